@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/policy"
@@ -29,21 +29,20 @@ func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *cont
 		b.refuse(err)
 		return
 	}
-	defer offer.close() // unless the ring takes it
+	defer offer.Close() // unless the ring takes it
 	if b.noPidfd != nil {
 		b.refuse(b.noPidfd)
 		return
 	}
-	p := newPeer(c, cred, b.process, b.takePidfd())
-	p.name = req.Name
+	p := engine.NewPeer(c, int(cred.Pid), int(cred.Uid), b.process, b.takePidfd(), req.Name)
 	if req.Op == control.OpWorker {
-		b.super.AwaitStart(p.pid)
+		b.super.AwaitStart(p.Pid)
 	}
-	a, err := b.attach(p, req, &offer)
+	a, err := b.attach(c, p, req, &offer)
 	if err != nil {
-		p.discard()
+		p.Discard()
 		switch {
-		case a != nil && errors.Is(err, errNeedsDevice):
+		case a != nil && errors.Is(err, engine.ErrNeedsDevice):
 			b.send(a.reply)
 		case errors.Is(err, status.ErrDraining) && b.isHandedOver():
 			// We hang up, and the peer finds the other broker.
@@ -61,36 +60,34 @@ func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *cont
 		why = "it did not take the attach reply"
 	} else {
 		b.models.settle(a.follower)
-		if a.worker != nil && b.super.AwaitsReady(p.pid) {
-			go b.awaitFirstLook(a.model.loop, a.worker)
+		if a.worker != nil && b.super.AwaitsReady(p.Pid) {
+			go b.awaitFirstLook(a.worker)
 		}
 		_ = c.SetReadDeadline(time.Time{})
 		var one [1]byte
 		if n, _ := c.Read(one[:]); n > 0 {
-			b.log.Warn("peer disconnected: it spoke after attaching", "pid", p.pid)
+			b.log.Warn("peer disconnected: it spoke after attaching", "pid", p.Pid)
 			why = "it spoke after attaching"
 		}
 	}
-	a.model.loop.do(func() { a.left(why) })
+	a.session.Leave(why)
 }
-
-var errDescriptors = fmt.Errorf("%w: it is the broker that has none", status.ErrNoDescriptors)
 
 // attachment is a session that has begun.
 type attachment struct {
 	model    *model
 	follower *follower // nil: it did not ask for an alias
 	reply    *control.Reply
-	fds      []int            // for the peer; to be closed once they were sent
-	left     func(why string) // to be called on the model's loop
-	worker   *workerSession   // nil: it is a client's; its loop's
+	fds      []int // for the peer; to be closed once they were sent
+	session  interface{ Leave(why string) }
+	worker   *engine.WorkerSession // nil: it is a client's
 }
 
 // attach finds or makes the model, opens the session, and has the model's loop
-// take it. Only the last step is done on that loop. On an error what p has is
-// still the caller's; with errNeedsDevice the attachment has a reply only.
-func (b *Broker) attach(p *peer, req *control.Request, offer *deviceMemory) (a *attachment, err error) {
-	m, s, f, err := b.modelFor(req, p)
+// take it. On an error the caller still has everything of p. With ErrNeedsDevice
+// the attachment has a reply only.
+func (b *Broker) attach(conn *net.UnixConn, p *engine.Peer, req *control.Request, offer *engine.DeviceMemory) (a *attachment, err error) {
+	m, s, f, err := b.modelFor(req, conn, p.UID)
 	if err != nil {
 		return nil, err
 	}
@@ -100,172 +97,106 @@ func (b *Broker) attach(p *peer, req *control.Request, offer *deviceMemory) (a *
 			b.models.leave(m) // the session would have
 		}
 	}()
-	var desc batcher.Worker
-	if req.Op == control.OpClient {
-		if err = m.checkWindow(req.Window); err == nil {
-			err = m.ring.openClient(p, req.Window, req.Times)
-		}
-	} else {
-		desc, err = s.openWorker(p, req.Worker)
-	}
-	if err != nil {
-		return nil, err
-	}
-	var notes []string
-	if s != nil {
-		notes, err = s.differences(req)
-	}
-	if err != nil {
-		return nil, err
-	}
 	a = &attachment{model: m, follower: f, reply: b.reply()}
-	var c *clientSession
 	if req.Op == control.OpClient {
-		if c, err = m.reserve(p, req.Window); err != nil {
-			return nil, err
-		}
+		err = a.attachClient(p, req)
+	} else {
+		err = a.attachWorker(p, s, req, offer)
 	}
-	if !m.loop.do(func() { err = a.begin(p, c, s, req, desc, offer) }) {
-		err = status.ErrDraining
+	return a, err
+}
+
+// attachClient begins the session of a client.
+func (a *attachment) attachClient(p *engine.Peer, req *control.Request) error {
+	m := a.model
+	if err := m.checkWindow(req.Window); err != nil {
+		return err
 	}
-	if errors.Is(err, errNeedsDevice) {
-		a.reply.Needs = m.ring.need(&s.layout.Signature)
-		return a, err
+	if err := m.ring.OpenClient(p, req.Window, req.Times); err != nil {
+		return err
+	}
+	c, err := m.ring.Reserve(p, req.Window)
+	if err != nil {
+		return err
+	}
+	shared, err := m.ring.AttachClient(c, req.Times, req.Device)
+	if err != nil {
+		return err
+	}
+	info := a.describe(m.name, &m.layout.Signature, &shared)
+	info.FirstSlot, info.Window, info.FirstGen = c.Window()
+	info.Times, info.MaxRows, info.Policy = req.Times, m.ring.MaxRows(), m.policy()
+	a.session = c
+	return nil
+}
+
+// attachWorker begins the session of a worker.
+func (a *attachment) attachWorker(p *engine.Peer, s *stage, req *control.Request, offer *engine.DeviceMemory) error {
+	info := engine.WorkerInfo{
+		Depth: req.Worker.Depth, Lanes: req.Worker.Lanes, Weight: req.Worker.Weight, Pad: req.Worker.Pad, PadTo: req.Worker.PadTo,
+		GPU: req.Worker.GPU, RunOnce: req.Worker.RunOnce, Ragged: asksForRagged(req.Policy),
+	}
+	if err := s.OpenWorker(p, &info); err != nil {
+		return err
+	}
+	notes, err := s.differences(req)
+	if err != nil {
+		return err
+	}
+	w, shared, err := s.AttachWorker(p, info, offer)
+	if errors.Is(err, engine.ErrNeedsDevice) {
+		a.reply.Needs = &control.DeviceNeed{Bytes: a.model.layout.DeviceSize, Device: s.Signature().FirstOnDevice().Device()}
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
-	info := a.reply.Attached
-	if info.Policy, info.Notes = m.policy(), notes; s != nil {
-		info.Policy = s.policy()
-	}
+	reply := a.describe(s.Name(), s.Signature(), &shared)
+	reply.Depth, reply.WorkerID, reply.HandsOn, reply.Isolates = info.Depth, w.ID(), s.HandsOn(), !info.RunOnce
+	reply.Policy, reply.Notes = s.policy(), notes
+	a.session, a.worker = w, w
 	if len(notes) > 0 {
-		m.ring.log.Warn("worker asked for another policy than the model has", "worker", p.label(), "pid", p.pid, "differences", notes)
+		a.model.log.Warn("worker asked for another policy than the model has", "worker", p.Label(), "pid", p.Pid, "differences", notes)
 	}
-	return a, nil
+	return nil
+}
+
+// describe writes the part of the reply that clients and workers have in common.
+func (a *attachment) describe(name string, sig *tensor.Signature, shared *engine.Shared) *control.Attached {
+	l := a.model.layout
+	info := &control.Attached{
+		Model: name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs),
+		Slots: l.Slots, MaxBatch: l.MaxBatch, Geometry: l.Geometry,
+		PlanesSize: l.PlanesSize, BoardSize: l.BoardSize, SessionSize: shared.SessionSize,
+	}
+	if a.model.isPipeline {
+		for i := range l.Planes {
+			info.Planes = append(info.Planes, l.Planes[i].Spec.String())
+		}
+	}
+	if shared.HasDevice {
+		info.DeviceSize, info.GPU = l.DeviceSize, shared.GPU
+	}
+	a.reply.Attached, a.fds = info, shared.FDs
+	return info
 }
 
 // policy is the stage's in force, as text; see model.policy.
-func (s *stage) policy() policy.Policy { return s.inForce.Load().Policy(s.layout.Signature.Inputs) }
+func (s *stage) policy() policy.Policy { return s.InForce().Policy(s.Signature().Inputs) }
 
 // differences are how the model's policy differs from what a worker asks for,
 // a sentence each.
 func (s *stage) differences(req *control.Request) (notes []string, err error) {
-	list, err := policy.Policy(req.Policy).Differences(s.inForce.Load(), s.layout.Signature.Inputs)
+	list, err := policy.Policy(req.Policy).Differences(s.InForce(), s.Signature().Inputs)
 	for _, d := range list {
 		notes = append(notes, printable.Text(fmt.Sprintf("%s is %s, this worker asked for %s", d.Name, d.Is, d.Asked), 256))
 	}
 	return notes, err
 }
 
-// reserve gets a client its window, made new.
-func (m *model) reserve(p *peer, window int) (c *clientSession, err error) {
-	books := newBooks(window)
-	if !m.loop.do(func() { c, err = m.ring.reserveWindow(p, window, books) }) {
-		err = status.ErrDraining
-	}
-	if err == nil {
-		c.resetWindow()
-	}
-	return c, err
-}
-
-// begin is the part of attach that runs on the model's loop. c is the client
-// that attaches, whose window returns if it cannot; s the stage of a worker.
-func (a *attachment) begin(p *peer, c *clientSession, s *stage, req *control.Request, desc batcher.Worker, offer *deviceMemory) (err error) {
-	r := a.model.ring
-	defer func() {
-		if err != nil && c != nil {
-			r.takeBack(c)
-		}
-	}()
-	board := r.bseg.FD()
-	if req.Op == control.OpClient {
-		board = r.boardRO
-		if r.loop.draining {
-			return status.ErrDraining
-		}
-	}
-	name, sig := a.model.name, &r.layout.Signature
-	if s != nil {
-		name, sig = s.cfg.Name, &s.layout.Signature
-	}
-	device, err := r.takeDevice(sig, req, offer)
-	if err != nil {
-		return err
-	}
-	a.fds = []int{dup(r.planes.FD()), dup(board)}
-	defer func() {
-		if err != nil {
-			control.CloseFDs(a.fds)
-			closeFD(device)
-		}
-	}()
-	if a.fds[0] < 0 || a.fds[1] < 0 {
-		return errDescriptors
-	}
-	info := &control.Attached{
-		Model: name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs),
-		Slots: r.layout.Slots, MaxBatch: r.layout.MaxBatch, Geometry: r.layout.Geometry,
-		PlanesSize: r.layout.PlanesSize, BoardSize: r.layout.BoardSize, SessionSize: p.seg.Size(),
-	}
-	if r.isPipeline {
-		for i := range r.layout.Planes {
-			info.Planes = append(info.Planes, r.layout.Planes[i].Spec.String())
-		}
-	}
-	if device >= 0 {
-		info.DeviceSize, info.GPU = r.layout.DeviceSize, r.device.gpu
-	}
-	if s == nil {
-		if info.Times = req.Times; info.Times {
-			c.times = shm.NewClientTimes(p.seg, c.window)
-		}
-		if err := r.attachClient(c); err != nil {
-			return err
-		}
-		info.FirstSlot, info.Window, info.FirstGen = c.first, c.window, c.firstGen()
-		for _, s := range r.stages { // it goes through all of them
-			if s.most < r.layout.MaxBatch && (info.MaxRows == 0 || s.most < info.MaxRows) {
-				info.MaxRows = s.most
-			}
-		}
-		a.left = func(why string) { r.clientLeft(c, why) }
-	} else {
-		if s.settings.Ragged && !asksForRagged(req.Policy) {
-			return fmt.Errorf("%w: %q is ragged: its batches mix sizes, and this worker did not ask for that (ragged)", status.ErrInvalid, name)
-		}
-		w, err := s.attachWorker(p, *req.Worker, desc)
-		if err != nil {
-			return err
-		}
-		info.Depth, info.WorkerID, info.HandsOn = w.depth, uint32(w.id), s.next != nil
-		info.Isolates = !req.Worker.RunOnce
-		a.left = func(why string) { s.workerLost(w, why) }
-		a.worker = w
-	}
-	a.reply.Attached = info
-	session, doorbell := p.takeFDs()
-	if a.fds = append(a.fds, session, doorbell); device >= 0 {
-		a.fds = append(a.fds, device)
-	}
-	return nil
-}
-
-// dup lets a connection's goroutine send a descriptor that the loop may close
-// at any time.
-func dup(fd int) int {
-	n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
-	if err != nil {
-		return -1
-	}
-	return n
-}
-
 // modelFor finds the model, or makes it if a worker declares it. It stays
 // until the caller, or the session that it begins, leaves it. Of a worker it is
 // also the stage.
-func (b *Broker) modelFor(req *control.Request, p *peer) (*model, *stage, *follower, error) {
+func (b *Broker) modelFor(req *control.Request, conn *net.UnixConn, uid int) (*model, *stage, *follower, error) {
 	if req.Op == control.OpClient {
 		if b.models.drains() {
 			return nil, nil, nil, status.ErrDraining
@@ -274,10 +205,10 @@ func (b *Broker) modelFor(req *control.Request, p *peer) (*model, *stage, *follo
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		m, f, err := b.models.takeForClient(req.Model, signature, req.Follows, p.conn)
+		m, f, err := b.models.takeForClient(req.Model, signature, req.Follows, conn)
 		return m, nil, f, err
 	}
-	m, s, err := b.modelForWorker(req, p.uid)
+	m, s, err := b.modelForWorker(req, uid)
 	return m, s, nil, err
 }
 
@@ -308,7 +239,7 @@ func (b *Broker) modelForWorker(req *control.Request, uid int) (*model, *stage, 
 	if err != nil {
 		return nil, nil, err
 	}
-	if want := &s.layout.Signature; !sig.Equal(want) {
+	if want := s.Signature(); !sig.Equal(want) {
 		b.models.leave(m)
 		return nil, nil, fmt.Errorf("%w: %q is %s, the worker serves %s", status.ErrSignatureMismatch, req.Model, want, &sig)
 	}
@@ -393,8 +324,8 @@ func (b *Broker) make(m *model, mc ModelConfig) error {
 		return err
 	}
 	b.models.place(m)
-	if !m.loop.do(func() { m.loop.adopt(m.ring) }) {
-		m.ring.close()
+	if !m.loop.Do(func() { m.loop.Adopt(m.ring) }) {
+		m.ring.Close()
 		return status.ErrDraining
 	}
 	return nil

@@ -11,8 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -23,7 +22,7 @@ type Broker struct {
 	log       *slog.Logger
 	epoch     uint64
 	started   time.Time
-	loops     []*loop
+	loops     []*engine.Loop
 	models    *registry
 	listener  *listener
 	super     *supervise.Supervisor
@@ -36,7 +35,6 @@ type Broker struct {
 	applied   chan struct{} // closed when the processes are as the last Reload declared them; nil before the first
 	offenders offenders
 	users     *users
-	room      func(bytes int64) error // checkMemory; simulated worlds take no notice of this machine's
 	refusals  refusals
 	answering chan struct{} // has a place for each call that is being answered
 }
@@ -62,21 +60,29 @@ func New(cfg Config) (_ *Broker, err error) {
 	if err := checkKernel(); err != nil {
 		return nil, err
 	}
-	b := &Broker{cfg: cfg, log: quietly(cfg.Logger), users: newUsers(cfg.Limits, cfg.MaxClients), room: checkMemory, epoch: uint64(time.Now().UnixNano()), started: time.Now(), listening: make(chan struct{}), handedTo: make(chan struct{}), answering: make(chan struct{}, answersAtOnce)}
+	b := &Broker{
+		cfg:       cfg,
+		log:       quietly(cfg.Logger),
+		users:     newUsers(cfg.Limits, cfg.MaxClients),
+		epoch:     uint64(time.Now().UnixNano()),
+		started:   time.Now(),
+		listening: make(chan struct{}),
+		handedTo:  make(chan struct{}),
+		answering: make(chan struct{}, answersAtOnce),
+	}
 	defer func() {
 		if err != nil {
 			for _, l := range b.loops {
-				close(l.ended)
+				l.Abandon()
 			}
 			b.release()
 		}
 	}()
 	for i := range cfg.Loops {
-		l, err := newLoop(i, b)
+		l, err := engine.NewLoop(i, cfg.Alone, outside{b})
 		if err != nil {
 			return nil, err
 		}
-		l.parker.Alone, l.killPeer = cfg.Alone, b.killPeer
 		b.loops = append(b.loops, l)
 	}
 	b.models = newRegistry(b.epoch, b.loops)
@@ -92,7 +98,7 @@ func New(cfg Config) (_ *Broker, err error) {
 			return nil, err
 		}
 		b.models.place(m)
-		m.loop.adopt(m.ring) // which does not run yet
+		m.loop.Adopt(m.ring) // which does not run yet
 		b.models.publish(m, false)
 	}
 	if err := b.models.checkAliases(cfg.Aliases, nil); err != nil {
@@ -131,9 +137,8 @@ func (b *Broker) Serve(ctx context.Context) error {
 	failed := make(chan error, len(b.loops))
 	var running sync.WaitGroup
 	for _, l := range b.loops {
-		l.drained = func() { drained <- struct{}{} }
 		running.Go(func() {
-			if err := l.run(); err != nil {
+			if err := l.Run(func() { drained <- struct{}{} }); err != nil {
 				failed <- err
 			}
 		})
@@ -141,7 +146,7 @@ func (b *Broker) Serve(ctx context.Context) error {
 	defer running.Wait()
 	defer func() {
 		for _, l := range b.loops {
-			l.post(l.stop)
+			l.Stop()
 		}
 	}()
 	go b.accept()
@@ -179,15 +184,15 @@ func (b *Broker) stopClients(failed <-chan error) error {
 	}
 }
 
+// unservedPoll is how often a drain looks for models that have no worker.
+const unservedPoll = 100 * time.Millisecond
+
 // drain has the loops finish what was accepted.
 func (b *Broker) drain(drained <-chan struct{}, failed <-chan error) error {
 	b.log.Info("draining")
 	b.models.drain()
 	for _, l := range b.loops {
-		l.do(l.drain)
-	}
-	for _, l := range b.loops {
-		l.do(func() {}) // the round in which it was told to drain has ended
+		l.Drain()
 	}
 	over := time.After(b.cfg.DrainTime)
 	look := time.NewTicker(unservedPoll)
@@ -205,10 +210,10 @@ func (b *Broker) drain(drained <-chan struct{}, failed <-chan error) error {
 				grace, mayServe = 0, func(string) bool { return false }
 			}
 			for _, l := range b.loops {
-				l.post(func() {
-					l.endUnserved(grace, mayServe)
+				l.Post(func() {
+					l.EndUnserved(grace, mayServe)
 					if handed {
-						l.sendIdleClientsOn()
+						l.SendIdleClientsOn()
 					}
 				})
 			}
@@ -255,63 +260,6 @@ func (b *Broker) declaredWorkers() []supervise.Group {
 	return groups
 }
 
-func (b *Broker) offended(p process) { b.offenders.add(p) }
-
-func (b *Broker) workerCame(pid int, first bool) (spare bool) {
-	b.super.Attached(pid)
-	if first {
-		b.models.changes.note()
-		go b.models.evenOutAll() // not on the loop: it may move many clients
-	}
-	return b.super.RoleOf(pid)
-}
-
-func (b *Broker) workerLeft(pid int, withBatch, last bool) (replace bool) {
-	if last {
-		b.models.changes.note()
-		go b.models.evenOutAll()
-	}
-	return b.super.Left(pid, withBatch)
-}
-
-// killPeer ends a worker's process. Under MPS its kernels are ended first, which may take
-// seconds and is not done on the loop: a client that is killed while a kernel of it
-// runs breaks the contexts of the other workers.
-func (b *Broker) killPeer(p *peer) error {
-	if !b.super.UsesMPS(p.pid) {
-		return p.kill()
-	}
-	if err := p.signal(0); err != nil {
-		return err
-	}
-	fd := dup(p.pidfd)
-	if fd < 0 {
-		return p.kill()
-	}
-	go func() {
-		defer closeFD(fd)
-		b.super.TerminateClient(p.pid)
-		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
-	}()
-	return nil
-}
-
-// dropDevices gives the rings' device memory back after it was lost. Clients that have it
-// mapped are disconnected; the next worker allocates some, and they attach again.
-func (b *Broker) dropDevices() {
-	for _, l := range b.loops {
-		l.do(func() {
-			for r := range l.rings {
-				r.loseDevice()
-			}
-		})
-	}
-}
-
-func (b *Broker) workerFailed(pid int) (replaced bool) { return b.super.Replace(pid) }
-
-func (b *Broker) promoted(spare, lost int) { b.super.Promoted(spare, lost) }
-
 // release gives everything back: nothing of a broker outlives it. Its loops
 // have ended.
 func (b *Broker) release() {
@@ -321,9 +269,9 @@ func (b *Broker) release() {
 	b.conns.close() // first: who is just attaching touches a ring
 	b.refusals.close()
 	for _, l := range b.loops {
-		l.releaseRings()
+		l.ReleaseRings()
 	}
 	for _, l := range b.loops {
-		l.close()
+		l.Close()
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -101,9 +102,9 @@ func (b *conversation) handOver() error {
 	}
 	b.log.Info("another broker takes over: the lock is given up", "pid", b.cred.Pid)
 	b.listener.giveLock()
-	successor := dup(b.pidfd)
+	successor := engine.Dup(b.pidfd)
 	go func() {
-		defer closeFD(successor)
+		defer engine.CloseFD(successor)
 		b.awaitSuccessor(successor)
 	}()
 	return nil

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/alias"
+	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/policy"
@@ -75,6 +76,12 @@ const (
 	DefaultRingBytes = 1 << 30
 	minBatches       = 8
 )
+
+// MaxLoops bounds Config.Loops.
+const MaxLoops = 64
+
+// DefaultLoops is one loop for every two cores, eight at most.
+func DefaultLoops() int { return engine.DefaultLoops() }
 
 func (c *Config) fill() {
 	c.Socket = control.SocketPath(c.Socket)

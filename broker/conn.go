@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/alias"
+	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/policy"
@@ -60,7 +61,7 @@ func (b *Broker) accept() {
 			continue
 		case b.listener.reserve == nil && !b.listener.refillReserve():
 			b.log.Warn("connection refused: no file descriptors; raise the limit of open files (ulimit -n, LimitNOFILE)")
-			_ = control.Send(c, time.Now().Add(replyTime), b.refusal(errDescriptors)) // fits into the socket's empty buffer
+			_ = control.Send(c, time.Now().Add(replyTime), b.refusal(engine.ErrDescriptors)) // fits into the socket's empty buffer
 			_ = c.Close()
 			b.listener.refillReserve()
 			continue
@@ -92,18 +93,18 @@ func (b *Broker) receive(c *net.UnixConn) bool {
 	}
 	pidfd, noPidfd := b.peerPidfd(c, cred)
 	if shm.OutOfDescriptors(noPidfd) {
-		noPidfd = errDescriptors
+		noPidfd = engine.ErrDescriptors
 	}
 	m, err := b.users.enter(int(cred.Uid), processOf(pidfd, cred), may)
 	if err != nil {
-		closeFD(pidfd)
+		engine.CloseFD(pidfd)
 		b.log.Warn("connection refused: too many", "uid", cred.Uid, "pid", cred.Pid, "reason", err)
 		return refuse(cred.Uid, err)
 	}
 	_ = c.SetWriteBuffer(sendBuffer)
 	if !b.conns.add(c) {
 		m.leave()
-		closeFD(pidfd)
+		engine.CloseFD(pidfd)
 		_ = c.Close()
 		return false
 	}
@@ -112,7 +113,7 @@ func (b *Broker) receive(c *net.UnixConn) bool {
 		defer m.leave()
 		defer c.Close()
 		talk := &conversation{b, c, cred, may, m, pidfd, noPidfd}
-		defer func() { closeFD(talk.takePidfd()) }()
+		defer func() { engine.CloseFD(talk.takePidfd()) }()
 		talk.hold()
 	}()
 	return true

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -22,7 +23,7 @@ func checkKernel() error {
 	if err != nil {
 		return fmt.Errorf("%w: pidfds are refused (%w): the broker could not tell when a peer dies; it needs pidfd_open and pidfd_send_signal (Linux 5.3; in a container, a seccomp profile that allows them)", status.ErrInvalid, err)
 	}
-	defer closeFD(fd)
+	defer engine.CloseFD(fd)
 	if err := unix.PidfdSendSignal(fd, 0, nil, 0); err != nil {
 		return fmt.Errorf("%w: pidfd_send_signal is refused (%w): the broker could not kill a worker that hangs; it needs Linux 5.1, and in a container a seccomp profile that allows it", status.ErrInvalid, err)
 	}
@@ -39,7 +40,7 @@ func ownPidfd() (int, error) {
 	if perr != nil {
 		return -1, errors.Join(err, perr)
 	}
-	defer closeFD(pair[1])
+	defer engine.CloseFD(pair[1])
 	f := os.NewFile(uintptr(pair[0]), "pair")
 	defer f.Close()
 	c, cerr := net.FileConn(f)

@@ -29,7 +29,7 @@ func checkMemory(bytes int64) error {
 
 // checkRing refuses a ring that there is no memory for.
 func (b *Broker) checkRing(name string, layout *shm.Layout) error {
-	if err := b.room(layout.PlanesSize + layout.BoardSize); err != nil {
+	if err := checkMemory(layout.PlanesSize + layout.BoardSize); err != nil {
 		return fmt.Errorf("model %q: %w; lower its slots (now %d of %d bytes)", name, err, layout.Slots, layout.SlotBytes())
 	}
 	return nil

@@ -3,16 +3,21 @@
 package broker
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
-	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/internal/control"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/status"
+	"golang.org/x/sys/unix"
 )
 
 // fakeMPS stands in for nvidia-cuda-mps-control: it answers, and keeps a book of the clients
@@ -43,8 +48,15 @@ func TestUnderMPSTheKernelsOfAWorkerAreEndedBeforeItIsKilled(t *testing.T) {
 			t.Setenv("CUDA_MPS_PIPE_DIRECTORY", filepath.Join(dir, "none"))
 			s := serve(t, func(c *Config) { c.MPS = true }, worker())
 			first := s.until("the worker attaches", attached(1)).Models[0].Workers[0].Pid
-			stage := s.b.models.list()[0].ring.stages[0]
-			stage.loop.do(func() { stage.kill(stage.workers[0], "it is to be killed") })
+			pidfd, err := unix.PidfdOpen(first, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := engine.NewPeer(nil, first, os.Getuid(), engine.Process{}, pidfd, "worker")
+			defer p.Discard()
+			if err := (outside{s.b}).Kill(p); err != nil {
+				t.Fatal(err)
+			}
 			s.until("another one attaches", func(st stats.Broker) bool {
 				return attached(1)(st) && st.Models[0].Workers[0].Pid != first
 			})
@@ -55,26 +67,56 @@ func TestUnderMPSTheKernelsOfAWorkerAreEndedBeforeItIsKilled(t *testing.T) {
 	}
 }
 
+// say sends a request, and the descriptor if there is one, on a connection that lasts as
+// long as the test.
+func say(t *testing.T, socket string, req *control.Request, offer int) (*net.UnixConn, control.Reply) {
+	t.Helper()
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	deadline := time.Now().Add(patience)
+	req.Version = control.Version
+	var rep control.Reply
+	if err = control.Send(conn, deadline, req); err == nil && offer >= 0 {
+		err = control.SendOffer(conn, deadline, offer)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	fds, err := control.ReceiveReply(conn, deadline, &rep)
+	if err != nil {
+		t.Fatal(err)
+	}
+	control.CloseFDs(fds)
+	return conn, rep
+}
+
 // Clients of a ring in device memory that was lost attach again; the next worker brings new.
 func TestDeviceMemoryThatWasLostIsGivenUp(t *testing.T) {
 	s := serve(t, nil)
-	r := s.b.models.list()[0].ring
 	file, err := os.Open(os.DevNull) // as good as a driver's for the broker
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	r.loop.do(func() { r.device.fd = dup(int(file.Fd())) })
-	c, err := attach.Open(t.Context(), s.b.Socket(), shm.Memfd{}, &control.Request{Op: control.OpClient, Model: "m", Window: 1})
-	if err != nil {
-		t.Fatal(err)
+	info := &control.WorkerInfo{Inputs: []string{"x:f32[4]@device"}, Outputs: []string{"y:f32[4]"}, Depth: 1}
+	_, rep := say(t, s.b.Socket(), &control.Request{Op: control.OpWorker, Model: "d", Worker: info, GPU: "GPU-0"}, int(file.Fd()))
+	if rep.Code != 0 || rep.Attached == nil {
+		t.Fatalf("the worker is refused: %s", rep.Message)
 	}
-	defer c.Close()
+	client := control.Request{Op: control.OpClient, Model: "d", Window: 1, Device: true}
+	c, rep := say(t, s.b.Socket(), &client, -1)
+	if rep.Code != 0 || rep.Attached == nil {
+		t.Fatalf("the client is refused: %s", rep.Message)
+	}
 	s.b.super.Faulted()
-	c.Gone() // returns when the broker has hung up
-	r.loop.do(func() {
-		if r.device.fd >= 0 || len(r.clients) > 0 {
-			t.Errorf("it has descriptor %d and %d clients", r.device.fd, len(r.clients))
-		}
-	})
+	_ = c.SetReadDeadline(time.Now().Add(patience))
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("the client's connection: %v", err)
+	}
+	if _, rep = say(t, s.b.Socket(), &client, -1); rep.Code != uint8(status.ErrNoWorker) {
+		t.Errorf("another client: %d %s", rep.Code, rep.Message)
+	}
 }

@@ -5,6 +5,8 @@ package broker
 import (
 	"sync"
 	"time"
+
+	"github.com/ringbatch/ringbatch/broker/engine"
 )
 
 // offenders remembers, for a while, which processes were thrown out: one that
@@ -12,7 +14,7 @@ import (
 // does not keep the broker from its work.
 type offenders struct {
 	mu   sync.Mutex
-	last map[process]time.Time
+	last map[engine.Process]time.Time
 }
 
 const (
@@ -20,8 +22,8 @@ const (
 	offenderPause  = 100 * time.Millisecond
 )
 
-func (o *offenders) add(p process) {
-	if p == (process{}) { // one of many that look alike: the others did nothing
+func (o *offenders) add(p engine.Process) {
+	if p == (engine.Process{}) { // one of many that look alike: the others did nothing
 		return
 	}
 	o.mu.Lock()
@@ -33,13 +35,13 @@ func (o *offenders) add(p process) {
 		}
 	}
 	if o.last == nil {
-		o.last = map[process]time.Time{}
+		o.last = map[engine.Process]time.Time{}
 	}
 	o.last[p] = now
 }
 
 // pause is how long a process has to wait before it is attached.
-func (o *offenders) pause(p process) time.Duration {
+func (o *offenders) pause(p engine.Process) time.Duration {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if t, ok := o.last[p]; ok && time.Since(t) <= offenderMemory {

@@ -12,27 +12,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/status"
 )
-
-// process tells one process from another, also where their numbers do not: in
-// a PID namespace every peer from outside has the number 0. The zero value
-// stands for a process that cannot be told from others.
-type process struct {
-	inode uint64 // of its pidfd, where the kernel gives each process its own (Linux 6.9)
-	pid   int
-}
 
 // pidfsMagic is the type of the file system whose inodes are processes.
 const pidfsMagic = 0x50494446
 
 // processOf is the process of a pidfd, which may be -1.
-func processOf(pidfd int, cred *unix.Ucred) process {
-	p := process{pid: int(cred.Pid)}
+func processOf(pidfd int, cred *unix.Ucred) engine.Process {
+	p := engine.Process{Pid: int(cred.Pid)}
 	var fs unix.Statfs_t
 	var st unix.Stat_t
 	if pidfd >= 0 && unix.Fstatfs(pidfd, &fs) == nil && fs.Type == pidfsMagic && unix.Fstat(pidfd, &st) == nil {
-		p.inode = st.Ino
+		p.Inode = st.Ino
 	}
 	return p
 }
@@ -89,7 +82,7 @@ func openPidfd(cred *unix.Ucred) (int, error) {
 		err = unix.ESRCH
 	}
 	if err != nil {
-		closeFD(fd)
+		engine.CloseFD(fd)
 		return -1, err
 	}
 	return fd, nil

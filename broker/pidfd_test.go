@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -117,7 +118,7 @@ func TestAProcessOfAnotherUserIsNoPeer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	closeFD(fd)
+	engine.CloseFD(fd)
 	if _, err := openPidfd(&unix.Ucred{Pid: own.Pid, Uid: own.Uid + 1}); !errors.Is(err, status.ErrForbidden) {
 		t.Errorf("a process of another user: %v", err)
 	}

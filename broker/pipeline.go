@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/control"
@@ -240,8 +239,8 @@ func (m *ModelConfig) groups() []supervise.Group {
 
 // stageNamed finds a stage of a pipeline.
 func (m *model) stageNamed(name string) (*stage, error) {
-	for _, s := range m.ring.stages {
-		if s.cfgName == m.name+"/"+name {
+	for _, s := range m.stages {
+		if s.Name() == m.name+"/"+name {
 			return s, nil
 		}
 	}
@@ -250,21 +249,19 @@ func (m *model) stageNamed(name string) (*stage, error) {
 
 // stageNames are those by which workers attach.
 func (m *model) stageNames() (names []string) {
-	for _, s := range m.ring.stages {
-		names = append(names, s.cfgName)
+	for _, s := range m.stages {
+		names = append(names, s.Name())
 	}
 	return names
 }
 
 // only is the stage of a model that is no pipeline.
 func (m *model) only() (*stage, error) {
-	if m.isPipeline() {
+	if m.isPipeline {
 		return nil, fmt.Errorf("%w: %q is a pipeline; name one of its stages: %s", status.ErrInvalid, m.name, strings.Join(m.stageNames(), ", "))
 	}
-	return m.ring.stages[0], nil
+	return m.stages[0], nil
 }
-
-func (m *model) isPipeline() bool { return m.ring.isPipeline }
 
 // shape is what must agree where a pipeline is declared twice.
 func (m *ModelConfig) shape() string {
@@ -276,23 +273,10 @@ func (m *ModelConfig) shape() string {
 	return b.String()
 }
 
-// look copies what a snapshot needs of the whole pipeline.
-func (r *ring) look(v *view) {
-	v.now = r.loop.now
-	v.stats = *r.whole
-	v.stats.sizes, v.stats.deaths = nil, nil
-	v.copySeconds()
-	v.stats.roll(v.now, 0)
-	v.out = stats.Model{
-		Slots: r.layout.Slots, SlotsFree: r.windows.free, Clients: len(r.clients), Loop: r.loop.number, UptimeS: time.Since(r.stages[0].since).Seconds(),
-		SlotsQueued: r.rows[queued], SlotsRunning: r.rows[running], SlotsHeld: r.rows[held], Workers: []stats.Worker{},
-	}
-}
-
 // sum completes the line of a pipeline with what its stages count. Batches are
 // theirs, and so are the workers; the rows are those of the first.
 func (m *model) sum(whole stats.Model, stages []stats.Model) stats.Model {
-	whole.Name, whole.Signature, whole.Stages = m.name, m.signature, m.stageNames()
+	whole.Name, whole.Signature, whole.Stages, whole.Policy = m.name, m.signature, m.stageNames(), m.policy()
 	whole.MaxBatchSize = m.inForce().MaxBatchSize
 	whole.Learned = stats.Learned{Costs: []stats.LearnedCost{}, Tried: []stats.TriedWait{}}
 	whole.NotReady = ""

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -64,7 +65,7 @@ func (m *ModelConfig) plan() (p plan, err error) {
 	if p.layout, err = m.lay(p.settings.Slots, most); err != nil {
 		return p, err
 	}
-	if err := checkPrivate(&p.settings, p.layout.DeviceSize); err != nil {
+	if err := engine.CheckPrivate(&p.settings, p.layout.DeviceSize); err != nil {
 		return p, err
 	}
 	for i := range p.stages {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -29,14 +30,14 @@ type registry struct {
 	mu       sync.Mutex
 	models   map[string]*model
 	aliases  map[string]*aliasEntry // no name is in both
-	loops    []*loop
-	load     map[*loop]int // rings, and their sessions
+	loops    []*engine.Loop
+	load     map[*engine.Loop]int // rings, and their sessions
 	draining bool
 	changes  changes
 }
 
-func newRegistry(epoch uint64, loops []*loop) *registry {
-	return &registry{models: map[string]*model{}, aliases: map[string]*aliasEntry{}, loops: loops, load: map[*loop]int{}, changes: changes{count: epoch}}
+func newRegistry(epoch uint64, loops []*engine.Loop) *registry {
+	return &registry{models: map[string]*model{}, aliases: map[string]*aliasEntry{}, loops: loops, load: map[*engine.Loop]int{}, changes: changes{count: epoch}}
 }
 
 // takeStage finds a model or a stage of a pipeline (PIPELINE/STAGE) and keeps
@@ -62,7 +63,7 @@ func (g *registry) findStage(name string) (*model, *stage, error) {
 		return m, s, err
 	}
 	if i := strings.LastIndexByte(name, '/'); i > 0 {
-		if m := g.wait(name[:i]); m != nil && m.isPipeline() {
+		if m := g.wait(name[:i]); m != nil && m.isPipeline {
 			s, err := m.stageNamed(name[i+1:])
 			return m, s, err
 		}
@@ -123,7 +124,7 @@ func (g *registry) checkStages(mc *ModelConfig) error {
 		}
 	}
 	if i := strings.LastIndexByte(mc.Name, '/'); i > 0 {
-		if p := g.models[mc.Name[:i]]; p != nil && p.made == nil && p.isPipeline() && slices.Contains(p.stageNames(), mc.Name) {
+		if p := g.models[mc.Name[:i]]; p != nil && p.made == nil && p.isPipeline && slices.Contains(p.stageNames(), mc.Name) {
 			return fmt.Errorf("%w: model %q: that is the name of a stage of the pipeline %q", status.ErrInvalid, mc.Name, p.name)
 		}
 	}
@@ -160,7 +161,8 @@ func (g *registry) place(m *model) {
 		}
 	}
 	g.load[least]++
-	m.serveOn(least)
+	m.loop = least
+	m.ring.ServeOn(least)
 }
 
 // publish lets everybody have a model that its loop has adopted. A dynamic
@@ -202,10 +204,10 @@ func (g *registry) leave(m *model) {
 		delete(g.models, m.name)
 		g.load[m.loop]--
 		g.changes.note()
-		m.loop.post(func() {
-			m.loop.forget(m.ring)
+		m.loop.Post(func() {
+			m.loop.Forget(m.ring)
 			m.undeclare()
-			m.ring.log.Info("model forgotten: its last worker and client left")
+			m.log.Info("model forgotten: its last worker and client left")
 		})
 	}
 }

@@ -5,6 +5,8 @@ package broker
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -13,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/policy"
@@ -148,7 +151,8 @@ func TestModelsComeAndGoWhileEverybodyAttaches(t *testing.T) {
 		}
 		e.s.b.models.mu.Unlock()
 		for _, l := range e.s.b.loops {
-			l.do(func() { rings += len(l.rings) })
+			work, _ := l.Snapshot()
+			rings += work.Models
 		}
 		return users == 0 && load == 1 && rings == 1
 	})
@@ -254,5 +258,77 @@ func TestAModelIsMadeByOneAndAwaitedByOthers(t *testing.T) {
 	if _, _, err := g.takeStage("x"); !errors.Is(err, status.ErrUnknownModel) {
 		t.Errorf("after the last has left: %v", err)
 	}
-	s.until("its ring is gone", func(stats.Broker) bool { closed := false; m.loop.do(func() { closed = m.ring.closed }); return closed })
+	s.until("its ring is gone", func(stats.Broker) bool { return !m.ring.Do(func() {}) })
+}
+
+func TestABrokerAnswersItsOwnProcessFromAnyGoroutine(t *testing.T) {
+	s := serve(t, nil)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for range 100 {
+				if st := s.b.Snapshot(); len(st.Models) != 1 {
+					t.Errorf("%d models", len(st.Models))
+				}
+			}
+		}()
+	}
+	wg.Wait()
+	s.end()
+	if st := s.b.Snapshot(); len(st.Models) != 0 {
+		t.Error("a broker that has ended still answers")
+	}
+	if err := s.b.Reload(Config{}); !errors.Is(err, status.ErrDraining) {
+		t.Errorf("reload of a broker that has ended: %v", err)
+	}
+}
+
+// Models go to the loop with the fewest rings and sessions.
+func TestModelsGoToTheLoopWithTheLeastToDo(t *testing.T) {
+	b := &Broker{cfg: Config{Memory: shm.Unshared{}}, log: slog.New(slog.DiscardHandler)}
+	for i := range 3 {
+		l, err := engine.NewLoop(i, false, outside{b})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		defer l.ReleaseRings()
+		b.loops = append(b.loops, l)
+	}
+	b.models = newRegistry(1, b.loops)
+	var models []*model
+	add := func() {
+		mc := ModelConfig{Name: fmt.Sprint("m", len(models))}
+		if err := mc.ParseTensors([]string{"x:i64[1]"}, []string{"y:i64[1]"}, nil); err != nil {
+			t.Fatal(err)
+		}
+		m, _, err := b.models.reserve(mc.Name)
+		if err == nil {
+			err = m.build(b, mc)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.models.place(m)
+		m.loop.Adopt(m.ring)
+		b.models.publish(m, false)
+		models = append(models, m)
+	}
+	on := func(i int) int { return slices.Index(b.loops, models[i].loop) }
+	for range 4 {
+		add()
+	}
+	if on(0) != 0 || on(1) != 1 || on(2) != 2 || on(3) != 0 {
+		t.Fatalf("models are on loops %d %d %d %d", on(0), on(1), on(2), on(3))
+	}
+	for _, m := range []*model{models[1], models[1], models[1], models[2]} {
+		b.models.join(m)
+	}
+	add()
+	add()
+	if on(4) != 0 || on(5) != 2 {
+		t.Errorf("with loads 2, 4, 2 models went to loops %d and %d", on(4), on(5))
+	}
 }

@@ -58,7 +58,7 @@ func (b *Broker) Reload(cfg Config) (err error) {
 			}
 			undo = append(undo, func() {
 				b.models.abandon(m)
-				m.loop.post(func() { m.loop.forget(m.ring) })
+				m.loop.Post(func() { m.loop.Forget(m.ring) })
 			})
 			finish = append(finish, func() {
 				b.models.publish(m, false)
@@ -138,11 +138,11 @@ func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore 
 			f()
 		}
 	}
-	if m.isPipeline() {
+	if m.isPipeline {
 		stays = ringChanges(mc, m)
 	}
 	for i := range p.stages {
-		changes, back, err := m.reloadStage(m.ring.stages[i], p.stages[i].cfg)
+		changes, back, err := m.reloadStage(m.stages[i], p.stages[i].cfg)
 		if err != nil {
 			restore()
 			return nil, nil, err

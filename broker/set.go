@@ -3,8 +3,6 @@
 package broker
 
 import (
-	"fmt"
-
 	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
@@ -20,7 +18,7 @@ func (b *Broker) set(name string, p policy.Policy) error {
 		return err
 	}
 	defer b.models.leave(m)
-	if m.isPipeline() {
+	if m.isPipeline {
 		if err := checkStageKeys(p); err != nil {
 			return err
 		}
@@ -33,54 +31,25 @@ func (b *Broker) set(name string, p policy.Policy) error {
 }
 
 // change makes another configuration of the present one and takes it into
-// force. Texts are read here, not on the loop, however long they are; if
-// somebody else was quicker, they are read again.
+// force. Texts are read here, not on the loop, however long they are.
 func (m *model) change(s *stage, edit func(now ModelConfig, settings *policy.Settings) (ModelConfig, error)) error {
-	for {
-		var now ModelConfig
-		var settings policy.Settings
-		var seen int
-		if !m.do(func() { now, settings, seen = s.cfg, s.settings, s.changes }) {
-			return status.ErrDraining
-		}
-		next, err := edit(now, &settings)
-		if err != nil {
-			return err
-		}
-		force, err := next.Policy.Resolve(next.Signature.Inputs)
-		if err != nil {
-			return err
-		}
-		again := false
-		if !m.do(func() {
-			if again = s.changes != seen; !again {
-				err = s.reconfigure(next, force)
-			}
-		}) {
-			return status.ErrDraining
-		}
-		if !again {
-			return err
-		}
-	}
-}
-
-// reconfigure takes a new policy into force, or refuses it.
-func (s *stage) reconfigure(next ModelConfig, settings policy.Settings) error {
-	settings.Slots = s.settings.Slots
-	if most := s.most; settings.MaxBatchSize > most {
-		return fmt.Errorf("%w: max_batch_size is %d, the ring was made for %d", status.ErrInvalid, settings.MaxBatchSize, most)
-	}
-	if err := checkPrivate(&settings, s.layout.DeviceSize); err != nil {
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	next, err := edit(s.cfg, s.InForce())
+	if err != nil {
 		return err
 	}
-	if err := s.apply(settings); err != nil {
+	force, err := next.Policy.Resolve(next.Signature.Inputs)
+	if err != nil {
 		return err
 	}
-	s.cfg, s.settings = next, settings
-	s.changes++
-	s.inForce.Store(&settings)
-	s.leaseEnd = s.loop.now // to be looked at anew
+	if !m.ring.Do(func() { err = s.SetPolicy(force) }) {
+		return status.ErrDraining
+	}
+	if err != nil {
+		return err
+	}
+	s.cfg = next
 	s.log.Info("policy changed", "policy", printable.Text(next.Policy.String(), 1024))
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -21,7 +22,7 @@ type users struct {
 	calls     int // of conns, those that only administrators get
 	room      int // bytes of long requests and replies under way
 	users     map[int]*account
-	processes map[process]int // connections
+	processes map[engine.Process]int // connections
 }
 
 // account is what one user has.
@@ -82,7 +83,7 @@ const (
 )
 
 func newUsers(l Limits, maxClients int) *users {
-	return &users{limits: l, most: maxClients, users: map[int]*account{}, processes: map[process]int{}}
+	return &users{limits: l, most: maxClients, users: map[int]*account{}, processes: map[engine.Process]int{}}
 }
 
 // share is one user's part of what there is n of.
@@ -108,12 +109,12 @@ func (u *users) settle(a *account) {
 type member struct {
 	users   *users
 	uid     int
-	process process
+	process engine.Process
 	calls   error // not nil: it may call, not attach, for this reason
 }
 
 // enter counts a connection, or says why there is no room for it.
-func (u *users) enter(uid int, p process, may Permissions) (*member, error) {
+func (u *users) enter(uid int, p engine.Process, may Permissions) (*member, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	var why error
@@ -123,7 +124,7 @@ func (u *users) enter(uid int, p process, may Permissions) (*member, error) {
 		why = fmt.Errorf("%w: max_clients is %d", status.ErrTooManyConnections, u.most)
 	case a.conns >= userMost:
 		why = fmt.Errorf("%w: uid %d has %d connections, and one user may have %d (user_share is %d %% of max_clients, %d)", status.ErrTooManyConnections, uid, a.conns, userMost, u.limits.UserShare, u.most)
-	case p != process{} && u.processes[p] >= u.limits.MaxProcessClients:
+	case p != engine.Process{} && u.processes[p] >= u.limits.MaxProcessClients:
 		why = fmt.Errorf("%w: this process has %d connections; max_process_clients is %d", status.ErrTooManyConnections, u.processes[p], u.limits.MaxProcessClients)
 	}
 	m := &member{users: u, uid: uid, process: p}
@@ -137,7 +138,7 @@ func (u *users) enter(uid int, p process, may Permissions) (*member, error) {
 	}
 	u.conns++
 	a.conns++
-	if p != (process{}) {
+	if p != (engine.Process{}) {
 		u.processes[p]++
 	}
 	return m, nil

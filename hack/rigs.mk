@@ -52,7 +52,7 @@ chaos-short: chaos-build
 torture-build: chaos-build
 	commit=$$(git describe --always --abbrev=12 --dirty=+changes --exclude '*') && CGO_ENABLED=0 \
 	  go build -ldflags "-X github.com/ringbatch/ringbatch/internal/torture.Commit=$$commit" -o bin/torture ./cmd/torture
-	CGO_ENABLED=0 go test -c -o bin/broker.test ./broker
+	CGO_ENABLED=0 go test -c -o bin/engine.test ./broker/engine
 	CGO_ENABLED=0 go test -c -o bin/batcher.test ./broker/batcher
 
 # the long runs: about three hours on 2 cores; writes docs/results/torture.md

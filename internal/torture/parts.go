@@ -43,7 +43,7 @@ var Parts = []Part{
 	{"brokers", "broker restarts", 5_000, 250, 2, "SIGKILL of the broker under load, and its restart", campaign("brokers")},
 	{"stops", "stopped workers", 5_000, 500, 2, "SIGSTOP of workers past their lease, then SIGCONT", campaign("stops")},
 	{"poison", "batches", 20_000, 2_000, 2, "1 to 10 % of the inputs kill the worker that runs them", campaign("poison")},
-	{"simulation", "seeds", 1_000_000, 20_000, 1, "the broker's core in simulated worlds: deaths, hangs, delays, nonsense", seeds("broker.test", "Simulated", "-seeds")},
+	{"simulation", "seeds", 1_000_000, 20_000, 1, "the broker's core in simulated worlds: deaths, hangs, delays, nonsense", seeds("engine.test", "Simulated", "-seeds")},
 	{"schedules", "seeds", 1_000_000, 50_000, 0, "the batcher against its reference", seeds("batcher.test", "RandomSchedules", "-schedules")},
 	{"signals", "signals", 1_000_000, 100_000, 0, "SIGURG, SIGPROF, SIGUSR1 and SIGCHLD to everybody", campaign("signals")},
 	{"hostile", "mutations", 1_000_000_000, 250_000_000, 0, "an attached process that breaks every rule", campaign("hostile")},

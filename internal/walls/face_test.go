@@ -110,3 +110,23 @@ func receiverIsExported(e ast.Expr) bool {
 		}
 	}
 }
+
+// The engine knows no socket and no configuration.
+func TestTheEngineImportsNeitherSocketsNorConfiguration(t *testing.T) {
+	files, err := filepath.Glob("../../broker/engine/*.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	for _, path := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, spec := range file.Imports {
+			switch full, _ := strconv.Unquote(spec.Path.Value); strings.TrimPrefix(full, "github.com/ringbatch/ringbatch/") {
+			case "net", "internal/control", "internal/attach", "broker", "broker/configfile", "broker/supervise":
+				t.Errorf("%s imports %s", path, full)
+			}
+		}
+	}
+}

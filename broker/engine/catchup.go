@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// Only here the books follow the answers of living workers. A worker
+// answers its client first and tells the broker after, so a client may act on
+// an answer that the broker has not heard of. Therefore the broker catches up
+// before it judges commits, and before it decides. No peer is evicted on the way: see
+// outcomes.go.
+
+// fewWorkers is how many busy workers are asked each time a client is read;
+// more of them are asked once per round.
+const fewWorkers = 16
+
+// catchUpForClient is catchUp before a client is read.
+func (s *Stage) catchUpForClient() {
+	if s.caughtUp != s.loop.round || len(s.busy) <= fewWorkers {
+		s.catchUp()
+	}
+}
+
+// catchUp reads the "done" messages of all workers that have batches.
+func (s *Stage) catchUp() {
+	s.caughtUp = s.loop.round
+	for i := len(s.busy) - 1; i >= 0; i-- { // from behind: drainDone takes w out
+		s.drainDone(s.busy[i])
+	}
+}
+
+// catchUpWithCommits is for entries of a client: the slots that its commits use again, and its
+// last request, which the commits most often follow upon. The client wrote the entries
+// after it saw the answers, and the loop took them before it looks at the board here. So
+// the books follow at least as far as the client saw.
+//
+// Only commits are followed upon. A worker may die after an answer and before it rings,
+// and once the books have followed, the broker does not ring either. The client looks at
+// all its answers when the commit ends, at the latest.
+func (r *Ring) catchUpWithCommits(c *ClientSession, entries []shm.Commit) {
+	for i := range entries {
+		e := &entries[i]
+		if e.Kind != shm.KindCommit {
+			continue
+		}
+		r.followSlot(c.last)
+		if !c.owns(e) {
+			continue
+		}
+		for s := e.Slot; s < e.Slot+r.rowsOf(e); s++ {
+			r.followSlot(s)
+		}
+	}
+}
+
+// followSlot follows the request that a slot is part of, if there is one.
+func (r *Ring) followSlot(s uint32) {
+	if info := r.slot(s); info.state != idle {
+		r.followRequest(info.head)
+	}
+}
+
+// followRequest frees a request that its worker has answered, whether that worker's
+// "done" is there already or only the word on the board. (A held one can be
+// such a one too: then the worker was quicker than what wanted to end it.)
+//
+// In docs/model: Follow in ReadCommit.
+func (r *Ring) followRequest(head uint32) {
+	info := r.slot(head)
+	if !info.isWithWorker() {
+		return
+	}
+	gen := info.gen
+	info.stage.drainDone(info.worker)
+	if !info.isWithWorker() || info.gen != gen {
+		return
+	}
+	r.followBoard(head)
+}
+
+// followBoard is followRequest after the "done" messages of its worker were read.
+func (r *Ring) followBoard(head uint32) {
+	info := r.slot(head)
+	w := r.board.Word(head)
+	if w.Generation() != info.gen || w.Held() {
+		return
+	}
+	if info.state == held || w.Status() != status.OK {
+		info.worker.countUnanswered(info.batch)
+	}
+	if info.state == running { // the end of a held one was counted
+		info.stage.countAnswered(info, w.Status())
+	}
+	info.stage.batcher.Ended(batcher.RequestID(head))
+	r.freeRequest(head)
+}
+
+// catchUpForClient is stage.catchUpForClient for all stages.
+func (r *Ring) catchUpForClient() {
+	for i, s := range r.stages {
+		if i == 0 || len(s.busy) > 0 {
+			s.touch()
+			s.catchUpForClient()
+		}
+	}
+}
+
+// countAnswered counts a request whose worker has answered it but has not said when
+// it ran.
+func (s *Stage) countAnswered(info *slotInfo, st status.Code) {
+	s.stats.countAnswered(info, st, s.loop.now)
+	if s.ring.whole != nil {
+		s.ring.whole.countEnd(st)
+		s.ring.whole.total.Add(time.Duration(s.loop.now - info.commit.Committed))
+	}
+	if s.recorder.takesMore() && info.worker != nil { // nil: a worker answered a request that no worker had
+		rec := s.ring.board.Record(info.head) // it wrote that before it answered
+		started := min(max(rec.Started, info.dispatched), s.loop.now)
+		s.recordRequest(info, st, started, min(max(rec.Finished, started), s.loop.now))
+	}
+}
+
+// drainDone reads the worker's "done" messages, and frees the slots of its batches.
+//
+// In docs/model: DrainDone, FinishRequest.
+func (s *Stage) drainDone(w *WorkerSession) {
+	if w.faults.has(brokeProtocol) {
+		return
+	}
+	n, err := w.done.Pending()
+	if n == 0 && err == nil {
+		return
+	}
+	for range n {
+		var d shm.Done
+		w.done.Take(&d)
+		if err = s.finishBatch(w, &d); err != nil {
+			break
+		}
+	}
+	w.done.Give()
+	s.followLanesOf(w)
+	switch {
+	case err != nil:
+		w.faults |= brokeProtocol
+		s.loop.collectOutcome(outcome{kind: brokeRules, worker: w, err: err})
+	case w.isDoneAtLast():
+		s.loop.collectOutcome(outcome{kind: doneAtLast, worker: w})
+	}
+}
+
+// finishBatch takes one batch off a worker's hands.
+func (s *Stage) finishBatch(w *WorkerSession, d *shm.Done) error {
+	for i, p := range w.mails {
+		if p.batch != d.Batch {
+			continue
+		}
+		s.setMails(w, append(w.mails[:i], w.mails[i+1:]...))
+		started := min(max(d.Started, p.posted), s.loop.now)
+		finished := min(max(d.Finished, started), s.loop.now)
+		var failed *failure
+		if d.Whole != 0 {
+			failed = &failure{by: w}
+		}
+		for _, q := range p.requests {
+			again := failed != nil && s.retryFailedRequest(q, p, failed)
+			if again || !s.finishRequest(q, p.batch, started, finished) {
+				p.unanswered++
+			}
+		}
+		if p.unanswered == len(p.requests) {
+			s.batcher.Unanswered(w.id, batcher.BatchID(p.batch))
+		}
+		if i == 0 && len(w.mails) > 0 {
+			w.mails[0].begun = max(w.mails[0].begun, finished)
+		}
+		s.batchEnded(w, failed != nil, p.unanswered < len(p.requests))
+		w.batches++
+		w.computed += time.Duration(finished - started)
+		s.stats.seconds.spreadComputed(started, finished)
+		s.recent.addBatch(batchRecord{
+			worker: int32(w.id), rows: p.rows, requests: uint32(len(p.requests)), posted: p.posted, started: started, finished: finished,
+		})
+		s.batcher.BatchDone(w.id, batcher.BatchID(p.batch), batcher.Time(started), batcher.Time(finished))
+		w.spare = append(w.spare, p)
+		return nil
+	}
+	return fmt.Errorf("%w: done with batch %d, which it does not have", status.ErrProtocol, d.Batch)
+}
+
+// stillHas reports whether a mailed request still is what its batch was given: it
+// may have ended early, and its slots may be part of another request.
+func (r *Ring) stillHas(q mailed, batch uint64) bool {
+	info := r.slot(q.head)
+	return info.head == q.head && info.gen == q.gen && info.batch == batch && info.isWithWorker()
+}
+
+// countUnanswered counts a request of one of its batches that has no result.
+func (w *WorkerSession) countUnanswered(batch uint64) {
+	for _, p := range w.mails {
+		if p.batch == batch {
+			p.unanswered++
+		}
+	}
+}
+
+// finishRequest frees the slots of one request of a finished batch, or hands
+// them on to the next stage, unless they have moved on already (see followRequest).
+// False: it has no result.
+func (s *Stage) finishRequest(q mailed, batch uint64, started, finished int64) bool {
+	r := s.ring
+	info := r.slot(q.head)
+	if !r.stillHas(q, batch) {
+		return true // or counted in follow
+	}
+	if info.worker.state.isGivenUp() {
+		s.batcher.Ended(batcher.RequestID(q.head))
+	}
+	if info.state == held {
+		r.reclaimRequest(q.head)
+		return false
+	}
+	answered := false
+	switch w := r.board.Word(q.head); {
+	case w.Generation() == q.gen:
+		answered = w.Status() == status.OK
+		s.countFinished(info, w.Status(), started, finished, false)
+	case s.next != nil:
+		s.handOnRequest(q.head, started, finished)
+		return true
+	default:
+		// The worker says it is done but never answered: somebody must.
+		r.endRequest(q.head, status.ErrFailed, "the worker ended the batch without answering this request", false)
+	}
+	r.freeRequest(q.head)
+	return answered
+}
+
+// handOnRequest gives a request that a stage is done with to the next one, in the same
+// slots: nothing is copied, and its client waits on.
+//
+// The place in docs/model where it would be: FinishRequest, which frees the
+// slots where there is no next stage.
+func (s *Stage) handOnRequest(head uint32, started, finished int64) {
+	r, n := s.ring, s.next
+	info := r.slot(head)
+	s.countFinished(info, status.OK, started, finished, true)
+	r.settleTrouble(head, status.OK)
+	r.setSlots(head, queued)
+	info.stage, info.worker, info.arrived = n, nil, s.loop.now
+	n.touch()
+	code := n.takeRequest(info)
+	if code != status.OK {
+		r.endRequest(head, code, "", false)
+		r.freeRequest(head)
+	}
+}

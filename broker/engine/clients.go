@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// ClientSession is one attached client.
+type ClientSession struct {
+	*Peer
+	ring    *Ring
+	first   uint32 // its window
+	window  int
+	commits shm.Consumer[shm.Commit]
+	times   shm.ClientTimes // read by the recorder
+	last    uint32          // where its last request began
+	busy    int             // requests queued, running or held
+	state   clientState     // changed by moveTo only
+	unread  bool            // on its ring's list of those whose turn comes
+	latest  uint32          // the latest generation that it used
+}
+
+// owns says whether a commit's slots are all inside the client's window.
+func (c *ClientSession) owns(e *shm.Commit) bool {
+	return e.Rows >= 1 && e.Slot >= c.first && uint64(e.Slot)+uint64(e.Rows) <= uint64(c.first)+uint64(c.window)
+}
+
+// OpenClient makes the session of a client, before it is attached: not on the
+// loop, since its cost grows with the window.
+func (r *Ring) OpenClient(p *Peer, window int, times bool) error {
+	if window < 0 || window > r.layout.Slots {
+		return fmt.Errorf("%w: window of %d slots, the ring has %d; ask for fewer, or raise the model's slots",
+			status.ErrRingFull, window, r.layout.Slots)
+	}
+	if window == 0 { // chosen later, and as small a session does for every window up to this
+		window = DefaultWindow
+	}
+	return p.openSession(r, shm.KindClient, shm.ClientSegmentSize(window, times))
+}
+
+// Attaching takes three steps, so that none on the loop grows with the window:
+//
+//	reserveWindow  on the loop: the window is this client's, and not yet looked at
+//	resetWindow    away from it
+//	attachClient   on the loop
+//
+// newBooks is made before, for a window of that size: it is not known which
+// chunks are missing, but how many can be.
+func newBooks(window int) (chunks [][]slotInfo) {
+	for n := chunkSlots; n < window+chunkSlots && window > chunkSlots; n += chunkSlots {
+		chunks = append(chunks, make([]slotInfo, chunkSlots))
+	}
+	return chunks
+}
+
+// reserveWindow leases a window to a client whose session is open. On an error
+// the session is still the caller's.
+func (r *Ring) reserveWindow(p *Peer, window int, chunks [][]slotInfo) (*ClientSession, error) {
+	first, window, err := r.leaseWindow(p.UID, window)
+	if err != nil {
+		return nil, err
+	}
+	r.leased[p.UID] += window
+	for k := int(first) / chunkSlots; k <= (int(first)+window-1)/chunkSlots; k++ {
+		if r.books[k] != nil {
+			continue
+		}
+		if n := len(chunks); n > 0 {
+			r.books[k], chunks = chunks[n-1], chunks[:n-1]
+		} else {
+			r.books[k] = make([]slotInfo, chunkSlots)
+		}
+	}
+	c := &ClientSession{Peer: p, ring: r, first: first, window: window, last: first, latest: r.base}
+	c.commits = shm.NewConsumer(shm.CommitRing(p.seg, window))
+	return c, nil
+}
+
+// resetWindow makes the slots new. All of them start from one generation, later
+// than any that a former owner used.
+func (c *ClientSession) resetWindow() {
+	for s := c.first; s < c.first+uint32(c.window); s++ {
+		*c.ring.slot(s) = slotInfo{gen: c.latest}
+		c.ring.board.Reset(s, c.latest)
+	}
+}
+
+// attachClient lets a client that has a window commit.
+func (r *Ring) attachClient(c *ClientSession) error {
+	if err := c.watchPeer(r.loop, func() { r.clientRang(c) }, func() { r.clientLeft(c, "its process ended") }); err != nil {
+		return err
+	}
+	r.clients[c] = struct{}{}
+	c.times.Want(slices.ContainsFunc(r.stages, func(s *Stage) bool { return s.recorder.takesMore() }))
+	for _, s := range r.stages {
+		s.clientJoined(c)
+	}
+	c.commits.Arm()
+	r.log.Debug("client attached", "client", c.Label(), "pid", c.Pid, "window", c.window, "first", c.first)
+	return nil
+}
+
+// A client that leaves its window open gets DefaultWindow slots, but not more
+// than a share of those that are free: in a ring of few large slots the first
+// clients leave something for the later ones.
+const (
+	DefaultWindow = 8
+	windowShare   = 8
+)
+
+// leaseWindow finds consecutive free slots for a user: as many as were asked
+// for, or, for 0, as many as fit.
+func (r *Ring) leaseWindow(uid, asked int) (first uint32, window int, err error) {
+	window = asked
+	has, most := r.leased[uid], max(1, r.layout.Slots*r.share/100)
+	if asked == 0 {
+		window = min(max(min(r.windows.free, most-has)/windowShare, 1), DefaultWindow)
+	}
+	if has+window > most && most < r.layout.Slots {
+		return 0, 0, fmt.Errorf("%w: uid %d has %d of %d slots, and %d more are wanted; one user may have %d (user_share is %d %%)",
+			status.ErrQuota, uid, has, r.layout.Slots, window, most, r.share)
+	}
+	for ; ; window /= 2 {
+		if first, ok := r.windows.leaseSlots(window); ok {
+			return first, window, nil
+		}
+		if asked > 0 || window <= 1 {
+			break
+		}
+	}
+	help := "raise the model's slots, or let clients have smaller windows"
+	if asked > 1 {
+		help = "ask for a smaller window (0: what fits), or raise the model's slots"
+	}
+	return 0, 0, fmt.Errorf("%w: %d wanted in a row; %d clients have all but %d of %d slots; %s",
+		status.ErrRingFull, max(asked, 1), len(r.clients), r.windows.free, r.layout.Slots, help)
+}
+
+// firstGen is the generation before the client's first.
+func (c *ClientSession) firstGen() uint32 { return c.ring.slot(c.first).gen }
+
+// clientLeft cleans up after a client that closed, died, or was thrown out.
+// Its queued requests are canceled, in turns if they are many. Running ones keep
+// their slots until the worker is done. Then the window returns.
+//
+// In docs/model: ClientLeft.
+func (r *Ring) clientLeft(c *ClientSession, why string) {
+	if !c.isAttached() {
+		return
+	}
+	for _, s := range r.stages {
+		s.touch()
+		s.catchUp() // what workers answered before it left counts
+	}
+	c.moveTo(clientLeaving)
+	_, _ = c.commits.Pending() // SYNC POINT "leave": its window is another's soon
+	for _, s := range r.stages {
+		s.recorder.readLast(c)
+	}
+	delete(r.clients, c)
+	c.closeSession(r.loop)
+	r.log.Debug("client left", "client", c.Label(), "pid", c.Pid, "why", why)
+	for _, s := range r.stages {
+		s.endRunningOf(c)
+	}
+	r.partWithClient(c)
+}
+
+// partingTurn is how many queued requests of a departed client are canceled in one
+// go.
+const partingTurn = 256
+
+// partWithClient is one turn of a client that has left. It returns how many requests
+// were canceled.
+func (r *Ring) partWithClient(c *ClientSession) (n int) {
+	isOut := true
+	for _, s := range r.stages {
+		k, out := s.cancelQueuedOf(c, partingTurn-n)
+		n += k
+		isOut = isOut && out
+	}
+	if !isOut {
+		r.enqueueClient(c)
+		return n
+	}
+	c.moveTo(clientLeft)
+	r.returnWindowIfDone(c)
+	return n
+}
+
+// returnWindowIfDone frees the window of a client that has left and has nothing under
+// way any more.
+func (r *Ring) returnWindowIfDone(c *ClientSession) {
+	if c.state != clientLeft || c.busy > 0 {
+		return
+	}
+	c.moveTo(clientReturned)
+	if !r.stages[0].settings.Private {
+		r.returnWindow(c)
+		return
+	}
+	r.clearing.Go(func() {
+		r.clearSlots(c.first, c.window)
+		r.loop.Post(func() { r.returnWindow(c) })
+	})
+}
+
+func (r *Ring) returnWindow(c *ClientSession) {
+	r.takeBackWindow(c)
+	r.dropUnusedDevice()
+	r.log.Debug("window returned", "client", c.Label(), "pid", c.Pid, "window", c.window)
+	r.vacated()
+}
+
+// clearSlots overwrites a client's slots: inputs, outputs, and the board's texts
+// about its requests. No peer has them meanwhile, so it is not done on the loop.
+func (r *Ring) clearSlots(first uint32, n int) {
+	for i := range r.layout.Planes { // none in device memory: checkPrivate
+		clear(r.layout.Planes[i].Rows(r.planes.Bytes(), first, n))
+	}
+	for s := first; s < first+uint32(n); s++ {
+		r.board.Clear(s)
+	}
+}
+
+// takeBackWindow frees a client's window.
+func (r *Ring) takeBackWindow(c *ClientSession) {
+	if int32(c.latest-r.base) > 0 {
+		r.base = c.latest
+	}
+	r.windows.returnSlots(c.first, c.window)
+	if r.leased[c.UID] -= c.window; r.leased[c.UID] == 0 {
+		delete(r.leased, c.UID)
+	}
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// clientTurn is how many rows a client is read for before the next one of its
+// ring is; an entry that is no request counts as a row.
+const clientTurn = 32
+
+// clientRang puts a client in line for its turn.
+func (r *Ring) clientRang(c *ClientSession) {
+	if c.isAttached() {
+		r.enqueueClient(c)
+	}
+}
+
+// enqueueClient puts a client in line, and its ring.
+func (r *Ring) enqueueClient(c *ClientSession) {
+	if !c.unread {
+		c.unread = true
+		r.unread = append(r.unread, c)
+	}
+	r.loop.enqueueRing(r)
+}
+
+// visitClients gives the ring's clients turns, for rows in all, and returns for how many.
+func (r *Ring) visitClients(rows int) (used int) {
+	for used < rows && len(r.unread) > 0 {
+		c := r.unread[0]
+		r.unread = slices.Delete(r.unread, 0, 1) // few, and it keeps the memory
+		c.unread = false
+		used++
+		switch c.state {
+		case clientAttached:
+			used += r.readCommits(c, clientTurn)
+		case clientLeaving:
+			used += r.partWithClient(c)
+		}
+	}
+	return used
+}
+
+// readCommits is one turn of a client. It returns how many rows were read; if
+// there are more, the client is in line again.
+func (r *Ring) readCommits(c *ClientSession, rows int) (used int) {
+	// Finished batches are read first. Otherwise a client that sends its next
+	// request with the answer would seem to have one more in flight. From then
+	// on it could join a batch, and wait for itself.
+	r.catchUpForClient()
+	for used < rows {
+		n, err := c.commits.Pending()
+		entries := r.loop.entries[:0]
+		for ; n > 0 && used < rows && err == nil; n-- {
+			entries = entries[:len(entries)+1]
+			e := &entries[len(entries)-1]
+			c.commits.Take(e)
+			used += int(max(1, r.rowsOf(e)))
+		}
+		r.catchUpWithCommits(c, entries)
+		for i := 0; i < len(entries) && err == nil; i++ {
+			err = r.readCommit(c, &entries[i])
+		}
+		if err != nil {
+			r.loop.collectOutcome(outcome{kind: brokeRules, client: c, err: err})
+			return used
+		}
+		c.commits.Give()
+		if n == 0 && c.commits.Arm() {
+			return used
+		}
+	}
+	r.enqueueClient(c)
+	return used
+}
+
+// disconnectClient throws out a client that broke the protocol.
+func (r *Ring) disconnectClient(c *ClientSession, err error) {
+	r.log.Warn("client disconnected: it broke the protocol", "client", c.Label(), "pid", c.Pid, "reason", err)
+	r.stages[0].stats.offenders++
+	r.loop.outside.Offended(c.Process)
+	r.clientLeft(c, err.Error())
+}
+
+// readCommit takes one entry of a client into the books, which have caught up with it.
+func (r *Ring) readCommit(c *ClientSession, e *shm.Commit) error {
+	switch e.Kind {
+	case shm.KindCommit:
+		if err := r.checkCommit(c, e); err != nil {
+			return err
+		}
+		r.enterRequest(c, e)
+		return nil
+	case shm.KindCancel:
+		return r.cancelRequest(c, e)
+	}
+	return fmt.Errorf("%w: entry of kind %d", status.ErrProtocol, e.Kind)
+}
+
+// enterRequest takes a checked commit into the books and gives it to the stage.
+func (r *Ring) enterRequest(c *ClientSession, e *shm.Commit) {
+	info := r.slot(e.Slot)
+	for _, s := range r.stages {
+		if s.recorder != nil {
+			s.recorder.readBefore(c, e)
+		}
+	}
+	info.gen, info.commit, info.client, info.stage = e.Gen, *e, c, r.stages[0]
+	info.commit.Rows = r.rowsOf(e)
+	if int32(e.Gen-c.latest) > 0 {
+		c.latest = e.Gen
+	}
+	if info.unserved { // the text is of the request before
+		info.unserved = false
+		r.board.SetReason(e.Slot, "")
+	}
+	r.setSlots(e.Slot, queued)
+	c.busy++
+	c.last = e.Slot
+	if r.whole != nil {
+		r.whole.requests++
+	}
+	code := info.stage.admitRequest(info, e.Rows)
+	if code != status.OK {
+		r.endRequest(e.Slot, code, "", false)
+		r.freeRequest(e.Slot)
+	}
+}
+
+// cancelRequest ends a request that its client no longer wants. A cancel that comes
+// after the end is nothing; one for a slot or generation that never was is a
+// violation.
+func (r *Ring) cancelRequest(c *ClientSession, e *shm.Commit) error {
+	if e.Slot < c.first || e.Slot >= c.first+uint32(c.window) || int32(e.Gen-r.slot(e.Slot).gen) > 0 {
+		return fmt.Errorf("%w: cancel of slot %d generation %d", status.ErrProtocol, e.Slot, e.Gen)
+	}
+	info := r.slot(e.Slot)
+	if info.gen != e.Gen || info.state == idle || info.head != e.Slot {
+		return nil
+	}
+	info.stage.touch()
+	switch info.state {
+	case queued:
+		info.stage.withdrawRequest(e.Slot)
+		r.endRequest(e.Slot, status.ErrCanceled, "", false)
+		r.freeRequest(e.Slot)
+	case running:
+		r.endRunningRequest(e.Slot, status.ErrCanceled)
+	}
+	return nil
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// DeviceMemory is the device memory of a ring as far as the broker has to do
+// with it. It knows nothing of GPUs: a worker allocates, and offers a descriptor
+// that keeps the memory; every peer that needs it gets a copy and imports it. So
+// the memory outlives the worker, and is gone when the ring and its peers are.
+type DeviceMemory struct {
+	FD  int    // -1: no worker has allocated it yet
+	GPU string // UUID of the GPU that it is on, as the worker says
+}
+
+// Close is for connections. The last close of a descriptor gives device memory
+// back. It may block if the descriptor is something else.
+func (d *DeviceMemory) Close() {
+	CloseFD(d.FD)
+	*d = DeviceMemory{FD: -1}
+}
+
+// closeAside is Close for a loop, which never waits for a descriptor.
+func (d *DeviceMemory) closeAside() {
+	go CloseFD(d.FD)
+	*d = DeviceMemory{FD: -1}
+}
+
+// ErrNeedsDevice tells a worker to allocate the ring's device memory.
+var ErrNeedsDevice = errors.New("the ring has no device memory yet")
+
+// deviceForClient is a descriptor of the ring's device memory for a client; -1 if none
+// of the ring's tensors lies there. On the ring's loop.
+func (r *Ring) deviceForClient(usesDevice bool) (fd int, err error) {
+	first := r.layout.Signature.FirstOnDevice()
+	switch {
+	case first == nil:
+		return -1, nil
+	case !usesDevice:
+		return -1, fmt.Errorf("%w: %s of %q lies in device memory, which this client does not use; "+
+			"C programs say that they can (rb_connect_options.device), Go programs cannot", status.ErrInvalid, first, r.name)
+	case r.device.FD < 0:
+		return -1, fmt.Errorf("%w: no worker has allocated the device memory of %q yet", status.ErrNoWorker, r.name)
+	}
+	return r.dupDevice()
+}
+
+// deviceForWorker is a descriptor of the ring's device memory for a worker of these
+// tensors; -1 if none of them lies there. The first worker's offer is taken. On the
+// ring's loop.
+func (r *Ring) deviceForWorker(p *Peer, sig *tensor.Signature, offer *DeviceMemory) (fd int, err error) {
+	if sig.FirstOnDevice() == nil {
+		return -1, nil
+	}
+	if r.device.FD < 0 {
+		if offer.FD < 0 {
+			return -1, ErrNeedsDevice
+		}
+		r.device, *offer = *offer, DeviceMemory{FD: -1}
+		r.log.Info("device memory allocated", "worker", p.Name, "gpu", r.device.GPU, "bytes", r.layout.DeviceSize)
+	}
+	return r.dupDevice()
+}
+
+func (r *Ring) dupDevice() (fd int, err error) {
+	if fd = Dup(r.device.FD); fd < 0 {
+		return -1, ErrDescriptors
+	}
+	return fd, nil
+}
+
+// dropUnusedDevice gives the device memory back when no peer is left: a model
+// without peers takes none. On the ring's loop.
+func (r *Ring) dropUnusedDevice() {
+	if r.device.FD < 0 || len(r.clients) > 0 {
+		return
+	}
+	for _, s := range r.stages {
+		if s.present > 0 {
+			return
+		}
+	}
+	r.log.Info("device memory given back: nobody is attached", "bytes", r.layout.DeviceSize)
+	r.device.closeAside()
+}
+
+// LoseDevices gives up the rings' device memory, whose contents are lost.
+func (l *Loop) LoseDevices() {
+	l.Do(func() {
+		for r := range l.rings {
+			r.loseDevice()
+		}
+	})
+}
+
+func (r *Ring) loseDevice() {
+	if r.device.FD < 0 {
+		return
+	}
+	for c := range r.clients {
+		r.clientLeft(c, "the model's device memory was lost")
+	}
+	if r.device.FD >= 0 { // a worker that is being killed is still there
+		r.device.closeAside()
+	}
+}
+
+// CheckPrivate refuses a promise that the broker cannot keep: it cannot clear
+// memory that it cannot touch.
+func CheckPrivate(settings *policy.Settings, deviceSize int64) error {
+	if settings.Private && deviceSize > 0 {
+		return fmt.Errorf("%w: private: slots in device memory cannot be cleared between clients; "+
+			"have all tensors on the host, or do without", status.ErrInvalid)
+	}
+	return nil
+}

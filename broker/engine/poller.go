@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"sync"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// poller is how a loop waits: for doorbells (eventfds), deaths (pidfds), posted
+// functions, and time, all in one epoll set.
+type poller struct {
+	epfd    int
+	wake    shm.Doorbell // rung by post
+	sources []source
+	unused  []int32 // indices of sources to use again
+	events  [128]unix.EpollEvent
+	parker  shm.Parker
+	spin    shm.Spin
+	coarse  bool // epoll_pwait2 is refused
+	yields  bool // never sleeps past the Go scheduler; see shm.Parker
+
+	mu        sync.Mutex
+	posts     []func()
+	morePosts bool // of the loop: posts are left for the next round
+	closed    bool
+}
+
+// source is something a loop watches. Its generation tells an event of
+// this source from a late one of its predecessor at the same index.
+type source struct {
+	fd         int
+	generation int32
+	fire       func()
+}
+
+func newPoller() (*poller, error) {
+	epfd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("epoll: %w", err)
+	}
+	p := &poller{epfd: epfd, spin: shm.Spin{Limit: int64(shm.LeastSpin)}}
+	if p.wake, err = shm.NewDoorbell(); err != nil {
+		_ = unix.Close(epfd)
+		return nil, fmt.Errorf("eventfd: %w", err)
+	}
+	if _, err := p.watchFD(int(p.wake), func() {}); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *poller) Close() {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.wake.Close()
+	_ = unix.Close(p.epfd)
+}
+
+// watchFD calls fire, on the loop, whenever fd becomes readable again (edge
+// triggered: an eventfd need not be read).
+func (p *poller) watchFD(fd int, fire func()) (int32, error) {
+	var i int32
+	if n := len(p.unused); n > 0 {
+		i, p.unused = p.unused[n-1], p.unused[:n-1]
+	} else {
+		i = int32(len(p.sources))
+		p.sources = append(p.sources, source{})
+	}
+	s := &p.sources[i]
+	s.fd, s.fire = fd, fire
+	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET&0xffffffff, Fd: i, Pad: s.generation}
+	if err := unix.EpollCtl(p.epfd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+		p.unused = append(p.unused, i)
+		return -1, fmt.Errorf("watch descriptor: %w", err)
+	}
+	return i, nil
+}
+
+// unwatchFD forgets a source; its descriptor stays the caller's to close.
+func (p *poller) unwatchFD(i int32) {
+	if i < 0 {
+		return
+	}
+	s := &p.sources[i]
+	_ = unix.EpollCtl(p.epfd, unix.EPOLL_CTL_DEL, s.fd, nil)
+	s.generation++
+	s.fd, s.fire = -1, nil
+	p.unused = append(p.unused, i)
+}
+
+// post runs f on the loop, soon. It may be called from any goroutine, also
+// after the loop was closed: then f is not run, and the descriptor of the doorbell
+// may belong to another file by now.
+func (p *poller) Post(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	p.posts = append(p.posts, f)
+	if len(p.posts) == 1 {
+		p.wake.Ring()
+	}
+}
+
+// postsAtOnce is how many posted functions are run in one round: many peers that
+// attach or ask at once wait for one another, not the clients that are served.
+const postsAtOnce = 32
+
+func (p *poller) runPosts() {
+	p.mu.Lock()
+	posts := p.posts
+	if p.morePosts = len(posts) > postsAtOnce; p.morePosts {
+		posts, p.posts = posts[:postsAtOnce:postsAtOnce], posts[postsAtOnce:]
+	} else {
+		p.posts = nil
+	}
+	p.mu.Unlock()
+	for _, f := range posts {
+		f()
+	}
+}
+
+// waitForEvents waits for events until the given time (Now's clock), calls woke, and
+// fires them. Before it parks it spins until spinUntil, unless that is 0, and
+// while spinning does find events.
+func (p *poller) waitForEvents(until, spinUntil int64, woke func()) (err error) {
+	n := 0
+	if spinUntil > 0 {
+		p.spin.Until(func() bool {
+			n, err = p.epoll(0, true)
+			return n > 0 || err != nil // an error comes again below, if it is one
+		}, min(until, spinUntil))
+	}
+	if n <= 0 {
+		n, err = p.epollWait(until)
+	}
+	if err != nil {
+		return err
+	}
+	if n > 0 {
+		p.spin.Over()
+	}
+	woke()
+	for _, ev := range p.events[:n] {
+		if s := &p.sources[ev.Fd]; s.fire != nil && s.generation == ev.Pad {
+			s.fire()
+		}
+	}
+	return nil
+}
+
+const never = int64(1<<63 - 1)
+
+// epollWait parks until something happens or the time has come.
+func (p *poller) epollWait(until int64) (n int, err error) {
+	d := time.Duration(math.MaxInt64)
+	if until != never {
+		d = time.Duration(max(0, until-shm.Now()))
+	}
+	if p.yields {
+		n, err = p.epoll(d, false)
+	} else {
+		p.parker.Sleep(d, func(raw bool, d time.Duration) { n, err = p.epoll(d, raw) })
+	}
+	if errors.Is(err, unix.EINTR) {
+		return 0, nil
+	}
+	return n, err
+}
+
+// epoll waits for at most d; raw as in shm.Parker. It is epoll_pwait2, since
+// epoll's own wait rounds to milliseconds, which is longer than some wait times;
+// the older call where the kernel (before 5.11) or a seccomp filter refuses the
+// newer one.
+func (p *poller) epoll(d time.Duration, raw bool) (int, error) {
+	if !p.coarse {
+		n, err := epollPwait2(p.epfd, p.events[:], d, raw)
+		if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
+			return n, err
+		}
+		p.coarse = true
+		slog.Warn("the kernel refuses epoll_pwait2: wait times are rounded up to milliseconds; "+
+			"it needs Linux 5.11, and in a container a seccomp profile that allows it", "error", err)
+	}
+	return epollPwait(p.epfd, p.events[:], d, raw)
+}
+
+func epollPwait2(epfd int, events []unix.EpollEvent, d time.Duration, raw bool) (int, error) {
+	var ts *unix.Timespec
+	if d != math.MaxInt64 {
+		t := unix.NsecToTimespec(int64(d))
+		ts = &t
+	}
+	var n uintptr
+	var e unix.Errno
+	if raw {
+		n, _, e = unix.RawSyscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epfd),
+			uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(unsafe.Pointer(ts)), 0, 0)
+	} else {
+		n, _, e = unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epfd),
+			uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(unsafe.Pointer(ts)), 0, 0)
+	}
+	if e != 0 {
+		return 0, fmt.Errorf("epoll_pwait2: %w", e)
+	}
+	return int(n), nil
+}
+
+func epollPwait(epfd int, events []unix.EpollEvent, d time.Duration, raw bool) (int, error) {
+	ms := -1
+	if d != math.MaxInt64 {
+		ms = int(min((int64(d)+999_999)/1_000_000, math.MaxInt32))
+	}
+	var n uintptr
+	var e unix.Errno
+	if raw {
+		n, _, e = unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd),
+			uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0)
+	} else {
+		n, _, e = unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd),
+			uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0)
+	}
+	if e != 0 {
+		return 0, fmt.Errorf("epoll_pwait: %w", e)
+	}
+	return int(n), nil
+}

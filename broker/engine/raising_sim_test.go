@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// simulateMild plays a random schedule in which nothing goes wrong but functions that
+// raise. play gets a world with some workers and clients.
+func simulateMild(t *testing.T, workers int, poison float64, play func(*world)) {
+	t.Helper()
+	for seed := int64(1); seed <= int64(unlessShort(300, 30)); seed++ {
+		if failure := playMild(seed, workers, poison, play); failure != "" {
+			t.Fatalf("seed %d: %s", seed, failure)
+		}
+	}
+}
+
+func playMild(seed int64, workers int, poison float64, play func(*world)) (failure string) {
+	h, err := newHost(seed, 1, 0)
+	if err != nil {
+		return err.Error()
+	}
+	defer h.close()
+	defer func() {
+		if p := recover(); p != nil {
+			failure = fmt.Sprint(p)
+		}
+	}()
+	h.mild, h.poison = true, poison
+	wait := time.Duration(h.rng.IntN(500)) * time.Microsecond
+	s, err := h.add(policy.New(policy.Slots(24), policy.MaxBatchSize(1+h.rng.IntN(6)), policy.WaitTime(wait),
+		policy.PreserveOrder(h.chance(0.2))))
+	if err != nil {
+		return err.Error()
+	}
+	s.st.settings.Lease = time.Hour
+	for range workers {
+		s.attachWorker()
+	}
+	for range 4 {
+		s.attachClient()
+	}
+	play(s)
+	h.calm = true
+	s.finish()
+	return ""
+}
+
+// steps plays up to some thousand steps, until it is done.
+func (s *world) steps(what string, done func() bool) {
+	for range 50000 {
+		if done() {
+			return
+		}
+		s.step()
+	}
+	s.fail("it never comes about that %s", what)
+}
+
+func (s *world) play(steps int) {
+	for range steps {
+		s.step()
+	}
+}
+
+func TestAWorkerThatBeginsToRaiseIsSuspendedAndFailsNobodysRequests(t *testing.T) {
+	requests, isolated := uint64(0), uint64(0)
+	simulateMild(t, 2, 0, func(s *world) {
+		s.play(s.rng.IntN(500))
+		broken := s.workers[s.rng.IntN(2)]
+		broken.raises = true
+		s.steps("a broken worker is suspended", func() bool { return broken.sess.state == workerSuspended })
+		had := broken.sess.posted
+		s.play(500)
+		if broken.sess.state == workerSuspended && broken.sess.posted != had {
+			s.fail("a suspended worker gets batches")
+		}
+		s.now += int64(lastBackoff)
+		s.steps("it is asked to prove itself", func() bool { return broken.sess.posted > had })
+		s.steps("it is suspended again", func() bool { return broken.sess.state == workerSuspended })
+		broken.raises = false
+		s.now += int64(lastBackoff)
+		s.steps("it serves again", func() bool { return broken.sess.standing == standing{} })
+		if n := s.st.stats.byStatus[status.ErrFailed]; n > 0 {
+			s.fail("%d requests failed", n)
+		}
+		requests += s.st.stats.requests
+		isolated += s.st.stats.isolated
+	})
+	t.Logf("%d requests, %d run again", requests, isolated)
+}
+
+func TestPoisonFailsAloneAndCountsAgainstNoWorker(t *testing.T) {
+	failed := uint64(0)
+	for workers := 1; workers <= 3; workers++ {
+		simulateMild(t, workers, 0.1, func(s *world) {
+			s.play(3000)
+			failed += s.st.stats.byStatus[status.ErrFailed]
+			if s.st.stats.suspended > 0 {
+				s.fail("a worker was suspended")
+			}
+			for _, w := range s.workers {
+				if w.sess.strikes > 0 {
+					s.fail("%s has %d strikes", w.name, w.sess.strikes)
+				}
+			}
+		})
+	}
+	if failed == 0 {
+		t.Error("nothing failed at all")
+	}
+}
+
+func TestABrokenWorkerIsSuspendedAmongPoison(t *testing.T) {
+	simulateMild(t, 3, 0.05, func(s *world) {
+		s.workers[0].raises = true
+		s.steps("a broken worker is suspended", func() bool { return s.workers[0].sess.state == workerSuspended })
+		for _, w := range s.workers[1:] {
+			if w.sess.state == workerSuspended {
+				s.fail("%s is suspended", w.name)
+			}
+		}
+	})
+}
+
+func TestTheLastWorkerIsNotSuspended(t *testing.T) {
+	simulateMild(t, 2, 0, func(s *world) {
+		broken, healthy := s.workers[0], s.workers[1]
+		broken.raises = true
+		s.steps("a broken worker is suspended", func() bool { return broken.sess.state == workerSuspended })
+		broken.raises = false // or its failures would be answers
+		healthy.closing = true
+		s.steps("the broken one, which is the last, serves", func() bool { return healthy.sess.state == workerGone && broken.sess.serves() })
+		had := broken.sess.batches
+		s.steps("it runs batches", func() bool { return broken.sess.batches > had })
+	})
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// Ring is the memory of one model and the broker's books about it: segments,
+// board, windows, slots, and the clients that commit into them. It knows when
+// a request is legal and who owns a slot; when and where it runs is its stage's
+// business. Only its loop touches it.
+type Ring struct {
+	loop    *Loop
+	name    string
+	log     *slog.Logger
+	memory  shm.Memory
+	epoch   uint64
+	layout  *shm.Layout
+	planes  *shm.Segment
+	bseg    *shm.Segment
+	boardRO int // descriptor of the board that cannot be mapped for writing
+	board   *shm.Board
+	device  DeviceMemory
+	closed  bool
+
+	books    [][]slotInfo     // in chunks, made when a slot of them is leased; see slot
+	base     uint32           // generation from which the next client's slots start: later than any that a former one used
+	unread   []*ClientSession // those whose turn comes, in this order
+	inLine   bool             // on its loop's list of rings to visit
+	windows  windows
+	leased   map[int]int // slots, by user
+	share    int         // percent of the slots that one user may have
+	clients  map[*ClientSession]struct{}
+	troubles map[uint32]*trouble // by first slot: requests that are run again
+	held     int                 // requests that ended while a worker had them
+	rows     [4]int              // slots, by their state
+
+	clearing sync.WaitGroup // windows that are cleared before they are free
+
+	// stages are where requests run, one after the other in the same slots; most
+	// models have one. slotInfo.stage says which one has a request.
+	stages     []*Stage
+	isPipeline bool
+	whole      *stageStats // of a pipeline: what its clients see of it; else nil
+
+	// vacated is called each time a session has ended for good: a client's
+	// window is free again, or a worker is gone.
+	vacated func()
+}
+
+// RingSpec describes a ring to be made.
+type RingSpec struct {
+	Name      string
+	Layout    *shm.Layout // as clients see it
+	Memory    shm.Memory
+	Epoch     uint64
+	UserShare int // percent of the slots that one user may have
+	Log       *slog.Logger
+	Pipeline  bool        // its stages have names of their own
+	Stages    []StageSpec // in the order in which requests pass them
+	Vacated   func()      // see Ring.vacated
+}
+
+// NewRing makes a ring and its stages. It may take a while, and is not done on a loop
+// that serves others. The caller has checked that there is memory for it.
+func NewRing(spec *RingSpec) (*Ring, error) {
+	r := &Ring{
+		name: spec.Name, log: spec.Log, memory: spec.Memory, epoch: spec.Epoch, layout: spec.Layout, boardRO: -1,
+		device: DeviceMemory{FD: -1}, isPipeline: spec.Pipeline, vacated: spec.Vacated, share: spec.UserShare,
+		books:   make([][]slotInfo, (spec.Layout.Slots+chunkSlots-1)/chunkSlots),
+		windows: newWindows(spec.Layout.Slots), clients: map[*ClientSession]struct{}{},
+		leased: map[int]int{}, troubles: map[uint32]*trouble{},
+	}
+	r.rows[idle] = spec.Layout.Slots
+	if err := r.addStages(spec.Stages); err != nil {
+		return nil, err
+	}
+	if err := r.createMemory(); err != nil {
+		r.Close()
+		return nil, fmt.Errorf("model %q: %w", spec.Name, err)
+	}
+	return r, nil
+}
+
+func (r *Ring) addStages(specs []StageSpec) error {
+	if r.isPipeline {
+		r.whole = &stageStats{}
+		r.whole.init(0)
+	}
+	for i := range specs {
+		s, err := newStage(r, &specs[i])
+		if err != nil {
+			return fmt.Errorf("model %q: %w", specs[i].Name, err)
+		}
+		if i > 0 {
+			r.stages[i-1].next = s
+		}
+		r.stages = append(r.stages, s)
+	}
+	return nil
+}
+
+// createMemory makes the segments.
+func (r *Ring) createMemory() (err error) {
+	if r.planes, err = r.memory.Create("planes-"+r.name, r.layout.PlanesSize); err != nil {
+		return err
+	}
+	if r.bseg, err = r.memory.Create("board-"+r.name, r.layout.BoardSize); err != nil {
+		return err
+	}
+	if r.boardRO, err = r.bseg.ReadOnlyFD(); err != nil {
+		return err
+	}
+	r.layout.WriteHeader(r.planes, shm.KindPlanes, r.epoch)
+	r.layout.WriteHeader(r.bseg, shm.KindBoard, r.epoch)
+	r.board = shm.NewBoard(r.layout, r.bseg)
+	return nil
+}
+
+// ServeOn says which loop the ring belongs to, before anybody can reach it.
+func (r *Ring) ServeOn(l *Loop) {
+	r.loop = l
+	for _, s := range r.stages {
+		s.loop = l
+	}
+}
+
+// Stages are where requests run, one after the other; most rings have one.
+func (r *Ring) Stages() []*Stage { return r.stages }
+
+// Do runs f on the ring's loop and waits for it; false if the ring is no longer there.
+func (r *Ring) Do(f func()) bool {
+	there := false
+	return r.loop.Do(func() {
+		if there = !r.closed; there {
+			f()
+		}
+	}) && there
+}
+
+// close gives the memory back, and the sessions of those who are still there.
+func (r *Ring) Close() {
+	r.closed = true
+	for c := range r.clients {
+		c.closeSession(r.loop)
+	}
+	r.closeMemory()
+}
+
+// closeMemory may take long: it is the last who has the pages that gives them
+// back.
+func (r *Ring) closeMemory() {
+	r.clearing.Wait()
+	if r.planes != nil {
+		r.planes.Close()
+	}
+	if r.bseg != nil {
+		r.bseg.Close()
+	}
+	CloseFD(r.boardRO)
+	r.boardRO = -1
+	if r.device.FD >= 0 {
+		r.device.closeAside()
+	}
+}
+
+// endRequest tells a request's client how it ended. held says that a worker may
+// still write into its slots.
+func (r *Ring) endRequest(head uint32, s status.Code, reason string, held bool) {
+	info := r.slot(head)
+	if reason != "" {
+		r.board.SetReason(head, reason)
+	}
+	switch ended, w := r.board.End(head, info.gen, s, held), r.board.Word(head); {
+	case ended:
+		info.stage.countEnd(s)
+	case w.Generation() == info.gen: // its worker was quicker
+		info.stage.countAnswered(info, w.Status())
+	default:
+		r.log.Warn("a word of the board was damaged", "slot", head, "word", w.String(), "generation", info.gen)
+		r.board.Repair(head, info.gen, s, held)
+		info.stage.countEnd(s)
+	}
+	if info.client.isAttached() {
+		r.board.Ring(info.client.first)
+	}
+}
+
+// endRunningRequest releases the caller of a request that a worker has: the slots are
+// held until that worker is done with its batch.
+//
+// In docs/model: EndRunning.
+func (r *Ring) endRunningRequest(head uint32, s status.Code) {
+	r.endRequest(head, s, "", true)
+	r.setSlots(head, held)
+	r.held++
+}
+
+// reclaimRequest gives the slots of a request that ended early back to its client.
+//
+// In docs/model: Reclaim.
+func (r *Ring) reclaimRequest(head uint32) {
+	info := r.slot(head)
+	if info.client.isAttached() {
+		r.board.Reclaim(head, info.gen)
+		r.board.Ring(info.client.first)
+	}
+	r.freeRequest(head)
+}

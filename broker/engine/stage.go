@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/auto"
+	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// Stage is where requests of a ring are batched and run: the batcher, the
+// workers with their leases, and what is counted. Only its loop touches it.
+type Stage struct {
+	loop   *Loop
+	ring   *Ring
+	next   *Stage // of a pipeline: which gets what this one is done with; nil: it is the last
+	log    *slog.Logger
+	name   string
+	layout *shm.Layout // of the ring, as its workers see it
+	dims   []int       // which of the sizes of a commit its inputs have
+	most   int         // rows of a batch that it was made for
+
+	settings policy.Settings                 // in force
+	inForce  atomic.Pointer[policy.Settings] // a copy of it, for other goroutines
+
+	batcher *auto.Batcher
+	workers []*WorkerSession // by worker id; nil where unused
+	present int              // workers that are there
+	staffed atomic.Bool      // there is one, for other goroutines
+	vacant  int64            // since when there is none; 0 if there never was one
+	busy    []*WorkerSession // those that have a batch, in any order
+
+	// What the loop has to know of it; see tellLoop.
+	dirty    bool // something happened since the last decision
+	active   bool // something is queued or runs
+	spins    bool // on the loop's list of those that it spins for
+	timer    int  // place in the loop's heap of timers, -1 if none
+	due      int64
+	caughtUp uint64 // the round in which all busy workers were asked last
+	arrived  int64  // when the last request came
+
+	wake            int64 // when the batcher wants to be asked again
+	runningDeadline int64 // not later than the earliest deadline of a running request
+	leaseEnd        int64 // not later than the earliest end of a lease
+	resumeAt        int64 // not later than the earliest end of a back-off of a suspended worker
+
+	since  time.Time
+	stats  stageStats
+	recent recent
+
+	recorder *recorder // nil while it is off
+}
+
+// StageSpec describes a stage to be made.
+type StageSpec struct {
+	Name     string
+	Settings policy.Settings
+	Layout   *shm.Layout // of the ring, as the stage's workers see it
+	Dims     []int       // which of the sizes of a commit the stage's inputs have
+}
+
+func newStage(r *Ring, spec *StageSpec) (*Stage, error) {
+	b, err := auto.NewBatcher(spec.Settings)
+	if err != nil {
+		return nil, err
+	}
+	settings := spec.Settings
+	s := &Stage{
+		ring: r, log: r.log, name: spec.Name, layout: spec.Layout, dims: spec.Dims, most: settings.MaxBatchSize, settings: settings, batcher: b,
+		timer: -1, wake: never, runningDeadline: never, leaseEnd: never, resumeAt: never, since: time.Now(),
+	}
+	s.inForce.Store(&settings)
+	s.stats.init(settings.MaxBatchSize)
+	if r.isPipeline {
+		s.log = r.log.With("stage", spec.Name)
+	}
+	return s, nil
+}
+
+// Name is the name by which workers attach.
+func (s *Stage) Name() string { return s.name }
+
+// Signature is that of the stage's workers.
+func (s *Stage) Signature() *tensor.Signature { return &s.layout.Signature }
+
+// InForce is the policy in force. Any goroutine may ask.
+func (s *Stage) InForce() *policy.Settings { return s.inForce.Load() }
+
+// IsStaffed says whether a worker is attached. Any goroutine may ask.
+func (s *Stage) IsStaffed() bool { return s.staffed.Load() }
+
+// SetPolicy takes a policy into force, or refuses it. It is called on the loop.
+func (s *Stage) SetPolicy(settings policy.Settings) error {
+	settings.Slots = s.settings.Slots
+	if most := s.most; settings.MaxBatchSize > most {
+		return fmt.Errorf("%w: max_batch_size is %d, the ring was made for %d", status.ErrInvalid, settings.MaxBatchSize, most)
+	}
+	if err := CheckPrivate(&settings, s.layout.DeviceSize); err != nil {
+		return err
+	}
+	if err := s.applyPolicy(settings); err != nil {
+		return err
+	}
+	s.settings = settings
+	s.inForce.Store(&settings)
+	s.leaseEnd = s.loop.now // so that all leases are looked at
+	return nil
+}
+
+// closeWorkers gives back the sessions of the workers that are still there.
+func (s *Stage) closeWorkers() {
+	for _, w := range s.workers {
+		if w != nil {
+			w.closeSession(s.loop)
+		}
+	}
+}
+
+// touch marks the stage for a decision at the end of this round of the loop. It
+// comes before whatever is counted in the round.
+func (s *Stage) touch() {
+	if !s.dirty {
+		s.stats.rollSecond(s.loop.now, s.present)
+		if s.ring.whole != nil {
+			s.ring.whole.rollSecond(s.loop.now, 0)
+		}
+		s.dirty = true
+		s.loop.dirty = append(s.loop.dirty, s)
+	}
+}
+
+// tellLoop says to the loop when a stage that has decided needs it next.
+func (s *Stage) tellLoop() {
+	s.dirty = false
+	s.loop.timers.setTimer(s, min(s.wake, s.runningDeadline, s.leaseEnd, s.resumeAt))
+	if active := s.batcher.Queued() > 0 || len(s.busy) > 0; active != s.active {
+		s.active = active
+		if active {
+			s.loop.active++
+		} else {
+			s.loop.active--
+		}
+	}
+	if !s.spins && s.waitsForMore() {
+		s.spins = true
+		s.loop.spinning = append(s.loop.spinning, s)
+	}
+}
+
+// waitsForMore says that a free worker waits for a batch, and the batch for
+// other requests, which often follow at once, from those whose answers came
+// together.
+func (s *Stage) waitsForMore() bool { return s.batcher.Queued() > 0 && s.batcher.IdleWorkers() > 0 }
+
+// applyPolicy gives the batcher its policy. While the broker drains nobody can join
+// any more: what waits for other requests goes out at once.
+func (s *Stage) applyPolicy(p policy.Settings) error {
+	if s.loop.draining {
+		p.WaitTime, p.LatencyGoal = 0, 0
+	}
+	s.touch()
+	return s.batcher.SetPolicy(p)
+}
+
+func (s *Stage) clientJoined(c *ClientSession) {
+	s.batcher.ClientJoined(batcher.ClientID(c.first))
+	s.touch()
+}
+
+// cancelQueuedOf ends up to most of what a client that left had queued, and
+// returns how many there were, and whether these were the last. With the last
+// of them the batcher forgets it.
+func (s *Stage) cancelQueuedOf(c *ClientSession, most int) (n int, out bool) {
+	s.touch()
+	ids := s.batcher.CancelWaiting(batcher.ClientID(c.first), most)
+	for _, id := range ids {
+		s.countEnd(status.ErrCanceled)
+		s.ring.freeRequest(uint32(id))
+	}
+	if out = len(ids) < most; out {
+		s.batcher.ClientLeft(batcher.ClientID(c.first))
+	}
+	return len(ids), out
+}
+
+// maxClockSkew bounds how far back a commit may claim to have happened.
+const maxClockSkew = time.Second
+
+// admitRequest takes a request into the queue, or says why not. rows is what its
+// client asked for.
+func (s *Stage) admitRequest(info *slotInfo, rows uint32) status.Code {
+	e, now := &info.commit, s.loop.now
+	// A commit from the future, or from long ago, would bend the wait time of
+	// others; the client's clock is ours, so this is only damage.
+	e.Committed = min(max(e.Committed, now-int64(maxClockSkew)), now)
+	info.arrived = e.Committed
+	code := status.OK
+	switch {
+	case s.loop.draining:
+		code = status.ErrDraining
+	case rows != e.Rows:
+		code = status.ErrTooLarge
+	}
+	for n := s.next; n != nil && code == status.OK; n = n.next { // it could not get there
+		code = n.refusesRequest(e)
+	}
+	if code != status.OK {
+		s.stats.requests++
+		s.arrived = now
+		return code
+	}
+	return s.takeRequest(info)
+}
+
+// refusesRequest says why the stage cannot take such a request, whatever waits in it.
+func (s *Stage) refusesRequest(e *shm.Commit) status.Code {
+	switch {
+	case int(e.Rows) > s.settings.MaxBatchSize:
+		return status.ErrTooLarge
+	case s.present == 0 && s.settings.NoWorker == policy.RefuseWithoutWorker:
+		return status.ErrNoWorker
+	}
+	return status.OK
+}
+
+// takeRequest takes a request into the queue, from its client or from the stage before,
+// or says why not.
+func (s *Stage) takeRequest(info *slotInfo) status.Code {
+	e, now := &info.commit, s.loop.now
+	s.stats.requests++
+	s.arrived = now
+	if at := batcher.DeadlineOf(&s.settings, int(e.Level), batcher.Time(info.arrived), deadlineOf(e)); at != batcher.Never {
+		e.Deadline = int64(at)
+	}
+	if code := s.refusesRequest(e); code != status.OK {
+		return code
+	}
+	return arriveStatus(s.batcher.Arrive(batcher.Time(now), s.describeRequest(info)))
+}
+
+// withdrawRequest takes a request out of the queue.
+func (s *Stage) withdrawRequest(head uint32) { s.batcher.Cancel(batcher.RequestID(head)) }
+
+// describeRequest is what the batcher needs to know of a request.
+func (s *Stage) describeRequest(info *slotInfo) batcher.Request {
+	dims := s.sizesOf(info)
+	if s.settings.Ragged {
+		dims = batcher.Dims{} // all sizes are one shape
+	}
+	q := batcher.Request{
+		ID: batcher.RequestID(info.head), Client: batcher.ClientID(info.client.first), Rows: int(info.commit.Rows), Level: int(info.commit.Level),
+		Arrived: batcher.Time(info.arrived), Deadline: deadlineOf(&info.commit), Dims: dims,
+	}
+	if info.troubled {
+		t := s.ring.troubles[info.head]
+		q.Share, q.Avoid = t.share, t.avoidedWorker()
+	}
+	return q
+}
+
+// sizesOf are those of the variable dimensions of the stage's inputs.
+func (s *Stage) sizesOf(info *slotInfo) batcher.Dims {
+	if !s.ring.isPipeline {
+		return info.commit.Dims
+	}
+	return s.ownSizesOf(info)
+}
+
+// ownSizesOf are those of a stage of a pipeline, whose commits have the sizes of
+// all stages. (Apart from sizes, so that the compiler inlines that.)
+func (s *Stage) ownSizesOf(info *slotInfo) (dims batcher.Dims) {
+	for i, from := range s.dims {
+		dims[i] = info.commit.Dims[from]
+	}
+	return dims
+}
+
+// countEnd counts the end of a request that the stage has.
+func (s *Stage) countEnd(code status.Code) {
+	s.stats.countEnd(code)
+	if s.ring.whole != nil {
+		s.ring.whole.countEnd(code)
+	}
+}
+
+// countFinished counts a request that a worker of the stage is done with; goesOn says
+// that the next stage gets it.
+func (s *Stage) countFinished(info *slotInfo, code status.Code, started, finished int64, goesOn bool) {
+	s.stats.countFinished(info, code, started, finished)
+	if s.ring.whole != nil && !goesOn {
+		s.ring.whole.countEnd(code)
+		s.ring.whole.total.Add(time.Duration(finished - info.commit.Committed))
+	}
+	if s.recorder.takesMore() {
+		s.recordRequest(info, code, started, finished)
+	}
+}
+
+func deadlineOf(e *shm.Commit) batcher.Time {
+	if e.Deadline > 0 {
+		return batcher.Time(e.Deadline)
+	}
+	return batcher.Never
+}
+
+func arriveStatus(err error) status.Code {
+	switch {
+	case err == nil:
+		return status.OK
+	case errors.Is(err, batcher.ErrTooLarge):
+		return status.ErrTooLarge
+	case errors.Is(err, batcher.ErrQueueFull):
+		return status.ErrQueueFull
+	case errors.Is(err, batcher.ErrNoLevel):
+		return status.ErrNoLevel
+	case errors.Is(err, batcher.ErrExpired):
+		return status.ErrExpired
+	case errors.Is(err, batcher.ErrLate):
+		return status.ErrOverloaded
+	case errors.Is(err, batcher.ErrTooLong):
+		return status.ErrShape
+	}
+	return status.ErrInvalid
+}

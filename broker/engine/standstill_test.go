@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/shm"
+)
+
+// busyWorker is a host whose one worker has one batch, with a lease of a second.
+func busyWorker(t *testing.T) (*world, *simWorker) {
+	t.Helper()
+	h, err := newHost(1, 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.close)
+	h.calm = true
+	mc := policy.New(policy.Lease(time.Second)).Over(quietModel)
+	s, err := h.add(mc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.attachWorker()
+	s.attachClient()
+	w, c := s.workers[0], s.clients[0]
+	w.garbage, w.unkillable, c.garbage = false, false, false
+	x := &c.slots[0]
+	x.gen++
+	c.ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: c.sess.first, Gen: x.gen, Committed: s.now})
+	s.l.beginRound()
+	s.r.clientRang(c.sess)
+	s.l.settleRound()
+	w.take()
+	if len(w.batches) != 1 {
+		t.Fatalf("%d batches came", len(w.batches))
+	}
+	return s, w
+}
+
+// roundAfter is the loop's next round.
+func (s *world) roundAfter(d time.Duration) {
+	s.now += int64(d)
+	s.l.beginRound()
+	s.l.settleRound()
+}
+
+func TestAWorkerIsKilledWhenItsLeaseEnds(t *testing.T) {
+	s, w := busyWorker(t)
+	if s.roundAfter(time.Second - time.Millisecond); w.killed {
+		t.Error("it was killed within its lease")
+	}
+	if s.roundAfter(time.Millisecond + mostLate); !w.killed {
+		t.Error("it was not killed")
+	}
+}
+
+func TestALeaseThatEndsWhileTheBrokerStandsStillIsGivenOnceMore(t *testing.T) {
+	s, w := busyWorker(t)
+	if s.roundAfter(time.Minute); w.killed {
+		t.Error("it was killed though nobody knows whether it could run")
+	}
+	if s.roundAfter(time.Second - time.Millisecond); w.killed {
+		t.Error("it was killed within its second lease")
+	}
+	if s.roundAfter(time.Minute); !w.killed { // once is enough
+		t.Error("it was not killed")
+	}
+}
+
+func TestAWorkerThatHungUpHasTimeToTurnOutDeadAfterAStandstill(t *testing.T) {
+	s, w := busyWorker(t)
+	w.unkillable = true
+	s.st.workerLost(w.sess, "it hung up")
+	if s.roundAfter(time.Minute); w.sess.state == workerQuarantined {
+		t.Error("it was quarantined though nobody knows whether it could end")
+	}
+	if s.roundAfter(deathTime - time.Millisecond); w.sess.state == workerQuarantined {
+		t.Error("it was quarantined too early")
+	}
+	if s.roundAfter(time.Minute); w.sess.state != workerQuarantined {
+		t.Error("it was not quarantined")
+	}
+}

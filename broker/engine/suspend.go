@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"time"
+
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// A broken worker that fails every batch is done quickest, and would draw all work.
+// A strike counts against it when all requests of a batch that it failed as a whole
+// were then run by others. A poisonous input fails there, too, or ends before that,
+// so it never counts.
+// After maxStrikes without a batch that it ran well, the worker is suspended:
+//
+//	           strikes              back-off over, or no other worker serves
+//	serving ─────────────► suspended ─────────────► on probation: one batch at a time
+//	   ▲                       ▲                        │ │
+//	   │                       └── a batch fails ───────┘ │
+//	   └──────────────────── a batch runs well ───────────┘
+//
+// The supervisor ends a suspended worker that it started, and starts it again. The
+// last worker that serves is never suspended.
+const (
+	maxStrikes   = 3
+	firstBackoff = time.Second
+	lastBackoff  = 30 * time.Second
+)
+
+// standing says how far a worker is trusted, by the batches that it failed.
+type standing struct {
+	strikes   int
+	doubted   bool  // its last batch failed as a whole
+	probation bool  // it gets one batch at a time
+	resumeAt  int64 // it was suspended, and may prove itself then; else 0
+	backoff   time.Duration
+}
+
+// failure is a batch that failed as a whole, until all its requests have ended.
+type failure struct {
+	by      *WorkerSession
+	left    int  // requests that have not ended
+	excused bool // not all of them were then run well by other workers
+}
+
+// requestEnded notes how a request of the failed batch ended, and which worker had it last.
+func (f *failure) requestEnded(last *WorkerSession, code status.Code) {
+	f.excused = f.excused || code != status.OK || last == f.by
+	if f.left--; f.left == 0 && !f.excused {
+		f.by.stage.strikeWorker(f.by)
+	}
+}
+
+// batchEnded notes whether a batch of a worker failed as a whole, or had a result.
+func (s *Stage) batchEnded(w *WorkerSession, failed, ranWell bool) {
+	switch {
+	case failed && w.probation:
+		s.loop.collectOutcome(outcome{kind: failsOften, worker: w})
+	case failed && !w.doubted:
+		w.doubted = true
+		s.describeWorker(w)
+	case ranWell && (w.probation || w.doubted):
+		w.standing = standing{}
+		if w.state == workerSuspended {
+			w.moveTo(workerServing)
+		}
+		s.describeWorker(w)
+	case ranWell:
+		w.strikes = 0
+	}
+}
+
+func (s *Stage) strikeWorker(w *WorkerSession) {
+	w.strikes++
+	if w.strikes >= maxStrikes {
+		s.loop.collectOutcome(outcome{kind: failsOften, worker: w})
+	}
+}
+
+// suspendWorker gives a worker that fails often no more batches, if others serve. It may have
+// run a batch well since that was found.
+func (s *Stage) suspendWorker(w *WorkerSession) {
+	if (!w.probation && w.strikes < maxStrikes) || !w.serves() || !s.othersServe(w) {
+		return
+	}
+	s.touch()
+	backoff := min(max(firstBackoff, 2*w.backoff), lastBackoff)
+	w.moveTo(workerSuspended)
+	w.standing = standing{doubted: true, resumeAt: s.loop.now + int64(backoff), backoff: backoff}
+	s.resumeAt = min(s.resumeAt, w.resumeAt)
+	s.stats.suspended++
+	s.describeWorker(w)
+	replaced := s.loop.outside.WorkerFailed(w.Pid)
+	s.log.Warn("worker suspended: it failed batches that other workers ran",
+		"worker", w.Label(), "pid", w.Pid, "replaced", replaced, "backoff", backoff)
+	s.noteWorker("worker suspended", w)
+}
+
+// resumeSuspended puts suspended workers on probation when their back-off is over,
+// or all of them when no other worker serves. resumeAt is never later than the
+// earliest end of a back-off.
+func (s *Stage) resumeSuspended() {
+	if s.resumeAt == never {
+		return
+	}
+	serve := s.othersServe(nil)
+	if serve && s.loop.now < s.resumeAt {
+		return
+	}
+	s.resumeAt = never
+	for _, w := range s.workers {
+		switch {
+		case w == nil || w.resumeAt == 0:
+		case serve && s.loop.now < w.resumeAt:
+			s.resumeAt = min(s.resumeAt, w.resumeAt)
+		default:
+			w.resumeAt, w.probation = 0, true
+			if w.state == workerSuspended {
+				w.moveTo(workerServing)
+				s.describeWorker(w)
+				s.log.Info("suspended worker may prove itself", "worker", w.Label(), "pid", w.Pid)
+			}
+		}
+	}
+}
+
+// serves says that a worker gets batches.
+func (w *WorkerSession) serves() bool {
+	return w.state == workerServing && !w.faults.has(brokeProtocol)
+}
+
+// othersServe says whether another worker than w gets batches.
+func (s *Stage) othersServe(w *WorkerSession) bool {
+	for _, x := range s.workers {
+		if x != nil && x != w && x.serves() {
+			return true
+		}
+	}
+	return false
+}

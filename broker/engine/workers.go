@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package engine
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+)
+
+// WorkerInfo is how a worker describes itself.
+type WorkerInfo struct {
+	Depth   int // batches that it may hold
+	Lanes   int // batches that it runs at once; 0 counts as 1
+	Weight  int
+	Pad     string // "", "fixed", "preferred"
+	PadTo   int
+	GPU     string // where it computes, for statistics
+	RunOnce bool   // requests that it was given must not be run again
+	Ragged  bool   // it can run batches that mix sizes
+}
+
+// WorkerSession is one attached worker.
+type WorkerSession struct {
+	*Peer
+	stage  *Stage
+	id     batcher.WorkerID
+	info   WorkerInfo
+	desc   batcher.Worker
+	depth  int
+	box    *shm.Mailbox
+	done   shm.Consumer[shm.Done]
+	posted uint64  // mails ever posted
+	mails  []*mail // posted and not done, oldest first; at most depth; changed by setMails only
+	at     int     // place in stage.busy while there are mails
+	spare  []*mail
+
+	state    workerState // changed by moveTo only
+	faults   faults
+	hungWith uint64 // outlivedLease: the batch; the worker may be done with it before it is dead
+	deathDue int64  // awaited: until when the worker has time to turn out dead
+	forgiven bool   // the broker was not there when that time ended
+	standing        // suspend.go
+
+	batches  uint64
+	computed time.Duration
+	restarts int // workers of its name that had gone before it came
+}
+
+// mail is the broker's own copy of what it posted.
+type mail struct {
+	batch    uint64
+	number   uint64
+	posted   int64
+	rows     uint32
+	begun    int64 // from when its lease counts, as far as is known; see leaseOf
+	forgiven bool  // the broker was not there when its lease ended
+	requests []mailed
+	// unanswered is how many of them ended without a result: they failed, or ended
+	// before the worker had taken them.
+	unanswered int
+}
+
+type mailed struct{ head, gen uint32 }
+
+func (w *WorkerSession) newMail() *mail {
+	if n := len(w.spare); n > 0 {
+		p := w.spare[n-1]
+		w.spare = w.spare[:n-1]
+		p.requests, p.unanswered = p.requests[:0], 0
+		return p
+	}
+	return &mail{}
+}
+
+// setMails says which mails a worker has, and keeps the list of the busy ones.
+func (s *Stage) setMails(w *WorkerSession, mails []*mail) {
+	had, has := len(w.mails) > 0, len(mails) > 0
+	w.mails = mails
+	switch {
+	case has && !had:
+		w.at = len(s.busy)
+		s.busy = append(s.busy, w)
+	case had && !has:
+		last := s.busy[len(s.busy)-1]
+		s.busy[w.at], last.at = last, w.at
+		s.busy = s.busy[:len(s.busy)-1]
+	}
+}
+
+// followLanesOf takes over how many batches a worker wants to run at once, if it
+// has said so since it attached. Then that is all it gets: one that holds back
+// has no use for batches in advance.
+func (s *Stage) followLanesOf(w *WorkerSession) {
+	lanes := min(int(w.box.Lanes.Load()), w.info.Depth)
+	if lanes <= 0 || (w.desc.Lanes == lanes && w.desc.Depth == lanes) {
+		return
+	}
+	w.desc.Lanes, w.desc.Depth = lanes, lanes
+	s.describeWorker(w)
+}
+
+// describeWorker describes a worker that gets batches to the batcher, as it is now.
+func (s *Stage) describeWorker(w *WorkerSession) {
+	if w.state != workerServing && w.state != workerSuspended {
+		return
+	}
+	d := w.desc
+	d.Paused, d.Doubted = w.state == workerSuspended, w.doubted
+	if w.probation {
+		d.Lanes, d.Depth = 1, 1
+	}
+	s.batcher.WorkerReady(d)
+}
+
+// checkWorkerInfo checks what a worker says about itself.
+func (s *Stage) checkWorkerInfo(info *WorkerInfo) (desc batcher.Worker, err error) {
+	if info.Depth < 1 || info.Depth > shm.MaxMailDepth {
+		return desc, fmt.Errorf("%w: depth %d, must be 1..%d", status.ErrInvalid, info.Depth, shm.MaxMailDepth)
+	}
+	if info.Lanes < 0 || info.Lanes > info.Depth {
+		return desc, fmt.Errorf("%w: lanes %d, must be 0..%d (the depth)", status.ErrInvalid, info.Lanes, info.Depth)
+	}
+	desc = batcher.Worker{Weight: max(1, info.Weight), Lanes: max(1, info.Lanes), Depth: info.Depth, PadTo: info.PadTo}
+	switch most := s.most; info.Pad {
+	case "":
+	case "fixed":
+		desc.Pad = batcher.PadFixed
+		if info.PadTo < most || info.PadTo > shm.MaxBatchRows {
+			return desc, fmt.Errorf("%w: pad_to is %d, must be max_batch_size (%d) or more", status.ErrInvalid, info.PadTo, most)
+		}
+	case "preferred":
+		desc.Pad = batcher.PadPreferred
+	default:
+		return desc, fmt.Errorf("%w: pad is %q, must be fixed or preferred", status.ErrInvalid, info.Pad)
+	}
+	return desc, nil
+}
+
+// OpenWorker makes the session of a worker whose signature was checked, before
+// it is attached: not on the loop, since its cost grows with the depth.
+func (s *Stage) OpenWorker(p *Peer, info *WorkerInfo) error {
+	if _, err := s.checkWorkerInfo(info); err != nil {
+		return err
+	}
+	return p.openSession(s.ring, shm.KindWorker, shm.WorkerSegmentSize(info.Depth, s.ring.layout.MaxBatch))
+}
+
+// attachWorker takes a worker whose session is open among those that get
+// batches. On an error the session is still the caller's.
+func (s *Stage) attachWorker(p *Peer, info WorkerInfo) (*WorkerSession, error) {
+	desc, err := s.checkWorkerInfo(&info)
+	if err != nil {
+		return nil, err
+	}
+	w := &WorkerSession{Peer: p, stage: s, info: info, depth: info.Depth, restarts: s.stats.deaths[p.Name]}
+	w.box = shm.NewMailbox(p.seg, info.Depth, s.ring.layout.MaxBatch)
+	w.done = shm.NewConsumer(shm.DoneRing(p.seg, info.Depth))
+	if err := p.watchPeer(s.loop, s.touch, func() { s.workerDied(w) }); err != nil {
+		return nil, err
+	}
+	i := slices.Index(s.workers, nil)
+	if i < 0 {
+		i = len(s.workers)
+		s.workers = append(s.workers, nil)
+	}
+	s.workers[i] = w
+	s.present++
+	s.staffed.Store(true)
+	if spare := s.loop.outside.WorkerCame(w.Pid, s.present == 1); !spare {
+		w.moveTo(workerServing)
+	}
+	w.id = batcher.WorkerID(i)
+	desc.ID = w.id
+	w.desc = desc
+	s.describeWorker(w)
+	s.stats.attached++
+	s.touch()
+	s.noteWorker("worker attached", w)
+	s.log.Info("worker attached", "worker", w.Label(), "id", w.id, "pid", w.Pid, "gpu", info.GPU, "spare", w.state == workerSpare)
+	return w, nil
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package broker
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/broker/engine"
+)
+
+// outside is the broker as its loops see it.
+type outside struct{ b *Broker }
+
+var _ engine.Outside = outside{}
+
+func (o outside) Offended(p engine.Process) { o.b.offenders.add(p) }
+
+func (o outside) WorkerCame(pid int, first bool) (spare bool) {
+	o.b.super.Attached(pid)
+	if first {
+		o.b.noteStaff()
+	}
+	return o.b.super.RoleOf(pid)
+}
+
+func (o outside) WorkerLeft(pid int, withBatch, last bool) (replace bool) {
+	if last {
+		o.b.noteStaff()
+	}
+	return o.b.super.Left(pid, withBatch)
+}
+
+// noteStaff notes that a model has got its first worker or lost its last.
+func (b *Broker) noteStaff() {
+	b.models.changes.note()
+	go b.models.evenOutAll() // not on the loop: it may move many clients
+}
+
+func (o outside) WorkerFailed(pid int) (replaced bool) { return o.b.super.Replace(pid) }
+
+func (o outside) Promoted(spare, lost int) { o.b.super.Promoted(spare, lost) }
+
+// Kill ends a worker's process. Under MPS its kernels are ended first, which may take
+// seconds and is not done on the loop: a client that is killed while a kernel of it
+// runs breaks the contexts of the other workers.
+func (o outside) Kill(p *engine.Peer) error {
+	if !o.b.super.UsesMPS(p.Pid) {
+		return p.Kill()
+	}
+	if err := p.Signal(0); err != nil {
+		return err
+	}
+	fd := p.DupPidfd()
+	if fd < 0 {
+		return p.Kill()
+	}
+	go func() {
+		defer engine.CloseFD(fd)
+		o.b.super.TerminateClient(p.Pid)
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+	}()
+	return nil
+}
+
+// dropDevices gives the rings' device memory back after it was lost. Clients that have it
+// mapped are disconnected; the next worker allocates some, and they attach again.
+func (b *Broker) dropDevices() {
+	for _, l := range b.loops {
+		l.LoseDevices()
+	}
+}
