@@ -166,8 +166,7 @@ func (p *process) start(cmd *exec.Cmd) error {
 	p.become("starting", 0, "")
 	p.s.starting++
 	p.s.mu.Unlock()
-	readHead(cmd)
-	err := cmd.Start()
+	err := p.readAndStart(cmd)
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
 	p.s.starting--
@@ -176,6 +175,19 @@ func (p *process) start(cmd *exec.Cmd) error {
 	}
 	p.s.started.Broadcast()
 	return err
+}
+
+// readAndStart starts the process once its file has been read. A process that is
+// told to stop before that is left out: a broker must end, also if a mount never answers.
+func (p *process) readAndStart(cmd *exec.Cmd) error {
+	read := make(chan struct{})
+	go func() { defer close(read); readHead(cmd) }()
+	select {
+	case <-read:
+		return cmd.Start()
+	case <-p.stop:
+		return errors.New("it was told to stop before its file could be read")
+	}
 }
 
 // mostInterpreters is how many scripts the kernel follows, each run by the next.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -82,6 +83,28 @@ func TestAnExecThatHangsKeepsNoOtherProcess(t *testing.T) {
 			release()
 			s.until("it runs", s.says("msg=working", 2))
 		})
+	}
+}
+
+// A pipe that no process writes stands in for a mount that never answers.
+func TestASupervisorEndsThoughAnExecHangs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "worker")
+	if err := unix.Mkfifo(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	hanging := role("worker")
+	hanging.Command = []string{path}
+	s := start(t, false, hanging)
+	s.until("it hangs", func(list []stats.Process) bool { return len(list) == 1 && list[0].State == "starting" })
+	ended := make(chan struct{})
+	go func() { defer close(ended); s.Stop(); s.Wait() }()
+	select {
+	case <-ended:
+	case <-time.After(time.Minute):
+		t.Error("it waits for a process that never started")
+	}
+	if held, err := os.OpenFile(path, os.O_RDWR, 0); err == nil { // the reader goes on
+		held.Close()
 	}
 }
 
