@@ -57,9 +57,7 @@ type Options struct {
 	Seed   uint64
 	Short  bool
 	Only   []string // campaigns; none: all
-	Scale  float64  // multiplies the number of events
 	Events int      // of each campaign, instead of its own number; 0: that
-	Width  int      // events at once, in campaigns of many; 0: 3
 	Soak   time.Duration
 	Out    string // folder for the soak's files
 	Report string // file for the results, as JSON
@@ -126,12 +124,9 @@ func runCampaigns(ctx context.Context, o Options) (all score, results []Result, 
 		if o.Events > 0 {
 			events = o.Events
 		}
-		r, err := newRun(ctx, c.name, o.Seed, max(1, int(float64(events)*o.Scale)))
+		r, err := newRun(ctx, c.name, o.Seed, events)
 		if err != nil {
 			return all, results, err
-		}
-		if o.Width > 0 {
-			r.width = o.Width
 		}
 		fmt.Printf("== %s: %s (%d events, seed %d)\n", c.name, c.about, r.events, o.Seed)
 		if err := c.run(r); err != nil {
