@@ -147,12 +147,18 @@ func playLoad(child *testbed.Child, job loadJob) error {
 	}
 }
 
+// windowOver is what the first load sees while something happens.
+func (h *host) windowOver(something func()) window {
+	h.window()
+	something()
+	return h.window()
+}
+
 // window asks the first load what it has seen since it was last asked.
-func (h *host) window() (w window, err error) {
-	if err := h.loads[0].Send("window"); err != nil {
-		return w, err
-	}
-	return w, h.loads[0].Expect("window", &w, enoughTime)
+func (h *host) window() (w window) {
+	h.r.must(h.loads[0].Send("window"))
+	h.r.must(h.loads[0].Expect("window", &w, enoughTime))
+	return w
 }
 
 func ask(c *client.Client, x []int64) error { return askWithin(c, x, patience) }
