@@ -139,7 +139,7 @@ func (h *host) endLoads(allowed ...string) (sum tally) {
 		for _, w := range t.Wrong {
 			r.fail("load: %s", w)
 		}
-		if most := r.stalls.most(); len(t.Late) > 0 && most > grace/2 {
+		if most := r.stalls.Longest(r.born, time.Now()); len(t.Late) > 0 && most > grace/2 {
 			r.notJudged("load: %s; but a CPU stood still for %v", t.Late[0], most)
 		} else {
 			for _, l := range t.Late {

@@ -128,7 +128,7 @@ func (r *run) annoyWith(h *host, n nuisance) {
 	switch {
 	case min(quiet.N, annoyed.N) < enough:
 		r.notJudged("%s: %d and %d innocent requests are too few", n.name, quiet.N, annoyed.N)
-	case !long && r.stalls.between(began, ended):
+	case !long && r.stalls.Longest(began, ended) > 0:
 		r.notJudged("%s: the machine stood still in that half second", n.name)
 	case !long: // of half a second the p99 is the slowest few, which one pause of the broker makes
 		r.quick(annoyed.P50 <= 2*quiet.P50+50*time.Millisecond, "%s: the innocent model's p50 rose from %v to %v", n.name, quiet.P50, annoyed.P50)

@@ -40,7 +40,8 @@ type run struct {
 	events int
 	ctx    context.Context
 	bed    *testbed.Bed
-	stalls stalls
+	stalls *testbed.Stalls
+	over   chan struct{} // ends the stalls
 	born   time.Time
 	began  cpuTimes
 
@@ -63,9 +64,9 @@ func newRun(ctx context.Context, name string, seed uint64, events int) (*run, er
 	for _, c := range name {
 		salt = salt*31 + uint64(c)
 	}
-	r := &run{name: name, events: events, ctx: ctx, bed: bed, born: time.Now(), shown: time.Now(),
+	r := &run{name: name, events: events, ctx: ctx, bed: bed, over: make(chan struct{}), born: time.Now(), shown: time.Now(),
 		rng: rand.New(rand.NewPCG(seed, salt)), spans: map[string][]time.Duration{}, sum: tally{Named: map[string]int{}}}
-	r.stalls.watch()
+	r.stalls = testbed.WatchStalls(r.over, true)
 	r.began = r.cpuTimes()
 	return r, nil
 }
@@ -96,7 +97,7 @@ func (r *run) close(seed uint64) Result {
 	r.bed.Close()
 	left, err := testbed.Children()
 	r.check(err == nil && len(left) == 0, "processes are left behind: %v, %v", left, err)
-	r.stalls.end()
+	close(r.over)
 	result := Result{Campaign: r.name, Seed: seed, Events: r.done, Answers: r.sum.OK, Named: r.sum.Named, Spans: map[string]Span{}}
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	for _, name := range slices.Sorted(maps.Keys(r.spans)) {
@@ -208,7 +209,7 @@ func (r *run) quick(ok bool, format string, a ...any) {
 
 // span keeps how long something took.
 func (r *run) span(name string, from, to time.Time) {
-	if r.stalls.between(from, to) {
+	if r.stalls.Longest(from, to) > 0 {
 		name += ", while the machine stood still"
 	}
 	r.mu.Lock()
