@@ -18,33 +18,21 @@ const (
 // measureGrowth compares the CPU time per request with one attached client and with 256, at the same total rate. The clients
 // share a process: then it is ringbatch that grows. 256 processes add the cost of 256 mostly sleeping Go runtimes; that is
 // measured beside it.
-func measureGrowth(r *rig.Rig) error {
+func measureGrowth(r *rig.Rig) {
 	var runs []*growthRun
 	for _, g := range []*growthRun{{name: "one", sessions: 1, processes: 1}, {name: "many", sessions: growthClients, processes: 1},
 		{name: "apart", sessions: 1, processes: growthClients}} {
 		r.Say("growth: starting %d clients", g.sessions*g.processes)
-		e, err := startEcho(r, 1, small64(g.name, 32, 4096))
-		if err != nil {
-			return err
-		}
-		if g.clients, err = startProducers(r, g.processes, producerJob{Socket: e.socket, Model: g.name, Window: 8,
-			Sessions: g.sessions}); err != nil {
-			return err
-		}
+		e := startEcho(r, 1, small64(g.name, 32, 4096))
+		g.clients = startProducers(r, g.processes, producerJob{Socket: e.socket, Model: g.name, Window: 8, Sessions: g.sessions})
 		g.serving = [][]*testbed.Process{{e.broker}, e.workers}
 		runs = append(runs, g)
 	}
-	err := r.InTurns("growth", func(counts bool) error {
+	r.InTurns("growth", func(counts bool) {
 		for _, g := range runs {
-			if err := g.round(2*r.Round, counts); err != nil {
-				return err
-			}
+			g.round(r, 2*r.Round, counts)
 		}
-		return nil
 	})
-	if err != nil {
-		return err
-	}
 	one, many, apart := runs[0], runs[1], runs[2]
 	var ratios, processes []float64
 	for i := range one.totals {
@@ -54,7 +42,6 @@ func measureGrowth(r *rig.Rig) error {
 	r.Check("cpu_growth_ratio", rig.Median(ratios), "<", 1.20,
 		"CPU per request at %d/s, %d clients in one process %s / 1 client %s; a process for each of %d: %s, ratio %.2f; median of %d rounds",
 		growthRate, growthClients, many, one, growthClients, apart, rig.Median(processes), len(ratios))
-	return nil
 }
 
 // growthRun is one of the set-ups. Figures are CPU microseconds per request.
@@ -70,27 +57,17 @@ type growthRun struct {
 
 // round measures once. The producers' cost of waking up in time is the load generator's, not a request's: it is measured by
 // itself and taken off.
-func (g *growthRun) round(d time.Duration, counts bool) error {
+func (g *growthRun) round(r *rig.Rig, d time.Duration, counts bool) {
 	o := order{Do: "pace only", Rate: growthRate / float64(len(g.clients))}
-	rs, err := together(g.clients, o, d/2)
-	if err != nil {
-		return err
-	}
-	pace := total(rs)
+	pace := total(together(r, g.clients, o, d/2))
 	pacing := float64(pace.CPU) / float64(max(pace.Requests, 1))
-	before, err := rig.CPUTimes(g.serving)
-	if err != nil {
-		return err
-	}
+	before := r.CPUTimes(g.serving)
 	o.Do = "paced"
-	if rs, err = together(g.clients, o, d); err != nil {
-		return err
+	all := total(together(r, g.clients, o, d))
+	after := r.CPUTimes(g.serving)
+	if !counts {
+		return
 	}
-	after, err := rig.CPUTimes(g.serving)
-	if err != nil || !counts {
-		return err
-	}
-	all := total(rs)
 	used := [3]float64{float64(after[0] - before[0]), float64(after[1] - before[1]), float64(all.CPU) - pacing*float64(all.Requests)}
 	sum := 0.0
 	for i := range g.parts {
@@ -99,7 +76,6 @@ func (g *growthRun) round(d time.Duration, counts bool) error {
 		sum += us
 	}
 	g.totals, g.pacing = append(g.totals, sum), append(g.pacing, pacing/1e3)
-	return nil
 }
 
 // String is for the report.
