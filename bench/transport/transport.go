@@ -45,7 +45,6 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 		Parts: []rig.Part{
 			{Name: "latency", Run: measureLatency}, {Name: "small", Run: measureSmall}, {Name: "large", Run: measureLarge},
 			{Name: "idle", Run: func(r *rig.Rig) { measureIdle(r, max(idle, 100*time.Millisecond)) }},
-			{Name: "growth", Run: measureGrowth},
 			{Name: "in_flight", Run: func(r *rig.Rig) {
 				if long {
 					requests = 10_000_000
@@ -77,11 +76,11 @@ func startEcho(r *rig.Rig, workers int, job rig.EchoJob) (e echo) {
 	return e
 }
 
-// startProducers starts processes, each with its own sessions.
+// startProducers starts processes, each with its own session.
 func startProducers(r *rig.Rig, n int, job producerJob) []*testbed.Process {
 	return r.MustStartAll(n, func(i int) testbed.Spec {
 		j := job
-		j.Seed, j.Sessions = uint64(i+1), max(1, job.Sessions)
+		j.Seed = uint64(i + 1)
 		return testbed.Spec{Role: "transport", Job: j, Procs: 2}
 	})
 }

@@ -250,23 +250,21 @@ func hugeRing(ctx context.Context, socket string, rng *rand.Rand) (int, error) {
 
 // declareHuge declares one huge model after the other, a new one each time.
 func declareHuge(ctx context.Context, socket string, rng *rand.Rand) (int, error) {
-	s, err := attach.Open(ctx, socket, shm.Memfd{}, wide(fmt.Sprintf("%s-%d", hugeModel, rng.IntN(1<<30)), 1<<(17+rng.IntN(4))))
-	if err != nil {
-		return 1, err
-	}
-	s.HangUp()
-	s.Close()
-	return 1, nil
+	return 1, visit(ctx, socket, wide(fmt.Sprintf("%s-%d", hugeModel, rng.IntN(1<<30)), 1<<(17+rng.IntN(4))))
 }
 
 func attachStorm(ctx context.Context, socket string, rng *rand.Rand) (int, error) {
-	s, err := attach.Open(ctx, socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: theModel.Name, Window: 1 + rng.IntN(theModel.Slots/2)})
-	if err != nil {
-		return 1, err
+	return 1, visit(ctx, socket, &control.Request{Op: control.OpClient, Model: theModel.Name, Window: 1 + rng.IntN(theModel.Slots/2)})
+}
+
+// visit attaches and leaves.
+func visit(ctx context.Context, socket string, req *control.Request) error {
+	s, err := attach.Open(ctx, socket, shm.Memfd{}, req)
+	if err == nil {
+		s.HangUp()
+		s.Close()
 	}
-	s.HangUp()
-	s.Close()
-	return 1, nil
+	return err
 }
 
 // longSettings asks for settings that take long to read.
@@ -339,14 +337,7 @@ func playTry(c *testbed.Child, socket string) error {
 		return &control.Request{Op: control.OpWorker, Model: model,
 			Worker: &control.WorkerInfo{Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs), Depth: 1}}
 	}
-	attached := func(req *control.Request) error {
-		s, err := attach.Open(ctx, socket, shm.Memfd{}, req)
-		if err == nil {
-			s.HangUp()
-			s.Close()
-		}
-		return err
-	}
+	attached := func(req *control.Request) error { return visit(ctx, socket, req) }
 	call := func(req *control.Request) error { _, err := attach.CallOnce(ctx, socket, req); return err }
 	got := map[string]string{}
 	for name, err := range map[string]error{
