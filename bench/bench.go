@@ -84,9 +84,6 @@ func (o *options) run(ctx context.Context, say *progress.Line) (report, error) {
 	switch {
 	case o.demo:
 		return runDemo(ctx, &o.cfg, say)
-	case o.cfg.Concurrency.set():
-		s, err := runSweep(ctx, &o.cfg, say)
-		return asReport(s, err)
 	default:
 		r, err := runSingle(ctx, &o.cfg, say)
 		return asReport(r, err)

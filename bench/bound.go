@@ -30,7 +30,7 @@ func (f *fleet) startBound(cfg *config, say *progress.Line) (*bound, error) {
 		return nil, err
 	}
 	b := &bound{full: full}
-	if cfg.WorkerNum == 1 && cfg.InFlight == 1 && !cfg.Concurrency.set() && !cfg.NoDynamicBatch {
+	if cfg.WorkerNum == 1 && cfg.InFlight == 1 && !cfg.NoDynamicBatch {
 		b.single, err = f.startAlone(cfg, 1, cfg.WorkerBatch, say)
 	}
 	return b, err

@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
@@ -22,28 +21,26 @@ import (
 // config is one benchmark as its flags describe it; it is the key "config" of
 // the JSON. The names are those of the SimpleDBI benchmark where it has them.
 type config struct {
-	WorkerNum      int      `json:"worker_num"`
-	WorkerBatch    int      `json:"worker_batch"`
-	MaxBatchSize   int      `json:"max_batch_size"`
-	ModelNum       int      `json:"model_num"`
-	WaitTime       seconds  `json:"wait_time"` // in seconds
-	NoDynamicBatch bool     `json:"no_dynamic_batch"`
-	ModelType      string   `json:"model_type"`
-	ModelPath      string   `json:"model_path,omitempty"`
-	DataType       string   `json:"data_type"`
-	InputShape     []int    `json:"input_shape,omitempty"`
-	Duration       seconds  `json:"duration"` // of one window
-	Warmup         seconds  `json:"warmup"`
-	InFlight       int      `json:"in_flight"`
-	WriteAhead     bool     `json:"write_ahead"`
-	Rate           float64  `json:"rate,omitempty"` // requests per second of all producers; 0: closed loop
-	Concurrency    interval `json:"concurrency_range,omitzero"`
-	Bound          bool     `json:"-"`
-	Stability      float64  `json:"stability_percent"`
-	MaxWindows     int      `json:"max_windows"`
-	Seed           int64    `json:"seed"`
-	SimulatedFixed seconds  `json:"simulated_fixed,omitempty"`
-	SimulatedItem  seconds  `json:"simulated_item,omitempty"`
+	WorkerNum      int     `json:"worker_num"`
+	WorkerBatch    int     `json:"worker_batch"`
+	MaxBatchSize   int     `json:"max_batch_size"`
+	ModelNum       int     `json:"model_num"`
+	WaitTime       seconds `json:"wait_time"` // in seconds
+	NoDynamicBatch bool    `json:"no_dynamic_batch"`
+	ModelType      string  `json:"model_type"`
+	ModelPath      string  `json:"model_path,omitempty"`
+	DataType       string  `json:"data_type"`
+	InputShape     []int   `json:"input_shape,omitempty"`
+	Duration       seconds `json:"duration"` // of one window
+	Warmup         seconds `json:"warmup"`
+	InFlight       int     `json:"in_flight"`
+	Rate           float64 `json:"rate,omitempty"` // requests per second of all producers; 0: closed loop
+	Bound          bool    `json:"-"`
+	Stability      float64 `json:"stability_percent"`
+	MaxWindows     int     `json:"max_windows"`
+	Seed           int64   `json:"seed"`
+	SimulatedFixed seconds `json:"simulated_fixed,omitempty"`
+	SimulatedItem  seconds `json:"simulated_item,omitempty"`
 
 	allWindows bool // all of MaxWindows are measured, and all count
 }
@@ -76,9 +73,7 @@ func (c *config) bind(f *pflag.FlagSet) {
 	c.Warmup = seconds(time.Second)
 	f.Var(&c.Warmup, "warmup", "time before the first window")
 	f.IntVar(&c.InFlight, "in_flight", 0, "requests that each producer has in flight (default 1; 64 with --rate)")
-	f.BoolVar(&c.WriteAhead, "write_ahead", false, "closed loop: producers write their next input while they wait for an answer")
 	f.Float64Var(&c.Rate, "rate", 0, "open loop: requests per second of all producers together, Poisson arrivals (default: closed loop)")
-	f.Var(&c.Concurrency, "concurrency_range", "a:b:step: measure with a, a+step … b producers instead of --worker_num")
 	f.BoolVar(&c.Bound, "bound", true, "also measure the upper bound: the model processes feeding themselves full batches")
 	f.Float64Var(&c.Stability, "stability", 10, "the last three windows must agree within this percentage")
 	f.IntVar(&c.MaxWindows, "max_windows", 10, "give up waiting for stability after so many windows")
@@ -118,7 +113,7 @@ func (c *config) validate() error {
 		got       int
 		low, high int
 	}{
-		{"worker_num", c.mostProducers(), 1, broker.DefaultMaxClients},
+		{"worker_num", c.WorkerNum, 1, broker.DefaultMaxClients},
 		{"max_batch_size", c.MaxBatchSize, 1, shm.MaxBatchRows},
 		{"model_num", c.ModelNum, 1, maxModels},
 		{"in_flight", c.InFlight, 1, maxInFlight},
@@ -142,8 +137,6 @@ func (c *config) validate() error {
 		return fmt.Errorf("--rate is %v, must be 0..%v requests per second", c.Rate, maxPerSecond)
 	case c.Rate > 0 && c.NoDynamicBatch:
 		return errors.New("--rate needs the broker: it cannot go with --no_dynamic_batch")
-	case c.WriteAhead && (c.Rate > 0 || c.NoDynamicBatch):
-		return errors.New("--write_ahead is for a closed loop through the broker: it goes neither with --rate nor with --no_dynamic_batch")
 	case !(c.Stability > 0 && c.Stability <= 100):
 		return fmt.Errorf("--stability is %v, must be above 0 and at most 100 percent", c.Stability)
 	case !slices.Contains(kind.dtypes, c.DataType):
@@ -158,57 +151,16 @@ func (c *config) validate() error {
 			return fmt.Errorf("--model_path: %s is not a file", c.ModelPath)
 		}
 	}
-	return c.checkMemory(kind, availableMemory())
-}
-
-// processBytes is about what one of our processes takes besides the model and
-// the ring.
-const processBytes = 16 << 20
-
-// checkMemory refuses what this machine could not hold.
-func (c *config) checkMemory(kind modelKind, available int64) error {
-	row, model, err := kind.size(c.model())
-	if err != nil {
-		return fmt.Errorf("--model_type %s: %w", c.ModelType, err)
-	}
-	producers := int64(c.mostProducers())
-	copies := int64(c.ModelNum)
-	if c.NoDynamicBatch {
-		copies = producers
-	}
-	if c.Bound {
-		copies += int64(c.ModelNum)
-	}
-	ring := row * int64(c.slots())
-	if row > 0 && ring/row != int64(c.slots()) {
-		return fmt.Errorf("%d slots of %d bytes are more than a machine can address", c.slots(), row)
-	}
-	need := ring + copies*(model+row*int64(c.MaxBatchSize)) + (producers+int64(c.ModelNum)+1)*processBytes
-	if available > 0 && need > available {
-		return fmt.Errorf("this needs about %s MiB (ring %s, %d × model %s, %d processes), but only %s MiB are available: fewer "+
-			"--worker_num, --in_flight, --model_num or smaller inputs",
-			mib(need), mib(ring), copies, mib(model), producers+int64(c.ModelNum)+1, mib(available))
-	}
 	if c.slots() > shm.MaxSlots {
 		return fmt.Errorf("--worker_num × --in_flight × --worker_batch is %d slots, must be at most %d", c.slots(), shm.MaxSlots)
 	}
-	return nil
-}
-
-func mib(bytes int64) string { return rig.Big(float64(bytes >> 20)) }
-
-// mostProducers is the largest number of producers at once.
-func (c *config) mostProducers() int {
-	if c.Concurrency.set() {
-		return c.Concurrency.To
-	}
-	return c.WorkerNum
+	return kind.check(c.model())
 }
 
 // slots is how large the ring must be: every producer's window, and never
 // less than a few batches.
 func (c *config) slots() int {
-	return max(c.mostProducers()*c.window(), 2*c.window(), 2*c.MaxBatchSize) // one client may not have all of them
+	return max(c.WorkerNum*c.window(), 2*c.window(), 2*c.MaxBatchSize) // one client may not have all of them
 }
 
 // window is the slots of one producer.
@@ -216,7 +168,7 @@ func (c *config) window() int { return c.producer().window() }
 
 // producer is what all producers have in common.
 func (c *config) producer() producerJob {
-	return producerJob{Model: modelName, Rows: c.WorkerBatch, InFlight: c.InFlight, Ahead: c.WriteAhead}
+	return producerJob{Model: modelName, Rows: c.WorkerBatch, InFlight: c.InFlight}
 }
 
 func (c *config) model() modelJob {

@@ -29,24 +29,12 @@ import (
 // for a harder one, whose processes copy one batch while another computes; its
 // N·2·B rows in flight may be more than the producers of a run can have.
 
-// torchSize is a guess: only the file knows its outputs.
-func torchSize(j modelJob) (row, model int64, err error) {
-	spec, err := j.input()
-	if err != nil {
-		return 0, 0, err
-	}
+func checkTorch(j modelJob) error {
 	if j.Path == "" {
-		return 0, 0, fmt.Errorf("%w: torch needs --model_path, a file or an import path (module:name)", status.ErrInvalid)
+		return fmt.Errorf("%w: torch needs --model_path, a file or an import path (module:name)", status.ErrInvalid)
 	}
-	const torchItself = 3 << 30 // what PyTorch with CUDA takes in a process
-	if isImportPath(j.Path) {
-		return int64(spec.RowBytes()) + 4096, torchItself, nil
-	}
-	st, err := os.Stat(j.Path)
-	if err != nil {
-		return 0, 0, err
-	}
-	return int64(spec.RowBytes()) + 4096, st.Size() + torchItself, nil
+	_, err := j.input()
+	return err
 }
 
 // isImportPath tells module:name, which Python imports, from a file.

@@ -5,12 +5,10 @@ package bench
 import (
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/ringbatch/ringbatch/internal/mlp"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 	"github.com/ringbatch/ringbatch/worker/cpu"
@@ -42,11 +40,9 @@ type openModel struct {
 type modelKind struct {
 	takesPath bool
 	dtypes    []string
-	// size tells, without loading anything, what a row takes in the ring and
-	// what one copy of the model takes; row 0 if only the file knows.
-	size func(modelJob) (row, model int64, err error)
-	open func(modelJob) (*openModel, error)
-	note func(modelJob) string // to be said in every output; nil or "" for none
+	check     func(modelJob) error // refuses a model without loading it
+	open      func(modelJob) (*openModel, error)
+	note      func(modelJob) string // to be said in every output; nil or "" for none
 }
 
 // modelKinds lists them all.
@@ -54,22 +50,22 @@ func modelKinds() map[string]modelKind {
 	numbers := []string{"f32", "f64", "i32", "i64"}
 	return map[string]modelKind{
 		"torch": { // a file or import path (--model_path), by PyTorch, on a GPU if there is one; float16 is computed channels last
-			dtypes: []string{"f32", "f16"}, takesPath: true, size: torchSize, open: openTorch,
+			dtypes: []string{"f32", "f16"}, takesPath: true, check: checkTorch, open: openTorch,
 		},
 		"echo": { // gives its input back
 			dtypes: []string{"bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"},
-			size:   shapedSize, open: openCPU,
+			check:  checkShape, open: openCPU,
 		},
 		"affine": { // y = 2·x + 1
-			dtypes: numbers, size: shapedSize, open: openCPU,
+			dtypes: numbers, check: checkShape, open: openCPU,
 		},
 		"mlp": { // a perceptron with 96 MiB of weights, or one from --model_path (safetensors)
 			dtypes:    []string{"f32"},
-			takesPath: true, size: mlpSize, open: openCPU,
+			takesPath: true, check: func(modelJob) error { return nil }, open: openCPU,
 		},
 		"simulated": { // computes nothing: sleeps --simulated_fixed per batch and --simulated_item per row
 			dtypes: []string{"u8", "i32", "f16", "f32"},
-			size:   shapedSize, open: openCPU, note: simulatedNote,
+			check:  checkShape, open: openCPU, note: simulatedNote,
 		},
 	}
 }
@@ -97,29 +93,14 @@ func (j *modelJob) input() (tensor.Spec, error) {
 	return tensor.Spec{Name: "x", DType: d, Shape: j.Shape}, err
 }
 
-// shapedSize is for models whose output is like their input.
-func shapedSize(j modelJob) (row, model int64, err error) {
+// checkShape is for models whose output is like their input.
+func checkShape(j modelJob) error {
 	spec, err := j.input()
 	if err != nil {
-		return 0, 0, err
+		return err
 	}
 	sig := tensor.Signature{Inputs: []tensor.Spec{spec}, Outputs: []tensor.Spec{spec}}
-	if err := sig.Validate(); err != nil {
-		return 0, 0, err
-	}
-	return 2 * int64(spec.RowBytes()), 0, nil
-}
-
-func mlpSize(j modelJob) (row, model int64, err error) {
-	if j.Path != "" {
-		st, err := os.Stat(j.Path)
-		if err != nil {
-			return 0, 0, err
-		}
-		return 0, st.Size(), nil
-	}
-	cfg := mlp.Default()
-	return 4 * int64(cfg.Sizes[0]+cfg.Sizes[len(cfg.Sizes)-1]), cfg.WeightBytes(), nil
+	return sig.Validate()
 }
 
 func simulatedNote(j modelJob) string {

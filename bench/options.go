@@ -38,7 +38,6 @@ their own, loads them, and prints what came out, beside the upper bound.
   bench --worker_num=64 --max_batch_size=32 --model_num=1 --wait_time=0.005
   bench --worker_num=64 --no_dynamic_batch          # every producer on its own
   bench --rate=500 --worker_num=16                  # open loop, Poisson arrivals
-  bench --concurrency_range=2:16:2 --plot=sweep.svg
   bench --demo                                      # a short tour
 
 Other suites, each with flags of its own (--help):
@@ -76,7 +75,7 @@ func (o *options) checkOutputs() error {
 
 // shorten sets what the flags leave open for the demo.
 func (o *options) shorten(f *pflag.FlagSet) error {
-	for _, name := range []string{"no_dynamic_batch", "concurrency_range", "rate", "bound", "worker_batch"} {
+	for _, name := range []string{"no_dynamic_batch", "rate", "bound", "worker_batch"} {
 		if f.Changed(name) {
 			return fmt.Errorf("--%s does not go with --demo, which chooses it itself", name)
 		}

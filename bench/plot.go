@@ -62,30 +62,6 @@ func (r *result) figure() *svgchart.Figure {
 	return f
 }
 
-// figure of a sweep: throughput and latency over concurrency.
-func (s *sweep) figure() *svgchart.Figure {
-	var x, items, p50, p95, p99, bound []float64
-	for _, p := range s.Points {
-		x, items = append(x, float64(p.Concurrency)), append(items, p.ItemsPerS)
-		p50, p95, p99 = append(p50, p.Latency.P50), append(p95, p.Latency.P95), append(p99, p.Latency.P99)
-		if s.Bound != nil {
-			bound = append(bound, s.Bound.ItemsPerS)
-		}
-	}
-	rate := []svgchart.Line{{Name: "ringbatch", X: x, Y: items, Points: true}}
-	if s.Bound != nil {
-		rate = append(rate, svgchart.Line{Name: "bound", X: x, Y: bound, Dashed: true})
-	}
-	return &svgchart.Figure{
-		Title: titled("ringbatch: throughput and latency over concurrency", s.Note), Subtitle: subtitle(s.Config, s.Note),
-		Charts: []svgchart.Chart{
-			{Title: "throughput", XLabel: "producers", YLabel: "items per second", Lines: rate},
-			{Title: "latency", XLabel: "producers", YLabel: "milliseconds", Lines: []svgchart.Line{
-				{Name: "p50", X: x, Y: p50, Points: true}, {Name: "p95", X: x, Y: p95, Points: true}, {Name: "p99", X: x, Y: p99, Points: true}}},
-		},
-	}
-}
-
 // figure of the demo: its lines as bars, under the bound.
 func (r *demoReport) figure() *svgchart.Figure {
 	n := r.Config.WorkerNum

@@ -5,7 +5,6 @@ package bench
 import (
 	"encoding/json"
 	"math"
-	"slices"
 	"testing"
 	"time"
 )
@@ -26,21 +25,6 @@ func TestSecondsAreANumberOrADuration(t *testing.T) {
 	data, err := json.Marshal(seconds(5 * time.Millisecond))
 	if err != nil || string(data) != "0.005" {
 		t.Errorf("as JSON %s, %v", data, err)
-	}
-}
-
-func TestAConcurrencyRangeListsItsValues(t *testing.T) {
-	for text, want := range map[string][]int{"2:6:2": {2, 4, 6}, "1:3": {1, 2, 3}, "4:4:1": {4}, "1:6:4": {1, 5},
-		"1:3:9223372036854775807": {1}} {
-		var r interval
-		if err := r.Set(text); err != nil || !slices.Equal(r.values(), want) {
-			t.Errorf("%s: %v, %v; want %v", text, r.values(), err, want)
-		}
-	}
-	for _, text := range []string{"", "4", "0:4:1", "4:2:1", "1:4:0", "a:b:c", "1:2:3:4"} {
-		if err := new(interval).Set(text); err == nil {
-			t.Errorf("%q was accepted", text)
-		}
 	}
 }
 

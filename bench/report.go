@@ -62,9 +62,6 @@ func (c *config) headline() string {
 		return fmt.Sprintf("%s: %d processes, each running the model by itself on %d row(s)", c.ModelType, c.WorkerNum, c.WorkerBatch)
 	}
 	load := fmt.Sprintf("%d in flight each", c.InFlight)
-	if c.WriteAhead {
-		load += ", the next one written meanwhile"
-	}
 	if c.Rate > 0 {
 		load = fmt.Sprintf("%s requests/s arriving at random, at most %d in flight each", rig.Big(c.Rate), c.InFlight)
 	}
@@ -150,42 +147,4 @@ func errorList(errs map[string]int64) string {
 		parts = append(parts, fmt.Sprintf("%s %d", name, errs[name]))
 	}
 	return strings.Join(parts, ", ")
-}
-
-// print writes a sweep as one table.
-func (s *sweep) print(w io.Writer) {
-	fmt.Fprintln(w, s.Config.headline())
-	if s.Note != "" {
-		fmt.Fprintf(w, "note: %s\n", s.Note)
-	}
-	if b := s.Bound; b != nil {
-		fmt.Fprintf(w, "bound: %s items/s, %s ms a batch, in turns with the points below\n", rig.Big(b.ItemsPerS), rig.Short(b.Latency.Avg))
-	}
-	fmt.Fprintf(w, "\n%11s %12s %10s %9s %9s %9s %9s %9s %7s\n", "concurrency", "requests/s", "items/s", "avg ms", "p50 ms", "p95 ms",
-		"p99 ms", "batch", "bound")
-	for _, p := range s.Points {
-		mark := p.marks()
-		if len(p.Errors) > 0 {
-			mark += "  errors: " + errorList(p.Errors)
-		}
-		ratio := "–"
-		if p.RatioToBound > 0 {
-			ratio = fmt.Sprintf("%.0f %%", 100*p.RatioToBound)
-		}
-		fmt.Fprintf(w, "%11d %12s %10s %9s %9s %9s %9s %9s %7s%s\n", p.Concurrency, rig.Big(p.Throughput), rig.Big(p.ItemsPerS),
-			rig.Short(p.Latency.Avg), rig.Short(p.Latency.P50), rig.Short(p.Latency.P95), rig.Short(p.Latency.P99), rig.Short(p.BatchSize.Avg),
-			ratio, mark)
-	}
-}
-
-// marks are warnings for one line of a table.
-func (r *result) marks() string {
-	mark := ""
-	if !r.Stable {
-		mark = "  not stable"
-	}
-	if b := r.busy(); b != "" {
-		mark += "  " + b
-	}
-	return mark
 }

@@ -12,9 +12,8 @@ import (
 // docs/benchmark.md and are only ever added to.
 type result struct {
 	Config       *config          `json:"config,omitempty"`
-	Note         string           `json:"note,omitempty"`        // "simulated: …" where the model only simulates
-	Concurrency  int              `json:"concurrency,omitempty"` // in a sweep
-	Throughput   float64          `json:"throughput"`            // requests per second
+	Note         string           `json:"note,omitempty"` // "simulated: …" where the model only simulates
+	Throughput   float64          `json:"throughput"`     // requests per second
 	ItemsPerS    float64          `json:"items_per_s"`
 	Latency      latencies        `json:"latency_ms"`
 	BatchSize    batchSizes       `json:"batch_size"`

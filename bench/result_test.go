@@ -120,24 +120,6 @@ func TestTheJSONKeysAreTheDocumentedOnes(t *testing.T) {
 	if got["ratio_to_bound"] != 0.5 {
 		t.Errorf("ratio_to_bound is %v, want 0.5", got["ratio_to_bound"])
 	}
-	if points := keys(t, &sweep{Config: &o.cfg, Points: []*result{r}})["points"]; points == nil {
-		t.Error("a sweep has no points")
-	}
-}
-
-func TestTheBoundOfASweepIsTheMeanOfItsPoints(t *testing.T) {
-	s := &sweep{Points: []*result{
-		{Bound: &boundResult{ItemsPerS: 100, CPU: 2, Windows: []float64{100}}},
-		{Bound: &boundResult{ItemsPerS: 200, CPU: 4, Windows: []float64{200}}},
-	}}
-	s.meanBound()
-	if b := s.Bound; b.ItemsPerS != 150 || b.CPU != 3 || len(b.Windows) != 2 {
-		t.Errorf("got %+v", b)
-	}
-	s = &sweep{Points: []*result{{}}}
-	if s.meanBound(); s.Bound != nil {
-		t.Errorf("a bound that was not measured: %+v", s.Bound)
-	}
 }
 
 func keys(t *testing.T, v any) map[string]any {

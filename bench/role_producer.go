@@ -26,18 +26,12 @@ type producerJob struct {
 	Model    string
 	Rows     int
 	InFlight int
-	Ahead    bool    // closed loop: write the next input while waiting for an answer
 	Rate     float64 // requests per second of this producer; 0: closed loop
 	Seed     uint64
 }
 
 // window is the slots that the producer uses.
-func (j producerJob) window() int {
-	if j.Ahead {
-		return 2 * j.InFlight * j.Rows
-	}
-	return j.InFlight * j.Rows
-}
+func (j producerJob) window() int { return j.InFlight * j.Rows }
 
 // producerRole sends requests without copies beyond the one that writes the
 // input: claim, write in place, commit, wait, read in place, release.
@@ -92,9 +86,6 @@ func (p *producer) closedLoop(ctx context.Context, rec *recorder) {
 			now = p.request(ctx, rec, now)
 		}
 	}
-	if p.job.Ahead {
-		loop = func() { p.loopAhead(ctx, rec) }
-	}
 	var others sync.WaitGroup
 	for range p.job.InFlight - 1 {
 		others.Go(loop)
@@ -140,58 +131,18 @@ func (p *producer) openLoop(ctx context.Context, rec *recorder) {
 	rec.fail(end-1, "not_sent_in_time", unsent.Load())
 }
 
-// loopAhead has each next input written into its slot before the answer to
-// the one before has come, and commits it then: what a producer does whose
-// inputs do not depend on the answers, such as a camera's.
-func (p *producer) loopAhead(ctx context.Context, rec *recorder) {
-	next, err := p.claim(ctx)
-	for now := shm.Now(); !rec.over(now); {
-		committed := now
-		var st stages
-		if err == nil {
-			st, err = p.turn(ctx, &next)
-		}
-		if now = shm.Now(); err == nil {
-			rec.add(now, now-committed, p.job.Rows, st)
-			continue
-		}
-		now = p.failed(rec, now, err)
-		_ = next.Release()
-		next, err = p.claim(ctx)
-	}
-	_ = next.Release()
-}
-
-// turn commits next, writes the one that follows it, and waits for the answer.
-func (p *producer) turn(ctx context.Context, next *client.Request) (st stages, err error) {
-	this := *next
-	defer this.Release()
-	if err := this.Commit(ctx); err != nil {
-		return st, err
-	}
-	if *next, err = p.claim(ctx); err != nil {
-		return st, err
-	}
-	return p.wait(ctx, this)
-}
-
 // request runs one that was meant for the intended time, and says when it
 // was over.
 func (p *producer) request(ctx context.Context, rec *recorder, intended int64) int64 {
 	st, err := p.exchange(ctx, intended)
 	now := shm.Now()
 	if err != nil {
-		return p.failed(rec, now, err)
+		rec.fail(now, errorName(err), 1)
+		time.Sleep(time.Millisecond) // no storm of refusals
+		return shm.Now()
 	}
 	rec.add(now, now-intended, p.job.Rows, st)
 	return now
-}
-
-// failed counts a failure, and says when to go on.
-func (p *producer) failed(rec *recorder, at int64, err error) int64 {
-	rec.fail(at, errorName(err), 1)
-	time.Sleep(time.Millisecond) // no storm of refusals
-	return shm.Now()
 }
 
 // exchange is one request, and where its time went. Waiting for a place among
@@ -213,15 +164,6 @@ func (p *producer) exchange(ctx context.Context, intended int64) (stages, error)
 	st, err := p.wait(ctx, r)
 	st[stageClaim], st[stageWrite] = claimed-intended, written-claimed
 	return st, err
-}
-
-// claim is a request whose input is written.
-func (p *producer) claim(ctx context.Context) (client.Request, error) {
-	r, err := p.conn.Claim(ctx, p.job.Rows, p.dims...)
-	if err != nil {
-		return r, err
-	}
-	return r, p.write(r)
 }
 
 func (p *producer) write(r client.Request) error {

@@ -24,7 +24,8 @@ hosts-short:
 # chaos, and beside it what it plays the C and the Python client with.
 .PHONY: chaos-build
 chaos-build: build
-	CGO_ENABLED=0 go build -o bin/chaos ./cmd/chaos
+	commit=$$(git describe --always --abbrev=12 --dirty=+changes --exclude '*' || echo unknown) && CGO_ENABLED=0 \
+	  go build -ldflags "-X github.com/ringbatch/ringbatch/internal/chaos.Commit=$$commit" -o bin/chaos ./cmd/chaos
 	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so $(CURDIR)/build/c/libringbatch.a
 	$(CC) -O2 -std=c11 -D_GNU_SOURCE -Wall -Wextra -static -pthread -Icbindings \
 	  -o bin/chaos-peer internal/chaos/peers/peer.c build/c/libringbatch.a
@@ -50,17 +51,15 @@ chaos-short: chaos-build
 # it goes on where it was interrupted.
 .PHONY: torture torture-build
 torture-build: chaos-build
-	commit=$$(git describe --always --abbrev=12 --dirty=+changes --exclude '*') && CGO_ENABLED=0 \
-	  go build -ldflags "-X github.com/ringbatch/ringbatch/internal/torture.Commit=$$commit" -o bin/torture ./cmd/torture
 	CGO_ENABLED=0 go test -c -o bin/engine.test ./broker/engine
 	CGO_ENABLED=0 go test -c -o bin/batcher.test ./broker/batcher
 
 # the long runs: about three hours on 2 cores; writes docs/results/torture.md
 torture: torture-build
-	./bin/torture --parts "$(PARTS)" --limit "$(or $(LIMIT),0)" --table docs/results/torture.md
+	./bin/chaos --long --parts "$(PARTS)" --limit "$(or $(LIMIT),0)" --table docs/results/torture.md
 
 SOAK ?= 20m
-# everything at once at low intensity for SOAK, with a plot
+# everything at once at low intensity for SOAK
 soak: chaos-build
 	./bin/chaos --soak $(SOAK) --out .
 

@@ -55,11 +55,11 @@ func BareRole(c *testbed.Child) error {
 }
 
 // StartBare starts the bare server.
-func StartBare(r *rig.Rig) (p *testbed.Process, at Addresses, err error) {
-	if p, err = r.Start(testbed.Spec{Role: "bare"}); err == nil {
-		err = p.Expect("listening", &at, startTime)
-	}
-	return p, at, err
+func StartBare(r *rig.Rig) (p *testbed.Process, at Addresses) {
+	p, err := r.Start(testbed.Spec{Role: "bare"})
+	r.Must(err)
+	r.Must(p.Expect("listening", &at, startTime))
+	return p, at
 }
 
 // bareBodies are used again: a server that makes garbage of each body would be an easy mark.

@@ -45,7 +45,7 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	s := rig.Suite{Name: "gateway", About: "What the gateway adds to the network; see docs/gateway.md.", Rounds: 5, Round: time.Second}
 	for _, protocol := range []string{"http", "grpc"} {
 		for _, size := range Sizes {
-			s.Parts = append(s.Parts, rig.Part{Name: protocol + "_" + size.Model, Run: func(r *rig.Rig) error { return measure(r, protocol, size) }})
+			s.Parts = append(s.Parts, rig.Part{Name: protocol + "_" + size.Model, Run: func(r *rig.Rig) { measure(r, protocol, size) }})
 		}
 	}
 	return s.Run(ctx, args, out)
@@ -55,70 +55,48 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 type bed struct {
 	socket     string
 	bare, gate string
-	pids       [2][]int // bare; gateway, broker, worker
+	processes  [][]*testbed.Process // bare; gateway, broker, worker
 }
 
-func start(r *rig.Rig, protocol string, s Size) (b bed, stop func(), err error) {
-	stop = func() {}
-	broker, socket, err := r.StartBroker("b.sock")
-	if err != nil {
-		return b, stop, err
-	}
+func start(r *rig.Rig, protocol string, s Size) (b bed) {
+	broker, socket := r.StartBroker("b.sock")
 	b.socket = socket
 	in, out := fmt.Sprintf("u8[%d]", s.Bytes), fmt.Sprintf("u8[%d]", s.Answer)
-	worker, err := r.StartEcho(rig.EchoJob{Socket: socket, Model: s.Model, In: in, Out: out, MaxBatch: 32})
-	if err != nil {
-		return b, stop, err
-	}
-	server, at, err := StartBare(r)
-	if err != nil {
-		return b, stop, err
-	}
-	gate, err := r.StartProgram(socket, "gateway", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0")
-	if err != nil {
-		return b, stop, err
-	}
+	worker := r.StartEcho(rig.EchoJob{Socket: socket, Model: s.Model, In: in, Out: out, MaxBatch: 32})
+	server, at := StartBare(r)
+	gate := r.StartProgram(socket, "gateway", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0")
 	b.bare = at.GRPC
 	if protocol == "http" {
 		b.bare = at.HTTP
 	}
-	b.gate, err = gate.Find(protocol + " ")
-	b.pids = [2][]int{{server.Pid()}, {gate.Pid(), broker.Pid(), worker.Pid()}}
-	return b, gate.Stop, err
+	b.gate = r.Find(gate, protocol+" ")
+	b.processes = [][]*testbed.Process{{server}, {gate, broker, worker}}
+	return b
 }
 
 // measure has many callers, then one, then an open loop at 80 % of the gateway's rate.
-func measure(r *rig.Rig, protocol string, s Size) error {
-	b, stop, err := start(r, protocol, s)
-	defer stop()
-	if err != nil {
-		return err
-	}
+func measure(r *rig.Rig, protocol string, s Size) {
+	b := start(r, protocol, s)
 	name := protocol + "_" + s.Model
 	var sets [2][]rig.Caller
 	for i, address := range []string{b.bare, b.gate} {
 		all, end, err := connect(4*callers, protocol, address, s)
 		defer end()
-		if err != nil {
-			return err
-		}
+		r.Must(err)
 		sets[i] = all
 	}
 	var cpu [2]time.Duration
 	var calls [2]float64
 	turn := func(i int) func(time.Duration) (rig.Turn, error) {
 		return func(d time.Duration) (rig.Turn, error) {
-			before := cpuTime(b.pids[i])
+			before := r.CPUTimes(b.processes)[i]
 			t, err := rig.Call(r.Context(), sets[i][:callers], d)
-			cpu[i] += cpuTime(b.pids[i]) - before
+			cpu[i] += r.CPUTimes(b.processes)[i] - before
 			calls[i] += t.PerSecond * d.Seconds()
 			return t, err
 		}
 	}
-	closed, err := r.CompareTurns(name+", many callers", turn(0), turn(1))
-	if err != nil {
-		return err
-	}
+	closed := r.CompareTurns(name+", many callers", turn(0), turn(1))
 	aim, unit, scale := aimSmall, "requests/s", 1.0
 	if s.Bytes > 1000 {
 		aim, unit, scale = aimLarge, "MB/s", float64(s.Bytes)/1e6
@@ -127,28 +105,14 @@ func measure(r *rig.Rig, protocol string, s Size) error {
 		"%s, %d callers: gateway %.0f, bare %.0f %s; CPU of the servers %.1f and %.1f µs a request",
 		s.Name, callers, closed[1].PerSecond*scale, closed[0].PerSecond*scale, unit, float64(cpu[1].Microseconds())/calls[1],
 		float64(cpu[0].Microseconds())/calls[0])
-	if err := oneCaller(r, b.socket, name, s, sets[0][0], sets[1][0]); err != nil {
-		return err
-	}
+	oneCaller(r, b.socket, name, s, sets[0][0], sets[1][0])
 	rate := 0.8 * closed[1].PerSecond
 	paced := func(set []rig.Caller) func(time.Duration) (rig.Turn, error) {
 		return func(d time.Duration) (rig.Turn, error) { return rig.CallAt(r.Context(), set, arrivals(rate, d)) }
 	}
-	open, err := r.CompareTurns(name+", open loop", paced(sets[0]), paced(sets[1]))
-	if err != nil {
-		return err
-	}
+	open := r.CompareTurns(name+", open loop", paced(sets[0]), paced(sets[1]))
 	r.Check(name+"_p99", open[1].P99US/open[0].P99US, "<=", aimP99, "%s, open loop at %.0f requests/s: p99 gateway %.2f ms, bare %.2f ms",
 		s.Name, rate, open[1].P99US/1e3, open[0].P99US/1e3)
-	return nil
-}
-
-func cpuTime(pids []int) (sum time.Duration) {
-	for _, pid := range pids {
-		d, _ := testbed.CPUTime(pid)
-		sum += d
-	}
-	return sum
 }
 
 // arrivals are Poisson, the same for both servers.
@@ -162,11 +126,9 @@ func arrivals(rate float64, d time.Duration) (due []time.Duration) {
 
 // oneCaller compares latencies: the gateway adds a request of the ring to the bare server, and little more. The ring is asked
 // at the pace of the network, so that broker and worker have gone to sleep.
-func oneCaller(r *rig.Rig, socket, name string, s Size, bare, gate rig.Caller) error {
+func oneCaller(r *rig.Rig, socket, name string, s Size, bare, gate rig.Caller) {
 	c, err := client.Dial(r.Context(), s.Model, client.WithSocket(socket), client.WithWindow(1))
-	if err != nil {
-		return err
-	}
+	r.Must(err)
 	defer c.Close()
 	input := rig.Pattern(s.Bytes)
 	ring := func(d time.Duration) (t rig.Turn, err error) {
@@ -186,15 +148,11 @@ func oneCaller(r *rig.Rig, socket, name string, s Size, bare, gate rig.Caller) e
 	one := func(c rig.Caller) func(time.Duration) (rig.Turn, error) {
 		return func(d time.Duration) (rig.Turn, error) { return rig.Call(r.Context(), []rig.Caller{c}, d/2) }
 	}
-	t, err := r.CompareTurns(name+", one caller", one(bare), one(gate), ring)
-	if err != nil {
-		return err
-	}
+	t := r.CompareTurns(name+", one caller", one(bare), one(gate), ring)
 	b, g, own := t[0].MedianUS, t[1].MedianUS, t[2].MedianUS
 	r.Check(name+"_one", (g-b)/own, "<=", aimLatency,
 		"%s, 1 caller: gateway %.0f µs, bare %.0f µs, ringbatch %.0f µs after each answer of the bare server; added / ringbatch",
 		s.Name, g, b, own)
-	return nil
 }
 
 // connect makes callers of a server; gRPC callers share connections, as those of one process do.
@@ -236,7 +194,7 @@ func httpCaller(conn net.Conn, s Size) rig.Caller {
 	head := fmt.Sprintf(`{"inputs":[{"name":"x","datatype":"UINT8","shape":[1,%d],"parameters":{"binary_data_size":%d}}],`+
 		`"outputs":[{"name":"y","parameters":{"binary_data":true}}]}`, s.Bytes, s.Bytes)
 	var request bytes.Buffer
-	request.WriteString(strings.Join([]string{"POST /v2/models/" + s.Model + "/infer HTTP/1.1", "Host: bench",
+	request.WriteString(strings.Join([]string{"POST /v2/models/" + s.Model + "/infer HTTP/1.1", "Host: localhost",
 		"Content-Type: application/octet-stream",
 		fmt.Sprintf("Inference-Header-Content-Length: %d", len(head)), fmt.Sprintf("Content-Length: %d", len(head)+s.Bytes), "", head}, "\r\n"))
 	request.Write(input)

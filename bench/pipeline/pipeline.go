@@ -86,23 +86,17 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	return s.Run(ctx, args, out)
 }
 
-func measure(r *rig.Rig) error {
+func measure(r *rig.Rig) {
 	socket := r.Path("b.sock")
-	if _, err := r.StartReady(testbed.Spec{Role: "pipeline broker", Job: socket}); err != nil {
-		return err
-	}
+	r.MustStart(testbed.Spec{Role: "pipeline broker", Job: socket})
 	for _, p := range []part{{Model: "one"}, {Model: "two", Second: true}, {Model: "both/one"}, {Model: "both/two", Second: true}} {
 		p.Socket = socket
-		if _, err := r.StartReady(testbed.Spec{Role: "pipeline worker", Job: p}); err != nil {
-			return err
-		}
+		r.MustStart(testbed.Spec{Role: "pipeline worker", Job: p})
 	}
 	clients := map[string]*client.Client{}
 	for _, model := range []string{"one", "two", "both"} {
 		c, err := client.Dial(r.Context(), model, client.WithSocket(socket), client.WithWindow(atOnce))
-		if err != nil {
-			return err
-		}
+		r.Must(err)
 		defer c.Close()
 		clients[model] = c
 	}
@@ -115,17 +109,13 @@ func measure(r *rig.Rig) error {
 		for range n {
 			sets[0], sets[1] = append(sets[0], models), append(sets[1], pipeline)
 		}
-		t, err := r.Compare(fmt.Sprintf("%d at once", n), sets[0], sets[1])
-		if err != nil {
-			return err
-		}
+		t := r.Compare(fmt.Sprintf("%d at once", n), sets[0], sets[1])
 		text := fmt.Sprintf("%d at once, %d bytes between the stages: pipeline %.0f requests/s, p50 %.0f µs; one model after the other "+
 			"%.0f, %.0f µs",
 			n, between, t[1].PerSecond, t[1].MedianUS, t[0].PerSecond, t[0].MedianUS)
 		r.Check(fmt.Sprintf("throughput_%d", n), t[1].PerSecond/t[0].PerSecond, ">=", aimThroughput, "%s", text)
 		r.Check(fmt.Sprintf("latency_%d", n), t[1].MedianUS/t[0].MedianUS, "<=", aimLatency, "%s", text)
 	}
-	return nil
 }
 
 // ask is one request, in place: input is copied into its slot, and use reads the output there.

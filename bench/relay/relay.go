@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/pflag"
-
 	"github.com/ringbatch/ringbatch/bench/gateway"
 	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/client"
@@ -39,31 +37,19 @@ func Roles() testbed.Roles { return testbed.Roles{"relay producer": testbed.With
 
 // Run is `bench relay`.
 func Run(ctx context.Context, args []string, out io.Writer) error {
-	var relayFlags []string
-	var inFlight, relays int
-	s := rig.Suite{
-		Name: "relay", About: "A relay beside bare gRPC with the same messages, and what further hosts add; see docs/relay.md.", Rounds: 5,
-		Round: time.Second,
-		Flags: func(f *pflag.FlagSet) {
-			f.IntVar(&inFlight, "in_flight", 1, "small: requests that each producer has in flight")
-			f.IntVar(&relays, "relays", 1, "small: relay processes, workers of one model here")
-			f.StringSliceVar(&relayFlags, "relay_flags", nil, "further flags of the relays")
-		},
-	}
-	with := func(part func(*bed) error) func(*rig.Rig) error {
-		return func(r *rig.Rig) error {
-			b := &bed{Rig: r, relayFlags: relayFlags}
-			defer b.stop()
-			if err := b.start(); err != nil {
-				return err
-			}
-			return part(b)
-		}
-	}
-	smallRequests := func(b *bed) error { return measureSmall(b, max(1, inFlight), relays) }
-	s.Parts = []rig.Part{
-		{Name: "large", Run: with(measureLarge)}, {Name: "small", Run: with(smallRequests)},
-		{Name: "one", Run: with(measureOne)}, {Name: "hosts", Run: with(measureHosts)},
+	s := rig.Suite{Name: "relay", About: "A relay beside bare gRPC with the same messages, and what further hosts add; see docs/relay.md.",
+		Rounds: 5, Round: time.Second}
+	for _, part := range []struct {
+		name    string
+		measure func(*bed)
+	}{{"large", measureLarge}, {"small", measureSmall}, {"one", measureOne}, {"hosts", measureHosts}} {
+		s.Parts = append(s.Parts, rig.Part{Name: part.name, Run: func(r *rig.Rig) {
+			b := &bed{Rig: r}
+			_, b.local = r.StartBroker("local.sock")
+			_, at := gateway.StartBare(r)
+			b.bare = at.GRPC
+			part.measure(b)
+		}})
 	}
 	return s.Run(ctx, args, out)
 }
@@ -71,33 +57,8 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 // bed is the processes: this host's broker and relays, the far hosts, and the bare server.
 type bed struct {
 	*rig.Rig
-	relayFlags []string
-	local      string // socket
-	bare       string // address
-	running    []*rig.Program
-}
-
-func (b *bed) start() (err error) {
-	if _, b.local, err = b.StartBroker("local.sock"); err != nil {
-		return err
-	}
-	_, at, err := gateway.StartBare(b.Rig)
-	b.bare = at.GRPC
-	return err
-}
-
-func (b *bed) stop() {
-	for _, p := range b.running {
-		p.Stop()
-	}
-}
-
-func (b *bed) program(socket string, args ...string) (*rig.Program, error) {
-	p, err := b.StartProgram(socket, args...)
-	if err == nil {
-		b.running = append(b.running, p)
-	}
-	return p, err
+	local string // socket
+	bare  string // address
 }
 
 func echoJob(socket, model string, s gateway.Size, most int) rig.EchoJob {
@@ -105,44 +66,27 @@ func echoJob(socket, model string, s gateway.Size, most int) rig.EchoJob {
 }
 
 // farHost starts a broker with a worker and a gateway, and returns its address.
-func (b *bed) farHost(name string, job rig.EchoJob) (string, error) {
-	_, socket, err := b.StartBroker(name + ".sock")
-	if err != nil {
-		return "", err
-	}
-	job.Socket = socket
-	if _, err := b.StartEcho(job); err != nil {
-		return "", err
-	}
-	g, err := b.program(socket, "gateway", "--http", "off", "--grpc", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return g.Find("grpc ")
+func (b *bed) farHost(name string, job rig.EchoJob) string {
+	_, job.Socket = b.StartBroker(name + ".sock")
+	b.StartEcho(job)
+	return b.Find(b.StartProgram(job.Socket, "gateway", "--http", "off", "--grpc", "127.0.0.1:0"), "grpc ")
 }
 
 // relay serves a model of those hosts here.
-func (b *bed) relay(model, remote string, hosts ...string) error {
-	args := append([]string{"relay", model, "--remote_model", remote, "--to", strings.Join(hosts, ",")}, b.relayFlags...)
-	p, err := b.program(b.local, args...)
-	if err == nil {
-		_, err = p.Find("relaying ")
-	}
-	return err
+func (b *bed) relay(model, remote string, hosts ...string) {
+	b.Find(b.StartProgram(b.local, "relay", model, "--remote_model", remote, "--to", strings.Join(hosts, ",")), "relaying ")
 }
 
 // ringCallers are n clients of the ring here, each of that many goroutines.
-func (b *bed) ringCallers(model string, n, goroutines int, s gateway.Size) (all []rig.Caller, err error) {
+func (b *bed) ringCallers(model string, n, goroutines int, s gateway.Size) (all []rig.Caller) {
 	for range n {
 		call, err := ringCaller(b.Context(), b.local, model, goroutines, s)
-		if err != nil {
-			return nil, err
-		}
+		b.Must(err)
 		for range goroutines {
 			all = append(all, call)
 		}
 	}
-	return all, nil
+	return all
 }
 
 func ringCaller(ctx context.Context, socket, model string, window int, s gateway.Size) (rig.Caller, error) {
@@ -156,41 +100,25 @@ func ringCaller(ctx context.Context, socket, model string, window int, s gateway
 	return func(ctx context.Context) error { return rig.Ask(ctx, c, input) }, nil
 }
 
-func measureLarge(b *bed) error {
-	host, err := b.farHost("far", echoJob("", large.Model, large, batch))
-	if err != nil {
-		return err
-	}
-	if err := b.relay(large.Model, large.Model, host); err != nil {
-		return err
-	}
-	ring, err := b.ringCallers(large.Model, producers, 1, large)
-	if err != nil {
-		return err
-	}
+func measureLarge(b *bed) {
+	b.relay(large.Model, large.Model, b.farHost("far", echoJob("", large.Model, large, batch)))
+	ring := b.ringCallers(large.Model, producers, 1, large)
 	var bare []rig.Caller
 	for range 3 {
 		conn, err := gateway.Dial(b.bare)
-		if err != nil {
-			return err
-		}
+		b.Must(err)
 		defer conn.Close()
 		bare = append(bare, gateway.RPCCaller(conn, large, batch))
 	}
-	t, err := b.Compare("large", bare, ring)
-	if err != nil {
-		return err
-	}
+	t := b.Compare("large", bare, ring)
 	bareMB, ringMB := t[0].PerSecond*batch*float64(large.Bytes)/1e6, t[1].PerSecond*float64(large.Bytes)/1e6
 	b.Check("large batches", ringMB/bareMB, ">=", aimLarge,
 		"602,112 bytes, batches of 32: relay %.0f MB/s, bare gRPC with the same messages %.0f MB/s", ringMB, bareMB)
-	return nil
 }
 
 // producerJob is a process that sends small requests, to the ring and to the bare server in turns.
 type producerJob struct {
 	Socket, Bare string
-	InFlight     int
 }
 
 // The kinds of calls that a producer makes.
@@ -212,107 +140,67 @@ func producerRole(c *testbed.Child, job producerJob) error {
 	}
 	calls := map[string]rig.Caller{bareKind: gateway.RPCCaller(conn, small, 1)}
 	for _, kind := range []string{relayKind, localKind} {
-		if calls[kind], err = ringCaller(c.Context(), job.Socket, kind, job.InFlight, small); err != nil {
+		if calls[kind], err = ringCaller(c.Context(), job.Socket, kind, 1, small); err != nil {
 			return err
 		}
 	}
 	return testbed.Serve(c, func(o producerOrder) (rig.Turn, error) {
-		all := make([]rig.Caller, job.InFlight)
-		for i := range all {
-			all[i] = calls[o.Kind]
-		}
-		return rig.Call(c.Context(), all, o.For)
+		return rig.Call(c.Context(), []rig.Caller{calls[o.Kind]}, o.For)
 	})
 }
 
 // produce measures small requests of n producer processes: bare, through the relay, and at a worker of this host.
-func (b *bed) produce(n, inFlight, relays int) ([]rig.Turn, error) {
-	host, err := b.farHost("far", echoJob("", small.Model, small, producers))
-	if err != nil {
-		return nil, err
-	}
-	for range max(1, relays) {
-		if err := b.relay(relayKind, small.Model, host); err != nil {
-			return nil, err
-		}
-	}
-	if _, err := b.StartEcho(echoJob(b.local, localKind, small, producers)); err != nil {
-		return nil, err
-	}
-	procs, err := b.StartAll(n, func(int) testbed.Spec {
-		return testbed.Spec{Role: "relay producer", Job: producerJob{Socket: b.local, Bare: b.bare, InFlight: inFlight}, Procs: 2}
+func (b *bed) produce(n int) []rig.Turn {
+	b.relay(relayKind, small.Model, b.farHost("far", echoJob("", small.Model, small, producers)))
+	b.StartEcho(echoJob(b.local, localKind, small, producers))
+	procs := b.MustStartAll(n, func(int) testbed.Spec {
+		return testbed.Spec{Role: "relay producer", Job: producerJob{Socket: b.local, Bare: b.bare}, Procs: 2}
 	})
-	if err != nil {
-		return nil, err
-	}
 	var kinds []func(time.Duration) (rig.Turn, error)
 	for _, kind := range []string{bareKind, relayKind, localKind} {
 		kinds = append(kinds, func(d time.Duration) (sum rig.Turn, err error) {
-			all, err := rig.OrderAll[rig.Turn](procs, producerOrder{kind, d})
 			var medians []float64
-			for _, t := range all {
+			for _, t := range rig.OrderAll[rig.Turn](b.Rig, procs, producerOrder{kind, d}) {
 				sum.PerSecond += t.PerSecond
 				medians = append(medians, t.MedianUS)
 			}
 			sum.MedianUS = rig.Median(medians)
-			return sum, err
+			return sum, nil
 		})
 	}
 	return b.CompareTurns(fmt.Sprintf("%d producers", n), kinds...)
 }
 
-func measureSmall(b *bed, inFlight, relays int) error {
-	t, err := b.produce(producers, inFlight, relays)
-	if err != nil {
-		return err
-	}
+func measureSmall(b *bed) {
+	t := b.produce(producers)
 	b.Check("small requests", t[1].PerSecond/t[0].PerSecond, ">=", aimSmall,
-		"64 bytes, %d producers with %d in flight each: relay %.0f requests/s, gRPC %.0f (a ring with its worker here: %.0f)",
-		producers, inFlight, t[1].PerSecond, t[0].PerSecond, t[2].PerSecond)
-	return nil
+		"64 bytes, %d producers: relay %.0f requests/s, gRPC %.0f (a ring with its worker here: %.0f)",
+		producers, t[1].PerSecond, t[0].PerSecond, t[2].PerSecond)
 }
 
-func measureOne(b *bed) error {
-	t, err := b.produce(1, 1, 1)
-	if err != nil {
-		return err
-	}
+func measureOne(b *bed) {
+	t := b.produce(1)
 	b.Check("one caller", t[1].MedianUS/t[0].MedianUS, "<=", aimLatency,
 		"64 bytes, 1 caller: relay %.0f µs, bare unary call %.0f µs (a ring with its worker here: %.0f µs)",
 		t[1].MedianUS, t[0].MedianUS, t[2].MedianUS)
-	return nil
 }
 
-func measureHosts(b *bed) error {
+func measureHosts(b *bed) {
 	var hosts []string
 	for i := range 4 {
 		job := echoJob("", "slow", small, batch)
 		job.Cost = slowCost
-		host, err := b.farHost(fmt.Sprint("far", i), job)
-		if err != nil {
-			return err
-		}
-		hosts = append(hosts, host)
+		hosts = append(hosts, b.farHost(fmt.Sprint("far", i), job))
 	}
 	var rates []float64
 	for _, n := range []int{1, 2, 4} {
 		model := fmt.Sprintf("slow%d", n)
-		if err := b.relay(model, "slow", hosts[:n]...); err != nil {
-			return err
-		}
-		ring, err := b.ringCallers(model, 12, batch, small)
-		if err != nil {
-			return err
-		}
-		t, err := b.Compare(fmt.Sprintf("%d hosts", n), ring)
-		if err != nil {
-			return err
-		}
+		b.relay(model, "slow", hosts[:n]...)
+		t := b.Compare(fmt.Sprintf("%d hosts", n), b.ringCallers(model, 12, batch, small))
 		rates = append(rates, t[0].PerSecond)
 	}
 	text := fmt.Sprintf("simulated cost, %v a batch of %d: 1, 2, 4 hosts %.0f, %.0f, %.0f requests/s", slowCost, batch, rates[0], rates[1],
 		rates[2])
 	b.Check("two hosts", rates[1]/rates[0], ">=", aimTwo, "%s", text)
 	b.Check("four hosts", rates[2]/rates[0], ">=", aimFour, "%s", text)
-	return nil
 }

@@ -66,8 +66,8 @@ func EchoWorker(c *testbed.Child, job EchoJob) error {
 }
 
 // StartEcho starts an echo worker and waits until it is attached.
-func (r *Rig) StartEcho(job EchoJob) (*testbed.Process, error) {
-	return r.StartReady(testbed.Spec{Role: "echo worker", Job: job, Procs: 2})
+func (r *Rig) StartEcho(job EchoJob) *testbed.Process {
+	return r.MustStart(testbed.Spec{Role: "echo worker", Job: job, Procs: 2})
 }
 
 // Pattern is an input of that many bytes, whose echo is easily checked.

@@ -90,16 +90,14 @@ func ModelStats(ctx context.Context, socket, model string) (*stats.Model, error)
 }
 
 // CPUTimes adds up the CPU time of each group of processes.
-func CPUTimes(groups [][]*testbed.Process) ([]time.Duration, error) {
+func (r *Rig) CPUTimes(groups [][]*testbed.Process) []time.Duration {
 	sums := make([]time.Duration, len(groups))
 	for i, g := range groups {
 		for _, p := range g {
 			d, err := testbed.CPUTime(p.Pid())
-			if err != nil {
-				return nil, err
-			}
+			r.Must(err)
 			sums[i] += d
 		}
 	}
-	return sums, nil
+	return sums
 }

@@ -15,12 +15,12 @@ import (
 // hack/results.py reads these keys.
 func TestASuiteWritesItsChecksAndThoseBeforeAnError(t *testing.T) {
 	s := Suite{Name: "relay", Rounds: 1, Round: 1e9, Parts: []Part{
-		{"rate", func(r *Rig) error { r.Check("rate", 2, ">=", 1.5, "%d against 1", 2); return nil }},
-		{"left_out", func(*Rig) error { return errors.New("it ran") }},
-		{"wait", func(r *Rig) error {
+		{"rate", func(r *Rig) { r.Check("rate", 2, ">=", 1.5, "%d against 1", 2) }},
+		{"left_out", func(r *Rig) { r.Must(errors.New("it ran")) }},
+		{"wait", func(r *Rig) {
 			r.Check("wait", 2, "<=", 1.5, "")
 			r.Check("free", 1, "", 0, "")
-			return errors.New("broken")
+			r.Must(errors.New("broken"))
 		}},
 	}}
 	file := filepath.Join(t.TempDir(), "checks.json")

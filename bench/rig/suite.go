@@ -34,7 +34,7 @@ type Suite struct {
 // Part is one measurement.
 type Part struct {
 	Name string
-	Run  func(*Rig) error
+	Run  func(*Rig)
 }
 
 // Rig is the environment of a part: a bed for its processes, the number and length of turns, and the report.
@@ -102,10 +102,29 @@ func runPart(ctx context.Context, p Part, r *Rig) (err error) {
 		return err
 	}
 	defer r.Close()
-	if err = p.Run(r); err != nil && ctx.Err() != nil {
-		err = testbed.ErrInterrupted
+	defer func() {
+		switch e := recover().(type) {
+		case nil:
+		case broken:
+			if err = e.error; ctx.Err() != nil {
+				err = testbed.ErrInterrupted
+			}
+		default:
+			panic(e)
+		}
+	}()
+	p.Run(r)
+	return nil
+}
+
+// broken is why a part cannot go on.
+type broken struct{ error }
+
+// Must ends the part if there is an error.
+func (r *Rig) Must(err error) {
+	if err != nil {
+		panic(broken{err})
 	}
-	return err
 }
 
 // Say shows the progress.
@@ -122,19 +141,32 @@ func (r *Rig) Check(name string, measured float64, op string, aim float64, behin
 }
 
 // InTurns runs the rounds of a comparison; the first does not count.
-func (r *Rig) InTurns(what string, round func(counts bool) error) error {
+func (r *Rig) InTurns(what string, round func(counts bool)) {
 	for i := range r.Rounds + 1 {
 		r.Say("%s: round %d of %d", what, i+1, r.Rounds+1)
-		if err := round(i > 0); err != nil {
-			return err
-		}
+		round(i > 0)
 	}
-	return nil
 }
 
 // StartBroker starts one whose models are declared by their workers.
-func (r *Rig) StartBroker(name string) (*testbed.Process, string, error) {
-	return StartBroker(r.Bed, name)
+func (r *Rig) StartBroker(name string) (*testbed.Process, string) {
+	p, socket, err := StartBroker(r.Bed, name)
+	r.Must(err)
+	return p, socket
+}
+
+// MustStart starts a process and waits until it is ready.
+func (r *Rig) MustStart(s testbed.Spec) *testbed.Process {
+	p, err := r.StartReady(s)
+	r.Must(err)
+	return p
+}
+
+// MustStartAll starts n processes and waits until all are ready.
+func (r *Rig) MustStartAll(n int, spec func(i int) testbed.Spec) []*testbed.Process {
+	all, err := r.StartAll(n, spec)
+	r.Must(err)
+	return all
 }
 
 // StartBroker starts one on a socket of the bed's folder.

@@ -72,7 +72,7 @@ func timed(ctx context.Context, callers []Caller, next func(last time.Time, i in
 }
 
 // Compare gives the medians of several sets of callers that take turns.
-func (r *Rig) Compare(what string, sets ...[]Caller) ([]Turn, error) {
+func (r *Rig) Compare(what string, sets ...[]Caller) []Turn {
 	kinds := make([]func(time.Duration) (Turn, error), len(sets))
 	for i, set := range sets {
 		kinds[i] = func(d time.Duration) (Turn, error) { return Call(r.Context(), set, d) }
@@ -81,39 +81,32 @@ func (r *Rig) Compare(what string, sets ...[]Caller) ([]Turn, error) {
 }
 
 // CompareTurns gives the medians of several kinds of turns.
-func (r *Rig) CompareTurns(what string, kinds ...func(time.Duration) (Turn, error)) ([]Turn, error) {
+func (r *Rig) CompareTurns(what string, kinds ...func(time.Duration) (Turn, error)) []Turn {
 	rates, medians, tails := make([][]float64, len(kinds)), make([][]float64, len(kinds)), make([][]float64, len(kinds))
-	err := r.InTurns(what, func(counts bool) error {
+	r.InTurns(what, func(counts bool) {
 		for i, take := range kinds {
 			t, err := take(r.Round)
-			if err != nil {
-				return err
-			}
+			r.Must(err)
 			if counts {
 				rates[i], medians[i], tails[i] = append(rates[i], t.PerSecond), append(medians[i], t.MedianUS), append(tails[i], t.P99US)
 			}
 		}
-		return nil
 	})
 	turns := make([]Turn, len(kinds))
 	for i := range turns {
 		turns[i] = Turn{Median(rates[i]), Median(medians[i]), Median(tails[i])}
 	}
-	return turns, err
+	return turns
 }
 
 // OrderAll sends one command to all processes and gathers their answers.
-func OrderAll[R any](procs []*testbed.Process, order any) ([]R, error) {
+func OrderAll[R any](r *Rig, procs []*testbed.Process, order any) []R {
 	for _, p := range procs {
-		if err := p.Send(order); err != nil {
-			return nil, err
-		}
+		r.Must(p.Send(order))
 	}
 	results := make([]R, len(procs))
 	for i, p := range procs {
-		if err := p.Receive(&results[i]); err != nil {
-			return nil, err
-		}
+		r.Must(p.Receive(&results[i]))
 	}
-	return results, nil
+	return results
 }

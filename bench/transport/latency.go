@@ -15,57 +15,34 @@ import (
 
 // measureLatency has one client, one worker, 64 bytes, one request at a time, against the futex round trip between two parked
 // processes, by raw calls.
-func measureLatency(r *rig.Rig) error {
+func measureLatency(r *rig.Rig) {
 	const requests = 4000 // per round
 	page, err := sharedPage()
-	if err != nil {
-		return err
-	}
+	r.Must(err)
 	defer page.Close()
 	var futexes []*testbed.Process
 	for _, role := range []string{"futex pong", "futex ping"} {
-		p, err := r.StartReady(testbed.Spec{Role: role, Files: []*os.File{page}})
-		if err != nil {
-			return err
-		}
-		futexes = append(futexes, p)
+		futexes = append(futexes, r.MustStart(testbed.Spec{Role: role, Files: []*os.File{page}}))
 	}
 	job := small64("echo64", 32, 64)
 	job.WaitTime = time.Millisecond
-	e, err := startEcho(r, 1, job)
-	if err != nil {
-		return err
-	}
-	producers, err := startProducers(r, 1, producerJob{Socket: e.socket, Model: "echo64", Window: 8})
-	if err != nil {
-		return err
-	}
+	e := startEcho(r, 1, job)
+	producers := startProducers(r, 1, producerJob{Socket: e.socket, Model: "echo64", Window: 8})
 	var ratios, medians, p99s, futex []float64
-	round := func(counts bool) error {
-		rs, err := together(producers, order{Do: "latency", Count: requests}, 0)
-		if err != nil {
-			return err
-		}
-		ns, err := rig.OrderAll[int64](futexes, requests)
-		if err != nil {
-			return err
-		}
-		trip := float64(ns[1]) / 1e3
+	round := func(counts bool) {
+		rs := together(r, producers, order{Do: "latency", Count: requests}, 0)
+		trip := float64(rig.OrderAll[int64](r, futexes, requests)[1]) / 1e3
 		if counts {
 			request := float64(rs[0].Nanos) / 1e3
 			medians, p99s, ratios = append(medians, request), append(p99s, float64(rs[0].P99)/1e3), append(ratios, request/trip)
 			futex = append(futex, trip)
 		}
-		return nil
 	}
 	for range 2 { // rounds are short
-		if err := r.InTurns("latency", round); err != nil {
-			return err
-		}
+		r.InTurns("latency", round)
 	}
 	r.Check("latency_ratio", rig.Median(ratios), "<=", 2.5, "request %.1f µs (p99 %.1f) / futex round trip %.1f µs; median of %d rounds",
 		rig.Median(medians), rig.Median(p99s), rig.Median(futex), len(ratios))
-	return nil
 }
 
 // sharedPage is a page of memory for two processes.

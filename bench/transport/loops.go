@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"runtime"
-	"time"
 
 	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/broker"
@@ -27,28 +26,19 @@ const (
 )
 
 // measureLoops measures the cost that models of one broker have for one another. One of the broker's loops serves each model.
-func measureLoops(r *rig.Rig) error {
-	for _, part := range []func(*rig.Rig) error{fourModels, hostileNeighbour, idleModels} {
-		if err := part(r); err != nil {
-			return err
-		}
-	}
-	return nil
+func measureLoops(r *rig.Rig) {
+	fourModels(r)
+	hostileNeighbour(r)
+	idleModels(r)
 }
 
 // compareLoops measures two things in turns and reports the second divided by the first.
-func compareLoops(r *rig.Rig, name, op string, aim float64, behind string, first, second func() (float64, error)) error {
+func compareLoops(r *rig.Rig, name, op string, aim float64, behind string, first, second func() float64) {
 	var a, b, ratios []float64
-	err := r.InTurns("loops: "+name, func(counts bool) error {
-		x, err := first()
-		if err != nil {
-			return err
-		}
-		y, err := second()
-		if err == nil && counts {
+	r.InTurns("loops: "+name, func(counts bool) {
+		if x, y := first(), second(); counts {
 			a, b, ratios = append(a, x), append(b, y), append(ratios, y/x)
 		}
-		return err
 	})
 	behind = fmt.Sprintf("%s %s / %s, %d loops; median of %d rounds", behind, rig.Big(rig.Median(b)), rig.Big(rig.Median(a)),
 		broker.DefaultLoops(), len(ratios))
@@ -56,114 +46,76 @@ func compareLoops(r *rig.Rig, name, op string, aim float64, behind string, first
 		op, behind = "", behind+fmt.Sprintf("; not judged: %d cores, of %d that it takes", runtime.NumCPU(), loopsCores)
 	}
 	r.Check(name, rig.Median(ratios), op, aim, "%s", behind)
-	return err
 }
 
 // addModel adds a model to a broker that runs.
-func addModel(r *rig.Rig, socket, name string) error {
+func addModel(r *rig.Rig, socket, name string) {
 	job := small64(name, smallBatch, smallSlots)
 	job.Socket = socket
-	_, err := r.StartEcho(job)
-	return err
+	r.StartEcho(job)
 }
 
 // fourModels compares the requests/s of one model and of four.
-func fourModels(r *rig.Rig) error {
-	e, err := startEcho(r, 1, small64("loops", smallBatch, smallSlots))
-	if err != nil {
-		return err
-	}
+func fourModels(r *rig.Rig) {
+	e := startEcho(r, 1, small64("loops", smallBatch, smallSlots))
 	var all []*testbed.Process
 	for i := range loopsModels {
 		r.Say("loops: starting model %d of %d", i+1, loopsModels)
 		name := "loops"
 		if i > 0 {
 			name += fmt.Sprint(i)
-			if err := addModel(r, e.socket, name); err != nil {
-				return err
-			}
+			addModel(r, e.socket, name)
 		}
-		producers, err := startProducers(r, smallProducers, producerJob{Socket: e.socket, Model: name, Window: smallInFlight})
-		if err != nil {
-			return err
-		}
+		producers := startProducers(r, smallProducers, producerJob{Socket: e.socket, Model: name, Window: smallInFlight})
 		all = append(all, producers...)
 	}
-	rate := func(of []*testbed.Process) func() (float64, error) {
-		return func() (float64, error) {
-			rate, _, err := streamRate(nil, of, 1, r.Round)
-			return rate, err
+	rate := func(of []*testbed.Process) func() float64 {
+		return func() float64 {
+			rate, _ := streamRate(r, nil, of, 1, r.Round)
+			return rate
 		}
 	}
-	return compareLoops(r, "four_models_ratio", ">=", 2.5,
+	compareLoops(r, "four_models_ratio", ">=", 2.5,
 		fmt.Sprintf("requests/s with %d models / with one, %d producers with %d in flight each:",
 			loopsModels, smallProducers, smallInFlight), rate(all[:smallProducers]), rate(all))
 }
 
 // hostileNeighbour compares the p99 of a model while a client of another one is quiet, and while it floods the broker.
-func hostileNeighbour(r *rig.Rig) error {
-	e, err := startEcho(r, 1, small64("flooded", smallBatch, smallSlots))
-	if err != nil {
-		return err
-	}
-	if err := addModel(r, e.socket, "neighbour"); err != nil {
-		return err
-	}
-	flood, err := r.StartReady(testbed.Spec{Role: "flood", Job: floodJob{Socket: e.socket, Model: "flooded"}, Procs: 2})
-	if err != nil {
-		return err
-	}
-	clients, err := startProducers(r, 1, producerJob{Socket: e.socket, Model: "neighbour", Window: 8})
-	if err != nil {
-		return err
-	}
-	return compareLoops(r, "hostile_ratio", "<=", 1.2,
+func hostileNeighbour(r *rig.Rig) {
+	e := startEcho(r, 1, small64("flooded", smallBatch, smallSlots))
+	addModel(r, e.socket, "neighbour")
+	flood := r.MustStart(testbed.Spec{Role: "flood", Job: floodJob{Socket: e.socket, Model: "flooded"}, Procs: 2})
+	clients := startProducers(r, 1, producerJob{Socket: e.socket, Model: "neighbour", Window: 8})
+	compareLoops(r, "hostile_ratio", "<=", 1.2,
 		fmt.Sprintf("p99 in µs of a model at %d/s beside one whose client sends entries without end / quiet:", loopsRate),
-		func() (float64, error) { return pacedP99(clients, r.Round) },
-		func() (float64, error) {
-			if err := flood.Send(floodOrder{Until: shm.Now() + int64(r.Round) + 2*int64(rig.LeadTime)}); err != nil {
-				return 0, err
-			}
-			loud, err := pacedP99(clients, r.Round)
-			if err != nil {
-				return 0, err
-			}
-			return loud, flood.Receive(new(int))
+		func() float64 { return pacedP99(r, clients) },
+		func() float64 {
+			r.Must(flood.Send(floodOrder{Until: shm.Now() + int64(r.Round) + 2*int64(rig.LeadTime)}))
+			loud := pacedP99(r, clients)
+			r.Must(flood.Receive(new(int)))
+			return loud
 		})
 }
 
 // idleModels compares the p99 of a model that is alone with one among many that do nothing, of another broker.
-func idleModels(r *rig.Rig) error {
+func idleModels(r *rig.Rig) {
 	r.Say("loops: starting %d idle models", loopsIdle)
-	var p99 []func() (float64, error)
+	var p99 []func() float64
 	for _, name := range []string{"alone", "among"} {
-		e, err := startEcho(r, 1, small64(name, smallBatch, smallSlots))
-		if err != nil {
-			return err
-		}
+		e := startEcho(r, 1, small64(name, smallBatch, smallSlots))
 		if name == "among" {
-			if _, err := r.StartReady(testbed.Spec{Role: "idle models", Job: idleModelsJob{Socket: e.socket, Models: loopsIdle},
-				Procs: 2}); err != nil {
-				return err
-			}
+			r.MustStart(testbed.Spec{Role: "idle models", Job: idleModelsJob{Socket: e.socket, Models: loopsIdle}, Procs: 2})
 		}
-		clients, err := startProducers(r, 1, producerJob{Socket: e.socket, Model: name, Window: 8})
-		if err != nil {
-			return err
-		}
-		p99 = append(p99, func() (float64, error) { return pacedP99(clients, r.Round) })
+		clients := startProducers(r, 1, producerJob{Socket: e.socket, Model: name, Window: 8})
+		p99 = append(p99, func() float64 { return pacedP99(r, clients) })
 	}
-	return compareLoops(r, "idle_models_ratio", "<=", 1.2, fmt.Sprintf("p99 in µs of a model at %d/s beside %d idle ones / alone:",
+	compareLoops(r, "idle_models_ratio", "<=", 1.2, fmt.Sprintf("p99 in µs of a model at %d/s beside %d idle ones / alone:",
 		loopsRate, loopsIdle), p99[0], p99[1])
 }
 
 // pacedP99 is in microseconds.
-func pacedP99(clients []*testbed.Process, d time.Duration) (float64, error) {
-	rs, err := together(clients, order{Do: "paced", Rate: loopsRate}, d)
-	if err != nil {
-		return 0, err
-	}
-	return float64(rs[0].P99) / 1e3, nil
+func pacedP99(r *rig.Rig, clients []*testbed.Process) float64 {
+	return float64(together(r, clients, order{Do: "paced", Rate: loopsRate}, r.Round)[0].P99) / 1e3
 }
 
 type floodJob struct{ Socket, Model string }

@@ -19,19 +19,18 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// producerJob attaches one process to a model, with one or more sessions.
+// producerJob attaches one process to a model.
 type producerJob struct {
-	Socket   string
-	Model    string
-	Window   int // slots per session
-	Sessions int
-	Seed     uint64
+	Socket string
+	Model  string
+	Window int // slots
+	Seed   uint64
 }
 
 // order is one measurement. Times are on shm.Now's clock, which all
 // processes share, so that all producers start and stop together.
 type order struct {
-	Do    string // "latency", "stream", "copy", "paced", "pace only", "in flight"
+	Do    string // "latency", "stream", "copy", "paced", "in flight"
 	Count int    // latency, in flight: requests
 	Start int64
 	Until int64
@@ -44,23 +43,19 @@ type outcome struct {
 	Requests int
 	Nanos    int64 // latency: median; in flight: the whole time
 	P99      int64 // latency, paced
-	Median   int64 // paced
 	Bytes    int64 // of input, written
 	CPU      int64 // nanoseconds of CPU time of this process, from the start on
 }
 
 func producerRole(c *testbed.Child, job producerJob) error {
 	ctx := context.Background()
-	t := transport{job: job}
-	for range job.Sessions {
-		s, err := client.Dial(ctx, job.Model, client.WithSocket(job.Socket), client.WithWindow(job.Window), client.WaitForModel())
-		if err != nil {
-			return err
-		}
-		t.sessions = append(t.sessions, s)
-		if err := rig.Ask(ctx, s, t.input()); err != nil {
-			return err
-		}
+	s, err := client.Dial(ctx, job.Model, client.WithSocket(job.Socket), client.WithWindow(job.Window), client.WaitForModel())
+	if err != nil {
+		return err
+	}
+	t := transport{job, s}
+	if err := rig.Ask(ctx, s, t.input()); err != nil {
+		return err
 	}
 	return testbed.Serve(c, func(o order) (outcome, error) {
 		debug.FreeOSMemory() // start clean, so that no collection falls into the measurement
@@ -73,13 +68,13 @@ func producerRole(c *testbed.Child, job producerJob) error {
 }
 
 type transport struct {
-	job      producerJob
-	sessions []*client.Client
+	job     producerJob
+	session *client.Client
 }
 
 func (t *transport) run(ctx context.Context, o order) (outcome, error) {
 	do := map[string]func(context.Context, order, []byte) (outcome, error){
-		"latency": t.latency, "stream": t.stream, "copy": t.copyOnly, "paced": t.paced, "pace only": t.paced, "in flight": t.inFlight,
+		"latency": t.latency, "stream": t.stream, "copy": t.copyOnly, "paced": t.paced, "in flight": t.inFlight,
 	}[o.Do]
 	if do == nil {
 		return outcome{}, fmt.Errorf("no such measurement")
@@ -101,7 +96,7 @@ func (t *transport) run(ctx context.Context, o order) (outcome, error) {
 
 // input is what every request sends.
 func (t *transport) input() []byte {
-	return rig.Pattern(t.sessions[0].Model().Signature.Inputs[0].RowBytes())
+	return rig.Pattern(t.session.Model().Signature.Inputs[0].RowBytes())
 }
 
 // latency: one request at a time.
@@ -109,7 +104,7 @@ func (t *transport) latency(ctx context.Context, o order, input []byte) (outcome
 	ns := make([]int64, o.Count)
 	for i := range ns {
 		start := shm.Now()
-		if err := rig.Ask(ctx, t.sessions[0], input); err != nil {
+		if err := rig.Ask(ctx, t.session, input); err != nil {
 			return outcome{}, err
 		}
 		ns[i] = shm.Now() - start
@@ -122,7 +117,7 @@ func (t *transport) latency(ctx context.Context, o order, input []byte) (outcome
 // oldest has is taken at once, and as many new ones are committed together.
 // It counts rows.
 func (t *transport) stream(ctx context.Context, o order, input []byte) (outcome, error) {
-	c, rows := t.sessions[0], max(1, o.Rows)
+	c, rows := t.session, max(1, o.Rows)
 	ring := make([]client.Request, t.job.Window/rows)
 	fresh := make([]client.Request, 0, len(ring))
 	var res outcome
@@ -162,7 +157,7 @@ func (t *transport) stream(ctx context.Context, o order, input []byte) (outcome,
 func (t *transport) copyOnly(ctx context.Context, o order, input []byte) (outcome, error) {
 	slots := make([][]byte, t.job.Window)
 	for i := range slots {
-		r, err := t.sessions[0].Claim(ctx, 1)
+		r, err := t.session.Claim(ctx, 1)
 		if err != nil {
 			return outcome{}, err
 		}
@@ -180,22 +175,19 @@ func (t *transport) copyOnly(ctx context.Context, o order, input []byte) (outcom
 	return res, nil
 }
 
-// paced: an open loop at a rate, spread over the sessions by turns. "pace
-// only" sends nothing: what the load generator itself costs.
+// paced: an open loop at a rate.
 func (t *transport) paced(ctx context.Context, o order, input []byte) (outcome, error) {
 	rnd := rand.New(rand.NewPCG(t.job.Seed, 1))
 	var ns []int64
 	at := float64(o.Start)
-	for i := 0; ; i++ {
+	for {
 		at += rnd.ExpFloat64() / o.Rate * 1e9
 		if int64(at) >= o.Until {
 			break
 		}
 		rig.SleepUntil(int64(at))
-		if o.Do == "paced" {
-			if err := rig.Ask(ctx, t.sessions[i%len(t.sessions)], input); err != nil {
-				return outcome{}, err
-			}
+		if err := rig.Ask(ctx, t.session, input); err != nil {
+			return outcome{}, err
 		}
 		ns = append(ns, shm.Now()-int64(at))
 	}
@@ -203,7 +195,7 @@ func (t *transport) paced(ctx context.Context, o order, input []byte) (outcome, 
 		return outcome{}, nil
 	}
 	slices.Sort(ns)
-	return outcome{Requests: len(ns), Median: ns[len(ns)/2], P99: ns[len(ns)*99/100]}, nil
+	return outcome{Requests: len(ns), P99: ns[len(ns)*99/100]}, nil
 }
 
 // inFlight keeps the whole window in flight, one goroutine per slot, until that many requests have been answered.
@@ -216,7 +208,7 @@ func (t *transport) inFlight(ctx context.Context, o order, input []byte) (outcom
 	for range t.job.Window {
 		wg.Go(func() {
 			for left.Add(-1) >= 0 {
-				if err := rig.Ask(ctx, t.sessions[0], input); err != nil {
+				if err := rig.Ask(ctx, t.session, input); err != nil {
 					errs <- err
 					return
 				}

@@ -3,7 +3,6 @@
 package transport
 
 import (
-	"fmt"
 	"os"
 	"time"
 
@@ -24,40 +23,28 @@ const (
 
 // measureSmall has 8 producer processes with 16 requests of 64 bytes in flight each, against the same exchange over a Unix
 // socket. The kind "rows" sends the 16 of a producer as one request.
-func measureSmall(r *rig.Rig) error {
-	e, err := startEcho(r, 1, small64("small", smallBatch, smallSlots))
-	if err != nil {
-		return err
-	}
-	producers, err := startProducers(r, smallProducers, producerJob{Socket: e.socket, Model: "small", Window: smallInFlight})
-	if err != nil {
-		return err
-	}
+func measureSmall(r *rig.Rig) {
+	e := startEcho(r, 1, small64("small", smallBatch, smallSlots))
+	producers := startProducers(r, smallProducers, producerJob{Socket: e.socket, Model: "small", Window: smallInFlight})
 	serving := [][]*testbed.Process{{e.broker}, e.workers}
 	kinds := []string{"ring", "rows", "stream", "seqpacket"}
 	sockets := map[string][]*testbed.Process{}
 	for _, kind := range kinds[2:] {
-		if sockets[kind], err = startSockets(r, kind, smallProducers); err != nil {
-			return err
-		}
+		sockets[kind] = startSockets(r, kind, smallProducers)
 	}
 	rates := map[string][]float64{}
 	cpus := map[string][3][]float64{} // broker, worker, producers; of sockets: server, clients
-	err = r.InTurns("small", func(counts bool) error {
+	r.InTurns("small", func(counts bool) {
 		for _, kind := range kinds {
 			var rate float64
 			var used []float64
-			var err error
 			switch kind {
 			case "ring":
-				rate, used, err = streamRate(serving, producers, 1, r.Round)
+				rate, used = streamRate(r, serving, producers, 1, r.Round)
 			case "rows":
-				rate, used, err = streamRate(serving, producers, smallInFlight, r.Round)
+				rate, used = streamRate(r, serving, producers, smallInFlight, r.Round)
 			default:
-				rate, used, err = socketRate(sockets[kind], r.Round)
-			}
-			if err != nil {
-				return err
+				rate, used = socketRate(r, sockets[kind], r.Round)
 			}
 			if counts {
 				rates[kind] = append(rates[kind], rate)
@@ -68,11 +55,7 @@ func measureSmall(r *rig.Rig) error {
 				cpus[kind] = all
 			}
 		}
-		return nil
 	})
-	if err != nil {
-		return err
-	}
 	best := "stream"
 	if rig.Median(rates["seqpacket"]) > rig.Median(rates[best]) {
 		best = "seqpacket"
@@ -92,45 +75,35 @@ func measureSmall(r *rig.Rig) error {
 			"worker %.2f, producers %.2f) / %.2f µs; %s rows/s where the %d are rows of one request; median of %d rounds",
 		rate("ring"), batch, rate(best), best, rate("stream"), rate("seqpacket"), per("ring", 0)+per("ring", 1)+per("ring", 2),
 		per("ring", 0), per("ring", 1), per("ring", 2), per(best, 0)+per(best, 1), rate("rows"), smallInFlight, len(ratios))
-	return nil
 }
 
 // streamRate is rows per second in requests of that many rows, and CPU microseconds per row of each group that serves and,
 // last, of the producers.
-func streamRate(serving [][]*testbed.Process, producers []*testbed.Process, rows int, d time.Duration) (rate float64, used []float64,
-	err error) {
-	return rateOf(serving, d, func() ([]outcome, error) { return together(producers, order{Do: "stream", Rows: rows}, d) })
+func streamRate(r *rig.Rig, serving [][]*testbed.Process, producers []*testbed.Process, rows int, d time.Duration) (float64, []float64) {
+	return rateOf(r, serving, d, func() []outcome { return together(r, producers, order{Do: "stream", Rows: rows}, d) })
 }
 
 // socketRate is the same for a socket server, the first process, and its clients.
-func socketRate(procs []*testbed.Process, d time.Duration) (rate float64, used []float64, err error) {
-	return rateOf([][]*testbed.Process{procs[:1]}, d, func() ([]outcome, error) {
+func socketRate(r *rig.Rig, procs []*testbed.Process, d time.Duration) (float64, []float64) {
+	return rateOf(r, [][]*testbed.Process{procs[:1]}, d, func() []outcome {
 		o := socketOrder{InFlight: smallInFlight, Start: shm.Now() + int64(rig.LeadTime)}
 		o.Until = o.Start + int64(d)
-		return rig.OrderAll[outcome](procs[1:], o)
+		return rig.OrderAll[outcome](r, procs[1:], o)
 	})
 }
 
-func rateOf(serving [][]*testbed.Process, d time.Duration, run func() ([]outcome, error)) (rate float64, used []float64, err error) {
-	before, err := rig.CPUTimes(serving)
-	if err != nil {
-		return 0, nil, err
-	}
-	rs, err := run()
-	if err != nil {
-		return 0, nil, err
-	}
-	after, err := rig.CPUTimes(serving)
-	sum := total(rs)
+func rateOf(r *rig.Rig, serving [][]*testbed.Process, d time.Duration, run func() []outcome) (rate float64, used []float64) {
+	before := r.CPUTimes(serving)
+	sum := total(run())
 	each := func(nanos float64) float64 { return nanos / 1e3 / float64(max(sum.Requests, 1)) }
-	for i := range after {
-		used = append(used, each(float64(after[i]-before[i])))
+	for i, after := range r.CPUTimes(serving) {
+		used = append(used, each(float64(after-before[i])))
 	}
-	return float64(sum.Requests) / d.Seconds(), append(used, each(float64(sum.CPU))), err
+	return float64(sum.Requests) / d.Seconds(), append(used, each(float64(sum.CPU)))
 }
 
 // startSockets starts a server (the first process) and n clients.
-func startSockets(r *rig.Rig, kind string, n int) ([]*testbed.Process, error) {
+func startSockets(r *rig.Rig, kind string, n int) []*testbed.Process {
 	typ := unix.SOCK_STREAM
 	if kind == "seqpacket" {
 		typ = unix.SOCK_SEQPACKET
@@ -143,20 +116,14 @@ func startSockets(r *rig.Rig, kind string, n int) ([]*testbed.Process, error) {
 	}()
 	for range n {
 		pair, err := unix.Socketpair(unix.AF_UNIX, typ|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return nil, fmt.Errorf("socketpair: %w", err)
-		}
+		r.Must(err)
 		servers = append(servers, os.NewFile(uintptr(pair[0]), "server end"))
 		clients = append(clients, os.NewFile(uintptr(pair[1]), "client end"))
 	}
 	raw := []string{"GODEBUG=asyncpreemptoff=1"} // Go's scheduler must not interrupt threads that block in raw system calls
 	server := testbed.Spec{Role: "socket server", Job: socketJob{n}, Files: servers, Env: raw, Procs: n + 2}
-	p, err := r.StartReady(server)
-	if err != nil {
-		return nil, err
-	}
-	rest, err := r.StartAll(n, func(i int) testbed.Spec {
+	rest := []*testbed.Process{r.MustStart(server)}
+	return append(rest, r.MustStartAll(n, func(i int) testbed.Spec {
 		return testbed.Spec{Role: "socket client", Procs: 2, Files: clients[i : i+1], Env: raw}
-	})
-	return append([]*testbed.Process{p}, rest...), err
+	})...)
 }

@@ -5,6 +5,7 @@ package transport
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -43,13 +44,12 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 		},
 		Parts: []rig.Part{
 			{Name: "latency", Run: measureLatency}, {Name: "small", Run: measureSmall}, {Name: "large", Run: measureLarge},
-			{Name: "idle", Run: func(r *rig.Rig) error { return measureIdle(r, max(idle, 100*time.Millisecond)) }},
-			{Name: "growth", Run: measureGrowth},
-			{Name: "in_flight", Run: func(r *rig.Rig) error {
+			{Name: "idle", Run: func(r *rig.Rig) { measureIdle(r, max(idle, 100*time.Millisecond)) }},
+			{Name: "in_flight", Run: func(r *rig.Rig) {
 				if long {
 					requests = 10_000_000
 				}
-				return measureInFlight(r, max(requests, 1))
+				measureInFlight(r, max(requests, 1))
 			}},
 			{Name: "loops", Run: measureLoops},
 		},
@@ -69,29 +69,27 @@ func small64(name string, maxBatch, slots int) rig.EchoJob {
 	return rig.EchoJob{Model: name, In: "u8[64]", Out: "u8[64]", MaxBatch: maxBatch, Slots: slots}
 }
 
-func startEcho(r *rig.Rig, workers int, job rig.EchoJob) (e echo, err error) {
-	if e.broker, e.socket, err = r.StartBroker(job.Model + ".sock"); err != nil {
-		return e, err
-	}
+func startEcho(r *rig.Rig, workers int, job rig.EchoJob) (e echo) {
+	e.broker, e.socket = r.StartBroker(job.Model + ".sock")
 	job.Socket = e.socket
-	e.workers, err = r.StartAll(workers, func(int) testbed.Spec { return testbed.Spec{Role: "echo worker", Job: job, Procs: 2} })
-	return e, err
+	e.workers = r.MustStartAll(workers, func(int) testbed.Spec { return testbed.Spec{Role: "echo worker", Job: job, Procs: 2} })
+	return e
 }
 
-// startProducers starts processes, each with its own sessions.
-func startProducers(r *rig.Rig, n int, job producerJob) ([]*testbed.Process, error) {
-	return r.StartAll(n, func(i int) testbed.Spec {
+// startProducers starts processes, each with its own session.
+func startProducers(r *rig.Rig, n int, job producerJob) []*testbed.Process {
+	return r.MustStartAll(n, func(i int) testbed.Spec {
 		j := job
-		j.Seed, j.Sessions = uint64(i+1), max(1, job.Sessions)
+		j.Seed = uint64(i + 1)
 		return testbed.Spec{Role: "transport", Job: j, Procs: 2}
 	})
 }
 
 // together gives all producers the same order with a common start and end.
-func together(procs []*testbed.Process, o order, d time.Duration) ([]outcome, error) {
+func together(r *rig.Rig, procs []*testbed.Process, o order, d time.Duration) []outcome {
 	o.Start = shm.Now() + int64(rig.LeadTime)
 	o.Until = o.Start + int64(d)
-	return rig.OrderAll[outcome](procs, o)
+	return rig.OrderAll[outcome](r, procs, o)
 }
 
 func total(rs []outcome) (sum outcome) {
@@ -104,39 +102,21 @@ func total(rs []outcome) (sum outcome) {
 }
 
 // measureIdle watches a broker, 2 workers and 16 clients that have nothing to do.
-func measureIdle(r *rig.Rig, d time.Duration) error {
+func measureIdle(r *rig.Rig, d time.Duration) {
 	const workers, clients, settle = 2, 16, time.Second
 	r.Say("idle: starting %d clients", clients)
 	job := small64("idle", 32, 1024)
 	job.WaitTime = time.Millisecond
-	e, err := startEcho(r, workers, job)
-	if err != nil {
-		return err
-	}
-	producers, err := startProducers(r, clients, producerJob{Socket: e.socket, Model: "idle", Window: 8})
-	if err != nil {
-		return err
-	}
-	if _, err := together(producers, order{Do: "latency", Count: 100}, 0); err != nil {
-		return err
-	}
-	if err := rig.Pause(r.Context(), settle); err != nil {
-		return err
-	}
+	e := startEcho(r, workers, job)
+	producers := startProducers(r, clients, producerJob{Socket: e.socket, Model: "idle", Window: 8})
+	together(r, producers, order{Do: "latency", Count: 100}, 0)
+	r.Must(rig.Pause(r.Context(), settle))
 	groups := [][]*testbed.Process{{e.broker}, e.workers, producers}
-	before, err := rig.CPUTimes(groups)
-	if err != nil {
-		return err
-	}
+	before := r.CPUTimes(groups)
 	r.Say("idle: watching for %v", d)
 	start := time.Now()
-	if err := rig.Pause(r.Context(), d); err != nil {
-		return err
-	}
-	after, err := rig.CPUTimes(groups)
-	if err != nil {
-		return err
-	}
+	r.Must(rig.Pause(r.Context(), d))
+	after := r.CPUTimes(groups)
 	var sum time.Duration
 	var ms []any
 	for i := range groups {
@@ -146,32 +126,22 @@ func measureIdle(r *rig.Rig, d time.Duration) error {
 	percent := 100 * sum.Seconds() / time.Since(start).Seconds()
 	r.Check("idle_cpu_percent", percent, "<", 0.5, "of one core in %v: broker %.2f ms, workers %.2f ms, clients %.2f ms", append([]any{d},
 		ms...)...)
-	return nil
 }
 
 // measureLarge streams 602,112-byte inputs (an image of 3×224×224 floats) with 4 KB outputs, against the producers' own copies
 // into the same slots.
-func measureLarge(r *rig.Rig) error {
+func measureLarge(r *rig.Rig) {
 	const bytes, producers, inFlight = 602112, 2, 32
 	// Half of the requests in flight make a batch. Waiting for it costs nothing: the producers are copying meanwhile.
-	e, err := startEcho(r, 1, rig.EchoJob{Model: "large", In: fmt.Sprintf("u8[%d]", bytes), Out: "u8[4096]",
+	e := startEcho(r, 1, rig.EchoJob{Model: "large", In: fmt.Sprintf("u8[%d]", bytes), Out: "u8[4096]",
 		MaxBatch: producers * inFlight / 2, WaitTime: 2 * time.Millisecond, Slots: 2 * producers * inFlight})
-	if err != nil {
-		return err
-	}
-	procs, err := startProducers(r, producers, producerJob{Socket: e.socket, Model: "large", Window: inFlight})
-	if err != nil {
-		return err
-	}
+	procs := startProducers(r, producers, producerJob{Socket: e.socket, Model: "large", Window: inFlight})
 	var ratios []float64
 	var rates [2][]float64
-	err = r.InTurns("large", func(counts bool) error {
+	r.InTurns("large", func(counts bool) {
 		var moved [2]float64
 		for i, do := range []string{"stream", "copy"} {
-			rs, err := together(procs, order{Do: do}, r.Round)
-			if err != nil {
-				return err
-			}
+			rs := together(r, procs, order{Do: do}, r.Round)
 			moved[i] = float64(total(rs).Bytes) / r.Round.Seconds()
 			if counts {
 				rates[i] = append(rates[i], moved[i])
@@ -180,49 +150,41 @@ func measureLarge(r *rig.Rig) error {
 		if counts {
 			ratios = append(ratios, moved[0]/moved[1])
 		}
-		return nil
 	})
 	through := rig.Median(rates[0])
 	r.Check("large_ratio", rig.Median(ratios), ">=", 0.80,
 		"%.2f GB/s through the whole exchange (%s requests/s) / %.2f GB/s of copies alone, %d producers × %d slots; median of %d rounds",
 		through/1e9, rig.Big(through/bytes), rig.Median(rates[1])/1e9, producers, inFlight, len(ratios))
-	return err
 }
 
 // measureInFlight keeps 10,000 requests in flight from one process. It counts the threads, and notices a lost wake-up: a
 // request that is not answered although every worker is idle.
-func measureInFlight(r *rig.Rig, requests int) error {
+func measureInFlight(r *rig.Rig, requests int) {
 	const inFlight, stallTime = 10_000, 20 * time.Second
-	e, err := startEcho(r, 1, small64("flight", 1024, 1<<14))
-	if err != nil {
-		return err
-	}
-	producers, err := startProducers(r, 1, producerJob{Socket: e.socket, Model: "flight", Window: inFlight})
-	if err != nil {
-		return err
-	}
-	type result struct {
-		rs  []outcome
-		err error
-	}
-	done := make(chan result, 1)
+	e := startEcho(r, 1, small64("flight", 1024, 1<<14))
+	producers := startProducers(r, 1, producerJob{Socket: e.socket, Model: "flight", Window: inFlight})
+	done := make(chan outcome, 1)
+	failed := make(chan error, 1)
 	go func() {
-		rs, err := together(producers, order{Do: "in flight", Count: requests}, 0)
-		done <- result{rs, err}
+		var out outcome
+		if err := errors.Join(producers[0].Send(order{Do: "in flight", Count: requests}), producers[0].Receive(&out)); err != nil {
+			failed <- err
+			return
+		}
+		done <- out
 	}()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	threads, answered, moved := 0, uint64(0), time.Now()
 	for {
 		select {
+		case err := <-failed:
+			r.Must(err)
 		case out := <-done:
-			if out.err != nil {
-				return out.err
-			}
 			r.Check("in_flight", float64(threads), "<", 64,
 				"OS threads, with %d requests in flight from one process; %s requests at %s/s, every one answered",
-				inFlight, rig.Big(float64(requests)), rig.Big(float64(out.rs[0].Requests)/(float64(out.rs[0].Nanos)/1e9)))
-			return nil
+				inFlight, rig.Big(float64(requests)), rig.Big(float64(out.Requests)/(float64(out.Nanos)/1e9)))
+			return
 		case <-tick.C:
 			u, err := testbed.UsageOf(producers[0].Pid())
 			if err != nil {
@@ -230,15 +192,13 @@ func measureInFlight(r *rig.Rig, requests int) error {
 			}
 			threads = max(threads, u.Threads)
 			m, err := rig.ModelStats(r.Context(), e.socket, "flight")
-			if err != nil {
-				return err
-			}
+			r.Must(err)
 			if m.Requests != answered {
 				answered, moved = m.Requests, time.Now()
 			}
 			r.Say("in flight: %s of %s requests, %d threads", rig.Big(float64(answered)), rig.Big(float64(requests)), u.Threads)
 			if time.Since(moved) > stallTime {
-				return fmt.Errorf("a wake-up was lost: nothing has moved for %v after %d of %d requests", stallTime, answered, requests)
+				r.Must(fmt.Errorf("a wake-up was lost: nothing has moved for %v after %d of %d requests", stallTime, answered, requests))
 			}
 		}
 	}

@@ -13,34 +13,21 @@ import (
 // killBrokers kills the broker under load and starts it again. Requests of
 // the old one end with BrokerGone; clients and workers attach again by
 // themselves.
-func killBrokers(r *run) error {
-	h, err := r.startHost(r.withNeighbour(), 2, testbed.Limits{})
-	if err != nil {
-		return err
-	}
-	for _, kind := range r.kinds() {
-		if err := h.loadOf(kind, 4, 3*time.Millisecond, patience); err != nil {
-			return err
-		}
-	}
-	if err := h.neighbourhood(); err != nil {
-		return err
-	}
+func killBrokers(r *run) {
+	h := r.startHost(r.withNeighbour(), 2, testbed.Spec{})
+	h.loadEveryKind(4, 3*time.Millisecond, patience)
+	h.neighbourhood()
 	dial, cancel := context.WithTimeout(r.ctx, enoughTime)
 	defer cancel()
 	c, err := client.Dial(dial, theModel.Name, client.WithSocket(r.socket()), client.WaitForModel())
-	if err != nil {
-		return err
-	}
+	r.must(err)
 	defer c.Close()
 	x := make([]int64, testbed.Width)
 	for i := range r.events {
 		time.Sleep(time.Duration(r.intn(60)) * time.Millisecond)
 		h.r.bed.End(h.broker)
 		start := time.Now()
-		if err := h.startBroker(); err != nil {
-			return err
-		}
+		h.startBroker()
 		for {
 			x[1] = int64(i)
 			if err = ask(c, x); err == nil || time.Since(start) > enoughTime {
@@ -54,27 +41,19 @@ func killBrokers(r *run) error {
 	h.endLoads("BrokerGone")
 	_ = c.Close()
 	h.settled()
-	return nil
 }
 
 // poisonBatches has some inputs kill the worker that runs them.
-func poisonBatches(r *run) error {
-	h, err := r.startHost(r.brokerJob(), 0, testbed.Limits{})
-	if err != nil {
-		return err
-	}
+func poisonBatches(r *run) {
+	h := r.startHost(r.brokerJob(), 0, testbed.Spec{})
 	stop := h.keepWorkers(3)
 	defer stop()
 	for _, percent := range []float64{0.01, 0.03, 0.1} {
-		if err := h.load(loadJob{Load: 8, Pause: 500, Poison: percent}); err != nil {
-			return err
-		}
+		h.load(loadJob{Load: 8, Pause: 500, Poison: percent})
 	}
 	for batches := 0; batches < r.events; time.Sleep(50 * time.Millisecond) {
 		s, err := h.stats()
-		if err != nil {
-			return err
-		}
+		r.must(err)
 		batches = int(s[0].Batches)
 		r.progress(batches)
 	}
@@ -84,5 +63,4 @@ func poisonBatches(r *run) error {
 	r.score.passed += sum.OK + sum.Poisoned
 	r.mu.Unlock()
 	h.settled()
-	return nil
 }

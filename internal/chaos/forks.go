@@ -22,19 +22,14 @@ import (
 // forkedChildren has workers and clients of every kind end in good order while
 // a forked child keeps their connection, and they live on themselves. The
 // session ends at once, and the innocent are left alone.
-func forkedChildren(r *run) error {
+func forkedChildren(r *run) {
 	const lease = time.Second
 	job := r.brokerJob()
 	job.Models[0].Lease = lease
-	h, err := r.startHost(job, 1, testbed.Limits{})
-	if err != nil {
-		return err
-	}
+	h := r.startHost(job, 1, testbed.Spec{})
 	stop := h.keepWorkers(1) // a busy machine can make any worker outlive that lease
 	defer stop()
-	if err := h.load(loadJob{Load: 6, Pause: 1500}); err != nil {
-		return err
-	}
+	h.load(loadJob{Load: 6, Pause: 1500})
 	kinds := r.kinds()
 	type pair struct {
 		who    string
@@ -54,12 +49,9 @@ func forkedChildren(r *run) error {
 		var p *testbed.Process
 		began := time.Now()
 		if kind == "go" {
-			p, err = r.bed.Start(testbed.Spec{Role: "forker", Job: forkerJob{r.socket(), who, r.seed()}, Procs: 2})
+			p = r.start(testbed.Spec{Role: "forker", Job: forkerJob{r.socket(), who, r.seed()}, Procs: 2})
 		} else {
-			p, err = r.peer(kind, "forks", r.socket(), theModel.Name, who, strconv.Itoa(r.intn(1<<30)))
-		}
-		if err != nil {
-			return err
+			p = r.peer(kind, "forks", r.socket(), theModel.Name, who, strconv.Itoa(r.intn(1<<30)))
 		}
 		var ended struct {
 			Child int
@@ -96,7 +88,6 @@ func forkedChildren(r *run) error {
 	}
 	h.endLoads()
 	h.settled()
-	return nil
 }
 
 // killed reports whether the broker has killed a process, which had outlived its lease.

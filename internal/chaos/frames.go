@@ -27,7 +27,7 @@ const brokerRoom = 128 << 20
 // unfinishedFrames has many connections begin what they do not end, with the
 // broker in a small memory cgroup: it must neither be killed there nor slow
 // down for others.
-func unfinishedFrames(r *run) error {
+func unfinishedFrames(r *run) {
 	group, err := newGroup(brokerRoom)
 	if err != nil {
 		r.notJudged("whether the broker stays within its memory cgroup: %v", err)
@@ -40,49 +40,28 @@ func unfinishedFrames(r *run) error {
 	}
 	job := r.brokerJob()
 	job.Models[0].Slots = 256
-	h, err := r.startHost(job, 1, testbed.Limits{Group: group})
-	if err != nil {
-		return err
-	}
-	if err := h.load(loadJob{Load: 4, Pause: 2000}); err != nil {
-		return err
-	}
+	h := r.startHost(job, 1, testbed.Spec{Limits: testbed.Limits{Group: group}})
+	h.load(loadJob{Load: 4, Pause: 2000})
 	h.keeps = brokerRoom / 2
-	before, err := testbed.UsageOf(h.broker.Pid())
-	if err != nil {
-		return err
-	}
+	before := r.usage(h.broker)
 	for i := range r.events {
 		way := i % len(sendings)
-		p, err := r.bed.Start(testbed.Spec{Role: "sender", Job: senderJob{r.socket(), way, 800, r.seed()}, Procs: 2})
-		if err != nil {
-			return err
-		}
+		p := r.start(testbed.Spec{Role: "sender", Job: senderJob{r.socket(), way, 800, r.seed()}, Procs: 2})
 		_ = unix.Setpriority(unix.PRIO_PROCESS, p.Pid(), 19)
-		err = p.Expect("sent", nil, 2*enoughTime)
+		err := p.Expect("sent", nil, 2*enoughTime)
 		r.check(err == nil, "%s: %v", sendings[way].name, err)
 		r.check(h.broker.Running(), "%s: the broker died: %v", sendings[way].name, h.broker.State())
 		err = r.ping(r.socket(), 0)
 		r.check(err == nil, "%s: an honest client cannot attach: %v", sendings[way].name, err)
-		if !h.broker.Running() {
-			return fmt.Errorf("%s: the broker died: %v", sendings[way].name, h.broker.State())
-		}
-		now, err := testbed.UsageOf(h.broker.Pid())
-		if err != nil {
-			return err
-		}
+		now := r.usage(h.broker)
 		r.check(now.Peak <= before.Peak+brokerRoom/2, "%s: the broker took %d MiB", sendings[way].name, (now.Peak-before.Peak)>>20)
 		r.bed.End(p)
 		r.progress(i + 1)
 	}
-	now, err := testbed.UsageOf(h.broker.Pid())
-	if err != nil {
-		return err
-	}
+	now := r.usage(h.broker)
 	fmt.Printf("   the broker's peak: %d → %d MiB\n", before.Peak>>20, now.Peak>>20)
 	h.endLoads()
 	h.settled()
-	return nil
 }
 
 // newGroup makes a memory cgroup.

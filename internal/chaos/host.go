@@ -46,40 +46,29 @@ func (r *run) withNeighbour() testbed.BrokerJob {
 	return job
 }
 
-// startHost starts a broker and some workers that live.
-func (r *run) startHost(job testbed.BrokerJob, workers int, limits testbed.Limits) (*host, error) {
-	h := &host{r: r, log: newJournal()}
-	h.spec = testbed.Spec{Role: "broker", Job: job, Limits: limits, OnLog: h.log.read, Procs: 2}
-	if err := h.startBroker(); err != nil {
-		return nil, err
-	}
-	var err error
-	if h.before, err = testbed.UsageOf(h.broker.Pid()); err != nil {
-		return nil, err
-	}
+// startHost starts a broker and some workers that live. how has the broker's
+// limits, user and namespaces.
+func (r *run) startHost(job testbed.BrokerJob, workers int, how testbed.Spec) *host {
+	h := &host{r: r, log: newJournal(), spec: how}
+	h.spec.Role, h.spec.Job, h.spec.OnLog, h.spec.Procs = "broker", job, h.log.read, 2
+	h.startBroker()
+	h.before = r.usage(h.broker)
 	for range workers {
-		if err := h.addWorker(theModel); err != nil {
-			return nil, err
-		}
+		h.addWorker(theModel)
 	}
-	return h, nil
+	return h
 }
 
 // addWorker starts a worker that lives.
-func (h *host) addWorker(m testbed.Model) error {
-	w, err := h.r.victim("worker", victimJob{Model: m})
-	if err != nil {
-		return err
-	}
+func (h *host) addWorker(m testbed.Model) {
+	w := h.r.victim("worker", victimJob{Model: m})
 	h.workers = append(h.workers, w)
-	return w.Expect("attached", nil, enoughTime)
+	h.r.must(w.Expect("attached", nil, enoughTime))
 }
 
-func (h *host) startBroker() (err error) {
-	if h.broker, err = h.r.bed.Start(h.spec); err != nil {
-		return err
-	}
-	return h.broker.Expect("ready", nil, enoughTime)
+func (h *host) startBroker() {
+	h.broker = h.r.start(h.spec)
+	h.r.must(h.broker.Expect("ready", nil, enoughTime))
 }
 
 // end ends all of them before the campaign does.
@@ -92,20 +81,7 @@ func (h *host) keepWorkers(n int) (stop func()) {
 	for range n {
 		go func() {
 			defer func() { ended <- struct{}{} }()
-			for {
-				p, err := h.r.victim("worker", victimJob{})
-				if err != nil {
-					h.r.fail("worker: %v", err)
-					return
-				}
-				select {
-				case <-p.Ended():
-					h.r.bed.End(p)
-				case <-stopping:
-					h.r.bed.End(p)
-					return
-				}
-			}
+			h.r.guard(func() { h.keepWorker(stopping) })
 		}()
 	}
 	return func() {
@@ -116,29 +92,38 @@ func (h *host) keepWorkers(n int) (stop func()) {
 	}
 }
 
+// keepWorker has one worker at all times.
+func (h *host) keepWorker(stopping <-chan struct{}) {
+	for {
+		p := h.r.victim("worker", victimJob{})
+		select {
+		case <-p.Ended():
+			h.r.bed.End(p)
+		case <-stopping:
+			h.r.bed.End(p)
+			return
+		}
+	}
+}
+
 // load starts a process of honest clients.
-func (h *host) load(job loadJob) error {
+func (h *host) load(job loadJob) {
 	job.Socket, job.Seed = h.socket(), h.r.seed()
 	if job.Model == "" {
 		job.Model = theModel.Name
 	}
-	return h.addLoad(h.r.bed.Start(testbed.Spec{Role: "load", Job: job, Procs: 2}))
+	h.addLoad(h.r.start(testbed.Spec{Role: "load", Job: job, Procs: 2}))
 }
 
-func (h *host) addLoad(p *testbed.Process, err error) error {
-	if err != nil {
-		return err
-	}
+func (h *host) addLoad(p *testbed.Process) {
 	h.loads = append(h.loads, p)
-	return p.Expect("ready", nil, enoughTime)
+	h.r.must(p.Expect("ready", nil, enoughTime))
 }
 
 // neighbourhood gives the second model a worker and honest clients.
-func (h *host) neighbourhood() error {
-	if err := h.addWorker(neighbour); err != nil {
-		return err
-	}
-	return h.load(loadJob{Model: neighbour.Name, Load: 4, Pause: 4000})
+func (h *host) neighbourhood() {
+	h.addWorker(neighbour)
+	h.load(loadJob{Model: neighbour.Name, Load: 4, Pause: 4000})
 }
 
 // endLoads stops the honest clients and checks what they saw. allowed are the
@@ -154,7 +139,7 @@ func (h *host) endLoads(allowed ...string) (sum tally) {
 		for _, w := range t.Wrong {
 			r.fail("load: %s", w)
 		}
-		if most := r.stalls.most(); len(t.Late) > 0 && most > grace/2 {
+		if most := r.stalls.Longest(r.born, time.Now()); len(t.Late) > 0 && most > grace/2 {
 			r.notJudged("load: %s; but a CPU stood still for %v", t.Late[0], most)
 		} else {
 			for _, l := range t.Late {

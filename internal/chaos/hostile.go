@@ -17,38 +17,24 @@ import (
 
 // hostilePeer lets one process attach again and again and break every rule,
 // beside honest clients that should not notice.
-func hostilePeer(r *run) error {
-	h, err := r.startHost(r.brokerJob(), 2, testbed.Limits{})
-	if err != nil {
-		return err
-	}
-	if err := h.load(loadJob{Load: 4, Pause: 2000}); err != nil {
-		return err
-	}
-	quiet, err := h.windowOver(func() { time.Sleep(3 * time.Second) })
-	if err != nil {
-		return err
-	}
+func hostilePeer(r *run) {
+	h := r.startHost(r.brokerJob(), 2, testbed.Spec{})
+	h.load(loadJob{Load: 4, Pause: 2000})
+	quiet := h.windowOver(func() { time.Sleep(3 * time.Second) })
 	least := 6 // seconds, so that every attack has its turn
 	long := r.events >= 10_000_000
 	if long {
 		least = 120
 	}
-	p, err := r.bed.Start(testbed.Spec{Role: "hostile", Job: hostileJob{r.socket(), r.seed(), r.events, least}, Procs: 2})
-	if err != nil {
-		return err
-	}
+	p := r.start(testbed.Spec{Role: "hostile", Job: hostileJob{r.socket(), r.seed(), r.events, least}, Procs: 2})
 	_ = unix.Setpriority(unix.PRIO_PROCESS, p.Pid(), 19) // it shall break rules, not just take the CPU
 	var mutations int
-	attacked, err := h.windowOver(func() {
+	attacked := h.windowOver(func() {
 		for p.Wait(200*time.Millisecond) == testbed.ErrRunning {
 			p.Latest("mutations", &mutations)
 			r.progress(mutations)
 		}
 	})
-	if err != nil {
-		return err
-	}
 	p.Latest("mutations", &mutations)
 	r.progress(mutations)
 	r.check(p.Wait(0) == nil, "the hostile process did not come to its end: %v", p.Expect("nothing", nil, 0))
@@ -69,21 +55,11 @@ func hostilePeer(r *run) error {
 	}
 	h.endLoads()
 	h.settled()
-	return nil
 }
 
 // lostWake is what no busy machine adds to a p99, but a wake-up that is lost
 // does.
 const lostWake = 200 * time.Millisecond
-
-// windowOver is what the first load sees while something happens.
-func (h *host) windowOver(something func()) (window, error) {
-	if _, err := h.window(); err != nil {
-		return window{}, err
-	}
-	something()
-	return h.window()
-}
 
 // hostileJob is that of a process that breaks every rule.
 type hostileJob struct {

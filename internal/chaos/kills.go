@@ -21,11 +21,7 @@ var workerLabels = []string{"taken", "half-written", "before word", "word to don
 
 // dies starts a victim and waits until it is dead; it says when that was.
 func (r *run) dies(role string, job victimJob) (pid int, at time.Time, ok bool) {
-	p, err := r.victim(role, job)
-	if err != nil {
-		r.fail("victim: %v", err)
-		return 0, at, false
-	}
+	p := r.victim(role, job)
 	defer r.bed.End(p)
 	if p.Wait(enoughTime) == testbed.ErrRunning {
 		r.fail("a %s that should die at %q lives\n%s", role, job.Label, p.Log())
@@ -39,36 +35,28 @@ func (r *run) dies(role string, job victimJob) (pid int, at time.Time, ok bool) 
 	return p.Pid(), time.Unix(0, nanos), true
 }
 
-// everyKind starts honest clients of every kind, those of another model, and
-// what has clients of each kind die.
-func (h *host) everyKind() (dies []func(step string, after int) (int, time.Time, bool), err error) {
-	for _, kind := range h.r.kinds() {
-		if err := h.loadOf(kind, 2, 8*time.Millisecond, patience); err != nil {
-			return nil, err
-		}
-		if kind == "go" {
-			dies = append(dies, func(step string, after int) (int, time.Time, bool) {
-				return h.r.dies("client", victimJob{Label: step, After: after})
-			})
-			continue
-		}
-		v, err := h.r.victims(kind, h.r.width)
-		if err != nil {
-			return nil, err
-		}
-		dies = append(dies, v.dies)
+// workerDies has a worker die, and keeps how long it took the broker to notice.
+func (h *host) workerDies(span string, job victimJob) {
+	pid, died, ok := h.r.dies("worker", job)
+	if !ok {
+		return
 	}
-	return dies, h.neighbourhood()
+	at, ok := h.log.wait("worker left", pid, enoughTime)
+	h.r.check(ok, "the broker did not notice the death of a worker at %q", job.Label)
+	if ok && job.Label != "hangs up" { // then it leaves when the broker has seen the end of the connection
+		h.r.span(span, died, at)
+	}
 }
 
-func killClients(r *run) error {
-	h, err := r.startHost(r.withNeighbour(), 2, testbed.Limits{})
-	if err != nil {
-		return err
-	}
-	dies, err := h.everyKind()
-	if err != nil {
-		return err
+func killClients(r *run) {
+	h := r.startHost(r.withNeighbour(), 2, testbed.Spec{})
+	h.loadEveryKind(2, 8*time.Millisecond, patience)
+	h.neighbourhood()
+	dies := []func(step string, after int) (int, time.Time, bool){func(step string, after int) (int, time.Time, bool) {
+		return r.dies("client", victimJob{Label: step, After: after})
+	}}
+	for _, kind := range findPeers().kinds[1:] {
+		dies = append(dies, r.victims(kind).dies)
 	}
 	const reclaim = "reclaim of a dead client's window"
 	var early atomic.Int64
@@ -93,7 +81,7 @@ func killClients(r *run) error {
 	})
 	h.endLoads()
 	h.settled()
-	err = testbed.Eventually(enoughTime, func() error { // the log comes a moment after the books
+	err := testbed.Eventually(enoughTime, func() error { // the log comes a moment after the books
 		if attached, returned := h.log.count("client attached"), h.log.count("window returned"); attached != returned {
 			return fmt.Errorf("%d clients attached, %d windows returned", attached, returned)
 		}
@@ -102,60 +90,33 @@ func killClients(r *run) error {
 	r.check(err == nil, "%v", err)
 	fmt.Printf("   %d clients died while they dialed, before they had a window\n", early.Load())
 	r.inTime(reclaim, reclaimBound)
-	return nil
 }
 
-func killWorkers(r *run) error {
-	h, err := r.startHost(r.withNeighbour(), 1, testbed.Limits{}) // one that lives
-	if err != nil {
-		return err
-	}
-	for _, kind := range r.kinds() {
-		if err := h.loadOf(kind, 8, 2*time.Millisecond, patience); err != nil {
-			return err
-		}
-	}
-	if err := h.neighbourhood(); err != nil {
-		return err
-	}
+func killWorkers(r *run) {
+	h := r.startHost(r.withNeighbour(), 1, testbed.Spec{}) // the worker lives
+	h.loadEveryKind(8, 2*time.Millisecond, patience)
+	h.neighbourhood()
 	const requeue = "requeue of a dead worker's batch"
 	r.untilEnough(requeue, func() {
-		label := workerLabels[r.intn(len(workerLabels))]
-		pid, died, ok := r.dies("worker", victimJob{Label: label, After: r.intn(8)})
-		if !ok {
-			return
-		}
-		at, ok := h.log.wait("worker left", pid, enoughTime)
-		if !ok {
-			r.fail("the broker did not notice the death of a worker at %q", label)
-			return
-		}
-		r.span(requeue, died, at)
-		r.pass()
+		h.workerDies(requeue, victimJob{Label: workerLabels[r.intn(len(workerLabels))], After: r.intn(8)})
 	})
 	h.endLoads("WorkerDied")
 	h.settled()
 	r.inTime(requeue, reclaimBound)
-	return nil
 }
 
 // stopWorkers stops workers for longer than their lease. One that had a batch
 // is killed; one that had none goes on as if nothing had happened.
-func stopWorkers(r *run) error {
+func stopWorkers(r *run) {
 	const lease = 120 * time.Millisecond
 	job := r.brokerJob()
 	job.Models[0].Lease = lease
-	h, err := r.startHost(job, 0, testbed.Limits{})
-	if err != nil {
-		return err
-	}
+	h := r.startHost(job, 0, testbed.Spec{})
 	keep := h.keepWorkers(1) // a busy machine can make any worker outlive that lease
 	defer keep()
-	if err := h.load(loadJob{Load: 12, Pause: 1000}); err != nil {
-		return err
-	}
+	h.load(loadJob{Load: 12, Pause: 1000})
 	var killed atomic.Int64
-	r.parallel(r.events, r.width, func() {
+	r.parallel(r.events, width, func() {
 		if r.stopped(h, lease+time.Duration(r.intn(int(lease)))) {
 			killed.Add(1)
 		}
@@ -164,17 +125,12 @@ func stopWorkers(r *run) error {
 	fmt.Printf("   %d of the stopped workers had a batch and were killed by the broker\n", killed.Load())
 	r.check(killed.Load() > 0, "no worker was killed for outliving its lease")
 	h.settled()
-	return nil
 }
 
 // stopped stops a worker for a while, and checks that it then goes on and ends
 // well, or was killed by the broker; it says whether it was.
 func (r *run) stopped(h *host, d time.Duration) (killed bool) {
-	p, err := r.victim("worker", victimJob{})
-	if err != nil {
-		r.fail("worker: %v", err)
-		return false
-	}
+	p := r.victim("worker", victimJob{})
 	defer r.bed.End(p)
 	if err := p.Expect("attached", nil, enoughTime); err != nil && p.Running() {
 		r.fail("worker does not attach: %v", err)

@@ -55,23 +55,13 @@ var findPeers = sync.OnceValue(func() peerKit {
 	try := exec.Command(python(), "-c", "import numpy, ringbatch; ringbatch._library.load()")
 	try.Env = append(os.Environ(), k.env()...)
 	if out, err := try.CombinedOutput(); err != nil {
-		k.why = errors.Join(k.why, fmt.Errorf("no Python client: %s: %w (it needs NumPy; $%s names another interpreter): %s", python(), err, pythonEnv, lastLine(out)))
+		k.why = errors.Join(k.why, fmt.Errorf("no Python client: %s: %w (it needs NumPy; $%s names another interpreter): %s",
+			python(), err, pythonEnv, out[max(0, len(out)-200):]))
 	} else {
 		k.kinds = append(k.kinds, "python")
 	}
 	return k
 })
-
-func lastLine(out []byte) string {
-	last := ""
-	l := &testbed.Tail{}
-	_, _ = l.Write(out)
-	last = l.String()
-	if i := len(last) - 200; i > 0 {
-		last = last[i:]
-	}
-	return last
-}
 
 func (k *peerKit) env() []string {
 	return []string{"PYTHONPATH=" + filepath.Join(k.dir, "python"), "RINGBATCH_LIBRARY=" + filepath.Join(k.dir, "libringbatch.so"), "PYTHONDONTWRITEBYTECODE=1"}
@@ -87,28 +77,29 @@ func (r *run) kinds() []string {
 }
 
 // peer starts a program of another kind.
-func (r *run) peer(kind string, args ...string) (*testbed.Process, error) {
+func (r *run) peer(kind string, args ...string) *testbed.Process {
 	k := findPeers()
 	program := []string{filepath.Join(k.dir, "chaos-peer")}
 	if kind == "python" {
 		script := r.bed.Path("peer.py")
 		if _, err := os.Stat(script); err != nil {
-			if err := os.WriteFile(script, peerScript, 0o644); err != nil {
-				return nil, err
-			}
+			r.must(os.WriteFile(script, peerScript, 0o644))
 		}
 		program = []string{python(), script}
 	}
-	return r.bed.Start(testbed.Spec{Program: append(program, args...), Env: k.env()})
+	return r.start(testbed.Spec{Program: append(program, args...), Env: k.env()})
 }
 
-// loadOf starts honest clients of a kind, with deadlines of their own.
-func (h *host) loadOf(kind string, threads int, pause, timeout time.Duration) error {
-	if kind == "go" {
-		return h.load(loadJob{Load: threads, Pause: int(pause.Microseconds()), Timeout: timeout})
+// loadEveryKind starts honest clients of every kind, with their own deadlines.
+func (h *host) loadEveryKind(threads int, pause, timeout time.Duration) {
+	for _, kind := range h.r.kinds() {
+		if kind == "go" {
+			h.load(loadJob{Load: threads, Pause: int(pause.Microseconds()), Timeout: timeout})
+			continue
+		}
+		h.addLoad(h.r.peer(kind, "load", h.socket(), theModel.Name, strconv.Itoa(h.r.intn(1<<30)), strconv.Itoa(threads),
+			strconv.Itoa(int(pause.Microseconds())), strconv.Itoa(int(timeout.Milliseconds()))))
 	}
-	return h.addLoad(h.r.peer(kind, "load", h.socket(), theModel.Name, strconv.Itoa(h.r.intn(1<<30)), strconv.Itoa(threads),
-		strconv.Itoa(int(pause.Microseconds())), strconv.Itoa(int(timeout.Milliseconds()))))
 }
 
 // victims are processes that fork clients which die, one at a time.
@@ -118,19 +109,14 @@ type victims struct {
 	idle chan *testbed.Process
 }
 
-func (r *run) victims(kind string, width int) (*victims, error) {
+func (r *run) victims(kind string) *victims {
 	v := &victims{r, kind, make(chan *testbed.Process, width)}
 	for range width {
-		p, err := r.peer(kind, "victims", r.socket(), theModel.Name)
-		if err == nil {
-			err = p.Expect("ready", nil, enoughTime)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("victims of kind %s: %w", kind, err)
-		}
+		p := r.peer(kind, "victims", r.socket(), theModel.Name)
+		r.must(p.Expect("ready", nil, enoughTime))
 		v.idle <- p
 	}
-	return v, nil
+	return v
 }
 
 // dies has a client die at a step, and says which it was and when.

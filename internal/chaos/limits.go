@@ -17,14 +17,9 @@ import (
 )
 
 // signalStorm interrupts every system call of everybody, all the time.
-func signalStorm(r *run) error {
-	h, err := r.startHost(r.brokerJob(), 2, testbed.Limits{})
-	if err != nil {
-		return err
-	}
-	if err := h.load(loadJob{Load: 4, Pause: 500}); err != nil {
-		return err
-	}
+func signalStorm(r *run) {
+	h := r.startHost(r.brokerJob(), 2, testbed.Spec{})
+	h.load(loadJob{Load: 4, Pause: 500})
 	all := append([]*testbed.Process{h.broker, h.loads[0]}, h.workers...)
 	storm := []syscall.Signal{unix.SIGURG, unix.SIGPROF, unix.SIGUSR1, unix.SIGCHLD}
 	for sent := 0; sent < r.events && r.ctx.Err() == nil; {
@@ -38,32 +33,24 @@ func signalStorm(r *run) error {
 	for _, p := range all {
 		r.check(p.Running(), "%s died of signals: %v\n%s", p, p.State(), p.Log())
 	}
-	fmt.Printf("   %.1f signals per millisecond\n", float64(r.events)/float64(time.Since(r.start).Milliseconds()))
+	fmt.Printf("   %.1f signals per millisecond\n", float64(r.events)/float64(time.Since(r.born).Milliseconds()))
 	h.endLoads()
 	h.settled()
-	return nil
 }
 
-func limits(r *run) error {
-	if err := fewDescriptors(r); err != nil {
-		return err
-	}
+func limits(r *run) {
+	fewDescriptors(r)
 	r.progress(1)
 	defer r.progress(2)
-	return fullDisk(r)
+	fullDisk(r)
 }
 
 // fewDescriptors lets the broker run out of them: those that come then are
 // refused with a name, those that were there notice nothing.
-func fewDescriptors(r *run) error {
-	h, err := r.startHost(r.brokerJob(), 1, testbed.Limits{Descriptors: 60})
-	if err != nil {
-		return err
-	}
+func fewDescriptors(r *run) {
+	h := r.startHost(r.brokerJob(), 1, testbed.Spec{Limits: testbed.Limits{Descriptors: 60}})
 	defer h.end()
-	if err := h.load(loadJob{Load: 2, Pause: 1000}); err != nil {
-		return err
-	}
+	h.load(loadJob{Load: 2, Pause: 1000})
 	var clients []*client.Client
 	var refused error
 	for refused == nil && len(clients) < 100 {
@@ -80,7 +67,7 @@ func fewDescriptors(r *run) error {
 	for _, c := range clients {
 		_ = c.Close()
 	}
-	err = testbed.Eventually(enoughTime, func() error { // until the broker has seen them leave
+	err := testbed.Eventually(enoughTime, func() error { // until the broker has seen them leave
 		c, err := client.Dial(r.ctx, theModel.Name, client.WithSocket(r.socket()))
 		if err == nil {
 			_ = c.Close()
@@ -90,22 +77,15 @@ func fewDescriptors(r *run) error {
 	r.check(err == nil, "there are descriptors again, but: %v", err)
 	h.endLoads()
 	h.settled()
-	return nil
 }
 
 // fullDisk has the broker log to a device that is always full.
-func fullDisk(r *run) error {
+func fullDisk(r *run) {
 	job := r.brokerJob()
 	job.Log = "/dev/full"
-	h, err := r.startHost(job, 1, testbed.Limits{})
-	if err != nil {
-		return err
-	}
-	if err := h.load(loadJob{Load: 2, Pause: 1000}); err != nil {
-		return err
-	}
+	h := r.startHost(job, 1, testbed.Spec{})
+	h.load(loadJob{Load: 2, Pause: 1000})
 	time.Sleep(500 * time.Millisecond)
 	h.endLoads()
 	h.settled()
-	return nil
 }

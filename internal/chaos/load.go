@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
@@ -48,7 +47,6 @@ type window struct {
 const (
 	patience = 20 * time.Second       // deadline of every request, unless its load has another
 	grace    = 100 * time.Millisecond // and how late its end may come
-	longNap  = grace / 4              // from which on one of 10 ms shows that its process stood still
 
 	enoughTime = 2 * time.Minute // for what surely comes, on any machine
 )
@@ -86,16 +84,7 @@ func playLoad(child *testbed.Child, job loadJob) error {
 		h  histogram.Histogram
 		wg sync.WaitGroup
 	)
-	var stood atomic.Int64
-	go func() { // a nap that lasts much longer: nobody ran here
-		for {
-			start := time.Now()
-			time.Sleep(10 * time.Millisecond)
-			if d := time.Since(start); d > longNap {
-				stood.Add(int64(d))
-			}
-		}
-	}()
+	stalls := testbed.WatchStalls(nil, false)
 	for k := range job.Load {
 		wg.Go(func() {
 			rng := rand.New(rand.NewPCG(job.Seed, uint64(k)))
@@ -112,15 +101,14 @@ func playLoad(child *testbed.Child, job loadJob) error {
 				case p < job.Poison+job.Raise:
 					x[0], poison = cmdRaise, status.ErrFailed
 				}
-				start, before := time.Now(), stood.Load()
+				start := time.Now()
 				err := askWithin(c, x, job.Timeout)
 				took := time.Since(start)
 				if took > job.Timeout+grace {
 					time.Sleep(grace) // who watches may have stood still too, and says so now
 				}
 				mu.Lock()
-				t.Stood = time.Duration(stood.Load())
-				t.count(err, took, job.Timeout+t.Stood-time.Duration(before), poison)
+				t.count(err, took, job.Timeout+stalls.Since(start), poison)
 				h.Add(took)
 				mu.Unlock()
 				if job.Pause > 0 {
@@ -142,17 +130,24 @@ func playLoad(child *testbed.Child, job loadJob) error {
 				return err
 			}
 		case <-ended:
+			t.Stood = stalls.Since(time.Time{})
 			return errors.Join(child.Tell("tally", &t), c.Close())
 		}
 	}
 }
 
+// windowOver is what the first load sees while something happens.
+func (h *host) windowOver(something func()) window {
+	h.window()
+	something()
+	return h.window()
+}
+
 // window asks the first load what it has seen since it was last asked.
-func (h *host) window() (w window, err error) {
-	if err := h.loads[0].Send("window"); err != nil {
-		return w, err
-	}
-	return w, h.loads[0].Expect("window", &w, enoughTime)
+func (h *host) window() (w window) {
+	h.r.must(h.loads[0].Send("window"))
+	h.r.must(h.loads[0].Expect("window", &w, enoughTime))
+	return w
 }
 
 func ask(c *client.Client, x []int64) error { return askWithin(c, x, patience) }

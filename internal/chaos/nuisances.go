@@ -53,47 +53,29 @@ var nuisances = []nuisance{
 // annoy lets one nuisance after the other loose beside an innocent model,
 // whose clients should not notice: they are compared with how they fare beside
 // a process that takes the same CPU and leaves the broker alone.
-func annoy(r *run) error {
-	if os.Getuid() != 0 {
-		r.notJudged("only root can become another user")
-		return nil
-	}
+func annoy(r *run) {
 	job := r.withNeighbour()
-	if err := r.openTo(&job, broker.Grant{UIDs: []int{stranger}, May: broker.MayInfer | broker.MayServe | broker.MayAdminister}); err != nil {
-		return err
-	}
-	h, err := r.startHost(job, 1, testbed.Limits{})
-	if err != nil {
-		return err
-	}
+	r.must(r.openTo(&job, broker.Grant{UIDs: []int{stranger}, May: broker.MayInfer | broker.MayServe | broker.MayAdminister}))
+	h := r.startHost(job, 1, testbed.Spec{})
 	h.keeps = brokerTakes
-	if err := h.neighbourhood(); err != nil {
-		return err
-	}
-	if err := h.load(loadJob{Load: 2, Pause: 4000}); err != nil { // and of the model that is annoyed
-		return err
-	}
+	h.neighbourhood()
+	h.load(loadJob{Load: 2, Pause: 4000}) // and of the model that is annoyed
 	for i := range r.events {
 		n := nuisances[(i+r.intn(len(nuisances)))%len(nuisances)]
 		if r.events >= len(nuisances) {
 			n = nuisances[i%len(nuisances)]
 		}
-		if err := r.annoyWith(h, n); err != nil {
-			return err
-		}
+		r.annoyWith(h, n)
 		r.progress(i + 1)
 	}
 	h.endLoads()
 	h.settled()
-	return nil
 }
 
 // openTo lets other users in.
 func (r *run) openTo(job *testbed.BrokerJob, grants ...broker.Grant) error {
 	dir := r.bed.Path("open")
-	if err := errors.Join(os.Chmod(r.bed.Dir, 0o755), os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o755)); err != nil {
-		return err
-	}
+	r.must(errors.Join(os.Chmod(r.bed.Dir, 0o755), os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o755)))
 	job.OpenFolder, job.Grants = true, grants
 	return nil
 }
@@ -105,23 +87,18 @@ const nuisanceTime = 2 * time.Second
 // broker.
 const brokerTakes = 160 << 20
 
-func (r *run) annoyWith(h *host, n nuisance) error {
+func (r *run) annoyWith(h *host, n nuisance) {
 	long := r.events >= len(nuisances)
 	d := nuisanceTime
 	if !long {
 		d /= 4
 	}
-	beside := func(name string, uid int) (w window, did int, err error) {
-		p, err := r.bed.Start(testbed.Spec{Role: "nuisance", Job: nuisanceJob{h.socket(), name, r.seed()}, UID: uid, Procs: 2})
-		if err != nil {
-			return w, 0, err
-		}
+	beside := func(name string, uid int) (w window, did int) {
+		p := r.start(testbed.Spec{Role: "nuisance", Job: nuisanceJob{h.socket(), name, r.seed()}, UID: uid, Procs: 2})
 		defer r.bed.End(p)
 		_ = unix.Setpriority(unix.PRIO_PROCESS, p.Pid(), 19)
-		if err := p.Expect("ready", nil, enoughTime); err != nil {
-			return w, 0, err
-		}
-		w, err = h.windowOver(func() {
+		r.must(p.Expect("ready", nil, enoughTime))
+		w = h.windowOver(func() {
 			time.Sleep(d)
 			if name != "" { // the broker's own user is let in meanwhile
 				err := p.Expect("done", nil, enoughTime) // something, however busy the machine is
@@ -132,33 +109,18 @@ func (r *run) annoyWith(h *host, n nuisance) error {
 				r.span("attaching beside a nuisance", began, time.Now())
 			}
 		})
-		if err != nil {
-			return w, 0, err
-		}
 		if err := errors.Join(p.Stop(enoughTime), p.Expect("did", &did, 0)); err != nil {
 			r.fail("%s: %v", name, err)
 		}
-		return w, did, nil
+		return w, did
 	}
-	quiet, _, err := beside("", n.uid)
-	if err != nil {
-		return err
-	}
-	before, err := testbed.UsageOf(h.broker.Pid())
-	if err != nil {
-		return err
-	}
+	quiet, _ := beside("", n.uid)
+	before := r.usage(h.broker)
 	began := time.Now()
-	annoyed, did, err := beside(n.name, n.uid)
-	if err != nil {
-		return err
-	}
+	annoyed, did := beside(n.name, n.uid)
 	ended := time.Now()
 	r.check(h.broker.Running(), "%s: the broker died: %v", n.name, h.broker.State())
-	after, err := testbed.UsageOf(h.broker.Pid())
-	if err != nil {
-		return err
-	}
+	after := r.usage(h.broker)
 	fmt.Printf("   %s: %d; innocent p99 %v beside a busy process, %v beside it, max %v; the broker's peak %d → %d MiB\n", n.name, did,
 		quiet.P99.Round(time.Microsecond), annoyed.P99.Round(time.Microsecond), annoyed.Max.Round(time.Microsecond), before.Peak>>20, after.Peak>>20)
 	r.check(did > 0, "%s: it did nothing", n.name)
@@ -166,14 +128,13 @@ func (r *run) annoyWith(h *host, n nuisance) error {
 	switch {
 	case min(quiet.N, annoyed.N) < enough:
 		r.notJudged("%s: %d and %d innocent requests are too few", n.name, quiet.N, annoyed.N)
-	case !long && r.stalls.between(began, ended):
+	case !long && r.stalls.Longest(began, ended) > 0:
 		r.notJudged("%s: the machine stood still in that half second", n.name)
 	case !long: // of half a second the p99 is the slowest few, which one pause of the broker makes
 		r.quick(annoyed.P50 <= 2*quiet.P50+50*time.Millisecond, "%s: the innocent model's p50 rose from %v to %v", n.name, quiet.P50, annoyed.P50)
 	default:
 		r.quick(annoyed.P99 <= 2*quiet.P99+2*time.Millisecond, "%s: the innocent model's p99 rose from %v to %v", n.name, quiet.P99, annoyed.P99)
 	}
-	return nil
 }
 
 // nuisanceJob is that of a process that is one; without a name it only takes
@@ -289,23 +250,21 @@ func hugeRing(ctx context.Context, socket string, rng *rand.Rand) (int, error) {
 
 // declareHuge declares one huge model after the other, a new one each time.
 func declareHuge(ctx context.Context, socket string, rng *rand.Rand) (int, error) {
-	s, err := attach.Open(ctx, socket, shm.Memfd{}, wide(fmt.Sprintf("%s-%d", hugeModel, rng.IntN(1<<30)), 1<<(17+rng.IntN(4))))
-	if err != nil {
-		return 1, err
-	}
-	s.HangUp()
-	s.Close()
-	return 1, nil
+	return 1, visit(ctx, socket, wide(fmt.Sprintf("%s-%d", hugeModel, rng.IntN(1<<30)), 1<<(17+rng.IntN(4))))
 }
 
 func attachStorm(ctx context.Context, socket string, rng *rand.Rand) (int, error) {
-	s, err := attach.Open(ctx, socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: theModel.Name, Window: 1 + rng.IntN(theModel.Slots/2)})
-	if err != nil {
-		return 1, err
+	return 1, visit(ctx, socket, &control.Request{Op: control.OpClient, Model: theModel.Name, Window: 1 + rng.IntN(theModel.Slots/2)})
+}
+
+// visit attaches and leaves.
+func visit(ctx context.Context, socket string, req *control.Request) error {
+	s, err := attach.Open(ctx, socket, shm.Memfd{}, req)
+	if err == nil {
+		s.HangUp()
+		s.Close()
 	}
-	s.HangUp()
-	s.Close()
-	return 1, nil
+	return err
 }
 
 // longSettings asks for settings that take long to read.
@@ -378,14 +337,7 @@ func playTry(c *testbed.Child, socket string) error {
 		return &control.Request{Op: control.OpWorker, Model: model,
 			Worker: &control.WorkerInfo{Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs), Depth: 1}}
 	}
-	attached := func(req *control.Request) error {
-		s, err := attach.Open(ctx, socket, shm.Memfd{}, req)
-		if err == nil {
-			s.HangUp()
-			s.Close()
-		}
-		return err
-	}
+	attached := func(req *control.Request) error { return visit(ctx, socket, req) }
 	call := func(req *control.Request) error { _, err := attach.CallOnce(ctx, socket, req); return err }
 	got := map[string]string{}
 	for name, err := range map[string]error{

@@ -39,29 +39,14 @@ func (p *player) raises(b *worker.Batch, label string) bool {
 
 // raisingWorkers has workers begin to raise at every batch, one after the other, while
 // some inputs make every worker raise. Only these inputs fail.
-func raisingWorkers(r *run) error {
-	h, err := r.startHost(r.withNeighbour(), 2, testbed.Limits{})
-	if err != nil {
-		return err
-	}
-	for _, kind := range r.kinds() {
-		if err := h.loadOf(kind, 4, time.Millisecond, patience); err != nil {
-			return err
-		}
-	}
-	if err := h.load(loadJob{Load: 8, Pause: 1000, Raise: 0.02}); err != nil {
-		return err
-	}
-	if err := h.neighbourhood(); err != nil {
-		return err
-	}
+func raisingWorkers(r *run) {
+	h := r.startHost(r.withNeighbour(), 2, testbed.Spec{})
+	h.loadEveryKind(4, time.Millisecond, patience)
+	h.load(loadJob{Load: 8, Pause: 1000, Raise: 0.02})
+	h.neighbourhood()
 	const noticed = "from attaching to the suspension of a worker that raises"
 	r.parallel(r.events, 1, func() {
-		p, err := r.victim("worker", victimJob{Label: "raises", After: r.intn(20)})
-		if err != nil {
-			r.fail("worker: %v", err)
-			return
-		}
+		p := r.victim("worker", victimJob{Label: "raises", After: r.intn(20)})
 		defer r.bed.End(p)
 		attached, ok := h.log.wait("worker attached", p.Pid(), enoughTime)
 		suspended, noted := h.log.wait("worker suspended: it failed batches that other workers ran", p.Pid(), enoughTime)
@@ -75,14 +60,11 @@ func raisingWorkers(r *run) error {
 	sum := h.endLoads() // no innocent request may fail
 	r.check(sum.Poisoned > 0, "nothing was poisonous")
 	all, err := h.stats()
-	if err != nil {
-		return err
-	}
+	r.must(err)
 	fmt.Printf("   %d requests were run again in smaller batches, workers were suspended %d times\n", all[0].Isolated, all[0].WorkersSuspended)
 	for _, w := range h.workers {
 		_, suspended := h.log.wait("worker suspended: it failed batches that other workers ran", w.Pid(), 0)
 		r.check(!suspended, "a healthy worker was suspended")
 	}
 	h.settled()
-	return nil
 }

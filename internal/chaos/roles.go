@@ -60,18 +60,23 @@ type victimJob struct {
 	Label  string        // the step
 	Seed   uint64
 	After  int // requests or batches before that
+
+	UID     int  // user that it runs as
+	OwnPIDs bool // it has a PID namespace
 }
 
 // victim starts one; on this host if the job names no other.
-func (r *run) victim(role string, job victimJob) (*testbed.Process, error) {
-	job.Socket = r.socket()
+func (r *run) victim(role string, job victimJob) *testbed.Process {
+	if job.Socket == "" {
+		job.Socket = r.socket()
+	}
 	if job.Model.Name == "" {
 		job.Model = theModel
 	}
 	if job.Seed == 0 {
 		job.Seed = r.seed()
 	}
-	return r.bed.Start(testbed.Spec{Role: role, Job: job, Procs: 2})
+	return r.start(testbed.Spec{Role: role, Job: job, UID: job.UID, OwnPIDs: job.OwnPIDs, Procs: 2})
 }
 
 // player is a victim, seen from inside.

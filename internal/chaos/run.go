@@ -38,11 +38,11 @@ func (s score) String() string {
 type run struct {
 	name   string
 	events int
-	width  int // events at once
 	ctx    context.Context
 	bed    *testbed.Bed
-	stalls stalls
-	start  time.Time
+	stalls *testbed.Stalls
+	over   chan struct{} // ends the stalls
+	born   time.Time
 	began  cpuTimes
 
 	mu       sync.Mutex
@@ -64,9 +64,9 @@ func newRun(ctx context.Context, name string, seed uint64, events int) (*run, er
 	for _, c := range name {
 		salt = salt*31 + uint64(c)
 	}
-	r := &run{name: name, events: events, width: 3, ctx: ctx, bed: bed, start: time.Now(), shown: time.Now(),
+	r := &run{name: name, events: events, ctx: ctx, bed: bed, over: make(chan struct{}), born: time.Now(), shown: time.Now(),
 		rng: rand.New(rand.NewPCG(seed, salt)), spans: map[string][]time.Duration{}, sum: tally{Named: map[string]int{}}}
-	r.stalls.watch()
+	r.stalls = testbed.WatchStalls(r.over, true)
 	r.began = r.cpuTimes()
 	return r, nil
 }
@@ -87,7 +87,7 @@ func (r *run) cpuTimes() cpuTimes {
 func (r *run) others() int {
 	now := r.cpuTimes()
 	used := now.machine - r.began.machine - (now.own - r.began.own)
-	return int(100 * used / (time.Since(r.start) * time.Duration(runtime.NumCPU())))
+	return int(100 * used / (time.Since(r.born) * time.Duration(runtime.NumCPU())))
 }
 
 func (r *run) socket() string { return r.bed.Path("broker.sock") }
@@ -97,7 +97,7 @@ func (r *run) close(seed uint64) Result {
 	r.bed.Close()
 	left, err := testbed.Children()
 	r.check(err == nil && len(left) == 0, "processes are left behind: %v, %v", left, err)
-	r.stalls.end()
+	close(r.over)
 	result := Result{Campaign: r.name, Seed: seed, Events: r.done, Answers: r.sum.OK, Named: r.sum.Named, Spans: map[string]Span{}}
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	for _, name := range slices.Sorted(maps.Keys(r.spans)) {
@@ -107,9 +107,9 @@ func (r *run) close(seed uint64) Result {
 		fmt.Printf("   %s: n %d, p50 %v, p99 %v, max %v\n", name, len(d),
 			quantile(d, 50).Round(time.Microsecond), quantile(d, 99).Round(time.Microsecond), quantile(d, 100).Round(time.Microsecond))
 	}
-	fmt.Printf("   %s: %s in %v\n", r.name, r.score, time.Since(r.start).Round(time.Second))
+	fmt.Printf("   %s: %s in %v\n", r.name, r.score, time.Since(r.born).Round(time.Second))
 	result.Passed, result.Failed, result.NotJudged = r.score.passed, r.score.failed, r.score.unjudged
-	result.Failures, result.Seconds = r.failures, time.Since(r.start).Seconds()
+	result.Failures, result.Seconds = r.failures, time.Since(r.born).Seconds()
 	return result
 }
 
@@ -133,6 +133,42 @@ func (r *run) seed() uint64 {
 func (r *run) pass() { r.check(true, "") }
 
 func (r *run) fail(format string, a ...any) { r.check(false, format, a...) }
+
+// broken is why a campaign, or one event of it, cannot go on.
+type broken struct{ error }
+
+// must ends the campaign, or the event, if there is an error.
+func (r *run) must(err error) {
+	if err != nil {
+		panic(broken{err})
+	}
+}
+
+// guard runs f, which may end early at must.
+func (r *run) guard(f func()) {
+	defer func() {
+		switch e := recover().(type) {
+		case nil:
+		case broken:
+			r.fail("%s: %v", r.name, e.error)
+		default:
+			panic(e)
+		}
+	}()
+	f()
+}
+
+func (r *run) start(s testbed.Spec) *testbed.Process {
+	p, err := r.bed.Start(s)
+	r.must(err)
+	return p
+}
+
+func (r *run) usage(p *testbed.Process) testbed.Usage {
+	u, err := testbed.UsageOf(p.Pid())
+	r.must(err)
+	return u
+}
 
 // check passes or fails.
 func (r *run) check(ok bool, format string, a ...any) {
@@ -173,7 +209,7 @@ func (r *run) quick(ok bool, format string, a ...any) {
 
 // span keeps how long something took.
 func (r *run) span(name string, from, to time.Time) {
-	if r.stalls.between(from, to) {
+	if r.stalls.Longest(from, to) > 0 {
 		name += ", while the machine stood still"
 	}
 	r.mu.Lock()
@@ -207,6 +243,9 @@ func (r *run) inTime(name string, bound time.Duration) {
 	r.quick(got <= bound, "%s: p%d is %v, at most %v allowed", name, percent, got, bound)
 }
 
+// width is how many events run at once.
+const width = 3
+
 // parallel runs n events, a few at a time.
 func (r *run) parallel(n, width int, event func()) {
 	var next, done atomic.Int64
@@ -215,7 +254,7 @@ func (r *run) parallel(n, width int, event func()) {
 	for range width {
 		wg.Go(func() {
 			for next.Add(1) <= int64(n) && r.ctx.Err() == nil {
-				event()
+				r.guard(event)
 				r.progress(int(done.Add(1)))
 			}
 		})
@@ -226,9 +265,9 @@ func (r *run) parallel(n, width int, event func()) {
 // untilEnough runs the campaign's events, and then more if that left too few
 // samples to judge.
 func (r *run) untilEnough(samples string, event func()) {
-	r.parallel(r.events, r.width, event)
+	r.parallel(r.events, width, event)
 	for more := 0; more < 3 && r.few(samples) && r.events >= enough; more++ {
-		r.parallel(enough, r.width, event)
+		r.parallel(enough, width, event)
 	}
 }
 
@@ -241,5 +280,5 @@ func (r *run) progress(done int) {
 		return
 	}
 	r.shown = time.Now()
-	fmt.Printf("   %s: %d of %d, %s, %v\n", r.name, done, r.events, r.score, time.Since(r.start).Round(time.Second))
+	fmt.Printf("   %s: %d of %d, %s, %v\n", r.name, done, r.events, r.score, time.Since(r.born).Round(time.Second))
 }

@@ -27,10 +27,8 @@ func soak(ctx context.Context, o Options) (score, []Result, error) {
 	if err != nil {
 		return score{}, nil, err
 	}
-	samples, err := r.soak(o.Soak)
-	if err != nil {
-		r.fail("soak: %v", err)
-	}
+	var samples []sample
+	r.guard(func() { r.soak(o.Soak, &samples) })
 	if len(samples) > 8 {
 		r.noSlope(samples)
 	} else {
@@ -47,50 +45,32 @@ func soak(ctx context.Context, o Options) (score, []Result, error) {
 	return r.score, []Result{r.close(o.Seed)}, nil
 }
 
-func (r *run) soak(d time.Duration) (samples []sample, err error) {
+func (r *run) soak(d time.Duration, samples *[]sample) {
 	job := r.brokerJob()
 	job.Models[0].Lease = soakLease
-	h, err := r.startHost(job, 0, testbed.Limits{})
-	if err != nil {
-		return nil, err
-	}
+	h := r.startHost(job, 0, testbed.Spec{})
 	stop := h.keepWorkers(2) // a busy machine can make any worker outlive a lease
 	defer stop()
-	if err := h.load(loadJob{Load: 6, Pause: 15_000}); err != nil {
-		return nil, err
-	}
+	h.load(loadJob{Load: 6, Pause: 15_000})
 	end := time.Now().Add(d)
 	every := max(time.Second, d/240)
 	kills := 0
 	for next := time.Now().Add(every); time.Now().Before(end); time.Sleep(time.Duration(r.intn(800)) * time.Millisecond) {
-		if err := r.mishap(h); err != nil {
-			return samples, err
-		}
+		r.mishap(h)
 		kills++
-		r.progress(int(time.Since(r.start) / time.Second))
+		r.progress(int(time.Since(r.born) / time.Second))
 		if time.Now().Before(next) {
 			continue
 		}
 		next = next.Add(every)
-		s := sample{at: time.Since(r.start), kills: kills}
-		if s.broker, err = testbed.UsageOf(h.broker.Pid()); err != nil {
-			return samples, err
-		}
-		if s.client, err = testbed.UsageOf(h.loads[0].Pid()); err != nil {
-			return samples, err
-		}
-		if s.window, err = h.window(); err != nil {
-			return samples, err
-		}
-		samples = append(samples, s)
+		*samples = append(*samples, sample{time.Since(r.born), r.usage(h.broker), r.usage(h.loads[0]), h.window(), kills})
 	}
 	h.endLoads("WorkerDied")
 	h.settled()
-	return samples, nil
 }
 
 // mishap is one thing that goes wrong.
-func (r *run) mishap(h *host) error {
+func (r *run) mishap(h *host) {
 	switch k := r.intn(20); {
 	case k < 11:
 		_, _, ok := r.dies("client", victimJob{Label: clientLabels[r.intn(len(clientLabels))], After: r.intn(3)})
@@ -99,15 +79,11 @@ func (r *run) mishap(h *host) error {
 		_, _, ok := r.dies("worker", victimJob{Label: workerLabels[r.intn(len(workerLabels))], After: r.intn(3)})
 		r.check(ok, "a worker did not die as it should")
 	case k < 19:
-		p, err := r.bed.Start(testbed.Spec{Role: "hostile", Job: hostileJob{Socket: r.socket(), Seed: r.seed(), Events: 1000}, Procs: 2})
-		if err != nil {
-			return err
-		}
+		p := r.start(testbed.Spec{Role: "hostile", Job: hostileJob{Socket: r.socket(), Seed: r.seed(), Events: 1000}, Procs: 2})
 		defer r.bed.End(p)
-		err = p.Wait(20 * time.Second)
+		err := p.Wait(20 * time.Second)
 		r.check(err == nil, "a hostile process: %v\n%s", err, p.Log())
 	default:
 		r.stopped(h, soakLease+200*time.Millisecond)
 	}
-	return nil
 }

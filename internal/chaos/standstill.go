@@ -13,17 +13,10 @@ import (
 // standstill stops the broker for longer than requests may take: those of
 // every kind of client still end by their own deadlines, and everything goes on
 // afterwards.
-func standstill(r *run) error {
-	h, err := r.startHost(r.brokerJob(), 2, testbed.Limits{})
-	if err != nil {
-		return err
-	}
+func standstill(r *run) {
+	h := r.startHost(r.brokerJob(), 2, testbed.Spec{})
 	const timeout = 200 * time.Millisecond
-	for _, kind := range r.kinds() {
-		if err := h.loadOf(kind, 3, 2*time.Millisecond, timeout); err != nil {
-			return err
-		}
-	}
+	h.loadEveryKind(3, 2*time.Millisecond, timeout)
 	for i := range r.events {
 		time.Sleep(time.Duration(50+r.intn(150)) * time.Millisecond)
 		h.broker.Signal(syscall.SIGSTOP)
@@ -35,5 +28,4 @@ func standstill(r *run) error {
 	fmt.Printf("   deadlines of %v; the slowest request took %v\n", timeout, sum.Slowest.Round(time.Millisecond))
 	r.check(sum.Named["Expired"]+sum.Named["Overloaded"]+sum.Named["Timeout"]+sum.Named["Full"] > 0, "no deadline passed while the broker stood still")
 	h.settled()
-	return nil
 }

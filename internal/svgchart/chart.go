@@ -53,7 +53,6 @@ type Line struct {
 	Name   string
 	X, Y   []float64
 	Dashed bool // for bounds and targets
-	Points bool // mark each point
 }
 
 // Bars is one series of bars.

@@ -26,7 +26,7 @@ func TestAFigureIsWellFormedAndSaysWhatItShows(t *testing.T) {
 		Title: "a < b & c", Subtitle: "made by hand",
 		Charts: []Chart{
 			{Title: "lines", XLabel: "latency (ms)", YLabel: "share", XLog: true, YMax: 1, YFormat: Percent,
-				Lines: []Line{{Name: "one", X: []float64{1, 10, 100}, Y: []float64{0, 0.5, 1}, Points: true}, {Name: "two", X: []float64{2}, Y: []float64{1}, Dashed: true}}},
+				Lines: []Line{{Name: "one", X: []float64{1, 10, 100}, Y: []float64{0, 0.5, 1}}, {Name: "two", X: []float64{2}, Y: []float64{1}, Dashed: true}}},
 			{Title: "bars", XLabel: "size", YLabel: "batches", Categories: []string{"1", "2"}, BarLabels: true,
 				Bars: []Bars{{Name: "A", Y: []float64{3, 12500}}, {Name: "B", Y: []float64{1, 2}}}},
 			{Title: "empty"},

@@ -4,6 +4,7 @@ package svgchart
 
 import (
 	"math"
+	"slices"
 	"strings"
 )
 
@@ -27,21 +28,14 @@ func (c *Chart) draw(p *page, a area) {
 
 // yRange is the range of all values, with 0.
 func (c *Chart) yRange() (lo, hi float64) {
-	lo, hi = math.Inf(1), math.Inf(-1)
+	values := []float64{0}
 	for _, l := range c.Lines {
-		for _, y := range l.Y {
-			lo, hi = math.Min(lo, y), math.Max(hi, y)
-		}
+		values = append(values, l.Y...)
 	}
 	for _, b := range c.Bars {
-		for _, y := range b.Y {
-			lo, hi = math.Min(lo, y), math.Max(hi, y)
-		}
+		values = append(values, b.Y...)
 	}
-	if math.IsInf(lo, 1) {
-		return 0, 1
-	}
-	lo, hi = math.Min(lo, 0), math.Max(hi, 0)
+	lo, hi = slices.Min(values), slices.Max(values)
 	if c.BarLabels {
 		hi *= 1.08 // room for the label of the highest bar
 	}
@@ -85,15 +79,14 @@ func (c *Chart) drawXAxis(p *page, a area) scale {
 		}
 		return s
 	}
-	lo, hi := math.Inf(1), math.Inf(-1)
+	var values []float64
 	for _, l := range c.Lines {
-		for _, x := range l.X {
-			lo, hi = math.Min(lo, x), math.Max(hi, x)
-		}
+		values = append(values, l.X...)
 	}
-	if math.IsInf(lo, 1) {
-		lo, hi = 1, 2
+	if len(values) == 0 {
+		values = []float64{1, 2}
 	}
+	lo, hi := slices.Min(values), slices.Max(values)
 	s := scale{from: a.left, to: a.right, logarithmic: c.XLog}
 	var ticks []float64
 	if c.XLog {
@@ -144,13 +137,7 @@ func (c *Chart) drawLines(p *page, x, y scale) {
 		for i := range l.X {
 			xs[i], ys[i] = x.at(l.X[i]), y.at(l.Y[i])
 		}
-		hue := colour(len(c.Bars) + k)
-		p.polyline(xs, ys, hue, l.Dashed)
-		if l.Points {
-			for i := range xs {
-				p.dot(xs[i], ys[i], hue, Number(l.X[i])+": "+format(c.YFormat, l.Y[i]))
-			}
-		}
+		p.polyline(xs, ys, colour(len(c.Bars)+k), l.Dashed)
 	}
 }
 

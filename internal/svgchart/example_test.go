@@ -22,7 +22,7 @@ func Example() {
 				{Name: "theirs", Y: []float64{1500, 2100, 2500}},
 			},
 			Lines: []svgchart.Line{
-				{Name: "what the device gives", X: []float64{0, 1, 2}, Y: []float64{3891, 5297, 5978}, Points: true, Dashed: true},
+				{Name: "what the device gives", X: []float64{0, 1, 2}, Y: []float64{3891, 5297, 5978}, Dashed: true},
 			},
 			BarLabels: true,
 		}},

@@ -94,10 +94,6 @@ func (p *page) polyline(xs, ys []float64, colour string, dashed bool) {
 	fmt.Fprintf(&p.buf, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2" stroke-linejoin="round"%s/>`+"\n", points.String(), colour, dash)
 }
 
-func (p *page) dot(x, y float64, colour, tip string) {
-	fmt.Fprintf(&p.buf, `<circle cx="%s" cy="%s" r="3.5" fill="%s"><title>%s</title></circle>`+"\n", px(x), px(y), colour, escape(tip))
-}
-
 func escape(text string) string {
 	var b strings.Builder
 	if err := xml.EscapeText(&b, []byte(text)); err != nil {

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package torture
+package chaos
 
 import (
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/ringbatch/ringbatch/internal/chaos"
 )
 
 func TestATableKeepsTheRowsOfPartsThatWereNotRunAgainAndItsNotes(t *testing.T) {
@@ -19,20 +17,22 @@ func TestATableKeepsTheRowsOfPartsThatWereNotRunAgainAndItsNotes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 2 {
-		d := Done{Slice: Slice{Part: "clients", Index: i, Seed: uint64(i + 1), Events: 5000}, Commit: "c", Machine: "m", Result: chaos.Result{Events: 5000, Passed: 5001}}
+		d := done{Slice: Slice{Part: "clients", Index: i, Seed: uint64(i + 1), Events: 5000}, Commit: "c", Machine: "m",
+			Result: Result{Events: 5000, Passed: 5001}}
 		if err := appendDone(results, &d); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for range 2 { // written again, it stays as it is
-		if err := WriteTable(path, Parts, results); err != nil {
+		if err := writeTable(path, results); err != nil {
 			t.Fatal(err)
 		}
 		text, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, want := range []string{"| 10,000 | 2 slices from 1 on | 10,002 | 0 |", kept, "| not run |", "\nbin/chaos --only clients --events 5000 --seed 1\n", notes + "\nby hand\n"} {
+		for _, want := range []string{"| 10,000 | 2 slices from 1 on | 10,002 | 0 |", kept, "| not run |",
+			"\nbin/chaos --only clients --events 5000 --seed 1\n", notes + "\nby hand\n"} {
 			if !strings.Contains(string(text), want) {
 				t.Errorf("%q is missing in\n%s", want, text)
 			}
