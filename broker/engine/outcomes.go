@@ -17,9 +17,10 @@ type outcome struct {
 type outcomeKind uint8
 
 const (
-	brokeRules outcomeKind = iota // a client or worker broke the protocol
-	doneAtLast                    // a worker that was given up has no batches any more
-	failsOften                    // a worker fails batches that others run
+	brokeRules   outcomeKind = iota // a client or worker broke the protocol
+	doneAtLast                      // a worker that was given up has no batches any more
+	failsOften                      // a worker fails batches that others run
+	windowUnused                    // the last request of a client that left has ended
 )
 
 func (l *Loop) collectOutcome(o outcome) { l.outcomes = append(l.outcomes, o) }
@@ -28,15 +29,17 @@ func (l *Loop) collectOutcome(o outcome) { l.outcomes = append(l.outcomes, o) }
 func (l *Loop) applyOutcomes() {
 	for i := 0; i < len(l.outcomes); i++ { // applying one may add another
 		o := &l.outcomes[i]
-		switch w := o.worker; {
+		switch {
+		case o.kind == windowUnused:
+			o.client.ring.returnWindowIfDone(o.client)
 		case o.client != nil:
 			o.client.ring.disconnectClient(o.client, o.err)
 		case o.kind == brokeRules:
-			w.stage.disconnectWorker(w, o.err)
+			o.worker.stage.disconnectWorker(o.worker, o.err)
 		case o.kind == doneAtLast:
-			w.stage.takeBackWorker(w)
+			o.worker.stage.takeBackWorker(o.worker)
 		case o.kind == failsOften:
-			w.stage.suspendWorker(w)
+			o.worker.stage.suspendWorker(o.worker)
 		}
 	}
 	clear(l.outcomes)

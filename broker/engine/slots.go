@@ -127,7 +127,9 @@ func (r *Ring) freeRequest(head uint32) {
 	}
 	info.stage, info.worker, info.client = nil, nil, nil
 	c.busy--
-	r.returnWindowIfDone(c)
+	if c.busy == 0 && c.state == clientLeft {
+		r.loop.collectOutcome(outcome{kind: windowUnused, client: c})
+	}
 }
 
 // setSlots marks all slots of a request.
