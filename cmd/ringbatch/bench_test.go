@@ -60,7 +60,7 @@ func TestABenchmarkThatCannotWorkSaysSo(t *testing.T) {
 	c := startCLI(t)
 	for args, want := range map[string]string{
 		"bench affine":                            "no worker that could be measured",
-		"bench nobody":                            "ringbatch models lists those there are",
+		"bench nobody":                            "ringbatch models lists them",
 		"bench affine --clients 0":                "must be 1..4096",
 		"bench affine --seconds 0":                "must be 0.3..86400",
 		"bench affine --rate -1":                  "must be 0..10000000",

@@ -78,7 +78,7 @@ func bashCompletes(t *testing.T, folder string) {
 	script := filepath.Join(folder, "ringbatch.bash")
 	for line, want := range map[string]string{
 		"ringbatch bro":             "broker",
-		"ringbatch broker --take_o": "--take_over",
+		"ringbatch broker --take-o": "--take-over",
 		"ringbatch stats --js":      "--json",
 		"ringbatch torch --mem":     "--memory", // a flag that Python knows
 	} {

@@ -7,12 +7,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
-	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 )
 
 // logWriter writes the broker's log from a goroutine of its own: a reader that
@@ -81,18 +82,25 @@ func (l *logWriter) end() {
 	}
 }
 
-// logFlags are how a log is to be written.
-type logFlags struct{ level, format string }
+// logFlags say how a log is written.
+type logFlags struct {
+	level, format string
+	terminal      bool // the log goes to one
+}
 
-func addLogFlags(f *pflag.FlagSet) *logFlags {
+func addLogFlags(f *flagSet) *logFlags {
 	l := &logFlags{}
-	f.StringVar(&l.level, "log_level", "info", "debug, info, warn or error")
-	f.StringVar(&l.format, "log_format", "text", "text or json: one object a line")
+	f.StringVar(&l.level, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&l.format, "log-format", "text", "text, which is short on a terminal, or json: one object a line")
 	return l
 }
 
 // open makes the log, to be ended.
 func (l *logFlags) open(w io.Writer) (*slog.Logger, *logWriter, error) {
+	if f, ok := w.(*os.File); ok {
+		_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+		l.terminal = err == nil
+	}
 	handler, err := l.handler()
 	if err != nil {
 		return nil, nil, err
@@ -110,14 +118,17 @@ func (l *logFlags) handler() (func(w io.Writer) slog.Handler, error) {
 	var o slog.HandlerOptions
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(strings.ToUpper(l.level))); err != nil {
-		return nil, fmt.Errorf("%w: --log_level is %q, must be debug, info, warn or error", errUsage, l.level)
+		return nil, fmt.Errorf("%w: --log-level is %q, must be debug, info, warn or error", errUsage, l.level)
 	}
 	o.Level = level
 	switch l.format {
 	case "text":
+		if l.terminal {
+			return func(w io.Writer) slog.Handler { return &terminalLog{w: w, level: level} }, nil
+		}
 		return func(w io.Writer) slog.Handler { return slog.NewTextHandler(w, &o) }, nil
 	case "json":
 		return func(w io.Writer) slog.Handler { return slog.NewJSONHandler(w, &o) }, nil
 	}
-	return nil, fmt.Errorf("%w: --log_format is %q, must be text or json", errUsage, l.format)
+	return nil, fmt.Errorf("%w: --log-format is %q, must be text or json", errUsage, l.format)
 }

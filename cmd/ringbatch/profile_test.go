@@ -108,7 +108,7 @@ func TestWhatCannotBeMeasuredIsSaidInASentence(t *testing.T) {
 	}{
 		{"profile", 2, "wrong number of arguments"},
 		{"profile affine", 1, "no worker that could be measured"},
-		{"profile nobody", 1, "ringbatch models lists those there are"},
+		{"profile nobody", 1, "ringbatch models lists them"},
 		{"profile simulated --seconds 0", 2, "must be more than 0"},
 		{"profile simulated --sizes 1,9", 1, "max_batch_size is 8"},
 		{"profile simulated --busy 2", 1, "the model has 1"},

@@ -105,7 +105,7 @@ func TestTopLeavesTheTerminalCleanHoweverItEnds(t *testing.T) {
 
 func TestTopSaysWhatToDoWhereThereIsNoTerminal(t *testing.T) {
 	c := startCLI(t)
-	if out, code := c.run("top"); code != 1 || !strings.Contains(out, "stats --watch") || strings.Contains(out, "\x1b") {
+	if out, code := c.run("top"); code != 1 || !strings.Contains(out, "stats --interval") || strings.Contains(out, "\x1b") {
 		t.Errorf("top into a pipe: %d %q", code, out)
 	}
 	if out, code := c.run("top", "--interval", "1ms"); code != 2 || !strings.Contains(out, "at least 100ms") {
