@@ -20,17 +20,18 @@ import (
 )
 
 func runBench(ctx context.Context, args []string) error {
-	f := flags("bench", " MODEL", "Load a model that runs, and print throughput, latency and where the time went. Closed loop: each\n"+
-		"client sends its next request when one is answered. With --rate, requests come at random (Poisson),\n"+
-		"and latency counts from the time at which a request should have been sent. Ctrl-C prints the results so far.",
-		`  ringbatch bench resnet50 --clients 64
+	f := flags("bench", " MODEL", `Load a model that runs, and print throughput, latency and where the time went. Closed loop: each
+client sends its next request when one is answered. With --rate, requests come at random (Poisson),
+and latency counts from the time at which a request should have been sent. Ctrl-C prints the results
+so far.`, `  ringbatch bench resnet50 --clients 64
   ringbatch bench resnet50 --rate 500 --duration 30s --in x=images.npy --json > result.json
 `)
 	l := bench.Load{Patience: profile.UsualPatience}
 	socket := socketFlag(f)
 	inputs := addFeedFlags(f)
 	f.IntVar(&l.Clients, "clients", 8, "connections, all of this process")
-	f.IntVar(&l.InFlight, "in-flight", 0, "requests that each client has in flight, at most with --rate (default 1; with --rate 64, or as many as fit)")
+	f.IntVar(&l.InFlight, "in-flight", 0, "requests that each client has in flight, at most with --rate (default 1; with --rate "+
+		"64, or as many as fit)")
 	f.IntVar(&l.Rows, "rows", 1, "rows per request")
 	f.Float64Var(&l.Rate, "rate", 0, "open loop: requests per second of all clients together (default: closed loop)")
 	length := f.Duration("duration", 10*time.Second, "how long to measure")

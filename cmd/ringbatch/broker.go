@@ -20,9 +20,9 @@ import (
 )
 
 func runBroker(ctx context.Context, args []string) error {
-	f := flags("broker", "", "Run the broker: one per host and user. Models come from --config, from --model, or from\nthe first worker "+
-		"that registers one. SIGTERM and Ctrl-C drain, a second one\ndoes not wait; SIGHUP reads --config again.",
-		`  ringbatch broker                                  # models are declared by their workers
+	f := flags("broker", "", `Run the broker: one per host and user. Models come from --config, from --model, or from the first
+worker that registers one. SIGTERM and Ctrl-C drain, a second one does not wait; SIGHUP reads
+--config again.`, `  ringbatch broker                                  # models are declared by their workers
   ringbatch broker --config ringbatch.toml
   ringbatch broker --model affine --input 'x:f32[16]' --output 'y:f32[16]' --max-batch-size 32 --wait-time 5ms
 `)
@@ -30,13 +30,15 @@ func runBroker(ctx context.Context, args []string) error {
 	config := f.String("config", "", "configuration file (TOML)")
 	model := modelFlags(f)
 	allow := f.IntSlice("allow-uid", nil, "also let the user with this `UID` connect, and infer (repeatable)")
-	grants := f.StringArray("allow", nil, "also let a user, or a group after @, do what is named, as `USER=RIGHTS`: web=infer, @ml=infer,serve, "+
+	grants := f.StringArray("allow", nil, "also let a user, or a group after @, do what is named, as `USER=RIGHTS`: web=infer, "+
+		"@ml=infer,serve, "+
 		"1001=infer,serve,administer (repeatable); this user may do everything")
 	open := f.Bool("open-folder", false, "accept a socket folder that others may enter; the uid list then decides alone")
 	drain := f.Duration("drain-time", broker.DefaultDrainTime, "how long accepted requests may take to finish after SIGTERM")
 	loops := f.Int("loops", 0, "loops that serve the models, each some of them (default: one for every two cores, 8 at most)")
 	mps := f.Bool("mps", false, "let the broker's GPU workers share GPUs through MPS: use a running daemon or start a private one")
-	takeOver := f.Bool("take-over", false, "start the workers, then take the socket over from the running broker, which finishes its requests and ends")
+	takeOver := f.Bool("take-over", false, "start the workers, then take the socket over from the running broker, which finishes "+
+		"its requests and ends")
 	logs := addLogFlags(f)
 	if err := parse(f, args, 0, 0); err != nil {
 		return err

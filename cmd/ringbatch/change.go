@@ -71,7 +71,7 @@ func printChange(asked, before, after policy.Policy) {
 		base, _, _ := strings.Cut(key, ".")
 		_, whole := asked[base]
 		_, exact := asked[key]
-		if was, is := cmp.Or(before[key], "unset"), after[key]; was != is {
+		if was, is := cmp.Or(before[key], "none"), cmp.Or(after[key], "none"); was != is {
 			fmt.Printf("%s: %s -> %s\n", key, was, is)
 		} else if whole || exact {
 			fmt.Printf("%s: %s (as before)\n", key, is)
@@ -83,9 +83,10 @@ func printChange(asked, before, after policy.Policy) {
 }
 
 func runRestart(ctx context.Context, args []string) error {
-	f := flags("restart", " MODEL", "Replace the worker processes that the broker started for a model, one by one: each ends only after its\n"+
-		"successor has attached. No request is lost. At the first successor that does not come up, it ends with\n"+
-		"status 1, and the old workers that are left go on.", "  ringbatch restart resnet50               # after its weights or its code changed\n")
+	f := flags("restart", " MODEL", `Replace the worker processes that the broker started for a model, one by one: each ends only after
+its successor has attached. No request is lost. At the first successor that does not come up, it
+ends with status 1, and the old workers that are left go on.`,
+		"  ringbatch restart resnet50               # after its weights or its code changed\n")
 	socket := socketFlag(f)
 	if err := parse(f, args, 1, 1); err != nil {
 		return err
@@ -98,8 +99,8 @@ func runRestart(ctx context.Context, args []string) error {
 }
 
 func runScale(ctx context.Context, args []string) error {
-	f := flags("scale", " MODEL COUNT", "Set the number of a model's worker processes. When it returns, new ones have attached, and\nsuperfluous ones "+
-		"have finished their batches and ended.", "  ringbatch scale resnet50 3 --save\n")
+	f := flags("scale", " MODEL COUNT", `Set the number of a model's worker processes. When it returns, new ones have attached, and
+superfluous ones have finished their batches and ended.`, "  ringbatch scale resnet50 3 --save\n")
 	socket, save := socketFlag(f), saveFlag(f)
 	if err := parse(f, args, 2, 2); err != nil {
 		return err

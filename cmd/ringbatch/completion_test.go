@@ -82,7 +82,8 @@ func bashCompletes(t *testing.T, folder string) {
 		"ringbatch stats --js":      "--json",
 		"ringbatch torch --mem":     "--memory", // a flag that Python knows
 	} {
-		out, err := exec.Command("bash", "-c", `source "$1"; COMP_WORDS=($2); COMP_CWORD=$((${#COMP_WORDS[@]}-1)); _ringbatch; echo "${COMPREPLY[@]}"`, "bash", script, line).CombinedOutput()
+		const complete = `source "$1"; COMP_WORDS=($2); COMP_CWORD=$((${#COMP_WORDS[@]}-1)); _ringbatch; echo "${COMPREPLY[@]}"`
+		out, err := exec.Command("bash", "-c", complete, "bash", script, line).CombinedOutput()
 		if err != nil || strings.TrimSpace(string(out)) != want {
 			t.Errorf("%q is completed to %q (%v), want %q", line, out, err, want)
 		}

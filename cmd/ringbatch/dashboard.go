@@ -15,9 +15,10 @@ import (
 )
 
 func runDashboard(ctx context.Context, args []string) error {
-	f := flags("dashboard", "", "Serve a page that shows the broker at work, and /metrics, on this host only. A gateway has both on\nits own "+
-		"port. From another host: ssh -L 8002:127.0.0.1:8002 HOST",
-		"  ringbatch dashboard\n  ringbatch dashboard --http 9000 --admin-token-file tokens\n")
+	f := flags("dashboard", "", `Serve a page that shows the broker at work, and /metrics, on this host only. A gateway has both on
+its own port. From another host: ssh -L 8002:127.0.0.1:8002 HOST`, `  ringbatch dashboard
+  ringbatch dashboard --http 9000 --admin-token-file tokens
+`)
 	socket := socketFlag(f)
 	port := f.Uint16("http", 8002, "`PORT`; 0: any that is free")
 	tokens := f.String("admin-token-file", "", "settings can be changed on the page with one of these tokens: lines of a name and a token")

@@ -21,8 +21,8 @@ import (
 )
 
 func runDemo(ctx context.Context, args []string) error {
-	f := flags("demo", "", "Show the dashboard with something on it: start a broker with two models and their workers, load them\nwith clients "+
-		"that come and go, and serve the page. Ctrl-C ends all of it.", "  ringbatch demo\n")
+	f := flags("demo", "", `Show the dashboard with something on it: start a broker with two models and their workers, load them
+with clients that come and go, and serve the page. Ctrl-C ends all of it.`, "  ringbatch demo\n")
 	port := f.Uint16("http", 8002, "`PORT` of the page, on this host only; 0: any that is free")
 	if err := parse(f, args, 0, 0); err != nil {
 		return err

@@ -157,5 +157,6 @@ func waitFlag(f *flagSet) *time.Duration {
 }
 
 func socketFlag(f *flagSet) *string {
-	return f.String("socket", "", "the broker's socket (default: $RINGBATCH_SOCKET, else ringbatch/broker.sock in the user's runtime folder)")
+	return f.String("socket", "", "the broker's socket (default: $RINGBATCH_SOCKET, else ringbatch/broker.sock in the user's "+
+		"runtime folder)")
 }

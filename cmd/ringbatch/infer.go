@@ -23,8 +23,9 @@ import (
 )
 
 func runInfer(ctx context.Context, args []string) error {
-	f := flags("infer", " MODEL [NUMBER…]", "Send one request and print the outputs. Inputs are numbers on the command line (for a model\nwith one input), or "+
-		"one --in NAME=FILE per input: a .npy file, or raw little-endian bytes.",
+	f := flags("infer", " MODEL [NUMBER…]",
+		`Send one request and print the outputs. Inputs are numbers on the command line (for a model with one
+input), or one --in NAME=FILE per input: a .npy file, or raw little-endian bytes.`,
 		`  ringbatch infer affine 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
   ringbatch infer resnet50 --in x=image.npy --out y=scores.npy --timeout 2s
 `)
@@ -171,7 +172,8 @@ func shapeOf(spec *tensor.Spec, bytes int, given []int) ([]int, error) {
 		return append([]int{1}, row...), nil
 	}
 	if bytes == 0 || size == 0 || bytes%size != 0 {
-		return nil, fmt.Errorf("a row of %s takes %d values, got %d%s", spec, size/spec.DType.Size(), bytes/spec.DType.Size(), hint)
+		return nil, fmt.Errorf("%w: a row of %s takes %d values, got %d%s", status.ErrSize, spec, size/spec.DType.Size(),
+			bytes/spec.DType.Size(), hint)
 	}
 	return append([]int{bytes / size}, row...), nil
 }

@@ -5,12 +5,14 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
@@ -94,6 +96,34 @@ func TestABrokerWhoseLogIsNotReadGoesOn(t *testing.T) {
 		}
 	}
 	c.ends(b)
+}
+
+func TestTheLogOnATerminalIsShortAndLeavesAWorkersOutputAsItIs(t *testing.T) {
+	c := startCLI(t)
+	c.write("[[worker]]\ncommand = [\"sh\", \"-c\", \"printf 'Traceback (most recent call last):\\\\n  File\\\\nValueError: " +
+		"x\\\\n'; exec sleep 1000\"]\n")
+	p := c.inTerminal(100, 24, "broker", "--config", c.config, "--socket", c.bed.Path("b.sock"))
+	c.shows(p, "the log", "worker-0 | Traceback (most recent call last):", "worker-0 |   File", "worker-0 | ValueError: x",
+		" broker listening socket=")
+	if text := p.text(); strings.Contains(text, "level=") || strings.Contains(text, "msg=") {
+		t.Error(text)
+	}
+	p.press("\x03")
+	<-p.ended
+}
+
+func TestAWarningOnATerminalHasTheOutputThatItsLogLeavesOut(t *testing.T) {
+	for level, want := range map[slog.Level]string{
+		slog.LevelInfo: "WARN it ended worker=w in=1s\n",
+		slog.LevelWarn: "WARN it ended worker=w in=1s\n   | why\n   | \\x1b[31m\n",
+	} {
+		var text strings.Builder
+		log := slog.New(&terminalLog{w: &text, level: level})
+		log.Warn("it ended", "worker", "w", "in", time.Second, "gpu", "", "id", 7, "output", supervise.Said("why\n\x1b[31m"))
+		if got := text.String()[len("15:04:05 "):]; got != want {
+			t.Errorf("%v: %q, want %q", level, got, want)
+		}
+	}
 }
 
 func TestALogInJSONIsOneObjectALine(t *testing.T) {

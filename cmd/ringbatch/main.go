@@ -120,8 +120,11 @@ func main() {
 
 // plain is an error's text without the words that only sort it.
 func plain(err error) string {
-	text := strings.Replace(err.Error(), errUsage.Error()+": ", "", 1)
-	return kebab(strings.Replace(text, status.ErrInvalid.Error()+": ", "", 1))
+	text := err.Error()
+	for _, sort := range []error{errUsage, status.ErrInvalid, status.ErrSize} {
+		text = strings.Replace(text, sort.Error()+": ", "", 1)
+	}
+	return kebab(text)
 }
 
 func dispatch(ctx context.Context, args []string) error {

@@ -25,8 +25,8 @@ import (
 const interrupted = exitCode(130)
 
 func runProfile(ctx context.Context, args []string) error {
-	f := flags("profile", " MODEL", "Measure what batches of a model take in its running workers: by their rows, and by how many "+
-		"workers\nare busy at once. While it measures, the model's wait_time is 0. Ctrl-C keeps what was measured.",
+	f := flags("profile", " MODEL", `Measure what batches of a model take in its running workers: by their rows, and by how many workers
+are busy at once. While it measures, the model's wait_time is 0. Ctrl-C keeps what was measured.`,
 		`  ringbatch profile resnet50 --out resnet50.csv
   ringbatch profile resnet50 --in x=images.npy --sizes 1,8,16,32 --busy 1,3
   ringbatch simulate --cost resnet50.csv --rate 2000 --workers 3
@@ -35,7 +35,8 @@ func runProfile(ctx context.Context, args []string) error {
 	inputs := addFeedFlags(f)
 	sizes := f.IntSlice("sizes", nil, "batch sizes `N,N…`, in rows (default: 1, 2, 4 … max_batch_size)")
 	busy := f.IntSlice("busy", nil, "numbers of busy workers, `N,N…` (default: 1, 2, 4 … all)")
-	length := f.Duration("duration", 15*time.Second, "about how long to measure; slow models take longer: a few batches of each kind are measured "+
+	length := f.Duration("duration", 15*time.Second, "about how long to measure; slow models take longer: a few batches of each "+
+		"kind are measured "+
 		"in any case")
 	out := f.String("out", "", "write the cost file that ringbatch simulate --cost reads (CSV)")
 	asJSON := f.Bool("json", false, "print JSON")

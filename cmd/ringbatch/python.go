@@ -59,7 +59,8 @@ func becomePython(name, needed, install string, args []string) error {
 	var exit *exec.ExitError
 	if err := exec.Command(python, "-c", find, "ringbatch", needed).Run(); errors.As(err, &exit) {
 		missing := map[int]string{1: "ringbatch is", 2: needed + " is", 3: "ringbatch and " + needed + " are"}[exit.ExitCode()]
-		return fmt.Errorf("%s not installed for %s: pip install %s in a clone of ringbatch, or name another Python in $PYTHON", missing, python, install)
+		return fmt.Errorf("%s not installed for %s: pip install %s in a clone of ringbatch, or name another Python in $PYTHON", missing,
+			python, install)
 	} else if err != nil {
 		return err
 	}

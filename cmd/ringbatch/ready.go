@@ -12,9 +12,8 @@ import (
 )
 
 func runReady(ctx context.Context, args []string) error {
-	f := flags("ready", " [MODEL…]", "Check that models (default: all) are ready: a worker is attached that waits for work, or whose batch\n"+
-		"does not take unusually long. Exit status 0 if so, else 1 and the reason.",
-		`  ringbatch ready
+	f := flags("ready", " [MODEL…]", `Check that models (default: all) are ready: a worker is attached that waits for work, or whose batch
+does not take unusually long. Exit status 0 if so, else 1 and the reason.`, `  ringbatch ready
   ringbatch ready resnet50 --wait 30s      # in a start script
   ringbatch ready --live                   # only: do the broker's loops answer
 `)

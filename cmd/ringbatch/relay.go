@@ -14,9 +14,9 @@ import (
 
 func runRelay(ctx context.Context, args []string) error {
 	f := flags("relay", " MODEL --to TARGET",
-		"Serve a model that runs on other hosts: whole batches go over gRPC to ringbatch gateways there, or to\nother servers of the "+
-			"Open Inference Protocol. If the broker here does not know the model yet, this relay\ndeclares it with the policy given here "+
-			"and the signature that the far side tells.",
+		`Serve a model that runs on other hosts: whole batches go over gRPC to ringbatch gateways there, or
+to other servers of the Open Inference Protocol. If the broker here does not know the model yet,
+this relay declares it with the policy given here and the signature that the far side tells.`,
 		`  ringbatch relay resnet50 --to gpu1:8001,gpu2:8001
   ringbatch relay resnet50 --to dns:///gpus.example.com:8001
   ringbatch relay resnet50 --to gpus:8001 --tls-ca ca.pem --token-file token
@@ -37,7 +37,8 @@ func runRelay(ctx context.Context, args []string) error {
 	f.BoolVar(&cfg.Insecure, "insecure", false, "show the token without TLS: something else guards the network")
 	f.DurationVar(&cfg.CheckInterval, "check-interval", relay.DefaultCheckInterval, "how often each host is asked whether it is well")
 	f.DurationVar(&cfg.CheckTimeout, "check-timeout", relay.DefaultCheckTimeout, "and how long it may take to answer before it is left")
-	inputs := f.StringArray("input", nil, "how large variable dimensions of an input can be, a `SPEC` like ids:i64[<=512], where the far side "+
+	inputs := f.StringArray("input", nil, "how large variable dimensions of an input can be, a `SPEC` like ids:i64[<=512], where "+
+		"the far side "+
 		"does not say; what it says has to agree (repeatable)")
 	outputs := f.StringArray("output", nil, "the same for an output (`SPEC`)")
 	wait := waitFlag(f)

@@ -24,9 +24,11 @@ import (
 )
 
 func runStats(ctx context.Context, args []string) error {
-	f := flags("stats", " [MODEL]", "Print the broker's statistics: per model the last 1, 10 and 60 seconds, then queue, batches,\nbatch sizes and "+
-		"latencies by stage since the start; per worker its state.",
-		"  ringbatch stats\n  ringbatch stats --json | jq '.models[0].latency_ms'\n  ringbatch stats --interval 1s\n")
+	f := flags("stats", " [MODEL]", `Print the broker's statistics: per model the last 1, 10 and 60 seconds, then queue, batches, batch
+sizes and latencies by stage since the start; per worker its state.`, `  ringbatch stats
+  ringbatch stats --json | jq '.models[0].latency_ms'
+  ringbatch stats --interval 1s
+`)
 	socket := socketFlag(f)
 	asJSON := f.Bool("json", false, "print JSON, as docs/stats.md describes it")
 	interval := f.Duration("interval", 0, "print again at this interval until Ctrl-C")

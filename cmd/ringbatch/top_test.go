@@ -54,7 +54,7 @@ func TestTopShowsTheBrokerLiveAndFollowsSizesAndTheBroker(t *testing.T) {
 	c.broker.Signal(syscall.SIGKILL)
 	_ = c.broker.Wait(patience)
 	c.shows(p, "without a broker", "no answer since ", "affine-1 #")
-	c.broker = c.start("broker", "--config", c.config, "--log_level", "warn")
+	c.broker = c.start("broker", "--config", c.config, "--log-level", "warn")
 	c.shows(p, "with another broker", "broker pid "+fmt.Sprint(c.broker.Pid()))
 	if waitFor(func() bool { return !strings.Contains(p.text(), "no answer") }) != nil { // a screen is drawn line by line
 		t.Errorf("it still says that there is none:\n%s", p.text())

@@ -18,10 +18,12 @@ import (
 )
 
 func runTrace(ctx context.Context, args []string) error {
-	f := flags("trace", " MODEL", "Record what happens to each request of a model for a while: claiming and filling slots, the queue, the way\n"+
-		"to the worker, the computation, the client's wake-up; batches by worker; workers that come and go. --out is in\n"+
-		"the Chrome trace format: open it at ui.perfetto.dev or in chrome://tracing.",
-		"  ringbatch trace resnet50 --duration 5s --out trace.json\n  ringbatch trace resnet50 --slowest 20\n")
+	f := flags("trace", " MODEL", `Record what happens to each request of a model for a while: claiming and filling slots, the queue,
+the way to the worker, the computation, the client's wake-up; batches by worker; workers that come
+and go. --out is in the Chrome trace format: open it at ui.perfetto.dev or in chrome://tracing.`,
+		`  ringbatch trace resnet50 --duration 5s --out trace.json
+  ringbatch trace resnet50 --slowest 20
+`)
 	socket := socketFlag(f)
 	length := f.Duration("duration", 5*time.Second, "how long to record, at most 1m")
 	out := f.String("out", "", "write the recording to this `FILE`")

@@ -20,11 +20,11 @@ import (
 )
 
 func runTune(ctx context.Context, args []string) error {
-	f := flags("tune", "", "Find how many instances of a worker command, and which max_batch_size, serve a load best. Starts the\n"+
-		"command under a broker of its own, measures every setting under real load, drops the worse half, measures\n"+
-		"the rest longer, and so on; then writes the configuration of the best one. Without --rate the best is the\n"+
-		"one with the most requests per second, with it the one with the least mean latency.\n"+
-		"Ctrl-C ends everything that was started and prints what was measured.",
+	f := flags("tune", "", `Find how many instances of a worker command, and which max_batch_size, serve a load best. Starts the
+command under a broker of its own, measures every setting under real load, drops the worse half,
+measures the rest longer, and so on; then writes the configuration of the best one. Without --rate
+the best is the one with the most requests per second, with it the one with the least mean latency.
+Ctrl-C ends everything that was started and prints what was measured.`,
 		`  ringbatch tune --worker 'python serve.py' --p99 20ms --out ringbatch.toml
   ringbatch tune --worker 'ringbatch torch resnet50.jit --input x:f32[3,224,224]' --gpus 0 --mps --rate 2000
 `)

@@ -17,9 +17,9 @@ import (
 )
 
 func runWorker(ctx context.Context, args []string) error {
-	f := flags("worker", " ["+strings.Join(cpu.Names(), "|")+"]", "Serve a built-in model. If the broker does not know the model yet, this worker "+
-		"declares it\nwith the policy given here.",
-		`  ringbatch worker echo
+	f := flags("worker", " ["+strings.Join(cpu.Names(), "|")+"]",
+		`Serve a built-in model. If the broker does not know the model yet, this worker declares it with the
+policy given here.`, `  ringbatch worker echo
   ringbatch worker affine --scale 2 --offset 1 --input 'x:f32[8]' --max-batch-size 64 --wait-time 1ms
   ringbatch worker echo --name thumbnails --input 'img:u8[<=512,<=512,3]'
   ringbatch worker mlp --gpu 0 --precision f16

@@ -81,7 +81,7 @@ def test_every_command_that_a_page_shows_has_the_flags_it_shows(page):
             if m[1] in ("torch", "worker") and ("--gpu" in line or "--ptx" in line or m[1] == "torch"):
                 continue  # of another build, or of Python's command
             known = help_of(m[1])
-            for flag in re.findall(r"\s--([a-z_]+)", m[2]):
+            for flag in re.findall(r"\s--([a-z_-]+)", m[2]):
                 assert f"--{flag}" in known, f"{page.name}: `ringbatch {m[1]}` has no --{flag}"
 
 
