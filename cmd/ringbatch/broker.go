@@ -47,7 +47,7 @@ worker that registers one. SIGTERM and Ctrl-C drain, a second one does not wait;
 	if err != nil {
 		return err
 	}
-	defer written.end()
+	defer written.End()
 	// Who reads the log may go away: that costs the log, not the broker. Not
 	// signal.Ignore, which the worker processes would inherit.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -118,9 +119,12 @@ func main() {
 	}
 }
 
+var dialing = regexp.MustCompile(`^dial \S+: `)
+
 // plain is an error's text without the words that only sort it.
 func plain(err error) string {
-	text := err.Error()
+	text := dialing.ReplaceAllString(err.Error(), "")
+	text = strings.Replace(text, status.ErrUnknownModel.Error()+": ", "no such model: ", 1)
 	for _, sort := range []error{errUsage, status.ErrInvalid, status.ErrSize} {
 		text = strings.Replace(text, sort.Error()+": ", "", 1)
 	}

@@ -80,7 +80,7 @@ this relay declares it with the policy given here and the signature that the far
 	if err != nil {
 		return err
 	}
-	defer written.end()
+	defer written.End()
 	cfg.Logger = log
 	cfg.Started = func(sig *tensor.Signature, maxBatch int) {
 		answer := int64(0) // bytes of a row; inputs stay in the ring

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package logging
 
 import (
 	"context"
@@ -14,12 +14,12 @@ import (
 	"github.com/ringbatch/ringbatch/internal/printable"
 )
 
-// terminalLog writes a log for people: the time of day, the level of warnings and errors,
+// Terminal is a handler that writes a log for people: the time of day, the level of warnings and errors,
 // the message, and few attributes. The output of worker processes stays as they wrote it:
 //
 //	12:30:01 worker attached model=double worker=double-0
 //	double-0 | Traceback (most recent call last):
-type terminalLog struct {
+type Terminal struct {
 	w     io.Writer
 	level slog.Level
 	attrs []slog.Attr
@@ -32,18 +32,18 @@ const maxShown = 16 << 10
 var hiddenKeys = []string{"epoch", "loops", "id", "command", "bytes", "slots"}
 
 // Enabled is true for records at the log's level or above.
-func (t *terminalLog) Enabled(_ context.Context, level slog.Level) bool { return level >= t.level }
+func (t *Terminal) Enabled(_ context.Context, level slog.Level) bool { return level >= t.level }
 
 // WithAttrs adds attributes to every record.
-func (t *terminalLog) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return &terminalLog{t.w, t.level, append(slices.Clip(t.attrs), attrs...)}
+func (t *Terminal) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return &Terminal{t.w, t.level, append(slices.Clip(t.attrs), attrs...)}
 }
 
 // WithGroup leaves the attributes in one group.
-func (t *terminalLog) WithGroup(string) slog.Handler { return t }
+func (t *Terminal) WithGroup(string) slog.Handler { return t }
 
 // Handle writes one record.
-func (t *terminalLog) Handle(ctx context.Context, r slog.Record) error {
+func (t *Terminal) Handle(ctx context.Context, r slog.Record) error {
 	text := strings.Builder{}
 	text.WriteString(r.Time.Format("15:04:05 "))
 	if r.Level >= slog.LevelWarn {
