@@ -82,31 +82,35 @@ func snakeArgument(arg string) string {
 
 // checkTarget refuses a missing target, file or port before Python is looked for.
 func checkTarget(name string, args []string) error {
-	target, others := "", 0
-	for i, arg := range args {
+	target, values, kind := "", 0, name != "serve"
+	open := "" // the flag whose value may come next
+	for _, arg := range args {
 		flag, value, given := strings.Cut(arg, "=")
-		after := i > 0 && strings.HasPrefix(args[i-1], "--") && !strings.Contains(args[i-1], "=") // perhaps the flag's value
 		switch {
-		case (flag == "--http" || flag == "--grpc") && !given && i+1 < len(args):
-			value = args[i+1]
-			fallthrough
-		case flag == "--http" || flag == "--grpc":
+		case strings.HasPrefix(arg, "-"):
+			kind = kind || flag == "--kind"
+			if open = flag; given {
+				open = ""
+			}
+		case open != "":
+			flag, value, open = open, arg, ""
+			values++
+		case target == "":
+			target = arg
+		}
+		if (flag == "--http" || flag == "--grpc") && value != "" {
 			if err := checkPort(value, flag[2:]); err != nil {
 				return err
 			}
-		case !strings.HasPrefix(arg, "-") && after:
-			others++
-		case !strings.HasPrefix(arg, "-") && target == "":
-			target = arg
 		}
 	}
 	ends := suffixes()
 	_, missing := os.Stat(target)
 	switch {
-	case target == "" && others == 0:
+	case target == "" && values == 0:
 		return fmt.Errorf("%w: %s needs a TARGET\nUsage: ringbatch %s [flags] TARGET", errUsage, name, name)
-	case target == "" || missing == nil && name != "serve" || strings.Contains(target, ":") && missing != nil:
-	case name == "serve" && !slices.Contains(ends, filepath.Ext(target)) && !strings.Contains(strings.Join(args, " "), "--kind"):
+	case target == "" || missing == nil && kind || missing != nil && strings.Contains(target, ":"): // Python looks closer
+	case !kind && !slices.Contains(ends, strings.ToLower(filepath.Ext(target))):
 		return fmt.Errorf("%s: want a file that ends in %s, or an import path, package.module:name", target, strings.Join(ends, ", "))
 	case missing != nil:
 		return fmt.Errorf("%s: there is no such file", target)
