@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -269,6 +270,25 @@ func TestHelpFitsAScreenAndSpellsFlagsWithDashes(t *testing.T) {
 		}
 		if lines := strings.Count(string(out), "\n"); lines > 40 && name != "simulate" {
 			t.Errorf("help %s has %d lines", name, lines)
+		}
+	}
+}
+
+func TestPythonsCommandsTakeBothSpellingsAndSayWhatToInstall(t *testing.T) {
+	t.Setenv(commandEnv, "1")
+	python := filepath.Join(t.TempDir(), "python")
+	t.Setenv("PYTHON", python)
+	for script, want := range map[string]string{
+		`[ "$1" = -c ] || echo "$@"`: "-m ringbatch._serve_cli a.b:c --no_costs --wait_time=5-6 --pad -1\n",
+		"exit 1": "ringbatch: ringbatch is not installed for " + python + ": pip install ./python in a clone of ringbatch, " +
+			"or name another Python in $PYTHON\n",
+	} {
+		if err := os.WriteFile(python, []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		out, _ := exec.Command(os.Args[0], "serve", "a.b:c", "--no-costs", "--wait-time=5-6", "--pad", "-1").CombinedOutput()
+		if string(out) != want {
+			t.Errorf("%q, want %q", out, want)
 		}
 	}
 }
