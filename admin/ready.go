@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/typo"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -29,9 +30,13 @@ func (c *Client) Ready(ctx context.Context, models ...string) error {
 	}
 	models = modelsOf(models, aliases(rep))
 	var not []error
+	var there []string
+	for i := range list {
+		there = append(there, list[i].Name)
+	}
 	for _, name := range models {
-		if !slices.ContainsFunc(list, func(m Model) bool { return m.Name == name }) {
-			not = append(not, fmt.Errorf("%w: %q", status.ErrUnknownModel, name))
+		if !slices.Contains(there, name) {
+			not = append(not, fmt.Errorf("%w: %q%s", status.ErrUnknownModel, name, typo.DidYouMean(name, there)))
 		}
 	}
 	for i := range list {

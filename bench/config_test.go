@@ -92,3 +92,12 @@ func TestASimulatedModelSaysSoEverywhere(t *testing.T) {
 		}
 	}
 }
+
+func TestFlagsAreTakenWithDashesAndWithUnderscores(t *testing.T) {
+	for _, args := range [][]string{{"--wait_time=1ms", "--plot=x.svg"}, {"--wait-time=1ms", "--svg=x.svg"}} {
+		var o options
+		if err := o.flags().Parse(args); err != nil || o.plot != "x.svg" {
+			t.Errorf("%v: %v, plot %q", args, err, o.plot)
+		}
+	}
+}

@@ -5,6 +5,7 @@ package bench
 import (
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/spf13/pflag"
@@ -21,6 +22,12 @@ type options struct {
 func (o *options) flags() *pflag.FlagSet {
 	f := pflag.NewFlagSet("bench", pflag.ContinueOnError)
 	f.SortFlags = false
+	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if name == "svg" { // as ringbatch bench names it
+			name = "plot"
+		}
+		return pflag.NormalizedName(strings.ReplaceAll(name, "-", "_")) // --wait-time is --wait_time
+	})
 	o.cfg.bind(f)
 	f.StringVar(&o.json, "json", "", "write the results to this file")
 	f.StringVar(&o.plot, "plot", "", "draw the results into this SVG file")

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/ringbatch/ringbatch/broker/engine"
+	"github.com/ringbatch/ringbatch/internal/typo"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -259,11 +260,12 @@ func (g *registry) unknown(name string) error {
 		return fmt.Errorf("%w: %q is an alias of %s; name a model", status.ErrUnknownModel, name, &e.Alias)
 	}
 	there := slices.Sorted(maps.Keys(g.models))
+	meant := typo.DidYouMean(name, slices.AppendSeq(slices.Clone(there), maps.Keys(g.aliases)))
 	switch {
 	case len(there) == 0:
 		return fmt.Errorf("%w: %q; there are none", status.ErrUnknownModel, name)
 	case len(there) > most:
 		there = append(there[:most], "…")
 	}
-	return fmt.Errorf("%w: %q; there are %s", status.ErrUnknownModel, name, strings.Join(there, ", "))
+	return fmt.Errorf("%w: %q%s; there are %s", status.ErrUnknownModel, name, meant, strings.Join(there, ", "))
 }

@@ -18,37 +18,28 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/commands.md"
 
-GROUPS = {
-    "Start": ["serve", "broker", "worker", "torch", "onnx", "gateway", "relay"],
-    "Try": ["infer", "demo", "bench"],
-    "Look": ["models", "stats", "top", "dashboard", "trace", "ready", "doctor"],
-    "Change": ["set", "scale", "restart", "alias"],
-    "Tune": ["profile", "simulate", "tune"],
-    "Other": ["completion", "version", "licenses"],
-}
 INTRO = """# Commands
 
-Written by `hack/commands.py write` from `ringbatch help`. `ringbatch COMMAND --help` explains the flags;
-the site's reference has all of these texts. Exit status: 0 done, 1 failed, 2 wrong usage.
+Written by `hack/commands.py write` from `ringbatch help`. `ringbatch COMMAND --help` explains the flags, `ringbatch help policy`
+those of the batching policy; the site's reference has all of these texts. Exit status: 0 done, 1 failed, 2 wrong usage.
+
+Flags are written with dashes; underscores work, too. Durations are `5ms`, `1.5s`, or a number of seconds.
 
 Every command finds the broker by `--socket`, else by `$RINGBATCH_SOCKET`, else in the user's runtime folder.
 """
 
 
-def briefs(binary: str) -> dict[str, str]:
-    """The commands and what each does, in the binary's words."""
+def groups(binary: str) -> dict[str, dict[str, str]]:
+    """The commands of each group and what each does, in the binary's words."""
     text = subprocess.run([binary, "help"], capture_output=True, text=True, check=True).stdout
-    return dict(re.findall(r"^  ([a-z]+) +(\S.*)$", text.split("--help")[0], re.M))
+    found = re.findall(r"^([A-Z]\w+)\n((?:  [a-z]+ +\S.*\n)+)", text, re.M)
+    return {group: dict(re.findall(r"^  ([a-z]+) +(\S.*)$", lines, re.M)) for group, lines in found}
 
 
 def page(binary: str) -> str:
-    found = briefs(binary)
-    listed = [name for names in GROUPS.values() for name in names]
-    if wrong := set(listed) ^ set(found):
-        sys.exit(f"hack/commands.py and `ringbatch help` disagree on: {', '.join(sorted(wrong))}")
     out = [INTRO]
-    for group, names in GROUPS.items():
-        out += [f"## {group}", "", "| | |", "|---|---|", *(f"| `ringbatch {name}` | {found[name]} |" for name in names), ""]
+    for group, briefs in groups(binary).items():
+        out += [f"## {group}", "", "| | |", "|---|---|", *(f"| `ringbatch {name}` | {brief} |" for name, brief in briefs.items()), ""]
     return "\n".join(out)
 
 

@@ -68,7 +68,7 @@ def command_reference() -> str:
     binary = BUILD / "ringbatch"
     subprocess.run(["go", "build", "-o", str(binary), "./cmd/ringbatch"], cwd=ROOT, check=True)
     out = ["# Flags of every command", "", "What `ringbatch COMMAND --help` prints. [Commands](../commands.md) has the overview.", ""]
-    for name in (n for names in commands.GROUPS.values() for n in names if n not in ("torch", "onnx")):
+    for name in ("policy", *(n for names in commands.groups(str(binary)).values() for n in names if n not in ("torch", "onnx"))):
         text = subprocess.run([str(binary), name, "--help"], capture_output=True, text=True).stdout.strip()
         out += [f"## ringbatch {name}", "", "```text", text, "```", ""]
     return "\n".join(out)

@@ -36,6 +36,9 @@ func KeepAttached(ctx context.Context, cfg Config, serve func(context.Context, *
 		if w == nil { // ctx has ended
 			return nil
 		}
+		if cfg.Attached != nil {
+			cfg.Attached()
+		}
 		attached := time.Now()
 		err = serve(ctx, w)
 		w.Close()

@@ -41,6 +41,10 @@ type Config struct {
 	// is not there at first.
 	WaitForBroker time.Duration
 
+	// Attached, if not nil, is called by Serve and KeepAttached after each
+	// attachment, before the first batch.
+	Attached func()
+
 	// RunOnce says that what this worker was given must not be run again. A batch
 	// that fails then fails all its requests, and so does a death.
 	RunOnce bool

@@ -3,7 +3,6 @@
 package supervise
 
 import (
-	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -17,6 +16,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/stats"
 )
@@ -47,6 +48,7 @@ type process struct {
 	// broker may see the death before or after we do.
 	lostBatch chan struct{}
 	refused   atomic.Bool // it has said that the MPS server refuses it
+	said      string      // the last lines of the last life, for run
 
 	told     bool // to end for good
 	asked    int  // the pid of the life that has got SIGTERM
@@ -107,7 +109,7 @@ func (p *process) run() {
 			p.set("stopped", 0, why)
 			return
 		}
-		p.s.log.Warn("worker process ended, starting it again", "worker", p.name, "why", why, "in", backoff)
+		p.s.log.Warn("worker process ended, starting it again", "worker", p.name, "why", why, "in", backoff, "output", Said(p.said))
 		select {
 		case <-p.stop:
 			p.set("stopped", 0, why)
@@ -140,7 +142,7 @@ func (p *process) live() (group int, why string, stopped bool) {
 	out, in := io.Pipe()
 	cmd.Stdout, cmd.Stderr = in, in
 	logged := make(chan struct{})
-	go func() { defer close(logged); p.logLines(out) }()
+	go func() { defer close(logged); p.said = p.logLines(out) }()
 	defer func() { _ = in.Close(); <-logged }()
 
 	if err := p.start(cmd); err != nil {
@@ -327,27 +329,9 @@ func (p *process) end(cmd *exec.Cmd, over <-chan struct{}) bool {
 	return true
 }
 
-// maxLogLine is where a worker's line is cut.
-const maxLogLine = 4096
-
-// logLines puts what the process says into the log, line by line.
-func (p *process) logLines(from io.Reader) {
-	r := bufio.NewReaderSize(from, maxLogLine)
-	for {
-		line, _, err := r.ReadLine() // the rest of a longer line comes as the next
-		if err != nil {
-			return
-		}
-		if strings.Contains(string(line), mpsNotReady) {
-			p.refused.Store(true)
-		}
-		p.s.log.Info(string(line), "worker", p.name)
-	}
-}
-
 func endOf(cmd *exec.Cmd, err error) string {
 	if st, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && st.Signaled() {
-		return fmt.Sprintf("killed by %v", st.Signal())
+		return "killed by " + unix.SignalName(st.Signal())
 	}
 	var exit *exec.ExitError
 	if err == nil || errors.As(err, &exit) || errors.Is(err, exec.ErrWaitDelay) {

@@ -172,7 +172,7 @@ func TestAWorkerThatIsKilledIsStartedAgain(t *testing.T) {
 	p := s.nextLife(first)
 	s.Left(first, false)
 	s.Attached(p.Pid)
-	if p.Restarts != 1 || s.Restarts(p.Pid) != 1 || p.LastEnd != "killed by killed" {
+	if p.Restarts != 1 || s.Restarts(p.Pid) != 1 || p.LastEnd != "killed by SIGKILL" {
 		t.Errorf("process %+v, restarts %d", p, s.Restarts(p.Pid))
 	}
 	s.Left(p.Pid, false)

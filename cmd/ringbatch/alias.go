@@ -6,17 +6,25 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"text/tabwriter"
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/alias"
 	"github.com/ringbatch/ringbatch/internal/printable"
+	"github.com/ringbatch/ringbatch/internal/typo"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
 func runAlias(ctx context.Context, args []string) error {
-	f := flags("alias", " [NAME [MODEL | MODEL=PERCENT…]]", "Have a name stand for a model, or for several with a share of the traffic each. Clients attach\nto the name, and follow by themselves when it stands for others: no request is lost. Without\narguments it lists the aliases.",
-		"  ringbatch alias resnet resnet@1                        # clients of resnet get resnet@1\n  ringbatch alias resnet resnet@1=90 resnet@2=10         # a canary\n  ringbatch alias resnet resnet@2 --save                 # the switch\n  ringbatch alias resnet --remove\n")
+	f := flags("alias", " [NAME [MODEL | MODEL=PERCENT…]]",
+		`Route a name to a model, or to several with a share of the traffic each. Clients attach to the name
+and follow by themselves when it changes: no request is lost. Without arguments, list the aliases.`,
+		`  ringbatch alias resnet resnet@1                        # clients of resnet get resnet@1
+  ringbatch alias resnet resnet@1=90 resnet@2=10         # a canary
+  ringbatch alias resnet resnet@2 --save                 # the switch
+  ringbatch alias resnet --remove
+`)
 	socket, save := socketFlag(f), saveFlag(f)
 	remove := f.Bool("remove", false, "forget the alias; attached clients stay with the model that they have")
 	force := f.Bool("force", false, "also if a model has no worker that would answer")
@@ -61,20 +69,26 @@ func listAliases(ctx context.Context, a *admin.Client, only string) error {
 	if err != nil {
 		return err
 	}
-	found := false
+	var names []string
+	for _, line := range list {
+		names = append(names, line.Name)
+	}
+	switch {
+	case only != "" && !slices.Contains(names, only):
+		return fmt.Errorf("there is no alias %q%s", only, typo.DidYouMean(only, names))
+	case len(names) == 0:
+		fmt.Println("no aliases")
+		return nil
+	}
+	name := func(text string) string { return printable.Text(text, tensor.MaxNameBytes) }
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "alias\tmodel\tshare\tclients")
 	for _, line := range list {
-		if only != "" && line.Name != only {
-			continue
-		}
-		found = true
 		for i, t := range line.To {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%d\n", printable.Text(line.Name, tensor.MaxNameBytes), printable.Text(t.Model, tensor.MaxNameBytes), t.Share, line.Clients[i])
+			if only == "" || line.Name == only {
+				fmt.Fprintf(w, "%s\t%s\t%s\t%d\n", name(line.Name), name(t.Model), t.Share, line.Clients[i])
+			}
 		}
-	}
-	if only != "" && !found {
-		return fmt.Errorf("there is no alias %q", only)
 	}
 	return w.Flush()
 }

@@ -21,8 +21,10 @@ import (
 
 // version is a model whose worker multiplies by its scale.
 func (c *cli) version(name string, scale, width int) string {
-	return fmt.Sprintf("[[model]]\nname = %q\ninputs = [\"x:f32[%d]\"]\noutputs = [\"y:f32[%d]\"]\nmax_batch_size = 16\nslots = 256\nwait_time = 0\n"+
-		"[[model.worker]]\ncommand = [%q, \"worker\", \"--model\", \"affine\", \"--name\", %q, \"--scale\", \"%d\", \"--input\", \"x:f32[%d]\"]\n", name, width, width, c.bin, name, scale, width)
+	return fmt.Sprintf("[[model]]\nname = %q\ninputs = [\"x:f32[%d]\"]\noutputs = [\"y:f32[%d]\"]\nmax_batch_size = 16\nslots = "+
+		"256\nwait_time = 0\n"+
+		"[[model.worker]]\ncommand = [%q, \"worker\", \"--model\", \"affine\", \"--name\", %q, \"--scale\", \"%d\", \"--input\", "+
+		"\"x:f32[%d]\"]\n", name, width, width, c.bin, name, scale, width)
 }
 
 // serveVersions has the broker serve m@1 and m@2, and m@wide of another
@@ -174,14 +176,14 @@ func atoi(text string) (n int) {
 func TestAVersionWithoutWorkersGetsNoClientsWhileAnotherHasSome(t *testing.T) {
 	c := startCLI(t)
 	c.serveVersions("[alias]\nm = \"m@1\"\n")
-	w := c.start("worker", "--model", "affine", "--name", "m@3", "--scale", "2", "--input", "x:f32[4]")
+	w := c.start("worker", "affine", "--name", "m@3", "--scale", "2", "--input", "x:f32[4]")
 	c.must("ready", "m@3", "--wait", "1m")
 	k := c.callers(4)
 	c.alias("m", "m@1=50", "m@3=50")
 	c.until("half have the canary", func() bool { return k.count(2) == 2 || t.Failed() })
 	c.ends(w)
 	c.until("nobody attaches to it", func() bool { return c.stats().Aliases[0].To[1].Clients == 0 })
-	w = c.start("worker", "--model", "affine", "--name", "m@3", "--scale", "2", "--input", "x:f32[4]")
+	w = c.start("worker", "affine", "--name", "m@3", "--scale", "2", "--input", "x:f32[4]")
 	c.until("half have it again", func() bool { return k.count(2) == 2 || t.Failed() })
 	k.end()
 	c.ends(w)
@@ -267,7 +269,7 @@ func TestAnAliasThatCannotBeIsRefusedAndOneThatIsSavedSurvives(t *testing.T) {
 	c.alias("third", "m@1=25", "m@2=75", "--save")
 	c.alias("unsaved", "m@1")
 	c.ends(c.broker)
-	c.broker = c.start("broker", "--config", c.config, "--log_level", "warn")
+	c.broker = c.start("broker", "--config", c.config, "--log-level", "warn")
 	c.until("it is up again", func() bool { _, code := c.run("ready", "m", "third"); return code == 0 })
 	out := strings.Join(strings.Fields(c.must("alias")), " ")
 	if out != "alias model share clients m m@2 100 % 0 third m@1 25 % 0 third m@2 75 % 0" {
@@ -284,7 +286,8 @@ func TestAnAliasThatCannotBeIsRefusedAndOneThatIsSavedSurvives(t *testing.T) {
 
 func TestMetricsAndTheRepositoryIndexTellWhatAnAliasStandsFor(t *testing.T) {
 	c := startCLI(t)
-	c.serveVersions("[alias]\nm = { \"m@1\" = 75, \"m@2\" = 25 }\n" + c.version("m@3", 3, 4) + "[model.worker.env]\nRINGBATCH_SOCKET = \"/nonexistent\"\n") // m@3's worker never comes
+	c.serveVersions("[alias]\nm = { \"m@1\" = 75, \"m@2\" = 25 }\n" + c.version("m@3", 3,
+		4) + "[model.worker.env]\nRINGBATCH_SOCKET = \"/nonexistent\"\n") // m@3's worker never comes
 	base := c.gateway()
 	for range 4 {
 		cl, err := client.Dial(t.Context(), "m")

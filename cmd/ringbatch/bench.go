@@ -20,28 +20,31 @@ import (
 )
 
 func runBench(ctx context.Context, args []string) error {
-	f := flags("bench", " MODEL", "Load a model that runs, and print throughput, latency and where the time went. Closed loop: each\nclient sends its next request when one is answered. With --rate requests come at random (Poisson),\nwhatever the answers do, and latency counts from when a request should have been sent. Ctrl-C prints\nwhat was measured until then.",
-		`  ringbatch bench resnet50 --clients 64
-  ringbatch bench resnet50 --rate 500 --seconds 30 --in x=images.npy --json > result.json
+	f := flags("bench", " MODEL", `Load a model that runs, and print throughput, latency and where the time went. Closed loop: each
+client sends its next request when one is answered. With --rate, requests come at random (Poisson),
+and latency counts from the time at which a request should have been sent. Ctrl-C prints the results
+so far.`, `  ringbatch bench resnet50 --clients 64
+  ringbatch bench resnet50 --rate 500 --duration 30s --in x=images.npy --json > result.json
 `)
 	l := bench.Load{Patience: profile.UsualPatience}
-	f.StringVar(&l.Socket, "socket", "", "the broker's control socket (default: $RINGBATCH_SOCKET, else ringbatch/broker.sock in the user's runtime folder)")
+	socket := socketFlag(f)
 	inputs := addFeedFlags(f)
 	f.IntVar(&l.Clients, "clients", 8, "connections, all of this process")
-	f.IntVar(&l.InFlight, "in_flight", 0, "requests that each client has in flight, at most with --rate (default 1; with --rate 64, or fewer if the ring has no room for them)")
+	f.IntVar(&l.InFlight, "in-flight", 0, "requests that each client has in flight, at most with --rate (default 1; with --rate "+
+		"64, or as many as fit)")
 	f.IntVar(&l.Rows, "rows", 1, "rows per request")
 	f.Float64Var(&l.Rate, "rate", 0, "open loop: requests per second of all clients together (default: closed loop)")
-	seconds := f.Float64("seconds", 10, "how long to measure")
-	warmup := f.Float64("warmup", 1, "seconds of load before that")
+	length := f.Duration("duration", 10*time.Second, "how long to measure")
+	f.DurationVar(&l.Warmup, "warmup", time.Second, "load before that")
 	f.Int64Var(&l.Seed, "seed", 1, "of inputs and arrival times")
-	svg := f.String("svg", "", "draw it into this SVG file")
+	svg := f.String("svg", "", "draw it into this SVG `FILE`")
 	asJSON := f.Bool("json", false, "print JSON, as docs/benchmark.md describes it")
 	if err := parse(f, args, 1, 1); err != nil {
 		return err
 	}
-	l.Model, l.Feed = f.Arg(0), inputs.feed
+	l.Socket, l.Model, l.Feed = *socket, f.Arg(0), inputs.feed
 	least := 0.0 // not given
-	if f.Changed("in_flight") {
+	if f.Changed("in-flight") {
 		least = 1
 	}
 	for _, r := range []struct {
@@ -49,8 +52,8 @@ func runBench(ctx context.Context, args []string) error {
 		got       float64
 		low, high float64
 	}{
-		{"clients", float64(l.Clients), 1, 4096}, {"in_flight", float64(l.InFlight), least, 65536}, {"rows", float64(l.Rows), 1, 1 << 20},
-		{"rate", l.Rate, 0, 1e7}, {"seconds", *seconds, 0.3, 86400}, {"warmup", *warmup, 0, 3600},
+		{"clients", float64(l.Clients), 1, 4096}, {"in-flight", float64(l.InFlight), least, 65536}, {"rows", float64(l.Rows), 1, 1 << 20},
+		{"rate", l.Rate, 0, 1e7}, {"duration", length.Seconds(), 0.3, 86400}, {"warmup", l.Warmup.Seconds(), 0, 3600},
 	} {
 		if !(r.got >= r.low && r.got <= r.high) {
 			return fmt.Errorf("%w: --%s is %s, must be %s..%s", errUsage, r.flag, digits(r.got), digits(r.low), digits(r.high))
@@ -62,9 +65,8 @@ func runBench(ctx context.Context, args []string) error {
 	if err := inputs.check(); err != nil {
 		return err
 	}
-	l.Warmup = time.Duration(*warmup * float64(time.Second))
-	l.Windows = max(3, int(*seconds))
-	l.Window = time.Duration(*seconds / float64(l.Windows) * float64(time.Second)).Round(time.Millisecond)
+	l.Windows = max(3, int(length.Seconds()))
+	l.Window = (*length / time.Duration(l.Windows)).Round(time.Millisecond)
 	if _, _, err := profile.Workers(ctx, admin.New(l.Socket), l.Model); err != nil {
 		return err
 	}

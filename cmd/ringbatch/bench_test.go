@@ -14,7 +14,7 @@ import (
 func TestARunningModelIsLoadedInAClosedAndInAnOpenLoop(t *testing.T) {
 	c := startCLI(t)
 	c.simulated(1)
-	for _, load := range []string{"--clients 2 --in_flight 2 --rows 2 --seconds 0.3", "--rate 50 --clients 3 --seconds 1"} {
+	for _, load := range []string{"--clients 2 --in-flight 2 --rows 2 --seconds 0.3", "--rate 50 --clients 3 --seconds 1"} {
 		c.until("every figure is there: "+load, func() bool { // a machine may stand still for so long
 			out, code := c.run(strings.Fields("bench simulated --warmup 0 --json " + load)...)
 			var r bench.Result
@@ -42,7 +42,8 @@ func TestARunningModelIsLoadedInAClosedAndInAnOpenLoop(t *testing.T) {
 
 func TestAnInterruptedBenchmarkPrintsWhatThereIs(t *testing.T) {
 	c := startCLI(t)
-	w := c.start("worker", "--model", "simulated", "--simulated_fixed", "100ms", "--simulated_item", "0s", "--max_batch_size", "8", "--input", "x:i64[3]")
+	w := c.start("worker", "simulated", "--simulated-fixed", "100ms", "--simulated-item", "0s", "--max-batch-size", "8", "--input",
+		"x:i64[3]")
 	t.Cleanup(func() { c.ends(w) })
 	c.until("the worker is attached", func() bool { m := c.model("simulated"); return m != nil && len(m.Workers) == 1 })
 	p := c.start("bench", "simulated", "--seconds", "3000", "--warmup", "0")
@@ -60,7 +61,7 @@ func TestABenchmarkThatCannotWorkSaysSo(t *testing.T) {
 	c := startCLI(t)
 	for args, want := range map[string]string{
 		"bench affine":                            "no worker that could be measured",
-		"bench nobody":                            "ringbatch models lists those there are",
+		"bench nobody":                            "ringbatch models lists them",
 		"bench affine --clients 0":                "must be 1..4096",
 		"bench affine --seconds 0":                "must be 0.3..86400",
 		"bench affine --rate -1":                  "must be 0..10000000",
@@ -85,7 +86,7 @@ inputs = ["x"]
 outputs = ["y:f32[4]"]
 `)
 	c.until("the pipeline is declared", func() bool { return c.model("line") != nil })
-	w := c.start("worker", "--model", "affine", "--name", "line/first", "--input", "x:f32[4]")
+	w := c.start("worker", "affine", "--name", "line/first", "--input", "x:f32[4]")
 	t.Cleanup(func() { c.ends(w) })
 	c.until("its stage has a worker", func() bool { m := c.model("line"); return m != nil && m.ReadyWorkers == 1 })
 	out, code := c.run(strings.Fields("bench line --seconds 0.3 --warmup 0 --clients 2")...)
@@ -98,19 +99,24 @@ outputs = ["y:f32[4]"]
 	if out, code := c.run("profile", "line"); code == 0 || !strings.Contains(out, "is a pipeline") {
 		t.Errorf("status %d\n%s", code, out)
 	}
-	if out, _ := c.run("stats", "line"); strings.Contains(out, "no worker") || !strings.Contains(out, "its workers are those of line/first") {
+	if out, _ := c.run("stats", "line"); strings.Contains(out, "no worker") || !strings.Contains(out,
+		"its workers are those of line/first") {
 		t.Errorf("stats of a pipeline whose stage has a worker:\n%s", out)
 	}
 }
 
 func TestABenchWhoseWorkersHaveGoneCanBeInterrupted(t *testing.T) {
 	c := startCLI(t)
-	w := c.start("worker", "--model", "simulated", "--simulated_fixed", "2ms")
+	w := c.start("worker", "simulated", "--simulated-fixed", "2ms")
 	c.until("the worker is attached", func() bool { m := c.model("simulated"); return m != nil && len(m.Workers) == 1 })
 	p := c.start("bench", "simulated", "--seconds", "600", "--warmup", "0")
 	c.until("some batches have run", func() bool { return c.model("simulated").Batches > 20 })
 	w.Kill()
-	c.until("requests wait that nobody will answer", func() bool { m := c.model("simulated"); return len(m.Workers) == 0 && m.QueueLength > 0 })
+	c.until("requests wait that nobody will answer", func() bool {
+		m := c.model("simulated")
+		return len(m.Workers) == 0 &&
+			m.QueueLength > 0
+	})
 	p.Signal(syscall.SIGINT)
 	if err := p.Wait(patience); err == nil || p.State().ExitCode() != 130 {
 		t.Errorf("%v\n%s", err, p.Log())

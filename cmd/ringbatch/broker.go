@@ -10,8 +10,6 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/spf13/pflag"
-
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/broker/configfile"
@@ -22,21 +20,25 @@ import (
 )
 
 func runBroker(ctx context.Context, args []string) error {
-	f := flags("broker", "", "Run the broker: one per host and user. Models come from --config, from --model, or from\nthe first worker that registers one. SIGTERM and Ctrl-C drain, a second one\ndoes not wait; SIGHUP reads --config again.",
-		`  ringbatch broker                                  # models are declared by their workers
+	f := flags("broker", "", `Run the broker: one per host and user. Models come from --config, from --model, or from the first
+worker that registers one. SIGTERM and Ctrl-C drain, a second one does not wait; SIGHUP reads
+--config again.`, `  ringbatch broker                                  # models are declared by their workers
   ringbatch broker --config ringbatch.toml
-  ringbatch broker --model affine --input 'x:f32[16]' --output 'y:f32[16]' --max_batch_size 32 --wait_time 5ms
+  ringbatch broker --model affine --input 'x:f32[16]' --output 'y:f32[16]' --max-batch-size 32 --wait-time 5ms
 `)
 	socket := socketFlag(f)
 	config := f.String("config", "", "configuration file (TOML)")
 	model := modelFlags(f)
-	allow := f.IntSlice("allow_uid", nil, "also let this user connect, and infer (repeatable)")
-	grants := f.StringArray("allow", nil, "also let a user, or a group after @, connect and do what is named: web=infer, @ml=infer,serve, 1001=infer,serve,administer (repeatable); this user may do everything")
-	open := f.Bool("open_folder", false, "accept a socket folder that others may enter; the uid list then decides alone")
-	drain := f.Duration("drain_time", broker.DefaultDrainTime, "how long accepted requests may take to finish after SIGTERM")
+	allow := f.IntSlice("allow-uid", nil, "also let the user with this `UID` connect, and infer (repeatable)")
+	grants := f.StringArray("allow", nil, "also let a user, or a group after @, do what is named, as `USER=RIGHTS`: web=infer, "+
+		"@ml=infer,serve, "+
+		"1001=infer,serve,administer (repeatable); this user may do everything")
+	open := f.Bool("open-folder", false, "accept a socket folder that others may enter; the uid list then decides alone")
+	drain := f.Duration("drain-time", broker.DefaultDrainTime, "how long accepted requests may take to finish after SIGTERM")
 	loops := f.Int("loops", 0, "loops that serve the models, each some of them (default: one for every two cores, 8 at most)")
-	mps := f.Bool("mps", false, "let the GPU workers that the broker starts share GPUs through MPS: use a running daemon or start a private one")
-	takeOver := f.Bool("take_over", false, "start the workers, then take the socket over from the broker that has it, which finishes its requests and ends")
+	mps := f.Bool("mps", false, "let the broker's GPU workers share GPUs through MPS: use a running daemon or start a private one")
+	takeOver := f.Bool("take-over", false, "start the workers, then take the socket over from the running broker, which finishes "+
+		"its requests and ends")
 	logs := addLogFlags(f)
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
@@ -45,7 +47,7 @@ func runBroker(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	defer written.end()
+	defer written.End()
 	// Who reads the log may go away: that costs the log, not the broker. Not
 	// signal.Ignore, which the worker processes would inherit.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
@@ -90,7 +92,7 @@ func runBroker(ctx context.Context, args []string) error {
 				return cfg, fmt.Errorf("%w: --loops must be 1..%d", errUsage, broker.MaxLoops)
 			}
 		}
-		if f.Changed("drain_time") {
+		if f.Changed("drain-time") {
 			if cfg.DrainTime = *drain; *drain <= 0 {
 				cfg.DrainTime = -1 // 0 would leave it to the default
 			}
@@ -154,17 +156,17 @@ type modelArgs struct {
 	policy  *policyflag.Flags
 }
 
-func modelFlags(f *pflag.FlagSet) *modelArgs {
+func modelFlags(f *flagSet) *modelArgs {
 	return &modelArgs{
 		name:    f.String("model", "", "declare one model of this name"),
-		inputs:  f.StringArray("input", nil, "its input tensor, name:dtype[dims], like x:f32[3,224,224]; <=N is a variable dimension (repeatable)"),
-		outputs: f.StringArray("output", nil, "its output tensor (repeatable)"),
-		policy:  policyflag.Add(f),
+		inputs:  f.StringArray("input", nil, "its input tensor, a `SPEC` like x:f32[3,224,224]; <=N is a variable dimension (repeatable)"),
+		outputs: f.StringArray("output", nil, "its output tensor, a `SPEC` (repeatable)"),
+		policy:  addPolicy(f),
 	}
 }
 
 // config is the declared model, if the flags name one.
-func (a *modelArgs) config(f *pflag.FlagSet) ([]broker.ModelConfig, error) {
+func (a *modelArgs) config(f *flagSet) ([]broker.ModelConfig, error) {
 	if *a.name == "" {
 		flag := a.policy.Given()
 		for _, other := range []string{"input", "output"} {

@@ -3,23 +3,28 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"os"
+	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/spf13/pflag"
+	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-func saveFlag(f *pflag.FlagSet) *bool {
+func saveFlag(f *flagSet) *bool {
 	return f.Bool("save", false, "keep it for when the broker starts again, in a file beside its --config")
 }
 
 func runSet(ctx context.Context, args []string) error {
-	f := flags("set", " MODEL KEY=VALUE…", "Change a model's policy while it runs; all the values are taken, or none.\nKeys: "+strings.Join(policy.Names(func(k policy.Key) bool { return k.Live }), ", ")+".\nThose of a priority level take its number: max_queue.1=500.",
+	live := policy.Names(func(k policy.Key) bool { return k.Live })
+	f := flags("set", " MODEL KEY=VALUE…", "Change a model's policy while it runs; all the values are taken, or none.\n"+
+		"Keys: "+strings.Join(live, ", ")+".\nThose of a priority level take its number: max_queue.1=500.",
 		"  ringbatch set resnet50 wait_time=3ms max_batch_size=16\n  ringbatch set resnet50 wait_time=3ms --save\n")
 	socket, save := socketFlag(f), saveFlag(f)
 	if err := parse(f, args, 2, -1); err != nil {
@@ -29,19 +34,59 @@ func runSet(ctx context.Context, args []string) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", errUsage, err)
 	}
-	set := admin.New(*socket).Set
+	a := admin.New(*socket)
+	set := a.Set
 	if *save {
-		set = admin.New(*socket).SetAndSave
+		set = a.SetAndSave
+	}
+	before, err := policyOf(ctx, a, f.Arg(0))
+	if err != nil {
+		return err
 	}
 	if err := set(ctx, f.Arg(0), p); err != nil {
 		return err
 	}
-	fmt.Println("changed")
+	after, err := policyOf(ctx, a, f.Arg(0))
+	if err != nil {
+		return err
+	}
+	printChange(p, before, after)
 	return nil
 }
 
+// policyOf is the policy in force, empty for an unknown model.
+func policyOf(ctx context.Context, a *admin.Client, model string) (policy.Policy, error) {
+	models, err := a.Models(ctx)
+	for i := range models {
+		if models[i].Name == model {
+			return models[i].Policy, err
+		}
+	}
+	return nil, err
+}
+
+// printChange prints the asked keys, and all that changed with them, as old -> new.
+func printChange(asked, before, after policy.Policy) {
+	for _, key := range slices.Sorted(maps.Keys(after)) {
+		base, _, _ := strings.Cut(key, ".")
+		_, whole := asked[base]
+		_, exact := asked[key]
+		if was, is := cmp.Or(before[key], "none"), cmp.Or(after[key], "none"); was != is {
+			fmt.Printf("%s: %s -> %s\n", key, was, is)
+		} else if whole || exact {
+			fmt.Printf("%s: %s (as before)\n", key, is)
+		}
+	}
+	if wait, err := policy.ParseDuration(asked["wait_time"]); err == nil && wait > time.Second {
+		fmt.Fprintf(os.Stderr, "warning: requests may wait %v for a batch to fill; a plain number is seconds, milliseconds are 3ms\n", wait)
+	}
+}
+
 func runRestart(ctx context.Context, args []string) error {
-	f := flags("restart", " MODEL", "Replace the worker processes that the broker started for a model, one by one: each is told to\nend only after its successor has attached. No request is lost. Ends with 1 at the first that does\nnot come up; the old ones that are left go on.", "  ringbatch restart resnet50               # after its weights or its code changed\n")
+	f := flags("restart", " MODEL", `Replace the worker processes that the broker started for a model, one by one: each ends only after
+its successor has attached. No request is lost. At the first successor that does not come up, it
+ends with status 1, and the old workers that are left go on.`,
+		"  ringbatch restart resnet50               # after its weights or its code changed\n")
 	socket := socketFlag(f)
 	if err := parse(f, args, 1, 1); err != nil {
 		return err
@@ -54,7 +99,8 @@ func runRestart(ctx context.Context, args []string) error {
 }
 
 func runScale(ctx context.Context, args []string) error {
-	f := flags("scale", " MODEL N", "Run N instances of a model's worker process. New ones have attached, and those that are too many\nhave finished their batches and ended, when it returns.", "  ringbatch scale resnet50 3 --save\n")
+	f := flags("scale", " MODEL COUNT", `Set the number of a model's worker processes. When it returns, new ones have attached, and
+superfluous ones have finished their batches and ended.`, "  ringbatch scale resnet50 3 --save\n")
 	socket, save := socketFlag(f), saveFlag(f)
 	if err := parse(f, args, 2, 2); err != nil {
 		return err

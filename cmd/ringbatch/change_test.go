@@ -21,7 +21,8 @@ import (
 
 // served is a configuration with worker processes of the broker's own.
 func (c *cli) served(scale, instances, spares int) string {
-	text := fmt.Sprintf("%s\n[[model.worker]]\ncommand = [%q, \"worker\", \"--model\", \"affine\", \"--scale\", \"%d\", \"--input\", \"x:f32[4]\"]\ninstances = %d\n", firstConfig, c.bin, scale, instances)
+	text := fmt.Sprintf("%s\n[[model.worker]]\ncommand = [%q, \"worker\", \"--model\", \"affine\", \"--scale\", \"%d\", "+
+		"\"--input\", \"x:f32[4]\"]\ninstances = %d\n", firstConfig, c.bin, scale, instances)
 	if spares > 0 {
 		text += fmt.Sprintf("spares = %d\n", spares)
 	}
@@ -122,7 +123,8 @@ func TestWorkersAreRestartedScaledAndChangedUnderLoadWithoutALostRequest(t *test
 	c.until("the changed command answers", func() bool { return l.last.Load() == 3 || t.Failed() })
 	c.until("both of the new ones run", func() bool { return len(c.pids()) == 2 })
 	// Another environment, then another GPU.
-	env := strings.Replace(c.served(3, 2, 0), fmt.Sprintf("command = [%q,", c.bin), fmt.Sprintf(`command = ["sh", "-c", "shift 5; exec %s worker --model affine --scale $SCALE $@", "sh",`, c.bin), 1)
+	env := strings.Replace(c.served(3, 2, 0), fmt.Sprintf("command = [%q,", c.bin),
+		fmt.Sprintf(`command = ["sh", "-c", "shift 5; exec %s worker --model affine --scale $SCALE $@", "sh",`, c.bin), 1)
 	c.reload(env + "env = { SCALE = \"4\" }\n")
 	c.until("the command with the environment answers", func() bool { return l.last.Load() == 4 || t.Failed() })
 	c.reload(env + "env = { SCALE = \"5\" }\n")
@@ -137,7 +139,7 @@ func TestWorkersAreRestartedScaledAndChangedUnderLoadWithoutALostRequest(t *test
 		}
 		return gpus == 2 && len(c.pids()) == 2 || t.Failed()
 	})
-	c.reload(strings.Replace(c.served(3, 2, 0), `"--scale"`, `"--no_such_flag"`, 1)) // one that does not come up
+	c.reload(strings.Replace(c.served(3, 2, 0), `"--scale"`, `"--no-such-flag"`, 1)) // one that does not come up
 	c.until("that is said", func() bool { return strings.Contains(c.broker.Log(), "those that ran go on") })
 	n := l.answers.Load()
 	c.until("the old ones still answer", func() bool { return l.answers.Load() > n+100 || t.Failed() })
@@ -175,7 +177,11 @@ func TestASpareTakesThePlaceOfAKilledWorker(t *testing.T) {
 	c.until("the spare serves", func() bool { return worker("serving").Pid == spare.Pid })
 	n := l.answers.Load()
 	c.until("it answers", func() bool { return l.answers.Load() > n+100 || t.Failed() })
-	c.until("the other comes back as the spare", func() bool { w := worker("spare"); return w.Pid != 0 && w.Pid != spare.Pid && w.Pid != served.Pid })
+	c.until("the other comes back as the spare", func() bool {
+		w := worker("spare")
+		return w.Pid != 0 && w.Pid != spare.Pid &&
+			w.Pid != served.Pid
+	})
 	l.end()
 }
 
@@ -202,13 +208,14 @@ func (c *cli) savesFor(file string) {
 	t.Helper()
 	c.reload(c.served(2, 1, 0))
 	c.until("it is served", func() bool { return len(c.stats().Models[0].Workers) == 1 })
-	for _, args := range [][]string{{"set", "affine", "wait_time=9ms", "--save"}, {"set", "affine", "lease=7s"}, {"scale", "affine", "2", "--save"}} {
+	for _, args := range [][]string{{"set", "affine", "wait_time=9ms", "--save"}, {"set", "affine", "lease=7s"}, {"scale", "affine",
+		"2", "--save"}} {
 		if out, code := c.run(args...); code != 0 {
 			t.Fatalf("%v: %d\n%s", args, code, out)
 		}
 	}
 	c.ends(c.broker)
-	c.broker = c.start("broker", "--config", c.config, "--log_level", "warn")
+	c.broker = c.start("broker", "--config", c.config, "--log-level", "warn")
 	c.until("two workers attach", func() bool {
 		out, code := c.run("stats", "--json")
 		return code == 0 && strings.Contains(out, `"wait_time_ms": 9`) && len(c.stats().Models[0].Workers) == 2
@@ -226,7 +233,7 @@ func (c *cli) savesFor(file string) {
 // broker.
 func (c *cli) brokerComesAndGoes(what string, change func()) {
 	c.t.Helper()
-	w := c.start("worker", "--model", "affine", "--scale", "2", "--input", "x:f32[4]", "--wait_for_broker", "1m")
+	w := c.start("worker", "affine", "--scale", "2", "--input", "x:f32[4]", "--wait-for-broker", "1m")
 	defer c.ends(w)
 	l := c.load(4, client.WithRetry(time.Minute))
 	for range 2 {
@@ -240,7 +247,7 @@ func (c *cli) brokerComesAndGoes(what string, change func()) {
 func TestARestartOrADeathOfTheBrokerIsAPauseForThoseWhoRetry(t *testing.T) {
 	c := startCLI(t)
 	again := func() {
-		c.broker = c.start("broker", "--config", c.config, "--log_level", "warn")
+		c.broker = c.start("broker", "--config", c.config, "--log-level", "warn")
 	}
 	waits := []string{"4ms", "3ms"}
 	c.brokerComesAndGoes("SIGTERM", func() {
@@ -254,7 +261,7 @@ func TestARestartOrADeathOfTheBrokerIsAPauseForThoseWhoRetry(t *testing.T) {
 	})
 	c.brokerComesAndGoes("a take-over", func() {
 		old := c.broker
-		c.broker = c.start("broker", "--config", c.config, "--log_level", "warn", "--take_over")
+		c.broker = c.start("broker", "--config", c.config, "--log-level", "warn", "--take-over")
 		if err := old.Wait(patience); err != nil { // by itself, and well
 			t.Errorf("the old broker: %v\n%s", err, old.Log())
 		}

@@ -6,8 +6,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -62,7 +64,7 @@ func startCLI(t *testing.T) *cli {
 	t.Setenv(commandEnv, "1")
 	t.Setenv("RINGBATCH_SOCKET", bed.Path("private/b.sock"))
 	c.write(firstConfig)
-	c.broker = c.start("broker", "--config", c.config, "--log_level", "warn")
+	c.broker = c.start("broker", "--config", c.config, "--log-level", "warn")
 	t.Cleanup(func() { c.ends(c.broker) })
 	c.until("the broker answers", func() bool { _, code := c.run("stats"); return code == 0 })
 	return c
@@ -134,17 +136,21 @@ func waitFor(ok func() bool) error {
 
 func TestThePolicyChangesWhileTheModelRuns(t *testing.T) {
 	c := startCLI(t)
-	if out, code := c.run("set", "affine", "wait_time=3ms", "max_batch_size=16", "max_queue=100"); code != 0 {
+	out, code := c.run("set", "affine", "wait_time=3ms", "max_batch_size=16", "max_queue=100", "lease=30s")
+	if code != 0 || out != "lease: 30s (as before)\nmax_batch_size: 32 -> 16\nmax_queue.0: 0 -> 100\nwait_time: 5ms -> 3ms\n" {
 		t.Fatalf("set: %d\n%s", code, out)
 	}
 	if m := c.stats().Models[0]; m.WaitTimeMS != 3 || m.MaxBatchSize != 16 {
 		t.Errorf("after set: wait %v ms, batch %d", m.WaitTimeMS, m.MaxBatchSize)
 	}
-	for _, bad := range []string{"max_batch_size=64", "wait_time=soon", "wait_time=nan", "speed=fast", "preferred_batch_sizes=8,4", "max_queue.3=1"} {
-		if out, code := c.run("set", "affine", "lease=9s", bad); code != 1 || !strings.Contains(out, "invalid") {
+	for _, bad := range []string{"max_batch_size=64", "wait_time=soon", "wait_time=nan", "speed=fast", "preferred_batch_sizes=8,4",
+		"max_queue.3=1"} {
+		key, _, _ := strings.Cut(bad, "=")
+		if out, code := c.run("set", "affine", "lease=9s", bad); code != 1 || !strings.Contains(out, key) || strings.Contains(out, "invalid") {
 			t.Errorf("set %s: status %d\n%s", bad, code, out)
 		}
-		if models, err := admin.New("").Models(t.Context()); err != nil || models[0].Policy["lease"] != "30s" || models[0].Policy["wait_time"] != "3ms" {
+		if models, err := admin.New("").Models(t.Context()); err != nil || models[0].Policy["lease"] != "30s" ||
+			models[0].Policy["wait_time"] != "3ms" {
 			t.Fatalf("a refused set changed something: %v, %v", models, err)
 		}
 	}
@@ -152,12 +158,17 @@ func TestThePolicyChangesWhileTheModelRuns(t *testing.T) {
 		t.Error("set of an unknown model was taken")
 	}
 
-	c.write(strings.Replace(firstConfig, "5ms", "7ms", 1) + "[[model]]\nname = \"second\"\ninputs = [\"x:u8[1]\"]\noutputs = [\"y:u8[1]\"]\n")
+	c.write(strings.Replace(firstConfig, "5ms", "7ms", 1) + "[[model]]\nname = \"second\"\ninputs = [\"x:u8[1]\"]\noutputs = " +
+		"[\"y:u8[1]\"]\n")
 	c.broker.Signal(syscall.SIGHUP)
-	c.until("the reloaded configuration is in force", func() bool { return c.stats().Models[0].WaitTimeMS == 7 && len(c.stats().Models) == 2 })
+	c.until("the reloaded configuration is in force", func() bool {
+		return c.stats().Models[0].WaitTimeMS == 7 &&
+			len(c.stats().Models) == 2
+	})
 
 	// Refused whole: the third model is fine, the change of the first is not.
-	c.write(strings.Replace(firstConfig, "max_batch_size = 32\nslots = 32", "max_batch_size = 64", 1) + "[[model]]\nname = \"third\"\ninputs = [\"x:u8[1]\"]\noutputs = [\"y:u8[1]\"]\n")
+	c.write(strings.Replace(firstConfig, "max_batch_size = 32\nslots = 32", "max_batch_size = 64",
+		1) + "[[model]]\nname = \"third\"\ninputs = [\"x:u8[1]\"]\noutputs = [\"y:u8[1]\"]\n")
 	c.broker.Signal(syscall.SIGHUP)
 	c.until("the broker has refused it", func() bool { return strings.Contains(c.broker.Log(), "configuration refused") })
 	if s := c.stats(); len(s.Models) != 2 || s.Models[0].WaitTimeMS != 7 {
@@ -167,6 +178,12 @@ func TestThePolicyChangesWhileTheModelRuns(t *testing.T) {
 
 func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 	c := startCLI(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, taken, _ := net.SplitHostPort(l.Addr().String())
 	for _, m := range []struct {
 		args []string
 		code int
@@ -181,24 +198,56 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{[]string{"help", "broker", "x"}, 2, "help is for one command"},
 		{[]string{"broker", "--speed"}, 2, "--help"},
 		{[]string{"broker", "--lease", "5s"}, 2, "needs --model"},
-		{[]string{"broker", "--max_queue", "5"}, 2, "needs --model"},
-		{[]string{"broker", "--preferred_batch_sizes", "4"}, 2, "needs --model"},
-		{[]string{"broker", "--model", "m", "--input", "x:f32[1]", "--output", "y:f32[1]", "--max_batch_size", "0"}, 2, "max_batch_size=0: must be a number, 1.."},
-		{[]string{"broker", "--model", "m", "--input", "x:f32[1]", "--output", "y:f32[1]", "--wait_time", "nan"}, 2, "out of range"},
-		{[]string{"worker"}, 2, "--model"},
-		{[]string{"worker", "--model", "telepathy"}, 1, "echo"},
-		{[]string{"worker", "--model", "echo", "--scale", "2"}, 2, "--scale is for affine"},
-		{[]string{"worker", "--model", "mlp", "--weights", "nowhere.safetensors"}, 1, "nowhere.safetensors"},
-		{[]string{"worker", "--model", "echo", "--weights", "w.safetensors"}, 2, "--weights is for mlp"},
+		{[]string{"broker", "--max-queue", "5"}, 2, "needs --model"},
+		{[]string{"broker", "--preferred-batch-sizes", "4"}, 2, "needs --model"},
+		{[]string{"broker", "--model", "m", "--input", "x:f32[1]", "--output", "y:f32[1]", "--max-batch-size", "0"}, 2,
+			"max_batch_size=0: must be a number, 1.."},
+		{[]string{"broker", "--model", "m", "--input", "x:f32[1]", "--output", "y:f32[1]", "--wait-time", "nan"}, 2, "out of range"},
+		{[]string{"worker"}, 2, "say which built-in model to serve: affine, echo"},
+		{[]string{"worker", "telepathy"}, 1, "echo"},
+		{[]string{"worker", "--model", "telepathy"}, 1, "echo"}, // the earlier spelling
+		{[]string{"worker", "echo", "--scale", "2"}, 2, "--scale is for affine"},
+		{[]string{"worker", "mlp", "--weights", "nowhere.safetensors"}, 1, "nowhere.safetensors"},
+		{[]string{"worker", "echo", "--weights", "w.safetensors"}, 2, "--weights is for mlp"},
 		{[]string{"infer", "affine", "1", "2", "3", "4", "--out", "z=z.npy"}, 1, "no output"},
-		{[]string{"infer"}, 2, "--help"},
-		{[]string{"infer", "affine", "1", "2"}, 1, "takes 4 values"},
+		{[]string{"infer"}, 2, "infer needs a MODEL\n  Usage: ringbatch infer [flags] MODEL [NUMBER…]\n"},
+		{[]string{"stats", "a", "b"}, 2, `stats does not take the argument "b"`},
+		{[]string{"broker", "--max-batch-sz", "3"}, 2, "no flag --max-batch-sz (did you mean --max-batch-size?); see ringbatch broker --help"},
+		{[]string{"broker", "--max_batch_sz", "3"}, 2, "did you mean --max-batch-size?"},
+		{[]string{"bench", "affine", "--rate", "abc"}, 2, "ringbatch: --rate abc: not a number; see ringbatch bench --help\n"},
+		{[]string{"bench", "affine", "--clients", "x"}, 2, "--clients x: not a whole number"},
+		{[]string{"bench", "affine", "--duration", "soon"}, 2, "--duration soon: not a duration: write 5ms, 1.5s, or seconds as a number"},
+		{[]string{"bench", "affine", "--seconds", "0.1"}, 2, "--duration is 0.1, must be 0.3..86400"}, // the earlier name
+		{[]string{"dashboard", "--http", "99999"}, 2, "--http 99999: not a port, 0..65535"},
+		{[]string{"dashboard", "--http", taken}, 1, "ringbatch: port " + taken + " is taken; choose another with --http PORT\n"},
+		{[]string{"demo", "--http", taken}, 1, "ringbatch: port " + taken + " is taken; choose another with --http PORT\n"},
+		{[]string{"serve"}, 2, "serve needs a TARGET"},
+		{[]string{"torch", "--half"}, 2, "torch needs a TARGET"},
+		{[]string{"serve", "nowhere.pt"}, 1, "ringbatch: nowhere.pt: there is no such file\n"},
+		{[]string{"onnx", "--name", "m", "nowhere.onnx"}, 1, "nowhere.onnx: there is no such file"},
+		{[]string{"serve", "model.gguf"}, 1, "model.gguf: want a file that ends in .pt, .pt2, "},
+		{[]string{"serve", "cli_test.go"}, 1, "cli_test.go: want a file that ends in .pt, "},
+		{[]string{"serve", "package.module:name", "--http", taken}, 1, "port " + taken + " is taken; choose another with --http PORT"},
+		{[]string{"serve", "package.module:name", "--grpc=127.0.0.1:" + taken}, 1, "choose another with --grpc PORT"},
+		{[]string{"infer", "affine", "--in", "z=nofile.npy"}, 1, `ringbatch: no input "z"; the model is x:f32[4]`},
+		{[]string{"infer", "afine", "1"}, 1, "(did you mean affine?)"},
+		{[]string{"stats", "afine"}, 1, "(did you mean affine?)"},
+		{[]string{"ready", "afine"}, 1, "(did you mean affine?)"},
+		{[]string{"bench", "afine"}, 1, "(did you mean affine?)"},
+		{[]string{"alias"}, 0, "no aliases\n"},
+		{[]string{"set", "affine", "wait_time=abc"}, 1, "ringbatch: wait_time=abc: \"abc\" is not a duration"},
+		{[]string{"set", "affine", "wait_time=3"}, 0, "wait_time: 5ms -> 3s\nwarning: requests may wait 3s for a batch to fill"},
+		{[]string{"stats"}, 0, "wait_time 3s;"},
+		{[]string{"help", "policy"}, 0, "--wait-time duration|auto"},
+		{[]string{"-v"}, 0, "layout"},
+		{[]string{"infer", "affine", "1", "2"}, 1, "ringbatch: a row of x:f32[4] takes 4 values, got 2\n"},
 		{[]string{"infer", "affine", "one", "2", "3", "4"}, 1, "not a f32"},
 		{append([]string{"infer", "affine"}, strings.Fields(strings.Repeat("1 ", 4*33))...), 1, "more rows than max_batch_size"},
 		{[]string{"infer", "nobody", "1"}, 1, "no such model"},
 		{[]string{"infer", "affine", "1", "2", "3", "4", "--timeout", "100ms"}, 1, "deadline"},
 		{[]string{"broker"}, 1, "another broker"},
-		{[]string{"stats", "--socket", "nowhere.sock"}, 1, "start one"},
+		{[]string{"stats", "--socket", "nowhere.sock"}, 1, "start one with: ringbatch broker (socket nowhere.sock; RINGBATCH_SOCKET " +
+			"names another)\n"},
 		{[]string{"broker", "--help"}, 0, "Examples"},
 		{[]string{"version"}, 0, "layout"},
 		{[]string{"licenses"}, 0, "google.golang.org/grpc"},
@@ -210,6 +259,45 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 			t.Errorf("ringbatch %s: status %d, want %d and %q:\n%s", strings.Join(m.args, " "), code, m.code, m.says, out)
 		}
 	}
+}
+
+func TestHelpFitsAScreenAndSpellsFlagsWithDashes(t *testing.T) {
+	t.Setenv(commandEnv, "1")
+	for _, name := range append([]string{"policy"}, names()...) {
+		out, err := exec.Command(os.Args[0], "help", name).Output()
+		if err != nil || snakeFlag.Match(out) && name != "simulate" {
+			t.Errorf("help %s: %v\n%s", name, err, out)
+		}
+		if lines := strings.Count(string(out), "\n"); lines > 40 && name != "simulate" {
+			t.Errorf("help %s has %d lines", name, lines)
+		}
+	}
+}
+
+func TestPythonsCommandsTakeBothSpellingsAndSayWhatToInstall(t *testing.T) {
+	t.Setenv(commandEnv, "1")
+	python := filepath.Join(t.TempDir(), "python")
+	t.Setenv("PYTHON", python)
+	for script, want := range map[string]string{
+		`[ "$1" = -c ] || echo "$@"`: "-m ringbatch._serve_cli a.b:c --no_costs --wait_time=5-6 --pad -1\n",
+		"exit 1": "ringbatch: ringbatch is not installed for " + python + ": pip install ./python in a clone of ringbatch, " +
+			"or name another Python in $PYTHON\n",
+	} {
+		if err := os.WriteFile(python, []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		out, _ := exec.Command(os.Args[0], "serve", "a.b:c", "--no-costs", "--wait-time=5-6", "--pad", "-1").CombinedOutput()
+		if string(out) != want {
+			t.Errorf("%q, want %q", out, want)
+		}
+	}
+}
+
+func names() (list []string) {
+	for _, c := range commands() {
+		list = append(list, c.name)
+	}
+	return list
 }
 
 func TestStatisticsAreWholeOrAnError(t *testing.T) {

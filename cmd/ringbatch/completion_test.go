@@ -78,11 +78,12 @@ func bashCompletes(t *testing.T, folder string) {
 	script := filepath.Join(folder, "ringbatch.bash")
 	for line, want := range map[string]string{
 		"ringbatch bro":             "broker",
-		"ringbatch broker --take_o": "--take_over",
+		"ringbatch broker --take-o": "--take-over",
 		"ringbatch stats --js":      "--json",
 		"ringbatch torch --mem":     "--memory", // a flag that Python knows
 	} {
-		out, err := exec.Command("bash", "-c", `source "$1"; COMP_WORDS=($2); COMP_CWORD=$((${#COMP_WORDS[@]}-1)); _ringbatch; echo "${COMPREPLY[@]}"`, "bash", script, line).CombinedOutput()
+		const complete = `source "$1"; COMP_WORDS=($2); COMP_CWORD=$((${#COMP_WORDS[@]}-1)); _ringbatch; echo "${COMPREPLY[@]}"`
+		out, err := exec.Command("bash", "-c", complete, "bash", script, line).CombinedOutput()
 		if err != nil || strings.TrimSpace(string(out)) != want {
 			t.Errorf("%q is completed to %q (%v), want %q", line, out, err, want)
 		}

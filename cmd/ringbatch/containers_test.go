@@ -30,13 +30,15 @@ type pod struct {
 }
 
 func (p *pod) command(user int, args ...string) []string {
-	return append([]string{"unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--ipc", "--net", "--uts", "sh", "-c", container, "sh", fmt.Sprint(user)}, args...)
+	return append([]string{"unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--ipc", "--net", "--uts", "sh",
+		"-c", container, "sh", fmt.Sprint(user)}, args...)
 }
 
 // start runs ringbatch in a container beside the test.
 func (p *pod) start(user int, args ...string) *testbed.Process {
 	p.t.Helper()
-	c, err := p.bed.Start(testbed.Spec{Command: p.command(user, append([]string{p.binary}, args...)...), Env: []string{"RINGBATCH_SOCKET=" + p.socket}})
+	c, err := p.bed.Start(testbed.Spec{Command: p.command(user, append([]string{p.binary}, args...)...),
+		Env: []string{"RINGBATCH_SOCKET=" + p.socket}})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -95,8 +97,8 @@ func TestAPodsContainersShareOnlyTheFolderOfTheSocket(t *testing.T) {
 	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	p.start(owner, "broker", "--config", config, "--log_level", "warn")
-	worker := p.start(owner, "worker", "--model", "affine", "--scale", "2", "--input", "x:f32[4]", "--wait_for_broker", "1m")
+	p.start(owner, "broker", "--config", config, "--log-level", "warn")
+	worker := p.start(owner, "worker", "affine", "--scale", "2", "--input", "x:f32[4]", "--wait-for-broker", "1m")
 	expect := func(user, code int, says string, args ...string) {
 		t.Helper()
 		if out, got := p.run(user, args...); got != code || !strings.Contains(out, says) {
@@ -129,7 +131,7 @@ func TestAPodsContainersShareOnlyTheFolderOfTheSocket(t *testing.T) {
 		out, code := p.run(owner, p.binary, "ready", "affine")
 		return code == 1 && strings.Contains(out, "no worker attached")
 	})
-	p.start(owner, "worker", "--model", "affine", "--scale", "3", "--input", "x:f32[4]")
+	p.start(owner, "worker", "affine", "--scale", "3", "--input", "x:f32[4]")
 	p.until("another one serves", func() bool { _, code := p.run(owner, p.binary, "ready", "affine"); return code == 0 })
 	expect(other, 0, "3 6 9 12", infer...)
 }

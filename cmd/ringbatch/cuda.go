@@ -6,15 +6,13 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/spf13/pflag"
-
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 	"github.com/ringbatch/ringbatch/worker/cpu"
 	"github.com/ringbatch/ringbatch/worker/cuda"
 )
 
-// gpuArgs are the flags of `ringbatch worker` that concern GPUs; the weights are those of an mlp on the CPU, too.
+// gpuArgs are the flags of `ringbatch worker` about GPUs. An mlp on the CPU takes weights, too.
 type gpuArgs struct {
 	device            *int
 	precision         *string
@@ -25,16 +23,16 @@ type gpuArgs struct {
 	deviceWasAskedFor func() bool
 }
 
-func gpuFlags(f *pflag.FlagSet) *gpuArgs {
+func gpuFlags(f *flagSet) *gpuArgs {
 	return &gpuArgs{
 		device:            f.Int("gpu", 0, "run the model on this GPU, counted among the visible ones (models: affine, echo, mlp)"),
 		precision:         f.String("precision", "f32", "mlp on a GPU: f32, f16 or bf16 for its matrix products"),
 		weights:           f.String("weights", "", "mlp: its safetensors file; --ptx: a file that the kernel gets as it is"),
 		ptx:               f.String("ptx", "", "serve your own kernel from this PTX file (see docs/gpu.md)"),
 		kernel:            f.String("kernel", "forward", "--ptx: the function in it"),
-		outputs:           f.StringArray("output", nil, "--ptx: output tensor, name:dtype[dims] (repeatable)"),
+		outputs:           f.StringArray("output", nil, "--ptx: output tensor, a `SPEC` like y:f32[8] (repeatable)"),
 		block:             f.Int("block", 256, "--ptx: threads per block"),
-		perRow:            f.Int("threads_per_row", 0, "--ptx: threads launched per row (default: elements of a row of the first output)"),
+		perRow:            f.Int("threads-per-row", 0, "--ptx: threads launched per row (default: elements of a row of the first output)"),
 		deviceWasAskedFor: func() bool { return f.Changed("gpu") },
 	}
 }
@@ -55,7 +53,8 @@ func (g *gpuArgs) choose(kind string, o cpu.Options) (served, func(context.Conte
 		if err != nil {
 			return served{}, nil, err
 		}
-		return served{m.Signature, m.Note}, func(ctx context.Context, cfg worker.Config) error { return worker.Serve(ctx, cfg, m.Run) }, nil
+		serve := func(ctx context.Context, cfg worker.Config) error { return worker.Serve(ctx, cfg, m.Run) }
+		return served{m.Signature, m.Note}, serve, nil
 	}
 	options := cuda.Options{
 		Device: *g.device, Inputs: o.Inputs, Scale: o.Scale, Offset: o.Offset, Precision: *g.precision, Weights: *g.weights,
@@ -63,7 +62,7 @@ func (g *gpuArgs) choose(kind string, o cpu.Options) (served, func(context.Conte
 	}
 	if g.ownKernel() {
 		if kind != "ptx" {
-			return served{}, nil, fmt.Errorf("%w: --ptx serves your own kernel: leave --model out", errUsage)
+			return served{}, nil, fmt.Errorf("%w: --ptx serves your own kernel: leave the built-in model's name out", errUsage)
 		}
 		var err error
 		if options.Signature, err = tensor.ParseSignature(tensor.SpecTexts(o.Inputs), *g.outputs); err != nil {

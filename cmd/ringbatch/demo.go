@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"math"
 	mathrand "math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,14 +21,15 @@ import (
 )
 
 func runDemo(ctx context.Context, args []string) error {
-	f := flags("demo", "", "Show the page with something on it: starts a broker of its own with two models and their workers, has\nthem asked by callers that come and go, and serves the page. Ctrl-C ends all of it.", "  ringbatch demo\n")
-	port := f.Uint16("http", 8002, "port of the page, on this host only; 0: any that is free")
+	f := flags("demo", "", `Show the dashboard with something on it: start a broker with two models and their workers, load them
+with clients that come and go, and serve the page. Ctrl-C ends all of it.`, "  ringbatch demo\n")
+	port := f.Uint16("http", 8002, "`PORT` of the page, on this host only; 0: any that is free")
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
 	}
-	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", *port))
+	l, err := listenHere(*port)
 	if err != nil {
-		return fmt.Errorf("%w; --http 0 takes a free port", err)
+		return err
 	}
 	defer l.Close()
 	dir, err := os.MkdirTemp("", "ringbatch-demo")
@@ -52,7 +52,7 @@ func runDemo(ctx context.Context, args []string) error {
 	defer stop()
 	ready, done := context.WithTimeout(ctx, time.Minute)
 	defer done()
-	if err := admin.New(d.socket).WaitReady(ready, "mlp", "affine"); ctx.Err() != nil { // Ctrl-C, before there was anything to see
+	if err := admin.New(d.socket).WaitReady(ready, "mlp", "affine"); ctx.Err() != nil { // Ctrl-C
 		return nil
 	} else if err != nil {
 		return err
@@ -75,7 +75,7 @@ inputs = ["x:f32[1024]"]
 outputs = ["y:f32[1024]"]
 max_batch_size = 32
 [[model.worker]]
-command = [%[1]q, "worker", "--model", "mlp"]
+command = [%[1]q, "worker", "mlp"]
 instances = 2
 
 [[model]]
@@ -85,7 +85,7 @@ outputs = ["y:f32[64]"]
 max_batch_size = 64
 wait_time = "3ms"
 [[model.worker]]
-command = [%[1]q, "worker", "--model", "affine", "--scale", "2", "--input", "x:f32[64]"]
+command = [%[1]q, "worker", "affine", "--scale", "2", "--input", "x:f32[64]"]
 `
 
 // startBroker starts this program as a broker; the function ends it and its
@@ -98,7 +98,7 @@ func (d *demo) startBroker(config string) (stop func(), err error) {
 	if err := os.WriteFile(config, fmt.Appendf(nil, demoConfig, self), 0o600); err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(self, "broker", "--config", config, "--socket", d.socket, "--log_level", "warn")
+	cmd := exec.Command(self, "broker", "--config", config, "--socket", d.socket, "--log-level", "warn")
 	cmd.Stderr = os.Stderr
 	// A group of its own: Ctrl-C is for this process, which ends the broker.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
@@ -121,7 +121,8 @@ func (d *demo) startLoad(ctx context.Context) *sync.WaitGroup {
 		pause   time.Duration // between two requests of a caller, at high tide
 	}{{"mlp", 24, 20, 30 * time.Millisecond}, {"affine", 48, 13, 10 * time.Millisecond}} {
 		wg.Go(func() {
-			c, err := client.Dial(ctx, m.name, client.WithSocket(d.socket), client.WithName("demo"), client.WithWindow(m.callers), client.WithRetry(time.Minute))
+			c, err := client.Dial(ctx, m.name, client.WithSocket(d.socket), client.WithName("demo"), client.WithWindow(m.callers),
+				client.WithRetry(time.Minute))
 			if err != nil {
 				return // it ended before it began
 			}

@@ -24,8 +24,13 @@ func TestTheDemoServesThePageUnderLoadAndLeavesNothingBehind(t *testing.T) {
 		}
 		return socket != ""
 	})
-	if text, code := get(t, page); code != 200 || !strings.Contains(text, "<title>ringbatch") {
-		t.Errorf("%s: %d", page, code)
+	for _, url := range []string{page, strings.TrimSuffix(page, "dashboard")} { // the root leads to the page
+		if text, code := get(t, url); code != 200 || !strings.Contains(text, "<title>ringbatch") {
+			t.Errorf("%s: %d", url, code)
+		}
+	}
+	if _, code := get(t, strings.TrimSuffix(page, "dashboard")+"nothing"); code != 404 {
+		t.Errorf("a page that does not exist: %d", code)
 	}
 	c.until("both models answer", func() bool {
 		text, _ := get(t, page+"/api/stats")

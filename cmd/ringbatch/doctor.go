@@ -32,13 +32,15 @@ type finding struct {
 }
 
 func runDoctor(ctx context.Context, args []string) error {
-	f := flags("doctor", "", "Check what ringbatch needs on this machine and say what to do about what is missing.\nExit status 1 if something keeps it from working.", "")
+	f := flags("doctor", "", `Check what ringbatch needs on this machine and say what to do about what is missing. Exit status 1
+if something keeps it from working.`, "")
 	socket := socketFlag(f)
 	asJSON := f.Bool("json", false, "print JSON")
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
 	}
-	findings := []finding{checkKernel(), checkMemfd(), checkPidfd(), checkMemory(), checkFiles(), checkFolder(*socket), checkBroker(ctx, *socket), checkWorkers(ctx, *socket), checkGPU(ctx), checkMPS()}
+	findings := []finding{checkKernel(), checkMemfd(), checkPidfd(), checkMemory(), checkFiles(), checkFolder(*socket),
+		checkBroker(ctx, *socket), checkWorkers(ctx, *socket), checkGPU(ctx), checkMPS()}
 	bad := false
 	for _, d := range findings {
 		bad = bad || d.State == "bad"
@@ -103,10 +105,12 @@ func checkPidfd() finding {
 func checkMemory() finding {
 	var si unix.Sysinfo_t
 	_ = unix.Sysinfo(&si)
-	d := finding{What: "memory", State: "ok", Detail: fmt.Sprintf("%d MiB, %d MiB free", uint64(si.Totalram)*uint64(si.Unit)>>20, uint64(si.Freeram)*uint64(si.Unit)>>20)}
+	d := finding{What: "memory", State: "ok", Detail: fmt.Sprintf("%d MiB, %d MiB free", uint64(si.Totalram)*uint64(si.Unit)>>20,
+		uint64(si.Freeram)*uint64(si.Unit)>>20)}
 	var rl unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_AS, &rl) == nil && rl.Cur != unix.RLIM_INFINITY {
-		d.State, d.Do = "note", fmt.Sprintf("address space is limited to %d MiB (ulimit -v); rings larger than that cannot be mapped", rl.Cur>>20)
+		d.State, d.Do = "note", fmt.Sprintf("address space is limited to %d MiB (ulimit -v); rings larger than that cannot be mapped",
+			rl.Cur>>20)
 	}
 	if room, limited := cgroup.Tightest(); limited {
 		d.Detail += fmt.Sprintf(", %d of %d MiB left in the memory cgroup %s", room.Left>>20, room.Limit>>20, room.Group)
@@ -120,7 +124,8 @@ func checkMemory() finding {
 func checkFiles() finding {
 	var rl unix.Rlimit
 	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &rl)
-	d := finding{What: "descriptors", State: "ok", Detail: fmt.Sprintf("%d (limit %d): the broker needs 3 per client or worker", rl.Cur, rl.Max)}
+	d := finding{What: "descriptors", State: "ok", Detail: fmt.Sprintf("%d (limit %d): the broker needs 3 per client or worker",
+		rl.Cur, rl.Max)}
 	if rl.Cur < 1024 {
 		d.State, d.Do = "note", "raise it with ulimit -n 4096 for more than a few hundred clients"
 	}
@@ -142,9 +147,11 @@ func checkFolder(given string) finding {
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
 		d.State, d.Do = "bad", fmt.Sprintf("%s is not a folder: choose another with --socket", filepath.Dir(path))
 	case int(st.Uid) != os.Getuid() && st.Uid != 0:
-		d.State, d.Do = "note", fmt.Sprintf("its folder belongs to uid %d: a broker of this user cannot serve there; choose another with --socket", st.Uid)
+		d.State, d.Do = "note", fmt.Sprintf("its folder belongs to uid %d: a broker of this user cannot serve there; choose another "+
+			"with --socket", st.Uid)
 	case st.Mode&0o077 != 0:
-		d.State, d.Do = "note", fmt.Sprintf("its folder has mode %04o: the broker refuses it without --open_folder; chmod 700, or another --socket", st.Mode&0o777)
+		d.State, d.Do = "note", fmt.Sprintf("its folder has mode %04o: the broker refuses it without --open-folder; chmod 700, or "+
+			"another --socket", st.Mode&0o777)
 	}
 	return d
 }
@@ -165,7 +172,8 @@ func checkBroker(ctx context.Context, given string) finding {
 func checkGPU(ctx context.Context) finding {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_mode", "--format=csv,noheader").Output()
+	out, err := exec.CommandContext(ctx, "nvidia-smi", "--query-gpu=name,memory.total,driver_version,compute_mode",
+		"--format=csv,noheader").Output()
 	if err != nil {
 		return finding{What: "GPU", State: "note", Detail: "no GPU here; CPU workers work"}
 	}

@@ -33,7 +33,7 @@ func runGateway(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	defer written.end()
+	defer written.End()
 	cfg.Logger, cfg.Version = log, ringbatch.Version()
 	doors := &doorMetrics{}
 	cfg.Other = console.New(console.Config{Socket: cfg.Socket, AdminTokenFile: cfg.AdminTokenFile, More: []prometheus.Collector{doors}})

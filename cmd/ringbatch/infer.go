@@ -23,19 +23,21 @@ import (
 )
 
 func runInfer(ctx context.Context, args []string) error {
-	f := flags("infer", " MODEL [NUMBER…]", "Send one request and print the outputs. Inputs are numbers on the command line (for a model\nwith one input), or one --in NAME=FILE per input: a .npy file, or raw little-endian bytes.",
+	f := flags("infer", " MODEL [NUMBER…]",
+		`Send one request and print the outputs. Inputs are numbers on the command line (for a model with one
+input), or one --in NAME=FILE per input: a .npy file, or raw little-endian bytes.`,
 		`  ringbatch infer affine 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
   ringbatch infer resnet50 --in x=image.npy --out y=scores.npy --timeout 2s
 `)
 	socket := socketFlag(f)
-	ins := f.StringArray("in", nil, "input file, NAME=FILE (repeatable)")
-	outs := f.StringArray("out", nil, "write an output to NAME=FILE.npy instead of printing it (repeatable)")
-	shape := f.IntSlice("shape", nil, "sizes of a row's dimensions, for numbers or raw bytes of an input with variable ones")
+	ins := f.StringArray("in", nil, "input file, `NAME=FILE` (repeatable)")
+	outs := f.StringArray("out", nil, "write an output to a file, `NAME=FILE.npy`, instead of printing it (repeatable)")
+	shape := f.IntSlice("shape", nil, "sizes of a row's dimensions, `N,N…`, for numbers or raw bytes of an input with variable ones")
 	timeout := f.Duration("timeout", 10*time.Second, "give up after")
-	priority := f.Int("priority", -1, "priority level (default: the model's)")
+	priority := f.Int("priority", -1, "priority level; -1: the model's default")
 	asJSON := f.Bool("json", false, "print JSON")
 	timing := f.Bool("timing", false, "print where the time went")
-	if err := parse(f, numbersLast(f, args), 1, -1); err != nil {
+	if err := parse(f, numbersLast(f.FlagSet, args), 1, -1); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, *timeout)
@@ -59,7 +61,7 @@ func runInfer(ctx context.Context, args []string) error {
 		return err
 	}
 	rows := inputs[0].(tensor.Tensor).Rows()
-	if rows > 1 && rows <= c.Model().MaxBatchSize { // how many rows there are only the signature tells: a second, larger window
+	if rows > 1 && rows <= c.Model().MaxBatchSize { // the signature tells the number of rows: a second, larger window
 		c.Close()
 		if c, err = client.Dial(ctx, f.Arg(0), append(options, client.WithWindow(rows))...); err != nil {
 			return err
@@ -76,7 +78,8 @@ func runInfer(ctx context.Context, args []string) error {
 	}
 	if *timing {
 		t, _ := r.Timing()
-		fmt.Fprintf(os.Stderr, "claim %v, write %v, queue %v, dispatch %v, compute %v, wake %v, total %v\n", t.Claim, t.Write, t.Queue, t.Dispatch, t.Compute, t.Wake, t.Total())
+		fmt.Fprintf(os.Stderr, "claim %v, write %v, queue %v, dispatch %v, compute %v, wake %v, total %v\n",
+			t.Claim, t.Write, t.Queue, t.Dispatch, t.Compute, t.Wake, t.Total())
 	}
 	return nil
 }
@@ -112,6 +115,11 @@ func readInputs(sig *tensor.Signature, numbers, files []string, shape []int) ([]
 		}
 		byName[name] = file
 	}
+	for name := range byName {
+		if !slices.ContainsFunc(sig.Inputs, func(t tensor.Spec) bool { return t.Name == name }) {
+			return nil, fmt.Errorf("no input %q; the model is %s", name, sig)
+		}
+	}
 	if len(numbers) > 0 && (len(sig.Inputs) != 1 || len(files) > 0) {
 		return nil, fmt.Errorf("%w: numbers are for models with one input; this one is %s", errUsage, sig)
 	}
@@ -131,7 +139,6 @@ func readInputs(sig *tensor.Signature, numbers, files []string, shape []int) ([]
 		if err != nil {
 			return nil, err
 		}
-		delete(byName, spec.Name)
 		if t.Shape == nil {
 			if t.Shape, err = shapeOf(spec, len(t.Data), shape); err != nil {
 				return nil, err
@@ -139,14 +146,11 @@ func readInputs(sig *tensor.Signature, numbers, files []string, shape []int) ([]
 		}
 		tensors = append(tensors, t)
 	}
-	for name := range byName {
-		return nil, fmt.Errorf("%w: no input %q; the model has %s", status.ErrInvalid, name, sig)
-	}
 	return tensors, nil
 }
 
-// shapeOf is the shape of so many bytes, rows first. given are the sizes of a
-// row, if the user told them.
+// shapeOf is the shape of a number of bytes, rows first. given are the sizes of a
+// row from --shape, if any.
 func shapeOf(spec *tensor.Spec, bytes int, given []int) ([]int, error) {
 	row, hint := spec.Shape, ""
 	switch {
@@ -168,7 +172,8 @@ func shapeOf(spec *tensor.Spec, bytes int, given []int) ([]int, error) {
 		return append([]int{1}, row...), nil
 	}
 	if bytes == 0 || size == 0 || bytes%size != 0 {
-		return nil, fmt.Errorf("%w: a row of %s takes %d values, got %d%s", status.ErrSize, spec, size/spec.DType.Size(), bytes/spec.DType.Size(), hint)
+		return nil, fmt.Errorf("%w: a row of %s takes %d values, got %d%s", status.ErrSize, spec, size/spec.DType.Size(),
+			bytes/spec.DType.Size(), hint)
 	}
 	return append([]int{bytes / size}, row...), nil
 }
@@ -222,7 +227,7 @@ func outputFiles(sig *tensor.Signature, outs []string) (map[string]string, error
 			return nil, fmt.Errorf("%w: --out %s: want NAME=FILE.npy", errUsage, text)
 		}
 		if !slices.ContainsFunc(sig.Outputs, func(t tensor.Spec) bool { return t.Name == name }) {
-			return nil, fmt.Errorf("%w: no output %q; the model has %s", status.ErrInvalid, name, sig)
+			return nil, fmt.Errorf("no output %q; the model is %s", name, sig)
 		}
 		files[name] = file
 	}

@@ -8,21 +8,33 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/ringbatch/ringbatch/stats"
 )
 
+// inMS writes milliseconds for people: 3ms, 1.5s, 250µs.
+func inMS(ms float64) string {
+	d := time.Duration(ms * float64(time.Millisecond))
+	for step := time.Duration(1); step <= d; step *= 10 {
+		if d < 1000*step { // three digits
+			return d.Round(step).String()
+		}
+	}
+	return "0s"
+}
+
 func waitText(m *stats.Model) string {
 	if m.LatencyGoalMS > 0 {
-		return fmt.Sprintf("auto, %.3g ms now, for a latency_goal of %.3g ms", m.WaitTimeMS, m.LatencyGoalMS)
+		return fmt.Sprintf("auto, %s now, for a latency_goal of %s", inMS(m.WaitTimeMS), inMS(m.LatencyGoalMS))
 	}
 	if m.Learned.OneAtATime {
 		return "auto, one batch at a time now"
 	}
 	if m.WaitAuto {
-		return fmt.Sprintf("auto, %.3g ms now", m.WaitTimeMS)
+		return fmt.Sprintf("auto, %s now", inMS(m.WaitTimeMS))
 	}
-	return fmt.Sprintf("%.3g ms", m.WaitTimeMS)
+	return inMS(m.WaitTimeMS)
 }
 
 // printLearned says what the batcher has found out, in a few lines however much
@@ -36,10 +48,10 @@ func printLearned(out io.Writer, m *stats.Model) {
 	var parts []string
 	step := max(1, (len(l.Costs)+most-1)/most)
 	for i := 0; i < len(l.Costs); i += step {
-		parts = append(parts, fmt.Sprintf("%d rows %.3g ms", l.Costs[i].Rows, l.Costs[i].MS))
+		parts = append(parts, fmt.Sprintf("%d rows %s", l.Costs[i].Rows, inMS(l.Costs[i].MS)))
 	}
 	if last := len(l.Costs) - 1; last%step != 0 {
-		parts = append(parts, fmt.Sprintf("%d rows %.3g ms", l.Costs[last].Rows, l.Costs[last].MS))
+		parts = append(parts, fmt.Sprintf("%d rows %s", l.Costs[last].Rows, inMS(l.Costs[last].MS)))
 	}
 	fmt.Fprintf(out, "\n  a batch takes: %s", strings.Join(parts, ", "))
 	if n := len(l.Slowdown); n > 1 {
@@ -52,7 +64,7 @@ func printLearned(out io.Writer, m *stats.Model) {
 	if len(l.Tried) > 1 {
 		parts = parts[:0]
 		for _, t := range l.Tried {
-			wait := fmt.Sprintf("%.3g ms", t.WaitMS)
+			wait := inMS(t.WaitMS)
 			if t.OneAtATime {
 				wait = "one batch at a time"
 			}
@@ -78,5 +90,6 @@ func goalTooShort(m *stats.Model) string {
 	if m.LatencyGoalMS >= quickest {
 		return ""
 	}
-	return fmt.Sprintf("latency_goal is %.3g ms, but the quickest batch alone takes %.3g ms: it cannot be kept; set a longer one", m.LatencyGoalMS, quickest)
+	return fmt.Sprintf("latency_goal is %s, but the quickest batch alone takes %s: it cannot be kept; set a longer one",
+		inMS(m.LatencyGoalMS), inMS(quickest))
 }

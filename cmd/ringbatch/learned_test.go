@@ -15,11 +15,11 @@ func TestAGoalBelowOneBatchsOwnTimeIsSaidToBeTooShort(t *testing.T) {
 		t.Errorf("before a batch was seen: %s", s)
 	}
 	m.Learned.Costs = []stats.LearnedCost{{Rows: 1, MS: 5}, {Rows: 8, MS: 9}}
-	if s := goalTooShort(m); !strings.Contains(s, "4 ms") || !strings.Contains(s, "5 ms") {
+	if s := goalTooShort(m); !strings.Contains(s, "4ms") || !strings.Contains(s, "5ms") {
 		t.Errorf("%q", s)
 	}
 	m.Learned.Costs = []stats.LearnedCost{{Rows: 1, MS: 5, Batches: 100}, {Rows: 7, MS: 1, Batches: 2}, {Rows: 8, MS: 9, Batches: 50}}
-	if s := goalTooShort(m); !strings.Contains(s, "5 ms") {
+	if s := goalTooShort(m); !strings.Contains(s, "5ms") {
 		t.Errorf("a size that was hardly seen counted: %q", s)
 	}
 	m.LatencyGoalMS = 6

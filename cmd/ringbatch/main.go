@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command ringbatch runs the broker and built-in workers, and asks them
-// things.
+// Command ringbatch runs the broker, workers and the gateway, and inspects them.
 package main
 
 import (
@@ -11,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -19,12 +19,19 @@ import (
 
 	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/internal/typo"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // command is one subcommand. run gets the arguments after its name.
 type command struct {
 	name, brief string
 	run         func(ctx context.Context, args []string) error
+}
+
+// group is a part of the list of commands.
+type group struct {
+	title    string
+	commands []command
 }
 
 // errUsage marks mistakes in the command line: exit status 2, not 1.
@@ -35,36 +42,56 @@ type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-func commands() []command {
-	return []command{
-		{"broker", "run the broker of this host", runBroker},
-		{"worker", "serve a built-in model", runWorker},
-		{"serve", "serve a model file or a Python object, whatever it is", runServe},
-		{"torch", "serve a PyTorch model", runTorch},
-		{"onnx", "serve an ONNX file with ONNX Runtime", runOnnx},
-		{"infer", "send one request, for trying", runInfer},
-		{"gateway", "open a network door to the models: HTTP and gRPC", runGateway},
-		{"ready", "exit status 0 if models would answer", runReady},
-		{"relay", "serve a model that runs on other hosts", runRelay},
-		{"dashboard", "serve a page that shows the broker at work", runDashboard},
-		{"stats", "show what the broker counts", runStats},
-		{"top", "show the broker at work, live in the terminal", runTop},
-		{"trace", "record what happens to a model's requests, for Perfetto", runTrace},
-		{"models", "list the broker's models", runModels},
-		{"set", "change a model's batching policy while it runs", runSet},
-		{"restart", "replace a model's worker processes, one by one", runRestart},
-		{"scale", "run another number of a model's worker processes", runScale},
-		{"alias", "have a name stand for a version of a model, or for a share of several", runAlias},
-		{"profile", "measure what batches of a running model take", runProfile},
-		{"demo", "show the page, with a load on a broker of its own", runDemo},
-		{"bench", "load a running model, and measure it", runBench},
-		{"tune", "find how many workers and which batches serve a load best", runTune},
-		{"simulate", "play a batching policy against a virtual clock", runSimulate},
-		{"doctor", "check this machine, and say what to do", runDoctor},
-		{"completion", "print a completion script for a shell", runCompletion},
-		{"version", "print the version", runVersion},
-		{"licenses", "print the licences of what this command contains", runLicenses},
+func groups() []group {
+	return []group{
+		{"Start", []command{
+			{"serve", "serve a model: PyTorch, ONNX, scikit-learn or Python", runServe},
+			{"broker", "run the broker of this host", runBroker},
+			{"worker", "serve a built-in model", runWorker},
+			{"torch", "serve a PyTorch model", runTorch},
+			{"onnx", "serve an ONNX file with ONNX Runtime", runOnnx},
+			{"gateway", "serve models over HTTP and gRPC", runGateway},
+			{"relay", "serve a model that runs on other hosts", runRelay},
+		}},
+		{"Try", []command{
+			{"infer", "send one test request", runInfer},
+			{"demo", "show the dashboard with a broker, workers and load of its own", runDemo},
+			{"bench", "load a running model and measure it", runBench},
+		}},
+		{"Look", []command{
+			{"models", "list the broker's models", runModels},
+			{"stats", "print the broker's statistics", runStats},
+			{"top", "show models and workers live in the terminal", runTop},
+			{"dashboard", "serve a web page with live charts, and metrics", runDashboard},
+			{"trace", "record a model's requests for Perfetto", runTrace},
+			{"ready", "check that models are ready", runReady},
+			{"doctor", "check this machine and suggest fixes", runDoctor},
+		}},
+		{"Change", []command{
+			{"set", "change a model's batching policy while it runs", runSet},
+			{"scale", "set the number of worker processes", runScale},
+			{"restart", "replace a model's worker processes one by one", runRestart},
+			{"alias", "route a name to model versions (canary)", runAlias},
+		}},
+		{"Tune", []command{
+			{"profile", "measure how long a running model's batches take", runProfile},
+			{"simulate", "try a batching policy on a virtual clock", runSimulate},
+			{"tune", "find the best number of workers and batch size for a load", runTune},
+		}},
+		{"Other", []command{
+			{"completion", "print a completion script for a shell", runCompletion},
+			{"version", "print the version", runVersion},
+			{"licenses", "print the licences of the software in this command", runLicenses},
+		}},
 	}
+}
+
+// commands are those of all groups.
+func commands() (list []command) {
+	for _, g := range groups() {
+		list = append(list, g.commands...)
+	}
+	return list
 }
 
 func main() {
@@ -72,7 +99,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), signals...)
 	go func() { // a second Ctrl-C ends at once
 		<-ctx.Done()
-		if slices.Contains(signals, os.Signal(syscall.SIGHUP)) { // but of a closed terminal two come: the shell's and the kernel's
+		if slices.Contains(signals, os.Signal(syscall.SIGHUP)) { // a closed terminal sends two: the shell's and the kernel's
 			signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 		}
 		stop()
@@ -83,13 +110,25 @@ func main() {
 	case err == nil, errors.Is(err, pflag.ErrHelp):
 	case errors.As(err, &code):
 		os.Exit(int(code))
-	case errors.Is(err, errUsage):
-		fmt.Fprintln(os.Stderr, "ringbatch:", err)
-		os.Exit(2)
 	default:
-		fmt.Fprintln(os.Stderr, "ringbatch:", printable.Lines(err.Error(), 16<<10)) // it may be a worker's text
+		fmt.Fprintln(os.Stderr, "ringbatch:", printable.Lines(plain(err), 16<<10)) // it may be a worker's text
+		if errors.Is(err, errUsage) {
+			os.Exit(2)
+		}
 		os.Exit(1)
 	}
+}
+
+var dialing = regexp.MustCompile(`^dial \S+: `)
+
+// plain is an error's text without the words that only sort it.
+func plain(err error) string {
+	text := dialing.ReplaceAllString(err.Error(), "")
+	text = strings.Replace(text, status.ErrUnknownModel.Error()+": ", "no such model: ", 1)
+	for _, sort := range []error{errUsage, status.ErrInvalid, status.ErrSize} {
+		text = strings.Replace(text, sort.Error()+": ", "", 1)
+	}
+	return kebab(text)
 }
 
 func dispatch(ctx context.Context, args []string) error {
@@ -106,7 +145,7 @@ func dispatch(ctx context.Context, args []string) error {
 		}
 		return nil
 	}
-	if args[0] == "--version" {
+	if args[0] == "--version" || args[0] == "-v" {
 		args[0] = "version"
 	}
 	var names []string
@@ -116,60 +155,26 @@ func dispatch(ctx context.Context, args []string) error {
 		}
 		names = append(names, c.name)
 	}
-	if args[0] == "manual" { // for packages
+	switch {
+	case args[0] == "manual": // for packages
 		return runManual(ctx, args[1:])
+	case slices.Equal(args, []string{"policy", "--help"}):
+		printPolicy(os.Stdout)
+		return nil
 	}
 	return fmt.Errorf("%w: no command %q%s; see ringbatch --help", errUsage, args[0], typo.DidYouMean(args[0], names))
 }
 
 func printUsage(w io.Writer) {
-	fmt.Fprint(w, `ringbatch collects single inferences of many processes into batches, in shared memory.
-
-Usage: ringbatch COMMAND [flags]
-
-`)
-	for _, c := range commands() {
-		fmt.Fprintf(w, "  %-10s %s\n", c.name, c.brief)
+	fmt.Fprint(w, "Dynamic batching for many processes, in shared memory.\n\nUsage: ringbatch COMMAND [flags]\n")
+	for _, g := range groups() {
+		fmt.Fprintf(w, "\n%s\n", g.title)
+		for _, c := range g.commands {
+			fmt.Fprintf(w, "  %-11s %s\n", c.name, c.brief)
+		}
 	}
 	fmt.Fprint(w, `
-Each command explains its flags with --help. To try it, in three terminals:
-
-  ringbatch broker
-  ringbatch worker --model affine --scale 2 --offset 1
-  ringbatch infer affine 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
+`+"`ringbatch COMMAND --help` explains a command, `ringbatch help policy` the batching policy's flags."+`
+To see it at work: ringbatch demo
 `)
-}
-
-// flags makes a flag set whose help shows how the command is used.
-func flags(name, args, about, examples string) *pflag.FlagSet {
-	f := pflag.NewFlagSet(name, pflag.ContinueOnError)
-	f.SortFlags = false
-	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		return pflag.NormalizedName(strings.ReplaceAll(name, "-", "_")) // --wait-time is --wait_time
-	})
-	f.Usage = func() {
-		fmt.Printf("%s\n\nUsage: ringbatch %s [flags]%s\n\n%s", about, name, args, f.FlagUsages())
-		if examples != "" {
-			fmt.Printf("\nExamples:\n%s", examples)
-		}
-	}
-	return f
-}
-
-// parse reads the flags and checks the number of arguments.
-func parse(f *pflag.FlagSet, args []string, least, most int) error {
-	if err := f.Parse(args); err != nil {
-		if errors.Is(err, pflag.ErrHelp) {
-			return err
-		}
-		return fmt.Errorf("%w: %v; see ringbatch %s --help", errUsage, err, f.Name())
-	}
-	if n := f.NArg(); n < least || most >= 0 && n > most {
-		return fmt.Errorf("%w: wrong number of arguments; see ringbatch %s --help", errUsage, f.Name())
-	}
-	return nil
-}
-
-func socketFlag(f *pflag.FlagSet) *string {
-	return f.String("socket", "", "the broker's control socket (default: $RINGBATCH_SOCKET, else ringbatch/broker.sock in the user's runtime folder)")
 }

@@ -25,7 +25,7 @@ import (
 // gateway starts one on a free port, and returns where its HTTP door is.
 func (c *cli) gateway(flags ...string) string {
 	c.t.Helper()
-	g := c.start(append([]string{"gateway", "--http", "127.0.0.1:0", "--grpc", "off", "--log_level", "warn"}, flags...)...)
+	g := c.start(append([]string{"gateway", "--http", "127.0.0.1:0", "--grpc", "off", "--log-level", "warn"}, flags...)...)
 	c.t.Cleanup(func() { c.ends(g) })
 	base := ""
 	c.until("the gateway says where it is", func() bool {
@@ -41,7 +41,7 @@ func (c *cli) gateway(flags ...string) string {
 
 func (c *cli) affineWorker() {
 	c.t.Helper()
-	w := c.start("worker", "--model", "affine", "--scale", "2", "--input", "x:f32[4]")
+	w := c.start("worker", "affine", "--scale", "2", "--input", "x:f32[4]")
 	c.t.Cleanup(func() { c.ends(w) })
 	if out, code := c.run("ready", "affine", "--wait", "2m"); code != 0 {
 		c.t.Fatal(out)
@@ -127,7 +127,8 @@ func value(t *testing.T, text, name string) float64 {
 func TestMetricsAreWhatTheBrokerCounts(t *testing.T) {
 	c := startCLI(t)
 	base := c.gateway()
-	if text, code := get(t, base+"/metrics"); code != 200 || value(t, text, "ringbatch_up") != 1 || value(t, text, `ringbatch_model_workers_ready{model="affine"}`) != 0 {
+	if text, code := get(t, base+"/metrics"); code != 200 || value(t, text, "ringbatch_up") != 1 || value(t, text,
+		`ringbatch_model_workers_ready{model="affine"}`) != 0 {
 		t.Errorf("without a worker: %d\n%s", code, text)
 	}
 	c.affineWorker()
@@ -164,7 +165,7 @@ func TestMetricsAreWhatTheBrokerCounts(t *testing.T) {
 	if text, code := get(t, base+"/metrics"); code != 200 || value(t, text, "ringbatch_up") != 0 {
 		t.Errorf("without a broker: %d\n%s", code, text)
 	}
-	c.broker = c.start("broker", "--config", c.config, "--log_level", "warn") // for the cleanup
+	c.broker = c.start("broker", "--config", c.config, "--log-level", "warn") // for the cleanup
 	c.until("it answers", func() bool { _, code := c.run("ready", "--live"); return code == 0 })
 }
 
@@ -212,11 +213,13 @@ func TestPrometheusScrapesTheGatewayAndAnswersAP99Query(t *testing.T) {
 	base := c.gateway()
 	c.affineWorker()
 	address := prometheusHost + ":" + freePort(t, prometheusHost)
-	config := fmt.Sprintf("global: {scrape_interval: 1s}\nscrape_configs:\n  - job_name: ringbatch\n    static_configs: [{targets: [%q]}]\n", strings.TrimPrefix(base, "http://"))
+	config := fmt.Sprintf("global: {scrape_interval: 1s}\nscrape_configs:\n  - job_name: ringbatch\n    static_configs: [{targets: "+
+		"[%q]}]\n", strings.TrimPrefix(base, "http://"))
 	if err := os.WriteFile(c.bed.Path("prometheus.yml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p := exec.Command("prometheus", "--config.file", c.bed.Path("prometheus.yml"), "--storage.tsdb.path", c.bed.Path("tsdb"), "--web.listen-address", address, "--log.level", "warn")
+	p := exec.Command("prometheus", "--config.file", c.bed.Path("prometheus.yml"), "--storage.tsdb.path", c.bed.Path("tsdb"),
+		"--web.listen-address", address, "--log.level", "warn")
 	var log bytes.Buffer
 	p.Stdout, p.Stderr = &log, &log
 	if err := p.Start(); err != nil {

@@ -21,7 +21,7 @@ func TestOnThePageSettingsAndInstancesAreChangedWithATokenAndSeenInStats(t *test
 	if err := os.WriteFile(file, []byte("ops "+token+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	base := c.gateway("--admin_token_file", file)
+	base := c.gateway("--admin-token-file", file)
 	c.reload(c.served(2, 1, 0) + "[[model]]\nname = \"other\"\ninputs = [\"x:u8[1]\"]\noutputs = [\"y:u8[1]\"]\n")
 	if out, code := c.run("ready", "affine", "--wait", "2m"); code != 0 {
 		t.Fatal(out)
@@ -84,12 +84,14 @@ func TestOnThePageSettingsAndInstancesAreChangedWithATokenAndSeenInStats(t *test
 	// The same page of a gateway without tokens cannot be unlocked.
 	locked := c.gateway()
 	b.call("Page.navigate", map[string]any{"url": locked + "/dashboard"}, nil)
-	b.has("the other gateway", "location.href.startsWith("+quote(locked)+") && "+says("#access", "read-only")+" && document.getElementById('secret').hidden")
+	b.has("the other gateway", "location.href.startsWith("+quote(locked)+") && "+says("#access",
+		"read-only")+" && document.getElementById('secret').hidden")
 	b.has("its fields", disabled(card+"form button"))
 
 	// On a phone, in the dark, nothing is wider than the screen.
 	b.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": true}, nil)
-	b.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": "dark"}}}, nil)
+	b.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme",
+		"value": "dark"}}}, nil)
 	b.has("it fits a phone", "document.documentElement.scrollWidth <= 360")
 	b.screenshot("phone-dark")
 }

@@ -20,7 +20,8 @@ import (
 // time, and returns what became of it.
 func (c *cli) browse(address string, flags ...string) string {
 	c.t.Helper()
-	args := append([]string{"--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--user-data-dir=" + c.bed.Path("browser"), "--virtual-time-budget=4000"}, flags...)
+	args := append([]string{"--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+		"--user-data-dir=" + c.bed.Path("browser"), "--virtual-time-budget=4000"}, flags...)
 	cmd := exec.Command("chromium", append(args, address)...)
 	out, err := cmd.Output()
 	if err != nil {
@@ -100,7 +101,7 @@ func TestThePageChangesThingsOnlyWithAToken(t *testing.T) {
 	if err := os.WriteFile(file, []byte("# who may change things\nops "+token+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	locked, open := c.gateway(), c.gateway("--admin_token_file", file)
+	locked, open := c.gateway(), c.gateway("--admin-token-file", file)
 	change := func(base, token, body string) (int, string) {
 		r, _ := http.NewRequest(http.MethodPost, base+"/dashboard/api/change", strings.NewReader(body))
 		r.Header.Set(console.AdminHeader, token)
@@ -118,7 +119,7 @@ func TestThePageChangesThingsOnlyWithAToken(t *testing.T) {
 		code              int
 		says              string
 	}{
-		{locked, token, body, 403, "--admin_token_file"},
+		{locked, token, body, 403, "--admin"},
 		{open, "", body, 403, "unknown token"},
 		{open, "0123456789abcdeF", body, 403, "unknown token"},
 		{open, token, `{"Model":"nobody","Settings":{"wait_time":"8ms"}}`, 400, "no such model"},

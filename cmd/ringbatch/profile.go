@@ -13,8 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/pflag"
-
 	"github.com/ringbatch/ringbatch/internal/feed"
 	"github.com/ringbatch/ringbatch/internal/profile"
 	"github.com/ringbatch/ringbatch/internal/progress"
@@ -27,25 +25,26 @@ import (
 const interrupted = exitCode(130)
 
 func runProfile(ctx context.Context, args []string) error {
-	f := flags("profile", " MODEL", "Measure what batches of a model take in its running workers: by their rows, and by how many "+
-		"workers\nare busy at once. While it measures, the model's wait_time is 0. Ctrl-C keeps what was measured.",
+	f := flags("profile", " MODEL", `Measure what batches of a model take in its running workers: by their rows, and by how many workers
+are busy at once. While it measures, the model's wait_time is 0. Ctrl-C keeps what was measured.`,
 		`  ringbatch profile resnet50 --out resnet50.csv
   ringbatch profile resnet50 --in x=images.npy --sizes 1,8,16,32 --busy 1,3
   ringbatch simulate --cost resnet50.csv --rate 2000 --workers 3
 `)
 	socket := socketFlag(f)
 	inputs := addFeedFlags(f)
-	sizes := f.IntSlice("sizes", nil, "batch sizes, in rows (default: 1, 2, 4 … max_batch_size)")
-	busy := f.IntSlice("busy", nil, "numbers of busy workers (default: 1, 2, 4 … all)")
-	seconds := f.Float64("seconds", 15, "about how long to measure; slow models take longer: a few batches of each kind are measured "+
+	sizes := f.IntSlice("sizes", nil, "batch sizes `N,N…`, in rows (default: 1, 2, 4 … max_batch_size)")
+	busy := f.IntSlice("busy", nil, "numbers of busy workers, `N,N…` (default: 1, 2, 4 … all)")
+	length := f.Duration("duration", 15*time.Second, "about how long to measure; slow models take longer: a few batches of each "+
+		"kind are measured "+
 		"in any case")
 	out := f.String("out", "", "write the cost file that ringbatch simulate --cost reads (CSV)")
 	asJSON := f.Bool("json", false, "print JSON")
 	if err := parse(f, args, 1, 1); err != nil {
 		return err
 	}
-	if !(*seconds > 0 && *seconds <= 3600) {
-		return fmt.Errorf("%w: --seconds is %v, must be more than 0 and at most 3600", errUsage, *seconds)
+	if *length <= 0 || *length > time.Hour {
+		return fmt.Errorf("%w: --duration is %v, must be more than 0 and at most 1h", errUsage, *length)
 	}
 	if err := progress.CanWrite(*out); err != nil {
 		return fmt.Errorf("--out: %w", err)
@@ -56,7 +55,7 @@ func runProfile(ctx context.Context, args []string) error {
 	say := progress.New()
 	p, err := profile.Measure(ctx, profile.Options{
 		Socket: *socket, Model: f.Arg(0), Feed: inputs.feed, Sizes: *sizes, Busy: *busy,
-		Time: time.Duration(*seconds * float64(time.Second)), Patience: profile.UsualPatience,
+		Time: *length, Patience: profile.UsualPatience,
 		Progress: func(share float64, doing string) { say.Say("%3.0f %%  %s", 100*share, doing) },
 	})
 	say.Clear()
@@ -116,9 +115,9 @@ func writeFigure(path string, figure *svgchart.Figure) error {
 // feedFlags say which inputs requests have that only load a model.
 type feedFlags struct{ files *[]string }
 
-func addFeedFlags(f *pflag.FlagSet) *feedFlags {
+func addFeedFlags(f *flagSet) *feedFlags {
 	return &feedFlags{f.StringArray("in", nil,
-		"rows of an input, NAME=FILE.npy (repeatable; default: made from the signature, variable dimensions at their largest)")}
+		"rows of an input, `NAME=FILE.npy` (repeatable; default: made from the signature, variable dimensions at their largest)")}
 }
 
 // explain adds to a batch that failed what may be to blame.

@@ -20,7 +20,7 @@ import (
 func (c *cli) simulated(workers int) {
 	c.t.Helper()
 	for range workers {
-		w := c.start("worker", "--model", "simulated", "--simulated_fixed", "2ms", "--simulated_item", "1ms", "--max_batch_size", "8",
+		w := c.start("worker", "simulated", "--simulated-fixed", "2ms", "--simulated-item", "1ms", "--max-batch-size", "8",
 			"--input", "x:i64[3]")
 		c.t.Cleanup(func() { c.ends(w) })
 	}
@@ -56,7 +56,7 @@ func TestAProfileIsWhatBatchesTakeAndTheSimulatorReadsIt(t *testing.T) {
 	if len(least) > 0 || !strings.Contains(p.Verdict, "atching") || p.Workers != 2 || p.Unfinished {
 		t.Errorf("%+v", p)
 	}
-	if out, code := c.run("simulate", "--cost", costs, "--workers", "2", "--max_batch_size", "8", "--rate", "100", "--requests",
+	if out, code := c.run("simulate", "--cost", costs, "--workers", "2", "--max-batch-size", "8", "--rate", "100", "--requests",
 		"1000"); code != 0 || !strings.Contains(out, "throughput") {
 		t.Errorf("simulate --cost: %d\n%s", code, out)
 	}
@@ -106,9 +106,9 @@ func TestWhatCannotBeMeasuredIsSaidInASentence(t *testing.T) {
 		code int
 		want string
 	}{
-		{"profile", 2, "wrong number of arguments"},
+		{"profile", 2, "profile needs a MODEL"},
 		{"profile affine", 1, "no worker that could be measured"},
-		{"profile nobody", 1, "ringbatch models lists those there are"},
+		{"profile nobody", 1, "ringbatch models lists them"},
 		{"profile simulated --seconds 0", 2, "must be more than 0"},
 		{"profile simulated --sizes 1,9", 1, "max_batch_size is 8"},
 		{"profile simulated --busy 2", 1, "the model has 1"},

@@ -8,53 +8,134 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
 	"syscall"
 )
 
-// helps are what Python says of these commands' flags, for --help without Python, man
-// pages and completions. A Python test compares; the texts are made anew by
+// helps are Python's texts about these commands' flags, for --help without Python, man
+// pages and completions. A Python test compares them with the commands. To write one again:
 // `python3 -m ringbatch._torch_cli --help >cmd/ringbatch/help/torch.txt`.
 //
 //go:embed help/*.txt
 var helps embed.FS
 
-// runServe serves whatever a file or a Python object holds, whose flags Python knows.
+// runServe serves a file or a Python object. Python knows the flags.
 func runServe(_ context.Context, args []string) error {
-	return becomePython("serve", "numpy", "ringbatch", args)
+	return becomePython("serve", "numpy", "./python", args)
 }
 
-// runTorch serves a PyTorch model, whose flags Python knows.
+// runTorch serves a PyTorch model. Python knows the flags.
 func runTorch(_ context.Context, args []string) error {
-	return becomePython("torch", "torch", "ringbatch[torch]", args)
+	return becomePython("torch", "torch", "'./python[torch]'", args)
 }
 
 // runOnnx serves an ONNX file with ONNX Runtime, likewise.
 func runOnnx(_ context.Context, args []string) error {
-	return becomePython("onnx", "onnxruntime", "ringbatch[onnx]", args)
+	return becomePython("onnx", "onnxruntime", "'./python[onnx]'", args)
 }
 
-// becomePython is `python3 -m ringbatch._NAME_cli` in this process, if Python
-// has what that needs: our package and another, which installing what is named brings.
+// becomePython is `python3 -m ringbatch._NAME_cli` in this process, if Python has
+// our package and the needed one. install names what pip installs from a clone.
 func becomePython(name, needed, install string, args []string) error {
 	if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
 		help, err := helps.ReadFile("help/" + name + ".txt")
-		fmt.Print(string(help))
+		fmt.Print(kebab(string(help)))
+		return err
+	}
+	if err := checkTarget(name, args); err != nil {
 		return err
 	}
 	python, err := exec.LookPath(cmp.Or(os.Getenv("PYTHON"), "python3"))
 	if err != nil {
 		return fmt.Errorf("ringbatch %s needs Python with the packages ringbatch and %s: %w", name, needed, err)
 	}
-	probe := exec.Command(python, "-c", "import importlib.util as u, sys; sys.exit(sum(1 << i for i, m in enumerate(('ringbatch', '"+needed+"')) if u.find_spec(m) is None))")
+	const find = `import importlib.util as u, sys; sys.exit(sum(1 << i for i, m in enumerate(sys.argv[1:]) if u.find_spec(m) is None))`
 	var exit *exec.ExitError
-	if err := probe.Run(); errors.As(err, &exit) {
+	if err := exec.Command(python, "-c", find, "ringbatch", needed).Run(); errors.As(err, &exit) {
 		missing := map[int]string{1: "ringbatch is", 2: needed + " is", 3: "ringbatch and " + needed + " are"}[exit.ExitCode()]
-		return fmt.Errorf("%s not installed for %s: pip install '%s', or name another Python in $PYTHON", missing, python, install)
+		return fmt.Errorf("%s not installed for %s: pip install %s in a clone of ringbatch, or name another Python in $PYTHON", missing,
+			python, install)
 	} else if err != nil {
 		return err
 	}
-	return syscall.Exec(python, append([]string{python, "-m", "ringbatch._" + name + "_cli"}, args...), os.Environ())
+	command := []string{python, "-m", "ringbatch._" + name + "_cli"}
+	for _, arg := range args {
+		command = append(command, snakeArgument(arg))
+	}
+	return syscall.Exec(python, command, os.Environ())
+}
+
+// snakeArgument spells a flag as Python has it: --wait-time=5ms is --wait_time=5ms.
+func snakeArgument(arg string) string {
+	flag, _, _ := strings.Cut(arg, "=")
+	if !strings.HasPrefix(arg, "--") || len(flag) == 2 {
+		return arg
+	}
+	return "--" + strings.ReplaceAll(flag[2:], "-", "_") + arg[len(flag):]
+}
+
+// checkTarget refuses a missing target, file or port before Python is looked for.
+func checkTarget(name string, args []string) error {
+	target, values, kind := "", 0, name != "serve"
+	open := "" // the flag whose value may come next
+	for _, arg := range args {
+		flag, value, given := strings.Cut(arg, "=")
+		switch {
+		case strings.HasPrefix(arg, "-"):
+			kind = kind || flag == "--kind"
+			if open = flag; given {
+				open = ""
+			}
+		case open != "":
+			flag, value, open = open, arg, ""
+			values++
+		case target == "":
+			target = arg
+		}
+		if (flag == "--http" || flag == "--grpc") && value != "" {
+			if err := checkPort(value, flag[2:]); err != nil {
+				return err
+			}
+		}
+	}
+	ends := suffixes()
+	_, missing := os.Stat(target)
+	switch {
+	case target == "" && values == 0:
+		return fmt.Errorf("%w: %s needs a TARGET\nUsage: ringbatch %s [flags] TARGET", errUsage, name, name)
+	case target == "" || missing == nil && kind || missing != nil && strings.Contains(target, ":"): // Python looks closer
+	case !kind && !slices.Contains(ends, strings.ToLower(filepath.Ext(target))):
+		return fmt.Errorf("%s: want a file that ends in %s, or an import path, package.module:name", target, strings.Join(ends, ", "))
+	case missing != nil:
+		return fmt.Errorf("%s: there is no such file", target)
+	}
+	return nil
+}
+
+// suffixes are the ends of the files that ringbatch serve serves, as its help names them.
+func suffixes() []string {
+	help, _ := helps.ReadFile("help/serve.txt")
+	list, _, _ := strings.Cut(string(help), "or a Python object")
+	return regexp.MustCompile(`\.[a-z0-9]+\b`).FindAllString(list, -1)
+}
+
+// checkPort refuses a port or address that another process has.
+func checkPort(at, flag string) error {
+	if !strings.Contains(at, ":") {
+		at = "127.0.0.1:" + at
+	}
+	l, err := net.Listen("tcp", at)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		_, port, _ := net.SplitHostPort(at)
+		return portTaken(port, flag)
+	} else if err == nil {
+		_ = l.Close()
+	}
+	return nil // the gateway judges the rest
 }

@@ -12,10 +12,13 @@ import (
 )
 
 func runReady(ctx context.Context, args []string) error {
-	f := flags("ready", " [MODEL…]", "Exit status 0 if every one of these models (default: all that the broker has) would answer:\na worker is attached that waits for work, or has begun a batch that does not take unusually long.\nOtherwise 1, and why.",
-		"  ringbatch ready\n  ringbatch ready resnet50 --wait 30s      # in a start script\n  ringbatch ready --live                   # only: do the broker's loops answer\n")
+	f := flags("ready", " [MODEL…]", `Check that models (default: all) are ready: a worker is attached that waits for work, or whose batch
+does not take unusually long. Exit status 0 if so, else 1 and the reason.`, `  ringbatch ready
+  ringbatch ready resnet50 --wait 30s      # in a start script
+  ringbatch ready --live                   # only: do the broker's loops answer
+`)
 	socket := socketFlag(f)
-	wait := f.Duration("wait", 0, "wait that long for them to become ready")
+	wait := f.Duration("wait", 0, "how long to wait for them to become ready")
 	live := f.Bool("live", false, "ask only whether the broker answers, all of its loops")
 	quiet := f.BoolP("quiet", "q", false, "print nothing if they are")
 	if err := parse(f, args, 0, -1); err != nil {

@@ -41,10 +41,10 @@ func TestReadyTellsWhetherAWorkerCanBeCountedOn(t *testing.T) {
 
 	// With a deadline a request waits for a worker until then; or it is refused.
 	saysInTime("deadline passed: no worker attached", "infer", "affine", "1", "2", "3", "4", "--timeout")
-	expect(0, "changed", "set", "affine", "no_worker=refuse")
+	expect(0, "no_worker: wait -> refuse", "set", "affine", "no_worker=refuse")
 	expect(1, "no worker attached: nobody runs this model", "infer", "affine", "1", "2", "3", "4")
 
-	w := c.start("worker", "--model", "affine", "--scale", "2", "--input", "x:f32[4]")
+	w := c.start("worker", "affine", "--scale", "2", "--input", "x:f32[4]")
 	expect(0, "ready", "ready", "affine", "--wait", "2m")
 	expect(0, "2 4 6 8", "infer", "affine", "1", "2", "3", "4")
 	w.Signal(syscall.SIGSTOP)

@@ -8,56 +8,56 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/ringbatch/ringbatch/internal/policyflag"
 	"github.com/ringbatch/ringbatch/relay"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
 func runRelay(ctx context.Context, args []string) error {
 	f := flags("relay", " MODEL --to TARGET",
-		"Serve a model that runs on other hosts: whole batches go over gRPC to ringbatch gateways there, or to\nother servers of the "+
-			"Open Inference Protocol. If the broker here does not know the model yet, this relay\ndeclares it with the policy given here "+
-			"and the signature that the far side tells.",
+		`Serve a model that runs on other hosts: whole batches go over gRPC to ringbatch gateways there, or
+to other servers of the Open Inference Protocol. If the broker here does not know the model yet,
+this relay declares it with the policy given here and the signature that the far side tells.`,
 		`  ringbatch relay resnet50 --to gpu1:8001,gpu2:8001
   ringbatch relay resnet50 --to dns:///gpus.example.com:8001
-  ringbatch relay resnet50 --to gpus:8001 --tls_ca ca.pem --token_file token
+  ringbatch relay resnet50 --to gpus:8001 --tls-ca ca.pem --token-file token
   ringbatch relay tokens --to triton:8001 --input 'ids:i64[<=512]' --output 'logits:f32[<=512,2]'
 `)
 	var cfg relay.Config
 	socket := socketFlag(f)
 	f.StringVar(&cfg.Target, "to", "", "where it runs: HOST:PORT, several with commas between, or a gRPC target such as dns:///NAME:PORT")
-	f.StringVar(&cfg.Remote, "remote_model", "", "the model's name there (default: the same)")
-	f.IntVar(&cfg.InFlight, "in_flight", relay.DefaultInFlight, "most batches on the network at once")
+	f.StringVar(&cfg.Remote, "remote-model", "", "the model's name there (default: the same)")
+	f.IntVar(&cfg.InFlight, "in-flight", relay.DefaultInFlight, "most batches on the network at once")
 	f.IntVar(&cfg.Attempts, "attempts", relay.DefaultAttempts, "hosts that one batch is sent to at most")
 	f.BoolVar(&cfg.TLS, "tls", false, "TLS, with this system's certificate authorities")
-	f.StringVar(&cfg.CAFile, "tls_ca", "", "TLS, with these authorities of the far side's certificate (PEM)")
-	f.StringVar(&cfg.CertFile, "tls_cert", "", "show this certificate of our own (PEM; all three are read again for every connection)")
-	f.StringVar(&cfg.KeyFile, "tls_key", "", "and its key")
-	f.StringVar(&cfg.ServerName, "server_name", "", "the name in the far side's certificate, if it is not that of the target")
-	f.StringVar(&cfg.TokenFile, "token_file", "", "show the first bearer token of this file with every call (read again when it changes)")
+	f.StringVar(&cfg.CAFile, "tls-ca", "", "TLS, with these authorities of the far side's certificate (PEM)")
+	f.StringVar(&cfg.CertFile, "tls-cert", "", "show this certificate of our own (PEM; all three are read again for every connection)")
+	f.StringVar(&cfg.KeyFile, "tls-key", "", "and its key")
+	f.StringVar(&cfg.ServerName, "server-name", "", "the name in the far side's certificate, if it is not that of the target")
+	f.StringVar(&cfg.TokenFile, "token-file", "", "show the first bearer token of this file with every call (read again when it changes)")
 	f.BoolVar(&cfg.Insecure, "insecure", false, "show the token without TLS: something else guards the network")
-	f.DurationVar(&cfg.CheckInterval, "check_interval", relay.DefaultCheckInterval, "how often each host is asked whether it is well")
-	f.DurationVar(&cfg.CheckTimeout, "check_timeout", relay.DefaultCheckTimeout, "and how long it may take to answer before it is left")
-	inputs := f.StringArray("input", nil, "how large variable dimensions of an input can be, name:dtype[<=N,…], where the far side "+
+	f.DurationVar(&cfg.CheckInterval, "check-interval", relay.DefaultCheckInterval, "how often each host is asked whether it is well")
+	f.DurationVar(&cfg.CheckTimeout, "check-timeout", relay.DefaultCheckTimeout, "and how long it may take to answer before it is left")
+	inputs := f.StringArray("input", nil, "how large variable dimensions of an input can be, a `SPEC` like ids:i64[<=512], where "+
+		"the far side "+
 		"does not say; what it says has to agree (repeatable)")
-	outputs := f.StringArray("output", nil, "the same for an output")
-	f.DurationVar(&cfg.WaitForBroker, "wait_for_broker", 0, "wait that long for a broker that is not there yet")
+	outputs := f.StringArray("output", nil, "the same for an output (`SPEC`)")
+	wait := waitFlag(f)
 	logs := addLogFlags(f)
-	asked := policyflag.Add(f)
+	asked := addPolicy(f)
 	if err := parse(f, args, 0, 1); err != nil {
 		return err
 	}
-	for _, flag := range []string{"in_flight", "attempts", "check_interval", "check_timeout"} {
+	for _, flag := range []string{"in-flight", "attempts", "check-interval", "check-timeout"} {
 		if v := f.Lookup(flag).Value.String(); f.Changed(flag) && (v == "0" || v == "0s") { // in relay.Config 0 is the default
 			return fmt.Errorf("%w: --%s must be more than 0", errUsage, flag)
 		}
 	}
-	cfg.Model = os.Getenv("RINGBATCH_MODEL") // a broker that starts us says what for
+	cfg.WaitForBroker, cfg.Model = *wait, os.Getenv("RINGBATCH_MODEL") // a broker that starts us says what for
 	if f.NArg() == 1 {
 		cfg.Model = f.Arg(0)
 	}
 	if cfg.Model == "" || cfg.Target == "" {
-		return fmt.Errorf("%w: say which model, and --to where; see ringbatch relay --help", errUsage)
+		return fmt.Errorf("%w: say which model, and --to where\nUsage: ringbatch %s", errUsage, f.usage)
 	}
 	cfg.Socket, cfg.Name = *socket, cmp.Or(os.Getenv("RINGBATCH_WORKER_NAME"), "relay")
 	for _, side := range []struct {
@@ -80,7 +80,7 @@ func runRelay(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	defer written.end()
+	defer written.End()
 	cfg.Logger = log
 	cfg.Started = func(sig *tensor.Signature, maxBatch int) {
 		answer := int64(0) // bytes of a row; inputs stay in the ring

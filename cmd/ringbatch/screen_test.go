@@ -54,7 +54,8 @@ func (c *cli) inTerminal(width, height int, args ...string) *pty {
 		c.t.Fatal(err)
 	}
 	defer slave.Close()
-	p := &pty{t: c.t, master: master, cmd: exec.Command(c.bin, args...), ended: make(chan error, 1), modes: map[string]bool{"?7": true, "?25": true}}
+	p := &pty{t: c.t, master: master, cmd: exec.Command(c.bin, args...), ended: make(chan error, 1),
+		modes: map[string]bool{"?7": true, "?25": true}}
 	p.before = p.termios()
 	p.resize(width, height)
 	p.cmd.Env = append(os.Environ(), "TERM=xterm")

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -17,15 +18,20 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/internal/printable"
+	"github.com/ringbatch/ringbatch/internal/typo"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
 func runStats(ctx context.Context, args []string) error {
-	f := flags("stats", " [MODEL]", "Show what the broker counts: per model the last 1, 10 and 60 seconds, then queue, batches,\nbatch sizes and latencies by stage since the start; per worker its state.", "  ringbatch stats\n  ringbatch stats --json | jq '.models[0].latency_ms'\n  ringbatch stats --watch 1s\n")
+	f := flags("stats", " [MODEL]", `Print the broker's statistics: per model the last 1, 10 and 60 seconds, then queue, batches, batch
+sizes and latencies by stage since the start; per worker its state.`, `  ringbatch stats
+  ringbatch stats --json | jq '.models[0].latency_ms'
+  ringbatch stats --interval 1s
+`)
 	socket := socketFlag(f)
 	asJSON := f.Bool("json", false, "print JSON, as docs/stats.md describes it")
-	watch := f.Duration("watch", 0, "show again at this interval until Ctrl-C")
+	interval := f.Duration("interval", 0, "print again at this interval until Ctrl-C")
 	if err := parse(f, args, 0, 1); err != nil {
 		return err
 	}
@@ -35,7 +41,7 @@ func runStats(ctx context.Context, args []string) error {
 			return err
 		}
 		if f.NArg() == 1 {
-			wanted := map[string]bool{f.Arg(0): true}
+			wanted, names := map[string]bool{f.Arg(0): true}, modelNames(s)
 			s.Aliases = slices.DeleteFunc(s.Aliases, func(a stats.Alias) bool { return a.Name != f.Arg(0) })
 			for _, a := range s.Aliases {
 				for _, t := range a.To {
@@ -44,7 +50,7 @@ func runStats(ctx context.Context, args []string) error {
 			}
 			s.Models = slices.DeleteFunc(s.Models, func(m stats.Model) bool { return !wanted[m.Name] })
 			if len(s.Models) == 0 {
-				return fmt.Errorf("the broker has no model %q", f.Arg(0))
+				return fmt.Errorf("no such model: %q%s", f.Arg(0), typo.DidYouMean(f.Arg(0), names))
 			}
 			raw, _ = json.Marshal(s)
 		}
@@ -58,15 +64,25 @@ func runStats(ctx context.Context, args []string) error {
 		if _, err := os.Stdout.Write(out.Bytes()); err != nil {
 			return err // a full disk must not pass for a good report
 		}
-		if *watch <= 0 {
+		if *interval <= 0 {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(*watch):
+		case <-time.After(*interval):
 		}
 	}
+}
+
+func modelNames(s *stats.Broker) (names []string) {
+	for i := range s.Models {
+		names = append(names, s.Models[i].Name)
+	}
+	for _, a := range s.Aliases {
+		names = append(names, a.Name)
+	}
+	return names
 }
 
 func fetchStats(ctx context.Context, socket string) ([]byte, *stats.Broker, error) {
@@ -108,8 +124,10 @@ func printStats(out io.Writer, s *stats.Broker) {
 func printModel(out io.Writer, m *stats.Model) {
 	fmt.Fprintf(out, "\n%s   %s\n", m.Name, m.Signature)
 	printWindows(out, m)
-	fmt.Fprintf(out, "  max_batch_size %d, wait_time %s; %d clients, %d of %d slots free, %d queued, %d running\n", m.MaxBatchSize, waitText(m), m.Clients, m.SlotsFree, m.Slots, m.SlotsQueued, m.SlotsRunning)
-	fmt.Fprintf(out, "  queue %d requests (%d rows); since the start %d requests, %d batches, %.1f rows a batch\n", m.QueueLength, m.QueueRows, m.Requests, m.Batches, m.BatchSize.Avg)
+	fmt.Fprintf(out, "  max_batch_size %d, wait_time %s; %d clients, %d of %d slots free, %d queued, %d running\n",
+		m.MaxBatchSize, waitText(m), m.Clients, m.SlotsFree, m.Slots, m.SlotsQueued, m.SlotsRunning)
+	fmt.Fprintf(out, "  queue %d requests (%d rows); since the start %d requests, %d batches, %.1f rows a batch\n",
+		m.QueueLength, m.QueueRows, m.Requests, m.Batches, m.BatchSize.Avg)
 	fmt.Fprintf(out, "  ended: %s; sent out: %s", counts(m.Ended), counts(m.Reasons))
 	if m.Requeued+m.Isolated+m.WorkersLost+m.WorkersHung+m.WorkersSuspended+m.Offenders > 0 {
 		fmt.Fprintf(out, "; requeued %d, isolated %d, workers lost %d, hung %d, suspended %d, offenders %d",
@@ -139,11 +157,9 @@ func printModel(out io.Writer, m *stats.Model) {
 	w = tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "  worker\tname\tpid\tgpu\tstate\tsince\tbatches\tbusy\trestarts")
 	for _, k := range m.Workers {
-		gpu := k.GPU
-		if gpu == "" {
-			gpu = "-"
-		}
-		fmt.Fprintf(w, "  %d\t%s\t%d\t%s\t%s\t%s\t%d\t%.0f %%\t%d\n", k.ID, printable.Text(k.Name, tensor.MaxNameBytes), k.Pid, printable.Text(gpu, tensor.MaxNameBytes), k.State, seconds(k.SinceS), k.Batches, 100*k.BusyS/max(k.SinceS, 1e-9), k.Restarts)
+		name, gpu := printable.Text(k.Name, tensor.MaxNameBytes), printable.Text(cmp.Or(k.GPU, "-"), tensor.MaxNameBytes)
+		fmt.Fprintf(w, "  %d\t%s\t%d\t%s\t%s\t%s\t%d\t%.0f %%\t%d\n",
+			k.ID, name, k.Pid, gpu, k.State, seconds(k.SinceS), k.Batches, 100*k.BusyS/max(k.SinceS, 1e-9), k.Restarts)
 	}
 	w.Flush()
 }
@@ -153,7 +169,8 @@ func printWindows(out io.Writer, m *stats.Model) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "  last\trequests/s\trows/s\tp50 ms\tp99 ms\trows a batch\tbusy\tfailed/s\t")
 	for _, x := range m.Windows {
-		fmt.Fprintf(w, "  %d s\t%.1f\t%.1f\t%.3f\t%.3f\t%.1f\t%.0f %%\t%.1f\t\n", x.Seconds, x.RequestsPerS, x.RowsPerS, x.Latency.P50, x.Latency.P99, x.RowsPerBatch, 100*x.Busy, x.FailedPerS)
+		fmt.Fprintf(w, "  %d s\t%.1f\t%.1f\t%.3f\t%.3f\t%.1f\t%.0f %%\t%.1f\t\n",
+			x.Seconds, x.RequestsPerS, x.RowsPerS, x.Latency.P50, x.Latency.P99, x.RowsPerBatch, 100*x.Busy, x.FailedPerS)
 	}
 	w.Flush()
 	fmt.Fprintln(out)
@@ -216,7 +233,7 @@ func runModels(ctx context.Context, args []string) error {
 		lines := []line{}
 		for _, m := range models {
 			size, _ := strconv.Atoi(m.Policy["max_batch_size"])
-			lines = append(lines, line{Name: m.Name, Signature: m.Signature.String(), MaxBatchSize: size, Workers: m.Workers, Clients: m.Clients})
+			lines = append(lines, line{m.Name, m.Signature.String(), size, m.Workers, m.Clients})
 		}
 		return json.NewEncoder(os.Stdout).Encode(lines)
 	}

@@ -35,7 +35,7 @@ func TestABrokerTakesOverOnceItsOwnWorkersHaveAttached(t *testing.T) {
 		c.until(what, func() bool { return l.answers.Load() > n+100 || t.Failed() })
 	}
 
-	c.write(strings.Replace(c.served(3, 1, 0), `"--scale"`, `"--no_such_flag"`, 1))
+	c.write(strings.Replace(c.served(3, 1, 0), `"--scale"`, `"--no-such-flag"`, 1))
 	broken := c.takesOver()
 	if err := broken.Wait(patience); err == nil || !strings.Contains(broken.Log(), "left alone") {
 		t.Errorf("a broker whose worker does not start: %v\n%s", err, broken.Log())
@@ -43,7 +43,8 @@ func TestABrokerTakesOverOnceItsOwnWorkersHaveAttached(t *testing.T) {
 	answersGoOn("the old broker still answers")
 
 	start := c.bed.Path("start")
-	c.write(strings.Replace(c.served(3, 1, 0), fmt.Sprintf("command = [%q,", c.bin), fmt.Sprintf(`command = ["sh", "-c", "until [ -e %s ]; do sleep 0.01; done; exec %s $@", "sh",`, start, c.bin), 1))
+	c.write(strings.Replace(c.served(3, 1, 0), fmt.Sprintf("command = [%q,", c.bin),
+		fmt.Sprintf(`command = ["sh", "-c", "until [ -e %s ]; do sleep 0.01; done; exec %s $@", "sh",`, start, c.bin), 1))
 	c.broker = c.takesOver()
 	c.until("its worker starts", func() bool { return strings.Contains(c.broker.Log(), "worker process started") })
 	answersGoOn("the old broker answers while the worker starts")
@@ -86,7 +87,7 @@ func TestABrokerTakesOverOnceItsOwnWorkersHaveAttached(t *testing.T) {
 }
 
 func (c *cli) takesOver() *testbed.Process {
-	return c.start("broker", "--config", c.config, "--log_level", "info", "--take_over")
+	return c.start("broker", "--config", c.config, "--log-level", "info", "--take-over")
 }
 
 // hasEnded waits for the broker that was taken over, which ends well.
@@ -158,8 +159,8 @@ func TestABrokerThatHasHandedOverEndsAtOnceWhatItHasNoWorkerFor(t *testing.T) {
 	c := startCLI(t)
 	late := strings.Replace(c.served(2, 1, 0), fmt.Sprintf("command = [%q,", c.bin), `command = ["sleep", "1000",`, 1)
 	c.ends(c.broker)
-	c.write(strings.Replace(late, ` "worker", "--model", "affine", "--scale", "2", "--input", "x:f32[4]"`, "", 1))
-	old := c.start("broker", "--config", c.config, "--drain_time", "1h")
+	c.write(strings.Replace(late, ` "worker", "affine", "--scale", "2", "--input", "x:f32[4]"`, "", 1))
+	old := c.start("broker", "--config", c.config, "--drain-time", "1h")
 	ended := c.infer("affine")
 	c.until("the request waits", func() bool { return c.stats().Models[0].SlotsQueued == 1 })
 	c.write(c.served(3, 1, 0))
@@ -176,10 +177,11 @@ func TestATakeOverIsOverForThoseWhoHaveNothingUnderWay(t *testing.T) {
 	c.ends(c.broker)
 	both := func(scale int) string {
 		one := c.served(scale, 1, 0)
-		return one + strings.NewReplacer(`name = "affine"`, "name = \"slow\"\nlease = \"1h\"", `"--model", "affine"`, `"--model", "affine", "--name", "slow"`).Replace(one)
+		return one + strings.NewReplacer(`name = "affine"`, "name = \"slow\"\nlease = \"1h\"", `"--model", "affine"`,
+			`"--model", "affine", "--name", "slow"`).Replace(one)
 	}
 	c.write(both(2))
-	old := c.start("broker", "--config", c.config, "--drain_time", "1h")
+	old := c.start("broker", "--config", c.config, "--drain-time", "1h")
 	c.broker = old
 	ready := func() bool { _, code := c.run("ready"); return code == 0 }
 	c.until("both are served", ready)

@@ -54,7 +54,7 @@ func TestTopShowsTheBrokerLiveAndFollowsSizesAndTheBroker(t *testing.T) {
 	c.broker.Signal(syscall.SIGKILL)
 	_ = c.broker.Wait(patience)
 	c.shows(p, "without a broker", "no answer since ", "affine-1 #")
-	c.broker = c.start("broker", "--config", c.config, "--log_level", "warn")
+	c.broker = c.start("broker", "--config", c.config, "--log-level", "warn")
 	c.shows(p, "with another broker", "broker pid "+fmt.Sprint(c.broker.Pid()))
 	if waitFor(func() bool { return !strings.Contains(p.text(), "no answer") }) != nil { // a screen is drawn line by line
 		t.Errorf("it still says that there is none:\n%s", p.text())
@@ -105,7 +105,7 @@ func TestTopLeavesTheTerminalCleanHoweverItEnds(t *testing.T) {
 
 func TestTopSaysWhatToDoWhereThereIsNoTerminal(t *testing.T) {
 	c := startCLI(t)
-	if out, code := c.run("top"); code != 1 || !strings.Contains(out, "stats --watch") || strings.Contains(out, "\x1b") {
+	if out, code := c.run("top"); code != 1 || !strings.Contains(out, "stats --interval") || strings.Contains(out, "\x1b") {
 		t.Errorf("top into a pipe: %d %q", code, out)
 	}
 	if out, code := c.run("top", "--interval", "1ms"); code != 2 || !strings.Contains(out, "at least 100ms") {

@@ -18,19 +18,23 @@ import (
 )
 
 func runTrace(ctx context.Context, args []string) error {
-	f := flags("trace", " MODEL", "Record what happens to each request of a model for a while: until its client had slots for it and\nhad filled them, in the queue, on the way to the worker, in it, and until its client woke; batches by\nworker; workers that come and go. --out is in the Chrome trace format: open it at ui.perfetto.dev or in chrome://tracing.",
-		"  ringbatch trace resnet50 --seconds 5 --out trace.json\n  ringbatch trace resnet50 --slowest 20\n")
+	f := flags("trace", " MODEL", `Record what happens to each request of a model for a while: claiming and filling slots, the queue,
+the way to the worker, the computation, the client's wake-up; batches by worker; workers that come
+and go. --out is in the Chrome trace format: open it at ui.perfetto.dev or in chrome://tracing.`,
+		`  ringbatch trace resnet50 --duration 5s --out trace.json
+  ringbatch trace resnet50 --slowest 20
+`)
 	socket := socketFlag(f)
-	seconds := f.Float64("seconds", 5, "how long to record, at most 60")
-	out := f.String("out", "", "write the recording to this file")
-	slowest := f.Int("slowest", 0, "print so many of the slowest requests, and where their time went (default 10 without --out)")
+	length := f.Duration("duration", 5*time.Second, "how long to record, at most 1m")
+	out := f.String("out", "", "write the recording to this `FILE`")
+	slowest := f.Int("slowest", 0, "print `N` of the slowest requests, and where their time went (default 10 without --out)")
 	if err := parse(f, args, 1, 1); err != nil {
 		return err
 	}
-	if *seconds <= 0 || *seconds > 60 {
-		return fmt.Errorf("%w: --seconds is %v, must be more than 0 and at most 60", errUsage, *seconds)
+	if *length <= 0 || *length > time.Minute {
+		return fmt.Errorf("%w: --duration is %v, must be more than 0 and at most 1m", errUsage, *length)
 	}
-	t, err := admin.New(*socket).Trace(ctx, f.Arg(0), time.Duration(*seconds*float64(time.Second)))
+	t, err := admin.New(*socket).Trace(ctx, f.Arg(0), *length)
 	if err != nil {
 		return err
 	}
@@ -62,7 +66,8 @@ func partsOf(r *stats.TracedRequest) [6]part {
 	told, woke := r.ClaimedUS != 0, r.WokenUS != 0
 	return [6]part{
 		{"claim", r.AskedUS, r.ClaimedUS, told}, {"fill", r.ClaimedUS, r.CommittedUS, told},
-		{"queue", r.CommittedUS, r.DispatchedUS, true}, {"handover", r.DispatchedUS, r.StartedUS, true}, {"compute", r.StartedUS, r.FinishedUS, true},
+		{"queue", r.CommittedUS, r.DispatchedUS, true}, {"handover", r.DispatchedUS, r.StartedUS, true},
+		{"compute", r.StartedUS, r.FinishedUS, true},
 		{"wake", r.FinishedUS, r.WokenUS, woke},
 	}
 }
@@ -144,7 +149,9 @@ func traceEvents(t *stats.Trace) []event {
 		r := &t.Requests[i]
 		id := fmt.Sprint(i)
 		begin := func(name string, at float64, args map[string]any) {
-			list = append(list, event{Name: name, Category: "request", Phase: "b", AtUS: at - from, Process: clientsTrack, ID: id, Args: args})
+			list = append(list, event{
+				Name: name, Category: "request", Phase: "b", AtUS: at - from, Process: clientsTrack, ID: id, Args: args,
+			})
 		}
 		end := func(name string, at float64) {
 			list = append(list, event{Name: name, Category: "request", Phase: "e", AtUS: at - from, Process: clientsTrack, ID: id})
@@ -210,12 +217,17 @@ func batchEvents(t *stats.Trace, from float64) (list []event) {
 			}
 			on = &track{thread: clientsTrack + threads} // not the number of a process: that is its main thread
 			tracks[b.worker] = append(tracks[b.worker], on)
-			list = append(list, event{Name: "thread_name", Phase: "M", Process: workersTrack, Thread: on.thread, Args: map[string]any{"name": name}})
+			list = append(list, event{
+				Name: "thread_name", Phase: "M", Process: workersTrack, Thread: on.thread, Args: map[string]any{"name": name},
+			})
 		}
 		start := max(b.started, on.until)
 		on.until = max(start, b.finished)
 		length := on.until - start
-		list = append(list, event{Name: "batch", Phase: "X", AtUS: start - from, LengthUS: &length, Process: workersTrack, Thread: on.thread, Args: map[string]any{"batch": b.number, "requests": b.requests, "rows": b.rows}})
+		list = append(list, event{
+			Name: "batch", Phase: "X", AtUS: start - from, LengthUS: &length, Process: workersTrack, Thread: on.thread,
+			Args: map[string]any{"batch": b.number, "requests": b.requests, "rows": b.rows},
+		})
 	}
 	return list
 }

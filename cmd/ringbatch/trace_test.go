@@ -127,10 +127,12 @@ func TestATraceHasEveryRequestAndItsPartsInTheChromeFormat(t *testing.T) {
 // A worker that runs two batches at once has two tracks.
 func TestBatchesThatOverlapAreOnTracksOfTheirOwn(t *testing.T) {
 	request := func(batch uint64, started, finished float64) stats.TracedRequest {
-		return stats.TracedRequest{Batch: batch, Rows: 1, CommittedUS: started - 5, DispatchedUS: started - 2, StartedUS: started, FinishedUS: finished}
+		return stats.TracedRequest{Batch: batch, Rows: 1, CommittedUS: started - 5, DispatchedUS: started - 2, StartedUS: started,
+			FinishedUS: finished}
 	}
 	threads := map[uint64]int{}
-	for _, e := range traceEvents(&stats.Trace{FromUS: 100, Requests: []stats.TracedRequest{request(1, 102, 120), request(2, 110, 130), request(3, 119.75, 140), request(4, 150, 160)}}) {
+	for _, e := range traceEvents(&stats.Trace{FromUS: 100, Requests: []stats.TracedRequest{request(1, 102, 120), request(2, 110,
+		130), request(3, 119.75, 140), request(4, 150, 160)}}) {
 		if e.Phase == "X" {
 			threads[e.Args["batch"].(uint64)] = e.Thread
 		}
@@ -159,7 +161,7 @@ func TestPerfettoReadsATraceWithoutComplaint(t *testing.T) {
 		t.Fatal(err)
 	}
 	port := freePort(t, "127.0.0.1")
-	if _, err := c.bed.Start(testbed.Spec{Command: []string{viewer, "--server_only", "--port", port, file}}); err != nil {
+	if _, err := c.bed.Start(testbed.Spec{Command: []string{viewer, "--server-only", "--port", port, file}}); err != nil {
 		t.Fatal(err)
 	}
 	address := "http://127.0.0.1:" + port
@@ -174,7 +176,8 @@ func TestPerfettoReadsATraceWithoutComplaint(t *testing.T) {
 	b.has("Perfetto has loaded it", "window.app && (app.trace || app.appCtx && app.appCtx.currentTrace)")
 	query := func(sql string) (value int) {
 		t.Helper()
-		b.eval("(async () => { const t = app.trace || app.appCtx.currentTrace; const r = await t.engine.query("+quote(sql)+"); return Number(r.iter({}).get('n')); })()", &value)
+		b.eval("(async () => { const t = app.trace || app.appCtx.currentTrace; const r = await t.engine.query("+quote(sql)+"); return "+
+			"Number(r.iter({}).get('n')); })()", &value)
 		return value
 	}
 	if n := query("select sum(value) as n from stats where severity in ('error', 'data_loss')"); n != 0 {
@@ -185,7 +188,8 @@ func TestPerfettoReadsATraceWithoutComplaint(t *testing.T) {
 		t.Fatal(err)
 	}
 	told := func(name string) int { return bytes.Count(text, []byte(`"name":"`+name+`"`)) / 2 } // each begins and ends
-	for name, want := range map[string]int{"request of": requests, "fill": told("fill"), "wake": told("wake"), "queue": requests, "handover": requests, "compute": requests} {
+	for name, want := range map[string]int{"request of": requests, "fill": told("fill"), "wake": told("wake"), "queue": requests,
+		"handover": requests, "compute": requests} {
 		if n := query("select count(*) as n from slice where name like '" + name + "%'"); n != want {
 			t.Errorf("Perfetto has %d %s, the trace %d requests", n, name, want)
 		}

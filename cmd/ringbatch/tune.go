@@ -20,11 +20,11 @@ import (
 )
 
 func runTune(ctx context.Context, args []string) error {
-	f := flags("tune", "", "Find how many instances of a worker command, and which max_batch_size, serve a load best. Starts the\n"+
-		"command under a broker of its own, measures every setting under real load, drops the worse half, measures\n"+
-		"the rest longer, and so on; then writes the configuration of the best one. Without --rate the best is the\n"+
-		"one with the most requests per second, with it the one with the least mean latency.\n"+
-		"Ctrl-C ends everything that was started and prints what was measured.",
+	f := flags("tune", "", `Find how many instances of a worker command, and which max_batch_size, serve a load best. Starts the
+command under a broker of its own, measures every setting under real load, drops the worse half,
+measures the rest longer, and so on; then writes the configuration of the best one. Without --rate
+the best is the one with the most requests per second, with it the one with the least mean latency.
+Ctrl-C ends everything that was started and prints what was measured.`,
 		`  ringbatch tune --worker 'python serve.py' --p99 20ms --out ringbatch.toml
   ringbatch tune --worker 'ringbatch torch resnet50.jit --input x:f32[3,224,224]' --gpus 0 --mps --rate 2000
 `)
@@ -33,13 +33,13 @@ func runTune(ctx context.Context, args []string) error {
 	f.StringVar(&o.Model, "model", "", "which model to tune, if the command serves several")
 	f.DurationVar(&o.Goal.P99, "p99", 0, "p99 latency that must be kept")
 	f.Float64Var(&o.Goal.Rate, "rate", 0, "requests per second that must be served (default: as many as can be)")
-	f.IntSliceVar(&o.GPUs, "gpus", nil, "GPUs of the instances, in turn (CUDA_VISIBLE_DEVICES)")
+	f.IntSliceVar(&o.GPUs, "gpus", nil, "GPUs of the instances, `N,N…`, in turn (CUDA_VISIBLE_DEVICES)")
 	f.BoolVar(&o.MPS, "mps", false, "try every setting with MPS, too")
-	f.IntSliceVar(&o.Instances, "instances", []int{1, 2, 3, 4}, "numbers of instances to try")
-	f.IntSliceVar(&o.Sizes, "batch_sizes", nil, "values of max_batch_size to try (default: 1, 2, 4 … what the worker asks for)")
+	f.IntSliceVar(&o.Instances, "instances", []int{1, 2, 3, 4}, "numbers of instances to try, `N,N…`")
+	f.IntSliceVar(&o.Sizes, "batch-sizes", nil, "values of max_batch_size to try, `N,N…` (default: 1, 2, 4 … what the worker asks for)")
 	inputs := addFeedFlags(f)
-	f.DurationVar(&o.AttachTime, "attach_time", 2*time.Minute, "how long an instance may take to come up")
-	f.DurationVar(&o.Window, "window", time.Second, "length of a measuring window; the last two settings get at least three")
+	f.DurationVar(&o.AttachTime, "wait", 2*time.Minute, "how long an instance may take to come up")
+	f.DurationVar(&o.Window, "round", time.Second, "length of a measuring round; the last two settings get at least three")
 	out := f.String("out", "", "write the configuration for ringbatch broker --config (TOML)")
 	asJSON := f.Bool("json", false, "print JSON")
 	if err := parse(f, args, 0, 0); err != nil {
@@ -101,7 +101,7 @@ func checkTune(o *tune.Options) error {
 		flag string
 		list []int
 		most int
-	}{{"instances", o.Instances, 64}, {"batch_sizes", o.Sizes, 1 << 16}} {
+	}{{"instances", o.Instances, 64}, {"batch-sizes", o.Sizes, 1 << 16}} {
 		for _, n := range c.list {
 			if n < 1 || n > c.most {
 				return usage("--%s: %d is not a number of 1..%d", c.flag, n, c.most)
@@ -116,11 +116,11 @@ func checkTune(o *tune.Options) error {
 	case o.Goal.P99 < 0 || !(o.Goal.Rate >= 0 && o.Goal.Rate <= 1e7):
 		return usage("--p99 and --rate must not be negative, nor --rate above 1e7")
 	case o.AttachTime <= 0:
-		return usage("--attach_time must be positive")
+		return usage("--wait must be positive")
 	case o.Window < 100*time.Millisecond || o.Window > time.Minute:
-		return usage("--window is %v, must be 100ms..1m", o.Window)
+		return usage("--round is %v, must be 100ms..1m", o.Window)
 	case o.Goal.Rate > 0 && o.Goal.Rate*o.Window.Seconds() < fewRequests:
-		return usage("--rate %v: %.1f requests would come in a window of %v, too few to judge by; --window makes them more",
+		return usage("--rate %v: %.1f requests would come in a round of %v, too few to judge by; a longer --round has more",
 			o.Goal.Rate, o.Goal.Rate*o.Window.Seconds(), o.Window)
 	}
 	return nil

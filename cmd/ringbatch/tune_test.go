@@ -48,7 +48,7 @@ func startTuning(t *testing.T) *tuning {
 
 // worker is a command whose batches take at least 2 ms and 1 ms for each row.
 func (x *tuning) worker() string {
-	return fmt.Sprintf("echo $$ >> %s; exec %s worker --model simulated --simulated_fixed 2ms --simulated_item 1ms --max_batch_size 8",
+	return fmt.Sprintf("echo $$ >> %s; exec %s worker --model simulated --simulated-fixed 2ms --simulated-item 1ms --max-batch-size 8",
 		x.pids, x.bin)
 }
 
@@ -58,7 +58,7 @@ func (x *tuning) background() string {
 }
 
 // quick are flags that make it short. Numbers given besides are tried, too.
-var quick = []string{"--instances", "1", "--batch_sizes", "8"}
+var quick = []string{"--instances", "1", "--batch-sizes", "8"}
 
 func (x *tuning) tune(args ...string) (out string, code int) {
 	for window := 100 * time.Millisecond; window < 10*time.Second; window *= 2 {
@@ -113,7 +113,7 @@ func TestTuneFindsTheSettingAndWritesAConfigurationThatABrokerTakes(t *testing.T
 	x.nothingIsLeft()
 
 	t.Setenv("RINGBATCH_SOCKET", x.bed.Path("private/b.sock"))
-	broker := x.start("broker", "--config", config, "--log_level", "warn")
+	broker := x.start("broker", "--config", config, "--log-level", "warn")
 	defer x.ends(broker)
 	x.until("the broker answers", func() bool { _, code := x.run("stats"); return code == 0 })
 	x.until("its workers are attached", func() bool { m := x.model("simulated"); return m != nil && len(m.Workers) == r.Choice.Instances })
@@ -172,7 +172,7 @@ func TestTuneThatCannotWorkSaysWhyAndLeavesNothingRunning(t *testing.T) {
 		{[]string{"--worker", "/no/such/program"}, 1, "no such file"},
 		{[]string{"--worker", "echo it has no weights; exit 3"}, 1, "ends before it attaches"},
 		{[]string{"--worker", "echo it has no weights; exit 3"}, 1, "it has no weights"},
-		{[]string{"--worker", "echo $$ >> " + x.pids + "; exec sleep 1000", "--attach_time", "300ms"}, 1, "no worker attached within 300ms"},
+		{[]string{"--worker", "echo $$ >> " + x.pids + "; exec sleep 1000", "--attach-time", "300ms"}, 1, "no worker attached within 300ms"},
 		{[]string{"--worker", x.background()}, 1, "must stay in the foreground"},
 		{[]string{"--worker", x.worker(), "--out", "/dev/full"}, 1, "recommended: 1 instance(s)"}, // the table is not lost
 		{[]string{"--worker", x.worker(), "--gpus", "-1"}, 2, "is not negative"},
@@ -196,7 +196,7 @@ func TestTuneWaitsForTheModelItIsToTune(t *testing.T) {
 	}
 	x.nothingIsLeft()
 	for patience := time.Second; ; patience *= 2 { // for a worker that needs longer than that
-		out, code := x.tune("--worker", x.worker(), "--model", "another", "--attach_time", patience.String())
+		out, code := x.tune("--worker", x.worker(), "--model", "another", "--attach-time", patience.String())
 		x.nothingIsLeft()
 		if code == 1 && strings.Contains(out, "the command serves simulated, and no worker of --model another attached within") {
 			break
@@ -231,7 +231,7 @@ func serveNarrow() {
 func TestTuneLeavesOutBatchesThatFail(t *testing.T) {
 	x := startTuning(t)
 	command := fmt.Sprintf("echo $$ >> %s; exec env %s='%s' %s", x.pids, commandEnv, narrowWorker, x.bin)
-	out, code := x.tune("--worker", command, "--batch_sizes", "1,2,4", "--json")
+	out, code := x.tune("--worker", command, "--batch-sizes", "1,2,4", "--json")
 	var r tune.Report
 	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 || r.Choice == nil || r.Choice.MaxBatchSize >= 4 {
 		t.Fatalf("status %d, %v\n%s", code, err, out)
@@ -242,7 +242,7 @@ func TestTuneLeavesOutBatchesThatFail(t *testing.T) {
 		}
 	}
 	x.nothingIsLeft()
-	out, code = x.run("tune", "--worker", command, "--instances", "1", "--batch_sizes", "4", "--window", "100ms")
+	out, code = x.run("tune", "--worker", command, "--instances", "1", "--batch-sizes", "4", "--window", "100ms")
 	if code != 1 || !strings.Contains(out, "no setting that was measured served the load without errors") {
 		t.Errorf("only sizes that fail: status %d\n%s", code, out)
 	}
@@ -295,7 +295,7 @@ func TestAnInterruptedTuneLeavesNothingRunningAndKeepsWhatWasMeasured(t *testing
 		{syscall.SIGTERM, func() bool { return batches() > 30 }, "interrupted: other settings may be better"}, // with the table
 	} {
 		_ = os.Remove(x.pids)
-		p := x.start("tune", "--worker", x.worker(), "--instances", "1,2", "--batch_sizes", "1,8", "--window", "1m")
+		p := x.start("tune", "--worker", x.worker(), "--instances", "1,2", "--batch-sizes", "1,8", "--window", "1m")
 		x.until("it is under way", c.when)
 		p.Signal(c.signal)
 		if c.signal == syscall.SIGHUP { // it comes from the shell and from the kernel

@@ -29,7 +29,8 @@ func TestTheUnitFilesAreWhatSystemdUnderstands(t *testing.T) {
 		}
 		name := strings.Replace(filepath.Base(unit), "@", "@m", 1)
 		copies = append(copies, filepath.Join(dir, name))
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(strings.ReplaceAll(string(text), "/usr/bin/ringbatch", os.Args[0])), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(strings.ReplaceAll(string(text), "/usr/bin/ringbatch", os.Args[0])),
+			0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -49,8 +50,8 @@ func TestTheUnitFilesAreWhatSystemdUnderstands(t *testing.T) {
 func TestTheServiceMayNotWriteItsConfiguration(t *testing.T) {
 	for file, unwanted := range map[string]string{
 		"../../deploy/systemd/ringbatch-broker.service": "/etc/ringbatch\n",
-		"../../packaging/tmpfiles.conf":                 "/etc/ringbatch 0775",
-		"../../packaging/scripts/postinstall.sh":        "0775 /etc/ringbatch",
+		"../../deploy/packaging/tmpfiles.conf":          "/etc/ringbatch 0775",
+		"../../deploy/packaging/scripts/postinstall.sh": "0775 /etc/ringbatch",
 	} {
 		text, err := os.ReadFile(file)
 		if err != nil || strings.Contains(string(text), unwanted) {

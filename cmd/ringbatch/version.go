@@ -17,6 +17,7 @@ func runVersion(_ context.Context, args []string) error {
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
 	}
-	fmt.Printf("ringbatch %s (layout %d, control %d, %s %s/%s)\n", ringbatch.Version(), shm.LayoutVersion, control.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	fmt.Printf("ringbatch %s (layout %d, control %d, %s %s/%s)\n", ringbatch.Version(), shm.LayoutVersion, control.Version,
+		runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	return nil
 }

@@ -8,47 +8,50 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
-	"github.com/spf13/pflag"
-
-	"github.com/ringbatch/ringbatch/internal/policyflag"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 	"github.com/ringbatch/ringbatch/worker/cpu"
 )
 
 func runWorker(ctx context.Context, args []string) error {
-	f := flags("worker", "", "Serve a built-in model. If the broker does not know the model yet, this worker declares it\nwith the policy given here.",
-		`  ringbatch worker --model echo
-  ringbatch worker --model affine --scale 2 --offset 1 --input 'x:f32[8]' --max_batch_size 64 --wait_time 1ms
-  ringbatch worker --model echo --name thumbnails --input 'img:u8[<=512,<=512,3]'
-  ringbatch worker --model mlp --gpu 0 --precision f16
+	f := flags("worker", " ["+strings.Join(cpu.Names(), "|")+"]",
+		`Serve a built-in model. If the broker does not know the model yet, this worker declares it with the
+policy given here.`, `  ringbatch worker echo
+  ringbatch worker affine --scale 2 --offset 1 --input 'x:f32[8]' --max-batch-size 64 --wait-time 1ms
+  ringbatch worker echo --name thumbnails --input 'img:u8[<=512,<=512,3]'
+  ringbatch worker mlp --gpu 0 --precision f16
   ringbatch worker --ptx my.ptx --kernel forward --input 'x:f32[8]' --output 'y:f32[8]'
 `)
 	socket := socketFlag(f)
-	kind := f.String("model", "", "the built-in model: "+strings.Join(cpu.Names(), ", "))
+	kind := f.String("model", "", "earlier spelling of the argument")
+	_ = f.MarkHidden("model")
 	name := f.String("name", "", "serve it under this name (default: the model's)")
-	inputs := f.StringArray("input", nil, "echo, affine, simulated: input tensor, name:dtype[dims] (repeatable; default x:f32[16])")
+	inputs := f.StringArray("input", nil, "echo, affine, simulated: input tensor, a `SPEC` like x:f32[8] (repeatable; default x:f32[16])")
 	scale := f.Float64("scale", 1, "affine: a of y = a·x + b")
 	offset := f.Float64("offset", 0, "affine: b of y = a·x + b")
-	fixed := f.Duration("simulated_fixed", 3*time.Millisecond, "simulated: what a batch costs")
-	item := f.Duration("simulated_item", 100*time.Microsecond, "simulated: what each row adds")
+	fixed := f.Duration("simulated-fixed", 3*time.Millisecond, "simulated: what a batch costs")
+	item := f.Duration("simulated-item", 100*time.Microsecond, "simulated: what each row adds")
 	depth := f.Int("depth", worker.DefaultDepth, "batches handed over at once")
-	pad := f.String("pad", "", "pad batches: fixed (to --pad_to rows) or preferred (to the next preferred size)")
-	padTo := f.Int("pad_to", 0, "with --pad fixed: rows, at least max_batch_size")
+	pad := f.String("pad", "", "pad batches: fixed (to --pad-to rows) or preferred (to the next preferred size)")
+	padTo := f.Int("pad-to", 0, "with --pad fixed: rows, at least max_batch_size")
 	weight := f.Int("weight", 1, "share of the work relative to other workers")
-	waitForBroker := f.Duration("wait_for_broker", 0, "wait that long for a broker that is not there yet")
+	wait := waitFlag(f)
 	gpu := gpuFlags(f)
-	asked := policyflag.Add(f)
-	if err := parse(f, args, 0, 0); err != nil {
+	asked := addPolicy(f)
+	if err := parse(f, args, 0, 1); err != nil {
 		return err
+	}
+	if f.NArg() == 1 {
+		*kind = f.Arg(0)
 	}
 	if *kind == "" && gpu.ownKernel() {
 		*kind = "ptx"
 	}
 	if *kind == "" {
-		return fmt.Errorf("%w: --model says which built-in model to serve: %s", errUsage, strings.Join(cpu.Names(), ", "))
+		return fmt.Errorf("%w: say which built-in model to serve: %s\nUsage: ringbatch %s", errUsage, strings.Join(cpu.Names(), ", "), f.usage)
 	}
 	if err := rejectUnusedFlags(f, *kind); err != nil {
 		return err
@@ -65,27 +68,29 @@ func runWorker(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	cfg := worker.Config{Alone: true, Model: *name, Signature: m.Signature, Socket: *socket, Name: *kind, Depth: *depth, Weight: *weight, Pad: *pad, PadTo: *padTo}
+	cfg := worker.Config{
+		Alone: true, Model: *name, Signature: m.Signature, Socket: *socket, Name: *kind,
+		Depth: *depth, Weight: *weight, Pad: *pad, PadTo: *padTo, WaitForBroker: *wait,
+	}
 	if cfg.Model == "" { // a broker that starts us says what for
 		cfg.Model = cmp.Or(os.Getenv("RINGBATCH_MODEL"), *kind)
 	}
 	cfg.Name = cmp.Or(os.Getenv("RINGBATCH_WORKER_NAME"), cfg.Name)
-	cfg.WaitForBroker = *waitForBroker
 	if cfg.Policy, err = asked.Policy(); err == nil {
 		err = cfg.Policy.Check(m.Signature.Inputs)
 	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", errUsage, err)
 	}
-	fmt.Printf("serving %s: %s\n", cfg.Model, &m.Signature)
 	if m.Note != "" {
 		fmt.Println("note:", m.Note)
 	}
+	cfg.Attached = sync.OnceFunc(func() { fmt.Printf("serving %s: %s\n", cfg.Model, &m.Signature) })
 	return serve(ctx, cfg)
 }
 
 // rejectUnusedFlags refuses a flag that the chosen model does not use.
-func rejectUnusedFlags(f *pflag.FlagSet, kind string) error {
+func rejectUnusedFlags(f *flagSet, kind string) error {
 	ptx, mlp := f.Changed("ptx"), kind == "mlp"
 	for _, c := range []struct {
 		uses  bool
@@ -93,11 +98,11 @@ func rejectUnusedFlags(f *pflag.FlagSet, kind string) error {
 		flags []string
 	}{
 		{ptx || kind == "echo" || kind == "affine" || kind == "simulated", "echo, affine, simulated and --ptx", []string{"input"}},
-		{kind == "simulated", "simulated", []string{"simulated_fixed", "simulated_item"}},
+		{kind == "simulated", "simulated", []string{"simulated-fixed", "simulated-item"}},
 		{kind == "affine", "affine", []string{"scale", "offset"}},
 		{mlp && f.Changed("gpu"), "mlp on a GPU (--gpu)", []string{"precision"}},
 		{ptx || mlp, "mlp and --ptx", []string{"weights"}},
-		{ptx, "--ptx", []string{"output", "kernel", "block", "threads_per_row"}},
+		{ptx, "--ptx", []string{"output", "kernel", "block", "threads-per-row"}},
 	} {
 		for _, flag := range c.flags {
 			if f.Changed(flag) && !c.uses {

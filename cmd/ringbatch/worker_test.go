@@ -16,7 +16,7 @@ import (
 
 func TestAWorkerAnswersWhatIsTyped(t *testing.T) {
 	c := startCLI(t)
-	w := c.start("worker", "--model", "affine", "--scale", "2", "--offset", "1", "--input", "x:f32[4]")
+	w := c.start("worker", "affine", "--scale", "2", "--offset", "1", "--input", "x:f32[4]")
 	t.Cleanup(func() {
 		w.Signal(syscall.SIGINT)
 		if err := w.Wait(patience); err != nil {
@@ -39,12 +39,26 @@ func TestAWorkerAnswersWhatIsTyped(t *testing.T) {
 	})
 }
 
+func TestAWorkerSaysThatItServesOnlyOnceItHasAttached(t *testing.T) {
+	c := startCLI(t)
+	for _, flag := range []string{"--wait_for_broker", "--wait-for-broker", "--wait"} { // two earlier spellings
+		out, code := c.run("worker", "echo", "--socket", c.bed.Path("nowhere.sock"), flag, "0.01")
+		if code != 1 || strings.Contains(out, "serving") || !strings.Contains(out, "no broker is listening") {
+			t.Errorf("without a broker: status %d\n%s", code, out)
+		}
+	}
+	w := c.start("worker", "echo")
+	c.until("it says so", func() bool { return strings.Contains(w.Log(), "serving echo: x:f32[16] -> ") })
+	c.ends(w)
+}
+
 func TestAWorkerOnAGPUThatIsNotThereSaysSoInOneLine(t *testing.T) {
 	if _, err := cuda.Describe(); err == nil {
 		t.Skip("there is a GPU here")
 	}
 	c := startCLI(t)
-	for _, args := range []string{"worker --model affine --gpu 0", "worker --model mlp --gpu 1 --precision f16", "worker --ptx k.ptx --input x:f32[4] --output y:f32[4]"} {
+	for _, args := range []string{"worker affine --gpu 0", "worker mlp --gpu 1 --precision f16",
+		"worker --ptx k.ptx --input x:f32[4] --output y:f32[4]"} {
 		if out, code := c.run(strings.Fields(args)...); code != 1 || !strings.Contains(out, "GPU") || strings.Count(out, "\n") != 1 {
 			t.Errorf("ringbatch %s: status %d\n%s", args, code, out)
 		}

@@ -48,7 +48,7 @@ in_root sh -c "cc -o /tmp/v /tmp/v.c \$(pkg-config --cflags --libs ringbatch) &&
 [ "$(in_root pkg-config --modversion ringbatch)" = "$version" ] || fail "pkg-config --modversion"
 
 step "start, as the unit says"
-printf '[[worker]]\ncommand = ["ringbatch", "worker", "--model", "echo"]\n' >>"$root/etc/ringbatch/ringbatch.toml"
+printf '[[worker]]\ncommand = ["ringbatch", "worker", "echo"]\n' >>"$root/etc/ringbatch/ringbatch.toml"
 exec_start=$(sed -n 's/^ExecStart=//p' "$root/usr/lib/systemd/system/ringbatch-broker.service")
 uid=$(in_root id -u ringbatch)
 # start_broker FLAGS…: without systemd as the first process, its command as its user.
@@ -75,7 +75,7 @@ install_debs "$(deb next ringbatch)" "$(deb next libringbatch-dev)"
 [ "$(in_root dpkg-query -W -f '${Version}' ringbatch)" = "$next-1" ] || fail "the version after the upgrade"
 grep -q '^\[\[worker\]\]' "$root/etc/ringbatch/ringbatch.toml" || fail "the configuration was overwritten"
 old=$broker
-start_broker --take_over # no gap: the old one finishes what it has
+start_broker --take-over # no gap: the old one finishes what it has
 wait $old || fail "the old broker ended with $?"
 ready
 old=$broker

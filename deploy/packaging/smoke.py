@@ -59,8 +59,8 @@ def serves_by_itself() -> None:
 
 
 def serves_with_the_command(command: str) -> None:
-    broker = subprocess.Popen([command, "broker", "--log_level", "error"])
-    worker = subprocess.Popen([command, "worker", "--model", "echo", "--wait_for_broker", "60s"], stdout=subprocess.DEVNULL)
+    broker = subprocess.Popen([command, "broker", "--log-level", "error"])
+    worker = subprocess.Popen([command, "worker", "echo", "--wait", "60s"], stdout=subprocess.DEVNULL)
     try:
         with rb.connect("echo", wait=PATIENCE) as model:
             x = np.arange(16, dtype=np.float32)

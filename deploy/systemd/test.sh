@@ -53,10 +53,10 @@ name = "affine"
 inputs = ["x:f32[4]"]
 outputs = ["y:f32[4]"]
 [[model.worker]]
-command = ["/usr/bin/ringbatch", "worker", "--model", "affine", "--scale", "2", "--input", "x:f32[4]"]
+command = ["/usr/bin/ringbatch", "worker", "affine", "--scale", "2", "--input", "x:f32[4]"]
 END
 echo 'GATEWAY_FLAGS="--grpc off --http 127.0.0.1:8000"' >"$root/etc/ringbatch/gateway.env"
-echo 'WORKER_COMMAND="/usr/bin/ringbatch worker --model echo --wait_for_broker 1m"' >"$root/etc/ringbatch/worker-echo.env"
+echo 'WORKER_COMMAND="/usr/bin/ringbatch worker echo --wait 1m"' >"$root/etc/ringbatch/worker-echo.env"
 chmod 755 "$root/etc/ringbatch"
 # The watchdog of the unit waits 30 s; here it should not take so long.
 mkdir "$root/etc/systemd/system/ringbatch-broker.service.d"

@@ -34,7 +34,7 @@ func TestTheExamplesRunTogether(t *testing.T) {
 		}
 		return p
 	}
-	broker := start("ringbatch", "broker", "--log_level", "warn")
+	broker := start("ringbatch", "broker", "--log-level", "warn")
 	if err := testbed.Eventually(time.Minute, func() error { _, err := os.Stat(socket); return err }); err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func TestTheExamplesRunTogether(t *testing.T) {
 			t.Errorf("the producer did not print %q:\n%s", want, producer.Log())
 		}
 	}
-	affine, service := start("ringbatch", "worker", "--model", "affine", "--scale", "2", "--offset", "1"), start("service", "--listen", "127.0.0.1:0")
+	affine, service := start("ringbatch", "worker", "affine", "--scale", "2", "--offset", "1"), start("service", "--listen", "127.0.0.1:0")
 	askTheService(t, service)
 	for _, p := range []*testbed.Process{service, affine, worker, broker} {
 		p.Signal(syscall.SIGINT) // Ctrl-C ends them well

@@ -19,12 +19,12 @@ outputs = ["y:f32[16]"]
 max_batch_size = 32
 
 [[model.worker]]
-command = ["$ringbatch", "worker", "--model", "affine", "--scale", "2"]
+command = ["$ringbatch", "worker", "affine", "--scale", "2"]
 instances = 2
 TOML
 
 echo "# start"
-"$ringbatch" broker --config ringbatch.toml --log_level error &
+"$ringbatch" broker --config ringbatch.toml --log-level error &
 old=$!
 until [ -S "$RINGBATCH_SOCKET" ]; do sleep 0.05; done
 "$ringbatch" ready affine --wait 30s
@@ -39,7 +39,7 @@ echo "# change"
 "$ringbatch" restart affine # new code, new weights: one by one, none missing
 
 echo "# upgrade"
-"$ringbatch" broker --config ringbatch.toml --log_level error --take_over &
+"$ringbatch" broker --config ringbatch.toml --log-level error --take-over &
 wait $old # it answers what it has accepted, and ends
 "$ringbatch" ready affine --wait 30s
 "$ringbatch" infer affine 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15

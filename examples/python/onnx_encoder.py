@@ -64,7 +64,7 @@ def main(folder: str) -> None:
     rng = np.random.default_rng(1)
     texts = [rng.integers(1, WORDS, n) for n in rng.integers(1, 61, 200)]
     with (
-        running("broker", "--socket", socket, "--log_level", "error"),
+        running("broker", "--socket", socket, "--log-level", "error"),
         running("onnx", str(file), "--dim", "seq=<=64", "--mask", "mask", "--socket", socket),
         ringbatch.connect("encoder", socket=socket, wait=60) as model,
     ):

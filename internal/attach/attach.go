@@ -67,6 +67,9 @@ func Dial(ctx context.Context, socket string) (*net.UnixConn, error) {
 	case errors.Is(err, context.DeadlineExceeded): // ours, noticed a moment before the context
 		return nil, context.DeadlineExceeded
 	}
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
+		return nil, fmt.Errorf("%w (socket %s; RINGBATCH_SOCKET names another)", status.ErrNoBroker, socket)
+	}
 	return nil, fmt.Errorf("%w (socket %s: %v)", status.ErrNoBroker, socket, err)
 }
 

@@ -35,6 +35,7 @@ type Flag struct {
 }
 
 var (
+	groupTitle  = regexp.MustCompile(`^[A-Z][a-z]+$`)
 	commandLine = regexp.MustCompile(`^  ([a-z]+) +(\S.*)$`)
 	flagLine    = regexp.MustCompile(`^ +(?:-\w, )?--([\w-]+)(?: (\S+(?: \S+)*))?(?:   ?\s*(\S.*))?$`)
 	moreOfFlag  = regexp.MustCompile(`^ {12,}(\S.*)$`)
@@ -52,30 +53,42 @@ func Read(program string, run func(args ...string) (string, error)) (*Manual, er
 	}
 	m := &Manual{About: about}
 	_, rest, _ = strings.Cut(rest, "\n\n")
-	list, more, _ := strings.Cut(rest, "\n\n")
-	m.More = strings.TrimSpace(more)
-	for line := range strings.Lines(list) {
-		found := commandLine.FindStringSubmatch(strings.TrimRight(line, "\n"))
-		if found == nil {
-			return nil, fmt.Errorf("%s --help: what is the line %q?", program, line)
-		}
-		c := Command{Name: found[1], Brief: found[2], Usage: found[1]}
-		help, err := run(c.Name, "--help")
-		if err != nil {
-			return nil, fmt.Errorf("%s %s --help: %w", program, c.Name, err)
-		}
-		c.read(program, help)
-		m.Commands = append(m.Commands, c)
+	policy := Command{}
+	if text, err := run("help", "policy"); err == nil {
+		policy.read(program, text)
 	}
+	for part := range strings.SplitSeq(rest, "\n\n") {
+		title, list, _ := strings.Cut(part, "\n")
+		if !groupTitle.MatchString(title) {
+			m.More += part + "\n\n"
+			continue
+		}
+		for line := range strings.Lines(list) {
+			found := commandLine.FindStringSubmatch(strings.TrimRight(line, "\n"))
+			if found == nil {
+				return nil, fmt.Errorf("%s --help: line %q names no command", program, line)
+			}
+			c := Command{Name: found[1], Brief: found[2], Usage: found[1]}
+			help, err := run(c.Name, "--help")
+			if err != nil {
+				return nil, fmt.Errorf("%s %s --help: %w", program, c.Name, err)
+			}
+			if c.read(program, help) {
+				c.Flags = append(c.Flags, policy.Flags...)
+			}
+			m.Commands = append(m.Commands, c)
+		}
+	}
+	m.More = strings.TrimSpace(m.More)
 	if len(m.Commands) == 0 {
 		return nil, fmt.Errorf("%s --help: no commands", program)
 	}
 	return m, nil
 }
 
-// read takes a command's help apart.
-func (c *Command) read(program, help string) {
-	var about, examples []string
+// read takes a command's help apart. It returns true if the help names the policy's flags.
+func (c *Command) read(program, help string) (policy bool) {
+	var about, examples, names []string
 	into := &about
 	for line := range strings.Lines(help) {
 		line = strings.TrimRight(line, " \n")
@@ -87,6 +100,8 @@ func (c *Command) read(program, help string) {
 			into = &examples
 		case line == "Flags:":
 			into = &about
+		case strings.HasPrefix(line, "Policy flags"):
+			policy, into = true, &names // explained elsewhere
 		case flag != nil && into == &about:
 			c.Flags = append(c.Flags, Flag{Name: flag[1], Value: flag[2], Help: flag[3]})
 		case into == &about && len(c.Flags) > 0 && moreOfFlag.MatchString(line):
@@ -100,4 +115,5 @@ func (c *Command) read(program, help string) {
 	}
 	c.About = strings.TrimSpace(strings.Join(about, "\n"))
 	c.Examples = strings.Trim(strings.Join(examples, "\n"), "\n")
+	return policy
 }

@@ -38,7 +38,7 @@ func Add(f *pflag.FlagSet, names ...string) *Flags {
 		}
 		p.keys = append(p.keys, k)
 	}
-	p.more = f.StringArray("policy", nil, "further settings as key=value, like 'max_queue.1=100 buckets.tokens.0=64,512' (repeatable)")
+	p.more = f.StringArray("policy", nil, "further settings as `KEY=VALUE`, like 'max_queue.1=100 buckets.tokens.0=64,512' (repeatable)")
 	return p
 }
 
@@ -56,15 +56,20 @@ func (p *Flags) Policy() (policy.Policy, error) {
 	return asked, nil
 }
 
+// Names are the flags' names.
+func (p *Flags) Names() (names []string) {
+	for _, k := range p.keys {
+		names = append(names, k.Name)
+	}
+	return append(names, "policy")
+}
+
 // Given is a flag that was given, or "".
 func (p *Flags) Given() string {
-	for _, k := range p.keys {
-		if p.set.Changed(k.Name) {
-			return k.Name
+	for _, name := range p.Names() {
+		if p.set.Changed(name) {
+			return name
 		}
-	}
-	if p.set.Changed("policy") {
-		return "policy"
 	}
 	return ""
 }
@@ -74,4 +79,4 @@ type text struct{ value, kind string }
 
 func (t *text) String() string         { return t.value }
 func (t *text) Set(value string) error { t.value = value; return nil }
-func (t *text) Type() string           { return t.kind }
+func (t *text) Type() string           { return strings.ReplaceAll(t.kind, " or ", "|") }

@@ -23,6 +23,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/feed"
+	"github.com/ringbatch/ringbatch/internal/typo"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
@@ -234,7 +235,11 @@ func Workers(ctx context.Context, a *admin.Client, model string) (n int, pipelin
 func workersOf(s *stats.Broker, model string) (n int, pipeline bool, err error) {
 	m := s.Model(model)
 	if m == nil {
-		return 0, false, fmt.Errorf("%w: %q; ringbatch models lists those there are", status.ErrUnknownModel, model)
+		var there []string
+		for i := range s.Models {
+			there = append(there, s.Models[i].Name)
+		}
+		return 0, false, fmt.Errorf("%w: %q%s; ringbatch models lists them", status.ErrUnknownModel, model, typo.DidYouMean(model, there))
 	}
 	pipeline = len(m.Stages) > 0
 	if pipeline { // it has none of its own

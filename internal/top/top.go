@@ -26,7 +26,7 @@ type Config struct {
 }
 
 // ErrNoTerminal reports a standard input or output that is a pipe or a file.
-var ErrNoTerminal = errors.New("top needs a terminal; elsewhere use `ringbatch stats --watch 1s` or `ringbatch stats --json`")
+var ErrNoTerminal = errors.New("top needs a terminal; elsewhere use `ringbatch stats --interval 1s` or `ringbatch stats --json`")
 
 const patience = 5 * time.Second // with a broker that does not answer
 

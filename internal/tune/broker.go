@@ -118,7 +118,7 @@ func (b *private) await(ctx context.Context, missing func() string, ok func(*sta
 			}
 		}
 		if time.Now().After(deadline) {
-			return b.explain(fmt.Errorf("%s within %v: does the command attach to $RINGBATCH_SOCKET? --attach_time gives it longer",
+			return b.explain(fmt.Errorf("%s within %v: does the command attach to $RINGBATCH_SOCKET? --wait gives it longer",
 				missing(), b.attachTime))
 		}
 		select {

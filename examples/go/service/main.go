@@ -4,7 +4,7 @@
 // and rows of all its requests, and of other processes, share batches.
 //
 //	ringbatch broker &
-//	ringbatch worker --model affine --scale 2 --offset 1 --wait_for_broker 10s &
+//	ringbatch worker affine --scale 2 --offset 1 --wait 10s &
 //	go run ./examples/go/service --listen 127.0.0.1:8080 &
 //	curl --retry 60 --retry-connrefused -d '[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]' http://127.0.0.1:8080/
 package main

@@ -37,23 +37,27 @@ func run(ctx context.Context, args []string) error {
 	f := pflag.NewFlagSet("ringbatch-onnx", pflag.ContinueOnError)
 	f.SortFlags = false
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		return pflag.NormalizedName(strings.ReplaceAll(name, "-", "_"))
+		name = strings.ReplaceAll(name, "_", "-") // --wait_time is --wait-time
+		if name == "wait-for-broker" {
+			name = "wait"
+		}
+		return pflag.NormalizedName(name)
 	})
 	f.Usage = func() {
 		fmt.Printf("Serve an ONNX file with ONNX Runtime, without Python.\n\nUsage: ringbatch-onnx [flags] FILE\n\n%s\nExample:\n"+
-			"  ringbatch-onnx resnet50.onnx --library /usr/lib/libonnxruntime.so --max_batch_size 32\n", f.FlagUsages())
+			"  ringbatch-onnx resnet50.onnx --library /usr/lib/libonnxruntime.so --max-batch-size 32\n", f.FlagUsages())
 	}
 	cfg := onnx.Config{}
 	f.StringVar(&cfg.Library, "library", "", "libonnxruntime's path (default: $ONNXRUNTIME_LIBRARY, or what the system's linker finds)")
 	f.StringVar(&cfg.Worker.Model, "name", "", "the model's name (default: $RINGBATCH_MODEL, or the file's)")
 	f.StringToIntVar(&cfg.Dims, "dim", nil, "size of a dimension that the graph leaves open, by input and place: tokens.0=128 (repeatable)")
 	f.IntVar(&cfg.Threads, "threads", 0, "threads of one operation (default: one per core)")
-	f.BoolVar(&cfg.NoSpin, "no_spin", false, "threads sleep between operations: where other processes need the cores")
-	f.BoolVar(&cfg.NoCheck, "no_check", false, "serve also a model whose rows give other results in a batch than alone")
+	f.BoolVar(&cfg.NoSpin, "no-spin", false, "threads sleep between operations: where other processes need the cores")
+	f.BoolVar(&cfg.NoCheck, "no-check", false, "serve also a model whose rows give other results in a batch than alone")
 	f.Float64Var(&cfg.Tolerance, "tolerance", 0, "how far results may differ, as a part of the largest number (default 0.001, with half precision outputs 0.02)")
 	f.IntVar(&cfg.Worker.Depth, "depth", worker.DefaultDepth, "batches handed over at once")
 	f.StringVar(&cfg.Worker.Socket, "socket", "", "the broker's control socket (default: $RINGBATCH_SOCKET, else ringbatch/broker.sock in the user's runtime folder)")
-	f.DurationVar(&cfg.Worker.WaitForBroker, "wait_for_broker", 0, "wait that long for a broker that is not there yet")
+	f.DurationVar(&cfg.Worker.WaitForBroker, "wait", 0, "how long to wait for a broker that does not run yet")
 	asked := policyflag.Add(f)
 	if err := f.Parse(args); err != nil {
 		return err
