@@ -16,7 +16,7 @@ import (
 
 // helps are what Python says of these commands' flags, for --help without Python, man
 // pages and completions. A Python test compares; the texts are made anew by
-// `python3 -m ringbatch._torch_cli --help >cmd/ringbatch/help/torch.txt`.
+// `python3 -m ringbatch.serve.torch_cli --help >cmd/ringbatch/help/torch.txt`.
 //
 //go:embed help/*.txt
 var helps embed.FS
@@ -36,7 +36,7 @@ func runOnnx(_ context.Context, args []string) error {
 	return becomePython("onnx", "onnxruntime", "ringbatch[onnx]", args)
 }
 
-// becomePython is `python3 -m ringbatch._NAME_cli` in this process, if Python
+// becomePython is `python3 -m ringbatch.serve.NAME_cli` in this process, if Python
 // has what that needs: our package and another, which installing what is named brings.
 func becomePython(name, needed, install string, args []string) error {
 	if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
@@ -56,5 +56,5 @@ func becomePython(name, needed, install string, args []string) error {
 	} else if err != nil {
 		return err
 	}
-	return syscall.Exec(python, append([]string{python, "-m", "ringbatch._" + name + "_cli"}, args...), os.Environ())
+	return syscall.Exec(python, append([]string{python, "-m", "ringbatch.serve." + name + "_cli"}, args...), os.Environ())
 }

@@ -24,7 +24,7 @@ import traceback
 
 import numpy as np
 import ringbatch as rb
-from ringbatch import _device
+from ringbatch.binding import device
 
 ROW = 150_528  # f32: 602,112 bytes
 failures: list[str] = []
@@ -57,7 +57,7 @@ def spread(batch):
     """y is x + 1; ends are the smallest and the largest number of each row: they differ where half a row was read."""
     x = batch.inputs["x"]
     batch.outputs["y"][:] = x + 1
-    batch.outputs["ends"][:] = _device.torch().stack([x.amin(1), x.amax(1)], 1).cpu().numpy()
+    batch.outputs["ends"][:] = device.torch().stack([x.amin(1), x.amax(1)], 1).cpu().numpy()
 
 
 def serve() -> None:
@@ -132,7 +132,7 @@ def calls() -> None:
         refused("an array on the CPU", rb.Invalid, "is on the CPU", lambda: m(x.cpu().numpy()))
         refused("a tensor of another type", rb.DType, "expected torch.float32", lambda: m(x.half()))
         refused("a tensor of another shape", rb.Shape, "expected", lambda: m(x[:5]))
-        array = _device.DeviceArray(m._core.device, x.data_ptr(), (ROW,), "f32")
+        array = device.DeviceArray(m._core.device, x.data_ptr(), (ROW,), "f32")
         check("a DeviceArray as torch's view and by DLPack", torch.equal(torch.as_tensor(array, device="cuda"), x) and torch.equal(torch.from_dlpack(array), x))
         check("what has __cuda_array_interface__ is taken", torch.equal(m(array)["y"], x + 1))
     with rb.connect("spread", cast=True) as m:
@@ -222,7 +222,7 @@ def main() -> int:
     elif role[:1] == ["late"]:
         print(late(int(role[1]), role[2] == "ordered"))
     else:
-        if _device.torch() is None or not _device.torch().cuda.is_available():
+        if device.torch() is None or not device.torch().cuda.is_available():
             print("no GPU here")
             return 1
         before = used()

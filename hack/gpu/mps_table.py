@@ -23,8 +23,7 @@ def process(path, orders, results):
 def measure(path, half, rows, orders, results):
     """Runs a window for every beginning that is ordered, until one is 0."""
     import torch
-
-    import ringbatch.torch as rt
+    from ringbatch.torch.alone import alone
 
     module = torch.jit.load(path, map_location="cuda" if torch.cuda.is_available() else "cpu")
     window = [0.0, 0.0, 0]  # begin, end, batches in between
@@ -41,7 +40,7 @@ def measure(path, half, rows, orders, results):
         window[2] += window[0] <= time.monotonic() < window[1]
 
     spec = f"x:{'f16' if half else 'f32'}[3,224,224]"
-    rt.alone(module, [spec], rows, go_on, done, half=half, bfloat16=False, channels_last=half, freeze=True, cuda_graphs=False, depth=1)
+    alone(module, [spec], rows, go_on, done, half=half, bfloat16=False, channels_last=half, freeze=True, cuda_graphs=False, depth=1)
 
 
 def main():

@@ -144,7 +144,7 @@ class Soak:
         dims = ",".join(map(str, shape(a.model)))
         flags = ["--half", "--channels_last"] if a.device == "cuda" and a.model == "resnet50" else []
         return subprocess.Popen(
-            [sys.executable, "-m", "ringbatch._torch_cli", self.file, "--name", model, "--device", a.device, "--socket", self.socket, f"--input=x:f32[{dims}]",
+            [sys.executable, "-m", "ringbatch.serve.torch_cli", self.file, "--name", model, "--device", a.device, "--socket", self.socket, f"--input=x:f32[{dims}]",
              f"--output=y:f32[{self.outputs}]", f"--max_batch_size={a.batch}", f"--wait_time={a.wait}s", *flags, *a.torch_args.split()],
             env=self.env, stdout=self.log, stderr=self.log,
         )

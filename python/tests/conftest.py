@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 
 import pytest
+
 import ringbatch as rb
-from ringbatch import _client, _core
+from ringbatch.client import connection
 
 # A shell that runs this in the background leaves Ctrl-C ignored, and children
 # inherit that; the tests of Ctrl-C need what a terminal gives.
@@ -29,8 +30,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 # The tests fail by what is wrong, not because the machine was busy: what they wait for they wait a minute for,
 # and a broker that stands still for seconds has not gone.
-_core._CONNECT_TIMEOUT_NS = 60_000_000_000
-_client.stats.__defaults__ = (None, 60.0)
+connection._CONNECT_TIMEOUT_NS = 60_000_000_000
+rb.stats.__defaults__ = (None, 60.0)
 
 
 def eventually(condition) -> None:
@@ -122,8 +123,8 @@ def rb_wait(socket: str, model: str) -> None:
 
 def python(code: str, *, socket: str = "", timeout: float = 240, **env: str) -> str:
     """Runs code in a fresh interpreter and gives what it printed."""
-    prologue = "import os, sys, time\nimport numpy as np\nimport ringbatch as rb\nx = np.arange(16, dtype='float32')\n"
-    prologue += "rb._core._CONNECT_TIMEOUT_NS, rb.stats.__defaults__ = 60_000_000_000, (None, 60.0)\n"  # as above
+    prologue = "import os, sys, time\nimport numpy as np\nimport ringbatch as rb\nfrom ringbatch.client import connection\nx = np.arange(16, dtype='float32')\n"
+    prologue += "connection._CONNECT_TIMEOUT_NS, rb.stats.__defaults__ = 60_000_000_000, (None, 60.0)\n"  # as above
     p = subprocess.run(
         [sys.executable, "-c", prologue + textwrap.dedent(code)],
         env={**os.environ, "RINGBATCH_SOCKET": socket, **env},

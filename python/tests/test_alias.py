@@ -14,8 +14,9 @@ import time
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import eventually, go_worker, serving
+
+import ringbatch as rb
 
 ONES = np.ones(16, "float32")
 

@@ -9,8 +9,9 @@ import threading
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import broker_at, eventually, python, serving
+
+import ringbatch as rb
 
 ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
 FIND = {"inputs": {"x": ("int32", (6,))}, "outputs": {"found": ("int32", ("<=6",)), "twice": ("int32", ("<=6", 2))}}

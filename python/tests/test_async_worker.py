@@ -13,8 +13,9 @@ import threading
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import broker_at, rb_wait, serving
+
+import ringbatch as rb
 
 ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
 

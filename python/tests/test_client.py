@@ -14,9 +14,12 @@ import time
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import broker_at, descriptors, eventually, go_worker, serving
-from ringbatch import _core, _structs
+
+import ringbatch as rb
+from ringbatch.binding import structs
+from ringbatch.binding.tensors import tensors_of
+from ringbatch.client import connection
 
 
 @pytest.fixture
@@ -168,7 +171,7 @@ def test_no_broker_and_unknown_model(echo):
 
 
 def test_a_broker_that_does_not_answer(tmp_path, monkeypatch):
-    monkeypatch.setattr(_core, "_CONNECT_TIMEOUT_NS", 100_000_000)
+    monkeypatch.setattr(connection, "_CONNECT_TIMEOUT_NS", 100_000_000)
     path = str(tmp_path / "b.sock")
     with sockets.socket(sockets.AF_UNIX) as silent:
         silent.bind(path)
@@ -355,6 +358,6 @@ def test_a_restarted_broker_may_have_another_number_of_slots():
                 assert use(m, v) and m.stats()["slots"] == slots
                 assert m.max_batch_size == 4 + v
                 core = m._core  # what the C ABI says of the present attachment
-                present = _core.tensors(core.lib, core.lib.rb_client_tensor, core.handle, _structs.OUTPUT, 2)
+                present = tensors_of(core.lib, core.lib.rb_client_tensor, core.handle, structs.OUTPUT, 2)
                 assert [t.offset for t in present] == [core._mapping.offsets[t] for t in core.signature.outputs]
         m.close()

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import REPOSITORY, rb_wait, serving
+
+import ringbatch as rb
 
 DOCS, EXAMPLES = REPOSITORY / "docs", REPOSITORY / "examples"
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="no manuals here")

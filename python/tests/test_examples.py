@@ -16,9 +16,10 @@ import urllib.error
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import REPOSITORY, rb_wait
 from test_gunicorn import get, gunicorn, listening
+
+import ringbatch as rb
 
 EXAMPLES = REPOSITORY / "examples" / "python"
 pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="no examples here")

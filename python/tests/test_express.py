@@ -16,8 +16,9 @@ import time
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import broker_at, go_worker, rb_wait, serving
+
+import ringbatch as rb
 
 
 def item(n: float) -> np.ndarray:

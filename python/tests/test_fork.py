@@ -6,8 +6,9 @@ from __future__ import annotations
 import time
 
 import pytest
-import ringbatch as rb
 from conftest import python
+
+import ringbatch as rb
 
 
 def test_import_does_not_load_the_library(echo):

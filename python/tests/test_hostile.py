@@ -19,8 +19,9 @@ import time
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import broker_at, go_worker, serving
+
+import ringbatch as rb
 
 
 class Ding(BaseException):  # as KeyboardInterrupt
@@ -123,7 +124,8 @@ def test_a_doorbell_that_is_a_pipe_is_refused(echo):
         import signal, sys
         import numpy as np, ringbatch as rb
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        rb._core._CONNECT_TIMEOUT_NS = 60_000_000_000
+        from ringbatch.client import connection
+        connection._CONNECT_TIMEOUT_NS = 60_000_000_000
         try:
             m = rb.connect("echo", socket=sys.argv[1])
             m(np.zeros(16, "f4"), timeout=1)
@@ -143,8 +145,8 @@ def test_a_reply_that_stops_in_its_midst_does_not_outlast_the_timeout(echo):
 
     code = """
         import sys, time
-        from ringbatch._library import load
-        from ringbatch import _structs as c
+        from ringbatch.binding.library import load
+        from ringbatch.binding import structs as c
         from ctypes import addressof, c_uint64, sizeof
         lib, out = load(), c_uint64()
         o = c.ConnectOptions(sizeof(c.ConnectOptions), 1, sys.argv[1].encode(), None, 200_000_000)

@@ -10,8 +10,9 @@ import threading
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import broker_at, serving
+
+import ringbatch as rb
 
 BYTES = {"inputs": {"b": ("uint8", ("<=64",))}, "outputs": {"n": ("int64", ()), "b": ("uint8", ("<=64",))}}
 

@@ -18,9 +18,10 @@ import urllib.request
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import free_port, rb_wait
 from test_serve import wait_for_nobody
+
+import ringbatch as rb
 
 PROLOGUE = """
 import os, sys, time

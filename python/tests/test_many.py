@@ -9,8 +9,9 @@ import threading
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import descriptors, eventually, serving
+
+import ringbatch as rb
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ import threading
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import REPOSITORY, broker_at, serving
+
+import ringbatch as rb
 
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
@@ -20,8 +21,10 @@ import graphs  # noqa: E402
 from onnx import TensorProto as T  # noqa: E402
 from onnx import helper as h  # noqa: E402
 from onnxruntime.capi import onnxruntime_pybind11_state as state  # noqa: E402
-from ringbatch import _onnx_lane, _sizes  # noqa: E402
-from ringbatch import onnx as ro  # noqa: E402
+
+from ringbatch.onnx import serving as ro  # noqa: E402
+from ringbatch.onnx import session_lane  # noqa: E402
+from ringbatch.worker import axes as sizes  # noqa: E402
 
 
 @pytest.fixture
@@ -81,7 +84,7 @@ def test_the_graph_tells_the_signature_and_batches_give_what_rows_give_alone(ser
 def test_rows_of_one_request_are_read_and_written_in_the_ring(serve, socket, tmp_path, monkeypatch):
     path = graphs.conv(tmp_path / "conv.onnx")
     lanes = []
-    monkeypatch.setattr(ro, "SessionLane", lambda *a: lanes.append(lane := _onnx_lane.SessionLane(*a)) or lane)
+    monkeypatch.setattr(ro, "SessionLane", lambda *a: lanes.append(lane := session_lane.SessionLane(*a)) or lane)
     serve(path, "placed", max_batch_size=8)
     x = np.random.default_rng(1).standard_normal((5, 3, 8, 8)).astype("float32")
     with rb.connect("placed", socket=socket, wait=60) as c:
@@ -93,7 +96,7 @@ def test_the_next_batch_is_gathered_while_one_computes_and_only_one_does(serve, 
     path, requests = graphs.conv(tmp_path / "conv.onnx"), 8
     changed, gathered, begun, computing = threading.Condition(), 0, 0, 0
 
-    class Watched(_onnx_lane.SessionLane):
+    class Watched(session_lane.SessionLane):
         def gather(self, batch):
             nonlocal gathered
             super().gather(batch)
@@ -123,7 +126,7 @@ def test_where_sizes_vary_batches_that_are_not_full_compute_at_once(serve, socke
     path = graphs.encoder(tmp_path / "enc.onnx")
     begun, both = threading.Event(), threading.Barrier(2)
 
-    class Watched(_onnx_lane.SessionLane):
+    class Watched(session_lane.SessionLane):
         def compute(self):
             begun.set()
             both.wait(60)
@@ -158,7 +161,7 @@ def test_what_was_taken_is_computed_when_the_broker_goes_and_the_session_is_serv
     path, socket = graphs.conv(tmp_path / "conv.onnx"), str(tmp_path / "b.sock")
     gathered, gone, computed = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
 
-    class Watched(_onnx_lane.SessionLane):
+    class Watched(session_lane.SessionLane):
         def gather(self, batch):
             super().gather(batch)
             gathered.release()
@@ -215,17 +218,17 @@ def test_lengths_that_vary_share_batches_and_come_back_as_if_alone(serve, socket
 
 
 def test_powers_of_two_end_with_the_largest_size():
-    assert _sizes.powers_of_two(512) == (16, 32, 64, 128, 256, 512)
-    assert _sizes.powers_of_two(500) == (16, 32, 64, 128, 256, 500)
-    assert _sizes.powers_of_two(16) == (16,)
-    assert _sizes.powers_of_two(3) == (3,)
+    assert sizes.powers_of_two(512) == (16, 32, 64, 128, 256, 512)
+    assert sizes.powers_of_two(500) == (16, 32, 64, 128, 256, 500)
+    assert sizes.powers_of_two(16) == (16,)
+    assert sizes.powers_of_two(3) == (3,)
 
 
 def test_a_model_gives_as_many_outputs_at_every_size():
-    axes = _sizes.Axes([_sizes.Input("x", "f32", (8,), (0,), ("n",))], None)
+    axes = sizes.Axes([sizes.Input("x", "f32", (8,), (0,), ("n",))], None)
     for small, large in [(2, 1), (1, 2)]:
         with pytest.raises(rb.Invalid, match=f"there are {small} outputs at size 6 and {large} at size 8"):
-            _sizes.probe_outputs(lambda point: [(4,)] * (large if point == (8,) else small), axes)
+            sizes.probe_outputs(lambda point: [(4,)] * (large if point == (8,) else small), axes)
 
 
 def test_the_brokers_automatic_buckets_are_those_that_are_warmed_up(socket):
@@ -235,7 +238,7 @@ def test_the_brokers_automatic_buckets_are_those_that_are_warmed_up(socket):
 
     with serving(size, socket), rb.connect("auto-buckets", socket=socket, wait=60) as c:
         seen = {int(c.infer(np.zeros(n, "int32"))) for n in range(1, 501)}
-    assert tuple(sorted(seen)) == _sizes.powers_of_two(500)
+    assert tuple(sorted(seen)) == sizes.powers_of_two(500)
 
 
 def test_a_model_that_padding_disturbs_is_served_by_exact_sizes_and_says_so(tmp_path, capfd):
@@ -384,7 +387,7 @@ def test_a_device_that_fails_says_nothing_about_the_model(tmp_path, monkeypatch,
     monkeypatch.setattr(ro, "session_of", lambda *_: session)
     for part in ("settle", "refuse_mixed_rows"):
         with monkeypatch.context() as m:
-            m.setattr(ro._sizes, part, fails)
+            m.setattr(ro.trials, part, fails)
             with pytest.raises(Exception) as e:  # noqa: PT011
                 ro.prepare("e.onnx", {"seq": "8"})
             assert type(e.value) is kind

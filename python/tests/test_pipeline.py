@@ -12,8 +12,9 @@ import sys
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import REPOSITORY, eventually
+
+import ringbatch as rb
 
 SERVER = """
 import os

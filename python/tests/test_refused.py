@@ -10,8 +10,9 @@ import tempfile
 import textwrap
 
 import pytest
-import ringbatch as rb
 from conftest import broker_at
+
+import ringbatch as rb
 
 MODEL = """
 [[model]]

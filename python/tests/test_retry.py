@@ -14,9 +14,10 @@ import time
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import broker_at, go_worker
 from test_alias import SlowBroker
+
+import ringbatch as rb
 
 SHAPE = ("--model", "m", "--input", "x:f32[4]", "--output", "y:f32[4]", "--max_batch_size", "8", "--wait_time", "0")
 

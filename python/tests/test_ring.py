@@ -9,9 +9,10 @@ import time
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import broker_at, serving
-from ringbatch._ring import Ring, RingBatch, keep_attached, run, worker_options
+
+import ringbatch as rb
+from ringbatch.worker.ring import Ring, RingBatch, keep_attached, run, worker_options
 
 ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
 TEXT = "x:f32[4] -> y:f32[4]"

@@ -13,9 +13,10 @@ import time
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import python
-from ringbatch import _serve
+
+import ringbatch as rb
+from ringbatch.serve import supervisor
 
 SERVER = """
 import os, sys, time
@@ -88,10 +89,11 @@ def test_serve_starts_a_broker_and_stops_everything(home, how):
 HANGS = """
 import sys, time
 import ringbatch as rb
-from ringbatch import _guests, _serve
+from ringbatch.serve import watched
+from ringbatch.serve import supervisor
 
-_serve._DRAIN_S = _guests._STOP_S = 3600.0
-_serve._STOP_S = 7200.0
+supervisor._DRAIN_S = watched._STOP_S = 3600.0
+supervisor._STOP_S = 7200.0
 
 @rb.worker("hangs", inputs={"x": ("float32", (1,))}, outputs={"y": ("float32", (1,))})
 def run(batch):
@@ -271,7 +273,7 @@ def test_the_command_torch_explains_itself_without_torch_and_uses_the_interprete
 
 def test_a_broker_whose_queue_is_full_is_there(tmp_path):
     at = str(tmp_path / "s")
-    assert not _serve.broker_runs(at)
+    assert not supervisor.broker_runs(at)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(sockets.socket(sockets.AF_UNIX))
         listener.bind(at)
@@ -281,5 +283,5 @@ def test_a_broker_whose_queue_is_full_is_there(tmp_path):
                 waiting = stack.enter_context(sockets.socket(sockets.AF_UNIX))
                 waiting.setblocking(False)
                 waiting.connect(at)
-        assert _serve.broker_runs(at)
-    assert not _serve.broker_runs(at)
+        assert supervisor.broker_runs(at)
+    assert not supervisor.broker_runs(at)

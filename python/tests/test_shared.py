@@ -13,11 +13,12 @@ import time
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import broker_at, go_worker, rb_wait
-from ringbatch import _way
 
-over_ctypes = pytest.mark.skipif(_way.quick is not None, reason="of the way over ctypes: RINGBATCH_CTYPES=1")
+import ringbatch as rb
+from ringbatch.binding import paths
+
+over_ctypes = pytest.mark.skipif(paths.quick is not None, reason="of the way over ctypes: RINGBATCH_CTYPES=1")
 
 x = np.arange(16, dtype="float32")
 

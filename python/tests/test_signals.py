@@ -16,8 +16,9 @@ import time
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import broker_at, go_worker, python, rb_wait, serving
+
+import ringbatch as rb
 
 x = np.zeros(16, "f4")
 
@@ -160,7 +161,8 @@ class Library:
         setattr(self, name, call)
         return call
 
-rb._library._library = Library(rb._library.load())
+from ringbatch.binding import library as _library
+_library._library = Library(_library.load())
 sys.unraisablehook = lambda *_: None  # destructors are struck too
 
 def struck(use, at):
@@ -486,8 +488,8 @@ def test_ctrl_c_on_a_worker_fails_no_request(socket, program):
 # A thread that is in the midst of an event's wait has its lock, and the handler of a signal runs in that thread.
 HELD = """
 import atexit, signal, threading
-from ringbatch._stopping import StopEvent, stop_on_signals, stopping
-from ringbatch._worker import Ending
+from ringbatch.worker.signals import StopEvent, stop_on_signals, stopping
+from ringbatch.worker.worker import Ending
 
 stop = threading.Event()
 with stop._cond:  # a worker that waits for a broker leaves the lock of a user's event to the user's handler
@@ -515,15 +517,15 @@ def test_a_signal_in_the_midst_of_a_wait_stops_it(name):
 
 AGAIN = """
 import signal
-from ringbatch import _stopping
-from ringbatch._stopping import StopEvent, stop_on_signals
+from ringbatch.worker import signals
+from ringbatch.worker.signals import StopEvent, stop_on_signals
 
 stop = StopEvent()
 stop_on_signals(stop)
 signal.raise_signal(signal.SIGINT)
 signal.raise_signal(signal.SIGINT)  # of the same press
 assert stop.is_set()
-_stopping._ONE_PRESS_S = 0
+signals._ONE_PRESS_S = 0
 signal.raise_signal(signal.SIGTERM)  # of another who wants it to finish
 print("goes on", flush=True)
 signal.raise_signal(signal.SIGINT)

@@ -11,12 +11,16 @@ from typing import Optional
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import broker_at, python
+
+import ringbatch as rb
 
 torch = pytest.importorskip("torch")
 rt = pytest.importorskip("ringbatch.torch")
-from ringbatch._ring import RingBatch
+from ringbatch.torch import serving  # noqa: E402
+from ringbatch.torch.lanes import Engine, agree  # noqa: E402
+from ringbatch.torch.specs import parse_spec  # noqa: E402
+from ringbatch.worker.ring import RingBatch  # noqa: E402
 
 
 class Net(torch.nn.Module):
@@ -99,7 +103,7 @@ def test_a_module_that_raises_fails_its_batch_and_goes_on(served):
 def test_a_batch_that_is_interrupted_is_answered_only_when_the_device_is_done(tmp_path, monkeypatch, error):
     """What was queued before may still write into its slots."""
     order, ended, stop = [], [], threading.Event()
-    monkeypatch.setattr(rt.Engine, "check", lambda self: order.append("waited"))
+    monkeypatch.setattr(Engine, "check", lambda self: order.append("waited"))
     fail_all = RingBatch.fail_all
     monkeypatch.setattr(RingBatch, "fail_all", lambda self, e: order.append("answered") or fail_all(self, e))
 
@@ -302,9 +306,9 @@ def test_what_the_machine_lacks_is_not_blamed_on_the_module(error):
 
 
 def test_what_goes_wrong_in_the_comparison_is_not_blamed_on_the_module(monkeypatch):
-    from ringbatch import _sizes
+    from ringbatch.worker import trials
 
-    monkeypatch.setattr(_sizes, "agree", lambda *a: [][0])
+    monkeypatch.setattr(trials, "agree", lambda *a: [][0])
     with pytest.raises(IndexError):
         rt.serve(lambda x: x, "m", inputs=["x:f32[2]"], device="cpu")
 
@@ -345,9 +349,9 @@ def test_only_sizes_that_are_not_known_may_be_others_in_a_batch(module, inputs, 
 
 @pytest.mark.parametrize("compile", ["off", "auto"])
 def test_a_module_that_learns_its_sizes_from_the_first_row_is_served(served, compile, monkeypatch):
-    from ringbatch import _torch_compile
+    from ringbatch.torch import compiling
 
-    monkeypatch.setattr(_torch_compile, "choose", lambda *a: None)  # that compiling pays is tested elsewhere
+    monkeypatch.setattr(compiling, "choose", lambda *a: None)  # that compiling pays is tested elsewhere
     socket = served(torch.nn.LazyLinear(2), "lazy", inputs=["x:f32[4]"], device="cpu", compile=compile)
     with rb.connect("lazy", socket=socket, wait=60) as c:
         assert np.array(c.infer(np.ones(4, "float32"))).size == 2
@@ -385,17 +389,17 @@ def test_a_tolerance_that_is_none_is_refused(tolerance):
 
 
 def test_the_command_takes_how_far_rows_may_differ(monkeypatch):
-    from ringbatch import _torch_cli
+    from ringbatch.serve import torch_cli
 
     given = {}
-    monkeypatch.setattr(rt, "serve", lambda *a, **o: given.update(o))
-    monkeypatch.setattr(rt, "stop_on_signals", lambda stop: None)
-    assert _torch_cli.main([f"{__name__}:two", "--input", "x:f32[4]", "--tolerance", "0.05"]) == 0
+    monkeypatch.setattr(serving, "serve", lambda *a, **o: given.update(o))
+    monkeypatch.setattr(serving, "stop_on_signals", lambda stop: None)
+    assert torch_cli.main([f"{__name__}:two", "--input", "x:f32[4]", "--tolerance", "0.05"]) == 0
     assert given["tolerance"] == 0.05
 
 
 def test_coarse_modules_may_differ_by_more(tmp_path):
-    from ringbatch import _torch_check
+    from ringbatch.torch import checks
 
     linear = torch.nn.Sequential(torch.nn.Linear(4, 4))
     scripted = torch.jit.script(linear)
@@ -405,8 +409,8 @@ def test_coarse_modules_may_differ_by_more(tmp_path):
         quantized = torch.ao.quantization.quantize_dynamic(linear, {torch.nn.Linear})
         coarse += [quantized, torch.jit.script(quantized), torch.fx.symbolic_trace(quantized)]
     fine = [nearly, Nearly(torch.float32), linear, torch.nn.LazyLinear(2), scripted, torch.jit.freeze(scripted.eval()), torch.fx.symbolic_trace(linear)]
-    assert [_torch_check.tolerance(m, False) for m in (*coarse, *fine)] == [0.02] * len(coarse) + [0.001] * len(fine)
-    assert _torch_check.tolerance(nearly, True) == 0.02
+    assert [checks.tolerance(m, False) for m in (*coarse, *fine)] == [0.02] * len(coarse) + [0.001] * len(fine)
+    assert checks.tolerance(nearly, True) == 0.02
 
 
 @pytest.mark.skipif(torch.backends.quantized.engine == "none", reason="no quantized kernels here")
@@ -421,13 +425,15 @@ def test_torchscript_is_not_compiled_again_for_each_size():
     """Kernels of a fusion are compiled at the second run of a size. Here the fuser is allowed on a CPU without LLVM, too."""
     said = python("""
         import torch, ringbatch.torch as rt
-        from ringbatch import _sizes
+        from ringbatch.torch.preparing import prepare
+        from ringbatch.torch.specs import input_of
+        from ringbatch.worker.axes import Axes
         torch._C._jit_override_can_fuse_on_cpu(True)
         torch._C._jit_set_te_must_use_llvm_cpu(False)
         def fused(variable):
-            axes = _sizes.Axes([rt._input(f"x:f32[{'<=' * variable}64]")], None)
+            axes = Axes([input_of(f"x:f32[{'<=' * variable}64]")], None)
             net = torch.jit.script(torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Sigmoid()))
-            compute, _, _ = rt._prepare(net, axes, torch.device("cpu"), False, False, False, True)
+            compute, _, _ = prepare(net, axes, torch.device("cpu"), False, False, False, True)
             for n in (64, 64, 64, *range(3, 9)):
                 compute([torch.rand(1, n)])
             return "TensorExprGroup" in str(torch.jit.last_executed_optimized_graph())
@@ -467,16 +473,16 @@ def test_a_module_whose_results_change_is_left_as_it_is(served, device, capfd):
 
 def test_results_agree_up_to_rounding():
     one = torch.linspace(-1, 1, 8)
-    assert rt.agree([one], [one + 0.001])
-    assert not rt.agree([one], [one + 0.1])
-    assert not rt.agree([one], [one[:4]])
+    assert agree([one], [one + 0.001])
+    assert not agree([one], [one + 0.1])
+    assert not agree([one], [one[:4]])
 
 
 def test_tensor_texts_are_read():
-    assert rt.parse_spec("x:f16[3,<=224]") == ("x", torch.float16, (3, 224), (1,))
+    assert parse_spec("x:f16[3,<=224]") == ("x", torch.float16, (3, 224), (1,))
     for bad in ("x", "x:f32", "x:f33[1]", "x:f32[a]"):
         with pytest.raises(rb.Error):
-            rt.parse_spec(bad)
+            parse_spec(bad)
 
 
 def test_a_file_that_is_not_torchscript_is_refused_in_one_line(tmp_path):
@@ -527,7 +533,7 @@ def exported(path, dynamic: bool) -> str:
 def test_an_exported_program_tells_its_inputs_and_gives_several_outputs_from_several_processes(tmp_path):
     socket, file = str(tmp_path / "s" / "b.sock"), exported(tmp_path / "two.pt2", True)
     with broker_at(socket):
-        p = subprocess.Popen([sys.executable, "-m", "ringbatch._torch_cli", file, "--processes", "2", "--device", "cpu", "--max_batch_size", "8", "--socket", socket])
+        p = subprocess.Popen([sys.executable, "-m", "ringbatch.serve.torch_cli", file, "--processes", "2", "--device", "cpu", "--max_batch_size", "8", "--socket", socket])
         try:
             ask_two(socket)
         finally:
@@ -543,7 +549,7 @@ def test_a_module_by_its_import_path_is_served_compiled_and_a_restart_reads_the_
     said = []
     with broker_at(socket):
         for uncached in ({}, {}, {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0"}):
-            command = [sys.executable, "-m", "ringbatch._torch_cli", "test_torch:two", *flags]
+            command = [sys.executable, "-m", "ringbatch.serve.torch_cli", "test_torch:two", *flags]
             p = subprocess.Popen(command, env={**env, **uncached}, stdout=subprocess.PIPE, text=True)
             try:
                 ask_two(socket)
@@ -562,13 +568,13 @@ def talkative() -> torch.nn.Module:
 
 def test_by_itself_it_answers_each_byte_by_one_whatever_is_printed():
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), os.path.dirname(__file__)])}
-    command = [sys.executable, "-m", "ringbatch._torch_cli", "test_torch:talkative", "--input", "x:f32[4]", "--alone", "2", "--device", "cpu"]
+    command = [sys.executable, "-m", "ringbatch.serve.torch_cli", "test_torch:talkative", "--input", "x:f32[4]", "--alone", "2", "--device", "cpu"]
     p = subprocess.run(command, env=env, input=b"???", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert (p.returncode, p.stdout) == (0, b"...") and b"a line of the module's own" in p.stderr
 
 
 def test_code_is_told_apart_by_what_it_does_and_is_the_same_in_every_process():
-    from ringbatch import _torch_compile as tc
+    from ringbatch.torch import compiling as tc
 
     def module(text):
         made = {"torch": torch}
@@ -580,7 +586,7 @@ def test_code_is_told_apart_by_what_it_does_and_is_the_same_in_every_process():
 
 
 def test_compiled_code_is_served_only_where_it_agrees_and_pays(capfd, monkeypatch, tmp_path):
-    from ringbatch import _torch_compile as tc
+    from ringbatch.torch import compiling as tc
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kept"))
     monkeypatch.setattr(tc, "_ROUND_S", 0.001)
@@ -616,14 +622,14 @@ def test_compiled_code_is_served_only_where_it_agrees_and_pays(capfd, monkeypatc
 
 
 def test_a_program_that_was_exported_for_one_batch_size_is_refused(tmp_path):
-    from ringbatch import _torch_load
+    from ringbatch.torch import loading
 
     with pytest.raises(rb.Invalid, match="exported for batches of 4 only.*dynamic_shapes"):
-        _torch_load.load(exported(tmp_path / "two.pt2", False), "cpu")
+        loading.load(exported(tmp_path / "two.pt2", False), "cpu")
 
 
 def test_few_and_large_runs_are_copied_and_others_gathered():
-    from ringbatch._torch_lanes import copied
+    from ringbatch.torch.lanes import copied
 
     assert copied(1, 4) and copied(8, 32 * 4096)
     assert not copied(9, 32 * 4096) and not copied(32, 32 * 65536)
@@ -631,7 +637,7 @@ def test_few_and_large_runs_are_copied_and_others_gathered():
 
 
 def test_graphs_are_recorded_at_four_sizes_in_each_doubling():
-    from ringbatch._torch_lanes import doublings, recorded_sizes
+    from ringbatch.torch.lanes import doublings, recorded_sizes
 
     assert recorded_sizes(32) == [1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32]
     assert [recorded_sizes(n) for n in (1, 2, 3)] == [[1], [1, 2], [1, 2, 3]]

@@ -8,8 +8,9 @@ import pickle
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import python, serving
+
+import ringbatch as rb
 
 
 @pytest.fixture
@@ -158,7 +159,7 @@ def test_a_request_that_was_never_made_is_over_and_nothing_else(echo):
     """One whose __init__ refused its arguments has no slot to give back."""
     said = python(
         """
-        from ringbatch._request import Request
+        from ringbatch.client.request import Request
         core = rb.connect("echo")._core
         for wrong in ((), (None,), (core, "many"), (core, -1), (core, 1, (1, 2, 3) * 99)):
             try:

@@ -6,9 +6,10 @@ import threading
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import serving
-from ringbatch import _ring
+
+import ringbatch as rb
+from ringbatch.worker import ring
 
 ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
 
@@ -163,16 +164,16 @@ def test_the_first_line_of_a_failure_says_all():
         try:
             raise ValueError(text)
         except ValueError as e:
-            whole = _ring._reason(e).decode()
+            whole = ring._reason(e).decode()
             assert len(whole.encode()) <= 1024
-            assert _ring._reason(ValueError(text)).decode().split("\n")[0].startswith("ValueError")  # nobody raised it: it has no traceback
+            assert ring._reason(ValueError(text)).decode().split("\n")[0].startswith("ValueError")  # nobody raised it: it has no traceback
             return whole.split("\n", 1)
 
     assert said("two\nlines")[0] == "ValueError: two lines"
     assert "raise ValueError(text)" in said("a\0b")[1] and said("a\0b")[0] == "ValueError: a b"
     assert said("")[0] == "ValueError"
     assert said("é" * 600)[0] == "ValueError: " + "é" * 152 + "..."
-    assert _ring._reason("x" * 2000) == b"x" * 1021 + b"..." and _ring._reason("two\nlines") == b"two\nlines"
+    assert ring._reason("x" * 2000) == b"x" * 1021 + b"..." and ring._reason("two\nlines") == b"two\nlines"
 
 
 class Mute(Exception):
@@ -181,18 +182,18 @@ class Mute(Exception):
 
 
 def test_whatever_a_request_fails_with_has_a_text():
-    assert [_ring._reason(what) for what in (404, None, {"code": 404})] == [b"404", b"None", b"{'code': 404}"]
-    assert _ring._reason(Mute()).startswith(b"Mute: <Mute ")
+    assert [ring._reason(what) for what in (404, None, {"code": 404})] == [b"404", b"None", b"{'code': 404}"]
+    assert ring._reason(Mute()).startswith(b"Mute: <Mute ")
 
 
 def test_the_first_line_of_a_failure_has_no_places_and_no_notes():
     with pytest.raises(SyntaxError) as e:
         compile("1 +", "/home/somebody/model.py", "exec")
-    line = _ring._reason(e.value).split(b"\n")[0]
+    line = ring._reason(e.value).split(b"\n")[0]
     assert line.startswith(b"SyntaxError: ") and b"/home" not in line
     noted = ValueError("bad")
     noted.__notes__ = ["of the host"]
-    assert _ring._reason(noted) == b"ValueError: bad"
+    assert ring._reason(noted) == b"ValueError: bad"
 
 
 def test_views_of_a_batch_are_over_when_it_is(socket):
