@@ -227,7 +227,8 @@ except rb.Forked:
 @pytest.fixture
 def program(socket):
     p = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], env={**os.environ, "RINGBATCH_SOCKET": socket}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", PROGRAM], env={**os.environ, "RINGBATCH_SOCKET": socket}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
     )  # fmt: skip
     rb_wait(socket, "slow")
     yield p

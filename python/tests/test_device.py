@@ -29,7 +29,8 @@ def driver():
     """The stub, in this process and in those that it starts."""
     with tempfile.TemporaryDirectory(prefix="rb") as folder, pytest.MonkeyPatch.context() as m:
         path = os.path.join(folder, "libcuda.so.1")
-        subprocess.run(["cc", "-shared", "-fPIC", "-pthread", "-O1", "-o", path, str(REPOSITORY / "hack" / "cuda" / "stub" / "libcuda.c")], check=True)
+        subprocess.run(["cc", "-shared", "-fPIC", "-pthread", "-O1", "-o", path, str(REPOSITORY / "hack" / "cuda" / "stub" / "libcuda.c")],
+            check=True)
         m.setenv("RINGBATCH_LIBCUDA", path)
         m.setenv("STUB_CUDA_DELAY_US", "2000")
         m.setattr(device, "_torch", None)  # of torch there is no stub
@@ -79,7 +80,8 @@ def host(a: device.DeviceArray) -> np.ndarray:
     return np.ndarray(i["shape"], i["typestr"], memory)
 
 
-@rb.worker("double", inputs={"x": ("float32", (ROW,))}, outputs={"y": ("float32", (ROW,)), "first": ("float32", (), "host")}, memory="device:0", max_batch_size=8)
+@rb.worker("double", inputs={"x": ("float32", (ROW,))}, outputs={"y": ("float32", (ROW,)), "first": ("float32", (), "host")},
+    memory="device:0", max_batch_size=8)
 def double(batch):
     for i in range(len(batch.runs)):
         x = host(batch.input_run("x", i))
@@ -336,7 +338,8 @@ def test_stages_of_a_pipeline_hand_tensors_on_in_device_memory_and_its_clients_n
 
 
 def test_memory_is_said_for_a_model_or_for_a_tensor(driver):
-    said = rb.worker("m", inputs={"a": ("float32", 4), "b": ("float32", 4, "host")}, outputs={"y": ("float32", 4, "device:1")}, memory="device:0")
+    said = rb.worker("m", inputs={"a": ("float32", 4), "b": ("float32", 4, "host")}, outputs={"y": ("float32", 4, "device:1")},
+        memory="device:0")
     assert said(lambda batch: None).signature == "a:f32[4]@device:0 b:f32[4] -> y:f32[4]@device:1"
     with pytest.raises(rb.Invalid, match="want 'host', 'device' or 'device:0'"):
         rb.worker("m", inputs={"a": ("float32", 4)}, outputs={"y": ("float32", 4)}, memory="gpu")

@@ -56,7 +56,8 @@ def ask_at_once(socket, model, requests, clients=4):
     def ask(first):
         try:
             with rb.connect(model, socket=socket, wait=60) as c:
-                pending = [(i, c.submit(**r) if isinstance(r := requests[i], dict) else c.submit(r)) for i in range(first, len(requests), clients)]
+                mine = range(first, len(requests), clients)
+                pending = [(i, c.submit(**r) if isinstance(r := requests[i], dict) else c.submit(r)) for i in mine]
                 for i, r in pending:
                     answer = r.result()
                     got[i] = {k: np.array(v) for k, v in answer.items()} if isinstance(answer, dict) else np.array(answer)
@@ -173,7 +174,8 @@ def test_what_was_taken_is_computed_when_the_broker_goes_and_the_session_is_serv
 
     monkeypatch.setattr(ro, "SessionLane", Watched)
     stop = threading.Event()
-    thread = threading.Thread(target=ro.serve, args=(path, "amid"), kwargs=dict(socket=socket, stop=stop, threads=1, wait=60, max_batch_size=1))
+    thread = threading.Thread(target=ro.serve, args=(path, "amid"),
+        kwargs=dict(socket=socket, stop=stop, threads=1, wait=60, max_batch_size=1))
     x = np.ones((3, 8, 8), "float32")
     try:
         with broker_at(socket) as broker:
@@ -265,9 +267,11 @@ def test_without_buckets_sizes_come_as_they_are(serve, socket, tmp_path):
 
 def sizes_graph(path):
     """x[2,n] → its numbers doubled, with the lengths that it was given, and the sum of everything, padding too."""
-    nodes = [h.make_node("Add", ["x", "x"], ["y"]), h.make_node("Identity", ["n"], ["told"]), h.make_node("ReduceSum", ["x", "axes"], ["sum"], keepdims=0)]
+    nodes = [h.make_node("Add", ["x", "x"], ["y"]), h.make_node("Identity", ["n"], ["told"]),
+        h.make_node("ReduceSum", ["x", "axes"], ["sum"], keepdims=0)]
     return graphs.save(path, nodes, {"x": (T.FLOAT, ["b", 2, "n"]), "n": (T.INT32, ["b"])},
-                       {"y": (T.FLOAT, ["b", 2, "n"]), "told": (T.INT32, ["b"]), "sum": (T.FLOAT, ["b"])}, {"axes": np.array([1, 2])})  # fmt: skip
+                       {"y": (T.FLOAT, ["b", 2, "n"]), "told": (T.INT32, ["b"]), "sum": (T.FLOAT, ["b"])},
+                       {"axes": np.array([1, 2])})  # fmt: skip
 
 
 @pytest.mark.parametrize("pad", [0, 3])
@@ -321,7 +325,8 @@ def broken(tmp_path, what):
     if what == "string":
         return graphs.save(path, [h.make_node("Identity", ["x"], ["y"])], {"x": (T.STRING, ["b", 2])}, {"y": (T.STRING, ["b", 2])})
     if what == "scalar":
-        return graphs.save(path, [h.make_node("Add", ["x", "s"], ["y"])], {"x": (T.FLOAT, ["b", 2]), "s": (T.FLOAT, [])}, {"y": (T.FLOAT, ["b", 2])})
+        return graphs.save(path, [h.make_node("Add", ["x", "s"], ["y"])], {"x": (T.FLOAT, ["b", 2]), "s": (T.FLOAT, [])},
+            {"y": (T.FLOAT, ["b", 2])})
     if what == "time first":
         nodes = [h.make_node("Transpose", ["t"], ["u"], perm=[1, 0]), h.make_node("Add", ["x", "u"], ["y"])]
         return graphs.save(path, nodes, {"x": (T.FLOAT, ["b", "n"]), "t": (T.FLOAT, ["n", "b"])}, {"y": (T.FLOAT, ["b", "n"])})
@@ -399,9 +404,12 @@ IN_THREES = {"dims": {"n": "<=8"}, "buckets": {"x.0": [3, 8]}}
 @pytest.mark.parametrize(
     ("what", "options", "message"),
     [
-        ("fixed inside", {"max_batch_size": 4, "check": False}, r"^the model fails with 4 rows of \[2\]: serve fewer at once \(--max_batch_size\)\. \S.*$"),
-        ("halves", {"max_batch_size": 4, **IN_THREES}, r"^the model fails with 4 rows of \[3\]: .*, or other sizes \(--dim, --buckets.*\)\. \S.*$"),
-        ("halves", {"max_batch_size": 1, **IN_THREES}, r"^the model fails with 1 row of \[3\]: serve other sizes \(--dim, --buckets.*\)\. \S.*$"),
+        ("fixed inside", {"max_batch_size": 4, "check": False},
+            r"^the model fails with 4 rows of \[2\]: serve fewer at once \(--max_batch_size\)\. \S.*$"),
+        ("halves", {"max_batch_size": 4, **IN_THREES},
+            r"^the model fails with 4 rows of \[3\]: .*, or other sizes \(--dim, --buckets.*\)\. \S.*$"),
+        ("halves", {"max_batch_size": 1, **IN_THREES},
+            r"^the model fails with 1 row of \[3\]: serve other sizes \(--dim, --buckets.*\)\. \S.*$"),
     ],
 )
 def test_a_model_that_fails_on_what_will_come_is_refused_with_what_to_do(tmp_path, what, options, message):
@@ -427,14 +435,17 @@ def test_the_command_serves_a_file(socket, tmp_path):
         env={**os.environ, "PYTHON": sys.executable}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        assert "serving words: tokens:i64[<=32] -> states:f32[<=32,16] pooled:f32[16] with CPUExecutionProvider; tokens.0 rounded up to 16, 32" in p.stdout.readline()
+        serves = "tokens:i64[<=32] -> states:f32[<=32,16] pooled:f32[16] with CPUExecutionProvider; tokens.0 rounded up to 16, 32"
+        assert f"serving words: {serves}" in p.stdout.readline()
         t = np.arange(20)
         with rb.connect("words", socket=socket, wait=60) as c:
-            np.testing.assert_allclose(c.infer(t)["pooled"], alone(path, tokens=t[None], mask=np.ones((1, 20), "int64"))[1][0], rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(c.infer(t)["pooled"], alone(path, tokens=t[None], mask=np.ones((1, 20), "int64"))[1][0], rtol=1e-3,
+                atol=1e-4)
     finally:
         p.terminate()
         assert p.wait(60) == 0
-    p = subprocess.run([rb.binary_path(), "onnx", path], env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True, check=False)
+    p = subprocess.run([rb.binary_path(), "onnx", path], env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True,
+        check=False)
     assert p.returncode == 1
     assert p.stderr.startswith("ringbatch onnx: ")
     assert "--dim seq='<=512'" in p.stderr

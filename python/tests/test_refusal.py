@@ -167,7 +167,8 @@ def test_one_that_has_served_does_not_end_those_that_still_start(tmp_path, guest
     (tmp_path / "served.py").write_text(ONE_OF_TWO)
     socket = str(tmp_path / "s" / "b.sock")
     with broker_at(socket) if guest else contextlib.nullcontext():
-        p = subprocess.Popen([sys.executable, "served.py", socket], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        p = subprocess.Popen([sys.executable, "served.py", socket], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True)
         try:
             with rb.connect("one", socket=socket, wait=60) as one:
                 one(np.zeros(2, "float32"))

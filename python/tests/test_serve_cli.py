@@ -72,7 +72,8 @@ def test_a_file_that_everybody_may_write_is_refused_and_not_loaded(folder):
     os.chmod(file, 0o602)
     with pytest.raises(rb.Invalid, match="everybody may write this file.*chmod o-w"):
         objects.load(file)
-    p = subprocess.run([sys.executable, "-m", "ringbatch.serve.serve_cli", file], capture_output=True, text=True, env={**os.environ, "RINGBATCH_SOCKET": str(folder / "b")})
+    p = subprocess.run([sys.executable, "-m", "ringbatch.serve.serve_cli", file], capture_output=True, text=True,
+        env={**os.environ, "RINGBATCH_SOCKET": str(folder / "b")})
     assert p.returncode == 1 and "everybody may write" in p.stderr and len(p.stderr.splitlines()) == 1
     os.chmod(file, 0o600)
     (folder / "open").mkdir()
@@ -139,7 +140,8 @@ def two(a, b):
     [
         ("labels", Estimator(), [], "x:f32[2] -> y:i64[]", [[1, 2]], 3),
         ("probabilities", Estimator(), ["--method", "predict_proba"], "x:f32[2] -> y:f64[2]", [[1, 2]], [1, 0]),
-        ("two", two, ["--input", "a:f32[2]", "--input", "b:f32[2]"], "a:f32[2] b:f32[2] -> y0:f32[2] y1:f32[]", [[1, 2], [3, 4]], {"y0": [4, 6], "y1": 11}),
+        ("two", two, ["--input", "a:f32[2]", "--input", "b:f32[2]"], "a:f32[2] b:f32[2] -> y0:f32[2] y1:f32[]", [[1, 2], [3, 4]],
+            {"y0": [4, 6], "y1": 11}),
     ],
 )
 def test_estimators_and_functions_give_what_they_give_by_themselves(socket, name, thing, flags, signature, inputs, want):
@@ -216,7 +218,8 @@ def test_rows_that_depend_on_one_another_are_served_where_that_is_wanted():
 
 
 def test_a_port_that_is_none_is_refused_before_anything_starts():
-    assert [supervisor._address(given) for given in (None, 8000, "8000", "0.0.0.0:1")] == ["off", "127.0.0.1:8000", "127.0.0.1:8000", "0.0.0.0:1"]
+    assert [supervisor._address(given) for given in (None, 8000, "8000", "0.0.0.0:1")] == ["off", "127.0.0.1:8000", "127.0.0.1:8000",
+        "0.0.0.0:1"]
     with pytest.raises(rb.Invalid, match="99999 is no port"):
         supervisor._address("99999")
 

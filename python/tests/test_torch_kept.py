@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import functools
+import importlib
 import os
 import shutil
 import subprocess
@@ -69,6 +70,13 @@ def test_a_fingerprint_changes_with_functions_and_with_what_the_environment_may_
     assert all(isinstance(f, str) for f in found) and len(set(found)) == len(found)
 
 
+def test_a_fingerprint_does_not_change_with_modules_of_ringbatch():
+    before = fingerprint(made())
+    sys.modules.pop("ringbatch.serve.child", None)
+    importlib.import_module("ringbatch.serve.child")
+    assert fingerprint(made()) == before
+
+
 def test_a_module_has_no_fingerprint_where_no_text_tells_what_it_does():
     hooked, outside = made(), 2.0
     hooked.register_forward_hook(object().__init__)
@@ -129,7 +137,8 @@ def start(tmp_path, monkeypatch):
 
 def test_a_restart_reads_code_with_its_weights_and_compiles_where_it_is_of_another_module(start, tmp_path, capfd):
     a, b = Net(), Net()
-    assert [start(a, "a"), start(a, "a"), start(b, "b"), start(a, "a"), start(b, "b"), start(a, "a", "float16")] == [True, False, True, False, False, True]
+    starts = [(a, "a"), (a, "a"), (b, "b"), (a, "a"), (b, "b"), (a, "a", "float16")]
+    assert [start(*of) for of in starts] == [True, False, True, False, False, True]
     whole = list(tmp_path.glob("whole-*"))
     assert len(whole) == 3
     assert start(b, "a")  # what is kept of a is not b, whatever its name says
@@ -158,7 +167,8 @@ def test_python_keeps_bytecode_of_torch_where_it_would_not(tmp_path, monkeypatch
         with code_cache.kept_bytecode():
             found = sys.pycache_prefix, sys.dont_write_bytecode, os.environ["PYTHONPYCACHEPREFIX"], "PYTHONDONTWRITEBYTECODE" in os.environ
         environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
-        assert before == (sys.pycache_prefix, sys.dont_write_bytecode, environment | {"TORCHINDUCTOR_CACHE_DIR": before[2]["TORCHINDUCTOR_CACHE_DIR"]})
+        assert before == (sys.pycache_prefix, sys.dont_write_bytecode,
+            environment | {"TORCHINDUCTOR_CACHE_DIR": before[2]["TORCHINDUCTOR_CACHE_DIR"]})
         return found
 
     assert prefix(writes=True) == (None, False, "", True)  # it does by itself
@@ -305,14 +315,6 @@ def test_a_module_that_waits_for_another_process_stops_serving(retrained, held, 
     stop = threading.Event()
     monkeypatch.setattr(compiling, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: stop.set()))
     rt.serve(torch.nn.Linear(2, 2), "m", inputs=["x:f32[2]"], device="cpu", compile="on", stop=stop)
-
-
-def test_ctrl_c_ends_waiting_for_another_process(retrained, held):
-    def ctrl_c():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        retrained(lambda whole: never(), ctrl_c)
 
 
 def test_a_process_that_the_compiler_started_does_not_keep_the_lock(retrained, tmp_path):

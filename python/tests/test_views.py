@@ -168,7 +168,8 @@ def test_a_request_that_was_never_made_is_over_and_nothing_else(echo):
                 continue
             print("made of", wrong)
         never = Request.__new__(Request)
-        for use in (lambda: never.run(), lambda: never.inputs["x"], lambda: never.outputs["y"], lambda: never.commit(), lambda: never.wait(), lambda: never.release()):
+        steps = (lambda: never.run(), lambda: never.commit(), lambda: never.wait(), lambda: never.release())
+        for use in (*steps, lambda: never.inputs["x"], lambda: never.outputs["y"]):
             try:
                 use()
             except Exception:

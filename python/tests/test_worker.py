@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import concurrent.futures
-import threading
+import functools
 
 import numpy as np
 import pytest
-from conftest import serving
+from conftest import in_threads, serving
 
 import ringbatch as rb
 from ringbatch.worker import ring
@@ -412,24 +412,12 @@ def test_another_signature_is_refused(socket):
         first.run(socket="/nonexistent/b.sock")
 
 
-def test_stop_ends_an_idle_worker(socket):
-    @rb.worker("idle", **ONE)
-    def idle(batch):
-        pass
-
-    stop = threading.Event()
-    thread = threading.Thread(target=idle.run, kwargs={"socket": socket, "stop": stop})
-    thread.start()
-    stop.set()
-    thread.join(60)
-    assert not thread.is_alive()
-
-
 def test_large_batches_are_gathered_by_several_threads_while_the_one_before_runs(socket):
     """Whatever is gathered ahead: every row is its own request's."""
     shapes: list[int] = []
 
-    @rb.worker("large", inputs={"x": ("float32", (1 << 16,)), "n": ("int32", (4,))}, outputs={"y": ("float32", (4,))}, max_batch_size=8, wait_time=0.005, gather_threads=3)
+    @rb.worker("large", inputs={"x": ("float32", (1 << 16,)), "n": ("int32", (4,))}, outputs={"y": ("float32", (4,))}, max_batch_size=8,
+        wait_time=0.005, gather_threads=3)
     def large(batch) -> None:
         a, n = batch.inputs["x"], batch.inputs["n"]
         shapes.append(len(a))
@@ -451,10 +439,7 @@ def test_large_batches_are_gathered_by_several_threads_while_the_one_before_runs
                 pass
 
     with serving(large, socket), rb.connect("large", socket=socket, window=32, wait=60) as m:
-        threads = [threading.Thread(target=call, args=(m, k)) for k in range(24)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
+        with in_threads(*(functools.partial(call, m, k) for k in range(24))):
+            pass
         assert not wrong, wrong[:3]
         assert max(shapes) > 4

@@ -115,7 +115,8 @@ class Client:
         return status
 
     def learn(
-        self, names: tuple[dict[str, int], dict[str, int]], fixed: tuple[bool, ...], plain: bool, dtype: Any, shape: tuple[int, ...], y: tuple[Any, ...],
+        self, names: tuple[dict[str, int], dict[str, int]], fixed: tuple[bool, ...], plain: bool, dtype: Any, shape: tuple[int, ...],
+        y: tuple[Any, ...],
         on_device: bool,
     ) -> None:  # fmt: skip
         """on_device: some tensor is, and a stream orders commits and releases."""
@@ -205,7 +206,9 @@ class Client:
         self._pool.append(s)
         return y
 
-    def submit_into(self, waiters: dict[int, Any], waiter: Any, arrays: tuple[np.ndarray, ...], rows: int, timeout_ns: int, hold: bool) -> int:
+    def submit_into(
+        self, waiters: dict[int, Any], waiter: Any, arrays: tuple[np.ndarray, ...], rows: int, timeout_ns: int, hold: bool
+    ) -> int:
         """Sends and lists waiters[request] = waiter, before anybody can tell that it has ended; with hold it is not
         committed yet. The request's number; 0 if there is no room yet."""
         s = self.scratch()

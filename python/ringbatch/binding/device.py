@@ -61,7 +61,8 @@ _torch: Any = _unknown
 def _needed() -> Any:
     if torch() is None:
         raise errors.Invalid(
-            "the rows of this batch lie apart, and PyTorch, which copies them together, is not installed: use batch.runs, input_run and output_run"
+            "the rows of this batch lie apart, and PyTorch, which copies them together, is not installed: use batch.runs, input_run and "
+            "output_run"
         )
     return torch()
 
@@ -128,8 +129,10 @@ class DeviceMemory:
             found.cuda.synchronize(self.ordinal)
             return
         driver, previous = _driver(), c_void_p()
-        for name, argument in (("cuCtxPushCurrent_v2", c_void_p(self._context)), ("cuCtxSynchronize", None), ("cuCtxPopCurrent_v2", ctypes.byref(previous))):
-            status = getattr(driver, name)(*[] if argument is None else [argument])
+        push, pop = [c_void_p(self._context)], [ctypes.byref(previous)]
+        calls: dict[str, list[Any]] = {"cuCtxPushCurrent_v2": push, "cuCtxSynchronize": [], "cuCtxPopCurrent_v2": pop}
+        for name, arguments in calls.items():
+            status = getattr(driver, name)(*arguments)
             if status:
                 text = c_char_p()
                 driver.cuGetErrorName(status, ctypes.byref(text))
@@ -185,7 +188,8 @@ class DeviceArray:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         self._check()
-        return {"version": 3, "shape": self.shape, "typestr": _KINDS[self.kind][0], "data": (self._at, False), "strides": None, "stream": None}
+        return {"version": 3, "shape": self.shape, "typestr": _KINDS[self.kind][0], "data": (self._at, False), "strides": None,
+            "stream": None}
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return _DL_CUDA, self._device.ordinal
@@ -225,7 +229,8 @@ _DL_CUDA = 2
 
 class _DLTensor(ctypes.Structure):
     _fields_ = [
-        ("data", c_void_p), ("device_type", c_int32), ("device_id", c_int32), ("ndim", c_int32), ("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16),
+        ("data", c_void_p), ("device_type", c_int32), ("device_id", c_int32), ("ndim", c_int32), ("code", c_uint8), ("bits", c_uint8),
+        ("lanes", c_uint16),
         ("shape", c_void_p), ("strides", c_void_p), ("offset", c_uint64),
     ]  # fmt: skip
 
@@ -293,7 +298,8 @@ def owned_rows(rows: Any) -> Any:
 
 
 def end_device_array(view: Any, error: Callable[[], errors.Error]) -> None:
-    """What was handed out is over: it loses its memory. Slices that torch made of it keep the mapping, and see what is in the slot by then."""
+    """What was handed out is over: it loses its memory. Slices that torch made of it keep the mapping, and see what is in the slot by
+    then."""
     if isinstance(view, DeviceArray):
         view._over = error
     else:
@@ -305,7 +311,8 @@ def convert_on_device(t: Tensor, value: Any, cast: bool, ordinal: int) -> Any:
     found = torch()
     if found is None:
         raise errors.Invalid(
-            f"input {t.name!r} is on the GPU, and arrays are copied there by PyTorch, which is not installed: use request() and write inputs[{t.name!r}]"
+            f"input {t.name!r} is on the GPU, and arrays are copied there by PyTorch, which is not installed: use request() and write "
+            f"inputs[{t.name!r}]"
         )
     if isinstance(value, DeviceArray):
         value = _tensor(value)
@@ -319,13 +326,17 @@ def convert_on_device(t: Tensor, value: Any, cast: bool, ordinal: int) -> Any:
         )
     if given.is_cuda and given.device.index != ordinal and not cast:
         raise errors.WrongGPU(
-            f"input {t.name!r} is on cuda:{ordinal}, and this tensor on {given.device}: pass x.to('cuda:{ordinal}'), or connect with cast=True"
+            f"input {t.name!r} is on cuda:{ordinal}, and this tensor on {given.device}: pass x.to('cuda:{ordinal}'), or connect with "
+            "cast=True"
         )
     want = getattr(found, _KINDS[t.kind][2])
     if given.dtype == want or (cast and found.can_cast(given.dtype, want)):
         return given
-    advice = "cast=True converts only to a type of the same kind" if cast else f"Nothing is converted silently: pass x.to({want}), or connect with cast=True"
-    raise errors.DType(f"input {t.name!r}: expected {want} of shape {t.shape}, or rows of it; got {given.dtype} of shape {tuple(given.shape)}. {advice}")
+    advice = f"Nothing is converted silently: pass x.to({want}), or connect with cast=True"
+    if cast:
+        advice = "cast=True converts only to a type of the same kind"
+    got = f"{given.dtype} of shape {tuple(given.shape)}"
+    raise errors.DType(f"input {t.name!r}: expected {want} of shape {t.shape}, or rows of it; got {got}. {advice}")
 
 
 def to_host(t: Tensor, value: Any, cast: bool) -> Any:
@@ -334,7 +345,8 @@ def to_host(t: Tensor, value: Any, cast: bool) -> Any:
         return value
     if not cast:
         raise errors.Invalid(
-            f"input {t.name!r} is in host memory, and this array is on a GPU. Nothing is copied between them silently: pass x.cpu(), connect with cast=True, "
+            f"input {t.name!r} is in host memory, and this array is on a GPU. Nothing is copied between them silently: pass x.cpu(), "
+            "connect with cast=True, "
             "or serve the model with memory='device:0'"
         )
     if hasattr(value, "detach"):  # a tensor of torch

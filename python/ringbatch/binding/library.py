@@ -14,7 +14,8 @@ from .. import errors
 from .structs import ABI_VERSION, PROTOTYPES
 
 if not sys.platform.startswith("linux"):
-    raise ImportError(f"ringbatch runs on Linux only: it shares sealed memory (memfd) and futexes between processes, which {sys.platform} has not")
+    raise ImportError(f"ringbatch runs on Linux only: it shares sealed memory (memfd) and futexes between processes, which {sys.platform} "
+        "has not")
 
 _NATIVE = Path(__file__).parents[1] / "_native"
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the two ways to the C library this process takes.
+"""Which of the two paths to the C library this process takes.
 
-``_quick`` is an extension of CPython; ``_plain`` is the same over ctypes, for
+``_quick`` is an extension of CPython; ctypes_path is the same over ctypes, for
 where it was not built, or for another Python. ``RINGBATCH_CTYPES=1`` takes the
 latter in any case.
 """

@@ -121,7 +121,8 @@ class Tensor:
     def _ragged(self) -> errors.Shape:
         return errors.Shape(
             f"input {self.name!r}: expected {self.expected}; got a list of rows that differ in size. "
-            "The rows of a request have one size: send one request for each (model.submit), they still share a batch where the model allows it"
+            "The rows of a request have one size: send one request for each (model.submit), they still share a batch where the model "
+            "allows it"
         )
 
 

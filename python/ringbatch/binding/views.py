@@ -55,7 +55,8 @@ class Mapping:
         return self.device.base if t.on_device and self.device else self.base
 
     def plane(self, t: Tensor) -> Any:
-        """All slots of a tensor of fixed shape (and what else lies behind them): an array, or of a tensor on the device what stands for one."""
+        """All slots of a tensor of fixed shape (and what else lies behind them): an array, or of a tensor on the device what stands for
+        one."""
         plane = self._planes.get(t)
         if plane is None:
             offset = self.offsets[t]

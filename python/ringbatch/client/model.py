@@ -323,7 +323,8 @@ class Model(Caller):
         return ready
 
     def _send(
-        self, waiters: dict[int, Any], waiter: Any, arrays: list[np.ndarray], rows: int, timeout: float | None, priority: int | None, hold: bool = False
+        self, waiters: dict[int, Any], waiter: Any, arrays: list[np.ndarray], rows: int, timeout: float | None, priority: int | None,
+        hold: bool = False
     ) -> int:
         """Sends a request whose end will be told, and lists its waiter; 0 if there is no room. With hold it is not committed yet."""
         core = self._core

@@ -75,7 +75,7 @@ class Request(Held):
 
     def _copies(self) -> list[Any]:
         """The outputs, for those who keep them."""
-        return [[np.array(row) for row in v] if isinstance(v, list) else np.array(v) if isinstance(v, np.ndarray) else v.clone() for v in self.outputs.values()]
+        return [_copy(v) for v in self.outputs.values()]
 
     def done(self) -> bool:
         """Whether the request has ended; raises if it ended badly."""
@@ -95,6 +95,12 @@ class Request(Held):
         t = c.Timing()
         self._core.check(self._core.lib.rb_request_timing(self._core.handle, self._id, addressof(t)))
         return Timing(*(getattr(t, name) / 1e9 for name in Timing._fields))
+
+
+def _copy(rows: Any) -> Any:
+    if isinstance(rows, list):
+        return [np.array(row) for row in rows]
+    return np.array(rows) if isinstance(rows, np.ndarray) else rows.clone()
 
 
 def claim(core: Core, rows: int | None, shapes: Mapping[str, tuple[int, ...]] | None, timeout: float | None) -> Request:

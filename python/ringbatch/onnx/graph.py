@@ -16,7 +16,8 @@ from ..worker.axes import Axes, Extra, Input, extra_inputs
 from ..worker.trust import open_trusted
 
 _KINDS = {
-    "tensor(bool)": "bool", "tensor(uint8)": "u8", "tensor(int8)": "i8", "tensor(int16)": "i16", "tensor(int32)": "i32", "tensor(int64)": "i64",
+    "tensor(bool)": "bool", "tensor(uint8)": "u8", "tensor(int8)": "i8", "tensor(int16)": "i16", "tensor(int32)": "i32",
+    "tensor(int64)": "i64",
     "tensor(float16)": "f16", "tensor(float)": "f32", "tensor(double)": "f64",
 }  # fmt: skip
 NUMPY = {
@@ -68,8 +69,8 @@ class Graph:
         """The lengths of some rows, or their mask, as the graph wants them."""
         node = self.extra_nodes[e.name]
         ones = (1,) * (len(node.dims) - (1 if e.what == "lengths" else 2))
-        value = lengths.reshape(-1, *ones) if e.what == "lengths" else (np.arange(most) < lengths[:, None]).reshape(len(lengths), *ones, most)
-        return np.ascontiguousarray(value, NUMPY[node.kind])
+        mask = (np.arange(most) < lengths[:, None]).reshape(len(lengths), *ones, most)
+        return np.ascontiguousarray(lengths.reshape(-1, *ones) if e.what == "lengths" else mask, NUMPY[node.kind])
 
 
 def session_of(model: str | Path | bytes, threads: int, providers: Sequence[str] | None, spin: bool = True) -> ort.InferenceSession:
@@ -131,11 +132,14 @@ def _check_batch(nodes: Sequence[Node]) -> None:
             raise errors.Invalid(f"input {n.name!r} has no dimensions, so none for the batch: make it a constant, or one number per row")
         if isinstance(n.dims[0], int):
             raise errors.Invalid(
-                f"input {n.name!r} has a fixed batch of {n.dims[0]}, {_text(n)}: the first dimension must be free for requests to share a batch. "
-                f"Export it so, torch.onnx.export(..., dynamic_axes={{{n.name!r}: {{0: 'batch'}}, ...}}), or free it with onnx.tools.update_model_dims"
+                f"input {n.name!r} has a fixed batch of {n.dims[0]}, {_text(n)}: the first dimension must be free for requests to share a "
+                "batch. "
+                f"Export it so, torch.onnx.export(..., dynamic_axes={{{n.name!r}: {{0: 'batch'}}, ...}}), or free it with "
+                "onnx.tools.update_model_dims"
             )
         if n.dims[0] in others:
-            raise errors.Invalid(f"input {n.name!r}, {_text(n)}: the batch must be the first dimension of all inputs, but {n.dims[0]!r} is another one too")
+            raise errors.Invalid(f"input {n.name!r}, {_text(n)}: the batch must be the first dimension of all inputs, but {n.dims[0]!r} "
+                "is another one too")
 
 
 def _with_axis(text: str | None, nodes: Sequence[Node], axes: Axes) -> str | None:
@@ -194,8 +198,10 @@ class _Sizes:
         if missing:
             flags = " ".join(f"--dim {name}='<=512'" for name in missing)
             raise errors.Invalid(
-                f"the graph leaves {', '.join(map(repr, missing))} open: say how large it gets, like {flags} (or --dim {missing[0]}=128 where it never changes)"
+                f"the graph leaves {', '.join(map(repr, missing))} open: say how large it gets, like {flags} (or --dim {missing[0]}=128 "
+                "where it never changes)"
             )
         for name in self._given:
             if name not in self._used:
-                raise errors.Invalid(f"--dim {name}: the graph has no such open dimension; it has {', '.join(dict.fromkeys(self._known)) or 'none'}")
+                raise errors.Invalid(f"--dim {name}: the graph has no such open dimension; it has "
+                    f"{', '.join(dict.fromkeys(self._known)) or 'none'}")

@@ -106,7 +106,8 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    model: str | Path | bytes, dims: Mapping[str, str], providers: Sequence[str] | None = None, threads: int = 0, lengths: str | None = None,
+    model: str | Path | bytes, dims: Mapping[str, str], providers: Sequence[str] | None = None, threads: int = 0,
+    lengths: str | None = None,
     mask: str | None = None, pad: Sequence[str] | str | float | None = None, pad_sizes: bool = True,
     settings: Mapping[str, Any] | None = None, check: bool = True, tolerance: float | None = None, spin: bool = True,
 ) -> Prepared:  # fmt: skip
@@ -142,7 +143,8 @@ def _check(session: ort.InferenceSession, runner: Runner, graph: Graph, axes: Ax
         raise failure(
             e,
             session.get_providers(),
-            f"the model takes one row, and fails with {CHECKED_ROWS}: a batch of 1 is fixed inside the graph, in the shape of a Reshape, say. "
+            f"the model takes one row, and fails with {CHECKED_ROWS}: a batch of 1 is fixed inside the graph, in the shape of a Reshape, "
+            "say. "
             "Export it with a free batch, or serve single rows (--max_batch_size=1). ",
         ) from None
 

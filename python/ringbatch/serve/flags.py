@@ -67,9 +67,11 @@ def add_sizes(p: argparse.ArgumentParser) -> None:
     """For sizes that vary."""
     p.add_argument(
         "--lengths", metavar="NAME",
-        help="argument of the model that takes the true sizes of padded rows; requests do not bring it (NAME=INPUT.DIMENSION where several sizes vary)",
+        help="argument of the model that takes the true sizes of padded rows; requests do not bring it (NAME=INPUT.DIMENSION where "
+        "several sizes vary)",
     )  # fmt: skip
     p.add_argument("--mask", metavar="NAME", help="argument of the model that takes their mask: one in true places, zero in padding")
     known = "the value that the model knows padding by (default none)"
     p.add_argument("--pad", action="append", default=[], metavar="[INPUT=]VALUE", help=known)
-    p.add_argument("--no_buckets", action="store_false", dest="buckets", help="don't round sizes up: only requests of equal size share a batch")
+    p.add_argument("--no_buckets", action="store_false", dest="buckets",
+        help="don't round sizes up: only requests of equal size share a batch")

@@ -41,9 +41,11 @@ _WRONG = (TypeError, ValueError, LookupError, AttributeError, NameError, Arithme
 def parser() -> argparse.ArgumentParser:
     p = flags.Parser(prog="ringbatch serve", allow_abbrev=False, description=f"Serve a Python object. Beware: {WARNING}.")
     p.add_argument("target", help="model.joblib, model.pkl, or package.module:name")
-    p.add_argument("--input", action="append", metavar="SPEC", help="input tensor of one row, like 'x:f32[4]' (repeatable; an estimator may tell its own)")
+    p.add_argument("--input", action="append", metavar="SPEC",
+        help="input tensor of one row, like 'x:f32[4]' (repeatable; an estimator may tell its own)")
     p.add_argument("--output", action="append", metavar="SPEC", help="output tensor (default: found by running one row)")
-    p.add_argument("--no_check", action="store_false", dest="check", help="serve also what gives other results for rows in a batch than for each alone")
+    p.add_argument("--no_check", action="store_false", dest="check",
+        help="serve also what gives other results for rows in a batch than for each alone")
     p.add_argument("--method", help="what of the object is called (default: the object itself, or predict, or transform)")
     p.add_argument("--name", help="the model's name (default: $RINGBATCH_MODEL, or the target's)")
     p.add_argument("--socket", help="the broker's control socket")
@@ -96,7 +98,8 @@ def function_of(thing: Any, method: str | None) -> Callable[..., Any]:
     for name in METHODS:
         if callable(getattr(thing, name, None)):
             return getattr(thing, name)
-    raise errors.Invalid(f"{thing!r} cannot be served: it is neither a function nor has it {' or '.join(METHODS)}; name the method, --method decision_function")
+    raise errors.Invalid(f"{thing!r} cannot be served: it is neither a function nor has it {' or '.join(METHODS)}; name the method, "
+        "--method decision_function")
 
 
 def spec_of(text: str) -> tuple[str, np.dtype, tuple[int, ...]]:
@@ -108,7 +111,8 @@ def spec_of(text: str) -> tuple[str, np.dtype, tuple[int, ...]]:
             raise ValueError
         return name, np.dtype(NUMPY[NAMES.index(kind)]), tuple(int(d) for d in dims[:-1].split(",") if d.strip())
     except ValueError:
-        raise errors.Invalid(f"tensor {text!r}: want name:dtype[dims] with sizes that do not vary, like x:f32[4]; others need @ringbatch.worker") from None
+        raise errors.Invalid(f"tensor {text!r}: want name:dtype[dims] with sizes that do not vary, like x:f32[4]; others need "
+            "@ringbatch.worker") from None
 
 
 def inputs_of(thing: Any, given: Sequence[str] | None) -> list[str]:
@@ -133,12 +137,14 @@ def outputs_of(function: Callable[..., Any], inputs: Sequence[str]) -> list[str]
     for rows, ys in zip((1, 3), tried):
         for y in ys:
             if not y.ndim or len(y) != rows:
-                raise errors.Invalid(f"{rows} rows went in, and an array of shape {y.shape} came out: what is served takes rows and gives as many")
+                raise errors.Invalid(f"{rows} rows went in, and an array of shape {y.shape} came out: what is served takes rows and gives "
+                    "as many")
     texts = []
     for k, y in enumerate(tried[0]):
         kind = next((n for n, t in zip(NAMES, NUMPY) if n != "bf16" and np.dtype(t) == y.dtype), None)
         if kind is None:
-            raise errors.Invalid(f"it gives {y.dtype}, which is no tensor's type; --method predict_proba gives numbers, and so may a function of your own")
+            raise errors.Invalid(f"it gives {y.dtype}, which is no tensor's type; --method predict_proba gives numbers, and so may a "
+                "function of your own")
         texts.append(f"{'y' if len(tried[0]) == 1 else f'y{k}'}:{kind}[{','.join(map(str, y.shape[1:]))}]")
     return texts
 
@@ -153,7 +159,8 @@ def check_outputs(function: Callable[..., Any], inputs: Sequence[str], outputs: 
     given = result if isinstance(result, dict) else dict(zip([name for name, _, _ in specs], _listed(result)))
     for name, _, shape in specs:
         if name not in given:
-            raise errors.Invalid(f"--output {name}: it gives {len(given)} outputs{': ' + ', '.join(map(str, given)) if isinstance(result, dict) else ''}")
+            raise errors.Invalid(f"--output {name}: it gives {len(given)} "
+                f"outputs{': ' + ', '.join(map(str, given)) if isinstance(result, dict) else ''}")
         got = np.shape(given[name])
         if got != (1, *shape):
             raise errors.Invalid(f"--output {name}: one row went in, and an array of shape {got} came out, not {(1, *shape)}")
@@ -205,7 +212,8 @@ def worker_for(thing: Any, a: argparse.Namespace, settings: dict[str, Any]) -> W
     names = [spec_of(text)[0] for text in inputs]
 
     def run(batch: Batch) -> Any:
-        return function(*(np.array(batch.inputs[name]) for name in names))  # copies: a function that knows nothing of slots may write into them
+        # copies: a function that knows nothing of slots may write into them
+        return function(*(np.array(batch.inputs[name]) for name in names))
 
     signature = f"{' '.join(inputs)} -> {' '.join(outputs)}"
     name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)

@@ -39,9 +39,12 @@ _NUMPY = dict(zip(NAMES, NUMPY))
 def parser() -> argparse.ArgumentParser:
     p = flags.Parser(
         prog="ringbatch serve",
-        description=f"Serve a model: a file that ends in {', '.join(KINDS)}, or a Python object, package.module:name (a function of arrays, an estimator, "
-        f"a torch.nn.Module, a @ringbatch.worker, or a function without arguments that makes one). Starts a broker if none runs. Beware: {WARNING}.",
-        epilog="Other flags are those of `ringbatch torch` or `ringbatch onnx`, or settings of the model's policy: --input 'x:f32[4]' --max_batch_size=32. "
+        description=f"Serve a model: a file that ends in {', '.join(KINDS)}, or a Python object, package.module:name (a function of "
+        "arrays, an estimator, "
+        f"a torch.nn.Module, a @ringbatch.worker, or a function without arguments that makes one). Starts a broker if none runs. Beware: "
+        f"{WARNING}.",
+        epilog="Other flags are those of `ringbatch torch` or `ringbatch onnx`, or settings of the model's policy: --input 'x:f32[4]' "
+        "--max_batch_size=32. "
         "Of a Python object: --input and --output, one row each, --method and --no_check.",
         allow_abbrev=False,
     )
@@ -96,13 +99,15 @@ def tell(name: str, at: str, http: str | None, costs: bool, stop: threading.Even
     print(curl_line(name, inputs, http) if http else "curl: --http 8000 opens a door to the network")
     sys.stdout.flush()
     if costs and not stop.is_set():
-        p = subprocess.run([binary_path(), "profile", name, "--socket", at, "--seconds", str(_PROFILE_S)], stdout=subprocess.PIPE, text=True, check=False)
+        p = subprocess.run([binary_path(), "profile", name, "--socket", at, "--seconds", str(_PROFILE_S)], stdout=subprocess.PIPE,
+            text=True, check=False)
         print("\n" + p.stdout, flush=True)
 
 
 def _models(at: str) -> list[dict[str, Any]]:
     """By the command: this process has no connection of its own."""
-    answer = subprocess.run([binary_path(), "models", "--json", "--socket", at], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    answer = subprocess.run([binary_path(), "models", "--json", "--socket", at], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        check=False)
     return json.loads(answer.stdout) if answer.returncode == 0 and answer.stdout else []
 
 
@@ -122,9 +127,11 @@ def python_line(name: str, inputs: list[tuple[str, str, list[int]]], at: str) ->
 def curl_line(name: str, inputs: list[tuple[str, str, list[int]]], http: str) -> str:
     url = f"http://{'127.0.0.1:' + http if http.isdigit() else http}/v2/models/{name}/infer"
     if sum(math.prod(shape) for _, _, shape in inputs) <= _SHORT:
-        body = {"inputs": [{"name": n, "datatype": _OIP[k], "shape": [1, *s], "data": [False if k == "bool" else 0] * math.prod(s)} for n, k, s in inputs]}
-        return f"curl: curl {url} -d '{json.dumps(body, separators=(',', ':'))}'"
-    made = ",".join(f'{{"name":"{n}","datatype":"{_OIP[k]}","shape":{[1, *s]},"data":[{"False" if k == "bool" else 0}]*{math.prod(s)}}}' for n, k, s in inputs)
+        zeros = [[False if k == "bool" else 0] * math.prod(s) for _, k, s in inputs]
+        tensors = [{"name": n, "datatype": _OIP[k], "shape": [1, *s], "data": data} for (n, k, s), data in zip(inputs, zeros)]
+        return f"curl: curl {url} -d '{json.dumps({'inputs': tensors}, separators=(',', ':'))}'"
+    texts = [f"[{'False' if k == 'bool' else 0}]*{math.prod(s)}" for _, k, s in inputs]
+    made = ",".join(f'{{"name":"{n}","datatype":"{_OIP[k]}","shape":{[1, *s]},"data":{z}}}' for (n, k, s), z in zip(inputs, texts))
     return f"curl: python3 -c 'import json; print(json.dumps({{\"inputs\":[{made}]}}))' | curl {url} -d @-"
 
 

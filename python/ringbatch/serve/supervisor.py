@@ -307,12 +307,14 @@ def _all_attached(socket: str) -> bool:
     started = _processes(socket) or []
     for s in started:
         if s["failed_starts"] >= _FAILED_STARTS and not s["attached"]:
-            raise errors.WorkerDied(f"{s['name']} ended {s['failed_starts']} times before it was ready ({s['last_end']}); see its messages above")
+            raise errors.WorkerDied(f"{s['name']} ended {s['failed_starts']} times before it was ready ({s['last_end']}); see its "
+                "messages above")
     return bool(started) and all(s["attached"] for s in started)
 
 
 def _judge(told: list[Refusal], started: list[dict[str, Any]]) -> None:
-    """Raises the first refusal of a process that has not attached, in this life or another. If it has, what it serves was right, and may be so again."""
+    """Raises the first refusal of a process that has not attached, in this life or another.
+    If it has, what it serves was right, and may be so again."""
     attached = {s["name"] for s in started if s["attached"]}
     for refusal in told:
         if refusal.name not in attached:
@@ -324,7 +326,8 @@ def _processes(socket: str) -> list[dict[str, Any]] | None:
     """None if there is no answer. By the command: this process has no connection of its own, and stays free to fork."""
     try:
         answer = subprocess.run(
-            [binary_path(), "stats", "--json", "--socket", socket], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False, timeout=_ASK_S
+            [binary_path(), "stats", "--json", "--socket", socket], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False,
+            timeout=_ASK_S
         )
     except subprocess.TimeoutExpired:
         return None
@@ -335,7 +338,8 @@ def _processes(socket: str) -> list[dict[str, Any]] | None:
 
 
 def _guest(
-    commands: list[list[str]], counts: list[int], socket: str, stop: StopEvent, door: Door, take_over: bool, ready_s: float | None, refusals: Refusals
+    commands: list[list[str]], counts: list[int], socket: str, stop: StopEvent, door: Door, take_over: bool, ready_s: float | None,
+    refusals: Refusals
 ) -> None:
     """Until stop is set or, if we would start one, the broker is gone."""
     if ready_s is not None:

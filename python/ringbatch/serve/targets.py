@@ -82,7 +82,8 @@ def describe(served: Served, index: int) -> list[str]:
         return ["rerun-module", run_as, str(index)]
     if path:
         return ["rerun-file", os.path.abspath(path), str(index)]
-    where = {"-c": "the command line", "-": "standard input"}.get(_ARGV[0], "an interactive session" if sys.stdin.isatty() else "standard input")
+    typed = "an interactive session" if sys.stdin.isatty() else "standard input"
+    where = {"-c": "the command line", "-": "standard input"}.get(_ARGV[0], typed)
     raise errors.Invalid(f"worker processes run the script again, and {where} cannot be read twice: {_AGAIN}")
 
 

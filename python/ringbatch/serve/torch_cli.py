@@ -30,8 +30,10 @@ def parser() -> argparse.ArgumentParser:
         epilog="Other flags are settings of the model's policy, which the broker reads: --max_batch_size=32 --wait_time=5ms",
         allow_abbrev=False,
     )
-    p.add_argument("target", help="model.pt2 of torch.export.save, a file of torch.jit.save, or package.module:name, a module or a function that makes one")
-    p.add_argument("--input", action="append", metavar="SPEC", help="input tensor of one row, like 'x:f32[3,224,224]' (repeatable; .pt2 files tell theirs)")
+    p.add_argument("target", help="model.pt2 of torch.export.save, a file of torch.jit.save, or package.module:name, a module or a "
+        "function that makes one")
+    p.add_argument("--input", action="append", metavar="SPEC",
+        help="input tensor of one row, like 'x:f32[3,224,224]' (repeatable; .pt2 files tell theirs)")
     p.add_argument("--output", action="append", metavar="SPEC", help="output tensor (default: found by running the model once)")
     p.add_argument("--name", help="the model's name (default: $RINGBATCH_MODEL, or the file's)")
     p.add_argument("--device", help="cuda, cuda:1 or cpu (default: a GPU if there is one)")
@@ -39,13 +41,15 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--half", action="store_true", help="compute in float16")
     p.add_argument("--bfloat16", action="store_true", help="compute in bfloat16")
     p.add_argument("--channels_last", action="store_true", help="lay images out channels last")
-    p.add_argument("--cuda_graphs", action="store_true", default=None, help="record the model once per batch size and replay it (default: where that works)")
+    p.add_argument("--cuda_graphs", action="store_true", default=None,
+        help="record the model once per batch size and replay it (default: where that works)")
     p.add_argument("--no_cuda_graphs", action="store_false", dest="cuda_graphs", help="launch the model's kernels one by one")
     p.add_argument("--no_freeze", action="store_false", dest="freeze", help="leave the module as it is: fold and fuse no operations")
     p.add_argument(
         "--compile", choices=("auto", "on", "off"), default="off",
         help="torch.compile: auto takes it where results agree and a full batch is quicker, measured before serving; "
-        "needs a C++ compiler on the CPU. The code is kept in $TORCHINDUCTOR_CACHE_DIR, or ringbatch/torch in the user's cache folder (default off)",
+        "needs a C++ compiler on the CPU. The code is kept in $TORCHINDUCTOR_CACHE_DIR, or ringbatch/torch in the user's cache folder "
+        "(default off)",
     )  # fmt: skip
     flags.add_sizes(p)
     p.add_argument(
@@ -55,7 +59,8 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument(
         "--no_check", action="store_false", dest="check",
-        help="serve also a model whose rows give other results in a batch than alone, or whose outputs are others than --output says (not where inputs vary)",
+        help="serve also a model whose rows give other results in a batch than alone, or whose outputs are others than --output says (not "
+        "where inputs vary)",
     )  # fmt: skip
     p.add_argument("--depth", type=int, default=2, help="batches in flight (default 2)")
     p.add_argument("--processes", type=int, default=1, help="worker processes; one that dies is started again (default 1)")

@@ -22,7 +22,8 @@ _LAST_BACKOFF_S = 5.0
 class Guest:
     """Started again when it dies: at once if it had attached, with a back-off if it never does."""
 
-    def __init__(self, name: str, command: list[str], env: dict[str, str], ready_s: float | None = None, refusals: Refusals | None = None) -> None:
+    def __init__(self, name: str, command: list[str], env: dict[str, str], ready_s: float | None = None,
+            refusals: Refusals | None = None) -> None:
         self.name, self._refusals = name, refusals
         self._command, self._env = command, env
         self._ready_s = ready_s  # what does not tell that it is ready counts as such after that long
@@ -58,7 +59,8 @@ class Guest:
         self._proven = self._proven or attached
         self._failed_starts = 0 if attached else self._failed_starts + 1
         if self._failed_starts >= _FAILED_STARTS and not self._proven:
-            raise errors.WorkerDied(f"{self.name} ended {self._failed_starts} times before it was ready (exit status {status}); see its messages above")
+            raise errors.WorkerDied(f"{self.name} ended {self._failed_starts} times before it was ready (exit status {status}); see its "
+                "messages above")
         delay = 0.0 if attached else min(0.1 * 2 ** (self._failed_starts - 1), _LAST_BACKOFF_S)
         log.warning("%s ended with status %s, starting it again%s", self.name, status, f": {refused}" if refused else "")
         self._again_at = time.monotonic() + delay

@@ -17,7 +17,8 @@ from .process import device_of, settle_memory, short_sleeps
 from .specs import input_of, parse_spec
 
 
-def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: Callable[[], bool], done: Callable[[], Any], **o: Any) -> None:
+def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: Callable[[], bool], done: Callable[[], Any],
+        **o: Any) -> None:
     """The upper bound: full batches from this process's own pinned memory, no broker.
 
     Before each batch is waited for go_on is asked, and ends everything by

@@ -40,7 +40,8 @@ class Stopped(Exception):
 
 
 def choose(
-    mode: str, plain: Compute, compiled: Callable[[], Compute], examples: list[list[torch.Tensor]], within: float, recorded: bool = False, of: object = None,
+    mode: str, plain: Compute, compiled: Callable[[], Compute], examples: list[list[torch.Tensor]], within: float, recorded: bool = False,
+    of: object = None,
     read: Callable[[str], bool] = lambda folder: True, stopped: Callable[[], bool] = lambda: False,
 ) -> Compute | None:  # fmt: skip
     """The compiled code, or None: serve without.

@@ -20,6 +20,7 @@ from .compiling import code_text
 
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
 _TOLD_BY_REPR = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_NO_STATE = (type(None), type, types.ModuleType)  # what a function of C may belong to, and no text need tell
 _OURS = ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS")  # these change nothing of the code
 
 
@@ -41,7 +42,8 @@ def fingerprint(module: torch.nn.Module) -> str | Untold:
 
 
 def _about_torch() -> Iterator[str]:
-    yield f"{torch.__version__} {torch.version.git_version} {torch.get_float32_matmul_precision()} {torch.are_deterministic_algorithms_enabled()}"
+    yield f"{torch.__version__} {torch.version.git_version}"
+    yield f"{torch.get_float32_matmul_precision()} {torch.are_deterministic_algorithms_enabled()}"
     yield repr(sorted((k, v) for k, v in os.environ.items() if k.startswith("TORCHINDUCTOR_") and k not in _OURS))
 
 
@@ -51,11 +53,12 @@ def _sources(module: torch.nn.Module) -> Iterator[str]:
         named = type(part).__module__
         if getattr(sys.modules.get(named), "__file__", None) is None:
             raise Untold(f"{type(part).__qualname__} is of {named}, which has no file")
-    ours = str(Path(__file__).parent) + os.sep  # is not part of the code, but calls it
+    ours = str(Path(__file__).parents[1]) + os.sep  # is not part of the code, but calls it
     python = sysconfig.get_path("stdlib") + os.sep
     for name, loaded in sorted(sys.modules.items()):
         file = getattr(loaded, "__file__", None)
-        if not file or name.split(".")[0] == "torch" or file.startswith(ours) or (file.startswith(python) and "-packages" + os.sep not in file):
+        of_python = file and file.startswith(python) and "-packages" + os.sep not in file
+        if not file or of_python or name.split(".")[0] == "torch" or file.startswith(ours):
             continue
         try:
             content = Path(file).read_bytes() if file.endswith(".py") else f"{os.stat(file).st_size} {os.stat(file).st_mtime_ns}".encode()
@@ -90,7 +93,9 @@ def _settings(part: torch.nn.Module) -> list[tuple[str, Any]]:
 def _constants(part: torch.nn.Module) -> Iterator[str]:
     """Simple values of its class and of the globals that its forward names: the environment may have made them."""
     forward = getattr(type(part), "forward", None)
-    around = {k: v for k, v in forward.__globals__.items() if k in forward.__code__.co_names} if isinstance(forward, types.FunctionType) else {}
+    around = {}
+    if isinstance(forward, types.FunctionType):
+        around = {k: v for k, v in forward.__globals__.items() if k in forward.__code__.co_names}
     kinds = [kind for kind in reversed(type(part).__mro__) if not kind.__module__.startswith("torch.")]
     of_class = {name: value for kind in kinds for name, value in vars(kind).items() if not name.startswith("__")}
     for name, value in (*of_class.items(), *around.items()):
@@ -110,7 +115,7 @@ def _text(value: Any) -> str:
         return f"{type(value).__qualname__} [{', '.join(sorted(map(_text, value)))}]"
     if isinstance(value, dict):
         return f"{type(value).__qualname__} {_text(list(value.items()))}"
-    if isinstance(value, type) or (isinstance(value, types.BuiltinFunctionType) and isinstance(value.__self__, (type(None), type, types.ModuleType))):
+    if isinstance(value, type) or (isinstance(value, types.BuiltinFunctionType) and isinstance(value.__self__, _NO_STATE)):
         return f"{value.__module__} {value.__qualname__}"
     if isinstance(value, functools.partial):
         return f"partial {_text([value.func, value.args, value.keywords])}"

@@ -6,7 +6,7 @@ folded into it, it makes anew at each start, which takes longer than anything el
 stay in one file: the source text that the compiler wrote, and the constants that it names. The kernels
 in that text stay where the compiler keeps them.
 
-The file's name follows from all that its code was made of (_torch_fingerprint).
+The file's name follows from all that its code was made of (fingerprint.py).
 A process that reads it still compares its results with the module's.
 """
 
@@ -37,7 +37,8 @@ class NotKept(Exception):
     """Why it cannot be."""
 
 
-def load_or_compile(module: torch.nn.Module, xs: Sequence[torch.Tensor], of: object, state: str | Untold, folder: str, right: Callable[[Code], bool]) -> Code:
+def load_or_compile(module: torch.nn.Module, xs: Sequence[torch.Tensor], of: object, state: str | Untold, folder: str,
+        right: Callable[[Code], bool]) -> Code:
     """The module compiled for inputs like xs, its weights as constants.
 
     state: the module's fingerprint. of: what the code depends on besides. folder: nobody else may write there, what lies in it is run.
@@ -66,7 +67,8 @@ def load_or_compile(module: torch.nn.Module, xs: Sequence[torch.Tensor], of: obj
         if not isinstance(state, Untold):
             with contextlib.suppress(OSError):
                 _not_whole(file).touch()
-        print(f"a restart will trace the module again, since its compiled code cannot be kept whole: {e if isinstance(e, NotKept) else failure(e)}",
+        print(f"a restart will trace the module again, since its compiled code cannot be kept whole: "
+            f"{e if isinstance(e, NotKept) else failure(e)}",
               file=sys.stderr, flush=True)  # fmt: skip
         return code
 

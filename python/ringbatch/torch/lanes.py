@@ -164,7 +164,8 @@ class Lane:
             if len(rows.runs) == 1 and size == plane.stride:
                 e.mover.copy(e.computing_at, plane.base + rows.runs[0][0] * size, flat.data_ptr(), size * rows.rows)
             else:
-                e.mover.scatter(e.computing_at, plane.base, plane.stride, flat.data_ptr(), self._numbers(plane), size, rows.rows, plane.on_device)
+                e.mover.scatter(e.computing_at, plane.base, plane.stride, flat.data_ptr(), self._numbers(plane), size, rows.rows,
+                    plane.on_device)
         return self._dims(outputs, rows, true)
 
     def _numbers(self, plane: Plane) -> int:

@@ -31,7 +31,8 @@ def _scripted(target: str, f: BinaryIO, device: str) -> Callable[..., Any]:
         raise
     except RuntimeError as e:
         raise errors.Invalid(
-            f"{target} cannot be loaded as TorchScript (torch.jit.save): {failure(e)}. If torch.save wrote it, it has weights, or a pickle: write a "
+            f"{target} cannot be loaded as TorchScript (torch.jit.save): {failure(e)}. If torch.save wrote it, it has weights, or a "
+            "pickle: write a "
             f"function without arguments that makes the module and loads them, and serve that, package.module:name"
         ) from e
 
@@ -60,7 +61,8 @@ def _exported(target: str, f: BinaryIO, device: str) -> tuple[Callable[..., Any]
     except torch.OutOfMemoryError:
         raise
     except Exception as e:
-        raise errors.Invalid(f"{target} is no file of torch.export.save that this PyTorch, {torch.__version__}, can load: {failure(e)}") from e
+        by = f"this PyTorch, {torch.__version__}"
+        raise errors.Invalid(f"{target} is no file of torch.export.save that {by}, can load: {failure(e)}") from e
     if torch.device(device).type == "cuda":
         from torch.export.passes import move_to_device_pass
 
@@ -74,7 +76,8 @@ def _spec(name: str, value: Any) -> str:
     batch, *dims = value.shape
     if isinstance(batch, int):
         raise errors.Invalid(
-            f"input {name!r} was exported for batches of {batch} only: export it with dynamic_shapes={{{name!r}: {{0: torch.export.Dim('batch')}}}}"
+            f"input {name!r} was exported for batches of {batch} only: export it with dynamic_shapes="
+            f"{{{name!r}: {{0: torch.export.Dim('batch')}}}}"
         )
     open_dims = [d for d in dims if not isinstance(d, int)]
     text = ",".join("?" if d in open_dims else str(d) for d in dims)
@@ -88,5 +91,6 @@ def inputs_of(target: str, told: list[str] | None, given: list[str] | None) -> l
     if told is None:
         raise errors.Invalid(f"{target} does not tell its inputs: name them, --input 'x:f32[3,224,224]'")
     if any("?" in text for text in told):
-        raise errors.Invalid(f"{target} has inputs {' '.join(told)}: say how large the open dimensions (?) are at most, --input 'tokens:i64[<=512]'")
+        raise errors.Invalid(f"{target} has inputs {' '.join(told)}: say how large the open dimensions (?) are at most, --input "
+            "'tokens:i64[<=512]'")
     return told

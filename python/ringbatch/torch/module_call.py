@@ -77,7 +77,8 @@ class Module:
         n = len(rows[0])
         for y in ys:
             if y.dim() == 0 or len(y) != n:
-                raise errors.Invalid(f"{n} rows went in, and a tensor of shape {list(y.shape)} came out: what is served takes rows and gives as many")
+                raise errors.Invalid(f"{n} rows went in, and a tensor of shape {list(y.shape)} came out: what is served takes rows and "
+                    "gives as many")
         return [(y.float() if y.is_floating_point() else y).cpu().numpy() for y in ys]
 
 
@@ -101,12 +102,14 @@ def named_call(module: Callable[..., Any], prepare: Callable[[torch.Tensor], tor
         y = module(*map(prepare, xs), **named)
         ys = list(y) if isinstance(y, (tuple, list)) else [y]
         if not all(isinstance(y, torch.Tensor) for y in ys):
-            raise errors.Invalid(f"the module gives a {type(y).__name__}: want a tensor, or a tuple of tensors; wrap it in a module that picks them")
+            raise errors.Invalid(f"the module gives a {type(y).__name__}: want a tensor, or a tuple of tensors; wrap it in a module that "
+                "picks them")
         for y in ys:
             if y.is_nested:
                 raise errors.Invalid("the module gives a nested tensor: wrap it in a module that makes it dense, with to_padded_tensor()")
             if y.layout != torch.strided:
-                raise errors.Invalid(f"the module gives a tensor that is not dense ({y.layout}): wrap it in a module that makes it so, with to_dense()")
+                raise errors.Invalid(f"the module gives a tensor that is not dense ({y.layout}): wrap it in a module that makes it so, "
+                    "with to_dense()")
         return ys
 
     return call

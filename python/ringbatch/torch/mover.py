@@ -66,7 +66,8 @@ class Mover:
         """Rows of a plane, by slot number, one after the other to device memory."""
         self._gather(stream, _blocks(rows, row_bytes, on_device), to, row_bytes, plane, stride, slots, row_bytes, rows, rows)
 
-    def scatter(self, stream: int, plane: int, stride: int, source: int, slots: int, row_bytes: int, rows: int, on_device: bool = False) -> None:
+    def scatter(self, stream: int, plane: int, stride: int, source: int, slots: int, row_bytes: int, rows: int,
+            on_device: bool = False) -> None:
         """The way back."""
         self._scatter(stream, _blocks(rows, row_bytes, on_device), plane, stride, source, row_bytes, slots, row_bytes, rows)
 

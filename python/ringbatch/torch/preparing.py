@@ -86,7 +86,8 @@ def prepare(
             found = compiling.choose(compile, plain, compiled, examples, within, recorded, of, read, stopped)
         return (plain, sized_too, found) if one_size else (found or plain, sized_too, None)
     if compile != "off":
-        print("serving TorchScript, which cannot be compiled: export the module (.pt2), or name what makes it (package.module:name)", file=sys.stderr)
+        print("serving TorchScript, which cannot be compiled: export the module (.pt2), or name what makes it (package.module:name)",
+            file=sys.stderr)
     if not freeze or not isinstance(module, torch.jit.ScriptModule):
         return plain, sized_too, None
     try:

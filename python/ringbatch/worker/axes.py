@@ -140,7 +140,8 @@ def given_buckets(settings: Mapping[str, Any]) -> dict[str, list[int]]:
     if isinstance(settings.get("buckets"), Mapping):
         found.update(settings["buckets"])
     try:
-        buckets = {name: [int(v) for v in (value.strip("[]").split(",") if isinstance(value, str) else value)] for name, value in found.items()}
+        lists = {name: value.strip("[]").split(",") if isinstance(value, str) else value for name, value in found.items()}
+        buckets = {name: [int(v) for v in values] for name, values in lists.items()}
         if any(sizes != sorted({*sizes}) or sizes[0] < 1 for sizes in buckets.values()):
             raise ValueError
         return buckets
@@ -245,7 +246,8 @@ def probe_outputs(run: RowShapes, axes: Axes) -> list[Output]:
 
 
 def write_rows(plane: np.ndarray, slots: np.ndarray, ys: np.ndarray, output: Output, sizes: np.ndarray | None) -> None:
-    """Puts rows into their slots of a plane, which has a line of elements for each slot. sizes: the true ones by axis, where rows are padded."""
+    """Puts rows into their slots of a plane, which has a line of elements for each slot.
+    sizes: the true ones by axis, where rows are padded."""
     row = math.prod(ys.shape[1:])
     if sizes is None or output.prefix or not output.variable:
         plane[slots, :row] = ys.reshape(len(ys), row)

@@ -364,7 +364,8 @@ class Batch:
             return {names[0]: result}
         if self._asked:
             return {}
-        raise errors.Invalid(f"the function returned {type(result).__name__}; return a dict with {', '.join(names)}, or write batch.outputs[name][...]")
+        raise errors.Invalid(f"the function returned {type(result).__name__}; return a dict with {', '.join(names)}, or write "
+            "batch.outputs[name][...]")
 
     def _is_awaited(self, t: Tensor) -> bool:
         """Whether a request that has not failed has elements of this output."""
@@ -395,7 +396,8 @@ class Batch:
         shape = tuple(getattr(value, "shape", ()))
         if not is_device_array(value) or shape[1:] != t.shape or shape[0] not in (self.rows, self.padded):
             raise errors.Shape(
-                f"output {t.name!r} is on the GPU: expected a tensor there, {self.rows} rows of {t.expected_row}; got {type(value).__name__} of shape {shape}"
+                f"output {t.name!r} is on the GPU: expected a tensor there, {self.rows} rows of {t.expected_row}; got "
+                f"{type(value).__name__} of shape {shape}"
             )
         to: Any = self.outputs[t.name]
         to[: shape[0]].copy_(value.detach())

@@ -30,9 +30,9 @@ def cache_folder() -> str:
 
 @contextlib.contextmanager
 def kept_bytecode() -> Iterator[None]:
-    """What is imported in here has its bytecode kept, where that of torch is neither there nor would be, as in many images: importing it takes
-    three times as long then. For torch's own modules: bytecode of a user's is taken for that of another file with the same time and size.
-    """
+    """Keeps the bytecode of what is imported in here, where that of torch is neither there nor would be, as in many images.
+    Importing it takes three times as long then. For torch's own modules: bytecode of a user's is taken for that of another
+    file with the same time and size."""
     prefix = _bytecode_folder()
     if prefix is None:
         yield

@@ -56,7 +56,8 @@ class Refusals:
         return mine
 
     def end(self) -> None:
-        """From here on worker processes say it in their own logs. The descriptor stays: they know its number, which another file would get."""
+        """From here on worker processes say it in their own logs.
+        The descriptor stays: they know its number, which another file would get."""
         if not self._over:
             fcntl.fcntl(self._fd, _ADD_SEALS, _SEAL_GROW | _SEAL_WRITE)
             self._over = True

@@ -201,12 +201,13 @@ def _said(error: object) -> str:
 
 
 def _reason(error: object) -> bytes:
-    """The text of a failure. Of an exception its first line says all, since the gateway sends no more than that to other hosts; the traceback
-    follows for callers on this one, and of a long one its end, which says most."""
+    """The text of a failure. Of an exception its first line says all, since the gateway sends no more than that to other hosts.
+    The traceback follows for callers on this one, and of a long one its end, which says most."""
     if isinstance(error, BaseException):
         name, said = type(error).__qualname__, " ".join(_said(error).split())
         line = f"{name}: {said}" if said else name
-        trace = "" if error.__traceback__ is None else "\n" + "".join(traceback.format_exception(type(error), error, error.__traceback__)).strip()
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        trace = "" if error.__traceback__ is None else "\n" + "".join(lines).strip()
     else:
         line, trace = _said(error), ""
     raw, rest = (text.replace("\0", " ").encode("utf-8", "replace") for text in (line, trace))
@@ -258,7 +259,8 @@ class Ring:
         raise last_error(self.lib, found)  # type: ignore[arg-type]
 
     def wait(self, timeout_ns: int) -> bool:
-        """Whether next(0) would find a batch, in time; raises BrokerGone. A second thread may wait here, while the first does all but next."""
+        """Whether next(0) would find a batch, in time; raises BrokerGone.
+        A second thread may wait here, while the first does all but next."""
         status = self.lib.rb_worker_wait(self._handle, timeout_ns)
         if status in (0, errors.Timeout.status):
             return status == 0

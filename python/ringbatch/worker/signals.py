@@ -23,7 +23,8 @@ _LOOK_S = 0.02
 
 
 class StopEvent(threading.Event):
-    """An event that a signal's handler may set. That runs in the main thread, also in the midst of a wait there: so there is no lock to wait for."""
+    """An event that a signal's handler may set. That runs in the main thread, also in the midst of a wait there: so there is no lock to
+    wait for."""
 
     _is_set = False
     listens = False  # to signals

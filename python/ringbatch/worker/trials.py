@@ -54,7 +54,8 @@ def is_mask(i: Input) -> bool:
     return "mask" in i.name.lower()
 
 
-def example(inputs: Sequence[Input], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype], rows: int, seed: int = 0) -> list[np.ndarray]:
+def example(inputs: Sequence[Input], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype], rows: int,
+        seed: int = 0) -> list[np.ndarray]:
     """Rows to try a model with: random numbers, zeros and ones where they are whole, ones in what is called a mask."""
     rng = np.random.default_rng(seed)
     made = []
@@ -129,7 +130,8 @@ def refuse_mixed_rows(
         raise errors.Invalid(f"in a batch of {len(xs[0])} {why}. {advice}")
     if not rows_agree(model, xs, tolerance, outputs):
         raise errors.Invalid(
-            f"in a batch of {len(xs[0])} the rows give other results than alone, by more than {tolerance:g} of the largest: rows of this model "
+            f"in a batch of {len(xs[0])} the rows give other results than alone, by more than {tolerance:g} of the largest: rows of this "
+            "model "
             f"depend on one another (or chance is in it). {advice}"
         )
 
@@ -249,7 +251,8 @@ def settle(
         return axes, outputs, f"{why}; they are padded because buckets were asked for"
     name, sizes = axes.axes[0].names[0], ",".join(map(str, powers_of_two(axes.axes[0].most)))
     advice = (
-        "If the model can ignore padding, hand it a mask or the true sizes (--mask NAME, --lengths NAME) or name the value that it ignores (--pad 0); "
+        "If the model can ignore padding, hand it a mask or the true sizes (--mask NAME, --lengths NAME) or name the value that it "
+        "ignores (--pad 0); "
         f"--buckets.{name}={sizes} pads in any case"
     )
     return Axes(inputs, None), outputs, f"only requests of equal size share a batch: {why}. {advice}"

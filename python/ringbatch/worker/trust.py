@@ -74,7 +74,8 @@ def _refuse_others(entry: str, about: os.stat_result, path: str | Path) -> None:
     """In a folder with the sticky bit, such as /tmp, users cannot take away the entries of others."""
     risk = "and loading it may run what they wrote"
     if about.st_uid not in (0, os.geteuid()):
-        raise errors.Invalid(f"{path}: {entry} belongs to uid {about.st_uid}, {risk}: files of this user and of root are loaded, and no others")
+        raise errors.Invalid(f"{path}: {entry} belongs to uid {about.st_uid}, {risk}: files of this user and of root are loaded, and no "
+            "others")
     folder = stat.S_ISDIR(about.st_mode)
     if stat.S_ISLNK(about.st_mode) or (folder and about.st_mode & stat.S_ISVTX):
         return

@@ -88,10 +88,12 @@ def worker(
 
     def made(function: Callable[[Batch], Any]) -> Worker:
         if not _is_async(function) and concurrency:
-            raise errors.Invalid("concurrency is for coroutine functions (async def): others run one batch at a time; depth is how many are handed over")
+            raise errors.Invalid("concurrency is for coroutine functions (async def): others run one batch at a time; depth is how many "
+                "are handed over")
         if _is_async(function):
             if depth or not 0 <= concurrency <= _MOST_CONCURRENCY:
-                raise errors.Invalid(f"a coroutine function has concurrency 1..{_MOST_CONCURRENCY}, and as many batches are handed over: leave depth out")
+                raise errors.Invalid(f"a coroutine function has concurrency 1..{_MOST_CONCURRENCY}, and as many batches are handed over: "
+                    "leave depth out")
             o.depth = concurrency or _DEFAULT_CONCURRENCY
         return Worker(function, model, text, o, bool(os.environ.get("RINGBATCH_DEBUG")) if debug is None else debug)
 
