@@ -201,6 +201,9 @@ var pythonKind = map[string]string{
 	"Rows": "ValueError", "Size": "ValueError", "NoLevel": "ValueError",
 }
 
+// pythonColumns is how long a line of Python may be.
+const pythonColumns = 120
+
 func pythonClasses(out *bytes.Buffer) {
 	for _, s := range status.All()[1:] {
 		bases := "Error"
@@ -221,10 +224,16 @@ func pythonClasses(out *bytes.Buffer) {
 		names = append(names, s.Name())
 	}
 	slices.Sort(names)
-	out.WriteString("\n\n__all__ = [\n")
+	out.WriteString("\n\n__all__ = [")
+	column := pythonColumns
 	for _, name := range names {
-		fmt.Fprintf(out, "    %q,\n", name)
+		if column += len(name) + len(`"", `); column > pythonColumns {
+			out.WriteString("\n   ")
+			column = len("    ") + len(name) + len(`"",`)
+		}
+		fmt.Fprintf(out, " %q,", name)
 	}
+	out.WriteString("\n")
 	out.WriteString("]\n\n")
 }
 

@@ -42,23 +42,9 @@ from .worker.batch import Batch, Item, Run
 from .worker.worker import Worker, worker
 
 __all__ = [
-    "Batch",
-    "Item",
-    "Model",
-    "Request",
-    "Run",
-    "Tensor",
-    "Timing",
-    "View",
-    "Worker",
-    "binary_path",
-    "connect",
-    "library_path",
-    "pipeline",
-    "serve",
-    "stats",
-    "worker",
-]
+    "Batch", "Item", "Model", "Request", "Run", "Tensor", "Timing", "View", "Worker",
+    "binary_path", "connect", "library_path", "pipeline", "serve", "stats", "worker",
+]  # fmt: skip
 __all__ += errors.__all__
 
 __version__: str  # the library's, asked when it is first wanted

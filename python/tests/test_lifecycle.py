@@ -138,39 +138,24 @@ def test_how_often_a_request_is_tried_is_a_setting(home):
         assert broker_stats(socket)["processes"][0]["restarts"] == 1
 
 
-def test_a_worker_that_cannot_start_ends_serve_with_its_message(home):
-    code = """
+# A worker that cannot start is tried five times, or more if serve was late to look; one that is wrong once.
+@pytest.mark.parametrize(("error", "says"), [("RuntimeError", r"WorkerDied: .* ended \d+ times before it was ready .*"),
+    ("rb.Invalid", "Invalid: no weights here")])
+def test_a_worker_that_cannot_start_ends_serve_with_its_message(home, error, says):
+    code = f"""
         if os.environ.get("RINGBATCH_CHILD"):
-            raise RuntimeError("no weights here")
+            raise {error}("no weights here")
         @rb.worker("broken", **IO)
         def run(batch):
             pass
         try:
             rb.serve(run)
-        except rb.WorkerDied as e:
-            print(e, flush=True)
+        except rb.Error as e:
+            print(f"{{type(e).__name__}}: {{e}}", flush=True)
     """
     with script(home, code, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as (p, socket):
         out, log = p.communicate(timeout=120)
-        # Five times, or more if serve was late to look.
-        assert re.search(r"ended \d+ times before it was ready", out) and "no weights here" in log
-        wait_for_nobody(socket)
-
-
-def test_a_worker_that_is_wrong_ends_serve_at_its_first_start(home):
-    code = """
-        if os.environ.get("RINGBATCH_CHILD"):
-            raise rb.Invalid("no such weights")
-        @rb.worker("broken", **IO)
-        def run(batch):
-            pass
-        try:
-            rb.serve(run)
-        except rb.Invalid as e:
-            print(e, flush=True)
-    """
-    with script(home, code, stdout=subprocess.PIPE) as (p, socket):
-        assert p.communicate(timeout=120)[0] == "no such weights\n"
+        assert re.fullmatch(says, out.strip()) and "no weights here" in out + log
         wait_for_nobody(socket)
 
 

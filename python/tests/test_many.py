@@ -50,17 +50,6 @@ def test_submit_from_a_callback_of_a_full_window(echo):
         assert finished.wait(60)
 
 
-def test_asyncio(model):
-    async def main() -> None:
-        results = await asyncio.gather(*(model.ainfer(row(i)) for i in range(300)))  # window is 16
-        assert [r[0] for r in results] == list(range(300))
-        with pytest.raises(rb.DType):
-            await model.ainfer(np.zeros(16))
-
-    asyncio.run(main())
-    asyncio.run(main())  # another loop, the same client
-
-
 def test_asyncio_in_several_loops_and_threads_at_once(model):
     async def main(k: int) -> None:
         for i in range(20):

@@ -97,7 +97,8 @@ import processes
 from pathlib import Path
 processes.adopt()
 # A child that starts a session of its own, ignores SIGTERM and outlives its parent.
-stubborn = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork() and os._exit(0); os.setsid(); print(os.getpid(), flush=True); time.sleep(60)"
+stubborn = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork() and os._exit(0); os.setsid()"
+stubborn += "; print(os.getpid(), flush=True); time.sleep(60)"
 p = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, text=True)
 pid = int(p.stdout.readline())
 processes.end_all(grace=0.2)

@@ -73,6 +73,7 @@ def test_after_very_many_the_workers_say_it_themselves(refusals, monkeypatch):
 def test_one_that_comes_after_the_start_is_the_workers_own_to_say(refusals):
     refusals.end()
     assert says(refusals.path) == "False" and not refusals.take()
+    assert os.readlink(refusals.path.partition(":")[0]).startswith("/memfd:")  # no other file gets the number
 
 
 def test_another_file_that_has_got_the_number_is_not_written_to(tmp_path):
@@ -87,11 +88,6 @@ def test_another_file_that_has_got_the_number_is_not_written_to(tmp_path):
         os.close(file)
         if fd != file:
             os.close(fd)
-
-
-def test_serving_processes_keep_the_number(refusals):
-    refusals.end()
-    assert os.readlink(refusals.path.partition(":")[0]).startswith("/memfd:")
 
 
 def test_what_a_worker_starts_in_turn_and_one_that_has_served_refuse_nothing(refusals):
@@ -115,7 +111,7 @@ def test_a_worker_that_has_attached_has_served(socket, refusals, monkeypatch):
         assert not refusal.refused("no good") and not refusals.take()
 
 
-def ended(guest: watched.Guest) -> None:
+def ended(guest: watched.WatchedProcess) -> None:
     """Waits for the process, and has the guest see to it."""
     os.waitid(os.P_PID, guest._p.pid, os.WEXITED | os.WNOWAIT)
     guest.revive()
@@ -129,12 +125,12 @@ def test_a_guest_that_has_served_is_started_again_whatever_it_says(refusals):
         "refusal.refused('no good')\n"
     )
     env = {**os.environ, refusal.TOLD_AT: refusals.path}
-    guest = watched.Guest("worker", [sys.executable, "-c", code], {**env, "SERVES": "1"}, None, refusals)
+    guest = watched.WatchedProcess("worker", [sys.executable, "-c", code], {**env, "SERVES": "1"}, None, refusals)
     ended(guest)
     guest._env = env
     guest._start()
     ended(guest)
-    first = watched.Guest("worker", [sys.executable, "-c", code], env, None, refusals)
+    first = watched.WatchedProcess("worker", [sys.executable, "-c", code], env, None, refusals)
     with pytest.raises(rb.Invalid, match="no good"):
         ended(first)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of a request over ctypes: what ``quick/*.c`` do, for where it was not built.
+"""The ctypes path of a request: does in Python what ``quick/*.c`` do, where the extension was not built.
 
 A handler of a signal may raise between any two steps here. So whatever the
 library claims it writes into a struct that somebody knows already: the object
@@ -129,6 +129,9 @@ class Client:
         raise NotImplementedError
 
     def stream(self, given: Any = None) -> int:
+        raise NotImplementedError
+
+    def wait(self, request: int, timeout_ns: int) -> None:
         raise NotImplementedError
 
     def commit_one(self, request: int, timeout_ns: int, flags: int, stream: Any = None) -> int:
@@ -450,17 +453,8 @@ class Held:
 
     def wait_in(self, timeout_ns: int) -> None:
         self._check()
-        core = self._core
-        left = timeout_ns or FOREVER_NS
-        deadline = time.monotonic_ns() + left
-        while True:
-            status = core._lib.rb_wait(core.handle, self._id, min(left, SLICE_NS))
-            if status == 0:
-                self._ok = True
-                return
-            left = deadline - time.monotonic_ns()
-            if status != _TIMEOUT or left <= 0:
-                raise core.error(status)
+        self._core.wait(self._id, timeout_ns)
+        self._ok = True
 
     def run(self, timeout: float | None = None, *, priority: int | None = None, stream: Any = None) -> Any:
         """Commits and waits. stream: of a model on the device, whose work comes before; without it torch's current one."""

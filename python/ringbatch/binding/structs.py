@@ -14,40 +14,23 @@ INPUT, OUTPUT = 0, 1
 
 class Tensor(Structure):
     _fields_ = [
-        ("name", c_char * 129),
-        ("on_device", c_uint8),
-        ("dtype", c_uint32),
-        ("rank", c_uint32),
-        ("variable", c_uint32),
-        ("shape", c_uint64 * MAX_RANK),
-        ("row_bytes", c_uint64),
-        ("offset", c_uint64),
-        ("stride", c_uint64),
-    ]
+        ("name", c_char * 129), ("on_device", c_uint8), ("dtype", c_uint32), ("rank", c_uint32), ("variable", c_uint32),
+        ("shape", c_uint64 * MAX_RANK), ("row_bytes", c_uint64), ("offset", c_uint64), ("stride", c_uint64),
+    ]  # fmt: skip
 
 
 class View(Structure):
     _fields_ = [
-        ("data", c_void_p),
-        ("bytes", c_uint64),
-        ("stride", c_uint64),
-        ("dtype", c_uint32),
-        ("rank", c_uint32),
+        ("data", c_void_p), ("bytes", c_uint64), ("stride", c_uint64), ("dtype", c_uint32), ("rank", c_uint32),
         ("shape", c_uint64 * (1 + MAX_RANK)),
-    ]
+    ]  # fmt: skip
 
 
 class Model(Structure):
     _fields_ = [
-        ("name", c_char * 129),
-        ("inputs", c_uint32),
-        ("outputs", c_uint32),
-        ("max_batch_size", c_uint32),
-        ("slots", c_uint32),
-        ("window", c_uint32),
-        ("levels", c_uint32),
-        ("wait_time", c_int64),
-    ]
+        ("name", c_char * 129), ("inputs", c_uint32), ("outputs", c_uint32), ("max_batch_size", c_uint32),
+        ("slots", c_uint32), ("window", c_uint32), ("levels", c_uint32), ("wait_time", c_int64),
+    ]  # fmt: skip
 
 
 class Map(Structure):
@@ -56,25 +39,16 @@ class Map(Structure):
 
 class Device(Structure):
     _fields_ = [
-        ("size", c_uint32),
-        ("ordinal", c_int32),
-        ("base", c_uint64),
-        ("bytes", c_uint64),
-        ("context", c_void_p),
+        ("size", c_uint32), ("ordinal", c_int32), ("base", c_uint64), ("bytes", c_uint64), ("context", c_void_p),
         ("gpu", c_char * 48),
-    ]
+    ]  # fmt: skip
 
 
 class ConnectOptions(Structure):
     _fields_ = [
-        ("size", c_uint32),
-        ("window", c_uint32),
-        ("socket", c_char_p),
-        ("name", c_char_p),
-        ("timeout", c_int64),
-        ("wait", c_uint32),
-        ("device", c_uint32),
-    ]
+        ("size", c_uint32), ("window", c_uint32), ("socket", c_char_p), ("name", c_char_p), ("timeout", c_int64),
+        ("wait", c_uint32), ("device", c_uint32),
+    ]  # fmt: skip
 
 
 class Request(Structure):
@@ -83,17 +57,9 @@ class Request(Structure):
 
 class Inference(Structure):
     _fields_ = [
-        ("client", c_uint64),
-        ("inputs", c_void_p),
-        ("outputs", c_void_p),
-        ("timeout", c_int64),
-        ("slice", c_int64),
-        ("request", c_uint64),
-        ("rows", c_uint32),
-        ("flags", c_uint32),
-        ("slot", c_uint32),
-        ("attachment", c_uint32),
-    ]
+        ("client", c_uint64), ("inputs", c_void_p), ("outputs", c_void_p), ("timeout", c_int64), ("slice", c_int64),
+        ("request", c_uint64), ("rows", c_uint32), ("flags", c_uint32), ("slot", c_uint32), ("attachment", c_uint32),
+    ]  # fmt: skip
 
 
 class Timing(Structure):
@@ -102,21 +68,11 @@ class Timing(Structure):
 
 class WorkerOptions(Structure):
     _fields_ = [
-        ("size", c_uint32),
-        ("depth", c_uint32),
-        ("socket", c_char_p),
-        ("name", c_char_p),
-        ("gpu", c_char_p),
-        ("timeout", c_int64),
-        ("weight", c_uint32),
-        ("pad_to", c_uint32),
-        ("pad_preferred", c_uint32),
-        ("gather_threads", c_uint32),
-        ("policy", c_char_p),
-        ("pipeline", c_char_p),
-        ("lanes", c_uint32),
+        ("size", c_uint32), ("depth", c_uint32), ("socket", c_char_p), ("name", c_char_p), ("gpu", c_char_p),
+        ("timeout", c_int64), ("weight", c_uint32), ("pad_to", c_uint32), ("pad_preferred", c_uint32),
+        ("gather_threads", c_uint32), ("policy", c_char_p), ("pipeline", c_char_p), ("lanes", c_uint32),
         ("run_once", c_uint32),
-    ]
+    ]  # fmt: skip
 
 
 class Run(Structure):
@@ -125,30 +81,17 @@ class Run(Structure):
 
 class Member(Structure):
     _fields_ = [
-        ("row", c_uint32),
-        ("rows", c_uint32),
-        ("deadline", c_int64),
-        ("committed", c_int64),
+        ("row", c_uint32), ("rows", c_uint32), ("deadline", c_int64), ("committed", c_int64),
         ("dims", c_uint32 * MAX_VARIABLE_DIMS),
-    ]
+    ]  # fmt: skip
 
 
 class Batch(Structure):
     _fields_ = [
-        ("id", c_uint64),
-        ("worker", c_uint64),
-        ("base", c_void_p),
-        ("requests", c_uint32),
-        ("rows", c_uint32),
-        ("runs", c_uint32),
-        ("pad_to", c_uint32),
-        ("dims", c_uint32 * MAX_VARIABLE_DIMS),
-        ("request", POINTER(Member)),
-        ("slot", POINTER(c_uint32)),
-        ("run", POINTER(Run)),
-        ("place", c_uint32),
-        ("ragged", c_uint32),
-    ]
+        ("id", c_uint64), ("worker", c_uint64), ("base", c_void_p), ("requests", c_uint32), ("rows", c_uint32),
+        ("runs", c_uint32), ("pad_to", c_uint32), ("dims", c_uint32 * MAX_VARIABLE_DIMS), ("request", POINTER(Member)),
+        ("slot", POINTER(c_uint32)), ("run", POINTER(Run)), ("place", c_uint32), ("ragged", c_uint32),
+    ]  # fmt: skip
 
 
 # Pointers travel as plain addresses (c_void_p): that is the quickest for

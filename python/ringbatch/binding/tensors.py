@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptions of tensors, and the checks of what callers pass in."""
+"""Descriptions of tensors, and checks of the arrays that callers pass."""
 
 from __future__ import annotations
 
@@ -178,6 +178,11 @@ class Signature:
 
     def __repr__(self) -> str:
         return " ".join(map(repr, self.inputs)) + " -> " + " ".join(map(repr, self.outputs))
+
+
+def signature_of(lib: Any, function: Any, handle: int, info: c.Model) -> Signature:
+    """Asks for the tensors of a model."""
+    return Signature(*(tensors_of(lib, function, handle, side, n) for side, n in ((c.INPUT, info.inputs), (c.OUTPUT, info.outputs))))
 
 
 def tensors_of(lib: Any, function: Any, handle: int, side: int, count: int) -> list[Tensor]:

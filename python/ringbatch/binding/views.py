@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays over shared memory that know when they are over.
+"""Arrays over shared memory that raise once their request or batch has ended.
 
 A slot belongs to its request, and a request ends. Three things keep a late
 array from doing harm:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that were asked for by an alias.
+"""Models that a client asked for by an alias.
 
 A connection moves to other versions by itself as long as they have its
 signature. Here a call goes on when the alias stands for another one: with a
@@ -18,7 +18,7 @@ from .connection import Core
 from .model import Model
 from .retrying import RetryingModel
 
-_MISFITS = (errors.Shape, errors.DType, errors.Rows, errors.Size, errors.Invalid)
+_MISFITS = (errors.SignatureMismatch, errors.Shape, errors.DType, errors.Rows, errors.Size, errors.Invalid)
 _LOOK_TIME = 0.2  # for room in the window
 
 
@@ -98,6 +98,12 @@ class FollowingModel(Model):
             pass
         return False
 
+    def _follow_unless_wrong(self, now: _Further | None, error: errors.Error) -> None:
+        """Follows if the arrays of a call may fit what the alias stands for now; raises if they do not."""
+        if not isinstance(error, errors.SignatureMismatch) and not self._moved(now or self):
+            raise self._misfit(now, error) from None
+        self._follow(now)
+
     def _misfit(self, now: _Further | None, error: errors.Error) -> errors.Error:
         """What a call raises whose arrays do not fit: if the signature has changed, that."""
         was = self._core.signature
@@ -114,12 +120,8 @@ class FollowingModel(Model):
                 finally:
                     self._release(now, answer)
                 return answer
-            except errors.SignatureMismatch:
-                pass
-            except _MISFITS as e:  # perhaps they fit what the alias stands for now
-                if not self._moved(now or self):
-                    raise self._misfit(now, e) from None
-            self._follow(now)
+            except _MISFITS as e:
+                self._follow_unless_wrong(now, e)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         return self._call_on(Model.__call__, inputs, named)
@@ -140,12 +142,8 @@ class FollowingModel(Model):
                     return await Model.ainfer(now or self, *inputs, **named)
                 finally:
                     self._release(now)
-            except errors.SignatureMismatch:
-                pass
-            except _MISFITS as e:  # as in _call_on
-                if not self._moved(now or self):
-                    raise self._misfit(now, e) from None
-            self._follow(now)
+            except _MISFITS as e:
+                self._follow_unless_wrong(now, e)
 
     # -- about the model that it is now
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection: the handle of the C library and what is known of its model.
+"""A connection: the handle of the C library, and the signature of its model.
 
 Nothing here refers to the objects that users hold, so that those can be
 forgotten without being closed.
@@ -21,7 +21,7 @@ from ..binding.ctypes_path import Scratch
 from ..binding.device import DeviceMemory
 from ..binding.library import FOREVER_NS, SLICE_NS, encode, last_error, load
 from ..binding.paths import Client, quick
-from ..binding.tensors import Signature, Tensor, tensors_of
+from ..binding.tensors import Tensor, signature_of
 from ..binding.views import Mapping, View, fresh, strided
 
 _FULL = errors.Full.status
@@ -64,10 +64,7 @@ class Core(Client):
     def _learn(self) -> None:
         self._info = info = c.Model()
         self.check(self.lib.rb_client_model(self.handle, addressof(info)))
-        self.signature = s = Signature(
-            tensors_of(self.lib, self.lib.rb_client_tensor, self.handle, c.INPUT, info.inputs),
-            tensors_of(self.lib, self.lib.rb_client_tensor, self.handle, c.OUTPUT, info.outputs),
-        )
+        self.signature = s = signature_of(self.lib, self.lib.rb_client_tensor, self.handle, info)
         every = self._tensors = [*s.inputs, *s.outputs]
         names = {t.name: k for k, t in enumerate(s.inputs)}, {t.name: len(s.inputs) + k for k, t in enumerate(s.outputs)}
         x, y = s.inputs[0], s.outputs[0]

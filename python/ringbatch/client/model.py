@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The producer's side: ``connect`` and the model that it gives."""
+"""``Model``: calls, requests, futures and asyncio of a producer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose requests are sent again when they ended for a reason that passes."""
+"""Models that send a request again if it ended for a reason that passes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an ONNX graph says of its inputs and outputs, as ringbatch declares them."""
+"""The inputs and outputs of an ONNX graph, as ringbatch declares them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``ringbatch.onnx.serve`` does."""
+"""``ringbatch.onnx.serve``: loads a model, tries it, and serves it until it is stopped."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the flags of ``ringbatch serve``, ``torch`` and ``onnx`` share."""
+"""Flags that ``ringbatch serve``, ``torch`` and ``onnx`` share."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 import textwrap
 from collections.abc import Sequence
 from typing import NoReturn
@@ -14,6 +15,9 @@ from ..worker.refusal import refused
 class Parser(argparse.ArgumentParser):
     """Says --help as the other commands do, under every Python: cmd/ringbatch/help holds
     the texts, for man pages, completions, and --help where there is no Python."""
+
+    def __init__(self, command: str, description: str, epilog: str = "") -> None:
+        super().__init__(prog=f"ringbatch {command}", description=description, epilog=epilog, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         if refused(message):
@@ -37,6 +41,16 @@ def _value(a: argparse.Action) -> list[str]:
         return []
     kind = getattr(a.type, "__name__", "string")
     return ["|".join(a.choices) if a.choices else str(a.metavar or kind)]
+
+
+POLICY = "Other flags are settings of the model's policy, which the broker reads: --max_batch_size=32 --wait_time=5ms"
+
+
+def say_missing(command: str, e: ModuleNotFoundError) -> int:
+    """What a command needs is not installed; gives its exit status."""
+    if not refused(why := f"{e}: pip install 'ringbatch[{command}]'"):
+        print(f"ringbatch {command}: {why}", file=sys.stderr)
+    return 1
 
 
 def parse(p: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, str]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``ringbatch serve`` is given: which command serves it, by its file's type."""
+"""The kinds of models that ``ringbatch serve`` takes, by the file's type, and the command that serves each."""
 
 from __future__ import annotations
 

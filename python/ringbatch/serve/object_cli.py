@@ -39,7 +39,7 @@ _WRONG = (TypeError, ValueError, LookupError, AttributeError, NameError, Arithme
 
 
 def parser() -> argparse.ArgumentParser:
-    p = flags.Parser(prog="ringbatch serve", allow_abbrev=False, description=f"Serve a Python object. Beware: {WARNING}.")
+    p = flags.Parser("serve", f"Serve a Python object. Beware: {WARNING}.")
     p.add_argument("target", help="model.joblib, model.pkl, or package.module:name")
     p.add_argument("--input", action="append", metavar="SPEC",
         help="input tensor of one row, like 'x:f32[4]' (repeatable; an estimator may tell its own)")

@@ -5,25 +5,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from ..worker.refusal import refused
 from . import flags
 
 
-def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Our own flags, and the settings of the model's policy."""
-    return flags.parse(parser(), argv)
-
-
 def parser() -> argparse.ArgumentParser:
-    p = flags.Parser(
-        prog="ringbatch onnx",
-        description="Serve an ONNX file with ONNX Runtime.",
-        epilog="Other flags are settings of the model's policy, which the broker reads: --max_batch_size=32 --wait_time=5ms",
-        allow_abbrev=False,
-    )
+    p = flags.Parser("onnx", "Serve an ONNX file with ONNX Runtime.", flags.POLICY)
     p.add_argument("file", type=Path, help="the ONNX file; the first dimension of each input is the batch")
     p.add_argument(
         "--dim", action="append", default=[], metavar="NAME='<=SIZE'",
@@ -46,13 +34,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    parsed = arguments()
+    parsed = flags.parse(parser(), None)
     try:
         from ..onnx.serving import serve_file
     except ModuleNotFoundError as e:
-        if not refused(why := f"{e}: pip install 'ringbatch[onnx]'"):
-            print(f"ringbatch onnx: {why}", file=sys.stderr)
-        return 1
+        return flags.say_missing("onnx", e)
     return serve_file(*parsed)
 
 

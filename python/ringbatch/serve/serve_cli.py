@@ -25,7 +25,7 @@ from ..worker.signals import stopping
 from ..worker.trust import WARNING, open_trusted
 from . import flags
 from .kinds import KINDS, READY_S, command, kind_of, share_cores
-from .supervisor import gateway_door, run_commands, socket_path
+from .supervisor import ask_broker, gateway_door, run_commands, socket_path
 
 _LOOK_S = 0.2
 _PROFILE_S = 3
@@ -38,15 +38,14 @@ _NUMPY = dict(zip(NAMES, NUMPY))
 
 def parser() -> argparse.ArgumentParser:
     p = flags.Parser(
-        prog="ringbatch serve",
-        description=f"Serve a model: a file that ends in {', '.join(KINDS)}, or a Python object, package.module:name (a function of "
+        "serve",
+        f"Serve a model: a file that ends in {', '.join(KINDS)}, or a Python object, package.module:name (a function of "
         "arrays, an estimator, "
         f"a torch.nn.Module, a @ringbatch.worker, or a function without arguments that makes one). Starts a broker if none runs. Beware: "
         f"{WARNING}.",
-        epilog="Other flags are those of `ringbatch torch` or `ringbatch onnx`, or settings of the model's policy: --input 'x:f32[4]' "
+        "Other flags are those of `ringbatch torch` or `ringbatch onnx`, or settings of the model's policy: --input 'x:f32[4]' "
         "--max_batch_size=32. "
         "Of a Python object: --input and --output, one row each, --method and --no_check.",
-        allow_abbrev=False,
     )
     p.add_argument("target", help="the file, or package.module:name")
     p.add_argument("--name", help="the model's name (default: the target's)")
@@ -105,10 +104,7 @@ def tell(name: str, at: str, http: str | None, costs: bool, stop: threading.Even
 
 
 def _models(at: str) -> list[dict[str, Any]]:
-    """By the command: this process has no connection of its own."""
-    answer = subprocess.run([binary_path(), "models", "--json", "--socket", at], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        check=False)
-    return json.loads(answer.stdout) if answer.returncode == 0 and answer.stdout else []
+    return ask_broker("models", at) or []
 
 
 def _spec(text: str) -> tuple[str, str, list[int]]:

@@ -32,7 +32,7 @@ from ..worker.refusal import TOLD_AT, Refusal, Refusals
 from ..worker.signals import StopEvent, ends, stopping
 from . import targets
 from .targets import Reached, Served
-from .watched import Guest
+from .watched import WatchedProcess
 
 log = logging.getLogger("ringbatch")
 
@@ -193,7 +193,7 @@ def _host(commands: list[list[str]], counts: list[int], socket: str, stop: StopE
     """Until stop is set or the broker ends."""
     config = "".join(f"[[worker]]\ncommand = {json.dumps(c, ensure_ascii=False)}\ninstances = {n}\n" for c, n in zip(commands, counts))
     p = _start_broker(config, socket, refusals)
-    gateway: Guest | None = None
+    gateway: WatchedProcess | None = None
     try:
         if not _wait_for_broker(p, socket, stop):
             return  # somebody else was quicker
@@ -244,7 +244,7 @@ _DIE_WITH_PARENT = (
 )
 
 
-Door = Callable[[], Optional[Guest]]
+Door = Callable[[], Optional[WatchedProcess]]
 _DOOR_READY_S = 5.0
 
 
@@ -253,7 +253,7 @@ def gateway_door(socket: str, http: int | str | None, grpc: int | str | None) ->
     if http is None and grpc is None:
         return lambda: None
     command = _with_us(binary_path(), "gateway", "--socket", socket, "--http", _address(http), "--grpc", _address(grpc))
-    return lambda: Guest("gateway", command, dict(os.environ), _DOOR_READY_S)
+    return lambda: WatchedProcess("gateway", command, dict(os.environ), _DOOR_READY_S)
 
 
 def _address(given: int | str | None) -> str:
@@ -323,15 +323,19 @@ def _judge(told: list[Refusal], started: list[dict[str, Any]]) -> None:
 
 
 def _processes(socket: str) -> list[dict[str, Any]] | None:
+    """None if there is no answer."""
+    told = ask_broker("stats", socket)
+    return None if told is None else told.get("processes") or []
+
+
+def ask_broker(command: str, socket: str) -> Any:
     """None if there is no answer. By the command: this process has no connection of its own, and stays free to fork."""
     try:
-        answer = subprocess.run(
-            [binary_path(), "stats", "--json", "--socket", socket], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False,
-            timeout=_ASK_S
-        )
+        asked = [binary_path(), command, "--json", "--socket", socket]
+        answer = subprocess.run(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False, timeout=_ASK_S)
     except subprocess.TimeoutExpired:
         return None
-    return json.loads(answer.stdout).get("processes") or [] if answer.returncode == 0 else None
+    return json.loads(answer.stdout) if answer.returncode == 0 and answer.stdout else None
 
 
 # -- a broker of somebody else's
@@ -345,7 +349,7 @@ def _guest(
     if ready_s is not None:
         commands = [_with_us(*command) for command in commands]  # no _child, which would see to that itself
     env = _environment(socket, refusals)
-    guests = [Guest(f"worker {i}", command, env, ready_s, refusals) for command, n in zip(commands, counts) for i in range(n)]
+    guests = [WatchedProcess(f"worker {i}", command, env, ready_s, refusals) for command, n in zip(commands, counts) for i in range(n)]
     gateway = door()
     if gateway is not None:
         guests.append(gateway)

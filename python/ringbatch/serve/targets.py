@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What serve is given, and how a new process finds it again.
+"""The workers that serve takes, and how a new process finds them again.
 
 A process of its own has nothing of its parent's: it imports a module, or runs
 the script again. Only there is a class instantiated, a factory called, a model

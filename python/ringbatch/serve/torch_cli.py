@@ -12,23 +12,16 @@ from collections.abc import Sequence
 
 from .. import errors
 from ..worker.code_cache import kept_bytecode
-from ..worker.refusal import refused
 from . import flags
 from .kinds import several
 
 
-def arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Our own flags, and the settings of the model's policy."""
-    return flags.parse(parser(), argv)
-
-
 def parser() -> argparse.ArgumentParser:
     p = flags.Parser(
-        prog="ringbatch torch",
-        description="Serve a PyTorch model: an exported program (.pt2), a TorchScript file, or a torch.nn.Module by its import path. "
+        "torch",
+        "Serve a PyTorch model: an exported program (.pt2), a TorchScript file, or a torch.nn.Module by its import path. "
         "Loading a .pt2 file or importing a module can run any code in it: serve only what you trust.",
-        epilog="Other flags are settings of the model's policy, which the broker reads: --max_batch_size=32 --wait_time=5ms",
-        allow_abbrev=False,
+        flags.POLICY,
     )
     p.add_argument("target", help="model.pt2 of torch.export.save, a file of torch.jit.save, or package.module:name, a module or a "
         "function that makes one")
@@ -70,16 +63,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    a, settings = arguments(argv)
+    a, settings = flags.parse(parser(), argv)
     try:
         if a.processes > 1 and importlib.util.find_spec("torch"):
             return several(a.processes, a.socket)  # which import torch; this one need not
         with kept_bytecode() if a.compile != "off" else contextlib.nullcontext():
             from ..torch.serving import serve_file
     except ModuleNotFoundError as e:
-        if not refused(why := f"{e}: pip install 'ringbatch[torch]'"):
-            print(f"ringbatch torch: {why}", file=sys.stderr)
-        return 1
+        return flags.say_missing("torch", e)
     except (errors.Error, OSError) as e:
         print(f"ringbatch torch: {type(e).__name__}: {e}", file=sys.stderr)
         return 1

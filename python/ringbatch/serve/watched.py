@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that serve watches itself: the gateway, and workers where the broker is somebody else's."""
+"""Processes that serve watches itself: the gateway, and workers of a broker that serve did not start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FAILED_STARTS = 5
 _LAST_BACKOFF_S = 5.0
 
 
-class Guest:
+class WatchedProcess:
     """Started again when it dies: at once if it had attached, with a back-off if it never does."""
 
     def __init__(self, name: str, command: list[str], env: dict[str, str], ready_s: float | None = None,

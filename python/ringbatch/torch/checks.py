@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module is tried with before it is served: whether its rows stay apart, and whether it gives what was declared."""
+"""Trials of a module before it is served: its rows must stay apart, and its outputs must be those declared."""
 
 from __future__ import annotations
 

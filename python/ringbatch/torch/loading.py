@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``ringbatch torch`` is given: a TorchScript file, an exported program (.pt2), or a Python object."""
+"""Loads the module that ``ringbatch torch`` serves: a TorchScript file, an exported program (.pt2), or a Python object."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker process of torch settles before it serves: its device, its sleeps, its memory."""
+"""Settings of a worker process before it serves: its device, its sleeps, its memory."""
 
 from __future__ import annotations
 

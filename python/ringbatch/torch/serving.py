@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``ringbatch.torch.serve`` does."""
+"""``ringbatch.torch.serve``: prepares a module, tries it, and serves it until it is stopped."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors as texts, ``x:f32[3,<=224]``, and what torch makes of them."""
+"""Tensors as texts, ``x:f32[3,<=224]``, with the types of torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker's function is given: the rows of some requests."""
+"""``Batch``: the rows of some requests, which a worker's function runs together."""
 
 from __future__ import annotations
 
@@ -56,16 +56,22 @@ class Buffers:
         return array[:rows]
 
 
-class _lazy:
+class _Lazy:
     """An attribute that is made at its first use; functools.cached_property takes a lock before Python 3.12."""
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
-        self._make, self._name = make, make.__name__
-        self.__doc__ = make.__doc__
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
         made = owner.__dict__[self._name] = self._make(owner)
         return made
+
+
+def _lazy(make: Callable[[Any], Any]) -> Any:
+    return _Lazy(make)
 
 
 class Batch:
@@ -107,44 +113,17 @@ class Batch:
 
     # Made when needed: a small batch is done before a handful of objects is made.
 
-    @_lazy
-    def _b(self) -> Any:
-        """The batch as C has it."""
-        return self._raw.c
-
-    @_lazy
-    def _life(self) -> Life:
-        return Life(self._mapping.memory)
-
-    @_lazy
-    def _scatter(self) -> list[tuple[int, np.ndarray]]:
-        return []
-
-    @_lazy
-    def _row_dims(self) -> dict[int, Sequence[int]]:
-        """Sizes of the outputs' variable dimensions, where they were told."""
-        return {}
-
-    @_lazy
-    def _asked(self) -> set[str]:
-        """Outputs that the function touched, to write them."""
-        return set()
-
-    @_lazy
-    def _failed(self) -> set[int]:
-        """Requests that have failed."""
-        return set()
+    _b: Any = _lazy(lambda batch: batch._raw.c)  # as C has it
+    _life: Life = _lazy(lambda batch: Life(batch._mapping.memory))
+    _scatter: list[tuple[int, np.ndarray]] = _lazy(lambda _: [])
+    _row_dims: dict[int, Sequence[int]] = _lazy(lambda _: {})  # sizes of the outputs' variable dimensions, where they were told
+    _asked: set[str] = _lazy(lambda _: set())  # outputs that the function touched, to write them
+    _failed: set[int] = _lazy(lambda _: set())  # requests
 
     # The columns are made anew each time, their arrays are not: a batch that is
     # forgotten goes at once, without the help of the garbage collector.
-
-    @_lazy
-    def _made_in(self) -> dict[str, Any]:
-        return {}
-
-    @_lazy
-    def _made_out(self) -> dict[str, Any]:
-        return {}
+    _made_in: dict[str, Any] = _lazy(lambda _: {})
+    _made_out: dict[str, Any] = _lazy(lambda _: {})
 
     @property
     def inputs(self) -> Columns:

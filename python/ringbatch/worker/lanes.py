@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches on several lanes that take turns at what computes.
+"""Several lanes that take turns at computing batches.
 
 There are as many threads as lanes. While one computes, another answers the batch
 before and gathers the rows of the next:

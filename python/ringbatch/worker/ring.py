@@ -27,7 +27,7 @@ from .. import errors
 from ..binding import structs as c
 from ..binding.library import SLICE_NS, check, encode, last_error, load
 from ..binding.paths import complete_batch, next_batch
-from ..binding.tensors import Signature, tensors_of
+from ..binding.tensors import signature_of
 from ..binding.views import Mapping as SharedMapping
 from . import refusal
 from .lost_gpu import Lost, end_if_lost, end_process
@@ -231,10 +231,7 @@ class Ring:
         check(lib, lib.rb_worker_model(self._handle, addressof(info)))
         check(lib, lib.rb_worker_map(self._handle, addressof(m)))
         self.model, self.slots, self.max_batch_size = model, int(info.slots), int(info.max_batch_size)
-        self.signature = Signature(
-            tensors_of(lib, lib.rb_worker_tensor, self._handle, c.INPUT, info.inputs),
-            tensors_of(lib, lib.rb_worker_tensor, self._handle, c.OUTPUT, info.outputs),
-        )
+        self.signature = signature_of(lib, lib.rb_worker_tensor, self._handle, info)
         #: Stays mapped until the last array over it is gone.
         self.mapping = SharedMapping(lib, m)
         self.mapping.offsets.update((t, t.offset) for t in self.signature.inputs + self.signature.outputs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C and SIGTERM, for what serves: it finishes what it has accepted, or not if it is told again."""
+"""Ctrl-C and SIGTERM: the first lets accepted requests finish, a second Ctrl-C does not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose files are loaded: a model file can hold code, and loading it runs that.
+"""Refuses model files that another user may have written: loading such a file may run code.
 
 A file is trusted if no other user can have written it, or put it there: the file
 and every folder and link that leads to it belong to this user or to root, and

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model's side: a function that is given whole batches."""
+"""``worker``: makes a function of batches serve a model."""
 
 from __future__ import annotations
 
