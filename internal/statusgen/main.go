@@ -206,18 +206,19 @@ const pythonColumns = 120
 
 func pythonClasses(out *bytes.Buffer) {
 	for _, s := range status.All()[1:] {
-		bases := "Error"
+		base := "Error"
 		if kind := pythonKind[s.Name()]; kind != "" {
-			bases += ", " + kind
+			base += ", " + kind
 		}
-		m := s.Meaning()
-		fmt.Fprintf(out, "\n\nclass %s(%s):\n    \"\"\"%s%s.\"\"\"\n\n    status = %d\n", s.Name(), bases, strings.ToUpper(m[:1]), m[1:], uint8(s))
+		base += fmt.Sprintf(", status=%d", uint8(s))
 		if s.Retryable() {
-			out.WriteString("    retryable = True\n")
+			base += ", retryable=True"
 		}
 		if s.RetryAttach() {
-			out.WriteString("    retry_attach = True\n")
+			base += ", retry_attach=True"
 		}
+		m := s.Meaning()
+		fmt.Fprintf(out, "\n\nclass %s(%s):\n    \"\"\"%s%s.\"\"\"\n", s.Name(), base, strings.ToUpper(m[:1]), m[1:])
 	}
 	names := []string{"Error", "ForkedClient"}
 	for _, s := range status.All()[1:] {
