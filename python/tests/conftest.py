@@ -158,6 +158,12 @@ def echo(socket):
         yield socket
 
 
+@pytest.fixture
+def model(echo):
+    with rb.connect("echo", socket=echo, window=32) as m:
+        yield m
+
+
 def rb_wait(socket: str, model: str) -> None:
     """Waits for a model without loading the library into this process."""
     command = [rb.binary_path(), "models", "--socket", socket]

@@ -20,12 +20,6 @@ from ringbatch.binding.tensors import tensors_of
 from ringbatch.client import connection
 
 
-@pytest.fixture
-def model(echo):
-    with rb.connect("echo", socket=echo, window=32) as m:
-        yield m
-
-
 def test_one_item_and_rows(model):
     x = np.arange(16, dtype="float32")
     y = model(x)

@@ -15,12 +15,6 @@ from conftest import descriptors, eventually, in_threads, serving
 import ringbatch as rb
 
 
-@pytest.fixture
-def model(echo):
-    with rb.connect("echo", socket=echo, window=16) as m:
-        yield m
-
-
 def row(i: int) -> np.ndarray:
     return np.full(16, i, "float32")
 

@@ -528,8 +528,7 @@ def test_an_exported_program_tells_its_inputs_and_gives_several_outputs_from_sev
 def test_a_module_by_its_import_path_is_served_compiled_and_a_restart_reads_the_kept_code(tmp_path):
     (tmp_path / "cache").mkdir(mode=0o700)
     socket, cache = str(tmp_path / "s" / "b.sock"), tmp_path / "cache"
-    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache),
-        "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), os.path.dirname(__file__)])}
+    env = {**HERE, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
     flags = ["--name", "two", "--input", "x:f32[64]", "--input", "z:f32[64]", "--compile", "on", "--device", "cpu", "--socket", socket]
     said = []
     with broker_at(socket):
@@ -546,16 +545,19 @@ def test_a_module_by_its_import_path_is_served_compiled_and_a_restart_reads_the_
     assert "\ncompiled in" in "\n" + said[2]
 
 
+# Finds this file's modules by their import path.
+HERE = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), os.path.dirname(__file__)])}
+
+
 def talkative() -> torch.nn.Module:
     print("a line of the module's own")
     return torch.nn.Linear(4, 3).eval()
 
 
 def test_by_itself_it_answers_each_byte_by_one_whatever_is_printed():
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), os.path.dirname(__file__)])}
     command = [sys.executable, "-m", "ringbatch.serve.torch_cli", "test_torch:talkative", "--input", "x:f32[4]", "--alone", "2", "--device",
         "cpu"]
-    p = subprocess.run(command, env=env, input=b"???", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    p = subprocess.run(command, env=HERE, input=b"???", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert (p.returncode, p.stdout) == (0, b"...") and b"a line of the module's own" in p.stderr
 
 

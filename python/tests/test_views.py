@@ -12,13 +12,6 @@ from conftest import python, serving
 
 import ringbatch as rb
 
-
-@pytest.fixture
-def model(echo):
-    with rb.connect("echo", socket=echo, window=8) as m:
-        yield m
-
-
 USES = {
     "getitem": lambda v: v[0],
     "setitem": lambda v: v.__setitem__(0, 1),
