@@ -42,8 +42,8 @@ def fingerprint(module: torch.nn.Module) -> str | Untold:
 
 
 def _about_torch() -> Iterator[str]:
-    yield f"{torch.__version__} {torch.version.git_version}"
-    yield f"{torch.get_float32_matmul_precision()} {torch.are_deterministic_algorithms_enabled()}"
+    precision = f"{torch.get_float32_matmul_precision()} {torch.are_deterministic_algorithms_enabled()}"
+    yield f"{torch.__version__} {torch.version.git_version} {precision}"
     yield repr(sorted((k, v) for k, v in os.environ.items() if k.startswith("TORCHINDUCTOR_") and k not in _OURS))
 
 
