@@ -112,12 +112,12 @@ def python_reference() -> str:
     for node in top.body:
         if not isinstance(node, ast.ImportFrom) or node.level == 0 or not node.module or any(a.name == "*" for a in node.names):
             continue
-        defined = definitions(package / f"{node.module}.py")
+        defined = definitions(package / f"{node.module.replace('.', '/')}.py")
         for name in sorted(a.asname or a.name for a in node.names):
             if name in defined and not name.startswith("_"):
                 out += python_item(defined[name], f"ringbatch.{name}", "##")
     for module in "torch", "onnx":
-        out += python_item(definitions(package / f"{module}.py")["serve"], f"ringbatch.{module}.serve", "##")
+        out += python_item(definitions(package / module / "serving.py")["serve"], f"ringbatch.{module}.serve", "##")
     errors = [n for name, n in definitions(package / "errors.py").items() if isinstance(n, ast.ClassDef) and not name.startswith("_")]
     out += ["## Errors", "", "| | is also | when |", "|---|---|---|"]
     for n in errors:

@@ -149,7 +149,7 @@ func oneOf[T fmt.Stringer](values ...T) kind[T] {
 }
 
 // leastBucket is the smallest of the buckets that are made for a dimension:
-// below it a row costs hardly less. LEAST_BUCKET in python/ringbatch/_sizes.py.
+// below it a row costs hardly less. LEAST_BUCKET in python/ringbatch/worker/axes.py.
 const leastBucket = 16
 
 // powersOfTwo are the buckets of a dimension for which none are named: from

@@ -73,7 +73,8 @@ class BuildNative(build_py):
     def _library(self, out: Path) -> None:
         self.progress.say("C library")
         version = VERSION.read_text(encoding="utf-8").strip()
-        self._cc(out, f'-DRB_VERSION="{version}"', *sorted(str(c.relative_to(REPOSITORY)) for c in (REPOSITORY / "cbindings" / "src").glob("*.c")))
+        self._cc(out, f'-DRB_VERSION="{version}"',
+            *sorted(str(c.relative_to(REPOSITORY)) for c in (REPOSITORY / "cbindings" / "src").glob("*.c")))
 
     def _extension(self, out: Path) -> None:
         """One for every CPython from 3.9 on (the limited API)."""

@@ -326,19 +326,22 @@ def _produce(model, images, stream, in_flight, group, commands, np, torch) -> No
 
 def bound(path: str) -> None:
     """The module on buffers of its own, replayed: two batches in flight as in a worker, nothing moved."""
-    import ringbatch.torch as rt
     import torch
-    from ringbatch._torch_lanes import Engine
+    from ringbatch.torch.lanes import Engine
+    from ringbatch.torch.preparing import prepare
+    from ringbatch.torch.process import settle_memory, short_sleeps
+    from ringbatch.torch.specs import input_of, parse_spec
+    from ringbatch.worker.axes import Axes
 
     module, device, rows = torch.jit.load(path, "cuda"), torch.device("cuda", 0), 32
-    rt.short_sleeps()
+    short_sleeps()
     inputs = [f"x:{IMAGE}"]
-    compute, *_ = rt._prepare(module, rt._sizes.Axes(list(map(rt._input, inputs)), None), device, True, False, True, True, rows=rows)
-    engine = Engine(compute, [(dtype, shape) for _, dtype, shape, _ in map(rt.parse_spec, inputs)], rows, device, 2, None)
+    compute, *_ = prepare(module, Axes(list(map(input_of, inputs)), None), device, True, False, True, True, rows=rows)
+    engine = Engine(compute, [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)], rows, device, 2, None)
     for lane in engine.lanes:
         for x in lane.inputs:
             x.copy_(torch.rand_like(x))
-    rt._settle()
+    settle_memory()
     commands = Commands()
     print("ready", flush=True)
 

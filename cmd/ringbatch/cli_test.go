@@ -279,7 +279,7 @@ func TestPythonsCommandsTakeBothSpellingsAndSayWhatToInstall(t *testing.T) {
 	python := filepath.Join(t.TempDir(), "python")
 	t.Setenv("PYTHON", python)
 	for script, want := range map[string]string{
-		`[ "$1" = -c ] || echo "$@"`: "-m ringbatch._serve_cli a.b:c --no_costs --wait_time=5-6 --pad -1\n",
+		`[ "$1" = -c ] || echo "$@"`: "-m ringbatch.serve.serve_cli a.b:c --no_costs --wait_time=5-6 --pad -1\n",
 		"exit 1": "ringbatch: ringbatch is not installed for " + python + ": pip install ./python in a clone of ringbatch, " +
 			"or name another Python in $PYTHON\n",
 	} {

@@ -20,7 +20,7 @@ import (
 
 // helps are Python's texts about these commands' flags, for --help without Python, man
 // pages and completions. A Python test compares them with the commands. To write one again:
-// `python3 -m ringbatch._torch_cli --help >cmd/ringbatch/help/torch.txt`.
+// `python3 -m ringbatch.serve.torch_cli --help >cmd/ringbatch/help/torch.txt`.
 //
 //go:embed help/*.txt
 var helps embed.FS
@@ -40,7 +40,7 @@ func runOnnx(_ context.Context, args []string) error {
 	return becomePython("onnx", "onnxruntime", "'./python[onnx]'", args)
 }
 
-// becomePython is `python3 -m ringbatch._NAME_cli` in this process, if Python has
+// becomePython is `python3 -m ringbatch.serve.NAME_cli` in this process, if Python has
 // our package and the needed one. install names what pip installs from a clone.
 func becomePython(name, needed, install string, args []string) error {
 	if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
@@ -64,7 +64,7 @@ func becomePython(name, needed, install string, args []string) error {
 	} else if err != nil {
 		return err
 	}
-	command := []string{python, "-m", "ringbatch._" + name + "_cli"}
+	command := []string{python, "-m", "ringbatch.serve." + name + "_cli"}
 	for _, arg := range args {
 		command = append(command, snakeArgument(arg))
 	}

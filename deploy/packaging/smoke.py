@@ -19,7 +19,7 @@ from importlib import metadata
 
 import numpy as np
 import ringbatch as rb
-from ringbatch import _way
+from ringbatch.binding import paths
 
 PATIENCE = 120  # seconds; for slow machines, and emulated ones
 
@@ -34,7 +34,7 @@ def main() -> None:
     for tool in "go", "gcc", "cc":
         assert not shutil.which(tool), f"{tool} is on PATH: nothing is shown"
     assert rb.__version__ == metadata.version("ringbatch") == version, (rb.__version__, version)
-    assert not abi or (_way.quick is not None) == (abi == "abi3"), f"extension: {_way.quick}"
+    assert not abi or (paths.quick is not None) == (abi == "abi3"), f"extension: {paths.quick}"
     command = os.path.join(os.path.dirname(sys.executable), "ringbatch")
     said = subprocess.check_output([command, "--version"], text=True)
     assert said.split()[:2] == ["ringbatch", version], said
@@ -43,7 +43,7 @@ def main() -> None:
         os.mkdir(os.path.join(folder, "run"), 0o700)
         serves_by_itself()
         serves_with_the_command(command)
-    print(f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}, {'extension' if _way.quick else 'ctypes'}: {said.strip()}: works")
+    print(f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}, {'extension' if paths.quick else 'ctypes'}: {said.strip()}: works")
 
 
 def serves_by_itself() -> None:

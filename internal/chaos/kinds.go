@@ -52,7 +52,7 @@ var findPeers = sync.OnceValue(func() peerKit {
 	} else {
 		k.kinds = append(k.kinds, "c")
 	}
-	try := exec.Command(python(), "-c", "import numpy, ringbatch; ringbatch._library.load()")
+	try := exec.Command(python(), "-c", "from ringbatch.binding import library; library.load()")
 	try.Env = append(os.Environ(), k.env()...)
 	if out, err := try.CombinedOutput(); err != nil {
 		k.why = errors.Join(k.why, fmt.Errorf("no Python client: %s: %w (it needs NumPy; $%s names another interpreter): %s",

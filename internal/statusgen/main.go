@@ -201,30 +201,40 @@ var pythonKind = map[string]string{
 	"Rows": "ValueError", "Size": "ValueError", "NoLevel": "ValueError",
 }
 
+// pythonColumns is how long a line of Python may be.
+const pythonColumns = 120
+
 func pythonClasses(out *bytes.Buffer) {
 	for _, s := range status.All()[1:] {
-		bases := "Error"
+		base := "Error"
 		if kind := pythonKind[s.Name()]; kind != "" {
-			bases += ", " + kind
+			base += ", " + kind
 		}
-		m := s.Meaning()
-		fmt.Fprintf(out, "\n\nclass %s(%s):\n    \"\"\"%s%s.\"\"\"\n\n    status = %d\n", s.Name(), bases, strings.ToUpper(m[:1]), m[1:], uint8(s))
+		base += fmt.Sprintf(", status=%d", uint8(s))
 		if s.Retryable() {
-			out.WriteString("    retryable = True\n")
+			base += ", retryable=True"
 		}
 		if s.RetryAttach() {
-			out.WriteString("    retry_attach = True\n")
+			base += ", retry_attach=True"
 		}
+		m := s.Meaning()
+		fmt.Fprintf(out, "\n\nclass %s(%s):\n    \"\"\"%s%s.\"\"\"\n", s.Name(), base, strings.ToUpper(m[:1]), m[1:])
 	}
 	names := []string{"Error", "ForkedClient"}
 	for _, s := range status.All()[1:] {
 		names = append(names, s.Name())
 	}
 	slices.Sort(names)
-	out.WriteString("\n\n__all__ = [\n")
+	out.WriteString("\n\n__all__ = [")
+	column := pythonColumns
 	for _, name := range names {
-		fmt.Fprintf(out, "    %q,\n", name)
+		if column += len(name) + len(`"", `); column > pythonColumns {
+			out.WriteString("\n   ")
+			column = len("    ") + len(name) + len(`"",`)
+		}
+		fmt.Fprintf(out, " %q,", name)
 	}
+	out.WriteString("\n")
 	out.WriteString("]\n\n")
 }
 

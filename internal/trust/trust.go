@@ -3,7 +3,7 @@
 // Package trust opens model files that no other user can have written.
 //
 // The file, and every folder and link that leads to it, belong to this user or
-// to root, and no others may write them. python/ringbatch/_trust.py does the
+// to root, and no others may write them. python/ringbatch/worker/trust.py does the
 // same for Python.
 package trust
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The quick path of a request, without ctypes: model(x), and request() with its
- * arrays, run and release. _plain.py is the same over ctypes, for where there
- * is no compiler; both have the same classes, and _way.py chooses.
+ * arrays, run and release. binding/ctypes_path.py is the same over ctypes, for where there
+ * is no compiler; both have the same classes, and binding/paths.py chooses.
  *
  *   client.c    Client    base of Core: a connection, and whole requests in one call
  *               Caller    base of Model: model(x) without a function of Python in between

@@ -28,36 +28,23 @@ docs/python.md is the manual.
 from typing import TYPE_CHECKING
 
 from . import errors
-from ._batch import Batch, Item, Run
-from ._client import Model, connect, stats
-from ._library import binary_path, library_path
-from ._library import version as _version
-from ._pipeline import pipeline
-from ._request import Request, Timing
-from ._serve import serve
-from ._tensors import Tensor
-from ._views import View
-from ._worker import Worker, worker
+from .binding.library import binary_path, library_path
+from .binding.library import version as _version
+from .binding.tensors import Tensor
+from .binding.views import View
+from .client.connect import connect
+from .client.model import Model, stats
+from .client.request import Request, Timing
 from .errors import *  # noqa: F403
+from .serve.pipeline import pipeline
+from .serve.supervisor import serve
+from .worker.batch import Batch, Item, Run
+from .worker.worker import Worker, worker
 
 __all__ = [
-    "Batch",
-    "Item",
-    "Model",
-    "Request",
-    "Run",
-    "Tensor",
-    "Timing",
-    "View",
-    "Worker",
-    "binary_path",
-    "connect",
-    "library_path",
-    "pipeline",
-    "serve",
-    "stats",
-    "worker",
-]
+    "Batch", "Item", "Model", "Request", "Run", "Tensor", "Timing", "View", "Worker",
+    "binary_path", "connect", "library_path", "pipeline", "serve", "stats", "worker",
+]  # fmt: skip
 __all__ += errors.__all__
 
 __version__: str  # the library's, asked when it is first wanted

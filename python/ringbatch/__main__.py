@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ._library import binary_path
+from .binding.library import binary_path
 
 
 def main() -> None:

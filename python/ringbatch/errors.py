@@ -16,333 +16,192 @@ class Error(Exception):
     retryable: bool = False  # the same request may succeed if sent again
     retry_attach: bool = False  # a worker that could not attach for this reason tries again
 
+    def __init_subclass__(cls, **status: int) -> None:
+        for name, value in status.items():
+            setattr(cls, name, value)
+
 
 # BEGIN statuses: written by `go generate ./status` from status/table.go
 
 
-class Failed(Error):
+class Failed(Error, status=1):
     """The model's function failed this request; the text says why."""
 
-    status = 1
 
-
-class Expired(Error, TimeoutError):
+class Expired(Error, TimeoutError, status=2):
     """Its deadline passed."""
 
-    status = 2
 
-
-class Canceled(Error):
+class Canceled(Error, status=3):
     """Its client canceled it."""
 
-    status = 3
 
-
-class QueueFull(Error):
+class QueueFull(Error, status=4, retryable=True):
     """Its priority level's queue is full."""
 
-    status = 4
-    retryable = True
 
-
-class QueueTimeout(Error, TimeoutError):
+class QueueTimeout(Error, TimeoutError, status=5):
     """It waited for longer than its priority level allows."""
 
-    status = 5
 
-
-class TooLarge(Error, ValueError):
+class TooLarge(Error, ValueError, status=6):
     """More rows than max_batch_size."""
 
-    status = 6
 
-
-class WorkerDied(Error):
+class WorkerDied(Error, status=7):
     """It was in a batch that killed its worker, every time it was tried, or hung two of them."""
 
-    status = 7
 
-
-class WorkerHung(Error):
+class WorkerHung(Error, status=8):
     """Its worker outlived its lease and could not be killed."""
 
-    status = 8
 
-
-class Draining(Error, ConnectionError):
+class Draining(Error, ConnectionError, status=9, retryable=True, retry_attach=True):
     """The broker is shutting down and takes no new requests."""
 
-    status = 9
-    retryable = True
-    retry_attach = True
 
-
-class BrokerGone(Error, ConnectionError):
+class BrokerGone(Error, ConnectionError, status=10, retryable=True, retry_attach=True):
     """The broker went away; safe to retry."""
 
-    status = 10
-    retryable = True
-    retry_attach = True
 
-
-class NoBroker(Error, ConnectionError):
+class NoBroker(Error, ConnectionError, status=11, retryable=True, retry_attach=True):
     """Nothing listens on the socket."""
 
-    status = 11
-    retryable = True
-    retry_attach = True
 
-
-class UnknownModel(Error, LookupError):
+class UnknownModel(Error, LookupError, status=12):
     """The broker has no model of that name."""
 
-    status = 12
 
-
-class Version(Error, RuntimeError):
+class Version(Error, RuntimeError, status=13):
     """The peer speaks another version of the protocol."""
 
-    status = 13
 
-
-class Layout(Error):
+class Layout(Error, status=14):
     """Segment geometry does not match its description."""
 
-    status = 14
 
-
-class Forbidden(Error, PermissionError):
+class Forbidden(Error, PermissionError, status=15):
     """This uid may not use this broker."""
 
-    status = 15
 
-
-class NoMemory(Error, MemoryError):
+class NoMemory(Error, MemoryError, status=16, retry_attach=True):
     """The kernel refused the memory."""
 
-    status = 16
-    retry_attach = True
 
-
-class SignatureMismatch(Error):
+class SignatureMismatch(Error, status=17):
     """The model exists with another signature."""
 
-    status = 17
 
-
-class RingFull(Error):
+class RingFull(Error, status=18, retryable=True, retry_attach=True):
     """No window of that many slots is free for a new client."""
 
-    status = 18
-    retryable = True
-    retry_attach = True
 
-
-class BrokerRunning(Error):
+class BrokerRunning(Error, status=19):
     """Another broker serves this socket."""
 
-    status = 19
 
-
-class Protocol(Error):
+class Protocol(Error, status=20):
     """A peer broke the protocol and was disconnected."""
 
-    status = 20
 
-
-class Invalid(Error, ValueError):
+class Invalid(Error, ValueError, status=21):
     """An argument or configuration value is not acceptable."""
 
-    status = 21
 
-
-class DType(Error, TypeError):
+class DType(Error, TypeError, status=22):
     """Tensor has another element type."""
 
-    status = 22
 
-
-class Shape(Error, ValueError):
+class Shape(Error, ValueError, status=23):
     """Tensor has another shape."""
 
-    status = 23
 
-
-class Rows(Error, ValueError):
+class Rows(Error, ValueError, status=24):
     """Inputs disagree on rows, or rows outside 1..max."""
 
-    status = 24
 
-
-class Size(Error, ValueError):
+class Size(Error, ValueError, status=25):
     """Byte length does not fit the shape."""
 
-    status = 25
 
-
-class OutputTooSmall(Error):
+class OutputTooSmall(Error, status=26):
     """The caller's buffer cannot hold the output."""
 
-    status = 26
 
-
-class Full(Error):
+class Full(Error, status=27, retryable=True):
     """Every slot of the client's window is in use."""
 
-    status = 27
-    retryable = True
 
-
-class Closed(Error, RuntimeError):
+class Closed(Error, RuntimeError, status=28):
     """The client or worker was closed."""
 
-    status = 28
 
-
-class Released(Error, RuntimeError):
+class Released(Error, RuntimeError, status=29):
     """The request was released; its views are gone."""
 
-    status = 29
 
-
-class Committed(Error):
+class Committed(Error, status=30):
     """The request was committed already."""
 
-    status = 30
 
-
-class NotCommitted(Error):
+class NotCommitted(Error, status=31):
     """The request was not committed yet."""
 
-    status = 31
 
-
-class NotDone(Error):
+class NotDone(Error, status=32):
     """The request has not ended yet."""
 
-    status = 32
 
-
-class NoLevel(Error, ValueError):
+class NoLevel(Error, ValueError, status=33):
     """No such priority level."""
 
-    status = 33
 
-
-class Timeout(Error, TimeoutError):
+class Timeout(Error, TimeoutError, status=34, retry_attach=True):
     """The caller's wait ended before the request did."""
 
-    status = 34
-    retry_attach = True
 
-
-class Forked(Error, RuntimeError):
+class Forked(Error, RuntimeError, status=35):
     """This process is a fork of the one that connected."""
 
-    status = 35
 
-
-class NoGPU(Error):
+class NoGPU(Error, status=36):
     """This needs a GPU and there is none."""
 
-    status = 36
 
-
-class TooManyConnections(Error, ConnectionError):
+class TooManyConnections(Error, ConnectionError, status=37, retryable=True, retry_attach=True):
     """The broker serves as many connections as it may."""
 
-    status = 37
-    retryable = True
-    retry_attach = True
 
-
-class NoDescriptors(Error, OSError):
+class NoDescriptors(Error, OSError, status=38, retryable=True, retry_attach=True):
     """The broker or this process has no file descriptor left."""
 
-    status = 38
-    retryable = True
-    retry_attach = True
 
-
-class NoWorker(Error):
+class NoWorker(Error, status=39, retryable=True):
     """No worker is attached, and the model's policy says no_worker=refuse."""
 
-    status = 39
-    retryable = True
 
-
-class Quota(Error):
+class Quota(Error, status=40, retry_attach=True):
     """This user or process has as much of the broker as one may have; the text says of what, and which setting raises it."""
 
-    status = 40
-    retry_attach = True
 
-
-class Namespace(Error):
+class Namespace(Error, status=41):
     """The peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it."""
 
-    status = 41
 
-
-class Overloaded(Error):
+class Overloaded(Error, status=42, retryable=True):
     """Refused on arrival: it could not be answered within its deadline or the model's latency_goal."""
 
-    status = 42
-    retryable = True
 
-
-class WrongGPU(Error):
+class WrongGPU(Error, status=43):
     """The model's device memory is on a GPU that this process does not see."""
-
-    status = 43
 
 
 __all__ = [
-    "BrokerGone",
-    "BrokerRunning",
-    "Canceled",
-    "Closed",
-    "Committed",
-    "DType",
-    "Draining",
-    "Error",
-    "Expired",
-    "Failed",
-    "Forbidden",
-    "Forked",
-    "ForkedClient",
-    "Full",
-    "Invalid",
-    "Layout",
-    "Namespace",
-    "NoBroker",
-    "NoDescriptors",
-    "NoGPU",
-    "NoLevel",
-    "NoMemory",
-    "NoWorker",
-    "NotCommitted",
-    "NotDone",
-    "OutputTooSmall",
-    "Overloaded",
-    "Protocol",
-    "QueueFull",
-    "QueueTimeout",
-    "Quota",
-    "Released",
-    "RingFull",
-    "Rows",
-    "Shape",
-    "SignatureMismatch",
-    "Size",
-    "Timeout",
-    "TooLarge",
-    "TooManyConnections",
-    "UnknownModel",
-    "Version",
-    "WorkerDied",
-    "WorkerHung",
-    "WrongGPU",
+    "BrokerGone", "BrokerRunning", "Canceled", "Closed", "Committed", "DType", "Draining", "Error", "Expired", "Failed",
+    "Forbidden", "Forked", "ForkedClient", "Full", "Invalid", "Layout", "Namespace", "NoBroker", "NoDescriptors",
+    "NoGPU", "NoLevel", "NoMemory", "NoWorker", "NotCommitted", "NotDone", "OutputTooSmall", "Overloaded", "Protocol",
+    "QueueFull", "QueueTimeout", "Quota", "Released", "RingFull", "Rows", "Shape", "SignatureMismatch", "Size",
+    "Timeout", "TooLarge", "TooManyConnections", "UnknownModel", "Version", "WorkerDied", "WorkerHung", "WrongGPU",
 ]
 
 # END statuses

@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 
 import pytest
+
 import ringbatch as rb
-from ringbatch import _client, _core
+from ringbatch.client import connection
 
 # A shell that runs this in the background leaves Ctrl-C ignored, and children
 # inherit that; the tests of Ctrl-C need what a terminal gives.
@@ -29,13 +30,13 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 # The tests fail by what is wrong, not because the machine was busy: what they wait for they wait a minute for,
 # and a broker that stands still for seconds has not gone.
-_core._CONNECT_TIMEOUT_NS = 60_000_000_000
-_client.stats.__defaults__ = (None, 60.0)
+connection._CONNECT_TIMEOUT_NS = 60_000_000_000
+rb.stats.__defaults__ = (None, 60.0)
 
 
 def eventually(condition) -> None:
     """Waits for what happens soon, but not at once: elsewhere, or in the kernel."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, "it has not come to be"
         time.sleep(0.005)
@@ -95,6 +96,37 @@ def serving(worker: rb.Worker, socket: str):
         assert not failures, failures
 
 
+@pytest.fixture
+def home(tmp_path):
+    """A folder of this user's alone."""
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+@pytest.fixture
+def at(home):
+    """Where a test starts a broker of its own."""
+    return str(home / "b.sock")
+
+
+@pytest.fixture
+def env(at):
+    """The environment of programs that start a broker of their own."""
+    return {**os.environ, "RINGBATCH_SOCKET": at}
+
+
+@contextlib.contextmanager
+def program(env, *command, how: int = signal.SIGTERM, **more):
+    """A Python program that serves, until it is told to end."""
+    p = subprocess.Popen([sys.executable, *map(str, command)], env=env, **more)
+    try:
+        yield p
+    finally:
+        p.send_signal(how)
+        assert p.wait(60) == 0
+
+
 @pytest.fixture(scope="module")
 def socket():
     with tempfile.TemporaryDirectory(prefix="rb") as folder:
@@ -102,6 +134,20 @@ def socket():
         path = os.path.join(folder, "b.sock")
         with broker_at(path):
             yield path
+
+
+@contextlib.contextmanager
+def in_threads(*calls):
+    """Runs them beside the block; they have ended when it has."""
+    threads = [threading.Thread(target=call) for call in calls]
+    for t in threads:
+        t.start()
+    try:
+        yield
+    finally:
+        for t in threads:
+            t.join(120)
+    assert not any(t.is_alive() for t in threads)
 
 
 @pytest.fixture(scope="module")
@@ -112,18 +158,23 @@ def echo(socket):
         yield socket
 
 
+@pytest.fixture
+def model(echo):
+    with rb.connect("echo", socket=echo, window=32) as m:
+        yield m
+
+
 def rb_wait(socket: str, model: str) -> None:
     """Waits for a model without loading the library into this process."""
-    deadline = time.monotonic() + 120  # a Python worker's start, on a machine that others use
-    while model.encode() not in subprocess.run([rb.binary_path(), "models", "--socket", socket], capture_output=True).stdout:
-        assert time.monotonic() < deadline, f"{model} did not come"
-        time.sleep(0.01)
+    command = [rb.binary_path(), "models", "--socket", socket]
+    eventually(lambda: model.encode() in subprocess.run(command, capture_output=True).stdout)
 
 
 def python(code: str, *, socket: str = "", timeout: float = 240, **env: str) -> str:
     """Runs code in a fresh interpreter and gives what it printed."""
-    prologue = "import os, sys, time\nimport numpy as np\nimport ringbatch as rb\nx = np.arange(16, dtype='float32')\n"
-    prologue += "rb._core._CONNECT_TIMEOUT_NS, rb.stats.__defaults__ = 60_000_000_000, (None, 60.0)\n"  # as above
+    prologue = "import os, sys, time\nimport numpy as np\nimport ringbatch as rb\nfrom ringbatch.client import connection\n"
+    prologue += "x = np.arange(16, dtype='float32')\n"
+    prologue += "connection._CONNECT_TIMEOUT_NS, rb.stats.__defaults__ = 60_000_000_000, (None, 60.0)\n"  # as above
     p = subprocess.run(
         [sys.executable, "-c", prologue + textwrap.dedent(code)],
         env={**os.environ, "RINGBATCH_SOCKET": socket, **env},

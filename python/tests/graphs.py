@@ -44,7 +44,8 @@ def encoder(path, *, width: int = 16, layers: int = 1, mask: bool = True, words:
     Without mask everything is attended to, padding too.
     """
     rng = np.random.default_rng(1)
-    weights = {"table": rng.standard_normal((words, width), "float32"), "one": np.float32(1), "far": np.float32(-1e4), "scale": np.float32(width**-0.5),
+    weights = {"table": rng.standard_normal((words, width), "float32"), "one": np.float32(1), "far": np.float32(-1e4),
+        "scale": np.float32(width**-0.5),
                "axis1": np.array([1]), "axis2": np.array([2])}  # fmt: skip
     nodes = [h.make_node("Gather", ["table", "tokens"], ["x0"])]
     if mask:

@@ -14,8 +14,9 @@ import time
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import eventually, go_worker, serving
+
+import ringbatch as rb
 
 ONES = np.ones(16, "float32")
 
@@ -29,6 +30,19 @@ def alias(socket: str, *args: str) -> None:
         return p.returncode == 0
 
     eventually(told)
+
+
+def once_moved(call):
+    """What it gives once the connection has moved to what the alias stands for."""
+    answers = []
+
+    def has_moved() -> bool:
+        with contextlib.suppress(rb.SignatureMismatch, rb.Shape):
+            answers.append(call())
+        return bool(answers)
+
+    eventually(has_moved)
+    return answers[0]
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +114,11 @@ def test_a_switch_under_load_loses_no_request(versions):
         to = 2 - i % 2
         alias(versions, "m", f"m@{to}")
         before = [load.answers[to] for load in loads]
-        deadline = time.monotonic() + 60
-        while any(load.answers[to] < n + 20 for load, n in zip(loads, before)) and not any(load.failures for load in loads):
-            assert time.monotonic() < deadline, [load.answers for load in loads]
-            time.sleep(0.005)
+
+        def served(to: int = to, before: list[int] = before) -> bool:
+            return all(load.answers[to] >= n + 20 for load, n in zip(loads, before)) or any(load.failures for load in loads)
+
+        eventually(served)
     for load in loads:
         load.end()
     assert [load.failures for load in loads] == [[], [], [], []]
@@ -137,17 +152,8 @@ def test_a_model_follows_to_another_signature_if_its_arrays_fit(versions, retry)
             waiting.inputs["x"][...] = 5
             assert (waiting.run().outputs["y"] == 5).all()
         alias(versions, "m", "m@2")
-        deadline = time.monotonic() + 60
-        while True:  # until it has moved back
-            assert time.monotonic() < deadline
-            with contextlib.suppress(rb.SignatureMismatch):
-                assert (m(x) == 2).all()
-                break
-        while True:
-            assert time.monotonic() < deadline
-            with contextlib.suppress(rb.SignatureMismatch):
-                by_hand.request().release()
-                break
+        assert (once_moved(lambda: m(x)) == 2).all()
+        once_moved(by_hand.request).release()
 
 
 def test_clients_are_shared_out(versions):
@@ -160,16 +166,13 @@ def test_clients_are_shared_out(versions):
         eventually(lambda: sorted(float(m(ONES)[0]) for m in models) == [1] * 4 + [2] * 4)
 
 
-@pytest.mark.parametrize("kind", [lambda m, x: m(x), lambda m, x: m.submit(x).result(60), lambda m, x: asyncio.run(m.ainfer(x))], ids=["call", "submit", "ainfer"])
+@pytest.mark.parametrize("kind", [lambda m, x: m(x), lambda m, x: m.submit(x).result(60), lambda m, x: asyncio.run(m.ainfer(x))],
+    ids=["call", "submit", "ainfer"])
 def test_a_signature_that_goes_back_and_forth_leaves_no_connections_behind(versions, kind):
     alias(versions, "m", "m@1")
 
     def answer(m: rb.Model, x: np.ndarray) -> float:
-        deadline = time.monotonic() + 60
-        while True:  # until it has moved
-            with contextlib.suppress(rb.SignatureMismatch, rb.Shape):
-                return float(kind(m, x)[0])
-            assert time.monotonic() < deadline
+        return once_moved(lambda: float(kind(m, x)[0]))
 
     def clients() -> int:
         return sum(m["clients"] for m in rb.stats(socket=versions)["models"] if m["name"].startswith("m@"))
@@ -184,10 +187,7 @@ def test_a_signature_that_goes_back_and_forth_leaves_no_connections_behind(versi
             alias(versions, "m", "m@2")
             assert answer(m, ONES) == 2
         assert slow.result(60)[0] == 1
-        deadline = time.monotonic() + 60
-        while clients() > before + 1 or threading.active_count() > threads + 2:  # at most one more, of the other signature
-            assert time.monotonic() < deadline, (clients(), before, threading.enumerate())
-            time.sleep(0.01)
+        eventually(lambda: clients() <= before + 1 and threading.active_count() <= threads + 2)  # one more, of the other signature
 
 
 def test_the_connection_to_a_version_that_was_left_ends_with_its_last_answer(versions):
@@ -201,23 +201,12 @@ def test_the_connection_to_a_version_that_was_left_ends_with_its_last_answer(ver
     alias(versions, "m", "m@1")
     with serving(slow, versions), rb.connect("m", socket=versions) as m:
         alias(versions, "m", "m@slow")
-        deadline = time.monotonic() + 120
-        while True:  # until it has moved
-            with contextlib.suppress(rb.Shape):
-                last = m.submit(ONES[:8])
-                break
-            assert time.monotonic() < deadline
+        last = once_moved(lambda: m.submit(ONES[:8]))
         alias(versions, "m", "m@1")
-        while True:
-            with contextlib.suppress(rb.Shape, rb.SignatureMismatch):
-                assert m(ONES)[0] == 1
-                break
-            assert time.monotonic() < deadline
+        assert once_moved(lambda: m(ONES)[0]) == 1
         go_on.set()
         assert last.result(60)[0] == 4
-        while any(thread.name == "ringbatch" for thread in threading.enumerate()):  # which waited for it
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        eventually(lambda: not any(thread.name == "ringbatch" for thread in threading.enumerate()))  # which waited for it
 
 
 class SlowBroker:
@@ -278,14 +267,7 @@ def test_a_broker_that_answers_late_is_followed_all_the_same(versions):
             slow.answers.clear()
             before = slow.connections
             alias(versions, "m", "m@3")
-            deadline = time.monotonic() + 60
-            while slow.connections == before:  # it attaches again
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
+            eventually(lambda: slow.connections > before)  # it attaches again
             time.sleep(0.1)  # until that thread has long ceased to wait for the answer
             slow.answers.set()
-            while True:
-                with contextlib.suppress(rb.Shape):
-                    assert asyncio.run(m.ainfer(ONES[:8]))[0] == 3
-                    break
-                assert time.monotonic() < deadline
+            assert once_moved(lambda: asyncio.run(m.ainfer(ONES[:8]))[0]) == 3

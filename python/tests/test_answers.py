@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
 
 import numpy as np
 import pytest
+from conftest import broker_at, eventually, in_threads, python, serving
+
 import ringbatch as rb
-from conftest import broker_at, eventually, python, serving
 
 ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
 FIND = {"inputs": {"x": ("int32", (6,))}, "outputs": {"found": ("int32", ("<=6",)), "twice": ("int32", ("<=6", 2))}}
@@ -48,19 +50,6 @@ def test_nothing_found_is_an_answer_and_each_row_has_its_own_number(socket, pad_
             views[2].sum()
         futures = [(x, m.submit(x)) for x in rng.integers(0, 2, (100, 6), dtype="int32")]
         assert all(f.result(60)["found"].tolist() == wanted(x.tolist()) for x, f in futures)
-
-
-@pytest.mark.parametrize("pad_to", [0, 8])
-def test_the_obvious_loop_over_a_batch_writes_every_row(socket, pad_to):
-    @rb.worker(f"loop{pad_to}", **ONE, max_batch_size=8, wait_time=0, pad_to=pad_to)
-    def loop(batch):
-        for i in range(len(batch)):
-            batch.outputs["y"][i] = batch.inputs["x"][i] + 1
-
-    with serving(loop, socket), rb.connect(loop.model, socket=socket, wait=60) as m:
-        for rows in (1, 5, 8):
-            x = np.full((rows, 4), rows, "float32")
-            assert (m(x) == x + 1).all()
 
 
 def test_an_empty_input_is_one(socket):
@@ -102,9 +91,8 @@ def test_an_error_about_one_request_fails_that_request_alone(socket):
     for worker in (sizes, rows):
         with serving(worker, socket):
             results: dict = {}
-            threads = [threading.Thread(target=ask, args=(worker.model, n, results)) for n in (0, 3, 99)]
-            [t.start() for t in threads]
-            [t.join(120) for t in threads]
+            with in_threads(*(functools.partial(ask, worker.model, n, results) for n in (0, 3, 99))):
+                pass
             assert results[0] == [] and results[3] == [7, 7, 7]
             assert "0..4" in results[99] and "99" in results[99]
 
@@ -270,9 +258,7 @@ def test_debug_finds_outputs_that_were_not_written(socket, pad_to):
         assert (m(np.full(4, 2, "float32")) == 1).all()
 
 
-def test_a_worker_is_told_that_the_model_has_another_policy_and_the_broker_logs_it(tmp_path, caplog, capfd):
-    tmp_path.chmod(0o700)
-    socket = str(tmp_path / "b.sock")
+def test_a_worker_is_told_that_the_model_has_another_policy_and_the_broker_logs_it(at, caplog, capfd):
     @rb.worker("policed", **ONE, max_batch_size=8, wait_time=0.001)
     def first(batch):
         return batch.inputs["x"]
@@ -281,15 +267,11 @@ def test_a_worker_is_told_that_the_model_has_another_policy_and_the_broker_logs_
     def second(batch):
         return batch.inputs["x"]
 
-    with broker_at(socket, "--log_level", "warn"), serving(first, socket), rb.connect("policed", socket=socket, wait=60) as m:
-        stop = threading.Event()
-        thread = threading.Thread(target=second.run, kwargs={"socket": socket, "stop": stop})
-        with caplog.at_level(logging.WARNING, "ringbatch"):
-            thread.start()
+    with broker_at(at, "--log_level", "warn"), serving(first, at), rb.connect("policed", socket=at, wait=60) as m:
+        with caplog.at_level(logging.WARNING, "ringbatch"), serving(second, at):
             eventually(lambda: len(m.stats()["workers"]) == 2)
-            stop.set()
-            thread.join(60)
-        assert [r.message for r in caplog.records] == ["model policed has another policy than this worker: max_batch_size is 8, this worker asked for 4"]
+        assert [r.message for r in caplog.records] == ["model policed has another policy than this worker: max_batch_size is 8, this "
+            "worker asked for 4"]
     assert "worker asked for another policy than the model has" in capfd.readouterr().err
 
 

@@ -13,8 +13,9 @@ import threading
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import broker_at, rb_wait, serving
+
+import ringbatch as rb
 
 ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
 
@@ -226,7 +227,8 @@ except rb.Forked:
 @pytest.fixture
 def program(socket):
     p = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], env={**os.environ, "RINGBATCH_SOCKET": socket}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", PROGRAM], env={**os.environ, "RINGBATCH_SOCKET": socket}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
     )  # fmt: skip
     rb_wait(socket, "slow")
     yield p

@@ -3,26 +3,21 @@ from __future__ import annotations
 
 import concurrent.futures
 import copy
-import os
 import pathlib
 import pickle
 import platform
 import socket as sockets
-import tempfile
 import threading
 import time
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import broker_at, descriptors, eventually, go_worker, serving
-from ringbatch import _core, _structs
 
-
-@pytest.fixture
-def model(echo):
-    with rb.connect("echo", socket=echo, window=32) as m:
-        yield m
+import ringbatch as rb
+from ringbatch.binding import structs
+from ringbatch.binding.tensors import tensors_of
+from ringbatch.client import connection
 
 
 def test_one_item_and_rows(model):
@@ -168,7 +163,7 @@ def test_no_broker_and_unknown_model(echo):
 
 
 def test_a_broker_that_does_not_answer(tmp_path, monkeypatch):
-    monkeypatch.setattr(_core, "_CONNECT_TIMEOUT_NS", 100_000_000)
+    monkeypatch.setattr(connection, "_CONNECT_TIMEOUT_NS", 100_000_000)
     path = str(tmp_path / "b.sock")
     with sockets.socket(sockets.AF_UNIX) as silent:
         silent.bind(path)
@@ -178,24 +173,21 @@ def test_a_broker_that_does_not_answer(tmp_path, monkeypatch):
                 use()
 
 
-def test_connecting_outlasts_a_broker_that_drains():
+def test_connecting_outlasts_a_broker_that_drains(at):
     declared = ("--model", "m", "--input", "x:f32[1]", "--output", "y:f32[1]")
-    with tempfile.TemporaryDirectory(prefix="rb") as folder:
-        os.chmod(folder, 0o700)
-        socket = folder + "/b.sock"
-        with broker_at(socket, *declared, "--drain_time", "5m") as old, rb.connect("m", socket=socket) as m:
-            m.submit(np.zeros(1, "float32"))  # for no worker: the broker drains until its client leaves
-            old.terminate()
-            with pytest.raises(rb.Draining):
-                while True:
-                    rb.connect("m", socket=socket).close()
-            with concurrent.futures.ThreadPoolExecutor() as pool:
-                waiting = pool.submit(rb.connect, "m", socket=socket, wait=60)
-                time.sleep(0.05)  # so that it has asked; if not yet, no harm is done
-                m.close()
-                old.wait(60)
-                with broker_at(socket, *declared):
-                    waiting.result(60).close()
+    with broker_at(at, *declared, "--drain_time", "5m") as old, rb.connect("m", socket=at) as m:
+        m.submit(np.zeros(1, "float32"))  # for no worker: the broker drains until its client leaves
+        old.terminate()
+        with pytest.raises(rb.Draining):
+            while True:
+                rb.connect("m", socket=at).close()
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            waiting = pool.submit(rb.connect, "m", socket=at, wait=60)
+            time.sleep(0.05)  # so that it has asked; if not yet, no harm is done
+            m.close()
+            old.wait(60)
+            with broker_at(at, *declared):
+                waiting.result(60).close()
 
 
 def test_window_that_does_not_fit(echo):
@@ -267,31 +259,29 @@ def test_connections_leave_nothing_behind(echo):
     eventually(lambda: descriptors() <= before[0] and threading.active_count() <= before[1])
 
 
-def test_deadlines():
-    with tempfile.TemporaryDirectory(prefix="rb") as folder:
-        os.chmod(folder, 0o700)
-        socket, gate = folder + "/b.sock", threading.Event()
+def test_deadlines(at):
+    gate = threading.Event()
 
-        @rb.worker("slow", inputs={"x": ("f32", (1,))}, outputs={"y": ("f32", (1,))}, wait_time=0)
-        def slow(batch):
-            gate.wait(120)
+    @rb.worker("slow", inputs={"x": ("f32", (1,))}, outputs={"y": ("f32", (1,))}, wait_time=0)
+    def slow(batch):
+        gate.wait(120)
 
-        x = np.zeros(1, "float32")
-        with broker_at(socket), serving(slow, socket), rb.connect("slow", socket=socket, wait=60) as m:
-            with pytest.raises(rb.Expired) as e:
-                m(x, timeout=0.05)
-            assert isinstance(e.value, TimeoutError)
-            with m.request() as req:
-                req.commit()
-                with pytest.raises(rb.Timeout):
-                    req.wait(0.05)
-                assert not req.done()
-                req.cancel()
-                with pytest.raises(rb.Canceled):
-                    req.wait(60)
-            with pytest.raises(rb.Expired):
-                m.submit(x, timeout=0.05).result(60)
-            gate.set()
+    x = np.zeros(1, "float32")
+    with broker_at(at), serving(slow, at), rb.connect("slow", socket=at, wait=60) as m:
+        with pytest.raises(rb.Expired) as e:
+            m(x, timeout=0.05)
+        assert isinstance(e.value, TimeoutError)
+        with m.request() as req:
+            req.commit()
+            with pytest.raises(rb.Timeout):
+                req.wait(0.05)
+            assert not req.done()
+            req.cancel()
+            with pytest.raises(rb.Canceled):
+                req.wait(60)
+        with pytest.raises(rb.Expired):
+            m.submit(x, timeout=0.05).result(60)
+        gate.set()
 
 
 def answered(m: rb.Model, x: np.ndarray) -> bool:
@@ -303,27 +293,24 @@ def answered(m: rb.Model, x: np.ndarray) -> bool:
     return True
 
 
-def test_broker_restart_is_a_retryable_error():
-    with tempfile.TemporaryDirectory(prefix="rb") as folder:
-        os.chmod(folder, 0o700)
-        socket = folder + "/b.sock"
-        x = np.zeros(16, "float32")
-        with go_worker(socket, "--model", "echo", "--wait_for_broker", "2m", "--wait_time", "0s"):
-            with broker_at(socket):
-                m = rb.connect("echo", socket=socket, wait=60)
-                with m.request() as req:
-                    req.run()
-                    late = np.asarray(req.outputs["y"])
-            with broker_at(socket):
-                eventually(lambda: answered(m, x))
-                with m.request() as req:  # another attachment, another mapping
-                    req.inputs["x"][...] = 5
-                    assert (req.run().outputs["y"] == 5).all()
-                assert late.sum() == late.sum()  # the old mapping is still there
-                m.close()
+def test_broker_restart_is_a_retryable_error(at):
+    x = np.zeros(16, "float32")
+    with go_worker(at, "--model", "echo", "--wait_for_broker", "2m", "--wait_time", "0s"):
+        with broker_at(at):
+            m = rb.connect("echo", socket=at, wait=60)
+            with m.request() as req:
+                req.run()
+                late = np.asarray(req.outputs["y"])
+        with broker_at(at):
+            eventually(lambda: answered(m, x))
+            with m.request() as req:  # another attachment, another mapping
+                req.inputs["x"][...] = 5
+                assert (req.run().outputs["y"] == 5).all()
+            assert late.sum() == late.sum()  # the old mapping is still there
+            m.close()
 
 
-def test_a_restarted_broker_may_have_another_number_of_slots():
+def test_a_restarted_broker_may_have_another_number_of_slots(at):
     two = {"outputs": {"y": ("f32", (16,)), "n": ("i32", ("<=4",))}, "inputs": {"x": ("f32", (16,)), "z": ("i32", ("<=4",))}}
 
     def use(m: rb.Model, v: int) -> bool:
@@ -339,22 +326,20 @@ def test_a_restarted_broker_may_have_another_number_of_slots():
             return False
         return True
 
-    with tempfile.TemporaryDirectory(prefix="rb") as folder:
-        os.chmod(folder, 0o700)
-        socket, m = folder + "/b.sock", None
-        for v, slots in enumerate((64, 4096, 8)):
+    m = None
+    for v, slots in enumerate((64, 4096, 8)):
 
-            @rb.worker("two", **two, slots=slots, max_batch_size=4 + v, wait_time=0)
-            def worker(batch):
-                batch.outputs["y"][...] = batch.inputs["x"] + 1
-                batch.outputs["n"][:, :3] = batch.inputs["z"] + 2
+        @rb.worker("two", **two, slots=slots, max_batch_size=4 + v, wait_time=0)
+        def worker(batch):
+            batch.outputs["y"][...] = batch.inputs["x"] + 1
+            batch.outputs["n"][:, :3] = batch.inputs["z"] + 2
 
-            with broker_at(socket), serving(worker, socket):
-                m = m or rb.connect("two", socket=socket, wait=60)
-                eventually(lambda: attached_again(m, v))
-                assert use(m, v) and m.stats()["slots"] == slots
-                assert m.max_batch_size == 4 + v
-                core = m._core  # what the C ABI says of the present attachment
-                present = _core.tensors(core.lib, core.lib.rb_client_tensor, core.handle, _structs.OUTPUT, 2)
-                assert [t.offset for t in present] == [core._mapping.offsets[t] for t in core.signature.outputs]
-        m.close()
+        with broker_at(at), serving(worker, at):
+            m = m or rb.connect("two", socket=at, wait=60)
+            eventually(lambda: attached_again(m, v))
+            assert use(m, v) and m.stats()["slots"] == slots
+            assert m.max_batch_size == 4 + v
+            core = m._core  # what the C ABI says of the present attachment
+            present = tensors_of(core.lib, core.lib.rb_client_tensor, core.handle, structs.OUTPUT, 2)
+            assert [t.offset for t in present] == [core._mapping.offsets[t] for t in core.signature.outputs]
+    m.close()

@@ -15,10 +15,11 @@ import threading
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import REPOSITORY, broker_at, eventually, python, serving
-from ringbatch import _device, _plain
-from ringbatch._pipeline import declaration
+
+import ringbatch as rb
+from ringbatch.binding import ctypes_path, device
+from ringbatch.serve.pipeline import declaration
 
 ROW = 1024  # elements of f32
 
@@ -28,10 +29,11 @@ def driver():
     """The stub, in this process and in those that it starts."""
     with tempfile.TemporaryDirectory(prefix="rb") as folder, pytest.MonkeyPatch.context() as m:
         path = os.path.join(folder, "libcuda.so.1")
-        subprocess.run(["cc", "-shared", "-fPIC", "-pthread", "-O1", "-o", path, str(REPOSITORY / "hack" / "cuda" / "stub" / "libcuda.c")], check=True)
+        subprocess.run(["cc", "-shared", "-fPIC", "-pthread", "-O1", "-o", path, str(REPOSITORY / "hack" / "cuda" / "stub" / "libcuda.c")],
+            check=True)
         m.setenv("RINGBATCH_LIBCUDA", path)
         m.setenv("STUB_CUDA_DELAY_US", "2000")
-        m.setattr(_device, "_torch", None)  # of torch there is no stub
+        m.setattr(device, "_torch", None)  # of torch there is no stub
         lib = ctypes.CDLL(path)
         lib.cuMemcpyAsync.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
         yield lib
@@ -71,14 +73,15 @@ def at(a) -> int:
     return a.__cuda_array_interface__["data"][0]
 
 
-def host(a: _device.DeviceArray) -> np.ndarray:
+def host(a: device.DeviceArray) -> np.ndarray:
     """The stub's device memory as an array."""
     i = a.__cuda_array_interface__
     memory = (ctypes.c_uint8 * a.nbytes).from_address(i["data"][0])
     return np.ndarray(i["shape"], i["typestr"], memory)
 
 
-@rb.worker("double", inputs={"x": ("float32", (ROW,))}, outputs={"y": ("float32", (ROW,)), "first": ("float32", (), "host")}, memory="device:0", max_batch_size=8)
+@rb.worker("double", inputs={"x": ("float32", (ROW,))}, outputs={"y": ("float32", (ROW,)), "first": ("float32", (), "host")},
+    memory="device:0", max_batch_size=8)
 def double(batch):
     for i in range(len(batch.runs)):
         x = host(batch.input_run("x", i))
@@ -111,9 +114,9 @@ def test_a_slot_is_handed_out_by_cuda_array_interface_and_dlpack(model):
         assert x.shape == (ROW,) and x.__cuda_array_interface__["typestr"] == "<f4" and x.__dlpack_device__() == (2, 0)
         host(x)[:] = np.arange(ROW)
         capsule = x.__dlpack__()
-        assert "dltensor" in repr(capsule) and len(_device._lent) == 1
+        assert "dltensor" in repr(capsule) and len(device._lent) == 1
         del capsule  # nobody took it
-        assert not _device._lent
+        assert not device._lent
         r.run()
         assert (host(r.outputs["y"]) == 2 * np.arange(ROW)).all()
         assert r.outputs["first"] == 0 and isinstance(r.outputs["first"], np.ndarray)
@@ -231,7 +234,7 @@ def test_the_number_of_a_request_lives_as_long_as_its_commit_over_ctypes():
             others = [ctypes.c_uint64(0) for _ in range(100)]  # memory that is free by now is theirs
             return ctypes.c_uint64.from_address(requests).value, len(others)
 
-    client = _plain.Client.__new__(_plain.Client)
+    client = ctypes_path.Client.__new__(ctypes_path.Client)
     client._lib, client._on_device, client.stream = Library(), True, lambda given: 0
     assert client.commit_one(12345, 0, 0) == (12345, 100)
 
@@ -260,8 +263,9 @@ def test_rows_that_lie_apart_say_what_they_need(socket):
 
 def test_a_process_without_a_gpu_and_one_with_another_are_told(model, socket):
     code = """
-        from ringbatch import _device, _plain
-        _device._torch = None
+        from ringbatch.binding import device
+        from ringbatch.binding import ctypes_path
+        device._torch = None
         try:
             rb.connect("double")
         except rb.Error as e:
@@ -274,8 +278,9 @@ def test_a_process_without_a_gpu_and_one_with_another_are_told(model, socket):
 def test_a_producer_in_another_process_and_a_second_worker_share_the_memory(model, socket):
     code = """
         import ctypes
-        from ringbatch import _device, _plain
-        _device._torch = None
+        from ringbatch.binding import device
+        from ringbatch.binding import ctypes_path
+        device._torch = None
         with rb.connect("double") as m:
             for n in range(20):
                 with m.request(rows=2) as r:
@@ -333,7 +338,8 @@ def test_stages_of_a_pipeline_hand_tensors_on_in_device_memory_and_its_clients_n
 
 
 def test_memory_is_said_for_a_model_or_for_a_tensor(driver):
-    said = rb.worker("m", inputs={"a": ("float32", 4), "b": ("float32", 4, "host")}, outputs={"y": ("float32", 4, "device:1")}, memory="device:0")
+    said = rb.worker("m", inputs={"a": ("float32", 4), "b": ("float32", 4, "host")}, outputs={"y": ("float32", 4, "device:1")},
+        memory="device:0")
     assert said(lambda batch: None).signature == "a:f32[4]@device:0 b:f32[4] -> y:f32[4]@device:1"
     with pytest.raises(rb.Invalid, match="want 'host', 'device' or 'device:0'"):
         rb.worker("m", inputs={"a": ("float32", 4)}, outputs={"y": ("float32", 4)}, memory="gpu")
@@ -354,5 +360,5 @@ def test_a_thread_that_never_used_cuda_commits_too(model):
 
 
 if __name__ == "__main__":
-    _device._torch = None
+    device._torch = None
     double.run(wait=60)

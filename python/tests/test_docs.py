@@ -19,8 +19,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import REPOSITORY, broker_at, eventually, program, rb_wait, serving
+
 import ringbatch as rb
-from conftest import REPOSITORY, broker_at, eventually, rb_wait, serving
 
 DOCS, EXAMPLES = REPOSITORY / "docs", REPOSITORY / "examples"
 pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="no manuals here")
@@ -197,7 +198,8 @@ def test_the_producers_of_the_python_manual_are_answered(socket, monkeypatch):
         batch.outputs["y"][...] = batch.inputs["x"][:, 0, 0, :1]
 
     program = "async def program(np, raw, mean, x):\n" + textwrap.indent(
-        connect + textwrap.indent(patient(in_place), "    ") + "        assert y[0] == raw[0, 0, 0] - mean\n" + textwrap.indent(in_flight, "    ") + "    assert y[0] == future.result()[0] == x[0, 0, 0]\n", "    "
+        connect + textwrap.indent(patient(in_place), "    ") + "        assert y[0] == raw[0, 0, 0] - mean\n"
+        + textwrap.indent(in_flight, "    ") + "    assert y[0] == future.result()[0] == x[0, 0, 0]\n", "    "
     )
     names: dict = {}
     exec(compile(program, "docs/python.md", "exec"), names)
@@ -207,42 +209,27 @@ def test_the_producers_of_the_python_manual_are_answered(socket, monkeypatch):
         asyncio.run(names["program"](np, x, np.float32(0.5), x))
 
 
-def test_the_worker_of_the_python_manual_serves(tmp_path):
+def test_the_worker_of_the_python_manual_serves(tmp_path, at, env):
     worker = blocks(DOCS / "python.md", "python")[3]
-    tmp_path.chmod(0o700)
-    env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
     before = "import numpy as np\nimport ringbatch as rb\n\n\ndef net(x):\n    return np.repeat(x[:, 0, 0, :1], 1000, axis=1)\n\n\n"
     (tmp_path / "worker.py").write_text(before + worker)
-    p = subprocess.Popen([sys.executable, str(tmp_path / "worker.py")], env=env)
-    try:
-        rb_wait(env["RINGBATCH_SOCKET"], "resnet50")
+    with program(env, tmp_path / "worker.py"), rb.connect("resnet50", socket=at, wait=60) as m:
         x = np.random.rand(3, 224, 224).astype("float32")
-        with rb.connect("resnet50", socket=env["RINGBATCH_SOCKET"]) as m:
-            assert (m(x) == x[0, 0, 0]).all()
-    finally:
-        p.terminate()
-        p.wait(60)
+        assert (m(x) == x[0, 0, 0]).all()
 
 
-def test_the_video_pipeline_sees_every_frame(tmp_path):
-    tmp_path.chmod(0o700)
-    env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
-    out = subprocess.check_output([sys.executable, str(EXAMPLES / "python" / "video_pipeline.py"), "3", "8"], env=env, text=True, timeout=120)
+def test_the_video_pipeline_sees_every_frame(env):
+    out = subprocess.check_output([sys.executable, str(EXAMPLES / "python" / "video_pipeline.py"), "3", "8"], env=env, text=True,
+        timeout=120)
     right, late = map(int, re.match(r"(\d+) of 24 frames seen rightly, (\d+) too late", out).groups())
     assert right + late == 24 and right > 0  # on a busy machine some are late; none is wrong
 
 
-def test_the_torch_service_answers_its_callers(tmp_path):
+def test_the_torch_service_answers_its_callers(env):
     pytest.importorskip("torch")
-    tmp_path.chmod(0o700)
-    env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
-    program = str(EXAMPLES / "python" / "torch_service.py")
-    p = subprocess.Popen([sys.executable, program], env=env)
-    try:
-        assert subprocess.check_output([sys.executable, program, "ask", "3"], env=env, text=True, timeout=200) == "3 answers\n"
-    finally:
-        p.terminate()
-        p.wait(60)
+    service = str(EXAMPLES / "python" / "torch_service.py")
+    with program(env, service):
+        assert subprocess.check_output([sys.executable, service, "ask", "3"], env=env, text=True, timeout=200) == "3 answers\n"
 
 
 def test_a_day_of_an_operator():

@@ -4,11 +4,12 @@ from __future__ import annotations
 import re
 
 import pytest
-import ringbatch as rb
 from conftest import REPOSITORY
+
+import ringbatch as rb
 from ringbatch import errors
-from ringbatch._library import load
-from ringbatch._structs import PROTOTYPES
+from ringbatch.binding.library import load
+from ringbatch.binding.structs import PROTOTYPES
 
 
 def test_exceptions_mirror_the_statuses_of_the_library():

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import json
 import os
 import re
@@ -16,9 +15,10 @@ import urllib.error
 
 import numpy as np
 import pytest
-import ringbatch as rb
-from conftest import REPOSITORY, rb_wait
+from conftest import REPOSITORY, program, rb_wait
 from test_gunicorn import get, gunicorn, listening
+
+import ringbatch as rb
 
 EXAMPLES = REPOSITORY / "examples" / "python"
 pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="no examples here")
@@ -30,11 +30,9 @@ def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     folder.chmod(0o700)
     env = {**os.environ, "RINGBATCH_SOCKET": str(folder / "b.sock")}
-    p = subprocess.Popen([sys.executable, str(EXAMPLES / "numpy_worker.py")], env=env)
-    rb_wait(env["RINGBATCH_SOCKET"], "classifier")
-    yield env
-    p.send_signal(signal.SIGINT)
-    assert p.wait(60) == 0
+    with program(env, EXAMPLES / "numpy_worker.py", how=signal.SIGINT):
+        rb_wait(env["RINGBATCH_SOCKET"], "classifier")
+        yield env
 
 
 def test_producers(served):
@@ -68,23 +66,9 @@ def test_gunicorn_app(served, flags):
         assert 0 <= json.loads(get(port, "/?x=" + ",".join(["1"] * 64)))["class"] < 10
 
 
-@contextlib.contextmanager
-def server(folder, *command):
-    """An example that serves, with a broker of its own."""
-    folder.chmod(0o700)
-    env = {**os.environ, "RINGBATCH_SOCKET": str(folder / "b.sock")}
-    p = subprocess.Popen([sys.executable, *command], env=env)
-    try:
-        yield env
-    finally:
-        p.send_signal(signal.SIGINT)
-        assert p.wait(60) == 0
-
-
-def test_argparse_server(tmp_path):
-    with server(tmp_path, str(EXAMPLES / "argparse_server.py"), "--scale", "3", "--processes", "2") as env:
-        with rb.connect("scaled", socket=env["RINGBATCH_SOCKET"], wait=60) as m:
-            assert m(np.arange(4, dtype="float32")).tolist() == [0, 3, 6, 9]
+def test_argparse_server(at, env):
+    with program(env, EXAMPLES / "argparse_server.py", "--scale", "3", "--processes", "2"), rb.connect("scaled", socket=at, wait=60) as m:
+        assert m(np.arange(4, dtype="float32")).tolist() == [0, 3, 6, 9]
 
 
 def test_fastapi_under_uvicorn_with_two_workers(served):
@@ -93,16 +77,18 @@ def test_fastapi_under_uvicorn_with_two_workers(served):
     pytest.importorskip("fastapi")
     command = [sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLES), "--workers", "2", "--fd", "{fd}", "--log-level", "error"]
     patient = ["--timeout-worker-healthcheck", "300"]  # it kills a worker that is silent for that long, 5 seconds otherwise
-    with listening([*command, *patient, "fastapi_app:app"], env=served) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as c:
-        answer = c.post("/classify", json=[0.5] * 64)
+    with listening([*command, *patient, "fastapi_app:app"], env=served) as port:
+        url = f"http://127.0.0.1:{port}/classify"
+        answer = httpx.post(url, json=[0.5] * 64, timeout=120)
         assert answer.status_code == 200 and 0 <= answer.json()["class"] < 10
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            assert {r.status_code for r in pool.map(lambda _: httpx.post(f"http://127.0.0.1:{port}/classify", json=[0.1] * 64, timeout=120), range(64))} == {200}
-        wrong = c.post("/classify", json=[1, 2, 3])
+            answers = pool.map(lambda _: httpx.post(url, json=[0.1] * 64, timeout=120), range(64))
+            assert {r.status_code for r in answers} == {200}
+        wrong = httpx.post(url, json=[1, 2, 3], timeout=120)
         assert wrong.status_code == 400 and "expected" in wrong.json()["detail"]
 
 
-def test_jpeg_server(tmp_path):
+def test_jpeg_server(tmp_path, env):
     image = pytest.importorskip("PIL.Image")
     files = []
     for i, size in enumerate((8, 300, 41, 120)):
@@ -110,30 +96,27 @@ def test_jpeg_server(tmp_path):
         image.new("RGB", (size, size), (10 * i, 100, 200)).save(files[-1])
     files.append(tmp_path / "no.jpg")
     files[-1].write_bytes(b"not a jpeg")
-    home = tmp_path / "run"
-    home.mkdir()
-    with server(home, str(EXAMPLES / "jpeg_server.py")) as env:
-        out = subprocess.check_output([sys.executable, str(EXAMPLES / "jpeg_server.py"), *map(str, files)], env=env, text=True, timeout=120).splitlines()
+    with program(env, EXAMPLES / "jpeg_server.py"):
+        out = subprocess.check_output([sys.executable, str(EXAMPLES / "jpeg_server.py"), *map(str, files)], env=env, text=True,
+            timeout=120).splitlines()
     assert len(out) == 5 and "not a picture" in out[4]
     for i, line in enumerate(out[:4]):
         name, *rgb = line.split()
         assert name == str(files[i]) and all(abs(int(got) - want) <= 3 for got, want in zip(rgb, (10 * i, 100, 200)))
 
 
-def test_a_detector_followed_by_a_recogniser(tmp_path):
-    with server(tmp_path, str(EXAMPLES / "detect_and_read.py")) as env:
+def test_a_detector_followed_by_a_recogniser(env):
+    with program(env, EXAMPLES / "detect_and_read.py"):
         out = subprocess.check_output([sys.executable, str(EXAMPLES / "detect_and_read.py"), "ask"], env=env, text=True, timeout=120)
     assert out == f"{sum(i % 17 for i in range(24))} boxes in 24 images, 0 to 16 each, 0 images wrong\n"
 
 
-def test_simpledbi_example(tmp_path):
-    tmp_path.chmod(0o700)
-    env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
+def test_simpledbi_example(env):
     out = subprocess.check_output([sys.executable, str(EXAMPLES / "from_simpledbi.py"), "4", "20"], env=env, text=True, timeout=200)
     assert out.startswith("80 requests")
 
 
-def test_text_is_read_by_a_worker_that_calls_two_models(tmp_path):
-    with server(tmp_path, str(EXAMPLES / "read_text.py")) as env:
+def test_text_is_read_by_a_worker_that_calls_two_models(env):
+    with program(env, EXAMPLES / "read_text.py"):
         out = subprocess.check_output([sys.executable, str(EXAMPLES / "read_text.py"), "ask"], env=env, text=True, timeout=120)
     assert re.match(r"[1-8] words: [a-z0-9]", out)

@@ -8,16 +8,16 @@ goes.
 
 from __future__ import annotations
 
-import os
+import functools
 import signal
-import tempfile
 import threading
 import time
 
 import numpy as np
 import pytest
+from conftest import in_threads, serving
+
 import ringbatch as rb
-from conftest import broker_at, go_worker, rb_wait, serving
 
 
 def item(n: float) -> np.ndarray:
@@ -70,12 +70,8 @@ def test_threads_share_a_small_window(echo):
 
     for window in (2, 3, 8):
         with rb.connect("echo", socket=echo, window=window) as m:
-            threads = [threading.Thread(target=use, args=(m, k)) for k in range(4)]
-            for t in threads:
-                t.start()
-            for t in threads:
-                t.join(60)
-                assert not t.is_alive()
+            with in_threads(*(functools.partial(use, m, k) for k in range(4))):
+                pass
     assert not wrong, wrong[:5]
 
 
@@ -121,30 +117,6 @@ def test_a_signals_handler_calls_in_the_midst_of_a_call(echo):
     assert answers and all(answers)
 
 
-def test_an_exception_from_a_signals_handler_loses_no_slot(socket):
-    class Ding(Exception):
-        pass
-
-    def ding(_number, _frame) -> None:
-        raise Ding
-
-    with serving(slow, socket), rb.connect("slow", socket=socket, window=4, wait=60) as m:
-        m(item(0))
-        before = signal.signal(signal.SIGALRM, ding)
-        try:
-            for call in (lambda: m(item(-1)), lambda: m(item(-1), timeout=60)) * 4:
-                go_on.clear()
-                with pytest.raises(Ding):
-                    signal.setitimer(signal.ITIMER_REAL, 0.02)  # within the first slice: it ends with the call still under way
-                    call()
-                go_on.set()
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-        with m.request(rows=4, timeout=60):
-            pass
-
-
 def test_a_timeout_counts_while_the_window_is_full(echo):
     with rb.connect("echo", socket=echo, window=1) as m, m.request():
         took = []
@@ -173,119 +145,10 @@ def test_what_is_no_plain_array_goes_the_long_way(echo):
                 m(np.float32(7))
 
 
-def test_errors_keep_their_names_and_reasons(socket):
-    @rb.worker("picky", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
-    def picky(batch):
-        if batch.inputs["x"][0, 0] < 0:
-            raise ValueError("must not be negative")
-        batch.outputs["y"][...] = batch.inputs["x"]
-
-    with serving(picky, socket), rb.connect("picky", socket=socket, wait=60) as m:
-        for n in range(20):
-            assert (m(item(n)) == n).all()
-            with pytest.raises(rb.Failed, match="must not be negative"):
-                m(item(-1))
-
-
 def test_who_waits_for_the_slot_gets_it(socket):
     with serving(slow, socket), rb.connect("slow", socket=socket, window=1, wait=60) as m:
         for _ in range(10):
             m(item(0))  # lends
-            other = threading.Thread(target=m, args=(item(0.05),))
-            other.start()
-            time.sleep(0.02)  # it is on its way through the lent slot
-            with m.request(timeout=60):
-                pass
-            other.join(60)
-            assert not other.is_alive()
-
-
-def test_closing_ends_a_call_that_is_under_way(socket):
-    @rb.worker("sleeper", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
-    def sleeper(batch):
-        if batch.inputs["x"][0, 0]:
-            go_on.wait(120)
-        return batch.inputs["x"]
-
-    with serving(sleeper, socket):
-        for _ in range(5):
-            m = rb.connect("sleeper", socket=socket, wait=60)
-            m(item(0))
-            go_on.clear()
-            ends: list[BaseException] = []
-
-            def call(m: rb.Model = m, ends: list[BaseException] = ends) -> None:
-                try:
-                    m(item(1))
-                except rb.Error as e:
-                    ends.append(e)
-
-            t = threading.Thread(target=call)
-            t.start()
-            time.sleep(0.05)
-            m.close()
-            t.join(60)
-            go_on.set()
-            assert not t.is_alive() and isinstance(ends[0], (rb.Closed, rb.BrokerGone))
-
-
-def test_a_broker_that_is_killed_and_restarted():
-    with tempfile.TemporaryDirectory(prefix="rb") as folder:
-        os.chmod(folder, 0o700)
-        path = os.path.join(folder, "b.sock")
-        stop = threading.Event()
-        right, errors = [0], []
-        with RestartedBroker(path) as restart, go_worker(path, "--model", "echo", "--wait_time", "0s", "--wait_for_broker", "2m"):
-            rb_wait(path, "echo")
-            with rb.connect("echo", socket=path, window=2, wait=60) as m:
-
-                def call() -> None:
-                    n = 0
-                    while not stop.is_set():
-                        n += 1
-                        try:
-                            assert (m(item(n), timeout=60) == n).all()
-                            right[0] += 1
-                        except (rb.BrokerGone, rb.UnknownModel, rb.NoBroker) as e:
-                            errors.append(e)
-                        except BaseException as e:
-                            errors.append(e)
-                            return
-
-                threads = [threading.Thread(target=call) for _ in range(2)]
-                for t in threads:
-                    t.start()
-                for _ in range(5):
-                    time.sleep(0.2)
-                    restart()
-                before = right[0]
-                deadline = time.monotonic() + 60
-                while right[0] < before + 100 and time.monotonic() < deadline:
-                    time.sleep(0.05)
-                stop.set()
-                for t in threads:
-                    t.join(60)
-                    assert not t.is_alive()
-        assert right[0] >= before + 100
-        assert all(isinstance(e, rb.BrokerGone) for e in errors), errors[:3]
-
-
-class RestartedBroker:
-    """A broker that can be killed and started again."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __enter__(self):
-        self.at = broker_at(self.path)
-        self.process = self.at.__enter__()
-        return self.restart
-
-    def restart(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        os.unlink(self.path)
-        self.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        self.at.__exit__(None, None, None)
+            with in_threads(lambda: m(item(0.05))):
+                time.sleep(0.02)  # it is on its way through the lent slot
+                m.request(timeout=60).release()

@@ -61,7 +61,8 @@ def listening(command, **kwargs):
 
 def gunicorn(*arguments: str) -> list[str]:
     """With two workers, of which none is killed because it, or the machine, stood still for 30 seconds."""
-    return [sys.executable, "-m", "gunicorn", "--workers", "2", "--bind", "fd://{fd}", "--timeout", "300", "--log-level", "error", *arguments]
+    return [sys.executable, "-m", "gunicorn", "--workers", "2", "--bind", "fd://{fd}", "--timeout", "300", "--log-level", "error",
+        *arguments]
 
 
 def get(port: int, path: str = "/") -> str:

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import tempfile
 import threading
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import broker_at, serving
+
+import ringbatch as rb
 
 BYTES = {"inputs": {"b": ("uint8", ("<=64",))}, "outputs": {"n": ("int64", ()), "b": ("uint8", ("<=64",))}}
 
@@ -47,7 +46,8 @@ def test_more_rows_than_a_request_may_have_are_split_and_joined(echo):
     x = np.arange(100 * 16, dtype="float32").reshape(100, 16)
     for window in (7, 40):  # fewer than max_batch_size, which is 32, and more
         with rb.connect("echo", socket=echo, window=window) as m:
-            for y in (m(x), m(x, timeout=60), m(x[:, ::-1])[:, ::-1], m(np.asfortranarray(x), priority=0), m.submit(x).result(60), asyncio.run(m.ainfer(x))):
+            for y in (m(x), m(x, timeout=60), m(x[:, ::-1])[:, ::-1], m(np.asfortranarray(x), priority=0), m.submit(x).result(60),
+                    asyncio.run(m.ainfer(x))):
                 assert y.shape == x.shape and (y == x).all()
             for call in (lambda: m(x, split=False), lambda: m.submit(x, split=False), lambda: asyncio.run(m.ainfer(x, split=False))):
                 with pytest.raises(rb.TooLarge, match="100 rows, at most 32"):
@@ -86,42 +86,42 @@ def test_a_failure_of_one_piece_is_that_of_the_whole(socket):
         assert (m(x[8:]) == x[8:]).all()
 
 
-def test_priority_of_every_kind_of_call():
+def test_priority_of_every_kind_of_call(at):
     """A worker that is kept busy finds the urgent ones first, by whichever call they were sent."""
-    with tempfile.TemporaryDirectory(prefix="rb") as folder:
-        os.chmod(folder, 0o700)
-        path, config = os.path.join(folder, "b.sock"), os.path.join(folder, "b.toml")
-        with open(config, "w") as f:
-            f.write('[[model]]\nname = "levels"\ninputs = ["x:i32[]"]\noutputs = ["y:i32[]"]\nmax_batch_size = 1\ndefault_priority = 1\nlease = "5m"\n')
-            f.write("[[model.priority]]\n[[model.priority]]\n[[model.priority]]\n")
-        order, go = [], threading.Event()
+    config = at + ".toml"
+    with open(config, "w") as f:
+        f.write('[[model]]\nname = "levels"\ninputs = ["x:i32[]"]\noutputs = ["y:i32[]"]\nmax_batch_size = 1\ndefault_priority = 1\nlease '
+            '= "5m"\n')
+        f.write("[[model.priority]]\n[[model.priority]]\n[[model.priority]]\n")
+    order, go = [], threading.Event()
 
-        @rb.worker("levels", inputs={"x": ("i32", ())}, outputs={"y": ("i32", ())}, depth=1)
-        def worker(batch):
-            order.append(int(batch.inputs["x"][0]))
-            go.wait(120)
-            return batch.inputs["x"]
+    @rb.worker("levels", inputs={"x": ("i32", ())}, outputs={"y": ("i32", ())}, depth=1)
+    def worker(batch):
+        order.append(int(batch.inputs["x"][0]))
+        go.wait(120)
+        return batch.inputs["x"]
 
-        async def all_at_once(m):
-            return await asyncio.gather(*(m.ainfer(np.int32(10 * p + 2), priority=p) for p in (2, 1, 0)))
+    async def all_at_once(m):
+        return await asyncio.gather(*(m.ainfer(np.int32(10 * p + 2), priority=p) for p in (2, 1, 0)))
 
-        with broker_at(path, "--config", config), serving(worker, path), rb.connect("levels", socket=path, wait=60, window=32) as m:
-            blocker = m.submit(np.int32(99))
-            while not order:
-                go.wait(0.01)
-            futures = [m.submit(np.int32(10 * p), priority=p) for p in (2, 1, 0)]
-            threads = [threading.Thread(target=m, args=(np.int32(10 * p + 1),), kwargs={"priority": p}) for p in (2, 1, 0)]
-            threads.append(threading.Thread(target=lambda: asyncio.run(all_at_once(m))))
-            [t.start() for t in threads]
-            while m.stats()["queue_length"] < 9:
-                go.wait(0.01)
-            go.set()
-            [f.result(60) for f in [blocker, *futures]]
-            [t.join(60) for t in threads]
-            assert [n // 10 for n in order] == [9, 0, 0, 0, 1, 1, 1, 2, 2, 2]
-            for call in (lambda: m(np.int32(1), priority=3), lambda: m.submit(np.int32(1), priority=-1), lambda: asyncio.run(m.ainfer(np.int32(1), priority=7))):
-                with pytest.raises(rb.NoLevel):
-                    call()
+    with broker_at(at, "--config", config), serving(worker, at), rb.connect("levels", socket=at, wait=60, window=32) as m:
+        blocker = m.submit(np.int32(99))
+        while not order:
+            go.wait(0.01)
+        futures = [m.submit(np.int32(10 * p), priority=p) for p in (2, 1, 0)]
+        threads = [threading.Thread(target=m, args=(np.int32(10 * p + 1),), kwargs={"priority": p}) for p in (2, 1, 0)]
+        threads.append(threading.Thread(target=lambda: asyncio.run(all_at_once(m))))
+        [t.start() for t in threads]
+        while m.stats()["queue_length"] < 9:
+            go.wait(0.01)
+        go.set()
+        [f.result(60) for f in [blocker, *futures]]
+        [t.join(60) for t in threads]
+        assert [n // 10 for n in order] == [9, 0, 0, 0, 1, 1, 1, 2, 2, 2]
+        for call in (lambda: m(np.int32(1), priority=3), lambda: m.submit(np.int32(1), priority=-1),
+                lambda: asyncio.run(m.ainfer(np.int32(1), priority=7))):
+            with pytest.raises(rb.NoLevel):
+                call()
 
 
 def test_clients_without_a_window_of_their_own_share_a_ring_of_few_large_slots(socket):

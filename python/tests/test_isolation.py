@@ -11,8 +11,9 @@ import threading
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import eventually, serving
+
+import ringbatch as rb
 
 POISON = 13.0
 

@@ -10,8 +10,9 @@ import textwrap
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import broker_at
+
+import ringbatch as rb
 
 DECLARED = ("--model", "m", "--input", "x:f32[4]", "--output", "y:f32[4]", "--max_batch_size", "1", "--wait_time", "0s")
 
@@ -44,8 +45,8 @@ COROUTINE = FAULTY.replace("def run", "async def run")
 
 LANE = """
     import numpy as np
-    from ringbatch._lost import Lost
-    from ringbatch._ring import Ring, keep_attached, run as serve, worker_options
+    from ringbatch.worker.lost_gpu import Lost
+    from ringbatch.worker.ring import Ring, keep_attached, run as serve, worker_options
     import threading, types
 
     class Lane:

@@ -5,30 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import threading
 
 import numpy as np
 import pytest
+from conftest import descriptors, eventually, in_threads, serving
+
 import ringbatch as rb
-from conftest import descriptors, eventually, serving
-
-
-@pytest.fixture
-def model(echo):
-    with rb.connect("echo", socket=echo, window=16) as m:
-        yield m
 
 
 def row(i: int) -> np.ndarray:
     return np.full(16, i, "float32")
-
-
-def test_threads_share_a_client(model):
-    def use(k: int) -> bool:
-        return all((model(row(1000 * k + i)) == 1000 * k + i).all() for i in range(50))
-
-    with concurrent.futures.ThreadPoolExecutor(24) as pool:  # more than the window
-        assert all(pool.map(use, range(24)))
 
 
 def test_submit_gives_futures(model):
@@ -54,17 +42,6 @@ def test_submit_from_a_callback_of_a_full_window(echo):
         for _ in range(2):
             m.submit(row(0)).add_done_callback(again)
         assert finished.wait(60)
-
-
-def test_asyncio(model):
-    async def main() -> None:
-        results = await asyncio.gather(*(model.ainfer(row(i)) for i in range(300)))  # window is 16
-        assert [r[0] for r in results] == list(range(300))
-        with pytest.raises(rb.DType):
-            await model.ainfer(np.zeros(16))
-
-    asyncio.run(main())
-    asyncio.run(main())  # another loop, the same client
 
 
 def test_asyncio_in_several_loops_and_threads_at_once(model):
@@ -221,14 +198,9 @@ def test_closing_ends_what_is_in_flight(socket):
                 except BaseException as e:
                     errors.append(e)
 
-            threads = [threading.Thread(target=call, args=(kind,)) for kind in kinds]
-            for t in threads:
-                t.start()
-            threading.Event().wait(0.05)
-            m.close()
-            for t in threads:
-                t.join(60)
-                assert not t.is_alive()
+            with in_threads(*(functools.partial(call, kind) for kind in kinds)):
+                threading.Event().wait(0.05)
+                m.close()
             assert future is None or isinstance(future.exception(60), rb.Closed)
             assert [type(e) for e in errors] == [rb.Closed] * 4
         gate.set()

@@ -11,8 +11,9 @@ import threading
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import REPOSITORY, broker_at, serving
+
+import ringbatch as rb
 
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
@@ -20,8 +21,10 @@ import graphs  # noqa: E402
 from onnx import TensorProto as T  # noqa: E402
 from onnx import helper as h  # noqa: E402
 from onnxruntime.capi import onnxruntime_pybind11_state as state  # noqa: E402
-from ringbatch import _onnx_lane, _sizes  # noqa: E402
-from ringbatch import onnx as ro  # noqa: E402
+
+from ringbatch.onnx import serving as ro  # noqa: E402
+from ringbatch.onnx import session_lane  # noqa: E402
+from ringbatch.worker import axes as sizes  # noqa: E402
 
 
 @pytest.fixture
@@ -53,7 +56,8 @@ def ask_at_once(socket, model, requests, clients=4):
     def ask(first):
         try:
             with rb.connect(model, socket=socket, wait=60) as c:
-                pending = [(i, c.submit(**r) if isinstance(r := requests[i], dict) else c.submit(r)) for i in range(first, len(requests), clients)]
+                mine = range(first, len(requests), clients)
+                pending = [(i, c.submit(**r) if isinstance(r := requests[i], dict) else c.submit(r)) for i in mine]
                 for i, r in pending:
                     answer = r.result()
                     got[i] = {k: np.array(v) for k, v in answer.items()} if isinstance(answer, dict) else np.array(answer)
@@ -81,7 +85,7 @@ def test_the_graph_tells_the_signature_and_batches_give_what_rows_give_alone(ser
 def test_rows_of_one_request_are_read_and_written_in_the_ring(serve, socket, tmp_path, monkeypatch):
     path = graphs.conv(tmp_path / "conv.onnx")
     lanes = []
-    monkeypatch.setattr(ro, "SessionLane", lambda *a: lanes.append(lane := _onnx_lane.SessionLane(*a)) or lane)
+    monkeypatch.setattr(ro, "SessionLane", lambda *a: lanes.append(lane := session_lane.SessionLane(*a)) or lane)
     serve(path, "placed", max_batch_size=8)
     x = np.random.default_rng(1).standard_normal((5, 3, 8, 8)).astype("float32")
     with rb.connect("placed", socket=socket, wait=60) as c:
@@ -93,7 +97,7 @@ def test_the_next_batch_is_gathered_while_one_computes_and_only_one_does(serve, 
     path, requests = graphs.conv(tmp_path / "conv.onnx"), 8
     changed, gathered, begun, computing = threading.Condition(), 0, 0, 0
 
-    class Watched(_onnx_lane.SessionLane):
+    class Watched(session_lane.SessionLane):
         def gather(self, batch):
             nonlocal gathered
             super().gather(batch)
@@ -123,7 +127,7 @@ def test_where_sizes_vary_batches_that_are_not_full_compute_at_once(serve, socke
     path = graphs.encoder(tmp_path / "enc.onnx")
     begun, both = threading.Event(), threading.Barrier(2)
 
-    class Watched(_onnx_lane.SessionLane):
+    class Watched(session_lane.SessionLane):
         def compute(self):
             begun.set()
             both.wait(60)
@@ -158,7 +162,7 @@ def test_what_was_taken_is_computed_when_the_broker_goes_and_the_session_is_serv
     path, socket = graphs.conv(tmp_path / "conv.onnx"), str(tmp_path / "b.sock")
     gathered, gone, computed = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
 
-    class Watched(_onnx_lane.SessionLane):
+    class Watched(session_lane.SessionLane):
         def gather(self, batch):
             super().gather(batch)
             gathered.release()
@@ -170,7 +174,8 @@ def test_what_was_taken_is_computed_when_the_broker_goes_and_the_session_is_serv
 
     monkeypatch.setattr(ro, "SessionLane", Watched)
     stop = threading.Event()
-    thread = threading.Thread(target=ro.serve, args=(path, "amid"), kwargs=dict(socket=socket, stop=stop, threads=1, wait=60, max_batch_size=1))
+    thread = threading.Thread(target=ro.serve, args=(path, "amid"),
+        kwargs=dict(socket=socket, stop=stop, threads=1, wait=60, max_batch_size=1))
     x = np.ones((3, 8, 8), "float32")
     try:
         with broker_at(socket) as broker:
@@ -215,17 +220,17 @@ def test_lengths_that_vary_share_batches_and_come_back_as_if_alone(serve, socket
 
 
 def test_powers_of_two_end_with_the_largest_size():
-    assert _sizes.powers_of_two(512) == (16, 32, 64, 128, 256, 512)
-    assert _sizes.powers_of_two(500) == (16, 32, 64, 128, 256, 500)
-    assert _sizes.powers_of_two(16) == (16,)
-    assert _sizes.powers_of_two(3) == (3,)
+    assert sizes.powers_of_two(512) == (16, 32, 64, 128, 256, 512)
+    assert sizes.powers_of_two(500) == (16, 32, 64, 128, 256, 500)
+    assert sizes.powers_of_two(16) == (16,)
+    assert sizes.powers_of_two(3) == (3,)
 
 
 def test_a_model_gives_as_many_outputs_at_every_size():
-    axes = _sizes.Axes([_sizes.Input("x", "f32", (8,), (0,), ("n",))], None)
+    axes = sizes.Axes([sizes.Input("x", "f32", (8,), (0,), ("n",))], None)
     for small, large in [(2, 1), (1, 2)]:
         with pytest.raises(rb.Invalid, match=f"there are {small} outputs at size 6 and {large} at size 8"):
-            _sizes.probe_outputs(lambda point: [(4,)] * (large if point == (8,) else small), axes)
+            sizes.probe_outputs(lambda point: [(4,)] * (large if point == (8,) else small), axes)
 
 
 def test_the_brokers_automatic_buckets_are_those_that_are_warmed_up(socket):
@@ -235,7 +240,7 @@ def test_the_brokers_automatic_buckets_are_those_that_are_warmed_up(socket):
 
     with serving(size, socket), rb.connect("auto-buckets", socket=socket, wait=60) as c:
         seen = {int(c.infer(np.zeros(n, "int32"))) for n in range(1, 501)}
-    assert tuple(sorted(seen)) == _sizes.powers_of_two(500)
+    assert tuple(sorted(seen)) == sizes.powers_of_two(500)
 
 
 def test_a_model_that_padding_disturbs_is_served_by_exact_sizes_and_says_so(tmp_path, capfd):
@@ -262,9 +267,11 @@ def test_without_buckets_sizes_come_as_they_are(serve, socket, tmp_path):
 
 def sizes_graph(path):
     """x[2,n] → its numbers doubled, with the lengths that it was given, and the sum of everything, padding too."""
-    nodes = [h.make_node("Add", ["x", "x"], ["y"]), h.make_node("Identity", ["n"], ["told"]), h.make_node("ReduceSum", ["x", "axes"], ["sum"], keepdims=0)]
+    nodes = [h.make_node("Add", ["x", "x"], ["y"]), h.make_node("Identity", ["n"], ["told"]),
+        h.make_node("ReduceSum", ["x", "axes"], ["sum"], keepdims=0)]
     return graphs.save(path, nodes, {"x": (T.FLOAT, ["b", 2, "n"]), "n": (T.INT32, ["b"])},
-                       {"y": (T.FLOAT, ["b", 2, "n"]), "told": (T.INT32, ["b"]), "sum": (T.FLOAT, ["b"])}, {"axes": np.array([1, 2])})  # fmt: skip
+                       {"y": (T.FLOAT, ["b", 2, "n"]), "told": (T.INT32, ["b"]), "sum": (T.FLOAT, ["b"])},
+                       {"axes": np.array([1, 2])})  # fmt: skip
 
 
 @pytest.mark.parametrize("pad", [0, 3])
@@ -318,7 +325,8 @@ def broken(tmp_path, what):
     if what == "string":
         return graphs.save(path, [h.make_node("Identity", ["x"], ["y"])], {"x": (T.STRING, ["b", 2])}, {"y": (T.STRING, ["b", 2])})
     if what == "scalar":
-        return graphs.save(path, [h.make_node("Add", ["x", "s"], ["y"])], {"x": (T.FLOAT, ["b", 2]), "s": (T.FLOAT, [])}, {"y": (T.FLOAT, ["b", 2])})
+        return graphs.save(path, [h.make_node("Add", ["x", "s"], ["y"])], {"x": (T.FLOAT, ["b", 2]), "s": (T.FLOAT, [])},
+            {"y": (T.FLOAT, ["b", 2])})
     if what == "time first":
         nodes = [h.make_node("Transpose", ["t"], ["u"], perm=[1, 0]), h.make_node("Add", ["x", "u"], ["y"])]
         return graphs.save(path, nodes, {"x": (T.FLOAT, ["b", "n"]), "t": (T.FLOAT, ["n", "b"])}, {"y": (T.FLOAT, ["b", "n"])})
@@ -384,7 +392,7 @@ def test_a_device_that_fails_says_nothing_about_the_model(tmp_path, monkeypatch,
     monkeypatch.setattr(ro, "session_of", lambda *_: session)
     for part in ("settle", "refuse_mixed_rows"):
         with monkeypatch.context() as m:
-            m.setattr(ro._sizes, part, fails)
+            m.setattr(ro.trials, part, fails)
             with pytest.raises(Exception) as e:  # noqa: PT011
                 ro.prepare("e.onnx", {"seq": "8"})
             assert type(e.value) is kind
@@ -396,9 +404,12 @@ IN_THREES = {"dims": {"n": "<=8"}, "buckets": {"x.0": [3, 8]}}
 @pytest.mark.parametrize(
     ("what", "options", "message"),
     [
-        ("fixed inside", {"max_batch_size": 4, "check": False}, r"^the model fails with 4 rows of \[2\]: serve fewer at once \(--max_batch_size\)\. \S.*$"),
-        ("halves", {"max_batch_size": 4, **IN_THREES}, r"^the model fails with 4 rows of \[3\]: .*, or other sizes \(--dim, --buckets.*\)\. \S.*$"),
-        ("halves", {"max_batch_size": 1, **IN_THREES}, r"^the model fails with 1 row of \[3\]: serve other sizes \(--dim, --buckets.*\)\. \S.*$"),
+        ("fixed inside", {"max_batch_size": 4, "check": False},
+            r"^the model fails with 4 rows of \[2\]: serve fewer at once \(--max_batch_size\)\. \S.*$"),
+        ("halves", {"max_batch_size": 4, **IN_THREES},
+            r"^the model fails with 4 rows of \[3\]: .*, or other sizes \(--dim, --buckets.*\)\. \S.*$"),
+        ("halves", {"max_batch_size": 1, **IN_THREES},
+            r"^the model fails with 1 row of \[3\]: serve other sizes \(--dim, --buckets.*\)\. \S.*$"),
     ],
 )
 def test_a_model_that_fails_on_what_will_come_is_refused_with_what_to_do(tmp_path, what, options, message):
@@ -424,14 +435,17 @@ def test_the_command_serves_a_file(socket, tmp_path):
         env={**os.environ, "PYTHON": sys.executable}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        assert "serving words: tokens:i64[<=32] -> states:f32[<=32,16] pooled:f32[16] with CPUExecutionProvider; tokens.0 rounded up to 16, 32" in p.stdout.readline()
+        serves = "tokens:i64[<=32] -> states:f32[<=32,16] pooled:f32[16] with CPUExecutionProvider; tokens.0 rounded up to 16, 32"
+        assert f"serving words: {serves}" in p.stdout.readline()
         t = np.arange(20)
         with rb.connect("words", socket=socket, wait=60) as c:
-            np.testing.assert_allclose(c.infer(t)["pooled"], alone(path, tokens=t[None], mask=np.ones((1, 20), "int64"))[1][0], rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(c.infer(t)["pooled"], alone(path, tokens=t[None], mask=np.ones((1, 20), "int64"))[1][0], rtol=1e-3,
+                atol=1e-4)
     finally:
         p.terminate()
         assert p.wait(60) == 0
-    p = subprocess.run([rb.binary_path(), "onnx", path], env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True, check=False)
+    p = subprocess.run([rb.binary_path(), "onnx", path], env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True,
+        check=False)
     assert p.returncode == 1
     assert p.stderr.startswith("ringbatch onnx: ")
     assert "--dim seq='<=512'" in p.stderr

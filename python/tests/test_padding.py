@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import ringbatch as rb
-from ringbatch import _sizes
 
-X = _sizes.Input("x", "f32", (64,), (0,), ("<=64",))
+import ringbatch as rb
+from ringbatch.worker import trials
+from ringbatch.worker.axes import Input, pad_values
+
+X = Input("x", "f32", (64,), (0,), ("<=64",))
 TOKENS, MASK = X._replace(name="tokens", kind="i64"), X._replace(name="mask", kind="i64")
 LITTLE = 1e-5  # far below any tolerance
 
@@ -35,7 +37,7 @@ chance.calls = list(range(1000))
 def pads(function, inputs=(X,), pad=None):
     """Whether the model is given buckets."""
     types = [np.dtype("float32" if i.kind == "f32" else "int64") for i in inputs]
-    axes, _, note = _sizes.settle(Model(function), inputs, types, {}, True, _sizes.pad_values(pad, inputs), _sizes.HALF_TOLERANCE)
+    axes, _, note = trials.settle(Model(function), inputs, types, {}, True, pad_values(pad, inputs), trials.HALF_TOLERANCE)
     assert bool(axes.axes[0].buckets) == (not note)
     return not note
 
@@ -75,8 +77,8 @@ def test_results_that_are_no_numbers_prove_nothing():
 
 
 def check(function, **options):
-    xs = _sizes.example([X], [(8,)], [np.dtype("float32")], 3)
-    _sizes.refuse_mixed_rows(Model(lambda x, here: function(x)), xs, _sizes.HALF_TOLERANCE, **options)
+    xs = trials.example([X], [(8,)], [np.dtype("float32")], 3)
+    trials.refuse_mixed_rows(Model(lambda x, here: function(x)), xs, trials.HALF_TOLERANCE, **options)
 
 
 def test_a_row_does_not_change_with_its_neighbours_by_a_bit():

@@ -21,11 +21,14 @@ def results() -> dict:
         return {"wait_ms": 0, "rounds": [{"requests_per_s": r, "p50_ms": 0.5, "p99_ms": 2.0} for r in rates]}
 
     return {
-        "date": "2026-01-01", "commit": "c", "machine": {"cpu": "p", "cores": 2, "memory_gib": 4, "python": "3"}, "load_before": 0, "load_after": 0,
+        "date": "2026-01-01", "commit": "c", "machine": {"cpu": "p", "cores": 2, "memory_gib": 4, "python": "3"}, "load_before": 0,
+        "load_after": 0,
         "rounds": 3, "seconds": 1, "sizes": [64], "clients": [1, 8],
         "peers": {
-            "ringbatch": {"title": "ringbatch", "versions": {}, "cells": {"64x1": rounds(1000, 3000, 2000), "64x8": rounds(9000, 9000, 9000)}},
-            "slow": {"title": "slow & steady", "versions": {}, "cells": {"64x1": rounds(100, 1000, 400), "64x8": rounds(12345, 12345, 12345)}},
+            "ringbatch": {"title": "ringbatch", "versions": {},
+                "cells": {"64x1": rounds(1000, 3000, 2000), "64x8": rounds(9000, 9000, 9000)}},
+            "slow": {"title": "slow & steady", "versions": {},
+                "cells": {"64x1": rounds(100, 1000, 400), "64x8": rounds(12345, 12345, 12345)}},
         },
         "failed": {"gone": "cannot be installed: no such | thing"},
     }  # fmt: skip
@@ -61,9 +64,11 @@ def test_an_earlier_run_is_drawn_into_a_page_without_measuring(tmp_path):
     (tmp_path / "r.json").write_text(json.dumps(results()))
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
-    subprocess.run([sys.executable, PEERS / "run.py", "--from", tmp_path / "r.json", "--table", page, "--chart", tmp_path / "c.svg"], check=True, timeout=200)
+    subprocess.run([sys.executable, PEERS / "run.py", "--from", tmp_path / "r.json", "--table", page, "--chart", tmp_path / "c.svg"],
+        check=True, timeout=200)
     text = page.read_text()
-    assert text.startswith("before\n<!-- measured -->\n![requests per second](c.svg)\n\nMeasured 2026-01-01") and text.endswith("<!-- /measured -->\nafter\n") and "old" not in text
+    assert text.startswith("before\n<!-- measured -->\n![requests per second](c.svg)\n\nMeasured 2026-01-01")
+    assert text.endswith("<!-- /measured -->\nafter\n") and "old" not in text
     bad = subprocess.run([sys.executable, PEERS / "run.py", "--from", tmp_path / "none.json"], capture_output=True, text=True, timeout=200)
     assert bad.returncode == 2 and "none.json" in bad.stderr
 
@@ -92,7 +97,8 @@ import processes
 from pathlib import Path
 processes.adopt()
 # A child that starts a session of its own, ignores SIGTERM and outlives its parent.
-stubborn = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork() and os._exit(0); os.setsid(); print(os.getpid(), flush=True); time.sleep(60)"
+stubborn = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork() and os._exit(0); os.setsid()"
+stubborn += "; print(os.getpid(), flush=True); time.sleep(60)"
 p = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, text=True)
 pid = int(p.stdout.readline())
 processes.end_all(grace=0.2)

@@ -12,15 +12,18 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import REPOSITORY, eventually, program
+
 import ringbatch as rb
-from conftest import REPOSITORY, eventually
 
 SERVER = """
 import os
 import numpy as np
 import ringbatch as rb
 
-@rb.worker("sum", inputs={"data": ("uint8", ("<=64",))}, outputs={"total": ("int64", ()), "pid": ("int64", ())}, ragged=True, max_batch_size=4)
+TOTAL = {"total": ("int64", ()), "pid": ("int64", ())}
+
+@rb.worker("sum", inputs={"data": ("uint8", ("<=64",))}, outputs=TOTAL, ragged=True, max_batch_size=4)
 def total(batch):
     batch.outputs["pid"][...] = os.getpid()
     for i, row in enumerate(batch.inputs["data"]):
@@ -44,14 +47,10 @@ rb.pipeline("sums", [total, square, spread], processes=[1, 2, 1], outputs=["tota
 
 
 @pytest.fixture
-def pipeline(tmp_path):
-    script, socket = tmp_path / "server.py", str(tmp_path / "b.sock")
-    os.chmod(tmp_path, 0o700)
-    script.write_text(SERVER)
-    p = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "RINGBATCH_SOCKET": socket})
-    yield p, socket
-    p.send_signal(signal.SIGTERM)
-    assert p.wait(60) == 0
+def pipeline(home, at, env):
+    (home / "server.py").write_text(SERVER)
+    with program(env, home / "server.py"):
+        yield at
 
 
 def lines(socket: str) -> dict:
@@ -60,7 +59,7 @@ def lines(socket: str) -> dict:
 
 
 def test_a_request_goes_through_python_stages_in_processes_of_their_own(pipeline):
-    _, socket = pipeline
+    socket = pipeline
     with rb.connect("sums", socket=socket, wait=60, window=16) as model:
         futures = [(n, model.submit(bytes([1]) * n)) for n in (0, 1, 3, 20, 64)]
         for n, f in futures:
@@ -90,28 +89,8 @@ def test_a_pipeline_that_does_not_fit_together_is_refused():
         rb.pipeline("p", [one], outputs=["z"])
 
 
-def test_workers_in_threads_of_one_process_serve_a_pipeline_too(tmp_path):
-    os.chmod(tmp_path, 0o700)
-    script = """
-import ringbatch as rb
-import threading, sys, os, signal
-spec = ("int64", (4,))
-one = rb.worker("one", inputs={"x": spec}, outputs={"h": spec})(lambda b: b.inputs["x"] + 1)
-two = rb.worker("two", inputs={"h": spec}, outputs={"y": spec})(lambda b: b.inputs["h"] * 2)
-def ask():
-    with rb.connect("p", wait=60) as m:
-        print(m([1, 2, 3, 4]).tolist(), flush=True)
-    os.kill(os.getpid(), signal.SIGTERM)
-threading.Thread(target=ask).start()
-rb.pipeline("p", [one, two], processes=0)
-"""
-    env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
-    done = subprocess.run([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, timeout=200)
-    assert done.returncode == 0 and np.fromstring(done.stdout.decode().strip()[1:-1], sep=",").tolist() == [4, 6, 8, 10]
-
-
-def test_a_stage_cannot_change_an_input_that_a_later_one_reads(tmp_path):
-    os.chmod(tmp_path, 0o700)
+def test_a_stage_cannot_change_an_input_that_a_later_one_reads(env):
+    """Stages in threads of one process."""
     script = """
 import ringbatch as rb
 import threading, os, signal
@@ -131,7 +110,6 @@ def ask():
 threading.Thread(target=ask).start()
 rb.pipeline("p", [one, two], processes=0)
 """
-    env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
     done = subprocess.run([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE, timeout=200)
     assert done.returncode == 0 and json.loads(done.stdout) == [2, 4, 6, 8]
 
@@ -151,7 +129,8 @@ def test_the_example_decodes_pictures_and_finds_their_classes(tmp_path):
     (tmp_path / "none.jpg").write_bytes(b"no picture")
     p = subprocess.Popen([sys.executable, str(example / "image_pipeline.py")], env=env)
     try:
-        out = subprocess.check_output([sys.executable, str(example / "image_pipeline.py"), *names, str(tmp_path / "none.jpg")], env=env, text=True, timeout=200)
+        out = subprocess.check_output([sys.executable, str(example / "image_pipeline.py"), *names, str(tmp_path / "none.jpg")], env=env,
+            text=True, timeout=200)
     finally:
         p.send_signal(signal.SIGTERM)
         assert p.wait(60) == 0

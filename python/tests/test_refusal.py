@@ -13,22 +13,24 @@ import threading
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import broker_at, serving
-from ringbatch import _guests, _refusal, _serve
-from ringbatch._stopping import StopEvent
+
+import ringbatch as rb
+from ringbatch.serve import supervisor, watched
+from ringbatch.worker import refusal
+from ringbatch.worker.signals import StopEvent
 
 
 @pytest.fixture
 def refusals():
-    with contextlib.closing(_refusal.Refusals()) as r:
+    with contextlib.closing(refusal.Refusals()) as r:
         yield r
 
 
-def says(at: str, code: str = "print(_refusal.refused('no good'))") -> str:
+def says(at: str, code: str = "print(refusal.refused('no good'))") -> str:
     """What a worker process prints."""
-    command = [sys.executable, "-c", f"import os\nfrom ringbatch import _refusal\n{code}"]
-    return subprocess.check_output(command, env={**os.environ, _refusal.TOLD_AT: at}, text=True).strip()
+    command = [sys.executable, "-c", f"import os\nfrom ringbatch.worker import refusal\n{code}"]
+    return subprocess.check_output(command, env={**os.environ, refusal.TOLD_AT: at}, text=True).strip()
 
 
 def test_a_refusal_arrives_once(refusals):
@@ -37,7 +39,7 @@ def test_a_refusal_arrives_once(refusals):
 
 
 def test_each_process_is_asked_for_its_own(refusals):
-    pid = int(says(refusals.path, "_refusal.refused('no good'); print(os.getpid())"))
+    pid = int(says(refusals.path, "refusal.refused('no good'); print(os.getpid())"))
     assert not refusals.take(pid + 1) and [r.pid for r in refusals.take(pid)] == [pid] and not refusals.take()
 
 
@@ -48,7 +50,7 @@ def test_one_that_comes_while_others_are_read_is_not_lost(refusals, monkeypatch)
     def and_another_comes(fd, size, at):
         monkeypatch.undo()
         told = read(fd, size, at)
-        says(refusals.path, "_refusal.refused('neither')")
+        says(refusals.path, "refusal.refused('neither')")
         return told
 
     monkeypatch.setattr(os, "pread", and_another_comes)
@@ -63,7 +65,7 @@ def test_one_that_is_being_written_is_read_when_it_is_whole(refusals):
 
 
 def test_after_very_many_the_workers_say_it_themselves(refusals, monkeypatch):
-    monkeypatch.setattr(_refusal, "_MOST_BYTES", 1)
+    monkeypatch.setattr(refusal, "_MOST_BYTES", 1)
     assert says(refusals.path) == "True" and len(refusals.take()) == 1
     assert says(refusals.path) == "False" and not refusals.take()
 
@@ -71,10 +73,11 @@ def test_after_very_many_the_workers_say_it_themselves(refusals, monkeypatch):
 def test_one_that_comes_after_the_start_is_the_workers_own_to_say(refusals):
     refusals.end()
     assert says(refusals.path) == "False" and not refusals.take()
+    assert os.readlink(refusals.path.partition(":")[0]).startswith("/memfd:")  # no other file gets the number
 
 
 def test_another_file_that_has_got_the_number_is_not_written_to(tmp_path):
-    refusals = _refusal.Refusals()
+    refusals = refusal.Refusals()
     fd = refusals._fd
     refusals.close()
     file = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
@@ -87,18 +90,13 @@ def test_another_file_that_has_got_the_number_is_not_written_to(tmp_path):
             os.close(fd)
 
 
-def test_serving_processes_keep_the_number(refusals):
-    refusals.end()
-    assert os.readlink(refusals.path.partition(":")[0]).startswith("/memfd:")
-
-
 def test_what_a_worker_starts_in_turn_and_one_that_has_served_refuse_nothing(refusals):
-    assert says(refusals.path, f"print(os.environ.get({_refusal.TOLD_AT!r}))") == "None"
-    assert says(refusals.path, "_refusal.attached(); print(_refusal.refused('no good'))") == "False"
+    assert says(refusals.path, f"print(os.environ.get({refusal.TOLD_AT!r}))") == "None"
+    assert says(refusals.path, "refusal.attached(); print(refusal.refused('no good'))") == "False"
 
 
 def test_a_gpu_that_is_not_there_may_come():
-    assert rb.NoGPU not in _refusal.LASTING and rb.Invalid in _refusal.LASTING
+    assert rb.NoGPU not in refusal.LASTING and rb.Invalid in refusal.LASTING
 
 
 @rb.worker("served", inputs={"x": ("float32", (2,))}, outputs={"y": ("float32", (2,))})
@@ -107,13 +105,13 @@ def served(batch):
 
 
 def test_a_worker_that_has_attached_has_served(socket, refusals, monkeypatch):
-    monkeypatch.setattr(_refusal, "_told_at", refusals.path)
+    monkeypatch.setattr(refusal, "_told_at", refusals.path)
     with serving(served, socket), rb.connect("served", socket=socket, wait=60) as m:
         m(np.zeros(2, "float32"))
-        assert not _refusal.refused("no good") and not refusals.take()
+        assert not refusal.refused("no good") and not refusals.take()
 
 
-def ended(guest: _guests.Guest) -> None:
+def ended(guest: watched.WatchedProcess) -> None:
     """Waits for the process, and has the guest see to it."""
     os.waitid(os.P_PID, guest._p.pid, os.WEXITED | os.WNOWAIT)
     guest.revive()
@@ -122,17 +120,17 @@ def ended(guest: _guests.Guest) -> None:
 def test_a_guest_that_has_served_is_started_again_whatever_it_says(refusals):
     """It attaches at its first start, and refuses at its end; the next start refuses at once."""
     code = (
-        "import os; from ringbatch import _refusal\n"
+        "import os; from ringbatch.worker import refusal\n"
         "if os.environ.get('SERVES'): os.write(int(os.environ['RINGBATCH_ATTACHED_FD']), b'1')\n"
-        "_refusal.refused('no good')\n"
+        "refusal.refused('no good')\n"
     )
-    env = {**os.environ, _refusal.TOLD_AT: refusals.path}
-    guest = _guests.Guest("worker", [sys.executable, "-c", code], {**env, "SERVES": "1"}, None, refusals)
+    env = {**os.environ, refusal.TOLD_AT: refusals.path}
+    guest = watched.WatchedProcess("worker", [sys.executable, "-c", code], {**env, "SERVES": "1"}, None, refusals)
     ended(guest)
     guest._env = env
     guest._start()
     ended(guest)
-    first = _guests.Guest("worker", [sys.executable, "-c", code], env, None, refusals)
+    first = watched.WatchedProcess("worker", [sys.executable, "-c", code], env, None, refusals)
     with pytest.raises(rb.Invalid, match="no good"):
         ended(first)
 
@@ -165,7 +163,8 @@ def test_one_that_has_served_does_not_end_those_that_still_start(tmp_path, guest
     (tmp_path / "served.py").write_text(ONE_OF_TWO)
     socket = str(tmp_path / "s" / "b.sock")
     with broker_at(socket) if guest else contextlib.nullcontext():
-        p = subprocess.Popen([sys.executable, "served.py", socket], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        p = subprocess.Popen([sys.executable, "served.py", socket], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True)
         try:
             with rb.connect("one", socket=socket, wait=60) as one:
                 one(np.zeros(2, "float32"))
@@ -183,7 +182,7 @@ def test_one_that_has_served_does_not_end_those_that_still_start(tmp_path, guest
 @pytest.mark.parametrize("attached", [False, True])
 def test_a_broker_that_does_not_answer_is_asked_again(refusals, monkeypatch, caplog, attached):
     """It does not at first: whether the one that refuses has served is not known then."""
-    says(refusals.path, "os.environ['RINGBATCH_WORKER_NAME'] = 'one'; _refusal.refused('no good')")
+    says(refusals.path, "os.environ['RINGBATCH_WORKER_NAME'] = 'one'; refusal.refused('no good')")
     stop, asked = StopEvent(), []
 
     def stats(command, **_):
@@ -202,11 +201,11 @@ def test_a_broker_that_does_not_answer_is_asked_again(refusals, monkeypatch, cap
         def terminate(self):
             self.returncode = 0
 
-    monkeypatch.setattr(_serve, "_start_broker", lambda *_: Broker())
-    monkeypatch.setattr(_serve, "_wait_for_broker", lambda *_: True)
-    monkeypatch.setattr(_serve.subprocess, "run", stats)
+    monkeypatch.setattr(supervisor, "_start_broker", lambda *_: Broker())
+    monkeypatch.setattr(supervisor, "_wait_for_broker", lambda *_: True)
+    monkeypatch.setattr(supervisor.subprocess, "run", stats)
     with contextlib.nullcontext() if attached else pytest.raises(rb.Invalid, match="no good"):
-        _serve._host([["true"]], [1], "/nowhere", stop, lambda: None, refusals)
+        supervisor._host([["true"]], [1], "/nowhere", stop, lambda: None, refusals)
     assert len(asked) == 3 and ("one, which has served, is started again: no good" in caplog.text) == attached
 
 
@@ -226,7 +225,7 @@ def test_what_may_be_over_at_the_next_start_is_tried_again(tmp_path, guest):
     tmp_path.chmod(0o700)
     (tmp_path / "served.py").write_text(NOT_YET)
     socket = str(tmp_path / "s" / "b.sock")
-    command = [sys.executable, "-m", "ringbatch._serve_cli", "served:f", "--input", "x:f32[2]", "--socket", socket, "--no_costs"]
+    command = [sys.executable, "-m", "ringbatch.serve.serve_cli", "served:f", "--input", "x:f32[2]", "--socket", socket, "--no_costs"]
     with broker_at(socket) if guest else contextlib.nullcontext():
         p = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
@@ -258,8 +257,8 @@ def test_what_a_later_broker_starts_is_no_first_start(monkeypatch, before):
 
     rounds = iter([first, second])
     for name in ("_guest", "_host"):
-        monkeypatch.setattr(_serve, name, lambda *arguments: next(rounds)(*arguments))
+        monkeypatch.setattr(supervisor, name, lambda *arguments: next(rounds)(*arguments))
     runs = iter([before == "_guest", False])
-    monkeypatch.setattr(_serve, "broker_runs", lambda at: next(runs))
-    _serve.run_commands([["true"]], [1], "/nowhere", stop, lambda: None, True)
+    monkeypatch.setattr(supervisor, "broker_runs", lambda at: next(runs))
+    supervisor.run_commands([["true"]], [1], "/nowhere", stop, lambda: None, True)
     assert wanted == ["True", "False"]

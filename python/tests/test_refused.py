@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import tempfile
 import textwrap
 
 import pytest
-import ringbatch as rb
 from conftest import broker_at
+
+import ringbatch as rb
 
 MODEL = """
 [[model]]
@@ -21,17 +20,12 @@ outputs = ["y:f32[1]"]
 """
 
 
-def test_one_connection_too_many_is_refused_by_name():
-    with tempfile.TemporaryDirectory(prefix="rb") as folder:
-        os.chmod(folder, 0o700)
-        config = os.path.join(folder, "broker.toml")
-        with open(config, "w") as f:
-            f.write("max_clients = 1\n" + MODEL)
-        socket = os.path.join(folder, "b.sock")
-        with broker_at(socket, "--config", config), rb.connect("m", socket=socket, window=1):
-            with pytest.raises(rb.TooManyConnections, match="max_clients is 1") as refused:
-                rb.connect("m", socket=socket, window=1)
-            assert refused.value.retryable and isinstance(refused.value, ConnectionError)
+def test_one_connection_too_many_is_refused_by_name(home, at):
+    (home / "b.toml").write_text("max_clients = 1\n" + MODEL)
+    with broker_at(at, "--config", str(home / "b.toml")), rb.connect("m", socket=at, window=1):
+        with pytest.raises(rb.TooManyConnections, match="max_clients is 1") as refused:
+            rb.connect("m", socket=at, window=1)
+        assert refused.value.retryable and isinstance(refused.value, ConnectionError)
 
 
 def test_a_process_without_descriptors_is_told_that_it_is_its_own(socket):
@@ -54,7 +48,8 @@ def test_a_process_without_descriptors_is_told_that_it_is_its_own(socket):
                 print(type(e).__name__, "this process" in str(e), isinstance(e, OSError))
             os.close(taken.pop())
     """
-    said = subprocess.run([sys.executable, "-c", textwrap.dedent(script), socket], check=True, capture_output=True, text=True, timeout=200).stdout.splitlines()
+    said = subprocess.run([sys.executable, "-c", textwrap.dedent(script), socket], check=True, capture_output=True, text=True,
+        timeout=200).stdout.splitlines()
     assert said[0] == "NoDescriptors True True"
     assert said[-1] == "UnknownModel False False"
     assert set(said) == {said[0], said[-1]}

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import os
 import signal
 import tempfile
 import threading
@@ -14,69 +13,58 @@ import time
 
 import numpy as np
 import pytest
-import ringbatch as rb
-from conftest import broker_at, go_worker
+from conftest import broker_at, eventually, go_worker, in_threads
 from test_alias import SlowBroker
+
+import ringbatch as rb
 
 SHAPE = ("--model", "m", "--input", "x:f32[4]", "--output", "y:f32[4]", "--max_batch_size", "8", "--wait_time", "0")
 
 
-def test_a_killed_broker_is_a_pause_for_a_model_that_retries():
-    with tempfile.TemporaryDirectory(prefix="rb") as folder:
-        os.chmod(folder, 0o700)
-        socket = folder + "/b.sock"
-        x = np.arange(4, dtype="float32")
-        with broker_at(socket, *SHAPE) as first, go_worker(socket, "--model", "echo", "--name", "m", "--input", "x:f32[4]"):
-            m = rb.connect("m", socket=socket, wait=60, retry=60.0)
-            plain = rb.connect("m", socket=socket, wait=60)
-            answers, failures, stop = [0], [], threading.Event()
+def test_a_killed_broker_is_a_pause_for_a_model_that_retries(at):
+    x = np.arange(4, dtype="float32")
+    with broker_at(at, *SHAPE) as first, go_worker(at, "--model", "echo", "--name", "m", "--input", "x:f32[4]"):
+        m = rb.connect("m", socket=at, wait=60, retry=60.0)
+        plain = rb.connect("m", socket=at, wait=60)
+        answers, failures, stop = [0], [], threading.Event()
 
-            def load() -> None:
-                while not stop.is_set():
-                    try:
-                        assert (m(x) == x).all()
-                        assert (m.submit(x).result(60) == x).all()
-                        assert (asyncio.run(m.ainfer(x)) == x).all()
-                        answers[0] += 1
-                    except BaseException as e:
-                        failures.append(e)
-                        return
+        def load() -> None:
+            while not stop.is_set():
+                try:
+                    assert (m(x) == x).all()
+                    assert (m.submit(x).result(60) == x).all()
+                    assert (asyncio.run(m.ainfer(x)) == x).all()
+                    answers[0] += 1
+                except BaseException as e:
+                    failures.append(e)
+                    return
 
-            threads = [threading.Thread(target=load) for _ in range(3)]
-            for t in threads:
-                t.start()
-            while answers[0] < 10 and not failures:
-                stop.wait(0.01)
+        with contextlib.ExitStack() as until_answered, in_threads(load, load, load):
+            eventually(lambda: answers[0] >= 10 or failures)
             first.send_signal(signal.SIGKILL)
             first.wait()
             with pytest.raises((rb.BrokerGone, rb.NoBroker)):  # one that does not retry notices
                 while True:
                     plain(x)
-            with broker_at(socket, *SHAPE):
-                n = answers[0]
-                while answers[0] < n + 10 and not failures:
-                    stop.wait(0.01)
-                stop.set()
-                for t in threads:
-                    t.join()
-            assert not failures
-            m.close()
-            plain.close()
+            until_answered.enter_context(broker_at(at, *SHAPE))
+            n = answers[0]
+            eventually(lambda: answers[0] >= n + 10 or failures)
+            stop.set()
+        assert not failures
+        m.close()
+        plain.close()
 
 
-def test_retrying_ends_with_the_timeout_and_not_for_what_does_not_pass():
-    with tempfile.TemporaryDirectory(prefix="rb") as folder:
-        os.chmod(folder, 0o700)
-        socket = folder + "/b.sock"
-        with broker_at(socket, *SHAPE, "--no_worker", "refuse"):
-            m = rb.connect("m", socket=socket, wait=60, retry=True)
-            with pytest.raises(rb.NoWorker):
-                for seconds in (0.2, 2, 20):  # a broker that stood still for so long has not refused it
-                    with contextlib.suppress(rb.Expired):
-                        m(np.zeros(4, "float32"), timeout=seconds)
-            with pytest.raises(ValueError):
-                m(np.zeros(5, "float32"))
-            m.close()
+def test_retrying_ends_with_the_timeout_and_not_for_what_does_not_pass(at):
+    with broker_at(at, *SHAPE, "--no_worker", "refuse"):
+        m = rb.connect("m", socket=at, wait=60, retry=True)
+        with pytest.raises(rb.NoWorker):
+            for seconds in (0.2, 2, 20):  # a broker that stood still for so long has not refused it
+                with contextlib.suppress(rb.Expired):
+                    m(np.zeros(4, "float32"), timeout=seconds)
+        with pytest.raises(ValueError):
+            m(np.zeros(5, "float32"))
+        m.close()
 
 
 ONE = np.ones(16, "float32")

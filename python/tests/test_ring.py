@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 
 import numpy as np
 import pytest
+from conftest import broker_at, eventually, serving
+
 import ringbatch as rb
-from conftest import broker_at, serving
-from ringbatch._ring import Ring, RingBatch, keep_attached, run, worker_options
+from ringbatch.worker.ring import Ring, RingBatch, keep_attached, run, worker_options
 
 ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
 TEXT = "x:f32[4] -> y:f32[4]"
@@ -78,13 +78,6 @@ def x(v):
     return np.full(4, v, "float32")
 
 
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 def test_lanes_hold_several_batches_and_answer_them(folder):
     stop, open, lanes = threading.Event(), threading.Event(), []
     options = worker_options(depth=2, socket=folder)
@@ -97,7 +90,7 @@ def test_lanes_hold_several_batches_and_answer_them(folder):
         thread, raised = in_thread(lambda: keep_attached(lambda: Ring("m", TEXT, options), serve, stop))
         with rb.connect("m", socket=folder, wait=60) as m:
             futures = [m.submit(x(i)) for i in range(6)]
-            until(lambda: len(lanes) == 2 and all(lane.submitted for lane in lanes))  # both at once: none is done yet
+            eventually(lambda: len(lanes) == 2 and all(lane.submitted for lane in lanes))  # both at once: none is done yet
             stop.set()  # what is on a lane is finished first
             open.set()
             thread.join(60)

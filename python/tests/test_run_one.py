@@ -7,8 +7,9 @@ import itertools
 import threading
 
 import pytest
-from ringbatch import _worker
-from ringbatch._ring import run_one
+
+from ringbatch.worker import worker
+from ringbatch.worker.ring import run_one
 
 
 class FakeBatch:
@@ -48,7 +49,7 @@ class FakeRaw(int):
 
 @pytest.fixture
 def lane(monkeypatch):
-    monkeypatch.setattr(_worker, "Batch", FakeBatch)
+    monkeypatch.setattr(worker, "Batch", FakeBatch)
     ring = FakeRing()
     ran = []
     stop = threading.Event()
@@ -59,7 +60,7 @@ def lane(monkeypatch):
         if len(ran) == 4:
             stop.set()
 
-    made = _worker.FunctionLane(ring, function, False)
+    made = worker.FunctionLane(ring, function, False)
     return made, ring, ran, stop
 
 

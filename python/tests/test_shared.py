@@ -6,18 +6,17 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import ctypes
-import os
-import tempfile
 import threading
 import time
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import broker_at, go_worker, rb_wait
-from ringbatch import _way
 
-over_ctypes = pytest.mark.skipif(_way.quick is not None, reason="of the way over ctypes: RINGBATCH_CTYPES=1")
+import ringbatch as rb
+from ringbatch.binding import paths
+
+over_ctypes = pytest.mark.skipif(paths.quick is not None, reason="of the way over ctypes: RINGBATCH_CTYPES=1")
 
 x = np.arange(16, dtype="float32")
 
@@ -112,7 +111,7 @@ def test_a_loop_is_watched_although_an_exception_struck_when_it_was_first(echo, 
         assert (asyncio.run(twice(model)) == x).all()
 
 
-def test_every_way_at_once_on_one_client_ends_also_when_workers_die():
+def test_every_way_at_once_on_one_client_ends_also_when_workers_die(at):
     def use(k: int, client: rb.Model, end: float) -> int:
         async def coroutine() -> np.ndarray:
             return await asyncio.wait_for(client.ainfer(x, timeout=5), 60)
@@ -133,17 +132,14 @@ def test_every_way_at_once_on_one_client_ends_also_when_workers_die():
                 pass
         return right
 
-    with tempfile.TemporaryDirectory(prefix="rb") as folder:
-        os.chmod(folder, 0o700)
-        socket = os.path.join(folder, "b.sock")
-        flags = "--model", "echo", "--wait_time", "200us"
-        with broker_at(socket), go_worker(socket, *flags):
-            rb_wait(socket, "echo")
-            with rb.connect("echo", socket=socket, window=6) as client, concurrent.futures.ThreadPoolExecutor(8) as pool:
-                end = time.monotonic() + 2
-                users = [pool.submit(use, k, client, end) for k in range(8)]
-                while time.monotonic() < end:
-                    with go_worker(socket, *flags) as victim:
-                        time.sleep(0.1)
-                        victim.kill()
-                assert all(user.result(60) for user in users)
+    flags = "--model", "echo", "--wait_time", "200us"
+    with broker_at(at), go_worker(at, *flags):
+        rb_wait(at, "echo")
+        with rb.connect("echo", socket=at, window=6) as client, concurrent.futures.ThreadPoolExecutor(8) as pool:
+            end = time.monotonic() + 2
+            users = [pool.submit(use, k, client, end) for k in range(8)]
+            while time.monotonic() < end:
+                with go_worker(at, *flags) as victim:
+                    time.sleep(0.1)
+                    victim.kill()
+            assert all(user.result(60) for user in users)

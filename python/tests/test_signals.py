@@ -4,79 +4,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
-import os
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import broker_at, eventually, go_worker, in_threads, python, rb_wait, serving
+
 import ringbatch as rb
-from conftest import broker_at, go_worker, python, rb_wait, serving
 
 x = np.zeros(16, "f4")
-
-
-# In processes of their own: pytest would be struck too.
-STORM = """
-import asyncio, contextlib, gc, signal
-
-class Ding(KeyboardInterrupt):  # what Ctrl-C raises; asyncio lets it pass
-    pass
-
-only_ours = False
-
-armed = False
-
-def ding(_number, frame):
-    global armed
-    if armed and (not only_ours or f"{os.sep}ringbatch{os.sep}" in frame.f_code.co_filename):
-        armed = False  # once: nothing is struck outside of struck
-        raise Ding
-
-def struck(use, times, every):
-    '''Uses it until a handler has raised in the midst of it, so many times.'''
-    global armed
-    for _ in range(times):
-        try:
-            signal.setitimer(signal.ITIMER_REAL, every, every)
-            armed = True
-            while armed:  # in a destructor nobody hears of it
-                use()
-        except (Ding, RuntimeError):  # asyncio's, where it was struck
-            armed = False
-    signal.setitimer(signal.ITIMER_REAL, 0)
-
-signal.signal(signal.SIGALRM, ding)
-sys.unraisablehook = lambda *_: None  # destructors are struck too
-"""
-
-
-@pytest.mark.parametrize("every", [0.0007, 0.002, 0.005])
-def test_a_storm_of_exceptions_leaves_no_connection_behind(echo, every):
-    code = f"""
-        def clients():
-            return next(m["clients"] for m in rb.stats()["models"] if m["name"] == "echo")
-
-        def connect():
-            with rb.connect("echo", window=1) as m:
-                m(x)
-
-        before = clients()
-        struck(connect, 60, {every})
-        gc.collect()
-        rb.connect("echo", window=1).close()  # ctypes: what a destructor was kept from closing is closed now
-        deadline = time.monotonic() + 60
-        while clients() > before and time.monotonic() < deadline:
-            time.sleep(0.02)
-        print(max(0, clients() - before))  # those of a test before may have gone only now
-    """
-    assert python(STORM + textwrap.dedent(code), socket=echo) == "0"
 
 
 USES = {
@@ -91,39 +35,8 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
-def test_a_storm_of_exceptions_leaves_no_slot_behind(echo, use):
-    code = f"""
-        import logging
-        logging.disable()  # asyncio's complaints
-        only_ours = "asyncio" in {use!r}  # asyncio itself does not survive everything
-
-        async def several():
-            tasks = [asyncio.ensure_future(m.ainfer(x)) for _ in range(6)]
-            try:
-                await asyncio.gather(*tasks)
-            finally:
-                for t in tasks:
-                    t.cancel()
-
-        def use():
-            {use}
-
-        with rb.connect("echo", window=8) as m:
-            for every in (0.0003, 0.001, 0.004):
-                struck(use, 40, every)
-            gc.collect()
-            asyncio.run(m.ainfer(x))
-            with m.request(rows=8, timeout=60):  # the whole window
-                pass
-            assert m(x).shape == (16,)
-            print("fine")
-    """
-    assert python(STORM + textwrap.dedent(code), socket=echo) == "fine"
-
-
-# A storm strikes here and there, this at every step: CPython runs a signal's handler
-# when a function of Python begins, and when one of C has returned.
+# Strikes at every step: CPython runs a signal's handler when a function of Python begins,
+# and when one of C has returned. In processes of their own: pytest would be struck too.
 STEPS = """
 import asyncio, concurrent.futures, itertools, logging, sys, threading
 
@@ -160,7 +73,8 @@ class Library:
         setattr(self, name, call)
         return call
 
-rb._library._library = Library(rb._library.load())
+from ringbatch.binding import library as _library
+_library._library = Library(_library.load())
 sys.unraisablehook = lambda *_: None  # destructors are struck too
 
 def struck(use, at):
@@ -233,23 +147,19 @@ def test_submit_has_one_thread_and_so_has_ainfer(echo):
 
 
 @pytest.fixture
-def still():
-    """A broker with the model echo, and what stops it for a while."""
-    with tempfile.TemporaryDirectory(prefix="rb") as folder:
-        os.chmod(folder, 0o700)
-        path = os.path.join(folder, "b.sock")
-        with broker_at(path) as broker, go_worker(path, "--model", "echo", "--wait_time", "0s"):
-            rb_wait(path, "echo")
-            with rb.connect("echo", socket=path, window=8, wait=60) as m:
-                m(x)
-                m.submit(x).result(60)
-                broker.send_signal(signal.SIGSTOP)
-                while " T " not in open(f"/proc/{broker.pid}/stat").read():
-                    time.sleep(0.001)
-                try:
-                    yield m
-                finally:
-                    broker.send_signal(signal.SIGCONT)
+def still(at):
+    """A broker with the model echo, which stands still."""
+    with broker_at(at) as broker, go_worker(at, "--model", "echo", "--wait_time", "0s"):
+        rb_wait(at, "echo")
+        with rb.connect("echo", socket=at, window=8, wait=60) as m:
+            m(x)
+            m.submit(x).result(60)
+            broker.send_signal(signal.SIGSTOP)
+            eventually(lambda: " T " in Path(f"/proc/{broker.pid}/stat").read_text())
+            try:
+                yield m
+            finally:
+                broker.send_signal(signal.SIGCONT)
 
 
 def _wait(m: rb.Model) -> None:
@@ -347,7 +257,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("left", LEFT)
-def test_a_lock_that_a_handler_left_in_a_future_stops_nothing(left):
+def test_a_lock_that_a_handler_left_in_a_future_stops_nothing(left, at):
     code = f"""
         import concurrent.futures, threading
         go = threading.Event()
@@ -376,11 +286,8 @@ def test_a_lock_that_a_handler_left_in_a_future_stops_nothing(left):
         thread.join()
         print("ended")
     """
-    with tempfile.TemporaryDirectory(prefix="rb") as folder:
-        os.chmod(folder, 0o700)
-        path = os.path.join(folder, "b.sock")
-        with broker_at(path):
-            assert python(code, socket=path, timeout=60) == "ended"
+    with broker_at(at):
+        assert python(code, socket=at, timeout=60) == "ended"
 
 
 def test_a_callback_that_exits_does_not_end_the_others(socket, caplog):
@@ -399,10 +306,7 @@ def test_a_callback_that_exits_does_not_end_the_others(socket, caplog):
             m.submit(x).add_done_callback(leave)
         go_on.set()
         assert m.submit(x).result(60).shape == (16,)
-        deadline = time.monotonic() + 60
-        while "SystemExit" not in caplog.text and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert "SystemExit" in caplog.text
+        eventually(lambda: "SystemExit" in caplog.text)
 
 
 WORKER = """
@@ -460,22 +364,16 @@ def test_ctrl_c_on_a_worker_fails_no_request(socket, program):
                     except rb.Error as e:
                         failures.append(e)
 
-            threads = [threading.Thread(target=call) for _ in range(12)]
-            for t in threads:
-                t.start()
-            for _ in range(4):
-                seen = done[0]
-                while done[0] < seen + 40:
-                    time.sleep(0.005)
-                workers.append(worker())
-                first = workers.pop(0)
-                while first.pid not in attached() or len(attached()) < 3:
-                    time.sleep(0.01)
-                first.send_signal(signal.SIGINT)
-                assert first.communicate(timeout=120)[0].endswith("interrupted\n")
-            stop.set()
-            for t in threads:
-                t.join(60)
+            with in_threads(*[call] * 12), contextlib.ExitStack() as end:
+                end.callback(stop.set)
+                for _ in range(4):
+                    seen = done[0]
+                    eventually(lambda seen=seen: done[0] >= seen + 40)
+                    workers.append(worker())
+                    first = workers.pop(0)
+                    eventually(lambda first=first: first.pid in attached() and len(attached()) == 3)
+                    first.send_signal(signal.SIGINT)
+                    assert first.communicate(timeout=120)[0].endswith("interrupted\n")
             assert not failures, failures[:3]
     finally:
         for p in workers:
@@ -486,8 +384,8 @@ def test_ctrl_c_on_a_worker_fails_no_request(socket, program):
 # A thread that is in the midst of an event's wait has its lock, and the handler of a signal runs in that thread.
 HELD = """
 import atexit, signal, threading
-from ringbatch._stopping import StopEvent, stop_on_signals, stopping
-from ringbatch._worker import Ending
+from ringbatch.worker.signals import StopEvent, stop_on_signals, stopping
+from ringbatch.worker.worker import Ending
 
 stop = threading.Event()
 with stop._cond:  # a worker that waits for a broker leaves the lock of a user's event to the user's handler
@@ -515,15 +413,15 @@ def test_a_signal_in_the_midst_of_a_wait_stops_it(name):
 
 AGAIN = """
 import signal
-from ringbatch import _stopping
-from ringbatch._stopping import StopEvent, stop_on_signals
+from ringbatch.worker import signals
+from ringbatch.worker.signals import StopEvent, stop_on_signals
 
 stop = StopEvent()
 stop_on_signals(stop)
 signal.raise_signal(signal.SIGINT)
 signal.raise_signal(signal.SIGINT)  # of the same press
 assert stop.is_set()
-_stopping._ONE_PRESS_S = 0
+signals._ONE_PRESS_S = 0
 signal.raise_signal(signal.SIGTERM)  # of another who wants it to finish
 print("goes on", flush=True)
 signal.raise_signal(signal.SIGINT)

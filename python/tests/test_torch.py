@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -11,12 +13,16 @@ from typing import Optional
 
 import numpy as np
 import pytest
+from conftest import broker_at, in_threads, python
+
 import ringbatch as rb
-from conftest import broker_at, python
 
 torch = pytest.importorskip("torch")
 rt = pytest.importorskip("ringbatch.torch")
-from ringbatch._ring import RingBatch
+from ringbatch.torch import serving  # noqa: E402
+from ringbatch.torch.lanes import Engine, agree  # noqa: E402
+from ringbatch.torch.specs import parse_spec  # noqa: E402
+from ringbatch.worker.ring import RingBatch  # noqa: E402
 
 
 class Net(torch.nn.Module):
@@ -72,11 +78,8 @@ def test_what_comes_back_is_what_the_module_computes(served, device, graphs, scr
             for i in range(first, 40, 4):
                 got[i] = np.array(c.infer(x[i]))
 
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(60)
+    with in_threads(*(functools.partial(ask, n) for n in range(4))):
+        pass
     assert len(got) == 40
     for i, y in got.items():
         np.testing.assert_allclose(y.reshape(-1), want[i], rtol=1e-4, atol=1e-4)
@@ -99,7 +102,7 @@ def test_a_module_that_raises_fails_its_batch_and_goes_on(served):
 def test_a_batch_that_is_interrupted_is_answered_only_when_the_device_is_done(tmp_path, monkeypatch, error):
     """What was queued before may still write into its slots."""
     order, ended, stop = [], [], threading.Event()
-    monkeypatch.setattr(rt.Engine, "check", lambda self: order.append("waited"))
+    monkeypatch.setattr(Engine, "check", lambda self: order.append("waited"))
     fail_all = RingBatch.fail_all
     monkeypatch.setattr(RingBatch, "fail_all", lambda self, e: order.append("answered") or fail_all(self, e))
 
@@ -124,14 +127,6 @@ def test_a_batch_that_is_interrupted_is_answered_only_when_the_device_is_done(tm
             stop.set()
             thread.join(60)
     assert [type(e) for e in ended] == ([KeyboardInterrupt] if error is KeyboardInterrupt else [])
-
-
-def test_variable_dimensions_come_back_with_their_size(served):
-    socket = served(lambda x: x * 2, "twice", inputs=["x:f32[<=6]"], outputs=["y:f32[<=6]"], device="cpu")
-    with rb.connect("twice", socket=socket, wait=60) as c:
-        for n in (1, 4, 6):
-            x = np.arange(n, dtype="float32")
-            np.testing.assert_array_equal(np.array(c.infer(x)).reshape(-1), 2 * x)
 
 
 class Encoder(torch.nn.Module):
@@ -192,14 +187,6 @@ def test_lengths_that_vary_share_batches_and_come_back_as_if_alone(served, devic
         np.testing.assert_allclose(np.array(y["y1"]).reshape(16), pooled[0].numpy(), rtol=1e-3, atol=1e-3)
 
 
-def test_a_module_that_padding_disturbs_is_served_by_exact_sizes_and_says_so(served, capfd):
-    socket = served(Encoder(), "bare", inputs=["tokens:i64[<=64]"], device="cpu", max_batch_size=8)
-    assert len(ask_at_once(socket, "bare", [np.arange(n) % 50 for n in (3, 3, 20)])) == 3
-    said = capfd.readouterr()
-    assert "rounded up" not in said.out
-    assert "only requests of equal size share a batch: the results of a row change with its padding" in said.err
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_worker_pads_and_tells_the_true_lengths(served, device):
     """The varying size is not a row's first dimension, so that padding lies inside of rows."""
@@ -222,23 +209,20 @@ def test_the_worker_pads_and_tells_the_true_lengths(served, device):
 def test_true_sizes_come_back_also_after_the_broker_was_restarted(tmp_path):
     socket, stop = str(tmp_path / "s" / "b.sock"), threading.Event()
     options = dict(socket=socket, stop=stop, inputs=["x:f32[<=64]"], device="cpu", wait=60)
-    thread = threading.Thread(target=rt.serve, args=(lambda x: x * 2, "twice"), kwargs=options)
-    thread.start()
-    try:
+    with in_threads(lambda: rt.serve(lambda x: x * 2, "twice", **options)), contextlib.ExitStack() as end:
+        end.callback(stop.set)
         for _ in range(2):
             with broker_at(socket):
                 x = np.arange(5, dtype="float32")
                 with rb.connect("twice", socket=socket, wait=60) as c:
                     np.testing.assert_array_equal(np.array(c.infer(x)).reshape(-1), 2 * x)
-    finally:
-        stop.set()
-        thread.join(60)
 
 
 @pytest.mark.parametrize(
     ("inputs", "outputs", "says"),
     [
-        (["x:f32[<=8]"], ["y:f32[8]"], r"declared as \[8\], and the module gives \[8\]: dimension 0 varies with the inputs; declare it so, <=8"),
+        (["x:f32[<=8]"], ["y:f32[8]"], r"declared as \[8\], and the module gives \[8\]: dimension 0 varies with the inputs; declare it "
+            r"so, <=8"),
         (["x:f32[<=8]"], ["y:f32[<=8]", "z:f32[1]"], r"the module gives 1 output, \[8\], and 2 are declared"),
         (["x:f32[<=8]"], ["y:f32[<=8,1]"], "declare it with 1 dimensions, not 2"),
         (["x:f32[<=8]"], ["y:f32[<=4]"], "dimension 0 is 8, not 4"),
@@ -288,7 +272,8 @@ def test_outputs_may_be_declared_in_another_shape_of_as_many_numbers(served):
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryError(), OSError(12, "no memory"), torch.cuda.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: unspecified launch failure")],
+    [MemoryError(), OSError(12, "no memory"), torch.cuda.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: unspecified launch failure")],
 )
 def test_what_the_machine_lacks_is_not_blamed_on_the_module(error):
     def module(x):
@@ -302,9 +287,9 @@ def test_what_the_machine_lacks_is_not_blamed_on_the_module(error):
 
 
 def test_what_goes_wrong_in_the_comparison_is_not_blamed_on_the_module(monkeypatch):
-    from ringbatch import _sizes
+    from ringbatch.worker import trials
 
-    monkeypatch.setattr(_sizes, "agree", lambda *a: [][0])
+    monkeypatch.setattr(trials, "agree", lambda *a: [][0])
     with pytest.raises(IndexError):
         rt.serve(lambda x: x, "m", inputs=["x:f32[2]"], device="cpu")
 
@@ -345,9 +330,9 @@ def test_only_sizes_that_are_not_known_may_be_others_in_a_batch(module, inputs, 
 
 @pytest.mark.parametrize("compile", ["off", "auto"])
 def test_a_module_that_learns_its_sizes_from_the_first_row_is_served(served, compile, monkeypatch):
-    from ringbatch import _torch_compile
+    from ringbatch.torch import compiling
 
-    monkeypatch.setattr(_torch_compile, "choose", lambda *a: None)  # that compiling pays is tested elsewhere
+    monkeypatch.setattr(compiling, "choose", lambda *a: None)  # that compiling pays is tested elsewhere
     socket = served(torch.nn.LazyLinear(2), "lazy", inputs=["x:f32[4]"], device="cpu", compile=compile)
     with rb.connect("lazy", socket=socket, wait=60) as c:
         assert np.array(c.infer(np.ones(4, "float32"))).size == 2
@@ -385,17 +370,17 @@ def test_a_tolerance_that_is_none_is_refused(tolerance):
 
 
 def test_the_command_takes_how_far_rows_may_differ(monkeypatch):
-    from ringbatch import _torch_cli
+    from ringbatch.serve import torch_cli
 
     given = {}
-    monkeypatch.setattr(rt, "serve", lambda *a, **o: given.update(o))
-    monkeypatch.setattr(rt, "stop_on_signals", lambda stop: None)
-    assert _torch_cli.main([f"{__name__}:two", "--input", "x:f32[4]", "--tolerance", "0.05"]) == 0
+    monkeypatch.setattr(serving, "serve", lambda *a, **o: given.update(o))
+    monkeypatch.setattr(serving, "stop_on_signals", lambda stop: None)
+    assert torch_cli.main([f"{__name__}:two", "--input", "x:f32[4]", "--tolerance", "0.05"]) == 0
     assert given["tolerance"] == 0.05
 
 
 def test_coarse_modules_may_differ_by_more(tmp_path):
-    from ringbatch import _torch_check
+    from ringbatch.torch import checks
 
     linear = torch.nn.Sequential(torch.nn.Linear(4, 4))
     scripted = torch.jit.script(linear)
@@ -404,9 +389,10 @@ def test_coarse_modules_may_differ_by_more(tmp_path):
     if torch.backends.quantized.engine != "none":
         quantized = torch.ao.quantization.quantize_dynamic(linear, {torch.nn.Linear})
         coarse += [quantized, torch.jit.script(quantized), torch.fx.symbolic_trace(quantized)]
-    fine = [nearly, Nearly(torch.float32), linear, torch.nn.LazyLinear(2), scripted, torch.jit.freeze(scripted.eval()), torch.fx.symbolic_trace(linear)]
-    assert [_torch_check.tolerance(m, False) for m in (*coarse, *fine)] == [0.02] * len(coarse) + [0.001] * len(fine)
-    assert _torch_check.tolerance(nearly, True) == 0.02
+    fine = [nearly, Nearly(torch.float32), linear, torch.nn.LazyLinear(2), scripted, torch.jit.freeze(scripted.eval()),
+        torch.fx.symbolic_trace(linear)]
+    assert [checks.tolerance(m, False) for m in (*coarse, *fine)] == [0.02] * len(coarse) + [0.001] * len(fine)
+    assert checks.tolerance(nearly, True) == 0.02
 
 
 @pytest.mark.skipif(torch.backends.quantized.engine == "none", reason="no quantized kernels here")
@@ -457,21 +443,22 @@ def test_a_module_whose_results_change_is_left_as_it_is(served, device, capfd):
 
 def test_results_agree_up_to_rounding():
     one = torch.linspace(-1, 1, 8)
-    assert rt.agree([one], [one + 0.001])
-    assert not rt.agree([one], [one + 0.1])
-    assert not rt.agree([one], [one[:4]])
+    assert agree([one], [one + 0.001])
+    assert not agree([one], [one + 0.1])
+    assert not agree([one], [one[:4]])
 
 
 def test_tensor_texts_are_read():
-    assert rt.parse_spec("x:f16[3,<=224]") == ("x", torch.float16, (3, 224), (1,))
+    assert parse_spec("x:f16[3,<=224]") == ("x", torch.float16, (3, 224), (1,))
     for bad in ("x", "x:f32", "x:f33[1]", "x:f32[a]"):
         with pytest.raises(rb.Error):
-            rt.parse_spec(bad)
+            parse_spec(bad)
 
 
 def test_a_file_that_is_not_torchscript_is_refused_in_one_line(tmp_path):
     (tmp_path / "m.jit").write_bytes(b"nonsense")
-    p = subprocess.run([sys.executable, "-m", "ringbatch.torch", str(tmp_path / "m.jit"), "--input", "x:f32[1]"], capture_output=True, text=True, check=False)
+    p = subprocess.run([sys.executable, "-m", "ringbatch.torch", str(tmp_path / "m.jit"), "--input", "x:f32[1]"], capture_output=True,
+        text=True, check=False)
     assert p.returncode == 1
     assert p.stderr.startswith("ringbatch torch: ")
     assert len(p.stderr.splitlines()) == 1
@@ -517,7 +504,8 @@ def exported(path, dynamic: bool) -> str:
 def test_an_exported_program_tells_its_inputs_and_gives_several_outputs_from_several_processes(tmp_path):
     socket, file = str(tmp_path / "s" / "b.sock"), exported(tmp_path / "two.pt2", True)
     with broker_at(socket):
-        p = subprocess.Popen([sys.executable, "-m", "ringbatch._torch_cli", file, "--processes", "2", "--device", "cpu", "--max_batch_size", "8", "--socket", socket])
+        p = subprocess.Popen([sys.executable, "-m", "ringbatch.serve.torch_cli", file, "--processes", "2", "--device", "cpu",
+            "--max_batch_size", "8", "--socket", socket])
         try:
             ask_two(socket)
         finally:
@@ -528,12 +516,12 @@ def test_an_exported_program_tells_its_inputs_and_gives_several_outputs_from_sev
 def test_a_module_by_its_import_path_is_served_compiled_and_a_restart_reads_the_kept_code(tmp_path):
     (tmp_path / "cache").mkdir(mode=0o700)
     socket, cache = str(tmp_path / "s" / "b.sock"), tmp_path / "cache"
-    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), os.path.dirname(__file__)])}
+    env = {**HERE, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
     flags = ["--name", "two", "--input", "x:f32[64]", "--input", "z:f32[64]", "--compile", "on", "--device", "cpu", "--socket", socket]
     said = []
     with broker_at(socket):
         for uncached in ({}, {}, {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0"}):
-            command = [sys.executable, "-m", "ringbatch._torch_cli", "test_torch:two", *flags]
+            command = [sys.executable, "-m", "ringbatch.serve.torch_cli", "test_torch:two", *flags]
             p = subprocess.Popen(command, env={**env, **uncached}, stdout=subprocess.PIPE, text=True)
             try:
                 ask_two(socket)
@@ -545,24 +533,29 @@ def test_a_module_by_its_import_path_is_served_compiled_and_a_restart_reads_the_
     assert "\ncompiled in" in "\n" + said[2]
 
 
+# Finds this file's modules by their import path.
+HERE = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), os.path.dirname(__file__)])}
+
+
 def talkative() -> torch.nn.Module:
     print("a line of the module's own")
     return torch.nn.Linear(4, 3).eval()
 
 
 def test_by_itself_it_answers_each_byte_by_one_whatever_is_printed():
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), os.path.dirname(__file__)])}
-    command = [sys.executable, "-m", "ringbatch._torch_cli", "test_torch:talkative", "--input", "x:f32[4]", "--alone", "2", "--device", "cpu"]
-    p = subprocess.run(command, env=env, input=b"???", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [sys.executable, "-m", "ringbatch.serve.torch_cli", "test_torch:talkative", "--input", "x:f32[4]", "--alone", "2", "--device",
+        "cpu"]
+    p = subprocess.run(command, env=HERE, input=b"???", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert (p.returncode, p.stdout) == (0, b"...") and b"a line of the module's own" in p.stderr
 
 
 def test_code_is_told_apart_by_what_it_does_and_is_the_same_in_every_process():
-    from ringbatch import _torch_compile as tc
+    from ringbatch.torch import compiling as tc
 
     def module(text):
         made = {"torch": torch}
-        exec(f"class M(torch.nn.Module):\n    def forward(self, x):\n        return [{text} for y in x if y not in {{'a', 'b', 'c'}}]\n", made)
+        exec(f"class M(torch.nn.Module):\n    def forward(self, x):\n        return [{text} for y in x if y not in {{'a', 'b', 'c'}}]\n",
+            made)
         return torch.nn.Sequential(made["M"]())
 
     assert tc.code_of(module("y + 1")) == tc.code_of(module("y + 1"))
@@ -570,7 +563,7 @@ def test_code_is_told_apart_by_what_it_does_and_is_the_same_in_every_process():
 
 
 def test_compiled_code_is_served_only_where_it_agrees_and_pays(capfd, monkeypatch, tmp_path):
-    from ringbatch import _torch_compile as tc
+    from ringbatch.torch import compiling as tc
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kept"))
     monkeypatch.setattr(tc, "_ROUND_S", 0.001)
@@ -596,7 +589,8 @@ def test_compiled_code_is_served_only_where_it_agrees_and_pays(capfd, monkeypatc
     assert tc.choose("auto", slow, lambda: plain, [x], 0.001, of="other") is plain and "serving compiled code" in capfd.readouterr().out
     with monkeypatch.context() as m:
         m.setattr(tc, "_race", None)
-        assert tc.choose("auto", slow, lambda: plain, [x], 0.001, of="other") is plain and "serving compiled code: 64 rows take" in capfd.readouterr().out
+        assert tc.choose("auto", slow, lambda: plain, [x], 0.001, of="other") is plain
+        assert "serving compiled code: 64 rows take" in capfd.readouterr().out
     assert tc.choose("auto", plain, broken, [x], 0.001) is None
     assert capfd.readouterr().err == "serving the module as it is, not compiled: RuntimeError: no C++ compiler\n"
     assert tc.choose("auto", plain, lambda: lambda xs: [1.01 * plain(xs)[0]], [x], 0.001) is None
@@ -606,14 +600,14 @@ def test_compiled_code_is_served_only_where_it_agrees_and_pays(capfd, monkeypatc
 
 
 def test_a_program_that_was_exported_for_one_batch_size_is_refused(tmp_path):
-    from ringbatch import _torch_load
+    from ringbatch.torch import loading
 
     with pytest.raises(rb.Invalid, match="exported for batches of 4 only.*dynamic_shapes"):
-        _torch_load.load(exported(tmp_path / "two.pt2", False), "cpu")
+        loading.load(exported(tmp_path / "two.pt2", False), "cpu")
 
 
 def test_few_and_large_runs_are_copied_and_others_gathered():
-    from ringbatch._torch_lanes import copied
+    from ringbatch.torch.lanes import copied
 
     assert copied(1, 4) and copied(8, 32 * 4096)
     assert not copied(9, 32 * 4096) and not copied(32, 32 * 65536)
@@ -621,7 +615,7 @@ def test_few_and_large_runs_are_copied_and_others_gathered():
 
 
 def test_graphs_are_recorded_at_four_sizes_in_each_doubling():
-    from ringbatch._torch_lanes import doublings, recorded_sizes
+    from ringbatch.torch.lanes import doublings, recorded_sizes
 
     assert recorded_sizes(32) == [1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32]
     assert [recorded_sizes(n) for n in (1, 2, 3)] == [[1], [1, 2], [1, 2, 3]]
@@ -635,21 +629,15 @@ def test_a_module_is_a_stage_of_a_pipeline(tmp_path):
     socket, config = str(tmp_path / "s" / "b.sock"), tmp_path / "b.toml"
     config.write_text(
         '[[model]]\nname = "line"\ninputs = ["x:u8[4]"]\n'
-        '[[model.stage]]\nname = "widen"\ninputs = ["x"]\noutputs = ["h:f32[4]"]\n[[model.stage]]\nname = "net"\ninputs = ["h"]\noutputs = ["y:f32[]"]\n'
+        '[[model.stage]]\nname = "widen"\ninputs = ["x"]\noutputs = ["h:f32[4]"]\n[[model.stage]]\nname = "net"\ninputs = ["h"]\noutputs '
+        '= ["y:f32[]"]\n'
     )
     stop = threading.Event()
     specs = [("widen", lambda x: x.float() / 2, "x:u8[4]", "h:f32[4]"), ("net", lambda h: h.sum(1), "h:f32[4]", "y:f32[]")]
     with broker_at(socket, "--config", str(config)):
-        threads = [
-            threading.Thread(target=rt.serve, args=(f, f"line/{name}"), kwargs=dict(inputs=[x], outputs=[y], device="cpu", socket=socket, stop=stop))
-            for name, f, x, y in specs
-        ]
-        for t in threads:
-            t.start()
-        try:
+        how = dict(device="cpu", socket=socket, stop=stop)
+        serves = [functools.partial(rt.serve, f, f"line/{name}", inputs=[x], outputs=[y], **how) for name, f, x, y in specs]
+        with in_threads(*serves), contextlib.ExitStack() as end:
+            end.callback(stop.set)
             with rb.connect("line", socket=socket, wait=60) as c:
                 assert [float(c(np.array([n, 1, 2, 3], "uint8"))) for n in range(5)] == [3, 3.5, 4, 4.5, 5]
-        finally:
-            stop.set()
-            for t in threads:
-                t.join(60)

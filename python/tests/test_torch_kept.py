@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import functools
+import importlib
 import os
 import shutil
 import subprocess
@@ -19,8 +20,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("ringbatch.torch")
 
-from ringbatch import _torch_cache, _torch_compile, _torch_kept  # noqa: E402
-from ringbatch._torch_fingerprint import Untold, fingerprint  # noqa: E402
+from ringbatch.torch import compiling, kept_code  # noqa: E402
+from ringbatch.torch.fingerprint import Untold, fingerprint  # noqa: E402
+from ringbatch.worker import code_cache  # noqa: E402
 
 
 class Scaled(torch.nn.Sequential):
@@ -68,6 +70,13 @@ def test_a_fingerprint_changes_with_functions_and_with_what_the_environment_may_
     assert all(isinstance(f, str) for f in found) and len(set(found)) == len(found)
 
 
+def test_a_fingerprint_does_not_change_with_modules_of_ringbatch():
+    before = fingerprint(made())
+    sys.modules.pop("ringbatch.serve.child", None)
+    importlib.import_module("ringbatch.serve.child")
+    assert fingerprint(made()) == before
+
+
 def test_a_module_has_no_fingerprint_where_no_text_tells_what_it_does():
     hooked, outside = made(), 2.0
     hooked.register_forward_hook(object().__init__)
@@ -108,18 +117,18 @@ def start(tmp_path, monkeypatch):
         pytest.skip("no C++ compiler")
     torch._dynamo.reset()  # it compiles a function so many times and no more
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    compiled, compile = [], _torch_kept._compile
-    monkeypatch.setattr(_torch_kept, "_compile", lambda *a: compiled.append(1) or compile(*a))
+    compiled, compile = [], kept_code._compile
+    monkeypatch.setattr(kept_code, "_compile", lambda *a: compiled.append(1) or compile(*a))
 
     def start(module, state, of=""):
         compiled.clear()
         xs = [torch.rand(3, 4), torch.rand(3, 4)]
-        with torch.inference_mode(), _torch_compile.constant_weights():
+        with torch.inference_mode(), compiling.constant_weights():
 
             def right(code, given=xs):
-                return _torch_compile.differ_at_most(1e-5, list(code(*given)), list(module(*given)))
+                return compiling.differ_at_most(1e-5, list(code(*given)), list(module(*given)))
 
-            code = _torch_kept.load_or_compile(module.eval(), xs, of, state, str(tmp_path), right)
+            code = kept_code.load_or_compile(module.eval(), xs, of, state, str(tmp_path), right)
             assert right(code) and right(code, [x + 1 for x in xs])
         return bool(compiled)
 
@@ -128,7 +137,8 @@ def start(tmp_path, monkeypatch):
 
 def test_a_restart_reads_code_with_its_weights_and_compiles_where_it_is_of_another_module(start, tmp_path, capfd):
     a, b = Net(), Net()
-    assert [start(a, "a"), start(a, "a"), start(b, "b"), start(a, "a"), start(b, "b"), start(a, "a", "float16")] == [True, False, True, False, False, True]
+    starts = [(a, "a"), (a, "a"), (b, "b"), (a, "a"), (b, "b"), (a, "a", "float16")]
+    assert [start(*of) for of in starts] == [True, False, True, False, False, True]
     whole = list(tmp_path.glob("whole-*"))
     assert len(whole) == 3
     assert start(b, "a")  # what is kept of a is not b, whatever its name says
@@ -145,7 +155,7 @@ def test_python_keeps_bytecode_of_torch_where_it_would_not(tmp_path, monkeypatch
         cached = str(tmp_path / "site" / "torch" / "__pycache__" / "__init__.pyc")
 
     os.makedirs(os.path.dirname(Torch.cached))
-    monkeypatch.setattr(_torch_cache.importlib.util, "find_spec", lambda name: Torch)
+    monkeypatch.setattr(code_cache.importlib.util, "find_spec", lambda name: Torch)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kept"))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", "")
@@ -154,10 +164,11 @@ def test_python_keeps_bytecode_of_torch_where_it_would_not(tmp_path, monkeypatch
     def prefix(writes):
         monkeypatch.setattr(sys, "dont_write_bytecode", not writes)
         before = sys.pycache_prefix, sys.dont_write_bytecode, dict(os.environ)
-        with _torch_cache.kept_bytecode():
+        with code_cache.kept_bytecode():
             found = sys.pycache_prefix, sys.dont_write_bytecode, os.environ["PYTHONPYCACHEPREFIX"], "PYTHONDONTWRITEBYTECODE" in os.environ
         environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
-        assert before == (sys.pycache_prefix, sys.dont_write_bytecode, environment | {"TORCHINDUCTOR_CACHE_DIR": before[2]["TORCHINDUCTOR_CACHE_DIR"]})
+        assert before == (sys.pycache_prefix, sys.dont_write_bytecode,
+            environment | {"TORCHINDUCTOR_CACHE_DIR": before[2]["TORCHINDUCTOR_CACHE_DIR"]})
         return found
 
     assert prefix(writes=True) == (None, False, "", True)  # it does by itself
@@ -169,7 +180,7 @@ def test_python_keeps_bytecode_of_torch_where_it_would_not(tmp_path, monkeypatch
 
 
 def test_the_files_that_were_used_last_stay(tmp_path):
-    files = [tmp_path / f"whole-{i}.pt" for i in range(_torch_kept.MOST_KEPT + 2)]
+    files = [tmp_path / f"whole-{i}.pt" for i in range(kept_code.MOST_KEPT + 2)]
     for i, file in enumerate(files[:-1]):
         file.touch()
         os.utime(file, (0, (i + 5) % 7))
@@ -177,7 +188,7 @@ def test_the_files_that_were_used_last_stay(tmp_path):
     left_behind.touch()
     os.utime(left_behind, (1, 1))
     being_written.touch()
-    _torch_kept._write(files[-1], {"source": "", "constants": {}})
+    kept_code._write(files[-1], {"source": "", "constants": {}})
     assert not left_behind.exists() and files[-1].stat().st_mode & 0o77 == 0
     being_written.unlink()
     assert set(tmp_path.iterdir()) == {*files} - {files[2], files[3]}
@@ -199,9 +210,9 @@ def test_whatever_keeps_code_from_being_whole_is_noted_until_it_is(start, tmp_pa
 
     a = Net()
     with monkeypatch.context() as m:
-        m.setattr(_torch_kept, "_whole", fails)
+        m.setattr(kept_code, "_whole", fails)
         assert start(a, "a") and "kept whole: ImportError: another version" in capfd.readouterr().err
-    assert _torch_kept.is_kept("", "a", str(tmp_path)) and not list(tmp_path.glob("whole-*"))  # others need not wait for it
+    assert kept_code.is_kept("", "a", str(tmp_path)) and not list(tmp_path.glob("whole-*"))  # others need not wait for it
     assert [start(a, "a"), start(a, "a")] == [True, False]
     assert not list(tmp_path.glob("not-whole-*"))
 
@@ -214,10 +225,10 @@ def retrained(tmp_path, monkeypatch):
     xs = [torch.rand(3, 4)]
 
     def start(compiled, meanwhile=lambda: None, stopped=lambda: False):
-        monkeypatch.setattr(_torch_compile, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: meanwhile()))
+        monkeypatch.setattr(compiling, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: meanwhile()))
         whole = tmp_path / "whole"
         made = {"of": "m", "read": lambda folder: whole.exists(), "stopped": stopped}
-        return _torch_compile.choose("on", lambda xs: xs, lambda: compiled(whole) or (lambda xs: xs), [xs], 0.0, **made)
+        return compiling.choose("on", lambda xs: xs, lambda: compiled(whole) or (lambda xs: xs), [xs], 0.0, **made)
 
     start(lambda whole: None)
     return start
@@ -270,7 +281,7 @@ def test_where_there_are_no_locks_nobody_is_waited_for(retrained, monkeypatch, n
     def flock(*a):
         raise OSError(number, "no locks")
 
-    monkeypatch.setattr(_torch_compile.fcntl, "flock", flock)
+    monkeypatch.setattr(compiling.fcntl, "flock", flock)
     found = []
     retrained(found.append, never)
     assert len(found) == 1
@@ -294,7 +305,7 @@ def held(tmp_path):
 
 def test_who_waits_for_another_process_can_be_stopped(retrained, held):
     stop = threading.Event()
-    with pytest.raises(_torch_compile.Stopped):
+    with pytest.raises(compiling.Stopped):
         retrained(lambda whole: never(), stop.set, stop.is_set)
 
 
@@ -302,16 +313,8 @@ def test_a_module_that_waits_for_another_process_stops_serving(retrained, held, 
     import ringbatch.torch as rt
 
     stop = threading.Event()
-    monkeypatch.setattr(_torch_compile, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: stop.set()))
+    monkeypatch.setattr(compiling, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: stop.set()))
     rt.serve(torch.nn.Linear(2, 2), "m", inputs=["x:f32[2]"], device="cpu", compile="on", stop=stop)
-
-
-def test_ctrl_c_ends_waiting_for_another_process(retrained, held):
-    def ctrl_c():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        retrained(lambda whole: never(), ctrl_c)
 
 
 def test_a_process_that_the_compiler_started_does_not_keep_the_lock(retrained, tmp_path):

@@ -19,7 +19,8 @@ def test_a_recording_has_when_python_claimed_and_woke(echo, tmp_path, way):
             import subprocess
             with rb.connect("echo") as model:
                 model(x)
-                trace = subprocess.Popen([rb.binary_path(), "trace", "echo", "--seconds", "{seconds}", "--out", {file!r}], stdout=subprocess.DEVNULL)
+                command = [rb.binary_path(), "trace", "echo", "--seconds", "{seconds}", "--out", {file!r}]
+                trace = subprocess.Popen(command, stdout=subprocess.DEVNULL)
                 while trace.poll() is None:
                     model(x)
                     with model.request() as r:

@@ -7,8 +7,10 @@ import os
 import pickle
 
 import pytest
+
 import ringbatch as rb
-from ringbatch import _object_cli, _torch_cache, _trust
+from ringbatch.serve import object_cli
+from ringbatch.worker import code_cache, trust
 
 OTHER = 4321  # a user and a group that are nobody's here
 root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -55,7 +57,7 @@ def test_a_file_that_others_may_have_written_is_refused_and_not_loaded(file, tmp
     (link := tmp_path_factory.mktemp("links") / "m.pkl").symlink_to(file)
     for path in (file, link):
         with pytest.raises(rb.Invalid, match=says):
-            _object_cli.load(str(path))
+            object_cli.load(str(path))
 
 
 @root
@@ -63,37 +65,37 @@ def test_a_link_of_another_user_is_refused(file):
     (link := file.with_name("link")).symlink_to("m.pkl")
     os.chown(link, OTHER, -1, follow_symlinks=False)
     with pytest.raises(rb.Invalid, match=f"link belongs to uid {OTHER}"):
-        _object_cli.load(str(link))
+        object_cli.load(str(link))
 
 
 def test_what_this_user_alone_may_write_is_opened_once(file, monkeypatch):
     """Also by links, in folders with the sticky bit, and where the group is the user's own."""
     file.parent.chmod(0o1777)
     file.chmod(0o664)
-    monkeypatch.setattr(_trust, "_is_own_group", lambda gid: gid == file.stat().st_gid)
+    monkeypatch.setattr(trust, "_is_own_group", lambda gid: gid == file.stat().st_gid)
     (link := file.with_name("link")).symlink_to("../models/m.pkl")
     monkeypatch.chdir(file.parent)
     for path in (file, link, "link", "../models/./link"):
-        with _trust.open_trusted(path) as f:
+        with trust.open_trusted(path) as f:
             assert os.path.samestat(os.fstat(f.fileno()), file.stat())
-    with _trust.open_trusted(file) as f:  # what is put in its place by now is not read
+    with trust.open_trusted(file) as f:  # what is put in its place by now is not read
         file.unlink()
         file.write_bytes(b"other")
-        with open(_trust.descriptor_path(f), "rb") as same:
+        with open(trust.descriptor_path(f), "rb") as same:
             assert same.read() == f.read() != b"other"
 
 
 def test_a_groups_name_tells_whether_it_is_this_users(monkeypatch):
     monkeypatch.setattr(os, "getgroups", lambda: [os.getegid(), OTHER])
-    assert _trust._is_own_group(OTHER)  # has no name, as in a container
-    assert not _trust._is_own_group(OTHER + 1)
-    monkeypatch.setattr(_trust.grp, "getgrgid", lambda gid: _trust.grp.struct_group(("staff", "x", gid, [])))
-    assert not _trust._is_own_group(os.getegid())
+    assert trust._is_own_group(OTHER)  # has no name, as in a container
+    assert not trust._is_own_group(OTHER + 1)
+    monkeypatch.setattr(trust.grp, "getgrgid", lambda gid: trust.grp.struct_group(("staff", "x", gid, [])))
+    assert not trust._is_own_group(os.getegid())
 
 
 def test_the_folder_of_compiled_code_is_this_users(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kept"))
-    assert _torch_cache.cache_folder() == str(tmp_path / "kept")
+    assert code_cache.cache_folder() == str(tmp_path / "kept")
     tmp_path.chmod(0o777)
     with pytest.raises(rb.Invalid, match="everybody may replace files.*TORCHINDUCTOR_CACHE_DIR"):
-        _torch_cache.cache_folder()
+        code_cache.cache_folder()

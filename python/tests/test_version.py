@@ -7,9 +7,10 @@ import os
 import subprocess
 from importlib import metadata
 
-import ringbatch as rb
 from conftest import REPOSITORY
-from ringbatch import _library
+
+import ringbatch as rb
+from ringbatch.binding import library
 
 
 def test_the_package_the_library_and_the_command_have_the_version_of_the_file():
@@ -20,4 +21,4 @@ def test_the_package_the_library_and_the_command_have_the_version_of_the_file():
 
 
 def test_the_library_counts_the_cores_that_this_process_may_use():
-    assert 1 <= _library.cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= library.cores() <= len(os.sched_getaffinity(0))

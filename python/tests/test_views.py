@@ -8,15 +8,9 @@ import pickle
 
 import numpy as np
 import pytest
-import ringbatch as rb
 from conftest import python, serving
 
-
-@pytest.fixture
-def model(echo):
-    with rb.connect("echo", socket=echo, window=8) as m:
-        yield m
-
+import ringbatch as rb
 
 USES = {
     "getitem": lambda v: v[0],
@@ -158,7 +152,7 @@ def test_a_request_that_was_never_made_is_over_and_nothing_else(echo):
     """One whose __init__ refused its arguments has no slot to give back."""
     said = python(
         """
-        from ringbatch._request import Request
+        from ringbatch.client.request import Request
         core = rb.connect("echo")._core
         for wrong in ((), (None,), (core, "many"), (core, -1), (core, 1, (1, 2, 3) * 99)):
             try:
@@ -167,7 +161,8 @@ def test_a_request_that_was_never_made_is_over_and_nothing_else(echo):
                 continue
             print("made of", wrong)
         never = Request.__new__(Request)
-        for use in (lambda: never.run(), lambda: never.inputs["x"], lambda: never.outputs["y"], lambda: never.commit(), lambda: never.wait(), lambda: never.release()):
+        steps = (lambda: never.run(), lambda: never.commit(), lambda: never.wait(), lambda: never.release())
+        for use in (*steps, lambda: never.inputs["x"], lambda: never.outputs["y"]):
             try:
                 use()
             except Exception:

@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import concurrent.futures
-import threading
+import functools
 
 import numpy as np
 import pytest
+from conftest import in_threads, serving
+
 import ringbatch as rb
-from conftest import serving
-from ringbatch import _ring
+from ringbatch.worker import ring
 
 ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
 
@@ -163,16 +164,16 @@ def test_the_first_line_of_a_failure_says_all():
         try:
             raise ValueError(text)
         except ValueError as e:
-            whole = _ring._reason(e).decode()
+            whole = ring._reason(e).decode()
             assert len(whole.encode()) <= 1024
-            assert _ring._reason(ValueError(text)).decode().split("\n")[0].startswith("ValueError")  # nobody raised it: it has no traceback
+            assert ring._reason(ValueError(text)).decode().split("\n")[0].startswith("ValueError")  # nobody raised it: it has no traceback
             return whole.split("\n", 1)
 
     assert said("two\nlines")[0] == "ValueError: two lines"
     assert "raise ValueError(text)" in said("a\0b")[1] and said("a\0b")[0] == "ValueError: a b"
     assert said("")[0] == "ValueError"
     assert said("é" * 600)[0] == "ValueError: " + "é" * 152 + "..."
-    assert _ring._reason("x" * 2000) == b"x" * 1021 + b"..." and _ring._reason("two\nlines") == b"two\nlines"
+    assert ring._reason("x" * 2000) == b"x" * 1021 + b"..." and ring._reason("two\nlines") == b"two\nlines"
 
 
 class Mute(Exception):
@@ -181,18 +182,18 @@ class Mute(Exception):
 
 
 def test_whatever_a_request_fails_with_has_a_text():
-    assert [_ring._reason(what) for what in (404, None, {"code": 404})] == [b"404", b"None", b"{'code': 404}"]
-    assert _ring._reason(Mute()).startswith(b"Mute: <Mute ")
+    assert [ring._reason(what) for what in (404, None, {"code": 404})] == [b"404", b"None", b"{'code': 404}"]
+    assert ring._reason(Mute()).startswith(b"Mute: <Mute ")
 
 
 def test_the_first_line_of_a_failure_has_no_places_and_no_notes():
     with pytest.raises(SyntaxError) as e:
         compile("1 +", "/home/somebody/model.py", "exec")
-    line = _ring._reason(e.value).split(b"\n")[0]
+    line = ring._reason(e.value).split(b"\n")[0]
     assert line.startswith(b"SyntaxError: ") and b"/home" not in line
     noted = ValueError("bad")
     noted.__notes__ = ["of the host"]
-    assert _ring._reason(noted) == b"ValueError: bad"
+    assert ring._reason(noted) == b"ValueError: bad"
 
 
 def test_views_of_a_batch_are_over_when_it_is(socket):
@@ -411,24 +412,12 @@ def test_another_signature_is_refused(socket):
         first.run(socket="/nonexistent/b.sock")
 
 
-def test_stop_ends_an_idle_worker(socket):
-    @rb.worker("idle", **ONE)
-    def idle(batch):
-        pass
-
-    stop = threading.Event()
-    thread = threading.Thread(target=idle.run, kwargs={"socket": socket, "stop": stop})
-    thread.start()
-    stop.set()
-    thread.join(60)
-    assert not thread.is_alive()
-
-
 def test_large_batches_are_gathered_by_several_threads_while_the_one_before_runs(socket):
     """Whatever is gathered ahead: every row is its own request's."""
     shapes: list[int] = []
 
-    @rb.worker("large", inputs={"x": ("float32", (1 << 16,)), "n": ("int32", (4,))}, outputs={"y": ("float32", (4,))}, max_batch_size=8, wait_time=0.005, gather_threads=3)
+    @rb.worker("large", inputs={"x": ("float32", (1 << 16,)), "n": ("int32", (4,))}, outputs={"y": ("float32", (4,))}, max_batch_size=8,
+        wait_time=0.005, gather_threads=3)
     def large(batch) -> None:
         a, n = batch.inputs["x"], batch.inputs["n"]
         shapes.append(len(a))
@@ -450,10 +439,7 @@ def test_large_batches_are_gathered_by_several_threads_while_the_one_before_runs
                 pass
 
     with serving(large, socket), rb.connect("large", socket=socket, window=32, wait=60) as m:
-        threads = [threading.Thread(target=call, args=(m, k)) for k in range(24)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
+        with in_threads(*(functools.partial(call, m, k) for k in range(24))):
+            pass
         assert not wrong, wrong[:3]
         assert max(shapes) > 4

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the two paths to the C library this process takes.
+
+``_quick`` is an extension of CPython; ctypes_path is the same over ctypes, for
+where it was not built, or for another Python. ``RINGBATCH_CTYPES=1`` takes the
+latter in any case.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import ctypes_path, library
+from .views import committed, end_view, parents, released
+
+if TYPE_CHECKING:
+    from .ctypes_path import Caller, Client, Held, complete_batch, next_batch
+
+
+def _quick() -> Any:
+    """The extension, if it is there and arrays are what it takes them for."""
+    if os.environ.get("RINGBATCH_CTYPES"):
+        return None
+    try:
+        from .. import _quick as quick  # type: ignore[attr-defined]
+    except ImportError:
+        return None
+
+    class Columns(quick.Columns, _plain.ByName):  # type: ignore[misc, name-defined]
+        """The tensors of one side of a request by name; arrays are made when asked for."""
+
+        __slots__ = ()
+
+    probe = np.zeros((2, 3), np.float32)
+    known = quick.setup(
+        probe, probe.dtype, probe.__array_interface__["data"][0], probe.itemsize,
+        np.ndarray, np.empty, Columns, end_view, library.nanoseconds, released, committed, parents,
+    )  # fmt: skip
+    return quick if known else None
+
+
+quick = _quick()
+if not TYPE_CHECKING:
+    _taken = quick or ctypes_path
+    Caller, Client, Held, next_batch, complete_batch = _taken.Caller, _taken.Client, _taken.Held, _taken.next_batch, _taken.complete_batch
+library.use(quick)

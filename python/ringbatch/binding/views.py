@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays over shared memory that raise once their request or batch has ended.
+
+A slot belongs to its request, and a request ends. Three things keep a late
+array from doing harm:
+
+1. What is handed out is a :class:`View`, an ndarray that asks its
+   :class:`Life` before every use; so does every slice of it. After the end
+   each use raises.
+2. The arrays that were handed out, and slices of them, lose their memory at the
+   end: who takes one as a plain ndarray then (``np.asarray``) finds it empty.
+3. Plain arrays and tensors that were made of it *before* the end
+   (``np.asarray``, ``torch.from_numpy``) keep the whole mapping alive. Late
+   reads see whatever is in the slot by then, and zeros once the client is
+   closed; they never crash.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from typing import Any, Callable
+
+import numpy as np
+
+from .. import errors
+from . import structs as c
+from .device import device_memory, end_device_array
+from .tensors import Tensor
+
+
+class Mapping:
+    """The memory of a model's tensors, mapped for as long as anything uses it."""
+
+    def __init__(self, lib: ctypes.CDLL, m: c.Map) -> None:
+        self.base: int = m.base
+        self.bytes: int = m.bytes
+        self.attachment: int = m.attachment
+        #: Where in this mapping each tensor lies. By tensor and not by name,
+        #: as an input and an output may have the same; and not in the tensor,
+        #: as a restarted broker may have another number of slots.
+        self.offsets: dict[Tensor, int] = {}
+        # Every array over the mapping has this object for its base, directly
+        # or not; when the last one is gone the mapping goes.
+        self.memory = (ctypes.c_uint8 * m.bytes).from_address(m.base)
+        weakref.finalize(self.memory, lib.rb_map_release, m.id).atexit = False
+        #: Of the tensors that lie in a GPU's memory; None: there are none.
+        self.device = device_memory(lib, m.id, self.memory)
+        self._planes: dict[Tensor, Any] = {}
+        self._rows: dict[tuple[Tensor, int], np.ndarray] = {}  # of the slots that were used
+
+    def base_of(self, t: Tensor) -> int:
+        """The address that the tensor's offset counts from."""
+        return self.device.base if t.on_device and self.device else self.base
+
+    def plane(self, t: Tensor) -> Any:
+        """All slots of a tensor of fixed shape (and what else lies behind them): an array, or of a tensor on the device what stands for
+        one."""
+        plane = self._planes.get(t)
+        if plane is None:
+            offset = self.offsets[t]
+            if t.on_device and self.device:
+                plane = self.device.plane(t, offset)
+            else:
+                plane = np.ndarray(((self.bytes - offset) // t.stride, *t.shape), t.dtype, self.memory, offset)
+            self._planes[t] = plane
+        return plane
+
+    def row(self, t: Tensor, slot: int) -> np.ndarray:
+        """One slot of a tensor of fixed shape."""
+        row = self._rows.get((t, slot))
+        if row is None:
+            row = self._rows[(t, slot)] = self.plane(t)[slot, ...]
+        return row
+
+    def rows(self, t: Tensor, slot: int, rows: int, shape: tuple[int, ...]) -> np.ndarray:
+        """Some consecutive slots of a tensor, with rows of the given shape."""
+        if not t.variable:
+            return self.plane(t)[slot : slot + rows]
+        return strided(self.memory, t.dtype, self.offsets[t] + slot * t.stride, t.stride, (rows, *shape))
+
+
+def strided(memory: Any, dtype: np.dtype, offset: int, stride: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Rows that lie stride bytes apart and are compact inside."""
+    strides = [dtype.itemsize]
+    for d in shape[:1:-1]:
+        strides.insert(0, strides[0] * d)
+    return np.ndarray(shape, dtype, memory, offset, (stride, *strides[: len(shape) - 1]))
+
+
+_present = object()  # this process; a forked child's is another
+
+
+def _in_child() -> None:
+    global _present
+    _present = object()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+_FEW = 64
+
+
+class Weakly(list):
+    """Arrays that are still there."""
+
+    __slots__ = ("_prune_at",)
+
+    def __init__(self) -> None:
+        self._prune_at = _FEW
+
+    def add(self, array: View) -> None:
+        if len(self) >= self._prune_at:
+            self[:] = [ref for ref in self if ref() is not None]
+            self._prune_at = max(_FEW, 2 * len(self))
+        self.append(weakref.ref(array))
+
+    def arrays(self) -> list[View]:
+        return [array for array in (ref() for ref in self) if array is not None]
+
+
+class Life:
+    """How long some views may be used."""
+
+    __slots__ = ("_memory", "_slices", "_views", "error", "lives_in")
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory  # stays mapped, also for who took the address of a view that has lost it since
+        self.error: Callable[[], errors.Error] = parents  # why they are over, once lives_in is not this process
+        self.lives_in: object = _present
+        self._views: list[Any] = []
+        self._slices = Weakly()  # a slice of a view ends with it
+
+    def view(self, array: Any) -> Any:
+        """An array that this life ends; what lies on the device is left what it is."""
+        v: Any = array
+        if isinstance(array, np.ndarray):
+            v = array.view(View)
+            v._life = self
+        self._views.append(v)
+        return v
+
+    def end(self, error: Callable[[], errors.Error]) -> None:
+        self.error, self.lives_in = error, None
+        for v in [*self._views, *self._slices.arrays()]:
+            _end(v, error)
+        self._views.clear()
+        self._slices.clear()
+
+
+def fresh(array: Any, memory: Any) -> Any:
+    """A view with a life of its own, which end_view ends; what lies on the device is left what it is."""
+    if not isinstance(array, np.ndarray):
+        return array
+    v = array.view(View)
+    v._life = Life(memory)
+    return v
+
+
+def end_view(view: Any, error: Callable[[], errors.Error]) -> None:
+    """Ends what fresh has made; also several in a list."""
+    for v in view if isinstance(view, list) else [view]:
+        if isinstance(v, View):
+            _life_of(v).end(error)
+        _end(v, error)
+
+
+def _end(view: Any, error: Callable[[], errors.Error]) -> None:
+    """It loses its memory."""
+    if isinstance(view, View):
+        _setstate(view, _EMPTY)
+    else:
+        end_device_array(view, error)
+
+
+def released() -> errors.Error:
+    return errors.Released("this array belonged to a request or batch that is over; copy what you want to keep")
+
+
+def parents() -> errors.Error:
+    return errors.Forked("this request and its arrays are the parent process's: a forked child takes its own, model.request()")
+
+
+def committed() -> errors.Error:
+    return errors.Committed("the request was committed: its inputs belong to the worker now")
+
+
+_get = np.ndarray.__getattribute__
+_getitem, _setitem = np.ndarray.__getitem__, np.ndarray.__setitem__
+_setstate: Any = np.ndarray.__setstate__
+_EMPTY = (1, (0,), np.dtype("u1"), False, b"")  # of an array that has lost its memory
+_QUIET = frozenset(("__class__", "__array_finalize__", "__array_priority__", "_life"))
+
+
+def _over(array: Any) -> bool:
+    life = _life_of(array)
+    return life is not None and life.lives_in is not _present
+
+
+def _check(array: Any) -> None:
+    if _over(array):
+        raise _life_of(array).error()
+
+
+def _plain(value: Any) -> Any:
+    """Views, checked, as plain arrays; also inside of tuples and lists."""
+    if isinstance(value, View):
+        _check(value)
+        return _get(value, "view")(np.ndarray)
+    if isinstance(value, (tuple, list)):
+        return type(value)([_plain(v) for v in value])
+    return value
+
+
+class View(np.ndarray):
+    """An array in shared memory, valid until its request or batch is over."""
+
+    __slots__ = ("_life",)
+    _life: Life | None
+
+    def __array_finalize__(self, parent: Any) -> None:
+        # Copies are their own; slices share the life of what they are part of.
+        shares = isinstance(parent, View) and not _get(self, "flags").owndata
+        self._life = life = _life_of(parent) if shares else None
+        if life is not None:
+            life._slices.add(self)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in _QUIET:
+            _check(self)
+        return _get(self, name)
+
+    # These two are on the way of every request: the check stands here.
+    def __getitem__(self, key: Any) -> Any:
+        life = _life_of(self)
+        if life is not None and life.lives_in is not _present:
+            raise life.error()
+        return _getitem(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        life = _life_of(self)
+        if life is not None and life.lives_in is not _present:
+            raise life.error()
+        _setitem(self, key, value)
+
+    def __len__(self) -> int:
+        _check(self)
+        return super().__len__()
+
+    def __iter__(self) -> Any:
+        _check(self)
+        return super().__iter__()
+
+    # NumPy before 1.25 turns errors of == and != into a warning and False.
+    def __eq__(self, other: Any) -> Any:
+        _check(self)
+        return super().__eq__(other)
+
+    def __ne__(self, other: Any) -> Any:
+        _check(self)
+        return super().__ne__(other)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        out = kwargs.get("out")
+        kwargs = {k: _plain(v) for k, v in kwargs.items()}
+        result = getattr(ufunc, method)(*_plain(inputs), **kwargs)
+        if isinstance(out, tuple) and len(out) == 1 and out[0] is not None:
+            return out[0]
+        return result
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return func(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
+
+    def __reduce__(self) -> Any:
+        return np.array(self, subok=False).__reduce__()
+
+    def __repr__(self) -> str:
+        if _over(self):
+            return "<ringbatch view that is over>"
+        return repr(_get(self, "view")(np.ndarray))
+
+    def __str__(self) -> str:
+        if _over(self):
+            return repr(self)
+        return str(_get(self, "view")(np.ndarray))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_life_of: Any = View.__dict__["_life"].__get__

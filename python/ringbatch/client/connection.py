@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connection: the handle of the C library, and the signature of its model.
+
+Nothing here refers to the objects that users hold, so that those can be
+forgotten without being closed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from ctypes import addressof, c_uint64
+from typing import Any, Callable, Union
+
+import numpy as np
+
+from .. import errors
+from ..binding import structs as c
+from ..binding.ctypes_path import Scratch
+from ..binding.device import DeviceMemory
+from ..binding.library import FOREVER_NS, SLICE_NS, encode, last_error, load
+from ..binding.paths import Client, quick
+from ..binding.tensors import Tensor, signature_of
+from ..binding.views import Mapping, View, Weakly, end_view, fresh, released, strided
+
+_FULL = errors.Full.status
+_TIMEOUT = errors.Timeout.status
+_SHAPE = errors.Shape.status
+
+# Rows of an output: an array, or a list of one array per row where rows differ in size.
+Rows = Union[np.ndarray, list[np.ndarray]]
+
+# Between tries to reach a broker or model that is not there yet.
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.005, 0.2
+_WORTH_WAITING = (
+    errors.NoBroker,
+    errors.UnknownModel,
+    errors.BrokerGone,
+    errors.Draining,
+    errors.Timeout,
+    errors.NoWorker,  # without a worker there is no device memory yet
+    errors.RingFull,  # others give their windows back
+)
+_MOST_WINDOW = (1 << 32) - 1
+_CONNECT_TIMEOUT_NS = 5_000_000_000
+
+
+def address(a: np.ndarray) -> int:
+    """Where a contiguous array lies."""
+    return a.__array_interface__["data"][0]
+
+
+class Core(Client):
+    def __init__(self, model: str, socket: str | os.PathLike[str] | None, window: int | None, name: str | None, wait: float) -> None:
+        self.lib = load()
+        self._handed_out = Weakly()  # views of requests: they end with the connection at the latest
+        super().__init__()
+        self.name = model
+        self._mapping: Mapping | None = None
+        self.completions: Callable[[], Any] = lambda: None  # a weak reference to what serves submit and ainfer
+        self._connect(model, socket, window, name, wait)
+        self._learn()
+
+    def _learn(self) -> None:
+        self._info = info = c.Model()
+        self.check(self.lib.rb_client_model(self.handle, addressof(info)))
+        self.signature = s = signature_of(self.lib, self.lib.rb_client_tensor, self.handle, info)
+        every = self._tensors = [*s.inputs, *s.outputs]
+        names = {t.name: k for k, t in enumerate(s.inputs)}, {t.name: len(s.inputs) + k for k, t in enumerate(s.outputs)}
+        x, y = s.inputs[0], s.outputs[0]
+        fixed = tuple(not t.variable for t in every)
+        self.learn(names, fixed, not s.variable_inputs, x.dtype if s.single else None, x.shape, (y.shape, y.dtype), s.on_device)
+        # Not one for each thread: a signal's handler may call too, in the midst of a call.
+        self._pool: list[Scratch] = []
+
+    @property
+    def model(self) -> str:
+        """The model that the broker gave: another one than was asked for, if that is an alias."""
+        return bytes(self.info.name).decode()
+
+    @property
+    def info(self) -> c.Model:
+        """The model as the broker has it; as it was, once the client is closed."""
+        info = c.Model()
+        if not self.closed and self.lib.rb_client_model(self.handle, addressof(info)) == 0:
+            self._info = info
+        return self._info
+
+    def _connect(self, model: str, socket: str | os.PathLike[str] | None, window: int | None, name: str | None, wait: float) -> None:
+        if window is not None and not 1 <= window <= _MOST_WINDOW:  # to C 0 is what fits, and a larger one is not what was asked for
+            raise errors.Invalid(f"window is 1..{_MOST_WINDOW} rows, got {window}")
+        start, delay = time.monotonic(), _FIRST_RETRY_S
+        deadline = start + wait
+        while True:
+            status = self.dial(model.encode(), encode(socket), encode(name), window or 0, _CONNECT_TIMEOUT_NS)
+            if status == 0:
+                return
+            error = last_error(self.lib, status)
+            if status == _TIMEOUT and time.monotonic() < start + _CONNECT_TIMEOUT_NS / 1e9:
+                continue  # it was a signal
+            if not isinstance(error, _WORTH_WAITING) or time.monotonic() + delay > deadline:
+                raise error
+            time.sleep(delay)
+            delay = min(2 * delay, _LAST_RETRY_S)
+
+    def check(self, status: int) -> None:
+        if status:
+            raise self.error(status)
+
+    def error(self, status: int) -> errors.Error:
+        if self.closed:
+            return errors.Closed(f"the connection to {self.name} was closed")
+        return last_error(self.lib, status)
+
+    def close(self) -> None:
+        for view in self._handed_out.arrays():  # first: they would show zeros
+            end_view(view, released)
+        super().close()
+        self._mapping = None
+
+    def sweep(self) -> None:
+        """There is no room: gives back the slots that nothing in this process can use any more."""
+        if quick is None:  # in the extension no handler raises in the midst of giving something back
+            super().sweep()
+        completions = self.completions()
+        if completions is not None:
+            completions.sweep()
+
+    # -- steps of a request
+
+    def wait(self, request: int, timeout_ns: int) -> None:
+        """Waits for the end, in slices; Timeout if it does not come in time."""
+        left = timeout_ns or FOREVER_NS
+        deadline = time.monotonic_ns() + left
+        while True:
+            status = self.lib.rb_wait(self.handle, request, min(left, SLICE_NS))
+            if status == 0:
+                return
+            left = deadline - time.monotonic_ns()
+            if status != _TIMEOUT or left <= 0:
+                raise self.error(status)
+
+    def release(self, request: int) -> None:
+        if self.signature.on_device:
+            self.lib.rb_release_on_stream(self.handle, request, self.stream())
+        else:
+            self.lib.rb_release(self.handle, request)
+
+    @property
+    def device(self) -> DeviceMemory:
+        """Of a model with tensors on the device: that memory, as it was the last time."""
+        m = self._mapping or self.present_mapping()
+        assert m.device
+        self._mapping = m
+        return m.device
+
+    def stream(self, given: Any = None) -> int:
+        """What orders the commits and releases of a model with tensors on the device."""
+        return self.device.stream(given)
+
+    def mapping(self, request: int, attachment: int) -> Mapping:
+        """The mapping that a request lies in; another one after a broker's restart."""
+        m = self._mapping
+        if m is None or m.attachment != attachment:
+            m = self._mapping = self._map(self.lib.rb_request_map, self.handle, request)
+        return m
+
+    def present_mapping(self) -> Mapping:
+        return self._map(self.lib.rb_client_map, self.handle)
+
+    def _map(self, function: Any, *of: int) -> Mapping:
+        out = c.Map()
+        try:
+            self.check(function(*of, addressof(out)))
+            return Mapping(self.lib, out)
+        except BaseException:  # perhaps a signal's handler raised it
+            self.lib.rb_map_release(out.id)
+            raise
+
+    def view(self, k: int, request: int, slot: int, rows: int, attachment: int, single: bool) -> View | list[View]:
+        """The k-th tensor of a request, outputs counted on from the inputs: an array over its slots."""
+        t, mapping = self._tensors[k], self.mapping(request, attachment)
+        output = k - len(self.signature.inputs)
+        if t not in mapping.offsets:  # it is not known yet where the tensor lies
+            v = c.View()
+            if output < 0:
+                self.check(self.lib.rb_input(self.handle, request, k, addressof(v)))
+            else:
+                self.check(self.lib.rb_output_row(self.handle, request, output, 0, addressof(v)))
+            mapping.offsets[t] = v.data - mapping.base_of(t) - slot * t.stride
+        if t.on_device:  # what is kept for the next request in this slot must not be ended with this one's
+            plane = mapping.plane(t)
+            return plane[slot] if single else plane[slot : slot + rows]
+        if single and not t.variable:
+            return self._hand_out(mapping.row(t, slot), mapping)
+        shape = t.shape if not t.variable else self._input_shape(request, k) if output < 0 else self._output_shapes(request, output, rows)
+        if isinstance(shape, list):  # rows that differ in size have no array in common
+            return [self._hand_out(mapping.rows(t, slot + row, 1, own)[0], mapping) for row, own in enumerate(shape)]
+        all_rows = mapping.rows(t, slot, rows, shape)
+        return self._hand_out(all_rows[0, ...] if single else all_rows, mapping)
+
+    def _hand_out(self, array: np.ndarray, mapping: Mapping) -> View:
+        view = fresh(array, mapping.memory)
+        self._handed_out.add(view)
+        return view
+
+    # -- whole requests, for models of fixed shapes and contiguous arrays
+
+    def _scratch(self) -> Scratch:
+        """A free one; who is done with it appends it to the pool, unless the call failed."""
+        try:
+            return self._pool.pop()
+        except IndexError:
+            return Scratch(self.handle, len(self.signature.inputs), len(self.signature.outputs))
+
+    def infer(self, arrays: list[np.ndarray], rows: int, timeout_ns: int) -> list[np.ndarray]:
+        s = self._scratch()
+        outs = self._empty(s, rows)
+        for k, a in enumerate(arrays):
+            s.inputs[k] = address(a)
+        call = s.call
+        call.rows, call.timeout, call.slice, call.request = rows, timeout_ns, min(timeout_ns or SLICE_NS, SLICE_NS), 0
+        deadline = time.monotonic_ns() + timeout_ns
+        try:
+            status = self.lib.rb_infer_prepared(s.call_at)
+            if status:
+                self._unsliced(call, status, deadline)
+        except BaseException:
+            self.release(call.request)
+            raise
+        self._pool.append(s)
+        return outs
+
+    def _unsliced(self, call: c.Inference, status: int, deadline: int) -> None:
+        """Goes on where one slice of the call was not enough, or raises. The deadline counts if the call has a timeout."""
+        while status == _FULL or (status == _TIMEOUT and not call.request):  # no slot yet, or not attached yet
+            error = self.error(status)
+            self.sweep()
+            if call.timeout:
+                left = deadline - time.monotonic_ns()
+                if left <= 0:
+                    raise error
+                call.timeout, call.slice = left, min(left, SLICE_NS)
+            status = self.lib.rb_infer_prepared(addressof(call))
+        if status == _TIMEOUT and call.request:
+            self.wait(call.request, 0)
+            status = self.lib.rb_collect_prepared(addressof(call))
+        self.check(status)
+
+    def commit_several(self, requests: list[int], timeout_ns: int, stream: Any) -> None:
+        """Commits requests that were claimed."""
+        ids = (c_uint64 * len(requests))(*requests)
+        if self.signature.on_device:
+            status = self.lib.rb_commit_on_stream(self.handle, addressof(ids), len(requests), self.stream(stream), timeout_ns, 0)
+        else:
+            status = self.lib.rb_commit_all(self.handle, addressof(ids), len(requests), timeout_ns, 0)
+        self.check(status)
+
+    def collect(self, request: int, rows: int) -> list[np.ndarray]:
+        """The outputs of a request that has ended; it is released in any case."""
+        s = self._scratch()
+        outs = self._empty(s, rows)
+        s.call.request = request
+        self.check(self.lib.rb_collect_prepared(s.call_at))
+        self._pool.append(s)
+        return outs
+
+    def _empty(self, s: Scratch, rows: int) -> list[np.ndarray]:
+        outs = []
+        for k, t in enumerate(self.signature.outputs):
+            out = np.empty((rows, *t.shape), t.dtype)
+            s.outputs[k] = address(out)
+            outs.append(out)
+        return outs
+
+    # -- requests of models with variable dimensions
+
+    def take(self, request: int, rows: int) -> list[Rows]:
+        """Copies of the outputs of a request that has ended; it is released in any case."""
+        try:
+            self.check(self.lib.rb_poll(self.handle, request))
+            outs: list[Rows] = []
+            v = c.View()
+            for k, t in enumerate(self.signature.outputs):
+                status = self.lib.rb_output(self.handle, request, k, addressof(v))
+                if t.on_device:
+                    self.check(status)
+                    outs.append(self._device_copy(request, t, v))
+                elif status == _SHAPE:
+                    outs.append([_copy(t, self._row(request, k, row, v))[0] for row in range(rows)])
+                else:
+                    self.check(status)
+                    outs.append(_copy(t, v))
+            return outs
+        finally:
+            self.release(request)
+
+    def _device_copy(self, request: int, t: Tensor, v: c.View) -> Any:
+        """A copy of an output on the device, ready for every stream."""
+        m = self._mapping
+        if m is None or m.device is None or not m.device.has(v.data):
+            m = self._mapping = self._map(self.lib.rb_request_map, self.handle, request)
+            assert m.device
+        return m.device.copy(v.data, tuple(v.shape[: v.rank]), t.kind)
+
+    def _row(self, request: int, k: int, row: int, v: c.View) -> c.View:
+        self.check(self.lib.rb_output_row(self.handle, request, k, row, addressof(v)))
+        return v
+
+    def _output_shapes(self, request: int, k: int, rows: int) -> tuple[int, ...] | list[tuple[int, ...]]:
+        """The actual shape of the rows of the k-th output, which is variable; a list of shapes if they differ."""
+        v = c.View()
+        status = self.lib.rb_output(self.handle, request, k, addressof(v))
+        if status == _SHAPE:
+            return [tuple(self._row(request, k, row, v).shape[1 : v.rank]) for row in range(rows)]
+        self.check(status)
+        return tuple(v.shape[1 : v.rank])
+
+    def _input_shape(self, request: int, k: int) -> tuple[int, ...]:
+        """The shape of the rows of the k-th input, which is variable: rounded up to the model's buckets."""
+        v = c.View()
+        self.check(self.lib.rb_input(self.handle, request, k, addressof(v)))
+        return tuple(v.shape[1 : v.rank])
+
+
+def _copy(t: Tensor, v: c.View) -> np.ndarray:
+    memory = (ctypes.c_uint8 * v.bytes).from_address(v.data)
+    return np.array(strided(memory, t.dtype, 0, v.stride, tuple(v.shape[: v.rank])))

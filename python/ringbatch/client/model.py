@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``Model``: calls, requests, futures and asyncio of a producer."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from ctypes import addressof, c_size_t, string_at
+from typing import Any, Callable
+
+import numpy as np
+
+from .. import errors
+from ..binding.device import convert_on_device, to_host
+from ..binding.library import Process, check, encode, load, nanoseconds
+from ..binding.paths import Caller
+from ..binding.tensors import Tensor
+from ..binding.views import Mapping as SharedMapping
+from .completions import Completions
+from .connection import Core, Rows
+from .future import Future
+from .request import Request, claim
+from .split import gather_split, pieces, run_split, submit_split
+
+_making = threading.Lock()  # of completions
+_SMALL_BYTES = 16 << 10  # what is not contiguous is made so first; a larger one is written to its slot as it is
+
+
+def _in_child() -> None:
+    global _making
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def stats(socket: str | os.PathLike[str] | None = None, timeout: float = 5.0) -> dict[str, Any]:
+    """Everything the broker counts; docs/stats.md explains the fields."""
+    lib = load()
+    out = c_size_t()
+    check(lib, lib.rb_stats(encode(socket), nanoseconds(timeout), addressof(out)))
+    try:
+        return json.loads(string_at(out.value))
+    finally:
+        lib.rb_free(out.value)
+
+
+def _left(deadline: float | None) -> float | None:
+    """What is left of the time to wait for room."""
+    left = None if deadline is None else deadline - time.monotonic()
+    if left is not None and left <= 0:
+        raise errors.Full("every slot of this client's window is in use")
+    return left
+
+
+class Model(Caller):
+    """A model of the broker. Threads may share it; processes connect their own.
+
+    Call it with arrays, take a :meth:`request` to avoid copies, or have many
+    in flight with :meth:`submit` and :meth:`ainfer`.
+    """
+
+    def __init__(self, core: Core, socket: str | os.PathLike[str] | None, cast: bool) -> None:
+        self._core = core
+        self._socket = socket
+        self._cast = cast
+        self._completions: Completions | None = None
+        sig = core.signature
+        self._many_outputs = len(sig.outputs) > 1
+        # For a quick look at the only input of the common model.
+        self._one_input = sig.in_c and len(sig.inputs) == 1
+        self._dtype, self._shape = sig.inputs[0].dtype, sig.inputs[0].shape
+        self._rank = len(self._shape)
+
+    # -- about the model
+
+    @property
+    def name(self) -> str:
+        return self._core.name
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return list(self._core.signature.inputs)
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return list(self._core.signature.outputs)
+
+    @property
+    def max_batch_size(self) -> int:
+        return int(self._core.info.max_batch_size)
+
+    @property
+    def window(self) -> int:
+        return int(self._core.info.window)
+
+    @property
+    def wait_time(self) -> float | None:
+        """Seconds; None if the broker chooses it (``wait_time="auto"``)."""
+        wait = int(self._core.info.wait_time)
+        return None if wait < 0 else wait / 1e9
+
+    def __repr__(self) -> str:
+        return f"<ringbatch model {self.name}: {self._core.signature}>"
+
+    def mapping(self) -> SharedMapping:
+        """The whole shared mapping (``base``, ``bytes``), to pin it for a GPU."""
+        self._check()
+        return self._core.present_mapping()
+
+    def stats(self) -> dict[str, Any]:
+        """What the broker counts for this model."""
+        for m in stats(self._socket).get("models", []):
+            if m.get("name") == self._core.model:
+                return m
+        raise errors.UnknownModel(f"the broker no longer has {self.name!r}")
+
+    # -- one at a time
+
+    def infer(
+        self, *inputs: Any, timeout: float | None = None, priority: int | None = None, split: bool = True, **named: Any
+    ) -> Any:
+        """Runs one item, or some rows; arrays in, arrays out. Calling the model is the same.
+
+        Inputs come in the model's order or by name. One output is returned as
+        an array, several as a dict. A single item gives single items back.
+        Rows of an output that differ in size come as a list of arrays.
+
+        priority: the level, 0 being the most urgent; without it the model's default.
+        split: more rows than a request may have go as several requests.
+        """
+        self._check()
+        arrays, rows = self._arrays(inputs, named)
+        if split and 1 < rows > self._most:
+            return self._give(run_split(self, pieces(arrays, rows, self._most), timeout, priority), False)
+        if priority is None and self._core.signature.in_c:
+            arrays = [a if a.flags.c_contiguous or a.nbytes > _SMALL_BYTES else np.ascontiguousarray(a) for a in arrays]
+            if all(a.flags.c_contiguous for a in arrays):
+                return self._give(self._core.infer(arrays, abs(rows), nanoseconds(timeout)), rows < 0)
+        with self._filled(arrays, rows, timeout) as req:
+            req.run(timeout, priority=priority)
+            return self._give(req._copies(), False)
+
+    @property
+    def _most(self) -> int:
+        """The rows that a request may have."""
+        info = self._core.info
+        return min(info.max_batch_size, info.window)
+
+    _call = infer
+
+    def _arrays(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[list[np.ndarray], int]:
+        """The inputs in order, checked; rows is -1 for a single item."""
+        if self._one_input and len(inputs) == 1 and not named and type(inputs[0]) is np.ndarray:
+            x = inputs[0]
+            if x.dtype is self._dtype:
+                shape = x.shape
+                if shape == self._shape:
+                    return [x], -1
+                if len(shape) == self._rank + 1 and shape[1:] == self._shape and shape[0]:
+                    return [x], shape[0]
+        tensors = self._core.signature.inputs
+        given = dict(zip((t.name for t in tensors), inputs))
+        if len(inputs) > len(tensors) or given.keys() & named.keys() or (given.keys() | named.keys()) != {t.name for t in tensors}:
+            got = [f"{len(inputs)} in order"] * bool(inputs) + sorted(named)
+            raise errors.Invalid(f"{self.name} takes the inputs {', '.join(t.name for t in tensors)}; got {', '.join(got) or 'none'}")
+        given.update(named)
+        arrays = [
+            convert_on_device(t, given[t.name], self._cast, self._core.device.ordinal)
+            if t.on_device
+            else t.convert(to_host(t, given[t.name], self._cast), self._cast)
+            for t in tensors
+        ]
+        rows = [t.rows_of(a.shape) for t, a in zip(tensors, arrays)]
+        if len(set(rows)) != 1:
+            said = ", ".join(f"{t.name!r} has {'one item' if n < 0 else f'{n} rows'}" for t, n in zip(tensors, rows))
+            raise errors.Rows(f"the inputs disagree: {said}")
+        return arrays, rows[0]
+
+    def _filled(self, arrays: list[np.ndarray], rows: int, timeout: float | None) -> Request:
+        """A request with the inputs written: one copy, whatever their layout."""
+        tensors = self._core.signature.inputs
+        shapes = {t.name: a.shape if rows < 0 else a.shape[1:] for t, a in zip(tensors, arrays)}
+        req = claim(self._core, None if rows < 0 else rows, shapes, timeout)
+        try:
+            for t, a in zip(tensors, arrays):
+                view: Any = req.inputs[t.name]
+                if t.on_device:
+                    view.copy_(a, non_blocking=getattr(a, "is_cuda", False))
+                else:
+                    # In a bucketed model the view may be larger; the rest is zero.
+                    view[tuple(slice(0, d) for d in a.shape)] = a
+        except BaseException:
+            req.release()
+            raise
+        return req
+
+    def _give(self, outs: Sequence[Rows], single: bool) -> Any:
+        if single:
+            return self._give([o[0] for o in outs], False)
+        if self._many_outputs:
+            return {t.name: o for t, o in zip(self._core.signature.outputs, outs)}
+        return outs[0]
+
+    def _as_list(self, given: Any) -> list[Rows]:
+        """What _give has made of it, back."""
+        return list(given.values()) if self._many_outputs else [given]
+
+    # -- without copies
+
+    def request(
+        self, rows: int | None = None, *, shapes: Mapping[str, tuple[int, ...]] | None = None, timeout: float | None = None
+    ) -> Request:
+        """Slots to write into: for one item, or for some rows.
+
+        shapes: for inputs with variable dimensions, the shape of a row by name.
+        timeout: how long to wait for room in the window.
+        """
+        core = self._core
+        if rows is None and timeout is None and shapes is None and core.plain:
+            return Request(core)
+        return claim(core, rows, shapes, timeout)
+
+    def commit(self, requests: Sequence[Request], timeout: float | None = None, *, stream: Any = None) -> None:
+        """Hands several requests over at once, as commit of each does: the broker is woken once, and on a GPU the stream is asked once."""
+        self._core.commit_several([r._id for r in requests], nanoseconds(timeout), stream)
+        for r in requests:
+            r.was_committed()
+
+    # -- many in flight
+
+    def submit(
+        self, *inputs: Any, timeout: float | None = None, priority: int | None = None, split: bool = True, **named: Any
+    ) -> concurrent.futures.Future:
+        """Sends one item, or some rows, and returns a Future at once.
+
+        While the window is full it waits: that is the back-pressure. The
+        keywords are those of a call.
+        """
+        self._check()
+        arrays, rows = self._arrays(inputs, named)
+        if split and 1 < rows > self._most:
+            return submit_split(self, pieces(arrays, rows, self._most), timeout, priority)
+        return self._submit(arrays, rows, timeout, priority)
+
+    def _submit(self, arrays: list[np.ndarray], rows: int, timeout: float | None, priority: int | None) -> concurrent.futures.Future:
+        completions = self._ready()
+        completions.watch_by_thread()
+        future = Future()
+        future.set_running_or_notify_cancel()
+        waiter = future, None, self._reader(rows)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while not self._send(completions.waiters, waiter, arrays, rows, timeout, priority):
+                # The thread that collects what has ended makes room; a future's
+                # callback that submits runs on it. No other thread does that: a
+                # signal's handler that raises would leave a future locked.
+                completions.drain_if_ours()
+                timeout = _left(deadline)
+                completions.sweep()
+                time.sleep(0.0002)
+        except BaseException:  # perhaps a signal's handler raised it
+            completions.abandon(future)
+            raise
+        return future
+
+    async def ainfer(
+        self, *inputs: Any, timeout: float | None = None, priority: int | None = None, split: bool = True, **named: Any
+    ) -> Any:
+        """Runs one item, or some rows, in asyncio: no thread waits. The keywords are those of a call."""
+        import asyncio  # here, since it takes long to load
+
+        core = self._core
+        if core.closed:
+            self._check()
+        loop = asyncio.get_running_loop()
+        completions = self._ready()
+        completions.watch_by_loop(loop)
+        future = loop.create_future()
+        sent: int | None = None  # the request's number; None until it is known whether there is one
+        try:
+            # Where shapes are fixed the request is held back and committed together
+            # with what else this turn of the loop sends.
+            if priority is None and len(inputs) == 1 and not named:
+                sent = core.hold_one(inputs[0], completions.waiters, (future, loop, None))
+            if not sent:
+                sent = 0
+                arrays, rows = self._arrays(inputs, named)
+                if split and 1 < rows > self._most:
+                    return await gather_split(self, pieces(arrays, rows, self._most), timeout, priority)
+                waiter = future, loop, self._reader(rows)
+                held = core.signature.in_c and priority is None
+                deadline = None if timeout is None else time.monotonic() + timeout
+                while True:
+                    sent = None
+                    sent = self._send(completions.waiters, waiter, arrays, rows, timeout, priority, held)
+                    if sent:
+                        break
+                    timeout = _left(deadline)
+                    completions.sweep()
+                    await completions.wait_for_room(loop)
+                    self._check()
+                if not held:
+                    return await future
+            completions.commit_soon(loop, sent, nanoseconds(timeout))
+            return await future
+        except BaseException:  # canceled, or the loop is over, or a signal's handler raised
+            completions.abandon(future, sent)
+            raise
+
+    def _ready(self) -> Completions:
+        """What serves submit and ainfer; a forked child has its own."""
+        ready = self._completions
+        if ready is None or ready.generation != Process.generation:
+            with _making:
+                ready = self._completions
+                if ready is None or ready.generation != Process.generation:
+                    ready = self._completions = Completions(self._core)
+        return ready
+
+    def _send(
+        self, waiters: dict[int, Any], waiter: Any, arrays: list[np.ndarray], rows: int, timeout: float | None, priority: int | None,
+        hold: bool = False
+    ) -> int:
+        """Sends a request whose end will be told, and lists its waiter; 0 if there is no room. With hold it is not committed yet."""
+        core = self._core
+        if core.signature.in_c and priority is None:
+            whole = tuple([a if a.flags.c_contiguous and type(a) is np.ndarray else np.array(a, order="C", subok=False) for a in arrays])
+            return core.submit_into(waiters, waiter, whole, abs(rows), nanoseconds(timeout), hold)
+        try:
+            req = self._filled(arrays, rows, 1e-9)
+        except (errors.Full, errors.Timeout):  # no slot yet, or not attached yet
+            return 0
+        with req:
+            if priority is not None:
+                req._set_priority(priority)
+            return req.detach_into(waiters, waiter, nanoseconds(timeout))
+
+    def _reader(self, rows: int) -> Callable[[int], Any]:
+        """What makes the result of a request that has ended, and releases it."""
+        core = self._core
+        if core.single and rows < 0:
+            return core.collect_one
+        if core.signature.in_c:
+            return lambda request: self._give(core.collect(request, abs(rows)), rows < 0)
+        return lambda request: self._give(core.take(request, abs(rows)), rows < 0)
+
+    # -- the end
+
+    def __reduce__(self) -> Any:
+        # A copy would close the connection for both, another process has no use for it.
+        raise TypeError(f"a connection cannot be copied or pickled: call ringbatch.connect({self.name!r}) in the process that uses it")
+
+    def _check(self) -> None:
+        if self._core.closed:
+            raise errors.Closed(f"the connection to {self.name} was closed")
+
+    def close(self) -> None:
+        """Disconnects: the broker has the window back. Requests in flight end with an error, and views of requests are over.
+        Plain arrays that were made of views stay valid: they are zeros of this process's own."""
+        completions = self._completions
+        if completions is not None and completions.generation != Process.generation:
+            completions = None  # the parent's
+        if completions is not None:
+            completions.close()
+        self._core.close()
+        if completions is not None:
+            completions.end()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_core"):
+            self.close()

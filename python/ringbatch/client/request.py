@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request, step by step and without copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ctypes import addressof
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from .. import errors
+from ..binding import structs as c
+from ..binding.library import nanoseconds
+from ..binding.paths import Held
+from .connection import Core
+
+
+class Timing(NamedTuple):
+    """Where a request's time went, in seconds."""
+
+    claim: float
+    write: float
+    queue: float
+    dispatch: float
+    compute: float
+    wake: float
+
+
+class Request(Held):
+    """Slots of shared memory: write the inputs, run, read the outputs.
+
+    Use it as a context manager: its end gives the slots back. One thread at a
+    time uses a request. ``inputs``, ``outputs``, ``run`` and ``release`` are the
+    base's: the quick path.
+    """
+
+    __slots__ = ("__weakref__",)
+
+    _core: Core
+
+    @property
+    def _mapping(self) -> Any:
+        """The memory that it lies in."""
+        return self._core.mapping(self._id, self._attachment)
+
+    def _fresh(self, k: int) -> Any:
+        """An array over the k-th tensor, outputs counted on from the inputs."""
+        return self._core.view(k, self._id, self._slot, self.rows, self._attachment, self._single)
+
+    def _no_tensor(self, side: int, name: object) -> NoReturn:
+        names = self._core.signature.output_names if side else self._core.signature.input_names
+        raise errors.Invalid(f"no tensor {name!r}; there are {', '.join(names)}")
+
+    def commit(self, timeout: float | None = None, *, priority: int | None = None, stream: Any = None) -> Request:
+        """Hands the request over. With a timeout it ends as Expired then, wherever it is.
+
+        stream: of a model with tensors on the device, the stream whose work so
+        far comes before, without waiting for it here; without it torch's current one.
+        """
+        if priority is not None:
+            self._set_priority(priority)
+        self.commit_in(nanoseconds(timeout), 0, stream)
+        return self
+
+    def _set_priority(self, priority: int) -> None:
+        if not 0 <= priority < 1 << 32:  # C would see another number
+            raise errors.NoLevel(f"{priority}, the model has 0..{self._core.info.levels - 1}")
+        self._core.check(self._core.lib.rb_set_priority(self._core.handle, self._id, priority))
+
+    def wait(self, timeout: float | None = None) -> Request:
+        """Waits for the request's end; raises what it ended with, or Timeout."""
+        self.wait_in(nanoseconds(timeout))
+        return self
+
+    def _copies(self) -> list[Any]:
+        """The outputs, for those who keep them."""
+        return [_copy(v) for v in self.outputs.values()]
+
+    def done(self) -> bool:
+        """Whether the request has ended; raises if it ended badly."""
+        status = self._core.lib.rb_poll(self._core.handle, self._id)
+        if status == errors.NotDone.status:
+            return False
+        self._core.check(status)
+        return True
+
+    def cancel(self) -> None:
+        """Asks for the request's end: wait then raises Canceled."""
+        self._core.check(self._core.lib.rb_cancel(self._core.handle, self._id))
+
+    @property
+    def timing(self) -> Timing:
+        """Where the time of an ended request went."""
+        t = c.Timing()
+        self._core.check(self._core.lib.rb_request_timing(self._core.handle, self._id, addressof(t)))
+        return Timing(*(getattr(t, name) / 1e9 for name in Timing._fields))
+
+
+def _copy(rows: Any) -> Any:
+    if isinstance(rows, list):
+        return [np.array(row) for row in rows]
+    return np.array(rows) if isinstance(rows, np.ndarray) else rows.clone()
+
+
+def claim(core: Core, rows: int | None, shapes: Mapping[str, tuple[int, ...]] | None, timeout: float | None) -> Request:
+    """A request of one item (rows is None) or of some rows."""
+    if rows is None and timeout is None and not shapes and core.plain:
+        return Request(core)
+    if rows is not None and not 0 <= rows < 1 << 32:  # C would see another number
+        raise errors.Rows(f"a request has 1..{core.info.window} rows (this client's window), got {rows}")
+    return Request(core, 1 if rows is None else rows, tuple(_dims(core, shapes or {})), nanoseconds(timeout), rows is None)
+
+
+def _dims(core: Core, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
+    """The sizes of the inputs' variable dimensions, from the rows' shapes by name."""
+    dims: list[int] = []
+    unknown = shapes.keys() - core.signature.input_names
+    if unknown:  # a typo would mean the largest size
+        raise errors.Invalid(f"shapes: no input {', '.join(sorted(unknown))}; there are {', '.join(core.signature.input_names)}")
+    for t in core.signature.inputs:
+        shape = shapes.get(t.name, t.shape)
+        if len(shape) != len(t.shape) or any(d != n for i, (d, n) in enumerate(zip(shape, t.shape)) if i not in t.variable):
+            raise errors.Shape(f"input {t.name!r}: expected {t.expected}; got shape {tuple(shape)}")
+        dims += [int(shape[i]) for i in t.variable]
+    return dims

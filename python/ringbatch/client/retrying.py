@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that send a request again if it ended for a reason that passes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from .. import errors
+from .future import Future
+from .model import Model
+
+_FIRST, _LAST = 0.001, 0.1  # seconds between two attempts, doubled each time
+
+
+class RetryingModel(Model):
+    """A model of ``connect(retry=…)``: see there."""
+
+    _retry: float | None = None  # seconds that a request without a timeout is tried; None: for ever
+
+    def __call__(self, *inputs: Any, timeout: float | None = None, **more: Any) -> Any:
+        return self.infer(*inputs, timeout=timeout, **more)
+
+    def infer(self, *inputs: Any, timeout: float | None = None, **more: Any) -> Any:
+        attempts = _Attempts(timeout, self._retry)
+        while True:
+            try:
+                return super().infer(*inputs, timeout=attempts.left(), **more)
+            except errors.Error as e:
+                time.sleep(attempts.pause(e))
+
+    async def ainfer(self, *inputs: Any, timeout: float | None = None, **more: Any) -> Any:
+        import asyncio
+
+        attempts = _Attempts(timeout, self._retry)
+        while True:
+            try:
+                return await super().ainfer(*inputs, timeout=attempts.left(), **more)
+            except errors.Error as e:
+                await asyncio.sleep(attempts.pause(e))
+
+    def submit(self, *inputs: Any, timeout: float | None = None, **more: Any) -> concurrent.futures.Future:
+        attempts = _Attempts(timeout, self._retry)
+        outer = Future()
+        outer.set_running_or_notify_cancel()
+        send_first = super().submit
+
+        def again(error: BaseException) -> None:
+            try:
+                timer = threading.Timer(attempts.pause(error), send)
+            except BaseException as final:
+                outer.set_exception(final)
+                return
+            timer.daemon = True
+            try:
+                timer.start()
+            except RuntimeError as no_thread:
+                outer.set_exception(no_thread)
+
+        def send() -> None:
+            try:
+                inner = send_first(*inputs, timeout=attempts.left(), **more)
+            except errors.Error as e:
+                again(e)
+            except BaseException as e:
+                outer.set_exception(e)
+            else:
+                inner.add_done_callback(ended)
+
+        def ended(inner: concurrent.futures.Future) -> None:
+            error = inner.exception()
+            if error is None:
+                outer.set_result(inner.result())
+            else:
+                again(error)
+
+        send()
+        return outer
+
+
+class _Attempts:
+    """How much time is left, and whether another attempt is worth it."""
+
+    def __init__(self, timeout: float | None, most: float | None) -> None:
+        limit = most if timeout is None else timeout
+        self._end = None if limit is None else time.monotonic() + limit
+        self._pauses = _pauses()
+
+    def left(self) -> float | None:
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+    def pause(self, error: BaseException) -> float:
+        """Seconds to wait before the next attempt; raises the error if there is none."""
+        pause = next(self._pauses)
+        left = self.left()
+        if not (isinstance(error, errors.Error) and error.retryable) or (left is not None and left <= pause):
+            raise error
+        return pause
+
+
+def _pauses() -> Iterator[float]:
+    pause = _FIRST
+    while True:
+        yield pause
+        pause = min(2 * pause, _LAST)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker process: ``python -m ringbatch.serve.child TARGET... -- ARGUMENTS...``.
+
+The broker's supervisor starts it, or serve itself where the broker is somebody
+else's. ARGUMENTS are those of the script that called serve.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+
+from ..worker.refusal import LASTING, refused
+from ..worker.signals import StopEvent, stop_on_signals
+from . import targets
+from .supervisor import ATTACHED_FD, CHILD, PARENT
+
+_PDEATHSIG = 1
+_WAIT_S = 60.0  # for the broker, which has started this one or was seen by who did
+
+
+def die_with(parent: int) -> None:
+    """Has the kernel end this process when its parent ends."""
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit("the process that started this one is gone")
+
+
+def main(arguments: list[str]) -> None:
+    parent, told = os.environ.get(PARENT), os.environ.get(ATTACHED_FD)
+    if parent:
+        die_with(int(parent))
+    at = arguments.index("--")
+    sys.argv = arguments[at + 1 :]  # the script sees what its parent was started with
+    stop = StopEvent()
+    stop_on_signals(stop)
+    pipeline = arguments[1:3] if arguments[0] == "stage" else []  # its name and declaration
+    worker = targets.find(*arguments[3 if pipeline else 0 : at])
+    if pipeline:
+        worker = worker.as_stage(*pipeline)
+    stop_on_signals(stop)  # once more: the script may have installed its own
+    for name in (CHILD, PARENT, ATTACHED_FD):  # what the worker starts in turn is no worker process of this serve
+        os.environ.pop(name, None)
+    worker._serve(None, stop, _WAIT_S, (lambda: _tell(int(told))) if told else None)
+
+
+def _tell(fd: int) -> None:
+    """The parent wants to know that this one got as far as to attach."""
+    os.write(fd, b"1")
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        main(sys.argv[1:])
+    except LASTING as e:
+        if not refused(e):
+            raise
+        sys.exit(1)

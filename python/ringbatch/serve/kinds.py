@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kinds of models that ``ringbatch serve`` takes, by the file's type, and the command that serves each."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from .. import errors
+from ..binding.library import cores
+from ..worker.import_path import is_import_path
+from ..worker.signals import stopping
+from .supervisor import gateway_door, run_commands, socket_path
+
+# By the end of the file's name: the module of this package that serves it.
+KINDS = {
+    ".pt": "torch", ".pt2": "torch", ".pth": "torch", ".jit": "torch", ".torchscript": "torch",
+    ".onnx": "onnx",
+    ".joblib": "object", ".pkl": "object", ".pickle": "object",
+}  # fmt: skip
+READY_S = 5.0
+
+
+def kind_of(target: str) -> str:
+    """torch, onnx or object."""
+    if is_import_path(target):
+        return "object"
+    kind = KINDS.get(Path(target).suffix.lower())
+    if kind is None:
+        raise errors.Invalid(f"{target}: want a file that ends in {', '.join(KINDS)}, or an import path, package.module:name")
+    if not Path(target).exists():
+        raise errors.Invalid(f"{target}: there is no such file")
+    return kind
+
+
+def command(kind: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", f"ringbatch.serve.{kind}_cli", *arguments]
+
+
+def several(processes: int, socket: str | None) -> int:
+    """This very command, in so many processes; of a broker that somebody else runs."""
+    flags = without_processes(sys.argv[1:])
+    share_cores(processes)
+    at = socket_path(socket)
+    with stopping() as stop:
+        run_commands([[sys.executable, *_run_as(), *flags]], [processes], at, stop, gateway_door(at, None, None), False, READY_S)
+    return 0
+
+
+def _run_as() -> list[str]:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return ["-m", spec.name] if spec is not None else [os.path.abspath(sys.argv[0])]
+
+
+def without_processes(arguments: list[str]) -> list[str]:
+    kept, skip = [], False
+    for argument in arguments:
+        if skip or argument == "--processes":
+            skip = not skip
+        elif not argument.startswith("--processes="):
+            kept.append(argument)
+    return kept
+
+
+def share_cores(processes: int) -> None:
+    """Each process computes with its share of the cores, where nobody says otherwise."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serves a Python object: a function of arrays, a scikit-learn estimator, a worker, or what makes one of these.
+
+``ringbatch serve`` starts it for .joblib and .pkl files and import paths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import logging
+import os
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import errors
+from ..binding.tensors import NAMES, NUMPY
+from ..worker import trials
+from ..worker.axes import Input
+from ..worker.batch import Batch
+from ..worker.import_path import imported, name_of
+from ..worker.refusal import report
+from ..worker.ring import worker_options
+from ..worker.signals import StopEvent, stop_on_signals
+from ..worker.trust import WARNING, open_trusted
+from ..worker.worker import Worker
+from . import flags, torch_cli
+
+METHODS = ("predict", "transform")  # of an estimator that cannot be called; the first that it has
+_WAIT_S = 10.0
+
+# What a function raises that does not take the rows it is given. Others, like OSError, may be over at the next start.
+_WRONG = (TypeError, ValueError, LookupError, AttributeError, NameError, ArithmeticError, AssertionError)
+
+
+def parser() -> argparse.ArgumentParser:
+    p = flags.Parser("serve", f"Serve a Python object. Beware: {WARNING}.")
+    p.add_argument("target", help="model.joblib, model.pkl, or package.module:name")
+    p.add_argument("--input", action="append", metavar="SPEC",
+        help="input tensor of one row, like 'x:f32[4]' (repeatable; an estimator may tell its own)")
+    p.add_argument("--output", action="append", metavar="SPEC", help="output tensor (default: found by running one row)")
+    p.add_argument("--no_check", action="store_false", dest="check",
+        help="serve also what gives other results for rows in a batch than for each alone")
+    p.add_argument("--method", help="what of the object is called (default: the object itself, or predict, or transform)")
+    p.add_argument("--name", help="the model's name (default: $RINGBATCH_MODEL, or the target's)")
+    p.add_argument("--socket", help="the broker's control socket")
+    return p
+
+
+def load(target: str) -> Any:
+    """The object. Whatever it takes to make it runs here."""
+    path = Path(target)
+    if path.exists():
+        if path.suffix == ".joblib":
+            try:
+                import joblib  # type: ignore[import-not-found, import-untyped, unused-ignore]
+            except ModuleNotFoundError:
+                raise errors.Invalid(f"{target} needs the package joblib: pip install joblib") from None
+            read: Callable[[Any], Any] = joblib.load
+        else:
+            read = pickle.load
+        try:
+            with open_trusted(path) as f:
+                return read(f)
+        except (pickle.UnpicklingError, EOFError, IndexError, KeyError, ImportError, AttributeError) as e:
+            raise errors.Invalid(f"{target} cannot be loaded: {type(e).__name__}: {e}") from e
+    found = imported(target)
+    return found() if _is_factory(found) else found
+
+
+def _is_factory(found: Any) -> bool:
+    """Whether it takes no arguments: then it makes what is served."""
+    if isinstance(found, Worker) or not (inspect.isfunction(found) or isinstance(found, type)):
+        return False
+    try:
+        inspect.signature(found).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def function_of(thing: Any, method: str | None) -> Callable[..., Any]:
+    """What is called with arrays of rows."""
+    if method:
+        found = getattr(thing, method, None)
+        if not callable(found):
+            raise errors.Invalid(f"{type(thing).__name__} has no method {method!r}")
+        return found
+    if inspect.iscoroutinefunction(thing):
+        raise errors.Invalid("it is a coroutine function: decorate it with @ringbatch.worker, which runs those")
+    if callable(thing) and not isinstance(thing, type):
+        return thing
+    for name in METHODS:
+        if callable(getattr(thing, name, None)):
+            return getattr(thing, name)
+    raise errors.Invalid(f"{thing!r} cannot be served: it is neither a function nor has it {' or '.join(METHODS)}; name the method, "
+        "--method decision_function")
+
+
+def spec_of(text: str) -> tuple[str, np.dtype, tuple[int, ...]]:
+    """x:f32[3,224] as name, dtype, shape."""
+    name, colon, rest = text.strip().partition(":")
+    kind, bracket, dims = rest.partition("[")
+    try:
+        if not name or not colon or not bracket or not dims.endswith("]") or kind not in NAMES:
+            raise ValueError
+        return name, np.dtype(NUMPY[NAMES.index(kind)]), tuple(int(d) for d in dims[:-1].split(",") if d.strip())
+    except ValueError:
+        raise errors.Invalid(f"tensor {text!r}: want name:dtype[dims] with sizes that do not vary, like x:f32[4]; others need "
+            "@ringbatch.worker") from None
+
+
+def inputs_of(thing: Any, given: Sequence[str] | None) -> list[str]:
+    if given:
+        return list(given)
+    features = getattr(thing, "n_features_in_", None)
+    if features is None:
+        raise errors.Invalid("the object does not tell its inputs: name them, --input 'x:f32[4]'")
+    return [f"x:f32[{features}]"]
+
+
+def outputs_of(function: Callable[..., Any], inputs: Sequence[str]) -> list[str]:
+    """By running one row of zeros, and three: rows must come out as they went in."""
+    specs = [spec_of(text) for text in inputs]
+    try:
+        tried = [_listed(function(*(np.zeros((rows, *shape), dtype) for _, dtype, shape in specs))) for rows in (1, 3)]
+    except errors.Error:
+        raise
+    except _WRONG as e:
+        why = f"given {' and '.join(inputs)}, rows of zeros, it raises {type(e).__name__}: {e}"
+        raise errors.Invalid(f"{why}. If it takes no zeros, say what it gives: --output 'y:f32[4]'") from e
+    for rows, ys in zip((1, 3), tried):
+        for y in ys:
+            if not y.ndim or len(y) != rows:
+                raise errors.Invalid(f"{rows} rows went in, and an array of shape {y.shape} came out: what is served takes rows and gives "
+                    "as many")
+    texts = []
+    for k, y in enumerate(tried[0]):
+        kind = next((n for n, t in zip(NAMES, NUMPY) if n != "bf16" and np.dtype(t) == y.dtype), None)
+        if kind is None:
+            raise errors.Invalid(f"it gives {y.dtype}, which is no tensor's type; --method predict_proba gives numbers, and so may a "
+                "function of your own")
+        texts.append(f"{'y' if len(tried[0]) == 1 else f'y{k}'}:{kind}[{','.join(map(str, y.shape[1:]))}]")
+    return texts
+
+
+def check_outputs(function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Whether a row of zeros gives what --output says, as far as that can be told."""
+    try:
+        specs = list(map(spec_of, outputs))
+        result = function(*(np.zeros((1, *shape), dtype) for _, dtype, shape in map(spec_of, inputs)))
+    except Exception:  # sizes that vary, or it does not take zeros: nothing is known
+        return
+    given = result if isinstance(result, dict) else dict(zip([name for name, _, _ in specs], _listed(result)))
+    for name, _, shape in specs:
+        if name not in given:
+            raise errors.Invalid(f"--output {name}: it gives {len(given)} "
+                f"outputs{': ' + ', '.join(map(str, given)) if isinstance(result, dict) else ''}")
+        got = np.shape(given[name])
+        if got != (1, *shape):
+            raise errors.Invalid(f"--output {name}: one row went in, and an array of shape {got} came out, not {(1, *shape)}")
+
+
+class _Tried:
+    """The function, for trials before serving."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def run(self, rows: Sequence[np.ndarray], true: object) -> list[np.ndarray]:
+        result = self._function(*(x.copy() for x in rows))  # it may write into them
+        return list(map(np.asarray, result.values())) if isinstance(result, dict) else _listed(result)
+
+
+def check_rows(function: Callable[..., Any], inputs: Sequence[str]) -> None:
+    """Refuses what mixes the rows of a batch: each must give what it gives alone."""
+    specs = [spec_of(text) for text in inputs]
+    made = [Input(name, NAMES[NUMPY.index(dtype.name)], shape, (), ()) for name, dtype, shape in specs]
+    xs = trials.example(made, [s for _, _, s in specs], [d for _, d, _ in specs], 3)
+    try:
+        trials.refuse_mixed_rows(_Tried(function), xs, trials.TOLERANCE, adjustable=False)
+    except errors.Invalid:
+        raise
+    except Exception:  # it does not take random numbers: nothing is known
+        return
+
+
+def _listed(result: Any) -> list[np.ndarray]:
+    if isinstance(result, dict):
+        raise errors.Invalid("it gives a dict: name its outputs, --output 'boxes:f32[4]'")
+    return [np.asarray(y) for y in result] if isinstance(result, tuple) else [np.asarray(result)]
+
+
+def worker_for(thing: Any, a: argparse.Namespace, settings: dict[str, Any]) -> Worker:
+    if isinstance(thing, Worker):
+        unused = [f"--{key}" for key in ("input", "output", "method") if getattr(a, key)] + [f"--{key}" for key in settings]
+        if unused:
+            raise errors.Invalid(f"it is a @ringbatch.worker, which has its tensors and settings with it: leave {', '.join(unused)} away")
+        return thing
+    function = function_of(thing, a.method)
+    inputs = inputs_of(thing, a.input)
+    if a.output and a.check:
+        check_outputs(function, inputs, a.output)
+    outputs = a.output or outputs_of(function, inputs)
+    if a.check and str(settings.get("max_batch_size")) != "1":
+        check_rows(function, inputs)
+    names = [spec_of(text)[0] for text in inputs]
+
+    def run(batch: Batch) -> Any:
+        # copies: a function that knows nothing of slots may write into them
+        return function(*(np.array(batch.inputs[name]) for name in names))
+
+    signature = f"{' '.join(inputs)} -> {' '.join(outputs)}"
+    name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
+    return Worker(run, name, signature, worker_options(**settings))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else list(argv)
+    a, settings = flags.parse(parser(), argv)
+    stop = StopEvent()
+    try:
+        thing = load(a.target)
+        if "torch" in sys.modules and isinstance(thing, sys.modules["torch"].nn.Module):
+            return torch_cli.main(argv)
+        worker = worker_for(thing, a, settings)
+        stop_on_signals(stop)
+        print(f"serving {worker.model}: {worker.signature}", flush=True)
+        worker.run(socket=a.socket, stop=stop, wait=_WAIT_S)
+    except Exception as e:
+        report("ringbatch serve", a.target, e, f"{a.target}: {type(e).__name__}: {e}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    sys.exit(main())

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pipeline``: several functions that a request goes through, in one ring."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from .. import errors
+from ..worker.ring import policy_text
+from ..worker.worker import Worker
+from .supervisor import serve_all
+
+# Settings that all stages have in common, since they are about the ring.
+_RING = ("slots", "max_window", "private", "ragged", "buckets", "priorities", "default_priority")
+
+
+def pipeline(
+    name: str,
+    stages: Sequence[Worker],
+    *,
+    processes: int | Sequence[int] = 1,
+    outputs: Sequence[str] | None = None,
+    socket: str | os.PathLike[str] | None = None,
+    broker: bool = True,
+    http: int | str | None = None,
+    grpc: int | str | None = None,
+    **policy: Any,
+) -> None:
+    """Serves a pipeline until Ctrl-C or SIGTERM, then stops everything it started.
+
+    stages: functions decorated with ``@ringbatch.worker``, in order; the name
+        that each gives its model is the stage's. A stage reads inputs of the
+        pipeline and what stages before it wrote, by their names; what nobody
+        writes is an input of the pipeline.
+    processes: worker processes of each stage, or a list with a number for each.
+    outputs: names of what clients read; left out: what the last stage writes.
+    policy: settings of the ring, and of all stages that have no others of their own.
+
+    The rest is as in ``serve``. Clients connect to the pipeline by its name.
+    """
+    stages = list(stages)
+    if not stages or not all(isinstance(s, Worker) for s in stages):
+        raise errors.Invalid("pipeline wants a list of functions decorated with @ringbatch.worker")
+    serve_all(stages, processes, socket, broker, http, grpc, (name, declaration(stages, outputs, policy)))
+
+
+def declaration(stages: Sequence[Worker], outputs: Sequence[str] | None, policy: dict[str, Any]) -> str:
+    """As docs/pipelines.md tells."""
+    inputs: list[str] = []
+    written: dict[str, str] = {}  # by name
+    settings = _pairs(policy_text(policy))
+    listed = []
+    for stage in stages:
+        reads, writes = (side.split() for side in stage.signature.split("->"))
+        for text in reads:
+            if _name(text) not in written and text not in inputs:
+                inputs.append(text)
+        written.update((_name(text), text) for text in writes)
+        own = _pairs((stage._options.policy or b"").decode())
+        for key in [k for k in own if k.split(".")[0] in _RING]:
+            settings.setdefault(key, own[key])
+            del own[key]
+        listed.append({"name": stage.model, "inputs": reads, "outputs": writes, "policy": own})
+    if outputs is not None:
+        missing = [o for o in outputs if o not in written]
+        if missing:
+            raise errors.Invalid(f"no stage writes {missing[0]!r}; they write {', '.join(written)}")
+    given = [written[o] for o in outputs] if outputs is not None else listed[-1]["outputs"]
+    return json.dumps({"inputs": inputs, "outputs": given, "policy": settings, "stages": listed})
+
+
+def _name(tensor: str) -> str:
+    return tensor.split(":", 1)[0]
+
+
+def _pairs(text: str) -> dict[str, str]:
+    return dict(line.rsplit("=", 1) for line in text.split() if line)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ringbatch serve TARGET``: any model in one line.
+
+1. the target's type says which command serves it
+2. a broker is started if none runs, then the worker processes, and the gateway if asked for
+3. once the model answers: a line of Python, a line of curl, and what its batches cost
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from .. import errors
+from ..binding.library import binary_path
+from ..binding.tensors import NAMES, NUMPY
+from ..worker.import_path import name_of
+from ..worker.signals import stopping
+from ..worker.trust import WARNING, open_trusted
+from . import flags
+from .kinds import KINDS, READY_S, command, kind_of, share_cores
+from .supervisor import ask_broker, gateway_door, run_commands, socket_path
+
+_LOOK_S = 0.2
+_PROFILE_S = 3
+_SHORT = 16  # elements that a line of curl shows
+
+# Of each type of ours: Open Inference Protocol's name.
+_OIP = dict(zip(NAMES, ("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64")))
+_NUMPY = dict(zip(NAMES, NUMPY))
+
+
+def parser() -> argparse.ArgumentParser:
+    p = flags.Parser(
+        "serve",
+        f"Serve a model: a file that ends in {', '.join(KINDS)}, or a Python object, package.module:name (a function of "
+        "arrays, an estimator, "
+        f"a torch.nn.Module, a @ringbatch.worker, or a function without arguments that makes one). Starts a broker if none runs. Beware: "
+        f"{WARNING}.",
+        "Other flags are those of `ringbatch torch` or `ringbatch onnx`, or settings of the model's policy: --input 'x:f32[4]' "
+        "--max_batch_size=32. "
+        "Of a Python object: --input and --output, one row each, --method and --no_check.",
+    )
+    p.add_argument("target", help="the file, or package.module:name")
+    p.add_argument("--name", help="the model's name (default: the target's)")
+    p.add_argument("--processes", type=int, default=1, help="worker processes; one that dies is started again (default 1)")
+    p.add_argument("--kind", choices=("torch", "onnx", "object"), help="how to serve it (default: by the target's type)")
+    p.add_argument("--socket", help="the broker's control socket")
+    p.add_argument("--http", metavar="PORT", help="also serve HTTP, at this port of this host or this address (docs/gateway.md)")
+    p.add_argument("--grpc", metavar="PORT", help="also serve gRPC")
+    p.add_argument("--no_costs", action="store_false", dest="costs", help="don't measure what batches cost, once the model answers")
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    p = parser()
+    a, rest = p.parse_known_args(argv)
+    if a.processes < 1:
+        p.error("--processes is a number from 1 on")
+    try:
+        kind = a.kind or kind_of(a.target)
+        if Path(a.target).exists():
+            open_trusted(a.target).close()  # who loads it looks again
+        name = a.name or name_of(a.target)
+        at = socket_path(a.socket)
+        worker = command(kind, a.target, "--name", name, "--socket", at, *rest)
+        share_cores(a.processes)
+        with stopping() as stop:
+            teller = threading.Thread(target=tell, args=(name, at, a.http, a.costs, stop), daemon=True)
+            teller.start()
+            run_commands([worker], [a.processes], at, stop, gateway_door(at, a.http, a.grpc), True, READY_S)
+            stop.set()
+    except errors.Error as e:
+        print(f"ringbatch serve: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def tell(name: str, at: str, http: str | None, costs: bool, stop: threading.Event) -> None:
+    """Waits for the model, and says how to call it and what it costs."""
+    known = {m["name"] for m in _models(at)}
+    model = None
+    while model is None:
+        if stop.wait(_LOOK_S):
+            return
+        there = [m for m in _models(at) if m["workers"]]
+        new = [m for m in there if m["name"] not in known]  # a @ringbatch.worker has a name of its own
+        model = next((m for m in there if m["name"] == name), new[0] if new else None)
+    name = model["name"]
+    inputs = [_spec(text) for text in model["signature"].split("->")[0].split()]
+    print("\n" + python_line(name, inputs, at))
+    print(curl_line(name, inputs, http) if http else "curl: --http 8000 opens a door to the network")
+    sys.stdout.flush()
+    if costs and not stop.is_set():
+        p = subprocess.run([binary_path(), "profile", name, "--socket", at, "--seconds", str(_PROFILE_S)], stdout=subprocess.PIPE,
+            text=True, check=False)
+        print("\n" + p.stdout, flush=True)
+
+
+def _models(at: str) -> list[dict[str, Any]]:
+    return ask_broker("models", at) or []
+
+
+def _spec(text: str) -> tuple[str, str, list[int]]:
+    """x:f32[3,<=224]@device:0 as name, kind, a shape: a size that varies is 1."""
+    name, _, rest = text.partition("@")[0].partition(":")
+    kind, _, dims = rest.partition("[")
+    return name, kind, [1 if d.startswith("<=") else int(d) for d in dims.rstrip("]").split(",") if d]
+
+
+def python_line(name: str, inputs: list[tuple[str, str, list[int]]], at: str) -> str:
+    arrays = ", ".join(f"np.zeros({tuple(shape)}, {_NUMPY[kind]!r})" for _, kind, shape in inputs)
+    where = "" if at == socket_path(None) else f", socket={at!r}"
+    return f'python: python3 -c "import numpy as np, ringbatch as rb; print(rb.connect({name!r}{where})({arrays}))"'
+
+
+def curl_line(name: str, inputs: list[tuple[str, str, list[int]]], http: str) -> str:
+    url = f"http://{'127.0.0.1:' + http if http.isdigit() else http}/v2/models/{name}/infer"
+    if sum(math.prod(shape) for _, _, shape in inputs) <= _SHORT:
+        zeros = [[False if k == "bool" else 0] * math.prod(s) for _, k, s in inputs]
+        tensors = [{"name": n, "datatype": _OIP[k], "shape": [1, *s], "data": data} for (n, k, s), data in zip(inputs, zeros)]
+        return f"curl: curl {url} -d '{json.dumps({'inputs': tensors}, separators=(',', ':'))}'"
+    texts = [f"[{'False' if k == 'bool' else 0}]*{math.prod(s)}" for _, k, s in inputs]
+    made = ",".join(f'{{"name":"{n}","datatype":"{_OIP[k]}","shape":{[1, *s]},"data":{z}}}' for (n, k, s), z in zip(inputs, texts))
+    return f"curl: python3 -c 'import json; print(json.dumps({{\"inputs\":[{made}]}}))' | curl {url} -d @-"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

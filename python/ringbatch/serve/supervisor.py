@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``serve``: one call that runs models, and ends them in good order.
+
+::
+
+    no broker runs      serve ── starts ──► broker ── starts, watches ──► workers
+    one runs already    serve ── starts, watches ──► workers ──► that broker
+
+In the first case the broker supervises: at the end it refuses new requests,
+finishes what it accepted, and ends the workers last. In the second, when that
+broker goes, serve becomes the first, unless that broker had started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import socket as sockets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable, Optional
+
+from .. import errors
+from ..binding.library import binary_path
+from ..worker.refusal import TOLD_AT, Refusal, Refusals
+from ..worker.signals import StopEvent, ends, stopping
+from . import targets
+from .targets import Reached, Served
+from .watched import WatchedProcess
+
+log = logging.getLogger("ringbatch")
+
+CHILD = "RINGBATCH_CHILD"  # set in worker processes
+PARENT = "RINGBATCH_PARENT"  # whose end is theirs
+ATTACHED_FD = "RINGBATCH_ATTACHED_FD"  # where they tell that they have attached
+SUPERVISED = "RINGBATCH_SUPERVISED"  # the socket of the broker that started this process
+
+_DRAIN_S = 30.0  # how long accepted requests may take to finish at the end
+_STOP_S = _DRAIN_S + 15.0  # then the workers end, and the broker
+_HURRY_S = 10.0  # for a broker that waits no longer: two are for its workers, and a machine may be busy
+_INSIST_S = 0.3  # between two signals to it
+_START_S = 60.0  # a machine may stand still for a while; one that fails is seen at once
+_FAILED_STARTS = 5  # of a worker that never attached: its script is broken
+_LOOK_S = 0.1
+_ASK_S = 5.0  # one that does not answer is asked again later
+_LOOK_FOR_BROKER_S = 1.0
+_LOOK_AT_STARTS_S = 0.5
+
+
+def serve(
+    run: Served | Sequence[Served],
+    *,
+    processes: int | Sequence[int] = 1,
+    socket: str | os.PathLike[str] | None = None,
+    broker: bool = True,
+    http: int | str | None = None,
+    grpc: int | str | None = None,
+) -> None:
+    """Serves models until Ctrl-C or SIGTERM, then stops everything it started: what
+    was accepted is answered first, a second Ctrl-C does not wait for that.
+
+    run: a function or class decorated with ``@ringbatch.worker``; a function
+        without arguments that makes one; an import path, ``"package.module:name"``;
+        or a list of these.
+    processes: worker processes of each, or a list with a number for each; 0
+        serves in this process.
+    socket: the broker's; default $RINGBATCH_SOCKET or the user's runtime folder.
+    broker: start one if none runs. It ends with serve.
+    http, grpc: also serve the network: a port of this host, or an address. See
+        docs/gateway.md; other hosts need TLS and tokens, and ``ringbatch gateway``.
+
+    Worker processes import the module that defines the worker, or run the
+    script again up to this call, with the arguments it was started with. Only
+    they make instances of classes and call factories. A worker that dies is
+    started again.
+    """
+    served = [run] if isinstance(run, (str, targets.Worker)) or callable(run) else list(run)
+    serve_all(served, processes, socket, broker, http, grpc)
+
+
+def serve_all(
+    served: Sequence[Served],
+    processes: int | Sequence[int],
+    socket: str | os.PathLike[str] | None,
+    broker: bool,
+    http: int | str | None,
+    grpc: int | str | None,
+    pipeline: tuple[str, str] | None = None,
+) -> None:
+    """pipeline: its name and declaration, if these are its stages."""
+    if os.environ.get(CHILD):
+        raise Reached(served)
+    counts = [processes] * len(served) if isinstance(processes, int) else list(processes)
+    if not served or len(counts) != len(served) or any(n < 0 for n in counts):
+        raise errors.Invalid(f"serve: {len(served)} models and processes={processes!r}; give one number, or one for each")
+    for item in served:
+        targets.check(item)
+    at = socket_path(socket)
+    commands = [_command(item, i, pipeline) for i, item in enumerate(served) if counts[i]]
+    counts_of = [n for n in counts if n]
+    here = [targets.worker_of(item).as_stage(*pipeline) if pipeline else item for item, n in zip(served, counts) if n == 0]
+    door = gateway_door(at, http, grpc)
+    with stopping() as stop, in_threads(here, at, stop):
+        run_commands(commands, counts_of, at, stop, door, broker)
+
+
+def run_commands(
+    commands: list[list[str]], counts: list[int], at: str, stop: StopEvent, door: Door, broker: bool, ready_s: float | None = None
+) -> None:
+    """Runs worker processes until stop is set. ready_s: they do not tell that they have attached, and count as such after that long."""
+    broker = broker and not _supervised(at)
+    with contextlib.closing(Refusals()) as refusals:
+        while not stop.is_set():
+            if broker and not broker_runs(at):
+                _host(commands, counts, at, stop, door, refusals)
+            else:
+                _guest(commands, counts, at, stop, door, broker, ready_s, refusals)
+                refusals.end()  # they have served for as long as that broker was there: what another one starts is no first start
+
+
+def _supervised(at: str) -> bool:
+    """Whether the broker of this socket has started us. It ends us too: that nobody can connect any more means that
+    another one takes over while it finishes what it has accepted, with our workers."""
+    its = os.environ.get(SUPERVISED)
+    return bool(its) and os.path.abspath(str(its)) == at
+
+
+def _command(item: Served, index: int, pipeline: tuple[str, str] | None) -> list[str]:
+    stage = ["stage", *pipeline] if pipeline else []
+    return [sys.executable, "-m", "ringbatch.serve.child", *stage, *targets.describe(item, index), "--", *targets.arguments()]
+
+
+def _environment(socket: str, refusals: Refusals) -> dict[str, str]:
+    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    return {**os.environ, CHILD: "1", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "RINGBATCH_SOCKET": socket, TOLD_AT: refusals.path}
+
+
+# -- in this process
+
+
+class Local:
+    """Workers that run in threads of this process."""
+
+    def __init__(self, ending: StopEvent) -> None:
+        self._ending = ending
+        self._stop = threading.Event()  # of their own: they go after the broker that has accepted requests for them
+        self._threads: list[threading.Thread] = []
+        self._failures: list[BaseException] = []
+
+    def start(self, items: Sequence[Served], socket: str) -> None:
+        for worker in [targets.worker_of(item) for item in items]:
+            thread = threading.Thread(target=self._run, args=(worker, socket), name=f"ringbatch {worker.model}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _run(self, worker: targets.Worker, socket: str) -> None:
+        try:
+            worker.run(socket=socket, stop=self._stop, wait=_START_S)
+        except BaseException as e:
+            self._failures.append(e)
+            self._ending.set()
+
+    def check(self) -> None:
+        if self._failures:
+            raise self._failures[0]
+
+    def stop(self) -> None:
+        self._stop.set()
+        ends(lambda: not any(t.is_alive() for t in self._threads), math.inf, self._ending)
+
+
+@contextlib.contextmanager
+def in_threads(items: Sequence[Served], socket: str, stop: StopEvent) -> Iterator[Local]:
+    local = Local(stop)
+    try:
+        local.start(items, socket)
+        yield local
+    finally:
+        local.stop()
+    local.check()
+
+
+# -- a broker of our own, with the workers declared
+
+
+def _host(commands: list[list[str]], counts: list[int], socket: str, stop: StopEvent, door: Door, refusals: Refusals) -> None:
+    """Until stop is set or the broker ends."""
+    config = "".join(f"[[worker]]\ncommand = {json.dumps(c, ensure_ascii=False)}\ninstances = {n}\n" for c, n in zip(commands, counts))
+    p = _start_broker(config, socket, refusals)
+    gateway: WatchedProcess | None = None
+    try:
+        if not _wait_for_broker(p, socket, stop):
+            return  # somebody else was quicker
+        gateway = door()
+        ready, look = not commands, time.monotonic()
+        told: list[Refusal] = []
+        while not stop.wait(_LOOK_S):
+            if gateway is not None:
+                gateway.revive()
+            told += refusals.take()
+            if told and (started := _processes(socket)) is not None:  # else nothing is known: it is asked again in the next round
+                _judge(told, started)
+                told = []
+            if not ready and time.monotonic() >= look:
+                ready, look = _all_attached(socket), time.monotonic() + _LOOK_AT_STARTS_S
+                if ready:
+                    refusals.end()
+            if p.poll() is not None:
+                log.warning("the broker ended with status %s, starting it again", p.returncode)
+                stop.wait(_LOOK_S)
+                return
+    finally:
+        # It refuses new requests, finishes what it accepted, and ends the
+        # workers: its own, and those in threads here, which see it go. The
+        # gateway does the same to its callers meanwhile.
+        p.terminate()
+        if gateway is not None:
+            gateway.stop(stop)
+        if not ends(lambda: p.poll() is not None, _STOP_S, stop):
+            _hurry(p)
+
+
+def _hurry(p: subprocess.Popen) -> None:
+    """Has a broker end its workers, by force if need be. It takes a signal that comes soon after another for the same."""
+    for _ in range(int(_HURRY_S / _INSIST_S)):
+        p.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            p.wait(_INSIST_S)
+            return
+    p.kill()
+    p.wait()
+
+
+# What lets the kernel end the broker with us, before it is the broker.
+_DIE_WITH_PARENT = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); "
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
+)
+
+
+Door = Callable[[], Optional[WatchedProcess]]
+_DOOR_READY_S = 5.0
+
+
+def gateway_door(socket: str, http: int | str | None, grpc: int | str | None) -> Door:
+    """What starts the gateway, if one is wanted."""
+    if http is None and grpc is None:
+        return lambda: None
+    command = _with_us(binary_path(), "gateway", "--socket", socket, "--http", _address(http), "--grpc", _address(grpc))
+    return lambda: WatchedProcess("gateway", command, dict(os.environ), _DOOR_READY_S)
+
+
+def _address(given: int | str | None) -> str:
+    if given is None:
+        return "off"
+    if not str(given).isdigit():
+        return str(given)
+    if int(given) > 65535:
+        raise errors.Invalid(f"{given} is no port: want 0..65535, or an address, 0.0.0.0:8000")
+    return f"127.0.0.1:{given}"
+
+
+def _with_us(*command: str) -> list[str]:
+    """A command, which the kernel ends with this process."""
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
+
+
+def _start_broker(config: str, socket: str, refusals: Refusals) -> subprocess.Popen:
+    """The configuration is memory that goes with the last process that has it."""
+    fd = os.memfd_create("ringbatch-serve")
+    try:
+        os.write(fd, config.encode())
+        return subprocess.Popen(
+            _with_us(binary_path(), "broker", "--socket", socket, "--config", f"/proc/self/fd/{fd}", "--drain_time", f"{_DRAIN_S:g}s"),
+            env=_environment(socket, refusals),
+            pass_fds=[fd],
+            start_new_session=True,  # Ctrl-C is for us: the broker has its own way to end
+        )
+    finally:
+        os.close(fd)
+
+
+def _wait_for_broker(p: subprocess.Popen, socket: str, stop: threading.Event) -> bool:
+    """False if it did not start because another one has."""
+    deadline = time.monotonic() + _START_S
+    while not stop.is_set():
+        if p.poll() is not None:
+            if broker_runs(socket):
+                return False
+            raise errors.NoBroker("the broker did not start; see its message above")
+        if broker_runs(socket):
+            return True
+        if time.monotonic() > deadline:
+            raise errors.NoBroker(f"the broker does not answer at {socket}")
+        stop.wait(0.02)
+    return True
+
+
+def _all_attached(socket: str) -> bool:
+    """Whether every worker has attached once; raises if one cannot."""
+    started = _processes(socket) or []
+    for s in started:
+        if s["failed_starts"] >= _FAILED_STARTS and not s["attached"]:
+            raise errors.WorkerDied(f"{s['name']} ended {s['failed_starts']} times before it was ready ({s['last_end']}); see its "
+                "messages above")
+    return bool(started) and all(s["attached"] for s in started)
+
+
+def _judge(told: list[Refusal], started: list[dict[str, Any]]) -> None:
+    """Raises the first refusal of a process that has not attached, in this life or another.
+    If it has, what it serves was right, and may be so again."""
+    attached = {s["name"] for s in started if s["attached"]}
+    for refusal in told:
+        if refusal.name not in attached:
+            raise errors.Invalid(refusal.text)
+        log.warning("%s, which has served, is started again: %s", refusal.name, refusal.text)
+
+
+def _processes(socket: str) -> list[dict[str, Any]] | None:
+    """None if there is no answer."""
+    told = ask_broker("stats", socket)
+    return None if told is None else told.get("processes") or []
+
+
+def ask_broker(command: str, socket: str) -> Any:
+    """None if there is no answer. By the command: this process has no connection of its own, and stays free to fork."""
+    try:
+        asked = [binary_path(), command, "--json", "--socket", socket]
+        answer = subprocess.run(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False, timeout=_ASK_S)
+    except subprocess.TimeoutExpired:
+        return None
+    return json.loads(answer.stdout) if answer.returncode == 0 and answer.stdout else None
+
+
+# -- a broker of somebody else's
+
+
+def _guest(
+    commands: list[list[str]], counts: list[int], socket: str, stop: StopEvent, door: Door, take_over: bool, ready_s: float | None,
+    refusals: Refusals
+) -> None:
+    """Until stop is set or, if we would start one, the broker is gone."""
+    if ready_s is not None:
+        commands = [_with_us(*command) for command in commands]  # no _child, which would see to that itself
+    env = _environment(socket, refusals)
+    guests = [WatchedProcess(f"worker {i}", command, env, ready_s, refusals) for command, n in zip(commands, counts) for i in range(n)]
+    gateway = door()
+    if gateway is not None:
+        guests.append(gateway)
+    there, look = True, 0.0
+    try:
+        while not stop.wait(_LOOK_S):
+            for guest in guests:
+                guest.revive()
+            look += _LOOK_S
+            if look < _LOOK_FOR_BROKER_S:
+                continue
+            look, was = 0.0, there
+            there = broker_runs(socket)
+            if was and not there:
+                if take_over:
+                    log.warning("the broker at %s is gone: starting one", socket)
+                    return
+                log.warning("the broker at %s is gone: waiting for one", socket)
+            elif there and not was:
+                log.warning("there is a broker at %s again", socket)
+    finally:
+        for guest in guests:
+            guest.terminate()
+        for guest in guests:
+            guest.stop(stop)
+
+
+# -- sockets
+
+
+def socket_path(given: str | os.PathLike[str] | None) -> str:
+    """As docs/protocol.md says."""
+    if given or os.environ.get("RINGBATCH_SOCKET"):
+        return os.path.abspath(os.fspath(given) if given else os.environ["RINGBATCH_SOCKET"])
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return os.path.join(runtime, "ringbatch", "broker.sock")
+    return os.path.join(os.environ.get("TMPDIR") or "/tmp", f"ringbatch-{os.getuid()}", "broker.sock")
+
+
+def broker_runs(socket: str) -> bool:
+    """Whether somebody listens. By a plain socket: this process stays free to fork."""
+    with sockets.socket(sockets.AF_UNIX) as s:
+        s.settimeout(5.0)
+        try:
+            s.connect(socket)
+        except BlockingIOError:  # more wait than it takes at once
+            return True
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of ``ringbatch torch``. Without torch, so that --help works where it is not installed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+from .. import errors
+from ..worker.code_cache import kept_bytecode
+from . import flags
+from .kinds import several
+
+
+def parser() -> argparse.ArgumentParser:
+    p = flags.Parser(
+        "torch",
+        "Serve a PyTorch model: an exported program (.pt2), a TorchScript file, or a torch.nn.Module by its import path. "
+        "Loading a .pt2 file or importing a module can run any code in it: serve only what you trust.",
+        flags.POLICY,
+    )
+    p.add_argument("target", help="model.pt2 of torch.export.save, a file of torch.jit.save, or package.module:name, a module or a "
+        "function that makes one")
+    p.add_argument("--input", action="append", metavar="SPEC",
+        help="input tensor of one row, like 'x:f32[3,224,224]' (repeatable; .pt2 files tell theirs)")
+    p.add_argument("--output", action="append", metavar="SPEC", help="output tensor (default: found by running the model once)")
+    p.add_argument("--name", help="the model's name (default: $RINGBATCH_MODEL, or the file's)")
+    p.add_argument("--device", help="cuda, cuda:1 or cpu (default: a GPU if there is one)")
+    p.add_argument("--memory", help="device: the tensors lie in the GPU's memory, for producers that have theirs there; host (default)")
+    p.add_argument("--half", action="store_true", help="compute in float16")
+    p.add_argument("--bfloat16", action="store_true", help="compute in bfloat16")
+    p.add_argument("--channels_last", action="store_true", help="lay images out channels last")
+    p.add_argument("--cuda_graphs", action="store_true", default=None,
+        help="record the model once per batch size and replay it (default: where that works)")
+    p.add_argument("--no_cuda_graphs", action="store_false", dest="cuda_graphs", help="launch the model's kernels one by one")
+    p.add_argument("--no_freeze", action="store_false", dest="freeze", help="leave the module as it is: fold and fuse no operations")
+    p.add_argument(
+        "--compile", choices=("auto", "on", "off"), default="off",
+        help="torch.compile: auto takes it where results agree and a full batch is quicker, measured before serving; "
+        "needs a C++ compiler on the CPU. The code is kept in $TORCHINDUCTOR_CACHE_DIR, or ringbatch/torch in the user's cache folder "
+        "(default off)",
+    )  # fmt: skip
+    flags.add_sizes(p)
+    p.add_argument(
+        "--tolerance", type=float,
+        help="how far results of a row may differ in a batch from those alone, as a part of the largest number (default 0.001; "
+        "0.02 on a GPU, and with 16 bits or a quantized model)",
+    )  # fmt: skip
+    p.add_argument(
+        "--no_check", action="store_false", dest="check",
+        help="serve also a model whose rows give other results in a batch than alone, or whose outputs are others than --output says (not "
+        "where inputs vary)",
+    )  # fmt: skip
+    p.add_argument("--depth", type=int, default=2, help="batches in flight (default 2)")
+    p.add_argument("--processes", type=int, default=1, help="worker processes; one that dies is started again (default 1)")
+    p.add_argument("--socket", help="the broker's control socket")
+    p.add_argument("--alone", type=int, metavar="ROWS", help="no broker: run full batches of own data, one for each byte on standard input")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    a, settings = flags.parse(parser(), argv)
+    try:
+        if a.processes > 1 and importlib.util.find_spec("torch"):
+            return several(a.processes, a.socket)  # which import torch; this one need not
+        with kept_bytecode() if a.compile != "off" else contextlib.nullcontext():
+            from ..torch.serving import serve_file
+    except ModuleNotFoundError as e:
+        return flags.say_missing("torch", e)
+    except (errors.Error, OSError) as e:
+        print(f"ringbatch torch: {type(e).__name__}: {e}", file=sys.stderr)
+        return 1
+    return serve_file(a, settings)
+
+
+def main_and_exit() -> None:
+    status = main()
+    sys.stdout.flush()
+    # Not through the interpreter's end: after a lost context the driver's own
+    # clean-up can hang.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main_and_exit()

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module without a broker: the upper bound that served batches are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import torch
+
+from ..worker.axes import FIXED, Axes, Output
+from ..worker.ring import Rows
+from .lanes import Engine
+from .planes import Plane
+from .preparing import example_rows, output_texts, prepare
+from .process import device_of, settle_memory, short_sleeps
+from .specs import input_of, parse_spec
+
+
+def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: Callable[[], bool], done: Callable[[], Any],
+        **o: Any) -> None:
+    """The upper bound: full batches from this process's own pinned memory, no broker.
+
+    Before each batch is waited for go_on is asked, and ends everything by
+    returning False; done is called when it is done. As many batches are in
+    flight as a worker would have.
+    """
+    device = device_of(o.pop("device", None))
+    depth, graphs = o.pop("depth", 2), o.pop("cuda_graphs", None)
+    short_sleeps()
+    axes = Axes(list(map(input_of, inputs)), None)
+    compute, _, full = prepare(module, axes, device, rows=rows, graphs=graphs, **o)
+    slots = depth * rows
+    numbers = torch.arange(slots, dtype=torch.int32)
+
+    def plane(text: str) -> Plane:
+        _, dtype, shape, variable = parse_spec(text)
+        host = torch.rand((slots, int(torch.Size(shape).numel()))).to(dtype)
+        return Plane(shape, variable, host.pin_memory() if device.type == "cuda" else host)
+
+    specs = [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)]
+    engine = Engine(compute, specs, rows, device, depth, graphs, full=full)
+    largest = [Output(tuple(y.shape[1:]), (FIXED,) * (y.dim() - 1)) for y in compute(example_rows(axes, False, device))]
+    outputs = output_texts(compute, largest, axes.inputs, axes, False, device)
+    engine.bind([plane(s) for s in inputs], [plane(s) for s in outputs])
+    settle_memory()
+    shapes = [shape for _, shape in specs]
+    batches = [Rows(rows, numbers[n * rows :].data_ptr(), [(n * rows, 0, rows)], shapes) for n in range(depth)]
+    with engine.current():
+        for lane, batch in zip(engine.lanes, batches):
+            lane.start(batch)
+        while True:
+            for lane, batch in zip(engine.lanes, batches):
+                if not go_on():
+                    return
+                lane.wait()
+                done()
+                lane.release()
+                lane.start(batch)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trials of a module before it is served: its rows must stay apart, and its outputs must be those declared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from .. import errors
+from ..worker import trials
+from ..worker.axes import FIXED, UNKNOWN, Axes, Output
+from .lanes import failure
+from .module_call import Module, numpy_types
+
+CHECKED_ROWS = 3
+
+# An output as it was declared: its name, its largest shape and its variable dimensions.
+Declared = tuple[str, tuple[int, ...], tuple[int, ...]]
+
+
+def outputs_of_one_row(tried: Module, axes: Axes) -> list[Output]:
+    """Nothing where the module does not take what it is tried with: then nothing is known."""
+    try:
+        return trials.settle(tried, axes.inputs, numpy_types(axes.inputs), {}, False, [], trials.TOLERANCE)[1]
+    except errors.Invalid:
+        raise
+    except Exception:
+        return []
+
+
+def fit(declared: Sequence[Declared], found: Sequence[Output]) -> list[Output]:
+    """The outputs as somebody declared them, with what was found out of their sizes."""
+    if len(declared) != len(found):
+        gives = " and ".join(str(list(o.largest)) for o in found)
+        raise errors.Invalid(f"the module gives {len(found)} output{'s' * (len(found) != 1)}, {gives}, and {len(declared)} are declared")
+    return [_fit(*d, f) for d, f in zip(declared, found)]
+
+
+def _fit(name: str, shape: tuple[int, ...], variable: tuple[int, ...], found: Output) -> Output:
+    if not variable and not found.variable and math.prod(shape) == math.prod(found.largest):
+        return Output(shape, (FIXED,) * len(shape))  # the same numbers in another shape: [10,1] as [10]
+    text = ",".join(f"<={n}" if d in variable else str(n) for d, n in enumerate(shape))
+    but = f"output {name!r} is declared as [{text}], and the module gives {list(found.largest)}"
+    if len(shape) != len(found.largest):
+        raise errors.Invalid(f"{but}: declare it with {len(found.largest)} dimensions, not {len(shape)}")
+    for d in found.variable:
+        if d not in variable:
+            raise errors.Invalid(f"{but}: dimension {d} varies with the inputs; declare it so, <={found.largest[d]}")
+    for d, (n, most) in enumerate(zip(shape, found.largest)):
+        if n < most or (n > most and d not in variable):
+            raise errors.Invalid(f"{but}: dimension {d} is {most}, not {n}")
+    follows = [UNKNOWN if d in variable and f == FIXED else f for d, f in enumerate(found.follows)]
+    return Output(shape, tuple(follows))
+
+
+def refuse_mixed_rows(tried: Module, axes: Axes, most: int, tolerance: float, outputs: Sequence[Output], exact: bool) -> None:
+    """Of a module that takes one row."""
+    rows = min(CHECKED_ROWS, most)
+    xs = trials.example(axes.inputs, axes.shapes(axes.largest()), numpy_types(axes.inputs), rows)
+    try:
+        tried.run(xs, None)
+    except Exception as e:
+        if isinstance(e, errors.Error) or _of_the_machine(e):
+            raise
+        raise errors.Invalid(
+            f"the module takes one row, and fails with {rows}: a batch of 1 is fixed in it, in the shape of a view, say. "
+            f"Make it for any number of rows, or serve single rows (--max_batch_size=1). {failure(e)}"
+        ) from None
+    trials.refuse_mixed_rows(tried, xs, tolerance, outputs, exact=exact)
+
+
+_MACHINE = ("out of memory", "can't allocate memory", "CUDA error", "CUDA driver", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error")
+
+
+def _of_the_machine(e: Exception) -> bool:
+    """Rather than of the module: at another time the same may work. By the text: most versions of PyTorch have RuntimeErrors only."""
+    return isinstance(e, (MemoryError, OSError)) or any(text in str(e) for text in _MACHINE)
+
+
+def tolerance(module: object, coarse: bool) -> float:
+    """How far results may differ, as a part of the largest number. coarse: it is known that 16 bits are computed with."""
+    return trials.HALF_TOLERANCE if coarse or is_quantized(module) or _has_16_bits(module) else trials.TOLERANCE
+
+
+def is_quantized(module: object) -> bool:
+    """Whether it may be quantized by the largest number of a batch, so that each row depends a little on the others."""
+    if not isinstance(module, torch.nn.Module):
+        return False
+    if any(t.is_quantized for t in _tensors(module)):
+        return True
+    if isinstance(module, torch.jit.ScriptModule):
+        return "quantized::" in str(module.inlined_graph)
+    parts = list(module.modules())
+    operations = (str(n.target) for p in parts if isinstance(p, torch.fx.GraphModule) for n in p.graph.nodes)
+    return any("quantized" in name for name in (*(type(p).__module__ for p in parts), *operations))
+
+
+def _has_16_bits(module: object) -> bool:
+    """Whether it has numbers of 16 bits or fewer to compute with, or operations on such."""
+    if not isinstance(module, torch.nn.Module):
+        return False
+    # By the type: a lazy parameter has no elements yet, and does not tell their size.
+    if any(t.is_floating_point() and t.dtype.itemsize <= 2 for t in _tensors(module)):
+        return True
+    graph = str(module.inlined_graph) if isinstance(module, torch.jit.ScriptModule) else ""
+    return any(sign in graph for sign in (": Half(", ": BFloat16("))  # weights too, where it was frozen
+
+
+def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]

@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches in flight on a device.
+
+A lane is room for one batch. While one computes, the inputs of the next are
+copied on a stream of their own:
+
+    copy stream      in A │ in B │        │ in C …
+    compute stream        │ A, out A      │ B, out B …
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import itertools
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..worker.axes import FIXED, UNKNOWN, Axes, Output, Point
+from ..worker.lost_gpu import lost
+from ..worker.ring import RingBatch, Rows
+from .mover import Mover
+from .planes import Plane
+
+# Few runs of rows are copied one by one, and so are large ones: the copy engine takes no
+# multiprocessors from the batches that compute. Others are gathered by a kernel, which is
+# done sooner and launched at once (docs/results/serve.md).
+FEW_RUNS, LARGE_RUN = 8, 256 << 10
+
+
+def copied(runs: int, size: int) -> bool:
+    """Whether so many runs of rows, with so many bytes in all, go by copies."""
+    return runs <= FEW_RUNS or size >= runs * LARGE_RUN
+
+
+# While a batch is on the device it is looked at this often at least. A
+# blocking wait in the driver wakes up later than that.
+POLL_NS = 20_000
+
+# Shortly before a batch should be done it is looked at all the time, from a
+# quarter of its time, at most this, before to as much after: as long as a
+# worker without a batch spins (spinFor in worker/batch.go).
+MOST_SPIN_NS = 1_000_000
+
+# Where another batch is queued behind it the device does not wait for us: then
+# looking all the time would be most of a worker's CPU time (docs/results/gpu.md).
+MOST_SLEEP_NS = 1_000_000
+
+MOST_GRAPHS = 128  # of a lane: further shapes have their kernels launched one by one
+
+
+def doublings(most: int) -> list[int]:
+    """1, 2, 4 and so on, and the largest."""
+    return [*(2**i for i in range(most.bit_length()) if 2**i < most), most]
+
+
+def recorded_sizes(most: int) -> list[int]:
+    """The numbers of rows that graphs are recorded for; others run in the next larger one.
+
+    Four in each doubling: 17 rows in a graph of 32 would compute 15 for nobody.
+    """
+    found, size = [], 1
+    while size < most:
+        found.append(size)
+        size += min(size, max(2, 1 << max(0, size.bit_length() - 3)))
+    return [*found, most]
+
+
+class Lane:
+    """Buffers for one batch. On the CPU everything happens at once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        device, most = engine.device, engine.max_rows
+        self.inputs = [torch.zeros(most * math.prod(shape), dtype=dtype, device=device) for dtype, shape in engine.specs]
+        self.began = 0  # when it was given its batch
+        self.over = True  # the device is done with it
+        self.keep: list[torch.Tensor] = []  # results must live until the device has written them
+        if device.type == "cuda":
+            self.slots = torch.zeros(most, dtype=torch.int32, pin_memory=True)  # the kernels read it in place
+            # Within device memory they would wait for that: there they read a copy.
+            self.near = torch.zeros(most, dtype=torch.int32, device=device)
+            self.near_at = self.near.data_ptr()
+            self.slots_at, self.inputs_at = self.slots.data_ptr(), [x.data_ptr() for x in self.inputs]
+            self.arrived, self.finished = torch.cuda.Event(), torch.cuda.Event()
+        # The true sizes of padded rows, on their way to the buffer behind those of the inputs.
+        self.sizes = torch.zeros((most, len(engine.axes)), dtype=torch.int64, pin_memory=device.type == "cuda") if engine.sized else None
+        self.graphs: dict[tuple[int, Point], tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]] = {}
+
+    def view(self, k: int, rows: int, shape: tuple[int, ...]) -> torch.Tensor:
+        return self.inputs[k][: rows * math.prod(shape)].view(rows, *shape)
+
+    def submit(self, batch: RingBatch) -> None:
+        """Queues everything of a batch. The compute stream is the current one."""
+        dims = self.start(batch)
+        if dims is not None:
+            batch.set_rows_dims(dims)
+
+    def start(self, rows: Rows) -> np.ndarray | None:
+        """Queues some rows; gives the sizes of the outputs' variable dimensions for each."""
+        self.began, self.over = time.monotonic_ns(), False
+        e = self.engine
+        e.newest = self
+        point, true = self._true_sizes(rows)
+        if e.device.type != "cuda":
+            return self._on_cpu(rows, true)
+        ctypes.memmove(self.slots_at, rows.slots_at, 4 * rows.rows)
+        if e.near and len(rows.runs) > 1:
+            e.mover.copy(e.copies_at, self.near_at, self.slots_at, 4 * rows.rows)
+        for plane, to, shape in zip(e.inputs, self.inputs_at, rows.shapes):
+            size = math.prod(shape) * plane.rows.element_size()
+            if copied(len(rows.runs), rows.rows * size) and size == plane.stride and not (plane.on_device and len(rows.runs) > 1):
+                for slot, row, n in rows.runs:
+                    e.mover.copy(e.copies_at, to + row * size, plane.base + slot * size, n * size)
+            else:
+                e.mover.gather(e.copies_at, to, plane.base, plane.stride, self._numbers(plane), size, rows.rows, plane.on_device)
+        if self.sizes is not None:
+            e.mover.copy(e.copies_at, self.inputs_at[-1], self.sizes.data_ptr(), rows.rows * self.sizes.stride(0) * 8)
+        self.arrived.record(e.copies)
+        e.computing.wait_event(self.arrived)
+        dims = self._write(self._compute(rows, point), rows, true)
+        self.finished.record(e.computing)
+        return dims
+
+    def _true_sizes(self, rows: Rows) -> tuple[Point, np.ndarray | None]:
+        """The sizes that the rows share, and their own; those are also put where the module's inputs are made of them."""
+        e = self.engine
+        if not e.axes:
+            return (), None
+        point = e.axes.point(rows.shapes)
+        true = np.broadcast_to(point, (rows.rows, len(point))) if rows.sizes is None else e.axes.of_rows(rows.sizes)
+        if self.sizes is not None:
+            self.sizes.numpy()[: rows.rows] = true
+        return point, true
+
+    def _compute(self, rows: Rows, point: Point) -> list[torch.Tensor]:
+        e = self.engine
+        size = next((s for s in e.graph_sizes if s >= rows.rows), 0)
+        recorded = self.graphs.get((size, point))
+        if recorded is None:
+            return e.computes(rows.rows)(self._views(rows))
+        graph, outputs = recorded
+        graph.replay()
+        return outputs
+
+    def _views(self, rows: Rows) -> list[torch.Tensor]:
+        """What the module is given: the inputs, and the true sizes if it wants them."""
+        views = [self.view(k, rows.rows, shape) for k, shape in enumerate(rows.shapes)]
+        return [*views, self.view(-1, rows.rows, (len(self.engine.axes),))] if self.sizes is not None else views
+
+    def _write(self, outputs: list[torch.Tensor], rows: Rows, true: np.ndarray | None) -> np.ndarray | None:
+        e = self.engine
+        for plane, flat in zip(e.outputs, self._flat(outputs, rows, true)):
+            self.keep.append(flat)
+            size = flat.shape[1] * flat.element_size()
+            if len(rows.runs) == 1 and size == plane.stride:
+                e.mover.copy(e.computing_at, plane.base + rows.runs[0][0] * size, flat.data_ptr(), size * rows.rows)
+            else:
+                e.mover.scatter(e.computing_at, plane.base, plane.stride, flat.data_ptr(), self._numbers(plane), size, rows.rows,
+                    plane.on_device)
+        return self._dims(outputs, rows, true)
+
+    def _numbers(self, plane: Plane) -> int:
+        """Where the kernels that move rows of a plane read the slot numbers."""
+        return self.near_at if plane.on_device else self.slots_at
+
+    def _flat(self, outputs: list[torch.Tensor], rows: Rows, true: np.ndarray | None) -> list[torch.Tensor]:
+        """The outputs as the ring wants them: a row each, and without the padding that is inside of it."""
+        flat = []
+        for plane, shape, y in zip(self.engine.outputs, self.engine.shapes, outputs):
+            y = y[: rows.rows].to(plane.rows.dtype)
+            lines = y.reshape(rows.rows, -1).contiguous()
+            if true is not None and shape.known and not shape.prefix:
+                lines = torch.empty_like(lines)
+                for i, sizes in enumerate(true.tolist()):
+                    own = shape.shape(tuple(sizes))
+                    lines[i, : math.prod(own)] = y[i][tuple(map(slice, own))].reshape(-1)
+            flat.append(lines)
+        return flat
+
+    def _dims(self, outputs: list[torch.Tensor], rows: Rows, true: np.ndarray | None) -> np.ndarray | None:
+        """Of each row: the sizes of the outputs' variable dimensions."""
+        columns = []
+        for shape, y in zip(self.engine.shapes, outputs):
+            for d in shape.variable:
+                follows = shape.follows[d]
+                columns.append(true[:, follows] if true is not None and follows != UNKNOWN else np.full(rows.rows, y.shape[1 + d]))
+        return np.stack(columns, axis=1) if columns else None
+
+    def _on_cpu(self, rows: Rows, true: np.ndarray | None) -> np.ndarray | None:
+        e = self.engine
+        slots = torch.tensor((ctypes.c_uint32 * rows.rows).from_address(rows.slots_at), dtype=torch.int64)
+        xs = self._views(rows)
+        for plane, x in zip(e.inputs, xs):
+            flat = x.view(rows.rows, -1)
+            torch.index_select(plane.rows[:, : flat.shape[1]], 0, slots, out=flat)
+        if self.sizes is not None:
+            xs[-1].copy_(self.sizes[: rows.rows])
+        ys = e.compute(xs)
+        for plane, flat in zip(e.outputs, self._flat(ys, rows, true)):
+            plane.rows[:, : flat.shape[1]].index_copy_(0, slots, flat)
+        return self._dims(ys, rows, true)
+
+    def done(self) -> bool:
+        try:
+            self.over = self.engine.device.type != "cuda" or self.finished.query()
+        except RuntimeError as e:
+            raise lost(e) from e
+        return self.over
+
+    def wait(self) -> None:
+        while not self.done():
+            patience = self.patience()
+            if patience:
+                time.sleep(patience / 1e9)
+            else:
+                os.sched_yield()
+
+    def patience(self) -> int:
+        """How long to leave the device alone, nanoseconds; 0 shortly before the batch should be done."""
+        e = self.engine
+        left = max(self.began, e.last) + e.took - time.monotonic_ns()
+        if e.newest is not self:
+            return max(POLL_NS, min(max(left // 2, e.took // 32), MOST_SLEEP_NS))
+        spin = min(e.took // 4, MOST_SPIN_NS)
+        return 0 if -spin < left < spin else max(POLL_NS, min((left - spin) // 8, MOST_SLEEP_NS))
+
+    def release(self) -> None:
+        """Its results may go. After an error or Ctrl-C the device is waited for: it may still write into the batch's slots."""
+        if not self.over:
+            self.engine.check()
+        self.keep = []
+        self.engine.ended(self)
+
+    def example(self, size: int, point: Point) -> list[torch.Tensor]:
+        """The buffers of so many rows, where the axes have these sizes."""
+        shapes = [shape for _, shape in self.engine.specs]
+        if self.engine.axes:
+            shapes[: len(self.engine.axes.inputs)] = self.engine.axes.shapes(point)
+        xs = [self.view(k, size, shape) for k, shape in enumerate(shapes)]
+        if self.sizes is not None:
+            xs[-1].copy_(torch.tensor(point).expand(size, -1))
+        return xs
+
+    def capture(self, sizes: list[int], pool: Any) -> None:
+        """Records the model once per batch size and bucket, over this lane's buffers."""
+        e = self.engine
+        for point, size in itertools.islice(itertools.product(e.points, sizes), MOST_GRAPHS):
+            graph = torch.cuda.CUDAGraph()
+            xs = self.example(size, point)
+            compute = e.computes(size)
+            if self is e.lanes[0]:
+                compute(xs)  # what it makes at its first run of a size cannot be recorded
+            # Not torch.cuda.graph: it empties the allocator's cache each time, and there are many.
+            graph.capture_begin(pool=pool)
+            try:
+                outputs = compute(xs)
+            finally:
+                graph.capture_end()
+            self.graphs[size, point] = (graph, outputs)
+
+
+class Engine:
+    """A module with its lanes, warmed up. It needs no ring yet: what attaches is ready to run."""
+
+    def __init__(
+        self, compute: Callable[[list[torch.Tensor]], list[torch.Tensor]], specs: list[tuple[torch.dtype, tuple[int, ...]]],
+        max_rows: int, device: torch.device, lanes: int, graphs: bool | None,
+        axes: Axes | None = None, shapes: list[Output] | None = None, sized: bool = False,
+        full: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None,
+    ) -> None:  # fmt: skip
+        """graphs: None records them where that works and gives the same results. full: computes full batches, and no others.
+
+        axes, shapes: the sizes that vary, and what the outputs make of them.
+        sized: compute takes the true sizes of the rows as one more input.
+        """
+        self.axes, self.shapes, self.sized = axes or Axes([], None), shapes or [], sized
+        self.points = self.axes.points()  # the sizes that will come
+        specs = [*specs, (torch.int64, (len(self.axes),))] if sized else specs
+        self.compute, self.specs, self.max_rows, self.device, self.full = compute, specs, max_rows, device, full
+        self.inputs: list[Plane] = []
+        self.outputs: list[Plane] = []
+        self.near = False  # some plane is in device memory
+        self.graph_sizes: list[int] = []
+        self.took = self.last = 0  # how long the last batch took, and when it was done
+        self.newest: Lane | None = None  # what was given a batch last
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # streams, events and our kernels go by the current one
+            # The copy stream goes first where both want the device.
+            self.copies, self.computing = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device)
+            self.copies_at, self.computing_at = self.copies.cuda_stream, self.computing.cuda_stream
+        self.lanes = [Lane(self) for _ in range(lanes)]
+        with self.current():
+            self._warm_up(doublings(max_rows))
+            if device.type == "cuda":
+                self.mover = Mover()
+                if graphs is not False:
+                    self._record(recorded_sizes(max_rows), optional=graphs is None)
+
+    def current(self) -> Any:
+        """Makes the compute stream the current one; submit wants it so."""
+        return torch.cuda.stream(self.computing) if self.device.type == "cuda" else contextlib.nullcontext()
+
+    def computes(self, rows: int) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+        """What runs a batch of so many rows."""
+        return self.full if self.full is not None and rows == self.max_rows else self.compute
+
+    def bind(self, inputs: list[Plane], outputs: list[Plane]) -> None:
+        """Says where the rows of batches lie."""
+        self.inputs, self.outputs = inputs, outputs
+        self.near = any(p.on_device for p in inputs + outputs)
+        if outputs and not self.shapes:
+            self.shapes = [Output(p.shape, tuple(UNKNOWN if d in p.variable else FIXED for d in range(len(p.shape)))) for p in outputs]
+        if not all(s.known for s in self.shapes):
+            self.graph_sizes = []  # what is recorded has outputs of one size
+
+    def check(self) -> None:
+        """Waits for the device, which is lost if that fails."""
+        if self.device.type == "cuda":
+            try:
+                torch.cuda.synchronize(self.device)
+            except RuntimeError as e:
+                raise lost(e) from e
+
+    def ended(self, lane: Lane) -> None:
+        now = time.monotonic_ns()
+        self.took, self.last = now - max(lane.began, self.last), now
+
+    def _warm_up(self, sizes: list[int]) -> None:
+        """Runs the sizes that will come, so that the first requests don't pay for it."""
+        # TorchScript specialises on what it sees first, and compiles on the
+        # second run: the full batch comes first, and each size several times.
+        for point in self.points:
+            for size in [s for s in reversed(sizes) for _ in range(3)]:
+                self.computes(size)(self.lanes[0].example(size, point))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _record(self, sizes: list[int], optional: bool) -> None:
+        try:
+            pool = torch.cuda.graph_pool_handle()
+            gc.collect()  # not while it is recorded: what holds device memory may be among it
+            torch.cuda.synchronize(self.device)
+            for lane in self.lanes:
+                lane.capture(list(reversed(sizes)), pool)
+            torch.cuda.synchronize(self.device)
+            if optional:
+                self._compare(sizes)
+            self.graph_sizes = sizes if self.full is None else self._worth_it(sizes)
+        except (RuntimeError, ValueError) as e:
+            if not optional:
+                raise
+            torch.cuda.synchronize(self.device)
+            for lane in self.lanes:
+                lane.graphs.clear()
+            print(f"serving without CUDA graphs: {str(e).strip().splitlines()[0]}", file=sys.stderr)
+
+    def _compare(self, sizes: list[int]) -> None:
+        """Replays the smallest and the largest graph on random numbers: they must do what the module does."""
+        for size in (sizes[0], sizes[-1]):
+            xs = self.lanes[0].example(size, self.points[0])
+            for x in xs:
+                if x.is_floating_point():
+                    x.copy_(torch.rand_like(x))
+            graph, replayed = self.lanes[0].graphs[size, self.points[0]]
+            graph.replay()
+            if not agree(replayed, self.computes(size)(xs)):
+                raise ValueError("what was recorded gives other results than the module")
+
+
+    def _worth_it(self, sizes: list[int]) -> list[int]:
+        """Without those that take as long as a full batch: its code is better."""
+        took = {size: _time_of(self.lanes[0].graphs[size, self.points[0]][0]) for size in sizes}
+        return [size for size in sizes if size == sizes[-1] or took[size] < took[sizes[-1]]]
+
+
+def _time_of(graph: torch.cuda.CUDAGraph) -> float:
+    """Milliseconds of a replay, the best of some."""
+    ends = [torch.cuda.Event(enable_timing=True) for _ in range(6)]
+    for end in ends:
+        graph.replay()
+        end.record()
+    ends[-1].synchronize()
+    return min(a.elapsed_time(b) for a, b in zip(ends, ends[1:]))
+
+
+def failure(e: BaseException) -> str:
+    """What went wrong, in one line."""
+    return f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else 'no message'}"
+
+
+def agree(got: list[torch.Tensor], want: list[torch.Tensor]) -> bool:
+    """Whether results are the same but for rounding: within 2 % of the largest number, which is coarse for f32 and just enough for f16."""
+    return all(
+        y.shape == z.shape and torch.allclose(y.double(), z.double(), rtol=0.02, atol=0.02 * z.double().abs().max().item(), equal_nan=True)
+        for y, z in zip(got, want)
+    )

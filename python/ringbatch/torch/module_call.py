@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes that vary, for torch: padding, lengths and masks made on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+import torch
+
+from .. import errors
+from ..binding.tensors import NAMES, NUMPY
+from ..worker.axes import Axes, Extra, Input
+from .planes import DTYPES
+
+Compute = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+Call = Callable[[list[torch.Tensor], dict[str, torch.Tensor]], list[torch.Tensor]]
+
+
+def sized(call: Call, axes: Axes, extras: Sequence[Extra], pads: Sequence[float | None]) -> tuple[Compute, bool]:
+    """The module as a function of its inputs; True if the true sizes of the rows follow them, one column for each axis.
+
+    It is made of operations on the device only, so that a CUDA graph has them too.
+    """
+    if not extras and not any(pads):
+        return lambda xs: call(xs, {}), False
+
+    def compute(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+        *given, sizes = xs
+        column, ready = 0, []
+        for i, x, value in zip(axes.inputs, given, pads):
+            for d in i.variable:
+                if value:
+                    x = x.masked_fill(_padding(x, 1 + d, sizes[:, axes.axis_of(column)]), value)
+                column += 1
+            ready.append(x)
+        point = axes.point([x.shape[1:] for x in given])
+        named = {}
+        for e in extras:
+            true = sizes[:, e.axis]
+            named[e.name] = true if e.what == "lengths" else torch.arange(point[e.axis], device=true.device) < true[:, None]
+        return call(ready, named)
+
+    return compute, True
+
+
+def _padding(x: torch.Tensor, dimension: int, true: torch.Tensor) -> torch.Tensor:
+    """Which elements are behind the true sizes, in a shape that x is broadcast with."""
+    behind = torch.arange(x.shape[dimension], device=x.device) >= true[:, None]
+    return behind.view(len(x), *(x.shape[d] if d == dimension else 1 for d in range(1, x.dim())))
+
+
+class Module:
+    """A computation that is fed NumPy arrays, before serving."""
+
+    def __init__(self, compute: Compute, axes: Axes, sized: bool, device: torch.device) -> None:
+        self._compute, self._axes, self._sized, self._device = compute, axes, sized, device
+
+    def run(self, rows: Sequence[np.ndarray], true: Sequence[Sequence[int]] | None) -> list[np.ndarray]:
+        xs = [_tensor(x, i.kind).to(self._device) for x, i in zip(rows, self._axes.inputs)]
+        if self._sized:
+            point = self._axes.point([x.shape[1:] for x in rows])
+            xs.append(torch.tensor([point] * len(rows[0]) if true is None else true, dtype=torch.int64, device=self._device))
+        with torch.jit.optimized_execution(False):  # type: ignore[no-untyped-call, attr-defined, unused-ignore]
+            ys = self._compute(xs)  # TorchScript specialises on what it sees first: not on this
+        n = len(rows[0])
+        for y in ys:
+            if y.dim() == 0 or len(y) != n:
+                raise errors.Invalid(f"{n} rows went in, and a tensor of shape {list(y.shape)} came out: what is served takes rows and "
+                    "gives as many")
+        return [(y.float() if y.is_floating_point() else y).cpu().numpy() for y in ys]
+
+
+def _tensor(x: np.ndarray, kind: str) -> torch.Tensor:
+    return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if kind == "bf16" else torch.from_numpy(x)
+
+
+def numpy_types(inputs: Sequence[Input]) -> list[np.dtype]:
+    return [np.dtype(NUMPY[NAMES.index(i.kind)]) for i in inputs]
+
+
+def torch_types(inputs: Sequence[Input]) -> list[torch.dtype]:
+    return [DTYPES[NAMES.index(i.kind)] for i in inputs]
+
+
+def named_call(module: Callable[..., Any], prepare: Callable[[torch.Tensor], torch.Tensor]) -> Call:
+    """Calls the module with tensors that were prepared, and gives a list."""
+
+    @torch.inference_mode()
+    def call(xs: list[torch.Tensor], named: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        y = module(*map(prepare, xs), **named)
+        ys = list(y) if isinstance(y, (tuple, list)) else [y]
+        if not all(isinstance(y, torch.Tensor) for y in ys):
+            raise errors.Invalid(f"the module gives a {type(y).__name__}: want a tensor, or a tuple of tensors; wrap it in a module that "
+                "picks them")
+        for y in ys:
+            if y.is_nested:
+                raise errors.Invalid("the module gives a nested tensor: wrap it in a module that makes it dense, with to_padded_tensor()")
+            if y.layout != torch.strided:
+                raise errors.Invalid(f"the module gives a tensor that is not dense ({y.layout}): wrap it in a module that makes it so, "
+                    "with to_dense()")
+        return ys
+
+    return call

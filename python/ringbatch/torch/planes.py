@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ring's memory as torch sees it: its planes as tensors, pinned where they are in host memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from .. import errors
+from ..binding.tensors import NAMES, Tensor
+from ..worker.ring import Ring
+
+# By rb_dtype, as NAMES.
+DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+          torch.float16, torch.bfloat16, torch.float32, torch.float64)  # fmt: skip
+
+
+@dataclass
+class Plane:
+    """One tensor of the model, over all slots of the ring, a row per slot."""
+
+    shape: tuple[int, ...]  # of a row, the largest
+    variable: tuple[int, ...]  # its variable dimensions
+    rows: torch.Tensor  # [slots, elements], in device memory or in host memory that the GPU knows by the same address
+
+    def __post_init__(self) -> None:
+        self.base, self.stride = self.rows.data_ptr(), self.rows.stride(0) * self.rows.element_size()  # in bytes
+        self.on_device = self.rows.is_cuda
+
+
+class Planes:
+    """All tensors of a ring, in memory that a GPU may read and write in place."""
+
+    def __init__(self, ring: Ring, device: torch.device) -> None:
+        self._base = 0
+        sides = ring.signature.inputs, ring.signature.outputs
+        if device.type == "cuda" and any(not t.on_device for side in sides for t in side):
+            # Once for the whole ring; from then on copies are asynchronous
+            # and kernels reach it directly.
+            base, size = ring.mapping.base, ring.mapping.bytes
+            status = int(torch.cuda.cudart().cudaHostRegister(base, size, 3))  # portable, mapped
+            if status != 0:
+                raise errors.NoMemory(f"cudaHostRegister of {size >> 20} MiB: error {status}")
+            self._base = base
+        self.inputs, self.outputs = ([_plane(ring, t) for t in side] for side in sides)
+
+    def close(self) -> None:
+        """Unpins the memory. Nothing on the device may use it any more."""
+        if self._base:
+            torch.cuda.cudart().cudaHostUnregister(self._base)
+            self._base = 0
+
+
+def _plane(ring: Ring, t: Tensor) -> Plane:
+    count = math.prod(t.shape)
+    if t.on_device:
+        return Plane(t.shape, t.variable, ring.mapping.plane(t)[: ring.slots].view(ring.slots, count))
+    host = torch.frombuffer(ring.mapping.memory, dtype=DTYPES[NAMES.index(t.kind)], count=ring.slots * count, offset=t.offset)
+    return Plane(t.shape, t.variable, host.view(ring.slots, count))

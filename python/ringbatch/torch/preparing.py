@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module made ready to serve: placed on its device, and compiled or frozen where that is right."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import torch
+
+from .. import errors
+from ..worker.axes import Axes, Extra, Input, Output
+from ..worker.code_cache import cache_folder, kept_bytecode
+from . import checks, compiling, kept_code, loading
+from .fingerprint import fingerprint
+from .lanes import agree, failure
+from .module_call import Compute, named_call, sized, torch_types
+from .planes import DTYPES, NAMES
+
+
+def prepare(
+    module: Callable[..., Any], axes: Axes, device: torch.device, half: bool, bfloat16: bool, channels_last: bool, freeze: bool,
+    extras: Sequence[Extra] = (), pads: Sequence[float | None] = (), compile: str = "off", rows: int = 1, graphs: bool | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> tuple[Compute, bool, Compute | None]:  # fmt: skip
+    """The module as a function of device tensors, in the precision asked for; True if the true sizes of the rows follow its inputs.
+
+    The third is code that was compiled for full batches only, where there is some.
+    """
+    dtype = torch.float16 if half else torch.bfloat16 if bfloat16 else None
+    if compile not in compiling.MODES:
+        raise errors.Invalid(f"compile is {compile!r}, must be one of {', '.join(compiling.MODES)}")
+    if loading.is_exported(module):
+        if dtype is not None or channels_last:
+            raise errors.Invalid("an exported program keeps the precision and the layout that it was exported with: export it so")
+    elif isinstance(module, torch.nn.Module):
+        placed: Any = module.eval().to(device)
+        if dtype is not None:
+            placed = placed.to(dtype)
+        if channels_last:
+            placed = placed.to(memory_format=torch.channels_last)
+        module = placed
+
+    def ready(x: torch.Tensor) -> torch.Tensor:
+        if dtype is not None and x.is_floating_point():
+            x = x.to(dtype)
+        return x.contiguous(memory_format=torch.channels_last) if channels_last and x.dim() == 4 else x
+
+    def prepared(called: Callable[..., Any]) -> tuple[Compute, bool]:
+        return sized(named_call(called, ready), axes, extras, pads)
+
+    plain, sized_too = prepared(module)
+    if compile != "off" and not isinstance(module, torch.jit.ScriptModule):
+        recorded, within = device.type == "cuda" and graphs is not False, checks.tolerance(module, dtype is not None)
+        one_size = recorded and not axes  # code for one number of rows is better code, and sooner made
+        examples = [example_rows(axes, sized_too, device, n) for n in ([rows] if one_size else sorted({rows, 1}, reverse=True))]
+
+        where = torch.cuda.get_device_name(device) if device.type == "cuda" else device
+        of = where, module, compiling.code_of(module), [(tuple(x.shape), x.dtype) for x in examples[0]], dtype, channels_last, one_size
+
+        # After a first run, which may import more, and before compiling, which does: what is imported is part of it.
+        plain(examples[0])
+        state = fingerprint(module) if one_size and isinstance(module, torch.nn.Module) else None
+
+        def right(code: Callable[..., Any]) -> bool:
+            return compiling.differ_at_most(within, named_call(code, ready)(examples[0], {}), plain(examples[0]))
+
+        def read(folder: str) -> bool:
+            return state is None or kept_code.is_kept(f"{of} {device}", state, folder)
+
+        @torch.inference_mode()
+        def compiled() -> Compute:
+            with compiling.constant_weights() if one_size else contextlib.nullcontext():
+                if state is not None and isinstance(module, torch.nn.Module):
+                    code = kept_code.load_or_compile(module, list(map(ready, examples[0])), f"{of} {device}", state, cache_folder(), right)
+                else:
+                    code = torch.compile(module, dynamic=not one_size)
+                found, _ = prepared(code)
+                found(examples[0])
+            return found
+
+        with kept_bytecode():
+            found = compiling.choose(compile, plain, compiled, examples, within, recorded, of, read, stopped)
+        return (plain, sized_too, found) if one_size else (found or plain, sized_too, None)
+    if compile != "off":
+        print("serving TorchScript, which cannot be compiled: export the module (.pt2), or name what makes it (package.module:name)",
+            file=sys.stderr)
+    if not freeze or not isinstance(module, torch.jit.ScriptModule):
+        return plain, sized_too, None
+    try:
+        frozen, _ = prepared(_frozen(module, device))
+        xs = example_rows(axes, sized_too, device)
+        for _ in range(3):  # TorchScript compiles on the second run
+            if not agree(frozen(xs), plain(xs)):
+                raise ValueError("that gives other results")
+    except (RuntimeError, AttributeError, ValueError) as e:  # it changes its parameters, or was frozen before, or …
+        print(f"serving the module as it is, not frozen: {failure(e)}", file=sys.stderr)
+        return plain, sized_too, None
+    return frozen, sized_too, None
+
+
+def _frozen(module: torch.jit.ScriptModule, device: torch.device) -> torch.jit.ScriptModule:
+    """With constants for parameters: batch norms go into the convolutions before them, and on a GPU what is added and clipped after."""
+    frozen = torch.jit.freeze(module)
+    return torch.jit.optimize_for_inference(frozen) if device.type == "cuda" else frozen
+
+
+def example_rows(axes: Axes, sized: bool, device: torch.device, rows: int = 1) -> list[torch.Tensor]:
+    """Rows of the largest size: random numbers, or zeros where an input is not floating-point."""
+    make = {True: torch.rand, False: torch.zeros}
+    xs = [make[t.is_floating_point]((rows, *i.shape), dtype=t, device=device) for i, t in zip(axes.inputs, torch_types(axes.inputs))]
+    return [*xs, torch.tensor([axes.largest()] * rows, dtype=torch.int64, device=device)] if sized else xs
+
+
+def output_texts(
+    compute: Compute, shapes: Sequence[Output], inputs: Sequence[Input], axes: Axes, sized: bool, device: torch.device
+) -> list[str]:
+    """Runs one row. Floating-point outputs take the first input's type."""
+    first = torch_types(inputs[:1])[0]
+    ys = compute(example_rows(axes, sized, device))
+    texts = []
+    for k, (y, shape) in enumerate(zip(ys, shapes)):
+        dtype = first if y.is_floating_point() and first.is_floating_point else y.dtype
+        texts.append(shape.dims(NAMES[DTYPES.index(dtype)], "y" if len(ys) == 1 else f"y{k}"))
+    return texts

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ringbatch.torch.serve``: prepares a module, tries it, and serves it until it is stopped."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import torch
+
+from .. import errors
+from ..worker import trials
+from ..worker.axes import Axes, Output, add_buckets, extra_inputs, pad_values
+from ..worker.import_path import name_of
+from ..worker.lost_gpu import Lost
+from ..worker.refusal import report
+from ..worker.ring import Ring, keep_attached, run, worker_options
+from ..worker.signals import StopEvent, stop_on_signals
+from ..worker.worker import Ending
+from . import checks, compiling, loading
+from .alone import alone
+from .lanes import Engine, failure
+from .module_call import Module, numpy_types
+from .planes import Planes
+from .preparing import output_texts, prepare
+from .process import device_of, settle_memory, short_sleeps
+from .specs import input_of, parse_spec, placed
+
+DEFAULT_MAX_BATCH = 32  # the broker's, where nobody says otherwise
+
+
+def serve(
+    module: Callable[..., Any],
+    model: str,
+    *,
+    inputs: Sequence[str],
+    outputs: Sequence[str] | None = None,
+    device: str | torch.device | None = None,
+    half: bool = False,
+    bfloat16: bool = False,
+    channels_last: bool = False,
+    cuda_graphs: bool | None = None,
+    freeze: bool = True,
+    compile: str = "off",
+    lengths: str | None = None,
+    mask: str | None = None,
+    pad: Sequence[str] | str | float | None = None,
+    pad_sizes: bool = True,
+    check: bool = True,
+    tolerance: float | None = None,
+    depth: int = 2,
+    memory: str | None = None,
+    stop: threading.Event | None = None,
+    wait: float = 10.0,
+    **options: Any,
+) -> None:
+    """Attaches to the broker as a worker and runs the module until stop is set.
+
+    inputs and outputs are texts like "x:f32[3,224,224]", one row each; without
+    outputs the module is run once to find out. options are those of
+    ringbatch.worker, as max_batch_size=32, wait_time=0.005, and socket.
+    wait: seconds to wait for a broker that is not there yet. When the broker
+    is restarted the worker attaches again. Ctrl-C lets the batches that run
+    finish first; a second one does not.
+
+    cuda_graphs: True or False, or None: a torch.nn.Module is recorded if that
+    works and gives the same results. freeze: TorchScript may fold and fuse
+    operations; again only if the results agree. compile: "on" serves what
+    torch.compile makes of the module, "auto" if its results agree and it is
+    quicker for a full batch; the compiled code is kept for the next start.
+
+    lengths, mask: the argument of the module that takes the true sizes of padded
+    rows (int64, one per row), or their mask (bool, true where a row is); requests
+    do not bring it. pad: the value that the module knows padding by, or ["tokens=1"]
+    for single inputs. pad_sizes: round sizes up to buckets, powers of two unless buckets
+    says otherwise, if the module ignores padding (docs/sizes.md).
+    check: refuse a module whose rows do not give in a batch what they give alone,
+    or whose outputs are not those declared; where inputs vary the latter is refused
+    in any case, since padding is cut off by it. tolerance: how far results may
+    differ, as a part of the largest number; default 0.001, or 0.02 on a GPU and
+    where the module is quantized or computes with 16 bits.
+
+    memory: "device" has the tensors lie in the memory of the module's GPU, for
+    producers that have theirs there (docs/gpu.md); a single one says it itself:
+    "x:f16[3,224,224]@device", "y:f32[10]@host".
+    """
+    if str(options.get("ragged", False)).lower() == "true":
+        raise errors.Invalid("a module is given one tensor of all rows, and ragged rows have none in common: use @ringbatch.worker")
+    trials.refuse_tolerance(tolerance)
+    where = device_of(device)
+    if cuda_graphs is None and not isinstance(module, torch.nn.Module):
+        cuda_graphs = False  # a function may do things that a replay would leave out
+    brought = list(map(input_of, inputs))
+    plain = Axes(brought, None)
+    extras, pads = extra_inputs(plain, lengths, mask), pad_values(pad, brought)
+    most = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
+    stop = stop or threading.Event()
+    try:
+        compute, takes_sizes, full = prepare(
+            module, plain, where, half, bfloat16, channels_last, freeze, extras, pads, compile, most, cuda_graphs, stop.is_set
+        )
+    except compiling.Stopped:
+        return
+    exact = tolerance is None and not checks.is_quantized(module)
+    if tolerance is None:
+        tolerance = checks.tolerance(module, half or bfloat16 or where.type == "cuda")
+    tried = Module(compute, plain, takes_sizes, where)
+    axes, note = plain, ""
+    shapes: list[Output] = []
+    if plain or outputs is None:
+        axes, shapes, note = trials.settle(tried, brought, numpy_types(brought), options, pad_sizes, pads, tolerance)
+    elif check:
+        shapes = checks.outputs_of_one_row(tried, plain)
+    if note:
+        print(f"note: {note}", file=sys.stderr, flush=True)
+    if any(not a.buckets for a in axes.axes):
+        torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention builds a plan for every new size, which takes 40 ms
+    if outputs is None:
+        outputs = output_texts(compute, shapes, brought, plain, takes_sizes, where)
+    elif shapes:
+        shapes = checks.fit([(name, shape, variable) for name, _, shape, variable in map(parse_spec, outputs)], shapes)
+    if check and shapes and most > 1:
+        checks.refuse_mixed_rows(tried, plain, most, tolerance, shapes, exact)
+    add_buckets(options, axes)
+    signature = " -> ".join(" ".join(placed(text, memory, where) for text in side) for side in (inputs, outputs))
+    options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "torch"))
+    if where.type == "cuda":
+        options.setdefault("gpu", f"{where.index} {torch.cuda.get_device_name(where)}")
+    policy = worker_options(depth=depth, **options)
+    short_sleeps()
+    ended = Ending(stop)
+    specs = [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)]
+    # Before attaching: a worker that is still warming up would hold batches.
+    engine = Engine(compute, specs, most, where, depth, cuda_graphs, axes, shapes, takes_sizes, full)
+    settle_memory()
+
+    def attached(ring: Ring) -> None:
+        nonlocal engine
+        if ring.max_batch_size > engine.max_rows:  # the broker knows the model by larger batches
+            if full is not None:
+                print(f"serving the module as it is: it was compiled for {most} rows, and the broker has batches of {ring.max_batch_size}; "
+                      f"start with --max_batch_size={ring.max_batch_size}", file=sys.stderr, flush=True)  # fmt: skip
+            engine = Engine(compute, specs, ring.max_batch_size, where, depth, cuda_graphs, axes, shapes, takes_sizes)
+        planes = Planes(ring, where)
+        engine.bind(planes.inputs, planes.outputs)
+        print(f"serving {model}: {signature} on {options.get('gpu', where)}{axes.text()}", flush=True)
+        try:
+            with engine.current():
+                run(ring, engine.lanes, ended)
+        finally:
+            engine.bind([], [])
+            if not isinstance(sys.exc_info()[1], Lost):
+                engine.check()  # the device is done with the memory
+                planes.close()
+
+    with ended.on_ctrl_c():
+        keep_attached(lambda: Ring(model, signature, policy), attached, ended, wait)
+
+
+def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
+    """What ``ringbatch torch`` does."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.jit")  # TorchScript is what was asked for
+    how: dict[str, Any] = dict(
+        half=a.half, bfloat16=a.bfloat16, channels_last=a.channels_last, cuda_graphs=a.cuda_graphs, freeze=a.freeze,
+        compile=a.compile, depth=a.depth, device=a.device,
+    )  # fmt: skip
+    try:
+        if a.alone:
+            answers = os.dup(1)
+            os.dup2(2, 1)  # what is printed, here or by the module, would count as batches
+        module, told = loading.load(a.target, a.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        inputs = loading.inputs_of(a.target, told, a.input)
+        if a.alone:
+            alone(module, inputs, a.alone, lambda: os.read(0, 1) != b"", lambda: os.write(answers, b"."), **how)
+            return 0
+        stop = StopEvent()
+        stop_on_signals(stop)
+        name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
+        sizes: dict[str, Any] = dict(lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, **settings)
+        serve(module, name, inputs=inputs, outputs=a.output, check=a.check, tolerance=a.tolerance, memory=a.memory, stop=stop,
+            socket=a.socket, **how, **sizes)
+    except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
+        report("ringbatch torch", a.target, e, failure(e))
+        return 1
+    return 0

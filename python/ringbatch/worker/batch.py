@@ -1,0 +1,465 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``Batch``: the rows of some requests, which a worker's function runs together."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+from .. import errors
+from ..binding.ctypes_path import Columns
+from ..binding.device import DeviceMemory, is_device_array, owned_rows
+from ..binding.tensors import Tensor
+from ..binding.views import Life, released
+from . import debug_marks as unwritten
+from .lost_gpu import lost
+from .ring import Ring, RingBatch
+
+
+class Run(NamedTuple):
+    """Rows of a batch that lie one after the other in memory."""
+
+    slot: int
+    row: int
+    rows: int
+
+
+class Item(NamedTuple):
+    """One request of a batch: ``rows`` rows from ``row`` on."""
+
+    row: int
+    rows: int
+    deadline: float  # on time.monotonic(); 0 if it has none
+    committed: float
+    dims: tuple[int, ...]  # true sizes of the inputs' variable dimensions
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.row, self.row + self.rows)
+
+
+class Buffers:
+    """Arrays for batches that are not contiguous, used again and again."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[str, str, tuple[int, ...]], np.ndarray] = {}
+
+    def get(self, side: str, t: Tensor, rows: int, shape: tuple[int, ...]) -> np.ndarray:
+        key = (side, t.name, shape)
+        array = self._arrays.get(key)
+        if array is None or len(array) < rows:
+            array = self._arrays[key] = np.empty((rows, *shape), t.dtype)
+        return array[:rows]
+
+
+class _Lazy:
+    """An attribute that is made at its first use; functools.cached_property takes a lock before Python 3.12."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        made = owner.__dict__[self._name] = self._make(owner)
+        return made
+
+
+def _lazy(make: Callable[[Any], Any]) -> Any:
+    return _Lazy(make)
+
+
+class Batch:
+    """Some requests to be run together.
+
+    A *request* is what one client sent and what is answered, or fails, alone;
+    it has one row or more. A *row* is one item of every tensor, without the
+    batch dimension. The arrays are of rows; ``len(batch)`` and ``batch.rows``
+    count rows, and ``requests`` says which rows are whose.
+
+    ``inputs[name]`` and ``outputs[name]`` have all rows of the batch: views
+    into shared memory if the rows lie one after the other there, otherwise
+    copies in arrays of our own (outputs are put in place at the end). To do
+    without the copy use :attr:`runs`, :meth:`input_run` and :meth:`output_run`.
+    Inputs are read-only: a retry, or the next stage of a pipeline, reads them again.
+
+    With ``ragged=True`` an input of variable size is a list: one view for each
+    row, in the row's own size.
+
+    Of a tensor on the device they are tensors of torch on its GPU, used on torch's
+    current stream: the batch is answered when that is done. Torch has no read-only
+    tensors: ``inputs[name]`` is a copy on the GPU, ``input_run`` the shared memory.
+    """
+
+    _gathered: int | None = None  # the largest input that was gathered, if that is worth doing ahead
+    _gathered_bytes = 1 << 20  # as in the library
+
+    def __init__(self, ring: Ring, buffers: Buffers, batch: RingBatch, debug: bool = False) -> None:
+        self._sig, self._mapping, self._buffers = ring.signature, ring.mapping, buffers
+        self._raw = batch
+        self._debug = debug
+        if debug:
+            for t in self._on_host(self._sig.outputs):
+                for slot, _, rows in batch.runs:
+                    unwritten.mark(self._mapping.rows(t, slot, rows, t.shape))
+        self.rows: int = batch.rows
+        #: Rows of the arrays: ``rows``, or more if the worker asked for padding.
+        self.padded: int = batch.pad_to
+
+    # Made when needed: a small batch is done before a handful of objects is made.
+
+    _b: Any = _lazy(lambda batch: batch._raw.c)  # as C has it
+    _life: Life = _lazy(lambda batch: Life(batch._mapping.memory))
+    _scatter: list[tuple[int, np.ndarray]] = _lazy(lambda _: [])
+    _row_dims: dict[int, Sequence[int]] = _lazy(lambda _: {})  # sizes of the outputs' variable dimensions, where they were told
+    _asked: set[str] = _lazy(lambda _: set())  # outputs that the function touched, to write them
+    _failed: set[int] = _lazy(lambda _: set())  # requests
+
+    # The columns are made anew each time, their arrays are not: a batch that is
+    # forgotten goes at once, without the help of the garbage collector.
+    _made_in: dict[str, Any] = _lazy(lambda _: {})
+    _made_out: dict[str, Any] = _lazy(lambda _: {})
+
+    @property
+    def inputs(self) -> Columns:
+        """All rows of each input, by name."""
+        return Columns(self._sig.input_index, self._input, self._made_in)
+
+    @property
+    def outputs(self) -> Columns:
+        """All rows of each output, by name: write them."""
+        return Columns(self._sig.output_index, self._output, self._made_out)
+
+    @property
+    def id(self) -> int:
+        return self._b.id
+
+    def __len__(self) -> int:
+        """The number of rows, as of the arrays without their padding."""
+        return self.rows
+
+    @property
+    def requests(self) -> list[Item]:
+        n = self._sig.variable_inputs
+        return [
+            Item(m.row, m.rows, m.deadline / 1e9, m.committed / 1e9, tuple(m.dims[:n]))
+            for m in self._b.request[: self._b.requests]
+        ]
+
+    @property
+    def runs(self) -> list[Run]:
+        return [Run(*r) for r in self._raw.runs]
+
+    @property
+    def slots(self) -> np.ndarray:
+        """The slot of each row, for those who gather by index."""
+        return np.array((ctypes.c_uint32 * self.rows).from_address(self._raw.slots_at), np.intp)
+
+    def input_run(self, name: str, i: int) -> np.ndarray:
+        """Run i of an input, in place. Do not write it: on the device nothing prevents that."""
+        return self._run(self._sig.inputs, name, i)
+
+    def output_run(self, name: str, i: int) -> np.ndarray:
+        """Run i of an output, in place. Do not mix with ``outputs[name]``."""
+        self._asked.add(name)
+        return self._run(self._sig.outputs, name, i)
+
+    def input_shape(self, i: int, name: str) -> tuple[int, ...]:
+        """The true shape of request i's rows; in a bucketed model the array may be larger."""
+        return _find(self._sig.inputs, name).actual(self._b.request[i].dims)
+
+    def _run(self, side: list[Tensor], name: str, i: int) -> np.ndarray:
+        t = _find(side, name)
+        if t.variable and side is self._sig.inputs and self.ragged:
+            raise errors.Shape(f"the batch is ragged: the rows of {name!r} have no array in common; inputs[{name!r}] is a list of them")
+        if not 0 <= i < len(self._raw.runs):
+            raise errors.Invalid(f"run {i} of a batch of {len(self._raw.runs)}")
+        slot, _, rows = self._raw.runs[i]
+        found = self._mapping.rows(t, slot, rows, self._shape(t, side))
+        return self._life.view(_read_only(found) if side is self._sig.inputs else found)
+
+    def _shape(self, t: Tensor, side: list[Tensor]) -> tuple[int, ...]:
+        """Of a row: what the batch's inputs share; the maximum for outputs."""
+        return t.actual(self._b.dims) if side is self._sig.inputs else t.shape
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the arrays are the shared memory itself."""
+        return self._raw.pieces == 1 and self.padded == self.rows
+
+    @property
+    def ragged(self) -> bool:
+        """Whether requests of different sizes share this batch."""
+        return bool(self._b.ragged)
+
+    def _input(self, k: int) -> Any:
+        t = self._sig.inputs[k]
+        if t.variable and self.ragged:
+            return self._exact_rows(t)
+        shape = self._shape(t, self._sig.inputs)
+        if self.contiguous:
+            rows = self._run(self._sig.inputs, t.name, 0)
+            return owned_rows(rows) if t.on_device else rows
+        if t.on_device:
+            return self._device.gather(self._mapping.plane(t), self.slots, self.padded)
+        array = self._buffers.get("input", t, self.padded, shape)
+        self._raw.gather(k, array.__array_interface__["data"][0], array.nbytes)
+        if array.nbytes > self._gathered_bytes:
+            self._gathered, self._gathered_bytes = k, array.nbytes
+        return _read_only(array)
+
+    def _prefetch(self, k: int) -> None:
+        """Begins to gather the k-th input."""
+        t = self._sig.inputs[k]
+        if self._is_gathered(t):
+            array = self._buffers.get("input", t, self.padded, self._shape(t, self._sig.inputs))
+            self._raw.prefetch(k, array.__array_interface__["data"][0], array.nbytes)
+
+    def _is_gathered(self, t: Tensor) -> bool:
+        return not self.contiguous and not (t.variable and self.ragged) and not t.on_device
+
+    def _exact_rows(self, t: Tensor) -> list[np.ndarray]:
+        """A view of each row, in place and in its own size."""
+        views: list[np.ndarray] = []
+        for m in self._b.request[: self._b.requests]:
+            rows = _read_only(self._mapping.rows(t, self._b.slot[m.row], m.rows, t.actual(m.dims)))
+            views += (self._life.view(rows[i]) for i in range(m.rows))
+        return views
+
+    def _output(self, k: int) -> np.ndarray:
+        t = self._sig.outputs[k]
+        self._asked.add(t.name)
+        if self.contiguous:
+            return self._run(self._sig.outputs, t.name, 0)
+        if t.on_device:
+            made = self._device.empty(self.padded, t)
+            self._scatter.append((k, made))
+            return made
+        array = self._buffers.get("output", t, self.padded, t.shape)
+        if self._debug:
+            unwritten.mark(array)
+        self._scatter.append((k, array))
+        return array
+
+    def request_of(self, row: int) -> int:
+        """The index in ``requests`` of the request that a row belongs to."""
+        for i, m in enumerate(self._b.request[: self._b.requests]):
+            if m.row <= row < m.row + m.rows:
+                return i
+        raise errors.Invalid(f"row {row} of a batch of {self.rows}")
+
+    def set_output_dims(self, i: int, *dims: int) -> None:
+        """The actual sizes of the variable dimensions of request i's outputs, for all its rows.
+
+        They have been written, or will be, from the beginning of each
+        dimension on: ``outputs[name][row, :h, :w]``. 0 is a size. Sizes that
+        the outputs cannot have fail request i, and no other.
+        """
+        if not 0 <= i < self._b.requests:
+            raise errors.Invalid(f"request {i} of a batch of {self._b.requests}")
+        m = self._b.request[i]
+        self._set_dims(range(m.row, m.row + m.rows), i, dims)
+
+    def set_row_dims(self, row: int, *dims: int) -> None:
+        """The same for one row: three images in one request have three numbers of boxes."""
+        self._set_dims([row], self.request_of(row), dims)
+
+    def _set_dims(self, rows: Iterable[int], i: int, dims: Sequence[int]) -> None:
+        if len(dims) != self._sig.variable_outputs:
+            raise errors.Shape(f"the outputs have {self._sig.variable_outputs} variable dimensions, {len(dims)} sizes were given")
+        for n, (d, most) in enumerate(zip(dims, self._sig.output_maxima)):
+            if not 0 <= d <= most:
+                self.fail(i, errors.Shape(f"variable output dimension {n} is 0..{most}, got {d}"))
+                return
+        for row in rows:
+            self._raw.set_row_dims(row, dims)
+            self._row_dims[row] = tuple(dims)
+
+    def fail(self, i: int, error: BaseException | str) -> None:
+        """Ends request i as Failed, or as what the error says if that is an end of a request
+        (``ringbatch.QueueFull("…")``); its neighbours are left alone."""
+        self._raw.fail(i, error)
+        self._failed.add(i)
+
+    def fail_all(self, error: BaseException | str) -> None:
+        """Says that the batch failed as a whole, as an exception does, but for the requests that have failed already."""
+        self._raw.fail_all(error)
+        self._failed.update(range(self._raw.requests))
+
+    def _put_in_place(self) -> None:
+        for k, array in self._scatter:
+            t = self._sig.outputs[k]
+            if t.on_device:
+                self._device.scatter(self._mapping.plane(t), self.slots, array)
+            else:
+                self._raw.scatter(k, array.ctypes.data, array.nbytes)
+
+    def _pack(self) -> None:
+        """Moves outputs together that are smaller than their maximum in an inner dimension: clients find them without gaps."""
+        for t in self._sig.outputs:
+            if not any(t.variable):  # none, or only the first dimension
+                continue
+            for row, dims in self._row_dims.items():
+                shape = t.actual(dims)
+                if shape[1:] == t.shape[1:]:
+                    continue
+                whole = self._mapping.rows(t, self._b.slot[row], 1, t.shape)[0]
+                part = whole[_corner(shape)].copy()
+                whole.reshape(-1)[: part.size] = part.reshape(-1)
+
+    # -- what the function returned
+
+    def _take(self, result: Any) -> None:
+        """Writes the returned outputs. If the function touched batch.outputs[name], the returned value is ignored.
+        An output that was neither returned nor touched fails the batch: the slots still have the bytes of earlier requests."""
+        if isinstance(result, Columns) and result.of(self._made_out):
+            result = None  # batch.outputs itself: who returns it need not have written it
+        returned = {} if result is None else self._by_name(result)
+        for k, t in enumerate(self._sig.outputs):
+            if t.name in self._asked:
+                continue
+            value = returned.get(t.name)
+            if value is not None:
+                self._write(k, t, value)
+            elif self._is_awaited(t):
+                said = ", ".join(name for name in returned if returned[name] is not None) or "None"
+                advice = f'return the output, or write batch.outputs["{t.name}"][...]'
+                raise errors.Invalid(f"the function returned {said} and wrote no output {t.name!r}: {advice}")
+
+    def _by_name(self, result: Any) -> dict[str, Any]:
+        """The returned outputs by name."""
+        names = self._sig.output_names
+        if isinstance(result, Mapping):
+            unknown = result.keys() - set(names)
+            if unknown:
+                raise errors.Invalid(f"the function returned {', '.join(sorted(map(str, unknown)))}; the outputs are {', '.join(names)}")
+            return dict(result)
+        if isinstance(result, tuple) and len(result) == len(names) > 1:
+            return dict(zip(names, result))
+        if len(names) == 1:
+            return {names[0]: result}
+        if self._asked:
+            return {}
+        raise errors.Invalid(f"the function returned {type(result).__name__}; return a dict with {', '.join(names)}, or write "
+            "batch.outputs[name][...]")
+
+    def _is_awaited(self, t: Tensor) -> bool:
+        """Whether a request that has not failed has elements of this output."""
+        dims = [self._row_dims.get(row, self._sig.output_maxima) for row in range(self.rows)]
+        return any(math.prod(t.actual(dims[row])) and self.request_of(row) not in self._failed for row in range(self.rows))
+
+    def _write(self, k: int, t: Tensor, value: Any) -> None:
+        if t.on_device:
+            return self._write_on_device(t, value)
+        if t.variable and isinstance(value, (list, tuple)):  # each row in its own size
+            if len(value) != self.rows:
+                raise errors.Rows(f"output {t.name!r}: a batch of {self.rows} rows, got a list of {len(value)}")
+            for row, part in enumerate(value):
+                self._write_row(k, t, row, _as_array(part))
+            return
+        array = _as_array(value)
+        if array.ndim != 1 + len(t.shape) or len(array) not in (self.rows, self.padded):
+            raise errors.Shape(f"output {t.name!r}: expected {self.rows} rows of {t.expected_row}; got shape {array.shape}")
+        if not t.variable:
+            if array.shape[1:] != t.shape:
+                raise errors.Shape(f"output {t.name!r}: expected rows of {t.expected_row}; got shape {array.shape}")
+            self.outputs[t.name][: len(array)] = _same_kind(t, array)
+            return
+        for row in range(self.rows):
+            self._write_row(k, t, row, array[row])
+
+    def _write_on_device(self, t: Tensor, value: Any) -> None:
+        shape = tuple(getattr(value, "shape", ()))
+        if not is_device_array(value) or shape[1:] != t.shape or shape[0] not in (self.rows, self.padded):
+            raise errors.Shape(
+                f"output {t.name!r} is on the GPU: expected a tensor there, {self.rows} rows of {t.expected_row}; got "
+                f"{type(value).__name__} of shape {shape}"
+            )
+        to: Any = self.outputs[t.name]
+        to[: shape[0]].copy_(value.detach())
+
+    def _write_row(self, k: int, t: Tensor, row: int, part: np.ndarray) -> None:
+        """One row in its own size; one that does not fit fails its request, and no other."""
+        try:
+            if not t.holds(part.shape):
+                raise errors.Shape(f"output {t.name!r}: expected a row of {t.expected_row}; got shape {part.shape}")
+            self.outputs[t.name][row][_corner(part.shape)] = _same_kind(t, part)
+        except (errors.Shape, errors.DType) as e:
+            self.fail(self.request_of(row), e)
+            return
+        dims = list(self._row_dims.get(row, self._sig.output_maxima))
+        dims[t.dims_at : t.dims_at + len(t.variable)] = (part.shape[i] for i in t.variable)
+        self._set_dims([row], 0, dims)
+
+    # -- the end
+
+    def _finish(self) -> None:
+        """Puts the outputs where the clients will look for them."""
+        made = self.__dict__
+        if "_scatter" in made:
+            self._put_in_place()
+        if self._debug:
+            self._fail_unwritten()
+        if "_row_dims" in made:
+            self._pack()
+
+    def _fail_unwritten(self) -> None:
+        for t in self._on_host(self._sig.outputs):
+            for row in range(self.rows):
+                shape = t.actual(self._row_dims.get(row, self._sig.output_maxima))
+                if unwritten.seen(self._mapping.rows(t, self._b.slot[row], 1, t.shape)[0][_corner(shape)]):
+                    self.fail(self.request_of(row), f"output {t.name!r} of this request was not written, or not all of it")
+
+    def _end(self) -> None:
+        """The arrays are over."""
+        if self._sig.on_device:  # what was queued reads and writes the slots
+            try:
+                self._device.synchronize()
+            except RuntimeError as e:
+                raise lost(e) from e
+        if "_life" in self.__dict__:
+            self._life.end(released)
+
+    @property
+    def _device(self) -> DeviceMemory:
+        assert self._mapping.device
+        return self._mapping.device
+
+    @staticmethod
+    def _on_host(side: list[Tensor]) -> list[Tensor]:
+        return [t for t in side if not t.on_device]
+
+
+def _read_only(rows: Any) -> Any:
+    """Input rows: a retry and later stages read them again. Tensors on the device cannot be locked."""
+    if isinstance(rows, np.ndarray):
+        rows.setflags(write=False)
+    return rows
+
+
+def _corner(shape: tuple[int, ...]) -> tuple[Any, ...]:
+    return (*(slice(0, d) for d in shape), ...)
+
+
+def _as_array(value: Any) -> np.ndarray:
+    if hasattr(value, "detach"):  # a tensor of PyTorch, perhaps on a GPU, perhaps with gradients
+        value = value.detach().cpu()
+    return np.asarray(value)
+
+
+def _same_kind(t: Tensor, array: np.ndarray) -> np.ndarray:
+    if array.size and not np.can_cast(array.dtype, t.dtype, "same_kind"):
+        raise errors.DType(f"output {t.name!r} is {t.dtype}, the function returned {array.dtype}")
+    return array
+
+
+def _find(side: Sequence[Tensor], name: str) -> Tensor:
+    for t in side:
+        if t.name == name:
+            return t
+    raise errors.Invalid(f"no tensor {name!r}; there are {', '.join(t.name for t in side)}")

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Coroutines of batches: several batches in flight in one process.
+
+One thread uses the ring and runs the coroutines; a second one only waits for
+mail, since a futex is nothing that asyncio could wait for:
+
+    this thread     next ── task A ──────────── task B … complete A   next …
+    "mail" thread        wait ────► there is one        wait ────►
+
+A batch whose broker is gone, or whose requests were all canceled or have
+expired, is of use to nobody: its coroutine is canceled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from .. import errors
+from ..binding.library import SLICE_NS, Process
+from .batch import Batch, Buffers
+from .lost_gpu import end_if_lost
+from .ring import Ring, RingBatch, Stop
+
+log = logging.getLogger("ringbatch")
+
+_LOOK_S = 0.05  # so often it looks whether batches are wanted: that is a word in shared memory, and wakes nobody
+
+
+@contextlib.contextmanager
+def own_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop of this thread's, for as long as it serves: what a coroutine connected or opened outlives a restart of the broker."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        yield loop
+    finally:
+        try:
+            left = asyncio.all_tasks(loop)  # what coroutines have started and not waited for
+            for task in left:
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+class AsyncServing:
+    """Serves one attachment: at most so many batches in flight at once."""
+
+    def __init__(self, ring: Ring, function: Callable[[Batch], Awaitable[Any]], concurrency: int, debug: bool) -> None:
+        self._ring, self._function, self._concurrency, self._debug = ring, function, concurrency, debug
+        self._running: dict[asyncio.Task[None], RingBatch | None] = {}  # None: canceled
+        self._look_at = 0.0
+        self._gone = False  # the broker
+        self._spare: list[Buffers] = []  # arrays of batches that are not contiguous: each batch in flight has its own
+        self._generation = Process.generation
+
+    def run(self, loop: asyncio.AbstractEventLoop, stop: Stop) -> None:
+        """Until stop is set, and what runs is done; raises BrokerGone, and what a coroutine raises that is no Exception."""
+        self._mail = concurrent.futures.ThreadPoolExecutor(1, "ringbatch mail")
+        main = loop.create_task(self._serve(loop, stop))
+        try:
+            loop.run_until_complete(main)
+        except BaseException as e:  # the broker is gone, a second Ctrl-C, SystemExit in a coroutine, …
+            main.cancel()
+            if Process.generation == self._generation:
+                self._give_up(loop, e)
+            raise
+        finally:
+            self._mail.shutdown()
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop, stop: Stop) -> None:
+        mail: asyncio.Future[bool] | None = None
+        while self._running or not stop.is_set():
+            if Process.generation != self._generation:
+                raise errors.Forked("this worker is the parent process's: a forked child attaches its own")
+            if mail is None or mail.done():
+                there, mail = mail is None or mail.result(), None  # result raises BrokerGone
+                room = len(self._running) < self._concurrency and not stop.is_set()
+                batch = self._ring.next(0) if there and room else None
+                if batch is not None:
+                    self._start(loop, batch)
+                    await asyncio.sleep(0)  # it runs up to its first wait before others are taken
+                    continue
+                if room or not there or not self._running:
+                    mail = loop.run_in_executor(self._mail, self._ring.wait, SLICE_NS)
+            waited_for: set[asyncio.Future[Any]] = {*self._running} | ({mail} if mail is not None else set())
+            await asyncio.wait(waited_for, timeout=_LOOK_S if self._running else None, return_when=asyncio.FIRST_COMPLETED)
+            for task in [t for t in self._running if t.done()]:
+                self._running.pop(task)
+                task.result()  # raises what no batch's failure may hide
+            if loop.time() >= self._look_at:
+                self._look_at = loop.time() + _LOOK_S
+                self._cancel_unwanted()
+        if mail is not None:
+            mail.cancel()
+
+    def _cancel_unwanted(self) -> None:
+        for task, batch in self._running.items():
+            if batch is not None and not batch.wanted():
+                self._running[task] = None  # once: what it does then is its own affair
+                task.cancel("nobody waits for this batch any more")
+
+    def _start(self, loop: asyncio.AbstractEventLoop, batch: RingBatch) -> None:
+        self._running[loop.create_task(self._one(batch))] = batch
+
+    async def _one(self, raw: RingBatch) -> None:
+        """Runs one batch and answers it."""
+        buffers = self._spare.pop() if self._spare else Buffers()
+        batch = Batch(self._ring, buffers, raw, self._debug)
+        try:
+            result = await self._function(batch)
+            batch._take(result)
+            batch._finish()
+            batch._end()
+        except BaseException as e:
+            if isinstance(e, Exception):
+                log.exception("a batch of %d rows failed", raw.rows)
+                end_if_lost(e)
+            batch._end()
+            if self._gone and isinstance(e, asyncio.CancelledError):
+                return  # Ring.close tells its clients, who may send it again
+            raw.fail_all(e)
+            raw.complete()
+            if not isinstance(e, (Exception, asyncio.CancelledError)):
+                raise
+            return
+        finally:
+            self._spare.append(buffers)
+        raw.complete()
+
+    def _give_up(self, loop: asyncio.AbstractEventLoop, why: BaseException) -> None:
+        """Cancels what runs; the batches fail."""
+        running, self._running, self._gone = self._running, {}, isinstance(why, errors.BrokerGone)
+        for task in running:
+            task.cancel(f"the batch is gone: {why!r}")
+        if running:
+            loop.run_until_complete(asyncio.gather(*running, return_exceptions=True))

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Import paths, ``package.module:name``, and the names of models."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from .. import errors
+
+
+def is_import_path(target: str) -> bool:
+    """Whether it names an object, and no file."""
+    module, colon, name = target.partition(":")
+    return bool(colon) and not Path(target).exists() and all(part.isidentifier() for part in [*module.split("."), name])
+
+
+def name_of(target: str) -> str:
+    """A model's name, if nobody gives it one."""
+    return target.partition(":")[2] if is_import_path(target) else Path(target).stem
+
+
+def imported(target: str) -> Any:
+    """What an import path names."""
+    module, _, name = target.partition(":")
+    if not module or not name:
+        raise errors.Invalid(f"{target}: an import path is 'package.module:name'")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, SyntaxError) as e:
+        raise errors.Invalid(f"{target}: {e}") from e

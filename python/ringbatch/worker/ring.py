@@ -1,0 +1,424 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's attachment to a ring, and the loop that serves its batches.
+
+Everything here is addresses and NumPy arrays. What computes (a function of
+NumPy arrays, PyTorch, another engine) is a :class:`Lane`: room for one batch.
+
+1. :func:`keep_attached` attaches, and again after each restart of the broker
+2. :class:`Ring` is one attachment: the tensors, their memory, the next batch
+3. :func:`run` puts batches onto free lanes and answers those that are done
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from ctypes import addressof, c_char_p, c_uint32, c_uint64
+from typing import Any, Protocol
+
+import numpy as np
+
+from .. import errors
+from ..binding import structs as c
+from ..binding.library import SLICE_NS, check, encode, last_error, load
+from ..binding.paths import complete_batch, next_batch
+from ..binding.tensors import signature_of
+from ..binding.views import Mapping as SharedMapping
+from . import refusal
+from .lost_gpu import Lost, end_if_lost, end_process
+
+log = logging.getLogger("ringbatch")
+
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.01, 1.0
+_REASON_BYTES = 1024  # room for the text of a failure
+_LINE_BYTES = 320  # of which its first line has so much, where a traceback follows
+
+
+class Stop(Protocol):
+    """When to stop; a threading.Event, say."""
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float) -> bool: ...
+
+
+def worker_options(
+    *,
+    depth: int = 0,
+    lanes: int = 0,
+    weight: int = 0,
+    pad_to: int = 0,
+    pad_preferred: bool = False,
+    gather_threads: int = 0,
+    run_once: bool = False,
+    name: str | None = None,
+    gpu: str | None = None,
+    socket: str | os.PathLike[str] | None = None,
+    **policy: Any,
+) -> c.WorkerOptions:
+    """The keywords that all workers share, for C. What is not a worker's own is a setting of the model's policy."""
+    o = c.WorkerOptions()
+    o.size = ctypes.sizeof(o)
+    o.depth, o.lanes, o.weight, o.pad_to, o.pad_preferred, o.gather_threads = depth, lanes, weight, pad_to, pad_preferred, gather_threads
+    o.run_once = run_once
+    o.name, o.gpu, o.socket = encode(name or os.environ.get("RINGBATCH_WORKER_NAME")), encode(gpu), encode(socket)
+    o.policy = encode(policy_text(policy))
+    return o
+
+
+def policy_text(settings: Mapping[str, Any]) -> str:
+    """Settings as C takes them: key=value, one a line. The broker knows which keys there are, and reads the values."""
+    pairs = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping):  # parts of a key: of one input, of one priority level
+            pairs += [(f"{key}.{part}", v) for part, v in value.items()]
+        elif value is not None:
+            pairs.append((key, value))
+    return "\n".join(f"{key}={_value_text(value)}" for key, value in pairs)
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return "[" + ",".join(map(_value_text, value)) + "]"
+    return "".join(str(value).split())  # blanks separate pairs
+
+
+class Rows:
+    """The rows of a batch: which slots they are, and the shapes they have in the inputs."""
+
+    __slots__ = ("rows", "runs", "shapes", "sizes", "slots_at")
+
+    def __init__(
+        self, rows: int, slots_at: int, runs: list[tuple[int, int, int]], shapes: list[tuple[int, ...]], sizes: np.ndarray | None = None
+    ) -> None:
+        self.rows = rows
+        self.slots_at = slots_at  # address of the slot number of each row, 32 bits each, ascending
+        self.runs = runs  # of neighbouring slots: slot, row, rows
+        self.shapes = shapes  # of a row in each input
+        self.sizes = sizes  # the true ones of the inputs' variable dimensions, for each row; None: rows are as their shapes say
+
+
+_MEMBER = np.dtype(c.Member)
+
+
+class RingBatch(Rows):
+    """A batch of a ring. Requests are what is answered; each has one row or more."""
+
+    __slots__ = ("_at", "_c", "_lib", "_ring", "_runs", "pad_to", "pieces", "requests")
+
+    def __init__(self, ring: Ring, at: int, requests: int, rows: int, pieces: int, pad_to: int) -> None:
+        self._ring, self._lib, self._at = ring, ring.lib, at
+        self.requests, self.rows, self.pad_to = requests, rows, pad_to
+        self.pieces = pieces  # how many runs there are
+        self._c: Any = None
+        self._runs: list[tuple[int, int, int]] | None = None
+
+    # Made when asked for: a function that only takes the arrays needs none of them.
+
+    @property
+    def c(self) -> Any:
+        """The batch as C has it."""
+        if self._c is None:
+            self._c = c.Batch.from_address(self._at)
+        return self._c
+
+    @property
+    def runs(self) -> list[tuple[int, int, int]]:  # type: ignore[override]
+        if self._runs is None:
+            flat = (c_uint32 * (3 * self.c.runs)).from_address(addressof(self.c.run.contents))[:]
+            self._runs = list(zip(flat[::3], flat[1::3], flat[2::3]))
+        return self._runs
+
+    @property
+    def slots_at(self) -> int:  # type: ignore[override]
+        return addressof(self.c.slot.contents)
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:  # type: ignore[override]
+        return self._ring.row_shapes(self.c.dims)
+
+    @property
+    def sizes(self) -> np.ndarray | None:  # type: ignore[override]
+        n = self._ring.signature.variable_inputs
+        if not n:
+            return None
+        count = self.c.requests
+        members = np.frombuffer((c.Member * count).from_address(addressof(self.c.request.contents)), _MEMBER)
+        return np.repeat(members["dims"][:, :n], members["rows"], axis=0)
+
+    def set_rows_dims(self, dims: np.ndarray) -> None:
+        """The sizes of the variable dimensions of the outputs, for each row."""
+        for row, sizes in enumerate(dims.tolist()):
+            self.set_row_dims(row, sizes)
+
+    def gather(self, k: int, to: int, size: int) -> None:
+        """Copies the rows of the k-th input together, and zeros for the padding behind them; without the interpreter's lock."""
+        check(self._lib, self._lib.rb_batch_gather(self._at, c.INPUT, k, to, size))
+
+    def prefetch(self, k: int, to: int, size: int) -> None:
+        """Begins that, in threads of the library; gather with the same arguments finishes it."""
+        check(self._lib, self._lib.rb_batch_prefetch(self._at, k, to, size))
+
+    def scatter(self, k: int, of: int, size: int) -> None:
+        """The way back, for the k-th output."""
+        check(self._lib, self._lib.rb_batch_scatter(self._at, k, of, size))
+
+    def set_row_dims(self, row: int, dims: Sequence[int]) -> None:
+        """The sizes of the variable dimensions of a row's outputs."""
+        sizes = (c_uint32 * len(dims))(*dims)
+        check(self._lib, self._lib.rb_batch_set_row_dims(self._at, row, addressof(sizes), len(dims)))
+
+    def fail(self, i: int, error: BaseException | str) -> None:
+        if isinstance(error, errors.Error) and self._lib.rb_batch_fail_as(self._at, i, error.status, _reason(error)) == 0:
+            return  # else that is nothing that a request ends with
+        check(self._lib, self._lib.rb_batch_fail(self._at, i, _reason(error)))
+
+    def fail_all(self, error: BaseException | str) -> None:
+        """The batch failed as a whole, but for the requests that have failed already."""
+        check(self._lib, self._lib.rb_batch_fail_all(self._at, _reason(error)))
+
+    def wanted(self) -> bool:
+        """Whether anybody still waits for one of its requests: others were canceled or have expired."""
+        return any(self._lib.rb_batch_waiting(self._at, i) != errors.Canceled.status for i in range(self.requests))
+
+    def complete(self) -> None:
+        """Answers the clients; the batch is over."""
+        check(self._lib, complete_batch(self._at))
+
+
+def _said(error: object) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return f"<{type(error).__name__} that cannot say what it is>"
+
+
+def _reason(error: object) -> bytes:
+    """The text of a failure. Of an exception its first line says all, since the gateway sends no more than that to other hosts.
+    The traceback follows for callers on this one, and of a long one its end, which says most."""
+    if isinstance(error, BaseException):
+        name, said = type(error).__qualname__, " ".join(_said(error).split())
+        line = f"{name}: {said}" if said else name
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        trace = "" if error.__traceback__ is None else "\n" + "".join(lines).strip()
+    else:
+        line, trace = _said(error), ""
+    raw, rest = (text.replace("\0", " ").encode("utf-8", "replace") for text in (line, trace))
+    if len(raw) > (most := _LINE_BYTES if rest else _REASON_BYTES):
+        raw = raw[: most - 3].decode("utf-8", "ignore").encode() + b"..."
+    if len(raw) + len(rest) > _REASON_BYTES:
+        rest = b"\n..." + rest[len(raw) + 4 - _REASON_BYTES :].decode("utf-8", "ignore").encode()
+    return raw + rest
+
+
+class Ring:
+    """One attachment to a broker. One thread at a time uses it."""
+
+    def __init__(self, model: str, signature: str, options: c.WorkerOptions) -> None:
+        self.lib = lib = load()
+        out = c_uint64()
+        check(lib, lib.rb_worker_attach(model.encode(), signature.encode(), addressof(options), addressof(out)))
+        self._handle = out.value
+        refusal.attached()
+        info, m = c.Model(), c.Map()
+        check(lib, lib.rb_worker_model(self._handle, addressof(info)))
+        check(lib, lib.rb_worker_map(self._handle, addressof(m)))
+        self.model, self.slots, self.max_batch_size = model, int(info.slots), int(info.max_batch_size)
+        self.signature = signature_of(lib, lib.rb_worker_tensor, self._handle, info)
+        #: Stays mapped until the last array over it is gone.
+        self.mapping = SharedMapping(lib, m)
+        self.mapping.offsets.update((t, t.offset) for t in self.signature.inputs + self.signature.outputs)
+        notes = c_char_p()
+        check(lib, lib.rb_worker_notes(self._handle, addressof(notes)))
+        for note in (notes.value or b"").decode().splitlines():
+            log.warning("model %s has another policy than this worker: %s", model, note)
+        # The usual case: all rows of the model have one shape.
+        self._shapes = None if self.signature.variable_inputs else [t.shape for t in self.signature.inputs]
+
+    def row_shapes(self, dims: Sequence[int]) -> list[tuple[int, ...]]:
+        """The shape of a row in each input, where the variable dimensions have these sizes."""
+        return self._shapes or [t.actual(dims) for t in self.signature.inputs]
+
+    def next(self, timeout_ns: int) -> RingBatch | None:
+        """The next batch, or None if none comes in time; raises BrokerGone."""
+        found = next_batch(self._handle, timeout_ns)
+        if found is None:
+            return None
+        if type(found) is tuple:
+            return RingBatch(self, *found)
+        raise last_error(self.lib, found)  # type: ignore[arg-type]
+
+    def wait(self, timeout_ns: int) -> bool:
+        """Whether next(0) would find a batch, in time; raises BrokerGone.
+        A second thread may wait here, while the first does all but next."""
+        status = self.lib.rb_worker_wait(self._handle, timeout_ns)
+        if status in (0, errors.Timeout.status):
+            return status == 0
+        raise last_error(self.lib, status)
+
+    def close(self) -> None:
+        """Detaches. Batches that were taken and not completed fail."""
+        self.lib.rb_worker_close(self._handle)
+
+
+def keep_attached(attach: Callable[[], Ring], serve: Callable[[Ring], None], stop: Stop, wait: float = 0.0) -> None:
+    """Attaches and serves until stop is set; attaches again when the broker is restarted.
+
+    wait: seconds to wait for a broker that is not there at first. One that
+    was there is waited for without end. An error that trying again would not
+    mend (``retry_attach`` is False: another version, another signature, …)
+    ends it.
+    """
+    patience, delay = time.monotonic() + wait, 0.0
+    while not stop.wait(delay):
+        delay = min(max(2 * delay, _FIRST_RETRY_S), _LAST_RETRY_S)
+        try:
+            ring = attach()
+        except errors.Error as e:
+            if isinstance(e, (errors.BrokerGone, errors.Draining)):  # it is being restarted just now
+                patience = float("inf")
+            if not e.retry_attach or time.monotonic() + delay > patience:
+                raise
+            continue
+        patience, attached = float("inf"), time.monotonic()
+        try:
+            serve(ring)
+        except errors.BrokerGone:
+            log.info("broker went away, attaching %s again", ring.model)
+        except Lost as e:
+            end_process(e)  # and answers no batch: the broker has them run elsewhere
+        except BaseException:
+            ring.close()
+            raise
+        ring.close()
+        if time.monotonic() - attached > _LAST_RETRY_S:
+            delay = _FIRST_RETRY_S
+
+
+class Lane(Protocol):
+    """Room for one batch. An exception fails the batch; Lost, or a GPU that is lost, ends the process."""
+
+    def submit(self, batch: RingBatch) -> None:
+        """Starts a batch; it may be done when this returns."""
+
+    def done(self) -> bool:
+        """Whether the batch is done."""
+
+    def wait(self) -> None:
+        """Waits until it is."""
+
+    def patience(self) -> int:
+        """How long to look for another batch before asking again whether this one is done, nanoseconds."""
+
+    def release(self) -> None:
+        """The batch is about to be answered, done or failed: let nothing write into its slots any more, and forget it."""
+
+
+def run(ring: Ring, lanes: Sequence[Lane], stop: Stop) -> None:
+    """Takes a batch when a lane is free and answers what is done, in order, until stop is set.
+
+    What is on a lane by then is finished first; also when the broker goes,
+    which raises BrokerGone.
+    """
+    free, busy = list(lanes), deque[tuple[Lane, RingBatch]]()
+    gone: errors.BrokerGone | None = None
+    while busy or not (stop.is_set() or gone):
+        if free and not (stop.is_set() or gone):
+            patience = busy[0][0].patience() if busy else SLICE_NS
+            try:
+                batch = ring.next(patience)
+            except errors.BrokerGone as e:
+                gone = e
+                continue
+            if batch is not None:
+                lane = free.pop()
+                if _submit(lane, batch):
+                    busy.append((lane, batch))
+                else:
+                    free.append(lane)
+                continue
+            if not patience:
+                os.sched_yield()
+        elif busy:
+            busy[0][0].wait()
+        while busy and busy[0][0].done():
+            lane, batch = busy.popleft()
+            lane.release()
+            batch.complete()
+            free.append(lane)
+    if gone:
+        raise gone
+
+
+class Prefetching(Protocol):
+    """A lane whose batches are done when they are submitted, and which may gather the next one's rows meanwhile."""
+
+    def submit(self, batch: RingBatch) -> None: ...
+
+    def release(self) -> None: ...
+
+    def wants_next(self, batch: RingBatch) -> bool:
+        """Whether to take the next batch before this one is submitted."""
+
+    def prefetch(self, batch: RingBatch) -> None:
+        """It comes next."""
+
+
+def run_one(ring: Ring, lane: Prefetching, stop: Stop) -> None:
+    """run for one such lane.
+
+    The next batch is looked for before this one's function runs, and again
+    before this one is answered: its clients have often sent it by then.
+    """
+    ahead: RingBatch | None = None
+    gone: errors.BrokerGone | None = None
+
+    def look_ahead(batch: RingBatch) -> None:
+        nonlocal ahead, gone
+        if ahead is not None or gone or stop.is_set() or not lane.wants_next(batch):
+            return
+        try:
+            ahead = ring.next(0)
+        except errors.BrokerGone as e:
+            gone = e
+        if ahead is not None:
+            try:
+                lane.prefetch(ahead)
+            except Exception:  # no memory, perhaps; this batch may have run, and is answered all the same
+                log.exception("the rows of the next batch could not be gathered ahead")
+
+    while ahead is not None or not (stop.is_set() or gone):
+        batch, ahead = ahead or ring.next(SLICE_NS), None
+        if batch is None:
+            continue
+        look_ahead(batch)
+        if _submit(lane, batch):
+            look_ahead(batch)
+            lane.release()
+            batch.complete()
+    if gone:
+        raise gone
+
+
+def _submit(lane: Lane | Prefetching, batch: RingBatch) -> bool:
+    """False if the batch failed and was answered."""
+    try:
+        lane.submit(batch)
+        return True
+    except BaseException as e:
+        if isinstance(e, Exception):
+            log.exception("a batch of %d rows failed", batch.rows)
+            end_if_lost(e)
+        lane.release()
+        batch.fail_all(e)
+        batch.complete()
+        if not isinstance(e, Exception):
+            raise
+        return False

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuses model files that another user may have written: loading such a file may run code.
+
+A file is trusted if no other user can have written it, or put it there: the file
+and every folder and link that leads to it belong to this user or to root, and
+no others may write them. internal/trust does the same for Go.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from .. import errors
+
+WARNING = "a pickle (.pkl, .joblib, and what is inside .pt2) can run any code when it is loaded: serve only files that you trust"
+
+_MOST_LINKS = 40  # as in the kernel
+
+
+def open_trusted(path: str | Path) -> BinaryIO:
+    """Opens a model's file. Load it from the descriptor: the name may lead elsewhere by then. Raises Invalid."""
+    try:
+        refuse_way_of_others(path)
+        f = open(path, "rb")  # noqa: SIM115 - the caller closes it
+        try:
+            _refuse_others(str(path), os.fstat(f.fileno()), path)
+        except errors.Invalid:
+            f.close()
+            raise
+        return f
+    except IsADirectoryError:
+        raise errors.Invalid(f"{path} is a folder, not a model's file") from None
+    except OSError as e:
+        raise errors.Invalid(f"{path}: {e.strerror}") from None
+
+
+def descriptor_path(f: BinaryIO) -> str:
+    """A name for an open file, for loaders that want one."""
+    return f"/proc/self/fd/{f.fileno()}"
+
+
+def refuse_way_of_others(path: str | Path) -> None:
+    """Raises Invalid if another user could have written the file or folder, or put another in its place."""
+    for entry, about in _way_to(path):
+        _refuse_others(entry, about, path)
+
+
+def _way_to(path: str | Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Every folder and link that leads to a file, and the file, from the root on."""
+    at, todo, links = "/", list(reversed(Path(os.getcwd(), path).parts)), 0
+    while todo:
+        name = todo.pop()
+        if name == "..":
+            at = os.path.dirname(at)
+            continue
+        entry = os.path.join(at, name)
+        about = os.lstat(entry)
+        yield entry, about
+        if not stat.S_ISLNK(about.st_mode):
+            at = entry
+        elif (links := links + 1) > _MOST_LINKS:
+            raise errors.Invalid(f"{path}: too many links lead to it")
+        else:
+            todo += reversed(Path(os.readlink(entry)).parts)
+
+
+def _refuse_others(entry: str, about: os.stat_result, path: str | Path) -> None:
+    """In a folder with the sticky bit, such as /tmp, users cannot take away the entries of others."""
+    risk = "and loading it may run what they wrote"
+    if about.st_uid not in (0, os.geteuid()):
+        raise errors.Invalid(f"{path}: {entry} belongs to uid {about.st_uid}, {risk}: files of this user and of root are loaded, and no "
+            "others")
+    folder = stat.S_ISDIR(about.st_mode)
+    if stat.S_ISLNK(about.st_mode) or (folder and about.st_mode & stat.S_ISVTX):
+        return
+    does = f"may replace files in {entry}" if folder else "may write this file"
+    mend = f"{entry}, or move the file" if folder else entry
+    if about.st_mode & stat.S_IWOTH:
+        raise errors.Invalid(f"{path}: everybody {does}, {risk}: chmod o-w {mend}")
+    if about.st_mode & stat.S_IWGRP and not _is_own_group(about.st_gid):
+        raise errors.Invalid(f"{path}: everybody in group {about.st_gid} {does}, {risk}: chmod g-w {mend}")
+
+
+def _is_own_group(gid: int) -> bool:
+    """Whether it has the name of this user, as the group that many systems make for each. In a container it may have none."""
+    if gid not in (os.getegid(), *os.getgroups()):
+        return False
+    try:
+        name = grp.getgrgid(gid).gr_name
+    except KeyError:
+        return True
+    try:
+        return name == pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return False
