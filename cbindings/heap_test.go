@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // Client, broker and worker are threads of one process here, so the thread
@@ -42,9 +44,7 @@ func TestTheThreadSanitizerSeesNoRaceInSharedMemory(t *testing.T) {
 func heapProgram(t *testing.T, file, from, to string) string {
 	t.Helper()
 	copied := t.TempDir()
-	if err := os.CopyFS(filepath.Join(copied, "cbindings"), os.DirFS(".")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.CopyFS(filepath.Join(copied, "cbindings"), os.DirFS(".")))
 	src := filepath.Join(copied, "cbindings", "src")
 	if file != "" {
 		path := filepath.Join(src, file)
@@ -52,14 +52,10 @@ func heapProgram(t *testing.T, file, from, to string) string {
 		if err != nil || strings.Count(string(text), from) != 1 {
 			t.Fatalf("%s: %q stands there %d times, want once (%v)", path, from, strings.Count(string(text), from), err)
 		}
-		if err := os.WriteFile(path, []byte(strings.Replace(string(text), from, to, 1)), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte(strings.Replace(string(text), from, to, 1)), 0o644))
 	}
 	library, err := filepath.Glob(filepath.Join(src, "*.c"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	exe := filepath.Join(copied, "heap")
 	run(t, "cc", append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-g", "-O0", "-fsanitize=thread", "-pthread", "-o", exe, filepath.Join(copied, "cbindings", "testdata", "heap.c")}, library...)...)
 	return exe

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -27,9 +28,7 @@ func TestAStageOfAPipelineInC(t *testing.T) {
 	var said strings.Builder
 	scale := exec.CommandContext(ctx, exe)
 	scale.Env, scale.Stderr = append(os.Environ(), "RINGBATCH_SOCKET="+socket), &said
-	if err := scale.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, scale.Start())
 	defer func() {
 		_ = scale.Process.Kill()
 		_ = scale.Wait()
@@ -40,14 +39,10 @@ func TestAStageOfAPipelineInC(t *testing.T) {
 
 	// It declares the pipeline; once that is there the other stage, here, needs no declaration.
 	c, err := client.Dial(ctx, "brightness", client.WithSocket(socket), client.WaitForModel())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer c.Close()
 	sig, err := tensor.ParseSignature([]string{"h:f32[64]"}, []string{"y:f32[]"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	served := make(chan error, 1)
 	stop, end := context.WithCancel(ctx)
 	defer func() { end(); <-served }()

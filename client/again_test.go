@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 )
 
@@ -51,9 +52,7 @@ func TestAClientThatCannotAttachAgainSaysWhy(t *testing.T) {
 	r.model = was
 	r.start()
 	req, err := c.Claim(soon(t), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	_ = req.Release()
 }
 
@@ -67,9 +66,7 @@ func TestDialThatWaitsOutlastsABrokerThatDrains(t *testing.T) {
 	if err == nil {
 		err = req.Commit(soon(t)) // for no worker: it drains until this is released
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	drained := make(chan struct{})
 	go func() { defer close(drained); r.stop() }()
 	for { // until it says so
@@ -77,9 +74,7 @@ func TestDialThatWaitsOutlastsABrokerThatDrains(t *testing.T) {
 		if errors.Is(err, client.ErrDraining) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		c.Close()
 	}
 	dialled := make(chan error, 1)
@@ -94,9 +89,7 @@ func TestDialThatWaitsOutlastsABrokerThatDrains(t *testing.T) {
 	_ = req.Release()                 // which lets the broker end
 	<-drained
 	r.start()
-	if err := <-dialled; err != nil {
-		t.Error(err)
-	}
+	must.Check(t, <-dialled)
 }
 
 func TestAClientLearnsThePolicyOfTheBrokerThatCameBack(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/worker"
@@ -18,9 +19,7 @@ import (
 func modelStats(t *testing.T, r *ring) *stats.Model {
 	t.Helper()
 	s, err := admin.New(r.socket).Stats(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return &s.Models[0]
 }
 
@@ -39,9 +38,7 @@ func waitQueued(t *testing.T, r *ring, n int) {
 func (r *ring) taker(depth int) *worker.Worker {
 	r.t.Helper()
 	w, err := worker.Attach(soon(r.t), worker.Config{Model: "m", Signature: r.model.Signature, Socket: r.socket, Memory: r.mem, Depth: depth})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	r.t.Cleanup(w.Close)
 	return w
 }
@@ -49,9 +46,7 @@ func (r *ring) taker(depth int) *worker.Worker {
 func next(t *testing.T, w *worker.Worker) *worker.Batch {
 	t.Helper()
 	b, err := w.Next(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	b.Output(0) // as a worker that writes it
 	return b
 }
@@ -239,9 +234,7 @@ func TestAnAnswerThatRacesWithItsDeadlineIsNoOffence(t *testing.T) {
 	for i := range 400 {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(100+i*5)*time.Microsecond)
 		req, err := c.Claim(soon(t), 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		expect(t, "commit", req.Commit(ctx), nil)
 		if err := req.Wait(soon(t)); err == nil {
 			ok++

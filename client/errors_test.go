@@ -14,6 +14,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -63,9 +64,7 @@ func TestAnotherLayoutVersionIsNamed(t *testing.T) {
 	tamper := func(at int, with byte) error {
 		s, err := attach.Open(soon(t), r.socket, r.mem, &control.Request{Op: control.OpWorker, Model: "m", Worker: &control.WorkerInfo{
 			Inputs: tensor.SpecTexts(r.model.Signature.Inputs), Outputs: tensor.SpecTexts(r.model.Signature.Outputs), Depth: 1}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		defer s.Close()
 		b := s.BoardSeg.Bytes()
 		was := b[at]
@@ -97,14 +96,10 @@ func TestAnotherControlVersionIsNamedOnBothSides(t *testing.T) {
 		{&control.Request{Version: control.Version + 1, Op: control.OpPing}, "bring the broker up to date"},
 	} {
 		c, err := attach.Dial(soon(t), r.socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		defer c.Close()
 		var rep control.Reply
-		if err := control.Send(c, time.Now().Add(patience), x.req); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, control.Send(c, time.Now().Add(patience), x.req))
 		if _, err := control.Receive(c, time.Now().Add(patience), &rep); err != nil || status.Code(rep.Code) != client.ErrVersion || !strings.Contains(rep.Message, x.says) {
 			t.Errorf("the broker says %v, %+v", err, rep)
 		}
@@ -112,9 +107,7 @@ func TestAnotherControlVersionIsNamedOnBothSides(t *testing.T) {
 
 	// A broker of version 1 cannot read our policy, and refuses it as damage.
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "old"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer l.Close()
 	go func() {
 		for {
@@ -313,11 +306,7 @@ func TestAFullQueueAndALongWaitInItAreNamed(t *testing.T) {
 func commitOne(t *testing.T, c *client.Client, level int) client.Request {
 	t.Helper()
 	req, err := c.Claim(soon(t), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(req.SetPriority(level), req.Commit(soon(t))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
+	must.Do(t, errors.Join(req.SetPriority(level), req.Commit(soon(t))))
 	return req
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -44,9 +45,7 @@ func TestNothingIsASizeOfInputsAndOutputs(t *testing.T) {
 		c := r.dial()
 		for _, x := range [][]int32{{}, {0, 0, 0}, {0, 5, 0, 6}} {
 			outs, err := c.Infer(soon(t), tensor.Of("x", x, 1, len(x)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			want := slices.DeleteFunc(slices.Clone(x), func(v int32) bool { return v == 0 })
 			if y, err := tensor.As[int32](outs[0]); err != nil || !slices.Equal(outs[0].Shape, []int{1, len(want)}) || !slices.Equal(y, want) {
 				t.Errorf("%v gives %v of shape %v, %v", x, y, outs[0].Shape, err)
@@ -62,24 +61,16 @@ func TestEachRowOfARequestHasItsOwnOutputSize(t *testing.T) {
 	c := r.dial()
 	rows := [][]int32{{0, 7, 0, 8}, {0, 0, 0, 0}, {1, 2, 3, 4}}
 	req, err := c.Fill(soon(t), slices.Concat(rows...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer req.Release()
-	if err := req.Commit(soon(t)); err != nil {
-		t.Fatal(err)
-	}
-	if err := req.Wait(soon(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, req.Commit(soon(t)))
+	must.Do(t, req.Wait(soon(t)))
 	if _, err := req.Output("y"); !errors.Is(err, client.ErrShape) {
 		t.Errorf("rows of different sizes have a common view: %v", err)
 	}
 	for i, x := range rows {
 		row, err := req.OutputRow("y", i)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		y, err := tensor.As[int32](row)
 		want := slices.DeleteFunc(slices.Clone(x), func(v int32) bool { return v == 0 })
 		if err != nil || !slices.Equal(row.Shape, []int{1, len(want)}) || !slices.Equal(y, want) {
@@ -163,9 +154,7 @@ func TestSizesBeyondTheMaximumAreRefusedByName(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := <-errs; !errors.Is(err, client.ErrShape) {
-			t.Errorf("an output beyond its maximum: %v", err)
-		}
+		must.Fail(t, "an output beyond its maximum", <-errs, client.ErrShape)
 	}
 }
 
@@ -219,9 +208,7 @@ func TestAWorkerIsToldHowThePolicyDiffersFromItsOwn(t *testing.T) {
 	r := newRing(t, m)
 	attach := func(p ...policy.Setting) []string {
 		w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket, Memory: r.mem, Policy: policy.New(p...)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		defer w.Close()
 		return w.Notes()
 	}

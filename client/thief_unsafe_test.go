@@ -15,6 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -25,9 +26,7 @@ const futexRequeue = 3
 func (r *ring) steal(t *testing.T) {
 	t.Helper()
 	s, err := attach.Open(t.Context(), r.socket, r.mem, &control.Request{Op: control.OpClient, Model: "m", Window: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	stop, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -35,9 +36,7 @@ func send(t *testing.T, c *client.Client) client.Request {
 	if err == nil {
 		err = q.Commit(context.Background())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return q
 }
 
@@ -71,9 +70,7 @@ func TestThoseWhoWaitAreToldThatTheBrokerIsGone(t *testing.T) {
 			if err := q.Wait(soon(t)); !errors.Is(err, client.ErrBrokerGone) && !errors.Is(err, client.ErrDraining) {
 				t.Error(err)
 			}
-			if err := q.Release(); err != nil {
-				t.Error(err)
-			}
+			must.Check(t, q.Release())
 		})
 	}
 	r.stop()
@@ -81,9 +78,7 @@ func TestThoseWhoWaitAreToldThatTheBrokerIsGone(t *testing.T) {
 	open()
 	r.start()
 	q := send(t, c) // over the next attachment
-	if err := errors.Join(q.Wait(soon(t)), q.Release()); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, errors.Join(q.Wait(soon(t)), q.Release()))
 }
 
 func TestWaitForEndsInTimeAndTheRequestGoesOn(t *testing.T) {
@@ -126,8 +121,6 @@ func TestManyCancelsDoNotFlood(t *testing.T) {
 	c := r.dial(client.WithWindow(8))
 	for range 2000 {
 		q := send(t, c)
-		if err := errors.Join(q.Cancel(), q.Cancel(), q.Cancel(), q.Release()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(q.Cancel(), q.Cancel(), q.Cancel(), q.Release()))
 	}
 }

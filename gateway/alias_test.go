@@ -15,6 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/alias"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -38,9 +39,7 @@ func (r *rig) alias(targets ...string) {
 	if err == nil {
 		err = admin.New(r.socket).SetAlias(soon(r.t), a, false)
 	}
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 }
 
 func TestAnAliasSharesRequestsAndIsSwitchedUnderLoadWithoutALostOne(t *testing.T) {

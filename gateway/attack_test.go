@@ -19,6 +19,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -51,9 +52,7 @@ func TestAChangeRightAfterALookIsNotMissed(t *testing.T) {
 			return nil
 		})
 		r.g.Models.RefreshSoon(soon(t)) // the change is told at once
-		if err := r.g.ModelReady(r.model("double")); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.g.ModelReady(r.model("double")))
 		leave()
 		r.eventually("it is seen to be gone", func() error {
 			if r.g.ModelReady(r.model("double")) == nil {
@@ -67,9 +66,7 @@ func TestAChangeRightAfterALookIsNotMissed(t *testing.T) {
 func (r *rig) model(name string) *core.Model {
 	r.t.Helper()
 	k, _, err := r.g.Models.Get(soon(r.t), name, "")
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	return k
 }
 
@@ -100,9 +97,7 @@ func TestABodyInChunksCountsAsItsCallersToo(t *testing.T) {
 	send := func(n int) *httpAnswer {
 		body := `{"x":"` + strings.Repeat("x", n) + `","inputs":[` + goodInput + `]}`
 		req, err := http.NewRequestWithContext(soon(t), http.MethodPost, r.http+"/v2/models/double/infer", io.MultiReader(strings.NewReader(body)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return r.do(req)
 	}
 	if a := send(1 << 10); a.status != 200 {
@@ -133,9 +128,7 @@ func TestAnErrorsTextIsAlwaysText(t *testing.T) {
 		return fmt.Errorf("caf\xe9 %s", strings.Repeat("é", core.MaxTextBytes))
 	})
 	s, err := r.client().ModelStreamInfer(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for range 2 { // the stream goes on
 		if err := s.Send(&oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "FP32", 1, 4)}, RawInputContents: [][]byte{floats(1, 2, 3, 4)}}); err != nil {
 			t.Fatal(err)
@@ -159,9 +152,7 @@ func TestAModelsTracebackStaysOnItsHost(t *testing.T) {
 		t.Errorf("gRPC says %q", got)
 	}
 	a, err := http.Post(r.http+"/v2/models/double/infer", "application/json", strings.NewReader(`{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer a.Body.Close()
 	if body, err := io.ReadAll(a.Body); err != nil || string(body) != `{"error":"ValueError: no such row"}` {
 		t.Errorf("HTTP says %q, %v", body, err)

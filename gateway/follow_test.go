@@ -10,6 +10,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/gateway/core"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -39,9 +40,7 @@ func callOf(t *testing.T, k *core.Model) *core.Call {
 		ones = binary.LittleEndian.AppendUint32(ones, math.Float32bits(1))
 	}
 	in.Src = &ones
-	if err := c.Check(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Check())
 	return c
 }
 
@@ -52,9 +51,7 @@ func TestACallFollowsAModelThatWentAndCameBack(t *testing.T) {
 	r.worker(m, double)
 	c := callOf(t, r.formerly("double", "4", true))
 	defer c.Done()
-	if err := c.Run(soon(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Run(soon(t)))
 	if o := &c.Outputs[0]; len(o.Parts) != 1 || len(o.Parts[0]) != 16 || math.Float32frombits(binary.LittleEndian.Uint32(o.Parts[0])) != 2 {
 		t.Errorf("it was answered %v", o.Parts)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -61,9 +62,7 @@ func TestAnAnswerIsTheSameByJSONBinaryAndGRPC(t *testing.T) {
 	}
 	rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double", Id: "two",
 		Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "FP32", 1, 4)}, RawInputContents: [][]byte{floats(1, 2, -3, 0.25)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if rep.Id != "two" || rep.ModelName != "double" || len(rep.Outputs) != 1 || !slices.Equal(rep.Outputs[0].Shape, []int64{1, 4}) || !bytes.Equal(rep.RawOutputContents[0], want) {
 		t.Errorf("gRPC: %v", rep)
 	}
@@ -95,9 +94,7 @@ var typeOrder = []string{"bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16",
 
 func wireName(t testing.TB, d string) string {
 	dtype, err := tensor.ParseDType(d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return oip.TypeName(dtype)
 }
 
@@ -142,9 +139,7 @@ func TestEveryElementTypeGoesThroughUnchanged(t *testing.T) {
 		t.Fatalf("%d bytes left over, %d outputs", len(rest), len(raw))
 	}
 	rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "types", Inputs: rpcInputs, RawInputContents: raw})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for i := range raw {
 		if !bytes.Equal(rep.RawOutputContents[i], raw[i]) {
 			t.Errorf("%s: %x, not %x", typeOrder[i], rep.RawOutputContents[i], raw[i])
@@ -198,9 +193,7 @@ func TestTypedContentsAreAnswered(t *testing.T) {
 	in := rpcInput("x", "FP32", 1, 4)
 	in.Contents = &oip.InferTensorContents{Fp32Contents: []float32{1, 2, 3, 4}}
 	rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{in}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if !bytes.Equal(rep.RawOutputContents[0], floats(2, 4, 6, 8)) {
 		t.Errorf("%v", rep)
 	}
@@ -222,9 +215,7 @@ func TestOnlyRequestedOutputsAreAnsweredInTheOrderAskedFor(t *testing.T) {
 		Inputs:           []*oip.ModelInferRequest_InferInputTensor{rpcInput("b", "INT32", 1, 1), rpcInput("c", "INT32", 1, 1), rpcInput("a", "INT32", 1, 1)},
 		RawInputContents: [][]byte{{2, 0, 0, 0}, {3, 0, 0, 0}, {1, 0, 0, 0}},
 		Outputs:          []*oip.ModelInferRequest_InferRequestedOutputTensor{{Name: "B"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if len(rep.Outputs) != 1 || rep.Outputs[0].Name != "B" || !bytes.Equal(rep.RawOutputContents[0], []byte{2, 0, 0, 0}) {
 		t.Errorf("%v", rep)
 	}
@@ -258,9 +249,7 @@ func TestMoreRowsThanABatchAreSplitAndJoined(t *testing.T) {
 			t.Errorf("JSON: %d %s", got.status, got.Error)
 		}
 		rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "m", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("a", "INT32", rows, 2), rpcInput("b", "INT32", rows, 1)}, RawInputContents: [][]byte{a, b}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if !bytes.Equal(rep.RawOutputContents[0], a) || !bytes.Equal(rep.RawOutputContents[1], b) || rep.Outputs[1].Shape[0] != rows {
 			t.Errorf("gRPC: %v", rep.Outputs)
 		}
@@ -301,9 +290,7 @@ func TestVariableDimensionsWorkWithAndWithoutBuckets(t *testing.T) {
 				}
 			}
 			rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: name, Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "INT16", int64(rows), 2, int64(n))}, RawInputContents: [][]byte{x}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if !bytes.Equal(rep.RawOutputContents[0], a.raw) {
 				t.Errorf("gRPC and HTTP differ")
 			}

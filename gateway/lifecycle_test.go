@@ -24,6 +24,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -83,9 +84,7 @@ func TestACallerWhoHangsUpEndsItsRequestInTheRing(t *testing.T) {
 		fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Encoding: identity\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(body), body), // by net/http
 	} {
 		c, err := net.Dial("tcp", strings.TrimPrefix(r.http, "http://"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if _, err := io.WriteString(c, send); err != nil {
 			t.Fatal(err)
 		}
@@ -107,9 +106,7 @@ func TestACallerWhoHangsUpEndsItsRequestInTheRing(t *testing.T) {
 	r.canceled(4)
 	ctx, cancel = context.WithCancel(soon(t))
 	stream, err := r.client().ModelStreamInfer(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	cancel()
 	if _, err := stream.Recv(); rpcstatus.Code(err) != codes.Canceled {
 		t.Errorf("a stream: %v", err)
@@ -150,9 +147,7 @@ func TestACallIsToldOfItsDeadlineBeforeTheTransportResetsIt(t *testing.T) {
 		c.Pace.Early, c.Pace.EarlyShare = 2*patience-50*time.Millisecond, 1 // the transport's turn comes minutes later
 	}, m) // no worker
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUserAgent("a stranger"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer conn.Close()
 	rpc := oip.NewGRPCInferenceServiceClient(conn)
 	for what, call := range map[string]func(ctx context.Context) error{
@@ -203,9 +198,7 @@ func TestAPriorityReachesTheRing(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.http+"/v2/models/double/infer", strings.NewReader(`{"parameters":{"priority":2},"inputs":[`+goodInput+`]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	go func() { _, _ = http.DefaultClient.Do(req) }()
 	r.eventually("it waits", func() error {
 		if n := r.stats("double").QueueLength; n != 1 {
@@ -269,9 +262,7 @@ func TestModelsComeAndGoWhileTheGatewayRuns(t *testing.T) {
 	})
 	ready := func() int {
 		rep, err := http.Get(r.http + "/v2/models/double/ready")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		rep.Body.Close()
 		return rep.StatusCode
 	}
@@ -404,9 +395,7 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 	})
 	r.underWay(2)
 	idle, err := net.Dial("tcp", strings.TrimPrefix(r.http, "http://")) // a connection without a request must not hold it up
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer idle.Close()
 	stopped := make(chan error, 1)
 	go func() { stopped <- r.stop() }()
@@ -447,9 +436,7 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 	for err := range results {
 		t.Error(err)
 	}
-	if err := <-stopped; err != nil {
-		t.Error(err)
-	}
+	must.Check(t, <-stopped)
 }
 
 func TestDrainingEndsStreamsThatNothingIsUnderWayIn(t *testing.T) {
@@ -458,24 +445,16 @@ func TestDrainingEndsStreamsThatNothingIsUnderWayIn(t *testing.T) {
 	h := newHeld()
 	r.worker(m, h.run)
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer conn.Close()
 	watch, err := healthpb.NewHealthClient(conn).Watch(soon(t), &healthpb.HealthCheckRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if _, err := watch.Recv(); err != nil {
 		t.Fatal(err)
 	}
 	stream, err := oip.NewGRPCInferenceServiceClient(conn).ModelStreamInfer(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.Send(doubleMessage()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
+	must.Do(t, stream.Send(doubleMessage()))
 	<-h.began
 	stopped := make(chan error, 1)
 	go func() { stopped <- r.stop() }()
@@ -492,9 +471,7 @@ func TestDrainingEndsStreamsThatNothingIsUnderWayIn(t *testing.T) {
 	if _, err := stream.Recv(); rpcstatus.Code(err) != codes.Unavailable {
 		t.Errorf("a stream: %v", err)
 	}
-	if err := <-stopped; err != nil {
-		t.Error(err)
-	}
+	must.Check(t, <-stopped)
 }
 
 func TestAStreamIsAnsweredInOrderAndAtOnce(t *testing.T) {
@@ -502,9 +479,7 @@ func TestAStreamIsAnsweredInOrderAndAtOnce(t *testing.T) {
 	r := newRig(t, nil, m)
 	r.worker(m, double)
 	s, err := r.client().ModelStreamInfer(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	const n = 200
 	go func() {
 		for i := range n {
@@ -522,9 +497,7 @@ func TestAStreamIsAnsweredInOrderAndAtOnce(t *testing.T) {
 	}()
 	for i := range n {
 		rep, err := s.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if got := rep.InferResponse.GetId(); got != fmt.Sprint(i) {
 			t.Fatalf("answer %d is of request %s", i, got)
 		}
@@ -552,9 +525,7 @@ func TestLargeAnswersComeFromTheSlotsAndGiveThemBack(t *testing.T) {
 	ask := &oip.ModelInferRequest{ModelName: "big", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "UINT8", 3, 300_000)}, RawInputContents: [][]byte{x}}
 	for range 10 {
 		rep, err := c.ModelInfer(soon(t), ask)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if !bytes.Equal(rep.RawOutputContents[0], x) {
 			t.Fatal("other bytes")
 		}
@@ -564,17 +535,11 @@ func TestLargeAnswersComeFromTheSlotsAndGiveThemBack(t *testing.T) {
 		}
 	}
 	s, err := c.ModelStreamInfer(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for range 5 {
-		if err := s.Send(ask); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Send(ask))
 		rep, err := s.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if !bytes.Equal(rep.InferResponse.GetRawOutputContents()[0], x) {
 			t.Fatal("other bytes in a stream")
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // hurried makes patience short.
@@ -117,9 +118,7 @@ func TestAnAnswerThatNobodyReadsGivesItsSlotsBack(t *testing.T) {
 	}()
 	// gRPC: a stream whose answers are not received fills its window.
 	s, err := r.client().ModelStreamInfer(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for i := range 2 {
 		if err := s.Send(&oip.ModelInferRequest{ModelName: "big", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "UINT8", 1, 8_000_000)}, RawInputContents: [][]byte{x}}); err != nil && i == 0 {
 			t.Fatal(err) // the second may find that the first one's answer was given up

@@ -18,6 +18,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testlog"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -36,9 +37,7 @@ func TestAnnouncedBodiesCostOthersNothing(t *testing.T) {
 		}
 	}
 	r.underWay(8)
-	if err := r.ask(r.connect(), plainDouble()); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, r.ask(r.connect(), plainDouble()))
 	if n := r.g.Limits.Used.Load(); n > 1<<20 {
 		t.Errorf("%d bytes are counted, eight have come", n)
 	}
@@ -78,9 +77,7 @@ func TestHalfBodiesHoldNoSlots(t *testing.T) {
 		}
 	}
 	r.underWay(32)
-	if err := r.ask(r.connect(), plainDouble()); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, r.ask(r.connect(), plainDouble()))
 	if k := r.model("double"); wholeWindow(8, 8, k, &k.Single) != nil {
 		t.Error("they hold slots")
 	}
@@ -110,9 +107,7 @@ func TestOneCallerHasAQuarterOfTheWindow(t *testing.T) {
 	inRing(13)
 	release()
 	for range 40 {
-		if err := <-answers; err != nil {
-			t.Error(err)
-		}
+		must.Check(t, <-answers)
 	}
 	r.idle()
 }
@@ -147,9 +142,7 @@ func TestACallerIsNotSlowWhileItWaitsForASlot(t *testing.T) {
 	time.Sleep(500 * time.Millisecond) // several times what a body may take
 	close(goOn)
 	for range 3 {
-		if err := <-answers; err != nil {
-			t.Error(err)
-		}
+		must.Check(t, <-answers)
 	}
 	r.idle()
 }
@@ -161,9 +154,7 @@ func TestHalfMessagesHaveAQuarterOfTheBuffers(t *testing.T) {
 	r := newRig(t, func(c *core.Config) { c.MaxBufferedBytes = 8 << 20; c.Pace.Budget = time.Second }, m)
 	r.worker(m, echo)
 	attacker, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP("127.0.0.2")}}).Dial("tcp", r.grpc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer attacker.Close()
 	if _, err := attacker.Write(startOf("ModelInfer")); err != nil {
 		t.Fatal(err)
@@ -205,9 +196,7 @@ func TestALongLivedGRPCConnectionIsNotCountedFull(t *testing.T) {
 	r := newRig(t, func(c *core.Config) { c.MaxBufferedBytes = 256 << 10; c.Pace.Budget = 50 * time.Millisecond }, m)
 	r.worker(m, double)
 	s, err := r.client().ModelStreamInfer(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for i := range 2000 { // many times the caller's part, on one stream that never is idle
 		if err := s.Send(doubleMessage()); err != nil {
 			t.Fatalf("after %d: %v", i, err)
@@ -225,9 +214,7 @@ func TestConnectionsBeyondTheLimitsAreRefused(t *testing.T) {
 	})
 	ask := "GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
 	for range 2 {
-		if err := r.ask(r.connect(), ask); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.ask(r.connect(), ask))
 	}
 	if text, _ := io.ReadAll(r.connect()); !strings.Contains(string(text), "--caller_connections") {
 		t.Errorf("the third of one address is told %q", text)
@@ -260,9 +247,7 @@ func TestOnlyKnownHostsAreServedWhereCallersNeedNoToken(t *testing.T) {
 	} {
 		for _, path := range []string{"/v2", "/v2/models/double/stats", "/v2/repository/index", "/v2/health/live", "/metrics", "/dashboard"} {
 			req, err := http.NewRequestWithContext(soon(t), http.MethodGet, r.http+path, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			req.Host = host
 			a := r.do(req)
 			if allowed && a.status != 200 || !allowed && (a.status != http.StatusMisdirectedRequest || !strings.Contains(a.Error, "--allowed_host")) {
@@ -271,14 +256,10 @@ func TestOnlyKnownHostsAreServedWhereCallersNeedNoToken(t *testing.T) {
 		}
 	}
 	tokens := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(tokens, []byte("me a-token-0123456789\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(tokens, []byte("me a-token-0123456789\n"), 0o600))
 	withTokens := newRig(t, func(c *core.Config) { c.TokenFile = tokens })
 	req, err := http.NewRequestWithContext(soon(t), http.MethodGet, withTokens.http+"/v2", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	req.Host = "any.example"
 	req.Header.Set("Authorization", "Bearer a-token-0123456789")
 	if a := withTokens.do(req); a.status != 200 {
@@ -305,9 +286,7 @@ func TestADrainDoesNotWaitForHalfRequests(t *testing.T) {
 		}
 	}
 	c, err := net.Dial("tcp", r.grpc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer c.Close()
 	if _, err := c.Write(append(startOf("ModelInfer"), frame(frameData, 0, 1, []byte{0, 0, 1, 0, 0, 'x'})...)); err != nil {
 		t.Fatal(err)
@@ -327,13 +306,9 @@ func TestADrainDoesNotWaitForHalfRequests(t *testing.T) {
 	}
 	release()
 	for range cap(finished) {
-		if err := <-finished; err != nil {
-			t.Error(err)
-		}
+		must.Check(t, <-finished)
 	}
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	must.Check(t, <-ended)
 }
 
 const (

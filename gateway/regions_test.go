@@ -16,6 +16,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // shared makes a file of shared memory, of this user.
@@ -23,9 +24,7 @@ func (r *rig) shared(name string, content []byte) (key string) {
 	r.t.Helper()
 	key = fmt.Sprintf("/rb-test-%d-%s", os.Getpid(), name)
 	path := filepath.Join("/dev/shm", key)
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, os.WriteFile(path, content, 0o600))
 	r.t.Cleanup(func() { os.Remove(path) })
 	return key
 }
@@ -66,9 +65,7 @@ func TestTensorsLieInTheCallersSharedMemory(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	got, err := os.ReadFile(filepath.Join("/dev/shm", key))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	content = append(append(append(append(make([]byte, 8), floats(1, 2, 3, 4)...), make([]byte, 8)...), floats(2, 4, 6, 8)...), make([]byte, 16)...)
 	if !bytes.Equal(got, content) {
 		t.Errorf("%x, not %x", got, content)
@@ -94,15 +91,11 @@ func TestTensorsLieInTheCallersSharedMemory(t *testing.T) {
 	if a := r.infer("double", inShared("a,0,16", "again,20,16")); a.status != 400 || !strings.Contains(a.Error, "overlaps") {
 		t.Errorf("by another name: %d %q", a.status, a.Error)
 	}
-	if err := os.Truncate(filepath.Join("/dev/shm", key), 24); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Truncate(filepath.Join("/dev/shm", key), 24))
 	if a := r.infer("double", inShared("a,0,16", "b,0,16")); a.status != 400 || !strings.Contains(a.Error, "shortened") {
 		t.Errorf("a file whose output was cut off: %d %q", a.status, a.Error)
 	}
-	if err := os.Truncate(filepath.Join("/dev/shm", key), 8); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Truncate(filepath.Join("/dev/shm", key), 8))
 	if a := r.infer("double", inShared("a,0,16", "b,0,16")); a.status != 400 || !strings.Contains(a.Error, "shortened") {
 		t.Errorf("a file that was shortened: %d %q", a.status, a.Error)
 	}
@@ -113,9 +106,7 @@ func TestOnlySharedMemoryOfTheCallersIsRegistered(t *testing.T) {
 	r := newRig(t, sharing)
 	key := r.shared("one", make([]byte, 64))
 	link := filepath.Join("/dev/shm", key+"-link")
-	if err := os.Symlink("/etc/passwd", link); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink("/etc/passwd", link))
 	defer os.Remove(link)
 	for _, c := range []struct {
 		name, key    string
@@ -130,9 +121,7 @@ func TestOnlySharedMemoryOfTheCallersIsRegistered(t *testing.T) {
 		}
 	}
 	if os.Getuid() == 0 { // a file of somebody else
-		if err := os.Chown(filepath.Join("/dev/shm", key), 12345, -1); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chown(filepath.Join("/dev/shm", key), 12345, -1))
 		if a := r.register("r", key, 0, 64); a.status != 403 || !strings.Contains(a.Error, "another user") {
 			t.Errorf("of another user: %d %q", a.status, a.Error)
 		}
@@ -182,9 +171,7 @@ func TestARegionThatIsUnregisteredStaysUntilItsRequestsHaveEnded(t *testing.T) {
 
 func TestCallersWithDifferentTokensHaveRegionsOfTheirOwn(t *testing.T) {
 	tokens := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(tokens, []byte("one one-0123456789abcdef\ntwo two-0123456789abcdef\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(tokens, []byte("one one-0123456789abcdef\ntwo two-0123456789abcdef\n"), 0o600))
 	r := newRig(t, func(c *core.Config) { sharing(c); c.TokenFile = tokens })
 	key := r.shared("mine", make([]byte, 64))
 	as := func(who, path, body string) *httpAnswer {
@@ -197,9 +184,7 @@ func TestCallersWithDifferentTokensHaveRegionsOfTheirOwn(t *testing.T) {
 	as("two", "/v2/systemsharedmemory/region/r/unregister", "")
 	status := func(who string) int {
 		req, err := http.NewRequestWithContext(soon(t), http.MethodGet, r.http+"/v2/systemsharedmemory/region/r/status", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		req.Header.Set("Authorization", "Bearer "+who+"-0123456789abcdef")
 		return r.do(req).status
 	}
@@ -227,9 +212,7 @@ func TestRegionsOverGRPC(t *testing.T) {
 	in := rpcInput("x", "FP32", 1, 4)
 	in.Parameters = at(0)
 	rep, err := c.ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{in}, Outputs: []*oip.ModelInferRequest_InferRequestedOutputTensor{{Name: "y", Parameters: at(16)}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if len(rep.RawOutputContents) != 1 || len(rep.RawOutputContents[0]) != 0 { // load tools count the entries
 		t.Errorf("%v", rep)
 	}

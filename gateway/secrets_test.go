@@ -23,6 +23,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
@@ -34,33 +35,25 @@ type authority struct {
 
 func newAuthority(t *testing.T) *authority {
 	a, err := testbed.NewAuthority()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return &authority{t, a}
 }
 
 // write puts a new certificate and its key into files.
 func (a *authority) write(name, certFile, keyFile string) tls.Certificate {
 	pair, err := a.Write(name, time.Now().Add(time.Hour), certFile, keyFile)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	must.Do(a.t, err)
 	return pair
 }
 
 func (a *authority) file(path string) {
-	if err := a.WriteOwn(path); err != nil {
-		a.t.Fatal(err)
-	}
+	must.Do(a.t, a.WriteOwn(path))
 }
 
 func TestTokensAreAskedForAndReadAgainWhenTheyChange(t *testing.T) {
 	tokens := filepath.Join(t.TempDir(), "tokens")
 	write := func(text string) {
-		if err := os.WriteFile(tokens, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(tokens, []byte(text), 0o600))
 	}
 	write("# callers\nfirst first-token-0123456789\n")
 	m := doubler(t)
@@ -156,9 +149,7 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 	if name, err := ask(mine); err != nil || name != "first" {
 		t.Errorf("%q %v", name, err)
 	}
-	if err := rpc(mine); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, rpc(mine))
 	stranger := newAuthority(t).write("stranger", "", "")
 	for _, certs := range [][]tls.Certificate{nil, {stranger}} {
 		if _, err := ask(certs...); err == nil {
@@ -186,9 +177,7 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 	defer transport.CloseIdleConnections()
 	web := func() int {
 		rep, err := (&http.Client{Transport: transport}).Post(url, "", strings.NewReader(`{"inputs":[`+goodInput+`]}`))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		defer rep.Body.Close()
 		_, _ = io.Copy(io.Discard, rep.Body)
 		return rep.StatusCode

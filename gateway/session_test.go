@@ -21,6 +21,7 @@ import (
 	rpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ringbatch/ringbatch/gateway/core"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testlog"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -38,13 +39,9 @@ func (r *rig) say(text string) (status int, body string) {
 func (r *rig) hear(c net.Conn) (status int, body string) {
 	r.t.Helper()
 	rep, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	all, err := io.ReadAll(rep.Body)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	return rep.StatusCode, string(all)
 }
 
@@ -89,9 +86,7 @@ func TestAMethodThatAPathDoesNotHaveIsRefusedWithThoseItHas(t *testing.T) {
 		{"POST", "/v2/systemsharedmemory/status", "GET, HEAD"},
 	} {
 		req, err := http.NewRequestWithContext(soon(t), k.method, r.http+k.path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if a := r.do(req); a.status != 405 || a.header.Get("Allow") != k.allow || a.Error == "" {
 			t.Errorf("%s %s: %d, Allow %q, %q", k.method, k.path, a.status, a.header.Get("Allow"), a.Error)
 		}
@@ -109,9 +104,7 @@ func TestACallersTimeoutHoldsWhileItsModelIsDialled(t *testing.T) {
 	r.broker()
 	// Somebody answers at the broker's place, but never says anything.
 	l, err := net.Listen("unix", r.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer l.Close()
 	if a := r.infer("double", `{"parameters":{"timeout":100000},"inputs":[`+goodInput+`]}`); a.status != 504 {
 		t.Errorf("HTTP: %d %s", a.status, a.Error)
@@ -137,9 +130,7 @@ func TestAStormOfAbortedRequestsLeavesNothingBehind(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 	descriptors := func() int {
 		list, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return len(list)
 	}
 	r.idle()

@@ -15,6 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/gateway"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/internal/testlog"
 	"github.com/ringbatch/ringbatch/policy"
@@ -42,9 +43,7 @@ func take(t *testing.T) *taken {
 	t.Cleanup(func() { _ = b.broker.Close() })
 	w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: signature(t, "x:i32[1]", "y:i32[1]"), Socket: b.broker.Socket(),
 		Memory: b.mem, Policy: policy.New(policy.WaitTime(0))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(w.Close)
 	b.q = commit(t, b.dial(), 2)[0]
 	if b.batch, err = w.Next(soon(t)); err != nil {
@@ -88,9 +87,7 @@ func TestARequestWithoutAnAnswerNeverEndsWell(t *testing.T) {
 	})
 	t.Run("the broker is gone", func(t *testing.T) {
 		b := take(t)
-		if err := b.broker.Stop(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, b.broker.Stop())
 		b.eventually("the worker learns it", func() bool { return !b.batch.Waiting(0) })
 		trip := b.trip(newHosts(slog.New(slog.DiscardHandler), 8))
 		trip.start()
@@ -126,18 +123,12 @@ func TestAPartIsAnsweredAlsoWhenNobodyWaitsForTheOneBefore(t *testing.T) {
 		return fill(t, c, of(one), of(other))
 	}
 	for _, q := range send(1, 2) { // the relay learns how much the host takes
-		if err := q.Wait(soon(t)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, q.Wait(soon(t)))
 	}
 	list := send(first, second)
 	<-running
-	if err := list[0].Cancel(); err != nil {
-		t.Fatal(err)
-	}
-	if err := list[1].Wait(soon(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, list[0].Cancel())
+	must.Do(t, list[1].Wait(soon(t)))
 	if out, err := list[1].OutputBytes(0); err != nil || !bytes.Equal(out, bytes.Repeat([]byte{second}, size)) {
 		t.Errorf("another answer, which begins with %d; %v", out[0], err)
 	}

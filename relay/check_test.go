@@ -17,6 +17,7 @@ import (
 	rpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testlog"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -78,9 +79,7 @@ func TestWhatTheUserSaysOfTensorsHasToAgreeWithTheFarSide(t *testing.T) {
 		r := &relay{}
 		if c.input != "" {
 			spec, err := tensor.ParseSpec(c.input)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			r.cfg.Inputs = []tensor.Spec{spec}
 		}
 		_, err := r.signatureOf(there, c.header)

@@ -19,6 +19,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -45,9 +46,7 @@ func TestABatchTravelsAsOneAndItsRequestsFailAlone(t *testing.T) {
 		c.Policy = policy.New(policy.MaxBatchSize(4), policy.WaitTime(patience), policy.Slots(64))
 	}, h.address)
 	there, err := client.Dial(soon(t), "m", client.WithSocket(h.broker.Socket()), client.WithMemory(h.mem))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer there.Close()
 	commit(t, there, 1000)
 	<-busy
@@ -87,9 +86,7 @@ func TestPriorityDeadlineAndStatusTravel(t *testing.T) {
 	if err == nil {
 		err = errors.Join(q.SetPriority(1), q.SetDeadline(time.Now().Add(patience)), q.Commit(soon(t)))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if err := q.Wait(soon(t)); !errors.Is(err, status.ErrWorkerDied) || !strings.Contains(err.Error(), "it killed two") {
 		t.Errorf("ended with %v", err)
 	}
@@ -133,9 +130,7 @@ func TestCancellationTravels(t *testing.T) {
 	l := newLocal(t, nil, h.address)
 	q := commit(t, l.dial(), 2)[0]
 	<-running
-	if err := q.Cancel(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, q.Cancel())
 	select {
 	case <-gone:
 	case <-time.After(patience):
@@ -163,22 +158,16 @@ func TestLargeBatchesTravel(t *testing.T) {
 	var list []client.Request
 	for i := range 32 {
 		q, err := c.Claim(soon(t), 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		in, _ := q.InputBytes(0)
 		for k := range in {
 			in[k] = byte(k*7 + i)
 		}
 		list = append(list, q)
 	}
-	if err := client.CommitAll(soon(t), list); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, client.CommitAll(soon(t), list))
 	for i, q := range list {
-		if err := q.Wait(soon(t)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, q.Wait(soon(t)))
 		out, err := q.OutputBytes(0)
 		if err != nil || len(out) != row {
 			t.Fatalf("request %d: %d bytes, %v", i, len(out), err)
@@ -278,9 +267,7 @@ func TestABatchIsSentWhileTheOneBeforeIsNotAnswered(t *testing.T) {
 	list := commit(t, c, 2) // with its end the broker learns that two are welcome
 	<-begun
 	goOn <- struct{}{}
-	if err := list[0].Wait(soon(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, list[0].Wait(soon(t)))
 	for _, v := range []int32{4, 6} {
 		list = append(list, commit(t, c, v)...)
 		<-begun
@@ -307,9 +294,7 @@ func TestTheLocalBrokerMayBeRestarted(t *testing.T) {
 			defer q.Release()
 			return q.Commit(soon(t)) == nil && q.Wait(soon(t)) == nil
 		})
-		if err := errors.Join(l.broker.Stop(), l.broker.Start()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(l.broker.Stop(), l.broker.Start()))
 	}
 }
 
@@ -324,9 +309,7 @@ func TestAHostWithAnotherSignatureIsLeftOut(t *testing.T) {
 	l.eventually("it is said", func() bool { return l.log.Has("as the first host told") })
 	for i := range int32(20) {
 		q := commit(t, c, 2*i)[0]
-		if err := q.Wait(soon(t)); err != nil {
-			t.Error(err)
-		}
+		must.Check(t, q.Wait(soon(t)))
 		_ = q.Release()
 	}
 	if wrong.Load() != 0 {
@@ -382,9 +365,7 @@ func TestAnAnswerOfAnotherShapeTypeOrNameFails(t *testing.T) {
 		defer q.Release()
 		return q.Wait(soon(t))
 	}
-	if err := ask(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, ask())
 	for what, change := range map[string]func(a *oip.ModelInferResponse){
 		`"y" has shape`:      func(a *oip.ModelInferResponse) { a.Outputs[0].Shape = []int64{4, 2, 1} },
 		`"z" has shape`:      func(a *oip.ModelInferResponse) { a.Outputs[1].Shape = []int64{1, 2} },
@@ -403,9 +384,7 @@ func TestEachProblemOfAHostIsOneClearSentence(t *testing.T) {
 	old := httptest.NewServer(http.NotFoundHandler()) // a balancer that speaks HTTP/1
 	defer old.Close()
 	mute, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and says nothing
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer mute.Close()
 	good := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
 	http1 := strings.TrimPrefix(old.URL, "http://")

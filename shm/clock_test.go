@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 func BenchmarkNow(b *testing.B) {
@@ -17,9 +19,7 @@ func BenchmarkNow(b *testing.B) {
 
 func TestNowIsTheKernelsMonotonicClock(t *testing.T) {
 	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts))
 	if d := time.Duration(Now() - ts.Nano()); d < -time.Millisecond || d > time.Minute {
 		t.Errorf("Now is %v after the kernel's clock", d)
 	}

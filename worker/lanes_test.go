@@ -12,6 +12,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
@@ -75,9 +76,7 @@ func TestAFailureThatIsAStatusReachesTheClientAsThatStatus(t *testing.T) {
 
 func TestABatchTellsItsLevelAndWhoStillWaits(t *testing.T) {
 	r := newRing(t, 2)
-	if err := admin.New(r.socket).Set(soon(t), "m", policy.New(policy.Priorities(3))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, admin.New(r.socket).Set(soon(t), "m", policy.New(policy.Priorities(3))))
 	c := r.dial()
 	w := r.attach(r.config(1))
 	send := func(level int, deadline time.Time) client.Request {
@@ -91,9 +90,7 @@ func TestABatchTellsItsLevelAndWhoStillWaits(t *testing.T) {
 		if err == nil {
 			err = q.Commit(context.Background())
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return q
 	}
 	send(2, time.Time{})
@@ -114,9 +111,7 @@ func TestABatchTellsItsLevelAndWhoStillWaits(t *testing.T) {
 	if b.Level() != 1 {
 		t.Errorf("level %d, want that of the most urgent request, 1", b.Level())
 	}
-	if err := hasty.Wait(soon(t)); !errors.Is(err, status.ErrExpired) {
-		t.Errorf("a request with a deadline of its own: %v", err)
-	}
+	must.Fail(t, "a request with a deadline of its own", hasty.Wait(soon(t)), status.ErrExpired)
 	if open := []bool{b.Waiting(0), b.Waiting(1)}; open[0] == open[1] {
 		t.Errorf("one of two has expired, open are %v", open)
 	}

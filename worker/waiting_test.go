@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -21,16 +22,12 @@ func TestABatchsContextEndsOnceNobodyWaits(t *testing.T) {
 	if _, ok := b.Deadline(); ok {
 		t.Error("requests without a deadline have one")
 	}
-	if err := reqs[0].Cancel(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, reqs[0].Cancel())
 	ends(t, reqs[0], client.ErrCanceled)
 	if b.Waiting(0) || !b.Waiting(1) || ctx.Err() != nil {
 		t.Errorf("after one of two was canceled: %v, %v, %v", b.Waiting(0), b.Waiting(1), ctx.Err())
 	}
-	if err := reqs[1].Cancel(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, reqs[1].Cancel())
 	<-ctx.Done()
 	if !errors.Is(context.Cause(ctx), status.ErrCanceled) {
 		t.Errorf("ended with %v", context.Cause(ctx))
@@ -49,12 +46,8 @@ func TestABatchsContextEndsWithItsLastDeadline(t *testing.T) {
 		end, _ := ctx.Deadline()
 		at = append(at, end)
 		req, err := r.client.Claim(ctx, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := req.Commit(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
+		must.Do(t, req.Commit(ctx))
 	}
 	b := next(t, w)
 	ctx, cancel := b.Context(context.Background())

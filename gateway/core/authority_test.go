@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
@@ -20,25 +21,19 @@ type authority struct {
 
 func newAuthority(t *testing.T) *authority {
 	a, err := testbed.NewAuthority()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return &authority{t, a}
 }
 
 // write puts a new certificate and its key into files.
 func (a *authority) write(name, certFile, keyFile string) tls.Certificate {
 	pair, err := a.Write(name, time.Now().Add(time.Hour), certFile, keyFile)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	must.Do(a.t, err)
 	return pair
 }
 
 func (a *authority) file(path string) {
-	if err := a.WriteOwn(path); err != nil {
-		a.t.Fatal(err)
-	}
+	must.Do(a.t, a.WriteOwn(path))
 }
 
 // secretFiles are a certificate with its key, and a token.
@@ -47,9 +42,7 @@ func secretFiles(t *testing.T) (cert, key, tokens string, write func(file, text 
 	cert, key, tokens = filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "t")
 	write = func(file, text string) {
 		t.Helper()
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, []byte(text), 0o600))
 	}
 	newAuthority(t).write("gateway", cert, key)
 	write(tokens, "first first-token-0123456789\n")

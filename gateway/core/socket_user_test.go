@@ -6,23 +6,19 @@ import (
 	"io"
 	"net"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // A socket that its owner has closed is listed as root's.
 func TestACallerThatHungUpIsNobody(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer l.Close()
 	theirs, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	ours, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer ours.Close()
 	local, remote := addrPort(ours.LocalAddr()), addrPort(ours.RemoteAddr())
 	if _, err := socketUser(remote, local); err != nil {

@@ -12,6 +12,7 @@ import (
 	rpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ringbatch/ringbatch/gateway/core"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/tensor"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -22,9 +23,7 @@ func TestUnpackedContentsAreReadAsPackedOnes(t *testing.T) {
 	in := &core.Input{Name: "x", DType: tensor.I16, Shape: []int{1, 3}}
 	// int_contents: 1 and then -2 by themselves, 3 in a packed list.
 	encoded := []byte{0x10, 1, 0x10, 0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 0x12, 1, 3}
-	if err := (rpcCall{c}).readContents(in, encoded); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, (rpcCall{c}).readContents(in, encoded))
 	if got := fmt.Sprint([]byte(*in.Src.(*core.BytesSource))); got != "[1 0 254 255 3 0]" {
 		t.Errorf("got %s", got)
 	}
@@ -44,9 +43,7 @@ func TestARelayHasItsCallsWholeTime(t *testing.T) {
 
 func TestAFaultEndsOneCallNotTheGateway(t *testing.T) {
 	g, err := core.New(core.Config{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	door := &rpcDoor{g: g}
 	if _, err := door.infer(t.Context(), func(any) error { panic("a fault of gRPC") }); rpcstatus.Code(err) != codes.Internal {
 		t.Error(err)

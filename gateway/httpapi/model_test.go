@@ -8,6 +8,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/gateway/core"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -15,13 +16,9 @@ import (
 // lone is a model of a gateway that serves nobody.
 func lone(t testing.TB) *core.Model {
 	g, err := core.New(core.Config{MaxMessageBytes: 1 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	sig, err := tensor.ParseSignature([]string{"x:f32[2]", "v:i16[<=3]"}, []string{"y:f32[2]"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return core.NewModel(g, &admin.Model{Name: "m", Signature: sig})
 }
 

@@ -8,13 +8,13 @@ import (
 
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 func TestAMessageThatIsCutOffInItsLastFieldIsRefused(t *testing.T) {
 	whole, err := proto.Marshal(&ModelInferRequest{ModelName: "double", RawInputContents: [][]byte{make([]byte, 16)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for name, tail := range map[string][]byte{
 		"a varint":       {100<<3&0x7f | 0x80, 100 >> 4, 0x80},
 		"a fixed32":      {100<<3&0x7f | 0x80 | 5, 100 >> 4, 1, 2, 3},

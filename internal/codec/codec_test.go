@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -219,9 +220,7 @@ func TestNPYFilesMayLeaveTheRowDimensionOut(t *testing.T) {
 	for _, shape := range [][]int{{1, 3}, {3}} {
 		var file bytes.Buffer
 		in := tensor.Tensor{Name: "x", DType: tensor.BF16, Shape: shape, Data: []byte{1, 2, 3, 4, 5, 6}}
-		if err := WriteNPY(&file, in); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, WriteNPY(&file, in))
 		got, err := ReadNPY(&file, &spec, 1<<20)
 		if err != nil || got.DType != tensor.BF16 || !slices.Equal(got.Shape, []int{1, 3}) || !bytes.Equal(got.Data, in.Data) {
 			t.Errorf("%v: %+v, %v", shape, got, err)
@@ -309,9 +308,7 @@ func BenchmarkReadF32(b *testing.B) {
 	text := append(AppendJSON([]byte("["), tensor.F32, data, false), ']')
 	b.SetBytes(int64(len(text)))
 	for b.Loop() {
-		if err := NewReader(text, tensor.F32, []int{1, 1024}).Fill(data); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, NewReader(text, tensor.F32, []int{1, 1024}).Fill(data))
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // Each of these made the decoder ask for memory by the gigabyte.
@@ -70,20 +72,14 @@ func TestARequestWithManyValuesIsRead(t *testing.T) {
 		r.Policy[strconv.Itoa(i)] = "1"
 	}
 	body, err := msgpack.Marshal(&r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := Decode(body, &Request{}); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, err)
+	must.Check(t, Decode(body, &Request{}))
 }
 
 func TestALongListOfModelsIsRead(t *testing.T) {
 	models := make([]Model, 10_000)
 	body, err := msgpack.Marshal(&Reply{Models: models})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if len(body) > MaxFrame {
 		t.Fatalf("%d bytes", len(body))
 	}

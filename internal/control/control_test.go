@@ -17,21 +17,19 @@ import (
 
 	"github.com/vmihailenco/msgpack/v5"
 	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 func pair(t *testing.T) (a, b *net.UnixConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	conn := func(fd int) *net.UnixConn {
 		f := os.NewFile(uintptr(fd), "pair")
 		defer f.Close()
 		c, err := net.FileConn(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		t.Cleanup(func() { c.Close() })
 		return c.(*net.UnixConn)
 	}
@@ -46,14 +44,10 @@ func TestAFrameArrivesAsItWasSentWithItsDescriptors(t *testing.T) {
 		Worker: &WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[2]"}, Depth: 2, PadTo: 8, Pad: "fixed"},
 		Policy: map[string]string{"k": strings.Repeat("v", 100_000)}}
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer r.Close()
 	go func() {
-		if err := Send(a, soon(), &sent, int(w.Fd())); err != nil {
-			t.Error(err)
-		}
+		must.Check(t, Send(a, soon(), &sent, int(w.Fd())))
 		w.Close()
 	}()
 	var got Request
@@ -85,20 +79,14 @@ func TestADescriptorIsTakenOnlyAfterARequestThatAnnouncesIt(t *testing.T) {
 	}{{}, {with: 1}, {with: 1, after: 1}, {after: 1, looked: true, want: true}, {after: 3, looked: true, want: true}, {with: 2, after: 1, looked: true, want: true}, {with: 1, looked: true}} {
 		a, b := pair(t)
 		r, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := Send(a, soon(), &Request{Op: OpWorker, GPU: "GPU-1"}, slices.Repeat([]int{int(w.Fd())}, c.with)...); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
+		must.Do(t, Send(a, soon(), &Request{Op: OpWorker, GPU: "GPU-1"}, slices.Repeat([]int{int(w.Fd())}, c.with)...))
 		if c.after == 1 {
 			err = SendOffer(a, soon(), int(w.Fd()))
 		} else {
 			_, _, err = a.WriteMsgUnix([]byte{0}, unix.UnixRights(slices.Repeat([]int{int(w.Fd())}, c.after)...), nil)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		w.Close()
 		a.Close()
 		var got Request
@@ -153,26 +141,20 @@ func TestALengthOutsideTheLimitsIsNotBelieved(t *testing.T) {
 		}
 	}
 	a, _ := pair(t)
-	if err := Send(a, soon(), &Request{Name: strings.Repeat("x", MaxFrame)}); !errors.Is(err, ErrFrame) {
-		t.Errorf("sending too much: %v", err)
-	}
+	must.Fail(t, "sending too much", Send(a, soon(), &Request{Name: strings.Repeat("x", MaxFrame)}), ErrFrame)
 }
 
 func TestMoreDescriptorsThanAllowedAreRefusedAndClosed(t *testing.T) {
 	a, b := pair(t)
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer r.Close()
 	fds := make([]int, 40)
 	for i := range fds {
 		fds[i] = int(w.Fd())
 	}
 	before := openFDs(t)
-	if err := Send(a, soon(), &Request{Op: OpPing}, fds...); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Send(a, soon(), &Request{Op: OpPing}, fds...))
 	var req Request
 	got, err := Receive(b, soon(), &req)
 	if !errors.Is(err, ErrFrame) {
@@ -188,9 +170,7 @@ func TestMoreDescriptorsThanAllowedAreRefusedAndClosed(t *testing.T) {
 func openFDs(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return len(list)
 }
 
@@ -238,9 +218,7 @@ func FuzzDecode(f *testing.F) {
 		&Reply{Code: 3, Message: "no", Attached: &Attached{Model: "m", Inputs: []string{"x:f32[4]"}}, Models: []Model{{Name: "m"}}},
 	} {
 		body, err := msgpack.Marshal(msg)
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.Do(f, err)
 		f.Add(body)
 	}
 	f.Add([]byte{0x81, 0xa1, 'x', 0xdd, 0xff, 0xff, 0xff, 0xff})

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 func TestAFallbackFolderOfSomebodyElseIsNotTrusted(t *testing.T) {
@@ -31,19 +33,13 @@ func TestAFallbackFolderOfSomebodyElseIsNotTrusted(t *testing.T) {
 		}
 	}
 	ok("no folder yet", path)
-	if err := os.Symlink(tmp, dir); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(tmp, dir))
 	refused("a link to somewhere else")
 	_ = os.Remove(dir)
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(dir, 0o700))
 	ok("its own folder", path)
 	if os.Getuid() == 0 {
-		if err := os.Chown(dir, 12345, 12345); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chown(dir, 12345, 12345))
 		refused("a folder of another user")
 	}
 	ok("a folder that was chosen", "/run/somebody/broker.sock")

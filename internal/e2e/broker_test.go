@@ -18,6 +18,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -167,9 +168,7 @@ func TestAPolicyThatIsSetDuringADrainDoesNotMakeItWait(t *testing.T) {
 	h.queued(1)
 	h.broker.Signal(syscall.SIGTERM)
 	h.draining()
-	if err := admin.New(h.socket).Set(t.Context(), m.Name, map[string]string{"lease": "20s"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, admin.New(h.socket).Set(t.Context(), m.Name, map[string]string{"lease": "20s"}))
 	h.newWorker(job{Model: m})
 	a.ends(t, nil)
 	h.broker.expect("drained")
@@ -220,9 +219,7 @@ func TestASecondBrokerOnTheSameSocketIsRefused(t *testing.T) {
 func TestABrokerThatEndsLeavesTheSocketOfAnotherAlone(t *testing.T) {
 	h := newHost(t, theModel)
 	for _, f := range []string{h.socket, h.socket + ".lock"} {
-		if err := os.Remove(f); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Remove(f))
 	}
 	first := h.broker
 	h.startBroker()
@@ -270,14 +267,10 @@ func TestTheSocketOfAKilledBrokerIsTakenOver(t *testing.T) {
 
 func TestAFileThatIsNoSocketIsNotTouched(t *testing.T) {
 	dir, err := os.MkdirTemp("", "rb")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "precious")
-	if err := os.WriteFile(path, []byte("data"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte("data"), 0o600))
 	if _, err := broker.New(broker.Config{Socket: path}); err == nil {
 		t.Error("a broker took a file for a stale socket")
 	}
@@ -302,9 +295,7 @@ func TestASocketOnWhichSomebodyAnswersIsNotTakenOver(t *testing.T) {
 	h.stop()
 
 	other, err := net.Listen("unix", h.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer other.Close()
 	if _, err := broker.New(broker.Config{Socket: h.socket}); !errors.Is(err, status.ErrBrokerRunning) {
 		t.Errorf("a broker on another program's socket: %v", err)
@@ -321,9 +312,7 @@ func TestOtherUsersAreRefusedUnlessListed(t *testing.T) {
 	const nobody = 65534
 	h := idleHost(t, theModel)
 	h.job.OpenFolder = true
-	if err := os.Chmod(h.bed.Dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(h.bed.Dir, 0o755))
 	asNobody := func(role, do string) *proc {
 		return h.start(testbed.Spec{Role: role, Job: job{Socket: h.socket, Model: theModel, Do: do}, UID: nobody})
 	}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
@@ -79,9 +80,7 @@ func makeGroup(t *testing.T, dir, limit string, mib int) *group {
 		_ = os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+memory"), 0o644)
 	}
 	if mib > 0 {
-		if err := os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(mib<<20)), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(mib<<20)), 0o644))
 	}
 	return g
 }
@@ -141,9 +140,7 @@ func TestABrokerInASmallMemoryCgroupRefusesWhatDoesNotFitAndServesTheRest(t *tes
 			fits := sized("small", 16)
 			h.worker(fits)
 			small, err := client.Dial(background(t), "small", client.WithSocket(h.socket), client.WithWindow(8))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if err := askSized(background(t), small, fits.Width, cmdAnswer, 0, 4); err != nil {
 				t.Errorf("a model that fits: %v", err)
 			}
@@ -222,9 +219,7 @@ func TestAClientInASmallMemoryCgroupIsToldNoMemory(t *testing.T) {
 	}
 	g.nobodyWasKilled()
 	c := h.dial(client.WithWindow(8)) // nobody else is bound
-	if err := askSized(background(t), c, m.Width, cmdAnswer, 0, 1); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, askSized(background(t), c, m.Width, cmdAnswer, 0, 1))
 	c.Close()
 	h.settled()
 }

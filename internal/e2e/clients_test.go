@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/worker"
@@ -48,9 +49,7 @@ func TestAClientThatForkedAndDiedIsNoticedWhileItsChildKeepsTheConnection(t *tes
 	h.worker(theModel)
 	c := h.client("fork")
 	var pid int
-	if err := c.Expect("forked", &pid, patience); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Expect("forked", &pid, patience))
 	defer func() {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}()
@@ -98,21 +97,15 @@ func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
 	var last client.Request
 	for i := range n {
 		req, err := c.Claim(t.Context(), 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if b, err := req.InputBytes(0); err == nil {
 			clear(b)
 		}
-		if err := req.Commit(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, req.Commit(t.Context()))
 		if i > 0 {
 			_ = last.Release()
 		}
-		if err := req.WaitFor(patience); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, req.WaitFor(patience))
 		last = req
 	}
 	if why := r.model("m").Reasons; why["nobody"] != n {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
@@ -60,9 +61,7 @@ func TestAClientThatSpoilsThePayloadSpoilsNothingElse(t *testing.T) {
 	before := h.dial()
 	p := damage(h, "planes", 1)
 	p.expect("done")
-	if err := p.end(); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, p.end())
 	works(t, before, 20)
 	after := h.dial() // the header it overwrote is not what others go by
 	works(t, after, 20)
@@ -81,9 +80,7 @@ func TestAClientCannotWriteTheBoardOrShrinkASegment(t *testing.T) {
 	p.expect("mmap refused")
 	p.expect("mprotect refused")
 	p.expect("truncate refused")
-	if err := p.end(); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, p.end())
 	h.settled()
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
@@ -59,9 +60,7 @@ func idleHost(t *testing.T, models ...testbed.Model) *host {
 	t.Helper()
 	h := &host{t: t, mine: usageOf(t, os.Getpid())}
 	bed, err := testbed.New(context.Background()) // not the test's, which ends before its clean-up
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(bed.Close)
 	h.bed, h.socket = bed, bed.Path("b.sock")
 	h.job = testbed.BrokerJob{Socket: h.socket, Models: models, DrainTime: 10 * patience, WorkerGrace: 10 * patience}
@@ -71,9 +70,7 @@ func idleHost(t *testing.T, models ...testbed.Model) *host {
 func usageOf(t *testing.T, pid int) testbed.Usage {
 	t.Helper()
 	u, err := testbed.UsageOf(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return u
 }
 
@@ -81,9 +78,7 @@ func usageOf(t *testing.T, pid int) testbed.Usage {
 func (h *host) start(s testbed.Spec) *proc {
 	h.t.Helper()
 	p, err := h.bed.Start(s)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	h.t.Cleanup(func() {
 		if h.t.Failed() {
 			h.t.Logf("--- %s:\n%s", p, p.Log())
@@ -145,9 +140,7 @@ func (h *host) keepWorker(j job) (stop func()) {
 // set changes a key of a model's policy.
 func (h *host) set(m testbed.Model, key, value string) {
 	h.t.Helper()
-	if err := admin.New(h.socket).Set(h.t.Context(), m.Name, map[string]string{key: value}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, admin.New(h.socket).Set(h.t.Context(), m.Name, map[string]string{key: value}))
 }
 
 // workerStats is what the statistics say of a worker.
@@ -170,9 +163,7 @@ func (h *host) client(do string) *proc {
 func (h *host) dial(opts ...client.Option) *client.Client {
 	h.t.Helper()
 	c, err := h.tryDial(append(opts, client.WaitForModel())...)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	return c
 }
 
@@ -329,9 +320,7 @@ func (p *proc) end() error {
 // expect waits for a message of that name.
 func (p *proc) expect(name string) {
 	p.t.Helper()
-	if err := p.Expect(name, nil, patience); err != nil {
-		p.t.Fatal(err)
-	}
+	must.Do(p.t, p.Expect(name, nil, patience))
 }
 
 // refused expects that the process's first word is that error, whose text has

@@ -22,6 +22,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
@@ -33,9 +34,7 @@ import (
 func connect(t *testing.T, socket string) *net.UnixConn {
 	t.Helper()
 	c, err := attach.Dial(t.Context(), socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -247,9 +246,7 @@ func TestTheModelsThatAUsersWorkersDeclareAreLimitedByName(t *testing.T) {
 	keep := func(name string, slots int) *worker.Worker {
 		t.Helper()
 		w, err := declare(name, slots, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		t.Cleanup(w.Close)
 		return w
 	}
@@ -300,9 +297,7 @@ func TestRepliesLongerThanAFrameArriveWhole(t *testing.T) {
 		cfg.Models = append(cfg.Models, broker.ModelConfig{Name: fmt.Sprint("m", i), Signature: sig, Policy: p})
 	}
 	l, err := testbed.StartLocal(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer l.Close()
 	a := admin.New(l.Socket())
 	list, err := a.Models(t.Context())
@@ -310,9 +305,7 @@ func TestRepliesLongerThanAFrameArriveWhole(t *testing.T) {
 		t.Errorf("%d models, %v", len(list), err)
 	}
 	raw, err := a.StatsJSON(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	s, err := a.Stats(t.Context())
 	if err != nil || len(s.Models) != models {
 		t.Errorf("statistics of %d bytes: %v", len(raw), err)
@@ -328,9 +321,7 @@ func TestWhatAPeerCallsItselfIsShownPrintableAndShort(t *testing.T) {
 		Model: "m", Signature: theModel.Signature(), Socket: h.socket,
 		Name: "good\x1b[2J\nm: forged line\u202e", GPU: strings.Repeat("\x1b]0;x\a", 100_000/6),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer w.Close()
 	got := h.model("m").Workers[0]
 	if want := `good\x1b[2J\x0am: forged line\xe2\x80\xae`; got.Name != want {
@@ -345,21 +336,15 @@ func TestAStrangerWhoConnectsAllTheTimeFillsNoLog(t *testing.T) {
 	h, other := strangers(t, theModel)
 	h.job.AllowedUIDs = []int{0}
 	h.job.Log = h.bed.Path("log")
-	if err := os.WriteFile(h.job.Log, nil, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(h.job.Log, nil, 0o666))
 	_ = os.Chmod(h.job.Log, 0o666)
 	h.startBroker()
 	began := time.Now()
 	p := h.start(testbed.Spec{Role: "knocker", Job: job{Socket: h.socket}, UID: other})
 	var refused int
-	if err := p.Expect("refused", &refused, patience); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.Expect("refused", &refused, patience))
 	log, err := os.ReadFile(h.job.Log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	lines, most := bytes.Count(log, []byte("uid not allowed")), 40+20*int(time.Since(began)/(10*time.Second)) // 20 in 10 s
 	t.Logf("%d answers, %d lines of the log", refused, lines)
 	if lines == 0 || lines > most || refused == 0 {

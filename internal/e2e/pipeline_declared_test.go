@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -18,9 +19,7 @@ func TestAPolicyIsSetForAStageAndNotForThePipeline(t *testing.T) {
 	h := newHost(t, thePipeline)
 	a := admin.New(h.socket)
 	ctx := background(t)
-	if err := a.Set(ctx, "m/s2", map[string]string{"wait_time": "7ms", "max_batch_size": "4"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.Set(ctx, "m/s2", map[string]string{"wait_time": "7ms", "max_batch_size": "4"}))
 	if s := h.model("m/s2"); s.Policy["wait_time"] != "7ms" || h.model("m/s1").Policy["wait_time"] != "1ms" || h.model("m").MaxBatchSize != 4 {
 		t.Errorf("%v", s.Policy)
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/worker"
@@ -42,9 +43,7 @@ func TestASlowStagePushesBackOnTheClients(t *testing.T) {
 		all = append(all, c)
 		for range each {
 			asked.Go(func() {
-				if err := ask(background(t), c, cmdAnswer, 0, 1); err != nil {
-					t.Error(err)
-				}
+				must.Check(t, ask(background(t), c, cmdAnswer, 0, 1))
 			})
 		}
 	}
@@ -124,9 +123,7 @@ func randomPipeline(t *testing.T, seed int64, lasts time.Duration) {
 	r.settled()
 	for stage := 1; stage <= 2; stage++ {
 		line := r.model("m/" + m.StageName(stage))
-		if err := testbed.Settled(&line); err != nil {
-			t.Error(err)
-		}
+		must.Check(t, testbed.Settled(&line))
 	}
 	if exp.ends["ok"] == 0 {
 		t.Errorf("nothing succeeded in %v: %v", 10*patience, exp.ends)

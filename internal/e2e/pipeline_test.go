@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -85,13 +86,9 @@ func TestARequestGoesThroughAllStagesAndTheirStatisticsTellOfEach(t *testing.T) 
 	c := h.dial(client.WithWindow(24))
 	works(t, c, 200)
 	for _, rows := range []int{2, 5, 8} {
-		if err := ask(background(t), c, cmdAnswer, 0, rows); err != nil {
-			t.Error(err)
-		}
+		must.Check(t, ask(background(t), c, cmdAnswer, 0, rows))
 	}
-	if err := ask(background(t), c, cmdAnswer, 0, 9); !errors.Is(err, client.ErrTooLarge) {
-		t.Errorf("more rows than a batch: %v", err)
-	}
+	must.Fail(t, "more rows than a batch", ask(background(t), c, cmdAnswer, 0, 9), client.ErrTooLarge)
 	c.Close()
 	h.settled()
 	whole := h.model("m")
@@ -262,9 +259,7 @@ func TestADrainingBrokerFinishesWhatIsInAnyStage(t *testing.T) {
 	}
 	h.broker.Signal(syscall.SIGTERM)
 	h.draining()
-	if err := ask(background(t), c, cmdAnswer, 0, 1); !errors.Is(err, client.ErrDraining) {
-		t.Errorf("accepted while draining: %v", err)
-	}
+	must.Fail(t, "accepted while draining", ask(background(t), c, cmdAnswer, 0, 1), client.ErrDraining)
 	for k := 2; k >= 0; k-- {
 		all[k].Signal(syscall.SIGUSR1)
 		asked[k].ends(t, nil)

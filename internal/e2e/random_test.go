@@ -14,6 +14,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/worker"
@@ -203,9 +204,7 @@ func giveUp(ctx context.Context, c *client.Client, rows int, exp *expected) {
 	if err := req.Release(); err != nil {
 		exp.t.Errorf("release: %v", err)
 	}
-	if err := req.Release(); !errors.Is(err, client.ErrReleased) {
-		exp.t.Errorf("second release: %v", err)
-	}
+	must.Fail(exp.t, "second release", req.Release(), client.ErrReleased)
 }
 
 // No wait may be forgotten: many goroutines wait on one client, leaders and

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -93,9 +94,7 @@ func TestABrokerThatCannotAcceptStillSaysWhy(t *testing.T) {
 	h.eventually("the next client is told", func() error { // on a slow machine the first are hung up on before it comes
 		for range 2 * h.limits.Descriptors {
 			s, err := net.Dial("unix", h.socket)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			silent = append(silent, s)
 		}
 		defer hangUp()

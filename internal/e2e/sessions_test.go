@@ -15,6 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -94,12 +95,8 @@ func TestASessionEndsByItsOwnWordThoughAChildKeepsTheConnection(t *testing.T) {
 		before := h.model("m")
 		p := h.start(testbed.Spec{Role: "leaver", Job: job{Socket: h.socket, Model: theModel, Do: who}})
 		var child int
-		if err := p.Expect("forked", &child, patience); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.Send(struct{}{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, p.Expect("forked", &child, patience))
+		must.Do(t, p.Send(struct{}{}))
 		p.expect("left")
 		h.eventually("the "+who+" is gone", func() error {
 			if m := h.model("m"); len(m.Workers) != len(before.Workers) || m.Clients != before.Clients || m.SlotsFree != before.SlotsFree {
@@ -126,12 +123,8 @@ func strangers(t *testing.T, models ...testbed.Model) (h *host, user int) {
 	}
 	const owner, other = 54320, 54321
 	h = idleHost(t, models...)
-	if err := os.Chmod(h.bed.Dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chown(h.bed.Dir, owner, owner); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(h.bed.Dir, 0o755))
+	must.Do(t, os.Chown(h.bed.Dir, owner, owner))
 	h.uid = owner
 	h.job.OpenFolder = true
 	return h, other

@@ -12,6 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -28,17 +29,13 @@ func TestASlotOfAPrivateModelIsClearedBeforeAnotherHasIt(t *testing.T) {
 	for i := range x {
 		x[i] = secret
 	}
-	if err := testbed.Ask(background(t), first, x, testbed.Width); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, testbed.Ask(background(t), first, x, testbed.Width))
 	failed := askLater(background(t), first, cmdFail, secret) // whose reason is on the board
 	failed.ends(t, client.ErrFailed)
 	first.Close()
 	h.settled() // its window is back
 	s, err := attach.Open(t.Context(), h.socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: "m", Window: 8})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer s.Close()
 	for what, mem := range map[string][]byte{"planes": s.Planes.Bytes(), "board": s.BoardSeg.Bytes()} {
 		for _, number := range []int64{secret, testbed.Answer(secret, 0)} {

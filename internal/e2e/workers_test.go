@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -277,9 +278,7 @@ func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsDone(t *testing.T) {
 func TestAQuarantinedWorkerThatHangsUpIsForgottenOnceItIsDone(t *testing.T) {
 	r := inProcess(t, nil, testbed.Model{Name: "m", Slots: 16, MaxBatch: 1, Lease: time.Second})
 	w, err := worker.Attach(background(t), worker.Config{Model: "m", Signature: theModel.Signature(), Socket: r.socket})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	c := r.dial()
 	hung := askLater(background(t), c, cmdAnswer, 0)
 	if _, err := w.Next(background(t)); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"gorgonia.org/cu"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/shm"
 )
 
@@ -65,12 +66,8 @@ func (k *bench) measure(b *testing.B, bytes int, round func(first int) error) {
 		for r := range k.slots {
 			k.slots[r] = uint32((first + 7*r) % benchSlots)
 		}
-		if err := round(first); err != nil {
-			b.Fatal(err)
-		}
-		if err := checked("cuStreamSynchronize", k.stream.Synchronize()); err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, round(first))
+		must.Do(b, checked("cuStreamSynchronize", k.stream.Synchronize()))
 	}
 	b.ReportMetric(float64(bytes)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GB/s")
 }
