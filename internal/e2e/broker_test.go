@@ -15,11 +15,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -66,12 +66,7 @@ func TestABrokerKilledUnderLoadIsFoundAgainByItsPeers(t *testing.T) {
 		})
 		h.broker.Kill()
 		h.startBroker() // on the socket that the dead one left
-		h.eventually("all are back", func() error {
-			if m := h.model("m"); len(m.Workers) != 2 || m.Clients != 1 {
-				return errors.New("not yet")
-			}
-			return nil
-		})
+		h.until("all are back", "m", func(m stats.Model) bool { return len(m.Workers) == 2 && m.Clients == 1 })
 	}
 	works(t, c, 5)
 	close(stop)
@@ -84,24 +79,6 @@ func TestABrokerKilledUnderLoadIsFoundAgainByItsPeers(t *testing.T) {
 	}
 }
 
-func TestRequestsOfADeadBrokerEndWithBrokerGone(t *testing.T) {
-	h := newHost(t, theModel) // no worker
-	c := h.dial()
-	var all []asking
-	for range 8 {
-		all = append(all, askLater(background(t), c, cmdAnswer, 0))
-	}
-	h.queued(8)
-	h.broker.Kill()
-	for _, a := range all {
-		a.ends(t, client.ErrBrokerGone)
-	}
-	if _, err := c.TryClaim(1); !errors.Is(err, client.ErrBrokerGone) {
-		t.Errorf("TryClaim without a broker: %v", err)
-	}
-	c.Close()
-}
-
 func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 	h := newHost(t, theModel)
 	w := h.workerThat("patiently", theModel)
@@ -109,12 +86,7 @@ func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 	accepted := []asking{askLater(background(t), c, cmdSlow, 1)}
 	w.expect("slow")
 	accepted = append(accepted, askLater(background(t), c, cmdAnswer, 0))
-	h.eventually("both are accepted", func() error {
-		if h.model("m").Requests != 2 {
-			return errors.New("not yet")
-		}
-		return nil
-	})
+	h.until("both are accepted", "m", func(m stats.Model) bool { return m.Requests == 2 })
 	h.broker.Signal(syscall.SIGTERM)
 	h.draining()
 	askLater(background(t), c, cmdAnswer, 0).ends(t, client.ErrDraining)
@@ -129,49 +101,21 @@ func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 	c.Close()
 }
 
-// A service manager that signals a whole group ends the workers together with
-// the broker; those that are started again must be let in.
-func TestAWorkerThatComesDuringADrainFinishesWhatWasAccepted(t *testing.T) {
-	h := newHost(t, theModel)
-	c := h.dial()
+// A service manager that signals a whole group ends the workers together with the broker. The broker admits
+// workers that are started again, and no batch waits for others, whatever policy is set meanwhile.
+func TestAWorkerThatComesDuringADrainFinishesWhatWasAcceptedAtOnce(t *testing.T) {
+	m := theModel
+	m.Wait = time.Hour
+	h := newHost(t, m)
+	c, other := h.dial(), h.dial() // the other could join, and does not
 	accepted := askLater(background(t), c, cmdAnswer, 0)
 	h.queued(1)
 	h.broker.Signal(syscall.SIGTERM)
 	h.draining()
-	h.newWorker(job{Model: theModel})
+	h.set(m, "lease", "20m")
+	h.newWorker(job{Model: m})
 	accepted.ends(t, nil)
 	h.drained()
-	c.Close()
-}
-
-func TestADrainDoesNotWaitForOtherRequestsToBatchWith(t *testing.T) {
-	m := theModel
-	m.Wait = time.Minute
-	h := newHost(t, m)
-	h.worker(m)
-	c, other := h.dial(), h.dial() // who could join, and does not
-	a := askLater(context.Background(), c, cmdAnswer, 0)
-	h.queued(1)
-	h.broker.Signal(syscall.SIGTERM)
-	a.ends(t, nil)
-	h.broker.expect("drained")
-	c.Close()
-	other.Close()
-}
-
-func TestAPolicyThatIsSetDuringADrainDoesNotMakeItWait(t *testing.T) {
-	m := theModel
-	m.Wait = time.Minute
-	h := newHost(t, m)
-	c, other := h.dial(), h.dial()
-	a := askLater(context.Background(), c, cmdAnswer, 0)
-	h.queued(1)
-	h.broker.Signal(syscall.SIGTERM)
-	h.draining()
-	must.Do(t, admin.New(h.socket).Set(t.Context(), m.Name, map[string]string{"lease": "20s"}))
-	h.newWorker(job{Model: m})
-	a.ends(t, nil)
-	h.broker.expect("drained")
 	c.Close()
 	other.Close()
 }
@@ -201,11 +145,10 @@ func TestADrainDoesNotWaitForModelsThatHaveNoWorkerAndGetNone(t *testing.T) {
 	c.Close()
 }
 
-func TestASecondBrokerOnTheSameSocketIsRefused(t *testing.T) {
+func TestABrokerIsRefusedASocketOnWhichSomebodyAnswers(t *testing.T) {
 	h := newHost(t, theModel)
-	if _, err := broker.New(broker.Config{Socket: h.socket}); !errors.Is(err, status.ErrBrokerRunning) {
-		t.Errorf("a second broker: %v", err)
-	}
+	h.launch().refused(status.ErrBrokerRunning)
+	must.Do(t, os.Remove(h.socket+".lock")) // as a cleaner of old files would
 	h.launch().refused(status.ErrBrokerRunning)
 	w, c := h.worker(theModel), h.dial()
 	works(t, c, 3) // the first was not disturbed
@@ -213,6 +156,13 @@ func TestASecondBrokerOnTheSameSocketIsRefused(t *testing.T) {
 	w.Kill()
 	h.settled()
 	h.stop()
+
+	other, err := net.Listen("unix", h.socket)
+	must.Do(t, err)
+	defer other.Close()
+	h.launch().refused(status.ErrBrokerRunning)
+	_, err = net.Dial("unix", h.socket)
+	must.Check(t, err) // the other program has its socket
 }
 
 // A cleaner of temporary files may take socket and lock from a running broker.
@@ -276,32 +226,6 @@ func TestAFileThatIsNoSocketIsNotTouched(t *testing.T) {
 	}
 	if data, _ := os.ReadFile(path); string(data) != "data" {
 		t.Error("the file was changed")
-	}
-}
-
-func TestASocketOnWhichSomebodyAnswersIsNotTakenOver(t *testing.T) {
-	h := newHost(t, theModel)
-	if err := os.Remove(h.socket + ".lock"); err != nil { // as a cleaner of old files would
-		t.Fatal(err)
-	}
-	if _, err := broker.New(broker.Config{Socket: h.socket}); !errors.Is(err, status.ErrBrokerRunning) {
-		t.Errorf("a second broker: %v", err)
-	}
-	w, c := h.worker(theModel), h.dial()
-	works(t, c, 3) // the first was not disturbed
-	c.Close()
-	w.Kill()
-	h.settled()
-	h.stop()
-
-	other, err := net.Listen("unix", h.socket)
-	must.Do(t, err)
-	defer other.Close()
-	if _, err := broker.New(broker.Config{Socket: h.socket}); !errors.Is(err, status.ErrBrokerRunning) {
-		t.Errorf("a broker on another program's socket: %v", err)
-	}
-	if _, err := net.Dial("unix", h.socket); err != nil {
-		t.Errorf("the other program lost its socket: %v", err)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -147,6 +148,9 @@ func TestAFullRingRefusesTheNextClientAndTakesItOnceThereIsRoom(t *testing.T) {
 	}
 	if _, err := h.tryDial(client.WithWindow(65)); !errors.Is(err, client.ErrRingFull) {
 		t.Errorf("more slots than the ring has: %v", err)
+	}
+	if _, err := h.tryDial(client.WithWindow(64)); !errors.Is(err, status.ErrQuota) || !strings.Contains(err.Error(), "may have 56 (max_window)") {
+		t.Errorf("a window of the whole ring: %v", err)
 	}
 	second := h.dial(client.WithWindow(24))
 	works(t, first, 60)

@@ -5,7 +5,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
 	"testing"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 func damage(h *host, do string, seed int64) *proc {
@@ -92,12 +92,7 @@ func TestAWorkerThatWritesGarbageIsKilledAndItsRequestsGoToAnother(t *testing.T)
 			p := damage(h, do, 1)
 			p.expect("attached")
 			all := []asking{askLater(background(t), c, cmdAnswer, 0), askLater(background(t), c, cmdAnswer, 0)}
-			h.eventually("it is an offender", func() error {
-				if m := h.model("m"); m.Offenders == 0 {
-					return fmt.Errorf("%+v", m)
-				}
-				return nil
-			})
+			h.until("it is an offender", "m", func(m stats.Model) bool { return m.Offenders > 0 })
 			h.worker(theModel)
 			for _, a := range all {
 				a.ends(t, nil)

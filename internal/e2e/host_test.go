@@ -227,6 +227,22 @@ func eventually(t *testing.T, what string, f func() error) {
 	}
 }
 
+// until waits until the statistics of a model are as expected.
+func (h *host) until(what, model string, is func(m stats.Model) bool) {
+	h.t.Helper()
+	until(h.t, h.socket, what, model, is)
+}
+
+func until(t *testing.T, socket, what, model string, is func(m stats.Model) bool) {
+	t.Helper()
+	eventually(t, what, func() error {
+		if m := modelOf(t, socket, model); !is(m) {
+			return fmt.Errorf("%+v", m)
+		}
+		return nil
+	})
+}
+
 // wait waits for goroutines that send requests; if one never ends, it tells
 // what the broker thinks.
 func (h *host) wait(wg *sync.WaitGroup) {
@@ -244,12 +260,7 @@ func (h *host) wait(wg *sync.WaitGroup) {
 // queued waits until that many requests wait in the broker's queue.
 func (h *host) queued(n int) {
 	h.t.Helper()
-	h.eventually("the queue's length", func() error {
-		if got := h.model("m").QueueLength; got != n {
-			return fmt.Errorf("%d queued, not %d", got, n)
-		}
-		return nil
-	})
+	h.until("the queue's length", "m", func(m stats.Model) bool { return m.QueueLength == n })
 }
 
 // settled waits until the broker has no client, and checks that every slot is

@@ -108,6 +108,11 @@ func (r *ring) eventually(what string, f func() error) {
 	eventually(r.t, what, f)
 }
 
+func (r *ring) until(what, model string, is func(m stats.Model) bool) {
+	r.t.Helper()
+	until(r.t, r.socket, what, model, is)
+}
+
 // settled waits until every slot is back and every request has ended once.
 func (r *ring) settled() {
 	r.t.Helper()

@@ -25,6 +25,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -39,32 +40,12 @@ func connect(t *testing.T, socket string) *net.UnixConn {
 	return c
 }
 
-func TestFramesThatNeverEndCostTheBrokerABoundedSum(t *testing.T) {
+func TestFramesThatNeverEndCostABoundedSumAndTheNextIsRefusedByName(t *testing.T) {
 	h := newHost(t, theModel)
 	h.worker(theModel)
 	c := h.dial()
+	defer c.Close()
 	before := usageOf(t, h.broker.Pid()).Peak
-	frame := binary.LittleEndian.AppendUint32(nil, control.MaxRequest)
-	frame = append(frame, bytes.Repeat([]byte{0x90}, control.MaxRequest-1)...)
-	for range 400 { // 100 MiB
-		conn := connect(t, h.socket)
-		_ = conn.SetWriteDeadline(time.Now().Add(50 * time.Millisecond)) // it may be refused before its last byte
-		_, _ = conn.Write(frame)
-	}
-	more := usageOf(t, h.broker.Pid()).Peak - before
-	t.Logf("the broker took %d MiB at most", more>>20)
-	if !testing.Short() && more > 64<<20 { // under the race detector memory has a shadow
-		t.Errorf("the broker took %d MiB for frames that never ended", more>>20)
-	}
-	works(t, c, 5)
-	other := h.dial() // and short requests are read all the same
-	works(t, other, 5)
-	other.Close()
-	c.Close()
-}
-
-func TestALongFrameIsRefusedByNameWhileOthersHaveTheRoom(t *testing.T) {
-	h := newHost(t, theModel)
 	var held []*net.UnixConn
 	frame := binary.LittleEndian.AppendUint32(nil, control.MaxRequest)
 	frame = append(frame, bytes.Repeat([]byte{0x90}, control.MaxRequest-1)...)
@@ -90,6 +71,19 @@ func TestALongFrameIsRefusedByNameWhileOthersHaveTheRoom(t *testing.T) {
 	if len(held) < 4 {
 		t.Errorf("only %d frames", len(held))
 	}
+	for range 400 { // 100 MiB
+		conn := connect(t, h.socket)
+		_ = conn.SetWriteDeadline(time.Now().Add(50 * time.Millisecond)) // it may be refused before its last byte
+		_, _ = conn.Write(frame)
+	}
+	more := usageOf(t, h.broker.Pid()).Peak - before
+	if !testing.Short() && more > 64<<20 { // under the race detector memory has a shadow
+		t.Errorf("the broker took %d MiB for frames that never ended", more>>20)
+	}
+	works(t, c, 5)
+	other := h.dial() // the broker still reads short requests
+	works(t, other, 5)
+	other.Close()
 }
 
 func TestAUserMayDoWhatItWasAllowedAndIsToldHowToGetMore(t *testing.T) {
@@ -429,23 +423,13 @@ func TestPeersOfAnotherPIDNamespaceAreToldApart(t *testing.T) {
 		t.Fatalf("the broker sees its peers' numbers: %+v", s.Workers)
 	}
 	h.newWorker(job{Model: m, Name: "second"})
-	h.eventually("the second is there", func() error {
-		if n := len(h.model("m").Workers); n != 2 {
-			return fmt.Errorf("%d workers", n)
-		}
-		return nil
-	})
+	h.until("the second is there", "m", func(m stats.Model) bool { return len(m.Workers) == 2 })
 	first.Kill()
 	slow.ends(t, nil)
 	// One that breaks the protocol waits; nobody else does.
 	bad := h.start(testbed.Spec{Role: "damage", Job: job{Socket: h.socket, Model: m, Do: "scribble", Window: 2, Seed: 1}})
 	bad.expect("attached")
-	h.eventually("it was thrown out", func() error {
-		if h.model("m").Offenders == 0 {
-			return errors.New("not yet")
-		}
-		return nil
-	})
+	h.until("it was thrown out", "m", func(m stats.Model) bool { return m.Offenders > 0 })
 	h.eventually("an innocent process does not wait for an offender's sake", func() error { // whose pause is 100 ms each time
 		start := time.Now()
 		d := h.dial()

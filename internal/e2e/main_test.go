@@ -21,7 +21,6 @@ func TestMain(m *testing.M) {
 		"client":     testbed.With(playClient),
 		"damage":     testbed.With(playDamage),
 		"ballast":    testbed.With(playBallast),
-		"clock":      playClock,
 		"leaver":     testbed.With(playLeaver),
 		"quitter":    testbed.With(playQuitter),
 		"setter":     testbed.With(playSetter),

@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"errors"
-	"fmt"
 	"syscall"
 	"testing"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -59,12 +59,7 @@ func TestAHostileWorkerOfAMiddleStageIsHeldAsAnyOther(t *testing.T) {
 		c.Close()
 		honest.Signal(syscall.SIGTERM)
 		_ = honest.end()
-		h.eventually("it has left", func() error {
-			if n := len(h.model("m/s2").Workers); n != 0 {
-				return fmt.Errorf("%d workers", n)
-			}
-			return nil
-		})
+		h.until("it has left", "m/s2", func(m stats.Model) bool { return len(m.Workers) == 0 })
 	}
 	h.settled()
 }

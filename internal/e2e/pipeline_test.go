@@ -5,7 +5,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -15,6 +14,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -172,12 +172,7 @@ func TestDeadlineCancelAndDeathOfTheClientCountInEveryStage(t *testing.T) {
 	c := h.dial()
 	inStage := func(k, n int) {
 		t.Helper()
-		h.eventually("the queue of the stage", func() error {
-			if s := h.model("m/" + thePipeline.StageName(k)); s.QueueLength != n {
-				return fmt.Errorf("%d queued, not %d", s.QueueLength, n)
-			}
-			return nil
-		})
+		h.until("the queue of the stage", "m/"+thePipeline.StageName(k), func(s stats.Model) bool { return s.QueueLength == n })
 	}
 	for k := 1; k <= 3; k++ {
 		name := "m/" + thePipeline.StageName(k)
@@ -222,27 +217,18 @@ func TestDeadlineCancelAndDeathOfTheClientCountInEveryStage(t *testing.T) {
 		held.ends(t, client.ErrCanceled)
 		all[k-1].Signal(syscall.SIGUSR1)
 		works(t, c, 5)
+		// Its client dies while the worker has it.
+		dying = h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: thePipeline, Do: "wait", Stage: k}})
+		all[k-1].expect("slow")
+		dying.Kill()
+		all[k-1].Signal(syscall.SIGUSR1)
+		works(t, c, 5)
 		s := h.model(name)
 		// The last one may have been answered before the broker read of its end,
 		// and a client that saw its deadline pass cancels.
 		if n := s.Ended["Expired"] + s.Ended["Canceled"]; n < 3 {
 			t.Errorf("%s: %v", name, s.Ended)
 		}
-	}
-	c.Close()
-	h.settled()
-}
-
-func TestAClientThatDiesWhileAMiddleStageHasItsRequestLeavesNothingBehind(t *testing.T) {
-	h := newHost(t, thePipeline)
-	all := h.stages(thePipeline, "patiently")
-	c := h.dial()
-	for k := 1; k <= 3; k++ {
-		dying := h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: thePipeline, Do: "wait", Stage: k}})
-		all[k-1].expect("slow")
-		dying.Kill()
-		all[k-1].Signal(syscall.SIGUSR1)
-		works(t, c, 5)
 	}
 	c.Close()
 	h.settled()

@@ -54,9 +54,9 @@ func (e *expected) count(what string) int {
 }
 
 func TestRandomSchedulesEndEveryRequestOnceAndRightly(t *testing.T) {
-	seeds := int64(6)
+	seeds := int64(8)
 	if testing.Short() {
-		seeds = 2
+		seeds = 4
 	}
 	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -66,41 +66,47 @@ func TestRandomSchedulesEndEveryRequestOnceAndRightly(t *testing.T) {
 	}
 }
 
+// randomSchedule plays one seed. Each fourth has a pipeline of two stages.
 func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
 	rng := rand.New(rand.NewSource(seed))
 	m := testbed.Model{Name: "m", Slots: 256, MaxBatch: 1 + rng.Intn(12), Wait: time.Millisecond, Lease: lease}
+	recorded := "m"
+	serve := func(_ int, cfg worker.Config, fn worker.Func, r *ring) (leave func()) { return r.serve(cfg, fn) }
+	if seed%4 == 3 {
+		m.Stages, recorded = 2, "m/s1"
+		serve = func(k int, cfg worker.Config, fn worker.Func, r *ring) (leave func()) {
+			at := m.StageConfig(1+k%2, r.socket)
+			at.Depth, at.Concurrency = cfg.Depth, cfg.Concurrency
+			return r.serveAs(at, fn)
+		}
+	}
 	r := inProcess(t, shm.NewHeap(), m)
 	exp := &expected{ends: map[string]int{}, t: t}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
 	defer cancel()
 	var wg sync.WaitGroup
-	wg.Add(1)
-	go func() { // as long as told, and on a slow machine until enough has happened
-		defer wg.Done()
+	wg.Go(func() { // as long as told, and on a slow machine until enough has happened
 		for start := time.Now(); time.Since(start) < lasts || exp.count("ok") < 50 && ctx.Err() == nil; {
 			time.Sleep(5 * time.Millisecond)
 		}
 		cancel()
-	}()
-
-	// One worker stays, others come and go.
-	r.worker(1+rng.Intn(3), unsteady(seed))
+	})
+	// One worker of each stage stays, another comes and goes.
 	for k := range 2 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		serve(k, worker.Config{Depth: 1 + rng.Intn(3)}, unsteady(m, k, seed), r)
+		wg.Go(func() {
 			rng := rand.New(rand.NewSource(seed*100 + int64(k)))
 			for ctx.Err() == nil {
-				leave := r.serve(worker.Config{Concurrency: 1 + rng.Intn(6)}, unsteady(rng.Int63()))
+				leave := serve(k, worker.Config{Concurrency: 1 + rng.Intn(6)}, unsteady(m, k, rng.Int63()), r)
 				time.Sleep(time.Duration(rng.Intn(40)) * time.Millisecond)
 				leave()
 			}
-		}()
+		})
 	}
 	wg.Go(func() { // somebody records now and then
 		for ctx.Err() == nil {
 			began := time.Now()
-			if _, err := admin.New(r.socket).Trace(t.Context(), "m", 20*time.Millisecond); err != nil && !tookTooLong(began) {
+			if _, err := admin.New(r.socket).Trace(t.Context(), recorded, 20*time.Millisecond); err != nil && !tookTooLong(began) {
 				t.Errorf("trace: %v", err)
 				return
 			}
@@ -109,14 +115,14 @@ func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
 	})
 	// Clients come and go too, each with many goroutines.
 	for k := range 4 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			r.randomClients(ctx, m, seed, int64(k), exp)
-		}()
+		wg.Go(func() { r.randomClients(ctx, m, seed, int64(k), exp) })
 	}
 	wg.Wait()
 	r.settled()
+	for stage := 1; stage <= m.Stages; stage++ {
+		line := r.model("m/" + m.StageName(stage))
+		must.Check(t, testbed.Settled(&line))
+	}
 	if exp.ends["ok"] == 0 {
 		t.Errorf("nothing succeeded in %v: %v", 10*patience, exp.ends)
 	}
@@ -132,11 +138,7 @@ func (r *ring) randomClients(ctx context.Context, m testbed.Model, seed, k int64
 		life, end := context.WithTimeout(ctx, time.Duration(rng.Intn(150))*time.Millisecond<<min(slow, 8))
 		var in sync.WaitGroup
 		for g := range 1 + rng.Intn(20) {
-			in.Add(1)
-			go func() {
-				defer in.Done()
-				randomRequests(life, c, m, rand.New(rand.NewSource(seed*7+1000*k+int64(g))), exp)
-			}()
+			in.Go(func() { randomRequests(life, c, m, rand.New(rand.NewSource(seed*7+1000*k+int64(g))), exp) })
 		}
 		if rng.Intn(2) == 0 { // some are closed while requests are under way
 			in.Wait()
@@ -149,8 +151,8 @@ func (r *ring) randomClients(ctx context.Context, m testbed.Model, seed, k int64
 	}
 }
 
-// unsteady answers in random time, and out of the blue by error or panic.
-func unsteady(seed int64) worker.Func {
+// unsteady answers in random time, and out of the blue by error. It serves a model, or stage 1 + k of two.
+func unsteady(m testbed.Model, k int, seed int64) worker.Func {
 	return func(ctx context.Context, b *worker.Batch) error {
 		rng := rand.New(rand.NewSource(seed + int64(b.ID()))) // batches may run at once
 		switch rng.Intn(20) {
@@ -158,6 +160,9 @@ func unsteady(seed int64) worker.Func {
 			time.Sleep(time.Duration(rng.Intn(4)) * time.Millisecond)
 		case 1:
 			return errors.New("out of the blue")
+		}
+		if m.Stages > 0 {
+			return (&obedient{say: func(string) {}}).obeyAt(m, 1+k, b)
 		}
 		return obey(ctx, b)
 	}

@@ -5,8 +5,6 @@ package e2e
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
-	"strings"
 	"testing"
 
 	"github.com/ringbatch/ringbatch/client"
@@ -15,7 +13,6 @@ import (
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
-	"github.com/ringbatch/ringbatch/status"
 )
 
 func TestASlotOfAPrivateModelIsClearedBeforeAnotherHasIt(t *testing.T) {
@@ -47,16 +44,4 @@ func TestASlotOfAPrivateModelIsClearedBeforeAnotherHasIt(t *testing.T) {
 			t.Errorf("the reason of its failure is in the %s", what)
 		}
 	}
-}
-
-func TestOneClientCannotTakeTheWholeRing(t *testing.T) {
-	h := newHost(t, theModel) // of 64 slots
-	if _, err := h.tryDial(client.WithWindow(64)); !errors.Is(err, status.ErrQuota) || !strings.Contains(err.Error(), "may have 56 (max_window)") {
-		t.Errorf("a window of the whole ring: %v", err)
-	}
-	c := h.dial(client.WithWindow(56))
-	other := h.dial()
-	other.Close()
-	c.Close()
-	h.settled()
 }

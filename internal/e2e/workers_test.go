@@ -15,26 +15,9 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/worker"
 )
-
-func TestTheRequestsOfAKilledWorkerAreAnsweredByAnother(t *testing.T) {
-	h := newHost(t, theModel)
-	first := h.workerThat("patiently", theModel)
-	c := h.dial()
-	slow := askLater(background(t), c, cmdSlow, 1)
-	first.expect("slow")
-	second := h.worker(theModel)
-	first.Kill()
-	second.expect("slow") // the same request, from the same bytes
-	slow.ends(t, nil)
-	works(t, c, 20)
-	c.Close()
-	h.settled()
-	if m := h.model("m"); m.Requeued != 1 || m.WorkersLost != 1 {
-		t.Errorf("requeued %d, lost %d workers", m.Requeued, m.WorkersLost)
-	}
-}
 
 func TestAWorkerRunsSeveralBatchesAtOnceAndAnotherRunsThemAllIfItIsKilled(t *testing.T) {
 	const atOnce = 4
@@ -53,12 +36,18 @@ func TestAWorkerRunsSeveralBatchesAtOnceAndAnotherRunsThemAllIfItIsKilled(t *tes
 	second := h.newWorker(job{Model: m, AtOnce: atOnce})
 	h.eventually("the second is attached", func() error { _, err := h.workerStats("m", second); return err })
 	first.Kill()
+	for range all {
+		second.expect("slow") // the same requests, from the same bytes
+	}
 	for _, a := range all {
 		a.ends(t, nil)
 	}
 	works(t, c, 20)
 	c.Close()
 	h.settled()
+	if m := h.model("m"); m.Requeued != atOnce || m.WorkersLost != 1 {
+		t.Errorf("requeued %d, lost %d workers", m.Requeued, m.WorkersLost)
+	}
 }
 
 func TestRestartsAreCountedForTheWorkerThatFollowsNotForTheOneThatStays(t *testing.T) {
@@ -70,12 +59,7 @@ func TestRestartsAreCountedForTheWorkerThatFollowsNotForTheOneThatStays(t *testi
 	}
 	stays, goes := attach(), attach()
 	goes.Kill()
-	h.eventually("one is left", func() error {
-		if n := len(h.model("m").Workers); n != 1 {
-			return fmt.Errorf("%d workers", n)
-		}
-		return nil
-	})
+	h.until("one is left", "m", func(m stats.Model) bool { return len(m.Workers) == 1 })
 	follows := attach()
 	for p, want := range map[*proc]int{stays: 0, follows: 1} {
 		if w, err := h.workerStats("m", p); err != nil || w.Restarts != want {
@@ -227,20 +211,6 @@ func TestAPoisonousInputFailsAloneAndItsNeighboursSucceed(t *testing.T) {
 	}
 }
 
-func TestAWorkerMayFailOneRequestOfABatch(t *testing.T) {
-	m := theModel
-	m.Wait = 20 * time.Millisecond
-	h := newHost(t, m)
-	h.worker(m)
-	c := h.dial()
-	ctx := background(t)
-	bad, good := askLater(ctx, c, cmdFail, 0), askLater(ctx, c, cmdAnswer, 0)
-	bad.ends(t, client.ErrFailed)
-	good.ends(t, nil)
-	c.Close()
-	h.settled()
-}
-
 // A broker and a worker in one process: the broker cannot kill itself.
 func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsDone(t *testing.T) {
 	r := inProcess(t, nil, testbed.Model{Name: "m", Slots: 16, MaxBatch: 1, Lease: time.Second})
@@ -261,11 +231,8 @@ func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsDone(t *testing.T) {
 	hung.ends(t, client.ErrWorkerHung)
 	// Its slot stays held; the others can be used, and wait for a worker.
 	next := askLater(ctx, c, cmdAnswer, 0)
-	r.eventually("quarantined", func() error {
-		if s := r.model("m"); len(s.Workers) != 1 || s.Workers[0].State != "quarantined" || s.QueueLength != 1 {
-			return fmt.Errorf("%+v", s)
-		}
-		return nil
+	r.until("quarantined", "m", func(m stats.Model) bool {
+		return len(m.Workers) == 1 && m.Workers[0].State == "quarantined" && m.QueueLength == 1
 	})
 	r.set("lease", lease.String()) // an honest worker that is not scheduled for a while is not hung
 	close(release)
@@ -286,12 +253,7 @@ func TestAQuarantinedWorkerThatHangsUpIsForgottenOnceItIsDone(t *testing.T) {
 	}
 	hung.ends(t, client.ErrWorkerHung)
 	w.Close() // completes what it took, too late, and leaves
-	r.eventually("it is gone", func() error {
-		if s := r.model("m"); len(s.Workers) != 0 {
-			return fmt.Errorf("%+v", s.Workers)
-		}
-		return nil
-	})
+	r.until("it is gone", "m", func(m stats.Model) bool { return len(m.Workers) == 0 })
 	r.set("lease", lease.String()) // as above
 	r.worker(2, obey)
 	works(t, c, 20)
