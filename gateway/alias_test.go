@@ -43,6 +43,7 @@ func (r *rig) alias(targets ...string) {
 }
 
 func TestAnAliasSharesRequestsAndIsSwitchedUnderLoadWithoutALostOne(t *testing.T) {
+	t.Parallel()
 	one, two := modelConfig(t, "m@1", []string{"x:f32[4]"}, []string{"y:f32[4]"}), modelConfig(t, "m@2", []string{"x:f32[4]"}, []string{"y:f32[4]"})
 	wide := modelConfig(t, "m@wide", []string{"x:f32[5]"}, []string{"y:f32[5]"})
 	r := newRig(t, nil, one, two, wide)
@@ -50,7 +51,7 @@ func TestAnAliasSharesRequestsAndIsSwitchedUnderLoadWithoutALostOne(t *testing.T
 	r.worker(two, times(2))
 	r.worker(wide, times(3))
 	r.alias("m@1")
-	good := `{"inputs":[` + goodInput + `]}`
+	good := goodBody
 	r.eventually("the alias is served", func() error {
 		if a := r.infer("m", good); a.status != 200 {
 			return errors.New(a.Error)

@@ -5,7 +5,6 @@ package gateway
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -24,9 +23,7 @@ import (
 )
 
 func TestACallerOutOfTimeDoesNotMakeTheGatewayUnready(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
+	r := doublingRig(t, nil)
 	r.eventually("it is ready", r.g.Ready)
 	time.Sleep(2 * core.LookupInterval) // the broker may be asked again
 	late, cancel := context.WithCancel(context.Background())
@@ -40,26 +37,17 @@ func TestACallerOutOfTimeDoesNotMakeTheGatewayUnready(t *testing.T) {
 }
 
 func TestAChangeRightAfterALookIsNotMissed(t *testing.T) {
+	t.Parallel()
 	m := doubler(t)
 	r := newRig(t, nil, m)
 	for range 5 {
 		r.g.Models.RefreshSoon(soon(t)) // the look
 		leave := r.worker(m, double)
-		r.eventually("the broker has the worker", func() error {
-			if len(r.stats("double").Workers) == 0 {
-				return fmt.Errorf("no worker")
-			}
-			return nil
-		})
+		r.until("the broker has the worker", func() bool { return len(r.stats("double").Workers) != 0 })
 		r.g.Models.RefreshSoon(soon(t)) // the change is told at once
 		must.Do(t, r.g.ModelReady(r.model("double")))
 		leave()
-		r.eventually("it is seen to be gone", func() error {
-			if r.g.ModelReady(r.model("double")) == nil {
-				return fmt.Errorf("still ready")
-			}
-			return nil
-		})
+		r.until("it is seen to be gone", func() bool { return r.g.ModelReady(r.model("double")) != nil })
 	}
 }
 
@@ -71,29 +59,26 @@ func (r *rig) model(name string) *core.Model {
 }
 
 func TestABodyThatCanNeverFitIsNotToldToTryAgain(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, func(c *core.Config) { c.MaxMessageBytes, c.CallerBytes = 1<<20, 2<<20 }, m)
-	r.worker(m, double)
-	for _, extra := range []string{"", "Accept: */*\r\nConnection: close\r\n"} { // ours, and net/http's
-		for _, length := range []string{"1048577", "4194304", "9223372036854775807"} {
-			c := r.connect()
-			fmt.Fprintf(c, "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\n%sContent-Length: %s\r\n\r\n", extra, length)
-			rep, err := http.ReadResponse(bufio.NewReader(c), nil)
-			if err != nil {
-				t.Fatalf("%s: %v", length, err)
-			}
-			if rep.StatusCode != http.StatusRequestEntityTooLarge || rep.Header.Get("Retry-After") != "" {
-				t.Errorf("%s bytes: %s %v", length, rep.Status, rep.Header)
-			}
+	r := doublingRig(t, func(c *core.Config) { c.MaxMessageBytes, c.CallerBytes = 1<<20, 2<<20 })
+	for _, length := range []string{"1048577", "4194304", "9223372036854775807"} {
+		c := r.connect()
+		fmt.Fprintf(c, inferDouble+"Content-Length: %s\r\n\r\n", length)
+		rep, err := http.ReadResponse(bufio.NewReader(c), nil)
+		must.Do(t, err)
+		if rep.StatusCode != http.StatusRequestEntityTooLarge || rep.Header.Get("Retry-After") != "" {
+			t.Errorf("%s bytes: %s %v", length, rep.Status, rep.Header)
 		}
+	}
+	req := doubleMessage()
+	req.Inputs[0].Shape[0], req.RawInputContents[0] = 1<<17, make([]byte, 2<<20)
+	if _, err := r.client().ModelInfer(soon(t), req); rpcstatus.Code(err) != codes.ResourceExhausted {
+		t.Error(err)
 	}
 	r.idle()
 }
 
 func TestABodyInChunksCountsAsItsCallersToo(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, func(c *core.Config) { c.CallerBytes = 64 << 10 }, m)
-	r.worker(m, double)
+	r := doublingRig(t, func(c *core.Config) { c.CallerBytes = 64 << 10 })
 	send := func(n int) *httpAnswer {
 		body := `{"x":"` + strings.Repeat("x", n) + `","inputs":[` + goodInput + `]}`
 		req, err := http.NewRequestWithContext(soon(t), http.MethodPost, r.http+"/v2/models/double/infer", io.MultiReader(strings.NewReader(body)))
@@ -119,45 +104,6 @@ func (r *rig) bytesOfCallers() (n int64) {
 		n += u.Bytes.Load()
 	}
 	return n
-}
-
-func TestAnErrorsTextIsAlwaysText(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, func(context.Context, *worker.Batch) error {
-		return fmt.Errorf("caf\xe9 %s", strings.Repeat("é", core.MaxTextBytes))
-	})
-	s, err := r.client().ModelStreamInfer(soon(t))
-	must.Do(t, err)
-	for range 2 { // the stream goes on
-		if err := s.Send(&oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "FP32", 1, 4)}, RawInputContents: [][]byte{floats(1, 2, 3, 4)}}); err != nil {
-			t.Fatal(err)
-		}
-		a, err := s.Recv()
-		if err != nil || !strings.Contains(a.ErrorMessage, "caf") {
-			t.Fatalf("%v, %v", a, err)
-		}
-	}
-	r.idle()
-}
-
-func TestAModelsTracebackStaysOnItsHost(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, func(context.Context, *worker.Batch) error {
-		return errors.New("ValueError: no such row\nTraceback (most recent call last):\n  File \"/srv/model.py\", line 3")
-	})
-	_, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "FP32", 1, 4)}, RawInputContents: [][]byte{floats(1, 2, 3, 4)}})
-	if got := rpcstatus.Convert(err).Message(); got != "ValueError: no such row" {
-		t.Errorf("gRPC says %q", got)
-	}
-	a, err := http.Post(r.http+"/v2/models/double/infer", "application/json", strings.NewReader(`{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}`))
-	must.Do(t, err)
-	defer a.Body.Close()
-	if body, err := io.ReadAll(a.Body); err != nil || string(body) != `{"error":"ValueError: no such row"}` {
-		t.Errorf("HTTP says %q, %v", body, err)
-	}
-	r.idle()
 }
 
 func TestTypedContentsAreNeverLargerThanTheirShape(t *testing.T) {
@@ -199,7 +145,7 @@ func TestACallerMayHangUpWhileItWaitsForASlot(t *testing.T) {
 		<-carryOn
 		return double(ctx, b)
 	})
-	body := `{"inputs":[` + goodInput + `]}`
+	body := goodBody
 	ask := func() net.Conn {
 		c := r.connect()
 		fmt.Fprintf(c, "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body)

@@ -11,23 +11,27 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	rpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
 const goodInput = `{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}`
 
+const goodBody = `{"inputs":[` + goodInput + `]}`
+
 func TestABadRequestIsAnsweredWithItsReason(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, func(c *core.Config) { c.MaxMessageBytes = 1 << 20 }, m)
-	r.worker(m, double)
+	t.Parallel()
+	r := doublingRig(t, func(c *core.Config) { c.MaxMessageBytes = 1 << 20 })
 	input := func(text string) string { return `{"inputs":[` + text + `]}` }
 	for _, c := range []struct {
 		name, body, reason string
@@ -110,9 +114,8 @@ func TestABadRequestIsAnsweredWithItsReason(t *testing.T) {
 }
 
 func TestABadMessageIsAnsweredWithItsReason(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
+	t.Parallel()
+	r := doublingRig(t, nil)
 	c := r.client()
 	good := floats(1, 2, 3, 4)
 	x := func(shape ...int64) []*oip.ModelInferRequest_InferInputTensor {
@@ -144,19 +147,6 @@ func TestABadMessageIsAnsweredWithItsReason(t *testing.T) {
 	r.idle()
 }
 
-func TestTheModelsOwnErrorIsToldOnBothProtocols(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, func(context.Context, *worker.Batch) error { return errors.New("the cat is on the keyboard") })
-	a := r.infer("double", `{"inputs":[`+goodInput+`]}`)
-	_, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "FP32", 1, 4)}, RawInputContents: [][]byte{floats(1, 2, 3, 4)}})
-	s, _ := rpcstatus.FromError(err)
-	if a.status != 500 || s.Code() != codes.Internal || a.Error != s.Message() || !strings.Contains(a.Error, "cat") {
-		t.Errorf("%d %q, %v", a.status, a.Error, err)
-	}
-	r.idle()
-}
-
 func TestPathsOfThisHostAreNotTold(t *testing.T) {
 	for err, want := range map[error]error{
 		status.ErrNoBroker:       status.ErrNoBroker,
@@ -171,9 +161,7 @@ func TestPathsOfThisHostAreNotTold(t *testing.T) {
 }
 
 func TestACompressedBodyIsReadAndABombIsNot(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, func(c *core.Config) { c.MaxMessageBytes = 64 << 10 }, m)
-	r.worker(m, double)
+	r := doublingRig(t, func(c *core.Config) { c.MaxMessageBytes = 64 << 10 })
 	pack := map[string]func(io.Writer) io.WriteCloser{
 		"gzip":    func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) },
 		"deflate": func(w io.Writer) io.WriteCloser { return zlib.NewWriter(w) },
@@ -187,7 +175,7 @@ func TestACompressedBodyIsReadAndABombIsNot(t *testing.T) {
 			return out.Bytes()
 		}
 		header := map[string]string{"Content-Encoding": name}
-		if a := r.post("/v2/models/double/infer", header, squeeze([]byte(`{"inputs":[`+goodInput+`]}`))); a.status != 200 {
+		if a := r.post("/v2/models/double/infer", header, squeeze([]byte(goodBody))); a.status != 200 {
 			t.Errorf("%s: %d %q", name, a.status, a.Error)
 		}
 		head := `{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}]}`
@@ -204,6 +192,34 @@ func TestACompressedBodyIsReadAndABombIsNot(t *testing.T) {
 		}
 		if a := r.post("/v2/models/double/infer", header, []byte("no such thing")); a.status != 400 {
 			t.Errorf("%s, rubbish: %d %q", name, a.status, a.Error)
+		}
+	}
+	r.idle()
+}
+
+func TestAModelsOwnErrorIsToldOnBothProtocolsAsTextWithoutItsTraceback(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, nil, m)
+	var fails atomic.Pointer[string]
+	r.worker(m, func(context.Context, *worker.Batch) error { return errors.New(*fails.Load()) })
+	s, err := r.client().ModelStreamInfer(soon(t))
+	must.Do(t, err)
+	for text, want := range map[string]string{
+		"the cat is on the keyboard": "the cat is on the keyboard",
+		"ValueError: no such row\nTraceback (most recent call last):\n  File \"/x\"": "ValueError: no such row",
+		"caf\xe9 " + strings.Repeat("é", core.MaxTextBytes):                          "caf",
+	} {
+		fails.Store(&text)
+		a := r.infer("double", goodBody)
+		_, err := r.client().ModelInfer(soon(t), doubleMessage())
+		if got, _ := rpcstatus.FromError(err); a.status != 500 || got.Code() != codes.Internal || a.Error != got.Message() || !strings.HasPrefix(a.Error, want) {
+			t.Errorf("%d %q, %v", a.status, a.Error, err)
+		}
+		must.Do(t, s.Send(doubleMessage())) // the stream goes on
+		rep, err := s.Recv()
+		must.Do(t, err)
+		if rep.ErrorMessage != a.Error || strings.Contains(a.Error, "Traceback") || !utf8.ValidString(a.Error) {
+			t.Errorf("a stream says %q, HTTP %q", rep.ErrorMessage, a.Error)
 		}
 	}
 	r.idle()

@@ -46,9 +46,7 @@ func callOf(t *testing.T, k *core.Model) *core.Call {
 
 // As when the broker was restarted while a request was on its way.
 func TestACallFollowsAModelThatWentAndCameBack(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
+	r := doublingRig(t, nil)
 	c := callOf(t, r.formerly("double", "4", true))
 	defer c.Done()
 	must.Do(t, c.Run(soon(t)))
@@ -59,9 +57,7 @@ func TestACallFollowsAModelThatWentAndCameBack(t *testing.T) {
 
 // It would be cut to the new size, and answered.
 func TestACallOfAModelThatHasOtherTensorsNowIsRefused(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
+	r := doublingRig(t, nil)
 	for _, size := range []string{"2", "8"} {
 		for _, went := range []bool{false, true} {
 			c := callOf(t, r.formerly("double", size, went))

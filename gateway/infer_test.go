@@ -47,9 +47,7 @@ func rpcInput(name, datatype string, shape ...int64) *oip.ModelInferRequest_Infe
 }
 
 func TestAnAnswerIsTheSameByJSONBinaryAndGRPC(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
+	r := doublingRig(t, nil)
 	want := floats(2, 4, -6, 0.5)
 
 	a := r.infer("double", `{"id":"one","inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,-3,0.25]}]}`)
@@ -70,9 +68,7 @@ func TestAnAnswerIsTheSameByJSONBinaryAndGRPC(t *testing.T) {
 }
 
 func TestABodyThatIsOneTensorNeedsNoJSON(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
+	r := doublingRig(t, nil)
 	a := r.post("/v2/models/double/infer", map[string]string{headerLength: "0"}, floats(1, 2, 3, 4, 5, 6, 7, 8))
 	if a.status != 200 || !bytes.Equal(a.raw, floats(2, 4, 6, 8, 10, 12, 14, 16)) {
 		t.Errorf("%+v", a)
@@ -187,9 +183,7 @@ func TestEveryElementTypeGoesThroughUnchanged(t *testing.T) {
 }
 
 func TestTypedContentsAreAnswered(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
+	r := doublingRig(t, nil)
 	in := rpcInput("x", "FP32", 1, 4)
 	in.Contents = &oip.InferTensorContents{Fp32Contents: []float32{1, 2, 3, 4}}
 	rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{in}})

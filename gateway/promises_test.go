@@ -28,9 +28,7 @@ import (
 const inferDouble = "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\n"
 
 func TestAnnouncedBodiesCostOthersNothing(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
+	r := doublingRig(t, nil)
 	for range 8 { // twice the gateway's buffers
 		if _, err := fmt.Fprintf(r.connect(), inferDouble+"Content-Length: %d\r\n\r\n{", core.DefaultMaxMessageBytes); err != nil {
 			t.Fatal(err)
@@ -44,20 +42,13 @@ func TestAnnouncedBodiesCostOthersNothing(t *testing.T) {
 }
 
 func TestOneCallerHasAQuarterOfTheBuffers(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, func(c *core.Config) { c.MaxBufferedBytes = 4 << 20 }, m)
-	r.worker(m, double)
+	r := doublingRig(t, func(c *core.Config) { c.MaxBufferedBytes = 4 << 20 })
 	c := r.connect() // of 127.0.0.1; it fills its share
 	if _, err := fmt.Fprintf(c, inferDouble+"Content-Length: %d\r\n\r\n%s", 1<<20, strings.Repeat(" ", 1<<20-100)); err != nil {
 		t.Fatal(err)
 	}
-	r.eventually("it has come", func() error {
-		if n := r.g.Limits.Used.Load(); n < 3<<18 {
-			return fmt.Errorf("%d bytes have", n)
-		}
-		return nil
-	})
-	large := fmt.Sprintf(inferDouble+"Content-Length: %d\r\n\r\n%s", 1<<19, strings.Repeat(" ", 1<<19-100)+fmt.Sprintf("%100s", `{"inputs":[`+goodInput+`]}`))
+	r.until("it has come", func() bool { return r.g.Limits.Used.Load() >= 3<<18 })
+	large := fmt.Sprintf(inferDouble+"Content-Length: %d\r\n\r\n%s", 1<<19, strings.Repeat(" ", 1<<19-100)+fmt.Sprintf("%100s", goodBody))
 	if err := r.ask(r.connect(), large); err == nil || !strings.Contains(err.Error(), "429") {
 		t.Errorf("the same caller: %v", err)
 	}
@@ -67,9 +58,7 @@ func TestOneCallerHasAQuarterOfTheBuffers(t *testing.T) {
 }
 
 func TestHalfBodiesHoldNoSlots(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, func(c *core.Config) { c.Window = 8 }, m)
-	r.worker(m, double)
+	r := doublingRig(t, func(c *core.Config) { c.Window = 8 })
 	binary := fmt.Sprintf(inferDouble+"%s: 0\r\nContent-Length: 16\r\n\r\n12", headerLength)
 	for range 32 {
 		if _, err := fmt.Fprint(r.connect(), binary); err != nil {
@@ -114,6 +103,7 @@ func TestOneCallerHasAQuarterOfTheWindow(t *testing.T) {
 
 // The time that a body may take is over long before a slot is free.
 func TestACallerIsNotSlowWhileItWaitsForASlot(t *testing.T) {
+	t.Parallel()
 	const size = 256 << 10 // does not fit ahead of the slot
 	m := modelConfig(t, "large", []string{fmt.Sprintf("x:u8[%d]", size)}, []string{fmt.Sprintf("y:u8[%d]", size)})
 	r := newRig(t, func(c *Config) { c.Window, c.Pace.Body = 1, 100*time.Millisecond }, m)
@@ -150,6 +140,7 @@ func TestACallerIsNotSlowWhileItWaitsForASlot(t *testing.T) {
 // A gRPC caller that stops in the middle of messages has a quarter of the buffers,
 // for a while, and then its connection ends.
 func TestHalfMessagesHaveAQuarterOfTheBuffers(t *testing.T) {
+	t.Parallel()
 	m := modelConfig(t, "large", []string{"x:u8[614400]"}, []string{"y:u8[614400]"})
 	r := newRig(t, func(c *core.Config) { c.MaxBufferedBytes = 8 << 20; c.Pace.Budget = time.Second }, m)
 	r.worker(m, echo)
@@ -170,12 +161,7 @@ func TestHalfMessagesHaveAQuarterOfTheBuffers(t *testing.T) {
 			}
 		}
 	}()
-	r.eventually("its half messages are counted", func() error {
-		if n := r.g.Limits.Used.Load(); n < 1<<20 {
-			return fmt.Errorf("%d bytes", n)
-		}
-		return nil
-	})
+	r.until("its half messages are counted", func() bool { return r.g.Limits.Used.Load() >= 1<<20 })
 	for range 5 {
 		if _, err := r.client().ModelInfer(soon(t), largeMessage()); err != nil {
 			t.Error(err)
@@ -192,9 +178,8 @@ func TestHalfMessagesHaveAQuarterOfTheBuffers(t *testing.T) {
 }
 
 func TestALongLivedGRPCConnectionIsNotCountedFull(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, func(c *core.Config) { c.MaxBufferedBytes = 256 << 10; c.Pace.Budget = 50 * time.Millisecond }, m)
-	r.worker(m, double)
+	t.Parallel()
+	r := doublingRig(t, func(c *core.Config) { c.MaxBufferedBytes = 256 << 10; c.Pace.Budget = 50 * time.Millisecond })
 	s, err := r.client().ModelStreamInfer(soon(t))
 	must.Do(t, err)
 	for i := range 2000 { // many times the caller's part, on one stream that never is idle
@@ -269,6 +254,7 @@ func TestOnlyKnownHostsAreServedWhereCallersNeedNoToken(t *testing.T) {
 
 // A drain waits for accepted requests, and not for those that never become whole.
 func TestADrainDoesNotWaitForHalfRequests(t *testing.T) {
+	t.Parallel()
 	m := doubler(t)
 	r := newRig(t, func(c *core.Config) { c.Pace.Body, c.Pace.Stall = 200*time.Millisecond, 200*time.Millisecond }, m)
 	_, release := r.holds(m)
@@ -293,12 +279,7 @@ func TestADrainDoesNotWaitForHalfRequests(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- r.stop() }()
-	r.eventually("it drains", func() error {
-		if n := r.g.Draining.Load(); n != core.Refusing {
-			return fmt.Errorf("%d", n)
-		}
-		return nil
-	})
+	r.until("it drains", func() bool { return r.g.Draining.Load() == core.Refusing })
 	select {
 	case err := <-ended:
 		t.Fatalf("it has not waited for what was accepted: %v", err)

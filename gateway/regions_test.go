@@ -48,9 +48,7 @@ func inShared(in, out string) string {
 func sharing(c *core.Config) { c.SystemSharedMemory = true }
 
 func TestTensorsLieInTheCallersSharedMemory(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, sharing, m)
-	r.worker(m, double)
+	r := doublingRig(t, sharing)
 	content := append(make([]byte, 8), floats(1, 2, 3, 4)...)
 	content = append(content, make([]byte, 40)...)
 	key := r.shared("both", content)
@@ -194,9 +192,7 @@ func TestCallersWithDifferentTokensHaveRegionsOfTheirOwn(t *testing.T) {
 }
 
 func TestRegionsOverGRPC(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, sharing, m)
-	r.worker(m, double)
+	r := doublingRig(t, sharing)
 	key := r.shared("rpc", append(floats(1, 2, 3, 4), make([]byte, 16)...))
 	c := r.client()
 	if _, err := c.SystemSharedMemoryRegister(soon(t), &oip.SystemSharedMemoryRegisterRequest{Name: "g", Key: key, ByteSize: 32}); err != nil {

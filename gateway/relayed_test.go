@@ -75,12 +75,7 @@ func TestARelaysRequestsRunInOneBatchAndFailAlone(t *testing.T) {
 	<-first
 	go func() {
 		defer close(carryOn)
-		r.eventually("the broker has all four", func() error {
-			if n := r.stats("m").QueueLength; n != 4 {
-				return fmt.Errorf("%d wait", n)
-			}
-			return nil
-		})
+		r.until("the broker has all four", func() bool { return r.stats("m").QueueLength == 4 })
 	}()
 	var trailer metadata.MD
 	rep, err := r.client().ModelInfer(soon(t), relayedCall("1;2@900000000;1;1", 2, 4, 6, 7, 8), grpc.Trailer(&trailer))

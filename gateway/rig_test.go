@@ -200,15 +200,30 @@ func (r *rig) eventually(what string, f func() error) {
 	r.t.Fatalf("%s: %v", what, err)
 }
 
+// until waits until is tells so; if that never happens, the failure shows the broker's statistics.
+func (r *rig) until(what string, is func() bool) {
+	r.t.Helper()
+	for deadline := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			text, err := admin.New(r.socket).StatsJSON(soon(r.t))
+			r.t.Fatalf("%s: not in %v; the broker says %s %v", what, patience, text, err)
+		}
+	}
+}
+
+// doublingRig is newRig with the model double and a worker of it.
+func doublingRig(t *testing.T, change func(*core.Config)) *rig {
+	t.Helper()
+	m := doubler(t)
+	r := newRig(t, change, m)
+	r.worker(m, double)
+	return r
+}
+
 // underWay waits until so many requests are.
 func (r *rig) underWay(want int64) {
 	r.t.Helper()
-	r.eventually("they are under way", func() error {
-		if n := r.g.InFlight.Load(); n != want {
-			return fmt.Errorf("%d of %d", n, want)
-		}
-		return nil
-	})
+	r.until("they are under way", func() bool { return r.g.InFlight.Load() == want })
 }
 
 func (r *rig) stats(model string) *stats.Model {
@@ -376,7 +391,7 @@ func (r *rig) ask(c net.Conn, request string) error {
 }
 
 func plainDouble() string {
-	body := `{"inputs":[` + goodInput + `]}`
+	body := goodBody
 	return fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 }
 

@@ -56,9 +56,7 @@ func TestTokensAreAskedForAndReadAgainWhenTheyChange(t *testing.T) {
 		must.Do(t, os.WriteFile(tokens, []byte(text), 0o600))
 	}
 	write("# callers\nfirst first-token-0123456789\n")
-	m := doubler(t)
-	r := newRig(t, func(c *core.Config) { watchful(c); c.TokenFile = tokens }, m)
-	r.worker(m, double)
+	r := doublingRig(t, func(c *core.Config) { watchful(c); c.TokenFile = tokens })
 	c := r.client()
 	try := func(token string) (int, codes.Code) {
 		header := map[string]string{}
@@ -68,7 +66,7 @@ func TestTokensAreAskedForAndReadAgainWhenTheyChange(t *testing.T) {
 			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
 		}
 		_, err := c.ModelInfer(ctx, doubleMessage())
-		return r.post("/v2/models/double/infer", header, []byte(`{"inputs":[`+goodInput+`]}`)).status, rpcstatus.Code(err)
+		return r.post("/v2/models/double/infer", header, []byte(goodBody)).status, rpcstatus.Code(err)
 	}
 	for _, k := range []struct {
 		token string
@@ -95,7 +93,7 @@ func TestTokensAreAskedForAndReadAgainWhenTheyChange(t *testing.T) {
 		t.Errorf("metadata needs one: %v", err)
 	}
 	for scheme, want := range map[string]int{"bearer": 200, "BEARER": 200, "Basic": 401} {
-		if a := r.post("/v2/models/double/infer", map[string]string{"Authorization": scheme + " first-token-0123456789"}, []byte(`{"inputs":[`+goodInput+`]}`)); a.status != want {
+		if a := r.post("/v2/models/double/infer", map[string]string{"Authorization": scheme + " first-token-0123456789"}, []byte(goodBody)); a.status != want {
 			t.Errorf("%s: %d", scheme, a.status)
 		}
 	}
@@ -123,14 +121,12 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 	server.write("first", cert, key)
 	callers.file(ca)
 	mine := callers.write("me", "", "")
-	m := doubler(t)
-	r := newRig(t, func(c *core.Config) { watchful(c); c.CertFile, c.KeyFile, c.ClientCAFile = cert, key, ca }, m)
-	r.worker(m, double)
+	r := doublingRig(t, func(c *core.Config) { watchful(c); c.CertFile, c.KeyFile, c.ClientCAFile = cert, key, ca })
 	url := "https" + strings.TrimPrefix(r.http, "http") + "/v2/models/double/infer"
 	ask := func(certs ...tls.Certificate) (name string, err error) {
 		transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: server.Pool(), Certificates: certs}, ForceAttemptHTTP2: true}
 		defer transport.CloseIdleConnections()
-		rep, err := (&http.Client{Transport: transport}).Post(url, "", strings.NewReader(`{"inputs":[`+goodInput+`]}`))
+		rep, err := (&http.Client{Transport: transport}).Post(url, "", strings.NewReader(goodBody))
 		if err != nil {
 			return "", err
 		}
@@ -176,7 +172,7 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: server.Pool(), Certificates: []tls.Certificate{mine}}, ForceAttemptHTTP2: true}
 	defer transport.CloseIdleConnections()
 	web := func() int {
-		rep, err := (&http.Client{Transport: transport}).Post(url, "", strings.NewReader(`{"inputs":[`+goodInput+`]}`))
+		rep, err := (&http.Client{Transport: transport}).Post(url, "", strings.NewReader(goodBody))
 		must.Do(t, err)
 		defer rep.Body.Close()
 		_, _ = io.Copy(io.Discard, rep.Body)
@@ -187,12 +183,7 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 		t.Fatal(err)
 	}
 	newAuthority(t).file(ca)
-	r.eventually("the old authority does not count", func() error {
-		if code := web(); code != http.StatusUnauthorized {
-			return fmt.Errorf("HTTP %d", code)
-		}
-		return nil
-	})
+	r.until("the old authority does not count", func() bool { return web() == http.StatusUnauthorized })
 	if _, err := remote.ModelInfer(soon(t), doubleMessage()); rpcstatus.Code(err) != codes.Unauthenticated {
 		t.Errorf("inference: %v", err)
 	}
@@ -207,7 +198,7 @@ func TestOnlyListedModelsAreServed(t *testing.T) {
 	r := newRig(t, func(c *core.Config) { c.Models = []string{"double"} }, m)
 	r.worker(m, double)
 	r.worker(other, double)
-	if a := r.infer("secret", `{"inputs":[`+goodInput+`]}`); a.status != 404 {
+	if a := r.infer("secret", goodBody); a.status != 404 {
 		t.Errorf("%d %q", a.status, a.Error)
 	}
 	req := doubleMessage()

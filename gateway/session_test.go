@@ -59,16 +59,14 @@ func TestAFaultEndsOneRequestNotTheGateway(t *testing.T) {
 	if n := strings.Count(log.String(), "a fault of "+t.Name()); n != 1 {
 		t.Errorf("the log has it %d times, want 1:\n%s", n, log.String())
 	}
-	if a := r.infer("double", `{"inputs":[`+goodInput+`]}`); a.status != 200 {
+	if a := r.infer("double", goodBody); a.status != 200 {
 		t.Errorf("afterwards: %d %s", a.status, a.Error)
 	}
 	r.idle()
 }
 
 func TestAMethodThatAPathDoesNotHaveIsRefusedWithThoseItHas(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
+	r := doublingRig(t, nil)
 	for _, k := range []struct{ method, path, allow string }{
 		{"POST", "/v2", "GET, HEAD"},
 		{"DELETE", "/v2/health/live", "GET, HEAD"},
@@ -123,7 +121,7 @@ func TestAStormOfAbortedRequestsLeavesNothingBehind(t *testing.T) {
 		time.Sleep(100 * time.Microsecond)
 		return double(ctx, b)
 	})
-	body := `{"inputs":[` + goodInput + `]}`
+	body := goodBody
 	if a := r.infer("double", body); a.status != 200 {
 		t.Fatal(a.Error)
 	}
