@@ -136,50 +136,6 @@ func TestARequestOfSeveralRowsStaysTogether(t *testing.T) {
 	wg.Wait()
 }
 
-func TestTheMoreUrgentGoesFirst(t *testing.T) {
-	m := plain(t)
-	m.Policy = asks(policy.MaxBatchSize(1), policy.Priorities(3))
-	r := newRing(t, m)
-	order := make(chan float32, 10)
-	c := r.dial(client.WithWindow(8))
-	w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket, Memory: r.mem, Depth: 1})
-	must.Do(t, err)
-	defer w.Close()
-	blocker := commitOne(t, c, 0) // keeps the worker, while the others queue up
-	b, err := w.Next(soon(t))
-	must.Do(t, err)
-	var reqs []client.Request
-	for i, level := range []int{2, 1, 0, 1, 0} {
-		req, err := c.Claim(soon(t), 1)
-		must.Do(t, err)
-		x, _ := req.Input("x")
-		row, _ := tensor.As[float32](x)
-		row[0] = float32(10*level + i)
-		must.Do(t, req.SetPriority(level))
-		expect(t, "commit", req.Commit(soon(t)), nil)
-		reqs = append(reqs, req)
-	}
-	waitQueued(t, r, 5)
-	b.Output(0)
-	b.Complete()
-	for range reqs {
-		if b, err = w.Next(soon(t)); err != nil {
-			t.Fatal(err)
-		}
-		order <- worker.Row[float32](b.Input(0), 0)[0]
-		b.Output(0)
-		b.Complete()
-	}
-	for _, req := range append(reqs, blocker) {
-		expect(t, "request", req.Wait(soon(t)), nil)
-	}
-	for _, want := range []float32{2, 4, 11, 13, 20} {
-		if got := <-order; got != want {
-			t.Errorf("%v ran where %v was due", got, want)
-		}
-	}
-}
-
 func TestTimingAddsUp(t *testing.T) {
 	r := newRing(t, plain(t))
 	r.work(func(ctx context.Context, b *worker.Batch) error {

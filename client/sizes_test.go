@@ -30,28 +30,14 @@ func found(_ context.Context, b *worker.Batch) error {
 				n++
 			}
 		}
+		if err := b.SetRowDims(row, -1); !errors.Is(err, client.ErrShape) {
+			return fmt.Errorf("a size below 0: %w", err)
+		}
 		if err := b.SetRowDims(row, n); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func TestNothingIsASizeOfInputsAndOutputs(t *testing.T) {
-	for _, more := range [][]policy.Setting{nil, {policy.Buckets("x", 0, 4, 8)}} {
-		m := broker.ModelConfig{Signature: signature(t, []string{"x:i32[<=8]"}, []string{"y:i32[<=8]"}), Policy: asks(more...)}
-		r := newRing(t, m)
-		r.work(found)
-		c := r.dial()
-		for _, x := range [][]int32{{}, {0, 0, 0}, {0, 5, 0, 6}} {
-			outs, err := c.Infer(soon(t), tensor.Of("x", x, 1, len(x)))
-			must.Do(t, err)
-			want := slices.DeleteFunc(slices.Clone(x), func(v int32) bool { return v == 0 })
-			if y, err := tensor.As[int32](outs[0]); err != nil || !slices.Equal(outs[0].Shape, []int{1, len(want)}) || !slices.Equal(y, want) {
-				t.Errorf("%v gives %v of shape %v, %v", x, y, outs[0].Shape, err)
-			}
-		}
-	}
 }
 
 func TestEachRowOfARequestHasItsOwnOutputSize(t *testing.T) {
@@ -134,27 +120,6 @@ func TestRequestsOfDifferentSizesShareARaggedBatch(t *testing.T) {
 	wg.Wait()
 	if n := <-sizes; n != 8 {
 		t.Errorf("a batch of %d, not of all 8", n)
-	}
-}
-
-func TestSizesBeyondTheMaximumAreRefusedByName(t *testing.T) {
-	m := broker.ModelConfig{Signature: signature(t, []string{"x:i32[<=8]"}, []string{"y:i32[<=8]"}), Policy: asks()}
-	r := newRing(t, m)
-	errs := make(chan error, 4)
-	r.work(func(ctx context.Context, b *worker.Batch) error {
-		errs <- b.SetOutputDims(0, 9)
-		errs <- b.SetRowDims(0, -1)
-		return found(ctx, b)
-	})
-	c := r.dial()
-	if _, err := c.Infer(soon(t), tensor.Of("x", make([]int32, 9), 1, 9)); !errors.Is(err, client.ErrShape) {
-		t.Errorf("9 of 8: %v", err)
-	}
-	if _, err := c.Infer(soon(t), tensor.Of("x", []int32{1}, 1, 1)); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		must.Fail(t, "an output beyond its maximum", <-errs, client.ErrShape)
 	}
 }
 

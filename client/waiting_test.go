@@ -40,25 +40,6 @@ func send(t *testing.T, c *client.Client) client.Request {
 	return q
 }
 
-func TestManyWhoWaitOnOneClientAreEachToldTheirOwn(t *testing.T) {
-	r := newRing(t, plain(t))
-	r.work(double)
-	c := r.dial(client.WithWindow(16))
-	var wg sync.WaitGroup
-	for range 16 {
-		wg.Go(func() {
-			for range 100 {
-				q := send(t, c)
-				if err := errors.Join(q.Wait(soon(t)), q.Release()); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-}
-
 func TestThoseWhoWaitAreToldThatTheBrokerIsGone(t *testing.T) {
 	r, open := gated(t)
 	c := r.dial(client.WithWindow(10))
@@ -96,23 +77,6 @@ func TestWaitForEndsInTimeAndTheRequestGoesOn(t *testing.T) {
 	open()
 	expect(t, "the longest wait", <-longest, nil)
 	expect(t, "another wait", first.WaitFor(patience), nil)
-}
-
-func TestCancelEndsARequestThatWaits(t *testing.T) {
-	r, _ := gated(t)
-	c := r.dial(client.WithWindow(8))
-	for range 50 { // the worker is stuck, so all of them can only be canceled
-		q, err := c.Claim(soon(t), 1)
-		expect(t, "claim", err, nil)
-		expect(t, "cancel before commit", q.Cancel(), client.ErrNotCommitted)
-		expect(t, "commit", q.Commit(context.Background()), nil)
-		expect(t, "cancel", errors.Join(q.Cancel(), q.Cancel()), nil)
-		expect(t, "wait", q.WaitFor(patience), client.ErrCanceled)
-		expect(t, "release", q.Release(), nil)
-		if t.Failed() {
-			return
-		}
-	}
 }
 
 func TestManyCancelsDoNotFlood(t *testing.T) {

@@ -11,12 +11,6 @@ import (
 	"github.com/ringbatch/ringbatch/internal/must"
 )
 
-func BenchmarkNow(b *testing.B) {
-	for b.Loop() {
-		Now()
-	}
-}
-
 func TestNowIsTheKernelsMonotonicClock(t *testing.T) {
 	var ts unix.Timespec
 	must.Do(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts))

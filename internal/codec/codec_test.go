@@ -298,29 +298,3 @@ func le64(v ...float64) []byte {
 	}
 	return b
 }
-
-func BenchmarkReadF32(b *testing.B) {
-	rng := rand.New(rand.NewPCG(1, 2))
-	var data []byte
-	for range 1024 {
-		data = le.AppendUint32(data, math.Float32bits(rng.Float32()))
-	}
-	text := append(AppendJSON([]byte("["), tensor.F32, data, false), ']')
-	b.SetBytes(int64(len(text)))
-	for b.Loop() {
-		must.Do(b, NewReader(text, tensor.F32, []int{1, 1024}).Fill(data))
-	}
-}
-
-func BenchmarkWriteF32(b *testing.B) {
-	rng := rand.New(rand.NewPCG(1, 2))
-	var data []byte
-	for range 1024 {
-		data = le.AppendUint32(data, math.Float32bits(rng.Float32()))
-	}
-	var text []byte
-	for b.Loop() {
-		text = AppendJSON(text[:0], tensor.F32, data, false)
-	}
-	b.SetBytes(int64(len(text)))
-}
