@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -20,18 +21,14 @@ import (
 func TestDialWaitsForAPlaceInTheQueue(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	l := newSocket(t)
-	if err := errors.Join(unix.Bind(l, &unix.SockaddrUnix{Name: socket}), unix.Listen(l, 1)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(unix.Bind(l, &unix.SockaddrUnix{Name: socket}), unix.Listen(l, 1)))
 	for {
 		c := newSocket(t)
 		err := unix.Connect(c, &unix.SockaddrUnix{Name: socket})
 		if errors.Is(err, unix.EAGAIN) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 	}
 	for range 10 {
 		if _, err := dial(t.Context(), socket, 5*time.Millisecond); !errors.Is(err, unix.EAGAIN) {
@@ -51,17 +48,13 @@ func TestDialWaitsForAPlaceInTheQueue(t *testing.T) {
 	}
 	time.AfterFunc(10*time.Millisecond, func() { _, _, _ = unix.Accept(l) })
 	c, err := Dial(t.Context(), socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	_ = c.Close()
 }
 
 func newSocket(t *testing.T) int {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = unix.Close(fd) })
 	return fd
 }
