@@ -20,7 +20,6 @@ func TestMain(m *testing.M) {
 		"evil stage": testbed.With(playEvilStage),
 		"client":     testbed.With(playClient),
 		"damage":     testbed.With(playDamage),
-		"ballast":    testbed.With(playBallast),
 		"leaver":     testbed.With(playLeaver),
 		"quitter":    testbed.With(playQuitter),
 		"setter":     testbed.With(playSetter),

@@ -17,6 +17,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -216,6 +217,7 @@ func giveUp(ctx context.Context, c *client.Client, rows int, exp *expected) {
 // followers, with deadlines and cancellations that hit each of them at any
 // moment. A watchdog looks for one that takes too long.
 func TestNoWaitIsForgotten(t *testing.T) {
+	t.Parallel()
 	m := testbed.Model{Name: "m", Slots: 64, MaxBatch: 16, Lease: lease}
 	r := inProcess(t, shm.NewHeap(), m)
 	r.worker(2, obey)
@@ -267,5 +269,52 @@ func TestNoWaitIsForgotten(t *testing.T) {
 				t.Fatalf("goroutine %d has waited for %v", g, time.Since(time.Unix(0, at)))
 			}
 		}
+	}
+}
+
+// Five models on three loops, all busy at once, in memory that the race
+// detector sees: a loop that touched another's ring would be a race. Every
+// answer is computed here too, so that one of another model would be wrong.
+func TestLoopsServeTheirModelsWithoutTouchingOneAnothers(t *testing.T) {
+	t.Parallel()
+	var models []testbed.Model
+	for i := range 5 {
+		models = append(models, testbed.Model{Name: fmt.Sprint("m", i), Slots: 64, MaxBatch: 1 + 3*i, Wait: time.Duration(i) * 200 * time.Microsecond, Lease: lease, Width: 4 + i})
+	}
+	r := onLoops(t, shm.NewHeap(), 3, models...)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var wg sync.WaitGroup
+	for i, m := range models {
+		cfg := m.WorkerConfig(r.socket)
+		cfg.Depth = 1 + i%2
+		r.serveAs(cfg, obey)
+		for k := range 2 {
+			wg.Go(func() {
+				rng := rand.New(rand.NewSource(int64(10*i + k)))
+				for range 3 { // clients come and go beside the others' requests
+					c, err := client.Dial(ctx, m.Name, client.WithSocket(r.socket), client.WithMemory(r.mem), client.WithWindow(1+rng.Intn(8)))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					for range 40 {
+						x := make([]int64, m.Width)
+						for j := range x {
+							x[j] = 1000 + rng.Int63n(1<<40) // no command
+						}
+						if err := testbed.Ask(ctx, c, x, m.Width); err != nil {
+							t.Errorf("%s: %v", m.Name, err)
+						}
+					}
+					c.Close()
+				}
+			})
+		}
+	}
+	wg.Wait()
+	for _, m := range models {
+		// Workers answer first, and tell the broker then.
+		r.until("every end is counted", m.Name, func(s stats.Model) bool { return s.Requests == 240 && s.Ended["OK"] == 240 })
 	}
 }

@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"sync"
 	"syscall"
@@ -18,6 +17,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -98,11 +98,8 @@ func TestASessionEndsByItsOwnWordThoughAChildKeepsTheConnection(t *testing.T) {
 		must.Do(t, p.Expect("forked", &child, patience))
 		must.Do(t, p.Send(struct{}{}))
 		p.expect("left")
-		h.eventually("the "+who+" is gone", func() error {
-			if m := h.model("m"); len(m.Workers) != len(before.Workers) || m.Clients != before.Clients || m.SlotsFree != before.SlotsFree {
-				return fmt.Errorf("%d workers, %d clients, %d slots free", len(m.Workers), m.Clients, m.SlotsFree)
-			}
-			return nil
+		h.until("the "+who+" is gone", "m", func(m stats.Model) bool {
+			return len(m.Workers) == len(before.Workers) && m.Clients == before.Clients && m.SlotsFree == before.SlotsFree
 		})
 		works(t, c, 10) // nothing went to a ghost
 		if err := syscall.Kill(child, 0); err != nil {
