@@ -5,6 +5,8 @@ package attach
 import (
 	"context"
 	"errors"
+	"io"
+	"net"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -12,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -57,4 +60,28 @@ func newSocket(t *testing.T) int {
 	must.Do(t, err)
 	t.Cleanup(func() { _ = unix.Close(fd) })
 	return fd
+}
+
+// A forked child may keep the descriptor. A caller that gives up ends the connection for the child, too.
+func TestACallThatIsGivenUpEndsTheConnectionForEverybodyWhoHasIt(t *testing.T) {
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	must.Do(t, err)
+	defer l.Close()
+	c, err := Dial(t.Context(), l.Addr().String())
+	must.Do(t, err)
+	kept, err := c.File() // as the child has it
+	must.Do(t, err)
+	defer kept.Close()
+	broker, err := l.Accept()
+	must.Do(t, err)
+	defer broker.Close()
+	ctx, giveUp := context.WithCancel(t.Context())
+	called := make(chan error, 1)
+	go func() { _, _, err := Call(ctx, c, &control.Request{Op: control.OpWatch}); called <- err }()
+	_, err = broker.Read(make([]byte, 1))
+	must.Do(t, err)
+	giveUp()
+	must.Fail(t, "the call", <-called, context.Canceled)
+	_, err = io.Copy(io.Discard, broker) // to its end
+	must.Check(t, err)
 }

@@ -56,25 +56,6 @@ func TestOneConnectionTooManyIsRefusedByNameAndTheOthersWorkOn(t *testing.T) {
 	h.settled()
 }
 
-func TestABrokerOutOfDescriptorsSaysSoAndServesThoseItHas(t *testing.T) {
-	h := idleHost(t, theModel)
-	h.limits.Descriptors = 60
-	h.startBroker()
-	h.worker(theModel)
-	all, err := dialUntilRefused(h)
-	if !errors.Is(err, status.ErrNoDescriptors) {
-		t.Errorf("after %d clients: %v", len(all), err)
-	}
-	if len(all) < 4 {
-		t.Errorf("only %d clients", len(all))
-	}
-	for _, c := range all {
-		works(t, c, 2)
-		c.Close()
-	}
-	h.settled()
-}
-
 // Connections that say nothing take every descriptor, so that the next one
 // cannot even be accepted.
 func TestABrokerThatCannotAcceptStillSaysWhy(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -261,4 +262,46 @@ func TestAQuarantinedWorkerThatHangsUpIsForgottenOnceItIsDone(t *testing.T) {
 	works(t, c, 20)
 	c.Close()
 	r.settled()
+}
+
+// strangers runs the broker as one user and lets another in.
+func strangers(t *testing.T, models ...testbed.Model) (h *host, user int) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root to become somebody else")
+	}
+	const owner, other = 54320, 54321
+	h = idleHost(t, models...)
+	must.Do(t, os.Chmod(h.bed.Dir, 0o755))
+	must.Do(t, os.Chown(h.bed.Dir, owner, owner))
+	h.uid = owner
+	h.job.OpenFolder = true
+	return h, other
+}
+
+func TestALeaseIsNotProlongedByBatchesThatCameAfter(t *testing.T) {
+	m := theModel
+	m.MaxBatch, m.Lease = 1, time.Second
+	h := newHost(t, m)
+	for range 2 { // kept: one that is not scheduled for a second is killed, too
+		defer h.keepWorker(job{Model: m, AtOnce: 3})()
+	}
+	c := h.dial(client.WithWindow(8))
+	hung := askLater(background(t), c, cmdHang, 0)
+	ctx, stop := context.WithCancel(background(t))
+	var busy sync.WaitGroup
+	for range 4 {
+		busy.Go(func() {
+			for ctx.Err() == nil {
+				x := make([]int64, testbed.Width)
+				x[0] = 1 << 40
+				_ = testbed.Ask(ctx, c, x, testbed.Width)
+			}
+		})
+	}
+	hung.ends(t, client.ErrWorkerDied) // it hung both, one after the other
+	stop()
+	busy.Wait()
+	c.Close()
+	h.settled()
 }
