@@ -95,15 +95,9 @@ func TestABadRequestIsAnsweredWithItsReason(t *testing.T) {
 			t.Errorf("%s: %d %q", c.name, a.status, a.Error)
 		}
 	}
-	if a := r.infer("nothing", "{}"); a.status != 404 || !strings.Contains(a.Error, `"nothing"`) {
-		t.Errorf("an unknown model: %d %q", a.status, a.Error)
-	}
-	if a := r.post("/v2/models/double/versions/7/infer", nil, nil); a.status != 404 || !strings.Contains(a.Error, "version") {
-		t.Errorf("an unknown version: %d %q", a.status, a.Error)
-	}
-	if a := r.post("/v2/models/double/versions/1/infer", nil, []byte(input(goodInput))); a.status != 200 {
-		t.Errorf("the version that there is: %d %q", a.status, a.Error)
-	}
+	r.infer("nothing", "{}").is(t, "an unknown model", 404, `"nothing"`)
+	r.post("/v2/models/double/versions/7/infer", nil, nil).is(t, "an unknown version", 404, "version")
+	r.post("/v2/models/double/versions/1/infer", nil, []byte(input(goodInput))).is(t, "the version that there is", 200)
 	if a := r.infer("double", `{"parameters":{"whatever":[1,{"a":null}]},"unknown":7,"inputs":[`+strings.Replace(goodInput, `"data"`, `"parameters":{"nobody":"knows"},"data"`, 1)+`]}`); a.status != 200 {
 		t.Errorf("unknown parameters: %d %q", a.status, a.Error)
 	}
@@ -175,9 +169,7 @@ func TestACompressedBodyIsReadAndABombIsNot(t *testing.T) {
 			return out.Bytes()
 		}
 		header := map[string]string{"Content-Encoding": name}
-		if a := r.post("/v2/models/double/infer", header, squeeze([]byte(goodBody))); a.status != 200 {
-			t.Errorf("%s: %d %q", name, a.status, a.Error)
-		}
+		r.post("/v2/models/double/infer", header, squeeze([]byte(goodBody))).is(t, name, 200)
 		head := `{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}]}`
 		header[headerLength] = fmt.Sprint(len(head))
 		if a := r.post("/v2/models/double/infer", header, squeeze(append([]byte(head), floats(1, 2, 3, 4)...))); a.status != 200 {

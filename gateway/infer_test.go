@@ -149,31 +149,15 @@ func TestEveryElementTypeGoesThroughUnchanged(t *testing.T) {
 	}
 	// And as typed lists.
 	typed := &oip.ModelInferRequest{ModelName: "types"}
-	for i, d := range typeOrder {
+	contents := map[string]*oip.InferTensorContents{ // f16 and bf16 have none
+		"bool": {BoolContents: []bool{true, false}}, "u8": {UintContents: []uint32{0, 255}}, "i8": {IntContents: []int32{-128, 127}},
+		"i16": {IntContents: []int32{-32768, 32767}}, "i32": {IntContents: []int32{math.MinInt32, math.MaxInt32}},
+		"i64": {Int64Contents: []int64{math.MinInt64, math.MaxInt64}}, "f32": {Fp32Contents: []float32{0.1, -1e-30}},
+		"f64": {Fp64Contents: []float64{0.1, 1e300}},
+	}
+	for _, d := range typeOrder {
 		in := rpcInput(d+"_in", wireName(t, d), 1, 2)
-		c := &oip.InferTensorContents{}
-		switch d {
-		case "bool":
-			c.BoolContents = []bool{true, false}
-		case "u8":
-			c.UintContents = []uint32{0, 255}
-		case "i8":
-			c.IntContents = []int32{-128, 127}
-		case "i16":
-			c.IntContents = []int32{-32768, 32767}
-		case "i32":
-			c.IntContents = []int32{math.MinInt32, math.MaxInt32}
-		case "i64":
-			c.Int64Contents = []int64{math.MinInt64, math.MaxInt64}
-		case "f32":
-			c.Fp32Contents = []float32{0.1, -1e-30}
-		case "f64":
-			c.Fp64Contents = []float64{0.1, 1e300}
-		default: // f16 and bf16 have none
-			c = nil
-		}
-		_ = i
-		in.Contents = c
+		in.Contents = contents[d]
 		typed.Inputs = append(typed.Inputs, in)
 	}
 	if _, err := r.client().ModelInfer(soon(t), typed); err == nil || !strings.Contains(err.Error(), "raw_input_contents") {

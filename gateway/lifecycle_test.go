@@ -194,9 +194,7 @@ func TestAPriorityReachesTheRing(t *testing.T) {
 	if a.status != 429 || a.header.Get("Retry-After") == "" {
 		t.Errorf("%d %q, Retry-After %q", a.status, a.Error, a.header.Get("Retry-After"))
 	}
-	if a := r.infer("double", `{"parameters":{"priority":3},"inputs":[`+goodInput+`]}`); a.status != 400 {
-		t.Errorf("no such level: %d %q", a.status, a.Error)
-	}
+	r.infer("double", `{"parameters":{"priority":3},"inputs":[`+goodInput+`]}`).is(t, "no such level", 400)
 }
 
 func TestAFullWindowIsToldAsBackPressure(t *testing.T) {
@@ -225,9 +223,7 @@ func TestAFullWindowIsToldAsBackPressure(t *testing.T) {
 
 func TestModelsComeAndGoWhileTheGatewayRuns(t *testing.T) {
 	r := newRig(t, nil)
-	if a := r.infer("double", "{}"); a.status != 404 {
-		t.Errorf("before: %d %q", a.status, a.Error)
-	}
+	r.infer("double", "{}").is(t, "before", 404)
 	if rep, err := r.client().ModelReady(soon(t), &oip.ModelReadyRequest{Name: "double"}); err != nil || rep.Ready { // who waits for it asks again
 		t.Errorf("before: %v %v", rep, err)
 	}
@@ -330,13 +326,9 @@ func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T
 	if err := known.Run(soon(t)); core.MeaningOf(err).HTTP != 503 {
 		t.Errorf("a call that had found it: %v", err)
 	}
-	if a := r.infer("nothing", "{}"); a.status != 404 {
-		t.Errorf("one that was never there: %d %q", a.status, a.Error)
-	}
+	r.infer("nothing", "{}").is(t, "one that was never there", 404)
 	serves()
-	if a := r.post("/v2/models/double/versions/7/infer", nil, nil); a.status != 404 {
-		t.Errorf("a version that was never there: %d %q", a.status, a.Error)
-	}
+	r.post("/v2/models/double/versions/7/infer", nil, nil).is(t, "a version that was never there", 404)
 	r.eventually("it is not awaited any more", func() error { return r.g.Models.Awaited("double", "") })
 
 	r.idle()
@@ -375,11 +367,8 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 			return err
 		}
 		rep.Body.Close()
-		if rep.StatusCode != 503 {
-			return fmt.Errorf("%d", rep.StatusCode)
-		}
-		if !rep.Close {
-			t.Error("a caller may go on using its connection")
+		if rep.StatusCode != 503 || !rep.Close { // no caller may go on using its connection
+			return fmt.Errorf("%d, its connection ends: %t", rep.StatusCode, rep.Close)
 		}
 		return nil
 	})

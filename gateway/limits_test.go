@@ -141,9 +141,7 @@ func TestALongHeadIsRefused(t *testing.T) {
 
 func TestTheBudgetOfBuffersIsKept(t *testing.T) {
 	r := doublingRig(t, func(c *core.Config) { c.MaxBufferedBytes, c.CallerBytes = 1<<20, 8<<20 })
-	if a := r.infer("double", strings.Repeat(" ", 2<<20)); a.status != 429 || !strings.Contains(a.Error, "buffers") {
-		t.Errorf("%d %q", a.status, a.Error)
-	}
+	r.infer("double", strings.Repeat(" ", 2<<20)).is(t, "", 429, "buffers")
 	must.Check(t, r.ask(r.connect(), plainDouble()))
 	r.idle()
 }
@@ -211,9 +209,7 @@ func TestABodyInChunksCountsAsItsCallersToo(t *testing.T) {
 		must.Do(t, err)
 		return r.do(req)
 	}
-	if a := send(1 << 10); a.status != 200 {
-		t.Errorf("little: %d %q", a.status, a.Error)
-	}
+	send(1<<10).is(t, "little", 200)
 	if a := send(128 << 10); a.status != http.StatusRequestEntityTooLarge || a.header.Get("Retry-After") != "" { // as if it had said its length
 		t.Errorf("much: %d %q", a.status, a.Error)
 	}

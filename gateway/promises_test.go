@@ -247,9 +247,7 @@ func TestOnlyKnownHostsAreServedWhereCallersNeedNoToken(t *testing.T) {
 	must.Do(t, err)
 	req.Host = "any.example"
 	req.Header.Set("Authorization", "Bearer a-token-0123456789")
-	if a := withTokens.do(req); a.status != 200 {
-		t.Errorf("with a token: %d %s", a.status, a.Error)
-	}
+	withTokens.do(req).is(t, "with a token", 200)
 }
 
 // A drain waits for accepted requests, and not for those that never become whole.

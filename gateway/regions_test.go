@@ -52,12 +52,8 @@ func TestTensorsLieInTheCallersSharedMemory(t *testing.T) {
 	content := append(make([]byte, 8), floats(1, 2, 3, 4)...)
 	content = append(content, make([]byte, 40)...)
 	key := r.shared("both", content)
-	if a := r.register("a", key, 8, 16); a.status != 200 {
-		t.Fatalf("%d %s", a.status, a.Error)
-	}
-	if a := r.register("b", key, 24, 40); a.status != 200 {
-		t.Fatalf("%d %s", a.status, a.Error)
-	}
+	r.register("a", key, 8, 16).is(t, "", 200)
+	r.register("b", key, 24, 40).is(t, "", 200)
 	a := r.infer("double", inShared("a,0,16", "b,8,16"))
 	if a.status != 200 || len(a.raw) != 0 || a.Outputs[0].Parameters != nil || a.Outputs[0].Data != nil {
 		t.Errorf("%+v", a)
@@ -78,25 +74,15 @@ func TestTensorsLieInTheCallersSharedMemory(t *testing.T) {
 		{"an unknown region", "z,0,16", "b,0,16", `"z"`},
 		{"an output over its input", "a,0,16", "a,0,16", "overlaps"},
 	} {
-		if a := r.infer("double", inShared(c.in, c.out)); a.status != 400 || !strings.Contains(a.Error, c.reason) {
-			t.Errorf("%s: %d %q", c.name, a.status, a.Error)
-		}
+		r.infer("double", inShared(c.in, c.out)).is(t, c.name, 400, c.reason)
 	}
 	// The same memory by another name overlaps too.
-	if a := r.register("again", key, 0, 64); a.status != 200 {
-		t.Fatalf("%d %s", a.status, a.Error)
-	}
-	if a := r.infer("double", inShared("a,0,16", "again,20,16")); a.status != 400 || !strings.Contains(a.Error, "overlaps") {
-		t.Errorf("by another name: %d %q", a.status, a.Error)
-	}
+	r.register("again", key, 0, 64).is(t, "", 200)
+	r.infer("double", inShared("a,0,16", "again,20,16")).is(t, "by another name", 400, "overlaps")
 	must.Do(t, os.Truncate(filepath.Join("/dev/shm", key), 24))
-	if a := r.infer("double", inShared("a,0,16", "b,0,16")); a.status != 400 || !strings.Contains(a.Error, "shortened") {
-		t.Errorf("a file whose output was cut off: %d %q", a.status, a.Error)
-	}
+	r.infer("double", inShared("a,0,16", "b,0,16")).is(t, "a file whose output was cut off", 400, "shortened")
 	must.Do(t, os.Truncate(filepath.Join("/dev/shm", key), 8))
-	if a := r.infer("double", inShared("a,0,16", "b,0,16")); a.status != 400 || !strings.Contains(a.Error, "shortened") {
-		t.Errorf("a file that was shortened: %d %q", a.status, a.Error)
-	}
+	r.infer("double", inShared("a,0,16", "b,0,16")).is(t, "a file that was shortened", 400, "shortened")
 	r.idle()
 }
 
@@ -114,30 +100,18 @@ func TestOnlySharedMemoryOfTheCallersIsRegistered(t *testing.T) {
 		{"too long", key, 0, 65}, {"too far", key, 64, 1}, {"empty", key, 0, 0}, {"dots", "..", 0, 1},
 		{"past the end of numbers", key, 1 << 62, 1 << 62},
 	} {
-		if a := r.register("r", c.key, c.offset, c.size); a.status != 400 {
-			t.Errorf("%s: %d %q", c.name, a.status, a.Error)
-		}
+		r.register("r", c.key, c.offset, c.size).is(t, c.name, 400)
 	}
 	if os.Getuid() == 0 { // a file of somebody else
 		must.Do(t, os.Chown(filepath.Join("/dev/shm", key), 12345, -1))
-		if a := r.register("r", key, 0, 64); a.status != 403 || !strings.Contains(a.Error, "another user") {
-			t.Errorf("of another user: %d %q", a.status, a.Error)
-		}
+		r.register("r", key, 0, 64).is(t, "of another user", 403, "another user")
 		_ = os.Chown(filepath.Join("/dev/shm", key), 0, -1)
 	}
-	if a := r.register("r", key, 0, 64); a.status != 200 {
-		t.Errorf("%d %q", a.status, a.Error)
-	}
-	if a := r.register("r", key, 0, 64); a.status != 409 {
-		t.Errorf("twice: %d %q", a.status, a.Error)
-	}
+	r.register("r", key, 0, 64).is(t, "", 200)
+	r.register("r", key, 0, 64).is(t, "twice", 409)
 	off := newRig(t, nil)
-	if a := off.register("r", key, 0, 64); a.status != 403 {
-		t.Errorf("switched off: %d %q", a.status, a.Error)
-	}
-	if a := off.post("/v2/systemsharedmemory/unregister", nil, nil); a.status != 200 {
-		t.Errorf("tools unregister everything before they begin: %d %q", a.status, a.Error)
-	}
+	off.register("r", key, 0, 64).is(t, "switched off", 403)
+	off.post("/v2/systemsharedmemory/unregister", nil, nil).is(t, "tools unregister everything before they begin", 200)
 }
 
 func TestARegionThatIsUnregisteredStaysUntilItsRequestsHaveEnded(t *testing.T) {
@@ -150,16 +124,10 @@ func TestARegionThatIsUnregisteredStaysUntilItsRequestsHaveEnded(t *testing.T) {
 	done := make(chan *httpAnswer)
 	go func() { done <- r.infer("double", inShared("u,0,16", "u,16,16")) }()
 	<-h.began
-	if a := r.post("/v2/systemsharedmemory/region/u/unregister", nil, nil); a.status != 200 {
-		t.Errorf("%d %q", a.status, a.Error)
-	}
-	if a := r.infer("double", inShared("u,0,16", "u,16,16")); a.status != 400 {
-		t.Errorf("a new request: %d %q", a.status, a.Error)
-	}
+	r.post("/v2/systemsharedmemory/region/u/unregister", nil, nil).is(t, "", 200)
+	r.infer("double", inShared("u,0,16", "u,16,16")).is(t, "a new request", 400)
 	close(h.goOn)
-	if a := <-done; a.status != 200 {
-		t.Errorf("the request under way: %d %q", a.status, a.Error)
-	}
+	(<-done).is(t, "the request under way", 200)
 	got, _ := os.ReadFile(filepath.Join("/dev/shm", key))
 	if !bytes.Equal(got[16:], floats(2, 4, 6, 8)) {
 		t.Errorf("%x", got)

@@ -68,9 +68,7 @@ func TestARelaysRequestsRunInOneBatchAndFailAlone(t *testing.T) {
 	// be given to it before the next is read.
 	var before sync.WaitGroup
 	before.Go(func() {
-		if a := r.infer("m", `{"inputs":[{"name":"x","shape":[1,1],"datatype":"INT32","data":[2]}]}`); a.status != 200 {
-			t.Errorf("%d %s", a.status, a.Error)
-		}
+		r.infer("m", `{"inputs":[{"name":"x","shape":[1,1],"datatype":"INT32","data":[2]}]}`).is(t, "", 200)
 	})
 	<-first
 	go func() {

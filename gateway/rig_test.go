@@ -317,6 +317,14 @@ type httpAnswer struct {
 	raw []byte // what follows the JSON
 }
 
+// is fails the test if the answer has another status, or an error without that reason.
+func (a *httpAnswer) is(t *testing.T, what string, status int, reason ...string) {
+	t.Helper()
+	if a.status != status || !strings.Contains(a.Error, strings.Join(reason, "")) {
+		t.Errorf("%s: %d %q, not %d %q", what, a.status, a.Error, status, reason)
+	}
+}
+
 // post sends a body and reads the answer.
 func (r *rig) post(path string, header map[string]string, body []byte) *httpAnswer {
 	r.t.Helper()

@@ -198,9 +198,7 @@ func TestOnlyListedModelsAreServed(t *testing.T) {
 	r := newRig(t, func(c *core.Config) { c.Models = []string{"double"} }, m)
 	r.worker(m, double)
 	r.worker(other, double)
-	if a := r.infer("secret", goodBody); a.status != 404 {
-		t.Errorf("%d %q", a.status, a.Error)
-	}
+	r.infer("secret", goodBody).is(t, "", 404)
 	req := doubleMessage()
 	req.ModelName = "secret"
 	if _, err := r.client().ModelInfer(context.Background(), req); rpcstatus.Code(err) != codes.NotFound {

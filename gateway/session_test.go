@@ -59,9 +59,7 @@ func TestAFaultEndsOneRequestNotTheGateway(t *testing.T) {
 	if n := strings.Count(log.String(), "a fault of "+t.Name()); n != 1 {
 		t.Errorf("the log has it %d times, want 1:\n%s", n, log.String())
 	}
-	if a := r.infer("double", goodBody); a.status != 200 {
-		t.Errorf("afterwards: %d %s", a.status, a.Error)
-	}
+	r.infer("double", goodBody).is(t, "afterwards", 200)
 	r.idle()
 }
 
@@ -104,9 +102,7 @@ func TestACallersTimeoutHoldsWhileItsModelIsDialled(t *testing.T) {
 	l, err := net.Listen("unix", r.socket)
 	must.Do(t, err)
 	defer l.Close()
-	if a := r.infer("double", `{"parameters":{"timeout":100000},"inputs":[`+goodInput+`]}`); a.status != 504 {
-		t.Errorf("HTTP: %d %s", a.status, a.Error)
-	}
+	r.infer("double", `{"parameters":{"timeout":100000},"inputs":[`+goodInput+`]}`).is(t, "HTTP", 504)
 	ctx, cancel := context.WithTimeout(soon(t), 100*time.Millisecond)
 	defer cancel()
 	if _, err := r.client().ModelInfer(ctx, doubleMessage()); rpcstatus.Code(err) != codes.DeadlineExceeded {
@@ -173,7 +169,5 @@ func TestAStormOfAbortedRequestsLeavesNothingBehind(t *testing.T) {
 		}
 		return nil
 	})
-	if a := r.infer("double", body); a.status != 200 {
-		t.Errorf("afterwards: %d %s", a.status, a.Error)
-	}
+	r.infer("double", body).is(t, "afterwards", 200)
 }

@@ -73,15 +73,15 @@ func TestABatchTravelsAsOneAndItsRequestsFailAlone(t *testing.T) {
 	}
 }
 
-func TestPriorityDeadlineAndStatusTravel(t *testing.T) {
+func TestPriorityDeadlineAndStatusTravelAndWhatKilledAWorkerThereIsNotSentAgain(t *testing.T) {
 	sig := signature(t, "x:i32[1]", "y:i32[1]")
 	seen := make(chan [2]int64, 16)
-	h := newHost(t, sig, func(_ context.Context, b *worker.Batch) error {
+	deadly := func(_ context.Context, b *worker.Batch) error {
 		seen <- [2]int64{int64(b.Level()), b.Request(0).Deadline}
 		b.Fail(0, fmt.Errorf("%w: it killed two", status.ErrWorkerDied))
 		return nil
-	}, nil)
-	l := newLocal(t, nil, h.address)
+	}
+	l := newLocal(t, nil, newHost(t, sig, deadly, nil).address, newHost(t, sig, deadly, nil).address)
 	q, err := l.dial().Claim(soon(t), 1)
 	if err == nil {
 		err = errors.Join(q.SetPriority(1), q.SetDeadline(time.Now().Add(patience)), q.Commit(soon(t)))
@@ -90,26 +90,8 @@ func TestPriorityDeadlineAndStatusTravel(t *testing.T) {
 	if err := q.Wait(soon(t)); !errors.Is(err, status.ErrWorkerDied) || !strings.Contains(err.Error(), "it killed two") {
 		t.Errorf("ended with %v", err)
 	}
-	if got := <-seen; got[0] != 1 || got[1] == 0 {
-		t.Errorf("level %d, deadline %d", got[0], got[1])
-	}
-}
-
-func TestWhatKilledAWorkerThereIsNotSentToAnotherHost(t *testing.T) {
-	sig := signature(t, "x:i32[1]", "y:i32[1]")
-	var runs atomic.Int32
-	deadly := func(_ context.Context, b *worker.Batch) error {
-		runs.Add(1)
-		return status.ErrWorkerDied
-	}
-	a, b := newHost(t, sig, deadly, nil), newHost(t, sig, deadly, nil)
-	l := newLocal(t, nil, a.address, b.address)
-	q := commit(t, l.dial(), 2)[0]
-	if err := q.Wait(soon(t)); !errors.Is(err, status.ErrWorkerDied) {
-		t.Errorf("ended with %v", err)
-	}
-	if n := runs.Load(); n != 1 {
-		t.Errorf("it was run %d times", n)
+	if got := <-seen; got[0] != 1 || got[1] == 0 || len(seen) != 0 {
+		t.Errorf("level %d, deadline %d, and %d runs more", got[0], got[1], len(seen))
 	}
 }
 
@@ -154,28 +136,18 @@ func TestLargeBatchesTravel(t *testing.T) {
 		return nil
 	}, nil)
 	l := newLocal(t, func(c *Config) { c.Policy = policy.New(policy.MaxBatchSize(32), policy.Slots(64)) }, h.address)
-	c := l.dial()
-	var list []client.Request
+	var requests [][]any
 	for i := range 32 {
-		q, err := c.Claim(soon(t), 1)
-		must.Do(t, err)
-		in, _ := q.InputBytes(0)
-		for k := range in {
-			in[k] = byte(k*7 + i)
+		x := make([]byte, row)
+		for k := range x {
+			x[k] = byte(k*7 + i)
 		}
-		list = append(list, q)
+		requests = append(requests, []any{tensor.Of("x", x, 1, row)})
 	}
-	must.Do(t, client.CommitAll(soon(t), list))
-	for i, q := range list {
+	for i, q := range fill(t, l.dial(), requests...) {
 		must.Do(t, q.Wait(soon(t)))
-		out, err := q.OutputBytes(0)
-		if err != nil || len(out) != row {
-			t.Fatalf("request %d: %d bytes, %v", i, len(out), err)
-		}
-		for k := range out {
-			if out[k] != byte(k*7+i) {
-				t.Fatalf("request %d has another answer at byte %d", i, k)
-			}
+		if out, err := q.OutputBytes(0); err != nil || !bytes.Equal(out, requests[i][0].(tensor.Tensor).Data) {
+			t.Fatalf("request %d: another answer of %d bytes, %v", i, len(out), err)
 		}
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -23,62 +22,6 @@ import (
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
 )
-
-func TestABrokerKilledUnderLoadIsFoundAgainByItsPeers(t *testing.T) {
-	h := newHost(t, theModel)
-	h.worker(theModel)
-	h.worker(theModel)
-	c := h.dial(client.WithWindow(24))
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	var fine, gone atomic.Int64
-	for range 24 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				ctx, cancel := context.WithTimeout(context.Background(), patience)
-				err := ask(ctx, c, cmdAnswer, 0, 1)
-				cancel()
-				switch {
-				case err == nil:
-					fine.Add(1)
-				case errors.Is(err, client.ErrBrokerGone):
-					gone.Add(1)
-				default:
-					t.Errorf("request ended with %v", err)
-					return
-				}
-			}
-		}()
-	}
-	for range 3 {
-		seen := fine.Load()
-		h.eventually("requests are answered", func() error {
-			if fine.Load() < seen+200 {
-				return errors.New("no progress")
-			}
-			return nil
-		})
-		h.broker.Kill()
-		h.startBroker() // on the socket that the dead one left
-		h.until("all are back", "m", func(m stats.Model) bool { return len(m.Workers) == 2 && m.Clients == 1 })
-	}
-	works(t, c, 5)
-	close(stop)
-	h.wait(&wg)
-	c.Close()
-	h.before.Maps = 2
-	h.settled()
-	if gone.Load() == 0 {
-		t.Error("no request noticed that the broker was killed three times")
-	}
-}
 
 func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 	h := newHost(t, theModel)

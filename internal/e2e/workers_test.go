@@ -70,28 +70,6 @@ func TestRestartsAreCountedForTheWorkerThatFollowsNotForTheOneThatStays(t *testi
 	h.settled()
 }
 
-func TestWithoutAWorkerRequestsWaitForOneOrForTheirDeadline(t *testing.T) {
-	h := newHost(t, theModel)
-	first := h.workerThat("patiently", theModel)
-	c := h.dial()
-	ctx := background(t)
-	short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
-	defer cancel()
-	patient, hasty := askLater(ctx, c, cmdSlow, 1), askLater(short, c, cmdSlow, 1)
-	first.expect("slow")
-	first.Kill()
-	hasty.ends(t, client.ErrExpired)
-	select {
-	case err := <-patient:
-		t.Fatalf("answered without a worker: %v", err)
-	default:
-	}
-	h.worker(theModel)
-	patient.ends(t, nil)
-	c.Close()
-	h.settled()
-}
-
 func TestAModelThatAWorkerDeclaredOutlivesItForItsClients(t *testing.T) {
 	h := newHost(t) // no models: the worker declares it
 	first := h.worker(theModel)
@@ -184,31 +162,6 @@ func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing
 	h.settled()
 	if m := h.model("m"); m.WorkersHung != 2 || m.Requeued != 1 {
 		t.Errorf("%d workers hung, %d requests requeued", m.WorkersHung, m.Requeued)
-	}
-}
-
-func TestAPoisonousInputFailsAloneAndItsNeighboursSucceed(t *testing.T) {
-	m := theModel
-	m.Wait = 20 * time.Millisecond // so that they share a batch
-	h := newHost(t, m)
-	stop := h.keepWorker(job{Model: m})
-	c := h.dial()
-	ctx := background(t)
-	var good []asking
-	for range 6 {
-		good = append(good, askLater(ctx, c, cmdAnswer, 0))
-	}
-	bad := askLater(ctx, c, cmdPoison, 0)
-	bad.ends(t, client.ErrWorkerDied)
-	for _, a := range good {
-		a.ends(t, nil)
-	}
-	works(t, c, 10)
-	stop()
-	c.Close()
-	h.settled()
-	if m := h.model("m"); m.WorkersLost != 3 || m.Ended["WorkerDied"] != 1 {
-		t.Errorf("%d workers died, ended %v", m.WorkersLost, m.Ended)
 	}
 }
 
