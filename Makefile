@@ -14,10 +14,11 @@ SHELL := bash
 STATICCHECK_VERSION := v0.8.2
 STATICCHECK := $(CURDIR)/build/tools/$(STATICCHECK_VERSION)/staticcheck
 
-# What runs under the race detector: everything that shares memory between
-# goroutines. Processes that share mappings are blind to it; the same rules
-# run there on heap-backed segments.
-RACE_PACKAGES := ./shm ./client ./worker/... ./broker/... ./internal/control ./internal/attach ./internal/e2e ./internal/testbed ./gateway/... ./relay
+# What runs under the race detector: packages whose goroutines share memory, and
+# no pure ones (batcher, simulate, codecs). Processes that share mappings are blind
+# to it; the same rules run there on heap-backed segments.
+RACE_PACKAGES := ./shm ./client ./worker ./broker ./broker/supervise ./internal/e2e ./internal/testbed ./gateway ./gateway/core \
+  ./gateway/grpcapi ./gateway/httpapi ./relay
 
 .PHONY: build demo demo-page test check unit race bindings python interop operate fuzz model-check clean help
 

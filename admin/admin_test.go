@@ -13,6 +13,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -31,9 +32,7 @@ func soon(t *testing.T) context.Context {
 func socketOf(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "rb") // t.TempDir is too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return filepath.Join(dir, "broker.sock")
 }
@@ -50,9 +49,7 @@ var signature = func() tensor.Signature {
 func start(t *testing.T, socket string, models ...broker.ModelConfig) (stop func()) {
 	t.Helper()
 	b, err := broker.New(broker.Config{Socket: socket, Models: models, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() { served <- b.Serve(ctx) }()
@@ -61,9 +58,7 @@ func start(t *testing.T, socket string, models ...broker.ModelConfig) (stop func
 		if !stopped {
 			stopped = true
 			cancel()
-			if err := <-served; err != nil {
-				t.Error(err)
-			}
+			must.Check(t, <-served)
 		}
 	}
 	t.Cleanup(stop)
@@ -73,9 +68,7 @@ func start(t *testing.T, socket string, models ...broker.ModelConfig) (stop func
 func attach(t *testing.T, socket, model string) *worker.Worker {
 	t.Helper()
 	w, err := worker.Attach(soon(t), worker.Config{Model: model, Socket: socket, Signature: signature})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return w
 }
 
@@ -84,9 +77,7 @@ func TestModelsAreListedByNameWithSignatureAndPolicy(t *testing.T) {
 	start(t, socket, broker.ModelConfig{Name: "b", Signature: signature}, broker.ModelConfig{Name: "a", Signature: signature})
 	defer attach(t, socket, "b").Close()
 	a := admin.New(socket)
-	if err := a.Set(soon(t), "b", map[string]string{"wait_time": "7ms", "max_queue": "9"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.Set(soon(t), "b", map[string]string{"wait_time": "7ms", "max_queue": "9"}))
 	list, err := a.Models(soon(t))
 	if err != nil || len(list) != 2 || list[0].Name != "a" || list[1].Name != "b" {
 		t.Fatalf("%v, %+v", err, list)
@@ -105,15 +96,9 @@ func TestSettingsAreTakenWholeOrNotAtAll(t *testing.T) {
 	start(t, socket, broker.ModelConfig{Name: "m", Signature: signature})
 	a := admin.New(socket)
 	before, err := a.Models(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := a.Set(soon(t), "m", map[string]string{"wait_time": "7ms", "no_such_key": "1"}); !errors.Is(err, status.ErrInvalid) {
-		t.Errorf("an unknown key: %v", err)
-	}
-	if err := a.Set(soon(t), "no such model", map[string]string{"wait_time": "7ms"}); !errors.Is(err, status.ErrUnknownModel) {
-		t.Errorf("an unknown model: %v", err)
-	}
+	must.Do(t, err)
+	must.Fail(t, "an unknown key", a.Set(soon(t), "m", map[string]string{"wait_time": "7ms", "no_such_key": "1"}), status.ErrInvalid)
+	must.Fail(t, "an unknown model", a.Set(soon(t), "no such model", map[string]string{"wait_time": "7ms"}), status.ErrUnknownModel)
 	after, err := a.Models(soon(t))
 	if err != nil || after[0].Policy["wait_time"] != before[0].Policy["wait_time"] {
 		t.Errorf("%v, %v", err, after)
@@ -128,9 +113,7 @@ func TestPingAndStatsTellWhoAnswers(t *testing.T) {
 	}
 	start(t, socket, broker.ModelConfig{Name: "m", Signature: signature})
 	b, err := a.Ping(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	s, err := a.Stats(soon(t))
 	if err != nil || s.Pid != b.Pid || s.Epoch != b.Epoch || s.Socket != a.Socket() {
 		t.Errorf("%v, %+v, %+v", err, b, s)
@@ -223,9 +206,7 @@ func TestAWaitEndsWithItsBrokerAndTheNextBrokerCountsOtherwise(t *testing.T) {
 func TestWhoStopsWaitingLeavesNothingInTheBroker(t *testing.T) {
 	socket := socketOf(t)
 	b, err := broker.New(broker.Config{Socket: socket, MaxClients: 3, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() { served <- b.Serve(ctx) }()
@@ -254,8 +235,6 @@ func TestWhoStopsWaitingLeavesNothingInTheBroker(t *testing.T) {
 func changesNow(t *testing.T, a *admin.Client) uint64 {
 	t.Helper()
 	now, err := a.Changed(soon(t), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return now
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -36,9 +37,7 @@ var (
 func once(t *testing.T, name string, build func() error) {
 	t.Helper()
 	f, _ := builds.LoadOrStore(name, sync.OnceValue(build))
-	if err := f.(func() error)(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.(func() error)())
 }
 
 func TestMain(m *testing.M) {
@@ -55,9 +54,7 @@ func TestMain(m *testing.M) {
 func run(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := tryRun(name, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return out
 }
 
@@ -126,9 +123,7 @@ func startBroker(t *testing.T) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "b.sock")
 	b, err := broker.New(broker.Config{Socket: socket, OpenFolder: true, DrainTime: time.Second, Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = b.Serve(ctx) }()
@@ -183,9 +178,7 @@ func TestTheLibraryIsLight(t *testing.T) {
 	t.Parallel()
 	lib := filepath.Join(library(t), "lib", "libringbatch.so")
 	info, err := os.Stat(lib)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if info.Size() > 300<<10 {
 		t.Errorf("the shared object has %d bytes", info.Size())
 	}
@@ -245,9 +238,7 @@ func TestCxxIncludesTheHeader(t *testing.T) {
 	}
 	source := filepath.Join(built, "header.cc")
 	text := "#include <ringbatch.h>\nint main() { return rb_abi_version() == RB_ABI_VERSION ? 0 : 1; }\n"
-	if err := os.WriteFile(source, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(source, []byte(text), 0o600))
 	prefix, exe := library(t), filepath.Join(built, "cxx")
 	run(t, "c++", "-Wall", "-Wextra", "-Werror", "-pedantic", "-std=c++11", "-I"+prefix+"/include", "-o", exe, source, "-L"+prefix+"/lib", "-lringbatch", "-Wl,-rpath,"+prefix+"/lib")
 	run(t, exe)
@@ -257,9 +248,7 @@ func TestCxxIncludesTheHeader(t *testing.T) {
 func echo(t *testing.T, socket string) {
 	t.Helper()
 	sig, err := tensor.ParseSignature([]string{"x:f32[16]"}, []string{"y:f32[16]"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -273,9 +262,7 @@ func echo(t *testing.T, socket string) {
 	}()
 	t.Cleanup(func() { cancel(); <-done })
 	c, err := client.Dial(ctx, "echo", client.WithSocket(socket), client.WaitForModel())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	c.Close()
 }
 
@@ -294,15 +281,11 @@ func TestARustProgramBindsTheHeader(t *testing.T) {
 func TestEveryFunctionOfTheHeaderIsUsedAndExported(t *testing.T) {
 	t.Parallel()
 	header, err := os.ReadFile("ringbatch.h")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var source []byte
 	for _, file := range append(sources, "testdata/device.c") {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		source = append(source, text...)
 	}
 	symbols := run(t, "nm", "-D", "--defined-only", filepath.Join(library(t), "lib", "libringbatch.so"))
@@ -362,9 +345,7 @@ func TestNoFilesOfTheLibraryCallOneAnother(t *testing.T) {
 func TestTheHeaderHasEveryDType(t *testing.T) {
 	t.Parallel()
 	header, err := os.ReadFile("ringbatch.h")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for d := tensor.Bool; d <= tensor.F64; d++ {
 		if !strings.Contains(string(header), "RB_"+strings.ToUpper(d.String())) {
 			t.Errorf("dtype %s is not in the header", d)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -76,21 +77,15 @@ type role struct {
 func (b *bed) start(env []string, args ...string) *role {
 	b.t.Helper()
 	out, in, err := os.Pipe()
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.Do(b.t, err)
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute) // it hangs
 	r := &role{t: b.t, cmd: exec.CommandContext(ctx, b.exe, args...), lines: bufio.NewScanner(out)}
 	r.cmd.Env = append(append(os.Environ(), b.env...), env...)
 	r.cmd.Stdout, r.cmd.Stderr = in, in
 	stdin, err := r.cmd.StdinPipe()
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.Do(b.t, err)
 	r.stdin = stdin.(*os.File)
-	if err := r.cmd.Start(); err != nil {
-		b.t.Fatal(err)
-	}
+	must.Do(b.t, r.cmd.Start())
 	in.Close()
 	b.t.Cleanup(func() {
 		cancel()
@@ -130,9 +125,7 @@ func (r *role) kill() {
 func deviceDescriptors(t *testing.T) (n int) {
 	t.Helper()
 	fds, err := filepath.Glob("/proc/self/fd/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, fd := range fds {
 		if to, err := os.Readlink(fd); err == nil && strings.Contains(to, "stub-cuda-") {
 			n++
@@ -250,9 +243,7 @@ func TestARestartedBrokerGetsItsDeviceMemoryAnew(t *testing.T) {
 	b.socket = filepath.Join(dir, "b.sock")
 	serve := func() (stop func()) {
 		br, err := broker.New(broker.Config{Socket: b.socket, OpenFolder: true, DrainTime: -1, Logger: quiet})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
 		go func() { defer close(done); _ = br.Serve(ctx) }()
@@ -314,9 +305,7 @@ func TestEveryThingThatIsWrongWithAGPUHasAName(t *testing.T) {
 		t.Errorf("a Go client: %v", err)
 	}
 	signature, err := tensor.ParseSignature([]string{"x:f32[1024]@device:0"}, []string{"y:f32[1024]@device:0", "sum:f32[]"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if _, err := worker.Attach(t.Context(), worker.Config{Model: "m", Signature: signature, Socket: b.socket}); !errors.Is(err, status.ErrNoGPU) {
 		t.Errorf("a Go worker without CUDA: %v", err)
 	}
@@ -338,17 +327,13 @@ func TestADescriptorThatIsNoDeviceMemoryHurtsNobody(t *testing.T) {
 	t.Parallel()
 	b := deviceBed(t, "")
 	signature, err := tensor.ParseSignature([]string{"x:f32[4]@device:0"}, []string{"y:f32[4]"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	memfd := func(name string, size int64) int {
 		fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 		if err == nil {
 			err = unix.Ftruncate(fd, size)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		t.Cleanup(func() { _ = unix.Close(fd) })
 		return fd
 	}
@@ -363,9 +348,7 @@ func TestADescriptorThatIsNoDeviceMemoryHurtsNobody(t *testing.T) {
 		w.Close()
 	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer func() { _, _ = syscall.Close(pair[0]), syscall.Close(pair[1]) }()
 	if _, err := worker.Attach(t.Context(), worker.Config{Model: "liar", Signature: signature, Socket: b.socket, Device: &liar{pair[0]}}); !errors.Is(err, status.ErrInvalid) {
 		t.Errorf("a socket: %v", err)

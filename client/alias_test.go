@@ -12,6 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/alias"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -29,9 +30,7 @@ func TestOneClientOfManyGoroutinesFollowsAnAliasAndLosesNothing(t *testing.T) {
 		cfg.Aliases = []alias.Alias{{Name: "m", To: []alias.Target{{Model: "m@1", Share: alias.Whole}}}}
 	}
 	b, err := testbed.StartLocal(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = b.Close() })
 	for i, m := range cfg.Models {
 		leave := testbed.ServeLocal(worker.Config{Model: m.Name, Signature: m.Signature, Socket: b.Socket(), Memory: mem}, func(_ context.Context, batch *worker.Batch) error {
@@ -43,9 +42,7 @@ func TestOneClientOfManyGoroutinesFollowsAnAliasAndLosesNothing(t *testing.T) {
 		t.Cleanup(func() { _ = leave() })
 	}
 	c, err := client.Dial(soon(t), "m", client.WithSocket(b.Socket()), client.WithMemory(mem), client.WithWindow(4))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	answers := make(chan float32, 64)
 	stop := make(chan struct{})
 	var callers sync.WaitGroup
@@ -72,9 +69,7 @@ func TestOneClientOfManyGoroutinesFollowsAnAliasAndLosesNothing(t *testing.T) {
 		if err == nil {
 			err = admin.New(b.Socket()).SetAlias(soon(t), a, false)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for moved := false; !moved; {
 			select {
 			case y := <-answers:
@@ -89,14 +84,10 @@ func TestOneClientOfManyGoroutinesFollowsAnAliasAndLosesNothing(t *testing.T) {
 	}
 	// Claimed by hand, moved away from, and closed: its views stay until it is released.
 	req, err := c.Claim(soon(t), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	close(stop)
 	callers.Wait()
-	if err := c.Close(); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, c.Close())
 	if _, err := req.Input("x"); err != nil {
 		t.Error(err)
 	}

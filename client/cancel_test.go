@@ -10,6 +10,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/worker"
@@ -18,9 +19,7 @@ import (
 func modelStats(t *testing.T, r *ring) *stats.Model {
 	t.Helper()
 	s, err := admin.New(r.socket).Stats(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return &s.Models[0]
 }
 
@@ -39,9 +38,7 @@ func waitQueued(t *testing.T, r *ring, n int) {
 func (r *ring) taker(depth int) *worker.Worker {
 	r.t.Helper()
 	w, err := worker.Attach(soon(r.t), worker.Config{Model: "m", Signature: r.model.Signature, Socket: r.socket, Memory: r.mem, Depth: depth})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	r.t.Cleanup(w.Close)
 	return w
 }
@@ -49,67 +46,9 @@ func (r *ring) taker(depth int) *worker.Worker {
 func next(t *testing.T, w *worker.Worker) *worker.Batch {
 	t.Helper()
 	b, err := w.Next(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	b.Output(0) // as a worker that writes it
 	return b
-}
-
-// nextUnlessEnded is next, and nil if the request ended in the queue.
-func nextUnlessEnded(t *testing.T, w *worker.Worker, req client.Request) *worker.Batch {
-	t.Helper()
-	for end := time.Now().Add(patience); time.Now().Before(end); {
-		ended := !errors.Is(req.Poll(), client.ErrNotDone) // what is dispatched after this has not
-		b, err := w.NextFor(10 * time.Millisecond)
-		if err == nil || ended {
-			return b
-		}
-	}
-	t.Fatal("the request has no end")
-	return nil
-}
-
-func TestWhatIsCanceledInTheQueueNeverReachesAWorker(t *testing.T) {
-	r := newRing(t, plain(t))
-	c := r.dial(client.WithWindow(2))
-	req := commitOne(t, c, 0)
-	waitQueued(t, r, 1)
-	short, cancel := context.WithCancel(context.Background())
-	cancel()
-	expect(t, "wait", req.Wait(short), client.ErrCanceled, context.Canceled)
-	expect(t, "release", req.Release(), nil)
-	waitQueued(t, r, 0)
-	kept := commitOne(t, c, 0)
-	w := r.taker(1)
-	b := next(t, w)
-	if b.Len() != 1 {
-		t.Errorf("%d requests reached the worker", b.Len())
-	}
-	b.Complete()
-	expect(t, "the other", kept.Wait(soon(t)), nil)
-	if s := modelStats(t, r); s.Rows != 1 || s.Ended["Canceled"] != 1 {
-		t.Errorf("%d rows, ended %v", s.Rows, s.Ended)
-	}
-}
-
-func TestADeadlineIsKeptInTheQueueWithoutAWorker(t *testing.T) {
-	r := newRing(t, plain(t))
-	c := r.dial(client.WithWindow(1))
-	for range 3 {
-		short, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
-		_, err := c.Infer(short, make([]float32, 4))
-		expect(t, "infer", err, client.ErrExpired, context.DeadlineExceeded)
-		cancel()
-		back, err := c.Claim(soon(t), 1) // the slot comes back each time, when the broker has heard of it
-		expect(t, "claim", errors.Join(err, back.Release()), nil)
-	}
-	past, cancel := context.WithTimeout(context.Background(), -time.Second)
-	defer cancel()
-	req, err := c.Claim(soon(t), 1)
-	expect(t, "claim", err, nil)
-	expect(t, "commit", req.Commit(past), nil)
-	expect(t, "a deadline in the past", req.Wait(soon(t)), client.ErrExpired)
 }
 
 func TestWhatIsCanceledInAPostedBatchIsTakenOut(t *testing.T) {
@@ -139,65 +78,6 @@ func TestWhatIsCanceledInAPostedBatchIsTakenOut(t *testing.T) {
 	b.Complete()
 	for _, req := range append(first, second[1]) {
 		expect(t, "the others", req.Wait(soon(t)), nil)
-	}
-}
-
-func TestARunningRequestReleasesItsCallerAtOnceAndItsSlotLater(t *testing.T) {
-	for _, how := range []string{"deadline", "release"} {
-		t.Run(how, func(t *testing.T) {
-			r := newRing(t, plain(t))
-			c := r.dial(client.WithWindow(1))
-			w := r.taker(2)
-			var req client.Request
-			var b *worker.Batch
-			for limit := 300 * time.Millisecond; b == nil; limit *= 2 { // until it reaches the worker in time
-				var err error
-				req, err = c.Claim(soon(t), 1)
-				expect(t, "claim", err, nil)
-				ctx := soon(t)
-				if how == "deadline" {
-					short, cancel := context.WithTimeout(ctx, limit)
-					defer cancel()
-					ctx = short
-				}
-				expect(t, "commit", req.Commit(ctx), nil)
-				if b = nextUnlessEnded(t, w, req); b == nil {
-					expect(t, "release", req.Release(), nil)
-				}
-			}
-			if how == "deadline" {
-				expect(t, "wait", req.Wait(soon(t)), client.ErrExpired)
-			}
-			expect(t, "release", req.Release(), nil)
-			if _, err := c.TryClaim(1); err == nil {
-				t.Error("a slot that a worker may write into was claimed")
-			}
-			claimed := make(chan error, 1)
-			go func() { // waits for the slot
-				again, err := c.Claim(soon(t), 1)
-				if err == nil {
-					err = again.Release()
-				}
-				claimed <- err
-			}()
-			select {
-			case err := <-claimed:
-				t.Errorf("claimed before the worker was done: %v", err)
-			case <-time.After(50 * time.Millisecond):
-			}
-			b.Complete()
-			select {
-			case err := <-claimed:
-				expect(t, "claim", err, nil)
-			case <-time.After(patience):
-				t.Fatal("the slot did not come back")
-			}
-			leave := r.work(double)
-			w.Close()
-			_, err := c.Infer(soon(t), make([]float32, 4))
-			expect(t, "the slot again", err, nil)
-			leave()
-		})
 	}
 }
 
@@ -239,9 +119,7 @@ func TestAnAnswerThatRacesWithItsDeadlineIsNoOffence(t *testing.T) {
 	for i := range 400 {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(100+i*5)*time.Microsecond)
 		req, err := c.Claim(soon(t), 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		expect(t, "commit", req.Commit(ctx), nil)
 		if err := req.Wait(soon(t)); err == nil {
 			ok++

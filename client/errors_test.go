@@ -14,6 +14,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -63,9 +64,7 @@ func TestAnotherLayoutVersionIsNamed(t *testing.T) {
 	tamper := func(at int, with byte) error {
 		s, err := attach.Open(soon(t), r.socket, r.mem, &control.Request{Op: control.OpWorker, Model: "m", Worker: &control.WorkerInfo{
 			Inputs: tensor.SpecTexts(r.model.Signature.Inputs), Outputs: tensor.SpecTexts(r.model.Signature.Outputs), Depth: 1}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		defer s.Close()
 		b := s.BoardSeg.Bytes()
 		was := b[at]
@@ -97,14 +96,10 @@ func TestAnotherControlVersionIsNamedOnBothSides(t *testing.T) {
 		{&control.Request{Version: control.Version + 1, Op: control.OpPing}, "bring the broker up to date"},
 	} {
 		c, err := attach.Dial(soon(t), r.socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		defer c.Close()
 		var rep control.Reply
-		if err := control.Send(c, time.Now().Add(patience), x.req); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, control.Send(c, time.Now().Add(patience), x.req))
 		if _, err := control.Receive(c, time.Now().Add(patience), &rep); err != nil || status.Code(rep.Code) != client.ErrVersion || !strings.Contains(rep.Message, x.says) {
 			t.Errorf("the broker says %v, %+v", err, rep)
 		}
@@ -112,9 +107,7 @@ func TestAnotherControlVersionIsNamedOnBothSides(t *testing.T) {
 
 	// A broker of version 1 cannot read our policy, and refuses it as damage.
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "old"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer l.Close()
 	go func() {
 		for {
@@ -180,6 +173,7 @@ func TestInferNamesWhatIsWrongWithItsArguments(t *testing.T) {
 	}
 }
 
+// internal/conformance holds the misuses that the C library has, too.
 func TestEveryMisuseOfARequestIsNamed(t *testing.T) {
 	r := newRing(t, plain(t))
 	r.work(double)
@@ -187,78 +181,48 @@ func TestEveryMisuseOfARequestIsNamed(t *testing.T) {
 	ctx := soon(t)
 	req, err := c.Claim(ctx, 1)
 	expect(t, "claim", err, nil)
-	expect(t, "wait before commit", req.Wait(ctx), client.ErrNotCommitted)
-	expect(t, "poll before commit", req.Poll(), client.ErrNotCommitted)
-	_, err = req.Output("y")
-	expect(t, "output before commit", err, client.ErrNotCommitted)
 	_, err = req.Timing()
 	expect(t, "timing before the end", err, client.ErrNotDone)
 	_, err = req.Input("y")
 	expect(t, "no such input", err, client.ErrInvalid)
-	expect(t, "no such level", req.SetPriority(1), client.ErrNoLevel)
-	expect(t, "level", req.SetPriority(0), nil)
 	expect(t, "commit", req.Commit(ctx), nil)
-	expect(t, "double commit", req.Commit(ctx), client.ErrCommitted)
-	_, err = req.Input("x")
-	expect(t, "input after commit", err, client.ErrCommitted)
-	expect(t, "priority after commit", req.SetPriority(0), client.ErrCommitted)
-	expect(t, "wait", req.Wait(ctx), nil)
-	expect(t, "wait again", req.Wait(ctx), nil)
+	expect(t, "wait", errors.Join(req.Wait(ctx), req.Wait(ctx)), nil)
 	_, err = req.Output("x")
 	expect(t, "no such output", err, client.ErrInvalid)
 	expect(t, "release", req.Release(), nil)
-	for what, err := range map[string]error{"release": req.Release(), "wait": req.Wait(ctx), "commit": req.Commit(ctx), "poll": req.Poll(), "priority": req.SetPriority(0)} {
-		expect(t, what+" after release", err, client.ErrReleased)
-	}
 	if _, err := req.Input("x"); !errors.Is(err, client.ErrReleased) || req.Rows() != 0 {
 		t.Errorf("input after release: %v", err)
 	}
+	for what, err := range map[string]error{"commit": req.Commit(ctx), "poll": req.Poll(), "priority": req.SetPriority(0)} {
+		expect(t, what+" after release", err, client.ErrReleased)
+	}
 	var zero client.Request
 	expect(t, "a request that never was", zero.Wait(ctx), client.ErrReleased)
-
-	for _, rows := range []int{0, -1, 3} {
-		_, err = c.Claim(ctx, rows)
-		expect(t, "rows", err, client.ErrRows)
-	}
-	_, err = c.Claim(ctx, 9)
-	expect(t, "more rows than a batch", err, client.ErrTooLarge)
 	_, err = c.Claim(ctx, 1, 5)
 	expect(t, "sizes for a model without variable dimensions", err, client.ErrShape)
 
+	past, cancel := context.WithTimeout(ctx, -time.Second)
+	defer cancel()
+	late, err := c.Claim(ctx, 1)
+	expect(t, "commit", errors.Join(err, late.Commit(past)), nil)
+	expect(t, "a deadline in the past", late.Wait(ctx), client.ErrExpired, context.DeadlineExceeded)
+	expect(t, "release", late.Release(), nil)
+
 	both, err := c.Claim(ctx, 2)
 	expect(t, "claim all", err, nil)
-	_, err = c.TryClaim(1)
-	expect(t, "a full window", err, client.ErrFull)
-	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
-	defer cancel()
+	short, end := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer end()
 	_, err = c.Claim(short, 1)
 	expect(t, "a window that stays full", err, client.ErrFull, context.DeadlineExceeded)
 	_ = both.Release()
 
-	expect(t, "close", c.Close(), nil)
-	expect(t, "close again", c.Close(), nil)
+	expect(t, "close", errors.Join(c.Close(), c.Close()), nil)
 	_, err = c.Claim(ctx, 1)
 	expect(t, "claim from a closed client", err, client.ErrClosed)
 	_, err = c.TryClaim(1)
 	expect(t, "claim from a closed client", err, client.ErrClosed)
 	_, err = c.Infer(ctx, make([]float32, 4))
 	expect(t, "infer on a closed client", err, client.ErrClosed)
-}
-
-func TestAModelThatChangedItsSignatureEndsTheClient(t *testing.T) {
-	r := newRing(t, plain(t))
-	c := r.dial()
-	r.stop()
-	r.model.Signature = signature(t, []string{"x:f32[5]"}, []string{"y:f32[4]"})
-	r.start()
-	for { // it takes a moment to notice
-		req, err := c.Claim(soon(t), 1)
-		if err != nil {
-			expect(t, "claim", err, client.ErrSignatureMismatch)
-			return
-		}
-		_ = req.Release()
-	}
 }
 
 func TestFailuresCarryTheirReason(t *testing.T) {
@@ -313,11 +277,7 @@ func TestAFullQueueAndALongWaitInItAreNamed(t *testing.T) {
 func commitOne(t *testing.T, c *client.Client, level int) client.Request {
 	t.Helper()
 	req, err := c.Claim(soon(t), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(req.SetPriority(level), req.Commit(soon(t))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
+	must.Do(t, errors.Join(req.SetPriority(level), req.Commit(soon(t))))
 	return req
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -135,58 +136,6 @@ func TestARequestOfSeveralRowsStaysTogether(t *testing.T) {
 	wg.Wait()
 }
 
-func TestTheMoreUrgentGoesFirst(t *testing.T) {
-	m := plain(t)
-	m.Policy = asks(policy.MaxBatchSize(1), policy.Priorities(3))
-	r := newRing(t, m)
-	order := make(chan float32, 10)
-	c := r.dial(client.WithWindow(8))
-	w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket, Memory: r.mem, Depth: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
-	blocker := commitOne(t, c, 0) // keeps the worker, while the others queue up
-	b, err := w.Next(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var reqs []client.Request
-	for i, level := range []int{2, 1, 0, 1, 0} {
-		req, err := c.Claim(soon(t), 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		x, _ := req.Input("x")
-		row, _ := tensor.As[float32](x)
-		row[0] = float32(10*level + i)
-		if err := req.SetPriority(level); err != nil {
-			t.Fatal(err)
-		}
-		expect(t, "commit", req.Commit(soon(t)), nil)
-		reqs = append(reqs, req)
-	}
-	waitQueued(t, r, 5)
-	b.Output(0)
-	b.Complete()
-	for range reqs {
-		if b, err = w.Next(soon(t)); err != nil {
-			t.Fatal(err)
-		}
-		order <- worker.Row[float32](b.Input(0), 0)[0]
-		b.Output(0)
-		b.Complete()
-	}
-	for _, req := range append(reqs, blocker) {
-		expect(t, "request", req.Wait(soon(t)), nil)
-	}
-	for _, want := range []float32{2, 4, 11, 13, 20} {
-		if got := <-order; got != want {
-			t.Errorf("%v ran where %v was due", got, want)
-		}
-	}
-}
-
 func TestTimingAddsUp(t *testing.T) {
 	r := newRing(t, plain(t))
 	r.work(func(ctx context.Context, b *worker.Batch) error {
@@ -197,17 +146,13 @@ func TestTimingAddsUp(t *testing.T) {
 	for range 5 {
 		start := time.Now()
 		req, err := c.Claim(soon(t), 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		time.Sleep(5 * time.Millisecond)
 		expect(t, "commit", req.Commit(soon(t)), nil)
 		expect(t, "wait", req.Wait(soon(t)), nil)
 		took := time.Since(start)
 		tm, err := req.Timing()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if tm.Compute < 20*time.Millisecond || tm.Write < 5*time.Millisecond || tm.Total() > took+5*time.Millisecond || tm.Total() < 25*time.Millisecond {
 			t.Errorf("%v in all, of which %+v", took, tm)
 		}
@@ -227,9 +172,7 @@ func TestTimingCountsAlsoWhereNobodyWaited(t *testing.T) {
 		return fmt.Errorf("refused")
 	})
 	req, err := r.dial().Claim(soon(t), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	expect(t, "commit", req.Commit(soon(t)), nil)
 	for err = req.Poll(); errors.Is(err, client.ErrNotDone); err = req.Poll() {
 		time.Sleep(time.Millisecond)
@@ -245,9 +188,7 @@ func TestViewsOutliveTheBrokerAndTheClientUntilTheyAreReleased(t *testing.T) {
 	leave := r.work(double)
 	c := r.dial()
 	req, err := c.Claim(soon(t), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	x, _ := req.Input("x")
 	in, _ := tensor.As[float32](x)
 	copy(in, []float32{1, 2, 3, 4})

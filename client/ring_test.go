@@ -10,6 +10,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -34,9 +35,7 @@ func newRing(t *testing.T, model broker.ModelConfig) *ring {
 	r := &ring{t: t, model: model, mem: shm.NewHeap()}
 	var err error
 	r.broker, err = testbed.StartLocal(broker.Config{Memory: r.mem, Models: []broker.ModelConfig{model}, DrainTime: 10 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	r.socket = r.broker.Socket()
 	t.Cleanup(func() {
 		if err := r.broker.Close(); err != nil {
@@ -50,9 +49,7 @@ func newRing(t *testing.T, model broker.ModelConfig) *ring {
 func (r *ring) start() {
 	r.t.Helper()
 	r.broker.Config.Models = []broker.ModelConfig{r.model}
-	if err := r.broker.Start(); err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, r.broker.Start())
 }
 
 func (r *ring) stop() {
@@ -80,9 +77,7 @@ func (r *ring) workAs(cfg worker.Config, fn worker.Func) (leave func()) {
 func (r *ring) dial(opts ...client.Option) *client.Client {
 	r.t.Helper()
 	c, err := client.Dial(soon(r.t), "m", append([]client.Option{client.WithSocket(r.socket), client.WithMemory(r.mem)}, opts...)...)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	r.t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -98,9 +93,7 @@ func soon(t *testing.T) context.Context {
 // eventually waits until f is content: on a busy machine what is timed takes longer.
 func eventually(t *testing.T, f func() error) {
 	t.Helper()
-	if err := testbed.Eventually(patience, f); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, testbed.Eventually(patience, f))
 }
 
 func signature(t *testing.T, inputs, outputs []string) (sig tensor.Signature) {
@@ -108,9 +101,7 @@ func signature(t *testing.T, inputs, outputs []string) (sig tensor.Signature) {
 	parse := func(texts []string) (specs []tensor.Spec) {
 		for _, text := range texts {
 			spec, err := tensor.ParseSpec(text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			specs = append(specs, spec)
 		}
 		return specs

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -29,30 +30,14 @@ func found(_ context.Context, b *worker.Batch) error {
 				n++
 			}
 		}
+		if err := b.SetRowDims(row, -1); !errors.Is(err, client.ErrShape) {
+			return fmt.Errorf("a size below 0: %w", err)
+		}
 		if err := b.SetRowDims(row, n); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func TestNothingIsASizeOfInputsAndOutputs(t *testing.T) {
-	for _, more := range [][]policy.Setting{nil, {policy.Buckets("x", 0, 4, 8)}} {
-		m := broker.ModelConfig{Signature: signature(t, []string{"x:i32[<=8]"}, []string{"y:i32[<=8]"}), Policy: asks(more...)}
-		r := newRing(t, m)
-		r.work(found)
-		c := r.dial()
-		for _, x := range [][]int32{{}, {0, 0, 0}, {0, 5, 0, 6}} {
-			outs, err := c.Infer(soon(t), tensor.Of("x", x, 1, len(x)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			want := slices.DeleteFunc(slices.Clone(x), func(v int32) bool { return v == 0 })
-			if y, err := tensor.As[int32](outs[0]); err != nil || !slices.Equal(outs[0].Shape, []int{1, len(want)}) || !slices.Equal(y, want) {
-				t.Errorf("%v gives %v of shape %v, %v", x, y, outs[0].Shape, err)
-			}
-		}
-	}
 }
 
 func TestEachRowOfARequestHasItsOwnOutputSize(t *testing.T) {
@@ -62,24 +47,16 @@ func TestEachRowOfARequestHasItsOwnOutputSize(t *testing.T) {
 	c := r.dial()
 	rows := [][]int32{{0, 7, 0, 8}, {0, 0, 0, 0}, {1, 2, 3, 4}}
 	req, err := c.Fill(soon(t), slices.Concat(rows...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer req.Release()
-	if err := req.Commit(soon(t)); err != nil {
-		t.Fatal(err)
-	}
-	if err := req.Wait(soon(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, req.Commit(soon(t)))
+	must.Do(t, req.Wait(soon(t)))
 	if _, err := req.Output("y"); !errors.Is(err, client.ErrShape) {
 		t.Errorf("rows of different sizes have a common view: %v", err)
 	}
 	for i, x := range rows {
 		row, err := req.OutputRow("y", i)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		y, err := tensor.As[int32](row)
 		want := slices.DeleteFunc(slices.Clone(x), func(v int32) bool { return v == 0 })
 		if err != nil || !slices.Equal(row.Shape, []int{1, len(want)}) || !slices.Equal(y, want) {
@@ -146,29 +123,6 @@ func TestRequestsOfDifferentSizesShareARaggedBatch(t *testing.T) {
 	}
 }
 
-func TestSizesBeyondTheMaximumAreRefusedByName(t *testing.T) {
-	m := broker.ModelConfig{Signature: signature(t, []string{"x:i32[<=8]"}, []string{"y:i32[<=8]"}), Policy: asks()}
-	r := newRing(t, m)
-	errs := make(chan error, 4)
-	r.work(func(ctx context.Context, b *worker.Batch) error {
-		errs <- b.SetOutputDims(0, 9)
-		errs <- b.SetRowDims(0, -1)
-		return found(ctx, b)
-	})
-	c := r.dial()
-	if _, err := c.Infer(soon(t), tensor.Of("x", make([]int32, 9), 1, 9)); !errors.Is(err, client.ErrShape) {
-		t.Errorf("9 of 8: %v", err)
-	}
-	if _, err := c.Infer(soon(t), tensor.Of("x", []int32{1}, 1, 1)); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		if err := <-errs; !errors.Is(err, client.ErrShape) {
-			t.Errorf("an output beyond its maximum: %v", err)
-		}
-	}
-}
-
 func TestWindowsThatAreLeftOpenFitTheRing(t *testing.T) {
 	m := plain(t)
 	m.Policy = asks(policy.Slots(64))
@@ -219,9 +173,7 @@ func TestAWorkerIsToldHowThePolicyDiffersFromItsOwn(t *testing.T) {
 	r := newRing(t, m)
 	attach := func(p ...policy.Setting) []string {
 		w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket, Memory: r.mem, Policy: policy.New(p...)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		defer w.Close()
 		return w.Notes()
 	}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -35,29 +37,8 @@ func send(t *testing.T, c *client.Client) client.Request {
 	if err == nil {
 		err = q.Commit(context.Background())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return q
-}
-
-func TestManyWhoWaitOnOneClientAreEachToldTheirOwn(t *testing.T) {
-	r := newRing(t, plain(t))
-	r.work(double)
-	c := r.dial(client.WithWindow(16))
-	var wg sync.WaitGroup
-	for range 16 {
-		wg.Go(func() {
-			for range 100 {
-				q := send(t, c)
-				if err := errors.Join(q.Wait(soon(t)), q.Release()); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
 }
 
 func TestThoseWhoWaitAreToldThatTheBrokerIsGone(t *testing.T) {
@@ -71,9 +52,7 @@ func TestThoseWhoWaitAreToldThatTheBrokerIsGone(t *testing.T) {
 			if err := q.Wait(soon(t)); !errors.Is(err, client.ErrBrokerGone) && !errors.Is(err, client.ErrDraining) {
 				t.Error(err)
 			}
-			if err := q.Release(); err != nil {
-				t.Error(err)
-			}
+			must.Check(t, q.Release())
 		})
 	}
 	r.stop()
@@ -81,9 +60,7 @@ func TestThoseWhoWaitAreToldThatTheBrokerIsGone(t *testing.T) {
 	open()
 	r.start()
 	q := send(t, c) // over the next attachment
-	if err := errors.Join(q.Wait(soon(t)), q.Release()); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, errors.Join(q.Wait(soon(t)), q.Release()))
 }
 
 func TestWaitForEndsInTimeAndTheRequestGoesOn(t *testing.T) {
@@ -103,31 +80,114 @@ func TestWaitForEndsInTimeAndTheRequestGoesOn(t *testing.T) {
 	expect(t, "another wait", first.WaitFor(patience), nil)
 }
 
-func TestCancelEndsARequestThatWaits(t *testing.T) {
-	r, _ := gated(t)
-	c := r.dial(client.WithWindow(8))
-	for range 50 { // the worker is stuck, so all of them can only be canceled
-		q, err := c.Claim(soon(t), 1)
-		expect(t, "claim", err, nil)
-		expect(t, "cancel before commit", q.Cancel(), client.ErrNotCommitted)
-		expect(t, "commit", q.Commit(context.Background()), nil)
-		expect(t, "cancel", errors.Join(q.Cancel(), q.Cancel()), nil)
-		expect(t, "wait", q.WaitFor(patience), client.ErrCanceled)
-		expect(t, "release", q.Release(), nil)
-		if t.Failed() {
-			return
-		}
-	}
-}
-
 func TestManyCancelsDoNotFlood(t *testing.T) {
 	r := newRing(t, plain(t))
 	r.work(double)
 	c := r.dial(client.WithWindow(8))
 	for range 2000 {
 		q := send(t, c)
-		if err := errors.Join(q.Cancel(), q.Cancel(), q.Cancel(), q.Release()); err != nil {
-			t.Fatal(err)
+		must.Do(t, errors.Join(q.Cancel(), q.Cancel(), q.Cancel(), q.Release()))
+	}
+}
+
+// "The broker went away; retry" alone would send somebody whose model is no
+// longer declared to look at a broker that runs.
+func TestAClientThatCannotAttachAgainSaysWhy(t *testing.T) {
+	r := newRing(t, plain(t))
+	c := r.dial(client.WithWindow(16))
+	r.stop()
+	claim := func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+		defer cancel()
+		_, err := c.Claim(ctx, 1)
+		return err
+	}
+	says := func(want error) {
+		t.Helper()
+		var err error
+		for end := time.Now().Add(patience); time.Now().Before(end); {
+			if err = claim(); errors.Is(err, want) {
+				break
+			}
+		}
+		for _, e := range []error{want, client.ErrBrokerGone, context.DeadlineExceeded} {
+			if !errors.Is(err, e) {
+				t.Errorf("%v does not say: %v", err, e)
+			}
+		}
+	}
+	says(client.ErrNoBroker)
+	was := r.model
+	r.model.Policy = asks(policy.Slots(8))
+	r.start()
+	says(client.ErrRingFull)
+	r.stop()
+	r.model.Name = "other"
+	r.start()
+	says(client.ErrUnknownModel)
+	r.stop()
+	r.model = was
+	r.start()
+	req, err := c.Claim(soon(t), 1)
+	must.Do(t, err)
+	_ = req.Release()
+}
+
+func TestDialThatWaitsOutlastsABrokerThatDrains(t *testing.T) {
+	r := newRing(t, plain(t))
+	r.stop()
+	r.broker.Config.DrainTime, r.broker.Config.WorkerGrace = patience, patience
+	r.start()
+	busy := r.dial()
+	req, err := busy.Claim(soon(t), 1)
+	if err == nil {
+		err = req.Commit(soon(t)) // for no worker: it drains until this is released
+	}
+	must.Do(t, err)
+	drained := make(chan struct{})
+	go func() { defer close(drained); r.stop() }()
+	for { // until it says so
+		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem))
+		if errors.Is(err, client.ErrDraining) {
+			break
+		}
+		must.Do(t, err)
+		c.Close()
+	}
+	dialled := make(chan error, 1)
+	go func() {
+		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem), client.WaitForModel())
+		if err == nil {
+			c.Close()
+		}
+		dialled <- err
+	}()
+	time.Sleep(20 * time.Millisecond) // so that it has asked; if not yet, no harm is done
+	_ = req.Release()                 // which lets the broker end
+	<-drained
+	r.start()
+	must.Check(t, <-dialled)
+}
+
+func TestAClientLearnsThePolicyOfTheBrokerThatCameBack(t *testing.T) {
+	r := newRing(t, plain(t))
+	c := r.dial(client.WithWindow(16))
+	most := c.Model().MaxBatchSize
+	for _, batch := range []int{most / 2, 16} { // fewer, then more than the first
+		r.stop()
+		r.model.Policy = asks(policy.MaxBatchSize(batch))
+		r.start()
+		for end := time.Now().Add(patience); c.Model().MaxBatchSize != batch && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
+		req, err := c.Claim(soon(t), batch)
+		if err != nil {
+			t.Errorf("%d rows: %v", batch, err)
+			continue
+		}
+		_ = req.Release()
+		if _, err := c.Claim(soon(t), batch+1); err == nil {
+			t.Errorf("%d rows of at most %d were claimed", batch+1, batch)
 		}
 	}
 }

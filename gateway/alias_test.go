@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,6 +14,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/alias"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -38,12 +38,11 @@ func (r *rig) alias(targets ...string) {
 	if err == nil {
 		err = admin.New(r.socket).SetAlias(soon(r.t), a, false)
 	}
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 }
 
 func TestAnAliasSharesRequestsAndIsSwitchedUnderLoadWithoutALostOne(t *testing.T) {
+	t.Parallel()
 	one, two := modelConfig(t, "m@1", []string{"x:f32[4]"}, []string{"y:f32[4]"}), modelConfig(t, "m@2", []string{"x:f32[4]"}, []string{"y:f32[4]"})
 	wide := modelConfig(t, "m@wide", []string{"x:f32[5]"}, []string{"y:f32[5]"})
 	r := newRig(t, nil, one, two, wide)
@@ -51,7 +50,7 @@ func TestAnAliasSharesRequestsAndIsSwitchedUnderLoadWithoutALostOne(t *testing.T
 	r.worker(two, times(2))
 	r.worker(wide, times(3))
 	r.alias("m@1")
-	good := `{"inputs":[` + goodInput + `]}`
+	good := goodBody
 	r.eventually("the alias is served", func() error {
 		if a := r.infer("m", good); a.status != 200 {
 			return errors.New(a.Error)
@@ -115,12 +114,8 @@ func TestAnAliasSharesRequestsAndIsSwitchedUnderLoadWithoutALostOne(t *testing.T
 			t.Errorf("%s: %d %q, version %s", path, a.status, a.Error, a.Version)
 		}
 	}
-	if a := r.post("/v2/models/m/versions/wide/infer", nil, []byte(good)); a.status != 400 || !strings.Contains(a.Error, "shape") {
-		t.Errorf("another signature: %d %q", a.status, a.Error)
-	}
-	if a := r.post("/v2/models/m/versions/7/infer", nil, []byte(good)); a.status != 404 || !strings.Contains(a.Error, "1, 2") {
-		t.Errorf("no such version: %d %q", a.status, a.Error)
-	}
+	r.post("/v2/models/m/versions/wide/infer", nil, []byte(good)).is(t, "another signature", 400, "shape")
+	r.post("/v2/models/m/versions/7/infer", nil, []byte(good)).is(t, "no such version", 404, "1, 2")
 	meta, err := r.client().ModelMetadata(soon(t), &oip.ModelMetadataRequest{Name: "m"})
 	if err != nil || meta.Name != "m" || !slices.Equal(meta.Versions, []string{"1", "2"}) {
 		t.Errorf("metadata: %v, %v", meta, err)

@@ -11,23 +11,27 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	rpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
 const goodInput = `{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}`
 
+const goodBody = `{"inputs":[` + goodInput + `]}`
+
 func TestABadRequestIsAnsweredWithItsReason(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, func(c *core.Config) { c.MaxMessageBytes = 1 << 20 }, m)
-	r.worker(m, double)
+	t.Parallel()
+	r := doublingRig(t, func(c *core.Config) { c.MaxMessageBytes = 1 << 20 })
 	input := func(text string) string { return `{"inputs":[` + text + `]}` }
 	for _, c := range []struct {
 		name, body, reason string
@@ -91,15 +95,9 @@ func TestABadRequestIsAnsweredWithItsReason(t *testing.T) {
 			t.Errorf("%s: %d %q", c.name, a.status, a.Error)
 		}
 	}
-	if a := r.infer("nothing", "{}"); a.status != 404 || !strings.Contains(a.Error, `"nothing"`) {
-		t.Errorf("an unknown model: %d %q", a.status, a.Error)
-	}
-	if a := r.post("/v2/models/double/versions/7/infer", nil, nil); a.status != 404 || !strings.Contains(a.Error, "version") {
-		t.Errorf("an unknown version: %d %q", a.status, a.Error)
-	}
-	if a := r.post("/v2/models/double/versions/1/infer", nil, []byte(input(goodInput))); a.status != 200 {
-		t.Errorf("the version that there is: %d %q", a.status, a.Error)
-	}
+	r.infer("nothing", "{}").is(t, "an unknown model", 404, `"nothing"`)
+	r.post("/v2/models/double/versions/7/infer", nil, nil).is(t, "an unknown version", 404, "version")
+	r.post("/v2/models/double/versions/1/infer", nil, []byte(input(goodInput))).is(t, "the version that there is", 200)
 	if a := r.infer("double", `{"parameters":{"whatever":[1,{"a":null}]},"unknown":7,"inputs":[`+strings.Replace(goodInput, `"data"`, `"parameters":{"nobody":"knows"},"data"`, 1)+`]}`); a.status != 200 {
 		t.Errorf("unknown parameters: %d %q", a.status, a.Error)
 	}
@@ -110,9 +108,8 @@ func TestABadRequestIsAnsweredWithItsReason(t *testing.T) {
 }
 
 func TestABadMessageIsAnsweredWithItsReason(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
+	t.Parallel()
+	r := doublingRig(t, nil)
 	c := r.client()
 	good := floats(1, 2, 3, 4)
 	x := func(shape ...int64) []*oip.ModelInferRequest_InferInputTensor {
@@ -144,19 +141,6 @@ func TestABadMessageIsAnsweredWithItsReason(t *testing.T) {
 	r.idle()
 }
 
-func TestTheModelsOwnErrorIsToldOnBothProtocols(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, func(context.Context, *worker.Batch) error { return errors.New("the cat is on the keyboard") })
-	a := r.infer("double", `{"inputs":[`+goodInput+`]}`)
-	_, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "FP32", 1, 4)}, RawInputContents: [][]byte{floats(1, 2, 3, 4)}})
-	s, _ := rpcstatus.FromError(err)
-	if a.status != 500 || s.Code() != codes.Internal || a.Error != s.Message() || !strings.Contains(a.Error, "cat") {
-		t.Errorf("%d %q, %v", a.status, a.Error, err)
-	}
-	r.idle()
-}
-
 func TestPathsOfThisHostAreNotTold(t *testing.T) {
 	for err, want := range map[error]error{
 		status.ErrNoBroker:       status.ErrNoBroker,
@@ -171,9 +155,7 @@ func TestPathsOfThisHostAreNotTold(t *testing.T) {
 }
 
 func TestACompressedBodyIsReadAndABombIsNot(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, func(c *core.Config) { c.MaxMessageBytes = 64 << 10 }, m)
-	r.worker(m, double)
+	r := doublingRig(t, func(c *core.Config) { c.MaxMessageBytes = 64 << 10 })
 	pack := map[string]func(io.Writer) io.WriteCloser{
 		"gzip":    func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) },
 		"deflate": func(w io.Writer) io.WriteCloser { return zlib.NewWriter(w) },
@@ -187,9 +169,7 @@ func TestACompressedBodyIsReadAndABombIsNot(t *testing.T) {
 			return out.Bytes()
 		}
 		header := map[string]string{"Content-Encoding": name}
-		if a := r.post("/v2/models/double/infer", header, squeeze([]byte(`{"inputs":[`+goodInput+`]}`))); a.status != 200 {
-			t.Errorf("%s: %d %q", name, a.status, a.Error)
-		}
+		r.post("/v2/models/double/infer", header, squeeze([]byte(goodBody))).is(t, name, 200)
 		head := `{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}]}`
 		header[headerLength] = fmt.Sprint(len(head))
 		if a := r.post("/v2/models/double/infer", header, squeeze(append([]byte(head), floats(1, 2, 3, 4)...))); a.status != 200 {
@@ -204,6 +184,34 @@ func TestACompressedBodyIsReadAndABombIsNot(t *testing.T) {
 		}
 		if a := r.post("/v2/models/double/infer", header, []byte("no such thing")); a.status != 400 {
 			t.Errorf("%s, rubbish: %d %q", name, a.status, a.Error)
+		}
+	}
+	r.idle()
+}
+
+func TestAModelsOwnErrorIsToldOnBothProtocolsAsTextWithoutItsTraceback(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, nil, m)
+	var fails atomic.Pointer[string]
+	r.worker(m, func(context.Context, *worker.Batch) error { return errors.New(*fails.Load()) })
+	s, err := r.client().ModelStreamInfer(soon(t))
+	must.Do(t, err)
+	for text, want := range map[string]string{
+		"the cat is on the keyboard": "the cat is on the keyboard",
+		"ValueError: no such row\nTraceback (most recent call last):\n  File \"/x\"": "ValueError: no such row",
+		"caf\xe9 " + strings.Repeat("é", core.MaxTextBytes):                          "caf",
+	} {
+		fails.Store(&text)
+		a := r.infer("double", goodBody)
+		_, err := r.client().ModelInfer(soon(t), doubleMessage())
+		if got, _ := rpcstatus.FromError(err); a.status != 500 || got.Code() != codes.Internal || a.Error != got.Message() || !strings.HasPrefix(a.Error, want) {
+			t.Errorf("%d %q, %v", a.status, a.Error, err)
+		}
+		must.Do(t, s.Send(doubleMessage())) // the stream goes on
+		rep, err := s.Recv()
+		must.Do(t, err)
+		if rep.ErrorMessage != a.Error || strings.Contains(a.Error, "Traceback") || !utf8.ValidString(a.Error) {
+			t.Errorf("a stream says %q, HTTP %q", rep.ErrorMessage, a.Error)
 		}
 	}
 	r.idle()

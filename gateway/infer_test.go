@@ -15,6 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -46,9 +47,7 @@ func rpcInput(name, datatype string, shape ...int64) *oip.ModelInferRequest_Infe
 }
 
 func TestAnAnswerIsTheSameByJSONBinaryAndGRPC(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
+	r := doublingRig(t, nil)
 	want := floats(2, 4, -6, 0.5)
 
 	a := r.infer("double", `{"id":"one","inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,-3,0.25]}]}`)
@@ -61,9 +60,7 @@ func TestAnAnswerIsTheSameByJSONBinaryAndGRPC(t *testing.T) {
 	}
 	rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double", Id: "two",
 		Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "FP32", 1, 4)}, RawInputContents: [][]byte{floats(1, 2, -3, 0.25)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if rep.Id != "two" || rep.ModelName != "double" || len(rep.Outputs) != 1 || !slices.Equal(rep.Outputs[0].Shape, []int64{1, 4}) || !bytes.Equal(rep.RawOutputContents[0], want) {
 		t.Errorf("gRPC: %v", rep)
 	}
@@ -71,9 +68,7 @@ func TestAnAnswerIsTheSameByJSONBinaryAndGRPC(t *testing.T) {
 }
 
 func TestABodyThatIsOneTensorNeedsNoJSON(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
+	r := doublingRig(t, nil)
 	a := r.post("/v2/models/double/infer", map[string]string{headerLength: "0"}, floats(1, 2, 3, 4, 5, 6, 7, 8))
 	if a.status != 200 || !bytes.Equal(a.raw, floats(2, 4, 6, 8, 10, 12, 14, 16)) {
 		t.Errorf("%+v", a)
@@ -95,9 +90,7 @@ var typeOrder = []string{"bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16",
 
 func wireName(t testing.TB, d string) string {
 	dtype, err := tensor.ParseDType(d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return oip.TypeName(dtype)
 }
 
@@ -142,9 +135,7 @@ func TestEveryElementTypeGoesThroughUnchanged(t *testing.T) {
 		t.Fatalf("%d bytes left over, %d outputs", len(rest), len(raw))
 	}
 	rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "types", Inputs: rpcInputs, RawInputContents: raw})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for i := range raw {
 		if !bytes.Equal(rep.RawOutputContents[i], raw[i]) {
 			t.Errorf("%s: %x, not %x", typeOrder[i], rep.RawOutputContents[i], raw[i])
@@ -158,31 +149,15 @@ func TestEveryElementTypeGoesThroughUnchanged(t *testing.T) {
 	}
 	// And as typed lists.
 	typed := &oip.ModelInferRequest{ModelName: "types"}
-	for i, d := range typeOrder {
+	contents := map[string]*oip.InferTensorContents{ // f16 and bf16 have none
+		"bool": {BoolContents: []bool{true, false}}, "u8": {UintContents: []uint32{0, 255}}, "i8": {IntContents: []int32{-128, 127}},
+		"i16": {IntContents: []int32{-32768, 32767}}, "i32": {IntContents: []int32{math.MinInt32, math.MaxInt32}},
+		"i64": {Int64Contents: []int64{math.MinInt64, math.MaxInt64}}, "f32": {Fp32Contents: []float32{0.1, -1e-30}},
+		"f64": {Fp64Contents: []float64{0.1, 1e300}},
+	}
+	for _, d := range typeOrder {
 		in := rpcInput(d+"_in", wireName(t, d), 1, 2)
-		c := &oip.InferTensorContents{}
-		switch d {
-		case "bool":
-			c.BoolContents = []bool{true, false}
-		case "u8":
-			c.UintContents = []uint32{0, 255}
-		case "i8":
-			c.IntContents = []int32{-128, 127}
-		case "i16":
-			c.IntContents = []int32{-32768, 32767}
-		case "i32":
-			c.IntContents = []int32{math.MinInt32, math.MaxInt32}
-		case "i64":
-			c.Int64Contents = []int64{math.MinInt64, math.MaxInt64}
-		case "f32":
-			c.Fp32Contents = []float32{0.1, -1e-30}
-		case "f64":
-			c.Fp64Contents = []float64{0.1, 1e300}
-		default: // f16 and bf16 have none
-			c = nil
-		}
-		_ = i
-		in.Contents = c
+		in.Contents = contents[d]
 		typed.Inputs = append(typed.Inputs, in)
 	}
 	if _, err := r.client().ModelInfer(soon(t), typed); err == nil || !strings.Contains(err.Error(), "raw_input_contents") {
@@ -192,15 +167,11 @@ func TestEveryElementTypeGoesThroughUnchanged(t *testing.T) {
 }
 
 func TestTypedContentsAreAnswered(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
+	r := doublingRig(t, nil)
 	in := rpcInput("x", "FP32", 1, 4)
 	in.Contents = &oip.InferTensorContents{Fp32Contents: []float32{1, 2, 3, 4}}
 	rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{in}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if !bytes.Equal(rep.RawOutputContents[0], floats(2, 4, 6, 8)) {
 		t.Errorf("%v", rep)
 	}
@@ -222,9 +193,7 @@ func TestOnlyRequestedOutputsAreAnsweredInTheOrderAskedFor(t *testing.T) {
 		Inputs:           []*oip.ModelInferRequest_InferInputTensor{rpcInput("b", "INT32", 1, 1), rpcInput("c", "INT32", 1, 1), rpcInput("a", "INT32", 1, 1)},
 		RawInputContents: [][]byte{{2, 0, 0, 0}, {3, 0, 0, 0}, {1, 0, 0, 0}},
 		Outputs:          []*oip.ModelInferRequest_InferRequestedOutputTensor{{Name: "B"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if len(rep.Outputs) != 1 || rep.Outputs[0].Name != "B" || !bytes.Equal(rep.RawOutputContents[0], []byte{2, 0, 0, 0}) {
 		t.Errorf("%v", rep)
 	}
@@ -258,9 +227,7 @@ func TestMoreRowsThanABatchAreSplitAndJoined(t *testing.T) {
 			t.Errorf("JSON: %d %s", got.status, got.Error)
 		}
 		rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "m", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("a", "INT32", rows, 2), rpcInput("b", "INT32", rows, 1)}, RawInputContents: [][]byte{a, b}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if !bytes.Equal(rep.RawOutputContents[0], a) || !bytes.Equal(rep.RawOutputContents[1], b) || rep.Outputs[1].Shape[0] != rows {
 			t.Errorf("gRPC: %v", rep.Outputs)
 		}
@@ -301,9 +268,7 @@ func TestVariableDimensionsWorkWithAndWithoutBuckets(t *testing.T) {
 				}
 			}
 			rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: name, Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "INT16", int64(rows), 2, int64(n))}, RawInputContents: [][]byte{x}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if !bytes.Equal(rep.RawOutputContents[0], a.raw) {
 				t.Errorf("gRPC and HTTP differ")
 			}

@@ -5,9 +5,11 @@ package gateway
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"strings"
@@ -21,10 +23,14 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	rpcstatus "google.golang.org/grpc/status"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -56,12 +62,7 @@ func doubleMessage() *oip.ModelInferRequest {
 // canceled waits until the broker has counted requests as canceled.
 func (r *rig) canceled(n uint64) {
 	r.t.Helper()
-	r.eventually("the request has ended in the ring", func() error {
-		if got := r.stats("double").Ended["Canceled"]; got != n {
-			return fmt.Errorf("%d canceled, not %d: %v", got, n, r.stats("double").Ended)
-		}
-		return nil
-	})
+	r.until("the request has ended in the ring", func() bool { return r.stats("double").Ended["Canceled"] == n })
 }
 
 func TestACallerWhoHangsUpEndsItsRequestInTheRing(t *testing.T) {
@@ -69,23 +70,15 @@ func TestACallerWhoHangsUpEndsItsRequestInTheRing(t *testing.T) {
 	r := newRig(t, nil, m) // no worker: requests wait
 	waitsInTheRing := func() {
 		t.Helper()
-		r.eventually("it waits in the ring", func() error {
-			if n := r.stats("double").QueueLength; n != 1 {
-				return fmt.Errorf("%d wait", n)
-			}
-			return nil
-		})
+		r.until("it waits in the ring", func() bool { return r.stats("double").QueueLength == 1 })
 	}
-	body := `{"inputs":[` + goodInput + `]}`
+	body := goodBody
 	for i, send := range []string{
 		fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body),
 		fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(body), body),
-		fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Encoding: identity\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(body), body), // by net/http
 	} {
 		c, err := net.Dial("tcp", strings.TrimPrefix(r.http, "http://"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if _, err := io.WriteString(c, send); err != nil {
 			t.Fatal(err)
 		}
@@ -104,12 +97,10 @@ func TestACallerWhoHangsUpEndsItsRequestInTheRing(t *testing.T) {
 	if err := <-called; rpcstatus.Code(err) != codes.Canceled {
 		t.Errorf("gRPC: %v", err)
 	}
-	r.canceled(4)
+	r.canceled(3)
 	ctx, cancel = context.WithCancel(soon(t))
 	stream, err := r.client().ModelStreamInfer(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	cancel()
 	if _, err := stream.Recv(); rpcstatus.Code(err) != codes.Canceled {
 		t.Errorf("a stream: %v", err)
@@ -134,12 +125,7 @@ func TestADeadlineEndsTheRequestInTheRing(t *testing.T) {
 	if _, err := r.client().ModelInfer(ctx, doubleMessage()); rpcstatus.Code(err) != codes.DeadlineExceeded {
 		t.Errorf("gRPC deadline: %v", err)
 	}
-	r.eventually("nothing waits in the ring", func() error {
-		if n := r.stats("double").QueueLength; n != 0 {
-			return fmt.Errorf("%d wait", n)
-		}
-		return nil
-	})
+	r.until("nothing waits in the ring", func() bool { return r.stats("double").QueueLength == 0 })
 	r.idle()
 }
 
@@ -150,9 +136,7 @@ func TestACallIsToldOfItsDeadlineBeforeTheTransportResetsIt(t *testing.T) {
 		c.Pace.Early, c.Pace.EarlyShare = 2*patience-50*time.Millisecond, 1 // the transport's turn comes minutes later
 	}, m) // no worker
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUserAgent("a stranger"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer conn.Close()
 	rpc := oip.NewGRPCInferenceServiceClient(conn)
 	for what, call := range map[string]func(ctx context.Context) error{
@@ -203,23 +187,14 @@ func TestAPriorityReachesTheRing(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.http+"/v2/models/double/infer", strings.NewReader(`{"parameters":{"priority":2},"inputs":[`+goodInput+`]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	go func() { _, _ = http.DefaultClient.Do(req) }()
-	r.eventually("it waits", func() error {
-		if n := r.stats("double").QueueLength; n != 1 {
-			return fmt.Errorf("%d wait", n)
-		}
-		return nil
-	})
+	r.until("it waits", func() bool { return r.stats("double").QueueLength == 1 })
 	a := r.infer("double", `{"parameters":{"priority":2},"inputs":[`+goodInput+`]}`)
 	if a.status != 429 || a.header.Get("Retry-After") == "" {
 		t.Errorf("%d %q, Retry-After %q", a.status, a.Error, a.header.Get("Retry-After"))
 	}
-	if a := r.infer("double", `{"parameters":{"priority":3},"inputs":[`+goodInput+`]}`); a.status != 400 {
-		t.Errorf("no such level: %d %q", a.status, a.Error)
-	}
+	r.infer("double", `{"parameters":{"priority":3},"inputs":[`+goodInput+`]}`).is(t, "no such level", 400)
 }
 
 func TestAFullWindowIsToldAsBackPressure(t *testing.T) {
@@ -235,13 +210,8 @@ func TestAFullWindowIsToldAsBackPressure(t *testing.T) {
 			}
 		}()
 	}
-	r.eventually("the caller's share of the window is full", func() error {
-		if n := r.stats("double").QueueLength; n != 8 {
-			return fmt.Errorf("%d wait", n)
-		}
-		return nil
-	})
-	if a := r.infer("double", `{"inputs":[`+goodInput+`]}`); a.status != 429 || a.header.Get("Retry-After") == "" {
+	r.until("the caller's share of the window is full", func() bool { return r.stats("double").QueueLength == 8 })
+	if a := r.infer("double", goodBody); a.status != 429 || a.header.Get("Retry-After") == "" {
 		t.Errorf("%d %q", a.status, a.Error)
 	}
 	if _, err := c.ModelInfer(soon(t), doubleMessage()); rpcstatus.Code(err) != codes.ResourceExhausted {
@@ -253,34 +223,25 @@ func TestAFullWindowIsToldAsBackPressure(t *testing.T) {
 
 func TestModelsComeAndGoWhileTheGatewayRuns(t *testing.T) {
 	r := newRig(t, nil)
-	if a := r.infer("double", "{}"); a.status != 404 {
-		t.Errorf("before: %d %q", a.status, a.Error)
-	}
+	r.infer("double", "{}").is(t, "before", 404)
 	if rep, err := r.client().ModelReady(soon(t), &oip.ModelReadyRequest{Name: "double"}); err != nil || rep.Ready { // who waits for it asks again
 		t.Errorf("before: %v %v", rep, err)
 	}
 	m := doubler(t)
 	leave := r.worker(m, double) // declares it
 	r.eventually("it is served", func() error {
-		if a := r.infer("double", `{"inputs":[`+goodInput+`]}`); a.status != 200 {
+		if a := r.infer("double", goodBody); a.status != 200 {
 			return fmt.Errorf("%d %s", a.status, a.Error)
 		}
 		return nil
 	})
 	ready := func() int {
 		rep, err := http.Get(r.http + "/v2/models/double/ready")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		rep.Body.Close()
 		return rep.StatusCode
 	}
-	r.eventually("it is ready", func() error {
-		if got := ready(); got != 200 {
-			return fmt.Errorf("%d", got)
-		}
-		return nil
-	})
+	r.until("it is ready", func() bool { return ready() == 200 })
 	leave()
 	r.eventually("it is not ready without a worker", func() error {
 		if got := ready(); got != 503 && got != 404 {
@@ -302,9 +263,9 @@ func TestABrokerThatComesBackIsServedAgainAndOneThatHasChangedToo(t *testing.T) 
 			return nil
 		}
 	}
-	r.eventually("the model is served", again(`{"inputs":[`+goodInput+`]}`))
+	r.eventually("the model is served", again(goodBody))
 	r.broker()
-	if a := r.infer("double", `{"inputs":[`+goodInput+`]}`); a.status != 503 || a.header.Get("Retry-After") == "" {
+	if a := r.infer("double", goodBody); a.status != 503 || a.header.Get("Retry-After") == "" {
 		t.Errorf("without a broker: %d %q", a.status, a.Error)
 	}
 	r.eventually("it is not ready", func() error {
@@ -319,7 +280,7 @@ func TestABrokerThatComesBackIsServedAgainAndOneThatHasChangedToo(t *testing.T) 
 		return nil
 	})
 	r.startBroker(m)
-	r.eventually("the same model is served again", again(`{"inputs":[`+goodInput+`]}`))
+	r.eventually("the same model is served again", again(goodBody))
 	r.broker()
 	other := modelConfig(t, "double", []string{"x:f32[2]"}, []string{"y:f32[2]"})
 	r.startBroker(other)
@@ -334,7 +295,7 @@ func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T
 	serves := func() (leave func()) {
 		leave = r.worker(m, double)
 		r.eventually("it is served", func() error {
-			if a := r.infer("double", `{"inputs":[`+goodInput+`]}`); a.status != 200 {
+			if a := r.infer("double", goodBody); a.status != 200 {
 				return fmt.Errorf("%d %s", a.status, a.Error)
 			}
 			return nil
@@ -353,14 +314,9 @@ func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T
 	r.broker()
 	leave() // or it would be back at once
 	r.startBroker()
-	r.eventually("the new broker is known", func() error {
-		if epoch() == old { // which may have no models any more
-			return errors.New("the former one is")
-		}
-		return nil
-	})
+	r.until("the new broker is known", func() bool { return epoch() != old })
 	for _, path := range []string{"/v2/models/double/infer", "/v2/models/double/versions/1/infer"} {
-		if a := r.post(path, nil, []byte(`{"inputs":[`+goodInput+`]}`)); a.status != 503 || a.header.Get("Retry-After") == "" || !strings.Contains(a.Error, "not back yet") {
+		if a := r.post(path, nil, []byte(goodBody)); a.status != 503 || a.header.Get("Retry-After") == "" || !strings.Contains(a.Error, "not back yet") {
 			t.Errorf("%s: %d %q", path, a.status, a.Error)
 		}
 	}
@@ -370,19 +326,16 @@ func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T
 	if err := known.Run(soon(t)); core.MeaningOf(err).HTTP != 503 {
 		t.Errorf("a call that had found it: %v", err)
 	}
-	if a := r.infer("nothing", "{}"); a.status != 404 {
-		t.Errorf("one that was never there: %d %q", a.status, a.Error)
-	}
+	r.infer("nothing", "{}").is(t, "one that was never there", 404)
 	serves()
-	if a := r.post("/v2/models/double/versions/7/infer", nil, nil); a.status != 404 {
-		t.Errorf("a version that was never there: %d %q", a.status, a.Error)
-	}
+	r.post("/v2/models/double/versions/7/infer", nil, nil).is(t, "a version that was never there", 404)
 	r.eventually("it is not awaited any more", func() error { return r.g.Models.Awaited("double", "") })
 
 	r.idle()
 }
 
 func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
+	t.Parallel()
 	m := doubler(t)
 	endDelay := make(chan struct{})
 	r := newRig(t, func(c *core.Config) { c.DrainDelay, c.EndDelay = time.Hour, endDelay }, m)
@@ -392,7 +345,7 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 	var wg sync.WaitGroup
 	results := make(chan error, 3)
 	post := func() {
-		if a := r.infer("double", `{"inputs":[`+goodInput+`]}`); a.status != 200 {
+		if a := r.infer("double", goodBody); a.status != 200 {
 			results <- fmt.Errorf("HTTP: %d %s", a.status, a.Error)
 		}
 	}
@@ -404,9 +357,7 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 	})
 	r.underWay(2)
 	idle, err := net.Dial("tcp", strings.TrimPrefix(r.http, "http://")) // a connection without a request must not hold it up
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer idle.Close()
 	stopped := make(chan error, 1)
 	go func() { stopped <- r.stop() }()
@@ -416,11 +367,8 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 			return err
 		}
 		rep.Body.Close()
-		if rep.StatusCode != 503 {
-			return fmt.Errorf("%d", rep.StatusCode)
-		}
-		if !rep.Close {
-			t.Error("a caller may go on using its connection")
+		if rep.StatusCode != 503 || !rep.Close { // no caller may go on using its connection
+			return fmt.Errorf("%d, its connection ends: %t", rep.StatusCode, rep.Close)
 		}
 		return nil
 	})
@@ -430,12 +378,7 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 	wg.Go(post)
 	r.underWay(3) // it was still taken
 	close(endDelay)
-	r.eventually("past the delay it waits for the three", func() error {
-		if n := r.g.Draining.Load(); n != core.Refusing {
-			return fmt.Errorf("%d", n)
-		}
-		return nil
-	})
+	r.until("past the delay it waits for the three", func() bool { return r.g.Draining.Load() == core.Refusing })
 	select {
 	case err := <-stopped:
 		t.Fatalf("it ended with requests under way: %v", err)
@@ -447,9 +390,7 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 	for err := range results {
 		t.Error(err)
 	}
-	if err := <-stopped; err != nil {
-		t.Error(err)
-	}
+	must.Check(t, <-stopped)
 }
 
 func TestDrainingEndsStreamsThatNothingIsUnderWayIn(t *testing.T) {
@@ -458,24 +399,16 @@ func TestDrainingEndsStreamsThatNothingIsUnderWayIn(t *testing.T) {
 	h := newHeld()
 	r.worker(m, h.run)
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer conn.Close()
 	watch, err := healthpb.NewHealthClient(conn).Watch(soon(t), &healthpb.HealthCheckRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if _, err := watch.Recv(); err != nil {
 		t.Fatal(err)
 	}
 	stream, err := oip.NewGRPCInferenceServiceClient(conn).ModelStreamInfer(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stream.Send(doubleMessage()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
+	must.Do(t, stream.Send(doubleMessage()))
 	<-h.began
 	stopped := make(chan error, 1)
 	go func() { stopped <- r.stop() }()
@@ -492,19 +425,13 @@ func TestDrainingEndsStreamsThatNothingIsUnderWayIn(t *testing.T) {
 	if _, err := stream.Recv(); rpcstatus.Code(err) != codes.Unavailable {
 		t.Errorf("a stream: %v", err)
 	}
-	if err := <-stopped; err != nil {
-		t.Error(err)
-	}
+	must.Check(t, <-stopped)
 }
 
 func TestAStreamIsAnsweredInOrderAndAtOnce(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
+	r := doublingRig(t, nil)
 	s, err := r.client().ModelStreamInfer(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	const n = 200
 	go func() {
 		for i := range n {
@@ -522,9 +449,7 @@ func TestAStreamIsAnsweredInOrderAndAtOnce(t *testing.T) {
 	}()
 	for i := range n {
 		rep, err := s.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if got := rep.InferResponse.GetId(); got != fmt.Sprint(i) {
 			t.Fatalf("answer %d is of request %s", i, got)
 		}
@@ -541,6 +466,7 @@ func TestAStreamIsAnsweredInOrderAndAtOnce(t *testing.T) {
 }
 
 func TestLargeAnswersComeFromTheSlotsAndGiveThemBack(t *testing.T) {
+	t.Parallel()
 	m := modelConfig(t, "big", []string{"x:u8[300000]"}, []string{"y:u8[300000]"})
 	r := newRig(t, nil, m)
 	r.worker(m, echo)
@@ -552,9 +478,7 @@ func TestLargeAnswersComeFromTheSlotsAndGiveThemBack(t *testing.T) {
 	ask := &oip.ModelInferRequest{ModelName: "big", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "UINT8", 3, 300_000)}, RawInputContents: [][]byte{x}}
 	for range 10 {
 		rep, err := c.ModelInfer(soon(t), ask)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if !bytes.Equal(rep.RawOutputContents[0], x) {
 			t.Fatal("other bytes")
 		}
@@ -564,17 +488,11 @@ func TestLargeAnswersComeFromTheSlotsAndGiveThemBack(t *testing.T) {
 		}
 	}
 	s, err := c.ModelStreamInfer(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for range 5 {
-		if err := s.Send(ask); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, s.Send(ask))
 		rep, err := s.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if !bytes.Equal(rep.InferResponse.GetRawOutputContents()[0], x) {
 			t.Fatal("other bytes in a stream")
 		}
@@ -588,4 +506,69 @@ func TestLargeAnswersComeFromTheSlotsAndGiveThemBack(t *testing.T) {
 		cancel()
 	}
 	r.idle()
+}
+
+// formerly is a model of that name as it was known before: with these tensors,
+// and with its lanes closed if it went.
+func (r *rig) formerly(name string, size string, went bool) *core.Model {
+	r.t.Helper()
+	k := core.NewModel(r.g, &admin.Model{Name: name, Signature: signature(r.t, []string{"x:f32[" + size + "]"}, []string{"y:f32[" + size + "]"})})
+	if went {
+		k.Close()
+	}
+	r.t.Cleanup(k.Close)
+	return k
+}
+
+// callOf is a checked call of a model: one row of ones.
+func callOf(t *testing.T, k *core.Model) *core.Call {
+	t.Helper()
+	spec := &k.Sig.Inputs[0]
+	c := core.NewCall()
+	c.Model, c.Caller = k, &core.Caller{Use: &core.Usage{}}
+	in := c.AddInput()
+	in.Name, in.DType, in.Shape, in.Size = spec.Name, tensor.F32, append([]int{1}, spec.Shape...), spec.RowBytes()
+	ones := make(core.BytesSource, 0, in.Size)
+	for range in.Size / 4 {
+		ones = binary.LittleEndian.AppendUint32(ones, math.Float32bits(1))
+	}
+	in.Src = &ones
+	must.Do(t, c.Check())
+	return c
+}
+
+// As when the broker was restarted while a request was on its way.
+func TestACallFollowsAModelThatWentAndCameBack(t *testing.T) {
+	r := doublingRig(t, nil)
+	c := callOf(t, r.formerly("double", "4", true))
+	defer c.Done()
+	must.Do(t, c.Run(soon(t)))
+	if o := &c.Outputs[0]; len(o.Parts) != 1 || len(o.Parts[0]) != 16 || math.Float32frombits(binary.LittleEndian.Uint32(o.Parts[0])) != 2 {
+		t.Errorf("it was answered %v", o.Parts)
+	}
+}
+
+// It would be cut to the new size, and answered.
+func TestACallOfAModelThatHasOtherTensorsNowIsRefused(t *testing.T) {
+	r := doublingRig(t, nil)
+	for _, size := range []string{"2", "8"} {
+		for _, went := range []bool{false, true} {
+			c := callOf(t, r.formerly("double", size, went))
+			if err := c.Run(soon(t)); !errors.Is(err, status.ErrSignatureMismatch) {
+				t.Errorf("%s numbers instead of 4, went %t: %v", size, went, err)
+			}
+			c.Done()
+		}
+	}
+	r.idle()
+}
+
+func TestACallOfAModelThatIsGoneIsToldSo(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, nil, m)
+	c := callOf(t, r.formerly("gone", "4", true))
+	defer c.Done()
+	if err := c.Run(soon(t)); !errors.Is(err, status.ErrUnknownModel) {
+		t.Error(err)
+	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testlog"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -27,38 +28,27 @@ import (
 const inferDouble = "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\n"
 
 func TestAnnouncedBodiesCostOthersNothing(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
+	r := doublingRig(t, nil)
 	for range 8 { // twice the gateway's buffers
 		if _, err := fmt.Fprintf(r.connect(), inferDouble+"Content-Length: %d\r\n\r\n{", core.DefaultMaxMessageBytes); err != nil {
 			t.Fatal(err)
 		}
 	}
 	r.underWay(8)
-	if err := r.ask(r.connect(), plainDouble()); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, r.ask(r.connect(), plainDouble()))
 	if n := r.g.Limits.Used.Load(); n > 1<<20 {
 		t.Errorf("%d bytes are counted, eight have come", n)
 	}
 }
 
 func TestOneCallerHasAQuarterOfTheBuffers(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, func(c *core.Config) { c.MaxBufferedBytes = 4 << 20 }, m)
-	r.worker(m, double)
+	r := doublingRig(t, func(c *core.Config) { c.MaxBufferedBytes = 4 << 20 })
 	c := r.connect() // of 127.0.0.1; it fills its share
 	if _, err := fmt.Fprintf(c, inferDouble+"Content-Length: %d\r\n\r\n%s", 1<<20, strings.Repeat(" ", 1<<20-100)); err != nil {
 		t.Fatal(err)
 	}
-	r.eventually("it has come", func() error {
-		if n := r.g.Limits.Used.Load(); n < 3<<18 {
-			return fmt.Errorf("%d bytes have", n)
-		}
-		return nil
-	})
-	large := fmt.Sprintf(inferDouble+"Content-Length: %d\r\n\r\n%s", 1<<19, strings.Repeat(" ", 1<<19-100)+fmt.Sprintf("%100s", `{"inputs":[`+goodInput+`]}`))
+	r.until("it has come", func() bool { return r.g.Limits.Used.Load() >= 3<<18 })
+	large := fmt.Sprintf(inferDouble+"Content-Length: %d\r\n\r\n%s", 1<<19, strings.Repeat(" ", 1<<19-100)+fmt.Sprintf("%100s", goodBody))
 	if err := r.ask(r.connect(), large); err == nil || !strings.Contains(err.Error(), "429") {
 		t.Errorf("the same caller: %v", err)
 	}
@@ -68,9 +58,7 @@ func TestOneCallerHasAQuarterOfTheBuffers(t *testing.T) {
 }
 
 func TestHalfBodiesHoldNoSlots(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, func(c *core.Config) { c.Window = 8 }, m)
-	r.worker(m, double)
+	r := doublingRig(t, func(c *core.Config) { c.Window = 8 })
 	binary := fmt.Sprintf(inferDouble+"%s: 0\r\nContent-Length: 16\r\n\r\n12", headerLength)
 	for range 32 {
 		if _, err := fmt.Fprint(r.connect(), binary); err != nil {
@@ -78,9 +66,7 @@ func TestHalfBodiesHoldNoSlots(t *testing.T) {
 		}
 	}
 	r.underWay(32)
-	if err := r.ask(r.connect(), plainDouble()); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, r.ask(r.connect(), plainDouble()))
 	if k := r.model("double"); wholeWindow(8, 8, k, &k.Single) != nil {
 		t.Error("they hold slots")
 	}
@@ -110,15 +96,14 @@ func TestOneCallerHasAQuarterOfTheWindow(t *testing.T) {
 	inRing(13)
 	release()
 	for range 40 {
-		if err := <-answers; err != nil {
-			t.Error(err)
-		}
+		must.Check(t, <-answers)
 	}
 	r.idle()
 }
 
 // The time that a body may take is over long before a slot is free.
 func TestACallerIsNotSlowWhileItWaitsForASlot(t *testing.T) {
+	t.Parallel()
 	const size = 256 << 10 // does not fit ahead of the slot
 	m := modelConfig(t, "large", []string{fmt.Sprintf("x:u8[%d]", size)}, []string{fmt.Sprintf("y:u8[%d]", size)})
 	r := newRig(t, func(c *Config) { c.Window, c.Pace.Body = 1, 100*time.Millisecond }, m)
@@ -147,9 +132,7 @@ func TestACallerIsNotSlowWhileItWaitsForASlot(t *testing.T) {
 	time.Sleep(500 * time.Millisecond) // several times what a body may take
 	close(goOn)
 	for range 3 {
-		if err := <-answers; err != nil {
-			t.Error(err)
-		}
+		must.Check(t, <-answers)
 	}
 	r.idle()
 }
@@ -157,13 +140,12 @@ func TestACallerIsNotSlowWhileItWaitsForASlot(t *testing.T) {
 // A gRPC caller that stops in the middle of messages has a quarter of the buffers,
 // for a while, and then its connection ends.
 func TestHalfMessagesHaveAQuarterOfTheBuffers(t *testing.T) {
+	t.Parallel()
 	m := modelConfig(t, "large", []string{"x:u8[614400]"}, []string{"y:u8[614400]"})
 	r := newRig(t, func(c *core.Config) { c.MaxBufferedBytes = 8 << 20; c.Pace.Budget = time.Second }, m)
 	r.worker(m, echo)
 	attacker, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP("127.0.0.2")}}).Dial("tcp", r.grpc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer attacker.Close()
 	if _, err := attacker.Write(startOf("ModelInfer")); err != nil {
 		t.Fatal(err)
@@ -179,12 +161,7 @@ func TestHalfMessagesHaveAQuarterOfTheBuffers(t *testing.T) {
 			}
 		}
 	}()
-	r.eventually("its half messages are counted", func() error {
-		if n := r.g.Limits.Used.Load(); n < 1<<20 {
-			return fmt.Errorf("%d bytes", n)
-		}
-		return nil
-	})
+	r.until("its half messages are counted", func() bool { return r.g.Limits.Used.Load() >= 1<<20 })
 	for range 5 {
 		if _, err := r.client().ModelInfer(soon(t), largeMessage()); err != nil {
 			t.Error(err)
@@ -201,13 +178,10 @@ func TestHalfMessagesHaveAQuarterOfTheBuffers(t *testing.T) {
 }
 
 func TestALongLivedGRPCConnectionIsNotCountedFull(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, func(c *core.Config) { c.MaxBufferedBytes = 256 << 10; c.Pace.Budget = 50 * time.Millisecond }, m)
-	r.worker(m, double)
+	t.Parallel()
+	r := doublingRig(t, func(c *core.Config) { c.MaxBufferedBytes = 256 << 10; c.Pace.Budget = 50 * time.Millisecond })
 	s, err := r.client().ModelStreamInfer(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for i := range 2000 { // many times the caller's part, on one stream that never is idle
 		if err := s.Send(doubleMessage()); err != nil {
 			t.Fatalf("after %d: %v", i, err)
@@ -225,9 +199,7 @@ func TestConnectionsBeyondTheLimitsAreRefused(t *testing.T) {
 	})
 	ask := "GET /v2/health/live HTTP/1.1\r\nHost: h\r\n\r\n"
 	for range 2 {
-		if err := r.ask(r.connect(), ask); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.ask(r.connect(), ask))
 	}
 	if text, _ := io.ReadAll(r.connect()); !strings.Contains(string(text), "--caller_connections") {
 		t.Errorf("the third of one address is told %q", text)
@@ -260,9 +232,7 @@ func TestOnlyKnownHostsAreServedWhereCallersNeedNoToken(t *testing.T) {
 	} {
 		for _, path := range []string{"/v2", "/v2/models/double/stats", "/v2/repository/index", "/v2/health/live", "/metrics", "/dashboard"} {
 			req, err := http.NewRequestWithContext(soon(t), http.MethodGet, r.http+path, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			req.Host = host
 			a := r.do(req)
 			if allowed && a.status != 200 || !allowed && (a.status != http.StatusMisdirectedRequest || !strings.Contains(a.Error, "--allowed_host")) {
@@ -271,23 +241,18 @@ func TestOnlyKnownHostsAreServedWhereCallersNeedNoToken(t *testing.T) {
 		}
 	}
 	tokens := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(tokens, []byte("me a-token-0123456789\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(tokens, []byte("me a-token-0123456789\n"), 0o600))
 	withTokens := newRig(t, func(c *core.Config) { c.TokenFile = tokens })
 	req, err := http.NewRequestWithContext(soon(t), http.MethodGet, withTokens.http+"/v2", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	req.Host = "any.example"
 	req.Header.Set("Authorization", "Bearer a-token-0123456789")
-	if a := withTokens.do(req); a.status != 200 {
-		t.Errorf("with a token: %d %s", a.status, a.Error)
-	}
+	withTokens.do(req).is(t, "with a token", 200)
 }
 
 // A drain waits for accepted requests, and not for those that never become whole.
 func TestADrainDoesNotWaitForHalfRequests(t *testing.T) {
+	t.Parallel()
 	m := doubler(t)
 	r := newRig(t, func(c *core.Config) { c.Pace.Body, c.Pace.Stall = 200*time.Millisecond, 200*time.Millisecond }, m)
 	_, release := r.holds(m)
@@ -305,21 +270,14 @@ func TestADrainDoesNotWaitForHalfRequests(t *testing.T) {
 		}
 	}
 	c, err := net.Dial("tcp", r.grpc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer c.Close()
 	if _, err := c.Write(append(startOf("ModelInfer"), frame(frameData, 0, 1, []byte{0, 0, 1, 0, 0, 'x'})...)); err != nil {
 		t.Fatal(err)
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- r.stop() }()
-	r.eventually("it drains", func() error {
-		if n := r.g.Draining.Load(); n != core.Refusing {
-			return fmt.Errorf("%d", n)
-		}
-		return nil
-	})
+	r.until("it drains", func() bool { return r.g.Draining.Load() == core.Refusing })
 	select {
 	case err := <-ended:
 		t.Fatalf("it has not waited for what was accepted: %v", err)
@@ -327,13 +285,9 @@ func TestADrainDoesNotWaitForHalfRequests(t *testing.T) {
 	}
 	release()
 	for range cap(finished) {
-		if err := <-finished; err != nil {
-			t.Error(err)
-		}
+		must.Check(t, <-finished)
 	}
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	must.Check(t, <-ended)
 }
 
 const (

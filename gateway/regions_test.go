@@ -16,6 +16,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // shared makes a file of shared memory, of this user.
@@ -23,9 +24,7 @@ func (r *rig) shared(name string, content []byte) (key string) {
 	r.t.Helper()
 	key = fmt.Sprintf("/rb-test-%d-%s", os.Getpid(), name)
 	path := filepath.Join("/dev/shm", key)
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, os.WriteFile(path, content, 0o600))
 	r.t.Cleanup(func() { os.Remove(path) })
 	return key
 }
@@ -49,26 +48,18 @@ func inShared(in, out string) string {
 func sharing(c *core.Config) { c.SystemSharedMemory = true }
 
 func TestTensorsLieInTheCallersSharedMemory(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, sharing, m)
-	r.worker(m, double)
+	r := doublingRig(t, sharing)
 	content := append(make([]byte, 8), floats(1, 2, 3, 4)...)
 	content = append(content, make([]byte, 40)...)
 	key := r.shared("both", content)
-	if a := r.register("a", key, 8, 16); a.status != 200 {
-		t.Fatalf("%d %s", a.status, a.Error)
-	}
-	if a := r.register("b", key, 24, 40); a.status != 200 {
-		t.Fatalf("%d %s", a.status, a.Error)
-	}
+	r.register("a", key, 8, 16).is(t, "", 200)
+	r.register("b", key, 24, 40).is(t, "", 200)
 	a := r.infer("double", inShared("a,0,16", "b,8,16"))
 	if a.status != 200 || len(a.raw) != 0 || a.Outputs[0].Parameters != nil || a.Outputs[0].Data != nil {
 		t.Errorf("%+v", a)
 	}
 	got, err := os.ReadFile(filepath.Join("/dev/shm", key))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	content = append(append(append(append(make([]byte, 8), floats(1, 2, 3, 4)...), make([]byte, 8)...), floats(2, 4, 6, 8)...), make([]byte, 16)...)
 	if !bytes.Equal(got, content) {
 		t.Errorf("%x, not %x", got, content)
@@ -83,29 +74,15 @@ func TestTensorsLieInTheCallersSharedMemory(t *testing.T) {
 		{"an unknown region", "z,0,16", "b,0,16", `"z"`},
 		{"an output over its input", "a,0,16", "a,0,16", "overlaps"},
 	} {
-		if a := r.infer("double", inShared(c.in, c.out)); a.status != 400 || !strings.Contains(a.Error, c.reason) {
-			t.Errorf("%s: %d %q", c.name, a.status, a.Error)
-		}
+		r.infer("double", inShared(c.in, c.out)).is(t, c.name, 400, c.reason)
 	}
 	// The same memory by another name overlaps too.
-	if a := r.register("again", key, 0, 64); a.status != 200 {
-		t.Fatalf("%d %s", a.status, a.Error)
-	}
-	if a := r.infer("double", inShared("a,0,16", "again,20,16")); a.status != 400 || !strings.Contains(a.Error, "overlaps") {
-		t.Errorf("by another name: %d %q", a.status, a.Error)
-	}
-	if err := os.Truncate(filepath.Join("/dev/shm", key), 24); err != nil {
-		t.Fatal(err)
-	}
-	if a := r.infer("double", inShared("a,0,16", "b,0,16")); a.status != 400 || !strings.Contains(a.Error, "shortened") {
-		t.Errorf("a file whose output was cut off: %d %q", a.status, a.Error)
-	}
-	if err := os.Truncate(filepath.Join("/dev/shm", key), 8); err != nil {
-		t.Fatal(err)
-	}
-	if a := r.infer("double", inShared("a,0,16", "b,0,16")); a.status != 400 || !strings.Contains(a.Error, "shortened") {
-		t.Errorf("a file that was shortened: %d %q", a.status, a.Error)
-	}
+	r.register("again", key, 0, 64).is(t, "", 200)
+	r.infer("double", inShared("a,0,16", "again,20,16")).is(t, "by another name", 400, "overlaps")
+	must.Do(t, os.Truncate(filepath.Join("/dev/shm", key), 24))
+	r.infer("double", inShared("a,0,16", "b,0,16")).is(t, "a file whose output was cut off", 400, "shortened")
+	must.Do(t, os.Truncate(filepath.Join("/dev/shm", key), 8))
+	r.infer("double", inShared("a,0,16", "b,0,16")).is(t, "a file that was shortened", 400, "shortened")
 	r.idle()
 }
 
@@ -113,9 +90,7 @@ func TestOnlySharedMemoryOfTheCallersIsRegistered(t *testing.T) {
 	r := newRig(t, sharing)
 	key := r.shared("one", make([]byte, 64))
 	link := filepath.Join("/dev/shm", key+"-link")
-	if err := os.Symlink("/etc/passwd", link); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink("/etc/passwd", link))
 	defer os.Remove(link)
 	for _, c := range []struct {
 		name, key    string
@@ -125,32 +100,18 @@ func TestOnlySharedMemoryOfTheCallersIsRegistered(t *testing.T) {
 		{"too long", key, 0, 65}, {"too far", key, 64, 1}, {"empty", key, 0, 0}, {"dots", "..", 0, 1},
 		{"past the end of numbers", key, 1 << 62, 1 << 62},
 	} {
-		if a := r.register("r", c.key, c.offset, c.size); a.status != 400 {
-			t.Errorf("%s: %d %q", c.name, a.status, a.Error)
-		}
+		r.register("r", c.key, c.offset, c.size).is(t, c.name, 400)
 	}
 	if os.Getuid() == 0 { // a file of somebody else
-		if err := os.Chown(filepath.Join("/dev/shm", key), 12345, -1); err != nil {
-			t.Fatal(err)
-		}
-		if a := r.register("r", key, 0, 64); a.status != 403 || !strings.Contains(a.Error, "another user") {
-			t.Errorf("of another user: %d %q", a.status, a.Error)
-		}
+		must.Do(t, os.Chown(filepath.Join("/dev/shm", key), 12345, -1))
+		r.register("r", key, 0, 64).is(t, "of another user", 403, "another user")
 		_ = os.Chown(filepath.Join("/dev/shm", key), 0, -1)
 	}
-	if a := r.register("r", key, 0, 64); a.status != 200 {
-		t.Errorf("%d %q", a.status, a.Error)
-	}
-	if a := r.register("r", key, 0, 64); a.status != 409 {
-		t.Errorf("twice: %d %q", a.status, a.Error)
-	}
+	r.register("r", key, 0, 64).is(t, "", 200)
+	r.register("r", key, 0, 64).is(t, "twice", 409)
 	off := newRig(t, nil)
-	if a := off.register("r", key, 0, 64); a.status != 403 {
-		t.Errorf("switched off: %d %q", a.status, a.Error)
-	}
-	if a := off.post("/v2/systemsharedmemory/unregister", nil, nil); a.status != 200 {
-		t.Errorf("tools unregister everything before they begin: %d %q", a.status, a.Error)
-	}
+	off.register("r", key, 0, 64).is(t, "switched off", 403)
+	off.post("/v2/systemsharedmemory/unregister", nil, nil).is(t, "tools unregister everything before they begin", 200)
 }
 
 func TestARegionThatIsUnregisteredStaysUntilItsRequestsHaveEnded(t *testing.T) {
@@ -163,16 +124,10 @@ func TestARegionThatIsUnregisteredStaysUntilItsRequestsHaveEnded(t *testing.T) {
 	done := make(chan *httpAnswer)
 	go func() { done <- r.infer("double", inShared("u,0,16", "u,16,16")) }()
 	<-h.began
-	if a := r.post("/v2/systemsharedmemory/region/u/unregister", nil, nil); a.status != 200 {
-		t.Errorf("%d %q", a.status, a.Error)
-	}
-	if a := r.infer("double", inShared("u,0,16", "u,16,16")); a.status != 400 {
-		t.Errorf("a new request: %d %q", a.status, a.Error)
-	}
+	r.post("/v2/systemsharedmemory/region/u/unregister", nil, nil).is(t, "", 200)
+	r.infer("double", inShared("u,0,16", "u,16,16")).is(t, "a new request", 400)
 	close(h.goOn)
-	if a := <-done; a.status != 200 {
-		t.Errorf("the request under way: %d %q", a.status, a.Error)
-	}
+	(<-done).is(t, "the request under way", 200)
 	got, _ := os.ReadFile(filepath.Join("/dev/shm", key))
 	if !bytes.Equal(got[16:], floats(2, 4, 6, 8)) {
 		t.Errorf("%x", got)
@@ -182,9 +137,7 @@ func TestARegionThatIsUnregisteredStaysUntilItsRequestsHaveEnded(t *testing.T) {
 
 func TestCallersWithDifferentTokensHaveRegionsOfTheirOwn(t *testing.T) {
 	tokens := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(tokens, []byte("one one-0123456789abcdef\ntwo two-0123456789abcdef\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(tokens, []byte("one one-0123456789abcdef\ntwo two-0123456789abcdef\n"), 0o600))
 	r := newRig(t, func(c *core.Config) { sharing(c); c.TokenFile = tokens })
 	key := r.shared("mine", make([]byte, 64))
 	as := func(who, path, body string) *httpAnswer {
@@ -197,9 +150,7 @@ func TestCallersWithDifferentTokensHaveRegionsOfTheirOwn(t *testing.T) {
 	as("two", "/v2/systemsharedmemory/region/r/unregister", "")
 	status := func(who string) int {
 		req, err := http.NewRequestWithContext(soon(t), http.MethodGet, r.http+"/v2/systemsharedmemory/region/r/status", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		req.Header.Set("Authorization", "Bearer "+who+"-0123456789abcdef")
 		return r.do(req).status
 	}
@@ -209,9 +160,7 @@ func TestCallersWithDifferentTokensHaveRegionsOfTheirOwn(t *testing.T) {
 }
 
 func TestRegionsOverGRPC(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, sharing, m)
-	r.worker(m, double)
+	r := doublingRig(t, sharing)
 	key := r.shared("rpc", append(floats(1, 2, 3, 4), make([]byte, 16)...))
 	c := r.client()
 	if _, err := c.SystemSharedMemoryRegister(soon(t), &oip.SystemSharedMemoryRegisterRequest{Name: "g", Key: key, ByteSize: 32}); err != nil {
@@ -227,9 +176,7 @@ func TestRegionsOverGRPC(t *testing.T) {
 	in := rpcInput("x", "FP32", 1, 4)
 	in.Parameters = at(0)
 	rep, err := c.ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{in}, Outputs: []*oip.ModelInferRequest_InferRequestedOutputTensor{{Name: "y", Parameters: at(16)}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if len(rep.RawOutputContents) != 1 || len(rep.RawOutputContents[0]) != 0 { // load tools count the entries
 		t.Errorf("%v", rep)
 	}

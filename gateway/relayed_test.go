@@ -24,6 +24,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -67,25 +68,16 @@ func TestARelaysRequestsRunInOneBatchAndFailAlone(t *testing.T) {
 	// be given to it before the next is read.
 	var before sync.WaitGroup
 	before.Go(func() {
-		if a := r.infer("m", `{"inputs":[{"name":"x","shape":[1,1],"datatype":"INT32","data":[2]}]}`); a.status != 200 {
-			t.Errorf("%d %s", a.status, a.Error)
-		}
+		r.infer("m", `{"inputs":[{"name":"x","shape":[1,1],"datatype":"INT32","data":[2]}]}`).is(t, "", 200)
 	})
 	<-first
 	go func() {
 		defer close(carryOn)
-		r.eventually("the broker has all four", func() error {
-			if n := r.stats("m").QueueLength; n != 4 {
-				return fmt.Errorf("%d wait", n)
-			}
-			return nil
-		})
+		r.until("the broker has all four", func() bool { return r.stats("m").QueueLength == 4 })
 	}()
 	var trailer metadata.MD
 	rep, err := r.client().ModelInfer(soon(t), relayedCall("1;2@900000000;1;1", 2, 4, 6, 7, 8), grpc.Trailer(&trailer))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	before.Wait()
 	if n := batches.Load() - 1; n != 1 {
 		t.Errorf("%d batches, want 1", n)
@@ -112,9 +104,7 @@ func TestARelayedMessageLargerThanTheWindowGoesInPieces(t *testing.T) {
 	r.worker(m, picky)
 	for range 3 {
 		rep, err := r.client().ModelInfer(soon(t), relayedCall("1;2;1;5;1;4;1", 2, 3, 4, 6, 10, 10, 10, 10, 10, 8, 12, 14, 16, 18, 20))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		want := relayedCall("", 2, 6, 8, 12, 14, 16, 18, 20).RawInputContents
 		if !reflect.DeepEqual(rep.RawOutputContents, want) {
 			t.Errorf("answer %v, want %v", rep.RawOutputContents, want)
@@ -142,9 +132,7 @@ func TestARelayedRequestExpiresByItself(t *testing.T) {
 		return echo(ctx, b)
 	})
 	rep, err := r.client().ModelInfer(soon(t), relayedCall("1;1@10000", 2, 4))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if failed := rep.Parameters[oip.FailedParameter].GetStringParam(); !strings.HasPrefix(failed, "1 Expired ") {
 		t.Errorf("failed: %q", failed)
 	}
@@ -164,9 +152,7 @@ func TestRelayedRequestsKeepTheirOwnSizes(t *testing.T) {
 		Parameters:       relayedCall("1x5;2x2;1x3").Parameters,
 	}
 	rep, err := r.client().ModelInfer(soon(t), call)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if got := string(rep.RawOutputContents[0]); got != "abcdefghijkl" {
 		t.Errorf("answer %q", got)
 	}
@@ -208,26 +194,18 @@ func TestARelaysNonsenseIsRefused(t *testing.T) {
 func TestHealthOfAModelIsToldAndFollowsItsWorkers(t *testing.T) {
 	m := modelConfig(t, "m", []string{"x:i32[1]"}, []string{"y:i32[1]"})
 	tokens := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(tokens, []byte("somebody 0123456789abcdef\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(tokens, []byte("somebody 0123456789abcdef\n"), 0o600))
 	r := newRig(t, func(c *core.Config) { c.TokenFile = tokens }, m) // probes need none
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer conn.Close()
 	watch, err := healthpb.NewHealthClient(conn).Watch(soon(t), &healthpb.HealthCheckRequest{Service: "m"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	next := func(want healthpb.HealthCheckResponse_ServingStatus) {
 		t.Helper()
 		for {
 			rep, err := watch.Recv()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if rep.Status == want {
 				return
 			}

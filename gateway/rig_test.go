@@ -28,6 +28,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
@@ -69,9 +70,7 @@ func soon(t testing.TB) context.Context {
 func signature(t testing.TB, inputs, outputs []string) tensor.Signature {
 	t.Helper()
 	sig, err := tensor.ParseSignature(inputs, outputs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return sig
 }
 
@@ -86,9 +85,7 @@ func modelConfig(t testing.TB, name string, inputs, outputs []string) broker.Mod
 func newRig(t *testing.T, change func(*core.Config), models ...broker.ModelConfig) *rig {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "rb") // a test's own can be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	r := &rig{t: t, socket: filepath.Join(dir, "b.sock"), mem: shm.NewHeap()}
 	r.startBroker(models...)
@@ -107,9 +104,7 @@ func newRig(t *testing.T, change func(*core.Config), models ...broker.ModelConfi
 		close(started)
 	}
 	g, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	r.g, r.doors = g.core, g
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
@@ -145,9 +140,7 @@ func newRig(t *testing.T, change func(*core.Config), models ...broker.ModelConfi
 func (r *rig) startBroker(models ...broker.ModelConfig) {
 	r.t.Helper()
 	b, err := broker.New(broker.Config{Socket: r.socket, Models: models, Memory: r.mem, DrainTime: time.Second, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() { served <- b.Serve(ctx) }()
@@ -207,23 +200,36 @@ func (r *rig) eventually(what string, f func() error) {
 	r.t.Fatalf("%s: %v", what, err)
 }
 
+// until waits until is tells so; if that never happens, the failure shows the broker's statistics.
+func (r *rig) until(what string, is func() bool) {
+	r.t.Helper()
+	for deadline := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			text, err := admin.New(r.socket).StatsJSON(soon(r.t))
+			r.t.Fatalf("%s: not in %v; the broker says %s %v", what, patience, text, err)
+		}
+	}
+}
+
+// doublingRig is newRig with the model double and a worker of it.
+func doublingRig(t *testing.T, change func(*core.Config)) *rig {
+	t.Helper()
+	m := doubler(t)
+	r := newRig(t, change, m)
+	r.worker(m, double)
+	return r
+}
+
 // underWay waits until so many requests are.
 func (r *rig) underWay(want int64) {
 	r.t.Helper()
-	r.eventually("they are under way", func() error {
-		if n := r.g.InFlight.Load(); n != want {
-			return fmt.Errorf("%d of %d", n, want)
-		}
-		return nil
-	})
+	r.until("they are under way", func() bool { return r.g.InFlight.Load() == want })
 }
 
 func (r *rig) stats(model string) *stats.Model {
 	r.t.Helper()
 	s, err := admin.New(r.socket).Stats(soon(r.t))
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	return s.Model(model)
 }
 
@@ -275,9 +281,7 @@ func wholeWindow(window, most int, k *core.Model, l *core.Lane) error {
 func (r *rig) client(opts ...grpc.DialOption) oip.GRPCInferenceServiceClient {
 	r.t.Helper()
 	c, err := grpc.NewClient(r.grpc, append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30), grpc.MaxCallSendMsgSize(1<<30))}, opts...)...)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	r.t.Cleanup(func() { c.Close() })
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -313,13 +317,19 @@ type httpAnswer struct {
 	raw []byte // what follows the JSON
 }
 
+// is fails the test if the answer has another status, or an error without that reason.
+func (a *httpAnswer) is(t *testing.T, what string, status int, reason ...string) {
+	t.Helper()
+	if a.status != status || !strings.Contains(a.Error, strings.Join(reason, "")) {
+		t.Errorf("%s: %d %q, not %d %q", what, a.status, a.Error, status, reason)
+	}
+}
+
 // post sends a body and reads the answer.
 func (r *rig) post(path string, header map[string]string, body []byte) *httpAnswer {
 	r.t.Helper()
 	req, err := http.NewRequestWithContext(soon(r.t), http.MethodPost, r.http+path, bytes.NewReader(body))
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	for k, v := range header {
 		req.Header.Set(k, v)
 	}
@@ -329,14 +339,10 @@ func (r *rig) post(path string, header map[string]string, body []byte) *httpAnsw
 func (r *rig) do(req *http.Request) *httpAnswer {
 	r.t.Helper()
 	rep, err := http.DefaultClient.Do(req)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	defer rep.Body.Close()
 	all, err := io.ReadAll(rep.Body)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	a := &httpAnswer{status: rep.StatusCode, header: rep.Header}
 	if text := rep.Header.Get(headerLength); text != "" {
 		n, err := strconv.Atoi(text)
@@ -369,9 +375,7 @@ func (r *rig) inferBinary(model, head string, tensors ...[]byte) *httpAnswer {
 func (r *rig) connect() net.Conn {
 	r.t.Helper()
 	c, err := net.Dial("tcp", strings.TrimPrefix(r.http, "http://"))
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	_ = c.SetDeadline(time.Now().Add(patience))
 	r.t.Cleanup(func() { c.Close() })
 	return c
@@ -395,7 +399,7 @@ func (r *rig) ask(c net.Conn, request string) error {
 }
 
 func plainDouble() string {
-	body := `{"inputs":[` + goodInput + `]}`
+	body := goodBody
 	return fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 }
 
@@ -404,9 +408,7 @@ func (r *rig) connectFrom(address string) net.Conn {
 	r.t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
 	c, err := d.DialContext(soon(r.t), "tcp", strings.TrimPrefix(r.http, "http://"))
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	r.t.Cleanup(func() { c.Close() })
 	return c
 }

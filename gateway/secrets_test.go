@@ -23,6 +23,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
@@ -34,38 +35,28 @@ type authority struct {
 
 func newAuthority(t *testing.T) *authority {
 	a, err := testbed.NewAuthority()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return &authority{t, a}
 }
 
 // write puts a new certificate and its key into files.
 func (a *authority) write(name, certFile, keyFile string) tls.Certificate {
 	pair, err := a.Write(name, time.Now().Add(time.Hour), certFile, keyFile)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	must.Do(a.t, err)
 	return pair
 }
 
 func (a *authority) file(path string) {
-	if err := a.WriteOwn(path); err != nil {
-		a.t.Fatal(err)
-	}
+	must.Do(a.t, a.WriteOwn(path))
 }
 
 func TestTokensAreAskedForAndReadAgainWhenTheyChange(t *testing.T) {
 	tokens := filepath.Join(t.TempDir(), "tokens")
 	write := func(text string) {
-		if err := os.WriteFile(tokens, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(tokens, []byte(text), 0o600))
 	}
 	write("# callers\nfirst first-token-0123456789\n")
-	m := doubler(t)
-	r := newRig(t, func(c *core.Config) { watchful(c); c.TokenFile = tokens }, m)
-	r.worker(m, double)
+	r := doublingRig(t, func(c *core.Config) { watchful(c); c.TokenFile = tokens })
 	c := r.client()
 	try := func(token string) (int, codes.Code) {
 		header := map[string]string{}
@@ -75,7 +66,7 @@ func TestTokensAreAskedForAndReadAgainWhenTheyChange(t *testing.T) {
 			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
 		}
 		_, err := c.ModelInfer(ctx, doubleMessage())
-		return r.post("/v2/models/double/infer", header, []byte(`{"inputs":[`+goodInput+`]}`)).status, rpcstatus.Code(err)
+		return r.post("/v2/models/double/infer", header, []byte(goodBody)).status, rpcstatus.Code(err)
 	}
 	for _, k := range []struct {
 		token string
@@ -102,7 +93,7 @@ func TestTokensAreAskedForAndReadAgainWhenTheyChange(t *testing.T) {
 		t.Errorf("metadata needs one: %v", err)
 	}
 	for scheme, want := range map[string]int{"bearer": 200, "BEARER": 200, "Basic": 401} {
-		if a := r.post("/v2/models/double/infer", map[string]string{"Authorization": scheme + " first-token-0123456789"}, []byte(`{"inputs":[`+goodInput+`]}`)); a.status != want {
+		if a := r.post("/v2/models/double/infer", map[string]string{"Authorization": scheme + " first-token-0123456789"}, []byte(goodBody)); a.status != want {
 			t.Errorf("%s: %d", scheme, a.status)
 		}
 	}
@@ -130,14 +121,12 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 	server.write("first", cert, key)
 	callers.file(ca)
 	mine := callers.write("me", "", "")
-	m := doubler(t)
-	r := newRig(t, func(c *core.Config) { watchful(c); c.CertFile, c.KeyFile, c.ClientCAFile = cert, key, ca }, m)
-	r.worker(m, double)
+	r := doublingRig(t, func(c *core.Config) { watchful(c); c.CertFile, c.KeyFile, c.ClientCAFile = cert, key, ca })
 	url := "https" + strings.TrimPrefix(r.http, "http") + "/v2/models/double/infer"
 	ask := func(certs ...tls.Certificate) (name string, err error) {
 		transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: server.Pool(), Certificates: certs}, ForceAttemptHTTP2: true}
 		defer transport.CloseIdleConnections()
-		rep, err := (&http.Client{Transport: transport}).Post(url, "", strings.NewReader(`{"inputs":[`+goodInput+`]}`))
+		rep, err := (&http.Client{Transport: transport}).Post(url, "", strings.NewReader(goodBody))
 		if err != nil {
 			return "", err
 		}
@@ -156,9 +145,7 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 	if name, err := ask(mine); err != nil || name != "first" {
 		t.Errorf("%q %v", name, err)
 	}
-	if err := rpc(mine); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, rpc(mine))
 	stranger := newAuthority(t).write("stranger", "", "")
 	for _, certs := range [][]tls.Certificate{nil, {stranger}} {
 		if _, err := ask(certs...); err == nil {
@@ -185,10 +172,8 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: server.Pool(), Certificates: []tls.Certificate{mine}}, ForceAttemptHTTP2: true}
 	defer transport.CloseIdleConnections()
 	web := func() int {
-		rep, err := (&http.Client{Transport: transport}).Post(url, "", strings.NewReader(`{"inputs":[`+goodInput+`]}`))
-		if err != nil {
-			t.Fatal(err)
-		}
+		rep, err := (&http.Client{Transport: transport}).Post(url, "", strings.NewReader(goodBody))
+		must.Do(t, err)
 		defer rep.Body.Close()
 		_, _ = io.Copy(io.Discard, rep.Body)
 		return rep.StatusCode
@@ -198,12 +183,7 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 		t.Fatal(err)
 	}
 	newAuthority(t).file(ca)
-	r.eventually("the old authority does not count", func() error {
-		if code := web(); code != http.StatusUnauthorized {
-			return fmt.Errorf("HTTP %d", code)
-		}
-		return nil
-	})
+	r.until("the old authority does not count", func() bool { return web() == http.StatusUnauthorized })
 	if _, err := remote.ModelInfer(soon(t), doubleMessage()); rpcstatus.Code(err) != codes.Unauthenticated {
 		t.Errorf("inference: %v", err)
 	}
@@ -218,9 +198,7 @@ func TestOnlyListedModelsAreServed(t *testing.T) {
 	r := newRig(t, func(c *core.Config) { c.Models = []string{"double"} }, m)
 	r.worker(m, double)
 	r.worker(other, double)
-	if a := r.infer("secret", `{"inputs":[`+goodInput+`]}`); a.status != 404 {
-		t.Errorf("%d %q", a.status, a.Error)
-	}
+	r.infer("secret", goodBody).is(t, "", 404)
 	req := doubleMessage()
 	req.ModelName = "secret"
 	if _, err := r.client().ModelInfer(context.Background(), req); rpcstatus.Code(err) != codes.NotFound {

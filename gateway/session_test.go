@@ -21,6 +21,7 @@ import (
 	rpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ringbatch/ringbatch/gateway/core"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testlog"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -38,13 +39,9 @@ func (r *rig) say(text string) (status int, body string) {
 func (r *rig) hear(c net.Conn) (status int, body string) {
 	r.t.Helper()
 	rep, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	all, err := io.ReadAll(rep.Body)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	return rep.StatusCode, string(all)
 }
 
@@ -62,16 +59,12 @@ func TestAFaultEndsOneRequestNotTheGateway(t *testing.T) {
 	if n := strings.Count(log.String(), "a fault of "+t.Name()); n != 1 {
 		t.Errorf("the log has it %d times, want 1:\n%s", n, log.String())
 	}
-	if a := r.infer("double", `{"inputs":[`+goodInput+`]}`); a.status != 200 {
-		t.Errorf("afterwards: %d %s", a.status, a.Error)
-	}
+	r.infer("double", goodBody).is(t, "afterwards", 200)
 	r.idle()
 }
 
 func TestAMethodThatAPathDoesNotHaveIsRefusedWithThoseItHas(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	r.worker(m, double)
+	r := doublingRig(t, nil)
 	for _, k := range []struct{ method, path, allow string }{
 		{"POST", "/v2", "GET, HEAD"},
 		{"DELETE", "/v2/health/live", "GET, HEAD"},
@@ -89,9 +82,7 @@ func TestAMethodThatAPathDoesNotHaveIsRefusedWithThoseItHas(t *testing.T) {
 		{"POST", "/v2/systemsharedmemory/status", "GET, HEAD"},
 	} {
 		req, err := http.NewRequestWithContext(soon(t), k.method, r.http+k.path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if a := r.do(req); a.status != 405 || a.header.Get("Allow") != k.allow || a.Error == "" {
 			t.Errorf("%s %s: %d, Allow %q, %q", k.method, k.path, a.status, a.header.Get("Allow"), a.Error)
 		}
@@ -109,13 +100,9 @@ func TestACallersTimeoutHoldsWhileItsModelIsDialled(t *testing.T) {
 	r.broker()
 	// Somebody answers at the broker's place, but never says anything.
 	l, err := net.Listen("unix", r.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer l.Close()
-	if a := r.infer("double", `{"parameters":{"timeout":100000},"inputs":[`+goodInput+`]}`); a.status != 504 {
-		t.Errorf("HTTP: %d %s", a.status, a.Error)
-	}
+	r.infer("double", `{"parameters":{"timeout":100000},"inputs":[`+goodInput+`]}`).is(t, "HTTP", 504)
 	ctx, cancel := context.WithTimeout(soon(t), 100*time.Millisecond)
 	defer cancel()
 	if _, err := r.client().ModelInfer(ctx, doubleMessage()); rpcstatus.Code(err) != codes.DeadlineExceeded {
@@ -130,16 +117,14 @@ func TestAStormOfAbortedRequestsLeavesNothingBehind(t *testing.T) {
 		time.Sleep(100 * time.Microsecond)
 		return double(ctx, b)
 	})
-	body := `{"inputs":[` + goodInput + `]}`
+	body := goodBody
 	if a := r.infer("double", body); a.status != 200 {
 		t.Fatal(a.Error)
 	}
 	http.DefaultClient.CloseIdleConnections()
 	descriptors := func() int {
 		list, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return len(list)
 	}
 	r.idle()
@@ -184,7 +169,5 @@ func TestAStormOfAbortedRequestsLeavesNothingBehind(t *testing.T) {
 		}
 		return nil
 	})
-	if a := r.infer("double", body); a.status != 200 {
-		t.Errorf("afterwards: %d %s", a.status, a.Error)
-	}
+	r.infer("double", body).is(t, "afterwards", 200)
 }

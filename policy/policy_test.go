@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -128,9 +129,7 @@ func TestTypedSettingsAndTextsAreTheSame(t *testing.T) {
 		policy.MaxQueue(100), policy.MaxQueue(7).At(1), policy.DefaultTimeout(time.Minute), policy.MaxTimeout(time.Hour), policy.OnTimeout(policy.Delay).At(0), policy.Buckets("t", 0, 64, 512))
 	texts, err := policy.Parse(`max_batch_size=32 wait_time=0.0015 latency_goal=0 preferred_batch_sizes=8,16 slots=64 max_window=8 private=true lease=20 max_attempts=2 preserve_order=true ragged=false no_worker=refuse
 		priorities=2 default_priority=1 ageing=1ns max_queue=100 max_queue.1=7 default_timeout=1m max_timeout=1h on_timeout.0=delay buckets.t.0=64,512`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	x, err1 := typed.Resolve(inputs)
 	y, err2 := texts.Resolve(inputs)
 	if err1 != nil || err2 != nil || !reflect.DeepEqual(x, y) || x.Levels[0].MaxQueue != 100 || x.Levels[1].MaxQueue != 7 {
@@ -185,9 +184,7 @@ func TestABadValueIsRefusedByTheNameOfItsKey(t *testing.T) {
 		"ragged=true buckets.t.0=512":         "a ragged model has no buckets",
 	} {
 		p, err := policy.Parse(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if _, err = p.Resolve(inputs); !errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.60s: %v, want %s", text, err, want)
 		}
@@ -227,9 +224,7 @@ func TestOneSettingForAllLevelsReplacesThoseOfSingleOnes(t *testing.T) {
 
 func TestDifferencesAreOfWhatWasAskedForOnly(t *testing.T) {
 	have, err := policy.Policy{"max_queue.1": "5", "wait_time": "7ms"}.Resolve(inputs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	asked := policy.Policy{"wait_time": "0.007", "max_batch_size": "64", "max_queue": "5"}
 	list, err := asked.Differences(&have, inputs)
 	if fmt.Sprint(list) != "[{max_batch_size 32 64} {max_queue.0 0 5}]" || err != nil {
@@ -276,9 +271,7 @@ func TestSettingsMadeByHandAreChecked(t *testing.T) {
 func TestDocumentationHasTheTable(t *testing.T) {
 	const file, begin, end = "../docs/configuration.md", "-update -->\n", "<!-- end of keys -->"
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	before, rest, ok1 := strings.Cut(string(text), begin)
 	was, after, ok2 := strings.Cut(rest, end)
 	if !ok1 || !ok2 {
@@ -308,9 +301,7 @@ func TestDocumentationHasTheTable(t *testing.T) {
 	if !*update {
 		t.Fatalf("the table of %s is old: go test ./policy -run Documentation -update", file)
 	}
-	if err := os.WriteFile(file, []byte(before+begin+b.String()+end+after), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte(before+begin+b.String()+end+after), 0o644))
 }
 
 func FuzzPolicy(f *testing.F) {

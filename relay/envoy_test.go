@@ -22,6 +22,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
@@ -33,9 +34,7 @@ func startEnvoy(t *testing.T, addresses ...string) string {
 		t.Skip("ENVOY is not set; make envoy-test installs one and runs this")
 	}
 	text, err := os.ReadFile("../deploy/envoy/envoy.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	// Ports that are free: Envoy is asked which it got.
 	config := strings.NewReplacer("port_value: 8080", "port_value: 0", "port_value: 9901", "port_value: 0", "address: 0.0.0.0", "address: 127.0.0.1").Replace(string(text))
 	for i, address := range addresses {
@@ -48,15 +47,11 @@ func startEnvoy(t *testing.T, addresses ...string) string {
 	}
 	dir := t.TempDir()
 	file, admin := filepath.Join(dir, "envoy.yaml"), filepath.Join(dir, "admin")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte(config), 0o600))
 	cmd := exec.Command(binary, "-c", file, "--admin-address-path", admin, "--disable-hot-restart", "--concurrency", "1", "--log-level", "warn")
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -125,9 +120,7 @@ func TestAHostThatDiesBehindEnvoyCostsNoRequest(t *testing.T) {
 
 	// Callers without a relay, too.
 	conn, err := grpc.NewClient(envoy, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer conn.Close()
 	service := oip.NewGRPCInferenceServiceClient(conn)
 	direct := func(ctx context.Context) error {

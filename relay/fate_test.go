@@ -18,6 +18,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -75,9 +76,7 @@ func TestARefusedBatchWhoseTimeIsOverMayBeSentAgain(t *testing.T) {
 
 func TestARefusalAfterALostHostDoesNotSayThatNobodyRanIt(t *testing.T) {
 	refusal := result{refused, []int{0}, fmt.Errorf("%w: h has no room", status.ErrQueueFull)}
-	if err := (&trip{}).spent(refusal); !errors.Is(err, status.ErrQueueFull) {
-		t.Errorf("refused by all: %v", err)
-	}
+	must.Fail(t, "refused by all", (&trip{}).spent(refusal), status.ErrQueueFull)
 	if err := (&trip{begun: true}).spent(refusal); !errors.Is(err, status.ErrFailed) || errors.Is(err, status.ErrQueueFull) {
 		t.Errorf("refused after a loss: %v", err)
 	}
@@ -158,9 +157,7 @@ func TestRequestsThatComeBackByShapeKeepTheirInputs(t *testing.T) {
 				1)}, 1, 1)})
 		}
 		for i, q := range fill(t, c, requests...) {
-			if err := q.Wait(soon(t)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, q.Wait(soon(t)))
 			if out, err := q.OutputBytes(0); err != nil || out[0] != byte(11*(i+1)) {
 				t.Errorf("request %d: %v, %v", i, out, err)
 			}
@@ -221,9 +218,7 @@ func TestABatchThatAHostNeverTakesIsNotTriedAgain(t *testing.T) {
 	h := newHost(t, signature(t, "x:u8[2000]", "y:u8[1]"), nothing, func(c *gateway.Config) { c.CallerBytes = 1000 })
 	l := newLocal(t, nil, h.address)
 	q, err := l.dial().Claim(soon(t), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if err = q.Commit(soon(t)); err == nil {
 		err = q.Wait(soon(t))
 	}
@@ -306,9 +301,7 @@ func TestAnAnswerThatIsTooLargeIsNotTakenForARefusal(t *testing.T) {
 		}
 	}
 	for _, q := range commit(t, c, 2, 4, 6, 8) {
-		if err := q.Wait(soon(t)); err != nil {
-			t.Error(err)
-		}
+		must.Check(t, q.Wait(soon(t)))
 	}
 	if n := g.calls.Load(); n != 2 {
 		t.Errorf("two batches were sent in %d messages", n)

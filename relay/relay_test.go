@@ -19,6 +19,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -45,9 +46,7 @@ func TestABatchTravelsAsOneAndItsRequestsFailAlone(t *testing.T) {
 		c.Policy = policy.New(policy.MaxBatchSize(4), policy.WaitTime(patience), policy.Slots(64))
 	}, h.address)
 	there, err := client.Dial(soon(t), "m", client.WithSocket(h.broker.Socket()), client.WithMemory(h.mem))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer there.Close()
 	commit(t, there, 1000)
 	<-busy
@@ -74,45 +73,25 @@ func TestABatchTravelsAsOneAndItsRequestsFailAlone(t *testing.T) {
 	}
 }
 
-func TestPriorityDeadlineAndStatusTravel(t *testing.T) {
+func TestPriorityDeadlineAndStatusTravelAndWhatKilledAWorkerThereIsNotSentAgain(t *testing.T) {
 	sig := signature(t, "x:i32[1]", "y:i32[1]")
 	seen := make(chan [2]int64, 16)
-	h := newHost(t, sig, func(_ context.Context, b *worker.Batch) error {
+	deadly := func(_ context.Context, b *worker.Batch) error {
 		seen <- [2]int64{int64(b.Level()), b.Request(0).Deadline}
 		b.Fail(0, fmt.Errorf("%w: it killed two", status.ErrWorkerDied))
 		return nil
-	}, nil)
-	l := newLocal(t, nil, h.address)
+	}
+	l := newLocal(t, nil, newHost(t, sig, deadly, nil).address, newHost(t, sig, deadly, nil).address)
 	q, err := l.dial().Claim(soon(t), 1)
 	if err == nil {
 		err = errors.Join(q.SetPriority(1), q.SetDeadline(time.Now().Add(patience)), q.Commit(soon(t)))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if err := q.Wait(soon(t)); !errors.Is(err, status.ErrWorkerDied) || !strings.Contains(err.Error(), "it killed two") {
 		t.Errorf("ended with %v", err)
 	}
-	if got := <-seen; got[0] != 1 || got[1] == 0 {
-		t.Errorf("level %d, deadline %d", got[0], got[1])
-	}
-}
-
-func TestWhatKilledAWorkerThereIsNotSentToAnotherHost(t *testing.T) {
-	sig := signature(t, "x:i32[1]", "y:i32[1]")
-	var runs atomic.Int32
-	deadly := func(_ context.Context, b *worker.Batch) error {
-		runs.Add(1)
-		return status.ErrWorkerDied
-	}
-	a, b := newHost(t, sig, deadly, nil), newHost(t, sig, deadly, nil)
-	l := newLocal(t, nil, a.address, b.address)
-	q := commit(t, l.dial(), 2)[0]
-	if err := q.Wait(soon(t)); !errors.Is(err, status.ErrWorkerDied) {
-		t.Errorf("ended with %v", err)
-	}
-	if n := runs.Load(); n != 1 {
-		t.Errorf("it was run %d times", n)
+	if got := <-seen; got[0] != 1 || got[1] == 0 || len(seen) != 0 {
+		t.Errorf("level %d, deadline %d, and %d runs more", got[0], got[1], len(seen))
 	}
 }
 
@@ -133,9 +112,7 @@ func TestCancellationTravels(t *testing.T) {
 	l := newLocal(t, nil, h.address)
 	q := commit(t, l.dial(), 2)[0]
 	<-running
-	if err := q.Cancel(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, q.Cancel())
 	select {
 	case <-gone:
 	case <-time.After(patience):
@@ -159,34 +136,18 @@ func TestLargeBatchesTravel(t *testing.T) {
 		return nil
 	}, nil)
 	l := newLocal(t, func(c *Config) { c.Policy = policy.New(policy.MaxBatchSize(32), policy.Slots(64)) }, h.address)
-	c := l.dial()
-	var list []client.Request
+	var requests [][]any
 	for i := range 32 {
-		q, err := c.Claim(soon(t), 1)
-		if err != nil {
-			t.Fatal(err)
+		x := make([]byte, row)
+		for k := range x {
+			x[k] = byte(k*7 + i)
 		}
-		in, _ := q.InputBytes(0)
-		for k := range in {
-			in[k] = byte(k*7 + i)
-		}
-		list = append(list, q)
+		requests = append(requests, []any{tensor.Of("x", x, 1, row)})
 	}
-	if err := client.CommitAll(soon(t), list); err != nil {
-		t.Fatal(err)
-	}
-	for i, q := range list {
-		if err := q.Wait(soon(t)); err != nil {
-			t.Fatal(err)
-		}
-		out, err := q.OutputBytes(0)
-		if err != nil || len(out) != row {
-			t.Fatalf("request %d: %d bytes, %v", i, len(out), err)
-		}
-		for k := range out {
-			if out[k] != byte(k*7+i) {
-				t.Fatalf("request %d has another answer at byte %d", i, k)
-			}
+	for i, q := range fill(t, l.dial(), requests...) {
+		must.Do(t, q.Wait(soon(t)))
+		if out, err := q.OutputBytes(0); err != nil || !bytes.Equal(out, requests[i][0].(tensor.Tensor).Data) {
+			t.Fatalf("request %d: another answer of %d bytes, %v", i, len(out), err)
 		}
 	}
 }
@@ -278,9 +239,7 @@ func TestABatchIsSentWhileTheOneBeforeIsNotAnswered(t *testing.T) {
 	list := commit(t, c, 2) // with its end the broker learns that two are welcome
 	<-begun
 	goOn <- struct{}{}
-	if err := list[0].Wait(soon(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, list[0].Wait(soon(t)))
 	for _, v := range []int32{4, 6} {
 		list = append(list, commit(t, c, v)...)
 		<-begun
@@ -307,9 +266,7 @@ func TestTheLocalBrokerMayBeRestarted(t *testing.T) {
 			defer q.Release()
 			return q.Commit(soon(t)) == nil && q.Wait(soon(t)) == nil
 		})
-		if err := errors.Join(l.broker.Stop(), l.broker.Start()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, errors.Join(l.broker.Stop(), l.broker.Start()))
 	}
 }
 
@@ -324,9 +281,7 @@ func TestAHostWithAnotherSignatureIsLeftOut(t *testing.T) {
 	l.eventually("it is said", func() bool { return l.log.Has("as the first host told") })
 	for i := range int32(20) {
 		q := commit(t, c, 2*i)[0]
-		if err := q.Wait(soon(t)); err != nil {
-			t.Error(err)
-		}
+		must.Check(t, q.Wait(soon(t)))
 		_ = q.Release()
 	}
 	if wrong.Load() != 0 {
@@ -382,9 +337,7 @@ func TestAnAnswerOfAnotherShapeTypeOrNameFails(t *testing.T) {
 		defer q.Release()
 		return q.Wait(soon(t))
 	}
-	if err := ask(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, ask())
 	for what, change := range map[string]func(a *oip.ModelInferResponse){
 		`"y" has shape`:      func(a *oip.ModelInferResponse) { a.Outputs[0].Shape = []int64{4, 2, 1} },
 		`"z" has shape`:      func(a *oip.ModelInferResponse) { a.Outputs[1].Shape = []int64{1, 2} },
@@ -403,9 +356,7 @@ func TestEachProblemOfAHostIsOneClearSentence(t *testing.T) {
 	old := httptest.NewServer(http.NotFoundHandler()) // a balancer that speaks HTTP/1
 	defer old.Close()
 	mute, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and says nothing
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer mute.Close()
 	good := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
 	http1 := strings.TrimPrefix(old.URL, "http://")

@@ -22,6 +22,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/gateway"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/internal/testlog"
 	"github.com/ringbatch/ringbatch/policy"
@@ -52,9 +53,7 @@ type testHost struct {
 func signature(t testing.TB, in, out string) tensor.Signature {
 	t.Helper()
 	sig, err := tensor.ParseSignature(strings.Fields(in), strings.Fields(out))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return sig
 }
 
@@ -69,9 +68,7 @@ func newHost(t *testing.T, sig tensor.Signature, fn worker.Func, change func(*ga
 	h.broker, err = testbed.StartLocal(broker.Config{Memory: h.mem, DrainTime: time.Millisecond, Models: []broker.ModelConfig{{
 		Name: "m", Signature: sig, Policy: policy.New(policy.MaxBatchSize(8), policy.WaitTime(0), policy.Slots(slots), policy.Priorities(3)),
 	}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	leave := testbed.ServeLocal(worker.Config{Model: "m", Signature: sig, Socket: h.broker.Socket(), Memory: h.mem}, fn)
 	h.serve(change)
 	t.Cleanup(func() {
@@ -97,9 +94,7 @@ func (h *testHost) serve(change func(*gateway.Config)) {
 	started := make(chan struct{})
 	cfg.Started = func(_, rpc net.Addr) { h.address = rpc.String(); close(started) }
 	g, err := gateway.New(cfg)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- g.Serve(ctx) }()
@@ -153,9 +148,7 @@ func newLocal(t *testing.T, change func(*Config), addresses ...string) *local {
 func (l *local) dial() *client.Client {
 	l.t.Helper()
 	c, err := client.Dial(soon(l.t), "m", client.WithSocket(l.broker.Socket()), client.WithMemory(l.mem), client.WithWindow(32), client.WaitForModel())
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	must.Do(l.t, err)
 	l.t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -177,19 +170,13 @@ func commit(t *testing.T, c *client.Client, numbers ...int32) (list []client.Req
 	t.Helper()
 	for _, v := range numbers {
 		q, err := c.Claim(soon(t), 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		in, err := q.InputBytes(0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		binary.LittleEndian.PutUint32(in, uint32(v))
 		list = append(list, q)
 	}
-	if err := client.CommitAll(context.Background(), list); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, client.CommitAll(context.Background(), list))
 	return list
 }
 
@@ -197,9 +184,7 @@ func commit(t *testing.T, c *client.Client, numbers ...int32) (list []client.Req
 func number(t *testing.T, q client.Request) int32 {
 	t.Helper()
 	out, err := q.OutputBytes(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return int32(binary.LittleEndian.Uint32(out))
 }
 
@@ -243,14 +228,10 @@ func (b before) ModelReady(ctx context.Context, r *oip.ModelReadyRequest) (*oip.
 func standBefore(t *testing.T, h *testHost, made func(before) oip.GRPCInferenceServiceServer) (address string) {
 	t.Helper()
 	conn, err := grpc.NewClient(h.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { conn.Close() })
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	server := grpc.NewServer()
 	oip.RegisterGRPCInferenceServiceServer(server, made(before{behind: oip.NewGRPCInferenceServiceClient(conn)}))
 	go func() { _ = server.Serve(listener) }()
@@ -283,13 +264,9 @@ func fill(t *testing.T, c *client.Client, requests ...[]any) (list []client.Requ
 	t.Helper()
 	for _, inputs := range requests {
 		q, err := c.Fill(soon(t), inputs...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		list = append(list, q)
 	}
-	if err := client.CommitAll(soon(t), list); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, client.CommitAll(soon(t), list))
 	return list
 }

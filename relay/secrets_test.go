@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/gateway"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
@@ -40,17 +41,13 @@ func (g *guarded) authority(file string) *testbed.Authority {
 	if err == nil {
 		err = a.WriteOwn(file)
 	}
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	must.Do(g.t, err)
 	return a
 }
 
 func (g *guarded) write(file, text string) {
 	g.t.Helper()
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		g.t.Fatal(err)
-	}
+	must.Do(g.t, os.WriteFile(file, []byte(text), 0o600))
 }
 
 func (g *guarded) writeServer(valid time.Duration) {
@@ -101,9 +98,7 @@ func TestCertificatesAndTokensAreReplacedWhileTheRelayRuns(t *testing.T) {
 			g.servers = g.authority(g.serverCA + ".new")
 			g.writeServer(time.Hour)
 		}, func() {
-			if err := g.servers.WriteOwn(g.serverCA); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, g.servers.WriteOwn(g.serverCA))
 		}},
 		{"the host has another token for us", "it refuses us", func() { g.write(g.tokens, "relay another-token-0123456\n") }, func() { g.write(g.token, "another-token-0123456\n") }},
 	} {
@@ -131,9 +126,7 @@ func TestAHostWhoseCertificateExpiredIsLeftAndTheOthersGoOn(t *testing.T) {
 	l.eventually("it is said", func() bool { return l.log.Has("its certificate has expired") })
 	for i := range int32(20) {
 		q := commit(t, c, 2*i)[0]
-		if err := q.Wait(soon(t)); err != nil {
-			t.Error(err)
-		}
+		must.Check(t, q.Wait(soon(t)))
 		_ = q.Release()
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -24,9 +25,7 @@ import (
 func freePort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer l.Close()
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	return port
@@ -65,33 +64,23 @@ func newTriton(t *testing.T) *triton {
 		t.Skip("TRITON_PACKAGES is not set; make triton-test installs a Triton and runs this")
 	}
 	home := filepath.Join(s.packages, "pytriton", "tritonserver")
-	if err := os.CopyFS(filepath.Join(s.dir, "backends"), os.DirFS(filepath.Join(home, "backends"))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.CopyFS(filepath.Join(s.dir, "backends"), os.DirFS(filepath.Join(home, "backends"))))
 	stub, err := os.Open(filepath.Join(home, "python_backend_stubs", os.Getenv("TRITON_STUB"), "triton_python_backend_stub"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer stub.Close()
 	to, err := os.OpenFile(filepath.Join(s.dir, "backends", "python", "triton_python_backend_stub"), os.O_CREATE|os.O_WRONLY, 0o755)
 	if err == nil {
 		_, err = io.Copy(to, stub)
 		to.Close()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for name, dims := range map[string]string{"m": "1", "ids": "-1"} {
 		folder := filepath.Join(s.dir, "models", name)
 		config := fmt.Sprintf("backend: \"python\"\nmax_batch_size: 8\ninput [{ name: \"x\" data_type: TYPE_INT32 dims: [%s] }]\noutput [{ name: \"y\" data_type: TYPE_INT32 dims: [%s] }]\ninstance_group [{ kind: KIND_CPU count: 1 }]\n", dims, dims)
 		for file, text := range map[string]string{"config.pbtxt": config, "1/model.py": tritonModel} {
 			path := filepath.Join(folder, file)
-			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
+			must.Do(t, os.WriteFile(path, []byte(text), 0o644))
 		}
 	}
 	s.start()
@@ -107,9 +96,7 @@ func (s *triton) start() {
 		"PATH="+filepath.Join(s.venv, "bin")+":"+os.Getenv("PATH"), "PYTHONPATH="+s.packages)
 	s.cmd.Stdout, s.cmd.Stderr = os.Stderr, os.Stderr
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	if err := s.cmd.Start(); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, s.cmd.Start())
 }
 
 func (s *triton) stop() {
@@ -164,9 +151,7 @@ func TestOpenDimensionsOfTritonAreGivenByTheUser(t *testing.T) {
 		ids(c)
 		for text, to := range map[string]*[]tensor.Spec{"x:i32[<=9]": &c.Inputs, "y:i32[<=9]": &c.Outputs} {
 			spec, err := tensor.ParseSpec(text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			*to = []tensor.Spec{spec}
 		}
 	}, "127.0.0.1:"+s.port)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -19,9 +20,7 @@ func testSignature(t *testing.T, inputs, outputs []string) (sig tensor.Signature
 	}{{inputs, &sig.Inputs}, {outputs, &sig.Outputs}} {
 		for _, text := range side.texts {
 			spec, err := tensor.ParseSpec(text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			*side.into = append(*side.into, spec)
 		}
 	}
@@ -31,9 +30,7 @@ func testSignature(t *testing.T, inputs, outputs []string) (sig tensor.Signature
 func testLayout(t *testing.T, slots, maxBatch int) *Layout {
 	t.Helper()
 	l, err := NewLayout(testSignature(t, []string{"x:f32[4]"}, []string{"y:f32[2]"}), slots, maxBatch)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return l
 }
 
@@ -43,9 +40,7 @@ func segments(t *testing.T, size int64) map[string]*Segment {
 	all := map[string]*Segment{}
 	for name, mem := range map[string]Memory{"memfd": Memfd{}, "heap": NewHeap()} {
 		s, err := mem.Create("test", size)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		t.Cleanup(s.Close)
 		all[name] = s
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -21,14 +22,10 @@ var fuzzSignature = tensor.Signature{
 // to the byte, or it is refused with a name.
 func FuzzCheckHeader(f *testing.F) {
 	layout, err := NewLayout(fuzzSignature, 8, 4)
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.Do(f, err)
 	mem := NewHeap()
 	seg, err := mem.Create("fuzz", layout.BoardSize)
-	if err != nil {
-		f.Fatal(err)
-	}
+	must.Do(f, err)
 	layout.WriteHeader(seg, KindBoard, 7)
 	const size = int(unsafe.Offsetof(header{}.MaxBatch)) + 4 // what follows is reserved
 	right := bytes.Clone(seg.Bytes()[:size])

@@ -13,6 +13,7 @@ import (
 	"unicode"
 
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -26,14 +27,10 @@ const cLayout = "../cbindings/src/layout_gen.h"
 func TestTheCLibraryHasThisLayout(t *testing.T) {
 	want := cHeader()
 	if *update {
-		if err := os.WriteFile(cLayout, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(cLayout, want, 0o644))
 	}
 	got, err := os.ReadFile(cLayout)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if !bytes.Equal(got, want) {
 		t.Errorf("%s is not what the layout says; go test ./shm -run CLibrary -update", cLayout)
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"golang.org/x/sys/unix"
@@ -18,9 +19,7 @@ func TestPlanesLieApartAlignedAndExact(t *testing.T) {
 		[]string{"a:bool[3]", "b:u8[5]", "c:i8[1]", "d:i16[3]", "e:i32[<=7,2]"},
 		[]string{"f:i64[3]", "g:f16[5]", "h:bf16[1]", "i:f32[]", "j:f64[2,2]"})
 	l, err := NewLayout(sig, 37, 8)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	end := int64(segmentHeader)
 	for _, p := range append(append([]Plane{}, l.Inputs...), l.Outputs...) {
 		if p.Offset < end || p.Offset%pageSize != 0 {
@@ -89,15 +88,9 @@ func TestAHeaderIsCheckedFieldByField(t *testing.T) {
 	l := testLayout(t, 8, 4)
 	s := segments(t, l.BoardSize)["memfd"]
 	l.WriteHeader(s, KindBoard, 77)
-	if err := l.CheckHeader(s, KindBoard, 77); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.CheckHeader(s, KindPlanes, 77); !errors.Is(err, status.ErrLayout) {
-		t.Errorf("another kind: %v", err)
-	}
-	if err := l.CheckHeader(s, KindBoard, 78); !errors.Is(err, status.ErrLayout) {
-		t.Errorf("another epoch: %v", err)
-	}
+	must.Do(t, l.CheckHeader(s, KindBoard, 77))
+	must.Fail(t, "another kind", l.CheckHeader(s, KindPlanes, 77), status.ErrLayout)
+	must.Fail(t, "another epoch", l.CheckHeader(s, KindBoard, 78), status.ErrLayout)
 	for _, c := range []struct {
 		what   string
 		change func(*header)
@@ -120,9 +113,7 @@ func TestAHeaderIsCheckedFieldByField(t *testing.T) {
 
 func TestASegmentIsSealedAndOfTheSizeItShouldHave(t *testing.T) {
 	s, err := Memfd{}.Create("test", 8192)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer s.Close()
 	if err := unix.Ftruncate(s.FD(), 4096); err == nil {
 		t.Error("it shrank")
@@ -132,33 +123,25 @@ func TestASegmentIsSealedAndOfTheSizeItShouldHave(t *testing.T) {
 	}
 	dup := func() int {
 		fd, err := unix.Dup(s.FD())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return fd
 	}
 	if _, err := (Memfd{}).Open(dup(), 4096, ReadOnly); !errors.Is(err, status.ErrLayout) {
 		t.Errorf("another size: %v", err)
 	}
 	plain, err := unix.MemfdCreate("plain", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	_ = unix.Ftruncate(plain, 8192)
 	if _, err := (Memfd{}).Open(plain, 8192, ReadOnly); !errors.Is(err, status.ErrLayout) {
 		t.Errorf("not sealed: %v", err)
 	}
 	ro, err := s.ReadOnlyFD()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if _, err := unix.Mmap(ro, 0, 8192, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); !errors.Is(err, unix.EACCES) {
 		t.Errorf("mapping a read-only descriptor for writing: %v", err)
 	}
 	view, err := Memfd{}.Open(ro, 8192, ReadOnly)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer view.Close()
 	s.Bytes()[5000] = 42
 	if view.Bytes()[5000] != 42 {
@@ -174,13 +157,9 @@ func TestASegmentThatNobodyCouldHoldIsRefused(t *testing.T) {
 
 func TestTensorsInDeviceMemoryLieByThemselves(t *testing.T) {
 	sig, err := tensor.ParseSignature([]string{"x:f32[3]@device:0", "n:i32[1]"}, []string{"y:f16[1000]@device:0", "z:u8[1]"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	l, err := NewLayout(sig, 600, 32)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	// 600 × 12 = 7,200 bytes of x take two pages; n and z are on the host as if x and y were not there.
 	for i, want := range []int64{0, 4096, 8192, 8192} {
 		if got := l.Planes[i].Offset; got != want {
@@ -191,9 +170,7 @@ func TestTensorsInDeviceMemoryLieByThemselves(t *testing.T) {
 		t.Errorf("%d bytes on the device, %d on the host", l.DeviceSize, l.PlanesSize)
 	}
 	host, err := tensor.ParseSignature([]string{"x:f32[3]", "n:i32[1]"}, []string{"y:f16[1000]", "z:u8[1]"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if other, err := NewLayout(host, 600, 32); err != nil || other.Geometry == l.Geometry || other.DeviceSize != 0 {
 		t.Errorf("%+v, %v", other, err)
 	}

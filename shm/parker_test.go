@@ -3,10 +3,15 @@
 package shm
 
 import (
+	"math"
 	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // A sleep past the scheduler must not keep a stop of the world waiting: the
@@ -99,5 +104,74 @@ func TestAGoroutineThatWaitsAloneHoldsOneOfFourPsAtMost(t *testing.T) {
 				t.Errorf("with %d Ps, after a sleep of %v, the next goes past the scheduler: %v, want %v", c.ps, c.slept, raw, c.raw)
 			}
 		})
+	}
+}
+
+func TestSpinsOnlyWhileWaitsAreShort(t *testing.T) {
+	looked := 0
+	comesAt := func(n int) func() bool {
+		looked = 0
+		return func() bool { looked++; return looked == n }
+	}
+	s := Spin{Limit: int64(time.Hour)} // so that "soon" does not hang on the machine's load
+	if s.Until(comesAt(1), math.MaxInt64) || looked != 0 {
+		t.Error("spins before it ever waited")
+	}
+	s.Over() // at once
+	if !s.pays {
+		t.Error("it came at once, and spinning does not pay")
+	}
+	if !s.Until(comesAt(3), math.MaxInt64) || looked != 3 {
+		t.Errorf("looked %d times for what was there at the third", looked)
+	}
+	s.Over()
+	s.Limit = int64(time.Millisecond)
+	if s.Until(comesAt(-1), math.MaxInt64) {
+		t.Error("it came from nowhere")
+	}
+	s.Over() // too late
+	if s.Until(comesAt(1), math.MaxInt64) {
+		t.Error("spins although the last wait was long")
+	}
+}
+
+func TestASpinEndsWithTheCallersTime(t *testing.T) {
+	s := Spin{Limit: int64(time.Hour), pays: true}
+	if s.Until(func() bool { return false }, Now()+int64(time.Millisecond)) {
+		t.Error("it came from nowhere")
+	}
+}
+
+func TestWhatWasBeforeAnewDoesNotCountAsWaiting(t *testing.T) {
+	s := Spin{Limit: int64(time.Minute), since: Now() - int64(time.Hour)}
+	s.Anew(Now())
+	s.Over()
+	if !s.pays {
+		t.Error("it came right after, and spinning does not pay")
+	}
+}
+
+func TestNowIsTheKernelsMonotonicClock(t *testing.T) {
+	var ts unix.Timespec
+	must.Do(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts))
+	if d := time.Duration(Now() - ts.Nano()); d < -time.Millisecond || d > time.Minute {
+		t.Errorf("Now is %v after the kernel's clock", d)
+	}
+}
+
+// The kernel refuses to populate from an address inside one of its pages.
+func TestRangesAreWidenedToThePagesOfTheKernel(t *testing.T) {
+	for _, c := range []struct {
+		r                    Range
+		page, size, from, to int64
+	}{
+		{Range{5000, 10}, 4096, 1 << 20, 4096, 8192},
+		{Range{5000, 10}, 65536, 1 << 20, 0, 65536},
+		{Range{65536 + 4096, 65536}, 65536, 1 << 20, 65536, 3 * 65536},
+		{Range{65536 + 4096, 4096}, 65536, 65536 + 8192, 65536, 65536 + 8192}, // a segment ends inside a page
+	} {
+		if from, to := wholePages(c.r, c.page, c.size); from != c.from || to != c.to {
+			t.Errorf("%+v in pages of %d: %d..%d", c.r, c.page, from, to)
+		}
 	}
 }

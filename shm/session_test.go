@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -100,9 +101,7 @@ func TestNoEntryIsSleptThrough(t *testing.T) {
 	}()
 	for next := uint32(0); next < total; {
 		n, err := c.Pending()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for range n {
 			var e Commit
 			if c.Take(&e); e.Slot != next {
@@ -180,9 +179,7 @@ func TestAMailboxWakesItsWorkerForMailAndForAPoke(t *testing.T) {
 
 func TestADoorbellRingsThroughAFullCounter(t *testing.T) {
 	d, err := NewDoorbell()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer d.Close()
 	for range 100 {
 		d.Ring() // never blocks

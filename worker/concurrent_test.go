@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -48,9 +49,7 @@ func askMany(t *testing.T, r *ring, clients, goroutines, requests int) {
 	var all sync.WaitGroup
 	for k := range clients {
 		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem), client.WithWindow(8))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		defer c.Close()
 		for g := range goroutines {
 			all.Go(func() {
@@ -102,9 +101,7 @@ func TestBatchesRunAtOnceAndCompleteInAnyOrder(t *testing.T) {
 	}()
 	askMany(t, r, 4, 6, 40)
 	cancel()
-	if err := <-served; err != nil {
-		t.Error(err)
-	}
+	must.Check(t, <-served)
 	if most.Load() < 2 {
 		t.Error("never did two batches run at once")
 	}
@@ -131,9 +128,7 @@ func TestSoManyBatchesRunAtOnceAsConcurrencySays(t *testing.T) {
 	for _, req := range r.commit(cfg.Concurrency) {
 		ends(t, req, nil)
 	}
-	if err := <-served; err != nil {
-		t.Error(err)
-	}
+	must.Check(t, <-served)
 }
 
 func TestAnyGoroutineCompletesWhileAnotherTakes(t *testing.T) {
@@ -178,9 +173,7 @@ func TestAWorkerThatPassesBatchesOnGetsOthersMeanwhileUntilItIsToStop(t *testing
 		t.Errorf("stopped with %v", err)
 	}
 	for _, b := range all {
-		if err := double(ctx, b); err != nil {
-			t.Error(err)
-		}
+		must.Check(t, double(ctx, b))
 		b.Complete()
 	}
 	for _, q := range reqs {
@@ -290,9 +283,7 @@ func TestABrokerThatGoesWhileBatchesRunIsAttachedToAgain(t *testing.T) {
 	close(open)
 	askMany(t, r, 2, 2, 20)
 	cancel()
-	if err := <-served; err != nil {
-		t.Error(err)
-	}
+	must.Check(t, <-served)
 }
 
 // The worker may hear of the broker's end before the client does.
@@ -347,7 +338,5 @@ func TestPaddingOfBatchesThatRunAtOnceIsTheirOwn(t *testing.T) {
 	}()
 	askMany(t, r, 4, 4, 20)
 	cancel()
-	if err := <-served; err != nil {
-		t.Error(err)
-	}
+	must.Check(t, <-served)
 }

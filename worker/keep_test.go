@@ -14,6 +14,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -41,14 +42,10 @@ var tried = map[status.Code]bool{
 func refusing(t *testing.T, reply control.Reply) (socket string, asked *atomic.Int32) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "rb")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	socket, asked = filepath.Join(dir, "s"), new(atomic.Int32)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { l.Close(); os.RemoveAll(dir) })
 	go func() {
 		for {
@@ -116,9 +113,7 @@ func TestABrokerOfAnotherVersionEndsTheWorker(t *testing.T) {
 
 func TestABrokerThatWasNeverThereIsWaitedForAsLongAsAsked(t *testing.T) {
 	dir, err := os.MkdirTemp("", "rb")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer os.RemoveAll(dir)
 	cfg := worker.Config{Model: "m", Signature: sig, Socket: filepath.Join(dir, "s"), WaitForBroker: 100 * time.Millisecond}
 	began := time.Now()
@@ -164,9 +159,7 @@ func TestAnAbandonedBatchIsNotAnswered(t *testing.T) {
 	if !errors.Is(err, lost) {
 		t.Errorf("KeepAttached: %v", err)
 	}
-	if err := reqs[0].Wait(ended()); !errors.Is(err, context.Canceled) {
-		t.Errorf("it was answered: %v", err)
-	}
+	must.Fail(t, "it was answered", reqs[0].Wait(ended()), context.Canceled)
 	w.Leave() // for this test; else only the end of the process would free it
 	ends(t, reqs[0], client.ErrFailed)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
@@ -75,9 +76,7 @@ func TestAFailureThatIsAStatusReachesTheClientAsThatStatus(t *testing.T) {
 
 func TestABatchTellsItsLevelAndWhoStillWaits(t *testing.T) {
 	r := newRing(t, 2)
-	if err := admin.New(r.socket).Set(soon(t), "m", policy.New(policy.Priorities(3))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, admin.New(r.socket).Set(soon(t), "m", policy.New(policy.Priorities(3))))
 	c := r.dial()
 	w := r.attach(r.config(1))
 	send := func(level int, deadline time.Time) client.Request {
@@ -91,9 +90,7 @@ func TestABatchTellsItsLevelAndWhoStillWaits(t *testing.T) {
 		if err == nil {
 			err = q.Commit(context.Background())
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return q
 	}
 	send(2, time.Time{})
@@ -114,11 +111,57 @@ func TestABatchTellsItsLevelAndWhoStillWaits(t *testing.T) {
 	if b.Level() != 1 {
 		t.Errorf("level %d, want that of the most urgent request, 1", b.Level())
 	}
-	if err := hasty.Wait(soon(t)); !errors.Is(err, status.ErrExpired) {
-		t.Errorf("a request with a deadline of its own: %v", err)
-	}
+	must.Fail(t, "a request with a deadline of its own", hasty.Wait(soon(t)), status.ErrExpired)
 	if open := []bool{b.Waiting(0), b.Waiting(1)}; open[0] == open[1] {
 		t.Errorf("one of two has expired, open are %v", open)
+	}
+	b.Complete()
+}
+
+func TestABatchsContextEndsOnceNobodyWaits(t *testing.T) {
+	r := newRing(t, 2)
+	w := r.attach(r.config(1))
+	reqs := r.commit(2)
+	b := next(t, w)
+	ctx, cancel := b.Context(soon(t))
+	if _, ok := b.Deadline(); ok {
+		t.Error("requests without a deadline have one")
+	}
+	must.Do(t, reqs[0].Cancel())
+	ends(t, reqs[0], client.ErrCanceled)
+	if b.Waiting(0) || !b.Waiting(1) || ctx.Err() != nil {
+		t.Errorf("after one of two was canceled: %v, %v, %v", b.Waiting(0), b.Waiting(1), ctx.Err())
+	}
+	must.Do(t, reqs[1].Cancel())
+	<-ctx.Done()
+	if !errors.Is(context.Cause(ctx), status.ErrCanceled) {
+		t.Errorf("ended with %v", context.Cause(ctx))
+	}
+	cancel()
+	b.Complete()
+}
+
+func TestABatchsContextEndsWithItsLastDeadline(t *testing.T) {
+	r := newRing(t, 2)
+	w := r.attach(r.config(1))
+	var at []time.Time
+	for _, d := range []time.Duration{time.Hour, 2 * time.Hour} {
+		ctx, cancel := context.WithTimeout(soon(t), d)
+		defer cancel()
+		end, _ := ctx.Deadline()
+		at = append(at, end)
+		req, err := r.client.Claim(ctx, 1)
+		must.Do(t, err)
+		must.Do(t, req.Commit(ctx))
+	}
+	b := next(t, w)
+	ctx, cancel := b.Context(context.Background())
+	if got, ok := ctx.Deadline(); !ok || got.Before(at[1].Add(-time.Minute)) || got.After(at[1].Add(time.Minute)) {
+		t.Errorf("deadline %v, %v; expected %v", got, ok, at[1])
+	}
+	cancel()
+	if ctx.Err() == nil {
+		t.Error("cancel did not end it")
 	}
 	b.Complete()
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
@@ -60,9 +61,7 @@ func ringThatWaits(t *testing.T, maxBatch int, wait time.Duration) *ring {
 		Memory: r.mem, DrainTime: time.Millisecond,
 		Models: []broker.ModelConfig{{Name: "m", Signature: sig, Policy: policy.New(policy.Slots(128), policy.MaxBatchSize(maxBatch), policy.WaitTime(wait))}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() {
 		if err := r.broker.Close(); err != nil {
 			t.Errorf("broker: %v", err)
@@ -81,17 +80,13 @@ func (r *ring) restart(s tensor.Signature) {
 		r.t.Errorf("broker: %v", err)
 	}
 	r.broker.Config.Models[0].Signature = s
-	if err := r.broker.Start(); err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, r.broker.Start())
 }
 
 func (r *ring) dial() *client.Client {
 	r.t.Helper()
 	c, err := client.Dial(soon(r.t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem), client.WithWindow(32))
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	r.t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -103,9 +98,7 @@ func (r *ring) config(depth int) worker.Config {
 func (r *ring) attach(cfg worker.Config) *worker.Worker {
 	r.t.Helper()
 	w, err := worker.Attach(soon(r.t), cfg)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	r.t.Cleanup(w.Close)
 	return w
 }
@@ -115,15 +108,11 @@ func (r *ring) commit(n int) (reqs []client.Request) {
 	r.t.Helper()
 	for i := range n {
 		req, err := r.client.Claim(soon(r.t), 1)
-		if err != nil {
-			r.t.Fatal(err)
-		}
+		must.Do(r.t, err)
 		view, _ := req.Input("x")
 		x, _ := tensor.As[int32](view)
 		x[0], x[1] = int32(i), int32(i)
-		if err := req.Commit(context.Background()); err != nil {
-			r.t.Fatal(err)
-		}
+		must.Do(r.t, req.Commit(context.Background()))
 		reqs = append(reqs, req)
 	}
 	return reqs
@@ -139,9 +128,7 @@ func soon(t *testing.T) context.Context {
 func next(t *testing.T, w *worker.Worker) *worker.Batch {
 	t.Helper()
 	b, err := w.Next(soon(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	b.Output(0) // as a worker that writes it
 	return b
 }
@@ -207,9 +194,7 @@ func TestABatchIsSortedBySlotAndShowsItsRuns(t *testing.T) {
 	w := r.attach(r.config(1))
 	reqs := r.commit(3)
 	gap, err := r.client.Claim(soon(t), 1) // a slot that is not part of the batch
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	reqs = append(reqs, r.commit(2)...)
 	_ = gap.Release()
 	b := next(t, w)
@@ -239,9 +224,7 @@ func TestABatchIsSortedBySlotAndShowsItsRuns(t *testing.T) {
 		}
 		ends(t, req, nil)
 		view, err := req.Output("y")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if y, _ := tensor.As[int32](view); y[0] != int32(10+i) {
 			t.Errorf("request %d got %v", i, y)
 		}
@@ -284,9 +267,7 @@ func TestRowsThatAreLeftOutAreNotPadding(t *testing.T) {
 		w := r.attach(cfg)
 		reqs := r.commit(3)
 		time.Sleep(50 * time.Millisecond) // the mail is there, not yet read
-		if err := reqs[1].Cancel(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, reqs[1].Cancel())
 		ends(t, reqs[1], client.ErrCanceled)
 		r.commit(1) // fills the batch if the cancelation was quicker after all
 		b := next(t, w)
@@ -352,9 +333,7 @@ func TestServeFinishesItsBatchAndReturnsNil(t *testing.T) {
 	close(open)
 	select {
 	case err := <-served:
-		if err != nil {
-			t.Error(err)
-		}
+		must.Check(t, err)
 	case <-time.After(patience):
 		t.Fatal("Serve does not return")
 	}
@@ -436,12 +415,8 @@ func TestWhatALateWorkerWritesAboutARequestThatExpiredIsNotRead(t *testing.T) {
 		ctx, cancel := context.WithTimeout(soon(t), d)
 		defer cancel()
 		req, err := r.client.Claim(soon(t), 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := req.Commit(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
+		must.Do(t, req.Commit(ctx))
 		b, err := w.Next(ctx)
 		if err != nil {
 			req.Release()
@@ -463,9 +438,7 @@ func TestAnOutputThatTheWorkerNeverAskedForFailsTheBatch(t *testing.T) {
 	take := func() *worker.Batch {
 		t.Helper()
 		b, err := w.Next(soon(t))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return b
 	}
 	reqs := r.commit(4)
@@ -477,9 +450,7 @@ func TestAnOutputThatTheWorkerNeverAskedForFailsTheBatch(t *testing.T) {
 	}
 	b := take()
 	b.FailAll(errors.New("for another reason"))
-	if err := b.Complete(); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, b.Complete())
 	if err := reqs[1].Wait(soon(t)); err == nil || err.Error() != "for another reason" {
 		t.Errorf("a request that failed ended with %v", err)
 	}
@@ -487,13 +458,9 @@ func TestAnOutputThatTheWorkerNeverAskedForFailsTheBatch(t *testing.T) {
 	if _, err := b.OutputNamed("y"); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Complete(); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, b.Complete())
 	ends(t, reqs[2], nil)
 	w.Planes() // from here on it may write anywhere
-	if err := take().Complete(); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, take().Complete())
 	ends(t, reqs[3], nil)
 }

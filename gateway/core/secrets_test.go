@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -25,9 +27,7 @@ func TestOtherHostsAreServedOnlyIfCallersShowWhoTheyAre(t *testing.T) {
 	cert, key, ca, tokens := filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "a"), filepath.Join(dir, "t")
 	a.write("gateway", cert, key)
 	a.file(ca)
-	if err := os.WriteFile(tokens, []byte("me 0123456789abcdef\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(tokens, []byte("me 0123456789abcdef\n"), 0o600))
 	for _, c := range []struct {
 		cfg Config
 		ok  bool
@@ -56,9 +56,7 @@ func TestOtherHostsAreServedOnlyIfCallersShowWhoTheyAre(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "justoneword\n", "me short\n", "me 0123456789abcdef extra\n"} {
-		if err := os.WriteFile(tokens, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(tokens, []byte(text), 0o600))
 		if _, err := New(Config{TokenFile: tokens}); !errors.Is(err, status.ErrInvalid) {
 			t.Errorf("tokens %q: %v", text, err)
 		}
@@ -69,9 +67,7 @@ func TestOtherHostsAreServedOnlyIfCallersShowWhoTheyAre(t *testing.T) {
 func TestABrokenCertificateDoesNotKeepRemovedTokensAlive(t *testing.T) {
 	cert, key, tokens, write := secretFiles(t)
 	g, err := New(Config{CertFile: cert, KeyFile: key, TokenFile: tokens, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	before := g.secrets.now.Load()
 	write(cert, "half of it")
 	write(tokens, "second second-token-0123456789\n")
@@ -98,9 +94,7 @@ func TestTokensThatCouldNotBeReadOnceAreReadWhileTheCertificateIsBroken(t *testi
 	cert, key, tokens, write := secretFiles(t)
 	var logged bytes.Buffer
 	g, err := New(Config{CertFile: cert, KeyFile: key, TokenFile: tokens, Logger: slog.New(slog.NewTextHandler(&logged, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	write(cert, "half of it")
 	g.secrets.reload()
 	write(tokens, "second second-token-0123456789\n")
@@ -127,27 +121,17 @@ func TestAFileIsReadAgainAlsoIfTheOtherHasItsSizeAndTime(t *testing.T) {
 	long := time.Now().Add(-time.Hour)
 	for _, name := range []string{"1", "2", "3"} {
 		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, []byte("me token-0123456789-"+name+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chtimes(file, long, long); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, []byte("me token-0123456789-"+name+"\n"), 0o600))
+		must.Do(t, os.Chtimes(file, long, long))
 	}
 	link := func(name string) {
 		next := filepath.Join(dir, "next")
-		if err := os.Symlink(name, next); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(next, tokens); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Symlink(name, next))
+		must.Do(t, os.Rename(next, tokens))
 	}
 	link("1")
 	g, err := New(Config{TokenFile: tokens, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, name := range []string{"2", "3"} {
 		link(name)
 		g.secrets.reload()
@@ -166,9 +150,7 @@ func doorOfCallers(t *testing.T) (*Gateway, *authority) {
 	newAuthority(t).write("gateway", cert, key)
 	callers.file(ca)
 	g, err := New(Config{CertFile: cert, KeyFile: key, ClientCAFile: ca, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return g, callers
 }
 
@@ -177,13 +159,9 @@ func TestACertificateThatExpiresDoesNotCountOnItsConnectionEither(t *testing.T) 
 	now := time.Now()
 	for until, counts := range map[time.Time]bool{now.Add(time.Hour): true, now.Add(-time.Minute): false} {
 		pair, err := callers.Write("me", until, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		leaf, err := x509.ParseCertificate(pair.Certificate[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		chain := []*x509.Certificate{leaf}
 		c := &Conn{L: &Listener{G: g}}
 		c.remember(g.secrets.now.Load(), "", leaf.NotAfter, Caller{Peer: &c.Peer, identity: certificateName(leaf)}) // when it was valid
@@ -199,20 +177,14 @@ func TestAnExpiredCertificateBesideTheChainDoesNotMatter(t *testing.T) {
 	var shown []*x509.Certificate
 	for _, until := range []time.Duration{time.Hour, -time.Minute} {
 		pair, err := callers.Write("me", time.Now().Add(until), "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		c, err := x509.ParseCertificate(pair.Certificate[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		shown = append(shown, c)
 	}
 	c := &Conn{L: &Listener{G: g}}
 	first, err := g.Identify(c, "", &tls.ConnectionState{PeerCertificates: shown})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if again, err := g.Identify(c, "", &tls.ConnectionState{PeerCertificates: shown}); err != nil || again != first {
 		t.Errorf("it is verified with every request, or %v", err)
 	}
@@ -258,18 +230,12 @@ func TestAFailedReloadIsTriedAgain(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "tokens")
 	when := time.Now().Add(-time.Hour)
 	write := func(text string, when time.Time) {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chtimes(file, when, when); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, []byte(text), 0o600))
+		must.Do(t, os.Chtimes(file, when, when))
 	}
 	write("one first-token-0123456789\n", when)
 	g, err := New(Config{TokenFile: file, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	// Read in the middle of a change; then it is whole, and looks the same.
 	write("two second-token 012345678\n", when.Add(time.Second))
 	g.secrets.reload()
@@ -278,4 +244,40 @@ func TestAFailedReloadIsTriedAgain(t *testing.T) {
 	if name, ok := g.secrets.now.Load().bearer("second-token-012345678"); name != "two" || !ok {
 		t.Errorf("%q %v", name, ok)
 	}
+}
+
+// authority makes certificates, or ends the test.
+type authority struct {
+	t *testing.T
+	*testbed.Authority
+}
+
+func newAuthority(t *testing.T) *authority {
+	a, err := testbed.NewAuthority()
+	must.Do(t, err)
+	return &authority{t, a}
+}
+
+// write puts a new certificate and its key into files.
+func (a *authority) write(name, certFile, keyFile string) tls.Certificate {
+	pair, err := a.Write(name, time.Now().Add(time.Hour), certFile, keyFile)
+	must.Do(a.t, err)
+	return pair
+}
+
+func (a *authority) file(path string) {
+	must.Do(a.t, a.WriteOwn(path))
+}
+
+// secretFiles are a certificate with its key, and a token.
+func secretFiles(t *testing.T) (cert, key, tokens string, write func(file, text string)) {
+	dir := t.TempDir()
+	cert, key, tokens = filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "t")
+	write = func(file, text string) {
+		t.Helper()
+		must.Do(t, os.WriteFile(file, []byte(text), 0o600))
+	}
+	newAuthority(t).write("gateway", cert, key)
+	write(tokens, "first first-token-0123456789\n")
+	return cert, key, tokens, write
 }

@@ -4,17 +4,22 @@ package grpcapi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"testing"
 	"time"
 
-	rpcstatus "google.golang.org/grpc/status"
-
-	"github.com/ringbatch/ringbatch/gateway/core"
-	"github.com/ringbatch/ringbatch/tensor"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	rpcstatus "google.golang.org/grpc/status"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/gateway/core"
+	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 func TestUnpackedContentsAreReadAsPackedOnes(t *testing.T) {
@@ -22,9 +27,7 @@ func TestUnpackedContentsAreReadAsPackedOnes(t *testing.T) {
 	in := &core.Input{Name: "x", DType: tensor.I16, Shape: []int{1, 3}}
 	// int_contents: 1 and then -2 by themselves, 3 in a packed list.
 	encoded := []byte{0x10, 1, 0x10, 0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 0x12, 1, 3}
-	if err := (rpcCall{c}).readContents(in, encoded); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, (rpcCall{c}).readContents(in, encoded))
 	if got := fmt.Sprint([]byte(*in.Src.(*core.BytesSource))); got != "[1 0 254 255 3 0]" {
 		t.Errorf("got %s", got)
 	}
@@ -44,11 +47,48 @@ func TestARelayHasItsCallsWholeTime(t *testing.T) {
 
 func TestAFaultEndsOneCallNotTheGateway(t *testing.T) {
 	g, err := core.New(core.Config{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	door := &rpcDoor{g: g}
 	if _, err := door.infer(t.Context(), func(any) error { panic("a fault of gRPC") }); rpcstatus.Code(err) != codes.Internal {
 		t.Error(err)
 	}
+}
+
+// lone is a model of a gateway that serves nobody.
+func lone(t testing.TB) *core.Model {
+	g, err := core.New(core.Config{MaxMessageBytes: 1 << 20})
+	must.Do(t, err)
+	sig, err := tensor.ParseSignature([]string{"x:f32[2]", "v:i16[<=3]"}, []string{"y:f32[2]"})
+	must.Do(t, err)
+	return core.NewModel(g, &admin.Model{Name: "m", Signature: sig})
+}
+
+// readAll reads a checked call's sources as run would, into memory of its own.
+func readAll(c *core.Call) ([][]byte, error) {
+	all := make([][]byte, len(c.Inputs))
+	for i := range c.Inputs {
+		in := &c.Inputs[i]
+		size := in.DType.Size()
+		for _, d := range in.Shape {
+			size *= d
+		}
+		all[i] = make([]byte, size)
+		if err := in.Src.ReadFull(all[i]); err != nil {
+			return nil, err
+		}
+	}
+	return all, c.FinishSources()
+}
+
+// named makes sure that an error is one that a caller can be told.
+func named(t *testing.T, err error) {
+	var r *core.Refusal
+	var code status.Code
+	if err != nil && !errors.As(err, &r) && !errors.As(err, &code) {
+		t.Errorf("an error without a meaning: %v", err)
+	}
+}
+
+func rpcInput(name, datatype string, shape ...int64) *oip.ModelInferRequest_InferInputTensor {
+	return &oip.ModelInferRequest_InferInputTensor{Name: name, Datatype: datatype, Shape: shape}
 }

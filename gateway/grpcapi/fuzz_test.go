@@ -8,6 +8,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 )
@@ -20,9 +21,7 @@ func FuzzMessage(f *testing.F) {
 			Outputs:    []*oip.ModelInferRequest_InferRequestedOutputTensor{{Name: "y", Parameters: map[string]*oip.InferParameter{"classification": {ParameterChoice: &oip.InferParameter_Int64Param{Int64Param: 0}}}}}},
 	} {
 		b, err := proto.Marshal(m)
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.Do(f, err)
 		for _, cut := range []byte{1, 7, 255} {
 			f.Add(b, cut)
 		}

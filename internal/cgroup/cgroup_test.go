@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 const mib = 1 << 20
@@ -18,12 +20,8 @@ func (m machine) tightest(t *testing.T) (Room, bool) {
 	root := t.TempDir()
 	for name, text := range m {
 		name = filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(name), 0o755))
+		must.Do(t, os.WriteFile(name, []byte(text), 0o644))
 	}
 	return tightest(root)
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -219,9 +220,7 @@ func TestNPYFilesMayLeaveTheRowDimensionOut(t *testing.T) {
 	for _, shape := range [][]int{{1, 3}, {3}} {
 		var file bytes.Buffer
 		in := tensor.Tensor{Name: "x", DType: tensor.BF16, Shape: shape, Data: []byte{1, 2, 3, 4, 5, 6}}
-		if err := WriteNPY(&file, in); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, WriteNPY(&file, in))
 		got, err := ReadNPY(&file, &spec, 1<<20)
 		if err != nil || got.DType != tensor.BF16 || !slices.Equal(got.Shape, []int{1, 3}) || !bytes.Equal(got.Data, in.Data) {
 			t.Errorf("%v: %+v, %v", shape, got, err)
@@ -298,32 +297,4 @@ func le64(v ...float64) []byte {
 		b = le.AppendUint64(b, math.Float64bits(x))
 	}
 	return b
-}
-
-func BenchmarkReadF32(b *testing.B) {
-	rng := rand.New(rand.NewPCG(1, 2))
-	var data []byte
-	for range 1024 {
-		data = le.AppendUint32(data, math.Float32bits(rng.Float32()))
-	}
-	text := append(AppendJSON([]byte("["), tensor.F32, data, false), ']')
-	b.SetBytes(int64(len(text)))
-	for b.Loop() {
-		if err := NewReader(text, tensor.F32, []int{1, 1024}).Fill(data); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkWriteF32(b *testing.B) {
-	rng := rand.New(rand.NewPCG(1, 2))
-	var data []byte
-	for range 1024 {
-		data = le.AppendUint32(data, math.Float32bits(rng.Float32()))
-	}
-	var text []byte
-	for b.Loop() {
-		text = AppendJSON(text[:0], tensor.F32, data, false)
-	}
-	b.SetBytes(int64(len(text)))
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/alias"
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 )
 
@@ -77,15 +78,11 @@ func start(t *testing.T, language, socket string) *peer {
 	p.cmd.Env = append(os.Environ(), driverEnv+"=1", "RINGBATCH_SOCKET="+socket)
 	p.cmd.Stderr = os.Stderr
 	out, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if p.in, err = p.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.cmd.Start())
 	go func() {
 		defer close(p.lines)
 		for s := bufio.NewScanner(out); s.Scan(); {
@@ -125,13 +122,9 @@ func TestBothClientsAndWorkersBehaveAlike(t *testing.T) {
 
 func play(t *testing.T, script, clients, workers string) {
 	text, err := os.ReadFile(script)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	b, err := testbed.StartLocal(broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = b.Close() })
 	peers := map[string]*peer{}
 	for i, line := range strings.Split(string(text), "\n") {
@@ -147,9 +140,7 @@ func play(t *testing.T, script, clients, workers string) {
 			_ = b.Stop()
 			continue
 		case command == "start broker":
-			if err := b.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, b.Start())
 			continue
 		case who == "alias":
 			fields := strings.Fields(what)
@@ -157,14 +148,10 @@ func play(t *testing.T, script, clients, workers string) {
 			if err == nil {
 				err = admin.New(b.Socket()).SetAlias(t.Context(), a, false)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			continue
 		case who == "ended":
-			if err := testbed.Eventually(time.Minute, func() error { return ended(t, b.Socket(), what) }); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, testbed.Eventually(time.Minute, func() error { return ended(t, b.Socket(), what) }))
 			continue
 		case who == "kill":
 			_ = peers[what].cmd.Process.Kill()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -26,9 +27,7 @@ const (
 func steal(t *testing.T, socket, model string) {
 	t.Helper()
 	s, err := attach.Open(t.Context(), socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: model, Window: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	stop, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -55,9 +54,7 @@ func damage(t *testing.T, socket, model string, with status.Code) {
 	t.Helper()
 	s, err := attach.Open(t.Context(), socket, shm.Memfd{}, &control.Request{Op: control.OpWorker, Model: model,
 		Worker: &control.WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[4]"}, Depth: 1}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for slot := range uint32(slots) {
 		r := s.Board.Record(slot)
 		*r = shm.Record{Dispatched: -1 << 63, Started: 1<<63 - 1, Finished: -1, ReasonLen: 1<<32 - 1}

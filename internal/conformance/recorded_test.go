@@ -12,6 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/stats"
@@ -75,9 +76,7 @@ func inOrder(t *testing.T, trace *stats.Trace, r *stats.TracedRequest) {
 // be seen by its client when it ends. All others have every part.
 func TestBothClientsTellARecordingWhenTheyClaimedAndWoke(t *testing.T) {
 	b, err := testbed.StartLocal(broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = b.Close() })
 	ask := func(p *peer, command, want string) {
 		t.Helper()
@@ -122,9 +121,7 @@ func TestBothClientsTellARecordingWhenTheyClaimedAndWoke(t *testing.T) {
 // has told what it had.
 func TestTimesThatCannotBeAreLeftOutOfARecording(t *testing.T) {
 	b, err := testbed.StartLocal(broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = b.Close() })
 	worker := start(t, "Go", b.Socket())
 	fmt.Fprintln(worker.in, "attach m|x:f32[4] -> y:f32[4]|wait_time=0 slots=64")
@@ -136,9 +133,7 @@ func TestTimesThatCannotBeAreLeftOutOfARecording(t *testing.T) {
 		n := 0
 		trace := recorded(t, b.Socket(), func() {
 			s, err := attach.Open(t.Context(), b.Socket(), shm.Memfd{}, &control.Request{Op: control.OpClient, Model: "m", Window: 1, Times: tells})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			defer s.Close()
 			commits := shm.Producer[shm.Commit]{Ring: shm.CommitRing(s.Words, 1)}
 			for gen := s.Info.FirstGen + 1; gen < s.Info.FirstGen+4; gen++ {

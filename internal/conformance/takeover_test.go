@@ -11,6 +11,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -21,14 +22,10 @@ func TestBothClientsFindABrokerDuringATakeOver(t *testing.T) {
 	for _, language := range []string{"Go", "C"} {
 		t.Run(language, func(t *testing.T) {
 			sig, err := tensor.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			cfg := broker.Config{OpenFolder: true, Models: []broker.ModelConfig{{Name: "m", Signature: sig}}}
 			old, err := testbed.StartLocal(cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			t.Cleanup(func() { _ = old.Close() })
 			c := start(t, language, old.Socket())
 			given, take := make(chan error, 1), make(chan struct{})
@@ -40,13 +37,9 @@ func TestBothClientsFindABrokerDuringATakeOver(t *testing.T) {
 				return err
 			}
 			next, err := testbed.StartLocal(cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			t.Cleanup(func() { _ = next.Close() })
-			if err := <-given; err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, <-given)
 			connect := func() {
 				t.Helper()
 				fmt.Fprintln(c.in, "connect m 4")
@@ -55,9 +48,7 @@ func TestBothClientsFindABrokerDuringATakeOver(t *testing.T) {
 				}
 			}
 			before, err := os.Stat(cfg.Socket)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			connect()
 			fmt.Fprintln(c.in, "close")
 			c.answer()

@@ -10,28 +10,28 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/vmihailenco/msgpack/v5"
 	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 func pair(t *testing.T) (a, b *net.UnixConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	conn := func(fd int) *net.UnixConn {
 		f := os.NewFile(uintptr(fd), "pair")
 		defer f.Close()
 		c, err := net.FileConn(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		t.Cleanup(func() { c.Close() })
 		return c.(*net.UnixConn)
 	}
@@ -46,14 +46,10 @@ func TestAFrameArrivesAsItWasSentWithItsDescriptors(t *testing.T) {
 		Worker: &WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[2]"}, Depth: 2, PadTo: 8, Pad: "fixed"},
 		Policy: map[string]string{"k": strings.Repeat("v", 100_000)}}
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer r.Close()
 	go func() {
-		if err := Send(a, soon(), &sent, int(w.Fd())); err != nil {
-			t.Error(err)
-		}
+		must.Check(t, Send(a, soon(), &sent, int(w.Fd())))
 		w.Close()
 	}()
 	var got Request
@@ -85,20 +81,14 @@ func TestADescriptorIsTakenOnlyAfterARequestThatAnnouncesIt(t *testing.T) {
 	}{{}, {with: 1}, {with: 1, after: 1}, {after: 1, looked: true, want: true}, {after: 3, looked: true, want: true}, {with: 2, after: 1, looked: true, want: true}, {with: 1, looked: true}} {
 		a, b := pair(t)
 		r, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := Send(a, soon(), &Request{Op: OpWorker, GPU: "GPU-1"}, slices.Repeat([]int{int(w.Fd())}, c.with)...); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
+		must.Do(t, Send(a, soon(), &Request{Op: OpWorker, GPU: "GPU-1"}, slices.Repeat([]int{int(w.Fd())}, c.with)...))
 		if c.after == 1 {
 			err = SendOffer(a, soon(), int(w.Fd()))
 		} else {
 			_, _, err = a.WriteMsgUnix([]byte{0}, unix.UnixRights(slices.Repeat([]int{int(w.Fd())}, c.after)...), nil)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		w.Close()
 		a.Close()
 		var got Request
@@ -153,26 +143,20 @@ func TestALengthOutsideTheLimitsIsNotBelieved(t *testing.T) {
 		}
 	}
 	a, _ := pair(t)
-	if err := Send(a, soon(), &Request{Name: strings.Repeat("x", MaxFrame)}); !errors.Is(err, ErrFrame) {
-		t.Errorf("sending too much: %v", err)
-	}
+	must.Fail(t, "sending too much", Send(a, soon(), &Request{Name: strings.Repeat("x", MaxFrame)}), ErrFrame)
 }
 
 func TestMoreDescriptorsThanAllowedAreRefusedAndClosed(t *testing.T) {
 	a, b := pair(t)
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer r.Close()
 	fds := make([]int, 40)
 	for i := range fds {
 		fds[i] = int(w.Fd())
 	}
 	before := openFDs(t)
-	if err := Send(a, soon(), &Request{Op: OpPing}, fds...); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, Send(a, soon(), &Request{Op: OpPing}, fds...))
 	var req Request
 	got, err := Receive(b, soon(), &req)
 	if !errors.Is(err, ErrFrame) {
@@ -188,9 +172,7 @@ func TestMoreDescriptorsThanAllowedAreRefusedAndClosed(t *testing.T) {
 func openFDs(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return len(list)
 }
 
@@ -238,9 +220,7 @@ func FuzzDecode(f *testing.F) {
 		&Reply{Code: 3, Message: "no", Attached: &Attached{Model: "m", Inputs: []string{"x:f32[4]"}}, Models: []Model{{Name: "m"}}},
 	} {
 		body, err := msgpack.Marshal(msg)
-		if err != nil {
-			f.Fatal(err)
-		}
+		must.Do(f, err)
 		f.Add(body)
 	}
 	f.Add([]byte{0x81, 0xa1, 'x', 0xdd, 0xff, 0xff, 0xff, 0xff})
@@ -252,4 +232,121 @@ func FuzzDecode(f *testing.F) {
 		_ = Decode(body, &Request{})
 		_ = Decode(body, &Reply{})
 	})
+}
+
+// Each of these made the decoder ask for memory by the gigabyte.
+func TestAFewBytesCannotAskForMuchMemory(t *testing.T) {
+	huge := "\xff\xff\xff\xff"
+	for what, body := range map[string]string{
+		"policy":    "\x81\xa6policy\xdf" + huge,
+		"inputs":    "\x81\xa6worker\x81\xa6inputs\xdd" + huge,
+		"model":     "\x81\xa5model\xdb" + huge,
+		"stats":     "\x81\xa5stats\xc6" + huge,
+		"models":    "\x81\xa6models\xdd" + huge,
+		"depth":     "\x81\xa4what" + strings.Repeat("\x91", 1<<19) + "\xc0",
+		"cut short": "\x82\xa5model",
+		"no value":  "\xc1",
+		"more":      "\x80\x80",
+	} {
+		got := allocated(func() {
+			for _, msg := range []any{&Request{}, &Reply{}} {
+				if err := Decode([]byte(body), msg); !errors.Is(err, ErrFrame) {
+					t.Errorf("%s: %v", what, err)
+				}
+			}
+		})
+		if got > 2<<20 {
+			t.Errorf("%s: %d bytes of memory", what, got)
+		}
+	}
+}
+
+// wide is a message whose arrays are as long as a frame allows: each value
+// takes one byte there, and up to 80 once it is decoded.
+func wide(before, value string) string {
+	n := (MaxRequest - len(before) - 5) / len(value)
+	return before + "\xdd" + string(binary.BigEndian.AppendUint32(nil, uint32(n))) + strings.Repeat(value, n)
+}
+
+var wideRequests = map[string]string{
+	"inputs":  wide("\x81\xa6worker\x81\xa6inputs", "\xa0"),
+	"unknown": wide("\x81\xa4what", "\x90"),
+}
+
+func TestAFullFrameCannotAskForMuchMemory(t *testing.T) {
+	for what, body := range wideRequests {
+		err := Decode([]byte(body), &Request{})
+		if !errors.Is(err, ErrFrame) || !strings.Contains(err.Error(), "values") {
+			t.Errorf("%s: %v", what, err)
+		}
+		if got := allocated(func() { _ = Decode([]byte(body), &Request{}) }); got > 2<<20 {
+			t.Errorf("%s: %d bytes of memory", what, got)
+		}
+	}
+}
+
+func TestARequestWithManyValuesIsRead(t *testing.T) {
+	r := Request{Op: OpWorker, Policy: map[string]string{}}
+	for i := range 4_000 {
+		r.Policy[strconv.Itoa(i)] = "1"
+	}
+	body, err := msgpack.Marshal(&r)
+	must.Do(t, err)
+	must.Check(t, Decode(body, &Request{}))
+}
+
+func TestALongListOfModelsIsRead(t *testing.T) {
+	models := make([]Model, 10_000)
+	body, err := msgpack.Marshal(&Reply{Models: models})
+	must.Do(t, err)
+	if len(body) > MaxFrame {
+		t.Fatalf("%d bytes", len(body))
+	}
+	var got Reply
+	if err := Decode(body, &got); err != nil || len(got.Models) != len(models) {
+		t.Errorf("%d models, %v", len(got.Models), err)
+	}
+}
+
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+func TestAFallbackFolderOfSomebodyElseIsNotTrusted(t *testing.T) {
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	t.Setenv(SocketEnv, "")
+	path := SocketPath("")
+	dir := filepath.Dir(path)
+	if filepath.Dir(dir) != tmp {
+		t.Fatalf("the fallback is %s", path)
+	}
+	ok := func(what, path string) {
+		t.Helper()
+		if err := CheckFolder(path); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	refused := func(what string) {
+		t.Helper()
+		if CheckFolder(path) == nil {
+			t.Errorf("%s is trusted", what)
+		}
+	}
+	ok("no folder yet", path)
+	must.Do(t, os.Symlink(tmp, dir))
+	refused("a link to somewhere else")
+	_ = os.Remove(dir)
+	must.Do(t, os.Mkdir(dir, 0o700))
+	ok("its own folder", path)
+	if os.Getuid() == 0 {
+		must.Do(t, os.Chown(dir, 12345, 12345))
+		refused("a folder of another user")
+	}
+	ok("a folder that was chosen", "/run/somebody/broker.sock")
 }

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -18,88 +17,11 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
 )
-
-func TestABrokerKilledUnderLoadIsFoundAgainByItsPeers(t *testing.T) {
-	h := newHost(t, theModel)
-	h.worker(theModel)
-	h.worker(theModel)
-	c := h.dial(client.WithWindow(24))
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	var fine, gone atomic.Int64
-	for range 24 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				ctx, cancel := context.WithTimeout(context.Background(), patience)
-				err := ask(ctx, c, cmdAnswer, 0, 1)
-				cancel()
-				switch {
-				case err == nil:
-					fine.Add(1)
-				case errors.Is(err, client.ErrBrokerGone):
-					gone.Add(1)
-				default:
-					t.Errorf("request ended with %v", err)
-					return
-				}
-			}
-		}()
-	}
-	for range 3 {
-		seen := fine.Load()
-		h.eventually("requests are answered", func() error {
-			if fine.Load() < seen+200 {
-				return errors.New("no progress")
-			}
-			return nil
-		})
-		h.broker.Kill()
-		h.startBroker() // on the socket that the dead one left
-		h.eventually("all are back", func() error {
-			if m := h.model("m"); len(m.Workers) != 2 || m.Clients != 1 {
-				return errors.New("not yet")
-			}
-			return nil
-		})
-	}
-	works(t, c, 5)
-	close(stop)
-	h.wait(&wg)
-	c.Close()
-	h.before.Maps = 2
-	h.settled()
-	if gone.Load() == 0 {
-		t.Error("no request noticed that the broker was killed three times")
-	}
-}
-
-func TestRequestsOfADeadBrokerEndWithBrokerGone(t *testing.T) {
-	h := newHost(t, theModel) // no worker
-	c := h.dial()
-	var all []asking
-	for range 8 {
-		all = append(all, askLater(background(t), c, cmdAnswer, 0))
-	}
-	h.queued(8)
-	h.broker.Kill()
-	for _, a := range all {
-		a.ends(t, client.ErrBrokerGone)
-	}
-	if _, err := c.TryClaim(1); !errors.Is(err, client.ErrBrokerGone) {
-		t.Errorf("TryClaim without a broker: %v", err)
-	}
-	c.Close()
-}
 
 func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 	h := newHost(t, theModel)
@@ -108,12 +30,7 @@ func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 	accepted := []asking{askLater(background(t), c, cmdSlow, 1)}
 	w.expect("slow")
 	accepted = append(accepted, askLater(background(t), c, cmdAnswer, 0))
-	h.eventually("both are accepted", func() error {
-		if h.model("m").Requests != 2 {
-			return errors.New("not yet")
-		}
-		return nil
-	})
+	h.until("both are accepted", "m", func(m stats.Model) bool { return m.Requests == 2 })
 	h.broker.Signal(syscall.SIGTERM)
 	h.draining()
 	askLater(background(t), c, cmdAnswer, 0).ends(t, client.ErrDraining)
@@ -128,51 +45,21 @@ func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 	c.Close()
 }
 
-// A service manager that signals a whole group ends the workers together with
-// the broker; those that are started again must be let in.
-func TestAWorkerThatComesDuringADrainFinishesWhatWasAccepted(t *testing.T) {
-	h := newHost(t, theModel)
-	c := h.dial()
+// A service manager that signals a whole group ends the workers together with the broker. The broker admits
+// workers that are started again, and no batch waits for others, whatever policy is set meanwhile.
+func TestAWorkerThatComesDuringADrainFinishesWhatWasAcceptedAtOnce(t *testing.T) {
+	m := theModel
+	m.Wait = time.Hour
+	h := newHost(t, m)
+	c, other := h.dial(), h.dial() // the other could join, and does not
 	accepted := askLater(background(t), c, cmdAnswer, 0)
 	h.queued(1)
 	h.broker.Signal(syscall.SIGTERM)
 	h.draining()
-	h.newWorker(job{Model: theModel})
+	h.set(m, "lease", "20m")
+	h.newWorker(job{Model: m})
 	accepted.ends(t, nil)
 	h.drained()
-	c.Close()
-}
-
-func TestADrainDoesNotWaitForOtherRequestsToBatchWith(t *testing.T) {
-	m := theModel
-	m.Wait = time.Minute
-	h := newHost(t, m)
-	h.worker(m)
-	c, other := h.dial(), h.dial() // who could join, and does not
-	a := askLater(context.Background(), c, cmdAnswer, 0)
-	h.queued(1)
-	h.broker.Signal(syscall.SIGTERM)
-	a.ends(t, nil)
-	h.broker.expect("drained")
-	c.Close()
-	other.Close()
-}
-
-func TestAPolicyThatIsSetDuringADrainDoesNotMakeItWait(t *testing.T) {
-	m := theModel
-	m.Wait = time.Minute
-	h := newHost(t, m)
-	c, other := h.dial(), h.dial()
-	a := askLater(context.Background(), c, cmdAnswer, 0)
-	h.queued(1)
-	h.broker.Signal(syscall.SIGTERM)
-	h.draining()
-	if err := admin.New(h.socket).Set(t.Context(), m.Name, map[string]string{"lease": "20s"}); err != nil {
-		t.Fatal(err)
-	}
-	h.newWorker(job{Model: m})
-	a.ends(t, nil)
-	h.broker.expect("drained")
 	c.Close()
 	other.Close()
 }
@@ -202,11 +89,10 @@ func TestADrainDoesNotWaitForModelsThatHaveNoWorkerAndGetNone(t *testing.T) {
 	c.Close()
 }
 
-func TestASecondBrokerOnTheSameSocketIsRefused(t *testing.T) {
+func TestABrokerIsRefusedASocketOnWhichSomebodyAnswers(t *testing.T) {
 	h := newHost(t, theModel)
-	if _, err := broker.New(broker.Config{Socket: h.socket}); !errors.Is(err, status.ErrBrokerRunning) {
-		t.Errorf("a second broker: %v", err)
-	}
+	h.launch().refused(status.ErrBrokerRunning)
+	must.Do(t, os.Remove(h.socket+".lock")) // as a cleaner of old files would
 	h.launch().refused(status.ErrBrokerRunning)
 	w, c := h.worker(theModel), h.dial()
 	works(t, c, 3) // the first was not disturbed
@@ -214,15 +100,20 @@ func TestASecondBrokerOnTheSameSocketIsRefused(t *testing.T) {
 	w.Kill()
 	h.settled()
 	h.stop()
+
+	other, err := net.Listen("unix", h.socket)
+	must.Do(t, err)
+	defer other.Close()
+	h.launch().refused(status.ErrBrokerRunning)
+	_, err = net.Dial("unix", h.socket)
+	must.Check(t, err) // the other program has its socket
 }
 
 // A cleaner of temporary files may take socket and lock from a running broker.
 func TestABrokerThatEndsLeavesTheSocketOfAnotherAlone(t *testing.T) {
 	h := newHost(t, theModel)
 	for _, f := range []string{h.socket, h.socket + ".lock"} {
-		if err := os.Remove(f); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Remove(f))
 	}
 	first := h.broker
 	h.startBroker()
@@ -270,47 +161,15 @@ func TestTheSocketOfAKilledBrokerIsTakenOver(t *testing.T) {
 
 func TestAFileThatIsNoSocketIsNotTouched(t *testing.T) {
 	dir, err := os.MkdirTemp("", "rb")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "precious")
-	if err := os.WriteFile(path, []byte("data"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte("data"), 0o600))
 	if _, err := broker.New(broker.Config{Socket: path}); err == nil {
 		t.Error("a broker took a file for a stale socket")
 	}
 	if data, _ := os.ReadFile(path); string(data) != "data" {
 		t.Error("the file was changed")
-	}
-}
-
-func TestASocketOnWhichSomebodyAnswersIsNotTakenOver(t *testing.T) {
-	h := newHost(t, theModel)
-	if err := os.Remove(h.socket + ".lock"); err != nil { // as a cleaner of old files would
-		t.Fatal(err)
-	}
-	if _, err := broker.New(broker.Config{Socket: h.socket}); !errors.Is(err, status.ErrBrokerRunning) {
-		t.Errorf("a second broker: %v", err)
-	}
-	w, c := h.worker(theModel), h.dial()
-	works(t, c, 3) // the first was not disturbed
-	c.Close()
-	w.Kill()
-	h.settled()
-	h.stop()
-
-	other, err := net.Listen("unix", h.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
-	if _, err := broker.New(broker.Config{Socket: h.socket}); !errors.Is(err, status.ErrBrokerRunning) {
-		t.Errorf("a broker on another program's socket: %v", err)
-	}
-	if _, err := net.Dial("unix", h.socket); err != nil {
-		t.Errorf("the other program lost its socket: %v", err)
 	}
 }
 
@@ -321,9 +180,7 @@ func TestOtherUsersAreRefusedUnlessListed(t *testing.T) {
 	const nobody = 65534
 	h := idleHost(t, theModel)
 	h.job.OpenFolder = true
-	if err := os.Chmod(h.bed.Dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(h.bed.Dir, 0o755))
 	asNobody := func(role, do string) *proc {
 		return h.start(testbed.Spec{Role: role, Job: job{Socket: h.socket, Model: theModel, Do: do}, UID: nobody})
 	}
@@ -370,5 +227,50 @@ func TestAnIdleBrokerSleeps(t *testing.T) {
 		return err
 	})
 	c.Close()
+	h.settled()
+}
+
+// A recording takes as long as its caller asked for. Others are answered
+// meanwhile, however many there are; one whose caller has left is over.
+func TestRecordingsHoldNobodyUpAndEndWithTheirCallers(t *testing.T) {
+	var models []testbed.Model
+	for i := range 10 { // more than are answered at a time
+		m := theModel
+		m.Name = fmt.Sprint("m", i)
+		models = append(models, m)
+	}
+	h := newHost(t, models...)
+	a := admin.New(h.socket)
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	var callers sync.WaitGroup
+	for _, m := range models {
+		callers.Go(func() {
+			for ctx.Err() == nil { // the one that looks below may record it just now
+				began := time.Now()
+				if _, err := a.Trace(ctx, m.Name, time.Minute); err == nil && time.Since(began) < time.Minute {
+					t.Errorf("%s: the recording ended while its caller waited", m.Name)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	for _, m := range models {
+		h.eventually(m.Name+" is recorded", func() error {
+			if _, err := a.Trace(t.Context(), m.Name, time.Millisecond); err == nil {
+				return fmt.Errorf("nobody records it")
+			}
+			return nil
+		})
+	}
+	h.stats()
+	leave()
+	callers.Wait()
+	for _, m := range models {
+		h.eventually("the recording of "+m.Name+" is over", func() error {
+			_, err := a.Trace(t.Context(), m.Name, time.Millisecond)
+			return err
+		})
+	}
 	h.settled()
 }

@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 // group is a memory cgroup of a test's own.
@@ -39,11 +39,6 @@ func newGroup(t *testing.T, mib int) *group {
 		t.Skip(err)
 	}
 	return makeGroup(t, filepath.Join(parent, fmt.Sprintf("ringbatch-test-%d", os.Getpid())), limit, mib)
-}
-
-// inner makes a group within a group.
-func (g *group) inner(mib int) *group {
-	return makeGroup(g.t, filepath.Join(g.dir, "inner"), g.limit, mib)
 }
 
 // ownGroup is the folder in which groups can be made, and the name of the
@@ -79,9 +74,7 @@ func makeGroup(t *testing.T, dir, limit string, mib int) *group {
 		_ = os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+memory"), 0o644)
 	}
 	if mib > 0 {
-		if err := os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(mib<<20)), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(mib<<20)), 0o644))
 	}
 	return g
 }
@@ -100,18 +93,6 @@ func (g *group) nobodyWasKilled() {
 	}
 }
 
-// playBallast holds some MiB of memory until it is killed.
-func playBallast(c *testbed.Child, mib int) error {
-	mem, err := unix.Mmap(-1, 0, mib<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS) // the race detector would double the heap's
-	if err != nil {
-		return err
-	}
-	for i := 0; i < len(mem); i += os.Getpagesize() {
-		mem[i] = 1
-	}
-	return stay(c, "holding")
-}
-
 // sized is a model whose ring takes mib MiB, an eighth of it a row and its
 // answer.
 func sized(name string, mib int) testbed.Model {
@@ -119,47 +100,38 @@ func sized(name string, mib int) testbed.Model {
 }
 
 func TestABrokerInASmallMemoryCgroupRefusesWhatDoesNotFitAndServesTheRest(t *testing.T) {
-	for what, make := range map[string]func(t *testing.T) (limited, joined *group){
-		"its own limit": func(t *testing.T) (*group, *group) {
-			g := newGroup(t, 96)
-			return g, g
-		},
-		"a limit further out": func(t *testing.T) (*group, *group) {
-			g := newGroup(t, 96)
-			return g, g.inner(0)
-		},
-	} {
-		t.Run(what, func(t *testing.T) {
-			limited, joined := make(t)
-			h := idleHost(t, theModel)
-			h.limits.Group = joined.dir
-			h.startBroker()
+	g := newGroup(t, 96) // internal/cgroup has the limits of outer groups, and the memory that others use
+	h := idleHost(t, theModel)
+	h.limits.Group = g.dir
+	h.startBroker()
 
-			h.newWorker(job{Model: sized("large", 512)}).refused(client.ErrNoMemory, "memory cgroup "+limited.dir)
-			w, c := h.worker(theModel), h.dial()
-			works(t, c, 20)
-			fits := sized("small", 16)
-			h.worker(fits)
-			small, err := client.Dial(background(t), "small", client.WithSocket(h.socket), client.WithWindow(8))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := askSized(background(t), small, fits.Width, cmdAnswer, 0, 4); err != nil {
-				t.Errorf("a model that fits: %v", err)
-			}
-			small.Close()
-			c.Close()
-			w.Kill()
-			limited.nobodyWasKilled()
-			h.stop()
-
-			h.job.Models = append(h.job.Models, sized("large", 512))
-			configured := h.launch()
-			configured.refused(client.ErrNoMemory)
-			configured.exits(1)
-			limited.nobodyWasKilled()
-		})
+	h.newWorker(job{Model: sized("large", 512)}).refused(client.ErrNoMemory, "memory cgroup "+g.dir)
+	w, c := h.worker(theModel), h.dial()
+	works(t, c, 20)
+	fits := sized("small", 16)
+	h.worker(fits)
+	small, err := client.Dial(background(t), "small", client.WithSocket(h.socket), client.WithWindow(8))
+	must.Do(t, err)
+	if err := askSized(background(t), small, fits.Width, cmdAnswer, 0, 4); err != nil {
+		t.Errorf("a model that fits: %v", err)
 	}
+	open := sized("open", 16)
+	open.Slots, open.MaxBatch = 0, 1 // 2 MiB each: elsewhere there would be 512
+	h.worker(open)
+	if n := h.model("open").Slots; n < 4 || n > 24 {
+		t.Errorf("%d slots of 2 MiB in a group of 96", n)
+	}
+	small.Close()
+	c.Close()
+	w.Kill()
+	g.nobodyWasKilled()
+	h.stop()
+
+	h.job.Models = append(h.job.Models, sized("large", 512))
+	configured := h.launch()
+	configured.refused(client.ErrNoMemory)
+	configured.exits(1)
+	g.nobodyWasKilled()
 }
 
 // exits waits for the end of the process, which must have that status.
@@ -168,34 +140,6 @@ func (p *proc) exits(status int) {
 	if _ = p.end(); p.State().ExitCode() != status {
 		p.t.Errorf("%s ended with %v", p, p.State())
 	}
-}
-
-func TestMemoryThatOthersOfTheGroupUseCounts(t *testing.T) {
-	g := newGroup(t, 160)
-	h := idleHost(t, theModel)
-	h.limits.Group = g.dir
-	h.startBroker()
-	ballast := h.start(testbed.Spec{Role: "ballast", Job: 80, Limits: h.limits})
-	ballast.expect("holding")
-	m := sized("m2", 96)
-	h.newWorker(job{Model: m}).refused(client.ErrNoMemory) // 80 of 160 MiB are in use
-	ballast.Kill()
-	h.worker(m)
-	g.nobodyWasKilled()
-}
-
-func TestARingOfNoGivenSizeIsMadeToFitTheGroup(t *testing.T) {
-	g := newGroup(t, 96)
-	h := idleHost(t)
-	h.limits.Group = g.dir
-	h.startBroker()
-	m := sized("m", 16)
-	m.Slots, m.MaxBatch = 0, 1 // 2 MiB each: elsewhere there would be 512
-	h.worker(m)
-	if n := h.model("m").Slots; n < 8 || n > 24 {
-		t.Errorf("%d slots of 2 MiB in a group of 96", n)
-	}
-	g.nobodyWasKilled()
 }
 
 func TestAClientInASmallMemoryCgroupIsToldNoMemory(t *testing.T) {
@@ -213,18 +157,11 @@ func TestAClientInASmallMemoryCgroupIsToldNoMemory(t *testing.T) {
 		p := with(1)
 		p.expect("read")
 		p.Kill()
-		h.eventually("its window is back", func() error {
-			if m := h.model("m"); m.SlotsFree != m.Slots {
-				return fmt.Errorf("%d of %d slots are free", m.SlotsFree, m.Slots)
-			}
-			return nil
-		})
+		h.until("its window is back", "m", func(m stats.Model) bool { return m.SlotsFree == m.Slots })
 	}
 	g.nobodyWasKilled()
 	c := h.dial(client.WithWindow(8)) // nobody else is bound
-	if err := askSized(background(t), c, m.Width, cmdAnswer, 0, 1); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, askSized(background(t), c, m.Width, cmdAnswer, 0, 1))
 	c.Close()
 	h.settled()
 }

@@ -3,7 +3,9 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"os"
 	"strconv"
@@ -13,8 +15,12 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -48,9 +54,7 @@ func TestAClientThatForkedAndDiedIsNoticedWhileItsChildKeepsTheConnection(t *tes
 	h.worker(theModel)
 	c := h.client("fork")
 	var pid int
-	if err := c.Expect("forked", &pid, patience); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Expect("forked", &pid, patience))
 	defer func() {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}()
@@ -91,6 +95,7 @@ func TestWhatADepartedClientHadQueuedIsCanceled(t *testing.T) {
 // looks for that only when there is something to do. A client that has another
 // slot for its next request must not seem to have two in flight meanwhile.
 func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
+	t.Parallel()
 	r := inProcess(t, shm.NewHeap(), testbed.Model{Name: "m", Slots: 16, MaxBatch: 8, Wait: time.Minute, Lease: 2 * time.Minute})
 	r.worker(2, obey)
 	c := r.dial()
@@ -98,21 +103,15 @@ func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
 	var last client.Request
 	for i := range n {
 		req, err := c.Claim(t.Context(), 1)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if b, err := req.InputBytes(0); err == nil {
 			clear(b)
 		}
-		if err := req.Commit(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, req.Commit(t.Context()))
 		if i > 0 {
 			_ = last.Release()
 		}
-		if err := req.WaitFor(patience); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, req.WaitFor(patience))
 		last = req
 	}
 	if why := r.model("m").Reasons; why["nobody"] != n {
@@ -124,6 +123,7 @@ func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
 }
 
 func TestARequestEndsAfterTheMostTimeOfItsLevelAlsoWhileItRuns(t *testing.T) {
+	t.Parallel()
 	r := inProcess(t, shm.NewHeap(), testbed.Model{Name: "m", Slots: 16, MaxBatch: 8, Lease: time.Minute})
 	release := make(chan struct{})
 	r.worker(1, func(ctx context.Context, b *worker.Batch) error {
@@ -155,6 +155,9 @@ func TestAFullRingRefusesTheNextClientAndTakesItOnceThereIsRoom(t *testing.T) {
 	if _, err := h.tryDial(client.WithWindow(65)); !errors.Is(err, client.ErrRingFull) {
 		t.Errorf("more slots than the ring has: %v", err)
 	}
+	if _, err := h.tryDial(client.WithWindow(64)); !errors.Is(err, status.ErrQuota) || !strings.Contains(err.Error(), "may have 56 (max_window)") {
+		t.Errorf("a window of the whole ring: %v", err)
+	}
 	second := h.dial(client.WithWindow(24))
 	works(t, first, 60)
 	works(t, second, 60)
@@ -170,4 +173,35 @@ func TestAFullRingRefusesTheNextClientAndTakesItOnceThereIsRoom(t *testing.T) {
 	})
 	second.Close()
 	h.settled()
+}
+
+func TestASlotOfAPrivateModelIsClearedBeforeAnotherHasIt(t *testing.T) {
+	m := theModel
+	m.Private = true
+	h := newHost(t, m)
+	h.worker(m)
+	first := h.dial(client.WithWindow(4))
+	const secret = int64(0x5ec4e75ec4e75ec4)
+	x := make([]int64, 2*testbed.Width)
+	for i := range x {
+		x[i] = secret
+	}
+	must.Do(t, testbed.Ask(background(t), first, x, testbed.Width))
+	failed := askLater(background(t), first, cmdFail, secret) // whose reason is on the board
+	failed.ends(t, client.ErrFailed)
+	first.Close()
+	h.settled() // its window is back
+	s, err := attach.Open(t.Context(), h.socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: "m", Window: 8})
+	must.Do(t, err)
+	defer s.Close()
+	for what, mem := range map[string][]byte{"planes": s.Planes.Bytes(), "board": s.BoardSeg.Bytes()} {
+		for _, number := range []int64{secret, testbed.Answer(secret, 0)} {
+			if i := bytes.Index(mem, binary.NativeEndian.AppendUint64(nil, uint64(number))); i >= 0 {
+				t.Errorf("the former client's %#x is in the %s, at %d", number, what, i)
+			}
+		}
+		if bytes.Contains(mem, []byte("told to fail")) {
+			t.Errorf("the reason of its failure is in the %s", what)
+		}
+	}
 }

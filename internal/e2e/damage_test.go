@@ -5,13 +5,14 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
 	"testing"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 func damage(h *host, do string, seed int64) *proc {
@@ -60,9 +61,7 @@ func TestAClientThatSpoilsThePayloadSpoilsNothingElse(t *testing.T) {
 	before := h.dial()
 	p := damage(h, "planes", 1)
 	p.expect("done")
-	if err := p.end(); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, p.end())
 	works(t, before, 20)
 	after := h.dial() // the header it overwrote is not what others go by
 	works(t, after, 20)
@@ -81,9 +80,7 @@ func TestAClientCannotWriteTheBoardOrShrinkASegment(t *testing.T) {
 	p.expect("mmap refused")
 	p.expect("mprotect refused")
 	p.expect("truncate refused")
-	if err := p.end(); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, p.end())
 	h.settled()
 }
 
@@ -95,12 +92,7 @@ func TestAWorkerThatWritesGarbageIsKilledAndItsRequestsGoToAnother(t *testing.T)
 			p := damage(h, do, 1)
 			p.expect("attached")
 			all := []asking{askLater(background(t), c, cmdAnswer, 0), askLater(background(t), c, cmdAnswer, 0)}
-			h.eventually("it is an offender", func() error {
-				if m := h.model("m"); m.Offenders == 0 {
-					return fmt.Errorf("%+v", m)
-				}
-				return nil
-			})
+			h.until("it is an offender", "m", func(m stats.Model) bool { return m.Offenders > 0 })
 			h.worker(theModel)
 			for _, a := range all {
 				a.ends(t, nil)

@@ -7,15 +7,18 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand"
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
@@ -59,9 +62,7 @@ func idleHost(t *testing.T, models ...testbed.Model) *host {
 	t.Helper()
 	h := &host{t: t, mine: usageOf(t, os.Getpid())}
 	bed, err := testbed.New(context.Background()) // not the test's, which ends before its clean-up
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(bed.Close)
 	h.bed, h.socket = bed, bed.Path("b.sock")
 	h.job = testbed.BrokerJob{Socket: h.socket, Models: models, DrainTime: 10 * patience, WorkerGrace: 10 * patience}
@@ -71,9 +72,7 @@ func idleHost(t *testing.T, models ...testbed.Model) *host {
 func usageOf(t *testing.T, pid int) testbed.Usage {
 	t.Helper()
 	u, err := testbed.UsageOf(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return u
 }
 
@@ -81,9 +80,7 @@ func usageOf(t *testing.T, pid int) testbed.Usage {
 func (h *host) start(s testbed.Spec) *proc {
 	h.t.Helper()
 	p, err := h.bed.Start(s)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	h.t.Cleanup(func() {
 		if h.t.Failed() {
 			h.t.Logf("--- %s:\n%s", p, p.Log())
@@ -145,9 +142,7 @@ func (h *host) keepWorker(j job) (stop func()) {
 // set changes a key of a model's policy.
 func (h *host) set(m testbed.Model, key, value string) {
 	h.t.Helper()
-	if err := admin.New(h.socket).Set(h.t.Context(), m.Name, map[string]string{key: value}); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, admin.New(h.socket).Set(h.t.Context(), m.Name, map[string]string{key: value}))
 }
 
 // workerStats is what the statistics say of a worker.
@@ -170,9 +165,7 @@ func (h *host) client(do string) *proc {
 func (h *host) dial(opts ...client.Option) *client.Client {
 	h.t.Helper()
 	c, err := h.tryDial(append(opts, client.WaitForModel())...)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.Do(h.t, err)
 	return c
 }
 
@@ -236,6 +229,22 @@ func eventually(t *testing.T, what string, f func() error) {
 	}
 }
 
+// until waits until the statistics of a model are as expected.
+func (h *host) until(what, model string, is func(m stats.Model) bool) {
+	h.t.Helper()
+	until(h.t, h.socket, what, model, is)
+}
+
+func until(t *testing.T, socket, what, model string, is func(m stats.Model) bool) {
+	t.Helper()
+	eventually(t, what, func() error {
+		if m := modelOf(t, socket, model); !is(m) {
+			return fmt.Errorf("%+v", m)
+		}
+		return nil
+	})
+}
+
 // wait waits for goroutines that send requests; if one never ends, it tells
 // what the broker thinks.
 func (h *host) wait(wg *sync.WaitGroup) {
@@ -253,12 +262,7 @@ func (h *host) wait(wg *sync.WaitGroup) {
 // queued waits until that many requests wait in the broker's queue.
 func (h *host) queued(n int) {
 	h.t.Helper()
-	h.eventually("the queue's length", func() error {
-		if got := h.model("m").QueueLength; got != n {
-			return fmt.Errorf("%d queued, not %d", got, n)
-		}
-		return nil
-	})
+	h.until("the queue's length", "m", func(m stats.Model) bool { return m.QueueLength == n })
 }
 
 // settled waits until the broker has no client, and checks that every slot is
@@ -329,9 +333,7 @@ func (p *proc) end() error {
 // expect waits for a message of that name.
 func (p *proc) expect(name string) {
 	p.t.Helper()
-	if err := p.Expect(name, nil, patience); err != nil {
-		p.t.Fatal(err)
-	}
+	must.Do(p.t, p.Expect(name, nil, patience))
 }
 
 // refused expects that the process's first word is that error, whose text has
@@ -344,4 +346,70 @@ func (p *proc) refused(want error, parts ...string) {
 			p.t.Errorf("%s was told %v, not %q", p, err, part)
 		}
 	}
+}
+
+// nonce is unlike any other request's of this process.
+var nonce atomic.Int64
+
+// ask runs one request and checks every number of its answer.
+func ask(ctx context.Context, c *client.Client, cmd, arg int64, rows int) error {
+	return askSized(ctx, c, testbed.Width, cmd, arg, rows)
+}
+
+func askSized(ctx context.Context, c *client.Client, width int, cmd, arg int64, rows int) error {
+	x := make([]int64, width*rows)
+	n := nonce.Add(1)
+	rng := rand.New(rand.NewSource(n))
+	for r := range rows {
+		row := x[r*width : (r+1)*width]
+		for j := range row {
+			row[j] = rng.Int63()
+		}
+		row[0], row[1], row[2] = 0, n, arg
+	}
+	x[0] = cmd
+	return testbed.Ask(ctx, c, x, width)
+}
+
+// asking is a request under way.
+type asking chan error
+
+func askLater(ctx context.Context, c *client.Client, cmd, arg int64) asking {
+	ch := make(asking, 1)
+	go func() { ch <- ask(ctx, c, cmd, arg, 1) }()
+	return ch
+}
+
+// ends waits for the request's one end and compares it with want, nil being a
+// correct answer.
+func (a asking) ends(t *testing.T, want error) {
+	t.Helper()
+	select {
+	case err := <-a:
+		if !errors.Is(err, want) {
+			t.Errorf("request ended with %v, expected %v", err, want)
+		}
+	case <-time.After(patience):
+		t.Fatalf("request has no end, expected %v", want)
+	}
+}
+
+// works sends some requests and expects correct answers.
+func works(t *testing.T, c *client.Client, n int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var all []asking
+	for range n {
+		all = append(all, askLater(ctx, c, cmdAnswer, 0))
+	}
+	for _, a := range all {
+		a.ends(t, nil)
+	}
+}
+
+func background(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/stats"
@@ -42,9 +43,7 @@ func onLoops(t *testing.T, mem shm.Memory, loops int, models ...testbed.Model) *
 		cfg.Models = append(cfg.Models, m.Config())
 	}
 	b, err := testbed.StartLocal(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	r := &ring{t: t, socket: b.Socket(), mem: mem}
 	t.Cleanup(func() {
 		r.wg.Wait()
@@ -89,9 +88,7 @@ func (r *ring) dial(opts ...client.Option) *client.Client {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	c, err := client.Dial(ctx, "m", append([]client.Option{client.WithSocket(r.socket), client.WithMemory(r.mem), client.WaitForModel()}, opts...)...)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, err)
 	return c
 }
 
@@ -103,14 +100,17 @@ func (r *ring) model(name string) stats.Model {
 // set changes a key of the model's policy.
 func (r *ring) set(key, value string) {
 	r.t.Helper()
-	if err := admin.New(r.socket).Set(r.t.Context(), "m", map[string]string{key: value}); err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, admin.New(r.socket).Set(r.t.Context(), "m", map[string]string{key: value}))
 }
 
 func (r *ring) eventually(what string, f func() error) {
 	r.t.Helper()
 	eventually(r.t, what, f)
+}
+
+func (r *ring) until(what, model string, is func(m stats.Model) bool) {
+	r.t.Helper()
+	until(r.t, r.socket, what, model, is)
 }
 
 // settled waits until every slot is back and every request has ended once.

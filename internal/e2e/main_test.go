@@ -20,12 +20,7 @@ func TestMain(m *testing.M) {
 		"evil stage": testbed.With(playEvilStage),
 		"client":     testbed.With(playClient),
 		"damage":     testbed.With(playDamage),
-		"ballast":    testbed.With(playBallast),
-		"clock":      playClock,
-		"leaver":     testbed.With(playLeaver),
-		"quitter":    testbed.With(playQuitter),
 		"setter":     testbed.With(playSetter),
-		"knocker":    testbed.With(playKnocker),
 	})
 	// The Go runtime's own descriptors, before anything is counted.
 	if r, w, err := os.Pipe(); err == nil {

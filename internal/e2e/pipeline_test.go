@@ -8,12 +8,17 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -85,13 +90,9 @@ func TestARequestGoesThroughAllStagesAndTheirStatisticsTellOfEach(t *testing.T) 
 	c := h.dial(client.WithWindow(24))
 	works(t, c, 200)
 	for _, rows := range []int{2, 5, 8} {
-		if err := ask(background(t), c, cmdAnswer, 0, rows); err != nil {
-			t.Error(err)
-		}
+		must.Check(t, ask(background(t), c, cmdAnswer, 0, rows))
 	}
-	if err := ask(background(t), c, cmdAnswer, 0, 9); !errors.Is(err, client.ErrTooLarge) {
-		t.Errorf("more rows than a batch: %v", err)
-	}
+	must.Fail(t, "more rows than a batch", ask(background(t), c, cmdAnswer, 0, 9), client.ErrTooLarge)
 	c.Close()
 	h.settled()
 	whole := h.model("m")
@@ -175,12 +176,7 @@ func TestDeadlineCancelAndDeathOfTheClientCountInEveryStage(t *testing.T) {
 	c := h.dial()
 	inStage := func(k, n int) {
 		t.Helper()
-		h.eventually("the queue of the stage", func() error {
-			if s := h.model("m/" + thePipeline.StageName(k)); s.QueueLength != n {
-				return fmt.Errorf("%d queued, not %d", s.QueueLength, n)
-			}
-			return nil
-		})
+		h.until("the queue of the stage", "m/"+thePipeline.StageName(k), func(s stats.Model) bool { return s.QueueLength == n })
 	}
 	for k := 1; k <= 3; k++ {
 		name := "m/" + thePipeline.StageName(k)
@@ -225,27 +221,18 @@ func TestDeadlineCancelAndDeathOfTheClientCountInEveryStage(t *testing.T) {
 		held.ends(t, client.ErrCanceled)
 		all[k-1].Signal(syscall.SIGUSR1)
 		works(t, c, 5)
+		// Its client dies while the worker has it.
+		dying = h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: thePipeline, Do: "wait", Stage: k}})
+		all[k-1].expect("slow")
+		dying.Kill()
+		all[k-1].Signal(syscall.SIGUSR1)
+		works(t, c, 5)
 		s := h.model(name)
 		// The last one may have been answered before the broker read of its end,
 		// and a client that saw its deadline pass cancels.
 		if n := s.Ended["Expired"] + s.Ended["Canceled"]; n < 3 {
 			t.Errorf("%s: %v", name, s.Ended)
 		}
-	}
-	c.Close()
-	h.settled()
-}
-
-func TestAClientThatDiesWhileAMiddleStageHasItsRequestLeavesNothingBehind(t *testing.T) {
-	h := newHost(t, thePipeline)
-	all := h.stages(thePipeline, "patiently")
-	c := h.dial()
-	for k := 1; k <= 3; k++ {
-		dying := h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: thePipeline, Do: "wait", Stage: k}})
-		all[k-1].expect("slow")
-		dying.Kill()
-		all[k-1].Signal(syscall.SIGUSR1)
-		works(t, c, 5)
 	}
 	c.Close()
 	h.settled()
@@ -262,13 +249,88 @@ func TestADrainingBrokerFinishesWhatIsInAnyStage(t *testing.T) {
 	}
 	h.broker.Signal(syscall.SIGTERM)
 	h.draining()
-	if err := ask(background(t), c, cmdAnswer, 0, 1); !errors.Is(err, client.ErrDraining) {
-		t.Errorf("accepted while draining: %v", err)
-	}
+	must.Fail(t, "accepted while draining", ask(background(t), c, cmdAnswer, 0, 1), client.ErrDraining)
 	for k := 2; k >= 0; k-- {
 		all[k].Signal(syscall.SIGUSR1)
 		asked[k].ends(t, nil)
 	}
 	h.drained()
 	c.Close()
+}
+
+func TestAPolicyIsSetForAStageAndNotForThePipeline(t *testing.T) {
+	h := newHost(t, thePipeline)
+	a := admin.New(h.socket)
+	ctx := background(t)
+	must.Do(t, a.Set(ctx, "m/s2", map[string]string{"wait_time": "7ms", "max_batch_size": "4"}))
+	if s := h.model("m/s2"); s.Policy["wait_time"] != "7ms" || h.model("m/s1").Policy["wait_time"] != "1ms" || h.model("m").MaxBatchSize != 4 {
+		t.Errorf("%v", s.Policy)
+	}
+	for name, want := range map[string]error{"m": status.ErrInvalid, "m/s9": status.ErrUnknownModel, "m/": status.ErrUnknownModel, "x/s2": status.ErrUnknownModel} {
+		if err := a.Set(ctx, name, map[string]string{"wait_time": "7ms"}); !errors.Is(err, want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := a.Set(ctx, "m/s2", map[string]string{"private": "true"}); !errors.Is(err, status.ErrInvalid) {
+		t.Error(err)
+	}
+	w := worker.Config{Socket: h.socket, Model: "m", Signature: thePipeline.Signature()}
+	if _, err := worker.Attach(ctx, w); !errors.Is(err, status.ErrInvalid) {
+		t.Errorf("a worker of the whole pipeline: %v", err)
+	}
+	if w.Model = "m/s2"; true {
+		if _, err := worker.Attach(ctx, w); !errors.Is(err, status.ErrSignatureMismatch) {
+			t.Errorf("a worker of another signature: %v", err)
+		}
+	}
+}
+
+const declared = `{"inputs": ["x:i64[16]"], "policy": {"slots": "64", "max_batch_size": "8"}, "stages": [
+	{"name": "s1", "inputs": ["x"], "outputs": ["h1:i64[16]"], "policy": {"max_batch_size": "4"}},
+	{"name": "s2", "inputs": ["x", "h1"], "outputs": ["h2:i64[16]"]},
+	{"name": "s3", "inputs": ["x", "h2"], "outputs": ["y:i64[16]"]}]}`
+
+func TestWorkersDeclareAPipelineThatGoesWithTheLastOfThem(t *testing.T) {
+	h := newHost(t) // no models
+	ctx, stop := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for k := 3; k >= 1; k-- {
+		cfg := thePipeline.StageConfig(k, h.socket)
+		cfg.Pipeline = declared
+		wg.Go(func() {
+			err := worker.Serve(ctx, cfg, func(_ context.Context, b *worker.Batch) error {
+				for i := range b.Rows() {
+					thePipeline.RunStage(k, b, i)
+				}
+				return nil
+			})
+			if err != nil && !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		})
+	}
+	c := h.dial()
+	works(t, c, 30)
+	if m := c.Model(); m.MaxBatchSize != 4 {
+		t.Errorf("%+v", m)
+	}
+	for text, want := range map[string]error{
+		"{": status.ErrInvalid, `{"stages": []}`: status.ErrInvalid, `{"inputs": ["x:i64[1]"], "stages": [{"name": "s1", "inputs": ["x"], "outputs": ["y:i64[1]"]}]}`: status.ErrSignatureMismatch,
+	} {
+		cfg := thePipeline.StageConfig(1, h.socket)
+		cfg.Pipeline = text
+		if _, err := worker.Attach(background(t), cfg); !errors.Is(err, want) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	c.Close()
+	stop()
+	wg.Wait()
+	h.eventually("it is forgotten", func() error {
+		if n := len(h.stats().Models); n != 0 {
+			return fmt.Errorf("%d lines", n)
+		}
+		return nil
+	})
+	h.settled()
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -55,25 +56,6 @@ func TestOneConnectionTooManyIsRefusedByNameAndTheOthersWorkOn(t *testing.T) {
 	h.settled()
 }
 
-func TestABrokerOutOfDescriptorsSaysSoAndServesThoseItHas(t *testing.T) {
-	h := idleHost(t, theModel)
-	h.limits.Descriptors = 60
-	h.startBroker()
-	h.worker(theModel)
-	all, err := dialUntilRefused(h)
-	if !errors.Is(err, status.ErrNoDescriptors) {
-		t.Errorf("after %d clients: %v", len(all), err)
-	}
-	if len(all) < 4 {
-		t.Errorf("only %d clients", len(all))
-	}
-	for _, c := range all {
-		works(t, c, 2)
-		c.Close()
-	}
-	h.settled()
-}
-
 // Connections that say nothing take every descriptor, so that the next one
 // cannot even be accepted.
 func TestABrokerThatCannotAcceptStillSaysWhy(t *testing.T) {
@@ -93,9 +75,7 @@ func TestABrokerThatCannotAcceptStillSaysWhy(t *testing.T) {
 	h.eventually("the next client is told", func() error { // on a slow machine the first are hung up on before it comes
 		for range 2 * h.limits.Descriptors {
 			s, err := net.Dial("unix", h.socket)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			silent = append(silent, s)
 		}
 		defer hangUp()

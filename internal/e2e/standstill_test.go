@@ -12,6 +12,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -22,9 +23,7 @@ func TestDeadlinesAreKeptWhileTheBrokerStandsStill(t *testing.T) {
 	c := h.dial(client.WithWindow(window))
 	other := h.dial()
 	w, err := worker.Attach(background(t), theModel.WorkerConfig(h.socket))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	h.broker.Signal(syscall.SIGSTOP)
 	defer h.broker.Signal(syscall.SIGCONT)
 	soon := func() context.Context {
@@ -41,9 +40,7 @@ func TestDeadlinesAreKeptWhileTheBrokerStandsStill(t *testing.T) {
 		if err == nil {
 			err = r.Commit(context.Background())
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return r
 	}
 	expired := func(what string, err error) {
@@ -68,9 +65,7 @@ func TestDeadlinesAreKeptWhileTheBrokerStandsStill(t *testing.T) {
 	expired("Poll until it ends", err)
 	held = append(held, polled)
 	for _, r := range held {
-		if err := r.Release(); err != nil {
-			t.Error(err)
-		}
+		must.Check(t, r.Release())
 	}
 	for what, call := range map[string]func() error{
 		"Claim": func() error { _, err := c.Claim(soon(), 1); return err }, // the broker still has all of them

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -13,27 +14,11 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/worker"
 )
-
-func TestTheRequestsOfAKilledWorkerAreAnsweredByAnother(t *testing.T) {
-	h := newHost(t, theModel)
-	first := h.workerThat("patiently", theModel)
-	c := h.dial()
-	slow := askLater(background(t), c, cmdSlow, 1)
-	first.expect("slow")
-	second := h.worker(theModel)
-	first.Kill()
-	second.expect("slow") // the same request, from the same bytes
-	slow.ends(t, nil)
-	works(t, c, 20)
-	c.Close()
-	h.settled()
-	if m := h.model("m"); m.Requeued != 1 || m.WorkersLost != 1 {
-		t.Errorf("requeued %d, lost %d workers", m.Requeued, m.WorkersLost)
-	}
-}
 
 func TestAWorkerRunsSeveralBatchesAtOnceAndAnotherRunsThemAllIfItIsKilled(t *testing.T) {
 	const atOnce = 4
@@ -52,12 +37,18 @@ func TestAWorkerRunsSeveralBatchesAtOnceAndAnotherRunsThemAllIfItIsKilled(t *tes
 	second := h.newWorker(job{Model: m, AtOnce: atOnce})
 	h.eventually("the second is attached", func() error { _, err := h.workerStats("m", second); return err })
 	first.Kill()
+	for range all {
+		second.expect("slow") // the same requests, from the same bytes
+	}
 	for _, a := range all {
 		a.ends(t, nil)
 	}
 	works(t, c, 20)
 	c.Close()
 	h.settled()
+	if m := h.model("m"); m.Requeued != atOnce || m.WorkersLost != 1 {
+		t.Errorf("requeued %d, lost %d workers", m.Requeued, m.WorkersLost)
+	}
 }
 
 func TestRestartsAreCountedForTheWorkerThatFollowsNotForTheOneThatStays(t *testing.T) {
@@ -69,40 +60,13 @@ func TestRestartsAreCountedForTheWorkerThatFollowsNotForTheOneThatStays(t *testi
 	}
 	stays, goes := attach(), attach()
 	goes.Kill()
-	h.eventually("one is left", func() error {
-		if n := len(h.model("m").Workers); n != 1 {
-			return fmt.Errorf("%d workers", n)
-		}
-		return nil
-	})
+	h.until("one is left", "m", func(m stats.Model) bool { return len(m.Workers) == 1 })
 	follows := attach()
 	for p, want := range map[*proc]int{stays: 0, follows: 1} {
 		if w, err := h.workerStats("m", p); err != nil || w.Restarts != want {
 			t.Errorf("%+v, %v: want %d restarts", w, err, want)
 		}
 	}
-	h.settled()
-}
-
-func TestWithoutAWorkerRequestsWaitForOneOrForTheirDeadline(t *testing.T) {
-	h := newHost(t, theModel)
-	first := h.workerThat("patiently", theModel)
-	c := h.dial()
-	ctx := background(t)
-	short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
-	defer cancel()
-	patient, hasty := askLater(ctx, c, cmdSlow, 1), askLater(short, c, cmdSlow, 1)
-	first.expect("slow")
-	first.Kill()
-	hasty.ends(t, client.ErrExpired)
-	select {
-	case err := <-patient:
-		t.Fatalf("answered without a worker: %v", err)
-	default:
-	}
-	h.worker(theModel)
-	patient.ends(t, nil)
-	c.Close()
 	h.settled()
 }
 
@@ -201,47 +165,9 @@ func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing
 	}
 }
 
-func TestAPoisonousInputFailsAloneAndItsNeighboursSucceed(t *testing.T) {
-	m := theModel
-	m.Wait = 20 * time.Millisecond // so that they share a batch
-	h := newHost(t, m)
-	stop := h.keepWorker(job{Model: m})
-	c := h.dial()
-	ctx := background(t)
-	var good []asking
-	for range 6 {
-		good = append(good, askLater(ctx, c, cmdAnswer, 0))
-	}
-	bad := askLater(ctx, c, cmdPoison, 0)
-	bad.ends(t, client.ErrWorkerDied)
-	for _, a := range good {
-		a.ends(t, nil)
-	}
-	works(t, c, 10)
-	stop()
-	c.Close()
-	h.settled()
-	if m := h.model("m"); m.WorkersLost != 3 || m.Ended["WorkerDied"] != 1 {
-		t.Errorf("%d workers died, ended %v", m.WorkersLost, m.Ended)
-	}
-}
-
-func TestAWorkerMayFailOneRequestOfABatch(t *testing.T) {
-	m := theModel
-	m.Wait = 20 * time.Millisecond
-	h := newHost(t, m)
-	h.worker(m)
-	c := h.dial()
-	ctx := background(t)
-	bad, good := askLater(ctx, c, cmdFail, 0), askLater(ctx, c, cmdAnswer, 0)
-	bad.ends(t, client.ErrFailed)
-	good.ends(t, nil)
-	c.Close()
-	h.settled()
-}
-
 // A broker and a worker in one process: the broker cannot kill itself.
 func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsDone(t *testing.T) {
+	t.Parallel()
 	r := inProcess(t, nil, testbed.Model{Name: "m", Slots: 16, MaxBatch: 1, Lease: time.Second})
 	release := make(chan struct{})
 	entered := make(chan struct{}, 16)
@@ -260,11 +186,8 @@ func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsDone(t *testing.T) {
 	hung.ends(t, client.ErrWorkerHung)
 	// Its slot stays held; the others can be used, and wait for a worker.
 	next := askLater(ctx, c, cmdAnswer, 0)
-	r.eventually("quarantined", func() error {
-		if s := r.model("m"); len(s.Workers) != 1 || s.Workers[0].State != "quarantined" || s.QueueLength != 1 {
-			return fmt.Errorf("%+v", s)
-		}
-		return nil
+	r.until("quarantined", "m", func(m stats.Model) bool {
+		return len(m.Workers) == 1 && m.Workers[0].State == "quarantined" && m.QueueLength == 1
 	})
 	r.set("lease", lease.String()) // an honest worker that is not scheduled for a while is not hung
 	close(release)
@@ -275,11 +198,10 @@ func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsDone(t *testing.T) {
 }
 
 func TestAQuarantinedWorkerThatHangsUpIsForgottenOnceItIsDone(t *testing.T) {
+	t.Parallel()
 	r := inProcess(t, nil, testbed.Model{Name: "m", Slots: 16, MaxBatch: 1, Lease: time.Second})
 	w, err := worker.Attach(background(t), worker.Config{Model: "m", Signature: theModel.Signature(), Socket: r.socket})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	c := r.dial()
 	hung := askLater(background(t), c, cmdAnswer, 0)
 	if _, err := w.Next(background(t)); err != nil {
@@ -287,15 +209,52 @@ func TestAQuarantinedWorkerThatHangsUpIsForgottenOnceItIsDone(t *testing.T) {
 	}
 	hung.ends(t, client.ErrWorkerHung)
 	w.Close() // completes what it took, too late, and leaves
-	r.eventually("it is gone", func() error {
-		if s := r.model("m"); len(s.Workers) != 0 {
-			return fmt.Errorf("%+v", s.Workers)
-		}
-		return nil
-	})
+	r.until("it is gone", "m", func(m stats.Model) bool { return len(m.Workers) == 0 })
 	r.set("lease", lease.String()) // as above
 	r.worker(2, obey)
 	works(t, c, 20)
 	c.Close()
 	r.settled()
+}
+
+// strangers runs the broker as one user and lets another in.
+func strangers(t *testing.T, models ...testbed.Model) (h *host, user int) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root to become somebody else")
+	}
+	const owner, other = 54320, 54321
+	h = idleHost(t, models...)
+	must.Do(t, os.Chmod(h.bed.Dir, 0o755))
+	must.Do(t, os.Chown(h.bed.Dir, owner, owner))
+	h.uid = owner
+	h.job.OpenFolder = true
+	return h, other
+}
+
+func TestALeaseIsNotProlongedByBatchesThatCameAfter(t *testing.T) {
+	m := theModel
+	m.MaxBatch, m.Lease = 1, time.Second
+	h := newHost(t, m)
+	for range 2 { // kept: one that is not scheduled for a second is killed, too
+		defer h.keepWorker(job{Model: m, AtOnce: 3})()
+	}
+	c := h.dial(client.WithWindow(8))
+	hung := askLater(background(t), c, cmdHang, 0)
+	ctx, stop := context.WithCancel(background(t))
+	var busy sync.WaitGroup
+	for range 4 {
+		busy.Go(func() {
+			for ctx.Err() == nil {
+				x := make([]int64, testbed.Width)
+				x[0] = 1 << 40
+				_ = testbed.Ask(ctx, c, x, testbed.Width)
+			}
+		})
+	}
+	hung.ends(t, client.ErrWorkerDied) // it hung both, one after the other
+	stop()
+	busy.Wait()
+	c.Close()
+	h.settled()
 }

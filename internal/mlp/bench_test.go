@@ -5,6 +5,8 @@ package mlp
 import (
 	"fmt"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // BenchmarkForward is the default model at growing batches, on one core:
@@ -13,9 +15,7 @@ import (
 func BenchmarkForward(b *testing.B) {
 	for name, k := range kernels() {
 		m, err := newOn(k, Default())
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, err)
 		for _, rows := range []int{1, 8, 32} {
 			b.Run(fmt.Sprintf("kernel=%s/rows=%d", name, rows), func(b *testing.B) {
 				src, dst := make([]float32, rows*m.In()), make([]float32, rows*m.Out())

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 func TestImpossibleShapesAreRefused(t *testing.T) {
@@ -69,9 +71,7 @@ func TestASeedGivesTheSameWeightsWithEveryKernel(t *testing.T) {
 		}
 	}
 	other, err := New(Config{Sizes: sizes, Seed: 8})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if slices.Equal(other.layers[0].weights, first.layers[0].weights) {
 		t.Error("another seed gives the same weights")
 	}

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // fileTensor is a tensor as a file has it.
@@ -34,22 +36,16 @@ func writeFile(t *testing.T, tensors ...fileTensor) (path string) {
 		data = append(data, x.data...)
 	}
 	text, err := json.Marshal(header)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	path = filepath.Join(t.TempDir(), "m.safetensors")
-	if err := os.WriteFile(path, slices.Concat(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text, data), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, slices.Concat(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text, data), 0o600))
 	return path
 }
 
 func floats(t *testing.T, s []float32) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := binary.Write(&b, binary.LittleEndian, s); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, binary.Write(&b, binary.LittleEndian, s))
 	return b.Bytes()
 }
 
@@ -65,9 +61,7 @@ func TestAModelInAFileIsLoadedBitForBitWithEveryKernel(t *testing.T) {
 	path := writeFile(t, tensors...)
 	for name, k := range kernels() {
 		got, err := loadOn(k, path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		same := newTest(t, k, m.sizes...)
 		if !slices.Equal(got.Sizes(), same.Sizes()) {
 			t.Fatalf("sizes %v", got.Sizes())
@@ -94,9 +88,7 @@ func TestAModelInAFileIsLoadedBitForBitWithEveryKernel(t *testing.T) {
 func TestAFileFromNumpyComputesWhatNumpyWould(t *testing.T) {
 	for name, k := range kernels() {
 		m, err := loadOn(k, "testdata/linear.safetensors")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		dst := make([]float32, 2)
 		m.Forward(dst, []float32{1, 2, 3, 4, 8, 12}, 2)
 		// Row 0: relu(3.5+0.5, 8-20) = (4, 0) → 7. Row 1: relu(14+0.5, 32-20) = (14.5, 12) → 64.

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // kernels are the kernels of this CPU, by name.
@@ -21,9 +23,7 @@ func kernels() map[string]*kernel {
 func newTest(t *testing.T, k *kernel, sizes ...int) *MLP {
 	t.Helper()
 	m, err := newOn(k, Config{Sizes: sizes, Seed: 7})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return m
 }
 

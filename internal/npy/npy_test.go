@@ -13,6 +13,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // The files in testdata were written by numpy 2.4.6:
@@ -36,9 +38,7 @@ const testLimit = 1 << 20
 func fixture(t testing.TB, name string) []byte {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", name+".npy"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return b
 }
 
@@ -172,9 +172,7 @@ func TestLargeDataArrivesWholeAndTheRestStaysUnread(t *testing.T) {
 	want := Array{"u8", []int{3, 1 << 20}, bytes.Repeat([]byte("abc"), 1<<20)}
 	var b bytes.Buffer
 	for range 2 {
-		if err := Write(&b, want); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, Write(&b, want))
 	}
 	for range 2 {
 		got, err := Read(&b, 3<<20)

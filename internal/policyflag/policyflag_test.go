@@ -19,6 +19,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/broker/configfile"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/policyflag"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
@@ -66,13 +67,9 @@ type host struct {
 
 func serve(t *testing.T, models ...broker.ModelConfig) (*host, error) {
 	sig, err := tensor.ParseSignature([]string{"x:i32[<=8]"}, []string{"y:i32[1]"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	dir, err := os.MkdirTemp("", "rb") // t.TempDir is too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	h := &host{t: t, socket: filepath.Join(dir, "s", "b"), mem: shm.NewHeap(), sig: sig, log: &bytes.Buffer{}}
 	b, err := broker.New(broker.Config{Socket: h.socket, Memory: h.mem, Models: models, Logger: slog.New(slog.NewTextHandler(h.log, nil)), DrainTime: -1})
@@ -85,9 +82,7 @@ func serve(t *testing.T, models ...broker.ModelConfig) (*host, error) {
 	go func() { ended <- b.Serve(ctx) }()
 	t.Cleanup(func() {
 		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		must.Check(t, <-ended)
 	})
 	return h, nil
 }
@@ -138,9 +133,7 @@ var ways = map[string]func(t *testing.T, s sample, value, toml string) (policy.P
 		if f.Lookup(s.key) == nil {
 			arg = "--policy=" + s.key + "=" + value
 		}
-		if err := f.Parse([]string{arg}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.Parse([]string{arg}))
 		p, err := flags.Policy()
 		if err != nil {
 			return nil, err
@@ -253,15 +246,11 @@ func TestABadValueHasTheSameErrorWhateverWayItIsSet(t *testing.T) {
 func TestAReloadChangesWhatIsLiveAndNamesTheRest(t *testing.T) {
 	declared := func(text string) broker.ModelConfig {
 		cfg, err := configfile.Parse("[[model]]\nname = \"m\"\ninputs = [\"x:i32[<=8]\"]\noutputs = [\"y:i32[1]\"]\nmax_batch_size = 16\n" + text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return cfg.Models[0]
 	}
 	h, err := serve(t, declared(""))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, s := range samples {
 		if strings.Contains(s.key, ".") || s.key == "max_batch_size" {
 			continue
@@ -283,9 +272,7 @@ func TestAReloadChangesWhatIsLiveAndNamesTheRest(t *testing.T) {
 		}
 	}
 	// What the file no longer sets takes its default again.
-	if err := h.broker.Reload(broker.Config{Socket: h.socket, Models: []broker.ModelConfig{declared("")}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, h.broker.Reload(broker.Config{Socket: h.socket, Models: []broker.ModelConfig{declared("")}}))
 	if p := h.inForce(); p["wait_time"] != "auto" || p["priorities"] != "1" || p["max_batch_size"] != "16" {
 		t.Error(p)
 	}

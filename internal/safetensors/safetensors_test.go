@@ -16,6 +16,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // The files in testdata were written by safetensors 0.8.0 from numpy 2.4.6 arrays:
@@ -30,9 +32,7 @@ import (
 func fixture(t testing.TB, name string) []byte {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", name+".safetensors"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return b
 }
 
@@ -89,9 +89,7 @@ func TestAFileFromNumpyIsRead(t *testing.T) {
 	}
 	file := fixture(t, "numpy")
 	got, err := parse(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
@@ -171,9 +169,7 @@ func TestAnEmptyFileOfNoTensorsIsFine(t *testing.T) {
 
 func TestWhatIsNotThereIsNotOpened(t *testing.T) {
 	f, err := Open("testdata/numpy.safetensors")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer f.Close()
 	if n := f.Reader("b").Size(); n != 0 {
 		t.Errorf("a tensor that is not there has %d bytes", n)

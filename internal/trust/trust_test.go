@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // folder has a file "m" in it; both are this user's alone.
@@ -15,18 +17,14 @@ func folder(t *testing.T) (string, string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "models")
 	file := filepath.Join(dir, "m")
-	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(file, []byte("weights"), 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(file, []byte("weights"), 0o644)))
 	return dir, file
 }
 
 func TestAFileOfThisUserIsOpened(t *testing.T) {
 	dir, file := folder(t)
 	link := filepath.Join(dir, "link")
-	if err := errors.Join(os.Symlink("../models/./m", link), os.Chmod(dir, 0o1777|os.ModeSticky)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Symlink("../models/./m", link), os.Chmod(dir, 0o1777|os.ModeSticky)))
 	t.Chdir(dir)
 	for _, path := range []string{file, link, "m", "link", "../models/link", dir + "//m"} {
 		f, err := Open(path)
@@ -62,9 +60,7 @@ func TestAFileThatOthersMayWriteIsRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			link := filepath.Join(t.TempDir(), "link")
-			if err := os.Symlink(file, link); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.Symlink(file, link))
 			for _, path := range []string{file, link} {
 				if _, err := Open(path); !errors.Is(err, ErrOthers) {
 					t.Errorf("Open: %v", err)
@@ -77,9 +73,7 @@ func TestAFileThatOthersMayWriteIsRefused(t *testing.T) {
 func TestALinkOfAnotherUserIsRefused(t *testing.T) {
 	_, file := folder(t)
 	link := filepath.Join(t.TempDir(), "link")
-	if err := os.Symlink(file, link); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(file, link))
 	if err := os.Lchown(link, 4321, -1); err != nil {
 		t.Skip("only root gives files away")
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -28,9 +29,7 @@ func TestEveryModelRunsAlone(t *testing.T) {
 
 func TestSimulatedSleepsAndSaysSo(t *testing.T) {
 	m, err := New("simulated", Options{FixedCost: 2 * time.Millisecond, ItemCost: time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if !strings.Contains(m.Note, "simulated") {
 		t.Errorf("note is %q", m.Note)
 	}
@@ -48,9 +47,7 @@ func TestSimulatedSleepsAndSaysSo(t *testing.T) {
 func TestMLPTakesItsShapeFromTheFile(t *testing.T) {
 	const path = "../../internal/mlp/testdata/linear.safetensors" // 3 → 2 → 1
 	m, err := New("mlp", Options{ModelPath: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if got, want := m.Signature.String(), "x:f32[3] -> y:f32[1]"; got != want {
 		t.Errorf("signature %q, want %q", got, want)
 	}

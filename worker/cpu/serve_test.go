@@ -10,6 +10,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
@@ -21,9 +22,7 @@ func TestWhatWasPaddedToABucketComesBackInItsOwnShape(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	mem := shm.NewHeap()
 	b, err := testbed.StartLocal(broker.Config{Memory: mem})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	socket, ended := b.Socket(), make(chan error, 3)
 	inputs := []tensor.Spec{
 		{Name: "x", DType: tensor.I32, Shape: []int{4, 4, 2}, Variable: []int{0, 1}},
@@ -31,18 +30,14 @@ func TestWhatWasPaddedToABucketComesBackInItsOwnShape(t *testing.T) {
 	}
 	for _, name := range []string{"echo", "affine"} {
 		m, err := New(name, Options{Inputs: inputs, Scale: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		cfg := worker.Config{Model: name, Signature: m.Signature, Socket: socket, Memory: mem}
 		cfg.Policy = policy.New(policy.Slots(64), policy.Buckets("x", 0, 2, 4), policy.Buckets("x", 1, 4), policy.Buckets("k", 0, 8))
 		go func() { ended <- worker.Serve(ctx, cfg, m.Run) }()
 	}
 	for _, name := range []string{"echo", "affine"} {
 		c, err := client.Dial(ctx, name, client.WithSocket(socket), client.WithMemory(mem), client.WaitForModel())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for n := 1; n <= 4; n++ {
 			x, k := make([]int32, 2*n*(5-n)*2), make([]int64, 2*n)
 			for i := range x {
@@ -67,8 +62,6 @@ func TestWhatWasPaddedToABucketComesBackInItsOwnShape(t *testing.T) {
 	cancel()
 	ended <- b.Close()
 	for range 3 {
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		must.Check(t, <-ended)
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/mlp"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
@@ -36,9 +37,7 @@ func gpu(t testing.TB) *device {
 	if errors.Is(err, status.ErrNoGPU) {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(d.close)
 	return d
 }
@@ -64,9 +63,7 @@ func TestKernelsOnGPU(t *testing.T) {
 	}
 	for _, v := range vectors() { // not in subtests: those run on other threads
 		f, err := find(&v)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		after, err := runOnGPU(f, &v)
 		if err == nil {
 			err = v.check(after)
@@ -118,13 +115,9 @@ func host(t *testing.T, name string, o Options, settings policy.Policy) (*client
 	if errors.Is(err, status.ErrNoGPU) {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	b, err := testbed.StartLocal(broker.Config{DrainTime: time.Second, Logger: slog.Default()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	socket := b.Socket()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -177,12 +170,8 @@ func TestAffineIsTheCPUs(t *testing.T) {
 	spec := tensor.Spec{Name: "x", DType: tensor.F32, Shape: []int{7}}
 	c, _ := host(t, "affine", Options{Inputs: []tensor.Spec{spec}, Scale: 3, Offset: 0.5}, policy.New(policy.MaxBatchSize(8)))
 	out, err := c.Infer(context.Background(), []float32{0, 1, 2, 3, 4, 5, 6})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := same(out[0].Data, toBytes([]float32{0.5, 3.5, 6.5, 9.5, 12.5, 15.5, 18.5})); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, err)
+	must.Check(t, same(out[0].Data, toBytes([]float32{0.5, 3.5, 6.5, 9.5, 12.5, 15.5, 18.5})))
 }
 
 func TestPerceptronAgreesWithTheCPU(t *testing.T) {
@@ -199,21 +188,15 @@ func TestPerceptronAgreesWithTheCPU(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(c.precision, c.sizes), func(t *testing.T) {
 			reference, err := mlp.New(mlp.Config{Sizes: c.sizes, Seed: 1})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			conn, _ := host(t, "mlp", Options{Sizes: c.sizes, Seed: 1, Precision: c.precision}, policy.New(policy.MaxBatchSize(40)))
 			for _, rows := range []int{1, 5, 32, 40} {
 				x, want := floats(uint64(rows), rows*reference.In()), make([]float32, rows*reference.Out())
 				reference.Forward(want, x, rows)
 				out, err := conn.Infer(context.Background(), x)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, err)
 				got, err := tensor.As[float32](out[0])
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, err)
 				if err := near(got, want, c.tolerance); err != nil {
 					t.Errorf("%d rows: %v", rows, err)
 				}
@@ -238,9 +221,7 @@ const badPTX = `.version 7.0
 // The broker runs the batch elsewhere when this process ends, which it does not here.
 func TestAnIllegalAddressEndsTheWorkerWithoutAnAnswer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "bad.ptx")
-	if err := os.WriteFile(path, []byte(badPTX), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(badPTX), 0o600))
 	spec := []tensor.Spec{{Name: "x", DType: tensor.F32, Shape: []int{4}}}
 	out := []tensor.Spec{{Name: "y", DType: tensor.F32, Shape: []int{4}}}
 	c, served := host(t, "ptx", Options{PTX: path, Kernel: "bad", Signature: tensor.Signature{Inputs: spec, Outputs: out}}, policy.New(policy.MaxBatchSize(8)))
@@ -269,9 +250,7 @@ func TestTheExampleKernel(t *testing.T) {
 		weights[640+i] = float32(i)
 	}
 	path := filepath.Join(t.TempDir(), "weights.bin")
-	if err := os.WriteFile(path, toBytes(weights), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, toBytes(weights), 0o600))
 	sig := tensor.Signature{
 		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.F32, Shape: []int{64}}},
 		Outputs: []tensor.Spec{{Name: "y", DType: tensor.F32, Shape: []int{10}}},
@@ -282,18 +261,12 @@ func TestTheExampleKernel(t *testing.T) {
 		x[i] = float32(1 + i/64)
 	}
 	out, err := c.Infer(context.Background(), x)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	want := make([]float32, 30)
 	for i := range want {
 		want[i] = 0.64*float32(1+i/10) + float32(i%10)
 	}
 	got, err := tensor.As[float32](out[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := near(got, want, 1e-5); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, err)
+	must.Check(t, near(got, want, 1e-5))
 }

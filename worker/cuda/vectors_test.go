@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/internal/mlp"
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // A vector is one launch of a kernel and what must come of it. The same
@@ -31,12 +32,8 @@ func testVectors(t *testing.T, run runner) {
 	for _, v := range vectors() {
 		t.Run(v.name, func(t *testing.T) {
 			after, err := run(&v)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := v.check(after); err != nil {
-				t.Error(err)
-			}
+			must.Do(t, err)
+			must.Check(t, v.check(after))
 		})
 	}
 }
