@@ -154,6 +154,15 @@ func (b *private) scale(ctx context.Context, model string, instances int) (worke
 	return workers, err
 }
 
+// isolated counts the model's requests that ran again because their batch failed as a whole.
+func (b *private) isolated(ctx context.Context, model string) uint64 {
+	s, err := admin.New(b.socket).Stats(ctx)
+	if err != nil || s.Model(model) == nil {
+		return 0
+	}
+	return s.Model(model).Isolated
+}
+
 // discover starts the command to learn the model that it serves: the named one, which may be the last of several that a command
 // loads, or the only one.
 func (r *Report) discover(ctx context.Context) error {

@@ -242,9 +242,13 @@ func (r *Report) measure(ctx context.Context, b *private, c *Candidate, round in
 		l.Clients = min(inFlight, 2*openClients)
 		l.InFlight = (inFlight + l.Clients - 1) / l.Clients
 	}
+	before := b.isolated(ctx, r.Model)
 	result, err := l.Run(ctx, &progress.Line{})
 	if result != nil {
 		c.add(result, r.options.Window)
+	}
+	if c.Note == "" && b.isolated(ctx, r.Model) > before {
+		c.Note = "errors: batches failed as a whole, and ran again in smaller ones"
 	}
 	switch {
 	case errors.Is(err, testbed.ErrInterrupted):

@@ -29,7 +29,7 @@ def _quick() -> Any:
     except ImportError:
         return None
 
-    class Columns(quick.Columns, _plain.ByName):  # type: ignore[misc, name-defined]
+    class Columns(quick.Columns, ctypes_path.ByName):  # type: ignore[misc, name-defined]
         """The tensors of one side of a request by name; arrays are made when asked for."""
 
         __slots__ = ()
