@@ -237,6 +237,7 @@ func (w *simWorker) work() {
 	case b.ended == 0 && w.raisesAt(b):
 		w.batches = append(w.batches[:at], w.batches[at+1:]...)
 		w.raise(b)
+		w.countUnread(b)
 	case b.ended < len(b.reqs):
 		q := &b.reqs[b.ended]
 		if b.ended++; s.faulty() && w.garbage && s.chance(0.1) {
@@ -256,6 +257,20 @@ func (w *simWorker) work() {
 	default:
 		w.batches = append(w.batches[:at], w.batches[at+1:]...)
 		w.finish(&shm.Done{Batch: b.id, Started: s.now - 1000, Finished: s.now})
+		w.countUnread(b)
+	}
+}
+
+// countUnread is for a worker that has pushed garbage: the broker reads nothing after
+// that, and takes the worker to have died with the requests that have no answer.
+func (w *simWorker) countUnread(b *simBatch) {
+	for i := range b.reqs {
+		q := &b.reqs[i]
+		if w.lied && int32(q.Gen-w.s.r.board.Word(q.Slot).Generation()) > 0 {
+			f := w.fate(q)
+			f.deaths++
+			f.share = 1
+		}
 	}
 }
 
