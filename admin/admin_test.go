@@ -216,7 +216,8 @@ func TestWhoStopsWaitingLeavesNothingInTheBroker(t *testing.T) {
 	for range 4 * 3 {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
 		_, err := a.Changed(ctx, known)
-		if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, status.ErrTooManyConnections) { // those before may not have been noticed to be gone
+		// those before may not have been noticed to be gone
+		if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, status.ErrTooManyConnections) {
 			t.Errorf("nothing has changed: %v", err)
 		}
 		cancel()

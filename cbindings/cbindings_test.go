@@ -86,7 +86,8 @@ func program(t *testing.T) string {
 	prefix := library(t)
 	exe := filepath.Join(built, "every")
 	once(t, exe, func() error {
-		_, err := tryRun("cc", slices.Concat([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-I" + prefix + "/include", "-o", exe}, sources,
+		_, err := tryRun("cc", slices.Concat([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-I" + prefix +
+			"/include", "-o", exe}, sources,
 			[]string{"-L" + prefix + "/lib", "-lringbatch", "-pthread", "-Wl,-rpath," + prefix + "/lib"})...)
 		return err
 	})
@@ -170,7 +171,8 @@ func TestCProgramUnderValgrind(t *testing.T) {
 		t.Skip("no valgrind here")
 	}
 	// In a forked child the threads of the parent are gone, and what they had is lost.
-	execute(t, []string{"RB_SLOW=1", "RB_NO_FORK=1"}, "valgrind", "--quiet", "--error-exitcode=9", "--leak-check=full", "--errors-for-leak-kinds=definite",
+	execute(t, []string{"RB_SLOW=1", "RB_NO_FORK=1"}, "valgrind", "--quiet", "--error-exitcode=9", "--leak-check=full",
+		"--errors-for-leak-kinds=definite",
 		"--show-leak-kinds=definite", "--fair-sched=yes", program(t), startBroker(t), "1")
 }
 
@@ -184,7 +186,8 @@ func TestTheLibraryIsLight(t *testing.T) {
 	}
 	needed := regexp.MustCompile(`NEEDED.*\[(.*)\]`).FindAllStringSubmatch(run(t, "readelf", "-d", lib), -1)
 	for _, n := range needed {
-		if !strings.HasPrefix(n[1], "libc.so") && !strings.HasPrefix(n[1], "ld-linux") && !strings.HasPrefix(n[1], "libpthread") && !strings.HasPrefix(n[1], "libdl") {
+		if !strings.HasPrefix(n[1], "libc.so") && !strings.HasPrefix(n[1], "ld-linux") && !strings.HasPrefix(n[1], "libpthread") &&
+			!strings.HasPrefix(n[1], "libdl") {
 			t.Errorf("it needs %s", n[1])
 		}
 	}
@@ -209,7 +212,8 @@ func TestPkgConfigAndTheStaticLibrary(t *testing.T) {
 		t.Errorf("%v\n%s", err, pc)
 	}
 	exe := filepath.Join(built, "static")
-	run(t, "cc", slices.Concat([]string{"-I" + prefix + "/include", "-o", exe}, sources, []string{prefix + "/lib/libringbatch.a", "-pthread"})...)
+	run(t, "cc", slices.Concat([]string{"-I" + prefix + "/include", "-o", exe}, sources,
+		[]string{prefix + "/lib/libringbatch.a", "-pthread"})...)
 	execute(t, nil, exe, startBroker(t), "1")
 }
 
@@ -240,7 +244,8 @@ func TestCxxIncludesTheHeader(t *testing.T) {
 	text := "#include <ringbatch.h>\nint main() { return rb_abi_version() == RB_ABI_VERSION ? 0 : 1; }\n"
 	must.Do(t, os.WriteFile(source, []byte(text), 0o600))
 	prefix, exe := library(t), filepath.Join(built, "cxx")
-	run(t, "c++", "-Wall", "-Wextra", "-Werror", "-pedantic", "-std=c++11", "-I"+prefix+"/include", "-o", exe, source, "-L"+prefix+"/lib", "-lringbatch", "-Wl,-rpath,"+prefix+"/lib")
+	run(t, "c++", "-Wall", "-Wextra", "-Werror", "-pedantic", "-std=c++11", "-I"+prefix+"/include", "-o", exe, source, "-L"+prefix+"/lib",
+		"-lringbatch", "-Wl,-rpath,"+prefix+"/lib")
 	run(t, exe)
 }
 
@@ -272,7 +277,8 @@ func TestARustProgramBindsTheHeader(t *testing.T) {
 		t.Skip("no Rust here")
 	}
 	prefix, exe := library(t), filepath.Join(built, "rust")
-	run(t, "rustc", "-O", "--edition", "2021", "-o", exe, "../examples/rust/client.rs", "-L", prefix+"/lib", "-l", "ringbatch", "-C", "link-arg=-Wl,-rpath,"+prefix+"/lib")
+	run(t, "rustc", "-O", "--edition", "2021", "-o", exe, "../examples/rust/client.rs", "-L", prefix+"/lib", "-l", "ringbatch", "-C",
+		"link-arg=-Wl,-rpath,"+prefix+"/lib")
 	socket := startBroker(t)
 	echo(t, socket)
 	execute(t, []string{"RINGBATCH_SOCKET=" + socket}, exe, "echo")

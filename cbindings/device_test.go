@@ -183,7 +183,8 @@ func TestAStreamThatFailsEndsItsRequests(t *testing.T) {
 	t.Parallel()
 	b := deviceBed(t, "")
 	b.worker("m")
-	b.start([]string{"STUB_CUDA_GATE=/never", "STUB_CUDA_BROKEN=" + filepath.Join(t.TempDir(), "broken")}, "broken", b.socket, "m").until("ok")
+	b.start([]string{"STUB_CUDA_GATE=/never", "STUB_CUDA_BROKEN=" + filepath.Join(t.TempDir(), "broken")}, "broken", b.socket,
+		"m").until("ok")
 }
 
 func TestASlotThatAStreamWritesIsNotTheNextClients(t *testing.T) {
@@ -301,12 +302,14 @@ func TestEveryThingThatIsWrongWithAGPUHasAName(t *testing.T) {
 	ask("a client without a GPU", "NoGPU: ", []string{"STUB_CUDA_GPUS="}, "connect", "m")
 	ask("a child of a process that has used CUDA", "NoGPU: …fork", nil, "fork", "m")
 	ask("a client that cannot use device memory", "Invalid: …lies in device memory", []string{"HOST_ONLY=1"}, "connect", "m")
-	if _, err := client.Dial(t.Context(), "m", client.WithSocket(b.socket)); !errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), "device memory") {
+	if _, err := client.Dial(t.Context(), "m", client.WithSocket(b.socket)); !errors.Is(err, status.ErrInvalid) ||
+		!strings.Contains(err.Error(), "device memory") {
 		t.Errorf("a Go client: %v", err)
 	}
 	signature, err := tensor.ParseSignature([]string{"x:f32[1024]@device:0"}, []string{"y:f32[1024]@device:0", "sum:f32[]"})
 	must.Do(t, err)
-	if _, err := worker.Attach(t.Context(), worker.Config{Model: "m", Signature: signature, Socket: b.socket}); !errors.Is(err, status.ErrNoGPU) {
+	if _, err := worker.Attach(t.Context(), worker.Config{Model: "m", Signature: signature, Socket: b.socket}); !errors.Is(err,
+		status.ErrNoGPU) {
 		t.Errorf("a Go worker without CUDA: %v", err)
 	}
 	waitForDescriptors(t, 1)
@@ -337,7 +340,8 @@ func TestADescriptorThatIsNoDeviceMemoryHurtsNobody(t *testing.T) {
 		t.Cleanup(func() { _ = unix.Close(fd) })
 		return fd
 	}
-	for what, fd := range map[string]int{"no-handle": memfd("else", 2<<20), "too-small": memfd("stub-cuda-a", 4096), "too-large": memfd("stub-cuda-a", 64<<20)} {
+	for what, fd := range map[string]int{"no-handle": memfd("else", 2<<20), "too-small": memfd("stub-cuda-a", 4096),
+		"too-large": memfd("stub-cuda-a", 64<<20)} {
 		w, err := worker.Attach(t.Context(), worker.Config{Model: what, Signature: signature, Socket: b.socket, Device: &liar{fd}})
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
@@ -350,7 +354,8 @@ func TestADescriptorThatIsNoDeviceMemoryHurtsNobody(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	must.Do(t, err)
 	defer func() { _, _ = syscall.Close(pair[0]), syscall.Close(pair[1]) }()
-	if _, err := worker.Attach(t.Context(), worker.Config{Model: "liar", Signature: signature, Socket: b.socket, Device: &liar{pair[0]}}); !errors.Is(err, status.ErrInvalid) {
+	if _, err := worker.Attach(t.Context(), worker.Config{Model: "liar", Signature: signature, Socket: b.socket,
+		Device: &liar{pair[0]}}); !errors.Is(err, status.ErrInvalid) {
 		t.Errorf("a socket: %v", err)
 	}
 	b.worker("m") // others are served

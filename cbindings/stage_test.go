@@ -20,7 +20,8 @@ import (
 func TestAStageOfAPipelineInC(t *testing.T) {
 	t.Parallel()
 	prefix, exe := library(t), filepath.Join(built, "stage")
-	run(t, "cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I"+prefix+"/include", "-o", exe, "../examples/c/stage.c", "-L"+prefix+"/lib", "-lringbatch", "-Wl,-rpath,"+prefix+"/lib")
+	run(t, "cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I"+prefix+"/include", "-o", exe, "../examples/c/stage.c",
+		"-L"+prefix+"/lib", "-lringbatch", "-Wl,-rpath,"+prefix+"/lib")
 	socket := startBroker(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
@@ -47,16 +48,17 @@ func TestAStageOfAPipelineInC(t *testing.T) {
 	stop, end := context.WithCancel(ctx)
 	defer func() { end(); <-served }()
 	go func() {
-		served <- worker.Serve(stop, worker.Config{Model: "brightness/mean", Signature: sig, Socket: socket}, func(_ context.Context, b *worker.Batch) error {
-			for i := range b.Rows() {
-				sum := float32(0)
-				for _, h := range worker.Row[float32](b.Input(0), i) {
-					sum += h
+		served <- worker.Serve(stop, worker.Config{Model: "brightness/mean", Signature: sig, Socket: socket},
+			func(_ context.Context, b *worker.Batch) error {
+				for i := range b.Rows() {
+					sum := float32(0)
+					for _, h := range worker.Row[float32](b.Input(0), i) {
+						sum += h
+					}
+					worker.Row[float32](b.Output(0), i)[0] = sum / 64
 				}
-				worker.Row[float32](b.Output(0), i)[0] = sum / 64
-			}
-			return nil
-		})
+				return nil
+			})
 	}()
 	for _, want := range []float32{0, 0.2, 1} {
 		x := make([]byte, 64)
@@ -79,7 +81,8 @@ func TestTheThreadSanitizerSeesNoRaceInSharedMemory(t *testing.T) {
 	for _, mutant := range []struct{ name, file, from, to string }{
 		{name: "as it is"},
 		{"completion without acquire", "shm.h", "(&b->words[slot], memory_order_acquire)", "(&b->words[slot], memory_order_relaxed)"},
-		{"entry without release", "shm.c", "atomic_exchange(&p->words->tail, p->tail + 1)", "atomic_store_explicit(&p->words->tail, p->tail + 1, memory_order_relaxed)"},
+		{"entry without release", "shm.c", "atomic_exchange(&p->words->tail, p->tail + 1)",
+			"atomic_store_explicit(&p->words->tail, p->tail + 1, memory_order_relaxed)"},
 	} {
 		t.Run(mutant.name, func(t *testing.T) {
 			t.Parallel()
@@ -115,6 +118,7 @@ func heapProgram(t *testing.T, file, from, to string) string {
 	library, err := filepath.Glob(filepath.Join(src, "*.c"))
 	must.Do(t, err)
 	exe := filepath.Join(copied, "heap")
-	run(t, "cc", append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-g", "-O0", "-fsanitize=thread", "-pthread", "-o", exe, filepath.Join(copied, "cbindings", "testdata", "heap.c")}, library...)...)
+	run(t, "cc", append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-g", "-O0", "-fsanitize=thread", "-pthread", "-o", exe,
+		filepath.Join(copied, "cbindings", "testdata", "heap.c")}, library...)...)
 	return exe
 }

@@ -33,12 +33,13 @@ func TestOneClientOfManyGoroutinesFollowsAnAliasAndLosesNothing(t *testing.T) {
 	must.Do(t, err)
 	t.Cleanup(func() { _ = b.Close() })
 	for i, m := range cfg.Models {
-		leave := testbed.ServeLocal(worker.Config{Model: m.Name, Signature: m.Signature, Socket: b.Socket(), Memory: mem}, func(_ context.Context, batch *worker.Batch) error {
-			for row := range batch.Rows() {
-				worker.Row[float32](batch.Output(0), row)[0] = float32(i+1) * worker.Row[float32](batch.Input(0), row)[0]
-			}
-			return nil
-		})
+		leave := testbed.ServeLocal(worker.Config{Model: m.Name, Signature: m.Signature, Socket: b.Socket(), Memory: mem},
+			func(_ context.Context, batch *worker.Batch) error {
+				for row := range batch.Rows() {
+					worker.Row[float32](batch.Output(0), row)[0] = float32(i+1) * worker.Row[float32](batch.Input(0), row)[0]
+				}
+				return nil
+			})
 		t.Cleanup(func() { _ = leave() })
 	}
 	c, err := client.Dial(soon(t), "m", client.WithSocket(b.Socket()), client.WithMemory(mem), client.WithWindow(4))

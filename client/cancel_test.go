@@ -37,7 +37,8 @@ func waitQueued(t *testing.T, r *ring, n int) {
 // taker is a worker that the test drives by hand, one batch at a time.
 func (r *ring) taker(depth int) *worker.Worker {
 	r.t.Helper()
-	w, err := worker.Attach(soon(r.t), worker.Config{Model: "m", Signature: r.model.Signature, Socket: r.socket, Memory: r.mem, Depth: depth})
+	w, err := worker.Attach(soon(r.t), worker.Config{Model: "m", Signature: r.model.Signature, Socket: r.socket, Memory: r.mem,
+		Depth: depth})
 	must.Do(r.t, err)
 	r.t.Cleanup(w.Close)
 	return w

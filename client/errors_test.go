@@ -23,7 +23,8 @@ import (
 
 // asks is the policy of most models here, and what more there is to ask for.
 func asks(more ...policy.Setting) policy.Policy {
-	return policy.New(more...).Over(policy.New(policy.MaxBatchSize(8), policy.WaitTime(time.Millisecond), policy.Slots(32), policy.MaxWindow(32)))
+	return policy.New(more...).Over(policy.New(policy.MaxBatchSize(8), policy.WaitTime(time.Millisecond), policy.Slots(32),
+		policy.MaxWindow(32)))
 }
 
 func expect(t *testing.T, what string, got error, want ...error) {
@@ -51,7 +52,8 @@ func TestDialNamesWhatIsWrong(t *testing.T) {
 	expect(t, "all slots", dial("m", client.WithWindow(32)), nil)
 
 	var err error
-	for limit := 100 * time.Millisecond; limit < patience && !errors.Is(err, client.ErrUnknownModel); limit *= 2 { // until the broker says so in time
+	// until the broker says so in time
+	for limit := 100 * time.Millisecond; limit < patience && !errors.Is(err, client.ErrUnknownModel); limit *= 2 {
 		short, cancel := context.WithTimeout(context.Background(), limit)
 		_, err = client.Dial(short, "n", client.WithSocket(r.socket), client.WaitForModel())
 		cancel()
@@ -86,8 +88,10 @@ func TestAnotherLayoutVersionIsNamed(t *testing.T) {
 // even where its messages cannot be read any more.
 func TestAnotherControlVersionIsNamedOnBothSides(t *testing.T) {
 	r := newRing(t, plain(t))
-	first := map[string]any{"version": 1, "op": "worker", "model": "m", "worker": map[string]any{"inputs": []string{"x:f32[4]"}, "outputs": []string{"y:f32[4]"}, "depth": 1},
-		"policy": map[string]any{"max_batch_size": 8, "wait_time_ns": -1, "levels": []any{map[string]any{"max_queue": 1}}}} // as version 1 wrote it
+	first := map[string]any{"version": 1, "op": "worker", "model": "m",
+		"worker": map[string]any{"inputs": []string{"x:f32[4]"}, "outputs": []string{"y:f32[4]"}, "depth": 1},
+		// as version 1 wrote it
+		"policy": map[string]any{"max_batch_size": 8, "wait_time_ns": -1, "levels": []any{map[string]any{"max_queue": 1}}}}
 	for _, x := range []struct {
 		req  any
 		says string
@@ -100,7 +104,8 @@ func TestAnotherControlVersionIsNamedOnBothSides(t *testing.T) {
 		defer c.Close()
 		var rep control.Reply
 		must.Do(t, control.Send(c, time.Now().Add(patience), x.req))
-		if _, err := control.Receive(c, time.Now().Add(patience), &rep); err != nil || status.Code(rep.Code) != client.ErrVersion || !strings.Contains(rep.Message, x.says) {
+		if _, err := control.Receive(c, time.Now().Add(patience), &rep); err != nil || status.Code(rep.Code) != client.ErrVersion ||
+			!strings.Contains(rep.Message, x.says) {
 			t.Errorf("the broker says %v, %+v", err, rep)
 		}
 	}
@@ -115,7 +120,8 @@ func TestAnotherControlVersionIsNamedOnBothSides(t *testing.T) {
 			if err != nil {
 				return
 			}
-			_ = control.Send(c.(*net.UnixConn), time.Now().Add(patience), map[string]any{"version": 1, "code": int(status.ErrProtocol), "message": "damaged frame"})
+			_ = control.Send(c.(*net.UnixConn), time.Now().Add(patience),
+				map[string]any{"version": 1, "code": int(status.ErrProtocol), "message": "damaged frame"})
 			c.Close()
 		}
 	}()

@@ -153,7 +153,8 @@ func TestTimingAddsUp(t *testing.T) {
 		took := time.Since(start)
 		tm, err := req.Timing()
 		must.Do(t, err)
-		if tm.Compute < 20*time.Millisecond || tm.Write < 5*time.Millisecond || tm.Total() > took+5*time.Millisecond || tm.Total() < 25*time.Millisecond {
+		if tm.Compute < 20*time.Millisecond || tm.Write < 5*time.Millisecond || tm.Total() > took+5*time.Millisecond ||
+			tm.Total() < 25*time.Millisecond {
 			t.Errorf("%v in all, of which %+v", took, tm)
 		}
 		for _, d := range []time.Duration{tm.Claim, tm.Queue, tm.Dispatch, tm.Wake} {

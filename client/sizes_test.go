@@ -69,10 +69,12 @@ func TestEachRowOfARequestHasItsOwnOutputSize(t *testing.T) {
 }
 
 func TestRequestsOfDifferentSizesShareARaggedBatch(t *testing.T) {
-	m := broker.ModelConfig{Signature: signature(t, []string{"x:i32[<=8]", "k:u8[<=2,2]"}, []string{"y:i32[<=8]"}), Policy: asks(policy.Slots(64), policy.Ragged(true), policy.WaitTime(patience))}
+	m := broker.ModelConfig{Signature: signature(t, []string{"x:i32[<=8]", "k:u8[<=2,2]"}, []string{"y:i32[<=8]"}),
+		Policy: asks(policy.Slots(64), policy.Ragged(true), policy.WaitTime(patience))}
 	// A batch goes out when it is full: all sizes are in one.
 	r := newRing(t, m)
-	if _, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket, Memory: r.mem}); !errors.Is(err, client.ErrInvalid) {
+	if _, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket,
+		Memory: r.mem}); !errors.Is(err, client.ErrInvalid) {
 		t.Errorf("a worker that did not ask for ragged batches: %v", err)
 	}
 	sizes := make(chan int, 8)
@@ -172,7 +174,8 @@ func TestAWorkerIsToldHowThePolicyDiffersFromItsOwn(t *testing.T) {
 	m := plain(t)
 	r := newRing(t, m)
 	attach := func(p ...policy.Setting) []string {
-		w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket, Memory: r.mem, Policy: policy.New(p...)})
+		w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket, Memory: r.mem,
+			Policy: policy.New(p...)})
 		must.Do(t, err)
 		defer w.Close()
 		return w.Notes()
@@ -184,7 +187,8 @@ func TestAWorkerIsToldHowThePolicyDiffersFromItsOwn(t *testing.T) {
 		t.Errorf("a worker that asked for what there is is told %q", notes)
 	}
 	notes := attach(policy.MaxBatchSize(4), policy.WaitTime(7*time.Millisecond))
-	if len(notes) != 2 || notes[0] != "max_batch_size is 8, this worker asked for 4" || !strings.Contains(notes[1], "this worker asked for 7ms") {
+	if len(notes) != 2 || notes[0] != "max_batch_size is 8, this worker asked for 4" ||
+		!strings.Contains(notes[1], "this worker asked for 7ms") {
 		t.Errorf("the differences are %q", notes)
 	}
 }

@@ -43,7 +43,8 @@ func (r *rig) alias(targets ...string) {
 
 func TestAnAliasSharesRequestsAndIsSwitchedUnderLoadWithoutALostOne(t *testing.T) {
 	t.Parallel()
-	one, two := modelConfig(t, "m@1", []string{"x:f32[4]"}, []string{"y:f32[4]"}), modelConfig(t, "m@2", []string{"x:f32[4]"}, []string{"y:f32[4]"})
+	one, two := modelConfig(t, "m@1", []string{"x:f32[4]"}, []string{"y:f32[4]"}), modelConfig(t, "m@2", []string{"x:f32[4]"},
+		[]string{"y:f32[4]"})
 	wide := modelConfig(t, "m@wide", []string{"x:f32[5]"}, []string{"y:f32[5]"})
 	r := newRig(t, nil, one, two, wide)
 	r.worker(one, times(1))

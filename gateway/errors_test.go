@@ -42,7 +42,8 @@ func TestABadRequestIsAnsweredWithItsReason(t *testing.T) {
 		{"half a JSON", `{"inputs":[`, "JSON", 400},
 		{"something after it", input(goodInput) + `x`, "follows", 400},
 		{"deep nesting", `{"a":` + strings.Repeat("[", 10_000) + strings.Repeat("]", 10_000) + `}`, "deep", 400},
-		{"deep data", input(`{"name":"x","shape":[1,4],"datatype":"FP32","data":` + strings.Repeat("[", 1000) + `1` + strings.Repeat("]", 1000) + `}`), "deep", 400},
+		{"deep data", input(`{"name":"x","shape":[1,4],"datatype":"FP32","data":` + strings.Repeat("[", 1000) + `1` +
+			strings.Repeat("]", 1000) + `}`), "deep", 400},
 		{"no input", `{"inputs":[]}`, "takes 1 inputs", 400},
 		{"an unknown input", input(`{"name":"z","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}`), `no input "z"`, 400},
 		{"an input twice", input(goodInput + `,` + goodInput), "twice", 400},
@@ -60,15 +61,20 @@ func TestABadRequestIsAnsweredWithItsReason(t *testing.T) {
 		{"texts", input(`{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,"4"]}`), "string", 400},
 		{"numbers that JSON has not", input(`{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,0x4]}`), "0x4", 400},
 		{"no bytes at all", input(`{"name":"x","shape":[1,4],"datatype":"FP32"}`), "one way", 400},
-		{"bytes in two ways", input(`{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4],"parameters":{"binary_data_size":16}}`), "one way", 400},
-		{"binary without a length", input(`{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}`), headerLength, 400},
+		{"bytes in two ways", input(`{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4],"parameters":{"binary_data_size":16}}`),
+			"one way", 400},
+		{"binary without a length", input(`{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}`),
+			headerLength, 400},
 		{"an unknown output", `{"inputs":[` + goodInput + `],"outputs":[{"name":"z"}]}`, `no output "z"`, 400},
 		{"an output twice", `{"inputs":[` + goodInput + `],"outputs":[{"name":"y"},{"name":"y"}]}`, "twice", 400},
-		{"classification", `{"inputs":[` + goodInput + `],"outputs":[{"name":"y","parameters":{"classification":3}}]}`, "classification", 400},
+		{"classification", `{"inputs":[` + goodInput + `],"outputs":[{"name":"y","parameters":{"classification":3}}]}`, "classification",
+			400},
 		{"a priority in quotes", `{"parameters":{"priority":"1"},"inputs":[` + goodInput + `]}`, "expected a whole number", 400},
 		{"no datatype", input(strings.Replace(goodInput, `"datatype":"FP32",`, "", 1)), "no datatype", 400},
 		{"an unknown priority", `{"parameters":{"priority":7},"inputs":[` + goodInput + `]}`, "priority", 400},
-		{"shared memory that is off", input(`{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"shared_memory_region":"r","shared_memory_byte_size":16}}`), "--system_shared_memory", 403},
+		{"shared memory that is off",
+			input(`{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"shared_memory_region":"r","shared_memory_byte_size":16}}`),
+			"--system_shared_memory", 403},
 		{"too large", `{"inputs":[` + goodInput + `],"x":"` + strings.Repeat("x", 1<<20) + `"}`, "at most", 413},
 	} {
 		a := r.infer("double", c.body)
@@ -86,9 +92,15 @@ func TestABadRequestIsAnsweredWithItsReason(t *testing.T) {
 		{"an endless length", "99999999999999999", "{}", "99999999999999999", 400},
 		{"rows that are not whole", "0", "12345", "whole rows", 400},
 		{"more bytes than announced", "2", "{}xx", "announced", 400},
-		{"fewer bytes than announced", "100", `{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}]}         `[:100], "announced", 400},
-		{"tensors of another size than their shape", "100", `{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":12}}]}         `[:100] + "123456789012", "16 bytes", 400},
-		{"a negative size", "100", `{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":-2}}]}         `[:100], "one way", 400},
+		{"fewer bytes than announced", "100",
+			`{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}]}         `[:100], "announced",
+			400},
+		{"tensors of another size than their shape", "100",
+			`{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":12}}]}         `[:100] +
+				"123456789012", "16 bytes", 400},
+		{"a negative size", "100",
+			`{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":-2}}]}         `[:100], "one way",
+			400},
 	} {
 		a := r.post("/v2/models/double/infer", map[string]string{headerLength: c.length}, []byte(c.body))
 		if a.status != c.status || !strings.Contains(a.Error, c.reason) {
@@ -98,10 +110,13 @@ func TestABadRequestIsAnsweredWithItsReason(t *testing.T) {
 	r.infer("nothing", "{}").is(t, "an unknown model", 404, `"nothing"`)
 	r.post("/v2/models/double/versions/7/infer", nil, nil).is(t, "an unknown version", 404, "version")
 	r.post("/v2/models/double/versions/1/infer", nil, []byte(input(goodInput))).is(t, "the version that there is", 200)
-	if a := r.infer("double", `{"parameters":{"whatever":[1,{"a":null}]},"unknown":7,"inputs":[`+strings.Replace(goodInput, `"data"`, `"parameters":{"nobody":"knows"},"data"`, 1)+`]}`); a.status != 200 {
+	if a := r.infer("double", `{"parameters":{"whatever":[1,{"a":null}]},"unknown":7,"inputs":[`+strings.Replace(goodInput, `"data"`,
+		`"parameters":{"nobody":"knows"},"data"`, 1)+`]}`); a.status != 200 {
 		t.Errorf("unknown parameters: %d %q", a.status, a.Error)
 	}
-	if a := r.infer("double", `{"id":null,"parameters":{"priority":null,"timeout": null },"outputs":null,"inputs":[`+strings.Replace(goodInput, `"data"`, `"parameters":null,"data"`, 1)+`]}`); a.status != 200 {
+	if a := r.infer("double",
+		`{"id":null,"parameters":{"priority":null,"timeout": null },"outputs":null,"inputs":[`+strings.Replace(goodInput, `"data"`,
+			`"parameters":null,"data"`, 1)+`]}`); a.status != 200 {
 		t.Errorf("null for what is left out: %d %q", a.status, a.Error)
 	}
 	r.idle()
@@ -124,14 +139,21 @@ func TestABadMessageIsAnsweredWithItsReason(t *testing.T) {
 		{"an unknown version", "version", codes.NotFound, &oip.ModelInferRequest{ModelName: "double", ModelVersion: "7"}},
 		{"no input", "takes 1 inputs", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double"}},
 		{"no bytes", "too few", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 4)}},
-		{"bytes too many", "more than", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 4), RawInputContents: [][]byte{good, good}}},
-		{"another size", "16 bytes", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 4), RawInputContents: [][]byte{good[:15]}}},
-		{"another shape", "shape", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 5), RawInputContents: [][]byte{good}}},
-		{"a negative shape", "shape", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(-1, 4), RawInputContents: [][]byte{good}}},
-		{"a priority that is no whole number", "whole number", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 4), RawInputContents: [][]byte{good},
-			Parameters: map[string]*oip.InferParameter{"priority": {ParameterChoice: &oip.InferParameter_DoubleParam{DoubleParam: 1}}}}},
-		{"shared memory that is off", "--system_shared_memory", codes.PermissionDenied, &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "FP32", Shape: []int64{1, 4},
-			Parameters: map[string]*oip.InferParameter{"shared_memory_region": {ParameterChoice: &oip.InferParameter_StringParam{StringParam: "r"}}, "shared_memory_byte_size": {ParameterChoice: &oip.InferParameter_Int64Param{Int64Param: 16}}}}}}},
+		{"bytes too many", "more than", codes.InvalidArgument,
+			&oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 4), RawInputContents: [][]byte{good, good}}},
+		{"another size", "16 bytes", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 4),
+			RawInputContents: [][]byte{good[:15]}}},
+		{"another shape", "shape", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 5),
+			RawInputContents: [][]byte{good}}},
+		{"a negative shape", "shape", codes.InvalidArgument, &oip.ModelInferRequest{ModelName: "double", Inputs: x(-1, 4),
+			RawInputContents: [][]byte{good}}},
+		{"a priority that is no whole number", "whole number", codes.InvalidArgument,
+			&oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 4), RawInputContents: [][]byte{good},
+				Parameters: map[string]*oip.InferParameter{"priority": {ParameterChoice: &oip.InferParameter_DoubleParam{DoubleParam: 1}}}}},
+		{"shared memory that is off", "--system_shared_memory", codes.PermissionDenied,
+			&oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "FP32",
+				Shape:      []int64{1, 4},
+				Parameters: map[string]*oip.InferParameter{"shared_memory_region": {ParameterChoice: &oip.InferParameter_StringParam{StringParam: "r"}}, "shared_memory_byte_size": {ParameterChoice: &oip.InferParameter_Int64Param{Int64Param: 16}}}}}}},
 	} {
 		_, err := c.ModelInfer(soon(t), k.req)
 		if s, _ := rpcstatus.FromError(err); s.Code() != k.code || !strings.Contains(s.Message(), k.reason) {
@@ -204,7 +226,8 @@ func TestAModelsOwnErrorIsToldOnBothProtocolsAsTextWithoutItsTraceback(t *testin
 		fails.Store(&text)
 		a := r.infer("double", goodBody)
 		_, err := r.client().ModelInfer(soon(t), doubleMessage())
-		if got, _ := rpcstatus.FromError(err); a.status != 500 || got.Code() != codes.Internal || a.Error != got.Message() || !strings.HasPrefix(a.Error, want) {
+		if got, _ := rpcstatus.FromError(err); a.status != 500 || got.Code() != codes.Internal || a.Error != got.Message() ||
+			!strings.HasPrefix(a.Error, want) {
 			t.Errorf("%d %q, %v", a.status, a.Error, err)
 		}
 		must.Do(t, s.Send(doubleMessage())) // the stream goes on

@@ -51,17 +51,20 @@ func TestAnAnswerIsTheSameByJSONBinaryAndGRPC(t *testing.T) {
 	want := floats(2, 4, -6, 0.5)
 
 	a := r.infer("double", `{"id":"one","inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,-3,0.25]}]}`)
-	if a.status != 200 || a.ID != "one" || a.Model != "double" || fmt.Sprint(a.Outputs[0].Data) != "[2 4 -6 0.5]" || fmt.Sprint(a.Outputs[0].Shape) != "[1 4]" || a.Outputs[0].Datatype != "FP32" {
+	if a.status != 200 || a.ID != "one" || a.Model != "double" || fmt.Sprint(a.Outputs[0].Data) != "[2 4 -6 0.5]" ||
+		fmt.Sprint(a.Outputs[0].Shape) != "[1 4]" || a.Outputs[0].Datatype != "FP32" {
 		t.Errorf("JSON: %+v", a)
 	}
-	a = r.inferBinary("double", `{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}],"outputs":[{"name":"y","parameters":{"binary_data":true}}]}`, floats(1, 2, -3, 0.25))
+	a = r.inferBinary("double", `{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}],`+
+		`"outputs":[{"name":"y","parameters":{"binary_data":true}}]}`, floats(1, 2, -3, 0.25))
 	if a.status != 200 || !bytes.Equal(a.raw, want) || a.Outputs[0].Parameters["binary_data_size"] != 16.0 {
 		t.Errorf("binary: %+v", a)
 	}
 	rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double", Id: "two",
 		Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "FP32", 1, 4)}, RawInputContents: [][]byte{floats(1, 2, -3, 0.25)}})
 	must.Do(t, err)
-	if rep.Id != "two" || rep.ModelName != "double" || len(rep.Outputs) != 1 || !slices.Equal(rep.Outputs[0].Shape, []int64{1, 4}) || !bytes.Equal(rep.RawOutputContents[0], want) {
+	if rep.Id != "two" || rep.ModelName != "double" || len(rep.Outputs) != 1 || !slices.Equal(rep.Outputs[0].Shape, []int64{1, 4}) ||
+		!bytes.Equal(rep.RawOutputContents[0], want) {
 		t.Errorf("gRPC: %v", rep)
 	}
 	r.idle()
@@ -77,7 +80,8 @@ func TestABodyThatIsOneTensorNeedsNoJSON(t *testing.T) {
 
 // everyType has an input and an output of each element type.
 func everyType(t testing.TB) (m broker.ModelConfig, values map[string]string) {
-	values = map[string]string{"bool": "true,false", "u8": "0,255", "i8": "-128,127", "i16": "-32768,32767", "i32": "-2147483648,2147483647",
+	values = map[string]string{"bool": "true,false", "u8": "0,255", "i8": "-128,127", "i16": "-32768,32767",
+		"i32": "-2147483648,2147483647",
 		"i64": "-9223372036854775808,9223372036854775807", "f16": "0.5,-65504", "bf16": "1,-2.5", "f32": "0.1,-1e-30", "f64": "0.1,1e300"}
 	var in, out []string
 	for _, d := range typeOrder {
@@ -170,7 +174,8 @@ func TestTypedContentsAreAnswered(t *testing.T) {
 	r := doublingRig(t, nil)
 	in := rpcInput("x", "FP32", 1, 4)
 	in.Contents = &oip.InferTensorContents{Fp32Contents: []float32{1, 2, 3, 4}}
-	rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{in}})
+	rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double",
+		Inputs: []*oip.ModelInferRequest_InferInputTensor{in}})
 	must.Do(t, err)
 	if !bytes.Equal(rep.RawOutputContents[0], floats(2, 4, 6, 8)) {
 		t.Errorf("%v", rep)
@@ -185,12 +190,15 @@ func TestOnlyRequestedOutputsAreAnsweredInTheOrderAskedFor(t *testing.T) {
 		return fmt.Sprintf(`{"name":%q,"shape":[1,1],"datatype":"INT32","data":[%d]}`, name, v)
 	}
 	// Inputs in another order than the signature's, one output as JSON, one binary.
-	a := r.infer("m", `{"inputs":[`+in("c", 3)+`,`+in("a", 1)+`,`+in("b", 2)+`],"outputs":[{"name":"C"},{"name":"A","parameters":{"binary_data":true}}]}`)
-	if a.status != 200 || len(a.Outputs) != 2 || a.Outputs[0].Name != "C" || fmt.Sprint(a.Outputs[0].Data) != "[3]" || a.Outputs[1].Name != "A" || !bytes.Equal(a.raw, []byte{1, 0, 0, 0}) {
+	a := r.infer("m", `{"inputs":[`+in("c", 3)+`,`+in("a", 1)+`,`+in("b",
+		2)+`],"outputs":[{"name":"C"},{"name":"A","parameters":{"binary_data":true}}]}`)
+	if a.status != 200 || len(a.Outputs) != 2 || a.Outputs[0].Name != "C" || fmt.Sprint(a.Outputs[0].Data) != "[3]" ||
+		a.Outputs[1].Name != "A" || !bytes.Equal(a.raw, []byte{1, 0, 0, 0}) {
 		t.Errorf("%+v", a)
 	}
 	rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "m",
-		Inputs:           []*oip.ModelInferRequest_InferInputTensor{rpcInput("b", "INT32", 1, 1), rpcInput("c", "INT32", 1, 1), rpcInput("a", "INT32", 1, 1)},
+		Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("b", "INT32", 1, 1), rpcInput("c", "INT32", 1, 1),
+			rpcInput("a", "INT32", 1, 1)},
 		RawInputContents: [][]byte{{2, 0, 0, 0}, {3, 0, 0, 0}, {1, 0, 0, 0}},
 		Outputs:          []*oip.ModelInferRequest_InferRequestedOutputTensor{{Name: "B"}}})
 	must.Do(t, err)
@@ -216,17 +224,23 @@ func TestMoreRowsThanABatchAreSplitAndJoined(t *testing.T) {
 			b = binary.LittleEndian.AppendUint32(b, uint32(1000+i))
 			jsonB = append(jsonB, fmt.Sprint(1000+i))
 		}
-		head := fmt.Sprintf(`{"inputs":[{"name":"b","shape":[%d,1],"datatype":"INT32","parameters":{"binary_data_size":%d}},{"name":"a","shape":[%d,2],"datatype":"INT32","parameters":{"binary_data_size":%d}}],"parameters":{"binary_data_output":true}}`, rows, len(b), rows, len(a))
+		head := fmt.Sprintf(`{"inputs":[{"name":"b","shape":[%d,1],"datatype":"INT32",`+
+			`"parameters":{"binary_data_size":%d}},{"name":"a","shape":[%d,2],"datatype":"INT32",`+
+			`"parameters":{"binary_data_size":%d}}],"parameters":{"binary_data_output":true}}`, rows, len(b), rows, len(a))
 		got := r.inferBinary("m", head, b, a)
-		if got.status != 200 || !bytes.Equal(got.raw, append(slices.Clone(a), b...)) || fmt.Sprint(got.Outputs[0].Shape) != fmt.Sprint([]int{rows, 2}) {
+		if got.status != 200 || !bytes.Equal(got.raw, append(slices.Clone(a), b...)) ||
+			fmt.Sprint(got.Outputs[0].Shape) != fmt.Sprint([]int{rows, 2}) {
 			t.Errorf("binary: %d %s, %d bytes", got.status, got.Error, len(got.raw))
 		}
-		got = r.infer("m", fmt.Sprintf(`{"inputs":[{"name":"a","shape":[%d,2],"datatype":"INT32","data":[%s]},{"name":"b","shape":[%d,1],"datatype":"INT32","data":[%s]}],"parameters":{"binary_data_output":true}}`,
+		got = r.infer("m", fmt.Sprintf(`{"inputs":[{"name":"a","shape":[%d,2],"datatype":"INT32","data":[%s]},{"name":"b",`+
+			`"shape":[%d,1],"datatype":"INT32","data":[%s]}],"parameters":{"binary_data_output":true}}`,
 			rows, strings.Join(jsonA, ","), rows, strings.Join(jsonB, ",")))
 		if got.status != 200 || !bytes.Equal(got.raw, append(slices.Clone(a), b...)) {
 			t.Errorf("JSON: %d %s", got.status, got.Error)
 		}
-		rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "m", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("a", "INT32", rows, 2), rpcInput("b", "INT32", rows, 1)}, RawInputContents: [][]byte{a, b}})
+		rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "m",
+			Inputs:           []*oip.ModelInferRequest_InferInputTensor{rpcInput("a", "INT32", rows, 2), rpcInput("b", "INT32", rows, 1)},
+			RawInputContents: [][]byte{a, b}})
 		must.Do(t, err)
 		if !bytes.Equal(rep.RawOutputContents[0], a) || !bytes.Equal(rep.RawOutputContents[1], b) || rep.Outputs[1].Shape[0] != rows {
 			t.Errorf("gRPC: %v", rep.Outputs)
@@ -249,7 +263,8 @@ func TestVariableDimensionsWorkWithAndWithoutBuckets(t *testing.T) {
 			for i := range rows * n * 2 {
 				x = binary.LittleEndian.AppendUint16(x, uint16(i+1))
 			}
-			head := fmt.Sprintf(`{"inputs":[{"name":"x","shape":[%d,2,%d],"datatype":"INT16","parameters":{"binary_data_size":%d}}],"parameters":{"binary_data_output":true}}`, rows, n, len(x))
+			head := fmt.Sprintf(`{"inputs":[{"name":"x","shape":[%d,2,%d],"datatype":"INT16","parameters":{"binary_data_size":%d}}],`+
+				`"parameters":{"binary_data_output":true}}`, rows, n, len(x))
 			a := r.inferBinary(name, head, x)
 			if a.status != 200 {
 				t.Fatalf("%s %d: %s", name, n, a.Error)
@@ -267,14 +282,18 @@ func TestVariableDimensionsWorkWithAndWithoutBuckets(t *testing.T) {
 					t.Errorf("%s %d: line %d is %x", name, n, i, line)
 				}
 			}
-			rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: name, Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "INT16", int64(rows), 2, int64(n))}, RawInputContents: [][]byte{x}})
+			rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: name,
+				Inputs:           []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "INT16", int64(rows), 2, int64(n))},
+				RawInputContents: [][]byte{x}})
 			must.Do(t, err)
 			if !bytes.Equal(rep.RawOutputContents[0], a.raw) {
 				t.Errorf("gRPC and HTTP differ")
 			}
 		}
 	}
-	if a := r.infer("plain", `{"inputs":[{"name":"x","shape":[1,2,6],"datatype":"INT16","data":[1,2,3,4,5,6,7,8,9,10,11,12]}]}`); a.status != 400 || !strings.Contains(a.Error, "at most 5") {
+	if a := r.infer("plain",
+		`{"inputs":[{"name":"x","shape":[1,2,6],"datatype":"INT16","data":[1,2,3,4,5,6,7,8,9,10,11,12]}]}`); a.status != 400 ||
+		!strings.Contains(a.Error, "at most 5") {
 		t.Errorf("a size beyond the largest: %d %s", a.status, a.Error)
 	}
 	r.idle()

@@ -56,7 +56,8 @@ func (r *rig) holds(m broker.ModelConfig) (h *held, release func()) {
 }
 
 func doubleMessage() *oip.ModelInferRequest {
-	return &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "FP32", 1, 4)}, RawInputContents: [][]byte{floats(1, 2, 3, 4)}}
+	return &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "FP32", 1, 4)},
+		RawInputContents: [][]byte{floats(1, 2, 3, 4)}}
 }
 
 // canceled waits until the broker has counted requests as canceled.
@@ -75,7 +76,8 @@ func TestACallerWhoHangsUpEndsItsRequestInTheRing(t *testing.T) {
 	body := goodBody
 	for i, send := range []string{
 		fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body),
-		fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(body), body),
+		fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n",
+			len(body), body),
 	} {
 		c, err := net.Dial("tcp", strings.TrimPrefix(r.http, "http://"))
 		must.Do(t, err)
@@ -186,7 +188,8 @@ func TestAPriorityReachesTheRing(t *testing.T) {
 	r := newRig(t, nil, m) // no worker: the second of level 1 finds its queue full
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.http+"/v2/models/double/infer", strings.NewReader(`{"parameters":{"priority":2},"inputs":[`+goodInput+`]}`))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.http+"/v2/models/double/infer",
+		strings.NewReader(`{"parameters":{"priority":2},"inputs":[`+goodInput+`]}`))
 	must.Do(t, err)
 	go func() { _, _ = http.DefaultClient.Do(req) }()
 	r.until("it waits", func() bool { return r.stats("double").QueueLength == 1 })
@@ -224,7 +227,8 @@ func TestAFullWindowIsToldAsBackPressure(t *testing.T) {
 func TestModelsComeAndGoWhileTheGatewayRuns(t *testing.T) {
 	r := newRig(t, nil)
 	r.infer("double", "{}").is(t, "before", 404)
-	if rep, err := r.client().ModelReady(soon(t), &oip.ModelReadyRequest{Name: "double"}); err != nil || rep.Ready { // who waits for it asks again
+	// who waits for it asks again
+	if rep, err := r.client().ModelReady(soon(t), &oip.ModelReadyRequest{Name: "double"}); err != nil || rep.Ready {
 		t.Errorf("before: %v %v", rep, err)
 	}
 	m := doubler(t)
@@ -316,7 +320,8 @@ func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T
 	r.startBroker()
 	r.until("the new broker is known", func() bool { return epoch() != old })
 	for _, path := range []string{"/v2/models/double/infer", "/v2/models/double/versions/1/infer"} {
-		if a := r.post(path, nil, []byte(goodBody)); a.status != 503 || a.header.Get("Retry-After") == "" || !strings.Contains(a.Error, "not back yet") {
+		if a := r.post(path, nil, []byte(goodBody)); a.status != 503 || a.header.Get("Retry-After") == "" ||
+			!strings.Contains(a.Error, "not back yet") {
 			t.Errorf("%s: %d %q", path, a.status, a.Error)
 		}
 	}
@@ -475,14 +480,16 @@ func TestLargeAnswersComeFromTheSlotsAndGiveThemBack(t *testing.T) {
 		x[i] = byte(i * 7)
 	}
 	c := r.client()
-	ask := &oip.ModelInferRequest{ModelName: "big", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "UINT8", 3, 300_000)}, RawInputContents: [][]byte{x}}
+	ask := &oip.ModelInferRequest{ModelName: "big", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "UINT8", 3, 300_000)},
+		RawInputContents: [][]byte{x}}
 	for range 10 {
 		rep, err := c.ModelInfer(soon(t), ask)
 		must.Do(t, err)
 		if !bytes.Equal(rep.RawOutputContents[0], x) {
 			t.Fatal("other bytes")
 		}
-		a := r.inferBinary("big", `{"inputs":[{"name":"x","shape":[3,300000],"datatype":"UINT8","parameters":{"binary_data_size":900000}}],"parameters":{"binary_data_output":true}}`, x)
+		a := r.inferBinary("big", `{"inputs":[{"name":"x","shape":[3,300000],"datatype":"UINT8",`+
+			`"parameters":{"binary_data_size":900000}}],"parameters":{"binary_data_output":true}}`, x)
 		if a.status != 200 || !bytes.Equal(a.raw, x) {
 			t.Fatalf("%d %s", a.status, a.Error)
 		}
@@ -512,7 +519,8 @@ func TestLargeAnswersComeFromTheSlotsAndGiveThemBack(t *testing.T) {
 // and with its lanes closed if it went.
 func (r *rig) formerly(name string, size string, went bool) *core.Model {
 	r.t.Helper()
-	k := core.NewModel(r.g, &admin.Model{Name: name, Signature: signature(r.t, []string{"x:f32[" + size + "]"}, []string{"y:f32[" + size + "]"})})
+	k := core.NewModel(r.g, &admin.Model{Name: name, Signature: signature(r.t, []string{"x:f32[" + size + "]"},
+		[]string{"y:f32[" + size + "]"})})
 	if went {
 		k.Close()
 	}

@@ -24,7 +24,8 @@ import (
 
 // hurried makes patience short.
 func hurried(c *core.Config) {
-	c.Pace = core.Pace{Body: 200 * time.Millisecond, Answer: 200 * time.Millisecond, Idle: 300 * time.Millisecond, Reload: 20 * time.Millisecond, Rate: 64 << 20}
+	c.Pace = core.Pace{Body: 200 * time.Millisecond, Answer: 200 * time.Millisecond, Idle: 300 * time.Millisecond,
+		Reload: 20 * time.Millisecond, Rate: 64 << 20}
 }
 
 // watchful looks often whether files have changed.
@@ -37,8 +38,9 @@ func TestASlowBodyIsCutWithItsReason(t *testing.T) {
 	r := doublingRig(t, func(c *core.Config) { hurried(c); c.Pace.Idle, c.Pace.Answer = patience, patience }) // only the body is hurried
 	head := `{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}]}`
 	for name, start := range map[string]string{
-		"a body that never comes":    "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n",
-		"tensors that never come":    fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\n%s: %d\r\nContent-Length: %d\r\n\r\n%s1234", headerLength, len(head), len(head)+16, head),
+		"a body that never comes": "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n",
+		"tensors that never come": fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\n%s: %d\r\nContent-Length: "+
+			"%d\r\n\r\n%s1234", headerLength, len(head), len(head)+16, head),
 		"chunks that never come":     "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n",
 		"chunks that never end":      "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n",
 		"a question without its end": "POST /v2/repository/index HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n",
@@ -80,7 +82,8 @@ func TestACallerHasALimitOfRequestsAndOfBytes(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	c := r.client()
-	if a := r.infer("double", strings.Repeat(" ", 256<<10)); a.status != 413 || !strings.Contains(a.Error, "in flight") || a.header.Get("Retry-After") != "" {
+	if a := r.infer("double", strings.Repeat(" ", 256<<10)); a.status != 413 || !strings.Contains(a.Error, "in flight") ||
+		a.header.Get("Retry-After") != "" {
 		t.Errorf("bytes: %d %q", a.status, a.Error)
 	}
 	for range 2 {
@@ -104,18 +107,22 @@ func TestAnAnswerThatNobodyReadsGivesItsSlotsBack(t *testing.T) {
 	r.worker(m, echo)
 	x := make([]byte, 8_000_000)
 	// HTTP: sends, and never reads.
-	head := `{"inputs":[{"name":"x","shape":[1,8000000],"datatype":"UINT8","parameters":{"binary_data_size":8000000}}],"parameters":{"binary_data_output":true}}`
+	head := `{"inputs":[{"name":"x","shape":[1,8000000],"datatype":"UINT8","parameters":{"binary_data_size":8000000}}],` +
+		`"parameters":{"binary_data_output":true}}`
 	c := r.connect()
 	_ = c.(*net.TCPConn).SetReadBuffer(4 << 10)
 	go func() {
-		fmt.Fprintf(c, "POST /v2/models/big/infer HTTP/1.1\r\nHost: h\r\n%s: %d\r\nContent-Length: %d\r\n\r\n%s", headerLength, len(head), len(head)+len(x), head)
+		fmt.Fprintf(c, "POST /v2/models/big/infer HTTP/1.1\r\nHost: h\r\n%s: %d\r\nContent-Length: %d\r\n\r\n%s", headerLength, len(head),
+			len(head)+len(x), head)
 		_, _ = c.Write(x)
 	}()
 	// gRPC: a stream whose answers are not received fills its window.
 	s, err := r.client().ModelStreamInfer(soon(t))
 	must.Do(t, err)
 	for i := range 2 {
-		if err := s.Send(&oip.ModelInferRequest{ModelName: "big", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "UINT8", 1, 8_000_000)}, RawInputContents: [][]byte{x}}); err != nil && i == 0 {
+		if err := s.Send(&oip.ModelInferRequest{ModelName: "big",
+			Inputs:           []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "UINT8", 1, 8_000_000)},
+			RawInputContents: [][]byte{x}}); err != nil && i == 0 {
 			t.Fatal(err) // the second may find that the first one's answer was given up
 		}
 	}
@@ -205,12 +212,14 @@ func TestABodyInChunksCountsAsItsCallersToo(t *testing.T) {
 	r := doublingRig(t, func(c *core.Config) { c.CallerBytes = 64 << 10 })
 	send := func(n int) *httpAnswer {
 		body := `{"x":"` + strings.Repeat("x", n) + `","inputs":[` + goodInput + `]}`
-		req, err := http.NewRequestWithContext(soon(t), http.MethodPost, r.http+"/v2/models/double/infer", io.MultiReader(strings.NewReader(body)))
+		req, err := http.NewRequestWithContext(soon(t), http.MethodPost, r.http+"/v2/models/double/infer",
+			io.MultiReader(strings.NewReader(body)))
 		must.Do(t, err)
 		return r.do(req)
 	}
 	send(1<<10).is(t, "little", 200)
-	if a := send(128 << 10); a.status != http.StatusRequestEntityTooLarge || a.header.Get("Retry-After") != "" { // as if it had said its length
+	// as if it had said its length
+	if a := send(128 << 10); a.status != http.StatusRequestEntityTooLarge || a.header.Get("Retry-After") != "" {
 		t.Errorf("much: %d %q", a.status, a.Error)
 	}
 	r.idle()
@@ -234,7 +243,8 @@ func TestTypedContentsAreNeverLargerThanTheirShape(t *testing.T) {
 	r.worker(m, func(_ context.Context, b *worker.Batch) error { b.Output(0); return nil })
 	c := r.client()
 	ask := func(shape []int64, contents *oip.InferTensorContents) error {
-		_, err := c.ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "wide", Inputs: []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "INT64", Shape: shape, Contents: contents}}})
+		_, err := c.ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "wide",
+			Inputs: []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "INT64", Shape: shape, Contents: contents}}})
 		return err
 	}
 	zeros := make([]int64, 1<<16) // a byte each on the wire
@@ -247,10 +257,12 @@ func TestTypedContentsAreNeverLargerThanTheirShape(t *testing.T) {
 		{"as its shape", []int64{1, 1 << 16}, &oip.InferTensorContents{Int64Contents: zeros}, codes.OK},
 		{"more than the shape", []int64{1, 1 << 16}, &oip.InferTensorContents{Int64Contents: append(zeros, 1)}, codes.InvalidArgument},
 		{"fewer than the shape", []int64{1, 1 << 16}, &oip.InferTensorContents{Int64Contents: zeros[1:]}, codes.InvalidArgument},
-		{"more than the buffers have", []int64{4, 1 << 16}, &oip.InferTensorContents{Int64Contents: make([]int64, 4<<16)}, codes.ResourceExhausted},
+		{"more than the buffers have", []int64{4, 1 << 16}, &oip.InferTensorContents{Int64Contents: make([]int64, 4<<16)},
+			codes.ResourceExhausted},
 		{"an endless shape", []int64{1 << 40, 1 << 40}, &oip.InferTensorContents{Int64Contents: zeros[:1]}, codes.InvalidArgument},
 		{"a list of another type", []int64{1, 1 << 16}, &oip.InferTensorContents{IntContents: []int32{1}}, codes.InvalidArgument},
-		{"two lists", []int64{1, 1 << 16}, &oip.InferTensorContents{Int64Contents: zeros, BytesContents: [][]byte{{}}}, codes.InvalidArgument},
+		{"two lists", []int64{1, 1 << 16}, &oip.InferTensorContents{Int64Contents: zeros, BytesContents: [][]byte{{}}},
+			codes.InvalidArgument},
 	} {
 		if s, _ := rpcstatus.FromError(ask(k.shape, k.contents)); s.Code() != k.code {
 			t.Errorf("%s: %v %s", k.name, s.Code(), s.Message())

@@ -230,12 +230,14 @@ func TestOnlyKnownHostsAreServedWhereCallersNeedNoToken(t *testing.T) {
 		"models.example" + port: true, "Models.Example.": true,
 		"evil.example" + port: false, "models.example.evil": false, "localhost.evil" + port: false, "127.0.0.1.evil": false,
 	} {
-		for _, path := range []string{"/v2", "/v2/models/double/stats", "/v2/repository/index", "/v2/health/live", "/metrics", "/dashboard"} {
+		for _, path := range []string{"/v2", "/v2/models/double/stats", "/v2/repository/index", "/v2/health/live", "/metrics",
+			"/dashboard"} {
 			req, err := http.NewRequestWithContext(soon(t), http.MethodGet, r.http+path, nil)
 			must.Do(t, err)
 			req.Host = host
 			a := r.do(req)
-			if allowed && a.status != 200 || !allowed && (a.status != http.StatusMisdirectedRequest || !strings.Contains(a.Error, "--allowed_host")) {
+			if allowed && a.status != 200 || !allowed && (a.status != http.StatusMisdirectedRequest ||
+				!strings.Contains(a.Error, "--allowed_host")) {
 				t.Errorf("%s as %s: %d %s", path, host, a.status, a.Error)
 			}
 		}
@@ -264,7 +266,8 @@ func TestADrainDoesNotWaitForHalfRequests(t *testing.T) {
 		finished <- err
 	}()
 	r.underWay(2)
-	for _, half := range []string{"POST /v2", inferDouble, inferDouble + "Content-Length: 100\r\n\r\n{", inferDouble + "Transfer-Encoding: chunked\r\n\r\n5\r\n{"} {
+	for _, half := range []string{"POST /v2", inferDouble, inferDouble + "Content-Length: 100\r\n\r\n{", inferDouble +
+		"Transfer-Encoding: chunked\r\n\r\n5\r\n{"} {
 		if _, err := io.WriteString(r.connect(), half); err != nil {
 			t.Fatal(err)
 		}
@@ -304,7 +307,8 @@ func frame(kind, flags byte, stream uint32, payload []byte) []byte {
 func callHeaders(stream uint32, method string) []byte {
 	const headers, endHeaders = 1, 4
 	var list []byte // literals that are not indexed, as they are
-	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", "/inference.GRPCInferenceService/" + method}, {":authority", "h"}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
+	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", "/inference.GRPCInferenceService/" + method},
+		{":authority", "h"}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
 		list = append(list, 0, byte(len(h[0])))
 		list = append(append(list, h[0]...), byte(len(h[1])))
 		list = append(list, h[1]...)

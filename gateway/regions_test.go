@@ -31,7 +31,8 @@ func (r *rig) shared(name string, content []byte) (key string) {
 
 func (r *rig) register(name, key string, offset, size int) *httpAnswer {
 	r.t.Helper()
-	return r.post("/v2/systemsharedmemory/region/"+name+"/register", nil, fmt.Appendf(nil, `{"key":%q,"offset":%d,"byte_size":%d}`, key, offset, size))
+	return r.post("/v2/systemsharedmemory/region/"+name+"/register", nil,
+		fmt.Appendf(nil, `{"key":%q,"offset":%d,"byte_size":%d}`, key, offset, size))
 }
 
 // inShared is a request whose tensors lie in regions.
@@ -42,7 +43,8 @@ func inShared(in, out string) string {
 		_, _ = fmt.Sscanf(strings.ReplaceAll(text, ",", " "), "%s %d %d", &region, &offset, &size)
 		return fmt.Sprintf(`{"shared_memory_region":%q,"shared_memory_offset":%d,"shared_memory_byte_size":%d}`, region, offset, size)
 	}
-	return fmt.Sprintf(`{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":%s}],"outputs":[{"name":"y","parameters":%s}]}`, place(in), place(out))
+	return fmt.Sprintf(`{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":%s}],"outputs":[{"name":"y",`+
+		`"parameters":%s}]}`, place(in), place(out))
 }
 
 func sharing(c *core.Config) { c.SystemSharedMemory = true }
@@ -60,7 +62,8 @@ func TestTensorsLieInTheCallersSharedMemory(t *testing.T) {
 	}
 	got, err := os.ReadFile(filepath.Join("/dev/shm", key))
 	must.Do(t, err)
-	content = append(append(append(append(make([]byte, 8), floats(1, 2, 3, 4)...), make([]byte, 8)...), floats(2, 4, 6, 8)...), make([]byte, 16)...)
+	content = append(append(append(append(make([]byte, 8), floats(1, 2, 3, 4)...), make([]byte, 8)...), floats(2, 4, 6, 8)...),
+		make([]byte, 16)...)
 	if !bytes.Equal(got, content) {
 		t.Errorf("%x, not %x", got, content)
 	}
@@ -96,7 +99,8 @@ func TestOnlySharedMemoryOfTheCallersIsRegistered(t *testing.T) {
 		name, key    string
 		offset, size int
 	}{
-		{"a path", "/../../etc/passwd", 0, 1}, {"a link", key + "-link", 0, 1}, {"nothing", "", 0, 1}, {"no such thing", "/rb-there-is-none", 0, 1},
+		{"a path", "/../../etc/passwd", 0, 1}, {"a link", key + "-link", 0, 1}, {"nothing", "", 0, 1}, {"no such thing",
+			"/rb-there-is-none", 0, 1},
 		{"too long", key, 0, 65}, {"too far", key, 64, 1}, {"empty", key, 0, 0}, {"dots", "..", 0, 1},
 		{"past the end of numbers", key, 1 << 62, 1 << 62},
 	} {
@@ -163,7 +167,8 @@ func TestRegionsOverGRPC(t *testing.T) {
 	r := doublingRig(t, sharing)
 	key := r.shared("rpc", append(floats(1, 2, 3, 4), make([]byte, 16)...))
 	c := r.client()
-	if _, err := c.SystemSharedMemoryRegister(soon(t), &oip.SystemSharedMemoryRegisterRequest{Name: "g", Key: key, ByteSize: 32}); err != nil {
+	if _, err := c.SystemSharedMemoryRegister(soon(t), &oip.SystemSharedMemoryRegisterRequest{Name: "g", Key: key,
+		ByteSize: 32}); err != nil {
 		t.Fatal(err)
 	}
 	at := func(offset int64) map[string]*oip.InferParameter {
@@ -175,7 +180,8 @@ func TestRegionsOverGRPC(t *testing.T) {
 	}
 	in := rpcInput("x", "FP32", 1, 4)
 	in.Parameters = at(0)
-	rep, err := c.ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{in}, Outputs: []*oip.ModelInferRequest_InferRequestedOutputTensor{{Name: "y", Parameters: at(16)}}})
+	rep, err := c.ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{in},
+		Outputs: []*oip.ModelInferRequest_InferRequestedOutputTensor{{Name: "y", Parameters: at(16)}}})
 	must.Do(t, err)
 	if len(rep.RawOutputContents) != 1 || len(rep.RawOutputContents[0]) != 0 { // load tools count the entries
 		t.Errorf("%v", rep)
@@ -188,7 +194,9 @@ func TestRegionsOverGRPC(t *testing.T) {
 	if err != nil || known.Regions["g"].GetByteSize() != 32 {
 		t.Errorf("%v %v", known, err)
 	}
-	if _, err := c.CudaSharedMemoryRegister(soon(t), &oip.CudaSharedMemoryRegisterRequest{Name: "g"}); rpcstatus.Code(err) != codes.Unimplemented || !strings.Contains(err.Error(), "connect to the broker itself") {
+	if _, err := c.CudaSharedMemoryRegister(soon(t),
+		&oip.CudaSharedMemoryRegisterRequest{Name: "g"}); rpcstatus.Code(err) != codes.Unimplemented ||
+		!strings.Contains(err.Error(), "connect to the broker itself") {
 		t.Error(err)
 	}
 	r.idle()

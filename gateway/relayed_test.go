@@ -182,7 +182,8 @@ func TestARelaysNonsenseIsRefused(t *testing.T) {
 	m := modelConfig(t, "m", []string{"x:i32[1]"}, []string{"y:i32[1]"})
 	r := newRig(t, nil, m)
 	r.worker(m, echo)
-	for text, why := range map[string]string{"1;1": "2 rows", "0": "number of rows", "2;1x7": "semicolon", "3@": "microseconds", "": "number of rows"} {
+	for text, why := range map[string]string{"1;1": "2 rows", "0": "number of rows", "2;1x7": "semicolon", "3@": "microseconds",
+		"": "number of rows"} {
 		_, err := r.client().ModelInfer(soon(t), relayedCall(text, 1, 2, 3))
 		if rpcstatus.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), why) {
 			t.Errorf("%q: %v", text, err)

@@ -89,7 +89,8 @@ func newRig(t *testing.T, change func(*core.Config), models ...broker.ModelConfi
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	r := &rig{t: t, socket: filepath.Join(dir, "b.sock"), mem: shm.NewHeap()}
 	r.startBroker(models...)
-	cfg := core.Config{Socket: r.socket, HTTP: "127.0.0.1:0", GRPC: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Memory: r.mem, ClaimWait: patience, DrainTime: patience, AllowedHosts: []string{"h"}, Pace: core.Pace{Stall: patience}}
+	cfg := core.Config{Socket: r.socket, HTTP: "127.0.0.1:0", GRPC: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Memory: r.mem,
+		ClaimWait: patience, DrainTime: patience, AllowedHosts: []string{"h"}, Pace: core.Pace{Stall: patience}}
 	if change != nil {
 		change(&cfg)
 	}
@@ -139,7 +140,8 @@ func newRig(t *testing.T, change func(*core.Config), models ...broker.ModelConfi
 
 func (r *rig) startBroker(models ...broker.ModelConfig) {
 	r.t.Helper()
-	b, err := broker.New(broker.Config{Socket: r.socket, Models: models, Memory: r.mem, DrainTime: time.Second, Logger: slog.New(slog.DiscardHandler)})
+	b, err := broker.New(broker.Config{Socket: r.socket, Models: models, Memory: r.mem, DrainTime: time.Second,
+		Logger: slog.New(slog.DiscardHandler)})
 	must.Do(r.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
@@ -280,7 +282,8 @@ func wholeWindow(window, most int, k *core.Model, l *core.Lane) error {
 
 func (r *rig) client(opts ...grpc.DialOption) oip.GRPCInferenceServiceClient {
 	r.t.Helper()
-	c, err := grpc.NewClient(r.grpc, append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30), grpc.MaxCallSendMsgSize(1<<30))}, opts...)...)
+	c, err := grpc.NewClient(r.grpc, append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30), grpc.MaxCallSendMsgSize(1<<30))}, opts...)...)
 	must.Do(r.t, err)
 	r.t.Cleanup(func() { c.Close() })
 	r.mu.Lock()
@@ -368,7 +371,8 @@ func (r *rig) infer(model, body string) *httpAnswer {
 // inferBinary posts JSON and the tensors after it.
 func (r *rig) inferBinary(model, head string, tensors ...[]byte) *httpAnswer {
 	r.t.Helper()
-	return r.post("/v2/models/"+model+"/infer", map[string]string{headerLength: strconv.Itoa(len(head))}, append([]byte(head), bytes.Join(tensors, nil)...))
+	return r.post("/v2/models/"+model+"/infer", map[string]string{headerLength: strconv.Itoa(len(head))},
+		append([]byte(head), bytes.Join(tensors, nil)...))
 }
 
 // connect opens a connection to the HTTP door, to write what one likes.

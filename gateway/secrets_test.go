@@ -72,7 +72,8 @@ func TestTokensAreAskedForAndReadAgainWhenTheyChange(t *testing.T) {
 		token string
 		http  int
 		grpc  codes.Code
-	}{{"", 401, codes.Unauthenticated}, {"wrong", 401, codes.Unauthenticated}, {"first-token-0123456789", 200, codes.OK}, {"first-token-012345678", 401, codes.Unauthenticated}} {
+	}{{"", 401, codes.Unauthenticated}, {"wrong", 401, codes.Unauthenticated}, {"first-token-0123456789", 200,
+		codes.OK}, {"first-token-012345678", 401, codes.Unauthenticated}} {
 		if h, g := try(k.token); h != k.http || g != k.grpc {
 			t.Errorf("%q: %d %s", k.token, h, g)
 		}
@@ -93,7 +94,8 @@ func TestTokensAreAskedForAndReadAgainWhenTheyChange(t *testing.T) {
 		t.Errorf("metadata needs one: %v", err)
 	}
 	for scheme, want := range map[string]int{"bearer": 200, "BEARER": 200, "Basic": 401} {
-		if a := r.post("/v2/models/double/infer", map[string]string{"Authorization": scheme + " first-token-0123456789"}, []byte(goodBody)); a.status != want {
+		if a := r.post("/v2/models/double/infer", map[string]string{"Authorization": scheme + " first-token-0123456789"},
+			[]byte(goodBody)); a.status != want {
 			t.Errorf("%s: %d", scheme, a.status)
 		}
 	}
@@ -169,7 +171,8 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 		return err
 	})
 	// Connections of callers whose authority is removed are served no more.
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: server.Pool(), Certificates: []tls.Certificate{mine}}, ForceAttemptHTTP2: true}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: server.Pool(), Certificates: []tls.Certificate{mine}},
+		ForceAttemptHTTP2: true}
 	defer transport.CloseIdleConnections()
 	web := func() int {
 		rep, err := (&http.Client{Transport: transport}).Post(url, "", strings.NewReader(goodBody))
@@ -178,7 +181,8 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 		_, _ = io.Copy(io.Discard, rep.Body)
 		return rep.StatusCode
 	}
-	remote := r.client(grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: server.Pool(), Certificates: []tls.Certificate{mine}})))
+	remote := r.client(grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: server.Pool(),
+		Certificates: []tls.Certificate{mine}})))
 	if _, err := remote.ModelInfer(soon(t), doubleMessage()); err != nil || web() != 200 {
 		t.Fatal(err)
 	}

@@ -30,7 +30,8 @@ var inputs = []tensor.Spec{
 
 func TestTheDefaultsAreInForceWhereNothingIsSet(t *testing.T) {
 	s, err := policy.Policy(nil).Resolve(inputs)
-	want := policy.Settings{MaxBatchSize: 32, WaitTime: policy.Auto, Lease: 30 * time.Second, MaxAttempts: 3, Levels: make([]policy.Level, 1)}
+	want := policy.Settings{MaxBatchSize: 32, WaitTime: policy.Auto, Lease: 30 * time.Second, MaxAttempts: 3,
+		Levels: make([]policy.Level, 1)}
 	if err != nil || !reflect.DeepEqual(s, want) {
 		t.Errorf("%+v, %v", s, err)
 	}
@@ -83,13 +84,15 @@ func randomSettings(rng *rand.Rand) policy.Settings {
 		return time.Duration(rng.Int64N(int64(policy.MaxDuration)) >> rng.IntN(48))
 	}
 	s := policy.Settings{
-		MaxBatchSize: 1 + rng.IntN(1<<rng.IntN(20)), WaitTime: duration(), Lease: policy.MinLease + duration()/2, Ageing: duration(), PreserveOrder: rng.IntN(2) == 0,
+		MaxBatchSize: 1 + rng.IntN(1<<rng.IntN(20)), WaitTime: duration(), Lease: policy.MinLease +
+			duration()/2, Ageing: duration(), PreserveOrder: rng.IntN(2) == 0,
 		Slots: 1 + rng.IntN(1<<20), MaxAttempts: 1 + rng.IntN(100), Levels: make([]policy.Level, 1+rng.IntN(policy.MaxLevels)),
 	}
 	s.PreferredBatchSizes = ascending(rng.IntN(4), s.MaxBatchSize)
 	s.DefaultPriority = rng.IntN(len(s.Levels))
 	for i := range s.Levels {
-		s.Levels[i] = policy.Level{MaxQueue: rng.IntN(1000), DefaultTimeout: duration(), MaxTimeout: duration(), OnTimeout: policy.Action(rng.IntN(2))}
+		s.Levels[i] = policy.Level{MaxQueue: rng.IntN(1000), DefaultTimeout: duration(), MaxTimeout: duration(),
+			OnTimeout: policy.Action(rng.IntN(2))}
 	}
 	switch rng.IntN(3) {
 	case 0:
@@ -124,8 +127,10 @@ func TestAnyPolicyIsWrittenAndReadBackAsItself(t *testing.T) {
 }
 
 func TestTypedSettingsAndTextsAreTheSame(t *testing.T) {
-	typed := policy.New(policy.MaxBatchSize(32), policy.WaitTime(1500*time.Microsecond), policy.LatencyGoal(0), policy.PreferredBatchSizes([]int{8, 16}), policy.Slots(64), policy.MaxWindow(8), policy.Private(true),
-		policy.Lease(20*time.Second), policy.MaxAttempts(2), policy.PreserveOrder(true), policy.Ragged(false), policy.NoWorker(policy.RefuseWithoutWorker), policy.Priorities(2), policy.DefaultPriority(1), policy.Ageing(time.Nanosecond),
+	typed := policy.New(policy.MaxBatchSize(32), policy.WaitTime(1500*time.Microsecond), policy.LatencyGoal(0),
+		policy.PreferredBatchSizes([]int{8, 16}), policy.Slots(64), policy.MaxWindow(8), policy.Private(true),
+		policy.Lease(20*time.Second), policy.MaxAttempts(2), policy.PreserveOrder(true), policy.Ragged(false),
+		policy.NoWorker(policy.RefuseWithoutWorker), policy.Priorities(2), policy.DefaultPriority(1), policy.Ageing(time.Nanosecond),
 		policy.MaxQueue(100), policy.MaxQueue(7).At(1), policy.DefaultTimeout(time.Minute), policy.MaxTimeout(time.Hour), policy.OnTimeout(policy.Delay).At(0), policy.Buckets("t", 0, 64, 512))
 	texts, err := policy.Parse(`max_batch_size=32 wait_time=0.0015 latency_goal=0 preferred_batch_sizes=8,16 slots=64 max_window=8 private=true lease=20 max_attempts=2 preserve_order=true ragged=false no_worker=refuse
 		priorities=2 default_priority=1 ageing=1ns max_queue=100 max_queue.1=7 default_timeout=1m max_timeout=1h on_timeout.0=delay buckets.t.0=64,512`)
@@ -201,7 +206,8 @@ func many(n int) string { return "1" + strings.Repeat(",1", n-1) }
 func TestWhatCannotChangeWhileTheModelRunsIsRefusedThen(t *testing.T) {
 	for _, k := range policy.Keys() {
 		err := policy.Policy{k.Name: "1"}.CheckLive()
-		if k.Live != (err == nil) || err != nil && (!errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), "these can: max_batch_size, wait_time")) {
+		if k.Live != (err == nil) || err != nil && (!errors.Is(err, status.ErrInvalid) ||
+			!strings.Contains(err.Error(), "these can: max_batch_size, wait_time")) {
 			t.Errorf("%s: %v", k.Name, err)
 		}
 	}

@@ -36,7 +36,8 @@ func startEnvoy(t *testing.T, addresses ...string) string {
 	text, err := os.ReadFile("../deploy/envoy/envoy.yaml")
 	must.Do(t, err)
 	// Ports that are free: Envoy is asked which it got.
-	config := strings.NewReplacer("port_value: 8080", "port_value: 0", "port_value: 9901", "port_value: 0", "address: 0.0.0.0", "address: 127.0.0.1").Replace(string(text))
+	config := strings.NewReplacer("port_value: 8080", "port_value: 0", "port_value: 9901", "port_value: 0", "address: 0.0.0.0",
+		"address: 127.0.0.1").Replace(string(text))
 	for i, address := range addresses {
 		host, p, _ := net.SplitHostPort(address)
 		old := fmt.Sprintf("address: gpu%d, port_value: 8001", i+1)
@@ -48,7 +49,8 @@ func startEnvoy(t *testing.T, addresses ...string) string {
 	dir := t.TempDir()
 	file, admin := filepath.Join(dir, "envoy.yaml"), filepath.Join(dir, "admin")
 	must.Do(t, os.WriteFile(file, []byte(config), 0o600))
-	cmd := exec.Command(binary, "-c", file, "--admin-address-path", admin, "--disable-hot-restart", "--concurrency", "1", "--log-level", "warn")
+	cmd := exec.Command(binary, "-c", file, "--admin-address-path", admin, "--disable-hot-restart", "--concurrency", "1", "--log-level",
+		"warn")
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	must.Do(t, cmd.Start())

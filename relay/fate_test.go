@@ -153,8 +153,9 @@ func TestRequestsThatComeBackByShapeKeepTheirInputs(t *testing.T) {
 	l.eventually("the one that leaves had requests", func() bool {
 		var requests [][]any
 		for i, n := range []int{2, 3, 2} {
-			requests = append(requests, []any{tensor.Of("x", bytes.Repeat([]byte{byte(10 * (i + 1))}, n), 1, n), tensor.Of("z", []byte{byte(i +
-				1)}, 1, 1)})
+			requests = append(requests, []any{tensor.Of("x", bytes.Repeat([]byte{byte(10 * (i + 1))}, n), 1, n),
+				tensor.Of("z", []byte{byte(i +
+					1)}, 1, 1)})
 		}
 		for i, q := range fill(t, c, requests...) {
 			must.Do(t, q.Wait(soon(t)))
@@ -264,7 +265,8 @@ func TestABatchThatIsTooLargeForAHostGoesThereInParts(t *testing.T) {
 				case err != nil:
 					t.Errorf("%d bytes: %v", n, err)
 				default:
-					if out, err := list[i].Output("y"); err != nil || out.Shape[1] != n || !bytes.Equal(out.Data[:n], bytes.Repeat([]byte{byte(i)}, n)) {
+					if out, err := list[i].Output("y"); err != nil || out.Shape[1] != n ||
+						!bytes.Equal(out.Data[:n], bytes.Repeat([]byte{byte(i)}, n)) {
 						t.Errorf("%d bytes: another answer, of shape %v; %v", n, out.Shape, err)
 					}
 				}

@@ -330,7 +330,8 @@ func TestAnAnswerOfAnotherShapeTypeOrNameFails(t *testing.T) {
 		return nil
 	}, nil)
 	far := &liar{change: func(*oip.ModelInferResponse) {}}
-	l := newLocal(t, func(c *Config) { c.Attempts = 1 }, standBefore(t, h, func(b before) oip.GRPCInferenceServiceServer { far.before = b; return far }))
+	l := newLocal(t, func(c *Config) { c.Attempts = 1 }, standBefore(t, h,
+		func(b before) oip.GRPCInferenceServiceServer { far.before = b; return far }))
 	c := l.dial()
 	ask := func() error {
 		q := fill(t, c, []any{[]int32{1, 2, 3, 4, 5, 6, 7, 8}})[0]

@@ -66,7 +66,8 @@ func newHost(t *testing.T, sig tensor.Signature, fn worker.Func, change func(*ga
 	}
 	var err error
 	h.broker, err = testbed.StartLocal(broker.Config{Memory: h.mem, DrainTime: time.Millisecond, Models: []broker.ModelConfig{{
-		Name: "m", Signature: sig, Policy: policy.New(policy.MaxBatchSize(8), policy.WaitTime(0), policy.Slots(slots), policy.Priorities(3)),
+		Name: "m", Signature: sig, Policy: policy.New(policy.MaxBatchSize(8), policy.WaitTime(0), policy.Slots(slots),
+			policy.Priorities(3)),
 	}}})
 	must.Do(t, err)
 	leave := testbed.ServeLocal(worker.Config{Model: "m", Signature: sig, Socket: h.broker.Socket(), Memory: h.mem}, fn)
@@ -84,7 +85,8 @@ func (h *testHost) serve(change func(*gateway.Config)) {
 	h.t.Helper()
 	// Not 127.0.0.1: connections of this machine have ports of that one, and would
 	// keep the gateway from opening its own again.
-	cfg := gateway.Config{Socket: h.broker.Socket(), HTTP: gateway.Off, GRPC: "127.0.0.2:0", Memory: h.mem, Logger: slog.New(slog.DiscardHandler), DrainTime: 50 * time.Millisecond}
+	cfg := gateway.Config{Socket: h.broker.Socket(), HTTP: gateway.Off, GRPC: "127.0.0.2:0", Memory: h.mem,
+		Logger: slog.New(slog.DiscardHandler), DrainTime: 50 * time.Millisecond}
 	if h.address != "" {
 		cfg.GRPC = h.address
 	}
@@ -147,7 +149,8 @@ func newLocal(t *testing.T, change func(*Config), addresses ...string) *local {
 
 func (l *local) dial() *client.Client {
 	l.t.Helper()
-	c, err := client.Dial(soon(l.t), "m", client.WithSocket(l.broker.Socket()), client.WithMemory(l.mem), client.WithWindow(32), client.WaitForModel())
+	c, err := client.Dial(soon(l.t), "m", client.WithSocket(l.broker.Socket()), client.WithMemory(l.mem), client.WithWindow(32),
+		client.WaitForModel())
 	must.Do(l.t, err)
 	l.t.Cleanup(func() { c.Close() })
 	return c

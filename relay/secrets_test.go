@@ -26,7 +26,8 @@ func newGuarded(t *testing.T) *guarded {
 	t.Helper()
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
-	g := &guarded{t: t, cert: in("cert"), key: in("key"), clientCA: in("client-ca"), tokens: in("tokens"), ourCert: in("our-cert"), ourKey: in("our-key"), serverCA: in("server-ca"), token: in("token")}
+	g := &guarded{t: t, cert: in("cert"), key: in("key"), clientCA: in("client-ca"), tokens: in("tokens"), ourCert: in("our-cert"),
+		ourKey: in("our-key"), serverCA: in("server-ca"), token: in("token")}
 	g.servers, g.callers = g.authority(g.serverCA), g.authority(g.clientCA)
 	g.writeServer(time.Hour)
 	g.writeOurs(time.Hour)
@@ -92,7 +93,8 @@ func TestCertificatesAndTokensAreReplacedWhileTheRelayRuns(t *testing.T) {
 		name, says    string
 		breaks, mends func()
 	}{
-		{"the host's certificate expires", "its certificate has expired", func() { g.writeServer(-time.Minute) }, func() { g.writeServer(time.Hour) }},
+		{"the host's certificate expires", "its certificate has expired", func() { g.writeServer(-time.Minute) },
+			func() { g.writeServer(time.Hour) }},
 		{"our certificate expires", "our certificate has expired", func() { g.writeOurs(-time.Minute) }, func() { g.writeOurs(time.Hour) }},
 		{"the host has another authority", "of an authority that we don't know", func() {
 			g.servers = g.authority(g.serverCA + ".new")
@@ -100,7 +102,8 @@ func TestCertificatesAndTokensAreReplacedWhileTheRelayRuns(t *testing.T) {
 		}, func() {
 			must.Do(t, g.servers.WriteOwn(g.serverCA))
 		}},
-		{"the host has another token for us", "it refuses us", func() { g.write(g.tokens, "relay another-token-0123456\n") }, func() { g.write(g.token, "another-token-0123456\n") }},
+		{"the host has another token for us", "it refuses us", func() { g.write(g.tokens, "relay another-token-0123456\n") },
+			func() { g.write(g.token, "another-token-0123456\n") }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h.stop()

@@ -76,7 +76,8 @@ func newTriton(t *testing.T) *triton {
 	must.Do(t, err)
 	for name, dims := range map[string]string{"m": "1", "ids": "-1"} {
 		folder := filepath.Join(s.dir, "models", name)
-		config := fmt.Sprintf("backend: \"python\"\nmax_batch_size: 8\ninput [{ name: \"x\" data_type: TYPE_INT32 dims: [%s] }]\noutput [{ name: \"y\" data_type: TYPE_INT32 dims: [%s] }]\ninstance_group [{ kind: KIND_CPU count: 1 }]\n", dims, dims)
+		config := fmt.Sprintf("backend: \"python\"\nmax_batch_size: 8\ninput [{ name: \"x\" data_type: TYPE_INT32 dims: [%s] }]\n"+
+			"output [{ name: \"y\" data_type: TYPE_INT32 dims: [%s] }]\ninstance_group [{ kind: KIND_CPU count: 1 }]\n", dims, dims)
 		for file, text := range map[string]string{"config.pbtxt": config, "1/model.py": tritonModel} {
 			path := filepath.Join(folder, file)
 			must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
@@ -90,8 +91,11 @@ func newTriton(t *testing.T) *triton {
 
 func (s *triton) start() {
 	s.t.Helper()
-	s.cmd = exec.Command(filepath.Join(s.packages, "pytriton", "tritonserver", "bin", "tritonserver"), "--model-repository", filepath.Join(s.dir, "models"),
-		"--backend-directory", filepath.Join(s.dir, "backends"), "--grpc-address", "127.0.0.1", "--grpc-port", s.port, "--allow-http", "false", "--allow-metrics", "false", "--log-info", "false", "--log-warning", "false")
+	s.cmd = exec.Command(filepath.Join(s.packages, "pytriton", "tritonserver", "bin", "tritonserver"), "--model-repository",
+		filepath.Join(s.dir, "models"),
+		"--backend-directory", filepath.Join(s.dir,
+			"backends"), "--grpc-address", "127.0.0.1", "--grpc-port", s.port, "--allow-http", "false", "--allow-metrics", "false",
+		"--log-info", "false", "--log-warning", "false")
 	s.cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Join(s.packages, "nvidia_pytriton.libs")+":"+os.Getenv("TRITON_LIBPYTHON"),
 		"PATH="+filepath.Join(s.venv, "bin")+":"+os.Getenv("PATH"), "PYTHONPATH="+s.packages)
 	s.cmd.Stdout, s.cmd.Stderr = os.Stderr, os.Stderr

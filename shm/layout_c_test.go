@@ -38,7 +38,8 @@ func TestTheCLibraryHasThisLayout(t *testing.T) {
 
 func cHeader() []byte {
 	var b bytes.Buffer
-	b.WriteString("/* SPDX-License-Identifier: Apache-2.0 */\n/* Generated from Go's package shm: go test ./shm -run CLibrary -update */\n#ifndef RB_LAYOUT_GEN_H\n#define RB_LAYOUT_GEN_H\n")
+	b.WriteString("/* SPDX-License-Identifier: Apache-2.0 */\n/* Generated from Go's package shm: go test ./shm -run CLibrary -update " +
+		"*/\n#ifndef RB_LAYOUT_GEN_H\n#define RB_LAYOUT_GEN_H\n")
 	for _, c := range []struct {
 		name  string
 		value uint64
@@ -46,18 +47,22 @@ func cHeader() []byte {
 		{"LAYOUT_VERSION", LayoutVersion}, {"MAGIC", magic}, {"KIND_PLANES", uint64(KindPlanes)},
 		{"HELD_BIT", uint64(heldBit)}, {"KIND_COMMIT", uint64(KindCommit)}, {"KIND_CANCEL", uint64(KindCancel)},
 		{"REASON_BYTES", ReasonBytes}, {"MAX_SLOTS", MaxSlots}, {"MAX_BATCH_ROWS", MaxBatchRows}, {"MAX_MAIL_DEPTH", MaxMailDepth},
-		{"PAGE", pageSize}, {"CACHE_LINE", cacheLine}, {"SEGMENT_HEADER", segmentHeader}, {"DEVICE_GRAIN", deviceGrain}, {"MAX_DEVICES", tensor.MaxDevices}, {"RING_WORDS", ringWordsAt}, {"MAIL_WORDS", mailWordsAt}, {"RECORD_WORDS", recordWordsAt},
-		{"MAX_VARIABLE_DIMS", tensor.MaxVariableDims}, {"MAX_RANK", tensor.MaxRank}, {"MAX_TENSORS", tensor.MaxTensors}, {"MAX_NAME_BYTES", tensor.MaxNameBytes},
+		{"PAGE", pageSize}, {"CACHE_LINE", cacheLine}, {"SEGMENT_HEADER", segmentHeader}, {"DEVICE_GRAIN", deviceGrain}, {"MAX_DEVICES",
+			tensor.MaxDevices}, {"RING_WORDS", ringWordsAt}, {"MAIL_WORDS", mailWordsAt}, {"RECORD_WORDS", recordWordsAt},
+		{"MAX_VARIABLE_DIMS", tensor.MaxVariableDims}, {"MAX_RANK", tensor.MaxRank}, {"MAX_TENSORS",
+			tensor.MaxTensors}, {"MAX_NAME_BYTES", tensor.MaxNameBytes},
 		{"SEALS", seals}, {"CONTROL_VERSION", control.Version}, {"MAX_FRAME", control.MaxFrame},
 	} {
 		fmt.Fprintf(&b, "#define RB_GO_%s %#xull\n", c.name, c.value)
 	}
-	b.WriteString("\n/* For each struct SIZE(type, bytes) and for each of its fields PLACE(type, field, offset). */\n#define RB_GO_STRUCTS(SIZE, PLACE)")
+	b.WriteString("\n/* For each struct SIZE(type, bytes) and for each of its fields PLACE(type, field, offset). */\n#define " +
+		"RB_GO_STRUCTS(SIZE, PLACE)")
 	for _, s := range []struct {
 		name  string
 		value any
 	}{
-		{"header", header{}}, {"commit_entry", Commit{}}, {"mail", Mail{}}, {"mail_request", MailRequest{}}, {"done_entry", Done{}}, {"record", Record{}},
+		{"header", header{}}, {"commit_entry", Commit{}}, {"mail", Mail{}}, {"mail_request", MailRequest{}}, {"done_entry",
+			Done{}}, {"record", Record{}},
 		{"ring_words", ringWords{}}, {"mail_words", mailWords{}}, {"record_words", recordWords{}}, {"times", Times{}}, {"bell", Bell{}},
 	} {
 		typ := reflect.TypeOf(s.value)

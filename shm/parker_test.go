@@ -62,7 +62,8 @@ func TestAParkerGoesPastTheSchedulerOnlyWhileSleepsAreShort(t *testing.T) {
 		p := Parker{Alone: last.alone, last: last.slept}
 		p.Sleep(time.Hour, func(raw bool, d time.Duration) {
 			if raw != last.raw {
-				t.Errorf("after a sleep of %v (alone: %v) the next goes past the scheduler: %v, want %v", last.slept, last.alone, raw, last.raw)
+				t.Errorf("after a sleep of %v (alone: %v) the next goes past the scheduler: %v, want %v", last.slept, last.alone, raw,
+					last.raw)
 			}
 			if raw && d > rawSlice {
 				t.Errorf("a sleep past the scheduler may last %v", d)

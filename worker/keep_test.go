@@ -31,7 +31,8 @@ var tried = map[status.Code]bool{
 	status.ErrVersion: false, status.ErrLayout: false, status.ErrProtocol: false, status.ErrSignatureMismatch: false,
 	status.ErrUnknownModel: false, status.ErrForbidden: false, status.ErrInvalid: false, status.ErrDType: false,
 	status.ErrShape: false, status.ErrRows: false, status.ErrSize: false, status.ErrTooLarge: false, status.ErrNoLevel: false,
-	status.ErrOutputTooSmall: false, status.ErrNoGPU: false, status.ErrWrongGPU: false, status.ErrForked: false, status.ErrClosed: false, status.ErrBrokerRunning: false,
+	status.ErrOutputTooSmall: false, status.ErrNoGPU: false, status.ErrWrongGPU: false, status.ErrForked: false,
+	status.ErrClosed: false, status.ErrBrokerRunning: false,
 
 	status.ErrFailed: false, status.ErrExpired: false, status.ErrCanceled: false, status.ErrQueueFull: false, status.ErrQueueTimeout: false,
 	status.ErrWorkerDied: false, status.ErrWorkerHung: false, status.ErrFull: false, status.ErrReleased: false, status.ErrCommitted: false,

@@ -59,7 +59,8 @@ func ringThatWaits(t *testing.T, maxBatch int, wait time.Duration) *ring {
 	var err error
 	r.broker, err = testbed.StartLocal(broker.Config{
 		Memory: r.mem, DrainTime: time.Millisecond,
-		Models: []broker.ModelConfig{{Name: "m", Signature: sig, Policy: policy.New(policy.Slots(128), policy.MaxBatchSize(maxBatch), policy.WaitTime(wait))}},
+		Models: []broker.ModelConfig{{Name: "m", Signature: sig,
+			Policy: policy.New(policy.Slots(128), policy.MaxBatchSize(maxBatch), policy.WaitTime(wait))}},
 	})
 	must.Do(t, err)
 	t.Cleanup(func() {
@@ -181,7 +182,8 @@ func TestCloseFailsWhatWasTakenAndPassesOnTheRest(t *testing.T) {
 	next(t, w) // the second is in its mailbox, or will be
 	w.Close()
 	w.Close()
-	if err := reqs[0].Wait(soon(t)); !errors.Is(err, client.ErrFailed) || err.Error() != "the worker was closed before it ran this request" {
+	if err := reqs[0].Wait(soon(t)); !errors.Is(err, client.ErrFailed) ||
+		err.Error() != "the worker was closed before it ran this request" {
 		t.Errorf("the taken one: %v", err)
 	}
 	other := r.attach(r.config(1))
@@ -300,10 +302,19 @@ func TestAttachNamesWhatIsWrong(t *testing.T) {
 		{"padding below a batch", change(func(c *worker.Config) { c.Pad, c.PadTo = "fixed", 1 }), status.ErrInvalid},
 		{"a bad model", change(func(c *worker.Config) { c.Model, c.Policy = "n", policy.New(policy.MaxBatchSize(-1)) }), status.ErrInvalid},
 		{"no name", change(func(c *worker.Config) { c.Model = "" }), status.ErrInvalid},
-		{"fewer slots than a batch", change(func(c *worker.Config) { c.Model, c.Policy = "n", policy.New(policy.Slots(4), policy.MaxBatchSize(8)) }), status.ErrInvalid},
-		{"preferred beyond a batch", change(func(c *worker.Config) { c.Model, c.Policy = "n", policy.New(policy.PreferredBatchSizes([]int{99})) }), status.ErrInvalid},
+		{"fewer slots than a batch", change(func(c *worker.Config) {
+			c.Model, c.Policy = "n",
+				policy.New(policy.Slots(4), policy.MaxBatchSize(8))
+		}), status.ErrInvalid},
+		{"preferred beyond a batch", change(func(c *worker.Config) {
+			c.Model, c.Policy = "n",
+				policy.New(policy.PreferredBatchSizes([]int{99}))
+		}), status.ErrInvalid},
 		{"negative lease", change(func(c *worker.Config) { c.Model, c.Policy = "n", policy.New(policy.Lease(-1)) }), status.ErrInvalid},
-		{"buckets without a variable dimension", change(func(c *worker.Config) { c.Model, c.Policy = "n", policy.New(policy.Buckets("x", 0, 1)) }), status.ErrInvalid},
+		{"buckets without a variable dimension", change(func(c *worker.Config) {
+			c.Model, c.Policy = "n",
+				policy.New(policy.Buckets("x", 0, 1))
+		}), status.ErrInvalid},
 	} {
 		if err := worker.Serve(soon(t), c.cfg, nil); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, expected %v", c.what, err, c.want)

@@ -93,7 +93,8 @@ func TestWhatIsAwaitedAfterARestartOfTheBroker(t *testing.T) {
 		}
 	}
 	prod := func(three, four *Model) *map[string]*route {
-		return &map[string]*route{"prod": {Alias: alias.Alias{Name: "prod", To: []alias.Target{{Model: "resnet@3"}, {Model: "resnet@4"}}}, to: []*Model{three, four}}}
+		return &map[string]*route{"prod": {Alias: alias.Alias{Name: "prod", To: []alias.Target{{Model: "resnet@3"}, {Model: "resnet@4"}}},
+			to: []*Model{three, four}}}
 	}
 	before(24*time.Hour, "prod", "resnet@3", "resnet@4")
 	m.Routes.Store(prod(nil, nil)) // the broker's file has the alias

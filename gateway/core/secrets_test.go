@@ -221,7 +221,8 @@ func TestCertificatesAreToldApartByWhatNamesTheirOwner(t *testing.T) {
 		}
 	}
 	named := pkix.Name{CommonName: "me"}
-	if certificateName(&x509.Certificate{Subject: named, DNSNames: []string{"a"}}) != certificateName(&x509.Certificate{Subject: named, DNSNames: []string{"a", "b"}}) {
+	if certificateName(&x509.Certificate{Subject: named, DNSNames: []string{"a"}}) != certificateName(&x509.Certificate{Subject: named,
+		DNSNames: []string{"a", "b"}}) {
 		t.Error("a renewed certificate with another host name is another caller's")
 	}
 }

@@ -15,10 +15,13 @@ import (
 
 func FuzzMessage(f *testing.F) {
 	for _, m := range []*oip.ModelInferRequest{
-		{ModelName: "m", Id: "i", ModelVersion: "1", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "FP32", 1, 2), rpcInput("v", "INT16", 1, 3)}, RawInputContents: [][]byte{[]byte("12345678"), []byte("123456")}},
-		{ModelName: "m", Inputs: []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "FP32", Shape: []int64{1, 2}, Contents: &oip.InferTensorContents{Fp32Contents: []float32{1, 2}}}},
-			Parameters: map[string]*oip.InferParameter{"priority": {ParameterChoice: &oip.InferParameter_Uint64Param{Uint64Param: 1}}, "s": {ParameterChoice: &oip.InferParameter_StringParam{StringParam: "t"}}},
-			Outputs:    []*oip.ModelInferRequest_InferRequestedOutputTensor{{Name: "y", Parameters: map[string]*oip.InferParameter{"classification": {ParameterChoice: &oip.InferParameter_Int64Param{Int64Param: 0}}}}}},
+		{ModelName: "m", Id: "i", ModelVersion: "1", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "FP32", 1, 2),
+			rpcInput("v", "INT16", 1, 3)}, RawInputContents: [][]byte{[]byte("12345678"), []byte("123456")}},
+		{ModelName: "m", Inputs: []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "FP32", Shape: []int64{1, 2},
+			Contents: &oip.InferTensorContents{Fp32Contents: []float32{1, 2}}}},
+			Parameters: map[string]*oip.InferParameter{"priority": {ParameterChoice: &oip.InferParameter_Uint64Param{Uint64Param: 1}},
+				"s": {ParameterChoice: &oip.InferParameter_StringParam{StringParam: "t"}}},
+			Outputs: []*oip.ModelInferRequest_InferRequestedOutputTensor{{Name: "y", Parameters: map[string]*oip.InferParameter{"classification": {ParameterChoice: &oip.InferParameter_Int64Param{Int64Param: 0}}}}}},
 	} {
 		b, err := proto.Marshal(m)
 		must.Do(f, err)
@@ -46,7 +49,8 @@ func FuzzMessage(f *testing.F) {
 		}
 		var want oip.ModelInferRequest
 		if proto.Unmarshal(data, &want) == nil {
-			if string(m.Model) != want.ModelName || string(m.ID) != want.Id || len(m.Raw) != len(want.RawInputContents) || len(m.Inputs) != len(want.Inputs) {
+			if string(m.Model) != want.ModelName || string(m.ID) != want.Id || len(m.Raw) != len(want.RawInputContents) ||
+				len(m.Inputs) != len(want.Inputs) {
 				t.Fatalf("%q %q, not %v", m.Model, m.ID, &want)
 			}
 			for i, w := range want.RawInputContents {

@@ -19,8 +19,11 @@ import (
 
 var requestSeeds = []string{
 	`{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]},{"name":"v","shape":[1,3],"datatype":"INT16","data":[[1,2,3]]}]}`,
-	`{"id":"a\"\u00e4","parameters":{"priority":1,"timeout":5,"binary_data_output":true,"z":[{}]},"inputs":[{"name":"x","shape":[2,2],"datatype":"FP32","data":[NaN,1e-3,-0,Infinity]},{"name":"v","shape":[2,0],"datatype":"INT16","data":[]}],"outputs":[{"name":"y","parameters":{"binary_data":true}}]}`,
-	`{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","parameters":{"shared_memory_region":"r","shared_memory_byte_size":8,"shared_memory_offset":1}}]}`,
+	`{"id":"a\"\u00e4","parameters":{"priority":1,"timeout":5,"binary_data_output":true,"z":[{}]},"inputs":[{"name":"x","shape":[2,2],` +
+		`"datatype":"FP32","data":[NaN,1e-3,-0,Infinity]},{"name":"v","shape":[2,0],"datatype":"INT16","data":[]}],` +
+		`"outputs":[{"name":"y","parameters":{"binary_data":true}}]}`,
+	`{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","parameters":{"shared_memory_region":"r","shared_memory_byte_size":8,` +
+		`"shared_memory_offset":1}}]}`,
 	`{"inputs":[`, `{"a":[[[[]]]]}`, `{}`, ``, `[]`, `{"inputs":null}`, "{\"\\ud800\":1}",
 }
 
@@ -50,7 +53,8 @@ func FuzzJSONRequest(f *testing.F) {
 }
 
 func FuzzBinaryBody(f *testing.F) {
-	head := `{"inputs":[{"name":"v","shape":[1,3],"datatype":"INT16","parameters":{"binary_data_size":6}},{"name":"x","shape":[1,2],"datatype":"FP32","parameters":{"binary_data_size":8}}]}`
+	head := `{"inputs":[{"name":"v","shape":[1,3],"datatype":"INT16","parameters":{"binary_data_size":6}},{"name":"x","shape":[1,2],` +
+		`"datatype":"FP32","parameters":{"binary_data_size":8}}]}`
 	f.Add(strconv.Itoa(len(head)), []byte(head+"12345678901234"), true)
 	f.Add(strconv.Itoa(len(head)), []byte(head+"1234567890123"), false)
 	f.Add("0", []byte("12345678"), true)

@@ -48,13 +48,16 @@ func TestRoomIsWhatTheTightestGroupLeaves(t *testing.T) {
 		}, Room{}},
 		"version 1, its own limit, files' pages do not count": {machine{
 			"/proc/self/cgroup": "4:cpu,memory:/job\n", "/proc/self/mountinfo": v1Mounts,
-			"/sys/fs/cgroup/memory/job/memory.limit_in_bytes": "104857600\n", "/sys/fs/cgroup/memory/job/memory.usage_in_bytes": "62914560\n",
-			"/sys/fs/cgroup/memory/job/memory.stat": "cache 50\ninactive_file 1\ntotal_inactive_file 10485760\ntotal_active_file 1048576\n",
+			"/sys/fs/cgroup/memory/job/memory.limit_in_bytes": "104857600\n",
+			"/sys/fs/cgroup/memory/job/memory.usage_in_bytes": "62914560\n",
+			"/sys/fs/cgroup/memory/job/memory.stat":           "cache 50\ninactive_file 1\ntotal_inactive_file 10485760\ntotal_active_file 1048576\n",
 		}, Room{"/sys/fs/cgroup/memory/job", 100 * mib, (100 - 60 + 11) * mib}},
 		"version 1, an outer group is tighter": {machine{
 			"/proc/self/cgroup": "4:memory:/outer/job\n", "/proc/self/mountinfo": v1Mounts,
-			"/sys/fs/cgroup/memory/outer/job/memory.limit_in_bytes": "104857600\n", "/sys/fs/cgroup/memory/outer/job/memory.usage_in_bytes": "0\n",
-			"/sys/fs/cgroup/memory/outer/memory.limit_in_bytes": "209715200\n", "/sys/fs/cgroup/memory/outer/memory.usage_in_bytes": "199229440\n",
+			"/sys/fs/cgroup/memory/outer/job/memory.limit_in_bytes": "104857600\n",
+			"/sys/fs/cgroup/memory/outer/job/memory.usage_in_bytes": "0\n",
+			"/sys/fs/cgroup/memory/outer/memory.limit_in_bytes":     "209715200\n",
+			"/sys/fs/cgroup/memory/outer/memory.usage_in_bytes":     "199229440\n",
 		}, Room{"/sys/fs/cgroup/memory/outer", 200 * mib, 10 * mib}},
 		"version 1 in a container that sees its group as the root": {machine{
 			"/proc/self/cgroup":                           "4:memory:/docker/3f9a\n",
@@ -63,13 +66,15 @@ func TestRoomIsWhatTheTightestGroupLeaves(t *testing.T) {
 		}, Room{"/sys/fs/cgroup/memory", 100 * mib, 99 * mib}},
 		"version 2, no limit": {machine{
 			"/proc/self/cgroup": "0::/user.slice\n", "/proc/self/mountinfo": v2Mounts,
-			"/sys/fs/cgroup/user.slice/memory.max": "max\n", "/sys/fs/cgroup/user.slice/memory.high": "max\n", "/sys/fs/cgroup/user.slice/memory.current": "1048576\n",
+			"/sys/fs/cgroup/user.slice/memory.max": "max\n", "/sys/fs/cgroup/user.slice/memory.high": "max\n",
+			"/sys/fs/cgroup/user.slice/memory.current": "1048576\n",
 		}, Room{}},
 		"version 2, memory.high is a limit too": {machine{
 			"/proc/self/cgroup": "0::/a/b\n", "/proc/self/mountinfo": v2Mounts,
 			"/sys/fs/cgroup/a/b/memory.max": "max\n", "/sys/fs/cgroup/a/b/memory.current": "1048576\n",
-			"/sys/fs/cgroup/a/memory.max": "104857600\n", "/sys/fs/cgroup/a/memory.high": "52428800\n", "/sys/fs/cgroup/a/memory.current": "11534336\n",
-			"/sys/fs/cgroup/a/memory.stat": "anon 3\nfile 9\nactive_file 1048576\ninactive_file 0\n",
+			"/sys/fs/cgroup/a/memory.max": "104857600\n", "/sys/fs/cgroup/a/memory.high": "52428800\n",
+			"/sys/fs/cgroup/a/memory.current": "11534336\n",
+			"/sys/fs/cgroup/a/memory.stat":    "anon 3\nfile 9\nactive_file 1048576\ninactive_file 0\n",
 		}, Room{"/sys/fs/cgroup/a", 50 * mib, 40 * mib}},
 		"version 2 in a container": {machine{
 			"/proc/self/cgroup": "0::/\n", "/proc/self/mountinfo": v2Mounts,

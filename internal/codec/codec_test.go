@@ -17,7 +17,8 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-var dtypes = []tensor.DType{tensor.Bool, tensor.U8, tensor.I8, tensor.I16, tensor.I32, tensor.I64, tensor.F16, tensor.BF16, tensor.F32, tensor.F64}
+var dtypes = []tensor.DType{tensor.Bool, tensor.U8, tensor.I8, tensor.I16, tensor.I32, tensor.I64, tensor.F16, tensor.BF16, tensor.F32,
+	tensor.F64}
 
 // elements are n random ones of a dtype, every bit pattern as likely.
 func elements(d tensor.DType, n int, rng *rand.Rand) []byte {
@@ -230,7 +231,8 @@ func TestNPYFilesMayLeaveTheRowDimensionOut(t *testing.T) {
 
 // What a Reader accepts is what encoding/json would have read.
 func FuzzReader(f *testing.F) {
-	for _, text := range []string{"[1,2,3,4]", "[[1,2],[3,4]]", "[[1,2],[3]]", "[1e2,-0.5,3,4]", `["NaN",2,3,Infinity]`, "[[],[]]", "[true,false,0,1]", "[1,2,3,4", "[[[1]]]", "[,]", " [ [ 1 , 2 ] , [ 3 , 4 ] ] x"} {
+	for _, text := range []string{"[1,2,3,4]", "[[1,2],[3,4]]", "[[1,2],[3]]", "[1e2,-0.5,3,4]", `["NaN",2,3,Infinity]`, "[[],[]]",
+		"[true,false,0,1]", "[1,2,3,4", "[[[1]]]", "[,]", " [ [ 1 , 2 ] , [ 3 , 4 ] ] x"} {
 		for i := range dtypes {
 			f.Add([]byte(text), byte(i), byte(2))
 		}

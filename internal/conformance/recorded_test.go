@@ -132,7 +132,8 @@ func TestTimesThatCannotBeAreLeftOutOfARecording(t *testing.T) {
 	for _, tells := range []bool{true, false} { // one of before there were times has no room for them
 		n := 0
 		trace := recorded(t, b.Socket(), func() {
-			s, err := attach.Open(t.Context(), b.Socket(), shm.Memfd{}, &control.Request{Op: control.OpClient, Model: "m", Window: 1, Times: tells})
+			s, err := attach.Open(t.Context(), b.Socket(), shm.Memfd{},
+				&control.Request{Op: control.OpClient, Model: "m", Window: 1, Times: tells})
 			must.Do(t, err)
 			defer s.Close()
 			commits := shm.Producer[shm.Commit]{Ring: shm.CommitRing(s.Words, 1)}
@@ -146,7 +147,8 @@ func TestTimesThatCannotBeAreLeftOutOfARecording(t *testing.T) {
 					told.Woken.Store(absurd[n/len(absurd)/len(absurd)%len(absurd)])
 					n++
 				}
-				if ring, _ := commits.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: s.Info.FirstSlot, Gen: gen, Committed: now}); ring {
+				if ring, _ := commits.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: s.Info.FirstSlot, Gen: gen,
+					Committed: now}); ring {
 					s.Doorbell.Ring()
 				}
 				fmt.Fprintln(worker.in, "next 20000")

@@ -78,7 +78,8 @@ func TestADescriptorIsTakenOnlyAfterARequestThatAnnouncesIt(t *testing.T) {
 		with, after int // descriptors with the request, and with the byte after it
 		looked      bool
 		want        bool
-	}{{}, {with: 1}, {with: 1, after: 1}, {after: 1, looked: true, want: true}, {after: 3, looked: true, want: true}, {with: 2, after: 1, looked: true, want: true}, {with: 1, looked: true}} {
+	}{{}, {with: 1}, {with: 1, after: 1}, {after: 1, looked: true, want: true}, {after: 3, looked: true, want: true}, {with: 2, after: 1,
+		looked: true, want: true}, {with: 1, looked: true}} {
 		a, b := pair(t)
 		r, w, err := os.Pipe()
 		must.Do(t, err)
@@ -215,7 +216,8 @@ func TestTheSocketIsTheOneGivenOrNamedOrTheUsersOwn(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	for _, msg := range []any{
 		&Request{Version: Version, Op: OpClient, Model: "m", Window: 8},
-		&Request{Version: Version, Op: OpWorker, Worker: &WorkerInfo{Inputs: []string{"x:f32[4]"}}, Policy: map[string]string{"buckets.x.0": "1"}},
+		&Request{Version: Version, Op: OpWorker, Worker: &WorkerInfo{Inputs: []string{"x:f32[4]"}},
+			Policy: map[string]string{"buckets.x.0": "1"}},
 		&Request{Op: OpSet, Policy: map[string]string{"a": "b"}},
 		&Reply{Code: 3, Message: "no", Attached: &Attached{Model: "m", Inputs: []string{"x:f32[4]"}}, Models: []Model{{Name: "m"}}},
 	} {

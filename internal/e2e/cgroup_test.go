@@ -148,7 +148,8 @@ func TestAClientInASmallMemoryCgroupIsToldNoMemory(t *testing.T) {
 	h := newHost(t, m)
 	h.worker(m)
 	with := func(window int) *proc {
-		return h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: m, Do: "read", Window: window}, Limits: testbed.Limits{Group: g.dir}})
+		return h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: m, Do: "read", Window: window},
+			Limits: testbed.Limits{Group: g.dir}})
 	}
 	large := with(4) // 128 MiB
 	large.refused(client.ErrNoMemory)

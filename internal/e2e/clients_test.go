@@ -155,7 +155,8 @@ func TestAFullRingRefusesTheNextClientAndTakesItOnceThereIsRoom(t *testing.T) {
 	if _, err := h.tryDial(client.WithWindow(65)); !errors.Is(err, client.ErrRingFull) {
 		t.Errorf("more slots than the ring has: %v", err)
 	}
-	if _, err := h.tryDial(client.WithWindow(64)); !errors.Is(err, status.ErrQuota) || !strings.Contains(err.Error(), "may have 56 (max_window)") {
+	if _, err := h.tryDial(client.WithWindow(64)); !errors.Is(err, status.ErrQuota) ||
+		!strings.Contains(err.Error(), "may have 56 (max_window)") {
 		t.Errorf("a window of the whole ring: %v", err)
 	}
 	second := h.dial(client.WithWindow(24))

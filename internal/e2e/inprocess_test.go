@@ -87,7 +87,8 @@ func (r *ring) dial(opts ...client.Option) *client.Client {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	c, err := client.Dial(ctx, "m", append([]client.Option{client.WithSocket(r.socket), client.WithMemory(r.mem), client.WaitForModel()}, opts...)...)
+	c, err := client.Dial(ctx, "m", append([]client.Option{client.WithSocket(r.socket), client.WithMemory(r.mem), client.WaitForModel()},
+		opts...)...)
 	must.Do(r.t, err)
 	return c
 }

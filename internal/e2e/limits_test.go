@@ -133,7 +133,8 @@ func playSetter(c *testbed.Child, j job) error {
 	}
 	_, traced := a.Trace(c.Context(), model, time.Millisecond)
 	for what, other := range map[string]error{
-		"alias": changed, "trace": traced, "restart": a.Restart(c.Context(), model), "scale": a.Scale(c.Context(), model, 1, false), "handover": a.HandOver(c.Context()),
+		"alias": changed, "trace": traced, "restart": a.Restart(c.Context(), model), "scale": a.Scale(c.Context(), model, 1,
+			false), "handover": a.HandOver(c.Context()),
 	} {
 		if !errors.Is(other, status.ErrForbidden) {
 			return fmt.Errorf("set: %v, but %s: %v", err, what, other)
@@ -157,7 +158,8 @@ func TestOneProcessCannotTakeEveryConnection(t *testing.T) {
 		if err == nil && rep.Code != 0 {
 			return attach.StatusError(status.Code(rep.Code), rep.Message)
 		}
-		_ = control.Send(conn, time.Now().Add(patience), &control.Request{Version: control.Version, Op: control.OpWatch, Since: rep.Changes})
+		_ = control.Send(conn, time.Now().Add(patience), &control.Request{Version: control.Version, Op: control.OpWatch,
+			Since: rep.Changes})
 		held = append(held, conn)
 		return err
 	}
@@ -339,7 +341,8 @@ func TestAPeerOfAnotherTimeNamespaceIsRefusedByName(t *testing.T) {
 	h := newHost(t, theModel)
 	for _, offset := range []string{"100000", "-1"} {
 		for _, role := range []string{"client", "worker"} {
-			p := h.start(testbed.Spec{Role: role, Job: job{Socket: h.socket, Model: theModel, Do: "attach"}, Wrap: []string{"unshare", "--time", "--monotonic", offset, "--fork", "--kill-child=SIGKILL"}})
+			p := h.start(testbed.Spec{Role: role, Job: job{Socket: h.socket, Model: theModel, Do: "attach"},
+				Wrap: []string{"unshare", "--time", "--monotonic", offset, "--fork", "--kill-child=SIGKILL"}})
 			p.refused(status.ErrNamespace, "time namespaces")
 		}
 	}
@@ -354,7 +357,8 @@ func TestAControlFrameOfOtherTypesIsRefusedWithAReason(t *testing.T) {
 		"a list":             "\x91\x02",
 		"a text as a number": "\x82\xa7version" + string(rune(control.Version)) + "\xa6window\xa216",
 		"a float as version": "\x81\xa7version\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00",
-		"nested maps":        "\x81\xa4what" + strings.Repeat("\x81\x01", control.MaxRequest/2-4) + "\xc0", // internal/control bounds the memory
+		// internal/control bounds the memory
+		"nested maps": "\x81\xa4what" + strings.Repeat("\x81\x01", control.MaxRequest/2-4) + "\xc0",
 	} {
 		rep, err := sendRaw(h, body)
 		if err != nil {

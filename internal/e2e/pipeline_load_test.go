@@ -56,7 +56,8 @@ func TestASlowStagePushesBackOnTheClients(t *testing.T) {
 	r.eventually("the windows are full of what the second stage has to do", func() error {
 		first, second := r.model("m/s1"), r.model("m/s2")
 		if first.Ended["OK"] != clients*window || second.SlotsQueued+second.SlotsRunning != clients*window {
-			return fmt.Errorf("the first stage ended %d, the second has %d waiting and %d running", first.Ended["OK"], second.SlotsQueued, second.SlotsRunning)
+			return fmt.Errorf("the first stage ended %d, the second has %d waiting and %d running", first.Ended["OK"], second.SlotsQueued,
+				second.SlotsRunning)
 		}
 		return nil
 	})
@@ -72,7 +73,8 @@ func TestASlowStagePushesBackOnTheClients(t *testing.T) {
 	asked.Wait()
 	for stage := 1; stage <= 2; stage++ {
 		// Workers answer first, and tell the broker then.
-		r.until("the broker has heard of every end", "m/"+m.StageName(stage), func(s stats.Model) bool { return s.Ended["OK"] == clients*each })
+		r.until("the broker has heard of every end", "m/"+m.StageName(stage),
+			func(s stats.Model) bool { return s.Ended["OK"] == clients*each })
 	}
 	for _, c := range all {
 		c.Close()

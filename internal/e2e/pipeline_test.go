@@ -96,7 +96,8 @@ func TestARequestGoesThroughAllStagesAndTheirStatisticsTellOfEach(t *testing.T) 
 	c.Close()
 	h.settled()
 	whole := h.model("m")
-	if whole.Requests < 203 || whole.Ended["OK"] != 203 || whole.Rows != 215 || len(whole.Stages) != 3 || whole.ReadyWorkers != 1 || len(whole.Workers) != 0 {
+	if whole.Requests < 203 || whole.Ended["OK"] != 203 || whole.Rows != 215 || len(whole.Stages) != 3 || whole.ReadyWorkers != 1 ||
+		len(whole.Workers) != 0 {
 		t.Errorf("%+v", whole)
 	}
 	for _, name := range whole.Stages {
@@ -263,10 +264,12 @@ func TestAPolicyIsSetForAStageAndNotForThePipeline(t *testing.T) {
 	a := admin.New(h.socket)
 	ctx := background(t)
 	must.Do(t, a.Set(ctx, "m/s2", map[string]string{"wait_time": "7ms", "max_batch_size": "4"}))
-	if s := h.model("m/s2"); s.Policy["wait_time"] != "7ms" || h.model("m/s1").Policy["wait_time"] != "1ms" || h.model("m").MaxBatchSize != 4 {
+	if s := h.model("m/s2"); s.Policy["wait_time"] != "7ms" || h.model("m/s1").Policy["wait_time"] != "1ms" ||
+		h.model("m").MaxBatchSize != 4 {
 		t.Errorf("%v", s.Policy)
 	}
-	for name, want := range map[string]error{"m": status.ErrInvalid, "m/s9": status.ErrUnknownModel, "m/": status.ErrUnknownModel, "x/s2": status.ErrUnknownModel} {
+	for name, want := range map[string]error{"m": status.ErrInvalid, "m/s9": status.ErrUnknownModel, "m/": status.ErrUnknownModel,
+		"x/s2": status.ErrUnknownModel} {
 		if err := a.Set(ctx, name, map[string]string{"wait_time": "7ms"}); !errors.Is(err, want) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -315,7 +318,8 @@ func TestWorkersDeclareAPipelineThatGoesWithTheLastOfThem(t *testing.T) {
 		t.Errorf("%+v", m)
 	}
 	for text, want := range map[string]error{
-		"{": status.ErrInvalid, `{"stages": []}`: status.ErrInvalid, `{"inputs": ["x:i64[1]"], "stages": [{"name": "s1", "inputs": ["x"], "outputs": ["y:i64[1]"]}]}`: status.ErrSignatureMismatch,
+		"{": status.ErrInvalid, `{"stages": []}`: status.ErrInvalid,
+		`{"inputs": ["x:i64[1]"], "stages": [{"name": "s1", "inputs": ["x"], "outputs": ["y:i64[1]"]}]}`: status.ErrSignatureMismatch,
 	} {
 		cfg := thePipeline.StageConfig(1, h.socket)
 		cfg.Pipeline = text

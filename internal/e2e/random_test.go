@@ -174,7 +174,8 @@ func randomRequests(life context.Context, c *client.Client, m testbed.Model, rng
 	for life.Err() == nil {
 		rows := 1 + rng.Intn(min(3, c.Model().Window, m.MaxBatch))
 		ctx, cancel := life, context.CancelFunc(func() {})
-		allowed := []error{client.ErrFailed, client.ErrClosed, client.ErrBrokerGone, client.ErrCanceled, client.ErrExpired, client.ErrOverloaded, client.ErrFull}
+		allowed := []error{client.ErrFailed, client.ErrClosed, client.ErrBrokerGone, client.ErrCanceled, client.ErrExpired,
+			client.ErrOverloaded, client.ErrFull}
 		switch rng.Intn(6) {
 		case 0: // a short deadline
 			ctx, cancel = context.WithTimeout(context.Background(), time.Duration(rng.Intn(3000))*time.Microsecond)
@@ -242,7 +243,8 @@ func TestNoWaitIsForgotten(t *testing.T) {
 				err := ask(own, c, cmdAnswer, 0, 1)
 				since[g].Store(0)
 				end()
-				if err != nil && !errors.Is(err, client.ErrExpired) && !errors.Is(err, client.ErrOverloaded) && !errors.Is(err, client.ErrFull) {
+				if err != nil && !errors.Is(err, client.ErrExpired) && !errors.Is(err, client.ErrOverloaded) &&
+					!errors.Is(err, client.ErrFull) {
 					t.Error(err)
 					return
 				}
@@ -279,7 +281,8 @@ func TestLoopsServeTheirModelsWithoutTouchingOneAnothers(t *testing.T) {
 	t.Parallel()
 	var models []testbed.Model
 	for i := range 5 {
-		models = append(models, testbed.Model{Name: fmt.Sprint("m", i), Slots: 64, MaxBatch: 1 + 3*i, Wait: time.Duration(i) * 200 * time.Microsecond, Lease: lease, Width: 4 + i})
+		models = append(models, testbed.Model{Name: fmt.Sprint("m", i), Slots: 64, MaxBatch: 1 + 3*i,
+			Wait: time.Duration(i) * 200 * time.Microsecond, Lease: lease, Width: 4 + i})
 	}
 	r := onLoops(t, shm.NewHeap(), 3, models...)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -293,7 +296,8 @@ func TestLoopsServeTheirModelsWithoutTouchingOneAnothers(t *testing.T) {
 			wg.Go(func() {
 				rng := rand.New(rand.NewSource(int64(10*i + k)))
 				for range 3 { // clients come and go beside the others' requests
-					c, err := client.Dial(ctx, m.Name, client.WithSocket(r.socket), client.WithMemory(r.mem), client.WithWindow(1+rng.Intn(8)))
+					c, err := client.Dial(ctx, m.Name, client.WithSocket(r.socket), client.WithMemory(r.mem),
+						client.WithWindow(1+rng.Intn(8)))
 					if err != nil {
 						t.Error(err)
 						return

@@ -107,7 +107,8 @@ func TestAClientOutOfDescriptorsSaysThatItIsItsOwn(t *testing.T) {
 	h.worker(theModel)
 	refused, attached := 0, 0
 	for limit := 8; limit <= 20; limit++ {
-		p := h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: theModel, Do: "read"}, Limits: testbed.Limits{Descriptors: limit}})
+		p := h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: theModel, Do: "read"},
+			Limits: testbed.Limits{Descriptors: limit}})
 		switch err := p.Expect("read", nil, patience); {
 		case err == nil:
 			attached++

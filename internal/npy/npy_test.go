@@ -154,7 +154,8 @@ func TestBadHeadersAreRefused(t *testing.T) {
 			t.Errorf("%.90q: %v, want %v", text, err, want)
 		}
 	}
-	for _, pre := range []string{"\x93NUMPZ\x01\x00\x00\x00", "\x93NUMPY\x00\x00\x00\x00", "\x93NUMPY\x04\x00\x00\x00", "\x93NUMPY\x01\x01\x00\x00"} {
+	for _, pre := range []string{"\x93NUMPZ\x01\x00\x00\x00", "\x93NUMPY\x00\x00\x00\x00", "\x93NUMPY\x04\x00\x00\x00",
+		"\x93NUMPY\x01\x01\x00\x00"} {
 		if _, err := Read(strings.NewReader(pre), testLimit); !errors.Is(err, ErrFormat) && !errors.Is(err, ErrUnsupported) {
 			t.Errorf("%q: %v", pre, err)
 		}

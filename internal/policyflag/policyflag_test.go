@@ -72,7 +72,8 @@ func serve(t *testing.T, models ...broker.ModelConfig) (*host, error) {
 	must.Do(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	h := &host{t: t, socket: filepath.Join(dir, "s", "b"), mem: shm.NewHeap(), sig: sig, log: &bytes.Buffer{}}
-	b, err := broker.New(broker.Config{Socket: h.socket, Memory: h.mem, Models: models, Logger: slog.New(slog.NewTextHandler(h.log, nil)), DrainTime: -1})
+	b, err := broker.New(broker.Config{Socket: h.socket, Memory: h.mem, Models: models, Logger: slog.New(slog.NewTextHandler(h.log, nil)),
+		DrainTime: -1})
 	if err != nil {
 		return nil, err
 	}
@@ -190,7 +191,8 @@ func TestEveryKeyMeansTheSameWhateverWayItIsSet(t *testing.T) {
 			for way, set := range ways {
 				got, err := set(t, s, s.flag, s.toml)
 				if way == "set" && !key.Live {
-					if !errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), "cannot change while the model runs; these can: max_batch_size, ") {
+					if !errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(),
+						"cannot change while the model runs; these can: max_batch_size, ") {
 						t.Errorf("set: %v", err)
 					}
 					continue
@@ -245,7 +247,8 @@ func TestABadValueHasTheSameErrorWhateverWayItIsSet(t *testing.T) {
 
 func TestAReloadChangesWhatIsLiveAndNamesTheRest(t *testing.T) {
 	declared := func(text string) broker.ModelConfig {
-		cfg, err := configfile.Parse("[[model]]\nname = \"m\"\ninputs = [\"x:i32[<=8]\"]\noutputs = [\"y:i32[1]\"]\nmax_batch_size = 16\n" + text)
+		cfg, err := configfile.Parse("[[model]]\nname = \"m\"\ninputs = [\"x:i32[<=8]\"]\noutputs = [\"y:i32[1]\"]\nmax_batch_size = " +
+			"16\n" + text)
 		must.Do(t, err)
 		return cfg.Models[0]
 	}
@@ -256,7 +259,8 @@ func TestAReloadChangesWhatIsLiveAndNamesTheRest(t *testing.T) {
 			continue
 		}
 		before := h.inForce()
-		if err := h.broker.Reload(broker.Config{Socket: h.socket, Models: []broker.ModelConfig{declared(s.key + " = " + s.toml)}}); err != nil {
+		if err := h.broker.Reload(broker.Config{Socket: h.socket,
+			Models: []broker.ModelConfig{declared(s.key + " = " + s.toml)}}); err != nil {
 			t.Fatal(err)
 		}
 		after, name := h.inForce(), s.key

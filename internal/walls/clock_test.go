@@ -20,12 +20,14 @@ var wallClock = map[string]*regexp.Regexp{
 	".py": regexp.MustCompile(`\btime\.time(_ns)?\(|datetime\.`),
 }
 
-// allowed are the lines that need the wall clock: a number that no earlier broker had, the times that traces and pages show, the age of a file.
+// allowed are the lines that need the wall clock: a number that no earlier broker had, the times
+// that traces and pages show, the age of a file.
 var allowed = regexp.MustCompile(`epoch:|\bwall :?= |glob\("whole-`)
 
 // Jumps of the wall clock move no deadline, since broker, clients and workers never read it.
 func TestNothingIsTimedByTheWallClock(t *testing.T) {
-	for _, dir := range []string{"broker", "client", "worker", "shm", "internal/attach", "internal/control", "cbindings/src", "python/ringbatch"} {
+	for _, dir := range []string{"broker", "client", "worker", "shm", "internal/attach", "internal/control", "cbindings/src",
+		"python/ringbatch"} {
 		files := 0
 		must.Do(t, filepath.WalkDir(filepath.Join("../..", dir), func(path string, _ fs.DirEntry, err error) error {
 			reads := wallClock[filepath.Ext(path)]

@@ -143,7 +143,8 @@ func host(t *testing.T, name string, o Options, settings policy.Policy) (*client
 
 func TestEchoGivesEveryRowBack(t *testing.T) {
 	spec := tensor.Spec{Name: "x", DType: tensor.U8, Shape: []int{40001}}
-	c, _ := host(t, "echo", Options{Inputs: []tensor.Spec{spec}}, policy.New(policy.MaxBatchSize(16), policy.WaitTime(time.Millisecond), policy.Slots(128)))
+	c, _ := host(t, "echo", Options{Inputs: []tensor.Spec{spec}},
+		policy.New(policy.MaxBatchSize(16), policy.WaitTime(time.Millisecond), policy.Slots(128)))
 	var wg sync.WaitGroup
 	for i := range 48 {
 		wg.Add(1)
@@ -224,7 +225,8 @@ func TestAnIllegalAddressEndsTheWorkerWithoutAnAnswer(t *testing.T) {
 	must.Do(t, os.WriteFile(path, []byte(badPTX), 0o600))
 	spec := []tensor.Spec{{Name: "x", DType: tensor.F32, Shape: []int{4}}}
 	out := []tensor.Spec{{Name: "y", DType: tensor.F32, Shape: []int{4}}}
-	c, served := host(t, "ptx", Options{PTX: path, Kernel: "bad", Signature: tensor.Signature{Inputs: spec, Outputs: out}}, policy.New(policy.MaxBatchSize(8)))
+	c, served := host(t, "ptx", Options{PTX: path, Kernel: "bad", Signature: tensor.Signature{Inputs: spec, Outputs: out}},
+		policy.New(policy.MaxBatchSize(8)))
 	ctx, cancel := context.WithCancel(context.Background())
 	answer := make(chan error, 1)
 	go func() {
@@ -255,7 +257,8 @@ func TestTheExampleKernel(t *testing.T) {
 		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.F32, Shape: []int{64}}},
 		Outputs: []tensor.Spec{{Name: "y", DType: tensor.F32, Shape: []int{10}}},
 	}
-	c, _ := host(t, "ptx", Options{PTX: "../../examples/cuda/forward.ptx", Kernel: "forward", Weights: path, Signature: sig}, policy.New(policy.MaxBatchSize(32)))
+	c, _ := host(t, "ptx", Options{PTX: "../../examples/cuda/forward.ptx", Kernel: "forward", Weights: path, Signature: sig},
+		policy.New(policy.MaxBatchSize(32)))
 	x := make([]float32, 3*64)
 	for i := range x {
 		x[i] = float32(1 + i/64)

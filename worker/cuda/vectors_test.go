@@ -100,7 +100,8 @@ func gatherVector(size, rows, padded int) vector {
 	plane, slots := random(uint64(size), ringSlots*stride), scattered(rows)
 	to := random(3, padded*size) // never zero beforehand
 	return vector{
-		name: fmt.Sprintf("gather %d rows of %d bytes padded to %d", rows, size, padded), kernel: "rb_gather", gridX: 3, gridY: 1, block: 64,
+		name: fmt.Sprintf("gather %d rows of %d bytes padded to %d", rows, size,
+			padded), kernel: "rb_gather", gridX: 3, gridY: 1, block: 64,
 		args: []any{to, uint64(size), plane, uint64(stride), toBytes(slots), uint64(size), uint64(rows), uint64(padded)},
 		check: func(after [][]byte) error {
 			want := make([]byte, padded*size)
@@ -184,8 +185,10 @@ func denseF32(rows, in, out int) vector {
 	}
 	x := floats(uint64(in), rows*in)
 	return vector{
-		name: fmt.Sprintf("dense f32 %d×%d→%d is the CPU's model", rows, in, out), kernel: "rb_dense_f32", gridX: (out + 63) / 64, gridY: (rows + 3) / 4, block: 64,
-		args: []any{make([]byte, 4*rows*out), uint64(out), toBytes(x), uint64(in), toBytes(turned), toBytes(bias), uint64(rows), uint64(in), uint64(out), uint64(0)},
+		name: fmt.Sprintf("dense f32 %d×%d→%d is the CPU's model", rows, in, out), kernel: "rb_dense_f32", gridX: (out +
+			63) / 64, gridY: (rows + 3) / 4, block: 64,
+		args: []any{make([]byte, 4*rows*out), uint64(out), toBytes(x), uint64(in), toBytes(turned), toBytes(bias), uint64(rows),
+			uint64(in), uint64(out), uint64(0)},
 		check: func(after [][]byte) error {
 			want := make([]float32, rows*out)
 			m.Forward(want, x, rows)
@@ -244,8 +247,10 @@ func denseHalf(bf16 bool, rows, in, out int, last bool) vector {
 		relu, isLast, size = 0, 1, 4
 	}
 	return vector{
-		name: fmt.Sprintf("dense half %d×%d→%d, bf16 %v", rows, in, out, bf16), kernel: "rb_dense_half", bf16: bf16, gridX: out / 16, gridY: padded / 32, block: 256,
-		args: []any{random(2, size*padded*out), uint64(out), toBytes(halves(x, bf16)), toBytes(halves(w, bf16)), toBytes(bias), uint64(in), relu, isLast},
+		name: fmt.Sprintf("dense half %d×%d→%d, bf16 %v", rows, in, out,
+			bf16), kernel: "rb_dense_half", bf16: bf16, gridX: out / 16, gridY: padded / 32, block: 256,
+		args: []any{random(2, size*padded*out), uint64(out), toBytes(halves(x, bf16)), toBytes(halves(w, bf16)), toBytes(bias),
+			uint64(in), relu, isLast},
 		check: func(after [][]byte) error {
 			want := make([]float32, rows*out)
 			for i := range rows {
