@@ -17,7 +17,7 @@ STATICCHECK := $(CURDIR)/build/tools/$(STATICCHECK_VERSION)/staticcheck
 # What runs under the race detector: packages whose goroutines share memory, and
 # no pure ones (batcher, simulate, codecs). Processes that share mappings are blind
 # to it; the same rules run there on heap-backed segments.
-RACE_PACKAGES := ./shm ./client ./worker ./broker ./broker/supervise ./internal/e2e ./internal/testbed ./gateway ./gateway/core \
+RACE_PACKAGES := ./shm ./client ./worker ./broker ./broker/engine ./broker/supervise ./test/e2e ./test/testbed ./gateway ./gateway/core \
   ./gateway/grpcapi ./gateway/httpapi ./relay
 
 .PHONY: build demo demo-page test check unit race bindings python interop operate fuzz model-check clean help
@@ -101,7 +101,7 @@ peers: ## ringbatch against Triton, mosec, LitServe, Ray Serve, BentoML and othe
 
 model-check: ## the protocol's model, exhaustively; its mutants must be caught
 	@command -v spin >/dev/null || { hack/again.sh apt-get update -qq && hack/again.sh apt-get install -y -qq spin; } || { echo "install spin (Debian package spin) first"; exit 1; }
-	bash docs/model/check.sh
+	bash test/model/check.sh
 
 FUZZTIME ?= 10s
 fuzz: ## every decoder, FUZZTIME each

@@ -5,7 +5,7 @@ package admin
 import (
 	"context"
 
-	"github.com/ringbatch/ringbatch/alias"
+	"github.com/ringbatch/ringbatch/admin/alias"
 	"github.com/ringbatch/ringbatch/internal/control"
 )
 

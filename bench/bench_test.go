@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/internal/progress"
-	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // TestMain lets the test binary be a process of the fleet, as the benchmark

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // cpuGroup is processes whose CPU time is added up.

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/bench/rig"
-	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 

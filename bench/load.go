@@ -14,14 +14,13 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/internal/feed"
-	"github.com/ringbatch/ringbatch/internal/profile"
 	"github.com/ringbatch/ringbatch/internal/progress"
-	"github.com/ringbatch/ringbatch/internal/svgchart"
-	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/tools/feed"
+	"github.com/ringbatch/ringbatch/tools/profile"
+	"github.com/ringbatch/ringbatch/tools/svgchart"
 )
 
 // Load is a load on a model that runs already, by clients in this process. What
@@ -44,7 +43,7 @@ type Load struct {
 func (l *Load) Run(ctx context.Context, say *progress.Line) (*Result, error) {
 	r, err := l.run(ctx, say)
 	if err != nil && ctx.Err() != nil { // whatever it was doing then
-		err = testbed.ErrInterrupted
+		err = progress.ErrInterrupted
 	}
 	return r, err
 }
@@ -232,7 +231,7 @@ func (p *localProducer) Receive(into any) error {
 	case <-p.failures:
 	case <-p.reports:
 	}
-	return testbed.ErrInterrupted
+	return progress.ErrInterrupted
 }
 
 // end detaches, and ends what is in flight.

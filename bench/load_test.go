@@ -6,8 +6,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/ringbatch/ringbatch/internal/feed"
 	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/tools/feed"
 )
 
 func TestRequestsSendTheGivenRowsInTurn(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/ringbatch/ringbatch/internal/svgchart"
+	"github.com/ringbatch/ringbatch/tools/svgchart"
 )
 
 // drawable is a report that can be drawn.

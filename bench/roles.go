@@ -6,7 +6,7 @@ import (
 	"context"
 
 	"github.com/ringbatch/ringbatch/bench/rig"
-	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // Roles of the model suite's processes, and those that all suites share.

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ringbatch/ringbatch/alias"
+	"github.com/ringbatch/ringbatch/admin/alias"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/status"
 	"golang.org/x/sys/unix"

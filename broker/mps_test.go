@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/internal/control"
-	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
 	"golang.org/x/sys/unix"
 )

@@ -7,8 +7,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/ringbatch/ringbatch/alias"
-	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/admin/alias"
+	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/status"
 )
 

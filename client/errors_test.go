@@ -179,7 +179,7 @@ func TestInferNamesWhatIsWrongWithItsArguments(t *testing.T) {
 	}
 }
 
-// internal/conformance holds the misuses that the C library has, too.
+// test/conformance holds the misuses that the C library has, too.
 func TestEveryMisuseOfARequestIsNamed(t *testing.T) {
 	r := newRing(t, plain(t))
 	r.work(double)

@@ -113,7 +113,7 @@ const parkSlice = 50 * time.Millisecond
 
 // lead parks on the bell until the leader's own request has ended.
 //
-// In docs/model: Look, then FUTEX_WAIT.
+// In test/model: Look, then FUTEX_WAIT.
 func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 	defer l.resign()
 	if ctx.Done() != nil {

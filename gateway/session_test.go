@@ -22,7 +22,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/internal/testlog"
+	"github.com/ringbatch/ringbatch/test/testlog"
 	"github.com/ringbatch/ringbatch/worker"
 )
 

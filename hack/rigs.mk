@@ -13,22 +13,22 @@ triton-test:
 
 # relays on a real network: hosts as network namespaces, killed, cut off and upgraded
 hosts-test:
-	@mkdir -p bin && go build -o bin/ ./cmd/ringbatch ./cmd/hosts
+	@mkdir -p bin && go build -o bin/ ./cmd/ringbatch ./test/cmd/hosts
 	./bin/hosts
 
 # the same in a minute, for CI
 hosts-short:
-	@mkdir -p bin && go build -o bin/ ./cmd/ringbatch ./cmd/hosts
+	@mkdir -p bin && go build -o bin/ ./cmd/ringbatch ./test/cmd/hosts
 	./bin/hosts --short
 
 # chaos, and beside it what it plays the C and the Python client with.
 .PHONY: chaos-build
 chaos-build: build
 	commit=$$(git describe --always --abbrev=12 --dirty=+changes --exclude '*' || echo unknown) && CGO_ENABLED=0 \
-	  go build -ldflags "-X github.com/ringbatch/ringbatch/internal/chaos.Commit=$$commit" -o bin/chaos ./cmd/chaos
+	  go build -ldflags "-X github.com/ringbatch/ringbatch/test/chaos.Commit=$$commit" -o bin/chaos ./test/cmd/chaos
 	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so $(CURDIR)/build/c/libringbatch.a
 	$(CC) -O2 -std=c11 -D_GNU_SOURCE -Wall -Wextra -static -pthread -Icbindings \
-	  -o bin/chaos-peer internal/chaos/peers/peer.c build/c/libringbatch.a
+	  -o bin/chaos-peer test/chaos/peers/peer.c build/c/libringbatch.a
 	cp build/c/libringbatch.so bin/
 	rm -rf bin/python && mkdir bin/python && cp -r python/ringbatch bin/python/
 
@@ -37,7 +37,7 @@ export RINGBATCH_PYTHON ?= $(firstword $(wildcard $(CURDIR)/build/python-venv/bi
 
 # the C half of every sync point under weaker memory models; wants genmc
 weak-check:
-	docs/model/weak/check.sh
+	test/model/weak/check.sh
 
 # kill campaigns on real processes, at full length
 chaos: chaos-build

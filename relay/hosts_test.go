@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/resolver"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
-	"github.com/ringbatch/ringbatch/internal/testlog"
+	"github.com/ringbatch/ringbatch/test/testlog"
 )
 
 func TestAHostsWindowFollowsWhatItReports(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway"
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // guarded is a host that wants a certificate and a token of its callers, and

@@ -14,7 +14,7 @@ import (
 // client's board is read-only to it, so it cannot say whether it is parked;
 // a call that finds nobody costs about 0.2 µs once per client and batch.
 //
-// In docs/model: Ring.
+// In test/model: Ring.
 func (b *Bell) Ring() {
 	b.Count.Add(1)
 	b.Wake()
@@ -32,7 +32,7 @@ func (b *Bell) Wait(p *Parker, seen uint32, d time.Duration) { p.futex(wordOf(&b
 // next is the number of the mail it is waiting for; seen is Bell as it was
 // before the worker looked for other reasons not to wait.
 //
-// In docs/model: park.
+// In test/model: park.
 func (m *Mailbox) Wait(p *Parker, seen uint32, next uint64, d time.Duration) {
 	m.Parked.Swap(1) // a full barrier, as in Producer.Push
 	// Store Parked, then load Tail; the broker stores Tail, then loads

@@ -103,7 +103,7 @@ func (b *Board) Word(slot uint32) Word { return Word(b.words[slot].Load()) }
 //
 // SYNC POINT "completion", release side.
 //
-// In docs/model: End.
+// In test/model: End.
 func (b *Board) End(slot, gen uint32, s status.Code, held bool) bool {
 	w := &b.words[slot]
 	for {
@@ -120,7 +120,7 @@ func (b *Board) End(slot, gen uint32, s status.Code, held bool) bool {
 // Reclaim takes the held mark off a word that End set with held: the worker
 // is done with the slot, its client may use it again.
 //
-// In docs/model: Reclaim.
+// In test/model: Reclaim.
 func (b *Board) Reclaim(slot, gen uint32) {
 	old := Word(b.words[slot].Load())
 	if old.Generation() == gen && old.Held() {

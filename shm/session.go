@@ -189,7 +189,7 @@ func (m *Mailbox) Post(n uint64) {
 
 // Poke makes a parked worker look around.
 //
-// In docs/model: Poke.
+// In test/model: Poke.
 func (m *Mailbox) Poke() {
 	m.Bell.Add(1)
 	if m.Parked.Load() != 0 {
@@ -226,7 +226,7 @@ type Producer[T any] struct {
 // SYNC POINT "entry", release side: the entry, and everything written before
 // Push, is visible to the one who sees the new Tail.
 //
-// In docs/model: Store, then RingIfArmed.
+// In test/model: Store, then RingIfArmed.
 func (p *Producer[T]) Push(e *T) (ring, full bool) {
 	if p.tail-p.words.Head.Load() >= uint64(len(p.entries)) {
 		return false, true
@@ -285,7 +285,7 @@ func (c *Consumer[T]) Give() { c.words.Head.Store(c.head) }
 // Arm asks the producer to ring when the next entry comes, and reports
 // whether that is needed: false means that an entry is there already.
 //
-// In docs/model: ArmStore, then ArmLoad.
+// In test/model: ArmStore, then ArmLoad.
 func (c *Consumer[T]) Arm() bool {
 	c.words.ArmedAt.Swap(c.head) // a full barrier, as in Push
 	return c.words.Tail.Load() == c.head

@@ -69,7 +69,7 @@ func endOf(err error) status.Code {
 // returns why. A worker that has asked for Worker.Planes may write anywhere, and
 // is not checked; neither are outputs in device memory.
 //
-// In docs/model: Complete, then the push of Done.
+// In test/model: Complete, then the push of Done.
 func (b *Batch) Complete() (err error) {
 	if b.end() {
 		if err = b.unwritten(); err != nil {

@@ -17,7 +17,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/gateway/oip"
-	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // Size describes a model: the bytes of an input row and of an output row.

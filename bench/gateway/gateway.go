@@ -21,7 +21,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // Aims: docs/gateway.md.

@@ -14,8 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/admin"
-	"github.com/ringbatch/ringbatch/internal/testbed"
-	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/internal/progress"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // Median is 0 without figures.
@@ -57,7 +58,7 @@ func Big(v float64) string {
 func Pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
-		return testbed.ErrInterrupted
+		return progress.ErrInterrupted
 	case <-time.After(d):
 		return nil
 	}
@@ -79,7 +80,7 @@ func ModelStats(ctx context.Context, socket, model string) (*stats.Model, error)
 	s, err := admin.New(socket).Stats(ctx)
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil, testbed.ErrInterrupted
+			return nil, progress.ErrInterrupted
 		}
 		return nil, fmt.Errorf("ask the broker for its statistics: %w", err)
 	}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // StartProgram runs `ringbatch ARGS…` at a broker, as users start it. The binary is $RINGBATCH_BINARY, or ringbatch in the

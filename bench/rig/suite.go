@@ -18,7 +18,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/internal/progress"
-	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // Suite measures its parts one after the other. Each figure is a ratio to something measured in the same run, in turns with
@@ -107,7 +107,7 @@ func runPart(ctx context.Context, p Part, r *Rig) (err error) {
 		case nil:
 		case broken:
 			if err = e.error; ctx.Err() != nil {
-				err = testbed.ErrInterrupted
+				err = progress.ErrInterrupted
 			}
 		default:
 			panic(e)

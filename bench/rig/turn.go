@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // Caller sends one request and checks the answer.

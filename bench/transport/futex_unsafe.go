@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // The futex round trip: two processes, two words of shared memory, each

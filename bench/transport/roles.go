@@ -14,9 +14,9 @@ import (
 
 	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // producerJob attaches one process to a model.

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/bench/rig"
-	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // The same exchange as one message each way over a Unix socket, SOCK_STREAM or SOCK_SEQPACKET, with blocking system calls and a

@@ -7,7 +7,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/ringbatch/ringbatch/alias"
+	"github.com/ringbatch/ringbatch/admin/alias"
 	"github.com/ringbatch/ringbatch/status"
 )
 

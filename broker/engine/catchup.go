@@ -71,7 +71,7 @@ func (r *Ring) followSlot(s uint32) {
 // "done" is there already or only the word on the board. (A held one can be
 // such a one too: then the worker was quicker than what wanted to end it.)
 //
-// In docs/model: Follow in ReadCommit.
+// In test/model: Follow in ReadCommit.
 func (r *Ring) followRequest(head uint32) {
 	info := r.slot(head)
 	if !info.isWithWorker() {
@@ -129,7 +129,7 @@ func (s *Stage) countAnswered(info *slotInfo, st status.Code) {
 
 // drainDone reads the worker's "done" messages, and frees the slots of its batches.
 //
-// In docs/model: DrainDone, FinishRequest.
+// In test/model: DrainDone, FinishRequest.
 func (s *Stage) drainDone(w *WorkerSession) {
 	if w.faults.has(brokeProtocol) {
 		return
@@ -246,7 +246,7 @@ func (s *Stage) finishRequest(q mailed, batch uint64, started, finished int64) b
 // handOnRequest gives a request that a stage is done with to the next one, in the same
 // slots: nothing is copied, and its client waits on.
 //
-// The place in docs/model where it would be: FinishRequest, which frees the
+// The place in test/model where it would be: FinishRequest, which frees the
 // slots where there is no next stage.
 func (s *Stage) handOnRequest(head uint32, started, finished int64) {
 	r, n := s.ring, s.next

@@ -148,7 +148,7 @@ func (c *ClientSession) firstGen() uint32 { return c.ring.slot(c.first).gen }
 // Its queued requests are canceled, in turns if they are many. Running ones keep
 // their slots until the worker is done. Then the window returns.
 //
-// In docs/model: ClientLeft.
+// In test/model: ClientLeft.
 func (r *Ring) clientLeft(c *ClientSession, why string) {
 	if !c.isAttached() {
 		return

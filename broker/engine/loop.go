@@ -6,8 +6,8 @@ import (
 	"runtime"
 	"slices"
 
+	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/shm"
-	"github.com/ringbatch/ringbatch/stats"
 )
 
 // DefaultLoops is one loop for every two cores, eight at most. A loop at its

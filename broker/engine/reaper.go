@@ -48,7 +48,7 @@ func (s *Stage) evictWorker(w *WorkerSession, why string) {
 // killWorker ends a worker that may still write into slots. Death is confirmed by
 // its pidfd; until then its slots stay where they are.
 //
-// In docs/model: Kill; what follows the death is WorkerDead.
+// In test/model: Kill; what follows the death is WorkerDead.
 func (s *Stage) killWorker(w *WorkerSession, why string) {
 	if w.state == workerQuarantined || w.state == workerAwaited {
 		return
@@ -216,7 +216,7 @@ func (s *Stage) promoteSpare(lost *WorkerSession) {
 // the death, tried once more, or given up. hung: the batch has outlived its lease.
 // It returns 1 if it was requeued.
 //
-// In docs/model: Orphan.
+// In test/model: Orphan.
 func (s *Stage) settleOrphan(q mailed, p *mail, taken, hung bool) int {
 	info := s.ring.slot(q.head)
 	if !s.ring.stillHas(q, p.batch) {

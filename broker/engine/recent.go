@@ -5,7 +5,7 @@ package engine
 import (
 	"time"
 
-	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/admin/stats"
 )
 
 // recentBatches is how many of a model's last batches are remembered, for those

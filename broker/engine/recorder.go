@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/shm"
-	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/status"
 )
 

@@ -70,7 +70,7 @@ func (s *Stage) requeueRequest(head uint32) {
 // retryFailedRequest has a request of a batch that failed as a whole run again. False: it
 // has ended, with the failure as its answer if there is no other.
 //
-// In docs/model: RetryFailed.
+// In test/model: RetryFailed.
 func (s *Stage) retryFailedRequest(q mailed, p *mail, f *failure) bool {
 	r := s.ring
 	info := r.slot(q.head)

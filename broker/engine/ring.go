@@ -195,7 +195,7 @@ func (r *Ring) endRequest(head uint32, s status.Code, reason string, held bool) 
 // endRunningRequest releases the caller of a request that a worker has: the slots are
 // held until that worker is done with its batch.
 //
-// In docs/model: EndRunning.
+// In test/model: EndRunning.
 func (r *Ring) endRunningRequest(head uint32, s status.Code) {
 	r.endRequest(head, s, "", true)
 	r.setSlots(head, held)
@@ -204,7 +204,7 @@ func (r *Ring) endRunningRequest(head uint32, s status.Code) {
 
 // reclaimRequest gives the slots of a request that ended early back to its client.
 //
-// In docs/model: Reclaim.
+// In test/model: Reclaim.
 func (r *Ring) reclaimRequest(head uint32) {
 	info := r.slot(head)
 	if info.client.isAttached() {

@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/admin/stats"
 )
 
 // NVIDIA's Multi-Process Service lets the kernels of several processes run on

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/admin/stats"
 )
 
 // fakeMPS stands in for nvidia-cuda-mps-control: it only keeps the books of

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/ringbatch/ringbatch/internal/testlog"
+	"github.com/ringbatch/ringbatch/test/testlog"
 )
 
 func TestOutputIsLoggedAtItsLevelAndATracebackAsOneRecord(t *testing.T) {

@@ -23,7 +23,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/status"
 )
 

@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/internal/testlog"
-	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/test/testlog"
 )
 
 // roleEnv makes the test binary, run again by the supervisor, a worker

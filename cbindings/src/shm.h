@@ -151,10 +151,10 @@ static inline bool rb_board_open(const rb_board *b, uint32_t slot, uint32_t gen)
 }
 
 /* Moves the word to this generation's end, unless somebody has ended it already.
- * SYNC POINT "completion", release side. In docs/model: End. */
+ * SYNC POINT "completion", release side. In test/model: End. */
 bool rb_board_end(rb_board *b, uint32_t slot, uint32_t gen, uint8_t status);
 
-/* Adds one and wakes the client whose window begins at slot. In docs/model: Ring. */
+/* Adds one and wakes the client whose window begins at slot. In test/model: Ring. */
 void rb_board_ring(rb_board *b, uint32_t slot);
 
 /* ---- one direction of a session: the side that pushes ------------------- */
@@ -174,7 +174,7 @@ static inline rb_producer rb_ring_at(uint8_t *words, uint32_t entry_bytes, uint6
 }
 
 /* Appends an entry. *ring tells to ring the consumer's doorbell. false: full,
- * and nothing was written. SYNC POINT "entry", release side. In docs/model:
+ * and nothing was written. SYNC POINT "entry", release side. In test/model:
  * Store, then RingIfArmed. */
 bool rb_push(rb_producer *p, const void *entry, bool *ring);
 

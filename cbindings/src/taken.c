@@ -170,7 +170,7 @@ static void answer(rb_taken *b, uint32_t i, int64_t finished)
  *     interleave, so a client's requests are neighbours
  *  3. the broker learns that this worker has room again
  *
- * In docs/model: Complete, then the push of Done.
+ * In test/model: Complete, then the push of Done.
  */
 void rb_taken_complete(rb_taken *b)
 {

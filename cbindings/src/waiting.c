@@ -27,7 +27,7 @@ static void spin(rb_link *l, uint32_t at, uint32_t seen, int64_t end)
 /*
  * Parks on the bell until the leader's own request has ended.
  *
- * In docs/model: Look, then FUTEX_WAIT.
+ * In test/model: Look, then FUTEX_WAIT.
  */
 static int lead(rb_link *l, uint32_t at, int64_t until)
 {

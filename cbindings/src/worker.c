@@ -289,7 +289,7 @@ static bool spin(rb_work *w, int64_t now, int64_t until)
 	return false;
 }
 
-/* In docs/model: park. */
+/* In test/model: park. */
 static int park(rb_work *w, uint32_t seen, int64_t ns)
 {
 	int error = 0;

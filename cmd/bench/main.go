@@ -19,7 +19,8 @@ import (
 	"github.com/ringbatch/ringbatch/bench/pipeline"
 	"github.com/ringbatch/ringbatch/bench/relay"
 	"github.com/ringbatch/ringbatch/bench/transport"
-	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/internal/progress"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 var suites = map[string]func(context.Context, []string, io.Writer) error{
@@ -47,7 +48,7 @@ func main() {
 	}
 	switch err := run(ctx, args, os.Stdout); {
 	case err == nil:
-	case errors.Is(err, testbed.ErrInterrupted):
+	case errors.Is(err, progress.ErrInterrupted):
 		fmt.Fprintln(os.Stderr, "bench: interrupted; every process was ended")
 		os.Exit(130)
 	default:

@@ -10,7 +10,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/ringbatch/ringbatch/admin"
-	"github.com/ringbatch/ringbatch/alias"
+	"github.com/ringbatch/ringbatch/admin/alias"
 	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/internal/typo"
 	"github.com/ringbatch/ringbatch/tensor"

@@ -14,9 +14,8 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/bench"
-	"github.com/ringbatch/ringbatch/internal/profile"
 	"github.com/ringbatch/ringbatch/internal/progress"
-	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/tools/profile"
 )
 
 func runBench(ctx context.Context, args []string) error {
@@ -74,7 +73,7 @@ so far.`, `  ringbatch bench resnet50 --clients 64
 	r, err := l.Run(ctx, say)
 	say.Clear()
 	if r == nil {
-		if errors.Is(err, testbed.ErrInterrupted) {
+		if errors.Is(err, progress.ErrInterrupted) {
 			fmt.Fprintln(os.Stderr, "ringbatch: interrupted before anything was measured")
 			return interrupted
 		}
@@ -83,7 +82,7 @@ so far.`, `  ringbatch bench resnet50 --clients 64
 	if unwritten := writeResult(r, *svg, *asJSON); unwritten != nil {
 		return unwritten
 	}
-	if errors.Is(err, testbed.ErrInterrupted) {
+	if errors.Is(err, progress.ErrInterrupted) {
 		return interrupted
 	}
 	return err

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/stats"
 )
 
 // served is a configuration with worker processes of the broker's own.

@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
-	"github.com/ringbatch/ringbatch/internal/testbed"
-	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // commandEnv makes the test binary be the command: nothing needs to be built.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // A container as runtimes make them: namespaces of its own for mounts, processes,

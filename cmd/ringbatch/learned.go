@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/admin/stats"
 )
 
 // inMS writes milliseconds for people: 3ms, 1.5s, 250µs.

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/admin/stats"
 )
 
 func TestAGoalBelowOneBatchsOwnTimeIsSaidToBeTooShort(t *testing.T) {

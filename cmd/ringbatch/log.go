@@ -7,7 +7,7 @@ import (
 	"io"
 	"log/slog"
 
-	"github.com/ringbatch/ringbatch/internal/logging"
+	"github.com/ringbatch/ringbatch/cmd/ringbatch/logging"
 )
 
 // logFlags say how a log is written.

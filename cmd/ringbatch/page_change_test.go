@@ -6,7 +6,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/admin/stats"
 )
 
 // A person with a token changes a model on the page and watches what becomes of

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/gateway/console"
-	"github.com/ringbatch/ringbatch/stats"
 )
 
 // browse loads a page in a real browser, lets it run for a while of its own

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 func TestAProcessWithLittleToDoHasFewPsUntilItEnds(t *testing.T) {

@@ -13,12 +13,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ringbatch/ringbatch/internal/feed"
-	"github.com/ringbatch/ringbatch/internal/profile"
 	"github.com/ringbatch/ringbatch/internal/progress"
-	"github.com/ringbatch/ringbatch/internal/svgchart"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/tools/feed"
+	"github.com/ringbatch/ringbatch/tools/profile"
+	"github.com/ringbatch/ringbatch/tools/svgchart"
 )
 
 // interrupted is the exit status after Ctrl-C, as shells have it.

@@ -10,9 +10,9 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/internal/npy"
-	"github.com/ringbatch/ringbatch/internal/profile"
-	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/tools/profile"
 )
 
 // simulated starts workers of a model whose batches take at least 2 ms and 1 ms

@@ -6,7 +6,7 @@ import (
 	"context"
 	"os"
 
-	"github.com/ringbatch/ringbatch/broker/simulate"
+	"github.com/ringbatch/ringbatch/tools/simulate"
 )
 
 func runSimulate(ctx context.Context, args []string) error {

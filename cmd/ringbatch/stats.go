@@ -17,9 +17,9 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/internal/typo"
-	"github.com/ringbatch/ringbatch/stats"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 

@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/internal/testbed"
-	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // The workers of the broker that takes over start when they are let to, so that

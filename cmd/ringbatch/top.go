@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ringbatch/ringbatch/internal/top"
+	"github.com/ringbatch/ringbatch/tools/top"
 )
 
 func runTop(ctx context.Context, args []string) error {

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
-	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/admin/stats"
 )
 
 func runTrace(ctx context.Context, args []string) error {

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/ringbatch/ringbatch/internal/testbed"
-	"github.com/ringbatch/ringbatch/stats"
+	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // traced is a file of the Chrome trace format, as far as a trace uses it.

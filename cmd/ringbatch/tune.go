@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/progress"
-	"github.com/ringbatch/ringbatch/internal/tune"
+	"github.com/ringbatch/ringbatch/tools/tune"
 )
 
 func runTune(ctx context.Context, args []string) error {

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/internal/testbed"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 func TestTheExamplesRunTogether(t *testing.T) {

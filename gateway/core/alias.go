@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/ringbatch/ringbatch/admin"
-	"github.com/ringbatch/ringbatch/alias"
+	"github.com/ringbatch/ringbatch/admin/alias"
 )
 
 // route is an alias: requests for it go to the models that it stands for, each

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/ringbatch/ringbatch/admin"
-	"github.com/ringbatch/ringbatch/alias"
+	"github.com/ringbatch/ringbatch/admin/alias"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 )

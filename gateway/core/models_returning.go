@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/ringbatch/ringbatch/admin"
-	"github.com/ringbatch/ringbatch/alias"
+	"github.com/ringbatch/ringbatch/admin/alias"
 )
 
 // former is what was served here before the broker was restarted. Models that only

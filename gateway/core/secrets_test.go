@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/internal/testbed"
 	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 func TestOtherHostsAreServedOnlyIfCallersShowWhoTheyAre(t *testing.T) {

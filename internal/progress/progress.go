@@ -6,12 +6,16 @@
 package progress
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"sync"
 
 	"golang.org/x/sys/unix"
 )
+
+// ErrInterrupted ends work that its user has interrupted.
+var ErrInterrupted = errors.New("interrupted")
 
 // Line is that line. Where standard error is not a terminal it stays silent.
 type Line struct {

@@ -14,7 +14,7 @@ import (
 )
 
 // public are the packages that users of the module import.
-var public = []string{"tensor", "status", "stats", "policy", "alias", "admin", "client", "worker", "broker", "broker/supervise", "shm"}
+var public = []string{"tensor", "status", "policy", "admin", "admin/stats", "admin/alias", "client", "worker", "broker", "broker/supervise", "shm"}
 
 // A user who is handed a type of an internal package can neither name nor make
 // one.

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package walls
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/ringbatch/ringbatch"
+
+// rooms lists the packages of the module with the packages that each imports,
+// tests aside. Paths are relative to the module.
+func rooms(t *testing.T) map[string][]string {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, module+"/...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := map[string][]string{}
+	for line := range strings.Lines(string(out)) {
+		fields := strings.Fields(line)
+		of := strings.TrimPrefix(strings.TrimPrefix(fields[0], module), "/")
+		list[of] = []string{}
+		for _, path := range fields[1:] {
+			if rest, ok := strings.CutPrefix(path, module+"/"); ok {
+				list[of] = append(list[of], rest)
+			}
+		}
+	}
+	return list
+}
+
+// isIn reports whether a package is one of the folders, or inside of one.
+func isIn(pkg string, folders []string) bool {
+	return slices.ContainsFunc(folders, func(f string) bool { return pkg == f || strings.HasPrefix(pkg, f+"/") })
+}
+
+// rules say which folders must not import which others.
+var rules = []struct {
+	why      string
+	from     []string
+	except   []string // packages that the rule leaves out, on either side
+	mustNot  []string
+	mustOnly []string // instead of mustNot: all that they may import
+}{
+	{
+		why:     "the product does not import rigs, benchmarks or tools",
+		from:    []string{"shm", "client", "worker", "broker", "gateway", "relay", "admin", "policy", "status", "tensor", "internal"},
+		mustNot: []string{"test", "bench", "tools", "cmd"},
+	},
+	{why: "the command does not import test rigs", from: []string{"cmd/ringbatch", "tools"}, mustNot: []string{"test"}},
+	{why: "producers know no broker and no worker", from: []string{"client"}, mustNot: []string{"broker", "worker", "gateway", "relay"}},
+	{why: "workers know no broker and no client", from: []string{"worker"}, mustNot: []string{"broker", "client", "gateway", "relay"}},
+	{why: "a broker knows its peers by the protocol only", from: []string{"broker"}, mustNot: []string{"client", "worker", "gateway", "relay"}},
+	{why: "a relay links no gateway", from: []string{"relay"}, except: []string{"gateway/oip"}, mustNot: []string{"gateway"}},
+	{why: "the batcher knows no advisor", from: []string{"broker/batcher"}, mustOnly: []string{"policy", "status", "tensor"}},
+	{
+		why: "internal holds leaves", from: []string{"internal"},
+		mustOnly: []string{"internal", "shm", "policy", "status", "tensor", "admin/stats", "admin/alias"},
+	},
+	{why: "the words that all share import nothing above them", from: []string{"status"}, mustOnly: []string{}},
+	{
+		why: "the memory protocol knows no control plane", from: []string{"shm"},
+		mustOnly: []string{"status", "tensor", "internal/cgroup"},
+	},
+}
+
+func TestLayersHold(t *testing.T) {
+	list := rooms(t)
+	for _, r := range rules {
+		found := 0
+		for pkg, imports := range list {
+			if !isIn(pkg, r.from) || isIn(pkg, r.except) {
+				continue
+			}
+			found++
+			for _, path := range imports {
+				if isIn(path, r.except) || isIn(path, r.from) && r.mustOnly != nil {
+					continue
+				}
+				if isIn(path, r.mustNot) || r.mustOnly != nil && !isIn(path, r.mustOnly) {
+					t.Errorf("%s imports %s: %s", pkg, path, r.why)
+				}
+			}
+		}
+		if found == 0 {
+			t.Errorf("no package is in %v: %s", r.from, r.why)
+		}
+	}
+}

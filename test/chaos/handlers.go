@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package chaos
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/ringbatch/ringbatch/test/testbed"
+)
+
+// pythonMishaps has exceptions strike Python clients where nobody expects
+// them: signal handlers that raise inside connect, close, request, submit and
+// calls; event loops that are closed, coroutines that are thrown away and
+// callbacks that raise, over requests that are under way. All slots,
+// connections and descriptors are back afterwards.
+func pythonMishaps(r *run) {
+	if !slices.Contains(r.kinds(), "python") {
+		return
+	}
+	h := r.startHost(r.brokerJob(), 2, testbed.Spec{})
+	h.load(loadJob{Load: 2, Pause: 2000})
+	for i := range r.events {
+		args := []string{"loops", r.socket(), theModel.Name, strconv.Itoa(r.intn(1 << 30)), "200"}
+		if i%2 == 1 {
+			args = []string{"signals", r.socket(), theModel.Name, strconv.Itoa(r.intn(1 << 30)), "2"}
+		}
+		p := r.peer("python", args...)
+		var result struct {
+			Tries    int
+			Struck   map[string]int
+			Problems []string
+		}
+		err := p.Expect("result", &result, 2*enoughTime)
+		r.check(err == nil, "%s: %v", args[0], err)
+		for _, what := range result.Problems {
+			r.fail("Python, %s %v: %s", args[0], result.Struck, what)
+		}
+		r.check(len(result.Problems) > 0 || err != nil || len(result.Struck) > 0, "%s: nothing was struck in %d tries", args[0], result.Tries)
+		fmt.Printf("   %s: %d tries, struck %v\n", args[0], result.Tries, result.Struck)
+		_ = p.Wait(enoughTime)
+		r.bed.End(p)
+		r.progress(i + 1)
+	}
+	h.endLoads()
+	h.settled()
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package conformance runs the same behaviours against the Go and the C client
+// and worker: scripts in testdata, each with every pair of them.
+//
+// A line of a script is a peer, a command and what must come of it:
+//
+//	c1 claim r0 1 0 = OK
+//
+// Peers whose names begin with c are clients, with w workers; each is a process
+// of its own. "kill w1" ends one with SIGKILL, "stop broker" and "start broker"
+// restart the broker, "alias m m@2" has an alias stand for another model, "ended 3" waits until the broker has
+// ended so many requests (a client whose deadline has passed may know it before), "go c1 …" does not wait for
+// the answer, which "answer c1 = …" then looks at. "thief MODEL" and "damage MODEL STATUS" do what no peer
+// should (hostile_unsafe_test.go). A line that begins with # is a comment.
+package conformance
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/admin/alias"
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/test/testbed"
+)
+
+const driverEnv = "RB_CONFORMANCE_DRIVER"
+
+var cDriver string // the built testdata/driver.c
+
+func TestMain(m *testing.M) {
+	if os.Getenv(driverEnv) != "" {
+		drive()
+		return
+	}
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "conformance")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	cDriver = filepath.Join(dir, "driver")
+	sources, _ := filepath.Glob("../../cbindings/src/*.c")
+	args := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
+		"-I../../cbindings", "-pthread", "-o", cDriver, "testdata/driver.c"}, sources...)
+	if out, err := exec.Command("cc", args...).CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "cc: %v\n%s", err, out)
+		return 1
+	}
+	return m.Run()
+}
+
+// peer is a driver process.
+type peer struct {
+	cmd   *exec.Cmd
+	in    io.WriteCloser
+	lines chan string
+}
+
+func start(t *testing.T, language, socket string) *peer {
+	t.Helper()
+	p := &peer{cmd: exec.Command(os.Args[0]), lines: make(chan string, 100)}
+	if language == "C" {
+		p.cmd = exec.Command(cDriver)
+	}
+	p.cmd.Env = append(os.Environ(), driverEnv+"=1", "RINGBATCH_SOCKET="+socket)
+	p.cmd.Stderr = os.Stderr
+	out, err := p.cmd.StdoutPipe()
+	must.Do(t, err)
+	if p.in, err = p.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	must.Do(t, p.cmd.Start())
+	go func() {
+		defer close(p.lines)
+		for s := bufio.NewScanner(out); s.Scan(); {
+			p.lines <- s.Text()
+		}
+	}()
+	t.Cleanup(func() { p.in.Close(); _ = p.cmd.Process.Kill(); _ = p.cmd.Wait() })
+	return p
+}
+
+func (p *peer) answer() string {
+	select {
+	case line, ok := <-p.lines:
+		if !ok {
+			return "(ended)"
+		}
+		return line
+	case <-time.After(60 * time.Second):
+		return "(no answer)"
+	}
+}
+
+func TestBothClientsAndWorkersBehaveAlike(t *testing.T) {
+	scripts, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(scripts) == 0 {
+		t.Fatal("no scripts", err)
+	}
+	for _, clients := range []string{"Go", "C"} {
+		for _, workers := range []string{"Go", "C"} {
+			for _, script := range scripts {
+				title := strings.TrimSuffix(filepath.Base(script), ".txt")
+				t.Run(clients+" client, "+workers+" worker/"+title, func(t *testing.T) { play(t, script, clients, workers) })
+			}
+		}
+	}
+}
+
+func play(t *testing.T, script, clients, workers string) {
+	text, err := os.ReadFile(script)
+	must.Do(t, err)
+	b, err := testbed.StartLocal(broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond})
+	must.Do(t, err)
+	t.Cleanup(func() { _ = b.Close() })
+	peers := map[string]*peer{}
+	for i, line := range strings.Split(string(text), "\n") {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		command, want, judged := strings.Cut(line, " = ")
+		who, what, _ := strings.Cut(command, " ")
+		waits := true
+		switch {
+		case command == "stop broker":
+			_ = b.Stop()
+			continue
+		case command == "start broker":
+			must.Do(t, b.Start())
+			continue
+		case who == "alias":
+			fields := strings.Fields(what)
+			a, err := alias.Parse(fields[0], fields[1:]...)
+			if err == nil {
+				err = admin.New(b.Socket()).SetAlias(t.Context(), a, false)
+			}
+			must.Do(t, err)
+			continue
+		case who == "ended":
+			must.Do(t, testbed.Eventually(time.Minute, func() error { return ended(t, b.Socket(), what) }))
+			continue
+		case who == "kill":
+			_ = peers[what].cmd.Process.Kill()
+			_, _ = peers[what].cmd.Process.Wait()
+			continue
+		case hostile(t, b.Socket(), who, what):
+			continue
+		case who == "go":
+			waits = false
+			who, what, _ = strings.Cut(what, " ")
+		case who == "answer":
+			who, what = what, ""
+		}
+		p := peers[who]
+		if p == nil {
+			language := clients
+			if strings.HasPrefix(who, "w") {
+				language = workers
+			}
+			p = start(t, language, b.Socket())
+			peers[who] = p
+		}
+		if what != "" {
+			fmt.Fprintln(p.in, what)
+		}
+		if !waits {
+			continue
+		}
+		if got := p.answer(); judged && !matches(got, want) {
+			t.Fatalf("%s:%d: %s\n  is  %s\n  not %s", script, i+1, command, got, want)
+		}
+	}
+}
+
+// ended says whether the broker has ended so many requests.
+func ended(t *testing.T, socket, want string) error {
+	all, err := admin.New(socket).Stats(t.Context())
+	if err != nil {
+		return err
+	}
+	n := uint64(0)
+	for i := range all.Models {
+		for _, count := range all.Models[i].Ended {
+			n += count
+		}
+	}
+	if fmt.Sprint(n) != want {
+		return fmt.Errorf("%d requests have ended, not %s", n, want)
+	}
+	return nil
+}
+
+// matches knows "A or B", and "A…" for what begins with A.
+func matches(got, want string) bool {
+	for _, one := range strings.Split(want, " or ") {
+		if start, open := strings.CutSuffix(one, "…"); got == one || open && strings.HasPrefix(got, start) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/test/testbed"
+)
+
+// recorded is a recording of the model m during which a request was made again
+// and again.
+func recorded(t *testing.T, socket string, request func()) *stats.Trace {
+	t.Helper()
+	for {
+		done := make(chan *stats.Trace)
+		go func() {
+			defer close(done)
+			trace, err := admin.New(socket).Trace(t.Context(), "m", 100*time.Millisecond)
+			if err != nil {
+				t.Errorf("trace: %v", err)
+			}
+			done <- trace
+		}()
+		for {
+			request()
+			select {
+			case trace := <-done:
+				if t.Failed() {
+					t.FailNow()
+				}
+				if len(trace.Requests) >= 3 {
+					return trace
+				}
+			default:
+				continue
+			}
+			break // a slow moment: once more
+		}
+	}
+}
+
+// slack, in microseconds, is for a machine that stands still when a recording
+// begins or ends: the last ones are read after its end.
+const slack = 60e6
+
+// inOrder holds a request's times to what any reader of a trace relies on.
+func inOrder(t *testing.T, trace *stats.Trace, r *stats.TracedRequest) {
+	t.Helper()
+	times := []float64{r.CommittedUS, r.DispatchedUS, r.StartedUS, r.FinishedUS}
+	if r.ClaimedUS != 0 {
+		times = append([]float64{trace.FromUS - slack, r.AskedUS, r.ClaimedUS}, times...)
+	}
+	if r.WokenUS != 0 {
+		times = append(times, r.WokenUS)
+	}
+	times = append(times, trace.ToUS+slack)
+	for i := range len(times) - 1 {
+		if times[i] > times[i+1]+1 { // a float64 of microseconds since 1970 is exact to 0.25
+			t.Errorf("%.1f is after %.1f in %+v", times[i], times[i+1], r)
+		}
+	}
+}
+
+// A request may have been claimed before the recording began, and another not
+// be seen by its client when it ends. All others have every part.
+func TestBothClientsTellARecordingWhenTheyClaimedAndWoke(t *testing.T) {
+	b, err := testbed.StartLocal(broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond})
+	must.Do(t, err)
+	t.Cleanup(func() { _ = b.Close() })
+	ask := func(p *peer, command, want string) {
+		t.Helper()
+		fmt.Fprintln(p.in, command)
+		if got := p.answer(); !matches(got, want) {
+			t.Fatalf("%s: %s", command, got)
+		}
+	}
+	worker := start(t, "Go", b.Socket())
+	ask(worker, "attach m|x:f32[4] -> y:f32[4]|wait_time=0 slots=64", "OK")
+	for _, language := range []string{"Go", "C"} {
+		client := start(t, language, b.Socket())
+		ask(client, "connect m 4", "OK")
+		trace := recorded(t, b.Socket(), func() {
+			for _, command := range []string{"claim r0 1 0", "fill r0 5", "commit r0 0"} {
+				ask(client, command, "OK")
+			}
+			ask(worker, "next 20000", "OK…")
+			ask(worker, "answer", "OK")
+			ask(client, "wait r0 20000", "OK")
+			ask(client, "release r0", "OK")
+		})
+		claimed, woken := 0, 0
+		for i := range trace.Requests {
+			r := &trace.Requests[i]
+			inOrder(t, trace, r)
+			if r.ClaimedUS != 0 {
+				claimed++
+			}
+			if r.WokenUS != 0 {
+				woken++
+			}
+		}
+		if n := len(trace.Requests); claimed < n-1 || woken < claimed-1 {
+			t.Errorf("%s: of %d requests %d were claimed and %d woken", language, n, claimed, woken)
+		}
+		ask(client, "close", "OK")
+	}
+}
+
+// What a client tells is believed only where it can be, and one that has left
+// has told what it had.
+func TestTimesThatCannotBeAreLeftOutOfARecording(t *testing.T) {
+	b, err := testbed.StartLocal(broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond})
+	must.Do(t, err)
+	t.Cleanup(func() { _ = b.Close() })
+	worker := start(t, "Go", b.Socket())
+	fmt.Fprintln(worker.in, "attach m|x:f32[4] -> y:f32[4]|wait_time=0 slots=64")
+	if got := worker.answer(); got != "OK" {
+		t.Fatal(got)
+	}
+	absurd := []int64{math.MinInt64, -1, 0, 1, 1 << 62, math.MaxInt64}
+	for _, tells := range []bool{true, false} { // one of before there were times has no room for them
+		n := 0
+		trace := recorded(t, b.Socket(), func() {
+			s, err := attach.Open(t.Context(), b.Socket(), shm.Memfd{},
+				&control.Request{Op: control.OpClient, Model: "m", Window: 1, Times: tells})
+			must.Do(t, err)
+			defer s.Close()
+			commits := shm.Producer[shm.Commit]{Ring: shm.CommitRing(s.Words, 1)}
+			for gen := s.Info.FirstGen + 1; gen < s.Info.FirstGen+4; gen++ {
+				now := shm.Now()
+				if tells {
+					times := shm.NewClientTimes(s.Words, 1)
+					told := times.Of(0, gen)
+					told.Gen = gen
+					told.Asked, told.Claimed = absurd[n%len(absurd)], now+absurd[n/len(absurd)%len(absurd)]
+					told.Woken.Store(absurd[n/len(absurd)/len(absurd)%len(absurd)])
+					n++
+				}
+				if ring, _ := commits.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: s.Info.FirstSlot, Gen: gen,
+					Committed: now}); ring {
+					s.Doorbell.Ring()
+				}
+				fmt.Fprintln(worker.in, "next 20000")
+				if got := worker.answer(); !matches(got, "OK…") {
+					t.Fatal(got)
+				}
+				fmt.Fprintln(worker.in, "answer")
+				if got := worker.answer(); got != "OK" {
+					t.Fatal(got)
+				}
+			}
+		})
+		for i := range trace.Requests {
+			r := &trace.Requests[i]
+			inOrder(t, trace, r)
+			if !tells && (r.ClaimedUS != 0 || r.WokenUS != 0) {
+				t.Errorf("nobody told this: %+v", r)
+			}
+		}
+	}
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/test/testbed"
+)
+
+// A client that comes before the other broker has the socket attaches to the old broker,
+// and a later client to the other.
+func TestBothClientsFindABrokerDuringATakeOver(t *testing.T) {
+	for _, language := range []string{"Go", "C"} {
+		t.Run(language, func(t *testing.T) {
+			sig, err := tensor.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
+			must.Do(t, err)
+			cfg := broker.Config{OpenFolder: true, Models: []broker.ModelConfig{{Name: "m", Signature: sig}}}
+			old, err := testbed.StartLocal(cfg)
+			must.Do(t, err)
+			t.Cleanup(func() { _ = old.Close() })
+			c := start(t, language, old.Socket())
+			given, take := make(chan error, 1), make(chan struct{})
+			cfg.Socket = old.Socket()
+			cfg.TakeOver = func(ctx context.Context) error {
+				err := admin.New(cfg.Socket).HandOver(ctx)
+				given <- err
+				<-take
+				return err
+			}
+			next, err := testbed.StartLocal(cfg)
+			must.Do(t, err)
+			t.Cleanup(func() { _ = next.Close() })
+			must.Do(t, <-given)
+			connect := func() {
+				t.Helper()
+				fmt.Fprintln(c.in, "connect m 4")
+				if got := c.answer(); got != "OK" {
+					t.Errorf("connect: %s", got)
+				}
+			}
+			before, err := os.Stat(cfg.Socket)
+			must.Do(t, err)
+			connect()
+			fmt.Fprintln(c.in, "close")
+			c.answer()
+			close(take)
+			for after := before; os.SameFile(before, after); time.Sleep(time.Millisecond) {
+				if after, err = os.Stat(cfg.Socket); err != nil {
+					t.Fatal(err)
+				}
+			}
+			connect()
+			b, err := admin.New(cfg.Socket).Stats(t.Context())
+			if err != nil || len(b.Models) != 1 || b.Models[0].Clients != 1 {
+				t.Errorf("the broker that took over has %+v, %v", b, err)
+			}
+		})
+	}
+}

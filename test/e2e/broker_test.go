@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/test/testbed"
+)
+
+func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
+	h := newHost(t, theModel)
+	w := h.workerThat("patiently", theModel)
+	c := h.dial()
+	accepted := []asking{askLater(background(t), c, cmdSlow, 1)}
+	w.expect("slow")
+	accepted = append(accepted, askLater(background(t), c, cmdAnswer, 0))
+	h.until("both are accepted", "m", func(m stats.Model) bool { return m.Requests == 2 })
+	h.broker.Signal(syscall.SIGTERM)
+	h.draining()
+	askLater(background(t), c, cmdAnswer, 0).ends(t, client.ErrDraining)
+	if _, err := h.tryDial(); !errors.Is(err, client.ErrDraining) {
+		t.Errorf("a new client of a draining broker: %v", err)
+	}
+	w.Signal(syscall.SIGUSR1)
+	for _, a := range accepted {
+		a.ends(t, nil)
+	}
+	h.drained()
+	c.Close()
+}
+
+// A service manager that signals a whole group ends the workers together with the broker. The broker admits
+// workers that are started again, and no batch waits for others, whatever policy is set meanwhile.
+func TestAWorkerThatComesDuringADrainFinishesWhatWasAcceptedAtOnce(t *testing.T) {
+	m := theModel
+	m.Wait = time.Hour
+	h := newHost(t, m)
+	c, other := h.dial(), h.dial() // the other could join, and does not
+	accepted := askLater(background(t), c, cmdAnswer, 0)
+	h.queued(1)
+	h.broker.Signal(syscall.SIGTERM)
+	h.draining()
+	h.set(m, "lease", "20m")
+	h.newWorker(job{Model: m})
+	accepted.ends(t, nil)
+	h.drained()
+	c.Close()
+	other.Close()
+}
+
+func TestADrainEndsWhenItsTimeIsOver(t *testing.T) {
+	h := idleHost(t, theModel)
+	h.job.DrainTime = 200 * time.Millisecond // less than a worker would be waited for
+	h.startBroker()
+	c := h.dial()
+	never := askLater(background(t), c, cmdAnswer, 0) // no worker will come
+	h.queued(1)
+	h.stop()
+	never.ends(t, client.ErrBrokerGone)
+	c.Close()
+}
+
+func TestADrainDoesNotWaitForModelsThatHaveNoWorkerAndGetNone(t *testing.T) {
+	h := idleHost(t, theModel)
+	h.job.WorkerGrace = 50 * time.Millisecond
+	h.startBroker()
+	c := h.dial()
+	never := askLater(background(t), c, cmdAnswer, 0)
+	h.queued(1)
+	h.broker.Signal(syscall.SIGTERM)
+	never.ends(t, client.ErrDraining)
+	h.broker.expect("drained")
+	c.Close()
+}
+
+func TestABrokerIsRefusedASocketOnWhichSomebodyAnswers(t *testing.T) {
+	h := newHost(t, theModel)
+	h.launch().refused(status.ErrBrokerRunning)
+	must.Do(t, os.Remove(h.socket+".lock")) // as a cleaner of old files would
+	h.launch().refused(status.ErrBrokerRunning)
+	w, c := h.worker(theModel), h.dial()
+	works(t, c, 3) // the first was not disturbed
+	c.Close()
+	w.Kill()
+	h.settled()
+	h.stop()
+
+	other, err := net.Listen("unix", h.socket)
+	must.Do(t, err)
+	defer other.Close()
+	h.launch().refused(status.ErrBrokerRunning)
+	_, err = net.Dial("unix", h.socket)
+	must.Check(t, err) // the other program has its socket
+}
+
+// A cleaner of temporary files may take socket and lock from a running broker.
+func TestABrokerThatEndsLeavesTheSocketOfAnotherAlone(t *testing.T) {
+	h := newHost(t, theModel)
+	for _, f := range []string{h.socket, h.socket + ".lock"} {
+		must.Do(t, os.Remove(f))
+	}
+	first := h.broker
+	h.startBroker()
+	first.Signal(syscall.SIGTERM)
+	if err := first.end(); err != nil {
+		t.Errorf("the first broker: %v", err)
+	}
+	h.worker(theModel).Kill()
+	h.settled()
+	h.stop()
+}
+
+func TestTheSocketOfAKilledBrokerIsTakenOver(t *testing.T) {
+	h := newHost(t, theModel)
+	h.broker.Kill()
+	if _, err := os.Lstat(h.socket); err != nil {
+		t.Fatalf("no stale socket to take over: %v", err)
+	}
+	if _, err := h.tryDial(); !errors.Is(err, client.ErrNoBroker) {
+		t.Errorf("dial to a stale socket: %v", err)
+	}
+	// Of many that try at once, exactly one gets it.
+	var all []*proc
+	for range 5 {
+		all = append(all, h.launch())
+	}
+	served := 0
+	for _, p := range all {
+		if err := p.Expect("ready", nil, patience); err == nil {
+			served++
+			h.broker = p
+		} else if p.end() == nil {
+			t.Errorf("a refused broker ended well: %v", err)
+		}
+	}
+	if served != 1 {
+		t.Fatalf("%d brokers serve one socket", served)
+	}
+	h.worker(theModel)
+	c := h.dial()
+	works(t, c, 3)
+	c.Close()
+	h.stop()
+}
+
+func TestAFileThatIsNoSocketIsNotTouched(t *testing.T) {
+	dir, err := os.MkdirTemp("", "rb")
+	must.Do(t, err)
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "precious")
+	must.Do(t, os.WriteFile(path, []byte("data"), 0o600))
+	if _, err := broker.New(broker.Config{Socket: path}); err == nil {
+		t.Error("a broker took a file for a stale socket")
+	}
+	if data, _ := os.ReadFile(path); string(data) != "data" {
+		t.Error("the file was changed")
+	}
+}
+
+func TestOtherUsersAreRefusedUnlessListed(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to become somebody else")
+	}
+	const nobody = 65534
+	h := idleHost(t, theModel)
+	h.job.OpenFolder = true
+	must.Do(t, os.Chmod(h.bed.Dir, 0o755))
+	asNobody := func(role, do string) *proc {
+		return h.start(testbed.Spec{Role: role, Job: job{Socket: h.socket, Model: theModel, Do: do}, UID: nobody})
+	}
+
+	h.startBroker()
+	h.worker(theModel)
+	asNobody("client", "read").refused(client.ErrForbidden, "uid 65534 is not on its list")
+	h.stop()
+
+	h.job.AllowedUIDs = []int{nobody}
+	h.startBroker()
+	h.worker(theModel)
+	p := asNobody("client", "read")
+	p.expect("read")
+	board := asNobody("damage", "board")
+	board.expect("mprotect refused")
+	board.expect("open refused") // a read-only descriptor stays one
+	board.expect("truncate refused")
+	p.Kill()
+	h.settled()
+	h.stop()
+
+	h.job.OpenFolder = false
+	if err := h.launch().end(); err == nil {
+		t.Error("a broker served in a folder that others may enter")
+	}
+}
+
+func TestAnIdleBrokerSleeps(t *testing.T) {
+	h := newHost(t, theModel)
+	h.worker(theModel)
+	c := h.dial()
+	works(t, c, 10)
+	h.eventually("it sleeps", func() error { // a machine that stands still may be charged to anybody
+		before, err := testbed.CPUTime(h.broker.Pid())
+		if err != nil {
+			return err
+		}
+		time.Sleep(500 * time.Millisecond)
+		after, err := testbed.CPUTime(h.broker.Pid())
+		if err == nil && after-before > 100*time.Millisecond {
+			err = fmt.Errorf("it used %v of CPU in half a second of nothing", after-before)
+		}
+		return err
+	})
+	c.Close()
+	h.settled()
+}
+
+// A recording takes as long as its caller asked for. Others are answered
+// meanwhile, however many there are; one whose caller has left is over.
+func TestRecordingsHoldNobodyUpAndEndWithTheirCallers(t *testing.T) {
+	var models []testbed.Model
+	for i := range 10 { // more than are answered at a time
+		m := theModel
+		m.Name = fmt.Sprint("m", i)
+		models = append(models, m)
+	}
+	h := newHost(t, models...)
+	a := admin.New(h.socket)
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	var callers sync.WaitGroup
+	for _, m := range models {
+		callers.Go(func() {
+			for ctx.Err() == nil { // the one that looks below may record it just now
+				began := time.Now()
+				if _, err := a.Trace(ctx, m.Name, time.Minute); err == nil && time.Since(began) < time.Minute {
+					t.Errorf("%s: the recording ended while its caller waited", m.Name)
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	for _, m := range models {
+		h.eventually(m.Name+" is recorded", func() error {
+			if _, err := a.Trace(t.Context(), m.Name, time.Millisecond); err == nil {
+				return fmt.Errorf("nobody records it")
+			}
+			return nil
+		})
+	}
+	h.stats()
+	leave()
+	callers.Wait()
+	for _, m := range models {
+		h.eventually("the recording of "+m.Name+" is over", func() error {
+			_, err := a.Trace(t.Context(), m.Name, time.Millisecond)
+			return err
+		})
+	}
+	h.settled()
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/test/testbed"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+func TestAClientKilledAtAnyMomentLeavesNothingBehind(t *testing.T) {
+	for _, stage := range []string{"attach", "claim", "write", "wait", "wait while it runs", "read"} {
+		t.Run(stage, func(t *testing.T) {
+			h := newHost(t, theModel)
+			w := h.worker(theModel)
+			other := h.dial()
+			for range 3 {
+				do, running := strings.CutSuffix(stage, " while it runs")
+				victim := h.client(do)
+				victim.expect(do)
+				if running {
+					w.expect("slow")
+				}
+				victim.Kill()
+				works(t, other, 4)
+			}
+			other.Close()
+			h.settled()
+			w.Kill()
+			h.settled()
+			h.stop()
+		})
+	}
+}
+
+func TestAClientThatForkedAndDiedIsNoticedWhileItsChildKeepsTheConnection(t *testing.T) {
+	h := newHost(t, theModel)
+	h.worker(theModel)
+	c := h.client("fork")
+	var pid int
+	must.Do(t, c.Expect("forked", &pid, patience))
+	defer func() {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}()
+	c.expect("read")
+	c.Kill()
+	h.settled()
+	if _, err := os.Stat("/proc/" + strconv.Itoa(pid)); err != nil {
+		t.Error("the child that should hold the connection is gone")
+	}
+}
+
+func TestWhatADepartedClientHadQueuedIsCanceled(t *testing.T) {
+	h := newHost(t, theModel) // no worker: everything stays queued
+	leaver, stayer := h.dial(), h.dial()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var left []asking
+	for range 5 {
+		left = append(left, askLater(ctx, leaver, cmdAnswer, 0))
+	}
+	kept := askLater(ctx, stayer, cmdAnswer, 0)
+	h.queued(6)
+	leaver.Close()
+	for _, a := range left {
+		a.ends(t, client.ErrBrokerGone)
+	}
+	h.queued(1)
+	h.worker(theModel)
+	kept.ends(t, nil)
+	stayer.Close()
+	h.settled()
+	if m := h.model("m"); m.Rows != 1 || m.Ended["Canceled"] != 5 {
+		t.Errorf("%d rows reached a worker, ended %v", m.Rows, m.Ended)
+	}
+}
+
+// The worker answers before it tells the broker that it is done, and the broker
+// looks for that only when there is something to do. A client that has another
+// slot for its next request must not seem to have two in flight meanwhile.
+func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
+	t.Parallel()
+	r := inProcess(t, shm.NewHeap(), testbed.Model{Name: "m", Slots: 16, MaxBatch: 8, Wait: time.Minute, Lease: 2 * time.Minute})
+	r.worker(2, obey)
+	c := r.dial()
+	const n = 30
+	var last client.Request
+	for i := range n {
+		req, err := c.Claim(t.Context(), 1)
+		must.Do(t, err)
+		if b, err := req.InputBytes(0); err == nil {
+			clear(b)
+		}
+		must.Do(t, req.Commit(t.Context()))
+		if i > 0 {
+			_ = last.Release()
+		}
+		must.Do(t, req.WaitFor(patience))
+		last = req
+	}
+	if why := r.model("m").Reasons; why["nobody"] != n {
+		t.Errorf("batches were sent because of %v", why)
+	}
+	_ = last.Release()
+	c.Close()
+	r.settled()
+}
+
+func TestARequestEndsAfterTheMostTimeOfItsLevelAlsoWhileItRuns(t *testing.T) {
+	t.Parallel()
+	r := inProcess(t, shm.NewHeap(), testbed.Model{Name: "m", Slots: 16, MaxBatch: 8, Lease: time.Minute})
+	release := make(chan struct{})
+	r.worker(1, func(ctx context.Context, b *worker.Batch) error {
+		<-release
+		return obey(ctx, b)
+	})
+	defer close(release)
+	c := r.dial()
+	defer c.Close()
+	for most := 50 * time.Millisecond; ; most *= 2 {
+		r.set("max_timeout", most.String())
+		askLater(background(t), c, cmdAnswer, 0).ends(t, client.ErrExpired)
+		if r.model("m").Batches == 1 {
+			return // it ended while the worker had it
+		}
+		if most > patience { // on a slow machine it ended before: then the next one has twice the time
+			t.Fatal("the worker never got a request")
+		}
+	}
+}
+
+func TestAFullRingRefusesTheNextClientAndTakesItOnceThereIsRoom(t *testing.T) {
+	h := newHost(t, theModel)
+	h.worker(theModel)
+	first := h.dial(client.WithWindow(40))
+	if _, err := h.tryDial(client.WithWindow(25)); !errors.Is(err, client.ErrRingFull) {
+		t.Errorf("25 of 24 free slots: %v", err)
+	}
+	if _, err := h.tryDial(client.WithWindow(65)); !errors.Is(err, client.ErrRingFull) {
+		t.Errorf("more slots than the ring has: %v", err)
+	}
+	if _, err := h.tryDial(client.WithWindow(64)); !errors.Is(err, status.ErrQuota) ||
+		!strings.Contains(err.Error(), "may have 56 (max_window)") {
+		t.Errorf("a window of the whole ring: %v", err)
+	}
+	second := h.dial(client.WithWindow(24))
+	works(t, first, 60)
+	works(t, second, 60)
+	h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: theModel, Do: "read", Window: 1}}).refused(client.ErrRingFull)
+	first.Close()
+	h.eventually("room again", func() error {
+		c, err := h.tryDial(client.WithWindow(40))
+		if err == nil {
+			works(t, c, 1)
+			c.Close()
+		}
+		return err
+	})
+	second.Close()
+	h.settled()
+}
+
+func TestASlotOfAPrivateModelIsClearedBeforeAnotherHasIt(t *testing.T) {
+	m := theModel
+	m.Private = true
+	h := newHost(t, m)
+	h.worker(m)
+	first := h.dial(client.WithWindow(4))
+	const secret = int64(0x5ec4e75ec4e75ec4)
+	x := make([]int64, 2*testbed.Width)
+	for i := range x {
+		x[i] = secret
+	}
+	must.Do(t, testbed.Ask(background(t), first, x, testbed.Width))
+	failed := askLater(background(t), first, cmdFail, secret) // whose reason is on the board
+	failed.ends(t, client.ErrFailed)
+	first.Close()
+	h.settled() // its window is back
+	s, err := attach.Open(t.Context(), h.socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: "m", Window: 8})
+	must.Do(t, err)
+	defer s.Close()
+	for what, mem := range map[string][]byte{"planes": s.Planes.Bytes(), "board": s.BoardSeg.Bytes()} {
+		for _, number := range []int64{secret, testbed.Answer(secret, 0)} {
+			if i := bytes.Index(mem, binary.NativeEndian.AppendUint64(nil, uint64(number))); i >= 0 {
+				t.Errorf("the former client's %#x is in the %s, at %d", number, what, i)
+			}
+		}
+		if bytes.Contains(mem, []byte("told to fail")) {
+			t.Errorf("the reason of its failure is in the %s", what)
+		}
+	}
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/test/testbed"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// ring is a broker, workers and clients in this one process: where the race
+// detector can see them all, if mem is a heap.
+type ring struct {
+	t      *testing.T
+	socket string
+	mem    shm.Memory
+	wg     sync.WaitGroup
+}
+
+func inProcess(t *testing.T, mem shm.Memory, models ...testbed.Model) *ring {
+	t.Helper()
+	return onLoops(t, mem, 0, models...)
+}
+
+// onLoops is inProcess with so many loops; 0 is the default.
+func onLoops(t *testing.T, mem shm.Memory, loops int, models ...testbed.Model) *ring {
+	t.Helper()
+	if mem == nil {
+		mem = shm.Memfd{}
+	}
+	cfg := broker.Config{Memory: mem, Loops: loops}
+	for _, m := range models {
+		cfg.Models = append(cfg.Models, m.Config())
+	}
+	b, err := testbed.StartLocal(cfg)
+	must.Do(t, err)
+	r := &ring{t: t, socket: b.Socket(), mem: mem}
+	t.Cleanup(func() {
+		r.wg.Wait()
+		if err := b.Close(); err != nil {
+			t.Errorf("broker: %v", err)
+		}
+	})
+	return r
+}
+
+// worker serves until the returned function is called, or the test ends.
+func (r *ring) worker(depth int, fn worker.Func) (leave func()) {
+	return r.serve(worker.Config{Depth: depth}, fn)
+}
+
+// serve is worker with a configuration.
+func (r *ring) serve(cfg worker.Config, fn worker.Func) (leave func()) {
+	cfg.Model, cfg.Signature, cfg.Socket = "m", theModel.Signature(), r.socket
+	return r.serveAs(cfg, fn)
+}
+
+// serveAs is serve for a model, or a stage, that the configuration names.
+func (r *ring) serveAs(cfg worker.Config, fn worker.Func) (leave func()) {
+	cfg.Memory = r.mem
+	ctx, cancel := context.WithCancel(context.Background())
+	r.wg.Add(1)
+	left := make(chan struct{})
+	go func() {
+		defer r.wg.Done()
+		defer close(left)
+		err := worker.Serve(ctx, cfg, fn)
+		if err != nil && !errors.Is(err, context.Canceled) {
+			r.t.Errorf("worker: %v", err)
+		}
+	}()
+	r.t.Cleanup(cancel)
+	return func() { cancel(); <-left }
+}
+
+func (r *ring) dial(opts ...client.Option) *client.Client {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := client.Dial(ctx, "m", append([]client.Option{client.WithSocket(r.socket), client.WithMemory(r.mem), client.WaitForModel()},
+		opts...)...)
+	must.Do(r.t, err)
+	return c
+}
+
+func (r *ring) model(name string) stats.Model {
+	r.t.Helper()
+	return modelOf(r.t, r.socket, name)
+}
+
+// set changes a key of the model's policy.
+func (r *ring) set(key, value string) {
+	r.t.Helper()
+	must.Do(r.t, admin.New(r.socket).Set(r.t.Context(), "m", map[string]string{key: value}))
+}
+
+func (r *ring) eventually(what string, f func() error) {
+	r.t.Helper()
+	eventually(r.t, what, f)
+}
+
+func (r *ring) until(what, model string, is func(m stats.Model) bool) {
+	r.t.Helper()
+	until(r.t, r.socket, what, model, is)
+}
+
+// settled waits until every slot is back and every request has ended once.
+func (r *ring) settled() {
+	r.t.Helper()
+	r.eventually("everything is given back", func() error {
+		m := r.model("m")
+		return testbed.Settled(&m)
+	})
+}

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/test/testbed"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+// The same rules on memory that the race detector can see, along random
+// schedules, against the dumbest of models: a request ends once, with the
+// answer computed here, or with an error that somebody asked for.
+
+// expected is what a request of this schedule may end with.
+type expected struct {
+	mu   sync.Mutex
+	ends map[string]int
+	t    *testing.T
+}
+
+func (e *expected) end(err error, allowed ...error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err == nil {
+		e.ends["ok"]++
+		return
+	}
+	for _, a := range allowed {
+		if errors.Is(err, a) {
+			e.ends[a.Error()]++
+			return
+		}
+	}
+	e.t.Errorf("request ended with %v, allowed were %v", err, allowed)
+}
+
+func (e *expected) count(what string) int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.ends[what]
+}
+
+func TestRandomSchedulesEndEveryRequestOnceAndRightly(t *testing.T) {
+	seeds := int64(8)
+	if testing.Short() {
+		seeds = 4
+	}
+	for seed := range seeds {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			randomSchedule(t, seed, 600*time.Millisecond)
+		})
+	}
+}
+
+// randomSchedule plays one seed. Each fourth has a pipeline of two stages.
+func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
+	rng := rand.New(rand.NewSource(seed))
+	m := testbed.Model{Name: "m", Slots: 256, MaxBatch: 1 + rng.Intn(12), Wait: time.Millisecond, Lease: lease}
+	recorded := "m"
+	serve := func(_ int, cfg worker.Config, fn worker.Func, r *ring) (leave func()) { return r.serve(cfg, fn) }
+	if seed%4 == 3 {
+		m.Stages, recorded = 2, "m/s1"
+		serve = func(k int, cfg worker.Config, fn worker.Func, r *ring) (leave func()) {
+			at := m.StageConfig(1+k%2, r.socket)
+			at.Depth, at.Concurrency = cfg.Depth, cfg.Concurrency
+			return r.serveAs(at, fn)
+		}
+	}
+	r := inProcess(t, shm.NewHeap(), m)
+	exp := &expected{ends: map[string]int{}, t: t}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
+	defer cancel()
+	var wg sync.WaitGroup
+	wg.Go(func() { // as long as told, and on a slow machine until enough has happened
+		for start := time.Now(); time.Since(start) < lasts || exp.count("ok") < 50 && ctx.Err() == nil; {
+			time.Sleep(5 * time.Millisecond)
+		}
+		cancel()
+	})
+	// One worker of each stage stays, another comes and goes.
+	for k := range 2 {
+		serve(k, worker.Config{Depth: 1 + rng.Intn(3)}, unsteady(m, k, seed), r)
+		wg.Go(func() {
+			rng := rand.New(rand.NewSource(seed*100 + int64(k)))
+			for ctx.Err() == nil {
+				leave := serve(k, worker.Config{Concurrency: 1 + rng.Intn(6)}, unsteady(m, k, rng.Int63()), r)
+				time.Sleep(time.Duration(rng.Intn(40)) * time.Millisecond)
+				leave()
+			}
+		})
+	}
+	wg.Go(func() { // somebody records now and then
+		for ctx.Err() == nil {
+			began := time.Now()
+			if _, err := admin.New(r.socket).Trace(t.Context(), recorded, 20*time.Millisecond); err != nil && !tookTooLong(began) {
+				t.Errorf("trace: %v", err)
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+	// Clients come and go too, each with many goroutines.
+	for k := range 4 {
+		wg.Go(func() { r.randomClients(ctx, m, seed, int64(k), exp) })
+	}
+	wg.Wait()
+	r.settled()
+	for stage := 1; stage <= m.Stages; stage++ {
+		line := r.model("m/" + m.StageName(stage))
+		must.Check(t, testbed.Settled(&line))
+	}
+	if exp.ends["ok"] == 0 {
+		t.Errorf("nothing succeeded in %v: %v", 10*patience, exp.ends)
+	}
+	t.Log(exp.ends)
+}
+
+// randomClients come and go, each with many goroutines, until ctx ends.
+func (r *ring) randomClients(ctx context.Context, m testbed.Model, seed, k int64, exp *expected) {
+	rng := rand.New(rand.NewSource(seed*1000 + k))
+	for begun := time.Now(); ctx.Err() == nil; {
+		c := r.dial(client.WithWindow(1 + rng.Intn(24)))
+		slow := time.Since(begun) / (5 * time.Second) // on such a machine they live longer
+		life, end := context.WithTimeout(ctx, time.Duration(rng.Intn(150))*time.Millisecond<<min(slow, 8))
+		var in sync.WaitGroup
+		for g := range 1 + rng.Intn(20) {
+			in.Go(func() { randomRequests(life, c, m, rand.New(rand.NewSource(seed*7+1000*k+int64(g))), exp) })
+		}
+		if rng.Intn(2) == 0 { // some are closed while requests are under way
+			in.Wait()
+		} else {
+			<-life.Done()
+		}
+		c.Close()
+		in.Wait()
+		end()
+	}
+}
+
+// unsteady answers in random time, and out of the blue by error. It serves a model, or stage 1 + k of two.
+func unsteady(m testbed.Model, k int, seed int64) worker.Func {
+	return func(ctx context.Context, b *worker.Batch) error {
+		rng := rand.New(rand.NewSource(seed + int64(b.ID()))) // batches may run at once
+		switch rng.Intn(20) {
+		case 0:
+			time.Sleep(time.Duration(rng.Intn(4)) * time.Millisecond)
+		case 1:
+			return errors.New("out of the blue")
+		}
+		if m.Stages > 0 {
+			return (&obedient{say: func(string) {}}).obeyAt(m, 1+k, b)
+		}
+		return obey(ctx, b)
+	}
+}
+
+// randomRequests runs requests until the client's life ends.
+func randomRequests(life context.Context, c *client.Client, m testbed.Model, rng *rand.Rand, exp *expected) {
+	for life.Err() == nil {
+		rows := 1 + rng.Intn(min(3, c.Model().Window, m.MaxBatch))
+		ctx, cancel := life, context.CancelFunc(func() {})
+		allowed := []error{client.ErrFailed, client.ErrClosed, client.ErrBrokerGone, client.ErrCanceled, client.ErrExpired,
+			client.ErrOverloaded, client.ErrFull}
+		switch rng.Intn(6) {
+		case 0: // a short deadline
+			ctx, cancel = context.WithTimeout(context.Background(), time.Duration(rng.Intn(3000))*time.Microsecond)
+		case 1: // canceled by somebody
+			ctx, cancel = context.WithCancel(context.Background())
+			stop := time.AfterFunc(time.Duration(rng.Intn(3000))*time.Microsecond, cancel)
+			defer stop.Stop()
+		case 2: // given up after the commit
+			giveUp(life, c, rows, exp)
+			cancel()
+			continue
+		}
+		exp.end(ask(ctx, c, cmdAnswer, 0, rows), allowed...)
+		cancel()
+	}
+}
+
+// giveUp claims, writes, perhaps commits, and releases without waiting.
+func giveUp(ctx context.Context, c *client.Client, rows int, exp *expected) {
+	req, err := c.Claim(ctx, rows)
+	if err != nil {
+		exp.end(err, client.ErrFull, client.ErrClosed, client.ErrBrokerGone)
+		return
+	}
+	if b, err := req.InputBytes(0); err == nil {
+		clear(b)
+	}
+	if rows != 2 {
+		if err := req.Commit(context.Background()); err != nil {
+			exp.t.Errorf("commit: %v", err)
+		}
+	}
+	if err := req.Release(); err != nil {
+		exp.t.Errorf("release: %v", err)
+	}
+	must.Fail(exp.t, "second release", req.Release(), client.ErrReleased)
+}
+
+// No wait may be forgotten: many goroutines wait on one client, leaders and
+// followers, with deadlines and cancellations that hit each of them at any
+// moment. A watchdog looks for one that takes too long.
+func TestNoWaitIsForgotten(t *testing.T) {
+	t.Parallel()
+	m := testbed.Model{Name: "m", Slots: 64, MaxBatch: 16, Lease: lease}
+	r := inProcess(t, shm.NewHeap(), m)
+	r.worker(2, obey)
+	c := r.dial(client.WithWindow(56))
+	const waiters, stuck = 48, patience
+	var since [waiters]atomic.Int64 // when each began to wait; 0 if it does not
+	ctx, cancel := context.WithTimeout(context.Background(), 1500*time.Millisecond)
+	defer cancel()
+	var wg sync.WaitGroup
+	var done atomic.Int64
+	for g := range waiters {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			rng := rand.New(rand.NewSource(int64(g)))
+			for ctx.Err() == nil {
+				own, end := context.Background(), context.CancelFunc(func() {})
+				if rng.Intn(2) == 0 {
+					own, end = context.WithTimeout(own, time.Duration(rng.Intn(400))*time.Microsecond)
+				}
+				since[g].Store(time.Now().UnixNano())
+				err := ask(own, c, cmdAnswer, 0, 1)
+				since[g].Store(0)
+				end()
+				if err != nil && !errors.Is(err, client.ErrExpired) && !errors.Is(err, client.ErrOverloaded) &&
+					!errors.Is(err, client.ErrFull) {
+					t.Error(err)
+					return
+				}
+				done.Add(1)
+				if rng.Intn(8) == 0 { // sometimes nobody else's answer wakes a leader
+					time.Sleep(time.Duration(rng.Intn(2000)) * time.Microsecond)
+				}
+			}
+		}()
+	}
+	over := make(chan struct{})
+	go func() { wg.Wait(); close(over) }()
+	for {
+		select {
+		case <-over:
+			c.Close()
+			r.settled()
+			t.Logf("%d requests", done.Load())
+			return
+		case <-time.After(100 * time.Millisecond):
+		}
+		for g := range since {
+			if at := since[g].Load(); at != 0 && time.Since(time.Unix(0, at)) > stuck {
+				t.Fatalf("goroutine %d has waited for %v", g, time.Since(time.Unix(0, at)))
+			}
+		}
+	}
+}
+
+// Five models on three loops, all busy at once, in memory that the race
+// detector sees: a loop that touched another's ring would be a race. Every
+// answer is computed here too, so that one of another model would be wrong.
+func TestLoopsServeTheirModelsWithoutTouchingOneAnothers(t *testing.T) {
+	t.Parallel()
+	var models []testbed.Model
+	for i := range 5 {
+		models = append(models, testbed.Model{Name: fmt.Sprint("m", i), Slots: 64, MaxBatch: 1 + 3*i,
+			Wait: time.Duration(i) * 200 * time.Microsecond, Lease: lease, Width: 4 + i})
+	}
+	r := onLoops(t, shm.NewHeap(), 3, models...)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var wg sync.WaitGroup
+	for i, m := range models {
+		cfg := m.WorkerConfig(r.socket)
+		cfg.Depth = 1 + i%2
+		r.serveAs(cfg, obey)
+		for k := range 2 {
+			wg.Go(func() {
+				rng := rand.New(rand.NewSource(int64(10*i + k)))
+				for range 3 { // clients come and go beside the others' requests
+					c, err := client.Dial(ctx, m.Name, client.WithSocket(r.socket), client.WithMemory(r.mem),
+						client.WithWindow(1+rng.Intn(8)))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					for range 40 {
+						x := make([]int64, m.Width)
+						for j := range x {
+							x[j] = 1000 + rng.Int63n(1<<40) // no command
+						}
+						if err := testbed.Ask(ctx, c, x, m.Width); err != nil {
+							t.Errorf("%s: %v", m.Name, err)
+						}
+					}
+					c.Close()
+				}
+			})
+		}
+	}
+	wg.Wait()
+	for _, m := range models {
+		// Workers answer first, and tell the broker then.
+		r.until("every end is counted", m.Name, func(s stats.Model) bool { return s.Requests == 240 && s.Ended["OK"] == 240 })
+	}
+}

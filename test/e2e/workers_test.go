@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/test/testbed"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+func TestAWorkerRunsSeveralBatchesAtOnceAndAnotherRunsThemAllIfItIsKilled(t *testing.T) {
+	const atOnce = 4
+	m := theModel
+	m.MaxBatch = 1
+	h := newHost(t, m)
+	first := h.newWorker(job{Model: m, Do: "patiently", AtOnce: atOnce})
+	c := h.dial()
+	var all []asking
+	for range atOnce {
+		all = append(all, askLater(background(t), c, cmdSlow, 1))
+	}
+	for range all {
+		first.expect("slow") // and none of the others has ended: nobody sent a signal
+	}
+	second := h.newWorker(job{Model: m, AtOnce: atOnce})
+	h.eventually("the second is attached", func() error { _, err := h.workerStats("m", second); return err })
+	first.Kill()
+	for range all {
+		second.expect("slow") // the same requests, from the same bytes
+	}
+	for _, a := range all {
+		a.ends(t, nil)
+	}
+	works(t, c, 20)
+	c.Close()
+	h.settled()
+	if m := h.model("m"); m.Requeued != atOnce || m.WorkersLost != 1 {
+		t.Errorf("requeued %d, lost %d workers", m.Requeued, m.WorkersLost)
+	}
+}
+
+func TestRestartsAreCountedForTheWorkerThatFollowsNotForTheOneThatStays(t *testing.T) {
+	h := newHost(t, theModel)
+	attach := func() *proc {
+		p := h.newWorker(job{Model: theModel, Name: "twin"})
+		h.eventually("it is attached", func() error { _, err := h.workerStats("m", p); return err })
+		return p
+	}
+	stays, goes := attach(), attach()
+	goes.Kill()
+	h.until("one is left", "m", func(m stats.Model) bool { return len(m.Workers) == 1 })
+	follows := attach()
+	for p, want := range map[*proc]int{stays: 0, follows: 1} {
+		if w, err := h.workerStats("m", p); err != nil || w.Restarts != want {
+			t.Errorf("%+v, %v: want %d restarts", w, err, want)
+		}
+	}
+	h.settled()
+}
+
+func TestAModelThatAWorkerDeclaredOutlivesItForItsClients(t *testing.T) {
+	h := newHost(t) // no models: the worker declares it
+	first := h.worker(theModel)
+	c := h.dial()
+	works(t, c, 3)
+	first.Kill()
+	waiting := askLater(background(t), c, cmdAnswer, 0)
+	h.queued(1)
+	second := h.worker(theModel)
+	waiting.ends(t, nil)
+	c.Close()
+	second.Signal(syscall.SIGTERM)
+	if err := second.end(); err != nil {
+		t.Errorf("worker: %v", err)
+	}
+	h.eventually("the model is forgotten", func() error {
+		if n := len(h.stats().Models); n != 0 {
+			return fmt.Errorf("%d models", n)
+		}
+		return nil
+	})
+	h.settled()
+	if _, err := h.tryDial(); !errors.Is(err, client.ErrUnknownModel) {
+		t.Errorf("dial to a forgotten model: %v", err)
+	}
+}
+
+func TestAWorkerThatIsToldToStopFinishesAndIsNotKilled(t *testing.T) {
+	h := newHost(t, theModel)
+	h.worker(theModel)
+	c := h.dial(client.WithWindow(32))
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	var answered, wrong atomic.Int64
+	for range 16 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for ctx.Err() == nil {
+				if err := ask(context.Background(), c, cmdAnswer, 0, 1); err != nil {
+					wrong.Add(1)
+					t.Error(err)
+					return
+				}
+				answered.Add(1)
+			}
+		}()
+	}
+	for range 5 { // under load: it must not run for ever because there is always a next batch
+		w := h.worker(theModel)
+		w.Signal(syscall.SIGTERM)
+		if err := w.end(); err != nil {
+			t.Errorf("worker: %v", err)
+		}
+	}
+	cancel()
+	h.wait(&wg)
+	c.Close()
+	h.settled()
+	if answered.Load() == 0 {
+		t.Error("nothing was answered")
+	}
+}
+
+func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing.T) {
+	m := theModel
+	m.Lease = time.Second
+	h := newHost(t, m)
+	first := h.worker(m)
+	c := h.dial()
+	// It hangs every worker that runs it: the second one's death ends it, long
+	// before it has had as many attempts as a request that kills them at once.
+	hang := askLater(background(t), c, cmdHang, 0)
+	for w := first; ; {
+		_ = w.Expect("hanging", nil, patience) // or it was stopped for a whole lease before it could say so
+		next := h.worker(m)
+		if err := w.end(); err == nil {
+			t.Error("a hung worker ended well")
+		}
+		w = next
+		if len(hang) > 0 || h.model("m").WorkersHung == 2 {
+			break
+		}
+	}
+	hang.ends(t, client.ErrWorkerDied)
+	h.set(m, "lease", lease.String()) // an honest worker that is not scheduled for a while is not killed
+	h.worker(m)                       // the last one may have been the second that hung
+	works(t, c, 10)
+	c.Close()
+	h.settled()
+	if m := h.model("m"); m.WorkersHung != 2 || m.Requeued != 1 {
+		t.Errorf("%d workers hung, %d requests requeued", m.WorkersHung, m.Requeued)
+	}
+}
+
+// A broker and a worker in one process: the broker cannot kill itself.
+func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsDone(t *testing.T) {
+	t.Parallel()
+	r := inProcess(t, nil, testbed.Model{Name: "m", Slots: 16, MaxBatch: 1, Lease: time.Second})
+	release := make(chan struct{})
+	entered := make(chan struct{}, 16)
+	r.worker(2, func(ctx context.Context, b *worker.Batch) error {
+		if worker.Row[int64](b.Input(0), 0)[0] == cmdHang {
+			entered <- struct{}{}
+			<-release
+			return nil
+		}
+		return obey(ctx, b)
+	})
+	c := r.dial(client.WithWindow(4))
+	ctx := background(t)
+	hung := askLater(ctx, c, cmdHang, 0)
+	<-entered
+	hung.ends(t, client.ErrWorkerHung)
+	// Its slot stays held; the others can be used, and wait for a worker.
+	next := askLater(ctx, c, cmdAnswer, 0)
+	r.until("quarantined", "m", func(m stats.Model) bool {
+		return len(m.Workers) == 1 && m.Workers[0].State == "quarantined" && m.QueueLength == 1
+	})
+	r.set("lease", lease.String()) // an honest worker that is not scheduled for a while is not hung
+	close(release)
+	next.ends(t, nil) // the worker is back
+	works(t, c, 10)   // with all four slots
+	c.Close()
+	r.settled()
+}
+
+func TestAQuarantinedWorkerThatHangsUpIsForgottenOnceItIsDone(t *testing.T) {
+	t.Parallel()
+	r := inProcess(t, nil, testbed.Model{Name: "m", Slots: 16, MaxBatch: 1, Lease: time.Second})
+	w, err := worker.Attach(background(t), worker.Config{Model: "m", Signature: theModel.Signature(), Socket: r.socket})
+	must.Do(t, err)
+	c := r.dial()
+	hung := askLater(background(t), c, cmdAnswer, 0)
+	if _, err := w.Next(background(t)); err != nil {
+		t.Fatal(err)
+	}
+	hung.ends(t, client.ErrWorkerHung)
+	w.Close() // completes what it took, too late, and leaves
+	r.until("it is gone", "m", func(m stats.Model) bool { return len(m.Workers) == 0 })
+	r.set("lease", lease.String()) // as above
+	r.worker(2, obey)
+	works(t, c, 20)
+	c.Close()
+	r.settled()
+}
+
+// strangers runs the broker as one user and lets another in.
+func strangers(t *testing.T, models ...testbed.Model) (h *host, user int) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root to become somebody else")
+	}
+	const owner, other = 54320, 54321
+	h = idleHost(t, models...)
+	must.Do(t, os.Chmod(h.bed.Dir, 0o755))
+	must.Do(t, os.Chown(h.bed.Dir, owner, owner))
+	h.uid = owner
+	h.job.OpenFolder = true
+	return h, other
+}
+
+func TestALeaseIsNotProlongedByBatchesThatCameAfter(t *testing.T) {
+	m := theModel
+	m.MaxBatch, m.Lease = 1, time.Second
+	h := newHost(t, m)
+	for range 2 { // kept: one that is not scheduled for a second is killed, too
+		defer h.keepWorker(job{Model: m, AtOnce: 3})()
+	}
+	c := h.dial(client.WithWindow(8))
+	hung := askLater(background(t), c, cmdHang, 0)
+	ctx, stop := context.WithCancel(background(t))
+	var busy sync.WaitGroup
+	for range 4 {
+		busy.Go(func() {
+			for ctx.Err() == nil {
+				x := make([]int64, testbed.Width)
+				x[0] = 1 << 40
+				_ = testbed.Ask(ctx, c, x, testbed.Width)
+			}
+		})
+	}
+	hung.ends(t, client.ErrWorkerDied) // it hung both, one after the other
+	stop()
+	busy.Wait()
+	c.Close()
+	h.settled()
+}

@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package profile measures what batches of a model take: by their rows, and by
+// how many of the model's workers are busy at the same time.
+//
+// A batch of n rows is made by one request of n rows, k busy workers by k clients
+// that each send the next request when the last is answered, with no wait. What a
+// batch took, and who else was busy meanwhile, is read from the broker's record
+// of finished batches, from the worker's start to its end: neither the queue nor
+// the wake-ups are in it. A batch counts as what it was, whatever was asked for.
+package profile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/typo"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/tools/feed"
+)
+
+// Options say what is measured.
+type Options struct {
+	Socket string
+	Model  string
+	Feed   func(*tensor.Signature) (*feed.Feed, error)
+	Sizes  []int         // rows; nil: powers of two up to max_batch_size, and that
+	Busy   []int         // numbers of busy workers; nil: 1, 2, 4 … and all
+	Time   time.Duration // about what measuring may take
+	// Progress is told how far it is, from 0 to 1.
+	Progress func(share float64, doing string)
+	Patience Patience // if there is no worker
+}
+
+// Profile is what was measured.
+type Profile struct {
+	Model        string  `json:"model"`
+	Workers      int     `json:"workers"`
+	MaxBatchSize int     `json:"max_batch_size"`
+	Points       []Point `json:"points"` // by busy, then by rows
+	// Unfinished tells that it was interrupted.
+	Unfinished bool `json:"unfinished,omitempty"`
+	// Missing is what was to be measured, and was seen too seldom.
+	Missing []Kind `json:"missing,omitempty"`
+	Lost    uint64 `json:"workers_lost,omitempty"` // meanwhile
+}
+
+// Kind is a kind of batch: its rows, and how many workers were busy.
+type Kind struct {
+	Rows int `json:"rows"`
+	Busy int `json:"busy"`
+}
+
+// Point is what batches of one size took.
+type Point struct {
+	Rows    int     `json:"rows"`
+	Busy    int     `json:"busy"` // workers, this one included
+	MS      float64 `json:"ms"`   // median
+	Low     float64 `json:"ms_low"`
+	High    float64 `json:"ms_high"` // 95 % interval of the median
+	Batches int     `json:"batches"`
+}
+
+// BatchError tells that a batch of so many rows was not answered while so many
+// workers were busy, its own included.
+type BatchError struct {
+	Rows, Busy int
+	Err        error
+}
+
+func (e *BatchError) Error() string {
+	if e.Busy > 1 {
+		return fmt.Sprintf("batch of %d rows, with %d workers busy: %v", e.Rows, e.Busy, e.Err)
+	}
+	return fmt.Sprintf("batch of %d rows: %v", e.Rows, e.Err)
+}
+
+// Unwrap is why.
+func (e *BatchError) Unwrap() error { return e.Err }
+
+// rounds through all sizes: the machine's moods are shared by all of them, and an
+// interrupted run has something of each.
+const rounds = 3
+
+// leastBatches of one round count for something.
+const leastBatches = 3
+
+type cell struct{ rows, busy int }
+
+type run struct {
+	o       Options
+	admin   *admin.Client
+	feed    *feed.Feed
+	profile *Profile
+	samples map[cell][]float64 // milliseconds
+	clients []*client.Client
+	spread  time.Duration // of one cell and round
+	cells   []cell
+}
+
+// Measure runs until everything is measured or ctx ends. What was measured until
+// then comes with the error.
+func Measure(ctx context.Context, o Options) (*Profile, error) {
+	r := &run{o: o, admin: admin.New(o.Socket), samples: map[cell][]float64{}}
+	if err := r.prepare(ctx); err != nil {
+		return nil, err
+	}
+	defer r.close()
+	restore, err := r.stopWaiting(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer restore()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	go func() { stop(AwaitNoWorker(ctx, r.admin, o.Model, o.Patience)) }()
+	r.spread = o.Time / time.Duration(rounds*len(r.cells))
+	before := r.lost(ctx)
+	err = r.measureAll(ctx)
+	r.profile.Unfinished = err != nil
+	if after := r.lost(context.WithoutCancel(ctx)); after > before {
+		r.profile.Lost = after - before
+	}
+	r.summarize()
+	if cause := context.Cause(ctx); err != nil && errors.Is(cause, status.ErrNoWorker) {
+		err = cause
+	}
+	return r.profile, err
+}
+
+// lost is how many workers the model has lost so far.
+func (r *run) lost(ctx context.Context) uint64 {
+	if s, err := r.admin.Stats(ctx); err == nil && s.Model(r.o.Model) != nil {
+		return s.Model(r.o.Model).WorkersLost
+	}
+	return 0
+}
+
+// measureAll goes round the cells.
+func (r *run) measureAll(ctx context.Context) error {
+	begin, all := time.Now(), rounds*len(r.cells)
+	for i := range all {
+		c := r.cells[i%len(r.cells)]
+		if r.o.Progress != nil {
+			r.o.Progress(float64(i)/float64(all), fmt.Sprintf("%d rows, %d busy; %v", c.rows, c.busy, left(begin, i, all)))
+		}
+		if err := r.measure(ctx, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// left is about how long it still takes.
+func left(begin time.Time, done, all int) string {
+	if done == 0 {
+		return "…"
+	}
+	d := time.Since(begin) / time.Duration(done) * time.Duration(all-done)
+	return d.Round(time.Second).String() + " left"
+}
+
+// prepare attaches, and lists what is to be measured.
+func (r *run) prepare(ctx context.Context) error {
+	workers, pipeline, err := Workers(ctx, r.admin, r.o.Model)
+	if err != nil {
+		return err
+	}
+	if pipeline {
+		return fmt.Errorf("%w: %q is a pipeline, whose batches differ from stage to stage; ringbatch bench loads it, and ringbatch "+
+			"stats shows what each stage takes", status.ErrInvalid, r.o.Model)
+	}
+	first, err := client.Dial(ctx, r.o.Model, client.WithSocket(r.o.Socket), client.WithWindow(1), client.WithName("ringbatch profile"))
+	if err != nil {
+		return err
+	}
+	m := first.Model()
+	_ = first.Close()
+	if r.feed, err = r.o.Feed(&m.Signature); err != nil {
+		return err
+	}
+	r.profile = &Profile{Model: r.o.Model, Workers: workers, MaxBatchSize: m.MaxBatchSize}
+	sizes, busy := r.o.Sizes, r.o.Busy
+	if sizes == nil {
+		sizes = Doubling(m.MaxBatchSize)
+	}
+	if busy == nil {
+		busy = Doubling(workers)
+	}
+	sizes, busy = Ascending(sizes), Ascending(busy)
+	for _, k := range busy {
+		if k < 1 || k > workers {
+			return fmt.Errorf("%w: %d busy workers were asked for, the model has %d", status.ErrInvalid, k, workers)
+		}
+		for _, n := range sizes {
+			if n < 1 || n > m.MaxBatchSize {
+				return fmt.Errorf("%w: batches of %d rows were asked for, the model's max_batch_size is %d", status.ErrInvalid, n, m.MaxBatchSize)
+			}
+			r.cells = append(r.cells, cell{n, k})
+		}
+	}
+	for range slices.Max(busy) {
+		c, err := client.Dial(ctx, r.o.Model, client.WithSocket(r.o.Socket), client.WithWindow(slices.Max(sizes)),
+			client.WithName("ringbatch profile"))
+		if err != nil {
+			r.close()
+			return fmt.Errorf("%w; keeping %d workers busy with %d rows each takes that many slots besides those of other clients", err,
+				slices.Max(busy), slices.Max(sizes))
+		}
+		r.clients = append(r.clients, c)
+	}
+	return nil
+}
+
+// Workers is how many a model has, or each stage of a pipeline at least; none is an error that says what to do.
+func Workers(ctx context.Context, a *admin.Client, model string) (n int, pipeline bool, err error) {
+	s, err := a.Stats(ctx)
+	if err != nil {
+		return 0, false, err
+	}
+	return workersOf(s, model)
+}
+
+func workersOf(s *stats.Broker, model string) (n int, pipeline bool, err error) {
+	m := s.Model(model)
+	if m == nil {
+		var there []string
+		for i := range s.Models {
+			there = append(there, s.Models[i].Name)
+		}
+		return 0, false, fmt.Errorf("%w: %q%s; ringbatch models lists them", status.ErrUnknownModel, model, typo.DidYouMean(model, there))
+	}
+	pipeline = len(m.Stages) > 0
+	if pipeline { // it has none of its own
+		n = m.ReadyWorkers
+	}
+	for _, w := range m.Workers {
+		if w.State == "idle" || w.State == "busy" {
+			n++
+		}
+	}
+	if n == 0 {
+		return 0, false, fmt.Errorf("%w: model %q has no worker that could be measured: start one first", status.ErrNoWorker, model)
+	}
+	return n, pipeline, nil
+}
+
+// Ascending sorts, and leaves out what is there twice.
+func Ascending(list []int) []int { return slices.Compact(slices.Sorted(slices.Values(list))) }
+
+// Doubling is 1, 2, 4 … and n.
+func Doubling(n int) (list []int) {
+	for i := 1; i < n; i *= 2 {
+		list = append(list, i)
+	}
+	return append(list, n)
+}
+
+func (r *run) close() {
+	for _, c := range r.clients {
+		_ = c.Close()
+	}
+}
+
+// stopWaiting takes the wait away, and a goal that would refuse, while it is
+// measured. restore puts back what was there.
+func (r *run) stopWaiting(ctx context.Context) (restore func(), err error) {
+	models, err := r.admin.Models(ctx)
+	if err != nil {
+		return nil, err
+	}
+	at := slices.IndexFunc(models, func(m admin.Model) bool { return m.Name == r.o.Model })
+	if at < 0 {
+		return nil, fmt.Errorf("%w: %q", status.ErrUnknownModel, r.o.Model)
+	}
+	was := policy.Policy{}
+	for _, key := range []string{"wait_time", "latency_goal"} {
+		was[key] = models[at].Policy[key]
+	}
+	if err := r.admin.Set(ctx, r.o.Model, policy.Policy{"wait_time": "0", "latency_goal": "0"}); err != nil {
+		return nil, fmt.Errorf("measuring takes wait_time = 0 for its time: %w", err)
+	}
+	return func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+		defer cancel()
+		_ = r.admin.Set(ctx, r.o.Model, was) // a broker that has gone has no policy
+	}, nil
+}
+
+// measure loads the model for one cell and one round.
+func (r *run) measure(ctx context.Context, c cell) error {
+	before, err := r.admin.Batches(ctx, r.o.Model, math.MaxInt64)
+	if err != nil {
+		return err
+	}
+	inputs := make([]any, 0, 4)
+	for _, t := range r.feed.Rows(0, c.rows) {
+		inputs = append(inputs, t)
+	}
+	end := time.Now().Add(r.spread)
+	errs := make([]error, c.busy)
+	var failed atomic.Bool // then the others finish what they have in flight
+	var wg sync.WaitGroup
+	for i := range c.busy {
+		wg.Go(func() {
+			for n := 0; !failed.Load() && ctx.Err() == nil && (n <= leastBatches || time.Now().Before(end)); n++ {
+				if errs[i] = once(ctx, r.clients[i], inputs); errs[i] != nil {
+					failed.Store(true)
+				}
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { wg.Wait(); close(done) }()
+	read := r.follow(ctx, before.Count, done)
+	<-done
+	for _, err := range errs {
+		if err != nil && !errors.Is(err, context.Canceled) {
+			return &BatchError{c.rows, c.busy, err}
+		}
+	}
+	if read != nil {
+		return read
+	}
+	return ctx.Err()
+}
+
+func once(ctx context.Context, c *client.Client, inputs []any) error {
+	q, err := c.Fill(ctx, inputs...)
+	if err != nil {
+		return err
+	}
+	defer q.Release()
+	if err := q.Commit(context.WithoutCancel(ctx)); err != nil {
+		return err
+	}
+	return q.Wait(ctx)
+}
+
+// follow reads the broker's record until the load is over: it remembers only the
+// last thousand batches.
+func (r *run) follow(ctx context.Context, since uint64, done <-chan struct{}) error {
+	var run []stats.Batch // without a gap
+	torn := false         // there was a gap before it
+	for last := false; ; {
+		select {
+		case <-done:
+			last = true
+		case <-time.After(20 * time.Millisecond):
+		}
+		b, err := r.admin.Batches(context.WithoutCancel(ctx), r.o.Model, since)
+		if err != nil {
+			return err
+		}
+		if b.Count-since > uint64(len(b.Batches)) { // some were forgotten
+			r.count(run, torn, true)
+			run, torn = nil, true
+		}
+		since, run = b.Count, append(run, b.Batches...)
+		if last {
+			r.count(run, torn, false)
+			return nil
+		}
+	}
+}
+
+// count files the batches of a run under what they were. Beside a gap the last ones
+// of the workers are left out: what ran beside them may not be known.
+func (r *run) count(run []stats.Batch, gapBefore, gapAfter bool) {
+	edge := 2 * r.profile.Workers
+	first, end := 0, len(run)
+	if gapBefore {
+		first = edge
+	}
+	if gapAfter {
+		end -= edge
+	}
+	for i := first; i < end; i++ {
+		b := &run[i]
+		took := max(1, b.FinishedUS-b.StartedUS)
+		beside := int64(0)
+		for j := i - 1; j >= 0 && (run[j].FinishedUS > b.StartedUS || j >= i-2*edge); j-- { // nearly in the order of their ends
+			beside += overlap(b, &run[j])
+		}
+		for j := i + 1; j < len(run) && j <= i+2*edge; j++ {
+			beside += overlap(b, &run[j])
+		}
+		busy := 1 + int(float64(beside)/float64(took)+0.5)
+		at := cell{b.Rows, busy}
+		r.samples[at] = append(r.samples[at], float64(took)/1e3)
+	}
+}
+
+func overlap(a, b *stats.Batch) int64 {
+	if a.Worker == b.Worker {
+		return 0
+	}
+	return max(0, min(a.FinishedUS, b.FinishedUS)-max(a.StartedUS, b.StartedUS))
+}
+
+// summarize makes points of what was asked for, as far as it was seen.
+func (r *run) summarize() {
+	for _, c := range r.cells {
+		s := r.samples[c]
+		if len(s) < leastBatches {
+			if !r.profile.Unfinished {
+				r.profile.Missing = append(r.profile.Missing, Kind{c.rows, c.busy})
+			}
+			continue
+		}
+		p := Point{Rows: c.rows, Busy: c.busy, Batches: len(s)}
+		p.MS, p.Low, p.High = medianInterval(s)
+		r.profile.Points = append(r.profile.Points, p)
+	}
+}
