@@ -15,8 +15,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/status"
-	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -71,7 +71,7 @@ func openTorch(j modelJob) (*openModel, error) {
 				args = append(args, "--"+key+"="+value)
 			}
 			cmd := python(args)
-			said := &testbed.Tail{} // what it says last is why it ended
+			said := &progress.Tail{} // what it says last is why it ended
 			cmd.Stdout, cmd.Stderr = os.Stderr, io.MultiWriter(os.Stderr, said)
 			if err := cmd.Start(); err != nil {
 				return 0, nil, err

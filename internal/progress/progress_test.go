@@ -2,7 +2,10 @@
 
 package progress
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 func TestALineIsCutToTheTerminal(t *testing.T) {
 	for _, c := range []struct {
@@ -19,5 +22,16 @@ func TestALineIsCutToTheTerminal(t *testing.T) {
 		if got := fit(c.text, c.width); got != c.want || c.width > 1 && len([]rune(got)) >= c.width {
 			t.Errorf("%q in %d columns: %q, want %q", c.text, c.width, got, c.want)
 		}
+	}
+}
+
+func TestTheTailKeepsTheEnd(t *testing.T) {
+	var l Tail
+	for range tailBytes / 5 { // twice what it keeps
+		_, _ = l.Write([]byte("some line\n"))
+	}
+	_, _ = l.Write([]byte("the last one\n"))
+	if s := l.String(); len(s) > tailBytes || !strings.HasSuffix(s, "the last one") {
+		t.Errorf("%d bytes, ending in %q", len(s), s[max(0, len(s)-20):])
 	}
 }

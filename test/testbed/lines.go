@@ -4,7 +4,8 @@ package testbed
 
 import (
 	"bytes"
-	"sync"
+
+	"github.com/ringbatch/ringbatch/internal/progress"
 )
 
 // lines calls each for every line that is written.
@@ -26,34 +27,17 @@ func (l *lines) Write(b []byte) (int, error) {
 	}
 }
 
-// tailBytes is how much of its log a process keeps.
-const tailBytes = 64 << 10
-
-// Tail keeps the end of a log, and passes its lines on.
-type Tail struct {
+// logTail keeps the end of a log, and passes its lines on.
+type logTail struct {
+	progress.Tail
 	each func(line []byte)
 	out  lines
-
-	mu  sync.Mutex
-	end []byte
 }
 
-func (t *Tail) Write(b []byte) (int, error) {
+func (t *logTail) Write(b []byte) (int, error) {
 	if t.each != nil {
 		t.out.each = t.each
 		_, _ = t.out.Write(b)
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.end = append(t.end, b...)
-	if over := len(t.end) - tailBytes; over > 0 {
-		t.end = append(t.end[:0], t.end[over:]...)
-	}
-	return len(b), nil
-}
-
-func (t *Tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return string(bytes.TrimSpace(t.end))
+	return t.Tail.Write(b)
 }

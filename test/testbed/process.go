@@ -25,7 +25,7 @@ type Process struct {
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
 	in    sync.Mutex // one command at a time
-	log   Tail
+	log   logTail
 
 	essential bool
 	ending    atomic.Bool   // it was told to end

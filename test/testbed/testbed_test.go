@@ -215,17 +215,6 @@ func TestTheLatestMessageIsSeen(t *testing.T) {
 	}
 }
 
-func TestTheTailKeepsTheEnd(t *testing.T) {
-	var l Tail
-	for range tailBytes / 5 { // twice what it keeps
-		_, _ = l.Write([]byte("some line\n"))
-	}
-	_, _ = l.Write([]byte("the last one\n"))
-	if s := l.String(); len(s) > tailBytes || !strings.HasSuffix(s, "the last one") {
-		t.Errorf("%d bytes, ending in %q", len(s), s[max(0, len(s)-20):])
-	}
-}
-
 func TestTheMachinesCPUTimeLeavesIdlingOut(t *testing.T) {
 	got, err := parseMachineTime("cpu  100 10 50 9000 800 1 2 7 0 0")
 	if err != nil || got != 1700*time.Millisecond {

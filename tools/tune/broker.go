@@ -18,9 +18,9 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
-	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/tools/profile"
 )
 
@@ -36,7 +36,7 @@ type declaration struct {
 type private struct {
 	dir, socket string
 	attachTime  time.Duration
-	log         testbed.Tail
+	log         progress.Tail
 	ended       chan struct{}
 	process     *os.Process
 }
