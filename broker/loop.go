@@ -84,6 +84,7 @@ func newLoop(number int, out outside) (*loop, error) {
 // run serves until stop was posted.
 func (l *loop) run() error {
 	defer close(l.ended)
+	defer shm.AskShortSlice()()
 	for !l.stopping {
 		until := l.timers.next()
 		if len(l.waiting) > 0 || l.morePosts {
