@@ -183,11 +183,11 @@ func (c *Client) Scale(ctx context.Context, model string, instances int, save bo
 	return err
 }
 
-// HandOver has the broker give its socket up for another one, and drain: it
-// finishes what it has accepted, and ends. Until the other one has put its own
-// socket into that place, those who come wait here, for ten seconds at most.
+// HandOver has the broker let this process, another broker, put its own socket at the
+// path. Then the broker finishes what it has accepted, and ends. If this process ends
+// before that, or does not take the path within ten seconds, the broker goes on.
 func (c *Client) HandOver(ctx context.Context) error {
-	_, err := c.call(ctx, &control.Request{Op: control.OpHandOver, Replaces: true})
+	_, err := c.call(ctx, &control.Request{Op: control.OpHandOver})
 	return err
 }
 

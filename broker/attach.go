@@ -3,7 +3,6 @@
 package broker
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -31,19 +30,22 @@ func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *cont
 		return
 	}
 	defer offer.close() // unless the ring takes it
-	p, err := newPeer(c, cred, b.process)
-	if err != nil {
-		b.refuse(err)
+	if b.noPidfd != nil {
+		b.refuse(b.noPidfd)
 		return
 	}
+	p := newPeer(c, cred, b.process, b.takePidfd())
 	p.name = req.Name
+	if req.Op == control.OpWorker {
+		b.super.AwaitStart(p.pid)
+	}
 	a, err := b.attach(p, req, &offer)
 	if err != nil {
 		p.discard()
 		switch {
 		case a != nil && errors.Is(err, errNeedsDevice):
 			b.send(a.reply)
-		case errors.Is(err, status.ErrDraining) && b.awaitSuccessor(context.Background()):
+		case errors.Is(err, status.ErrDraining) && b.isHandedOver():
 			// We hang up, and the peer finds the other broker.
 		default:
 			b.refuse(err)

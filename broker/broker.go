@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -26,9 +28,9 @@ type Broker struct {
 	listener  *listener
 	super     *supervise.Supervisor
 	conns     conns
-	reloading sync.Mutex  // one Reload at a time
-	ending    atomic.Bool // the context of Serve has ended
-	handed    sync.Once
+	reloading sync.Mutex    // one Reload at a time
+	ending    atomic.Bool   // the context of Serve has ended
+	handing   atomic.Bool   // another broker takes over, or has
 	listening chan struct{} // closed when this one has it
 	handedTo  chan struct{} // closed when another broker has the socket
 	applied   chan struct{} // closed when the processes are as the last Reload declared them; nil before the first
@@ -74,7 +76,7 @@ func New(cfg Config) (_ *Broker, err error) {
 		if err != nil {
 			return nil, err
 		}
-		l.parker.Alone = cfg.Alone
+		l.parker.Alone, l.killPeer = cfg.Alone, b.killPeer
 		b.loops = append(b.loops, l)
 	}
 	b.models = newRegistry(b.epoch, b.loops)
@@ -98,6 +100,7 @@ func New(cfg Config) (_ *Broker, err error) {
 	}
 	b.models.putAliases(cfg.Aliases)
 	b.super = supervise.New(b.log, cfg.Socket)
+	b.super.Faulted = b.dropDevices
 	if cfg.TakeOver != nil {
 		b.listener, err = listenBeside(cfg.Socket, cfg.OpenFolder)
 	} else if b.listener, err = listen(cfg.Socket, cfg.OpenFolder); err == nil {
@@ -157,11 +160,7 @@ func (b *Broker) Serve(ctx context.Context) error {
 	case err := <-failed:
 		return err
 	}
-	if err := b.drain(drained, failed); err != nil {
-		return err
-	}
-	b.awaitSuccessor(ctx)
-	return nil
+	return b.drain(drained, failed)
 }
 
 // stopClients ends the gateway, while its models still answer: it takes its time
@@ -201,7 +200,7 @@ func (b *Broker) drain(drained <-chan struct{}, failed <-chan error) error {
 			return err
 		case <-look.C:
 			grace, mayServe := b.cfg.WorkerGrace, b.super.MayServe
-			handed := b.listener.given.Load()
+			handed := b.isHandedOver()
 			if handed { // who is started now finds the other broker
 				grace, mayServe = 0, func(string) bool { return false }
 			}
@@ -273,6 +272,40 @@ func (b *Broker) workerLeft(pid int, withBatch, last bool) (replace bool) {
 		go b.models.evenOutAll()
 	}
 	return b.super.Left(pid, withBatch)
+}
+
+// killPeer ends a worker's process. Under MPS its kernels are ended first, which may take
+// seconds and is not done on the loop: a client that is killed while a kernel of it
+// runs breaks the contexts of the other workers.
+func (b *Broker) killPeer(p *peer) error {
+	if !b.super.UsesMPS(p.pid) {
+		return p.kill()
+	}
+	if err := p.signal(0); err != nil {
+		return err
+	}
+	fd := dup(p.pidfd)
+	if fd < 0 {
+		return p.kill()
+	}
+	go func() {
+		defer closeFD(fd)
+		b.super.TerminateClient(p.pid)
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+	}()
+	return nil
+}
+
+// dropDevices gives the rings' device memory back after it was lost. Clients that have it
+// mapped are disconnected; the next worker allocates some, and they attach again.
+func (b *Broker) dropDevices() {
+	for _, l := range b.loops {
+		l.do(func() {
+			for r := range l.rings {
+				r.loseDevice()
+			}
+		})
+	}
 }
 
 func (b *Broker) promoted(spare, lost int) { b.super.Promoted(spare, lost) }

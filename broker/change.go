@@ -4,7 +4,10 @@ package broker
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
+	"time"
 
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/status"
@@ -33,10 +36,8 @@ func (b *Broker) changeWorkers(req *control.Request) error {
 	}
 	defer b.models.leave(m)
 	if req.Op == control.OpRestart {
-		b.log.Info("worker processes are replaced one by one", "model", req.Model)
 		return b.super.Restart(context.Background(), req.Model)
 	}
-	b.log.Info("number of worker processes changes", "model", req.Model, "instances", req.Instances)
 	if err := b.super.Scale(context.Background(), req.Model, req.Instances); err != nil || !req.Save {
 		return err
 	}
@@ -80,28 +81,65 @@ func (b *Broker) takeOver(ctx context.Context) error {
 	return nil
 }
 
-// handOver gives the socket and its lock up, so that another broker can have
-// them, and has Serve drain: what was accepted finishes here. Clients and
-// workers are disconnected after it, and find the other broker.
-func (b *Broker) handOver(replaced bool) {
-	b.handed.Do(func() {
-		b.log.Info("another broker takes over: the socket is given up")
-		b.models.drain()
-		b.super.LeaveMPS()
-		b.listener.giveUp(replaced)
-		close(b.handedTo)
-	})
+// defaultReplaceTime is how long another broker may take to put its socket at the path.
+const defaultReplaceTime = 10 * time.Second
+
+// handOver gives the lock up, so that another broker can put its socket at the path. Until
+// it has, this one serves as ever. If the other one dies before that, or takes too long,
+// this one takes the lock back and goes on.
+func (b *conversation) handOver() error {
+	select {
+	case <-b.listening:
+	default:
+		return fmt.Errorf("%w: this broker has not got the socket yet", status.ErrInvalid)
+	}
+	if b.noPidfd != nil {
+		return b.noPidfd
+	}
+	if !b.handing.CompareAndSwap(false, true) {
+		return fmt.Errorf("%w: another broker already takes over", status.ErrBrokerRunning)
+	}
+	b.log.Info("another broker takes over: the lock is given up", "pid", b.cred.Pid)
+	b.listener.giveLock()
+	successor := dup(b.pidfd)
+	go func() {
+		defer closeFD(successor)
+		b.awaitSuccessor(successor)
+	}()
+	return nil
 }
 
-// awaitSuccessor returns true once another broker has the socket that it asked for, or
-// could have had it; false at once if none has asked.
-func (b *Broker) awaitSuccessor(ctx context.Context) bool {
-	if !b.listener.given.Load() {
+// awaitSuccessor has Serve drain once another broker's socket is at the path: what was
+// accepted finishes here. Clients and workers are disconnected after it, and find
+// the other broker.
+func (b *Broker) awaitSuccessor(pidfd int) {
+	for end := time.Now().Add(b.cfg.replaceTime); !b.listener.isTaken(); time.Sleep(time.Millisecond) {
+		if time.Now().Before(end) && !hasEnded(pidfd) {
+			continue
+		}
+		switch err := b.listener.takeLock(); {
+		case err == nil:
+			b.listener.removeStale()
+			b.log.Warn("the other broker has not taken the socket over: this one goes on")
+			b.handing.Store(false)
+			return
+		case errors.Is(err, net.ErrClosed): // this one has ended
+			return
+		} // else the other broker is just taking the path
+	}
+	b.log.Info("another broker has the socket")
+	b.super.LeaveMPS()
+	b.models.drain()
+	close(b.handedTo)
+	_ = b.listener.UnixListener.Close()
+}
+
+// isHandedOver tells whether another broker has the socket.
+func (b *Broker) isHandedOver() bool {
+	select {
+	case <-b.handedTo:
+		return true
+	default:
 		return false
 	}
-	select {
-	case <-b.listener.taken:
-	case <-ctx.Done():
-	}
-	return true
 }

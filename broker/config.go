@@ -45,6 +45,8 @@ type Config struct {
 	Memory    shm.Memory // default: shm.Memfd; tests use shm.Heap
 
 	firstLookTime time.Duration // see awaitFirstLook
+	replaceTime   time.Duration // see awaitSuccessor
+	noPeerPidfd   bool          // as before Linux 6.5, for tests
 }
 
 // ModelConfig declares a model: its tensors and its policy.
@@ -90,6 +92,9 @@ func (c *Config) fill() {
 	}
 	if c.firstLookTime == 0 {
 		c.firstLookTime = defaultFirstLookTime
+	}
+	if c.replaceTime == 0 {
+		c.replaceTime = defaultReplaceTime
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()

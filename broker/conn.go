@@ -90,14 +90,20 @@ func (b *Broker) receive(c *net.UnixConn) bool {
 		b.log.Warn("connection refused: uid not allowed", "uid", cred.Uid, "pid", cred.Pid)
 		return refuse(cred.Uid, fmt.Errorf("%w: uid %d is not on its list; the broker lets it in with --allow %d=infer, or [[allow]] in its configuration", status.ErrForbidden, cred.Uid, cred.Uid))
 	}
-	m, err := b.users.enter(int(cred.Uid), processOf(c, cred), may)
+	pidfd, noPidfd := b.peerPidfd(c, cred)
+	if shm.OutOfDescriptors(noPidfd) {
+		noPidfd = errDescriptors
+	}
+	m, err := b.users.enter(int(cred.Uid), processOf(pidfd, cred), may)
 	if err != nil {
+		closeFD(pidfd)
 		b.log.Warn("connection refused: too many", "uid", cred.Uid, "pid", cred.Pid, "reason", err)
 		return refuse(cred.Uid, err)
 	}
 	_ = c.SetWriteBuffer(sendBuffer)
 	if !b.conns.add(c) {
 		m.leave()
+		closeFD(pidfd)
 		_ = c.Close()
 		return false
 	}
@@ -105,7 +111,9 @@ func (b *Broker) receive(c *net.UnixConn) bool {
 		defer b.conns.remove(c)
 		defer m.leave()
 		defer c.Close()
-		(&conversation{b, c, cred, may, m}).hold()
+		talk := &conversation{b, c, cred, may, m, pidfd, noPidfd}
+		defer func() { closeFD(talk.takePidfd()) }()
+		talk.hold()
 	}()
 	return true
 }
@@ -166,6 +174,14 @@ type conversation struct {
 	cred *unix.Ucred
 	may  Permissions
 	*member
+	pidfd   int   // -1 once a session has it
+	noPidfd error // why there was none
+}
+
+// takePidfd hands the descriptor of the peer's process over.
+func (c *conversation) takePidfd() (fd int) {
+	fd, c.pidfd = c.pidfd, -1
+	return fd
 }
 
 // hold serves the connection: calls, or one attachment that lasts until the
@@ -321,7 +337,7 @@ func (b *Broker) refusal(err error) *control.Reply {
 const maxMessageBytes = 2 << 10
 
 // answer serves the calls that are not attachments.
-func (b *Broker) answer(req *control.Request) *control.Reply {
+func (b *conversation) answer(req *control.Request) *control.Reply {
 	rep := b.reply()
 	var err error
 	switch req.Op {
@@ -342,7 +358,7 @@ func (b *Broker) answer(req *control.Request) *control.Reply {
 			rep.Stats, err = json.Marshal(&s)
 		}
 	case control.OpHandOver:
-		b.handOver(req.Replaces)
+		err = b.handOver()
 	case control.OpAlias:
 		err = b.changeAlias(req)
 	case control.OpRestart, control.OpScale:

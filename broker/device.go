@@ -117,6 +117,19 @@ func (r *ring) dropUnusedDevice() {
 	r.device.closeAside()
 }
 
+// loseDevice gives up device memory whose contents are lost. On the ring's loop.
+func (r *ring) loseDevice() {
+	if r.device.fd < 0 {
+		return
+	}
+	for c := range r.clients {
+		r.clientLeft(c, "the model's device memory was lost")
+	}
+	if r.device.fd >= 0 { // a worker that is being killed is still there
+		r.device.closeAside()
+	}
+}
+
 // need is what a worker is asked for.
 func (r *ring) need(sig *tensor.Signature) *control.DeviceNeed {
 	return &control.DeviceNeed{Bytes: r.layout.DeviceSize, Device: sig.FirstOnDevice().Device()}

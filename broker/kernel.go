@@ -47,7 +47,7 @@ func ownPidfd() (int, error) {
 		return -1, errors.Join(err, cerr)
 	}
 	defer c.Close()
-	if fd, serr := peerPidfd(c.(*net.UnixConn), 0); serr == nil {
+	if fd, serr := socketPidfd(c.(*net.UnixConn)); serr == nil {
 		return fd, nil
 	}
 	return -1, err

@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/ringbatch/ringbatch/status"
@@ -21,13 +20,12 @@ import (
 // listener is the control socket, and the lock that says who serves it.
 type listener struct {
 	*net.UnixListener
-	lock *os.File
 	path string
 	file os.FileInfo // the socket
 
-	given  atomic.Bool   // the path is another broker's, or about to be
-	taken  chan struct{} // closed once it is, or nobody has come for it
-	closed sync.Once
+	mu     sync.Mutex // guards lock and closed
+	lock   *os.File   // nil while another broker may have it
+	closed bool
 
 	// beside is another name of it, for workers that come before the path is
 	// taken; see Broker.takeOver. Without any it does not stay.
@@ -65,7 +63,7 @@ func listenBeside(path string, openFolder bool) (*listener, error) {
 		return nil, fmt.Errorf("%w: socket path of %d bytes, at most %d: %s", status.ErrInvalid, len(path), MaxSocketPath, path)
 	}
 	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, fmt.Errorf("socket folder: %w", err)
 	}
 	if err := checkFolder(dir, openFolder); err != nil {
@@ -82,7 +80,7 @@ func listenBeside(path string, openFolder bool) (*listener, error) {
 	if openFolder {
 		mode = 0o666 // the uid list decides then
 	}
-	ln := &listener{UnixListener: l, path: path, beside: beside, taken: make(chan struct{})}
+	ln := &listener{UnixListener: l, path: path, beside: beside}
 	if err = os.Chmod(beside, mode); err == nil {
 		ln.file, err = os.Lstat(beside)
 	}
@@ -97,31 +95,72 @@ func listenBeside(path string, openFolder bool) (*listener, error) {
 // take gets the path, from a broker that has given it up if over is true: then
 // somebody is always there, and the socket keeps its name beside it.
 func (l *listener) take(over bool) error {
-	lock, err := os.OpenFile(l.path+".lock", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return fmt.Errorf("socket lock: %w", err)
+	if err := l.takeLock(); err != nil {
+		return err
 	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		pid, _ := os.ReadFile(lock.Name())
-		lock.Close()
-		return fmt.Errorf("%w: %s (pid %s)", status.ErrBrokerRunning, l.path, strings.TrimSpace(string(pid)))
+	if err := l.takePath(over); err != nil {
+		return err // close gives the lock back
 	}
-	_ = lock.Truncate(0)
-	_, _ = lock.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+	l.removeStale()
+	return nil
+}
+
+// takeLock gets the lock file beside the path, and with it the right to change the path.
+func (l *listener) takeLock() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for {
+		if l.closed {
+			return net.ErrClosed
+		}
+		lock, err := os.OpenFile(l.path+".lock", os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return fmt.Errorf("socket lock: %w", err)
+		}
+		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			pid, _ := os.ReadFile(lock.Name())
+			_ = lock.Close()
+			return fmt.Errorf("%w: %s (pid %s)", status.ErrBrokerRunning, l.path, strings.TrimSpace(string(pid)))
+		}
+		if !isFile(lock) { // a broker that ended has removed it meanwhile
+			_ = lock.Close()
+			continue
+		}
+		_ = lock.Truncate(0)
+		_, _ = lock.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+		l.lock = lock
+		return nil
+	}
+}
+
+// giveLock lets another broker have the lock.
+func (l *listener) giveLock() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_ = l.lock.Close()
+	l.lock = nil
+}
+
+// isFile tells whether a file's name still stands for it.
+func isFile(f *os.File) bool {
+	mine, err := f.Stat()
+	named, nerr := os.Lstat(f.Name())
+	return err == nil && nerr == nil && os.SameFile(mine, named)
+}
+
+// takePath puts the socket at the path. The lock is held.
+func (l *listener) takePath(over bool) error {
 	if st, err := os.Lstat(l.path); err == nil {
 		if st.Mode().Type() != os.ModeSocket {
-			lock.Close()
 			return fmt.Errorf("%w: %s exists and is not a socket", status.ErrInvalid, l.path)
 		}
 		if !over && answers(l.path) {
-			lock.Close()
 			return fmt.Errorf("%w: somebody answers on %s", status.ErrBrokerRunning, l.path)
 		}
 	} else if !errors.Is(err, os.ErrNotExist) {
-		lock.Close()
 		return fmt.Errorf("socket: %w", err)
 	}
-	tmp := l.beside
+	tmp, err := l.beside, error(nil)
 	if over {
 		tmp += "+"
 		_ = os.Remove(tmp)
@@ -132,11 +171,28 @@ func (l *listener) take(over bool) error {
 	}
 	if err != nil {
 		_ = os.Remove(tmp)
-		lock.Close()
 		return fmt.Errorf("listen: %w", err)
 	}
-	l.lock = lock
 	return nil
+}
+
+// removeStale removes the sockets beside the path whose brokers were killed before they
+// could. The lock is held.
+func (l *listener) removeStale() {
+	names, _ := filepath.Glob(l.path + ".[0-9]*")
+	for _, name := range names {
+		pid, err := strconv.Atoi(strings.TrimSuffix(name[len(l.path)+1:], "+"))
+		st, serr := os.Lstat(name)
+		if err != nil || serr != nil || st.Mode().Type() != os.ModeSocket || !errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+			continue
+		}
+		// Of another PID namespace we see the socket, not the process.
+		if c, err := net.DialTimeout("unix", name, time.Second); err == nil {
+			_ = c.Close()
+		} else if errors.Is(err, unix.ECONNREFUSED) {
+			_ = os.Remove(name)
+		}
+	}
 }
 
 func (l *listener) useReserve() {
@@ -186,49 +242,37 @@ func checkFolder(dir string, open bool) error {
 	return nil
 }
 
-// giveUp lets another broker have the path. Until it has, who connects is still
-// heard here, so that nobody finds the path without a broker.
-func (l *listener) giveUp(replaced bool) {
-	l.given.Store(true)
-	_ = l.lock.Close()
-	patience := replaceTime
-	if !replaced {
-		patience = oldReplaceTime
-	}
-	go func() {
-		for end := time.Now().Add(patience); time.Now().Before(end) && l.isAt(l.path); {
-			time.Sleep(time.Millisecond)
-		}
-		l.listensNoMore()
-	}()
-}
-
-const (
-	replaceTime    = 10 * time.Second      // for the other broker to take the path
-	oldReplaceTime = 50 * time.Millisecond // one of an older release takes no socket that answers
-)
-
 // isAt tells whether path still is this socket.
 func (l *listener) isAt(path string) bool {
 	st, err := os.Lstat(path)
 	return err == nil && os.SameFile(st, l.file)
 }
 
+// isTaken tells whether another broker's socket is at the path.
+func (l *listener) isTaken() bool {
+	st, err := os.Lstat(l.path)
+	return err == nil && !os.SameFile(st, l.file)
+}
+
+// close ends the listener, and removes its files. The lock file goes last, while the lock
+// is held: takeLock looks whether it still is the file.
 func (l *listener) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
 	// If somebody cleaned socket and lock away, another broker's may be there.
-	if !l.given.Load() && l.isAt(l.path) {
+	if l.lock != nil && l.isAt(l.path) {
 		_ = os.Remove(l.path)
 	}
 	_ = os.Remove(l.beside)
-	l.listensNoMore()
-	_ = l.lock.Close()
-}
-
-func (l *listener) listensNoMore() {
-	l.closed.Do(func() {
-		_ = l.UnixListener.Close()
-		close(l.taken)
-	})
+	_ = l.UnixListener.Close()
+	if l.lock != nil {
+		if isFile(l.lock) {
+			_ = os.Remove(l.lock.Name())
+		}
+		_ = l.lock.Close()
+		l.lock = nil
+	}
 }
 
 // peerCred asks the kernel who is at the other end.

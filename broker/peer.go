@@ -31,18 +31,13 @@ type peer struct {
 	watches  [2]int32 // doorbell, pidfd
 }
 
-// newPeer takes the process at the other end under watch. Without a pidfd its
-// death could go unnoticed while a child of it keeps the connection.
-func newPeer(conn *net.UnixConn, cred *unix.Ucred, who process) (*peer, error) {
-	p := &peer{conn: conn, pid: int(cred.Pid), uid: int(cred.Uid), process: who, since: time.Now(), pidfd: -1, doorbell: -1, theirs: -1, watches: [2]int32{-1, -1}}
-	fd, err := peerPidfd(conn, p.pid)
-	if shm.OutOfDescriptors(err) {
-		err = errDescriptors
+// newPeer takes the process at the other end under watch, and its pidfd over. Without a
+// pidfd its death could go unnoticed while a child of it keeps the connection.
+func newPeer(conn *net.UnixConn, cred *unix.Ucred, who process, pidfd int) *peer {
+	return &peer{
+		conn: conn, pid: int(cred.Pid), uid: int(cred.Uid), process: who, since: time.Now(),
+		pidfd: pidfd, doorbell: -1, theirs: -1, watches: [2]int32{-1, -1},
 	}
-	if err == nil {
-		p.pidfd = fd
-	}
-	return p, err
 }
 
 func (p *peer) label() string {
@@ -93,14 +88,17 @@ func (p *peer) watch(l *loop, rung, died func()) (err error) {
 
 // kill ends the peer's process. Without an error its death is certain, but
 // not yet over: the pidfd tells when.
-func (p *peer) kill() error {
+func (p *peer) kill() error { return p.signal(unix.SIGKILL) }
+
+// signal sends the peer's process a signal; 0 only tells whether it may be sent one.
+func (p *peer) signal(number unix.Signal) error {
 	if p.pid == os.Getpid() {
 		return errors.New("it is this process")
 	}
 	if p.pidfd < 0 {
 		return errors.New("no pidfd")
 	}
-	err := unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0)
+	err := unix.PidfdSendSignal(p.pidfd, number, nil, 0)
 	if errors.Is(err, unix.ESRCH) {
 		err = nil // dead already, and its parent knows
 	}

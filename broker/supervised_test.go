@@ -41,6 +41,14 @@ func TestMain(m *testing.M) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
+	if os.Getenv(roleEnv) == "successor" {
+		takeOverUntil(os.Args[1], os.Args[2])
+		return
+	}
+	if os.Getenv(roleEnv) == "connector" {
+		connectThirdDescriptor(os.Args[1])
+		return
+	}
 	if os.Getenv(roleEnv) == "client" {
 		fmt.Println("the client waits")
 		<-ctx.Done()
@@ -244,6 +252,18 @@ func TestAnOldWorkerIsEndedOnlyWhenTheNewOneLooksForBatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.until("the old one is gone", func(st stats.Broker) bool { return attached(1)(st) && st.Models[0].Workers[0].Pid != old })
+}
+
+func TestARefusedChangeOfWorkersIsNotLoggedAsDone(t *testing.T) {
+	s := serve(t, nil)
+	for _, req := range []control.Request{{Op: control.OpRestart, Model: "m"}, {Op: control.OpScale, Model: "m", Instances: 2}} {
+		if err := s.b.changeWorkers(&req); !errors.Is(err, status.ErrInvalid) {
+			t.Errorf("%s: %v", req.Op, err)
+		}
+	}
+	if log := s.log.String(); strings.Contains(log, "replaced one by one") || strings.Contains(log, "processes changes") {
+		t.Error(log)
+	}
 }
 
 func TestLimitsThatLetNobodyInAreRefused(t *testing.T) {

@@ -3,12 +3,8 @@
 package broker
 
 import (
-	"errors"
 	"fmt"
-	"net"
 	"sync"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/status"
@@ -220,59 +216,6 @@ func (u *users) undeclare(uid, slots int, bytes int64) {
 	a.slots -= slots
 	a.bytes -= bytes
 	u.settle(a)
-}
-
-// process tells one process from another, also where their numbers do not: in
-// a PID namespace every peer from outside has the number 0. The zero value
-// stands for one that cannot be told from others.
-type process struct {
-	inode uint64 // of its pidfd, where the kernel gives each process its own (Linux 6.9)
-	pid   int
-}
-
-// pidfsMagic is the type of the file system whose inodes are processes.
-const pidfsMagic = 0x50494446
-
-// processOf is the process at the other end.
-func processOf(c *net.UnixConn, cred *unix.Ucred) process {
-	p := process{pid: int(cred.Pid)}
-	fd, err := peerPidfd(c, int(cred.Pid))
-	if err != nil {
-		return p
-	}
-	defer closeFD(fd)
-	var fs unix.Statfs_t
-	var st unix.Stat_t
-	if unix.Fstatfs(fd, &fs) == nil && fs.Type == pidfsMagic && unix.Fstat(fd, &st) == nil {
-		p.inode = st.Ino
-	}
-	return p
-}
-
-// soPeerPidfd is SO_PEERPIDFD (Linux 6.5): the peer's pidfd without a race, and
-// from any PID namespace.
-const soPeerPidfd = 77
-
-// peerPidfd is a descriptor of the process at the other end.
-func peerPidfd(c *net.UnixConn, pid int) (fd int, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return -1, err
-	}
-	cerr := raw.Control(func(conn uintptr) {
-		fd, err = unix.GetsockoptInt(int(conn), unix.SOL_SOCKET, soPeerPidfd)
-	})
-	if err = errors.Join(cerr, err); errors.Is(err, unix.ENOPROTOOPT) {
-		if pid <= 0 {
-			return -1, fmt.Errorf("%w: it is in a PID namespace that the broker cannot see into, and this kernel has no SO_PEERPIDFD (Linux 6.5); start both in one PID namespace", status.ErrNamespace)
-		}
-		fd, err = unix.PidfdOpen(pid, 0)
-	}
-	if err != nil {
-		return -1, fmt.Errorf("pidfd of process %d: %w", pid, err)
-	}
-	unix.CloseOnExec(fd)
-	return fd, nil
 }
 
 var _ control.Room = (*member)(nil)

@@ -6,6 +6,7 @@ package cbindings
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,8 +25,21 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// What was built is kept for all tests.
-var built string
+// What was built is kept for all tests, which run in parallel: each program and each variant of the library is built once,
+// by the first test that needs it.
+var (
+	built  string
+	builds sync.Map // by name: a func() error
+)
+
+// once builds something, unless another test has built it under that name.
+func once(t *testing.T, name string, build func() error) {
+	t.Helper()
+	f, _ := builds.LoadOrStore(name, sync.OnceValue(build))
+	if err := f.(func() error)(); err != nil {
+		t.Fatal(err)
+	}
+}
 
 func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "cbindings")
@@ -39,11 +54,19 @@ func TestMain(m *testing.M) {
 
 func run(t *testing.T, name string, args ...string) string {
 	t.Helper()
+	out, err := tryRun(name, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func tryRun(name string, args ...string) (string, error) {
 	out, err := exec.Command(name, args...).CombinedOutput()
 	if err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+		err = fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, out)
 	}
-	return string(out)
+	return string(out), err
 }
 
 // sources are the program that uses the whole header.
@@ -53,11 +76,10 @@ var sources = []string{"testdata/every.c", "testdata/serving.c", "testdata/misus
 func library(t *testing.T) (prefix string) {
 	t.Helper()
 	prefix = filepath.Join(built, "prefix")
-	if _, err := os.Stat(prefix); err != nil {
-		objects := "BUILD=" + filepath.Join(built, "objects")
-		run(t, "make", objects)
-		run(t, "make", "install", objects, "PREFIX="+prefix)
-	}
+	once(t, prefix, func() error {
+		_, err := tryRun("make", "-j2", "install", "BUILD="+filepath.Join(built, "objects"), "PREFIX="+prefix)
+		return err
+	})
 	return prefix
 }
 
@@ -66,10 +88,11 @@ func program(t *testing.T) string {
 	t.Helper()
 	prefix := library(t)
 	exe := filepath.Join(built, "every")
-	if _, err := os.Stat(exe); err != nil {
-		run(t, "cc", slices.Concat([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-I" + prefix + "/include", "-o", exe}, sources,
+	once(t, exe, func() error {
+		_, err := tryRun("cc", slices.Concat([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-I" + prefix + "/include", "-o", exe}, sources,
 			[]string{"-L" + prefix + "/lib", "-lringbatch", "-pthread", "-Wl,-rpath," + prefix + "/lib"})...)
-	}
+		return err
+	})
 	return exe
 }
 
@@ -84,11 +107,16 @@ func sanitizedProgram(t *testing.T, sanitizer, name string, sources ...string) (
 	t.Helper()
 	objects := filepath.Join(built, "objects-"+sanitizer)
 	flags := []string{"-g", "-O1", "-fno-omit-frame-pointer", "-fsanitize=" + sanitizer, "-fno-sanitize-recover=all"}
-	if _, err := os.Stat(objects); err != nil {
-		run(t, "make", "BUILD="+objects, "CFLAGS="+strings.Join(flags, " "), objects+"/libringbatch.a")
-	}
+	once(t, objects, func() error {
+		_, err := tryRun("make", "-j2", "BUILD="+objects, "CFLAGS="+strings.Join(flags, " "), objects+"/libringbatch.a")
+		return err
+	})
 	exe = filepath.Join(built, name+"-"+sanitizer)
-	run(t, "cc", slices.Concat([]string{"-std=gnu11", "-D_GNU_SOURCE", "-I.", "-pthread", "-o", exe}, flags, sources, []string{objects + "/libringbatch.a", "-ldl"})...)
+	once(t, exe, func() error {
+		_, err := tryRun("cc", slices.Concat([]string{"-std=gnu11", "-D_GNU_SOURCE", "-I.", "-pthread", "-o", exe}, flags, sources,
+			[]string{objects + "/libringbatch.a", "-ldl"})...)
+		return err
+	})
 	return exe
 }
 
@@ -122,20 +150,24 @@ func execute(t *testing.T, env []string, name string, args ...string) {
 }
 
 func TestCProgramUsesEveryFunction(t *testing.T) {
+	t.Parallel()
 	execute(t, nil, program(t), startBroker(t), "5")
 }
 
 func TestCProgramUnderAddressSanitizer(t *testing.T) {
+	t.Parallel()
 	execute(t, nil, sanitized(t, "address,undefined"), startBroker(t), "3")
 }
 
 // What the threads of one process share; heap_test.go has what processes do.
 // (The sanitizer knows no child of fork with threads.)
 func TestCProgramUnderThreadSanitizer(t *testing.T) {
+	t.Parallel()
 	execute(t, []string{"TSAN_OPTIONS=halt_on_error=1", "RB_NO_FORK=1"}, sanitized(t, "thread"), startBroker(t), "3")
 }
 
 func TestCProgramUnderValgrind(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("slow")
 	}
@@ -148,6 +180,7 @@ func TestCProgramUnderValgrind(t *testing.T) {
 }
 
 func TestTheLibraryIsLight(t *testing.T) {
+	t.Parallel()
 	lib := filepath.Join(library(t), "lib", "libringbatch.so")
 	info, err := os.Stat(lib)
 	if err != nil {
@@ -164,16 +197,19 @@ func TestTheLibraryIsLight(t *testing.T) {
 	}
 }
 
-func TestTheCrewGathersWhatALoopWould(t *testing.T) {
+func TestTheCrewGathersWhatALoopWouldAndCoresGoByTheQuota(t *testing.T) {
+	t.Parallel()
 	execute(t, nil, sanitizedProgram(t, "address,undefined", "crew", "testdata/crew.c"), "20")
 	execute(t, []string{"TSAN_OPTIONS=halt_on_error=1"}, sanitizedProgram(t, "thread", "crew", "testdata/crew.c"), "10")
 }
 
-func TestCoresGoByTheQuotaToo(t *testing.T) {
-	execute(t, nil, sanitizedProgram(t, "address,undefined", "cores", "testdata/cores.c"))
+func TestRangesAreWidenedToThePagesOfTheKernel(t *testing.T) {
+	t.Parallel()
+	execute(t, nil, sanitizedProgram(t, "address,undefined", "pages", "testdata/pages.c"))
 }
 
 func TestPkgConfigAndTheStaticLibrary(t *testing.T) {
+	t.Parallel()
 	prefix := library(t)
 	pc, err := os.ReadFile(prefix + "/lib/pkgconfig/ringbatch.pc")
 	if err != nil || !strings.Contains(string(pc), "-I"+prefix+"/include") || !strings.Contains(string(pc), "-L"+prefix+"/lib") {
@@ -184,10 +220,8 @@ func TestPkgConfigAndTheStaticLibrary(t *testing.T) {
 	execute(t, nil, exe, startBroker(t), "1")
 }
 
-func TestClangCompilesIt(t *testing.T) {
-	if _, err := exec.LookPath("clang"); err != nil {
-		t.Skip("no clang here")
-	}
+func TestEveryCompilerTakesLibraryAndFuzzers(t *testing.T) {
+	t.Parallel()
 	var files []string
 	for _, folder := range []string{"src", "fuzz"} {
 		found, err := filepath.Glob(folder + "/*.c")
@@ -196,10 +230,16 @@ func TestClangCompilesIt(t *testing.T) {
 		}
 		files = append(files, found...)
 	}
-	run(t, "clang", slices.Concat([]string{"-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wshadow", "-Werror", `-DRB_VERSION="test"`, "-pthread", "-fsyntax-only"}, files)...)
+	for _, compiler := range []string{"cc", "clang"} {
+		if _, err := exec.LookPath(compiler); err == nil {
+			run(t, compiler, slices.Concat([]string{"-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wshadow", "-Werror",
+				`-DRB_VERSION="test"`, "-pthread", "-fsyntax-only"}, files)...)
+		}
+	}
 }
 
 func TestCxxIncludesTheHeader(t *testing.T) {
+	t.Parallel()
 	if _, err := exec.LookPath("c++"); err != nil {
 		t.Skip("no C++ compiler here")
 	}
@@ -240,6 +280,7 @@ func echo(t *testing.T, socket string) {
 }
 
 func TestARustProgramBindsTheHeader(t *testing.T) {
+	t.Parallel()
 	if _, err := exec.LookPath("rustc"); err != nil {
 		t.Skip("no Rust here")
 	}
@@ -251,6 +292,7 @@ func TestARustProgramBindsTheHeader(t *testing.T) {
 }
 
 func TestEveryFunctionOfTheHeaderIsUsedAndExported(t *testing.T) {
+	t.Parallel()
 	header, err := os.ReadFile("ringbatch.h")
 	if err != nil {
 		t.Fatal(err)
@@ -278,7 +320,47 @@ func TestEveryFunctionOfTheHeaderIsUsedAndExported(t *testing.T) {
 	}
 }
 
+// Files that call one another can only be read together.
+func TestNoFilesOfTheLibraryCallOneAnother(t *testing.T) {
+	t.Parallel()
+	library(t)
+	objects, err := filepath.Glob(filepath.Join(built, "objects", "*.o"))
+	if err != nil || len(objects) == 0 {
+		t.Fatal(objects, err)
+	}
+	symbols := regexp.MustCompile(`(?m)([A-Z]) (rb_\w+)$`)
+	defines, calls := map[string]string{}, map[string][]string{} // by symbol: its file; by file: symbols
+	for _, o := range objects {
+		for _, s := range symbols.FindAllStringSubmatch(run(t, "nm", o), -1) {
+			if s[1] == "U" {
+				calls[o] = append(calls[o], s[2])
+			} else {
+				defines[s[2]] = o
+			}
+		}
+	}
+	var path []string
+	done := map[string]bool{}
+	var walk func(o string)
+	walk = func(o string) {
+		if i := slices.Index(path, o); i >= 0 {
+			t.Fatalf("a circle: %v", path[i:])
+		}
+		path = append(path, o)
+		for _, s := range calls[o] {
+			if to := defines[s]; to != "" && !done[to] {
+				walk(to)
+			}
+		}
+		path, done[o] = path[:len(path)-1], true
+	}
+	for _, o := range objects {
+		walk(o)
+	}
+}
+
 func TestTheHeaderHasEveryDType(t *testing.T) {
+	t.Parallel()
 	header, err := os.ReadFile("ringbatch.h")
 	if err != nil {
 		t.Fatal(err)

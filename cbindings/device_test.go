@@ -43,17 +43,23 @@ type bed struct {
 func deviceBed(t *testing.T, sanitizer string) *bed {
 	t.Helper()
 	stub := filepath.Join(built, "stub", "libcuda.so.1")
-	if _, err := os.Stat(stub); err != nil {
-		if err := os.MkdirAll(filepath.Dir(stub), 0o755); err != nil {
-			t.Fatal(err)
+	once(t, stub, func() error {
+		err := os.MkdirAll(filepath.Dir(stub), 0o755)
+		if err == nil {
+			_, err = tryRun("cc", "-O1", "-g", "-shared", "-fPIC", "-pthread", "-o", stub, "../hack/cuda/stub/libcuda.c")
 		}
-		run(t, "cc", "-O1", "-g", "-shared", "-fPIC", "-pthread", "-o", stub, "../hack/cuda/stub/libcuda.c")
-	}
+		return err
+	})
 	exe := filepath.Join(built, "device")
 	if sanitizer != "" {
 		exe = sanitizedProgram(t, sanitizer, "device", "testdata/device.c")
-	} else if _, err := os.Stat(exe); err != nil {
-		run(t, "cc", "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-I.", "-pthread", "-o", exe, "testdata/device.c", library(t)+"/lib/libringbatch.a", "-ldl")
+	} else {
+		archive := library(t) + "/lib/libringbatch.a"
+		once(t, exe, func() error {
+			_, err := tryRun("cc", "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-I.", "-pthread",
+				"-o", exe, "testdata/device.c", archive, "-ldl")
+			return err
+		})
 	}
 	return &bed{t: t, socket: startBroker(t), exe: exe, env: []string{"RINGBATCH_LIBCUDA=" + stub}}
 }
@@ -119,8 +125,8 @@ func (r *role) kill() {
 	_ = r.cmd.Wait()
 }
 
-// deviceDescriptors counts what this process, which the broker runs in, has of the
-// stub's memory.
+// deviceDescriptors counts what this process, which the brokers run in, has of the
+// stub's memory. A test that counts does not run in parallel.
 func deviceDescriptors(t *testing.T) (n int) {
 	t.Helper()
 	fds, err := filepath.Glob("/proc/self/fd/*")
@@ -146,6 +152,7 @@ func waitForDescriptors(t *testing.T, want int) {
 }
 
 func TestNobodyReadsHalfARowThatAStreamWrites(t *testing.T) {
+	t.Parallel()
 	b := deviceBed(t, "")
 	b.worker("m")
 	for _, how := range []string{"stream", "patient"} {
@@ -165,8 +172,10 @@ func TestNobodyReadsHalfARowThatAStreamWrites(t *testing.T) {
 }
 
 func TestCommitsOnAStreamUnderSanitizers(t *testing.T) {
+	t.Parallel()
 	for _, sanitizer := range []string{"address,undefined", "thread"} {
 		t.Run(sanitizer, func(t *testing.T) {
+			t.Parallel()
 			b := deviceBed(t, sanitizer)
 			// Device memory is counted by the program; the sanitizer cannot look for leaks while the stub's threads are there.
 			b.env = append(b.env, "TSAN_OPTIONS=halt_on_error=1", "ASAN_OPTIONS=detect_leaks=0")
@@ -178,12 +187,21 @@ func TestCommitsOnAStreamUnderSanitizers(t *testing.T) {
 }
 
 func TestAStreamThatFailsEndsItsRequests(t *testing.T) {
+	t.Parallel()
 	b := deviceBed(t, "")
 	b.worker("m")
 	b.start([]string{"STUB_CUDA_GATE=/never", "STUB_CUDA_BROKEN=" + filepath.Join(t.TempDir(), "broken")}, "broken", b.socket, "m").until("ok")
 }
 
+func TestASlotThatAStreamWritesIsNotTheNextClients(t *testing.T) {
+	t.Parallel()
+	b := deviceBed(t, "")
+	b.worker("m")
+	b.start([]string{"STUB_CUDA_GATE=" + filepath.Join(t.TempDir(), "gate")}, "written", b.socket, "m").until("ok")
+}
+
 func TestAStreamKeepsASlotOnlyIfItMayStillUseIt(t *testing.T) {
+	t.Parallel()
 	b := deviceBed(t, "")
 	for model, answers := range map[string]string{"m": "@device:0", "h": ""} {
 		env := []string{"STUB_CUDA_GATE=" + filepath.Join(t.TempDir(), "gate")}
@@ -313,9 +331,11 @@ func (l *liar) Allocate(int64, int) (int, string, error) {
 	return fd, "GPU-61616161-6161-6161-6161-616161616161", err
 }
 func (l *liar) Import(int, int64, string) error { return nil }
+func (l *liar) Synchronize()                    {}
 func (l *liar) Close()                          {}
 
 func TestADescriptorThatIsNoDeviceMemoryHurtsNobody(t *testing.T) {
+	t.Parallel()
 	b := deviceBed(t, "")
 	signature, err := tensor.ParseSignature([]string{"x:f32[4]@device:0"}, []string{"y:f32[4]"})
 	if err != nil {

@@ -15,12 +15,14 @@ import (
 // silent, and speak where a SYNC POINT is weakened: otherwise its silence means
 // nothing.
 func TestTheThreadSanitizerSeesNoRaceInSharedMemory(t *testing.T) {
+	t.Parallel()
 	for _, mutant := range []struct{ name, file, from, to string }{
 		{name: "as it is"},
 		{"completion without acquire", "shm.h", "(&b->words[slot], memory_order_acquire)", "(&b->words[slot], memory_order_relaxed)"},
 		{"entry without release", "shm.c", "atomic_exchange(&p->words->tail, p->tail + 1)", "atomic_store_explicit(&p->words->tail, p->tail + 1, memory_order_relaxed)"},
 	} {
 		t.Run(mutant.name, func(t *testing.T) {
+			t.Parallel()
 			exe := heapProgram(t, mutant.file, mutant.from, mutant.to)
 			if mutant.file == "" {
 				execute(t, []string{"TSAN_OPTIONS=halt_on_error=1"}, exe, "1000")

@@ -103,8 +103,10 @@ typedef enum rb_status {
 	RB_ERR_PROTOCOL = 20,             /* a peer broke the protocol and was disconnected */
 	RB_ERR_TOO_MANY_CONNECTIONS = 37, /* the broker serves as many connections as it may */
 	RB_ERR_NO_DESCRIPTORS = 38,       /* the broker or this process has no file descriptor left */
-	RB_ERR_QUOTA = 40,                /* this user or process has as much of the broker as one may have; the text says of what, and which setting raises it */
-	RB_ERR_NAMESPACE = 41,            /* the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it */
+	/* this user or process has as much of the broker as one may have; the text says of what, and which setting raises it */
+	RB_ERR_QUOTA = 40,
+	/* the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it */
+	RB_ERR_NAMESPACE = 41,
 	RB_ERR_WRONG_GPU = 43,            /* the model's device memory is on a GPU that this process does not see */
 
 	/* using */
@@ -250,7 +252,9 @@ RB_API int rb_connect(const char *model, const rb_connect_options *options, rb_c
 /* Ends everything: calls of other threads return with RB_ERR_CLOSED or
  * how their request ended (canceled, broker gone), all requests of the client
  * are released, and pointers into its slots are gone (unless an rb_map holds
- * them). */
+ * them). The slots go back to the broker, where the next client gets them, also
+ * while an rb_map is held. A client of a model with tensors in device memory
+ * first waits until the GPU has done all work of this process. */
 RB_API int rb_close(rb_client client);
 
 RB_API int rb_client_model(rb_client client, rb_model *model);
@@ -351,7 +355,8 @@ RB_API int rb_request_timing(rb_client client, uint64_t request, rb_timing *timi
  * or RB_ERR_TIMEOUT as of rb_claim, with *request 0 (nothing was sent), or
  * RB_ERR_TIMEOUT with *request set; go on with rb_wait and rb_collect, or
  * rb_release it. */
-RB_API int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice, uint64_t *request);
+RB_API int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout,
+	int64_t slice, uint64_t *request);
 
 /* The first half: claim without waiting (RB_ERR_FULL), copy in, commit. With
  * RB_HOLD it is not committed yet: see rb_commit_all. */
@@ -420,7 +425,8 @@ typedef struct rb_worker_options {
 	uint32_t weight;          /* share of the work relative to other workers; 0: 1 */
 	uint32_t pad_to;          /* pad every batch to that many rows; 0: no */
 	uint32_t pad_preferred;   /* 1: pad to the next preferred size */
-	uint32_t gather_threads;  /* of rb_batch_gather, for batches above 1 MiB, the caller's included; 0: as many as rb_cores, one where there are fewer than 4; at most 16 */
+	uint32_t gather_threads;  /* of rb_batch_gather, for batches above 1 MiB, the caller's included;
+	                           * 0: as many as rb_cores, one where there are fewer than 4; at most 16 */
 	/* How to declare the model if the broker does not know it yet: key=value
 	 * pairs with blanks or line ends between them, "max_batch_size=32
 	 * wait_time=5ms". docs/configuration.md has the keys; what is left out, or
@@ -472,7 +478,7 @@ typedef struct rb_member {
 typedef struct rb_batch {
 	uint64_t id;
 	rb_worker worker;
-	uint8_t *base;                            /* of the mapping */
+	uint8_t *base;                            /* of the mapping; inputs there are read only, too (see rb_batch_run) */
 	uint32_t requests, rows, runs;            /* how many */
 	uint32_t pad_to;                          /* rows the model should see: rows, or more if padding was asked for */
 	uint32_t dims[RB_MAX_VARIABLE_DIMS];      /* sizes of the inputs' variable dimensions that all rows share; ragged: the largest of each */
@@ -495,7 +501,9 @@ RB_API int rb_worker_next(rb_worker worker, int64_t timeout, rb_batch **batch);
  * not while it calls rb_worker_next. */
 RB_API int rb_worker_wait(rb_worker worker, int64_t timeout);
 
-/* Run i of the k-th tensor: rows in place. RB_ERR_SHAPE for a variable input
+/* Run i of the k-th tensor: rows in place. Inputs are the client's memory; do not
+ * write to them. Where a worker dies, the request runs again on what it left
+ * there, and the next stage of a pipeline reads the same bytes. RB_ERR_SHAPE for a variable input
  * of a ragged batch of several requests: its rows have no shape in common. */
 RB_API int rb_batch_run(const rb_batch *batch, int side, uint32_t k, uint32_t i, rb_view *view);
 
@@ -545,7 +553,14 @@ RB_API int rb_batch_fail_all(rb_batch *batch, const char *text);
  * has expired. For work that can be given up: nobody tells, so look now and then. */
 RB_API int rb_batch_waiting(const rb_batch *batch, uint32_t i);
 
-/* Answers the clients and gives the batch back: *batch is gone. */
+/* Answers the clients and gives the batch back: *batch is gone, whatever comes back.
+ *
+ * If the worker never asked for one of the outputs (rb_batch_run, rb_batch_row,
+ * rb_batch_scatter), its slots hold what an earlier request left there: then the
+ * requests end with RB_ERR_FAILED, which is returned, and rb_error names the
+ * output. The library cannot see writes through rb_batch.base. So outputs whose
+ * place the worker has asked for (rb_worker_tensor, rb_worker_map) are not
+ * checked, nor are outputs in device memory. */
 RB_API int rb_batch_complete(rb_batch *batch);
 
 /* ---- statistics -------------------------------------------------------- */

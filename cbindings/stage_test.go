@@ -17,6 +17,7 @@ import (
 )
 
 func TestAStageOfAPipelineInC(t *testing.T) {
+	t.Parallel()
 	prefix, exe := library(t), filepath.Join(built, "stage")
 	run(t, "cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I"+prefix+"/include", "-o", exe, "../examples/c/stage.c", "-L"+prefix+"/lib", "-lringbatch", "-Wl,-rpath,"+prefix+"/lib")
 	socket := startBroker(t)

@@ -52,6 +52,7 @@ func next(t *testing.T, w *worker.Worker) *worker.Batch {
 	if err != nil {
 		t.Fatal(err)
 	}
+	b.Output(0) // as a worker that writes it
 	return b
 }
 

@@ -42,9 +42,11 @@ const (
 	ErrProtocol           = status.ErrProtocol           // a peer broke the protocol and was disconnected
 	ErrTooManyConnections = status.ErrTooManyConnections // the broker serves as many connections as it may
 	ErrNoDescriptors      = status.ErrNoDescriptors      // the broker or this process has no file descriptor left
-	ErrQuota              = status.ErrQuota              // this user or process has as much of the broker as one may have; the text says of what, and which setting raises it
-	ErrNamespace          = status.ErrNamespace          // the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it
-	ErrWrongGPU           = status.ErrWrongGPU           // the model's device memory is on a GPU that this process does not see
+	// this user or process has as much of the broker as one may have; the text says of what, and which setting raises it
+	ErrQuota = status.ErrQuota
+	// the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it
+	ErrNamespace = status.ErrNamespace
+	ErrWrongGPU  = status.ErrWrongGPU // the model's device memory is on a GPU that this process does not see
 
 	// using
 	ErrInvalid        = status.ErrInvalid        // an argument or configuration value is not acceptable

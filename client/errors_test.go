@@ -137,7 +137,7 @@ func TestInferNamesWhatIsWrongWithItsArguments(t *testing.T) {
 	m := plain(t)
 	m.Signature = signature(t, []string{"x:f32[4]", "n:i32[]"}, []string{"y:f32[4]", "k:i64[2]"})
 	r := newRing(t, m)
-	r.work(func(context.Context, *worker.Batch) error { return nil })
+	r.work(func(_ context.Context, b *worker.Batch) error { b.Output(0); b.Output(1); return nil })
 	c := r.dial(client.WithWindow(4))
 	ctx := soon(t)
 	f, i := make([]float32, 40), make([]int32, 10)
@@ -264,6 +264,7 @@ func TestAModelThatChangedItsSignatureEndsTheClient(t *testing.T) {
 func TestFailuresCarryTheirReason(t *testing.T) {
 	r := newRing(t, plain(t))
 	r.work(func(_ context.Context, b *worker.Batch) error {
+		b.Output(0)
 		switch worker.Row[float32](b.Input(0), 0)[0] {
 		case 1:
 			return errors.New("no such thing")

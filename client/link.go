@@ -75,6 +75,7 @@ type slot struct {
 
 	claimTook, claimed, committed, seen int64 // on Now's clock
 	deadline                            int64 // of its own, 0 if none
+	ends                                int64 // not later than then: its deadline and endGrace; 0 if it has none
 }
 
 func newLink(s *attach.Session) (*link, error) {
@@ -312,6 +313,8 @@ func (l *link) ended(i uint32) bool {
 		}
 	case l.dead.Load():
 		s.status, s.held = status.ErrBrokerGone, true
+	case s.ends != 0 && shm.Now() >= s.ends: // the broker stands still
+		s.status, s.held = status.ErrExpired, true // until the broker says so too
 	default:
 		return false
 	}

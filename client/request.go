@@ -195,7 +195,8 @@ func (r Request) SetPriority(level int) error {
 }
 
 // SetDeadline gives the request a deadline of its own, which counts instead of
-// the one of Commit's context; zero takes it away. Before Commit.
+// the one of Commit's context; zero takes it away. Before Commit. A request ends
+// by its deadline also while the broker is stopped.
 func (r Request) SetDeadline(at time.Time) error {
 	s, err := r.slot()
 	if err != nil {
@@ -258,6 +259,9 @@ func CommitAll(ctx context.Context, requests []Request) error {
 		if e.Deadline = deadline; s.deadline != 0 {
 			e.Deadline = s.deadline
 		}
+		if s.ends = 0; e.Deadline != 0 {
+			s.ends = e.Deadline + min(int64(endGrace), math.MaxInt64-e.Deadline)
+		}
 		if s.traced {
 			t := l.times.Of(r.at, e.Gen)
 			t.Gen, t.Asked, t.Claimed = e.Gen, s.claimed-s.claimTook, s.claimed
@@ -285,8 +289,9 @@ func (r Request) WaitFor(d time.Duration) error {
 	return r.wait(context.Background(), max(1, until))
 }
 
-// endGrace is how long Wait goes on when its context's deadline has passed: the
-// broker, which ends the request at the same moment, knows why.
+// endGrace is how long a request goes on when its deadline has passed: the
+// broker, which ends the request at the same moment, knows why. A broker that
+// stands still ends nothing; then the client does.
 const endGrace = 2 * time.Millisecond
 
 func (r Request) wait(ctx context.Context, until int64) error {

@@ -167,12 +167,14 @@ func TestTheMoreUrgentGoesFirst(t *testing.T) {
 		reqs = append(reqs, req)
 	}
 	waitQueued(t, r, 5)
+	b.Output(0)
 	b.Complete()
 	for range reqs {
 		if b, err = w.Next(soon(t)); err != nil {
 			t.Fatal(err)
 		}
 		order <- worker.Row[float32](b.Input(0), 0)[0]
+		b.Output(0)
 		b.Complete()
 	}
 	for _, req := range append(reqs, blocker) {

@@ -20,16 +20,14 @@ import (
 // a follower. A single waiter is always the leader: its wake-up is one futex
 // hop with no goroutine in between.
 type waiting struct {
-	yields      bool            // see WithYield
-	leading     bool            // under link.mu
-	others      int             // looks for which other goroutines of this client are expected to be ready; the leader's
-	usual       time.Duration   // how long a leader waits; the leader's
-	stolenWaits int             // waits for which a thief is expected; the leader's
-	parker      shm.Parker      // the leader's
-	follow      []uint64        // bitmap of slots with a follower, under link.mu
-	count       int             // bits set in follow
-	wake        []chan struct{} // by slot, made on first use
-	parked      atomic.Uint64   // odd while the leader is parked; +1 at each change
+	yields  bool            // see WithYield
+	leading bool            // under link.mu
+	others  int             // looks for which other goroutines of this client are expected to be ready; the leader's
+	parker  shm.Parker      // the leader's
+	follow  []uint64        // bitmap of slots with a follower, under link.mu
+	count   int             // bits set in follow
+	wake    []chan struct{} // by slot, made on first use
+	parked  atomic.Uint64   // odd while the leader is parked; +1 at each change
 }
 
 func (w *waiting) init(n int) {
@@ -60,8 +58,8 @@ func (l *link) await(ctx context.Context, i uint32, until int64) error {
 		}
 		var over <-chan time.Time
 		var timer *time.Timer
-		if until != 0 {
-			timer = time.NewTimer(time.Duration(until - shm.Now()))
+		if by := earlier(until, l.slots[i].ends); by != 0 {
+			timer = time.NewTimer(time.Duration(by - shm.Now()))
 			over = timer.C
 		}
 		var err error
@@ -70,7 +68,9 @@ func (l *link) await(ctx context.Context, i uint32, until int64) error {
 		case <-ctx.Done():
 			err = ctx.Err()
 		case <-over:
-			err = status.ErrTimeout
+			if until != 0 && shm.Now() >= until {
+				err = status.ErrTimeout
+			}
 		}
 		if timer != nil {
 			timer.Stop()
@@ -93,24 +93,23 @@ func (l *link) await(ctx context.Context, i uint32, until int64) error {
 	return nil
 }
 
+// earlier is the earlier of two points in time, of which 0 is none.
+func earlier(a, b int64) int64 {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
 func (l *link) unfollow(i uint32) {
 	l.wait.follow[i/64] &^= 1 << (i % 64)
 	l.wait.count--
 }
 
-// A leader that has parked for twice as long as usual looks at the board by
-// itself, and then each time after twice as long again. Any process that is
-// attached can take a wake-up away (it may read the board, so it may requeue
-// its futexes). A timer that is due before the kernel's next tick is dear, so
-// it is set only while there is reason to believe that there is a thief.
-const (
-	leastSlice  = 10 * time.Millisecond
-	stolenSlice = 200 * time.Microsecond
-	mostSlice   = 50 * time.Millisecond // an end is told within 100 ms of the deadline, thief or not
-
-	stolenAfter = time.Millisecond // an end not noticed for this long was stolen
-	stolenFor   = 10_000           // waits
-)
+// parkSlice is how long a leader parks before it looks at the board by itself. Any
+// attached process can take a wake-up away: it may read the board, so it may
+// requeue the board's futexes. A stolen wake-up costs at most this long.
+const parkSlice = 50 * time.Millisecond
 
 // lead parks on the bell until the leader's own request has ended.
 //
@@ -121,26 +120,11 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 		stop := context.AfterFunc(ctx, l.kick)
 		defer stop()
 	}
-	start := shm.Now()
-	slice, late := min(max(leastSlice, 2*l.wait.usual), mostSlice), false
-	if l.wait.stolenWaits > 0 {
-		l.wait.stolenWaits--
-		slice = min(max(stolenSlice, 2*l.wait.usual), mostSlice)
-	}
+	by := earlier(until, l.slots[i].ends)
 	for {
 		seen := l.bell.Count.Load()
 		l.wakeEnded()
 		if l.ended(i) {
-			end := shm.Now()
-			if late && l.slots[i].status == status.OK { // the wake-up was stolen, or it did take long: the worker knows
-				now := end
-				if end = l.board.Record(l.first + i).Finished; end > start && now-end > int64(stolenAfter) {
-					l.wait.stolenWaits = stolenFor
-				}
-			}
-			if end > start {
-				l.wait.usual += (time.Duration(end-start) - l.wait.usual) / 8
-			}
 			return nil
 		}
 		if l.wait.yields || l.wait.others > 0 {
@@ -151,25 +135,20 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 		l.wait.parked.Add(1)
 		// Parked first, then look; kick has its cause visible first, then
 		// looks at parked: one of us sees the other.
-		left := time.Hour
-		if until != 0 {
-			left = time.Duration(until - shm.Now())
+		now, slice := shm.Now(), parkSlice
+		if by != 0 {
+			slice = min(slice, time.Duration(by-now))
 		}
 		if ctx.Err() == nil && !l.dead.Load() {
 			l.wait.parker.Single = !l.wait.yields && l.wait.others == 0
-			parked := shm.Now()
-			l.bell.Wait(&l.wait.parker, seen, min(left, slice))
-			now := shm.Now()
-			l.woke.Store(now)
-			if now-parked >= int64(slice) {
-				slice, late = min(2*slice, mostSlice), true
-			}
+			l.bell.Wait(&l.wait.parker, seen, slice)
+			l.woke.Store(shm.Now())
 		}
 		l.wait.parked.Add(1)
 		if err := ctx.Err(); err != nil && !l.ended(i) {
 			return err
 		}
-		if left <= 0 && !l.ended(i) {
+		if until != 0 && now >= until && !l.ended(i) {
 			return status.ErrTimeout
 		}
 	}

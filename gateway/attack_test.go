@@ -270,7 +270,7 @@ func TestALinkCannotUnregisterARegion(t *testing.T) {
 func TestTypedContentsAreNeverLargerThanTheirShape(t *testing.T) {
 	m := modelConfig(t, "wide", []string{"x:i64[65536]"}, []string{"y:i64[1]"})
 	r := newRig(t, func(c *Config) { c.MaxBufferedBytes = 3 << 19 }, m)
-	r.worker(m, func(_ context.Context, b *worker.Batch) error { return nil })
+	r.worker(m, func(_ context.Context, b *worker.Batch) error { b.Output(0); return nil })
 	c := r.client()
 	ask := func(shape []int64, contents *oip.InferTensorContents) error {
 		_, err := c.ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "wide", Inputs: []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "INT64", Shape: shape, Contents: contents}}})
@@ -379,7 +379,7 @@ func TestAnAnswerThatWaitsForTheOneBeforeItIsNotGivenUp(t *testing.T) {
 	large := modelConfig(t, "large", []string{"x:f32[4]"}, []string{"y:f32[16384]"})
 	slow := doubler(t)
 	r := newRig(t, watchful, large, slow)
-	r.worker(large, func(context.Context, *worker.Batch) error { return nil })
+	r.worker(large, func(_ context.Context, b *worker.Batch) error { b.Output(0); return nil })
 	r.worker(slow, func(ctx context.Context, b *worker.Batch) error {
 		r.eventually("the answer after this one waits", func() error {
 			if n := r.stats("large").Ended["OK"]; n != 1 {

@@ -161,7 +161,7 @@ func TestADrainWaitsForAGRPCCallerThatReadsSlowly(t *testing.T) {
 	const size = 16 << 20 // more than the kernel takes
 	big := modelConfig(t, "big", []string{"x:u8[16]"}, []string{fmt.Sprintf("y:u8[%d]", size)})
 	r := newRig(t, func(c *Config) { c.pace.answer, c.Window = 8760*time.Hour, 8 }, big)
-	r.worker(big, func(context.Context, *worker.Batch) error { return nil })
+	r.worker(big, func(_ context.Context, b *worker.Batch) error { b.Output(0); return nil })
 	body, err := proto.Marshal(&oip.ModelInferRequest{ModelName: "big", Inputs: []*oip.ModelInferRequest_InferInputTensor{rpcInput("x", "UINT8", 1, 16)}, RawInputContents: [][]byte{make([]byte, 16)}})
 	if err != nil {
 		t.Fatal(err)

@@ -127,7 +127,7 @@ func TestAnAnswerThatNobodyReadsIsGivenUpBesideOthersOfItsConnection(t *testing.
 	m, big := doubler(t), modelConfig(t, "big", []string{"x:u8[1]"}, []string{"y:u8[8000000]"})
 	r, post := secure(t, func(c *Config) { hurried(c); c.pace.body, c.pace.idle, c.Window = patience, patience, 8 }, m, big)
 	r.worker(m, double)
-	r.worker(big, func(context.Context, *worker.Batch) error { return nil })
+	r.worker(big, func(_ context.Context, b *worker.Batch) error { b.Output(0); return nil })
 	slow, err := post("big", strings.NewReader("1"), 1)
 	if err != nil || slow.StatusCode != 200 {
 		t.Fatal(slow, err)

@@ -40,6 +40,7 @@ step "install"
 install_debs "$(deb first ringbatch)" "$(deb first libringbatch-dev)"
 in_root ringbatch version
 [ "$(in_root stat -c '%U %a' /run/ringbatch)" = "ringbatch 700" ] || fail "/run/ringbatch"
+[ "$(in_root stat -c '%U %G %a' /etc/ringbatch)" = "root root 755" ] || fail "/etc/ringbatch is not root's alone to write"
 in_root test -s /usr/share/man/man1/ringbatch-broker.1.gz
 in_root bash -c 'source /usr/share/bash-completion/completions/ringbatch && complete -p ringbatch'
 printf '#include <ringbatch.h>\n#include <string.h>\nint main(int argc, char **argv) { return argc == 2 ? strcmp(rb_version(), argv[1]) : 2; }\n' >"$root/tmp/v.c"
@@ -53,7 +54,7 @@ uid=$(in_root id -u ringbatch)
 # start_broker FLAGS…: without systemd as the first process, its command as its user.
 start_broker() {
 	# shellcheck disable=SC2086 # the unit's words
-	chroot --userspec=ringbatch:ringbatch "$root" /usr/bin/env -i PATH=/usr/bin:/bin $exec_start "$@" 2>>"$work/broker.log" &
+	chroot --userspec=ringbatch:ringbatch "$root" /usr/bin/env -i PATH=/usr/bin:/bin STATE_DIRECTORY=/var/lib/ringbatch $exec_start "$@" 2>>"$work/broker.log" &
 	broker=$!
 }
 ready() { for _ in $(seq 600); do in_root setpriv --reuid "$uid" --clear-groups --regid "$uid" ringbatch ready --socket /run/ringbatch/broker.sock echo >/dev/null 2>&1 && return; sleep 0.1; done; cat "$work/broker.log"; fail "the broker is not ready"; }

@@ -128,19 +128,19 @@ func (a *answer) write(b *worker.Batch, requests []int) (failed map[int]failure,
 	if len(a.raw) != len(a.meta.Outputs) {
 		return nil, fmt.Errorf("%w: %d outputs, and raw contents of %d", errAnswer, len(a.meta.Outputs), len(a.raw))
 	}
-	sig := &b.Layout().Signature
-	sizes, err := a.sizes(b, rows)
+	sent := 0 // rows; a gateway counts those of failed requests, too
+	for _, i := range requests {
+		sent += b.Request(i).Rows
+	}
+	places, err := a.find(b.Layout().Signature.Outputs, sent)
 	if err != nil {
 		return nil, err
 	}
-	for k := range sig.Outputs {
-		at := slices.IndexFunc(a.meta.Outputs, func(o *oip.ModelInferResponse_InferOutputTensor) bool { return o.Name == sig.Outputs[k].Name })
-		if at < 0 {
-			return nil, fmt.Errorf("%w: output %q is missing", errAnswer, sig.Outputs[k].Name)
-		}
-		if d, ok := dtypes[a.meta.Outputs[at].Datatype]; !ok || d != sig.Outputs[k].DType {
-			return nil, fmt.Errorf("%w: output %q is of type %s", errAnswer, sig.Outputs[k].Name, a.meta.Outputs[at].Datatype)
-		}
+	sizes, err := a.sizes(b, rows, places)
+	if err != nil {
+		return nil, err
+	}
+	for k, at := range places {
 		if err := a.writeOutput(b, rows, k, a.raw[at], sizes); err != nil {
 			return nil, err
 		}
@@ -148,8 +148,49 @@ func (a *answer) write(b *worker.Batch, requests []int) (failed map[int]failure,
 	return failed, nil
 }
 
+// find tells where each of the model's outputs is in the answer, once and of the
+// right type and shape.
+func (a *answer) find(specs []tensor.Spec, rows int) (places []int, err error) {
+	for k := range specs {
+		at := -1
+		for i, o := range a.meta.Outputs {
+			switch {
+			case o.Name != specs[k].Name:
+			case at >= 0:
+				return nil, fmt.Errorf("%w: output %q is there twice", errAnswer, o.Name)
+			default:
+				at = i
+			}
+		}
+		if at < 0 {
+			return nil, fmt.Errorf("%w: output %q is missing", errAnswer, specs[k].Name)
+		}
+		if err := checkOutput(&specs[k], a.meta.Outputs[at], rows); err != nil {
+			return nil, err
+		}
+		places = append(places, at)
+	}
+	return places, nil
+}
+
+// checkOutput compares type and shape with the model's. As many bytes may come
+// in another shape, whose numbers would be wrong.
+func checkOutput(spec *tensor.Spec, o *oip.ModelInferResponse_InferOutputTensor, rows int) error {
+	if d, ok := dtypes[o.Datatype]; !ok || d != spec.DType {
+		return fmt.Errorf("%w: output %q is of type %s, want %s", errAnswer, o.Name, o.Datatype, spec.DType)
+	}
+	fits := len(o.Shape) == 1+len(spec.Shape) && o.Shape[0] == int64(rows)
+	for d := 0; fits && d < len(spec.Shape); d++ {
+		fits = o.Shape[d+1] == int64(spec.Shape[d]) || slices.Contains(spec.Variable, d)
+	}
+	if !fits {
+		return fmt.Errorf("%w: output %q has shape %v, want %s of %d rows", errAnswer, o.Name, o.Shape, spec, rows)
+	}
+	return nil
+}
+
 // sizes are those of variable outputs, row by row; nil if there are none.
-func (a *answer) sizes(b *worker.Batch, rows []int) ([][]int, error) {
+func (a *answer) sizes(b *worker.Batch, rows, places []int) ([][]int, error) {
 	sig := &b.Layout().Signature
 	n := tensor.VariableDims(sig.Outputs)
 	if n == 0 || len(rows) == 0 {
@@ -165,17 +206,9 @@ func (a *answer) sizes(b *worker.Batch, rows []int) ([][]int, error) {
 		}
 	} else { // another server: all rows have the shape that it tells
 		var dims []int
-		for k := range sig.Outputs {
-			for _, o := range a.meta.Outputs {
-				if o.Name != sig.Outputs[k].Name {
-					continue
-				}
-				if len(o.Shape) != len(sig.Outputs[k].Shape)+1 {
-					return nil, fmt.Errorf("%w: output %q has shape %v", errAnswer, o.Name, o.Shape)
-				}
-				for _, v := range sig.Outputs[k].Variable {
-					dims = append(dims, int(o.Shape[v+1]))
-				}
+		for k, at := range places {
+			for _, v := range sig.Outputs[k].Variable {
+				dims = append(dims, int(a.meta.Outputs[at].Shape[v+1]))
 			}
 		}
 		for range rows {

@@ -79,7 +79,7 @@ func (t *trip) failUnanswered() {
 	for i, ended := range t.ended {
 		switch {
 		case ended:
-		case t.b.Open(i):
+		case t.b.Waiting(i):
 			t.b.Fail(i, errNoAnswer)
 		default: // it has ended, or its client may learn of that here first
 			t.b.Fail(i, status.ErrBrokerGone)
@@ -129,7 +129,7 @@ func (t *trip) until(requests []int) time.Time {
 // stillOpen leaves out the requests that nobody waits for.
 func (t *trip) stillOpen(requests []int) (open []int) {
 	for _, i := range requests {
-		if t.b.Open(i) {
+		if t.b.Waiting(i) {
 			open = append(open, i)
 		}
 	}

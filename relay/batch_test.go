@@ -90,7 +90,7 @@ func TestARequestWithoutAnAnswerNeverEndsWell(t *testing.T) {
 		if err := b.broker.Stop(); err != nil {
 			t.Fatal(err)
 		}
-		b.eventually("the worker learns it", func() bool { return !b.batch.Open(0) })
+		b.eventually("the worker learns it", func() bool { return !b.batch.Waiting(0) })
 		trip := b.trip(newHosts(slog.New(slog.DiscardHandler), LeastRequest, 8))
 		trip.start()
 		trip.finish()
@@ -109,7 +109,7 @@ func TestAPartIsAnsweredAlsoWhenNobodyWaitsForTheOneBefore(t *testing.T) {
 			in := b.Input(0).Bytes(b.Request(i).Row)
 			if in[0] == first {
 				begin()
-				for until := time.Now().Add(patience); b.Open(i) && time.Now().Before(until); time.Sleep(time.Millisecond) {
+				for until := time.Now().Add(patience); b.Waiting(i) && time.Now().Before(until); time.Sleep(time.Millisecond) {
 				}
 			}
 			copy(b.Output(0).Bytes(b.Request(i).Row), in)

@@ -214,7 +214,7 @@ func TestABatchThatAHostHasNoRoomForWaits(t *testing.T) {
 }
 
 func TestABatchThatAHostNeverTakesIsNotTriedAgain(t *testing.T) {
-	h := newHost(t, signature(t, "x:u8[2000]", "y:u8[1]"), func(context.Context, *worker.Batch) error { return nil }, func(c *gateway.Config) { c.CallerBytes = 1000 })
+	h := newHost(t, signature(t, "x:u8[2000]", "y:u8[1]"), func(_ context.Context, b *worker.Batch) error { b.Output(0); return nil }, func(c *gateway.Config) { c.CallerBytes = 1000 })
 	l := newLocal(t, nil, h.address)
 	q, err := l.dial().Claim(soon(t), 1)
 	if err != nil {

@@ -238,7 +238,7 @@ func (r *relay) sweep() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for x := range r.posted {
-		if !slices.ContainsFunc(x.requests, x.t.b.Open) {
+		if !slices.ContainsFunc(x.requests, x.t.b.Waiting) {
 			x.cancel(errNobodyWaits)
 		}
 	}

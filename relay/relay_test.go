@@ -123,7 +123,7 @@ func TestCancellationTravels(t *testing.T) {
 	h := newHost(t, sig, func(_ context.Context, b *worker.Batch) error {
 		begin()
 		for until := time.Now().Add(patience); time.Now().Before(until); time.Sleep(time.Millisecond) {
-			if !b.Open(0) {
+			if !b.Waiting(0) {
 				end()
 				break
 			}
@@ -349,6 +349,53 @@ func TestAnOlderGatewayIsServedWithWholeBatchesAndNamed(t *testing.T) {
 	}
 	if !l.log.Has("an older ringbatch") || !l.log.Has("0.0.1") {
 		t.Error("nothing says that it is older")
+	}
+}
+
+// liar is a host whose answers have the right number of bytes.
+type liar struct {
+	before
+	change func(o *oip.ModelInferResponse)
+}
+
+func (l *liar) ModelInfer(ctx context.Context, r *oip.ModelInferRequest) (*oip.ModelInferResponse, error) {
+	a, err := l.behind.ModelInfer(ctx, r)
+	if err == nil {
+		l.change(a)
+	}
+	return a, err
+}
+
+func TestAnAnswerOfAnotherShapeTypeOrNameFails(t *testing.T) {
+	h := newHost(t, signature(t, "x:i32[4]", "y:i32[2,2] z:i32[]"), func(_ context.Context, b *worker.Batch) error {
+		for i := range b.Rows() {
+			copy(b.Output(0).Bytes(i), b.Input(0).Bytes(i))
+			copy(b.Output(1).Bytes(i), b.Input(0).Bytes(i))
+		}
+		return nil
+	}, nil)
+	far := &liar{change: func(*oip.ModelInferResponse) {}}
+	l := newLocal(t, func(c *Config) { c.Attempts = 1 }, standBefore(t, h, func(b before) oip.GRPCInferenceServiceServer { far.before = b; return far }))
+	c := l.dial()
+	ask := func() error {
+		q := fill(t, c, []any{[]int32{1, 2, 3, 4, 5, 6, 7, 8}})[0]
+		defer q.Release()
+		return q.Wait(soon(t))
+	}
+	if err := ask(); err != nil {
+		t.Fatal(err)
+	}
+	for what, change := range map[string]func(a *oip.ModelInferResponse){
+		`"y" has shape`:      func(a *oip.ModelInferResponse) { a.Outputs[0].Shape = []int64{4, 2, 1} },
+		`"z" has shape`:      func(a *oip.ModelInferResponse) { a.Outputs[1].Shape = []int64{1, 2} },
+		`"y" is of type`:     func(a *oip.ModelInferResponse) { a.Outputs[0].Datatype = "FP32" },
+		`"z" is missing`:     func(a *oip.ModelInferResponse) { a.Outputs[1].Name = "w" },
+		`"y" is there twice`: func(a *oip.ModelInferResponse) { a.Outputs[1].Name = "y" },
+	} {
+		far.change = change
+		if err := ask(); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }
 

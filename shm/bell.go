@@ -4,6 +4,7 @@ package shm
 
 import (
 	"errors"
+	"math"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,10 +20,9 @@ func (b *Bell) Ring() {
 	b.Wake()
 }
 
-// Wake wakes the waiter without ringing: for its own process, which tells it
-// by other means why. It wakes two: another process that may read the board and
-// waits there too does not take the wake-up away just by being first.
-func (b *Bell) Wake() { futexWakeUp(wordOf(&b.Count), 2) }
+// Wake wakes every waiter without ringing, so that a broken or malicious peer that
+// waits there, too, cannot swallow the wake-up.
+func (b *Bell) Wake() { futexWakeUp(wordOf(&b.Count), math.MaxInt32) }
 
 // Wait parks until the bell's count is no longer seen, at most d and at most
 // a slice; the caller looks again in any case.

@@ -11,6 +11,8 @@ type Device interface {
 	// Import maps such memory, which is on the GPU with that UUID, into this process.
 	// The descriptor stays the caller's.
 	Import(fd int, bytes int64, gpu string) error
+	// Synchronize waits until the GPU has done all work of this process.
+	Synchronize()
 	// Close unmaps it.
 	Close()
 }

@@ -55,28 +55,43 @@ func cHeader() []byte {
 	} {
 		fmt.Fprintf(&b, "#define RB_GO_%s %#xull\n", c.name, c.value)
 	}
-	for _, s := range []any{header{}, Commit{}, Mail{}, MailRequest{}, Done{}, Record{}, ringWords{}, mailWords{}, recordWords{}, Times{}, Bell{}} {
-		typ := reflect.TypeOf(s)
-		name := upperSnake(typ.Name())
-		fmt.Fprintf(&b, "\n#define RB_GO_SIZE_%s %d\n", name, typ.Size())
+	b.WriteString("\n/* For each struct SIZE(type, bytes) and for each of its fields PLACE(type, field, offset). */\n#define RB_GO_STRUCTS(SIZE, PLACE)")
+	for _, s := range []struct {
+		name  string
+		value any
+	}{
+		{"header", header{}}, {"commit_entry", Commit{}}, {"mail", Mail{}}, {"mail_request", MailRequest{}}, {"done_entry", Done{}}, {"record", Record{}},
+		{"ring_words", ringWords{}}, {"mail_words", mailWords{}}, {"record_words", recordWords{}}, {"times", Times{}}, {"bell", Bell{}},
+	} {
+		typ := reflect.TypeOf(s.value)
+		line := fmt.Sprintf("\tSIZE(rb_%s, %d)", s.name, typ.Size())
 		for i := range typ.NumField() {
-			if f := typ.Field(i); f.Name != "_" {
-				fmt.Fprintf(&b, "#define RB_GO_AT_%s_%s %d\n", name, upperSnake(f.Name), f.Offset)
+			f := typ.Field(i)
+			if f.Name == "_" {
+				continue
+			}
+			place := fmt.Sprintf("PLACE(rb_%s, %s, %d)", s.name, snake(f.Name), f.Offset)
+			if len(line)+len(place) > 120 {
+				fmt.Fprintf(&b, " \\\n%s", line)
+				line = "\t" + place
+			} else {
+				line += " " + place
 			}
 		}
+		fmt.Fprintf(&b, " \\\n%s", line)
 	}
-	b.WriteString("\n#endif\n")
+	b.WriteString("\n\n#endif\n")
 	return b.Bytes()
 }
 
-// upperSnake is a Go name as C writes constants.
-func upperSnake(name string) string {
+// snake is a Go name as C writes fields.
+func snake(name string) string {
 	var b strings.Builder
 	for i, r := range name {
 		if i > 0 && unicode.IsUpper(r) {
 			b.WriteByte('_')
 		}
-		b.WriteRune(unicode.ToUpper(r))
+		b.WriteRune(unicode.ToLower(r))
 	}
 	return b.String()
 }

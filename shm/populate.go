@@ -5,6 +5,7 @@ package shm
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -58,10 +59,16 @@ func CheckRoom(bytes int64) error {
 
 func mebibytes(bytes int64) int64 { return (bytes + 1<<20 - 1) >> 20 }
 
-// pages are the whole pages that hold a range.
+// pages are the kernel's pages that hold a range.
 func (s *Segment) pages(r Range) []byte {
-	start := r.Offset &^ (pageSize - 1)
-	return s.mem[start:min(roundUp(r.Offset+r.Length, pageSize), int64(len(s.mem)))]
+	from, to := wholePages(r, int64(os.Getpagesize()), int64(len(s.mem)))
+	return s.mem[from:to]
+}
+
+// wholePages widens a range of a segment to whole pages of the kernel. These may be larger
+// than the layout's: 64 KiB on some arm64 machines.
+func wholePages(r Range, page, size int64) (from, to int64) {
+	return r.Offset &^ (page - 1), min(roundUp(r.Offset+r.Length, page), size)
 }
 
 // missingBytes is how much of mem the kernel has not backed yet. Where it
@@ -76,7 +83,7 @@ func missingBytes(mem []byte) (n int64) {
 	}
 	for _, p := range pages {
 		if p&1 == 0 {
-			n += pageSize
+			n += int64(os.Getpagesize())
 		}
 	}
 	return n

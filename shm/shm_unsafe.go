@@ -4,6 +4,7 @@ package shm
 
 import (
 	"fmt"
+	"os"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -99,7 +100,8 @@ func wordOf(a *atomic.Uint32) *uint32 { return (*uint32)(unsafe.Pointer(a)) }
 // residentPages reports, one byte per page, in bit 0, which pages of mem the
 // kernel has. Of a file that belongs to another user it says all.
 func residentPages(mem []byte) ([]byte, error) {
-	pages := make([]byte, (len(mem)+pageSize-1)/pageSize)
+	page := os.Getpagesize()
+	pages := make([]byte, (len(mem)+page-1)/page)
 	if _, _, e := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&mem[0])), uintptr(len(mem)), uintptr(unsafe.Pointer(&pages[0]))); e != 0 {
 		return nil, fmt.Errorf("mincore: %w", e)
 	}

@@ -242,7 +242,7 @@ type Process struct {
 	Name     string `json:"name"`
 	Model    string `json:"model,omitempty"`
 	Pid      int    `json:"pid"`   // 0 while it does not run
-	State    string `json:"state"` // running, waiting (to be started again), stopped
+	State    string `json:"state"` // starting, running, waiting (to be started again), stopped
 	GPU      *int   `json:"gpu,omitempty"`
 	Spare    bool   `json:"spare,omitempty"` // kept warm, without batches, until one of its kind is lost
 	Restarts int    `json:"restarts"`

@@ -34,9 +34,10 @@ const (
 	ErrProtocol           Code = 20 // a peer broke the protocol and was disconnected
 	ErrTooManyConnections Code = 37 // the broker serves as many connections as it may
 	ErrNoDescriptors      Code = 38 // the broker or this process has no file descriptor left
-	ErrQuota              Code = 40 // this user or process has as much of the broker as one may have; the text says of what, and which setting raises it
-	ErrNamespace          Code = 41 // the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it
-	ErrWrongGPU           Code = 43 // the model's device memory is on a GPU that this process does not see
+	// this user or process has as much of the broker as one may have; the text says of what, and which setting raises it
+	ErrQuota     Code = 40
+	ErrNamespace Code = 41 // the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it
+	ErrWrongGPU  Code = 43 // the model's device memory is on a GPU that this process does not see
 
 	// using
 	ErrInvalid        Code = 21 // an argument or configuration value is not acceptable

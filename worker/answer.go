@@ -4,6 +4,7 @@ package worker
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -54,11 +55,44 @@ func endOf(err error) status.Code {
 // and in any order with other batches. The batch must not be used after it; a
 // second Complete does nothing.
 //
+// If the worker never asked for one of the outputs (Output, OutputNamed), its slots
+// hold what an earlier request left there. Then Complete fails the requests and
+// returns why. A worker that has asked for Worker.Planes may write anywhere, and
+// is not checked; neither are outputs in device memory.
+//
 // In docs/model: Complete, then the push of Done.
-func (b *Batch) Complete() {
+func (b *Batch) Complete() (err error) {
 	if b.end() {
+		if err = b.unwritten(); err != nil {
+			b.FailAll(err)
+		}
 		b.answer()
 	}
+	return err
+}
+
+// ask notes that the worker has asked for output k.
+func (b *Batch) ask(k int) {
+	if bit := uint64(1) << k; b.asked.Load()&bit == 0 {
+		b.asked.Or(bit)
+	}
+}
+
+// unwritten is the error of a batch that has requests to answer, and an output that its worker cannot have written.
+func (b *Batch) unwritten() error {
+	asked := b.asked.Load()
+	b.mu.Lock()
+	answered := slices.ContainsFunc(b.reqs, func(q request) bool { return q.status == status.OK })
+	b.mu.Unlock()
+	if b.w.direct.Load() || !answered {
+		return nil
+	}
+	for k, p := range b.w.session.Layout.Outputs {
+		if asked>>k&1 == 0 && !p.Spec.OnDevice() {
+			return fmt.Errorf("the worker did not write output %q: it never asked for it (Batch.Output); write it, or fail the request", p.Spec.Name)
+		}
+	}
+	return nil
 }
 
 // end tells the one caller that may answer.

@@ -38,6 +38,7 @@ type Batch struct {
 	order   []uint64                         // scratch of sorting
 	outDims [][tensor.MaxVariableDims]uint32 // by row; only of models with variable outputs
 
+	asked   atomic.Uint64  // bit k: the worker asked for output k
 	ended   atomic.Bool    // it is being answered, or was
 	kept    bool           // Serve recycles it, not Complete
 	mu      sync.Mutex     // guards reasons, and status of reqs
@@ -112,6 +113,7 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 			b.slots = append(b.slots, s)
 		}
 	}
+	b.asked.Store(0)
 	if b.padTo = max(b.padTo, len(b.slots)); !b.w.pads { // rows that were left out leave no padding behind
 		b.padTo = len(b.slots)
 	}
@@ -166,12 +168,6 @@ func (b *Batch) Level() int { return b.level }
 
 // Dispatched is when the broker handed the batch over, on shm.Now's clock.
 func (b *Batch) Dispatched() int64 { return b.mailed }
-
-// Open tells that somebody still waits for request i: it was neither canceled
-// nor has its deadline passed, and the broker is there.
-func (b *Batch) Open(i int) bool {
-	return !b.w.gone.Load() && isOpen(b.w.session.Board, b.reqs[i].slot, b.reqs[i].gen)
-}
 
 // Ragged tells that each request lies in its own sizes (InputShape), not in
 // shared ones.
@@ -258,5 +254,17 @@ func (b *Batch) checkOutputDims(dims []int) (sizes [tensor.MaxVariableDims]uint3
 		}
 		sizes[j] = uint32(d)
 	}
+	b.askEmpty(dims)
 	return sizes, nil
+}
+
+// askEmpty counts outputs that have no element as asked for: there is nothing to write.
+func (b *Batch) askEmpty(dims []int) {
+	for k := range b.w.session.Layout.Outputs {
+		n := len(b.w.session.Layout.Outputs[k].Spec.Variable)
+		if slices.Contains(dims[:n], 0) {
+			b.ask(k)
+		}
+		dims = dims[n:]
+	}
 }

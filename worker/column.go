@@ -19,26 +19,32 @@ type Column struct {
 	k     int   // which of its side
 }
 
-// Input is the k-th input.
+// Input is the k-th input, in the memory of its client. Do not write to it: where
+// the worker dies, the request runs again on what it left there, and the next
+// stage of a pipeline reads the same bytes.
 func (b *Batch) Input(k int) Column { return b.column(b.w.session.Layout.Inputs, k, 0) }
 
-// Output is the k-th output.
-func (b *Batch) Output(k int) Column { return b.column(b.w.session.Layout.Outputs, k, 1) }
+// Output is the k-th output: the worker writes it for every request that it does
+// not fail.
+func (b *Batch) Output(k int) Column {
+	b.ask(k)
+	return b.column(b.w.session.Layout.Outputs, k, 1)
+}
 
-// InputNamed finds an input by its name.
+// InputNamed is Input by its name.
 func (b *Batch) InputNamed(name string) (Column, error) {
-	return b.named(b.w.session.Layout.Inputs, name, 0)
+	return b.named(b.w.session.Layout.Inputs, name, b.Input)
 }
 
-// OutputNamed finds an output by its name.
+// OutputNamed is Output by its name.
 func (b *Batch) OutputNamed(name string) (Column, error) {
-	return b.named(b.w.session.Layout.Outputs, name, 1)
+	return b.named(b.w.session.Layout.Outputs, name, b.Output)
 }
 
-func (b *Batch) named(planes []shm.Plane, name string, side int) (Column, error) {
+func (b *Batch) named(planes []shm.Plane, name string, column func(k int) Column) (Column, error) {
 	for k := range planes {
 		if planes[k].Spec.Name == name {
-			return b.column(planes, k, side), nil
+			return column(k), nil
 		}
 	}
 	return Column{}, fmt.Errorf("%w: no tensor %q", status.ErrInvalid, name)

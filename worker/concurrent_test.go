@@ -120,7 +120,8 @@ func TestSoManyBatchesRunAtOnceAsConcurrencySays(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() {
-		served <- worker.Serve(ctx, cfg, func(context.Context, *worker.Batch) error {
+		served <- worker.Serve(ctx, cfg, func(_ context.Context, b *worker.Batch) error {
+			b.Output(0)
 			come.Done()
 			come.Wait() // all five at once, or never
 			cancel()    // and all are finished first
@@ -212,6 +213,7 @@ func TestWhoCompletesABatchTakesTheNextOneIfItIsThereUntilTheWorkerIsToStop(t *t
 		if w.TakeSoon() != nil {
 			t.Error("it took one, and none is there")
 		}
+		b.Output(0)
 		b.Complete()
 		ends(t, q, nil)
 	}

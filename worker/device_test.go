@@ -18,6 +18,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -25,6 +26,7 @@ import (
 type memfdDevice struct {
 	allocated *atomic.Int32
 	mem       []byte
+	work      func() // of the GPU, which Synchronize waits for
 }
 
 func (d *memfdDevice) Allocate(bytes int64, _ int) (int, string, error) {
@@ -41,6 +43,12 @@ func (d *memfdDevice) Import(fd int, bytes int64, _ string) (err error) {
 	return err
 }
 
+func (d *memfdDevice) Synchronize() {
+	if d.work != nil {
+		d.work()
+	}
+}
+
 func (d *memfdDevice) Close() { _ = unix.Munmap(d.mem) }
 
 // value is where a batch's row of a tensor of one number lies, wherever that is.
@@ -51,10 +59,10 @@ func value(w *Worker, d *memfdDevice, p *shm.Plane, slot uint32) []byte {
 	return p.Row(w.Planes().Bytes(), slot)
 }
 
-// A pipeline whose clients are on the host, with a device tensor between its stages:
-// the first worker allocates it, and only who uses it needs a GPU.
-func TestAPipelineHasDeviceMemoryBetweenItsStages(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "b.sock")
+// serveDevices starts a broker until the test ends.
+func serveDevices(t *testing.T) (socket string) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "b.sock")
 	b, err := broker.New(broker.Config{Socket: socket, OpenFolder: true, DrainTime: time.Second, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	if err != nil {
 		t.Fatal(err)
@@ -62,8 +70,16 @@ func TestAPipelineHasDeviceMemoryBetweenItsStages(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = b.Serve(ctx) }()
-	defer func() { cancel(); <-done }()
+	t.Cleanup(func() { cancel(); <-done })
+	return socket
+}
 
+// A pipeline whose clients are on the host, with a device tensor between its stages:
+// the first worker allocates it, and only who uses it needs a GPU.
+func TestAPipelineHasDeviceMemoryBetweenItsStages(t *testing.T) {
+	socket := serveDevices(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	const pipeline = `{"inputs": ["x:f32[1]"], "stages": [{"name": "a", "inputs": ["x"], "outputs": ["h:f32[1]@device:0"]},
 		{"name": "b", "inputs": ["h"], "outputs": ["y:f32[1]"]}, {"name": "c", "inputs": ["y"], "outputs": ["z:f32[1]"]}]}`
 	var allocated atomic.Int32
@@ -115,5 +131,48 @@ func TestAPipelineHasDeviceMemoryBetweenItsStages(t *testing.T) {
 	}
 	if n := allocated.Load(); n != 1 {
 		t.Errorf("it was allocated %d times", n)
+	}
+}
+
+// A worker that is closed while its kernels still write: its requests fail, and their slots go to the next one, only
+// after the GPU has stopped.
+func TestClosingWaitsForTheGPU(t *testing.T) {
+	var allocated atomic.Int32
+	d := &memfdDevice{allocated: &allocated}
+	signature, err := tensor.ParseSignature([]string{"x:f32[1]"}, []string{"h:f32[1]@device:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := Config{Model: "p/a", Signature: signature, Socket: serveDevices(t), Device: d, Pipeline: `{"inputs": ["x:f32[1]"],
+		"stages": [{"name": "a", "inputs": ["x"], "outputs": ["h:f32[1]@device:0"]}, {"name": "b", "inputs": ["h"], "outputs": ["y:f32[1]"]}]}`}
+	w, err := Attach(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.Dial(t.Context(), "p", client.WithSocket(cfg.Socket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	req, err := c.Fill(t.Context(), []float32{1})
+	if err == nil {
+		err = req.Commit(t.Context())
+	}
+	if err == nil {
+		_, err = w.Next(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	waited := 0
+	d.work = func() {
+		if err := req.Poll(); waited == 0 && (err != status.ErrNotDone || w.gone.Load()) {
+			t.Errorf("it ended before the GPU had stopped: %v", err)
+		}
+		waited++
+	}
+	w.Close()
+	if err := req.Wait(t.Context()); err == nil || waited == 0 {
+		t.Errorf("ended with %v after waiting %d times", err, waited)
 	}
 }

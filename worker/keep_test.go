@@ -134,7 +134,7 @@ func TestAWorkerOutlastsARestartAndEndsWhenItsModelBecameAnother(t *testing.T) {
 	r := newEagerRing(t, 1)
 	served := make(chan error, 1)
 	go func() {
-		served <- worker.Serve(soon(t), r.config(1), func(context.Context, *worker.Batch) error { return nil })
+		served <- worker.Serve(soon(t), r.config(1), func(_ context.Context, b *worker.Batch) error { b.Output(0); return nil })
 	}()
 	for range 3 {
 		c := r.dial()

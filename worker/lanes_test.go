@@ -117,7 +117,7 @@ func TestABatchTellsItsLevelAndWhoStillWaits(t *testing.T) {
 	if err := hasty.Wait(soon(t)); !errors.Is(err, status.ErrExpired) {
 		t.Errorf("a request with a deadline of its own: %v", err)
 	}
-	if open := []bool{b.Open(0), b.Open(1)}; open[0] == open[1] {
+	if open := []bool{b.Waiting(0), b.Waiting(1)}; open[0] == open[1] {
 		t.Errorf("one of two has expired, open are %v", open)
 	}
 	b.Complete()

@@ -14,7 +14,8 @@ import (
 )
 
 // Func runs one batch: it reads the inputs and writes the outputs in place.
-// An error, or a panic, fails the batch's requests with its text, and the
+// The inputs are not its own to change (see Batch.Input). An error, a panic, or an
+// output that it never asked for fails the batch's requests with its text, and the
 // worker goes on. Single requests fail by Batch.Fail. The batch is completed
 // when Func returns.
 //
@@ -69,7 +70,7 @@ func (s *server) run(ctx context.Context) {
 		if err := call(ctx, b, s.fn); err != nil {
 			b.FailAll(err)
 		}
-		b.Complete()
+		_ = b.Complete() // its error is the requests' too
 		s.w.recycle(b)
 	}
 }

@@ -72,7 +72,8 @@ type Config struct {
 // context of a Next to stop it from another goroutine.
 type Worker struct {
 	session *attach.Session
-	pads    bool // asked for padding
+	pads    bool        // asked for padding
+	direct  atomic.Bool // it has the mapping, and may write outputs past its batches
 	gone    atomic.Bool
 	watch   sync.WaitGroup
 
@@ -165,6 +166,7 @@ func (w *Worker) Leave() {
 	w.mu.Lock()
 	left := slices.Clone(w.taken)
 	w.mu.Unlock()
+	w.session.Synchronize() // its kernels may be writing outputs of these requests
 	why := errClosed
 	if w.gone.Load() { // then the clients may send it again, and may learn of that here first
 		why = status.ErrBrokerGone
@@ -206,8 +208,12 @@ func (w *Worker) poke() {
 // Layout is where everything of the model lies.
 func (w *Worker) Layout() *shm.Layout { return w.session.Layout }
 
-// Planes is the mapping with all tensors, to pin it for a GPU.
-func (w *Worker) Planes() *shm.Segment { return w.session.Planes }
+// Planes is the mapping with all tensors, to pin it for a GPU. Whether a worker that
+// has it wrote all outputs is not checked (see Batch.Complete).
+func (w *Worker) Planes() *shm.Segment {
+	w.direct.Store(true)
+	return w.session.Planes
+}
 
 // MaxBatchSize is the most rows a batch can have.
 func (w *Worker) MaxBatchSize() int { return w.session.Info.MaxBatch }

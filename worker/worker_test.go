@@ -141,6 +141,7 @@ func next(t *testing.T, w *worker.Worker) *worker.Batch {
 	if err != nil {
 		t.Fatal(err)
 	}
+	b.Output(0) // as a worker that writes it
 	return b
 }
 
@@ -337,9 +338,10 @@ func TestServeFinishesItsBatchAndReturnsNil(t *testing.T) {
 	entered, open := make(chan struct{}), make(chan struct{})
 	served := make(chan error, 1)
 	go func() {
-		served <- worker.Serve(ctx, r.config(2), func(context.Context, *worker.Batch) error {
+		served <- worker.Serve(ctx, r.config(2), func(_ context.Context, b *worker.Batch) error {
 			entered <- struct{}{}
 			<-open
+			b.Output(0)
 			return nil
 		})
 	}()
@@ -404,4 +406,46 @@ func TestWhatALateWorkerWritesAboutARequestThatExpiredIsNotRead(t *testing.T) {
 		b.Complete()
 		return
 	}
+}
+
+// Its slots hold what an earlier request left there.
+func TestAnOutputThatTheWorkerNeverAskedForFailsTheBatch(t *testing.T) {
+	r := newEagerRing(t, 1)
+	w := r.attach(r.config(1))
+	take := func() *worker.Batch {
+		t.Helper()
+		b, err := w.Next(soon(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	reqs := r.commit(4)
+	if err := take().Complete(); err == nil || !strings.Contains(err.Error(), `output "y"`) {
+		t.Errorf("Complete: %v", err)
+	}
+	if err := reqs[0].Wait(soon(t)); !errors.Is(err, client.ErrFailed) || !strings.Contains(err.Error(), `output "y"`) {
+		t.Errorf("the request ended with %v", err)
+	}
+	b := take()
+	b.FailAll(errors.New("for another reason"))
+	if err := b.Complete(); err != nil {
+		t.Error(err)
+	}
+	if err := reqs[1].Wait(soon(t)); err == nil || err.Error() != "for another reason" {
+		t.Errorf("a request that failed ended with %v", err)
+	}
+	b = take()
+	if _, err := b.OutputNamed("y"); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Complete(); err != nil {
+		t.Error(err)
+	}
+	ends(t, reqs[2], nil)
+	w.Planes() // from here on it may write anywhere
+	if err := take().Complete(); err != nil {
+		t.Error(err)
+	}
+	ends(t, reqs[3], nil)
 }

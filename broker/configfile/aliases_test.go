@@ -30,7 +30,7 @@ func TestAliasesAreReadAndWhatIsSavedWinsOverThem(t *testing.T) {
 	if got := texts(cfg.Aliases); got != "one: m@1, three: m=50 m@1=50, two: m@1=99.5 m@2=0.5" {
 		t.Error(got)
 	}
-	saved := NewSaved(filepath.Join(t.TempDir(), "c.toml"))
+	saved := NewSaved(filepath.Join(t.TempDir(), "c.toml"), "")
 	two, err := alias.Parse("two", "m@2")
 	if err := errors.Join(err, saved.SaveAlias(two), saved.SaveAlias(alias.Alias{Name: "one"}), saved.SaveAlias(two), saved.Apply(&cfg)); err != nil {
 		t.Fatal(err)
@@ -54,7 +54,7 @@ func TestAliasesAreReadAndWhatIsSavedWinsOverThem(t *testing.T) {
 }
 
 func TestWhatWasNotScaledIsSavedWithoutItsNumberOfInstances(t *testing.T) {
-	saved := NewSaved(filepath.Join(t.TempDir(), "c.toml"))
+	saved := NewSaved(filepath.Join(t.TempDir(), "c.toml"), "")
 	if err := saved.Save("m", policy.Policy{"wait_time": "1ms"}, 0); err != nil {
 		t.Fatal(err)
 	}

@@ -44,7 +44,7 @@ func TestAPipelineIsReadWithTheWorkersAndSettingsOfEachStage(t *testing.T) {
 	if _, layout, err := m.Resolve(); err != nil || len(layout.Planes) != 4 || layout.MaxBatch != 32 || len(layout.Inputs) != 2 || layout.Outputs[0].Offset != layout.Planes[3].Offset {
 		t.Errorf("%+v, %v", layout, err)
 	}
-	saved := NewSaved(filepath.Join(t.TempDir(), "c.toml"))
+	saved := NewSaved(filepath.Join(t.TempDir(), "c.toml"), "")
 	if err := errors.Join(saved.Save("p/a", policy.Policy{"wait_time": "1ms"}, 5), saved.Apply(&cfg)); err != nil {
 		t.Fatal(err)
 	}

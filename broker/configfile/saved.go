@@ -18,16 +18,24 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Saved is what `ringbatch set --save`, `scale --save` and `alias --save` changed: a file beside
-// the configuration, which people write and no program does. It is read after
+// Saved is what `ringbatch set --save`, `scale --save` and `alias --save` changed: a file of
+// its own, since people write the configuration and no program does. It is read after
 // the configuration and wins over it.
 type Saved struct {
 	path string
 	mu   sync.Mutex
 }
 
-// NewSaved is the file that belongs to a configuration file.
-func NewSaved(config string) *Saved { return &Saved{path: config + ".saved"} }
+// NewSaved is the file that belongs to a configuration file: beside it, or in the folder
+// that a service manager keeps for the broker's state, if state names one. A service
+// must not be able to write where its own configuration is.
+func NewSaved(config, state string) *Saved {
+	path := config + ".saved"
+	if folder, _, _ := strings.Cut(state, ":"); folder != "" {
+		path = filepath.Join(folder, filepath.Base(path))
+	}
+	return &Saved{path: path}
+}
 
 type savedFile struct {
 	Models  []savedModel `toml:"model"`
@@ -45,7 +53,8 @@ type savedModel struct {
 	Policy    map[string]string `toml:"policy,omitempty"`
 }
 
-const savedHead = "# Written by ringbatch set, scale and alias with --save. It is read after the configuration\n# file that it lies beside, and wins over it; delete it to go back.\n\n"
+const savedHead = "# Written by ringbatch set, scale and alias with --save. It is read after the\n" +
+	"# configuration file, and wins over it; delete it to go back.\n\n"
 
 func (s *Saved) read() (f savedFile, err error) {
 	text, err := os.ReadFile(s.path)

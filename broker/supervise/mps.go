@@ -5,6 +5,7 @@ package supervise
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -21,7 +22,8 @@ import (
 // one GPU at the same time; without it they take turns. Its control daemon is
 // found by its clients through a folder with pipes.
 //
-//	a daemon answers in $CUDA_MPS_PIPE_DIRECTORY, or in the usual place  → use it, leave it alone
+//	a daemon answers in $CUDA_MPS_PIPE_DIRECTORY, or in the usual place
+//	and there belongs to root or this user                              → use it, leave it alone
 //	none does, but the program is installed                             → start one of our own, end it at the end
 //	the program is not there, or does not start                         → say so, and go on without
 type mps struct {
@@ -30,6 +32,7 @@ type mps struct {
 	pipe    string // folder that clients find the daemon by
 	logs    string // folder for its logs; ours only
 	own     bool   // ours to stop
+	from    bool   // the broker that this one takes over from started it: ours once that has ended
 	why     string // no MPS, because of this; "" if it is active
 }
 
@@ -39,6 +42,7 @@ const (
 
 	mpsStartTime = 30 * time.Second // for a daemon to answer
 	mpsStopTime  = 30 * time.Second // for it to end, its workers being gone
+	mpsAskTime   = 10 * time.Second // for it to answer a question
 )
 
 // startMPS finds or starts a daemon. It always returns something; what it
@@ -50,11 +54,10 @@ func startMPS(log *slog.Logger, socket string) *mps {
 		return m.without(mpsControl + " is not installed here")
 	}
 	m.control = path
-	m.pipe = os.Getenv("CUDA_MPS_PIPE_DIRECTORY")
-	if m.pipe == "" {
+	if m.pipe = os.Getenv("CUDA_MPS_PIPE_DIRECTORY"); m.pipe == "" && isTrusted(mpsDefaultPipe) {
 		m.pipe = mpsDefaultPipe
 	}
-	if m.answers() {
+	if m.pipe != "" && m.answers() {
 		log.Info("MPS: using the daemon that runs", "pipe", m.pipe)
 		return m
 	}
@@ -65,22 +68,53 @@ func startMPS(log *slog.Logger, socket string) *mps {
 			return m.without(err.Error())
 		}
 	}
+	if !isTrusted(folder) || !isTrusted(m.pipe) {
+		return m.without(folder + " belongs to another user")
+	}
 	if m.answers() {
 		log.Info("MPS: taking over the daemon of the broker before this one", "pipe", m.pipe)
+		m.from = true
 		return m
 	}
-	if out, err := m.run("", "-d"); err != nil {
-		return m.without(fmt.Sprintf("%s -d: %v %s", mpsControl, err, out))
+	if err := m.launch(); err != nil {
+		_, _ = m.run(mpsStopTime, "quit\n")
+		_ = os.RemoveAll(folder)
+		return m.without(err.Error())
 	}
-	for end := time.Now().Add(mpsStartTime); !m.answers(); {
-		if time.Now().After(end) {
-			m.stop()
-			return m.without("its daemon does not answer; see " + m.logs)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	log.Info("MPS: daemon started", "pipe", m.pipe, "logs", m.logs)
 	return m
+}
+
+// launch starts the daemon, and returns when it answers.
+func (m *mps) launch() error {
+	if out, err := m.run(mpsStartTime, "", "-d"); err != nil {
+		return fmt.Errorf("%s -d: %v %s", mpsControl, err, out)
+	}
+	for end := time.Now().Add(mpsStartTime); !m.answers(); time.Sleep(mpsPoll) {
+		if time.Now().After(end) {
+			return fmt.Errorf("its daemon does not answer; see %s", m.logs)
+		}
+	}
+	m.log.Info("MPS: daemon started", "pipe", m.pipe, "logs", m.logs)
+	return nil
+}
+
+// mpsPoll is how often a daemon that starts or ends is asked.
+const mpsPoll = 50 * time.Millisecond
+
+// isTrusted tells whether a folder of pipes, and the daemon's pipe in it, belong to root or
+// to this user. Anybody can make a folder of that name in /tmp, and would see what
+// the GPU computes.
+func isTrusted(folder string) bool {
+	for _, path := range []string{folder, filepath.Join(folder, "control")} {
+		var st syscall.Stat_t
+		err := syscall.Lstat(path, &st)
+		switch {
+		case errors.Is(err, syscall.ENOENT):
+		case err != nil || st.Mode&syscall.S_IFMT == syscall.S_IFLNK || st.Uid != 0 && int(st.Uid) != os.Getuid():
+			return false
+		}
+	}
+	return true
 }
 
 func (m *mps) without(why string) *mps {
@@ -90,8 +124,8 @@ func (m *mps) without(why string) *mps {
 }
 
 // run calls the control program with the daemon's folders.
-func (m *mps) run(input string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), mpsStopTime)
+func (m *mps) run(within time.Duration, input string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, m.control, args...)
 	cmd.Env = append(os.Environ(), m.environment()...)
@@ -116,7 +150,7 @@ func (m *mps) answers() bool {
 	if _, err := os.Stat(filepath.Join(m.pipe, "control")); err != nil {
 		return false
 	}
-	_, err := m.run("get_server_list\n")
+	_, err := m.run(mpsAskTime, "get_server_list\n")
 	return err == nil
 }
 
@@ -135,9 +169,9 @@ func (m *mps) stop() {
 	if m == nil || !m.own {
 		return
 	}
-	out, err := m.run("quit\n")
+	out, err := m.run(mpsStopTime, "quit\n")
 	for end := time.Now().Add(mpsStopTime); err == nil && m.answers() && time.Now().Before(end); {
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(mpsPoll)
 	}
 	if err != nil {
 		m.log.Warn("MPS: daemon did not end", "error", err, "output", out)

@@ -3,14 +3,19 @@
 package supervise
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/stats"
 )
 
 // fakeMPS stands in for nvidia-cuda-mps-control: it only keeps the books of
 // starting, answering and stopping, so that these can be tested without a GPU.
+// Its server, 4242, has faulted while there is a file fault in the folder of pipes.
 const fakeMPS = `#!/bin/sh
 pipe=${CUDA_MPS_PIPE_DIRECTORY:?}
 if [ "$1" = -d ]; then
@@ -22,7 +27,12 @@ fi
 read command
 [ -e "$pipe/control" ] || exit 1
 echo "$command" >> "$FAKE_MPS_BOOK"
-[ "$command" = quit ] && rm "$pipe/control"
+case "$command" in
+get_server_list) echo 4242 ;;
+get_server_status*) [ -e "$pipe/fault" ] && echo FAULT || echo ACTIVE ;;
+shutdown_server*) rm -f "$pipe/fault" ;;
+quit*) rm "$pipe/control" ;;
+esac
 exit 0
 `
 
@@ -79,6 +89,90 @@ func TestARunningMPSDaemonIsUsedAndLeftAlone(t *testing.T) {
 	s.end()
 	if text, _ := os.ReadFile(book); strings.Contains(string(text), "started") || strings.Contains(string(text), "quit") {
 		t.Errorf("the daemon saw:\n%s", text)
+	}
+}
+
+// The contexts of all clients are broken then, and the server refuses new ones.
+func TestAnMPSServerThatHasFaultedIsStartedAgainWithAllWorkers(t *testing.T) {
+	refused := role("worker") // says once what CUDA says to a new client of such a server
+	script := `if [ -e "$1" ]; then exec "$2"; fi; : > "$1"; echo CUDA error: ` + mpsNotReady + `; exit 1`
+	refused.Command = []string{"/bin/sh", "-c", script, "sh", filepath.Join(t.TempDir(), "said"), refused.Command[0]}
+	for kind, last := range map[string]Worker{"its status": role("worker"), "what a worker says": refused} {
+		t.Run("seen by "+kind, func(t *testing.T) {
+			book := installFakeMPS(t)
+			lost := make(chan struct{}, 1)
+			s := startWith(t, true, func() { lost <- struct{}{} }, role("worker"), role("worker"), last)
+			if kind == "its status" {
+				list := s.until("all work", s.says("msg=working", 3))
+				pipe := filepath.Join(filepath.Dir(s.socket), "mps-b", "pipe")
+				if err := os.WriteFile(filepath.Join(pipe, "fault"), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				_ = syscall.Kill(list[2].Pid, syscall.SIGKILL)
+			}
+			<-lost
+			s.until("all work again", func(list []stats.Process) bool {
+				again := func(p stats.Process) bool { return p.State == "running" && p.Restarts == 1 }
+				return len(list) == 3 && again(list[0]) && again(list[1]) && again(list[2])
+			})
+			s.end()
+			text, _ := os.ReadFile(book)
+			_, after, _ := strings.Cut(string(text), "shutdown_server 4242 -f\n")
+			if !strings.Contains(after, "quit -t 1\n") || !strings.Contains(after, "started ") || strings.Contains(after, "shutdown") {
+				t.Errorf("the daemon saw:\n%s", text)
+			}
+		})
+	}
+}
+
+// The old broker's workers need it if the new one does not come up.
+func TestABrokerThatGivesUpATakeOverLeavesMPSToTheOldOne(t *testing.T) {
+	installFakeMPS(t)
+	old := start(t, true, role("worker"))
+	old.until("the worker works", old.says("msg=working", 1))
+	pipe := filepath.Join(filepath.Dir(old.socket), "mps-b", "pipe")
+	for _, takes := range []bool{false, true} {
+		next := New(old.Supervisor.log, old.socket)
+		if err := next.WarmUp(t.Context(), old.socket, true); err != nil {
+			t.Fatal(err)
+		}
+		if takes {
+			old.LeaveMPS()
+			old.end()
+			next.StartClients()
+		}
+		next.Stop()
+		next.Wait()
+		if _, err := os.Stat(filepath.Join(pipe, "control")); os.IsNotExist(err) != takes {
+			t.Errorf("taken over: %v; the daemon: %v", takes, err)
+		}
+	}
+}
+
+func TestPipesOfOthersAreNotTrusted(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to have files of another user")
+	}
+	folder := filepath.Join(t.TempDir(), "mps")
+	control := filepath.Join(folder, "control")
+	if err := errors.Join(os.Mkdir(folder, 0o777), os.WriteFile(control, nil, 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	if !isTrusted(folder) || !isTrusted(folder+"-missing") {
+		t.Error("one's own, or none, is not trusted")
+	}
+	for _, path := range []string{control, folder} {
+		if err := os.Chown(path, 12345, -1); err != nil {
+			t.Fatal(err)
+		}
+		if isTrusted(folder) {
+			t.Errorf("%s of another user is trusted", path)
+		}
+		_ = os.Chown(path, 0, -1)
+	}
+	link := folder + "-link"
+	if err := os.Symlink(folder, link); err != nil || isTrusted(link) {
+		t.Errorf("a link is trusted, %v", err)
 	}
 }
 

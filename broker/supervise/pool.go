@@ -209,6 +209,7 @@ func (s *Supervisor) Restart(ctx context.Context, model string) error {
 	if err != nil {
 		return err
 	}
+	s.log.Info("worker processes are replaced one by one", "model", model)
 	for _, w := range list {
 		for i := range w.procs {
 			if err := s.replace(ctx, w, w.cfg, i); err != nil {
@@ -235,6 +236,7 @@ func (s *Supervisor) Scale(ctx context.Context, model string, instances int) err
 	if err := cfg.Fill(); err != nil || instances < 1 {
 		return fmt.Errorf("%w: %d instances, must be 1..%d", status.ErrInvalid, instances, maxInstances)
 	}
+	s.log.Info("number of worker processes changes", "model", model, "instances", instances)
 	s.setConfig(list[0], &cfg)
 	return s.resize(ctx, list[0], &cfg)
 }

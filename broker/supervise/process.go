@@ -14,6 +14,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -22,12 +23,12 @@ import (
 
 // process is one worker process over all its lives.
 //
-//	        start               ends, by itself
-//	─────────────────► running ─────────────────► waiting ──┐
-//	                   ▲  │                        │        │ back-off over
-//	                   └──┼────────────────────────┼────────┘
-//	                      ▼ stop: SIGTERM, SIGKILL ▼ stop
-//	                      stopped ◄────────────────┘
+//	          exec              ends, by itself
+//	starting ──────► running ─────────────────► waiting ──┐
+//	   ▲                │                        │        │ back-off over
+//	   └────────────────┼────────────────────────┼────────┘
+//	                    ▼ stop: SIGTERM, SIGKILL ▼ stop
+//	                    stopped ◄────────────────┘
 //
 // The supervisor's mutex guards what snapshot reads.
 type process struct {
@@ -45,6 +46,7 @@ type process struct {
 	// lostBatch gets a word when a worker of this life died with a batch; the
 	// broker may see the death before or after we do.
 	lostBatch chan struct{}
+	refused   atomic.Bool // it has said that the MPS server refuses it
 
 	told     bool // to end for good
 	asked    int  // the pid of the life that has got SIGTERM
@@ -116,6 +118,9 @@ func (p *process) run() {
 		case <-time.After(backoff):
 			backoff = min(2*backoff, lastBackoff)
 		}
+		if !p.cfg.Client {
+			p.s.healMPS(p.refused.Swap(false))
+		}
 		p.s.mu.Lock()
 		p.restarts++
 		p.s.mu.Unlock()
@@ -154,16 +159,48 @@ func (p *process) live() (group int, why string, stopped bool) {
 	return cmd.Process.Pid, endOf(cmd, err), stopped
 }
 
-// start starts the process. A worker that attaches meanwhile waits until it is known whose
-// process it is: a worker that is quicker than we would be nobody's spare, and serve.
+// start starts the process. The file of the command may be on a mount that does not
+// answer, so the supervisor's mutex is not held: loops take it at every attach.
 func (p *process) start(cmd *exec.Cmd) error {
 	p.s.mu.Lock()
+	p.become("starting", 0, "")
+	p.s.starting++
+	p.s.mu.Unlock()
+	readHead(cmd)
+	err := cmd.Start()
+	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
-	if err := cmd.Start(); err != nil {
-		return err
+	p.s.starting--
+	if err == nil {
+		p.become("running", cmd.Process.Pid, "")
 	}
-	p.become("running", cmd.Process.Pid, "")
-	return nil
+	p.s.started.Broadcast()
+	return err
+}
+
+// mostInterpreters is how many scripts the kernel follows, each run by the next.
+const mostInterpreters = 5
+
+// readHead reads the head of the command's file, and of the script's interpreter: what
+// exec reads, too. Where it would hang, this hangs first. Go's fork is a vfork that
+// its runtime does not see: while exec hangs, the next garbage collection would stop
+// every goroutine. A command without a file is left to exec and its error.
+func readHead(cmd *exec.Cmd) {
+	for path, n := cmd.Path, 0; cmd.Err == nil && n < mostInterpreters; n++ {
+		f, err := os.Open(path)
+		if err != nil {
+			return // a program may be executable and not readable
+		}
+		head := make([]byte, 256)
+		length, _ := f.Read(head)
+		_ = f.Close()
+		line, _, _ := bytes.Cut(head[:length], []byte("\n"))
+		words := bytes.Fields(bytes.TrimPrefix(line, []byte("#!")))
+		if !bytes.HasPrefix(line, []byte("#!")) || len(words) == 0 {
+			return
+		}
+		path = string(words[0])
+	}
 }
 
 // endRest ends what the process started and left in its group: the worker
@@ -206,8 +243,13 @@ const mostKin = 8
 // kinOf is a process, its process group (a shell runs it), and what started it, as far as
 // our own children: a worker may be started by a process that starts it again itself, in a
 // session of its own (Python's serve, ringbatch torch --processes).
-func kinOf(pid int) []int {
-	kin := []int{pid}
+//
+// ours says that it ends at a child of ours.
+func kinOf(pid int) (kin []int, ours bool) {
+	if pid <= 0 { // in a PID namespace that we do not see
+		return nil, false
+	}
+	kin = []int{pid}
 	if group, err := syscall.Getpgid(pid); err == nil {
 		kin = append(kin, group)
 	}
@@ -219,11 +261,11 @@ func kinOf(pid int) []int {
 		}
 		parent, _ := strconv.Atoi(v[1])
 		if parent <= 1 || parent == os.Getpid() {
-			break
+			return kin, parent == os.Getpid()
 		}
 		kin, pid = append(kin, parent), parent
 	}
-	return kin
+	return kin, false
 }
 
 // aliveIn tells whether somebody in a process group runs. The kernel counts
@@ -283,6 +325,9 @@ func (p *process) logLines(from io.Reader) {
 		line, _, err := r.ReadLine() // the rest of a longer line comes as the next
 		if err != nil {
 			return
+		}
+		if strings.Contains(string(line), mpsNotReady) {
+			p.refused.Store(true)
 		}
 		p.s.log.Info(string(line), "worker", p.name)
 	}

@@ -116,10 +116,18 @@ type Supervisor struct {
 	pools          []*pool
 	procs          []*process       // of all pools, and those that are being replaced
 	attached       map[int]attached // by pid: the workers that the broker has
+	starting       int              // processes whose pid is not known yet
+	started        *sync.Cond       // one of them is known, or did not start
 	stopped        bool
 	clientsStopped bool // see StopClients
 	running        sync.WaitGroup
 	mpsEnds        sync.Once
+
+	// Faulted, if there is one, is called when the GPU memory of all workers is lost.
+	// Set it before Start.
+	Faulted func()
+	healing sync.Mutex // held while MPS is looked after
+	healed  time.Time  // when it was started again; healing guards it
 
 	hurried sync.Once
 	hurry   chan struct{} // closed when nobody waits any longer, see Hurry
@@ -132,7 +140,9 @@ type attached struct {
 
 // New makes a supervisor whose workers find their broker at socket.
 func New(log *slog.Logger, socket string) *Supervisor {
-	return &Supervisor{log: log, socket: socket, reach: socket, attached: map[int]attached{}, hurry: make(chan struct{})}
+	s := &Supervisor{log: log, socket: socket, reach: socket, attached: map[int]attached{}, hurry: make(chan struct{})}
+	s.started = sync.NewCond(&s.mu)
+	return s
 }
 
 // Start brings MPS up if it is wanted, then the workers. It does not wait for
@@ -160,6 +170,9 @@ func (s *Supervisor) WarmUp(ctx context.Context, reach string, mps bool, groups 
 		s.add(g, false)
 	}
 	s.mu.Lock()
+	if s.mps != nil && s.mps.from { // if this one gives up, the old broker's workers need it
+		s.mps.own = false
+	}
 	procs := slices.Clone(s.procs)
 	s.mu.Unlock()
 	for _, p := range procs {
@@ -175,6 +188,9 @@ func (s *Supervisor) WarmUp(ctx context.Context, reach string, mps bool, groups 
 func (s *Supervisor) StartClients(groups ...Group) {
 	s.mu.Lock()
 	s.reach = s.socket
+	if s.mps != nil && s.mps.from {
+		s.mps.own = true
+	}
 	s.mu.Unlock()
 	for _, g := range groups {
 		s.add(g, true)
@@ -316,10 +332,22 @@ func (s *Supervisor) Snapshot() (list []stats.Process, mps string) {
 	return list, s.mps.String()
 }
 
+// AwaitStart returns when it is known whose process a worker is that is about to attach.
+// A spare that is quicker than our own book-keeping would be taken for a worker. It may
+// wait, so no loop calls it; a start of others that hangs does not keep a worker.
+func (s *Supervisor) AwaitStart(pid int) {
+	kin, ours := kinOf(pid)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for ours && s.starting > 0 && s.among(kin) == nil {
+		s.started.Wait()
+	}
+}
+
 // Attached says that the process with this pid attached to the broker as a
 // worker. It may be one of ours, started by one of ours, or none.
 func (s *Supervisor) Attached(pid int) {
-	kin := kinOf(pid)
+	kin, _ := kinOf(pid)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.attached[pid] = attached{kin, s.attached[pid].sessions + 1}
@@ -399,9 +427,15 @@ func (s *Supervisor) Restarts(pid int) int {
 
 // find is the process of an attached worker, or nil. The mutex is held.
 func (s *Supervisor) find(pid int) *process {
-	a, ok := s.attached[pid]
+	return s.among(s.attached[pid].kin)
+}
+
+// among is the process that one of these pids is the life of, or nil. A process that has
+// never run has no life, and a worker in a PID namespace that we do not see no pid: both
+// are 0. The mutex is held.
+func (s *Supervisor) among(kin []int) *process {
 	for _, p := range s.procs {
-		if ok && slices.Contains(a.kin, p.life) {
+		if p.life != 0 && slices.Contains(kin, p.life) {
 			return p
 		}
 	}

@@ -72,6 +72,11 @@ type supervised struct {
 
 func start(t *testing.T, mps bool, workers ...Worker) *supervised {
 	t.Helper()
+	return startWith(t, mps, nil, workers...)
+}
+
+func startWith(t *testing.T, mps bool, faulted func(), workers ...Worker) *supervised {
+	t.Helper()
 	for i := range workers {
 		if err := workers[i].Fill(); err != nil {
 			t.Fatal(err)
@@ -79,6 +84,7 @@ func start(t *testing.T, mps bool, workers ...Worker) *supervised {
 	}
 	log := &testlog.Log{}
 	s := &supervised{New(slog.New(slog.NewTextHandler(log, nil)), filepath.Join(t.TempDir(), "b.sock")), t, log}
+	s.Faulted = faulted
 	s.Start(mps, Group{"m", workers})
 	t.Cleanup(s.end)
 	return s

@@ -48,9 +48,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	s.words = (rb_segment){aligned_alloc(4096, rb_client_segment_size(4, false)), rb_client_segment_size(4, false)};
 	memset(s.board_segment.at, 0, s.board_segment.bytes);
 	memset(s.words.at, 0, s.words.bytes);
-	uint8_t *b = s.board_segment.at;
-	s.board = (rb_board){(void *)(b + RB_GO_SEGMENT_HEADER), (void *)(b + s.layout.words_at), (void *)(b + s.layout.records_at), (char *)(b + s.layout.reasons_at)};
-	rb_conn c = {.notify_fd = -1, .poke_fd = -1, .pending.fd = -1, .own_from = 1, .window = 4, .max_batch = 4, .socket = "/nonexistent", .model = "m", .name = ""};
+	s.board = rb_board_at(&s.layout, s.board_segment.at);
+	rb_conn c = {.notify_fd = -1, .poke_fd = -1, .pending.fd = -1, .own_from = 1, .window = 4, .max_batch = 4,
+		.socket = "/nonexistent", .model = "m", .name = ""};
 	pthread_mutex_init(&c.mu, NULL);
 	rb_segment planes = s.planes, board = s.board_segment, words = s.words;
 	rb_link *l = rb_link_new(&c, &s, &status);
@@ -110,7 +110,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	for (uint32_t i = 0; i < l->window; i++) {
 		rb_req q = {l, i, l->slots[i].handle};
 		if (q.handle % 2)
-			rb_req_release(&c, &q);
+			rb_req_release(&q);
 	}
 	rb_clients.chunk[0] = NULL;
 	rb_layout_free(&l->session.layout);

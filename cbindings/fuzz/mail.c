@@ -56,10 +56,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memset(s->planes.at, 0, s->planes.bytes);
 	memset(s->board_segment.at, 0, s->board_segment.bytes);
 	memset(s->words.at, 0, words);
-	uint8_t *b = s->board_segment.at;
-	s->board = (rb_board){(void *)(b + RB_GO_SEGMENT_HEADER), (void *)(b + s->layout.words_at), (void *)(b + s->layout.records_at), (char *)(b + s->layout.reasons_at)};
+	s->board = rb_board_at(&s->layout, s->board_segment.at);
 	w.mail = (void *)(s->words.at + RB_GO_MAIL_WORDS);
-	w.done = (rb_producer){.words = (void *)(s->words.at + RB_GO_RING_WORDS), .entries = s->words.at + RB_GO_SEGMENT_HEADER, .entry_bytes = sizeof(rb_done_entry), .capacity = rb_done_ring_size(2)};
+	w.done = rb_ring_at(s->words.at, sizeof(rb_done_entry), rb_done_ring_size(2));
 	rb_entry e = {.value = &w, .gen = 1};
 	rb_workers.chunk[0] = &e;
 	w.pads = size % 2;

@@ -17,14 +17,10 @@
 void rb_begin_request(rb_writer *w, uint32_t pairs, const char *op, const char *model, const char *name)
 {
 	rb_put_map(w, pairs + 4);
-	rb_put_string(w, "version");
-	rb_put_int(w, RB_GO_CONTROL_VERSION);
-	rb_put_string(w, "op");
-	rb_put_string(w, op);
-	rb_put_string(w, "model");
-	rb_put_string(w, model ? model : "");
-	rb_put_string(w, "name");
-	rb_put_string(w, name ? name : "");
+	rb_put_number(w, "version", RB_GO_CONTROL_VERSION);
+	rb_put_word(w, "op", op);
+	rb_put_word(w, "model", model);
+	rb_put_word(w, "name", name);
 }
 
 static void put_side(rb_writer *w, const char *key, const rb_tensor *t, uint32_t count)
@@ -59,7 +55,7 @@ int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb
 	if (!error && offer >= 0)
 		error = rb_send_offer(fd, until, offer);
 	if (error && error != EPIPE && error != ECONNRESET) {
-		status = error == ETIMEDOUT ? rb_no_answer(fd) : rb_fail(RB_ERR_BROKER_GONE, "%s: %s", rb_status_text(RB_ERR_BROKER_GONE), strerror(error));
+		status = error == ETIMEDOUT ? rb_no_answer(fd) : rb_explain(RB_ERR_BROKER_GONE, "%s", strerror(error));
 		rb_hang_up(fd, getpid());
 		return status;
 	}
@@ -134,12 +130,12 @@ static int check_header(const rb_session *s, const rb_segment *segment, uint32_t
 	rb_header got, want = {.magic = RB_GO_MAGIC, .version = RB_GO_LAYOUT_VERSION, .kind = kind, .size = segment->bytes, .epoch = s->epoch,
 			       .geometry = s->layout.geometry, .slots = s->layout.slots, .max_batch = s->layout.max_batch};
 	if (atomic_load((_Atomic uint64_t *)(void *)segment->at) != RB_GO_MAGIC)
-		return rb_fail(RB_ERR_LAYOUT, "%s: not a ringbatch segment", rb_status_text(RB_ERR_LAYOUT));
+		return rb_explain(RB_ERR_LAYOUT, "not a ringbatch segment");
 	rb_read_once(&got, segment->at, sizeof got);
 	if (got.version != RB_GO_LAYOUT_VERSION)
-		return rb_fail(RB_ERR_VERSION, "%s: segment has version %u, this build speaks %d", rb_status_text(RB_ERR_VERSION), got.version, (int)RB_GO_LAYOUT_VERSION);
+		return rb_explain(RB_ERR_VERSION, "segment has version %u, this build speaks %d", got.version, (int)RB_GO_LAYOUT_VERSION);
 	if (memcmp(&got, &want, sizeof got))
-		return rb_fail(RB_ERR_LAYOUT, "%s: the header of %s's segment is not as expected", rb_status_text(RB_ERR_LAYOUT), s->model);
+		return rb_explain(RB_ERR_LAYOUT, "the header of %s's segment is not as expected", s->model);
 	return RB_OK;
 }
 
@@ -165,18 +161,18 @@ static int check_reply(const rb_reply *p, rb_session *s, bool worker)
 		return rb_malformed("model");
 	memcpy(s->model, p->model ? p->model : "", p->model_bytes);
 	if (l->geometry != p->geometry || l->planes_size != p->planes_size || l->board_size != p->board_size)
-		return rb_fail(RB_ERR_LAYOUT, "%s: the broker lays %s out differently", rb_status_text(RB_ERR_LAYOUT), s->model);
+		return rb_explain(RB_ERR_LAYOUT, "the broker lays %s out differently", s->model);
 	if (p->device_size != (l->on_device ? l->device_size : 0))
-		return rb_fail(RB_ERR_LAYOUT, "%s: %" PRIu64 " bytes of device memory, expected %" PRIu64, rb_status_text(RB_ERR_LAYOUT), p->device_size, l->device_size);
+		return rb_explain(RB_ERR_LAYOUT, "%" PRIu64 " bytes of device memory, expected %" PRIu64, p->device_size, l->device_size);
 	uint64_t size;
 	if (worker) {
 		if (p->depth < 1 || p->depth > RB_GO_MAX_MAIL_DEPTH)
-			return rb_fail(RB_ERR_LAYOUT, "%s: mailbox depth %" PRIu64, rb_status_text(RB_ERR_LAYOUT), p->depth);
+			return rb_explain(RB_ERR_LAYOUT, "mailbox depth %" PRIu64, p->depth);
 		s->depth = (uint32_t)p->depth;
 		size = rb_worker_segment_size(s->depth, l->max_batch);
 	} else {
 		if (p->window < 1 || p->window > l->slots || p->first_slot > l->slots - p->window)
-			return rb_fail(RB_ERR_LAYOUT, "%s: window of %" PRIu64 " slots at %" PRIu64 " in a ring of %u", rb_status_text(RB_ERR_LAYOUT), p->window, p->first_slot, l->slots);
+			return rb_explain(RB_ERR_LAYOUT, "window of %" PRIu64 " slots at %" PRIu64 " in a ring of %u", p->window, p->first_slot, l->slots);
 		s->window = (uint32_t)p->window;
 		s->first_slot = (uint32_t)p->first_slot;
 		s->first_gen = (uint32_t)p->first_gen;
@@ -184,7 +180,7 @@ static int check_reply(const rb_reply *p, rb_session *s, bool worker)
 		s->times = p->times;
 	}
 	if (size != p->session_size)
-		return rb_fail(RB_ERR_LAYOUT, "%s: session segment of %" PRIu64 " bytes, expected %" PRIu64, rb_status_text(RB_ERR_LAYOUT), p->session_size, size);
+		return rb_explain(RB_ERR_LAYOUT, "session segment of %" PRIu64 " bytes, expected %" PRIu64, p->session_size, size);
 	s->epoch = p->epoch;
 	status = rb_read_policy(p->policy, s);
 	return status ? status : read_notes(p->notes, s);
@@ -197,9 +193,9 @@ static int check_doorbell(int fd)
 	struct stat st;
 	int flags = fcntl(fd, F_GETFL);
 	if (flags < 0 || fstat(fd, &st) || S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode) || S_ISCHR(st.st_mode) || S_ISDIR(st.st_mode))
-		return rb_fail(RB_ERR_LAYOUT, "%s: the doorbell is no eventfd", rb_status_text(RB_ERR_LAYOUT));
+		return rb_explain(RB_ERR_LAYOUT, "the doorbell is no eventfd");
 	if (!(flags & O_NONBLOCK) && fcntl(fd, F_SETFL, flags | O_NONBLOCK))
-		return rb_fail(RB_ERR_LAYOUT, "%s: the doorbell would block", rb_status_text(RB_ERR_LAYOUT));
+		return rb_explain(RB_ERR_LAYOUT, "the doorbell would block");
 	return RB_OK;
 }
 
@@ -210,8 +206,8 @@ static int check_clock(const rb_reply *p, int64_t asked)
 	int64_t now = rb_now(), clock = (int64_t)p->clock;
 	if (clock >= asked && clock <= now)
 		return RB_OK;
-	return rb_fail(RB_ERR_NAMESPACE, "%s: the broker's monotonic clock is %" PRId64 " s away from this process's: they are in different time namespaces; start both in one",
-		       rb_status_text(RB_ERR_NAMESPACE), (clock - now) / SECOND);
+	return rb_explain(RB_ERR_NAMESPACE, "the broker's monotonic clock is %" PRId64 " s away from this process's: "
+			  "they are in different time namespaces; start both in one", (clock - now) / SECOND);
 }
 
 /* Maps the device memory; takes the descriptor over. */
@@ -231,7 +227,7 @@ static int open_device(rb_session *s, const rb_reply *p, int fd)
 static int open_session(rb_frame *f, const rb_reply *p, rb_session *s, bool worker)
 {
 	if (!p->attached || f->nfds != (p->device_size ? RB_MAX_FDS : RB_MAX_FDS - 1))
-		return rb_fail(RB_ERR_PROTOCOL, "%s: attach reply has %d descriptors", rb_status_text(RB_ERR_PROTOCOL), f->nfds);
+		return rb_explain(RB_ERR_PROTOCOL, "attach reply has %d descriptors", f->nfds);
 	s->layout.tensor = calloc(RB_GO_MAX_TENSORS, sizeof(rb_tensor));
 	if (!s->layout.tensor)
 		return rb_say(RB_ERR_NO_MEMORY);
@@ -263,11 +259,7 @@ static int open_session(rb_frame *f, const rb_reply *p, rb_session *s, bool work
 		if (status)
 			return status;
 	}
-	uint8_t *b = s->board_segment.at;
-	s->board = (rb_board){
-		.bells = (void *)(b + RB_GO_SEGMENT_HEADER), .words = (void *)(b + s->layout.words_at),
-		.records = (void *)(b + s->layout.records_at), .reasons = (char *)(b + s->layout.reasons_at),
-	};
+	s->board = rb_board_at(&s->layout, s->board_segment.at);
 	return RB_OK;
 }
 

@@ -80,9 +80,7 @@ typedef struct rb_link {
 
 	/* waiting.c */
 	bool leading;
-	int64_t usual;    /* how long a leader waits; the leader's */
 	bool spin_pays;   /* the last leader waited for a moment only; the leader's */
-	int stolen_waits; /* waits for which a thief of wake-ups is expected; the leader's */
 	uint64_t *follow; /* bitmap of slots with a follower */
 	uint32_t followers;
 	_Atomic uint64_t parked; /* odd while the leader is parked; +1 at each change */
@@ -119,7 +117,8 @@ struct rb_conn {
 	bool attaching;     /* a thread is at it; pending is its own */
 	rb_attach pending;
 	int64_t next_try, delay;
-	int64_t unbegun;    /* since when no try has got so far as to ask: this process stood still, or the broker's queue is full; 0: the last one has */
+	/* since when no try has got so far as to ask: this process stood still, or the broker's queue is full; 0: the last one has */
+	int64_t unbegun;
 	int why;            /* it could not attach again; 0 while there is a link */
 	char why_text[512];
 
@@ -130,7 +129,23 @@ struct rb_conn {
 	_Atomic bool closing;
 };
 
-/* client.c */
+/* wake.c; where it says mu, the caller holds that */
+void rb_link_wake_ended(rb_link *l);     /* pokes followers, and rings the notifier, for requests that have ended */
+void rb_link_wake_followers(rb_link *l); /* all of them: the link is dead */
+void rb_link_kick(rb_link *l);           /* makes a parked leader look around */
+void rb_link_resign(rb_link *l);
+void rb_link_promote(rb_link *l);                /* mu: has some follower try for the lead, if there is no leader */
+void rb_link_pass_turn(rb_link *l);              /* mu: has all look who wait for the lead in notify.c */
+void rb_link_unfollow(rb_link *l, uint32_t at);  /* mu */
+bool rb_link_any_over(const rb_link *l);         /* mu: a watched request has ended */
+void rb_link_tell_notifier(rb_link *l);          /* mu: rings if one has */
+void rb_link_wake_reaper(rb_link *l);            /* mu: there is something to wait for */
+void rb_link_watch(rb_link *l, uint32_t at);     /* mu; the caller commits it now */
+void rb_link_unwatch(rb_link *l, uint32_t at);   /* mu */
+
+/* conn.c */
+#define RB_FIRST_RETRY (5 * MILLISECOND) /* of attaching; doubles each time */
+#define RB_LAST_RETRY (500 * MILLISECOND)
 /* The present link, held; NULL if there is none. */
 rb_link *rb_conn_live(rb_conn *c, int64_t now);
 /* The same, attaching again if need be, until the deadline at most. */
@@ -140,6 +155,11 @@ int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool 
 bool rb_conn_follow(rb_conn *c, rb_link *held, int64_t patience, bool *interrupted);
 /* A broker that went away: ends everything in flight. */
 void rb_conn_lost(rb_conn *c, rb_link *l);
+/* Another link, held by the client, instead of the present one, for rb_connect; false: no memory. The caller holds mu. */
+bool rb_conn_use(rb_conn *c, rb_link *l);
+int rb_conn_attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupted);
+void rb_conn_changed(rb_conn *c); /* live or final has */
+void rb_conn_look_at_left(rb_conn *c); /* has the reaper look at links that the client has left */
 
 /* link.c */
 rb_link *rb_link_new(rb_conn *c, rb_session *s, int *status); /* takes the session over */
@@ -156,12 +176,20 @@ bool rb_link_take(rb_link *l, uint32_t rows, uint32_t *at);          /* the call
 void rb_link_give_back(rb_link *l, uint32_t at, uint32_t rows);      /* likewise */
 bool rb_link_push(rb_link *l, const rb_commit_entry *e, bool *ring); /* likewise */
 bool rb_link_ended(rb_link *l, uint32_t at);
-static inline bool rb_link_recorded(const rb_link *l) { return l->record && atomic_load_explicit(&l->record->recording, memory_order_relaxed); }
+/* Looks now and then whether the stream that a request was committed on has failed. */
+void rb_link_check_stream(rb_link *l, uint32_t at, int64_t now);
+static inline bool rb_link_recorded(const rb_link *l)
+{
+	return l->record && atomic_load_explicit(&l->record->recording, memory_order_relaxed);
+}
 static inline rb_times *rb_link_times(rb_link *l, uint32_t at) { return &l->times[2 * at + l->gens[at] % 2]; }
 /* A request whose deadline has passed ends so much later at the latest, also if
  * the broker, which ends it at the same moment and knows why, stands still. */
 #define END_GRACE (2 * MILLISECOND)
-static inline bool rb_link_expired(const rb_link *l, uint32_t at) { return l->slots[at].ends != INT64_MAX && rb_now() >= l->slots[at].ends; }
+static inline bool rb_link_expired(const rb_link *l, uint32_t at)
+{
+	return l->slots[at].ends != INT64_MAX && rb_now() >= l->slots[at].ends;
+}
 /* Nobody will answer the request any more; leaves the slot's books alone. */
 static inline bool rb_link_over(const rb_link *l, uint32_t at)
 {
@@ -176,12 +204,12 @@ typedef struct rb_req {
 
 /* Finds a request by its number, or says why it is none. */
 int rb_req_find(rb_conn *c, uint64_t id, rb_req *r);
-/* Finds all of them: in few, or, where these do not do, in memory that the caller frees; *all is NULL or good in any case. */
-#define RB_FEW 64
-int rb_req_find_all(rb_conn *c, const uint64_t *requests, uint32_t count, rb_req few[RB_FEW], rb_req **all);
 uint64_t rb_req_id(const rb_req *r);
 int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r);
 int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, uint32_t flags);
+/* Finds requests by their numbers, and commits all of them in some way. */
+typedef int (*rb_committer)(rb_conn *c, const rb_req *r, uint32_t count, uint32_t flags, const void *how);
+int rb_reqs_commit(rb_conn *c, const uint64_t *requests, uint32_t count, uint32_t flags, rb_committer commit, const void *how);
 /* The steps of it, for stream.c. What can be wrong with a request that is to be committed: */
 int rb_req_check_commit(rb_conn *c, const rb_req *r, uint32_t flags);
 /* Marks requests of one attachment as committed: all, or none if one is listed twice. The caller holds mu. */
@@ -196,61 +224,49 @@ void rb_link_told(rb_conn *c, rb_link *l, bool ring, bool full, uint32_t flags);
 bool rb_req_is_over(const rb_req *r);
 /* The slots of a released request are free when its word has come; cancels it, if asked. The caller holds mu. */
 void rb_link_abandon(rb_link *l, uint32_t at, bool cancel, bool *ring);
-int rb_req_wait(rb_conn *c, const rb_req *r, int64_t until);
+int rb_req_wait(const rb_req *r, int64_t until);
 int rb_req_poll(const rb_req *r);
-int rb_req_release(rb_conn *c, const rb_req *r);
+int rb_req_release(const rb_req *r);
 
-/* The body of a function of the header that takes one step of a request's life. */
-#define STEP(client, request, result)                                  \
+/*
+ * Bodies of functions of the header. given: all pointers that they need are there;
+ * result may use c, the client, and r, the request.
+ */
+#define WITH_CLIENT(given, client, result)                             \
 	do {                                                           \
+		if (!(given))                                          \
+			return rb_missing();                           \
 		rb_entry *entry = rb_table_enter(&rb_clients, client); \
 		if (!entry)                                            \
 			return rb_say(RB_ERR_CLOSED);                  \
 		rb_conn *c = entry->value;                             \
-		(void)c;                                               \
-		rb_req r;                                              \
-		int status = rb_req_find(c, request, &r);              \
-		if (!status)                                           \
-			status = (result);                             \
+		int status = RB_OK;                                    \
+		status = (result);                                     \
 		rb_table_leave(entry);                                 \
 		return status;                                         \
 	} while (0)
+#define WITH_REQUEST(given, client, request, result)                                                           \
+	do {                                                                                                   \
+		rb_req r;                                                                                      \
+		WITH_CLIENT(given, client, (status = rb_req_find(c, request, &r)) ? status : (result));        \
+	} while (0)
 
-/* stream.c */
-/* Looks now and then whether the stream that a request was committed on has failed. */
-void rb_link_check_stream(rb_link *l, uint32_t at, int64_t now);
 static inline rb_slot *rb_req_slot(const rb_req *r) { return &r->link->slots[r->at]; }
-static inline uint8_t *rb_req_rows(const rb_req *r, const rb_tensor *t) { return r->link->session.planes.at + t->offset + (r->link->first + r->at) * t->stride; }
+static inline uint8_t *rb_req_rows(const rb_req *r, const rb_tensor *t)
+{
+	return r->link->session.planes.at + t->offset + (r->link->first + r->at) * t->stride;
+}
 /* Sizes of a request's inputs, rounded up to the model's buckets. */
 void rb_link_padded(const rb_link *l, const rb_slot *s, uint32_t dims[RB_DIMS]);
 
 /* waiting.c */
 int rb_link_await(rb_link *l, uint32_t at, int64_t until);
-int64_t rb_link_first_slice(rb_link *l);
-void rb_link_wake_ended(rb_link *l);
-void rb_link_wake_followers(rb_link *l);
-void rb_link_kick(rb_link *l);
-void rb_link_resign(rb_link *l);
-void rb_link_pass_turn(rb_link *l);
-
-/* How long a leader parks before it looks at the board by itself. */
-#define LEAST_SLICE (10 * MILLISECOND)
-#define STOLEN_SLICE (200 * MICROSECOND)
-#define MOST_SLICE (50 * MILLISECOND)
-#define STOLEN_AFTER MILLISECOND
-#define STOLEN_FOR 10000
 
 /* How long a leader spins before it parks: as Go's shm.LeastSpin. */
 #define SPIN (50 * MICROSECOND)
 
 /* notify.c */
-int rb_notifier_start(rb_conn *c);
 void rb_notifier_stop(rb_conn *c);
-void rb_notifier_look(rb_conn *c);        /* has the reaper look at links that the client has left */
-void rb_notifier_tell(rb_link *l);        /* rings if a watched request has ended; the caller holds mu */
-void rb_link_wake_reaper(rb_link *l);     /* there is something to wait for; the caller holds mu */
-void rb_link_watch(rb_link *l, uint32_t at);   /* the caller holds mu and commits it now */
-void rb_link_unwatch(rb_link *l, uint32_t at); /* the caller holds mu */
 
 /* fork.c */
 void rb_link_in_child(void *link);

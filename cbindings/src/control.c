@@ -82,7 +82,7 @@ int rb_send_offer(int fd, int64_t deadline, int offer)
 	return send_all(fd, deadline, &m);
 }
 
-static int broken(const char *why) { return rb_fail(RB_ERR_BROKER_GONE, "%s: %s", rb_status_text(RB_ERR_BROKER_GONE), why); }
+static int broken(const char *why) { return rb_explain(RB_ERR_BROKER_GONE, "%s", why); }
 
 void rb_frame_close_fds(rb_frame *f)
 {
@@ -116,8 +116,8 @@ static int take_fds(struct msghdr *m, rb_frame *f)
 	if (!(m->msg_flags & MSG_CTRUNC))
 		return RB_OK;
 	if (f->nfds < RB_MAX_FDS) /* there was room for them here */
-		return rb_fail(RB_ERR_NO_DESCRIPTORS, "%s: it is this process that has none: too many open files", rb_status_text(RB_ERR_NO_DESCRIPTORS));
-	return rb_fail(RB_ERR_PROTOCOL, "%s: more than %d descriptors", rb_status_text(RB_ERR_PROTOCOL), RB_MAX_FDS);
+		return rb_explain(RB_ERR_NO_DESCRIPTORS, "it is this process that has none: too many open files");
+	return rb_explain(RB_ERR_PROTOCOL, "more than %d descriptors", RB_MAX_FDS);
 }
 
 /* Reads up to size bytes into to, and what comes with them. */
@@ -159,7 +159,7 @@ int rb_receive_frame(int fd, int64_t deadline, rb_frame *f)
 	}
 	uint32_t size = head[0] | (uint32_t)head[1] << 8 | (uint32_t)head[2] << 16 | (uint32_t)head[3] << 24;
 	if (size == 0 || size > RB_GO_MAX_FRAME)
-		return rb_fail(RB_ERR_PROTOCOL, "%s: a frame of %u bytes", rb_status_text(RB_ERR_PROTOCOL), size);
+		return rb_explain(RB_ERR_PROTOCOL, "a frame of %u bytes", size);
 	for (; f->bytes < size; f->bytes += (uint32_t)got) {
 		if (f->bytes == room) { /* grows with what really arrives */
 			room = 4 * room + 4096;

@@ -53,9 +53,12 @@ static struct {
 	char why[200];
 	result (*init)(unsigned), (*count)(int *), (*get)(int *, int), (*uuid)(unsigned char[16], int), (*attribute)(int *, int, int);
 	result (*retain)(void **, int), (*release)(int), (*push)(void *), (*pop)(void **), (*synchronize)(void), (*room)(size_t *, size_t *);
-	result (*create)(addr *, size_t, const properties *, addr), (*forget)(addr), (*export)(int *, addr, int, addr), (*import)(addr *, void *, int);
-	result (*reserve)(addr *, size_t, size_t, addr, addr), (*free)(addr, size_t), (*map)(addr, size_t, size_t, addr, addr), (*unmap)(addr, size_t);
-	result (*allow)(addr, size_t, const access_to *, size_t), (*clear)(addr, unsigned char, size_t), (*host_function)(void *, void (*)(void *), void *), (*query)(void *);
+	result (*create)(addr *, size_t, const properties *, addr), (*forget)(addr), (*export)(int *, addr, int, addr),
+		(*import)(addr *, void *, int);
+	result (*reserve)(addr *, size_t, size_t, addr, addr), (*free)(addr, size_t), (*map)(addr, size_t, size_t, addr, addr),
+		(*unmap)(addr, size_t);
+	result (*allow)(addr, size_t, const access_to *, size_t), (*clear)(addr, unsigned char, size_t), (*query)(void *),
+		(*host_function)(void *, void (*)(void *), void *);
 	result (*name)(result, const char **);
 } cuda = {.mu = PTHREAD_MUTEX_INITIALIZER};
 
@@ -65,11 +68,12 @@ static const char *named(result r)
 	return cuda.name && !cuda.name(r, &text) && text ? text : "an unknown error of the CUDA driver";
 }
 
-static int no_gpu(const char *why) { return rb_fail(RB_ERR_NO_GPU, "%s: %s", rb_status_text(RB_ERR_NO_GPU), why); }
+static int no_gpu(const char *why) { return rb_explain(RB_ERR_NO_GPU, "%s", why); }
 
 static int forked(void)
 {
-	return no_gpu("CUDA was initialised before this process was forked, and does not survive that; start the process by spawn or exec, or fork before CUDA is used");
+	return no_gpu("CUDA was initialised before this process was forked, and does not survive that; "
+		      "start the process by spawn or exec, or fork before CUDA is used");
 }
 
 /* Finds the functions. The caller holds mu. */
@@ -81,10 +85,13 @@ static bool load(void)
 	} functions[] = {
 		{&cuda.init, "cuInit"}, {&cuda.count, "cuDeviceGetCount"}, {&cuda.get, "cuDeviceGet"}, {&cuda.uuid, "cuDeviceGetUuid_v2"},
 		{&cuda.attribute, "cuDeviceGetAttribute"}, {&cuda.retain, "cuDevicePrimaryCtxRetain"}, {&cuda.release, "cuDevicePrimaryCtxRelease_v2"},
-		{&cuda.push, "cuCtxPushCurrent_v2"}, {&cuda.pop, "cuCtxPopCurrent_v2"}, {&cuda.synchronize, "cuCtxSynchronize"}, {&cuda.room, "cuMemGetInfo_v2"},
-		{&cuda.create, "cuMemCreate"}, {&cuda.forget, "cuMemRelease"}, {&cuda.export, "cuMemExportToShareableHandle"}, {&cuda.import, "cuMemImportFromShareableHandle"},
+		{&cuda.push, "cuCtxPushCurrent_v2"}, {&cuda.pop, "cuCtxPopCurrent_v2"}, {&cuda.synchronize, "cuCtxSynchronize"},
+		{&cuda.room, "cuMemGetInfo_v2"},
+		{&cuda.create, "cuMemCreate"}, {&cuda.forget, "cuMemRelease"}, {&cuda.export, "cuMemExportToShareableHandle"},
+		{&cuda.import, "cuMemImportFromShareableHandle"},
 		{&cuda.reserve, "cuMemAddressReserve"}, {&cuda.free, "cuMemAddressFree"}, {&cuda.map, "cuMemMap"}, {&cuda.unmap, "cuMemUnmap"},
-		{&cuda.allow, "cuMemSetAccess"}, {&cuda.clear, "cuMemsetD8_v2"}, {&cuda.host_function, "cuLaunchHostFunc"}, {&cuda.query, "cuStreamQuery"}, {&cuda.name, "cuGetErrorName"},
+		{&cuda.allow, "cuMemSetAccess"}, {&cuda.clear, "cuMemsetD8_v2"}, {&cuda.host_function, "cuLaunchHostFunc"},
+		{&cuda.query, "cuStreamQuery"}, {&cuda.name, "cuGetErrorName"},
 	};
 	const char *path = secure_getenv("RINGBATCH_LIBCUDA");
 	void *library = dlopen(path && *path ? path : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -146,7 +153,7 @@ static int enter(int device, void **context)
 	if (!r && (r = cuda.push(*context)))
 		cuda.release(device);
 	if (r == OUT_OF_MEMORY)
-		return rb_fail(RB_ERR_NO_MEMORY, "%s: no device memory is left for a CUDA context", rb_status_text(RB_ERR_NO_MEMORY));
+		return rb_explain(RB_ERR_NO_MEMORY, "no device memory is left for a CUDA context");
 	return r == NOT_INITIALIZED ? forked() : r ? no_gpu(named(r)) : RB_OK;
 }
 
@@ -164,10 +171,10 @@ static int refused(result r, uint64_t bytes, const char *what)
 	size_t left = 0, all = 0;
 	if (r == OUT_OF_MEMORY) {
 		cuda.room(&left, &all);
-		return rb_fail(RB_ERR_NO_MEMORY, "%s: %s %" PRIu64 " MiB of device memory; %zu of %zu MiB are free; lower the model's slots, or give the GPU to fewer", rb_status_text(RB_ERR_NO_MEMORY),
-			       what, bytes >> 20, left >> 20, all >> 20);
+		return rb_explain(RB_ERR_NO_MEMORY, "%s %" PRIu64 " MiB of device memory; %zu of %zu MiB are free; "
+				  "lower the model's slots, or give the GPU to fewer", what, bytes >> 20, left >> 20, all >> 20);
 	}
-	return rb_fail(RB_ERR_LAYOUT, "%s: %s %" PRIu64 " bytes of device memory: %s", rb_status_text(RB_ERR_LAYOUT), what, bytes, named(r));
+	return rb_explain(RB_ERR_LAYOUT, "%s %" PRIu64 " bytes of device memory: %s", what, bytes, named(r));
 }
 
 static result map(addr handle, uint64_t bytes, int device, addr *at)
@@ -214,7 +221,7 @@ int rb_device_allocate(uint64_t bytes, uint64_t number, int *fd, char gpu[RB_GPU
 	if (status)
 		return status;
 	if (number >= (uint64_t)count)
-		return rb_fail(RB_ERR_WRONG_GPU, "%s: device:%" PRIu64 " is to hold it, and this worker sees %d", rb_status_text(RB_ERR_WRONG_GPU), number, count);
+		return rb_explain(RB_ERR_WRONG_GPU, "device:%" PRIu64 " is to hold it, and this worker sees %d", number, count);
 	result r = cuda.get(&device, (int)number);
 	if (!r)
 		r = uuid_of(device, gpu);
@@ -250,7 +257,7 @@ static int find(const char *gpu, int *device)
 			return RB_OK;
 		snprintf(seen + strlen(seen), sizeof seen - strlen(seen), "%s%s", *seen ? ", " : "", other);
 	}
-	return status ? status : rb_fail(RB_ERR_WRONG_GPU, "%s: it is on %s, this process sees %s (CUDA_VISIBLE_DEVICES?)", rb_status_text(RB_ERR_WRONG_GPU), gpu, seen);
+	return status ? status : rb_explain(RB_ERR_WRONG_GPU, "it is on %s, this process sees %s (CUDA_VISIBLE_DEVICES?)", gpu, seen);
 }
 
 int rb_device_import(rb_device *d, int fd, uint64_t bytes, const char *gpu)
@@ -304,7 +311,7 @@ int rb_device_launch(const rb_device *d, void *stream, void (*f)(void *), void *
 		r = cuda.host_function(stream, f, argument);
 		cuda.pop(&was);
 	}
-	return r ? rb_fail(RB_ERR_INVALID, "%s: the stream takes no more work: %s", rb_status_text(RB_ERR_INVALID), named(r)) : RB_OK;
+	return r ? rb_explain(RB_ERR_INVALID, "the stream takes no more work: %s", named(r)) : RB_OK;
 }
 
 bool rb_device_broken(const rb_device *d, char *why, size_t room)
@@ -350,6 +357,15 @@ static bool postpone(const rb_device *d)
 		later.list[later.count++] = *d;
 	pthread_mutex_unlock(&later.mu);
 	return fits; /* if not, it stays mapped until the process ends */
+}
+
+void rb_device_synchronize(const rb_device *d)
+{
+	void *was;
+	if (!d->base || in_host_function || cuda.by != getpid() || cuda.push(d->context))
+		return;
+	cuda.synchronize();
+	cuda.pop(&was);
 }
 
 static void close_now(const rb_device *d)

@@ -89,14 +89,29 @@ static void set_message(const char *text)
 	*to = 0;
 }
 
-int rb_fail(int status, const char *format, ...)
+static void leave_message(const char *prefix, const char *separator, const char *format, va_list args)
 {
 	char text[MESSAGE_BYTES];
+	int n = snprintf(text, sizeof text, "%s%s", prefix, separator);
+	vsnprintf(text + n, sizeof text - (size_t)n, format, args);
+	set_message(text);
+}
+
+int rb_fail(int status, const char *format, ...)
+{
 	va_list args;
 	va_start(args, format);
-	vsnprintf(text, sizeof text, format, args);
+	leave_message("", "", format, args);
 	va_end(args);
-	set_message(text);
+	return status;
+}
+
+int rb_explain(int status, const char *format, ...)
+{
+	va_list args;
+	va_start(args, format);
+	leave_message(rb_status_text(status), ": ", format, args);
+	va_end(args);
 	return status;
 }
 
@@ -106,11 +121,11 @@ int rb_say(int status)
 	return status;
 }
 
-int rb_missing(void) { return rb_fail(RB_ERR_INVALID, "%s: a pointer that this function needs is NULL", rb_status_text(RB_ERR_INVALID)); }
+int rb_missing(void) { return rb_explain(RB_ERR_INVALID, "a pointer that this function needs is NULL"); }
 
 int rb_check_flags(uint32_t flags, uint32_t all)
 {
-	return flags & ~all ? rb_fail(RB_ERR_INVALID, "%s: flags %#x", rb_status_text(RB_ERR_INVALID), flags & ~all) : RB_OK;
+	return flags & ~all ? rb_explain(RB_ERR_INVALID, "flags %#x", flags & ~all) : RB_OK;
 }
 
 int rb_abi_version(void) { return RB_ABI_VERSION; }

@@ -16,7 +16,8 @@
  * still be around: they find zeros, and write where nobody looks. */
 static void zero_pages(rb_segment *s)
 {
-	if (s->at && mmap(s->at, s->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0) != (void *)s->at)
+	const int empty = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+	if (s->at && mmap(s->at, s->bytes, PROT_READ | PROT_WRITE, empty, -1, 0) != (void *)s->at)
 		s->at = NULL;
 }
 

@@ -126,7 +126,7 @@ int rb_map_device(uint64_t id, rb_device *device)
 	if (!device)
 		return rb_missing();
 	if (device->size != sizeof *device)
-		return rb_fail(RB_ERR_VERSION, "%s: rb_device.size is %u, expected %zu", rb_status_text(RB_ERR_VERSION), device->size, sizeof *device);
+		return rb_explain(RB_ERR_VERSION, "rb_device.size is %u, expected %zu", device->size, sizeof *device);
 	rb_entry *e = rb_table_enter(&rb_maps, id);
 	if (!e)
 		return no_map();

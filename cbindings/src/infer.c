@@ -8,10 +8,10 @@
 static int each(const void *const *pointers, uint32_t count, const char *what)
 {
 	if (!pointers)
-		return rb_fail(RB_ERR_INVALID, "%s: the %ss are NULL", rb_status_text(RB_ERR_INVALID), what);
+		return rb_explain(RB_ERR_INVALID, "the %ss are NULL", what);
 	for (uint32_t k = 0; k < count; k++)
 		if (!pointers[k])
-			return rb_fail(RB_ERR_INVALID, "%s: %s %u is NULL", rb_status_text(RB_ERR_INVALID), what, k);
+			return rb_explain(RB_ERR_INVALID, "%s %u is NULL", what, k);
 	return RB_OK;
 }
 
@@ -20,14 +20,14 @@ static int on_host(const rb_conn *c, int side)
 {
 	if (!c->on_device[side])
 		return RB_OK;
-	return rb_fail(RB_ERR_INVALID, "%s: %s has %s in device memory; claim a request, and take their rows in place", rb_status_text(RB_ERR_INVALID), c->model,
+	return rb_explain(RB_ERR_INVALID, "%s has %s in device memory; claim a request, and take their rows in place", c->model,
 		       side == RB_INPUT ? "inputs" : "outputs");
 }
 
 static int submit(rb_conn *c, uint32_t rows, const void *const *inputs, int64_t timeout, int64_t claim_for, uint32_t flags, rb_req *r)
 {
 	if (!c->sized)
-		return rb_fail(RB_ERR_SHAPE, "%s: %s has variable dimensions; claim with their sizes", rb_status_text(RB_ERR_SHAPE), c->model);
+		return rb_explain(RB_ERR_SHAPE, "%s has variable dimensions; claim with their sizes", c->model);
 	int status = rb_check_flags(flags, RB_NOTIFY | RB_HOLD);
 	if (!status)
 		status = each(inputs, c->inputs, "input");
@@ -44,31 +44,32 @@ static int submit(rb_conn *c, uint32_t rows, const void *const *inputs, int64_t 
 		return RB_OK;
 	status = rb_req_commit(c, r, 1, timeout, flags);
 	if (status)
-		rb_req_release(c, r);
+		rb_req_release(r);
 	return status;
 }
 
 static int collect(rb_conn *c, const rb_req *r, void *const *outputs)
 {
 	if (!c->sized)
-		return rb_fail(RB_ERR_SHAPE, "%s: %s has variable dimensions; read its outputs with rb_output", rb_status_text(RB_ERR_SHAPE), c->model);
+		return rb_explain(RB_ERR_SHAPE, "%s has variable dimensions; read its outputs with rb_output", c->model);
 	int status = each((const void *const *)outputs, c->outputs, "output");
 	if (!status)
 		status = on_host(c, RB_OUTPUT);
 	if (status)
 		return status;
 	if ((status = rb_req_poll(r)) && status != RB_ERR_NOT_DONE && status != RB_ERR_NOT_COMMITTED)
-		rb_req_release(c, r);
+		rb_req_release(r);
 	if (status)
 		return status;
 	const rb_tensor *t = rb_tensors_of(&r->link->session.layout, RB_OUTPUT);
 	uint32_t rows = rb_req_slot(r)->rows;
 	for (uint32_t k = 0; k < c->outputs; k++)
 		memcpy(outputs[k], rb_req_rows(r, &t[k]), rows * t[k].stride);
-	return rb_req_release(c, r);
+	return rb_req_release(r);
 }
 
-static int infer(rb_conn *c, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice, uint64_t *request)
+static int infer(rb_conn *c, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice,
+	uint64_t *request)
 {
 	rb_req r;
 	int status = each((const void *const *)outputs, c->outputs, "output"); /* before anything is sent */
@@ -79,7 +80,7 @@ static int infer(rb_conn *c, uint32_t rows, const void *const *inputs, void *con
 		status = submit(c, rows, inputs, timeout, slice, 0, &r);
 	if (status)
 		return status;
-	status = rb_req_wait(c, &r, until); /* waiting for slots counted */
+	status = rb_req_wait(&r, until); /* waiting for slots counted */
 	if (status == RB_ERR_TIMEOUT) {
 		*request = rb_req_id(&r);
 		return status;
@@ -87,88 +88,58 @@ static int infer(rb_conn *c, uint32_t rows, const void *const *inputs, void *con
 	return collect(c, &r, outputs);
 }
 
-int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice, uint64_t *request)
+static int claim_prepared(rb_conn *c, rb_inference *i)
 {
-	if (!request)
-		return rb_missing();
-	*request = 0;
-	rb_entry *entry = rb_table_enter(&rb_clients, client);
-	if (!entry)
-		return rb_say(RB_ERR_CLOSED);
-	int status = infer(entry->value, rows, inputs, outputs, timeout, slice, request);
-	rb_table_leave(entry);
-	return status;
-}
-
-int rb_submit(rb_client client, uint32_t rows, const void *const *inputs, int64_t timeout, uint32_t flags, uint64_t *request)
-{
-	if (!request)
-		return rb_missing();
-	rb_entry *entry = rb_table_enter(&rb_clients, client);
-	if (!entry)
-		return rb_say(RB_ERR_CLOSED);
 	rb_req r;
-	int status = submit(entry->value, rows, inputs, timeout, 0, flags, &r);
-	if (!status)
-		*request = rb_req_id(&r);
-	rb_table_leave(entry);
-	return status;
-}
-
-int rb_collect(rb_client client, uint64_t request, void *const *outputs)
-{
-	rb_entry *entry = rb_table_enter(&rb_clients, client);
-	if (!entry)
-		return rb_say(RB_ERR_CLOSED);
-	rb_req r;
-	int status = rb_req_find(entry->value, request, &r);
-	if (!status)
-		status = collect(entry->value, &r, outputs);
-	rb_table_leave(entry);
-	return status;
-}
-
-_Static_assert(sizeof(rb_inference) == 64, "other languages know it word by word");
-int rb_infer_prepared(rb_inference *i) { return i ? rb_infer(i->client, i->rows, i->inputs, i->outputs, i->timeout, i->slice, &i->request) : rb_missing(); }
-int rb_submit_prepared(rb_inference *i) { return i ? rb_submit(i->client, i->rows, i->inputs, i->timeout, i->flags, &i->request) : rb_missing(); }
-int rb_collect_prepared(const rb_inference *i) { return i ? rb_collect(i->client, i->request, i->outputs) : rb_missing(); }
-
-int rb_claim_prepared(rb_inference *i)
-{
-	if (!i)
-		return rb_missing();
-	rb_entry *entry = rb_table_enter(&rb_clients, i->client);
-	if (!entry)
-		return rb_say(RB_ERR_CLOSED);
-	rb_conn *c = entry->value;
-	rb_req r;
+	bool at_once = i->flags & RB_AT_ONCE;
 	int status = rb_check_flags(i->flags, RB_AT_ONCE);
-	if (!status && i->flags & RB_AT_ONCE && !c->live)
+	if (!status && at_once && !c->live)
 		status = rb_say(RB_ERR_FULL);
 	if (!status)
-		status = rb_req_claim(c, i->rows, NULL, 0, i->flags & RB_AT_ONCE ? 0 : i->slice, &r);
+		status = rb_req_claim(c, i->rows, NULL, 0, at_once ? 0 : i->slice, &r);
 	if (!status) {
 		i->request = rb_req_id(&r);
 		i->slot = r.link->first + r.at;
 		i->attachment = r.link->number;
 	}
-	rb_table_leave(entry);
 	return status;
 }
 
-int rb_run_prepared(const rb_inference *i)
+static int run_prepared(rb_conn *c, const rb_req *r, const rb_inference *i)
 {
-	if (!i)
-		return rb_missing();
-	rb_entry *entry = rb_table_enter(&rb_clients, i->client);
-	if (!entry)
-		return rb_say(RB_ERR_CLOSED);
-	rb_req r;
-	int status = rb_req_find(entry->value, i->request, &r);
-	if (!status)
-		status = rb_req_commit(entry->value, &r, 1, i->timeout, 0);
-	if (!status)
-		status = rb_req_wait(entry->value, &r, rb_until(i->slice, i->slice < 0 ? 0 : rb_now()));
-	rb_table_leave(entry);
-	return status;
+	int status = rb_req_commit(c, r, 1, i->timeout, 0);
+	return status ? status : rb_req_wait(r, rb_until(i->slice, i->slice < 0 ? 0 : rb_now()));
 }
+
+/* ---- the functions of the header ------------------------------------------------- */
+
+int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice,
+	uint64_t *request)
+{
+	if (request)
+		*request = 0;
+	WITH_CLIENT(request, client, infer(c, rows, inputs, outputs, timeout, slice, request));
+}
+
+int rb_submit(rb_client client, uint32_t rows, const void *const *inputs, int64_t timeout, uint32_t flags, uint64_t *request)
+{
+	rb_req r;
+	WITH_CLIENT(request, client, (status = submit(c, rows, inputs, timeout, 0, flags, &r)) ? status : (*request = rb_req_id(&r), RB_OK));
+}
+
+int rb_collect(rb_client client, uint64_t request, void *const *outputs) { WITH_REQUEST(true, client, request, collect(c, &r, outputs)); }
+
+_Static_assert(sizeof(rb_inference) == 64, "other languages know it word by word");
+int rb_infer_prepared(rb_inference *i)
+{
+	return i ? rb_infer(i->client, i->rows, i->inputs, i->outputs, i->timeout, i->slice, &i->request) : rb_missing();
+}
+
+int rb_submit_prepared(rb_inference *i)
+{
+	return i ? rb_submit(i->client, i->rows, i->inputs, i->timeout, i->flags, &i->request) : rb_missing();
+}
+
+int rb_collect_prepared(const rb_inference *i) { return i ? rb_collect(i->client, i->request, i->outputs) : rb_missing(); }
+int rb_claim_prepared(rb_inference *i) { WITH_CLIENT(i, i->client, claim_prepared(c, i)); }
+int rb_run_prepared(const rb_inference *i) { WITH_REQUEST(i, i->client, i->request, run_prepared(c, &r, i)); }

@@ -8,9 +8,11 @@
  *   msgpack.c control.c socket.c reply.h reply.c   internal/control: messages, frames, descriptors
  *   policy.c           policy: only what travels
  *   attach.c session.c device.c stats.c   internal/attach: call the broker, check everything, map it
- *   client.c link.c request.c views.c waiting.c infer.c notify.c stream.c   client
- *   worker.c batch.c gather.c   worker
+ *   wake.c link.c conn.c waiting.c request.c views.c infer.c stream.c notify.c client.c   client
+ *   gather.c taken.c worker.c batch.c   worker
  *   handles.c fork.c error.c status.c   what a C library needs besides
+ *
+ * In each of the last three lines a file calls only those before it.
  */
 #ifndef RB_INTERNAL_H
 #define RB_INTERNAL_H
@@ -26,11 +28,17 @@
 #define MILLISECOND INT64_C(1000000)
 #define MICROSECOND INT64_C(1000)
 
+/* How long a thread parks before it looks by itself: at the board, since another attached process may have taken its
+ * wake-up, and at the socket, since a dead broker rings no bell. */
+#define PARK_SLICE (50 * MILLISECOND)
+
 /* ---- errors ------------------------------------------------------------- */
 
 /* Leaves the text of an error for rb_error, and gives the status back. */
 int rb_fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* With the status's general text. */
+/* The same behind the status's general text. */
+int rb_explain(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* With that text alone. */
 int rb_say(int status);
 int rb_missing(void); /* a pointer is NULL */
 
@@ -49,6 +57,12 @@ typedef struct rb_layout {
 	uint64_t words_at, records_at, reasons_at;
 } rb_layout;
 
+/* The board in a segment. */
+static inline rb_board rb_board_at(const rb_layout *l, uint8_t *at)
+{
+	return (rb_board){.bells = (void *)(at + RB_GO_SEGMENT_HEADER), .words = (void *)(at + l->words_at),
+			  .records = (void *)(at + l->records_at), .reasons = (char *)(at + l->reasons_at)};
+}
 /* Reads one tensor's text, of so many bytes. */
 int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t);
 /* The way back; returns the length that it has or would have. */
@@ -93,8 +107,10 @@ void rb_put_map(rb_writer *w, uint32_t pairs);
 void rb_put_array(rb_writer *w, uint32_t n);
 void rb_put_text(rb_writer *w, const char *text, size_t bytes);
 void rb_put_string(rb_writer *w, const char *text);
-void rb_put_int(rb_writer *w, int64_t n);
-void rb_put_true(rb_writer *w);
+/* A key and its value. */
+void rb_put_word(rb_writer *w, const char *key, const char *text); /* NULL is "" */
+void rb_put_number(rb_writer *w, const char *key, int64_t n);
+void rb_put_true(rb_writer *w, const char *key);
 
 /* A place in a message that rb_check_message has walked over. */
 typedef struct rb_reader {
@@ -161,6 +177,8 @@ typedef struct rb_range {
 	uint64_t offset, bytes;
 } rb_range;
 int rb_segment_populate(rb_segment *s, const rb_range *ranges, uint32_t count);
+/* Widens a range of a segment to whole pages of the kernel, which may be larger than RB_GO_PAGE: 64 KiB on some arm64 machines. */
+rb_range rb_whole_pages(rb_range r, uint64_t page, uint64_t size);
 /* What the memory cgroups of this process leave it; false if nothing is limited. */
 bool rb_cgroup_room(int64_t *left, int64_t *limit, char *group, size_t size);
 /* The cores that a CPU quota is worth, rounded up: "150000 100000", a line of cpu.max, is 2; UINT32_MAX for none. */
@@ -175,6 +193,8 @@ uint32_t rb_quota_cores(const char *cpu_max);
 int rb_device_allocate(uint64_t bytes, uint64_t number, int *fd, char gpu[RB_GPU_BYTES]);
 /* Maps such memory; the descriptor stays the caller's. */
 int rb_device_import(rb_device *d, int fd, uint64_t bytes, const char *gpu);
+/* Waits until the GPU has done all work of this process; nothing to do without device memory. */
+void rb_device_synchronize(const rb_device *d);
 /* Unmaps it, if there is some, as soon as that is allowed. */
 void rb_device_close(rb_device *d);
 /* Whether the stream has nothing left to do; looks until then. */
@@ -212,7 +232,10 @@ typedef struct rb_session {
 } rb_session;
 
 /* Where the offsets of a tensor count from. */
-static inline uint8_t *rb_base_of(const rb_session *s, const rb_tensor *t) { return t->on_device ? (uint8_t *)(uintptr_t)s->device.base : s->planes.at; }
+static inline uint8_t *rb_base_of(const rb_session *s, const rb_tensor *t)
+{
+	return t->on_device ? (uint8_t *)(uintptr_t)s->device.base : s->planes.at;
+}
 
 /* policy.c: the policy that a worker asks for, "key=value key=value", as a key and its value. */
 int rb_put_policy(rb_writer *w, const char *text);
@@ -251,9 +274,9 @@ void rb_close_fd(_Atomic int *fd);
  * process but its owner only closes its own descriptor. */
 void rb_hang_up(int fd, pid_t owner);
 
-/* A request's first keys: version, op, model, name. */
 /* The tensors as two keys and their values. */
 void rb_put_signature(rb_writer *w, const rb_layout *l);
+/* A request's first keys: version, op, model, name. */
 void rb_begin_request(rb_writer *w, uint32_t pairs, const char *op, const char *model, const char *name);
 
 /* ---- handles ------------------------------------------------------------ */
@@ -295,7 +318,8 @@ void rb_watch_forks(void);
 /* ---- maps --------------------------------------------------------------- */
 
 /* Gives out a hold on a session's mapping; in_child makes its owner known as the parent's. */
-int rb_map_new(rb_map *out, const rb_session *s, uint32_t attachment, void *owner, void (*release)(void *owner), void (*in_child)(void *owner));
+int rb_map_new(rb_map *out, const rb_session *s, uint32_t attachment, void *owner, void (*release)(void *owner),
+	void (*in_child)(void *owner));
 
 /* What a flag may not be. */
 int rb_check_flags(uint32_t flags, uint32_t all);

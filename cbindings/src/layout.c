@@ -11,14 +11,14 @@ static int check_side(rb_layout *l, int side, uint32_t count)
 	for (uint32_t k = 0; k < count; k++) {
 		for (uint32_t j = 0; j < k; j++)
 			if (!strcmp(t[j].name, t[k].name))
-				return rb_fail(RB_ERR_INVALID, "%s: tensor \"%s\" appears twice", rb_status_text(RB_ERR_INVALID), t[k].name);
+				return rb_explain(RB_ERR_INVALID, "tensor \"%s\" appears twice", t[k].name);
 		l->dims_at[&t[k] - l->tensor] = (uint8_t)l->dims[side];
 		l->on_device |= t[k].on_device;
 		for (uint32_t i = 0; i < t[k].rank; i++) {
 			if (!(t[k].variable >> i & 1))
 				continue;
 			if (l->dims[side] == RB_DIMS)
-				return rb_fail(RB_ERR_INVALID, "%s: more than %d variable dimensions on one side", rb_status_text(RB_ERR_INVALID), (int)RB_DIMS);
+				return rb_explain(RB_ERR_INVALID, "more than %d variable dimensions on one side", (int)RB_DIMS);
 			l->most[side][l->dims[side]++] = (uint32_t)t[k].shape[i];
 		}
 	}
@@ -50,7 +50,7 @@ static int place_planes(rb_layout *l, rb_tensor *t, uint32_t count)
 	for (uint32_t k = 0; k < count; k++) {
 		uint64_t *at = t[k].on_device ? &l->device_size : &l->planes_size;
 		if (t[k].stride > ((uint64_t)INT64_MAX - *at - RB_GO_DEVICE_GRAIN) / l->slots)
-			return rb_fail(RB_ERR_INVALID, "%s: %u slots of %" PRIu64 " bytes do not fit an address space", rb_status_text(RB_ERR_INVALID), l->slots, t[k].stride);
+			return rb_explain(RB_ERR_INVALID, "%u slots of %" PRIu64 " bytes do not fit an address space", l->slots, t[k].stride);
 		t[k].offset = *at;
 		*at = rb_round_up(*at + t[k].stride * l->slots, RB_GO_PAGE);
 	}
@@ -75,7 +75,7 @@ int rb_layout_among(rb_layout *l, rb_tensor *plane, uint32_t planes)
 		while (i < planes && !same_tensor(&plane[i], &l->tensor[k]))
 			i++;
 		if (i == planes)
-			return rb_fail(RB_ERR_LAYOUT, "%s: the ring has no tensor \"%s\"", rb_status_text(RB_ERR_LAYOUT), l->tensor[k].name);
+			return rb_explain(RB_ERR_LAYOUT, "the ring has no tensor \"%s\"", l->tensor[k].name);
 		l->tensor[k].offset = plane[i].offset;
 	}
 	l->geometry = geometry(l, plane, planes, planes);
@@ -85,7 +85,7 @@ int rb_layout_among(rb_layout *l, rb_tensor *plane, uint32_t planes)
 int rb_layout_place(rb_layout *l, uint32_t slots, uint32_t max_batch)
 {
 	if (!l->inputs || !l->outputs || l->inputs + l->outputs > RB_GO_MAX_TENSORS)
-		return rb_fail(RB_ERR_INVALID, "%s: a model needs at least one input and one output, %d tensors at most", rb_status_text(RB_ERR_INVALID), (int)RB_GO_MAX_TENSORS);
+		return rb_explain(RB_ERR_INVALID, "a model needs at least one input and one output, %d tensors at most", (int)RB_GO_MAX_TENSORS);
 	l->dims[0] = l->dims[1] = 0;
 	l->on_device = false;
 	int status = check_side(l, RB_INPUT, l->inputs);
@@ -94,9 +94,9 @@ int rb_layout_place(rb_layout *l, uint32_t slots, uint32_t max_batch)
 	if (status)
 		return status;
 	if (slots < 1 || slots > RB_GO_MAX_SLOTS)
-		return rb_fail(RB_ERR_INVALID, "%s: slots is %u, must be 1..%d", rb_status_text(RB_ERR_INVALID), slots, (int)RB_GO_MAX_SLOTS);
+		return rb_explain(RB_ERR_INVALID, "slots is %u, must be 1..%d", slots, (int)RB_GO_MAX_SLOTS);
 	if (max_batch < 1 || max_batch > RB_GO_MAX_BATCH_ROWS)
-		return rb_fail(RB_ERR_INVALID, "%s: max_batch_size is %u, must be 1..%d", rb_status_text(RB_ERR_INVALID), max_batch, (int)RB_GO_MAX_BATCH_ROWS);
+		return rb_explain(RB_ERR_INVALID, "max_batch_size is %u, must be 1..%d", max_batch, (int)RB_GO_MAX_BATCH_ROWS);
 	l->slots = slots;
 	l->max_batch = max_batch;
 	if ((status = place_planes(l, l->tensor, l->inputs + l->outputs)))
@@ -130,7 +130,10 @@ uint64_t rb_client_segment_size(uint32_t window, bool times)
 	return rb_round_up(rb_times_at(window) + (times ? 2 * (uint64_t)window * sizeof(rb_times) : 0), RB_GO_PAGE);
 }
 uint64_t rb_done_ring_size(uint32_t depth) { return power_of_two(2 * (uint64_t)depth); }
-uint64_t rb_mails_at(uint32_t depth) { return rb_round_up(RB_GO_SEGMENT_HEADER + rb_done_ring_size(depth) * sizeof(rb_done_entry), RB_GO_CACHE_LINE); }
+uint64_t rb_mails_at(uint32_t depth)
+{
+	return rb_round_up(RB_GO_SEGMENT_HEADER + rb_done_ring_size(depth) * sizeof(rb_done_entry), RB_GO_CACHE_LINE);
+}
 uint64_t rb_mail_size(uint32_t max_batch) { return sizeof(rb_mail) + sizeof(rb_mail_request) * (uint64_t)max_batch; }
 uint64_t rb_worker_segment_size(uint32_t depth, uint32_t max_batch)
 {

@@ -28,79 +28,29 @@
 #define RB_GO_CONTROL_VERSION 0x4ull
 #define RB_GO_MAX_FRAME 0x100000ull
 
-#define RB_GO_SIZE_HEADER 64
-#define RB_GO_AT_HEADER_MAGIC 0
-#define RB_GO_AT_HEADER_VERSION 8
-#define RB_GO_AT_HEADER_KIND 12
-#define RB_GO_AT_HEADER_SIZE 16
-#define RB_GO_AT_HEADER_EPOCH 24
-#define RB_GO_AT_HEADER_GEOMETRY 32
-#define RB_GO_AT_HEADER_SLOTS 40
-#define RB_GO_AT_HEADER_MAX_BATCH 44
-
-#define RB_GO_SIZE_COMMIT 64
-#define RB_GO_AT_COMMIT_KIND 0
-#define RB_GO_AT_COMMIT_LEVEL 1
-#define RB_GO_AT_COMMIT_ROWS 4
-#define RB_GO_AT_COMMIT_SLOT 8
-#define RB_GO_AT_COMMIT_GEN 12
-#define RB_GO_AT_COMMIT_DEADLINE 16
-#define RB_GO_AT_COMMIT_COMMITTED 24
-#define RB_GO_AT_COMMIT_DIMS 32
-
-#define RB_GO_SIZE_MAIL 64
-#define RB_GO_AT_MAIL_BATCH 0
-#define RB_GO_AT_MAIL_DISPATCHED 8
-#define RB_GO_AT_MAIL_REQUESTS 16
-#define RB_GO_AT_MAIL_ROWS 20
-#define RB_GO_AT_MAIL_PAD_TO 24
-#define RB_GO_AT_MAIL_LEVEL 28
-#define RB_GO_AT_MAIL_DIMS 32
-
-#define RB_GO_SIZE_MAIL_REQUEST 64
-#define RB_GO_AT_MAIL_REQUEST_SLOT 0
-#define RB_GO_AT_MAIL_REQUEST_GEN 4
-#define RB_GO_AT_MAIL_REQUEST_ROWS 8
-#define RB_GO_AT_MAIL_REQUEST_BELL 12
-#define RB_GO_AT_MAIL_REQUEST_DEADLINE 16
-#define RB_GO_AT_MAIL_REQUEST_COMMITTED 24
-#define RB_GO_AT_MAIL_REQUEST_DIMS 32
-
-#define RB_GO_SIZE_DONE 32
-#define RB_GO_AT_DONE_BATCH 0
-#define RB_GO_AT_DONE_STARTED 8
-#define RB_GO_AT_DONE_FINISHED 16
-#define RB_GO_AT_DONE_FAILED 24
-
-#define RB_GO_SIZE_RECORD 64
-#define RB_GO_AT_RECORD_DISPATCHED 0
-#define RB_GO_AT_RECORD_STARTED 8
-#define RB_GO_AT_RECORD_FINISHED 16
-#define RB_GO_AT_RECORD_REASON_LEN 24
-#define RB_GO_AT_RECORD_DIMS 32
-
-#define RB_GO_SIZE_RING_WORDS 128
-#define RB_GO_AT_RING_WORDS_TAIL 0
-#define RB_GO_AT_RING_WORDS_HEAD 64
-#define RB_GO_AT_RING_WORDS_ARMED_AT 72
-
-#define RB_GO_SIZE_MAIL_WORDS 192
-#define RB_GO_AT_MAIL_WORDS_TAIL 0
-#define RB_GO_AT_MAIL_WORDS_BELL 56
-#define RB_GO_AT_MAIL_WORDS_TAKEN 64
-#define RB_GO_AT_MAIL_WORDS_PARKED 72
-#define RB_GO_AT_MAIL_WORDS_LANES 76
-
-#define RB_GO_SIZE_RECORD_WORDS 64
-#define RB_GO_AT_RECORD_WORDS_RECORDING 0
-
-#define RB_GO_SIZE_TIMES 64
-#define RB_GO_AT_TIMES_GEN 0
-#define RB_GO_AT_TIMES_ASKED 8
-#define RB_GO_AT_TIMES_CLAIMED 16
-#define RB_GO_AT_TIMES_WOKEN 24
-
-#define RB_GO_SIZE_BELL 64
-#define RB_GO_AT_BELL_COUNT 0
+/* For each struct SIZE(type, bytes) and for each of its fields PLACE(type, field, offset). */
+#define RB_GO_STRUCTS(SIZE, PLACE) \
+	SIZE(rb_header, 64) PLACE(rb_header, magic, 0) PLACE(rb_header, version, 8) PLACE(rb_header, kind, 12) \
+	PLACE(rb_header, size, 16) PLACE(rb_header, epoch, 24) PLACE(rb_header, geometry, 32) PLACE(rb_header, slots, 40) \
+	PLACE(rb_header, max_batch, 44) \
+	SIZE(rb_commit_entry, 64) PLACE(rb_commit_entry, kind, 0) PLACE(rb_commit_entry, level, 1) \
+	PLACE(rb_commit_entry, rows, 4) PLACE(rb_commit_entry, slot, 8) PLACE(rb_commit_entry, gen, 12) \
+	PLACE(rb_commit_entry, deadline, 16) PLACE(rb_commit_entry, committed, 24) PLACE(rb_commit_entry, dims, 32) \
+	SIZE(rb_mail, 64) PLACE(rb_mail, batch, 0) PLACE(rb_mail, dispatched, 8) PLACE(rb_mail, requests, 16) \
+	PLACE(rb_mail, rows, 20) PLACE(rb_mail, pad_to, 24) PLACE(rb_mail, level, 28) PLACE(rb_mail, dims, 32) \
+	SIZE(rb_mail_request, 64) PLACE(rb_mail_request, slot, 0) PLACE(rb_mail_request, gen, 4) PLACE(rb_mail_request, rows, 8) \
+	PLACE(rb_mail_request, bell, 12) PLACE(rb_mail_request, deadline, 16) PLACE(rb_mail_request, committed, 24) \
+	PLACE(rb_mail_request, dims, 32) \
+	SIZE(rb_done_entry, 32) PLACE(rb_done_entry, batch, 0) PLACE(rb_done_entry, started, 8) \
+	PLACE(rb_done_entry, finished, 16) PLACE(rb_done_entry, failed, 24) \
+	SIZE(rb_record, 64) PLACE(rb_record, dispatched, 0) PLACE(rb_record, started, 8) PLACE(rb_record, finished, 16) \
+	PLACE(rb_record, reason_len, 24) PLACE(rb_record, dims, 32) \
+	SIZE(rb_ring_words, 128) PLACE(rb_ring_words, tail, 0) PLACE(rb_ring_words, head, 64) PLACE(rb_ring_words, armed_at, 72) \
+	SIZE(rb_mail_words, 192) PLACE(rb_mail_words, tail, 0) PLACE(rb_mail_words, bell, 56) PLACE(rb_mail_words, taken, 64) \
+	PLACE(rb_mail_words, parked, 72) PLACE(rb_mail_words, lanes, 76) \
+	SIZE(rb_record_words, 64) PLACE(rb_record_words, recording, 0) \
+	SIZE(rb_times, 64) PLACE(rb_times, gen, 0) PLACE(rb_times, asked, 8) PLACE(rb_times, claimed, 16) \
+	PLACE(rb_times, woken, 24) \
+	SIZE(rb_bell, 64) PLACE(rb_bell, count, 0)
 
 #endif

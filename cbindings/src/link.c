@@ -38,8 +38,7 @@ rb_link *rb_link_new(rb_conn *c, rb_session *s, int *status)
 	l->first = s->first_slot;
 	l->window = l->nfree = n;
 	l->free_words = words;
-	l->commits = (rb_producer){.words = (void *)(s->words.at + RB_GO_RING_WORDS), .entries = s->words.at + RB_GO_SEGMENT_HEADER,
-				   .entry_bytes = sizeof(rb_commit_entry), .capacity = rb_commit_ring_size(n)};
+	l->commits = rb_ring_at(s->words.at, sizeof(rb_commit_entry), rb_commit_ring_size(n));
 	if (s->times) {
 		l->record = (void *)(s->words.at + RB_GO_RECORD_WORDS);
 		l->times = (void *)(s->words.at + rb_times_at(n));
@@ -238,4 +237,15 @@ bool rb_link_ended(rb_link *l, uint32_t at)
 	if (s->traced)
 		atomic_store_explicit(&rb_link_times(l, at)->woken, s->seen, memory_order_relaxed);
 	return true;
+}
+
+void rb_link_check_stream(rb_link *l, uint32_t at, int64_t now)
+{
+	rb_slot *s = &l->slots[at];
+	char why[64];
+	if (!s->pending || now - s->stream_looked < PARK_SLICE)
+		return;
+	s->stream_looked = now;
+	if (rb_device_broken(&l->session.device, why, sizeof why))
+		s->broken = true;
 }

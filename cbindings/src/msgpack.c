@@ -40,8 +40,24 @@ void rb_put_text(rb_writer *w, const char *text, size_t bytes)
 }
 
 void rb_put_string(rb_writer *w, const char *text) { rb_put_text(w, text, strlen(text)); }
-void rb_put_true(rb_writer *w) { put_head(w, 0xc3, 0, 0); }
-void rb_put_int(rb_writer *w, int64_t n) { n >= 0 && n < 128 ? put_head(w, (uint8_t)n, 0, 0) : put_head(w, 0xd3, (uint64_t)n, 8); }
+
+void rb_put_word(rb_writer *w, const char *key, const char *text)
+{
+	rb_put_string(w, key);
+	rb_put_string(w, text ? text : "");
+}
+
+void rb_put_number(rb_writer *w, const char *key, int64_t n)
+{
+	rb_put_string(w, key);
+	n >= 0 && n < 128 ? put_head(w, (uint8_t)n, 0, 0) : put_head(w, 0xd3, (uint64_t)n, 8);
+}
+
+void rb_put_true(rb_writer *w, const char *key)
+{
+	rb_put_string(w, key);
+	put_head(w, 0xc3, 0, 0);
+}
 
 /* ---- reading ------------------------------------------------------------ */
 
@@ -171,7 +187,9 @@ bool rb_get_text(rb_reader *r, const char **text, uint32_t *bytes)
 	uint8_t kind = *r->at++;
 	if ((kind & 0xe0) == 0xa0)
 		n = kind & 0x1f;
-	else if (kind == 0xd9 || kind == 0xc4 ? !number(r, 1, &n) : kind == 0xda || kind == 0xc5 ? !number(r, 2, &n) : kind == 0xdb || kind == 0xc6 ? !number(r, 4, &n) : true)
+	else if (kind == 0xd9 || kind == 0xc4	? !number(r, 1, &n)
+		 : kind == 0xda || kind == 0xc5 ? !number(r, 2, &n)
+						: (kind != 0xdb && kind != 0xc6) || !number(r, 4, &n))
 		return false;
 	if (n > (uint64_t)(r->end - r->at))
 		return false;

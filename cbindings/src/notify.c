@@ -21,78 +21,49 @@
 
 #include "client.h"
 
-/* Whether a request that is watched has ended. The caller holds mu. */
-static bool any_over(const rb_link *l)
+/* Waits for its turn, until then at most. The caller holds mu. */
+static void await_turn(rb_link *l, int64_t ns)
 {
-	for (uint32_t w = 0; l->nwatched && w < l->free_words; w++)
-		for (uint64_t left = l->watched[w]; left; left &= left - 1)
-			if (rb_link_over(l, w * 64 + (uint32_t)__builtin_ctzll(left)))
-				return true;
-	return false;
+	uint32_t seen = l->turn;
+	pthread_mutex_unlock(&l->mu);
+	rb_futex_wait(&l->turn, seen, rb_min(ns, SECOND), true);
+	pthread_mutex_lock(&l->mu);
 }
 
-void rb_notifier_tell(rb_link *l)
-{
-	if (!any_over(l))
-		return;
-	rb_eventfd_ring(l->client->notify_fd);
-	if (l->reapers_waiting)
-		rb_link_pass_turn(l);
-}
-
-void rb_link_watch(rb_link *l, uint32_t at)
-{
-	SET_BIT(l->watched, at);
-	l->nwatched++;
-	rb_link_wake_reaper(l);
-}
-
-void rb_link_unwatch(rb_link *l, uint32_t at)
-{
-	if (l->nwatched && BIT(l->watched, at)) {
-		CLEAR_BIT(l->watched, at);
-		l->nwatched--;
-	}
-}
-
-void rb_link_wake_reaper(rb_link *l)
-{
-	if (l->reaper_idle) {
-		l->reaper_idle = false;
-		rb_eventfd_ring(l->client->poke_fd);
-	}
-}
-
-/* Waits for the leader of the moment to resign, while the client has this link. In rb_reap_wait only until then, or until
- * there is something to tell, and not for the reaper, which leads for as long as the link
- * lives. False: it does not lead. */
-static bool take_lead(rb_conn *c, rb_link *l, int64_t until, bool once)
+/* The reaper waits for the leader of the moment to resign, while the client has this link. False: it does not lead. */
+static bool reaper_takes_lead(rb_conn *c, rb_link *l)
 {
 	pthread_mutex_lock(&l->mu);
 	l->reapers_waiting++;
-	for (int64_t now = rb_now(); l->leading && c->live == l && !(once && (c->reaping || now >= until || any_over(l))); now = rb_now()) {
-		uint32_t seen = l->turn;
-		pthread_mutex_unlock(&l->mu);
-		rb_futex_wait(&l->turn, seen, rb_min(until - now, SECOND), true);
-		pthread_mutex_lock(&l->mu);
-	}
+	while (l->leading && c->live == l)
+		await_turn(l, SECOND);
 	l->reapers_waiting--;
 	bool lead = !l->leading;
 	l->leading = true;
-	if (!once && l->reapers_waiting)
-		rb_link_pass_turn(l); /* they need not wait for it any more */
+	if (l->reapers_waiting)
+		rb_link_pass_turn(l); /* threads in rb_reap_wait need not wait for it any more */
 	pthread_mutex_unlock(&l->mu);
 	return lead;
 }
 
-/*
- * Sleeps while nothing is under way, and has not been for as long as it takes
- * to park once: under load it is not worth it. Not on the bell: there a thief
- * could keep it from hearing that something is.
- */
-static bool idle(rb_conn *c, rb_link *l, int64_t slice, int64_t left)
+/* A thread in rb_reap_wait does the same until then, or until a request has ended, and not while there is a reaper. */
+static bool waiter_takes_lead(rb_conn *c, rb_link *l, int64_t until)
 {
-	if (slice <= LEAST_SLICE || l->session.again) /* told to attach again, it goes on with that: a late answer wakes nobody */
+	pthread_mutex_lock(&l->mu);
+	l->reapers_waiting++;
+	for (int64_t now = rb_now(); l->leading && c->live == l && !c->reaping && now < until && !rb_link_any_over(l); now = rb_now())
+		await_turn(l, until - now);
+	l->reapers_waiting--;
+	bool lead = !l->leading;
+	l->leading = true;
+	pthread_mutex_unlock(&l->mu);
+	return lead;
+}
+
+/* Sleeps while nothing is under way. Not on the bell: there a thief could keep it from hearing that something is. */
+static bool idle(rb_conn *c, rb_link *l, int64_t left)
+{
+	if (l->session.again) /* told to attach again, it goes on with that: a late answer wakes nobody */
 		return false;
 	pthread_mutex_lock(&l->mu);
 	l->reaper_idle = l->nwatched + l->followers == 0 && !l->dead && !c->closing;
@@ -114,26 +85,6 @@ static bool idle(rb_conn *c, rb_link *l, int64_t slice, int64_t left)
 	return true;
 }
 
-/* Whether a request that somebody waits for ended well after the reaper went to
- * sleep, and well before it woke by itself. */
-static bool stolen(rb_link *l, int64_t parked, int64_t now)
-{
-	bool found = false;
-	pthread_mutex_lock(&l->mu);
-	for (uint32_t w = 0; w < l->free_words; w++)
-		for (uint64_t left = l->watched[w] | l->follow[w]; left; left &= left - 1) {
-			uint32_t at = w * 64 + (uint32_t)__builtin_ctzll(left);
-			uint64_t word = rb_board_word(&l->session.board, l->first + at);
-			rb_record r;
-			if (rb_word_gen(word) != l->gens[at] || rb_word_status(word) != RB_OK) /* only an answer's record is final */
-				continue;
-			rb_read_once(&r, &l->session.board.records[l->first + at], sizeof r);
-			found |= r.finished > parked && now - r.finished > STOLEN_AFTER;
-		}
-	pthread_mutex_unlock(&l->mu);
-	return found;
-}
-
 /* Looks at the requests of links that the client has left, which have no leader
  * of their own; true if any is watched still. over: one of them has ended. */
 static bool look_at_left(rb_conn *c, rb_link *present, bool *over)
@@ -145,12 +96,12 @@ static bool look_at_left(rb_conn *c, rb_link *present, bool *over)
 	for (rb_link *l = c->links; l; l = l->next) {
 		if (l == present || l->parents || !rb_link_hold(l))
 			continue;
-		if (rb_link_lost(l, rb_now(), MOST_SLICE))
+		if (rb_link_lost(l, rb_now(), PARK_SLICE))
 			rb_conn_lost(c, l);
 		pthread_mutex_lock(&l->mu);
 		watched |= l->nwatched > 0;
-		*over |= any_over(l);
-		rb_notifier_tell(l);
+		*over |= rb_link_any_over(l);
+		rb_link_tell_notifier(l);
 		pthread_mutex_unlock(&l->mu);
 		rb_link_drop(l);
 	}
@@ -159,53 +110,70 @@ static bool look_at_left(rb_conn *c, rb_link *present, bool *over)
 	return watched;
 }
 
-/* Leads for as long as the link lives, or until then; in rb_reap_wait until
- * there is something to tell. Like any leader it looks at the board by itself
- * too: soon, and then each time after twice as long again. */
-static void reap_link(rb_conn *c, rb_link *l, int64_t until, bool once)
+/* One look of a leader: what it saw of the bell, and how long it may sleep. */
+typedef struct look {
+	uint32_t seen;
+	int64_t slice;
+	bool over; /* a watched request has ended */
+} look;
+
+static bool leads(rb_conn *c, rb_link *l) { return !l->dead && !c->closing && c->live == l; }
+
+/* Tells all who wait for ended requests; false if the client has another link now. */
+static bool look_around(rb_conn *c, rb_link *l, look *k)
+{
+	bool interrupted = false;
+	*k = (look){.seen = l->session.board.bells[l->first].count, .slice = PARK_SLICE};
+	if (l->session.again && rb_conn_follow(c, l, MILLISECOND, &interrupted))
+		return false;
+	rb_link_wake_ended(l);
+	if (look_at_left(c, l, &k->over))
+		k->slice = MILLISECOND;
+	return true;
+}
+
+/* Parks until the bell rings, or for a slice: true if the bell stayed silent. Under load it does not pay to go idle. */
+static bool park(rb_conn *c, rb_link *l, const look *k)
 {
 	_Atomic uint32_t *bell = &l->session.board.bells[l->first].count;
-	int64_t slice = LEAST_SLICE;
-	if (!take_lead(c, l, until, once))
+	int64_t parked = rb_now();
+	atomic_fetch_add(&l->parked, 1);
+	if (!l->dead && !c->closing) /* as in lead */
+		rb_futex_wait(bell, k->seen, k->slice, false);
+	atomic_fetch_add(&l->parked, 1);
+	l->woke = rb_now();
+	bool slept = l->woke - parked >= k->slice;
+	if (slept && rb_session_gone(&l->session))
+		rb_conn_lost(c, l);
+	return slept && *bell == k->seen;
+}
+
+/* The reaper leads for as long as the link lives. */
+static void reaper_lead(rb_conn *c, rb_link *l)
+{
+	look k;
+	if (!reaper_takes_lead(c, l))
 		return;
-	while (!l->dead && !c->closing && c->live == l) {
-		uint32_t seen = *bell;
-		bool over = false, interrupted = false;
-		if (l->session.again && rb_conn_follow(c, l, MILLISECOND, &interrupted))
+	for (bool quiet = false; leads(c, l) && look_around(c, l, &k);)
+		quiet = quiet && idle(c, l, INT64_MAX) ? false : park(c, l, &k);
+	rb_link_resign(l);
+}
+
+/* A thread in rb_reap_wait leads until then, or until there is something to tell. */
+static void waiter_lead(rb_conn *c, rb_link *l, int64_t until)
+{
+	look k;
+	if (!waiter_takes_lead(c, l, until))
+		return;
+	for (bool quiet = false; leads(c, l) && look_around(c, l, &k);) {
+		int64_t left = until - rb_now();
+		pthread_mutex_lock(&l->mu);
+		k.over |= rb_link_any_over(l);
+		pthread_mutex_unlock(&l->mu);
+		if (left <= 0 || k.over)
 			break;
-		rb_link_wake_ended(l);
-		if (look_at_left(c, l, &over))
-			slice = rb_min(slice, MILLISECOND);
-		int64_t parked = until == INT64_MAX && !once ? 0 : rb_now();
-		if (once && !over) {
-			pthread_mutex_lock(&l->mu);
-			over = any_over(l);
-			pthread_mutex_unlock(&l->mu);
-		}
-		if (parked >= until || (once && over))
-			break;
-		if (idle(c, l, slice, until - parked)) {
-			slice = rb_link_first_slice(l);
-			continue;
-		}
-		parked = rb_now();
-		slice = rb_max(rb_min(rb_min(slice, MOST_SLICE), until - parked), 1);
-		atomic_fetch_add(&l->parked, 1);
-		if (!l->dead && !c->closing) /* as in lead */
-			rb_futex_wait(bell, seen, slice, false);
-		atomic_fetch_add(&l->parked, 1);
-		int64_t now = rb_now();
-		l->woke = now;
-		bool slept = now - parked >= slice;
-		if (slept && rb_session_gone(&l->session))
-			rb_conn_lost(c, l);
-		if (slept && *bell == seen) { /* nobody rang */
-			slice *= 2;
-		} else {
-			if (slept && stolen(l, parked, now))
-				l->stolen_waits = STOLEN_FOR;
-			slice = rb_link_first_slice(l);
-		}
+		k.slice = rb_min(k.slice, left);
+		quiet = quiet && idle(c, l, left) ? false : park(c, l, &k);
 	}
 	rb_link_resign(l);
 }
@@ -218,31 +186,20 @@ static void *reap(void *conn)
 		bool interrupted = false;
 		uint32_t seen = c->change;
 		if (rb_conn_link(c, rb_later(rb_now(), SECOND), true, &l, &interrupted) == RB_OK) {
-			reap_link(c, l, INT64_MAX, false);
+			reaper_lead(c, l);
 			rb_link_drop(l);
 		} else if (!c->closing) {
-			rb_futex_wait(&c->change, seen, MOST_SLICE, true);
+			rb_futex_wait(&c->change, seen, PARK_SLICE, true);
 		}
 	}
 	return NULL;
-}
-
-void rb_notifier_look(rb_conn *c)
-{
-	rb_link *l = c->live;
-	c->left = true;
-	rb_eventfd_ring(c->poke_fd); /* it may be idle */
-	if (l && rb_link_hold(l)) {
-		rb_link_kick(l);
-		rb_link_drop(l);
-	}
 }
 
 static int no_notifier(rb_conn *c)
 {
 	rb_close_fd(&c->notify_fd);
 	rb_close_fd(&c->poke_fd);
-	return rb_fail(RB_ERR_NO_MEMORY, "%s: a completion descriptor and its thread", rb_status_text(RB_ERR_NO_MEMORY));
+	return rb_explain(RB_ERR_NO_MEMORY, "a completion descriptor and its thread");
 }
 
 /* The descriptors alone. The caller holds mu. */
@@ -255,7 +212,7 @@ static int open_notifier(rb_conn *c)
 	return c->poke_fd >= 0 && c->notify_fd >= 0 ? RB_OK : no_notifier(c);
 }
 
-int rb_notifier_start(rb_conn *c)
+static int start_notifier(rb_conn *c)
 {
 	pthread_mutex_lock(&c->mu);
 	bool open = c->notify_fd >= 0; /* a thread in rb_reap_wait may use them */
@@ -270,7 +227,7 @@ int rb_notifier_start(rb_conn *c)
 			c->reaping = false;
 		pthread_sigmask(SIG_SETMASK, &before, NULL);
 		if (!c->reaping)
-			status = open ? rb_fail(RB_ERR_NO_MEMORY, "%s: the notifier's thread", rb_status_text(RB_ERR_NO_MEMORY)) : no_notifier(c);
+			status = open ? rb_explain(RB_ERR_NO_MEMORY, "the notifier's thread") : no_notifier(c);
 	}
 	pthread_mutex_unlock(&c->mu);
 	return status;
@@ -320,19 +277,12 @@ static void reap_all(rb_conn *c, uint64_t *requests, uint32_t max, uint32_t *cou
 		}
 }
 
-int rb_reap(rb_client client, uint64_t *requests, uint32_t max, uint32_t *count)
+static int reap_now(rb_conn *c, uint64_t *requests, uint32_t max, uint32_t *count)
 {
-	if (!count || (max && !requests))
-		return rb_missing();
-	rb_entry *entry = rb_table_enter(&rb_clients, client);
-	if (!entry)
-		return rb_say(RB_ERR_CLOSED);
-	rb_conn *c = entry->value;
-	int status = c->final == RB_ERR_CLOSED ? rb_say(RB_ERR_CLOSED) : rb_notifier_start(c);
+	int status = c->final == RB_ERR_CLOSED ? rb_say(RB_ERR_CLOSED) : start_notifier(c);
 	*count = 0;
 	if (!status)
 		reap_all(c, requests, max, count);
-	rb_table_leave(entry);
 	return status;
 }
 
@@ -346,21 +296,15 @@ static void watch(rb_conn *c, int64_t until, int64_t now)
 		struct pollfd p = {.fd = c->notify_fd, .events = POLLIN};
 		poll(&p, 1, (int)(rb_min(until - now, 50 * MILLISECOND) / MILLISECOND));
 	} else if (rb_conn_link(c, rb_min(until, now + SECOND), true, &l, &interrupted) == RB_OK) {
-		reap_link(c, l, until, true);
+		waiter_lead(c, l, until);
 		rb_link_drop(l);
 	} else {
-		rb_futex_wait(&c->change, seen, rb_max(1, rb_min(until - now, MOST_SLICE)), true);
+		rb_futex_wait(&c->change, seen, rb_max(1, rb_min(until - now, PARK_SLICE)), true);
 	}
 }
 
-int rb_reap_wait(rb_client client, int64_t timeout, uint64_t *requests, uint32_t max, uint32_t *count)
+static int reap_wait(rb_conn *c, int64_t timeout, uint64_t *requests, uint32_t max, uint32_t *count)
 {
-	if (!count || !requests || !max)
-		return rb_missing();
-	rb_entry *entry = rb_table_enter(&rb_clients, client);
-	if (!entry)
-		return rb_say(RB_ERR_CLOSED);
-	rb_conn *c = entry->value;
 	pthread_mutex_lock(&c->mu);
 	int status = open_notifier(c);
 	pthread_mutex_unlock(&c->mu);
@@ -375,6 +319,27 @@ int rb_reap_wait(rb_client client, int64_t timeout, uint64_t *requests, uint32_t
 		else
 			watch(c, until, now);
 	}
-	rb_table_leave(entry);
 	return status;
 }
+
+static int notifier_fd(rb_conn *c, int *fd)
+{
+	int status = c->final ? rb_say(c->final) : start_notifier(c);
+	if (!status)
+		*fd = c->notify_fd;
+	return status;
+}
+
+/* ---- the functions of the header ------------------------------------------------- */
+
+int rb_reap(rb_client client, uint64_t *requests, uint32_t max, uint32_t *count)
+{
+	WITH_CLIENT(count && (requests || !max), client, reap_now(c, requests, max, count));
+}
+
+int rb_reap_wait(rb_client client, int64_t timeout, uint64_t *requests, uint32_t max, uint32_t *count)
+{
+	WITH_CLIENT(count && requests && max, client, reap_wait(c, timeout, requests, max, count));
+}
+
+int rb_client_fd(rb_client client, int *fd) { WITH_CLIENT(fd, client, notifier_fd(c, fd)); }

@@ -28,7 +28,7 @@ static int next_pair(const char **text, pair *p)
 	if (from == *text)
 		return RB_OK;
 	if (!equals || equals == from)
-		return rb_fail(RB_ERR_INVALID, "%s: \"%.*s\" is not key=value", rb_status_text(RB_ERR_INVALID), (int)(*text - from), from);
+		return rb_explain(RB_ERR_INVALID, "\"%.*s\" is not key=value", (int)(*text - from), from);
 	*p = (pair){from, equals + 1, (size_t)(equals - from), (size_t)(*text - equals - 1)};
 	return RB_OK;
 }
@@ -47,7 +47,7 @@ int rb_put_policy(rb_writer *w, const char *text)
 		for (uint32_t i = 0; i < count; i++) {
 			next_pair(&before, &q);
 			if (q.key_bytes == p.key_bytes && !memcmp(q.key, p.key, p.key_bytes))
-				return rb_fail(RB_ERR_INVALID, "%s: %.*s is set twice", rb_status_text(RB_ERR_INVALID), (int)p.key_bytes, p.key);
+				return rb_explain(RB_ERR_INVALID, "%.*s is set twice", (int)p.key_bytes, p.key);
 		}
 	}
 	rb_put_string(w, "policy");
@@ -62,7 +62,7 @@ int rb_put_policy(rb_writer *w, const char *text)
 
 static int malformed(const char *key, uint32_t bytes)
 {
-	return rb_fail(RB_ERR_PROTOCOL, "%s: the policy's %.*s", rb_status_text(RB_ERR_PROTOCOL), (int)bytes, key);
+	return rb_explain(RB_ERR_PROTOCOL, "the policy's %.*s", (int)bytes, key);
 }
 
 /* Reads digits, as far as they go; false if there is none, or too many. */
@@ -158,7 +158,8 @@ int rb_read_policy(rb_reader r, rb_session *s)
 				return malformed(key, bytes);
 			s->levels = (uint32_t)n;
 		}
-		if (bytes > 8 && !memcmp(key, "buckets.", 8) && (!find_dimension(&s->layout, key + 8, bytes - 8, &i) || !read_buckets(s, i, text, length)))
+		bool buckets = bytes > 8 && !memcmp(key, "buckets.", 8);
+		if (buckets && (!find_dimension(&s->layout, key + 8, bytes - 8, &i) || !read_buckets(s, i, text, length)))
 			return malformed(key, bytes);
 	}
 	return RB_OK;

@@ -5,7 +5,7 @@
 
 #include "reply.h"
 
-int rb_malformed(const char *what) { return rb_fail(RB_ERR_PROTOCOL, "%s: the reply's %s", rb_status_text(RB_ERR_PROTOCOL), what); }
+int rb_malformed(const char *what) { return rb_explain(RB_ERR_PROTOCOL, "the reply's %s", what); }
 
 /* Reads needs, a map. */
 static bool read_needs(rb_reader *r, rb_reply *p)
@@ -21,7 +21,8 @@ static bool read_needs(rb_reader *r, rb_reply *p)
 		if (!good || !rb_skip_value(r))
 			return false;
 		value.end = r->at;
-		if ((rb_is(key, bytes, "bytes") && !rb_get_uint(&value, &p->needed)) || (rb_is(key, bytes, "device") && !rb_get_uint(&value, &p->needed_on)))
+		if ((rb_is(key, bytes, "bytes") && !rb_get_uint(&value, &p->needed)) ||
+		    (rb_is(key, bytes, "device") && !rb_get_uint(&value, &p->needed_on)))
 			return false;
 	}
 	return true;
@@ -110,6 +111,6 @@ int rb_read_reply(const rb_frame *f, rb_reply *p)
 		return p->message_bytes ? rb_fail(code, "%.*s", (int)p->message_bytes, p->message) : rb_say(code);
 	}
 	if (p->version != RB_GO_CONTROL_VERSION)
-		return rb_fail(RB_ERR_VERSION, "%s: broker speaks control version %" PRIu64 ", this build %d", rb_status_text(RB_ERR_VERSION), p->version, (int)RB_GO_CONTROL_VERSION);
+		return rb_explain(RB_ERR_VERSION, "broker speaks control version %" PRIu64 ", this build %d", p->version, (int)RB_GO_CONTROL_VERSION);
 	return RB_OK;
 }

@@ -16,7 +16,8 @@ typedef struct rb_reply {
 	uint64_t needed, needed_on; /* device memory, and the number of its GPU */
 	const char *gpu;
 	uint32_t gpu_bytes;
-	uint64_t device_size, clock, slots, max_batch, geometry, planes_size, board_size, session_size, first_slot, window, first_gen, depth, max_rows;
+	uint64_t device_size, clock, slots, max_batch, geometry, planes_size, board_size, session_size, first_slot, window,
+		first_gen, depth, max_rows;
 } rb_reply;
 
 /* Reads it from a frame. What the broker refuses with is the status. */

@@ -46,17 +46,17 @@ int rb_req_find(rb_conn *c, uint64_t id, rb_req *r)
 static int bad_rows(rb_conn *c, uint32_t rows)
 {
 	if (rows > c->max_batch)
-		return rb_fail(RB_ERR_TOO_LARGE, "%s: %u rows, at most %u", rb_status_text(RB_ERR_TOO_LARGE), rows, c->max_batch);
-	return rb_fail(RB_ERR_ROWS, "%s: a request has 1..%u rows (this client's window), got %u", rb_status_text(RB_ERR_ROWS), c->window, rows);
+		return rb_explain(RB_ERR_TOO_LARGE, "%u rows, at most %u", rows, c->max_batch);
+	return rb_explain(RB_ERR_ROWS, "a request has 1..%u rows (this client's window), got %u", c->window, rows);
 }
 
 static int set_dims(const rb_layout *l, rb_slot *s, const uint32_t *dims, uint32_t ndims)
 {
 	if (ndims != l->dims[RB_INPUT])
-		return rb_fail(RB_ERR_SHAPE, "%s: the inputs have %u variable dimensions, %u sizes were given", rb_status_text(RB_ERR_SHAPE), l->dims[RB_INPUT], ndims);
+		return rb_explain(RB_ERR_SHAPE, "the inputs have %u variable dimensions, %u sizes were given", l->dims[RB_INPUT], ndims);
 	for (uint32_t i = 0; i < ndims; i++) {
 		if (dims[i] > l->most[RB_INPUT][i])
-			return rb_fail(RB_ERR_SHAPE, "%s: variable input dimension %u is 0..%u, got %u", rb_status_text(RB_ERR_SHAPE), i, l->most[RB_INPUT][i], dims[i]);
+			return rb_explain(RB_ERR_SHAPE, "variable input dimension %u is 0..%u, got %u", i, l->most[RB_INPUT][i], dims[i]);
 		s->dims[i] = dims[i];
 	}
 	return RB_OK;
@@ -129,7 +129,8 @@ int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 				return status;
 		}
 		/* Who does not wait leaves it to the reaper, if there is one. */
-		if (l->session.again && (timeout || !c->reaping) && rb_conn_follow(c, l, rb_min(FOLLOW_WAIT, rb_max(until - now, MILLISECOND)), &interrupted)) {
+		int64_t patience = rb_min(FOLLOW_WAIT, rb_max(until - now, MILLISECOND));
+		if (l->session.again && (timeout || !c->reaping) && rb_conn_follow(c, l, patience, &interrupted)) {
 			rb_link_drop(l);
 			continue;
 		}
@@ -149,7 +150,7 @@ int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 		}
 		uint32_t seen = l->room;
 		bool dead = l->dead;
-		int64_t slice = l->nabandoned ? MILLISECOND : MOST_SLICE; /* nobody tells when those come back */
+		int64_t slice = l->nabandoned ? MILLISECOND : PARK_SLICE; /* nobody tells when those come back */
 		l->claimers++;
 		pthread_mutex_unlock(&l->mu);
 		start = start ? start : now;
@@ -172,7 +173,7 @@ int rb_req_check_commit(rb_conn *c, const rb_req *r, uint32_t flags)
 	if (rb_req_slot(r)->state != RB_SLOT_CLAIMED)
 		return rb_say(RB_ERR_COMMITTED);
 	if (flags & RB_NOTIFY && c->notify_fd < 0)
-		return rb_fail(RB_ERR_INVALID, "%s: this client has no notifier; call rb_client_fd first", rb_status_text(RB_ERR_INVALID));
+		return rb_explain(RB_ERR_INVALID, "this client has no notifier; call rb_client_fd first");
 	return RB_OK;
 }
 
@@ -223,7 +224,7 @@ void rb_link_told(rb_conn *c, rb_link *l, bool ring, bool full, uint32_t flags)
 	if (flags & RB_NOTIFY && l->dead) /* it may have died before we were listed */
 		rb_eventfd_ring(c->notify_fd);
 	if (flags & RB_NOTIFY && c->live != l) /* nobody leads a link that the client has left */
-		rb_notifier_look(c);
+		rb_conn_look_at_left(c);
 }
 
 bool rb_reqs_mark_committed(const rb_req *r, uint32_t count)
@@ -278,7 +279,7 @@ static int outcome(const rb_req *r)
 {
 	int status = rb_req_slot(r)->status;
 	if (rb_req_slot(r)->broken)
-		return rb_fail(status, "%s: its stream failed before it got to the commit; the CUDA context of this process is of no more use", rb_status_text(status));
+		return rb_explain(status, "its stream failed before it got to the commit; the CUDA context of this process is of no more use");
 	/* About one that has expired a worker that has it may be writing still. */
 	if (status != RB_ERR_FAILED && status != RB_ERR_WORKER_DIED && (status != RB_ERR_EXPIRED || rb_req_slot(r)->held))
 		return status ? rb_say(status) : RB_OK;
@@ -290,14 +291,13 @@ static int outcome(const rb_req *r)
 	memcpy(text, r->link->session.board.reasons + (size_t)slot * RB_GO_REASON_BYTES, n);
 	if (status == RB_ERR_EXPIRED) { /* any other text was a worker's, who was late */
 		bool unserved = n == sizeof NO_WORKER - 1 && !memcmp(text, NO_WORKER, n);
-		return unserved ? rb_fail(status, "%s: %s", rb_status_text(status), NO_WORKER) : rb_say(status);
+		return unserved ? rb_explain(status, "%s", NO_WORKER) : rb_say(status);
 	}
 	return n ? rb_fail(status, "%.*s", (int)n, text) : rb_say(status);
 }
 
-int rb_req_wait(rb_conn *c, const rb_req *r, int64_t until)
+int rb_req_wait(const rb_req *r, int64_t until)
 {
-	(void)c;
 	if (rb_req_slot(r)->state == RB_SLOT_CLAIMED)
 		return rb_say(RB_ERR_NOT_COMMITTED);
 	if (!rb_link_ended(r->link, r->at)) {
@@ -318,7 +318,7 @@ int rb_req_poll(const rb_req *r)
 		int64_t now = rb_now();
 		rb_link_check_stream(l, r->at, now);
 		if (!rb_link_ended(l, r->at)) {
-			if (!rb_link_lost(l, now, MOST_SLICE))
+			if (!rb_link_lost(l, now, PARK_SLICE))
 				return rb_say(RB_ERR_NOT_DONE);
 			rb_conn_lost(l->client, l);
 			rb_link_ended(l, r->at);
@@ -371,9 +371,8 @@ static int cancel_request(const rb_req *r)
 	return RB_OK;
 }
 
-int rb_req_release(rb_conn *c, const rb_req *r)
+int rb_req_release(const rb_req *r)
 {
-	(void)c;
 	rb_link *l = r->link;
 	rb_slot *s = rb_req_slot(r);
 	bool over = rb_req_is_over(r), ring = false;
@@ -397,20 +396,13 @@ int rb_req_release(rb_conn *c, const rb_req *r)
 	return RB_OK;
 }
 
-/* ---- the functions of the header ------------------------------------------------- */
-
-int rb_claim(rb_client client, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_request *request)
+static int claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_request *request)
 {
-	if (!request || (ndims && !dims))
-		return rb_missing();
-	rb_entry *entry = rb_table_enter(&rb_clients, client);
-	if (!entry)
-		return rb_say(RB_ERR_CLOSED);
 	rb_req r;
-	int status = rb_req_claim(entry->value, rows, dims, ndims, timeout, &r);
+	int status = rb_req_claim(c, rows, dims, ndims, timeout, &r);
 	if (!status)
-		*request = (rb_request){.id = rb_req_id(&r), .base = r.link->session.planes.at, .slot = r.link->first + r.at, .rows = rows, .attachment = r.link->number};
-	rb_table_leave(entry);
+		*request = (rb_request){.id = rb_req_id(&r), .base = r.link->session.planes.at, .slot = r.link->first + r.at, .rows = rows,
+					.attachment = r.link->number};
 	return status;
 }
 
@@ -420,51 +412,60 @@ static int set_priority(const rb_req *r, uint32_t level)
 		return rb_say(RB_ERR_COMMITTED);
 	uint32_t levels = r->link->session.levels;
 	if (level >= levels || level > INT8_MAX)
-		return rb_fail(RB_ERR_NO_LEVEL, "%s: %u, the model has 0..%u", rb_status_text(RB_ERR_NO_LEVEL), level, levels - 1);
+		return rb_explain(RB_ERR_NO_LEVEL, "%u, the model has 0..%u", level, levels - 1);
 	rb_req_slot(r)->level = (int8_t)level;
 	return RB_OK;
 }
 
-int rb_set_priority(rb_client client, uint64_t request, uint32_t level) { STEP(client, request, set_priority(&r, level)); }
+/* Requests by their numbers, in few, or, where these do not do, in memory of its own. */
+#define FEW 64
+
+int rb_reqs_commit(rb_conn *c, const uint64_t *requests, uint32_t count, uint32_t flags, rb_committer commit, const void *how)
+{
+	rb_req few[FEW], *all = count <= FEW ? few : malloc(count * sizeof *all);
+	int status = rb_check_flags(flags, RB_NOTIFY);
+	if (!status && !all)
+		status = rb_say(RB_ERR_NO_MEMORY);
+	for (uint32_t i = 0; i < count && !status; i++)
+		status = rb_req_find(c, requests[i], all + i);
+	if (!status)
+		status = commit(c, all, count, flags, how);
+	if (all != few)
+		free(all);
+	return status;
+}
+
+static int commit_now(rb_conn *c, const rb_req *r, uint32_t count, uint32_t flags, const void *timeout)
+{
+	return rb_req_commit(c, r, count, *(const int64_t *)timeout, flags);
+}
+
+/* ---- the functions of the header ------------------------------------------------- */
+
+int rb_claim(rb_client client, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_request *request)
+{
+	WITH_CLIENT(request && (dims || !ndims), client, claim(c, rows, dims, ndims, timeout, request));
+}
 
 int rb_commit(rb_client client, uint64_t request, int64_t timeout, uint32_t flags)
 {
 	int bad = rb_check_flags(flags, RB_NOTIFY);
 	if (bad)
 		return bad;
-	STEP(client, request, rb_req_commit(c, &r, 1, timeout, flags));
-}
-
-int rb_req_find_all(rb_conn *c, const uint64_t *requests, uint32_t count, rb_req few[RB_FEW], rb_req **all)
-{
-	*all = count <= RB_FEW ? few : malloc(count * sizeof **all);
-	int status = *all ? RB_OK : rb_say(RB_ERR_NO_MEMORY);
-	for (uint32_t i = 0; i < count && !status; i++)
-		status = rb_req_find(c, requests[i], *all + i);
-	return status;
+	WITH_REQUEST(true, client, request, rb_req_commit(c, &r, 1, timeout, flags));
 }
 
 int rb_commit_all(rb_client client, const uint64_t *requests, uint32_t count, int64_t timeout, uint32_t flags)
 {
-	if (count && !requests)
-		return rb_missing();
-	int status = rb_check_flags(flags, RB_NOTIFY);
-	if (status)
-		return status;
-	rb_entry *entry = rb_table_enter(&rb_clients, client);
-	if (!entry)
-		return rb_say(RB_ERR_CLOSED);
-	rb_req few[RB_FEW], *all;
-	status = rb_req_find_all(entry->value, requests, count, few, &all);
-	if (!status)
-		status = rb_req_commit(entry->value, all, count, timeout, flags);
-	if (all != few)
-		free(all);
-	rb_table_leave(entry);
-	return status;
+	WITH_CLIENT(requests || !count, client, rb_reqs_commit(c, requests, count, flags, commit_now, &timeout));
 }
 
-int rb_wait(rb_client client, uint64_t request, int64_t timeout) { STEP(client, request, rb_req_wait(c, &r, rb_until(timeout, timeout < 0 ? 0 : rb_now()))); }
-int rb_poll(rb_client client, uint64_t request) { STEP(client, request, rb_req_poll(&r)); }
-int rb_cancel(rb_client client, uint64_t request) { STEP(client, request, cancel_request(&r)); }
-int rb_release(rb_client client, uint64_t request) { STEP(client, request, rb_req_release(c, &r)); }
+int rb_wait(rb_client client, uint64_t request, int64_t timeout)
+{
+	WITH_REQUEST(true, client, request, rb_req_wait(&r, rb_until(timeout, timeout < 0 ? 0 : rb_now())));
+}
+
+int rb_set_priority(rb_client client, uint64_t request, uint32_t level) { WITH_REQUEST(true, client, request, set_priority(&r, level)); }
+int rb_poll(rb_client client, uint64_t request) { WITH_REQUEST(true, client, request, rb_req_poll(&r)); }
+int rb_cancel(rb_client client, uint64_t request) { WITH_REQUEST(true, client, request, cancel_request(&r)); }
+int rb_release(rb_client client, uint64_t request) { WITH_REQUEST(true, client, request, rb_req_release(&r)); }

@@ -18,9 +18,9 @@ static int check(int fd, uint64_t bytes)
 	struct stat st = {0};
 	int seals = fcntl(fd, F_GET_SEALS);
 	if (seals < 0 || (seals & (int)RB_GO_SEALS) != (int)RB_GO_SEALS)
-		return rb_fail(RB_ERR_LAYOUT, "%s: segment is not a sealed memfd", rb_status_text(RB_ERR_LAYOUT));
+		return rb_explain(RB_ERR_LAYOUT, "segment is not a sealed memfd");
 	if (fstat(fd, &st) || (uint64_t)st.st_size != bytes || bytes < RB_GO_SEGMENT_HEADER)
-		return rb_fail(RB_ERR_LAYOUT, "%s: segment has %lld bytes, expected %" PRIu64, rb_status_text(RB_ERR_LAYOUT), (long long)st.st_size, bytes);
+		return rb_explain(RB_ERR_LAYOUT, "segment has %lld bytes, expected %" PRIu64, (long long)st.st_size, bytes);
 	return RB_OK;
 }
 
@@ -30,7 +30,7 @@ int rb_segment_open(rb_segment *s, int fd, uint64_t bytes, bool writable)
 	if (!status) {
 		void *at = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
 		if (at == MAP_FAILED) {
-			status = rb_fail(RB_ERR_NO_MEMORY, "%s: map %" PRIu64 " MiB: %s", rb_status_text(RB_ERR_NO_MEMORY), bytes >> 20, strerror(errno));
+			status = rb_explain(RB_ERR_NO_MEMORY, "map %" PRIu64 " MiB: %s", bytes >> 20, strerror(errno));
 		} else {
 			/* A forked child must not write into a slot that is its parent's; it attaches for itself. */
 			madvise(at, bytes, MADV_DONTFORK);
@@ -51,20 +51,26 @@ void rb_segment_close(rb_segment *s)
 static uint64_t mebibytes(uint64_t bytes) { return (bytes + (1 << 20) - 1) >> 20; }
 
 /* How much the kernel has not backed yet. Where it does not tell, nothing is missing. */
-static uint64_t missing(uint8_t *at, uint64_t bytes)
+static uint64_t missing(uint8_t *at, uint64_t bytes, uint64_t page)
 {
 	unsigned char pages[4096];
 	uint64_t n = 0;
 	while (bytes) {
-		uint64_t part = bytes < sizeof pages * RB_GO_PAGE ? bytes : sizeof pages * RB_GO_PAGE;
+		uint64_t part = rb_min(bytes, sizeof pages * page);
 		if (mincore(at, part, pages))
 			return 0;
-		for (uint64_t i = 0; i < (part + RB_GO_PAGE - 1) / RB_GO_PAGE; i++)
-			n += pages[i] & 1 ? 0 : RB_GO_PAGE;
+		for (uint64_t i = 0; i < (part + page - 1) / page; i++)
+			n += pages[i] & 1 ? 0 : page;
 		at += part;
 		bytes -= part;
 	}
 	return n;
+}
+
+rb_range rb_whole_pages(rb_range r, uint64_t page, uint64_t size)
+{
+	uint64_t from = r.offset / page * page;
+	return (rb_range){from, rb_min(rb_round_up(r.offset + r.bytes, page), size) - from};
 }
 
 /*
@@ -75,20 +81,20 @@ static uint64_t missing(uint8_t *at, uint64_t bytes)
  */
 int rb_segment_populate(rb_segment *s, const rb_range *ranges, uint32_t count)
 {
-	uint64_t lacking = 0;
+	uint64_t lacking = 0, page = (uint64_t)sysconf(_SC_PAGESIZE);
 	int64_t left, limit;
 	char group[512];
 	for (int touch = 0; touch < 2; touch++) {
 		for (uint32_t i = 0; i < count; i++) {
-			uint64_t from = ranges[i].offset / RB_GO_PAGE * RB_GO_PAGE, to = rb_round_up(ranges[i].offset + ranges[i].bytes, RB_GO_PAGE);
+			rb_range r = rb_whole_pages(ranges[i], page, s->bytes);
 			if (!touch)
-				lacking += missing(s->at + from, to - from);
-			else if (madvise(s->at + from, to - from, MADV_POPULATE_WRITE) && errno != EINVAL) /* kernels before 5.14 fault lazily */
-				return rb_fail(RB_ERR_NO_MEMORY, "%s: %" PRIu64 " MiB of shared memory: %s", rb_status_text(RB_ERR_NO_MEMORY), mebibytes(to - from), strerror(errno));
+				lacking += missing(s->at + r.offset, r.bytes, page);
+			else if (madvise(s->at + r.offset, r.bytes, MADV_POPULATE_WRITE) && errno != EINVAL) /* kernels before 5.14 fault lazily */
+				return rb_explain(RB_ERR_NO_MEMORY, "%" PRIu64 " MiB of shared memory: %s", mebibytes(r.bytes), strerror(errno));
 		}
 		if (!touch && lacking && rb_cgroup_room(&left, &limit, group, sizeof group) && (int64_t)(lacking + lacking / 64) > left)
-			return rb_fail(RB_ERR_NO_MEMORY, "%s: %" PRIu64 " MiB of shared memory, the memory cgroup %s has %lld of %lld MiB left",
-				       rb_status_text(RB_ERR_NO_MEMORY), mebibytes(lacking), group, (long long)left >> 20, (long long)limit >> 20);
+			return rb_explain(RB_ERR_NO_MEMORY, "%" PRIu64 " MiB of shared memory, the memory cgroup %s has %lld of %lld MiB left",
+				mebibytes(lacking), group, (long long)left >> 20, (long long)limit >> 20);
 	}
 	return RB_OK;
 }

@@ -17,8 +17,10 @@ bool rb_session_gone(rb_session *s)
 	return p.fd < 0 || (poll(&p, 1, 0) > 0 && rb_session_judge(s, p.revents));
 }
 
+/* The broker leases the slots on as soon as it reads the end: the GPU must have stopped writing to them. */
 void rb_session_hang_up(rb_session *s)
 {
+	rb_device_synchronize(&s->device);
 	int fd = atomic_exchange(&s->socket, -1);
 	if (fd >= 0)
 		rb_hang_up(fd, s->owner);

@@ -9,61 +9,9 @@
 #include "shm.h"
 
 /* Go's layout is the truth: what differs does not compile. */
-#define SAME_SIZE(type, go) _Static_assert(sizeof(type) == RB_GO_SIZE_##go, "size of " #type)
-#define SAME_PLACE(type, field, go) _Static_assert(offsetof(type, field) == RB_GO_AT_##go, "place of " #type "." #field)
-SAME_SIZE(rb_header, HEADER);
-SAME_PLACE(rb_header, version, HEADER_VERSION);
-SAME_PLACE(rb_header, kind, HEADER_KIND);
-SAME_PLACE(rb_header, size, HEADER_SIZE);
-SAME_PLACE(rb_header, epoch, HEADER_EPOCH);
-SAME_PLACE(rb_header, geometry, HEADER_GEOMETRY);
-SAME_PLACE(rb_header, slots, HEADER_SLOTS);
-SAME_PLACE(rb_header, max_batch, HEADER_MAX_BATCH);
-SAME_SIZE(rb_commit_entry, COMMIT);
-SAME_PLACE(rb_commit_entry, level, COMMIT_LEVEL);
-SAME_PLACE(rb_commit_entry, rows, COMMIT_ROWS);
-SAME_PLACE(rb_commit_entry, slot, COMMIT_SLOT);
-SAME_PLACE(rb_commit_entry, gen, COMMIT_GEN);
-SAME_PLACE(rb_commit_entry, deadline, COMMIT_DEADLINE);
-SAME_PLACE(rb_commit_entry, committed, COMMIT_COMMITTED);
-SAME_PLACE(rb_commit_entry, dims, COMMIT_DIMS);
-SAME_SIZE(rb_mail, MAIL);
-SAME_PLACE(rb_mail, dispatched, MAIL_DISPATCHED);
-SAME_PLACE(rb_mail, requests, MAIL_REQUESTS);
-SAME_PLACE(rb_mail, rows, MAIL_ROWS);
-SAME_PLACE(rb_mail, pad_to, MAIL_PAD_TO);
-SAME_PLACE(rb_mail, dims, MAIL_DIMS);
-SAME_SIZE(rb_mail_request, MAIL_REQUEST);
-SAME_PLACE(rb_mail_request, slot, MAIL_REQUEST_SLOT);
-SAME_PLACE(rb_mail_request, gen, MAIL_REQUEST_GEN);
-SAME_PLACE(rb_mail_request, rows, MAIL_REQUEST_ROWS);
-SAME_PLACE(rb_mail_request, bell, MAIL_REQUEST_BELL);
-SAME_PLACE(rb_mail_request, deadline, MAIL_REQUEST_DEADLINE);
-SAME_PLACE(rb_mail_request, committed, MAIL_REQUEST_COMMITTED);
-SAME_PLACE(rb_mail_request, dims, MAIL_REQUEST_DIMS);
-SAME_SIZE(rb_done_entry, DONE);
-SAME_PLACE(rb_done_entry, started, DONE_STARTED);
-SAME_PLACE(rb_done_entry, finished, DONE_FINISHED);
-SAME_PLACE(rb_done_entry, failed, DONE_FAILED);
-SAME_SIZE(rb_record, RECORD);
-SAME_PLACE(rb_record, started, RECORD_STARTED);
-SAME_PLACE(rb_record, finished, RECORD_FINISHED);
-SAME_PLACE(rb_record, reason_len, RECORD_REASON_LEN);
-SAME_PLACE(rb_record, dims, RECORD_DIMS);
-SAME_SIZE(rb_ring_words, RING_WORDS);
-SAME_PLACE(rb_ring_words, head, RING_WORDS_HEAD);
-SAME_PLACE(rb_ring_words, armed_at, RING_WORDS_ARMED_AT);
-SAME_SIZE(rb_mail_words, MAIL_WORDS);
-SAME_PLACE(rb_mail_words, bell, MAIL_WORDS_BELL);
-SAME_PLACE(rb_mail_words, taken, MAIL_WORDS_TAKEN);
-SAME_PLACE(rb_mail_words, parked, MAIL_WORDS_PARKED);
-SAME_SIZE(rb_record_words, RECORD_WORDS);
-SAME_PLACE(rb_record_words, recording, RECORD_WORDS_RECORDING);
-SAME_SIZE(rb_times, TIMES);
-SAME_PLACE(rb_times, asked, TIMES_ASKED);
-SAME_PLACE(rb_times, claimed, TIMES_CLAIMED);
-SAME_PLACE(rb_times, woken, TIMES_WOKEN);
-SAME_SIZE(rb_bell, BELL);
+#define SAME_SIZE(type, bytes) _Static_assert(sizeof(type) == bytes, "size of " #type);
+#define SAME_PLACE(type, field, at) _Static_assert(offsetof(type, field) == at, "place of " #type "." #field);
+RB_GO_STRUCTS(SAME_SIZE, SAME_PLACE)
 
 bool rb_board_end(rb_board *b, uint32_t slot, uint32_t gen, uint8_t status)
 {
@@ -78,10 +26,9 @@ bool rb_board_end(rb_board *b, uint32_t slot, uint32_t gen, uint8_t status)
 void rb_board_ring(rb_board *b, uint32_t slot)
 {
 	atomic_fetch_add(&b->bells[slot].count, 1);
-	/* Always: a client's board is read-only to it, so it cannot say whether it
-	 * is parked. Two: who else may read the board and waits there does not take
-	 * the wake-up away just by being first. */
-	rb_futex_wake(&b->bells[slot].count, 2, false);
+	/* Always: a client's board is read-only to it, so it cannot say whether it is parked. All: a broken or malicious
+	 * peer that waits there, too, cannot swallow the wake-up. */
+	rb_futex_wake(&b->bells[slot].count, INT32_MAX, false);
 }
 
 bool rb_push(rb_producer *p, const void *entry, bool *ring)

@@ -42,7 +42,7 @@ typedef struct rb_commit_entry {
 typedef struct rb_mail {
 	uint64_t batch;
 	int64_t dispatched;
-	uint32_t requests, rows, pad_to, zero;
+	uint32_t requests, rows, pad_to, level;
 	uint32_t dims[RB_DIMS];
 } rb_mail;
 
@@ -79,9 +79,9 @@ typedef struct rb_mail_words {
 	uint8_t gap[48];
 	_Atomic uint32_t bell;
 	uint32_t zero;
-	_Atomic uint64_t taken; /* the worker's, with parked */
-	_Atomic uint32_t parked;
-	uint8_t rest[116];
+	_Atomic uint64_t taken; /* the worker's, with parked and lanes */
+	_Atomic uint32_t parked, lanes;
+	uint8_t rest[112];
 } rb_mail_words;
 
 /* Tell a client whether its model is recorded; the broker's. */
@@ -165,6 +165,12 @@ typedef struct rb_producer {
 	uint64_t capacity; /* a power of two */
 	uint64_t tail;     /* private: what the other side could scribble over it is never read back */
 } rb_producer;
+
+/* The ring of a session's words. */
+static inline rb_producer rb_ring_at(uint8_t *words, uint32_t entry_bytes, uint64_t capacity)
+{
+	return (rb_producer){(void *)(words + RB_GO_RING_WORDS), words + RB_GO_SEGMENT_HEADER, entry_bytes, capacity, 0};
+}
 
 /* Appends an entry. *ring tells to ring the consumer's doorbell. false: full,
  * and nothing was written. SYNC POINT "entry", release side. In docs/model:

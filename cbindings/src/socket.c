@@ -50,7 +50,7 @@ static int check_folder(const char *socket)
 	if (!slash || slash - socket != n || strncmp(socket, folder, (size_t)n) || lstat(folder, &st))
 		return RB_OK;
 	if (!S_ISDIR(st.st_mode) || st.st_uid != getuid())
-		return rb_fail(RB_ERR_FORBIDDEN, "%s: %s was not made by this user: remove it, or choose another socket", rb_status_text(RB_ERR_FORBIDDEN), folder);
+		return rb_explain(RB_ERR_FORBIDDEN, "%s was not made by this user: remove it, or choose another socket", folder);
 	return RB_OK;
 }
 
@@ -61,7 +61,8 @@ int rb_dial(const char *path, int64_t deadline, int *out)
 		return status;
 	struct sockaddr_un a = {.sun_family = AF_UNIX};
 	if (strlen(path) >= sizeof a.sun_path)
-		return rb_fail(RB_ERR_NO_BROKER, "%s (socket %s: its path is longer than %zu bytes)", rb_status_text(RB_ERR_NO_BROKER), path, sizeof a.sun_path - 1);
+		return rb_fail(RB_ERR_NO_BROKER, "%s (socket %s: its path is longer than %zu bytes)", rb_status_text(RB_ERR_NO_BROKER),
+			path, sizeof a.sun_path - 1);
 	strcpy(a.sun_path, path);
 	if (deadline <= rb_now())
 		return rb_say(RB_ERR_TIMEOUT);
@@ -84,9 +85,9 @@ int rb_dial(const char *path, int64_t deadline, int *out)
 	}
 	switch (error) {
 	case EACCES: case EPERM:
-		return rb_fail(RB_ERR_FORBIDDEN, "%s: %s: %s", rb_status_text(RB_ERR_FORBIDDEN), path, strerror(error));
+		return rb_explain(RB_ERR_FORBIDDEN, "%s: %s", path, strerror(error));
 	case EMFILE: case ENFILE: /* not the broker's fault */
-		return rb_fail(RB_ERR_NO_DESCRIPTORS, "%s: it is this process that has none: too many open files", rb_status_text(RB_ERR_NO_DESCRIPTORS));
+		return rb_explain(RB_ERR_NO_DESCRIPTORS, "it is this process that has none: too many open files");
 	case EAGAIN: case EINTR:
 		return rb_say(RB_ERR_TIMEOUT);
 	}

@@ -57,7 +57,7 @@ typedef struct step {
 
 static int no_device(const rb_link *l)
 {
-	return rb_fail(RB_ERR_INVALID, "%s: %s has no tensor in device memory: no stream orders anything here", rb_status_text(RB_ERR_INVALID), l->session.model);
+	return rb_explain(RB_ERR_INVALID, "%s has no tensor in device memory: no stream orders anything here", l->session.model);
 }
 
 /* The caller, or its request, holds the link already. */
@@ -171,19 +171,26 @@ static int commit_together(rb_client client, const rb_req *r, uint32_t count, vo
 	return RB_OK;
 }
 
-static int commit(rb_conn *c, rb_client client, const rb_req *r, uint32_t count, void *stream, int64_t timeout, uint32_t flags)
+typedef struct on_stream {
+	rb_client client;
+	void *stream;
+	int64_t timeout;
+} on_stream;
+
+static int commit(rb_conn *c, const rb_req *r, uint32_t count, uint32_t flags, const void *how)
 {
+	const on_stream *o = how;
 	for (uint32_t i = 0; i < count; i++) {
 		int status = r[i].link->session.device.base ? rb_req_check_commit(c, &r[i], flags) : no_device(r[i].link);
 		if (status)
 			return status;
 	}
-	if (count && done_in_a_moment(r->link, stream, count))
-		return rb_req_commit(c, r, count, timeout, flags);
+	if (count && done_in_a_moment(r->link, o->stream, count))
+		return rb_req_commit(c, r, count, o->timeout, flags);
 	for (uint32_t i = 0, n; i < count; i += n) {
 		for (n = 1; i + n < count && r[i + n].link == r[i].link;)
 			n++;
-		int status = commit_together(client, r + i, n, stream, timeout, flags);
+		int status = commit_together(o->client, r + i, n, o->stream, o->timeout, flags);
 		if (status)
 			return status;
 	}
@@ -192,22 +199,7 @@ static int commit(rb_conn *c, rb_client client, const rb_req *r, uint32_t count,
 
 int rb_commit_on_stream(rb_client client, const uint64_t *requests, uint32_t count, void *stream, int64_t timeout, uint32_t flags)
 {
-	if (count && !requests)
-		return rb_missing();
-	int status = rb_check_flags(flags, RB_NOTIFY);
-	if (status)
-		return status;
-	rb_entry *entry = rb_table_enter(&rb_clients, client);
-	if (!entry)
-		return rb_say(RB_ERR_CLOSED);
-	rb_req few[RB_FEW], *all;
-	status = rb_req_find_all(entry->value, requests, count, few, &all);
-	if (!status)
-		status = commit(entry->value, client, all, count, stream, timeout, flags);
-	if (all != few)
-		free(all);
-	rb_table_leave(entry);
-	return status;
+	WITH_CLIENT(requests || !count, client, rb_reqs_commit(c, requests, count, flags, commit, &(on_stream){client, stream, timeout}));
 }
 
 static bool outputs_on_device(const rb_link *l)
@@ -226,7 +218,7 @@ static bool was_told(const rb_req *r)
 	return s->state != RB_SLOT_CLAIMED && !s->pending;
 }
 
-static int release(rb_conn *c, rb_client client, const rb_req *r, void *stream)
+static int release(rb_client client, const rb_req *r, void *stream)
 {
 	rb_link *l = r->link;
 	rb_slot *slot = rb_req_slot(r);
@@ -235,7 +227,7 @@ static int release(rb_conn *c, rb_client client, const rb_req *r, void *stream)
 	/* No stream touches a slot that was committed, has ended and has its outputs on the host:
 	 * what wrote the inputs came before the commit. */
 	if ((!outputs_on_device(l) && was_told(r) && rb_req_is_over(r)) || done_in_a_moment(l, stream, 1))
-		return rb_req_release(c, r);
+		return rb_req_release(r);
 	step *s = new_step(client, l, 1);
 	if (!s)
 		return rb_say(RB_ERR_NO_MEMORY);
@@ -269,24 +261,5 @@ static int release(rb_conn *c, rb_client client, const rb_req *r, void *stream)
 
 int rb_release_on_stream(rb_client client, uint64_t request, void *stream)
 {
-	rb_entry *entry = rb_table_enter(&rb_clients, client);
-	if (!entry)
-		return rb_say(RB_ERR_CLOSED);
-	rb_req r;
-	int status = rb_req_find(entry->value, request, &r);
-	if (!status)
-		status = release(entry->value, client, &r, stream);
-	rb_table_leave(entry);
-	return status;
-}
-
-void rb_link_check_stream(rb_link *l, uint32_t at, int64_t now)
-{
-	rb_slot *s = &l->slots[at];
-	char why[64];
-	if (!s->pending || now - s->stream_looked < MOST_SLICE)
-		return;
-	s->stream_looked = now;
-	if (rb_device_broken(&l->session.device, why, sizeof why))
-		s->broken = true;
+	WITH_REQUEST(true, client, request, release(client, &r, stream));
 }

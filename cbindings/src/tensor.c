@@ -26,8 +26,8 @@ uint64_t rb_dtype_size(uint32_t dtype) { return dtypes[dtype].bytes; }
 
 static int bad(const char *text, size_t bytes, const char *why)
 {
-	return rb_fail(RB_ERR_INVALID, "%s: tensor \"%.*s\": %s (want name:dtype[dims], like x:f32[3,224,224] or tokens:i32[<=512])",
-		       rb_status_text(RB_ERR_INVALID), (int)(bytes < 200 ? bytes : 200), text, why);
+	return rb_explain(RB_ERR_INVALID, "tensor \"%.*s\": %s (want name:dtype[dims], like x:f32[3,224,224] or tokens:i32[<=512])",
+		(int)(bytes < 200 ? bytes : 200), text, why);
 }
 
 static bool blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
@@ -148,7 +148,7 @@ static int parse_side(const char *at, const char *end, rb_layout *l, uint32_t *c
 		while (at < end && !blank(*at))
 			at++;
 		if (l->inputs + l->outputs == RB_GO_MAX_TENSORS)
-			return rb_fail(RB_ERR_INVALID, "%s: a model has at most %d tensors", rb_status_text(RB_ERR_INVALID), (int)RB_GO_MAX_TENSORS);
+			return rb_explain(RB_ERR_INVALID, "a model has at most %d tensors", (int)RB_GO_MAX_TENSORS);
 		int status = rb_parse_tensor(from, (size_t)(at - from), &l->tensor[l->inputs + l->outputs]);
 		if (status)
 			return status;
@@ -161,7 +161,7 @@ int rb_parse_signature(const char *text, rb_layout *l)
 	memset(l, 0, sizeof *l);
 	const char *arrow = strstr(text, "->");
 	if (!arrow)
-		return rb_fail(RB_ERR_INVALID, "%s: signature \"%.200s\" has no \"->\"", rb_status_text(RB_ERR_INVALID), text);
+		return rb_explain(RB_ERR_INVALID, "signature \"%.200s\" has no \"->\"", text);
 	l->tensor = calloc(RB_GO_MAX_TENSORS, sizeof *l->tensor);
 	if (!l->tensor)
 		return rb_say(RB_ERR_NO_MEMORY);
@@ -172,10 +172,10 @@ int rb_parse_signature(const char *text, rb_layout *l)
 int rb_pick(const rb_layout *l, int side, uint32_t k, const rb_tensor **t, uint32_t *dims_at)
 {
 	if (side != RB_INPUT && side != RB_OUTPUT)
-		return rb_fail(RB_ERR_INVALID, "%s: side %d, must be RB_INPUT or RB_OUTPUT", rb_status_text(RB_ERR_INVALID), side);
+		return rb_explain(RB_ERR_INVALID, "side %d, must be RB_INPUT or RB_OUTPUT", side);
 	uint32_t count = side == RB_INPUT ? l->inputs : l->outputs;
 	if (k >= count)
-		return rb_fail(RB_ERR_INVALID, "%s: tensor %u of %u", rb_status_text(RB_ERR_INVALID), k, count);
+		return rb_explain(RB_ERR_INVALID, "tensor %u of %u", k, count);
 	*t = rb_tensors_of(l, side) + k;
 	*dims_at = l->dims_at[*t - l->tensor];
 	return RB_OK;
@@ -185,7 +185,7 @@ int rb_check_on_host(const rb_tensor *t)
 {
 	if (!t->on_device)
 		return RB_OK;
-	return rb_fail(RB_ERR_INVALID, "%s: \"%s\" lies in device memory: take its rows in place", rb_status_text(RB_ERR_INVALID), t->name);
+	return rb_explain(RB_ERR_INVALID, "\"%s\" lies in device memory: take its rows in place", t->name);
 }
 
 uint64_t rb_row_bytes(const rb_tensor *t, const uint32_t *dims)
@@ -198,7 +198,8 @@ uint64_t rb_row_bytes(const rb_tensor *t, const uint32_t *dims)
 
 void rb_fill_view(rb_view *v, const rb_tensor *t, const uint32_t *dims, uint8_t *base, uint32_t slot, uint32_t rows)
 {
-	*v = (rb_view){.data = base + t->offset + slot * t->stride, .bytes = rows * t->stride, .stride = t->stride, .dtype = t->dtype, .rank = 1 + t->rank};
+	*v = (rb_view){.data = base + t->offset + slot * t->stride, .bytes = rows * t->stride, .stride = t->stride,
+		.dtype = t->dtype, .rank = 1 + t->rank};
 	v->shape[0] = rows;
 	for (uint32_t i = 0; i < t->rank; i++)
 		v->shape[1 + i] = t->variable >> i & 1 ? *dims++ : t->shape[i];

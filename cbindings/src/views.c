@@ -45,7 +45,7 @@ static int view(const rb_req *r, int side, uint32_t k, rb_view *v)
 			return status;
 		row_dims(r, 0, dims);
 		if (!same_size(r, t, dims_at, dims))
-			return rb_fail(RB_ERR_SHAPE, "%s: the rows of output \"%s\" differ in size; take them with rb_output_row", rb_status_text(RB_ERR_SHAPE), t->name);
+			return rb_explain(RB_ERR_SHAPE, "the rows of output \"%s\" differ in size; take them with rb_output_row", t->name);
 	}
 	rb_fill_view(v, t, dims + dims_at, rb_base_of(&r->link->session, t), r->link->first + r->at, s->rows);
 	return RB_OK;
@@ -61,7 +61,7 @@ static int output_row(const rb_req *r, uint32_t k, uint32_t row, rb_view *v)
 	if (status)
 		return status;
 	if (row >= rb_req_slot(r)->rows)
-		return rb_fail(RB_ERR_ROWS, "%s: row %u of a request of %u", rb_status_text(RB_ERR_ROWS), row, rb_req_slot(r)->rows);
+		return rb_explain(RB_ERR_ROWS, "row %u of a request of %u", row, rb_req_slot(r)->rows);
 	row_dims(r, row, dims);
 	rb_fill_view(v, t, dims + dims_at, rb_base_of(&r->link->session, t), r->link->first + r->at + row, 1);
 	return RB_OK;
@@ -81,35 +81,13 @@ static int timing(const rb_req *r, rb_timing *t)
 		return RB_OK;
 	}
 	rb_read_once(&record, &r->link->session.board.records[r->link->first + r->at], sizeof record);
-	int64_t times[] = {s->committed, record.dispatched, record.started, record.finished, s->seen}, *spans[] = {&t->queue, &t->dispatch, &t->compute, &t->wake};
+	int64_t times[] = {s->committed, record.dispatched, record.started, record.finished, s->seen};
+	int64_t *spans[] = {&t->queue, &t->dispatch, &t->compute, &t->wake};
 	for (int i = 0; i < 4; i++) {
 		int64_t span;
 		*spans[i] = __builtin_sub_overflow(times[i + 1], times[i], &span) ? 0 : rb_max(0, span);
 	}
 	return RB_OK;
-}
-
-/* ---- the functions of the header ------------------------------------------------- */
-
-int rb_input(rb_client client, uint64_t request, uint32_t k, rb_view *v)
-{
-	if (!v)
-		return rb_missing();
-	STEP(client, request, view(&r, RB_INPUT, k, v));
-}
-
-int rb_output(rb_client client, uint64_t request, uint32_t k, rb_view *v)
-{
-	if (!v)
-		return rb_missing();
-	STEP(client, request, view(&r, RB_OUTPUT, k, v));
-}
-
-int rb_output_row(rb_client client, uint64_t request, uint32_t k, uint32_t row, rb_view *v)
-{
-	if (!v)
-		return rb_missing();
-	STEP(client, request, output_row(&r, k, row, v));
 }
 
 static int request_map(const rb_req *r, rb_map *out)
@@ -118,16 +96,22 @@ static int request_map(const rb_req *r, rb_map *out)
 	return rb_link_map(r->link, out);
 }
 
-int rb_request_map(rb_client client, uint64_t request, rb_map *out)
+/* ---- the functions of the header ------------------------------------------------- */
+
+int rb_input(rb_client client, uint64_t request, uint32_t k, rb_view *v)
 {
-	if (!out)
-		return rb_missing();
-	STEP(client, request, request_map(&r, out));
+	WITH_REQUEST(v, client, request, view(&r, RB_INPUT, k, v));
 }
 
-int rb_request_timing(rb_client client, uint64_t request, rb_timing *t)
+int rb_output(rb_client client, uint64_t request, uint32_t k, rb_view *v)
 {
-	if (!t)
-		return rb_missing();
-	STEP(client, request, timing(&r, t));
+	WITH_REQUEST(v, client, request, view(&r, RB_OUTPUT, k, v));
 }
+
+int rb_output_row(rb_client client, uint64_t request, uint32_t k, uint32_t row, rb_view *v)
+{
+	WITH_REQUEST(v, client, request, output_row(&r, k, row, v));
+}
+
+int rb_request_map(rb_client client, uint64_t request, rb_map *out) { WITH_REQUEST(out, client, request, request_map(&r, out)); }
+int rb_request_timing(rb_client client, uint64_t request, rb_timing *t) { WITH_REQUEST(t, client, request, timing(&r, t)); }

@@ -10,7 +10,6 @@
 #include "worker.h"
 
 #define DEFAULT_DEPTH 2
-#define PARK_SLICE (50 * MILLISECOND)
 
 int rb_work_use(rb_worker id, rb_entry **entry, rb_work **w)
 {
@@ -24,7 +23,7 @@ int rb_work_use(rb_worker id, rb_entry **entry, rb_work **w)
 	}
 	if (atomic_exchange(&(*w)->busy, true)) {
 		rb_table_leave(*entry);
-		return rb_fail(RB_ERR_INVALID, "%s: another thread is using this worker", rb_status_text(RB_ERR_INVALID));
+		return rb_explain(RB_ERR_INVALID, "another thread is using this worker");
 	}
 	return RB_OK;
 }
@@ -42,18 +41,12 @@ static void put_worker(rb_writer *w, const rb_layout *l, const rb_worker_options
 	rb_put_string(w, "worker");
 	rb_put_map(w, 8);
 	rb_put_signature(w, l);
-	rb_put_string(w, "depth");
-	rb_put_int(w, o->depth ? o->depth : DEFAULT_DEPTH);
-	rb_put_string(w, "lanes");
-	rb_put_int(w, o->lanes);
-	rb_put_string(w, "weight");
-	rb_put_int(w, o->weight);
-	rb_put_string(w, "pad");
-	rb_put_string(w, o->pad_to ? "fixed" : o->pad_preferred ? "preferred" : "");
-	rb_put_string(w, "pad_to");
-	rb_put_int(w, o->pad_to);
-	rb_put_string(w, "gpu");
-	rb_put_string(w, o->gpu ? o->gpu : "");
+	rb_put_number(w, "depth", o->depth ? o->depth : DEFAULT_DEPTH);
+	rb_put_number(w, "lanes", o->lanes);
+	rb_put_number(w, "weight", o->weight);
+	rb_put_word(w, "pad", o->pad_to ? "fixed" : o->pad_preferred ? "preferred" : "");
+	rb_put_number(w, "pad_to", o->pad_to);
+	rb_put_word(w, "gpu", o->gpu);
 }
 
 /* What a worker asks; with the UUID of the GPU whose memory it offers. */
@@ -61,17 +54,15 @@ static int write_request(rb_writer *w, const char *model, const rb_layout *l, co
 {
 	rb_begin_request(w, gpu ? 4 : 3, "worker", model, o->name);
 	put_worker(w, l, o);
-	rb_put_string(w, "pipeline");
-	rb_put_string(w, o->pipeline ? o->pipeline : "");
-	if (gpu) {
-		rb_put_string(w, "gpu");
-		rb_put_string(w, gpu);
-	}
+	rb_put_word(w, "pipeline", o->pipeline);
+	if (gpu)
+		rb_put_word(w, "gpu", gpu);
 	return rb_put_policy(w, o->policy);
 }
 
 /* One try, with a descriptor of device memory and its GPU if it offers some. */
-static int try_attach(rb_attach *a, const char *path, int64_t until, const char *model, const rb_layout *l, const rb_worker_options *o, int memory, const char *gpu, rb_session *s)
+static int try_attach(rb_attach *a, const char *path, int64_t until, const char *model, const rb_layout *l,
+	const rb_worker_options *o, int memory, const char *gpu, rb_session *s)
 {
 	bool interrupted;
 	rb_writer w = {0};
@@ -90,7 +81,8 @@ static int try_attach(rb_attach *a, const char *path, int64_t until, const char 
 
 /* Allocates the device memory that the ring needs, and asks again with it. If there
  * is not enough, another worker may have been quicker, so that it is there by now. */
-static int offer(rb_attach *a, const char *path, int64_t until, const char *model, const rb_layout *l, const rb_worker_options *o, rb_session *s)
+static int offer(rb_attach *a, const char *path, int64_t until, const char *model, const rb_layout *l,
+	const rb_worker_options *o, rb_session *s)
 {
 	char gpu[RB_GPU_BYTES], why[512];
 	int memory = -1, lacking = rb_device_allocate(a->needed, a->needed_on, &memory, gpu);
@@ -101,7 +93,7 @@ static int offer(rb_attach *a, const char *path, int64_t until, const char *mode
 	if (memory >= 0)
 		close(memory);
 	if (status == RB_NEEDS_DEVICE)
-		status = lacking ? rb_fail(lacking, "%s", why) : rb_fail(RB_ERR_PROTOCOL, "%s: the broker did not take the device memory", rb_status_text(RB_ERR_PROTOCOL));
+		status = lacking ? rb_fail(lacking, "%s", why) : rb_explain(RB_ERR_PROTOCOL, "the broker did not take the device memory");
 	return status;
 }
 
@@ -143,8 +135,9 @@ int rb_worker_attach(const char *model, const char *signature, const rb_worker_o
 	if (!model || !signature || !worker)
 		return rb_missing();
 	/* As it was before there were pipelines, and then lanes. */
-	if (given && given->size != sizeof *given && given->size != offsetof(rb_worker_options, pipeline) && given->size != offsetof(rb_worker_options, lanes))
-		return rb_fail(RB_ERR_VERSION, "%s: rb_worker_options.size is %u, expected %zu", rb_status_text(RB_ERR_VERSION), given->size, sizeof *given);
+	if (given && given->size != sizeof *given && given->size != offsetof(rb_worker_options, pipeline) &&
+		given->size != offsetof(rb_worker_options, lanes))
+		return rb_explain(RB_ERR_VERSION, "rb_worker_options.size is %u, expected %zu", given->size, sizeof *given);
 	rb_worker_options o = {0};
 	if (given)
 		memcpy(&o, given, given->size);
@@ -163,8 +156,7 @@ int rb_worker_attach(const char *model, const char *signature, const rb_worker_o
 	w->pads = o.pad_to || o.pad_preferred;
 	w->gather_threads = o.gather_threads;
 	w->mail = (void *)(s->words.at + RB_GO_MAIL_WORDS);
-	w->done = (rb_producer){.words = (void *)(s->words.at + RB_GO_RING_WORDS), .entries = s->words.at + RB_GO_SEGMENT_HEADER,
-				.entry_bytes = sizeof(rb_done_entry), .capacity = rb_done_ring_size(s->depth)};
+	w->done = rb_ring_at(s->words.at, sizeof(rb_done_entry), rb_done_ring_size(s->depth));
 	w->busy = true;
 	w->handle = rb_table_put(&rb_workers, w);
 	if (!w->handle) {
@@ -196,6 +188,7 @@ int rb_worker_close(rb_worker id)
 		why = RB_ERR_BROKER_GONE;
 		text = rb_status_text(why);
 	}
+	rb_device_synchronize(&w->session.device); /* its kernels may be writing outputs of these requests */
 	for (uint32_t i = 0; i < w->batches; i++)
 		if (w->batch[i]->in_use) {
 			rb_taken_fail_all(w->batch[i], why, text);
@@ -211,69 +204,53 @@ int rb_worker_close(rb_worker id)
 
 /* ---- about the model ------------------------------------------------------------ */
 
-int rb_worker_model(rb_worker id, rb_model *model)
+static void describe(const rb_work *w, rb_model *model)
 {
-	rb_entry *e;
-	rb_work *w;
-	if (!model)
-		return rb_missing();
-	int status = rb_work_use(id, &e, &w);
-	if (status)
-		return status;
 	const rb_session *s = &w->session;
-	*model = (rb_model){.inputs = s->layout.inputs, .outputs = s->layout.outputs, .max_batch_size = s->layout.max_batch, .slots = s->layout.slots,
+	*model = (rb_model){.inputs = s->layout.inputs, .outputs = s->layout.outputs, .max_batch_size = s->layout.max_batch,
+		.slots = s->layout.slots,
 			    .levels = s->levels, .wait_time = s->wait_time};
 	memcpy(model->name, w->model, sizeof model->name);
-	rb_work_leave(e, w);
-	return RB_OK;
 }
 
-int rb_worker_notes(rb_worker id, const char **text)
+static int tensor_of(rb_work *w, int side, uint32_t k, rb_tensor *tensor)
 {
-	rb_entry *e;
-	rb_work *w;
-	if (!text)
-		return rb_missing();
-	int status = rb_work_use(id, &e, &w);
-	if (status)
-		return status;
-	*text = w->session.notes ? w->session.notes : "";
-	rb_work_leave(e, w);
-	return RB_OK;
-}
-
-int rb_worker_tensor(rb_worker id, int side, uint32_t k, rb_tensor *tensor)
-{
-	rb_entry *e;
-	rb_work *w;
 	const rb_tensor *t;
 	uint32_t dims_at;
-	if (!tensor)
-		return rb_missing();
-	int status = rb_work_use(id, &e, &w);
+	int status = rb_pick(&w->session.layout, side, k, &t, &dims_at);
 	if (status)
 		return status;
-	status = rb_pick(&w->session.layout, side, k, &t, &dims_at);
-	if (!status)
-		*tensor = *t;
-	rb_work_leave(e, w);
-	return status;
+	*tensor = *t;
+	if (side == RB_OUTPUT)
+		w->direct |= UINT64_C(1) << k;
+	return RB_OK;
 }
 
-int rb_worker_map(rb_worker id, rb_map *out)
+static int map_of(rb_work *w, rb_map *out)
 {
-	rb_entry *e;
-	rb_work *w;
-	if (!out)
-		return rb_missing();
-	int status = rb_work_use(id, &e, &w);
-	if (status)
-		return status;
 	atomic_fetch_add(&w->holds, 1);
-	status = rb_map_new(out, &w->session, 0, w, drop, rb_worker_in_child);
-	rb_work_leave(e, w);
-	return status;
+	w->direct = UINT64_MAX;
+	return rb_map_new(out, &w->session, 0, w, drop, rb_worker_in_child);
 }
+
+#define WITH(given, id, result)                       \
+	do {                                          \
+		rb_entry *e;                          \
+		rb_work *w;                           \
+		if (!(given))                         \
+			return rb_missing();          \
+		int status = rb_work_use(id, &e, &w); \
+		if (status)                           \
+			return status;                \
+		status = (result);                    \
+		rb_work_leave(e, w);                  \
+		return status;                        \
+	} while (0)
+
+int rb_worker_model(rb_worker id, rb_model *model) { WITH(model, id, (describe(w, model), RB_OK)); }
+int rb_worker_notes(rb_worker id, const char **text) { WITH(text, id, (*text = w->session.notes ? w->session.notes : "", RB_OK)); }
+int rb_worker_tensor(rb_worker id, int side, uint32_t k, rb_tensor *tensor) { WITH(tensor, id, tensor_of(w, side, k, tensor)); }
+int rb_worker_map(rb_worker id, rb_map *out) { WITH(out, id, map_of(w, out)); }
 
 /* ---- the next batch ---------------------------------------------------------------- */
 
@@ -337,7 +314,7 @@ static int try_next(rb_work *w, rb_taken **out)
 		}
 		/* Only a broker that breaks the protocol hands over more. */
 		if (w->taken > s->depth || atomic_load_explicit(&w->mail->tail, memory_order_relaxed) - w->next > s->depth)
-			return rb_fail(RB_ERR_PROTOCOL, "%s: more than %u batches at once", rb_status_text(RB_ERR_PROTOCOL), s->depth);
+			return rb_explain(RB_ERR_PROTOCOL, "more than %u batches at once", s->depth);
 		rb_taken *b = rb_work_spare(w);
 		if (!b)
 			return rb_say(RB_ERR_NO_MEMORY);
@@ -384,40 +361,28 @@ int rb_worker_wait(rb_worker id, int64_t timeout)
 	return status;
 }
 
-int rb_worker_next(rb_worker id, int64_t timeout, rb_batch **batch)
+static int next(rb_work *w, int64_t timeout, rb_batch **batch)
 {
-	rb_entry *e;
-	rb_work *w;
-	rb_taken *b;
-	if (!batch)
-		return rb_missing();
-	int status = rb_work_use(id, &e, &w);
-	if (status)
-		return status;
 	int64_t start = timeout ? rb_now() : 0, until = rb_until(timeout, start);
 	for (;;) {
+		rb_taken *b;
 		uint32_t seen = w->mail->bell;
-		if ((status = try_next(w, &b)))
-			break;
-		if (b) {
+		int status = try_next(w, &b);
+		if (b)
 			*batch = &b->shown;
-			break;
-		}
+		if (status || b)
+			return status;
 		int64_t now = timeout ? rb_now() : until;
-		if (now >= until) {
-			status = nothing(w);
-			break;
-		}
+		if (now >= until)
+			return nothing(w);
 		if (spin(w, now, until))
 			continue;
 		int error = park(w, seen, rb_min(until - now, PARK_SLICE));
-		if (error == ETIMEDOUT && !has_mail(w) && rb_session_gone(&w->session)) {
-			status = rb_say(RB_ERR_BROKER_GONE);
-			break;
-		}
+		if (error == ETIMEDOUT && !has_mail(w) && rb_session_gone(&w->session))
+			return rb_say(RB_ERR_BROKER_GONE);
 		if (error == EINTR)
 			until = rb_interrupted(until, start);
 	}
-	rb_work_leave(e, w);
-	return status;
 }
+
+int rb_worker_next(rb_worker id, int64_t timeout, rb_batch **batch) { WITH(batch, id, next(w, timeout, batch)); }

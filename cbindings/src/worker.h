@@ -21,6 +21,7 @@ typedef struct rb_taken {
 	rb_batch shown;
 	rb_work *worker;
 	bool in_use;
+	uint64_t asked; /* bit k: the worker asked for output k */
 	int64_t mailed, started;
 	rb_mail_request *mails; /* the mail's requests, copied: the broker may post over them */
 	uint64_t *order;        /* scratch of sorting */
@@ -37,6 +38,7 @@ struct rb_work {
 	uint64_t handle;
 	bool parents; /* of before a fork */
 	bool pads;    /* asked for padding */
+	uint64_t direct; /* bit k: the worker knows where output k lies, and may write it past its batches */
 	_Atomic bool busy; /* one thread at a time; never waited for */
 	_Atomic uint32_t holds; /* maps, plus one until it is closed */
 	rb_mail_words *mail;
@@ -55,14 +57,17 @@ struct rb_work {
 	rb_crew *crew;
 };
 
-/* Finds a worker and refuses a second thread. */
+/* worker.c: finds a worker and refuses a second thread. */
 int rb_work_use(rb_worker id, rb_entry **entry, rb_work **w);
 void rb_work_leave(rb_entry *e, rb_work *w);
+
+/* taken.c */
 rb_taken *rb_work_spare(rb_work *w);
 /* Copies a mail, leaving out the requests that have ended meanwhile. */
 int rb_taken_read(rb_taken *b, const uint8_t *mail);
 void rb_taken_complete(rb_taken *b);
 void rb_taken_free(rb_taken *b);
+void rb_taken_fail(rb_taken *b, uint32_t i, int status, const char *text);
 void rb_taken_fail_all(rb_taken *b, int status, const char *text);
 
 /* gather.c */

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The gathering crew against a plain loop: jobs one after the other, two at a time, three, into the same memory, and left alone. */
+/* The gathering crew against a plain loop: jobs one after the other, two at a time, three, into the same memory, and left
+ * alone. And the cores that it goes by. */
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,8 +52,32 @@ static void gather(rb_work *w, const rb_rows *r, uint8_t *to, const char *what)
 	check(r, to, what);
 }
 
+/* How many cores a CPU quota is worth, and this process has. */
+static void check_cores(void)
+{
+	static const struct {
+		const char *cpu_max;
+		uint32_t cores;
+	} quotas[] = {
+		{"max 100000\n", UINT32_MAX}, {"400000 100000\n", 4}, {"150000 100000\n", 2}, {"1000 100000\n", 1}, {"50000 50000", 1},
+		{"9223372036854775807 1000", UINT32_MAX}, {"-1 100000", UINT32_MAX} /* version 1, without a quota */,
+		{"100000 0", UINT32_MAX}, {"100000", UINT32_MAX}, {"", UINT32_MAX}, {"cores", UINT32_MAX},
+	};
+	for (size_t i = 0; i < sizeof quotas / sizeof *quotas; i++)
+		if (rb_quota_cores(quotas[i].cpu_max) != quotas[i].cores) {
+			printf("\"%s\": %u, want %u\n", quotas[i].cpu_max, rb_quota_cores(quotas[i].cpu_max), quotas[i].cores);
+			exit(1);
+		}
+	cpu_set_t set;
+	if (sched_getaffinity(0, sizeof set, &set) || rb_cores() < 1 || rb_cores() > (uint32_t)CPU_COUNT(&set)) {
+		printf("%u cores\n", rb_cores());
+		exit(1);
+	}
+}
+
 int main(int argc, char **argv)
 {
+	check_cores();
 	uint32_t rounds = argc > 1 ? (uint32_t)atoi(argv[1]) : 100;
 	for (uint32_t i = 0; i < sizeof plane; i++)
 		plane[i] = (uint8_t)(i / STRIDE * 31 + i);

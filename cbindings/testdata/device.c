@@ -6,13 +6,14 @@
  *	device worker SOCKET MODEL SIGNATURE [PIPELINE]   serves until it is killed or the broker hangs up for good
  *	device client SOCKET MODEL REQUESTS HOW           HOW: stream, hasty (does not wait for its stream), patient (synchronises)
  *	device connect SOCKET MODEL | attach SOCKET MODEL SIGNATURE | fork SOCKET MODEL   print the status that it gets
- *	device closing | broken SOCKET MODEL              see below
+ *	device closing | broken | written SOCKET MODEL    see below
  *
  * On a GPU: BUSY=BYTES has the stream copy so much before each row, and UNCHECKED=1
  * leaves the rows alone, to measure.
  */
 #include <dirent.h>
 #include <dlfcn.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -30,8 +31,10 @@
 #define ROW (WIDTH * sizeof(float))
 #define WINDOW 4
 
-static int (*cuStreamCreate)(void **, unsigned), (*cuStreamSynchronize)(void *), (*cuStreamDestroy)(void *), (*cuMemcpyAsync)(uint64_t, uint64_t, size_t, void *);
-static int (*cuMemAlloc)(uint64_t *, size_t), (*cuMemFree)(uint64_t), (*cuMemcpyHtoD)(uint64_t, const void *, size_t), (*cuMemcpyDtoH)(void *, uint64_t, size_t), (*cuCtxSetCurrent)(void *), (*cuInit)(unsigned);
+static int (*cuStreamCreate)(void **, unsigned), (*cuStreamSynchronize)(void *), (*cuStreamDestroy)(void *),
+	(*cuMemcpyAsync)(uint64_t, uint64_t, size_t, void *);
+static int (*cuMemAlloc)(uint64_t *, size_t), (*cuMemFree)(uint64_t), (*cuMemcpyHtoD)(uint64_t, const void *, size_t),
+	(*cuMemcpyDtoH)(void *, uint64_t, size_t), (*cuCtxSetCurrent)(void *), (*cuInit)(unsigned);
 
 #define MUST(call)                                                                                        \
 	do {                                                                                              \
@@ -57,7 +60,8 @@ static void load(void)
 		void *to;
 		const char *name;
 	} all[] = {
-		{&cuStreamCreate, "cuStreamCreate"}, {&cuStreamSynchronize, "cuStreamSynchronize"}, {&cuStreamDestroy, "cuStreamDestroy_v2"}, {&cuMemcpyAsync, "cuMemcpyAsync"},
+		{&cuStreamCreate, "cuStreamCreate"}, {&cuStreamSynchronize, "cuStreamSynchronize"},
+		{&cuStreamDestroy, "cuStreamDestroy_v2"}, {&cuMemcpyAsync, "cuMemcpyAsync"},
 		{&cuMemAlloc, "cuMemAlloc_v2"}, {&cuMemFree, "cuMemFree_v2"}, {&cuMemcpyHtoD, "cuMemcpyHtoD_v2"}, {&cuMemcpyDtoH, "cuMemcpyDtoH_v2"},
 		{&cuCtxSetCurrent, "cuCtxSetCurrent"}, {&cuInit, "cuInit"},
 	};
@@ -407,6 +411,72 @@ static int closing(const char *socket, const char *model)
 	return 0;
 }
 
+static void *close_client(void *client)
+{
+	MUST(rb_close(*(rb_client *)client));
+	return NULL;
+}
+
+/* A client that has all slots, as soon as they are free; opens the gate when that takes long. */
+static rb_client connect_to_all(const char *socket, const char *model, const char *gate)
+{
+	rb_client c = 0;
+	rb_connect_options all = {.size = sizeof all, .socket = socket, .window = 16, .device = 1};
+	int status = RB_ERR_RING_FULL;
+	for (int tries = 0; tries < 6000 && status == RB_ERR_RING_FULL; tries++) {
+		if (tries == 200)
+			touch(gate);
+		usleep(1000);
+		status = rb_connect(model, &all, &c);
+	}
+	MUST(status);
+	return c;
+}
+
+/* A client that is closed while its stream writes the input of a claimed request: the next
+ * client gets the slot when the stream has stopped, even while the first one's map is held. */
+static int written(const char *socket, const char *model)
+{
+	static float row[WIDTH];
+	const char *gate = getenv("STUB_CUDA_GATE");
+	for (int keep = 0; keep < 2; keep++) {
+		rb_client c = connect_to_all(socket, model, NULL);
+		rb_map map;
+		rb_request r;
+		rb_view x;
+		pthread_t closer;
+		rb_device d = device_of(c, &map);
+		MUST(cuCtxSetCurrent(d.context));
+		if (!in) {
+			MUST(cuStreamCreate(&stream, 1));
+			MUST(cuMemAlloc(&in, PLACES * ROW));
+		}
+		MUST(rb_claim(c, 1, NULL, 0, -1, &r));
+		MUST(rb_input(c, r.id, 0, &x));
+		MUST(cuMemcpyAsync((uint64_t)(uintptr_t)x.data, in, ROW, stream)); /* zeros; stops at half of them */
+		if (!keep)
+			MUST(rb_map_release(map.id));
+		MUST(pthread_create(&closer, NULL, close_client, &c));
+		rb_client next = connect_to_all(socket, model, gate);
+		MUST(rb_claim(next, 1, NULL, 0, -1, &r));
+		MUST(rb_input(next, r.id, 0, &x));
+		for (int j = 0; j < WIDTH; j++)
+			row[j] = 7;
+		MUST(cuMemcpyHtoD((uint64_t)(uintptr_t)x.data, row, ROW));
+		touch(gate);
+		pthread_join(closer, NULL);
+		MUST(cuMemcpyDtoH(row, (uint64_t)(uintptr_t)x.data, ROW));
+		for (int j = 0; j < WIDTH; j++)
+			CHECK(row[j] == 7);
+		MUST(rb_close(next));
+		if (keep)
+			MUST(rb_map_release(map.id));
+		MUST(unlink(gate));
+	}
+	printf("ok\n");
+	return 0;
+}
+
 /* A stream that fails before it gets to the commit. */
 static int broken(const char *socket, const char *model)
 {
@@ -504,6 +574,8 @@ int main(int argc, char **argv)
 		return closing(argv[2], argv[3]);
 	if (!strcmp(role, "broken"))
 		return broken(argv[2], argv[3]);
+	if (!strcmp(role, "written"))
+		return written(argv[2], argv[3]);
 	if (!strcmp(role, "busy"))
 		return busy_release(argv[2], argv[3]);
 	if (!strcmp(role, "fork"))

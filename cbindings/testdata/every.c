@@ -352,6 +352,7 @@ static void everything(void)
 	closing();
 	reaping();
 	errors_have_names();
+	unwritten();
 	if (!getenv("RB_NO_FORK"))
 		forked();
 	stop = 1;

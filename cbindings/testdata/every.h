@@ -45,6 +45,7 @@ void thread_ends(void);
 void no_descriptors(void);
 void errors_have_names(void);
 void forked(void);
+void unwritten(void);
 void signals(void);
 
 /* reaping.c */

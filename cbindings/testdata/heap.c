@@ -174,17 +174,18 @@ int main(int argc, char **argv)
 	int status;
 	MUST(argc == 2 && (requests = strtoul(argv[1], NULL, 10)) > 0);
 	MUST(!rb_parse_signature("x:f32[16] -> y:f32[16]", &l) && !rb_layout_place(&l, SLOTS, BATCH));
-	MUST((doorbell = eventfd(0, EFD_NONBLOCK)) >= 0 && !socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) && !socketpair(AF_UNIX, SOCK_STREAM, 0, sockets + 2));
+	MUST((doorbell = eventfd(0, EFD_NONBLOCK)) >= 0);
+	MUST(!socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) && !socketpair(AF_UNIX, SOCK_STREAM, 0, sockets + 2));
 	planes = heap(l.planes_size);
 	board_segment = heap(l.board_size);
 	client_words = heap(rb_client_segment_size(SLOTS, false));
 	worker_words = heap(rb_worker_segment_size(DEPTH, BATCH));
-	board = (rb_board){(void *)(board_segment.at + RB_GO_SEGMENT_HEADER), (void *)(board_segment.at + l.words_at), (void *)(board_segment.at + l.records_at),
-			   (char *)(board_segment.at + l.reasons_at)};
+	board = rb_board_at(&l, board_segment.at);
 
 	rb_session cs = {.window = SLOTS, .max_rows = BATCH, .levels = 2};
 	use_heap(&cs, &client_words, sockets[0]);
-	static rb_conn c = {.notify_fd = -1, .poke_fd = -1, .pending.fd = -1, .own_from = 1, .window = SLOTS, .max_batch = BATCH, .inputs = 1, .outputs = 1, .socket = "/nonexistent", .model = "m", .name = ""};
+	static rb_conn c = {.notify_fd = -1, .poke_fd = -1, .pending.fd = -1, .own_from = 1, .window = SLOTS, .max_batch = BATCH,
+		.inputs = 1, .outputs = 1, .socket = "/nonexistent", .model = "m", .name = ""};
 	pthread_mutex_init(&c.mu, NULL);
 	rb_link *link = rb_link_new(&c, &cs, &status);
 	MUST(link);
@@ -197,7 +198,7 @@ int main(int argc, char **argv)
 	worker.session.depth = DEPTH;
 	use_heap(&worker.session, &worker_words, sockets[2]);
 	worker.mail = (void *)(worker_words.at + RB_GO_MAIL_WORDS);
-	worker.done = (rb_producer){.words = ring_of(&worker_words), .entries = worker_words.at + RB_GO_SEGMENT_HEADER, .entry_bytes = sizeof(rb_done_entry), .capacity = rb_done_ring_size(DEPTH)};
+	worker.done = rb_ring_at(worker_words.at, sizeof(rb_done_entry), rb_done_ring_size(DEPTH));
 	rb_workers.chunk[0] = &we;
 
 	pthread_t b, w, p[CLIENTS];

@@ -193,11 +193,13 @@ static int child(rb_client c, rb_request r, rb_map map, rb_worker w, rb_batch *b
 	void *out[] = {y}, *p;
 	uint64_t u, shape[RB_MAX_RANK];
 	int codes[] = {
-		rb_input(c, r.id, 0, &v), rb_output(c, r.id, 0, &v), rb_set_priority(c, r.id, 0), rb_commit(c, r.id, 0, 0), rb_commit_all(c, &r.id, 1, 0, 0),
+		rb_input(c, r.id, 0, &v), rb_output(c, r.id, 0, &v), rb_set_priority(c, r.id, 0), rb_commit(c, r.id, 0, 0),
+		rb_commit_all(c, &r.id, 1, 0, 0),
 		rb_wait(c, r.id, -1), rb_poll(c, r.id), rb_cancel(c, r.id), rb_request_map(c, r.id, &own), rb_request_timing(c, r.id, &timing),
 		rb_collect(c, r.id, out), rb_release(c, r.id), rb_worker_model(w, &m), rb_worker_tensor(w, 0, 0, &t), rb_worker_map(w, &own),
 		rb_worker_next(w, -1, &b), rb_batch_run(b, 0, 0, 0, &v), rb_batch_row(b, 0, 0, 0, &p, &u), rb_batch_shape(b, 0, 0, shape),
-		rb_batch_set_output_dims(b, 0, NULL, 0), rb_batch_fail(b, 0, ""), rb_batch_fail_as(b, 0, RB_ERR_EXPIRED, ""), rb_batch_fail_all(b, ""), rb_batch_waiting(b, 0), rb_batch_gather(b, 0, 0, x, 16),
+		rb_batch_set_output_dims(b, 0, NULL, 0), rb_batch_fail(b, 0, ""), rb_batch_fail_as(b, 0, RB_ERR_EXPIRED, ""),
+		rb_batch_fail_all(b, ""), rb_batch_waiting(b, 0), rb_batch_gather(b, 0, 0, x, 16),
 		rb_batch_scatter(b, 0, x, 16), rb_batch_complete(b)};
 	for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
 		if (codes[i] != RB_ERR_FORKED)
@@ -207,7 +209,8 @@ static int child(rb_client c, rb_request r, rb_map map, rb_worker w, rb_batch *b
 	if (map.base[4096] != 0) /* the parent's slots are not here */
 		return 3;
 	WANT(RB_OK, rb_map_release(map.id));
-	WANT(RB_ERR_TIMEOUT, rb_infer(c, 1, in, out, 0, 1, &u)); /* a slice that is over before it has begun to attach says nothing about the broker */
+	/* a slice that is over before it has begun to attach says nothing about the broker */
+	WANT(RB_ERR_TIMEOUT, rb_infer(c, 1, in, out, 0, 1, &u));
 	WANT(RB_OK, rb_infer(c, 1, in, out, 0, minute, &u));
 	CHECK(y[3] == 8);
 	int fd;
@@ -258,6 +261,7 @@ void forked(void)
 		_exit(rb_close(c) || rb_close(f));
 	}
 	CHECK(waitpid(pid, &status, 0) == pid);
+	WANT(RB_OK, rb_batch_scatter(b, 0, (float[4]){0}, 16));
 	WANT(RB_OK, rb_batch_complete(b));
 	WANT(RB_OK, rb_wait(f, q.id, minute));
 	WANT(RB_OK, rb_close(f));
@@ -301,7 +305,8 @@ void signals(void)
 	WANT(RB_OK, rb_client_fd(c, &fd)); /* the library's thread too */
 	pthread_sigmask(SIG_BLOCK, NULL, &after);
 	for (int n = 1; n < 32; n++) /* no handler, no flag of one, no mask */
-		CHECK(sigismember(&before, n) == sigismember(&after, n) && !sigaction(n, NULL, &is) && is.sa_handler == was[n].sa_handler && is.sa_flags == was[n].sa_flags);
+		CHECK(sigismember(&before, n) == sigismember(&after, n) && !sigaction(n, NULL, &is) && is.sa_handler == was[n].sa_handler &&
+			is.sa_flags == was[n].sa_flags);
 	rb_request r;
 	WANT(RB_OK, rb_claim(c, 1, NULL, 0, 0, &r));
 	WANT(RB_OK, rb_commit(c, r.id, 0, 0));
@@ -322,4 +327,39 @@ void signals(void)
 	WANT(RB_ERR_FAILED, rb_wait(c, r.id, -1));
 	WANT(RB_OK, rb_close(c));
 	signal(SIGALRM, SIG_DFL);
+}
+
+/* A worker that completes a batch without having asked for one of its outputs. */
+void unwritten(void)
+{
+	rb_worker_options o = {.size = sizeof o, .socket = socket_path};
+	rb_worker w;
+	WANT(RB_OK, rb_worker_attach("unwritten", "x:f32[4] -> y:f32[4] boxes:f32[<=2]", &o, &w));
+	rb_client c = dial("unwritten", 1);
+	for (int how = 0; how < 5; how++) {
+		rb_batch *b;
+		rb_request r;
+		rb_view v;
+		rb_tensor t;
+		uint32_t none = 0;
+		WANT(RB_OK, rb_claim(c, 1, NULL, 0, minute, &r));
+		WANT(RB_OK, rb_commit(c, r.id, 0, 0));
+		WANT(RB_OK, rb_worker_next(w, minute, &b));
+		WANT(RB_OK, rb_batch_run(b, RB_OUTPUT, 0, 0, &v));
+		if (how == 1)
+			WANT(RB_OK, rb_batch_fail(b, 0, "on purpose"));
+		if (how == 2)
+			WANT(RB_OK, rb_batch_set_output_dims(b, 0, &none, 1)); /* no box: nothing to write */
+		if (how == 3)
+			WANT(RB_OK, rb_batch_scatter(b, 1, (float[2]){0}, 8));
+		if (how == 4) /* from here on it may write there by itself */
+			WANT(RB_OK, rb_worker_tensor(w, RB_OUTPUT, 1, &t));
+		WANT(how ? RB_OK : RB_ERR_FAILED, rb_batch_complete(b));
+		CHECK(how || strstr(rb_error(), "\"boxes\""));
+		WANT(how < 2 ? RB_ERR_FAILED : RB_OK, rb_wait(c, r.id, minute));
+		CHECK(how >= 2 || strstr(rb_error(), how ? "on purpose" : "\"boxes\""));
+		WANT(RB_OK, rb_release(c, r.id));
+	}
+	WANT(RB_OK, rb_close(c));
+	WANT(RB_OK, rb_worker_close(w));
 }

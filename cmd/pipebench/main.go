@@ -84,7 +84,7 @@ func playWorker(c *testbed.Child, p part) error {
 		if err := c.Ready(); err != nil {
 			return err
 		}
-		return w.ServeBatches(ctx, 1, func(context.Context, *worker.Batch) error { return nil })
+		return w.ServeBatches(ctx, 1, func(_ context.Context, b *worker.Batch) error { b.Output(0); return nil })
 	})
 }
 

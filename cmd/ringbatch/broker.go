@@ -61,7 +61,7 @@ func runBroker(ctx context.Context, args []string) error {
 			if err := checkGateway(cfg.Workers); err != nil {
 				return cfg, err
 			}
-			saved := configfile.NewSaved(*config)
+			saved := configfile.NewSaved(*config, os.Getenv("STATE_DIRECTORY"))
 			if err := saved.Apply(&cfg); err != nil {
 				return cfg, err
 			}

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -180,6 +181,25 @@ func TestASpareTakesThePlaceOfAKilledWorker(t *testing.T) {
 
 func TestWhatIsSavedSurvivesARestartOfTheBroker(t *testing.T) {
 	c := startCLI(t)
+	c.savesFor(c.config + ".saved")
+}
+
+// A service may not write where root's systemd reads its configuration.
+func TestAServiceSavesInItsStateDirectory(t *testing.T) {
+	state := t.TempDir()
+	t.Setenv("STATE_DIRECTORY", state+":/no/such/folder")
+	c := startCLI(t)
+	c.savesFor(filepath.Join(state, "ringbatch.toml.saved"))
+	if _, err := os.Stat(c.config + ".saved"); !os.IsNotExist(err) {
+		t.Errorf("beside the configuration: %v", err)
+	}
+}
+
+// savesFor changes and saves settings, restarts the broker, and finds them in force and
+// in this file.
+func (c *cli) savesFor(file string) {
+	t := c.t
+	t.Helper()
 	c.reload(c.served(2, 1, 0))
 	c.until("it is served", func() bool { return len(c.stats().Models[0].Workers) == 1 })
 	for _, args := range [][]string{{"set", "affine", "wait_time=9ms", "--save"}, {"set", "affine", "lease=7s"}, {"scale", "affine", "2", "--save"}} {
@@ -196,7 +216,7 @@ func TestWhatIsSavedSurvivesARestartOfTheBroker(t *testing.T) {
 	if p := c.stats().Models[0].Policy; p["wait_time"] != "9ms" || p["lease"] != "30s" {
 		t.Errorf("after the restart: %v", p)
 	}
-	text, err := os.ReadFile(c.config + ".saved")
+	text, err := os.ReadFile(file)
 	if err != nil || !strings.Contains(string(text), `wait_time = "9ms"`) || !strings.Contains(string(text), "instances = 2") {
 		t.Errorf("saved: %v\n%s", err, text)
 	}

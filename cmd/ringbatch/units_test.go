@@ -44,3 +44,17 @@ func TestTheUnitFilesAreWhatSystemdUnderstands(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
+
+// Root's systemd reads /etc/ringbatch, links included: the service must not write there.
+func TestTheServiceMayNotWriteItsConfiguration(t *testing.T) {
+	for file, unwanted := range map[string]string{
+		"../../deploy/systemd/ringbatch-broker.service": "/etc/ringbatch\n",
+		"../../packaging/tmpfiles.conf":                 "/etc/ringbatch 0775",
+		"../../packaging/scripts/postinstall.sh":        "0775 /etc/ringbatch",
+	} {
+		text, err := os.ReadFile(file)
+		if err != nil || strings.Contains(string(text), unwanted) {
+			t.Errorf("%s: %v, or it has %q", file, err, unwanted)
+		}
+	}
+}

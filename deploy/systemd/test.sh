@@ -57,8 +57,7 @@ command = ["/usr/bin/ringbatch", "worker", "--model", "affine", "--scale", "2", 
 END
 echo 'GATEWAY_FLAGS="--grpc off --http 127.0.0.1:8000"' >"$root/etc/ringbatch/gateway.env"
 echo 'WORKER_COMMAND="/usr/bin/ringbatch worker --model echo --wait_for_broker 1m"' >"$root/etc/ringbatch/worker-echo.env"
-chroot "$root" chown -R ringbatch /etc/ringbatch
-chmod 700 "$root/etc/ringbatch"
+chmod 755 "$root/etc/ringbatch"
 # The watchdog of the unit waits 30 s; here it should not take so long.
 mkdir "$root/etc/systemd/system/ringbatch-broker.service.d"
 printf '[Service]\nWatchdogSec=2\n' >"$root/etc/systemd/system/ringbatch-broker.service.d/try.conf"

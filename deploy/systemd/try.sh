@@ -37,7 +37,10 @@ expect "" systemctl reload ringbatch-broker
 expect "3 6 9 12" as_ringbatch infer affine 1 2 3 4
 [ "$(main_pid)" = "$pid" ] && echo "ok    the same broker" || { echo "FAIL  the reload restarted the broker"; failed=1; }
 expect "changed" as_ringbatch set affine wait_time=9ms --save
-expect "9ms" grep 9ms /etc/ringbatch/ringbatch.toml.saved
+expect "9ms" grep 9ms /var/lib/ringbatch/ringbatch.toml.saved
+if runuser -u ringbatch -- touch /etc/ringbatch/gateway.env 2>/dev/null; then
+  echo "FAIL  the service writes what root's systemd reads"; failed=1
+fi
 
 # A broker that dies, and one that hangs: systemd starts another.
 kill -9 "$pid"

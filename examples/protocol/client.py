@@ -184,7 +184,7 @@ class Client:
         self.rows: dict[int, int] = {}  # by first slot: of requests in flight
         self.released: dict[int, int] = {}  # the same, of those that a worker may still have
         for offset, stride in planes:
-            begin = (offset + self.first * stride) // 4096 * 4096
+            begin = (offset + self.first * stride) // mmap.PAGESIZE * mmap.PAGESIZE
             length = offset + (self.first + self.window) * stride - begin
             if libc.madvise(self.planes.at + begin, length, MADV_POPULATE_WRITE) and ctypes.get_errno() != errno.EINVAL:  # EINVAL: before Linux 5.14
                 raise Error(NO_MEMORY, os.strerror(ctypes.get_errno()))

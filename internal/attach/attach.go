@@ -395,9 +395,21 @@ func (s *Session) StopWatching() { _ = s.conn.SetReadDeadline(time.Unix(1, 0)) }
 
 // HangUp ends the session but keeps the mappings: the broker sees the peer
 // leave, views that are still in use stay valid.
+//
+// The broker leases the slots on as soon as it reads the end, so the GPU must have
+// stopped writing to them.
 func (s *Session) HangUp() {
+	s.Synchronize()
 	if s.conn != nil {
 		hangUp(s.conn)
+	}
+}
+
+// Synchronize waits until the GPU, if the session has device memory, has done all
+// work of this process.
+func (s *Session) Synchronize() {
+	if s.Device != nil {
+		s.Device.Synchronize()
 	}
 }
 

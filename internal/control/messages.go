@@ -52,7 +52,7 @@ const (
 	OpScale   Op = "scale"   // run another number of them
 
 	OpAlias    Op = "alias"    // have a name stand for other models, or for none
-	OpHandOver Op = "handover" // give the socket up for another broker, and drain
+	OpHandOver Op = "handover" // let another broker have the socket, and drain once it has
 )
 
 // Request is what a peer sends.
@@ -79,9 +79,6 @@ type Request struct {
 	Save bool `msgpack:"save,omitempty"`
 	// OpAlias: what Model stands for from now on; none: it is no alias any more.
 	Targets []AliasTarget `msgpack:"targets,omitempty"`
-	// OpHandOver: the peer puts its own socket into the place of the broker's, which
-	// may listen until then.
-	Replaces bool `msgpack:"replaces,omitempty"`
 	// OpClient: it attaches again when it reads AttachAgain.
 	Follows bool `msgpack:"follows,omitempty"`
 	// OpClient: it tells the times of its requests while they are recorded.

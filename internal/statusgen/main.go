@@ -117,6 +117,9 @@ func byGroup() []status.Code {
 	return list
 }
 
+// columns is how long a line may be.
+const columns = 140
+
 // grouped writes a line for each status, with a comment before each group and
 // the statuses' own comments below one another.
 func grouped(out *bytes.Buffer, open, shut string, line func(status.Code) string) {
@@ -131,7 +134,11 @@ func grouped(out *bytes.Buffer, open, shut string, line func(status.Code) string
 				width = max(width, len(line(other)))
 			}
 		}
-		fmt.Fprintf(out, "\t%-*s %s%s%s\n", width, line(s), open, s.Meaning(), shut)
+		text := fmt.Sprintf("\t%-*s %s%s%s\n", width, line(s), open, s.Meaning(), shut)
+		if len(text) > columns {
+			text = fmt.Sprintf("\t%s%s%s\n\t%s\n", open, s.Meaning(), shut, line(s))
+		}
+		out.WriteString(text)
 	}
 }
 
@@ -175,7 +182,11 @@ func cTable(out *bytes.Buffer) {
 		if s.Retryable() {
 			flag = 1
 		}
-		fmt.Fprintf(out, "\t[%s] = {%s, %s, %d},\n", constant(s), strconv.Quote(s.Name()), strconv.Quote(s.Error()), flag)
+		line := "\t[%s] = {%s, %s, %d},\n"
+		if len(line)+len(constant(s))+len(s.Name())+len(s.Error()) > columns {
+			line = "\t[%s] = {%s,\n\t\t%s, %d},\n"
+		}
+		fmt.Fprintf(out, line, constant(s), strconv.Quote(s.Name()), strconv.Quote(s.Error()), flag)
 	}
 }
 

@@ -15,7 +15,7 @@ if command -v systemd-tmpfiles >/dev/null; then
 else
 	install -d -m 0700 -o ringbatch -g ringbatch /run/ringbatch
 	install -d -m 0755 -o ringbatch -g ringbatch /var/lib/ringbatch
-	chgrp ringbatch /etc/ringbatch && chmod 0775 /etc/ringbatch
+	chown root:root /etc/ringbatch && chmod 0755 /etc/ringbatch
 fi
 if [ -d /run/systemd/system ]; then
 	systemctl daemon-reload

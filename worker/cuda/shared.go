@@ -166,6 +166,9 @@ func (m *sharedMemory) Import(fd int, bytes int64, gpu string) error {
 	return nil
 }
 
+// Synchronize waits until the context has nothing left to do. A context that has failed does nothing any more.
+func (m *sharedMemory) Synchronize() { C.cuCtxSynchronize() }
+
 // Close unmaps it. The worker's streams are done by then.
 func (m *sharedMemory) Close() {
 	if m.base != 0 {

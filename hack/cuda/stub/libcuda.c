@@ -28,7 +28,8 @@
 typedef int CUresult;
 typedef unsigned long long CUdeviceptr, CUhandle;
 
-enum { OK, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600, ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801, UNKNOWN = 999 };
+enum { OK, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
+	INVALID_HANDLE = 400, NOT_READY = 600, ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801, UNKNOWN = 999 };
 #define GRAIN (2 << 20)
 #define MEMFD "stub-cuda-" /* and the GPU's letter */
 
@@ -85,9 +86,12 @@ CUresult cuInit(unsigned flags)
 
 CUresult cuGetErrorName(CUresult r, const char **text)
 {
-	*text = r == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : r == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : r == INVALID_HANDLE ? "CUDA_ERROR_INVALID_HANDLE"
-		: r == NO_DEVICE ? "CUDA_ERROR_NO_DEVICE" : r == NOT_INITIALIZED ? "CUDA_ERROR_NOT_INITIALIZED" : r == INVALID_DEVICE ? "CUDA_ERROR_INVALID_DEVICE"
-		: r == INVALID_CONTEXT ? "CUDA_ERROR_INVALID_CONTEXT" : r == ILLEGAL_ADDRESS ? "CUDA_ERROR_ILLEGAL_ADDRESS" : r == NOT_SUPPORTED ? "CUDA_ERROR_NOT_SUPPORTED" : "CUDA_ERROR_UNKNOWN";
+#define NAME(n) case n: *text = "CUDA_ERROR_" #n; return OK
+	switch (r) {
+		NAME(OUT_OF_MEMORY); NAME(INVALID_VALUE); NAME(INVALID_HANDLE); NAME(NO_DEVICE); NAME(NOT_INITIALIZED);
+		NAME(INVALID_DEVICE); NAME(INVALID_CONTEXT); NAME(ILLEGAL_ADDRESS); NAME(NOT_SUPPORTED);
+	}
+	*text = "CUDA_ERROR_UNKNOWN";
 	return OK;
 }
 CUresult cuGetErrorString(CUresult r, const char **text) { return cuGetErrorName(r, text); }
@@ -150,7 +154,13 @@ typedef struct {
 static size_t used;
 static pthread_mutex_t memory = PTHREAD_MUTEX_INITIALIZER;
 
-CUresult cuMemGetAllocationGranularity(size_t *grain, const properties *p, int option) { (void)p, (void)option; CALL; *grain = GRAIN; return OK; }
+CUresult cuMemGetAllocationGranularity(size_t *grain, const properties *p, int option)
+{
+	(void)p, (void)option;
+	CALL;
+	*grain = GRAIN;
+	return OK;
+}
 CUresult cuMemGetInfo_v2(size_t *left, size_t *all) { CALL; *all = limit(); *left = *all > used ? *all - used : 0; return OK; }
 
 CUresult cuMemCreate(CUhandle *handle, size_t bytes, const properties *p, CUhandle flags)
@@ -232,9 +242,19 @@ CUresult cuMemUnmap(CUdeviceptr at, size_t bytes)
 	pthread_mutex_unlock(&memory);
 	return OK;
 }
-CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const void *access, size_t count) { (void)at, (void)bytes, (void)access, (void)count; CALL; return OK; }
+CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const void *access, size_t count)
+{
+	(void)at, (void)bytes, (void)access, (void)count;
+	CALL;
+	return OK;
+}
 
-CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes) { CALL; *at = (CUdeviceptr)(uintptr_t)calloc(1, bytes); return *at ? OK : OUT_OF_MEMORY; }
+CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes)
+{
+	CALL;
+	*at = (CUdeviceptr)(uintptr_t)calloc(1, bytes);
+	return *at ? OK : OUT_OF_MEMORY;
+}
 CUresult cuMemFree_v2(CUdeviceptr at) { CALL; free((void *)(uintptr_t)at); return OK; }
 CUresult cuMemsetD8_v2(CUdeviceptr at, unsigned char value, size_t bytes) { CALL; memset((void *)(uintptr_t)at, value, bytes); return OK; }
 
@@ -366,8 +386,16 @@ static void drain(stream *s)
 	pthread_mutex_unlock(&s->mu);
 }
 
-CUresult cuLaunchHostFunc(void *s, void (*f)(void *), void *argument) { CALL; return current < 0 ? INVALID_CONTEXT : add(s, (work){.f = f, .argument = argument}); }
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *s) { CALL; return add(s, (work){.to = to, .from = from, .bytes = bytes}); }
+CUresult cuLaunchHostFunc(void *s, void (*f)(void *), void *argument)
+{
+	CALL;
+	return current < 0 ? INVALID_CONTEXT : add(s, (work){.f = f, .argument = argument});
+}
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *s)
+{
+	CALL;
+	return add(s, (work){.to = to, .from = from, .bytes = bytes});
+}
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *s) { return cuMemcpyAsync(to, from, bytes, s); }
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) { CALL; memcpy((void *)(uintptr_t)to, from, bytes); return OK; }
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) { CALL; memcpy(to, (void *)(uintptr_t)from, bytes); return OK; }

@@ -169,7 +169,8 @@ static int play_load(char **argv) {
 	while (!stopping) usleep(5000);
 	for (int i = 0; i < threads && i < 64; i++) pthread_join(all[i], NULL);
 	pthread_mutex_lock(&lock);
-	printf("{\"name\":\"tally\",\"data\":{\"OK\":%ld,\"Stood\":%lld,\"Slowest\":%lld,\"Named\":{", ok_count, (long long)stood, (long long)slowest);
+	printf("{\"name\":\"tally\",\"data\":{\"OK\":%ld,\"Stood\":%lld,\"Slowest\":%lld,\"Named\":{", ok_count, (long long)stood,
+		(long long)slowest);
 	const char *comma = "";
 	for (int s = 1; s < RB_STATUS_COUNT; s++)
 		if (named[s]) printf("%s\"%s\":%ld", comma, rb_status_name(s), named[s]), comma = ",";

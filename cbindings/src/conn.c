@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A client's connection: its present link, and attaching again after that is lost. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "client.h"
+
+#define LOOK_EVERY (5 * MILLISECOND) /* at the socket, by who claims */
+
+static bool same_tensors(const rb_layout *a, const rb_layout *b)
+{
+	if (a->inputs != b->inputs || a->outputs != b->outputs)
+		return false;
+	for (uint32_t k = 0; k < a->inputs + a->outputs; k++) {
+		const rb_tensor *x = &a->tensor[k], *y = &b->tensor[k];
+		if (strcmp(x->name, y->name) || x->dtype != y->dtype || x->rank != y->rank || x->variable != y->variable ||
+			x->on_device != y->on_device || memcmp(x->shape, y->shape, sizeof x->shape))
+			return false;
+	}
+	return true;
+}
+
+/* Attaches, or goes on with it: RB_ERR_TIMEOUT if there is no reply yet. Only
+ * the thread that set attaching calls it. */
+int rb_conn_attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupted)
+{
+	int status = RB_OK;
+	rb_session s;
+	if (c->pending.fd < 0) {
+		rb_writer w = {0};
+		rb_begin_request(&w, 3 + c->device + (c->attached ? 2 : 0), "client", c->model, c->name);
+		if (c->device)
+			rb_put_true(&w, "device");
+		rb_put_number(&w, "window", c->window_wanted);
+		rb_put_true(&w, "follows");
+		rb_put_true(&w, "times");
+		if (c->attached) /* the caller has seen its tensors, and will not have others */
+			rb_put_signature(&w, &c->layout);
+		status = rb_attach_begin(&c->pending, c->socket, deadline, &w, false, -1);
+		free(w.data);
+		if (status != RB_ERR_TIMEOUT)
+			c->unbegun = 0;
+		else if (!c->unbegun)
+			c->unbegun = rb_now();
+	}
+	if (!status)
+		status = rb_attach_end(&c->pending, deadline, &s, interrupted);
+	if (!status && c->attached && !same_tensors(&s.layout, &c->layout)) {
+		rb_session_close(&s);
+		status = rb_explain(RB_ERR_SIGNATURE_MISMATCH, "%s is not what it was when this client connected", c->model);
+	}
+	if (!status)
+		*link = rb_link_new(c, &s, &status);
+	return status;
+}
+
+/* Publishes that live or final has changed. */
+void rb_conn_changed(rb_conn *c)
+{
+	atomic_fetch_add(&c->change, 1);
+	rb_futex_wake(&c->change, INT32_MAX, true);
+}
+
+/* Another link, or none, instead of the present one, which ends with the last of
+ * its requests. */
+static void leave(rb_conn *c, rb_link *next)
+{
+	rb_link *before = atomic_exchange(&c->live, next);
+	if (before) {
+		c->left = true;
+		rb_link_drop(before);
+	}
+}
+
+/* Makes l the present link. The caller holds mu. */
+bool rb_conn_use(rb_conn *c, rb_link *l)
+{
+	rb_session *s = &l->session;
+	size_t bytes = (s->layout.inputs + s->layout.outputs) * sizeof(rb_tensor);
+	/* The same memory for every attachment: their number does not change, and a
+	 * child that is forked in the midst of this finds something to read. */
+	rb_tensor *copy = c->layout.tensor ? c->layout.tensor : calloc(1, bytes);
+	if (!copy)
+		return false;
+	memcpy(copy, s->layout.tensor, bytes);
+	rb_layout whole = s->layout;
+	whole.tensor = copy;
+	c->layout = whole;
+	c->info = (rb_model){.inputs = s->layout.inputs, .outputs = s->layout.outputs, .max_batch_size = s->max_rows, .slots = s->layout.slots,
+			     .window = s->window, .levels = s->levels, .wait_time = s->wait_time};
+	memcpy(c->info.name, s->model, sizeof c->info.name);
+	c->window = s->window;
+	c->max_batch = s->max_rows;
+	l->number = ++c->attached;
+	l->next = c->links;
+	c->links = l;
+	c->why = 0;
+	leave(c, l);
+	return true;
+}
+
+void rb_conn_lost(rb_conn *c, rb_link *l)
+{
+	rb_link *present = l;
+	/* Away first: who learns that the link is dead does not find it here. */
+	bool was = atomic_compare_exchange_strong(&c->live, &present, NULL);
+	rb_link_fail(l);
+	if (was) {
+		rb_conn_changed(c);
+		rb_link_drop(l);
+	}
+}
+
+rb_link *rb_conn_live(rb_conn *c, int64_t now)
+{
+	rb_link *l = c->live;
+	if (!l || !rb_link_hold(l))
+		return NULL;
+	if (!rb_link_lost(l, now, LOOK_EVERY))
+		return l;
+	rb_conn_lost(c, l);
+	rb_link_drop(l);
+	return NULL;
+}
+
+/* What a try to attach has come to. The caller holds mu. */
+static void attached(rb_conn *c, int status, rb_link *l)
+{
+	c->attaching = false;
+	if (!status && (c->final || !rb_conn_use(c, l))) { /* closed meanwhile, or no memory */
+		rb_link_drop(l);
+		rb_link_free(l);
+	} else if (!status) {
+		c->delay = RB_FIRST_RETRY;
+	} else if (status != RB_ERR_TIMEOUT || (c->pending.fd < 0 && rb_now() - c->unbegun > RB_CALL_TIMEOUT)) {
+		snprintf(c->why_text, sizeof c->why_text, "%s", rb_error());
+		c->why = status;
+		c->next_try = rb_now() + c->delay;
+		c->delay = rb_min(2 * c->delay, RB_LAST_RETRY);
+		if (status == RB_ERR_SIGNATURE_MISMATCH)
+			leave(c, NULL);
+	}
+	rb_conn_changed(c);
+}
+
+/* Tries until the deadline; the next thread goes on with what was begun. */
+static void try_attach(rb_conn *c, int64_t deadline, bool *interrupted)
+{
+	rb_link *l = NULL;
+	int status = rb_conn_attach(c, deadline, &l, interrupted);
+	pthread_mutex_lock(&c->mu);
+	attached(c, status, l);
+	pthread_mutex_unlock(&c->mu);
+}
+
+bool rb_conn_follow(rb_conn *c, rb_link *held, int64_t patience, bool *interrupted)
+{
+	int64_t now = rb_now();
+	pthread_mutex_lock(&c->mu);
+	bool mine = !c->attaching && !c->final && now >= c->next_try && c->live == held;
+	c->attaching |= mine;
+	pthread_mutex_unlock(&c->mu);
+	if (!mine)
+		return c->live != held;
+	try_attach(c, rb_later(now, patience), interrupted);
+	if (c->live == held)
+		return false;
+	pthread_mutex_lock(&held->mu); /* the reaper is to serve the other one */
+	rb_link_wake_reaper(held);
+	if (held->reapers_waiting)
+		rb_link_pass_turn(held);
+	pthread_mutex_unlock(&held->mu);
+	rb_link_kick(held);
+	return true;
+}
+
+/* What a thread that finds no link does: attaches itself, waits while another one does or until the next try is due, or
+ * gives up, since the model has become another. */
+enum turn { ATTACH, WAIT, REFUSED };
+
+static enum turn take_turn(rb_conn *c, int64_t now, bool may_attach, int64_t *due)
+{
+	pthread_mutex_lock(&c->mu);
+	enum turn t = WAIT;
+	if (!c->attaching && !c->live && !c->final && now >= c->next_try && may_attach)
+		t = ATTACH;
+	else if (c->why == RB_ERR_SIGNATURE_MISMATCH) /* it may be again what it was: others try now and then */
+		t = REFUSED;
+	*due = c->attaching ? INT64_MAX : c->next_try;
+	c->attaching |= t == ATTACH;
+	pthread_mutex_unlock(&c->mu);
+	return t;
+}
+
+/* Why there is no link. */
+static int no_link(rb_conn *c)
+{
+	pthread_mutex_lock(&c->mu);
+	int status = c->why == RB_ERR_SIGNATURE_MISMATCH ? rb_fail(c->why, "%s", c->why_text)
+		     : !c->why ? rb_explain(RB_ERR_TIMEOUT, "attaching")
+			       : rb_explain(RB_ERR_BROKER_GONE, "attaching again: %s", c->why_text);
+	pthread_mutex_unlock(&c->mu);
+	return status;
+}
+
+int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool *interrupted)
+{
+	int64_t start = rb_now(), now = start, due;
+	/* Who does not wait tries once, and leaves it to the reaper, if there is one. */
+	for (bool may_attach = may_wait || !c->reaping;; may_attach = may_wait, now = rb_now()) {
+		if (c->final)
+			return rb_say(c->final);
+		if ((*link = rb_conn_live(c, now)))
+			return RB_OK;
+		uint32_t seen = c->change;
+		switch (take_turn(c, now, may_attach, &due)) {
+		case ATTACH:
+			try_attach(c, rb_min(may_wait ? until : INT64_MAX, now + 100 * MILLISECOND), interrupted);
+			break;
+		case WAIT:
+			if (may_wait && now < until)
+				*interrupted |= rb_futex_wait(&c->change, seen, rb_min(rb_min(until, due) - now, 100 * MILLISECOND), true) == EINTR;
+			break;
+		case REFUSED:
+			return no_link(c);
+		}
+		if (c->live || c->final)
+			continue;
+		if (*interrupted)
+			until = rb_interrupted(until, start);
+		if (!may_wait || rb_now() >= until)
+			return no_link(c);
+	}
+}
+
+void rb_conn_look_at_left(rb_conn *c)
+{
+	rb_link *l = c->live;
+	c->left = true;
+	rb_eventfd_ring(c->poke_fd); /* it may be idle */
+	if (l && rb_link_hold(l)) {
+		rb_link_kick(l);
+		rb_link_drop(l);
+	}
+}
