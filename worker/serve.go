@@ -9,6 +9,8 @@ import (
 	"math"
 	"runtime/debug"
 	"sync"
+
+	"github.com/ringbatch/ringbatch/shm"
 )
 
 // Func runs one batch: it reads the inputs and writes the outputs in place.
@@ -59,6 +61,7 @@ func (w *Worker) ServeBatches(ctx context.Context, goroutines int, fn Func) erro
 }
 
 func (s *server) run(ctx context.Context) {
+	defer shm.AskShortSlice()()
 	for {
 		b := s.take(ctx)
 		if b == nil {

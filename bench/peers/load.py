@@ -35,7 +35,14 @@ def payload(client: int, size: int) -> np.ndarray:
     return np.random.default_rng(client).integers(0, 16, size // 4).astype(np.float32)
 
 
-def client(i: int, make, size: int, seconds: float, ready, start, end, answers) -> None:
+def compute(seconds: float) -> None:
+    """Takes CPU time, as a client that decodes or simulates does."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def client(i: int, make, size: int, seconds: float, computes: float, ready, start, end, answers) -> None:
     # A client that fails says so; it must not leave the others waiting.
     told = False
     try:
@@ -50,6 +57,8 @@ def client(i: int, make, size: int, seconds: float, ready, start, end, answers) 
         start.wait()
         took, first, last = [], end.value - seconds, end.value
         while True:
+            if computes:
+                compute(computes)
             begin = time.monotonic()
             got = call()
             now = time.monotonic()
@@ -71,11 +80,11 @@ def client(i: int, make, size: int, seconds: float, ready, start, end, answers) 
         os._exit(0)  # client libraries with threads of their own do not all end well in a forked process
 
 
-def measure(make, size: int, clients: int, seconds: float) -> dict:
+def measure(make, size: int, clients: int, seconds: float, computes: float = 0.0) -> dict:
     context = mp.get_context("fork")
     ready, start, answers = context.Semaphore(0), context.Event(), context.Queue()
     end = context.Value("d", 0.0, lock=False)
-    processes = [context.Process(target=client, args=(i, make, size, seconds, ready, start, end, answers), daemon=True) for i in range(clients)]
+    processes = [context.Process(target=client, args=(i, make, size, seconds, computes, ready, start, end, answers), daemon=True) for i in range(clients)]
     for p in processes:
         p.start()
     for _ in processes:
@@ -114,11 +123,12 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=64)
     parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--compute_ms", type=float, default=0.0)
     a = parser.parse_args()
     import calls
 
     make = calls.KINDS[a.kind](a.address, a.bytes)
-    tell(lambda: measure(make, a.bytes, a.clients, a.seconds))
+    tell(lambda: measure(make, a.bytes, a.clients, a.seconds, a.compute_ms / 1e3))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def block(context, size: int) -> tuple[np.ndarray, np.ndarray]:
     return b[:size].view(np.float32)[None], b[size:].view(np.float32)
 
 
-def measure(size: int, clients: int, seconds: float, wait: float) -> dict:
+def measure(size: int, clients: int, seconds: float, wait: float, computes: float = 0.0) -> dict:
     context = mp.get_context("fork")
     tasks, done = context.Queue(), [context.Semaphore(0) for _ in range(clients)]
     pairs = [block(context, size) for _ in range(clients)]
@@ -69,7 +69,7 @@ def measure(size: int, clients: int, seconds: float, wait: float) -> dict:
         return call
 
     try:
-        return load.measure(make, size, clients, seconds)
+        return load.measure(make, size, clients, seconds, computes)
     finally:
         m.kill()
         m.join()
@@ -81,8 +81,9 @@ def arguments(doc: str, measure) -> None:
     parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--wait_ms", type=float, default=0.0)
+    parser.add_argument("--compute_ms", type=float, default=0.0)
     a = parser.parse_args()
-    load.tell(lambda: measure(a.bytes, a.clients, a.seconds, a.wait_ms / 1e3))
+    load.tell(lambda: measure(a.bytes, a.clients, a.seconds, a.wait_ms / 1e3, a.compute_ms / 1e3))
 
 
 if __name__ == "__main__":

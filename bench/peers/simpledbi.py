@@ -91,7 +91,7 @@ class Backend:
                 self.answers[i].put(outputs[row])
 
 
-def measure(size: int, clients: int, seconds: float, wait: float) -> dict:
+def measure(size: int, clients: int, seconds: float, wait: float, computes: float = 0.0) -> dict:
     context = mp.get_context("fork")
     pairs = [block(context, size) for _ in range(clients)]
     inputs = [np.frombuffer(context.RawArray("B", MOST * size), np.float32).reshape(MOST, size // 4) for _ in range(BATCHES)]
@@ -120,7 +120,7 @@ def measure(size: int, clients: int, seconds: float, wait: float) -> dict:
         return call
 
     try:
-        return load.measure(make, size, clients, seconds)
+        return load.measure(make, size, clients, seconds, computes)
     finally:
         for p in processes:
             p.kill()

@@ -90,6 +90,7 @@ func NewLoop(number int, alone bool, out Outside) (*Loop, error) {
 // Run serves until Stop. It calls drained once when, after Drain, nothing is left.
 func (l *Loop) Run(drained func()) error {
 	defer close(l.ended)
+	defer shm.AskShortSlice()()
 	l.drained = drained
 	for !l.stopping {
 		until := l.timers.nextDue()

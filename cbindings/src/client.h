@@ -80,7 +80,8 @@ typedef struct rb_link {
 
 	/* waiting.c */
 	bool leading;
-	bool spin_pays;   /* the last leader waited for a moment only; the leader's */
+	bool spin_pays;    /* the last leader waited for a moment only; the leader's */
+	int64_t spin_rest; /* no spin before this time; the leader's */
 	uint64_t *follow; /* bitmap of slots with a follower */
 	uint32_t followers;
 	_Atomic uint64_t parked; /* odd while the leader is parked; +1 at each change */

@@ -181,6 +181,7 @@ static void waiter_lead(rb_conn *c, rb_link *l, int64_t until)
 static void *reap(void *conn)
 {
 	rb_conn *c = conn;
+	rb_ask_short_slice();
 	while (!c->closing) {
 		rb_link *l;
 		bool interrupted = false;

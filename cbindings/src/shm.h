@@ -190,6 +190,13 @@ void rb_eventfd_ring(int fd);
 /* CLOCK_MONOTONIC in nanoseconds. */
 int64_t rb_now(void);
 
+/* Yields the core and sets *now. False if that took long: the cores are full, so a spin takes the core from the process
+ * that it waits for. Then *rest is the time before which the caller should not spin. */
+bool rb_yield(int64_t *now, int64_t *rest);
+
+/* Gives the calling thread a short time slice, once: the kernel then runs it sooner after a wake-up. */
+void rb_ask_short_slice(void);
+
 /* The sum; never, if that is beyond the end of time. */
 static inline int64_t rb_later(int64_t t, int64_t d) { return d > INT64_MAX - t ? INT64_MAX : t + d; }
 

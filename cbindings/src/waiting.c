@@ -8,7 +8,6 @@
  * leader instead (see notify.c).
  */
 #include <errno.h>
-#include <sched.h>
 
 #include "client.h"
 
@@ -16,12 +15,15 @@
  * Looks at the board for a moment before it parks, as workers and the broker
  * do: waking a parked thread takes longer than the rest of a small request's
  * way. Only while the last wait was that short, and yielding the core to others.
+ * Returns the time.
  */
-static void spin(rb_link *l, uint32_t at, uint32_t seen, int64_t end)
+static int64_t spin(rb_link *l, uint32_t at, uint32_t seen, int64_t now, int64_t end)
 {
 	_Atomic uint32_t *bell = &l->session.board.bells[l->first].count;
-	while (!rb_link_over(l, at) && atomic_load_explicit(bell, memory_order_acquire) == seen && rb_now() < end)
-		sched_yield();
+	while (!rb_link_over(l, at) && atomic_load_explicit(bell, memory_order_acquire) == seen && now < end)
+		if (!rb_yield(&now, &l->spin_rest))
+			break;
+	return now;
 }
 
 /*
@@ -45,9 +47,8 @@ static int lead(rb_link *l, uint32_t at, int64_t until)
 			status = RB_ERR_TIMEOUT;
 			break;
 		}
-		if (l->spin_pays && now < start + SPIN) {
-			spin(l, at, seen, rb_min(start + SPIN, until));
-			now = rb_now();
+		if (l->spin_pays && now < start + SPIN && now >= l->spin_rest) {
+			now = spin(l, at, seen, now, rb_min(start + SPIN, until));
 			atomic_store_explicit(&l->woke, now, memory_order_relaxed);
 			continue;
 		}

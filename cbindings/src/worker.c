@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <sched.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -279,12 +278,13 @@ static bool spin(rb_work *w, int64_t now, int64_t until)
 {
 	if (!w->waiting_since)
 		w->waiting_since = now;
-	if (!w->spin_pays)
+	if (!w->spin_pays || now < w->spin_rest)
 		return false;
-	for (int64_t end = rb_min(w->waiting_since + w->spin_for, until); now < end; now = rb_now()) {
+	for (int64_t end = rb_min(w->waiting_since + w->spin_for, until); now < end;) {
 		if (has_mail(w))
 			return true;
-		sched_yield();
+		if (!rb_yield(&now, &w->spin_rest))
+			return has_mail(w);
 	}
 	return false;
 }
@@ -365,6 +365,7 @@ int rb_worker_wait(rb_worker id, int64_t timeout)
 
 static int next(rb_work *w, int64_t timeout, rb_batch **batch)
 {
+	rb_ask_short_slice();
 	int64_t start = timeout ? rb_now() : 0, until = rb_until(timeout, start);
 	for (;;) {
 		rb_taken *b;

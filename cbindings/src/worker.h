@@ -52,6 +52,7 @@ struct rb_work {
 	/* Spinning before parking: how long, since when, and whether it paid last time. */
 	int64_t spin_for, waiting_since;
 	bool spin_pays;
+	int64_t spin_rest;
 	/* Threads that gather; as many as were asked for, 0: as the cores allow. */
 	uint32_t gather_threads;
 	bool alone; /* there are none */

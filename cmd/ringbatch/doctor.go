@@ -39,7 +39,7 @@ if something keeps it from working.`, "")
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
 	}
-	findings := []finding{checkKernel(), checkMemfd(), checkPidfd(), checkMemory(), checkFiles(), checkFolder(*socket),
+	findings := []finding{checkKernel(), checkMemfd(), checkPidfd(), checkSlices(), checkMemory(), checkFiles(), checkFolder(*socket),
 		checkBroker(ctx, *socket), checkWorkers(ctx, *socket), checkGPU(ctx), checkMPS()}
 	bad := false
 	for _, d := range findings {
@@ -100,6 +100,18 @@ func checkPidfd() finding {
 	}
 	_ = unix.Close(fd)
 	return finding{What: "pidfd", State: "ok", Detail: "the death of a peer is noticed at once"}
+}
+
+func checkSlices() finding {
+	d := finding{What: "time slices", State: "ok", Detail: "short slices work: the broker runs soon after a wake-up on busy cores"}
+	switch {
+	case os.Getenv(shm.SliceVariable) == "off":
+		d.State, d.Detail = "note", "short slices are switched off by "+shm.SliceVariable
+	case !shm.ShortSliceWorks():
+		d.State, d.Detail = "note", "no short slices"
+		d.Do = "works; from Linux 6.12 on requests wait less where all cores are busy"
+	}
+	return d
 }
 
 func checkMemory() finding {
