@@ -26,7 +26,7 @@ const (
 	enoughRequests = 384                        // a replay needs at most, if they are of
 	enoughBatches  = 64                         // times an average batch
 	stepEach       = Time(8 * time.Microsecond) // a replay may go one step of 0.15 µs in that time: 2 % of a core
-	hurry          = 8                          // times as many steps, for a second after a change
+	hurry          = 2                          // times as many steps, for a second after a change: 4 % of a core
 	maxSteps       = 128                        // in one call of Learn
 )
 
