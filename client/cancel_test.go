@@ -23,17 +23,6 @@ func modelStats(t *testing.T, r *ring) *stats.Model {
 	return &s.Models[0]
 }
 
-func waitQueued(t *testing.T, r *ring, n int) {
-	t.Helper()
-	end := time.Now().Add(patience)
-	for modelStats(t, r).QueueLength != n {
-		if time.Now().After(end) {
-			t.Fatalf("%d queued, expected %d", modelStats(t, r).QueueLength, n)
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
-
 // taker is a worker that the test drives by hand, one batch at a time.
 func (r *ring) taker(depth int) *worker.Worker {
 	r.t.Helper()

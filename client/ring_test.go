@@ -90,12 +90,6 @@ func soon(t *testing.T) context.Context {
 	return ctx
 }
 
-// eventually waits until f is content: on a busy machine what is timed takes longer.
-func eventually(t *testing.T, f func() error) {
-	t.Helper()
-	must.Check(t, testbed.Eventually(patience, f))
-}
-
 func signature(t *testing.T, inputs, outputs []string) (sig tensor.Signature) {
 	t.Helper()
 	parse := func(texts []string) (specs []tensor.Spec) {

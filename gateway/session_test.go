@@ -3,7 +3,6 @@
 package gateway
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -25,25 +24,6 @@ import (
 	"github.com/ringbatch/ringbatch/test/testlog"
 	"github.com/ringbatch/ringbatch/worker"
 )
-
-// say writes to a new connection and reads one answer.
-func (r *rig) say(text string) (status int, body string) {
-	r.t.Helper()
-	c := r.connect()
-	if _, err := io.WriteString(c, text); err != nil {
-		r.t.Fatal(err)
-	}
-	return r.hear(c)
-}
-
-func (r *rig) hear(c net.Conn) (status int, body string) {
-	r.t.Helper()
-	rep, err := http.ReadResponse(bufio.NewReader(c), nil)
-	must.Do(r.t, err)
-	all, err := io.ReadAll(rep.Body)
-	must.Do(r.t, err)
-	return rep.StatusCode, string(all)
-}
 
 func TestAFaultEndsOneRequestNotTheGateway(t *testing.T) {
 	var log testlog.Log
