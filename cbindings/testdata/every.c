@@ -99,7 +99,7 @@ static void step_by_step(void)
 	WANT(RB_ERR_CANCELED, rb_wait(c, more[7].id, minute));
 	WANT(RB_OK, rb_release(c, more[7].id));
 	WANT(RB_OK, rb_claim(c, 1, NULL, 0, second, &r));
-	WANT(RB_OK, rb_commit(c, r.id, second / 1000, 0));
+	WANT(RB_OK, rb_commit(c, r.id, second / 5, 0));
 	WANT(RB_ERR_EXPIRED, rb_wait(c, r.id, minute));
 	WANT(RB_OK, rb_release(c, r.id));
 	held_back = 0;
