@@ -23,6 +23,7 @@ type ClientSession struct {
 	state   clientState     // changed by moveTo only
 	unread  bool            // on its ring's list of those whose turn comes
 	latest  uint32          // the latest generation that it used
+	before  uint32          // the generation before the client's first; never changes
 }
 
 // owns says whether a commit's slots are all inside the client's window.
@@ -76,7 +77,7 @@ func (r *Ring) reserveWindow(p *Peer, window int, chunks [][]slotInfo) (*ClientS
 			r.books[k] = make([]slotInfo, chunkSlots)
 		}
 	}
-	c := &ClientSession{Peer: p, ring: r, first: first, window: window, last: first, latest: r.base}
+	c := &ClientSession{Peer: p, ring: r, first: first, window: window, last: first, latest: r.base, before: r.base}
 	c.commits = shm.NewConsumer(shm.CommitRing(p.seg, window))
 	return c, nil
 }
@@ -142,7 +143,7 @@ func (r *Ring) leaseWindow(uid, asked int) (first uint32, window int, err error)
 }
 
 // firstGen is the generation before the client's first.
-func (c *ClientSession) firstGen() uint32 { return c.ring.slot(c.first).gen }
+func (c *ClientSession) firstGen() uint32 { return c.before }
 
 // clientLeft cleans up after a client that closed, died, or was thrown out.
 // Its queued requests are canceled, in turns if they are many. Running ones keep

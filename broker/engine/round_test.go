@@ -448,7 +448,7 @@ func TestARequestLargerThanAnyBatchEndsAtOnce(t *testing.T) {
 	}
 	ring := shm.Producer[shm.Commit]{Ring: shm.CommitRing(c.seg, 1024)}
 	for gen := uint32(1); gen < 4; gen++ {
-		ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1024, Slot: c.first, Gen: c.firstGen() + 1, Committed: s.now})
+		ring.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1024, Slot: c.first, Gen: s.r.slot(c.first).gen + 1, Committed: s.now})
 		s.l.beginRound()
 		s.r.clientRang(c)
 		s.l.settleRound()

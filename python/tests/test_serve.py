@@ -223,11 +223,12 @@ def test_the_command_torch_explains_itself_without_torch_and_uses_the_interprete
     (tmp_path / "python3").write_text("#!/bin/sh\necho another python >&2\nexit 9\n")
     (tmp_path / "python3").chmod(0o700)
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch here')\n")
+    (tmp_path / "m.jit").touch()
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     p = subprocess.run([sys.executable, "-m", "ringbatch", "torch", "--help"], capture_output=True, text=True, env=env)
     assert p.returncode == 0 and "model.pt2" in p.stdout and "--channels-last" in p.stdout
-    p = subprocess.run([sys.executable, "-m", "ringbatch", "torch", "m.jit", "--input", "x:f32[1]"], capture_output=True, text=True,
-        env=env)
+    p = subprocess.run([sys.executable, "-m", "ringbatch", "torch", str(tmp_path / "m.jit"), "--input", "x:f32[1]"], capture_output=True,
+        text=True, env=env)
     assert p.returncode == 1 and "no torch here" in p.stderr and "another python" not in p.stderr
 
 
