@@ -28,7 +28,7 @@ ROOT = links.ROOT
 DOCS, BUILD = ROOT / "docs", ROOT / "build" / "site"
 REPOSITORY = "https://github.com/ringbatch/ringbatch"
 LEFT_OUT = ("model", "results")  # the checked model and the lab notebook: for contributors, in the repository
-GO_PACKAGES = ["client", "worker", "tensor", "admin", "alias", "stats", "policy", "status", "broker", "gateway", "relay"]
+GO_PACKAGES = ["client", "worker", "tensor", "admin", "admin/alias", "admin/stats", "policy", "status", "broker", "gateway", "relay"]
 
 
 def to_repository(page: Path, text: str) -> str:

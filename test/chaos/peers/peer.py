@@ -28,12 +28,13 @@ import time
 
 import numpy as np
 import ringbatch as rb
+from ringbatch.client import connection
 
 WIDTH = 16
 GRACE = 0.1
 LONG_NAP = GRACE / 4  # from which on one of 10 ms shows that this process stood still
 PATIENCE = 100  # seconds, for what surely comes, on any machine
-rb._core._CONNECT_TIMEOUT_NS = PATIENCE * 1_000_000_000  # a broker that stands still has not gone
+connection._CONNECT_TIMEOUT_NS = PATIENCE * 1_000_000_000  # a broker that stands still has not gone
 PLACES = np.arange(WIDTH, dtype=np.int64) * 0x85EBCA6B
 
 socket, model = sys.argv[2:4]
