@@ -29,7 +29,7 @@ func folderMap(t *testing.T) string {
 	for line := range strings.Lines(string(out)) {
 		path, doc, _ := strings.Cut(strings.TrimSpace(line), "\t")
 		path = strings.TrimPrefix(strings.TrimPrefix(path, module), "/")
-		if path == "" || strings.HasPrefix(path, "examples") {
+		if path == "" || strings.HasPrefix(path, "examples") || strings.HasPrefix(path, "build/") {
 			continue
 		}
 		if doc == "" {
