@@ -33,15 +33,13 @@ CELLS = {"quiet": (False, 0.0), "loops": (True, 0.0), "compute": (False, 1.0), "
 
 
 class Ring:
-    """A broker, and a worker for each size, of one build."""
+    """A broker and workers of one build."""
 
-    def __init__(self, python: str, folder: Path) -> None:
+    def __init__(self, python: str, folder: Path, workers: list[list[str]]) -> None:
         self.python, self.socket = python, str(folder / "broker.sock")
         self.env = {**os.environ, **ENV, "RINGBATCH_SOCKET": self.socket}
         where = subprocess.check_output([python, "-c", "import ringbatch; print(ringbatch.__path__[0])"], text=True, cwd="/").strip()
-        commands = [[f"{where}/_native/ringbatch", "broker"]]
-        commands += [[python, str(HERE / "servers" / "ringbatch_worker.py"), str(size)] for size in SIZES]
-        for c in commands:
+        for c in [[f"{where}/_native/ringbatch", "broker"], *workers]:
             processes.start(c, self.env, subprocess.DEVNULL, subprocess.DEVNULL)
 
     def measure(self, flags: list[str]) -> dict:
@@ -115,7 +113,8 @@ def main() -> None:
         for name, python in [("ringbatch", sys.executable), *(b.split("=", 1) for b in a.build)]:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="busy")))
             folder.chmod(0o700)
-            programs[name] = Ring(python, folder)
+            workers = [[python, str(HERE / "servers" / "ringbatch_worker.py"), str(size)] for size in SIZES]
+            programs[name] = Ring(python, folder, workers)
         time.sleep(3)  # workers come up; clients wait for them anyway
         processes.same_priority()
         rows = run(a, programs)

@@ -24,16 +24,22 @@ import load
 MOST = 32
 
 
+def take(tasks, wait: float) -> list[int]:
+    """The numbers of the clients in the next batch."""
+    batch = [tasks.get()]
+    deadline = time.monotonic() + wait
+    while len(batch) < MOST:
+        left = deadline - time.monotonic()
+        try:
+            batch.append(tasks.get(timeout=left) if left > 0 else tasks.get_nowait())
+        except queue.Empty:
+            break
+    return batch
+
+
 def model(pairs: list, tasks, done: list, wait: float) -> None:
     while True:
-        batch = [tasks.get()]
-        deadline = time.monotonic() + wait
-        while len(batch) < MOST:
-            left = deadline - time.monotonic()
-            try:
-                batch.append(tasks.get(timeout=left) if left > 0 else tasks.get_nowait())
-            except queue.Empty:
-                break
+        batch = take(tasks, wait)
         sums = np.concatenate([pairs[i][0] for i in batch]).sum(axis=1)
         for i, y in zip(batch, sums):
             pairs[i][1][0] = y

@@ -42,7 +42,8 @@ void rb_ask_short_slice(void)
 	asked = true;
 	const char *wanted = getenv("RINGBATCH_SHORT_SLICE");
 	attributes a = {.size = sizeof a};
-	if ((wanted && !strcmp(wanted, "off")) || syscall(SYS_sched_getattr, 0, &a, sizeof a, 0) || a.policy != SCHED_OTHER)
+	if ((wanted && !strcmp(wanted, "off")) || syscall(SYS_sched_getattr, 0, &a, sizeof a, 0) || a.policy != SCHED_OTHER ||
+	    a.nice < 0) /* RESET_ON_FORK would take the priority from children */
 		return;
 	a.flags |= RESET_ON_FORK;
 	a.runtime = SLICE;

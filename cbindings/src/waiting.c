@@ -52,6 +52,7 @@ static int lead(rb_link *l, uint32_t at, int64_t until)
 			atomic_store_explicit(&l->woke, now, memory_order_relaxed);
 			continue;
 		}
+		rb_ask_short_slice();
 		/* Parked first, then look; kick has its cause visible first, then
 		 * looks at parked: one of us sees the other. */
 		atomic_fetch_add(&l->parked, 1);
