@@ -20,7 +20,6 @@ import json
 import multiprocessing as mp
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -110,7 +109,8 @@ def serve(name: str) -> None:
 
         torch.manual_seed(0)
         net = torchvision.models.resnet50(weights=None).eval()
-        ringbatch.torch.serve(net, name="net", inputs=["x:f32[3,224,224]"], max_batch_size=plain.MOST, half=True, channels_last=True, wait=60)
+        flags = {"half": True, "channels_last": True, "max_batch_size": plain.MOST, "wait": 60}
+        ringbatch.torch.serve(net, "net", inputs=["x:f32[3,224,224]"], **flags)
         return
     import ringbatch as rb
 
@@ -167,8 +167,10 @@ def measure(program: str, a: argparse.Namespace) -> None:
     if any(isinstance(t, str) for t in turns):
         raise SystemExit(f"{program}: {next(t for t in turns if isinstance(t, str))}")
     took = np.sort(np.concatenate([np.array(t) for t in turns])) * 1e3
-    print(json.dumps({"images_per_s": len(took) / a.seconds, "p50_ms": took[len(took) // 2], "p99_ms": took[len(took) * 99 // 100]}), flush=True)
-    os._exit(0)
+    p50, p99 = (took[int(len(took) * q)] for q in (0.5, 0.99))
+    print(json.dumps({"images_per_s": len(took) / a.seconds, "p50_ms": p50, "p99_ms": p99}), flush=True)
+    for p in mp.active_children():
+        p.kill()
 
 
 def main() -> None:
