@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures, and writes docs/results/cpu.md and the table in README.md from the measurements.
+"""Measures, and writes docs/performance.md and the tables in README.md and docs/peers.md from the measurements.
 
     hack/results.py measure [NAME…]   run the commands below, keep their JSON in docs/results/data (a quiet machine; half an hour)
-    hack/results.py write             docs/results/cpu.md and README's table from that JSON
+    hack/results.py write             write the page and the tables from that JSON
     hack/results.py check             fail if one of them differs from the JSON
 
 Every figure of README comes from docs/results/data, with its machine, date and
@@ -23,8 +23,9 @@ from statistics import mean
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs/results/data"
-PAGE = ROOT / "docs/results/cpu.md"
+PAGE = ROOT / "docs/performance.md"
 README = ROOT / "README.md"
+PEERS = ROOT / "docs/peers.md"
 BEGIN, END = "<!-- results: written by hack/results.py write -->\n", "<!-- end of results -->"
 
 # What is run, from the repository's root, after `make build` and `python/test.sh`; each takes --json FILE.
@@ -35,6 +36,8 @@ RUNS = {
     "python": "build/python-venv/bin/python bench/python/ratios.py --rounds 3",
     "gateway": "bin/bench gateway",
     "relay": "bin/bench relay",
+    "busy": "build/python-venv/bin/python bench/peers/busy.py --clients 8",
+    "busy-64": "build/python-venv/bin/python bench/peers/busy.py --clients 64",
 }
 
 
@@ -84,12 +87,13 @@ def number(v: object) -> str:
 
 
 def page() -> str:
-    parts = ["# Results without a GPU", "",
-             "Written by `hack/results.py write` from the JSON in [data](data); `hack/results.py measure` measures again.",
-             "What each figure means is in [../benchmark.md](../benchmark.md). GPU figures are in [gpu.md](gpu.md)."]  # fmt: skip
-    for name in [n + cores for n in RUNS for cores in ("", "-16-cores")]:
+    parts = ["# Performance", "",
+             "`hack/results.py write` writes this page from the JSON in `docs/results/data`; `hack/results.py measure` measures again.",
+             "[Benchmark](benchmark.md) explains the figures; [peers](peers.md) has other servers and busy hosts. On your machine: `make",
+             "demo`, `ringbatch bench MODEL`, `make peers`.", "", readme_table().rstrip()]  # fmt: skip
+    for name in [n + cores for n in RUNS if not n.startswith("busy") for cores in ("", "-16-cores")]:
         path = DATA / f"{name}.json"
-        if not path.exists() or name == "python-16-cores":  # python.md has that, with what was before
+        if not path.exists() or name == "python-16-cores":  # results/python.md has it
             continue
         kept = json.loads(path.read_text())
         r = kept["result"]
@@ -161,12 +165,38 @@ def readme_table() -> str:
     return "\n".join(["| | ringbatch | for comparison | run |", "|---|---|---|---|", *lines, "", *commands]) + "\n"
 
 
-def readme() -> str:
-    before, begin, rest = README.read_text().partition(BEGIN)
+def busy_tables() -> str:
+    """The tables of bench/peers/busy.py: ringbatch against the plain program, by cores and clients."""
+    parts = []
+    for name in ("busy", "busy-64", "busy-16-cores", "busy-128-16-cores"):
+        if not (DATA / f"{name}.json").exists():
+            continue
+        data = kept(name)
+        rows = {(r["cell"], r["bytes"], r["program"]): r for r in data["result"]["rows"]}
+        parts += [f"{data['cores']} cores, {data['result']['clients']} clients, `{data['command']}`, {data['date']}:", ""]
+        parts += ["| cores | bytes | plain, requests/s; p50; p99 ms | ringbatch | requests/s ÷ plain | p50 ÷ | p99 ÷ |", "|---|---|---|---|---|---|---|"]
+        for (cell, size, program), ours in rows.items():
+            if program != "ringbatch":
+                continue
+            plain = rows[cell, size, "plain"]
+            both = (f"{r['requests_per_s']:,.0f}; {r['p50_ms']:.2f}; {r['p99_ms']:.2f}" for r in (plain, ours))
+            ratios = (f"{ours[k] / plain[k]:.2f}" for k in ("requests_per_s", "p50_ms", "p99_ms"))
+            parts.append(f"| {cell} | {size:,} | " + " | ".join([*both, *ratios]) + " |")
+        parts.append("")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def with_table(path: Path, table: str) -> str:
+    """The page with the table between its two marks."""
+    before, begin, rest = path.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        sys.exit(f"README.md has no lines {BEGIN.strip()} and {END}")
-    return before + begin + readme_table() + end + after
+        sys.exit(f"{path.name} has no lines {BEGIN.strip()} and {END}")
+    return before + begin + table + end + after
+
+
+def pages() -> dict[Path, str]:
+    return {PAGE: page(), README: with_table(README, readme_table()), PEERS: with_table(PEERS, busy_tables())}
 
 
 def main() -> None:
@@ -174,10 +204,10 @@ def main() -> None:
     if verb == "measure" and all(n in RUNS for n in names):
         measure(names)
     if verb in ("measure", "write") and all(n in RUNS for n in names):
-        PAGE.write_text(page())
-        README.write_text(readme())
+        for path, text in pages().items():
+            path.write_text(text)
     elif verb == "check" and not names:
-        for path, text in (PAGE, page()), (README, readme()):
+        for path, text in pages().items():
             if path.read_text() != text:
                 sys.exit(f"{path.relative_to(ROOT)} differs from docs/results/data; run: hack/results.py write")
     else:
