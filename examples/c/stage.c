@@ -8,7 +8,7 @@
  *
  * The pipeline is the declaration of docs/pipelines.md. Every worker brings it,
  * and the first one makes the ring; a broker whose configuration has the
- * pipeline needs none. The client's bytes and what is written here lie in one slot.
+ * pipeline needs none. The client's bytes and these outputs share one slot.
  */
 #include <ringbatch.h>
 #include <stdio.h>
