@@ -225,6 +225,12 @@ def test_the_video_pipeline_sees_every_frame(env):
     assert right + late == 24 and right > 0  # on a busy machine some are late; none is wrong
 
 
+def test_the_video_pipeline_refuses_to_see_no_frames(env):
+    command = [sys.executable, str(EXAMPLES / "python" / "video_pipeline.py"), "1", "0"]
+    p = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert p.returncode == 2 and "argument frames: 0: want 1 or more" in p.stderr
+
+
 def test_the_torch_service_answers_its_callers(env):
     pytest.importorskip("torch")
     service = str(EXAMPLES / "python" / "torch_service.py")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import re
@@ -77,15 +78,27 @@ def test_fastapi_under_uvicorn_with_two_workers(served):
     pytest.importorskip("fastapi")
     command = [sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLES), "--workers", "2", "--fd", "{fd}", "--log-level", "error"]
     patient = ["--timeout-worker-healthcheck", "300"]  # it kills a worker that is silent for that long, 5 seconds otherwise
-    with listening([*command, *patient, "fastapi_app:app"], env=served) as port:
+    with listening([*command, *patient, "fastapi_app:app"], env=served) as port, contextlib.ExitStack() as stack:
         url = f"http://127.0.0.1:{port}/classify"
-        answer = httpx.post(url, json=[0.5] * 64, timeout=120)
+        client = stack.enter_context(httpx.Client(timeout=120))
+        answer = client.post(url, json=[0.5] * 64)
         assert answer.status_code == 200 and 0 <= answer.json()["class"] < 10
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            answers = pool.map(lambda _: httpx.post(url, json=[0.1] * 64, timeout=120), range(64))
-            assert {r.status_code for r in answers} == {200}
-        wrong = httpx.post(url, json=[1, 2, 3], timeout=120)
-        assert wrong.status_code == 400 and "expected" in wrong.json()["detail"]
+            assert {r.status_code for r in pool.map(lambda _: client.post(url, json=[0.1] * 64), range(64))} == {200}
+        rows = client.post(url, json=[[0.5] * 64, [0.1] * 64, [-0.5] * 64]).json()["class"]
+        assert len(rows) == 3 and rows[0] == answer.json()["class"]
+        for wrong, status in (("[1, 2, 3]", 400), ("[[1, 2], [3]]", 400), ("[1, 2", 422), ('["x"]', 422), ("{}", 422), ("", 422)):
+            refused = client.post(url, content=wrong, headers={"Content-Type": "application/json"})
+            assert refused.status_code == status and refused.json()["detail"], wrong
+
+
+def test_uploads_are_measured_with_one_model_process_and_with_copies(tmp_path):
+    pytest.importorskip("PIL.Image")
+    pytest.importorskip("uvicorn")
+    pytest.importorskip("fastapi")
+    command = [sys.executable, str(EXAMPLES / "upload" / "measure.py"), "--workers", "2", "--clients", "3", "--seconds", "0.2", "--json"]
+    out = subprocess.check_output(command, env={**os.environ, "UPLOAD_HIDDEN": "8"}, text=True, timeout=250)
+    assert all(r["requests_per_s"] > 0 and r["memory_mb"] > 0 for r in json.loads(out).values()) and out.count("requests_per_s") == 2
 
 
 def test_jpeg_server(tmp_path, env):
