@@ -27,7 +27,7 @@ PAGE = ROOT / "docs/results/cpu.md"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- results: written by hack/results.py write -->\n", "<!-- end of results -->"
 
-# What is run, from the repository's root, after `make build` and `python/test.sh`; each takes --json FILE.
+# The measurements, run in the repository's root after `make build` and `python/test.sh`. Each takes --json FILE.
 RUNS = {
     "cpu-64": "bin/bench --worker_num=64 --max_batch_size=32 --model_num=1 --wait_time=0.005",
     "cpu-1": "bin/bench --worker_num=1 --max_batch_size=32",
@@ -89,7 +89,7 @@ def page() -> str:
              "What each figure means is in [../benchmark.md](../benchmark.md). GPU figures are in [gpu.md](gpu.md)."]  # fmt: skip
     for name in [n + cores for n in RUNS for cores in ("", "-16-cores")]:
         path = DATA / f"{name}.json"
-        if not path.exists() or name == "python-16-cores":  # python.md has that, with what was before
+        if not path.exists() or name == "python-16-cores":  # is in python.md
             continue
         kept = json.loads(path.read_text())
         r = kept["result"]

@@ -26,7 +26,7 @@ COMMENT = {
 
 
 def comment(path: Path) -> str:
-    """What the file should have in its first lines; "" for what is not source."""
+    """The licence comment for the file; "" if it is not source."""
     found = next((c for end, c in COMMENT.items() if path.name.endswith(end)), "")
     if not found and not path.suffix and path.read_bytes()[:2] == b"#!":
         return HASH
@@ -41,9 +41,9 @@ def fix(path: Path, line: str) -> None:
 
 def main() -> int:
     root = Path(__file__).resolve().parent.parent
-    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, check=True, stdout=subprocess.PIPE)
+    listed = subprocess.check_output(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root)
     missing = 0
-    for name in listed.stdout.decode().split("\0")[:-1]:
+    for name in listed.decode().split("\0")[:-1]:
         path = root / name
         if not path.is_file() or not (line := comment(path)):
             continue

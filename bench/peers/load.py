@@ -3,11 +3,11 @@
 
     python load.py KIND ADDRESS --bytes 64 --clients 8 --seconds 2
 
-Runs in the environment of the peer whose server it calls. Every client has an
-input of its own and checks every answer: the model sums its input, and all sums
-are whole numbers that float32 holds exactly. They begin together, once each was
-answered a few times; the first half second, and what is answered after the end,
-does not count. Prints one line of JSON.
+Runs in the environment of the peer whose server it calls. Every client has its
+own input and checks every answer: the model sums its input, and all sums are
+whole numbers that float32 holds exactly. The clients begin together, after a few
+answers each. Neither the first half second nor answers after the end count.
+Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -35,16 +35,9 @@ def payload(client: int, size: int) -> np.ndarray:
     return np.random.default_rng(client).integers(0, 16, size // 4).astype(np.float32)
 
 
-def compute(seconds: float) -> None:
-    """Takes CPU time, as a client that decodes or simulates does."""
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
-
-
-def client(i: int, make, size: int, seconds: float, computes: float, ready, start, end, answers) -> None:
-    # A client that fails says so; it must not leave the others waiting.
-    told = False
+def client(i: int, make, size: int, seconds: float, ready, start, end, answers) -> None:
+    # A client that fails reports it: the others must not wait for its start.
+    is_ready = False
     try:
         x = payload(i, size)
         want = float(x.sum(dtype=np.float64))
@@ -53,12 +46,10 @@ def client(i: int, make, size: int, seconds: float, computes: float, ready, star
             if call() != want:
                 raise ValueError("a wrong sum")
         ready.release()
-        told = True
+        is_ready = True
         start.wait()
         took, first, last = [], end.value - seconds, end.value
         while True:
-            if computes:
-                compute(computes)
             begin = time.monotonic()
             got = call()
             now = time.monotonic()
@@ -72,19 +63,20 @@ def client(i: int, make, size: int, seconds: float, computes: float, ready, star
         answers.put((len(took), kept, None))
     except BaseException as e:
         answers.put((0, [], f"{type(e).__name__}: {e}"[:300]))
-        if not told:
+        if not is_ready:
             ready.release()
     finally:
         answers.close()
         answers.join_thread()
-        os._exit(0)  # client libraries with threads of their own do not all end well in a forked process
+        os._exit(0)  # some client libraries have threads that do not end well in a forked process
 
 
-def measure(make, size: int, clients: int, seconds: float, computes: float = 0.0) -> dict:
+def measure(make, size: int, clients: int, seconds: float) -> dict:
     context = mp.get_context("fork")
     ready, start, answers = context.Semaphore(0), context.Event(), context.Queue()
     end = context.Value("d", 0.0, lock=False)
-    processes = [context.Process(target=client, args=(i, make, size, seconds, computes, ready, start, end, answers), daemon=True) for i in range(clients)]
+    shared = make, size, seconds, ready, start, end, answers
+    processes = [context.Process(target=client, args=(i, *shared), daemon=True) for i in range(clients)]
     for p in processes:
         p.start()
     for _ in processes:
@@ -99,8 +91,7 @@ def measure(make, size: int, clients: int, seconds: float, computes: float = 0.0
     if errors:
         raise Failed(f"{len(errors)} of {clients} clients failed: {errors[0]}")
     took = np.array([t for _, kept, _ in found for t in kept] or [float("nan")])
-    # A client with few answers keeps all of its latencies, one with many a sample
-    # of the same size: clients count alike.
+    # Every client keeps at most SAMPLES latencies, so that all clients count alike.
     return {
         "requests_per_s": sum(n for n, _, _ in found) / seconds,
         "p50_ms": float(np.percentile(took, 50)) * 1e3,
@@ -109,7 +100,7 @@ def measure(make, size: int, clients: int, seconds: float, computes: float = 0.0
 
 
 def tell(measured) -> None:
-    """Prints what was measured, or why not."""
+    """Prints the measurement, or the reason why there is none."""
     try:
         print(json.dumps(measured()))
     except Failed as e:
@@ -123,12 +114,11 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=64)
     parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--compute_ms", type=float, default=0.0)
     a = parser.parse_args()
     import calls
 
     make = calls.KINDS[a.kind](a.address, a.bytes)
-    tell(lambda: measure(make, a.bytes, a.clients, a.seconds, a.compute_ms / 1e3))
+    tell(lambda: measure(make, a.bytes, a.clients, a.seconds))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@ to the model process, a semaphore back.
 A client writes its input into its block, puts its number into the Queue and waits
 for its semaphore. The model process takes numbers until it has 32 or the wait is
 over, concatenates, sums, writes each sum into its client's block and releases its
-semaphore. The quickest of the ways that were tried, with the model
-and the clients that all peers have here.
+semaphore. This was the quickest of several ways. Model and clients are those of all peers.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def block(context, size: int) -> tuple[np.ndarray, np.ndarray]:
     return b[:size].view(np.float32)[None], b[size:].view(np.float32)
 
 
-def measure(size: int, clients: int, seconds: float, wait: float, computes: float = 0.0) -> dict:
+def measure(size: int, clients: int, seconds: float, wait: float) -> dict:
     context = mp.get_context("fork")
     tasks, done = context.Queue(), [context.Semaphore(0) for _ in range(clients)]
     pairs = [block(context, size) for _ in range(clients)]
@@ -69,7 +68,7 @@ def measure(size: int, clients: int, seconds: float, wait: float, computes: floa
         return call
 
     try:
-        return load.measure(make, size, clients, seconds, computes)
+        return load.measure(make, size, clients, seconds)
     finally:
         m.kill()
         m.join()
@@ -81,9 +80,8 @@ def arguments(doc: str, measure) -> None:
     parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--wait_ms", type=float, default=0.0)
-    parser.add_argument("--compute_ms", type=float, default=0.0)
     a = parser.parse_args()
-    load.tell(lambda: measure(a.bytes, a.clients, a.seconds, a.wait_ms / 1e3, a.compute_ms / 1e3))
+    load.tell(lambda: measure(a.bytes, a.clients, a.seconds, a.wait_ms / 1e3))
 
 
 if __name__ == "__main__":

@@ -27,13 +27,26 @@ cmp "$work/first/ringbatch-$version-linux-$arch" "$work/next/ringbatch-$version-
 
 step "a Debian of its own"
 base=$work/base.tar
-[ -f "$base" ] || { rm -rf "$work/root" && debootstrap --variant=minbase --include=gcc,libc6-dev,pkg-config "${SUITE:-bookworm}" "$work/root" >"$work/debootstrap.log" && tar -C "$work/root" -cf "$base" . && rm -rf "$work/root"; }
+if ! [ -f "$base" ]; then
+	rm -rf "$work/root"
+	debootstrap --variant=minbase --include=gcc,libc6-dev,pkg-config "${SUITE:-bookworm}" "$work/root" >"$work/debootstrap.log"
+	tar -C "$work/root" -cf "$base" .
+	rm -rf "$work/root"
+fi
 mkdir -p "$work/root" && tar -C "$work/root" -xf "$base"
 root=$work/root
 mount -t proc proc "$root/proc"
 in_root() { chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"; }
-install_debs() { cp "$@" "$root/tmp/" && in_root dpkg --force-confold -i $(for f in "$@"; do echo "/tmp/$(basename "$f")"; done) >"$work/dpkg.log" 2>&1 || { cat "$work/dpkg.log"; fail "dpkg -i $*"; }; }
-everything() { (cd "$root" && find . -xdev \( -path ./proc -o -path ./tmp -o -path ./var/log -o -path ./var/cache -o -path './etc/*-' \) -prune -o -print | sort; cut -d: -f1 etc/passwd etc/group); }
+install_debs() {
+	cp "$@" "$root/tmp/"
+	in_root dpkg --force-confold -i $(for f in "$@"; do echo "/tmp/$(basename "$f")"; done) >"$work/dpkg.log" 2>&1 ||
+		{ cat "$work/dpkg.log"; fail "dpkg -i $*"; }
+}
+everything() { (
+	cd "$root"
+	find . -xdev \( -path ./proc -o -path ./tmp -o -path ./var/log -o -path ./var/cache -o -path './etc/*-' \) -prune -o -print | sort
+	cut -d: -f1 etc/passwd etc/group
+); }
 everything >"$work/before"
 
 step "install"
@@ -43,8 +56,10 @@ in_root ringbatch version
 [ "$(in_root stat -c '%U %G %a' /etc/ringbatch)" = "root root 755" ] || fail "/etc/ringbatch is not root's alone to write"
 in_root test -s /usr/share/man/man1/ringbatch-broker.1.gz
 in_root bash -c 'source /usr/share/bash-completion/completions/ringbatch && complete -p ringbatch'
-printf '#include <ringbatch.h>\n#include <string.h>\nint main(int argc, char **argv) { return argc == 2 ? strcmp(rb_version(), argv[1]) : 2; }\n' >"$root/tmp/v.c"
-in_root sh -c "cc -o /tmp/v /tmp/v.c \$(pkg-config --cflags --libs ringbatch) && /tmp/v $version" || fail "a C program built with pkg-config"
+printf '#include <%s>\n' ringbatch.h string.h >"$root/tmp/v.c"
+echo 'int main(int argc, char **argv) { return argc == 2 ? strcmp(rb_version(), argv[1]) : 2; }' >>"$root/tmp/v.c"
+in_root sh -c "cc -o /tmp/v /tmp/v.c \$(pkg-config --cflags --libs ringbatch) && /tmp/v $version" ||
+	fail "a C program built with pkg-config"
 [ "$(in_root pkg-config --modversion ringbatch)" = "$version" ] || fail "pkg-config --modversion"
 
 step "start, as the unit says"
@@ -54,10 +69,18 @@ uid=$(in_root id -u ringbatch)
 # start_broker FLAGS…: without systemd as the first process, its command as its user.
 start_broker() {
 	# shellcheck disable=SC2086 # the unit's words
-	chroot --userspec=ringbatch:ringbatch "$root" /usr/bin/env -i PATH=/usr/bin:/bin STATE_DIRECTORY=/var/lib/ringbatch $exec_start "$@" 2>>"$work/broker.log" &
+	chroot --userspec=ringbatch:ringbatch "$root" \
+		/usr/bin/env -i PATH=/usr/bin:/bin STATE_DIRECTORY=/var/lib/ringbatch $exec_start "$@" 2>>"$work/broker.log" &
 	broker=$!
 }
-ready() { for _ in $(seq 600); do in_root setpriv --reuid "$uid" --clear-groups --regid "$uid" ringbatch ready --socket /run/ringbatch/broker.sock echo >/dev/null 2>&1 && return; sleep 0.1; done; cat "$work/broker.log"; fail "the broker is not ready"; }
+is_ready() {
+	in_root setpriv --reuid "$uid" --clear-groups --regid "$uid" ringbatch ready --socket /run/ringbatch/broker.sock echo >/dev/null 2>&1
+}
+ready() {
+	for _ in $(seq 600); do is_ready && return; sleep 0.1; done
+	cat "$work/broker.log"
+	fail "the broker is not ready"
+}
 : >"$work/broker.log"
 start_broker
 ready

@@ -23,7 +23,9 @@ packages: $(RELEASE_VENV)/ready ## .deb, .rpm and the bare command for amd64 and
 
 # the packages installed, upgraded under load and purged in a Debian of their own; root only
 packages-test: wheels
-	@command -v debootstrap >/dev/null && command -v rpm >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends debootstrap rpm; } || { echo "install debootstrap and rpm first"; exit 1; }
+	@command -v debootstrap >/dev/null && command -v rpm >/dev/null \
+	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends debootstrap rpm; } \
+	  || { echo "install debootstrap and rpm first"; exit 1; }
 	./deploy/packaging/packages_test.sh
 
 release: $(RELEASE_VENV)/ready ## everything that people download, with checksums, into dist/

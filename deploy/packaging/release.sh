@@ -7,7 +7,10 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 version=$(cat VERSION)
 python=$PWD/build/release-venv/bin/python
-[ -z "$(git status --porcelain)" ] || [ -n "${ALLOW_CHANGES:-}" ] || { echo "commit first: a release is of a commit (ALLOW_CHANGES=1 makes one of what is here)" >&2; exit 1; }
+[ -z "$(git status --porcelain)" ] || [ -n "${ALLOW_CHANGES:-}" ] || {
+	echo "commit first: a release is made of a commit (ALLOW_CHANGES=1 takes the working tree)" >&2
+	exit 1
+}
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 rm -rf dist

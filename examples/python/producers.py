@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Producer processes: each sends one item at a time, the broker makes batches of them.
+"""Producer processes: each sends one item at a time, and the broker makes batches.
 
     python examples/python/numpy_worker.py &
     python examples/python/producers.py

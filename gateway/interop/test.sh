@@ -22,8 +22,9 @@ fi
 # runtime and libb64, even where neither is used.
 perf() {
   mkdir -p "$root/perf" "$root/wheels"
-  "$again" "$root/venv/bin/pip" download -q --disable-pip-version-check --no-deps --only-binary=:all: --platform manylinux1_x86_64 -d "$root/wheels" tritonclient==2.51.0 || return 1
-  "$again" "$root/venv/bin/pip" download -q --disable-pip-version-check --no-deps -d "$root/wheels" nvidia-cuda-runtime-cu12==12.9.79 || return 1
+  local download=("$again" "$root/venv/bin/pip" download -q --disable-pip-version-check --no-deps -d "$root/wheels")
+  "${download[@]}" --only-binary=:all: --platform manylinux1_x86_64 tritonclient==2.51.0 || return 1
+  "${download[@]}" nvidia-cuda-runtime-cu12==12.9.79 || return 1
   "$root/venv/bin/python" - "$root" <<'PY' || return 1
 import pathlib, sys, zipfile
 root = pathlib.Path(sys.argv[1])
@@ -35,8 +36,12 @@ for wheel in (root / "wheels").glob("*.whl"):
 PY
   chmod +x "$root/perf/perf_analyzer"
   if ! ldconfig -p | grep libb64.so.0d >/dev/null; then # not -q: ldconfig could not write on
-    (cd "$root/wheels" && { apt-get download -qq libb64-0d || { "$again" apt-get update -qq && "$again" apt-get download -qq libb64-0d; }; }) 2>/dev/null || return 1
-    dpkg -x "$root"/wheels/libb64-0d_*.deb "$root/wheels/libb64" && cp "$root"/wheels/libb64/usr/lib/*/libb64.so.0d "$root/perf/" || return 1
+    (
+      cd "$root/wheels" || exit
+      apt-get download -qq libb64-0d || { "$again" apt-get update -qq && "$again" apt-get download -qq libb64-0d; }
+    ) 2>/dev/null || return 1
+    dpkg -x "$root"/wheels/libb64-0d_*.deb "$root/wheels/libb64" || return 1
+    cp "$root"/wheels/libb64/usr/lib/*/libb64.so.0d "$root/perf/" || return 1
   fi
   LD_LIBRARY_PATH=$root/perf "$root/perf/perf_analyzer" --version >/dev/null 2>&1 || return 1
 }
