@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker's function may answer: nothing found, sizes per row, returned arrays, ragged batches."""
+"""The answers of a worker's function: empty results, sizes per row, returned arrays, ragged batches."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import broker_at, eventually, in_threads, python, serving
+from conftest import FOUR, broker_at, eventually, in_threads, python, serving
 
 import ringbatch as rb
 
-ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
 FIND = {"inputs": {"x": ("int32", (6,))}, "outputs": {"found": ("int32", ("<=6",)), "twice": ("int32", ("<=6", 2))}}
 
 
@@ -98,7 +97,7 @@ def test_an_error_about_one_request_fails_that_request_alone(socket):
 
 
 def test_a_function_may_return_its_outputs(socket):
-    @rb.worker("one", **ONE, max_batch_size=8, wait_time=0.001, pad_to=8)
+    @rb.worker("one", **FOUR, max_batch_size=8, wait_time=0.001, pad_to=8)
     def one(batch):
         x = batch.inputs["x"]
         kind = int(x[0, 0])
@@ -116,7 +115,7 @@ def test_a_function_may_return_its_outputs(socket):
             return (x + 1).astype("complex64")
         if kind == 7:
             batch.outputs["y"][...] = x + 1
-            return "done"  # it has written: what else it says does not matter
+            return "done"  # ignored, since the output is written
         return x + 1
 
     with serving(one, socket), rb.connect("one", socket=socket, wait=60) as m:
@@ -127,7 +126,7 @@ def test_a_function_may_return_its_outputs(socket):
             with pytest.raises(rb.Failed, match=says):
                 m(np.full(4, kind, "float32"))
 
-    @rb.worker("two", inputs=ONE["inputs"], outputs={"a": ("float32", (4,)), "b": ("float32", ())}, wait_time=0)
+    @rb.worker("two", inputs=FOUR["inputs"], outputs={"a": ("float32", (4,)), "b": ("float32", ())}, wait_time=0)
     def two(batch):
         x = batch.inputs["x"]
         if x[0, 0] == 0:
@@ -240,7 +239,7 @@ def test_an_output_that_was_neither_returned_nor_written_fails_the_batch_by_name
 
 @pytest.mark.parametrize("pad_to", [0, 4])
 def test_debug_finds_outputs_that_were_not_written(socket, pad_to):
-    @rb.worker(f"lazy{pad_to}", **ONE, max_batch_size=4, wait_time=0, pad_to=pad_to, debug=True)
+    @rb.worker(f"lazy{pad_to}", **FOUR, max_batch_size=4, wait_time=0, pad_to=pad_to, debug=True)
     def lazy(batch):
         kind = int(batch.inputs["x"][0, 0])
         if kind == 1:
@@ -259,11 +258,11 @@ def test_debug_finds_outputs_that_were_not_written(socket, pad_to):
 
 
 def test_a_worker_is_told_that_the_model_has_another_policy_and_the_broker_logs_it(at, caplog, capfd):
-    @rb.worker("policed", **ONE, max_batch_size=8, wait_time=0.001)
+    @rb.worker("policed", **FOUR, max_batch_size=8, wait_time=0.001)
     def first(batch):
         return batch.inputs["x"]
 
-    @rb.worker("policed", **ONE, max_batch_size=4, wait_time=0.001)
+    @rb.worker("policed", **FOUR, max_batch_size=4, wait_time=0.001)
     def second(batch):
         return batch.inputs["x"]
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ringbatch.onnx: what comes back is what ONNX Runtime gives for the row alone."""
+"""ringbatch.onnx: answers equal the results of ONNX Runtime for the row alone."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, broker_at, serving
+from conftest import REPOSITORY, broker_at, in_threads, serving
 
 import ringbatch as rb
 
@@ -64,11 +65,8 @@ def ask_at_once(socket, model, requests, clients=4):
         except BaseException as e:
             failures.append(e)
 
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(clients)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(60)
+    with in_threads(*(functools.partial(ask, n) for n in range(clients))):
+        pass
     assert not failures, failures
     return got
 
@@ -158,7 +156,7 @@ def test_a_batch_that_the_session_refuses_fails_and_the_others_are_answered(serv
                     r.result()
 
 
-def test_what_was_taken_is_computed_when_the_broker_goes_and_the_session_is_served_again(tmp_path, monkeypatch):
+def test_taken_batches_are_computed_when_the_broker_goes_and_the_session_is_served_again(tmp_path, monkeypatch):
     path, socket = graphs.conv(tmp_path / "conv.onnx"), str(tmp_path / "b.sock")
     gathered, gone, computed = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
 
@@ -250,7 +248,7 @@ def test_a_model_that_padding_disturbs_is_served_by_exact_sizes_and_says_so(tmp_
     said = capfd.readouterr().err
     assert "only requests of equal size share a batch: the results of a row change with its padding" in said
     assert "--buckets.tokens.0=16,32,64 pads in any case" in said
-    p = ro.prepare(path, {"seq": "<=64"}, settings={"buckets.tokens.0": "32,64"})  # what was asked for wins
+    p = ro.prepare(path, {"seq": "<=64"}, settings={"buckets.tokens.0": "32,64"})  # explicit buckets win
     assert p.axes.settings() == {"buckets.tokens.0": "32,64"}
     assert "padded because buckets were asked for" in capfd.readouterr().err
 
@@ -275,7 +273,7 @@ def sizes_graph(path):
 
 
 @pytest.mark.parametrize("pad", [0, 3])
-def test_the_worker_pads_and_tells_the_true_lengths(serve, socket, tmp_path, pad):
+def test_the_worker_pads_and_passes_the_true_lengths(serve, socket, tmp_path, pad):
     """The varying size is not a row's first dimension, so that padding lies inside of rows."""
     path = sizes_graph(tmp_path / "sizes.onnx")
     name = f"sizes{pad}"
@@ -288,7 +286,7 @@ def test_the_worker_pads_and_tells_the_true_lengths(serve, socket, tmp_path, pad
         assert float(y["sum"].reshape(())) == x.sum() + pad * 2 * ((4 if n <= 4 else 8) - n)
 
 
-def test_a_size_that_follows_no_input_is_told_by_the_run(serve, socket, tmp_path):
+def test_a_size_that_follows_no_input_comes_from_the_run(serve, socket, tmp_path):
     """Every second element: half of a size that varies."""
     nodes = [h.make_node("Slice", ["x", "from", "to", "axis", "step"], ["y"])]
     consts = {"from": np.array([0]), "to": np.array([100]), "axis": np.array([1]), "step": np.array([2])}
@@ -366,7 +364,7 @@ def broken(tmp_path, what):
         ("encoder", {"dims": {"seq": "<=64"}, "tolerance": -1.0}, "--tolerance -1: want a part"),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_what_to_do(tmp_path, what, options, message):
+def test_a_wrong_model_or_option_is_refused_with_the_remedy(tmp_path, what, options, message):
     with pytest.raises(rb.Invalid, match=message):
         ro.prepare(broken(tmp_path, what), **{"dims": {}, **options})
 
@@ -412,7 +410,7 @@ IN_THREES = {"dims": {"n": "<=8"}, "buckets": {"x.0": [3, 8]}}
             r"^the model fails with 1 row of \[3\]: serve other sizes \(--dim, --buckets.*\)\. \S.*$"),
     ],
 )
-def test_a_model_that_fails_on_what_will_come_is_refused_with_what_to_do(tmp_path, what, options, message):
+def test_a_model_that_fails_on_declared_sizes_is_refused_with_the_remedy(tmp_path, what, options, message):
     with pytest.raises(rb.Invalid, match=message):
         ro.serve(broken(tmp_path, what), "m", **options)
 

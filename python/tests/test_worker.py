@@ -6,16 +6,14 @@ import functools
 
 import numpy as np
 import pytest
-from conftest import in_threads, serving
+from conftest import FOUR, in_threads, serving
 
 import ringbatch as rb
 from ringbatch.worker import ring
 
-ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
-
 
 def test_a_function_of_batches(socket):
-    @rb.worker("double", **ONE, max_batch_size=8, wait_time=0.005)
+    @rb.worker("double", **FOUR, max_batch_size=8, wait_time=0.005)
     def double(batch):
         assert batch.inputs["x"].shape == (batch.rows, 4) and list(batch.outputs) == ["y"]
         assert sum(r.rows for r in batch.requests) == batch.rows == batch.padded
@@ -35,7 +33,7 @@ def test_scattered_rows_are_gathered_and_put_back(socket):
     """Rows of several clients, with gaps between: copies, and nobody gets another's."""
     seen = set()
 
-    @rb.worker("plus", **ONE, max_batch_size=16, wait_time=0.02)
+    @rb.worker("plus", **FOUR, max_batch_size=16, wait_time=0.02)
     def plus(batch):
         seen.add(batch.contiguous)
         x, y = batch.inputs["x"], batch.outputs["y"]
@@ -63,7 +61,7 @@ def test_scattered_rows_are_gathered_and_put_back(socket):
 
 @pytest.mark.parametrize("gap", [False, True])  # in place, and gathered
 def test_inputs_are_read_only(socket, gap):
-    @rb.worker(f"scale{gap}", **ONE, max_batch_size=2, wait_time=60)
+    @rb.worker(f"scale{gap}", **FOUR, max_batch_size=2, wait_time=60)
     def scale(batch):
         assert batch.contiguous != gap
         for x in (batch.inputs["x"], batch.inputs["x"][0], batch.input_run("x", 0)):
@@ -96,7 +94,7 @@ def test_rows_of_a_ragged_batch_are_read_only(socket):
 def test_padding_rows_are_zero_and_not_answered(socket):
     shapes = set()
 
-    @rb.worker("padded", **ONE, max_batch_size=4, wait_time=0, pad_to=4)
+    @rb.worker("padded", **FOUR, max_batch_size=4, wait_time=0, pad_to=4)
     def padded(batch):
         x = batch.inputs["x"]
         shapes.add(x.shape)
@@ -110,7 +108,7 @@ def test_padding_rows_are_zero_and_not_answered(socket):
 
 
 def test_failures_carry_the_traceback_and_the_worker_goes_on(socket):
-    @rb.worker("picky", **ONE, max_batch_size=4, wait_time=0)
+    @rb.worker("picky", **FOUR, max_batch_size=4, wait_time=0)
     def picky(batch):
         for i, r in enumerate(batch.requests):
             first = batch.inputs["x"][r.row, 0]
@@ -148,7 +146,7 @@ def test_failures_carry_the_traceback_and_the_worker_goes_on(socket):
 
 
 def test_a_traceback_names_the_line(socket):
-    @rb.worker("raises", **ONE, wait_time=0)
+    @rb.worker("raises", **FOUR, wait_time=0)
     def raises(batch):
         batch.inputs["nothing"]
 
@@ -166,7 +164,7 @@ def test_the_first_line_of_a_failure_says_all():
         except ValueError as e:
             whole = ring._reason(e).decode()
             assert len(whole.encode()) <= 1024
-            assert ring._reason(ValueError(text)).decode().split("\n")[0].startswith("ValueError")  # nobody raised it: it has no traceback
+            assert ring._reason(ValueError(text)).decode().split("\n")[0].startswith("ValueError")  # without a traceback
             return whole.split("\n", 1)
 
     assert said("two\nlines")[0] == "ValueError: two lines"
@@ -199,7 +197,7 @@ def test_the_first_line_of_a_failure_has_no_places_and_no_notes():
 def test_views_of_a_batch_are_over_when_it_is(socket):
     kept = []
 
-    @rb.worker("keeper", **ONE, wait_time=0)
+    @rb.worker("keeper", **FOUR, wait_time=0)
     def keeper(batch):
         kept.append(batch.inputs["x"])
         kept.append(np.asarray(batch.inputs["x"]))
@@ -321,7 +319,7 @@ def test_outputs_with_inner_variable_dimensions(socket, pad_to):
 
 
 def test_outputs_that_are_assigned_and_not_written(socket):
-    @rb.worker("assigns", **ONE, max_batch_size=4, wait_time=0)
+    @rb.worker("assigns", **FOUR, max_batch_size=4, wait_time=0)
     def assigns(batch):
         if batch.inputs["x"][0, 0] == 2:
             batch.outputs["y"] = batch.inputs["x"] + 1
@@ -398,7 +396,7 @@ def test_bad_declarations_are_named(spec, says):
 
 
 def test_another_signature_is_refused(socket):
-    @rb.worker("same", **ONE, wait_time=0)
+    @rb.worker("same", **FOUR, wait_time=0)
     def first(batch):
         pass
 
