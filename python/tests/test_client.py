@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import copy
 import pathlib
@@ -32,22 +33,13 @@ def test_one_item_and_rows(model):
     assert model.max_batch_size == 32 and model.window == 32
 
 
-def test_results_are_their_callers_own(model):
-    a = model(np.full(16, 1, "float32"))
-    b = model(np.full(16, 2, "float32"))
-    assert (a == 1).all() and (b == 2).all()
-
-
 @pytest.mark.parametrize("bad", [np.float64, np.int32, np.float16])
 def test_other_types_are_refused_and_named(model, bad):
     with pytest.raises(rb.DType, match=rf"expected float32 .*got {np.dtype(bad)}") as e:
         model(np.zeros(16, bad))
     assert isinstance(e.value, TypeError)
-
-
-def test_lists_of_floats_are_float64_and_refused(model):
     with pytest.raises(rb.DType, match="astype"):
-        model([0.0] * 16)
+        model([0.0] * 16)  # NumPy makes float64
 
 
 def test_cast_is_possible_when_asked_for(echo):
@@ -118,7 +110,7 @@ def test_steps_out_of_order_are_named(model):
     for use in (req.commit, req.wait, req.done, req.cancel, lambda: req.timing, lambda: req.outputs["y"]):
         with pytest.raises(rb.Released):
             use()
-    req.release()  # once more is nothing
+    req.release()  # twice does nothing
 
 
 def test_full_window_is_a_named_error(echo):
@@ -176,7 +168,7 @@ def test_a_broker_that_does_not_answer(tmp_path, monkeypatch):
 def test_connecting_outlasts_a_broker_that_drains(at):
     declared = ("--model", "m", "--input", "x:f32[1]", "--output", "y:f32[1]")
     with broker_at(at, *declared, "--drain_time", "5m") as old, rb.connect("m", socket=at) as m:
-        m.submit(np.zeros(1, "float32"))  # for no worker: the broker drains until its client leaves
+        m.submit(np.zeros(1, "float32"))  # there is no worker: the broker drains until the client leaves
         old.terminate()
         with pytest.raises(rb.Draining):
             while True:
@@ -267,12 +259,6 @@ def test_timeouts_without_an_end(model):
         model(x, timeout=float("nan"))
 
 
-def test_stats(model, echo):
-    model(np.zeros(16, "float32"))
-    assert "echo" in [m["name"] for m in rb.stats(echo)["models"]]
-    assert model.stats()["name"] == "echo"
-
-
 @pytest.mark.skipif(platform.python_implementation() != "CPython", reason="forgotten objects end at once only where they are counted")
 def test_connections_leave_nothing_behind(echo):
     x = np.zeros(16, "float32")
@@ -283,6 +269,7 @@ def test_connections_leave_nothing_behind(echo):
             m.submit(x).result(60)
             with m.request() as req:
                 req.run()
+            asyncio.run(m.ainfer(x))
 
     use()
     before = descriptors(), threading.active_count()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors on a GPU, against the driver without a GPU of hack/cuda/stub: device pointers are addresses there, and a copy on a stream
-stops for a while when half of it is done."""
+"""Tensors on a GPU, with the stub driver of hack/cuda/stub: its device pointers are addresses of this machine, and a copy on a
+stream pauses half way."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def driver():
             check=True)
         m.setenv("RINGBATCH_LIBCUDA", path)
         m.setenv("STUB_CUDA_DELAY_US", "2000")
-        m.setattr(device, "_torch", None)  # of torch there is no stub
+        m.setattr(device, "_torch", None)  # torch has no stub
         lib = ctypes.CDLL(path)
         lib.cuMemcpyAsync.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
         yield lib
@@ -122,7 +122,7 @@ def test_a_commit_returns_at_once_and_takes_effect_after_the_copy_of_its_stream(
     source = [np.full(ROW, n, np.float32) for n in range(1, 6)]
     with contextlib.ExitStack() as stack:
         sent = []
-        for s in source:  # each copy takes a while, and stands still in its midst
+        for s in source:  # each copy pauses half way
             r = stack.enter_context(model.request())
             assert driver.cuMemcpyAsync(at(r.inputs["x"]), s.ctypes.data, s.nbytes, stream) == 0
             sent.append(r.commit(stream=stream))
@@ -208,7 +208,7 @@ def test_arrays_on_the_wrong_side_are_refused_by_name(model):
 
 
 class OnTheGPU:
-    """As torch, CuPy and others show theirs."""
+    """An array like those of torch and CuPy."""
 
     dtype, shape = np.dtype("float32"), (16,)
     __cuda_array_interface__ = {"version": 3, "shape": (16,), "typestr": "<f4", "data": (4096, False)}
@@ -222,7 +222,7 @@ def test_an_array_on_a_gpu_is_not_copied_down_silently(echo):
 def test_the_number_of_a_request_lives_as_long_as_its_commit_over_ctypes():
     class Library:
         def rb_commit_on_stream(self, handle, requests, count, stream, timeout, flags):
-            others = [ctypes.c_uint64(0) for _ in range(100)]  # memory that is free by now is theirs
+            others = [ctypes.c_uint64(0) for _ in range(100)]  # take the memory of freed objects
             return ctypes.c_uint64.from_address(requests).value, len(others)
 
     client = ctypes_path.Client.__new__(ctypes_path.Client)
@@ -285,7 +285,7 @@ def test_a_producer_in_another_process_and_a_second_worker_share_the_memory(mode
 
 
 def mapped() -> int:
-    """How many times device memory is mapped into this process."""
+    """The number of device mappings of this process."""
     with open("/proc/self/maps") as f:
         return f.read().count("stub-cuda")
 
@@ -294,13 +294,13 @@ def test_a_connection_maps_the_memory_once_and_leaves_nothing_behind(served):
     gc.collect()  # objects of earlier tests
     assert mapped() == 0
     with serving(double, served):
-        eventually(lambda: mapped() == 1)  # the model is there without this worker
+        eventually(lambda: mapped() == 1)  # another process serves the model, too
         with rb.connect("double", socket=served, wait=60) as m, m.request() as r:
             host(r.inputs["x"])[:] = 1
             r.run()
             y = r.outputs["y"]
             assert mapped() == 2  # the worker's and the connection's
-        assert mapped() == 2  # y would not find its memory otherwise
+        assert mapped() == 2  # y keeps the mapping
         del m, r, y
         assert mapped() == 1
     gc.collect()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fork just works: a child attaches for itself, its parent is undisturbed."""
+"""A forked child attaches for itself and does not disturb its parent."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_child_of_a_connected_parent_attaches_for_itself(echo):
         for _ in range(20):
             assert forked(lambda: child_works(m, req, view))
         assert (view == x).all()
-        assert (req.run().outputs["y"] == x).all()   # the parent's own was not touched
+        assert (req.run().outputs["y"] == x).all()   # the parent's request is untouched
     assert (m(x) == x).all()
     print("ok")
     """
@@ -134,7 +134,7 @@ def test_closing_in_the_parent_ends_its_session_while_a_child_lives(echo):
     assert python(code, socket=echo) == "0"
 
 
-def test_a_daemon_goes_on_with_what_its_parent_connected(echo, tmp_path):
+def test_a_daemon_uses_the_connection_of_its_parent(echo, tmp_path):
     code = f"""
         m = rb.connect("echo")
         assert (m(x) == x).all()

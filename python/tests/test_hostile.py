@@ -89,8 +89,8 @@ def between(broker: str, change):
                 try:
                     ours = open_.enter_context(listener.accept()[0])
                 except OSError:
-                    return  # the end
-                with contextlib.suppress(OSError):  # a client that would not wait
+                    return
+                with contextlib.suppress(OSError):  # the client hung up
                     theirs = open_.enter_context(sockets.socket(sockets.AF_UNIX))
                     theirs.connect(broker)
                     theirs.sendall(_frame(ours)[0])
@@ -106,7 +106,7 @@ def between(broker: str, change):
 
 
 def test_a_doorbell_that_is_a_pipe_is_refused(echo):
-    """Ringing it would end the process: SIGPIPE."""
+    """A write to a pipe without a reader ends the process by SIGPIPE."""
 
     def change(ours: sockets.socket, data: bytes, fds: list[int]) -> None:
         read, write = os.pipe()
@@ -207,7 +207,7 @@ def test_close_works_while_the_same_thread_holds_the_lock(echo):
     assert python(code, socket=echo) == "ok"
 
 
-def test_a_child_forked_after_the_close_does_not_unmap_what_is_not_its_own(echo):
+def test_a_child_forked_after_the_close_unmaps_nothing(echo):
     """The parent's arrays outlive the client. In the child, other memory may be at their place."""
     code = """
         m = rb.connect("echo")
@@ -223,7 +223,7 @@ def test_a_child_forked_after_the_close_does_not_unmap_what_is_not_its_own(echo)
             code = 1
             try:
                 assert (plain == 0).all()                       # zeros, no crash
-                assert len(os.listdir("/proc/self/fd")) < fds   # the session's socket is the parent's alone
+                assert len(os.listdir("/proc/self/fd")) < fds   # only the parent has the session's socket
                 del plain, m
                 import gc; gc.collect()
                 code = 0

@@ -32,22 +32,6 @@ def run(batch):
 rb.serve(run, processes=2)
 """
 
-PIPELINE = """
-import ringbatch as rb
-
-@rb.worker("add", inputs={"x": ("int64", ())}, outputs={"a": ("int64", ())}, max_batch_size=16, wait_time=0.02)
-def add(batch):
-    return batch.inputs["x"] + 1
-
-@rb.worker("double", inputs={"a": ("int64", ())}, outputs={"y": ("int64", ())}, max_batch_size=16, wait_time=0.02)
-def double(batch):
-    if (batch.inputs["a"] == 14).any():
-        raise ValueError("fourteen")
-    return batch.inputs["a"] * 2
-
-rb.pipeline("two", [add, double], processes=[1, 2])
-"""
-
 
 class Crowd:
     """Clients that send without a pause, each its own numbers, some of them poison."""
@@ -108,24 +92,6 @@ def test_a_served_worker_that_begins_to_raise_is_replaced_and_fails_no_other_req
             eventually(lambda: (len(now := pids()) == 2 and broken not in now) or crowd.wrong)
             crowd.wait_for(300)
         assert stats()["workers_suspended"] == 1
-
-
-def test_a_stage_runs_the_neighbours_of_poison_again(home, at, env):
-    (script := home / "server.py").write_text(PIPELINE)
-
-    def lines() -> dict:
-        return {m["name"]: m for m in rb.stats(socket=at)["models"]}
-
-    with program(env, script, stderr=subprocess.DEVNULL), rb.connect("two", socket=at, wait=60, window=16) as m:
-        eventually(lambda: len(lines()["two/double"]["workers"]) == 2)
-        futures = [m.submit(np.int64(i)) for i in range(16)]
-        for i, f in enumerate(futures):
-            if i == 13:
-                with pytest.raises(rb.Failed, match="ValueError: fourteen"):
-                    f.result(60)
-            else:
-                assert f.result(60) == 2 * (i + 1)
-        assert lines()["two/double"]["isolated"] > 0 and lines()["two/add"]["isolated"] == 0
 
 
 def test_run_once_fails_the_whole_batch_at_once(socket):

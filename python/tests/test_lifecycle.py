@@ -51,7 +51,7 @@ def broker_stats(socket: str) -> dict:
     return json.loads(subprocess.check_output([rb.binary_path(), "stats", "--json", "--socket", socket]))
 
 
-# -1 is answered once there is a file "go_on".
+# -1 waits for a file "go_on".
 SLOW = """
     @rb.worker("slow", **IO, max_batch_size=1, wait_time=0)
     def run(batch):
@@ -75,7 +75,7 @@ def test_a_server_that_ends_answers_accepted_requests_and_refuses_others_as_retr
             with pytest.raises(rb.Draining):
                 while True:
                     rb.connect("slow", socket=socket, window=1).close()
-            with pytest.raises(rb.Draining) as refused:  # at once, while others still wait for their answers
+            with pytest.raises(rb.Draining) as refused:  # at once, while others still wait
                 while True:  # clients are refused a moment before requests are
                     with contextlib.suppress(rb.Expired):
                         ask(late, 0, timeout=0.5)
@@ -155,7 +155,7 @@ def test_a_second_serve_goes_on_when_the_first_and_its_broker_end(home):
         assert f"the broker at {socket} is gone: starting one" in b.communicate(timeout=120)[1]
 
 
-def test_a_guest_that_dies_is_started_again_and_one_that_cannot_start_is_given_up(home):
+def test_a_guest_worker_that_dies_is_started_again_but_not_if_it_never_starts(home):
     with script(home, SLOW % 1) as (_, socket):
         rb_wait(socket, "slow")
         guest = (POISON % 1).replace("processes=1", "processes=1, broker=False")
@@ -236,7 +236,7 @@ def test_only_workers_load_the_model(home, how):
 
 @pytest.mark.parametrize("flags, says", [(("-",), "standard input cannot be read twice"),
     (("-c",), "the command line cannot be read twice")])
-def test_a_script_that_cannot_be_run_again_is_refused_with_what_to_do(home, flags, says):
+def test_a_script_that_cannot_be_run_again_is_refused_with_the_remedy(home, flags, says):
     code = PROLOGUE + '@rb.worker("never", **IO)\ndef run(batch):\n    pass\nrb.serve(run)\n'
     command = [sys.executable, *flags] + ([code] if flags == ("-c",) else [])
     env = {**os.environ, "RINGBATCH_SOCKET": str(home / "b.sock")}

@@ -51,7 +51,7 @@ def alone(path, **feed):
 
 
 def ask_at_once(socket, model, requests, clients=4):
-    """Sends requests from several clients, so that they share batches; gives the answers in order."""
+    """Sends requests from several clients, so that they share batches; returns the answers in order."""
     got, failures = [None] * len(requests), []
 
     def ask(first):
@@ -71,7 +71,7 @@ def ask_at_once(socket, model, requests, clients=4):
     return got
 
 
-def test_the_graph_tells_the_signature_and_batches_give_what_rows_give_alone(serve, socket, tmp_path):
+def test_the_signature_comes_from_the_graph_and_batches_equal_rows_alone(serve, socket, tmp_path):
     path = graphs.conv(tmp_path / "conv.onnx")
     serve(path, "conv", max_batch_size=8)
     x = np.random.default_rng(1).standard_normal((40, 3, 8, 8)).astype("float32")
@@ -144,7 +144,7 @@ def test_where_sizes_vary_batches_that_are_not_full_compute_at_once(serve, socke
 def test_a_batch_that_the_session_refuses_fails_and_the_others_are_answered(serve, socket, tmp_path):
     path = graphs.encoder(tmp_path / "enc.onnx")
     serve(path, "refused", dims={"seq": "<=16"}, mask="mask", max_batch_size=1)
-    good, bad = np.arange(5), np.array([10**6])  # there is no such word
+    good, bad = np.arange(5), np.array([10**6])  # not in the table
     want = alone(path, tokens=good[None], mask=np.ones((1, 5), "int64"))[1][0]
     with rb.connect("refused", socket=socket, wait=60, window=8) as c:
         asked = [c.submit(tokens) for tokens in [good, bad, good, bad, bad, good]]
@@ -180,7 +180,7 @@ def test_taken_batches_are_computed_when_the_broker_goes_and_the_session_is_serv
             thread.start()
             with rb.connect("amid", socket=socket, wait=60, window=2) as c:
                 asked = [c.submit(x), c.submit(x)]
-                for _ in asked:  # one waits for its turn
+                for _ in asked:
                     assert gathered.acquire(timeout=60)
                 broker.kill()
                 broker.wait(60)
@@ -231,7 +231,7 @@ def test_a_model_gives_as_many_outputs_at_every_size():
             sizes.probe_outputs(lambda point: [(4,)] * (large if point == (8,) else small), axes)
 
 
-def test_the_brokers_automatic_buckets_are_those_that_are_warmed_up(socket):
+def test_the_brokers_automatic_buckets_are_the_warmed_up_sizes(socket):
     @rb.worker("auto-buckets", inputs={"t": ("int32", ("<=500",))}, outputs={"y": ("int32", ())}, buckets="auto")
     def size(batch):
         batch.outputs["y"][:] = batch.inputs["t"].shape[1]
@@ -264,7 +264,7 @@ def test_without_buckets_sizes_come_as_they_are(serve, socket, tmp_path):
 
 
 def sizes_graph(path):
-    """x[2,n] → its numbers doubled, with the lengths that it was given, and the sum of everything, padding too."""
+    """x[2,n] → the doubled numbers, the given lengths, and the sum of all numbers, also of padding."""
     nodes = [h.make_node("Add", ["x", "x"], ["y"]), h.make_node("Identity", ["n"], ["told"]),
         h.make_node("ReduceSum", ["x", "axes"], ["sum"], keepdims=0)]
     return graphs.save(path, nodes, {"x": (T.FLOAT, ["b", 2, "n"]), "n": (T.INT32, ["b"])},
@@ -380,7 +380,7 @@ def test_a_wrong_model_or_option_is_refused_with_the_remedy(tmp_path, what, opti
     ],
 )
 def test_a_device_that_fails_says_nothing_about_the_model(tmp_path, monkeypatch, error, providers, kind):
-    """It may do better at the next start."""
+    """The next start may succeed."""
 
     def fails(*_, **__):
         raise error
@@ -415,7 +415,7 @@ def test_a_model_that_fails_on_declared_sizes_is_refused_with_the_remedy(tmp_pat
         ro.serve(broken(tmp_path, what), "m", **options)
 
 
-def test_the_example_gives_what_each_text_gives_alone():
+def test_the_answers_of_the_example_equal_each_text_alone():
     example = REPOSITORY / "examples" / "python" / "onnx_encoder.py"
     out = subprocess.check_output([sys.executable, str(example)], text=True, timeout=120)
     assert re.search(r"200 texts in \d+ batches, at most (0e\+00|\de-(0[5-9]|[1-9]\d)) from each alone", out)

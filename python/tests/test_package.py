@@ -100,7 +100,8 @@ def test_the_package_the_library_and_the_command_have_the_version_of_the_file():
     version = (REPOSITORY / "VERSION").read_text(encoding="utf-8").strip()
     assert metadata.version("ringbatch") == version
     assert rb.__version__ == version  # the library's
-    assert subprocess.check_output([rb.binary_path(), "--version"], text=True).split()[:2] == ["ringbatch", version]
+    for command in ([rb.binary_path(), "--version"], [sys.executable, "-m", "ringbatch", "version"]):
+        assert subprocess.check_output(command, text=True).split()[:2] == ["ringbatch", version]
 
 
 def test_the_library_counts_the_cores_that_this_process_may_use():

@@ -37,8 +37,8 @@ def results() -> dict:
 def test_a_ratio_is_the_median_of_the_rounds_own_ratios():
     import report
 
-    assert report.ratio(results(), "slow", "64x1") == 5  # of 10, 3 and 5
-    assert report.ratio(results(), "slow", "64x8") == pytest.approx(0.73, abs=0.01)  # where it loses, it says so
+    assert report.ratio(results(), "slow", "64x1") == 5  # the median of 10, 3 and 5
+    assert report.ratio(results(), "slow", "64x8") == pytest.approx(0.73, abs=0.01)  # below 1 where ringbatch is slower
     assert report.ratio(results(), "gone", "64x1") is None
 
 

@@ -66,7 +66,7 @@ def test_a_request_passes_python_stages_in_several_processes(pipeline):
         assert out["pids"][0] != out["pids"][1]
         with pytest.raises(rb.Failed, match="thirteen"):
             model(bytes([13]))
-        with pytest.raises(rb.WorkerDied):  # the stage's workers die of it, one after the other
+        with pytest.raises(rb.WorkerDied):  # ends one worker of the stage after the other
             model(bytes([66]))
         assert model(bytes([2]))["total"] == 2
         with pytest.raises(rb.TooLarge):

@@ -9,14 +9,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
 from conftest import broker_at, serving
 
 import ringbatch as rb
-from ringbatch.serve import supervisor, watched
+from ringbatch.serve import supervisor
 from ringbatch.worker import refusal
 from ringbatch.worker.signals import StopEvent
 
@@ -70,7 +69,7 @@ def test_after_very_many_refusals_workers_print_their_own(refusals, monkeypatch)
 def test_after_the_start_workers_print_their_own_refusals(refusals):
     refusals.end()
     assert says(refusals.path) == "False" and not refusals.take()
-    assert os.readlink(refusals.path.partition(":")[0]).startswith("/memfd:")  # no other file gets the number
+    assert os.readlink(refusals.path.partition(":")[0]).startswith("/memfd:")  # the descriptor stays taken
 
 
 def test_a_refusal_is_not_written_to_another_file_with_the_same_descriptor(tmp_path):
@@ -106,30 +105,6 @@ def test_a_worker_that_has_attached_has_served(socket, refusals, monkeypatch):
     with serving(served, socket), rb.connect("served", socket=socket, wait=60) as m:
         m(np.zeros(2, "float32"))
         assert not refusal.refused("no good") and not refusals.take()
-
-
-def ended(guest: watched.WatchedProcess) -> None:
-    """Waits for the end of the process, and lets the guest handle it."""
-    os.waitid(os.P_PID, guest._p.pid, os.WEXITED | os.WNOWAIT)
-    guest.revive()
-
-
-def test_a_guest_that_has_served_is_started_again_whatever_it_says(refusals):
-    """The worker attaches at its first start and refuses at its end. The next start refuses at once."""
-    code = (
-        "import os; from ringbatch.worker import refusal\n"
-        "if os.environ.get('SERVES'): os.write(int(os.environ['RINGBATCH_ATTACHED_FD']), b'1')\n"
-        "refusal.refused('no good')\n"
-    )
-    env = {**os.environ, refusal.TOLD_AT: refusals.path}
-    guest = watched.WatchedProcess("worker", [sys.executable, "-c", code], {**env, "SERVES": "1"}, None, refusals)
-    ended(guest)
-    guest._env = env
-    guest._start()
-    ended(guest)
-    first = watched.WatchedProcess("worker", [sys.executable, "-c", code], env, None, refusals)
-    with pytest.raises(rb.Invalid, match="no good"):
-        ended(first)
 
 
 ONE_OF_TWO = """
@@ -235,26 +210,3 @@ def test_a_passing_error_at_the_start_is_tried_again(tmp_path, guest):
         finally:
             p.terminate()
             p.communicate(timeout=120)
-
-
-@pytest.mark.parametrize("before", ["_guest", "_host"])
-def test_a_start_by_a_later_broker_is_no_first_start(monkeypatch, before):
-    stop, wanted = threading.Event(), []
-
-    def first(*arguments):
-        refusals = arguments[-1]
-        wanted.append(says(refusals.path))
-        if before == "_host":
-            refusals.end()  # all have attached
-
-    def second(*arguments):
-        wanted.append(says(arguments[-1].path))
-        stop.set()
-
-    rounds = iter([first, second])
-    for name in ("_guest", "_host"):
-        monkeypatch.setattr(supervisor, name, lambda *arguments: next(rounds)(*arguments))
-    runs = iter([before == "_guest", False])
-    monkeypatch.setattr(supervisor, "broker_runs", lambda at: next(runs))
-    supervisor.run_commands([["true"]], [1], "/nowhere", stop, lambda: None, True)
-    assert wanted == ["True", "False"]

@@ -119,7 +119,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_worker_that_hangs(home, theirs, pro
     wait_for_nobody(socket)
 
 
-def test_what_a_broker_has_started_waits_for_a_broker_and_starts_none(home):
+def test_a_supervised_server_waits_for_a_broker_and_starts_none(home):
     script, socket = home / "server.py", str(home / "b.sock")
     script.write_text(SERVER)
     env = {**os.environ, "RINGBATCH_SOCKET": socket, "RINGBATCH_SUPERVISED": socket}
@@ -134,7 +134,7 @@ def test_what_a_broker_has_started_waits_for_a_broker_and_starts_none(home):
             said = next(line for line in p.stderr if "is gone" in line)
             assert "waiting for one" in said
             with subprocess.Popen(broker) as b, rb.connect("pids", socket=socket, wait=60) as m:
-                assert int(m(np.zeros(1, "float32"), timeout=60)) == before  # its worker has waited too
+                assert int(m(np.zeros(1, "float32"), timeout=60)) == before  # the worker has waited, too
                 b.terminate()
         finally:
             b.kill()
@@ -211,13 +211,7 @@ def test_ctrl_c_interrupts_every_wait(stuck):  # the worker takes ten minutes
     assert python(CTRL_C, socket=stuck) == "call request submit room ainfer"
 
 
-def test_the_command():
-    for command in ([sys.executable, "-m", "ringbatch", "version"], [rb.binary_path(), "version"]):
-        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("ringbatch ")
-    assert subprocess.run([sys.executable, "-m", "ringbatch", "nonsense"], capture_output=True).returncode != 0
-
-
-def test_the_command_torch_explains_itself_without_torch_and_uses_the_interpreter_it_was_started_with(tmp_path):
+def test_the_command_torch_has_help_without_torch_and_uses_the_same_interpreter(tmp_path):
     (tmp_path / "python3").write_text("#!/bin/sh\necho another python >&2\nexit 9\n")
     (tmp_path / "python3").chmod(0o700)
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch here')\n")

@@ -135,7 +135,7 @@ def start(tmp_path, monkeypatch):
     return start
 
 
-def test_a_restart_reads_code_with_its_weights_and_compiles_where_it_is_of_another_module(start, tmp_path, capfd):
+def test_a_restart_reads_code_with_its_weights_and_compiles_other_modules(start, tmp_path, capfd):
     a, b = Net(), Net()
     starts = [(a, "a"), (a, "a"), (b, "b"), (a, "a"), (b, "b"), (a, "a", "float16")]
     assert [start(*of) for of in starts] == [True, False, True, False, False, True]
@@ -150,7 +150,7 @@ def test_a_restart_reads_code_with_its_weights_and_compiles_where_it_is_of_anoth
     assert said.count("compiling anew, since") == 1 and "kept whole" not in said
 
 
-def test_python_keeps_bytecode_of_torch_where_it_would_not(tmp_path, monkeypatch):
+def test_bytecode_of_torch_is_kept_in_the_cache_folder(tmp_path, monkeypatch):
     class Torch:
         cached = str(tmp_path / "site" / "torch" / "__pycache__" / "__init__.pyc")
 
@@ -171,9 +171,9 @@ def test_python_keeps_bytecode_of_torch_where_it_would_not(tmp_path, monkeypatch
             environment | {"TORCHINDUCTOR_CACHE_DIR": before[2]["TORCHINDUCTOR_CACHE_DIR"]})
         return found
 
-    assert prefix(writes=True) == (None, False, "", True)  # it does by itself
+    assert prefix(writes=True) == (None, False, "", True)  # Python writes bytecode anyway
     open(Torch.cached, "w").close()
-    assert prefix(writes=False) == (None, True, "", True)  # it is there
+    assert prefix(writes=False) == (None, True, "", True)  # torch has bytecode
     os.unlink(Torch.cached)
     kept = str(tmp_path / "kept" / "bytecode")
     assert prefix(writes=False) == (kept, False, kept, False)
@@ -257,7 +257,7 @@ def test_of_processes_that_start_together_after_a_retraining_one_compiles_and_th
     assert capfd.readouterr().out.count("another process compiles, in") == 1
 
 
-def test_a_process_that_is_killed_while_it_compiles_leaves_it_to_the_next(retrained, tmp_path):
+def test_if_a_compiling_process_is_killed_the_next_one_compiles(retrained, tmp_path):
     hold = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
     holder = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path / "ringbatch.lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout.readline() == b"held\n"

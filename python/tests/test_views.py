@@ -159,7 +159,7 @@ def test_slices_lose_their_memory_with_their_view(echo):
             part[0] = 1
 
 
-def test_a_closed_client_gives_its_window_back_though_views_of_it_are_still_named(socket):
+def test_a_closed_client_gives_its_window_back_although_views_live(socket):
     @rb.worker("few", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0, slots=32)
     def few(batch):
         return batch.inputs["x"]
