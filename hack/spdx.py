@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every source file says its licence in its first lines.
+"""Checks that every source file names its licence in its first lines.
 
     spdx.py          names the files that do not; exit status 1 if there are any
     spdx.py --fix    writes the line into them
@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 LINE = "SPDX-License-Identifier: Apache-2.0"
-FIRST_LINES = 3  # a shebang or a doctype may stand before it
+FIRST_LINES = 3  # a shebang or a doctype may come first
 
-# How a comment is written, by the end of the file's name. Go wants an empty line
-# after it, or it becomes the package's documentation; so does protoc.
+# The licence comment by the end of the file's name. For Go and protoc an empty line
+# keeps it out of the documentation.
 HASH, SLASHES, STAR = f"# {LINE}\n", f"// {LINE}\n", f"/* {LINE} */\n"
 COMMENT = {
     **dict.fromkeys((".go", ".proto"), SLASHES + "\n"),

@@ -284,7 +284,7 @@ def producer() -> None:
         if name not in models:
             models[name] = m = rb.connect(name, window=64, wait=30)
         m = models[name]
-        if kind == "host" and not hasattr(m, "keep"):  # pinned, so that the copy down is quick
+        if kind == "host" and not hasattr(m, "keep"):  # pinned memory makes the copy quick
             mapping = m.mapping()
             if int(torch.cuda.cudart().cudaHostRegister(mapping.base, mapping.bytes, 1)):
                 raise RuntimeError("cudaHostRegister")

@@ -42,7 +42,7 @@ class Connection:
     def post(self) -> bytes:
         try:
             data = self._send()
-        except ConnectionError:  # most servers hang up on a connection that was idle for some seconds
+        except ConnectionError:  # most servers close idle connections after some seconds
             self._connect()
             data = self._send()
         while (at := data.find(b"\r\n\r\n")) < 0:

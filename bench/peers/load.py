@@ -21,9 +21,9 @@ import time
 
 import numpy as np
 
-WARM_UP = 5  # answers of each client before any counts
-LEAD_IN_S = 0.5  # of load before the clock starts: some servers learn how long to wait
-SAMPLES = 2000  # latencies of each client that are kept, taken evenly
+WARM_UP = 5  # uncounted answers of each client
+LEAD_IN_S = 0.5  # load before the clock starts: some servers adapt their wait
+SAMPLES = 2000  # random latencies of each client that are kept
 
 
 class Failed(Exception):

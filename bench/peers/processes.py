@@ -24,7 +24,7 @@ def descendants() -> list[int]:
         try:
             fields = stat.read_text().rsplit(")", 1)[1].split()
         except OSError:
-            continue  # it ended
+            continue  # the process ended
         if fields[0] != "Z":
             children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
     found, look = [], [os.getpid()]
@@ -58,7 +58,7 @@ def same_priority() -> None:
     try:
         mine = Path("/proc/self/autogroup").read_text().split()[-1]
     except OSError:
-        return  # this kernel has none
+        return  # a kernel without autogroups
     for pid in descendants():
         try:
             Path(f"/proc/{pid}/autogroup").write_text(mine)

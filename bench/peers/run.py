@@ -39,7 +39,7 @@ HERE = Path(__file__).resolve().parent
 HOME = REPOSITORY / "build" / "peers"
 SIZES, CLIENTS = [64, 602112], [1, 8, 64]
 START_S, INSTALL_S = 240, 1800
-# Each model process has one thread to compute with, as each is one of many.
+# Each model process computes with one thread.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -142,11 +142,11 @@ class Server:
                 commands = self.peer.start(self.running)
                 started = [processes.start(c.arguments, {**os.environ, **ONE_THREAD, **c.environment}, log, log) for c in commands]
             end, last = time.monotonic() + START_S, ""
-            while started:  # until an answer is right
+            while started:  # until the first right answer
                 if any(p.poll() is not None for p in started):
                     raise Failed(f"ended at its start: {tail(self.log)}")
                 try:
-                    if self.listens():  # a look that costs less than a client
+                    if self.listens():  # cheaper than a client
                         self.load(SIZES[0], 1, 0.05)
                         break
                 except Failed as e:
@@ -218,7 +218,7 @@ def measure(peers: list[Peer], rounds: int, seconds: float, results: dict) -> No
                         for size, clients in wanted:
                             try:
                                 found = server.load(size, clients, seconds)
-                            except Failed as e:  # this cell of it
+                            except Failed as e:  # only this cell
                                 say(f"round {r + 1}/{rounds}  {peer.name}: {e}")
                                 cells.setdefault(report.cell(size, clients), {"wait_ms": wait, "rounds": []})["failed"] = str(e)
                                 chosen[peer.name].setdefault(report.cell(size, clients), wait)
@@ -296,8 +296,8 @@ def put(file: Path, table: str) -> None:
 
 def run(a: argparse.Namespace) -> dict:
     processes.adopt()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell's & had it ignored
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the finally below
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs the finally below
     chosen = [p for p in PEERS if not a.only or p.name in a.only or p.name == "ringbatch"]
     results: dict = {
         "date": datetime.date.today().isoformat(), "machine": machine(), "load_before": os.getloadavg()[0],

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# packages_test.sh: builds the packages of this machine twice, as two versions, and in a
-# Debian of its own (debootstrap, in build/) installs the first, starts the broker as the
-# unit says, upgrades to the second under load, removes and purges; then installs the
-# .rpm with rpm's own tools. Root only; nothing outside build/ (or $PACKAGES_TEST_FOLDER) is touched. Needs
-# debootstrap, rpm and the wheels in dist/ (make wheels).
+# packages_test.sh: builds the packages of this machine twice, as two versions. In a fresh
+# Debian (debootstrap, in build/) it installs the first, starts the broker as the unit says,
+# upgrades to the second under load, removes and purges. Then it installs the .rpm with
+# rpm's own tools. Root only; changes nothing outside build/ (or $PACKAGES_TEST_FOLDER).
+# Needs debootstrap, rpm and the wheels in dist/ (make wheels).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 [ -n "${RINGBATCH_PRIVATE_MOUNTS:-}" ] || RINGBATCH_PRIVATE_MOUNTS=1 exec unshare --mount --propagation private "$0" "$@"
@@ -66,7 +66,7 @@ step "start, as the unit says"
 printf '[[worker]]\ncommand = ["ringbatch", "worker", "echo"]\n' >>"$root/etc/ringbatch/ringbatch.toml"
 exec_start=$(sed -n 's/^ExecStart=//p' "$root/usr/lib/systemd/system/ringbatch-broker.service")
 uid=$(in_root id -u ringbatch)
-# start_broker FLAGS…: without systemd as the first process, its command as its user.
+# start_broker FLAGS…: runs the unit's command as the unit's user, without systemd.
 start_broker() {
 	# shellcheck disable=SC2086 # the unit's words
 	chroot --userspec=ringbatch:ringbatch "$root" \
@@ -98,7 +98,7 @@ install_debs "$(deb next ringbatch)" "$(deb next libringbatch-dev)"
 [ "$(in_root dpkg-query -W -f '${Version}' ringbatch)" = "$next-1" ] || fail "the version after the upgrade"
 grep -q '^\[\[worker\]\]' "$root/etc/ringbatch/ringbatch.toml" || fail "the configuration was overwritten"
 old=$broker
-start_broker --take-over # no gap: the old one finishes what it has
+start_broker --take-over # no gap: the old broker finishes its requests
 wait $old || fail "the old broker ended with $?"
 ready
 old=$broker
@@ -126,7 +126,7 @@ for rpm in "${rpms[@]}"; do
 	rpm -qp --nosignature --qf '%{NAME} %{VERSION} %{ARCH} %{LICENSE}\n' "$rpm"
 	rpm -K --nosignature "$rpm"
 done
-# Not grep -q: rpm could not write on.
+# Not grep -q, which would close the pipe of rpm.
 rpm -qpl --nosignature "${rpms[@]}" | grep -x /usr/lib/systemd/system/ringbatch-broker.service >/dev/null || fail "no unit in the rpm"
 mkdir -p "$work/rpm"
 rpm --root "$work/rpm" --initdb

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # release.sh: everything that people download, into dist/: wheels, packages, the bare
-# command, the sources, a bill of materials, what changed, and checksums of it all.
+# command, the sources, a bill of materials, the changes, and checksums of all files.
 # The same commit gives the same bytes, with the same Go, Python and deploy/packaging/requirements.txt.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

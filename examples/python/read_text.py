@@ -48,7 +48,7 @@ def weights(channels, seed):
 try:
     import torch
 
-    torch.set_num_threads(1)  # an instance is one core's work
+    torch.set_num_threads(1)  # one core for each instance
 
     def conv(x, w, stride=1):
         with torch.inference_mode():
@@ -153,7 +153,7 @@ class ReadText:
     async def read(self, image):
         boxes = await self.detector.ainfer(image)
         if not len(boxes):
-            return np.zeros((0, STEPS), "uint8")  # nothing found is an answer
+            return np.zeros((0, STEPS), "uint8")  # no words found
         letters = await self.recogniser.ainfer(np.stack([crop(image, box) for box in boxes]))
         return np.stack([as_text(row) for row in letters])
 
