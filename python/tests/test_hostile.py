@@ -24,23 +24,23 @@ from ringbatch.binding import structs
 from ringbatch.binding.library import load
 
 
-class Ding(BaseException):  # as KeyboardInterrupt
+class Interrupted(BaseException):  # as KeyboardInterrupt
     pass
 
 
 armed = True
 
 
-def _ding(_number, _frame) -> None:
+def _interrupt(_number, _frame) -> None:
     if armed:
-        raise Ding
+        raise Interrupted
 
 
 @contextlib.contextmanager
-def dinging():
+def interrupting():
     global armed
     armed = True
-    before = signal.signal(signal.SIGALRM, _ding)
+    before = signal.signal(signal.SIGALRM, _interrupt)
     try:
         yield
     finally:
@@ -49,7 +49,7 @@ def dinging():
         signal.signal(signal.SIGALRM, before)
 
 
-def struck(after: float, use) -> None:
+def interrupted_after(after: float, use) -> None:
     """Calls use() until the handler has raised inside of it. In a destructor the exception is lost."""
     global armed
     try:
@@ -60,7 +60,7 @@ def struck(after: float, use) -> None:
             use()
         signal.setitimer(signal.ITIMER_REAL, 0)
         armed = False  # a later signal must not raise outside
-    except Ding:
+    except Interrupted:
         pass
 
 
@@ -155,8 +155,8 @@ def test_a_signal_ends_connecting_to_a_broker_that_stands_still(echo):
             os.close(fd)
         go_on.wait(60)
 
-    with between(echo, change) as path, dinging():
-        with pytest.raises(Ding):  # and not a Timeout
+    with between(echo, change) as path, interrupting():
+        with pytest.raises(Interrupted):  # and not a Timeout
             signal.setitimer(signal.ITIMER_REAL, 0.1)
             rb.connect("echo", socket=path)
         go_on.set()
@@ -173,9 +173,9 @@ def test_no_exception_from_a_signals_handler_loses_a_connection(echo):
         with rb.connect("echo", socket=echo, window=1):
             pass
 
-    with dinging():
+    with interrupting():
         for step in range(100):
-            struck(1e-5 * (step + 1), connect)
+            interrupted_after(1e-5 * (step + 1), connect)
     gc.collect()
     rb.connect("echo", socket=echo, window=1).close()  # ctypes: closes the connections whose destructor was interrupted
     eventually(lambda: _clients(echo, "echo") <= before)
@@ -186,11 +186,11 @@ def test_every_future_ends_although_a_signals_handler_raises_in_submit(echo):
     futures = []
     with rb.connect("echo", socket=echo, window=4) as m:
         m.submit(x).result(60)
-        with dinging():
+        with interrupting():
             for step in range(300):
-                struck(1e-5 * (step % 50 + 10), lambda: futures.append(m.submit(x)))
+                interrupted_after(1e-5 * (step % 50 + 10), lambda: futures.append(m.submit(x)))
         # An answer may be lost while it is read, but every future ends.
-        assert {type(f.exception(60)) for f in futures} <= {type(None), rb.Released, Ding}
+        assert {type(f.exception(60)) for f in futures} <= {type(None), rb.Released, Interrupted}
 
 
 def test_close_works_while_the_same_thread_holds_the_lock(echo):

@@ -95,15 +95,15 @@ def test_a_requests_number_is_its_own_when_another_thread_uses_the_struct_next(c
 
 
 def test_a_loop_is_watched_after_an_exception_in_its_first_call(echo, monkeypatch):
-    class Struck(Exception):
+    class Interrupted(Exception):
         pass
 
-    def strike(*_: object) -> None:
-        raise Struck
+    def interrupt(*_: object) -> None:
+        raise Interrupted
 
     async def twice(model: rb.Model) -> np.ndarray:
-        with monkeypatch.context() as m, pytest.raises(Struck):
-            m.setattr(asyncio.get_running_loop(), "add_reader", strike)
+        with monkeypatch.context() as m, pytest.raises(Interrupted):
+            m.setattr(asyncio.get_running_loop(), "add_reader", interrupt)
             await model.ainfer(x)
         return await asyncio.wait_for(model.ainfer(x), 60)
 

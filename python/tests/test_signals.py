@@ -41,7 +41,7 @@ import asyncio, concurrent.futures, itertools, logging, sys, threading
 
 logging.disable()  # messages of asyncio
 
-class Ding(KeyboardInterrupt):
+class Interrupted(KeyboardInterrupt):
     pass
 
 left = 0  # steps until the exception; 0: no exception
@@ -52,7 +52,7 @@ def step(frame, event, _what):
     if left and event in ("call", "c_return") and (not only_ours or f"{os.sep}ringbatch{os.sep}" in frame.f_code.co_filename):
         left -= 1
         if not left:
-            raise Ding
+            raise Interrupted
 
 class Library:
     '''Calls step() for functions of ctypes, which a profiler does not see.'''
@@ -76,14 +76,14 @@ from ringbatch.binding import library as _library
 _library._library = Library(_library.load())
 sys.unraisablehook = lambda *_: None  # exceptions in destructors
 
-def struck(use, at):
+def interrupted(use, at):
     '''Raises at this step of use(); returns whether use() has as many steps.'''
     global left
     left = at
     try:
         sys.setprofile(step)
         use()
-    except (Ding, RuntimeError):  # asyncio raises RuntimeError after an interruption
+    except (Interrupted, RuntimeError):  # asyncio raises RuntimeError after an interruption
         pass
     finally:
         sys.setprofile(None)
@@ -109,7 +109,7 @@ def test_an_exception_at_any_step_leaves_no_slot_behind(echo, name):
 
         for at in itertools.count(1):
             with rb.connect("echo", window={3 if "rows" in name else 1}) as m:
-                more = struck(use, at)
+                more = interrupted(use, at)
                 after = use()  # needs all of the window
                 if isinstance(after, concurrent.futures.Future):
                     after.result(60)

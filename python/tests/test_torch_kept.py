@@ -305,6 +305,14 @@ def test_a_wait_for_another_process_can_be_stopped(retrained, held):
         retrained(lambda whole: never(), stop.set, stop.is_set)
 
 
+def test_a_module_that_waits_for_another_process_stops_serving(retrained, held, monkeypatch):
+    import ringbatch.torch as rt
+
+    stop = threading.Event()
+    monkeypatch.setattr(compiling, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: stop.set()))
+    rt.serve(torch.nn.Linear(2, 2), "m", inputs=["x:f32[2]"], device="cpu", compile="on", stop=stop)
+
+
 def test_a_process_that_the_compiler_started_does_not_keep_the_lock(retrained, tmp_path):
     copies = []
 

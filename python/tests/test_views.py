@@ -104,18 +104,6 @@ def test_a_view_lies_in_the_ring(model):
     assert offset % t.stride == 0 and 0 <= offset < mapping.bytes and mapping.bytes % 4096 == 0
 
 
-def test_torch_shares_the_memory(model):
-    torch = pytest.importorskip("torch")
-    with model.request() as req:
-        t = torch.from_numpy(req.inputs["x"])
-        t.fill_(6)
-        assert req.inputs["x"][3] == 6
-        y = torch.from_numpy(req.run().outputs["y"])
-        assert float(y.sum()) == 96
-    gc.collect()
-    assert float(y.sum()) == float(y.sum())
-
-
 def test_a_request_with_wrong_arguments_gives_no_slot_back(echo):
     said = python(
         """
