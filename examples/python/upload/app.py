@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classifies uploaded JPEGs. Needs: pip install ringbatch fastapi uvicorn pillow
+"""Classifies uploaded JPEGs. Needs ringbatch, and: pip install fastapi uvicorn pillow
 
     python net.py & uvicorn --workers 4 app:app       # one model process for all web workers
     MODEL_COPIES=1 uvicorn --workers 4 app:app        # the usual way: a copy of the model in every web worker

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures app.py with one model process, then with a copy of the model in every web worker.
 
-    pip install ringbatch fastapi uvicorn pillow
+    pip install fastapi "uvicorn>=0.37" pillow         # and ringbatch
     python measure.py [--workers 4] [--clients 16] [--seconds 10] [--json]
 
 Each client sends one picture at a time. Every process computes with one thread, both ways. Memory is the
