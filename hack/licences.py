@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The licences of what is linked into the ringbatch command, for `ringbatch licenses`.
+"""The licences of all modules in the ringbatch command, for `ringbatch licenses`.
 
     licences.py           write cmd/ringbatch/licenses.txt
-    licences.py --check   say whether it is what it should be
+    licences.py --check   fail if the file is out of date
 
-Every module's licence and notice files, as they lie in Go's module cache; modules
-with the same text share it.
+The text has every module's licence and notice files from Go's module cache. Modules with
+the same text share it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def go(*args: str) -> str:
 
 
 def linked() -> dict[str, Path]:
-    """The modules whose packages are in the command, for either machine, and where they lie."""
-    found = {}
-    for line in go("list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}}\t{{.Dir}}{{end}}{{end}}", "./cmd/ringbatch").splitlines():
+    """The modules whose packages are in the command, and their folders."""
+    found, form = {}, "{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}}\t{{.Dir}}{{end}}{{end}}"
+    for line in go("list", "-deps", "-f", form, "./cmd/ringbatch").splitlines():
         name, _, folder = line.partition("\t")
         if name:
             found[name] = Path(folder)

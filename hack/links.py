@@ -21,7 +21,7 @@ OUTSIDE = re.compile(r"^[a-z][a-z0-9+.-]*:", re.I)
 
 
 def prose(text: str) -> str:
-    """Without what is shown as it is: blocks of code, and code in a line; as many lines as before."""
+    """The text without code blocks and inline code, with the same number of lines."""
     text = re.sub(r"^(```|~~~).*?^\1[^\n]*$", lambda m: "\n" * m.group().count("\n"), text, flags=re.S | re.M)
     return re.sub(r"`[^`\n]*`", "", text)
 
@@ -38,8 +38,8 @@ def anchors(page: Path) -> set[str]:
 
 
 def pages() -> list[Path]:
-    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
+    listed = subprocess.check_output(["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"], cwd=ROOT, text=True)
+    return [ROOT / name for name in listed.splitlines() if (ROOT / name).exists()]
 
 
 def broken(page: Path) -> list[str]:

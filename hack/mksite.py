@@ -95,9 +95,10 @@ def go_text(text: str) -> list[str]:
 
 def c_reference() -> str:
     header = (ROOT / "cbindings" / "ringbatch.h").read_text()
-    intro, *sections = re.split(r"^/\* -{2,} (.+?) -{2,} \*/$", header, flags=re.M)
-    comment = re.search(r"/\*\n(.*?)\*/", intro, re.S)
-    out = ["# C reference", "", "The header `cbindings/ringbatch.h`, which is the contract. [The guide](../c-abi.md) says how to build with it.", ""]
+    head, *sections = re.split(r"^/\* -{2,} (.+?) -{2,} \*/$", header, flags=re.M)
+    comment = re.search(r"/\*\n(.*?)\*/", head, re.S)
+    intro = "The header `cbindings/ringbatch.h`, which is the contract. [The guide](../c-abi.md) says how to build with it."
+    out = ["# C reference", "", intro, ""]
     out += ["```text", textwrap.dedent(re.sub(r"^ \* ?", "", comment.group(1), flags=re.M)).strip() if comment else "", "```", ""]
     for title, body in zip(sections[::2], sections[1::2]):
         out += [f"## {title.capitalize()}", "", "```c", body.split("#ifdef __cplusplus")[0].strip(), "```", ""]
@@ -140,8 +141,11 @@ def python_item(node: ast.FunctionDef | ast.ClassDef, name: str, level: str) -> 
         return [f"{level} {name}", "", "```python", f"{node.name}({ast.unparse(node.args)}){returns}", "```", "", *fenced(doc)]
     out = [f"{level} {name}", "", *fenced(doc)]
     for member in node.body:
-        if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)) and not member.name.startswith("_") and not any(ast.unparse(d).endswith(".setter") for d in member.decorator_list):
-            is_property = any(ast.unparse(d) in ("property", "cached_property", "functools.cached_property") for d in member.decorator_list)
+        if isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)) and not member.name.startswith("_"):
+            decorators = [ast.unparse(d) for d in member.decorator_list]
+            if any(d.endswith(".setter") for d in decorators):
+                continue
+            is_property = not {"property", "cached_property", "functools.cached_property"}.isdisjoint(decorators)
             arguments = "" if is_property else f"({', '.join(ast.unparse(member.args).split(', ')[1:])})"
             returns = f" -> {ast.unparse(member.returns)}" if member.returns else ""
             about = " ".join(fenced(" ".join((ast.get_docstring(member) or "").split()).replace("::", ":"))).strip()
@@ -150,13 +154,13 @@ def python_item(node: ast.FunctionDef | ast.ClassDef, name: str, level: str) -> 
 
 
 def fenced(doc: str) -> list[str]:
-    """A docstring's words as prose; where it has code, as it is."""
+    """A docstring as prose, or as a block if it has code."""
     doc = re.sub(r":(?:attr|meth|func|class):`", "`", doc)
     return (["```text", doc, "```", ""] if "::" in doc or "\n    " in doc else [doc, ""]) if doc else []
 
 
 def fetched_from_outside(html: Path) -> list[str]:
-    """Scripts, styles, fonts and pictures of other hosts: a reader's browser would ask there."""
+    """Scripts, styles, fonts and pictures that a reader's browser would fetch from other hosts."""
     found = []
     for page in html.rglob("*.html"):
         for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text()):
@@ -177,7 +181,8 @@ def main() -> int:
     (source / "reference").mkdir(exist_ok=True)
     for name, make in {"commands": command_reference, "go": go_reference, "c": c_reference, "python": python_reference}.items():
         (source / "reference" / f"{name}.md").write_text(make())
-    built = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(ROOT / "mkdocs.yml")], cwd=ROOT)
+    built = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(ROOT / "mkdocs.yml")],
+        cwd=ROOT)
     outside = fetched_from_outside(BUILD / "html")
     print(*outside, sep="\n", end="\n" if outside else "", file=sys.stderr)
     return built.returncode or bool(outside)

@@ -28,7 +28,7 @@ README = ROOT / "README.md"
 PEERS = ROOT / "docs/peers.md"
 BEGIN, END = "<!-- results: written by hack/results.py write -->\n", "<!-- end of results -->"
 
-# What is run, from the repository's root, after `make build` and `python/test.sh`; each takes --json FILE.
+# The measurements, run in the repository's root after `make build` and `python/test.sh`. Each takes --json FILE.
 RUNS = {
     "cpu-64": "bin/bench --worker_num=64 --max_batch_size=32 --model_num=1 --wait_time=0.005",
     "cpu-1": "bin/bench --worker_num=1 --max_batch_size=32",

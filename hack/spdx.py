@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every source file says its licence in its first lines.
+"""Checks that every source file names its licence in its first lines.
 
     spdx.py          names the files that do not; exit status 1 if there are any
     spdx.py --fix    writes the line into them
@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 LINE = "SPDX-License-Identifier: Apache-2.0"
-FIRST_LINES = 3  # a shebang or a doctype may stand before it
+FIRST_LINES = 3  # a shebang or a doctype may come first
 
-# How a comment is written, by the end of the file's name. Go wants an empty line
-# after it, or it becomes the package's documentation; so does protoc.
+# The licence comment by the end of the file's name. For Go and protoc an empty line
+# keeps it out of the documentation.
 HASH, SLASHES, STAR = f"# {LINE}\n", f"// {LINE}\n", f"/* {LINE} */\n"
 COMMENT = {
     **dict.fromkeys((".go", ".proto"), SLASHES + "\n"),
@@ -26,7 +26,7 @@ COMMENT = {
 
 
 def comment(path: Path) -> str:
-    """What the file should have in its first lines; "" for what is not source."""
+    """The licence comment for the file; "" if it is not source."""
     found = next((c for end, c in COMMENT.items() if path.name.endswith(end)), "")
     if not found and not path.suffix and path.read_bytes()[:2] == b"#!":
         return HASH
@@ -41,9 +41,9 @@ def fix(path: Path, line: str) -> None:
 
 def main() -> int:
     root = Path(__file__).resolve().parent.parent
-    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, check=True, stdout=subprocess.PIPE)
+    listed = subprocess.check_output(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root)
     missing = 0
-    for name in listed.stdout.decode().split("\0")[:-1]:
+    for name in listed.decode().split("\0")[:-1]:
         path = root / name
         if not path.is_file() or not (line := comment(path)):
             continue

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Checks style and types of the package, installs the wheel into an environment
-# of its own and runs the tests and the examples against it. Arguments go to pytest.
+# Checks style and types of the package, installs the wheel into its own environment
+# and runs the tests and the examples with it. Arguments go to pytest.
 set -eu
 venv=${RINGBATCH_VENV:+$(realpath -m "$RINGBATCH_VENV")}
 cd "$(dirname "$0")"
@@ -9,8 +9,8 @@ venv=${venv:-$(realpath -m ../build/python-venv)}
 "$venv/bin/python" -m pip --version >/dev/null 2>&1 || python3 -m venv "$venv" # none yet, or half of one
 export PIP_RETRIES=10 PIP_DEFAULT_TIMEOUT=60 # a network that stalls for a while
 download() { ../hack/again.sh "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
-download -c tests/constraints.txt "numpy>=1.22" pytest pytest-timeout gunicorn fastapi uvicorn httpx pillow onnxruntime onnx "setuptools>=77"
-if "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then # mypy needs that much
+download -c tests/constraints.txt "numpy>=1.22" pytest pytest-timeout pytest-xdist gunicorn fastapi uvicorn httpx pillow onnxruntime onnx "setuptools>=77"
+if "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then # mypy needs 3.10
 	download ruff==0.17.4 mypy==2.4.1
 	"$venv/bin/ruff" check --quiet ringbatch
 	"$venv/bin/mypy"
@@ -19,19 +19,15 @@ fi
 rm -rf build ringbatch.egg-info
 unset PYTHONPATH RINGBATCH_LIBRARY RINGBATCH_BINARY RINGBATCH_SOCKET || true
 cd tests
-pytest() { "$venv/bin/python" -m pytest -c ../pyproject.toml --rootdir=. --timeout 300 "$@"; } # what takes longer hangs
+pytest() { "$venv/bin/python" -m pytest -c ../pyproject.toml --rootdir=. --timeout 300 "$@"; }
 if [ $# -gt 0 ]; then
 	pytest . "$@"
 	exit
 fi
-# In two parts at once: most of the time goes into interpreters that start.
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-pytest test_[l-z]*.py >"$log" 2>&1 &
-other=$! status=0
-pytest test_[!l-z]*.py || status=$?
-echo "some of it without the extension, over ctypes"
-(export RINGBATCH_CTYPES=1 && pytest test_client.py test_views.py test_many.py test_hostile.py test_signals.py test_shared.py test_device.py) || status=$?
-wait $other || status=$?
-cat "$log"
+# Two files at once. Each file shares its broker and its served processes.
+status=0
+pytest -n 2 --dist loadfile . || status=$?
+echo "the client's tests without the extension, over ctypes"
+export RINGBATCH_CTYPES=1
+pytest -n 2 --dist loadfile test_client.py test_views.py test_many.py test_hostile.py test_signals.py test_shared.py test_device.py || status=$?
 exit $status

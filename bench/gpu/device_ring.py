@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A ring in device memory beside one in host memory, in one run; docs/gpu.md tells what for.
+"""A ring in device memory beside one in host memory, in one run; docs/gpu.md explains both.
 
     make gpu-bundle                                               # here: build/gpu
     python3 bench/gpu/device_ring.py --out ring.json [PART…]       # on the GPU machine
@@ -8,11 +8,11 @@
 Parts: echo (602,112 bytes there and back, producers in C), latency (one of them),
 resnet (ResNet-50 in fp16, producers in C and in Python with their images on the GPU, and
 the bound: the same module replayed on its own buffers, without any transfer).
-Every process is one of its own; MPS is the caller's.
+The caller starts MPS.
 
-device: the producer copies its row on the GPU and commits on the stream. host: it copies it into
-a slot in host memory that it has pinned itself, and waits for that. plain: the same into the slot as it
-is. cpu: its rows are in host memory.
+device: the producer copies its row on the GPU and commits on the stream. host: the producer pins a slot in
+host memory, copies its row there and waits for the copy. plain: as host, without pinning. cpu: the rows
+are in host memory.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ IMAGE = "f32[3,224,224]"  # 602,112 bytes too
 TICK = os.sysconf("SC_CLK_TCK")
 
 
-# -- what is started
+# -- starting processes
 
 
 class Process:
-    """One that says "ready" and is told "go" and "stop" by lines; it answers the latter with a line of JSON."""
+    """A process that prints "ready", reads "go" and "stop" as lines, and answers "stop" with a line of JSON."""
 
     def __init__(self, *command: str, **env: str) -> None:
         self.p = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env={**os.environ, **env})
@@ -87,7 +87,7 @@ def mps_cpu() -> float:
 
 @contextlib.contextmanager
 def processes():
-    """Whatever is started here is ended, the last one first."""
+    """Ends every process that it started, the last one first."""
     started: list[Process] = []
 
     def start(*command: str, **env: str) -> Process:
@@ -124,7 +124,7 @@ def start_workers(start, count: int, module: str, name: str, memory: str, *flags
 def measured(
     name: str, producers: list[Process], others: dict[str, list[Process]], seconds: float, go: str, stop: str | None, warm: float = 0.5
 ) -> dict:
-    """Runs the producers for so long. CPU time is that of the seconds after the warm-up, and so are its items: by rate."""
+    """Runs the producers for some seconds. CPU time and items are counted after the warm-up."""
     roles = {"producers": producers, **others}
 
     def cpu() -> dict[str, float]:
@@ -196,7 +196,7 @@ def echo(parts: list[str], seconds: float, folder: str) -> list[dict]:
 
 def resnet(seconds: float, folder: str) -> list[dict]:
     module = os.path.join(folder, "resnet50.jit")
-    subprocess.run([sys.executable, str(ROOT / "hack" / "gpu" / "resnet50.py"), module], check=True)
+    subprocess.run([sys.executable, str(ROOT / "bench" / "gpu" / "resnet50.py"), module], check=True)
     with processes() as start:
         broker = start_broker(start, folder)
         flags = ("--input", f"x:{IMAGE}", "--output", "y:f32[1000]@host", "--max_batch_size", "32")
@@ -231,16 +231,16 @@ def resnet(seconds: float, folder: str) -> list[dict]:
         return rows
 
 
-# -- processes of their own
+# -- the child processes
 
 
 class Commands:
-    """What the parent tells: each "go …" until the next "stop"."""
+    """The parent's commands: each "go …" lasts until the next "stop"."""
 
     def __init__(self) -> None:
         self.running = threading.Event()
         self._queue: collections.deque[list[str]] = collections.deque()
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -248,15 +248,15 @@ class Commands:
             if line.startswith("stop"):
                 self.running.clear()
                 continue
-            with self._news:
+            with self._changed:
                 self.running.set()
                 self._queue.append(line.split()[1:])
-                self._news.notify()
+                self._changed.notify()
         os._exit(0)
 
     def next(self) -> list[str]:
-        with self._news:
-            self._news.wait_for(lambda: self._queue)
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue)
             return self._queue.popleft()
 
 
@@ -284,7 +284,7 @@ def producer() -> None:
         if name not in models:
             models[name] = m = rb.connect(name, window=64, wait=30)
         m = models[name]
-        if kind == "host" and not hasattr(m, "keep"):  # pinned, so that the copy down is quick
+        if kind == "host" and not hasattr(m, "keep"):  # pinned memory makes the copy quick
             mapping = m.mapping()
             if int(torch.cuda.cudart().cudaHostRegister(mapping.base, mapping.bytes, 1)):
                 raise RuntimeError("cudaHostRegister")
@@ -325,7 +325,7 @@ def _produce(model, images, stream, in_flight, group, commands, np, torch) -> No
 
 
 def bound(path: str) -> None:
-    """The module on buffers of its own, replayed: two batches in flight as in a worker, nothing moved."""
+    """Replays the module on its own buffers: two batches in flight as in a worker, without a copy."""
     import torch
     from ringbatch.torch.lanes import Engine
     from ringbatch.torch.preparing import prepare

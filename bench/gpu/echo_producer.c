@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A producer over the C ABI; bench/gpu/device_ring.py starts several. It keeps so
- * many requests in flight, commits them in groups and looks at every 512th answer
- * whole: an echo must be what was sent, another model's answer what it was the first time.
+ * A producer over the C ABI; bench/gpu/device_ring.py starts several. It keeps IN_FLIGHT
+ * requests in flight, commits them in groups and checks every 512th answer: an echo must
+ * equal its input, another model's answer the first answer to the same row.
  *
  *   echo_producer MODEL IN_FLIGHT GROUP device|copies|host|plain|cpu
  *
@@ -121,7 +121,7 @@ static void send(unsigned in_flight, unsigned group)
 	RB(rb_commit_all(client, some, group, 0, 0));
 }
 
-/* What the elements of the rows are. */
+/* The value of all elements of a row. */
 static uint32_t element(unsigned from)
 {
 	float value = (float)(from + 1) / SOURCES;
@@ -142,7 +142,7 @@ static int like(const float *a, const float *b, uint64_t n)
 	return most > 0;
 }
 
-/* look compares a whole answer with what was sent, or with the first one to the same row. */
+/* look compares a whole answer with its input, or with the first answer to the same row. */
 static void look(uint64_t request, unsigned from)
 {
 	static float *answer, *first[SOURCES];
@@ -177,7 +177,8 @@ static void receive(unsigned in_flight)
 	took[done % TIMES] = now_ns() - began[done % in_flight];
 	rb_timing t;
 	RB(rb_request_timing(client, request, &t));
-	sum.claim += t.claim, sum.write += t.write, sum.queue += t.queue, sum.dispatch += t.dispatch, sum.compute += t.compute, sum.wake += t.wake;
+	sum.claim += t.claim, sum.write += t.write, sum.queue += t.queue;
+	sum.dispatch += t.dispatch, sum.compute += t.compute, sum.wake += t.wake;
 	if (done % LOOK == done / LOOK % SOURCES)
 		look(request, done % SOURCES);
 	RB(rb_release(client, request)); /* nothing that was queued reads it */
@@ -218,7 +219,8 @@ int main(int argc, char **argv)
 	CUDA(cuCtxSetCurrent(context));
 	CUDA(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 
-	rb_connect_options o = {.size = sizeof o, .window = in_flight, .timeout = INT64_C(30000000000), .wait = 1, .device = (uint32_t)on_device};
+	rb_connect_options o = {.size = sizeof o, .window = in_flight, .timeout = INT64_C(30000000000), .wait = 1,
+				.device = (uint32_t)on_device};
 	rb_tensor x, y;
 	rb_map map;
 	RB(rb_connect(argv[1], &o, &client));
@@ -272,8 +274,10 @@ int main(int argc, char **argv)
 	double each = 1e-3 / (double)done;
 	printf("{\"items\": %llu, \"seconds\": %.6f, \"wrong\": %llu, \"p50\": %.2f, \"p99\": %.2f, \"us\": "
 	       "{\"claim\": %.1f, \"write\": %.1f, \"queue\": %.1f, \"dispatch\": %.1f, \"compute\": %.1f, \"wake\": %.1f}}\n",
-	       (unsigned long long)items, seconds, (unsigned long long)wrong, n ? 1e-3 * (double)took[n / 2] : 0, n ? 1e-3 * (double)took[n * 99 / 100] : 0,
-	       each * (double)sum.claim, each * (double)sum.write, each * (double)sum.queue, each * (double)sum.dispatch, each * (double)sum.compute, each * (double)sum.wake);
+	       (unsigned long long)items, seconds, (unsigned long long)wrong,
+	       n ? 1e-3 * (double)took[n / 2] : 0, n ? 1e-3 * (double)took[n * 99 / 100] : 0,
+	       each * (double)sum.claim, each * (double)sum.write, each * (double)sum.queue,
+	       each * (double)sum.dispatch, each * (double)sum.compute, each * (double)sum.wake);
 	RB(rb_close(client));
 	return wrong != 0;
 }

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a client calls each kind of server.
 
-KINDS[kind](address, size) is called once, before the clients are forked (what it
-imports is then loaded once); what it returns is called in each client with its
-input, and returns the call: nothing in, the sum out.
+KINDS[kind](address, size) runs once, before the clients are forked, so that its imports
+are loaded once. It returns make(x), which each client calls with its input; make returns
+the function that sends a request and returns the sum.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 
 
 class Connection:
-    """HTTP/1.1, kept alive, over a plain socket: the same for every HTTP server,
-    and with as little Python as possible, so that servers are compared and not
-    client libraries."""
+    """HTTP/1.1, kept alive, over a plain socket. It is the same for every HTTP server and has little Python,
+    so that the comparison is of servers and not of client libraries."""
 
     def __init__(self, address: str, path: str, headers: dict[str, str], before: bytes, body: memoryview) -> None:
         self.address = address.rsplit(":", 1)
         self._connect()
-        lines = [f"POST {path} HTTP/1.1", f"Host: {address}", *(f"{k}: {v}" for k, v in headers.items()), f"Content-Length: {len(before) + len(body)}", "", ""]
+        lines = [f"POST {path} HTTP/1.1", f"Host: {address}", *(f"{k}: {v}" for k, v in headers.items()),
+            f"Content-Length: {len(before) + len(body)}", "", ""]
         self.head, self.body = "\r\n".join(lines).encode() + before, body
 
     def _connect(self) -> None:
@@ -42,7 +42,7 @@ class Connection:
     def post(self) -> bytes:
         try:
             data = self._send()
-        except ConnectionError:  # most servers hang up on a connection that was idle for some seconds
+        except ConnectionError:  # most servers close idle connections after some seconds
             self._connect()
             data = self._send()
         while (at := data.find(b"\r\n\r\n")) < 0:
@@ -90,11 +90,13 @@ def http(address: str, size: int):
 
 def gateway(address: str, size: int):
     """The Open Inference Protocol with binary tensors: a little JSON before the bytes."""
-    about = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, size // 4], "parameters": {"binary_data_size": size}}], "outputs": [{"name": "y", "parameters": {"binary_data": True}}]}
+    about = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, size // 4], "parameters": {"binary_data_size": size}}],
+        "outputs": [{"name": "y", "parameters": {"binary_data": True}}]}
     before = json.dumps(about).encode()
 
     def make(x: np.ndarray):
-        c = Connection(address, f"/v2/models/sum{size}/infer", {"Inference-Header-Content-Length": str(len(before))}, before, memoryview(x).cast("B"))
+        c = Connection(address, f"/v2/models/sum{size}/infer", {"Inference-Header-Content-Length": str(len(before))}, before,
+            memoryview(x).cast("B"))
         return lambda: struct.unpack("<f", c.post()[-4:])[0]
 
     return make

@@ -3,11 +3,11 @@
 
     python load.py KIND ADDRESS --bytes 64 --clients 8 --seconds 2
 
-Runs in the environment of the peer whose server it calls. Every client has an
-input of its own and checks every answer: the model sums its input, and all sums
-are whole numbers that float32 holds exactly. They begin together, once each was
-answered a few times; the first half second, and what is answered after the end,
-does not count. Prints one line of JSON.
+Runs in the environment of the peer whose server it calls. Every client has its
+own input and checks every answer: the model sums its input, and all sums are
+whole numbers that float32 holds exactly. The clients begin together, after a few
+answers each. Neither the first half second nor answers after the end count.
+Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import time
 
 import numpy as np
 
-WARM_UP = 5  # answers of each client before any counts
-LEAD_IN_S = 0.5  # of load before the clock starts: some servers learn how long to wait
-SAMPLES = 2000  # latencies of each client that are kept, taken evenly
+WARM_UP = 5  # uncounted answers of each client
+LEAD_IN_S = 0.5  # load before the clock starts: some servers adapt their wait
+SAMPLES = 2000  # random latencies of each client that are kept
 
 
 class Failed(Exception):
@@ -43,8 +43,8 @@ def compute(seconds: float) -> None:
 
 
 def client(i: int, make, size: int, seconds: float, computes: float, ready, start, end, answers) -> None:
-    # A client that fails says so; it must not leave the others waiting.
-    told = False
+    # A client that fails reports it: the others must not wait for its start.
+    is_ready = False
     try:
         x = payload(i, size)
         want = float(x.sum(dtype=np.float64))
@@ -53,7 +53,7 @@ def client(i: int, make, size: int, seconds: float, computes: float, ready, star
             if call() != want:
                 raise ValueError("a wrong sum")
         ready.release()
-        told = True
+        is_ready = True
         start.wait()
         took, first, last = [], end.value - seconds, end.value
         while True:
@@ -72,19 +72,20 @@ def client(i: int, make, size: int, seconds: float, computes: float, ready, star
         answers.put((len(took), kept, None))
     except BaseException as e:
         answers.put((0, [], f"{type(e).__name__}: {e}"[:300]))
-        if not told:
+        if not is_ready:
             ready.release()
     finally:
         answers.close()
         answers.join_thread()
-        os._exit(0)  # client libraries with threads of their own do not all end well in a forked process
+        os._exit(0)  # some client libraries have threads that do not end well in a forked process
 
 
 def measure(make, size: int, clients: int, seconds: float, computes: float = 0.0) -> dict:
     context = mp.get_context("fork")
     ready, start, answers = context.Semaphore(0), context.Event(), context.Queue()
     end = context.Value("d", 0.0, lock=False)
-    processes = [context.Process(target=client, args=(i, make, size, seconds, computes, ready, start, end, answers), daemon=True) for i in range(clients)]
+    shared = make, size, seconds, computes, ready, start, end, answers
+    processes = [context.Process(target=client, args=(i, *shared), daemon=True) for i in range(clients)]
     for p in processes:
         p.start()
     for _ in processes:
@@ -99,8 +100,7 @@ def measure(make, size: int, clients: int, seconds: float, computes: float = 0.0
     if errors:
         raise Failed(f"{len(errors)} of {clients} clients failed: {errors[0]}")
     took = np.array([t for _, kept, _ in found for t in kept] or [float("nan")])
-    # A client with few answers keeps all of its latencies, one with many a sample
-    # of the same size: clients count alike.
+    # Every client keeps at most SAMPLES latencies, so that all clients count alike.
     return {
         "requests_per_s": sum(n for n, _, _ in found) / seconds,
         "p50_ms": float(np.percentile(took, 50)) * 1e3,
@@ -109,7 +109,7 @@ def measure(make, size: int, clients: int, seconds: float, computes: float = 0.0
 
 
 def tell(measured) -> None:
-    """Prints what was measured, or why not."""
+    """Prints the measurement, or the reason why there is none."""
     try:
         print(json.dumps(measured()))
     except Failed as e:

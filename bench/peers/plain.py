@@ -7,8 +7,7 @@ to the model process, a semaphore back.
 A client writes its input into its block, puts its number into the Queue and waits
 for its semaphore. The model process takes numbers until it has 32 or the wait is
 over, concatenates, sums, writes each sum into its client's block and releases its
-semaphore. The quickest of the ways that were tried, with the model
-and the clients that all peers have here.
+semaphore. This was the quickest of several ways. Model and clients are those of all peers.
 """
 
 from __future__ import annotations

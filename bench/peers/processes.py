@@ -14,7 +14,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt() -> None:
-    """Whatever our children leave behind becomes our child, so that it is found and ended."""
+    """Makes this process the parent of orphaned descendants, so that end_all finds them."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -24,7 +24,7 @@ def descendants() -> list[int]:
         try:
             fields = stat.read_text().rsplit(")", 1)[1].split()
         except OSError:
-            continue  # it ended
+            continue  # the process ended
         if fields[0] != "Z":
             children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
     found, look = [], [os.getpid()]
@@ -36,14 +36,14 @@ def descendants() -> list[int]:
 
 
 def end_all(grace: float = 5.0) -> None:
-    """SIGTERM, and after the grace SIGKILL, to all that we started and all that that started."""
+    """Sends SIGTERM to all descendants, and SIGKILL after the grace."""
     end = time.monotonic() + grace
-    told: set[int] = set()
+    signaled: set[int] = set()
     while left := descendants():
         late = time.monotonic() > end
         for pid in left:
-            if late or pid not in told:
-                told.add(pid)
+            if late or pid not in signaled:
+                signaled.add(pid)
                 try:
                     os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
                 except ProcessLookupError:
@@ -54,16 +54,16 @@ def end_all(grace: float = 5.0) -> None:
 
 
 def same_priority() -> None:
-    """Servers that start sessions of their own have them ranked as ours is, where that was raised."""
+    """Gives all sessions of the servers the scheduling priority of ours."""
     try:
         mine = Path("/proc/self/autogroup").read_text().split()[-1]
     except OSError:
-        return  # this kernel has none
+        return  # a kernel without autogroups
     for pid in descendants():
         try:
             Path(f"/proc/{pid}/autogroup").write_text(mine)
         except OSError:
-            pass  # it ended; or only root may raise it, and then it is 0 for all
+            pass  # the process ended; or only root may raise the priority, and all have 0
 
 
 def reap() -> None:
@@ -75,7 +75,6 @@ def reap() -> None:
 
 
 def start(arguments: list[str], environment: dict[str, str], out: object, err: object) -> subprocess.Popen:
-    """In a process group of its own, so that Ctrl-C reaches us and we end it; not in a
-    session of its own: Linux shares the cores out between sessions first (autogroup), and
-    a peer of many sessions would have more of them than one of few."""
+    """Starts a program in its own process group: Ctrl-C reaches this process, which ends the others. It stays in our session:
+    Linux divides the cores between sessions first (autogroup), so a peer with many sessions would get more."""
     return subprocess.Popen(arguments, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, preexec_fn=os.setpgrp, text=True)

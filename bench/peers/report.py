@@ -34,7 +34,7 @@ def ratio(results: dict, peer: str, name: str) -> float | None:
 
 
 def number(x: float) -> str:
-    """Three digits are what such a measurement has."""
+    """Rounds to three digits; such a measurement has no more."""
     digits = len(str(int(x)))
     return f"{round(x, 3 - digits):,.0f}" if digits > 3 else f"{x:.0f}"
 
@@ -48,7 +48,7 @@ def ms(x: float) -> str:
 
 
 def table(results: dict) -> str:
-    """One table: requests/s, in brackets how many times as many ringbatch's Python client answered."""
+    """One table: requests/s, and in brackets the ratio of ringbatch's Python client to the peer."""
     cells = [(s, c) for s in results["sizes"] for c in results["clients"]]
     lines = [
         "| requests/s (ringbatch's Python client ÷ it); p50 | " + " | ".join(f"{s:,} B × {c}" for s, c in cells) + " |",
@@ -75,7 +75,8 @@ def dated(results: dict) -> str:
     m = results["machine"]
     return (
         f"Measured {results['date']} at {results['commit']}: {m['cpu']}, {m['cores']} cores, {m['memory_gib']} GiB, Python {m['python']}; "
-        f"{results['rounds']} rounds of {results['seconds']:g} s; load average {results['load_before']:.1f} before, {results['load_after']:.1f} after."
+        f"{results['rounds']} rounds of {results['seconds']:g} s; load average {results['load_before']:.1f} before, "
+        f"{results['load_after']:.1f} after."
     )
 
 
@@ -84,20 +85,22 @@ OUR_COLOUR, THEIR_COLOUR, INK, FAINT = "#0072b2", "#9aa5b1", "#222222", "#555555
 
 
 def chart(results: dict) -> str:
-    """Bars of the cells that people ask about: a small and a large payload, many clients."""
+    """Bars for a small and a large payload with many clients."""
     wanted = [(s, results["clients"][-1]) for s in results["sizes"]]
     out: list[str] = []
     y = 34
 
     def text(x: float, at: float, what: str, size: int = 12, anchor: str = "start", colour: str = INK, bold: bool = False) -> None:
         weight = ' font-weight="bold"' if bold else ""
-        out.append(f'<text x="{x:.1f}" y="{at:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{colour}"{weight}>{escape(what)}</text>')
+        style = f'font-size="{size}" text-anchor="{anchor}" fill="{colour}"{weight}'
+        out.append(f'<text x="{x:.1f}" y="{at:.1f}" {style}>{escape(what)}</text>')
 
     text(24, y, "The same model and clients, requests per second", 18, bold=True)
     y += 20
     m = results["machine"]
     busy = ", which others used too" if results["load_before"] > m["cores"] else ""
-    text(24, y, f"Python clients on the same host, one request at a time each; medians of {results['rounds']} rounds in turns; {m['cores']} cores{busy}; {results['date']}", colour=FAINT)
+    measured = f"medians of {results['rounds']} rounds in turns; {m['cores']} cores{busy}; {results['date']}"
+    text(24, y, f"Python clients on the same host, one request at a time each; {measured}", colour=FAINT)
     for size, clients in wanted:
         name = cell(size, clients)
         rows = sorted(((rate(results, p, name), p) for p in results["peers"] if rate(results, p, name)), reverse=True)
@@ -117,5 +120,6 @@ def chart(results: dict) -> str:
             text(LABELS + width + 8, y + 16, label)
             y += ROW
     y += 16
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" viewBox="0 0 {WIDTH} {y}" font-family="Helvetica, Arial, sans-serif">'
+    font = 'font-family="Helvetica, Arial, sans-serif"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" viewBox="0 0 {WIDTH} {y}" {font}>'
     return "\n".join([head, f'<rect width="{WIDTH}" height="{y}" fill="#ffffff"/>', *out, "</svg>"]) + "\n"

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ringbatch against what people use now: the same model, payloads and clients, in turns.
+"""ringbatch and other servers: the same model, payloads and clients, in turns.
 
     make peers                                    # or:
     python3 bench/peers/run.py [--only NAME]... [--rounds 3] [--seconds 2]
             [--json FILE] [--table FILE] [--chart FILE] [--from FILE]
 
-Each peer is installed from PyPI into an environment of its own under build/peers
+Each peer is installed from PyPI into its own environment under build/peers
 (once; a gigabyte or two), started, loaded by client processes, and ended. In the
-first round each is tried with every wait of its own; the better one of each cell
-goes on. A peer that cannot be installed or started is named, and the rest goes on.
+first round each is tried with all its waits; the better one of each cell goes on.
+If a peer cannot be installed or started, the run names it and goes on with the rest.
 The model sums its input: it reads every byte, and every answer is checked.
 
 --from draws table and chart of an earlier run's JSON, without measuring.
@@ -39,7 +39,7 @@ HERE = Path(__file__).resolve().parent
 HOME = REPOSITORY / "build" / "peers"
 SIZES, CLIENTS = [64, 602112], [1, 8, 64]
 START_S, INSTALL_S = 240, 1800
-# Each model process has one thread to compute with, as each is one of many.
+# Each model process computes with one thread.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -52,7 +52,7 @@ def say(text: str = "") -> None:
 
 
 def wait_for(p: subprocess.Popen, what: str, limit: float) -> None:
-    """Waits, and shows that time passes."""
+    """Waits for the process, and shows the seconds on a terminal."""
     begin = time.monotonic()
     while p.poll() is None:
         took = time.monotonic() - begin
@@ -99,7 +99,7 @@ def install(peer: Peer, commit: str) -> None:
     mark.write_text(want)
 
 
-fresh: set[str] = set()  # what this run built
+fresh: set[str] = set()  # commits that this run installed
 
 
 def pip(venv: Path) -> list[str]:
@@ -139,13 +139,14 @@ class Server:
     def __enter__(self) -> Server:
         try:
             with open(self.log, "ab") as log:
-                started = [processes.start(c.arguments, {**os.environ, **ONE_THREAD, **c.environment}, log, log) for c in self.peer.start(self.running)]
+                commands = self.peer.start(self.running)
+                started = [processes.start(c.arguments, {**os.environ, **ONE_THREAD, **c.environment}, log, log) for c in commands]
             end, last = time.monotonic() + START_S, ""
-            while started:  # until an answer is right
+            while started:  # until the first right answer
                 if any(p.poll() is not None for p in started):
                     raise Failed(f"ended at its start: {tail(self.log)}")
                 try:
-                    if self.listens():  # a look that costs less than a client
+                    if self.listens():  # cheaper than a client
                         self.load(SIZES[0], 1, 0.05)
                         break
                 except Failed as e:
@@ -168,7 +169,7 @@ class Server:
     def listens(self) -> bool:
         host, _, port = self.peer.address(self.running).rpartition(":")
         if not host:
-            return True  # a socket in the file system, for whose server the client waits
+            return True  # a Unix socket: the client waits for the server
         try:
             socket.create_connection((host, int(port)), timeout=1).close()
             return True
@@ -199,13 +200,14 @@ class Server:
 
 
 def measure(peers: list[Peer], rounds: int, seconds: float, results: dict) -> None:
-    """Fills results as it goes, so that what was measured is not lost by Ctrl-C."""
+    """Fills results as it goes, so that Ctrl-C loses no measurement."""
     chosen: dict[str, dict[str, int]] = {p.name: {} for p in peers}
     for r in range(rounds):
         for peer in peers:
             if peer.name in results["failed"]:
                 continue
-            cells = results["peers"].setdefault(peer.name, {"title": peer.title, "versions": versions(peer), "waits_ms": list(peer.waits_ms), "cells": {}})["cells"]
+            about = {"title": peer.title, "versions": versions(peer), "waits_ms": list(peer.waits_ms), "cells": {}}
+            cells = results["peers"].setdefault(peer.name, about)["cells"]
             try:
                 tried: dict[str, dict[int, dict]] = {}
                 for wait in peer.waits_ms:
@@ -216,14 +218,15 @@ def measure(peers: list[Peer], rounds: int, seconds: float, results: dict) -> No
                         for size, clients in wanted:
                             try:
                                 found = server.load(size, clients, seconds)
-                            except Failed as e:  # this cell of it
+                            except Failed as e:  # only this cell
                                 say(f"round {r + 1}/{rounds}  {peer.name}: {e}")
                                 cells.setdefault(report.cell(size, clients), {"wait_ms": wait, "rounds": []})["failed"] = str(e)
                                 chosen[peer.name].setdefault(report.cell(size, clients), wait)
                                 continue
                             tried.setdefault(report.cell(size, clients), {})[wait] = found
                             waits = "" if wait < 0 else f", wait {wait} ms"
-                            say(f"round {r + 1}/{rounds}  {peer.name + waits:<24} {size:>7,} B x {clients:<2} {found['requests_per_s']:>9,.0f}/s  p50 {found['p50_ms']:.2f} ms")
+                            figures = f"{found['requests_per_s']:>9,.0f}/s  p50 {found['p50_ms']:.2f} ms"
+                            say(f"round {r + 1}/{rounds}  {peer.name + waits:<24} {size:>7,} B x {clients:<2} {figures}")
                 for name, found_by in tried.items():
                     best = max(found_by, key=lambda w: found_by[w]["requests_per_s"])
                     chosen[peer.name][name] = best
@@ -239,21 +242,25 @@ def measure(peers: list[Peer], rounds: int, seconds: float, results: dict) -> No
 
 
 def machine() -> dict:
-    model = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), platform.machine())
-    return {"cpu": model, "cores": os.cpu_count(), "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30), "python": platform.python_version()}
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    memory = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30)
+    return {"cpu": model, "cores": os.cpu_count(), "memory_gib": memory, "python": platform.python_version()}
 
 
 def main() -> int:
     global SIZES, CLIENTS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [p.name for p in PEERS]
-    parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=f"only this, and ringbatch to compare with (repeatable): {', '.join(names)}")
+    parser.add_argument("--only", action="append", choices=names, metavar="NAME",
+        help=f"only this, and ringbatch to compare with (repeatable): {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--bytes", type=int, action="append", help=f"payloads (default {SIZES})")
     parser.add_argument("--clients", type=int, action="append", help=f"client processes (default {CLIENTS})")
     parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--table", metavar="FILE", help="write the table, in Markdown; into the place for it, if the file has one (docs/peers.md)")
+    parser.add_argument("--table", metavar="FILE",
+        help="write the table, in Markdown; between <!-- measured --> marks, if the file has them (docs/peers.md)")
     parser.add_argument("--chart", metavar="FILE", help="write the chart, as SVG")
     parser.add_argument("--from", dest="earlier", metavar="FILE", help="an earlier run's JSON: table and chart of it")
     a = parser.parse_args()
@@ -279,7 +286,7 @@ def main() -> int:
 
 
 def put(file: Path, table: str) -> None:
-    """Into a page's place for it, or as a file of its own."""
+    """Writes the table between the page's two marks, or as a whole file."""
     begin, end = "<!-- measured -->\n", "<!-- /measured -->"
     old = file.read_text() if file.exists() else ""
     if begin in old and end in old:
@@ -289,14 +296,15 @@ def put(file: Path, table: str) -> None:
 
 def run(a: argparse.Namespace) -> dict:
     processes.adopt()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell's & had it ignored
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the finally below
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs the finally below
     chosen = [p for p in PEERS if not a.only or p.name in a.only or p.name == "ringbatch"]
     results: dict = {
-        "date": datetime.date.today().isoformat(), "machine": machine(), "load_before": os.getloadavg()[0], "seconds": a.seconds, "rounds": a.rounds,
-        "sizes": SIZES, "clients": CLIENTS, "peers": {}, "failed": {},
+        "date": datetime.date.today().isoformat(), "machine": machine(), "load_before": os.getloadavg()[0],
+        "seconds": a.seconds, "rounds": a.rounds, "sizes": SIZES, "clients": CLIENTS, "peers": {}, "failed": {},
     }  # fmt: skip
-    commit = subprocess.run(["git", "describe", "--always", "--abbrev=12", "--dirty=+changes", "--exclude", "*"], cwd=REPOSITORY, capture_output=True, text=True)
+    commit = subprocess.run(["git", "describe", "--always", "--abbrev=12", "--dirty=+changes", "--exclude", "*"], cwd=REPOSITORY,
+        capture_output=True, text=True)
     results["commit"] = commit.stdout.strip()
     try:
         for peer in chosen:
@@ -308,7 +316,7 @@ def run(a: argparse.Namespace) -> dict:
         measure(chosen, a.rounds, a.seconds, results)
     except KeyboardInterrupt:
         results["interrupted"] = True
-        say("\ninterrupted: what follows is what was measured until then")
+        say("\ninterrupted: these are the measurements until then")
     finally:
         processes.end_all()
     results["load_after"] = os.getloadavg()[0]

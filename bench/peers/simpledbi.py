@@ -3,11 +3,11 @@
 
     python simpledbi.py --bytes 64 --clients 8 --seconds 2 --wait_ms 2
 
-SimpleDBI is not on PyPI, so its design is rebuilt here (written anew): a client has a block of shared
-memory and a Pipe to a backend process. The backend has a thread for every client,
-a batcher thread that concatenates inputs into one of three shared blocks, a thread
-that hands the block to the model process over a Pipe, and a thread that scatters
-the outputs; the client's thread copies its row into the client's block and answers
+SimpleDBI is not on PyPI, so this is our own code for its design. A client has a
+block of shared memory and a Pipe to a backend process. The backend has a thread for
+every client, a batcher thread that concatenates inputs into one of three shared blocks,
+a thread that hands the block to the model process over a Pipe, and a thread that scatters
+the outputs. The client's thread copies its row into the client's block and answers
 over the Pipe. One model process, batches up to 32.
 """
 
@@ -33,7 +33,7 @@ def model_process(inputs: list, output: np.ndarray, conn) -> None:
 
 
 class Backend:
-    """Runs in a process of its own."""
+    """Runs in its own process."""
 
     def __init__(self, pairs: list, conns: list, inputs: list, output: np.ndarray, model, wait: float) -> None:
         self.pairs, self.conns, self.inputs, self.output, self.model, self.wait = pairs, conns, inputs, output, model, wait
@@ -99,7 +99,8 @@ def measure(size: int, clients: int, seconds: float, wait: float, computes: floa
     ours, theirs = zip(*(context.Pipe() for _ in range(clients)))
     near, far = context.Pipe()
     backend = Backend(pairs, list(theirs), inputs, output, near, wait)
-    processes = [context.Process(target=model_process, args=(inputs, output, far), daemon=True), context.Process(target=backend.run, daemon=True)]
+    processes = [context.Process(target=model_process, args=(inputs, output, far), daemon=True),
+        context.Process(target=backend.run, daemon=True)]
     for p in processes:
         p.start()
     numbers = context.Value("i", 0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callers that check every answer while a broker is upgraded beneath them.
 
-    load.py SOCKET UID    until SIGTERM; then how many were answered, exit status 1 if any was lost or wrong
+    load.py SOCKET UID    until SIGTERM; prints the number of answers, exit status 1 if one was lost or wrong
 """
 
 from __future__ import annotations

@@ -17,7 +17,9 @@ package_version=${PACKAGE_VERSION:-$version}
 abi=$(sed -n 's/^#define RB_ABI_VERSION //p' cbindings/ringbatch.h)
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 
-go_command() { CGO_ENABLED=0 GOFLAGS='' GOAMD64=v1 GOARCH=$1 go build -trimpath -buildvcs=false -ldflags='-s -w -buildid=' -o "$2" ./cmd/ringbatch; }
+go_command() {
+	CGO_ENABLED=0 GOFLAGS='' GOAMD64=v1 GOARCH=$1 go build -trimpath -buildvcs=false -ldflags='-s -w -buildid=' -o "$2" ./cmd/ringbatch
+}
 
 rm -rf build/packages
 go_command "$(go env GOHOSTARCH)" build/packages/host/ringbatch
@@ -30,11 +32,18 @@ for arch in "$@"; do
 		stage=build/packages/$arch-$format
 		mkdir -p "$stage"
 		cp -r build/packages/man "$stage/"
-		if [ "$arch" = "$(go env GOHOSTARCH)" ]; then cp build/packages/host/ringbatch "$stage/"; else go_command "$arch" "$stage/ringbatch"; fi
+		if [ "$arch" = "$(go env GOHOSTARCH)" ]; then
+			cp build/packages/host/ringbatch "$stage/"
+		else
+			go_command "$arch" "$stage/ringbatch"
+		fi
 		if [ $format = deb ]; then
-			printf 'Copyright: 2026 the ringbatch authors, https://github.com/ringbatch/ringbatch\nLicense: Apache-2.0, see /usr/share/common-licenses/Apache-2.0\n' >"$stage/copyright"
-			printf 'ringbatch (%s-1) unstable; urgency=medium\n\n  * See https://github.com/ringbatch/ringbatch/blob/main/CHANGELOG.md\n\n -- %s  %s\n' "$package_version" \
-				"$(sed -n 's/^maintainer: //p' deploy/packaging/nfpm.yaml)" "$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")" | gzip -9n >"$stage/changelog.gz"
+			printf 'Copyright: 2026 the ringbatch authors, %s\nLicense: Apache-2.0, see /usr/share/common-licenses/Apache-2.0\n' \
+				https://github.com/ringbatch/ringbatch >"$stage/copyright"
+			maintainer=$(sed -n 's/^maintainer: //p' deploy/packaging/nfpm.yaml)
+			printf 'ringbatch (%s-1) unstable; urgency=medium\n\n  * See %s\n\n -- %s  %s\n' "$package_version" \
+				https://github.com/ringbatch/ringbatch/blob/main/CHANGELOG.md "$maintainer" \
+				"$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")" | gzip -9n >"$stage/changelog.gz"
 			doc='' somode=0644 changelog=changelog.Debian.gz
 			libdir=/usr/lib/$machine-linux-gnu zsh=/usr/share/zsh/vendor-completions libc='"libc6 (>= 2.17)"' dev=libringbatch-dev
 		else
@@ -43,14 +52,20 @@ for arch in "$@"; do
 			doc=doc somode=0755 changelog=CHANGELOG.md.gz
 			libdir=/usr/lib64 zsh=/usr/share/zsh/site-functions libc='"glibc >= 2.17"' dev=ringbatch-devel
 		fi
-		make -s -C cbindings BUILD="$PWD/$stage/c" CFLAGS="-O2 -g0 -ffile-prefix-map=$PWD=." CC="$venv/bin/python -m ziglang cc -target $machine-linux-gnu.2.17" \
-			AR="$venv/bin/python -m ziglang ar" LDFLAGS="-s -Wl,--build-id=none" PREFIX=/usr LIBDIR=$libdir DESTDIR="$PWD/$stage/root" install >/dev/null
+		make -s -C cbindings BUILD="$PWD/$stage/c" CFLAGS="-O2 -g0 -ffile-prefix-map=$PWD=." LDFLAGS="-s -Wl,--build-id=none" \
+			CC="$venv/bin/python -m ziglang cc -target $machine-linux-gnu.2.17" AR="$venv/bin/python -m ziglang ar" \
+			PREFIX=/usr LIBDIR=$libdir DESTDIR="$PWD/$stage/root" install >/dev/null
 		for package in ringbatch $dev; do
 			template=deploy/packaging/nfpm$([ $package = ringbatch ] || echo -dev).yaml
 			license=/usr/share/$([ $format = deb ] && echo "doc/$package/copyright" || echo "licenses/$package/LICENSE")
-			sed -e "s|@ARCH@|$arch|; s|@VERSION@|$package_version|; s|@DATE@|$(date -u -d "@$SOURCE_DATE_EPOCH" +%FT%TZ)|; s|@STAGE@|$stage|g; s|@ZSH@|$zsh|" \
-				-e "s|@LICENSE@|$license|; s|@LIBDIR@|$libdir|g; s|@ABI@|$abi|g; s|@LIBC@|$libc|; s|@DEV@|$dev|g; s|@DOC@|$doc|; s|@SOMODE@|$somode|; s|@CHANGELOG@|$changelog|" "$template" >"$stage/$package.yaml"
-			"$venv/bin/nfpm" package --config "$stage/$package.yaml" --packager $format --target "$out" >"$stage/nfpm.log" 2>&1 || { cat "$stage/nfpm.log" >&2; exit 1; }
+			date=$(date -u -d "@$SOURCE_DATE_EPOCH" +%FT%TZ)
+			sed -e "s|@ARCH@|$arch|; s|@VERSION@|$package_version|; s|@DATE@|$date|; s|@STAGE@|$stage|g; s|@ZSH@|$zsh|" \
+				-e "s|@LICENSE@|$license|; s|@LIBDIR@|$libdir|g; s|@ABI@|$abi|g; s|@LIBC@|$libc|; s|@DEV@|$dev|g" \
+				-e "s|@DOC@|$doc|; s|@SOMODE@|$somode|; s|@CHANGELOG@|$changelog|" "$template" >"$stage/$package.yaml"
+			"$venv/bin/nfpm" package --config "$stage/$package.yaml" --packager $format --target "$out" >"$stage/nfpm.log" 2>&1 || {
+				cat "$stage/nfpm.log" >&2
+				exit 1
+			}
 		done
 	done
 	install -m 755 "build/packages/$arch-deb/ringbatch" "$out/ringbatch-$version-linux-$arch"

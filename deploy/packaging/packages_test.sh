@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# packages_test.sh: builds the packages of this machine twice, as two versions, and in a
-# Debian of its own (debootstrap, in build/) installs the first, starts the broker as the
-# unit says, upgrades to the second under load, removes and purges; then installs the
-# .rpm with rpm's own tools. Root only; nothing outside build/ (or $PACKAGES_TEST_FOLDER) is touched. Needs
-# debootstrap, rpm and the wheels in dist/ (make wheels).
+# packages_test.sh: builds the packages of this machine twice, as two versions. In a fresh
+# Debian (debootstrap, in build/) it installs the first, starts the broker as the unit says,
+# upgrades to the second under load, removes and purges. Then it installs the .rpm with
+# rpm's own tools. Root only; changes nothing outside build/ (or $PACKAGES_TEST_FOLDER).
+# Needs debootstrap, rpm and the wheels in dist/ (make wheels).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 [ -n "${RINGBATCH_PRIVATE_MOUNTS:-}" ] || RINGBATCH_PRIVATE_MOUNTS=1 exec unshare --mount --propagation private "$0" "$@"
@@ -27,13 +27,26 @@ cmp "$work/first/ringbatch-$version-linux-$arch" "$work/next/ringbatch-$version-
 
 step "a Debian of its own"
 base=$work/base.tar
-[ -f "$base" ] || { rm -rf "$work/root" && debootstrap --variant=minbase --include=gcc,libc6-dev,pkg-config "${SUITE:-bookworm}" "$work/root" >"$work/debootstrap.log" && tar -C "$work/root" -cf "$base" . && rm -rf "$work/root"; }
+if ! [ -f "$base" ]; then
+	rm -rf "$work/root"
+	debootstrap --variant=minbase --include=gcc,libc6-dev,pkg-config "${SUITE:-bookworm}" "$work/root" >"$work/debootstrap.log"
+	tar -C "$work/root" -cf "$base" .
+	rm -rf "$work/root"
+fi
 mkdir -p "$work/root" && tar -C "$work/root" -xf "$base"
 root=$work/root
 mount -t proc proc "$root/proc"
 in_root() { chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"; }
-install_debs() { cp "$@" "$root/tmp/" && in_root dpkg --force-confold -i $(for f in "$@"; do echo "/tmp/$(basename "$f")"; done) >"$work/dpkg.log" 2>&1 || { cat "$work/dpkg.log"; fail "dpkg -i $*"; }; }
-everything() { (cd "$root" && find . -xdev \( -path ./proc -o -path ./tmp -o -path ./var/log -o -path ./var/cache -o -path './etc/*-' \) -prune -o -print | sort; cut -d: -f1 etc/passwd etc/group); }
+install_debs() {
+	cp "$@" "$root/tmp/"
+	in_root dpkg --force-confold -i $(for f in "$@"; do echo "/tmp/$(basename "$f")"; done) >"$work/dpkg.log" 2>&1 ||
+		{ cat "$work/dpkg.log"; fail "dpkg -i $*"; }
+}
+everything() { (
+	cd "$root"
+	find . -xdev \( -path ./proc -o -path ./tmp -o -path ./var/log -o -path ./var/cache -o -path './etc/*-' \) -prune -o -print | sort
+	cut -d: -f1 etc/passwd etc/group
+); }
 everything >"$work/before"
 
 step "install"
@@ -43,21 +56,31 @@ in_root ringbatch version
 [ "$(in_root stat -c '%U %G %a' /etc/ringbatch)" = "root root 755" ] || fail "/etc/ringbatch is not root's alone to write"
 in_root test -s /usr/share/man/man1/ringbatch-broker.1.gz
 in_root bash -c 'source /usr/share/bash-completion/completions/ringbatch && complete -p ringbatch'
-printf '#include <ringbatch.h>\n#include <string.h>\nint main(int argc, char **argv) { return argc == 2 ? strcmp(rb_version(), argv[1]) : 2; }\n' >"$root/tmp/v.c"
-in_root sh -c "cc -o /tmp/v /tmp/v.c \$(pkg-config --cflags --libs ringbatch) && /tmp/v $version" || fail "a C program built with pkg-config"
+printf '#include <%s>\n' ringbatch.h string.h >"$root/tmp/v.c"
+echo 'int main(int argc, char **argv) { return argc == 2 ? strcmp(rb_version(), argv[1]) : 2; }' >>"$root/tmp/v.c"
+in_root sh -c "cc -o /tmp/v /tmp/v.c \$(pkg-config --cflags --libs ringbatch) && /tmp/v $version" ||
+	fail "a C program built with pkg-config"
 [ "$(in_root pkg-config --modversion ringbatch)" = "$version" ] || fail "pkg-config --modversion"
 
 step "start, as the unit says"
 printf '[[worker]]\ncommand = ["ringbatch", "worker", "echo"]\n' >>"$root/etc/ringbatch/ringbatch.toml"
 exec_start=$(sed -n 's/^ExecStart=//p' "$root/usr/lib/systemd/system/ringbatch-broker.service")
 uid=$(in_root id -u ringbatch)
-# start_broker FLAGS…: without systemd as the first process, its command as its user.
+# start_broker FLAGS…: runs the unit's command as the unit's user, without systemd.
 start_broker() {
 	# shellcheck disable=SC2086 # the unit's words
-	chroot --userspec=ringbatch:ringbatch "$root" /usr/bin/env -i PATH=/usr/bin:/bin STATE_DIRECTORY=/var/lib/ringbatch $exec_start "$@" 2>>"$work/broker.log" &
+	chroot --userspec=ringbatch:ringbatch "$root" \
+		/usr/bin/env -i PATH=/usr/bin:/bin STATE_DIRECTORY=/var/lib/ringbatch $exec_start "$@" 2>>"$work/broker.log" &
 	broker=$!
 }
-ready() { for _ in $(seq 600); do in_root setpriv --reuid "$uid" --clear-groups --regid "$uid" ringbatch ready --socket /run/ringbatch/broker.sock echo >/dev/null 2>&1 && return; sleep 0.1; done; cat "$work/broker.log"; fail "the broker is not ready"; }
+is_ready() {
+	in_root setpriv --reuid "$uid" --clear-groups --regid "$uid" ringbatch ready --socket /run/ringbatch/broker.sock echo >/dev/null 2>&1
+}
+ready() {
+	for _ in $(seq 600); do is_ready && return; sleep 0.1; done
+	cat "$work/broker.log"
+	fail "the broker is not ready"
+}
 : >"$work/broker.log"
 start_broker
 ready
@@ -75,7 +98,7 @@ install_debs "$(deb next ringbatch)" "$(deb next libringbatch-dev)"
 [ "$(in_root dpkg-query -W -f '${Version}' ringbatch)" = "$next-1" ] || fail "the version after the upgrade"
 grep -q '^\[\[worker\]\]' "$root/etc/ringbatch/ringbatch.toml" || fail "the configuration was overwritten"
 old=$broker
-start_broker --take-over # no gap: the old one finishes what it has
+start_broker --take-over # no gap: the old broker finishes its requests
 wait $old || fail "the old broker ended with $?"
 ready
 old=$broker
@@ -103,7 +126,7 @@ for rpm in "${rpms[@]}"; do
 	rpm -qp --nosignature --qf '%{NAME} %{VERSION} %{ARCH} %{LICENSE}\n' "$rpm"
 	rpm -K --nosignature "$rpm"
 done
-# Not grep -q: rpm could not write on.
+# Not grep -q, which would close the pipe of rpm.
 rpm -qpl --nosignature "${rpms[@]}" | grep -x /usr/lib/systemd/system/ringbatch-broker.service >/dev/null || fail "no unit in the rpm"
 mkdir -p "$work/rpm"
 rpm --root "$work/rpm" --initdb

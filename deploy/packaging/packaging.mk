@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Releases: wheels, packages, and all of it with checksums. Included by the Makefile.
-# What builds them is pinned in deploy/packaging/requirements.txt and installed into build/.
+# deploy/packaging/requirements.txt pins the build tools, which are installed into build/.
 
 RELEASE_VENV := $(CURDIR)/build/release-venv
 
@@ -21,9 +21,11 @@ wheels-test: wheels
 packages: $(RELEASE_VENV)/ready ## .deb, .rpm and the bare command for amd64 and arm64, into dist/
 	./deploy/packaging/packages.sh dist
 
-# the packages installed, upgraded under load and purged in a Debian of their own; root only
+# the packages installed, upgraded under load and purged in a fresh Debian; root only
 packages-test: wheels
-	@command -v debootstrap >/dev/null && command -v rpm >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends debootstrap rpm; } || { echo "install debootstrap and rpm first"; exit 1; }
+	@command -v debootstrap >/dev/null && command -v rpm >/dev/null \
+	  || { apt-get update -qq && apt-get install -y -qq --no-install-recommends debootstrap rpm; } \
+	  || { echo "install debootstrap and rpm first"; exit 1; }
 	./deploy/packaging/packages_test.sh
 
 release: $(RELEASE_VENV)/ready ## everything that people download, with checksums, into dist/

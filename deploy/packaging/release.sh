@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # release.sh: everything that people download, into dist/: wheels, packages, the bare
-# command, the sources, a bill of materials, what changed, and checksums of it all.
+# command, the sources, a bill of materials, the changes, and checksums of all files.
 # The same commit gives the same bytes, with the same Go, Python and deploy/packaging/requirements.txt.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 version=$(cat VERSION)
 python=$PWD/build/release-venv/bin/python
-[ -z "$(git status --porcelain)" ] || [ -n "${ALLOW_CHANGES:-}" ] || { echo "commit first: a release is of a commit (ALLOW_CHANGES=1 makes one of what is here)" >&2; exit 1; }
+[ -z "$(git status --porcelain)" ] || [ -n "${ALLOW_CHANGES:-}" ] || {
+	echo "commit first: a release is made of a commit (ALLOW_CHANGES=1 takes the working tree)" >&2
+	exit 1
+}
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 rm -rf dist

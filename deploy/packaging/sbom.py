@@ -3,8 +3,8 @@
 
     sbom.py BINARY >sbom.cdx.json
 
-Every module that the linker took is written in the binary itself (go version -m).
-The C library and the extension have libc alone; the Python package needs NumPy.
+The binary itself lists every linked module (go version -m).
+The C library and the extension need only libc; the Python package needs NumPy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def components(binary: str) -> tuple[str, list[dict]]:
         if kind != "dep":
             continue
         path, version, checksum = (*rest, "")[:3]
-        entry = {"type": "library", "bom-ref": f"{path}@{version}", "name": path, "version": version, "purl": f"pkg:golang/{path}@{version}"}
+        entry = {"type": "library", "bom-ref": f"{path}@{version}", "name": path, "version": version,
+            "purl": f"pkg:golang/{path}@{version}"}
         if checksum.startswith("h1:"):  # of the module's files, as in go.sum
             entry["hashes"] = [{"alg": "SHA-256", "content": base64.b64decode(checksum[3:]).hex()}]
         found.append(entry)
@@ -47,8 +48,10 @@ def main() -> int:
         sys.exit(f"{sys.argv[1]} names no modules")
     when = datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), timezone.utc)
     ours = f"pkg:golang/github.com/ringbatch/ringbatch@v{version}"
-    standard = {"type": "library", "bom-ref": f"std@{go}", "name": "std", "version": go, "purl": f"pkg:golang/std@{go[2:]}", "licenses": [{"license": {"id": "BSD-3-Clause"}}]}
-    numpy = {"type": "library", "bom-ref": "numpy", "name": "numpy", "purl": "pkg:pypi/numpy", "scope": "optional", "description": "needed by the Python package, installed by pip"}
+    standard = {"type": "library", "bom-ref": f"std@{go}", "name": "std", "version": go, "purl": f"pkg:golang/std@{go[2:]}",
+        "licenses": [{"license": {"id": "BSD-3-Clause"}}]}
+    numpy = {"type": "library", "bom-ref": "numpy", "name": "numpy", "purl": "pkg:pypi/numpy", "scope": "optional",
+        "description": "needed by the Python package, installed by pip"}
     parts = [standard, *modules, numpy]
     bom = {
         "bomFormat": "CycloneDX",
@@ -57,7 +60,8 @@ def main() -> int:
         "version": 1,
         "metadata": {
             "timestamp": when.isoformat(),
-            "component": {"type": "application", "bom-ref": ours, "name": "ringbatch", "version": version, "purl": ours, "licenses": [{"license": {"id": "Apache-2.0"}}]},
+            "component": {"type": "application", "bom-ref": ours, "name": "ringbatch", "version": version, "purl": ours,
+            "licenses": [{"license": {"id": "Apache-2.0"}}]},
         },
         "components": parts,
         "dependencies": [{"ref": ours, "dependsOn": [p["bom-ref"] for p in parts]}],

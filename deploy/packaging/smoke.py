@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an installed ringbatch must do: import, serve, answer, and run its command.
+"""Checks an installed ringbatch: it imports, serves, answers, and runs its command.
 
     smoke.py VERSION [abi3|none]
 
@@ -43,7 +43,8 @@ def main() -> None:
         os.mkdir(os.path.join(folder, "run"), 0o700)
         serves_by_itself()
         serves_with_the_command(command)
-    print(f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}, {'extension' if paths.quick else 'ctypes'}: {said.strip()}: works")
+    interpreter = f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}"
+    print(f"{interpreter}, {'extension' if paths.quick else 'ctypes'}: {said.strip()}: works")
 
 
 def serves_by_itself() -> None:

@@ -50,7 +50,8 @@ def build(machine: str, goarch: str, abi: str, out: Path) -> Path:
     print(f"wheel for {machine}, {abi}", flush=True)
     with tempfile.TemporaryDirectory() as tmp:
         run = subprocess.run(
-            [sys.executable, "setup.py", "--quiet", "build", "--build-base", f"{tmp}/build", "egg_info", "--egg-base", tmp, "bdist_wheel", "--bdist-dir", f"{tmp}/wheel", "--dist-dir", f"{tmp}/dist"],
+            [sys.executable, "setup.py", "--quiet", "build", "--build-base", f"{tmp}/build", "egg_info", "--egg-base", tmp, "bdist_wheel",
+                "--bdist-dir", f"{tmp}/wheel", "--dist-dir", f"{tmp}/dist"],
             cwd=REPOSITORY / "python", env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
         if run.returncode:
@@ -62,18 +63,20 @@ def build(machine: str, goarch: str, abi: str, out: Path) -> Path:
 
 
 def commit_time() -> str:
-    return subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=REPOSITORY, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    return subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=REPOSITORY, text=True).strip()
 
 
 def judge(wheel: Path, machine: str) -> None:
-    """The wheel needs no newer glibc than its name says, and nothing else."""
+    """Checks that the wheel needs no newer glibc than its name says, and no other library."""
     shown = subprocess.run([sys.executable, "-m", "auditwheel", "show", str(wheel)], check=True, stdout=subprocess.PIPE, text=True).stdout
     policy = f"manylinux_2_17_{machine}"
     if f'"{policy}"' not in shown.replace("\n", " "):
         sys.exit(f"{wheel.name}: auditwheel does not find it consistent with {policy}:\n{shown}")
     with zipfile.ZipFile(wheel) as z:
         names = set(z.namelist())
-    wanted = {f"ringbatch/_native/{f}" for f in ("libringbatch.so", "ringbatch", "ringbatch.h")} | ({"ringbatch/_quick.abi3.so"} if "-abi3-" in wheel.name else set())
+    wanted = {f"ringbatch/_native/{f}" for f in ("libringbatch.so", "ringbatch", "ringbatch.h")}
+    if "-abi3-" in wheel.name:
+        wanted.add("ringbatch/_quick.abi3.so")
     if wanted - names:
         sys.exit(f"{wheel.name} has no {', '.join(sorted(wanted - names))}")
     print(f"  {wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, auditwheel: {policy}", flush=True)

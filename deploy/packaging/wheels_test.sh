@@ -19,6 +19,9 @@ interpreter() {
 	return 0
 }
 
+# install VENV ARGUMENTS…: by the pip of the environment.
+install() { "$1/bin/python" -m pip install --quiet --disable-pip-version-check "${@:2}"; }
+
 # try VENV ABI: the smoke test with nothing but the environment on PATH.
 try() { PATH=$1/bin "$1/bin/python" smoke.py "$version" "$2"; }
 
@@ -27,18 +30,19 @@ for python in 3.9 3.10 3.11 3.12 3.13 3.14; do
 	found=$(interpreter $python)
 	[ -n "$found" ] || { echo "CPython $python: not at hand"; continue; }
 	"$found" -m venv "$tmp/$python"
-	"$tmp/$python/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: --find-links "$wheels" "ringbatch==$version"
+	install "$tmp/$python" --only-binary :all: --find-links "$wheels" "ringbatch==$version"
 	try "$tmp/$python" abi3
 	tried=$((tried + 1))
 done
 [ $tried -gt 0 ] || { echo "no CPython 3.9 to 3.14 found" >&2; exit 1; }
 
 last=$(find "$tmp" -maxdepth 1 -name '3.*' | sort -V | tail -1)
-"$last/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$wheels"/ringbatch-"$version"-py3-none-*_"$(uname -m)".whl
+install "$last" --no-deps --force-reinstall "$wheels"/ringbatch-"$version"-py3-none-*_"$(uname -m)".whl
 try "$last" none
 
 echo "the extras resolve"
 for extra in torch onnx; do
-	"$last/bin/python" -m pip install --quiet --disable-pip-version-check --dry-run --find-links "$wheels" "ringbatch[$extra]==$version" || { echo "ringbatch[$extra] does not resolve" >&2; exit 1; }
+	install "$last" --dry-run --find-links "$wheels" "ringbatch[$extra]==$version" ||
+		{ echo "ringbatch[$extra] does not resolve" >&2; exit 1; }
 done
 echo "$tried versions of CPython passed"

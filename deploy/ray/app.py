@@ -23,7 +23,7 @@ from ray import serve
 @serve.deployment(ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=64)
 class Classifier:
     def __init__(self) -> None:
-        # The node's broker: the default socket, or the one that RINGBATCH_SOCKET names.
+        # The node's broker: the socket of RINGBATCH_SOCKET, or the default one.
         self.model = rb.connect("classifier", window=64, wait=30)
 
     async def __call__(self, x: np.ndarray) -> np.ndarray:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model, of which a node has one: it costs as much as a GPU would take.
+"""The model, one on each node. A batch takes a fixed time, as on a GPU.
 
     python worker.py [MILLISECONDS_A_BATCH]
 """
@@ -14,7 +14,7 @@ import ringbatch as rb
 
 
 def classify(x: np.ndarray, milliseconds: float) -> np.ndarray:
-    """One batch, in the ring and in plain Serve alike."""
+    """Computes one batch, with ringbatch and with plain Ray Serve."""
     time.sleep(milliseconds / 1000)
     return x.sum(axis=1, keepdims=True)
 

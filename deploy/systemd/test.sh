@@ -1,12 +1,11 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Boots a real systemd with these units, as root of a namespace of its own, and
-# uses them as an operator does. Wants root, systemd and overlayfs. Nothing outside
-# changes: the file system is an overlay over this machine's, with a /tmp, /run and
-# /dev of its own.
+# Boots a real systemd with these units, as root of a new namespace, and uses them as
+# an operator does. Needs root, systemd and overlayfs. Nothing outside changes: the
+# file system is an overlay over this machine's, with a new /tmp, /run and /dev.
 #
-#   deploy/systemd/test.sh [FOLDER]     what it leaves behind for a look: FOLDER/log
+#   deploy/systemd/test.sh [FOLDER]     the log stays in FOLDER/log
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 [ "$(id -u)" = 0 ] || { echo "needs root"; exit 1; }
@@ -58,7 +57,7 @@ END
 echo 'GATEWAY_FLAGS="--grpc off --http 127.0.0.1:8000"' >"$root/etc/ringbatch/gateway.env"
 echo 'WORKER_COMMAND="/usr/bin/ringbatch worker echo --wait 1m"' >"$root/etc/ringbatch/worker-echo.env"
 chmod 755 "$root/etc/ringbatch"
-# The watchdog of the unit waits 30 s; here it should not take so long.
+# The unit's watchdog waits 30 s; the test waits less.
 mkdir "$root/etc/systemd/system/ringbatch-broker.service.d"
 printf '[Service]\nWatchdogSec=2\n' >"$root/etc/systemd/system/ringbatch-broker.service.d/try.conf"
 install -m 755 "$here/try.sh" "$root/try/try.sh"
@@ -74,8 +73,10 @@ StandardError=inherit
 TimeoutStartSec=300
 END
 printf '[Unit]\nRequires=basic.target\nAfter=basic.target\nWants=try.service\n' >"$root/etc/systemd/system/try.target"
-# Of this machine's own boot nothing is wanted.
-for unit in systemd-udevd.service systemd-udev-trigger.service systemd-timesyncd.service systemd-networkd.service systemd-resolved.service systemd-logind.service getty.target systemd-journal-flush.service; do
+# Units of this machine's boot that the test does not want.
+for unit in systemd-udevd.service systemd-udev-trigger.service systemd-timesyncd.service systemd-networkd.service \
+  systemd-resolved.service systemd-logind.service getty.target systemd-journal-flush.service; do
   ln -sf /dev/null "$root/etc/systemd/system/$unit"
 done
-exec chroot "$root" env -i container=ringbatch PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$3" --system --unit=try.target --log-target=console --show-status=no
+exec chroot "$root" env -i container=ringbatch PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+  "$3" --system --unit=try.target --log-target=console --show-status=no

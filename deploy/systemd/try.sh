@@ -1,12 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# What an operator does with the units; test.sh runs it under its systemd.
+# The steps of an operator with the units; test.sh runs them under its systemd.
 set -uo pipefail
 export RINGBATCH_SOCKET=/run/ringbatch/broker.sock
 failed=0
 
-# expect TEXT COMMAND: it has to succeed within 30 s, and to print the text.
+# expect TEXT COMMAND: the command must succeed within 30 s and print the text.
 expect() {
   local text=$1 out; shift
   for _ in $(seq 150); do
@@ -42,7 +42,7 @@ if runuser -u ringbatch -- touch /etc/ringbatch/gateway.env 2>/dev/null; then
   echo "FAIL  the service writes what root's systemd reads"; failed=1
 fi
 
-# A broker that dies, and one that hangs: systemd starts another.
+# If a broker dies or hangs, systemd starts another.
 kill -9 "$pid"
 expect "" other_pid "$pid"
 expect ready as_ringbatch ready affine echo --wait 30s

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# A relay to a real Triton server, which the Python package nvidia-pytriton
-# carries (2 GB with what it wants, so this is no part of `make test`); installed
-# once, into build/triton, or taken from the environment that TRITON_VENV names.
+# Tests a relay to a real Triton server, from the Python package nvidia-pytriton. It has
+# 2 GB with its dependencies, so `make test` leaves it out. Installed once, into
+# build/triton, or taken from the environment of TRITON_VENV.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 want="nvidia-pytriton==0.7.0 numpy"

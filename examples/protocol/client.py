@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client without the library: Python's standard library, and docs/protocol.md.
 
-It was written from that document and speaks to the broker by itself: socket, msgpack, shared
-memory, futex. So it shows what a client in another language has to do, and the test that runs
-it keeps the document true. For real work use the package (docs/python.md).
+It follows that document and speaks to the broker directly: socket, msgpack, shared memory, futex.
+It shows the steps of a client in another language, and its test keeps the document true.
+For real work use the package (docs/python.md).
 
     client.py SOCKET MODEL IDLE
 
@@ -45,13 +45,13 @@ MADV_POPULATE_WRITE = 23
 
 
 class Error(Exception):
-    """An answer that is not OK: its number of docs/errors.md, and its text."""
+    """A status other than OK: its number in docs/errors.md, and its text."""
 
     def __str__(self) -> str:
         return "status {}: {}".format(*self.args)
 
 
-# Section 1: msgpack, as much as the control plane needs, and frames.
+# Section 1: the msgpack of the control plane, and frames.
 
 
 def pack(v: Any) -> bytes:
@@ -75,7 +75,8 @@ def unpack(b: bytes, at: int = 0) -> tuple[Any, int]:
     if t < 0xC0:  # short: the length is in the type
         kind, n = ("text", t & 31) if t >= 0xA0 else ("list", t & 15) if t >= 0x90 else ("map", t & 15)
     else:
-        long = {0xD9: ("text", 1), 0xDA: ("text", 2), 0xDB: ("text", 4), 0xDC: ("list", 2), 0xDD: ("list", 4), 0xDE: ("map", 2), 0xDF: ("map", 4)}
+        long = {0xD9: ("text", 1), 0xDA: ("text", 2), 0xDB: ("text", 4), 0xDC: ("list", 2), 0xDD: ("list", 4), 0xDE: ("map", 2),
+            0xDF: ("map", 4)}
         kind, width = long[t]
         n, at = int.from_bytes(b[at : at + width], "big"), at + width
     if kind == "text":
@@ -88,7 +89,7 @@ def unpack(b: bytes, at: int = 0) -> tuple[Any, int]:
 
 
 def call(path: str, request: dict[str, Any]) -> tuple[socket.socket, dict[str, Any], list[int]]:
-    """Sends one request; the connection, the reply and its descriptors."""
+    """Sends one request; returns the connection, the reply and its descriptors."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(path)
     body = pack(request)
@@ -110,7 +111,7 @@ def call(path: str, request: dict[str, Any]) -> tuple[socket.socket, dict[str, A
 
 
 class Segment:
-    """A mapped descriptor, checked; as bytes, and as numbers that are loaded and stored whole."""
+    """A checked and mapped descriptor, as bytes and as numbers with atomic loads and stores."""
 
     def __init__(self, fd: int, size: int, kind: int, a: dict[str, Any], epoch: int) -> None:
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -182,15 +183,16 @@ class Client:
         self.generation = dict.fromkeys(range(self.first, self.first + self.window), a["first_gen"])
         self.free = set(self.generation)
         self.rows: dict[int, int] = {}  # by first slot: of requests in flight
-        self.released: dict[int, int] = {}  # the same, of those that a worker may still have
+        self.released: dict[int, int] = {}  # by first slot: of requests that a worker may still hold
         for offset, stride in planes:
             begin = (offset + self.first * stride) // mmap.PAGESIZE * mmap.PAGESIZE
             length = offset + (self.first + self.window) * stride - begin
-            if libc.madvise(self.planes.at + begin, length, MADV_POPULATE_WRITE) and ctypes.get_errno() != errno.EINVAL:  # EINVAL: before Linux 5.14
+            failed = libc.madvise(self.planes.at + begin, length, MADV_POPULATE_WRITE)
+            if failed and ctypes.get_errno() != errno.EINVAL:  # EINVAL: before Linux 5.14
                 raise Error(NO_MEMORY, os.strerror(ctypes.get_errno()))
 
     def claim(self, rows: int) -> int:
-        """The first of so many free slots in a row."""
+        """Takes free adjacent slots; returns the first."""
         for slot in list(self.released):
             if not self.board.u64[self.words // 8 + slot] & HELD:
                 self.free.update(range(slot, slot + self.released.pop(slot)))
@@ -214,7 +216,7 @@ class Client:
             os.write(self.doorbell, struct.pack("<Q", 1))
 
     def commit(self, *rows: list[float], timeout: float | None = None) -> int:
-        """Sends one request of these rows; its first slot."""
+        """Sends one request of these rows; returns its first slot."""
         slot = self.claim(len(rows))
         for i, row in enumerate(rows):
             at = self.input[0] + (slot + i) * self.input[1]
@@ -228,7 +230,7 @@ class Client:
         self.push(CANCEL, slot, self.rows[slot])
 
     def wait(self, slot: int) -> list[list[float]]:
-        """Waits for the request's end and releases it; its output, or what it ended with."""
+        """Waits for the end of the request and releases it; returns its output or raises its status."""
         bell, pause = 4096 + 64 * self.first, struct.pack("@qq", 0, 50_000_000)
         while True:
             seen = self.board.u32[bell // 4]

@@ -18,8 +18,8 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// client.py knows docs/protocol.md and none of our code: what it prints tells
-// whether the two agree.
+// client.py follows docs/protocol.md and uses none of our code: its output shows
+// whether document and broker agree.
 func TestAClientWrittenFromTheDocumentIsServed(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil {
@@ -37,7 +37,8 @@ func TestAClientWrittenFromTheDocumentIsServed(t *testing.T) {
 	}
 	defer os.RemoveAll(dir)
 	socket := filepath.Join(dir, "broker.sock")
-	b, err := broker.New(broker.Config{Socket: socket, DrainTime: time.Second, Models: []broker.ModelConfig{{Name: "idle", Signature: sig}, {Name: "double", Signature: sig}}})
+	models := []broker.ModelConfig{{Name: "idle", Signature: sig}, {Name: "double", Signature: sig}}
+	b, err := broker.New(broker.Config{Socket: socket, DrainTime: time.Second, Models: models})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server with options of its own: python argparse_server.py --scale 3 --processes 2
+"""A server with command-line options: python argparse_server.py --scale 3 --processes 2
 
 Worker processes run this script again up to serve, with the same arguments.
-Only they make a Scaler: what setup() loads is not loaded here.
+Only the worker processes call setup() and load the model.
 """
 
 import argparse

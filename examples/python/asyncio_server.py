@@ -31,7 +31,7 @@ async def main(port: int) -> None:
 
         server = await asyncio.start_server(serve, "127.0.0.1", port)
         print(f"listening on {server.sockets[0].getsockname()[1]}", flush=True)
-        await asyncio.Event().wait()  # until Ctrl-C; serve_forever would then wait for every client to hang up
+        await asyncio.Event().wait()  # until Ctrl-C; serve_forever would wait for every client to hang up
 
 
 if __name__ == "__main__":

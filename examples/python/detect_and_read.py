@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A detector that finds 0 to 16 boxes, followed by a recogniser of what is in them.
+"""A detector that finds 0 to 16 boxes, and a recogniser that reads each box.
 
     python detect_and_read.py         # serves both models
     python detect_and_read.py ask     # 24 images through both
 
-Three images in one request have three numbers of boxes: nothing found is an
-answer. All boxes of all callers share the recogniser's batches.
+Images of one request may have different numbers of boxes, also none.
+The boxes of all callers share the recogniser's batches.
 """
 
 import sys
@@ -57,7 +57,8 @@ def ask():
     with rb.connect("detector", wait=60) as detector, rb.connect("recogniser", wait=60) as recogniser:
         labels = read(images, detector, recogniser)
     wrong = [i for i, image in enumerate(images) if sorted(labels[i]) != sorted(image[image > 0].tolist())]
-    print(f"{sum(map(len, labels))} boxes in {len(images)} images, {min(map(len, labels))} to {max(map(len, labels))} each, {len(wrong)} images wrong")
+    counts = [len(found) for found in labels]
+    print(f"{sum(counts)} boxes in {len(images)} images, {min(counts)} to {max(counts)} each, {len(wrong)} images wrong")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import numpy as np
 import ringbatch as rb
 
 
-# What was class Resnet50 with Run(self, input_batch).
+# In SimpleDBI: class Resnet50 with Run(self, input_batch).
 @rb.worker(
     "resnet50",
     inputs={"x": ("float32", (3, 64, 64))},
@@ -29,7 +29,7 @@ def run(batch):
     batch.outputs["y"][...] = images.reshape(len(images), -1)[:, :8] * 2
 
 
-# What was the client process with its Session.
+# In SimpleDBI: the client process with its Session.
 def producer(index: int, count: int) -> int:
     with rb.connect("resnet50", wait=60) as session:
         for i in range(count):
@@ -53,6 +53,6 @@ def main(producers: int, count: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
-        rb.serve(run, processes=2)  # what was the backend with model_num=2
+        rb.serve(run, processes=2)  # in SimpleDBI: the backend with model_num=2
     else:
         main(*(int(a) for a in (sys.argv[1:] or (8, 50))))

@@ -3,8 +3,7 @@
 
     gunicorn --chdir examples/python --workers 4 --preload gunicorn_app:app
 
-The parent imports this file and forks; it must not connect. So the connection
-is made by whichever worker process gets a request first.
+The parent imports this file and forks. Each worker process connects at its first request.
 """
 
 import functools

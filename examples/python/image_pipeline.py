@@ -6,9 +6,9 @@
 
 decode (CPU processes, one image after the other) → net (ResNet-50 on the GPU
 where torchvision and a GPU are there, else a small model in NumPy; large
-batches) → top5 (CPU). The picture never leaves the slot that the bytes came in:
-150,528 bytes are written by decode and read by net, and the producer waits once.
-Pixels stay bytes until they are on the GPU, which has the time to scale them.
+batches) → top5 (CPU). The picture stays in the slot of its request: decode writes
+150,528 bytes, net reads them there, and the producer waits once.
+Pixels stay bytes until they are on the GPU, which scales them.
 """
 
 import io
@@ -22,16 +22,15 @@ from PIL import Image
 CLASSES = 1000
 
 
-@rb.worker(
-    "decode", inputs={"jpeg": ("uint8", ("<=262144",))}, outputs={"image": ("uint8", (224, 224, 3))}, ragged=True, max_batch_size=4, wait_time=0
-)
+@rb.worker("decode", inputs={"jpeg": ("uint8", ("<=262144",))}, outputs={"image": ("uint8", (224, 224, 3))},
+    ragged=True, max_batch_size=4, wait_time=0)
 def decode(batch):
     for i, jpeg in enumerate(batch.inputs["jpeg"]):
         try:
             with Image.open(io.BytesIO(jpeg)) as picture:
-                picture.draft("RGB", (224, 224))  # a large one is decoded at half the size, or a quarter
+                picture.draft("RGB", (224, 224))  # decodes a large picture at a fraction of its size
                 pixels = np.asarray(picture.convert("RGB").resize((224, 224)))
-        except OSError as e:  # this request fails, its neighbours do not
+        except OSError as e:  # only this request fails
             batch.fail(i, f"no picture: {e}")
             continue
         batch.outputs["image"][i] = pixels
@@ -58,7 +57,7 @@ def _resnet50():
 
     @torch.inference_mode()
     def run(images):
-        pixels = torch.tensor(images, device="cuda").permute(0, 3, 1, 2)  # channels last, as it lies
+        pixels = torch.tensor(images, device="cuda").permute(0, 3, 1, 2)  # channels last, without a copy
         return net(pixels.half() / 255).float().cpu().numpy()
 
     return run
@@ -70,7 +69,8 @@ def _small():
     return lambda images: (images.reshape(-1, 14, 16, 14, 16, 3).mean((2, 4), "float32") / 255).reshape(len(images), -1) @ weights
 
 
-@rb.worker("top5", inputs={"scores": ("float32", (CLASSES,))}, outputs={"classes": ("int64", (5,)), "values": ("float32", (5,))}, max_batch_size=64)
+@rb.worker("top5", inputs={"scores": ("float32", (CLASSES,))}, outputs={"classes": ("int64", (5,)), "values": ("float32", (5,))},
+    max_batch_size=64)
 def top5(batch):
     scores = batch.inputs["scores"]
     best = np.argsort(-scores, axis=1)[:, :5]

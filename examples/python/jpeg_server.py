@@ -25,12 +25,12 @@ MOST_BYTES = 1 << 20
     ragged=True,
 )
 def mean_colour(batch):
-    for row, jpeg in enumerate(batch.inputs["jpeg"]):  # a view of exactly the bytes that were sent
+    for row, jpeg in enumerate(batch.inputs["jpeg"]):  # a view of exactly the sent bytes
         try:
             picture = Image.open(io.BytesIO(jpeg)).convert("RGB")
             batch.outputs["rgb"][row] = np.asarray(picture).mean((0, 1))
         except (UnidentifiedImageError, OSError) as e:
-            batch.fail(batch.request_of(row), f"not a picture: {e}")  # and no other
+            batch.fail(batch.request_of(row), f"not a picture: {e}")  # only this request fails
 
 
 def ask(files):

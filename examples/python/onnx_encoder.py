@@ -3,9 +3,9 @@
 
     python examples/python/onnx_encoder.py
 
-Writes a small text encoder (random weights) into a folder of its own, starts a broker and
-`ringbatch onnx` beside it, sends texts of 1..60 tokens at once and compares each
-answer with what ONNX Runtime gives for that text alone, unpadded.
+Writes a small text encoder (random weights) into a temporary folder and starts a broker and
+`ringbatch onnx`. Sends texts of 1..60 tokens at once and compares each answer with the result
+of ONNX Runtime for that text alone, unpadded.
 """
 
 from __future__ import annotations
@@ -71,9 +71,8 @@ def main(folder: str) -> None:
         answers = [future.result() for future in [model.submit(text) for text in texts]]
         batches = model.stats()["batches"]
     alone = onnxruntime.InferenceSession(str(file))
-    differences = [
-        np.abs(answer - alone.run(None, {"tokens": text[None], "mask": np.ones_like(text)[None]})[0][0]).max() for text, answer in zip(texts, answers)
-    ]
+    wanted = [alone.run(None, {"tokens": text[None], "mask": np.ones_like(text)[None]})[0][0] for text in texts]
+    differences = [np.abs(answer - want).max() for answer, want in zip(answers, wanted)]
     print(f"{len(texts)} texts in {batches} batches, at most {max(differences):.0e} from each alone")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Producer processes: each sends one item at a time, the broker makes batches of them.
+"""Producer processes: each sends one item at a time, and the broker makes batches.
 
     python examples/python/numpy_worker.py &
     python examples/python/producers.py
@@ -14,10 +14,10 @@ import ringbatch as rb
 
 def produce(seed: int, count: int) -> int:
     rng = np.random.default_rng(seed)
-    with rb.connect("classifier", wait=60) as model:  # each process connects its own
+    with rb.connect("classifier", wait=60) as model:  # in each process
         for _ in range(count):
             with model.request() as req:
-                rng.standard_normal(dtype="float32", out=req.inputs["x"])  # made in place: no copy at all
+                rng.standard_normal(dtype="float32", out=req.inputs["x"])  # written in place: no copy
                 p = req.run(timeout=30).outputs["p"]
                 assert abs(p.sum() - 1) < 1e-3
     return count

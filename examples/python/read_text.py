@@ -3,14 +3,13 @@
 
     python read_text.py                # serves detector, recogniser and read_text
     python read_text.py ask            # one image through it
-    python read_text.py table          # the three-row table: what batching and a second instance win
+    python read_text.py table          # measures without batching, with batching, and with two instances
 
-The model "read_text" is a worker that is a client of the two others while it
-works: 0 to 8 crops of each image go to the recogniser, and crops of different
-images share its batches. The networks have the shapes of the well-known
-tutorial's (an EAST-like detector, a convolutional recogniser with a CTC head),
-small and with random weights: what they read is nonsense, what they cost is
-not. They run on PyTorch if it is installed, else on NumPy.
+The worker of the model "read_text" is a client of the two others: it sends 0 to 8
+crops of each image to the recogniser, and crops of different images share batches.
+The networks have the shapes of a well-known tutorial (an EAST-like detector, a
+convolutional recogniser with a CTC head), small and with random weights: they read
+nonsense at a realistic cost. They run on PyTorch if it is installed, else on NumPy.
 """
 
 import argparse
@@ -49,7 +48,7 @@ def weights(channels, seed):
 try:
     import torch
 
-    torch.set_num_threads(1)  # an instance is one core's work
+    torch.set_num_threads(1)  # one core for each instance
 
     def conv(x, w, stride=1):
         with torch.inference_mode():
@@ -127,7 +126,7 @@ class Recognise:
         return self.net(batch.inputs["word"]).argmax(2).astype("int32")
 
 
-# -- and the one that calls them
+# -- the model that calls both
 
 
 def crop(image, box):
@@ -154,13 +153,13 @@ class ReadText:
     async def read(self, image):
         boxes = await self.detector.ainfer(image)
         if not len(boxes):
-            return np.zeros((0, STEPS), "uint8")  # nothing found is an answer
+            return np.zeros((0, STEPS), "uint8")  # no words found
         letters = await self.recogniser.ainfer(np.stack([crop(image, box) for box in boxes]))
         return np.stack([as_text(row) for row in letters])
 
 
 def as_text(letters):
-    """CTC: of letters that repeat one, and no blanks."""
+    """CTC: drops repeated letters and blanks."""
     text = "".join(LETTERS[a] for a, b in zip(letters, [-1, *letters]) if a != b and a)
     return np.frombuffer(text.encode().ljust(STEPS, b"\0"), "uint8")
 
@@ -189,9 +188,11 @@ def table():
             np.save(images, np.stack([image(i) for i in range(16)]))
             env = {**os.environ, "RINGBATCH_SOCKET": socket}
             with open(os.path.join(folder, "log"), "w") as log:
-                served = subprocess.Popen([sys.executable, __file__, "serve", f"--batch={batch}", f"--instances={instances}"], env=env, stdout=log, stderr=log)
+                served = subprocess.Popen([sys.executable, __file__, "serve", f"--batch={batch}", f"--instances={instances}"], env=env,
+                    stdout=log, stderr=log)
             try:
-                while subprocess.run([rb.binary_path(), "ready", "read_text", "detector", "recogniser", "--socket", socket], capture_output=True).returncode:
+                while subprocess.run([rb.binary_path(), "ready", "read_text", "detector", "recogniser", "--socket", socket],
+                        capture_output=True).returncode:
                     assert served.poll() is None, "it did not start"
                     time.sleep(0.1)
                 cells = [measure(socket, images, c) for c in columns]
@@ -202,7 +203,8 @@ def table():
 
 
 def measure(socket, images, clients):
-    command = [rb.binary_path(), "bench", "read_text", "--socket", socket, "--clients", clients, "--in", f"image={images}", "--seconds", str(args.seconds), "--json"]
+    command = [rb.binary_path(), "bench", "read_text", "--socket", socket, "--clients", clients, "--in", f"image={images}", "--seconds",
+        str(args.seconds), "--json"]
     result = json.loads(subprocess.check_output(command))
     return f"{result['throughput']:.0f} ({result['latency_ms']['p95']:.1f})"
 

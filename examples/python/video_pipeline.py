@@ -3,13 +3,13 @@
 
     python examples/python/video_pipeline.py [cameras] [frames of each]
 
-Every camera is a process. It decodes its next frame while the last one is being
-looked at, straight into shared memory, and drops a frame that comes too late.
+Every camera is a process. It decodes its next frame straight into shared memory while the
+detector looks at the last one. A frame that comes too late is dropped.
 """
 
+import argparse
 import multiprocessing
 import os
-import sys
 import tempfile
 
 import numpy as np
@@ -27,7 +27,7 @@ def detect(batch):
 
 
 def decode(number, into):
-    """Stands for a decoder that writes into memory it is given: a square that wanders."""
+    """Stands for a decoder that writes into given memory: a square that wanders."""
     into[...] = 16
     x, y = 3 * number % (WIDTH - 20), 2 * number % (HEIGHT - 20)
     into[y : y + 20, x : x + 20] = 255
@@ -53,13 +53,23 @@ def finish(request, box, right, late):
     with request:
         try:
             request.wait()
-        except (rb.Expired, rb.Overloaded):  # nobody wants it any more
+        except (rb.Expired, rb.Overloaded):  # too late to be of use
             return right, late + 1
         return right + (tuple(request.outputs["box"]) == box), late
 
 
+def positive(text):
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: want 1 or more")
+    return int(text)
+
+
 def main():
-    cameras, frames = (int(a) for a in (*sys.argv[1:], 4, 50)[:2])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cameras", type=positive, nargs="?", default=4)
+    parser.add_argument("frames", type=positive, nargs="?", default=50)
+    args = parser.parse_args()
+    cameras, frames = args.cameras, args.frames
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("RINGBATCH_SOCKET", f"{folder}/broker.sock")
         server = multiprocessing.Process(target=rb.serve, args=(detect,))
@@ -69,7 +79,8 @@ def main():
         seen = rb.stats()["models"][0]
         server.terminate()
         server.join()
-    print(f"{sum(r for r, _ in ends)} of {cameras * frames} frames seen rightly, {sum(late for _, late in ends)} too late, {seen['batches']} batches")
+    right, late = map(sum, zip(*ends))
+    print(f"{right} of {cameras * frames} frames seen rightly, {late} too late, {seen['batches']} batches")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker with workers and a gateway, as processes of their own."""
+"""A broker with workers and a gateway, each in its own process."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PERF = ROOT / "build" / "interop" / "perf"
 
 
 @dataclass
-class Doors:
-    """Where the gateway listens, and what it said when it started."""
+class Gateway:
+    """The gateway's addresses, its output at the start, and the broker's socket."""
 
     http: str
     grpc: str
@@ -31,7 +31,7 @@ class Doors:
 
 
 class Processes:
-    """What was started, to be ended in the end."""
+    """The started processes, all ended by end()."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -61,11 +61,11 @@ def wait_for(log: pathlib.Path, pattern: str, seconds: float = 120) -> re.Match[
         if found := re.search(pattern, log.read_text()):
             return found
         time.sleep(0.05)
-    raise TimeoutError(f"{pattern!r} is not in {log}: {log.read_text()}")
+    raise TimeoutError(f"no {pattern!r} in {log}: {log.read_text()}")
 
 
 @pytest.fixture(scope="session")
-def doors() -> Iterator[Doors]:
+def gateway() -> Iterator[Gateway]:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o700)
         p = Processes(folder)
@@ -83,12 +83,12 @@ def doors() -> Iterator[Doors]:
                 if all(name in out for name in ("affine", "image", "text", "types")):
                     break
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"the models have not come: {out}")
+                    raise TimeoutError(f"models are missing: {out}")
                 time.sleep(0.1)
             log = p.start("gateway", "gateway", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--system_shared_memory")
             wait_for(log, r"try: .*\n")
             text = log.read_text()
-            yield Doors(
+            yield Gateway(
                 http=re.search(r"^http (\S+)$", text, re.M)[1],  # type: ignore[index]
                 grpc=re.search(r"^grpc (\S+)$", text, re.M)[1],  # type: ignore[index]
                 greeting=text,

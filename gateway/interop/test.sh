@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The gateway judged by programs that nobody here wrote: NVIDIA's tritonclient
-# (HTTP, gRPC, asyncio, system shared memory) and perf_analyzer. They live in
-# build/interop, and are installed once.
+# Tests the gateway with NVIDIA's own programs: tritonclient (HTTP, gRPC, asyncio,
+# system shared memory) and perf_analyzer. Installed once, into build/interop.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 root=$PWD/build/interop
@@ -18,12 +17,13 @@ if [ "$(cat "$root/installed" 2>/dev/null)" != "$want" ]; then
   echo "$want" > "$root/installed"
 fi
 
-# perf_analyzer comes in an older wheel of the same package. It wants the CUDA
-# runtime and libb64, even where neither is used.
+# perf_analyzer comes in an older wheel of the same package. It needs the CUDA
+# runtime and libb64, even if it uses neither.
 perf() {
   mkdir -p "$root/perf" "$root/wheels"
-  "$again" "$root/venv/bin/pip" download -q --disable-pip-version-check --no-deps --only-binary=:all: --platform manylinux1_x86_64 -d "$root/wheels" tritonclient==2.51.0 || return 1
-  "$again" "$root/venv/bin/pip" download -q --disable-pip-version-check --no-deps -d "$root/wheels" nvidia-cuda-runtime-cu12==12.9.79 || return 1
+  local download=("$again" "$root/venv/bin/pip" download -q --disable-pip-version-check --no-deps -d "$root/wheels")
+  "${download[@]}" --only-binary=:all: --platform manylinux1_x86_64 tritonclient==2.51.0 || return 1
+  "${download[@]}" nvidia-cuda-runtime-cu12==12.9.79 || return 1
   "$root/venv/bin/python" - "$root" <<'PY' || return 1
 import pathlib, sys, zipfile
 root = pathlib.Path(sys.argv[1])
@@ -34,9 +34,13 @@ for wheel in (root / "wheels").glob("*.whl"):
                 (root / "perf" / pathlib.Path(name).name).write_bytes(z.read(name))
 PY
   chmod +x "$root/perf/perf_analyzer"
-  if ! ldconfig -p | grep libb64.so.0d >/dev/null; then # not -q: ldconfig could not write on
-    (cd "$root/wheels" && { apt-get download -qq libb64-0d || { "$again" apt-get update -qq && "$again" apt-get download -qq libb64-0d; }; }) 2>/dev/null || return 1
-    dpkg -x "$root"/wheels/libb64-0d_*.deb "$root/wheels/libb64" && cp "$root"/wheels/libb64/usr/lib/*/libb64.so.0d "$root/perf/" || return 1
+  if ! ldconfig -p | grep libb64.so.0d >/dev/null; then # not -q, which would close ldconfig's pipe
+    (
+      cd "$root/wheels" || exit
+      apt-get download -qq libb64-0d || { "$again" apt-get update -qq && "$again" apt-get download -qq libb64-0d; }
+    ) 2>/dev/null || return 1
+    dpkg -x "$root"/wheels/libb64-0d_*.deb "$root/wheels/libb64" || return 1
+    cp "$root"/wheels/libb64/usr/lib/*/libb64.so.0d "$root/perf/" || return 1
   fi
   LD_LIBRARY_PATH=$root/perf "$root/perf/perf_analyzer" --version >/dev/null 2>&1 || return 1
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/gateway.md shows is run, and deploy/ is checked."""
+"""Runs the examples of docs/gateway.md, and checks deploy/."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import subprocess
 import sys
 
 import numpy as np
-from conftest import ROOT, Doors
+from conftest import ROOT, Gateway
 
 TEXT = (ROOT / "docs" / "gateway.md").read_text()
 
 
-def blocks(language: str, doors: Doors) -> list[str]:
+def blocks(language: str, gateway: Gateway) -> list[str]:
     found = re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.M | re.S)
     assert found, language
-    return [b.replace("127.0.0.1:8000", doors.http).replace("127.0.0.1:8001", doors.grpc) for b in found]
+    return [b.replace("127.0.0.1:8000", gateway.http).replace("127.0.0.1:8001", gateway.grpc) for b in found]
 
 
-def test_the_curl_examples(doors: Doors) -> None:
-    as_json, raw = (subprocess.run(["bash", "-c", b], capture_output=True, check=True).stdout for b in blocks("sh", doors))
+def test_the_curl_examples(gateway: Gateway) -> None:
+    as_json, raw = (subprocess.run(["bash", "-c", b], capture_output=True, check=True).stdout for b in blocks("sh", gateway))
     assert json.loads(as_json)["outputs"][0]["data"] == [2 * i + 1 for i in range(16)]
     assert np.frombuffer(raw[-64:], np.float32).tolist() == [1] * 16
 
 
-def test_the_python_example(doors: Doors) -> None:
-    for block in blocks("python", doors):
+def test_the_python_example(gateway: Gateway) -> None:
+    for block in blocks("python", gateway):
         subprocess.run([sys.executable, "-c", block], check=True)
 
 
-def test_the_go_example(doors: Doors, tmp_path: pathlib.Path) -> None:
-    for block in blocks("go", doors):
+def test_the_go_example(gateway: Gateway, tmp_path: pathlib.Path) -> None:
+    for block in blocks("go", gateway):
         folder = ROOT / "build" / "interop" / "example"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "main.go").write_text(block)

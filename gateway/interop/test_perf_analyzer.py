@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's load tool: it has to run to completion, however it asks."""
+"""NVIDIA's load tool runs to completion with every protocol, memory and load."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from conftest import PERF, Doors
+from conftest import PERF, Gateway
 
 pytestmark = pytest.mark.skipif(not (PERF / "works").exists(), reason="perf_analyzer cannot be installed here (see test.sh)")
 
-DOORS = (["-i", "http"], ["-i", "grpc"])
+PROTOCOLS = (["-i", "http"], ["-i", "grpc"])
 MEMORY: tuple[list[str], list[str]] = ([], ["--shared-memory", "system"])
 
 
@@ -24,24 +24,25 @@ def loads(several: bool) -> list[list[str]]:
     return [["-b", "1", "--concurrency-range", concurrency], ["-b", "4", "--request-rate-range", rate]]
 
 
-CASES = [[*door, *memory, *load] for door in DOORS for memory in MEMORY for load in loads((door == DOORS[0]) == (memory == MEMORY[0]))] + [
+CASES = [
+    *([*p, *m, *load] for p in PROTOCOLS for m in MEMORY for load in loads((p == PROTOCOLS[0]) == (m == MEMORY[0]))),
     ["-i", "grpc", "-b", "1", "--streaming", "--concurrency-range", "4"],
     ["-i", "grpc", "-b", "4", "--streaming", "--shared-memory", "system"],
 ]
-# Whether a busy machine gives steady figures is not the question here.
+# The tool must accept unsteady figures of a busy machine.
 STEADY = ["--measurement-mode", "count_windows", "--measurement-request-count", "50", "--stability-percentage", "999"]
 
 
 @pytest.fixture(scope="session")
-def runs(doors: Doors) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
-    """Each case, run beside the others: most of the time the tool waits. Those
-    with shared memory run one after the other, since each unregisters all regions.
+def runs(gateway: Gateway) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
+    """Runs the cases at once, since the tool mostly waits. Cases with shared memory run one after the other:
+    each unregisters all regions.
     """
 
-    env = {**os.environ, "LD_LIBRARY_PATH": str(PERF)}  # not in those threads: pytest writes PYTEST_CURRENT_TEST into it meanwhile
+    env = {**os.environ, "LD_LIBRARY_PATH": str(PERF)}  # not in the threads: pytest writes to os.environ meanwhile
 
     def run(case: list[str]) -> subprocess.CompletedProcess[str]:
-        url = doors.http if case[1] == "http" else doors.grpc
+        url = gateway.http if case[1] == "http" else gateway.grpc
         command = [str(PERF / "perf_analyzer"), "-m", "affine", "-u", url, *STEADY, *case]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 

@@ -19,7 +19,7 @@ import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http as http
 import tritonclient.http.aio as http_aio
 import tritonclient.utils.shared_memory as shm
-from conftest import Doors
+from conftest import Gateway
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 KINDS = ["http", "grpc"]
@@ -27,10 +27,10 @@ X = np.arange(32, dtype=np.float32).reshape(2, 16)
 IN, OUT = (f"/rb_interop_{os.getpid()}_{part}" for part in ("in", "out"))  # of this run
 
 
-def client(doors: Doors, kind: str):
+def client(gateway: Gateway, kind: str):
     if kind == "http":
-        return http.InferenceServerClient(doors.http, concurrency=8)
-    return grpc.InferenceServerClient(doors.grpc)
+        return http.InferenceServerClient(gateway.http, concurrency=8)
+    return grpc.InferenceServerClient(gateway.grpc)
 
 
 def module(kind: str):
@@ -44,8 +44,8 @@ def given(kind: str, name: str, array: np.ndarray, **options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_server_and_its_models_describe_themselves(doors: Doors, kind: str) -> None:
-    with client(doors, kind) as c:
+def test_the_server_and_its_models_describe_themselves(gateway: Gateway, kind: str) -> None:
+    with client(gateway, kind) as c:
         assert c.is_server_live() and c.is_server_ready() and c.is_model_ready("affine")
         assert not c.is_model_ready("nobody") and not c.is_model_ready("affine", "7")
         options = {"as_json": True} if kind == "grpc" else {}
@@ -66,32 +66,32 @@ def test_the_server_and_its_models_describe_themselves(doors: Doors, kind: str) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_inference(doors: Doors, kind: str) -> None:
-    with client(doors, kind) as c:
+def test_one_inference(gateway: Gateway, kind: str) -> None:
+    with client(gateway, kind) as c:
         got = c.infer("affine", [given(kind, "x", X)], request_id="seven", priority=1, timeout=60_000_000, parameters={"nobody": "knows"})
         np.testing.assert_array_equal(got.as_numpy("y"), 2 * X + 1)
         answer = got.get_response()
         assert (answer["id"] if kind == "http" else answer.id) == "seven"
 
 
-def test_inputs_and_outputs_as_json(doors: Doors) -> None:
-    with client(doors, "http") as c:
+def test_inputs_and_outputs_as_json(gateway: Gateway) -> None:
+    with client(gateway, "http") as c:
         got = c.infer("affine", [given("http", "x", X, binary_data=False)], outputs=[http.InferRequestedOutput("y", binary_data=False)])
         np.testing.assert_array_equal(got.as_numpy("y"), 2 * X + 1)
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-def test_compressed_requests(doors: Doors, algorithm: str) -> None:
-    with client(doors, "http") as c:
+def test_compressed_requests(gateway: Gateway, algorithm: str) -> None:
+    with client(gateway, "http") as c:
         got = c.infer("affine", [given("http", "x", X)], request_compression_algorithm=algorithm, response_compression_algorithm=algorithm)
         np.testing.assert_array_equal(got.as_numpy("y"), 2 * X + 1)
-    with client(doors, "grpc") as g:
+    with client(gateway, "grpc") as g:
         got = g.infer("affine", [given("grpc", "x", X)], compression_algorithm=algorithm)
         np.testing.assert_array_equal(got.as_numpy("y"), 2 * X + 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_element_type(doors: Doors, kind: str) -> None:
+def test_every_element_type(gateway: Gateway, kind: str) -> None:
     arrays = {
         "bool": np.array([[True, False, True]]),
         "u8": np.array([[0, 7, 255]], np.uint8),
@@ -103,7 +103,7 @@ def test_every_element_type(doors: Doors, kind: str) -> None:
         "f32": np.array([[0.1, -1e30, np.nan]], np.float32),
         "f64": np.array([[0.1, -1e300, np.inf]], np.float64),
     }
-    with client(doors, kind) as c:
+    with client(gateway, kind) as c:
         got = c.infer("types", [given(kind, n, a) for n, a in arrays.items()])
         for name, array in arrays.items():
             np.testing.assert_array_equal(got.as_numpy(f"{name}_out"), array)
@@ -114,8 +114,8 @@ def test_every_element_type(doors: Doors, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_variable_dimensions_and_two_inputs(doors: Doors, kind: str) -> None:
-    with client(doors, kind) as c:
+def test_variable_dimensions_and_two_inputs(gateway: Gateway, kind: str) -> None:
+    with client(gateway, kind) as c:
         for n in (1, 17, 128):
             ids = np.arange(3 * n, dtype=np.int64).reshape(3, n)
             mask = ids % 2 == 0
@@ -125,8 +125,8 @@ def test_variable_dimensions_and_two_inputs(doors: Doors, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_more_rows_than_a_batch_and_a_large_message(doors: Doors, kind: str) -> None:
-    with client(doors, kind) as c:
+def test_more_rows_than_a_batch_and_a_large_message(gateway: Gateway, kind: str) -> None:
+    with client(gateway, kind) as c:
         x = np.random.default_rng(1).random((100, 16), np.float32)
         np.testing.assert_allclose(c.infer("affine", [given(kind, "x", x)]).as_numpy("y"), 2 * x + 1, rtol=1e-6)
         x = np.random.default_rng(1).random((200, 3, 64, 64), np.float32)  # 9.8 MB
@@ -134,8 +134,8 @@ def test_more_rows_than_a_batch_and_a_large_message(doors: Doors, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_at_once(doors: Doors, kind: str) -> None:
-    with client(doors, kind) as c:
+def test_many_at_once(gateway: Gateway, kind: str) -> None:
+    with client(gateway, kind) as c:
         answers: queue.Queue = queue.Queue()
         for i in range(64):
             x = np.full((1, 16), i, np.float32)
@@ -154,9 +154,9 @@ def test_many_at_once(doors: Doors, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_asyncio(doors: Doors, kind: str) -> None:
+def test_asyncio(gateway: Gateway, kind: str) -> None:
     async def run() -> None:
-        c = http_aio.InferenceServerClient(doors.http) if kind == "http" else grpc_aio.InferenceServerClient(doors.grpc)
+        c = http_aio.InferenceServerClient(gateway.http) if kind == "http" else grpc_aio.InferenceServerClient(gateway.grpc)
         try:
             xs = [np.full((1, 16), i, np.float32) for i in range(32)]
             got = await asyncio.gather(*(c.infer("affine", [given(kind, "x", x)]) for x in xs))
@@ -168,8 +168,8 @@ def test_asyncio(doors: Doors, kind: str) -> None:
     asyncio.run(run())
 
 
-def test_a_stream_is_answered_one_by_one_in_order(doors: Doors) -> None:
-    with client(doors, "grpc") as c:
+def test_a_stream_is_answered_one_by_one_in_order(gateway: Gateway) -> None:
+    with client(gateway, "grpc") as c:
         answers: queue.Queue = queue.Queue()
         c.start_stream(lambda result, error: answers.put((result, error)))
         for i in range(50):
@@ -186,11 +186,11 @@ def test_a_stream_is_answered_one_by_one_in_order(doors: Doors) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_system_shared_memory(doors: Doors, kind: str) -> None:
+def test_system_shared_memory(gateway: Gateway, kind: str) -> None:
     given_region = shm.create_shared_memory_region("in", IN, X.nbytes)
     taken_region = shm.create_shared_memory_region("out", OUT, X.nbytes + 64)
     try:
-        with client(doors, kind) as c:
+        with client(gateway, kind) as c:
             c.unregister_system_shared_memory()
             shm.set_shared_memory_region(given_region, [X])
             c.register_system_shared_memory("in", IN, X.nbytes)
@@ -225,8 +225,8 @@ def test_system_shared_memory(doors: Doors, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_statistics_count_alike(doors: Doors, kind: str) -> None:
-    with client(doors, kind) as c:
+def test_statistics_count_alike(gateway: Gateway, kind: str) -> None:
+    with client(gateway, kind) as c:
 
         def stats() -> dict:
             s = c.get_inference_statistics("affine", **({"as_json": True} if kind == "grpc" else {}))
@@ -243,8 +243,8 @@ def test_statistics_count_alike(doors: Doors, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_errors_are_the_clients_own_exceptions(doors: Doors, kind: str) -> None:
-    with client(doors, kind) as c:
+def test_errors_are_the_clients_own_exceptions(gateway: Gateway, kind: str) -> None:
+    with client(gateway, kind) as c:
         with pytest.raises(InferenceServerException, match="FP32"):
             c.infer("affine", [given(kind, "x", X.astype(np.float64))])
         with pytest.raises(InferenceServerException, match="no input"):
@@ -253,7 +253,7 @@ def test_errors_are_the_clients_own_exceptions(doors: Doors, kind: str) -> None:
             c.infer("affine", [given(kind, "x", X)], priority=5)
 
 
-def test_the_line_that_it_prints_works(doors: Doors) -> None:
-    line = re.search(r"^try: (.*)$", doors.greeting, re.M)[1]  # type: ignore[index]
+def test_the_line_that_it_prints_works(gateway: Gateway) -> None:
+    line = re.search(r"^try: (.*)$", gateway.greeting, re.M)[1]  # type: ignore[index]
     out = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout
     assert json.loads(out)["outputs"][0]["data"] == [1] * 16

@@ -4,12 +4,12 @@
 
     ptx.py [--check] TOOLCHAIN FOLDER…
 
-Each .cu file says in its first lines what is made of it, and where:
+The first lines of each .cu file name the PTX files and the architectures:
 
     // ptx: move.ptx compute_75 [-DNAME…]
 
-With --check nothing is written; exit status 1 says that a PTX file is not what
-its source compiles to. Either way ptxas must accept the result for a few GPUs.
+With --check nothing is written, and exit status 1 means that a PTX file differs from
+its compiled source. Either way ptxas must accept the result for a few GPUs.
 """
 
 import ctypes

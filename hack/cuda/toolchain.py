@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes build/cuda: what the build tag `cuda` needs on a machine without CUDA.
+"""Makes build/cuda, which the build tag `cuda` needs on a machine without CUDA.
 
     include/        CUDA 12 headers and
     nvrtc/          the run-time compiler and
@@ -23,18 +23,22 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-WHEELS = [  # name, version, sha256 of the x86-64 wheel, folder inside, what to take, where to
-    ("nvidia-cuda-runtime-cu12", "12.4.127", "64403288fa2136ee8e467cdc9c9427e0434110899d07c779f25b5c068934faa5", "nvidia/cuda_runtime/include/", "include"),
-    ("nvidia-cuda-nvcc-cu12", "12.4.131", "e4c9a35435c3b0e36c6397c5696334c9ea6650e524736cbd1c5d345ea099bb04", "nvidia/cuda_nvcc/include/", "include"),
-    ("nvidia-cuda-nvcc-cu12", "12.4.131", "e4c9a35435c3b0e36c6397c5696334c9ea6650e524736cbd1c5d345ea099bb04", "nvidia/cuda_nvcc/bin/ptxas", "bin/ptxas"),
-    ("nvidia-cuda-nvrtc-cu12", "12.4.127", "a178759ebb095827bd30ef56598ec182b85547f1508941a3d560eb7ea1fbf338", "nvidia/cuda_nvrtc/lib/", "nvrtc"),
+# Name, version and SHA-256 of the x86-64 wheels.
+RUNTIME = "nvidia-cuda-runtime-cu12", "12.4.127", "64403288fa2136ee8e467cdc9c9427e0434110899d07c779f25b5c068934faa5"
+NVCC = "nvidia-cuda-nvcc-cu12", "12.4.131", "e4c9a35435c3b0e36c6397c5696334c9ea6650e524736cbd1c5d345ea099bb04"
+NVRTC = "nvidia-cuda-nvrtc-cu12", "12.4.127", "a178759ebb095827bd30ef56598ec182b85547f1508941a3d560eb7ea1fbf338"
+WHEELS = [  # the wheel, the folder or file inside, and its place in build/cuda
+    (*RUNTIME, "nvidia/cuda_runtime/include/", "include"),
+    (*NVCC, "nvidia/cuda_nvcc/include/", "include"),
+    (*NVCC, "nvidia/cuda_nvcc/bin/ptxas", "bin/ptxas"),
+    (*NVRTC, "nvidia/cuda_nvrtc/lib/", "nvrtc"),
 ]
 
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 
 def fetch(out: Path) -> None:
-    """Downloads the wheels and takes out what is needed."""
+    """Downloads the wheels and extracts the needed files."""
     again = Path(__file__).resolve().parent.parent / "again.sh"
     with tempfile.TemporaryDirectory() as tmp:
         for name, version, digest, folder, into in WHEELS:

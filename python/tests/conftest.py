@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker and workers as processes of their own, for the tests."""
+"""Brokers, workers and programs as processes, for the tests."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ import pytest
 import ringbatch as rb
 from ringbatch.client import connection
 
-# A shell that runs this in the background leaves Ctrl-C ignored, and children
-# inherit that; the tests of Ctrl-C need what a terminal gives.
+# A shell starts background jobs with Ctrl-C ignored, and children inherit it. The tests of Ctrl-C need the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
+# The tensors of most test models.
+FOUR = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
+SIXTEEN = {"inputs": {"x": ("float32", (16,))}, "outputs": {"y": ("float32", (16,))}}
 
-# The tests fail by what is wrong, not because the machine was busy: what they wait for they wait a minute for,
-# and a broker that stands still for seconds has not gone.
+# On a busy machine a broker may stand still for seconds: the tests wait a minute.
 connection._CONNECT_TIMEOUT_NS = 60_000_000_000
 rb.stats.__defaults__ = (None, 60.0)
 
 
 def eventually(condition) -> None:
-    """Waits for what happens soon, but not at once: elsewhere, or in the kernel."""
+    """Waits until the condition holds."""
     deadline = time.monotonic() + 120
     while not condition():
-        assert time.monotonic() < deadline, "it has not come to be"
+        assert time.monotonic() < deadline, "the condition did not hold within 120 s"
         time.sleep(0.005)
 
 
 @contextlib.contextmanager
 def running(*args: str):
-    """The ringbatch command beside the tests."""
+    """Runs the ringbatch command."""
     p = subprocess.Popen([rb.binary_path(), *args], stdout=subprocess.DEVNULL)
     try:
         yield p
@@ -61,7 +62,7 @@ def broker_at(socket: str, *flags: str):
         except FileNotFoundError:
             return 0
 
-    before = listens_at()  # a broker that was killed has left it
+    before = listens_at()  # the socket file of a killed broker
     with running("broker", "--socket", socket, "--log_level", "error", "--drain_time", "1s", *flags) as p:
         deadline = time.monotonic() + 60
         while listens_at() in (0, before):
@@ -98,7 +99,7 @@ def serving(worker: rb.Worker, socket: str):
 
 @pytest.fixture
 def home(tmp_path):
-    """A folder of this user's alone."""
+    """A private folder."""
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
     return folder
@@ -106,19 +107,19 @@ def home(tmp_path):
 
 @pytest.fixture
 def at(home):
-    """Where a test starts a broker of its own."""
+    """The socket of a test's own broker."""
     return str(home / "b.sock")
 
 
 @pytest.fixture
 def env(at):
-    """The environment of programs that start a broker of their own."""
+    """The environment of programs that start a broker."""
     return {**os.environ, "RINGBATCH_SOCKET": at}
 
 
 @contextlib.contextmanager
 def program(env, *command, how: int = signal.SIGTERM, **more):
-    """A Python program that serves, until it is told to end."""
+    """Runs a Python program until the block ends."""
     p = subprocess.Popen([sys.executable, *map(str, command)], env=env, **more)
     try:
         yield p
@@ -138,7 +139,7 @@ def socket():
 
 @contextlib.contextmanager
 def in_threads(*calls):
-    """Runs them beside the block; they have ended when it has."""
+    """Runs the calls in threads beside the block, and joins them."""
     threads = [threading.Thread(target=call) for call in calls]
     for t in threads:
         t.start()
@@ -171,7 +172,7 @@ def rb_wait(socket: str, model: str) -> None:
 
 
 def python(code: str, *, socket: str = "", timeout: float = 240, **env: str) -> str:
-    """Runs code in a fresh interpreter and gives what it printed."""
+    """Runs code in a fresh interpreter and returns its output."""
     prologue = "import os, sys, time\nimport numpy as np\nimport ringbatch as rb\nfrom ringbatch.client import connection\n"
     prologue += "x = np.arange(16, dtype='float32')\n"
     prologue += "connection._CONNECT_TIMEOUT_NS, rb.stats.__defaults__ = 60_000_000_000, (None, 60.0)\n"  # as above
@@ -191,7 +192,7 @@ def descriptors() -> int:
 
 
 def free_port() -> int:
-    """For a server that cannot be given a socket. Below the ports that the kernel gives away: nobody gets it before the server does."""
+    """A port for a server that cannot inherit a socket. It lies below the ports that the kernel hands out."""
     while True:
         port = random.randrange(20_000, 32_000)
         with sockets.socket() as s, contextlib.suppress(OSError):

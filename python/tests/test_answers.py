@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker's function may answer: nothing found, sizes per row, returned arrays, ragged batches."""
+"""The answers of a worker's function: empty results, sizes per row, returned arrays, ragged batches."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import broker_at, eventually, in_threads, python, serving
+from conftest import FOUR, broker_at, eventually, in_threads, serving
 
 import ringbatch as rb
 
-ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
 FIND = {"inputs": {"x": ("int32", (6,))}, "outputs": {"found": ("int32", ("<=6",)), "twice": ("int32", ("<=6", 2))}}
 
 
@@ -22,7 +21,7 @@ def wanted(x):
     return [v for v in x if v]
 
 
-@pytest.mark.parametrize("pad_to", [0, 8])  # outputs in place, and put in place at the end
+@pytest.mark.parametrize("pad_to", [0, 8])  # outputs written in place, and copied at the end
 def test_nothing_found_is_an_answer_and_each_row_has_its_own_number(socket, pad_to):
     @rb.worker(f"find{pad_to}", **FIND, max_batch_size=8, wait_time=0.002, pad_to=pad_to)
     def find(batch):
@@ -98,7 +97,7 @@ def test_an_error_about_one_request_fails_that_request_alone(socket):
 
 
 def test_a_function_may_return_its_outputs(socket):
-    @rb.worker("one", **ONE, max_batch_size=8, wait_time=0.001, pad_to=8)
+    @rb.worker("one", **FOUR, max_batch_size=8, wait_time=0.001, pad_to=8)
     def one(batch):
         x = batch.inputs["x"]
         kind = int(x[0, 0])
@@ -116,7 +115,7 @@ def test_a_function_may_return_its_outputs(socket):
             return (x + 1).astype("complex64")
         if kind == 7:
             batch.outputs["y"][...] = x + 1
-            return "done"  # it has written: what else it says does not matter
+            return "done"  # ignored, since the output is written
         return x + 1
 
     with serving(one, socket), rb.connect("one", socket=socket, wait=60) as m:
@@ -127,7 +126,7 @@ def test_a_function_may_return_its_outputs(socket):
             with pytest.raises(rb.Failed, match=says):
                 m(np.full(4, kind, "float32"))
 
-    @rb.worker("two", inputs=ONE["inputs"], outputs={"a": ("float32", (4,)), "b": ("float32", ())}, wait_time=0)
+    @rb.worker("two", inputs=FOUR["inputs"], outputs={"a": ("float32", (4,)), "b": ("float32", ())}, wait_time=0)
     def two(batch):
         x = batch.inputs["x"]
         if x[0, 0] == 0:
@@ -155,6 +154,7 @@ def test_requests_of_different_sizes_share_a_ragged_batch(socket):
     def ragged(batch):
         files = batch.inputs["jpeg"]
         seen.append([len(f) for f in files])
+        assert not any(f.flags.writeable for f in files)
         assert batch.ragged and len(files) == batch.rows and batch.inputs["k"].shape == (batch.rows,)
         assert [f.nbytes for f in files] == [batch.input_shape(batch.request_of(i), "jpeg")[0] for i in range(batch.rows)]
         with pytest.raises(rb.Shape, match="ragged"):
@@ -164,7 +164,7 @@ def test_requests_of_different_sizes_share_a_ragged_batch(socket):
     sizes = (0, 3, 4000, 17, 17, 1234, 1, 999)
     files = [os.urandom(n) for n in sizes]
     with serving(ragged, socket), rb.connect("ragged", socket=socket, wait=60, window=16) as m:
-        with rb.connect("ragged", socket=socket):  # could join, so that only a full batch goes out
+        with rb.connect("ragged", socket=socket):  # an idle client: the broker waits for a full batch
             futures = [m.submit(f, np.int32(i)) for i, f in enumerate(files)]
             for f, future in zip(files, futures):
                 assert future.result(120).tobytes() == f[::-1]
@@ -193,7 +193,7 @@ TWO = {"inputs": {"x": ("float32", ())}, "outputs": {"y": ("float32", ()), "n": 
 
 
 def forgetful(batch):
-    """Answers well for 0; otherwise leaves an output out, in one of several ways."""
+    """Answers 0 completely, and leaves an output out for other numbers."""
     way = int(batch.inputs["x"][0])
     both = {"y": np.full(batch.rows, 7, "float32"), "n": np.full((batch.rows, 3), 7, "int32")}
     if way == 1:
@@ -209,12 +209,12 @@ def forgetful(batch):
         for i in range(len(batch.requests)):
             batch.set_output_dims(i, 0)
         return {"y": both["y"]}
-    if way == 6:  # there is no request left that wants one
+    if way == 6:  # no request is left
         batch.fail_all("none of them")
         return None
     if way == 7:
         return batch.outputs
-    if way == 8:  # it only looked which outputs there are
+    if way == 8:  # looks at the names only
         assert "y" in batch.outputs and "q" not in batch.outputs and batch.outputs.get("q") is None and batch.outputs.keys() == both.keys()
         return {"n": both["n"]}
     return both
@@ -240,7 +240,7 @@ def test_an_output_that_was_neither_returned_nor_written_fails_the_batch_by_name
 
 @pytest.mark.parametrize("pad_to", [0, 4])
 def test_debug_finds_outputs_that_were_not_written(socket, pad_to):
-    @rb.worker(f"lazy{pad_to}", **ONE, max_batch_size=4, wait_time=0, pad_to=pad_to, debug=True)
+    @rb.worker(f"lazy{pad_to}", **FOUR, max_batch_size=4, wait_time=0, pad_to=pad_to, debug=True)
     def lazy(batch):
         kind = int(batch.inputs["x"][0, 0])
         if kind == 1:
@@ -258,12 +258,12 @@ def test_debug_finds_outputs_that_were_not_written(socket, pad_to):
         assert (m(np.full(4, 2, "float32")) == 1).all()
 
 
-def test_a_worker_is_told_that_the_model_has_another_policy_and_the_broker_logs_it(at, caplog, capfd):
-    @rb.worker("policed", **ONE, max_batch_size=8, wait_time=0.001)
+def test_worker_and_broker_log_that_the_model_has_another_policy(at, caplog, capfd):
+    @rb.worker("policed", **FOUR, max_batch_size=8, wait_time=0.001)
     def first(batch):
         return batch.inputs["x"]
 
-    @rb.worker("policed", **ONE, max_batch_size=4, wait_time=0.001)
+    @rb.worker("policed", **FOUR, max_batch_size=4, wait_time=0.001)
     def second(batch):
         return batch.inputs["x"]
 
@@ -275,22 +275,12 @@ def test_a_worker_is_told_that_the_model_has_another_policy_and_the_broker_logs_
     assert "worker asked for another policy than the model has" in capfd.readouterr().err
 
 
-def test_a_python_worker_has_the_name_of_its_environment(socket):
-    out = python(
-        """
-        import threading
-        @rb.worker("named", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
-        def named(batch):
-            return batch.inputs["x"]
-        stop = threading.Event()
-        thread = threading.Thread(target=named.run, kwargs={"stop": stop})
-        thread.start()
-        with rb.connect("named", wait=60) as m:
-            print([w["name"] for w in m.stats()["workers"]])
-        stop.set()
-        thread.join()
-        """,
-        socket=socket,
-        RINGBATCH_WORKER_NAME="camera 3",
-    )
-    assert out == "['camera 3']"
+def test_a_python_worker_has_the_name_of_its_environment(socket, monkeypatch):
+    monkeypatch.setenv("RINGBATCH_WORKER_NAME", "camera 3")
+
+    @rb.worker("named", **FOUR, wait_time=0)
+    def named(batch):
+        return batch.inputs["x"]
+
+    with serving(named, socket), rb.connect("named", socket=socket, wait=60) as m:
+        assert [w["name"] for w in m.stats()["workers"]] == ["camera 3"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors on a GPU, against the driver without a GPU of hack/cuda/stub: device pointers are addresses there, and a copy on a stream
-stops for a while when half of it is done."""
+"""Tensors on a GPU, with the stub driver of hack/cuda/stub: its device pointers are addresses of this machine, and a copy on a
+stream pauses half way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, broker_at, eventually, python, serving
+from conftest import REPOSITORY, eventually, python, serving
 
 import ringbatch as rb
 from ringbatch.binding import ctypes_path, device
@@ -24,16 +24,16 @@ from ringbatch.serve.pipeline import declaration
 ROW = 1024  # elements of f32
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def driver():
-    """The stub, in this process and in those that it starts."""
+    """Loads the stub in this process and its children, also the broker's."""
     with tempfile.TemporaryDirectory(prefix="rb") as folder, pytest.MonkeyPatch.context() as m:
         path = os.path.join(folder, "libcuda.so.1")
         subprocess.run(["cc", "-shared", "-fPIC", "-pthread", "-O1", "-o", path, str(REPOSITORY / "hack" / "cuda" / "stub" / "libcuda.c")],
             check=True)
         m.setenv("RINGBATCH_LIBCUDA", path)
         m.setenv("STUB_CUDA_DELAY_US", "2000")
-        m.setattr(device, "_torch", None)  # of torch there is no stub
+        m.setattr(device, "_torch", None)  # torch has no stub
         lib = ctypes.CDLL(path)
         lib.cuMemcpyAsync.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
         yield lib
@@ -51,22 +51,13 @@ def stream(driver):
 
 @pytest.fixture
 def gate(driver, stream):
-    """What is queued on the stream from here on stays there until the event is set."""
+    """Work that is queued on the stream waits until the event is set."""
     opened = threading.Event()
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: opened.wait(60) and None)
     assert driver.cuLaunchHostFunc(ctypes.c_void_p(stream), function, None) == 0
     yield opened
     opened.set()
     driver.cuStreamSynchronize(ctypes.c_void_p(stream))
-
-
-@pytest.fixture(scope="module")
-def socket(driver):
-    with tempfile.TemporaryDirectory(prefix="rb") as folder:
-        os.chmod(folder, 0o700)
-        path = os.path.join(folder, "b.sock")
-        with broker_at(path):
-            yield path
 
 
 def at(a) -> int:
@@ -91,7 +82,7 @@ def double(batch):
 
 @pytest.fixture(scope="module")
 def served(socket):
-    """The model double, by a process of its own: what a worker waits for on its GPU is not this one's."""
+    """Serves the model double in another process: a worker's waits must not block the stub in this one."""
     p = subprocess.Popen([sys.executable, __file__], env={**os.environ, "RINGBATCH_SOCKET": socket})
     try:
         yield socket
@@ -115,7 +106,7 @@ def test_a_slot_is_handed_out_by_cuda_array_interface_and_dlpack(model):
         host(x)[:] = np.arange(ROW)
         capsule = x.__dlpack__()
         assert "dltensor" in repr(capsule) and len(device._lent) == 1
-        del capsule  # nobody took it
+        del capsule  # unused
         assert not device._lent
         r.run()
         assert (host(r.outputs["y"]) == 2 * np.arange(ROW)).all()
@@ -127,11 +118,11 @@ def test_a_slot_is_handed_out_by_cuda_array_interface_and_dlpack(model):
         at(y)
 
 
-def test_a_commit_waits_for_the_copy_of_its_stream_and_nobody_waits_for_the_commit(model, driver, stream, gate):
+def test_a_commit_returns_at_once_and_takes_effect_after_the_copy_of_its_stream(model, driver, stream, gate):
     source = [np.full(ROW, n, np.float32) for n in range(1, 6)]
     with contextlib.ExitStack() as stack:
         sent = []
-        for s in source:  # each copy takes a while, and stands still in its midst
+        for s in source:  # each copy pauses half way
             r = stack.enter_context(model.request())
             assert driver.cuMemcpyAsync(at(r.inputs["x"]), s.ctypes.data, s.nbytes, stream) == 0
             sent.append(r.commit(stream=stream))
@@ -156,7 +147,7 @@ def test_several_are_committed_on_one_stream_together(model, driver, stream):
 
 
 def test_a_commit_that_ignored_the_stream_would_be_seen(model, driver, stream, gate):
-    """What the tests above would see: the word of a caller that is not true."""
+    """Commits without the stream, as the tests above must detect."""
     s = np.full(ROW, 7, np.float32)
     with model.request() as r:
         assert driver.cuMemcpyAsync(at(r.inputs["x"]), s.ctypes.data, s.nbytes, stream) == 0
@@ -180,7 +171,7 @@ def test_a_slot_is_not_used_again_while_a_stream_reads_it(served, driver, stream
     with rb.connect("double", socket=served, wait=60, window=1) as m:
         r = m.request()
         host(r.inputs["x"])[:] = 4
-        r.run(stream=0)  # not the one that stands still
+        r.run(stream=0)  # not the stopped stream
         assert driver.cuMemcpyAsync(kept.ctypes.data, at(r.outputs["y"]), kept.nbytes, stream) == 0
         r.release(stream=stream)
         with pytest.raises(rb.Full):
@@ -192,7 +183,7 @@ def test_a_slot_is_not_used_again_while_a_stream_reads_it(served, driver, stream
     assert (kept == 8).all()
 
 
-def test_streams_of_other_packages_are_taken_and_what_is_none_is_refused(model, driver, stream):
+def test_streams_of_other_packages_are_accepted_and_other_objects_refused(model, driver, stream):
     class OfTorch:
         cuda_stream = stream
 
@@ -217,7 +208,7 @@ def test_arrays_on_the_wrong_side_are_refused_by_name(model):
 
 
 class OnTheGPU:
-    """As torch, CuPy and others show theirs."""
+    """An array like those of torch and CuPy."""
 
     dtype, shape = np.dtype("float32"), (16,)
     __cuda_array_interface__ = {"version": 3, "shape": (16,), "typestr": "<f4", "data": (4096, False)}
@@ -231,7 +222,7 @@ def test_an_array_on_a_gpu_is_not_copied_down_silently(echo):
 def test_the_number_of_a_request_lives_as_long_as_its_commit_over_ctypes():
     class Library:
         def rb_commit_on_stream(self, handle, requests, count, stream, timeout, flags):
-            others = [ctypes.c_uint64(0) for _ in range(100)]  # memory that is free by now is theirs
+            others = [ctypes.c_uint64(0) for _ in range(100)]  # take the memory of freed objects
             return ctypes.c_uint64.from_address(requests).value, len(others)
 
     client = ctypes_path.Client.__new__(ctypes_path.Client)
@@ -239,7 +230,7 @@ def test_the_number_of_a_request_lives_as_long_as_its_commit_over_ctypes():
     assert client.commit_one(12345, 0, 0) == (12345, 100)
 
 
-def test_rows_that_lie_apart_say_what_they_need(socket):
+def test_scattered_rows_on_a_device_are_refused_with_the_call_to_use(socket):
     refused = []
 
     @rb.worker("apart", inputs={"x": ("float32", (4,))}, outputs={"y": ("float32", (4,))}, memory="device", max_batch_size=2, wait_time=60)
@@ -261,7 +252,7 @@ def test_rows_that_lie_apart_say_what_they_need(socket):
     assert refused and "input_run" in refused[0]
 
 
-def test_a_process_without_a_gpu_and_one_with_another_are_told(model, socket):
+def test_a_process_without_the_gpu_is_refused_by_name(model, socket):
     code = """
         from ringbatch.binding import device
         from ringbatch.binding import ctypes_path
@@ -294,22 +285,22 @@ def test_a_producer_in_another_process_and_a_second_worker_share_the_memory(mode
 
 
 def mapped() -> int:
-    """How many times device memory is mapped into this process."""
+    """The number of device mappings of this process."""
     with open("/proc/self/maps") as f:
         return f.read().count("stub-cuda")
 
 
 def test_a_connection_maps_the_memory_once_and_leaves_nothing_behind(served):
-    gc.collect()  # what the tests before have left
+    gc.collect()  # objects of earlier tests
     assert mapped() == 0
     with serving(double, served):
-        eventually(lambda: mapped() == 1)  # the model is there without this worker
+        eventually(lambda: mapped() == 1)  # another process serves the model, too
         with rb.connect("double", socket=served, wait=60) as m, m.request() as r:
             host(r.inputs["x"])[:] = 1
             r.run()
             y = r.outputs["y"]
             assert mapped() == 2  # the worker's and the connection's
-        assert mapped() == 2  # y would not find its memory otherwise
+        assert mapped() == 2  # y keeps the mapping
         del m, r, y
         assert mapped() == 1
     gc.collect()

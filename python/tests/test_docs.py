@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the manuals show is run, or is taken from what is run."""
+"""Runs the commands and programs of the manuals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def blocks(page: Path, *languages: str) -> list[str]:
 
 
 def patient(program: str) -> str:
-    """What a manual shows, for a machine that may stand still for longer than the deadline there."""
+    """The program with a longer deadline, for a busy machine."""
     assert "timeout=0.1" in program
     return program.replace("timeout=0.1", "timeout=60")
 
@@ -65,7 +65,7 @@ def test_the_sites_reference_has_every_public_name_of_python_and_c():
 
 @functools.cache
 def help_of(command: str = "") -> str:
-    env = {**os.environ, "PYTHON": sys.executable}  # for what is Python's command
+    env = {**os.environ, "PYTHON": sys.executable}  # for the commands in Python
     p = subprocess.run([rb.binary_path(), *command.split(), "--help"], capture_output=True, text=True, timeout=200, env=env)
     return p.stdout + p.stderr
 
@@ -80,23 +80,23 @@ def test_every_command_that_a_page_shows_has_the_flags_it_shows(page):
                 continue
             assert re.search(rf"^  {m[1]}\b", commands, re.M), f"{page.name}: there is no `ringbatch {m[1]}`"
             if m[1] in ("torch", "worker") and ("--gpu" in line or "--ptx" in line or m[1] == "torch"):
-                continue  # of another build, or of Python's command
+                continue  # a flag of another build, or of a command in Python
             known = help_of(m[1]).replace("_", "-")  # both spellings work
             for flag in re.findall(r"\s--([a-z_-]+)", m[2]):
                 assert f"--{flag.replace('_', '-')}" in known, f"{page.name}: `ringbatch {m[1]}` has no --{flag}"
 
 
 class Reader:
-    """Somebody who follows a page to the letter: makes its files, types its commands, compares what is printed."""
+    """A reader who follows a page: writes its files, types its commands, and compares the output."""
 
-    INSTALLS = ("git clone ", "python3 -m venv ", "pip install ")  # as done for the tests already
+    INSTALLS = ("git clone ", "python3 -m venv ", "pip install ")  # the tests have done these steps
 
     def __init__(self, folder: Path):
         folder.chmod(0o700)
         self.folder, self.servers, self.printed = folder, [], ""
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.env = {**os.environ, "RINGBATCH_SOCKET": str(folder / "b.sock"), "PATH": path}
-        self.env.pop("PYTHONUNBUFFERED", None)  # would write a line in two pieces, between which others write theirs
+        self.env.pop("PYTHONUNBUFFERED", None)  # else lines of several processes mix
 
     def follow(self, page: Path) -> None:
         """Blocks in their order. A file's name stands in backquotes in the paragraph before its block."""
@@ -223,6 +223,12 @@ def test_the_video_pipeline_sees_every_frame(env):
         timeout=120)
     right, late = map(int, re.match(r"(\d+) of 24 frames seen rightly, (\d+) too late", out).groups())
     assert right + late == 24 and right > 0  # on a busy machine some are late; none is wrong
+
+
+def test_the_video_pipeline_refuses_to_see_no_frames(env):
+    command = [sys.executable, str(EXAMPLES / "python" / "video_pipeline.py"), "1", "0"]
+    p = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert p.returncode == 2 and "argument frames: 0: want 1 or more" in p.stderr
 
 
 def test_the_torch_service_answers_its_callers(env):

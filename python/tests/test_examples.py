@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import re
@@ -12,16 +13,40 @@ import socket as sockets
 import subprocess
 import sys
 import urllib.error
+import urllib.request
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, program, rb_wait
-from test_gunicorn import get, gunicorn, listening
+from conftest import REPOSITORY, eventually, program, rb_wait
 
 import ringbatch as rb
 
 EXAMPLES = REPOSITORY / "examples" / "python"
 pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="no examples here")
+
+
+@contextlib.contextmanager
+def listening(command, **kwargs):
+    """A server that inherits a listening socket as {fd}: callers may connect before the server is up. Yields the port."""
+    with sockets.create_server(("127.0.0.1", 0)) as s:
+        fd, port = s.fileno(), s.getsockname()[1]
+        p = subprocess.Popen([part.format(fd=fd) for part in command], pass_fds=[fd], **kwargs)
+    try:
+        yield port
+    finally:
+        p.terminate()
+        assert p.wait(120) == 0
+
+
+def gunicorn(*arguments: str) -> list[str]:
+    """With two workers. On a slow machine gunicorn must not kill a worker as stuck."""
+    flags = ["--workers", "2", "--bind", "fd://{fd}", "--timeout", "300", "--log-level", "error"]
+    return [sys.executable, "-m", "gunicorn", *flags, *arguments]
+
+
+def get(port: int, path: str = "/") -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=120) as r:
+        return r.read().decode()
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +91,25 @@ def test_gunicorn_app(served, flags):
         assert 0 <= json.loads(get(port, "/?x=" + ",".join(["1"] * 64)))["class"] < 10
 
 
+EAGER = """
+import numpy as np
+import ringbatch as rb
+
+model = rb.connect("classifier")  # in the parent: gunicorn preloads
+
+def app(environ, start_response):
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [f"{model(np.full(64, 3, 'float32')).sum():.0f}".encode()]
+"""
+
+
+def test_a_connection_that_gunicorns_parent_made_works_in_its_workers(served, tmp_path):
+    pytest.importorskip("gunicorn")
+    (tmp_path / "app.py").write_text(EAGER)
+    with listening(gunicorn("--preload", "app:app"), cwd=tmp_path, env=served) as port:
+        assert {get(port) for _ in range(10)} == {"1"}
+
+
 def test_argparse_server(at, env):
     with program(env, EXAMPLES / "argparse_server.py", "--scale", "3", "--processes", "2"), rb.connect("scaled", socket=at, wait=60) as m:
         assert m(np.arange(4, dtype="float32")).tolist() == [0, 3, 6, 9]
@@ -76,16 +120,28 @@ def test_fastapi_under_uvicorn_with_two_workers(served):
     pytest.importorskip("uvicorn")
     pytest.importorskip("fastapi")
     command = [sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLES), "--workers", "2", "--fd", "{fd}", "--log-level", "error"]
-    patient = ["--timeout-worker-healthcheck", "300"]  # it kills a worker that is silent for that long, 5 seconds otherwise
-    with listening([*command, *patient, "fastapi_app:app"], env=served) as port:
+    patient = ["--timeout-worker-healthcheck", "300"]  # by default uvicorn kills a worker after 5 silent seconds
+    with listening([*command, *patient, "fastapi_app:app"], env=served) as port, contextlib.ExitStack() as stack:
         url = f"http://127.0.0.1:{port}/classify"
-        answer = httpx.post(url, json=[0.5] * 64, timeout=120)
+        client = stack.enter_context(httpx.Client(timeout=120))
+        answer = client.post(url, json=[0.5] * 64)
         assert answer.status_code == 200 and 0 <= answer.json()["class"] < 10
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            answers = pool.map(lambda _: httpx.post(url, json=[0.1] * 64, timeout=120), range(64))
-            assert {r.status_code for r in answers} == {200}
-        wrong = httpx.post(url, json=[1, 2, 3], timeout=120)
-        assert wrong.status_code == 400 and "expected" in wrong.json()["detail"]
+            assert {r.status_code for r in pool.map(lambda _: client.post(url, json=[0.1] * 64), range(64))} == {200}
+        rows = client.post(url, json=[[0.5] * 64, [0.1] * 64, [-0.5] * 64]).json()["class"]
+        assert len(rows) == 3 and rows[0] == answer.json()["class"]
+        for wrong, status in (("[1, 2, 3]", 400), ("[[1, 2], [3]]", 400), ("[1, 2", 422), ('["x"]', 422), ("{}", 422), ("", 422)):
+            refused = client.post(url, content=wrong, headers={"Content-Type": "application/json"})
+            assert refused.status_code == status and refused.json()["detail"], wrong
+
+
+def test_uploads_are_measured_with_one_model_process_and_with_copies(tmp_path):
+    pytest.importorskip("PIL.Image")
+    pytest.importorskip("uvicorn")
+    pytest.importorskip("fastapi")
+    command = [sys.executable, str(EXAMPLES / "upload" / "measure.py"), "--workers", "2", "--clients", "3", "--seconds", "0.2", "--json"]
+    out = subprocess.check_output(command, env={**os.environ, "UPLOAD_HIDDEN": "8"}, text=True, timeout=250)
+    assert all(r["requests_per_s"] > 0 and r["memory_mb"] > 0 for r in json.loads(out).values()) and out.count("requests_per_s") == 2
 
 
 def test_jpeg_server(tmp_path, env):
@@ -105,8 +161,9 @@ def test_jpeg_server(tmp_path, env):
         assert name == str(files[i]) and all(abs(int(got) - want) <= 3 for got, want in zip(rgb, (10 * i, 100, 200)))
 
 
-def test_a_detector_followed_by_a_recogniser(env):
-    with program(env, EXAMPLES / "detect_and_read.py"):
+def test_a_detector_followed_by_a_recogniser(at, env):
+    with program(env, EXAMPLES / "detect_and_read.py"), rb.connect("recogniser", socket=at, wait=60):
+        eventually(lambda: sorted(len(m["workers"]) for m in rb.stats(at)["models"]) == [1, 2])
         out = subprocess.check_output([sys.executable, str(EXAMPLES / "detect_and_read.py"), "ask"], env=env, text=True, timeout=120)
     assert out == f"{sum(i % 17 for i in range(24))} boxes in 24 images, 0 to 16 each, 0 images wrong\n"
 

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that go without Go, through a slot that the client lends to C.
-
-After a first call of one row a slot is lent. These tests look at what happens
-around it: others want the slot, the request fails or takes long, the broker
-goes.
+"""Quick calls: after a first call of one row, the extension keeps a slot for the next. Others may want the slot back, and a
+request may take long.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ go_on = threading.Event()
 
 @rb.worker("slow", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
 def slow(batch):
-    """Takes as many seconds as its input says; -1: until it may go on."""
+    """Takes the seconds of its input; -1 waits for go_on."""
     seconds = float(batch.inputs["x"][0, 0])
     if seconds < 0:
         go_on.wait(120)
@@ -38,11 +35,11 @@ def slow(batch):
     batch.outputs["y"][...] = batch.inputs["x"] + 1
 
 
-def test_the_only_slot_is_taken_back_when_it_is_needed(echo):
+def test_a_claim_takes_the_only_slot_back(echo):
     with rb.connect("echo", socket=echo, window=1) as m:
         for n in range(200):
-            assert (m(item(n)) == n).all()  # lends
-            with m.request(timeout=60) as req:  # takes back
+            assert (m(item(n)) == n).all()  # keeps a slot
+            with m.request(timeout=60) as req:  # takes the slot
                 req.inputs["x"][...] = item(-n)
                 assert (req.run(timeout=60).outputs["y"] == -n).all()
             assert (m.submit(item(n + 0.5)).result(60) == n + 0.5).all()
@@ -75,22 +72,22 @@ def test_threads_share_a_small_window(echo):
     assert not wrong, wrong[:5]
 
 
-def test_a_request_that_takes_long_goes_on_as_any_other(socket):
+def test_a_quick_call_may_take_long(socket):
     with serving(slow, socket), rb.connect("slow", socket=socket, window=1, wait=60) as m:
         for seconds in (0, 0.25, 0, 0, 0.35, 0):
             assert (m(item(seconds)) == np.float32(seconds) + 1).all()
-        m(item(0))  # a slot is lent
+        m(item(0))  # keeps a slot
         go_on.clear()
         with pytest.raises(rb.Expired):
             m(item(-1), timeout=0.05)
-        go_on.set()  # the worker has it until then
+        go_on.set()
         assert (m(item(0)) == 1).all()
 
 
-def test_a_signals_handler_calls_in_the_midst_of_a_call(echo):
+def test_a_signal_handler_calls_during_a_call(echo):
     answers: list[bool] = []
     depth = 0
-    over = False  # a handler that runs after the timer was stopped must not start it again, for whose handler is next
+    over = False  # a late handler must not start the timer again
     with rb.connect("echo", socket=echo) as m:
 
         def handler(_number, _frame) -> None:
@@ -98,7 +95,7 @@ def test_a_signals_handler_calls_in_the_midst_of_a_call(echo):
             if over:
                 return
             depth += 1
-            if depth < 3:  # in the midst of a handler's call too; not without end where calls take longer than that
+            if depth < 3:  # interrupts the handler's call, too
                 signal.setitimer(signal.ITIMER_REAL, 0.0007)
             v = -1 - len(answers)
             answers.append((m(item(v)) == v).all())
@@ -125,10 +122,10 @@ def test_a_timeout_counts_while_the_window_is_full(echo):
             with pytest.raises(rb.Full):
                 m(item(1), timeout=0.001)
             took.append(time.monotonic() - start)
-        assert 0.001 <= min(took) < 0.05, took  # not a whole slice, let alone two
+        assert 0.001 <= min(took) < 0.05, took  # less than a slice of sleep
 
 
-def test_what_is_no_plain_array_goes_the_long_way(echo):
+def test_other_arrays_than_plain_ones_are_accepted_or_refused(echo):
     class Own(np.ndarray):
         pass
 
@@ -145,10 +142,10 @@ def test_what_is_no_plain_array_goes_the_long_way(echo):
                 m(np.float32(7))
 
 
-def test_who_waits_for_the_slot_gets_it(socket):
+def test_a_waiting_claim_gets_the_slot(socket):
     with serving(slow, socket), rb.connect("slow", socket=socket, window=1, wait=60) as m:
         for _ in range(10):
-            m(item(0))  # lends
+            m(item(0))  # keeps a slot
             with in_threads(lambda: m(item(0.05))):
-                time.sleep(0.02)  # it is on its way through the lent slot
+                time.sleep(0.02)  # the call uses the slot
                 m.request(timeout=60).release()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fork just works: a child attaches for itself, its parent is undisturbed."""
+"""A forked child attaches for itself and does not disturb its parent."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ from conftest import eventually, python
 import ringbatch as rb
 
 
-def test_import_does_not_load_the_library(echo):
-    assert python("print(any('libringbatch' in line for line in open('/proc/self/maps')))", socket=echo) == "False"
-
-
 CHILD = """
     import asyncio, threading, traceback
     def child_works(m, req=None, view=None):
@@ -27,7 +23,7 @@ CHILD = """
             except rb.Forked:
                 return True
         ok = True
-        if req is not None:          # what is the parent's is refused by name, and reads as zeros where nobody asks
+        if req is not None:          # the parent's request and views are refused; plain arrays read zeros
             plain = np.ndarray(16, "float32", buffer=memory[0])
             ok = refused(req.commit) and refused(lambda: view[0]) and refused(lambda: view.sum())
             ok = ok and "over" in repr(view) and not plain.any()
@@ -65,7 +61,7 @@ def test_a_child_of_a_connected_parent_attaches_for_itself(echo):
         for _ in range(20):
             assert forked(lambda: child_works(m, req, view))
         assert (view == x).all()
-        assert (req.run().outputs["y"] == x).all()   # the parent's own was not touched
+        assert (req.run().outputs["y"] == x).all()   # the parent's request is untouched
     assert (m(x) == x).all()
     print("ok")
     """
@@ -84,7 +80,7 @@ def test_fork_from_a_thread_while_others_wait(echo):
     threads = [threading.Thread(target=use) for _ in range(4)]
     for t in threads:
         t.start()
-    for _ in range(50):
+    for _ in range(20):
         assert forked(lambda: child_works(m))
     stop = True
     for t in threads:
@@ -95,7 +91,7 @@ def test_fork_from_a_thread_while_others_wait(echo):
     assert python(CHILD + code, socket=echo) == "ok"
 
 
-def test_a_thousand_forks_leave_nothing_behind(echo):
+def test_many_forks_leave_nothing_behind(echo):
     """Grandchildren too; the parent keeps its descriptors, its window and its answers."""
     code = """
     def grandchild():
@@ -103,7 +99,7 @@ def test_a_thousand_forks_leave_nothing_behind(echo):
     m = rb.connect("echo", window=1)
     m(x)
     before = len(os.listdir("/proc/self/fd"))
-    for n in range(500):
+    for n in range(200):
         assert forked(grandchild if n % 10 == 0 else lambda: (m(x) == x).all())
         assert (m(x) == x).all()
     end = time.monotonic() + 60
@@ -113,7 +109,6 @@ def test_a_thousand_forks_leave_nothing_behind(echo):
     print("ok")
     """
     assert python(CHILD + code, socket=echo) == "ok"
-    # The broker has them all forgotten.
     eventually(lambda: not any(m["clients"] for m in rb.stats(echo)["models"]))
 
 
@@ -125,7 +120,7 @@ def test_closing_in_the_parent_ends_its_session_while_a_child_lives(echo):
         pid = os.fork()
         if pid == 0:
             os.close(w)
-            os.read(r, 1)            # lives on, and never uses what it has
+            os.read(r, 1)            # lives on without using the connection
             os._exit(0)
         m.close()
         deadline = time.monotonic() + 60
@@ -139,7 +134,7 @@ def test_closing_in_the_parent_ends_its_session_while_a_child_lives(echo):
     assert python(code, socket=echo) == "0"
 
 
-def test_a_daemon_goes_on_with_what_its_parent_connected(echo, tmp_path):
+def test_a_daemon_uses_the_connection_of_its_parent(echo, tmp_path):
     code = f"""
         m = rb.connect("echo")
         assert (m(x) == x).all()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a caller may pass: bytes, lists, many rows, a priority; and what is refused in words."""
+"""The arguments of a call: bytes, lists, many rows, a priority; and clear errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_masked_arrays_and_ragged_lists_get_a_clear_error(lengths, echo):
 
 def test_more_rows_than_a_request_may_have_are_split_and_joined(echo):
     x = np.arange(100 * 16, dtype="float32").reshape(100, 16)
-    for window in (7, 40):  # fewer than max_batch_size, which is 32, and more
+    for window in (7, 40):  # below and above max_batch_size, 32
         with rb.connect("echo", socket=echo, window=window) as m:
             for y in (m(x), m(x, timeout=60), m(x[:, ::-1])[:, ::-1], m(np.asfortranarray(x), priority=0), m.submit(x).result(60),
                     asyncio.run(m.ainfer(x))):
@@ -87,7 +87,7 @@ def test_a_failure_of_one_piece_is_that_of_the_whole(socket):
 
 
 def test_priority_of_every_kind_of_call(at):
-    """A worker that is kept busy finds the urgent ones first, by whichever call they were sent."""
+    """A busy worker gets urgent requests first, with every kind of call."""
     config = at + ".toml"
     with open(config, "w") as f:
         f.write('[[model]]\nname = "levels"\ninputs = ["x:i32[]"]\noutputs = ["y:i32[]"]\nmax_batch_size = 1\ndefault_priority = 1\nlease '

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process whose CUDA context is dead ends at once, and its batches run elsewhere. PyTorch is a stub here: no GPU is needed."""
+"""A worker process with a dead CUDA context ends at once, and its batches run elsewhere. A stub replaces PyTorch; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DECLARED = ("--model", "m", "--input", "x:f32[4]", "--output", "y:f32[4]", "--ma
 
 STUB = """
     import sys, types
-    errors = []  # what synchronize raises, in turn; the last one again and again, None is for no error
+    errors = []  # the errors of synchronize in turn; the last one repeats; None is no error
 
     def synchronize(gpu):
-        assert gpu == 1  # the only one with a context
+        assert gpu == 1  # only GPU 1 has a context
         error = errors.pop(0) if len(errors) > 1 else errors[0] if errors else None
         if error:
             raise RuntimeError(error)
@@ -71,7 +71,7 @@ LANE = """
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts code as a worker process of a broker; gives it and the socket."""
+    """A function that starts code as a worker process, and returns the process and the socket."""
     os.chmod(tmp_path, 0o700)
     socket, processes = str(tmp_path / "b.sock"), []
 

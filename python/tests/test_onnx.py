@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ringbatch.onnx: what comes back is what ONNX Runtime gives for the row alone."""
+"""ringbatch.onnx: answers equal the results of ONNX Runtime for the row alone."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, broker_at, serving
+from conftest import REPOSITORY, broker_at, in_threads, serving
 
 import ringbatch as rb
 
@@ -50,7 +51,7 @@ def alone(path, **feed):
 
 
 def ask_at_once(socket, model, requests, clients=4):
-    """Sends requests from several clients, so that they share batches; gives the answers in order."""
+    """Sends requests from several clients, so that they share batches; returns the answers in order."""
     got, failures = [None] * len(requests), []
 
     def ask(first):
@@ -64,16 +65,13 @@ def ask_at_once(socket, model, requests, clients=4):
         except BaseException as e:
             failures.append(e)
 
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(clients)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(60)
+    with in_threads(*(functools.partial(ask, n) for n in range(clients))):
+        pass
     assert not failures, failures
     return got
 
 
-def test_the_graph_tells_the_signature_and_batches_give_what_rows_give_alone(serve, socket, tmp_path):
+def test_the_signature_comes_from_the_graph_and_batches_equal_rows_alone(serve, socket, tmp_path):
     path = graphs.conv(tmp_path / "conv.onnx")
     serve(path, "conv", max_batch_size=8)
     x = np.random.default_rng(1).standard_normal((40, 3, 8, 8)).astype("float32")
@@ -146,7 +144,7 @@ def test_where_sizes_vary_batches_that_are_not_full_compute_at_once(serve, socke
 def test_a_batch_that_the_session_refuses_fails_and_the_others_are_answered(serve, socket, tmp_path):
     path = graphs.encoder(tmp_path / "enc.onnx")
     serve(path, "refused", dims={"seq": "<=16"}, mask="mask", max_batch_size=1)
-    good, bad = np.arange(5), np.array([10**6])  # there is no such word
+    good, bad = np.arange(5), np.array([10**6])  # not in the table
     want = alone(path, tokens=good[None], mask=np.ones((1, 5), "int64"))[1][0]
     with rb.connect("refused", socket=socket, wait=60, window=8) as c:
         asked = [c.submit(tokens) for tokens in [good, bad, good, bad, bad, good]]
@@ -158,7 +156,7 @@ def test_a_batch_that_the_session_refuses_fails_and_the_others_are_answered(serv
                     r.result()
 
 
-def test_what_was_taken_is_computed_when_the_broker_goes_and_the_session_is_served_again(tmp_path, monkeypatch):
+def test_taken_batches_are_computed_when_the_broker_goes_and_the_session_is_served_again(tmp_path, monkeypatch):
     path, socket = graphs.conv(tmp_path / "conv.onnx"), str(tmp_path / "b.sock")
     gathered, gone, computed = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
 
@@ -182,7 +180,7 @@ def test_what_was_taken_is_computed_when_the_broker_goes_and_the_session_is_serv
             thread.start()
             with rb.connect("amid", socket=socket, wait=60, window=2) as c:
                 asked = [c.submit(x), c.submit(x)]
-                for _ in asked:  # one waits for its turn
+                for _ in asked:
                     assert gathered.acquire(timeout=60)
                 broker.kill()
                 broker.wait(60)
@@ -233,7 +231,7 @@ def test_a_model_gives_as_many_outputs_at_every_size():
             sizes.probe_outputs(lambda point: [(4,)] * (large if point == (8,) else small), axes)
 
 
-def test_the_brokers_automatic_buckets_are_those_that_are_warmed_up(socket):
+def test_the_brokers_automatic_buckets_are_the_warmed_up_sizes(socket):
     @rb.worker("auto-buckets", inputs={"t": ("int32", ("<=500",))}, outputs={"y": ("int32", ())}, buckets="auto")
     def size(batch):
         batch.outputs["y"][:] = batch.inputs["t"].shape[1]
@@ -250,7 +248,7 @@ def test_a_model_that_padding_disturbs_is_served_by_exact_sizes_and_says_so(tmp_
     said = capfd.readouterr().err
     assert "only requests of equal size share a batch: the results of a row change with its padding" in said
     assert "--buckets.tokens.0=16,32,64 pads in any case" in said
-    p = ro.prepare(path, {"seq": "<=64"}, settings={"buckets.tokens.0": "32,64"})  # what was asked for wins
+    p = ro.prepare(path, {"seq": "<=64"}, settings={"buckets.tokens.0": "32,64"})  # explicit buckets win
     assert p.axes.settings() == {"buckets.tokens.0": "32,64"}
     assert "padded because buckets were asked for" in capfd.readouterr().err
 
@@ -266,7 +264,7 @@ def test_without_buckets_sizes_come_as_they_are(serve, socket, tmp_path):
 
 
 def sizes_graph(path):
-    """x[2,n] → its numbers doubled, with the lengths that it was given, and the sum of everything, padding too."""
+    """x[2,n] → the doubled numbers, the given lengths, and the sum of all numbers, also of padding."""
     nodes = [h.make_node("Add", ["x", "x"], ["y"]), h.make_node("Identity", ["n"], ["told"]),
         h.make_node("ReduceSum", ["x", "axes"], ["sum"], keepdims=0)]
     return graphs.save(path, nodes, {"x": (T.FLOAT, ["b", 2, "n"]), "n": (T.INT32, ["b"])},
@@ -275,7 +273,7 @@ def sizes_graph(path):
 
 
 @pytest.mark.parametrize("pad", [0, 3])
-def test_the_worker_pads_and_tells_the_true_lengths(serve, socket, tmp_path, pad):
+def test_the_worker_pads_and_passes_the_true_lengths(serve, socket, tmp_path, pad):
     """The varying size is not a row's first dimension, so that padding lies inside of rows."""
     path = sizes_graph(tmp_path / "sizes.onnx")
     name = f"sizes{pad}"
@@ -288,7 +286,7 @@ def test_the_worker_pads_and_tells_the_true_lengths(serve, socket, tmp_path, pad
         assert float(y["sum"].reshape(())) == x.sum() + pad * 2 * ((4 if n <= 4 else 8) - n)
 
 
-def test_a_size_that_follows_no_input_is_told_by_the_run(serve, socket, tmp_path):
+def test_a_size_that_follows_no_input_comes_from_the_run(serve, socket, tmp_path):
     """Every second element: half of a size that varies."""
     nodes = [h.make_node("Slice", ["x", "from", "to", "axis", "step"], ["y"])]
     consts = {"from": np.array([0]), "to": np.array([100]), "axis": np.array([1]), "step": np.array([2])}
@@ -366,7 +364,7 @@ def broken(tmp_path, what):
         ("encoder", {"dims": {"seq": "<=64"}, "tolerance": -1.0}, "--tolerance -1: want a part"),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_what_to_do(tmp_path, what, options, message):
+def test_a_wrong_model_or_option_is_refused_with_the_remedy(tmp_path, what, options, message):
     with pytest.raises(rb.Invalid, match=message):
         ro.prepare(broken(tmp_path, what), **{"dims": {}, **options})
 
@@ -382,7 +380,7 @@ def test_what_cannot_be_served_is_refused_with_what_to_do(tmp_path, what, option
     ],
 )
 def test_a_device_that_fails_says_nothing_about_the_model(tmp_path, monkeypatch, error, providers, kind):
-    """It may do better at the next start."""
+    """The next start may succeed."""
 
     def fails(*_, **__):
         raise error
@@ -412,12 +410,12 @@ IN_THREES = {"dims": {"n": "<=8"}, "buckets": {"x.0": [3, 8]}}
             r"^the model fails with 1 row of \[3\]: serve other sizes \(--dim, --buckets.*\)\. \S.*$"),
     ],
 )
-def test_a_model_that_fails_on_what_will_come_is_refused_with_what_to_do(tmp_path, what, options, message):
+def test_a_model_that_fails_on_declared_sizes_is_refused_with_the_remedy(tmp_path, what, options, message):
     with pytest.raises(rb.Invalid, match=message):
         ro.serve(broken(tmp_path, what), "m", **options)
 
 
-def test_the_example_gives_what_each_text_gives_alone():
+def test_the_answers_of_the_example_equal_each_text_alone():
     example = REPOSITORY / "examples" / "python" / "onnx_encoder.py"
     out = subprocess.check_output([sys.executable, str(example)], text=True, timeout=120)
     assert re.search(r"200 texts in \d+ batches, at most (0e\+00|\de-(0[5-9]|[1-9]\d)) from each alone", out)

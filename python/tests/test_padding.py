@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a model ignores padding, and its rows one another: tried with equal shapes, and compared bit for bit."""
+"""The trials whether padding or other rows change the result of a row, compared bit for bit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Model:
 
 
 def chance(x):
-    """Other numbers at each call, as of a kernel that adds in no fixed order."""
+    """Differs at each call, like a kernel that adds in no fixed order."""
     return np.float32(1e-6) * np.random.default_rng(chance.calls.pop()).standard_normal(x.shape, "float32")
 
 
@@ -35,7 +35,7 @@ chance.calls = list(range(1000))
 
 
 def pads(function, inputs=(X,), pad=None):
-    """Whether the model is given buckets."""
+    """Whether the model gets buckets."""
     types = [np.dtype("float32" if i.kind == "f32" else "int64") for i in inputs]
     axes, _, note = trials.settle(Model(function), inputs, types, {}, True, pad_values(pad, inputs), trials.HALF_TOLERANCE)
     assert bool(axes.axes[0].buckets) == (not note)
@@ -46,14 +46,14 @@ def test_a_model_gets_buckets_only_if_no_filling_of_the_padding_changes_a_bit():
     assert pads(lambda x, here: 2 * x)
     assert pads(lambda x, here: x + (x * here).sum(1, keepdims=True))
     assert not pads(lambda x, here: x + LITTLE * x.sum(1, keepdims=True))
-    assert not pads(lambda x, here: x + LITTLE * x[:, -1:])  # of the last place only
+    assert not pads(lambda x, here: x + LITTLE * x[:, -1:])  # only the last place
 
 
 def test_the_mask_that_clients_send_is_zero_in_padding():
     both = TOKENS, MASK
     assert pads(lambda tokens, mask, here: tokens + (tokens * mask).sum(1, keepdims=True), both)
     assert not pads(lambda tokens, mask, here: tokens + LITTLE * tokens.sum(1, keepdims=True), both)
-    assert not pads(lambda mask, here: mask + LITTLE * mask.sum(1, keepdims=True), [MASK])  # it is no mask of another input
+    assert not pads(lambda mask, here: mask + LITTLE * mask.sum(1, keepdims=True), [MASK])  # not the mask of another input
 
 
 def test_a_model_that_knows_padding_by_a_value_says_so():
@@ -84,7 +84,7 @@ def check(function, **options):
 def test_a_row_does_not_change_with_its_neighbours_by_a_bit():
     check(lambda x: 2 * x)
     check(lambda x: x + chance(x))
-    check(lambda x: x * (1 + LITTLE * len(x)))  # the shape is another: rounding may be
+    check(lambda x: x * (1 + LITTLE * len(x)))  # rounding may differ with the shape
     for mixes in (lambda x: x + LITTLE * x.mean(0), lambda x: x + LITTLE * x[-1:], lambda x: np.where(x.sum(0) > 1, x, np.nan)):
         with pytest.raises(rb.Invalid, match="in a batch of 3 a row gives other results beside other rows"):
             check(mixes)

@@ -1,6 +1,6 @@
-"""bench/peers: what needs nothing from PyPI beyond NumPy."""
-
 # SPDX-License-Identifier: Apache-2.0
+"""The parts of bench/peers that need only NumPy."""
+
 from __future__ import annotations
 
 import json
@@ -37,27 +37,24 @@ def results() -> dict:
 def test_a_ratio_is_the_median_of_the_rounds_own_ratios():
     import report
 
-    assert report.ratio(results(), "slow", "64x1") == 5  # of 10, 3 and 5
-    assert report.ratio(results(), "slow", "64x8") == pytest.approx(0.73, abs=0.01)  # where it loses, it says so
+    assert report.ratio(results(), "slow", "64x1") == 5  # the median of 10, 3 and 5
+    assert report.ratio(results(), "slow", "64x8") == pytest.approx(0.73, abs=0.01)  # below 1 where ringbatch is slower
     assert report.ratio(results(), "gone", "64x1") is None
 
 
-def test_the_table_names_a_peer_that_was_not_measured_and_why():
+def test_table_and_chart_name_failures_beside_the_measured_cells():
     import report
 
-    lines = report.table(results()).splitlines()
+    r = results()
+    lines = report.table(r).splitlines()
     assert lines[2] == "| ringbatch | **2,000**; 0.50 ms | **9,000**; 0.50 ms |"
     assert lines[3] == "| slow & steady | 400 (5.0 ×); 0.50 ms | 12,300 (0.7 ×); 0.50 ms |"
     assert lines[4] == "| gone | not measured: cannot be installed: no such / thing | |"
     assert {line.count("|") for line in lines} == {4}
-
-
-def test_the_chart_is_xml_with_a_bar_for_each():
-    import report
-
-    chart = ElementTree.fromstring(report.chart(results()))
-    assert len(chart.findall("{*}rect")) == 1 + 2  # the ground, and two bars
-    assert any(t.text == "slow & steady" for t in chart.findall("{*}text"))
+    assert len(ElementTree.fromstring(report.chart(r)).findall("{*}rect")) == 1 + 2  # the ground, and two bars
+    r["peers"]["slow"]["cells"]["64x8"] = {"wait_ms": 0, "rounds": [], "failed": "3 of 8 clients failed"}
+    assert report.table(r).splitlines()[3] == "| slow & steady | 400 (5.0 ×); 0.50 ms | failed |"
+    assert len(ElementTree.fromstring(report.chart(r)).findall("{*}rect")) == 1 + 1
 
 
 def test_an_earlier_run_is_drawn_into_a_page_without_measuring(tmp_path):
@@ -75,13 +72,13 @@ def test_an_earlier_run_is_drawn_into_a_page_without_measuring(tmp_path):
 
 @pytest.mark.parametrize("program", ["plain.py", "simpledbi.py"])
 def test_our_versions_of_known_designs_answer_every_client_rightly(program):
-    for seconds in ("0.1", "5"):  # a machine that stands still for so long answers nobody
+    for seconds in ("0.1", "5"):  # a busy machine may give no answer in the shorter time
         flags = ["--clients", "3", "--bytes", "4096", "--seconds", seconds, "--wait_ms", "1"]
         found = json.loads(subprocess.check_output([sys.executable, PEERS / program, *flags], timeout=120, text=True))
-        assert "error" not in found  # what a wrong answer would be
+        assert "error" not in found  # such as a wrong answer
         if found["requests_per_s"] > 0:
             return
-    pytest.fail("nobody was answered")
+    pytest.fail("no client got an answer")
 
 
 def test_a_client_that_gets_a_wrong_sum_fails_the_measurement():
@@ -90,13 +87,13 @@ def test_a_client_that_gets_a_wrong_sum_fails_the_measurement():
     assert "2 of 2 clients failed: ValueError: a wrong sum" in json.loads(out)["error"]
 
 
-def test_whatever_was_started_is_ended_with_its_children():
+def test_end_all_ends_processes_and_their_children():
     code = """
 import os, signal, subprocess, sys, time
 import processes
 from pathlib import Path
 processes.adopt()
-# A child that starts a session of its own, ignores SIGTERM and outlives its parent.
+# A child that starts a session, ignores SIGTERM and outlives its parent.
 stubborn = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork() and os._exit(0); os.setsid()"
 stubborn += "; print(os.getpid(), flush=True); time.sleep(60)"
 p = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, text=True)
@@ -106,12 +103,3 @@ print(Path(f"/proc/{pid}").exists())
 """
     out = subprocess.check_output([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(PEERS)}, timeout=200, text=True)
     assert out == "False\n"
-
-
-def test_a_cell_that_failed_is_named_and_the_others_stay():
-    import report
-
-    r = results()
-    r["peers"]["slow"]["cells"]["64x8"] = {"wait_ms": 0, "rounds": [], "failed": "3 of 8 clients failed"}
-    assert report.table(r).splitlines()[3] == "| slow & steady | 400 (5.0 ×); 0.50 ms | failed |"
-    assert len(ElementTree.fromstring(report.chart(r)).findall("{*}rect")) == 1 + 1

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines: functions in processes of their own, over one ring."""
+"""Pipelines: functions in several processes over one ring."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 
@@ -58,7 +56,7 @@ def lines(socket: str) -> dict:
     return {m["name"]: m for m in json.loads(told.stdout)["models"]}
 
 
-def test_a_request_goes_through_python_stages_in_processes_of_their_own(pipeline):
+def test_a_request_passes_python_stages_in_several_processes(pipeline):
     socket = pipeline
     with rb.connect("sums", socket=socket, wait=60, window=16) as model:
         futures = [(n, model.submit(bytes([1]) * n)) for n in (0, 1, 3, 20, 64)]
@@ -68,12 +66,12 @@ def test_a_request_goes_through_python_stages_in_processes_of_their_own(pipeline
         assert out["pids"][0] != out["pids"][1]
         with pytest.raises(rb.Failed, match="thirteen"):
             model(bytes([13]))
-        with pytest.raises(rb.WorkerDied):  # the stage's workers die of it, one after the other
+        with pytest.raises(rb.WorkerDied):  # ends one worker of the stage after the other
             model(bytes([66]))
         assert model(bytes([2]))["total"] == 2
         with pytest.raises(rb.TooLarge):
             model.request(rows=5)  # more than the smallest batch of a stage
-    # A client is answered by the worker, and the broker counts a moment later.
+    # The worker answers the client, and the broker counts a moment later.
     eventually(lambda: lines(socket)["sums/spread"]["ended"] == {"OK": 6})
     eventually(lambda: lines(socket)["sums/square"]["ended"] == {"OK": 6, "Failed": 1, "WorkerDied": 1})
     told = lines(socket)
@@ -114,26 +112,19 @@ rb.pipeline("p", [one, two], processes=0)
     assert done.returncode == 0 and json.loads(done.stdout) == [2, 4, 6, 8]
 
 
-def test_the_example_decodes_pictures_and_finds_their_classes(tmp_path):
-    example = REPOSITORY / "examples" / "python"
+def test_the_example_decodes_pictures_and_finds_their_classes(tmp_path, env):
+    example = REPOSITORY / "examples" / "python" / "image_pipeline.py"
     if not example.exists():
         pytest.skip("no examples here")
     image = pytest.importorskip("PIL.Image")
-    tmp_path.chmod(0o700)
-    env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
     names = []
     for i in range(3):
         pixels = np.random.default_rng(i).integers(0, 255, (90 + 10 * i, 120, 3)).astype(np.uint8)
         names.append(str(tmp_path / f"{i}.jpg"))
         image.fromarray(pixels).save(names[-1])
     (tmp_path / "none.jpg").write_bytes(b"no picture")
-    p = subprocess.Popen([sys.executable, str(example / "image_pipeline.py")], env=env)
-    try:
-        out = subprocess.check_output([sys.executable, str(example / "image_pipeline.py"), *names, str(tmp_path / "none.jpg")], env=env,
-            text=True, timeout=200)
-    finally:
-        p.send_signal(signal.SIGTERM)
-        assert p.wait(60) == 0
+    with program(env, example):
+        out = subprocess.check_output([sys.executable, str(example), *names, str(tmp_path / "none.jpg")], env=env, text=True, timeout=200)
     lines = out.splitlines()
     assert all(re.fullmatch(rf"{re.escape(n)}( \d+){{5}}", line) for n, line in zip(names, lines)) and len(set(lines[:3])) == 3
     assert "no picture: " in lines[3]

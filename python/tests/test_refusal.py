@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ends serve at the first start, and what must not: only a verdict of a process that has never served."""
+"""A refusal of a worker ends serve only at the first start, before the worker has served."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
 from conftest import broker_at, serving
 
 import ringbatch as rb
-from ringbatch.serve import supervisor, watched
+from ringbatch.serve import supervisor
 from ringbatch.worker import refusal
 from ringbatch.worker.signals import StopEvent
 
@@ -28,22 +27,19 @@ def refusals():
 
 
 def says(at: str, code: str = "print(refusal.refused('no good'))") -> str:
-    """What a worker process prints."""
+    """Runs code as a worker process; returns its output."""
     command = [sys.executable, "-c", f"import os\nfrom ringbatch.worker import refusal\n{code}"]
     return subprocess.check_output(command, env={**os.environ, refusal.TOLD_AT: at}, text=True).strip()
 
 
-def test_a_refusal_arrives_once(refusals):
-    assert not refusals.take() and says(refusals.path) == "True"
-    assert [[r.text for r in refusals.take()], refusals.take()] == [["no good"], []]
+def test_the_refusal_of_a_process_arrives_once(refusals):
+    assert not refusals.take()
+    accepted, pid = says(refusals.path, "print(refusal.refused('no good'), os.getpid())").split()
+    assert accepted == "True" and not refusals.take(int(pid) + 1)
+    assert [(r.pid, r.text) for r in refusals.take(int(pid))] == [(int(pid), "no good")] and not refusals.take()
 
 
-def test_each_process_is_asked_for_its_own(refusals):
-    pid = int(says(refusals.path, "refusal.refused('no good'); print(os.getpid())"))
-    assert not refusals.take(pid + 1) and [r.pid for r in refusals.take(pid)] == [pid] and not refusals.take()
-
-
-def test_one_that_comes_while_others_are_read_is_not_lost(refusals, monkeypatch):
+def test_a_refusal_that_comes_while_others_are_read_is_not_lost(refusals, monkeypatch):
     says(refusals.path)
     read = os.pread
 
@@ -57,26 +53,26 @@ def test_one_that_comes_while_others_are_read_is_not_lost(refusals, monkeypatch)
     assert [[r.text for r in refusals.take()] for _ in range(3)] == [["no good"], ["neither"], []]
 
 
-def test_one_that_is_being_written_is_read_when_it_is_whole(refusals):
+def test_a_half_written_refusal_is_read_when_it_is_whole(refusals):
     os.write(refusals._fd, b'[1, "", "no good"]\n[2, "", "nei')
     assert [r.text for r in refusals.take()] == ["no good"]
     os.write(refusals._fd, b'ther"]\n')
     assert [r.text for r in refusals.take()] == ["neither"]
 
 
-def test_after_very_many_the_workers_say_it_themselves(refusals, monkeypatch):
+def test_after_very_many_refusals_workers_print_their_own(refusals, monkeypatch):
     monkeypatch.setattr(refusal, "_MOST_BYTES", 1)
     assert says(refusals.path) == "True" and len(refusals.take()) == 1
     assert says(refusals.path) == "False" and not refusals.take()
 
 
-def test_one_that_comes_after_the_start_is_the_workers_own_to_say(refusals):
+def test_after_the_start_workers_print_their_own_refusals(refusals):
     refusals.end()
     assert says(refusals.path) == "False" and not refusals.take()
-    assert os.readlink(refusals.path.partition(":")[0]).startswith("/memfd:")  # no other file gets the number
+    assert os.readlink(refusals.path.partition(":")[0]).startswith("/memfd:")  # the descriptor stays taken
 
 
-def test_another_file_that_has_got_the_number_is_not_written_to(tmp_path):
+def test_a_refusal_is_not_written_to_another_file_with_the_same_descriptor(tmp_path):
     refusals = refusal.Refusals()
     fd = refusals._fd
     refusals.close()
@@ -90,7 +86,7 @@ def test_another_file_that_has_got_the_number_is_not_written_to(tmp_path):
             os.close(fd)
 
 
-def test_what_a_worker_starts_in_turn_and_one_that_has_served_refuse_nothing(refusals):
+def test_children_of_a_worker_and_workers_that_have_served_refuse_nothing(refusals):
     assert says(refusals.path, f"print(os.environ.get({refusal.TOLD_AT!r}))") == "None"
     assert says(refusals.path, "refusal.attached(); print(refusal.refused('no good'))") == "False"
 
@@ -109,30 +105,6 @@ def test_a_worker_that_has_attached_has_served(socket, refusals, monkeypatch):
     with serving(served, socket), rb.connect("served", socket=socket, wait=60) as m:
         m(np.zeros(2, "float32"))
         assert not refusal.refused("no good") and not refusals.take()
-
-
-def ended(guest: watched.WatchedProcess) -> None:
-    """Waits for the process, and has the guest see to it."""
-    os.waitid(os.P_PID, guest._p.pid, os.WEXITED | os.WNOWAIT)
-    guest.revive()
-
-
-def test_a_guest_that_has_served_is_started_again_whatever_it_says(refusals):
-    """It attaches at its first start, and refuses at its end; the next start refuses at once."""
-    code = (
-        "import os; from ringbatch.worker import refusal\n"
-        "if os.environ.get('SERVES'): os.write(int(os.environ['RINGBATCH_ATTACHED_FD']), b'1')\n"
-        "refusal.refused('no good')\n"
-    )
-    env = {**os.environ, refusal.TOLD_AT: refusals.path}
-    guest = watched.WatchedProcess("worker", [sys.executable, "-c", code], {**env, "SERVES": "1"}, None, refusals)
-    ended(guest)
-    guest._env = env
-    guest._start()
-    ended(guest)
-    first = watched.WatchedProcess("worker", [sys.executable, "-c", code], env, None, refusals)
-    with pytest.raises(rb.Invalid, match="no good"):
-        ended(first)
 
 
 ONE_OF_TWO = """
@@ -157,8 +129,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("guest", [False, True])
-def test_one_that_has_served_does_not_end_those_that_still_start(tmp_path, guest):
-    """It is killed, and refuses from then on."""
+def test_a_worker_that_has_served_does_not_end_workers_that_still_start(tmp_path, guest):
+    """The worker is killed, and refuses from then on."""
     tmp_path.chmod(0o700)
     (tmp_path / "served.py").write_text(ONE_OF_TWO)
     socket = str(tmp_path / "s" / "b.sock")
@@ -170,7 +142,7 @@ def test_one_that_has_served_does_not_end_those_that_still_start(tmp_path, guest
                 one(np.zeros(2, "float32"))
             (tmp_path / "moved").touch()
             os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-            said = next((line for line in p.stdout if "the weights are being moved" in line), "it has ended")
+            said = next((line for line in p.stdout if "the weights are being moved" in line), "serve has ended")
             assert "start" in said and "again" in said and p.poll() is None
             (tmp_path / "loaded").touch()
             rb.connect("other", socket=socket, wait=60).close()
@@ -180,14 +152,14 @@ def test_one_that_has_served_does_not_end_those_that_still_start(tmp_path, guest
 
 
 @pytest.mark.parametrize("attached", [False, True])
-def test_a_broker_that_does_not_answer_is_asked_again(refusals, monkeypatch, caplog, attached):
-    """It does not at first: whether the one that refuses has served is not known then."""
+def test_serve_asks_a_silent_broker_again(refusals, monkeypatch, caplog, attached):
+    """Only the broker knows whether the refusing worker has served."""
     says(refusals.path, "os.environ['RINGBATCH_WORKER_NAME'] = 'one'; refusal.refused('no good')")
     stop, asked = StopEvent(), []
 
     def stats(command, **_):
         asked.append(command)
-        if len(asked) == 3:  # of the refusal, of who has attached, of the refusal again
+        if len(asked) == 3:  # about the refusal, about attached workers, about the refusal again
             stop.set()
         answer = {"processes": [{"name": "one", "attached": attached, "failed_starts": 1}]}
         return subprocess.CompletedProcess(command, int(len(asked) == 1), json.dumps(answer).encode())
@@ -221,7 +193,7 @@ def f(x):
 
 
 @pytest.mark.parametrize("guest", [False, True])
-def test_what_may_be_over_at_the_next_start_is_tried_again(tmp_path, guest):
+def test_a_passing_error_at_the_start_is_tried_again(tmp_path, guest):
     tmp_path.chmod(0o700)
     (tmp_path / "served.py").write_text(NOT_YET)
     socket = str(tmp_path / "s" / "b.sock")
@@ -238,27 +210,3 @@ def test_what_may_be_over_at_the_next_start_is_tried_again(tmp_path, guest):
         finally:
             p.terminate()
             p.communicate(timeout=120)
-
-
-@pytest.mark.parametrize("before", ["_guest", "_host"])
-def test_what_a_later_broker_starts_is_no_first_start(monkeypatch, before):
-    """After the round in which all have attached."""
-    stop, wanted = threading.Event(), []
-
-    def first(*arguments):
-        refusals = arguments[-1]
-        wanted.append(says(refusals.path))
-        if before == "_host":
-            refusals.end()  # it saw all attached
-
-    def second(*arguments):
-        wanted.append(says(arguments[-1].path))
-        stop.set()
-
-    rounds = iter([first, second])
-    for name in ("_guest", "_host"):
-        monkeypatch.setattr(supervisor, name, lambda *arguments: next(rounds)(*arguments))
-    runs = iter([before == "_guest", False])
-    monkeypatch.setattr(supervisor, "broker_runs", lambda at: next(runs))
-    supervisor.run_commands([["true"]], [1], "/nowhere", stop, lambda: None, True)
-    assert wanted == ["True", "False"]

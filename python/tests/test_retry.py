@@ -43,7 +43,7 @@ def test_a_killed_broker_is_a_pause_for_a_model_that_retries(at):
             eventually(lambda: answers[0] >= 10 or failures)
             first.send_signal(signal.SIGKILL)
             first.wait()
-            with pytest.raises((rb.BrokerGone, rb.NoBroker)):  # one that does not retry notices
+            with pytest.raises((rb.BrokerGone, rb.NoBroker)):  # without retry
                 while True:
                     plain(x)
             until_answered.enter_context(broker_at(at, *SHAPE))
@@ -55,11 +55,11 @@ def test_a_killed_broker_is_a_pause_for_a_model_that_retries(at):
         plain.close()
 
 
-def test_retrying_ends_with_the_timeout_and_not_for_what_does_not_pass(at):
+def test_a_lasting_error_is_not_retried(at):
     with broker_at(at, *SHAPE, "--no_worker", "refuse"):
         m = rb.connect("m", socket=at, wait=60, retry=True)
         with pytest.raises(rb.NoWorker):
-            for seconds in (0.2, 2, 20):  # a broker that stood still for so long has not refused it
+            for seconds in (0.2, 2, 20):  # a slow broker may need longer to refuse
                 with contextlib.suppress(rb.Expired):
                     m(np.zeros(4, "float32"), timeout=seconds)
         with pytest.raises(ValueError):
@@ -79,17 +79,17 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-def test_a_broker_that_answers_late_after_its_restart_is_waited_for(echo, call):
+def test_a_call_waits_for_a_slow_broker_after_its_restart(echo, call):
     with tempfile.TemporaryDirectory(prefix="rb") as folder, contextlib.closing(SlowBroker(folder, echo)) as slow:
         with rb.connect("echo", socket=slow.path) as m, concurrent.futures.ThreadPoolExecutor(1) as pool:
             call(m)
             slow.answers.clear()
             before = slow.connections
             slow.hang_up()
-            while slow.connections == before:  # until the client has seen it, and asks to attach again
+            while slow.connections == before:  # until the client attaches again
                 with contextlib.suppress(rb.Error):
                     m.request(timeout=0.01).release()
             answer = pool.submit(call, m)
-            time.sleep(0.05)  # it is sent into that; if not yet, no harm is done
+            time.sleep(0.05)  # mostly enough to send the request
             slow.answers.set()
             assert (answer.result(60) == ONE).all()

@@ -3,23 +3,24 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 
 import numpy as np
 import pytest
-from conftest import broker_at, eventually, serving
+from conftest import FOUR, broker_at, eventually
 
 import ringbatch as rb
-from ringbatch.worker.ring import Ring, RingBatch, keep_attached, run, worker_options
+from ringbatch.worker import worker
+from ringbatch.worker.ring import Ring, RingBatch, keep_attached, run, run_one, worker_options
 
-ONE = {"inputs": {"x": ("float32", (4,))}, "outputs": {"y": ("float32", (4,))}}
 TEXT = "x:f32[4] -> y:f32[4]"
 DECLARED = ("--model", "m", "--input", "x:f32[4]", "--max_batch_size", "1", "--wait_time", "0s")
 
 
 class Slow:
-    """A lane that computes in a thread of its own once it is let go."""
+    """A lane that computes in a thread once the event is set."""
 
     def __init__(self, ring: Ring, open: threading.Event) -> None:
         self.ring, self.open = ring, open
@@ -53,14 +54,8 @@ class Slow:
         self.thread = None
 
 
-@pytest.fixture
-def folder(tmp_path):
-    os.chmod(tmp_path, 0o700)
-    return str(tmp_path / "b.sock")
-
-
 def in_thread(function):
-    """Runs it in a thread; gives the thread and a list that gets what it raised."""
+    """Runs the function in a thread; returns the thread and a list for its exception."""
     raised: list[BaseException] = []
 
     def guarded() -> None:
@@ -78,68 +73,140 @@ def x(v):
     return np.full(4, v, "float32")
 
 
-def test_lanes_hold_several_batches_and_answer_them(folder):
+def test_lanes_hold_several_batches_and_answer_them(at):
     stop, open, lanes = threading.Event(), threading.Event(), []
-    options = worker_options(depth=2, socket=folder)
+    options = worker_options(depth=2, socket=at)
 
     def serve(ring: Ring) -> None:
         lanes.extend(Slow(ring, open) for _ in range(2))
         run(ring, lanes, stop)
 
-    with broker_at(folder, *DECLARED, "--output", "y:f32[4]"):
+    with broker_at(at, *DECLARED, "--output", "y:f32[4]"):
         thread, raised = in_thread(lambda: keep_attached(lambda: Ring("m", TEXT, options), serve, stop))
-        with rb.connect("m", socket=folder, wait=60) as m:
+        with rb.connect("m", socket=at, wait=60) as m:
             futures = [m.submit(x(i)) for i in range(6)]
-            eventually(lambda: len(lanes) == 2 and all(lane.submitted for lane in lanes))  # both at once: none is done yet
-            stop.set()  # what is on a lane is finished first
+            eventually(lambda: len(lanes) == 2 and all(lane.submitted for lane in lanes))  # both at once
+            stop.set()  # batches on a lane finish first
             open.set()
             thread.join(60)
             assert not thread.is_alive() and not raised
             assert [(f.result(60) == i + 1).all() for i, f in enumerate(futures[:2])] == [True, True]
 
 
-def test_a_worker_outlasts_a_restart_of_its_broker(folder):
-    @rb.worker("m", **ONE, wait_time=0)
-    def double(batch):
-        batch.outputs["y"][...] = 2 * batch.inputs["x"]
-
-    with broker_at(folder) as broker:
-        with serving(double, folder), rb.connect("m", socket=folder, wait=60) as m:
-            assert (m(x(1)) == 2).all()
-            broker.kill()
-            broker.wait(60)
-            os.unlink(folder)
-            with broker_at(folder), rb.connect("m", socket=folder, wait=60) as again:
-                assert (again(x(2)) == 4).all()
-
-
-def test_an_error_that_trying_again_would_not_mend_ends_the_worker(folder):
-    @rb.worker("m", **ONE)
+def test_a_permanent_error_ends_the_worker(at):
+    @rb.worker("m", **FOUR)
     def idle(batch):
         pass
 
-    with broker_at(folder) as broker:
-        thread, raised = in_thread(lambda: idle.run(socket=folder, wait=60))
-        with rb.connect("m", socket=folder, wait=60):
+    with broker_at(at) as broker:
+        thread, raised = in_thread(lambda: idle.run(socket=at, wait=60))
+        with rb.connect("m", socket=at, wait=60):
             pass
         broker.kill()
         broker.wait(60)
-    os.unlink(folder)
-    with broker_at(folder, *DECLARED, "--output", "z:f32[5]"):  # the same name, another signature
+    os.unlink(at)
+    with broker_at(at, *DECLARED, "--output", "z:f32[5]"):  # the same name, another signature
         thread.join(60)
         assert [type(e) for e in raised] == [rb.SignatureMismatch]
 
 
-def test_a_broker_that_is_not_there_is_waited_for_as_long_as_asked(folder):
-    @rb.worker("m", **ONE)
+def test_a_worker_waits_for_its_broker_as_long_as_asked(at):
+    @rb.worker("m", **FOUR)
     def idle(batch):
         pass
 
     with pytest.raises(rb.NoBroker):
-        idle.run(socket=folder, wait=0.2)
-    thread, raised = in_thread(lambda: idle.run(socket=folder, wait=60))
-    with broker_at(folder), rb.connect("m", socket=folder, wait=60):
+        idle.run(socket=at, wait=0.2)
+    thread, raised = in_thread(lambda: idle.run(socket=at, wait=60))
+    with broker_at(at), rb.connect("m", socket=at, wait=60):
         assert thread.is_alive() and not raised
-    with broker_at(folder, *DECLARED, "--output", "z:f32[5]"):  # ends it
+    with broker_at(at, *DECLARED, "--output", "z:f32[5]"):  # another signature ends the worker
         thread.join(60)
         assert not thread.is_alive()
+
+
+# The loop that gathers the rows of the next batch while the function runs.
+
+
+class FakeBatch:
+    """Records all calls of all batches in one list."""
+
+    _gathered = 0
+
+    def __init__(self, ring, buffers, raw, debug):
+        self._raw, self._buffers, self._log = raw, buffers, ring.log
+
+    def __getattr__(self, name):
+        return lambda *_: self._log.append((name, self._raw))
+
+
+class FakeRing:
+    """Has an endless number of batches: 1, 2, 3, …"""
+
+    def __init__(self):
+        self.log: list[tuple[str, int]] = []
+        self._numbers = itertools.count(1)
+
+    def next(self, wait):
+        return FakeRaw(next(self._numbers), self.log)
+
+
+class FakeRaw(int):
+    def __new__(cls, number, log):
+        self = super().__new__(cls, number)
+        self.log = log
+        return self
+
+    rows = 1
+
+    def complete(self):
+        self.log.append(("complete", self))
+
+
+@pytest.fixture
+def lane(monkeypatch):
+    monkeypatch.setattr(worker, "Batch", FakeBatch)
+    ring = FakeRing()
+    ran = []
+    stop = threading.Event()
+
+    def function(batch):
+        ran.append(batch)
+        ring.log.append(("run", batch._raw))
+        if len(ran) == 4:
+            stop.set()
+
+    made = worker.FunctionLane(ring, function, False)
+    return made, ring, ran, stop
+
+
+def test_the_next_batch_is_gathered_ahead_into_arrays_of_its_own(lane):
+    made, ring, ran, stop = lane
+    run_one(ring, made, stop)
+    assert [b._raw for b in ran] == [1, 2, 3, 4, 5]  # the last batch was taken before the stop
+    for b, following in zip(ran, ran[1:]):
+        assert b._buffers is not following._buffers, "two batches in a row share arrays"
+    for n in (2, 3, 4, 5):
+        begun = ring.log.index(("_prefetch", n))
+        assert begun < ring.log.index(("complete", n - 1)), "not gathered ahead"
+        if n > 2:
+            assert begun > ring.log.index(("complete", n - 2)), "the batch before the last still uses the arrays"
+
+
+def test_a_worker_that_is_to_stop_takes_no_further_batch(lane):
+    made, ring, ran, stop = lane
+    run_one(ring, made, stop)
+    assert ring.next(0) == len(ran) + 1
+    assert [n for what, n in ring.log if what == "complete"] == [b._raw for b in ran]
+
+
+def test_a_batch_that_ran_is_answered_though_the_next_cannot_be_gathered_ahead(lane, monkeypatch, caplog):
+    made, ring, ran, stop = lane
+
+    def no_memory(self, k):
+        raise MemoryError
+
+    monkeypatch.setattr(FakeBatch, "_prefetch", no_memory, raising=False)
+    run_one(ring, made, stop)
+    assert [n for what, n in ring.log if what == "complete"] == [1, 2, 3, 4, 5]
+    assert "could not be gathered ahead" in caplog.text

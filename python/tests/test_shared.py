@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads on one connection that come between two steps of each other."""
+"""Threads that interleave on one connection."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ x = np.arange(16, dtype="float32")
 
 @pytest.fixture
 def core(echo):
-    """A connection whose ended requests nobody collects but the test."""
+    """A connection whose ended requests only the test collects."""
     with rb.connect("echo", socket=echo, window=16) as m:
         m._core.lib.rb_client_fd(m._core.handle, ctypes.addressof(ctypes.c_int()))
         yield m._core
 
 
 @over_ctypes
-def test_what_one_thread_collects_stays_when_another_collects_at_once(core):
+def test_two_threads_that_collect_at_once_get_each_request_once(core):
     request = core.submit_into({}, object(), (x,), 1, 0, False)
     core.wait(request, 0)
     lib, both_have = core._lib, threading.Barrier(2)
 
     class Library:
-        """Both threads have called it before one of them looks at what it gave."""
+        """Returns after both threads have called it."""
 
         def rb_reap(self, *args: int) -> int:
             status = lib.rb_reap(*args)
@@ -54,7 +54,7 @@ def test_what_one_thread_collects_stays_when_another_collects_at_once(core):
 
 
 @over_ctypes
-def test_a_request_that_was_handed_on_is_not_given_back_by_another_threads_sweep(core):
+def test_a_sweep_does_not_release_a_submitted_request(core):
     looked, handed_on = threading.Event(), threading.Event()
 
     class Owed(dict):
@@ -65,7 +65,7 @@ def test_a_request_that_was_handed_on_is_not_given_back_by_another_threads_sweep
             return now
 
     class Waiters(dict):
-        """Another thread begins to sweep in the midst of submit_into."""
+        """Starts a sweep in another thread during submit_into."""
 
         def __setitem__(self, request, waiter):
             super().__setitem__(request, waiter)
@@ -85,7 +85,7 @@ def test_a_request_that_was_handed_on_is_not_given_back_by_another_threads_sweep
 def test_a_requests_number_is_its_own_when_another_thread_uses_the_struct_next(core):
     class Pool(list):
         def append(self, scratch):
-            scratch.call.request = 0  # as the next one does at once
+            scratch.call.request = 0  # as the next user does
             super().append(scratch)
 
     core._pool, waiters = Pool(), {}
@@ -94,16 +94,16 @@ def test_a_requests_number_is_its_own_when_another_thread_uses_the_struct_next(c
     core.release(request)
 
 
-def test_a_loop_is_watched_although_an_exception_struck_when_it_was_first(echo, monkeypatch):
-    class Struck(Exception):
+def test_a_loop_is_watched_after_an_exception_in_its_first_call(echo, monkeypatch):
+    class Interrupted(Exception):
         pass
 
-    def strike(*_: object) -> None:
-        raise Struck
+    def interrupt(*_: object) -> None:
+        raise Interrupted
 
     async def twice(model: rb.Model) -> np.ndarray:
-        with monkeypatch.context() as m, pytest.raises(Struck):
-            m.setattr(asyncio.get_running_loop(), "add_reader", strike)
+        with monkeypatch.context() as m, pytest.raises(Interrupted):
+            m.setattr(asyncio.get_running_loop(), "add_reader", interrupt)
             await model.ainfer(x)
         return await asyncio.wait_for(model.ainfer(x), 60)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled code that a restart reads: kept with the weights, and only for the module that it was made of."""
+"""Compiled code that a restart reads: kept with the weights, and only for the same module."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def made(by=2.0):
     return Scaled(by).eval()
 
 
-def test_a_fingerprint_changes_with_all_that_a_module_computes_with():
+def test_a_fingerprint_changes_with_weights_statistics_mode_and_settings():
     assert fingerprint(made()) == fingerprint(made())
     weight, statistic, training = made(), made(), made()
     weight[0].weight.data[0] += 1e-6
@@ -59,7 +59,7 @@ class Limited(torch.nn.Module):
         return x.clamp(max=LIMIT)
 
 
-def test_a_fingerprint_changes_with_functions_and_with_what_the_environment_may_have_made(monkeypatch):
+def test_a_fingerprint_changes_with_functions_globals_and_class_attributes(monkeypatch):
     on_one_line = [made(lambda x: x), made(lambda x: x.relu())]
     a, b = torch.nn.ReLU(), torch.nn.Tanh()
     found = [fingerprint(m) for m in (*on_one_line, torch.nn.Sequential(a, b, a), torch.nn.Sequential(a, b, b), Limited())]
@@ -77,7 +77,7 @@ def test_a_fingerprint_does_not_change_with_modules_of_ringbatch():
     assert fingerprint(made()) == before
 
 
-def test_a_module_has_no_fingerprint_where_no_text_tells_what_it_does():
+def test_a_module_with_opaque_parts_has_no_fingerprint():
     hooked, outside = made(), 2.0
     hooked.register_forward_hook(object().__init__)
     untold = [hooked, made({}.get), made(object()), made(lambda: outside), made([torch.nn.Linear(2, 2)]), made(iter(()))]
@@ -112,10 +112,10 @@ class InParts(Net):
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """Starts a module; gives what it computes, and whether it was compiled for that."""
+    """A function that starts a module, checks its results, and returns whether it was compiled."""
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("no C++ compiler")
-    torch._dynamo.reset()  # it compiles a function so many times and no more
+    torch._dynamo.reset()  # the number of compilations of a function is limited
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     compiled, compile = [], kept_code._compile
     monkeypatch.setattr(kept_code, "_compile", lambda *a: compiled.append(1) or compile(*a))
@@ -135,13 +135,13 @@ def start(tmp_path, monkeypatch):
     return start
 
 
-def test_a_restart_reads_code_with_its_weights_and_compiles_where_it_is_of_another_module(start, tmp_path, capfd):
+def test_a_restart_reads_code_with_its_weights_and_compiles_other_modules(start, tmp_path, capfd):
     a, b = Net(), Net()
     starts = [(a, "a"), (a, "a"), (b, "b"), (a, "a"), (b, "b"), (a, "a", "float16")]
     assert [start(*of) for of in starts] == [True, False, True, False, False, True]
     whole = list(tmp_path.glob("whole-*"))
     assert len(whole) == 3
-    assert start(b, "a")  # what is kept of a is not b, whatever its name says
+    assert start(b, "a")  # the kept code of a does not compute b
     assert "is of no use: ValueError: it gives other results\n" in capfd.readouterr().err
     for file in whole:
         file.write_bytes(file.read_bytes()[:1000])
@@ -150,7 +150,7 @@ def test_a_restart_reads_code_with_its_weights_and_compiles_where_it_is_of_anoth
     assert said.count("compiling anew, since") == 1 and "kept whole" not in said
 
 
-def test_python_keeps_bytecode_of_torch_where_it_would_not(tmp_path, monkeypatch):
+def test_bytecode_of_torch_is_kept_in_the_cache_folder(tmp_path, monkeypatch):
     class Torch:
         cached = str(tmp_path / "site" / "torch" / "__pycache__" / "__init__.pyc")
 
@@ -171,9 +171,9 @@ def test_python_keeps_bytecode_of_torch_where_it_would_not(tmp_path, monkeypatch
             environment | {"TORCHINDUCTOR_CACHE_DIR": before[2]["TORCHINDUCTOR_CACHE_DIR"]})
         return found
 
-    assert prefix(writes=True) == (None, False, "", True)  # it does by itself
+    assert prefix(writes=True) == (None, False, "", True)  # Python writes bytecode anyway
     open(Torch.cached, "w").close()
-    assert prefix(writes=False) == (None, True, "", True)  # it is there
+    assert prefix(writes=False) == (None, True, "", True)  # torch has bytecode
     os.unlink(Torch.cached)
     kept = str(tmp_path / "kept" / "bytecode")
     assert prefix(writes=False) == (kept, False, kept, False)
@@ -204,7 +204,7 @@ def test_code_that_is_not_kept_whole_is_served_and_a_line_says_why(start, tmp_pa
     assert len(list(tmp_path.glob("not-whole-*"))) == 1  # others need not wait for it
 
 
-def test_whatever_keeps_code_from_being_whole_is_noted_until_it_is(start, tmp_path, capfd, monkeypatch):
+def test_a_failure_to_keep_code_whole_is_noted_until_it_succeeds(start, tmp_path, capfd, monkeypatch):
     def fails(*a):
         raise ImportError("another version")
 
@@ -219,7 +219,7 @@ def test_whatever_keeps_code_from_being_whole_is_noted_until_it_is(start, tmp_pa
 
 @pytest.fixture
 def retrained(tmp_path, monkeypatch):
-    """Starts a module of which other weights were compiled before; does what is given while it waits for another process."""
+    """A function that starts a module with new weights, and calls meanwhile() while it waits for another process."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "2")
     xs = [torch.rand(3, 4)]
@@ -257,7 +257,7 @@ def test_of_processes_that_start_together_after_a_retraining_one_compiles_and_th
     assert capfd.readouterr().out.count("another process compiles, in") == 1
 
 
-def test_a_process_that_is_killed_while_it_compiles_leaves_it_to_the_next(retrained, tmp_path):
+def test_if_a_compiling_process_is_killed_the_next_one_compiles(retrained, tmp_path):
     hold = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
     holder = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path / "ringbatch.lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout.readline() == b"held\n"
@@ -273,23 +273,19 @@ def test_a_process_that_is_killed_while_it_compiles_leaves_it_to_the_next(retrai
 
 
 def never():
-    raise AssertionError("nobody is waited for")
+    raise AssertionError("the process waits")
 
 
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_where_there_are_no_locks_nobody_is_waited_for(retrained, monkeypatch, number):
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, None])
+def test_without_a_lock_every_process_compiles_at_once(retrained, monkeypatch, tmp_path, number):
     def flock(*a):
         raise OSError(number, "no locks")
 
-    monkeypatch.setattr(compiling.fcntl, "flock", flock)
-    found = []
-    retrained(found.append, never)
-    assert len(found) == 1
-
-
-def test_where_the_folder_cannot_be_written_nobody_is_waited_for(retrained, tmp_path):
-    (tmp_path / "ringbatch.lock").unlink()
-    (tmp_path / "ringbatch.lock").mkdir()
+    if number:
+        monkeypatch.setattr(compiling.fcntl, "flock", flock)
+    else:  # the folder cannot be written
+        (tmp_path / "ringbatch.lock").unlink()
+        (tmp_path / "ringbatch.lock").mkdir()
     found = []
     retrained(found.append, never)
     assert len(found) == 1
@@ -297,13 +293,13 @@ def test_where_the_folder_cannot_be_written_nobody_is_waited_for(retrained, tmp_
 
 @pytest.fixture
 def held(tmp_path):
-    """Another process compiles, as far as others can tell."""
+    """The lock of a process that compiles."""
     with open(tmp_path / "ringbatch.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def test_who_waits_for_another_process_can_be_stopped(retrained, held):
+def test_a_wait_for_another_process_can_be_stopped(retrained, held):
     stop = threading.Event()
     with pytest.raises(compiling.Stopped):
         retrained(lambda whole: never(), stop.set, stop.is_set)

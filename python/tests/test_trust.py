@@ -12,7 +12,7 @@ import ringbatch as rb
 from ringbatch.serve import object_cli
 from ringbatch.worker import code_cache, trust
 
-OTHER = 4321  # a user and a group that are nobody's here
+OTHER = 4321  # an unknown user and group
 root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 
 
@@ -23,7 +23,7 @@ class Trap:
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    """A file in a folder of its own; loading it would make another folder."""
+    """A file that makes a folder if it is loaded."""
     tmp_path.chmod(0o755)
     (folder := tmp_path / "models").mkdir(mode=0o755)
     monkeypatch.setenv("SPRUNG", str(tmp_path / "sprung"))
@@ -68,7 +68,7 @@ def test_a_link_of_another_user_is_refused(file):
         object_cli.load(str(link))
 
 
-def test_what_this_user_alone_may_write_is_opened_once(file, monkeypatch):
+def test_a_private_file_is_opened_once(file, monkeypatch):
     """Also by links, in folders with the sticky bit, and where the group is the user's own."""
     file.parent.chmod(0o1777)
     file.chmod(0o664)
@@ -78,14 +78,14 @@ def test_what_this_user_alone_may_write_is_opened_once(file, monkeypatch):
     for path in (file, link, "link", "../models/./link"):
         with trust.open_trusted(path) as f:
             assert os.path.samestat(os.fstat(f.fileno()), file.stat())
-    with trust.open_trusted(file) as f:  # what is put in its place by now is not read
+    with trust.open_trusted(file) as f:  # a new file of the same name is not read
         file.unlink()
         file.write_bytes(b"other")
         with open(trust.descriptor_path(f), "rb") as same:
             assert same.read() == f.read() != b"other"
 
 
-def test_a_groups_name_tells_whether_it_is_this_users(monkeypatch):
+def test_a_group_is_the_users_own_by_its_name(monkeypatch):
     monkeypatch.setattr(os, "getgroups", lambda: [os.getegid(), OTHER])
     assert trust._is_own_group(OTHER)  # has no name, as in a container
     assert not trust._is_own_group(OTHER + 1)

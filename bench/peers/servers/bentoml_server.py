@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """BentoML: one service with one worker, adaptive batching on, bytes in and bytes out.
 
-Its own tensor type travels as JSON through the main service's door; a validator and
-a serializer of pydantic's take the body as it is, which is far quicker.
+BentoML's tensor type travels as JSON. Here a validator and a serializer of pydantic take the body as it is,
+which is far quicker.
 """
 
 import os

@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 
 
 class Raw(bytes):
-    """LitServe makes a text of every request for its log, also where that is off: of many bytes that takes milliseconds."""
+    """LitServe formats every request for its log, even if the log is off. With many bytes that takes milliseconds."""
 
     def __str__(self) -> str:
         return "bytes"
@@ -42,4 +42,5 @@ class Sum(ls.LitAPI):
 if __name__ == "__main__":
     api = Sum(max_batch_size=32, batch_timeout=int(os.environ["PEERS_WAIT_MS"]) / 1e3, api_path="/inference")
     server = ls.LitServer(api, accelerator="cpu", devices=1, workers_per_device=1, fast_queue=True, timeout=60)
-    server.run(host="127.0.0.1", port=int(os.environ["PEERS_PORT"]), num_api_servers=1, log_level="error", access_log=False, generate_client_file=False)
+    server.run(host="127.0.0.1", port=int(os.environ["PEERS_PORT"]), num_api_servers=1, log_level="error", access_log=False,
+        generate_client_file=False)

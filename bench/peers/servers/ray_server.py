@@ -25,8 +25,10 @@ class Sum:
 
 
 if __name__ == "__main__":
-    ray.init(num_cpus=2, include_dashboard=False, _temp_dir=os.environ["PEERS_TEMP"], object_store_memory=256 << 20, log_to_driver=False, configure_logging=False)
-    serve.start(http_options={"host": "127.0.0.1", "port": int(os.environ["PEERS_PORT"]), "access_log": False}, logging_config={"log_level": "ERROR", "enable_access_log": False})
+    ray.init(num_cpus=2, include_dashboard=False, _temp_dir=os.environ["PEERS_TEMP"], object_store_memory=256 << 20, log_to_driver=False,
+        configure_logging=False)
+    serve.start(http_options={"host": "127.0.0.1", "port": int(os.environ["PEERS_PORT"]), "access_log": False},
+        logging_config={"log_level": "ERROR", "enable_access_log": False})
     serve.run(Sum.bind(), route_prefix="/inference")
     print("ready", flush=True)
     signal.sigwait([signal.SIGTERM, signal.SIGINT])

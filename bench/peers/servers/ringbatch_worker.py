@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ringbatch, as it comes: a wait that it chooses itself."""
+"""ringbatch with default settings: wait_time = "auto"."""
 
 import sys
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model, for Triton's Python backend, which hands over the requests of a batch."""
+"""The model, for Triton's Python backend."""
 
 import numpy as np
 import triton_python_backend_utils as pb

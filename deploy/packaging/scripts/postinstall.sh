@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The user and the folders. The broker is not started: it has no models yet. An
-# upgrade restarts what runs; clients with retry see a pause.
+# Makes the user and the folders. The broker is not started: it has no models yet. An
+# upgrade restarts running units; clients with retry see a pause.
 set -e
 if ! getent passwd ringbatch >/dev/null; then
 	if command -v systemd-sysusers >/dev/null; then

@@ -1,7 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# dpkg says purge when nothing is to be left; rpm has no such word, and keeps what
-# the administrator wrote.
+# dpkg passes "purge" to remove everything. rpm has no purge and keeps the administrator's files.
 set -e
 case "${1:-}" in
 purge)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# dpkg says remove, rpm 0, when the last version goes; an upgrade stops nothing.
+# dpkg passes "remove" and rpm passes 0 when the last version goes. An upgrade stops nothing.
 set -e
 case "${1:-}" in
 remove | 0)

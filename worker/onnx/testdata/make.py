@@ -32,14 +32,14 @@ graph(
     [tensor("y", FLOAT, "batch", 3), tensor("best", I64, "batch")],
     [("w", w)],
 )
-# Every row less the mean of the batch: rows depend on one another.
+# Each row minus the mean of the batch: rows depend on one another.
 graph(
     "mixes",
     [helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0], keepdims=1), helper.make_node("Sub", ["x", "mean"], ["y"])],
     [tensor("x", FLOAT, "batch", 4)],
     [tensor("y", FLOAT, "batch", 4)],
 )
-# The same by a part that is below every tolerance.
+# Rows depend on one another by less than every tolerance.
 graph(
     "nearly",
     [
