@@ -30,17 +30,17 @@ type Broker struct {
 	reloading sync.Mutex    // one Reload at a time
 	ending    atomic.Bool   // the context of Serve has ended
 	handing   atomic.Bool   // another broker takes over, or has
-	listening chan struct{} // closed when this one has it
+	listening chan struct{} // closed when this broker has the socket
 	handedTo  chan struct{} // closed when another broker has the socket
-	applied   chan struct{} // closed when the processes are as the last Reload declared them; nil before the first
+	applied   chan struct{} // closed when the processes are as the last Reload declared; nil before the first
 	offenders offenders
 	users     *users
 	refusals  refusals
-	answering chan struct{} // has a place for each call that is being answered
+	answering chan struct{} // bounds the calls that are answered at a time
 }
 
-// New checks the configuration, takes the socket and makes the declared
-// models. Serve must follow.
+// New checks the configuration, takes the socket and makes the declared models. The
+// caller runs Serve.
 func New(cfg Config) (_ *Broker, err error) {
 	cfg.fill()
 	if cfg.MaxClients < 0 {
@@ -54,7 +54,7 @@ func New(cfg Config) (_ *Broker, err error) {
 			return nil, err
 		}
 	}
-	if err := cfg.Limits.fill(cfg.MaxClients, cfg.shared()); err != nil {
+	if err := cfg.Limits.fill(cfg.MaxClients, cfg.isShared()); err != nil {
 		return nil, err
 	}
 	if err := checkKernel(); err != nil {
@@ -62,7 +62,7 @@ func New(cfg Config) (_ *Broker, err error) {
 	}
 	b := &Broker{
 		cfg:       cfg,
-		log:       quietly(cfg.Logger),
+		log:       quietLogger(cfg.Logger),
 		users:     newUsers(cfg.Limits, cfg.MaxClients),
 		epoch:     uint64(time.Now().UnixNano()),
 		started:   time.Now(),
@@ -90,16 +90,16 @@ func New(cfg Config) (_ *Broker, err error) {
 		return nil, err
 	}
 	for _, mc := range cfg.Models {
-		m, _, err := b.models.reserve(mc.Name)
+		m, _, err := b.models.reserveName(mc.Name)
 		if err != nil {
 			return nil, err
 		}
-		if err := m.build(b, mc); err != nil {
+		if err := m.buildRing(b, mc); err != nil {
 			return nil, err
 		}
-		b.models.place(m)
-		m.loop.Adopt(m.ring) // which does not run yet
-		b.models.publish(m, false)
+		b.models.placeModel(m)
+		m.loop.AdoptRing(m.ring) // the loop does not run yet
+		b.models.publishModel(m, false)
 	}
 	if err := b.models.checkAliases(cfg.Aliases, nil); err != nil {
 		return nil, err
@@ -110,12 +110,12 @@ func New(cfg Config) (_ *Broker, err error) {
 	if cfg.TakeOver != nil {
 		b.listener, err = listenBeside(cfg.Socket, cfg.OpenFolder)
 	} else if b.listener, err = listen(cfg.Socket, cfg.OpenFolder); err == nil {
-		b.listens()
+		b.announceSocket()
 	}
 	return b, err
 }
 
-func (b *Broker) listens() {
+func (b *Broker) announceSocket() {
 	b.log.Info("broker listening", "socket", b.cfg.Socket, "pid", os.Getpid(), "epoch", b.epoch, "loops", b.cfg.Loops)
 	close(b.listening)
 }
@@ -123,16 +123,15 @@ func (b *Broker) listens() {
 // Listening is closed once the broker has its socket.
 func (b *Broker) Listening() <-chan struct{} { return b.listening }
 
-// Socket is where the broker listens.
+// Socket is the path of the broker's socket.
 func (b *Broker) Socket() string { return b.cfg.Socket }
 
-// Serve runs until ctx ends, then drains: requests that were accepted finish,
-// new ones get ErrDraining, for at most Config.DrainTime. It returns nil
-// after a clean drain.
+// Serve runs until ctx ends, then drains for at most Config.DrainTime: accepted requests
+// finish, new ones get ErrDraining. It returns nil after a clean drain.
 func (b *Broker) Serve(ctx context.Context) error {
 	defer b.super.Wait()
 	defer b.release()
-	defer b.super.Stop() // before release: workers are told to end, not left to look for a broker
+	defer b.super.Stop() // before release, or workers would look for another broker
 	drained := make(chan struct{}, len(b.loops))
 	failed := make(chan error, len(b.loops))
 	var running sync.WaitGroup
@@ -149,7 +148,7 @@ func (b *Broker) Serve(ctx context.Context) error {
 			l.Stop()
 		}
 	}()
-	go b.accept()
+	go b.acceptConns()
 	if b.cfg.TakeOver == nil {
 		b.super.Start(b.cfg.MPS, b.declaredWorkers()...)
 	} else if err := b.takeOver(ctx); err != nil {
@@ -165,11 +164,11 @@ func (b *Broker) Serve(ctx context.Context) error {
 	case err := <-failed:
 		return err
 	}
-	return b.drain(drained, failed)
+	return b.drainLoops(drained, failed)
 }
 
-// stopClients ends the gateway, while its models still answer: it takes its time
-// to tell load balancers, and to finish what it has accepted.
+// stopClients ends the gateway while its models still answer. The gateway takes time to
+// warn load balancers, and to finish its requests.
 func (b *Broker) stopClients(failed <-chan error) error {
 	ended := make(chan struct{})
 	go func() {
@@ -184,13 +183,13 @@ func (b *Broker) stopClients(failed <-chan error) error {
 	}
 }
 
-// unservedPoll is how often a drain looks for models that have no worker.
+// unservedPoll is how often a drain looks for models without workers.
 const unservedPoll = 100 * time.Millisecond
 
-// drain has the loops finish what was accepted.
-func (b *Broker) drain(drained <-chan struct{}, failed <-chan error) error {
+// drainLoops has the loops finish accepted requests.
+func (b *Broker) drainLoops(drained <-chan struct{}, failed <-chan error) error {
 	b.log.Info("draining")
-	b.models.drain()
+	b.models.refuseNew()
 	for _, l := range b.loops {
 		l.Drain()
 	}
@@ -206,7 +205,7 @@ func (b *Broker) drain(drained <-chan struct{}, failed <-chan error) error {
 		case <-look.C:
 			grace, mayServe := b.cfg.WorkerGrace, b.super.MayServe
 			handed := b.isHandedOver()
-			if handed { // who is started now finds the other broker
+			if handed { // new workers find the other broker
 				grace, mayServe = 0, func(string) bool { return false }
 			}
 			for _, l := range b.loops {
@@ -218,7 +217,7 @@ func (b *Broker) drain(drained <-chan struct{}, failed <-chan error) error {
 				})
 			}
 		case <-over:
-			if len(drained) == left { // there was no time, and none was needed
+			if len(drained) == left { // all have drained just now
 				continue
 			}
 			b.log.Warn("drain time is over, requests are left unfinished")
@@ -229,9 +228,9 @@ func (b *Broker) drain(drained <-chan struct{}, failed <-chan error) error {
 	return nil
 }
 
-// KillWorkers is for one who does not wait for Serve to return: worker processes are
-// told to end, and killed if they do not. It takes a few seconds at most; true if
-// none is left, nor MPS if it was started for them.
+// KillWorkers ends the worker processes, by SIGKILL if need be, for a caller that does
+// not wait for Serve. It takes a few seconds at most. It returns true if no process is
+// left, nor MPS if the broker started it.
 func (b *Broker) KillWorkers() bool {
 	over := make(chan struct{})
 	go func() {
@@ -247,26 +246,24 @@ func (b *Broker) KillWorkers() bool {
 	}
 }
 
-// killTime is longer than what a supervisor in a hurry gives its workers.
+// killTime is longer than a supervisor in a hurry waits for its workers.
 const killTime = 4 * time.Second
 
-// declaredWorkers are the processes to start, each model's and those that
-// belong to none.
+// declaredWorkers lists the processes to start.
 func (b *Broker) declaredWorkers() []supervise.Group {
 	groups := []supervise.Group{{Workers: b.cfg.Workers}}
 	for i := range b.cfg.Models {
-		groups = append(groups, b.cfg.Models[i].groups()...)
+		groups = append(groups, b.cfg.Models[i].workerGroups()...)
 	}
 	return groups
 }
 
-// release gives everything back: nothing of a broker outlives it. Its loops
-// have ended.
+// release closes the socket, the connections and the rings. The loops have ended.
 func (b *Broker) release() {
 	if b.listener != nil {
 		b.listener.close()
 	}
-	b.conns.close() // first: who is just attaching touches a ring
+	b.conns.close() // before the rings: a peer that attaches touches one
 	b.refusals.close()
 	for _, l := range b.loops {
 		l.ReleaseRings()

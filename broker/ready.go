@@ -9,16 +9,15 @@ import (
 	"github.com/ringbatch/ringbatch/internal/control"
 )
 
-// A worker that another one is to be ended for has first to look for batches:
-// what it does between attaching and that may take long on a busy machine, and
-// who is ended is missed meanwhile. One that looks without ever waiting is not
-// seen to, and is believed after Config.firstLookTime.
+// A new worker must look for batches before the supervisor ends the old one: on a busy
+// machine that may be long after it attached. The broker cannot see the look of a worker
+// that never waits. It believes such a worker after Config.firstLookTime.
 const (
 	defaultFirstLookTime = 5 * time.Second
 	mostLookPause        = 20 * time.Millisecond
 )
 
-// awaitFirstLook tells the supervisor when a worker is ready.
+// awaitFirstLook reports to the supervisor when a worker is ready.
 func (b *Broker) awaitFirstLook(w *engine.WorkerSession) {
 	pause := time.Millisecond
 	for end := time.Now().Add(b.cfg.firstLookTime); ; time.Sleep(pause) {
@@ -34,16 +33,16 @@ func (b *Broker) awaitFirstLook(w *engine.WorkerSession) {
 	}
 }
 
-// listModels is what OpModels answers.
+// listModels answers OpModels.
 func (b *Broker) listModels() (list []control.Model) {
-	for _, m := range b.models.list() {
+	for _, m := range b.models.listModels() {
 		clients, stages, ok := m.ring.Readiness()
 		if !ok {
 			continue
 		}
-		line := m.line()
+		line := m.listLine()
 		line.Clients = clients
-		for i, s := range stages { // a model is as ready as the stage that is ready least
+		for i, s := range stages { // a model is as ready as its least ready stage
 			line.Workers += s.Attached
 			if i == 0 || s.Ready < line.ReadyWorkers {
 				line.ReadyWorkers = s.Ready

@@ -217,14 +217,14 @@ func TestABrokerDrainsWhileEverybodyAttaches(t *testing.T) {
 func TestAModelIsMadeByOneAndAwaitedByOthers(t *testing.T) {
 	s := serve(t, func(c *Config) { c.Loops = 2 })
 	g := s.b.models
-	m, mine, err := g.reserve("x")
+	m, mine, err := g.reserveName("x")
 	if err != nil || !mine {
 		t.Fatal(mine, err)
 	}
 	got := make(chan bool)
 	for range 3 {
 		go func() {
-			_, mine, err := g.reserve("x")
+			_, mine, err := g.reserveName("x")
 			if err != nil {
 				t.Error(err)
 			}
@@ -236,24 +236,24 @@ func TestAModelIsMadeByOneAndAwaitedByOthers(t *testing.T) {
 		t.Fatal("a model that is being made was given away")
 	case <-time.After(20 * time.Millisecond):
 	}
-	g.abandon(m)
+	g.abandonModel(m)
 	if !<-got {
 		t.Error("nobody makes the model that was abandoned")
 	}
 	g.mu.Lock()
 	m = g.models["x"]
 	g.mu.Unlock()
-	if err := s.b.make(m, ModelConfig{Signature: s.b.cfg.Models[0].Signature, Name: "x", Policy: policy.New(policy.Slots(64))}); err != nil {
+	if err := s.b.makeModel(m, ModelConfig{Signature: s.b.cfg.Models[0].Signature, Name: "x", Policy: policy.New(policy.Slots(64))}); err != nil {
 		t.Fatal(err)
 	}
-	g.publish(m, true)
+	g.publishModel(m, true)
 	for range 2 {
 		if <-got {
 			t.Error("it was made again")
 		}
 	}
 	for range 3 {
-		g.leave(m)
+		g.leaveModel(m)
 	}
 	if _, _, err := g.takeStage("x"); !errors.Is(err, status.ErrUnknownModel) {
 		t.Errorf("after the last has left: %v", err)
@@ -304,16 +304,16 @@ func TestModelsGoToTheLoopWithTheLeastToDo(t *testing.T) {
 		if err := mc.ParseTensors([]string{"x:i64[1]"}, []string{"y:i64[1]"}, nil); err != nil {
 			t.Fatal(err)
 		}
-		m, _, err := b.models.reserve(mc.Name)
+		m, _, err := b.models.reserveName(mc.Name)
 		if err == nil {
-			err = m.build(b, mc)
+			err = m.buildRing(b, mc)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		b.models.place(m)
-		m.loop.Adopt(m.ring)
-		b.models.publish(m, false)
+		b.models.placeModel(m)
+		m.loop.AdoptRing(m.ring)
+		b.models.publishModel(m, false)
 		models = append(models, m)
 	}
 	on := func(i int) int { return slices.Index(b.loops, models[i].loop) }
@@ -324,7 +324,7 @@ func TestModelsGoToTheLoopWithTheLeastToDo(t *testing.T) {
 		t.Fatalf("models are on loops %d %d %d %d", on(0), on(1), on(2), on(3))
 	}
 	for _, m := range []*model{models[1], models[1], models[1], models[2]} {
-		b.models.join(m)
+		b.models.joinModel(m)
 	}
 	add()
 	add()

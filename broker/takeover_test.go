@@ -56,7 +56,7 @@ func TestABrokerGoesOnIfItsSuccessorDiesBeforeItHasTheSocket(t *testing.T) {
 		if st, err := admin.New(socket).Stats(t.Context()); err != nil || st.Pid != os.Getpid() {
 			t.Errorf("%s: stats of %d, %v", step, st.Pid, err)
 		}
-		if s.b.models.drains() {
+		if s.b.models.isDraining() {
 			t.Errorf("%s: it drains", step)
 		}
 		if _, err := listen(socket, false); !errors.Is(err, status.ErrBrokerRunning) {

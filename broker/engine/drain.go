@@ -8,8 +8,10 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// EndUnserved ends what waits in models that have had no worker for grace, and
-// get none. Clients may send it again, to another broker. It is called on the loop.
+// The end of requests and sessions that a loop cannot finish while it drains.
+
+// EndUnserved ends the queued requests of models that have had no worker for grace, and
+// get none. Clients may send them again, to another broker. It is called on the loop.
 func (l *Loop) EndUnserved(grace time.Duration, mayServe func(model string) bool) {
 	for r := range l.rings {
 		for _, s := range r.stages {
@@ -22,7 +24,7 @@ func (l *Loop) EndUnserved(grace time.Duration, mayServe func(model string) bool
 	}
 }
 
-// refuseQueued ends everything that waits.
+// refuseQueued ends all queued requests.
 func (s *Stage) refuseQueued(code status.Code) {
 	s.touch()
 	for c := range s.ring.clients {
@@ -36,10 +38,9 @@ func (s *Stage) refuseQueued(code status.Code) {
 	}
 }
 
-// SendIdleClientsOn hangs up on the clients that have nothing under way: they find
-// the other broker, instead of being refused here until the last request of others
-// is done. Not on those of private models, whose slots would be cleared before
-// they have read their answers.
+// SendIdleClientsOn hangs up on clients without requests, which then find the other
+// broker. Clients of private models stay: their slots would be cleared before they have
+// read their answers.
 func (l *Loop) SendIdleClientsOn() {
 	for r := range l.rings {
 		for c := range r.clients {

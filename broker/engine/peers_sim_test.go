@@ -12,8 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// simClient obeys the client's side of the protocol, step by step; or does
-// not, if it is garbage.
+// simClient obeys the client's side of the protocol, step by step, unless it is garbage.
 type simClient struct {
 	s       *world
 	name    string
@@ -90,9 +89,9 @@ func (c *simClient) leave(how string) {
 		c.s.note("%s %s", c.name, how)
 	}
 	c.dead = true
-	c.s.tell(c.name+" is gone", func() { c.s.r.clientLeft(c.sess, "simulated") })
-	if c.s.chance(0.3) { // both its connection and its pidfd tell
-		c.s.tell(c.name+" is gone (again)", func() { c.s.r.clientLeft(c.sess, "simulated") })
+	c.s.report(c.name+" is gone", func() { c.s.r.clientLeft(c.sess, "simulated") })
+	if c.s.chance(0.3) { // its connection and its pidfd report
+		c.s.report(c.name+" is gone (again)", func() { c.s.r.clientLeft(c.sess, "simulated") })
 	}
 }
 
@@ -105,9 +104,9 @@ func (c *simClient) push(e *shm.Commit) {
 		c.die() // between the entry and the bell
 		return
 	}
-	if (ring || c.s.chance(0.05)) && !c.rung { // also rings that nobody needs
+	if (ring || c.s.chance(0.05)) && !c.rung { // also without need
 		c.rung = true
-		c.s.tell(c.name+" rings", func() { c.rung = false; c.s.r.clientRang(c.sess) })
+		c.s.report(c.name+" rings", func() { c.rung = false; c.s.r.clientRang(c.sess) })
 	}
 }
 
@@ -138,7 +137,7 @@ func (c *simClient) commit() {
 	slot := c.sess.first + uint32(at)
 	e := shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: uint32(rows), Slot: slot, Gen: x.gen, Committed: s.now}
 	if !s.calm && s.poison > 0 && s.chance(s.poison) {
-		s.fates[mailed{slot, x.gen}] = &simFate{poison: s.somePoison()}
+		s.past[mailed{slot, x.gen}] = &simHistory{poison: s.somePoison()}
 	}
 	if s.chance(0.3) {
 		x.deadline = s.now + s.rng.Int64N(int64(20*time.Millisecond))
@@ -156,7 +155,7 @@ func (c *simClient) cancel() {
 	for i := range c.slots {
 		if x := &c.slots[i]; x.state == simCommitted && !x.canceled {
 			slot := c.sess.first + uint32(i)
-			if c.s.chance(0.1) { // it was late, and the request it was for has ended
+			if c.s.chance(0.1) { // a late cancel of a request that has ended
 				c.push(&shm.Commit{Kind: shm.KindCancel, Rows: uint32(x.rows), Slot: slot, Gen: x.gen - 1})
 				return
 			}
@@ -168,12 +167,12 @@ func (c *simClient) cancel() {
 	}
 }
 
-// look is what a woken leader does: the bell first, then the words.
+// look reads the bell first, then the words, as a woken leader does.
 func (c *simClient) look() {
 	s := c.s
 	bell := s.r.board.Bell(c.sess.first)
 	if c.asleep && bell.Count.Load() == c.seen {
-		return // parked: nobody rang
+		return // still parked
 	}
 	c.seen = bell.Count.Load()
 	c.reap()
@@ -214,21 +213,21 @@ func (c *simClient) check(slot uint32, x *simSlot, w shm.Word) {
 		}
 	case status.ErrCanceled:
 		if !x.canceled {
-			s.fail("%s: slot %d was canceled by nobody", c.name, slot)
+			s.fail("%s: slot %d was canceled without a cancel", c.name, slot)
 		}
 	case status.ErrWorkerDied:
-		if f := s.fates[mailed{slot, x.gen}]; f == nil || f.deaths < s.st.settings.MaxAttempts && f.hangs < maxHangs {
+		if f := s.past[mailed{slot, x.gen}]; f == nil || f.deaths < s.st.settings.MaxAttempts && f.hangs < maxHangs {
 			s.fail("%s: slot %d ended with %v: %+v, %s", c.name, slot, w.Status(), f, s.r.board.Reason(slot))
 		}
 	case status.ErrFailed, status.ErrInvalid:
-		if f := s.fates[mailed{slot, x.gen}]; w.Status() == status.ErrFailed && f != nil && (f.left || f.mayFail(s.mild)) {
+		if f := s.past[mailed{slot, x.gen}]; w.Status() == status.ErrFailed && f != nil && (f.left || f.mayFail(s.mild)) {
 			return
 		}
 		s.fail("%s: slot %d ended with %v: %s", c.name, slot, w.Status(), s.r.board.Reason(slot))
 	}
 }
 
-// reap takes slots back that were held when their request ended.
+// reap takes back slots that were held at the end of their request.
 func (c *simClient) reap() {
 	for i := range c.slots {
 		x := &c.slots[i]
@@ -247,8 +246,7 @@ func (c *simClient) free(at int) {
 	}
 }
 
-// scribble breaks the protocol: it must cost the client its connection, and
-// nobody else anything.
+// scribble breaks the protocol: only this client must lose its connection.
 func (c *simClient) scribble() {
 	s := c.s
 	if at := s.rng.IntN(len(c.slots)); s.chance(0.5) && c.slots[at].state == simFree {
@@ -260,9 +258,9 @@ func (c *simClient) scribble() {
 		Gen:  s.rng.Uint32() >> s.rng.IntN(33), Deadline: s.rng.Int64() >> s.rng.IntN(64), Committed: -s.rng.Int64() >> s.rng.IntN(64)}
 	s.note("%s pushes garbage %+v", c.name, e)
 	c.ring.Push(&e)
-	c.dead = true // what it thinks of its slots is worthless from here on
-	s.tell(c.name+" rings", func() { s.r.clientRang(c.sess) })
-	s.tell(c.name+" is gone", func() { s.r.clientLeft(c.sess, "simulated") })
+	c.dead = true // its idea of its slots is worthless from here on
+	s.report(c.name+" rings", func() { s.r.clientRang(c.sess) })
+	s.report(c.name+" is gone", func() { s.r.clientLeft(c.sess, "simulated") })
 }
 
 // lie breaks one rule with an entry that is right otherwise.
@@ -276,15 +274,15 @@ func (c *simClient) lie(at uint32) {
 		e.Rows = uint32(len(c.slots)) - at + 1 // reaches into the next window
 	case 2:
 		e.Kind = shm.KindCancel // of what never was
-	case 3: // a slot that is in use: unless that ended before the broker came to the second
+	case 3: // a slot in use, unless the first request ends before the broker reads the second
 		c.ring.Push(&e)
 		e.Gen++
-		s.tell(c.name+" is gone", func() { s.r.clientLeft(c.sess, "simulated") })
+		s.report(c.name+" is gone", func() { s.r.clientLeft(c.sess, "simulated") })
 	}
 	s.note("%s lies: %+v", c.name, e)
 	c.ring.Push(&e)
 	c.dead, c.lied = true, true
-	s.tell(c.name+" rings", func() { s.r.clientRang(c.sess) })
+	s.report(c.name+" rings", func() { s.r.clientRang(c.sess) })
 }
 
 func (s *world) quiet() bool {

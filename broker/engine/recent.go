@@ -8,12 +8,10 @@ import (
 	"github.com/ringbatch/ringbatch/admin/stats"
 )
 
-// recentBatches is how many of a model's last batches are remembered, for those
-// who want to see them form.
+// recentBatches is how many of a model's last batches are remembered.
 const recentBatches = 1024
 
-// recent is the last batches that workers finished. Its memory is made with the
-// first of them.
+// recent is the last finished batches. Its memory is made with the first of them.
 type recent struct {
 	ring  []batchRecord
 	count uint64 // ever
@@ -33,11 +31,11 @@ func (r *recent) addBatch(b batchRecord) {
 	r.count++
 }
 
-// BatchesSince are the stage's batches after the first ones, as far as they are
-// remembered; false if the ring is gone. It is called away from the loop.
+// BatchesSince lists the remembered batches without the stage's first ones; false if the
+// ring is gone. It is called away from the loop.
 func (s *Stage) BatchesSince(since uint64) (out stats.Batches, ok bool) {
 	var records []batchRecord
-	var now, wall int64 // one moment on both clocks: lists of two calls go together
+	var now, wall int64 // the same moment on both clocks
 	if !s.ring.Do(func() {
 		r := &s.recent
 		now, wall = s.loop.clock(), time.Now().UnixMicro()

@@ -18,35 +18,34 @@ import (
 	"github.com/ringbatch/ringbatch/admin/stats"
 )
 
-// NVIDIA's Multi-Process Service lets the kernels of several processes run on
-// one GPU at the same time; without it they take turns. Its control daemon is
-// found by its clients through a folder with pipes.
+// mps is NVIDIA's Multi-Process Service. It lets the kernels of several processes run on
+// one GPU at the same time; without it they take turns. Clients find its control daemon
+// through a folder with pipes.
 //
 //	a daemon answers in $CUDA_MPS_PIPE_DIRECTORY, or in the usual place
 //	and there belongs to root or this user                              → use it, leave it alone
-//	none does, but the program is installed                             → start one of our own, end it at the end
-//	the program is not there, or does not start                         → say so, and go on without
+//	none does, but the program is installed                             → start one, and end it at the end
+//	the program is not there, or does not start                         → log that, and go on without
 type mps struct {
 	log     *slog.Logger
 	control string // path of nvidia-cuda-mps-control
-	pipe    string // folder that clients find the daemon by
-	logs    string // folder for its logs; ours only
-	own     bool   // ours to stop
-	from    bool   // the broker that this one takes over from started it: ours once that has ended
-	why     string // no MPS, because of this; "" if it is active
+	pipe    string // folder of the daemon's pipes
+	logs    string // folder of our own daemon's logs
+	own     bool   // this supervisor stops it
+	from    bool   // the old broker started it; ours once that broker has ended
+	why     string // why there is no MPS; "" if it is active
 }
 
 const (
 	mpsControl     = "nvidia-cuda-mps-control"
 	mpsDefaultPipe = "/tmp/nvidia-mps"
 
-	mpsStartTime = 30 * time.Second // for a daemon to answer
-	mpsStopTime  = 30 * time.Second // for it to end, its workers being gone
+	mpsStartTime = 30 * time.Second // for a daemon to start
+	mpsStopTime  = 30 * time.Second // for it to end after its workers
 	mpsAskTime   = 10 * time.Second // for it to answer a question
 )
 
-// startMPS finds or starts a daemon. It always returns something; what it
-// could not do is in its log line and in the statistics.
+// startMPS finds or starts a daemon. A failure is in the log and in the statistics.
 func startMPS(log *slog.Logger, socket string) *mps {
 	m := &mps{log: log}
 	path, err := exec.LookPath(mpsControl)
@@ -101,9 +100,8 @@ func (m *mps) launch() error {
 // mpsPoll is how often a daemon that starts or ends is asked.
 const mpsPoll = 50 * time.Millisecond
 
-// isTrusted tells whether a folder of pipes, and the daemon's pipe in it, belong to root or
-// to this user. Anybody can make a folder of that name in /tmp, and would see what
-// the GPU computes.
+// isTrusted says whether a folder of pipes, and the daemon's pipe in it, belong to root or
+// to this user. Any user could make a folder of that name in /tmp, and see the GPU's data.
 func isTrusted(folder string) bool {
 	for _, path := range []string{folder, filepath.Join(folder, "control")} {
 		var st syscall.Stat_t
@@ -133,8 +131,7 @@ func (m *mps) run(within time.Duration, input string, args ...string) (string, e
 		cmd.Env = append(cmd.Env, "CUDA_MPS_LOG_DIRECTORY="+m.logs)
 	}
 	cmd.Stdin = strings.NewReader(input)
-	// The daemon inherits what we give it and must not keep our pipes, nor
-	// get the Ctrl-C that is meant for the broker.
+	// The daemon must not inherit our pipes, nor get the broker's Ctrl-C.
 	var out bytes.Buffer
 	if len(args) == 0 {
 		cmd.Stdout, cmd.Stderr = &out, &out
@@ -154,17 +151,17 @@ func (m *mps) answers() bool {
 	return err == nil
 }
 
-func (m *mps) active() bool { return m != nil && m.why == "" }
+func (m *mps) isActive() bool { return m != nil && m.why == "" }
 
-// environment is what its clients need to find the daemon.
+// environment lets clients find the daemon.
 func (m *mps) environment() []string {
-	if !m.active() || m.pipe == "" {
+	if !m.isActive() || m.pipe == "" {
 		return nil
 	}
 	return []string{"CUDA_MPS_PIPE_DIRECTORY=" + m.pipe}
 }
 
-// stop ends a daemon of our own.
+// stop ends our own daemon.
 func (m *mps) stop() {
 	if m == nil || !m.own {
 		return

@@ -12,47 +12,48 @@ import (
 	"time"
 )
 
-// One client of an MPS server can break the contexts of all: if it is killed while a kernel
-// of it runs, or its kernel faults. Then the server refuses new clients until the
-// last of the old ones has gone.
+// A client of an MPS server breaks the contexts of all clients if it is killed while its
+// kernel runs, or if its kernel faults. Then the server refuses new clients until the
+// last old client has gone.
 //
 //	before a worker is killed       → TerminateClient ends its kernels, which harms no other
-//	a process is started again      → healMPS asks whether the server has faulted
-//	it has                          → all workers are killed, the daemon is started again
+//	before a process is restarted   → healMPS asks whether the server has faulted
+//	the server has faulted          → all workers are killed, the daemon is started again
 const (
 	mpsTerminateTime = 3 * time.Second  // for the kernels of a client to end
 	mpsGoneTime      = 10 * time.Second // for killed processes, or the daemon, to be gone
-	mpsHealPause     = 10 * time.Second // between two of these, so that a GPU that is broken for good does not end workers all the time
+	mpsHealPause     = 10 * time.Second // between two restarts, should the GPU stay broken
 
-	// mpsNotReady is what CUDA says to a new client of a server that has faulted.
+	// mpsNotReady is CUDA's message to a new client of a server that has faulted.
 	mpsNotReady = "MPS server is not ready to accept new MPS client requests"
 )
 
-// usesMPS tells whether the process shares a GPU through MPS. The supervisor's mutex is held.
-func (p *process) usesMPS() bool { return p.s.mps != nil && p.s.mps.active() && !p.cfg.Client }
+// usesMPS says whether the process shares a GPU through MPS. The supervisor's mutex is held.
+func (p *process) usesMPS() bool { return p.s.mps.isActive() && !p.cfg.Client }
 
-// UsesMPS tells whether an attached worker is a client of MPS, as far as we started it.
+// UsesMPS says whether an attached worker is a supervised client of MPS.
 func (s *Supervisor) UsesMPS(pid int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := s.find(pid)
+	p := s.findProcess(pid)
 	return p != nil && p.usesMPS()
 }
 
 // TerminateClient ends the kernels of a worker that is about to be killed. It takes some
-// seconds at most, and may fail: the worker is killed all the same.
+// seconds at most, and may fail.
 func (s *Supervisor) TerminateClient(pid int) {
 	s.mu.Lock()
 	m := s.mps
 	s.mu.Unlock()
 	for _, server := range m.servers(mpsTerminateTime) {
 		if out, err := m.run(mpsTerminateTime, "terminate_client "+server+" "+strconv.Itoa(pid)+"\n"); err != nil {
-			s.log.Warn("MPS: the kernels of a worker could not be ended before it is killed", "pid", pid, "error", err, "output", out)
+			s.log.Warn("MPS: the kernels of a worker could not be ended before it is killed",
+				"pid", pid, "error", err, "output", out)
 		}
 	}
 }
 
-// servers are the pids of the daemon's servers: one for each user, of which we are one.
+// servers lists the pids of the daemon's servers, one for each user.
 func (m *mps) servers(within time.Duration) []string {
 	out, err := m.run(within, "get_server_list\n")
 	if err != nil {
@@ -61,7 +62,7 @@ func (m *mps) servers(within time.Duration) []string {
 	return strings.Fields(out)
 }
 
-// hasFaulted tells whether a server takes no new clients, or a daemon of our own is gone.
+// hasFaulted says whether a server takes no new clients, or our own daemon is gone.
 func (m *mps) hasFaulted(own bool) bool {
 	for _, server := range m.servers(mpsAskTime) {
 		if out, err := m.run(mpsAskTime, "get_server_status "+server+"\n"); err == nil && strings.Contains(out, "FAULT") {
@@ -71,32 +72,31 @@ func (m *mps) hasFaulted(own bool) bool {
 	return own && !m.answers()
 }
 
-// healMPS looks before the next life of a process whether MPS will serve it, and has it
-// serve again if not. refused says that the server has refused the last one. Others that
-// are to be started wait here meanwhile.
+// healMPS restarts a faulted MPS before the next life of a process. refused says that the
+// server has refused the last life. Other processes wait here meanwhile.
 func (s *Supervisor) healMPS(refused bool) {
 	s.healing.Lock()
 	defer s.healing.Unlock()
 	s.mu.Lock()
 	m, stopped, own := s.mps, s.stopped, s.mps != nil && s.mps.own
 	s.mu.Unlock()
-	if m == nil || !m.active() || stopped || time.Since(s.healed) < mpsHealPause || !refused && !m.hasFaulted(own) {
+	if !m.isActive() || stopped || time.Since(s.healed) < mpsHealPause || !refused && !m.hasFaulted(own) {
 		return
 	}
 	s.log.Error("MPS: the server has faulted: ending all of its workers, and starting it again")
-	s.killClients()
+	s.killMPSClients()
 	if s.Faulted != nil {
 		s.Faulted()
 	}
 	if err := m.restart(own); err != nil {
-		s.log.Error("MPS: it does not serve again", "error", err)
+		s.log.Error("MPS: the daemon could not be started again", "error", err)
 	}
 	s.healed = time.Now()
 }
 
-// killClients ends the processes that use MPS. Their contexts are broken, so there is
-// nothing that they could finish; the broker tries their batches on the next ones.
-func (s *Supervisor) killClients() {
+// killMPSClients kills the processes that use MPS. Their contexts are broken, so they
+// cannot finish. The broker gives their batches to the next workers.
+func (s *Supervisor) killMPSClients() {
 	killed := map[*process]int{}
 	s.mu.Lock()
 	for _, p := range s.procs {
@@ -117,8 +117,8 @@ func (s *Supervisor) killClients() {
 	}
 }
 
-// restart ends the servers, which the daemon replaces with the next client, and a daemon of
-// our own as well.
+// restart ends the servers, which the daemon starts again for the next client. It also
+// restarts our own daemon.
 func (m *mps) restart(own bool) error {
 	servers := m.servers(mpsAskTime)
 	for _, server := range servers {
@@ -137,7 +137,7 @@ func (m *mps) restart(own bool) error {
 	return m.launch()
 }
 
-// kill ends a daemon of our own that does not end when asked to, and its servers.
+// kill kills our own daemon and its servers.
 func (m *mps) kill(servers []string) {
 	text, _ := os.ReadFile(filepath.Join(m.pipe, mpsControl+".pid"))
 	for _, pid := range append(servers, strings.TrimSpace(string(text))) {

@@ -123,7 +123,7 @@ func TestAWorkerIsKnownBeforeItAttaches(t *testing.T) {
 	go func() {
 		s.AwaitStart(child.Process.Pid)
 		s.Attached(child.Process.Pid)
-		known <- s.RoleOf(child.Process.Pid)
+		known <- s.AssignRole(child.Process.Pid)
 	}()
 	s.AwaitStart(os.Getppid()) // is no child of ours
 	s.mu.Lock()
@@ -142,7 +142,7 @@ func TestAWorkerWithoutAPidIsNoneOfOurs(t *testing.T) {
 	s := start(t, false, Worker{Command: []string{"/no/such/worker"}, Spares: 1})
 	s.until("nothing starts", func(list []stats.Process) bool { return len(list) == 2 && list[1].FailedStarts > 0 })
 	s.Attached(0)
-	if list := s.processes(); list[0].Attached || list[1].Attached || s.RoleOf(0) || s.AwaitsReady(0) {
+	if list := s.processes(); list[0].Attached || list[1].Attached || s.AssignRole(0) || s.AwaitsReady(0) {
 		t.Errorf("it counts as %+v", list)
 	}
 	s.Left(0, true)

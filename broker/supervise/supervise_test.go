@@ -277,7 +277,7 @@ func TestAWorkerThatLooksForBatchesIsWaitedForNoLonger(t *testing.T) {
 	p := &process{s: s, name: "quick", cfg: &Worker{}, ready: make(chan struct{}), failed: make(chan struct{}), over: make(chan struct{})}
 	s.procs = append(s.procs, p)
 	child := exec.Command("sleep", "1000")
-	if err := p.start(child); err != nil {
+	if err := p.startCommand(child); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
@@ -286,7 +286,7 @@ func TestAWorkerThatLooksForBatchesIsWaitedForNoLonger(t *testing.T) {
 		t.Error("nobody waits for it")
 	}
 	s.Ready(child.Process.Pid)
-	if err := p.await(t.Context()); err != nil {
+	if err := p.awaitReady(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if s.AwaitsReady(child.Process.Pid) {
@@ -387,7 +387,7 @@ func TestWhoStopsTheSupervisorHasToldEveryWorker(t *testing.T) {
 	s.Stop()
 	s.mu.Lock()
 	for i, p := range s.procs {
-		if p.asked != list[i].Pid {
+		if p.terminated != list[i].Pid {
 			t.Errorf("%s (%d) has not got SIGTERM yet", p.name, list[i].Pid)
 		}
 	}
