@@ -67,10 +67,8 @@ type Grant struct {
 	May  Permissions
 }
 
-// isShared says that users other than the broker's own may connect.
 func (c *Config) isShared() bool { return len(c.AllowedUIDs) > 0 || len(c.Grants) > 0 }
 
-// permissionsOf is the permissions of the process at the other end of a connection.
 func (b *Broker) permissionsOf(c *net.UnixConn, cred *unix.Ucred) Permissions {
 	uid := int(cred.Uid)
 	if uid == os.Getuid() {
@@ -105,7 +103,6 @@ func peerGroups(c *net.UnixConn) (groups []int) {
 	return groups
 }
 
-// withFD calls f with the descriptor of a connection.
 func withFD(c *net.UnixConn, f func(fd int) error) error {
 	raw, err := c.SyscallConn()
 	if err != nil {

@@ -316,7 +316,6 @@ func (g *registry) putAliases(list []alias.Alias) {
 	}
 }
 
-// listAliases lists the aliases by name, with the number of clients of each target.
 func (g *registry) listAliases() (list []control.Alias) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

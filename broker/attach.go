@@ -168,7 +168,6 @@ func (a *attachment) describe(name string, sig *tensor.Signature, shared *engine
 	return info
 }
 
-// policy is the stage's policy in force, as text.
 func (s *stage) policy() policy.Policy { return s.InForce().Policy(s.Signature().Inputs) }
 
 // differences lists where the stage's policy differs from a worker's, a sentence each.
@@ -231,7 +230,6 @@ func (b *Broker) modelForWorker(req *control.Request, uid int) (*model, *stage, 
 	return m, s, nil
 }
 
-// takeForWorker finds a worker's model or stage, or makes it as the worker declares it.
 func (b *Broker) takeForWorker(req *control.Request, sig tensor.Signature, uid int) (m *model, s *stage, err error) {
 	mc, stage, mine := ModelConfig{Name: req.Model, Signature: sig, Policy: req.Policy}, "", false
 	if req.Pipeline == "" {
@@ -273,7 +271,6 @@ func (b *Broker) takeForWorker(req *control.Request, sig tensor.Signature, uid i
 	return m, s, err
 }
 
-// declareModel makes a reserved model for a worker of this user.
 func (b *Broker) declareModel(m *model, mc ModelConfig, uid int) error {
 	_, layout, err := mc.Resolve()
 	if err != nil {
@@ -319,7 +316,6 @@ func (b *Broker) makeModel(m *model, mc ModelConfig) error {
 // maxGPUBytes is longer than any UUID.
 const maxGPUBytes = 47
 
-// receiveOffer receives the device memory that a worker offers, if it does.
 func receiveOffer(c *net.UnixConn, req *control.Request) (offer engine.DeviceMemory, err error) {
 	if offer.FD = -1; req.Op != control.OpWorker || req.GPU == "" {
 		return offer, nil
@@ -347,4 +343,28 @@ func mayBeDevice(fd int) bool {
 	}
 	_, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	return st.Mode&unix.S_IFMT == unix.S_IFCHR || err == nil
+}
+
+// A new worker must look for batches before the supervisor ends the old one: on a busy
+// machine that may be long after it attached. The broker cannot see the look of a worker
+// that never waits. It believes such a worker after Config.firstLookTime.
+const (
+	defaultFirstLookTime = 5 * time.Second
+	mostLookPause        = 20 * time.Millisecond
+)
+
+// awaitFirstLook reports to the supervisor when a worker is ready.
+func (b *Broker) awaitFirstLook(w *engine.WorkerSession) {
+	pause := time.Millisecond
+	for end := time.Now().Add(b.cfg.firstLookTime); ; time.Sleep(pause) {
+		looked, gone := w.HasLooked()
+		if gone {
+			return
+		}
+		if looked || time.Now().After(end) {
+			b.super.Ready(w.Pid)
+			return
+		}
+		pause = min(2*pause, mostLookPause)
+	}
 }

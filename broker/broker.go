@@ -26,13 +26,15 @@ type Broker struct {
 	models    *registry
 	listener  *listener
 	super     *supervise.Supervisor
-	conns     conns
-	reloading sync.Mutex    // one Reload at a time
-	ending    atomic.Bool   // the context of Serve has ended
-	handing   atomic.Bool   // another broker takes over, or has
-	listening chan struct{} // closed when this broker has the socket
-	handedTo  chan struct{} // closed when another broker has the socket
-	applied   chan struct{} // closed when the processes are as the last Reload declared; nil before the first
+	serving   sync.WaitGroup // the goroutines of acceptConns and of the connections
+	closing   context.Context
+	closeAll  context.CancelFunc // closes all connections
+	reloading sync.Mutex         // one Reload at a time
+	ending    atomic.Bool        // the context of Serve has ended
+	handing   atomic.Bool        // another broker takes over, or has
+	listening chan struct{}      // closed when this broker has the socket
+	handedTo  chan struct{}      // closed when another broker has the socket
+	applied   chan struct{}      // closed when the processes are as the last Reload declared; nil before the first
 	offenders offenders
 	users     *users
 	refusals  refusals
@@ -70,6 +72,7 @@ func New(cfg Config) (_ *Broker, err error) {
 		handedTo:  make(chan struct{}),
 		answering: make(chan struct{}, answersAtOnce),
 	}
+	b.closing, b.closeAll = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
 			for _, l := range b.loops {
@@ -148,7 +151,7 @@ func (b *Broker) Serve(ctx context.Context) error {
 			l.Stop()
 		}
 	}()
-	go b.acceptConns()
+	b.serving.Go(b.acceptConns)
 	if b.cfg.TakeOver == nil {
 		b.super.Start(b.cfg.MPS, b.declaredWorkers()...)
 	} else if err := b.takeOver(ctx); err != nil {
@@ -186,7 +189,6 @@ func (b *Broker) stopClients(failed <-chan error) error {
 // unservedPoll is how often a drain looks for models without workers.
 const unservedPoll = 100 * time.Millisecond
 
-// drainLoops has the loops finish accepted requests.
 func (b *Broker) drainLoops(drained <-chan struct{}, failed <-chan error) error {
 	b.log.Info("draining")
 	b.models.refuseNew()
@@ -249,7 +251,6 @@ func (b *Broker) KillWorkers() bool {
 // killTime is longer than a supervisor in a hurry waits for its workers.
 const killTime = 4 * time.Second
 
-// declaredWorkers lists the processes to start.
 func (b *Broker) declaredWorkers() []supervise.Group {
 	groups := []supervise.Group{{Workers: b.cfg.Workers}}
 	for i := range b.cfg.Models {
@@ -263,7 +264,8 @@ func (b *Broker) release() {
 	if b.listener != nil {
 		b.listener.close()
 	}
-	b.conns.close() // before the rings: a peer that attaches touches one
+	b.closeAll()
+	b.serving.Wait() // before the rings: a peer that attaches touches one
 	b.refusals.close()
 	for _, l := range b.loops {
 		l.ReleaseRings()

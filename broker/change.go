@@ -51,7 +51,6 @@ func (b *Broker) changeWorkers(req *control.Request) error {
 
 var errNotSaved = fmt.Errorf("%w: nothing can be saved: the broker runs without --config", status.ErrInvalid)
 
-// checkSave refuses a change that could not be saved.
 func (b *Broker) checkSave(req *control.Request) error {
 	if req.Save && b.cfg.Save == nil {
 		return errNotSaved
@@ -63,7 +62,6 @@ func (b *Broker) saveChange(req *control.Request) error {
 	return notSaved(b.cfg.Save(req.Model, req.Policy, req.Instances))
 }
 
-// notSaved says that only the saving of a change has failed.
 func notSaved(err error) error {
 	if err != nil {
 		err = fmt.Errorf("changed, but not saved: %w", err)
@@ -143,7 +141,6 @@ func (b *Broker) awaitSuccessor(pidfd int) {
 	_ = b.listener.UnixListener.Close()
 }
 
-// isHandedOver says whether another broker has the socket.
 func (b *Broker) isHandedOver() bool {
 	select {
 	case <-b.handedTo:

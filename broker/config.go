@@ -65,8 +65,8 @@ const (
 	DefaultDrainTime  = 30 * time.Second
 	DefaultMaxClients = 4096
 
-	// A service manager that signals a whole group ends the workers with the broker.
-	// Those that are started again must be let in.
+	// A service manager that signals a whole group ends the workers with the broker. The
+	// restarted workers must be let in.
 	DefaultWorkerGrace = 3 * time.Second
 
 	// A ring of unknown load gets DefaultSlots slots. It gets fewer if it would pass

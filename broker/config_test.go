@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -20,9 +21,7 @@ import (
 func spec(t *testing.T, text string) tensor.Spec {
 	t.Helper()
 	s, err := tensor.ParseSpec(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return s
 }
 
@@ -41,9 +40,7 @@ func TestAModelThatCannotBeIsRefusedByName(t *testing.T) {
 		}
 		return err
 	}
-	if err := try(good()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, try(good()))
 	for what, change := range map[string]func(*ModelConfig){
 		"no name":                    func(m *ModelConfig) { m.Name = "" },
 		"a name with blanks":         func(m *ModelConfig) { m.Name = "a b" },
@@ -87,9 +84,7 @@ func TestASocketThatCannotBeIsRefusedByName(t *testing.T) {
 	if err := try(longest, true); err != nil {
 		t.Errorf("the longest path: %v", err)
 	}
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(dir, 0o755))
 	if err := try(filepath.Join(dir, "s"), false); !errors.Is(err, status.ErrForbidden) {
 		t.Errorf("a folder that others may enter: %v", err)
 	}

@@ -3,13 +3,13 @@
 package broker
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"runtime"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -38,7 +38,6 @@ const (
 	acceptPause   = 20 * time.Microsecond
 )
 
-// acceptConns accepts connections until the listener closes.
 func (b *Broker) acceptConns() {
 	defer b.listener.useReserve()
 	for n := 1; ; n++ {
@@ -65,31 +64,28 @@ func (b *Broker) acceptConns() {
 			b.listener.refillReserve()
 			continue
 		}
-		if !b.admitConn(c) {
-			return
-		}
+		b.admitConn(c)
 	}
 }
 
-// admitConn refuses a new connection, or starts a goroutine for it. It returns false if
-// the broker has ended. A refusal costs no goroutine, and after the first few not even an
-// answer.
-func (b *Broker) admitConn(c *net.UnixConn) bool {
-	refuse := func(uid uint32, err error) bool {
+// admitConn refuses a new connection, or starts a goroutine for it. A refusal costs no
+// goroutine, and after the first few not even an answer.
+func (b *Broker) admitConn(c *net.UnixConn) {
+	refuse := func(uid uint32, err error) {
 		b.refusals.refuseConn(c, uid, func() *control.Reply { return b.refusal(err) })
-		return true
 	}
 	cred, err := peerCred(c)
 	if err != nil {
 		b.log.Warn("connection refused", "error", err)
 		_ = c.Close()
-		return true
+		return
 	}
 	may := b.permissionsOf(c, cred)
 	if may == 0 {
 		b.log.Warn("connection refused: uid not allowed", "uid", cred.Uid, "pid", cred.Pid)
-		return refuse(cred.Uid, fmt.Errorf("%w: uid %d is not on its list; the broker lets it in with --allow %d=infer, "+
+		refuse(cred.Uid, fmt.Errorf("%w: uid %d is not on its list; the broker lets it in with --allow %d=infer, "+
 			"or [[allow]] in its configuration", status.ErrForbidden, cred.Uid, cred.Uid))
+		return
 	}
 	pidfd, noPidfd := b.peerPidfd(c, cred)
 	if shm.OutOfDescriptors(noPidfd) {
@@ -99,24 +95,18 @@ func (b *Broker) admitConn(c *net.UnixConn) bool {
 	if err != nil {
 		engine.CloseFD(pidfd)
 		b.log.Warn("connection refused: too many", "uid", cred.Uid, "pid", cred.Pid, "reason", err)
-		return refuse(cred.Uid, err)
+		refuse(cred.Uid, err)
+		return
 	}
 	_ = c.SetWriteBuffer(sendBuffer)
-	if !b.conns.add(c) {
-		m.leave()
-		engine.CloseFD(pidfd)
-		_ = c.Close()
-		return false
-	}
-	go func() {
-		defer b.conns.remove(c)
+	b.serving.Go(func() {
+		defer context.AfterFunc(b.closing, func() { _ = c.Close() })()
 		defer m.leave()
 		defer c.Close()
 		talk := &conversation{b, c, cred, may, m, pidfd, noPidfd}
 		defer func() { engine.CloseFD(talk.takePidfd()) }()
 		talk.serveRequests()
-	}()
-	return true
+	})
 }
 
 const (
@@ -128,47 +118,6 @@ const (
 	answersAtOnce = 8
 )
 
-// conns are the open connections, so that none outlives the broker.
-type conns struct {
-	mu     sync.Mutex
-	open   map[*net.UnixConn]struct{}
-	closed bool
-	ended  sync.WaitGroup
-}
-
-func (s *conns) add(c *net.UnixConn) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return false
-	}
-	if s.open == nil {
-		s.open = map[*net.UnixConn]struct{}{}
-	}
-	s.open[c] = struct{}{}
-	s.ended.Add(1)
-	return true
-}
-
-func (s *conns) remove(c *net.UnixConn) {
-	s.mu.Lock()
-	delete(s.open, c)
-	s.mu.Unlock()
-	s.ended.Done()
-}
-
-// close closes all connections and waits for the goroutines that serve them.
-func (s *conns) close() {
-	s.mu.Lock()
-	s.closed = true
-	for c := range s.open {
-		_ = c.Close()
-	}
-	s.mu.Unlock()
-	s.ended.Wait()
-}
-
-// conversation is one admitted connection.
 type conversation struct {
 	*Broker
 	conn *net.UnixConn
@@ -179,7 +128,6 @@ type conversation struct {
 	noPidfd error // why there was none
 }
 
-// takePidfd hands over the descriptor of the peer's process.
 func (c *conversation) takePidfd() (fd int) {
 	fd, c.pidfd = c.pidfd, -1
 	return fd
@@ -326,7 +274,6 @@ func (b *Broker) reply() *control.Reply {
 	return &control.Reply{Version: control.Version, Pid: os.Getpid(), Epoch: b.epoch}
 }
 
-// refusal is the reply for an error.
 func (b *Broker) refusal(err error) *control.Reply {
 	rep := b.reply()
 	code := status.ErrInvalid

@@ -18,7 +18,7 @@
 //     on one loop
 //   - config.go, reload.go, change.go: the configuration and its changes
 //   - outside.go: the broker as its loops see it
-//   - stats.go, ready.go, watch.go: answers about the present state
+//   - stats.go, watch.go: answers about the present state
 //   - quiet.go: the log, without endless repetitions
 //
 // A goroutine serves each connection. It reaches the state of a model only by

@@ -130,7 +130,6 @@ func (l *listener) takeLock() error {
 	}
 }
 
-// giveLock lets another broker have the lock.
 func (l *listener) giveLock() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -238,7 +237,6 @@ func checkFolder(dir string, open bool) error {
 	return nil
 }
 
-// isTaken says whether another broker's socket is at the path.
 func (l *listener) isTaken() bool {
 	st, err := os.Lstat(l.path)
 	return err == nil && !os.SameFile(st, l.file)
@@ -267,7 +265,6 @@ func (l *listener) close() {
 	}
 }
 
-// peerCred is the pid and user of the process at the other end.
 func peerCred(c *net.UnixConn) (cred *unix.Ucred, err error) {
 	err = withFD(c, func(fd int) (err error) {
 		cred, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)

@@ -132,7 +132,6 @@ func (m *model) policy() policy.Policy {
 	return m.inForce().Policy(m.layout.Signature.Inputs)
 }
 
-// listLine is the model's line of OpModels, without its peers.
 func (m *model) listLine() control.Model {
 	sig := &m.layout.Signature
 	line := control.Model{Name: m.name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs), Policy: m.policy()}

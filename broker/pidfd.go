@@ -21,7 +21,6 @@ import (
 // pidfsMagic is the type of the file system whose inodes are processes.
 const pidfsMagic = 0x50494446
 
-// processOf is the process of a pidfd, which may be -1.
 func processOf(pidfd int, cred *unix.Ucred) engine.Process {
 	p := engine.Process{Pid: int(cred.Pid)}
 	var fs unix.Statfs_t

@@ -102,7 +102,6 @@ func checkStageKeys(p policy.Policy) error {
 	return nil
 }
 
-// inherited is the part of the pipeline's policy that applies to a stage.
 func (m *ModelConfig) inherited(s *StageConfig) policy.Policy {
 	p := policy.Policy{}
 	for key, text := range m.Policy {
@@ -139,7 +138,8 @@ func (m *ModelConfig) checkOutputs(there map[string]tensor.Spec) error {
 		}
 	}
 	if len(last) > 0 {
-		return fmt.Errorf("%w: the last stage writes %s, which must be among the outputs, in the order of the stage's", status.ErrInvalid, last[0])
+		return fmt.Errorf("%w: the last stage writes %s, which must be among the outputs, in the order of the stage's",
+			status.ErrInvalid, last[0])
 	}
 	return nil
 }
@@ -147,7 +147,6 @@ func (m *ModelConfig) checkOutputs(there map[string]tensor.Spec) error {
 // maxPipelineBytes bounds the text of a declaration.
 const maxPipelineBytes = 64 << 10
 
-// parsePipeline parses a worker's declaration.
 func parsePipeline(name, text string) (m ModelConfig, err error) {
 	if len(text) > maxPipelineBytes {
 		return m, fmt.Errorf("%w: a pipeline of %d bytes of text, at most %d", status.ErrInvalid, len(text), maxPipelineBytes)
@@ -235,7 +234,6 @@ func (m *ModelConfig) workerGroups() []supervise.Group {
 	return groups
 }
 
-// stageNamed finds a stage of a pipeline.
 func (m *model) stageNamed(name string) (*stage, error) {
 	for _, s := range m.stages {
 		if s.Name() == m.name+"/"+name {
@@ -253,7 +251,6 @@ func (m *model) stageNames() (names []string) {
 	return names
 }
 
-// onlyStage is the stage of a model that is no pipeline.
 func (m *model) onlyStage() (*stage, error) {
 	if m.isPipeline {
 		return nil, fmt.Errorf("%w: %q is a pipeline; name one of its stages: %s",

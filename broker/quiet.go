@@ -36,7 +36,6 @@ type quietKind struct {
 	written, left int
 }
 
-// quietLogger wraps a logger.
 func quietLogger(log *slog.Logger) *slog.Logger {
 	if log.Enabled(context.Background(), slog.LevelDebug) {
 		return log
@@ -66,7 +65,6 @@ func (q *quiet) Handle(ctx context.Context, r slog.Record) error {
 	return q.Handler.Handle(ctx, r)
 }
 
-// countLine says whether to write a line of that kind, and how many were omitted before.
 func (s *quietState) countLine(key string, now time.Time) (write bool, left int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

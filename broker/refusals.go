@@ -32,7 +32,6 @@ const (
 	refusalUsers   = 256 // at once; connections of others are closed
 )
 
-// refuseConn answers and closes a connection, now or later.
 func (r *refusals) refuseConn(c *net.UnixConn, uid uint32, reply func() *control.Reply) {
 	r.mu.Lock()
 	u := r.users[uid]
@@ -58,7 +57,6 @@ func (r *refusals) refuseConn(c *net.UnixConn, uid uint32, reply func() *control
 	}
 }
 
-// answerHeld ends a user's refusalTime.
 func (r *refusals) answerHeld(uid uint32, reply func() *control.Reply) {
 	r.mu.Lock()
 	held := r.users[uid].held

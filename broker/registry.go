@@ -154,7 +154,6 @@ func (g *registry) joinModel(m *model) {
 	g.load[m.loop]++
 }
 
-// placeModel gives a model to the loop with the least load.
 func (g *registry) placeModel(m *model) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -239,7 +238,6 @@ func (g *registry) listModels() []*model {
 	return slices.DeleteFunc(list, func(m *model) bool { return m.made != nil })
 }
 
-// refuseNew refuses new models from now on.
 func (g *registry) refuseNew() {
 	g.mu.Lock()
 	g.draining = true

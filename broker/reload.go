@@ -132,7 +132,8 @@ func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore 
 		return nil, nil, fmt.Errorf("model %q: %w", mc.Name, err)
 	}
 	if mc.shape() != m.shape {
-		return nil, nil, fmt.Errorf("%w: %q is %s while it runs; restart the broker to change it", status.ErrSignatureMismatch, mc.Name, m.shape)
+		return nil, nil, fmt.Errorf("%w: %q is %s while it runs; restart the broker to change it",
+			status.ErrSignatureMismatch, mc.Name, m.shape)
 	}
 	var undo []func()
 	restore = func() {
@@ -154,7 +155,6 @@ func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore 
 	return stays, restore, nil
 }
 
-// ringChanges names the changed settings of the whole pipeline.
 func ringChanges(mc ModelConfig, m *model) (names []string) {
 	changed, _ := mc.Policy.Differences(&m.settings, mc.Signature.Inputs) // plan has found no error
 	for _, d := range changed {
@@ -165,7 +165,6 @@ func ringChanges(mc ModelConfig, m *model) (names []string) {
 	return names
 }
 
-// reloadStage is reloadKnown for one stage.
 func (m *model) reloadStage(s *stage, mc ModelConfig) (stays []string, restore func(), err error) {
 	live, fixed := mc.Policy.Live()
 	var was ModelConfig

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin/alias"
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -58,7 +59,6 @@ func (b *Broker) snapshotModel(m *model) []stats.Model {
 	return lines
 }
 
-// batchesSince lists the remembered batches of a model without its first ones.
 func (b *Broker) batchesSince(name string, since uint64) (stats.Batches, error) {
 	m, s, err := b.models.takeStage(name)
 	if err != nil {
@@ -72,7 +72,6 @@ func (b *Broker) batchesSince(name string, since uint64) (stats.Batches, error) 
 	return out, nil
 }
 
-// traceModel records a model for a time, or until over is closed.
 func (b *Broker) traceModel(name string, d time.Duration, over <-chan struct{}) (stats.Trace, error) {
 	m, s, err := b.models.takeStage(name)
 	if err != nil {
@@ -80,4 +79,35 @@ func (b *Broker) traceModel(name string, d time.Duration, over <-chan struct{}) 
 	}
 	defer b.models.leaveModel(m)
 	return s.Trace(d, over)
+}
+
+func (b *Broker) listModels() (list []control.Model) {
+	for _, m := range b.models.listModels() {
+		clients, stages, ok := m.ring.Readiness()
+		if !ok {
+			continue
+		}
+		line := m.listLine()
+		line.Clients = clients
+		for i, s := range stages { // a model is as ready as its least ready stage
+			line.Workers += s.Attached
+			if i == 0 || s.Ready < line.ReadyWorkers {
+				line.ReadyWorkers = s.Ready
+			}
+			if s.Ready == 0 && line.NotReady == "" {
+				if line.NotReady = s.Why; m.isPipeline {
+					line.NotReady = "stage " + m.stages[i].Name() + ": " + s.Why
+				}
+			}
+		}
+		list = append(list, line)
+	}
+	return list
+}
+
+// Alive returns once every loop has answered. A loop that has ended counts.
+func (b *Broker) Alive() {
+	for _, l := range b.loops {
+		l.Do(func() {})
+	}
 }

@@ -26,7 +26,6 @@ type users struct {
 	processes map[engine.Process]int // connections
 }
 
-// account has the counts of one user.
 type account struct {
 	uid                  int
 	conns, models, slots int
@@ -87,14 +86,12 @@ func (u *users) account(uid int) *account {
 	return a
 }
 
-// dropIfEmpty forgets an account without counts.
 func (u *users) dropIfEmpty(a *account) {
 	if *a == (account{uid: a.uid}) {
 		delete(u.users, a.uid)
 	}
 }
 
-// member is a counted connection.
 type member struct {
 	users     *users
 	uid       int
@@ -102,7 +99,6 @@ type member struct {
 	callsOnly error // why the peer may call, but not attach; nil: it may
 }
 
-// admit counts a connection, or refuses it.
 func (u *users) admit(uid int, p engine.Process, may Permissions) (*member, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -135,7 +131,6 @@ func (u *users) admit(uid int, p engine.Process, may Permissions) (*member, erro
 	return m, nil
 }
 
-// leave ends the count of a connection.
 func (m *member) leave() {
 	u := m.users
 	u.mu.Lock()
@@ -191,7 +186,8 @@ func (u *users) countModel(uid, slots int, bytes int64) error {
 	case slots > l.MaxUserSlots-a.slots:
 		return refuse("%d slots on top of the %d that its workers' models have; max_user_slots is %d", slots, a.slots, l.MaxUserSlots)
 	case bytes > l.MaxUserBytes-a.bytes:
-		return refuse("%d MiB on top of the %d MiB that its workers' models have; max_user_bytes is %d", bytes>>20, a.bytes>>20, l.MaxUserBytes)
+		return refuse("%d MiB on top of the %d MiB that its workers' models have; max_user_bytes is %d",
+			bytes>>20, a.bytes>>20, l.MaxUserBytes)
 	}
 	a.models++
 	a.slots += slots
@@ -199,7 +195,6 @@ func (u *users) countModel(uid, slots int, bytes int64) error {
 	return nil
 }
 
-// uncountModel ends the count of a model.
 func (u *users) uncountModel(uid, slots int, bytes int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

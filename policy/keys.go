@@ -150,10 +150,10 @@ func Keys() []Key {
 	return list
 }
 
-// Names lists the keys that which accepts.
-func Names(which func(Key) bool) (names []string) {
+// Names lists the keys that accept chooses.
+func Names(accept func(Key) bool) (names []string) {
 	for _, k := range table {
-		if which(*k) {
+		if accept(*k) {
 			names = append(names, k.Name)
 		}
 	}

@@ -69,8 +69,8 @@ func (p Policy) String() string {
 	return strings.Join(pairs, " ")
 }
 
-// Over is base with p's settings in place of its own. A setting of all levels replaces
-// those of single levels.
+// Over is base with the settings of p. A setting of all levels replaces base's settings of
+// single levels.
 func (p Policy) Over(base Policy) Policy {
 	all := maps.Clone(base)
 	if all == nil {
@@ -220,7 +220,6 @@ func (p Policy) entries() []entry {
 	return list
 }
 
-// read parses the entry's text into the settings.
 func (e *entry) read(s *Settings, inputs []tensor.Spec) error {
 	at := place{s: s, inputs: inputs, sub: e.sub}
 	switch {

@@ -55,7 +55,6 @@ func parseTarget(model string, share any) (t alias.Target, err error) {
 	return t, err
 }
 
-// applyAliases changes the configuration's aliases to the saved ones.
 func (f *savedFile) applyAliases(list []alias.Alias) ([]alias.Alias, error) {
 	for _, saved := range f.Aliases {
 		list = slices.DeleteFunc(list, func(a alias.Alias) bool { return a.Name == saved.Name })

@@ -253,7 +253,6 @@ func (f *fileModel) parseModel(table map[string]any) (m broker.ModelConfig, err 
 	return m, err
 }
 
-// parseStages makes a pipeline of m.
 func (f *fileModel) parseStages(table map[string]any, m *broker.ModelConfig) (err error) {
 	tables, _ := table["stage"].([]map[string]any)
 	for i := range f.Stages {
@@ -314,7 +313,6 @@ func settings(table map[string]any) policy.Policy {
 	return p
 }
 
-// text is a value as text of a policy.
 func text(value any) string {
 	list, ok := value.([]any)
 	if !ok {

@@ -94,7 +94,6 @@ func (s *Stage) AttachWorker(p *Peer, info WorkerInfo, offer *DeviceMemory) (w *
 	return w, f, err
 }
 
-// beginWorker is the part of AttachWorker on the loop.
 func (s *Stage) beginWorker(p *Peer, info WorkerInfo, offer *DeviceMemory) (w *WorkerSession, f Shared, err error) {
 	device, err := s.ring.deviceForWorker(p, &s.layout.Signature, offer)
 	if err != nil {
@@ -104,7 +103,8 @@ func (s *Stage) beginWorker(p *Peer, info WorkerInfo, offer *DeviceMemory) (w *W
 		return nil, f, err
 	}
 	if s.settings.Ragged && !info.Ragged {
-		err = fmt.Errorf("%w: %q is ragged: its batches mix sizes, and this worker did not ask for that (ragged)", status.ErrInvalid, s.name)
+		err = fmt.Errorf("%w: %q is ragged: its batches mix sizes, and this worker did not ask for that (ragged)",
+			status.ErrInvalid, s.name)
 	} else {
 		w, err = s.attachWorker(p, info)
 	}

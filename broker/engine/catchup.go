@@ -20,7 +20,6 @@ import (
 // more than that once per round.
 const fewWorkers = 16
 
-// catchUpForClient is catchUp before a client's turn.
 func (s *Stage) catchUpForClient() {
 	if s.caughtUp != s.loop.round || len(s.busy) <= fewWorkers {
 		s.catchUp()
@@ -59,7 +58,6 @@ func (r *Ring) catchUpWithCommits(c *ClientSession, entries []shm.Commit) {
 	}
 }
 
-// followSlot follows the request of a slot, if there is one.
 func (r *Ring) followSlot(s uint32) {
 	if info := r.slot(s); info.state != idle {
 		r.followRequest(info.head)
@@ -154,7 +152,6 @@ func (s *Stage) drainDone(w *WorkerSession) {
 	}
 }
 
-// finishBatch ends a worker's batch.
 func (s *Stage) finishBatch(w *WorkerSession, d *shm.Done) error {
 	for i, p := range w.mails {
 		if p.batch != d.Batch {

@@ -31,7 +31,6 @@ func (c *ClientSession) owns(e *shm.Commit) bool {
 	return e.Rows >= 1 && e.Slot >= c.first && uint64(e.Slot)+uint64(e.Rows) <= uint64(c.first)+uint64(c.window)
 }
 
-// openClient makes the session of a client, away from the loop.
 func (r *Ring) openClient(p *Peer, window int, times bool) error {
 	if window < 0 || window > r.layout.Slots {
 		return fmt.Errorf("%w: window of %d slots, the ring has %d; ask for fewer, or raise the model's slots",
@@ -84,7 +83,6 @@ func (c *ClientSession) resetWindow() {
 	}
 }
 
-// attachClient lets a client that has a window commit.
 func (r *Ring) attachClient(c *ClientSession) error {
 	if err := c.watchPeer(r.loop, func() { r.clientRang(c) }, func() { r.clientLeft(c, "its process ended") }); err != nil {
 		return err
@@ -182,7 +180,6 @@ func (r *Ring) partWithClient(c *ClientSession) (n int) {
 	return n
 }
 
-// returnWindowIfDone frees the window of a client that has left, after its last request.
 func (r *Ring) returnWindowIfDone(c *ClientSession) {
 	if c.state != clientLeft || c.busy > 0 {
 		return

@@ -16,14 +16,12 @@ import (
 // An entry that is no request counts as a row.
 const clientTurn = 32
 
-// clientRang puts a client in line for its turn.
 func (r *Ring) clientRang(c *ClientSession) {
 	if c.isAttached() {
 		r.enqueueClient(c)
 	}
 }
 
-// enqueueClient puts a client in line, and its ring.
 func (r *Ring) enqueueClient(c *ClientSession) {
 	if !c.unread {
 		c.unread = true
@@ -83,7 +81,6 @@ func (r *Ring) readCommits(c *ClientSession, rows int) (used int) {
 	return used
 }
 
-// disconnectClient throws out a client that broke the protocol.
 func (r *Ring) disconnectClient(c *ClientSession, err error) {
 	r.log.Warn("client disconnected: it broke the protocol", "client", c.Label(), "pid", c.Pid, "reason", err)
 	r.stages[0].stats.offenders++
@@ -106,7 +103,6 @@ func (r *Ring) readCommit(c *ClientSession, e *shm.Commit) error {
 	return fmt.Errorf("%w: entry of kind %d", status.ErrProtocol, e.Kind)
 }
 
-// enterRequest takes a checked commit into the books and gives it to the stage.
 func (r *Ring) enterRequest(c *ClientSession, e *shm.Commit) {
 	info := r.slot(e.Slot)
 	for _, s := range r.stages {

@@ -91,26 +91,22 @@ func (r *Ring) dropUnusedDevice() {
 	r.device.closeAside()
 }
 
-// LoseDevices gives up the rings' device memory, whose contents are lost.
+// LoseDevices gives up the rings' device memory, whose contents are lost, and disconnects
+// the clients, which have it mapped.
 func (l *Loop) LoseDevices() {
 	l.Do(func() {
 		for r := range l.rings {
-			r.loseDevice()
+			if r.device.FD < 0 {
+				continue
+			}
+			for c := range r.clients {
+				r.clientLeft(c, "the model's device memory was lost")
+			}
+			if r.device.FD >= 0 { // a worker that is being killed is still attached
+				r.device.closeAside()
+			}
 		}
 	})
-}
-
-// loseDevice disconnects the clients, which have the memory mapped.
-func (r *Ring) loseDevice() {
-	if r.device.FD < 0 {
-		return
-	}
-	for c := range r.clients {
-		r.clientLeft(c, "the model's device memory was lost")
-	}
-	if r.device.FD >= 0 { // a worker that is being killed is still there
-		r.device.closeAside()
-	}
 }
 
 // CheckPrivate refuses private slots in device memory, which the broker cannot clear.

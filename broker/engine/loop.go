@@ -5,9 +5,11 @@ package engine
 import (
 	"runtime"
 	"slices"
+	"time"
 
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // The event loop: its rounds, and the rings that it serves.
@@ -122,7 +124,6 @@ const (
 	roundRows  = 4096
 )
 
-// visitRings visits the enqueued rings.
 func (l *Loop) visitRings() {
 	for n, rows := len(l.waiting), 0; n > 0 && rows < roundRows; n-- {
 		r := l.waiting[0]
@@ -143,7 +144,6 @@ func (l *Loop) enqueueRing(r *Ring) {
 	}
 }
 
-// settleRound ends a round.
 func (l *Loop) settleRound() {
 	l.visitRings()
 	l.runPosts()
@@ -277,5 +277,45 @@ func (l *Loop) ReleaseRings() {
 			s.closeWorkers()
 		}
 		r.Close()
+	}
+}
+
+// EndUnserved ends the queued requests of models that have had no worker for grace, and
+// get none. Clients may send them again, to another broker. It is called on the loop.
+func (l *Loop) EndUnserved(grace time.Duration, mayServe func(model string) bool) {
+	for r := range l.rings {
+		for _, s := range r.stages {
+			since := max(s.vacant, l.drainSince)
+			if s.present == 0 && s.batcher.Queued() > 0 && l.now >= since+int64(grace) && !mayServe(s.name) {
+				s.log.Warn("no worker is there to finish what was accepted: it ends as Draining", "requests", s.batcher.Queued())
+				s.refuseQueued(status.ErrDraining)
+			}
+		}
+	}
+}
+
+func (s *Stage) refuseQueued(code status.Code) {
+	s.touch()
+	for c := range s.ring.clients {
+		for i := c.first; i < c.first+uint32(c.window); i++ {
+			if info := s.ring.slot(i); info.state == queued && info.head == i && info.stage == s {
+				s.withdrawRequest(i)
+				s.ring.endRequest(i, code, "", false)
+				s.ring.freeRequest(i)
+			}
+		}
+	}
+}
+
+// SendIdleClientsOn hangs up on clients without requests, which then find the other
+// broker. Clients of private models stay: their slots would be cleared before they have
+// read their answers.
+func (l *Loop) SendIdleClientsOn() {
+	for r := range l.rings {
+		for c := range r.clients {
+			if c.busy == 0 && !r.stages[0].settings.Private {
+				r.clientLeft(c, "another broker takes over")
+			}
+		}
 	}
 }

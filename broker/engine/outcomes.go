@@ -45,7 +45,6 @@ func (l *Loop) applyOutcomes() {
 	l.outcomes = l.outcomes[:0]
 }
 
-// ring is the ring of the outcome's peer.
 func (o *outcome) ring() *Ring {
 	if o.client != nil {
 		return o.client.ring

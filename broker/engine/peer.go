@@ -74,7 +74,6 @@ func (p *Peer) openSession(r *Ring, kind shm.Kind, size int64) (err error) {
 	return ErrDescriptors
 }
 
-// takeFDs hands over the peer's descriptors.
 func (p *Peer) takeFDs() (session, doorbell int) {
 	doorbell, p.theirs = p.theirs, -1
 	return p.seg.TakeFD(), doorbell

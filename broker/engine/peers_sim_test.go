@@ -4,7 +4,6 @@ package engine
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
@@ -302,31 +301,9 @@ func (s *world) quiet() bool {
 	return true
 }
 
+// unfinished sums up what is left. The trace of a replay has the rest.
 func (s *world) unfinished() string {
-	var t strings.Builder
-	for i := range s.r.layout.Slots {
-		if s.r.books[i/chunkSlots] == nil {
-			continue
-		}
-		if x := s.r.slot(uint32(i)); x.state != idle {
-			fmt.Fprintf(&t, "slot %d is %v generation %d; ", i, x.state, x.gen)
-		}
-	}
-	for _, c := range s.clients {
-		for i := range c.slots {
-			if x := &c.slots[i]; !c.dead && c.sess.isAttached() && x.state != simFree {
-				fmt.Fprintf(&t, "%s waits for slot %d generation %d (word: %v); ",
-					c.name, c.sess.first+uint32(i), x.gen, s.r.board.Word(c.sess.first+uint32(i)))
-			}
-		}
-	}
-	for _, w := range s.workers {
-		if w.sess.state != workerGone {
-			fmt.Fprintf(&t, "%s has %d mails, holds %d, dead %v; ", w.name, len(w.sess.mails), len(w.batches), w.dead)
-		}
-	}
-	fmt.Fprintf(&t, "queued %d, held %d, %d events", s.st.batcher.Queued(), s.r.held, len(s.events))
-	return t.String()
+	return fmt.Sprintf("slots by state %v, queued %d, held %d, %d events", s.r.rows, s.st.batcher.Queued(), s.r.held, len(s.events))
 }
 
 // books checks that nothing is left when all clients are gone.

@@ -125,7 +125,6 @@ func countReady(workers []fitness) (ready int, why string) {
 	return 0, strings.Join(unfit, ", ")
 }
 
-// isStopped says whether a process is stopped by a signal or a debugger.
 func isStopped(pid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -12,7 +12,6 @@ import (
 
 // The end of workers that die, hang, leave, or break the protocol.
 
-// workerLost handles the end of a worker's connection.
 func (s *Stage) workerLost(w *WorkerSession, why string) {
 	w.faults |= hungUp
 	if w.state != workerGone {
@@ -22,7 +21,6 @@ func (s *Stage) workerLost(w *WorkerSession, why string) {
 	}
 }
 
-// disconnectWorker parts with a worker that broke the protocol.
 func (s *Stage) disconnectWorker(w *WorkerSession, err error) {
 	s.log.Warn("worker disconnected: it broke the protocol", "worker", w.Label(), "pid", w.Pid, "reason", err)
 	s.touch()
@@ -116,7 +114,6 @@ func (s *Stage) endRunningOf(c *ClientSession) {
 	}
 }
 
-// runsFor reports whether a mailed request runs for this client.
 func (s *Stage) runsFor(c *ClientSession, q mailed, batch uint64) bool {
 	info := s.ring.slot(q.head)
 	return info.client == c && info.state == running && s.ring.stillHas(q, batch)
@@ -198,7 +195,6 @@ func (s *Stage) workerDead(w *WorkerSession, why string) {
 	s.ring.sessionEnded()
 }
 
-// promoteSpare lets a spare, if there is one, take the place of a lost worker.
 func (s *Stage) promoteSpare(lost *WorkerSession) {
 	for _, w := range s.workers {
 		if w != nil && w.state == workerSpare {
@@ -246,7 +242,8 @@ func (s *Stage) settleOrphan(q mailed, p *mail, taken, hung bool) int {
 	if t.attempts >= s.settings.MaxAttempts || t.hangs >= maxHangs || (taken && info.worker.info.RunOnce) {
 		reason := fmt.Sprintf("%d workers died running this request", t.attempts)
 		if t.hangs >= maxHangs {
-			reason = fmt.Sprintf("%d workers were killed because they had this request for longer than the lease, %v", t.hangs, s.settings.Lease)
+			reason = fmt.Sprintf("%d workers were killed because they had this request for longer than the lease, %v",
+				t.hangs, s.settings.Lease)
 		}
 		s.batcher.Ended(id)
 		s.ring.endRequest(q.head, status.ErrWorkerDied, reason, false)

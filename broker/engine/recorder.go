@@ -53,7 +53,6 @@ func newRecorder() *recorder {
 
 func (r *recorder) takesMore() bool { return r != nil && !r.over }
 
-// recordRequest records an answered request.
 func (s *Stage) recordRequest(info *slotInfo, st status.Code, started, finished int64) {
 	r := s.recorder
 	if len(r.requests) == maxTraceRequests {
@@ -70,7 +69,6 @@ func (s *Stage) recordRequest(info *slotInfo, st status.Code, started, finished 
 	})
 }
 
-// wantTimes asks the clients to write their times, or to stop it.
 func (r *Ring) wantTimes(on bool) {
 	for c := range r.clients {
 		c.times.Want(on)
@@ -92,7 +90,6 @@ func (r *recorder) readPreviousTimes(c *ClientSession, e *shm.Commit) {
 // readTurn is the most requests whose times are read in one post.
 const readTurn = 1024
 
-// readLastTimes reads the times of the last requests of a client that leaves.
 func (r *recorder) readLastTimes(c *ClientSession) {
 	if r == nil {
 		return
@@ -128,7 +125,6 @@ func (r *recorder) readTimes(q *recorded) {
 	}
 }
 
-// noteWorker records that a worker came or went.
 func (s *Stage) noteWorker(text string, w *WorkerSession) {
 	if s.recorder != nil {
 		s.recorder.notes = append(s.recorder.notes, note{s.loop.now, fmt.Sprintf("%s: %s (pid %d)", text, w.Label(), w.Pid)})
@@ -214,4 +210,53 @@ func (s *Stage) endRecording(r *recorder) (now int64) {
 	}
 	s.ring.Do(func() { s.recorder = nil })
 	return now
+}
+
+const recentBatches = 1024
+
+// recent is the last finished batches. Its memory is made with the first of them.
+type recent struct {
+	ring  []batchRecord
+	count uint64 // ever
+}
+
+type batchRecord struct {
+	worker                    int32
+	rows, requests            uint32
+	posted, started, finished int64
+}
+
+func (r *recent) addBatch(b batchRecord) {
+	if r.ring == nil {
+		r.ring = make([]batchRecord, recentBatches)
+	}
+	r.ring[r.count%recentBatches] = b
+	r.count++
+}
+
+// BatchesSince lists the remembered batches without the stage's first ones; false if the
+// ring is gone. It is called away from the loop.
+func (s *Stage) BatchesSince(since uint64) (out stats.Batches, ok bool) {
+	var records []batchRecord
+	var now, wall int64 // the same moment on both clocks
+	if !s.ring.Do(func() {
+		r := &s.recent
+		now, wall = s.loop.clock(), time.Now().UnixMicro()
+		first := max(min(since, r.count), r.count-min(r.count, recentBatches))
+		for i := first; i < r.count; i++ {
+			records = append(records, r.ring[i%recentBatches])
+		}
+		out.Count = r.count
+	}) {
+		return out, false
+	}
+	at := func(t int64) int64 { return wall - (now-t)/1000 }
+	out.NowUS, out.Batches = wall, make([]stats.Batch, len(records))
+	for i, r := range records {
+		out.Batches[i] = stats.Batch{
+			Worker: int(r.worker), Rows: int(r.rows), Requests: int(r.requests),
+			PostedUS: at(r.posted), StartedUS: at(r.started), FinishedUS: at(r.finished),
+		}
+	}
+	return out, true
 }

@@ -25,7 +25,6 @@ type trouble struct {
 	failures []*failure     // the batches that failed with it
 }
 
-// troubleOf finds or makes the history of a request.
 func (r *Ring) troubleOf(head uint32) *trouble {
 	info := r.slot(head)
 	if !info.troubled {
@@ -57,7 +56,6 @@ func (r *Ring) settleTrouble(head uint32, code status.Code) {
 	}
 }
 
-// requeueRequest puts a worker's request back into the queue.
 func (s *Stage) requeueRequest(head uint32) {
 	info := s.ring.slot(head)
 	s.ring.setSlots(head, queued)

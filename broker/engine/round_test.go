@@ -161,7 +161,7 @@ func TestAThousandIdleModelsCostARoundNothing(t *testing.T) {
 			Decisions: after.Decisions - before.Decisions, Timers: after.Timers - before.Timers, Turns: after.Turns - before.Turns,
 		}
 		if len(s.l.dirty) > 0 || len(s.l.spinning) > 0 || len(s.l.waiting) > 0 {
-			t.Errorf("%d stages to decide, %d to spin for, %d rings to visit after the rounds", len(s.l.dirty), len(s.l.spinning), len(s.l.waiting))
+			t.Errorf("%d stages to decide, %d to spin for, %d rings to visit", len(s.l.dirty), len(s.l.spinning), len(s.l.waiting))
 		}
 	}
 	if work[1] != work[1000] || work[1].Decisions != 100 {
@@ -368,7 +368,8 @@ func TestARequestLargerThanAnyBatchEndsAtOnce(t *testing.T) {
 	s := newModel(t, policy.New(policy.Slots(1024), policy.MaxBatchSize(8)))
 	c := newFlooder(t, s, 1024)
 	for range 3 {
-		c.commits.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1024, Slot: c.first, Gen: s.r.slot(c.first).gen + 1, Committed: s.now})
+		gen := s.r.slot(c.first).gen + 1
+		c.commits.Push(&shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1024, Slot: c.first, Gen: gen, Committed: s.now})
 		s.ringAndSettle(c.ClientSession)
 		if w := s.r.board.Word(c.first); w.Status() != status.ErrTooLarge || w.Held() || c.busy != 0 || !c.isAttached() {
 			t.Fatalf("the client sees %v, %d busy, thrown out: %v", w, c.busy, !c.isAttached())

@@ -78,7 +78,6 @@ func (s *stageStats) allEnded() (n uint64) {
 	return n
 }
 
-// spreadComputed adds a batch's time to its seconds.
 func (s *seconds) spreadComputed(started, finished int64) {
 	for oldest := s.present - keptSeconds + 1; started < finished; {
 		number := started / int64(time.Second)

@@ -106,7 +106,6 @@ func (r *Ring) rowsOf(e *shm.Commit) uint32 {
 	return e.Rows
 }
 
-// freeRequest makes a request's slots idle.
 func (r *Ring) freeRequest(head uint32) {
 	info := r.slot(head)
 	c := info.client
@@ -132,7 +131,6 @@ func (r *Ring) freeRequest(head uint32) {
 	}
 }
 
-// setSlots sets the state of all slots of a request.
 func (r *Ring) setSlots(head uint32, st slotState) {
 	n := r.slot(head).commit.Rows
 	r.rows[r.slot(head).state] -= int(n)

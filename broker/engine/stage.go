@@ -117,7 +117,6 @@ func (s *Stage) SetPolicy(settings policy.Settings) error {
 	return nil
 }
 
-// closeWorkers gives back the sessions of all workers.
 func (s *Stage) closeWorkers() {
 	for _, w := range s.workers {
 		if w != nil {
@@ -246,10 +245,8 @@ func (s *Stage) takeRequest(info *slotInfo) status.Code {
 	return arriveStatus(s.batcher.Arrive(batcher.Time(now), s.describeRequest(info)))
 }
 
-// withdrawRequest takes a request out of the queue.
 func (s *Stage) withdrawRequest(head uint32) { s.batcher.Cancel(batcher.RequestID(head)) }
 
-// describeRequest describes a request to the batcher.
 func (s *Stage) describeRequest(info *slotInfo) batcher.Request {
 	dims := s.sizesOf(info)
 	if s.settings.Ragged {
@@ -283,7 +280,6 @@ func (s *Stage) ownSizesOf(info *slotInfo) (dims batcher.Dims) {
 	return dims
 }
 
-// countEnd counts the end of a request of the stage.
 func (s *Stage) countEnd(code status.Code) {
 	s.stats.countEnd(code)
 	if s.ring.whole != nil {

@@ -160,7 +160,6 @@ func (s *Stage) lookAtStage(v *view) {
 	}
 }
 
-// copySeconds gives the copy its own lists of latencies.
 func (v *view) copySeconds() {
 	for i := range v.stats.seconds.cells {
 		c := &v.stats.seconds.cells[i]
@@ -207,7 +206,6 @@ func (s *Stage) lookAtDone(w *WorkerSession, v *view) (batches int) {
 	return batches
 }
 
-// model computes a stage's line of the statistics.
 func (v *view) model() stats.Model {
 	out, st := v.out, &v.stats
 	out.Requests, out.Requeued, out.Batches, out.Rows = st.requests, st.requeued, st.batches, st.rows
@@ -278,7 +276,6 @@ func bucketsOf(h *histogram.Histogram) stats.Histogram {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// lookAtWhole copies the counts of the whole pipeline.
 func (r *Ring) lookAtWhole(v *view) {
 	v.now = r.loop.now
 	v.stats = *r.whole

@@ -123,12 +123,10 @@ func (s *Stage) resumeSuspended() {
 	}
 }
 
-// serves says that a worker gets batches.
 func (w *WorkerSession) serves() bool {
 	return w.state == workerServing && !w.faults.has(brokeProtocol)
 }
 
-// othersServe says whether a worker other than w gets batches.
 func (s *Stage) othersServe(w *WorkerSession) bool {
 	for _, x := range s.workers {
 		if x != nil && x != w && x.serves() {

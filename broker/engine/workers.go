@@ -100,7 +100,6 @@ func (s *Stage) followLanesOf(w *WorkerSession) {
 	s.describeWorker(w)
 }
 
-// describeWorker describes a serving or suspended worker to the batcher.
 func (s *Stage) describeWorker(w *WorkerSession) {
 	if w.state != workerServing && w.state != workerSuspended {
 		return
@@ -136,7 +135,6 @@ func (s *Stage) checkWorkerInfo(info *WorkerInfo) (desc batcher.Worker, err erro
 	return desc, nil
 }
 
-// openWorker makes the session of a worker, away from the loop.
 func (s *Stage) openWorker(p *Peer, info *WorkerInfo) error {
 	if _, err := s.checkWorkerInfo(info); err != nil {
 		return err

@@ -24,7 +24,6 @@ const (
 	lastBytes  = 2000 // of these lines
 )
 
-// output logs the lines of one life of a process.
 type output struct {
 	log   *slog.Logger
 	name  string
@@ -83,7 +82,6 @@ func (o *output) write(level slog.Level, text string) {
 // leveled matches lines of Python's logging and of slog.
 var leveled = regexp.MustCompile(`^(?:\S+ ){0,3}(?:level=)?(WARN|ERROR|CRITICAL|FATAL)`)
 
-// levelOf is the level that a line names near its start.
 func levelOf(line string) slog.Level {
 	switch found := leveled.FindStringSubmatch(line); {
 	case found == nil:

@@ -64,15 +64,10 @@ func (s *Supervisor) startProcess(w *pool, cfg *Worker, i int, spare bool) *proc
 	return p
 }
 
-// retireProcess ends a process, and waits for its end.
 func (s *Supervisor) retireProcess(p *process) {
-	s.mu.Lock()
-	p.endForGood()
-	s.mu.Unlock()
+	s.locked(p.endForGood)
 	<-p.over
-	s.mu.Lock()
-	s.procs = slices.DeleteFunc(s.procs, func(x *process) bool { return x == p })
-	s.mu.Unlock()
+	s.locked(func() { s.procs = slices.DeleteFunc(s.procs, func(x *process) bool { return x == p }) })
 }
 
 // awaitReady waits until a new process is ready. A client counts as ready at once.
@@ -150,9 +145,7 @@ func (s *Supervisor) resizePool(ctx context.Context, w *pool, cfg *Worker) error
 			if p == nil {
 				return status.ErrDraining
 			}
-			s.mu.Lock()
-			w.procs = append(w.procs, p)
-			s.mu.Unlock()
+			s.locked(func() { w.procs = append(w.procs, p) })
 			fresh = append(fresh, p)
 		}
 		for _, p := range fresh {
@@ -162,9 +155,7 @@ func (s *Supervisor) resizePool(ctx context.Context, w *pool, cfg *Worker) error
 		}
 		var ending sync.WaitGroup
 		for _, p := range have[min(kind.want, len(have)):] {
-			s.mu.Lock()
-			w.procs = slices.DeleteFunc(w.procs, func(x *process) bool { return x == p })
-			s.mu.Unlock()
+			s.locked(func() { w.procs = slices.DeleteFunc(w.procs, func(x *process) bool { return x == p }) })
 			ending.Go(func() { s.retireProcess(p) })
 		}
 		ending.Wait()
@@ -172,7 +163,6 @@ func (s *Supervisor) resizePool(ctx context.Context, w *pool, cfg *Worker) error
 	return nil
 }
 
-// unused is the lowest instance number that no process of the pool has.
 func (w *pool) unused() int {
 	for i := 0; ; i++ {
 		if !slices.ContainsFunc(w.procs, func(p *process) bool { return p.instance == i }) {
@@ -181,7 +171,6 @@ func (w *pool) unused() int {
 	}
 }
 
-// poolsOf lists the pools of a model.
 func (s *Supervisor) poolsOf(model string) (list []*pool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -244,8 +233,8 @@ func (s *Supervisor) setConfig(w *pool, cfg *Worker) {
 	w.cfg = cfg
 }
 
-// Apply changes a group to its new declaration: it starts new workers, ends those that are
-// no longer declared, and replaces changed ones one by one.
+// Apply changes a group to its new declaration: it starts new workers, ends removed ones,
+// and replaces changed ones one by one.
 func (s *Supervisor) Apply(ctx context.Context, g Group) error {
 	s.changing.Lock()
 	defer s.changing.Unlock()
@@ -272,9 +261,7 @@ func (s *Supervisor) Apply(ctx context.Context, g Group) error {
 		if w.n < len(g.Workers) {
 			continue
 		}
-		s.mu.Lock()
-		s.pools = slices.DeleteFunc(s.pools, func(x *pool) bool { return x == w })
-		s.mu.Unlock()
+		s.locked(func() { s.pools = slices.DeleteFunc(s.pools, func(x *pool) bool { return x == w }) })
 		for _, p := range w.procs {
 			s.retireProcess(p)
 		}
@@ -298,7 +285,6 @@ func (s *Supervisor) changePool(ctx context.Context, w *pool, cfg *Worker) error
 	return s.resizePool(ctx, w, cfg)
 }
 
-// startPool starts the processes of the n-th declaration of a model.
 func (s *Supervisor) startPool(model string, n int, cfg *Worker) {
 	w := &pool{model: model, n: n, cfg: cfg}
 	for i := range cfg.Instances + cfg.Spares {
@@ -306,13 +292,9 @@ func (s *Supervisor) startPool(model string, n int, cfg *Worker) {
 		if p == nil {
 			return
 		}
-		s.mu.Lock()
-		w.procs = append(w.procs, p)
-		s.mu.Unlock()
+		s.locked(func() { w.procs = append(w.procs, p) })
 	}
-	s.mu.Lock()
-	s.pools = append(s.pools, w)
-	s.mu.Unlock()
+	s.locked(func() { s.pools = append(s.pools, w) })
 }
 
 // AssignRole says whether an attached worker is a spare. The first to come serves: a spare

@@ -122,9 +122,7 @@ func (p *process) run() {
 		if !p.cfg.Client {
 			p.s.healMPS(p.refused.Swap(false))
 		}
-		p.s.mu.Lock()
-		p.restarts++
-		p.s.mu.Unlock()
+		p.s.locked(func() { p.restarts++ })
 	}
 }
 
@@ -370,7 +368,6 @@ func (p *process) markReady() {
 	}
 }
 
-// countLife counts a life that has ended.
 func (p *process) countLife(stopped bool) {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()

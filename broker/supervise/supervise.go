@@ -106,7 +106,7 @@ type Supervisor struct {
 	reach          string // the broker's address for new processes: socket, or for a while another name
 	mps            *mps   // nil unless it is wanted
 	pools          []*pool
-	procs          []*process       // of all pools, and those that are being replaced
+	procs          []*process       // of all pools, also while they are being replaced
 	attached       map[int]attached // the broker's workers, by pid
 	starting       int              // processes without a known pid
 	started        *sync.Cond       // a start has ended
@@ -137,6 +137,13 @@ func New(log *slog.Logger, socket string) *Supervisor {
 	return s
 }
 
+// locked calls f with the mutex held.
+func (s *Supervisor) locked(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+}
+
 // Start starts MPS if it is wanted, then the workers, and does not wait for them.
 func (s *Supervisor) Start(mps bool, groups ...Group) {
 	s.running.Add(1)
@@ -152,9 +159,7 @@ func (s *Supervisor) Start(mps bool, groups ...Group) {
 // WarmUp starts the workers and waits until every one is ready. They find the broker at
 // reach until StartClients.
 func (s *Supervisor) WarmUp(ctx context.Context, reach string, mps bool, groups ...Group) error {
-	s.mu.Lock()
-	s.reach = reach
-	s.mu.Unlock()
+	s.locked(func() { s.reach = reach })
 	s.startMPS(mps)
 	for _, g := range groups {
 		s.addGroup(g, false)
@@ -190,9 +195,7 @@ func (s *Supervisor) StartClients(groups ...Group) {
 func (s *Supervisor) startMPS(wanted bool) {
 	if wanted {
 		m := startMPS(s.log, s.socket)
-		s.mu.Lock()
-		s.mps = m
-		s.mu.Unlock()
+		s.locked(func() { s.mps = m })
 	}
 }
 
@@ -211,7 +214,6 @@ func (s *Supervisor) Add(g Group) {
 	s.addGroup(g, true)
 }
 
-// addGroup starts a group's workers, or its clients.
 func (s *Supervisor) addGroup(g Group, clients bool) {
 	for i := range g.Workers {
 		if g.Workers[i].Client == clients {
@@ -220,7 +222,6 @@ func (s *Supervisor) addGroup(g Group, clients bool) {
 	}
 }
 
-// environment is the environment of a worker process.
 func (s *Supervisor) environment(p *process) []string {
 	s.mu.Lock()
 	mps, reach := s.mps, s.reach
