@@ -160,30 +160,12 @@ func (b *Broker) Serve(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		b.ending.Store(true)
-		if err := b.stopClients(failed); err != nil {
-			return err
-		}
+		b.super.StopClients() // while the models still answer the gateway's requests
 	case <-b.handedTo:
 	case err := <-failed:
 		return err
 	}
 	return b.drainLoops(drained, failed)
-}
-
-// stopClients ends the gateway while its models still answer. The gateway takes time to
-// warn load balancers, and to finish its requests.
-func (b *Broker) stopClients(failed <-chan error) error {
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		b.super.StopClients()
-	}()
-	select {
-	case <-ended:
-		return nil
-	case err := <-failed:
-		return err
-	}
 }
 
 // unservedPoll is how often a drain looks for models without workers.

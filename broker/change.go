@@ -16,25 +16,26 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Changes while the broker runs: policies, worker processes, and the hand-over of the
-// socket to another broker.
+// Changes while the broker runs, and the hand-over of the socket to another broker.
 
-// setAndSave answers OpSet.
-func (b *Broker) setAndSave(req *control.Request) error {
-	if err := b.checkSave(req); err != nil {
+// changeModel answers OpSet, OpRestart and OpScale after the change.
+func (b *Broker) changeModel(req *control.Request) (err error) {
+	if req.Save && b.cfg.Save == nil {
+		return errNotSaved
+	}
+	switch req.Op {
+	case control.OpSet:
+		err = b.setPolicy(req.Model, req.Policy)
+	default:
+		err = b.changeWorkers(req)
+	}
+	if err != nil || !req.Save || req.Op == control.OpRestart {
 		return err
 	}
-	if err := b.setPolicy(req.Model, req.Policy); err != nil || !req.Save {
-		return err
-	}
-	return b.saveChange(req)
+	return notSaved(b.cfg.Save(req.Model, req.Policy, req.Instances))
 }
 
-// changeWorkers answers OpRestart and OpScale after the change.
 func (b *Broker) changeWorkers(req *control.Request) error {
-	if err := b.checkSave(req); err != nil {
-		return err
-	}
 	m, _, err := b.models.takeStage(req.Model)
 	if err != nil {
 		return err
@@ -43,24 +44,10 @@ func (b *Broker) changeWorkers(req *control.Request) error {
 	if req.Op == control.OpRestart {
 		return b.super.Restart(context.Background(), req.Model)
 	}
-	if err := b.super.Scale(context.Background(), req.Model, req.Instances); err != nil || !req.Save {
-		return err
-	}
-	return b.saveChange(req)
+	return b.super.Scale(context.Background(), req.Model, req.Instances)
 }
 
 var errNotSaved = fmt.Errorf("%w: nothing can be saved: the broker runs without --config", status.ErrInvalid)
-
-func (b *Broker) checkSave(req *control.Request) error {
-	if req.Save && b.cfg.Save == nil {
-		return errNotSaved
-	}
-	return nil
-}
-
-func (b *Broker) saveChange(req *control.Request) error {
-	return notSaved(b.cfg.Save(req.Model, req.Policy, req.Instances))
-}
 
 func notSaved(err error) error {
 	if err != nil {
@@ -116,9 +103,8 @@ func (b *conversation) handOver() error {
 	return nil
 }
 
-// awaitSuccessor has Serve drain once another broker's socket is at the path. Accepted
-// requests finish here. Then clients and workers are disconnected, and find the other
-// broker.
+// awaitSuccessor has Serve drain once another broker's socket is at the path. After that,
+// clients and workers are disconnected, and find the other broker.
 func (b *Broker) awaitSuccessor(pidfd int) {
 	for end := time.Now().Add(b.cfg.replaceTime); !b.listener.isTaken(); time.Sleep(time.Millisecond) {
 		if time.Now().Before(end) && !hasEnded(pidfd) {

@@ -36,8 +36,7 @@ type Config struct {
 	Workers     []supervise.Worker // processes to start that declare their models themselves
 	MPS         bool               // have supervised GPU workers share GPUs through MPS
 	Logger      *slog.Logger       // default: slog.Default()
-	// TakeOver, if not nil, has the old broker give up Socket. New brokers call it when
-	// their workers are ready.
+	// TakeOver, if not nil, has the old broker give up Socket, after this one's workers are ready.
 	TakeOver func(context.Context) error
 	// Save keeps a change of a declared model for the next start. instances is 0 unless
 	// it changed. nil: changes cannot be saved.

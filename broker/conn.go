@@ -113,8 +113,7 @@ const (
 	// sendBuffer bounds the kernel's memory for replies that a peer does not take. The
 	// broker's memory cgroup pays for it.
 	sendBuffer = 8 << 10
-	// answersAtOnce is how many calls are answered at a time. Each makes some hundred
-	// kilobytes of garbage.
+	// answersAtOnce bounds the garbage of calls, some hundred kilobytes each.
 	answersAtOnce = 8
 )
 
@@ -248,8 +247,7 @@ const (
 	maxValueBytes = 11 * policy.MaxBuckets
 )
 
-// sanitizeTexts refuses texts that are too long, and cuts and escapes texts that are only
-// shown, maybe in a terminal.
+// sanitizeTexts refuses long texts, and cuts and escapes texts for a terminal.
 func sanitizeTexts(req *control.Request) error {
 	if len(req.Model) > tensor.MaxNameBytes {
 		return fmt.Errorf("%w: a model's name of %d bytes, at most %d", status.ErrInvalid, len(req.Model), tensor.MaxNameBytes)
@@ -298,8 +296,8 @@ func (b *conversation) answerCall(req *control.Request) *control.Reply {
 	case control.OpStats:
 		s := b.Snapshot()
 		rep.Stats, err = json.Marshal(&s)
-	case control.OpSet:
-		err = b.setAndSave(req)
+	case control.OpSet, control.OpRestart, control.OpScale:
+		err = b.changeModel(req)
 	case control.OpBatches:
 		var s stats.Batches
 		if s, err = b.batchesSince(req.Model, req.Since); err == nil {
@@ -309,8 +307,6 @@ func (b *conversation) answerCall(req *control.Request) *control.Reply {
 		err = b.handOver()
 	case control.OpAlias:
 		err = b.changeAlias(req)
-	case control.OpRestart, control.OpScale:
-		err = b.changeWorkers(req)
 	default:
 		err = fmt.Errorf("%w: unknown operation %q", status.ErrInvalid, req.Op)
 	}

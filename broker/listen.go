@@ -172,8 +172,7 @@ func (l *listener) takePath(over bool) error {
 	return nil
 }
 
-// removeStale removes sockets beside the path that killed brokers have left. The lock is
-// held.
+// removeStale removes sockets that killed brokers have left. The lock is held.
 func (l *listener) removeStale() {
 	names, _ := filepath.Glob(l.path + ".[0-9]*")
 	for _, name := range names {

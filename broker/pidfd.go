@@ -31,8 +31,7 @@ func processOf(pidfd int, cred *unix.Ucred) engine.Process {
 	return p
 }
 
-// soPeerPidfd is SO_PEERPIDFD (Linux 6.5): the peer's pidfd without a race, and
-// from any PID namespace.
+// soPeerPidfd is SO_PEERPIDFD (Linux 6.5), which works for any PID namespace.
 const soPeerPidfd = 77
 
 // peerPidfd is a pidfd of the process at the other end, or -1. It is called when the

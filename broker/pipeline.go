@@ -17,8 +17,7 @@ import (
 )
 
 // StageConfig declares one stage of a pipeline. Its inputs are inputs of the pipeline or
-// outputs of earlier stages; its outputs are new. Workers attach to PIPELINE/STAGE as to
-// a model.
+// outputs of earlier stages. Workers attach to PIPELINE/STAGE.
 type StageConfig struct {
 	Name      string
 	Signature tensor.Signature
@@ -32,8 +31,7 @@ const MaxStages = 16
 // ringKeys are the settings of the ring's memory and requests, which all stages share.
 var ringKeys = []string{"slots", "max_window", "private", "ragged", "buckets", "priorities", "default_priority"}
 
-// planStages checks how the stages follow one another, and makes each a model for its
-// workers and its batcher.
+// planStages checks how the stages follow one another, and plans each as a model.
 func (m *ModelConfig) planStages(ring *policy.Settings) (stages []stagePlan, err error) {
 	switch {
 	case len(m.Stages) > MaxStages:

@@ -126,8 +126,7 @@ func checkRing(name string, layout *shm.Layout) error {
 	return nil
 }
 
-// defaultRingBytes bounds a ring whose size the broker chooses. A memory cgroup's room is
-// at most half used.
+// defaultRingBytes bounds a ring by half of a memory cgroup's room, too.
 func defaultRingBytes() int64 {
 	if room, limited := cgroup.Tightest(); limited {
 		return min(DefaultRingBytes, room.Left/2)

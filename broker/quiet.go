@@ -100,8 +100,3 @@ func (q *quiet) WithAttrs(attrs []slog.Attr) slog.Handler {
 	}
 	return &quiet{Handler: q.Handler.WithAttrs(attrs), state: q.state, about: about}
 }
-
-// WithGroup completes the interface. The broker uses no groups.
-func (q *quiet) WithGroup(name string) slog.Handler {
-	return &quiet{Handler: q.Handler.WithGroup(name), state: q.state, about: q.about}
-}

@@ -196,8 +196,7 @@ func (g *registry) endMaking(m *model) {
 	m.made = nil
 }
 
-// leaveModel gives back a taken model. A model that a worker declared is forgotten after
-// the last leave.
+// leaveModel gives back a taken model. After the last leave a dynamic model is forgotten.
 func (g *registry) leaveModel(m *model) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -215,8 +214,7 @@ func (g *registry) leaveModel(m *model) {
 	}
 }
 
-// setDynamic sets whether a taken model goes with its last session, and returns the old
-// value.
+// setDynamic sets m.dynamic of a taken model, and returns the old value.
 func (g *registry) setDynamic(m *model, dynamic bool) (was bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -250,8 +248,7 @@ func (g *registry) isDraining() bool {
 	return g.draining
 }
 
-// unknownModel is the error for a name. It lists the models, since most often the name
-// has a typo.
+// unknownModel lists the models, since most often the name has a typo.
 func (g *registry) unknownModel(name string) error {
 	const most = 10
 	if e := g.aliases[name]; e != nil {

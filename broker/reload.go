@@ -124,8 +124,7 @@ func (b *Broker) applyWorkers(g supervise.Group) {
 // isEnding says whether the broker drains, or ends its clients before that.
 func (b *Broker) isEnding() bool { return b.ending.Load() || b.models.isDraining() }
 
-// reloadKnown changes the policy of each stage of an existing model. It names the changes
-// that need a restart.
+// reloadKnown changes an existing model's policies. stays names changes that need a restart.
 func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore func(), err error) {
 	p, err := mc.plan()
 	if err != nil {
@@ -190,8 +189,7 @@ func (m *model) reloadStage(s *stage, mc ModelConfig) (stays []string, restore f
 	return stays, restore, err
 }
 
-// restartFor names the changes of a configuration, besides its models, that need a
-// restart.
+// restartFor names the changes outside of models that need a restart.
 func (b *Broker) restartFor(cfg *Config) (keys []string, err error) {
 	cfg.fill()
 	if err := cfg.Limits.fill(cfg.MaxClients, cfg.isShared()); err != nil {

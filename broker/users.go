@@ -12,8 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// users counts the connections, models and memory of each user and process. Any goroutine
-// may use it. No method waits.
+// users counts connections, models and memory, by user and process. Any goroutine may use it.
 type users struct {
 	limits Limits
 	most   int // connections in all
@@ -64,8 +63,7 @@ func (l *Limits) fill(maxClients int, shared bool) error {
 }
 
 const (
-	// adminCalls is how many connections beyond max_clients administrators get. These may
-	// call, but not attach.
+	// adminCalls is how many extra connections administrators get, to call but not to attach.
 	adminCalls = 8
 
 	// The most bytes of long requests and replies under way, of all users and of one.
@@ -147,8 +145,7 @@ func (m *member) leave() {
 	}
 }
 
-// Take takes room for a long request or reply. The first one of a user may be longer than
-// a user's part.
+// Take takes room for a long request or reply. A user's first one may exceed the user's part.
 func (m *member) Take(bytes int) bool {
 	u := m.users
 	u.mu.Lock()

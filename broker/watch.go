@@ -13,8 +13,7 @@ import (
 )
 
 // changes counts how often models came or went, got their first worker, or lost their
-// last. It starts at the epoch, so that counts of two brokers differ. Any goroutine may
-// use it.
+// last. It starts at the epoch, so that counts of two brokers differ.
 type changes struct {
 	mu    sync.Mutex
 	count uint64

@@ -13,8 +13,7 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// kind is the notation of a type. format has one spelling; parse also accepts others that
-// people use.
+// kind is the notation of a type. parse also accepts spellings that format does not write.
 type kind[T any] struct {
 	name   string
 	parse  func(text string) (T, error)
@@ -78,8 +77,7 @@ func ParseDuration(text string) (time.Duration, error) {
 	return d, nil
 }
 
-// FormatDuration writes a whole number with one unit, which is easy to parse in any
-// language: 5ms, 90s, 1500us.
+// FormatDuration writes a whole number with one unit: 5ms, 90s, 1500us.
 func FormatDuration(d time.Duration) string {
 	for _, unit := range []struct {
 		length time.Duration
@@ -151,8 +149,7 @@ func oneOf[T fmt.Stringer](values ...T) kind[T] {
 // LEAST_BUCKET in python/ringbatch/worker/axes.py.
 const leastBucket = 16
 
-// powersOfTwo are the automatic buckets of a dimension: from leastBucket on, and the
-// largest size itself.
+// powersOfTwo are the automatic buckets: from leastBucket on, and the largest size.
 func powersOfTwo(largest uint32) (sizes []uint32) {
 	for size := uint32(leastBucket); size < largest && size > 0; size *= 2 {
 		sizes = append(sizes, size)

@@ -274,8 +274,7 @@ func levelNumber(text string) (int, bool) {
 	return n, err == nil && n >= 0 && n < MaxLevels && strconv.Itoa(n) == text
 }
 
-// Policy is the settings as texts, with every key of the table. inputs are those of
-// Resolve.
+// Policy is the settings as texts of every key, for the inputs of Resolve.
 func (s *Settings) Policy(inputs []tensor.Spec) Policy {
 	p := Policy{}
 	for _, k := range table {

@@ -11,8 +11,7 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// fileAliases is the table [alias]: a model, or models with their shares in percent, by
-// the alias's name.
+// fileAliases is the table [alias]: by name, a model, or models with shares in percent.
 type fileAliases map[string]any
 
 func (f fileAliases) parseAliases() (list []alias.Alias, err error) {

@@ -16,8 +16,7 @@ import (
 // Gateway is the name of the process of [gateway].
 const Gateway = "gateway"
 
-// gatewayFlags is the table [gateway]: flags of the command ringbatch gateway, which
-// checks them.
+// gatewayFlags is the table [gateway]: flags for ringbatch gateway, which checks them.
 type gatewayFlags map[string]any
 
 // drainTime is the command's default.

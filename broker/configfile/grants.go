@@ -12,8 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// fileGrant is a table of [[allow]]: users and groups by name or number, and their
-// permissions.
+// fileGrant is a table of [[allow]]: permissions of users and groups, by name or number.
 type fileGrant struct {
 	Users  []any    `toml:"users"`
 	Groups []any    `toml:"groups"`

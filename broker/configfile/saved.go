@@ -71,8 +71,7 @@ func (s *Saved) read() (f savedFile, err error) {
 	return f, err
 }
 
-// Apply changes a configuration to the saved settings. Models that are no longer declared
-// are left out.
+// Apply changes a configuration to the saved settings of models that it declares.
 func (s *Saved) Apply(cfg *broker.Config) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -139,20 +139,17 @@ func (f *Shared) addSession(p *Peer) {
 	f.FDs = append(f.FDs[:2:2], append([]int{session, doorbell}, f.FDs[2:]...)...)
 }
 
-// Window is the client's slots: the first one, how many, and the generation before
-// the client's first.
+// Window is the client's first slot, number of slots, and the generation before its first.
 func (c *ClientSession) Window() (first uint32, slots int, generation uint32) {
 	return c.first, c.window, c.before
 }
 
-// Leave ends the session of a client, if it has not ended yet. Any goroutine but the
-// loop's may call it.
+// Leave ends the session of a client, if it has not ended yet. No loop calls it.
 func (c *ClientSession) Leave(why string) {
 	c.ring.Do(func() { c.ring.clientLeft(c, why) })
 }
 
-// Leave ends the session of a worker whose connection has ended. Any goroutine but the
-// loop's may call it.
+// Leave ends the session of a worker whose connection has ended. No loop calls it.
 func (w *WorkerSession) Leave(why string) {
 	w.stage.ring.Do(func() { w.stage.workerLost(w, why) })
 }

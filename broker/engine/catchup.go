@@ -16,8 +16,7 @@ import (
 // know. Therefore the broker catches up before it checks commits, and before it decides.
 // It evicts no peer on the way (outcomes.go).
 
-// fewWorkers is how many busy workers the loop asks before each client's turn. It asks
-// more than that once per round.
+// fewWorkers are asked before each client's turn. More busy workers are asked once per round.
 const fewWorkers = 16
 
 func (s *Stage) catchUpForClient() {
@@ -108,8 +107,7 @@ func (r *Ring) catchUpForClient() {
 	}
 }
 
-// countAnswered counts an answered request before its worker's "done", which has the
-// times of the batch.
+// countAnswered counts an answered request before its worker's "done" has its times.
 func (s *Stage) countAnswered(info *slotInfo, st status.Code) {
 	s.stats.countAnswered(info, st, s.loop.now)
 	if s.ring.whole != nil {

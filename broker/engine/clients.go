@@ -42,8 +42,7 @@ func (r *Ring) openClient(p *Peer, window int, times bool) error {
 	return p.openSession(r, shm.KindClient, shm.ClientSegmentSize(window, times))
 }
 
-// newBooks makes as many chunks as a window may need. Which ones the ring lacks is
-// known only on the loop.
+// newBooks makes enough chunks for a window, before the loop knows which ones the ring lacks.
 func newBooks(window int) (chunks [][]slotInfo) {
 	for n := chunkSlots; n < window+chunkSlots && window > chunkSlots; n += chunkSlots {
 		chunks = append(chunks, make([]slotInfo, chunkSlots))
@@ -51,8 +50,7 @@ func newBooks(window int) (chunks [][]slotInfo) {
 	return chunks
 }
 
-// reserveWindow leases a window to a client whose session is open. On an error the
-// caller keeps the session.
+// reserveWindow leases a window to an open session, which stays the caller's on an error.
 func (r *Ring) reserveWindow(p *Peer, window int, chunks [][]slotInfo) (*ClientSession, error) {
 	first, window, err := r.leaseWindow(p.UID, window)
 	if err != nil {
@@ -74,8 +72,7 @@ func (r *Ring) reserveWindow(p *Peer, window int, chunks [][]slotInfo) (*ClientS
 	return c, nil
 }
 
-// resetWindow makes the slots new. All start from one generation, later than any that
-// a former owner used.
+// resetWindow makes the slots new, with a generation later than any former one.
 func (c *ClientSession) resetWindow() {
 	for s := c.first; s < c.first+uint32(c.window); s++ {
 		*c.ring.slot(s) = slotInfo{gen: c.latest}
@@ -104,8 +101,7 @@ const (
 	windowShare   = 8
 )
 
-// leaseWindow finds consecutive free slots for a user: as many as asked, or, for 0, as
-// many as fit.
+// leaseWindow finds consecutive free slots for a user; for 0, as many as fit.
 func (r *Ring) leaseWindow(uid, asked int) (first uint32, window int, err error) {
 	window = asked
 	has, most := r.leased[uid], max(1, r.layout.Slots*r.share/100)
@@ -162,8 +158,7 @@ func (r *Ring) clientLeft(c *ClientSession, why string) {
 // partingTurn is how many queued requests of a leaving client are canceled in a turn.
 const partingTurn = 256
 
-// partWithClient is one turn of a leaving client. It returns how many requests it
-// canceled.
+// partWithClient is one turn of a leaving client. It returns the number of canceled requests.
 func (r *Ring) partWithClient(c *ClientSession) (n int) {
 	isOut := true
 	for _, s := range r.stages {

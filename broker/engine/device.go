@@ -20,8 +20,7 @@ type DeviceMemory struct {
 	GPU string // UUID of its GPU, as the worker says
 }
 
-// Close may block if a worker has offered a descriptor of something else, so no loop
-// calls it.
+// Close may block if the descriptor is something else, so no loop calls it.
 func (d *DeviceMemory) Close() {
 	CloseFD(d.FD)
 	*d = DeviceMemory{FD: -1}
@@ -76,8 +75,7 @@ func (r *Ring) dupDevice() (fd int, err error) {
 	return fd, nil
 }
 
-// dropUnusedDevice gives the device memory back after the last peer. It is called on
-// the loop.
+// dropUnusedDevice gives the device memory back after the last peer, on the loop.
 func (r *Ring) dropUnusedDevice() {
 	if r.device.FD < 0 || len(r.clients) > 0 {
 		return

@@ -93,8 +93,7 @@ func (s *Stage) dispatchBatch(d *batcher.Dispatch) {
 	w.posted++
 }
 
-// levelOf is the priority level of an accepted commit. The policy may have changed since,
-// and have fewer levels.
+// levelOf is the priority level of a commit. The policy may have fewer levels by now.
 func (s *Stage) levelOf(e *shm.Commit) int {
 	if e.Level < 0 {
 		return s.settings.DefaultPriority
@@ -103,9 +102,8 @@ func (s *Stage) levelOf(e *shm.Commit) int {
 }
 
 // armDone asks busy workers to ring when they are done, if a request waits for that in
-// this stage or goes on to the next. Otherwise the next commit finds the message in
-// time, and a lone request costs one wake-up less. It returns true if a worker was
-// done meanwhile.
+// this stage or goes on to the next. Otherwise the next commit finds the message, and a
+// lone request costs one wake-up less. It returns true if a worker was done meanwhile.
 func (s *Stage) armDone() bool {
 	if s.next == nil && s.batcher.Queued() == 0 && !s.loop.draining && s.ring.held == 0 {
 		return false
@@ -119,8 +117,7 @@ func (s *Stage) armDone() bool {
 	return more
 }
 
-// expireRunning ends running requests whose deadline has passed. It searches only from
-// runningDeadline on.
+// expireRunning ends overdue requests. It searches only from runningDeadline on.
 func (s *Stage) expireRunning() {
 	now := s.loop.now
 	if now < s.runningDeadline {

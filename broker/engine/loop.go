@@ -14,10 +14,9 @@ import (
 
 // The event loop: its rounds, and the rings that it serves.
 
-// DefaultLoops is one loop for every two cores, eight at most. A busy loop takes a
-// core, and its clients and workers take at least another. Loops that sleep for
-// microseconds (shm.Parker) must leave processors to the Go scheduler. Idle loops
-// cost nothing.
+// DefaultLoops is one loop for every two cores, eight at most. A busy loop takes a core,
+// and its clients and workers another. Loops that sleep for microseconds (shm.Parker)
+// must leave processors to the Go scheduler.
 func DefaultLoops() int { return min(max(1, runtime.GOMAXPROCS(0)/2), 8) }
 
 // Loop serves some of the rings: one goroutine that owns all of their state.
@@ -167,8 +166,7 @@ func (l *Loop) settleRound() {
 	}
 }
 
-// decideDirty has the dirty stages decide. A stage that has to decide again is dirty
-// afterwards.
+// decideDirty has the dirty stages decide. They may be dirty again afterwards.
 func (l *Loop) decideDirty() {
 	n := len(l.dirty)
 	for i := range n {
@@ -307,9 +305,8 @@ func (s *Stage) refuseQueued(code status.Code) {
 	}
 }
 
-// SendIdleClientsOn hangs up on clients without requests, which then find the other
-// broker. Clients of private models stay: their slots would be cleared before they have
-// read their answers.
+// SendIdleClientsOn hangs up on clients without requests, for the other broker. Clients of
+// private models stay: clearing would destroy answers that they have not read.
 func (l *Loop) SendIdleClientsOn() {
 	for r := range l.rings {
 		for c := range r.clients {

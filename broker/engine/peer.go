@@ -93,8 +93,7 @@ func (p *Peer) watchPeer(l *Loop, rung, died func()) (err error) {
 	return err
 }
 
-// Kill ends the peer's process. Without an error its death is certain, and the pidfd
-// reports when it happens.
+// Kill ends the peer's process; see Outside.Kill.
 func (p *Peer) Kill() error { return p.Signal(unix.SIGKILL) }
 
 // Signal sends the peer's process a signal; 0 only checks the permission.
@@ -128,8 +127,7 @@ func (p *Peer) closeSession(l *Loop) {
 
 const largeSession = 1 << 20
 
-// Discard gives back a session that no loop watches. The connection stays open for a
-// refusal.
+// Discard gives back a session that no loop watches, but not the connection.
 func (p *Peer) Discard() {
 	if p.doorbell >= 0 {
 		p.doorbell.Close()

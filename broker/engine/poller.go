@@ -100,8 +100,7 @@ func (p *poller) unwatchFD(i int32) {
 	p.unused = append(p.unused, i)
 }
 
-// Post runs f on the loop, soon. Any goroutine may call it. After the loop was closed it
-// does nothing.
+// Post runs f on the loop, soon, unless the loop was closed. Any goroutine may call it.
 func (p *poller) Post(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -179,9 +178,8 @@ func (p *poller) epollWait(until int64) (n int, err error) {
 	return n, err
 }
 
-// epoll waits for at most d; raw as in shm.Parker. epoll_wait rounds to milliseconds,
-// longer than some wait times. It is used where the kernel (before 5.11) or a seccomp
-// filter refuses epoll_pwait2.
+// epoll waits for at most d; raw as in shm.Parker. epoll_wait, which rounds to milliseconds,
+// is for kernels before 5.11 and seccomp filters that refuse epoll_pwait2.
 func (p *poller) epoll(d time.Duration, raw bool) (int, error) {
 	if !p.coarse {
 		n, err := epollPwait2(p.epfd, p.events[:], d, raw)

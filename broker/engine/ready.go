@@ -44,8 +44,7 @@ func (r *Ring) Readiness() (clients int, stages []Readiness, ok bool) {
 	return clients, stages, true
 }
 
-// HasLooked says whether the worker has looked for batches, and whether it is gone. It
-// is called away from the loop.
+// HasLooked says whether the worker has looked for batches, and is gone. No loop calls it.
 func (w *WorkerSession) HasLooked() (looked, gone bool) {
 	gone = true
 	w.stage.ring.Do(func() {
@@ -98,8 +97,7 @@ func (s *Stage) whyUnfit(w *WorkerSession) string {
 	return ""
 }
 
-// countReady counts the ready workers, and says why there are none. It reads /proc, so
-// it is not called on a loop.
+// countReady counts the ready workers, and says why there are none. No loop calls it.
 func countReady(workers []fitness) (ready int, why string) {
 	if len(workers) == 0 {
 		return 0, "no worker attached"

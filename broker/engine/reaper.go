@@ -119,8 +119,7 @@ func (s *Stage) runsFor(c *ClientSession, q mailed, batch uint64) bool {
 	return info.client == c && info.state == running && s.ring.stillHas(q, batch)
 }
 
-// maxHangs is how many workers a request may hang, whatever max_attempts says: each
-// costs its caller a whole lease.
+// maxHangs is how many workers a request may hang. Each costs the caller a whole lease.
 const maxHangs = 2
 
 const hungReason = "it outlived its lease"

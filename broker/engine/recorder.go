@@ -131,8 +131,7 @@ func (s *Stage) noteWorker(text string, w *WorkerSession) {
 	}
 }
 
-// Trace records the stage's requests for a time, or until over is closed. It is called
-// away from the loop.
+// Trace records the stage's requests for a time, or until over is closed. No loop calls it.
 func (s *Stage) Trace(d time.Duration, over <-chan struct{}) (out stats.Trace, err error) {
 	if d <= 0 || d > maxTraceTime {
 		return out, fmt.Errorf("%w: a recording of %v, must be at most %v", status.ErrInvalid, d, maxTraceTime)
@@ -189,8 +188,7 @@ func (s *Stage) beginRecording(r *recorder) error {
 	return nil
 }
 
-// endRecording stops the recording, reads the clients' times, and returns the time of the
-// end.
+// endRecording stops the recording, reads the clients' times, and returns the end's time.
 func (s *Stage) endRecording(r *recorder) (now int64) {
 	now = shm.Now() // if the ring is gone
 	s.ring.Do(func() {

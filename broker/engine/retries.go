@@ -14,8 +14,7 @@ import (
 // Another worker, if one serves, runs a batch again that failed as a whole. A request
 // that failed by itself is tried once more by another worker before it fails.
 
-// trouble is the history of a request that is run again. Few requests have one, so it
-// is not part of slotInfo.
+// trouble is the history of a request that is run again. Few requests have one.
 type trouble struct {
 	attempts int            // workers that died with the request
 	hangs    int            // of these, workers that outlived their lease with it

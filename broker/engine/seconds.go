@@ -92,8 +92,7 @@ func (s *seconds) spreadComputed(started, finished int64) {
 // spanLengths are the spans of the statistics, in seconds.
 var spanLengths = []int{1, 10, 60}
 
-// lastSeconds sums up the last whole seconds before now. workers is their number now,
-// and in seconds without events.
+// lastSeconds sums up the last whole seconds. Seconds without events had as many workers.
 func (s *seconds) lastSeconds(now int64, workers int) []stats.Window {
 	last := now/int64(time.Second) - 1
 	list := make([]stats.Window, 0, len(spanLengths))

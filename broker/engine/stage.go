@@ -125,8 +125,7 @@ func (s *Stage) closeWorkers() {
 	}
 }
 
-// touch marks the stage for a decision at the end of this round. It is called before the
-// round's events are counted.
+// touch marks the stage for a decision in this round, before the round's events are counted.
 func (s *Stage) touch() {
 	if !s.dirty {
 		s.stats.rollSecond(s.loop.now, s.present)
@@ -176,8 +175,7 @@ func (s *Stage) clientJoined(c *ClientSession) {
 }
 
 // cancelQueuedOf cancels at most that many queued requests of a leaving client. It
-// returns their number, and whether they were the last; then the batcher forgets the
-// client.
+// returns their number, and whether they were the last.
 func (s *Stage) cancelQueuedOf(c *ClientSession, most int) (n int, out bool) {
 	s.touch()
 	ids := s.batcher.CancelWaiting(batcher.ClientID(c.first), most)
@@ -230,8 +228,7 @@ func (s *Stage) refusesRequest(e *shm.Commit) status.Code {
 	return status.OK
 }
 
-// takeRequest takes a request from its client or the previous stage into the queue, or
-// refuses it.
+// takeRequest queues a request of a client or the previous stage, or refuses it.
 func (s *Stage) takeRequest(info *slotInfo) status.Code {
 	e, now := &info.commit, s.loop.now
 	s.stats.requests++

@@ -98,8 +98,7 @@ var clientStates = [...]string{"attached", "leaving", "left", "returned"}
 
 func (s clientState) String() string { return clientStates[s] }
 
-// moveTo changes the state of a client's session to the next one. Another move is a
-// bug of the engine.
+// moveTo moves a client's session to the next state. Another move is a bug of the engine.
 func (c *ClientSession) moveTo(to clientState) {
 	if to != c.state+1 {
 		panic(fmt.Sprintf("engine: client %s goes from %v to %v", c.Label(), c.state, to))

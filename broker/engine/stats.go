@@ -61,8 +61,7 @@ func (s *stageStats) countFinished(info *slotInfo, st status.Code, started, fini
 	s.total.Add(time.Duration(finished - info.arrived))
 }
 
-// countAnswered counts an answered request whose times are not known yet. It ended by
-// now.
+// countAnswered counts an answered request whose times are not known yet.
 func (s *stageStats) countAnswered(info *slotInfo, st status.Code, now int64) {
 	s.countEnd(st)
 	s.queue.Add(time.Duration(info.dispatched - info.arrived))
@@ -169,8 +168,7 @@ func (v *view) copySeconds() {
 	}
 }
 
-// lookAtDone counts, in the copy, a worker's finished batches that the loop has not read
-// yet. It returns their number.
+// lookAtDone counts a worker's finished batches, which the loop has not read yet, in the copy.
 func (s *Stage) lookAtDone(w *WorkerSession, v *view) (batches int) {
 	ahead := w.done // a copy: the ring does not change
 	n, err := ahead.Pending()

@@ -96,8 +96,7 @@ func (s *Stage) suspendWorker(w *WorkerSession) {
 	s.noteWorker("worker suspended", w)
 }
 
-// resumeSuspended puts suspended workers on probation after their back-off, or at once
-// when no other worker serves.
+// resumeSuspended begins probations: after a back-off, or when no other worker serves.
 func (s *Stage) resumeSuspended() {
 	if s.resumeAt == never {
 		return

@@ -142,8 +142,7 @@ func (s *Stage) openWorker(p *Peer, info *WorkerInfo) error {
 	return p.openSession(s.ring, shm.KindWorker, shm.WorkerSegmentSize(info.Depth, s.ring.layout.MaxBatch))
 }
 
-// attachWorker lets a worker whose session is open get batches. On an error the caller
-// keeps the session.
+// attachWorker lets an open session get batches. On an error it stays the caller's.
 func (s *Stage) attachWorker(p *Peer, info WorkerInfo) (*WorkerSession, error) {
 	desc, err := s.checkWorkerInfo(&info)
 	if err != nil {

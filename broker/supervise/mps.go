@@ -215,8 +215,7 @@ func (s *Supervisor) UsesMPS(pid int) bool {
 	return p != nil && p.usesMPS()
 }
 
-// TerminateClient ends the kernels of a worker that is about to be killed. It takes some
-// seconds at most, and may fail.
+// TerminateClient ends a worker's kernels before it is killed. It takes seconds, and may fail.
 func (s *Supervisor) TerminateClient(pid int) {
 	s.mu.Lock()
 	m := s.mps
@@ -293,8 +292,7 @@ func (s *Supervisor) killMPSClients() {
 	}
 }
 
-// restart ends the servers, which the daemon starts again for the next client. It also
-// restarts our own daemon.
+// restart restarts our own daemon. Servers come back with their next client.
 func (m *mps) restart(own bool) error {
 	servers := m.servers(mpsAskTime)
 	for _, server := range servers {

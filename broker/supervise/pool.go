@@ -16,8 +16,7 @@ import (
 )
 
 // pool is one declaration and its processes. Changes are made one at a time
-// (Supervisor.changing) and without a gap: a new process looks for batches before an old
-// one is ended.
+// (Supervisor.changing). A new process looks for batches before an old one is ended.
 type pool struct {
 	model string
 	n     int // of the model's declarations
@@ -97,8 +96,7 @@ func (p *process) awaitReady(ctx context.Context) error {
 	}
 }
 
-// replaceProcess replaces the i-th process of a pool. If the new process does not come up,
-// the old one stays.
+// replaceProcess replaces a pool's i-th process, unless the new one does not come up.
 func (s *Supervisor) replaceProcess(ctx context.Context, w *pool, cfg *Worker, i int) error {
 	s.mu.Lock()
 	old := w.procs[i]
@@ -306,8 +304,7 @@ func (s *Supervisor) AssignRole(pid int) (spare bool) {
 	return p != nil && p.spare && !p.replaceMissing()
 }
 
-// replaceMissing has a spare change roles with a missing worker, if there is one. The
-// supervisor's mutex is held.
+// replaceMissing has a spare change roles with a missing worker. The mutex is held.
 func (p *process) replaceMissing() bool {
 	for _, missing := range p.pool.procs {
 		if !missing.spare && !missing.stopping && missing.sessions == 0 {
@@ -318,8 +315,7 @@ func (p *process) replaceMissing() bool {
 	return false
 }
 
-// Promoted reports that a spare has taken the place of a lost worker, whose next life is
-// the spare.
+// Promoted reports that a spare and a lost worker have changed roles.
 func (s *Supervisor) Promoted(spare, lost int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

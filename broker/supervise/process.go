@@ -131,8 +131,7 @@ func (p *process) run() {
 func (p *process) runLife() (group int, why string, stopped bool) {
 	cmd := exec.Command(p.cfg.Command[0], p.cfg.Command[1:]...)
 	cmd.Env = p.s.environment(p)
-	// In another process group Ctrl-C reaches only the broker. The broker ends the worker
-	// after its requests.
+	// In another process group the worker does not get Ctrl-C. The broker ends it later.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	cmd.WaitDelay = time.Second // should a grandchild keep the pipe open
 	out, in := io.Pipe()

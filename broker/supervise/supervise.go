@@ -54,8 +54,7 @@ const (
 	lastBackoff  = 10 * time.Second
 	steadyTime   = 10 * time.Second
 
-	// After this many lives in a row that ended before they attached, MayServe no longer
-	// counts on a process.
+	// MayServe ignores a process after this many lives in a row that did not attach.
 	hopelessStarts = 5
 )
 
@@ -94,8 +93,7 @@ type Group struct {
 	Workers []Worker
 }
 
-// Supervisor runs declared worker processes. Its methods may be called from
-// any goroutine.
+// Supervisor runs declared worker processes. Any goroutine may call its methods.
 type Supervisor struct {
 	log    *slog.Logger
 	socket string
@@ -156,8 +154,7 @@ func (s *Supervisor) Start(mps bool, groups ...Group) {
 	}()
 }
 
-// WarmUp starts the workers and waits until every one is ready. They find the broker at
-// reach until StartClients.
+// WarmUp starts the workers, with the broker at reach until StartClients, and awaits them.
 func (s *Supervisor) WarmUp(ctx context.Context, reach string, mps bool, groups ...Group) error {
 	s.locked(func() { s.reach = reach })
 	s.startMPS(mps)
@@ -364,9 +361,8 @@ func (s *Supervisor) AwaitsReady(pid int) bool {
 	return p != nil && !p.proven
 }
 
-// MayServe says whether a process can still become a worker of the model: the process was
-// declared for the model, or for none, and has not attached yet. Processes that keep
-// failing to start do not count.
+// MayServe says whether a process can still become a worker of the model. Processes that
+// keep failing to start do not count.
 func (s *Supervisor) MayServe(model string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
