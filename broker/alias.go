@@ -26,8 +26,7 @@ import (
 
 const (
 	maxAliases = 256
-	// evenOutAfter is how long the shares may be off after clients have left, so that
-	// short-lived clients do not move the others about.
+	// evenOutAfter keeps short-lived clients from moving the others about.
 	evenOutAfter = time.Second
 )
 

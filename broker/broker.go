@@ -41,8 +41,7 @@ type Broker struct {
 	answering chan struct{} // bounds the calls that are answered at a time
 }
 
-// New checks the configuration, takes the socket and makes the declared models. The
-// caller runs Serve.
+// New checks the configuration, takes the socket and makes the models, for Serve.
 func New(cfg Config) (_ *Broker, err error) {
 	cfg.fill()
 	if cfg.MaxClients < 0 {
@@ -71,6 +70,8 @@ func New(cfg Config) (_ *Broker, err error) {
 		listening: make(chan struct{}),
 		handedTo:  make(chan struct{}),
 		answering: make(chan struct{}, answersAtOnce),
+		offenders: offenders{last: map[engine.Process]time.Time{}},
+		refusals:  refusals{users: map[uint32]*refused{}},
 	}
 	b.closing, b.closeAll = context.WithCancel(context.Background())
 	defer func() {
@@ -212,9 +213,8 @@ func (b *Broker) drainLoops(drained <-chan struct{}, failed <-chan error) error 
 	return nil
 }
 
-// KillWorkers ends the worker processes, by SIGKILL if need be, for a caller that does
-// not wait for Serve. It takes a few seconds at most. It returns true if no process is
-// left, nor MPS if the broker started it.
+// KillWorkers ends the worker processes in a few seconds, for a caller that does not wait
+// for Serve. It returns true if no process is left, nor our own MPS.
 func (b *Broker) KillWorkers() bool {
 	over := make(chan struct{})
 	go func() {

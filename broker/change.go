@@ -23,10 +23,9 @@ func (b *Broker) changeModel(req *control.Request) (err error) {
 	if req.Save && b.cfg.Save == nil {
 		return errNotSaved
 	}
-	switch req.Op {
-	case control.OpSet:
+	if req.Op == control.OpSet {
 		err = b.setPolicy(req.Model, req.Policy)
-	default:
+	} else {
 		err = b.changeWorkers(req)
 	}
 	if err != nil || !req.Save || req.Op == control.OpRestart {

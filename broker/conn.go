@@ -110,8 +110,7 @@ func (b *Broker) admitConn(c *net.UnixConn) {
 }
 
 const (
-	// sendBuffer bounds the kernel's memory for replies that a peer does not take. The
-	// broker's memory cgroup pays for it.
+	// sendBuffer bounds the kernel's memory for replies that a peer does not take.
 	sendBuffer = 8 << 10
 	// answersAtOnce bounds the garbage of calls, some hundred kilobytes each.
 	answersAtOnce = 8
@@ -222,8 +221,7 @@ func (c *conversation) answerTrace(req *control.Request) bool {
 	return c.send(rep)
 }
 
-// send sends a reply. A long reply takes room (member.Take), so that peers that do not
-// take their replies cost the broker a bounded amount.
+// send sends a reply. A long reply takes room (member.Take).
 func (c *conversation) send(rep *control.Reply) bool {
 	if bytes := rep.Bytes(); bytes > 4<<10 {
 		if !c.Take(bytes) {

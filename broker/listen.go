@@ -27,8 +27,7 @@ type listener struct {
 	lock   *os.File   // nil while another broker may have it
 	closed bool
 
-	// beside is another name of the socket, for workers that attach before the broker
-	// has the path; see Broker.takeOver.
+	// beside is another name of the socket, for workers of a take-over.
 	beside string
 
 	// reserve is a descriptor to give up when there is no other, so that a peer can

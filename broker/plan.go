@@ -82,8 +82,7 @@ func (m *ModelConfig) plan() (p plan, err error) {
 	return p, nil
 }
 
-// newLayout lays out the memory of the model. A pipeline's begins with its inputs,
-// followed by the outputs of each stage.
+// newLayout lays out the ring: of a pipeline, its inputs and each stage's outputs.
 func (m *ModelConfig) newLayout(slots, most int) (*shm.Layout, error) {
 	if len(m.Stages) == 0 {
 		return shm.NewLayout(m.Signature, slots, most)

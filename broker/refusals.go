@@ -36,9 +36,6 @@ func (r *refusals) refuseConn(c *net.UnixConn, uid uint32, reply func() *control
 	r.mu.Lock()
 	u := r.users[uid]
 	if u == nil && len(r.users) < refusalUsers {
-		if r.users == nil {
-			r.users = map[uint32]*refused{}
-		}
 		u = &refused{}
 		r.users[uid] = u
 		time.AfterFunc(refusalTime, func() { r.answerHeld(uid, reply) })
@@ -105,9 +102,6 @@ func (o *offenders) add(p engine.Process) {
 	defer o.mu.Unlock()
 	now := time.Now()
 	maps.DeleteFunc(o.last, func(_ engine.Process, t time.Time) bool { return now.Sub(t) > offenderMemory })
-	if o.last == nil {
-		o.last = map[engine.Process]time.Time{}
-	}
 	o.last[p] = now
 }
 

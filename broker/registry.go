@@ -44,8 +44,7 @@ func newRegistry(epoch uint64, loops []*engine.Loop) *registry {
 	}
 }
 
-// takeStage takes a model or a stage of a pipeline (PIPELINE/STAGE). It refuses the name
-// of a pipeline, which has several stages.
+// takeStage takes a model, or a stage of a pipeline (PIPELINE/STAGE).
 func (g *registry) takeStage(name string) (*model, *stage, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -168,8 +167,7 @@ func (g *registry) placeModel(m *model) {
 	m.ring.SetLoop(least)
 }
 
-// publishModel ends the making of a model that its loop has adopted. A dynamic model is
-// taken for the worker that declared it.
+// publishModel ends the making of a model. A dynamic one is taken for its worker.
 func (g *registry) publishModel(m *model, dynamic bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

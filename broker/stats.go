@@ -13,9 +13,8 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Snapshot is the present state, as `ringbatch stats` shows it. Any goroutine may call it
-// while Serve runs; after that it has no models. Each model is asked by itself, so that
-// its loop does not wait for others.
+// Snapshot is the present state, as `ringbatch stats` shows it. Any goroutine may call it.
+// Each model is asked by itself, so that its loop does not wait for others.
 func (b *Broker) Snapshot() stats.Broker {
 	s := stats.Broker{
 		Pid: os.Getpid(), Socket: b.cfg.Socket, Epoch: b.epoch, UptimeS: time.Since(b.started).Seconds(),
@@ -40,8 +39,7 @@ func (b *Broker) Snapshot() stats.Broker {
 	return s
 }
 
-// snapshotModel is the lines of a model, none if it is gone. A pipeline has a line for the
-// whole, as its clients see it, and one for each stage.
+// snapshotModel is the lines of a model: of a pipeline, the whole and each stage.
 func (b *Broker) snapshotModel(m *model) []stats.Model {
 	lines, whole, ok := m.ring.Snapshot()
 	if !ok {

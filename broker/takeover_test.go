@@ -116,13 +116,3 @@ func TestABrokerGoesOnIfItsSuccessorTakesTooLong(t *testing.T) {
 		t.Errorf("%v, it drains: %v", err, st.Draining)
 	}
 }
-
-func TestNoFoldersAreMadeAboveTheSockets(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "no")
-	if b, err := New(Config{Socket: filepath.Join(dir, "such", "b.sock")}); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%v, %v", b, err)
-	}
-	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s was made", dir)
-	}
-}

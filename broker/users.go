@@ -159,7 +159,6 @@ func (m *member) Take(bytes int) bool {
 	return true
 }
 
-// Give gives the room back.
 func (m *member) Give(bytes int) {
 	u := m.users
 	u.mu.Lock()

@@ -69,8 +69,7 @@ func (p Policy) String() string {
 	return strings.Join(pairs, " ")
 }
 
-// Over is base with the settings of p. A setting of all levels replaces base's settings of
-// single levels.
+// Over is base with the settings of p. Those of all levels replace those of single levels.
 func (p Policy) Over(base Policy) Policy {
 	all := maps.Clone(base)
 	if all == nil {

@@ -35,6 +35,9 @@ func TestTheDefaultsAreInForceWhereNothingIsSet(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(s, want) {
 		t.Errorf("%+v, %v", s, err)
 	}
+	if s, err = policy.New(policy.WaitTime(0)).Resolve(nil); err != nil || s.WaitTime != 0 {
+		t.Errorf("a wait of 0: %+v, %v", s, err)
+	}
 }
 
 func TestAutomaticBucketsArePowersOfTwoAndNamedOnesWin(t *testing.T) {
@@ -54,13 +57,6 @@ func TestAutomaticBucketsArePowersOfTwoAndNamedOnesWin(t *testing.T) {
 	}
 	if _, err := policy.New(policy.AutoBuckets(), policy.Ragged(true)).Resolve(odd); !errors.Is(err, status.ErrInvalid) {
 		t.Errorf("ragged: %v", err)
-	}
-}
-
-func TestAZeroThatIsSetIsAZero(t *testing.T) {
-	s, err := policy.New(policy.WaitTime(0), policy.MaxQueue(0)).Resolve(nil)
-	if err != nil || s.WaitTime != 0 {
-		t.Errorf("%+v, %v", s, err)
 	}
 }
 

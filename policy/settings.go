@@ -25,8 +25,7 @@ type Settings struct {
 	PreferredBatchSizes []int
 	Levels              []Level // one per priority level; none means one without limits
 	DefaultPriority     int     // the level of requests that name none
-	// Ageing, if positive, lifts a waiting request by one level after each such time, so
-	// that lower levels do not starve.
+	// Ageing, if positive, lifts a waiting request by one level after each such time.
 	Ageing time.Duration
 	// Buckets[i], if not empty, lists ascending sizes. The i-th variable dimension of the
 	// inputs is rounded up to one of them when requests are grouped.

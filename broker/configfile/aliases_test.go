@@ -50,7 +50,7 @@ func TestAliasesAreReadAndWhatIsSavedWinsOverThem(t *testing.T) {
 	}
 }
 
-func TestWhatWasNotScaledIsSavedWithoutItsNumberOfInstances(t *testing.T) {
+func TestASavedPolicyHasNoNumberOfInstances(t *testing.T) {
 	saved := NewSaved(filepath.Join(t.TempDir(), "c.toml"), "")
 	must.Do(t, saved.Save("m", policy.Policy{"wait_time": "1ms"}, 0))
 	text, err := os.ReadFile(saved.path)

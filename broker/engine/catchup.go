@@ -204,9 +204,8 @@ func (w *WorkerSession) countUnanswered(batch uint64) {
 	}
 }
 
-// finishRequest frees the slots of one request of a finished batch, or hands them on to
-// the next stage, unless followRequest was quicker. It returns false if the request has
-// no result.
+// finishRequest frees the slots of a finished request, or hands them on to the next stage.
+// It returns false if the request has no result.
 func (s *Stage) finishRequest(q mailed, batch uint64, started, finished int64) bool {
 	r := s.ring
 	info := r.slot(q.head)

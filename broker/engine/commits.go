@@ -30,8 +30,7 @@ func (r *Ring) enqueueClient(c *ClientSession) {
 	r.loop.enqueueRing(r)
 }
 
-// visitClients gives the ring's clients turns until they have used that many rows, and
-// returns how many they have used.
+// visitClients gives the ring's clients turns for that many rows, and returns the used rows.
 func (r *Ring) visitClients(rows int) (used int) {
 	for used < rows && len(r.unread) > 0 {
 		c := r.unread[0]
@@ -48,12 +47,10 @@ func (r *Ring) visitClients(rows int) (used int) {
 	return used
 }
 
-// readCommits is one turn of a client. It returns how many rows it has read. If there
-// are more, the client is in line again.
+// readCommits is one turn of a client. It returns how many rows it has read.
 func (r *Ring) readCommits(c *ClientSession, rows int) (used int) {
-	// The loop reads finished batches first. Otherwise a client that sends its next
-	// request after an answer would seem to have two in flight, and its batch would
-	// wait for the second.
+	// Finished batches come first. Otherwise the client's next request would seem to be
+	// its second in flight, and its batch would wait for it.
 	r.catchUpForClient()
 	for used < rows {
 		n, err := c.commits.Pending()

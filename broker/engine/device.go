@@ -51,9 +51,8 @@ func (r *Ring) deviceForClient(usesDevice bool) (fd int, err error) {
 	return r.dupDevice()
 }
 
-// deviceForWorker is a descriptor of the ring's device memory for a worker of these
-// tensors; -1 if none of them is in device memory. The ring takes the first worker's
-// offer. It is called on the loop.
+// deviceForWorker is deviceForClient for a worker of these tensors. The ring takes the first
+// worker's offer.
 func (r *Ring) deviceForWorker(p *Peer, sig *tensor.Signature, offer *DeviceMemory) (fd int, err error) {
 	if sig.FirstOnDevice() == nil {
 		return -1, nil
@@ -89,8 +88,7 @@ func (r *Ring) dropUnusedDevice() {
 	r.device.closeAside()
 }
 
-// LoseDevices gives up the rings' device memory, whose contents are lost, and disconnects
-// the clients, which have it mapped.
+// LoseDevices gives up lost device memory, and disconnects the clients that have it mapped.
 func (l *Loop) LoseDevices() {
 	l.Do(func() {
 		for r := range l.rings {

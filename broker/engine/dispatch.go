@@ -201,8 +201,7 @@ func (s *Stage) endOverdueLease(w *WorkerSession) {
 	}
 }
 
-// overdueAt is when the lease of a worker's oldest batch ends, or an awaited worker's
-// time to turn out dead.
+// overdueAt is when endOverdueLease has to act on a worker.
 func (s *Stage) overdueAt(w *WorkerSession) int64 {
 	switch {
 	case len(w.mails) == 0 || w.faults.has(brokeProtocol):

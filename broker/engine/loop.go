@@ -217,8 +217,7 @@ func (l *Loop) ForgetRing(r *Ring) {
 	go r.closeMemory() // giving back gigabytes takes a while
 }
 
-// Drain lets accepted requests finish, and refuses new ones. When it returns, the
-// loop has ended the round in which it began to drain.
+// Drain refuses new requests. It returns after the round in which the drain began.
 func (l *Loop) Drain() {
 	l.Do(func() {
 		l.draining, l.drainSince = true, l.now

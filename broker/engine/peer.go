@@ -22,8 +22,7 @@ type Process struct {
 	Pid   int
 }
 
-// Peer is a client or worker: a process at the other end of a connection, and the
-// session segment shared with it.
+// Peer is a client or worker: its process, connection and session segment.
 type Peer struct {
 	conn io.Closer // closed when the session ends
 	Pid  int       // 0 in a PID namespace that the broker cannot see into

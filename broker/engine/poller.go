@@ -16,8 +16,7 @@ import (
 	"github.com/ringbatch/ringbatch/shm"
 )
 
-// poller waits for a loop: for doorbells (eventfds), deaths (pidfds), posted functions,
-// and time, all in one epoll set.
+// poller waits for doorbells, deaths (pidfds), posts and time, all in one epoll set.
 type poller struct {
 	epfd    int
 	wake    shm.Doorbell // rung by Post
@@ -68,8 +67,7 @@ func (p *poller) Close() {
 	_ = unix.Close(p.epfd)
 }
 
-// watchFD has the loop call fire whenever fd becomes readable again. It is edge
-// triggered, so an eventfd need not be read.
+// watchFD has the loop call fire whenever fd becomes readable again (edge triggered).
 func (p *poller) watchFD(fd int, fire func()) (int32, error) {
 	var i int32
 	if n := len(p.unused); n > 0 {

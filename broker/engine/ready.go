@@ -25,8 +25,7 @@ type Readiness struct {
 	Why      string // if Ready is 0
 }
 
-// Readiness is the number of clients, and each stage's readiness; false if the ring is
-// gone. It is called away from the loop.
+// Readiness counts clients and ready workers; false if the ring is gone. No loop calls it.
 func (r *Ring) Readiness() (clients int, stages []Readiness, ok bool) {
 	var workers [][]fitness
 	if !r.Do(func() {

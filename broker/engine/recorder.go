@@ -232,8 +232,7 @@ func (r *recent) addBatch(b batchRecord) {
 	r.count++
 }
 
-// BatchesSince lists the remembered batches without the stage's first ones; false if the
-// ring is gone. It is called away from the loop.
+// BatchesSince lists the stage's remembered batches after a count. No loop calls it.
 func (s *Stage) BatchesSince(since uint64) (out stats.Batches, ok bool) {
 	var records []batchRecord
 	var now, wall int64 // the same moment on both clocks

@@ -55,8 +55,7 @@ type slotInfo struct {
 // isWithWorker says that a worker may write into the slot.
 func (x *slotInfo) isWithWorker() bool { return x.state == running || x.state == held }
 
-// chunkSlots is how many slots' books are made at once. A ring may have a million
-// slots, but only leased slots need books.
+// chunkSlots is how many slots' books are made at once, when one of them is leased.
 const chunkSlots = 1 << 8
 
 // slot is the books of a slot that is or was leased.

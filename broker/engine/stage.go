@@ -159,8 +159,7 @@ func (s *Stage) updateLoop() {
 // requests. These often follow at once, from clients whose answers came together.
 func (s *Stage) waitsForMore() bool { return s.batcher.Queued() > 0 && s.batcher.IdleWorkers() > 0 }
 
-// applyPolicy gives the batcher its policy. While the broker drains no request can join,
-// so batches go out at once.
+// applyPolicy gives the batcher its policy. During a drain batches do not wait.
 func (s *Stage) applyPolicy(p policy.Settings) error {
 	if s.loop.draining {
 		p.WaitTime, p.LatencyGoal = 0, 0
@@ -195,8 +194,7 @@ const maxClockSkew = time.Second
 // admitRequest takes a client's request of that many rows into the queue, or refuses it.
 func (s *Stage) admitRequest(info *slotInfo, rows uint32) status.Code {
 	e, now := &info.commit, s.loop.now
-	// A time in the future or long ago would bend the wait of other requests. Client and
-	// broker share a clock, so such a time is damage.
+	// A damaged time would bend the wait of other requests.
 	e.Committed = min(max(e.Committed, now-int64(maxClockSkew)), now)
 	info.arrived = e.Committed
 	code := status.OK

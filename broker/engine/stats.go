@@ -68,9 +68,8 @@ func (s *stageStats) countAnswered(info *slotInfo, st status.Code, now int64) {
 	s.total.Add(time.Duration(now - info.arrived))
 }
 
-// Snapshot is a line for each stage and, of a pipeline, one for the whole as its clients
-// see it, without names and policy; false if the ring is gone. The loop only copies, and
-// the caller's goroutine computes.
+// Snapshot is a line for each stage and, of a pipeline, one for the whole, without names
+// and policy; false if the ring is gone. The loop only copies.
 func (r *Ring) Snapshot() (stages []stats.Model, whole stats.Model, ok bool) {
 	var views []*view
 	for _, s := range r.stages {

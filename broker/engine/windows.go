@@ -4,8 +4,7 @@ package engine
 
 import "slices"
 
-// windows leases ranges of consecutive slots, lowest first. Its cost grows with the
-// number of gaps between clients, not with the ring.
+// windows leases ranges of consecutive slots, lowest first. Its cost grows with the gaps.
 type windows struct {
 	gaps []gap // ascending, none touching the next
 	free int   // slots in the gaps

@@ -231,8 +231,7 @@ func (s *Supervisor) setConfig(w *pool, cfg *Worker) {
 	w.cfg = cfg
 }
 
-// Apply changes a group to its new declaration: it starts new workers, ends removed ones,
-// and replaces changed ones one by one.
+// Apply starts new workers of a group, ends removed ones, and replaces changed ones.
 func (s *Supervisor) Apply(ctx context.Context, g Group) error {
 	s.changing.Lock()
 	defer s.changing.Unlock()

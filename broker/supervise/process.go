@@ -273,8 +273,7 @@ func kinOf(pid int) (kin []int, ours bool) {
 	return kin, false
 }
 
-// statFields are the fields after a process's name, which may have any bytes: state,
-// parent, group, and so on.
+// statFields are the fields after a process's name: state, parent, group, and so on.
 func statFields(file string) []string {
 	text, _ := os.ReadFile(file)
 	return strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))

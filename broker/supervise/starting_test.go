@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -129,7 +130,10 @@ func TestAWorkerIsKnownBeforeItAttaches(t *testing.T) {
 // that has not started.
 func TestAWorkerWithoutAPidIsNoneOfOurs(t *testing.T) {
 	s := start(t, false, Worker{Command: []string{"/no/such/worker"}, Spares: 1})
-	s.until("nothing starts", func(list []stats.Process) bool { return len(list) == 2 && list[1].FailedStarts > 0 })
+	list := s.until("nothing starts", func(list []stats.Process) bool { return len(list) == 2 && list[1].FailedStarts > 0 })
+	if p := list[1]; p.State == "running" || !strings.Contains(p.LastEnd, "no such file") {
+		t.Errorf("%+v", p)
+	}
 	s.Attached(0)
 	if list := s.processes(); list[0].Attached || list[1].Attached || s.AssignRole(0) || s.AwaitsReady(0) {
 		t.Errorf("it counts as %+v", list)

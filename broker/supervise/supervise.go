@@ -26,8 +26,7 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Worker declares worker processes to start, watch and start again:
-// [[model.worker]] in the configuration file.
+// Worker declares worker processes: [[model.worker]] in the configuration file.
 type Worker struct {
 	Name      string // for logs and statistics; default: the model's
 	Command   []string
@@ -35,8 +34,7 @@ type Worker struct {
 	Spares    int               // further processes that are kept warm, to take the place of a lost one
 	GPUs      []int             // instance i gets GPUs[i modulo their number]; none: all are visible
 	Env       map[string]string // on top of the broker's environment
-	// ThreadPercentage is the share of a GPU's multiprocessors that each process may use
-	// under MPS; 0 for all.
+	// ThreadPercentage is each process's share of a GPU's multiprocessors under MPS; 0: all.
 	ThreadPercentage int
 	StopTime         time.Duration // between SIGTERM and SIGKILL; default 10 s
 	Client           bool          // it is no worker but uses the models, like a gateway
@@ -113,8 +111,7 @@ type Supervisor struct {
 	running        sync.WaitGroup
 	mpsEnds        sync.Once
 
-	// Faulted, if not nil, is called when the GPU memory of all workers is lost. Set it
-	// before Start.
+	// Faulted, set before Start, is called when the GPU memory of all workers is lost.
 	Faulted func()
 	healing sync.Mutex // held while healMPS runs
 	healed  time.Time  // when MPS was started again; healing guards it
@@ -198,11 +195,11 @@ func (s *Supervisor) startMPS(wanted bool) {
 
 // LeaveMPS lets the daemon outlive this supervisor, for another broker.
 func (s *Supervisor) LeaveMPS() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.mps != nil {
-		s.mps.own = false
-	}
+	s.locked(func() {
+		if s.mps != nil {
+			s.mps.own = false
+		}
+	})
 }
 
 // Add starts another group.
@@ -303,9 +300,7 @@ func (s *Supervisor) Wait() {
 	s.mu.Lock()
 	m := s.mps
 	s.mu.Unlock()
-	if m != nil {
-		s.mpsEnds.Do(m.stop)
-	}
+	s.mpsEnds.Do(m.stop)
 }
 
 // Snapshot is the state of all processes, and of MPS.
@@ -361,8 +356,7 @@ func (s *Supervisor) AwaitsReady(pid int) bool {
 	return p != nil && !p.proven
 }
 
-// MayServe says whether a process can still become a worker of the model. Processes that
-// keep failing to start do not count.
+// MayServe says whether a process can still become a worker of the model.
 func (s *Supervisor) MayServe(model string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -434,9 +428,8 @@ func (s *Supervisor) findProcess(pid int) *process {
 	return s.findKin(s.attached[pid].kin)
 }
 
-// findKin is the process whose present or last life has one of these pids, or nil. A
-// process that has never run has the life 0, and a worker in a foreign PID namespace the
-// pid 0. The mutex is held.
+// findKin is the process whose present or last life has one of these pids, or nil. 0 is no
+// pid. The mutex is held.
 func (s *Supervisor) findKin(kin []int) *process {
 	for _, p := range s.procs {
 		if p.life != 0 && slices.Contains(kin, p.life) {

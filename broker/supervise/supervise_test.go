@@ -290,14 +290,6 @@ func TestAWorkerThatLooksForBatchesIsWaitedForNoLonger(t *testing.T) {
 	}
 }
 
-func TestACommandThatDoesNotExistIsReported(t *testing.T) {
-	s := start(t, false, Worker{Command: []string{"/no/such/worker"}})
-	list := s.until("a failed start", func(list []stats.Process) bool { return len(list) == 1 && list[0].LastEnd != "" })
-	if p := list[0]; p.State == "running" || !strings.Contains(p.LastEnd, "no such file") {
-		t.Errorf("%+v", p)
-	}
-}
-
 func TestWorkersEndWithTheirSupervisor(t *testing.T) {
 	stubborn := role("stubborn")
 	stubborn.StopTime = 300 * time.Millisecond
