@@ -301,7 +301,7 @@ func (s *world) quiet() bool {
 	return true
 }
 
-// unfinished sums up what is left. The trace of a replay has the rest.
+// unfinished sums up the remaining requests. The trace of a replay has the rest.
 func (s *world) unfinished() string {
 	return fmt.Sprintf("slots by state %v, queued %d, held %d, %d events", s.r.rows, s.st.batcher.Queued(), s.r.held, len(s.events))
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package supervise runs worker processes. It starts the declared ones, logs their
-// output, starts them again when they end, and ends them, with all their children, when
-// it is stopped. The processes can share GPUs through MPS (mps.go).
+// Package supervise starts, watches and ends worker processes. It logs their output, starts
+// them again when they end, and ends them, with all their children, when it is stopped. The
+// processes can share GPUs through MPS (mps.go).
 //
 // The supervisor does not know the broker. The broker reports that a worker attached
 // (Attached), looks for batches (Ready), left (Left), or fails batches that others run
