@@ -11,7 +11,7 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Limits of a recording, which takes the broker's memory.
+// Recordings of a stage's requests (ringbatch trace), their limits, and its last batches.
 const (
 	maxTraceTime     = time.Minute
 	maxTraceRequests = 1 << 15
