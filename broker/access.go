@@ -4,6 +4,7 @@ package broker
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -16,11 +17,10 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Permissions are what a user may do. The broker's own user may do everything.
+// Permissions of a user. The broker's own user has all of them.
 type Permissions uint8
 
-// The permissions. A user who has one of them may also ask who is there and how
-// they fare (ping, models, watch, stats).
+// A user with any permission may also call ping, models, watch and stats.
 const (
 	MayInfer      Permissions = 1 << iota // attach as a client
 	MayServe                              // attach as a worker, declare models
@@ -45,7 +45,7 @@ func (p Permissions) String() string {
 	return strings.Join(names, ", ")
 }
 
-// ParsePermissions reads infer, serve and administer.
+// ParsePermissions parses infer, serve and administer.
 func ParsePermissions(names []string) (p Permissions, err error) {
 	for _, name := range names {
 		i := slices.Index(permissionNames, strings.TrimSpace(name))
@@ -60,18 +60,16 @@ func ParsePermissions(names []string) (p Permissions, err error) {
 	return p, nil
 }
 
-// Grant lets users, and the members of groups, do something.
+// Grant gives permissions to users, and to the members of groups.
 type Grant struct {
 	UIDs []int
 	GIDs []int
 	May  Permissions
 }
 
-// shared says that others than the broker's own user may connect.
-func (c *Config) shared() bool { return len(c.AllowedUIDs) > 0 || len(c.Grants) > 0 }
+func (c *Config) isShared() bool { return len(c.AllowedUIDs) > 0 || len(c.Grants) > 0 }
 
-// permissions of the process at the other end of a connection.
-func (b *Broker) permissions(c *net.UnixConn, cred *unix.Ucred) Permissions {
+func (b *Broker) permissionsOf(c *net.UnixConn, cred *unix.Ucred) Permissions {
 	uid := int(cred.Uid)
 	if uid == os.Getuid() {
 		return mayAll
@@ -80,7 +78,7 @@ func (b *Broker) permissions(c *net.UnixConn, cred *unix.Ucred) Permissions {
 	if slices.Contains(b.cfg.AllowedUIDs, uid) {
 		p = MayInfer
 	}
-	var groups []int // asked for once, and only if some grant is for groups
+	var groups []int // read once, if a grant is for groups
 	for _, g := range b.cfg.Grants {
 		if len(g.GIDs) > 0 && groups == nil {
 			groups = append(peerGroups(c), int(cred.Gid))
@@ -92,25 +90,30 @@ func (b *Broker) permissions(c *net.UnixConn, cred *unix.Ucred) Permissions {
 	return p
 }
 
-// soPeerGroups is SO_PEERGROUPS: the supplementary groups that the peer had
-// when it connected.
+// soPeerGroups is SO_PEERGROUPS: the peer's supplementary groups when it connected.
 const soPeerGroups = 59
 
 func peerGroups(c *net.UnixConn) (groups []int) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return nil
-	}
-	_ = raw.Control(func(fd uintptr) {
-		for text := getsockopt(int(fd), unix.SOL_SOCKET, soPeerGroups); len(text) >= 4; text = text[4:] {
+	_ = withFD(c, func(fd int) error {
+		for text := getsockopt(fd, unix.SOL_SOCKET, soPeerGroups); len(text) >= 4; text = text[4:] {
 			groups = append(groups, int(binary.NativeEndian.Uint32(text)))
 		}
+		return nil
 	})
 	return groups
 }
 
-// needs is the permission that a request takes.
-func needs(op control.Op) Permissions {
+func withFD(c *net.UnixConn, f func(fd int) error) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	cerr := raw.Control(func(fd uintptr) { err = f(int(fd)) })
+	return errors.Join(cerr, err)
+}
+
+// neededPermission is the permission for a request; any of them for most.
+func neededPermission(op control.Op) Permissions {
 	switch op {
 	case control.OpClient:
 		return MayInfer
@@ -119,15 +122,16 @@ func needs(op control.Op) Permissions {
 	case control.OpSet, control.OpRestart, control.OpScale, control.OpAlias, control.OpHandOver, control.OpTrace:
 		return MayAdminister
 	}
-	return mayAll // any of them will do
+	return mayAll
 }
 
-// permit refuses what a user may not do, and says how it may be allowed to.
-func permit(uid uint32, has Permissions, op control.Op) error {
-	missing := needs(op)
+// checkPermission refuses a request, and names the option that would permit it.
+func checkPermission(uid uint32, has Permissions, op control.Op) error {
+	missing := neededPermission(op)
 	if has&missing != 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: uid %d may %s, and %q takes the permission to %s; the broker gives it with --allow %d=%s, or [[allow]] in its configuration",
+	return fmt.Errorf("%w: uid %d may %s, and %q takes the permission to %s; "+
+		"the broker gives it with --allow %d=%s, or [[allow]] in its configuration",
 		status.ErrForbidden, uid, has, op, missing, uid, missing)
 }

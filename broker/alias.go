@@ -16,111 +16,104 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An alias is a name that stands for models. A client that attaches to it gets
-// a window of one of them, chosen so that the shares hold over the clients, and
-// is told to attach again when it should be with another one:
+// An alias routes a name to models. A client that attaches to an alias gets a window of
+// one model, so that the clients of all models match the shares. When the shares
+// change, the broker asks clients to attach again:
 //
-//	attach ──► chosen, reply sent ──► settled ── told ──► moving ──► gone
+//	attach ──► chosen, reply sent ──► settled ── asked ──► moving ──► gone
 //
-// A client that is told attaches again while its old session goes on, so that
-// nothing is lost; then it leaves the old one.
+// A client attaches again before it leaves its old session, so no request is lost.
 
 const (
 	maxAliases = 256
-	// evenOutAfter is how long the shares may be off because clients have left:
-	// those that come and go all the time should not move the others about.
+	// evenOutAfter keeps short-lived clients from moving the others about.
 	evenOutAfter = time.Second
 )
 
-// aliasEntry is one alias, and who attached to it. Under the registry's lock.
+// aliasEntry is one alias and its clients. The registry's lock guards it.
 type aliasEntry struct {
 	alias.Alias
 	inFile    bool // the configuration names it
 	followers []*follower
-	evening   bool // evenOut is about to be called
+	evening   bool // evenOutAlias is about to be called
 }
 
 // follower is a client's session that began with an alias.
 type follower struct {
 	entry     *aliasEntry
 	model     string
-	signature string // it stays with models that have it, as long as there is one
+	signature string // it stays with models of this signature, while there is one
 	conn      *net.UnixConn
-	follows   bool // it understands to be told; others are hung up on
+	follows   bool // it understands AttachAgain; the broker hangs up on others
 	settled   bool // it has its reply
 	moving    bool // it is to attach again
 }
 
-// move has the client attach again. The caller holds the registry's lock.
-func (f *follower) move() {
+// askToMove has the client attach again. The caller holds the registry's lock.
+func (f *follower) askToMove() {
 	if f.moving = true; f.settled {
-		f.tell()
+		f.sendAttachAgain()
 	}
 }
 
-// tell never waits: the socket's buffer is empty, or the peer does not read it.
-func (f *follower) tell() {
-	raw, err := f.conn.SyscallConn()
-	if err != nil {
-		return
-	}
-	_ = raw.Control(func(fd uintptr) {
-		if f.follows {
-			err = unix.Sendto(int(fd), []byte{control.AttachAgain}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil)
+// sendAttachAgain never waits: if the socket's buffer is full, it hangs up.
+func (f *follower) sendAttachAgain() {
+	_ = withFD(f.conn, func(fd int) error {
+		if f.follows && unix.Sendto(fd, []byte{control.AttachAgain}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil) == nil {
+			return nil
 		}
-		if !f.follows || err != nil {
-			_ = unix.Shutdown(int(fd), unix.SHUT_RDWR)
-		}
+		return unix.Shutdown(fd, unix.SHUT_RDWR)
 	})
 }
 
-// takeForClient finds the model that a client gets by a model's name or an
-// alias, and keeps it until leave. f is not nil if it was an alias: settle or
-// unfollow it. A client that was attached before says with which signature.
+// takeForClient takes a model for a client, by the model's name or an alias, until
+// leaveModel. With an alias it returns a follower, to settle or unfollow. A client that
+// was attached before gives its signature.
 func (g *registry) takeForClient(name, signature string, follows bool, conn *net.UnixConn) (m *model, f *follower, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	entry := g.aliases[name]
 	if entry == nil {
-		if m = g.wait(name); m == nil {
-			return nil, nil, g.unknown(name)
+		if m = g.awaitModel(name); m == nil {
+			return nil, nil, g.unknownModel(name)
 		}
 		if signature != "" && signature != m.signature {
-			return nil, nil, fmt.Errorf("%w: %q is %s, the client was attached to %s", status.ErrSignatureMismatch, name, m.signature, signature)
+			return nil, nil, fmt.Errorf("%w: %q is %s, the client was attached to %s",
+				status.ErrSignatureMismatch, name, m.signature, signature)
 		}
-		g.join(m)
+		g.joinModel(m)
 		return m, nil, nil
 	}
 	for _, t := range entry.To {
-		g.wait(t.Model)
+		g.awaitModel(t.Model)
 	}
-	if entry = g.aliases[name]; entry == nil { // while we waited
-		return nil, nil, g.unknown(name)
+	if entry = g.aliases[name]; entry == nil { // removed while we waited
+		return nil, nil, g.unknownModel(name)
 	}
-	t := entry.Next(func(model string) int { return entry.count(model, signature) }, g.fitting(entry, signature))
+	t := entry.Next(func(model string) int { return entry.countClients(model, signature) }, g.fittingTargets(entry, signature))
 	if t == nil {
-		return nil, nil, g.misfit(entry, signature)
+		return nil, nil, g.misfitError(entry, signature)
 	}
 	m = g.models[t.Model]
-	g.join(m)
+	g.joinModel(m)
 	f = &follower{entry: entry, model: t.Model, signature: m.signature, conn: conn, follows: follows}
 	entry.followers = append(entry.followers, f)
 	return m, f, nil
 }
 
-// fitting says which targets a client may get: those that are there, of its
-// signature if it has one, and with workers if any of these has.
-func (g *registry) fitting(e *aliasEntry, signature string) func(*alias.Target) bool {
+// fittingTargets selects the targets for a client: existing models of its signature, if
+// it has one, and of these the ones with workers, if any has.
+func (g *registry) fittingTargets(e *aliasEntry, signature string) func(*alias.Target) bool {
 	fits := func(t *alias.Target, staffed bool) bool {
 		m := g.models[t.Model]
-		return m != nil && m.made == nil && (signature == "" || signature == m.signature) && (!staffed || m.staffed())
+		return m != nil && m.made == nil && (signature == "" || signature == m.signature) && (!staffed || m.isStaffed())
 	}
 	staffed := slices.ContainsFunc(e.To, func(t alias.Target) bool { return fits(&t, true) })
 	return func(t *alias.Target) bool { return fits(t, staffed) }
 }
 
-// misfit says why none of an alias's models will do.
-func (g *registry) misfit(e *aliasEntry, signature string) error {
+// misfitError says why no model of an alias fits a client.
+func (g *registry) misfitError(e *aliasEntry, signature string) error {
 	var there []string
 	for _, t := range e.To {
 		if m := g.models[t.Model]; m != nil && m.made == nil {
@@ -128,14 +121,14 @@ func (g *registry) misfit(e *aliasEntry, signature string) error {
 		}
 	}
 	if len(there) == 0 {
-		return fmt.Errorf("%w: %q is an alias of %s, and none of that is there yet", status.ErrUnknownModel, e.Name, &e.Alias)
+		return fmt.Errorf("%w: %q is an alias of %s, and none of these models exists yet", status.ErrUnknownModel, e.Name, &e.Alias)
 	}
-	return fmt.Errorf("%w: %q is an alias of %s; the client was attached to %s", status.ErrSignatureMismatch, e.Name, strings.Join(there, " and "), signature)
+	return fmt.Errorf("%w: %q is an alias of %s; the client was attached to %s",
+		status.ErrSignatureMismatch, e.Name, strings.Join(there, " and "), signature)
 }
 
-// count is how many clients of that signature, or of any if it is "", a target
-// has.
-func (e *aliasEntry) count(model, signature string) (n int) {
+// countClients counts a target's clients of a signature; "": of any.
+func (e *aliasEntry) countClients(model, signature string) (n int) {
 	for _, f := range e.followers {
 		if f.model == model && !f.moving && (signature == "" || f.signature == signature) {
 			n++
@@ -144,19 +137,19 @@ func (e *aliasEntry) count(model, signature string) (n int) {
 	return n
 }
 
-// settle is called when a follower has its reply: from now on it can be told.
-func (g *registry) settle(f *follower) {
+// settleFollower is called when a follower has its reply, and can be asked to move.
+func (g *registry) settleFollower(f *follower) {
 	if f == nil {
 		return
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if f.settled = true; f.moving {
-		f.tell()
+		f.sendAttachAgain()
 	}
 }
 
-// unfollow ends what takeForClient began.
+// unfollow ends a follower that takeForClient returned.
 func (g *registry) unfollow(f *follower) {
 	if f == nil {
 		return
@@ -175,16 +168,16 @@ func (g *registry) unfollow(f *follower) {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		e.evening = false
-		g.evenOut(e)
+		g.evenOutAlias(e)
 	})
 }
 
-// evenOut tells clients to move so that the shares hold, the latest first. Those
-// of one signature are seen by themselves: they stay with models that have it.
-// The caller holds the lock.
-func (g *registry) evenOut(e *aliasEntry) {
-	if g.aliases[e.Name] != e || g.draining || !slices.ContainsFunc(e.To, func(t alias.Target) bool { return g.fitting(e, "")(&t) }) {
-		return // nothing to move to
+// evenOutAlias asks clients to move so that the shares hold, the latest first. Clients of
+// a signature stay with models of that signature. The caller holds the lock.
+func (g *registry) evenOutAlias(e *aliasEntry) {
+	hasTarget := slices.ContainsFunc(e.To, func(t alias.Target) bool { return g.fittingTargets(e, "")(&t) })
+	if g.aliases[e.Name] != e || g.draining || !hasTarget {
+		return
 	}
 	bySignature := map[string][]*follower{}
 	for _, f := range e.followers {
@@ -193,43 +186,44 @@ func (g *registry) evenOut(e *aliasEntry) {
 		}
 	}
 	for signature, list := range bySignature {
-		seats := e.Seats(len(list), g.fitting(e, signature))
+		seats := e.Seats(len(list), g.fittingTargets(e, signature))
 		for _, f := range list {
 			if seats[f.model]--; seats[f.model] < 0 {
-				f.move()
+				f.askToMove()
 			}
 		}
 	}
 }
 
-// evenOutAll is called when a model got its first worker or lost its last.
-func (g *registry) evenOutAll() {
+// evenOutAliases is called when a model got its first worker or lost its last.
+func (g *registry) evenOutAliases() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, e := range g.aliases {
-		g.evenOut(e)
+		g.evenOutAlias(e)
 	}
 }
 
-// checkAlias says why there cannot be such an alias. willBe are further models
-// that are about to be declared. The caller holds the lock.
+// checkAlias refuses an alias that clashes with other names. willBe are models that are
+// about to be declared. The caller holds the lock.
 func (g *registry) checkAlias(a *alias.Alias, isAlias func(string) bool, willBe map[string]bool) error {
 	if err := a.Check(); err != nil {
 		return err
 	}
 	if g.models[a.Name] != nil || willBe[a.Name] {
-		return fmt.Errorf("%w: alias %q: there is a model of that name; give the model another one, like %s@1", status.ErrInvalid, a.Name, a.Name)
+		return fmt.Errorf("%w: alias %q: there is a model of that name; give the model another one, like %s@1",
+			status.ErrInvalid, a.Name, a.Name)
 	}
 	for _, t := range a.To {
 		if isAlias(t.Model) {
-			return fmt.Errorf("%w: alias %q: %q is an alias itself; name the models that it stands for", status.ErrInvalid, a.Name, t.Model)
+			return fmt.Errorf("%w: alias %q: %q is an alias itself; name the models that it stands for",
+				status.ErrInvalid, a.Name, t.Model)
 		}
 	}
 	return nil
 }
 
-// setAlias has a name stand for other models from now on. A client that attaches gets
-// the new ones, and those who are attached are told to move.
+// setAlias routes a name to other models. Attached clients are asked to move.
 func (g *registry) setAlias(a alias.Alias) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -243,7 +237,7 @@ func (g *registry) setAlias(a alias.Alias) error {
 	}
 	for _, t := range a.To {
 		if m := g.models[t.Model]; m == nil || m.made != nil {
-			return g.unknown(t.Model) // most often a typo
+			return g.unknownModel(t.Model) // most often a typo
 		}
 	}
 	if g.aliases[a.Name] == nil && len(g.aliases) >= maxAliases {
@@ -253,7 +247,7 @@ func (g *registry) setAlias(a alias.Alias) error {
 	return nil
 }
 
-// putAlias does it. The caller holds the lock.
+// putAlias makes or changes a checked alias. The caller holds the lock.
 func (g *registry) putAlias(a alias.Alias, inFile bool) {
 	e := g.aliases[a.Name]
 	if e == nil {
@@ -261,11 +255,11 @@ func (g *registry) putAlias(a alias.Alias, inFile bool) {
 		g.aliases[a.Name] = e
 	}
 	e.Alias, e.inFile = a, e.inFile || inFile
-	g.evenOut(e)
-	g.changes.note()
+	g.evenOutAlias(e)
+	g.changes.noteChange()
 }
 
-// removeAlias forgets one. Clients that are attached stay where they are.
+// removeAlias removes an alias. Attached clients stay where they are.
 func (g *registry) removeAlias(name string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -273,11 +267,11 @@ func (g *registry) removeAlias(name string) error {
 		return fmt.Errorf("%w: there is no alias %q", status.ErrUnknownModel, name)
 	}
 	delete(g.aliases, name)
-	g.changes.note()
+	g.changes.noteChange()
 	return nil
 }
 
-// checkAliases says why a configuration's aliases cannot be, with its models.
+// checkAliases refuses aliases of a configuration that clash with other names.
 func (g *registry) checkAliases(list []alias.Alias, models []ModelConfig) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -306,15 +300,14 @@ func (g *registry) checkAliases(list []alias.Alias, models []ModelConfig) error 
 	return nil
 }
 
-// putAliases makes the aliases of the configuration these. Those that were made
-// by a command stay.
+// putAliases replaces the configuration's aliases. Aliases made by a command stay.
 func (g *registry) putAliases(list []alias.Alias) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for name, e := range g.aliases {
 		if e.inFile && !slices.ContainsFunc(list, func(a alias.Alias) bool { return a.Name == name }) {
 			delete(g.aliases, name)
-			g.changes.note()
+			g.changes.noteChange()
 		}
 	}
 	for _, a := range list {
@@ -322,8 +315,6 @@ func (g *registry) putAliases(list []alias.Alias) {
 	}
 }
 
-// listAliases is every alias by name, with how many clients each model has
-// through it.
 func (g *registry) listAliases() (list []control.Alias) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -331,15 +322,15 @@ func (g *registry) listAliases() (list []control.Alias) {
 		e := g.aliases[name]
 		line := control.Alias{Name: name}
 		for _, t := range e.To {
-			line.To = append(line.To, control.AliasTarget{Model: t.Model, Share: int(t.Share), Clients: e.count(t.Model, "")})
+			line.To = append(line.To, control.AliasTarget{Model: t.Model, Share: int(t.Share), Clients: e.countClients(t.Model, "")})
 		}
 		list = append(list, line)
 	}
 	return list
 }
 
-// changeAlias is OpAlias.
-func (b *Broker) changeAlias(req *control.Request) error {
+// changeAlias answers OpAlias.
+func (b *Broker) changeAlias(req *control.Request) (err error) {
 	if req.Save && b.cfg.SaveAlias == nil {
 		return errNotSaved
 	}
@@ -347,21 +338,19 @@ func (b *Broker) changeAlias(req *control.Request) error {
 	for _, t := range req.Targets {
 		a.To = append(a.To, alias.Target{Model: t.Model, Share: alias.Share(t.Share)})
 	}
-	b.reloading.Lock() // a reload has the same names in hand
+	b.reloading.Lock() // a reload changes the same names
 	defer b.reloading.Unlock()
-	err := b.models.removeAlias
-	if len(a.To) > 0 {
-		err = func(string) error { return b.models.setAlias(a) }
+	if len(a.To) == 0 {
+		err = b.models.removeAlias(a.Name)
+	} else {
+		err = b.models.setAlias(a)
 	}
-	if err := err(a.Name); err != nil {
+	if err != nil {
 		return err
 	}
 	b.log.Info("alias changed", "alias", a.Name, "to", a.String())
 	if !req.Save {
 		return nil
 	}
-	if err := b.cfg.SaveAlias(a); err != nil {
-		return fmt.Errorf("changed, but not saved: %w", err)
-	}
-	return nil
+	return notSaved(b.cfg.SaveAlias(a))
 }

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/printable"
@@ -18,11 +20,10 @@ import (
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
-	"golang.org/x/sys/unix"
 )
 
-// serveSession attaches a client or a worker and stays until it is gone; or asks a
-// worker for device memory, with which it comes back.
+// serveSession attaches a client or a worker, and returns when the peer is gone. If the
+// ring needs device memory, it asks the worker to come back with some.
 func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *control.Request) {
 	offer, err := receiveOffer(c, req)
 	if err != nil {
@@ -45,7 +46,7 @@ func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *cont
 		case a != nil && errors.Is(err, engine.ErrNeedsDevice):
 			b.send(a.reply)
 		case errors.Is(err, status.ErrDraining) && b.isHandedOver():
-			// We hang up, and the peer finds the other broker.
+			// The broker hangs up, and the peer finds the other broker.
 		default:
 			b.refuse(err)
 		}
@@ -59,7 +60,7 @@ func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *cont
 	if err != nil {
 		why = "it did not take the attach reply"
 	} else {
-		b.models.settle(a.follower)
+		b.models.settleFollower(a.follower)
 		if a.worker != nil && b.super.AwaitsReady(p.Pid) {
 			go b.awaitFirstLook(a.worker)
 		}
@@ -76,16 +77,15 @@ func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *cont
 // attachment is a session that has begun.
 type attachment struct {
 	model    *model
-	follower *follower // nil: it did not ask for an alias
+	follower *follower // nil: the peer did not ask for an alias
 	reply    *control.Reply
-	fds      []int // for the peer; to be closed once they were sent
+	fds      []int // to send to the peer and close
 	session  interface{ Leave(why string) }
-	worker   *engine.WorkerSession // nil: it is a client's
+	worker   *engine.WorkerSession // nil for a client
 }
 
-// attach finds or makes the model, opens the session, and has the model's loop
-// take it. On an error the caller still has everything of p. With ErrNeedsDevice
-// the attachment has a reply only.
+// attach finds or makes the model, and begins the session. On an error the caller keeps
+// the peer. With ErrNeedsDevice the attachment has only a reply.
 func (b *Broker) attach(conn *net.UnixConn, p *engine.Peer, req *control.Request, offer *engine.DeviceMemory) (a *attachment, err error) {
 	m, s, f, err := b.modelFor(req, conn, p.UID)
 	if err != nil {
@@ -94,7 +94,7 @@ func (b *Broker) attach(conn *net.UnixConn, p *engine.Peer, req *control.Request
 	defer func() {
 		if err != nil {
 			b.models.unfollow(f)
-			b.models.leave(m) // the session would have
+			b.models.leaveModel(m) // as the end of a session does
 		}
 	}()
 	a = &attachment{model: m, follower: f, reply: b.reply()}
@@ -106,20 +106,12 @@ func (b *Broker) attach(conn *net.UnixConn, p *engine.Peer, req *control.Request
 	return a, err
 }
 
-// attachClient begins the session of a client.
 func (a *attachment) attachClient(p *engine.Peer, req *control.Request) error {
 	m := a.model
 	if err := m.checkWindow(req.Window); err != nil {
 		return err
 	}
-	if err := m.ring.OpenClient(p, req.Window, req.Times); err != nil {
-		return err
-	}
-	c, err := m.ring.Reserve(p, req.Window)
-	if err != nil {
-		return err
-	}
-	shared, err := m.ring.AttachClient(c, req.Times, req.Device)
+	c, shared, err := m.ring.AttachClient(p, engine.ClientInfo{Window: req.Window, Times: req.Times, Device: req.Device})
 	if err != nil {
 		return err
 	}
@@ -130,14 +122,10 @@ func (a *attachment) attachClient(p *engine.Peer, req *control.Request) error {
 	return nil
 }
 
-// attachWorker begins the session of a worker.
 func (a *attachment) attachWorker(p *engine.Peer, s *stage, req *control.Request, offer *engine.DeviceMemory) error {
 	info := engine.WorkerInfo{
 		Depth: req.Worker.Depth, Lanes: req.Worker.Lanes, Weight: req.Worker.Weight, Pad: req.Worker.Pad, PadTo: req.Worker.PadTo,
 		GPU: req.Worker.GPU, RunOnce: req.Worker.RunOnce, Ragged: asksForRagged(req.Policy),
-	}
-	if err := s.OpenWorker(p, &info); err != nil {
-		return err
 	}
 	notes, err := s.differences(req)
 	if err != nil {
@@ -160,7 +148,7 @@ func (a *attachment) attachWorker(p *engine.Peer, s *stage, req *control.Request
 	return nil
 }
 
-// describe writes the part of the reply that clients and workers have in common.
+// describe writes the common part of the replies to clients and workers.
 func (a *attachment) describe(name string, sig *tensor.Signature, shared *engine.Shared) *control.Attached {
 	l := a.model.layout
 	info := &control.Attached{
@@ -180,11 +168,9 @@ func (a *attachment) describe(name string, sig *tensor.Signature, shared *engine
 	return info
 }
 
-// policy is the stage's in force, as text; see model.policy.
 func (s *stage) policy() policy.Policy { return s.InForce().Policy(s.Signature().Inputs) }
 
-// differences are how the model's policy differs from what a worker asks for,
-// a sentence each.
+// differences lists where the stage's policy differs from a worker's, a sentence each.
 func (s *stage) differences(req *control.Request) (notes []string, err error) {
 	list, err := policy.Policy(req.Policy).Differences(s.InForce(), s.Signature().Inputs)
 	for _, d := range list {
@@ -193,12 +179,11 @@ func (s *stage) differences(req *control.Request) (notes []string, err error) {
 	return notes, err
 }
 
-// modelFor finds the model, or makes it if a worker declares it. It stays
-// until the caller, or the session that it begins, leaves it. Of a worker it is
-// also the stage.
+// modelFor finds the model, and a worker's stage. If a worker declares the model, the
+// broker makes it. The caller, or its session, leaves the model.
 func (b *Broker) modelFor(req *control.Request, conn *net.UnixConn, uid int) (*model, *stage, *follower, error) {
 	if req.Op == control.OpClient {
-		if b.models.drains() {
+		if b.models.isDraining() {
 			return nil, nil, nil, status.ErrDraining
 		}
 		signature, err := knownSignature(req)
@@ -212,7 +197,7 @@ func (b *Broker) modelFor(req *control.Request, conn *net.UnixConn, uid int) (*m
 	return m, s, nil, err
 }
 
-// knownSignature is what a client was attached to before; "" if it was not.
+// knownSignature is the signature of a client's earlier session; "" if it had none.
 func knownSignature(req *control.Request) (string, error) {
 	if len(req.Inputs)+len(req.Outputs) == 0 {
 		return "", nil
@@ -232,22 +217,19 @@ func (b *Broker) modelForWorker(req *control.Request, uid int) (*model, *stage, 
 	if asksForRagged(req.Policy) && req.Worker.Pad != "" {
 		return nil, nil, fmt.Errorf("%w: a ragged worker has no padding: each request lies in its own sizes", status.ErrInvalid)
 	}
-	// A worker may come to a model that is there even while the broker drains:
-	// what was accepted has to finish, also when the workers got the broker's
-	// SIGTERM too.
+	// A worker may come to an existing model even while the broker drains: accepted
+	// requests have to finish, also when the workers got the broker's SIGTERM, too.
 	m, s, err := b.takeForWorker(req, sig, uid)
 	if err != nil {
 		return nil, nil, err
 	}
 	if want := s.Signature(); !sig.Equal(want) {
-		b.models.leave(m)
+		b.models.leaveModel(m)
 		return nil, nil, fmt.Errorf("%w: %q is %s, the worker serves %s", status.ErrSignatureMismatch, req.Model, want, &sig)
 	}
 	return m, s, nil
 }
 
-// takeForWorker finds the model or stage that a worker names, or makes it as the
-// worker declares it.
 func (b *Broker) takeForWorker(req *control.Request, sig tensor.Signature, uid int) (m *model, s *stage, err error) {
 	mc, stage, mine := ModelConfig{Name: req.Model, Signature: sig, Policy: req.Policy}, "", false
 	if req.Pipeline == "" {
@@ -261,72 +243,128 @@ func (b *Broker) takeForWorker(req *control.Request, sig tensor.Signature, uid i
 		if mc, err = parsePipeline(req.Model[:i], req.Pipeline); err != nil {
 			return nil, nil, err
 		}
-		m, mine, err = b.models.reserve(mc.Name)
+		m, mine, err = b.models.reserveName(mc.Name)
 	}
 	switch {
 	case err != nil:
 		return nil, nil, err
 	case mine:
-		if err := b.declare(m, mc, uid); err != nil {
-			b.models.abandon(m)
+		if err := b.declareModel(m, mc, uid); err != nil {
+			b.models.abandonModel(m)
 			return nil, nil, err
 		}
-		b.models.publish(m, true)
+		b.models.publishModel(m, true)
 	case len(mc.Stages) > 0 && mc.shape() != m.shape:
-		b.models.leave(m)
-		return nil, nil, fmt.Errorf("%w: the pipeline %q is %s; the worker declares %s", status.ErrSignatureMismatch, mc.Name, m.shape, mc.shape())
+		b.models.leaveModel(m)
+		return nil, nil, fmt.Errorf("%w: the pipeline %q is %s; the worker declares %s",
+			status.ErrSignatureMismatch, mc.Name, m.shape, mc.shape())
 	}
 	switch {
 	case stage != "":
 		s, err = m.stageNamed(stage)
 	case s == nil:
-		s, err = m.only()
+		s, err = m.onlyStage()
 	}
 	if err != nil {
-		b.models.leave(m)
+		b.models.leaveModel(m)
 	}
 	return m, s, err
 }
 
-// declare makes a reserved model that a worker of this user declares.
-func (b *Broker) declare(m *model, mc ModelConfig, uid int) error {
+func (b *Broker) declareModel(m *model, mc ModelConfig, uid int) error {
 	_, layout, err := mc.Resolve()
 	if err != nil {
 		return err
 	}
-	if err := b.checkRing(mc.Name, layout); err != nil {
+	if err := checkRing(mc.Name, layout); err != nil {
 		return err
 	}
 	bytes := layout.PlanesSize + layout.DeviceSize
-	if err := b.users.declare(uid, layout.Slots, bytes); err != nil {
+	if err := b.users.countModel(uid, layout.Slots, bytes); err != nil {
 		return fmt.Errorf("model %q: %w", mc.Name, err)
 	}
-	m.undeclare = sync.OnceFunc(func() { b.users.undeclare(uid, layout.Slots, bytes) })
-	if err := b.make(m, mc); err != nil {
+	m.undeclare = sync.OnceFunc(func() { b.users.uncountModel(uid, layout.Slots, bytes) })
+	if err := b.makeModel(m, mc); err != nil {
 		m.undeclare()
 		return err
 	}
 	return nil
 }
 
-// asksForRagged reads one key of a policy that may be wrong otherwise.
+// asksForRagged reads one key of a policy that is not checked yet.
 func asksForRagged(p policy.Policy) bool {
 	ragged, err := strconv.ParseBool(p["ragged"])
 	return err == nil && ragged
 }
 
-// make builds a reserved model and has a loop adopt it; to be published then.
-func (b *Broker) make(m *model, mc ModelConfig) error {
+// makeModel builds a reserved model and has a loop adopt it. The caller publishes it.
+func (b *Broker) makeModel(m *model, mc ModelConfig) error {
 	if err := b.models.checkStages(&mc); err != nil {
 		return err
 	}
-	if err := m.build(b, mc); err != nil {
+	if err := m.buildRing(b, mc); err != nil {
 		return err
 	}
-	b.models.place(m)
-	if !m.loop.Do(func() { m.loop.Adopt(m.ring) }) {
+	b.models.placeModel(m)
+	if !m.loop.Do(func() { m.loop.AdoptRing(m.ring) }) {
 		m.ring.Close()
 		return status.ErrDraining
 	}
 	return nil
+}
+
+// maxGPUBytes is longer than any UUID.
+const maxGPUBytes = 47
+
+func receiveOffer(c *net.UnixConn, req *control.Request) (offer engine.DeviceMemory, err error) {
+	if offer.FD = -1; req.Op != control.OpWorker || req.GPU == "" {
+		return offer, nil
+	}
+	if !tensor.ValidName(req.GPU) || len(req.GPU) > maxGPUBytes {
+		return offer, fmt.Errorf("%w: device memory on the GPU %q: want its UUID", status.ErrInvalid, req.GPU)
+	}
+	if offer.FD, err = control.ReceiveOffer(c, time.Now().Add(helloTime)); err != nil {
+		return offer, fmt.Errorf("%w: device memory: %w", status.ErrProtocol, err)
+	}
+	if !mayBeDevice(offer.FD) {
+		offer.Close()
+		return offer, fmt.Errorf("%w: the descriptor that was offered is no device memory", status.ErrInvalid)
+	}
+	offer.GPU = req.GPU
+	return offer, nil
+}
+
+// mayBeDevice accepts an open device, as a driver exports it, and no file or socket. A
+// memfd passes: a driver without a GPU has it (hack/cuda/stub).
+func mayBeDevice(fd int) bool {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return false
+	}
+	_, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	return st.Mode&unix.S_IFMT == unix.S_IFCHR || err == nil
+}
+
+// A new worker must look for batches before the supervisor ends the old one: on a busy
+// machine that may be long after it attached. The broker cannot see the look of a worker
+// that never waits. It believes such a worker after Config.firstLookTime.
+const (
+	defaultFirstLookTime = 5 * time.Second
+	mostLookPause        = 20 * time.Millisecond
+)
+
+// awaitFirstLook reports to the supervisor when a worker is ready.
+func (b *Broker) awaitFirstLook(w *engine.WorkerSession) {
+	pause := time.Millisecond
+	for end := time.Now().Add(b.cfg.firstLookTime); ; time.Sleep(pause) {
+		looked, gone := w.HasLooked()
+		if gone {
+			return
+		}
+		if looked || time.Now().After(end) {
+			b.super.Ready(w.Pid)
+			return
+		}
+		pause = min(2*pause, mostLookPause)
+	}
 }

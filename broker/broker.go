@@ -26,21 +26,22 @@ type Broker struct {
 	models    *registry
 	listener  *listener
 	super     *supervise.Supervisor
-	conns     conns
-	reloading sync.Mutex    // one Reload at a time
-	ending    atomic.Bool   // the context of Serve has ended
-	handing   atomic.Bool   // another broker takes over, or has
-	listening chan struct{} // closed when this one has it
-	handedTo  chan struct{} // closed when another broker has the socket
-	applied   chan struct{} // closed when the processes are as the last Reload declared them; nil before the first
+	serving   sync.WaitGroup // the goroutines of acceptConns and of the connections
+	closing   context.Context
+	closeAll  context.CancelFunc // closes all connections
+	reloading sync.Mutex         // one Reload at a time
+	ending    atomic.Bool        // the context of Serve has ended
+	handing   atomic.Bool        // another broker takes over, or has
+	listening chan struct{}      // closed when this broker has the socket
+	handedTo  chan struct{}      // closed when another broker has the socket
+	applied   chan struct{}      // closed when the processes are as the last Reload declared; nil before the first
 	offenders offenders
 	users     *users
 	refusals  refusals
-	answering chan struct{} // has a place for each call that is being answered
+	answering chan struct{} // bounds the calls that are answered at a time
 }
 
-// New checks the configuration, takes the socket and makes the declared
-// models. Serve must follow.
+// New checks the configuration, takes the socket and makes the models, for Serve.
 func New(cfg Config) (_ *Broker, err error) {
 	cfg.fill()
 	if cfg.MaxClients < 0 {
@@ -54,7 +55,7 @@ func New(cfg Config) (_ *Broker, err error) {
 			return nil, err
 		}
 	}
-	if err := cfg.Limits.fill(cfg.MaxClients, cfg.shared()); err != nil {
+	if err := cfg.Limits.fill(cfg.MaxClients, cfg.isShared()); err != nil {
 		return nil, err
 	}
 	if err := checkKernel(); err != nil {
@@ -62,14 +63,17 @@ func New(cfg Config) (_ *Broker, err error) {
 	}
 	b := &Broker{
 		cfg:       cfg,
-		log:       quietly(cfg.Logger),
+		log:       quietLogger(cfg.Logger),
 		users:     newUsers(cfg.Limits, cfg.MaxClients),
 		epoch:     uint64(time.Now().UnixNano()),
 		started:   time.Now(),
 		listening: make(chan struct{}),
 		handedTo:  make(chan struct{}),
 		answering: make(chan struct{}, answersAtOnce),
+		offenders: offenders{last: map[engine.Process]time.Time{}},
+		refusals:  refusals{users: map[uint32]*refused{}},
 	}
+	b.closing, b.closeAll = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
 			for _, l := range b.loops {
@@ -90,16 +94,16 @@ func New(cfg Config) (_ *Broker, err error) {
 		return nil, err
 	}
 	for _, mc := range cfg.Models {
-		m, _, err := b.models.reserve(mc.Name)
+		m, _, err := b.models.reserveName(mc.Name)
 		if err != nil {
 			return nil, err
 		}
-		if err := m.build(b, mc); err != nil {
+		if err := m.buildRing(b, mc); err != nil {
 			return nil, err
 		}
-		b.models.place(m)
-		m.loop.Adopt(m.ring) // which does not run yet
-		b.models.publish(m, false)
+		b.models.placeModel(m)
+		m.loop.AdoptRing(m.ring) // the loop does not run yet
+		b.models.publishModel(m, false)
 	}
 	if err := b.models.checkAliases(cfg.Aliases, nil); err != nil {
 		return nil, err
@@ -110,12 +114,12 @@ func New(cfg Config) (_ *Broker, err error) {
 	if cfg.TakeOver != nil {
 		b.listener, err = listenBeside(cfg.Socket, cfg.OpenFolder)
 	} else if b.listener, err = listen(cfg.Socket, cfg.OpenFolder); err == nil {
-		b.listens()
+		b.announceSocket()
 	}
 	return b, err
 }
 
-func (b *Broker) listens() {
+func (b *Broker) announceSocket() {
 	b.log.Info("broker listening", "socket", b.cfg.Socket, "pid", os.Getpid(), "epoch", b.epoch, "loops", b.cfg.Loops)
 	close(b.listening)
 }
@@ -123,16 +127,15 @@ func (b *Broker) listens() {
 // Listening is closed once the broker has its socket.
 func (b *Broker) Listening() <-chan struct{} { return b.listening }
 
-// Socket is where the broker listens.
+// Socket is the path of the broker's socket.
 func (b *Broker) Socket() string { return b.cfg.Socket }
 
-// Serve runs until ctx ends, then drains: requests that were accepted finish,
-// new ones get ErrDraining, for at most Config.DrainTime. It returns nil
-// after a clean drain.
+// Serve runs until ctx ends, then drains for at most Config.DrainTime: accepted requests
+// finish, new ones get ErrDraining. It returns nil after a clean drain.
 func (b *Broker) Serve(ctx context.Context) error {
 	defer b.super.Wait()
 	defer b.release()
-	defer b.super.Stop() // before release: workers are told to end, not left to look for a broker
+	defer b.super.Stop() // before release, or workers would look for another broker
 	drained := make(chan struct{}, len(b.loops))
 	failed := make(chan error, len(b.loops))
 	var running sync.WaitGroup
@@ -149,7 +152,7 @@ func (b *Broker) Serve(ctx context.Context) error {
 			l.Stop()
 		}
 	}()
-	go b.accept()
+	b.serving.Go(b.acceptConns)
 	if b.cfg.TakeOver == nil {
 		b.super.Start(b.cfg.MPS, b.declaredWorkers()...)
 	} else if err := b.takeOver(ctx); err != nil {
@@ -158,39 +161,20 @@ func (b *Broker) Serve(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		b.ending.Store(true)
-		if err := b.stopClients(failed); err != nil {
-			return err
-		}
+		b.super.StopClients() // while the models still answer the gateway's requests
 	case <-b.handedTo:
 	case err := <-failed:
 		return err
 	}
-	return b.drain(drained, failed)
+	return b.drainLoops(drained, failed)
 }
 
-// stopClients ends the gateway, while its models still answer: it takes its time
-// to tell load balancers, and to finish what it has accepted.
-func (b *Broker) stopClients(failed <-chan error) error {
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		b.super.StopClients()
-	}()
-	select {
-	case <-ended:
-		return nil
-	case err := <-failed:
-		return err
-	}
-}
-
-// unservedPoll is how often a drain looks for models that have no worker.
+// unservedPoll is how often a drain looks for models without workers.
 const unservedPoll = 100 * time.Millisecond
 
-// drain has the loops finish what was accepted.
-func (b *Broker) drain(drained <-chan struct{}, failed <-chan error) error {
+func (b *Broker) drainLoops(drained <-chan struct{}, failed <-chan error) error {
 	b.log.Info("draining")
-	b.models.drain()
+	b.models.refuseNew()
 	for _, l := range b.loops {
 		l.Drain()
 	}
@@ -206,7 +190,7 @@ func (b *Broker) drain(drained <-chan struct{}, failed <-chan error) error {
 		case <-look.C:
 			grace, mayServe := b.cfg.WorkerGrace, b.super.MayServe
 			handed := b.isHandedOver()
-			if handed { // who is started now finds the other broker
+			if handed { // new workers find the other broker
 				grace, mayServe = 0, func(string) bool { return false }
 			}
 			for _, l := range b.loops {
@@ -218,7 +202,7 @@ func (b *Broker) drain(drained <-chan struct{}, failed <-chan error) error {
 				})
 			}
 		case <-over:
-			if len(drained) == left { // there was no time, and none was needed
+			if len(drained) == left { // all have drained just now
 				continue
 			}
 			b.log.Warn("drain time is over, requests are left unfinished")
@@ -229,9 +213,8 @@ func (b *Broker) drain(drained <-chan struct{}, failed <-chan error) error {
 	return nil
 }
 
-// KillWorkers is for one who does not wait for Serve to return: worker processes are
-// told to end, and killed if they do not. It takes a few seconds at most; true if
-// none is left, nor MPS if it was started for them.
+// KillWorkers ends the worker processes in a few seconds, for a caller that does not wait
+// for Serve. It returns true if no process is left, nor our own MPS.
 func (b *Broker) KillWorkers() bool {
 	over := make(chan struct{})
 	go func() {
@@ -247,26 +230,24 @@ func (b *Broker) KillWorkers() bool {
 	}
 }
 
-// killTime is longer than what a supervisor in a hurry gives its workers.
+// killTime is longer than a supervisor in a hurry waits for its workers.
 const killTime = 4 * time.Second
 
-// declaredWorkers are the processes to start, each model's and those that
-// belong to none.
 func (b *Broker) declaredWorkers() []supervise.Group {
 	groups := []supervise.Group{{Workers: b.cfg.Workers}}
 	for i := range b.cfg.Models {
-		groups = append(groups, b.cfg.Models[i].groups()...)
+		groups = append(groups, b.cfg.Models[i].workerGroups()...)
 	}
 	return groups
 }
 
-// release gives everything back: nothing of a broker outlives it. Its loops
-// have ended.
+// release closes the socket, the connections and the rings. The loops have ended.
 func (b *Broker) release() {
 	if b.listener != nil {
 		b.listener.close()
 	}
-	b.conns.close() // first: who is just attaching touches a ring
+	b.closeAll()
+	b.serving.Wait() // before the rings: a peer that attaches touches one
 	b.refusals.close()
 	for _, l := range b.loops {
 		l.ReleaseRings()

@@ -11,60 +11,52 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/printable"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// setAndSave is OpSet.
-func (b *Broker) setAndSave(req *control.Request) error {
-	if err := b.checkSave(req); err != nil {
+// Changes while the broker runs, and the hand-over of the socket to another broker.
+
+// changeModel answers OpSet, OpRestart and OpScale after the change.
+func (b *Broker) changeModel(req *control.Request) (err error) {
+	if req.Save && b.cfg.Save == nil {
+		return errNotSaved
+	}
+	if req.Op == control.OpSet {
+		err = b.setPolicy(req.Model, req.Policy)
+	} else {
+		err = b.changeWorkers(req)
+	}
+	if err != nil || !req.Save || req.Op == control.OpRestart {
 		return err
 	}
-	if err := b.set(req.Model, req.Policy); err != nil || !req.Save {
-		return err
-	}
-	return b.save(req)
+	return notSaved(b.cfg.Save(req.Model, req.Policy, req.Instances))
 }
 
-// changeWorkers is OpRestart and OpScale. It returns when the processes are as
-// they were asked to be.
 func (b *Broker) changeWorkers(req *control.Request) error {
-	if err := b.checkSave(req); err != nil {
-		return err
-	}
 	m, _, err := b.models.takeStage(req.Model)
 	if err != nil {
 		return err
 	}
-	defer b.models.leave(m)
+	defer b.models.leaveModel(m)
 	if req.Op == control.OpRestart {
 		return b.super.Restart(context.Background(), req.Model)
 	}
-	if err := b.super.Scale(context.Background(), req.Model, req.Instances); err != nil || !req.Save {
-		return err
-	}
-	return b.save(req)
+	return b.super.Scale(context.Background(), req.Model, req.Instances)
 }
 
 var errNotSaved = fmt.Errorf("%w: nothing can be saved: the broker runs without --config", status.ErrInvalid)
 
-// checkSave refuses what could not be kept before it is done.
-func (b *Broker) checkSave(req *control.Request) error {
-	if req.Save && b.cfg.Save == nil {
-		return errNotSaved
+func notSaved(err error) error {
+	if err != nil {
+		err = fmt.Errorf("changed, but not saved: %w", err)
 	}
-	return nil
+	return err
 }
 
-func (b *Broker) save(req *control.Request) error {
-	if err := b.cfg.Save(req.Model, req.Policy, req.Instances); err != nil {
-		return fmt.Errorf("changed, but not saved: %w", err)
-	}
-	return nil
-}
-
-// takeOver brings the workers up, and then has the broker that has the socket
-// give it up: while they start it serves. If one of them does not come up, the
-// socket stays where it is.
+// takeOver starts the workers while the old broker serves, and then takes the socket. If
+// a worker does not come up, the old broker keeps the socket.
 func (b *Broker) takeOver(ctx context.Context) error {
 	workers := b.declaredWorkers()
 	b.log.Info("starting the workers before the socket is taken over", "socket", b.cfg.Socket)
@@ -74,10 +66,10 @@ func (b *Broker) takeOver(ctx context.Context) error {
 	if err := b.cfg.TakeOver(ctx); err != nil {
 		return err
 	}
-	if err := b.listener.take(true); err != nil {
+	if err := b.listener.takeSocket(true); err != nil {
 		return err
 	}
-	b.listens()
+	b.announceSocket()
 	b.super.StartClients(workers...)
 	return nil
 }
@@ -85,9 +77,9 @@ func (b *Broker) takeOver(ctx context.Context) error {
 // defaultReplaceTime is how long another broker may take to put its socket at the path.
 const defaultReplaceTime = 10 * time.Second
 
-// handOver gives the lock up, so that another broker can put its socket at the path. Until
-// it has, this one serves as ever. If the other one dies before that, or takes too long,
-// this one takes the lock back and goes on.
+// handOver gives the lock up, so that another broker can put its socket at the path. This
+// broker serves until then. If the other broker dies before, or takes too long, this one
+// takes the lock back and goes on.
 func (b *conversation) handOver() error {
 	select {
 	case <-b.listening:
@@ -110,9 +102,8 @@ func (b *conversation) handOver() error {
 	return nil
 }
 
-// awaitSuccessor has Serve drain once another broker's socket is at the path: what was
-// accepted finishes here. Clients and workers are disconnected after it, and find
-// the other broker.
+// awaitSuccessor has Serve drain once another broker's socket is at the path. After that,
+// clients and workers are disconnected, and find the other broker.
 func (b *Broker) awaitSuccessor(pidfd int) {
 	for end := time.Now().Add(b.cfg.replaceTime); !b.listener.isTaken(); time.Sleep(time.Millisecond) {
 		if time.Now().Before(end) && !hasEnded(pidfd) {
@@ -130,12 +121,11 @@ func (b *Broker) awaitSuccessor(pidfd int) {
 	}
 	b.log.Info("another broker has the socket")
 	b.super.LeaveMPS()
-	b.models.drain()
+	b.models.refuseNew()
 	close(b.handedTo)
 	_ = b.listener.UnixListener.Close()
 }
 
-// isHandedOver tells whether another broker has the socket.
 func (b *Broker) isHandedOver() bool {
 	select {
 	case <-b.handedTo:
@@ -143,4 +133,50 @@ func (b *Broker) isHandedOver() bool {
 	default:
 		return false
 	}
+}
+
+// setPolicy changes a model's policy, whole or not at all.
+func (b *Broker) setPolicy(name string, p policy.Policy) error {
+	if err := p.CheckLive(); err != nil {
+		return err
+	}
+	m, s, err := b.models.takeStage(name)
+	if err != nil {
+		return err
+	}
+	defer b.models.leaveModel(m)
+	if m.isPipeline {
+		if err := checkStageKeys(p); err != nil {
+			return err
+		}
+	}
+	return m.changeStage(s, func(now ModelConfig, settings *policy.Settings) (ModelConfig, error) {
+		// A fixed number of levels: a setting of another level must not add one.
+		now.Policy = p.Over(policy.New(policy.Priorities(settings.LevelCount())).Over(now.Policy))
+		return now, nil
+	})
+}
+
+// changeStage edits a stage's configuration and has the loop apply it. Texts, which may
+// be long, are parsed here and not on the loop.
+func (m *model) changeStage(s *stage, edit func(now ModelConfig, settings *policy.Settings) (ModelConfig, error)) error {
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	next, err := edit(s.cfg, s.InForce())
+	if err != nil {
+		return err
+	}
+	force, err := next.Policy.Resolve(next.Signature.Inputs)
+	if err != nil {
+		return err
+	}
+	if !m.ring.Do(func() { err = s.SetPolicy(force) }) {
+		return status.ErrDraining
+	}
+	if err != nil {
+		return err
+	}
+	s.cfg = next
+	s.log.Info("policy changed", "policy", printable.Text(next.Policy.String(), 1024))
+	return nil
 }

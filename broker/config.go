@@ -3,6 +3,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -17,31 +18,30 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Config is how a broker runs. The zero value is a broker on the default
-// socket, for this user only, whose models are declared by their workers.
+// Config is how a broker runs. The zero value is a broker on the default socket, for
+// this user only, whose models are declared by their workers.
 type Config struct {
-	Socket      string        // default: $RINGBATCH_SOCKET, or broker.sock in the runtime folder of the user
-	AllowedUIDs []int         // who else may connect, and infer
-	Grants      []Grant       // who else may do what; this user may do everything
-	Limits      Limits        // how much of the broker one user or process may have
+	Socket      string        // default: $RINGBATCH_SOCKET, or broker.sock in the user's runtime folder
+	AllowedUIDs []int         // users who may infer
+	Grants      []Grant       // permissions of other users; this user has all
+	Limits      Limits        // of one user or process
 	OpenFolder  bool          // accept a socket folder that others may enter
-	DrainTime   time.Duration // how long Serve lets accepted requests finish; default 30 s, negative: not at all
-	WorkerGrace time.Duration // how long a drain waits for a worker of a model that has none; default 3 s
+	DrainTime   time.Duration // for accepted requests to finish; default 30 s, negative: none
+	WorkerGrace time.Duration // how long a drain waits for the worker of a model without any; default 3 s
 	MaxClients  int           // connections at once; default 4096
-	Loops       int           // goroutines that serve the models, each some of them; default: see DefaultLoops
-	Alone       bool          // the process does little else: loops may keep half of its Ps while they sleep for milliseconds
+	Loops       int           // goroutines that serve the models; default: DefaultLoops
+	Alone       bool          // the process does little else: loops may keep half of its Ps while they sleep
 	Models      []ModelConfig
-	Aliases     []alias.Alias      // names that stand for models; those need not be there yet
-	Workers     []supervise.Worker // processes to start whose models they declare themselves
-	MPS         bool               // have the GPU workers that the broker starts share GPUs through MPS
+	Aliases     []alias.Alias      // names of models, which need not exist yet
+	Workers     []supervise.Worker // processes to start that declare their models themselves
+	MPS         bool               // have supervised GPU workers share GPUs through MPS
 	Logger      *slog.Logger       // default: slog.Default()
-	// TakeOver, if there is one, has the broker that has Socket give it up. It is
-	// called when this one's workers are ready.
+	// TakeOver, if not nil, has the old broker give up Socket, after this one's workers are ready.
 	TakeOver func(context.Context) error
-	// Save keeps a change of a declared model for when the broker starts again.
-	// instances is 0 unless that is what changed. nil: nothing can be kept.
+	// Save keeps a change of a declared model for the next start. instances is 0 unless
+	// it changed. nil: changes cannot be saved.
 	Save func(model string, settings policy.Policy, instances int) error
-	// SaveAlias does so with an alias; without targets, that it was removed.
+	// SaveAlias keeps a change of an alias; without targets, its removal.
 	SaveAlias func(alias.Alias) error
 	Memory    shm.Memory // default: shm.Memfd; tests use shm.Heap
 
@@ -54,24 +54,23 @@ type Config struct {
 type ModelConfig struct {
 	Name      string
 	Signature tensor.Signature
-	Policy    policy.Policy      // what is not set takes its default
+	Policy    policy.Policy      // without a key: its default
 	Workers   []supervise.Worker // processes to start for it
-	Stages    []StageConfig      // of a pipeline; Signature is what its clients see, Policy what its stages have in common
+	Stages    []StageConfig      // of a pipeline; then clients see Signature, and all stages share Policy
 }
 
-// Defaults; those of a policy are in its table.
+// Defaults. Package policy has those of a policy.
 const (
 	DefaultDrainTime  = 30 * time.Second
 	DefaultMaxClients = 4096
 
-	// A service manager that signals a whole group ends the workers with the
-	// broker, and those that are started again must be let in.
+	// A service manager that signals a whole group ends the workers with the broker. The
+	// restarted workers must be let in.
 	DefaultWorkerGrace = 3 * time.Second
 
-	// A ring of unknown load gets DefaultSlots slots, fewer if they are so
-	// large that it would pass DefaultRingBytes or half of what the broker's
-	// memory cgroup has left, but minBatches full batches in any case. The
-	// memory is taken only as clients attach.
+	// A ring of unknown load gets DefaultSlots slots. It gets fewer if it would pass
+	// DefaultRingBytes or half of the memory cgroup's room, but at least minBatches full
+	// batches. The memory is taken only as clients attach.
 	DefaultSlots     = 4096
 	DefaultRingBytes = 1 << 30
 	minBatches       = 8
@@ -85,34 +84,19 @@ func DefaultLoops() int { return engine.DefaultLoops() }
 
 func (c *Config) fill() {
 	c.Socket = control.SocketPath(c.Socket)
-	if c.DrainTime == 0 {
-		c.DrainTime = DefaultDrainTime
-	}
-	if c.WorkerGrace == 0 {
-		c.WorkerGrace = DefaultWorkerGrace
-	}
-	if c.MaxClients == 0 {
-		c.MaxClients = DefaultMaxClients
-	}
-	if c.Loops == 0 {
-		c.Loops = DefaultLoops()
-	}
-	if c.firstLookTime == 0 {
-		c.firstLookTime = defaultFirstLookTime
-	}
-	if c.replaceTime == 0 {
-		c.replaceTime = defaultReplaceTime
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.DrainTime = cmp.Or(c.DrainTime, DefaultDrainTime)
+	c.WorkerGrace = cmp.Or(c.WorkerGrace, DefaultWorkerGrace)
+	c.MaxClients = cmp.Or(c.MaxClients, DefaultMaxClients)
+	c.Loops = cmp.Or(c.Loops, DefaultLoops())
+	c.firstLookTime = cmp.Or(c.firstLookTime, defaultFirstLookTime)
+	c.replaceTime = cmp.Or(c.replaceTime, defaultReplaceTime)
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	if c.Memory == nil {
 		c.Memory = shm.Memfd{}
 	}
 }
 
-// Resolve is the policy in force, with the slots that the model gets, and the
-// memory that it will take; or why it cannot be.
+// Resolve is the model's policy in force, with its slots, and its memory.
 func (m *ModelConfig) Resolve() (policy.Settings, *shm.Layout, error) {
 	p, err := m.plan()
 	if err != nil {

@@ -11,39 +11,34 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-func spec(t *testing.T, text string) tensor.Spec {
-	t.Helper()
-	s, err := tensor.ParseSpec(text)
-	if err != nil {
-		t.Fatal(err)
+// tryNew makes a broker and releases it.
+func tryNew(cfg Config) error {
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	b, err := New(cfg)
+	if err == nil {
+		b.release()
 	}
-	return s
+	return err
 }
 
 func TestAModelThatCannotBeIsRefusedByName(t *testing.T) {
+	sig, err := tensor.ParseSignature([]string{"x:f32[<=8,2]"}, []string{"y:f32[2]"})
+	must.Do(t, err)
 	good := func() ModelConfig {
-		return ModelConfig{
-			Name: "m", Policy: policy.New(policy.Slots(16), policy.MaxBatchSize(4)),
-			Signature: tensor.Signature{Inputs: []tensor.Spec{spec(t, "x:f32[<=8,2]")}, Outputs: []tensor.Spec{spec(t, "y:f32[2]")}},
-		}
+		return ModelConfig{Name: "m", Policy: policy.New(policy.Slots(16), policy.MaxBatchSize(4)), Signature: sig}
 	}
 	dir := t.TempDir()
 	try := func(models ...ModelConfig) error {
-		b, err := New(Config{Socket: filepath.Join(dir, "s"), OpenFolder: true, Models: models, Logger: slog.New(slog.DiscardHandler)})
-		if err == nil {
-			b.release()
-		}
-		return err
+		return tryNew(Config{Socket: filepath.Join(dir, "s"), OpenFolder: true, Models: models})
 	}
-	if err := try(good()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, try(good()))
 	for what, change := range map[string]func(*ModelConfig){
 		"no name":                    func(m *ModelConfig) { m.Name = "" },
 		"a name with blanks":         func(m *ModelConfig) { m.Name = "a b" },
@@ -72,30 +67,16 @@ func TestAModelThatCannotBeIsRefusedByName(t *testing.T) {
 
 func TestASocketThatCannotBeIsRefusedByName(t *testing.T) {
 	dir := t.TempDir()
-	try := func(socket string, open bool) error {
-		b, err := New(Config{Socket: socket, OpenFolder: open, Logger: slog.New(slog.DiscardHandler)})
-		if err == nil {
-			b.release()
-		}
-		return err
-	}
-	long := filepath.Join(dir, strings.Repeat("x", 108))
-	if err := try(long, true); !errors.Is(err, status.ErrInvalid) {
-		t.Errorf("a long path: %v", err)
-	}
-	longest := dir + "/" + strings.Repeat("x", MaxSocketPath-len(dir)-1)
-	if err := try(longest, true); err != nil {
-		t.Errorf("the longest path: %v", err)
-	}
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := try(filepath.Join(dir, "s"), false); !errors.Is(err, status.ErrForbidden) {
-		t.Errorf("a folder that others may enter: %v", err)
-	}
+	try := func(socket string, open bool) error { return tryNew(Config{Socket: socket, OpenFolder: open}) }
+	must.Fail(t, "a long path", try(filepath.Join(dir, strings.Repeat("x", 108)), true), status.ErrInvalid)
+	must.Check(t, try(dir+"/"+strings.Repeat("x", MaxSocketPath-len(dir)-1), true)) // the longest path
+	must.Do(t, os.Chmod(dir, 0o755))
+	must.Fail(t, "a folder that others may enter", try(filepath.Join(dir, "s"), false), status.ErrForbidden)
 	inside := filepath.Join(dir, "made", "s")
-	if err := try(inside, false); err != nil {
-		t.Errorf("a folder that it made itself: %v", err)
+	must.Check(t, try(inside, false))
+	must.Fail(t, "a missing folder above the socket's", try(filepath.Join(dir, "no", "such", "s"), false), os.ErrNotExist)
+	if _, err := os.Stat(filepath.Join(dir, "no")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the folder above was made: %v", err)
 	}
 	if st, err := os.Stat(filepath.Dir(inside)); err != nil || st.Mode().Perm() != 0o700 {
 		t.Errorf("that folder: %v, %v", st.Mode(), err)

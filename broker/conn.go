@@ -3,13 +3,13 @@
 package broker
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"runtime"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,20 +27,18 @@ import (
 
 // Limits of the control plane.
 const (
-	helloTime = 5 * time.Second // for a peer to say what it wants
-	replyTime = 5 * time.Second // for a peer to take our answer
+	helloTime = 5 * time.Second // for a peer to send its request
+	replyTime = 5 * time.Second // for a peer to take the reply
 
-	// Somebody who connects all the time takes little from those who are served:
-	// after each connection other goroutines have their turn, the loops among
-	// them, and after acceptsInARow other processes: for as long as the machine
-	// takes to wake us again, up to a millisecond. (With a turn after every fourth
-	// p99 beside 30,000 connections a second was twice as high.)
+	// A program that connects all the time must not slow down clients and workers. The
+	// loops have a turn after each connection, and other processes after acceptsInARow,
+	// for up to a millisecond. (With a pause after every fourth connection, p99 beside
+	// 30,000 connections a second was twice as high.)
 	acceptsInARow = 16
 	acceptPause   = 20 * time.Microsecond
 )
 
-// accept takes connections until the listener closes.
-func (b *Broker) accept() {
+func (b *Broker) acceptConns() {
 	defer b.listener.useReserve()
 	for n := 1; ; n++ {
 		if n%acceptsInARow == 0 {
@@ -66,109 +64,58 @@ func (b *Broker) accept() {
 			b.listener.refillReserve()
 			continue
 		}
-		if !b.receive(c) {
-			return
-		}
+		b.admitConn(c)
 	}
 }
 
-// receive decides about a new connection: it is refused here, or gets a
-// goroutine of its own. False if the broker has ended. Who is refused costs
-// little: no goroutine, and after the first few not even an answer.
-func (b *Broker) receive(c *net.UnixConn) bool {
-	refuse := func(uid uint32, err error) bool {
-		b.refusals.turnAway(c, uid, func() *control.Reply { return b.refusal(err) })
-		return true
+// admitConn refuses a new connection, or starts a goroutine for it. A refusal costs no
+// goroutine, and after the first few not even an answer.
+func (b *Broker) admitConn(c *net.UnixConn) {
+	refuse := func(uid uint32, err error) {
+		b.refusals.refuseConn(c, uid, func() *control.Reply { return b.refusal(err) })
 	}
 	cred, err := peerCred(c)
 	if err != nil {
 		b.log.Warn("connection refused", "error", err)
 		_ = c.Close()
-		return true
+		return
 	}
-	may := b.permissions(c, cred)
+	may := b.permissionsOf(c, cred)
 	if may == 0 {
 		b.log.Warn("connection refused: uid not allowed", "uid", cred.Uid, "pid", cred.Pid)
-		return refuse(cred.Uid, fmt.Errorf("%w: uid %d is not on its list; the broker lets it in with --allow %d=infer, or [[allow]] in its configuration", status.ErrForbidden, cred.Uid, cred.Uid))
+		refuse(cred.Uid, fmt.Errorf("%w: uid %d is not on its list; the broker lets it in with --allow %d=infer, "+
+			"or [[allow]] in its configuration", status.ErrForbidden, cred.Uid, cred.Uid))
+		return
 	}
 	pidfd, noPidfd := b.peerPidfd(c, cred)
 	if shm.OutOfDescriptors(noPidfd) {
 		noPidfd = engine.ErrDescriptors
 	}
-	m, err := b.users.enter(int(cred.Uid), processOf(pidfd, cred), may)
+	m, err := b.users.admit(int(cred.Uid), processOf(pidfd, cred), may)
 	if err != nil {
 		engine.CloseFD(pidfd)
 		b.log.Warn("connection refused: too many", "uid", cred.Uid, "pid", cred.Pid, "reason", err)
-		return refuse(cred.Uid, err)
+		refuse(cred.Uid, err)
+		return
 	}
 	_ = c.SetWriteBuffer(sendBuffer)
-	if !b.conns.add(c) {
-		m.leave()
-		engine.CloseFD(pidfd)
-		_ = c.Close()
-		return false
-	}
-	go func() {
-		defer b.conns.remove(c)
+	b.serving.Go(func() {
+		defer context.AfterFunc(b.closing, func() { _ = c.Close() })()
 		defer m.leave()
 		defer c.Close()
 		talk := &conversation{b, c, cred, may, m, pidfd, noPidfd}
 		defer func() { engine.CloseFD(talk.takePidfd()) }()
-		talk.hold()
-	}()
-	return true
+		talk.serveRequests()
+	})
 }
 
 const (
-	// sendBuffer bounds what the kernel keeps of replies that a peer does not
-	// take: it is charged to the broker's memory cgroup.
+	// sendBuffer bounds the kernel's memory for replies that a peer does not take.
 	sendBuffer = 8 << 10
-	// answersAtOnce is how many calls are answered at a time: each makes some
-	// hundred kilobytes of garbage, and a thousand may come together.
+	// answersAtOnce bounds the garbage of calls, some hundred kilobytes each.
 	answersAtOnce = 8
 )
 
-// conns are the open connections, so that none outlives the broker.
-type conns struct {
-	mu     sync.Mutex
-	open   map[*net.UnixConn]struct{}
-	closed bool
-	ended  sync.WaitGroup
-}
-
-func (s *conns) add(c *net.UnixConn) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return false
-	}
-	if s.open == nil {
-		s.open = map[*net.UnixConn]struct{}{}
-	}
-	s.open[c] = struct{}{}
-	s.ended.Add(1)
-	return true
-}
-
-func (s *conns) remove(c *net.UnixConn) {
-	s.mu.Lock()
-	delete(s.open, c)
-	s.mu.Unlock()
-	s.ended.Done()
-}
-
-// close hangs up on everybody and waits until the last goroutine has ended.
-func (s *conns) close() {
-	s.mu.Lock()
-	s.closed = true
-	for c := range s.open {
-		_ = c.Close()
-	}
-	s.mu.Unlock()
-	s.ended.Wait()
-}
-
-// conversation is one connection of a user who may have it.
 type conversation struct {
 	*Broker
 	conn *net.UnixConn
@@ -179,71 +126,49 @@ type conversation struct {
 	noPidfd error // why there was none
 }
 
-// takePidfd hands the descriptor of the peer's process over.
 func (c *conversation) takePidfd() (fd int) {
 	fd, c.pidfd = c.pidfd, -1
 	return fd
 }
 
-// hold serves the connection: calls, or one attachment that lasts until the
-// peer hangs up.
-func (c *conversation) hold() {
+// serveRequests answers calls, or serves one session until the peer hangs up.
+func (c *conversation) serveRequests() {
 	for {
 		var req control.Request
-		err := control.ReceiveRequest(c.conn, time.Now().Add(helloTime), c.member, &req)
-		switch {
-		case errors.Is(err, control.ErrNoRoom):
-			c.log.Warn("connection dropped", "uid", c.cred.Uid, "pid", c.cred.Pid, "reason", err)
-			c.refuse(fmt.Errorf("%w: %w; try again", status.ErrQuota, err))
-			return
-		case errors.Is(err, control.ErrFrame):
-			c.log.Warn("connection dropped", "uid", c.cred.Uid, "pid", c.cred.Pid, "reason", err)
-			c.refuse(fmt.Errorf("%w: %w", status.ErrProtocol, err))
-			return
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			c.log.Warn("connection dropped", "uid", c.cred.Uid, "pid", c.cred.Pid, "reason", err)
-			return
-		case err != nil:
-			return
-		case req.Version != control.Version:
-			c.refuse(fmt.Errorf("%w: %s", status.ErrVersion, control.VersionAdvice("the broker", control.Version, "this program", req.Version)))
+		if !c.receiveRequest(&req) {
 			return
 		}
-		if err := sanitizeTexts(&req); err != nil {
-			c.refuse(err)
-			return
-		}
-		if err := permit(c.cred.Uid, c.may, req.Op); err != nil {
+		if err := checkPermission(c.cred.Uid, c.may, req.Op); err != nil {
 			c.log.Warn("request refused: not permitted", "uid", c.cred.Uid, "pid", c.cred.Pid, "operation", req.Op, "has", c.may)
 			if !c.refuse(err) {
 				return
 			}
 			continue
 		}
-		if lasts := req.Op == control.OpClient || req.Op == control.OpWorker || req.Op == control.OpWatch; lasts && c.calls != nil {
-			c.refuse(c.calls)
+		if lasts := req.Op == control.OpClient || req.Op == control.OpWorker || req.Op == control.OpWatch; lasts && c.callsOnly != nil {
+			c.refuse(c.callsOnly)
 			return
 		}
 		switch req.Op {
 		case control.OpClient, control.OpWorker:
-			time.Sleep(c.offenders.pause(c.process))
+			time.Sleep(c.offenders.pauseOf(c.process))
 			c.serveSession(c.conn, c.cred, &req)
 			return
 		case control.OpWatch:
-			if !c.watch(c.conn, req.Since) {
+			if !c.answerWatch(c.conn, req.Since) {
 				return
 			}
 		case control.OpTrace:
-			if !c.record(&req) {
+			if !c.answerTrace(&req) {
 				return
 			}
-		case control.OpRestart, control.OpScale: // it waits for workers: others are answered meanwhile
-			if !c.send(c.answer(&req)) {
+		case control.OpRestart, control.OpScale: // they wait for workers, and must not hold up other calls
+			if !c.send(c.answerCall(&req)) {
 				return
 			}
 		default:
 			c.answering <- struct{}{}
-			rep := c.answer(&req)
+			rep := c.answerCall(&req)
 			<-c.answering
 			if !c.send(rep) {
 				return
@@ -252,11 +177,34 @@ func (c *conversation) hold() {
 	}
 }
 
-// record answers OpTrace. While it records, others are answered; a peer that
-// does not wait for the end has it ended.
-func (c *conversation) record(req *control.Request) bool {
+// receiveRequest receives the peer's next request, or refuses it and returns false.
+func (c *conversation) receiveRequest(req *control.Request) bool {
+	err := control.ReceiveRequest(c.conn, time.Now().Add(helloTime), c.member, req)
+	noRoom, broken := errors.Is(err, control.ErrNoRoom), errors.Is(err, control.ErrFrame)
+	if noRoom || broken || errors.Is(err, os.ErrDeadlineExceeded) {
+		c.log.Warn("connection dropped", "uid", c.cred.Uid, "pid", c.cred.Pid, "reason", err)
+	}
+	switch {
+	case noRoom:
+		c.refuse(fmt.Errorf("%w: %w; try again", status.ErrQuota, err))
+	case broken:
+		c.refuse(fmt.Errorf("%w: %w", status.ErrProtocol, err))
+	case err != nil:
+	case req.Version != control.Version:
+		err = fmt.Errorf("%w: %s", status.ErrVersion, control.VersionAdvice("the broker", control.Version, "this program", req.Version))
+		c.refuse(err)
+	default:
+		if err = sanitizeTexts(req); err != nil {
+			c.refuse(err)
+		}
+	}
+	return err == nil
+}
+
+// answerTrace answers OpTrace. The recording ends early if the peer hangs up.
+func (c *conversation) answerTrace(req *control.Request) bool {
 	over, stop := watchPeer(c.conn)
-	t, err := c.trace(req.Model, time.Duration(req.Millis)*time.Millisecond, over)
+	t, err := c.traceModel(req.Model, time.Duration(req.Millis)*time.Millisecond, over)
 	if stop() {
 		return false
 	}
@@ -273,8 +221,7 @@ func (c *conversation) record(req *control.Request) bool {
 	return c.send(rep)
 }
 
-// send sends a reply. A long one takes its room, so that peers which do not
-// take their answers cost the broker no more than that.
+// send sends a reply. A long reply takes room (member.Take).
 func (c *conversation) send(rep *control.Reply) bool {
 	if bytes := rep.Bytes(); bytes > 4<<10 {
 		if !c.Take(bytes) {
@@ -289,18 +236,16 @@ func (c *conversation) refuse(err error) bool {
 	return control.Send(c.conn, time.Now().Add(replyTime), c.refusal(err)) == nil
 }
 
-// maxTextBytes bounds what a peer calls itself and its device, wherever it is
-// shown.
+// maxTextBytes bounds the names of a peer and its device, wherever they are shown.
 const maxTextBytes = tensor.MaxNameBytes
 
-// A policy's text: the longest list that it may have fits.
+// The longest list of a policy fits.
 const (
 	maxKeyBytes   = 2 * tensor.MaxNameBytes
 	maxValueBytes = 11 * policy.MaxBuckets
 )
 
-// sanitizeTexts refuses names that are no names, and cuts and escapes the texts
-// that are only shown: they may end in a terminal.
+// sanitizeTexts refuses long texts, and cuts and escapes texts for a terminal.
 func sanitizeTexts(req *control.Request) error {
 	if len(req.Model) > tensor.MaxNameBytes {
 		return fmt.Errorf("%w: a model's name of %d bytes, at most %d", status.ErrInvalid, len(req.Model), tensor.MaxNameBytes)
@@ -310,7 +255,8 @@ func sanitizeTexts(req *control.Request) error {
 	}
 	for key, value := range req.Policy {
 		if len(key) > maxKeyBytes || len(value) > maxValueBytes {
-			return fmt.Errorf("%w: the policy's %s has %d bytes, a key has at most %d and its value %d", status.ErrInvalid, printable.Text(key, maxTextBytes), len(key)+len(value), maxKeyBytes, maxValueBytes)
+			return fmt.Errorf("%w: the policy's %s has %d bytes, a key has at most %d and its value %d",
+				status.ErrInvalid, printable.Text(key, maxTextBytes), len(key)+len(value), maxKeyBytes, maxValueBytes)
 		}
 	}
 	req.Name = printable.Text(req.Name, maxTextBytes)
@@ -324,7 +270,6 @@ func (b *Broker) reply() *control.Reply {
 	return &control.Reply{Version: control.Version, Pid: os.Getpid(), Epoch: b.epoch}
 }
 
-// refusal is the reply for an error: its status, and its text.
 func (b *Broker) refusal(err error) *control.Reply {
 	rep := b.reply()
 	code := status.ErrInvalid
@@ -333,26 +278,24 @@ func (b *Broker) refusal(err error) *control.Reply {
 	return rep
 }
 
-// maxMessageBytes is enough for every error of ours; what a peer sent may be
-// quoted in it, and is longer.
+// maxMessageBytes is enough for every error. Longer quotes of a peer's request are cut.
 const maxMessageBytes = 2 << 10
 
-// answer serves the calls that are not attachments.
-func (b *conversation) answer(req *control.Request) *control.Reply {
+func (b *conversation) answerCall(req *control.Request) *control.Reply {
 	rep := b.reply()
 	var err error
 	switch req.Op {
 	case control.OpPing:
-		b.Alive() // a broker whose loops do not answer is not there
+		b.Alive() // a broker whose loops do not answer is not alive
 	case control.OpModels:
-		rep.Changes = b.models.changes.now() // before the list: what changes from now on is news
+		rep.Changes = b.models.changes.current() // before the list, so that a watch misses no change
 		rep.Aliases = b.models.listAliases()
-		rep.Models, rep.Draining = b.listModels(), b.models.drains()
+		rep.Models, rep.Draining = b.listModels(), b.models.isDraining()
 	case control.OpStats:
 		s := b.Snapshot()
 		rep.Stats, err = json.Marshal(&s)
-	case control.OpSet:
-		err = b.setAndSave(req)
+	case control.OpSet, control.OpRestart, control.OpScale:
+		err = b.changeModel(req)
 	case control.OpBatches:
 		var s stats.Batches
 		if s, err = b.batchesSince(req.Model, req.Since); err == nil {
@@ -362,8 +305,6 @@ func (b *conversation) answer(req *control.Request) *control.Reply {
 		err = b.handOver()
 	case control.OpAlias:
 		err = b.changeAlias(req)
-	case control.OpRestart, control.OpScale:
-		err = b.changeWorkers(req)
 	default:
 		err = fmt.Errorf("%w: unknown operation %q", status.ErrInvalid, req.Op)
 	}

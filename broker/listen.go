@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listener is the control socket, and the lock that says who serves it.
+// listener is the control socket, and the lock of the broker that serves it.
 type listener struct {
 	*net.UnixListener
 	path string
@@ -27,36 +27,32 @@ type listener struct {
 	lock   *os.File   // nil while another broker may have it
 	closed bool
 
-	// beside is another name of it, for workers that come before the path is
-	// taken; see Broker.takeOver. Without any it does not stay.
+	// beside is another name of the socket, for workers of a take-over.
 	beside string
 
-	// reserve is a descriptor to give up when there is no other: with it a
-	// peer can still be accepted, and told so. nil while it is given up. It
-	// belongs to the goroutine that accepts.
+	// reserve is a descriptor to give up when there is no other, so that a peer can
+	// still be accepted and refused. It is nil meanwhile. Only acceptConns uses it.
 	reserve *os.File
 }
 
-// MaxSocketPath is what a Unix socket's address holds, less the suffix that
-// it is bound with at first.
+// MaxSocketPath is the length of a Unix socket's address, less the suffix of beside.
 const MaxSocketPath = 107 - len(".4194304+")
 
-// listen takes the socket. The lock file beside it is held (flock) for as
-// long as its broker lives, so a socket whose lock is free is stale and can
-// be taken over without a race.
+// listen takes the socket. A broker holds the lock file beside it (flock) for as long as
+// it lives. So a socket whose lock is free is stale, and is taken over without a race.
 func listen(path string, openFolder bool) (*listener, error) {
 	l, err := listenBeside(path, openFolder)
 	if err != nil {
 		return nil, err
 	}
-	if err := l.take(false); err != nil {
+	if err := l.takeSocket(false); err != nil {
 		l.close()
 		return nil, err
 	}
 	return l, nil
 }
 
-// listenBeside listens at a name of its own beside path, until take. Nobody can
+// listenBeside listens at another name beside path, until takeSocket. So no peer can
 // connect at path before the socket's mode is right.
 func listenBeside(path string, openFolder bool) (*listener, error) {
 	if len(path) > MaxSocketPath {
@@ -92,9 +88,9 @@ func listenBeside(path string, openFolder bool) (*listener, error) {
 	return ln, nil
 }
 
-// take gets the path, from a broker that has given it up if over is true: then
-// somebody is always there, and the socket keeps its name beside it.
-func (l *listener) take(over bool) error {
+// takeSocket takes the lock and the path. over says that another broker has given the
+// lock up: then the path always has a socket, and this one keeps its other name, too.
+func (l *listener) takeSocket(over bool) error {
 	if err := l.takeLock(); err != nil {
 		return err
 	}
@@ -105,7 +101,7 @@ func (l *listener) take(over bool) error {
 	return nil
 }
 
-// takeLock gets the lock file beside the path, and with it the right to change the path.
+// takeLock takes the lock file beside the path, and with it the right to change the path.
 func (l *listener) takeLock() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -133,7 +129,6 @@ func (l *listener) takeLock() error {
 	}
 }
 
-// giveLock lets another broker have the lock.
 func (l *listener) giveLock() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -141,7 +136,7 @@ func (l *listener) giveLock() {
 	l.lock = nil
 }
 
-// isFile tells whether a file's name still stands for it.
+// isFile says whether a file still has its name.
 func isFile(f *os.File) bool {
 	mine, err := f.Stat()
 	named, nerr := os.Lstat(f.Name())
@@ -154,8 +149,8 @@ func (l *listener) takePath(over bool) error {
 		if st.Mode().Type() != os.ModeSocket {
 			return fmt.Errorf("%w: %s exists and is not a socket", status.ErrInvalid, l.path)
 		}
-		if !over && answers(l.path) {
-			return fmt.Errorf("%w: somebody answers on %s", status.ErrBrokerRunning, l.path)
+		if !over && socketAnswers(l.path) {
+			return fmt.Errorf("%w: another program answers on %s", status.ErrBrokerRunning, l.path)
 		}
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("socket: %w", err)
@@ -176,8 +171,7 @@ func (l *listener) takePath(over bool) error {
 	return nil
 }
 
-// removeStale removes the sockets beside the path whose brokers were killed before they
-// could. The lock is held.
+// removeStale removes sockets that killed brokers have left. The lock is held.
 func (l *listener) removeStale() {
 	names, _ := filepath.Glob(l.path + ".[0-9]*")
 	for _, name := range names {
@@ -186,7 +180,7 @@ func (l *listener) removeStale() {
 		if err != nil || serr != nil || st.Mode().Type() != os.ModeSocket || !errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
 			continue
 		}
-		// Of another PID namespace we see the socket, not the process.
+		// The process may live in another PID namespace.
 		if c, err := net.DialTimeout("unix", name, time.Second); err == nil {
 			_ = c.Close()
 		} else if errors.Is(err, unix.ECONNREFUSED) {
@@ -208,11 +202,10 @@ func (l *listener) refillReserve() (ok bool) {
 	return err == nil
 }
 
-// answers tells whether a socket is in use though its lock is free: by another
-// program, or by a broker whose lock file was cleaned away under it. One look
-// is not enough: the kernel may still be closing the descriptors of a broker
-// that was killed, of which the lock was only the first.
-func answers(path string) bool {
+// socketAnswers says whether a socket is in use though its lock is free: by another
+// program, or by a broker whose lock file was removed. It tries several times, since the
+// kernel closes the lock of a killed broker before its other descriptors.
+func socketAnswers(path string) bool {
 	for range 10 {
 		c, err := net.DialTimeout("unix", path, time.Second)
 		if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
@@ -226,8 +219,7 @@ func answers(path string) bool {
 	return true
 }
 
-// checkFolder refuses a folder in which others could put a socket of their
-// own, or reach ours.
+// checkFolder refuses a folder in which other users could make a socket, or reach ours.
 func checkFolder(dir string, open bool) error {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
@@ -237,32 +229,28 @@ func checkFolder(dir string, open bool) error {
 		return fmt.Errorf("%w: socket folder %s belongs to uid %d; choose another with --socket", status.ErrForbidden, dir, st.Uid)
 	}
 	if st.Mode&0o077 != 0 && !open {
-		return fmt.Errorf("%w: socket folder %s has mode %04o, so others may reach it; chmod 700 it, choose another with --socket, or allow it with --open_folder", status.ErrForbidden, dir, st.Mode&0o7777)
+		return fmt.Errorf("%w: socket folder %s has mode %04o, so others may reach it; chmod 700 it, "+
+			"choose another with --socket, or allow it with --open_folder", status.ErrForbidden, dir, st.Mode&0o7777)
 	}
 	return nil
 }
 
-// isAt tells whether path still is this socket.
-func (l *listener) isAt(path string) bool {
-	st, err := os.Lstat(path)
-	return err == nil && os.SameFile(st, l.file)
-}
-
-// isTaken tells whether another broker's socket is at the path.
 func (l *listener) isTaken() bool {
 	st, err := os.Lstat(l.path)
 	return err == nil && !os.SameFile(st, l.file)
 }
 
 // close ends the listener, and removes its files. The lock file goes last, while the lock
-// is held: takeLock looks whether it still is the file.
+// is held; takeLock checks for that.
 func (l *listener) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
-	// If somebody cleaned socket and lock away, another broker's may be there.
-	if l.lock != nil && l.isAt(l.path) {
-		_ = os.Remove(l.path)
+	if l.lock != nil {
+		if !l.isTaken() { // it is if a tool removed socket and lock, and another broker came
+			_ = os.Remove(l.path)
+		}
+		l.removeStale()
 	}
 	_ = os.Remove(l.beside)
 	_ = l.UnixListener.Close()
@@ -275,14 +263,10 @@ func (l *listener) close() {
 	}
 }
 
-// peerCred asks the kernel who is at the other end.
 func peerCred(c *net.UnixConn) (cred *unix.Ucred, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	cerr := raw.Control(func(fd uintptr) {
-		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	err = withFD(c, func(fd int) (err error) {
+		cred, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		return err
 	})
-	return cred, errors.Join(cerr, err)
+	return cred, err
 }

@@ -16,29 +16,28 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// model is a ring with its stages, one unless it is a pipeline, under a name, and
-// the loop that serves it. It lives in the registry.
+// model is a named ring with its stages, and the loop that serves it.
 type model struct {
 	name       string
 	signature  string // of the ring, as text
-	shape      string // what must agree where it is declared again
+	shape      string // see ModelConfig.shape
 	loop       *engine.Loop
 	ring       *engine.Ring
 	stages     []*stage    // of the ring
 	layout     *shm.Layout // of the ring
 	log        *slog.Logger
 	isPipeline bool
-	settings   policy.Settings // of a pipeline: those of the ring, and what stages have in common
+	settings   policy.Settings // of a pipeline: the ring's, and the stages' common ones
 
-	undeclare func() // no longer counts for the user whose worker declared it
+	undeclare func() // ends the count of the model for the user that declared it
 
 	// Under the registry's lock:
-	made    chan struct{} // closed when it is no longer being made; see registry
+	made    chan struct{} // closed when the model is made or abandoned; then nil
 	dynamic bool          // declared by a worker: goes with its last session
-	users   int           // sessions, and those who are about to have one
+	users   int           // sessions, and other holders; see registry
 }
 
-// stage is a stage of a model's ring, and how it is declared.
+// stage is a stage of a model's ring, and its declaration.
 type stage struct {
 	*engine.Stage
 	log      *slog.Logger
@@ -46,20 +45,20 @@ type stage struct {
 	cfg      ModelConfig
 }
 
-// build makes the ring and its stages, away from any loop.
-func (m *model) build(b *Broker, cfg ModelConfig) error {
+// buildRing makes the ring and its stages, away from any loop.
+func (m *model) buildRing(b *Broker, cfg ModelConfig) error {
 	p, err := cfg.plan()
 	if err != nil {
 		return fmt.Errorf("model %q: %w", cfg.Name, err)
 	}
-	if err := b.checkRing(cfg.Name, p.layout); err != nil {
+	if err := checkRing(cfg.Name, p.layout); err != nil {
 		return err
 	}
 	m.layout, m.settings, m.signature, m.shape = p.layout, p.settings, p.layout.Signature.String(), cfg.shape()
 	m.log, m.isPipeline = b.log.With("model", cfg.Name), len(cfg.Stages) > 0
 	spec := engine.RingSpec{
 		Name: cfg.Name, Layout: p.layout, Memory: b.cfg.Memory, Epoch: b.epoch, UserShare: b.cfg.Limits.UserShare, Log: m.log,
-		Pipeline: m.isPipeline, Vacated: func() { b.models.leave(m) },
+		Pipeline: m.isPipeline, SessionEnded: func() { b.models.leaveModel(m) },
 	}
 	for i := range p.stages {
 		s := &p.stages[i]
@@ -80,8 +79,8 @@ func (m *model) build(b *Broker, cfg ModelConfig) error {
 	return nil
 }
 
-// inForce is the policy as clients see it. That of a pipeline is what its stages
-// have in common, with the rows that all of them take.
+// inForce is the policy as clients see it. A pipeline's has the settings that its stages
+// share, and the most rows that all of them take.
 func (m *model) inForce() *policy.Settings {
 	if !m.isPipeline {
 		return m.stages[0].InForce()
@@ -92,19 +91,18 @@ func (m *model) inForce() *policy.Settings {
 			all.MaxBatchSize = n
 		}
 	}
-	all.PreferredBatchSizes = nil // of the stages; those of the pipeline might not fit
+	all.PreferredBatchSizes = nil // each stage has its own
 	return &all
 }
 
-// staffed says, to any goroutine, that each stage has a worker.
-func (m *model) staffed() bool {
+// isStaffed says that each stage has a worker. Any goroutine may call it.
+func (m *model) isStaffed() bool {
 	return !slices.ContainsFunc(m.stages, func(s *stage) bool { return !s.IsStaffed() })
 }
 
-// maxWindow is the most slots that one client may have: what the policy says, or
-// seven eighths of a ring that is not small, so that something is left for others. More than
-// largeWindow only if a single batch has it: taking a window and giving it back
-// takes time.
+// maxWindow is the most slots that one client may have: max_window, or seven eighths of a
+// ring that is not small. A window above largeWindow takes long to reset, so it is allowed
+// only if a batch is that large.
 func (m *model) maxWindow() int {
 	l, most := m.layout, m.inForce().MaxWindow
 	if most == 0 {
@@ -121,22 +119,20 @@ const (
 	smallRing   = 2 * engine.DefaultWindow
 )
 
-// checkWindow refuses a window that is larger than one client may have.
 func (m *model) checkWindow(window int) error {
 	if most := m.maxWindow(); window > most && window <= m.layout.Slots {
-		return fmt.Errorf("%w: a window of %d slots; one client of %q may have %d (max_window), the ring has %d", status.ErrQuota, window, m.name, most, m.layout.Slots)
+		return fmt.Errorf("%w: a window of %d slots; one client of %q may have %d (max_window), the ring has %d",
+			status.ErrQuota, window, m.name, most, m.layout.Slots)
 	}
 	return nil
 }
 
-// policy is the model's in force, as text. It is written away from the loop:
-// lists may be long.
+// policy is the policy in force as text, which may be long: no loop calls it.
 func (m *model) policy() policy.Policy {
 	return m.inForce().Policy(m.layout.Signature.Inputs)
 }
 
-// line is the model as OpModels lists it, but for who is attached.
-func (m *model) line() control.Model {
+func (m *model) listLine() control.Model {
 	sig := &m.layout.Signature
 	line := control.Model{Name: m.name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs), Policy: m.policy()}
 	if m.isPipeline {

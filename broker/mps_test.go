@@ -13,11 +13,13 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
-	"golang.org/x/sys/unix"
 )
 
 // fakeMPS stands in for nvidia-cuda-mps-control: it answers, and keeps a book of the clients
@@ -41,22 +43,16 @@ func TestUnderMPSTheKernelsOfAWorkerAreEndedBeforeItIsKilled(t *testing.T) {
 			dir := t.TempDir()
 			book := filepath.Join(dir, "book")
 			script := strings.NewReplacer("BOOK", book, "HANG", hang).Replace(fakeMPS)
-			if err := os.WriteFile(filepath.Join(dir, "nvidia-cuda-mps-control"), []byte(script), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(filepath.Join(dir, "nvidia-cuda-mps-control"), []byte(script), 0o700))
 			t.Setenv("PATH", dir+":/usr/bin:/bin")
 			t.Setenv("CUDA_MPS_PIPE_DIRECTORY", filepath.Join(dir, "none"))
 			s := serve(t, func(c *Config) { c.MPS = true }, worker())
 			first := s.until("the worker attaches", attached(1)).Models[0].Workers[0].Pid
 			pidfd, err := unix.PidfdOpen(first, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			p := engine.NewPeer(nil, first, os.Getuid(), engine.Process{}, pidfd, "worker")
 			defer p.Discard()
-			if err := (outside{s.b}).Kill(p); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, (outside{s.b}).Kill(p))
 			s.until("another one attaches", func(st stats.Broker) bool {
 				return attached(1)(st) && st.Models[0].Workers[0].Pid != first
 			})
@@ -72,9 +68,7 @@ func TestUnderMPSTheKernelsOfAWorkerAreEndedBeforeItIsKilled(t *testing.T) {
 func say(t *testing.T, socket string, req *control.Request, offer int) (*net.UnixConn, control.Reply) {
 	t.Helper()
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	deadline := time.Now().Add(patience)
 	req.Version = control.Version
@@ -82,13 +76,9 @@ func say(t *testing.T, socket string, req *control.Request, offer int) (*net.Uni
 	if err = control.Send(conn, deadline, req); err == nil && offer >= 0 {
 		err = control.SendOffer(conn, deadline, offer)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	fds, err := control.ReceiveReply(conn, deadline, &rep)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	control.CloseFDs(fds)
 	return conn, rep
 }
@@ -97,9 +87,7 @@ func say(t *testing.T, socket string, req *control.Request, offer int) (*net.Uni
 func TestDeviceMemoryThatWasLostIsGivenUp(t *testing.T) {
 	s := serve(t, nil)
 	file, err := os.Open(os.DevNull) // as good as a driver's for the broker
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer file.Close()
 	info := &control.WorkerInfo{Inputs: []string{"x:f32[4]@device"}, Outputs: []string{"y:f32[4]"}, Depth: 1}
 	_, rep := say(t, s.b.Socket(), &control.Request{Op: control.OpWorker, Model: "d", Worker: info, GPU: "GPU-0"}, int(file.Fd()))

@@ -20,7 +20,7 @@ func (o outside) WorkerCame(pid int, first bool) (spare bool) {
 	if first {
 		o.b.noteStaff()
 	}
-	return o.b.super.RoleOf(pid)
+	return o.b.super.AssignRole(pid)
 }
 
 func (o outside) WorkerLeft(pid int, withBatch, last bool) (replace bool) {
@@ -32,17 +32,17 @@ func (o outside) WorkerLeft(pid int, withBatch, last bool) (replace bool) {
 
 // noteStaff notes that a model has got its first worker or lost its last.
 func (b *Broker) noteStaff() {
-	b.models.changes.note()
-	go b.models.evenOutAll() // not on the loop: it may move many clients
+	b.models.changes.noteChange()
+	go b.models.evenOutAliases() // away from the loop: it may move many clients
 }
 
 func (o outside) WorkerFailed(pid int) (replaced bool) { return o.b.super.Replace(pid) }
 
 func (o outside) Promoted(spare, lost int) { o.b.super.Promoted(spare, lost) }
 
-// Kill ends a worker's process. Under MPS its kernels are ended first, which may take
-// seconds and is not done on the loop: a client that is killed while a kernel of it
-// runs breaks the contexts of the other workers.
+// Kill ends a worker's process. Under MPS it ends the worker's kernels first: a worker
+// that is killed while its kernel runs breaks the contexts of the other workers. That may
+// take seconds, so the loop does not wait for it.
 func (o outside) Kill(p *engine.Peer) error {
 	if !o.b.super.UsesMPS(p.Pid) {
 		return p.Kill()
@@ -62,8 +62,8 @@ func (o outside) Kill(p *engine.Peer) error {
 	return nil
 }
 
-// dropDevices gives the rings' device memory back after it was lost. Clients that have it
-// mapped are disconnected; the next worker allocates some, and they attach again.
+// dropDevices gives the rings' device memory back after it was lost. It disconnects the
+// clients. They attach again once the next worker has allocated new memory.
 func (b *Broker) dropDevices() {
 	for _, l := range b.loops {
 		l.LoseDevices()

@@ -16,10 +16,11 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
+// Pidfds: the broker's handles of its peers' processes.
+
 // pidfsMagic is the type of the file system whose inodes are processes.
 const pidfsMagic = 0x50494446
 
-// processOf is the process of a pidfd, which may be -1.
 func processOf(pidfd int, cred *unix.Ucred) engine.Process {
 	p := engine.Process{Pid: int(cred.Pid)}
 	var fs unix.Statfs_t
@@ -30,12 +31,11 @@ func processOf(pidfd int, cred *unix.Ucred) engine.Process {
 	return p
 }
 
-// soPeerPidfd is SO_PEERPIDFD (Linux 6.5): the peer's pidfd without a race, and
-// from any PID namespace.
+// soPeerPidfd is SO_PEERPIDFD (Linux 6.5), which works for any PID namespace.
 const soPeerPidfd = 77
 
-// peerPidfd is a descriptor of the process at the other end, or -1. It is called when the
-// connection is accepted: later another process may have the peer's number.
+// peerPidfd is a pidfd of the process at the other end, or -1. It is called when the
+// connection is accepted, since later another process may have the peer's pid.
 func (b *Broker) peerPidfd(c *net.UnixConn, cred *unix.Ucred) (fd int, err error) {
 	if b.cfg.noPeerPidfd {
 		fd, err = openPidfd(cred)
@@ -49,22 +49,18 @@ func (b *Broker) peerPidfd(c *net.UnixConn, cred *unix.Ucred) (fd int, err error
 	return fd, nil
 }
 
-// socketPidfd asks the socket; ENOPROTOOPT before Linux 6.5.
-func socketPidfd(c *net.UnixConn) (fd int, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return -1, err
-	}
-	cerr := raw.Control(func(conn uintptr) {
-		fd, err = unix.GetsockoptInt(int(conn), unix.SOL_SOCKET, soPeerPidfd)
+// socketPidfd asks the socket. Before Linux 6.5 the error is ENOPROTOOPT.
+func socketPidfd(c *net.UnixConn) (pidfd int, err error) {
+	err = withFD(c, func(fd int) (err error) {
+		pidfd, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, soPeerPidfd)
+		return err
 	})
-	return fd, errors.Join(cerr, err)
+	return pidfd, err
 }
 
-// openPidfd opens the process by its number. The peer may have ended since it connected,
-// and its number may be another user's process, which the broker must never
-// signal. So the process has to belong to the peer's user, and to live after that look:
-// then the number still was its own.
+// openPidfd opens the process by its pid. The peer may have ended since it connected, and
+// another user's process may have its pid, which the broker must never signal. So the
+// process must belong to the peer's user, and live after that check.
 func openPidfd(cred *unix.Ucred) (int, error) {
 	if cred.Pid <= 0 {
 		return -1, fmt.Errorf("%w: it is in a PID namespace that the broker cannot see into, "+
@@ -102,8 +98,41 @@ func userOf(pid int) (int, error) {
 	return strconv.Atoi(uids[1])
 }
 
-// hasEnded tells whether the process of a pidfd has.
 func hasEnded(pidfd int) bool {
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
 	return err == nil && n > 0
+}
+
+// checkKernel refuses to start where the kernel, or a seccomp filter, does not let the
+// broker see the death of peers, or kill a worker that hangs.
+func checkKernel() error {
+	fd, err := ownPidfd()
+	if err != nil {
+		return fmt.Errorf("%w: pidfds are refused (%w): the broker could not tell when a peer dies; it needs pidfd_open and "+
+			"pidfd_send_signal (Linux 5.3; in a container, a seccomp profile that allows them)", status.ErrInvalid, err)
+	}
+	defer engine.CloseFD(fd)
+	if err := unix.PidfdSendSignal(fd, 0, nil, 0); err != nil {
+		return fmt.Errorf("%w: pidfd_send_signal is refused (%w): the broker could not kill a worker that hangs; it needs "+
+			"Linux 5.1, and in a container a seccomp profile that allows it", status.ErrInvalid, err)
+	}
+	return nil
+}
+
+// ownPidfd is a pidfd of this process, by one of the two ways to get a peer's.
+func ownPidfd() (int, error) {
+	fd, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err == nil {
+		return fd, nil
+	}
+	pair, perr := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if perr != nil {
+		return -1, errors.Join(err, perr)
+	}
+	defer engine.CloseFD(pair[0])
+	defer engine.CloseFD(pair[1])
+	if fd, serr := unix.GetsockoptInt(pair[0], unix.SOL_SOCKET, soPeerPidfd); serr == nil {
+		return fd, nil
+	}
+	return -1, err
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -34,9 +35,7 @@ func connectThirdDescriptor(socket string) {
 func connectAsChild(t *testing.T, socket string) (conn *net.UnixConn, pid int, end func()) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	shared := os.NewFile(uintptr(fd), "shared")
 	defer shared.Close()
 	child := exec.Command(worker().Command[0], socket)
@@ -45,9 +44,7 @@ func connectAsChild(t *testing.T, socket string) (conn *net.UnixConn, pid int, e
 	if err == nil {
 		err = child.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	end = func() { _ = in.Close(); _ = child.Wait() }
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		if _, err := unix.Getpeername(fd); err == nil {
@@ -58,9 +55,7 @@ func connectAsChild(t *testing.T, socket string) (conn *net.UnixConn, pid int, e
 		}
 	}
 	c, err := net.FileConn(shared)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c.(*net.UnixConn), child.Process.Pid, end
 }
@@ -73,9 +68,7 @@ func startAs(t *testing.T, pid int) *exec.Cmd {
 			t.Skipf("pids cannot be chosen here: %v", err)
 		}
 		cmd := exec.Command("sleep", "1000")
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cmd.Start())
 		if cmd.Process.Pid == pid {
 			return cmd
 		}
@@ -92,9 +85,7 @@ func TestAPeerIsTheProcessThatConnectedNotOneThatHasItsNumberNow(t *testing.T) {
 	conn, pid, end := connectAsChild(t, s.b.Socket())
 	deadline := time.Now().Add(10 * time.Second)
 	var rep control.Reply
-	if err := control.Send(conn, deadline, &control.Request{Version: control.Version, Op: control.OpPing}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, control.Send(conn, deadline, &control.Request{Version: control.Version, Op: control.OpPing}))
 	if _, err := control.ReceiveReply(conn, deadline, &rep); err != nil {
 		t.Fatal(err)
 	}
@@ -103,9 +94,7 @@ func TestAPeerIsTheProcessThatConnectedNotOneThatHasItsNumberNow(t *testing.T) {
 	defer func() { _ = other.Process.Kill(); _ = other.Wait() }()
 	err := control.Send(conn, deadline, &control.Request{Version: control.Version, Op: control.OpWorker, Model: "m",
 		Worker: &control.WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[4]"}, Depth: 1}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	_ = conn.SetReadDeadline(deadline)
 	if _, err := io.Copy(io.Discard, conn); err != nil {
 		t.Errorf("the broker takes the other process for its peer: %v\n%s", err, s.log)
@@ -115,21 +104,15 @@ func TestAPeerIsTheProcessThatConnectedNotOneThatHasItsNumberNow(t *testing.T) {
 func TestAProcessOfAnotherUserIsNoPeer(t *testing.T) {
 	own := &unix.Ucred{Pid: int32(os.Getpid()), Uid: uint32(os.Geteuid())}
 	fd, err := openPidfd(own)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	engine.CloseFD(fd)
 	if _, err := openPidfd(&unix.Ucred{Pid: own.Pid, Uid: own.Uid + 1}); !errors.Is(err, status.ErrForbidden) {
 		t.Errorf("a process of another user: %v", err)
 	}
 	child := exec.Command("true")
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, child.Start())
 	dead := child.Process.Pid
-	if err := unix.Waitid(unix.P_PID, dead, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Waitid(unix.P_PID, dead, nil, unix.WEXITED|unix.WNOWAIT, nil))
 	if _, err := openPidfd(&unix.Ucred{Pid: int32(dead), Uid: own.Uid}); !errors.Is(err, unix.ESRCH) {
 		t.Errorf("a dead process: %v", err)
 	}

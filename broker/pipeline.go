@@ -16,25 +16,22 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// StageConfig declares one stage of a pipeline. Its inputs are inputs of the
-// pipeline or outputs of stages before it; its outputs are new. Workers attach
-// to it as to a model whose name is PIPELINE/STAGE.
+// StageConfig declares one stage of a pipeline. Its inputs are inputs of the pipeline or
+// outputs of earlier stages. Workers attach to PIPELINE/STAGE.
 type StageConfig struct {
 	Name      string
 	Signature tensor.Signature
-	Policy    policy.Policy // what is not set is as the pipeline's
+	Policy    policy.Policy // without a key: as the pipeline's
 	Workers   []supervise.Worker
 }
 
 // MaxStages bounds the stages of a pipeline.
 const MaxStages = 16
 
-// ringKeys are the settings that concern memory, and how requests lie in it:
-// all stages have them in common.
+// ringKeys are the settings of the ring's memory and requests, which all stages share.
 var ringKeys = []string{"slots", "max_window", "private", "ragged", "buckets", "priorities", "default_priority"}
 
-// planStages checks how the stages follow one another, and makes each a model
-// of its own as far as its workers and its batcher are concerned.
+// planStages checks how the stages follow one another, and plans each as a model.
 func (m *ModelConfig) planStages(ring *policy.Settings) (stages []stagePlan, err error) {
 	switch {
 	case len(m.Stages) > MaxStages:
@@ -42,7 +39,7 @@ func (m *ModelConfig) planStages(ring *policy.Settings) (stages []stagePlan, err
 	case len(m.Workers) > 0:
 		return nil, fmt.Errorf("%w: workers of a pipeline belong to its stages", status.ErrInvalid)
 	}
-	there := map[string]tensor.Spec{} // before the stage
+	there := map[string]tensor.Spec{} // tensors before the stage
 	for _, t := range m.Signature.Inputs {
 		there[t.Name] = t
 	}
@@ -74,7 +71,8 @@ func (m *ModelConfig) planStages(ring *policy.Settings) (stages []stagePlan, err
 				return refuse("it writes %q, which is there before it: each tensor of a pipeline has a name of its own", t.Name)
 			}
 			if len(t.Variable) > 0 && !last {
-				return refuse("%s has a variable dimension: only inputs of the pipeline and outputs of its last stage may; give it its maximum size, and the true one in a tensor of its own", t)
+				return refuse("%s has a variable dimension: only inputs of the pipeline and outputs of its last stage may; "+
+					"give it its maximum size, and the true one in a tensor of its own", t)
 			}
 			there[t.Name] = t
 		}
@@ -102,7 +100,6 @@ func checkStageKeys(p policy.Policy) error {
 	return nil
 }
 
-// inherited is what a stage has of the pipeline's policy.
 func (m *ModelConfig) inherited(s *StageConfig) policy.Policy {
 	p := policy.Policy{}
 	for key, text := range m.Policy {
@@ -122,9 +119,9 @@ func (m *ModelConfig) inherited(s *StageConfig) policy.Policy {
 	return p
 }
 
-// checkOutputs compares what clients are to get with what is there in the end.
-// The sizes of variable outputs are the last worker's word, in the order of its
-// outputs: so these are outputs of the pipeline, in the same order.
+// checkOutputs checks that the stages write the pipeline's outputs. The last worker
+// writes the sizes of variable outputs in the order of its outputs. So the last stage's
+// outputs are outputs of the pipeline, in the same order.
 func (m *ModelConfig) checkOutputs(there map[string]tensor.Spec) error {
 	last := m.Stages[len(m.Stages)-1].Signature.Outputs
 	for _, t := range m.Signature.Outputs {
@@ -139,7 +136,8 @@ func (m *ModelConfig) checkOutputs(there map[string]tensor.Spec) error {
 		}
 	}
 	if len(last) > 0 {
-		return fmt.Errorf("%w: the last stage writes %s, which must be among the outputs, in the order of the stage's", status.ErrInvalid, last[0])
+		return fmt.Errorf("%w: the last stage writes %s, which must be among the outputs, in the order of the stage's",
+			status.ErrInvalid, last[0])
 	}
 	return nil
 }
@@ -147,7 +145,6 @@ func (m *ModelConfig) checkOutputs(there map[string]tensor.Spec) error {
 // maxPipelineBytes bounds the text of a declaration.
 const maxPipelineBytes = 64 << 10
 
-// parsePipeline reads what a worker declares.
 func parsePipeline(name, text string) (m ModelConfig, err error) {
 	if len(text) > maxPipelineBytes {
 		return m, fmt.Errorf("%w: a pipeline of %d bytes of text, at most %d", status.ErrInvalid, len(text), maxPipelineBytes)
@@ -169,9 +166,8 @@ func parsePipeline(name, text string) (m ModelConfig, err error) {
 	return m, m.ParseTensors(p.Inputs, p.Outputs, texts)
 }
 
-// ParseTensors reads the signatures of a pipeline and its stages, where a tensor
-// that is there already needs only its name. Without outputs it has those of its
-// last stage.
+// ParseTensors parses the signatures of a pipeline and its stages. An earlier tensor
+// needs only its name. Without outputs the pipeline has those of its last stage.
 func (m *ModelConfig) ParseTensors(inputs, outputs []string, stage func(i int) (inputs, outputs []string)) (err error) {
 	if m.Signature.Inputs, err = tensor.ParseSpecs(inputs, nil); err != nil {
 		return err
@@ -195,9 +191,9 @@ func (m *ModelConfig) ParseTensors(inputs, outputs []string, stage func(i int) (
 	return err
 }
 
-// checkNames refuses models of one name, of which a stage has one too.
+// checkNames refuses two models or stages of one name.
 func checkNames(models []ModelConfig) error {
-	stageOf := map[string]string{} // or of nothing: a model of its own
+	stageOf := map[string]string{} // the pipeline of a stage; "" for a model
 	for i := range models {
 		m := &models[i]
 		if pipeline, taken := stageOf[m.Name]; taken && pipeline != "" {
@@ -216,7 +212,7 @@ func checkNames(models []ModelConfig) error {
 	return nil
 }
 
-// stageNames are those by which workers attach; none of a model that is no pipeline.
+// stageNames are the names by which workers attach; none for a model without stages.
 func (m *ModelConfig) stageNames() (names []string) {
 	for i := range m.Stages {
 		names = append(names, m.Name+"/"+m.Stages[i].Name)
@@ -224,9 +220,8 @@ func (m *ModelConfig) stageNames() (names []string) {
 	return names
 }
 
-// groups are the processes to start for a model, those of each stage by
-// themselves.
-func (m *ModelConfig) groups() []supervise.Group {
+// workerGroups are the processes to start for a model, a group for each stage.
+func (m *ModelConfig) workerGroups() []supervise.Group {
 	if len(m.Stages) == 0 {
 		return []supervise.Group{{Model: m.Name, Workers: m.Workers}}
 	}
@@ -237,17 +232,16 @@ func (m *ModelConfig) groups() []supervise.Group {
 	return groups
 }
 
-// stageNamed finds a stage of a pipeline.
 func (m *model) stageNamed(name string) (*stage, error) {
 	for _, s := range m.stages {
 		if s.Name() == m.name+"/"+name {
 			return s, nil
 		}
 	}
-	return nil, fmt.Errorf("%w: %q is a pipeline without a stage %q; its stages are %s", status.ErrUnknownModel, m.name, name, strings.Join(m.stageNames(), ", "))
+	return nil, fmt.Errorf("%w: %q is a pipeline without a stage %q; its stages are %s",
+		status.ErrUnknownModel, m.name, name, strings.Join(m.stageNames(), ", "))
 }
 
-// stageNames are those by which workers attach.
 func (m *model) stageNames() (names []string) {
 	for _, s := range m.stages {
 		names = append(names, s.Name())
@@ -255,15 +249,15 @@ func (m *model) stageNames() (names []string) {
 	return names
 }
 
-// only is the stage of a model that is no pipeline.
-func (m *model) only() (*stage, error) {
+func (m *model) onlyStage() (*stage, error) {
 	if m.isPipeline {
-		return nil, fmt.Errorf("%w: %q is a pipeline; name one of its stages: %s", status.ErrInvalid, m.name, strings.Join(m.stageNames(), ", "))
+		return nil, fmt.Errorf("%w: %q is a pipeline; name one of its stages: %s",
+			status.ErrInvalid, m.name, strings.Join(m.stageNames(), ", "))
 	}
 	return m.stages[0], nil
 }
 
-// shape is what must agree where a pipeline is declared twice.
+// shape is the same in all declarations of a model: its signature, and its stages'.
 func (m *ModelConfig) shape() string {
 	var b strings.Builder
 	b.WriteString(m.Signature.String())
@@ -273,9 +267,9 @@ func (m *ModelConfig) shape() string {
 	return b.String()
 }
 
-// sum completes the line of a pipeline with what its stages count. Batches are
-// theirs, and so are the workers; the rows are those of the first.
-func (m *model) sum(whole stats.Model, stages []stats.Model) stats.Model {
+// sumStages completes the line of a pipeline with its stages' counts. Only stages have
+// batches and workers. The rows are those of the first stage.
+func (m *model) sumStages(whole stats.Model, stages []stats.Model) stats.Model {
 	whole.Name, whole.Signature, whole.Stages, whole.Policy = m.name, m.signature, m.stageNames(), m.policy()
 	whole.MaxBatchSize = m.inForce().MaxBatchSize
 	whole.Learned = stats.Learned{Costs: []stats.LearnedCost{}, Tried: []stats.TriedWait{}}

@@ -6,14 +6,17 @@ import (
 	"fmt"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ringbatch/ringbatch/broker/engine"
+	"github.com/ringbatch/ringbatch/internal/cgroup"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// plan is a model that could be made: its memory, and its stages.
+// plan is a checked model: its memory, and its stages.
 type plan struct {
 	layout   *shm.Layout // as clients see it
 	settings policy.Settings
@@ -21,13 +24,13 @@ type plan struct {
 }
 
 type stagePlan struct {
-	cfg      ModelConfig // as if it were a model of its own
+	cfg      ModelConfig // of a model without other stages
 	settings policy.Settings
 	layout   *shm.Layout // as its workers see it
-	dims     []int       // which of the sizes of a commit its inputs have
+	dims     []int       // the places of its inputs' sizes among those of a commit
 }
 
-// plan checks a model of any kind.
+// plan checks a model, and plans its memory and stages.
 func (m *ModelConfig) plan() (p plan, err error) {
 	if !tensor.ValidName(m.Name) {
 		return p, fmt.Errorf("%w: name must be 1..%d bytes, printable, without blanks", status.ErrInvalid, tensor.MaxNameBytes)
@@ -52,8 +55,8 @@ func (m *ModelConfig) plan() (p plan, err error) {
 		}
 		most = max(most, p.stages[i].settings.MaxBatchSize)
 	}
-	if p.settings.Slots == 0 { // nobody asked for a number
-		if p.layout, err = m.lay(1, most); err != nil {
+	if p.settings.Slots == 0 { // the broker chooses
+		if p.layout, err = m.newLayout(1, most); err != nil {
 			return p, err
 		}
 		n := int(min(DefaultSlots, defaultRingBytes()/max(1, p.layout.SlotBytes())))
@@ -62,7 +65,7 @@ func (m *ModelConfig) plan() (p plan, err error) {
 	if p.settings.Slots < most {
 		return p, fmt.Errorf("%w: %d slots cannot hold a batch of %d", status.ErrInvalid, p.settings.Slots, most)
 	}
-	if p.layout, err = m.lay(p.settings.Slots, most); err != nil {
+	if p.layout, err = m.newLayout(p.settings.Slots, most); err != nil {
 		return p, err
 	}
 	if err := engine.CheckPrivate(&p.settings, p.layout.DeviceSize); err != nil {
@@ -79,9 +82,8 @@ func (m *ModelConfig) plan() (p plan, err error) {
 	return p, nil
 }
 
-// lay is the memory of the model. That of a pipeline begins with its inputs,
-// and goes on with what each stage writes.
-func (m *ModelConfig) lay(slots, most int) (*shm.Layout, error) {
+// newLayout lays out the ring: of a pipeline, its inputs and each stage's outputs.
+func (m *ModelConfig) newLayout(slots, most int) (*shm.Layout, error) {
 	if len(m.Stages) == 0 {
 		return shm.NewLayout(m.Signature, slots, most)
 	}
@@ -92,8 +94,7 @@ func (m *ModelConfig) lay(slots, most int) (*shm.Layout, error) {
 	return shm.NewPipelineLayout(planes, m.Signature, slots, most)
 }
 
-// sizesOf says where the variable dimensions of some inputs are among those of
-// all.
+// sizesOf is the places of some inputs' variable dimensions among those of all inputs.
 func sizesOf(all, some []tensor.Spec) (at []int) {
 	for _, t := range some {
 		n := 0
@@ -107,4 +108,36 @@ func sizesOf(all, some []tensor.Spec) (at []int) {
 		}
 	}
 	return at
+}
+
+// checkRing refuses a ring that is larger than the machine's memory, or than the room of
+// the broker's memory cgroup. The cgroup of the process that touches a page first, mostly
+// a client, pays for it; with a limit, that is usually the same container.
+func checkRing(name string, layout *shm.Layout) error {
+	bytes, total := layout.PlanesSize+layout.BoardSize, memTotal()
+	err := shm.CheckRoom(bytes)
+	if total > 0 && bytes > total {
+		err = fmt.Errorf("%w: the ring would take %d MiB, this machine has %d MiB", status.ErrNoMemory, bytes>>20, total>>20)
+	}
+	if err != nil {
+		return fmt.Errorf("model %q: %w; lower its slots (now %d of %d bytes)", name, err, layout.Slots, layout.SlotBytes())
+	}
+	return nil
+}
+
+// defaultRingBytes bounds a ring by half of a memory cgroup's room, too.
+func defaultRingBytes() int64 {
+	if room, limited := cgroup.Tightest(); limited {
+		return min(DefaultRingBytes, room.Left/2)
+	}
+	return DefaultRingBytes
+}
+
+// memTotal is this machine's memory, 0 if unknown.
+func memTotal() int64 {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return 0
+	}
+	return int64(info.Totalram) * int64(info.Unit)
 }

@@ -5,25 +5,25 @@ package broker
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"strings"
 	"sync"
 	"time"
 )
 
-// quiet is a log handler that lets peers say only so much: a line that comes
-// again and again, for the same user or model, is written quietLines times in
-// quietTime, and after that time once more with how many were left out. At
-// level debug everything is written.
+// quiet is a log handler that bounds the lines that peers can cause. It writes a message
+// about the same user or model quietLines times in quietTime. The first line after that
+// has the number of omitted lines. At level debug it writes all lines.
 type quiet struct {
 	slog.Handler
 	state *quietState
-	about string // what With has added that tells one subject from another
+	about string // the models that With has added
 }
 
 const (
 	quietLines = 20
 	quietTime  = 10 * time.Second
-	quietKeys  = 1024 // kinds of lines that are told apart at once
+	quietKeys  = 1024 // the most kinds of lines at once
 )
 
 type quietState struct {
@@ -36,8 +36,7 @@ type quietKind struct {
 	written, left int
 }
 
-// quietly wraps a logger.
-func quietly(log *slog.Logger) *slog.Logger {
+func quietLogger(log *slog.Logger) *slog.Logger {
 	if log.Enabled(context.Background(), slog.LevelDebug) {
 		return log
 	}
@@ -55,7 +54,7 @@ func (q *quiet) Handle(ctx context.Context, r slog.Record) error {
 		}
 		return true
 	})
-	write, left := q.state.count(key.String(), r.Time)
+	write, left := q.state.countLine(key.String(), r.Time)
 	if !write {
 		return nil
 	}
@@ -66,15 +65,16 @@ func (q *quiet) Handle(ctx context.Context, r slog.Record) error {
 	return q.Handler.Handle(ctx, r)
 }
 
-// count says whether a line of that kind is written now, and how many were left
-// out before it.
-func (s *quietState) count(key string, now time.Time) (write bool, left int) {
+func (s *quietState) countLine(key string, now time.Time) (write bool, left int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.kinds[key]
 	if k == nil {
 		if len(s.kinds) >= quietKeys {
-			s.forget(now)
+			maps.DeleteFunc(s.kinds, func(_ string, k *quietKind) bool { return now.Sub(k.since) >= quietTime })
+		}
+		if len(s.kinds) >= quietKeys {
+			clear(s.kinds)
 		}
 		k = &quietKind{since: now}
 		s.kinds[key] = k
@@ -90,19 +90,7 @@ func (s *quietState) count(key string, now time.Time) (write bool, left int) {
 	return true, left
 }
 
-// forget makes room: the kinds whose time is over, or all of them.
-func (s *quietState) forget(now time.Time) {
-	for key, k := range s.kinds {
-		if now.Sub(k.since) >= quietTime {
-			delete(s.kinds, key)
-		}
-	}
-	if len(s.kinds) >= quietKeys {
-		clear(s.kinds)
-	}
-}
-
-// WithAttrs keeps the model apart.
+// WithAttrs makes the model part of a line's kind.
 func (q *quiet) WithAttrs(attrs []slog.Attr) slog.Handler {
 	about := q.about
 	for _, a := range attrs {
@@ -111,9 +99,4 @@ func (q *quiet) WithAttrs(attrs []slog.Attr) slog.Handler {
 		}
 	}
 	return &quiet{Handler: q.Handler.WithAttrs(attrs), state: q.state, about: about}
-}
-
-// WithGroup is here for the interface; the broker uses none.
-func (q *quiet) WithGroup(name string) slog.Handler {
-	return &quiet{Handler: q.Handler.WithGroup(name), state: q.state, about: q.about}
 }

@@ -13,7 +13,7 @@ import (
 
 func TestALineThatComesAgainAndAgainIsCountedNotWritten(t *testing.T) {
 	var out bytes.Buffer
-	log := quietly(slog.New(slog.NewTextHandler(&out, nil)))
+	log := quietLogger(slog.New(slog.NewTextHandler(&out, nil)))
 	q := log.Handler().(*quiet)
 	say := func(at time.Time, log *slog.Logger, msg string, args ...any) {
 		r := slog.NewRecord(at, slog.LevelWarn, msg, 0)
@@ -47,7 +47,7 @@ func TestALineThatComesAgainAndAgainIsCountedNotWritten(t *testing.T) {
 		t.Errorf("%d kinds are remembered", n)
 	}
 	out.Reset()
-	all := quietly(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	all := quietLogger(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	for range 100 {
 		all.Warn("again")
 	}

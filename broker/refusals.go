@@ -3,18 +3,18 @@
 package broker
 
 import (
+	"maps"
 	"net"
 	"sync"
 	"time"
 
+	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/internal/control"
 )
 
-// refusals turns connections away at little cost. A user who is refused gets
-// refusalsAtOnce answers in refusalTime at once. Further connections wait, up to
-// refusalsHeld of them, and are answered when the time is over: a program that
-// tries again when it is refused is slowed down by that. Beyond those they are
-// closed without a word.
+// refusals refuses connections at little cost. A user gets refusalsAtOnce answers in
+// refusalTime at once. Up to refusalsHeld further connections are answered after that
+// time, which slows down a program that tries again. The rest is closed without answer.
 type refusals struct {
 	mu    sync.Mutex
 	users map[uint32]*refused
@@ -29,20 +29,16 @@ const (
 	refusalsAtOnce = 20
 	refusalsHeld   = 20
 	refusalTime    = time.Second
-	refusalUsers   = 256 // that are told apart; the rest is closed
+	refusalUsers   = 256 // at once; connections of others are closed
 )
 
-// turnAway answers and closes a connection, now or later.
-func (r *refusals) turnAway(c *net.UnixConn, uid uint32, reply func() *control.Reply) {
+func (r *refusals) refuseConn(c *net.UnixConn, uid uint32, reply func() *control.Reply) {
 	r.mu.Lock()
 	u := r.users[uid]
 	if u == nil && len(r.users) < refusalUsers {
-		if r.users == nil {
-			r.users = map[uint32]*refused{}
-		}
 		u = &refused{}
 		r.users[uid] = u
-		time.AfterFunc(refusalTime, func() { r.over(uid, reply) })
+		time.AfterFunc(refusalTime, func() { r.answerHeld(uid, reply) })
 	}
 	switch {
 	case u == nil || u.answered >= refusalsAtOnce && len(u.held) >= refusalsHeld:
@@ -58,8 +54,7 @@ func (r *refusals) turnAway(c *net.UnixConn, uid uint32, reply func() *control.R
 	}
 }
 
-// over ends a user's time.
-func (r *refusals) over(uid uint32, reply func() *control.Reply) {
+func (r *refusals) answerHeld(uid uint32, reply func() *control.Reply) {
 	r.mu.Lock()
 	held := r.users[uid].held
 	delete(r.users, uid)
@@ -69,7 +64,7 @@ func (r *refusals) over(uid uint32, reply func() *control.Reply) {
 	}
 }
 
-// close gives up those that wait.
+// close closes the connections that wait for an answer.
 func (r *refusals) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -85,4 +80,37 @@ func (r *refusals) close() {
 func answerAndClose(c *net.UnixConn, rep *control.Reply) {
 	_ = control.Send(c, time.Now().Add(replyTime), rep)
 	_ = c.Close()
+}
+
+// offenders remembers, for a while, the processes that broke the protocol. They have to
+// wait before they attach again, so that they do not keep the broker from its work.
+type offenders struct {
+	mu   sync.Mutex
+	last map[engine.Process]time.Time
+}
+
+const (
+	offenderMemory = 5 * time.Second
+	offenderPause  = 100 * time.Millisecond
+)
+
+func (o *offenders) add(p engine.Process) {
+	if p == (engine.Process{}) { // unknown: other processes look alike
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := time.Now()
+	maps.DeleteFunc(o.last, func(_ engine.Process, t time.Time) bool { return now.Sub(t) > offenderMemory })
+	o.last[p] = now
+}
+
+// pauseOf is how long a process has to wait before it attaches.
+func (o *offenders) pauseOf(p engine.Process) time.Duration {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if t, ok := o.last[p]; ok && time.Since(t) <= offenderMemory {
+		return offenderPause
+	}
+	return 0
 }

@@ -14,19 +14,19 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// registry knows the models by name, and spreads them over the loops. Its lock
-// is its own: nobody waits for a loop while holding it, and a loop takes it
-// only when a session has ended.
+// registry has the models by name, and spreads them over the loops. A goroutine that
+// holds its lock does not wait for a loop. A loop takes the lock only when a session has
+// ended.
 //
 // A name is free, being made, or there:
 //
-//	      reserve           publish
-//	free ─────────► making ─────────► there
-//	 ▲                 │ abandon        │ leave of the last session, if dynamic
-//	 └─────────────────┴────────────────┘
+//	      reserveName        publishModel
+//	free ─────────────► making ─────────► there
+//	 ▲                    │ abandonModel    │ leaveModel of the last session, if dynamic
+//	 └────────────────────┴─────────────────┘
 //
-// Who wants a name that is being made waits until it no longer is. Who has
-// taken a model (take, reserve) keeps it from being forgotten until it leaves.
+// A caller that wants a name waits while the model is being made. A caller that has taken
+// a model keeps it from being forgotten until leaveModel.
 type registry struct {
 	mu       sync.Mutex
 	models   map[string]*model
@@ -38,33 +38,34 @@ type registry struct {
 }
 
 func newRegistry(epoch uint64, loops []*engine.Loop) *registry {
-	return &registry{models: map[string]*model{}, aliases: map[string]*aliasEntry{}, loops: loops, load: map[*engine.Loop]int{}, changes: changes{count: epoch}}
+	return &registry{
+		models: map[string]*model{}, aliases: map[string]*aliasEntry{}, loops: loops, load: map[*engine.Loop]int{},
+		changes: changes{count: epoch},
+	}
 }
 
-// takeStage finds a model or a stage of a pipeline (PIPELINE/STAGE) and keeps
-// it from being forgotten until leave. A pipeline's own name is refused: it has
-// several.
+// takeStage takes a model, or a stage of a pipeline (PIPELINE/STAGE).
 func (g *registry) takeStage(name string) (*model, *stage, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	m, s, err := g.findStage(name)
 	if err == nil && m == nil {
-		err = g.unknown(name)
+		err = g.unknownModel(name)
 	}
 	if err == nil {
-		g.join(m)
+		g.joinModel(m)
 	}
 	return m, s, err
 }
 
-// findStage is nil, nil, nil if there is no such model or pipeline.
+// findStage returns nil, nil, nil if there is no such model or pipeline.
 func (g *registry) findStage(name string) (*model, *stage, error) {
-	if m := g.wait(name); m != nil {
-		s, err := m.only()
+	if m := g.awaitModel(name); m != nil {
+		s, err := m.onlyStage()
 		return m, s, err
 	}
 	if i := strings.LastIndexByte(name, '/'); i > 0 {
-		if m := g.wait(name[:i]); m != nil && m.isPipeline {
+		if m := g.awaitModel(name[:i]); m != nil && m.isPipeline {
 			s, err := m.stageNamed(name[i+1:])
 			return m, s, err
 		}
@@ -72,31 +73,31 @@ func (g *registry) findStage(name string) (*model, *stage, error) {
 	return nil, nil, nil
 }
 
-// reserveStage is reserve for a worker, which may name a stage.
+// reserveStage is reserveName for a worker, which may name a stage.
 func (g *registry) reserveStage(name string) (m *model, s *stage, mine bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if m, s, err = g.findStage(name); m != nil || err != nil {
 		if err == nil {
-			g.join(m)
+			g.joinModel(m)
 		}
 		return m, s, false, err
 	}
-	m, mine, err = g.reserveLocked(name)
+	m, mine, err = g.reserveNameLocked(name)
 	return m, nil, mine, err
 }
 
-// reserve is take, but a name that is free becomes the caller's to make: then
-// mine is true, and it must publish or abandon the model.
-func (g *registry) reserve(name string) (m *model, mine bool, err error) {
+// reserveName takes a model, or reserves a free name. If mine is true, the caller makes
+// the model, and publishes or abandons it.
+func (g *registry) reserveName(name string) (m *model, mine bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.reserveLocked(name)
+	return g.reserveNameLocked(name)
 }
 
-func (g *registry) reserveLocked(name string) (m *model, mine bool, err error) {
-	if m = g.wait(name); m != nil {
-		g.join(m)
+func (g *registry) reserveNameLocked(name string) (m *model, mine bool, err error) {
+	if m = g.awaitModel(name); m != nil {
+		g.joinModel(m)
 		return m, false, nil
 	}
 	if g.draining {
@@ -110,8 +111,8 @@ func (g *registry) reserveLocked(name string) (m *model, mine bool, err error) {
 	return m, true, nil
 }
 
-// checkStages refuses to make a model beside a pipeline that has a stage of the same
-// name: workers that name it would come to the one or the other, as they were early or late.
+// checkStages refuses a model and a stage of one name: early and late workers of that
+// name would attach to different ones.
 func (g *registry) checkStages(mc *ModelConfig) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -121,7 +122,8 @@ func (g *registry) checkStages(mc *ModelConfig) error {
 			if m.made != nil || m.dynamic {
 				remedy = "a worker that came before the pipeline was declared has made it: end that worker and its clients first"
 			}
-			return fmt.Errorf("%w: pipeline %q: its stage has the name of a model that is there, %q; %s", status.ErrInvalid, mc.Name, name, remedy)
+			return fmt.Errorf("%w: pipeline %q: its stage has the name of a model that is there, %q; %s",
+				status.ErrInvalid, mc.Name, name, remedy)
 		}
 	}
 	if i := strings.LastIndexByte(mc.Name, '/'); i > 0 {
@@ -132,8 +134,8 @@ func (g *registry) checkStages(mc *ModelConfig) error {
 	return nil
 }
 
-// wait finds a model that is not being made, nil if there is none.
-func (g *registry) wait(name string) *model {
+// awaitModel finds a model that is not being made, nil if there is none.
+func (g *registry) awaitModel(name string) *model {
 	for {
 		m := g.models[name]
 		if m == nil || m.made == nil {
@@ -146,13 +148,12 @@ func (g *registry) wait(name string) *model {
 	}
 }
 
-func (g *registry) join(m *model) {
+func (g *registry) joinModel(m *model) {
 	m.users++
 	g.load[m.loop]++
 }
 
-// place chooses the loop with the least to do for a model that was built.
-func (g *registry) place(m *model) {
+func (g *registry) placeModel(m *model) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	least := g.loops[0]
@@ -163,23 +164,22 @@ func (g *registry) place(m *model) {
 	}
 	g.load[least]++
 	m.loop = least
-	m.ring.ServeOn(least)
+	m.ring.SetLoop(least)
 }
 
-// publish lets everybody have a model that its loop has adopted. A dynamic
-// one is taken already, for the worker that declared it.
-func (g *registry) publish(m *model, dynamic bool) {
+// publishModel ends the making of a model. A dynamic one is taken for its worker.
+func (g *registry) publishModel(m *model, dynamic bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if m.dynamic = dynamic; dynamic {
-		g.join(m)
+		g.joinModel(m)
 	}
 	g.endMaking(m)
-	g.changes.note()
+	g.changes.noteChange()
 }
 
-// abandon gives the name of a model that could not be made free again.
-func (g *registry) abandon(m *model) {
+// abandonModel frees the name of a model that could not be made.
+func (g *registry) abandonModel(m *model) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.models, m.name)
@@ -194,9 +194,8 @@ func (g *registry) endMaking(m *model) {
 	m.made = nil
 }
 
-// leave tells that one who had taken the model no longer needs it. A model
-// that a worker declared is forgotten with the last.
-func (g *registry) leave(m *model) {
+// leaveModel gives back a taken model. After the last leave a dynamic model is forgotten.
+func (g *registry) leaveModel(m *model) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	m.users--
@@ -204,22 +203,20 @@ func (g *registry) leave(m *model) {
 	if m.dynamic && m.users == 0 {
 		delete(g.models, m.name)
 		g.load[m.loop]--
-		g.changes.note()
+		g.changes.noteChange()
 		m.loop.Post(func() {
-			m.loop.Forget(m.ring)
+			m.loop.ForgetRing(m.ring)
 			m.undeclare()
 			m.log.Info("model forgotten: its last worker and client left")
 		})
 	}
 }
 
-// setDynamic says whether a model goes with its last session, and returns
-// what held until now. The caller has taken it.
-func (g *registry) setDynamic(m *model, dynamic bool) bool {
+// setDynamic sets m.dynamic of a taken model, and returns the old value.
+func (g *registry) setDynamic(m *model, dynamic bool) (was bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	was := m.dynamic
-	m.dynamic = dynamic
+	was, m.dynamic = m.dynamic, dynamic
 	return was
 }
 
@@ -229,32 +226,28 @@ func (g *registry) isDynamic(m *model) bool {
 	return m.dynamic
 }
 
-// list is every model that is there, by name.
-func (g *registry) list() []*model {
+// listModels lists the models by name, without those being made.
+func (g *registry) listModels() []*model {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return slices.DeleteFunc(g.sorted(), func(m *model) bool { return m.made != nil })
+	list := slices.SortedFunc(maps.Values(g.models), func(x, y *model) int { return strings.Compare(x.name, y.name) })
+	return slices.DeleteFunc(list, func(m *model) bool { return m.made != nil })
 }
 
-func (g *registry) sorted() []*model {
-	return slices.SortedFunc(maps.Values(g.models), func(x, y *model) int { return strings.Compare(x.name, y.name) })
-}
-
-// drain refuses new models from now on.
-func (g *registry) drain() {
+func (g *registry) refuseNew() {
 	g.mu.Lock()
 	g.draining = true
 	g.mu.Unlock()
 }
 
-func (g *registry) drains() bool {
+func (g *registry) isDraining() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.draining
 }
 
-// unknown also says which models there are: most often the name has a typo.
-func (g *registry) unknown(name string) error {
+// unknownModel lists the models, since most often the name has a typo.
+func (g *registry) unknownModel(name string) error {
 	const most = 10
 	if e := g.aliases[name]; e != nil {
 		return fmt.Errorf("%w: %q is an alias of %s; name a model", status.ErrUnknownModel, name, &e.Alias)

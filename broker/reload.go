@@ -14,15 +14,14 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Reload takes a configuration read anew into force: the policies of known
-// models change, new models appear, worker processes become as declared, one by
-// one and without a gap (that goes on after Reload has returned). Models that it no longer names, sizes and
-// signatures stay as they are; what would take a restart is named in the log.
-// It is taken whole or refused whole.
+// Reload applies another configuration, whole or not at all. The policies of known models
+// change, and new models appear. Worker processes are replaced one by one and without a
+// gap, also after Reload has returned. Sizes, signatures, and models that are no longer
+// declared stay. The log names the changes that need a restart.
 func (b *Broker) Reload(cfg Config) (err error) {
 	b.reloading.Lock()
 	defer b.reloading.Unlock()
-	if b.ends() { // new workers would have nothing to do
+	if b.isEnding() {
 		return status.ErrDraining
 	}
 	stays, err := b.restartFor(&cfg)
@@ -47,22 +46,22 @@ func (b *Broker) Reload(cfg Config) (err error) {
 	named := map[string]bool{}
 	for _, mc := range cfg.Models {
 		named[mc.Name] = true
-		m, mine, err := b.models.reserve(mc.Name)
+		m, mine, err := b.models.reserveName(mc.Name)
 		if err != nil {
 			return err
 		}
 		if mine {
-			if err := b.make(m, mc); err != nil {
-				b.models.abandon(m)
+			if err := b.makeModel(m, mc); err != nil {
+				b.models.abandonModel(m)
 				return err
 			}
 			undo = append(undo, func() {
-				b.models.abandon(m)
-				m.loop.Post(func() { m.loop.Forget(m.ring) })
+				b.models.abandonModel(m)
+				m.loop.Post(func() { m.loop.ForgetRing(m.ring) })
 			})
 			finish = append(finish, func() {
-				b.models.publish(m, false)
-				for _, g := range mc.groups() {
+				b.models.publishModel(m, false)
+				for _, g := range mc.workerGroups() {
 					b.super.Add(g)
 				}
 			})
@@ -70,32 +69,35 @@ func (b *Broker) Reload(cfg Config) (err error) {
 		}
 		changes, restore, err := b.reloadKnown(m, mc)
 		if err != nil {
-			b.models.leave(m)
+			b.models.leaveModel(m)
 			return err
 		}
 		stays = append(stays, changes...)
-		adopted := b.models.setDynamic(m, false) // a worker was quicker than the file, which is new to it all the same
+		adopted := b.models.setDynamic(m, false) // true if a worker has declared it before the file
 		undo = append(undo, func() {
 			restore()
 			b.models.setDynamic(m, adopted)
-			b.models.leave(m)
+			b.models.leaveModel(m)
 		})
 		finish = append(finish, func() {
 			if adopted {
 				m.undeclare() // it is the configuration's now
 			}
-			for _, g := range mc.groups() {
+			for _, g := range mc.workerGroups() {
 				b.applyWorkers(g)
 			}
-			b.models.leave(m)
+			b.models.leaveModel(m)
 		})
 	}
-	for _, m := range b.models.list() {
+	for _, m := range b.models.listModels() {
 		if !named[m.name] && !b.models.isDynamic(m) {
 			stays = append(stays, m.name+" (no longer named)")
 		}
 	}
-	finish = append(finish, func() { b.models.putAliases(cfg.Aliases) }, func() { b.applyWorkers(supervise.Group{Workers: cfg.Workers}) })
+	finish = append(finish, func() {
+		b.models.putAliases(cfg.Aliases)
+		b.applyWorkers(supervise.Group{Workers: cfg.Workers})
+	})
 	if len(stays) > 0 {
 		slices.Sort(stays)
 		b.log.Warn("configuration: these changes take a restart of the broker", "changes", strings.Join(stays, ", "))
@@ -103,8 +105,8 @@ func (b *Broker) Reload(cfg Config) (err error) {
 	return nil
 }
 
-// applyWorkers has processes run as they are declared now, after those of
-// earlier calls. It does not wait. Only Reload calls it.
+// applyWorkers starts, replaces and ends processes as the group declares, after earlier
+// calls. It does not wait. Only Reload calls it.
 func (b *Broker) applyWorkers(g supervise.Group) {
 	before, done := b.applied, make(chan struct{})
 	b.applied = done
@@ -113,24 +115,24 @@ func (b *Broker) applyWorkers(g supervise.Group) {
 		if before != nil {
 			<-before
 		}
-		if err := b.super.Apply(context.Background(), g); err != nil && !b.ends() {
+		if err := b.super.Apply(context.Background(), g); err != nil && !b.isEnding() {
 			b.log.Error("workers could not be changed as the configuration says; those that ran go on", "model", g.Model, "error", err)
 		}
 	}()
 }
 
-// ends tells whether the broker drains, or will when its clients have ended.
-func (b *Broker) ends() bool { return b.ending.Load() || b.models.drains() }
+// isEnding says whether the broker drains, or ends its clients before that.
+func (b *Broker) isEnding() bool { return b.ending.Load() || b.models.isDraining() }
 
-// reloadKnown gives a model that is there its policy anew, that of each stage.
-// It names what the declaration changes that takes a restart.
+// reloadKnown changes an existing model's policies. stays names changes that need a restart.
 func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore func(), err error) {
 	p, err := mc.plan()
 	if err != nil {
 		return nil, nil, fmt.Errorf("model %q: %w", mc.Name, err)
 	}
 	if mc.shape() != m.shape {
-		return nil, nil, fmt.Errorf("%w: %q is %s while it runs; restart the broker to change it", status.ErrSignatureMismatch, mc.Name, m.shape)
+		return nil, nil, fmt.Errorf("%w: %q is %s while it runs; restart the broker to change it",
+			status.ErrSignatureMismatch, mc.Name, m.shape)
 	}
 	var undo []func()
 	restore = func() {
@@ -152,7 +154,6 @@ func (b *Broker) reloadKnown(m *model, mc ModelConfig) (stays []string, restore 
 	return stays, restore, nil
 }
 
-// ringChanges names the settings of a whole pipeline that a declaration changes.
 func ringChanges(mc ModelConfig, m *model) (names []string) {
 	changed, _ := mc.Policy.Differences(&m.settings, mc.Signature.Inputs) // plan has found no error
 	for _, d := range changed {
@@ -163,11 +164,10 @@ func ringChanges(mc ModelConfig, m *model) (names []string) {
 	return names
 }
 
-// reloadStage is reloadKnown for one stage.
 func (m *model) reloadStage(s *stage, mc ModelConfig) (stays []string, restore func(), err error) {
 	live, fixed := mc.Policy.Live()
 	var was ModelConfig
-	err = m.change(s, func(now ModelConfig, settings *policy.Settings) (ModelConfig, error) {
+	err = m.changeStage(s, func(now ModelConfig, settings *policy.Settings) (ModelConfig, error) {
 		was, stays = now, nil
 		_, before := now.Policy.Live()
 		now.Policy = live.Over(before)
@@ -184,15 +184,15 @@ func (m *model) reloadStage(s *stage, mc ModelConfig) (stays []string, restore f
 		return now, nil
 	})
 	restore = func() {
-		_ = m.change(s, func(ModelConfig, *policy.Settings) (ModelConfig, error) { return was, nil })
+		_ = m.changeStage(s, func(ModelConfig, *policy.Settings) (ModelConfig, error) { return was, nil })
 	}
 	return stays, restore, err
 }
 
-// restartFor names what a configuration changes besides its models.
+// restartFor names the changes outside of models that need a restart.
 func (b *Broker) restartFor(cfg *Config) (keys []string, err error) {
 	cfg.fill()
-	if err := cfg.Limits.fill(cfg.MaxClients, cfg.shared()); err != nil {
+	if err := cfg.Limits.fill(cfg.MaxClients, cfg.isShared()); err != nil {
 		return nil, err
 	}
 	cfg.Workers = slices.Clone(cfg.Workers)

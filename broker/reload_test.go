@@ -13,32 +13,24 @@ import (
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// A worker may declare a model before the file does: from then on the model is
-// the file's, with its workers, and does not go with the one that was first.
+// A worker may declare a model before the file does. Then the model belongs to the file,
+// with its workers, and does not go with the first worker.
 func TestAReloadedFileTakesOverAModelThatAWorkerDeclared(t *testing.T) {
 	s := serve(t, func(c *Config) { c.Models = nil })
-	first, err := attach.Open(context.Background(), s.b.Socket(), shm.Memfd{}, &control.Request{
-		Op: control.OpWorker, Model: "m", Worker: &control.WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[4]"}, Depth: 1},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	first, err := attach.Open(context.Background(), s.b.Socket(), shm.Memfd{}, workerOf("m"))
+	must.Do(t, err)
 	sig, err := tensor.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	cfg := s.b.cfg
 	cfg.Models = []ModelConfig{{Name: "m", Signature: sig, Workers: []supervise.Worker{worker()}}}
-	if err := s.b.Reload(cfg); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.b.Reload(cfg))
 	s.until("the file's worker is there too", attached(2))
 	first.Close()
 	s.until("it is alone", attached(1))
@@ -54,15 +46,11 @@ func TestAReloadedFileTakesOverAModelThatAWorkerDeclared(t *testing.T) {
 // that name, and every worker after it would join that model.
 func TestAStageAndAModelOfOneNameAreRefused(t *testing.T) {
 	s := serve(t, func(c *Config) { c.Models = nil })
-	early := &control.Request{Op: control.OpWorker, Model: "line/net", Worker: &control.WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[4]"}, Depth: 1}}
+	early := workerOf("line/net")
 	first, err := attach.Open(context.Background(), s.b.Socket(), shm.Memfd{}, early)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	sig, err := tensor.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	cfg, without := s.b.cfg, s.b.cfg
 	cfg.Models = []ModelConfig{{Name: "line", Signature: sig, Stages: []StageConfig{{Name: "net", Signature: sig}}}}
 	refused := func(err error, want string) {
@@ -74,13 +62,9 @@ func TestAStageAndAModelOfOneNameAreRefused(t *testing.T) {
 	refused(s.b.Reload(cfg), `pipeline "line": its stage has the name of a model that is there, "line/net"; a worker`)
 	first.Close()
 	s.until("the model is forgotten", func(b stats.Broker) bool { return len(b.Models) == 0 })
-	if err := s.b.Reload(cfg); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.b.Reload(cfg))
 	second, err := attach.Open(context.Background(), s.b.Socket(), shm.Memfd{}, early)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer second.Close()
 	s.until("it is the stage's worker", func(b stats.Broker) bool {
 		return slices.ContainsFunc(b.Models, func(m stats.Model) bool { return m.Name == "line" && m.WorkersAttached == 1 })
@@ -112,14 +96,10 @@ func TestAReloadNamesWhatTakesARestart(t *testing.T) {
 	m := cfg.Models[0]
 	m.Policy, m.Workers = policy.New(policy.Slots(128)), []supervise.Worker{worker()}
 	cfg.Models = []ModelConfig{m}
-	if err := s.b.Reload(cfg); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.b.Reload(cfg))
 	cfg = s.b.cfg
 	cfg.Models = nil
-	if err := s.b.Reload(cfg); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.b.Reload(cfg))
 	for _, want := range []string{`changes="allow_uids, drain_time, loops, m.slots, max_clients"`, `changes="m (no longer named)"`} {
 		if !strings.Contains(s.log.String(), want) {
 			t.Errorf("the log lacks %s:\n%s", want, s.log)

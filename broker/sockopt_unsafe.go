@@ -13,7 +13,8 @@ import (
 func getsockopt(fd, level, name int) []byte {
 	for n := uint32(256); ; {
 		buf := make([]byte, n)
-		_, _, err := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(name), uintptr(unsafe.Pointer(&buf[0])), uintptr(unsafe.Pointer(&n)), 0)
+		_, _, err := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(name),
+			uintptr(unsafe.Pointer(&buf[0])), uintptr(unsafe.Pointer(&n)), 0)
 		switch {
 		case err == 0:
 			return buf[:n]

@@ -9,26 +9,16 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin/alias"
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Snapshot is the present state, as `ringbatch stats` shows it. It may be
-// called from any goroutine while Serve runs; after that it has no models.
-// Every model is asked for itself, so that no loop is held up by others', and
-// a loop does no more than copy: the arithmetic is done here.
+// Snapshot is the present state, as `ringbatch stats` shows it. Any goroutine may call it.
+// Each model is asked by itself, so that its loop does not wait for others.
 func (b *Broker) Snapshot() stats.Broker {
-	s := b.snapshotSelf()
-	for _, m := range b.models.list() {
-		s.Models = append(s.Models, b.snapshotModel(m)...)
-	}
-	return s
-}
-
-// snapshotSelf is a Snapshot without the models.
-func (b *Broker) snapshotSelf() stats.Broker {
 	s := stats.Broker{
-		Pid: os.Getpid(), Socket: b.cfg.Socket, Epoch: b.epoch, UptimeS: time.Since(b.started).Seconds(), Draining: b.models.drains(),
-		Models: []stats.Model{}, Loops: []stats.Loop{},
+		Pid: os.Getpid(), Socket: b.cfg.Socket, Epoch: b.epoch, UptimeS: time.Since(b.started).Seconds(),
+		Draining: b.models.isDraining(), Models: []stats.Model{}, Loops: []stats.Loop{},
 	}
 	for _, a := range b.models.listAliases() {
 		line := stats.Alias{Name: a.Name}
@@ -43,11 +33,13 @@ func (b *Broker) snapshotSelf() stats.Broker {
 		}
 	}
 	s.Processes, s.MPS = b.super.Snapshot()
+	for _, m := range b.models.listModels() {
+		s.Models = append(s.Models, b.snapshotModel(m)...)
+	}
 	return s
 }
 
-// snapshotModel is a line for a model, or none if it is gone. A pipeline has one
-// for the whole, as its clients see it, and then one for each stage.
+// snapshotModel is the lines of a model: of a pipeline, the whole and each stage.
 func (b *Broker) snapshotModel(m *model) []stats.Model {
 	lines, whole, ok := m.ring.Snapshot()
 	if !ok {
@@ -60,19 +52,17 @@ func (b *Broker) snapshotModel(m *model) []stats.Model {
 		}
 	}
 	if m.isPipeline {
-		lines = append([]stats.Model{m.sum(whole, lines)}, lines...)
+		lines = append([]stats.Model{m.sumStages(whole, lines)}, lines...)
 	}
 	return lines
 }
 
-// batchesSince are the batches of a model after the first ones, as far as they are
-// remembered.
 func (b *Broker) batchesSince(name string, since uint64) (stats.Batches, error) {
 	m, s, err := b.models.takeStage(name)
 	if err != nil {
 		return stats.Batches{}, err
 	}
-	defer b.models.leave(m)
+	defer b.models.leaveModel(m)
 	out, ok := s.BatchesSince(since)
 	if !ok {
 		return out, fmt.Errorf("%w: %q", status.ErrUnknownModel, name)
@@ -80,12 +70,42 @@ func (b *Broker) batchesSince(name string, since uint64) (stats.Batches, error) 
 	return out, nil
 }
 
-// trace records a model for a time, or until over is closed.
-func (b *Broker) trace(name string, d time.Duration, over <-chan struct{}) (stats.Trace, error) {
+func (b *Broker) traceModel(name string, d time.Duration, over <-chan struct{}) (stats.Trace, error) {
 	m, s, err := b.models.takeStage(name)
 	if err != nil {
 		return stats.Trace{}, err
 	}
-	defer b.models.leave(m)
+	defer b.models.leaveModel(m)
 	return s.Trace(d, over)
+}
+
+func (b *Broker) listModels() (list []control.Model) {
+	for _, m := range b.models.listModels() {
+		clients, stages, ok := m.ring.Readiness()
+		if !ok {
+			continue
+		}
+		line := m.listLine()
+		line.Clients = clients
+		for i, s := range stages { // a model is as ready as its least ready stage
+			line.Workers += s.Attached
+			if i == 0 || s.Ready < line.ReadyWorkers {
+				line.ReadyWorkers = s.Ready
+			}
+			if s.Ready == 0 && line.NotReady == "" {
+				if line.NotReady = s.Why; m.isPipeline {
+					line.NotReady = "stage " + m.stages[i].Name() + ": " + s.Why
+				}
+			}
+		}
+		list = append(list, line)
+	}
+	return list
+}
+
+// Alive returns once every loop has answered. A loop that has ended counts.
+func (b *Broker) Alive() {
+	for _, l := range b.loops {
+		l.Do(func() {})
+	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -26,10 +27,9 @@ import (
 	"github.com/ringbatch/ringbatch/test/testlog"
 )
 
-// roleEnv makes the test binary, run again by the supervisor, a worker
-// process that attaches, looks for batches once the file exists that the other
-// names, and ends on SIGTERM; or a client, which attaches when it is told to end and
-// that file exists.
+// roleEnv makes the test binary, run again by the supervisor, a worker process. The worker
+// attaches, looks for batches once the file of lookEnv exists, and ends on SIGTERM. A
+// client attaches after SIGTERM, once that file exists.
 const (
 	roleEnv = "RINGBATCH_TEST_ROLE"
 	lookEnv = "RINGBATCH_TEST_LOOK"
@@ -53,26 +53,17 @@ func TestMain(m *testing.M) {
 		fmt.Println("the client waits")
 		<-ctx.Done()
 		fmt.Println("the client ends")
-		patient, cancel := context.WithTimeout(context.Background(), patience) // should nobody make the file
+		patient, cancel := context.WithTimeout(context.Background(), patience)
 		awaitLook(patient)
 		cancel()
-		s, err := attach.Open(context.Background(), control.SocketPath(""), shm.Memfd{}, &control.Request{Op: control.OpClient, Model: os.Getenv("RINGBATCH_MODEL"), Window: 1})
-		if err != nil {
-			fmt.Println(err)
-			os.Exit(3)
-		}
-		s.Close()
+		req := &control.Request{Op: control.OpClient, Model: os.Getenv("RINGBATCH_MODEL"), Window: 1}
+		attachOrExit(context.Background(), req).Close()
 		fmt.Println("the client was served to its end")
 		return
 	}
-	s, err := attach.Open(ctx, control.SocketPath(""), shm.Memfd{}, &control.Request{
-		Op: control.OpWorker, Model: os.Getenv("RINGBATCH_MODEL"), Name: os.Getenv("RINGBATCH_WORKER_NAME"),
-		Worker: &control.WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[4]"}, Depth: 1},
-	})
-	if err != nil {
-		fmt.Println(err)
-		os.Exit(3)
-	}
+	req := workerOf(os.Getenv("RINGBATCH_MODEL"))
+	req.Name = os.Getenv("RINGBATCH_WORKER_NAME")
+	s := attachOrExit(ctx, req)
 	awaitLook(ctx)
 	box := shm.NewMailbox(s.Words, 1, s.Layout.MaxBatch)
 	for ctx.Err() == nil {
@@ -81,7 +72,22 @@ func TestMain(m *testing.M) {
 	s.Close()
 }
 
-// awaitLook returns when the file exists that lookEnv names, if it names one.
+// workerOf is the attach request of a worker.
+func workerOf(model string) *control.Request {
+	info := control.WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[4]"}, Depth: 1}
+	return &control.Request{Op: control.OpWorker, Model: model, Worker: &info}
+}
+
+func attachOrExit(ctx context.Context, req *control.Request) *attach.Session {
+	s, err := attach.Open(ctx, control.SocketPath(""), shm.Memfd{}, req)
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(3)
+	}
+	return s
+}
+
+// awaitLook returns when the file of lookEnv exists, or at once without lookEnv.
 func awaitLook(ctx context.Context) {
 	for may := os.Getenv(lookEnv); may != "" && ctx.Err() == nil; time.Sleep(time.Millisecond) {
 		if _, err := os.Stat(may); err == nil {
@@ -105,14 +111,10 @@ type supervised struct {
 func serve(t *testing.T, change func(*Config), workers ...supervise.Worker) *supervised {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "rb")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	s := &supervised{t: t, log: &testlog.Log{}, served: make(chan error, 1)}
 	sig, err := tensor.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	cfg := Config{
 		Socket: filepath.Join(dir, "s", "b.sock"), DrainTime: time.Second, Logger: slog.New(slog.NewTextHandler(s.log, nil)),
 		Models: []ModelConfig{{Name: "m", Signature: sig, Policy: policy.New(policy.Slots(64)), Workers: workers}},
@@ -172,9 +174,7 @@ func attached(n int) func(stats.Broker) bool {
 func TestADeclaredWorkerIsStartedAttachesAndIsStartedAgain(t *testing.T) {
 	s := serve(t, nil, worker())
 	first := s.until("the worker attaches", attached(1)).Models[0].Workers[0].Pid
-	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Kill(first, syscall.SIGKILL))
 	st := s.until("another one attaches", func(st stats.Broker) bool {
 		return attached(1)(st) && st.Models[0].Workers[0].Pid != first && st.Processes[0].Pid != 0 // which may be noted after it attached
 	})
@@ -216,41 +216,31 @@ func TestABrokerThatEndsItsClientsIsNotReloaded(t *testing.T) {
 	if err := s.b.Reload(s.b.cfg); !errors.Is(err, status.ErrDraining) {
 		t.Error(err)
 	}
-	if err := os.WriteFile(look, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(look, nil, 0o600))
 	s.end()
 }
 
 func TestAnOldWorkerIsEndedOnlyWhenTheNewOneLooksForBatches(t *testing.T) {
 	look := filepath.Join(t.TempDir(), "look")
-	if err := os.WriteFile(look, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(look, nil, 0o600))
 	w := worker()
 	w.Env[lookEnv] = look
 	s := serve(t, func(c *Config) { c.firstLookTime = time.Hour }, w)
 	old := s.until("the worker attaches", attached(1)).Models[0].Workers[0].Pid
-	if err := os.Remove(look); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(look))
 	restarted := make(chan error, 1)
 	go func() { restarted <- s.b.super.Restart(context.Background(), "m") }()
 	s.until("its successor attaches", attached(2))
 	select {
 	case err := <-restarted:
 		t.Fatalf("restarted before the new worker looked for batches: %v\n%s", err, s.log)
-	case <-time.After(100 * time.Millisecond): // long enough for one that does not wait
+	case <-time.After(100 * time.Millisecond): // a restart that does not wait is quicker
 	}
 	if st := s.stats(); !attached(2)(st) {
 		t.Fatalf("workers %+v; the old one is ended\n%s", st.Models[0].Workers, s.log)
 	}
-	if err := os.WriteFile(look, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-restarted; err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(look, nil, 0o600))
+	must.Do(t, <-restarted)
 	s.until("the old one is gone", func(st stats.Broker) bool { return attached(1)(st) && st.Models[0].Workers[0].Pid != old })
 }
 
@@ -266,13 +256,9 @@ func TestARefusedChangeOfWorkersIsNotLoggedAsDone(t *testing.T) {
 	}
 }
 
-func TestLimitsThatLetNobodyInAreRefused(t *testing.T) {
-	if b, err := New(Config{Socket: t.TempDir() + "/s/b", MaxClients: -1}); !errors.Is(err, status.ErrInvalid) {
-		t.Errorf("max_clients -1: %v", err)
-		if b != nil {
-			b.release()
-		}
-	}
+func TestANegativeNumberOfClientsIsRefused(t *testing.T) {
+	_, err := New(Config{Socket: t.TempDir() + "/s/b", MaxClients: -1})
+	must.Fail(t, "max_clients -1", err, status.ErrInvalid)
 }
 
 func TestAReloadThatDeclaresAModelTwiceIsRefusedWhole(t *testing.T) {

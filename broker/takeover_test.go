@@ -56,7 +56,7 @@ func TestABrokerGoesOnIfItsSuccessorDiesBeforeItHasTheSocket(t *testing.T) {
 		if st, err := admin.New(socket).Stats(t.Context()); err != nil || st.Pid != os.Getpid() {
 			t.Errorf("%s: stats of %d, %v", step, st.Pid, err)
 		}
-		if s.b.models.drains() {
+		if s.b.models.isDraining() {
 			t.Errorf("%s: it drains", step)
 		}
 		if _, err := listen(socket, false); !errors.Is(err, status.ErrBrokerRunning) {
@@ -66,12 +66,29 @@ func TestABrokerGoesOnIfItsSuccessorDiesBeforeItHasTheSocket(t *testing.T) {
 	next := serve(t, func(c *Config) {
 		c.Socket, c.TakeOver = socket, func(ctx context.Context) error { return admin.New(socket).HandOver(ctx) }
 	})
-	if err := <-s.served; err != nil { // a successor that lives takes it all the same
+	if err := <-s.served; err != nil { // a successor that lives takes the socket
 		t.Error(err)
 	}
 	s.served <- nil
 	next.end()
 	if left, _ := filepath.Glob(filepath.Dir(socket) + "/*"); len(left) > 0 {
+		t.Errorf("left behind: %s", strings.Join(left, " "))
+	}
+}
+
+// The broker does not know of a successor that is killed before it asks for the socket.
+func TestABrokerThatEndsRemovesTheSocketOfAKilledSuccessor(t *testing.T) {
+	s := serve(t, nil)
+	child := exec.Command(worker().Command[0], s.b.Socket(), "listens beside")
+	child.Env = append(os.Environ(), roleEnv+"=successor")
+	if err := child.Run(); err == nil {
+		t.Fatal("the successor was to be killed")
+	}
+	if left, _ := filepath.Glob(s.b.Socket() + ".[0-9]*"); len(left) != 1 {
+		t.Fatalf("the successor has left %s", left)
+	}
+	s.end()
+	if left, _ := filepath.Glob(filepath.Dir(s.b.Socket()) + "/*"); len(left) > 0 {
 		t.Errorf("left behind: %s", strings.Join(left, " "))
 	}
 }
@@ -97,15 +114,5 @@ func TestABrokerGoesOnIfItsSuccessorTakesTooLong(t *testing.T) {
 	}
 	if st, err := admin.New(s.b.Socket()).Stats(t.Context()); err != nil || st.Draining {
 		t.Errorf("%v, it drains: %v", err, st.Draining)
-	}
-}
-
-func TestNoFoldersAreMadeAboveTheSockets(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "no")
-	if b, err := New(Config{Socket: filepath.Join(dir, "such", "b.sock")}); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%v, %v", b, err)
-	}
-	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s was made", dir)
 	}
 }

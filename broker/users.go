@@ -3,6 +3,7 @@
 package broker
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 
@@ -11,21 +12,19 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// users shares the broker out: what each user, and each process, has of it.
-// Any goroutine may use it; nothing of it waits.
+// users counts connections, models and memory, by user and process. Any goroutine may use it.
 type users struct {
 	limits Limits
 	most   int // connections in all
 
 	mu        sync.Mutex
 	conns     int
-	calls     int // of conns, those that only administrators get
+	calls     int // of conns, the extra ones of administrators
 	room      int // bytes of long requests and replies under way
 	users     map[int]*account
 	processes map[engine.Process]int // connections
 }
 
-// account is what one user has.
 type account struct {
 	uid                  int
 	conns, models, slots int
@@ -33,35 +32,27 @@ type account struct {
 	room                 int
 }
 
-// Limits are how much of the broker one user or process may have. 0 stands for
-// the default.
+// Limits of one user or process. 0 stands for the default.
 type Limits struct {
-	UserShare         int   // percent of max_clients, and of each ring's slots, that one user may have; default 75 where others may connect, else 100
+	// UserShare is a user's percentage of max_clients, and of each ring's slots; default
+	// 75 where others may connect, else 100.
+	UserShare         int
 	MaxProcessClients int   // connections of one process; default half of max_clients, 64 at least
 	MaxUserModels     int   // models that the workers of one user have declared; default 256
-	MaxUserSlots      int   // slots of all of these together; default 1,048,576
+	MaxUserSlots      int   // slots of these models together; default 1,048,576
 	MaxUserBytes      int64 // bytes of their tensors together; default half of this machine's memory
 }
 
 func (l *Limits) fill(maxClients int, shared bool) error {
-	set := func(field *int, value int) {
-		if *field == 0 {
-			*field = value
-		}
-	}
 	share := 100
 	if shared {
 		share = 75
 	}
-	set(&l.UserShare, share)
-	set(&l.MaxProcessClients, max(64, maxClients/2))
-	set(&l.MaxUserModels, 256)
-	set(&l.MaxUserSlots, 1<<20)
-	if l.MaxUserBytes == 0 {
-		if l.MaxUserBytes = memTotal() / 2; l.MaxUserBytes <= 0 {
-			l.MaxUserBytes = 1 << 40
-		}
-	}
+	l.UserShare = cmp.Or(l.UserShare, share)
+	l.MaxProcessClients = cmp.Or(l.MaxProcessClients, max(64, maxClients/2))
+	l.MaxUserModels = cmp.Or(l.MaxUserModels, 256)
+	l.MaxUserSlots = cmp.Or(l.MaxUserSlots, 1<<20)
+	l.MaxUserBytes = cmp.Or(l.MaxUserBytes, memTotal()/2, 1<<40)
 	if l.UserShare < 1 || l.UserShare > 100 {
 		return fmt.Errorf("%w: user_share is %d, must be 1..100 percent", status.ErrInvalid, l.UserShare)
 	}
@@ -72,12 +63,10 @@ func (l *Limits) fill(maxClients int, shared bool) error {
 }
 
 const (
-	// adminCalls is how many connections beyond max_clients administrators get,
-	// to see and change what is wrong; not to attach.
+	// adminCalls is how many extra connections administrators get, to call but not to attach.
 	adminCalls = 8
 
-	// Of requests and replies that are longer than a few kilobytes and under
-	// way: those of all users, and those of one.
+	// The most bytes of long requests and replies under way, of all users and of one.
 	roomInAll   = 32 << 20
 	roomPerUser = 12 << 20
 )
@@ -85,9 +74,6 @@ const (
 func newUsers(l Limits, maxClients int) *users {
 	return &users{limits: l, most: maxClients, users: map[int]*account{}, processes: map[engine.Process]int{}}
 }
-
-// share is one user's part of what there is n of.
-func (l *Limits) share(n int) int { return max(1, n*l.UserShare/100) }
 
 func (u *users) account(uid int) *account {
 	a := u.users[uid]
@@ -98,42 +84,41 @@ func (u *users) account(uid int) *account {
 	return a
 }
 
-// settle forgets an account that has nothing.
-func (u *users) settle(a *account) {
+func (u *users) dropIfEmpty(a *account) {
 	if *a == (account{uid: a.uid}) {
 		delete(u.users, a.uid)
 	}
 }
 
-// member is a connection that is counted.
 type member struct {
-	users   *users
-	uid     int
-	process engine.Process
-	calls   error // not nil: it may call, not attach, for this reason
+	users     *users
+	uid       int
+	process   engine.Process
+	callsOnly error // why the peer may call, but not attach; nil: it may
 }
 
-// enter counts a connection, or says why there is no room for it.
-func (u *users) enter(uid int, p engine.Process, may Permissions) (*member, error) {
+func (u *users) admit(uid int, p engine.Process, may Permissions) (*member, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	var why error
-	a, userMost := u.account(uid), u.limits.share(u.most)
+	a, userMost := u.account(uid), max(1, u.most*u.limits.UserShare/100)
 	switch {
 	case u.conns-u.calls >= u.most:
 		why = fmt.Errorf("%w: max_clients is %d", status.ErrTooManyConnections, u.most)
 	case a.conns >= userMost:
-		why = fmt.Errorf("%w: uid %d has %d connections, and one user may have %d (user_share is %d %% of max_clients, %d)", status.ErrTooManyConnections, uid, a.conns, userMost, u.limits.UserShare, u.most)
+		why = fmt.Errorf("%w: uid %d has %d connections, and one user may have %d (user_share is %d %% of max_clients, %d)",
+			status.ErrTooManyConnections, uid, a.conns, userMost, u.limits.UserShare, u.most)
 	case p != engine.Process{} && u.processes[p] >= u.limits.MaxProcessClients:
-		why = fmt.Errorf("%w: this process has %d connections; max_process_clients is %d", status.ErrTooManyConnections, u.processes[p], u.limits.MaxProcessClients)
+		why = fmt.Errorf("%w: this process has %d connections; max_process_clients is %d",
+			status.ErrTooManyConnections, u.processes[p], u.limits.MaxProcessClients)
 	}
 	m := &member{users: u, uid: uid, process: p}
 	if why != nil {
 		if may&MayAdminister == 0 || u.calls >= adminCalls {
-			u.settle(a)
+			u.dropIfEmpty(a)
 			return nil, why
 		}
-		m.calls = why
+		m.callsOnly = why
 		u.calls++
 	}
 	u.conns++
@@ -144,26 +129,23 @@ func (u *users) enter(uid int, p engine.Process, may Permissions) (*member, erro
 	return m, nil
 }
 
-// leave ends what enter began.
 func (m *member) leave() {
 	u := m.users
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.conns--
-	if m.calls != nil {
+	if m.callsOnly != nil {
 		u.calls--
 	}
 	a := u.account(m.uid)
 	a.conns--
-	u.settle(a)
+	u.dropIfEmpty(a)
 	if u.processes[m.process]--; u.processes[m.process] <= 0 {
 		delete(u.processes, m.process)
 	}
 }
 
-// Take and Give are the room for long requests and replies. A peer that has none of
-// it gets what it needs, if only others leave that much: a reply may be longer
-// than a user's part.
+// Take takes room for a long request or reply. A user's first one may exceed the user's part.
 func (m *member) Take(bytes int) bool {
 	u := m.users
 	u.mu.Lock()
@@ -185,13 +167,13 @@ func (m *member) Give(bytes int) {
 	u.account(m.uid).room -= bytes
 }
 
-// declare counts a model that a worker of this user declares.
-func (u *users) declare(uid, slots int, bytes int64) error {
+// countModel counts a model that a worker of this user declares, or refuses it.
+func (u *users) countModel(uid, slots int, bytes int64) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	a, l := u.account(uid), &u.limits
 	refuse := func(format string, args ...any) error {
-		u.settle(a)
+		u.dropIfEmpty(a)
 		return fmt.Errorf("%w: uid %d: %s; models of the configuration do not count", status.ErrQuota, uid, fmt.Sprintf(format, args...))
 	}
 	switch {
@@ -200,7 +182,8 @@ func (u *users) declare(uid, slots int, bytes int64) error {
 	case slots > l.MaxUserSlots-a.slots:
 		return refuse("%d slots on top of the %d that its workers' models have; max_user_slots is %d", slots, a.slots, l.MaxUserSlots)
 	case bytes > l.MaxUserBytes-a.bytes:
-		return refuse("%d MiB on top of the %d MiB that its workers' models have; max_user_bytes is %d", bytes>>20, a.bytes>>20, l.MaxUserBytes)
+		return refuse("%d MiB on top of the %d MiB that its workers' models have; max_user_bytes is %d",
+			bytes>>20, a.bytes>>20, l.MaxUserBytes)
 	}
 	a.models++
 	a.slots += slots
@@ -208,15 +191,14 @@ func (u *users) declare(uid, slots int, bytes int64) error {
 	return nil
 }
 
-// undeclare ends what declare began.
-func (u *users) undeclare(uid, slots int, bytes int64) {
+func (u *users) uncountModel(uid, slots int, bytes int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	a := u.account(uid)
 	a.models--
 	a.slots -= slots
 	a.bytes -= bytes
-	u.settle(a)
+	u.dropIfEmpty(a)
 }
 
 var _ control.Room = (*member)(nil)

@@ -12,17 +12,15 @@ import (
 	"github.com/ringbatch/ringbatch/internal/control"
 )
 
-// changes counts how often models appeared, went, or got their first worker
-// or lost their last. It starts at the epoch: a count of an earlier broker is
-// never taken for one of this broker. Any goroutine may use it.
+// changes counts how often models came or went, got their first worker, or lost their
+// last. It starts at the epoch, so that counts of two brokers differ.
 type changes struct {
 	mu    sync.Mutex
 	count uint64
-	next  chan struct{} // closed at the next change; nil while nobody waits
+	next  chan struct{} // closed at the next change; nil while no call waits for it
 }
 
-// note counts a change.
-func (c *changes) note() {
+func (c *changes) noteChange() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.count++
@@ -32,15 +30,14 @@ func (c *changes) note() {
 	}
 }
 
-func (c *changes) now() uint64 {
+func (c *changes) current() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.count
 }
 
-// after returns a channel that is closed once the count is another than
-// since.
-func (c *changes) after(since uint64) <-chan struct{} {
+// changedSince returns a channel that is closed once the count differs from since.
+func (c *changes) changedSince(since uint64) <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.count != since {
@@ -54,15 +51,14 @@ func (c *changes) after(since uint64) <-chan struct{} {
 	return c.next
 }
 
-// watch answers OpWatch. Waiting costs the peer one of the broker's
-// connections and the loops nothing. It returns whether the connection goes
-// on: a peer that speaks or hangs up before its answer ends it.
-func (b *Broker) watch(c *net.UnixConn, since uint64) bool {
+// answerWatch answers OpWatch, without the loops. It returns false if the peer sends
+// something or hangs up before its answer, which ends the connection.
+func (b *Broker) answerWatch(c *net.UnixConn, since uint64) bool {
 	over, stop := watchPeer(c)
 	timeout := time.NewTimer(control.WatchTime)
 	defer timeout.Stop()
 	select {
-	case <-b.models.changes.after(since):
+	case <-b.models.changes.changedSince(since):
 	case <-timeout.C:
 	case <-over:
 	}
@@ -70,12 +66,12 @@ func (b *Broker) watch(c *net.UnixConn, since uint64) bool {
 		return false
 	}
 	rep := b.reply()
-	rep.Changes = b.models.changes.now()
+	rep.Changes = b.models.changes.current()
 	return control.Send(c, time.Now().Add(replyTime), rep) == nil
 }
 
-// watchPeer watches a peer that waits for its answer: over ends when it speaks or
-// hangs up, which it should not. stop ends the watch and says whether it did.
+// watchPeer watches a peer that waits for its answer: over is closed if it sends something
+// or hangs up. stop ends the watch and says whether that happened.
 func watchPeer(c *net.UnixConn) (over <-chan struct{}, stop func() bool) {
 	_ = c.SetReadDeadline(time.Time{})
 	spoke, ended := make(chan struct{}), make(chan struct{})

@@ -13,8 +13,7 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// kind is how values of a type are written. format is the one spelling that
-// we write; parse reads that and a few others that people use.
+// kind is the notation of a type. parse also accepts spellings that format does not write.
 type kind[T any] struct {
 	name   string
 	parse  func(text string) (T, error)
@@ -31,7 +30,6 @@ func number(least, most int) kind[int] {
 	}, strconv.Itoa}
 }
 
-// duration is at least so many nanoseconds.
 func duration(least time.Duration) kind[time.Duration] {
 	return kind[time.Duration]{"duration", func(text string) (time.Duration, error) {
 		d, err := ParseDuration(text)
@@ -44,7 +42,7 @@ func duration(least time.Duration) kind[time.Duration] {
 	}, FormatDuration}
 }
 
-// durationOrAuto is a duration, or the word for one that the batcher chooses.
+// durationOrAuto is a duration, or auto: the batcher chooses.
 func durationOrAuto() kind[time.Duration] {
 	plain := duration(0)
 	return kind[time.Duration]{"duration or auto", func(text string) (time.Duration, error) {
@@ -64,7 +62,7 @@ func durationOrAuto() kind[time.Duration] {
 	}}
 }
 
-// ParseDuration reads 5ms, 1m30s, or seconds as a number: 0.005.
+// ParseDuration parses 5ms, 1m30s, or seconds as a number: 0.005.
 func ParseDuration(text string) (time.Duration, error) {
 	if f, err := strconv.ParseFloat(text, 64); err == nil {
 		if !(f >= 0 && f <= 1e9) { // so that NaN is out of range too
@@ -79,8 +77,7 @@ func ParseDuration(text string) (time.Duration, error) {
 	return d, nil
 }
 
-// FormatDuration writes a whole number with one unit, so that it is easily
-// read in any language: 5ms, 90s, 1500us.
+// FormatDuration writes a whole number with one unit: 5ms, 90s, 1500us.
 func FormatDuration(d time.Duration) string {
 	for _, unit := range []struct {
 		length time.Duration
@@ -133,7 +130,7 @@ func boolean() kind[bool] {
 	}, strconv.FormatBool}
 }
 
-// oneOf are words.
+// oneOf is a word.
 func oneOf[T fmt.Stringer](values ...T) kind[T] {
 	names := make([]string, len(values))
 	for i, v := range values {
@@ -148,12 +145,11 @@ func oneOf[T fmt.Stringer](values ...T) kind[T] {
 	}, T.String}
 }
 
-// leastBucket is the smallest of the buckets that are made for a dimension:
-// below it a row costs hardly less. LEAST_BUCKET in python/ringbatch/worker/axes.py.
+// leastBucket is the smallest automatic bucket: below it a row costs hardly less.
+// LEAST_BUCKET in python/ringbatch/worker/axes.py.
 const leastBucket = 16
 
-// powersOfTwo are the buckets of a dimension for which none are named: from
-// leastBucket on, and the largest size itself.
+// powersOfTwo are the automatic buckets: from leastBucket on, and the largest size.
 func powersOfTwo(largest uint32) (sizes []uint32) {
 	for size := uint32(leastBucket); size < largest && size > 0; size *= 2 {
 		sizes = append(sizes, size)
@@ -161,8 +157,8 @@ func powersOfTwo(largest uint32) (sizes []uint32) {
 	return append(sizes, largest)
 }
 
-// Buckets lie in the order of the inputs' variable dimensions, and are named
-// "INPUT.DIMENSION"; without a name they are those of all of them.
+// readBuckets sets the buckets of a variable dimension, "INPUT.DIMENSION", or of all.
+// Settings.Buckets has the order of the inputs' variable dimensions.
 func readBuckets(at *place, text string) error {
 	if at.sub == "" { // the word "auto", which the table has
 		at.s.Buckets = nil

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package policy is how a model's requests are batched: every setting that a
-// model has, in one table of keys (keys.go). The configuration file, flags,
-// `ringbatch set`, the wire, C and Python all write a policy as texts by key
-// and know no key by name, so that a new setting is one row of that table.
+// Package policy has every setting of a model's batching, in one table of keys (keys.go).
+// The configuration file, flags, `ringbatch set`, the wire, C and Python all write a
+// policy as texts by key and know no key by name. So a new setting is one row of the table.
 //
 //	p := policy.New(policy.MaxBatchSize(32), policy.WaitTime(5*time.Millisecond), policy.MaxQueue(100).At(1))
 //	p := policy.Policy{"max_batch_size": "32", "wait_time": "5ms", "max_queue.1": "100"} // the same
@@ -21,16 +20,15 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Policy is what was asked for: texts by key. A key that is not there takes
-// its default. A key of the priority levels means all of them, or one if its
-// number follows: "max_queue", "max_queue.1". Buckets name an input and a
-// dimension: "buckets.tokens.0".
+// Policy is texts by key. A missing key takes its default. A key of the priority levels
+// applies to all of them, or to one if its number follows: "max_queue", "max_queue.1".
+// Buckets name an input and a dimension: "buckets.tokens.0".
 type Policy map[string]string
 
-// Setting is one value for a Policy; the functions of the keys make them.
+// Setting is one value for a Policy, made by the function of its key.
 type Setting struct{ key, text string }
 
-// At makes a setting of all priority levels one of a single level.
+// At limits a setting to a single priority level.
 func (s Setting) At(level int) Setting {
 	s.key += "." + strconv.Itoa(level)
 	return s
@@ -45,11 +43,11 @@ func New(settings ...Setting) Policy {
 	return p
 }
 
-// Parse reads "key=value" pairs with blanks or line ends between them.
+// Parse parses "key=value" pairs with blanks or line ends between them.
 func Parse(text string) (Policy, error) {
 	p := Policy{}
 	for _, pair := range strings.Fields(text) {
-		// At the last "=": a tensor's name may have one, a value has none.
+		// A tensor's name may have a "=", a value has none.
 		i := strings.LastIndexByte(pair, '=')
 		if i < 1 {
 			return nil, fmt.Errorf("%w: %q is not key=value", status.ErrInvalid, pair)
@@ -62,7 +60,7 @@ func Parse(text string) (Policy, error) {
 	return p, nil
 }
 
-// String is what Parse reads, in the order of the table.
+// String is the text for Parse, in the order of the table.
 func (p Policy) String() string {
 	var pairs []string
 	for _, e := range p.entries() {
@@ -71,8 +69,7 @@ func (p Policy) String() string {
 	return strings.Join(pairs, " ")
 }
 
-// Over is base with p's settings in place of its own. One for all levels
-// replaces those of single levels.
+// Over is base with the settings of p. Those of all levels replace those of single levels.
 func (p Policy) Over(base Policy) Policy {
 	all := maps.Clone(base)
 	if all == nil {
@@ -89,8 +86,7 @@ func (p Policy) Over(base Policy) Policy {
 	return all
 }
 
-// Known leaves out the keys that this table does not have: a broker that is
-// newer than its client may have more.
+// Known leaves out unknown keys, which a newer broker may have.
 func (p Policy) Known() Policy {
 	known := Policy{}
 	for _, e := range p.entries() {
@@ -101,14 +97,15 @@ func (p Policy) Known() Policy {
 	return known
 }
 
-// CheckLive refuses what cannot change while a model runs.
+// CheckLive refuses settings that cannot change while a model runs.
 func (p Policy) CheckLive() error {
 	for _, e := range p.entries() {
 		if e.key == nil {
 			return unknown(e.base)
 		}
 		if !e.key.Live {
-			return fmt.Errorf("%w: %s cannot change while the model runs; these can: %s", status.ErrInvalid, e.base, strings.Join(Names(Key.isLive), ", "))
+			return fmt.Errorf("%w: %s cannot change while the model runs; these can: %s",
+				status.ErrInvalid, e.base, strings.Join(Names(func(k Key) bool { return k.Live }), ", "))
 		}
 	}
 	return nil
@@ -127,8 +124,8 @@ func (p Policy) Live() (live, fixed Policy) {
 	return live, fixed
 }
 
-// Resolve is the policy in force for a model with these inputs: what p asks
-// for, defaults for the rest. Errors wrap status.ErrInvalid and name the key.
+// Resolve is the policy in force for a model with these inputs: p with defaults for the
+// rest. Errors wrap status.ErrInvalid and name the key.
 func (p Policy) Resolve(inputs []tensor.Spec) (Settings, error) {
 	s, err := p.parse(inputs)
 	if err == nil {
@@ -137,18 +134,16 @@ func (p Policy) Resolve(inputs []tensor.Spec) (Settings, error) {
 	return s, err
 }
 
-// Check refuses keys and values that cannot be, without a look at whether they
-// go together.
+// Check refuses bad keys and values, one by one. Resolve also checks that they fit.
 func (p Policy) Check(inputs []tensor.Spec) error {
 	_, err := p.parse(inputs)
 	return err
 }
 
-// Difference is a setting that is not as it was asked for.
+// Difference is a setting that differs from a policy.
 type Difference struct{ Name, Is, Asked string }
 
-// Differences are the settings that p asks to be other than they are. Its
-// errors are those of Check.
+// Differences lists the settings that differ from p. Its errors are those of Check.
 func (p Policy) Differences(are *Settings, inputs []tensor.Spec) (list []Difference, err error) {
 	s, err := p.parse(inputs)
 	if err != nil {
@@ -164,7 +159,7 @@ func (p Policy) Differences(are *Settings, inputs []tensor.Spec) (list []Differe
 	return list, nil
 }
 
-// parse is Resolve without the look at the whole.
+// parse is Resolve without Validate.
 func (p Policy) parse(inputs []tensor.Spec) (s Settings, err error) {
 	entries := p.entries()
 	for _, e := range entries {
@@ -189,7 +184,7 @@ func (p Policy) parse(inputs []tensor.Spec) (s Settings, err error) {
 	return s, nil
 }
 
-// entry is one setting of a policy, with its key found.
+// entry is one setting of a policy, with its row of the table.
 type entry struct {
 	base, sub string // the name before and after its first dot
 	text      string
@@ -224,7 +219,6 @@ func (p Policy) entries() []entry {
 	return list
 }
 
-// read puts the entry's text into the settings.
 func (e *entry) read(s *Settings, inputs []tensor.Spec) error {
 	at := place{s: s, inputs: inputs, sub: e.sub}
 	switch {
@@ -246,8 +240,7 @@ func (e *entry) read(s *Settings, inputs []tensor.Spec) error {
 	return e.key.read(&at, e.text)
 }
 
-// makeLevels makes as many priority levels as the entries ask for: by their
-// number, or by the last one that is named.
+// makeLevels makes the priority levels: as many as priorities says, or as entries name.
 func (s *Settings) makeLevels(entries []entry) error {
 	n, given := 1, false
 	for _, e := range entries {
@@ -280,8 +273,7 @@ func levelNumber(text string) (int, bool) {
 	return n, err == nil && n >= 0 && n < MaxLevels && strconv.Itoa(n) == text
 }
 
-// Policy is the settings as texts, every key of the table, for inputs as they
-// were resolved for.
+// Policy is the settings as texts of every key, for the inputs of Resolve.
 func (s *Settings) Policy(inputs []tensor.Spec) Policy {
 	p := Policy{}
 	for _, k := range table {

@@ -35,6 +35,9 @@ func TestTheDefaultsAreInForceWhereNothingIsSet(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(s, want) {
 		t.Errorf("%+v, %v", s, err)
 	}
+	if s, err = policy.New(policy.WaitTime(0)).Resolve(nil); err != nil || s.WaitTime != 0 {
+		t.Errorf("a wait of 0: %+v, %v", s, err)
+	}
 }
 
 func TestAutomaticBucketsArePowersOfTwoAndNamedOnesWin(t *testing.T) {
@@ -54,13 +57,6 @@ func TestAutomaticBucketsArePowersOfTwoAndNamedOnesWin(t *testing.T) {
 	}
 	if _, err := policy.New(policy.AutoBuckets(), policy.Ragged(true)).Resolve(odd); !errors.Is(err, status.ErrInvalid) {
 		t.Errorf("ragged: %v", err)
-	}
-}
-
-func TestAZeroThatIsSetIsAZero(t *testing.T) {
-	s, err := policy.New(policy.WaitTime(0), policy.MaxQueue(0)).Resolve(nil)
-	if err != nil || s.WaitTime != 0 {
-		t.Errorf("%+v, %v", s, err)
 	}
 }
 
@@ -131,9 +127,11 @@ func TestTypedSettingsAndTextsAreTheSame(t *testing.T) {
 		policy.PreferredBatchSizes([]int{8, 16}), policy.Slots(64), policy.MaxWindow(8), policy.Private(true),
 		policy.Lease(20*time.Second), policy.MaxAttempts(2), policy.PreserveOrder(true), policy.Ragged(false),
 		policy.NoWorker(policy.RefuseWithoutWorker), policy.Priorities(2), policy.DefaultPriority(1), policy.Ageing(time.Nanosecond),
-		policy.MaxQueue(100), policy.MaxQueue(7).At(1), policy.DefaultTimeout(time.Minute), policy.MaxTimeout(time.Hour), policy.OnTimeout(policy.Delay).At(0), policy.Buckets("t", 0, 64, 512))
-	texts, err := policy.Parse(`max_batch_size=32 wait_time=0.0015 latency_goal=0 preferred_batch_sizes=8,16 slots=64 max_window=8 private=true lease=20 max_attempts=2 preserve_order=true ragged=false no_worker=refuse
-		priorities=2 default_priority=1 ageing=1ns max_queue=100 max_queue.1=7 default_timeout=1m max_timeout=1h on_timeout.0=delay buckets.t.0=64,512`)
+		policy.MaxQueue(100), policy.MaxQueue(7).At(1), policy.DefaultTimeout(time.Minute), policy.MaxTimeout(time.Hour),
+		policy.OnTimeout(policy.Delay).At(0), policy.Buckets("t", 0, 64, 512))
+	texts, err := policy.Parse(`max_batch_size=32 wait_time=0.0015 latency_goal=0 preferred_batch_sizes=8,16 slots=64 max_window=8
+		private=true lease=20 max_attempts=2 preserve_order=true ragged=false no_worker=refuse priorities=2 default_priority=1
+		ageing=1ns max_queue=100 max_queue.1=7 default_timeout=1m max_timeout=1h on_timeout.0=delay buckets.t.0=64,512`)
 	must.Do(t, err)
 	x, err1 := typed.Resolve(inputs)
 	y, err2 := texts.Resolve(inputs)

@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -11,34 +12,29 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Settings are a policy in force: a value for everything. The zero value of
-// each field but MaxBatchSize is the simple case: no waiting, one level, no
-// preferred sizes.
+// Settings are a policy in force: a value for every key. The zero value of each field but
+// MaxBatchSize is the simple case: no waiting, one level, no preferred sizes.
 type Settings struct {
 	MaxBatchSize int           // rows
-	WaitTime     time.Duration // how long the oldest waiting request waits for others to batch with; Auto: as long as it pays
-	// LatencyGoal, if positive, is what p99 should stay within: batches are
-	// filled as far as it allows, and what could not be answered within it is
-	// refused.
+	WaitTime     time.Duration // how long the oldest request waits for others; Auto: as long as it pays
+	// LatencyGoal, if positive, bounds p99. Batches are filled as far as it allows, and
+	// requests that would take longer are refused.
 	LatencyGoal time.Duration
-	// PreferredBatchSizes are row counts, ascending, ≤ MaxBatchSize. A batch
-	// goes out as soon as the largest of them that is ready can be packed
-	// exactly; otherwise it waits for one until the wait time is over.
+	// PreferredBatchSizes are row counts, ascending, ≤ MaxBatchSize. A batch goes out as
+	// soon as it fills the largest ready size exactly; else it waits for the wait time.
 	PreferredBatchSizes []int
 	Levels              []Level // one per priority level; none means one without limits
 	DefaultPriority     int     // the level of requests that name none
-	// Ageing, if positive, lifts a waiting request by one level each time it
-	// has waited that long, so that a lower level cannot starve for ever.
+	// Ageing, if positive, lifts a waiting request by one level after each such time.
 	Ageing time.Duration
-	// Buckets[i], if not empty, lists ascending sizes that the i-th variable
-	// dimension of the inputs is rounded up to when requests are grouped.
+	// Buckets[i], if not empty, lists ascending sizes. The i-th variable dimension of the
+	// inputs is rounded up to one of them when requests are grouped.
 	Buckets [][]uint32
-	// PreserveOrder keeps each client's requests in commit order: requests of
-	// one client run in at most one batch at a time, and never overtake
-	// each other, whatever their level and shape.
+	// PreserveOrder keeps each client's requests in commit order. They run in at most one
+	// batch at a time, and never overtake each other, whatever their level and shape.
 	PreserveOrder bool
-	Slots         int           // rows the ring holds; 0: not asked for, as many as fit
-	MaxWindow     int           // most slots of one client; 0: left to the broker
+	Slots         int           // rows of the ring; 0: the broker chooses
+	MaxWindow     int           // the most slots of one client; 0: the broker chooses
 	Private       bool          // slots are cleared before they change owner
 	Lease         time.Duration // how long a batch may run before its worker counts as hung
 	MaxAttempts   int           // workers that may die of a request before it fails
@@ -54,13 +50,12 @@ type Level struct {
 	OnTimeout      Action
 }
 
-// Action says what happens to a request that waited for longer than its
-// level's timeout.
+// Action is the treatment of a request that waited for longer than its level's timeout.
 type Action uint8
 
 const (
-	Reject Action = iota // it ends with QueueTimeout
-	Delay                // it is let through after everything that has not timed out
+	Reject Action = iota // the request ends with QueueTimeout
+	Delay                // the request runs after all that have not timed out
 )
 
 func (a Action) String() string {
@@ -70,17 +65,15 @@ func (a Action) String() string {
 	return "reject"
 }
 
-// Auto as Settings.WaitTime leaves the wait to the batcher, which learns what
-// pays.
+// Auto as Settings.WaitTime lets the batcher learn the best wait.
 const Auto time.Duration = -1
 
-// NoWorkerAction says what happens to a request that comes while its model has
-// no worker.
+// NoWorkerAction is the treatment of a request whose model has no worker.
 type NoWorkerAction uint8
 
 const (
-	WaitForWorker       NoWorkerAction = iota // it waits, until its deadline if it has one
-	RefuseWithoutWorker                       // it ends with NoWorker at once
+	WaitForWorker       NoWorkerAction = iota // the request waits, until its deadline if it has one
+	RefuseWithoutWorker                       // the request ends with NoWorker at once
 )
 
 func (a NoWorkerAction) String() string {
@@ -98,7 +91,7 @@ const (
 	MaxPreferred = 1 << 10
 	MaxBuckets   = 1 << 12 // per variable dimension
 	MaxDuration  = 24 * time.Hour
-	MinLease     = 100 * time.Millisecond // a worker that is merely not scheduled is not killed
+	MinLease     = 100 * time.Millisecond // longer than a worker may wait for a core
 )
 
 // LevelCount is at least 1.
@@ -112,7 +105,7 @@ func (s *Settings) Level(i int) Level {
 	return Level{}
 }
 
-// Clone copies s and its slices, so that neither side sees later changes.
+// Clone copies s and its slices.
 func (s *Settings) Clone() Settings {
 	c := *s
 	c.PreferredBatchSizes = slices.Clone(c.PreferredBatchSizes)
@@ -128,8 +121,7 @@ func refuse(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", status.ErrInvalid, fmt.Sprintf(format, args...))
 }
 
-// Validate reports the first setting that does not go with the others, or is
-// out of its range.
+// Validate reports the first setting that is out of its range, or does not fit the others.
 func (s *Settings) Validate() error {
 	if s.MaxBatchSize < 1 || s.MaxBatchSize > MaxRows {
 		return refuse("max_batch_size is %d, must be 1..%d", s.MaxBatchSize, MaxRows)
@@ -140,15 +132,24 @@ func (s *Settings) Validate() error {
 	if len(s.Levels) > MaxLevels {
 		return refuse("%d priorities, at most %d", len(s.Levels), MaxLevels)
 	}
-	for _, d := range s.durations() {
-		if d.value < 0 || d.value > MaxDuration {
-			return refuse("%s is %v, must be 0..%v", d.name, d.value, MaxDuration)
+	if s.WaitTime != Auto {
+		if err := checkDuration("wait_time", s.WaitTime); err != nil {
+			return err
 		}
+	}
+	err := cmp.Or(checkDuration("latency_goal", s.LatencyGoal), checkDuration("ageing", s.Ageing), checkDuration("lease", s.Lease))
+	if err != nil {
+		return err
 	}
 	if s.LatencyGoal > 0 && s.WaitTime != Auto {
 		return refuse("latency_goal chooses the wait by itself: it needs wait_time auto, not %v", s.WaitTime)
 	}
 	for i, l := range s.Levels {
+		err := cmp.Or(checkDuration(fmt.Sprintf("default_timeout.%d", i), l.DefaultTimeout),
+			checkDuration(fmt.Sprintf("max_timeout.%d", i), l.MaxTimeout))
+		if err != nil {
+			return err
+		}
 		if l.MaxQueue < 0 || l.OnTimeout > Delay {
 			return refuse("max_queue.%d is %d and on_timeout.%d is %d", i, l.MaxQueue, i, uint8(l.OnTimeout))
 		}
@@ -176,21 +177,11 @@ func (s *Settings) Validate() error {
 	return nil
 }
 
-type namedDuration struct {
-	name  string
-	value time.Duration
-}
-
-func (s *Settings) durations() []namedDuration {
-	wait := s.WaitTime
-	if wait == Auto {
-		wait = 0
+func checkDuration(name string, d time.Duration) error {
+	if d < 0 || d > MaxDuration {
+		return refuse("%s is %v, must be 0..%v", name, d, MaxDuration)
 	}
-	list := []namedDuration{{"wait_time", wait}, {"latency_goal", s.LatencyGoal}, {"ageing", s.Ageing}, {"lease", s.Lease}}
-	for i, l := range s.Levels {
-		list = append(list, namedDuration{fmt.Sprintf("default_timeout.%d", i), l.DefaultTimeout}, namedDuration{fmt.Sprintf("max_timeout.%d", i), l.MaxTimeout})
-	}
-	return list
+	return nil
 }
 
 func ascending[T int | uint32](name string, sizes []T, most T, what string) error {

@@ -11,11 +11,10 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// fileAliases is what [alias] says: a model, or models with their shares in
-// percent, by the alias's name.
+// fileAliases is the table [alias]: by name, a model, or models with shares in percent.
 type fileAliases map[string]any
 
-func (f fileAliases) aliases() (list []alias.Alias, err error) {
+func (f fileAliases) parseAliases() (list []alias.Alias, err error) {
 	for _, name := range slices.Sorted(maps.Keys(f)) {
 		a := alias.Alias{Name: name}
 		switch to := f[name].(type) {
@@ -23,14 +22,15 @@ func (f fileAliases) aliases() (list []alias.Alias, err error) {
 			a.To = []alias.Target{{Model: to, Share: alias.Whole}}
 		case map[string]any:
 			for model, share := range to {
-				t, err := target(model, share)
+				t, err := parseTarget(model, share)
 				if err != nil {
 					return nil, fmt.Errorf("alias %q: %w", name, err)
 				}
 				a.To = append(a.To, t)
 			}
 		default:
-			return nil, fmt.Errorf("%w: alias %q: %v is neither a model's name nor a table of models and their shares", status.ErrInvalid, name, to)
+			return nil, fmt.Errorf("%w: alias %q: %v is neither a model's name nor a table of models and their shares",
+				status.ErrInvalid, name, to)
 		}
 		if err := a.Check(); err != nil {
 			return nil, err
@@ -40,7 +40,7 @@ func (f fileAliases) aliases() (list []alias.Alias, err error) {
 	return list, nil
 }
 
-func target(model string, share any) (t alias.Target, err error) {
+func parseTarget(model string, share any) (t alias.Target, err error) {
 	t.Model = model
 	switch p := share.(type) {
 	case int64:
@@ -48,12 +48,12 @@ func target(model string, share any) (t alias.Target, err error) {
 	case float64:
 		t.Share, err = alias.Percent(p)
 	default:
-		err = fmt.Errorf("%w: the share of %q is %v, must be a number of percent; names with dots or @ take quotes", status.ErrInvalid, model, share)
+		err = fmt.Errorf("%w: the share of %q is %v, must be a number of percent; names with dots or @ take quotes",
+			status.ErrInvalid, model, share)
 	}
 	return t, err
 }
 
-// applyAliases puts what was saved over those of the configuration.
 func (f *savedFile) applyAliases(list []alias.Alias) ([]alias.Alias, error) {
 	for _, saved := range f.Aliases {
 		list = slices.DeleteFunc(list, func(a alias.Alias) bool { return a.Name == saved.Name })
@@ -69,7 +69,7 @@ func (f *savedFile) applyAliases(list []alias.Alias) ([]alias.Alias, error) {
 	return list, nil
 }
 
-// SaveAlias is Save for an alias; without targets, that it was removed.
+// SaveAlias saves a change of an alias; without targets, its removal.
 func (s *Saved) SaveAlias(a alias.Alias) error {
 	saved := savedAlias{Name: a.Name, To: []string{}}
 	for _, t := range a.To {

@@ -85,7 +85,7 @@ type fileWorker struct {
 	StopTime         *fileDuration     `toml:"stop_time"`
 }
 
-func (f *fileWorker) worker() (supervise.Worker, error) {
+func (f *fileWorker) parseWorker() (supervise.Worker, error) {
 	w := supervise.Worker{
 		Command: f.Command, Instances: int(f.Instances), Spares: f.Spares, GPUs: f.GPUs, Env: f.Env,
 		ThreadPercentage: int(f.ThreadPercentage), StopTime: f.StopTime.value(),
@@ -96,17 +96,17 @@ func (f *fileWorker) worker() (supervise.Worker, error) {
 	return w, w.Fill()
 }
 
-// fileModel is what a model has besides its policy, whose keys are the rest.
+// fileModel is a model without its policy, whose keys are the rest.
 type fileModel struct {
 	Name    string       `toml:"name"`
 	Inputs  []string     `toml:"inputs"`
 	Outputs []string     `toml:"outputs"`
-	Memory  string       `toml:"memory"` // of the tensors, of all stages too, that say nothing themselves
+	Memory  string       `toml:"memory"` // the default of all tensors, those of stages, too
 	Workers []fileWorker `toml:"worker"`
 	Stages  []fileStage  `toml:"stage"`
 }
 
-// fileStage is what a stage of a pipeline has besides its policy.
+// fileStage is a stage of a pipeline without its policy.
 type fileStage struct {
 	Name    string       `toml:"name"`
 	Inputs  []string     `toml:"inputs"`
@@ -130,7 +130,7 @@ func (d *fileDuration) value() time.Duration {
 	return time.Duration(*d)
 }
 
-// fileCount is at least 1 where it is written down: 0 would pass as "default".
+// fileCount is at least 1 in the file: 0 would pass as "default".
 type fileCount int
 
 func (c *fileCount) UnmarshalTOML(v any) error {
@@ -156,7 +156,7 @@ func Load(path string) (broker.Config, error) {
 	return cfg, nil
 }
 
-// listError says it plainly where a list is written as one table, as [model.NAME].
+// listError is a plain error for a list that is written as one table, as [model.NAME].
 func listError(text string, err error) error {
 	var all map[string]any
 	if _, bad := toml.Decode(text, &all); bad == nil {
@@ -177,7 +177,7 @@ func Parse(text string) (broker.Config, error) {
 		return broker.Config{}, fmt.Errorf("%w: %w", status.ErrInvalid, listError(text, err))
 	}
 	for _, key := range meta.Undecoded() {
-		// Others are settings of a policy, or models of an alias.
+		// The rest are settings of a policy, or models of an alias.
 		if len(key) < 2 || key[0] != "alias" && key[0] != "model" || isWorkers(key) {
 			return broker.Config{}, fmt.Errorf("%w: unknown key %q", status.ErrInvalid, key.String())
 		}
@@ -188,37 +188,36 @@ func Parse(text string) (broker.Config, error) {
 	if _, err := toml.Decode(text, &tables); err != nil {
 		return broker.Config{}, fmt.Errorf("%w: %v", status.ErrInvalid, err)
 	}
-	cfg := broker.Config{Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(), MaxClients: int(f.MaxClients), Loops: int(f.Loops), MPS: f.MPS}
-	cfg.Limits = broker.Limits{
-		UserShare: int(f.UserShare), MaxProcessClients: int(f.MaxProcessClients), MaxUserModels: int(f.MaxUserModels),
-		MaxUserSlots: int(f.MaxUserSlots), MaxUserBytes: f.MaxUserBytes,
+	cfg := broker.Config{
+		Socket: f.Socket, AllowedUIDs: f.AllowUIDs, OpenFolder: f.OpenFolder, DrainTime: f.DrainTime.value(),
+		MaxClients: int(f.MaxClients), Loops: int(f.Loops), MPS: f.MPS,
+		Limits: broker.Limits{
+			UserShare: int(f.UserShare), MaxProcessClients: int(f.MaxProcessClients), MaxUserModels: int(f.MaxUserModels),
+			MaxUserSlots: int(f.MaxUserSlots), MaxUserBytes: f.MaxUserBytes,
+		},
 	}
 	for i := range f.Allow {
-		g, err := f.Allow[i].grant()
+		g, err := f.Allow[i].parseGrant()
 		if err != nil {
 			return broker.Config{}, fmt.Errorf("allow: %w", err)
 		}
 		cfg.Grants = append(cfg.Grants, g)
 	}
 	if f.DrainTime != nil && cfg.DrainTime == 0 {
-		cfg.DrainTime = -1 // asked for, not left open
+		cfg.DrainTime = -1 // 0 would be the default
 	}
 	for i := range f.Models {
-		m, err := f.Models[i].model(tables.Models[i])
+		m, err := f.Models[i].parseModel(tables.Models[i])
 		if err != nil {
 			return broker.Config{}, fmt.Errorf("model %q: %w", f.Models[i].Name, err)
 		}
 		cfg.Models = append(cfg.Models, m)
 	}
-	if cfg.Aliases, err = f.Aliases.aliases(); err != nil {
+	if cfg.Aliases, err = f.Aliases.parseAliases(); err != nil {
 		return broker.Config{}, err
 	}
-	for i := range f.Workers {
-		w, err := f.Workers[i].worker()
-		if err != nil {
-			return broker.Config{}, err
-		}
-		cfg.Workers = append(cfg.Workers, w)
+	if cfg.Workers, err = parseWorkers(f.Workers); err != nil {
+		return broker.Config{}, err
 	}
 	if f.Gateway != nil {
 		w, err := f.Gateway.process()
@@ -230,15 +229,14 @@ func Parse(text string) (broker.Config, error) {
 	return cfg, nil
 }
 
-// isWorkers says that a key is of a model's or stage's worker, which has no
-// policy.
+// isWorkers says that a key belongs to a model's or stage's worker, which has no policy.
 func isWorkers(key toml.Key) bool {
 	return key[0] == "model" && (key[1] == "worker" || key[1] == "stage" && len(key) > 2 && key[2] == "worker")
 }
 
-func (f *fileModel) model(table map[string]any) (m broker.ModelConfig, err error) {
+func (f *fileModel) parseModel(table map[string]any) (m broker.ModelConfig, err error) {
 	m = broker.ModelConfig{Name: f.Name, Policy: settings(table)}
-	if m.Workers, err = workers(f.Workers); err != nil {
+	if m.Workers, err = parseWorkers(f.Workers); err != nil {
 		return m, err
 	}
 	if f.Memory, err = tensor.ParseMemory(f.Memory); err != nil {
@@ -246,7 +244,7 @@ func (f *fileModel) model(table map[string]any) (m broker.ModelConfig, err error
 	}
 	f.Inputs, f.Outputs = tensor.PlaceTexts(f.Inputs, f.Memory), tensor.PlaceTexts(f.Outputs, f.Memory)
 	if len(f.Stages) > 0 {
-		return m, f.stages(table, &m)
+		return m, f.parseStages(table, &m)
 	}
 	if m.Signature, err = tensor.ParseSignature(f.Inputs, f.Outputs); err != nil {
 		return m, err
@@ -255,12 +253,11 @@ func (f *fileModel) model(table map[string]any) (m broker.ModelConfig, err error
 	return m, err
 }
 
-// stages makes a pipeline of m.
-func (f *fileModel) stages(table map[string]any, m *broker.ModelConfig) (err error) {
+func (f *fileModel) parseStages(table map[string]any, m *broker.ModelConfig) (err error) {
 	tables, _ := table["stage"].([]map[string]any)
 	for i := range f.Stages {
 		s := broker.StageConfig{Name: f.Stages[i].Name, Policy: settings(tables[i])}
-		if s.Workers, err = workers(f.Stages[i].Workers); err != nil {
+		if s.Workers, err = parseWorkers(f.Stages[i].Workers); err != nil {
 			return fmt.Errorf("stage %q: %w", s.Name, err)
 		}
 		m.Stages = append(m.Stages, s)
@@ -275,9 +272,9 @@ func (f *fileModel) stages(table map[string]any, m *broker.ModelConfig) (err err
 	return err
 }
 
-func workers(declared []fileWorker) (list []supervise.Worker, err error) {
+func parseWorkers(declared []fileWorker) (list []supervise.Worker, err error) {
 	for i := range declared {
-		w, err := declared[i].worker()
+		w, err := declared[i].parseWorker()
 		if err != nil {
 			return nil, err
 		}
@@ -286,9 +283,8 @@ func workers(declared []fileWorker) (list []supervise.Worker, err error) {
 	return list, nil
 }
 
-// settings are the texts of a model's table. A table in it holds parts of a
-// key, as [model.buckets] does; the tables of [[model.priority]] hold the
-// settings of one level each.
+// settings are the texts of a model's table. An inner table has parts of a key, as
+// [model.buckets]. The tables of [[model.priority]] have the settings of one level each.
 func settings(table map[string]any) policy.Policy {
 	p := policy.Policy{}
 	for key, value := range table {
@@ -317,7 +313,6 @@ func settings(table map[string]any) policy.Policy {
 	return p
 }
 
-// text is a value as a policy has it.
 func text(value any) string {
 	list, ok := value.([]any)
 	if !ok {
@@ -327,5 +322,5 @@ func text(value any) string {
 	for i, v := range list {
 		texts[i] = fmt.Sprint(v)
 	}
-	return "[" + strings.Join(texts, ",") + "]" // not to pass as a single value
+	return "[" + strings.Join(texts, ",") + "]" // must not pass as a single value
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -15,9 +16,7 @@ const plainModel = "[[model]]\nname = \"m\"\ninputs = [\"x:f32[4]\"]\noutputs = 
 
 func TestAZeroThatIsWrittenDownIsNotTakenForTheDefault(t *testing.T) {
 	cfg, err := Parse("drain_time = 0\n" + plainModel + "wait_time = 0\n")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if cfg.DrainTime >= 0 || cfg.Models[0].Policy["wait_time"] != "0" {
 		t.Errorf("%v, %v", cfg.DrainTime, cfg.Models[0].Policy)
 	}
@@ -37,18 +36,17 @@ func TestADurationIsANumber(t *testing.T) {
 }
 
 func TestACountIsOneOrMore(t *testing.T) {
-	for _, text := range []string{"max_clients = 0\n" + plainModel, "loops = 0\n" + plainModel, plainModel + "slots = 0\n", plainModel + "max_batch_size = 0\n", plainModel + "max_batch_size = 1.5\n", plainModel + "[[model.worker]]\ncommand = [\"w\"]\ninstances = 0\n"} {
-		if _, err := Parse(text); !errors.Is(err, status.ErrInvalid) {
-			t.Errorf("%s\n%v", text, err)
-		}
-	}
-	worker := plainModel + "[[model.worker]]\ncommand = [\"w\"]\nspares = "
-	if _, err := Parse(worker + "0\n"); err != nil {
+	worker := plainModel + "[[model.worker]]\ncommand = [\"w\"]\n"
+	if _, err := Parse(worker + "spares = 0\n"); err != nil {
 		t.Errorf("spares = 0, which is none: %v", err)
 	}
-	for _, bad := range []string{"-1", "1.5", "99999999999"} {
-		if _, err := Parse(worker + bad + "\n"); !errors.Is(err, status.ErrInvalid) {
-			t.Errorf("spares = %s: %v", bad, err)
+	for _, text := range []string{
+		"max_clients = 0\n" + plainModel, "loops = 0\n" + plainModel, plainModel + "slots = 0\n",
+		plainModel + "max_batch_size = 0\n", plainModel + "max_batch_size = 1.5\n", worker + "instances = 0\n",
+		worker + "spares = -1\n", worker + "spares = 1.5\n", worker + "spares = 99999999999\n",
+	} {
+		if _, err := Parse(text); !errors.Is(err, status.ErrInvalid) {
+			t.Errorf("%s\n%v", text, err)
 		}
 	}
 }
@@ -70,39 +68,43 @@ env = { K = "v" }
 thread_percentage = 33
 stop_time = "2s"
 `)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	w := cfg.Models[0].Workers[0]
 	if !cfg.MPS || len(cfg.Workers) != 1 || w.Command[1] != "b" || w.Instances != 3 || w.GPUs[1] != 1 || w.Env["K"] != "v" ||
 		w.ThreadPercentage != 33 || w.StopTime != 2*time.Second {
 		t.Errorf("%+v", cfg)
 	}
-	for _, bad := range []string{"instances = 2", `command = ["a"]` + "\ninstances = -1", `command = ["a"]` + "\nthread_percentage = 101", `command = ["a"]` + "\ngpus = [-1]",
-		// 0 would pass as the default; A=B is no name.
-		`command = ["a"]` + "\nthread_percentage = 0", `command = ["a"]` + "\nstop_time = 0", `command = ["a"]` + "\nenv = { \"A=B\" = \"c\" }"} {
-		if _, err := Parse("[[worker]]\n" + bad); err == nil {
+	for _, bad := range []string{
+		"command = []", "instances = -1", "thread_percentage = 101", "gpus = [-1]",
+		"thread_percentage = 0", "stop_time = 0", // 0 would pass as the default
+		`env = { "A=B" = "c" }`,
+	} {
+		command := "command = [\"a\"]\n"
+		if strings.HasPrefix(bad, "command") {
+			command = ""
+		}
+		if _, err := Parse("[[worker]]\n" + command + bad); err == nil {
 			t.Errorf("accepted %q", bad)
 		}
 	}
 }
 
 func TestAListThatIsWrittenAsATableIsNamed(t *testing.T) {
-	if _, err := Parse("[model.resnet]\ninputs = [\"x:f32[4]\"]\n"); !errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), "[[model]]") {
+	_, err := Parse("[model.resnet]\ninputs = [\"x:f32[4]\"]\n")
+	if !errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), "[[model]]") {
 		t.Errorf("a list as a table: %v", err)
 	}
 }
 
 func TestAGatewayIsAProcessWithTheFlagsOfItsTable(t *testing.T) {
 	cfg, err := Parse("[gateway]\nhttp = 8000\ngrpc = \"off\"\nsystem_shared_memory = true\nmodel = [\"a\", \"b\"]\n")
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := cfg.Workers[0]
-	if got := strings.Join(w.Command[1:], " "); got != "gateway --grpc=off --http=8000 --model=a --model=b --system_shared_memory=true" || !w.Client || w.Name != Gateway {
+	must.Do(t, err)
+	const want = "gateway --grpc=off --http=8000 --model=a --model=b --system_shared_memory=true"
+	if w := cfg.Workers[0]; strings.Join(w.Command[1:], " ") != want || !w.Client || w.Name != Gateway {
 		t.Errorf("%+v", w)
 	}
-	if cfg, err = Parse("[gateway]\ndrain_delay = \"7s\"\n"); err != nil || cfg.Workers[0].StopTime != 47*time.Second { // 30 s to finish, and 10
+	cfg, err = Parse("[gateway]\ndrain_delay = \"7s\"\n")
+	if err != nil || cfg.Workers[0].StopTime != 47*time.Second { // 30 s to finish, and 10
 		t.Errorf("%v, %v", cfg.Workers, err)
 	}
 	if cfg, err = Parse("[gateway]\n"); err != nil || len(cfg.Workers) != 1 { // both doors, where they usually are

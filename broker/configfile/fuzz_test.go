@@ -15,7 +15,7 @@ func FuzzParse(f *testing.F) {
 		"socket = \"/run/ringbatch/broker.sock\"\nallow_uids = [1000]\nopen_folder = true\ndrain_time = \"5s\"\nmax_clients = 9\n",
 		"[[model]]\nname = \"m\"\ninputs = [\"x:f32[3,224,224]\"]\noutputs = [\"y:f32[1000]\"]\nmax_batch_size = 32\nwait_time = \"5ms\"\n",
 		"[[model]]\nname = \"m\"\ninputs = [\"x:i32[<=512]\"]\noutputs = [\"y:f32[2]\"]\nslots = 99999999999\nlease = \"-1s\"\n",
-		"[[model]]\nname = \"m\"\ninputs = [\"x:f32[1]\"]\noutputs = [\"y:f32[1]\"]\n[[model.worker]]\ncommand = [\"w\"]\ninstances = 3\ngpus = [0]\n",
+		plainModel + "[[model.worker]]\ncommand = [\"w\"]\ninstances = 3\ngpus = [0]\n",
 		"[[model]]\nname = 7\n",
 	} {
 		f.Add(text)
@@ -25,7 +25,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// What was accepted has a layout, or a named reason why not.
+		// An accepted model has a layout, or a named error.
 		for i := range cfg.Models {
 			_, layout, err := cfg.Models[i].Resolve()
 			var s status.Code

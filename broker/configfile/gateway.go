@@ -13,17 +13,16 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Gateway is the name of the process that [gateway] asks for.
+// Gateway is the name of the process of [gateway].
 const Gateway = "gateway"
 
-// gatewayFlags are what [gateway] says: flags of the command ringbatch gateway,
-// which knows them better than this package does.
+// gatewayFlags is the table [gateway]: flags for ringbatch gateway, which checks them.
 type gatewayFlags map[string]any
 
-// drainTime is what the command takes by default.
+// drainTime is the command's default.
 const drainTime = 30 * time.Second
 
-// duration is a flag's; what is none the command itself refuses.
+// duration is a flag's value. The command refuses a bad one.
 func (f gatewayFlags) duration(key string, otherwise time.Duration) time.Duration {
 	if text, ok := f[key].(string); ok {
 		if d, err := time.ParseDuration(text); err == nil && d >= 0 {
@@ -33,7 +32,7 @@ func (f gatewayFlags) duration(key string, otherwise time.Duration) time.Duratio
 	return otherwise
 }
 
-// process is the gateway as a process to supervise.
+// process is the gateway's process to supervise.
 func (f gatewayFlags) process() (supervise.Worker, error) {
 	self, err := os.Executable()
 	if err != nil {

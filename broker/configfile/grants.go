@@ -12,15 +12,14 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// fileGrant is a table of [[allow]]: users and groups by name or number, and
-// what they may do.
+// fileGrant is a table of [[allow]]: permissions of users and groups, by name or number.
 type fileGrant struct {
 	Users  []any    `toml:"users"`
 	Groups []any    `toml:"groups"`
 	May    []string `toml:"may"`
 }
 
-func (f *fileGrant) grant() (g broker.Grant, err error) {
+func (f *fileGrant) parseGrant() (g broker.Grant, err error) {
 	if len(f.Users) == 0 && len(f.Groups) == 0 {
 		return g, fmt.Errorf("%w: name users or groups", status.ErrInvalid)
 	}
@@ -42,8 +41,8 @@ func (f *fileGrant) grant() (g broker.Grant, err error) {
 	return g, err
 }
 
-// ParseGrant reads a user, or a group after @, and what they may do:
-// web=infer, @ml=infer,serve, or only 1001, who then may infer.
+// ParseGrant parses a user, or a group after @, and their permissions: web=infer,
+// @ml=infer,serve. Without permissions a user may infer: 1001.
 func ParseGrant(text string) (g broker.Grant, err error) {
 	who, may, given := strings.Cut(text, "=")
 	if !given {
@@ -63,34 +62,29 @@ func ParseGrant(text string) (g broker.Grant, err error) {
 }
 
 func userID(text string) (int, error) {
-	return number(text, "user", func(name string) (string, error) {
-		u, err := user.Lookup(name)
-		if err != nil {
-			return "", err
+	id, err := parseID("user", text)
+	if err != nil {
+		if u, lookup := user.Lookup(text); lookup == nil {
+			return parseID("user", u.Uid)
 		}
-		return u.Uid, nil
-	})
+	}
+	return id, err
 }
 
 func groupID(text string) (int, error) {
-	return number(text, "group", func(name string) (string, error) {
-		g, err := user.LookupGroup(name)
-		if err != nil {
-			return "", err
+	id, err := parseID("group", text)
+	if err != nil {
+		if g, lookup := user.LookupGroup(text); lookup == nil {
+			return parseID("group", g.Gid)
 		}
-		return g.Gid, nil
-	})
+	}
+	return id, err
 }
 
-// number is a user's or a group's, given as such or by name.
-func number(text, what string, lookup func(string) (string, error)) (int, error) {
-	if n, err := strconv.ParseUint(text, 10, 32); err == nil {
-		return int(n), nil
-	}
-	found, err := lookup(text)
+func parseID(what, text string) (int, error) {
+	n, err := strconv.ParseUint(text, 10, 32)
 	if err != nil {
-		return 0, fmt.Errorf("%w: %s %q: %v", status.ErrInvalid, what, text, err)
+		return 0, fmt.Errorf("%w: %s %q is neither a name nor a number here", status.ErrInvalid, what, text)
 	}
-	n, err := strconv.ParseUint(found, 10, 32)
-	return int(n), err
+	return int(n), nil
 }

@@ -44,14 +44,15 @@ func TestUsersAndGroupsAreAllowedByNameOrNumber(t *testing.T) {
 		}
 	}
 	for text, says := range map[string]string{
-		"nobody-has-this-name": "nobody-has-this-name", "1001=": "unknown permission", "1001=rule": "there are infer, serve, administer", "-1": `user "-1"`, "@=infer": "group",
+		"nobody-has-this-name": "nobody-has-this-name", "1001=": "unknown permission", "-1": `user "-1"`, "@=infer": "group",
+		"1001=rule": "there are infer, serve, administer",
 	} {
 		if _, err := configfile.ParseGrant(text); !errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	for _, text := range []string{"[[allow]]\nmay = ['infer']", "[[allow]]\nusers = [1]", "[[allow]]\nusers = [1]\nmay = []", "[[allow]]\nusers = [1]\nmay = ['infer']\nwho = 1"} {
-		if _, err := configfile.Parse(text); !errors.Is(err, status.ErrInvalid) {
+	for _, text := range []string{"may = ['infer']", "users = [1]", "users = [1]\nmay = []", "users = [1]\nmay = ['infer']\nwho = 1"} {
+		if _, err := configfile.Parse("[[allow]]\n" + text); !errors.Is(err, status.ErrInvalid) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}

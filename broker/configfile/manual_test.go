@@ -8,21 +8,19 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
-// What the manuals show is accepted. (Their users are not of this machine.)
+// The users of the manuals do not exist on this machine, so root replaces them.
 func TestEveryConfigurationOfTheManualsIsAccepted(t *testing.T) {
 	pages, err := filepath.Glob("../../docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	users := strings.NewReplacer(`"web"`, `"root"`, `"ml"`, `"root"`, `"oncall"`, `"root"`)
 	block, found := regexp.MustCompile("(?ms)^```toml\n(.*?)^```$"), 0
 	for _, page := range pages {
 		text, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for _, m := range block.FindAllStringSubmatch(string(text), -1) {
 			found++
 			if _, err := Parse(users.Replace(m[1])); err != nil {

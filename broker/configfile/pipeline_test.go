@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -33,33 +35,39 @@ outputs = ["y:f32[<=3]"]
 
 func TestAPipelineIsReadWithTheWorkersAndSettingsOfEachStage(t *testing.T) {
 	cfg, err := Parse(plainPipeline)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	m := cfg.Models[0]
-	if len(m.Stages) != 2 || m.Signature.String() != "x:f32[<=8] z:f32[2] -> y:f32[<=3]" || m.Stages[1].Signature.String() != "h:f32[4] z:f32[2] -> y:f32[<=3]" ||
+	if signatures(&m) != "x:f32[<=8] z:f32[2] -> y:f32[<=3]; h:f32[4] z:f32[2] -> y:f32[<=3]" ||
 		m.Stages[0].Workers[0].Instances != 2 || m.Stages[0].Policy["max_batch_size"] != "4" || m.Policy["wait_time"] != "3ms" {
 		t.Errorf("%+v", m)
 	}
-	if _, layout, err := m.Resolve(); err != nil || len(layout.Planes) != 4 || layout.MaxBatch != 32 || len(layout.Inputs) != 2 || layout.Outputs[0].Offset != layout.Planes[3].Offset {
+	_, layout, err := m.Resolve()
+	if err != nil || len(layout.Planes) != 4 || layout.MaxBatch != 32 || len(layout.Inputs) != 2 ||
+		layout.Outputs[0].Offset != layout.Planes[3].Offset {
 		t.Errorf("%+v, %v", layout, err)
 	}
 	saved := NewSaved(filepath.Join(t.TempDir(), "c.toml"), "")
-	if err := errors.Join(saved.Save("p/a", policy.Policy{"wait_time": "1ms"}, 5), saved.Apply(&cfg)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(saved.Save("p/a", policy.Policy{"wait_time": "1ms"}, 5), saved.Apply(&cfg)))
 	if s := cfg.Models[0].Stages[0]; s.Policy["wait_time"] != "1ms" || s.Workers[0].Instances != 5 {
 		t.Errorf("%+v", s)
 	}
 }
 
-func TestMemoryOfAModelIsThatOfTheTensorsThatSayNothing(t *testing.T) {
-	cfg, err := Parse("[[model]]\nname = \"m\"\ninputs = [\"x:f32[4]\", \"n:i32[<=3]@host\"]\noutputs = [\"y:f32[2]@device:1\"]\nmemory = \"device:1\"\n")
+// signatures are those of a pipeline and its last stage.
+func signatures(m *broker.ModelConfig) string {
+	return m.Signature.String() + "; " + m.Stages[len(m.Stages)-1].Signature.String()
+}
+
+func TestMemoryIsTheDefaultOfAllTensors(t *testing.T) {
+	cfg, err := Parse("[[model]]\nname = \"m\"\ninputs = [\"x:f32[4]\", \"n:i32[<=3]@host\"]\noutputs = [\"y:f32[2]@device:1\"]\n" +
+		"memory = \"device:1\"\n")
 	if err != nil || cfg.Models[0].Signature.String() != "x:f32[4]@device:1 n:i32[<=3] -> y:f32[2]@device:1" {
 		t.Errorf("%+v, %v", cfg.Models, err)
 	}
-	cfg, err = Parse(strings.NewReplacer("f32[<=8]", "f32[8]", "ragged = true", "memory = \"device\"", "y:f32[<=3]", "y:f32[3]@host").Replace(plainPipeline))
-	if err != nil || cfg.Models[0].Signature.String() != "x:f32[8]@device:0 z:f32[2]@device:0 -> y:f32[3]" || cfg.Models[0].Stages[1].Signature.String() != "h:f32[4]@device:0 z:f32[2]@device:0 -> y:f32[3]" {
+	onDevice := strings.NewReplacer("f32[<=8]", "f32[8]", "ragged = true", "memory = \"device\"", "y:f32[<=3]", "y:f32[3]@host")
+	cfg, err = Parse(onDevice.Replace(plainPipeline))
+	const want = "x:f32[8]@device:0 z:f32[2]@device:0 -> y:f32[3]; h:f32[4]@device:0 z:f32[2]@device:0 -> y:f32[3]"
+	if err != nil || signatures(&cfg.Models[0]) != want {
 		t.Errorf("%+v, %v", cfg.Models, err)
 	}
 	for _, wrong := range []string{"memory = \"gpu\"", "memory = \"device:64\"", "memory = \"device:0\"\nprivate = true"} {

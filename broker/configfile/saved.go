@@ -8,27 +8,28 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
 	"github.com/BurntSushi/toml"
 
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Saved is what `ringbatch set --save`, `scale --save` and `alias --save` changed: a file of
-// its own, since people write the configuration and no program does. It is read after
-// the configuration and wins over it.
+// Saved is the file of changes by `ringbatch set --save`, `scale --save` and `alias
+// --save`. Only people write the configuration file, so programs write this one. It is
+// read after the configuration and wins over it.
 type Saved struct {
 	path string
 	mu   sync.Mutex
 }
 
-// NewSaved is the file that belongs to a configuration file: beside it, or in the folder
-// that a service manager keeps for the broker's state, if state names one. A service
-// must not be able to write where its own configuration is.
+// NewSaved is the file beside a configuration file, or in the service manager's folder for
+// the broker's state, if state names one: a service cannot write beside its configuration.
 func NewSaved(config, state string) *Saved {
 	path := config + ".saved"
 	if folder, _, _ := strings.Cut(state, ":"); folder != "" {
@@ -44,7 +45,7 @@ type savedFile struct {
 
 type savedAlias struct {
 	Name string   `toml:"name"`
-	To   []string `toml:"to"` // model=percent; none: it was removed
+	To   []string `toml:"to"` // model=percent; none: the alias was removed
 }
 
 type savedModel struct {
@@ -70,8 +71,7 @@ func (s *Saved) read() (f savedFile, err error) {
 	return f, err
 }
 
-// Apply puts what was saved over a configuration. Models that are no longer
-// declared are left out.
+// Apply changes a configuration to the saved settings of models that it declares.
 func (s *Saved) Apply(cfg *broker.Config) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,54 +84,40 @@ func (s *Saved) Apply(cfg *broker.Config) error {
 	}
 	for _, saved := range f.Models {
 		for i := range cfg.Models {
-			m := &cfg.Models[i]
-			if name, stage, _ := strings.Cut(saved.Name, m.Name+"/"); name == "" && stage != "" {
-				if err := saved.applyToStage(m, stage); err != nil {
-					return fmt.Errorf("model %q, with the saved settings of %s: %w", saved.Name, s.path, err)
-				}
-			}
-			if m.Name != saved.Name {
-				continue
-			}
-			m.Policy = policy.Policy(saved.Policy).Over(m.Policy)
-			if _, err := m.Policy.Resolve(m.Signature.Inputs); err != nil {
-				return fmt.Errorf("model %q, with the saved settings of %s: %w", m.Name, s.path, err)
-			}
-			if saved.Instances > 0 && len(m.Workers) == 1 {
-				m.Workers[0].Instances = saved.Instances
+			if err := saved.applyToModel(&cfg.Models[i]); err != nil {
+				return fmt.Errorf("model %q, with the saved settings of %s: %w", saved.Name, s.path, err)
 			}
 		}
 	}
 	return nil
 }
 
-// applyToStage puts what was saved over a stage of a pipeline, if there is one of
-// that name.
-func (saved *savedModel) applyToStage(m *broker.ModelConfig, name string) error {
+// applyToModel changes a model, or a stage of a pipeline, if it has the saved name.
+func (saved *savedModel) applyToModel(m *broker.ModelConfig) (err error) {
+	if m.Name == saved.Name {
+		m.Policy = saved.apply(m.Policy, m.Workers)
+		_, err = m.Policy.Resolve(m.Signature.Inputs)
+	}
 	for i := range m.Stages {
-		s := &m.Stages[i]
-		if s.Name != name {
-			continue
+		if s := &m.Stages[i]; m.Name+"/"+s.Name == saved.Name {
+			s.Policy = saved.apply(s.Policy, s.Workers)
+			_, _, err = m.Resolve()
 		}
-		s.Policy = policy.Policy(saved.Policy).Over(s.Policy)
-		if saved.Instances > 0 && len(s.Workers) == 1 {
-			s.Workers[0].Instances = saved.Instances
-		}
-		_, _, err := m.Resolve()
-		return err
 	}
-	return nil
+	return err
 }
 
-// Save adds a change of a model.
+func (saved *savedModel) apply(p policy.Policy, workers []supervise.Worker) policy.Policy {
+	if saved.Instances > 0 && len(workers) == 1 {
+		workers[0].Instances = saved.Instances
+	}
+	return policy.Policy(saved.Policy).Over(p)
+}
+
+// Save saves a change of a model.
 func (s *Saved) Save(model string, settings policy.Policy, instances int) error {
 	return s.edit(func(f *savedFile) {
-		at := -1
-		for i := range f.Models {
-			if f.Models[i].Name == model {
-				at = i
-			}
-		}
+		at := slices.IndexFunc(f.Models, func(m savedModel) bool { return m.Name == model })
 		if at < 0 {
 			at = len(f.Models)
 			f.Models = append(f.Models, savedModel{Name: model})
@@ -144,7 +130,7 @@ func (s *Saved) Save(model string, settings policy.Policy, instances int) error 
 	})
 }
 
-// edit changes what is saved; the file is replaced whole or stays as it was.
+// edit replaces the file, whole or not at all.
 func (s *Saved) edit(change func(*savedFile)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

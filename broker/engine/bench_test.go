@@ -3,40 +3,28 @@
 package engine
 
 import (
-	"log/slog"
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
-	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// BenchmarkRound is what a loop itself spends on a request: 8 clients commit 16
-// each, one worker answers. It must not allocate.
+// BenchmarkRound measures a loop alone: 8 clients commit 16 requests each, and one
+// worker answers. It must not allocate.
 func BenchmarkRound(b *testing.B) {
 	const clients, inFlight = 8, 16
-	h, err := newHost(1, 1, 0)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer h.close()
-	h.calm = true
-	s, err := h.add(policy.New(policy.Slots(clients*inFlight), policy.Lease(time.Hour),
+	s := newModel(b, policy.New(policy.Slots(clients*inFlight), policy.Lease(time.Hour),
 		policy.MaxBatchSize(clients*inFlight/2), policy.WaitTime(0)))
-	if err != nil {
-		b.Fatal(err)
-	}
 	s.attachWorker()
 	w := s.workers[0]
 	var sessions []*ClientSession
 	var rings []shm.Producer[shm.Commit]
 	for range clients {
 		c, err := s.attach("client", inFlight)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.Do(b, err)
 		sessions = append(sessions, c)
 		rings = append(rings, shm.Producer[shm.Commit]{Ring: shm.CommitRing(c.seg, inFlight)})
 	}
@@ -68,29 +56,5 @@ func BenchmarkRound(b *testing.B) {
 			s.l.settleRound()
 		}
 		s.now += int64(time.Millisecond)
-	}
-}
-
-// What `private` costs when a client leaves: its window is cleared, away from
-// the loop.
-func BenchmarkClearingAWindow(b *testing.B) {
-	sig, err := tensor.ParseSignature([]string{"x:u8[602112]"}, []string{"y:f32[1000]"})
-	if err != nil {
-		b.Fatal(err)
-	}
-	layout, err := shm.NewLayout(sig, 64, 8)
-	if err != nil {
-		b.Fatal(err)
-	}
-	r, err := NewRing(&RingSpec{Name: "m", Layout: layout, Memory: shm.Memfd{}, Epoch: 1, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer r.Close()
-	const window = 8
-	r.clearSlots(0, window) // the pages are there
-	b.SetBytes(window * layout.SlotBytes())
-	for b.Loop() {
-		r.clearSlots(0, window)
 	}
 }

@@ -11,17 +11,14 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Only here the books follow the answers of living workers. A worker
-// answers its client first and tells the broker after, so a client may act on
-// an answer that the broker has not heard of. Therefore the broker catches up
-// before it judges commits, and before it decides. No peer is evicted on the way: see
-// outcomes.go.
+// Only here the books follow the answers of living workers. A worker answers its client
+// first and the broker after, so a client may act on an answer that the broker does not
+// know. Therefore the broker catches up before it checks commits, and before it decides.
+// It evicts no peer on the way (outcomes.go).
 
-// fewWorkers is how many busy workers are asked each time a client is read;
-// more of them are asked once per round.
+// fewWorkers are asked before each client's turn. More busy workers are asked once per round.
 const fewWorkers = 16
 
-// catchUpForClient is catchUp before a client is read.
 func (s *Stage) catchUpForClient() {
 	if s.caughtUp != s.loop.round || len(s.busy) <= fewWorkers {
 		s.catchUp()
@@ -31,19 +28,19 @@ func (s *Stage) catchUpForClient() {
 // catchUp reads the "done" messages of all workers that have batches.
 func (s *Stage) catchUp() {
 	s.caughtUp = s.loop.round
-	for i := len(s.busy) - 1; i >= 0; i-- { // from behind: drainDone takes w out
+	for i := len(s.busy) - 1; i >= 0; i-- { // backwards, since drainDone may remove a worker
 		s.drainDone(s.busy[i])
 	}
 }
 
-// catchUpWithCommits is for entries of a client: the slots that its commits use again, and its
-// last request, which the commits most often follow upon. The client wrote the entries
-// after it saw the answers, and the loop took them before it looks at the board here. So
-// the books follow at least as far as the client saw.
+// catchUpWithCommits follows the slots that a client's commits use again, and the
+// client's last request, which usually caused the commits. The client wrote the entries
+// after it saw the answers, and the loop took the entries before it reads the board here.
+// So the books follow at least as far as the client saw.
 //
-// Only commits are followed upon. A worker may die after an answer and before it rings,
-// and once the books have followed, the broker does not ring either. The client looks at
-// all its answers when the commit ends, at the latest.
+// Cancels are not followed. A worker may die after an answer and before it rings, and
+// the broker does not ring for a request that the books have followed. A client looks at
+// all its answers when a commit ends.
 func (r *Ring) catchUpWithCommits(c *ClientSession, entries []shm.Commit) {
 	for i := range entries {
 		e := &entries[i]
@@ -60,16 +57,15 @@ func (r *Ring) catchUpWithCommits(c *ClientSession, entries []shm.Commit) {
 	}
 }
 
-// followSlot follows the request that a slot is part of, if there is one.
 func (r *Ring) followSlot(s uint32) {
 	if info := r.slot(s); info.state != idle {
 		r.followRequest(info.head)
 	}
 }
 
-// followRequest frees a request that its worker has answered, whether that worker's
-// "done" is there already or only the word on the board. (A held one can be
-// such a one too: then the worker was quicker than what wanted to end it.)
+// followRequest frees a request that its worker has answered, whether the loop finds the
+// worker's "done" or only the word on the board. A held request may have an answer, too,
+// if its worker was quicker than its end.
 //
 // In test/model: Follow in ReadCommit.
 func (r *Ring) followRequest(head uint32) {
@@ -85,7 +81,7 @@ func (r *Ring) followRequest(head uint32) {
 	r.followBoard(head)
 }
 
-// followBoard is followRequest after the "done" messages of its worker were read.
+// followBoard is followRequest by the word on the board alone.
 func (r *Ring) followBoard(head uint32) {
 	info := r.slot(head)
 	w := r.board.Word(head)
@@ -95,14 +91,13 @@ func (r *Ring) followBoard(head uint32) {
 	if info.state == held || w.Status() != status.OK {
 		info.worker.countUnanswered(info.batch)
 	}
-	if info.state == running { // the end of a held one was counted
+	if info.state == running { // the end of a held request was counted
 		info.stage.countAnswered(info, w.Status())
 	}
 	info.stage.batcher.Ended(batcher.RequestID(head))
 	r.freeRequest(head)
 }
 
-// catchUpForClient is stage.catchUpForClient for all stages.
 func (r *Ring) catchUpForClient() {
 	for i, s := range r.stages {
 		if i == 0 || len(s.busy) > 0 {
@@ -112,8 +107,7 @@ func (r *Ring) catchUpForClient() {
 	}
 }
 
-// countAnswered counts a request whose worker has answered it but has not said when
-// it ran.
+// countAnswered counts an answered request before its worker's "done" has its times.
 func (s *Stage) countAnswered(info *slotInfo, st status.Code) {
 	s.stats.countAnswered(info, st, s.loop.now)
 	if s.ring.whole != nil {
@@ -121,7 +115,7 @@ func (s *Stage) countAnswered(info *slotInfo, st status.Code) {
 		s.ring.whole.total.Add(time.Duration(s.loop.now - info.commit.Committed))
 	}
 	if s.recorder.takesMore() && info.worker != nil { // nil: a worker answered a request that no worker had
-		rec := s.ring.board.Record(info.head) // it wrote that before it answered
+		rec := s.ring.board.Record(info.head) // the worker wrote it before it answered
 		started := min(max(rec.Started, info.dispatched), s.loop.now)
 		s.recordRequest(info, st, started, min(max(rec.Finished, started), s.loop.now))
 	}
@@ -156,7 +150,6 @@ func (s *Stage) drainDone(w *WorkerSession) {
 	}
 }
 
-// finishBatch takes one batch off a worker's hands.
 func (s *Stage) finishBatch(w *WorkerSession, d *shm.Done) error {
 	for i, p := range w.mails {
 		if p.batch != d.Batch {
@@ -181,7 +174,7 @@ func (s *Stage) finishBatch(w *WorkerSession, d *shm.Done) error {
 		if i == 0 && len(w.mails) > 0 {
 			w.mails[0].begun = max(w.mails[0].begun, finished)
 		}
-		s.batchEnded(w, failed != nil, p.unanswered < len(p.requests))
+		s.judgeBatch(w, failed != nil, p.unanswered < len(p.requests))
 		w.batches++
 		w.computed += time.Duration(finished - started)
 		s.stats.seconds.spreadComputed(started, finished)
@@ -195,14 +188,14 @@ func (s *Stage) finishBatch(w *WorkerSession, d *shm.Done) error {
 	return fmt.Errorf("%w: done with batch %d, which it does not have", status.ErrProtocol, d.Batch)
 }
 
-// stillHas reports whether a mailed request still is what its batch was given: it
-// may have ended early, and its slots may be part of another request.
+// stillHas reports whether a batch still has a mailed request. The request may have
+// ended early, and its slots may be part of another request.
 func (r *Ring) stillHas(q mailed, batch uint64) bool {
 	info := r.slot(q.head)
 	return info.head == q.head && info.gen == q.gen && info.batch == batch && info.isWithWorker()
 }
 
-// countUnanswered counts a request of one of its batches that has no result.
+// countUnanswered counts a request of a batch that has no result.
 func (w *WorkerSession) countUnanswered(batch uint64) {
 	for _, p := range w.mails {
 		if p.batch == batch {
@@ -211,14 +204,13 @@ func (w *WorkerSession) countUnanswered(batch uint64) {
 	}
 }
 
-// finishRequest frees the slots of one request of a finished batch, or hands
-// them on to the next stage, unless they have moved on already (see followRequest).
-// False: it has no result.
+// finishRequest frees the slots of a finished request, or hands them on to the next stage.
+// It returns false if the request has no result.
 func (s *Stage) finishRequest(q mailed, batch uint64, started, finished int64) bool {
 	r := s.ring
 	info := r.slot(q.head)
 	if !r.stillHas(q, batch) {
-		return true // or counted in follow
+		return true // or followBoard has counted it
 	}
 	if info.worker.state.isGivenUp() {
 		s.batcher.Ended(batcher.RequestID(q.head))
@@ -236,18 +228,15 @@ func (s *Stage) finishRequest(q mailed, batch uint64, started, finished int64) b
 		s.handOnRequest(q.head, started, finished)
 		return true
 	default:
-		// The worker says it is done but never answered: somebody must.
 		r.endRequest(q.head, status.ErrFailed, "the worker ended the batch without answering this request", false)
 	}
 	r.freeRequest(q.head)
 	return answered
 }
 
-// handOnRequest gives a request that a stage is done with to the next one, in the same
-// slots: nothing is copied, and its client waits on.
+// handOnRequest gives a finished request to the next stage, in the same slots.
 //
-// The place in test/model where it would be: FinishRequest, which frees the
-// slots where there is no next stage.
+// In test/model, FinishRequest frees the slots: the model has no next stage.
 func (s *Stage) handOnRequest(head uint32, started, finished int64) {
 	r, n := s.ring, s.next
 	info := r.slot(head)

@@ -14,16 +14,16 @@ import (
 type ClientSession struct {
 	*Peer
 	ring    *Ring
-	first   uint32 // its window
-	window  int
+	first   uint32 // slot of the window
+	window  int    // slots
 	commits shm.Consumer[shm.Commit]
 	times   shm.ClientTimes // read by the recorder
-	last    uint32          // where its last request began
+	last    uint32          // the slot where its last request began
 	busy    int             // requests queued, running or held
 	state   clientState     // changed by moveTo only
-	unread  bool            // on its ring's list of those whose turn comes
+	unread  bool            // in line for a turn
 	latest  uint32          // the latest generation that it used
-	before  uint32          // the generation before the client's first; never changes
+	before  uint32          // the generation before its first; never changes
 }
 
 // owns says whether a commit's slots are all inside the client's window.
@@ -31,27 +31,18 @@ func (c *ClientSession) owns(e *shm.Commit) bool {
 	return e.Rows >= 1 && e.Slot >= c.first && uint64(e.Slot)+uint64(e.Rows) <= uint64(c.first)+uint64(c.window)
 }
 
-// OpenClient makes the session of a client, before it is attached: not on the
-// loop, since its cost grows with the window.
-func (r *Ring) OpenClient(p *Peer, window int, times bool) error {
+func (r *Ring) openClient(p *Peer, window int, times bool) error {
 	if window < 0 || window > r.layout.Slots {
 		return fmt.Errorf("%w: window of %d slots, the ring has %d; ask for fewer, or raise the model's slots",
 			status.ErrRingFull, window, r.layout.Slots)
 	}
-	if window == 0 { // chosen later, and as small a session does for every window up to this
+	if window == 0 { // leaseWindow chooses, up to this
 		window = DefaultWindow
 	}
 	return p.openSession(r, shm.KindClient, shm.ClientSegmentSize(window, times))
 }
 
-// Attaching takes three steps, so that none on the loop grows with the window:
-//
-//	reserveWindow  on the loop: the window is this client's, and not yet looked at
-//	resetWindow    away from it
-//	attachClient   on the loop
-//
-// newBooks is made before, for a window of that size: it is not known which
-// chunks are missing, but how many can be.
+// newBooks makes enough chunks for a window, before the loop knows which ones the ring lacks.
 func newBooks(window int) (chunks [][]slotInfo) {
 	for n := chunkSlots; n < window+chunkSlots && window > chunkSlots; n += chunkSlots {
 		chunks = append(chunks, make([]slotInfo, chunkSlots))
@@ -59,8 +50,7 @@ func newBooks(window int) (chunks [][]slotInfo) {
 	return chunks
 }
 
-// reserveWindow leases a window to a client whose session is open. On an error
-// the session is still the caller's.
+// reserveWindow leases a window to an open session, which stays the caller's on an error.
 func (r *Ring) reserveWindow(p *Peer, window int, chunks [][]slotInfo) (*ClientSession, error) {
 	first, window, err := r.leaseWindow(p.UID, window)
 	if err != nil {
@@ -82,8 +72,7 @@ func (r *Ring) reserveWindow(p *Peer, window int, chunks [][]slotInfo) (*ClientS
 	return c, nil
 }
 
-// resetWindow makes the slots new. All of them start from one generation, later
-// than any that a former owner used.
+// resetWindow makes the slots new, with a generation later than any former one.
 func (c *ClientSession) resetWindow() {
 	for s := c.first; s < c.first+uint32(c.window); s++ {
 		*c.ring.slot(s) = slotInfo{gen: c.latest}
@@ -91,7 +80,6 @@ func (c *ClientSession) resetWindow() {
 	}
 }
 
-// attachClient lets a client that has a window commit.
 func (r *Ring) attachClient(c *ClientSession) error {
 	if err := c.watchPeer(r.loop, func() { r.clientRang(c) }, func() { r.clientLeft(c, "its process ended") }); err != nil {
 		return err
@@ -106,16 +94,14 @@ func (r *Ring) attachClient(c *ClientSession) error {
 	return nil
 }
 
-// A client that leaves its window open gets DefaultWindow slots, but not more
-// than a share of those that are free: in a ring of few large slots the first
-// clients leave something for the later ones.
+// A client that asks for no size gets DefaultWindow slots, but at most one part in
+// windowShare of the free ones: a ring of few large slots keeps room for later clients.
 const (
 	DefaultWindow = 8
 	windowShare   = 8
 )
 
-// leaseWindow finds consecutive free slots for a user: as many as were asked
-// for, or, for 0, as many as fit.
+// leaseWindow finds consecutive free slots for a user; for 0, as many as fit.
 func (r *Ring) leaseWindow(uid, asked int) (first uint32, window int, err error) {
 	window = asked
 	has, most := r.leased[uid], max(1, r.layout.Slots*r.share/100)
@@ -142,12 +128,9 @@ func (r *Ring) leaseWindow(uid, asked int) (first uint32, window int, err error)
 		status.ErrRingFull, max(asked, 1), len(r.clients), r.windows.free, r.layout.Slots, help)
 }
 
-// firstGen is the generation before the client's first.
-func (c *ClientSession) firstGen() uint32 { return c.before }
-
-// clientLeft cleans up after a client that closed, died, or was thrown out.
-// Its queued requests are canceled, in turns if they are many. Running ones keep
-// their slots until the worker is done. Then the window returns.
+// clientLeft cleans up after a client that closed, died, or was thrown out. The loop
+// cancels its queued requests, in turns if they are many. Running requests keep their
+// slots until the worker is done. Then the window returns.
 //
 // In test/model: ClientLeft.
 func (r *Ring) clientLeft(c *ClientSession, why string) {
@@ -156,12 +139,12 @@ func (r *Ring) clientLeft(c *ClientSession, why string) {
 	}
 	for _, s := range r.stages {
 		s.touch()
-		s.catchUp() // what workers answered before it left counts
+		s.catchUp() // answers from before it left count
 	}
 	c.moveTo(clientLeaving)
-	_, _ = c.commits.Pending() // SYNC POINT "leave": its window is another's soon
+	_, _ = c.commits.Pending() // SYNC POINT "leave": another client soon gets its window
 	for _, s := range r.stages {
-		s.recorder.readLast(c)
+		s.recorder.readLastTimes(c)
 	}
 	delete(r.clients, c)
 	c.closeSession(r.loop)
@@ -172,12 +155,10 @@ func (r *Ring) clientLeft(c *ClientSession, why string) {
 	r.partWithClient(c)
 }
 
-// partingTurn is how many queued requests of a departed client are canceled in one
-// go.
+// partingTurn is how many queued requests of a leaving client are canceled in a turn.
 const partingTurn = 256
 
-// partWithClient is one turn of a client that has left. It returns how many requests
-// were canceled.
+// partWithClient is one turn of a leaving client. It returns the number of canceled requests.
 func (r *Ring) partWithClient(c *ClientSession) (n int) {
 	isOut := true
 	for _, s := range r.stages {
@@ -194,8 +175,6 @@ func (r *Ring) partWithClient(c *ClientSession) (n int) {
 	return n
 }
 
-// returnWindowIfDone frees the window of a client that has left and has nothing under
-// way any more.
 func (r *Ring) returnWindowIfDone(c *ClientSession) {
 	if c.state != clientLeft || c.busy > 0 {
 		return
@@ -215,13 +194,13 @@ func (r *Ring) returnWindow(c *ClientSession) {
 	r.takeBackWindow(c)
 	r.dropUnusedDevice()
 	r.log.Debug("window returned", "client", c.Label(), "pid", c.Pid, "window", c.window)
-	r.vacated()
+	r.sessionEnded()
 }
 
-// clearSlots overwrites a client's slots: inputs, outputs, and the board's texts
-// about its requests. No peer has them meanwhile, so it is not done on the loop.
+// clearSlots overwrites a client's inputs and outputs, and the board's texts about its
+// requests. It runs away from the loop: no peer has the slots meanwhile.
 func (r *Ring) clearSlots(first uint32, n int) {
-	for i := range r.layout.Planes { // none in device memory: checkPrivate
+	for i := range r.layout.Planes { // none in device memory: CheckPrivate
 		clear(r.layout.Planes[i].Rows(r.planes.Bytes(), first, n))
 	}
 	for s := first; s < first+uint32(n); s++ {
@@ -229,7 +208,6 @@ func (r *Ring) clearSlots(first uint32, n int) {
 	}
 }
 
-// takeBackWindow frees a client's window.
 func (r *Ring) takeBackWindow(c *ClientSession) {
 	if int32(c.latest-r.base) > 0 {
 		r.base = c.latest

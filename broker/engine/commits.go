@@ -10,18 +10,18 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// clientTurn is how many rows a client is read for before the next one of its
-// ring is; an entry that is no request counts as a row.
+// Clients' turns: the loop reads their commits and cancels.
+
+// clientTurn is how many rows the loop reads of a client before the ring's next client.
+// An entry that is no request counts as a row.
 const clientTurn = 32
 
-// clientRang puts a client in line for its turn.
 func (r *Ring) clientRang(c *ClientSession) {
 	if c.isAttached() {
 		r.enqueueClient(c)
 	}
 }
 
-// enqueueClient puts a client in line, and its ring.
 func (r *Ring) enqueueClient(c *ClientSession) {
 	if !c.unread {
 		c.unread = true
@@ -30,11 +30,11 @@ func (r *Ring) enqueueClient(c *ClientSession) {
 	r.loop.enqueueRing(r)
 }
 
-// visitClients gives the ring's clients turns, for rows in all, and returns for how many.
+// visitClients gives the ring's clients turns for that many rows, and returns the used rows.
 func (r *Ring) visitClients(rows int) (used int) {
 	for used < rows && len(r.unread) > 0 {
 		c := r.unread[0]
-		r.unread = slices.Delete(r.unread, 0, 1) // few, and it keeps the memory
+		r.unread = slices.Delete(r.unread, 0, 1) // the list is short
 		c.unread = false
 		used++
 		switch c.state {
@@ -47,12 +47,10 @@ func (r *Ring) visitClients(rows int) (used int) {
 	return used
 }
 
-// readCommits is one turn of a client. It returns how many rows were read; if
-// there are more, the client is in line again.
+// readCommits is one turn of a client. It returns how many rows it has read.
 func (r *Ring) readCommits(c *ClientSession, rows int) (used int) {
-	// Finished batches are read first. Otherwise a client that sends its next
-	// request with the answer would seem to have one more in flight. From then
-	// on it could join a batch, and wait for itself.
+	// Finished batches come first. Otherwise the client's next request would seem to be
+	// its second in flight, and its batch would wait for it.
 	r.catchUpForClient()
 	for used < rows {
 		n, err := c.commits.Pending()
@@ -80,7 +78,6 @@ func (r *Ring) readCommits(c *ClientSession, rows int) (used int) {
 	return used
 }
 
-// disconnectClient throws out a client that broke the protocol.
 func (r *Ring) disconnectClient(c *ClientSession, err error) {
 	r.log.Warn("client disconnected: it broke the protocol", "client", c.Label(), "pid", c.Pid, "reason", err)
 	r.stages[0].stats.offenders++
@@ -88,7 +85,7 @@ func (r *Ring) disconnectClient(c *ClientSession, err error) {
 	r.clientLeft(c, err.Error())
 }
 
-// readCommit takes one entry of a client into the books, which have caught up with it.
+// readCommit takes one entry of a client into the books, which are up to date.
 func (r *Ring) readCommit(c *ClientSession, e *shm.Commit) error {
 	switch e.Kind {
 	case shm.KindCommit:
@@ -103,12 +100,11 @@ func (r *Ring) readCommit(c *ClientSession, e *shm.Commit) error {
 	return fmt.Errorf("%w: entry of kind %d", status.ErrProtocol, e.Kind)
 }
 
-// enterRequest takes a checked commit into the books and gives it to the stage.
 func (r *Ring) enterRequest(c *ClientSession, e *shm.Commit) {
 	info := r.slot(e.Slot)
 	for _, s := range r.stages {
 		if s.recorder != nil {
-			s.recorder.readBefore(c, e)
+			s.recorder.readPreviousTimes(c, e)
 		}
 	}
 	info.gen, info.commit, info.client, info.stage = e.Gen, *e, c, r.stages[0]
@@ -116,7 +112,7 @@ func (r *Ring) enterRequest(c *ClientSession, e *shm.Commit) {
 	if int32(e.Gen-c.latest) > 0 {
 		c.latest = e.Gen
 	}
-	if info.unserved { // the text is of the request before
+	if info.unserved { // the text is about the previous request
 		info.unserved = false
 		r.board.SetReason(e.Slot, "")
 	}
@@ -133,9 +129,8 @@ func (r *Ring) enterRequest(c *ClientSession, e *shm.Commit) {
 	}
 }
 
-// cancelRequest ends a request that its client no longer wants. A cancel that comes
-// after the end is nothing; one for a slot or generation that never was is a
-// violation.
+// cancelRequest ends a request for its client. A cancel after the end does nothing. A
+// cancel of a slot or generation that never was is a violation.
 func (r *Ring) cancelRequest(c *ClientSession, e *shm.Commit) error {
 	if e.Slot < c.first || e.Slot >= c.first+uint32(c.window) || int32(e.Gen-r.slot(e.Slot).gen) > 0 {
 		return fmt.Errorf("%w: cancel of slot %d generation %d", status.ErrProtocol, e.Slot, e.Gen)

@@ -9,19 +9,15 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// A worker can write the board, so it can damage words. A client that waits for
-// such a word is told by the broker.
+// A worker can write the board, so it can damage words. The broker repairs the word
+// and ends the request for its client.
 func TestAWordThatAWorkerDamagedIsRepaired(t *testing.T) {
 	for name, garbage := range map[string]shm.Word{
 		"later": shm.MakeWord(9, status.OK, false), "much later": shm.MakeWord(1<<31, status.ErrFailed, true),
 		"never": shm.MakeWord(0xffffffff, 77, true),
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, err := newWorld(3)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer s.close()
+			s := newWorld(t, 3)
 			s.calm = true
 			s.attachWorker()
 			s.attachClient()

@@ -11,33 +11,32 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// DeviceMemory is the device memory of a ring as far as the broker has to do
-// with it. It knows nothing of GPUs: a worker allocates, and offers a descriptor
-// that keeps the memory; every peer that needs it gets a copy and imports it. So
-// the memory outlives the worker, and is gone when the ring and its peers are.
+// DeviceMemory is the device memory of a ring. The broker knows nothing of GPUs. A
+// worker allocates the memory, and offers a descriptor that keeps it. Every peer that
+// needs the memory gets a copy of the descriptor and imports it. So the memory outlives
+// the worker, and ends with the ring and its peers.
 type DeviceMemory struct {
 	FD  int    // -1: no worker has allocated it yet
-	GPU string // UUID of the GPU that it is on, as the worker says
+	GPU string // UUID of its GPU, as the worker says
 }
 
-// Close is for connections. The last close of a descriptor gives device memory
-// back. It may block if the descriptor is something else.
+// Close may block if the descriptor is something else, so no loop calls it.
 func (d *DeviceMemory) Close() {
 	CloseFD(d.FD)
 	*d = DeviceMemory{FD: -1}
 }
 
-// closeAside is Close for a loop, which never waits for a descriptor.
+// closeAside is Close for a loop.
 func (d *DeviceMemory) closeAside() {
 	go CloseFD(d.FD)
 	*d = DeviceMemory{FD: -1}
 }
 
-// ErrNeedsDevice tells a worker to allocate the ring's device memory.
+// ErrNeedsDevice asks a worker to allocate the ring's device memory.
 var ErrNeedsDevice = errors.New("the ring has no device memory yet")
 
-// deviceForClient is a descriptor of the ring's device memory for a client; -1 if none
-// of the ring's tensors lies there. On the ring's loop.
+// deviceForClient is a descriptor of the ring's device memory for a client; -1 if the
+// ring has no tensor in device memory. It is called on the loop.
 func (r *Ring) deviceForClient(usesDevice bool) (fd int, err error) {
 	first := r.layout.Signature.FirstOnDevice()
 	switch {
@@ -52,9 +51,8 @@ func (r *Ring) deviceForClient(usesDevice bool) (fd int, err error) {
 	return r.dupDevice()
 }
 
-// deviceForWorker is a descriptor of the ring's device memory for a worker of these
-// tensors; -1 if none of them lies there. The first worker's offer is taken. On the
-// ring's loop.
+// deviceForWorker is deviceForClient for a worker of these tensors. The ring takes the first
+// worker's offer.
 func (r *Ring) deviceForWorker(p *Peer, sig *tensor.Signature, offer *DeviceMemory) (fd int, err error) {
 	if sig.FirstOnDevice() == nil {
 		return -1, nil
@@ -76,8 +74,7 @@ func (r *Ring) dupDevice() (fd int, err error) {
 	return fd, nil
 }
 
-// dropUnusedDevice gives the device memory back when no peer is left: a model
-// without peers takes none. On the ring's loop.
+// dropUnusedDevice gives the device memory back after the last peer, on the loop.
 func (r *Ring) dropUnusedDevice() {
 	if r.device.FD < 0 || len(r.clients) > 0 {
 		return
@@ -87,33 +84,28 @@ func (r *Ring) dropUnusedDevice() {
 			return
 		}
 	}
-	r.log.Info("device memory given back: nobody is attached", "bytes", r.layout.DeviceSize)
+	r.log.Info("device memory given back: no peer is attached", "bytes", r.layout.DeviceSize)
 	r.device.closeAside()
 }
 
-// LoseDevices gives up the rings' device memory, whose contents are lost.
+// LoseDevices gives up lost device memory, and disconnects the clients that have it mapped.
 func (l *Loop) LoseDevices() {
 	l.Do(func() {
 		for r := range l.rings {
-			r.loseDevice()
+			if r.device.FD < 0 {
+				continue
+			}
+			for c := range r.clients {
+				r.clientLeft(c, "the model's device memory was lost")
+			}
+			if r.device.FD >= 0 { // a worker that is being killed is still attached
+				r.device.closeAside()
+			}
 		}
 	})
 }
 
-func (r *Ring) loseDevice() {
-	if r.device.FD < 0 {
-		return
-	}
-	for c := range r.clients {
-		r.clientLeft(c, "the model's device memory was lost")
-	}
-	if r.device.FD >= 0 { // a worker that is being killed is still there
-		r.device.closeAside()
-	}
-}
-
-// CheckPrivate refuses a promise that the broker cannot keep: it cannot clear
-// memory that it cannot touch.
+// CheckPrivate refuses private slots in device memory, which the broker cannot clear.
 func CheckPrivate(settings *policy.Settings, deviceSize int64) error {
 	if settings.Private && deviceSize > 0 {
 		return fmt.Errorf("%w: private: slots in device memory cannot be cleared between clients; "+

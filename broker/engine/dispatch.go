@@ -10,8 +10,10 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// decide asks the batcher what to do now and does it. If workers finished something
-// meanwhile that requests wait for, the stage decides again once that is read.
+// A stage's decisions: batches go out, and overdue requests and leases end.
+
+// decide carries out the batcher's decision. If workers have finished batches meanwhile
+// for which requests wait, the stage decides again in this round.
 func (s *Stage) decide() {
 	s.expireRunning()
 	s.resumeSuspended()
@@ -30,7 +32,7 @@ func (s *Stage) decide() {
 	}
 	s.loop.work.Decisions++
 	s.batcher.Learn(batcher.Time(s.loop.now))
-	s.tellLoop()
+	s.updateLoop()
 }
 
 func (s *Stage) endQueuedRequest(e *batcher.End) {
@@ -39,7 +41,7 @@ func (s *Stage) endQueuedRequest(e *batcher.End) {
 	switch {
 	case e.Why == batcher.TimedOut:
 		code = status.ErrQueueTimeout
-	case s.present == 0: // says more than that time was short
+	case s.present == 0:
 		reason = shm.ReasonNoWorker
 		s.ring.slot(uint32(e.ID)).unserved = true
 	}
@@ -76,7 +78,7 @@ func (s *Stage) dispatchBatch(d *batcher.Dispatch) {
 			Deadline: info.commit.Deadline, Committed: info.commit.Committed, Dims: s.sizesOf(info),
 		}
 		p.requests = append(p.requests, mailed{head, info.gen})
-		if !info.client.isAttached() { // it was about to be canceled
+		if !info.client.isAttached() { // partWithClient has not come to it yet
 			s.ring.endRunningRequest(head, status.ErrCanceled)
 			continue
 		}
@@ -91,8 +93,7 @@ func (s *Stage) dispatchBatch(d *batcher.Dispatch) {
 	w.posted++
 }
 
-// levelOf is the priority level of a commit that was accepted. (A policy that
-// has changed since may have fewer levels.)
+// levelOf is the priority level of a commit. The policy may have fewer levels by now.
 func (s *Stage) levelOf(e *shm.Commit) int {
 	if e.Level < 0 {
 		return s.settings.DefaultPriority
@@ -100,10 +101,9 @@ func (s *Stage) levelOf(e *shm.Commit) int {
 	return min(int(e.Level), s.settings.LevelCount()-1)
 }
 
-// armDone asks busy workers to ring when they are done, but only if somebody
-// waits for that, in this stage or to hand on to the next; otherwise the next
-// commit finds their message in time, and a lone request costs one wake-up
-// less. True if something came in meanwhile.
+// armDone asks busy workers to ring when they are done, if a request waits for that in
+// this stage or goes on to the next. Otherwise the next commit finds the message, and a
+// lone request costs one wake-up less. It returns true if a worker was done meanwhile.
 func (s *Stage) armDone() bool {
 	if s.next == nil && s.batcher.Queued() == 0 && !s.loop.draining && s.ring.held == 0 {
 		return false
@@ -117,9 +117,7 @@ func (s *Stage) armDone() bool {
 	return more
 }
 
-// expireRunning releases the callers of running requests whose deadline has
-// passed. runningDeadline is never later than the earliest of them, so the
-// search is rare.
+// expireRunning ends overdue requests. It searches only from runningDeadline on.
 func (s *Stage) expireRunning() {
 	now := s.loop.now
 	if now < s.runningDeadline {
@@ -143,24 +141,21 @@ func (s *Stage) expireRunning() {
 	}
 }
 
-// leaseOf is when the lease of a worker's oldest batch ends. It counts from the
-// dispatch, or from the end of the batch handed over before this one if that
-// came later, since a worker may run them one after the other. What was handed
-// over after it does not matter: a worker that runs several at once must not
-// hide a batch that hangs behind others that do not.
+// leaseOf is when the lease of a worker's oldest batch ends. It counts from the dispatch,
+// or from the end of the previous batch if that is later, since a worker may run batches
+// one after the other. Later batches do not matter: a worker that runs several at once
+// must not hide a hanging batch behind them.
 func (s *Stage) leaseOf(w *WorkerSession) int64 { return w.mails[0].begun + int64(s.settings.Lease) }
 
-// mostLate is how late the broker comes to the end of a lease at most, if it can
-// run when it wants to.
+// mostLate is how late a broker that can run comes to the end of a lease at most.
 const mostLate = 50 * time.Millisecond
 
-// forgiveStandstill gives workers their time once more. The broker did not run
-// when a lease ended: it was stopped, or the whole machine was, and the workers
-// with it. Each batch is forgiven once, so that a hung worker is killed after two
-// leases at the latest.
+// forgiveStandstill gives workers their time once more after the broker, or the whole
+// machine, stood still when a lease ended. Each batch is forgiven once, so a hung worker
+// is killed after two leases at the latest.
 func (s *Stage) forgiveStandstill() {
 	now := s.loop.now
-	s.catchUp() // batches that they finished before the standstill do not run now
+	s.catchUp() // batches that ended before the standstill do not run now
 	for _, w := range s.busy {
 		if oldest := w.mails[0]; now >= s.leaseOf(w) && !oldest.forgiven {
 			oldest.begun, oldest.forgiven = now, true
@@ -171,9 +166,8 @@ func (s *Stage) forgiveStandstill() {
 	}
 }
 
-// endOverdueLeases kills the workers whose oldest batch takes for too long, and
-// decides about those that had time to turn out dead. leaseEnd is never later
-// than the earliest of these, so it is rarely asked for.
+// endOverdueLeases kills workers whose oldest batch has outlived its lease, and
+// quarantines awaited workers that live. It searches only from leaseEnd on.
 func (s *Stage) endOverdueLeases() {
 	now := s.loop.now
 	if now < s.leaseEnd {
@@ -183,12 +177,11 @@ func (s *Stage) endOverdueLeases() {
 		s.forgiveStandstill()
 	}
 	s.leaseEnd = never
-	for i := len(s.busy) - 1; i >= 0; i-- { // from behind: drainDone takes w out
+	for i := len(s.busy) - 1; i >= 0; i-- { // backwards, since drainDone may remove a worker
 		s.endOverdueLease(s.busy[i])
 	}
 }
 
-// endOverdueLease does so for one worker.
 func (s *Stage) endOverdueLease(w *WorkerSession) {
 	due := s.overdueAt(w)
 	if s.loop.now >= due {
@@ -208,8 +201,7 @@ func (s *Stage) endOverdueLease(w *WorkerSession) {
 	}
 }
 
-// overdueAt is when the time of a worker is over: the lease of its oldest batch, or
-// its time to turn out dead. Never, if the loop waits for something else.
+// overdueAt is when endOverdueLease has to act on a worker.
 func (s *Stage) overdueAt(w *WorkerSession) int64 {
 	switch {
 	case len(w.mails) == 0 || w.faults.has(brokeProtocol):

@@ -6,11 +6,12 @@ import (
 	"encoding/binary"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/shm"
 )
 
-// FuzzCommit lets a client commit any bytes: it is served or thrown out, and
-// when it is gone nothing of it is left.
+// FuzzCommit lets a client commit any bytes: it is served or thrown out, and leaves
+// nothing behind.
 func FuzzCommit(f *testing.F) {
 	entry := func(kind, level byte, rows, slot, gen uint32) []byte {
 		b := make([]byte, 64)
@@ -27,16 +28,10 @@ func FuzzCommit(f *testing.F) {
 	f.Add(entry(2, 0, 0, 3, 0xffffffff))
 	f.Add(entry(9, 1, 2, 3, 4))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		s, err := newWorld(1)
-		if err != nil {
-			t.Skip(err)
-		}
-		defer s.close()
+		s := newWorld(t, 1)
 		s.dynamic = false
 		c, err := s.attach("fuzz", 4)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		ring := shm.Producer[shm.Commit]{Ring: shm.CommitRing(c.seg, 4)}
 		for len(data) >= 64 && c.isAttached() {
 			e := shm.Commit{

@@ -5,46 +5,47 @@ package engine
 import (
 	"runtime"
 	"slices"
+	"time"
 
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 )
 
-// DefaultLoops is one loop for every two cores, eight at most. A loop at its
-// limit takes a core, and the clients and workers that keep it there take at
-// least another; more loops than that would only take cores from them. Nor
-// may all of the Go scheduler's processors be held by loops that sleep for
-// microseconds (shm.Parker). Idle loops cost nothing.
+// The event loop: its rounds, and the rings that it serves.
+
+// DefaultLoops is one loop for every two cores, eight at most. A busy loop takes a core,
+// and its clients and workers another. Loops that sleep for microseconds (shm.Parker)
+// must leave processors to the Go scheduler.
 func DefaultLoops() int { return min(max(1, runtime.GOMAXPROCS(0)/2), 8) }
 
-// loop serves some of the rings: one goroutine that owns all of their state.
-// Loops share nothing. Everybody else reaches a ring by functions posted to its
-// loop.
+// Loop serves some of the rings: one goroutine that owns all of their state.
+// Other goroutines reach a ring by functions posted to its loop.
 //
 // A round:
 //
 //  1. wait: spin while that pays, then park (poller.go)
-//  2. events: clients that rang are put in line; deaths
-//  3. turns of those in line
-//  4. settle: posted functions, timers that are due, outcomes of what peers wrote
+//  2. events: the loop enqueues clients that rang, and handles deaths
+//  3. turns: the loop reads the enqueued clients' commits
+//  4. settle: posted functions, timers that are due, outcomes for peers
 //     (outcomes.go), and a decision for every stage that something happened to
 //
-// A round costs as much as there is to do: idle rings are on none of its lists.
+// Idle rings are on none of the lists, so they cost a round nothing.
 type Loop struct {
 	*poller
 	rings map[*Ring]struct{}
 
 	number int
 	now    int64  // when this round began
-	round  uint64 // its number
+	round  uint64 // this round's number
 
 	dirty      []*Stage // to decide at the end of this round
 	outcomes   []outcome
 	entries    [clientTurn]shm.Commit // of the client that has its turn
 	timers     timers                 // by when they are due
 	spinning   []*Stage               // may be worth spinning for
-	waiting    []*Ring                // whose clients have something to be read, in this order
-	active     int                    // stages with something queued or running
+	waiting    []*Ring                // with unread commits, in the order of their visits
+	active     int                    // stages with requests queued or running
 	draining   bool
 	drainSince int64
 	stopping   bool
@@ -53,27 +54,29 @@ type Loop struct {
 	work stats.Loop
 
 	clock   func() int64 // replaced by the simulation
-	drained func()       // nothing is left to drain; called once
+	drained func()       // called once, when nothing is left to drain
 	outside Outside
 }
 
-// Outside is the process around a loop, as far as the loop has to tell or ask it
-// about peers. No method waits for a loop.
+// Outside is the process around a loop. No method waits for a loop.
 type Outside interface {
-	// Kill ends a worker's process. Without an error its death is certain, but not
-	// yet over: the pidfd tells when.
+	// Kill ends a worker's process. Without an error its death is certain, and the
+	// pidfd reports when it happens.
 	Kill(*Peer) error
-	Offended(Process)                            // a peer broke the protocol
-	WorkerCame(pid int, first bool) (spare bool) // first: its model had none before; spare: it is to wait
-	// withBatch: one that it had begun; replace: a spare may take its place
+	Offended(Process) // a peer broke the protocol
+	// WorkerCame reports a worker, the first of its model or not. A spare gets no batches.
+	WorkerCame(pid int, first bool) (spare bool)
+	// WorkerLeft reports the end of a worker, and whether it had begun a batch. replace
+	// says that a spare may take its place.
 	WorkerLeft(pid int, withBatch, last bool) (replace bool)
 	Promoted(spare, lost int) // pids
-	// workerFailed: a worker fails what others run; replaced: it is ended and started again
+	// WorkerFailed reports a worker that fails batches which others run. replaced says
+	// that its process is ended and started again.
 	WorkerFailed(pid int) (replaced bool)
 }
 
-// NewLoop makes a loop for Run. alone: the process does little else, so that the
-// loop may keep one of its Ps while it sleeps for milliseconds.
+// NewLoop makes a loop for Run. alone says that the process does little else, so that
+// the loop may keep one of its Ps while it sleeps for milliseconds.
 func NewLoop(number int, alone bool, out Outside) (*Loop, error) {
 	p, err := newPoller()
 	if err != nil {
@@ -95,7 +98,7 @@ func (l *Loop) Run(drained func()) error {
 	for !l.stopping {
 		until := l.timers.nextDue()
 		if len(l.waiting) > 0 || l.morePosts {
-			until = l.now // they have waited for the others, not for time
+			until = l.now
 		}
 		if err := l.waitForEvents(until, l.spinUntil(), l.beginRound); err != nil {
 			return err
@@ -105,25 +108,21 @@ func (l *Loop) Run(drained func()) error {
 	return nil
 }
 
-// beginRound starts a round.
 func (l *Loop) beginRound() {
 	l.now = l.clock()
 	l.round++
 }
 
-// Turns. A ring is visited for as many rows as fill a batch, between these
-// limits, and then the next one is; all of a round's visits together end at
-// roundRows, and the next round goes on where this one stopped. So a client that has
-// little to say waits for one visit of each other ring that has something, and
-// inside its ring for one short turn of each other client, however much they
-// send and whatever it is.
+// Turns. A loop visits a ring for as many rows as fill a batch, between these limits,
+// and then the next ring. A round ends after roundRows, and the next round goes on
+// from there. So a client waits for one visit of each other ring, and in its ring for
+// one short turn of each other client, however much they send.
 const (
 	leastVisit = 128
 	mostVisit  = 1024
 	roundRows  = 4096
 )
 
-// visitRings visits the rings in line.
 func (l *Loop) visitRings() {
 	for n, rows := len(l.waiting), 0; n > 0 && rows < roundRows; n-- {
 		r := l.waiting[0]
@@ -137,7 +136,6 @@ func (l *Loop) visitRings() {
 	}
 }
 
-// enqueueRing puts a ring in line.
 func (l *Loop) enqueueRing(r *Ring) {
 	if !r.inLine {
 		r.inLine = true
@@ -145,7 +143,6 @@ func (l *Loop) enqueueRing(r *Ring) {
 	}
 }
 
-// settleRound ends a round: what its events and the time have made possible is done.
 func (l *Loop) settleRound() {
 	l.visitRings()
 	l.runPosts()
@@ -156,8 +153,8 @@ func (l *Loop) settleRound() {
 		s.endOverdueLeases()
 		s.touch()
 	}
-	for l.hasToDecide() {
-		for i := 0; i < len(l.dirty); i++ { // requests may go on to the next stage, which follows
+	for len(l.dirty) > 0 || len(l.outcomes) > 0 {
+		for i := 0; i < len(l.dirty); i++ { // a request that goes on to the next stage appends it
 			l.dirty[i].catchUp()
 		}
 		l.applyOutcomes()
@@ -169,10 +166,7 @@ func (l *Loop) settleRound() {
 	}
 }
 
-func (l *Loop) hasToDecide() bool { return len(l.dirty) > 0 || len(l.outcomes) > 0 }
-
-// decideDirty has the stages that something happened to decide. A stage that has to
-// decide again is among them afterwards.
+// decideDirty has the dirty stages decide. They may be dirty again afterwards.
 func (l *Loop) decideDirty() {
 	n := len(l.dirty)
 	for i := range n {
@@ -181,7 +175,7 @@ func (l *Loop) decideDirty() {
 	l.dirty = slices.Delete(l.dirty, 0, n)
 }
 
-// spinUntil is until when it pays to spin for commits: see stage.waitsForMore.
+// spinUntil is until when it pays to spin for commits; see Stage.waitsForMore.
 func (l *Loop) spinUntil() int64 {
 	t := int64(0)
 	l.spinning = slices.DeleteFunc(l.spinning, func(s *Stage) bool {
@@ -195,61 +189,59 @@ func (l *Loop) spinUntil() int64 {
 	return t
 }
 
-// Adopt takes a ring and its stages over. It is called on the loop, or before Run.
-func (l *Loop) Adopt(r *Ring) {
+// AdoptRing takes a ring and its stages over. It is called on the loop, or before Run.
+func (l *Loop) AdoptRing(r *Ring) {
 	l.rings[r] = struct{}{}
 	if l.draining {
-		l.hurryRing(r)
+		r.reapplyPolicies()
 	}
 }
 
-// Forget gives a ring and its stages back for good. It is called on the loop.
-func (l *Loop) Forget(r *Ring) {
+// ForgetRing gives a ring and its stages back for good. It is called on the loop.
+func (l *Loop) ForgetRing(r *Ring) {
 	delete(l.rings, r)
 	is := func(x *Stage) bool { return x.ring == r }
 	l.dirty = slices.DeleteFunc(l.dirty, is)
 	l.spinning = slices.DeleteFunc(l.spinning, is)
-	l.outcomes = slices.DeleteFunc(l.outcomes, func(o outcome) bool { return o.ringOf() == r })
+	l.outcomes = slices.DeleteFunc(l.outcomes, func(o outcome) bool { return o.ring() == r })
 	l.waiting = slices.DeleteFunc(l.waiting, func(x *Ring) bool { return x == r })
 	for _, s := range r.stages {
 		l.timers.setTimer(s, never)
-		s.dirty = true // so that nothing marks it again
+		s.dirty = true // touch does nothing from now on
 		if s.active {
 			l.active--
 		}
 		s.closeWorkers()
 	}
 	r.closed = true
-	go r.closeMemory() // no peer has it any more; giving back gigabytes takes a while
+	go r.closeMemory() // giving back gigabytes takes a while
 }
 
-// Drain lets accepted requests finish, and refuses new ones. When it returns, the
-// loop has ended the round in which it began to drain.
+// Drain refuses new requests. It returns after the round in which the drain began.
 func (l *Loop) Drain() {
-	l.Do(l.beginDrain)
+	l.Do(func() {
+		l.draining, l.drainSince = true, l.now
+		for r := range l.rings {
+			r.reapplyPolicies()
+		}
+	})
 	l.Do(func() {})
 }
 
-func (l *Loop) beginDrain() {
-	l.draining, l.drainSince = true, l.now
-	for r := range l.rings {
-		l.hurryRing(r)
-	}
-}
-
-func (l *Loop) hurryRing(r *Ring) {
+// reapplyPolicies has the stages of a loop that drains wait no longer; see applyPolicy.
+func (r *Ring) reapplyPolicies() {
 	for _, s := range r.stages {
 		_ = s.applyPolicy(s.settings) // it was in force before, so it fits
 	}
 }
 
-// Stop ends the loop after the round that it is in.
+// Stop ends the loop after its present round.
 func (l *Loop) Stop() { l.Post(func() { l.stopping = true }) }
 
 // Abandon says that Run will never be called, so that Do does not wait for it.
 func (l *Loop) Abandon() { close(l.ended) }
 
-// Snapshot is how much the loop did, and for how many models; false if it has ended.
+// Snapshot is the loop's counts; false if the loop has ended.
 func (l *Loop) Snapshot() (s stats.Loop, ok bool) {
 	ok = l.Do(func() {
 		s = l.work
@@ -268,19 +260,58 @@ func (l *Loop) Do(f func()) bool {
 	case <-l.ended:
 	}
 	select {
-	case <-done: // in its last round
+	case <-done: // in the loop's last round
 		return true
 	default:
 		return false
 	}
 }
 
-// ReleaseRings gives back all that the loop serves. It must have ended.
+// ReleaseRings closes all rings of a loop that has ended.
 func (l *Loop) ReleaseRings() {
 	for r := range l.rings {
 		for _, s := range r.stages {
 			s.closeWorkers()
 		}
 		r.Close()
+	}
+}
+
+// EndUnserved ends the queued requests of models that have had no worker for grace, and
+// get none. Clients may send them again, to another broker. It is called on the loop.
+func (l *Loop) EndUnserved(grace time.Duration, mayServe func(model string) bool) {
+	for r := range l.rings {
+		for _, s := range r.stages {
+			since := max(s.vacant, l.drainSince)
+			if s.present == 0 && s.batcher.Queued() > 0 && l.now >= since+int64(grace) && !mayServe(s.name) {
+				s.log.Warn("no worker is there to finish what was accepted: it ends as Draining", "requests", s.batcher.Queued())
+				s.refuseQueued(status.ErrDraining)
+			}
+		}
+	}
+}
+
+func (s *Stage) refuseQueued(code status.Code) {
+	s.touch()
+	for c := range s.ring.clients {
+		for i := c.first; i < c.first+uint32(c.window); i++ {
+			if info := s.ring.slot(i); info.state == queued && info.head == i && info.stage == s {
+				s.withdrawRequest(i)
+				s.ring.endRequest(i, code, "", false)
+				s.ring.freeRequest(i)
+			}
+		}
+	}
+}
+
+// SendIdleClientsOn hangs up on clients without requests, for the other broker. Clients of
+// private models stay: clearing would destroy answers that they have not read.
+func (l *Loop) SendIdleClientsOn() {
+	for r := range l.rings {
+		for c := range r.clients {
+			if c.busy == 0 && !r.stages[0].settings.Private {
+				r.clientLeft(c, "another broker takes over")
+			}
+		}
 	}
 }

@@ -2,11 +2,10 @@
 
 package engine
 
-// The loop reads entries of clients and workers in the middle of a round. The books
-// about requests follow at once. An outcome is a consequence for the peer itself. It
-// may requeue requests, end other clients' requests, or kill a process. So the loop
-// collects outcomes and applies them at one place: after everything is read, and
-// before the stages decide.
+// outcome is a consequence of an entry for the peer that wrote it. It may requeue
+// requests, end other clients' requests, or kill a process. So the loop collects
+// outcomes while it reads entries, and applies them at one place: after everything
+// is read, and before the stages decide. The books about requests follow at once.
 type outcome struct {
 	kind   outcomeKind
 	client *ClientSession // or
@@ -18,7 +17,7 @@ type outcomeKind uint8
 
 const (
 	brokeRules   outcomeKind = iota // a client or worker broke the protocol
-	doneAtLast                      // a worker that was given up has no batches any more
+	doneAtLast                      // a worker that was given up has finished its batches
 	failsOften                      // a worker fails batches that others run
 	windowUnused                    // the last request of a client that left has ended
 )
@@ -46,8 +45,7 @@ func (l *Loop) applyOutcomes() {
 	l.outcomes = l.outcomes[:0]
 }
 
-// ringOf is the ring of the outcome's peer.
-func (o *outcome) ringOf() *Ring {
+func (o *outcome) ring() *Ring {
 	if o.client != nil {
 		return o.client.ring
 	}

@@ -15,19 +15,17 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Process tells one process from another, also where their numbers do not: in
-// a PID namespace every peer from outside has the number 0. The zero value
-// stands for a process that cannot be told from others.
+// Process identifies a process, also where its pid does not: in a PID namespace every
+// peer from outside has the pid 0. The zero value is an unknown process.
 type Process struct {
-	Inode uint64 // of its pidfd, where the kernel gives each process its own (Linux 6.9)
+	Inode uint64 // of the pidfd, where each process has its own (Linux 6.9)
 	Pid   int
 }
 
-// Peer is what clients and workers have in common: a process at the other end
-// of a connection, and a session segment shared with it.
+// Peer is a client or worker: its process, connection and session segment.
 type Peer struct {
 	conn io.Closer // closed when the session ends
-	Pid  int       // 0 if it is in a PID namespace that ours is no parent of
+	Pid  int       // 0 in a PID namespace that the broker cannot see into
 	UID  int
 	Process
 	Name  string
@@ -36,13 +34,12 @@ type Peer struct {
 	pidfd    int
 	seg      *shm.Segment
 	doorbell shm.Doorbell
-	theirs   int      // the doorbell's descriptor for the peer, until it was sent
+	theirs   int      // the doorbell's descriptor for the peer, until it is sent
 	watches  [2]int32 // doorbell, pidfd
 }
 
-// NewPeer is the process at the other end of a connection. It takes the pidfd over.
-// Without a pidfd the process's death could go unnoticed while a child of it keeps
-// the connection.
+// NewPeer takes the pidfd over. Without a pidfd the process's death could go unnoticed
+// while a child of it keeps the connection.
 func NewPeer(conn io.Closer, pid, uid int, who Process, pidfd int, name string) *Peer {
 	return &Peer{
 		conn: conn, Pid: pid, UID: uid, Process: who, Name: name, since: time.Now(),
@@ -76,14 +73,12 @@ func (p *Peer) openSession(r *Ring, kind shm.Kind, size int64) (err error) {
 	return ErrDescriptors
 }
 
-// takeFDs hands over the descriptors that are for the peer.
 func (p *Peer) takeFDs() (session, doorbell int) {
 	doorbell, p.theirs = p.theirs, -1
 	return p.seg.TakeFD(), doorbell
 }
 
-// watchPeer has the loop call rung when the peer rings, and died when its process
-// ends.
+// watchPeer has the loop call rung when the peer rings, and died when its process ends.
 func (p *Peer) watchPeer(l *Loop, rung, died func()) (err error) {
 	if p.watches[0], err = l.watchFD(int(p.doorbell), rung); err != nil {
 		return err
@@ -97,11 +92,10 @@ func (p *Peer) watchPeer(l *Loop, rung, died func()) (err error) {
 	return err
 }
 
-// Kill ends the peer's process. Without an error its death is certain, but
-// not yet over: the pidfd tells when.
+// Kill ends the peer's process; see Outside.Kill.
 func (p *Peer) Kill() error { return p.Signal(unix.SIGKILL) }
 
-// Signal sends the peer's process a signal; 0 only tells whether it may be sent one.
+// Signal sends the peer's process a signal; 0 only checks the permission.
 func (p *Peer) Signal(number unix.Signal) error {
 	if p.Pid == os.Getpid() {
 		return errors.New("it is this process")
@@ -111,13 +105,12 @@ func (p *Peer) Signal(number unix.Signal) error {
 	}
 	err := unix.PidfdSendSignal(p.pidfd, number, nil, 0)
 	if errors.Is(err, unix.ESRCH) {
-		err = nil // dead already, and its parent knows
+		err = nil // dead already, and reaped
 	}
 	return err
 }
 
-// closeSession gives everything of the session back. The connection's goroutine
-// notices that its connection was closed.
+// closeSession ends the session and closes the peer's connection.
 func (p *Peer) closeSession(l *Loop) {
 	for i, w := range p.watches {
 		l.unwatchFD(w)
@@ -133,8 +126,7 @@ func (p *Peer) closeSession(l *Loop) {
 
 const largeSession = 1 << 20
 
-// Discard gives back a session that no loop watches; not the peer's connection,
-// which a refusal needs.
+// Discard gives back a session that no loop watches, but not the connection.
 func (p *Peer) Discard() {
 	if p.doorbell >= 0 {
 		p.doorbell.Close()
@@ -153,10 +145,9 @@ func (p *Peer) Discard() {
 func (p *Peer) DupPidfd() int { return Dup(p.pidfd) }
 
 // ErrDescriptors is the error of a broker that has no descriptor left for a peer.
-var ErrDescriptors = fmt.Errorf("%w: it is the broker that has none", status.ErrNoDescriptors)
+var ErrDescriptors = fmt.Errorf("%w: the broker has none left", status.ErrNoDescriptors)
 
-// Dup is another descriptor of an open file; -1 if there is none. The loop may close
-// the first one while a connection's goroutine still sends the second.
+// Dup is another descriptor of an open file; -1 if there is none.
 func Dup(fd int) int {
 	n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {

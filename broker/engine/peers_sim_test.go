@@ -4,7 +4,6 @@ package engine
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
@@ -12,8 +11,7 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// simClient obeys the client's side of the protocol, step by step; or does
-// not, if it is garbage.
+// simClient obeys the client's side of the protocol, step by step, unless it is garbage.
 type simClient struct {
 	s       *world
 	name    string
@@ -90,9 +88,9 @@ func (c *simClient) leave(how string) {
 		c.s.note("%s %s", c.name, how)
 	}
 	c.dead = true
-	c.s.tell(c.name+" is gone", func() { c.s.r.clientLeft(c.sess, "simulated") })
-	if c.s.chance(0.3) { // both its connection and its pidfd tell
-		c.s.tell(c.name+" is gone (again)", func() { c.s.r.clientLeft(c.sess, "simulated") })
+	c.s.report(c.name+" is gone", func() { c.s.r.clientLeft(c.sess, "simulated") })
+	if c.s.chance(0.3) { // its connection and its pidfd report
+		c.s.report(c.name+" is gone (again)", func() { c.s.r.clientLeft(c.sess, "simulated") })
 	}
 }
 
@@ -105,9 +103,9 @@ func (c *simClient) push(e *shm.Commit) {
 		c.die() // between the entry and the bell
 		return
 	}
-	if (ring || c.s.chance(0.05)) && !c.rung { // also rings that nobody needs
+	if (ring || c.s.chance(0.05)) && !c.rung { // also without need
 		c.rung = true
-		c.s.tell(c.name+" rings", func() { c.rung = false; c.s.r.clientRang(c.sess) })
+		c.s.report(c.name+" rings", func() { c.rung = false; c.s.r.clientRang(c.sess) })
 	}
 }
 
@@ -138,7 +136,7 @@ func (c *simClient) commit() {
 	slot := c.sess.first + uint32(at)
 	e := shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: uint32(rows), Slot: slot, Gen: x.gen, Committed: s.now}
 	if !s.calm && s.poison > 0 && s.chance(s.poison) {
-		s.fates[mailed{slot, x.gen}] = &simFate{poison: s.somePoison()}
+		s.past[mailed{slot, x.gen}] = &simHistory{poison: s.somePoison()}
 	}
 	if s.chance(0.3) {
 		x.deadline = s.now + s.rng.Int64N(int64(20*time.Millisecond))
@@ -156,7 +154,7 @@ func (c *simClient) cancel() {
 	for i := range c.slots {
 		if x := &c.slots[i]; x.state == simCommitted && !x.canceled {
 			slot := c.sess.first + uint32(i)
-			if c.s.chance(0.1) { // it was late, and the request it was for has ended
+			if c.s.chance(0.1) { // a late cancel of a request that has ended
 				c.push(&shm.Commit{Kind: shm.KindCancel, Rows: uint32(x.rows), Slot: slot, Gen: x.gen - 1})
 				return
 			}
@@ -168,12 +166,12 @@ func (c *simClient) cancel() {
 	}
 }
 
-// look is what a woken leader does: the bell first, then the words.
+// look reads the bell first, then the words, as a woken leader does.
 func (c *simClient) look() {
 	s := c.s
 	bell := s.r.board.Bell(c.sess.first)
 	if c.asleep && bell.Count.Load() == c.seen {
-		return // parked: nobody rang
+		return // still parked
 	}
 	c.seen = bell.Count.Load()
 	c.reap()
@@ -214,21 +212,21 @@ func (c *simClient) check(slot uint32, x *simSlot, w shm.Word) {
 		}
 	case status.ErrCanceled:
 		if !x.canceled {
-			s.fail("%s: slot %d was canceled by nobody", c.name, slot)
+			s.fail("%s: slot %d was canceled without a cancel", c.name, slot)
 		}
 	case status.ErrWorkerDied:
-		if f := s.fates[mailed{slot, x.gen}]; f == nil || f.deaths < s.st.settings.MaxAttempts && f.hangs < maxHangs {
+		if f := s.past[mailed{slot, x.gen}]; f == nil || f.deaths < s.st.settings.MaxAttempts && f.hangs < maxHangs {
 			s.fail("%s: slot %d ended with %v: %+v, %s", c.name, slot, w.Status(), f, s.r.board.Reason(slot))
 		}
 	case status.ErrFailed, status.ErrInvalid:
-		if f := s.fates[mailed{slot, x.gen}]; w.Status() == status.ErrFailed && f != nil && (f.left || f.mayFail(s.mild)) {
+		if f := s.past[mailed{slot, x.gen}]; w.Status() == status.ErrFailed && f != nil && (f.left || f.mayFail(s.mild)) {
 			return
 		}
 		s.fail("%s: slot %d ended with %v: %s", c.name, slot, w.Status(), s.r.board.Reason(slot))
 	}
 }
 
-// reap takes slots back that were held when their request ended.
+// reap takes back slots that were held at the end of their request.
 func (c *simClient) reap() {
 	for i := range c.slots {
 		x := &c.slots[i]
@@ -247,8 +245,7 @@ func (c *simClient) free(at int) {
 	}
 }
 
-// scribble breaks the protocol: it must cost the client its connection, and
-// nobody else anything.
+// scribble breaks the protocol: only this client must lose its connection.
 func (c *simClient) scribble() {
 	s := c.s
 	if at := s.rng.IntN(len(c.slots)); s.chance(0.5) && c.slots[at].state == simFree {
@@ -260,9 +257,9 @@ func (c *simClient) scribble() {
 		Gen:  s.rng.Uint32() >> s.rng.IntN(33), Deadline: s.rng.Int64() >> s.rng.IntN(64), Committed: -s.rng.Int64() >> s.rng.IntN(64)}
 	s.note("%s pushes garbage %+v", c.name, e)
 	c.ring.Push(&e)
-	c.dead = true // what it thinks of its slots is worthless from here on
-	s.tell(c.name+" rings", func() { s.r.clientRang(c.sess) })
-	s.tell(c.name+" is gone", func() { s.r.clientLeft(c.sess, "simulated") })
+	c.dead = true // its idea of its slots is worthless from here on
+	s.report(c.name+" rings", func() { s.r.clientRang(c.sess) })
+	s.report(c.name+" is gone", func() { s.r.clientLeft(c.sess, "simulated") })
 }
 
 // lie breaks one rule with an entry that is right otherwise.
@@ -276,15 +273,15 @@ func (c *simClient) lie(at uint32) {
 		e.Rows = uint32(len(c.slots)) - at + 1 // reaches into the next window
 	case 2:
 		e.Kind = shm.KindCancel // of what never was
-	case 3: // a slot that is in use: unless that ended before the broker came to the second
+	case 3: // a slot in use, unless the first request ends before the broker reads the second
 		c.ring.Push(&e)
 		e.Gen++
-		s.tell(c.name+" is gone", func() { s.r.clientLeft(c.sess, "simulated") })
+		s.report(c.name+" is gone", func() { s.r.clientLeft(c.sess, "simulated") })
 	}
 	s.note("%s lies: %+v", c.name, e)
 	c.ring.Push(&e)
 	c.dead, c.lied = true, true
-	s.tell(c.name+" rings", func() { s.r.clientRang(c.sess) })
+	s.report(c.name+" rings", func() { s.r.clientRang(c.sess) })
 }
 
 func (s *world) quiet() bool {
@@ -304,31 +301,9 @@ func (s *world) quiet() bool {
 	return true
 }
 
+// unfinished sums up the remaining requests. The trace of a replay has the rest.
 func (s *world) unfinished() string {
-	var t strings.Builder
-	for i := range s.r.layout.Slots {
-		if s.r.books[i/chunkSlots] == nil {
-			continue
-		}
-		if x := s.r.slot(uint32(i)); x.state != idle {
-			fmt.Fprintf(&t, "slot %d is %v generation %d; ", i, x.state, x.gen)
-		}
-	}
-	for _, c := range s.clients {
-		for i := range c.slots {
-			if x := &c.slots[i]; !c.dead && c.sess.isAttached() && x.state != simFree {
-				fmt.Fprintf(&t, "%s waits for slot %d generation %d (word: %v); ",
-					c.name, c.sess.first+uint32(i), x.gen, s.r.board.Word(c.sess.first+uint32(i)))
-			}
-		}
-	}
-	for _, w := range s.workers {
-		if w.sess.state != workerGone {
-			fmt.Fprintf(&t, "%s has %d mails, holds %d, dead %v; ", w.name, len(w.sess.mails), len(w.batches), w.dead)
-		}
-	}
-	fmt.Fprintf(&t, "queued %d, held %d, %d events", s.st.batcher.Queued(), s.r.held, len(s.events))
-	return t.String()
+	return fmt.Sprintf("slots by state %v, queued %d, held %d, %d events", s.r.rows, s.st.batcher.Queued(), s.r.held, len(s.events))
 }
 
 // books checks that nothing is left when all clients are gone.

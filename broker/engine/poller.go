@@ -16,27 +16,26 @@ import (
 	"github.com/ringbatch/ringbatch/shm"
 )
 
-// poller is how a loop waits: for doorbells (eventfds), deaths (pidfds), posted
-// functions, and time, all in one epoll set.
+// poller waits for doorbells, deaths (pidfds), posts and time, all in one epoll set.
 type poller struct {
 	epfd    int
-	wake    shm.Doorbell // rung by post
+	wake    shm.Doorbell // rung by Post
 	sources []source
 	unused  []int32 // indices of sources to use again
 	events  [128]unix.EpollEvent
 	parker  shm.Parker
 	spin    shm.Spin
-	coarse  bool // epoll_pwait2 is refused
+	coarse  bool // the kernel refuses epoll_pwait2
 	yields  bool // never sleeps past the Go scheduler; see shm.Parker
 
 	mu        sync.Mutex
 	posts     []func()
-	morePosts bool // of the loop: posts are left for the next round
+	morePosts bool // posts are left for the next round; only the loop uses it
 	closed    bool
 }
 
-// source is something a loop watches. Its generation tells an event of
-// this source from a late one of its predecessor at the same index.
+// source is a watched descriptor. The generation distinguishes its events from late
+// ones of the source that had the index before.
 type source struct {
 	fd         int
 	generation int32
@@ -68,8 +67,7 @@ func (p *poller) Close() {
 	_ = unix.Close(p.epfd)
 }
 
-// watchFD calls fire, on the loop, whenever fd becomes readable again (edge
-// triggered: an eventfd need not be read).
+// watchFD has the loop call fire whenever fd becomes readable again (edge triggered).
 func (p *poller) watchFD(fd int, fire func()) (int32, error) {
 	var i int32
 	if n := len(p.unused); n > 0 {
@@ -88,7 +86,7 @@ func (p *poller) watchFD(fd int, fire func()) (int32, error) {
 	return i, nil
 }
 
-// unwatchFD forgets a source; its descriptor stays the caller's to close.
+// unwatchFD forgets a source. The caller closes the descriptor.
 func (p *poller) unwatchFD(i int32) {
 	if i < 0 {
 		return
@@ -100,13 +98,11 @@ func (p *poller) unwatchFD(i int32) {
 	p.unused = append(p.unused, i)
 }
 
-// post runs f on the loop, soon. It may be called from any goroutine, also
-// after the loop was closed: then f is not run, and the descriptor of the doorbell
-// may belong to another file by now.
+// Post runs f on the loop, soon, unless the loop was closed. Any goroutine may call it.
 func (p *poller) Post(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed {
+	if p.closed { // another file may have the doorbell's descriptor by now
 		return
 	}
 	p.posts = append(p.posts, f)
@@ -115,8 +111,8 @@ func (p *poller) Post(f func()) {
 	}
 }
 
-// postsAtOnce is how many posted functions are run in one round: many peers that
-// attach or ask at once wait for one another, not the clients that are served.
+// postsAtOnce is how many posted functions run in one round. So peers that attach at
+// once wait for one another, and clients with requests do not wait for them.
 const postsAtOnce = 32
 
 func (p *poller) runPosts() {
@@ -133,15 +129,14 @@ func (p *poller) runPosts() {
 	}
 }
 
-// waitForEvents waits for events until the given time (Now's clock), calls woke, and
-// fires them. Before it parks it spins until spinUntil, unless that is 0, and
-// while spinning does find events.
+// waitForEvents waits for events until the given time (shm.Now), calls woke, and fires
+// the events. Before it parks it spins until spinUntil, while spinning pays.
 func (p *poller) waitForEvents(until, spinUntil int64, woke func()) (err error) {
 	n := 0
 	if spinUntil > 0 {
 		p.spin.Until(func() bool {
 			n, err = p.epoll(0, true)
-			return n > 0 || err != nil // an error comes again below, if it is one
+			return n > 0 || err != nil // epollWait below returns the error, if it persists
 		}, min(until, spinUntil))
 	}
 	if n <= 0 {
@@ -181,10 +176,8 @@ func (p *poller) epollWait(until int64) (n int, err error) {
 	return n, err
 }
 
-// epoll waits for at most d; raw as in shm.Parker. It is epoll_pwait2, since
-// epoll's own wait rounds to milliseconds, which is longer than some wait times;
-// the older call where the kernel (before 5.11) or a seccomp filter refuses the
-// newer one.
+// epoll waits for at most d; raw as in shm.Parker. epoll_wait, which rounds to milliseconds,
+// is for kernels before 5.11 and seccomp filters that refuse epoll_pwait2.
 func (p *poller) epoll(d time.Duration, raw bool) (int, error) {
 	if !p.coarse {
 		n, err := epollPwait2(p.epfd, p.events[:], d, raw)
@@ -195,7 +188,15 @@ func (p *poller) epoll(d time.Duration, raw bool) (int, error) {
 		slog.Warn("the kernel refuses epoll_pwait2: wait times are rounded up to milliseconds; "+
 			"it needs Linux 5.11, and in a container a seccomp profile that allows it", "error", err)
 	}
-	return epollPwait(p.epfd, p.events[:], d, raw)
+	ms := -1
+	if d != math.MaxInt64 {
+		ms = int(min((int64(d)+999_999)/1_000_000, math.MaxInt32))
+	}
+	n, err := unix.EpollWait(p.epfd, p.events[:], ms)
+	if err != nil {
+		return 0, fmt.Errorf("epoll_wait: %w", err)
+	}
+	return n, nil
 }
 
 func epollPwait2(epfd int, events []unix.EpollEvent, d time.Duration, raw bool) (int, error) {
@@ -215,26 +216,6 @@ func epollPwait2(epfd int, events []unix.EpollEvent, d time.Duration, raw bool) 
 	}
 	if e != 0 {
 		return 0, fmt.Errorf("epoll_pwait2: %w", e)
-	}
-	return int(n), nil
-}
-
-func epollPwait(epfd int, events []unix.EpollEvent, d time.Duration, raw bool) (int, error) {
-	ms := -1
-	if d != math.MaxInt64 {
-		ms = int(min((int64(d)+999_999)/1_000_000, math.MaxInt32))
-	}
-	var n uintptr
-	var e unix.Errno
-	if raw {
-		n, _, e = unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd),
-			uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0)
-	} else {
-		n, _, e = unix.Syscall6(unix.SYS_EPOLL_PWAIT, uintptr(epfd),
-			uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), uintptr(ms), 0, 0)
-	}
-	if e != 0 {
-		return 0, fmt.Errorf("epoll_pwait: %w", e)
 	}
 	return int(n), nil
 }

@@ -137,7 +137,9 @@ func TestTheLastWorkerIsNotSuspended(t *testing.T) {
 		s.steps("a broken worker is suspended", func() bool { return broken.sess.state == workerSuspended })
 		broken.raises = false // or its failures would be answers
 		healthy.closing = true
-		s.steps("the broken one, which is the last, serves", func() bool { return healthy.sess.state == workerGone && broken.sess.serves() })
+		s.steps("the broken one, which is the last, serves", func() bool {
+			return healthy.sess.state == workerGone && broken.sess.serves()
+		})
 		had := broken.sess.batches
 		s.steps("it runs batches", func() bool { return broken.sess.batches > had })
 	})

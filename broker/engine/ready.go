@@ -10,43 +10,40 @@ import (
 	"time"
 )
 
-// A model is ready when a worker can be counted on: it is attached, and it
-// waits for work, or has begun a batch that does not take unusually long. A
-// worker attaches when it has warmed up, so a new one counts.
+// A worker is ready when it waits for work, or runs a batch that does not take
+// unusually long. A worker attaches after its warm-up, so a new one is ready.
 const (
-	// A batch takes unusually long once it has run for both of these.
+	// A batch takes unusually long after both of these.
 	leastUnusual  = time.Second
 	unusualFactor = 4 // times the longest batch that the model ever took
 )
 
-// Readiness is how many workers of a stage can be counted on, and why none can.
+// Readiness is how many workers of a stage are ready.
 type Readiness struct {
 	Attached int
 	Ready    int
 	Why      string // if Ready is 0
 }
 
-// Readiness is that of each stage, and how many clients there are; false if the ring is
-// gone. It is called away from the loop.
+// Readiness counts clients and ready workers; false if the ring is gone. No loop calls it.
 func (r *Ring) Readiness() (clients int, stages []Readiness, ok bool) {
 	var workers [][]fitness
 	if !r.Do(func() {
 		clients = len(r.clients)
 		for _, s := range r.stages {
-			workers = append(workers, s.fitWorkers())
+			workers = append(workers, s.listFitness())
 		}
 	}) {
 		return 0, nil, false
 	}
 	for _, list := range workers {
-		ready, why := judge(list)
+		ready, why := countReady(list)
 		stages = append(stages, Readiness{Attached: len(list), Ready: ready, Why: why})
 	}
 	return clients, stages, true
 }
 
-// HasLooked says whether the worker has looked for batches since it attached, and
-// whether it is gone. It is called away from the loop.
+// HasLooked says whether the worker has looked for batches, and is gone. No loop calls it.
 func (w *WorkerSession) HasLooked() (looked, gone bool) {
 	gone = true
 	w.stage.ring.Do(func() {
@@ -57,15 +54,15 @@ func (w *WorkerSession) HasLooked() (looked, gone bool) {
 	return looked, gone
 }
 
-// fitness is a worker as its loop sees it.
+// fitness is a worker's readiness as its loop sees it.
 type fitness struct {
 	name  string
 	pid   int
-	unfit string // why it cannot be counted on; "": it can
+	unfit string // why it is not ready; "": it is
 }
 
-// fitWorkers is called on the loop.
-func (s *Stage) fitWorkers() []fitness {
+// listFitness is called on the loop.
+func (s *Stage) listFitness() []fitness {
 	list := make([]fitness, 0, s.present)
 	for _, w := range s.workers {
 		if w != nil {
@@ -86,7 +83,7 @@ func (s *Stage) whyUnfit(w *WorkerSession) string {
 	case len(w.mails) == 0:
 		return ""
 	}
-	if n, err := w.done.Pending(); err == nil && n >= len(w.mails) { // all answered, not read yet
+	if n, err := w.done.Pending(); err == nil && n >= len(w.mails) { // it has finished all
 		return ""
 	}
 	usual := s.settings.Lease // its first batch may compile something
@@ -99,9 +96,8 @@ func (s *Stage) whyUnfit(w *WorkerSession) string {
 	return ""
 }
 
-// judge counts the workers that can be counted on, and says why there are none.
-// It looks into /proc, and so is not called on a loop.
-func judge(workers []fitness) (ready int, why string) {
+// countReady counts the ready workers, and says why there are none. No loop calls it.
+func countReady(workers []fitness) (ready int, why string) {
 	if len(workers) == 0 {
 		return 0, "no worker attached"
 	}
@@ -126,12 +122,11 @@ func judge(workers []fitness) (ready int, why string) {
 	return 0, strings.Join(unfit, ", ")
 }
 
-// isStopped tells whether a process cannot answer because somebody stopped it.
 func isStopped(pid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return false
 	}
-	rest := bytes.TrimSpace(text[bytes.LastIndexByte(text, ')')+1:]) // its name may hold anything
+	rest := bytes.TrimSpace(text[bytes.LastIndexByte(text, ')')+1:]) // the process's name may have any bytes
 	return len(rest) > 0 && (rest[0] == 'T' || rest[0] == 't')
 }

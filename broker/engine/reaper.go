@@ -10,17 +10,17 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// workerLost handles the end of a worker's connection.
+// The end of workers that die, hang, leave, or break the protocol.
+
 func (s *Stage) workerLost(w *WorkerSession, why string) {
 	w.faults |= hungUp
 	if w.state != workerGone {
 		s.touch()
-		s.drainDone(w) // batches that it finished before it left count
+		s.drainDone(w) // batches from before it left count
 		s.evictWorker(w, why)
 	}
 }
 
-// disconnectWorker parts with a worker that broke the protocol.
 func (s *Stage) disconnectWorker(w *WorkerSession, err error) {
 	s.log.Warn("worker disconnected: it broke the protocol", "worker", w.Label(), "pid", w.Pid, "reason", err)
 	s.touch()
@@ -29,9 +29,9 @@ func (s *Stage) disconnectWorker(w *WorkerSession, err error) {
 	s.evictWorker(w, "it broke the protocol")
 }
 
-// evictWorker parts with a worker whose connection is of no more use. Batches that
-// it never took simply go to others. If it took some, it may still be
-// writing: then it must be dead before their slots are used again.
+// evictWorker parts with a worker whose connection is of no more use. Batches that it
+// never took go to others. If it took some, it may still be writing, so it must be dead
+// before their slots are used again.
 func (s *Stage) evictWorker(w *WorkerSession, why string) {
 	if w.state == workerGone || w.state == workerDying {
 		return
@@ -45,10 +45,10 @@ func (s *Stage) evictWorker(w *WorkerSession, why string) {
 	s.workerDead(w, why)
 }
 
-// killWorker ends a worker that may still write into slots. Death is confirmed by
-// its pidfd; until then its slots stay where they are.
+// killWorker ends a worker that may still write into slots. Its slots stay until its
+// pidfd reports its death.
 //
-// In test/model: Kill; what follows the death is WorkerDead.
+// In test/model: Kill, and WorkerDead after the death.
 func (s *Stage) killWorker(w *WorkerSession, why string) {
 	if w.state == workerQuarantined || w.state == workerAwaited {
 		return
@@ -60,9 +60,8 @@ func (s *Stage) killWorker(w *WorkerSession, why string) {
 		w.moveTo(workerDying)
 		s.batcher.WorkerGone(w.id)
 	case w.faults.has(hungUp) && !w.faults.has(outlivedLease):
-		// The end of its connection may be the first that we see of its death:
-		// the kernel closes a process's descriptors before it says that the
-		// process has ended. Death decides, and it is not far off if it is one.
+		// The kernel closes a process's descriptors before it reports the death. So the
+		// worker may be dying, and the broker waits for that report.
 		w.moveTo(workerAwaited)
 		w.deathDue = s.loop.now + int64(deathTime)
 		s.leaseEnd = min(s.leaseEnd, w.deathDue)
@@ -74,13 +73,13 @@ func (s *Stage) killWorker(w *WorkerSession, why string) {
 	}
 }
 
-// deathTime is how long the end of a process may come after the end of its
-// connection. A large core dump or address space is taken down before that
-// connection is, but the machine may be busy.
+// deathTime is the longest time between the end of a connection and the report of its
+// process's death. The kernel writes core dumps and frees address spaces before it
+// closes the connection, but the machine may be busy.
 const deathTime = 5 * time.Second
 
-// quarantineWorker gives up on a worker that may still write and cannot be killed:
-// its requests end, their slots stay as they are until it is done or dead.
+// quarantineWorker gives up a worker that may still write and cannot be killed. Its
+// requests end, and their slots stay held until it is done or dead.
 func (s *Stage) quarantineWorker(w *WorkerSession, why string) {
 	s.log.Error("worker cannot be killed; its slots are quarantined", "worker", w.Label(), "pid", w.Pid, "why", why)
 	w.moveTo(workerQuarantined)
@@ -95,8 +94,8 @@ func (s *Stage) quarantineWorker(w *WorkerSession, why string) {
 	}
 }
 
-// endRunningOf releases a client that left from what workers have of it. It
-// looks at running requests, which are fewer than the slots of a large window.
+// endRunningOf ends the running requests of a client that leaves. It searches the
+// workers' batches, which are fewer than the slots of a large window.
 func (s *Stage) endRunningOf(c *ClientSession) {
 	if c.busy == 0 {
 		return
@@ -115,25 +114,22 @@ func (s *Stage) endRunningOf(c *ClientSession) {
 	}
 }
 
-// runsFor reports whether a mailed request runs for this client.
 func (s *Stage) runsFor(c *ClientSession, q mailed, batch uint64) bool {
 	info := s.ring.slot(q.head)
 	return info.client == c && info.state == running && s.ring.stillHas(q, batch)
 }
 
-// maxHangs is how many workers a request may hang. Each costs its caller a
-// whole lease: the second hears of it, whatever max_attempts says.
+// maxHangs is how many workers a request may hang. Each costs the caller a whole lease.
 const maxHangs = 2
 
 const hungReason = "it outlived its lease"
 
-// isDoneAtLast says that a worker that was given up, and lives, has no batches any more.
+// isDoneAtLast says that a worker that was given up, and lives, has finished its batches.
 func (w *WorkerSession) isDoneAtLast() bool {
 	return (w.state == workerQuarantined || w.state == workerAwaited) && len(w.mails) == 0
 }
 
-// takeBackWorker takes a worker back that finished after all, unless it has left
-// meanwhile.
+// takeBackWorker lets a worker that has finished after all serve again, unless it left.
 func (s *Stage) takeBackWorker(w *WorkerSession) {
 	if !w.isDoneAtLast() {
 		return
@@ -152,16 +148,16 @@ func (s *Stage) takeBackWorker(w *WorkerSession) {
 	s.describeWorker(w)
 }
 
-// workerDied is called when the kernel says that the process is dead.
+// workerDied is called when the kernel reports the death of the process.
 func (s *Stage) workerDied(w *WorkerSession) {
 	if w.state != workerGone {
 		s.workerDead(w, "its process ended")
 	}
 }
 
-// workerDead takes everything back from a worker that can no longer write.
-// A batch it had taken may be what killed it: its requests are tried again
-// one by one, so that a poisonous one fails alone.
+// workerDead takes all batches back from a worker that can no longer write. A batch that
+// the worker had taken may have killed it. So its requests are tried again one by one,
+// and a poisonous request fails alone.
 func (s *Stage) workerDead(w *WorkerSession, why string) {
 	s.touch()
 	if w.state != workerDying {
@@ -195,11 +191,9 @@ func (s *Stage) workerDead(w *WorkerSession, why string) {
 		s.promoteSpare(w)
 	}
 	s.ring.dropUnusedDevice()
-	s.ring.vacated()
+	s.ring.sessionEnded()
 }
 
-// promoteSpare lets a spare, if there is one, take the place of a worker that was
-// lost.
 func (s *Stage) promoteSpare(lost *WorkerSession) {
 	for _, w := range s.workers {
 		if w != nil && w.state == workerSpare {
@@ -212,9 +206,9 @@ func (s *Stage) promoteSpare(lost *WorkerSession) {
 	}
 }
 
-// settleOrphan decides about one request of a dead worker's batch: answered before
-// the death, tried once more, or given up. hung: the batch has outlived its lease.
-// It returns 1 if it was requeued.
+// settleOrphan decides about one request of a dead worker's batch: it was answered before
+// the death, is tried once more, or fails. hung says that the batch outlived its lease.
+// It returns 1 if it requeued the request.
 //
 // In test/model: Orphan.
 func (s *Stage) settleOrphan(q mailed, p *mail, taken, hung bool) int {
@@ -231,7 +225,7 @@ func (s *Stage) settleOrphan(q mailed, p *mail, taken, hung bool) int {
 	if w := s.ring.board.Word(q.head); w.Generation() == q.gen {
 		s.batcher.Ended(id)
 		s.countAnswered(info, w.Status())
-		// The worker may have died between the answer and the ring.
+		// The worker may have died before it rang.
 		s.ring.board.Ring(info.client.first)
 		s.ring.freeRequest(q.head)
 		return 0
@@ -247,7 +241,8 @@ func (s *Stage) settleOrphan(q mailed, p *mail, taken, hung bool) int {
 	if t.attempts >= s.settings.MaxAttempts || t.hangs >= maxHangs || (taken && info.worker.info.RunOnce) {
 		reason := fmt.Sprintf("%d workers died running this request", t.attempts)
 		if t.hangs >= maxHangs {
-			reason = fmt.Sprintf("%d workers were killed because they had this request for longer than the lease, %v", t.hangs, s.settings.Lease)
+			reason = fmt.Sprintf("%d workers were killed because they had this request for longer than the lease, %v",
+				t.hangs, s.settings.Lease)
 		}
 		s.batcher.Ended(id)
 		s.ring.endRequest(q.head, status.ErrWorkerDied, reason, false)

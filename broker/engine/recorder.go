@@ -11,19 +11,19 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Limits of a recording: it lies in the broker's memory.
+// Recordings of a stage's requests (ringbatch trace), their limits, and its last batches.
 const (
 	maxTraceTime     = time.Minute
 	maxTraceRequests = 1 << 15
 )
 
-// recorder is the flight recorder of one stage while it is on: what happened to
-// each request that a worker answered. While it is off it costs one comparison.
+// recorder is the flight recorder of one stage while it is on. It records the times of
+// each request that a worker answers. While it is off it costs one comparison.
 type recorder struct {
 	began    int64
 	requests []recorded
-	over     bool // nothing more is taken, but times may still be read
-	missed   int  // for want of room
+	over     bool // it takes no more requests, but may still read times
+	missed   int  // requests that had no room
 	notes    []note
 }
 
@@ -36,7 +36,7 @@ type recorded struct {
 	worker                                   int32
 	rows                                     uint32
 	status                                   status.Code
-	read                                     bool // the client's times
+	read                                     bool // the client's times were read
 }
 
 type note struct {
@@ -44,7 +44,7 @@ type note struct {
 	text string
 }
 
-// newRecorder has its memory, and its pages, before the loop writes to them.
+// newRecorder touches its pages, so that the loop need not.
 func newRecorder() *recorder {
 	requests := make([]recorded, maxTraceRequests)
 	clear(requests)
@@ -53,7 +53,6 @@ func newRecorder() *recorder {
 
 func (r *recorder) takesMore() bool { return r != nil && !r.over }
 
-// recordRequest takes down a request that its worker has answered.
 func (s *Stage) recordRequest(info *slotInfo, st status.Code, started, finished int64) {
 	r := s.recorder
 	if len(r.requests) == maxTraceRequests {
@@ -65,23 +64,22 @@ func (s *Stage) recordRequest(info *slotInfo, st status.Code, started, finished 
 	info.traced = int32(len(r.requests))
 	r.requests = append(r.requests, recorded{
 		committed: info.arrived, dispatched: info.dispatched, started: started, finished: finished,
-		batch: info.batch, client: info.client, slot: info.head, gen: info.gen, worker: int32(info.worker.id), rows: info.commit.Rows, status: st,
+		batch: info.batch, client: info.client, slot: info.head, gen: info.gen, worker: int32(info.worker.id),
+		rows: info.commit.Rows, status: st,
 	})
 }
 
-// wantTimes has the clients tell their times, or no longer.
 func (r *Ring) wantTimes(on bool) {
 	for c := range r.clients {
 		c.times.Want(on)
 	}
 }
 
-// A client's times of a request are read when that costs least: when the next
-// commit of its slot comes, when the client leaves, and when the recording ends.
-// Without these times the rest of the request is still recorded.
+// The recorder reads a client's times of a request when that costs least: at the next
+// commit of the slot, when the client leaves, and when the recording ends.
 
-// readBefore reads of the request that was in a commit's slot before.
-func (r *recorder) readBefore(c *ClientSession, e *shm.Commit) {
+// readPreviousTimes reads the times of the previous request in a commit's slot.
+func (r *recorder) readPreviousTimes(c *ClientSession, e *shm.Commit) {
 	if i := int(c.ring.slot(e.Slot).traced); i < len(r.requests) {
 		if q := &r.requests[i]; q.client == c && q.slot == e.Slot && q.gen == e.Gen-1 {
 			r.readTimes(q)
@@ -89,11 +87,10 @@ func (r *recorder) readBefore(c *ClientSession, e *shm.Commit) {
 	}
 }
 
-// readTurn is for how many requests times are read in one go.
+// readTurn is the most requests whose times are read in one post.
 const readTurn = 1024
 
-// readLast reads of what a client that leaves was answered last.
-func (r *recorder) readLast(c *ClientSession) {
+func (r *recorder) readLastTimes(c *ClientSession) {
 	if r == nil {
 		return
 	}
@@ -104,7 +101,7 @@ func (r *recorder) readLast(c *ClientSession) {
 	}
 }
 
-// readTimes believes a client's times as far as they fit what the broker knows.
+// readTimes takes over a client's times as far as they fit the broker's.
 func (r *recorder) readTimes(q *recorded) {
 	if q.read {
 		return
@@ -116,27 +113,25 @@ func (r *recorder) readTimes(q *recorded) {
 	}
 	l := q.client.ring.loop
 	now := l.now
-	if claimed > now || woken > now { // since the round began, if ever
+	if claimed > now || woken > now { // since the round began
 		now = l.clock()
 	}
 	if claimed >= r.began && claimed <= now {
-		q.claimed = min(claimed, q.committed) // a commit counts as of the round in which it was read
+		q.claimed = min(claimed, q.committed) // committed is the time of the round that read it
 		q.asked = min(max(asked, r.began), q.claimed)
 	}
 	if woken >= q.committed && woken <= now {
-		q.woken = max(woken, q.finished) // who wakes for many reads the clock once
+		q.woken = max(woken, q.finished) // a client reads the clock once for many answers
 	}
 }
 
-// noteWorker is something that is no request: a worker that came or went.
 func (s *Stage) noteWorker(text string, w *WorkerSession) {
 	if s.recorder != nil {
 		s.recorder.notes = append(s.recorder.notes, note{s.loop.now, fmt.Sprintf("%s: %s (pid %d)", text, w.Label(), w.Pid)})
 	}
 }
 
-// Trace records the stage's requests for a time, or until over is closed. It is called
-// away from the loop.
+// Trace records the stage's requests for a time, or until over is closed. No loop calls it.
 func (s *Stage) Trace(d time.Duration, over <-chan struct{}) (out stats.Trace, err error) {
 	if d <= 0 || d > maxTraceTime {
 		return out, fmt.Errorf("%w: a recording of %v, must be at most %v", status.ErrInvalid, d, maxTraceTime)
@@ -168,7 +163,8 @@ func (s *Stage) Trace(d time.Duration, over <-chan struct{}) (out stats.Trace, e
 	}
 	for i, r := range mine.requests {
 		out.Requests[i] = stats.TracedRequest{
-			Client: r.client.Label(), ClientID: int(r.client.first), Worker: int(r.worker), Batch: r.batch, Rows: int(r.rows), End: r.status.Name(),
+			Client: r.client.Label(), ClientID: int(r.client.first), Worker: int(r.worker), Batch: r.batch,
+			Rows: int(r.rows), End: r.status.Name(),
 			AskedUS: known(r.asked), ClaimedUS: known(r.claimed), WokenUS: known(r.woken),
 			CommittedUS: at(r.committed), DispatchedUS: at(r.dispatched), StartedUS: at(r.started), FinishedUS: at(r.finished),
 		}
@@ -182,23 +178,22 @@ func (s *Stage) Trace(d time.Duration, over <-chan struct{}) (out stats.Trace, e
 // beginRecording is called on the loop.
 func (s *Stage) beginRecording(r *recorder) error {
 	if s.recorder != nil {
-		return fmt.Errorf("%w: somebody is recording %q already; try again when that is over", status.ErrInvalid, s.name)
+		return fmt.Errorf("%w: another recording of %q is running; try again when it is over", status.ErrInvalid, s.name)
 	}
 	s.touch()
-	s.catchUp() // requests that were answered before are no part of it
+	s.catchUp() // earlier answers are no part of it
 	r.began = s.loop.now
 	s.recorder = r
 	s.ring.wantTimes(true)
 	return nil
 }
 
-// endRecording stops it, reads the times that clients have told by now, and says when
-// that was.
+// endRecording stops the recording, reads the clients' times, and returns the end's time.
 func (s *Stage) endRecording(r *recorder) (now int64) {
 	now = shm.Now() // if the ring is gone
 	s.ring.Do(func() {
 		s.touch()
-		s.catchUp() // requests that are answered but not read yet are part of it
+		s.catchUp() // answers that the loop has not read yet are part of it
 		r.over, now = true, s.loop.now
 		s.ring.wantTimes(false)
 	})
@@ -213,4 +208,52 @@ func (s *Stage) endRecording(r *recorder) (now int64) {
 	}
 	s.ring.Do(func() { s.recorder = nil })
 	return now
+}
+
+const recentBatches = 1024
+
+// recent is the last finished batches. Its memory is made with the first of them.
+type recent struct {
+	ring  []batchRecord
+	count uint64 // ever
+}
+
+type batchRecord struct {
+	worker                    int32
+	rows, requests            uint32
+	posted, started, finished int64
+}
+
+func (r *recent) addBatch(b batchRecord) {
+	if r.ring == nil {
+		r.ring = make([]batchRecord, recentBatches)
+	}
+	r.ring[r.count%recentBatches] = b
+	r.count++
+}
+
+// BatchesSince lists the stage's remembered batches after a count. No loop calls it.
+func (s *Stage) BatchesSince(since uint64) (out stats.Batches, ok bool) {
+	var records []batchRecord
+	var now, wall int64 // the same moment on both clocks
+	if !s.ring.Do(func() {
+		r := &s.recent
+		now, wall = s.loop.clock(), time.Now().UnixMicro()
+		first := max(min(since, r.count), r.count-min(r.count, recentBatches))
+		for i := first; i < r.count; i++ {
+			records = append(records, r.ring[i%recentBatches])
+		}
+		out.Count = r.count
+	}) {
+		return out, false
+	}
+	at := func(t int64) int64 { return wall - (now-t)/1000 }
+	out.NowUS, out.Batches = wall, make([]stats.Batch, len(records))
+	for i, r := range records {
+		out.Batches[i] = stats.Batch{
+			Worker: int(r.worker), Rows: int(r.rows), Requests: int(r.requests),
+			PostedUS: at(r.posted), StartedUS: at(r.started), FinishedUS: at(r.finished),
+		}
+	}
+	return out, true
 }

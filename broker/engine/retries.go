@@ -7,26 +7,23 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// A request is run again after its worker died, and after its batch failed as a
-// whole (the worker's function raised). Then it goes out in a batch of at most half
-// the size, down to one by itself. So only the request that is to blame fails.
+// A request is run again after its worker died, and after its batch failed as a whole
+// (the worker's function raised). Then it goes out in a batch of at most half the size,
+// down to one by itself. So only the request that is to blame fails.
 //
-// A batch that failed as a whole is run again by another worker, if one serves. A
-// request that failed by itself is tried once more by another worker before that
-// is its answer.
+// Another worker, if one serves, runs a batch again that failed as a whole. A request
+// that failed by itself is tried once more by another worker before it fails.
 
-// trouble is the history of a request that is run again. Few requests have one, so
-// it is kept apart from slotInfo.
+// trouble is the history of a request that is run again. Few requests have one.
 type trouble struct {
-	attempts int            // workers that its request was given to and that died of it
-	hangs    int            // those of them that outlived their lease with it
+	attempts int            // workers that died with the request
+	hangs    int            // of these, workers that outlived their lease with it
 	share    int            // the most requests of its next batch; 0: no limit
 	by       *WorkerSession // that failed its last batch as a whole; nil: none
 	alone    *WorkerSession // that failed it when it was by itself; nil: none
 	failures []*failure     // the batches that failed with it
 }
 
-// troubleOf is the history of a request, made if it has none.
 func (r *Ring) troubleOf(head uint32) *trouble {
 	info := r.slot(head)
 	if !info.troubled {
@@ -44,8 +41,7 @@ func (t *trouble) avoidedWorker() batcher.WorkerID {
 	return t.by.id
 }
 
-// settleTrouble forgets the history of a request that its stage is done with. code
-// is how it ended there.
+// settleTrouble forgets the history of a request that has ended at its stage.
 func (r *Ring) settleTrouble(head uint32, code status.Code) {
 	info := r.slot(head)
 	if !info.troubled {
@@ -55,11 +51,10 @@ func (r *Ring) settleTrouble(head uint32, code status.Code) {
 	delete(r.troubles, head)
 	info.troubled = false
 	for _, f := range t.failures {
-		f.requestEnded(info.worker, code)
+		f.countEnded(info.worker, code)
 	}
 }
 
-// requeueRequest puts a request that a worker had back into the queue.
 func (s *Stage) requeueRequest(head uint32) {
 	info := s.ring.slot(head)
 	s.ring.setSlots(head, queued)
@@ -67,8 +62,8 @@ func (s *Stage) requeueRequest(head uint32) {
 	s.batcher.Requeue(batcher.Time(s.loop.now), s.describeRequest(info))
 }
 
-// retryFailedRequest has a request of a batch that failed as a whole run again. False: it
-// has ended, with the failure as its answer if there is no other.
+// retryFailedRequest requeues a request of a batch that failed as a whole. It returns
+// false if the request has ended, with the failure or an earlier answer.
 //
 // In test/model: RetryFailed.
 func (s *Stage) retryFailedRequest(q mailed, p *mail, f *failure) bool {

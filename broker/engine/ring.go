@@ -12,9 +12,9 @@ import (
 )
 
 // Ring is the memory of one model and the broker's books about it: segments,
-// board, windows, slots, and the clients that commit into them. It knows when
-// a request is legal and who owns a slot; when and where it runs is its stage's
-// business. Only its loop touches it.
+// board, windows, slots, and the clients that commit into them. The ring knows when
+// a request is legal and who owns a slot; its stages decide when and where a request
+// runs. Only its loop touches it.
 type Ring struct {
 	loop    *Loop
 	name    string
@@ -29,10 +29,10 @@ type Ring struct {
 	device  DeviceMemory
 	closed  bool
 
-	books    [][]slotInfo     // in chunks, made when a slot of them is leased; see slot
-	base     uint32           // generation from which the next client's slots start: later than any that a former one used
-	unread   []*ClientSession // those whose turn comes, in this order
-	inLine   bool             // on its loop's list of rings to visit
+	books    [][]slotInfo     // in chunks, made when one of their slots is leased; see slot
+	base     uint32           // the generation before the next client's first: later than any used one
+	unread   []*ClientSession // clients in line for their turn
+	inLine   bool             // on the loop's list of rings to visit
 	windows  windows
 	leased   map[int]int // slots, by user
 	share    int         // percent of the slots that one user may have
@@ -41,17 +41,15 @@ type Ring struct {
 	held     int                 // requests that ended while a worker had them
 	rows     [4]int              // slots, by their state
 
-	clearing sync.WaitGroup // windows that are cleared before they are free
+	clearing sync.WaitGroup // private windows that are being cleared
 
-	// stages are where requests run, one after the other in the same slots; most
-	// models have one. slotInfo.stage says which one has a request.
+	// A request passes the stages one after the other, in the same slots. Most models
+	// have one stage. slotInfo.stage is the stage that has a request.
 	stages     []*Stage
 	isPipeline bool
-	whole      *stageStats // of a pipeline: what its clients see of it; else nil
+	whole      *stageStats // of a pipeline, as its clients see it; else nil
 
-	// vacated is called each time a session has ended for good: a client's
-	// window is free again, or a worker is gone.
-	vacated func()
+	sessionEnded func()
 }
 
 // RingSpec describes a ring to be made.
@@ -62,17 +60,18 @@ type RingSpec struct {
 	Epoch     uint64
 	UserShare int // percent of the slots that one user may have
 	Log       *slog.Logger
-	Pipeline  bool        // its stages have names of their own
+	Pipeline  bool        // a stage's name differs from the ring's
 	Stages    []StageSpec // in the order in which requests pass them
-	Vacated   func()      // see Ring.vacated
+	// SessionEnded is called when a client's window is free again, or a worker is gone.
+	SessionEnded func()
 }
 
-// NewRing makes a ring and its stages. It may take a while, and is not done on a loop
-// that serves others. The caller has checked that there is memory for it.
+// NewRing makes a ring and its stages. It may take long, so it is not called on a loop.
+// The caller has checked that there is memory for it.
 func NewRing(spec *RingSpec) (*Ring, error) {
 	r := &Ring{
 		name: spec.Name, log: spec.Log, memory: spec.Memory, epoch: spec.Epoch, layout: spec.Layout, boardRO: -1,
-		device: DeviceMemory{FD: -1}, isPipeline: spec.Pipeline, vacated: spec.Vacated, share: spec.UserShare,
+		device: DeviceMemory{FD: -1}, isPipeline: spec.Pipeline, sessionEnded: spec.SessionEnded, share: spec.UserShare,
 		books:   make([][]slotInfo, (spec.Layout.Slots+chunkSlots-1)/chunkSlots),
 		windows: newWindows(spec.Layout.Slots), clients: map[*ClientSession]struct{}{},
 		leased: map[int]int{}, troubles: map[uint32]*trouble{},
@@ -106,7 +105,6 @@ func (r *Ring) addStages(specs []StageSpec) error {
 	return nil
 }
 
-// createMemory makes the segments.
 func (r *Ring) createMemory() (err error) {
 	if r.planes, err = r.memory.Create("planes-"+r.name, r.layout.PlanesSize); err != nil {
 		return err
@@ -123,18 +121,18 @@ func (r *Ring) createMemory() (err error) {
 	return nil
 }
 
-// ServeOn says which loop the ring belongs to, before anybody can reach it.
-func (r *Ring) ServeOn(l *Loop) {
+// SetLoop gives the ring to a loop, before peers can reach the ring.
+func (r *Ring) SetLoop(l *Loop) {
 	r.loop = l
 	for _, s := range r.stages {
 		s.loop = l
 	}
 }
 
-// Stages are where requests run, one after the other; most rings have one.
+// Stages are the ring's stages, in the order in which requests pass them.
 func (r *Ring) Stages() []*Stage { return r.stages }
 
-// Do runs f on the ring's loop and waits for it; false if the ring is no longer there.
+// Do runs f on the ring's loop and waits for it; false if the ring is gone.
 func (r *Ring) Do(f func()) bool {
 	there := false
 	return r.loop.Do(func() {
@@ -144,7 +142,7 @@ func (r *Ring) Do(f func()) bool {
 	}) && there
 }
 
-// close gives the memory back, and the sessions of those who are still there.
+// Close gives back the memory, and the sessions of clients that are still attached.
 func (r *Ring) Close() {
 	r.closed = true
 	for c := range r.clients {
@@ -153,8 +151,7 @@ func (r *Ring) Close() {
 	r.closeMemory()
 }
 
-// closeMemory may take long: it is the last who has the pages that gives them
-// back.
+// closeMemory may take long: the kernel frees the pages that no peer has any more.
 func (r *Ring) closeMemory() {
 	r.clearing.Wait()
 	if r.planes != nil {
@@ -170,8 +167,8 @@ func (r *Ring) closeMemory() {
 	}
 }
 
-// endRequest tells a request's client how it ended. held says that a worker may
-// still write into its slots.
+// endRequest writes a request's end to the board, and rings its client. held says that
+// a worker may still write into its slots.
 func (r *Ring) endRequest(head uint32, s status.Code, reason string, held bool) {
 	info := r.slot(head)
 	if reason != "" {
@@ -180,7 +177,7 @@ func (r *Ring) endRequest(head uint32, s status.Code, reason string, held bool) 
 	switch ended, w := r.board.End(head, info.gen, s, held), r.board.Word(head); {
 	case ended:
 		info.stage.countEnd(s)
-	case w.Generation() == info.gen: // its worker was quicker
+	case w.Generation() == info.gen: // the worker was quicker
 		info.stage.countAnswered(info, w.Status())
 	default:
 		r.log.Warn("a word of the board was damaged", "slot", head, "word", w.String(), "generation", info.gen)
@@ -192,8 +189,8 @@ func (r *Ring) endRequest(head uint32, s status.Code, reason string, held bool) 
 	}
 }
 
-// endRunningRequest releases the caller of a request that a worker has: the slots are
-// held until that worker is done with its batch.
+// endRunningRequest ends a request that a worker has. Its slots are held until the
+// worker is done with the batch.
 //
 // In test/model: EndRunning.
 func (r *Ring) endRunningRequest(head uint32, s status.Code) {

@@ -10,33 +10,37 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// keptSeconds is a power of two that holds the longest span, the present
-// second, and one to spare.
+// keptSeconds is a power of two above the longest span and the present second.
 const keptSeconds = 64
 
-// seconds is what happened in each of the last seconds of a stage. Requests
-// cost it nothing: a second is the difference of the running counts at its two
-// ends, taken by the first event after it (roll). An idle stage has no cells
-// to clear: a cell that is of another second counts as empty.
+// seconds counts the last seconds of a stage, one by one. Requests cost nothing: a second
+// is the difference of the running counts at its two ends, taken by the first event after
+// it (rollSecond). A cell with the number of another second counts as empty.
 type seconds struct {
-	present int64 // the second, on the loop's clock, that base is the beginning of
-	first   int64 // the stage's first one
-	base    counted
+	present int64  // the present second, on the loop's clock
+	first   int64  // the stage's first second
+	base    counts // at the beginning of the present second
+	total   histogram.Histogram
 	cells   [keptSeconds]second
 }
 
-// counted is the part of the running counts that spans need.
-type counted struct {
-	requests, ended, ok, rows, batches uint64
-	total                              histogram.Histogram
-}
+// counts are the running counts that spans need.
+type counts struct{ requests, ended, ok, rows, batches uint64 }
 
 type second struct {
-	number                             int64
-	requests, ended, ok, rows, batches uint64
-	computed                           int64 // ns that workers computed in it
-	present                            int   // workers that were there at its end
-	total                              []histogram.Delta
+	number int64
+	counts
+	computed int64 // ns that workers computed in it
+	present  int   // workers at its end
+	total    []histogram.Delta
+}
+
+func (c *counts) add(o *counts) {
+	c.requests += o.requests
+	c.ended += o.ended
+	c.ok += o.ok
+	c.rows += o.rows
+	c.batches += o.batches
 }
 
 func (s *seconds) cellOf(number int64) *second {
@@ -47,32 +51,24 @@ func (s *seconds) cellOf(number int64) *second {
 	return c
 }
 
-// rollSecond ends the present second if it is over. What happens at now must be
-// counted after it.
+// rollSecond ends the present second if it is over. Events at now are counted after it.
 func (s *stageStats) rollSecond(now int64, workers int) {
 	at := now / int64(time.Second)
 	if at == s.seconds.present {
 		return
 	}
-	if s.seconds.first == 0 {
+	is := counts{s.requests, s.allEnded(), s.byStatus[status.OK], s.rows, s.batches}
+	if was := &s.seconds.base; s.seconds.first == 0 {
 		s.seconds.first = at
 	} else {
-		s.endSecond(s.seconds.cellOf(s.seconds.present), workers)
+		c := s.seconds.cellOf(s.seconds.present)
+		c.counts = counts{is.requests - was.requests, is.ended - was.ended, is.ok - was.ok, is.rows - was.rows, is.batches - was.batches}
+		c.present = workers
+		if c.ended > 0 {
+			c.total = s.total.Since(&s.seconds.total, c.total[:0])
+		}
 	}
-	b := &s.seconds.base
-	b.requests, b.ended, b.ok, b.rows, b.batches, b.total = s.requests, s.allEnded(), s.byStatus[status.OK], s.rows, s.batches, s.total
-	s.seconds.present = at
-}
-
-// endSecond writes what was counted since base.
-func (s *stageStats) endSecond(c *second, workers int) {
-	b := &s.seconds.base
-	c.requests, c.rows, c.batches = s.requests-b.requests, s.rows-b.rows, s.batches-b.batches
-	c.ended, c.ok = s.allEnded()-b.ended, s.byStatus[status.OK]-b.ok
-	c.present = workers
-	if c.ended > 0 {
-		c.total = s.total.Since(&b.total, c.total[:0])
-	}
+	s.seconds.base, s.seconds.total, s.seconds.present = is, s.total, at
 }
 
 func (s *stageStats) allEnded() (n uint64) {
@@ -82,7 +78,6 @@ func (s *stageStats) allEnded() (n uint64) {
 	return n
 }
 
-// spreadComputed spreads a worker's time over the seconds that it took.
 func (s *seconds) spreadComputed(started, finished int64) {
 	for oldest := s.present - keptSeconds + 1; started < finished; {
 		number := started / int64(time.Second)
@@ -94,11 +89,10 @@ func (s *seconds) spreadComputed(started, finished int64) {
 	}
 }
 
-// spanLengths are the spans that statistics tell of, in seconds.
+// spanLengths are the spans of the statistics, in seconds.
 var spanLengths = []int{1, 10, 60}
 
-// lastSeconds sums up the last whole seconds before now. workers is how many there
-// are now; seconds in which nothing happened had as many.
+// lastSeconds sums up the last whole seconds. Seconds without events had as many workers.
 func (s *seconds) lastSeconds(now int64, workers int) []stats.Window {
 	last := now/int64(time.Second) - 1
 	list := make([]stats.Window, 0, len(spanLengths))
@@ -113,11 +107,7 @@ func (s *seconds) lastSeconds(now int64, workers int) []stats.Window {
 				there += workers
 				continue
 			}
-			sum.requests += c.requests
-			sum.ended += c.ended
-			sum.ok += c.ok
-			sum.rows += c.rows
-			sum.batches += c.batches
+			sum.counts.add(&c.counts)
 			sum.computed += c.computed
 			there += max(c.present, workers)
 			h.Grow(c.total)

@@ -9,8 +9,8 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// slotState is the broker's private truth about a slot. What peers write into
-// shared memory are wishes; this says whether they are legal.
+// slotState is the broker's private truth about a slot. Peers write wishes into shared
+// memory; the state decides whether they are legal.
 //
 //	        commit           dispatch           done
 //	idle ────────────► queued ──────► running ──────► idle, or queued: at the next stage, or to run again
@@ -18,8 +18,9 @@ import (
 //	 └── cancel, expire ─┘               ▼
 //	                                   held ── done, or the worker's death ──► idle
 //
-// idle: the client's to claim, or nobody's. queued: the batcher's. running: a
-// worker's. held: ended already, but a worker may still write into it.
+// An idle slot belongs to its client, or is not leased. A queued slot belongs to the
+// batcher, a running one to a worker. A held request has ended, but a worker may still
+// write into its slots.
 type slotState uint8
 
 const (
@@ -31,40 +32,38 @@ const (
 
 func (s slotState) String() string { return [...]string{"idle", "queued", "running", "held"}[s] }
 
-// slotInfo is kept for every slot; the request's books are at its first slot. It
-// is what a loop reads and writes most of a request, so it is packed: two lines of
-// the cache.
+// slotInfo is the books of a slot. Those of a request are at its first slot. The loop
+// reads and writes them for every request, so they fit two lines of the cache.
 type slotInfo struct {
 	state    slotState
-	troubled bool   // its request is run again; see ring.troubles
-	unserved bool   // the reason on the board is ours, and of the request before
-	head     uint32 // first slot of the request that this slot is part of; not for idle
+	troubled bool   // the request is run again; see Ring.troubles
+	unserved bool   // the broker wrote the board's reason, for the previous request
+	head     uint32 // first slot of this slot's request; not for idle
 	gen      uint32 // generation of the last accepted commit that began here
-	traced   int32  // place in the recording of the request before; see recorder.readBefore
+	traced   int32  // the previous request's place in the recording; see recorder.readPreviousTimes
 
 	// Of a request that begins here:
 	commit     shm.Commit
 	client     *ClientSession
-	stage      *Stage         // which has it; not for idle
+	stage      *Stage         // that has it; not for idle
 	worker     *WorkerSession // running, held
 	batch      uint64         // running, held
-	arrived    int64          // at its stage
+	arrived    int64          // at the stage
 	dispatched int64
 }
 
 // isWithWorker says that a worker may write into the slot.
 func (x *slotInfo) isWithWorker() bool { return x.state == running || x.state == held }
 
-// chunkSlots is how many slots' books are made at once. A ring may be declared
-// with a million slots; its books cost what its clients have.
+// chunkSlots is how many slots' books are made at once, when one of them is leased.
 const chunkSlots = 1 << 8
 
-// slot is the books of a slot that somebody has, or had.
+// slot is the books of a slot that is or was leased.
 func (r *Ring) slot(i uint32) *slotInfo { return &r.books[i/chunkSlots][i%chunkSlots] }
 
-// checkCommit says whether a commit is legal by the books, and changes nothing. A
-// violation of the protocol is an error and costs the client its connection.
-// The books must have followed the board before: see catchup.go.
+// checkCommit checks a commit against the books, and changes nothing. An error is a
+// violation of the protocol and costs the client its connection. The caller has
+// brought the books up to date (catchup.go).
 func (r *Ring) checkCommit(c *ClientSession, e *shm.Commit) error {
 	bad := func(format string, a ...any) error {
 		return fmt.Errorf("%w: commit of slot %d: %s", status.ErrProtocol, e.Slot, fmt.Sprintf(format, a...))
@@ -97,8 +96,8 @@ func (r *Ring) checkCommit(c *ClientSession, e *shm.Commit) error {
 	return nil
 }
 
-// rowsOf is how many slots of a request the books have to care for: one that
-// is larger than any batch ends at once, whatever the rest of it may be.
+// rowsOf is how many slots of a request the books track. A request that is larger than
+// any batch ends at once, so its first slot is enough.
 func (r *Ring) rowsOf(e *shm.Commit) uint32 {
 	if e.Rows > uint32(r.layout.MaxBatch) {
 		return 1
@@ -106,7 +105,6 @@ func (r *Ring) rowsOf(e *shm.Commit) uint32 {
 	return e.Rows
 }
 
-// freeRequest returns a request's slots to their client (or to nobody, if it left).
 func (r *Ring) freeRequest(head uint32) {
 	info := r.slot(head)
 	c := info.client
@@ -132,7 +130,6 @@ func (r *Ring) freeRequest(head uint32) {
 	}
 }
 
-// setSlots marks all slots of a request.
 func (r *Ring) setSlots(head uint32, st slotState) {
 	n := r.slot(head).commit.Rows
 	r.rows[r.slot(head).state] -= int(n)

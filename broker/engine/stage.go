@@ -17,41 +17,41 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Stage is where requests of a ring are batched and run: the batcher, the
-// workers with their leases, and what is counted. Only its loop touches it.
+// Stage batches and runs requests of a ring: the batcher, the workers with their leases,
+// and the statistics. Only its loop touches it.
 type Stage struct {
 	loop   *Loop
 	ring   *Ring
-	next   *Stage // of a pipeline: which gets what this one is done with; nil: it is the last
+	next   *Stage // of a pipeline: it gets the finished requests; nil: this is the last
 	log    *slog.Logger
 	name   string
-	layout *shm.Layout // of the ring, as its workers see it
-	dims   []int       // which of the sizes of a commit its inputs have
-	most   int         // rows of a batch that it was made for
+	layout *shm.Layout // of the ring, as the stage's workers see it
+	dims   []int       // the places of its inputs' sizes among those of a commit
+	most   int         // the most rows of a batch
 
 	settings policy.Settings                 // in force
-	inForce  atomic.Pointer[policy.Settings] // a copy of it, for other goroutines
+	inForce  atomic.Pointer[policy.Settings] // a copy, for other goroutines
 
 	batcher *auto.Batcher
 	workers []*WorkerSession // by worker id; nil where unused
-	present int              // workers that are there
-	staffed atomic.Bool      // there is one, for other goroutines
-	vacant  int64            // since when there is none; 0 if there never was one
-	busy    []*WorkerSession // those that have a batch, in any order
+	present int              // workers
+	staffed atomic.Bool      // present > 0, for other goroutines
+	vacant  int64            // when the last worker left; 0: there never was one
+	busy    []*WorkerSession // workers with a batch, in any order
 
-	// What the loop has to know of it; see tellLoop.
+	// For the loop; see updateLoop.
 	dirty    bool // something happened since the last decision
-	active   bool // something is queued or runs
-	spins    bool // on the loop's list of those that it spins for
+	active   bool // requests are queued or run
+	spins    bool // on the loop's list of stages to spin for
 	timer    int  // place in the loop's heap of timers, -1 if none
 	due      int64
-	caughtUp uint64 // the round in which all busy workers were asked last
+	caughtUp uint64 // the round of the last catchUp
 	arrived  int64  // when the last request came
 
-	wake            int64 // when the batcher wants to be asked again
+	wake            int64 // when the batcher has to decide again
 	runningDeadline int64 // not later than the earliest deadline of a running request
 	leaseEnd        int64 // not later than the earliest end of a lease
-	resumeAt        int64 // not later than the earliest end of a back-off of a suspended worker
+	resumeAt        int64 // not later than the earliest end of a suspended worker's back-off
 
 	since  time.Time
 	stats  stageStats
@@ -65,7 +65,7 @@ type StageSpec struct {
 	Name     string
 	Settings policy.Settings
 	Layout   *shm.Layout // of the ring, as the stage's workers see it
-	Dims     []int       // which of the sizes of a commit the stage's inputs have
+	Dims     []int       // the places of its inputs' sizes among those of a commit
 }
 
 func newStage(r *Ring, spec *StageSpec) (*Stage, error) {
@@ -75,8 +75,9 @@ func newStage(r *Ring, spec *StageSpec) (*Stage, error) {
 	}
 	settings := spec.Settings
 	s := &Stage{
-		ring: r, log: r.log, name: spec.Name, layout: spec.Layout, dims: spec.Dims, most: settings.MaxBatchSize, settings: settings, batcher: b,
-		timer: -1, wake: never, runningDeadline: never, leaseEnd: never, resumeAt: never, since: time.Now(),
+		ring: r, log: r.log, name: spec.Name, layout: spec.Layout, dims: spec.Dims, most: settings.MaxBatchSize,
+		settings: settings, batcher: b, since: time.Now(),
+		timer: -1, wake: never, runningDeadline: never, leaseEnd: never, resumeAt: never,
 	}
 	s.inForce.Store(&settings)
 	s.stats.init(settings.MaxBatchSize)
@@ -89,16 +90,16 @@ func newStage(r *Ring, spec *StageSpec) (*Stage, error) {
 // Name is the name by which workers attach.
 func (s *Stage) Name() string { return s.name }
 
-// Signature is that of the stage's workers.
+// Signature is the signature of the stage's workers.
 func (s *Stage) Signature() *tensor.Signature { return &s.layout.Signature }
 
-// InForce is the policy in force. Any goroutine may ask.
+// InForce is the policy in force. Any goroutine may call it.
 func (s *Stage) InForce() *policy.Settings { return s.inForce.Load() }
 
-// IsStaffed says whether a worker is attached. Any goroutine may ask.
+// IsStaffed says whether a worker is attached. Any goroutine may call it.
 func (s *Stage) IsStaffed() bool { return s.staffed.Load() }
 
-// SetPolicy takes a policy into force, or refuses it. It is called on the loop.
+// SetPolicy changes the policy, or refuses it. It is called on the loop.
 func (s *Stage) SetPolicy(settings policy.Settings) error {
 	settings.Slots = s.settings.Slots
 	if most := s.most; settings.MaxBatchSize > most {
@@ -112,11 +113,10 @@ func (s *Stage) SetPolicy(settings policy.Settings) error {
 	}
 	s.settings = settings
 	s.inForce.Store(&settings)
-	s.leaseEnd = s.loop.now // so that all leases are looked at
+	s.leaseEnd = s.loop.now // the loop looks at all leases again
 	return nil
 }
 
-// closeWorkers gives back the sessions of the workers that are still there.
 func (s *Stage) closeWorkers() {
 	for _, w := range s.workers {
 		if w != nil {
@@ -125,8 +125,7 @@ func (s *Stage) closeWorkers() {
 	}
 }
 
-// touch marks the stage for a decision at the end of this round of the loop. It
-// comes before whatever is counted in the round.
+// touch marks the stage for a decision in this round, before the round's events are counted.
 func (s *Stage) touch() {
 	if !s.dirty {
 		s.stats.rollSecond(s.loop.now, s.present)
@@ -138,8 +137,8 @@ func (s *Stage) touch() {
 	}
 }
 
-// tellLoop says to the loop when a stage that has decided needs it next.
-func (s *Stage) tellLoop() {
+// updateLoop sets the stage's timer and its places on the loop's lists after a decision.
+func (s *Stage) updateLoop() {
 	s.dirty = false
 	s.loop.timers.setTimer(s, min(s.wake, s.runningDeadline, s.leaseEnd, s.resumeAt))
 	if active := s.batcher.Queued() > 0 || len(s.busy) > 0; active != s.active {
@@ -156,13 +155,11 @@ func (s *Stage) tellLoop() {
 	}
 }
 
-// waitsForMore says that a free worker waits for a batch, and the batch for
-// other requests, which often follow at once, from those whose answers came
-// together.
+// waitsForMore says that an idle worker waits for a batch, and the batch for further
+// requests. These often follow at once, from clients whose answers came together.
 func (s *Stage) waitsForMore() bool { return s.batcher.Queued() > 0 && s.batcher.IdleWorkers() > 0 }
 
-// applyPolicy gives the batcher its policy. While the broker drains nobody can join
-// any more: what waits for other requests goes out at once.
+// applyPolicy gives the batcher its policy. During a drain batches do not wait.
 func (s *Stage) applyPolicy(p policy.Settings) error {
 	if s.loop.draining {
 		p.WaitTime, p.LatencyGoal = 0, 0
@@ -176,9 +173,8 @@ func (s *Stage) clientJoined(c *ClientSession) {
 	s.touch()
 }
 
-// cancelQueuedOf ends up to most of what a client that left had queued, and
-// returns how many there were, and whether these were the last. With the last
-// of them the batcher forgets it.
+// cancelQueuedOf cancels at most that many queued requests of a leaving client. It
+// returns their number, and whether they were the last.
 func (s *Stage) cancelQueuedOf(c *ClientSession, most int) (n int, out bool) {
 	s.touch()
 	ids := s.batcher.CancelWaiting(batcher.ClientID(c.first), most)
@@ -195,12 +191,10 @@ func (s *Stage) cancelQueuedOf(c *ClientSession, most int) (n int, out bool) {
 // maxClockSkew bounds how far back a commit may claim to have happened.
 const maxClockSkew = time.Second
 
-// admitRequest takes a request into the queue, or says why not. rows is what its
-// client asked for.
+// admitRequest takes a client's request of that many rows into the queue, or refuses it.
 func (s *Stage) admitRequest(info *slotInfo, rows uint32) status.Code {
 	e, now := &info.commit, s.loop.now
-	// A commit from the future, or from long ago, would bend the wait time of
-	// others; the client's clock is ours, so this is only damage.
+	// A damaged time would bend the wait of other requests.
 	e.Committed = min(max(e.Committed, now-int64(maxClockSkew)), now)
 	info.arrived = e.Committed
 	code := status.OK
@@ -210,7 +204,7 @@ func (s *Stage) admitRequest(info *slotInfo, rows uint32) status.Code {
 	case rows != e.Rows:
 		code = status.ErrTooLarge
 	}
-	for n := s.next; n != nil && code == status.OK; n = n.next { // it could not get there
+	for n := s.next; n != nil && code == status.OK; n = n.next { // a later stage would refuse it
 		code = n.refusesRequest(e)
 	}
 	if code != status.OK {
@@ -221,7 +215,7 @@ func (s *Stage) admitRequest(info *slotInfo, rows uint32) status.Code {
 	return s.takeRequest(info)
 }
 
-// refusesRequest says why the stage cannot take such a request, whatever waits in it.
+// refusesRequest says why the stage cannot take a request, however long its queue is.
 func (s *Stage) refusesRequest(e *shm.Commit) status.Code {
 	switch {
 	case int(e.Rows) > s.settings.MaxBatchSize:
@@ -232,8 +226,7 @@ func (s *Stage) refusesRequest(e *shm.Commit) status.Code {
 	return status.OK
 }
 
-// takeRequest takes a request into the queue, from its client or from the stage before,
-// or says why not.
+// takeRequest queues a request of a client or the previous stage, or refuses it.
 func (s *Stage) takeRequest(info *slotInfo) status.Code {
 	e, now := &info.commit, s.loop.now
 	s.stats.requests++
@@ -247,18 +240,16 @@ func (s *Stage) takeRequest(info *slotInfo) status.Code {
 	return arriveStatus(s.batcher.Arrive(batcher.Time(now), s.describeRequest(info)))
 }
 
-// withdrawRequest takes a request out of the queue.
 func (s *Stage) withdrawRequest(head uint32) { s.batcher.Cancel(batcher.RequestID(head)) }
 
-// describeRequest is what the batcher needs to know of a request.
 func (s *Stage) describeRequest(info *slotInfo) batcher.Request {
 	dims := s.sizesOf(info)
 	if s.settings.Ragged {
 		dims = batcher.Dims{} // all sizes are one shape
 	}
 	q := batcher.Request{
-		ID: batcher.RequestID(info.head), Client: batcher.ClientID(info.client.first), Rows: int(info.commit.Rows), Level: int(info.commit.Level),
-		Arrived: batcher.Time(info.arrived), Deadline: deadlineOf(&info.commit), Dims: dims,
+		ID: batcher.RequestID(info.head), Client: batcher.ClientID(info.client.first), Rows: int(info.commit.Rows),
+		Level: int(info.commit.Level), Arrived: batcher.Time(info.arrived), Deadline: deadlineOf(&info.commit), Dims: dims,
 	}
 	if info.troubled {
 		t := s.ring.troubles[info.head]
@@ -267,7 +258,7 @@ func (s *Stage) describeRequest(info *slotInfo) batcher.Request {
 	return q
 }
 
-// sizesOf are those of the variable dimensions of the stage's inputs.
+// sizesOf is the sizes of the variable dimensions of the stage's inputs.
 func (s *Stage) sizesOf(info *slotInfo) batcher.Dims {
 	if !s.ring.isPipeline {
 		return info.commit.Dims
@@ -275,8 +266,8 @@ func (s *Stage) sizesOf(info *slotInfo) batcher.Dims {
 	return s.ownSizesOf(info)
 }
 
-// ownSizesOf are those of a stage of a pipeline, whose commits have the sizes of
-// all stages. (Apart from sizes, so that the compiler inlines that.)
+// ownSizesOf picks a stage's sizes from those of all stages, which a pipeline's commits
+// have. It is a separate function so that sizesOf is inlined.
 func (s *Stage) ownSizesOf(info *slotInfo) (dims batcher.Dims) {
 	for i, from := range s.dims {
 		dims[i] = info.commit.Dims[from]
@@ -284,7 +275,6 @@ func (s *Stage) ownSizesOf(info *slotInfo) (dims batcher.Dims) {
 	return dims
 }
 
-// countEnd counts the end of a request that the stage has.
 func (s *Stage) countEnd(code status.Code) {
 	s.stats.countEnd(code)
 	if s.ring.whole != nil {
@@ -292,8 +282,7 @@ func (s *Stage) countEnd(code status.Code) {
 	}
 }
 
-// countFinished counts a request that a worker of the stage is done with; goesOn says
-// that the next stage gets it.
+// countFinished counts a finished request; goesOn says that the next stage gets it.
 func (s *Stage) countFinished(info *slotInfo, code status.Code, started, finished int64, goesOn bool) {
 	s.stats.countFinished(info, code, started, finished)
 	if s.ring.whole != nil && !goesOn {

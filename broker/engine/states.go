@@ -7,6 +7,8 @@ import (
 	"slices"
 )
 
+// The states of sessions, and their legal moves.
+
 // workerState is the state of a worker's session.
 //
 //	      promoted            strikes, back-off over
@@ -14,7 +16,7 @@ import (
 //	  │                 │                    │
 //	  │                 ├────────────────────┘
 //	  │                 │ it has a batch, and cannot be killed
-//	  │                 ├──────► awaited ────► quarantined ──► serving, suspended: done after all
+//	  │                 ├──────► awaited ────► quarantined ──► serving, suspended: it finished after all
 //	  │ killed, or dead │           │   (at once, if it has not hung up)
 //	  ▼                 ▼           ▼               ▼
 //	dying ◄─────────────┴───────────┴───────────────┘
@@ -22,12 +24,11 @@ import (
 //	  ▼
 //	gone
 //
-// A spare gets no batches until it takes the place of a worker that was lost. A
-// suspended worker failed batches that others ran (suspend.go). A dying worker was
-// killed, or is dead already; its slots are safe once it is gone. An awaited worker
-// hung up with a batch and cannot be killed: it has time to turn out dead. A
-// quarantined worker cannot be killed and may still write: its requests have ended,
-// and their slots stay until it is done or dead.
+// A spare gets no batches until it takes the place of a lost worker. A suspended worker
+// failed batches that others ran (suspend.go). An awaited worker hung up with a batch,
+// cannot be killed, and may turn out dead. A quarantined worker cannot be killed and may
+// still write: its requests have ended, and their slots stay until it is done or dead. A
+// dying worker was killed, or is dead already. Its slots are safe once it is gone.
 type workerState uint8
 
 const (
@@ -44,7 +45,6 @@ var workerStates = [...]string{"spare", "serving", "suspended", "awaited", "quar
 
 func (s workerState) String() string { return workerStates[s] }
 
-// workerMoves are the legal moves.
 var workerMoves = [...][]workerState{
 	workerSpare:       {workerServing, workerDying},
 	workerServing:     {workerSuspended, workerAwaited, workerQuarantined, workerDying},
@@ -55,7 +55,7 @@ var workerMoves = [...][]workerState{
 	workerGone:        {},
 }
 
-// isGivenUp says that the batcher no longer knows which batches such a worker has.
+// isGivenUp says that the batcher has forgotten the worker's batches.
 func (s workerState) isGivenUp() bool {
 	return s == workerAwaited || s == workerQuarantined || s == workerDying
 }
@@ -73,8 +73,8 @@ type faults uint8
 
 const (
 	hungUp        faults = 1 << iota // its connection has ended
-	outlivedLease                    // it was killed for that; see WorkerSession.hungWith
-	brokeProtocol                    // it wrote nonsense; its ring is not read any more
+	outlivedLease                    // it was killed for its lease; see WorkerSession.hungWith
+	brokeProtocol                    // it wrote nonsense; the loop no longer reads its ring
 )
 
 func (f faults) has(x faults) bool { return f&x != 0 }
@@ -83,8 +83,8 @@ func (f faults) has(x faults) bool { return f&x != 0 }
 //
 //	attached ──► leaving ──► left ──► returned
 //
-// A leaving client has requests in queues, which are canceled in turns. One that has
-// left may have requests that workers run. When none is left its window returns.
+// The loop cancels the queued requests of a leaving client in turns. A client that has
+// left may have requests that workers run. After the last one its window returns.
 type clientState uint8
 
 const (
@@ -98,8 +98,7 @@ var clientStates = [...]string{"attached", "leaving", "left", "returned"}
 
 func (s clientState) String() string { return clientStates[s] }
 
-// moveTo changes the state of a client's session, which only goes on to the next one.
-// Another move is a bug of the engine.
+// moveTo moves a client's session to the next state. Another move is a bug of the engine.
 func (c *ClientSession) moveTo(to clientState) {
 	if to != c.state+1 {
 		panic(fmt.Sprintf("engine: client %s goes from %v to %v", c.Label(), c.state, to))

@@ -16,8 +16,7 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// stageStats is the running count. A copy of it is a count of its own, but for
-// deaths and the seconds' lists.
+// stageStats are the running counts. A copy shares deaths and the seconds' lists.
 type stageStats struct {
 	requests, requeued, batches, rows uint64
 	isolated, suspended               uint64
@@ -35,11 +34,9 @@ func (s *stageStats) init(maxBatch int) {
 	s.deaths = map[string]int{}
 }
 
-// maxDeaths bounds how many worker names are remembered. Workers whose names
-// never come again would fill it: then it starts anew.
+// maxDeaths bounds the remembered worker names, which may never come again.
 const maxDeaths = 1024
 
-// countDeath counts a worker of that name.
 func (s *stageStats) countDeath(name string) {
 	if _, known := s.deaths[name]; !known && len(s.deaths) >= maxDeaths {
 		clear(s.deaths)
@@ -64,17 +61,15 @@ func (s *stageStats) countFinished(info *slotInfo, st status.Code, started, fini
 	s.total.Add(time.Duration(finished - info.arrived))
 }
 
-// countAnswered counts a request whose worker has answered it but has not said when
-// it ran: now is the latest that it can have ended.
+// countAnswered counts an answered request whose times are not known yet.
 func (s *stageStats) countAnswered(info *slotInfo, st status.Code, now int64) {
 	s.countEnd(st)
 	s.queue.Add(time.Duration(info.dispatched - info.arrived))
 	s.total.Add(time.Duration(now - info.arrived))
 }
 
-// Snapshot is a line for each stage and, of a pipeline, one for the whole as its clients
-// see it, without names and policy; false if the ring is gone. The loop does no more
-// than copy: the arithmetic is done by the caller's goroutine.
+// Snapshot is a line for each stage and, of a pipeline, one for the whole, without names
+// and policy; false if the ring is gone. The loop only copies.
 func (r *Ring) Snapshot() (stages []stats.Model, whole stats.Model, ok bool) {
 	var views []*view
 	for _, s := range r.stages {
@@ -100,10 +95,10 @@ func (r *Ring) Snapshot() (stages []stats.Model, whole stats.Model, ok bool) {
 	return stages, whole, true
 }
 
-// view is a stage as it was at one moment, copied on its loop.
+// view is a stage at one moment, copied on its loop.
 type view struct {
 	now       int64
-	out       stats.Model // but for what model computes
+	out       stats.Model // model computes the rest
 	stats     stageStats
 	latencies []histogram.Delta // of all of stats.seconds.cells
 	settings  policy.Settings
@@ -111,7 +106,6 @@ type view struct {
 	workers   []fitness
 }
 
-// takeLearned takes over what the batcher has found out.
 func (v *view) takeLearned(l auto.Learned) {
 	out := stats.Learned{Costs: []stats.LearnedCost{}, Slowdown: l.Slowdown, Tried: []stats.TriedWait{}, OneAtATime: l.OneAtATime}
 	for _, c := range l.Costs {
@@ -123,8 +117,8 @@ func (v *view) takeLearned(l auto.Learned) {
 	v.out.WaitTimeMS, v.out.Learned = ms(l.Wait), out
 }
 
-// lookAtStage copies what a snapshot needs, and changes nothing. What workers have
-// finished and the books have not followed yet is counted in the copy.
+// lookAtStage copies a stage for a snapshot, and changes nothing. The copy also counts
+// finished batches that the books have not followed yet.
 func (s *Stage) lookAtStage(v *view) {
 	r, sizes := s.ring, v.stats.sizes
 	v.now = s.loop.now
@@ -132,7 +126,7 @@ func (s *Stage) lookAtStage(v *view) {
 	v.stats.sizes, v.stats.deaths = sizes, nil
 	copy(sizes, s.stats.sizes)
 	v.copySeconds()
-	v.settings, v.inputs, v.workers = s.settings, s.layout.Signature.Inputs, s.fitWorkers()
+	v.settings, v.inputs, v.workers = s.settings, s.layout.Signature.Inputs, s.listFitness()
 	v.out = stats.Model{
 		Name: s.name, Signature: s.layout.Signature.String(), Slots: r.layout.Slots, SlotsFree: r.windows.free,
 		MaxBatchSize: s.settings.MaxBatchSize, WaitAuto: s.settings.WaitTime == policy.Auto,
@@ -154,7 +148,7 @@ func (s *Stage) lookAtStage(v *view) {
 	for _, w := range s.workers {
 		if w != nil {
 			unread := s.lookAtDone(w, v)
-			line := w.line(len(w.mails) - unread)
+			line := w.statsLine(len(w.mails) - unread)
 			line.Batches += uint64(unread)
 			if line.InFlight > 0 {
 				v.stats.seconds.spreadComputed(min(w.mails[0].begun, v.now), v.now)
@@ -164,7 +158,6 @@ func (s *Stage) lookAtStage(v *view) {
 	}
 }
 
-// copySeconds gives the copy lists of latencies of its own.
 func (v *view) copySeconds() {
 	for i := range v.stats.seconds.cells {
 		c := &v.stats.seconds.cells[i]
@@ -174,10 +167,9 @@ func (v *view) copySeconds() {
 	}
 }
 
-// lookAtDone counts, in the copy, finished batches of a worker that the loop has not
-// read yet. It returns their number.
+// lookAtDone counts a worker's finished batches, which the loop has not read yet, in the copy.
 func (s *Stage) lookAtDone(w *WorkerSession, v *view) (batches int) {
-	ahead := w.done // a copy: the ring is not taken from
+	ahead := w.done // a copy: the ring does not change
 	n, err := ahead.Pending()
 	if w.faults.has(brokeProtocol) || err != nil {
 		return 0
@@ -211,17 +203,17 @@ func (s *Stage) lookAtDone(w *WorkerSession, v *view) (batches int) {
 	return batches
 }
 
-// model computes what the loop only copied.
 func (v *view) model() stats.Model {
 	out, st := v.out, &v.stats
 	out.Requests, out.Requeued, out.Batches, out.Rows = st.requests, st.requeued, st.batches, st.rows
 	out.Isolated, out.WorkersSuspended = st.isolated, st.suspended
 	out.WorkersAttached, out.WorkersLost, out.WorkersHung, out.Offenders = st.attached, st.lost, st.hung, st.offenders
 	out.Policy = v.settings.Policy(v.inputs)
-	out.ReadyWorkers, out.NotReady = judge(v.workers)
+	out.ReadyWorkers, out.NotReady = countReady(v.workers)
 	out.Windows = st.seconds.lastSeconds(v.now, len(out.Workers))
 	out.Latency = stats.Latency{
-		Queue: percentiles(&st.queue), Dispatch: percentiles(&st.dispatch), Compute: percentiles(&st.compute), Total: percentiles(&st.total),
+		Queue: percentiles(&st.queue), Dispatch: percentiles(&st.dispatch),
+		Compute: percentiles(&st.compute), Total: percentiles(&st.total),
 	}
 	out.Histograms = stats.Histograms{
 		Queue: bucketsOf(&st.queue), Dispatch: bucketsOf(&st.dispatch), Compute: bucketsOf(&st.compute), Total: bucketsOf(&st.total),
@@ -249,7 +241,7 @@ func (v *view) model() stats.Model {
 	return out
 }
 
-func (w *WorkerSession) line(inFlight int) stats.Worker {
+func (w *WorkerSession) statsLine(inFlight int) stats.Worker {
 	state := w.state.String()
 	switch {
 	case w.state == workerAwaited:
@@ -281,7 +273,6 @@ func bucketsOf(h *histogram.Histogram) stats.Histogram {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// lookAtWhole copies what a snapshot needs of the whole pipeline.
 func (r *Ring) lookAtWhole(v *view) {
 	v.now = r.loop.now
 	v.stats = *r.whole

@@ -3,85 +3,55 @@
 package engine
 
 import (
-	"bytes"
-	"slices"
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// A snapshot may be taken at any moment: while workers have answered, died, or
-// written nonsense that nobody has read yet.
+// snapshot is the ring's line of the statistics.
+func (s *world) snapshot() stats.Model {
+	v := &view{stats: stageStats{sizes: make([]uint64, s.r.layout.MaxBatch+1)}}
+	s.st.lookAtStage(v)
+	return v.model()
+}
+
 func TestASnapshotChangesNothing(t *testing.T) {
 	ahead := 0
-	for seed := range int64(unlessShort(12, 4)) {
-		s, err := newWorld(2000 + seed)
-		if err != nil {
-			t.Fatal(err)
+	changeNothing(t, 2000, unlessShort(12, 4), func(s *world) {
+		m := s.snapshot()
+		var ended uint64
+		for _, n := range m.Ended {
+			ended += n
 		}
-		s.attachWorker()
-		s.attachClient()
-		for range 300 {
-			s.step()
-			if s.forgotten() {
-				break
-			}
-			if s.liveWorkers() == 0 {
-				s.attachWorker()
-			}
-			slots, memory, rest := booksOf(s)
-			v := &view{stats: stageStats{sizes: make([]uint64, s.r.layout.MaxBatch+1)}}
-			s.st.lookAtStage(v)
-			m := v.model()
-			slots2, memory2, rest2 := booksOf(s)
-			if !slices.Equal(slots, slots2) || !slices.EqualFunc(memory, memory2, bytes.Equal) || rest != rest2 {
-				t.Fatalf("seed %d: a snapshot changed the books:\n%s\n%s", seed, rest, rest2)
-			}
-			var ended uint64
-			for _, n := range m.Ended {
-				ended += n
-			}
-			if before := s.st.stats.allEnded(); ended > before {
-				ahead++
-			} else if ended < before {
-				t.Fatalf("seed %d: %d ends, the books have %d", seed, ended, before)
-			}
-			if ok, timed := m.Ended[status.OK.Name()], m.Histograms.Total.Count; ok > timed {
-				t.Fatalf("seed %d: %d requests were answered, the time of %d is known", seed, ok, timed)
-			}
-			if ended > m.Requests || m.SlotsRunning < 0 || m.SlotsHeld < 0 || m.SlotsQueued != m.QueueRows {
-				t.Fatalf("seed %d: %d of %d requests ended, %d slots run, %d are held, %d wait (%d rows)",
-					seed, ended, m.Requests, m.SlotsRunning, m.SlotsHeld, m.SlotsQueued, m.QueueRows)
-			}
+		if before := s.st.stats.allEnded(); ended > before {
+			ahead++
+		} else if ended < before {
+			t.Fatalf("%d ends, the books have %d", ended, before)
 		}
-		s.close()
-	}
+		if ok, timed := m.Ended[status.OK.Name()], m.Histograms.Total.Count; ok > timed {
+			t.Fatalf("%d requests were answered, the time of %d is known", ok, timed)
+		}
+		if ended > m.Requests || m.SlotsRunning < 0 || m.SlotsHeld < 0 || m.SlotsQueued != m.QueueRows {
+			t.Fatalf("%d of %d requests ended, %d slots run, %d are held, %d wait (%d rows)",
+				ended, m.Requests, m.SlotsRunning, m.SlotsHeld, m.SlotsQueued, m.QueueRows)
+		}
+	})
 	if ahead < 5 {
-		t.Errorf("only %d snapshots saw what the books had not followed yet: the test does not test", ahead)
+		t.Errorf("only %d snapshots were ahead of the books: the test does not test", ahead)
 	}
 }
 
 func TestAWindowIsTheLastWholeSeconds(t *testing.T) {
-	h, err := newHost(1, 1, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := h.add(quietModel)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.close()
-	h.calm = true
+	s := newModel(t, quietModel)
 	s.attachWorker()
 	s.attachClient()
-	s.workers[0].garbage, s.clients[0].garbage = false, false
 	begin := s.now // a whole hour
 	at := func(after time.Duration) { s.now = begin + int64(after); s.l.now = s.now }
-	serve := func(n int) { served(t, s, n) }
 	for second, n := range []int{5, 7, 11} {
 		at(time.Duration(second) * time.Second)
-		serve(n)
+		s.serve(t, n)
 	}
 	for _, c := range []struct {
 		after             time.Duration
@@ -97,9 +67,7 @@ func TestAWindowIsTheLastWholeSeconds(t *testing.T) {
 		{70 * time.Second, 0, 0, 0, 1, 10},
 	} {
 		at(c.after)
-		v := &view{stats: stageStats{sizes: make([]uint64, s.r.layout.MaxBatch+1)}}
-		s.st.lookAtStage(v)
-		m := v.model()
+		m := s.snapshot()
 		near := func(x, y float64) bool { return x > y-1e-9 && x < y+1e-9 }
 		w := m.Windows
 		if !near(w[0].RequestsPerS, c.one) || !near(w[1].RequestsPerS, c.ten) || !near(w[2].RequestsPerS, c.sixty) ||

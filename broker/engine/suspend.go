@@ -8,11 +8,10 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// A broken worker that fails every batch is done quickest, and would draw all work.
-// A strike counts against it when all requests of a batch that it failed as a whole
-// were then run by others. A poisonous input fails there, too, or ends before that,
-// so it never counts.
-// After maxStrikes without a batch that it ran well, the worker is suspended:
+// A broken worker that fails every batch finishes first, and would draw all work. The
+// worker gets a strike when it fails a batch as a whole and others then run all of its
+// requests. A poisonous request fails with others, too, so it is never a strike. After
+// maxStrikes without a successful batch the worker is suspended:
 //
 //	           strikes              back-off over, or no other worker serves
 //	serving ─────────────► suspended ─────────────► on probation: one batch at a time
@@ -20,20 +19,20 @@ import (
 //	   │                       └── a batch fails ───────┘ │
 //	   └──────────────────── a batch runs well ───────────┘
 //
-// The supervisor ends a suspended worker that it started, and starts it again. The
-// last worker that serves is never suspended.
+// The supervisor restarts a suspended worker, if it started that worker. The last worker
+// that serves is never suspended.
 const (
 	maxStrikes   = 3
 	firstBackoff = time.Second
 	lastBackoff  = 30 * time.Second
 )
 
-// standing says how far a worker is trusted, by the batches that it failed.
+// standing is how far a worker is trusted.
 type standing struct {
 	strikes   int
 	doubted   bool  // its last batch failed as a whole
 	probation bool  // it gets one batch at a time
-	resumeAt  int64 // it was suspended, and may prove itself then; else 0
+	resumeAt  int64 // when the probation of a suspended worker begins; else 0
 	backoff   time.Duration
 }
 
@@ -41,19 +40,19 @@ type standing struct {
 type failure struct {
 	by      *WorkerSession
 	left    int  // requests that have not ended
-	excused bool // not all of them were then run well by other workers
+	excused bool // a request of it failed with others, too, or ended otherwise
 }
 
-// requestEnded notes how a request of the failed batch ended, and which worker had it last.
-func (f *failure) requestEnded(last *WorkerSession, code status.Code) {
+// countEnded counts a request of the failed batch that has ended, with its last worker.
+func (f *failure) countEnded(last *WorkerSession, code status.Code) {
 	f.excused = f.excused || code != status.OK || last == f.by
 	if f.left--; f.left == 0 && !f.excused {
 		f.by.stage.strikeWorker(f.by)
 	}
 }
 
-// batchEnded notes whether a batch of a worker failed as a whole, or had a result.
-func (s *Stage) batchEnded(w *WorkerSession, failed, ranWell bool) {
+// judgeBatch judges a worker by a batch that failed as a whole, or had a result.
+func (s *Stage) judgeBatch(w *WorkerSession, failed, ranWell bool) {
 	switch {
 	case failed && w.probation:
 		s.loop.collectOutcome(outcome{kind: failsOften, worker: w})
@@ -78,8 +77,8 @@ func (s *Stage) strikeWorker(w *WorkerSession) {
 	}
 }
 
-// suspendWorker gives a worker that fails often no more batches, if others serve. It may have
-// run a batch well since that was found.
+// suspendWorker gives a worker that fails often no more batches, if others serve. The
+// worker may have run a batch well meanwhile.
 func (s *Stage) suspendWorker(w *WorkerSession) {
 	if (!w.probation && w.strikes < maxStrikes) || !w.serves() || !s.othersServe(w) {
 		return
@@ -97,9 +96,7 @@ func (s *Stage) suspendWorker(w *WorkerSession) {
 	s.noteWorker("worker suspended", w)
 }
 
-// resumeSuspended puts suspended workers on probation when their back-off is over,
-// or all of them when no other worker serves. resumeAt is never later than the
-// earliest end of a back-off.
+// resumeSuspended begins probations: after a back-off, or when no other worker serves.
 func (s *Stage) resumeSuspended() {
 	if s.resumeAt == never {
 		return
@@ -125,12 +122,10 @@ func (s *Stage) resumeSuspended() {
 	}
 }
 
-// serves says that a worker gets batches.
 func (w *WorkerSession) serves() bool {
 	return w.state == workerServing && !w.faults.has(brokeProtocol)
 }
 
-// othersServe says whether another worker than w gets batches.
 func (s *Stage) othersServe(w *WorkerSession) bool {
 	for _, x := range s.workers {
 		if x != nil && x != w && x.serves() {

@@ -4,11 +4,10 @@ package engine
 
 import "container/heap"
 
-// timers are the stages that need their loop at some time even if nothing
-// happens, the earliest first. Those that need it never are not among them.
+// timers are the stages with a due time, as a heap.
 type timers []*Stage
 
-// setTimer says when the stage needs its loop next.
+// setTimer sets when the stage is due, or removes it from the heap.
 func (t *timers) setTimer(s *Stage, due int64) {
 	was := s.timer
 	s.due = due
@@ -22,7 +21,6 @@ func (t *timers) setTimer(s *Stage, due int64) {
 	}
 }
 
-// nextDue is when the earliest is due.
 func (t timers) nextDue() int64 {
 	if len(t) == 0 {
 		return never

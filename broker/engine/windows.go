@@ -4,11 +4,10 @@ package engine
 
 import "slices"
 
-// windows leases ranges of consecutive slots, lowest first. What it costs grows
-// with the number of gaps between clients, not with the ring.
+// windows leases ranges of consecutive slots, lowest first. Its cost grows with the gaps.
 type windows struct {
 	gaps []gap // ascending, none touching the next
-	free int   // slots that no client has
+	free int   // slots in the gaps
 }
 
 type gap struct{ first, n int }

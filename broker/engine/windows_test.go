@@ -8,24 +8,8 @@ import (
 	"testing"
 )
 
+// The list of gaps is compared with a plain list of slots, searched from the lowest.
 func TestWindowsAreLeasedLowestFirstAndComeBack(t *testing.T) {
-	w := newWindows(10)
-	a, _ := w.leaseSlots(4)
-	b, _ := w.leaseSlots(4)
-	if _, ok := w.leaseSlots(3); ok || a != 0 || b != 4 || w.free != 2 {
-		t.Errorf("windows at %d and %d, %d free", a, b, w.free)
-	}
-	w.returnSlots(a, 4)
-	if c, ok := w.leaseSlots(3); !ok || c != 0 {
-		t.Errorf("a window at %d", c)
-	}
-	if _, ok := w.leaseSlots(4); ok {
-		t.Error("a window out of two pieces")
-	}
-}
-
-// The list of gaps is compared with a plain list of slots.
-func TestWindowsComeAndGoInAnyOrder(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	const slots = 50
 	w, used := newWindows(slots), make([]bool, slots)

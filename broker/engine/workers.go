@@ -20,7 +20,7 @@ type WorkerInfo struct {
 	Pad     string // "", "fixed", "preferred"
 	PadTo   int
 	GPU     string // where it computes, for statistics
-	RunOnce bool   // requests that it was given must not be run again
+	RunOnce bool   // its requests must not be run again
 	Ragged  bool   // it can run batches that mix sizes
 }
 
@@ -31,38 +31,35 @@ type WorkerSession struct {
 	id     batcher.WorkerID
 	info   WorkerInfo
 	desc   batcher.Worker
-	depth  int
 	box    *shm.Mailbox
 	done   shm.Consumer[shm.Done]
 	posted uint64  // mails ever posted
-	mails  []*mail // posted and not done, oldest first; at most depth; changed by setMails only
-	at     int     // place in stage.busy while there are mails
-	spare  []*mail
+	mails  []*mail // posted and not done, oldest first; at most info.Depth; changed by setMails only
+	at     int     // place in Stage.busy while there are mails
+	spare  []*mail // to use again
 
 	state    workerState // changed by moveTo only
 	faults   faults
-	hungWith uint64 // outlivedLease: the batch; the worker may be done with it before it is dead
-	deathDue int64  // awaited: until when the worker has time to turn out dead
-	forgiven bool   // the broker was not there when that time ended
+	hungWith uint64 // outlivedLease: the batch; the worker may finish it before it is dead
+	deathDue int64  // awaited: when it is quarantined unless it is dead by then
+	forgiven bool   // the broker stood still at deathDue
 	standing        // suspend.go
 
 	batches  uint64
 	computed time.Duration
-	restarts int // workers of its name that had gone before it came
+	restarts int // earlier workers of its name
 }
 
-// mail is the broker's own copy of what it posted.
+// mail is the broker's private copy of a posted batch.
 type mail struct {
-	batch    uint64
-	number   uint64
-	posted   int64
-	rows     uint32
-	begun    int64 // from when its lease counts, as far as is known; see leaseOf
-	forgiven bool  // the broker was not there when its lease ended
-	requests []mailed
-	// unanswered is how many of them ended without a result: they failed, or ended
-	// before the worker had taken them.
-	unanswered int
+	batch      uint64
+	number     uint64
+	posted     int64
+	rows       uint32
+	begun      int64 // when its lease began, as far as the broker knows; see leaseOf
+	forgiven   bool  // the broker stood still when its lease ended
+	requests   []mailed
+	unanswered int // requests that failed, or ended before the worker took them
 }
 
 type mailed struct{ head, gen uint32 }
@@ -77,7 +74,7 @@ func (w *WorkerSession) newMail() *mail {
 	return &mail{}
 }
 
-// setMails says which mails a worker has, and keeps the list of the busy ones.
+// setMails changes a worker's mails, and keeps the list of busy workers.
 func (s *Stage) setMails(w *WorkerSession, mails []*mail) {
 	had, has := len(w.mails) > 0, len(mails) > 0
 	w.mails = mails
@@ -92,9 +89,8 @@ func (s *Stage) setMails(w *WorkerSession, mails []*mail) {
 	}
 }
 
-// followLanesOf takes over how many batches a worker wants to run at once, if it
-// has said so since it attached. Then that is all it gets: one that holds back
-// has no use for batches in advance.
+// followLanesOf adopts the number of lanes that a worker has written since it attached.
+// Such a worker holds back, so it gets no batches in advance.
 func (s *Stage) followLanesOf(w *WorkerSession) {
 	lanes := min(int(w.box.Lanes.Load()), w.info.Depth)
 	if lanes <= 0 || (w.desc.Lanes == lanes && w.desc.Depth == lanes) {
@@ -104,7 +100,6 @@ func (s *Stage) followLanesOf(w *WorkerSession) {
 	s.describeWorker(w)
 }
 
-// describeWorker describes a worker that gets batches to the batcher, as it is now.
 func (s *Stage) describeWorker(w *WorkerSession) {
 	if w.state != workerServing && w.state != workerSuspended {
 		return
@@ -117,7 +112,6 @@ func (s *Stage) describeWorker(w *WorkerSession) {
 	s.batcher.WorkerReady(d)
 }
 
-// checkWorkerInfo checks what a worker says about itself.
 func (s *Stage) checkWorkerInfo(info *WorkerInfo) (desc batcher.Worker, err error) {
 	if info.Depth < 1 || info.Depth > shm.MaxMailDepth {
 		return desc, fmt.Errorf("%w: depth %d, must be 1..%d", status.ErrInvalid, info.Depth, shm.MaxMailDepth)
@@ -141,23 +135,20 @@ func (s *Stage) checkWorkerInfo(info *WorkerInfo) (desc batcher.Worker, err erro
 	return desc, nil
 }
 
-// OpenWorker makes the session of a worker whose signature was checked, before
-// it is attached: not on the loop, since its cost grows with the depth.
-func (s *Stage) OpenWorker(p *Peer, info *WorkerInfo) error {
+func (s *Stage) openWorker(p *Peer, info *WorkerInfo) error {
 	if _, err := s.checkWorkerInfo(info); err != nil {
 		return err
 	}
 	return p.openSession(s.ring, shm.KindWorker, shm.WorkerSegmentSize(info.Depth, s.ring.layout.MaxBatch))
 }
 
-// attachWorker takes a worker whose session is open among those that get
-// batches. On an error the session is still the caller's.
+// attachWorker lets an open session get batches. On an error it stays the caller's.
 func (s *Stage) attachWorker(p *Peer, info WorkerInfo) (*WorkerSession, error) {
 	desc, err := s.checkWorkerInfo(&info)
 	if err != nil {
 		return nil, err
 	}
-	w := &WorkerSession{Peer: p, stage: s, info: info, depth: info.Depth, restarts: s.stats.deaths[p.Name]}
+	w := &WorkerSession{Peer: p, stage: s, info: info, restarts: s.stats.deaths[p.Name]}
 	w.box = shm.NewMailbox(p.seg, info.Depth, s.ring.layout.MaxBatch)
 	w.done = shm.NewConsumer(shm.DoneRing(p.seg, info.Depth))
 	if err := p.watchPeer(s.loop, s.touch, func() { s.workerDied(w) }); err != nil {

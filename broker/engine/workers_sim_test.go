@@ -25,7 +25,7 @@ type simWorker struct {
 	killed     bool // SIGKILL was sent; a few more steps may happen
 	unkillable bool // another user's process
 	closing    bool
-	hungUp     bool // it works on, and nobody hears of it but by its ring
+	hungUp     bool // it works on without its connection
 	dead       bool
 	garbage    bool
 	raises     bool             // it fails every batch as a whole
@@ -33,8 +33,8 @@ type simWorker struct {
 	finished   map[uint64]int64 // when it was done with a batch
 }
 
-// simFate is what befell a request that workers took.
-type simFate struct {
+// simHistory is what befell a request that workers took.
+type simHistory struct {
 	poison simPoison
 	deaths int  // workers that died with it
 	hangs  int  // those of them that had it for longer than their lease
@@ -50,16 +50,16 @@ type simFate struct {
 // then once more on another worker.
 const maxFailures = 4
 
-// mayFail says whether that its batch failed may be the request's answer. A healthy
-// worker, of which a mild world has one, must have had it by itself.
-func (f *simFate) mayFail(mild bool) bool {
+// mayFail says whether the request may fail as its batch did. In a mild world, which has
+// a healthy worker, the request must have failed by itself.
+func (f *simHistory) mayFail(mild bool) bool {
 	if mild {
 		return f.poison == raising && len(f.alone) > 0
 	}
 	return len(f.alone) > 0 || f.hangs >= maxHangs
 }
 
-// simPoison is what a request does to its workers.
+// simPoison is how a request harms its workers.
 type simPoison uint8
 
 const (
@@ -76,23 +76,25 @@ func (s *host) somePoison() simPoison {
 	return simPoison(1 + s.rng.IntN(3))
 }
 
-func (w *simWorker) fate(q *shm.MailRequest) *simFate { return w.fateOf(mailed{q.Slot, q.Gen}) }
+func (w *simWorker) pastOf(q *shm.MailRequest) *simHistory {
+	return w.pastOfMail(mailed{q.Slot, q.Gen})
+}
 
-func (w *simWorker) fateOf(q mailed) *simFate {
-	f := w.s.fates[q]
+func (w *simWorker) pastOfMail(q mailed) *simHistory {
+	f := w.s.past[q]
 	if f == nil {
-		f = &simFate{}
-		w.s.fates[q] = f
+		f = &simHistory{}
+		w.s.past[q] = f
 	}
 	return f
 }
 
-// givenUp says that it must get no batches any more, or not for now.
+// givenUp says that the worker must get no batches now.
 func (w *simWorker) givenUp() bool {
 	return w.sess.state == workerGone || w.sess.state == workerSuspended || w.sess.faults.has(hungUp) || w.sess.state.isGivenUp()
 }
 
-// mayBeKilled checks that a worker which is killed for its lease has had it.
+// mayBeKilled checks that a worker that is killed for its lease has outlived it.
 func (w *simWorker) mayBeKilled() {
 	s := w.s
 	if !w.sess.faults.has(outlivedLease) {
@@ -104,7 +106,7 @@ func (w *simWorker) mayBeKilled() {
 	oldest := w.sess.mails[0]
 	for _, q := range oldest.requests {
 		if s.r.stillHas(q, oldest.batch) {
-			w.fateOf(q).hangs++
+			w.pastOfMail(q).hangs++
 		}
 	}
 	since := oldest.posted
@@ -136,7 +138,7 @@ type simBatch struct {
 func (w *simWorker) act() {
 	s := w.s
 	if s.calm && w.unkillable {
-		w.stopped = 0 // nobody else ends it
+		w.stopped = 0 // no kill will end it
 	}
 	if w.dead || s.now < w.stopped && !w.killed {
 		return
@@ -144,7 +146,7 @@ func (w *simWorker) act() {
 	switch k := s.rng.IntN(200); {
 	case w.killed && k < 100:
 		w.die("is killed")
-	case s.calm && w.sess.faults.has(brokeProtocol): // not even its owner wants it any more
+	case s.calm && w.sess.faults.has(brokeProtocol):
 		w.die("is killed by its owner")
 	case s.faulty() && k < 1:
 		w.die("dies")
@@ -157,7 +159,7 @@ func (w *simWorker) act() {
 	case s.faulty() && k < 4 && len(w.batches) > 0 && !w.hungUp && !w.killed:
 		s.note("%s hangs up and works on", w.name)
 		w.hungUp, w.closing = true, true
-		s.tell(w.name+" hangs up", func() { s.st.workerLost(w.sess, "simulated") })
+		s.report(w.name+" hangs up", func() { s.st.workerLost(w.sess, "simulated") })
 	case s.faulty() && k < 5 && !w.garbage && !w.raises:
 		s.note("%s begins to raise", w.name)
 		w.raises = true
@@ -168,9 +170,9 @@ func (w *simWorker) act() {
 	case w.closing:
 		w.dead = true
 		if !w.hungUp {
-			s.tell(w.name+" hangs up", func() { s.st.workerLost(w.sess, "simulated") })
+			s.report(w.name+" hangs up", func() { s.st.workerLost(w.sess, "simulated") })
 		}
-		s.tell(w.name+" is dead", func() { s.st.workerDied(w.sess) })
+		s.report(w.name+" is dead", func() { s.st.workerDied(w.sess) })
 	default:
 		w.take()
 	}
@@ -181,15 +183,15 @@ func (w *simWorker) die(how string) {
 	w.dead = true
 	for _, b := range w.batches {
 		for i := range b.reqs {
-			f := w.fate(&b.reqs[i])
+			f := w.pastOf(&b.reqs[i])
 			f.deaths++
 			f.share = 1
 		}
 	}
 	if w.s.chance(0.5) {
-		w.s.tell(w.name+" hangs up", func() { w.s.st.workerLost(w.sess, "simulated") })
+		w.s.report(w.name+" hangs up", func() { w.s.st.workerLost(w.sess, "simulated") })
 	}
-	w.s.tell(w.name+" is dead", func() { w.s.st.workerDied(w.sess) })
+	w.s.report(w.name+" is dead", func() { w.s.st.workerDied(w.sess) })
 }
 
 // take is Worker.Next: the bell first, then the mailbox; then it parks.
@@ -210,7 +212,7 @@ func (w *simWorker) take() {
 	w.box.Taken.Store(w.next)
 	b := &simBatch{id: mail.Batch, size: int(mail.Requests)}
 	for _, q := range reqs[:mail.Requests] {
-		if f := w.fate(&q); f.share > 0 && b.size > f.share {
+		if f := w.pastOf(&q); f.share > 0 && b.size > f.share {
 			w.s.fail("%s gets slot %d generation %d in a batch of %d, %d are the most", w.name, q.Slot, q.Gen, b.size, f.share)
 		}
 		w.s.used[q.Slot] = q.Gen
@@ -242,7 +244,7 @@ func (w *simWorker) work() {
 		q := &b.reqs[b.ended]
 		if b.ended++; s.faulty() && w.garbage && s.chance(0.1) {
 			s.note("%s leaves slot %d generation %d unanswered", w.name, q.Slot, q.Gen)
-			w.fate(q).left = true
+			w.pastOf(q).left = true
 		} else {
 			won := s.r.board.End(q.Slot, q.Gen, status.OK, false)
 			s.note("%s ends slot %d generation %d: %v", w.name, q.Slot, q.Gen, won)
@@ -261,20 +263,20 @@ func (w *simWorker) work() {
 	}
 }
 
-// countUnread is for a worker that has pushed garbage: the broker reads nothing after
-// that, and takes the worker to have died with the requests that have no answer.
+// countUnread is for a worker that has pushed garbage. The broker reads nothing after
+// that, so the worker dies with its unanswered requests.
 func (w *simWorker) countUnread(b *simBatch) {
 	for i := range b.reqs {
 		q := &b.reqs[i]
 		if w.lied && int32(q.Gen-w.s.r.board.Word(q.Slot).Generation()) > 0 {
-			f := w.fate(q)
+			f := w.pastOf(q)
 			f.deaths++
 			f.share = 1
 		}
 	}
 }
 
-// finish tells the broker that a batch is done.
+// finish pushes a "done" message.
 func (w *simWorker) finish(done *shm.Done) {
 	s := w.s
 	if w.finished == nil {
@@ -297,7 +299,7 @@ func (w *simWorker) finish(done *shm.Done) {
 func (w *simWorker) raisesAt(b *simBatch) bool {
 	raises := w.raises
 	for i := range b.reqs {
-		raises = raises || w.fate(&b.reqs[i]).poison == raising
+		raises = raises || w.pastOf(&b.reqs[i]).poison == raising
 	}
 	return raises && !w.garbage && len(b.reqs) > 0
 }
@@ -310,7 +312,7 @@ func (w *simWorker) raise(b *simBatch) {
 			continue
 		}
 		w.s.r.board.SetReason(q.Slot, "it raised")
-		f := w.fate(q)
+		f := w.pastOf(q)
 		if f.failures++; f.failures > maxFailures {
 			w.s.fail("slot %d generation %d was run %d times", q.Slot, q.Gen, f.failures)
 		}
@@ -321,9 +323,9 @@ func (w *simWorker) raise(b *simBatch) {
 	w.finish(&shm.Done{Batch: b.id, Started: w.s.now - 1000, Finished: w.s.now, Whole: 1})
 }
 
-// suffers is what a poisonous request does to its worker.
+// suffers lets a poisonous request harm its worker.
 func (w *simWorker) suffers(q *shm.MailRequest) bool {
-	switch f := w.fate(q); {
+	switch f := w.pastOf(q); {
 	case f.hangs >= maxHangs && !w.killed:
 		w.s.fail("%s runs slot %d generation %d, which has hung %d workers", w.name, q.Slot, q.Gen, f.hangs)
 	case f.deaths >= w.s.st.settings.MaxAttempts:
@@ -342,7 +344,7 @@ func (w *simWorker) suffers(q *shm.MailRequest) bool {
 func (w *simWorker) ring(ring bool) {
 	if (ring || w.s.chance(0.05)) && !w.rung {
 		w.rung = true
-		w.s.tell(w.name+" rings", func() { w.rung = false; w.s.st.touch() })
+		w.s.report(w.name+" rings", func() { w.rung = false; w.s.st.touch() })
 	}
 }
 

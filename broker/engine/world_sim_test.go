@@ -6,15 +6,17 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// host is one simulated run: some loops of a broker on a clock of our own, and a
+// host is one simulated run: some loops of a broker on a simulated clock, and a
 // world for each ring. Nothing in it depends on real time or on a goroutine, so
 // a seed replays exactly.
 type host struct {
@@ -25,28 +27,27 @@ type host struct {
 	calm   bool    // no more faults: everything must come to an end
 	mild   bool    // no faults but functions that raise
 	still  int64   // when the whole machine last stood still
-	poison float64 // how many requests are
+	poison float64 // the share of poisonous requests
 	trace  []string
 }
 
-// world is one ring of a host, and peers that act in the order that the seed
-// chooses.
+// world is one ring of a host, and peers that act in the seed's order.
 type world struct {
 	*host
 	l       *Loop
 	name    string
 	users   int  // sessions of the ring
 	dynamic bool // the ring goes with its last session
-	gone    bool // with it
+	gone    bool // the last session has ended
 	r       *Ring
 	st      *Stage
 	clients []*simClient
 	workers []*simWorker
-	events  []*event // what the kernel will tell the broker, in any order
+	events  []*event // that the kernel will report to the broker, in any order
 	words   []shm.Word
-	leased  []int               // how often each slot's window was leased, to know a Reset
-	used    []uint32            // the latest generation of each slot that a worker had
-	fates   map[mailed]*simFate // of requests that workers have taken
+	leased  []int                  // how often each slot's window was leased, to know a Reset
+	used    []uint32               // the latest generation of each slot that a worker had
+	past    map[mailed]*simHistory // of requests that workers have taken
 
 	accepted, ended int
 }
@@ -58,12 +59,12 @@ type event struct {
 	f    func()
 }
 
-// violation is what a broken promise panics with.
+// violation is the panic of a broken promise.
 type violation string
 
 func (s *host) fail(format string, a ...any) { panic(violation(fmt.Sprintf(format, a...))) }
 
-// note keeps a line of the trace, if a seed is replayed; else nobody would read it.
+// note keeps a line of the trace, if a seed is replayed.
 func (s *host) note(format string, a ...any) {
 	if *simSeed == 0 {
 		return
@@ -79,7 +80,6 @@ func (s *host) faulty() bool { return !s.calm && !s.mild }
 
 func (s *host) chance(p float64) bool { return s.rng.Float64() < p }
 
-// newHost makes a host with so many loops and rings.
 func newHost(seed int64, loops, rings int) (*host, error) {
 	h := &host{rng: rand.New(rand.NewPCG(uint64(seed), 7)), now: int64(time.Hour)}
 	for i := range loops {
@@ -99,12 +99,29 @@ func newHost(seed int64, loops, rings int) (*host, error) {
 }
 
 // newWorld is a host with one ring.
-func newWorld(seed int64) (*world, error) {
+func newWorld(t testing.TB, seed int64) *world {
+	t.Helper()
 	h, err := newHost(seed, 1, 1)
-	if err != nil {
-		return nil, err
-	}
-	return h.worlds[0], nil
+	must.Do(t, err)
+	t.Cleanup(h.close)
+	return h.worlds[0]
+}
+
+// newModel is a host without faults and with one ring of that policy.
+func newModel(t testing.TB, p policy.Policy) *world {
+	t.Helper()
+	h, err := newHost(1, 1, 0)
+	must.Do(t, err)
+	t.Cleanup(h.close)
+	h.calm = true
+	return h.mustAdd(t, p)
+}
+
+func (h *host) mustAdd(t testing.TB, p policy.Policy) *world {
+	t.Helper()
+	s, err := h.add(p)
+	must.Do(t, err)
+	return s
 }
 
 // addWorld makes a ring whose size and policy the seed chooses.
@@ -138,17 +155,17 @@ func (h *host) add(p policy.Policy) (*world, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &world{host: h, name: fmt.Sprintf("sim%d", len(h.worlds)), fates: map[mailed]*simFate{}}
+	s := &world{host: h, name: fmt.Sprintf("sim%d", len(h.worlds)), past: map[mailed]*simHistory{}}
 	s.r, err = NewRing(&RingSpec{
 		Name: s.name, Layout: layout, Memory: shm.Unshared{}, Epoch: 1, UserShare: 100, Log: slog.New(slog.DiscardHandler),
-		Vacated: s.leave, Stages: []StageSpec{{Name: s.name, Settings: settings, Layout: layout}},
+		SessionEnded: s.leave, Stages: []StageSpec{{Name: s.name, Settings: settings, Layout: layout}},
 	})
 	if err != nil {
 		return nil, err
 	}
 	s.l, s.st = h.loops[len(h.worlds)%len(h.loops)], s.r.stages[0]
-	s.r.ServeOn(s.l)
-	s.l.Adopt(s.r)
+	s.r.SetLoop(s.l)
+	s.l.AdoptRing(s.r)
 	s.words = make([]shm.Word, s.r.layout.Slots)
 	s.leased = make([]int, s.r.layout.Slots)
 	s.used = make([]uint32, s.r.layout.Slots)
@@ -156,15 +173,15 @@ func (h *host) add(p policy.Policy) (*world, error) {
 	return s, nil
 }
 
-// leave is what the broker does when a session has ended.
+// leave ends a session as package broker does.
 func (s *world) leave() {
 	if s.users--; s.users == 0 && s.dynamic {
 		s.gone = true
-		s.l.Post(func() { s.l.Forget(s.r) })
+		s.l.Post(func() { s.l.ForgetRing(s.r) })
 	}
 }
 
-// The host is what is outside of the loops.
+// The host is the Outside of the loops.
 
 func (h *host) Offended(Process)                {}
 func (h *host) WorkerCame(int, bool) bool       { return false }
@@ -179,13 +196,12 @@ func (h *host) close() {
 	}
 }
 
-// forgotten tells that the ring is gone, with its last peer.
+// forgotten says that the ring is gone, with its last peer.
 func (s *world) forgotten() bool { return s.r.closed }
 
-// noPid is larger than any that Linux gives: /proc has nothing to say about it.
+// noPid is larger than any pid of Linux.
 const noPid = 1 << 30
 
-// noConn is a connection that leads nowhere.
 type noConn struct{}
 
 func (noConn) Close() error { return nil }
@@ -193,8 +209,8 @@ func (noConn) Close() error { return nil }
 // peer makes a connection to no process.
 func (s *world) peer(name string) *Peer { return NewPeer(noConn{}, noPid, 0, Process{}, -1, name) }
 
-// tell has the kernel tell the broker something, after a while.
-func (s *world) tell(what string, f func()) {
+// report has the kernel report something to the broker, after a while.
+func (s *world) report(what string, f func()) {
 	delay := int64(0)
 	if s.chance(0.7) {
 		delay = s.rng.Int64N(int64(2 * time.Millisecond))
@@ -202,8 +218,8 @@ func (s *world) tell(what string, f func()) {
 	s.events = append(s.events, &event{s.now + delay, what, f})
 }
 
-// round is one round of a loop: some of what is due is delivered to each of
-// its rings, in any order, then the round settles.
+// round is one round of a loop: each of its rings gets some of the due events, in any
+// order, then the round settles.
 func (h *host) round(l *Loop) {
 	l.beginRound()
 	for _, s := range h.worlds {
@@ -236,15 +252,15 @@ func (h *host) round(l *Loop) {
 	}
 }
 
-// watchBooks checks that a loop which has had its turn is late for nothing, and has
-// overlooked nothing that it has read.
+// watchBooks checks that a loop is late for nothing after its round, and has overlooked
+// nothing that it has read.
 func (s *world) watchBooks() {
 	for _, w := range s.workers {
 		if !w.lied || w.sess.faults.has(brokeProtocol) || w.sess.state == workerGone {
 			continue
 		}
 		if n, err := w.sess.done.Pending(); n == 0 && err == nil {
-			s.fail("%s said that it was done with what it did not have, and nothing follows", w.name)
+			s.fail("%s was done with a batch that it did not have, and nothing follows", w.name)
 		}
 	}
 	for _, w := range s.st.busy {
@@ -319,17 +335,17 @@ func (h *host) Kill(p *Peer) error {
 			return nil
 		}
 	}
-	h.fail("broker kills somebody who is no worker")
+	h.fail("the broker kills a process that is no worker")
 	return nil
 }
 
-// attach is what a connection does for a client.
+// attach begins a client's session as a connection does.
 func (s *world) attach(name string, window int) (*ClientSession, error) {
 	p := s.peer(name)
 	if err := s.join(); err != nil {
 		return nil, err
 	}
-	err := s.r.OpenClient(p, window, false)
+	err := s.r.openClient(p, window, false)
 	if err == nil {
 		var c *ClientSession
 		if c, err = s.r.reserveWindow(p, window, newBooks(window)); err == nil {
@@ -345,7 +361,7 @@ func (s *world) attach(name string, window int) (*ClientSession, error) {
 	return nil, err
 }
 
-// join has a session keep the ring, if that is not gone.
+// join has a session keep the ring, if the ring is not gone.
 func (s *world) join() error {
 	if s.gone {
 		return status.ErrUnknownModel
@@ -365,9 +381,9 @@ func (s *world) attachClient() {
 	c := &simClient{s: s, name: name, sess: sess, slots: make([]simSlot, window),
 		ring: shm.Producer[shm.Commit]{Ring: shm.CommitRing(sess.seg, window)}, garbage: s.faulty() && s.chance(0.05)}
 	for i := range c.slots {
-		c.slots[i].gen = sess.firstGen()
-		if at := int(sess.first) + i; int32(sess.firstGen()-s.used[at]) < 0 {
-			s.fail("%s begins with generation %d of slot %d, whose last owner had %d", name, sess.firstGen(), at, s.used[at])
+		c.slots[i].gen = sess.before
+		if at := int(sess.first) + i; int32(sess.before-s.used[at]) < 0 {
+			s.fail("%s begins with generation %d of slot %d, whose last owner had %d", name, sess.before, at, s.used[at])
 		}
 		s.leased[int(sess.first)+i]++
 		s.words[int(sess.first)+i] = s.r.board.Word(sess.first + uint32(i))
@@ -385,7 +401,7 @@ func (s *world) attachWorker() {
 	name := fmt.Sprintf("worker%d of %s", len(s.workers), s.name)
 	depth := 1 + s.rng.IntN(3)
 	p, info := s.peer(name), WorkerInfo{Depth: depth, Weight: 1}
-	if err := s.st.OpenWorker(p, &info); err != nil {
+	if err := s.st.openWorker(p, &info); err != nil {
 		s.fail("open worker: %v", err)
 	}
 	sess, err := s.st.attachWorker(p, info)
@@ -418,7 +434,7 @@ func (s *world) liveClients() (n int) {
 	return n
 }
 
-// step lets somebody do something, and time pass.
+// step lets a peer act, and time pass.
 func (s *world) step() {
 	if s.chance(0.7) {
 		s.now += s.rng.Int64N(int64(200 * time.Microsecond))
@@ -476,8 +492,7 @@ func (h *host) run() {
 	}
 }
 
-// finish lets everything come to its end without faults, and looks whether
-// anything is left.
+// finish lets all requests end without faults, and checks that nothing is left.
 func (s *world) finish() {
 	for i := 0; !s.quiet(); i++ {
 		if s.forgotten() {

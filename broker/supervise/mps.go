@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -18,35 +19,33 @@ import (
 	"github.com/ringbatch/ringbatch/admin/stats"
 )
 
-// NVIDIA's Multi-Process Service lets the kernels of several processes run on
-// one GPU at the same time; without it they take turns. Its control daemon is
-// found by its clients through a folder with pipes.
+// mps is NVIDIA's Multi-Process Service. It lets the kernels of several processes run on
+// one GPU at the same time; without it they take turns. Clients find its control daemon
+// through a folder with pipes.
 //
 //	a daemon answers in $CUDA_MPS_PIPE_DIRECTORY, or in the usual place
 //	and there belongs to root or this user                              → use it, leave it alone
-//	none does, but the program is installed                             → start one of our own, end it at the end
-//	the program is not there, or does not start                         → say so, and go on without
+//	none does, but the program is installed                             → start one, and end it at the end
+//	the program is not there, or does not start                         → log that, and go on without
 type mps struct {
 	log     *slog.Logger
 	control string // path of nvidia-cuda-mps-control
-	pipe    string // folder that clients find the daemon by
-	logs    string // folder for its logs; ours only
-	own     bool   // ours to stop
-	from    bool   // the broker that this one takes over from started it: ours once that has ended
-	why     string // no MPS, because of this; "" if it is active
+	pipe    string // folder of the daemon's pipes
+	logs    string // folder of our own daemon's logs
+	own     bool   // this supervisor stops it
+	from    bool   // the old broker started it; ours once that broker has ended
+	why     string // why there is no MPS; "" if it is active
 }
 
 const (
 	mpsControl     = "nvidia-cuda-mps-control"
 	mpsDefaultPipe = "/tmp/nvidia-mps"
 
-	mpsStartTime = 30 * time.Second // for a daemon to answer
-	mpsStopTime  = 30 * time.Second // for it to end, its workers being gone
+	mpsStartTime = 30 * time.Second // for a daemon to start
+	mpsStopTime  = 30 * time.Second // for it to end after its workers
 	mpsAskTime   = 10 * time.Second // for it to answer a question
 )
 
-// startMPS finds or starts a daemon. It always returns something; what it
-// could not do is in its log line and in the statistics.
 func startMPS(log *slog.Logger, socket string) *mps {
 	m := &mps{log: log}
 	path, err := exec.LookPath(mpsControl)
@@ -84,7 +83,6 @@ func startMPS(log *slog.Logger, socket string) *mps {
 	return m
 }
 
-// launch starts the daemon, and returns when it answers.
 func (m *mps) launch() error {
 	if out, err := m.run(mpsStartTime, "", "-d"); err != nil {
 		return fmt.Errorf("%s -d: %v %s", mpsControl, err, out)
@@ -101,9 +99,8 @@ func (m *mps) launch() error {
 // mpsPoll is how often a daemon that starts or ends is asked.
 const mpsPoll = 50 * time.Millisecond
 
-// isTrusted tells whether a folder of pipes, and the daemon's pipe in it, belong to root or
-// to this user. Anybody can make a folder of that name in /tmp, and would see what
-// the GPU computes.
+// isTrusted says whether a folder of pipes, and the daemon's pipe in it, belong to root or
+// to this user. Any user could make a folder of that name in /tmp, and see the GPU's data.
 func isTrusted(folder string) bool {
 	for _, path := range []string{folder, filepath.Join(folder, "control")} {
 		var st syscall.Stat_t
@@ -133,8 +130,7 @@ func (m *mps) run(within time.Duration, input string, args ...string) (string, e
 		cmd.Env = append(cmd.Env, "CUDA_MPS_LOG_DIRECTORY="+m.logs)
 	}
 	cmd.Stdin = strings.NewReader(input)
-	// The daemon inherits what we give it and must not keep our pipes, nor
-	// get the Ctrl-C that is meant for the broker.
+	// The daemon must not inherit our pipes, nor get the broker's Ctrl-C.
 	var out bytes.Buffer
 	if len(args) == 0 {
 		cmd.Stdout, cmd.Stderr = &out, &out
@@ -154,17 +150,15 @@ func (m *mps) answers() bool {
 	return err == nil
 }
 
-func (m *mps) active() bool { return m != nil && m.why == "" }
+func (m *mps) isActive() bool { return m != nil && m.why == "" }
 
-// environment is what its clients need to find the daemon.
 func (m *mps) environment() []string {
-	if !m.active() || m.pipe == "" {
+	if !m.isActive() || m.pipe == "" {
 		return nil
 	}
 	return []string{"CUDA_MPS_PIPE_DIRECTORY=" + m.pipe}
 }
 
-// stop ends a daemon of our own.
 func (m *mps) stop() {
 	if m == nil || !m.own {
 		return
@@ -192,4 +186,141 @@ func (m *mps) String() string {
 		return "own daemon, pipe " + m.pipe
 	}
 	return "daemon of the system, pipe " + m.pipe
+}
+
+// A client of an MPS server breaks the contexts of all clients if it is killed while its
+// kernel runs, or if its kernel faults. Then the server refuses new clients until the
+// last old client has gone.
+//
+//	before a worker is killed       → TerminateClient ends its kernels, which harms no other
+//	before a process is restarted   → healMPS asks whether the server has faulted
+//	the server has faulted          → all workers are killed, the daemon is started again
+const (
+	mpsTerminateTime = 3 * time.Second  // for the kernels of a client to end
+	mpsGoneTime      = 10 * time.Second // for killed processes, or the daemon, to be gone
+	mpsHealPause     = 10 * time.Second // between two restarts, should the GPU stay broken
+
+	// mpsNotReady is CUDA's message to a new client of a server that has faulted.
+	mpsNotReady = "MPS server is not ready to accept new MPS client requests"
+)
+
+// usesMPS says whether the process shares a GPU through MPS. The supervisor's mutex is held.
+func (p *process) usesMPS() bool { return p.s.mps.isActive() && !p.cfg.Client }
+
+// UsesMPS says whether an attached worker is a supervised client of MPS.
+func (s *Supervisor) UsesMPS(pid int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.findProcess(pid)
+	return p != nil && p.usesMPS()
+}
+
+// TerminateClient ends a worker's kernels before it is killed. It takes seconds, and may fail.
+func (s *Supervisor) TerminateClient(pid int) {
+	s.mu.Lock()
+	m := s.mps
+	s.mu.Unlock()
+	for _, server := range m.servers(mpsTerminateTime) {
+		if out, err := m.run(mpsTerminateTime, "terminate_client "+server+" "+strconv.Itoa(pid)+"\n"); err != nil {
+			s.log.Warn("MPS: the kernels of a worker could not be ended before it is killed",
+				"pid", pid, "error", err, "output", out)
+		}
+	}
+}
+
+// servers lists the pids of the daemon's servers, one for each user.
+func (m *mps) servers(within time.Duration) []string {
+	out, err := m.run(within, "get_server_list\n")
+	if err != nil {
+		return nil
+	}
+	return strings.Fields(out)
+}
+
+// hasFaulted says whether a server takes no new clients, or our own daemon is gone.
+func (m *mps) hasFaulted(own bool) bool {
+	for _, server := range m.servers(mpsAskTime) {
+		if out, err := m.run(mpsAskTime, "get_server_status "+server+"\n"); err == nil && strings.Contains(out, "FAULT") {
+			return true
+		}
+	}
+	return own && !m.answers()
+}
+
+// healMPS restarts a faulted MPS before the next life of a process. refused says that the
+// server has refused the last life. Other processes wait here meanwhile.
+func (s *Supervisor) healMPS(refused bool) {
+	s.healing.Lock()
+	defer s.healing.Unlock()
+	s.mu.Lock()
+	m, stopped, own := s.mps, s.stopped, s.mps != nil && s.mps.own
+	s.mu.Unlock()
+	if !m.isActive() || stopped || time.Since(s.healed) < mpsHealPause || !refused && !m.hasFaulted(own) {
+		return
+	}
+	s.log.Error("MPS: the server has faulted: ending all of its workers, and starting it again")
+	s.killMPSClients()
+	if s.Faulted != nil {
+		s.Faulted()
+	}
+	if err := m.restart(own); err != nil {
+		s.log.Error("MPS: the daemon could not be started again", "error", err)
+	}
+	s.healed = time.Now()
+}
+
+// killMPSClients kills the processes that use MPS. Their contexts are broken, so they
+// cannot finish. The broker gives their batches to the next workers.
+func (s *Supervisor) killMPSClients() {
+	killed := map[*process]int{}
+	s.mu.Lock()
+	for _, p := range s.procs {
+		if p.pid != 0 && p.usesMPS() {
+			killed[p] = p.pid
+			_ = syscall.Kill(-p.pid, syscall.SIGKILL)
+		}
+	}
+	s.mu.Unlock()
+	for end := time.Now().Add(mpsGoneTime); len(killed) > 0 && time.Now().Before(end); time.Sleep(restPoll) {
+		s.mu.Lock()
+		for p, pid := range killed {
+			if p.pid != pid {
+				delete(killed, p)
+			}
+		}
+		s.mu.Unlock()
+	}
+}
+
+// restart restarts our own daemon. Servers come back with their next client.
+func (m *mps) restart(own bool) error {
+	servers := m.servers(mpsAskTime)
+	for _, server := range servers {
+		_, _ = m.run(mpsAskTime, "shutdown_server "+server+" -f\n")
+	}
+	if !own {
+		return nil
+	}
+	_, _ = m.run(mpsAskTime, "quit -t 1\n")
+	for end := time.Now().Add(mpsGoneTime); m.answers(); time.Sleep(mpsPoll) {
+		if time.Now().After(end) {
+			m.kill(servers)
+			break
+		}
+	}
+	return m.launch()
+}
+
+func (m *mps) kill(servers []string) {
+	text, _ := os.ReadFile(filepath.Join(m.pipe, mpsControl+".pid"))
+	for _, pid := range append(servers, strings.TrimSpace(string(text))) {
+		n, err := strconv.Atoi(pid)
+		if err != nil || n <= 1 {
+			continue
+		}
+		if err := syscall.Kill(n, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+			m.log.Warn("MPS: a process does not end", "pid", n, "error", err)
+		}
+	}
+	_ = os.Remove(filepath.Join(m.pipe, "control"))
 }

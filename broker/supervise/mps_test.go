@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // fakeMPS stands in for nvidia-cuda-mps-control: it only keeps the books of
@@ -39,9 +40,7 @@ exit 0
 // installFakeMPS puts it on the PATH and returns the file it writes to.
 func installFakeMPS(t *testing.T) string {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, mpsControl), []byte(fakeMPS), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, mpsControl), []byte(fakeMPS), 0o700))
 	book := filepath.Join(dir, "book")
 	t.Setenv("PATH", dir+":/usr/bin:/bin")
 	t.Setenv("FAKE_MPS_BOOK", book)
@@ -75,12 +74,8 @@ func TestAPrivateMPSDaemonIsStartedForTheWorkersAndStoppedAfterThem(t *testing.T
 func TestARunningMPSDaemonIsUsedAndLeftAlone(t *testing.T) {
 	book := installFakeMPS(t)
 	pipe := os.Getenv("CUDA_MPS_PIPE_DIRECTORY")
-	if err := os.MkdirAll(pipe, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(pipe, "control"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(pipe, 0o700))
+	must.Do(t, os.WriteFile(filepath.Join(pipe, "control"), nil, 0o600))
 	s := start(t, true, role("worker"))
 	s.until("the worker works", s.says("msg=working", 1))
 	if _, mps := s.Snapshot(); mps != "daemon of the system, pipe "+pipe {
@@ -105,9 +100,7 @@ func TestAnMPSServerThatHasFaultedIsStartedAgainWithAllWorkers(t *testing.T) {
 			if kind == "its status" {
 				list := s.until("all work", s.says("msg=working", 3))
 				pipe := filepath.Join(filepath.Dir(s.socket), "mps-b", "pipe")
-				if err := os.WriteFile(filepath.Join(pipe, "fault"), nil, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(filepath.Join(pipe, "fault"), nil, 0o600))
 				_ = syscall.Kill(list[2].Pid, syscall.SIGKILL)
 			}
 			<-lost
@@ -133,9 +126,7 @@ func TestABrokerThatGivesUpATakeOverLeavesMPSToTheOldOne(t *testing.T) {
 	pipe := filepath.Join(filepath.Dir(old.socket), "mps-b", "pipe")
 	for _, takes := range []bool{false, true} {
 		next := New(old.Supervisor.log, old.socket)
-		if err := next.WarmUp(t.Context(), old.socket, true); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, next.WarmUp(t.Context(), old.socket, true))
 		if takes {
 			old.LeaveMPS()
 			old.end()
@@ -155,16 +146,12 @@ func TestPipesOfOthersAreNotTrusted(t *testing.T) {
 	}
 	folder := filepath.Join(t.TempDir(), "mps")
 	control := filepath.Join(folder, "control")
-	if err := errors.Join(os.Mkdir(folder, 0o777), os.WriteFile(control, nil, 0o666)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.Mkdir(folder, 0o777), os.WriteFile(control, nil, 0o666)))
 	if !isTrusted(folder) || !isTrusted(folder+"-missing") {
 		t.Error("one's own, or none, is not trusted")
 	}
 	for _, path := range []string{control, folder} {
-		if err := os.Chown(path, 12345, -1); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chown(path, 12345, -1))
 		if isTrusted(folder) {
 			t.Errorf("%s of another user is trusted", path)
 		}
@@ -177,24 +164,21 @@ func TestPipesOfOthersAreNotTrusted(t *testing.T) {
 }
 
 func TestWithoutMPSTheBrokerSaysSoAndGoesOn(t *testing.T) {
-	t.Run("not installed", func(t *testing.T) {
-		t.Setenv("PATH", t.TempDir())
-		s := start(t, true, role("worker"))
-		s.until("the worker works", s.says("msg=working", 1))
-		if _, mps := s.Snapshot(); mps != "not available: nvidia-cuda-mps-control is not installed here" {
-			t.Error(mps)
-		}
-		if !strings.Contains(s.log.String(), "no MPS: GPU workers will take turns") {
-			t.Error(s.log)
-		}
-	})
-	t.Run("does not start", func(t *testing.T) {
-		installFakeMPS(t)
-		t.Setenv("FAKE_MPS_BROKEN", "1")
-		s := start(t, true, role("worker"))
-		s.until("the worker works", s.says("msg=working", 1))
-		if _, mps := s.Snapshot(); !strings.HasPrefix(mps, "not available: nvidia-cuda-mps-control -d") {
-			t.Error(mps)
-		}
-	})
+	for kind, says := range map[string]string{"not installed": " is not installed here", "does not start": " -d"} {
+		t.Run(kind, func(t *testing.T) {
+			installFakeMPS(t)
+			t.Setenv("FAKE_MPS_BROKEN", "1")
+			if kind == "not installed" {
+				t.Setenv("PATH", t.TempDir())
+			}
+			s := start(t, true, role("worker"))
+			s.until("the worker works", s.says("msg=working", 1))
+			if _, mps := s.Snapshot(); !strings.HasPrefix(mps, "not available: nvidia-cuda-mps-control"+says) {
+				t.Error(mps)
+			}
+			if !strings.Contains(s.log.String(), "no MPS: GPU workers will take turns") {
+				t.Error(s.log)
+			}
+		})
+	}
 }

@@ -11,18 +11,19 @@ import (
 	"strings"
 )
 
-// Said names the process in a record of its own output. A handler for terminals
-// prints such a record as the process wrote it, behind this name.
+// The output of processes, in the broker's log.
+
+// Said names the process in a record of its output. A handler for terminals prints such
+// a record as the process wrote it, behind this name.
 type Said string
 
 const (
-	maxLogLine = 4096 // where a worker's line is cut
+	maxLogLine = 4096 // bytes; longer lines are split
 	maxTrace   = 200  // lines of a traceback in one record
 	lastLines  = 10   // of the output, in the warning about an unexpected end
-	lastBytes  = 2000 // and bytes
+	lastBytes  = 2000 // of these lines
 )
 
-// output logs the lines of one life of a process.
 type output struct {
 	log   *slog.Logger
 	name  string
@@ -30,8 +31,8 @@ type output struct {
 	last  []string // lines that are neither warnings nor errors
 }
 
-// logLines puts the process's output into the log: each line at its level, a Python
-// traceback as one record. It returns the last lines that a log of warnings does not have.
+// logLines logs the process's output: each line at its level, a Python traceback as one
+// record. It returns the last lines below the level of a warning.
 func (p *process) logLines(from io.Reader) string {
 	o := &output{log: p.s.log, name: p.name}
 	r := bufio.NewReaderSize(from, maxLogLine)
@@ -46,11 +47,11 @@ func (p *process) logLines(from io.Reader) string {
 		if strings.Contains(line, mpsNotReady) {
 			p.refused.Store(true)
 		}
-		o.add(line)
+		o.addLine(line)
 	}
 }
 
-func (o *output) add(line string) {
+func (o *output) addLine(line string) {
 	level := levelOf(line)
 	switch {
 	case len(o.trace) > 0: // indented lines, then the exception
@@ -81,7 +82,6 @@ func (o *output) write(level slog.Level, text string) {
 // leveled matches lines of Python's logging and of slog.
 var leveled = regexp.MustCompile(`^(?:\S+ ){0,3}(?:level=)?(WARN|ERROR|CRITICAL|FATAL)`)
 
-// levelOf is a line's level, as the process names it near the line's start.
 func levelOf(line string) slog.Level {
 	switch found := leveled.FindStringSubmatch(line); {
 	case found == nil:

@@ -31,7 +31,7 @@ import (
 //	                    ▼ stop: SIGTERM, SIGKILL ▼ stop
 //	                    stopped ◄────────────────┘
 //
-// The supervisor's mutex guards what snapshot reads.
+// The supervisor's mutex guards the fields from stopping on.
 type process struct {
 	s        *Supervisor
 	pool     *pool
@@ -39,80 +39,79 @@ type process struct {
 	instance int // in its pool
 	model    string
 	cfg      *Worker
-	gpu      int           // -1: whatever is visible
-	stop     chan struct{} // closed by tell
+	gpu      int           // -1: all are visible
+	stop     chan struct{} // closed by endForGood
 	over     chan struct{} // closed when it has ended for good
 	ready    chan struct{} // closed when a worker of it looks for batches for the first time
 	failed   chan struct{} // closed when a life has ended before that
-	// lostBatch gets a word when a worker of this life died with a batch; the
-	// broker may see the death before or after we do.
+	// lostBatch receives when a worker of this life died with a batch. The broker may see
+	// the death before or after the supervisor.
 	lostBatch chan struct{}
-	refused   atomic.Bool // it has said that the MPS server refuses it
-	said      string      // the last lines of the last life, for run
+	refused   atomic.Bool // the MPS server has refused it
+	said      string      // the last output of the last life; only run uses it
 
-	told     bool // to end for good
-	asked    int  // the pid of the life that has got SIGTERM
-	spare    bool
-	pid      int // 0 while it does not run
-	life     int // the pid of its present or last life
-	lost     int // the pid of the worker of it that left last
-	state    string
-	since    time.Time
-	restarts int
-	lastEnd  string
+	stopping   bool // it ends for good
+	terminated int  // the pid of the life that has got SIGTERM
+	spare      bool
+	pid        int // 0 while it does not run
+	life       int // the pid of its present or last life
+	lost       int // the pid of its worker that left last
+	state      string
+	since      time.Time
+	restarts   int
+	lastEnd    string
 
 	sessions     int  // attachments of the present life
 	came         bool // it has attached, in this life or another
-	proven       bool // and looked for batches: ready is closed
+	proven       bool // ready is closed
 	hasFailed    bool // failed is closed
 	failedStarts int  // lives in a row that ended before they attached
 	begun        bool // this life has attached
 }
 
-// tell has the process end for good. SIGTERM has been sent when it returns: a worker
-// gets it before the broker hangs up, and does not look for another one, which may be
-// there (a take-over). The supervisor's mutex is held.
-func (p *process) tell() {
-	if !p.told {
-		p.told = true
+// endForGood ends the process and starts it no more. It sends SIGTERM before it returns.
+// So a worker gets the signal before the broker hangs up, and does not look for another
+// broker. The supervisor's mutex is held.
+func (p *process) endForGood() {
+	if !p.stopping {
+		p.stopping = true
 		close(p.stop)
-		p.ask()
+		p.terminate()
 	}
 }
 
-// ask sends SIGTERM to the present life and what it started, once: many programs end
+// terminate sends SIGTERM to the present life and its children, once: many programs end
 // at once by a second one. The supervisor's mutex is held.
-func (p *process) ask() {
-	if p.pid != 0 && p.asked != p.pid {
-		p.asked = p.pid
+func (p *process) terminate() {
+	if p.pid != 0 && p.terminated != p.pid {
+		p.terminated = p.pid
 		_ = syscall.Kill(-p.pid, syscall.SIGTERM)
 	}
 }
 
-// run keeps the process alive until it is told to stop. It keeps a thread to
-// itself: the kernel ends a child with the thread that made it (Pdeathsig),
-// and that must mean with the broker.
+// run keeps the process alive until stop is closed. It keeps a thread to itself: the
+// kernel ends a child with the thread that made it (Pdeathsig).
 func (p *process) run() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	backoff := firstBackoff
 	for {
 		began := time.Now()
-		group, why, stopped := p.live()
+		group, why, stopped := p.runLife()
 		if time.Since(began) >= steadyTime {
 			backoff = firstBackoff
 		}
-		p.set("waiting", 0, why)
-		p.lifeOver(stopped)
-		p.endRest(group, stopped)
+		p.setState("waiting", 0, why)
+		p.countLife(stopped)
+		p.endChildren(group, stopped)
 		if stopped {
-			p.set("stopped", 0, why)
+			p.setState("stopped", 0, why)
 			return
 		}
 		p.s.log.Warn("worker process ended, starting it again", "worker", p.name, "why", why, "in", backoff, "output", Said(p.said))
 		select {
 		case <-p.stop:
-			p.set("stopped", 0, why)
+			p.setState("stopped", 0, why)
 			return
 		case <-p.lostBatch:
 			p.s.log.Info("it died with a batch: starting it again at once", "worker", p.name)
@@ -123,47 +122,43 @@ func (p *process) run() {
 		if !p.cfg.Client {
 			p.s.healMPS(p.refused.Swap(false))
 		}
-		p.s.mu.Lock()
-		p.restarts++
-		p.s.mu.Unlock()
+		p.s.locked(func() { p.restarts++ })
 	}
 }
 
-// live is one life: start, log what it says, wait for its end. group is its
-// process group, 0 if it did not start; stopped is true if it was ended on
-// request.
-func (p *process) live() (group int, why string, stopped bool) {
+// runLife starts the process, logs its output, and waits for its end. group is its process
+// group, 0 if it did not start. stopped says that endForGood has ended it.
+func (p *process) runLife() (group int, why string, stopped bool) {
 	cmd := exec.Command(p.cfg.Command[0], p.cfg.Command[1:]...)
 	cmd.Env = p.s.environment(p)
-	// A group of its own, so that Ctrl-C reaches only the broker, which then
-	// ends the worker when its requests are done.
+	// In another process group the worker does not get Ctrl-C. The broker ends it later.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	cmd.WaitDelay = time.Second // a grandchild that keeps the pipe open must not keep us
+	cmd.WaitDelay = time.Second // should a grandchild keep the pipe open
 	out, in := io.Pipe()
 	cmd.Stdout, cmd.Stderr = in, in
 	logged := make(chan struct{})
 	go func() { defer close(logged); p.said = p.logLines(out) }()
 	defer func() { _ = in.Close(); <-logged }()
 
-	if err := p.start(cmd); err != nil {
+	if err := p.startCommand(cmd); err != nil {
 		return 0, err.Error(), false
 	}
 	select {
-	case <-p.lostBatch: // of the life before
+	case <-p.lostBatch: // of the last life
 	default:
 	}
 	p.s.log.Info("worker process started", "worker", p.name, "pid", cmd.Process.Pid, "command", strings.Join(p.cfg.Command, " "))
 	over, ended := make(chan struct{}), make(chan struct{})
-	go func() { defer close(ended); stopped = p.end(cmd, over) }()
+	go func() { defer close(ended); stopped = p.endCommand(cmd, over) }()
 	err := cmd.Wait()
 	close(over)
 	<-ended
 	return cmd.Process.Pid, endOf(cmd, err), stopped
 }
 
-// start starts the process. The file of the command may be on a mount that does not
-// answer, so the supervisor's mutex is not held: loops take it at every attach.
-func (p *process) start(cmd *exec.Cmd) error {
+// startCommand starts the process. The command's file may be on a mount that hangs. So
+// the supervisor's mutex, which loops take at every attach, is not held.
+func (p *process) startCommand(cmd *exec.Cmd) error {
 	p.s.mu.Lock()
 	p.become("starting", 0, "")
 	p.s.starting++
@@ -179,8 +174,8 @@ func (p *process) start(cmd *exec.Cmd) error {
 	return err
 }
 
-// readAndStart starts the process once its file has been read. A process that is
-// told to stop before that is left out: a broker must end, also if a mount never answers.
+// readAndStart starts the process after it has read its file. It gives up when stop is
+// closed: a broker must end, also if a mount hangs.
 func (p *process) readAndStart(cmd *exec.Cmd) error {
 	read := make(chan struct{})
 	go func() { defer close(read); readHead(cmd) }()
@@ -188,17 +183,17 @@ func (p *process) readAndStart(cmd *exec.Cmd) error {
 	case <-read:
 		return cmd.Start()
 	case <-p.stop:
-		return errors.New("it was told to stop before its file could be read")
+		return errors.New("it was stopped before its file could be read")
 	}
 }
 
-// mostInterpreters is how many scripts the kernel follows, each run by the next.
+// mostInterpreters is the kernel's limit of scripts that interpret scripts.
 const mostInterpreters = 5
 
-// readHead reads the head of the command's file, and of the script's interpreter: what
-// exec reads, too. Where it would hang, this hangs first. Go's fork is a vfork that
-// its runtime does not see: while exec hangs, the next garbage collection would stop
-// every goroutine. A command without a file is left to exec and its error.
+// readHead reads the head of the command's file, and of a script's interpreter, as exec
+// does. On a mount that hangs it hangs instead of exec. Go's fork is a vfork that its
+// runtime does not see: while exec hangs, the next garbage collection would stop every
+// goroutine. exec reports a missing file.
 func readHead(cmd *exec.Cmd) {
 	for path, n := cmd.Path, 0; cmd.Err == nil && n < mostInterpreters; n++ {
 		f, err := os.Open(path)
@@ -217,13 +212,12 @@ func readHead(cmd *exec.Cmd) {
 	}
 }
 
-// endRest ends what the process started and left in its group: the worker
-// itself, if the command was a shell, or children that hold on to a GPU. The
-// next life would come on top of them. The kernel does not give a group's
-// number to others while somebody is in it.
-func (p *process) endRest(group int, told bool) {
+// endChildren ends the processes that a life has left in its group: the worker itself, if
+// the command was a shell, or children that hold on to a GPU. The kernel does not give
+// the group's number to others while a process is in it.
+func (p *process) endChildren(group int, terminated bool) {
 	left := func() bool {
-		for { // the dead among them are ours to reap if the broker is the first process of a container
+		for { // as the first process of a container, the broker reaps the dead
 			if n, _ := syscall.Wait4(-group, nil, syscall.WNOHANG, nil); n <= 0 {
 				return syscall.Kill(-group, 0) == nil && aliveIn(group)
 			}
@@ -233,7 +227,7 @@ func (p *process) endRest(group int, told bool) {
 		return
 	}
 	p.s.log.Warn("worker process ended and left others behind, ending them", "worker", p.name, "group", group)
-	if !told {
+	if !terminated {
 		_ = syscall.Kill(-group, syscall.SIGTERM)
 	}
 	for end := time.Now().Add(p.cfg.StopTime); left() && time.Now().Before(end); {
@@ -254,13 +248,11 @@ func (p *process) endRest(group int, told bool) {
 // mostKin bounds how far kinOf looks.
 const mostKin = 8
 
-// kinOf is a process, its process group (a shell runs it), and what started it, as far as
-// our own children: a worker may be started by a process that starts it again itself, in a
-// session of its own (Python's serve, ringbatch torch --processes).
-//
-// ours says that it ends at a child of ours.
+// kinOf is a process, its process group (a shell may run it), and its ancestors up to a
+// child of ours. A worker's parent may restart the worker itself, in another session
+// (Python's serve, ringbatch torch --processes). ours says that there is such a child.
 func kinOf(pid int) (kin []int, ours bool) {
-	if pid <= 0 { // in a PID namespace that we do not see
+	if pid <= 0 { // in a foreign PID namespace
 		return nil, false
 	}
 	kin = []int{pid}
@@ -268,8 +260,7 @@ func kinOf(pid int) (kin []int, ours bool) {
 		kin = append(kin, group)
 	}
 	for len(kin) < mostKin {
-		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		v := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // its name may hold anything
+		v := statFields(fmt.Sprintf("/proc/%d/stat", pid))
 		if len(v) < 2 {
 			break
 		}
@@ -282,18 +273,22 @@ func kinOf(pid int) (kin []int, ours bool) {
 	return kin, false
 }
 
-// aliveIn tells whether somebody in a process group runs. The kernel counts
-// the dead too until they are reaped, which some containers never do.
+// statFields are the fields after a process's name: state, parent, group, and so on.
+func statFields(file string) []string {
+	text, _ := os.ReadFile(file)
+	return strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+}
+
+// aliveIn says whether a process of a group runs. The kernel also counts dead processes
+// until they are reaped, which some containers never do.
 func aliveIn(group int) bool {
 	files, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, f := range files {
-		text, _ := os.ReadFile(f)
-		// Its state, parent and group follow its name, which may hold anything.
-		if v := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])); len(v) > 2 && v[2] == strconv.Itoa(group) && v[0] != "Z" && v[0] != "X" {
+		if v := statFields(f); len(v) > 2 && v[2] == strconv.Itoa(group) && v[0] != "Z" && v[0] != "X" {
 			return true
 		}
 	}
-	return len(files) == 0 // no /proc: who knows
+	return len(files) == 0 // without /proc, maybe
 }
 
 const (
@@ -301,20 +296,20 @@ const (
 	restTime = time.Second // for the killed to be gone
 )
 
-// end asks the process to end when the supervisor is told to stop, and kills
-// it and what it started if it does not.
-func (p *process) end(cmd *exec.Cmd, over <-chan struct{}) bool {
+// endCommand waits until the process ends, or stop is closed. Then it kills the process
+// and its children after StopTime. It returns whether stop was closed.
+func (p *process) endCommand(cmd *exec.Cmd, over <-chan struct{}) bool {
 	select {
 	case <-over:
 	case <-p.stop:
 	}
 	p.s.mu.Lock()
-	told := p.told
-	if told {
-		p.ask() // it may have been told before it ran
+	stopping := p.stopping
+	if stopping {
+		p.terminate() // endForGood may have come before the start
 	}
 	p.s.mu.Unlock()
-	if !told {
+	if !stopping {
 		return false
 	}
 	select {
@@ -340,13 +335,13 @@ func endOf(cmd *exec.Cmd, err error) string {
 	return err.Error()
 }
 
-func (p *process) set(state string, pid int, why string) {
+func (p *process) setState(state string, pid int, why string) {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
 	p.become(state, pid, why)
 }
 
-// become is set with the supervisor's mutex held.
+// become is setState with the supervisor's mutex held.
 func (p *process) become(state string, pid int, why string) {
 	p.state, p.pid, p.since = state, pid, time.Now()
 	if pid != 0 {
@@ -363,7 +358,7 @@ func (p *process) countAttached() {
 	p.came, p.begun, p.failedStarts = true, true, 0
 }
 
-// markReady ends the waiting for a new process. The supervisor's mutex is held.
+// markReady ends awaitReady. The supervisor's mutex is held.
 func (p *process) markReady() {
 	if !p.proven {
 		p.proven = true
@@ -371,8 +366,7 @@ func (p *process) markReady() {
 	}
 }
 
-// lifeOver counts lives that ended before they attached.
-func (p *process) lifeOver(stopped bool) {
+func (p *process) countLife(stopped bool) {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
 	if !p.begun && !stopped {
@@ -387,7 +381,11 @@ func (p *process) lifeOver(stopped bool) {
 
 // snapshot is called with the supervisor's mutex held.
 func (p *process) snapshot() stats.Process {
-	s := stats.Process{Name: p.name, Model: p.model, Pid: p.pid, State: p.state, Restarts: p.restarts, Attached: p.came, Sessions: p.sessions, Client: p.cfg.Client, FailedStarts: p.failedStarts, LastEnd: p.lastEnd, Spare: p.spare, Command: strings.Join(p.cfg.Command, " ")}
+	s := stats.Process{
+		Name: p.name, Model: p.model, Command: strings.Join(p.cfg.Command, " "), Client: p.cfg.Client, Spare: p.spare,
+		Pid: p.pid, State: p.state, Restarts: p.restarts, FailedStarts: p.failedStarts, LastEnd: p.lastEnd,
+		Attached: p.came, Sessions: p.sessions,
+	}
 	if s.State == "" {
 		s.State = "waiting"
 	} else {

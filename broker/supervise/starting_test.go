@@ -9,12 +9,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // hangingExec makes a copy of the test binary that no process can open, nor exec, until
@@ -23,21 +25,15 @@ func hangingExec(t *testing.T, script bool) (path string, release func()) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "worker")
 	from, err := os.Open(role("").Command[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer from.Close()
 	to, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o700)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if _, err := io.Copy(to, from); err != nil || to.Close() != nil {
 		t.Fatal(err)
 	}
 	held, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { held.Close() })
 	if _, err := unix.FcntlInt(held.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
 		t.Skipf("no leases here: %v", err)
@@ -51,9 +47,7 @@ func hangingExec(t *testing.T, script bool) (path string, release func()) {
 		return path, release
 	}
 	text := filepath.Join(t.TempDir(), "script")
-	if err := os.WriteFile(text, []byte("#!"+path+"\n"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(text, []byte("#!"+path+"\n"), 0o700))
 	return text, release
 }
 
@@ -89,9 +83,7 @@ func TestAnExecThatHangsKeepsNoOtherProcess(t *testing.T) {
 // A pipe that no process writes stands in for a mount that never answers.
 func TestASupervisorEndsThoughAnExecHangs(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "worker")
-	if err := unix.Mkfifo(path, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mkfifo(path, 0o700))
 	hanging := role("worker")
 	hanging.Command = []string{path}
 	s := start(t, false, hanging)
@@ -113,9 +105,7 @@ func TestASupervisorEndsThoughAnExecHangs(t *testing.T) {
 func TestAWorkerIsKnownBeforeItAttaches(t *testing.T) {
 	s := New(slog.Default(), "")
 	child := exec.Command("sleep", "1000")
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, child.Start())
 	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
 	p := &process{s: s, cfg: &Worker{}, spare: true, pool: &pool{}}
 	s.procs, s.starting = append(s.procs, p), 2 // of which another one hangs
@@ -123,7 +113,7 @@ func TestAWorkerIsKnownBeforeItAttaches(t *testing.T) {
 	go func() {
 		s.AwaitStart(child.Process.Pid)
 		s.Attached(child.Process.Pid)
-		known <- s.RoleOf(child.Process.Pid)
+		known <- s.AssignRole(child.Process.Pid)
 	}()
 	s.AwaitStart(os.Getppid()) // is no child of ours
 	s.mu.Lock()
@@ -140,9 +130,12 @@ func TestAWorkerIsKnownBeforeItAttaches(t *testing.T) {
 // that has not started.
 func TestAWorkerWithoutAPidIsNoneOfOurs(t *testing.T) {
 	s := start(t, false, Worker{Command: []string{"/no/such/worker"}, Spares: 1})
-	s.until("nothing starts", func(list []stats.Process) bool { return len(list) == 2 && list[1].FailedStarts > 0 })
+	list := s.until("nothing starts", func(list []stats.Process) bool { return len(list) == 2 && list[1].FailedStarts > 0 })
+	if p := list[1]; p.State == "running" || !strings.Contains(p.LastEnd, "no such file") {
+		t.Errorf("%+v", p)
+	}
 	s.Attached(0)
-	if list := s.processes(); list[0].Attached || list[1].Attached || s.RoleOf(0) || s.AwaitsReady(0) {
+	if list := s.processes(); list[0].Attached || list[1].Attached || s.AssignRole(0) || s.AwaitsReady(0) {
 		t.Errorf("it counts as %+v", list)
 	}
 	s.Left(0, true)

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package supervise runs worker processes: it starts those that a
-// configuration declares, logs what they print, starts them again when they
-// end, and ends them, with all that they started, when it is stopped. It can
-// have them share GPUs through MPS (mps.go).
+// Package supervise starts, watches and ends worker processes. It logs their output, starts
+// them again when they end, and ends them, with all their children, when it is stopped. The
+// processes can share GPUs through MPS (mps.go).
 //
-// It does not know the broker. The broker tells it what only the broker can
-// see: that a process attached (Attached), looks for batches (Ready), or left
-// with one (Left), or fails
-// what others run (Replace).
+// The supervisor does not know the broker. The broker reports that a worker attached
+// (Attached), looks for batches (Ready), left (Left), or fails batches that others run
+// (Replace).
 package supervise
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -27,22 +26,18 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Worker declares worker processes to start, watch and start again:
-// [[model.worker]] in the configuration file.
+// Worker declares worker processes: [[model.worker]] in the configuration file.
 type Worker struct {
 	Name      string // for logs and statistics; default: the model's
 	Command   []string
 	Instances int               // processes; default 1
-	Spares    int               // further ones that are kept warm, to take the place of one that is lost
+	Spares    int               // further processes that are kept warm, to take the place of a lost one
 	GPUs      []int             // instance i gets GPUs[i modulo their number]; none: all are visible
-	Env       map[string]string // on top of our own environment
-	// ThreadPercentage is the share of a GPU's multiprocessors that each
-	// process may use under MPS; 0 for all.
+	Env       map[string]string // on top of the broker's environment
+	// ThreadPercentage is each process's share of a GPU's multiprocessors under MPS; 0: all.
 	ThreadPercentage int
 	StopTime         time.Duration // between SIGTERM and SIGKILL; default 10 s
-	// Client says that the process is no worker but uses the models, like a
-	// gateway: nobody counts on it to serve one.
-	Client bool
+	Client           bool          // it is no worker but uses the models, like a gateway
 }
 
 // Limits and defaults of supervision.
@@ -51,26 +46,20 @@ const (
 
 	DefaultStopTime = 10 * time.Second
 
-	// A process that ends is started again after firstBackoff; the wait
-	// doubles up to lastBackoff, and starts anew once it ran for steadyTime.
+	// A process that ends is started again after firstBackoff. The back-off doubles up to
+	// lastBackoff, and is reset after a life of steadyTime.
 	firstBackoff = 100 * time.Millisecond
 	lastBackoff  = 10 * time.Second
 	steadyTime   = 10 * time.Second
 
-	// After so many lives in a row that ended before they attached, nobody
-	// counts on a process any more.
+	// MayServe ignores a process after this many lives in a row that did not attach.
 	hopelessStarts = 5
 )
 
-// Fill puts defaults where the declaration left something open, and refuses
-// what cannot be.
+// Fill sets defaults, and refuses a bad declaration.
 func (w *Worker) Fill() error {
-	if w.Instances == 0 {
-		w.Instances = 1
-	}
-	if w.StopTime == 0 {
-		w.StopTime = DefaultStopTime
-	}
+	w.Instances = cmp.Or(w.Instances, 1)
+	w.StopTime = cmp.Or(w.StopTime, DefaultStopTime)
 	switch {
 	case len(w.Command) == 0 || w.Command[0] == "":
 		return fmt.Errorf("%w: worker without a command", status.ErrInvalid)
@@ -96,15 +85,13 @@ func (w *Worker) Fill() error {
 	return nil
 }
 
-// Group is the workers that belong to one model, or to none if they say
-// themselves what they serve.
+// Group is the workers of one model, or workers that declare their models themselves.
 type Group struct {
 	Model   string
 	Workers []Worker
 }
 
-// Supervisor runs declared worker processes. Its methods may be called from
-// any goroutine.
+// Supervisor runs declared worker processes. Any goroutine may call its methods.
 type Supervisor struct {
 	log    *slog.Logger
 	socket string
@@ -112,30 +99,29 @@ type Supervisor struct {
 	changing sync.Mutex // one change of the pools at a time
 
 	mu             sync.Mutex
-	reach          string // where the next process finds the broker: socket, or for a while another name of it
-	mps            *mps   // nil unless asked for
+	reach          string // the broker's address for new processes: socket, or for a while another name
+	mps            *mps   // nil unless it is wanted
 	pools          []*pool
-	procs          []*process       // of all pools, and those that are being replaced
-	attached       map[int]attached // by pid: the workers that the broker has
-	starting       int              // processes whose pid is not known yet
-	started        *sync.Cond       // one of them is known, or did not start
+	procs          []*process       // of all pools, also while they are being replaced
+	attached       map[int]attached // the broker's workers, by pid
+	starting       int              // processes without a known pid
+	started        *sync.Cond       // a start has ended
 	stopped        bool
 	clientsStopped bool // see StopClients
 	running        sync.WaitGroup
 	mpsEnds        sync.Once
 
-	// Faulted, if there is one, is called when the GPU memory of all workers is lost.
-	// Set it before Start.
+	// Faulted, set before Start, is called when the GPU memory of all workers is lost.
 	Faulted func()
-	healing sync.Mutex // held while MPS is looked after
-	healed  time.Time  // when it was started again; healing guards it
+	healing sync.Mutex // held while healMPS runs
+	healed  time.Time  // when MPS was started again; healing guards it
 
 	hurried sync.Once
-	hurry   chan struct{} // closed when nobody waits any longer, see Hurry
+	hurry   chan struct{} // closed when StopTime no longer counts; see Hurry
 }
 
 type attached struct {
-	kin      []int // one of which may be ours, see kinOf
+	kin      []int // pids, one of which may be a supervised process; see kinOf
 	sessions int   // one process may serve several models
 }
 
@@ -146,8 +132,14 @@ func New(log *slog.Logger, socket string) *Supervisor {
 	return s
 }
 
-// Start brings MPS up if it is wanted, then the workers. It does not wait for
-// any of them.
+// locked calls f with the mutex held.
+func (s *Supervisor) locked(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+}
+
+// Start starts MPS if it is wanted, then the workers, and does not wait for them.
 func (s *Supervisor) Start(mps bool, groups ...Group) {
 	s.running.Add(1)
 	go func() {
@@ -159,33 +151,29 @@ func (s *Supervisor) Start(mps bool, groups ...Group) {
 	}()
 }
 
-// WarmUp is Start that returns when every worker is ready, or with why one
-// will not be. They find the broker at reach until StartClients is called, which
-// starts the rest.
+// WarmUp starts the workers, with the broker at reach until StartClients, and awaits them.
 func (s *Supervisor) WarmUp(ctx context.Context, reach string, mps bool, groups ...Group) error {
-	s.mu.Lock()
-	s.reach = reach
-	s.mu.Unlock()
+	s.locked(func() { s.reach = reach })
 	s.startMPS(mps)
 	for _, g := range groups {
-		s.add(g, false)
+		s.addGroup(g, false)
 	}
 	s.mu.Lock()
-	if s.mps != nil && s.mps.from { // if this one gives up, the old broker's workers need it
+	if s.mps != nil && s.mps.from { // if this broker gives up, the old one's workers need MPS
 		s.mps.own = false
 	}
 	procs := slices.Clone(s.procs)
 	s.mu.Unlock()
 	for _, p := range procs {
-		if err := p.await(ctx); err != nil {
+		if err := p.awaitReady(ctx); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// StartClients starts what WarmUp has left out: the processes that use models,
-// of which two would want the same ports.
+// StartClients starts the processes that use models after WarmUp. The old and the new
+// broker's would want the same ports.
 func (s *Supervisor) StartClients(groups ...Group) {
 	s.mu.Lock()
 	s.reach = s.socket
@@ -194,36 +182,33 @@ func (s *Supervisor) StartClients(groups ...Group) {
 	}
 	s.mu.Unlock()
 	for _, g := range groups {
-		s.add(g, true)
+		s.addGroup(g, true)
 	}
 }
 
 func (s *Supervisor) startMPS(wanted bool) {
 	if wanted {
 		m := startMPS(s.log, s.socket)
-		s.mu.Lock()
-		s.mps = m
-		s.mu.Unlock()
+		s.locked(func() { s.mps = m })
 	}
 }
 
-// LeaveMPS has its daemon outlive this supervisor: another one uses it.
+// LeaveMPS lets the daemon outlive this supervisor, for another broker.
 func (s *Supervisor) LeaveMPS() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.mps != nil {
-		s.mps.own = false
-	}
+	s.locked(func() {
+		if s.mps != nil {
+			s.mps.own = false
+		}
+	})
 }
 
-// Add starts workers beside those that run.
+// Add starts another group.
 func (s *Supervisor) Add(g Group) {
-	s.add(g, false)
-	s.add(g, true)
+	s.addGroup(g, false)
+	s.addGroup(g, true)
 }
 
-// add starts a group's workers, or the clients among them.
-func (s *Supervisor) add(g Group, clients bool) {
+func (s *Supervisor) addGroup(g Group, clients bool) {
 	for i := range g.Workers {
 		if g.Workers[i].Client == clients {
 			s.startPool(g.Model, i, &g.Workers[i])
@@ -231,7 +216,6 @@ func (s *Supervisor) add(g Group, clients bool) {
 	}
 }
 
-// environment is what a worker process gets to know.
 func (s *Supervisor) environment(p *process) []string {
 	s.mu.Lock()
 	mps, reach := s.mps, s.reach
@@ -244,7 +228,7 @@ func (s *Supervisor) environment(p *process) []string {
 		env = append(env, "CUDA_VISIBLE_DEVICES="+strconv.Itoa(p.gpu))
 	}
 	env = append(env, mps.environment()...)
-	if n := p.cfg.ThreadPercentage; n > 0 && mps.active() {
+	if n := p.cfg.ThreadPercentage; n > 0 && mps.isActive() {
 		env = append(env, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="+strconv.Itoa(n))
 	}
 	for k, v := range p.cfg.Env {
@@ -253,15 +237,15 @@ func (s *Supervisor) environment(p *process) []string {
 	return env
 }
 
-// StopClients tells the processes that use models to end, and returns when they
-// have: what they have accepted needs the workers. None is started after that.
+// StopClients ends the processes that use models, and waits for them: their requests need
+// the workers. No client is started after that.
 func (s *Supervisor) StopClients() {
 	s.mu.Lock()
 	s.clientsStopped = true
 	var ending []*process
 	for _, p := range s.procs {
 		if p.cfg.Client {
-			p.tell()
+			p.endForGood()
 			ending = append(ending, p)
 		}
 	}
@@ -271,37 +255,36 @@ func (s *Supervisor) StopClients() {
 	}
 }
 
-// Stop tells all workers to end.
+// Stop sends SIGTERM to all workers, and starts none again.
 func (s *Supervisor) Stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.stopped {
 		s.stopped = true
 		for _, p := range s.procs {
-			p.tell()
+			p.endForGood()
 		}
 	}
 }
 
-// Of Hurry: when those that still run are told once more, which is later than serve takes
-// two signals for one press of Ctrl-C, and when they are killed.
+// Hurry sends a second SIGTERM after againTime, and SIGKILL after hurryTime. Python's
+// serve takes two quick signals for one press of Ctrl-C, so againTime is longer.
 const (
 	againTime = 700 * time.Millisecond
 	hurryTime = 2 * time.Second
 )
 
-// Hurry is Stop for one who does not wait for long: what is left after two seconds
-// is killed, whatever its StopTime. A worker may have started others, out of our
-// reach: by a second SIGTERM serve ends its own.
+// Hurry is Stop with hurryTime as every process's StopTime. Python's serve ends its own
+// processes at the second SIGTERM.
 func (s *Supervisor) Hurry() {
 	s.Stop()
 	s.hurried.Do(func() {
-		time.AfterFunc(againTime, s.tellAgain)
+		time.AfterFunc(againTime, s.terminateAgain)
 		time.AfterFunc(hurryTime, func() { close(s.hurry) })
 	})
 }
 
-func (s *Supervisor) tellAgain() {
+func (s *Supervisor) terminateAgain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.procs {
@@ -317,89 +300,81 @@ func (s *Supervisor) Wait() {
 	s.mu.Lock()
 	m := s.mps
 	s.mu.Unlock()
-	if m != nil {
-		s.mpsEnds.Do(m.stop)
-	}
+	s.mpsEnds.Do(m.stop)
 }
 
 // Snapshot is the state of all processes, and of MPS.
 func (s *Supervisor) Snapshot() (list []stats.Process, mps string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	list = []stats.Process{} // in JSON a list, also when it is empty
+	list = []stats.Process{} // null in JSON otherwise
 	for _, p := range s.procs {
 		list = append(list, p.snapshot())
 	}
 	return list, s.mps.String()
 }
 
-// AwaitStart returns when it is known whose process a worker is that is about to attach.
-// A spare that is quicker than our own book-keeping would be taken for a worker. It may
-// wait, so no loop calls it; a start of others that hangs does not keep a worker.
+// AwaitStart waits until a worker's process is known, before the worker attaches. A spare
+// that attaches earlier would be taken for a worker. No loop calls it. A start that hangs
+// delays only workers that the supervisor started.
 func (s *Supervisor) AwaitStart(pid int) {
 	kin, ours := kinOf(pid)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for ours && s.starting > 0 && s.among(kin) == nil {
+	for ours && s.starting > 0 && s.findKin(kin) == nil {
 		s.started.Wait()
 	}
 }
 
-// Attached says that the process with this pid attached to the broker as a
-// worker. It may be one of ours, started by one of ours, or none.
+// Attached reports that a process attached to the broker as a worker. The process may be
+// supervised, a child of such a process, or unknown.
 func (s *Supervisor) Attached(pid int) {
 	kin, _ := kinOf(pid)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.attached[pid] = attached{kin, s.attached[pid].sessions + 1}
-	if p := s.find(pid); p != nil {
+	if p := s.findProcess(pid); p != nil {
 		p.countAttached()
 	}
 }
 
-// Ready says that the worker with this pid looks for batches. Until then nobody
-// is ended for it: between attaching and its first look it has things to do, and
-// on a busy machine seconds to wait for a core.
+// Ready reports that a worker looks for batches. Only then may an old worker be ended for
+// it: on a busy machine the first look may come seconds after the worker attached.
 func (s *Supervisor) Ready(pid int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p := s.find(pid); p != nil {
+	if p := s.findProcess(pid); p != nil {
 		p.markReady()
 	}
 }
 
-// AwaitsReady tells whether somebody may wait for Ready of this pid.
+// AwaitsReady says whether a change may wait for Ready of this pid.
 func (s *Supervisor) AwaitsReady(pid int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := s.find(pid)
+	p := s.findProcess(pid)
 	return p != nil && !p.proven
 }
 
-// MayServe says whether one of the processes can still become a worker of the
-// model: it was declared for it, or for none in particular and has not attached
-// yet. Those that keep failing to start do not count.
+// MayServe says whether a process can still become a worker of the model.
 func (s *Supervisor) MayServe(model string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, p := range s.procs {
-		if !p.cfg.Client && p.sessions == 0 && p.failedStarts < hopelessStarts && p.state != "stopped" && (p.model == model || p.model == "") {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.procs, func(p *process) bool {
+		mayStart := !p.cfg.Client && p.failedStarts < hopelessStarts && p.state != "stopped"
+		return mayStart && p.sessions == 0 && (p.model == model || p.model == "")
+	})
 }
 
-// Left says that an attached worker is gone, and whether it had begun a batch.
-// Then the batch may be what killed it, which is no reason to let the next
-// request wait for a back-off: it is started again at once. replace says that a
-// spare may take its place.
+// Left reports that an attached worker is gone, and whether it had begun a batch. Such a
+// batch may have killed the worker, so its process is started again without a back-off.
+// replace says that a spare may take its place.
 func (s *Supervisor) Left(pid int, withBatch bool) (replace bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p := s.find(pid); p != nil {
+	if p := s.findProcess(pid); p != nil {
 		p.sessions, p.lost = max(0, p.sessions-1), pid
-		replace = !p.spare && !p.told
+		replace = !p.spare && !p.stopping
 		if withBatch {
 			select {
 			case p.lostBatch <- struct{}{}:
@@ -416,18 +391,17 @@ func (s *Supervisor) Left(pid int, withBatch bool) (replace bool) {
 	return replace
 }
 
-// Replace ends the process of an attached worker, which then is started again like
-// any that ended: SIGTERM, and SIGKILL if it does not end. False: the supervisor
-// did not start it.
+// Replace ends the process of an attached worker, by SIGKILL if need be. Then the process
+// is started again. It returns false if the supervisor did not start the process.
 func (s *Supervisor) Replace(pid int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p := s.find(pid)
+	p := s.findProcess(pid)
 	if p == nil {
 		return false
 	}
 	life := p.pid
-	p.ask()
+	p.terminate()
 	time.AfterFunc(p.cfg.StopTime, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -443,21 +417,20 @@ func (s *Supervisor) Replace(pid int) bool {
 func (s *Supervisor) Restarts(pid int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p := s.find(pid); p != nil {
+	if p := s.findProcess(pid); p != nil {
 		return p.restarts
 	}
 	return 0
 }
 
-// find is the process of an attached worker, or nil. The mutex is held.
-func (s *Supervisor) find(pid int) *process {
-	return s.among(s.attached[pid].kin)
+// findProcess is the process of an attached worker, or nil. The mutex is held.
+func (s *Supervisor) findProcess(pid int) *process {
+	return s.findKin(s.attached[pid].kin)
 }
 
-// among is the process that one of these pids is the life of, or nil. A process that has
-// never run has no life, and a worker in a PID namespace that we do not see no pid: both
-// are 0. The mutex is held.
-func (s *Supervisor) among(kin []int) *process {
+// findKin is the process whose present or last life has one of these pids, or nil. 0 is no
+// pid. The mutex is held.
+func (s *Supervisor) findKin(kin []int) *process {
 	for _, p := range s.procs {
 		if p.life != 0 && slices.Contains(kin, p.life) {
 			return p
