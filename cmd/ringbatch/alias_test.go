@@ -15,6 +15,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -75,9 +76,7 @@ func (c *cli) callers(n int) *callers {
 	k := &callers{stop: make(chan struct{}), scale: make([]atomic.Int64, n)}
 	for i := range n {
 		cl, err := client.Dial(c.t.Context(), "m")
-		if err != nil {
-			c.t.Fatal(err)
-		}
+		must.Do(c.t, err)
 		k.clients = append(k.clients, cl)
 		k.done.Go(func() { k.call(c.t, i, cl) })
 	}
@@ -194,17 +193,13 @@ func TestAClientFollowsToAnotherSignatureIfItsInputsFit(t *testing.T) {
 	c.serveVersions("[alias]\nm = \"m@1\"\n")
 	dial := func() *client.Client {
 		cl, err := client.Dial(t.Context(), "m")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		t.Cleanup(func() { _ = cl.Close() })
 		return cl
 	}
 	four, eight, byHand := dial(), dial(), dial()
 	claimed, err := byHand.Claim(t.Context(), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	wide := make([]float32, 8)
 	if _, err := eight.Infer(t.Context(), wide); err != nil { // two rows
 		t.Fatal(err)
@@ -291,9 +286,7 @@ func TestMetricsAndTheRepositoryIndexTellWhatAnAliasStandsFor(t *testing.T) {
 	base := c.gateway()
 	for range 4 {
 		cl, err := client.Dial(t.Context(), "m")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		t.Cleanup(func() { cl.Close() })
 	}
 	metrics := func(want map[string]float64) {
@@ -310,14 +303,10 @@ func TestMetricsAndTheRepositoryIndexTellWhatAnAliasStandsFor(t *testing.T) {
 		t.Helper()
 		c.until("the index says "+want, func() bool {
 			rep, err := http.Post(base+"/v2/repository/index", "application/json", nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			defer rep.Body.Close()
 			var models []struct{ Name, Version, State string }
-			if err := json.NewDecoder(rep.Body).Decode(&models); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, json.NewDecoder(rep.Body).Decode(&models))
 			got := ""
 			for _, m := range models {
 				if m.Name == "m" {

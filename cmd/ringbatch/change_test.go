@@ -17,6 +17,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // served is a configuration with worker processes of the broker's own.
@@ -49,9 +50,7 @@ func (c *cli) load(callers int, options ...client.Option) *load {
 	c.t.Helper()
 	l := &load{t: c.t, stop: make(chan struct{})}
 	cl, err := client.Dial(c.t.Context(), "affine", append([]client.Option{client.WithWindow(callers)}, options...)...)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, err)
 	for range callers {
 		l.done.Go(func() {
 			for {
@@ -171,9 +170,7 @@ func TestASpareTakesThePlaceOfAKilledWorker(t *testing.T) {
 	if spare.Batches != 0 {
 		t.Errorf("the spare has run %d batches", spare.Batches)
 	}
-	if err := syscall.Kill(served.Pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Kill(served.Pid, syscall.SIGKILL))
 	c.until("the spare serves", func() bool { return worker("serving").Pid == spare.Pid })
 	n := l.answers.Load()
 	c.until("it answers", func() bool { return l.answers.Load() > n+100 || t.Failed() })

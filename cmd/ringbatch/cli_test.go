@@ -17,6 +17,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
@@ -56,9 +57,7 @@ wait_time = "5ms"
 
 func startCLI(t *testing.T) *cli {
 	bed, err := testbed.New(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(bed.Close)
 	c := &cli{t: t, bin: os.Args[0], bed: bed, config: bed.Path("ringbatch.toml")}
 	t.Setenv(commandEnv, "1")
@@ -74,9 +73,7 @@ func startCLI(t *testing.T) *cli {
 func (c *cli) start(args ...string) *testbed.Process {
 	c.t.Helper()
 	p, err := c.bed.Start(testbed.Spec{Command: append([]string{c.bin}, args...)})
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, err)
 	return p
 }
 
@@ -88,9 +85,7 @@ func (c *cli) ends(p *testbed.Process) {
 }
 
 func (c *cli) write(config string) {
-	if err := os.WriteFile(c.config, []byte(config), 0o600); err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, os.WriteFile(c.config, []byte(config), 0o600))
 }
 
 // run gives what the command printed and its exit status.
@@ -179,9 +174,7 @@ func TestThePolicyChangesWhileTheModelRuns(t *testing.T) {
 func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 	c := startCLI(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer l.Close()
 	_, taken, _ := net.SplitHostPort(l.Addr().String())
 	for _, m := range []struct {
@@ -283,9 +276,7 @@ func TestPythonsCommandsTakeBothSpellingsAndSayWhatToInstall(t *testing.T) {
 		"exit 1": "ringbatch: ringbatch is not installed for " + python + ": pip install ./python in a clone of ringbatch, " +
 			"or name another Python in $PYTHON\n",
 	} {
-		if err := os.WriteFile(python, []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(python, []byte("#!/bin/sh\n"+script+"\n"), 0o700))
 		out, _ := exec.Command(os.Args[0], "serve", "a.b:c", "--no-costs", "--wait-time=5-6", "--pad", "-1").CombinedOutput()
 		if string(out) != want {
 			t.Errorf("%q, want %q", out, want)
@@ -348,14 +339,10 @@ func TestASecondSignalLeavesNoWorkerProcessBehind(t *testing.T) {
 func TestAnEarlySIGHUPDoesNotEndTheBroker(t *testing.T) {
 	c := startCLI(t)
 	pipe, socket := c.bed.Path("config"), c.bed.Path("b.sock")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Mkfifo(pipe, 0o600))
 	b := c.start("broker", "--config", pipe, "--socket", socket)
 	f, err := os.OpenFile(pipe, os.O_WRONLY, 0) // returns when the broker has begun to read
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	b.Signal(syscall.SIGHUP)
 	_, _ = f.WriteString(firstConfig)
 	f.Close()

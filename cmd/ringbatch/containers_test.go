@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
@@ -39,9 +40,7 @@ func (p *pod) start(user int, args ...string) *testbed.Process {
 	p.t.Helper()
 	c, err := p.bed.Start(testbed.Spec{Command: p.command(user, append([]string{p.binary}, args...)...),
 		Env: []string{"RINGBATCH_SOCKET=" + p.socket}})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.Do(p.t, err)
 	return c
 }
 
@@ -79,9 +78,7 @@ func startPod(t *testing.T) *pod {
 	if err == nil {
 		err = os.Chown(c.bed.Path("pod"), owner, owner)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if out, code := p.run(owner, "true"); code != 0 {
 		t.Skip("no namespaces here: ", out)
 	}
@@ -94,9 +91,7 @@ func TestAPodsContainersShareOnlyTheFolderOfTheSocket(t *testing.T) {
 	p := startPod(t)
 	config := p.bed.Path("pod.toml")
 	text := "open_folder = true\n" + firstConfig + fmt.Sprintf("[[allow]]\nusers = [%d]\nmay = [\"infer\"]\n", other)
-	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(config, []byte(text), 0o644))
 	p.start(owner, "broker", "--config", config, "--log-level", "warn")
 	worker := p.start(owner, "worker", "affine", "--scale", "2", "--input", "x:f32[4]", "--wait-for-broker", "1m")
 	expect := func(user, code int, says string, args ...string) {

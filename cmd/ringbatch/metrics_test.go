@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // gateway starts one on a free port, and returns where its HTTP door is.
@@ -52,9 +53,7 @@ func (c *cli) affineWorker() {
 func (c *cli) ask(n, callers int) {
 	c.t.Helper()
 	cl, err := client.Dial(c.t.Context(), "affine", client.WithWindow(callers))
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, err)
 	defer cl.Close()
 	var wg sync.WaitGroup
 	for range callers {
@@ -74,9 +73,7 @@ func (c *cli) ask(n, callers int) {
 func (c *cli) keepAsking() (stop func()) {
 	c.t.Helper()
 	cl, err := client.Dial(c.t.Context(), "affine", client.WithWindow(8))
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, err)
 	ctx, cancel := context.WithCancel(c.t.Context())
 	var wg sync.WaitGroup
 	for range 8 {
@@ -97,14 +94,10 @@ func (c *cli) keepAsking() (stop func()) {
 func get(t *testing.T, address string) (string, int) {
 	t.Helper()
 	rep, err := http.Get(address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer rep.Body.Close()
 	body, err := io.ReadAll(rep.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return string(body), rep.StatusCode
 }
 
@@ -114,9 +107,7 @@ func value(t *testing.T, text, name string) float64 {
 	for _, line := range strings.Split(text, "\n") {
 		if rest, ok := strings.CutPrefix(line, name+" "); ok {
 			v, err := strconv.ParseFloat(rest, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			return v
 		}
 	}
@@ -215,16 +206,12 @@ func TestPrometheusScrapesTheGatewayAndAnswersAP99Query(t *testing.T) {
 	address := prometheusHost + ":" + freePort(t, prometheusHost)
 	config := fmt.Sprintf("global: {scrape_interval: 1s}\nscrape_configs:\n  - job_name: ringbatch\n    static_configs: [{targets: "+
 		"[%q]}]\n", strings.TrimPrefix(base, "http://"))
-	if err := os.WriteFile(c.bed.Path("prometheus.yml"), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(c.bed.Path("prometheus.yml"), []byte(config), 0o600))
 	p := exec.Command("prometheus", "--config.file", c.bed.Path("prometheus.yml"), "--storage.tsdb.path", c.bed.Path("tsdb"),
 		"--web.listen-address", address, "--log.level", "warn")
 	var log bytes.Buffer
 	p.Stdout, p.Stderr = &log, &log
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.Start())
 	t.Cleanup(func() { _ = p.Process.Kill(); _ = p.Wait() })
 	// The quantile of what each scrape adds needs two of them with load between.
 	query := `histogram_quantile(0.99, sum by (model, le) (rate(ringbatch_model_request_duration_seconds_bucket[10s])))`
@@ -270,9 +257,7 @@ const prometheusHost = "127.0.0.3"
 
 func freePort(t *testing.T, host string) string {
 	l, err := net.Listen("tcp", host+":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer l.Close()
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	return port

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/gateway/console"
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // browse loads a page in a real browser, lets it run for a while of its own
@@ -98,17 +99,13 @@ func TestThePageChangesThingsOnlyWithAToken(t *testing.T) {
 	c := startCLI(t)
 	const token = "0123456789abcdef"
 	file := c.bed.Path("tokens")
-	if err := os.WriteFile(file, []byte("# who may change things\nops "+token+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte("# who may change things\nops "+token+"\n"), 0o600))
 	locked, open := c.gateway(), c.gateway("--admin-token-file", file)
 	change := func(base, token, body string) (int, string) {
 		r, _ := http.NewRequest(http.MethodPost, base+"/dashboard/api/change", strings.NewReader(body))
 		r.Header.Set(console.AdminHeader, token)
 		rep, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		defer rep.Body.Close()
 		text, _ := io.ReadAll(rep.Body)
 		return rep.StatusCode, string(text)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
@@ -78,9 +79,7 @@ func TestWhatAProcessReadsAndHowMuchAtOnceIsCounted(t *testing.T) {
 	}
 	defer moved.Close()
 	zero, err := os.Open("/dev/zero")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer zero.Close()
 	const large = 16 << 20 // more than other tests read at once
 	before := used(moved)

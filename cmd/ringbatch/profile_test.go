@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/npy"
 	"github.com/ringbatch/ringbatch/tools/profile"
 )
@@ -90,17 +91,13 @@ func TestWhatCannotBeMeasuredIsSaidInASentence(t *testing.T) {
 	c := startCLI(t)
 	c.simulated(1)
 	text := c.bed.Path("text.npy")
-	if err := os.WriteFile(text, []byte("no numbers"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(text, []byte("no numbers"), 0o600))
 	row := c.bed.Path("row.npy")
 	file, err := os.Create(row)
 	if err == nil {
 		err = errors.Join(npy.Write(file, npy.Array{DType: "i64", Shape: []int{1, 3}, Data: make([]byte, 24)}), file.Close())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, x := range []struct {
 		args string
 		code int

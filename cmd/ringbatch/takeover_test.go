@@ -18,6 +18,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
@@ -51,9 +52,7 @@ func TestABrokerTakesOverOnceItsOwnWorkersHaveAttached(t *testing.T) {
 	if now := c.stats().Pid; now != pid || l.last.Load() != 2 {
 		t.Errorf("broker %d has the socket, not %d; scale %d answers", now, pid, l.last.Load())
 	}
-	if err := os.WriteFile(start, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(start, nil, 0o600))
 	c.until("the new broker has the socket", func() bool {
 		s := c.stats()
 		if s.Pid == pid {
@@ -76,9 +75,7 @@ func TestABrokerTakesOverOnceItsOwnWorkersHaveAttached(t *testing.T) {
 	l.end()
 	c.ends(c.broker)
 	files, err := os.ReadDir(c.bed.Path("private"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, f := range files {
 		if strings.HasPrefix(f.Name(), "b.sock") {
 			t.Errorf("%s was left behind", f.Name())
@@ -102,9 +99,7 @@ func (c *cli) hasEnded(old *testbed.Process) {
 func (c *cli) infer(model string) <-chan error {
 	c.t.Helper()
 	caller, err := client.Dial(c.t.Context(), model, client.WaitForModel())
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, err)
 	c.t.Cleanup(func() { caller.Close() })
 	ended := make(chan error, 1)
 	go func() {
@@ -191,9 +186,7 @@ func TestATakeOverIsOverForThoseWhoHaveNothingUnderWay(t *testing.T) {
 			worker = m.Workers[0].Pid
 		}
 	}
-	if err := syscall.Kill(worker, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Kill(worker, syscall.SIGSTOP))
 	defer func() { _ = syscall.Kill(worker, syscall.SIGKILL) }()
 	ended := c.infer("slow")
 	l := c.load(4, client.WithRetry(10*time.Minute))
@@ -204,9 +197,7 @@ func TestATakeOverIsOverForThoseWhoHaveNothingUnderWay(t *testing.T) {
 	c.broker = c.takesOver()
 	c.until("the new broker answers", func() bool { return l.last.Load() == 3 || t.Failed() })
 	l.end()
-	if err := syscall.Kill(worker, syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Kill(worker, syscall.SIGCONT))
 	if err := <-ended; err != nil {
 		t.Errorf("the request that the old broker had accepted: %v", err)
 	}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
@@ -33,15 +34,11 @@ type tuning struct {
 
 func startTuning(t *testing.T) *tuning {
 	bed, err := testbed.New(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(bed.Close)
 	t.Setenv(commandEnv, "1")
 	x := &tuning{&cli{t: t, bin: os.Args[0], bed: bed}, bed.Path("pids"), bed.Path("t")}
-	if err := os.Mkdir(x.temp, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(x.temp, 0o700))
 	t.Setenv("TMPDIR", x.temp)
 	return x
 }

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // public are the packages that users of the module import.
@@ -30,9 +32,7 @@ func TestNoPublicSignatureHasAnInternalType(t *testing.T) {
 			}
 			fset := token.NewFileSet()
 			file, err := parser.ParseFile(fset, path, nil, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			internal := map[string]bool{} // by the name that the file uses
 			for _, spec := range file.Imports {
 				if full, _ := strconv.Unquote(spec.Path.Value); strings.Contains(full, "/internal/") {
@@ -119,9 +119,7 @@ func TestTheEngineImportsNeitherSocketsNorConfiguration(t *testing.T) {
 	}
 	for _, path := range files {
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for _, spec := range file.Imports {
 			switch full, _ := strconv.Unquote(spec.Path.Value); strings.TrimPrefix(full, "github.com/ringbatch/ringbatch/") {
 			case "net", "internal/control", "internal/attach", "broker", "broker/configfile", "broker/supervise":

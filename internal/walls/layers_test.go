@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 const module = "github.com/ringbatch/ringbatch"
@@ -16,9 +18,7 @@ const module = "github.com/ringbatch/ringbatch"
 func rooms(t *testing.T) map[string][]string {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, module+"/...").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	list := map[string][]string{}
 	for line := range strings.Lines(string(out)) {
 		fields := strings.Fields(line)

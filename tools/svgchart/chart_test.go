@@ -10,14 +10,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 func render(t *testing.T, f Figure) string {
 	t.Helper()
 	var b strings.Builder
-	if err := f.Render(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.Render(&b))
 	return b.String()
 }
 
@@ -96,9 +96,7 @@ func TestNumbersAreShortAndReadable(t *testing.T) {
 func TestACategoryMayHaveTwoLines(t *testing.T) {
 	var out strings.Builder
 	f := Figure{Charts: []Chart{{Categories: []string{"first\nsecond"}, Bars: []Bars{{Y: []float64{1}}}}}}
-	if err := f.Render(&out); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.Render(&out))
 	for _, want := range []string{">first</text>", ">second</text>", "<title>first second: 1</title>"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in the drawing", want)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/supervise"
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // stuck is a reader that does not read until it is told to.
@@ -65,9 +66,7 @@ func TestAWarningOnATerminalHasTheOutputThatItsLogLeavesOut(t *testing.T) {
 func TestALogInJSONIsOneObjectALine(t *testing.T) {
 	var text strings.Builder
 	f, err := NewFormat("info", "json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	log, w := f.Open(&text)
 	log.Info("two\nlines", "model", "m", "wait", time.Second)
 	log.Debug("not asked for")
