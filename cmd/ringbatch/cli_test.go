@@ -200,8 +200,7 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{[]string{"worker", "telepathy"}, 1, "echo"},
 		{[]string{"worker", "--model", "telepathy"}, 1, "echo"}, // the earlier spelling
 		{[]string{"worker", "echo", "--scale", "2"}, 2, "--scale is for affine"},
-		{[]string{"worker", "mlp", "--weights", "nowhere.safetensors"}, 1, "nowhere.safetensors"},
-		{[]string{"worker", "echo", "--weights", "w.safetensors"}, 2, "--weights is for mlp"},
+		{[]string{"worker", "mlp", "--weights", "w.bin"}, 2, "--weights is for --ptx"},
 		{[]string{"infer", "affine", "1", "2", "3", "4", "--out", "z=z.npy"}, 1, "no output"},
 		{[]string{"infer"}, 2, "infer needs a MODEL\n  Usage: ringbatch infer [flags] MODEL [NUMBER…]\n"},
 		{[]string{"stats", "a", "b"}, 2, `stats does not take the argument "b"`},

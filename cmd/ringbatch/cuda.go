@@ -12,7 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/worker/cuda"
 )
 
-// gpuArgs are the flags of `ringbatch worker` about GPUs. An mlp on the CPU takes weights, too.
+// gpuArgs are the flags of `ringbatch worker` about GPUs.
 type gpuArgs struct {
 	device            *int
 	precision         *string
@@ -27,7 +27,7 @@ func gpuFlags(f *flagSet) *gpuArgs {
 	return &gpuArgs{
 		device:            f.Int("gpu", 0, "run the model on this GPU, counted among the visible ones (models: affine, echo, mlp)"),
 		precision:         f.String("precision", "f32", "mlp on a GPU: f32, f16 or bf16 for its matrix products"),
-		weights:           f.String("weights", "", "mlp: its safetensors file; --ptx: a file that the kernel gets as it is"),
+		weights:           f.String("weights", "", "--ptx: a file that the kernel gets as it is"),
 		ptx:               f.String("ptx", "", "serve your own kernel from this PTX file (see docs/gpu.md)"),
 		kernel:            f.String("kernel", "forward", "--ptx: the function in it"),
 		outputs:           f.StringArray("output", nil, "--ptx: output tensor, a `SPEC` like y:f32[8] (repeatable)"),
@@ -48,7 +48,6 @@ type served struct {
 // choose makes the model on the CPU, or on a GPU if the flags ask for one.
 func (g *gpuArgs) choose(kind string, o cpu.Options) (served, func(context.Context, worker.Config) error, error) {
 	if !g.ownKernel() && !g.deviceWasAskedFor() {
-		o.ModelPath = *g.weights
 		m, err := cpu.New(kind, o)
 		if err != nil {
 			return served{}, nil, err

@@ -91,7 +91,7 @@ policy given here.`, `  ringbatch worker echo
 
 // rejectUnusedFlags refuses a flag that the chosen model does not use.
 func rejectUnusedFlags(f *flagSet, kind string) error {
-	ptx, mlp := f.Changed("ptx"), kind == "mlp"
+	ptx := f.Changed("ptx")
 	for _, c := range []struct {
 		uses  bool
 		by    string
@@ -100,9 +100,8 @@ func rejectUnusedFlags(f *flagSet, kind string) error {
 		{ptx || kind == "echo" || kind == "affine" || kind == "simulated", "echo, affine, simulated and --ptx", []string{"input"}},
 		{kind == "simulated", "simulated", []string{"simulated-fixed", "simulated-item"}},
 		{kind == "affine", "affine", []string{"scale", "offset"}},
-		{mlp && f.Changed("gpu"), "mlp on a GPU (--gpu)", []string{"precision"}},
-		{ptx || mlp, "mlp and --ptx", []string{"weights"}},
-		{ptx, "--ptx", []string{"output", "kernel", "block", "threads-per-row"}},
+		{kind == "mlp" && f.Changed("gpu"), "mlp on a GPU (--gpu)", []string{"precision"}},
+		{ptx, "--ptx", []string{"output", "weights", "kernel", "block", "threads-per-row"}},
 	} {
 		for _, flag := range c.flags {
 			if f.Changed(flag) && !c.uses {

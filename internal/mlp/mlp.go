@@ -3,9 +3,8 @@
 // Package mlp is a float32 multi-layer perceptron on which batching pays: its weights are far larger than a core's caches,
 // so one row costs a whole pass over memory, and thirty-two rows cost little more.
 //
-//	m, err := mlp.New(mlp.Default())    // 1024 → 4096 → 4096 → 1024, 96 MiB of weights, the same for the same seed
-//	m, err := mlp.Load("w.safetensors") // or from torch-style nn.Linear tensors
-//	m.ForwardRows(dstRows, srcRows)     // rows anywhere, e.g. slots of a ring
+//	m, err := mlp.New(mlp.Default()) // 1024 → 4096 → 4096 → 1024, 96 MiB of weights, the same for the same seed
+//	m.ForwardRows(dstRows, srcRows)  // rows anywhere, e.g. slots of a ring
 //
 // ReLU follows every hidden layer. A kernel in assembly (AVX2+FMA) or plain Go walks weights that are packed in the order in
 // which it reads them (layout.go); a batch reads each weight from memory once.
@@ -24,7 +23,7 @@ import (
 	"math"
 )
 
-// Limits of a model. They keep every size computation inside an int64 and refuse a nonsense file before memory is allocated.
+// Limits of a model. They keep every size computation inside an int64.
 const (
 	MaxLayers      = 256
 	MaxWidth       = 1 << 20

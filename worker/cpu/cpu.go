@@ -34,8 +34,7 @@ type Options struct {
 	Scale  float64       // affine: a of y = a·x + b
 	Offset float64       // affine: b
 
-	ModelPath string // mlp: a safetensors file; without one, weights from Seed
-	Seed      int64  // mlp
+	Seed int64 // mlp: its weights follow from it
 
 	FixedCost time.Duration // simulated: what a batch costs, however small
 	ItemCost  time.Duration // simulated: what each row adds
