@@ -13,8 +13,8 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// newMLP is a multi-layer perceptron whose weights are far larger than the
-// caches: real arithmetic on which batching pays. It computes on one thread.
+// newMLP is a multi-layer perceptron with weights far larger than the caches, so that
+// batching pays. It computes on one thread.
 func newMLP(o Options) (*Model, error) {
 	if len(o.Inputs) > 0 {
 		return nil, fmt.Errorf("%w: an mlp has a shape of its own and takes no --input", status.ErrInvalid)
