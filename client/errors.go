@@ -63,7 +63,7 @@ const (
 	ErrNotDone        = status.ErrNotDone        // the request has not ended yet
 	ErrNoLevel        = status.ErrNoLevel        // no such priority level
 	ErrTimeout        = status.ErrTimeout        // the caller's wait ended before the request did
-	ErrForked         = status.ErrForked         // this process is a fork of the one that connected
+	ErrForked         = status.ErrForked         // this process was forked from the process that connected
 	ErrNoGPU          = status.ErrNoGPU          // this needs a GPU and there is none
 	// END statuses
 )
