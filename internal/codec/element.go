@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package codec turns the elements of tensors into text and back: numbers that
-// were typed, JSON, and .npy files. It works on raw little-endian bytes, as
-// they lie in a slot, and makes no values in between.
+// Package codec converts the elements of tensors to text and back: typed numbers, JSON, and
+// .npy files. It works on raw little-endian bytes, as slots have them.
 package codec
 
 import (
@@ -19,13 +18,12 @@ import (
 
 var le = binary.LittleEndian
 
-// Put writes the element that text names into p, which has the dtype's size.
-// Floats may be anything that strconv reads, also NaN and Inf; a bool is true,
-// false, 1 or 0. A number that the dtype cannot hold is an error.
+// Put parses text and writes the element into p, which has the dtype's size. A float may
+// be any text that strconv reads, including NaN and Inf; a bool is true, false, 1 or 0.
+// A number that the dtype cannot hold is an error.
 func Put(p []byte, d tensor.DType, text []byte) error {
 	if why := put(p, d, text); why != nil {
-		const most = 32 // of a text that may be anything
-		return fmt.Errorf("%w: %.*q is not a %s: %w", status.ErrDType, most, text, d, why)
+		return fmt.Errorf("%w: %.32q is not a %s: %w", status.ErrDType, text, d, why)
 	}
 	return nil
 }
@@ -121,7 +119,7 @@ func parseInt(text []byte) (int64, error) {
 		switch {
 		case c < '0' || c > '9':
 			return 0, errSyntax
-		case n > math.MaxUint64/10-1: // far above what fits
+		case n > math.MaxUint64/10-1: // the next digit could overflow
 			return 0, errRange
 		}
 		n = n*10 + uint64(c-'0')
@@ -135,8 +133,8 @@ func parseInt(text []byte) (int64, error) {
 	return 0, errRange
 }
 
-// Append writes the element at the start of p as text: floats as the shortest
-// number that reads as the same one, or NaN, Infinity, -Infinity.
+// Append appends the element at the start of p as text. A float is the shortest number
+// that reads as the same value, or NaN, Infinity, -Infinity.
 func Append(b []byte, d tensor.DType, p []byte) []byte {
 	switch d {
 	case tensor.Bool:

@@ -10,18 +10,16 @@ import (
 const (
 	// maxDepth is deeper than any message of ours.
 	maxDepth = 8
-	// maxRequestValues is more than any request has that could be granted. A
-	// value of one byte becomes up to 80 bytes of decoded message, and it is
-	// the broker that would pay for them.
+	// maxRequestValues is more than any acceptable request has. A value of one byte
+	// becomes up to 80 bytes of decoded message in the broker's memory.
 	maxRequestValues = 1 << 13
 )
 
-// check walks through a frame's body before it is decoded. The decoder
-// believes the lengths that are written in it, and makes room for them first:
-// 22 bytes that promise four thousand million elements would be the end of
-// the process. What is promised here must fit into what has arrived.
+// check walks through a frame's body before it is decoded. The decoder would allocate
+// memory for any length in the body: 22 bytes could ask for four thousand million
+// elements. check refuses lengths that do not fit into the bytes of the body.
 func check(body []byte, msg any) error {
-	w := walk{most: len(body)} // a reply: who asked for a list wants all of it
+	w := walk{most: len(body)} // a reply may have a long list
 	if _, ok := msg.(*Request); ok {
 		w.most = maxRequestValues
 	}
@@ -32,10 +30,10 @@ func check(body []byte, msg any) error {
 	return err
 }
 
-// walk is a check under way.
+// walk counts the values of a message.
 type walk struct{ values, most int }
 
-// skip walks over one msgpack value and returns what follows it.
+// skip walks over one msgpack value and returns the bytes after it.
 func (w *walk) skip(b []byte, depth int) ([]byte, error) {
 	switch {
 	case len(b) == 0:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package npy reads and writes NumPy's .npy files: one array, in C order, little
-// endian, of a plain number type. What it can't represent faithfully it refuses
-// by name (see the Err variables); it never guesses and never trusts a length.
+// Package npy reads and writes NumPy's .npy files: one array, in C order, little endian, of
+// a plain number type. It refuses other files with a named error (see the Err
+// variables), and it trusts no length in a file.
 //
 //	offset 0   "\x93NUMPY"
 //	       6   major, minor version        1.0, 2.0 or 3.0
@@ -20,13 +20,13 @@ import (
 	"slices"
 )
 
-// Limits on what a header may claim.
+// Limits of a header.
 const (
 	MaxHeaderBytes = 64 << 10 // numpy itself refuses above 10,000
 	MaxRank        = 64       // as in numpy 2
 )
 
-// Magic is how a .npy file begins.
+// Magic is the beginning of a .npy file.
 const Magic = "\x93NUMPY"
 
 var (
@@ -54,7 +54,7 @@ var dtypes = []struct {
 	{"f16", "<f2", 2}, {"f32", "<f4", 4}, {"f64", "<f8", 8},
 }
 
-// Size is how many bytes the dtype and shape ask for, or why that is nonsense.
+// Size is the number of bytes of the data, by dtype and shape.
 func (a Array) Size() (int, error) {
 	if len(a.Shape) > MaxRank {
 		return 0, fmt.Errorf("%w: %d dimensions, at most %d", ErrFormat, len(a.Shape), MaxRank)
@@ -73,7 +73,7 @@ func (a Array) Size() (int, error) {
 			return 0, fmt.Errorf("%w: negative size in shape %v", ErrFormat, a.Shape)
 		}
 	}
-	// An empty array is empty however large its other dimensions are.
+	// An empty array is empty, however large its other dimensions are.
 	if slices.Contains(a.Shape, 0) {
 		return 0, nil
 	}
@@ -86,8 +86,8 @@ func (a Array) Size() (int, error) {
 	return n, nil
 }
 
-// Read reads one array with at most limit bytes of data. What follows it in r
-// stays unread, so several arrays may be read from one stream.
+// Read reads one array with at most limit bytes of data. It reads no further, so that a
+// stream may have several arrays.
 func Read(r io.Reader, limit int64) (Array, error) {
 	a, err := read(r, limit)
 	if err != nil {
@@ -148,8 +148,8 @@ func readHeader(r io.Reader) (string, error) {
 	return string(text), nil
 }
 
-// readData grows its buffer with what really arrives: a header that promises
-// gigabytes in front of ten bytes costs no gigabytes.
+// readData grows its buffer as bytes arrive: a header that promises gigabytes in a short
+// file costs no gigabytes.
 func readData(r io.Reader, size int) ([]byte, error) {
 	const first = 1 << 20
 	data := make([]byte, min(size, first))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package walls holds what no single package can: what packages may show.
+// Package walls tests rules about several packages: layers, public signatures, the folder map.
 package walls
 
 import (
@@ -16,10 +16,10 @@ import (
 )
 
 // public are the packages that users of the module import.
-var public = []string{"tensor", "status", "policy", "admin", "admin/stats", "admin/alias", "client", "worker", "broker", "broker/supervise", "shm"}
+var public = []string{"tensor", "status", "policy", "admin", "admin/stats", "admin/alias", "client", "worker", "broker",
+	"broker/supervise", "shm"}
 
-// A user who is handed a type of an internal package can neither name nor make
-// one.
+// A user can neither name nor make a type of an internal package.
 func TestNoPublicSignatureHasAnInternalType(t *testing.T) {
 	for _, pkg := range public {
 		files, err := filepath.Glob(filepath.Join("../..", pkg, "*.go"))
@@ -50,7 +50,7 @@ func TestNoPublicSignatureHasAnInternalType(t *testing.T) {
 						if pkg, ok := n.X.(*ast.Ident); ok && internal[pkg.Name] {
 							t.Errorf("%s: %s.%s in a public signature", fset.Position(n.Pos()), pkg.Name, n.Sel.Name)
 						}
-					case *ast.Field: // unexported fields and methods are our own affair
+					case *ast.Field: // unexported fields and methods may have internal types
 						return len(n.Names) == 0 || n.Names[0].IsExported()
 					case *ast.BlockStmt:
 						return false
@@ -62,7 +62,7 @@ func TestNoPublicSignatureHasAnInternalType(t *testing.T) {
 	}
 }
 
-// exportedParts are the pieces of syntax that a user sees: types, and the
+// exportedParts are the syntax that a user sees: types, and the
 // parameters and results of functions and methods.
 func exportedParts(file *ast.File) (parts []ast.Node) {
 	for _, d := range file.Decls {
