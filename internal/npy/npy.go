@@ -36,7 +36,7 @@ var (
 	ErrTruncated   = errors.New("file ends too early")
 )
 
-// Array is an array as it lies in memory: C order, little endian.
+// Array is an array in C order, little endian.
 type Array struct {
 	DType string // bool, u8, i8, i16, i32, i64, f16, f32, f64
 	Shape []int  // empty for a scalar

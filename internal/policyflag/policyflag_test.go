@@ -275,7 +275,7 @@ func TestAReloadChangesWhatIsLiveAndNamesTheRest(t *testing.T) {
 			t.Errorf("%s is %q", s.key, after[name])
 		}
 	}
-	// What the file no longer sets takes its default again.
+	// A key that the file no longer sets takes its default again.
 	must.Do(t, h.broker.Reload(broker.Config{Socket: h.socket, Models: []broker.ModelConfig{declared("")}}))
 	if p := h.inForce(); p["wait_time"] != "auto" || p["priorities"] != "1" || p["max_batch_size"] != "16" {
 		t.Error(p)

@@ -21,7 +21,7 @@ import (
 )
 
 // targets are the files with a generated part: everything between the line
-// that contains `begin` and the one that contains `end`.
+// that contains `begin` and the line that contains `end`.
 var targets = []struct {
 	path  string
 	write func(*bytes.Buffer)
@@ -74,7 +74,7 @@ func generate(root string, write func(path string, text []byte, mode os.FileMode
 	return nil
 }
 
-// replace writes the part between the markers anew.
+// replace replaces the part between the markers.
 func replace(old []byte, write func(*bytes.Buffer)) ([]byte, error) {
 	before, rest, found := bytes.Cut(old, []byte(begin))
 	marker, rest, more := bytes.Cut(rest, []byte("\n"))
