@@ -33,9 +33,7 @@ func (c *cli) version(name string, scale, width int) string {
 func (c *cli) serveVersions(aliases string) {
 	c.t.Helper()
 	c.reload(aliases + c.version("m@1", 1, 4) + c.version("m@2", 2, 4) + c.version("m@wide", 3, 8))
-	if out, code := c.run("ready", "m@1", "m@2", "m@wide", "--wait", "1m"); code != 0 {
-		c.t.Fatal(out)
-	}
+	c.must("ready", "m@1", "m@2", "m@wide", "--wait", "1m")
 }
 
 // must runs a command that ends well.

@@ -97,23 +97,17 @@ func (c *cli) pids() (list []int) {
 func TestWorkersAreRestartedScaledAndChangedUnderLoadWithoutALostRequest(t *testing.T) {
 	c := startCLI(t)
 	c.reload(c.served(2, 2, 0))
-	if out, code := c.run("ready", "affine", "--wait", "2m"); code != 0 {
-		t.Fatal(out)
-	}
+	c.must("ready", "affine", "--wait", "2m")
 	c.until("both processes run", func() bool { return len(c.stats().Models[0].Workers) == 2 })
 	l := c.load(4)
 
 	before := c.pids()
-	if out, code := c.run("restart", "affine"); code != 0 {
-		t.Fatalf("restart: %d\n%s", code, out)
-	}
+	c.must("restart", "affine")
 	if after := c.pids(); len(after) != 2 || slices.ContainsFunc(after, func(p int) bool { return slices.Contains(before, p) }) {
 		t.Errorf("restart: processes %v became %v", before, after)
 	}
 	for _, n := range []int{4, 1} {
-		if out, code := c.run("scale", "affine", fmt.Sprint(n)); code != 0 {
-			t.Fatalf("scale: %d\n%s", code, out)
-		}
+		c.must("scale", "affine", fmt.Sprint(n))
 		if got := c.pids(); len(got) != n {
 			t.Errorf("scale %d: processes %v", n, got)
 		}
@@ -207,9 +201,7 @@ func (c *cli) savesFor(file string) {
 	c.until("it is served", func() bool { return len(c.stats().Models[0].Workers) == 1 })
 	for _, args := range [][]string{{"set", "affine", "wait_time=9ms", "--save"}, {"set", "affine", "lease=7s"}, {"scale", "affine",
 		"2", "--save"}} {
-		if out, code := c.run(args...); code != 0 {
-			t.Fatalf("%v: %d\n%s", args, code, out)
-		}
+		c.must(args...)
 	}
 	c.ends(c.broker)
 	c.broker = c.start("broker", "--config", c.config, "--log-level", "warn")
@@ -248,9 +240,7 @@ func TestARestartOrADeathOfTheBrokerIsAPauseForThoseWhoRetry(t *testing.T) {
 	}
 	waits := []string{"4ms", "3ms"}
 	c.brokerComesAndGoes("SIGTERM", func() {
-		if out, code := c.run("set", "affine", "wait_time="+waits[0], "--save"); code != 0 {
-			t.Errorf("set: %d\n%s", code, out)
-		}
+		c.must("set", "affine", "wait_time="+waits[0], "--save")
 		c.ends(c.broker)
 		again()
 		c.until("what was saved is in force", func() bool { return c.savedWait() == waits[0] })

@@ -25,7 +25,7 @@ type gpuArgs struct {
 
 func gpuFlags(f *flagSet) *gpuArgs {
 	return &gpuArgs{
-		device:            f.Int("gpu", 0, "run the model on this GPU, counted among the visible ones (models: affine, echo, mlp)"),
+		device:            f.Int("gpu", 0, "run the model on this visible GPU (models: affine, echo, mlp)"),
 		precision:         f.String("precision", "f32", "mlp on a GPU: f32, f16 or bf16 for its matrix products"),
 		weights:           f.String("weights", "", "--ptx: a file that the kernel gets as it is"),
 		ptx:               f.String("ptx", "", "serve your own kernel from this PTX file (see docs/gpu.md)"),
@@ -39,7 +39,7 @@ func gpuFlags(f *flagSet) *gpuArgs {
 
 func (g *gpuArgs) ownKernel() bool { return *g.ptx != "" }
 
-// served is what a worker says about its model before it starts.
+// served describes a worker's model.
 type served struct {
 	Signature tensor.Signature
 	Note      string

@@ -37,8 +37,7 @@ func waitText(m *stats.Model) string {
 	return inMS(m.WaitTimeMS)
 }
 
-// printLearned says what the batcher has found out, in a few lines however much
-// that is.
+// printLearned prints the measured costs and waits in a few lines.
 func printLearned(out io.Writer, m *stats.Model) {
 	l := &m.Learned
 	if len(l.Costs) == 0 {
@@ -74,8 +73,7 @@ func printLearned(out io.Writer, m *stats.Model) {
 	}
 }
 
-// goalTooShort is a sentence about a latency goal that no batch can keep, empty
-// if there is none.
+// goalTooShort is a sentence about a latency goal that no batch can keep, or "".
 func goalTooShort(m *stats.Model) string {
 	if m.LatencyGoalMS == 0 || len(m.Learned.Costs) == 0 {
 		return ""
@@ -83,7 +81,7 @@ func goalTooShort(m *stats.Model) string {
 	often := slices.MaxFunc(m.Learned.Costs, func(a, b stats.LearnedCost) int { return cmp.Compare(a.Batches, b.Batches) })
 	quickest := often.MS
 	for _, c := range m.Learned.Costs {
-		if c.Batches*16 >= often.Batches { // what is known of rare sizes may be old
+		if c.Batches*16 >= often.Batches { // figures of rare sizes may be old
 			quickest = min(quickest, c.MS)
 		}
 	}

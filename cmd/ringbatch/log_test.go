@@ -46,9 +46,7 @@ func TestABrokerWhoseLogIsNotReadGoesOn(t *testing.T) {
 		return strings.Contains(out, `"running"`)
 	})
 	for range 50 { // by now the pipe is full
-		if out, code := c.run("stats", "--socket", socket); code != 0 {
-			t.Fatalf("stats: %d\n%s", code, out)
-		}
+		c.must("stats", "--socket", socket)
 	}
 	c.ends(b)
 }

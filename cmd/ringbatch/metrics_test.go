@@ -44,9 +44,7 @@ func (c *cli) affineWorker() {
 	c.t.Helper()
 	w := c.start("worker", "affine", "--scale", "2", "--input", "x:f32[4]")
 	c.t.Cleanup(func() { c.ends(w) })
-	if out, code := c.run("ready", "affine", "--wait", "2m"); code != 0 {
-		c.t.Fatal(out)
-	}
+	c.must("ready", "affine", "--wait", "2m")
 }
 
 // ask sends requests from so many goroutines at a time, of one client.

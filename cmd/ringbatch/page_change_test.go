@@ -22,9 +22,7 @@ func TestOnThePageSettingsAndInstancesAreChangedWithATokenAndSeenInStats(t *test
 	must.Do(t, os.WriteFile(file, []byte("ops "+token+"\n"), 0o600))
 	base := c.gateway("--admin-token-file", file)
 	c.reload(c.served(2, 1, 0) + "[[model]]\nname = \"other\"\ninputs = [\"x:u8[1]\"]\noutputs = [\"y:u8[1]\"]\n")
-	if out, code := c.run("ready", "affine", "--wait", "2m"); code != 0 {
-		t.Fatal(out)
-	}
+	c.must("ready", "affine", "--wait", "2m")
 	l := c.load(4)
 	affine := func() *stats.Model { s := c.stats(); return s.Model("affine") }
 

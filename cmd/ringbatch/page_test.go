@@ -48,9 +48,7 @@ func TestThePageShowsWhatStatsTells(t *testing.T) {
 	c := startCLI(t)
 	base := c.gateway()
 	c.reload(c.served(2, 2, 0))
-	if out, code := c.run("ready", "--wait", "2m"); code != 0 {
-		t.Fatal(out)
-	}
+	c.must("ready", "--wait", "2m")
 	stop := c.keepAsking() // until the browser has looked, however long it takes to start
 	var before stats.Model
 	dom := ""
@@ -101,6 +99,9 @@ func TestThePageChangesThingsOnlyWithAToken(t *testing.T) {
 	file := c.bed.Path("tokens")
 	must.Do(t, os.WriteFile(file, []byte("# who may change things\nops "+token+"\n"), 0o600))
 	locked, open := c.gateway(), c.gateway("--admin-token-file", file)
+	if text, code := get(t, locked+"/"); code != 200 || !strings.Contains(text, "<title>") {
+		t.Errorf("the root does not lead to the page: %d\n%s", code, text)
+	}
 	change := func(base, token, body string) (int, string) {
 		r, _ := http.NewRequest(http.MethodPost, base+"/dashboard/api/change", strings.NewReader(body))
 		r.Header.Set(console.AdminHeader, token)

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,19 +16,18 @@ import (
 	"github.com/ringbatch/ringbatch/shm"
 )
 
-// fitProcs gives this process as many Ps as it keeps busy, and one more, until
-// ctx ends. Whenever a goroutine becomes ready while a P is idle, the scheduler
-// wakes a thread for it. The goroutines of one call follow one another, so such a
-// thread mostly finds nothing and sleeps again: with many idle Ps that is half
-// of what a small call costs. Of a large one it is little, and its long system
-// calls keep the Ps from others: then all Ps stay.
+// fitProcs sets GOMAXPROCS to the number of busy Ps and one more, until ctx ends. When a
+// goroutine becomes ready while a P is idle, the scheduler wakes a thread for it. The
+// goroutines of one call run one after the other, so that thread finds nothing to do:
+// with many idle Ps this is half the cost of a small call. With large calls, whose
+// long system calls occupy Ps, all Ps stay.
 func fitProcs(ctx context.Context) {
 	most := runtime.GOMAXPROCS(0)
-	if os.Getenv("GOMAXPROCS") != "" || most <= leastProcs { // somebody has chosen, or there is nothing to choose
+	if os.Getenv("GOMAXPROCS") != "" || most <= leastProcs { // chosen by the user, or too few to choose
 		return
 	}
 	moved, err := os.Open("/proc/self/io")
-	if err != nil { // a kernel that does not count it
+	if err != nil { // this kernel does not count it
 		return
 	}
 	defer moved.Close()
@@ -36,15 +36,15 @@ func fitProcs(ctx context.Context) {
 	defer runtime.GOMAXPROCS(most)
 	tick := time.NewTicker(procsTick)
 	defer tick.Stop()
-	for then := used(moved); ; {
+	for then := readSpent(moved); ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		now := used(moved)
+		now := readSpent(moved)
 		before := fit.now
-		if fit.used(now.since(then)); fit.now != before {
+		if fit.adjust(now.since(then)); fit.now != before {
 			runtime.GOMAXPROCS(fit.now)
 		}
 		then = now
@@ -54,20 +54,20 @@ func fitProcs(ctx context.Context) {
 const (
 	leastProcs = 4
 	procsTick  = 50 * time.Millisecond
-	calmTicks  = 20       // before there are fewer
-	largeBytes = 16 << 10 // in the mean of a read or write
+	calmTicks  = 20       // with less need, before the number falls
+	largeBytes = 16 << 10 // per read or write, on average
 )
 
-// procs decides how many Ps there are.
+// procs decides the number of Ps.
 type procs struct {
 	most, now int
-	calm      int // ticks for which fewer would have done
-	enough    int // most that were needed in those
+	calm      int // ticks during which fewer were needed
+	enough    int // most Ps needed during these ticks
 }
 
-// used tells how many cores were busy since the last tick, and how much the
-// mean system call read or wrote.
-func (p *procs) used(cores, bytes float64) {
+// adjust takes the number of busy cores since the last tick, and the mean bytes of a read
+// or write.
+func (p *procs) adjust(cores, bytes float64) {
 	need := min(max(int(math.Ceil(cores*1.25))+1, leastProcs), p.most)
 	if bytes >= largeBytes {
 		need = p.most
@@ -82,17 +82,17 @@ func (p *procs) used(cores, bytes float64) {
 	}
 }
 
-// usage is what this process has used so far.
-type usage struct {
+// spent is the use of resources by this process so far.
+type spent struct {
 	at           time.Time
-	busy         time.Duration // CPU time, and that of Ps that sleeping threads hold
+	busy         time.Duration // CPU time, and the time of Ps that sleeping threads hold
 	bytes, calls int64         // read and written
 }
 
-func used(moved *os.File) usage {
+func readSpent(moved *os.File) spent {
 	var r unix.Rusage
 	_ = unix.Getrusage(unix.RUSAGE_SELF, &r)
-	u := usage{at: time.Now(), busy: time.Duration(r.Utime.Nano()+r.Stime.Nano()) + shm.HeldTime()}
+	u := spent{at: time.Now(), busy: time.Duration(r.Utime.Nano()+r.Stime.Nano()) + shm.HeldTime()}
 	var text [512]byte
 	n, _ := moved.ReadAt(text[:], 0)
 	var in, out, reads, writes int64
@@ -101,6 +101,17 @@ func used(moved *os.File) usage {
 	return u
 }
 
-func (u usage) since(then usage) (cores, bytes float64) {
+func (u spent) since(then spent) (cores, bytes float64) {
 	return float64(u.busy-then.busy) / float64(u.at.Sub(then.at)), float64(u.bytes-then.bytes) / float64(max(u.calls-then.calls, 1))
+}
+
+// collectSeldom makes the garbage collector run less often while the heap is small. With
+// all buffers in use it limits the heap to about its usual size.
+func collectSeldom(buffers int64) {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(400)
+	}
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(128<<20 + 2*buffers)
+	}
 }

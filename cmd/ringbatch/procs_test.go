@@ -64,7 +64,7 @@ func TestAProcessHasAsManyPsAsItKeepsBusyAndOneMore(t *testing.T) {
 		{0.1, 100, 1, 4},
 	} {
 		for range c.ticks {
-			p.used(c.cores, c.bytes)
+			p.adjust(c.cores, c.bytes)
 		}
 		if p.now != c.want {
 			t.Errorf("after %d ticks with %.1f cores busy and %.0f bytes a call: %d Ps, want %d", c.ticks, c.cores, c.bytes, p.now, c.want)
@@ -82,11 +82,11 @@ func TestWhatAProcessReadsAndHowMuchAtOnceIsCounted(t *testing.T) {
 	must.Do(t, err)
 	defer zero.Close()
 	const large = 16 << 20 // more than other tests read at once
-	before := used(moved)
+	before := readSpent(moved)
 	if _, err := io.ReadFull(zero, make([]byte, large)); err != nil {
 		t.Fatal(err)
 	}
-	after := used(moved)
+	after := readSpent(moved)
 	if read := after.bytes - before.bytes; read < large || after.calls <= before.calls {
 		t.Errorf("%d bytes in %d calls; at least %d were read", read, after.calls-before.calls, large)
 	}

@@ -117,7 +117,7 @@ func TestWhatCannotBeMeasuredIsSaidInASentence(t *testing.T) {
 		{"profile simulated --sizes 1,8 --seconds 0.1 --out /dev/full", 1, "atching"}, // what was measured is not lost
 		{"profile simulated --sizes 4,8 --seconds 0.1", 0, "atching"},
 		{"simulate --sweep --requests 100000000 --plot /no/such/folder/x", 1, "cannot be written"}, // before it begins
-		{"simulate --requests 100 --plot /dev/full", 1, "throughput"},
+		{"simulate --requests 100 --svg /dev/full", 1, "throughput"},
 		{"profile simulated --out /no/such/folder/x", 1, "cannot be written"},
 		{"profile simulated --socket " + c.bed.Path("private/none"), 1, "broker"},
 	} {

@@ -62,7 +62,7 @@ sizes and latencies by stage since the start; per worker its state.`, `  ringbat
 			printStats(&out, s)
 		}
 		if _, err := os.Stdout.Write(out.Bytes()); err != nil {
-			return err // a full disk must not pass for a good report
+			return err // for example a full disk
 		}
 		if *interval <= 0 {
 			return nil
@@ -164,7 +164,25 @@ func printModel(out io.Writer, m *stats.Model) {
 	w.Flush()
 }
 
-// printWindows shows what happened lately.
+// printProcesses prints the worker processes that the broker started.
+func printProcesses(out io.Writer, s *stats.Broker) {
+	if len(s.Processes) == 0 {
+		return
+	}
+	fmt.Fprintf(out, "\nstarted by the broker (MPS: %s)\n", s.MPS)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "  process\tpid\tgpu\tstate\tsince\trestarts\tlast end")
+	for _, p := range s.Processes {
+		gpu := "-"
+		if p.GPU != nil {
+			gpu = fmt.Sprint(*p.GPU)
+		}
+		fmt.Fprintf(w, "  %s\t%d\t%s\t%s\t%s\t%d\t%s\n", p.Name, p.Pid, gpu, p.State, seconds(p.SinceS), p.Restarts, p.LastEnd)
+	}
+	w.Flush()
+}
+
+// printWindows prints the last 1, 10 and 60 seconds.
 func printWindows(out io.Writer, m *stats.Model) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "  last\trequests/s\trows/s\tp50 ms\tp99 ms\trows a batch\tbusy\tfailed/s\t")

@@ -32,8 +32,8 @@ policy given here.`, `  ringbatch worker echo
 	inputs := f.StringArray("input", nil, "echo, affine, simulated: input tensor, a `SPEC` like x:f32[8] (repeatable; default x:f32[16])")
 	scale := f.Float64("scale", 1, "affine: a of y = a·x + b")
 	offset := f.Float64("offset", 0, "affine: b of y = a·x + b")
-	fixed := f.Duration("simulated-fixed", 3*time.Millisecond, "simulated: what a batch costs")
-	item := f.Duration("simulated-item", 100*time.Microsecond, "simulated: what each row adds")
+	fixed := f.Duration("simulated-fixed", 3*time.Millisecond, "simulated: time per batch")
+	item := f.Duration("simulated-item", 100*time.Microsecond, "simulated: time per row")
 	depth := f.Int("depth", worker.DefaultDepth, "batches handed over at once")
 	pad := f.String("pad", "", "pad batches: fixed (to --pad-to rows) or preferred (to the next preferred size)")
 	padTo := f.Int("pad-to", 0, "with --pad fixed: rows, at least max_batch_size")
@@ -51,7 +51,8 @@ policy given here.`, `  ringbatch worker echo
 		*kind = "ptx"
 	}
 	if *kind == "" {
-		return fmt.Errorf("%w: say which built-in model to serve: %s\nUsage: ringbatch %s", errUsage, strings.Join(cpu.Names(), ", "), f.usage)
+		return fmt.Errorf("%w: say which built-in model to serve: %s\nUsage: ringbatch %s", errUsage,
+			strings.Join(cpu.Names(), ", "), f.usage)
 	}
 	if err := rejectUnusedFlags(f, *kind); err != nil {
 		return err
@@ -72,7 +73,7 @@ policy given here.`, `  ringbatch worker echo
 		Alone: true, Model: *name, Signature: m.Signature, Socket: *socket, Name: *kind,
 		Depth: *depth, Weight: *weight, Pad: *pad, PadTo: *padTo, WaitForBroker: *wait,
 	}
-	if cfg.Model == "" { // a broker that starts us says what for
+	if cfg.Model == "" { // the broker sets it for workers that it starts
 		cfg.Model = cmp.Or(os.Getenv("RINGBATCH_MODEL"), *kind)
 	}
 	cfg.Name = cmp.Or(os.Getenv("RINGBATCH_WORKER_NAME"), cfg.Name)
