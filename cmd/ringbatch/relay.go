@@ -82,13 +82,16 @@ this relay declares it with the policy given here and the signature of the far s
 	defer written.End()
 	cfg.Logger = log
 	cfg.Started = func(sig *tensor.Signature, maxBatch int) {
-		answer := int64(0) // bytes of a row; inputs stay in the ring
-		for i := range sig.Outputs {
-			answer += int64(sig.Outputs[i].RowBytes())
+		input, output := int64(0), int64(0) // bytes of a row
+		for i := range sig.Inputs {
+			input += int64(sig.Inputs[i].RowBytes())
 		}
-		collectSeldom(int64(cfg.InFlight) * int64(maxBatch) * answer)
+		for i := range sig.Outputs {
+			output += int64(sig.Outputs[i].RowBytes())
+		}
+		limitProcs(int64(maxBatch) * (input + output))
+		collectSeldom(int64(cfg.InFlight) * int64(maxBatch) * output) // inputs stay in the ring
 		fmt.Printf("relaying %s to %s: %s\n", cfg.Model, cfg.Target, sig)
 	}
-	go fitProcs(ctx)
 	return relay.Run(ctx, cfg)
 }
