@@ -52,31 +52,15 @@ func put(p []byte, d tensor.DType, text []byte) error {
 	if err != nil {
 		return err
 	}
-	switch d {
-	case tensor.U8:
-		if v != int64(uint8(v)) {
-			return errRange
-		}
-		p[0] = uint8(v)
-	case tensor.I8:
-		if v != int64(int8(v)) {
-			return errRange
-		}
-		p[0] = uint8(v)
-	case tensor.I16:
-		if v != int64(int16(v)) {
-			return errRange
-		}
-		le.PutUint16(p, uint16(v))
-	case tensor.I32:
-		if v != int64(int32(v)) {
-			return errRange
-		}
-		le.PutUint32(p, uint32(v))
-	case tensor.I64:
-		le.PutUint64(p, uint64(v))
-	default:
-		return errors.New("unknown dtype")
+	low, high := int64(math.MinInt64)>>(64-8*d.Size()), int64(math.MaxInt64)>>(64-8*d.Size())
+	if d == tensor.U8 {
+		low, high = 0, math.MaxUint8
+	}
+	if v < low || v > high {
+		return errRange
+	}
+	for i := range d.Size() { // little endian
+		p[i] = byte(v >> (8 * i))
 	}
 	return nil
 }

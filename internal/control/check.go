@@ -2,10 +2,7 @@
 
 package control
 
-import (
-	"encoding/binary"
-	"fmt"
-)
+import "fmt"
 
 const (
 	// maxDepth is deeper than any message of ours.
@@ -69,29 +66,26 @@ func (w *walk) skip(b []byte, depth int) ([]byte, error) {
 	case 0xd4, 0xd5, 0xd6, 0xd7, 0xd8: // fixext, with its type
 		return skipBytes(b, 1+1<<(kind-0xd4))
 	}
-	var n uint64
-	switch kind { // a length follows
+	size := 0 // of the length that follows
+	switch kind {
 	case 0xc4, 0xc7, 0xd9:
-		if len(b) >= 1 {
-			n, b = uint64(b[0]), b[1:]
-			break
-		}
-		return skipBytes(b, 1)
+		size = 1
 	case 0xc5, 0xc8, 0xda, 0xdc, 0xde:
-		if len(b) >= 2 {
-			n, b = uint64(binary.BigEndian.Uint16(b)), b[2:]
-			break
-		}
-		return skipBytes(b, 2)
+		size = 2
 	case 0xc6, 0xc9, 0xdb, 0xdd, 0xdf:
-		if len(b) >= 4 {
-			n, b = uint64(binary.BigEndian.Uint32(b)), b[4:]
-			break
-		}
-		return skipBytes(b, 4)
+		size = 4
 	default:
 		return nil, fmt.Errorf("%w: byte %#x begins no value", ErrFrame, kind)
 	}
+	rest, err := skipBytes(b, uint64(size))
+	if err != nil {
+		return nil, err
+	}
+	n := uint64(0)
+	for _, digit := range b[:size] { // big endian
+		n = n<<8 | uint64(digit)
+	}
+	b = rest
 	switch kind {
 	case 0xdc, 0xdd:
 		return w.skipValues(b, n, depth)
