@@ -26,7 +26,7 @@ func gated(t *testing.T) (r *ring, open func()) {
 		<-gate
 		return double(ctx, b)
 	})
-	t.Cleanup(open) // before the worker is told to leave
+	t.Cleanup(open) // before the worker leaves
 	return r, open
 }
 
@@ -48,7 +48,7 @@ func TestThoseWhoWaitAreToldThatTheBrokerIsGone(t *testing.T) {
 	for range 10 {
 		q := send(t, c)
 		wg.Go(func() {
-			// What it had not read yet when it was told to stop ends with Draining.
+			// Requests that the broker had not read when it began to drain end with Draining.
 			if err := q.Wait(soon(t)); !errors.Is(err, client.ErrBrokerGone) && !errors.Is(err, client.ErrDraining) {
 				t.Error(err)
 			}

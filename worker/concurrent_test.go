@@ -42,8 +42,7 @@ func double(_ context.Context, b *worker.Batch) error {
 	return nil
 }
 
-// askMany has goroutines that send requests through clients of their own, and
-// checks every answer.
+// askMany sends requests from several clients and goroutines and checks every answer.
 func askMany(t *testing.T, r *ring, clients, goroutines, requests int) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -107,7 +106,6 @@ func TestBatchesRunAtOnceAndCompleteInAnyOrder(t *testing.T) {
 	}
 }
 
-// barrier lets functions go on when so many have come.
 func TestSoManyBatchesRunAtOnceAsConcurrencySays(t *testing.T) {
 	r := newRing(t, 1)
 	cfg := r.config(0)
@@ -224,7 +222,7 @@ func TestWhoCompletesABatchTakesTheNextOneIfItIsThereUntilTheWorkerIsToStop(t *t
 	}
 }
 
-// Whichever comes first answers, and only that one.
+// The first of both answers, and only once.
 func TestCloseAndCompleteMayMeet(t *testing.T) {
 	r := newRing(t, 1)
 	for range 20 {

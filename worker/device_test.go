@@ -5,7 +5,6 @@ package worker
 import (
 	"context"
 	"encoding/binary"
-	"io"
 	"log/slog"
 	"math"
 	"path/filepath"
@@ -64,7 +63,7 @@ func value(w *Worker, d *memfdDevice, p *shm.Plane, slot uint32) []byte {
 func serveDevices(t *testing.T) (socket string) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), "b.sock")
-	b, err := broker.New(broker.Config{Socket: socket, OpenFolder: true, DrainTime: time.Second, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	b, err := broker.New(broker.Config{Socket: socket, OpenFolder: true, DrainTime: time.Second, Logger: slog.New(slog.DiscardHandler)})
 	must.Do(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -82,7 +81,9 @@ func TestAPipelineHasDeviceMemoryBetweenItsStages(t *testing.T) {
 	const pipeline = `{"inputs": ["x:f32[1]"], "stages": [{"name": "a", "inputs": ["x"], "outputs": ["h:f32[1]@device:0"]},
 		{"name": "b", "inputs": ["h"], "outputs": ["y:f32[1]"]}, {"name": "c", "inputs": ["y"], "outputs": ["z:f32[1]"]}]}`
 	var allocated atomic.Int32
-	for _, stage := range [][3]string{{"p/a", "x:f32[1]", "h:f32[1]@device:0"}, {"p/b", "h:f32[1]@device:0", "y:f32[1]"}, {"p/c", "y:f32[1]", "z:f32[1]"}} {
+	for _, stage := range [][3]string{
+		{"p/a", "x:f32[1]", "h:f32[1]@device:0"}, {"p/b", "h:f32[1]@device:0", "y:f32[1]"}, {"p/c", "y:f32[1]", "z:f32[1]"},
+	} {
 		signature, err := tensor.ParseSignature(stage[1:2], stage[2:])
 		must.Do(t, err)
 		d := &memfdDevice{allocated: &allocated}
@@ -133,7 +134,8 @@ func TestClosingWaitsForTheGPU(t *testing.T) {
 	signature, err := tensor.ParseSignature([]string{"x:f32[1]"}, []string{"h:f32[1]@device:0"})
 	must.Do(t, err)
 	cfg := Config{Model: "p/a", Signature: signature, Socket: serveDevices(t), Device: d, Pipeline: `{"inputs": ["x:f32[1]"],
-		"stages": [{"name": "a", "inputs": ["x"], "outputs": ["h:f32[1]@device:0"]}, {"name": "b", "inputs": ["h"], "outputs": ["y:f32[1]"]}]}`}
+		"stages": [{"name": "a", "inputs": ["x"], "outputs": ["h:f32[1]@device:0"]},
+			{"name": "b", "inputs": ["h"], "outputs": ["y:f32[1]"]}]}`}
 	w, err := Attach(t.Context(), cfg)
 	must.Do(t, err)
 	c, err := client.Dial(t.Context(), "p", client.WithSocket(cfg.Socket))

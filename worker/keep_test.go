@@ -124,8 +124,8 @@ func TestABrokerThatWasNeverThereIsWaitedForAsLongAsAsked(t *testing.T) {
 	}
 }
 
-// A broker that is restarted is attached to again; one that came back with
-// another idea of the model ends the worker.
+// A worker attaches again to a restarted broker, unless the broker has another signature of
+// the model.
 func TestAWorkerOutlastsARestartAndEndsWhenItsModelBecameAnother(t *testing.T) {
 	r := newEagerRing(t, 1)
 	served := make(chan error, 1)

@@ -442,7 +442,7 @@ func TestWhatALateWorkerWritesAboutARequestThatExpiredIsNotRead(t *testing.T) {
 	}
 }
 
-// Its slots hold what an earlier request left there.
+// Its slots hold bytes of an earlier request.
 func TestAnOutputThatTheWorkerNeverAskedForFailsTheBatch(t *testing.T) {
 	r := newEagerRing(t, 1)
 	w := r.attach(r.config(1))

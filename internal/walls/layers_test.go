@@ -54,7 +54,10 @@ var rules = []struct {
 	{why: "the command does not import test rigs", from: []string{"cmd/ringbatch", "tools"}, mustNot: []string{"test"}},
 	{why: "producers know no broker and no worker", from: []string{"client"}, mustNot: []string{"broker", "worker", "gateway", "relay"}},
 	{why: "workers know no broker and no client", from: []string{"worker"}, mustNot: []string{"broker", "client", "gateway", "relay"}},
-	{why: "a broker knows its peers by the protocol only", from: []string{"broker"}, mustNot: []string{"client", "worker", "gateway", "relay"}},
+	{
+		why: "a broker knows its peers by the protocol only", from: []string{"broker"},
+		mustNot: []string{"client", "worker", "gateway", "relay"},
+	},
 	{why: "a relay links no gateway", from: []string{"relay"}, except: []string{"gateway/oip"}, mustNot: []string{"gateway"}},
 	{why: "the batcher knows no advisor", from: []string{"broker/batcher"}, mustOnly: []string{"policy", "status", "tensor"}},
 	{

@@ -29,19 +29,19 @@ func TestAWorkerIsWaitedForWhileTheBrokerStartsOne(t *testing.T) {
 		patience  Patience
 		want      time.Duration // patience that is over after an hour
 	}{
-		"a worker":                      {model("idle"), nil, UsualPatience, ever},
-		"nothing":                       {model(), nil, UsualPatience, UsualPatience.Time},
-		"nothing, patient for ever":     {model(), nil, Patience{}, ever},
-		"waits to be started again":     {model(), []stats.Process{process("waiting", 0)}, UsualPatience, UsualPatience.Starting},
-		"has started":                   {model(), []stats.Process{process("running", 7)}, Patience{Time: brief}, ever},
-		"has started, may serve it":     {model(), []stats.Process{unknown}, Patience{Time: brief}, ever},
-		"a gateway":                     {model(), []stats.Process{gateway}, UsualPatience, UsualPatience.Time},
-		"starts for too long":           {model(), []stats.Process{process("running", 7)}, Patience{brief, 2 * brief}, 2 * brief},
-		"stopped":                       {model(), []stats.Process{process("stopped", 0)}, UsualPatience, UsualPatience.Time},
-		"fails again and again":         {model(), []stats.Process{failing}, UsualPatience, UsualPatience.Time},
-		"another model's":               {model(), []stats.Process{another}, UsualPatience, UsualPatience.Time},
-		"its worker takes no batches":   {model("quarantined"), []stats.Process{wrapper}, UsualPatience, UsualPatience.Time},
-		"one takes none, another comes": {model("quarantined"), []stats.Process{wrapper, process("waiting", 0)}, Patience{Time: brief}, ever},
+		"a worker":                    {model("idle"), nil, UsualPatience, ever},
+		"nothing":                     {model(), nil, UsualPatience, UsualPatience.Time},
+		"nothing, patient for ever":   {model(), nil, Patience{}, ever},
+		"waits to be started again":   {model(), []stats.Process{process("waiting", 0)}, UsualPatience, UsualPatience.Starting},
+		"has started":                 {model(), []stats.Process{process("running", 7)}, Patience{Time: brief}, ever},
+		"has started, may serve it":   {model(), []stats.Process{unknown}, Patience{Time: brief}, ever},
+		"a gateway":                   {model(), []stats.Process{gateway}, UsualPatience, UsualPatience.Time},
+		"starts for too long":         {model(), []stats.Process{process("running", 7)}, Patience{brief, 2 * brief}, 2 * brief},
+		"stopped":                     {model(), []stats.Process{process("stopped", 0)}, UsualPatience, UsualPatience.Time},
+		"fails again and again":       {model(), []stats.Process{failing}, UsualPatience, UsualPatience.Time},
+		"another model's":             {model(), []stats.Process{another}, UsualPatience, UsualPatience.Time},
+		"its worker takes no batches": {model("quarantined"), []stats.Process{wrapper}, UsualPatience, UsualPatience.Time},
+		"one is idle, another comes":  {model("quarantined"), []stats.Process{wrapper, process("waiting", 0)}, Patience{Time: brief}, ever},
 	} {
 		begin := time.Unix(0, 0)
 		n := absence{patience: c.patience, worker: begin, start: begin}

@@ -68,7 +68,8 @@ func measured(instances, size int, due, perSecond, mean, p99 float64) *Candidate
 func TestTheChoiceKeepsTheGoalAndIsNoLargerThanItMustBe(t *testing.T) {
 	settings := func(rate float64) []*Candidate {
 		return []*Candidate{
-			measured(1, 8, rate, 500, 9, 15), measured(2, 8, rate, 990, 9, 18), measured(3, 8, rate, 1000, 10, 19), measured(4, 32, rate, 2000,
+			measured(1, 8, rate, 500, 9, 15), measured(2, 8, rate, 990, 9, 18), measured(3, 8, rate, 1000, 10, 19),
+			measured(4, 32, rate, 2000,
 				14, 30),
 		}
 	}

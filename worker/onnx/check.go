@@ -53,8 +53,8 @@ func (m *model) check(most float64) error {
 		}
 		for k := range alone {
 			if d := difference(alone[k].DType, alone[k].Data, together[k].Row(i).Data); d > most {
-				return fmt.Errorf("%w: in a batch of %d the rows give other results than alone, by %.2g of the largest number of output %q "+
-					"(at most %g): rows of this model depend on one another, or chance is in it. Serve single rows (--max-batch-size 1), "+
+				return fmt.Errorf("%w: in a batch of %d the rows give other results than alone, by %.2g of the largest number of output "+
+					"%q (at most %g): rows of this model depend on one another, or chance is in it. Serve single rows (--max-batch-size 1), "+
 					"allow more (--tolerance 0.05) or anything (--no-check)",
 					ErrModel, checkedRows, d, m.outputs[k].name, most)
 			}
@@ -96,8 +96,9 @@ func (m *model) checkNeighbours(inputs [][]byte) error {
 		for k := range among {
 			first, second, copied := runs[0][k].Row(i), runs[1][k].Row(i), among[k].Row(i)
 			if difference(first.DType, first.Data, copied.Data) > noise*difference(first.DType, first.Data, second.Data) {
-				return fmt.Errorf("%w: in a batch of %d a row gives other results beside other rows in output %q: rows of this model depend "+
-					"on one another. Serve single rows (--max-batch-size 1), allow a difference (--tolerance 0.05) or anything (--no-check)",
+				return fmt.Errorf("%w: in a batch of %d a row gives other results beside other rows in output %q: rows of this model "+
+					"depend on one another. Serve single rows (--max-batch-size 1), allow a difference (--tolerance 0.05) or "+
+					"anything (--no-check)",
 					ErrModel, checkedRows, m.outputs[k].name)
 			}
 		}

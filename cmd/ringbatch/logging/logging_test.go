@@ -14,7 +14,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/must"
 )
 
-// stuck is a reader that does not read until it is told to.
+// stuck is a reader that does not read until read is closed.
 type stuck struct {
 	entered, read chan struct{}
 	text          strings.Builder
