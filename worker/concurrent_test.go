@@ -14,7 +14,6 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
@@ -302,17 +301,6 @@ func TestWhatIsGivenUpBecauseTheBrokerIsGoneMayBeSentAgain(t *testing.T) {
 		}
 		w.Close()
 		ends(t, reqs[0], client.ErrBrokerGone)
-	}
-}
-
-func TestConcurrencyBeyondTheDepthIsRefused(t *testing.T) {
-	r := newRing(t, 1)
-	for _, c := range []struct{ depth, concurrency int }{{2, 3}, {0, 65}, {0, -1}} {
-		cfg := r.config(c.depth)
-		cfg.Concurrency = c.concurrency
-		if err := worker.Serve(soon(t), cfg, nil); !errors.Is(err, status.ErrInvalid) {
-			t.Errorf("depth %d, concurrency %d: %v", c.depth, c.concurrency, err)
-		}
 	}
 }
 

@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/ringbatch/ringbatch/broker/configfile"
@@ -47,6 +48,15 @@ func TestTheExampleThatAGatewayPrintsIsShortOrNotThere(t *testing.T) {
 		must.Do(t, err)
 		if got := example(&sig); got != want {
 			t.Errorf("%s: %s", inputs, got)
+		}
+	}
+}
+
+func TestARelaysZerosAreRefused(t *testing.T) {
+	for _, flag := range []string{"--in-flight=0", "--attempts=0", "--check-interval=0", "--check-timeout=0s"} {
+		err := runRelay(t.Context(), []string{"model", "--to", "127.0.0.1:8001", flag})
+		if name, _, _ := strings.Cut(flag, "="); !errors.Is(err, errUsage) || !strings.Contains(err.Error(), name+" must be more than 0") {
+			t.Errorf("%s: %v", flag, err)
 		}
 	}
 }

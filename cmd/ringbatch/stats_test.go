@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/ringbatch/ringbatch/admin/stats"
 )
 
 func TestReadyTellsWhetherAWorkerCanBeCountedOn(t *testing.T) {
@@ -57,4 +59,23 @@ func TestReadyTellsWhetherAWorkerCanBeCountedOn(t *testing.T) {
 	w.Signal(syscall.SIGKILL)
 	_ = w.Wait(patience)
 	c.until("a dead worker makes it not ready", func() bool { _, code := c.run("ready"); return code == 1 })
+}
+
+func TestAGoalBelowOneBatchsOwnTimeIsSaidToBeTooShort(t *testing.T) {
+	m := &stats.Model{LatencyGoalMS: 4}
+	if s := goalTooShort(m); s != "" {
+		t.Errorf("before a batch was seen: %s", s)
+	}
+	m.Learned.Costs = []stats.LearnedCost{{Rows: 1, MS: 5}, {Rows: 8, MS: 9}}
+	if s := goalTooShort(m); !strings.Contains(s, "4ms") || !strings.Contains(s, "5ms") {
+		t.Errorf("%q", s)
+	}
+	m.Learned.Costs = []stats.LearnedCost{{Rows: 1, MS: 5, Batches: 100}, {Rows: 7, MS: 1, Batches: 2}, {Rows: 8, MS: 9, Batches: 50}}
+	if s := goalTooShort(m); !strings.Contains(s, "5ms") {
+		t.Errorf("a size that was hardly seen counted: %q", s)
+	}
+	m.LatencyGoalMS = 6
+	if s := goalTooShort(m); s != "" {
+		t.Errorf("a goal that one batch keeps: %s", s)
+	}
 }
