@@ -59,19 +59,13 @@ this relay declares it with the policy given here and the signature of the far s
 		return fmt.Errorf("%w: say which model, and --to where\nUsage: ringbatch %s", errUsage, f.usage)
 	}
 	cfg.Socket, cfg.Name = *socket, cmp.Or(os.Getenv("RINGBATCH_WORKER_NAME"), "relay")
-	for _, side := range []struct {
-		texts []string
-		to    *[]tensor.Spec
-	}{{*inputs, &cfg.Inputs}, {*outputs, &cfg.Outputs}} {
-		for _, text := range side.texts {
-			spec, err := tensor.ParseSpec(text)
-			if err != nil {
-				return err
-			}
-			*side.to = append(*side.to, spec)
-		}
-	}
 	var err error
+	if cfg.Inputs, err = tensor.ParseSpecs(*inputs, nil); err != nil {
+		return err
+	}
+	if cfg.Outputs, err = tensor.ParseSpecs(*outputs, nil); err != nil {
+		return err
+	}
 	if cfg.Policy, err = asked.Policy(); err != nil {
 		return fmt.Errorf("%w: %w", errUsage, err)
 	}

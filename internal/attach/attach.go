@@ -373,12 +373,9 @@ func layoutOf(a *control.Attached, sig tensor.Signature) (*shm.Layout, error) {
 	if len(a.Planes) == 0 {
 		return shm.NewLayout(sig, a.Slots, a.MaxBatch)
 	}
-	planes := make([]tensor.Spec, len(a.Planes))
-	for i, text := range a.Planes {
-		var err error
-		if planes[i], err = tensor.ParseSpec(text); err != nil {
-			return nil, err
-		}
+	planes, err := tensor.ParseSpecs(a.Planes, nil)
+	if err != nil {
+		return nil, err
 	}
 	return shm.NewPipelineLayout(planes, sig, a.Slots, a.MaxBatch)
 }
