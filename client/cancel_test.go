@@ -41,7 +41,7 @@ func next(t *testing.T, w *worker.Worker) *worker.Batch {
 	return b
 }
 
-func TestWhatIsCanceledInAPostedBatchIsTakenOut(t *testing.T) {
+func TestACanceledRequestIsTakenOutOfAPostedBatch(t *testing.T) {
 	m := plain(t)
 	m.Policy = asks(policy.MaxBatchSize(2), policy.WaitTime(time.Hour))
 	r := newRing(t, m)

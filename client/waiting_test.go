@@ -41,7 +41,7 @@ func send(t *testing.T, c *client.Client) client.Request {
 	return q
 }
 
-func TestThoseWhoWaitAreToldThatTheBrokerIsGone(t *testing.T) {
+func TestWaitingCallsEndWhenTheBrokerIsGone(t *testing.T) {
 	r, open := gated(t)
 	c := r.dial(client.WithWindow(10))
 	var wg sync.WaitGroup

@@ -105,7 +105,7 @@ func TestBatchesRunAtOnceAndCompleteInAnyOrder(t *testing.T) {
 	}
 }
 
-func TestSoManyBatchesRunAtOnceAsConcurrencySays(t *testing.T) {
+func TestConcurrencyIsTheNumberOfBatchesAtOnce(t *testing.T) {
 	r := newRing(t, 1)
 	cfg := r.config(0)
 	cfg.Concurrency = 5
@@ -178,7 +178,7 @@ func TestAWorkerThatPassesBatchesOnGetsOthersMeanwhileUntilItIsToStop(t *testing
 	}
 }
 
-func TestWhoCompletesABatchTakesTheNextOneIfItIsThereUntilTheWorkerIsToStop(t *testing.T) {
+func TestTakeSoonTakesTheNextBatchUntilTheWorkerStops(t *testing.T) {
 	r := newRing(t, 1)
 	w := r.attach(r.config(4))
 	mailed := func() client.Request {
@@ -284,7 +284,7 @@ func TestABrokerThatGoesWhileBatchesRunIsAttachedToAgain(t *testing.T) {
 }
 
 // The worker may hear of the broker's end before the client does.
-func TestWhatIsGivenUpBecauseTheBrokerIsGoneMayBeSentAgain(t *testing.T) {
+func TestRequestsOfALostBrokerMayBeSentAgain(t *testing.T) {
 	r := newRing(t, 1)
 	for range 10 {
 		w := r.attach(r.config(1))

@@ -233,7 +233,7 @@ func TestABatchIsSortedBySlotAndShowsItsRuns(t *testing.T) {
 	}
 }
 
-func TestPaddingRowsAreZeroAndNobodys(t *testing.T) {
+func TestPaddingRowsAreZeroAndPrivate(t *testing.T) {
 	r := newRing(t, 3)
 	cfg := r.config(1)
 	cfg.Pad, cfg.PadTo = "fixed", 8
@@ -411,7 +411,7 @@ func TestOnlyThePoisonOfABatchFails(t *testing.T) {
 	}
 }
 
-func TestWhatALateWorkerWritesAboutARequestThatExpiredIsNotRead(t *testing.T) {
+func TestTheReasonOfALateWorkerIsNotRead(t *testing.T) {
 	r := newEagerRing(t, 1)
 	w := r.attach(r.config(1))
 	for d := 50 * time.Millisecond; ; d *= 2 { // until it reaches the worker in time

@@ -277,7 +277,7 @@ func TestAnAliasThatCannotBeIsRefusedAndOneThatIsSavedSurvives(t *testing.T) {
 	}
 }
 
-func TestMetricsAndTheRepositoryIndexTellWhatAnAliasStandsFor(t *testing.T) {
+func TestMetricsAndTheRepositoryIndexShowAnAlias(t *testing.T) {
 	c := startCLI(t)
 	c.serveVersions("[alias]\nm = { \"m@1\" = 75, \"m@2\" = 25 }\n" + c.version("m@3", 3,
 		4) + "[model.worker.env]\nRINGBATCH_SOCKET = \"/nonexistent\"\n") // m@3's worker never comes

@@ -233,7 +233,7 @@ func (c *cli) brokerComesAndGoes(what string, change func()) {
 	l.end()
 }
 
-func TestARestartOrADeathOfTheBrokerIsAPauseForThoseWhoRetry(t *testing.T) {
+func TestARestartOrADeathOfTheBrokerIsAPauseForClientsThatRetry(t *testing.T) {
 	c := startCLI(t)
 	again := func() {
 		c.broker = c.start("broker", "--config", c.config, "--log-level", "warn")

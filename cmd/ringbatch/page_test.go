@@ -41,7 +41,7 @@ func shown(t *testing.T, dom, key string) string {
 	return m[1]
 }
 
-func TestThePageShowsWhatStatsTells(t *testing.T) {
+func TestThePageShowsTheStatistics(t *testing.T) {
 	if !needs(t, "chromium") {
 		t.Skip()
 	}

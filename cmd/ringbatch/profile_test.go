@@ -87,7 +87,7 @@ func TestAnInterruptedProfileKeepsWhatWasMeasured(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeMeasuredIsSaidInASentence(t *testing.T) {
+func TestAProfileThatCannotRunSaysWhy(t *testing.T) {
 	c := startCLI(t)
 	c.simulated(1)
 	text := c.bed.Path("text.npy")

@@ -11,7 +11,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin/stats"
 )
 
-func TestReadyTellsWhetherAWorkerCanBeCountedOn(t *testing.T) {
+func TestReadyChecksThatAWorkerAnswers(t *testing.T) {
 	c := startCLI(t)
 	expect := func(code int, says string, args ...string) {
 		t.Helper()
@@ -61,7 +61,7 @@ func TestReadyTellsWhetherAWorkerCanBeCountedOn(t *testing.T) {
 	c.until("a dead worker makes it not ready", func() bool { _, code := c.run("ready"); return code == 1 })
 }
 
-func TestAGoalBelowOneBatchsOwnTimeIsSaidToBeTooShort(t *testing.T) {
+func TestAGoalBelowTheTimeOfABatchIsTooShort(t *testing.T) {
 	m := &stats.Model{LatencyGoalMS: 4}
 	if s := goalTooShort(m); s != "" {
 		t.Errorf("before a batch was seen: %s", s)

@@ -108,7 +108,7 @@ func (c *cli) infer(model string) <-chan error {
 }
 
 // No client here retries: at each moment of a take-over a broker answers.
-func TestWhoComesWhileABrokerTakesOverFindsOne(t *testing.T) {
+func TestEveryCallDuringATakeOverFindsABroker(t *testing.T) {
 	c := startCLI(t)
 	var stop atomic.Bool
 	var come sync.WaitGroup
@@ -148,7 +148,7 @@ func dialOnce(ctx context.Context) error {
 
 // A broker that was taken over ends accepted requests without a worker at once: new workers
 // attach to the other broker.
-func TestABrokerThatHasHandedOverEndsAtOnceWhatItHasNoWorkerFor(t *testing.T) {
+func TestABrokerThatHandedOverEndsRequestsWithoutAWorker(t *testing.T) {
 	c := startCLI(t)
 	late := strings.Replace(c.served(2, 1, 0), fmt.Sprintf("command = [%q,", c.bin), `command = ["sleep", "1000",`, 1)
 	c.ends(c.broker)
@@ -165,7 +165,7 @@ func TestABrokerThatHasHandedOverEndsAtOnceWhatItHasNoWorkerFor(t *testing.T) {
 }
 
 // Callers of one model do not wait for batches of another model.
-func TestATakeOverIsOverForThoseWhoHaveNothingUnderWay(t *testing.T) {
+func TestATakeOverDoesNotDelayClientsOfOtherModels(t *testing.T) {
 	c := startCLI(t)
 	c.ends(c.broker)
 	both := func(scale int) string {

@@ -194,7 +194,7 @@ func TestADeeplyNestedMessageIsAnErrorNotACrash(t *testing.T) {
 	}
 }
 
-func TestTheSocketIsTheOneGivenOrNamedOrTheUsersOwn(t *testing.T) {
+func TestTheSocketIsGivenOrNamedOrInTheRuntimeFolder(t *testing.T) {
 	t.Setenv(SocketEnv, "/named")
 	t.Setenv("XDG_RUNTIME_DIR", "/run/user/7")
 	if p := SocketPath("/given"); p != "/given" {

@@ -29,7 +29,7 @@ func (s *stuck) Write(b []byte) (int, error) {
 	return s.text.Write(b)
 }
 
-func TestALogThatNobodyReadsLosesLinesAndSaysHowMany(t *testing.T) {
+func TestALogWithoutAReaderLosesLinesAndCountsThem(t *testing.T) {
 	r := &stuck{entered: make(chan struct{}), read: make(chan struct{})}
 	l := newWriter(r, 2, func(n int64) string { return fmt.Sprintf("lost=%d\n", n) })
 	line := func(i int) {
