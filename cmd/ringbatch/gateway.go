@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -177,10 +178,8 @@ func example(sig *tensor.Signature) string {
 		spec := &sig.Inputs[i]
 		shape, n := []string{"1"}, 1
 		for d, size := range spec.Shape {
-			for _, v := range spec.Variable {
-				if v == d {
-					size = 1
-				}
+			if slices.Contains(spec.Variable, d) {
+				size = 1
 			}
 			shape, n = append(shape, fmt.Sprint(size)), n*size
 		}

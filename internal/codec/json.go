@@ -73,20 +73,10 @@ func (r *Reader) End() (int, error) {
 
 // put is Put with the syntax of JSON.
 func (r *Reader) put(p, word []byte) error {
-	switch r.dtype {
-	case tensor.F16, tensor.BF16, tensor.F32, tensor.F64:
-		switch string(word) {
-		case "NaN", "Infinity", "-Infinity":
-			return Put(p, r.dtype, word)
-		}
-		if !IsNumber(word) {
-			return fmt.Errorf("%w: %.32q is not a %s: %w", status.ErrDType, word, r.dtype, errSyntax)
-		}
-	case tensor.Bool: // Put knows its words
-	default:
-		if !IsNumber(word) {
-			return fmt.Errorf("%w: %.32q is not a %s: %w", status.ErrDType, word, r.dtype, errSyntax)
-		}
+	float := r.dtype == tensor.F16 || r.dtype == tensor.BF16 || r.dtype == tensor.F32 || r.dtype == tensor.F64
+	special := float && (string(word) == "NaN" || string(word) == "Infinity" || string(word) == "-Infinity")
+	if r.dtype != tensor.Bool && !special && !IsNumber(word) { // Put checks the words of a bool
+		return fmt.Errorf("%w: %.32q is not a %s: %w", status.ErrDType, word, r.dtype, errSyntax)
 	}
 	return Put(p, r.dtype, word)
 }

@@ -12,9 +12,7 @@ import (
 )
 
 func TestTheStatusesOfEveryLanguageAreThoseOfTheTable(t *testing.T) {
-	root, err := moduleRoot()
-	must.Do(t, err)
-	err = generate(root, func(path string, _ []byte, _ os.FileMode) error {
+	err := generate("../..", func(path string, _ []byte, _ os.FileMode) error {
 		t.Errorf("%s is not up to date: run  go generate ./status", path)
 		return nil
 	})
