@@ -198,6 +198,8 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{[]string{"broker", "--model", "m", "--input", "x:f32[1]", "--output", "y:f32[1]", "--wait-time", "nan"}, 2, "out of range"},
 		{[]string{"worker"}, 2, "say which built-in model to serve: affine, echo"},
 		{[]string{"worker", "telepathy"}, 1, "echo"},
+		{[]string{"worker", "ecko"}, 1, "did you mean echo?"},
+		{[]string{"gateway", "--http", "99999"}, 2, "--http 99999: want a port, HOST:PORT or off"},
 		{[]string{"worker", "--model", "telepathy"}, 1, "echo"}, // the earlier spelling
 		{[]string{"worker", "echo", "--scale", "2"}, 2, "--scale is for affine"},
 		{[]string{"worker", "mlp", "--weights", "w.bin"}, 2, "--weights is for --ptx"},
@@ -216,6 +218,7 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{[]string{"bench", "affine", "--seconds", "0.1"}, 2, "--duration is 0.1, must be 0.3..86400"}, // the earlier name
 		{[]string{"dashboard", "--http", "99999"}, 2, "--http 99999: not a port, 0..65535"},
 		{[]string{"dashboard", "--http", taken}, 1, "ringbatch: port " + taken + " is taken; choose another with --http PORT\n"},
+		{[]string{"gateway", "--http", taken, "--grpc", "off"}, 1, "port " + taken + " is taken; choose another with --http PORT\n"},
 		{[]string{"demo", "--http", taken}, 1, "ringbatch: port " + taken + " is taken; choose another with --http PORT\n"},
 		{[]string{"serve"}, 2, "serve needs a TARGET"},
 		{[]string{"torch", "--half"}, 2, "torch needs a TARGET"},

@@ -4,10 +4,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -28,6 +30,9 @@ import (
 func runGateway(ctx context.Context, args []string) error {
 	cfg, logs, err := gatewayConfig(args)
 	if err != nil {
+		return err
+	}
+	if err := errors.Join(checkPort(cfg.HTTP, "http"), checkPort(cfg.GRPC, "grpc")); err != nil {
 		return err
 	}
 	log, written, err := logs.open(os.Stderr)
@@ -108,6 +113,11 @@ extensions. By default only callers on this host are served.`,
 	logs = addLogFlags(f)
 	if err := parse(f, args, 0, 0); err != nil {
 		return cfg, logs, err
+	}
+	for flag, at := range map[string]string{"http": cfg.HTTP, "grpc": cfg.GRPC} {
+		if _, err := strconv.ParseUint(at, 10, 16); err != nil && at != "off" && !strings.Contains(at, ":") {
+			return cfg, logs, fmt.Errorf("%w: --%s %s: want a port, HOST:PORT or off", errUsage, flag, at)
+		}
 	}
 	cfg.Socket = *socket
 	return cfg, logs, nil

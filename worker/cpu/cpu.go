@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/pad"
+	"github.com/ringbatch/ringbatch/internal/typo"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -60,7 +61,8 @@ func Names() []string {
 func New(name string, o Options) (*Model, error) {
 	make, ok := kinds[name]
 	if !ok {
-		return nil, fmt.Errorf("%w: no built-in model %q; there are %s", status.ErrInvalid, name, strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("%w: no built-in model %q%s; there are %s", status.ErrInvalid, name, typo.DidYouMean(name, Names()),
+			strings.Join(Names(), ", "))
 	}
 	return make(o)
 }
