@@ -98,7 +98,8 @@ var table = [...]entry{
 		"the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it", 0},
 
 	{Ends, "Overloaded",
-		"the request could not be answered in time any more, as the model's latency_goal or its own deadline asks; retry later, or elsewhere",
+		"the request could not be answered in time any more, as the model's latency_goal or its own deadline asks; " +
+			"retry later, or elsewhere",
 		"refused on arrival: it could not be answered within its deadline or the model's latency_goal", retryable},
 	{Connecting, "WrongGPU", "this process does not see the GPU that the model's device memory is on",
 		"the model's device memory is on a GPU that this process does not see", 0},

@@ -147,7 +147,8 @@ func (f *flagSet) explain(err error) string {
 	case errors.As(err, &invalid):
 		kind := invalid.GetFlag().Value.Type()
 		why := map[string]string{
-			"float64": "not a number", "int": "not a whole number", "int64": "not a whole number", "intSlice": "not whole numbers, like 1,2,4", "uint16": "not a port, 0..65535", "bool": "neither true nor false",
+			"float64": "not a number", "int": "not a whole number", "int64": "not a whole number",
+			"intSlice": "not whole numbers, like 1,2,4", "uint16": "not a port, 0..65535", "bool": "neither true nor false",
 		}[kind]
 		if why == "" {
 			why = strings.TrimPrefix(errors.Unwrap(err).Error(), strconv.Quote(invalid.GetValue())+" is ")

@@ -137,7 +137,8 @@ func TestBatchesThatOverlapAreOnTracksOfTheirOwn(t *testing.T) {
 			t.Errorf("%s at %v", e.Name, e.AtUS)
 		}
 	}
-	if threads[1] != threads[3] || threads[1] == threads[2] || threads[1] != threads[4] { // 1 and 3 overlap by less than the clock's resolution
+	// 1 and 3 overlap by less than the clock's resolution
+	if threads[1] != threads[3] || threads[1] == threads[2] || threads[1] != threads[4] {
 		t.Errorf("batches on %v", threads)
 	}
 }

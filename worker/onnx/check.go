@@ -54,8 +54,8 @@ func (m *model) check(most float64) error {
 		for k := range alone {
 			if d := difference(alone[k].DType, alone[k].Data, together[k].Row(i).Data); d > most {
 				return fmt.Errorf("%w: in a batch of %d the rows give other results than alone, by %.2g of the largest number of output "+
-					"%q (at most %g): rows of this model depend on one another, or chance is in it. Serve single rows (--max-batch-size 1), "+
-					"allow more (--tolerance 0.05) or anything (--no-check)",
+					"%q (at most %g): rows of this model depend on one another, or chance is in it. Serve single rows "+
+					"(--max-batch-size 1), allow more (--tolerance 0.05) or anything (--no-check)",
 					ErrModel, checkedRows, d, m.outputs[k].name, most)
 			}
 		}
