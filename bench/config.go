@@ -65,7 +65,7 @@ func (c *config) bind(f *pflag.FlagSet) {
 		"how long the oldest request waits for others to batch with: seconds as a number, like 10ms, or auto")
 	f.BoolVar(&c.NoDynamicBatch, "no_dynamic_batch", false, "every producer runs the model by itself: the baseline")
 	f.StringVar(&c.ModelType, "model_type", "mlp", "the model: "+kindNames())
-	f.StringVar(&c.ModelPath, "model_path", "", "mlp: weights from this safetensors file; torch: a file, or an import path, module:name")
+	f.StringVar(&c.ModelPath, "model_path", "", "torch: a file, or an import path, module:name")
 	f.StringVar(&c.DataType, "data_type", "f32", "element type of the input")
 	f.IntSliceVar(&c.InputShape, "input_shape", []int{16}, "echo, affine, simulated, torch: shape of a row")
 	c.Duration = seconds(2 * time.Second)

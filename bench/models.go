@@ -59,9 +59,8 @@ func modelKinds() map[string]modelKind {
 		"affine": { // y = 2·x + 1
 			dtypes: numbers, check: checkShape, open: openCPU,
 		},
-		"mlp": { // a perceptron with 96 MiB of weights, or one from --model_path (safetensors)
-			dtypes:    []string{"f32"},
-			takesPath: true, check: func(modelJob) error { return nil }, open: openCPU,
+		"mlp": { // a perceptron with 96 MiB of weights
+			dtypes: []string{"f32"}, check: func(modelJob) error { return nil }, open: openCPU,
 		},
 		"simulated": { // computes nothing: sleeps --simulated_fixed per batch and --simulated_item per row
 			dtypes: []string{"u8", "i32", "f16", "f32"},
@@ -73,7 +72,7 @@ func modelKinds() map[string]modelKind {
 func kindNames() string { return strings.Join(slices.Sorted(maps.Keys(modelKinds())), ", ") }
 
 func openCPU(j modelJob) (*openModel, error) {
-	o := cpu.Options{Scale: 2, Offset: 1, ModelPath: j.Path, Seed: j.Seed, FixedCost: j.Fixed, ItemCost: j.Item}
+	o := cpu.Options{Scale: 2, Offset: 1, Seed: j.Seed, FixedCost: j.Fixed, ItemCost: j.Item}
 	if j.Type != "mlp" {
 		spec, err := j.input()
 		if err != nil {

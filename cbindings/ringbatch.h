@@ -124,7 +124,7 @@ typedef enum rb_status {
 	RB_ERR_NOT_DONE = 32,         /* the request has not ended yet */
 	RB_ERR_NO_LEVEL = 33,         /* no such priority level */
 	RB_ERR_TIMEOUT = 34,          /* the caller's wait ended before the request did */
-	RB_ERR_FORKED = 35,           /* this process is a fork of the one that connected */
+	RB_ERR_FORKED = 35,           /* this process was forked from the process that connected */
 	RB_ERR_NO_GPU = 36,           /* this needs a GPU and there is none */
 
 	RB_STATUS_COUNT = 44 /* not a status */

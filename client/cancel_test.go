@@ -41,7 +41,7 @@ func next(t *testing.T, w *worker.Worker) *worker.Batch {
 	return b
 }
 
-func TestWhatIsCanceledInAPostedBatchIsTakenOut(t *testing.T) {
+func TestACanceledRequestIsTakenOutOfAPostedBatch(t *testing.T) {
 	m := plain(t)
 	m.Policy = asks(policy.MaxBatchSize(2), policy.WaitTime(time.Hour))
 	r := newRing(t, m)
@@ -113,7 +113,7 @@ func TestAnAnswerThatRacesWithItsDeadlineIsNoOffence(t *testing.T) {
 		expect(t, "commit", req.Commit(ctx), nil)
 		if err := req.Wait(soon(t)); err == nil {
 			ok++
-		} else if !errors.Is(err, client.ErrOverloaded) { // the broker knows by now what a batch takes
+		} else if !errors.Is(err, client.ErrOverloaded) { // the broker knows the cost of a batch by now
 			expect(t, "request", err, client.ErrExpired)
 		}
 		expect(t, "release", req.Release(), nil)
@@ -125,7 +125,7 @@ func TestAnAnswerThatRacesWithItsDeadlineIsNoOffence(t *testing.T) {
 	t.Logf("%d of 400 in time", ok)
 }
 
-// The window of a closed client goes to another only when nobody can write
+// The window of a closed client goes to another only when no worker can write
 // into it any more.
 func TestAClosedClientKeepsItsWindowUntilItsLastRequestIsReleased(t *testing.T) {
 	r := newRing(t, plain(t))

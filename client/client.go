@@ -22,28 +22,28 @@ type Client struct {
 	model string
 	opts  options
 
-	live atomic.Pointer[link]  // the same as link, for those who only want that
-	info atomic.Pointer[Model] // of the latest link: a broker may come back with another policy
+	live atomic.Pointer[link]  // a copy of link that is read without mu
+	info atomic.Pointer[Model] // of the latest link: a restarted broker may have another policy
 
-	dialed *tensor.Signature // what Dial found: Claim is for this one
+	dialed *tensor.Signature // the signature that Dial found; Claim serves no other
 
 	mu     sync.Mutex
 	link   *link         // nil while there is no broker
 	change chan struct{} // closed and replaced whenever link or err changes
-	err    error         // set once: closed, or the model is not what it was
-	why    error         // why it could not attach again; nil while there is a link
+	err    error         // set once, by Close
+	why    error         // why the client could not attach again; nil while there is a link
 
 	closing context.CancelFunc
-	done    sync.WaitGroup // the goroutines that watch its links
+	done    sync.WaitGroup // goroutines that watch links
 }
 
-// Model describes what a client is attached to.
+// Model describes the model that a client is attached to.
 type Model struct {
 	Name         string
 	Signature    tensor.Signature
 	MaxBatchSize int           // rows
-	Window       int           // slots this client may have in use at once
-	WaitTime     time.Duration // policy.Auto: the broker chooses it
+	Window       int           // slots that this client may use at once
+	WaitTime     time.Duration // policy.Auto if the broker chooses
 	Levels       int           // priority levels
 	Slots        int           // of the whole ring
 }
@@ -68,44 +68,44 @@ type Option func(*options)
 // broker.sock in the user's runtime folder.
 func WithSocket(path string) Option { return func(o *options) { o.socket = path } }
 
-// WithWindow asks for that many slots: the rows that this client may have in
-// use at once. By default (0) the broker chooses: 8, or fewer in a small ring.
+// WithWindow asks for a number of slots: the rows that this client may use at once.
+// By default (0) the broker chooses: 8, or fewer in a small ring.
 func WithWindow(slots int) Option { return func(o *options) { o.window = slots } }
 
 // WithName names this client in the broker's log and statistics.
 func WithName(name string) Option { return func(o *options) { o.name = name } }
 
-// WaitForModel makes Dial wait, within its context, for a broker that is not
-// there yet and for a model that no worker has registered yet.
+// WaitForModel makes Dial wait, until its context ends, for a broker that does not run
+// yet and for a model that no worker has registered yet.
 func WaitForModel() Option { return func(o *options) { o.wait = true } }
 
-// WithTiming makes Request.Timing tell Write too, at the price of
-// reading the clock once more per request.
+// WithTiming makes Request.Timing report Write, too. It costs one more reading of the
+// clock per request.
 func WithTiming() Option { return func(o *options) { o.timing = true } }
 
-// WithYield lets other goroutines run before one parks to wait for an answer,
-// also where no others wait on this client, which is when it is done anyway. It
-// is for servers, where many goroutines are ready at any time; elsewhere it costs
-// more than it saves.
+// WithYield makes every waiting goroutine yield to others before it parks. By default
+// it yields only while other goroutines wait on the same client. The option is for
+// servers, where many goroutines are ready at any time; elsewhere it costs more than
+// it saves.
 func WithYield() Option { return func(o *options) { o.yields = true } }
 
-// WithMemory replaces shared memory, for tests.
+// WithMemory replaces the shared memory in tests.
 func WithMemory(m shm.Memory) Option { return func(o *options) { o.memory = m } }
 
-// Re-attaching backs off between these.
+// Pauses between two attempts to attach: doubled each time.
 const (
 	firstRetry = 5 * time.Millisecond
 	lastRetry  = 500 * time.Millisecond
 )
 
-// Dial attaches to a model of the broker, or to an alias: then to one of the
-// models that it stands for, and to others whenever it stands for others. What
-// is claimed by then ends where it was claimed, so nothing is lost. The context
-// bounds the dialling, not the client's life.
+// Dial attaches to a model of the broker, or to an alias. The context bounds Dial only,
+// not the life of the client.
 //
-// If the name stands for another signature later, Infer, InferInto and Fill go
-// on with what fits that; Claim, whose caller knows the tensors, and inputs that
-// do not fit get ErrSignatureMismatch, until it is the former one again.
+// A client of an alias is attached to one of the alias's models, and follows when the
+// alias changes. A request ends at the model at which it was claimed, so none is lost.
+// If the new model has another signature, Infer, InferInto and Fill accept inputs of
+// that signature. Claim, and inputs of the old signature, get ErrSignatureMismatch
+// until the alias has a model of the old signature again.
 func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 	o := options{memory: shm.Memfd{}}
 	for _, f := range opts {
@@ -117,7 +117,7 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 	}
 	c := &Client{model: model, opts: o, change: make(chan struct{})}
 	delay := firstRetry
-	var last error // why it could not attach before
+	var last error // of the attempt before
 	for {
 		l, err := c.attach(ctx)
 		if last != nil && err != nil && ctx.Err() != nil {
@@ -141,13 +141,12 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 	life, cancel := context.WithCancel(context.Background())
 	c.closing = cancel
 	first := c.link
-	c.done.Go(func() { c.keep(life, first) })
+	c.done.Go(func() { c.keepAttached(life, first) })
 	return c, nil
 }
 
-// worthWaiting tells whether a broker that is about to come, or its first
-// worker, may change that; one that drains is being replaced, and one that
-// accepts nobody may do so again.
+// worthWaiting reports whether a new broker, or the model's first worker, may remove
+// the cause of err. A draining broker is being replaced.
 func worthWaiting(err error) bool {
 	for _, e := range []error{status.ErrUnknownModel, status.ErrNoBroker, status.ErrBrokerGone, status.ErrDraining, status.ErrTimeout} {
 		if errors.Is(err, e) {
@@ -157,8 +156,8 @@ func worthWaiting(err error) bool {
 	return false
 }
 
-// attach attaches to the model that the name stands for now: to one of the
-// signature that the client has, if there is one.
+// attach attaches to the model of that name. Of an alias's models it prefers one with
+// the client's signature.
 func (c *Client) attach(ctx context.Context) (*link, error) {
 	req := control.Request{Op: control.OpClient, Model: c.model, Name: c.opts.name, Window: c.opts.window, Follows: true, Times: true}
 	if info := c.info.Load(); info != nil {
@@ -181,11 +180,11 @@ func (c *Client) attach(ctx context.Context) (*link, error) {
 	return l, nil
 }
 
-// keep watches the connection. When the broker goes, it ends what was in
-// flight and attaches again: a new broker is a new epoch with new segments. When
-// the broker says that the client should attach again, it does so while the old
-// link goes on.
-func (c *Client) keep(life context.Context, l *link) {
+// keepAttached watches the connection. When the broker goes away, keepAttached ends the
+// requests in flight and attaches again: a new broker is a new epoch with new segments.
+// When the broker asks the client to attach again, the old link serves until the new
+// one is there.
+func (c *Client) keepAttached(life context.Context, l *link) {
 	for {
 		c.done.Go(l.watch)
 		var next *link
@@ -195,7 +194,7 @@ func (c *Client) keep(life context.Context, l *link) {
 		case <-l.gone:
 		}
 		if next == nil {
-			c.set(nil, nil) // first: a caller that learns that the link is dead does not find it here
+			c.set(nil, nil) // first: a caller that sees a dead link must not find it here
 			l.fail()
 			l.drop()
 			if next = c.attachUntil(life, nil); next == nil {
@@ -220,8 +219,8 @@ func (c *Client) keep(life context.Context, l *link) {
 	}
 }
 
-// attachUntil tries until it is attached again; nil if the client was closed, or
-// gone before.
+// attachUntil tries until it is attached. It returns nil if the client is closed, or
+// gone is closed, before that.
 func (c *Client) attachUntil(life context.Context, gone <-chan struct{}) *link {
 	for delay := firstRetry; ; delay = min(2*delay, lastRetry) {
 		l, err := c.attach(life)
@@ -246,12 +245,12 @@ func (c *Client) attachUntil(life context.Context, gone <-chan struct{}) *link {
 	}
 }
 
-// retire lets a link end with the last of its requests.
+// retire ends a link with the last of its requests.
 func (c *Client) retire(life context.Context, l *link) {
 	l.retire()
 	c.done.Go(func() {
 		select {
-		case <-l.gone: // all are released, or the broker has gone
+		case <-l.gone: // all requests are released, or the broker went away
 		case <-life.Done():
 			l.session.StopWatching()
 			<-l.gone
@@ -261,7 +260,7 @@ func (c *Client) retire(life context.Context, l *link) {
 	})
 }
 
-// set publishes a new link or a final error; false if the client has its
+// set publishes a new link or a final error. It returns false if the client has its
 // final error already.
 func (c *Client) set(l *link, err error) bool {
 	c.mu.Lock()
@@ -276,18 +275,18 @@ func (c *Client) set(l *link, err error) bool {
 	return true
 }
 
-// use makes l, which may be nil, the present link. The caller holds mu.
+// use makes l, which may be nil, the current link. The caller holds mu.
 func (c *Client) use(l *link) {
 	c.link = l
 	c.live.Store(l)
-	if l != nil { // after live: who sees this model claims of it
+	if l != nil { // after live: a goroutine that sees this model claims from this link
 		c.info.Store(l.info)
 	}
 }
 
-// Close detaches. What is in flight ends with ErrClosed or ErrBrokerGone;
-// views of requests that were not released yet stay valid until they are. The
-// window goes back to the broker with the last of them.
+// Close detaches. Requests in flight end with ErrClosed or ErrBrokerGone. Views of a
+// request stay valid until its Release. The window goes back to the broker with the
+// last request.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	l := c.link
@@ -303,21 +302,20 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// present is the model that requests go to now, or went to last.
-func (c *Client) present() *Model {
+// current is the model that requests go to now, or went to last.
+func (c *Client) current() *Model {
 	if l := c.live.Load(); l != nil {
 		return l.info
 	}
 	return c.info.Load()
 }
 
-// Model describes the model, as the broker has it that the client is, or was
-// last, attached to.
+// Model describes the model that the client is, or was last, attached to.
 func (c *Client) Model() Model { return *c.info.Load() }
 
-// current gives the link; if wait, also after waiting for a broker that is
-// being restarted.
-func (c *Client) current(ctx context.Context, wait bool) (*link, error) {
+// holdLink returns the current link with a hold on it. If wait, it waits for a broker
+// that is being restarted.
+func (c *Client) holdLink(ctx context.Context, wait bool) (*link, error) {
 	if l := c.live.Load(); l != nil && l.tryHold() {
 		return l, nil
 	}

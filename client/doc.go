@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package client is the producer's side of ringbatch.
+// Package client sends requests to models that a ringbatch broker serves.
 //
 // The simple case copies in and out:
 //
@@ -10,24 +10,24 @@
 //
 // Without copies, write into the slot and read from it:
 //
-//	r, err := c.Claim(ctx, 1)        // slots of our own window
+//	r, err := c.Claim(ctx, 1)        // slots of the client's window
 //	defer r.Release()                // gives them back
 //	x, err := r.Input("x")           // a view into shared memory
 //	…write…
-//	err = r.Commit(ctx)              // the worker's from here on
-//	err = r.Wait(ctx)                // nil, or the named error it ended with
-//	y, err := r.Output("y")          // a view again, ours until Release
+//	err = r.Commit(ctx)              // the worker owns the slots from here on
+//	err = r.Wait(ctx)                // nil, or a named error
+//	y, err := r.Output("y")          // a view again, valid until Release
 //
-// Many requests may be in flight at once, from one goroutine or from many,
-// as far as the window goes (WithWindow); when it is full, Claim waits and
-// TryClaim answers ErrFull. However many goroutines wait, one OS thread does.
+// A client may have as many rows in flight as its window has slots (WithWindow), from
+// one goroutine or from many. When the window is full, Claim waits and TryClaim returns
+// ErrFull. However many goroutines wait, they occupy one OS thread.
 //
-// When the broker is restarted, requests in flight end with ErrBrokerGone,
-// and the client attaches again by itself: Claim waits for it.
+// When the broker is restarted, requests in flight end with ErrBrokerGone. The client
+// attaches again by itself, and Claim waits for that.
 //
-// Every error that a caller may act on is one of the named errors below, which
-// are those of package status; compare with errors.Is. Whether sending the same
-// request again may help is one question for all of them:
+// Every error that a caller may act on matches one of the named errors below, which
+// are those of package status; compare with errors.Is. Code.Retryable reports whether
+// the same request may succeed if it is sent again:
 //
 //	var code status.Code
 //	if errors.As(err, &code) && code.Retryable() {

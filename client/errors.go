@@ -10,7 +10,7 @@ import (
 )
 
 // The named errors, which are those of package status: compare with errors.Is.
-// The text of an error says more. ErrExpired also matches
+// The text of an error has the details. ErrExpired also matches
 // context.DeadlineExceeded, ErrCanceled also context.Canceled.
 const (
 	// BEGIN statuses: written by `go generate ./status` from status/table.go
@@ -63,12 +63,12 @@ const (
 	ErrNotDone        = status.ErrNotDone        // the request has not ended yet
 	ErrNoLevel        = status.ErrNoLevel        // no such priority level
 	ErrTimeout        = status.ErrTimeout        // the caller's wait ended before the request did
-	ErrForked         = status.ErrForked         // this process is a fork of the one that connected
+	ErrForked         = status.ErrForked         // this process was forked from the process that connected
 	ErrNoGPU          = status.ErrNoGPU          // this needs a GPU and there is none
 	// END statuses
 )
 
-// ended is the error of a request that ended other than well.
+// ended is the error of a request that did not end well.
 type ended struct {
 	status status.Code
 	text   string
@@ -83,14 +83,14 @@ func (e *ended) Error() string {
 
 func (e *ended) Unwrap() error { return e.status }
 
-// Is lets an expired or canceled request match the context errors too, since
-// the deadline may be noticed on either side first.
+// Is makes an expired or canceled request match the context errors, too: either side
+// may notice the deadline first.
 func (e *ended) Is(target error) bool {
 	return e.status == status.ErrExpired && target == context.DeadlineExceeded ||
 		e.status == status.ErrCanceled && target == context.Canceled
 }
 
-// fromContext names the end of a caller's context.
+// fromContext turns the end of a caller's context into a named error.
 func fromContext(err error) error {
 	if err == error(status.ErrTimeout) {
 		return err

@@ -84,7 +84,7 @@ func TestAnotherLayoutVersionIsNamed(t *testing.T) {
 	expect(t, "nothing", tamper(0, 0), nil)
 }
 
-// A peer of another version is told so, and which side to bring up to date,
+// The error for a peer of another version names the side to update,
 // even where its messages cannot be read any more.
 func TestAnotherControlVersionIsNamedOnBothSides(t *testing.T) {
 	r := newRing(t, plain(t))

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"runtime"
 
 	"github.com/ringbatch/ringbatch/internal/pad"
@@ -14,10 +13,9 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Infer runs one request: it copies the inputs into slots, waits, and copies
-// the outputs out. Inputs come in signature order; each is a tensor.Tensor (see
-// tensor.Of) or, for an input of fixed shape, a plain slice of its element type
-// holding one or more whole rows. The outputs come in signature order too.
+// Infer runs one request: it copies the inputs into slots, waits, and copies the outputs
+// out, both in signature order. An input is a tensor.Tensor (see tensor.Of). If its
+// shape is fixed, it may be a plain slice of its element type with whole rows.
 func (c *Client) Infer(ctx context.Context, inputs ...any) ([]tensor.Tensor, error) {
 	var outs []tensor.Tensor
 	err := c.run(ctx, inputs, func(r Request) error {
@@ -38,17 +36,17 @@ func (c *Client) Infer(ctx context.Context, inputs ...any) ([]tensor.Tensor, err
 	return outs, err
 }
 
-// InferInto is Infer into the caller's memory: outputs are slices, one per
-// output in signature order, each at least as large as the result, else
-// ErrOutputTooSmall.
+// InferInto is Infer into the caller's memory: one slice per output, in signature order.
+// If a slice is smaller than the result, the error is ErrOutputTooSmall.
 func (c *Client) InferInto(ctx context.Context, outputs []any, inputs ...any) error {
 	fits := func(sig *tensor.Signature) error {
 		if n := len(sig.Outputs); len(outputs) != n {
-			return c.misfit(sig, fmt.Errorf("%w: the model has %d outputs, %d buffers were given", status.ErrInvalid, n, len(outputs)))
+			err := fmt.Errorf("%w: the model has %d outputs, %d buffers were given", status.ErrInvalid, n, len(outputs))
+			return c.misfit(sig, err)
 		}
 		return nil
 	}
-	if err := fits(&c.present().Signature); err != nil {
+	if err := fits(&c.current().Signature); err != nil {
 		return err // before anything is sent
 	}
 	return c.run(ctx, inputs, func(r Request) error {
@@ -68,7 +66,8 @@ func (c *Client) InferInto(ctx context.Context, outputs []any, inputs ...any) er
 			}
 			need := view.Rows() * view.RowBytes()
 			if len(dst.Data) < need {
-				return fmt.Errorf("%w: output %q takes %d bytes, the buffer has %d", status.ErrOutputTooSmall, spec.Name, need, len(dst.Data))
+				return fmt.Errorf("%w: output %q takes %d bytes, the buffer has %d", status.ErrOutputTooSmall,
+					spec.Name, need, len(dst.Data))
 			}
 			dst.Shape, dst.Data, dst.Stride = view.Shape, dst.Data[:need], 0
 			if err := tensor.Copy(dst, view); err != nil {
@@ -79,7 +78,7 @@ func (c *Client) InferInto(ctx context.Context, outputs []any, inputs ...any) er
 	})
 }
 
-// run sends a request, again if need be, and reads its outputs in place.
+// run sends a request, with retries, and reads its outputs in place.
 func (c *Client) run(ctx context.Context, inputs []any, read func(Request) error) error {
 	return c.retrying(ctx, func(ctx context.Context) error { return c.once(ctx, inputs, read) })
 }
@@ -99,20 +98,20 @@ func (c *Client) once(ctx context.Context, inputs []any, read func(Request) erro
 	return read(r)
 }
 
-// Fill is Claim with the inputs written: as many rows, and of such shapes, as
-// they have. They are given as to Infer.
+// Fill claims a request and writes its inputs, which are given as for Infer. The inputs
+// decide the number of rows and the variable sizes.
 func (c *Client) Fill(ctx context.Context, inputs ...any) (Request, error) {
 	for {
-		r, moved, err := c.fill(ctx, &c.present().Signature, inputs)
+		r, moved, err := c.fill(ctx, &c.current().Signature, inputs)
 		if !moved {
 			return r, err
 		}
-		runtime.Gosched() // the inputs may fit what the client has now
+		runtime.Gosched() // the inputs may fit the new signature
 	}
 }
 
-// misfit names an error of arguments that do not fit: if they did when the
-// client was dialled, it is the signature that has changed.
+// misfit explains err, arguments that do not fit sig: the signature may have changed
+// since the client was dialled.
 func (c *Client) misfit(sig *tensor.Signature, err error) error {
 	if sig.Equal(c.dialed) {
 		return err
@@ -120,11 +119,12 @@ func (c *Client) misfit(sig *tensor.Signature, err error) error {
 	return fmt.Errorf("%w (%v)", c.changed(sig), err)
 }
 
-// fill is Fill for a signature; moved says that the client has another one now.
+// fill is Fill for a signature. moved reports that the model has another one now.
 func (c *Client) fill(ctx context.Context, sig *tensor.Signature, inputs []any) (r Request, moved bool, err error) {
 	specs := sig.Inputs
 	if len(inputs) != len(specs) {
-		return Request{}, false, c.misfit(sig, fmt.Errorf("%w: the model has %d inputs, %d were given", status.ErrInvalid, len(specs), len(inputs)))
+		err := fmt.Errorf("%w: the model has %d inputs, %d were given", status.ErrInvalid, len(specs), len(inputs))
+		return Request{}, false, c.misfit(sig, err)
 	}
 	tensors := make([]tensor.Tensor, len(inputs))
 	var sizes []uint32
@@ -139,7 +139,8 @@ func (c *Client) fill(ctx context.Context, sig *tensor.Signature, inputs []any) 
 			return Request{}, false, c.misfit(sig, err)
 		}
 		if i > 0 && n != rows {
-			return Request{}, false, fmt.Errorf("%w: input %q has %d rows, %q has %d", status.ErrRows, specs[i].Name, n, specs[0].Name, rows)
+			return Request{}, false, fmt.Errorf("%w: input %q has %d rows, %q has %d", status.ErrRows,
+				specs[i].Name, n, specs[0].Name, rows)
 		}
 		rows, tensors[i] = n, t
 	}
@@ -163,7 +164,7 @@ func (c *Client) fill(ctx context.Context, sig *tensor.Signature, inputs []any) 
 	return r, false, nil
 }
 
-// tensorOf accepts a Tensor, or a slice that becomes rows of a fixed shape.
+// tensorOf takes a Tensor, or makes one of a slice with rows of fixed shape.
 func tensorOf(spec *tensor.Spec, v any) (tensor.Tensor, error) {
 	t, err := bufferOf(spec, v)
 	if _, whole := v.(tensor.Tensor); whole || err != nil {
@@ -174,14 +175,14 @@ func tensorOf(spec *tensor.Spec, v any) (tensor.Tensor, error) {
 	}
 	n := spec.RowBytes()
 	if len(t.Data) == 0 || len(t.Data)%n != 0 {
-		return t, fmt.Errorf("%w: %q has rows of %d elements, got %d", status.ErrSize, spec.Name, spec.RowElems(), len(t.Data)/spec.DType.Size())
+		return t, fmt.Errorf("%w: %q has rows of %d elements, got %d", status.ErrSize,
+			spec.Name, spec.RowElems(), len(t.Data)/spec.DType.Size())
 	}
 	t.Shape = append([]int{len(t.Data) / n}, spec.Shape...)
 	return t, nil
 }
 
-// bufferOf is the memory of a Tensor, or of a slice, without a shape then, of
-// the spec's element type.
+// bufferOf takes a Tensor, or makes one without a shape of a slice, and checks its type.
 func bufferOf(spec *tensor.Spec, v any) (t tensor.Tensor, err error) {
 	switch v := v.(type) {
 	case tensor.Tensor:
@@ -210,7 +211,7 @@ func bufferOf(spec *tensor.Spec, v any) (t tensor.Tensor, err error) {
 	case []float64:
 		t = tensor.Of(spec.Name, v)
 	default:
-		return t, fmt.Errorf("%w: %q wants a tensor.Tensor or a slice of %s, got %v", status.ErrDType, spec.Name, spec.DType, reflect.TypeOf(v))
+		return t, fmt.Errorf("%w: %q wants a tensor.Tensor or a slice of %s, got %T", status.ErrDType, spec.Name, spec.DType, v)
 	}
 	if t.DType != spec.DType {
 		return t, fmt.Errorf("%w: %q is %s, got %s", status.ErrDType, spec.Name, spec.DType, t.DType)

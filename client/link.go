@@ -16,23 +16,22 @@ import (
 
 // link is one attachment: one epoch of the broker, one window of slots.
 //
-// The window's free slots are kept here, privately: no other process claims
-// from it. refs counts the claimed requests plus one for the client; the
-// segments are unmapped when it falls to zero, so a view never dangles. A link
-// that is retired has the number retired instead of the client's one: nobody
-// claims from it any more, and it hangs up when its last request is released.
+// The link keeps the window's free slots in private memory: no other process claims
+// from this window. refs counts the claimed requests, plus one for the client; at zero
+// the segments are unmapped, so a view never dangles. In a retired link the constant
+// retired stands for the client: no new claim, and the last Release hangs up.
 type link struct {
 	session *attach.Session
 	info    *Model
-	again   chan struct{} // has one while the broker wants the client to attach again
-	gone    chan struct{} // closed when the connection has ended
+	again   chan struct{} // holds one value while the broker wants the client to attach again
+	gone    chan struct{} // closed when the connection ended
 	board   *shm.Board
 	bell    *shm.Bell
 	first   uint32 // first slot of the window
 	refs    atomic.Int64
 	dead    atomic.Bool  // the broker went away, or the client was closed
 	timing  bool         // measure Claim and Write
-	woke    atomic.Int64 // when somebody last woke from the bell, on Now's clock
+	woke    atomic.Int64 // last wake-up from the bell, on Now's clock
 
 	mu        sync.Mutex
 	commits   shm.Producer[shm.Commit]
@@ -40,16 +39,16 @@ type link struct {
 	slots     []slot
 	gens      []uint32 // generation of the last commit, by slot
 	free      []uint64 // bitmap: 1 = free
-	lowest    int      // no word of free below this one has a bit set
+	lowest    int      // words of free below this one are 0
 	nfree     int
-	abandoned []uint32      // released while a worker or the broker still has them
-	room      chan struct{} // closed when Claim should look again; nil if nobody waits
+	abandoned []uint32      // released while a worker or the broker still uses them
+	room      chan struct{} // closed when Claim should look again; nil if no Claim waits
 	wait      waiting
 }
 
 type slotState uint8
 
-// A slot as its client sees it:
+// States of a slot as its client sees them:
 //
 //	free ── Claim ──► claimed ── Commit ──► committed ── word on the board ──► ended
 //	 ▲                   │                      │                               │
@@ -66,22 +65,22 @@ type slot struct {
 	handle atomic.Uint32 // +1 at every claim and release: a stale Request no longer matches
 	state  slotState
 	level  int8
-	held   bool // a worker may still write; decided together with status
-	traced bool // the broker records, and wants to know its times
-	cancel bool // the broker was told to cancel it
+	held   bool // a worker may still write; set together with status
+	traced bool // the broker records requests and reads their times
+	cancel bool // a cancel was sent to the broker
 	rows   uint32
 	status status.Code // once ended
 	dims   [tensor.MaxVariableDims]uint32
 
 	claimTook, claimed, committed, seen int64 // on Now's clock
-	deadline                            int64 // of its own, 0 if none
-	ends                                int64 // not later than then: its deadline and endGrace; 0 if it has none
+	deadline                            int64 // set by SetDeadline; 0 if none
+	ends                                int64 // deadline plus endGrace; 0 if it has none
 }
 
 func newLink(s *attach.Session) (*link, error) {
 	n := s.Info.Window
-	// Touch the window's pages now: a refusal is an error here instead of a
-	// SIGBUS later, and no request pays for page faults.
+	// Touch the window's pages now: a refusal is an error here and not a SIGBUS later,
+	// and no request pays for page faults.
 	var window []shm.Range
 	for _, planes := range [][]shm.Plane{s.Layout.Inputs, s.Layout.Outputs} {
 		for _, p := range planes {
@@ -125,7 +124,7 @@ func (l *link) model() *Model {
 	}
 }
 
-// maxRows is the most that a request may have.
+// maxRows is the most rows of a request.
 func maxRows(a *control.Attached) int {
 	if a.MaxRows > 0 {
 		return min(a.MaxRows, a.MaxBatch)
@@ -135,7 +134,7 @@ func maxRows(a *control.Attached) int {
 
 func (l *link) hold() { l.refs.Add(1) }
 
-// tryHold is hold for a link that may be gone already.
+// tryHold is hold for a link that may be closed already.
 func (l *link) tryHold() bool {
 	for n := l.refs.Load(); n > 0 && n < retired; n = l.refs.Load() {
 		if l.refs.CompareAndSwap(n, n+1) {
@@ -150,11 +149,11 @@ func (l *link) drop() {
 	case 0:
 		l.close()
 	case retired:
-		l.hangUp() // watch notices
+		l.hangUp() // watch returns
 	}
 }
 
-// hangUp gives the window back; nobody uses its slots any more.
+// hangUp gives the window back. No request may use its slots.
 func (l *link) hangUp() {
 	l.commits.Leave()
 	l.session.HangUp()
@@ -165,25 +164,24 @@ func (l *link) close() {
 	l.session.Close()
 }
 
-// retired is more than a window can have requests.
+// retired is more than the requests of any window.
 const retired = 1 << 40
 
-// retire takes the client's own hold off, and lets nobody else get one.
+// retire drops the client's hold and refuses new ones.
 func (l *link) retire() {
 	if l.refs.Add(retired-1) == retired {
 		l.hangUp()
 	}
 }
 
-// unretire is the end of a retired link: the segments go, or with its last
-// request.
+// unretire unmaps the segments of a retired link, or leaves that to its last request.
 func (l *link) unretire() {
 	if l.refs.Add(-retired) == 0 {
 		l.close()
 	}
 }
 
-// watch notes what the broker says until the connection ends.
+// watch reads the broker's notices until the connection ends.
 func (l *link) watch() {
 	l.session.Watch(func() {
 		select {
@@ -194,7 +192,7 @@ func (l *link) watch() {
 	close(l.gone)
 }
 
-// fail ends everything in flight: nobody will answer it any more.
+// fail ends all requests in flight: no answer will come.
 func (l *link) fail() {
 	l.dead.Store(true)
 	l.mu.Lock()
@@ -204,9 +202,8 @@ func (l *link) fail() {
 	l.wakeFollowers()
 }
 
-// take claims rows consecutive free slots, lowest first: the slots used last
-// are the warmest, and neighbours in time become neighbours in memory. The
-// caller holds mu.
+// take claims consecutive free slots, lowest first: low slots are warm in the caches,
+// and neighbours in time become neighbours in memory. The caller holds mu.
 func (l *link) take(rows int) (int, bool) {
 	at := l.find(rows)
 	if at < 0 && len(l.abandoned) > 0 {
@@ -223,7 +220,7 @@ func (l *link) take(rows int) (int, bool) {
 	return at, true
 }
 
-// find looks for rows consecutive free slots; -1 if there are none.
+// find returns the first of rows consecutive free slots, or -1.
 func (l *link) find(rows int) int {
 	if l.nfree < rows {
 		return -1
@@ -250,8 +247,7 @@ func (l *link) find(rows int) int {
 	return -1
 }
 
-// giveBack frees slots and lets those who wait for some try again. The caller
-// holds mu.
+// giveBack frees slots and wakes waiting Claims. The caller holds mu.
 func (l *link) giveBack(at, rows int) {
 	for i := at; i < at+rows; i++ {
 		l.free[i/64] |= 1 << (i % 64)
@@ -261,8 +257,7 @@ func (l *link) giveBack(at, rows int) {
 	l.wakeClaims()
 }
 
-// wakeClaims lets everybody who waits in Claim look again. The caller holds
-// mu.
+// wakeClaims makes every waiting Claim look again. The caller holds mu.
 func (l *link) wakeClaims() {
 	if l.room != nil {
 		close(l.room)
@@ -270,8 +265,7 @@ func (l *link) wakeClaims() {
 	}
 }
 
-// reapAbandoned frees released slots whose word says that nobody else has
-// them any more. The caller holds mu.
+// reapAbandoned frees released slots that no worker uses any more. The caller holds mu.
 func (l *link) reapAbandoned() {
 	keep := l.abandoned[:0]
 	for _, at := range l.abandoned {
@@ -289,17 +283,16 @@ func (l *link) reapAbandoned() {
 func (l *link) push(e *shm.Commit) (ring bool) {
 	ring, full := l.commits.Push(e)
 	if full {
-		// Cannot happen while both sides keep the protocol: the ring has room
-		// for everything that a window can have under way.
+		// Cannot happen while both sides keep the protocol: the ring has room for every
+		// entry of a window.
 		panic("ringbatch: commit ring is full")
 	}
 	return ring
 }
 
-// ended looks at the board whether the request in slot i has ended, and if so
-// fixes its status: what was seen first counts, also when the broker dies
-// between two looks.
-func (l *link) ended(i uint32) bool {
+// hasEnded reads from the board whether the request in slot i has ended, and keeps its
+// status. The first status counts, even if the broker dies between two looks.
+func (l *link) hasEnded(i uint32) bool {
 	s := &l.slots[i]
 	if s.state != slotCommitted {
 		return true
@@ -308,19 +301,19 @@ func (l *link) ended(i uint32) bool {
 	switch {
 	case w.Generation() == l.gens[i]:
 		s.status, s.held = w.Status(), w.Held()
-		if !s.status.Valid() { // a damaged worker wrote it
+		if !s.status.Valid() { // written by a broken worker
 			s.status = status.ErrProtocol
 		}
 	case l.dead.Load():
 		s.status, s.held = status.ErrBrokerGone, true
-	case s.ends != 0 && shm.Now() >= s.ends: // the broker stands still
-		s.status, s.held = status.ErrExpired, true // until the broker says so too
+	case s.ends != 0 && shm.Now() >= s.ends: // the broker does not run
+		s.status, s.held = status.ErrExpired, true // until the broker ends it, too
 	default:
 		return false
 	}
 	s.state = slotEnded
-	// Woken once for many: the clock was read by the one who woke.
-	if s.seen = l.woke.Load(); s.seen < s.committed { // nobody had to wait
+	// One wake-up ends many requests: the woken goroutine has read the clock.
+	if s.seen = l.woke.Load(); s.seen < s.committed { // it ended before anyone waited
 		s.seen = shm.Now()
 	}
 	if s.traced {

@@ -14,42 +14,41 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Request is one claimed piece of the window: rows consecutive slots. It is a
-// small handle to be passed by value; after Release every method of every
-// copy answers ErrReleased. One goroutine at a time uses a Request.
+// Request is a handle of one request: consecutive slots of the window. It is small and
+// passed by value. After Release every method of every copy returns ErrReleased. Only
+// one goroutine at a time may use a Request.
 type Request struct {
 	link   *link
-	at     uint32 // slot, counted from the window's first
+	at     uint32 // first slot, counted from the start of the window
 	handle uint32
 }
 
-// Claim takes slots for a request of that many rows. While the window is full
-// it waits for a Release, until ctx ends: then the error matches ErrFull and
-// the context's. For a model with variable dimensions, dims are the actual
-// sizes of all inputs' variable dimensions in signature order.
+// Claim takes slots for a request of that many rows. While the window is full, Claim
+// waits for a Release. If ctx ends first, the error matches ErrFull and the context's
+// error. For a model with variable dimensions, dims are the actual sizes of all
+// inputs' variable dimensions, in signature order.
 //
-// A Claim of many rows can starve beside many Claims of few: free slots go to
-// the first Claim that they are enough for. (Otherwise a goroutine that holds
-// slots while it claims more could wait for one that waits for those slots.)
-// Give large requests a client of their own.
+// Free slots go to the first Claim that they are enough for, so a Claim of many rows
+// can starve beside many Claims of few. (A queue of Claims could deadlock: a goroutine
+// may hold slots while it claims more.) Give large requests a separate client.
 func (c *Client) Claim(ctx context.Context, rows int, dims ...int) (Request, error) {
 	return c.claim(ctx, true, c.dialed, rows, dims)
 }
 
-// TryClaim is Claim that never waits: a full window is ErrFull at once.
+// TryClaim is Claim without waiting: if the window is full it returns ErrFull.
 func (c *Client) TryClaim(rows int, dims ...int) (Request, error) {
 	return c.claim(context.Background(), false, c.dialed, rows, dims)
 }
 
-// claim is both; wait says whether it may. The request's tensors are those of
-// sig, or it is ErrSignatureMismatch.
+// claim is Claim or, without wait, TryClaim. If the model's signature is not sig, the
+// error is ErrSignatureMismatch.
 func (c *Client) claim(ctx context.Context, wait bool, sig *tensor.Signature, rows int, dims []int) (Request, error) {
 	if info := c.info.Load(); rows < 1 || rows > info.Window || rows > info.MaxBatchSize {
 		return Request{}, info.badRows(rows)
 	}
 	var start int64
 	for {
-		l, err := c.current(ctx, wait)
+		l, err := c.holdLink(ctx, wait)
 		if err != nil {
 			return Request{}, err
 		}
@@ -57,7 +56,7 @@ func (c *Client) claim(ctx context.Context, wait bool, sig *tensor.Signature, ro
 			l.drop()
 			return Request{}, c.changed(has)
 		}
-		if rows > l.info.Window || rows > l.info.MaxBatchSize { // another attachment may have other limits
+		if rows > l.info.Window || rows > l.info.MaxBatchSize { // a new link may have other limits
 			l.drop()
 			return Request{}, l.info.badRows(rows)
 		}
@@ -97,7 +96,7 @@ func (c *Client) claim(ctx context.Context, wait bool, sig *tensor.Signature, ro
 		}
 		room := l.room
 		poll := time.Hour
-		if len(l.abandoned) > 0 { // nobody will tell when these come back
+		if len(l.abandoned) > 0 { // no wake-up comes when a worker is done with these
 			poll = time.Millisecond
 		}
 		dead := l.dead.Load()
@@ -121,13 +120,12 @@ func (c *Client) claim(ctx context.Context, wait bool, sig *tensor.Signature, ro
 	}
 }
 
-// changed is the error of those who cannot do with the signature that the
-// client's name stands for now.
+// changed is the error for a caller that needs the signature of before.
 func (c *Client) changed(now *tensor.Signature) error {
 	return fmt.Errorf("%w: %s is %s now, it was %s when this client was dialled", status.ErrSignatureMismatch, c.model, now, c.dialed)
 }
 
-// defaultLevel as a commit's level asks for the model's default.
+// defaultLevel in a commit asks for the model's default priority level.
 const defaultLevel = -1
 
 func (m *Model) badRows(rows int) error {
@@ -156,7 +154,7 @@ func (l *link) setDims(s *slot, dims []int) error {
 	return nil
 }
 
-// slot finds the request's slot, or says that it is no longer its own.
+// slot returns the first slot of a request that was not released.
 func (r Request) slot() (*slot, error) {
 	if r.link == nil {
 		return nil, status.ErrReleased
@@ -168,6 +166,24 @@ func (r Request) slot() (*slot, error) {
 	return s, nil
 }
 
+// claimedSlot returns the first slot of a request that was not committed yet.
+func (r Request) claimedSlot() (*slot, error) {
+	s, err := r.slot()
+	if err == nil && s.state != slotClaimed {
+		err = status.ErrCommitted
+	}
+	return s, err
+}
+
+// committedSlot returns the first slot of a request that was committed.
+func (r Request) committedSlot() (*slot, error) {
+	s, err := r.slot()
+	if err == nil && s.state == slotClaimed {
+		err = status.ErrNotCommitted
+	}
+	return s, err
+}
+
 // Rows is the number of rows claimed.
 func (r Request) Rows() int {
 	s, err := r.slot()
@@ -177,15 +193,11 @@ func (r Request) Rows() int {
 	return int(s.rows)
 }
 
-// SetPriority chooses a priority level, 0 being the most urgent. Before
-// Commit.
+// SetPriority chooses a priority level; 0 is the most urgent. Call it before Commit.
 func (r Request) SetPriority(level int) error {
-	s, err := r.slot()
+	s, err := r.claimedSlot()
 	if err != nil {
 		return err
-	}
-	if s.state != slotClaimed {
-		return status.ErrCommitted
 	}
 	if levels := r.link.session.Settings.LevelCount(); level < 0 || level >= levels {
 		return fmt.Errorf("%w: %d, the model has 0..%d", status.ErrNoLevel, level, levels-1)
@@ -194,16 +206,13 @@ func (r Request) SetPriority(level int) error {
 	return nil
 }
 
-// SetDeadline gives the request a deadline of its own, which counts instead of
-// the one of Commit's context; zero takes it away. Before Commit. A request ends
-// by its deadline also while the broker is stopped.
+// SetDeadline sets a deadline that replaces the deadline of Commit's context; the zero
+// time removes it. Call it before Commit. A request ends by its deadline even while the
+// broker is stopped.
 func (r Request) SetDeadline(at time.Time) error {
-	s, err := r.slot()
+	s, err := r.claimedSlot()
 	if err != nil {
 		return err
-	}
-	if s.state != slotClaimed {
-		return status.ErrCommitted
 	}
 	if s.deadline = 0; !at.IsZero() {
 		s.deadline = max(1, shm.Until(at))
@@ -211,16 +220,16 @@ func (r Request) SetDeadline(at time.Time) error {
 	return nil
 }
 
-// Commit hands the request to the broker. The inputs belong to the worker
-// from here on. The context's deadline, if it has one, becomes the request's:
-// it is enforced in the queue too, where expired requests are dropped.
+// Commit hands the request to the broker. The inputs belong to the worker from here on.
+// The context's deadline, if any, becomes the request's deadline: the broker drops a
+// request that expires in the queue.
 func (r Request) Commit(ctx context.Context) error {
 	one := [1]Request{r}
 	return CommitAll(ctx, one[:])
 }
 
-// CommitAll commits requests of one client together: the broker is woken
-// once for all of them. If one of them cannot be committed, none is.
+// CommitAll commits requests of one client together and wakes the broker once. If one
+// request cannot be committed, none is.
 func CommitAll(ctx context.Context, requests []Request) error {
 	deadline := int64(0) // none
 	if d, ok := ctx.Deadline(); ok {
@@ -275,12 +284,12 @@ func CommitAll(ctx context.Context, requests []Request) error {
 	return nil
 }
 
-// Wait blocks until the request has ended and returns nil or its named error.
-// If ctx ends first the request goes on; Release then cancels it.
+// Wait blocks until the request has ended and returns nil or its named error. If ctx
+// ends first, the request goes on; Release then cancels it.
 func (r Request) Wait(ctx context.Context) error { return r.wait(ctx, 0) }
 
-// WaitFor is Wait for at most d: ErrTimeout if the request takes longer. It
-// allocates nothing and sets no timer where one goroutine waits.
+// WaitFor is Wait for at most d; if the request takes longer it returns ErrTimeout. It
+// does not allocate, and it sets no timer if only one goroutine waits.
 func (r Request) WaitFor(d time.Duration) error {
 	until := shm.Now() + int64(d)
 	if d > 0 && until < 0 { // longer than the clock goes
@@ -289,39 +298,35 @@ func (r Request) WaitFor(d time.Duration) error {
 	return r.wait(context.Background(), max(1, until))
 }
 
-// endGrace is how long a request goes on when its deadline has passed: the
-// broker, which ends the request at the same moment, knows why. A broker that
-// stands still ends nothing; then the client does.
+// endGrace is how long the client waits, after the deadline of a request, for the
+// broker to end it: the broker knows why it is late. If the broker does not run, the
+// client ends the request.
 const endGrace = 2 * time.Millisecond
 
 func (r Request) wait(ctx context.Context, until int64) error {
-	s, err := r.slot()
+	s, err := r.committedSlot()
 	if err != nil {
 		return err
 	}
-	if s.state == slotClaimed {
-		return status.ErrNotCommitted
+	if !r.link.hasEnded(r.at) {
+		err = r.link.await(ctx, r.at, until)
 	}
-	if !r.link.ended(r.at) {
-		if err := r.link.await(ctx, r.at, until); err != nil {
-			if err = fromContext(err); !errors.Is(err, status.ErrExpired) || r.link.await(context.Background(), r.at, shm.Now()+int64(endGrace)) != nil {
-				return err
-			}
+	if err != nil {
+		err = fromContext(err)
+		if !errors.Is(err, status.ErrExpired) || r.link.await(context.Background(), r.at, shm.Now()+int64(endGrace)) != nil {
+			return err
 		}
 	}
 	return r.outcome(s)
 }
 
-// Poll is Wait that never waits: ErrNotDone while the request is under way.
+// Poll is Wait without waiting: while the request is in flight it returns ErrNotDone.
 func (r Request) Poll() error {
-	s, err := r.slot()
+	s, err := r.committedSlot()
 	if err != nil {
 		return err
 	}
-	if s.state == slotClaimed {
-		return status.ErrNotCommitted
-	}
-	if !r.link.ended(r.at) {
+	if !r.link.hasEnded(r.at) {
 		return status.ErrNotDone
 	}
 	return r.outcome(s)
@@ -334,7 +339,7 @@ func (r Request) outcome(s *slot) error {
 	case status.ErrFailed, status.ErrWorkerDied:
 		return &ended{s.status, r.link.board.Reason(r.link.first + r.at)}
 	case status.ErrExpired:
-		// What a worker has it may be writing about.
+		// If the slot is held, the worker may be writing a reason.
 		if !s.held && r.link.board.Reason(r.link.first+r.at) == shm.ReasonNoWorker {
 			return &ended{s.status, s.status.Error() + ": " + shm.ReasonNoWorker}
 		}
@@ -344,18 +349,15 @@ func (r Request) outcome(s *slot) error {
 	}
 }
 
-// Cancel asks the broker to end the request; Wait then answers ErrCanceled,
-// unless the request ended otherwise first. It does not wait.
+// Cancel asks the broker to end the request. It does not wait. Unless the request ends
+// otherwise first, Wait returns ErrCanceled.
 func (r Request) Cancel() error {
-	s, err := r.slot()
+	s, err := r.committedSlot()
 	if err != nil {
 		return err
 	}
-	if s.state == slotClaimed {
-		return status.ErrNotCommitted
-	}
 	l := r.link
-	if l.ended(r.at) {
+	if l.hasEnded(r.at) {
 		return nil
 	}
 	l.mu.Lock()
@@ -367,7 +369,7 @@ func (r Request) Cancel() error {
 	return nil
 }
 
-// pushCancel tells the broker once. The caller holds mu.
+// pushCancel sends the broker a cancel, once. The caller holds mu.
 func (l *link) pushCancel(s *slot, at uint32) (ring bool) {
 	if s.cancel {
 		return false
@@ -376,16 +378,15 @@ func (l *link) pushCancel(s *slot, at uint32) (ring bool) {
 	return l.push(&shm.Commit{Kind: shm.KindCancel, Rows: s.rows, Slot: l.first + at, Gen: l.gens[at]})
 }
 
-// Release gives the slots back; views into them must not be used any more. A
-// request that was not committed is forgotten, one that has not ended is
-// canceled.
+// Release gives the slots back. Views into them must not be used any more. A request
+// that was not committed is forgotten; a request that has not ended is canceled.
 func (r Request) Release() error {
 	s, err := r.slot()
 	if err != nil {
 		return err
 	}
 	l := r.link
-	ended := l.ended(r.at) // claimed counts as ended: nobody else has it
+	ended := l.hasEnded(r.at) // claimed counts as ended: no worker has it
 	ring := false
 	l.mu.Lock()
 	if !s.handle.CompareAndSwap(r.handle, r.handle+1) {
@@ -402,7 +403,7 @@ func (r Request) Release() error {
 		}
 		s.state = slotAbandoned
 		l.abandoned = append(l.abandoned, r.at)
-		l.wakeClaims() // they wait for something else now
+		l.wakeClaims() // they poll the abandoned slots from now on
 	}
 	l.mu.Unlock()
 	if ring {

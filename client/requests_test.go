@@ -166,7 +166,7 @@ func TestTimingAddsUp(t *testing.T) {
 	}
 }
 
-func TestTimingCountsAlsoWhereNobodyWaited(t *testing.T) {
+func TestTimingCountsWithoutAWait(t *testing.T) {
 	r := newRing(t, plain(t))
 	r.work(func(context.Context, *worker.Batch) error {
 		time.Sleep(20 * time.Millisecond)

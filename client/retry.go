@@ -10,28 +10,27 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// WithRetry makes Infer and InferInto send a request again that ended for a
-// reason that passes (status.Code.Retryable: the broker went away or drains,
-// the queue is full, no worker is attached), until the context's deadline, or
-// for at most so long if it has none (0: for as long as the context lives). A
-// restart of the broker is then a pause for the caller, and no error.
+// WithRetry makes Infer and InferInto send a request again if it ended with a retryable
+// error (status.Code.Retryable): the broker went away or drains, the queue is full, no
+// worker is attached. They try until the context's deadline. Without a deadline they
+// try for at most the given time; 0 is as long as the context lives. With WithRetry a
+// restart of the broker is a pause for the caller, not an error.
 //
-// Nothing runs twice at the same time: a request is sent again only after the
-// broker that had it has ended it, or is gone. A worker that was about to
-// answer a broker that was killed may have computed for nothing, so a model
-// that does more than compute should not be called with it. Requests that are
-// claimed and committed by hand are not sent again: their caller has the views.
+// A request never runs twice at the same time: it is sent again only after its broker
+// has ended it, or is gone. It may run twice one after the other, so a model with side
+// effects should not be called this way. Requests that are claimed and committed by
+// hand are not sent again.
 func WithRetry(most time.Duration) Option {
 	return func(o *options) { o.retry, o.retryFor = true, most }
 }
 
-// Waiting between two attempts: doubled each time.
+// Pauses between two attempts: doubled each time.
 const (
 	firstResend = time.Millisecond
 	lastResend  = 100 * time.Millisecond
 )
 
-// retrying calls once until it succeeds, or fails for good.
+// retrying calls once until it succeeds or fails for good.
 func (c *Client) retrying(ctx context.Context, once func(context.Context) error) error {
 	if !c.opts.retry {
 		return once(ctx)
@@ -43,7 +42,7 @@ func (c *Client) retrying(ctx context.Context, once func(context.Context) error)
 	}
 	for delay := firstResend; ; delay = min(2*delay, lastResend) {
 		err := once(ctx)
-		if !passes(err) || ctx.Err() != nil {
+		if !isRetryable(err) || ctx.Err() != nil {
 			return err
 		}
 		wait := time.NewTimer(delay)
@@ -51,13 +50,12 @@ func (c *Client) retrying(ctx context.Context, once func(context.Context) error)
 		case <-wait.C:
 		case <-ctx.Done():
 			wait.Stop()
-			return err // says more than that time is over
+			return err // it says more than ctx.Err()
 		}
 	}
 }
 
-// passes tells whether an error is of a kind that is over some time.
-func passes(err error) bool {
+func isRetryable(err error) bool {
 	var code status.Code
 	return errors.As(err, &code) && code.Retryable()
 }

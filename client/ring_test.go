@@ -61,7 +61,7 @@ func (r *ring) stop() {
 // work serves the model until the returned function is called.
 func (r *ring) work(fn worker.Func) (leave func()) { return r.workAs(worker.Config{}, fn) }
 
-// workAs is work with a configuration of its own.
+// workAs is work with another configuration.
 func (r *ring) workAs(cfg worker.Config, fn worker.Func) (leave func()) {
 	cfg.Model, cfg.Signature, cfg.Socket, cfg.Memory = "m", r.model.Signature, r.socket, r.mem
 	end := testbed.ServeLocal(cfg, fn)

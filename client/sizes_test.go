@@ -170,7 +170,7 @@ func TestAWindowThatIsAskedForIsGivenWholeOrRefusedWithWhatHelps(t *testing.T) {
 	}
 }
 
-func TestAWorkerIsToldHowThePolicyDiffersFromItsOwn(t *testing.T) {
+func TestAWorkerGetsNotesAboutADifferentPolicy(t *testing.T) {
 	m := plain(t)
 	r := newRing(t, m)
 	attach := func(p ...policy.Setting) []string {

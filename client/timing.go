@@ -12,25 +12,25 @@ import (
 type Timing struct {
 	Claim    time.Duration // waiting for room in the window
 	Write    time.Duration // from Claim to Commit: writing the inputs; only with WithTiming
-	Queue    time.Duration // from Commit until the broker dispatched it
-	Dispatch time.Duration // from there until the worker started it
+	Queue    time.Duration // from Commit until the broker dispatched the request
+	Dispatch time.Duration // from then until the worker started it
 	Compute  time.Duration // the worker's function
-	Wake     time.Duration // from its end until this client saw it
+	Wake     time.Duration // from its end until this client noticed
 }
 
-// Total is the sum: from asking for slots to seeing the end.
+// Total is the sum of all parts.
 func (t Timing) Total() time.Duration {
 	return t.Claim + t.Write + t.Queue + t.Dispatch + t.Compute + t.Wake
 }
 
-// Timing of a request that ended well. Others report what is known on this
-// side only: Claim, Write, and the whole wait as Queue.
+// Timing reports where the time of an ended request went. If the request did not end
+// well, only the client's side is known: Claim, Write, and the whole wait as Queue.
 func (r Request) Timing() (Timing, error) {
 	s, err := r.slot()
 	if err != nil {
 		return Timing{}, err
 	}
-	if s.state == slotClaimed || !r.link.ended(r.at) {
+	if s.state == slotClaimed || !r.link.hasEnded(r.at) {
 		return Timing{}, status.ErrNotDone
 	}
 	span := func(from, to int64) time.Duration { return time.Duration(max(0, to-from)) }

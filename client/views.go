@@ -12,16 +12,13 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Input is the view of an input tensor's rows, in place: write, then Commit.
-// Where the model declares buckets for a variable dimension, the view has the
-// bucket's size and is zero where it was not written.
+// Input is a view of an input tensor's rows in shared memory, to be written before
+// Commit. If the model has buckets for a variable dimension, the view has the bucket's
+// size, and elements that are not written are zero.
 func (r Request) Input(name string) (tensor.Tensor, error) {
-	s, err := r.slot()
+	s, err := r.claimedSlot()
 	if err != nil {
 		return tensor.Tensor{}, err
-	}
-	if s.state != slotClaimed {
-		return tensor.Tensor{}, status.ErrCommitted
 	}
 	l := r.link.session.Layout
 	dims := r.link.padded(s)
@@ -36,9 +33,9 @@ func (r Request) Input(name string) (tensor.Tensor, error) {
 	return tensor.Tensor{}, fmt.Errorf("%w: no input %q; the model has %s", status.ErrInvalid, name, &l.Signature)
 }
 
-// Output is the view of an output tensor's rows, in place: valid after Wait
-// returned nil and until Release. Rows that differ in size have no view in
-// common: then it is ErrShape, and OutputRow gives them one by one.
+// Output is a view of an output tensor's rows in shared memory, from the time when Wait
+// returned nil until Release. If the rows differ in size, the error is ErrShape, and
+// OutputRow returns them one by one.
 func (r Request) Output(name string) (tensor.Tensor, error) {
 	s, err := r.doneSlot()
 	if err != nil {
@@ -55,7 +52,8 @@ func (r Request) Output(name string) (tensor.Tensor, error) {
 	if first := own(0); len(first) > 0 {
 		for row := uint32(1); row < s.rows; row++ {
 			if !slices.Equal(own(row), first) {
-				return tensor.Tensor{}, fmt.Errorf("%w: the rows of output %q differ in size; take them with OutputRow", status.ErrShape, name)
+				err := fmt.Errorf("%w: the rows of output %q differ in size; take them with OutputRow", status.ErrShape, name)
+				return tensor.Tensor{}, err
 			}
 		}
 	}
@@ -63,7 +61,7 @@ func (r Request) Output(name string) (tensor.Tensor, error) {
 	return r.view(p, 0, s.rows, dims[:], at), nil
 }
 
-// OutputRow is one row of an output tensor, in place, in the row's own size.
+// OutputRow is a view of one row of an output tensor, in the size of that row.
 func (r Request) OutputRow(name string, row int) (tensor.Tensor, error) {
 	s, err := r.doneSlot()
 	if err != nil {
@@ -92,20 +90,17 @@ func (r Request) outputPlane(name string) (p *shm.Plane, dimsAt int, err error) 
 	return nil, 0, fmt.Errorf("%w: no output %q; the model has %s", status.ErrInvalid, name, &l.Signature)
 }
 
-// rowDims are the sizes of one row's outputs, believed as far as the slot goes.
+// rowDims are the sizes of one row's outputs, at most the size of the slot.
 func (r Request) rowDims(row uint32) [tensor.MaxVariableDims]uint32 {
 	return clampDims(r.link.session.Layout.Outputs, r.link.board.Record(r.link.first+r.at+row).Dims)
 }
 
-// InputBytes is the memory of the k-th input's rows: the quickest way in for
-// a model of fixed shapes.
+// InputBytes is the memory of the k-th input's rows: the quickest way to write the
+// inputs of a model with fixed shapes.
 func (r Request) InputBytes(k int) ([]byte, error) {
-	s, err := r.slot()
+	s, err := r.claimedSlot()
 	if err != nil {
 		return nil, err
-	}
-	if s.state != slotClaimed {
-		return nil, status.ErrCommitted
 	}
 	l := r.link
 	return l.session.Layout.Inputs[k].Rows(l.session.Planes.Bytes(), l.first+r.at, int(s.rows)), nil
@@ -122,13 +117,11 @@ func (r Request) OutputBytes(k int) ([]byte, error) {
 }
 
 func (r Request) doneSlot() (*slot, error) {
-	s, err := r.slot()
+	s, err := r.committedSlot()
 	switch {
 	case err != nil:
 		return nil, err
-	case s.state == slotClaimed:
-		return nil, status.ErrNotCommitted
-	case !r.link.ended(r.at):
+	case !r.link.hasEnded(r.at):
 		return nil, status.ErrNotDone
 	case s.status != status.OK:
 		return nil, r.outcome(s)
@@ -136,7 +129,7 @@ func (r Request) doneSlot() (*slot, error) {
 	return s, nil
 }
 
-// view is some rows of the request's, from the given one on.
+// view is a tensor of rows of the request, from the given row on.
 func (r Request) view(p *shm.Plane, row, rows uint32, dims []uint32, at int) tensor.Tensor {
 	l := r.link
 	shape := append([]int{int(rows)}, p.Spec.Actual(dims, at)...)
@@ -158,7 +151,7 @@ func (l *link) clearPadding(s *slot, at int) {
 	}
 }
 
-// padded is the request's sizes rounded up to the declared buckets.
+// padded returns the request's sizes, rounded up to the model's buckets.
 func (l *link) padded(s *slot) [tensor.MaxVariableDims]uint32 {
 	dims := s.dims
 	for i, sizes := range l.session.Settings.Buckets {
@@ -169,7 +162,7 @@ func (l *link) padded(s *slot) [tensor.MaxVariableDims]uint32 {
 	return dims
 }
 
-// clampDims believes the sizes a worker reported only as far as the slot goes.
+// clampDims limits the sizes that a worker reported to the size of the slot.
 func clampDims(planes []shm.Plane, dims [tensor.MaxVariableDims]uint32) [tensor.MaxVariableDims]uint32 {
 	n := 0
 	for _, p := range planes {

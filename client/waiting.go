@@ -4,6 +4,7 @@ package client
 
 import (
 	"context"
+	"iter"
 	"math/bits"
 	"runtime"
 	"sync/atomic"
@@ -13,16 +14,15 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Waiting without a thread per waiter. The bell of a window is one futex
-// word, and a parked goroutine costs an OS thread. So of all goroutines that
-// wait on one client, one is the leader and parks on the bell; the others
-// follow on channels. A leader whose own request has ended hands the lead to
-// a follower. A single waiter is always the leader: its wake-up is one futex
-// hop with no goroutine in between.
+// waiting lets many goroutines wait on one OS thread. The bell of a window is one futex
+// word, and a goroutine that parks on it occupies a thread. So one of the goroutines
+// that wait on a client is the leader and parks on the bell; the others follow on
+// channels. When the leader's request has ended, it hands the lead to a follower. A
+// single waiter is the leader: one futex call wakes it, without another goroutine.
 type waiting struct {
 	yields  bool            // see WithYield
 	leading bool            // under link.mu
-	others  int             // looks for which other goroutines of this client are expected to be ready; the leader's
+	others  int             // looks during which other goroutines of this client may be ready; the leader's
 	parker  shm.Parker      // the leader's
 	follow  []uint64        // bitmap of slots with a follower, under link.mu
 	count   int             // bits set in follow
@@ -35,10 +35,10 @@ func (w *waiting) init(n int) {
 	w.wake = make([]chan struct{}, n)
 }
 
-// await blocks until the request in slot i has ended, or ctx has, or it is
-// until on Now's clock (never, if that is 0): then the error is ErrTimeout.
+// await blocks until the request in slot i has ended, or ctx ends, or Now reaches until
+// (0 is never), in which case the error is ErrTimeout.
 func (l *link) await(ctx context.Context, i uint32, until int64) error {
-	for !l.ended(i) {
+	for !l.hasEnded(i) {
 		l.mu.Lock()
 		if !l.wait.leading {
 			l.wait.leading = true
@@ -52,10 +52,10 @@ func (l *link) await(ctx context.Context, i uint32, until int64) error {
 		}
 		l.wait.follow[i/64] |= 1 << (i % 64)
 		l.wait.count++
-		l.mu.Unlock()
-		if l.ended(i) { // who pokes may have looked before we were listed
-			l.poke(i)
+		if l.hasEnded(i) { // the leader may have looked before this follower was listed
+			l.wakeFollower(i)
 		}
+		l.mu.Unlock()
 		var over <-chan time.Time
 		var timer *time.Timer
 		if by := earlier(until, l.slots[i].ends); by != 0 {
@@ -76,14 +76,14 @@ func (l *link) await(ctx context.Context, i uint32, until int64) error {
 			timer.Stop()
 		}
 		l.mu.Lock()
-		if l.wait.follow[i/64]&(1<<(i%64)) != 0 { // nobody took us off the list
+		if l.wait.follow[i/64]&(1<<(i%64)) != 0 { // still on the list
 			l.unfollow(i)
 		} else if err != nil {
-			<-wake // somebody is poking us: take it, so that the channel is empty for the next
+			<-wake // a wake-up is on its way: leave the channel empty for the next wait
 		}
-		ended := l.ended(i)
+		ended := l.hasEnded(i)
 		if err != nil || ended {
-			l.promote() // perhaps it was the lead that we were woken for: pass it on
+			l.promote() // the wake-up may have been for the lead: pass it on
 		}
 		l.mu.Unlock()
 		if err != nil && !ended {
@@ -93,7 +93,7 @@ func (l *link) await(ctx context.Context, i uint32, until int64) error {
 	return nil
 }
 
-// earlier is the earlier of two points in time, of which 0 is none.
+// earlier is the earlier of two times; 0 is no time.
 func earlier(a, b int64) int64 {
 	if a == 0 || b != 0 && b < a {
 		return b
@@ -106,12 +106,12 @@ func (l *link) unfollow(i uint32) {
 	l.wait.count--
 }
 
-// parkSlice is how long a leader parks before it looks at the board by itself. Any
-// attached process can take a wake-up away: it may read the board, so it may
-// requeue the board's futexes. A stolen wake-up costs at most this long.
+// parkSlice is how long a leader parks before it looks at the board again. Any attached
+// process can steal a wake-up: it can read the board, so it can requeue the board's
+// futexes. A stolen wake-up delays an answer by at most this time.
 const parkSlice = 50 * time.Millisecond
 
-// lead parks on the bell until the leader's own request has ended.
+// lead parks on the bell until the leader's request has ended.
 //
 // In test/model: Look, then FUTEX_WAIT.
 func (l *link) lead(ctx context.Context, i uint32, until int64) error {
@@ -124,17 +124,17 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 	for {
 		seen := l.bell.Count.Load()
 		l.wakeEnded()
-		if l.ended(i) {
+		if l.hasEnded(i) {
 			return nil
 		}
 		if l.wait.yields || l.wait.others > 0 {
-			if letOthersRun(); l.ended(i) {
+			if letOthersRun(); l.hasEnded(i) {
 				continue
 			}
 		}
 		l.wait.parked.Add(1)
-		// Parked first, then look; kick has its cause visible first, then
-		// looks at parked: one of us sees the other.
+		// The leader sets parked, then checks ctx and dead. Another goroutine changes
+		// ctx or dead, then kick reads parked. So one of them sees the other.
 		now, slice := shm.Now(), parkSlice
 		if by != 0 {
 			slice = min(slice, time.Duration(by-now))
@@ -145,19 +145,17 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 			l.woke.Store(shm.Now())
 		}
 		l.wait.parked.Add(1)
-		if err := ctx.Err(); err != nil && !l.ended(i) {
+		if err := ctx.Err(); err != nil && !l.hasEnded(i) {
 			return err
 		}
-		if until != 0 && now >= until && !l.ended(i) {
+		if until != 0 && now >= until && !l.hasEnded(i) {
 			return status.ErrTimeout
 		}
 	}
 }
 
-// letOthersRun lets goroutines run that are ready, before the leader parks a
-// thread and perhaps a P. In a busy process the answer has often come by then,
-// and those of others with it, without any wake-up. A goroutine that waits alone
-// parks at once: for it a yield is only dear.
+// letOthersRun yields to goroutines that are ready, before the leader parks a thread and
+// perhaps a P. In a busy process the answer has often come by then, without a wake-up.
 func letOthersRun() {
 	for range mostYields {
 		start := shm.Now()
@@ -170,14 +168,14 @@ func letOthersRun() {
 
 const (
 	mostYields = 16
-	nobodyRan  = time.Microsecond // a yield that takes less than this found nobody who was ready
+	nobodyRan  = time.Microsecond // a shorter yield found no goroutine ready
 
-	// Those who were woken together with a leader have not run yet when it
-	// waits again: nobody follows it at that moment, but others are there.
-	othersFor = 16 // looks after the last one with a follower
+	// Goroutines that woke together with the leader have not run yet when it waits
+	// again: at that moment it has no follower, but others are there.
+	othersFor = 16 // looks after the last look with a follower
 )
 
-// resign hands the lead on.
+// resign hands the lead to a follower.
 func (l *link) resign() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -185,8 +183,8 @@ func (l *link) resign() {
 	l.promote()
 }
 
-// kick makes a parked leader look around. A futex wake that comes before the
-// wait is lost, hence the loop; it ends as soon as the leader has moved.
+// kick makes a parked leader look again. A futex wake before the futex wait is lost, so
+// kick repeats it until the leader has moved.
 func (l *link) kick() {
 	for p := l.wait.parked.Load(); p%2 == 1 && l.wait.parked.Load() == p; {
 		l.bell.Wake()
@@ -194,7 +192,7 @@ func (l *link) kick() {
 	}
 }
 
-// wakeEnded pokes the followers whose requests have ended. Only a leader calls it.
+// wakeEnded wakes the followers whose requests have ended. Only a leader calls it.
 func (l *link) wakeEnded() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -203,51 +201,48 @@ func (l *link) wakeEnded() {
 		return
 	}
 	l.wait.others = othersFor
-	for w, word := range l.wait.follow {
-		for ; word != 0; word &= word - 1 {
-			i := uint32(w*64 + bits.TrailingZeros64(word))
-			if l.board.Word(l.first+i).Generation() == l.gens[i] {
-				l.unfollow(i)
-				l.wait.wake[i] <- struct{}{}
+	for i := range l.wait.followers() {
+		if l.board.Word(l.first+i).Generation() == l.gens[i] {
+			l.wakeFollower(i)
+		}
+	}
+}
+
+// wakeFollowers wakes all followers: the link is dead.
+func (l *link) wakeFollowers() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.wait.followers() {
+		l.wakeFollower(i)
+	}
+}
+
+// promote makes a follower try for the lead, if there is no leader. The caller holds mu.
+func (l *link) promote() {
+	if l.wait.leading {
+		return
+	}
+	for i := range l.wait.followers() {
+		l.wakeFollower(i)
+		return
+	}
+}
+
+// followers are the slots with a follower. The caller holds mu, and may wake them.
+func (w *waiting) followers() iter.Seq[uint32] {
+	return func(yield func(uint32) bool) {
+		for at, word := range w.follow {
+			for ; word != 0; word &= word - 1 {
+				if !yield(uint32(at*64 + bits.TrailingZeros64(word))) {
+					return
+				}
 			}
 		}
 	}
 }
 
-// wakeFollowers pokes all of them: the link is dead.
-func (l *link) wakeFollowers() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for w, word := range l.wait.follow {
-		for ; word != 0; word &= word - 1 {
-			i := uint32(w*64 + bits.TrailingZeros64(word))
-			l.unfollow(i)
-			l.wait.wake[i] <- struct{}{}
-		}
-	}
-}
-
-func (l *link) poke(i uint32) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.wait.follow[i/64]&(1<<(i%64)) != 0 {
-		l.unfollow(i)
-		l.wait.wake[i] <- struct{}{}
-	}
-}
-
-// promote makes some follower try for the lead, if there is no leader. The
-// caller holds mu.
-func (l *link) promote() {
-	if l.wait.leading || l.wait.count == 0 {
-		return
-	}
-	for w, word := range l.wait.follow {
-		if word != 0 {
-			i := uint32(w*64 + bits.TrailingZeros64(word))
-			l.unfollow(i)
-			l.wait.wake[i] <- struct{}{}
-			return
-		}
-	}
+// wakeFollower takes the follower of slot i off the list and wakes it. The caller holds mu.
+func (l *link) wakeFollower(i uint32) {
+	l.unfollow(i)
+	l.wait.wake[i] <- struct{}{}
 }

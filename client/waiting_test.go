@@ -26,7 +26,7 @@ func gated(t *testing.T) (r *ring, open func()) {
 		<-gate
 		return double(ctx, b)
 	})
-	t.Cleanup(open) // before the worker is told to leave
+	t.Cleanup(open) // before the worker leaves
 	return r, open
 }
 
@@ -41,14 +41,14 @@ func send(t *testing.T, c *client.Client) client.Request {
 	return q
 }
 
-func TestThoseWhoWaitAreToldThatTheBrokerIsGone(t *testing.T) {
+func TestWaitingCallsEndWhenTheBrokerIsGone(t *testing.T) {
 	r, open := gated(t)
 	c := r.dial(client.WithWindow(10))
 	var wg sync.WaitGroup
 	for range 10 {
 		q := send(t, c)
 		wg.Go(func() {
-			// What it had not read yet when it was told to stop ends with Draining.
+			// Requests that the broker had not read when it began to drain end with Draining.
 			if err := q.Wait(soon(t)); !errors.Is(err, client.ErrBrokerGone) && !errors.Is(err, client.ErrDraining) {
 				t.Error(err)
 			}

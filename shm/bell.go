@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ring adds one and wakes the waiter. It always makes the system call: a
-// client's board is read-only to it, so it cannot say whether it is parked;
-// a call that finds nobody costs about 0.2 µs once per client and batch.
+// Ring adds one and wakes the waiter. It always makes the system call: the board is
+// read-only to clients, so that a client cannot say whether it is parked. A call
+// without a waiter costs about 0.2 µs, once per client and batch.
 //
 // In test/model: Ring.
 func (b *Bell) Ring() {
@@ -20,32 +20,30 @@ func (b *Bell) Ring() {
 	b.Wake()
 }
 
-// Wake wakes every waiter without ringing, so that a broken or malicious peer that
-// waits there, too, cannot swallow the wake-up.
+// Wake wakes every waiter without ringing, so that a broken or malicious peer that also
+// waits cannot swallow the wake-up.
 func (b *Bell) Wake() { futexWakeUp(wordOf(&b.Count), math.MaxInt32) }
 
-// Wait parks until the bell's count is no longer seen, at most d and at most
-// a slice; the caller looks again in any case.
+// Wait parks until the bell's count differs from seen, at most d and at most a slice. It
+// may return early: the caller looks again.
 func (b *Bell) Wait(p *Parker, seen uint32, d time.Duration) { p.futex(wordOf(&b.Count), seen, d) }
 
-// Wait parks a worker until a mail comes, its bell is poked, or d has passed.
-// next is the number of the mail it is waiting for; seen is Bell as it was
-// before the worker looked for other reasons not to wait.
+// Wait parks a worker until mail number next comes, its bell is poked, or d has passed.
+// seen is the value of Bell before the worker looked for other reasons not to wait.
 //
 // In test/model: park.
 func (m *Mailbox) Wait(p *Parker, seen uint32, next uint64, d time.Duration) {
 	m.Parked.Swap(1) // a full barrier, as in Producer.Push
-	// Store Parked, then load Tail; the broker stores Tail, then loads
-	// Parked: one of us sees the other. A Poke in between changes Bell.
+	// Store Parked, then load Tail; the broker stores Tail, then loads Parked: one side
+	// sees the other. A Poke in between changes Bell.
 	if m.Tail.Load() == next {
 		p.futex(wordOf(&m.Bell), seen, d)
 	}
 	m.Parked.Store(0)
 }
 
-// Doorbell is how peers wake the broker: an eventfd of their own, which the
-// broker watches with all others in one epoll set. The kernel keeps its
-// count, so no peer can damage another's.
+// Doorbell wakes the broker. Each peer has one: an eventfd that the broker watches in an
+// epoll set. The kernel keeps its count, so no peer can damage another's doorbell.
 type Doorbell int
 
 // NewDoorbell makes an eventfd.
@@ -54,7 +52,7 @@ func NewDoorbell() (Doorbell, error) {
 	return Doorbell(fd), err
 }
 
-// Ring wakes the broker. EAGAIN means that it is being woken already.
+// Ring wakes the broker. EAGAIN means that a wake-up is pending already.
 func (d Doorbell) Ring() {
 	one := [8]byte{1}
 	for {
@@ -65,5 +63,5 @@ func (d Doorbell) Ring() {
 	}
 }
 
-// Close closes it.
+// Close closes the eventfd.
 func (d Doorbell) Close() { _ = unix.Close(int(d)) }

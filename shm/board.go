@@ -10,8 +10,8 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// A slot's life. The broker's private books are the truth; what is in shared
-// memory are the messages that make it move.
+// A slot's life. The broker's private records are authoritative; the messages in shared
+// memory move the slot from state to state.
 //
 //	        claim            commit           dispatch         complete | fail
 //	 free ─────────► claimed ───────► queued ──────────► running ─────────────► done
@@ -19,7 +19,7 @@ import (
 //	  │                 ▼                ▼                   ▼ (held)              │
 //	  ◄─────────────────┴── release ─────┴── reclaim ────────┴────── release ──────┘
 //
-//	move       who                 how the others learn of it
+//	move       by                  message to the others
 //	claim      client, privately   –
 //	commit     client              Commit entry in its session ring
 //	dispatch   broker              Mail in the worker's session
@@ -29,9 +29,9 @@ import (
 //	reclaim    broker              the same Word without Held, when that worker is done
 //	release    client, privately   –
 
-// Word says how the request in a slot ended: generation, status, and whether
-// the slot is still held by a worker. Exactly one end counts for each
-// generation: the one who moves the word there first.
+// Word says how the request in a slot ended: its generation, its status, and whether a
+// worker still holds the slot. Exactly one end counts for each generation: the first
+// that moves the word to it.
 //
 //	63          32 31        9   8    7      0
 //	+-------------+-----------+------+--------+
@@ -54,17 +54,17 @@ func (w Word) Generation() uint32  { return uint32(w >> 32) }
 func (w Word) Status() status.Code { return status.Code(w) }
 func (w Word) Held() bool          { return w&heldBit != 0 }
 
-// Bell is what a waiting client parks on: one per window, found at the
-// window's first slot. Workers and the broker add one and wake; the client
-// only reads. One word for one waiter: a wake-up can't be taken by another.
+// Bell is the futex that a waiting client parks on. Each window has one, at its first
+// slot. Workers and the broker add one and wake; the client only reads. One word has
+// one waiter, so that no other waiter takes its wake-up.
 type Bell struct {
 	Count atomic.Uint32
 	_     [60]byte
 }
 
-// Record is written by the worker before the word. Times and reason are those
-// of the request that begins in this slot; Dims, the actual sizes of the
-// outputs' variable dimensions, are those of this slot's own row.
+// Record is written by the worker before the word. Its times and reason are about the
+// request that begins in this slot. Dims are the actual sizes of the outputs' variable
+// dimensions in this slot's row.
 type Record struct {
 	Dispatched int64
 	Started    int64
@@ -94,12 +94,12 @@ func NewBoard(l *Layout, s *Segment) *Board {
 
 // Word reads how the request in slot ended.
 //
-// SYNC POINT "completion", acquire side: outputs, record and reason that were
-// written before End are visible after a Word that shows its generation.
+// SYNC POINT "completion", acquire side: if Word returns a generation, the outputs,
+// record and reason that were written before its End are visible.
 func (b *Board) Word(slot uint32) Word { return Word(b.words[slot].Load()) }
 
-// End moves the slot's word to this generation's end, unless somebody ended
-// that generation (or a later one) already.
+// End ends a generation of the slot. It returns false if that generation, or a later
+// one, has ended already.
 //
 // SYNC POINT "completion", release side.
 //
@@ -117,8 +117,8 @@ func (b *Board) End(slot, gen uint32, s status.Code, held bool) bool {
 	}
 }
 
-// Reclaim takes the held mark off a word that End set with held: the worker
-// is done with the slot, its client may use it again.
+// Reclaim clears the held bit that End has set: the worker is done with the slot, and
+// the client may use it again.
 //
 // In test/model: Reclaim.
 func (b *Board) Reclaim(slot, gen uint32) {
@@ -128,50 +128,47 @@ func (b *Board) Reclaim(slot, gen uint32) {
 	}
 }
 
-// Repair is End for a word that shows a generation which never was: only a
-// damaged worker can have written that. The broker's books are the truth.
+// Repair is End for a word with a generation that never was, which only a broken worker
+// can have written. The broker's records are authoritative.
 func (b *Board) Repair(slot, gen uint32, s status.Code, held bool) {
 	b.words[slot].Store(uint64(MakeWord(gen, s, held)))
 }
 
-// Reset makes the word of every slot of a new window agree with its first
-// generation. Only the broker calls it, while nobody owns the window.
+// Reset sets the word of a slot of a new window to its first generation. Only the broker
+// calls it, while no client owns the window.
 func (b *Board) Reset(slot, gen uint32) {
 	b.records[slot].ReasonLen = 0
 	b.words[slot].Store(uint64(MakeWord(gen, status.OK, false)))
 }
 
-// Clear overwrites what the board says about a slot that nobody has, but for its
-// word.
+// Clear erases the record and the reason of a slot that no peer uses.
 func (b *Board) Clear(slot uint32) {
 	b.records[slot] = Record{}
 	clear(b.reasons[int64(slot)*ReasonBytes : int64(slot+1)*ReasonBytes])
 }
 
-// ReasonNoWorker is what the broker leaves with a request whose deadline passed
-// in the queue while the model had no worker. A request that expired while a
-// worker had it, and whose word is held, has no reason: the worker may be
-// writing one.
+// ReasonNoWorker is the broker's reason for a request that expired in the queue while the
+// model had no worker. If a worker holds the slot of an expired request, the reason is
+// undefined: the worker may be writing it.
 const ReasonNoWorker = "no worker attached"
 
-// Record is the slot's record; owned by the worker until End, by the client
-// after.
+// Record is the slot's record. The worker owns it until End, the client afterwards.
 func (b *Board) Record(slot uint32) *Record { return &b.records[slot] }
 
-// SetReason leaves the text of a failure, before End.
+// SetReason writes the text of a failure. Call it before End.
 func (b *Board) SetReason(slot uint32, text string) {
 	area := b.reasons[int64(slot)*ReasonBytes : int64(slot+1)*ReasonBytes]
 	b.records[slot].ReasonLen = uint32(copy(area, text))
 }
 
-// Reason reads the text of a failure, after Word showed it.
+// Reason reads the text of a failure that Word has shown.
 func (b *Board) Reason(slot uint32) string {
 	n := min(b.records[slot].ReasonLen, ReasonBytes)
 	area := b.reasons[int64(slot)*ReasonBytes : int64(slot+1)*ReasonBytes]
 	return string(area[:n])
 }
 
-// Ring wakes the client whose window begins at slot, if it waits.
+// Ring wakes the client whose window begins at slot.
 func (b *Board) Ring(slot uint32) { b.bells[slot].Ring() }
 
 // Bell is the bell of the window that begins at slot.

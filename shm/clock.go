@@ -8,9 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clockBase ties Go's monotonic clock to CLOCK_MONOTONIC, which all processes
-// of a host share. time.Since goes through the vDSO; asking the kernel by
-// system call each time would cost more than a commit.
+// clockBase relates Go's monotonic clock to CLOCK_MONOTONIC, which all processes of a
+// host share. time.Since uses the vDSO; a system call would cost more than a commit.
 var clockBase = func() (base struct {
 	start time.Time
 	nanos int64
@@ -28,9 +27,9 @@ var clockBase = func() (base struct {
 	return base
 }()
 
-// Now is CLOCK_MONOTONIC in nanoseconds: comparable between the processes of
-// one host, untouched by changes of the wall clock.
+// Now is CLOCK_MONOTONIC in nanoseconds. Processes of one host can compare it; changes of
+// the wall clock do not affect it.
 func Now() int64 { return clockBase.nanos + int64(time.Since(clockBase.start)) }
 
-// Until turns a wall-clock time into Now's terms.
+// Until converts a wall-clock time to Now's clock.
 func Until(t time.Time) int64 { return Now() + int64(time.Until(t)) }

@@ -50,7 +50,7 @@ func FuzzCheckHeader(f *testing.F) {
 	})
 }
 
-// FuzzLayout lays out any two tensors: planes lie one after the other, inside
+// FuzzLayout lays out any two tensors: planes follow one another, inside
 // the segment, or the model is refused with a name.
 func FuzzLayout(f *testing.F) {
 	f.Add("x:f32[3,224,224]", "y:f32[1000]", 4096, 32)

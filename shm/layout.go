@@ -20,10 +20,10 @@ import (
 //	planes  (all peers: read, write)        the tensors, nothing else
 //	board   (broker, workers: write;        how requests ended
 //	         clients: read only)
-//	session (one peer and the broker)       what the two tell each other
+//	session (one peer and the broker)       messages between the two
 //
-// So a client can write only payload bytes and its own session: it may spoil
-// data inside its trust domain, but never another client's progress.
+// A client can write only payload bytes and its session: it may spoil data inside its
+// trust domain, but it cannot stop another client's progress.
 //
 // Every segment begins with one page:
 //
@@ -33,10 +33,10 @@ import (
 //	+--------------------------------+------------ … ------------+
 type header struct {
 	Magic    uint64
-	Version  uint32 // checked before anything else is believed
+	Version  uint32 // checked before any other field is used
 	Kind     Kind
 	Size     uint64 // of the whole segment
-	Epoch    uint64 // of the broker that made it
+	Epoch    uint64 // of the broker that made the segment
 	Geometry uint64 // see geometry
 	Slots    uint32
 	MaxBatch uint32 // rows
@@ -46,7 +46,7 @@ type header struct {
 // magic is "RINGBTCH" read as a little-endian number.
 const magic uint64 = 0x484354_42474e4952
 
-// Kind tells what a segment holds.
+// Kind is the kind of a segment.
 type Kind uint32
 
 const (
@@ -56,19 +56,18 @@ const (
 	KindWorker
 )
 
-// Plane is where one tensor lives: row i of it, which belongs to slot i, is
-// at Offset + i*Stride. Stride is the row's exact size, so that consecutive
-// slots are one contiguous tensor. The offset of a tensor in device memory is one
-// in the ring's device memory, and its rows are no bytes of this process.
+// Plane is the place of one tensor: its row of slot i is at Offset + i*Stride. Stride is
+// the exact size of a row, so that consecutive slots are one contiguous tensor. For a
+// tensor in device memory, Offset counts from the start of the ring's device memory,
+// and this process cannot read its rows.
 type Plane struct {
 	Spec   tensor.Spec
 	Offset int64
 	Stride int64
 }
 
-// Layout says where everything of a model lies. It follows from the
-// tensors, the slots and the maximum batch alone, so that every peer
-// computes it for itself and compares the fingerprint.
+// Layout is the layout of a model's shared memory. It depends only on the tensors, the
+// slots and the maximum batch: every peer computes it and compares the fingerprint.
 //
 //	planes segment                          board segment
 //	+--------+ 0                            +---------------------+ 0
@@ -82,26 +81,26 @@ type Plane struct {
 //	|  …     |                              (each on a multiple of 4096)
 //	+--------+
 //
-// Tensors in device memory lie likewise, from byte 0, in an allocation of their
-// own that a worker makes; no header, since no process that checks it can read it.
+// Tensors in device memory are laid out likewise, from byte 0, in a separate allocation
+// that a worker makes. It has no header: the broker could not read it.
 //
-// The ring of a pipeline has planes for the tensors between its stages too, and
-// its clients and the workers of each stage see some of them as their inputs
-// and outputs: NewPipelineLayout, View.
+// The ring of a pipeline also has planes for the tensors between its stages. Clients, and
+// the workers of each stage, use some of the planes as inputs and outputs: see
+// NewPipelineLayout and View.
 type Layout struct {
 	Signature       tensor.Signature
 	Slots, MaxBatch int
 	Inputs, Outputs []Plane
-	Planes          []Plane // all there are, in order; Inputs and Outputs are among them
+	Planes          []Plane // all planes in order, with Inputs and Outputs
 	PlanesSize      int64
-	DeviceSize      int64 // of the device memory; 0: no tensor lies there
+	DeviceSize      int64 // of the device memory; 0 if no tensor is there
 	BoardSize       int64
 	Geometry        uint64
 
 	bellsAt, wordsAt, recordsAt, reasonsAt int64
 }
 
-// NewLayout computes the layout, or says which limit the model breaks.
+// NewLayout computes the layout of a model. The error names the limit that it exceeds.
 func NewLayout(sig tensor.Signature, slots, maxBatch int) (*Layout, error) {
 	if err := sig.Validate(); err != nil {
 		return nil, err
@@ -115,15 +114,16 @@ func NewLayout(sig tensor.Signature, slots, maxBatch int) (*Layout, error) {
 	return l, nil
 }
 
-// NewPipelineLayout is the layout of a ring with these planes, as one sees it
-// whose inputs and outputs are sig.
+// NewPipelineLayout is the layout of a ring with these planes, for a peer with the inputs
+// and outputs of sig.
 func NewPipelineLayout(planes []tensor.Spec, sig tensor.Signature, slots, maxBatch int) (*Layout, error) {
 	if len(planes) > tensor.MaxTensors {
 		return nil, fmt.Errorf("%w: a pipeline of %d tensors, at most %d", status.ErrInvalid, len(planes), tensor.MaxTensors)
 	}
 	for i := range planes {
 		if slices.ContainsFunc(planes[:i], func(t tensor.Spec) bool { return t.Name == planes[i].Name }) {
-			return nil, fmt.Errorf("%w: tensor %q appears twice: in a pipeline each has a name of its own", status.ErrInvalid, planes[i].Name)
+			return nil, fmt.Errorf("%w: tensor %q appears twice: the tensors of a pipeline need different names",
+				status.ErrInvalid, planes[i].Name)
 		}
 	}
 	l, err := place(planes, slots, maxBatch)
@@ -134,8 +134,8 @@ func NewPipelineLayout(planes []tensor.Spec, sig tensor.Signature, slots, maxBat
 	return l.View(sig)
 }
 
-// View is the same layout as one sees it whose inputs and outputs are others of
-// its planes.
+// View is the same layout for a peer with the inputs and outputs of sig, which are among
+// the planes.
 func (l *Layout) View(sig tensor.Signature) (*Layout, error) {
 	if err := sig.Validate(); err != nil {
 		return nil, err
@@ -159,7 +159,7 @@ func (l *Layout) View(sig tensor.Signature) (*Layout, error) {
 	return &v, err
 }
 
-// place lays planes out one after the other, and the board.
+// place lays out the planes, one after the other, and the board.
 func place(specs []tensor.Spec, slots, maxBatch int) (*Layout, error) {
 	if slots < 1 || slots > MaxSlots {
 		return nil, fmt.Errorf("%w: slots is %d, must be 1..%d", status.ErrInvalid, slots, MaxSlots)
@@ -194,7 +194,7 @@ func place(specs []tensor.Spec, slots, maxBatch int) (*Layout, error) {
 	return l, nil
 }
 
-// SlotBytes is the payload of one slot over all planes.
+// SlotBytes is the size of one slot's rows in all planes.
 func (l *Layout) SlotBytes() int64 {
 	var n int64
 	for _, p := range l.Planes {
@@ -203,14 +203,14 @@ func (l *Layout) SlotBytes() int64 {
 	return n
 }
 
-// Row is the bytes of slot's row in a plane.
+// Row is the memory of a slot's row.
 func (p *Plane) Row(planes []byte, slot uint32) []byte {
 	p.mustBeOnHost()
 	off := p.Offset + int64(slot)*p.Stride
 	return planes[off : off+p.Stride : off+p.Stride]
 }
 
-// Rows is the bytes of n consecutive rows.
+// Rows is the memory of n consecutive rows.
 func (p *Plane) Rows(planes []byte, slot uint32, n int) []byte {
 	p.mustBeOnHost()
 	off := p.Offset + int64(slot)*p.Stride
@@ -218,8 +218,7 @@ func (p *Plane) Rows(planes []byte, slot uint32, n int) []byte {
 	return planes[off:end:end]
 }
 
-// mustBeOnHost panics for a tensor whose rows no Go program can read: that is a
-// mistake in the program.
+// mustBeOnHost panics if the plane is in device memory, which Go programs cannot read.
 func (p *Plane) mustBeOnHost() {
 	if p.Spec.OnDevice() {
 		panic(fmt.Errorf("%w: %s lies in device memory: this process has no bytes of it", status.ErrInvalid, p.Spec))
@@ -231,9 +230,9 @@ func (l *Layout) header(kind Kind, size int64, epoch uint64) header {
 		Geometry: l.Geometry, Slots: uint32(l.Slots), MaxBatch: uint32(l.MaxBatch)}
 }
 
-// WriteHeader is the broker's first write into a new segment.
+// WriteHeader writes the header of a new segment. The broker calls it first.
 //
-// SYNC POINT "header", release side: the magic goes last.
+// SYNC POINT "header", release side: it writes the magic last.
 func (l *Layout) WriteHeader(s *Segment, kind Kind, epoch uint64) {
 	h := l.header(kind, s.Size(), epoch)
 	h.Magic = 0
@@ -241,7 +240,7 @@ func (l *Layout) WriteHeader(s *Segment, kind Kind, epoch uint64) {
 	at[atomic.Uint64](s.mem, 0).Store(magic)
 }
 
-// CheckHeader is every peer's first read of a segment it was given.
+// CheckHeader checks the header of a received segment. Every peer calls it first.
 //
 // SYNC POINT "header", acquire side.
 func (l *Layout) CheckHeader(s *Segment, kind Kind, epoch uint64) error {
@@ -263,8 +262,7 @@ func (l *Layout) CheckHeader(s *Segment, kind Kind, epoch uint64) error {
 
 func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
 
-// geometry is the fingerprint of everything that the layout of a model's
-// segments depends on: FNV-1a 64 over the text below.
+// geometry is the fingerprint of a layout: FNV-1a 64 over the text below.
 func geometry(tensors string, slots, maxBatch int) uint64 {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "ringbatch %d slots=%d max_batch=%d %s", LayoutVersion, slots, maxBatch, tensors)

@@ -64,7 +64,7 @@ func TestALayoutBeyondItsLimitsIsRefused(t *testing.T) {
 	}
 }
 
-func TestTheGeometryTellsEveryDifference(t *testing.T) {
+func TestTheGeometryDiffersForEveryChange(t *testing.T) {
 	base := testSignature(t, []string{"x:f32[4]"}, []string{"y:f32[2]"})
 	seen := map[uint64]string{}
 	add := func(what string, sig tensor.Signature, slots, batch int) {
@@ -149,7 +149,7 @@ func TestASegmentIsSealedAndOfTheSizeItShouldHave(t *testing.T) {
 	}
 }
 
-func TestASegmentThatNobodyCouldHoldIsRefused(t *testing.T) {
+func TestAHugeSegmentIsRefused(t *testing.T) {
 	if _, err := (Memfd{}).Create("test", 1<<62); !errors.Is(err, status.ErrNoMemory) {
 		t.Errorf("4 EiB: %v", err)
 	}

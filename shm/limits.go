@@ -4,8 +4,8 @@ package shm
 
 import "time"
 
-// Specification: part of the protocol, the same for every peer in every
-// language. Changing one of these means a new LayoutVersion.
+// Specification: part of the protocol, the same for every peer in every language. A
+// change needs a new LayoutVersion.
 const (
 	LayoutVersion = 2
 
@@ -22,7 +22,7 @@ const (
 
 // Implementation: free to change.
 const (
-	// Futex waits are cut into slices so that a wake-up stolen by a damaged
-	// peer costs at most this long.
+	// Futex waits are cut into slices: a wake-up that a broken peer steals delays the
+	// waiter by at most this time.
 	waitSlice = 500 * time.Millisecond
 )

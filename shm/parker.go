@@ -10,56 +10,52 @@ import (
 
 // Parker decides how a thread sleeps in the kernel.
 //
-// The Go way (Syscall6) tells the scheduler; but a sleep of more than 20 µs
-// then costs two more thread switches: sysmon wakes to take the P away, and
-// is woken again when the sleep ends. Under dense traffic, where sleeps last
-// microseconds, that is as much as the sleep itself. Sleeping past the
-// scheduler's back (RawSyscall6) has no such cost, but holds a P. So it is
-// done only while sleeps are short, as the last one tells.
+// A sleep through the Go scheduler (Syscall6) of more than 20 µs costs two more thread
+// switches: sysmon wakes to take the P away, and again when the sleep ends. Under dense
+// traffic, with sleeps of microseconds, that costs as much as the sleep. A sleep past
+// the scheduler (RawSyscall6) has no such cost, but it holds a P. So the Parker sleeps
+// past the scheduler only if the last sleep was short.
 //
-// A stop of the world does not have to wait for such a sleep: it sends the
-// thread a signal, and both FUTEX_WAIT with a timeout and epoll return EINTR
-// then (without a timeout FUTEX_WAIT would be restarted).
+// A stop of the world does not wait for such a sleep: it sends the thread a signal, and
+// FUTEX_WAIT with a timeout and epoll return EINTR. (FUTEX_WAIT without a timeout would
+// restart.)
 //
 // A Parker belongs to one sleeper at a time. The zero value is ready.
 type Parker struct {
-	// Polite is set where other goroutines of the process have work to do
-	// meanwhile: then it never holds a P.
+	// Polite means that other goroutines of the process have work to do: the Parker
+	// never holds a P.
 	Polite bool
-	// Alone is set where the process has little else to do than what the
-	// sleeper waits for. Then longer sleeps count as short, while half of
-	// the Ps are free.
+	// Alone means that the process has little other work. While half of the Ps are
+	// free, longer sleeps count as short.
 	Alone bool
-	// Single is set where one goroutine waits, as far as the sleeper knows; the
-	// process may have other work. As Alone, while three quarters are free.
+	// Single means that one goroutine waits; the process may have other work. As Alone,
+	// while three quarters of the Ps are free.
 	Single bool
-	last   time.Duration // how long the last sleep was
+	last   time.Duration // length of the last sleep
 }
 
-// sleepers is how many threads of this process sleep past the scheduler now.
+// sleepers is the number of threads of this process that sleep past the scheduler.
 var sleepers atomic.Int32
 
-// held adds up, in nanoseconds, how long they slept.
+// held is the time, in nanoseconds, of all their sleeps.
 var held atomic.Int64
 
-// HeldTime is how long Ps of this process were held by threads that slept, all
-// of them together.
+// HeldTime is how long sleeping threads of this process held Ps, in total.
 func HeldTime() time.Duration { return time.Duration(held.Load()) }
 
 const (
 	shortSleep = 200 * time.Microsecond
-	// Between the requests of a network, or on cores that have other things to
-	// do, a broker's loop sleeps for longer than shortSleep, each time.
+	// Between requests from a network, or on busy cores, each sleep of a broker's loop
+	// is longer than shortSleep.
 	shortSleepAlone = 2 * time.Millisecond
-	// rawSlice ends a sleep that was expected to be short. Not sooner: a
-	// timer that is due before the kernel's next tick has to be programmed
-	// into the hardware, which costs some 3 µs on a virtual machine.
+	// rawSlice ends a sleep that was expected to be short. A shorter slice would cost
+	// more: the kernel programs a timer that is due before its next tick into the
+	// hardware, which takes some 3 µs on a virtual machine.
 	rawSlice = 10 * time.Millisecond
 )
 
-// Sleep calls sleep once: past the scheduler, for rawSlice at most, if the
-// sleep before was short; otherwise with it. It may return early; the caller
-// looks whether there is a reason to sleep on.
+// Sleep calls sleep once. If the last sleep was short, it sleeps past the scheduler, for
+// at most rawSlice. It may return early: the caller looks for a reason to sleep on.
 func (p *Parker) Sleep(d time.Duration, sleep func(raw bool, d time.Duration)) {
 	start := Now()
 	if p.goesPast() {
@@ -83,17 +79,17 @@ func (p *Parker) goesPast() bool {
 	case p.last > shortSleepAlone:
 		return false
 	case p.Alone:
-		return leaves(2)
+		return oneIn(2)
 	case p.Single:
-		return leaves(4)
+		return oneIn(4)
 	}
 	return false
 }
 
-// leaves tells whether all but one in n of the Ps are free if one more thread sleeps past the scheduler.
-func leaves(n int) bool { return n*(int(sleepers.Load())+1) <= runtime.GOMAXPROCS(0) }
+// oneIn reports whether, with one more sleeper, at most one in n Ps is held.
+func oneIn(n int) bool { return n*(int(sleepers.Load())+1) <= runtime.GOMAXPROCS(0) }
 
-// futex parks until word is no longer seen, or d has passed.
+// futex parks until word differs from seen, or d has passed.
 func (p *Parker) futex(word *uint32, seen uint32, d time.Duration) {
 	if d <= 0 {
 		return

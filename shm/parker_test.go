@@ -143,7 +143,7 @@ func TestASpinEndsWithTheCallersTime(t *testing.T) {
 	}
 }
 
-func TestWhatWasBeforeAnewDoesNotCountAsWaiting(t *testing.T) {
+func TestAnewRestartsTheWait(t *testing.T) {
 	s := Spin{Limit: int64(time.Minute), since: Now() - int64(time.Hour)}
 	s.Anew(Now())
 	s.Over()

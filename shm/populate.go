@@ -13,17 +13,15 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Range is some bytes of a segment.
+// Range is a range of bytes of a segment.
 type Range struct{ Offset, Length int64 }
 
-// Populate makes the kernel back the ranges with memory now, so that a
-// refusal is an error here and not a SIGBUS later, and so that no page fault
-// hits the first request.
+// Populate makes the kernel back the ranges with memory now. A refusal is an error here
+// and not a SIGBUS later, and no page fault delays the first request.
 //
-// Of a memory cgroup's limit the kernel gives no notice: it kills. So what is
-// missing is compared with what the process's groups leave it, before any
-// page is touched: those that are would stay, charged to the group, for as
-// long as the ring lives.
+// At a memory cgroup's limit the kernel does not refuse: it kills. So Populate compares
+// the missing bytes with the room in the process's cgroups before it touches a page.
+// Touched pages would stay charged to the group for as long as the ring lives.
 func (s *Segment) Populate(ranges ...Range) error {
 	if !s.mapped {
 		return nil
@@ -43,8 +41,8 @@ func (s *Segment) Populate(ranges ...Range) error {
 	return nil
 }
 
-// CheckRoom says whether the memory cgroups of this process leave it so many
-// bytes, and what the kernel needs beside them to keep track of them.
+// CheckRoom returns an error if the memory cgroups of this process have no room for that
+// many bytes and the kernel's page tables.
 func CheckRoom(bytes int64) error {
 	if bytes <= 0 {
 		return nil
@@ -59,20 +57,19 @@ func CheckRoom(bytes int64) error {
 
 func mebibytes(bytes int64) int64 { return (bytes + 1<<20 - 1) >> 20 }
 
-// pages are the kernel's pages that hold a range.
+// pages is a range, widened to whole pages of the kernel.
 func (s *Segment) pages(r Range) []byte {
 	from, to := wholePages(r, int64(os.Getpagesize()), int64(len(s.mem)))
 	return s.mem[from:to]
 }
 
-// wholePages widens a range of a segment to whole pages of the kernel. These may be larger
-// than the layout's: 64 KiB on some arm64 machines.
+// wholePages widens a range to whole pages of the kernel, which may be larger than the
+// layout's pages: 64 KiB on some arm64 machines.
 func wholePages(r Range, page, size int64) (from, to int64) {
 	return r.Offset &^ (page - 1), min(roundUp(r.Offset+r.Length, page), size)
 }
 
-// missingBytes is how much of mem the kernel has not backed yet. Where it
-// does not tell, nothing is missing.
+// missingBytes is the part of mem that the kernel has not backed yet; 0 if unknown.
 func missingBytes(mem []byte) (n int64) {
 	if len(mem) == 0 {
 		return 0

@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// seals are set on every segment before its descriptor leaves the broker, so
-// that no peer can shrink it under another's feet (SIGBUS) or unseal it.
+// seals are set on every segment before its descriptor leaves the broker, so that no peer
+// can shrink it while others use it (SIGBUS), or unseal it.
 const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-// Access says how a peer maps a segment.
+// Access is how a peer maps a segment.
 type Access uint8
 
 const (
@@ -24,21 +24,21 @@ const (
 	ReadWrite
 )
 
-// Segment is one mapped piece of shared memory.
+// Segment is a mapped segment of shared memory.
 type Segment struct {
 	mem    []byte
-	fd     int // -1 once it was given up
+	fd     int // -1 after CloseFD or TakeFD
 	mapped bool
 	once   sync.Once
 }
 
-// Memory makes and maps segments. Memfd is the real one; Heap keeps the bytes
-// on the Go heap of one process, where the race detector can see them.
+// Memory makes and maps segments. Memfd is for production; Heap keeps the bytes on the Go
+// heap of one process, where the race detector sees them.
 type Memory interface {
 	// Create makes a sealed segment and maps it for reading and writing.
 	Create(name string, size int64) (*Segment, error)
-	// Open maps a segment received from the broker. It takes fd over, and
-	// checks seals and size before it believes either.
+	// Open maps a segment received from the broker, after it has checked seals and
+	// size. It takes ownership of fd.
 	Open(fd int, size int64, access Access) (*Segment, error)
 }
 
@@ -48,11 +48,11 @@ func (s *Segment) Bytes() []byte { return s.mem }
 // Size is the length of the mapping.
 func (s *Segment) Size() int64 { return int64(len(s.mem)) }
 
-// FD is the segment's descriptor, to be sent to a peer; -1 if it has none.
+// FD is the segment's descriptor, to be sent to a peer, or -1.
 func (s *Segment) FD() int { return s.fd }
 
-// ReadOnlyFD opens a second descriptor of the same memory that cannot be
-// mapped for writing. The caller closes it. It is -1 if the segment has none.
+// ReadOnlyFD opens a second descriptor that cannot be mapped for writing. The caller
+// closes it. It is -1 if the segment has no descriptor.
 func (s *Segment) ReadOnlyFD() (int, error) {
 	if s.fd < 0 {
 		return -1, nil
@@ -71,7 +71,7 @@ func (s *Segment) TakeFD() int {
 	return fd
 }
 
-// CloseFD gives the descriptor up and keeps the mapping.
+// CloseFD closes the descriptor and keeps the mapping.
 func (s *Segment) CloseFD() {
 	if s.fd >= 0 {
 		_ = unix.Close(s.fd)
@@ -90,13 +90,13 @@ func (s *Segment) Close() {
 	})
 }
 
-// OutOfDescriptors reports whether a system call failed because the process or
-// the machine has no file descriptor left.
+// OutOfDescriptors reports whether a system call failed because the process or the
+// machine has no file descriptor left.
 func OutOfDescriptors(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
 }
 
-// Memfd is shared memory proper: anonymous, sealed, gone with its last user.
+// Memfd is anonymous, sealed shared memory that disappears with its last user.
 type Memfd struct{}
 
 func (Memfd) Create(name string, size int64) (*Segment, error) {
@@ -116,8 +116,8 @@ func (Memfd) Create(name string, size int64) (*Segment, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("seal segment %s: %w", name, err)
 	}
-	// A peer of another user that was given a read-only descriptor must not
-	// be able to open it anew for writing.
+	// A peer of another user with a read-only descriptor must not be able to open it
+	// again for writing.
 	if err := unix.Fchmod(fd, 0o400); err != nil {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("protect segment %s: %w", name, err)
@@ -139,8 +139,7 @@ func (Memfd) Open(fd int, size int64, access Access) (*Segment, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("%w: map %d MiB: %v", status.ErrNoMemory, size>>20, err)
 	}
-	// A forked child must not write into a slot it does not know to be its
-	// own; it connects again instead.
+	// A forked child must not write into slots of its parent: it connects again.
 	_ = unix.Madvise(mem, unix.MADV_DONTFORK)
 	return &Segment{mem: mem, fd: fd, mapped: true}, nil
 }
@@ -160,9 +159,9 @@ func checkSegmentFD(fd int, size int64) error {
 	return nil
 }
 
-// Heap is Memory for tests under the race detector: broker, clients and
-// workers of one process share Go heap bytes and obey the same rules. Each
-// segment still has a memfd, empty of data, as its identity.
+// Heap is Memory for tests under the race detector: broker, clients and workers of one
+// process share bytes of the Go heap. Each segment has a memfd, without data, as its
+// identity.
 type Heap struct {
 	mu  sync.Mutex
 	mem map[uint64][]byte // by inode
@@ -207,9 +206,8 @@ func (h *Heap) Open(fd int, size int64, _ Access) (*Segment, error) {
 	return &Segment{mem: mem, fd: fd}, nil
 }
 
-// Unshared is Memory of one simulation: heap bytes without a descriptor, which
-// nobody else can open. A world of simulated peers makes dozens of segments, and
-// a memfd costs eleven system calls.
+// Unshared is Memory for simulations: heap bytes without a descriptor, which no peer can
+// open. A simulation makes dozens of segments, and a memfd costs eleven system calls.
 type Unshared struct{}
 
 func (Unshared) Create(_ string, size int64) (*Segment, error) {

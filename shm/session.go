@@ -10,7 +10,7 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// What travels in a session segment.
+// The parts of a session segment.
 //
 // Client session:
 //
@@ -18,7 +18,7 @@ import (
 //	+------+-----------+-------------+--- … ---+----------- … -----------+----------- … -----------+
 //	|header| ringWords | recordWords |         | Commit × ring capacity  | Times × 2 × window      |
 //	+------+-----------+-------------+--- … ---+----------- … -----------+----------- … -----------+
-//	                                                                      times.go; if both sides know of it
+//	                                                                      times.go; if both sides support it
 //
 // Worker session:
 //
@@ -28,7 +28,7 @@ import (
 //	+------+-----------+-----------+--- … ---+------ … -----+------- … -------+
 //	                                          a mail = Mail + MailRequest × max batch
 
-// CommitKind tells a commit from a cancel.
+// CommitKind distinguishes a commit from a cancel.
 type CommitKind uint8
 
 const (
@@ -55,7 +55,7 @@ type Mail struct {
 	Dispatched int64
 	Requests   uint32
 	Rows       uint32
-	PadTo      uint32                         // rows that the worker asked to see, ≥ Rows
+	PadTo      uint32                         // rows to compute, with padding; at least Rows
 	Level      uint32                         // priority level of its most urgent request
 	Dims       [tensor.MaxVariableDims]uint32 // the shape they share (bucketed)
 }
@@ -63,22 +63,22 @@ type Mail struct {
 // MailRequest is one request of a mail.
 type MailRequest struct {
 	Slot, Gen, Rows uint32
-	Bell            uint32 // where its client waits
+	Bell            uint32 // slot of its client's bell
 	Deadline        int64
 	Committed       int64
-	Dims            [tensor.MaxVariableDims]uint32 // its own, true sizes
+	Dims            [tensor.MaxVariableDims]uint32 // its true sizes
 }
 
-// Done is the worker's message "I am through with that batch".
+// Done is the worker's message "this batch is done".
 type Done struct {
 	Batch    uint64
 	Started  int64
 	Finished int64
 	Failed   uint32 // requests
-	Whole    uint32 // 1: it failed as a whole, and what has no answer is for the broker to run again or to fail
+	Whole    uint32 // 1: the batch failed as a whole; the broker runs its open requests again, or ends them
 }
 
-// ringWords steer one direction of a session.
+// ringWords control one direction of a session.
 type ringWords struct {
 	// Written by the producer.
 	Tail atomic.Uint64 // entries ever pushed
@@ -89,7 +89,7 @@ type ringWords struct {
 	_       [48]byte
 }
 
-// mailWords steer a worker's mailbox.
+// mailWords control a worker's mailbox.
 type mailWords struct {
 	// Written by the broker.
 	Tail atomic.Uint64 // mails ever posted
@@ -97,9 +97,9 @@ type mailWords struct {
 	Bell atomic.Uint32 // +1 for every mail, and for "look at your socket"
 	_    uint32
 	// Written by the worker.
-	Taken  atomic.Uint64 // mails ever taken: who is to blame if it dies
+	Taken  atomic.Uint64 // mails ever taken: the suspects if the worker dies
 	Parked atomic.Uint32 // 1 while it waits on Bell
-	Lanes  atomic.Uint32 // batches that it wants to run at once from now on; 0: as it said when it attached
+	Lanes  atomic.Uint32 // batches to run at once from now on; 0: as when it attached
 	_      [48]byte
 	_      [64]byte
 }
@@ -109,14 +109,14 @@ const (
 	mailWordsAt = 192
 )
 
-// commitRingSize is the capacity of the ring for a window: a slot can have a
-// stale cancel, a commit and its cancel under way.
+// commitRingSize is the capacity of the ring for a window. The ring may hold a stale
+// cancel, a commit and its cancel for each slot.
 func commitRingSize(window int) int { return ceilPow2(4 * window) }
 
 func timesAt(window int) int64 { return segmentHeader + int64(commitRingSize(window))*64 }
 
-// ClientSegmentSize is the size of a client's session segment; times says
-// whether it has ClientTimes.
+// ClientSegmentSize is the size of a client's session segment, with or without
+// ClientTimes.
 func ClientSegmentSize(window int, times bool) int64 {
 	end := timesAt(window)
 	if times {
@@ -131,7 +131,7 @@ func CommitRing(s *Segment, window int) Ring[Commit] {
 	return Ring[Commit]{words: at[ringWords](s.mem, ringWordsAt), entries: array[Commit](s.mem, segmentHeader, n)}
 }
 
-// doneRingSize has room for every mail's end.
+// doneRingSize is the capacity of the ring of Done entries.
 func doneRingSize(depth int) int { return ceilPow2(2 * depth) }
 
 func mailSize(maxBatch int) int64 { return 64 + 64*int64(maxBatch) }
@@ -172,22 +172,22 @@ func NewMailbox(s *Segment, depth, maxBatch int) *Mailbox {
 	return m
 }
 
-// At is the place of the n-th mail ever posted.
+// At is the memory of the n-th mail ever posted.
 func (m *Mailbox) At(n uint64) (*Mail, []MailRequest) {
 	v := &m.mails[n%uint64(m.depth)]
 	return v.mail, v.requests
 }
 
-// Post makes mail number n visible and wakes the worker if it is parked.
-// Only the broker calls it.
+// Post publishes mail number n and wakes the worker if it is parked. Only the broker
+// calls it, after it has written the mail.
 //
-// SYNC POINT "mail", release side: the mail was written before.
+// SYNC POINT "mail", release side.
 func (m *Mailbox) Post(n uint64) {
 	m.Tail.Store(n + 1)
 	m.Poke()
 }
 
-// Poke makes a parked worker look around.
+// Poke makes a parked worker look again.
 //
 // In test/model: Poke.
 func (m *Mailbox) Poke() {
@@ -205,26 +205,25 @@ func ceilPow2(n int) int {
 	return p
 }
 
-// Ring is one direction of a session: a ring of fixed-size entries with one
-// producer and one consumer, each in its own process.
+// Ring is one direction of a session: a ring of fixed-size entries with a producer in
+// one process and a consumer in another.
 type Ring[T any] struct {
 	words   *ringWords
 	entries []T
 }
 
-// Producer is the side that pushes. Its position is private: what the other
-// side could scribble over it is never read back.
+// Producer is the side that pushes. Its position is in private memory, where the other
+// side cannot overwrite it.
 type Producer[T any] struct {
 	Ring[T]
 	tail uint64
 }
 
-// Push appends an entry. ring tells to ring the consumer's doorbell: it is
-// asleep and this entry is the one it waits for. full means nothing was
-// written.
+// Push appends an entry. If ring, the consumer sleeps until this entry comes: ring its
+// doorbell. If full, nothing was written.
 //
-// SYNC POINT "entry", release side: the entry, and everything written before
-// Push, is visible to the one who sees the new Tail.
+// SYNC POINT "entry", release side: a consumer that sees the new Tail sees the entry,
+// and everything written before Push.
 //
 // In test/model: Store, then RingIfArmed.
 func (p *Producer[T]) Push(e *T) (ring, full bool) {
@@ -233,18 +232,17 @@ func (p *Producer[T]) Push(e *T) (ring, full bool) {
 	}
 	p.entries[p.tail&uint64(len(p.entries)-1)] = *e
 	p.tail++
-	// Store Tail, then load ArmedAt; the consumer stores ArmedAt, then loads
-	// Tail. Both are sequentially consistent, so one of us sees the other.
-	// (Swap costs what Store does, and stays a full barrier under the race
-	// detector, where a Store to mapped memory is only a release.)
+	// Store Tail, then load ArmedAt; the consumer stores ArmedAt, then loads Tail. Both
+	// are sequentially consistent, so one side sees the other. (Swap costs as much as
+	// Store, and is a full barrier even under the race detector, where a Store to
+	// mapped memory is only a release.)
 	p.words.Tail.Swap(p.tail)
 	return p.words.ArmedAt.Load() == p.tail-1, false
 }
 
-// Leave is the producer's last act before it hangs up. The end of the
-// connection orders all that it did before whatever the consumer does with its
-// memory afterwards; the race detector, which knows nothing of sockets that
-// end, sees the same order in this word.
+// Leave is the producer's last call before it hangs up. The end of the connection orders
+// the producer's writes before the consumer's next use of the memory. The race
+// detector does not know sockets; it sees the same order in this word.
 //
 // SYNC POINT "leave", release side; Pending is the acquire side.
 func (p *Producer[T]) Leave() { p.words.Tail.Add(0) }
@@ -261,7 +259,7 @@ func NewConsumer[T any](r Ring[T]) Consumer[T] {
 	return Consumer[T]{Ring: r}
 }
 
-// Pending is how many entries wait. An impossible number means that the
+// Pending is the number of entries to take. An impossible number is an error: the
 // producer broke the protocol.
 //
 // SYNC POINT "entry", acquire side.
@@ -273,17 +271,17 @@ func (c *Consumer[T]) Pending() (int, error) {
 	return int(n), nil
 }
 
-// Take copies the next entry out. Only after Pending said there is one.
+// Take copies the next entry. Precondition: Pending has returned more than 0.
 func (c *Consumer[T]) Take(e *T) {
 	*e = c.entries[c.head&uint64(len(c.entries)-1)]
 	c.head++
 }
 
-// Give publishes that everything taken so far may be overwritten.
+// Give lets the producer overwrite the entries taken so far.
 func (c *Consumer[T]) Give() { c.words.Head.Store(c.head) }
 
-// Arm asks the producer to ring when the next entry comes, and reports
-// whether that is needed: false means that an entry is there already.
+// Arm asks the producer to ring when the next entry comes. It returns false if an entry
+// is there already.
 //
 // In test/model: ArmStore, then ArmLoad.
 func (c *Consumer[T]) Arm() bool {

@@ -8,15 +8,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/shm"
 )
 
 func sliceOfThread(t *testing.T) uint64 {
 	t.Helper()
 	attr, err := unix.SchedGetAttr(0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return attr.Runtime
 }
 

@@ -8,24 +8,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Spin spins for a moment before its owner parks: waking a parked thread takes
-// longer than everything else on the way of a request, and a core that
-// slept runs a model's first steps more slowly.
+// Spin lets its owner spin for a moment before it parks. Waking a parked thread takes
+// longer than all other steps of a request, and a core that slept runs slowly at first.
 //
-// It spins only while that pays, judged by the last wait; so an owner
-// without traffic parks at once. While it spins it yields the core to other
-// threads. A yield that takes long shows that the cores are full: then a spin
-// takes the core from the very process that the owner waits for, so the owner
-// parks at once for a while. The zero value does not spin before Limit is set.
+// The owner spins only if the last wait was short; without traffic it parks at once.
+// While it spins it yields the core to other threads. A slow yield shows that all cores
+// are busy. Then a spin would take the core from the peer that the owner waits for, so
+// the owner parks at once for a while. The zero value does not spin until Limit is set.
 type Spin struct {
-	Limit int64 // how long it spins, nanoseconds
-	since int64 // when the owner began to wait, on Now's clock; 0 if it does not
-	pays  bool  // the last wait was shorter than the limit
+	Limit int64 // of a spin, nanoseconds
+	since int64 // start of the wait, on Now's clock; 0 if the owner does not wait
+	pays  bool  // the last wait was shorter than Limit
 	rest  int64 // no spin before this time, on Now's clock
 }
 
-// LeastSpin is worth spinning for by anybody: the way of a request through
-// client, broker and worker.
+// LeastSpin is the least useful Limit: the time of a request from client through broker
+// to worker.
 const LeastSpin = 50 * time.Microsecond
 
 const (
@@ -33,7 +31,7 @@ const (
 	spinRest  = 20 * time.Millisecond // no spin for this long after a slow yield
 )
 
-// Until spins until ready, or until it is time to park, or latest: then false.
+// Until spins until ready returns true. It returns false when it is time to park, or latest has passed.
 func (s *Spin) Until(ready func() bool, latest int64) bool {
 	now := Now()
 	if s.since == 0 {
@@ -56,7 +54,7 @@ func (s *Spin) Until(ready func() bool, latest int64) bool {
 	return false
 }
 
-// Over tells that what the owner waited for has come, if it did wait.
+// Over ends the wait: the event that the owner waited for has come.
 func (s *Spin) Over() {
 	if s.since != 0 {
 		s.pays = Now()-s.since < s.Limit
@@ -64,13 +62,12 @@ func (s *Spin) Over() {
 	}
 }
 
-// Anew tells that what the owner waits for could come only from that moment
-// on: what was before does not count as waiting.
+// Anew restarts the wait at a later time: the event could not come before.
 func (s *Spin) Anew(from int64) {
 	if s.since != 0 {
 		s.since = max(s.since, from)
 	}
 }
 
-// yield lets another thread of any process have the core, if one waits for it.
+// yield gives the core to another thread, of any process, that waits for it.
 func yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }

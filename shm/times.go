@@ -4,44 +4,44 @@ package shm
 
 import "sync/atomic"
 
-// Times is what a client tells of one of its requests while its model is
-// recorded: only it knows them. Those that it does not know are 0.
+// Times are times of a request that only the client knows. The client writes them while
+// the broker records the model; unknown times are 0.
 type Times struct {
 	Gen     uint32
 	_       uint32
-	Asked   int64        // when it began to look for slots
-	Claimed int64        // when it had them
-	Woken   atomic.Int64 // when it saw the request's end; before that, what an earlier request had
-	_       [32]byte     // a line for each: the broker reads the one while the client writes the other
+	Asked   int64        // start of Claim
+	Claimed int64        // end of Claim
+	Woken   atomic.Int64 // when the client saw the end; until then, the value of an earlier request
+	_       [32]byte     // one cache line each: the broker reads one while the client writes the other
 }
 
-// recordWords tell a client whether its model is recorded.
+// recordWords say whether the broker records a client's model.
 type recordWords struct {
 	// Written by the broker.
-	Recording atomic.Uint32 // 1: tell your times
+	Recording atomic.Uint32 // 1: the client writes Times
 	_         [60]byte
 }
 
 const recordWordsAt = 192
 
-// ClientTimes are the times of a window's requests, two for each slot: the
-// broker reads those of one generation when it takes the commit of the next one
-// there, and by then the client has written that one's beside it. The zero value
-// is that of a client, or a broker, that does not know of them.
+// ClientTimes are the times of a window's requests, two for each slot. The broker reads
+// the times of one generation when it takes the next commit of that slot; by then the
+// client has written the times of the next generation. The zero value is for peers
+// without times.
 type ClientTimes struct {
 	words *recordWords
 	times []Times
 }
 
-// NewClientTimes views a client's session that has them.
+// NewClientTimes views a client's session that has times.
 func NewClientTimes(s *Segment, window int) ClientTimes {
 	return ClientTimes{at[recordWords](s.mem, recordWordsAt), array[Times](s.mem, timesAt(window), 2*window)}
 }
 
-// Wanted is the client's question before it claims.
+// Wanted reports, to the client, whether the broker records.
 func (t *ClientTimes) Wanted() bool { return t.words != nil && t.words.Recording.Load() != 0 }
 
-// Want is the broker's answer to it.
+// Want switches recording on or off. Only the broker calls it.
 func (t *ClientTimes) Want(on bool) {
 	if t.words == nil {
 		return
@@ -53,11 +53,11 @@ func (t *ClientTimes) Want(on bool) {
 	t.words.Recording.Store(word)
 }
 
-// Of are the times of one generation of the request that begins at a slot of the
-// window. The client writes all but Woken before it pushes the commit.
+// Of are the times of one generation of the request that begins at a slot of the window.
+// The client writes all but Woken before it pushes the commit.
 func (t *ClientTimes) Of(at, gen uint32) *Times { return &t.times[2*at+gen&1] }
 
-// Read copies them for the broker; false if the client has told none.
+// Read copies the times for the broker. It returns false if the client has written none.
 func (t *ClientTimes) Read(at, gen uint32) (asked, claimed, woken int64, ok bool) {
 	if t.words == nil {
 		return 0, 0, 0, false

@@ -54,7 +54,7 @@ const (
 	ErrNotDone        Code = 32 // the request has not ended yet
 	ErrNoLevel        Code = 33 // no such priority level
 	ErrTimeout        Code = 34 // the caller's wait ended before the request did
-	ErrForked         Code = 35 // this process is a fork of the one that connected
+	ErrForked         Code = 35 // this process was forked from the process that connected
 	ErrNoGPU          Code = 36 // this needs a GPU and there is none
 	// END statuses
 )

@@ -2,13 +2,15 @@
 
 package status
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+)
 
-// Code is one named outcome. The same numbers travel in completion words, in
-// control replies and through the C ABI, and the same names are the Go errors,
-// the C constants and the Python exceptions.
+// Code is one named outcome. Completion words, control replies and the C ABI use its
+// number; Go errors, C constants and Python exceptions have its name.
 //
-// A Code other than OK is an error; callers compare with errors.Is.
+// A Code other than OK is an error; compare with errors.Is.
 type Code uint8
 
 // All lists every status, for bindings and documentation.
@@ -23,7 +25,7 @@ func All() []Code {
 // Valid reports whether s is a status of this version.
 func (s Code) Valid() bool { return s < count }
 
-// Name is the status's name without prefix, as in docs/errors.md.
+// Name is the name of the status without prefix, as in docs/errors.md.
 func (s Code) Name() string {
 	if s.Valid() {
 		return table[s].name
@@ -31,8 +33,7 @@ func (s Code) Name() string {
 	return fmt.Sprintf("Status%d", uint8(s))
 }
 
-// Error is the general text for users. An error that wraps a Code often says
-// more.
+// Error is a text for users. An error that wraps a Code often has more details.
 func (s Code) Error() string {
 	if s.Valid() {
 		return table[s].text
@@ -43,13 +44,13 @@ func (s Code) Error() string {
 // Retryable reports whether the same request may succeed if sent again.
 func (s Code) Retryable() bool { return s.is(retryable) }
 
-// RetryAttach reports whether a worker whose attempt to attach ended with s
-// should try again: nobody has to change anything for it to succeed later.
+// RetryAttach reports whether a worker that could not attach because of s should try
+// again: a later attempt may succeed by itself.
 func (s Code) RetryAttach() bool { return s.is(retryAttach) }
 
 func (s Code) is(f flags) bool { return s.Valid() && table[s].is&f != 0 }
 
-// Group says where the status comes up.
+// Group is the kind of situation in which the status occurs.
 func (s Code) Group() Group {
 	if s.Valid() {
 		return table[s].group
@@ -59,8 +60,8 @@ func (s Code) Group() Group {
 
 // Meaning is the comment beside the constant.
 func (s Code) Meaning() string {
-	if s.Valid() {
-		return table[s].meaning
+	if !s.Valid() || s == OK {
+		return ""
 	}
-	return ""
+	return cmp.Or(table[s].meaning, table[s].text)
 }

@@ -23,7 +23,7 @@ func TestEveryStatusHasANameAndAText(t *testing.T) {
 	}
 }
 
-func TestAWorkerTriesAgainOnlyWhereNobodyHasToChangeAnything(t *testing.T) {
+func TestAWorkerTriesAgainOnlyAfterErrorsThatPass(t *testing.T) {
 	for _, s := range []Code{ErrVersion, ErrLayout, ErrSignatureMismatch, ErrForbidden, ErrInvalid, Code(200)} {
 		if s.RetryAttach() {
 			t.Errorf("a worker would try for ever after %s", s.Name())

@@ -24,22 +24,22 @@ const (
 	F64
 )
 
-// Float16 and BFloat16 carry the raw bits; ringbatch moves them, it does not
-// compute with them.
+// Float16 and BFloat16 are raw bits: ringbatch moves them but does not compute with them.
 type (
 	Float16  uint16
 	BFloat16 uint16
 )
 
 var dtypes = [...]struct {
-	name string
-	size int
+	name, numpy string
+	size        int
 }{
-	Bool: {"bool", 1}, U8: {"u8", 1}, I8: {"i8", 1}, I16: {"i16", 2}, I32: {"i32", 4}, I64: {"i64", 8},
-	F16: {"f16", 2}, BF16: {"bf16", 2}, F32: {"f32", 4}, F64: {"f64", 8},
+	Bool: {"bool", "bool", 1}, U8: {"u8", "uint8", 1}, I8: {"i8", "int8", 1}, I16: {"i16", "int16", 2}, I32: {"i32", "int32", 4},
+	I64: {"i64", "int64", 8}, F16: {"f16", "float16", 2}, BF16: {"bf16", "bfloat16", 2}, F32: {"f32", "float32", 4},
+	F64: {"f64", "float64", 8},
 }
 
-// Size is the bytes of one element.
+// Size is the size of one element in bytes.
 func (d DType) Size() int { return dtypes[d].size }
 
 func (d DType) String() string {
@@ -52,43 +52,22 @@ func (d DType) String() string {
 // Valid reports whether d is one of the ten types.
 func (d DType) Valid() bool { return d >= Bool && d <= F64 }
 
-// ParseDType reads a name as String writes it; the NumPy names are accepted
-// too.
+// ParseDType reads a name as String writes it, or a name of NumPy.
 func ParseDType(name string) (DType, error) {
 	for d := Bool; d <= F64; d++ {
-		if dtypes[d].name == name {
+		if dtypes[d].name == name || dtypes[d].numpy == name {
 			return d, nil
 		}
-	}
-	switch name {
-	case "uint8":
-		return U8, nil
-	case "int8":
-		return I8, nil
-	case "int16":
-		return I16, nil
-	case "int32":
-		return I32, nil
-	case "int64":
-		return I64, nil
-	case "float16":
-		return F16, nil
-	case "bfloat16":
-		return BF16, nil
-	case "float32":
-		return F32, nil
-	case "float64":
-		return F64, nil
 	}
 	return 0, fmt.Errorf("%w: dtype %q (have bool, u8, i8, i16, i32, i64, f16, bf16, f32, f64)", status.ErrInvalid, name)
 }
 
-// Element is any Go type that a tensor's elements may be read as.
+// Element is a Go type of a tensor's elements.
 type Element interface {
 	bool | uint8 | int8 | int16 | int32 | int64 | Float16 | BFloat16 | float32 | float64
 }
 
-// DTypeOf is the DType that T is read as.
+// DTypeOf is the DType of the Go type T.
 func DTypeOf[T Element]() DType {
 	var z T
 	switch any(z).(type) {

@@ -11,7 +11,7 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// ParseMemory reads where a tensor lies: "host" or nothing is "", "device" is
+// ParseMemory reads the memory of a tensor: "" and "host" become "", "device" becomes
 // "device:0".
 func ParseMemory(text string) (string, error) {
 	if text == "" || text == "host" {
@@ -28,11 +28,11 @@ func ParseMemory(text string) (string, error) {
 	return "device:" + strconv.FormatUint(n, 10), nil
 }
 
-// OnDevice says that the tensor lies in device memory: no Go slice over it.
+// OnDevice reports whether the tensor is in device memory, which Go cannot read.
 func (t Spec) OnDevice() bool { return t.Memory != "" }
 
-// Device is the number of the GPU that it lies on, as the worker that allocates
-// counts them; -1 on the host.
+// Device is the number of the tensor's GPU, as the worker that allocates it counts GPUs,
+// or -1 for host memory.
 func (t Spec) Device() int {
 	number, ok := strings.CutPrefix(t.Memory, "device:")
 	n, err := strconv.Atoi(number)
@@ -42,7 +42,7 @@ func (t Spec) Device() int {
 	return n
 }
 
-// FirstOnDevice is the first tensor that lies in device memory; nil if none does.
+// FirstOnDevice is the first tensor in device memory, or nil.
 func FirstOnDevice(tensors []Spec) *Spec {
 	if i := slices.IndexFunc(tensors, Spec.OnDevice); i >= 0 {
 		return &tensors[i]
@@ -50,7 +50,7 @@ func FirstOnDevice(tensors []Spec) *Spec {
 	return nil
 }
 
-// FirstOnDevice is the same for both sides.
+// FirstOnDevice is the first input or output in device memory, or nil.
 func (s *Signature) FirstOnDevice() *Spec {
 	if t := FirstOnDevice(s.Inputs); t != nil {
 		return t
@@ -58,20 +58,21 @@ func (s *Signature) FirstOnDevice() *Spec {
 	return FirstOnDevice(s.Outputs)
 }
 
-// CheckOneDevice refuses tensors of one ring on several GPUs: its device memory
-// is one allocation.
+// CheckOneDevice refuses tensors on several GPUs: the device memory of a ring is one
+// allocation.
 func CheckOneDevice(tensors []Spec) error {
 	first := FirstOnDevice(tensors)
 	for i := range tensors {
 		if t := &tensors[i]; first != nil && t.OnDevice() && t.Memory != first.Memory {
-			return fmt.Errorf("%w: %s lies on another GPU than %s; all device tensors of a ring lie on one", status.ErrInvalid, t, first)
+			return fmt.Errorf("%w: %s lies on another GPU than %s; all device tensors of a ring lie on one",
+				status.ErrInvalid, t, first)
 		}
 	}
 	return nil
 }
 
-// PlaceTexts is the texts of tensors with those that say nothing about memory in
-// the given one. What is only a name stays that.
+// PlaceTexts adds a memory to the texts of tensors that name none. A text that is only a
+// name stays as it is.
 func PlaceTexts(texts []string, memory string) []string {
 	if memory == "" {
 		return texts

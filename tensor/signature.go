@@ -14,21 +14,20 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Spec describes one row of a tensor: the batch dimension is not part
-// of it.
+// Spec describes one row of a tensor, without the batch dimension.
 type Spec struct {
 	Name  string `msgpack:"name"`
 	DType DType  `msgpack:"dtype"`
 	Shape []int  `msgpack:"shape"` // the maximum size of each dimension
-	// Variable lists, ascending, which dimensions carry each request's
-	// actual size (0..Shape[i]); the others are fixed.
+	// Variable lists, ascending, the dimensions whose size (0..Shape[i]) each request
+	// chooses; the others are fixed.
 	Variable []int `msgpack:"variable,omitempty"`
-	// Memory is where the rows lie: "" on the host, "device:N" on a GPU, the
-	// N-th in the eyes of the worker that allocates the ring's device memory.
+	// Memory is "" for host memory or "device:N" for the memory of a GPU, as the worker
+	// that allocates the ring's device memory counts GPUs.
 	Memory string `msgpack:"memory,omitempty"`
 }
 
-// Signature is what a model takes and gives.
+// Signature describes the inputs and outputs of a model.
 type Signature struct {
 	Inputs  []Spec `msgpack:"inputs"`
 	Outputs []Spec `msgpack:"outputs"`
@@ -71,12 +70,13 @@ func (t Spec) String() string {
 	return b.String()
 }
 
-// ParseSpec reads name:dtype[dims], where a dimension is a size, or
-// "<=" and a maximum for a variable one. "y:f32[]" is one number per row. Behind
-// it may stand where it lies: "@device:0" (or "@host").
+// ParseSpec reads name:dtype[dims]. A dimension is a size, or "<=" and the maximum of a
+// variable dimension. "y:f32[]" is one number per row. A suffix names the memory:
+// "@device:0" or "@host".
 func ParseSpec(s string) (Spec, error) {
 	bad := func(why string) (Spec, error) {
-		return Spec{}, fmt.Errorf("%w: tensor %q: %s (want name:dtype[dims], like x:f32[3,224,224] or tokens:i32[<=512])", status.ErrInvalid, s, why)
+		return Spec{}, fmt.Errorf("%w: tensor %q: %s (want name:dtype[dims], like x:f32[3,224,224] or tokens:i32[<=512])",
+			status.ErrInvalid, s, why)
 	}
 	name, rest, ok := strings.Cut(s, ":")
 	if !ok {
@@ -121,8 +121,8 @@ func ParseSpec(s string) (Spec, error) {
 	return t, nil
 }
 
-// ValidName tells whether a model or a tensor may be called that: names are
-// printed, in tables and on terminals.
+// ValidName reports whether a model or a tensor may have that name. Tables and terminals
+// show names, so they must be printable.
 func ValidName(name string) bool {
 	return name != "" && len(name) <= MaxNameBytes && utf8.ValidString(name) &&
 		!strings.ContainsFunc(name, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) })
@@ -170,13 +170,14 @@ func (t Spec) validate() error {
 		return fail("memory %q, must be device:N", t.Memory)
 	}
 	if len(t.Variable) > 0 {
-		return fail("a tensor in device memory has no variable dimensions; declare its largest size, and tell the true one in a tensor on the host")
+		return fail("a tensor in device memory has no variable dimensions; declare its largest size, " +
+			"and send the true size in a tensor on the host")
 	}
 	return nil
 }
 
-// Validate checks the signature as a whole; everything that was received from
-// a peer passes here before its numbers are used.
+// Validate checks the whole signature. A signature from a peer is validated before it is
+// used.
 func (s *Signature) Validate() error {
 	if len(s.Inputs) == 0 || len(s.Outputs) == 0 || len(s.Inputs)+len(s.Outputs) > MaxTensors {
 		return fmt.Errorf("%w: a model needs at least one input and one output, %d tensors at most", status.ErrInvalid, MaxTensors)
@@ -202,26 +203,13 @@ func (s *Signature) Validate() error {
 
 // String lists the tensors: x:f32[4] -> y:f32[2].
 func (s *Signature) String() string {
-	var b strings.Builder
-	for i, t := range s.Inputs {
-		if i > 0 {
-			b.WriteByte(' ')
-		}
-		b.WriteString(t.String())
-	}
-	b.WriteString(" ->")
-	for _, t := range s.Outputs {
-		b.WriteByte(' ')
-		b.WriteString(t.String())
-	}
-	return b.String()
+	return strings.Join(SpecTexts(s.Inputs), " ") + " -> " + strings.Join(SpecTexts(s.Outputs), " ")
 }
 
-// Equal reports whether two signatures describe the same tensors in the same
-// order.
+// Equal reports whether both signatures have the same tensors in the same order.
 func (s *Signature) Equal(o *Signature) bool { return s.String() == o.String() }
 
-// ParseSpecs reads tensors where those of known need only their names.
+// ParseSpecs reads the texts of tensors. A tensor of known may be given by its name.
 func ParseSpecs(texts []string, known []Spec) (specs []Spec, err error) {
 	for _, text := range texts {
 		i := slices.IndexFunc(known, func(t Spec) bool { return t.Name == text })
@@ -258,8 +246,8 @@ func VariableDims(side []Spec) int {
 	return n
 }
 
-// Actual puts a request's actual sizes into the spec's shape: dims holds the
-// variable sizes of the whole side, and at is where this tensor's begin.
+// Actual is the shape with a request's actual sizes. dims has the variable sizes of all
+// inputs, or of all outputs; the sizes of this tensor begin at index at.
 func (t Spec) Actual(dims []uint32, at int) []int {
 	shape := make([]int, len(t.Shape))
 	copy(shape, t.Shape)
@@ -271,27 +259,16 @@ func (t Spec) Actual(dims []uint32, at int) []int {
 
 // ParseSignature reads both sides of a signature from their compact texts.
 func ParseSignature(inputs, outputs []string) (sig Signature, err error) {
-	if sig.Inputs, err = parseSpecs(inputs); err != nil {
+	if sig.Inputs, err = ParseSpecs(inputs, nil); err != nil {
 		return sig, err
 	}
-	if sig.Outputs, err = parseSpecs(outputs); err != nil {
+	if sig.Outputs, err = ParseSpecs(outputs, nil); err != nil {
 		return sig, err
 	}
 	return sig, sig.Validate()
 }
 
-func parseSpecs(texts []string) ([]Spec, error) {
-	specs := make([]Spec, len(texts))
-	for i, t := range texts {
-		var err error
-		if specs[i], err = ParseSpec(t); err != nil {
-			return nil, err
-		}
-	}
-	return specs, nil
-}
-
-// SpecTexts is the way back, for one side.
+// SpecTexts are the texts of tensors that ParseSpec reads.
 func SpecTexts(specs []Spec) []string {
 	texts := make([]string, len(specs))
 	for i, t := range specs {

@@ -9,7 +9,7 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Everything unsafe of this package: elements as bytes and back.
+// All unsafe code of this package: elements as bytes and back.
 
 func bytesOf[T Element](data []T) []byte {
 	if len(data) == 0 {

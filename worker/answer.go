@@ -14,21 +14,21 @@ import (
 
 var errClosed = errors.New("the worker was closed before it ran this request")
 
-// Fail ends the i-th request with err when the batch completes, and leaves its
-// neighbours alone. Where err is one of the ways a request can end (a status of
-// the group status.Ends), the request ends so; else with ErrFailed. Its client
-// reads err's text after ErrFailed and ErrWorkerDied.
+// Fail ends the i-th request with err when the batch completes. Other requests are not
+// affected. If err matches a status of the group status.Ends, the request ends with
+// that status, otherwise with ErrFailed. The client gets err's text with ErrFailed and
+// ErrWorkerDied.
 func (b *Batch) Fail(i int, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.fail(i, err)
 }
 
-// FailAll says that the batch failed as a whole, but for the requests that have
-// failed already. The broker then runs the others again in smaller batches, on
-// another worker if it can; a request that fails by itself ends with ErrFailed and
-// err's text. With Config.RunOnce, or where err is another of the ways a request can
-// end, FailAll is Fail for each of them.
+// FailAll fails the batch as a whole, except for requests that Fail has failed already.
+// The broker runs the requests again in smaller batches, if possible on another worker.
+// A request that fails alone ends with ErrFailed and err's text. With Config.RunOnce,
+// or if err matches another status of the group status.Ends, FailAll is Fail for each
+// request.
 func (b *Batch) FailAll(err error) {
 	b.failAll(err, b.w.session.Info.Isolates && endOf(err) == status.ErrFailed)
 }
@@ -51,7 +51,7 @@ func (b *Batch) fail(i int, err error) {
 	b.reqs[i].status, b.reqs[i].whole, b.reasons[i] = endOf(err), false, err.Error()
 }
 
-// endOf is the status that a request ends with because of err.
+// endOf is the status of a request that ends because of err.
 func endOf(err error) status.Code {
 	var code status.Code
 	if errors.As(err, &code) && code.Group() == status.Ends {
@@ -60,18 +60,17 @@ func endOf(err error) status.Code {
 	return status.ErrFailed
 }
 
-// Complete answers the clients and gives the batch back, from any goroutine
-// and in any order with other batches. The batch must not be used after it; a
-// second Complete does nothing.
+// Complete answers the clients and gives the batch back. Any goroutine may call it, and
+// batches may complete in any order. The batch must not be used afterwards; a second
+// Complete does nothing.
 //
-// If the worker never asked for one of the outputs (Output, OutputNamed), its slots
-// hold what an earlier request left there. Then Complete fails the requests and
-// returns why. A worker that has asked for Worker.Planes may write anywhere, and
-// is not checked; neither are outputs in device memory.
+// If the worker never asked for an output (Output, OutputNamed), its slots hold bytes of
+// earlier requests. Then Complete fails the requests and returns the reason. It does not
+// check outputs in device memory, nor a worker that called Worker.Planes.
 //
 // In test/model: Complete, then the push of Done.
 func (b *Batch) Complete() (err error) {
-	if b.end() {
+	if b.beginAnswer() {
 		if err = b.unwritten(); err != nil {
 			b.FailAll(err)
 		}
@@ -80,14 +79,14 @@ func (b *Batch) Complete() (err error) {
 	return err
 }
 
-// ask notes that the worker has asked for output k.
+// ask records that the worker has asked for output k.
 func (b *Batch) ask(k int) {
 	if bit := uint64(1) << k; b.asked.Load()&bit == 0 {
 		b.asked.Or(bit)
 	}
 }
 
-// unwritten is the error of a batch that has requests to answer, and an output that its worker cannot have written.
+// unwritten returns an error if the batch would be answered with an output that the worker never asked for.
 func (b *Batch) unwritten() error {
 	asked := b.asked.Load()
 	b.mu.Lock()
@@ -98,36 +97,37 @@ func (b *Batch) unwritten() error {
 	}
 	for k, p := range b.w.session.Layout.Outputs {
 		if asked>>k&1 == 0 && !p.Spec.OnDevice() {
-			return fmt.Errorf("the worker did not write output %q: it never asked for it (Batch.Output); write it, or fail the request", p.Spec.Name)
+			return fmt.Errorf("the worker did not write output %q: it never asked for it (Batch.Output); write it, or fail the request",
+				p.Spec.Name)
 		}
 	}
 	return nil
 }
 
-// end tells the one caller that may answer.
-func (b *Batch) end() bool { return b.ended.CompareAndSwap(false, true) }
+// beginAnswer returns true for the one caller that may answer the batch.
+func (b *Batch) beginAnswer() bool { return b.ended.CompareAndSwap(false, true) }
 
 // answer ends the batch:
 //
-//  1. for each request: its rows' sizes and its record, then its word (SYNC
-//     POINT "completion"). Where another stage follows, only for those that
-//     failed: the broker hands the others on. A request that failed with its
-//     batch gets its record only: the broker runs it again, or ends it.
-//  2. one ring per client: rows are sorted by slot and windows don't
-//     interleave, so a client's requests are neighbours
-//  3. the broker learns that this worker has room again
+//  1. For each request it writes its rows' sizes and its record, then its word (SYNC
+//     POINT "completion"). If another stage follows, it does so only for failed
+//     requests: the broker hands on the others. A request that failed with its batch
+//     gets a record only: the broker runs it again or ends it.
+//  2. It rings once per client. Rows are sorted by slot and windows do not interleave,
+//     so the requests of a client are neighbours.
+//  3. It pushes a Done entry: this worker has room again.
 func (b *Batch) answer() {
 	done := shm.Done{Batch: b.id, Started: b.started, Finished: shm.Now()}
 	board, handsOn := b.w.session.Board, b.w.session.Info.HandsOn
 	b.mu.Lock()
-	ended := false // something of this client
+	ended := false // a request of this client
 	for i := range b.reqs {
 		q := &b.reqs[i]
 		if q.status != status.OK {
 			done.Failed++
 		}
-		// Somebody else may have ended it meanwhile (expired, canceled); then
-		// record and reason are no longer ours to write.
+		// If the request was canceled or has expired meanwhile, this worker no longer
+		// owns its record and reason.
 		mine := q.status != status.OK || !handsOn
 		ended = ended || mine && !q.whole
 		if q.whole {
@@ -156,22 +156,22 @@ func (b *Batch) answer() {
 		}
 	}
 	b.mu.Unlock()
-	b.w.finished(b, &done)
+	b.w.finishBatch(b, &done)
 }
 
-// finished tells the broker that a batch is done.
-func (w *Worker) finished(b *Batch, done *shm.Done) {
-	// The clients may come back from now on; with several batches in flight
-	// the worker may have waited for mails since long before.
+// finishBatch pushes the Done entry of a batch.
+func (w *Worker) finishBatch(b *Batch, done *shm.Done) {
+	// From now on clients may send their next requests, so the wait for the next batch
+	// counts from here.
 	w.spinFor.Store(spinFor(done.Finished - done.Started))
 	w.answered.Store(done.Finished)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	ring, full := w.done.Push(done) // a ring of one producer: the holder of mu
+	ring, full := w.done.Push(done) // only the holder of mu pushes
 	if full {
 		panic("ringbatch: done ring is full") // cannot happen: it has room for twice the depth
 	}
-	if ring || done.Whole != 0 { // its requests wait for the broker
+	if ring || done.Whole != 0 { // requests of a failed batch wait for the broker
 		w.session.Doorbell.Ring()
 	}
 	w.taken = slices.DeleteFunc(w.taken, func(t *Batch) bool { return t == b })
@@ -190,8 +190,8 @@ func (w *Worker) recycle(b *Batch) {
 	w.free = append(w.free, b)
 }
 
-// spinFor is how long a worker spins for the next batch after one that took so
-// long: a quarter of that, within bounds. All in nanoseconds.
+// spinFor is how long a worker spins for the next batch after a batch that took that
+// long: a quarter, within bounds. All in nanoseconds.
 func spinFor(took int64) int64 {
 	return min(max(took/4, int64(shm.LeastSpin)), int64(mostSpin))
 }

@@ -15,12 +15,12 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Batch is some requests to be run together: Len requests of Rows rows in all
-// (see the package's documentation for the two). Its rows are sorted by slot,
-// so that neighbours in memory are neighbours here.
+// Batch is a number of requests to be run together: Len requests with Rows rows in all
+// (see the package's documentation). Its rows are sorted by slot, so that neighbours in
+// memory are neighbours in the batch.
 //
-// Several goroutines may share a batch, as long as no two write the same row
-// and none uses it after Complete.
+// Several goroutines may share a batch if no two write the same row and none uses it
+// after Complete.
 type Batch struct {
 	w       *Worker
 	id      uint64
@@ -28,33 +28,33 @@ type Batch struct {
 	mailed  int64
 	level   int
 	dims    [tensor.MaxVariableDims]uint32
-	mails   []shm.MailRequest // the mail's requests, copied: the broker may post over them
+	mails   []shm.MailRequest // a copy of the mail's requests: the broker may overwrite them
 	reqs    []request         // sorted by slot
 	slots   []uint32          // slot of each row
 	runs    []Run
 	padTo   int
-	padding [2][]byte // a row of inputs, of outputs, that belongs to nobody; nil unless the worker asked for padding
+	padding [2][]byte // a padding row of inputs, of outputs; nil without Config.Pad
 
-	order   []uint64                         // scratch of sorting
-	outDims [][tensor.MaxVariableDims]uint32 // by row; only of models with variable outputs
+	order   []uint64                         // scratch for sorting
+	outDims [][tensor.MaxVariableDims]uint32 // by row; only if outputs have variable dimensions
 
 	asked   atomic.Uint64  // bit k: the worker asked for output k
-	ended   atomic.Bool    // it is being answered, or was
-	kept    bool           // Serve recycles it, not Complete
+	ended   atomic.Bool    // answering has begun
+	kept    bool           // Serve recycles the batch, not Complete
 	mu      sync.Mutex     // guards reasons, and status of reqs
-	reasons map[int]string // of failed requests
+	reasons map[int]string // texts of failed requests
 }
 
-// request is what answering needs; the rest of its mail is at mails[mail].
+// request is the part of a mail that answering needs; mails[mail] has the rest.
 type request struct {
 	slot, gen, rows, bell uint32
 	row                   uint32 // its first row in the batch
 	mail                  uint32
 	status                status.Code
-	whole                 bool // it failed with its batch: the broker decides what becomes of it
+	whole                 bool // it failed with its batch: the broker runs it again or ends it
 }
 
-// Run is a piece of a batch whose rows lie one after the other in memory.
+// Run is a part of a batch whose rows are contiguous in memory.
 type Run struct {
 	Slot uint32 // of its first row
 	Row  int    // its first row in the batch
@@ -63,7 +63,10 @@ type Run struct {
 
 func newBatch(w *Worker) *Batch {
 	n := w.MaxBatchSize()
-	b := &Batch{w: w, mails: make([]shm.MailRequest, 0, n), reqs: make([]request, 0, n), slots: make([]uint32, 0, n), runs: make([]Run, 0, n), order: make([]uint64, 0, n)}
+	b := &Batch{
+		w: w, mails: make([]shm.MailRequest, 0, n), reqs: make([]request, 0, n), slots: make([]uint32, 0, n),
+		runs: make([]Run, 0, n), order: make([]uint64, 0, n),
+	}
 	if tensor.VariableDims(w.session.Layout.Signature.Outputs) > 0 {
 		b.outDims = make([][tensor.MaxVariableDims]uint32, 0, n)
 	}
@@ -76,8 +79,7 @@ func newBatch(w *Worker) *Batch {
 	return b
 }
 
-// read copies a mail, leaving out the requests that ended meanwhile (canceled
-// or expired): work that nobody waits for is not executed.
+// read copies a mail without the requests that were canceled or have expired meanwhile.
 func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 	m := *mail
 	layout, board := b.w.session.Layout, b.w.session.Board
@@ -115,14 +117,14 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 		}
 	}
 	b.asked.Store(0)
-	if b.padTo = max(b.padTo, len(b.slots)); !b.w.pads { // rows that were left out leave no padding behind
+	if b.padTo = max(b.padTo, len(b.slots)); !b.w.pads { // requests that were left out leave no padding
 		b.padTo = len(b.slots)
 	}
 	b.started = shm.Now()
 	return nil
 }
 
-// isOpen tells that a request has not ended: answered, canceled or expired.
+// isOpen reports whether a request was neither answered nor canceled and has not expired.
 func isOpen(board *shm.Board, slot, gen uint32) bool {
 	return int32(gen-board.Word(slot).Generation()) > 0
 }
@@ -138,43 +140,40 @@ func outputMaxima(l *shm.Layout) (dims [tensor.MaxVariableDims]uint32) {
 	return dims
 }
 
-// ID is the batch's number with its model.
+// ID is the number of the batch, counted by the model.
 func (b *Batch) ID() uint64 { return b.id }
 
-// Len is the number of requests: what Request, Fail and SetOutputDims count by.
+// Len is the number of requests, the range of Request, Fail and SetOutputDims.
 func (b *Batch) Len() int { return len(b.reqs) }
 
-// Rows is the number of rows of all requests: what columns and Slots count by.
-// It is at least Len.
+// Rows is the number of rows of all requests, the range of columns and Slots.
 func (b *Batch) Rows() int { return len(b.slots) }
 
-// PadTo is the number of rows the model should see: Rows, or more where the
-// worker asked for padding. Rows beyond Rows() are zero and are not answered.
+// PadTo is the number of rows that the model should compute: Rows, or more with
+// Config.Pad. Rows beyond Rows() are zero and are not answered.
 func (b *Batch) PadTo() int { return b.padTo }
 
-// Runs are the pieces of the batch that are contiguous in memory, in row
-// order, without padding.
+// Runs are the parts of the batch that are contiguous in memory, in row order, without
+// padding.
 func (b *Batch) Runs() []Run { return b.runs }
 
 // Slots is the slot of each row, for a worker that gathers by index.
 func (b *Batch) Slots() []uint32 { return b.slots }
 
-// Dims are the sizes of the inputs' variable dimensions that all rows share,
-// in signature order; in a ragged batch the largest of each.
+// Dims are the sizes of the inputs' variable dimensions, in signature order. All rows
+// share them; in a ragged batch they are the largest.
 func (b *Batch) Dims() []uint32 { return b.dims[:] }
 
-// Level is the priority level of the batch's most urgent request, 0 being the
-// most urgent there is.
+// Level is the priority level of the batch's most urgent request; 0 is the most urgent.
 func (b *Batch) Level() int { return b.level }
 
 // Dispatched is when the broker handed the batch over, on shm.Now's clock.
 func (b *Batch) Dispatched() int64 { return b.mailed }
 
-// Ragged tells that each request lies in its own sizes (InputShape), not in
-// shared ones.
+// Ragged reports whether requests keep their sizes (InputShape) instead of sharing one.
 func (b *Batch) Ragged() bool { return b.w.session.Settings.Ragged }
 
-// requestOf finds the request that a row belongs to.
+// requestOf is the request of a row.
 func (b *Batch) requestOf(row int) int {
 	i, exact := slices.BinarySearchFunc(b.reqs, row, func(q request, row int) int { return int(q.row) - row })
 	if exact {
@@ -183,7 +182,7 @@ func (b *Batch) requestOf(row int) int {
 	return i - 1
 }
 
-// Layout is where everything of the model lies.
+// Layout is the layout of the model's shared memory.
 func (b *Batch) Layout() *shm.Layout { return b.w.session.Layout }
 
 // Request describes the i-th request.
@@ -193,7 +192,7 @@ func (b *Batch) Request(i int) Request {
 	return Request{Row: int(q.row), Rows: int(q.rows), Deadline: m.Deadline, Committed: m.Committed, dims: m.Dims}
 }
 
-// Request is one request of a batch: which rows are its own, and its sizes.
+// Request describes one request of a batch: its rows in the batch, and its sizes.
 type Request struct {
 	Row, Rows           int
 	Deadline, Committed int64 // on shm.Now's clock; Deadline 0 if none
@@ -204,15 +203,15 @@ type Request struct {
 // signature order.
 func (r Request) Dims() []uint32 { return r.dims[:] }
 
-// InputShape is the true shape of request i's rows in the k-th input, without
-// the row dimension. In a bucketed model it can be smaller than the shape of
-// the column; the rest is zero.
+// InputShape is the true shape of request i's rows in the k-th input, without the row
+// dimension. In a bucketed model it can be smaller than the column's shape; the other
+// elements are zero.
 func (b *Batch) InputShape(i, k int) []int {
 	inputs := b.w.session.Layout.Inputs
 	return inputs[k].Spec.Actual(b.mails[b.reqs[i].mail].Dims[:], dimsAt(inputs, k))
 }
 
-// dimsAt is where the sizes of the k-th tensor begin among those of its side.
+// dimsAt is the index of the k-th tensor's first variable dimension in its side.
 func dimsAt(planes []shm.Plane, k int) int {
 	at := 0
 	for j := range k {
@@ -221,10 +220,9 @@ func dimsAt(planes []shm.Plane, k int) int {
 	return at
 }
 
-// SetOutputDims tells the actual sizes of the variable dimensions of request
-// i's outputs, in signature order, for all its rows; without it they are the
-// maximum. Its client reads each row in that shape, without gaps from the row's
-// start.
+// SetOutputDims sets the actual sizes of the variable dimensions of request i's outputs,
+// in signature order, for all its rows. The default is the maximum. The client reads
+// each row in that shape, without gaps, from the start of the row.
 func (b *Batch) SetOutputDims(i int, dims ...int) error {
 	sizes, err := b.checkOutputDims(dims)
 	for row := b.reqs[i].row; err == nil && row < b.reqs[i].row+b.reqs[i].rows; row++ {
@@ -233,8 +231,8 @@ func (b *Batch) SetOutputDims(i int, dims ...int) error {
 	return err
 }
 
-// SetRowDims is SetOutputDims for one row of the batch: three images in one
-// request may have three numbers of boxes.
+// SetRowDims is SetOutputDims for one row of the batch: three images of one request may
+// have different numbers of boxes.
 func (b *Batch) SetRowDims(row int, dims ...int) error {
 	sizes, err := b.checkOutputDims(dims)
 	if err == nil {
@@ -259,7 +257,7 @@ func (b *Batch) checkOutputDims(dims []int) (sizes [tensor.MaxVariableDims]uint3
 	return sizes, nil
 }
 
-// askEmpty counts outputs that have no element as asked for: there is nothing to write.
+// askEmpty counts outputs without elements as asked for: there is nothing to write.
 func (b *Batch) askEmpty(dims []int) {
 	for k := range b.w.session.Layout.Outputs {
 		n := len(b.w.session.Layout.Outputs[k].Spec.Variable)

@@ -14,28 +14,27 @@ import (
 type Column struct {
 	b     *Batch
 	plane *shm.Plane
-	shape []int // of a row, bucketed where the model declares buckets; the maximum for outputs
+	shape []int // of a row: rounded up to buckets for inputs, the maximum for outputs
 	side  int   // 0 input, 1 output
 	k     int   // which of its side
 }
 
-// Input is the k-th input. A worker must not write it: a retry, or a later
-// stage of a pipeline, reads the same memory.
+// Input is the k-th input. A worker must not write into it: a retry, or a later stage of
+// a pipeline, reads the same memory.
 func (b *Batch) Input(k int) Column { return b.column(b.w.session.Layout.Inputs, k, 0) }
 
-// Output is the k-th output: the worker writes it for every request that it does
-// not fail.
+// Output is the k-th output. The worker writes it for every request that does not fail.
 func (b *Batch) Output(k int) Column {
 	b.ask(k)
 	return b.column(b.w.session.Layout.Outputs, k, 1)
 }
 
-// InputNamed is Input by its name.
+// InputNamed is Input by name.
 func (b *Batch) InputNamed(name string) (Column, error) {
 	return b.named(b.w.session.Layout.Inputs, name, b.Input)
 }
 
-// OutputNamed is Output by its name.
+// OutputNamed is Output by name.
 func (b *Batch) OutputNamed(name string) (Column, error) {
 	return b.named(b.w.session.Layout.Outputs, name, b.Output)
 }
@@ -61,11 +60,11 @@ func (b *Batch) column(planes []shm.Plane, k, side int) Column {
 // Spec describes the tensor.
 func (c Column) Spec() *tensor.Spec { return &c.plane.Spec }
 
-// RowShape is the shape that all rows have in this batch; for an input of a
-// ragged batch the smallest that holds each of them.
+// RowShape is the shape of all rows in this batch. For an input of a ragged batch it is
+// the smallest shape that holds each row.
 func (c Column) RowShape() []int { return c.shape }
 
-// RowBytes is the bytes of one row in this batch's shape.
+// RowBytes is the size of a row of shape RowShape.
 func (c Column) RowBytes() int { return c.bytesOf(c.shape) }
 
 func (c Column) bytesOf(shape []int) int {
@@ -76,7 +75,7 @@ func (c Column) bytesOf(shape []int) int {
 	return n
 }
 
-// ragged tells that the rows of this column may differ in shape.
+// ragged reports whether the rows of this column may differ in shape.
 func (c Column) ragged() bool {
 	return c.side == 0 && len(c.plane.Spec.Variable) > 0 && len(c.b.reqs) > 1 && c.b.Ragged()
 }
@@ -89,9 +88,8 @@ func (c Column) shapeOf(i int) []int {
 	return c.shape
 }
 
-// Bytes is row i in place, in its own size if the batch is ragged. Rows from
-// Batch.Rows() up to PadTo() are padding: zero for inputs, a scratch of this
-// batch for outputs.
+// Bytes is row i in place; in a ragged batch it has the size of that row. Rows from
+// Batch.Rows() up to PadTo() are padding: zero for inputs, scratch memory for outputs.
 func (c Column) Bytes(i int) []byte {
 	if i >= len(c.b.slots) {
 		return c.b.padding[c.side][:c.RowBytes()]
@@ -99,14 +97,10 @@ func (c Column) Bytes(i int) []byte {
 	return c.plane.Row(c.b.w.session.Planes.Bytes(), c.b.slots[i])[:c.bytesOf(c.shapeOf(i))]
 }
 
-// Row is row i in place, as elements. It panics if T is not the tensor's
-// element type: that is a mistake in the worker, and fails the batch.
+// Row is row i in place, as elements. It panics if T is not the tensor's element type; a
+// panic fails the batch.
 func Row[T tensor.Element](c Column, i int) []T {
 	t := tensor.Tensor{Name: c.plane.Spec.Name, DType: c.plane.Spec.DType, Shape: append([]int{1}, c.shapeOf(i)...), Data: c.Bytes(i)}
-	return must[T](t)
-}
-
-func must[T tensor.Element](t tensor.Tensor) []T {
 	s, err := tensor.As[T](t)
 	if err != nil {
 		panic(err)
@@ -114,8 +108,8 @@ func must[T tensor.Element](t tensor.Tensor) []T {
 	return s
 }
 
-// Contiguous is all rows as one tensor, if they lie one after the other
-// without a gap (and nothing is padded).
+// Contiguous is all rows as one tensor. It returns false if there are gaps between the
+// rows, or padding.
 func (c Column) Contiguous() (tensor.Tensor, bool) {
 	if len(c.b.runs) != 1 || c.b.padTo > len(c.b.slots) || c.ragged() {
 		return tensor.Tensor{}, false
@@ -130,9 +124,9 @@ func (c Column) RunBytes(i int) []byte {
 	return c.plane.Rows(c.b.w.session.Planes.Bytes(), r.Slot, r.Rows)
 }
 
-// Run is the rows of the batch's i-th run (see Batch.Runs) as one tensor;
-// contiguous unless variable dimensions leave gaps between rows. Not for the
-// variable inputs of a ragged batch: those go row by row (Bytes, Row).
+// Run is the rows of the batch's i-th run (see Batch.Runs) as one tensor. Variable
+// dimensions may leave gaps between rows. Variable inputs of a ragged batch have no
+// runs: take them row by row (Bytes, Row).
 func (c Column) Run(i int) tensor.Tensor {
 	r := c.b.runs[i]
 	return tensor.Tensor{

@@ -14,7 +14,6 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
@@ -42,8 +41,7 @@ func double(_ context.Context, b *worker.Batch) error {
 	return nil
 }
 
-// askMany has goroutines that send requests through clients of their own, and
-// checks every answer.
+// askMany sends requests from several clients and goroutines and checks every answer.
 func askMany(t *testing.T, r *ring, clients, goroutines, requests int) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -107,8 +105,7 @@ func TestBatchesRunAtOnceAndCompleteInAnyOrder(t *testing.T) {
 	}
 }
 
-// barrier lets functions go on when so many have come.
-func TestSoManyBatchesRunAtOnceAsConcurrencySays(t *testing.T) {
+func TestConcurrencyIsTheNumberOfBatchesAtOnce(t *testing.T) {
 	r := newRing(t, 1)
 	cfg := r.config(0)
 	cfg.Concurrency = 5
@@ -181,7 +178,7 @@ func TestAWorkerThatPassesBatchesOnGetsOthersMeanwhileUntilItIsToStop(t *testing
 	}
 }
 
-func TestWhoCompletesABatchTakesTheNextOneIfItIsThereUntilTheWorkerIsToStop(t *testing.T) {
+func TestTakeSoonTakesTheNextBatchUntilTheWorkerStops(t *testing.T) {
 	r := newRing(t, 1)
 	w := r.attach(r.config(4))
 	mailed := func() client.Request {
@@ -224,7 +221,7 @@ func TestWhoCompletesABatchTakesTheNextOneIfItIsThereUntilTheWorkerIsToStop(t *t
 	}
 }
 
-// Whichever comes first answers, and only that one.
+// The first of both answers, and only once.
 func TestCloseAndCompleteMayMeet(t *testing.T) {
 	r := newRing(t, 1)
 	for range 20 {
@@ -287,7 +284,7 @@ func TestABrokerThatGoesWhileBatchesRunIsAttachedToAgain(t *testing.T) {
 }
 
 // The worker may hear of the broker's end before the client does.
-func TestWhatIsGivenUpBecauseTheBrokerIsGoneMayBeSentAgain(t *testing.T) {
+func TestRequestsOfALostBrokerMayBeSentAgain(t *testing.T) {
 	r := newRing(t, 1)
 	for range 10 {
 		w := r.attach(r.config(1))
@@ -304,17 +301,6 @@ func TestWhatIsGivenUpBecauseTheBrokerIsGoneMayBeSentAgain(t *testing.T) {
 		}
 		w.Close()
 		ends(t, reqs[0], client.ErrBrokerGone)
-	}
-}
-
-func TestConcurrencyBeyondTheDepthIsRefused(t *testing.T) {
-	r := newRing(t, 1)
-	for _, c := range []struct{ depth, concurrency int }{{2, 3}, {0, 65}, {0, -1}} {
-		cfg := r.config(c.depth)
-		cfg.Concurrency = c.concurrency
-		if err := worker.Serve(soon(t), cfg, nil); !errors.Is(err, status.ErrInvalid) {
-			t.Errorf("depth %d, concurrency %d: %v", c.depth, c.concurrency, err)
-		}
 	}
 }
 

@@ -5,7 +5,6 @@ package worker
 import (
 	"context"
 	"encoding/binary"
-	"io"
 	"log/slog"
 	"math"
 	"path/filepath"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -63,10 +63,8 @@ func value(w *Worker, d *memfdDevice, p *shm.Plane, slot uint32) []byte {
 func serveDevices(t *testing.T) (socket string) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), "b.sock")
-	b, err := broker.New(broker.Config{Socket: socket, OpenFolder: true, DrainTime: time.Second, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b, err := broker.New(broker.Config{Socket: socket, OpenFolder: true, DrainTime: time.Second, Logger: slog.New(slog.DiscardHandler)})
+	must.Do(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = b.Serve(ctx) }()
@@ -83,20 +81,18 @@ func TestAPipelineHasDeviceMemoryBetweenItsStages(t *testing.T) {
 	const pipeline = `{"inputs": ["x:f32[1]"], "stages": [{"name": "a", "inputs": ["x"], "outputs": ["h:f32[1]@device:0"]},
 		{"name": "b", "inputs": ["h"], "outputs": ["y:f32[1]"]}, {"name": "c", "inputs": ["y"], "outputs": ["z:f32[1]"]}]}`
 	var allocated atomic.Int32
-	for _, stage := range [][3]string{{"p/a", "x:f32[1]", "h:f32[1]@device:0"}, {"p/b", "h:f32[1]@device:0", "y:f32[1]"}, {"p/c", "y:f32[1]", "z:f32[1]"}} {
+	for _, stage := range [][3]string{
+		{"p/a", "x:f32[1]", "h:f32[1]@device:0"}, {"p/b", "h:f32[1]@device:0", "y:f32[1]"}, {"p/c", "y:f32[1]", "z:f32[1]"},
+	} {
 		signature, err := tensor.ParseSignature(stage[1:2], stage[2:])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		d := &memfdDevice{allocated: &allocated}
 		cfg := Config{Model: stage[0], Signature: signature, Socket: socket, Pipeline: pipeline}
 		if stage[0] != "p/c" { // nothing of it is on the device
 			cfg.Device = d
 		}
 		w, err := Attach(ctx, cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		served := make(chan struct{})
 		go func() {
 			defer close(served)
@@ -115,15 +111,11 @@ func TestAPipelineHasDeviceMemoryBetweenItsStages(t *testing.T) {
 		defer func() { cancel(); <-served; w.Close() }()
 	}
 	c, err := client.Dial(ctx, "p", client.WithSocket(socket))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer c.Close()
 	for i := range 20 {
 		out, err := c.Infer(ctx, tensor.Of("x", []float32{float32(i)}, 1, 1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		z, err := tensor.As[float32](out[0])
 		if err != nil || z[0] != float32(i)+3 {
 			t.Errorf("%d: %v, %v", i, z, err)
@@ -140,19 +132,14 @@ func TestClosingWaitsForTheGPU(t *testing.T) {
 	var allocated atomic.Int32
 	d := &memfdDevice{allocated: &allocated}
 	signature, err := tensor.ParseSignature([]string{"x:f32[1]"}, []string{"h:f32[1]@device:0"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	cfg := Config{Model: "p/a", Signature: signature, Socket: serveDevices(t), Device: d, Pipeline: `{"inputs": ["x:f32[1]"],
-		"stages": [{"name": "a", "inputs": ["x"], "outputs": ["h:f32[1]@device:0"]}, {"name": "b", "inputs": ["h"], "outputs": ["y:f32[1]"]}]}`}
+		"stages": [{"name": "a", "inputs": ["x"], "outputs": ["h:f32[1]@device:0"]},
+			{"name": "b", "inputs": ["h"], "outputs": ["y:f32[1]"]}]}`}
 	w, err := Attach(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	c, err := client.Dial(t.Context(), "p", client.WithSocket(cfg.Socket))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer c.Close()
 	req, err := c.Fill(t.Context(), []float32{1})
 	if err == nil {
@@ -161,9 +148,7 @@ func TestClosingWaitsForTheGPU(t *testing.T) {
 	if err == nil {
 		_, err = w.Next(t.Context())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	waited := 0
 	d.work = func() {
 		if err := req.Poll(); waited == 0 && (err != status.ErrNotDone || w.gone.Load()) {

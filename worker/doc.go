@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package worker is the model's side of ringbatch: a function that is given
-// whole batches.
+// Package worker serves a model: the broker hands whole batches to a function.
 //
 //	sig := tensor.Signature{Inputs: …, Outputs: …}
 //	err := worker.Serve(ctx, worker.Config{Model: "double", Signature: sig, Policy: policy.New(policy.MaxBatchSize(32))},
@@ -17,41 +16,38 @@
 //
 // # Requests and rows
 //
-// A request is what one client sent with one call, and what is answered, or
-// fails, as a whole. It has one row or more: a client may send three images
-// at once. A row is one item of every tensor, without the batch dimension.
+// A client sends a request with one call, and a request is answered or fails as a
+// whole. It has one row or more: a client may send three images at once. A row is one
+// item of every tensor, without the batch dimension.
 //
 //	requests   0           1     2           b.Len() = 3     Request(i), Fail(i), SetOutputDims(i), Waiting(i)
 //	rows       0  1  2     3     4  5        b.Rows() = 6    Input(k), Output(k), Row(column, i), Slots()[i], SetRowDims(i)
 //
-// Models compute on rows and mostly need not know about requests. Who fails a
-// request knows its rows from Request(i).Row and .Rows. MaxBatchSize counts
-// rows.
+// Models compute on rows and rarely look at requests. Request(i).Row and .Rows are the
+// rows of request i. MaxBatchSize counts rows.
 //
-// The rows of a batch are views into shared memory: inputs are read in place,
-// outputs are written in place. A batch whose rows happen to be neighbours is
-// one contiguous tensor (Column.Contiguous); otherwise it is a few runs
-// (Batch.Runs, Column.Run) or, always, rows (Row). A worker must not write
-// into inputs: a batch that outlives its worker is run again from the same
-// bytes.
+// The rows of a batch are views into shared memory: the worker reads inputs and writes
+// outputs in place. If all rows are neighbours, the batch is one contiguous tensor
+// (Column.Contiguous). Otherwise it is a few runs (Batch.Runs, Column.Run). Row works
+// always. A worker must not write into inputs: if it dies, another worker runs the
+// batch again from the same bytes.
 //
 // # Several batches at once
 //
-// The broker hands over Config.Depth batches, so that the next one is there
-// when one is done. Serve runs one of them at a time, or Config.Concurrency:
-// for functions that wait for something else, such as another host, rather
-// than compute. Batches are completed in any order, by any goroutine. Work
-// that can be given up watches Batch.Context.
+// The broker hands over Config.Depth batches, so that the next batch is there when one
+// is done. Serve runs one batch at a time. With Config.Concurrency it runs several, for
+// functions that wait, for example for another host, rather than compute. Any goroutine
+// may complete a batch, in any order. Batch.Context ends when no client waits for the
+// batch any more.
 //
-// A worker with a loop of its own (a GPU's, that polls its streams) takes
-// batches from a Worker inside KeepAttached.
+// A worker with a different loop, for example to poll GPU streams, takes batches from a
+// Worker inside KeepAttached.
 //
 // # Errors
 //
-// Errors are named ones of package status; compare with errors.Is. A broker
-// that is restarted is no error: Serve and KeepAttached attach again. What
-// trying again would not mend ends them, also after a restart: ErrVersion and
-// ErrLayout (the broker is another release), ErrSignatureMismatch (the model
-// exists with other tensors), ErrForbidden (this user may not connect),
-// ErrInvalid (of the configuration). status.Code.RetryAttach has the list.
+// Errors match the named errors of package status; compare with errors.Is. A restart of
+// the broker is no error: Serve and KeepAttached attach again. They end with an error
+// that another attempt cannot remove: ErrVersion and ErrLayout (the broker is another
+// release), ErrSignatureMismatch (the model has other tensors), ErrForbidden (this user
+// may not connect), ErrInvalid (a bad Config). See status.Code.RetryAttach.
 package worker

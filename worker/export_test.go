@@ -6,5 +6,5 @@ package worker
 // open, and writes why it failed.
 func (b *Batch) WriteReason(i int, text string) { b.w.session.Board.SetReason(b.reqs[i].slot, text) }
 
-// Mailed tells that there is a batch to take.
+// Mailed reports whether there is a batch to take.
 func (w *Worker) Mailed() bool { return w.mail.Tail.Load() != w.next }

@@ -11,21 +11,20 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Attaching again backs off between these.
+// Pauses between two attempts to attach: doubled each time.
 const (
 	firstRetry = 10 * time.Millisecond
 	lastRetry  = time.Second
 )
 
-// KeepAttached attaches and calls serve, on this goroutine, and does so again
-// whenever serve returns ErrBrokerGone: the broker is being restarted. It is
-// what Serve is built on, for workers that take their batches themselves.
+// KeepAttached attaches, calls serve on this goroutine, and closes the worker. It does
+// so again whenever serve returns ErrBrokerGone: the broker is being restarted. Serve
+// uses it; it is for workers that take their batches themselves.
 //
-// Which errors of attaching are retried, later each time, is status.Code's
-// RetryAttach. A broker that was never there is waited for as long as
-// cfg.WaitForBroker says, one that was there for as long as ctx lives.
-// KeepAttached returns nil when ctx has ended or serve returned nil, or the
-// error that ended it. It closes the worker after each call of serve.
+// KeepAttached tries again after an error of attaching for which Code.RetryAttach is
+// true. For a broker that never ran it tries for cfg.WaitForBroker, for a broker that
+// went away until ctx ends. It returns nil when ctx has ended or serve returned nil,
+// otherwise the error that ended it.
 func KeepAttached(ctx context.Context, cfg Config, serve func(context.Context, *Worker) error) error {
 	k := keeper{cfg: cfg, patience: time.Now().Add(cfg.WaitForBroker)}
 	for {
@@ -52,20 +51,20 @@ func KeepAttached(ctx context.Context, cfg Config, serve func(context.Context, *
 			return nil
 		}
 		slog.Info("broker went away, attaching again", "model", cfg.Model)
-		if time.Since(attached) > lastRetry { // else it keeps dying
+		if time.Since(attached) > lastRetry { // a broker that dies at once gets longer pauses
 			k.delay = 0
 		}
 		k.backOff()
 	}
 }
 
-// keeper attaches until that succeeds or trying makes no sense.
+// keeper attaches until it succeeds or another attempt makes no sense.
 type keeper struct {
 	cfg      Config
-	known    bool          // a broker was there
-	patience time.Time     // how long to wait for one until then
-	delay    time.Duration // before the next try
-	said     error         // what was logged last
+	known    bool          // a broker has answered
+	patience time.Time     // until then a broker may answer for the first time
+	delay    time.Duration // before the next attempt
+	logged   error         // the last reason
 }
 
 // attach returns nil, nil when ctx ends first.
@@ -79,14 +78,14 @@ func (k *keeper) attach(ctx context.Context) (*Worker, error) {
 		}
 		w, err := Attach(ctx, k.cfg)
 		if err == nil {
-			k.known, k.said = true, nil
+			k.known, k.logged = true, nil
 			return w, nil
 		}
 		if ctx.Err() != nil {
 			return nil, nil
 		}
 		k.backOff()
-		if !k.again(err) {
+		if !k.triesAgain(err) {
 			return nil, err
 		}
 	}
@@ -94,21 +93,21 @@ func (k *keeper) attach(ctx context.Context) (*Worker, error) {
 
 func (k *keeper) backOff() { k.delay = min(max(2*k.delay, firstRetry), lastRetry) }
 
-// again tells whether to try again after err.
-func (k *keeper) again(err error) bool {
+// triesAgain reports whether to try again after err.
+func (k *keeper) triesAgain(err error) bool {
 	var code status.Code
 	if !errors.As(err, &code) || !code.RetryAttach() {
 		return false
 	}
-	if code == status.ErrBrokerGone || code == status.ErrDraining { // it is being restarted just now
+	if code == status.ErrBrokerGone || code == status.ErrDraining { // the broker is being restarted
 		k.known = true
 	}
 	if !k.known && time.Now().Add(k.delay).After(k.patience) {
 		return false
 	}
-	if !errors.Is(k.said, code) { // once for each reason, not for each try
+	if !errors.Is(k.logged, code) { // once per reason, not per attempt
 		slog.Warn("cannot attach yet, trying again", "model", k.cfg.Model, "error", err)
-		k.said = code
+		k.logged = code
 	}
 	return true
 }

@@ -104,14 +104,6 @@ func TestEveryStatusEndsAWorkerOrIsTriedAgain(t *testing.T) {
 	}
 }
 
-func TestABrokerOfAnotherVersionEndsTheWorker(t *testing.T) {
-	socket, asked := refusing(t, control.Reply{Version: control.Version + 1})
-	err := worker.Serve(soon(t), worker.Config{Model: "m", Signature: sig, Socket: socket, WaitForBroker: patience}, nil)
-	if !errors.Is(err, status.ErrVersion) || asked.Load() != 1 {
-		t.Errorf("ended with %v after %d tries", err, asked.Load())
-	}
-}
-
 func TestABrokerThatWasNeverThereIsWaitedForAsLongAsAsked(t *testing.T) {
 	dir, err := os.MkdirTemp("", "rb")
 	must.Do(t, err)
@@ -124,8 +116,8 @@ func TestABrokerThatWasNeverThereIsWaitedForAsLongAsAsked(t *testing.T) {
 	}
 }
 
-// A broker that is restarted is attached to again; one that came back with
-// another idea of the model ends the worker.
+// A worker attaches again to a restarted broker, unless the broker has another signature of
+// the model.
 func TestAWorkerOutlastsARestartAndEndsWhenItsModelBecameAnother(t *testing.T) {
 	r := newEagerRing(t, 1)
 	served := make(chan error, 1)

@@ -74,7 +74,7 @@ func TestAFailureThatIsAStatusReachesTheClientAsThatStatus(t *testing.T) {
 	}
 }
 
-func TestABatchTellsItsLevelAndWhoStillWaits(t *testing.T) {
+func TestABatchHasItsLevelAndItsWaitingRequests(t *testing.T) {
 	r := newRing(t, 2)
 	must.Do(t, admin.New(r.socket).Set(soon(t), "m", policy.New(policy.Priorities(3))))
 	c := r.dial()
@@ -118,7 +118,7 @@ func TestABatchTellsItsLevelAndWhoStillWaits(t *testing.T) {
 	b.Complete()
 }
 
-func TestABatchsContextEndsOnceNobodyWaits(t *testing.T) {
+func TestABatchsContextEndsOnceNoClientWaits(t *testing.T) {
 	r := newRing(t, 2)
 	w := r.attach(r.config(1))
 	reqs := r.commit(2)

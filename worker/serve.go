@@ -13,28 +13,26 @@ import (
 	"github.com/ringbatch/ringbatch/shm"
 )
 
-// Func runs one batch: it reads the inputs and writes the outputs in place.
-// The inputs are not its own to change (see Batch.Input). An error, a panic, or an
-// output that it never asked for fails the batch as a whole (Batch.FailAll), and the
-// worker goes on. Single requests fail by Batch.Fail. The batch is completed
-// when Func returns.
+// Func runs one batch: it reads the inputs and writes the outputs in place. It must not
+// write into inputs (see Batch.Input). An error, a panic, or an output that Func never
+// asked for fails the whole batch (Batch.FailAll), and the worker goes on. Batch.Fail
+// fails single requests. The batch is completed when Func returns.
 //
-// ctx ends when the worker is to stop. The batch is waited for all the same.
+// ctx ends when the worker should stop. Serve waits for the running batch even then.
 type Func func(ctx context.Context, b *Batch) error
 
-// Serve attaches and runs fn for every batch until ctx ends, attaching again
-// whenever the broker is restarted (see KeepAttached). With cfg.Concurrency
-// several calls run at once, each in a goroutine of its own, and complete in
-// any order. Batches that are running when ctx ends are finished first. Serve
-// returns nil after ctx ended, or the error that ended it.
+// Serve attaches and runs fn for every batch until ctx ends. When the broker is
+// restarted it attaches again (see KeepAttached). With cfg.Concurrency, several calls
+// of fn run at once and complete in any order. When ctx ends, Serve finishes the
+// running batches and returns nil. Otherwise it returns the error that ended it.
 func Serve(ctx context.Context, cfg Config, fn Func) error {
 	return KeepAttached(ctx, cfg, func(ctx context.Context, w *Worker) error {
 		return w.ServeBatches(ctx, max(1, cfg.Concurrency), fn)
 	})
 }
 
-// server runs batches on several goroutines. They take turns at the mailbox:
-// the one that took a batch runs it, another waits for the next.
+// server runs batches on several goroutines. They take turns at the mailbox: a goroutine
+// that took a batch runs it, and another goroutine waits for the next batch.
 type server struct {
 	w    *Worker
 	fn   Func
@@ -42,13 +40,13 @@ type server struct {
 	err  error      // why there are no more batches; guarded by turn
 }
 
-// ServeBatches runs fn for every batch of one attachment, in as many goroutines,
-// until ctx ends or the broker goes away. Serve is KeepAttached and this.
+// ServeBatches runs fn, in a number of goroutines, for every batch of one attachment,
+// until ctx ends or the broker goes away. Serve is KeepAttached with ServeBatches.
 func (w *Worker) ServeBatches(ctx context.Context, goroutines int, fn Func) error {
 	stop := context.AfterFunc(ctx, w.poke) // once, not for every batch
 	defer stop()
-	// A taker that spins, or sleeps past the scheduler, could keep the others
-	// from the core they need to finish.
+	// A goroutine that spins, or sleeps past the scheduler, could keep the core that the
+	// others need to finish.
 	w.parker.Polite = goroutines > 1
 	s := &server{w: w, fn: fn}
 	var others sync.WaitGroup
@@ -70,12 +68,12 @@ func (s *server) run(ctx context.Context) {
 		if err := call(ctx, b, s.fn); err != nil {
 			b.FailAll(err)
 		}
-		_ = b.Complete() // its error is the requests' too
+		_ = b.Complete() // the requests get its error, too
 		s.w.recycle(b)
 	}
 }
 
-// take waits for its turn and for a batch; nil if there will be none.
+// take waits for its turn and for a batch. It returns nil if no batch will come.
 func (s *server) take(ctx context.Context) *Batch {
 	s.turn.Lock()
 	defer s.turn.Unlock()
@@ -87,7 +85,7 @@ func (s *server) take(ctx context.Context) *Batch {
 	}
 	var b *Batch
 	if b, s.err = s.w.await(ctx, math.MaxInt64); b != nil {
-		b.kept = true // even if fn completes it by itself, it is ours until fn returns
+		b.kept = true // fn may use it until it returns, even if it completes the batch
 	}
 	return b
 }

@@ -9,20 +9,19 @@ import (
 	"sync"
 )
 
-// taking is what those share who take batches to pass them on.
+// taking is shared by TakeBatches and TakeSoon.
 type taking struct {
 	turn sync.Mutex // at the mailbox; not held while parked
 	err  error      // why there are no more batches
 }
 
-// TakeBatches calls take for every batch of one attachment, until ctx ends or
-// the broker goes away. It is for a worker that passes its batches on: take
-// returns soon, and other goroutines complete the batches, in any order. No
-// more than Depth of them are under way.
+// TakeBatches calls take for every batch of one attachment, until ctx ends or the broker
+// goes away. It is for a worker that passes batches on: take returns soon, and other
+// goroutines complete the batches, in any order. At most Depth batches are in flight.
 func (w *Worker) TakeBatches(ctx context.Context, take func(b *Batch)) error {
 	stop := context.AfterFunc(ctx, w.poke)
 	defer stop()
-	w.parker.Polite = true // for those who complete them
+	w.parker.Polite = true // leave the cores to the goroutines that complete batches
 	for {
 		seen := w.mail.Bell.Load()
 		b, next, err := w.takeInTurn(ctx)
@@ -37,7 +36,7 @@ func (w *Worker) TakeBatches(ctx context.Context, take func(b *Batch)) error {
 	}
 }
 
-// takeInTurn takes the next batch if there is one, else tells its number.
+// takeInTurn takes the next batch if there is one, else it returns the batch's number.
 func (w *Worker) takeInTurn(ctx context.Context) (b *Batch, next uint64, err error) {
 	t := &w.taking
 	t.turn.Lock()
@@ -48,17 +47,17 @@ func (w *Worker) takeInTurn(ctx context.Context) (b *Batch, next uint64, err err
 	return b, w.next, t.err
 }
 
-// TakeSoon is for the goroutine that has just completed a batch of TakeBatches:
-// it takes the next one, if that is there already or follows at once, sooner
-// than the goroutine that sleeps until there is one. It spins for it only while
-// no other batch is under way and as long as that pays. Else it returns nil.
+// TakeSoon is for a goroutine that has just completed a batch of TakeBatches. It takes
+// the next batch, if that is there or follows at once, sooner than TakeBatches wakes
+// up; otherwise it returns nil. It spins only while no other batch is in flight, and
+// only while spinning pays.
 func (w *Worker) TakeSoon() *Batch {
 	t := &w.taking
 	if !t.turn.TryLock() {
 		return nil
 	}
 	defer t.turn.Unlock()
-	if t.err != nil || !w.awake() && !w.comesSoon() {
+	if t.err != nil || !w.hasNext() && !w.spinForNext() {
 		return nil
 	}
 	b, err := w.TryNext()
@@ -69,11 +68,11 @@ func (w *Worker) TakeSoon() *Batch {
 	return b
 }
 
-// comesSoon spins for the next batch, if that is worth it.
-func (w *Worker) comesSoon() bool {
+// spinForNext spins for the next batch while that pays.
+func (w *Worker) spinForNext() bool {
 	w.mu.Lock()
-	underWay := len(w.taken)
+	inFlight := len(w.taken)
 	w.mu.Unlock()
 	w.spin.Limit = w.spinFor.Load()
-	return underWay == 0 && w.spin.Until(w.awake, math.MaxInt64)
+	return inFlight == 0 && w.spin.Until(w.hasNext, math.MaxInt64)
 }

@@ -10,12 +10,12 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// watchEvery is how often a batch's context looks whether anybody still waits:
-// a cancellation is a word in shared memory and wakes no worker.
+// watchEvery is how often a batch's context checks whether a client still waits: a
+// cancellation is a word in shared memory and wakes no worker.
 const watchEvery = 5 * time.Millisecond
 
-// Waiting tells whether anybody still waits for request i: not after it was
-// canceled, has expired, or lost its broker.
+// Waiting reports whether a client still waits for request i. It is false after the
+// request was canceled or has expired, and after the broker went away.
 func (b *Batch) Waiting(i int) bool {
 	q := &b.reqs[i]
 	return !b.w.gone.Load() && isOpen(b.w.session.Board, q.slot, q.gen)
@@ -30,8 +30,8 @@ func (b *Batch) anyWaiting() bool {
 	return false
 }
 
-// Deadline is when the last of the requests expires; false if one of them
-// never does.
+// Deadline is when the last request of the batch expires. It returns false if a request
+// has no deadline.
 func (b *Batch) Deadline() (time.Time, bool) {
 	last := int64(0)
 	for i := range b.reqs {
@@ -44,10 +44,9 @@ func (b *Batch) Deadline() (time.Time, bool) {
 	return time.Now().Add(time.Duration(last - shm.Now())), true
 }
 
-// Context is for work that can be given up, such as a call to another host: it
-// ends with parent, at the batch's Deadline, and shortly after nobody waits
-// for any of the requests any more, with the cause ErrCanceled. Call cancel
-// before the batch is completed.
+// Context is a context for work that can be given up, such as a call to another host.
+// It ends with parent, at the batch's Deadline, or shortly after no client waits for
+// the batch any more; then its cause is ErrCanceled. Call cancel before Complete.
 func (b *Batch) Context(parent context.Context) (ctx context.Context, cancel context.CancelFunc) {
 	ctx, give := context.WithCancelCause(parent)
 	release := func() {}

@@ -19,84 +19,82 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Config says what a worker serves: a model, or a stage of a pipeline. Where the broker knows the model already
-// (from its configuration or from an earlier worker), the signature must
-// agree and the rest of the policy is the broker's.
+// Config describes a worker: the model, or stage of a pipeline, that it serves, and how
+// it attaches. If the broker knows the model already, from its configuration or from an
+// earlier worker, the signatures must agree, and the broker's policy counts.
 type Config struct {
 	Model     string
 	Signature tensor.Signature
 
-	Socket string // the broker's; default as for clients
+	Socket string // of the broker; default as for clients
 	Name   string // for logs and statistics
 	Depth  int    // batches handed over at once, running ones included; default 2, or Concurrency + 1
 	Weight int    // share of the work relative to other workers; default 1
-	GPU    string // where it computes, for statistics
+	GPU    string // the GPU that it computes on, for statistics
 
-	// Concurrency is how many batches Serve runs at once, each in a goroutine
-	// of its own; default 1. The broker hands over a batch that is not full
-	// while fewer than that are running.
+	// Concurrency is the number of batches that Serve runs at once, each in a
+	// goroutine; default 1. While fewer batches run, the broker hands over batches that
+	// are not full.
 	Concurrency int
 
-	// WaitForBroker is how long Serve and KeepAttached wait for a broker that
-	// is not there at first.
+	// WaitForBroker is how long Serve and KeepAttached wait for a broker that does not
+	// run yet.
 	WaitForBroker time.Duration
 
 	// Attached, if not nil, is called by Serve and KeepAttached after each
 	// attachment, before the first batch.
 	Attached func()
 
-	// RunOnce says that what this worker was given must not be run again. A batch
-	// that fails then fails all its requests, and so does a death.
+	// RunOnce forbids the broker to run a batch of this worker again. If the batch
+	// fails or the worker dies, all its requests fail.
 	RunOnce bool
 
-	// Alone says that the process does little but serve this model: then a
-	// worker that waits for milliseconds between batches may keep one of
-	// several Ps meanwhile, which makes it wake sooner and cost less.
+	// Alone says that the process does little besides serving this model. A worker that
+	// waits for milliseconds between batches may then keep one of several Ps, so that
+	// it wakes sooner and costs less.
 	Alone bool
 
-	// Pad asks for batches padded to PadTo rows ("fixed"), or to the next
-	// preferred size ("preferred"). Padding rows are zero, private, and never
-	// answered.
+	// Pad asks for batches padded to PadTo rows ("fixed"), or to the next preferred
+	// size ("preferred"). Padding rows are zero and private, and are not answered.
 	Pad   string
 	PadTo int
 
-	// Policy declares the model where this worker is the first to name it; what
-	// it leaves open takes the broker's defaults.
+	// Policy is the model's policy if this worker is the first to name the model. The
+	// broker's defaults fill in the other keys.
 	Policy policy.Policy
 
-	// Pipeline declares the pipeline that Model is a stage of (PIPELINE/STAGE),
-	// as JSON (docs/pipelines.md), where this worker is the first to name it.
+	// Pipeline declares, as JSON (docs/pipelines.md), the pipeline whose stage Model
+	// (PIPELINE/STAGE) is, if this worker is the first to name it.
 	Pipeline string
 
-	// Device brings the GPU of a worker that has tensors in device memory. The
-	// worker closes it.
+	// Device is the GPU of a worker with tensors in device memory. The worker closes it.
 	Device shm.Device
 
 	Memory shm.Memory // for tests
 }
 
-// Worker is one attachment. Taking batches (Next, TryNext, NextFor) and closing
-// belong to one goroutine at a time; batches may be completed by any. End the
-// context of a Next to stop it from another goroutine.
+// Worker is one attachment to the broker. Only one goroutine at a time may take batches
+// (Next, TryNext, NextFor) or close the worker; any goroutine may complete a batch. To
+// stop a Next from another goroutine, end its context.
 type Worker struct {
 	session *attach.Session
-	pads    bool        // asked for padding
-	direct  atomic.Bool // it has the mapping, and may write outputs past its batches
+	pads    bool        // Config.Pad is set
+	direct  atomic.Bool // Planes was called: the worker may write outputs by itself
 	gone    atomic.Bool
 	watch   sync.WaitGroup
 
-	// Of the goroutine that takes batches.
+	// Used by the goroutine that takes batches.
 	mail   *shm.Mailbox
 	parker shm.Parker
 	spin   shm.Spin
 	next   uint64 // number of the mail to take next
 	taking taking
 
-	// What completing a batch tells that goroutine, nanoseconds.
+	// Written when a batch is completed, read by that goroutine; nanoseconds.
 	spinFor  atomic.Int64 // how long to spin for the next batch
-	answered atomic.Int64 // when it was, on shm.Now's clock
+	answered atomic.Int64 // when the last batch was answered, on shm.Now's clock
 
-	mu     sync.Mutex // guards what follows, and the mapping against a late poke
+	mu     sync.Mutex // guards the fields below, and the mapping against a late poke
 	done   shm.Producer[shm.Done]
 	free   []*Batch   // not in use
 	taken  []*Batch   // not completed yet
@@ -113,13 +111,15 @@ func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 		return nil, fmt.Errorf("worker %s: %w", cfg.Model, err)
 	}
 	if t := cfg.Signature.FirstOnDevice(); t != nil && cfg.Device == nil {
-		return nil, fmt.Errorf("worker %s: %w: %s lies in device memory, and this worker has no GPU", cfg.Model, status.ErrNoGPU, t)
+		return nil, fmt.Errorf("worker %s: %w: %s lies in device memory, and this worker has no GPU", cfg.Model,
+			status.ErrNoGPU, t)
 	}
 	if cfg.Depth == 0 {
 		cfg.Depth = min(max(DefaultDepth, cfg.Concurrency+1), shm.MaxMailDepth)
 	}
 	if cfg.Concurrency < 0 || cfg.Concurrency > cfg.Depth {
-		return nil, fmt.Errorf("worker %s: %w: concurrency %d, must be 0..%d (the depth)", cfg.Model, status.ErrInvalid, cfg.Concurrency, cfg.Depth)
+		return nil, fmt.Errorf("worker %s: %w: concurrency %d, must be 0..%d (the depth)", cfg.Model,
+			status.ErrInvalid, cfg.Concurrency, cfg.Depth)
 	}
 	if cfg.Memory == nil {
 		cfg.Memory = shm.Memfd{}
@@ -128,7 +128,8 @@ func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 		Op: control.OpWorker, Model: cfg.Model, Name: cfg.Name,
 		Worker: &control.WorkerInfo{
 			Inputs: tensor.SpecTexts(cfg.Signature.Inputs), Outputs: tensor.SpecTexts(cfg.Signature.Outputs),
-			Depth: cfg.Depth, Lanes: cfg.Concurrency, Weight: cfg.Weight, Pad: cfg.Pad, PadTo: cfg.PadTo, GPU: cfg.GPU, RunOnce: cfg.RunOnce,
+			Depth: cfg.Depth, Lanes: cfg.Concurrency, Weight: cfg.Weight, Pad: cfg.Pad, PadTo: cfg.PadTo,
+			GPU: cfg.GPU, RunOnce: cfg.RunOnce,
 		},
 		Policy: cfg.Policy, Pipeline: cfg.Pipeline,
 	})
@@ -151,9 +152,9 @@ func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 	return w, nil
 }
 
-// Close detaches. Batches that were taken and not completed fail first; what
-// the broker had handed over beyond those goes to other workers. Their memory
-// is unmapped: no goroutine may use a batch any more.
+// Close detaches. Batches that were taken and not completed fail; batches that were not
+// taken go to other workers. The memory of all batches is unmapped, so no goroutine may
+// use a batch any more.
 func (w *Worker) Close() {
 	w.mu.Lock()
 	closed := w.closed
@@ -168,25 +169,24 @@ func (w *Worker) Close() {
 	w.session.Close()
 }
 
-// Leave is Close without unmapping: views into the batches' memory stay
-// readable until Close.
+// Leave is Close without unmapping: views into batches stay readable until Close.
 func (w *Worker) Leave() {
 	w.mu.Lock()
 	left := slices.Clone(w.taken)
 	w.mu.Unlock()
-	w.session.Synchronize() // its kernels may be writing outputs of these requests
+	w.session.Synchronize() // GPU kernels may still write outputs of these requests
 	why := errClosed
-	if w.gone.Load() { // then the clients may send it again, and may learn of that here first
+	if w.gone.Load() { // the clients may send the requests again
 		why = status.ErrBrokerGone
 	}
 	for _, b := range left {
-		if b.end() {
+		if b.beginAnswer() {
 			b.failAll(why, false)
 			b.answer()
 		}
 	}
 	w.mu.Lock()
-	for len(w.taken) > 0 { // another goroutine is in the midst of completing it
+	for len(w.taken) > 0 { // another goroutine is completing it
 		w.idle.Wait()
 	}
 	w.mu.Unlock()
@@ -194,17 +194,16 @@ func (w *Worker) Leave() {
 	w.watch.Wait()
 }
 
-// Abandon makes Close do nothing: the memory stays mapped and batches that
-// were taken stay unanswered. It is for a worker whose device may still write
-// into them. The process must end then; the broker has its batches run again
-// elsewhere.
+// Abandon makes Close do nothing: the memory stays mapped, and taken batches stay
+// unanswered. It is for a worker whose device may still write into them. The process
+// must end then; the broker runs its batches again on other workers.
 func (w *Worker) Abandon() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.closed = true
 }
 
-// poke makes Next look around, from whatever goroutine.
+// poke makes Next look again. Any goroutine may call it.
 func (w *Worker) poke() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -213,37 +212,35 @@ func (w *Worker) poke() {
 	}
 }
 
-// Layout is where everything of the model lies.
+// Layout is the layout of the model's shared memory.
 func (w *Worker) Layout() *shm.Layout { return w.session.Layout }
 
-// Planes is the mapping with all tensors, to pin it for a GPU. Whether a worker that
-// has it wrote all outputs is not checked (see Batch.Complete).
+// Planes is the mapping with all tensors, for example to pin it for a GPU. After a call
+// of Planes, Batch.Complete no longer checks that all outputs were written.
 func (w *Worker) Planes() *shm.Segment {
 	w.direct.Store(true)
 	return w.session.Planes
 }
 
-// MaxBatchSize is the most rows a batch can have.
+// MaxBatchSize is the most rows of a batch.
 func (w *Worker) MaxBatchSize() int { return w.session.Info.MaxBatch }
 
-// Settings are the model's policy in force when this worker attached.
+// Settings are the model's policy at the time when this worker attached.
 func (w *Worker) Settings() policy.Settings { return w.session.Settings }
 
-// Notes are how the model's policy differs from what this worker asked for,
-// one sentence each.
+// Notes are sentences about differences between the model's policy and Config.Policy.
 func (w *Worker) Notes() []string { return w.session.Info.Notes }
 
-// ID is the worker's number with its broker.
+// ID is the number that the broker gave this worker.
 func (w *Worker) ID() uint32 { return w.session.Info.WorkerID }
 
-// Depth is how many batches may be taken and not completed.
+// Depth is the most batches that may be taken and not completed.
 func (w *Worker) Depth() int { return w.session.Info.Depth }
 
-// SetLanes tells the broker how many batches this worker wants to run at once
-// from now on, 1 … Depth: a worker that passes its batches on elsewhere knows
-// only then how many are welcome. More than that are not handed over; the
-// requests wait in the queue, where batches grow. The broker hears of it when
-// it next reads a batch's end.
+// SetLanes sets the number of batches, 1 … Depth, that this worker runs at once from now
+// on. The broker hands over no more; further requests wait in the queue, where batches
+// grow. It is for a worker that passes batches on, and learns only then how many the
+// other side takes. The broker reads the number when it next reads a batch's end.
 func (w *Worker) SetLanes(n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -252,9 +249,8 @@ func (w *Worker) SetLanes(n int) {
 	}
 }
 
-// Next takes the next batch, waiting until ctx ends. It may be called again
-// before the batch before it is completed, as far as the depth goes. The
-// error matches ErrBrokerGone when the broker went away.
+// Next waits for the next batch until ctx ends. A worker may take up to Depth batches
+// before it completes one. If the broker went away, the error matches ErrBrokerGone.
 func (w *Worker) Next(ctx context.Context) (*Batch, error) {
 	if b, err := w.TryNext(); b != nil || err != nil {
 		return b, err
@@ -266,14 +262,14 @@ func (w *Worker) Next(ctx context.Context) (*Batch, error) {
 	return w.await(ctx, math.MaxInt64)
 }
 
-// NextFor is Next for at most d: ErrTimeout if no batch comes. It allocates
-// nothing and sets no timer.
+// NextFor is Next for at most d; if no batch comes it returns ErrTimeout. It does not
+// allocate and sets no timer.
 func (w *Worker) NextFor(d time.Duration) (*Batch, error) {
 	return w.await(context.Background(), shm.Now()+int64(d))
 }
 
-// await is Next until a time on shm.Now's clock, for a caller that pokes the
-// worker when ctx ends.
+// await is Next until a time on shm.Now's clock. The caller pokes the worker when ctx
+// ends.
 func (w *Worker) await(ctx context.Context, until int64) (*Batch, error) {
 	for {
 		seen := w.mail.Bell.Load()
@@ -287,16 +283,16 @@ func (w *Worker) await(ctx context.Context, until int64) (*Batch, error) {
 		if left <= 0 {
 			return nil, status.ErrTimeout
 		}
-		if w.parker.Polite || !w.spin.Until(w.awake, until) {
+		if w.parker.Polite || !w.spin.Until(w.hasNext, until) {
 			w.mail.Wait(&w.parker, seen, w.next, time.Duration(left))
 		}
 	}
 }
 
-// awake tells whether there is a reason not to park.
-func (w *Worker) awake() bool { return w.mail.Tail.Load() != w.next || w.gone.Load() }
+// hasNext reports whether TryNext has a batch or an error to return.
+func (w *Worker) hasNext() bool { return w.mail.Tail.Load() != w.next || w.gone.Load() }
 
-// TryNext takes the next batch if there is one, else returns nil.
+// TryNext takes the next batch. It returns nil if there is none.
 func (w *Worker) TryNext() (*Batch, error) {
 	w.spin.Limit = w.spinFor.Load()
 	w.spin.Anew(w.answered.Load())
@@ -309,7 +305,7 @@ func (w *Worker) TryNext() (*Batch, error) {
 			}
 			return nil, nil
 		}
-		if tail-w.next > uint64(w.Depth()) { // only a broker that breaks the protocol hands over more
+		if tail-w.next > uint64(w.Depth()) { // the broker breaks the protocol
 			return nil, fmt.Errorf("%w: %d batches at once, %d fit", status.ErrProtocol, tail-w.next, w.Depth())
 		}
 		w.spin.Over()
@@ -317,11 +313,11 @@ func (w *Worker) TryNext() (*Batch, error) {
 		if err != nil || len(b.reqs) > 0 {
 			return b, err
 		}
-		b.Complete() // all of it was canceled or has expired: nobody waits for it
+		b.Complete() // all its requests were canceled or have expired
 	}
 }
 
-// take copies the next mail out of the mailbox.
+// take copies the next mail from the mailbox.
 func (w *Worker) take() (*Batch, error) {
 	mail, reqs := w.mail.At(w.next)
 	w.next++

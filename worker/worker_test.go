@@ -233,7 +233,7 @@ func TestABatchIsSortedBySlotAndShowsItsRuns(t *testing.T) {
 	}
 }
 
-func TestPaddingRowsAreZeroAndNobodys(t *testing.T) {
+func TestPaddingRowsAreZeroAndPrivate(t *testing.T) {
 	r := newRing(t, 3)
 	cfg := r.config(1)
 	cfg.Pad, cfg.PadTo = "fixed", 8
@@ -282,43 +282,35 @@ func TestRowsThatAreLeftOutAreNotPadding(t *testing.T) {
 
 func TestAttachNamesWhatIsWrong(t *testing.T) {
 	r := newRing(t, 2)
-	change := func(f func(*worker.Config)) worker.Config {
-		cfg := r.config(1)
-		f(&cfg)
-		return cfg
-	}
 	other := tensor.Signature{Inputs: sig.Inputs, Outputs: []tensor.Spec{{Name: "z", DType: tensor.F32, Shape: []int{1}}}}
+	declares := func(s policy.Setting) func(*worker.Config) {
+		return func(c *worker.Config) { c.Model, c.Policy = "n", policy.New(policy.Slots(4), s) }
+	}
 	for _, c := range []struct {
-		what string
-		cfg  worker.Config
-		want error
+		what   string
+		change func(*worker.Config)
+		want   error
 	}{
-		{"no signature", change(func(c *worker.Config) { c.Signature = tensor.Signature{} }), status.ErrInvalid},
-		{"another signature", change(func(c *worker.Config) { c.Signature = other }), status.ErrSignatureMismatch},
-		{"no broker", change(func(c *worker.Config) { c.Socket += "x" }), status.ErrNoBroker},
-		{"negative depth", change(func(c *worker.Config) { c.Depth = -1 }), status.ErrInvalid},
-		{"too much depth", change(func(c *worker.Config) { c.Depth = shm.MaxMailDepth + 1 }), status.ErrInvalid},
-		{"unknown padding", change(func(c *worker.Config) { c.Pad = "some" }), status.ErrInvalid},
-		{"padding below a batch", change(func(c *worker.Config) { c.Pad, c.PadTo = "fixed", 1 }), status.ErrInvalid},
-		{"a bad model", change(func(c *worker.Config) { c.Model, c.Policy = "n", policy.New(policy.MaxBatchSize(-1)) }), status.ErrInvalid},
-		{"no name", change(func(c *worker.Config) { c.Model = "" }), status.ErrInvalid},
-		{"fewer slots than a batch", change(func(c *worker.Config) {
-			c.Model, c.Policy = "n",
-				policy.New(policy.Slots(4), policy.MaxBatchSize(8))
-		}), status.ErrInvalid},
-		{"preferred beyond a batch", change(func(c *worker.Config) {
-			c.Model, c.Policy = "n",
-				policy.New(policy.PreferredBatchSizes([]int{99}))
-		}), status.ErrInvalid},
-		{"negative lease", change(func(c *worker.Config) { c.Model, c.Policy = "n", policy.New(policy.Lease(-1)) }), status.ErrInvalid},
-		{"buckets without a variable dimension", change(func(c *worker.Config) {
-			c.Model, c.Policy = "n",
-				policy.New(policy.Buckets("x", 0, 1))
-		}), status.ErrInvalid},
+		{"no signature", func(c *worker.Config) { c.Signature = tensor.Signature{} }, status.ErrInvalid},
+		{"another signature", func(c *worker.Config) { c.Signature = other }, status.ErrSignatureMismatch},
+		{"no broker", func(c *worker.Config) { c.Socket += "x" }, status.ErrNoBroker},
+		{"negative depth", func(c *worker.Config) { c.Depth = -1 }, status.ErrInvalid},
+		{"too much depth", func(c *worker.Config) { c.Depth = shm.MaxMailDepth + 1 }, status.ErrInvalid},
+		{"negative concurrency", func(c *worker.Config) { c.Depth, c.Concurrency = 0, -1 }, status.ErrInvalid},
+		{"concurrency beyond the depth", func(c *worker.Config) { c.Depth, c.Concurrency = 2, 3 }, status.ErrInvalid},
+		{"concurrency beyond any depth", func(c *worker.Config) { c.Depth, c.Concurrency = 0, 65 }, status.ErrInvalid},
+		{"unknown padding", func(c *worker.Config) { c.Pad = "some" }, status.ErrInvalid},
+		{"padding below a batch", func(c *worker.Config) { c.Pad, c.PadTo = "fixed", 1 }, status.ErrInvalid},
+		{"no name", func(c *worker.Config) { c.Model = "" }, status.ErrInvalid},
+		{"a bad batch size", declares(policy.MaxBatchSize(-1)), status.ErrInvalid},
+		{"fewer slots than a batch", declares(policy.MaxBatchSize(8)), status.ErrInvalid},
+		{"preferred beyond a batch", declares(policy.PreferredBatchSizes([]int{99})), status.ErrInvalid},
+		{"negative lease", declares(policy.Lease(-1)), status.ErrInvalid},
+		{"buckets without a variable dimension", declares(policy.Buckets("x", 0, 1)), status.ErrInvalid},
 	} {
-		if err := worker.Serve(soon(t), c.cfg, nil); !errors.Is(err, c.want) {
-			t.Errorf("%s: %v, expected %v", c.what, err, c.want)
-		}
+		cfg := r.config(1)
+		c.change(&cfg)
+		must.Fail(t, c.what, worker.Serve(soon(t), cfg, nil), c.want)
 	}
 	if _, err := client.Dial(soon(t), "n", client.WithSocket(r.socket)); !errors.Is(err, client.ErrUnknownModel) {
 		t.Errorf("a refused model is there: %v", err)
@@ -419,7 +411,7 @@ func TestOnlyThePoisonOfABatchFails(t *testing.T) {
 	}
 }
 
-func TestWhatALateWorkerWritesAboutARequestThatExpiredIsNotRead(t *testing.T) {
+func TestTheReasonOfALateWorkerIsNotRead(t *testing.T) {
 	r := newEagerRing(t, 1)
 	w := r.attach(r.config(1))
 	for d := 50 * time.Millisecond; ; d *= 2 { // until it reaches the worker in time
@@ -442,7 +434,7 @@ func TestWhatALateWorkerWritesAboutARequestThatExpiredIsNotRead(t *testing.T) {
 	}
 }
 
-// Its slots hold what an earlier request left there.
+// Its slots hold bytes of an earlier request.
 func TestAnOutputThatTheWorkerNeverAskedForFailsTheBatch(t *testing.T) {
 	r := newEagerRing(t, 1)
 	w := r.attach(r.config(1))

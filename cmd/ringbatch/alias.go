@@ -26,8 +26,8 @@ and follow by themselves when it changes: no request is lost. Without arguments,
   ringbatch alias resnet --remove
 `)
 	socket, save := socketFlag(f), saveFlag(f)
-	remove := f.Bool("remove", false, "forget the alias; attached clients stay with the model that they have")
-	force := f.Bool("force", false, "also if a model has no worker that would answer")
+	remove := f.Bool("remove", false, "remove the alias; attached clients keep their model")
+	force := f.Bool("force", false, "even if a model has no worker that answers")
 	if err := parse(f, args, 0, -1); err != nil {
 		return err
 	}
@@ -54,7 +54,7 @@ and follow by themselves when it changes: no request is lost. Without arguments,
 			models = append(models, t.Model)
 		}
 		if err := a.Ready(ctx, models...); err != nil {
-			return fmt.Errorf("nothing changed: %w (--force does it all the same)", err)
+			return fmt.Errorf("nothing changed: %w (--force does it anyway)", err)
 		}
 	}
 	if err := a.SetAlias(ctx, next, *save); err != nil {

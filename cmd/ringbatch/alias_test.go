@@ -15,6 +15,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -32,9 +33,7 @@ func (c *cli) version(name string, scale, width int) string {
 func (c *cli) serveVersions(aliases string) {
 	c.t.Helper()
 	c.reload(aliases + c.version("m@1", 1, 4) + c.version("m@2", 2, 4) + c.version("m@wide", 3, 8))
-	if out, code := c.run("ready", "m@1", "m@2", "m@wide", "--wait", "1m"); code != 0 {
-		c.t.Fatal(out)
-	}
+	c.must("ready", "m@1", "m@2", "m@wide", "--wait", "1m")
 }
 
 // must runs a command that ends well.
@@ -75,9 +74,7 @@ func (c *cli) callers(n int) *callers {
 	k := &callers{stop: make(chan struct{}), scale: make([]atomic.Int64, n)}
 	for i := range n {
 		cl, err := client.Dial(c.t.Context(), "m")
-		if err != nil {
-			c.t.Fatal(err)
-		}
+		must.Do(c.t, err)
 		k.clients = append(k.clients, cl)
 		k.done.Go(func() { k.call(c.t, i, cl) })
 	}
@@ -145,7 +142,7 @@ func TestAnAliasIsSwitchedUnderLoadWithoutALostRequest(t *testing.T) {
 	for share, want := range map[string]int{"10": 1, "30": 3, "50": 5} {
 		c.alias("m", "m@2="+share, "m@1="+fmt.Sprint(100-atoi(share)))
 		c.until("the share is "+share, func() bool { return k.count(2) == want && k.count(1) == 10-want || t.Failed() })
-		c.until("the statistics tell it", func() bool { // those that moved may not have left yet
+		c.until("the statistics tell it", func() bool { // clients that moved may not have left yet
 			a := c.stats().Aliases
 			return len(a) == 1 && a[0].To[1] == (stats.AliasTarget{Model: "m@2", SharePercent: float64(atoi(share)), Clients: want})
 		})
@@ -154,7 +151,7 @@ func TestAnAliasIsSwitchedUnderLoadWithoutALostRequest(t *testing.T) {
 	c.until("one is the canary", func() bool { return k.count(2) == 1 || t.Failed() })
 	k.end()
 	var sent, answered uint64
-	c.until("the broker has heard of every end", func() bool { // workers answer first, and tell it then
+	c.until("the broker has heard of every end", func() bool { // workers answer clients first, then the broker
 		sent, answered = 0, 0
 		for _, m := range c.stats().Models {
 			if m.Name == "m@1" || m.Name == "m@2" {
@@ -194,17 +191,13 @@ func TestAClientFollowsToAnotherSignatureIfItsInputsFit(t *testing.T) {
 	c.serveVersions("[alias]\nm = \"m@1\"\n")
 	dial := func() *client.Client {
 		cl, err := client.Dial(t.Context(), "m")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		t.Cleanup(func() { _ = cl.Close() })
 		return cl
 	}
 	four, eight, byHand := dial(), dial(), dial()
 	claimed, err := byHand.Claim(t.Context(), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	wide := make([]float32, 8)
 	if _, err := eight.Infer(t.Context(), wide); err != nil { // two rows
 		t.Fatal(err)
@@ -227,7 +220,7 @@ func TestAClientFollowsToAnotherSignatureIfItsInputsFit(t *testing.T) {
 	mismatch("claim", err)
 	_, err = byHand.TryClaim(1)
 	mismatch("claim", err)
-	// What was claimed before is answered by the version that it was claimed of.
+	// A request is answered by the version at which it was claimed.
 	if err := errors.Join(claimed.Commit(t.Context()), claimed.Wait(t.Context()), claimed.Release()); err != nil {
 		t.Errorf("claimed before: %v", err)
 	}
@@ -284,16 +277,14 @@ func TestAnAliasThatCannotBeIsRefusedAndOneThatIsSavedSurvives(t *testing.T) {
 	}
 }
 
-func TestMetricsAndTheRepositoryIndexTellWhatAnAliasStandsFor(t *testing.T) {
+func TestMetricsAndTheRepositoryIndexShowAnAlias(t *testing.T) {
 	c := startCLI(t)
 	c.serveVersions("[alias]\nm = { \"m@1\" = 75, \"m@2\" = 25 }\n" + c.version("m@3", 3,
 		4) + "[model.worker.env]\nRINGBATCH_SOCKET = \"/nonexistent\"\n") // m@3's worker never comes
 	base := c.gateway()
 	for range 4 {
 		cl, err := client.Dial(t.Context(), "m")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		t.Cleanup(func() { cl.Close() })
 	}
 	metrics := func(want map[string]float64) {
@@ -310,14 +301,10 @@ func TestMetricsAndTheRepositoryIndexTellWhatAnAliasStandsFor(t *testing.T) {
 		t.Helper()
 		c.until("the index says "+want, func() bool {
 			rep, err := http.Post(base+"/v2/repository/index", "application/json", nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			defer rep.Body.Close()
 			var models []struct{ Name, Version, State string }
-			if err := json.NewDecoder(rep.Body).Decode(&models); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, json.NewDecoder(rep.Body).Decode(&models))
 			got := ""
 			for _, m := range models {
 				if m.Name == "m" {

@@ -88,7 +88,7 @@ so far.`, `  ringbatch bench resnet50 --clients 64
 	return err
 }
 
-// writeResult shows it also if it cannot be drawn.
+// writeResult prints the result even if the picture cannot be written.
 func writeResult(r *bench.Result, svg string, asJSON bool) error {
 	var undrawn error
 	if svg != "" {

@@ -28,9 +28,7 @@ func TestARunningModelIsLoadedInAClosedAndInAnOpenLoop(t *testing.T) {
 			return r.Requests > 0 && len(r.BatchSize.Histogram) > 0 && r.CPU.Worker > 0
 		})
 	}
-	if out, code := c.run("set", "simulated", "max_queue=1"); code != 0 {
-		t.Fatal(out)
-	}
+	c.must("set", "simulated", "max_queue=1")
 	c.until("what is refused has a name", func() bool {
 		out, code := c.run(strings.Fields("bench simulated --seconds 0.3 --warmup 0 --clients 20")...)
 		if code != 0 {

@@ -30,12 +30,11 @@ worker that registers one. SIGTERM and Ctrl-C drain, a second one does not wait;
 	config := f.String("config", "", "configuration file (TOML)")
 	model := modelFlags(f)
 	allow := f.IntSlice("allow-uid", nil, "also let the user with this `UID` connect, and infer (repeatable)")
-	grants := f.StringArray("allow", nil, "also let a user, or a group after @, do what is named, as `USER=RIGHTS`: web=infer, "+
-		"@ml=infer,serve, "+
-		"1001=infer,serve,administer (repeatable); this user may do everything")
+	grants := f.StringArray("allow", nil, "also give rights to a user, or to a group after @, as `USER=RIGHTS`: web=infer, "+
+		"@ml=infer,serve, 1001=infer,serve,administer (repeatable); this user has all rights")
 	open := f.Bool("open-folder", false, "accept a socket folder that others may enter; the uid list then decides alone")
 	drain := f.Duration("drain-time", broker.DefaultDrainTime, "how long accepted requests may take to finish after SIGTERM")
-	loops := f.Int("loops", 0, "loops that serve the models, each some of them (default: one for every two cores, 8 at most)")
+	loops := f.Int("loops", 0, "event loops that share the models (default: one for every two cores, 8 at most)")
 	mps := f.Bool("mps", false, "let the broker's GPU workers share GPUs through MPS: use a running daemon or start a private one")
 	takeOver := f.Bool("take-over", false, "start the workers, then take the socket over from the running broker, which finishes "+
 		"its requests and ends")
@@ -48,11 +47,11 @@ worker that registers one. SIGTERM and Ctrl-C drain, a second one does not wait;
 		return err
 	}
 	defer written.End()
-	// Who reads the log may go away: that costs the log, not the broker. Not
-	// signal.Ignore, which the worker processes would inherit.
+	// If the reader of the log goes away, the broker goes on. Worker processes would
+	// inherit signal.Ignore, so the signal is received instead.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP) // from here on: one that comes early must not end us
+	signal.Notify(hup, syscall.SIGHUP) // an early SIGHUP must not end the broker
 	defer signal.Stop(hup)
 	load := func() (broker.Config, error) {
 		var cfg broker.Config
@@ -88,13 +87,13 @@ worker that registers one. SIGTERM and Ctrl-C drain, a second one does not wait;
 		cfg.OpenFolder = cfg.OpenFolder || *open
 		cfg.MPS = cfg.MPS || *mps
 		if f.Changed("loops") {
-			if cfg.Loops = *loops; *loops < 1 { // 0 would leave it to the default
+			if cfg.Loops = *loops; *loops < 1 { // 0 is the default
 				return cfg, fmt.Errorf("%w: --loops must be 1..%d", errUsage, broker.MaxLoops)
 			}
 		}
 		if f.Changed("drain-time") {
 			if cfg.DrainTime = *drain; *drain <= 0 {
-				cfg.DrainTime = -1 // 0 would leave it to the default
+				cfg.DrainTime = -1 // 0 is the default
 			}
 		}
 		cfg.Logger, cfg.Alone = log, true
@@ -116,11 +115,11 @@ worker that registers one. SIGTERM and Ctrl-C drain, a second one does not wait;
 	if err != nil {
 		return err
 	}
-	manager := sdnotify.FromEnvironment() // before a worker process could inherit it
+	manager := sdnotify.FromEnvironment() // before a worker process inherits it
 	serves := func() { manager.Ready(fmt.Sprintf("serves %s", b.Socket())) }
 	go func() {
 		for range hup {
-			<-b.Listening() // who takes over starts what is declared first
+			<-b.Listening() // a broker that takes over starts its workers first
 			manager.Reloading()
 			if *config == "" {
 				log.Warn("SIGHUP: nothing to reload, the broker runs without --config")

@@ -13,10 +13,12 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
-// browser is a real one that a test uses as a person does. It speaks the
-// DevTools protocol through a pair of pipes.
+// browser is a real browser that a test uses as a person does, by the DevTools protocol over
+// two pipes.
 type browser struct {
 	t       *testing.T
 	in      *bufio.Reader
@@ -28,20 +30,15 @@ type browser struct {
 func (c *cli) browser(width, height int, address string) *browser {
 	c.t.Helper()
 	fromUs, toThem, err := os.Pipe()
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, err)
 	toUs, fromThem, err := os.Pipe()
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, err)
 	cmd := exec.Command("chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-		"--user-data-dir="+c.bed.Path("profile"), "--remote-debugging-pipe", fmt.Sprintf("--window-size=%d,%d", width, height), "about:blank")
+		"--user-data-dir="+c.bed.Path("profile"), "--remote-debugging-pipe",
+		fmt.Sprintf("--window-size=%d,%d", width, height), "about:blank")
 	cmd.ExtraFiles = []*os.File{fromUs, fromThem} // 3 and 4
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, cmd.Start())
 	fromUs.Close()
 	fromThem.Close()
 	c.t.Cleanup(func() {
@@ -60,8 +57,7 @@ func (c *cli) browser(width, height int, address string) *browser {
 	return b
 }
 
-// call is one command of the protocol. Events that come between are not
-// asked for.
+// call runs one command of the protocol and skips events.
 func (b *browser) call(method string, parameters map[string]any, result any) {
 	b.t.Helper()
 	b.calls++
@@ -69,9 +65,7 @@ func (b *browser) call(method string, parameters map[string]any, result any) {
 	if b.session == "" {
 		text, err = json.Marshal(map[string]any{"id": b.calls, "method": method, "params": parameters})
 	}
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.Do(b.t, err)
 	if _, err := b.out.Write(append(text, 0)); err != nil {
 		b.t.Fatalf("chromium: %v", err)
 	}
@@ -95,9 +89,7 @@ func (b *browser) call(method string, parameters map[string]any, result any) {
 			b.t.Fatalf("chromium: %s: %s", method, m.Error.Message)
 		}
 		if result != nil {
-			if err := json.Unmarshal(m.Result, result); err != nil {
-				b.t.Fatal(err)
-			}
+			must.Do(b.t, json.Unmarshal(m.Result, result))
 		}
 		return
 	}
@@ -180,9 +172,7 @@ func (b *browser) screenshot(name string) {
 	if err == nil {
 		err = os.WriteFile(strings.TrimSuffix(folder, "/")+"/"+name+".png", picture, 0o644)
 	}
-	if err != nil {
-		b.t.Error(err)
-	}
+	must.Check(b.t, err)
 }
 
 func quote(s string) string {

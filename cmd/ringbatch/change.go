@@ -18,13 +18,13 @@ import (
 )
 
 func saveFlag(f *flagSet) *bool {
-	return f.Bool("save", false, "keep it for when the broker starts again, in a file beside its --config")
+	return f.Bool("save", false, "keep the change when the broker starts again, in a file beside its --config")
 }
 
 func runSet(ctx context.Context, args []string) error {
 	live := policy.Names(func(k policy.Key) bool { return k.Live })
-	f := flags("set", " MODEL KEY=VALUE…", "Change a model's policy while it runs; all the values are taken, or none.\n"+
-		"Keys: "+strings.Join(live, ", ")+".\nThose of a priority level take its number: max_queue.1=500.",
+	f := flags("set", " MODEL KEY=VALUE…", "Change a model's policy while it runs. The broker takes all values or none.\n"+
+		"Keys: "+strings.Join(live, ", ")+".\nKeys of a priority level take its number: max_queue.1=500.",
 		"  ringbatch set resnet50 wait_time=3ms max_batch_size=16\n  ringbatch set resnet50 wait_time=3ms --save\n")
 	socket, save := socketFlag(f), saveFlag(f)
 	if err := parse(f, args, 2, -1); err != nil {
@@ -65,7 +65,7 @@ func policyOf(ctx context.Context, a *admin.Client, model string) (policy.Policy
 	return nil, err
 }
 
-// printChange prints the asked keys, and all that changed with them, as old -> new.
+// printChange prints the asked keys, and all other changes, as old -> new.
 func printChange(asked, before, after policy.Policy) {
 	for _, key := range slices.Sorted(maps.Keys(after)) {
 		base, _, _ := strings.Cut(key, ".")

@@ -17,6 +17,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // served is a configuration with worker processes of the broker's own.
@@ -49,9 +50,7 @@ func (c *cli) load(callers int, options ...client.Option) *load {
 	c.t.Helper()
 	l := &load{t: c.t, stop: make(chan struct{})}
 	cl, err := client.Dial(c.t.Context(), "affine", append([]client.Option{client.WithWindow(callers)}, options...)...)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, err)
 	for range callers {
 		l.done.Go(func() {
 			for {
@@ -98,23 +97,17 @@ func (c *cli) pids() (list []int) {
 func TestWorkersAreRestartedScaledAndChangedUnderLoadWithoutALostRequest(t *testing.T) {
 	c := startCLI(t)
 	c.reload(c.served(2, 2, 0))
-	if out, code := c.run("ready", "affine", "--wait", "2m"); code != 0 {
-		t.Fatal(out)
-	}
+	c.must("ready", "affine", "--wait", "2m")
 	c.until("both processes run", func() bool { return len(c.stats().Models[0].Workers) == 2 })
 	l := c.load(4)
 
 	before := c.pids()
-	if out, code := c.run("restart", "affine"); code != 0 {
-		t.Fatalf("restart: %d\n%s", code, out)
-	}
+	c.must("restart", "affine")
 	if after := c.pids(); len(after) != 2 || slices.ContainsFunc(after, func(p int) bool { return slices.Contains(before, p) }) {
 		t.Errorf("restart: processes %v became %v", before, after)
 	}
 	for _, n := range []int{4, 1} {
-		if out, code := c.run("scale", "affine", fmt.Sprint(n)); code != 0 {
-			t.Fatalf("scale: %d\n%s", code, out)
-		}
+		c.must("scale", "affine", fmt.Sprint(n))
 		if got := c.pids(); len(got) != n {
 			t.Errorf("scale %d: processes %v", n, got)
 		}
@@ -139,13 +132,13 @@ func TestWorkersAreRestartedScaledAndChangedUnderLoadWithoutALostRequest(t *test
 		}
 		return gpus == 2 && len(c.pids()) == 2 || t.Failed()
 	})
-	c.reload(strings.Replace(c.served(3, 2, 0), `"--scale"`, `"--no-such-flag"`, 1)) // one that does not come up
+	c.reload(strings.Replace(c.served(3, 2, 0), `"--scale"`, `"--no-such-flag"`, 1)) // workers that do not start
 	c.until("that is said", func() bool { return strings.Contains(c.broker.Log(), "those that ran go on") })
 	n := l.answers.Load()
 	c.until("the old ones still answer", func() bool { return l.answers.Load() > n+100 || t.Failed() })
 	l.end()
 	var m stats.Model
-	c.until("the broker has heard of every end", func() bool { // workers answer first, and tell it then
+	c.until("the broker has heard of every end", func() bool { // workers answer clients first, then the broker
 		m = c.stats().Models[0]
 		return m.Ended["OK"] == m.Requests
 	})
@@ -171,9 +164,7 @@ func TestASpareTakesThePlaceOfAKilledWorker(t *testing.T) {
 	if spare.Batches != 0 {
 		t.Errorf("the spare has run %d batches", spare.Batches)
 	}
-	if err := syscall.Kill(served.Pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Kill(served.Pid, syscall.SIGKILL))
 	c.until("the spare serves", func() bool { return worker("serving").Pid == spare.Pid })
 	n := l.answers.Load()
 	c.until("it answers", func() bool { return l.answers.Load() > n+100 || t.Failed() })
@@ -210,9 +201,7 @@ func (c *cli) savesFor(file string) {
 	c.until("it is served", func() bool { return len(c.stats().Models[0].Workers) == 1 })
 	for _, args := range [][]string{{"set", "affine", "wait_time=9ms", "--save"}, {"set", "affine", "lease=7s"}, {"scale", "affine",
 		"2", "--save"}} {
-		if out, code := c.run(args...); code != 0 {
-			t.Fatalf("%v: %d\n%s", args, code, out)
-		}
+		c.must(args...)
 	}
 	c.ends(c.broker)
 	c.broker = c.start("broker", "--config", c.config, "--log-level", "warn")
@@ -244,16 +233,14 @@ func (c *cli) brokerComesAndGoes(what string, change func()) {
 	l.end()
 }
 
-func TestARestartOrADeathOfTheBrokerIsAPauseForThoseWhoRetry(t *testing.T) {
+func TestARestartOrADeathOfTheBrokerIsAPauseForClientsThatRetry(t *testing.T) {
 	c := startCLI(t)
 	again := func() {
 		c.broker = c.start("broker", "--config", c.config, "--log-level", "warn")
 	}
 	waits := []string{"4ms", "3ms"}
 	c.brokerComesAndGoes("SIGTERM", func() {
-		if out, code := c.run("set", "affine", "wait_time="+waits[0], "--save"); code != 0 {
-			t.Errorf("set: %d\n%s", code, out)
-		}
+		c.must("set", "affine", "wait_time="+waits[0], "--save")
 		c.ends(c.broker)
 		again()
 		c.until("what was saved is in force", func() bool { return c.savedWait() == waits[0] })

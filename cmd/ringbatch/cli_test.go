@@ -17,6 +17,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
@@ -35,7 +36,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// cli is the command with a broker of its own.
+// cli runs the command, with a private broker.
 type cli struct {
 	t      *testing.T
 	bin    string
@@ -56,9 +57,7 @@ wait_time = "5ms"
 
 func startCLI(t *testing.T) *cli {
 	bed, err := testbed.New(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(bed.Close)
 	c := &cli{t: t, bin: os.Args[0], bed: bed, config: bed.Path("ringbatch.toml")}
 	t.Setenv(commandEnv, "1")
@@ -74,13 +73,11 @@ func startCLI(t *testing.T) *cli {
 func (c *cli) start(args ...string) *testbed.Process {
 	c.t.Helper()
 	p, err := c.bed.Start(testbed.Spec{Command: append([]string{c.bin}, args...)})
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, err)
 	return p
 }
 
-// ends stops a broker or a worker, which does so cleanly.
+// ends stops a broker or a worker and expects a clean end.
 func (c *cli) ends(p *testbed.Process) {
 	if err := p.Stop(patience); err != nil {
 		c.t.Errorf("%s: %v\n%s", p, err, p.Log())
@@ -88,12 +85,10 @@ func (c *cli) ends(p *testbed.Process) {
 }
 
 func (c *cli) write(config string) {
-	if err := os.WriteFile(c.config, []byte(config), 0o600); err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, os.WriteFile(c.config, []byte(config), 0o600))
 }
 
-// run gives what the command printed and its exit status.
+// run returns the output of the command and its exit status.
 func (c *cli) run(args ...string) (string, int) {
 	cmd := exec.Command(c.bin, args...)
 	out, _ := cmd.CombinedOutput()
@@ -102,7 +97,7 @@ func (c *cli) run(args ...string) (string, int) {
 
 func (c *cli) stats() stats.Broker { return c.statsOf("") }
 
-// statsOf are those of a broker at another socket.
+// statsOf are the statistics of a broker at another socket.
 func (c *cli) statsOf(socket string) stats.Broker {
 	out, _ := c.run("stats", "--json", "--socket", socket)
 	var s stats.Broker
@@ -119,8 +114,7 @@ func (c *cli) until(what string, ok func() bool) {
 	}
 }
 
-// patience bounds every wait for something that happens sooner or later; a machine
-// may stand still for seconds.
+// patience bounds every wait for an expected event; a machine may stand still for seconds.
 const patience = 2 * time.Minute
 
 func waitFor(ok func() bool) error {
@@ -146,7 +140,8 @@ func TestThePolicyChangesWhileTheModelRuns(t *testing.T) {
 	for _, bad := range []string{"max_batch_size=64", "wait_time=soon", "wait_time=nan", "speed=fast", "preferred_batch_sizes=8,4",
 		"max_queue.3=1"} {
 		key, _, _ := strings.Cut(bad, "=")
-		if out, code := c.run("set", "affine", "lease=9s", bad); code != 1 || !strings.Contains(out, key) || strings.Contains(out, "invalid") {
+		out, code := c.run("set", "affine", "lease=9s", bad)
+		if code != 1 || !strings.Contains(out, key) || strings.Contains(out, "invalid") {
 			t.Errorf("set %s: status %d\n%s", bad, code, out)
 		}
 		if models, err := admin.New("").Models(t.Context()); err != nil || models[0].Policy["lease"] != "30s" ||
@@ -179,9 +174,7 @@ func TestThePolicyChangesWhileTheModelRuns(t *testing.T) {
 func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 	c := startCLI(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer l.Close()
 	_, taken, _ := net.SplitHostPort(l.Addr().String())
 	for _, m := range []struct {
@@ -205,14 +198,19 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{[]string{"broker", "--model", "m", "--input", "x:f32[1]", "--output", "y:f32[1]", "--wait-time", "nan"}, 2, "out of range"},
 		{[]string{"worker"}, 2, "say which built-in model to serve: affine, echo"},
 		{[]string{"worker", "telepathy"}, 1, "echo"},
+		{[]string{"worker", "ecko"}, 1, "did you mean echo?"},
+		{[]string{"gateway", "--http", "99999"}, 2, "--http 99999: want a port, HOST:PORT or off"},
 		{[]string{"worker", "--model", "telepathy"}, 1, "echo"}, // the earlier spelling
 		{[]string{"worker", "echo", "--scale", "2"}, 2, "--scale is for affine"},
-		{[]string{"worker", "mlp", "--weights", "nowhere.safetensors"}, 1, "nowhere.safetensors"},
-		{[]string{"worker", "echo", "--weights", "w.safetensors"}, 2, "--weights is for mlp"},
+		{[]string{"worker", "mlp", "--weights", "w.bin"}, 2, "--weights is for --ptx"},
 		{[]string{"infer", "affine", "1", "2", "3", "4", "--out", "z=z.npy"}, 1, "no output"},
+		{[]string{"infer", "affine", "1", "2", "3", "4", "--out", "y=/no/such/y.npy"}, 1, "cannot be written"},
+		{[]string{"trace", "affine", "--out", "/no/such/trace.json"}, 1, "cannot be written"},
+		{[]string{"gateway", "--window", "x"}, 2, "--window x: not a whole number"},
+		{[]string{"tune", "--window", "x"}, 2, "--round x: not a duration"}, // the earlier name
 		{[]string{"infer"}, 2, "infer needs a MODEL\n  Usage: ringbatch infer [flags] MODEL [NUMBER…]\n"},
 		{[]string{"stats", "a", "b"}, 2, `stats does not take the argument "b"`},
-		{[]string{"broker", "--max-batch-sz", "3"}, 2, "no flag --max-batch-sz (did you mean --max-batch-size?); see ringbatch broker --help"},
+		{[]string{"broker", "--max-batch-sz", "3"}, 2, "no flag --max-batch-sz (did you mean --max-batch-size?); see ringbatch broker "},
 		{[]string{"broker", "--max_batch_sz", "3"}, 2, "did you mean --max-batch-size?"},
 		{[]string{"bench", "affine", "--rate", "abc"}, 2, "ringbatch: --rate abc: not a number; see ringbatch bench --help\n"},
 		{[]string{"bench", "affine", "--clients", "x"}, 2, "--clients x: not a whole number"},
@@ -220,6 +218,7 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{[]string{"bench", "affine", "--seconds", "0.1"}, 2, "--duration is 0.1, must be 0.3..86400"}, // the earlier name
 		{[]string{"dashboard", "--http", "99999"}, 2, "--http 99999: not a port, 0..65535"},
 		{[]string{"dashboard", "--http", taken}, 1, "ringbatch: port " + taken + " is taken; choose another with --http PORT\n"},
+		{[]string{"gateway", "--http", taken, "--grpc", "off"}, 1, "port " + taken + " is taken; choose another with --http PORT\n"},
 		{[]string{"demo", "--http", taken}, 1, "ringbatch: port " + taken + " is taken; choose another with --http PORT\n"},
 		{[]string{"serve"}, 2, "serve needs a TARGET"},
 		{[]string{"torch", "--half"}, 2, "torch needs a TARGET"},
@@ -265,7 +264,7 @@ func TestHelpFitsAScreenAndSpellsFlagsWithDashes(t *testing.T) {
 	t.Setenv(commandEnv, "1")
 	for _, name := range append([]string{"policy"}, names()...) {
 		out, err := exec.Command(os.Args[0], "help", name).Output()
-		if err != nil || snakeFlag.Match(out) && name != "simulate" {
+		if err != nil || snakeFlag.Match(out) {
 			t.Errorf("help %s: %v\n%s", name, err, out)
 		}
 		if lines := strings.Count(string(out), "\n"); lines > 40 && name != "simulate" {
@@ -283,9 +282,7 @@ func TestPythonsCommandsTakeBothSpellingsAndSayWhatToInstall(t *testing.T) {
 		"exit 1": "ringbatch: ringbatch is not installed for " + python + ": pip install ./python in a clone of ringbatch, " +
 			"or name another Python in $PYTHON\n",
 	} {
-		if err := os.WriteFile(python, []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(python, []byte("#!/bin/sh\n"+script+"\n"), 0o700))
 		out, _ := exec.Command(os.Args[0], "serve", "a.b:c", "--no-costs", "--wait-time=5-6", "--pad", "-1").CombinedOutput()
 		if string(out) != want {
 			t.Errorf("%q, want %q", out, want)
@@ -310,7 +307,8 @@ func TestStatisticsAreWholeOrAnError(t *testing.T) {
 		t.Skip(err)
 	}
 	defer full.Close()
-	for _, args := range [][]string{{"stats"}, {"stats", "--json"}, {"completion", "bash"}} {
+	for _, args := range [][]string{{"stats"}, {"stats", "--json"}, {"completion", "bash"}, {"version"}, {"doctor"},
+		{"ready", "--live"}, {"--help"}, {"help", "broker"}, {"help", "policy"}, {"help", "serve"}, {"help", "simulate"}} {
 		cmd := exec.Command(c.bin, args...)
 		cmd.Stdout = full
 		if err := cmd.Run(); cmd.ProcessState.ExitCode() != 1 {
@@ -348,14 +346,10 @@ func TestASecondSignalLeavesNoWorkerProcessBehind(t *testing.T) {
 func TestAnEarlySIGHUPDoesNotEndTheBroker(t *testing.T) {
 	c := startCLI(t)
 	pipe, socket := c.bed.Path("config"), c.bed.Path("b.sock")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Mkfifo(pipe, 0o600))
 	b := c.start("broker", "--config", pipe, "--socket", socket)
 	f, err := os.OpenFile(pipe, os.O_WRONLY, 0) // returns when the broker has begun to read
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	b.Signal(syscall.SIGHUP)
 	_, _ = f.WriteString(firstConfig)
 	f.Close()

@@ -67,7 +67,7 @@ func runManual(ctx context.Context, args []string) error {
 	return nil
 }
 
-// readManual is what this program's own --help says.
+// readManual reads the --help of this program.
 func readManual(ctx context.Context) (*manual.Manual, error) {
 	self, err := os.Executable()
 	if err != nil {

@@ -9,12 +9,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// A container as runtimes make them: namespaces of its own for mounts, processes,
-// IPC, network and the host's name; /dev/shm is there but cannot be written to; one
-// user. What it shares with others is the folder of the socket.
+// A container as runtimes make them: private namespaces for mounts, processes, IPC, network
+// and the host's name, a read-only /dev/shm, one user. Containers share only the folder of
+// the socket.
 const container = `
 set -e
 mount --make-rprivate /
@@ -23,7 +24,7 @@ user=$1; shift
 exec setpriv --pdeathsig KILL --reuid "$user" --regid "$user" --clear-groups --bounding-set=-all "$@"
 `
 
-// pod is several of them.
+// pod is a group of containers.
 type pod struct {
 	*cli
 	binary, socket string
@@ -39,13 +40,11 @@ func (p *pod) start(user int, args ...string) *testbed.Process {
 	p.t.Helper()
 	c, err := p.bed.Start(testbed.Spec{Command: p.command(user, append([]string{p.binary}, args...)...),
 		Env: []string{"RINGBATCH_SOCKET=" + p.socket}})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.Do(p.t, err)
 	return c
 }
 
-// run runs a command in a container and gives what it printed.
+// run runs a command in a container and returns its output.
 func (p *pod) run(user int, args ...string) (string, int) {
 	c := p.command(user, args...)
 	cmd := exec.Command(c[0], c[1:]...)
@@ -79,9 +78,7 @@ func startPod(t *testing.T) *pod {
 	if err == nil {
 		err = os.Chown(c.bed.Path("pod"), owner, owner)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if out, code := p.run(owner, "true"); code != 0 {
 		t.Skip("no namespaces here: ", out)
 	}
@@ -94,9 +91,7 @@ func TestAPodsContainersShareOnlyTheFolderOfTheSocket(t *testing.T) {
 	p := startPod(t)
 	config := p.bed.Path("pod.toml")
 	text := "open_folder = true\n" + firstConfig + fmt.Sprintf("[[allow]]\nusers = [%d]\nmay = [\"infer\"]\n", other)
-	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(config, []byte(text), 0o644))
 	p.start(owner, "broker", "--config", config, "--log-level", "warn")
 	worker := p.start(owner, "worker", "affine", "--scale", "2", "--input", "x:f32[4]", "--wait-for-broker", "1m")
 	expect := func(user, code int, says string, args ...string) {

@@ -12,34 +12,29 @@ import (
 	"github.com/ringbatch/ringbatch/worker/cuda"
 )
 
-// gpuArgs are the flags of `ringbatch worker` about GPUs. An mlp on the CPU takes weights, too.
+// gpuArgs are the flags of `ringbatch worker` about GPUs.
 type gpuArgs struct {
-	device            *int
-	precision         *string
-	weights           *string
-	ptx, kernel       *string
-	outputs           *[]string
-	block, perRow     *int
-	deviceWasAskedFor func() bool
+	cuda.Options
+	outputs []string
+	given   func(flag string) bool
 }
 
 func gpuFlags(f *flagSet) *gpuArgs {
-	return &gpuArgs{
-		device:            f.Int("gpu", 0, "run the model on this GPU, counted among the visible ones (models: affine, echo, mlp)"),
-		precision:         f.String("precision", "f32", "mlp on a GPU: f32, f16 or bf16 for its matrix products"),
-		weights:           f.String("weights", "", "mlp: its safetensors file; --ptx: a file that the kernel gets as it is"),
-		ptx:               f.String("ptx", "", "serve your own kernel from this PTX file (see docs/gpu.md)"),
-		kernel:            f.String("kernel", "forward", "--ptx: the function in it"),
-		outputs:           f.StringArray("output", nil, "--ptx: output tensor, a `SPEC` like y:f32[8] (repeatable)"),
-		block:             f.Int("block", 256, "--ptx: threads per block"),
-		perRow:            f.Int("threads-per-row", 0, "--ptx: threads launched per row (default: elements of a row of the first output)"),
-		deviceWasAskedFor: func() bool { return f.Changed("gpu") },
-	}
+	g := &gpuArgs{given: f.Changed}
+	f.IntVar(&g.Device, "gpu", 0, "run the model on this visible GPU (models: affine, echo, mlp)")
+	f.StringVar(&g.Precision, "precision", "f32", "mlp on a GPU: f32, f16 or bf16 for its matrix products")
+	f.StringVar(&g.Weights, "weights", "", "--ptx: a file that the kernel gets as it is")
+	f.StringVar(&g.PTX, "ptx", "", "serve your own kernel from this PTX file (see docs/gpu.md)")
+	f.StringVar(&g.Kernel, "kernel", "forward", "--ptx: the function in it")
+	f.StringArrayVar(&g.outputs, "output", nil, "--ptx: output tensor, a `SPEC` like y:f32[8] (repeatable)")
+	f.IntVar(&g.Block, "block", 256, "--ptx: threads per block")
+	f.IntVar(&g.Work, "threads-per-row", 0, "--ptx: threads launched per row (default: elements of a row of the first output)")
+	return g
 }
 
-func (g *gpuArgs) ownKernel() bool { return *g.ptx != "" }
+func (g *gpuArgs) ownKernel() bool { return g.PTX != "" }
 
-// served is what a worker says about its model before it starts.
+// served describes a worker's model.
 type served struct {
 	Signature tensor.Signature
 	Note      string
@@ -47,8 +42,7 @@ type served struct {
 
 // choose makes the model on the CPU, or on a GPU if the flags ask for one.
 func (g *gpuArgs) choose(kind string, o cpu.Options) (served, func(context.Context, worker.Config) error, error) {
-	if !g.ownKernel() && !g.deviceWasAskedFor() {
-		o.ModelPath = *g.weights
+	if !g.ownKernel() && !g.given("gpu") {
 		m, err := cpu.New(kind, o)
 		if err != nil {
 			return served{}, nil, err
@@ -56,20 +50,17 @@ func (g *gpuArgs) choose(kind string, o cpu.Options) (served, func(context.Conte
 		serve := func(ctx context.Context, cfg worker.Config) error { return worker.Serve(ctx, cfg, m.Run) }
 		return served{m.Signature, m.Note}, serve, nil
 	}
-	options := cuda.Options{
-		Device: *g.device, Inputs: o.Inputs, Scale: o.Scale, Offset: o.Offset, Precision: *g.precision, Weights: *g.weights,
-		PTX: *g.ptx, Kernel: *g.kernel, Block: *g.block, Work: *g.perRow,
-	}
+	g.Inputs, g.Scale, g.Offset = o.Inputs, o.Scale, o.Offset
 	if g.ownKernel() {
 		if kind != "ptx" {
 			return served{}, nil, fmt.Errorf("%w: --ptx serves your own kernel: leave the built-in model's name out", errUsage)
 		}
 		var err error
-		if options.Signature, err = tensor.ParseSignature(tensor.SpecTexts(o.Inputs), *g.outputs); err != nil {
+		if g.Signature, err = tensor.ParseSignature(tensor.SpecTexts(o.Inputs), g.outputs); err != nil {
 			return served{}, nil, fmt.Errorf("--input and --output: %w", err)
 		}
 	}
-	m, err := cuda.New(kind, options)
+	m, err := cuda.New(kind, g.Options)
 	if err != nil {
 		return served{}, nil, err
 	}

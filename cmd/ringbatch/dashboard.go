@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/gateway/console"
+	"github.com/ringbatch/ringbatch/tools/top"
 )
 
 func runDashboard(ctx context.Context, args []string) error {
@@ -20,7 +21,7 @@ its own port. From another host: ssh -L 8002:127.0.0.1:8002 HOST`, `  ringbatch 
   ringbatch dashboard --http 9000 --admin-token-file tokens
 `)
 	socket := socketFlag(f)
-	port := f.Uint16("http", 8002, "`PORT`; 0: any that is free")
+	port := f.Uint16("http", 8002, "`PORT`; 0: any free port")
 	hosts := f.StringSlice("allowed-host", nil, "a name by which the page may be addressed, besides IP addresses and localhost "+
 		"(repeatable; * allows any)")
 	tokens := f.String("admin-token-file", "", "settings can be changed on the page with one of these tokens: lines of a name and a token")
@@ -35,7 +36,7 @@ its own port. From another host: ssh -L 8002:127.0.0.1:8002 HOST`, `  ringbatch 
 	return serveConsole(ctx, l, *socket, *tokens, *hosts)
 }
 
-// listenHere listens at a port of this host.
+// listenHere listens on a port of this host only.
 func listenHere(port uint16) (net.Listener, error) {
 	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 	if errors.Is(err, syscall.EADDRINUSE) {
@@ -48,15 +49,38 @@ func portTaken(port, flag string) error {
 	return fmt.Errorf("port %s is taken; choose another with --%s PORT", port, flag)
 }
 
-// serveConsole serves the page until ctx ends. The root leads to it.
-func serveConsole(ctx context.Context, l net.Listener, socket, tokens string, hosts []string) error {
+// consoleHandler serves the page and /metrics. The root leads to the page.
+func consoleHandler(cfg console.Config) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("/", console.New(console.Config{Socket: socket, AdminTokenFile: tokens}))
+	mux.Handle("/", console.New(cfg))
 	mux.Handle("GET /{$}", http.RedirectHandler("/dashboard", http.StatusFound))
-	s := &http.Server{Handler: console.CheckHost(mux, hosts), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10}
+	return mux
+}
+
+// serveConsole serves the page until ctx ends.
+func serveConsole(ctx context.Context, l net.Listener, socket, tokens string, hosts []string) error {
+	handler := consoleHandler(console.Config{Socket: socket, AdminTokenFile: tokens})
+	s := &http.Server{
+		Handler: console.CheckHost(handler, hosts), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
+		MaxHeaderBytes: 64 << 10,
+	}
 	context.AfterFunc(ctx, func() { _ = s.Close() })
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil
+}
+
+func runTop(ctx context.Context, args []string) error {
+	f := flags("top", " [MODEL]", "Show models and workers as a table in the terminal, live. s sorts by the next column, q quits.\n"+
+		"`ringbatch dashboard` serves a page that shows more.", "  ringbatch top\n  ringbatch top resnet50 --interval 200ms\n")
+	socket := socketFlag(f)
+	interval := f.Duration("interval", time.Second, "how often to ask the broker, at least 100ms")
+	if err := parse(f, args, 0, 1); err != nil {
+		return err
+	}
+	if *interval < 100*time.Millisecond {
+		return fmt.Errorf("%w: --interval is %v, must be at least 100ms", errUsage, *interval)
+	}
+	return top.Run(ctx, top.Config{Socket: *socket, Model: f.Arg(0), Interval: *interval})
 }

@@ -21,9 +21,9 @@ import (
 )
 
 func runDemo(ctx context.Context, args []string) error {
-	f := flags("demo", "", `Show the dashboard with something on it: start a broker with two models and their workers, load them
-with clients that come and go, and serve the page. Ctrl-C ends all of it.`, "  ringbatch demo\n")
-	port := f.Uint16("http", 8002, "`PORT` of the page, on this host only; 0: any that is free")
+	f := flags("demo", "", `Start a broker with two models and their workers, load them with clients that come and go, and serve
+the dashboard. Ctrl-C ends all of it.`, "  ringbatch demo\n")
+	port := f.Uint16("http", 8002, "`PORT` of the page, on this host only; 0: any free port")
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
 	}
@@ -88,8 +88,7 @@ wait_time = "3ms"
 command = [%[1]q, "worker", "affine", "--scale", "2", "--input", "x:f32[64]"]
 `
 
-// startBroker starts this program as a broker; the function ends it and its
-// workers.
+// startBroker starts this program as a broker. stop ends the broker and its workers.
 func (d *demo) startBroker(config string) (stop func(), err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -100,7 +99,7 @@ func (d *demo) startBroker(config string) (stop func(), err error) {
 	}
 	cmd := exec.Command(self, "broker", "--config", config, "--socket", d.socket, "--log-level", "warn")
 	cmd.Stderr = os.Stderr
-	// A group of its own: Ctrl-C is for this process, which ends the broker.
+	// A separate process group: Ctrl-C reaches this process, which ends the broker.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	if err := cmd.Start(); err != nil {
 		return nil, err
@@ -111,7 +110,7 @@ func (d *demo) startBroker(config string) (stop func(), err error) {
 	}, nil
 }
 
-// startLoad has both models asked by callers that come and go like the tide.
+// startLoad sends requests to both models, with a load that rises and falls like a tide.
 func (d *demo) startLoad(ctx context.Context) *sync.WaitGroup {
 	var wg sync.WaitGroup
 	for _, m := range []struct {
@@ -124,7 +123,7 @@ func (d *demo) startLoad(ctx context.Context) *sync.WaitGroup {
 			c, err := client.Dial(ctx, m.name, client.WithSocket(d.socket), client.WithName("demo"), client.WithWindow(m.callers),
 				client.WithRetry(time.Minute))
 			if err != nil {
-				return // it ended before it began
+				return // Ctrl-C came first
 			}
 			defer c.Close()
 			sig := c.Model().Signature

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,7 +24,7 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// finding is one thing the doctor looked at.
+// finding is the result of one check.
 type finding struct {
 	What   string `json:"what"`
 	State  string `json:"state"` // ok, note, bad
@@ -32,8 +33,8 @@ type finding struct {
 }
 
 func runDoctor(ctx context.Context, args []string) error {
-	f := flags("doctor", "", `Check what ringbatch needs on this machine and say what to do about what is missing. Exit status 1
-if something keeps it from working.`, "")
+	f := flags("doctor", "", `Check this machine for everything that ringbatch needs, and suggest fixes. Exit status 1 if ringbatch
+cannot work here.`, "")
 	socket := socketFlag(f)
 	asJSON := f.Bool("json", false, "print JSON")
 	if err := parse(f, args, 0, 0); err != nil {
@@ -41,26 +42,24 @@ if something keeps it from working.`, "")
 	}
 	findings := []finding{checkKernel(), checkMemfd(), checkPidfd(), checkSlices(), checkMemory(), checkFiles(), checkFolder(*socket),
 		checkBroker(ctx, *socket), checkWorkers(ctx, *socket), checkGPU(ctx), checkMPS()}
-	bad := false
+	bad, text := false, ""
 	for _, d := range findings {
 		bad = bad || d.State == "bad"
+		text += fmt.Sprintf("%-4s  %-14s %s\n", d.State, d.What, d.Detail)
+		if d.Do != "" {
+			text += fmt.Sprintf("      %-14s → %s\n", "", d.Do)
+		}
 	}
+	var err error
 	if *asJSON {
-		if err := json.NewEncoder(os.Stdout).Encode(findings); err != nil {
-			return err
-		}
+		err = json.NewEncoder(os.Stdout).Encode(findings)
 	} else {
-		for _, d := range findings {
-			fmt.Printf("%-4s  %-14s %s\n", d.State, d.What, d.Detail)
-			if d.Do != "" {
-				fmt.Printf("      %-14s → %s\n", "", d.Do)
-			}
-		}
+		_, err = os.Stdout.WriteString(text)
 	}
-	if bad {
+	if err == nil && bad {
 		return exitCode(1)
 	}
-	return nil
+	return err
 }
 
 func checkKernel() finding {
@@ -151,7 +150,8 @@ func checkFolder(given string) finding {
 	err := unix.Stat(filepath.Dir(path), &st)
 	switch {
 	case len(path) > broker.MaxSocketPath:
-		d.State, d.Do = "bad", fmt.Sprintf("its path has %d bytes, at most %d: choose another with --socket", len(path), broker.MaxSocketPath)
+		d.State, d.Do = "bad", fmt.Sprintf("its path has %d bytes, at most %d: choose another with --socket",
+			len(path), broker.MaxSocketPath)
 	case errors.Is(err, os.ErrNotExist):
 		d.Detail += " (its folder is made when the broker starts)"
 	case err != nil:
@@ -181,6 +181,28 @@ func checkBroker(ctx context.Context, given string) finding {
 	return finding{"broker", "bad", err.Error(), "see the broker's log"}
 }
 
+// checkWorkers checks the worker processes of a running broker.
+func checkWorkers(ctx context.Context, socket string) finding {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	d := finding{What: "workers", State: "ok"}
+	_, s, err := fetchStats(ctx, socket)
+	if err != nil || len(s.Processes) == 0 {
+		d.Detail = "the broker starts none; declare them with [[model.worker]], or start them by hand"
+		return d
+	}
+	up := 0
+	for _, p := range s.Processes {
+		if p.State == "running" {
+			up++
+			continue
+		}
+		d.State, d.Do = "note", fmt.Sprintf("%s is %s after %d restarts (%s): %s", p.Name, p.State, p.Restarts, p.LastEnd, p.Command)
+	}
+	d.Detail = fmt.Sprintf("%d of %d declared processes run, MPS: %s", up, len(s.Processes), s.MPS)
+	return d
+}
+
 func checkGPU(ctx context.Context) finding {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -196,10 +218,7 @@ func checkMPS() finding {
 	if _, err := exec.LookPath("nvidia-cuda-mps-control"); err != nil {
 		return finding{What: "MPS", State: "note", Detail: "no MPS here; several GPU workers would take turns instead of sharing"}
 	}
-	pipe := os.Getenv("CUDA_MPS_PIPE_DIRECTORY")
-	if pipe == "" {
-		pipe = "/tmp/nvidia-mps"
-	}
+	pipe := cmp.Or(os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), "/tmp/nvidia-mps")
 	if _, err := os.Stat(filepath.Join(pipe, "control")); err != nil {
 		return finding{"MPS", "note", "installed, no daemon runs", "start one: nvidia-cuda-mps-control -d"}
 	}

@@ -23,9 +23,10 @@ type flagSet struct {
 	*pflag.FlagSet
 	usage  string            // "infer [flags] MODEL [NUMBER…]"
 	policy *policyflag.Flags // nil: the command has none
+	help   func() string
 }
 
-// renamed has the flags' earlier names, which are still accepted.
+// renamed maps earlier names of flags, which are still accepted, to today's names.
 var renamed = map[string]string{
 	"wait-for-broker": "wait", "attach-time": "wait", "seconds": "duration", "plot": "svg", "watch": "interval", "window": "round",
 }
@@ -36,18 +37,15 @@ func flags(name, args, about, examples string) *flagSet {
 	f.SortFlags = false
 	f.SetOutput(io.Discard)
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		name = strings.ReplaceAll(name, "_", "-") // --wait_time is --wait-time
-		if now, ok := renamed[name]; ok {
-			name = now
-		}
-		return pflag.NormalizedName(name)
+		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-")) // --wait_time is --wait-time
 	})
-	f.Usage = func() {
+	f.Usage = func() {} // parse prints the help
+	f.help = func() string {
 		text := fmt.Sprintf("%s\n\nUsage: ringbatch %s\n\n%s%s", about, f.usage, f.FlagUsages(), f.policyNames())
 		if examples != "" {
 			text += "\nExamples:\n" + examples
 		}
-		fmt.Print(kebab(text))
+		return kebab(text)
 	}
 	return f
 }
@@ -84,11 +82,11 @@ func (f *flagSet) policyNames() string {
 	return text + line + "\n"
 }
 
-// printPolicy explains the policy's flags.
-func printPolicy(w io.Writer) {
+// policyHelp explains the policy's flags.
+func policyHelp() string {
 	f := flags("policy", "", "", "")
 	policyflag.Add(f.FlagSet)
-	fmt.Fprintf(w, `Flags of ringbatch broker, worker, relay, serve, torch and onnx that set a model's batching policy.
+	return fmt.Sprintf(`Flags of ringbatch broker, worker, relay, serve, torch and onnx that set a model's batching policy.
 In a configuration file and for ringbatch set, a key has underscores: wait_time = "5ms".
 
 Usage: ringbatch broker|worker|relay [flags]
@@ -103,7 +101,11 @@ func parse(f *flagSet, args []string, least, most int) error {
 			flag.Value = duration{flag.Value}
 		}
 	})
+	f.acceptEarlierNames()
 	if err := f.Parse(args); errors.Is(err, pflag.ErrHelp) {
+		if _, unwritten := fmt.Print(f.help()); unwritten != nil {
+			return unwritten
+		}
 		return err
 	} else if err != nil {
 		return fmt.Errorf("%w: %s; see ringbatch %s --help", errUsage, f.explain(err), f.Name())
@@ -117,7 +119,22 @@ func parse(f *flagSet, args []string, least, most int) error {
 	return nil
 }
 
-// explain says what is wrong with a flag.
+// acceptEarlierNames accepts the earlier names of the command's flags, unless the command
+// has another flag of that name.
+func (f *flagSet) acceptEarlierNames() {
+	has := map[string]bool{}
+	f.VisitAll(func(flag *pflag.Flag) { has[flag.Name] = true })
+	normalize := f.GetNormalizeFunc()
+	f.SetNormalizeFunc(func(set *pflag.FlagSet, name string) pflag.NormalizedName {
+		typed := normalize(set, name)
+		if now, ok := renamed[string(typed)]; ok && has[now] && !has[string(typed)] {
+			return pflag.NormalizedName(now)
+		}
+		return typed
+	})
+}
+
+// explain is a text about a wrong flag.
 func (f *flagSet) explain(err error) string {
 	var unknown *pflag.NotExistError
 	var invalid *pflag.InvalidValueError
@@ -130,8 +147,8 @@ func (f *flagSet) explain(err error) string {
 	case errors.As(err, &invalid):
 		kind := invalid.GetFlag().Value.Type()
 		why := map[string]string{
-			"float64": "not a number", "int": "not a whole number", "int64": "not a whole number", "intSlice": "not whole numbers, like 1,2,4",
-			"uint16": "not a port, 0..65535", "bool": "neither true nor false",
+			"float64": "not a number", "int": "not a whole number", "int64": "not a whole number",
+			"intSlice": "not whole numbers, like 1,2,4", "uint16": "not a port, 0..65535", "bool": "neither true nor false",
 		}[kind]
 		if why == "" {
 			why = strings.TrimPrefix(errors.Unwrap(err).Error(), strconv.Quote(invalid.GetValue())+" is ")

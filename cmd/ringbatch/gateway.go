@@ -4,9 +4,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -29,6 +32,9 @@ func runGateway(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	if err := errors.Join(checkPort(cfg.HTTP, "http"), checkPort(cfg.GRPC, "grpc")); err != nil {
+		return err
+	}
 	log, written, err := logs.open(os.Stderr)
 	if err != nil {
 		return err
@@ -36,7 +42,9 @@ func runGateway(ctx context.Context, args []string) error {
 	defer written.End()
 	cfg.Logger, cfg.Version = log, ringbatch.Version()
 	doors := &doorMetrics{}
-	cfg.Other = console.New(console.Config{Socket: cfg.Socket, AdminTokenFile: cfg.AdminTokenFile, More: []prometheus.Collector{doors}})
+	cfg.Other = consoleHandler(console.Config{
+		Socket: cfg.Socket, AdminTokenFile: cfg.AdminTokenFile, More: []prometheus.Collector{doors},
+	})
 	manager := sdnotify.FromEnvironment()
 	cfg.Started = func(web, rpc net.Addr) {
 		greet(ctx, &cfg, web, rpc)
@@ -53,7 +61,7 @@ func runGateway(ctx context.Context, args []string) error {
 	return g.Serve(ctx)
 }
 
-// doorMetrics is what a gateway tells of itself at /metrics.
+// doorMetrics are the metrics of the gateway's listeners.
 type doorMetrics struct{ gateway *gateway.Gateway }
 
 var refusedConnections = prometheus.NewDesc("ringbatch_gateway_connections_refused_total",
@@ -67,36 +75,36 @@ func (m *doorMetrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// gatewayConfig reads the flags; those of [gateway] in a broker's file too.
+// gatewayConfig reads the flags, or the section [gateway] of a broker's file as flags.
 func gatewayConfig(args []string) (cfg gateway.Config, logs *logFlags, err error) {
-	f := flags("gateway", "", "Open a network door to the broker's models: Open Inference Protocol (KServe v2) with "+
-		"Triton's\nextensions, over HTTP and gRPC. Only callers on this host are served unless told otherwise.",
+	f := flags("gateway", "", `Serve the broker's models over HTTP and gRPC: Open Inference Protocol (KServe v2) with Triton's
+extensions. By default only callers on this host are served.`,
 		`  ringbatch gateway
   ringbatch gateway --system_shared_memory
   ringbatch gateway --http 0.0.0.0:8000 --grpc off --tls_cert cert.pem --tls_key key.pem --token_file tokens
 `)
 	socket := socketFlag(f)
-	f.StringVar(&cfg.HTTP, "http", gateway.DefaultHTTP, "address of the HTTP door, or a port on this host, or off")
-	f.StringVar(&cfg.GRPC, "grpc", gateway.DefaultGRPC, "address of the gRPC door, or a port on this host, or off")
+	f.StringVar(&cfg.HTTP, "http", gateway.DefaultHTTP, "address of the HTTP listener, or a port on this host, or off")
+	f.StringVar(&cfg.GRPC, "grpc", gateway.DefaultGRPC, "address of the gRPC listener, or a port on this host, or off")
 	f.StringSliceVar(&cfg.Models, "model", nil, "serve this model only (repeatable; default: all)")
 	f.StringVar(&cfg.CertFile, "tls_cert", "", "serve TLS with this certificate (PEM; read again when it changes)")
 	f.StringVar(&cfg.KeyFile, "tls_key", "", "and this key")
 	f.StringVar(&cfg.ClientCAFile, "client_ca", "", "callers have to show a certificate of these authorities (PEM)")
 	f.StringVar(&cfg.TokenFile, "token_file", "", "callers have to show one of these bearer tokens: lines of a name and a token")
-	f.BoolVar(&cfg.Insecure, "insecure", false, "serve other hosts without TLS and tokens: something else guards the address")
+	f.BoolVar(&cfg.Insecure, "insecure", false, "serve other hosts without TLS and tokens, behind a proxy or firewall")
 	f.BoolVar(&cfg.SystemSharedMemory, "system_shared_memory", false, "callers on this host may pass tensors in POSIX shared memory")
 	f.StringSliceVar(&cfg.AllowedHosts, "allowed_host", nil, "a name by which HTTP callers without tokens may address the gateway, "+
 		"besides IP addresses and localhost (repeatable; * allows any)")
 	f.IntVar(&cfg.MaxMessageBytes, "max_message_bytes", core.DefaultMaxMessageBytes, "largest HTTP body or gRPC message")
-	f.IntVar(&cfg.MaxBufferedBytes, "max_buffered_bytes", core.DefaultMaxBufferedBytes, "most bytes of requests in the gateway's own memory")
-	f.IntVar(&cfg.MaxConnections, "max_connections", core.DefaultMaxConnections, "most connections of each door")
-	f.IntVar(&cfg.CallerConnections, "caller_connections", 0, "most connections of one address at each door (default: a quarter of "+
+	f.IntVar(&cfg.MaxBufferedBytes, "max_buffered_bytes", core.DefaultMaxBufferedBytes, "most bytes of requests in the gateway's memory")
+	f.IntVar(&cfg.MaxConnections, "max_connections", core.DefaultMaxConnections, "most connections of each listener")
+	f.IntVar(&cfg.CallerConnections, "caller_connections", 0, "most connections of one address at each listener (default: a quarter of "+
 		"max_connections)")
 	f.IntVar(&cfg.CallerRequests, "caller_requests", core.DefaultCallerRequests, "most requests that one caller has in flight")
-	f.IntVar(&cfg.CallerBytes, "caller_bytes", 0, "most bytes of one caller in the gateway's own memory (default: a quarter of "+
+	f.IntVar(&cfg.CallerBytes, "caller_bytes", 0, "most bytes of one caller in the gateway's memory (default: a quarter of "+
 		"max_buffered_bytes)")
 	f.IntVar(&cfg.Window, "window", 0, "slots to ask for, per model; one caller has a quarter (default: 64 MiB worth, at most 512)")
-	f.BoolVar(&cfg.ReportLoad, "report_load", false, "tell every gRPC caller the model's load (ORCA), not only relays")
+	f.BoolVar(&cfg.ReportLoad, "report_load", false, "send the model's load (ORCA) to every gRPC caller, not only to relays")
 	f.DurationVar(&cfg.ClaimWait, "claim_wait", core.DefaultClaimWait, "how long a request without a deadline waits for room in the ring")
 	f.DurationVar(&cfg.DrainDelay, "drain_delay", 0, "after SIGTERM, how long readiness is false before requests are refused")
 	f.DurationVar(&cfg.DrainTime, "drain_time", core.DefaultDrainTime, "and how long accepted requests may take to finish")
@@ -105,6 +113,11 @@ func gatewayConfig(args []string) (cfg gateway.Config, logs *logFlags, err error
 	logs = addLogFlags(f)
 	if err := parse(f, args, 0, 0); err != nil {
 		return cfg, logs, err
+	}
+	for flag, at := range map[string]string{"http": cfg.HTTP, "grpc": cfg.GRPC} {
+		if _, err := strconv.ParseUint(at, 10, 16); err != nil && at != "off" && !strings.Contains(at, ":") {
+			return cfg, logs, fmt.Errorf("%w: --%s %s: want a port, HOST:PORT or off", errUsage, flag, at)
+		}
 	}
 	cfg.Socket = *socket
 	return cfg, logs, nil
@@ -130,7 +143,7 @@ func checkGateway(workers []supervise.Worker) error {
 	return nil
 }
 
-// greet says where the doors are, and a line to try.
+// greet prints the addresses, and a line to try.
 func greet(ctx context.Context, cfg *gateway.Config, web, rpc net.Addr) {
 	if rpc != nil {
 		fmt.Printf("grpc %s\n", rpc)
@@ -175,10 +188,8 @@ func example(sig *tensor.Signature) string {
 		spec := &sig.Inputs[i]
 		shape, n := []string{"1"}, 1
 		for d, size := range spec.Shape {
-			for _, v := range spec.Variable {
-				if v == d {
-					size = 1
-				}
+			if slices.Contains(spec.Variable, d) {
+				size = 1
 			}
 			shape, n = append(shape, fmt.Sprint(size)), n*size
 		}

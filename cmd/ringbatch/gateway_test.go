@@ -4,21 +4,19 @@ package main
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/ringbatch/ringbatch/broker/configfile"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
 func TestTheFileForKServeIsTakenAndAGatewayThatWouldNotStartIsNot(t *testing.T) {
 	cfg, err := configfile.Load("../../deploy/kserve/ringbatch.toml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := checkGateway(cfg.Workers); err != nil {
-		t.Error(err)
-	}
+	must.Do(t, err)
+	must.Check(t, checkGateway(cfg.Workers))
 	for text, want := range map[string]error{
 		"[gateway]\n": nil,
 		"[gateway]\nhttp = 8000\ndrain_delay = \"1s\"\n": nil,
@@ -47,11 +45,18 @@ func TestTheExampleThatAGatewayPrintsIsShortOrNotThere(t *testing.T) {
 		if inputs == "y:i8[]" {
 			sig, err = tensor.ParseSignature([]string{inputs}, []string{"z:f32[1]"})
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		if got := example(&sig); got != want {
 			t.Errorf("%s: %s", inputs, got)
+		}
+	}
+}
+
+func TestARelaysZerosAreRefused(t *testing.T) {
+	for _, flag := range []string{"--in-flight=0", "--attempts=0", "--check-interval=0", "--check-timeout=0s"} {
+		err := runRelay(t.Context(), []string{"model", "--to", "127.0.0.1:8001", flag})
+		if name, _, _ := strings.Cut(flag, "="); !errors.Is(err, errUsage) || !strings.Contains(err.Error(), name+" must be more than 0") {
+			t.Errorf("%s: %v", flag, err)
 		}
 	}
 }

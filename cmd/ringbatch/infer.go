@@ -12,12 +12,16 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/codec"
 	"github.com/ringbatch/ringbatch/internal/npy"
+	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -61,7 +65,7 @@ input), or one --in NAME=FILE per input: a .npy file, or raw little-endian bytes
 		return err
 	}
 	rows := inputs[0].(tensor.Tensor).Rows()
-	if rows > 1 && rows <= c.Model().MaxBatchSize { // the signature tells the number of rows: a second, larger window
+	if rows > 1 && rows <= c.Model().MaxBatchSize { // now the number of rows is known: dial again with a larger window
 		c.Close()
 		if c, err = client.Dial(ctx, f.Arg(0), append(options, client.WithWindow(rows))...); err != nil {
 			return err
@@ -84,7 +88,7 @@ input), or one --in NAME=FILE per input: a .npy file, or raw little-endian bytes
 	return nil
 }
 
-// send runs one request and leaves its outputs to be read and released.
+// send runs one request. The caller reads its outputs and releases it.
 func send(ctx context.Context, c *client.Client, inputs []any, priority int) (client.Request, error) {
 	r, err := c.Fill(ctx, inputs...)
 	if err != nil {
@@ -149,13 +153,13 @@ func readInputs(sig *tensor.Signature, numbers, files []string, shape []int) ([]
 	return tensors, nil
 }
 
-// shapeOf is the shape of a number of bytes, rows first. given are the sizes of a
-// row from --shape, if any.
+// shapeOf is the shape of a number of bytes, rows first. given is --shape, the sizes of a
+// row.
 func shapeOf(spec *tensor.Spec, bytes int, given []int) ([]int, error) {
 	row, hint := spec.Shape, ""
 	switch {
 	case len(given) > 0:
-		// Checked before its sizes are multiplied. It has no data yet.
+		// Check the sizes before they are multiplied. The tensor has no data yet.
 		t := tensor.Tensor{DType: spec.DType, Shape: append([]int{1}, given...)}
 		if _, _, err := tensor.CheckInput(spec, &t, nil); err != nil && !errors.Is(err, status.ErrSize) {
 			return nil, err
@@ -180,8 +184,8 @@ func shapeOf(spec *tensor.Spec, bytes int, given []int) ([]int, error) {
 
 const maxInputFile = 4 << 30
 
-// readInput reads a .npy file, known by how it begins, or raw bytes: then the
-// tensor has no shape yet.
+// readInput reads a .npy file, recognized by its first bytes, or raw bytes. A tensor of raw
+// bytes has no shape yet.
 func readInput(spec *tensor.Spec, file string) (tensor.Tensor, error) {
 	f := os.Stdin
 	if file != "-" {
@@ -218,7 +222,7 @@ func encode(d tensor.DType, numbers []string) ([]byte, error) {
 	return out, nil
 }
 
-// outputFiles tells which outputs go where, before anything is sent.
+// outputFiles maps outputs to files. It checks both before anything is sent.
 func outputFiles(sig *tensor.Signature, outs []string) (map[string]string, error) {
 	files := map[string]string{}
 	for _, text := range outs {
@@ -228,6 +232,9 @@ func outputFiles(sig *tensor.Signature, outs []string) (map[string]string, error
 		}
 		if !slices.ContainsFunc(sig.Outputs, func(t tensor.Spec) bool { return t.Name == name }) {
 			return nil, fmt.Errorf("no output %q; the model is %s", name, sig)
+		}
+		if err := progress.CanWrite(file); err != nil {
+			return nil, fmt.Errorf("--out: %w", err)
 		}
 		files[name] = file
 	}
@@ -254,7 +261,7 @@ func writeOutputs(sig *tensor.Signature, r client.Request, files map[string]stri
 		}
 		switch file, ok := files[spec.Name]; {
 		case ok:
-			if err := writeNPY(file, t); err != nil {
+			if err := writeFile(file, func(w io.Writer) error { return codec.WriteNPY(w, t) }); err != nil {
 				return err
 			}
 		case asJSON:
@@ -275,19 +282,7 @@ func jsonList(t tensor.Tensor) json.RawMessage {
 	return append(codec.AppendJSON([]byte{'['}, t.DType, t.Data, false), ']')
 }
 
-func writeNPY(file string, t tensor.Tensor) error {
-	f, err := os.Create(file)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := codec.WriteNPY(f, t); err != nil {
-		return err
-	}
-	return f.Close()
-}
-
-// brief cuts long outputs for people; --json and --out give all of it.
+// brief shortens long outputs for people; --json and --out have all values.
 func brief(t tensor.Tensor) string {
 	const most = 64
 	size := t.DType.Size()
@@ -303,4 +298,31 @@ func brief(t tensor.Tensor) string {
 		b = fmt.Appendf(b, " … (%d values; --json or --out for all)", n)
 	}
 	return string(b)
+}
+
+// numbersLast puts the flags and their values first, then "--" and all other arguments:
+// pflag would read the number -1 as a flag.
+func numbersLast(f *pflag.FlagSet, args []string) []string {
+	var flags, rest []string
+	for i := 0; i < len(args); i++ {
+		arg := args[i]
+		if arg == "--" {
+			rest = append(rest, args[i+1:]...)
+			break
+		}
+		_, err := strconv.ParseFloat(arg, 64)
+		if !strings.HasPrefix(arg, "-") || err == nil || errors.Is(err, strconv.ErrRange) {
+			rest = append(rest, arg)
+			continue
+		}
+		flags = append(flags, arg)
+		if known := f.Lookup(strings.TrimPrefix(arg, "--")); known != nil && known.NoOptDefVal == "" {
+			if i+1 == len(args) {
+				return flags // pflag says that its value is missing
+			}
+			i++
+			flags = append(flags, args[i])
+		}
+	}
+	return append(append(flags, "--"), rest...)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/npy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -54,9 +55,7 @@ func TestNumbersThatAreNoneTravelInJSON(t *testing.T) {
 
 func TestTheShapeOfTypedNumbersIsChecked(t *testing.T) {
 	sig, err := tensor.ParseSignature([]string{"x:i32[<=4,3]"}, []string{"y:i32[1]"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, c := range []struct {
 		shape []int
 		want  error
@@ -81,24 +80,18 @@ func TestTheShapeOfTypedNumbersIsChecked(t *testing.T) {
 // An .npy file taken for raw bytes would be an answer to its header.
 func TestAnNPYFileIsKnownByHowItBegins(t *testing.T) {
 	sig, err := tensor.ParseSignature([]string{"x:i32[2]"}, []string{"y:i32[2]"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	raw := []byte{1, 0, 0, 0, 2, 0, 0, 0}
 	file := func(name string, npyFile bool) string {
 		f, err := os.Create(filepath.Join(t.TempDir(), name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		defer f.Close()
 		if npyFile {
 			err = npy.Write(f, npy.Array{DType: "i32", Shape: []int{1, 2}, Data: raw})
 		} else {
 			_, err = f.Write(raw)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return f.Name()
 	}
 	for _, name := range []string{file("x.npy", true), file("x.NPY", true), file("x", true), file("x.bin", false)} {

@@ -10,17 +10,17 @@ import (
 	"github.com/ringbatch/ringbatch/cmd/ringbatch/logging"
 )
 
-// logFlags say how a log is written.
+// logFlags choose the level and format of a log.
 type logFlags struct{ level, format string }
 
 func addLogFlags(f *flagSet) *logFlags {
 	l := &logFlags{}
 	f.StringVar(&l.level, "log-level", "info", "debug, info, warn or error")
-	f.StringVar(&l.format, "log-format", "text", "text, which is short on a terminal, or json: one object a line")
+	f.StringVar(&l.format, "log-format", "text", "text (short on a terminal) or json, one object per line")
 	return l
 }
 
-// open makes the log, to be ended.
+// open makes the log. The caller ends the writer.
 func (l *logFlags) open(w io.Writer) (*slog.Logger, *logging.Writer, error) {
 	handler, err := l.handler()
 	if err != nil {

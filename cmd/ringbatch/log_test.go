@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
@@ -18,18 +19,12 @@ func (c *cli) brokerInto(config string) (b *testbed.Process, socket string, log 
 	file := c.bed.Path("c.toml")
 	socket = c.bed.Path("b.sock")
 	log, w, err := os.Pipe()
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, err)
 	c.t.Cleanup(func() { _ = log.Close() })
 	defer w.Close()
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, os.WriteFile(file, []byte(config), 0o600))
 	b, err = c.bed.Start(testbed.Spec{Command: []string{c.bin, "broker", "--config", file, "--socket", socket}, Output: w})
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, err)
 	return b, socket, log
 }
 
@@ -51,9 +46,7 @@ func TestABrokerWhoseLogIsNotReadGoesOn(t *testing.T) {
 		return strings.Contains(out, `"running"`)
 	})
 	for range 50 { // by now the pipe is full
-		if out, code := c.run("stats", "--socket", socket); code != 0 {
-			t.Fatalf("stats: %d\n%s", code, out)
-		}
+		c.must("stats", "--socket", socket)
 	}
 	c.ends(b)
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"regexp"
@@ -22,13 +21,13 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// command is one subcommand. run gets the arguments after its name.
+// command is a subcommand. run gets the arguments after its name.
 type command struct {
 	name, brief string
 	run         func(ctx context.Context, args []string) error
 }
 
-// group is a part of the list of commands.
+// group is a group of commands in the help.
 type group struct {
 	title    string
 	commands []command
@@ -37,7 +36,7 @@ type group struct {
 // errUsage marks mistakes in the command line: exit status 2, not 1.
 var errUsage = errors.New("usage")
 
-// exitCode carries an exit status of its own.
+// exitCode is an error with an exit status. It prints no text.
 type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
@@ -55,7 +54,7 @@ func groups() []group {
 		}},
 		{"Try", []command{
 			{"infer", "send one test request", runInfer},
-			{"demo", "show the dashboard with a broker, workers and load of its own", runDemo},
+			{"demo", "show the dashboard with a broker, workers and a load", runDemo},
 			{"bench", "load a running model and measure it", runBench},
 		}},
 		{"Look", []command{
@@ -86,7 +85,7 @@ func groups() []group {
 	}
 }
 
-// commands are those of all groups.
+// commands are the commands of all groups.
 func commands() (list []command) {
 	for _, g := range groups() {
 		list = append(list, g.commands...)
@@ -99,7 +98,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), signals...)
 	go func() { // a second Ctrl-C ends at once
 		<-ctx.Done()
-		if slices.Contains(signals, os.Signal(syscall.SIGHUP)) { // a closed terminal sends two: the shell's and the kernel's
+		if slices.Contains(signals, os.Signal(syscall.SIGHUP)) { // a closed terminal sends it twice: shell and kernel
 			signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 		}
 		stop()
@@ -111,7 +110,7 @@ func main() {
 	case errors.As(err, &code):
 		os.Exit(int(code))
 	default:
-		fmt.Fprintln(os.Stderr, "ringbatch:", printable.Lines(plain(err), 16<<10)) // it may be a worker's text
+		fmt.Fprintln(os.Stderr, "ringbatch:", printable.Lines(plain(err), 16<<10)) // a worker may have written the text
 		if errors.Is(err, errUsage) {
 			os.Exit(2)
 		}
@@ -121,7 +120,7 @@ func main() {
 
 var dialing = regexp.MustCompile(`^dial \S+: `)
 
-// plain is an error's text without the words that only sort it.
+// plain is an error's text without the words that only classify it.
 func plain(err error) string {
 	text := dialing.ReplaceAllString(err.Error(), "")
 	text = strings.Replace(text, status.ErrUnknownModel.Error()+": ", "no such model: ", 1)
@@ -139,7 +138,9 @@ func dispatch(ctx context.Context, args []string) error {
 		args = []string{args[1], "--help"}
 	}
 	if len(args) == 0 || args[0] == "help" || args[0] == "-h" || args[0] == "--help" {
-		printUsage(os.Stdout)
+		if _, err := fmt.Print(usage()); err != nil {
+			return err
+		}
 		if len(args) == 0 {
 			return exitCode(2)
 		}
@@ -159,22 +160,21 @@ func dispatch(ctx context.Context, args []string) error {
 	case args[0] == "manual": // for packages
 		return runManual(ctx, args[1:])
 	case slices.Equal(args, []string{"policy", "--help"}):
-		printPolicy(os.Stdout)
-		return nil
+		_, err := fmt.Print(policyHelp())
+		return err
 	}
 	return fmt.Errorf("%w: no command %q%s; see ringbatch --help", errUsage, args[0], typo.DidYouMean(args[0], names))
 }
 
-func printUsage(w io.Writer) {
-	fmt.Fprint(w, "Dynamic batching for many processes, in shared memory.\n\nUsage: ringbatch COMMAND [flags]\n")
+// usage is the list of commands.
+func usage() string {
+	text := "Dynamic batching for many processes, in shared memory.\n\nUsage: ringbatch COMMAND [flags]\n"
 	for _, g := range groups() {
-		fmt.Fprintf(w, "\n%s\n", g.title)
+		text += fmt.Sprintf("\n%s\n", g.title)
 		for _, c := range g.commands {
-			fmt.Fprintf(w, "  %-11s %s\n", c.name, c.brief)
+			text += fmt.Sprintf("  %-11s %s\n", c.name, c.brief)
 		}
 	}
-	fmt.Fprint(w, `
-`+"`ringbatch COMMAND --help` explains a command, `ringbatch help policy` the batching policy's flags."+`
-To see it at work: ringbatch demo
-`)
+	return text + "\n`ringbatch COMMAND --help` explains a command, `ringbatch help policy` the batching policy's flags.\n" +
+		"To see it at work: ringbatch demo\n"
 }

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // gateway starts one on a free port, and returns where its HTTP door is.
@@ -43,18 +44,14 @@ func (c *cli) affineWorker() {
 	c.t.Helper()
 	w := c.start("worker", "affine", "--scale", "2", "--input", "x:f32[4]")
 	c.t.Cleanup(func() { c.ends(w) })
-	if out, code := c.run("ready", "affine", "--wait", "2m"); code != 0 {
-		c.t.Fatal(out)
-	}
+	c.must("ready", "affine", "--wait", "2m")
 }
 
-// ask sends requests from so many goroutines at a time, of one client.
+// ask sends requests from several goroutines of one client.
 func (c *cli) ask(n, callers int) {
 	c.t.Helper()
 	cl, err := client.Dial(c.t.Context(), "affine", client.WithWindow(callers))
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, err)
 	defer cl.Close()
 	var wg sync.WaitGroup
 	for range callers {
@@ -74,9 +71,7 @@ func (c *cli) ask(n, callers int) {
 func (c *cli) keepAsking() (stop func()) {
 	c.t.Helper()
 	cl, err := client.Dial(c.t.Context(), "affine", client.WithWindow(8))
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, err)
 	ctx, cancel := context.WithCancel(c.t.Context())
 	var wg sync.WaitGroup
 	for range 8 {
@@ -97,14 +92,10 @@ func (c *cli) keepAsking() (stop func()) {
 func get(t *testing.T, address string) (string, int) {
 	t.Helper()
 	rep, err := http.Get(address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer rep.Body.Close()
 	body, err := io.ReadAll(rep.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return string(body), rep.StatusCode
 }
 
@@ -114,9 +105,7 @@ func value(t *testing.T, text, name string) float64 {
 	for _, line := range strings.Split(text, "\n") {
 		if rest, ok := strings.CutPrefix(line, name+" "); ok {
 			v, err := strconv.ParseFloat(rest, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			return v
 		}
 	}
@@ -133,7 +122,7 @@ func TestMetricsAreWhatTheBrokerCounts(t *testing.T) {
 	}
 	c.affineWorker()
 	c.ask(200, 4)
-	c.until("the broker has heard of every end", func() bool { // the worker answers first, and tells it then
+	c.until("the broker has heard of every end", func() bool { // workers answer clients first, then the broker
 		m := c.stats().Models[0]
 		return m.Ended["OK"] == 200 && m.Workers[0].State == "idle"
 	})
@@ -178,8 +167,8 @@ func checkMetrics(t *testing.T, text string) {
 	}
 }
 
-// needs tells whether a program is there. `make operate` installs those of
-// this package's tests, and sets the variable with which it has to be.
+// needs reports whether a program is installed. `make operate` installs the programs of this
+// package's tests and sets the variable that makes a missing program an error.
 func needs(t *testing.T, program string) bool {
 	t.Helper()
 	_, err := exec.LookPath(program)
@@ -215,16 +204,12 @@ func TestPrometheusScrapesTheGatewayAndAnswersAP99Query(t *testing.T) {
 	address := prometheusHost + ":" + freePort(t, prometheusHost)
 	config := fmt.Sprintf("global: {scrape_interval: 1s}\nscrape_configs:\n  - job_name: ringbatch\n    static_configs: [{targets: "+
 		"[%q]}]\n", strings.TrimPrefix(base, "http://"))
-	if err := os.WriteFile(c.bed.Path("prometheus.yml"), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(c.bed.Path("prometheus.yml"), []byte(config), 0o600))
 	p := exec.Command("prometheus", "--config.file", c.bed.Path("prometheus.yml"), "--storage.tsdb.path", c.bed.Path("tsdb"),
 		"--web.listen-address", address, "--log.level", "warn")
 	var log bytes.Buffer
 	p.Stdout, p.Stderr = &log, &log
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.Start())
 	t.Cleanup(func() { _ = p.Process.Kill(); _ = p.Wait() })
 	// The quantile of what each scrape adds needs two of them with load between.
 	query := `histogram_quantile(0.99, sum by (model, le) (rate(ringbatch_model_request_duration_seconds_bucket[10s])))`
@@ -270,9 +255,7 @@ const prometheusHost = "127.0.0.3"
 
 func freePort(t *testing.T, host string) string {
 	l, err := net.Listen("tcp", host+":0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer l.Close()
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	return port

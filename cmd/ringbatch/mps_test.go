@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // faultyMPS stands in for nvidia-cuda-mps-control. Its server has faulted while there is a
@@ -29,9 +30,7 @@ esac
 
 func TestAFaultOfMPSDelaysRequestsAndFailsNone(t *testing.T) {
 	bin := t.TempDir()
-	if err := os.WriteFile(bin+"/nvidia-cuda-mps-control", []byte(faultyMPS), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(bin+"/nvidia-cuda-mps-control", []byte(faultyMPS), 0o700))
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", bin+"/none")
 	c := startCLI(t)
@@ -43,9 +42,7 @@ func TestAFaultOfMPSDelaysRequestsAndFailsNone(t *testing.T) {
 	l := c.load(8)
 	before := c.pids()
 	pipe := c.bed.Path("private/mps-b/pipe")
-	if err := errors.Join(os.WriteFile(pipe+"/fault", nil, 0o600), syscall.Kill(before[0], syscall.SIGKILL)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(os.WriteFile(pipe+"/fault", nil, 0o600), syscall.Kill(before[0], syscall.SIGKILL)))
 	c.until("three others serve", func() bool {
 		workers := c.stats().Models[0].Workers
 		return len(workers) == 3 && !slices.ContainsFunc(workers, func(w stats.Worker) bool { return slices.Contains(before, w.Pid) })

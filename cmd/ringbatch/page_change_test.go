@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // A person with a token changes a model on the page and watches what becomes of
@@ -18,14 +19,10 @@ func TestOnThePageSettingsAndInstancesAreChangedWithATokenAndSeenInStats(t *test
 	c := startCLI(t)
 	const token = "0123456789abcdef"
 	file := c.bed.Path("tokens")
-	if err := os.WriteFile(file, []byte("ops "+token+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte("ops "+token+"\n"), 0o600))
 	base := c.gateway("--admin-token-file", file)
 	c.reload(c.served(2, 1, 0) + "[[model]]\nname = \"other\"\ninputs = [\"x:u8[1]\"]\noutputs = [\"y:u8[1]\"]\n")
-	if out, code := c.run("ready", "affine", "--wait", "2m"); code != 0 {
-		t.Fatal(out)
-	}
+	c.must("ready", "affine", "--wait", "2m")
 	l := c.load(4)
 	affine := func() *stats.Model { s := c.stats(); return s.Model("affine") }
 

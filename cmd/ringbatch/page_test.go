@@ -14,10 +14,11 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/gateway/console"
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
-// browse loads a page in a real browser, lets it run for a while of its own
-// time, and returns what became of it.
+// browse loads a page in a real browser, lets it run for a virtual while, and returns the
+// document.
 func (c *cli) browse(address string, flags ...string) string {
 	c.t.Helper()
 	args := append([]string{"--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
@@ -40,16 +41,14 @@ func shown(t *testing.T, dom, key string) string {
 	return m[1]
 }
 
-func TestThePageShowsWhatStatsTells(t *testing.T) {
+func TestThePageShowsTheStatistics(t *testing.T) {
 	if !needs(t, "chromium") {
 		t.Skip()
 	}
 	c := startCLI(t)
 	base := c.gateway()
 	c.reload(c.served(2, 2, 0))
-	if out, code := c.run("ready", "--wait", "2m"); code != 0 {
-		t.Fatal(out)
-	}
+	c.must("ready", "--wait", "2m")
 	stop := c.keepAsking() // until the browser has looked, however long it takes to start
 	var before stats.Model
 	dom := ""
@@ -60,7 +59,7 @@ func TestThePageShowsWhatStatsTells(t *testing.T) {
 	})
 	stop()
 	m := c.stats().Models[0]
-	c.until("the broker has heard of every end", func() bool { // workers answer first, and tell it then
+	c.until("the broker has heard of every end", func() bool { // workers answer clients first, then the broker
 		m = c.stats().Models[0]
 		return m.Ended["OK"] == m.Requests
 	})
@@ -98,17 +97,16 @@ func TestThePageChangesThingsOnlyWithAToken(t *testing.T) {
 	c := startCLI(t)
 	const token = "0123456789abcdef"
 	file := c.bed.Path("tokens")
-	if err := os.WriteFile(file, []byte("# who may change things\nops "+token+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte("# who may change things\nops "+token+"\n"), 0o600))
 	locked, open := c.gateway(), c.gateway("--admin-token-file", file)
+	if text, code := get(t, locked+"/"); code != 200 || !strings.Contains(text, "<title>") {
+		t.Errorf("the root does not lead to the page: %d\n%s", code, text)
+	}
 	change := func(base, token, body string) (int, string) {
 		r, _ := http.NewRequest(http.MethodPost, base+"/dashboard/api/change", strings.NewReader(body))
 		r.Header.Set(console.AdminHeader, token)
 		rep, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		defer rep.Body.Close()
 		text, _ := io.ReadAll(rep.Body)
 		return rep.StatusCode, string(text)

@@ -25,8 +25,8 @@ import (
 const interrupted = exitCode(130)
 
 func runProfile(ctx context.Context, args []string) error {
-	f := flags("profile", " MODEL", `Measure what batches of a model take in its running workers: by their rows, and by how many workers
-are busy at once. While it measures, the model's wait_time is 0. Ctrl-C keeps what was measured.`,
+	f := flags("profile", " MODEL", `Measure how long batches of a running model take, by their rows and by the number of busy workers.
+While it measures, the model's wait_time is 0. Ctrl-C keeps the results so far.`,
 		`  ringbatch profile resnet50 --out resnet50.csv
   ringbatch profile resnet50 --in x=images.npy --sizes 1,8,16,32 --busy 1,3
   ringbatch simulate --cost resnet50.csv --rate 2000 --workers 3
@@ -35,9 +35,8 @@ are busy at once. While it measures, the model's wait_time is 0. Ctrl-C keeps wh
 	inputs := addFeedFlags(f)
 	sizes := f.IntSlice("sizes", nil, "batch sizes `N,N…`, in rows (default: 1, 2, 4 … max_batch_size)")
 	busy := f.IntSlice("busy", nil, "numbers of busy workers, `N,N…` (default: 1, 2, 4 … all)")
-	length := f.Duration("duration", 15*time.Second, "about how long to measure; slow models take longer: a few batches of each "+
-		"kind are measured "+
-		"in any case")
+	length := f.Duration("duration", 15*time.Second, "about how long to measure; slow models take longer, for a few batches of "+
+		"each kind")
 	out := f.String("out", "", "write the cost file that ringbatch simulate --cost reads (CSV)")
 	asJSON := f.Bool("json", false, "print JSON")
 	if err := parse(f, args, 1, 1); err != nil {
@@ -75,8 +74,8 @@ are busy at once. While it measures, the model's wait_time is 0. Ctrl-C keeps wh
 	return inputs.explain(err)
 }
 
-// writeProfile is also for what there is of an interrupted one. A file that cannot be
-// written does not keep the rest from being shown.
+// writeProfile writes the results, even of an interrupted run. It prints them even if the
+// file cannot be written.
 func writeProfile(p *profile.Profile, out string, asJSON bool) error {
 	var failed error
 	if out != "" {
@@ -112,7 +111,7 @@ func writeFigure(path string, figure *svgchart.Figure) error {
 	return nil
 }
 
-// feedFlags say which inputs requests have that only load a model.
+// feedFlags choose the inputs of requests that only load a model.
 type feedFlags struct{ files *[]string }
 
 func addFeedFlags(f *flagSet) *feedFlags {
@@ -120,7 +119,7 @@ func addFeedFlags(f *flagSet) *feedFlags {
 		"rows of an input, `NAME=FILE.npy` (repeatable; default: made from the signature, variable dimensions at their largest)")}
 }
 
-// explain adds to a batch that failed what may be to blame.
+// explain adds a likely cause to the error of a failed batch.
 func (g *feedFlags) explain(err error) error {
 	var failed *profile.BatchError
 	if len(*g.files) > 0 || !errors.As(err, &failed) {
@@ -129,7 +128,7 @@ func (g *feedFlags) explain(err error) error {
 	return fmt.Errorf("%w\nits inputs were random numbers, made from the signature: --in NAME=FILE.npy sends your own", err)
 }
 
-// check finds out what can be before a model is there, which may take minutes.
+// check checks the flags and files before the model is there, which may take minutes.
 func (g *feedFlags) check() error {
 	var names []string
 	for _, text := range *g.files {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/npy"
 	"github.com/ringbatch/ringbatch/tools/profile"
 )
@@ -86,21 +87,17 @@ func TestAnInterruptedProfileKeepsWhatWasMeasured(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeMeasuredIsSaidInASentence(t *testing.T) {
+func TestAProfileThatCannotRunSaysWhy(t *testing.T) {
 	c := startCLI(t)
 	c.simulated(1)
 	text := c.bed.Path("text.npy")
-	if err := os.WriteFile(text, []byte("no numbers"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(text, []byte("no numbers"), 0o600))
 	row := c.bed.Path("row.npy")
 	file, err := os.Create(row)
 	if err == nil {
 		err = errors.Join(npy.Write(file, npy.Array{DType: "i64", Shape: []int{1, 3}, Data: make([]byte, 24)}), file.Close())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, x := range []struct {
 		args string
 		code int
@@ -117,10 +114,10 @@ func TestWhatCannotBeMeasuredIsSaidInASentence(t *testing.T) {
 		{"profile simulated --in z=/dev/null", 1, "not an .npy file"},
 		{"profile simulated --in x=" + row + " --in x=" + row, 2, "there is a file for x already"},
 		{"profile simulated --sizes 1,8 --seconds 0.1 --out /dev/full", 1, "no space left on device"},
-		{"profile simulated --sizes 1,8 --seconds 0.1 --out /dev/full", 1, "atching"}, // what was measured is not lost
+		{"profile simulated --sizes 1,8 --seconds 0.1 --out /dev/full", 1, "atching"}, // the results are not lost
 		{"profile simulated --sizes 4,8 --seconds 0.1", 0, "atching"},
 		{"simulate --sweep --requests 100000000 --plot /no/such/folder/x", 1, "cannot be written"}, // before it begins
-		{"simulate --requests 100 --plot /dev/full", 1, "throughput"},
+		{"simulate --requests 100 --svg /dev/full", 1, "throughput"},
 		{"profile simulated --out /no/such/folder/x", 1, "cannot be written"},
 		{"profile simulated --socket " + c.bed.Path("private/none"), 1, "broker"},
 	} {

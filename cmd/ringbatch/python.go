@@ -18,8 +18,8 @@ import (
 	"syscall"
 )
 
-// helps are Python's texts about these commands' flags, for --help without Python, man
-// pages and completions. A Python test compares them with the commands. To write one again:
+// helps are the help texts of commands in Python, for --help without Python, man pages and
+// completions. A Python test compares them with the commands. To update one:
 // `python3 -m ringbatch.serve.torch_cli --help >cmd/ringbatch/help/torch.txt`.
 //
 //go:embed help/*.txt
@@ -35,17 +35,19 @@ func runTorch(_ context.Context, args []string) error {
 	return becomePython("torch", "torch", "'./python[torch]'", args)
 }
 
-// runOnnx serves an ONNX file with ONNX Runtime, likewise.
+// runOnnx serves an ONNX file with ONNX Runtime. Python knows the flags.
 func runOnnx(_ context.Context, args []string) error {
 	return becomePython("onnx", "onnxruntime", "'./python[onnx]'", args)
 }
 
-// becomePython is `python3 -m ringbatch.serve.NAME_cli` in this process, if Python has
-// our package and the needed one. install names what pip installs from a clone.
+// becomePython replaces this process by `python3 -m ringbatch.serve.NAME_cli`, if Python
+// has the packages ringbatch and needed. install is pip's argument in a clone.
 func becomePython(name, needed, install string, args []string) error {
 	if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
 		help, err := helps.ReadFile("help/" + name + ".txt")
-		fmt.Print(kebab(string(help)))
+		if err == nil {
+			_, err = fmt.Print(kebab(string(help)))
+		}
 		return err
 	}
 	if err := checkTarget(name, args); err != nil {
@@ -71,7 +73,7 @@ func becomePython(name, needed, install string, args []string) error {
 	return syscall.Exec(python, command, os.Environ())
 }
 
-// snakeArgument spells a flag as Python has it: --wait-time=5ms is --wait_time=5ms.
+// snakeArgument spells a flag as Python does: --wait-time=5ms becomes --wait_time=5ms.
 func snakeArgument(arg string) string {
 	flag, _, _ := strings.Cut(arg, "=")
 	if !strings.HasPrefix(arg, "--") || len(flag) == 2 {
@@ -83,7 +85,7 @@ func snakeArgument(arg string) string {
 // checkTarget refuses a missing target, file or port before Python is looked for.
 func checkTarget(name string, args []string) error {
 	target, values, kind := "", 0, name != "serve"
-	open := "" // the flag whose value may come next
+	open := "" // a flag whose value may be the next argument
 	for _, arg := range args {
 		flag, value, given := strings.Cut(arg, "=")
 		switch {
@@ -118,15 +120,18 @@ func checkTarget(name string, args []string) error {
 	return nil
 }
 
-// suffixes are the ends of the files that ringbatch serve serves, as its help names them.
+// suffixes are the file name suffixes that ringbatch serve supports, from its help.
 func suffixes() []string {
 	help, _ := helps.ReadFile("help/serve.txt")
 	list, _, _ := strings.Cut(string(help), "or a Python object")
 	return regexp.MustCompile(`\.[a-z0-9]+\b`).FindAllString(list, -1)
 }
 
-// checkPort refuses a port or address that another process has.
+// checkPort refuses a port or address that another process uses.
 func checkPort(at, flag string) error {
+	if at == "off" {
+		return nil
+	}
 	if !strings.Contains(at, ":") {
 		at = "127.0.0.1:" + at
 	}
@@ -137,5 +142,5 @@ func checkPort(at, flag string) error {
 	} else if err == nil {
 		_ = l.Close()
 	}
-	return nil // the gateway judges the rest
+	return nil // the gateway reports other errors
 }

@@ -12,15 +12,15 @@ import (
 )
 
 func runReady(ctx context.Context, args []string) error {
-	f := flags("ready", " [MODEL…]", `Check that models (default: all) are ready: a worker is attached that waits for work, or whose batch
-does not take unusually long. Exit status 0 if so, else 1 and the reason.`, `  ringbatch ready
+	f := flags("ready", " [MODEL…]", `Check that models (default: all) are ready: an attached worker waits for work, or its batch does not
+take unusually long. Exit status 0 if so, else 1 and the reason.`, `  ringbatch ready
   ringbatch ready resnet50 --wait 30s      # in a start script
-  ringbatch ready --live                   # only: do the broker's loops answer
+  ringbatch ready --live                   # check only that the broker answers
 `)
 	socket := socketFlag(f)
 	wait := f.Duration("wait", 0, "how long to wait for them to become ready")
-	live := f.Bool("live", false, "ask only whether the broker answers, all of its loops")
-	quiet := f.BoolP("quiet", "q", false, "print nothing if they are")
+	live := f.Bool("live", false, "check only that all event loops of the broker answer")
+	quiet := f.BoolP("quiet", "q", false, "print nothing if they are ready")
 	if err := parse(f, args, 0, -1); err != nil {
 		return err
 	}
@@ -34,7 +34,7 @@ does not take unusually long. Exit status 0 if so, else 1 and the reason.`, `  r
 	if *live {
 		b, err := a.Ping(ctx)
 		if err == nil && !*quiet {
-			fmt.Printf("live: broker pid %d\n", b.Pid)
+			_, err = fmt.Printf("live: broker pid %d\n", b.Pid)
 		}
 		return err
 	}
@@ -42,11 +42,9 @@ does not take unusually long. Exit status 0 if so, else 1 and the reason.`, `  r
 	if *wait > 0 {
 		ready = a.WaitReady
 	}
-	if err := ready(ctx, f.Args()...); err != nil {
-		return err
+	err := ready(ctx, f.Args()...)
+	if err == nil && !*quiet {
+		_, err = fmt.Println("ready")
 	}
-	if !*quiet {
-		fmt.Println("ready")
-	}
-	return nil
+	return err
 }

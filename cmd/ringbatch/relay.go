@@ -16,7 +16,7 @@ func runRelay(ctx context.Context, args []string) error {
 	f := flags("relay", " MODEL --to TARGET",
 		`Serve a model that runs on other hosts: whole batches go over gRPC to ringbatch gateways there, or
 to other servers of the Open Inference Protocol. If the broker here does not know the model yet,
-this relay declares it with the policy given here and the signature that the far side tells.`,
+this relay declares it with the policy given here and the signature of the far side.`,
 		`  ringbatch relay resnet50 --to gpu1:8001,gpu2:8001
   ringbatch relay resnet50 --to dns:///gpus.example.com:8001
   ringbatch relay resnet50 --to gpus:8001 --tls-ca ca.pem --token-file token
@@ -24,22 +24,21 @@ this relay declares it with the policy given here and the signature that the far
 `)
 	var cfg relay.Config
 	socket := socketFlag(f)
-	f.StringVar(&cfg.Target, "to", "", "where it runs: HOST:PORT, several with commas between, or a gRPC target such as dns:///NAME:PORT")
+	f.StringVar(&cfg.Target, "to", "", "the other hosts: HOST:PORT,HOST:PORT… or a gRPC target such as dns:///NAME:PORT")
 	f.StringVar(&cfg.Remote, "remote-model", "", "the model's name there (default: the same)")
 	f.IntVar(&cfg.InFlight, "in-flight", relay.DefaultInFlight, "most batches on the network at once")
 	f.IntVar(&cfg.Attempts, "attempts", relay.DefaultAttempts, "hosts that one batch is sent to at most")
 	f.BoolVar(&cfg.TLS, "tls", false, "TLS, with this system's certificate authorities")
 	f.StringVar(&cfg.CAFile, "tls-ca", "", "TLS, with these authorities of the far side's certificate (PEM)")
-	f.StringVar(&cfg.CertFile, "tls-cert", "", "show this certificate of our own (PEM; all three are read again for every connection)")
+	f.StringVar(&cfg.CertFile, "tls-cert", "", "this relay's certificate (PEM; all three are read again for every connection)")
 	f.StringVar(&cfg.KeyFile, "tls-key", "", "and its key")
-	f.StringVar(&cfg.ServerName, "server-name", "", "the name in the far side's certificate, if it is not that of the target")
+	f.StringVar(&cfg.ServerName, "server-name", "", "the name in the far side's certificate (default: the target's)")
 	f.StringVar(&cfg.TokenFile, "token-file", "", "show the first bearer token of this file with every call (read again when it changes)")
-	f.BoolVar(&cfg.Insecure, "insecure", false, "show the token without TLS: something else guards the network")
-	f.DurationVar(&cfg.CheckInterval, "check-interval", relay.DefaultCheckInterval, "how often each host is asked whether it is well")
-	f.DurationVar(&cfg.CheckTimeout, "check-timeout", relay.DefaultCheckTimeout, "and how long it may take to answer before it is left")
-	inputs := f.StringArray("input", nil, "how large variable dimensions of an input can be, a `SPEC` like ids:i64[<=512], where "+
-		"the far side "+
-		"does not say; what it says has to agree (repeatable)")
+	f.BoolVar(&cfg.Insecure, "insecure", false, "send the token without TLS, in a protected network")
+	f.DurationVar(&cfg.CheckInterval, "check-interval", relay.DefaultCheckInterval, "how often each host is checked")
+	f.DurationVar(&cfg.CheckTimeout, "check-timeout", relay.DefaultCheckTimeout, "how long a host may take to answer a check")
+	inputs := f.StringArray("input", nil, "the largest sizes of an input's variable dimensions, a `SPEC` like ids:i64[<=512], if "+
+		"the far side does not say (repeatable)")
 	outputs := f.StringArray("output", nil, "the same for an output (`SPEC`)")
 	wait := waitFlag(f)
 	logs := addLogFlags(f)
@@ -52,7 +51,7 @@ this relay declares it with the policy given here and the signature that the far
 			return fmt.Errorf("%w: --%s must be more than 0", errUsage, flag)
 		}
 	}
-	cfg.WaitForBroker, cfg.Model = *wait, os.Getenv("RINGBATCH_MODEL") // a broker that starts us says what for
+	cfg.WaitForBroker, cfg.Model = *wait, os.Getenv("RINGBATCH_MODEL") // set by a broker that starts relays
 	if f.NArg() == 1 {
 		cfg.Model = f.Arg(0)
 	}
@@ -60,19 +59,13 @@ this relay declares it with the policy given here and the signature that the far
 		return fmt.Errorf("%w: say which model, and --to where\nUsage: ringbatch %s", errUsage, f.usage)
 	}
 	cfg.Socket, cfg.Name = *socket, cmp.Or(os.Getenv("RINGBATCH_WORKER_NAME"), "relay")
-	for _, side := range []struct {
-		texts []string
-		to    *[]tensor.Spec
-	}{{*inputs, &cfg.Inputs}, {*outputs, &cfg.Outputs}} {
-		for _, text := range side.texts {
-			spec, err := tensor.ParseSpec(text)
-			if err != nil {
-				return err
-			}
-			*side.to = append(*side.to, spec)
-		}
-	}
 	var err error
+	if cfg.Inputs, err = tensor.ParseSpecs(*inputs, nil); err != nil {
+		return err
+	}
+	if cfg.Outputs, err = tensor.ParseSpecs(*outputs, nil); err != nil {
+		return err
+	}
 	if cfg.Policy, err = asked.Policy(); err != nil {
 		return fmt.Errorf("%w: %w", errUsage, err)
 	}
@@ -83,13 +76,16 @@ this relay declares it with the policy given here and the signature that the far
 	defer written.End()
 	cfg.Logger = log
 	cfg.Started = func(sig *tensor.Signature, maxBatch int) {
-		answer := int64(0) // bytes of a row; inputs stay in the ring
-		for i := range sig.Outputs {
-			answer += int64(sig.Outputs[i].RowBytes())
+		input, output := int64(0), int64(0) // bytes of a row
+		for i := range sig.Inputs {
+			input += int64(sig.Inputs[i].RowBytes())
 		}
-		collectSeldom(int64(cfg.InFlight) * int64(maxBatch) * answer)
+		for i := range sig.Outputs {
+			output += int64(sig.Outputs[i].RowBytes())
+		}
+		limitProcs(int64(maxBatch) * (input + output))
+		collectSeldom(int64(cfg.InFlight) * int64(maxBatch) * output) // inputs stay in the ring
 		fmt.Printf("relaying %s to %s: %s\n", cfg.Model, cfg.Target, sig)
 	}
-	go fitProcs(ctx)
 	return relay.Run(ctx, cfg)
 }

@@ -14,6 +14,8 @@ import (
 	"unicode"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // pty is a pseudo-terminal with a program in it. It understands the sequences
@@ -43,16 +45,12 @@ func (c *cli) inTerminal(width, height int, args ...string) *pty {
 		c.t.Skip("no pseudo-terminals here: ", err)
 	}
 	var number int
-	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
 	if number, err = unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN); err != nil {
 		c.t.Fatal(err)
 	}
 	slave, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, err)
 	defer slave.Close()
 	p := &pty{t: c.t, master: master, cmd: exec.Command(c.bin, args...), ended: make(chan error, 1),
 		modes: map[string]bool{"?7": true, "?25": true}}
@@ -61,9 +59,7 @@ func (c *cli) inTerminal(width, height int, args ...string) *pty {
 	p.cmd.Env = append(os.Environ(), "TERM=xterm")
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = slave, slave, slave
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Pdeathsig: syscall.SIGKILL}
-	if err := p.cmd.Start(); err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, p.cmd.Start())
 	read := make(chan struct{})
 	go func() {
 		defer close(read)
@@ -91,13 +87,11 @@ func (c *cli) inTerminal(width, height int, args ...string) *pty {
 func (p *pty) termios() unix.Termios {
 	p.t.Helper()
 	now, err := unix.IoctlGetTermios(int(p.master.Fd()), unix.TCGETS) // the slave's, too
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	must.Do(p.t, err)
 	return *now
 }
 
-// resize tells the kernel, which signals the program.
+// resize sets the size; the kernel signals the program.
 func (p *pty) resize(width, height int) {
 	p.mu.Lock()
 	p.screen = make([][]rune, height)
@@ -105,9 +99,7 @@ func (p *pty) resize(width, height int) {
 		p.screen[i] = []rune(strings.Repeat(" ", width))
 	}
 	p.mu.Unlock()
-	if err := unix.IoctlSetWinsize(int(p.master.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(height), Col: uint16(width)}); err != nil {
-		p.t.Fatal(err)
-	}
+	must.Do(p.t, unix.IoctlSetWinsize(int(p.master.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(height), Col: uint16(width)}))
 }
 
 func (p *pty) press(keys string) {
@@ -116,7 +108,7 @@ func (p *pty) press(keys string) {
 	}
 }
 
-// text is what the screen shows.
+// text is the text on the screen.
 func (p *pty) text() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -13,9 +13,9 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 )
 
-// endings are the signals with which a command ends what it started, and itself.
-// A terminal that is closed sends SIGHUP, unless nohup has us ignore it; the
-// broker reads its configuration again then.
+// endings are the signals at which a command ends its processes and itself. A closed
+// terminal sends SIGHUP, which nohup ignores. The broker reloads its configuration at
+// SIGHUP.
 func endings(args []string) []os.Signal {
 	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
 	if len(args) > 0 && args[0] != "broker" && !signal.Ignored(syscall.SIGHUP) {
@@ -24,8 +24,8 @@ func endings(args []string) []os.Signal {
 	return signals
 }
 
-// serveUntilInsisted drains at the first signal, which ends ctx. At a second one it
-// ends the worker processes, by force if need be, and itself by that signal.
+// serveUntilInsisted drains at the first signal, which ends ctx. At a second signal it ends
+// the worker processes, if necessary by force, and ends itself by that signal.
 func serveUntilInsisted(ctx context.Context, b *broker.Broker, log *slog.Logger) error {
 	insisted := make(chan struct{})
 	signals := make(chan os.Signal, 16)
@@ -47,13 +47,13 @@ func serveUntilInsisted(ctx context.Context, b *broker.Broker, log *slog.Logger)
 	}
 }
 
-// onePress is how long signals belong to the one before: of a group of processes
-// that all get one, another may tell us as well.
+// onePress is how long further signals count as the first: another process of the group
+// may pass on the signal that it got, too.
 const onePress = 500 * time.Millisecond
 
-// secondOf is the signal by which somebody insists; the first has ended ctx.
+// secondOf waits for the second signal; the first has ended ctx.
 func secondOf(ctx context.Context, signals <-chan os.Signal) syscall.Signal {
-	if ctx.Err() == nil { // else it came before these were listened to
+	if ctx.Err() == nil { // else the first came before Notify
 		<-signals
 	}
 	for first := time.Now(); ; {
@@ -68,5 +68,5 @@ func endBy(s syscall.Signal) {
 	signal.Reset(s)
 	_ = syscall.Kill(os.Getpid(), s)
 	time.Sleep(100 * time.Millisecond)
-	os.Exit(128 + int(s)) // it was ignored from the start, or this is the first process of a container
+	os.Exit(128 + int(s)) // the signal is ignored, or this is process 1 of a container
 }

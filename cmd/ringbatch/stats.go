@@ -62,7 +62,7 @@ sizes and latencies by stage since the start; per worker its state.`, `  ringbat
 			printStats(&out, s)
 		}
 		if _, err := os.Stdout.Write(out.Bytes()); err != nil {
-			return err // a full disk must not pass for a good report
+			return err // for example a full disk
 		}
 		if *interval <= 0 {
 			return nil
@@ -164,7 +164,25 @@ func printModel(out io.Writer, m *stats.Model) {
 	w.Flush()
 }
 
-// printWindows shows what happened lately.
+// printProcesses prints the worker processes that the broker started.
+func printProcesses(out io.Writer, s *stats.Broker) {
+	if len(s.Processes) == 0 {
+		return
+	}
+	fmt.Fprintf(out, "\nstarted by the broker (MPS: %s)\n", s.MPS)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "  process\tpid\tgpu\tstate\tsince\trestarts\tlast end")
+	for _, p := range s.Processes {
+		gpu := "-"
+		if p.GPU != nil {
+			gpu = fmt.Sprint(*p.GPU)
+		}
+		fmt.Fprintf(w, "  %s\t%d\t%s\t%s\t%s\t%d\t%s\n", p.Name, p.Pid, gpu, p.State, seconds(p.SinceS), p.Restarts, p.LastEnd)
+	}
+	w.Flush()
+}
+
+// printWindows prints the last 1, 10 and 60 seconds.
 func printWindows(out io.Writer, m *stats.Model) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "  last\trequests/s\trows/s\tp50 ms\tp99 ms\trows a batch\tbusy\tfailed/s\t")
@@ -243,4 +261,83 @@ func runModels(ctx context.Context, args []string) error {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\n", m.Name, m.Signature.String(), m.Policy["max_batch_size"], m.Workers, m.Clients)
 	}
 	return w.Flush()
+}
+
+// inMS writes milliseconds for people: 3ms, 1.5s, 250µs.
+func inMS(ms float64) string {
+	d := time.Duration(ms * float64(time.Millisecond))
+	for step := time.Duration(1); step <= d; step *= 10 {
+		if d < 1000*step { // three digits
+			return d.Round(step).String()
+		}
+	}
+	return "0s"
+}
+
+func waitText(m *stats.Model) string {
+	if m.LatencyGoalMS > 0 {
+		return fmt.Sprintf("auto, %s now, for a latency_goal of %s", inMS(m.WaitTimeMS), inMS(m.LatencyGoalMS))
+	}
+	if m.Learned.OneAtATime {
+		return "auto, one batch at a time now"
+	}
+	if m.WaitAuto {
+		return fmt.Sprintf("auto, %s now", inMS(m.WaitTimeMS))
+	}
+	return inMS(m.WaitTimeMS)
+}
+
+// printLearned prints the measured costs and waits in a few lines.
+func printLearned(out io.Writer, m *stats.Model) {
+	l := &m.Learned
+	if len(l.Costs) == 0 {
+		return
+	}
+	const most = 8
+	var parts []string
+	step := max(1, (len(l.Costs)+most-1)/most)
+	for i := 0; i < len(l.Costs); i += step {
+		parts = append(parts, fmt.Sprintf("%d rows %s", l.Costs[i].Rows, inMS(l.Costs[i].MS)))
+	}
+	if last := len(l.Costs) - 1; last%step != 0 {
+		parts = append(parts, fmt.Sprintf("%d rows %s", l.Costs[last].Rows, inMS(l.Costs[last].MS)))
+	}
+	fmt.Fprintf(out, "\n  a batch takes: %s", strings.Join(parts, ", "))
+	if n := len(l.Slowdown); n > 1 {
+		fmt.Fprintf(out, "; %.2f times as long with %d other busy", l.Slowdown[n-1], n-1)
+	}
+	fmt.Fprintln(out)
+	if sentence := goalTooShort(m); sentence != "" {
+		fmt.Fprintf(out, "  %s\n", sentence)
+	}
+	if len(l.Tried) > 1 {
+		parts = parts[:0]
+		for _, t := range l.Tried {
+			wait := inMS(t.WaitMS)
+			if t.OneAtATime {
+				wait = "one batch at a time"
+			}
+			parts = append(parts, fmt.Sprintf("%s %.2f", wait, t.Latency))
+		}
+		fmt.Fprintf(out, "  latency of the last requests with other waits, against none: %s\n", strings.Join(parts, ", "))
+	}
+}
+
+// goalTooShort is a sentence about a latency goal that no batch can keep, or "".
+func goalTooShort(m *stats.Model) string {
+	if m.LatencyGoalMS == 0 || len(m.Learned.Costs) == 0 {
+		return ""
+	}
+	often := slices.MaxFunc(m.Learned.Costs, func(a, b stats.LearnedCost) int { return cmp.Compare(a.Batches, b.Batches) })
+	quickest := often.MS
+	for _, c := range m.Learned.Costs {
+		if c.Batches*16 >= often.Batches { // figures of rare sizes may be old
+			quickest = min(quickest, c.MS)
+		}
+	}
+	if m.LatencyGoalMS >= quickest {
+		return ""
+	}
+	return fmt.Sprintf("latency_goal is %s, but the quickest batch alone takes %s: it cannot be kept; set a longer one",
+		inMS(m.LatencyGoalMS), inMS(quickest))
 }

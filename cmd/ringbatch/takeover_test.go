@@ -18,11 +18,12 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// The workers of the broker that takes over start when they are let to, so that
-// it is seen who serves before, and who is attached after.
+// The workers of the broker that takes over start on a signal of the test, so that the test
+// sees which worker serves before and after.
 func TestABrokerTakesOverOnceItsOwnWorkersHaveAttached(t *testing.T) {
 	c := startCLI(t)
 	c.reload(c.served(2, 1, 0))
@@ -51,9 +52,7 @@ func TestABrokerTakesOverOnceItsOwnWorkersHaveAttached(t *testing.T) {
 	if now := c.stats().Pid; now != pid || l.last.Load() != 2 {
 		t.Errorf("broker %d has the socket, not %d; scale %d answers", now, pid, l.last.Load())
 	}
-	if err := os.WriteFile(start, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(start, nil, 0o600))
 	c.until("the new broker has the socket", func() bool {
 		s := c.stats()
 		if s.Pid == pid {
@@ -69,16 +68,12 @@ func TestABrokerTakesOverOnceItsOwnWorkersHaveAttached(t *testing.T) {
 	})
 	c.until("the new worker answers", func() bool { return l.last.Load() == 3 || t.Failed() })
 	c.hasEnded(old)
-	if out, code := c.run("restart", "affine"); code != 0 { // the next process finds it at its usual place
-		t.Errorf("restart: %d\n%s", code, out)
-	}
+	c.must("restart", "affine")
 	answersGoOn("the restarted worker answers")
 	l.end()
 	c.ends(c.broker)
 	files, err := os.ReadDir(c.bed.Path("private"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, f := range files {
 		if strings.HasPrefix(f.Name(), "b.sock") {
 			t.Errorf("%s was left behind", f.Name())
@@ -102,9 +97,7 @@ func (c *cli) hasEnded(old *testbed.Process) {
 func (c *cli) infer(model string) <-chan error {
 	c.t.Helper()
 	caller, err := client.Dial(c.t.Context(), model, client.WaitForModel())
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.Do(c.t, err)
 	c.t.Cleanup(func() { caller.Close() })
 	ended := make(chan error, 1)
 	go func() {
@@ -114,8 +107,8 @@ func (c *cli) infer(model string) <-chan error {
 	return ended
 }
 
-// Nobody here retries: each moment of a take-over has a broker that answers.
-func TestWhoComesWhileABrokerTakesOverFindsOne(t *testing.T) {
+// No client here retries: at each moment of a take-over a broker answers.
+func TestEveryCallDuringATakeOverFindsABroker(t *testing.T) {
 	c := startCLI(t)
 	var stop atomic.Bool
 	var come sync.WaitGroup
@@ -153,9 +146,9 @@ func dialOnce(ctx context.Context) error {
 	return cl.Close()
 }
 
-// What a broker has accepted and no worker of its own is there for is not kept
-// until one comes: those that are started from now on find the other broker.
-func TestABrokerThatHasHandedOverEndsAtOnceWhatItHasNoWorkerFor(t *testing.T) {
+// A broker that was taken over ends accepted requests without a worker at once: new workers
+// attach to the other broker.
+func TestABrokerThatHandedOverEndsRequestsWithoutAWorker(t *testing.T) {
 	c := startCLI(t)
 	late := strings.Replace(c.served(2, 1, 0), fmt.Sprintf("command = [%q,", c.bin), `command = ["sleep", "1000",`, 1)
 	c.ends(c.broker)
@@ -171,8 +164,8 @@ func TestABrokerThatHasHandedOverEndsAtOnceWhatItHasNoWorkerFor(t *testing.T) {
 	c.hasEnded(old)
 }
 
-// Callers of one model do not wait for what another one still computes.
-func TestATakeOverIsOverForThoseWhoHaveNothingUnderWay(t *testing.T) {
+// Callers of one model do not wait for batches of another model.
+func TestATakeOverDoesNotDelayClientsOfOtherModels(t *testing.T) {
 	c := startCLI(t)
 	c.ends(c.broker)
 	both := func(scale int) string {
@@ -191,9 +184,7 @@ func TestATakeOverIsOverForThoseWhoHaveNothingUnderWay(t *testing.T) {
 			worker = m.Workers[0].Pid
 		}
 	}
-	if err := syscall.Kill(worker, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Kill(worker, syscall.SIGSTOP))
 	defer func() { _ = syscall.Kill(worker, syscall.SIGKILL) }()
 	ended := c.infer("slow")
 	l := c.load(4, client.WithRetry(10*time.Minute))
@@ -204,9 +195,7 @@ func TestATakeOverIsOverForThoseWhoHaveNothingUnderWay(t *testing.T) {
 	c.broker = c.takesOver()
 	c.until("the new broker answers", func() bool { return l.last.Load() == 3 || t.Failed() })
 	l.end()
-	if err := syscall.Kill(worker, syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Kill(worker, syscall.SIGCONT))
 	if err := <-ended; err != nil {
 		t.Errorf("the request that the old broker had accepted: %v", err)
 	}

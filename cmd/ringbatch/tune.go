@@ -24,7 +24,7 @@ func runTune(ctx context.Context, args []string) error {
 command under a broker of its own, measures every setting under real load, drops the worse half,
 measures the rest longer, and so on; then writes the configuration of the best one. Without --rate
 the best is the one with the most requests per second, with it the one with the least mean latency.
-Ctrl-C ends everything that was started and prints what was measured.`,
+Ctrl-C ends everything that was started and prints the results so far.`,
 		`  ringbatch tune --worker 'python serve.py' --p99 20ms --out ringbatch.toml
   ringbatch tune --worker 'ringbatch torch resnet50.jit --input x:f32[3,224,224]' --gpus 0 --mps --rate 2000
 `)
@@ -32,11 +32,11 @@ Ctrl-C ends everything that was started and prints what was measured.`,
 	f.StringVar(&o.Command, "worker", "", "the worker's command; it must attach to $RINGBATCH_SOCKET, as workers do by default")
 	f.StringVar(&o.Model, "model", "", "which model to tune, if the command serves several")
 	f.DurationVar(&o.Goal.P99, "p99", 0, "p99 latency that must be kept")
-	f.Float64Var(&o.Goal.Rate, "rate", 0, "requests per second that must be served (default: as many as can be)")
+	f.Float64Var(&o.Goal.Rate, "rate", 0, "requests per second that must be served (default: as many as possible)")
 	f.IntSliceVar(&o.GPUs, "gpus", nil, "GPUs of the instances, `N,N…`, in turn (CUDA_VISIBLE_DEVICES)")
 	f.BoolVar(&o.MPS, "mps", false, "try every setting with MPS, too")
 	f.IntSliceVar(&o.Instances, "instances", []int{1, 2, 3, 4}, "numbers of instances to try, `N,N…`")
-	f.IntSliceVar(&o.Sizes, "batch-sizes", nil, "values of max_batch_size to try, `N,N…` (default: 1, 2, 4 … what the worker asks for)")
+	f.IntSliceVar(&o.Sizes, "batch-sizes", nil, "values of max_batch_size to try, `N,N…` (default: 1, 2, 4 … the worker's own)")
 	inputs := addFeedFlags(f)
 	f.DurationVar(&o.AttachTime, "wait", 2*time.Minute, "how long an instance may take to come up")
 	f.DurationVar(&o.Window, "round", time.Second, "length of a measuring round; the last two settings get at least three")
@@ -76,8 +76,8 @@ Ctrl-C ends everything that was started and prints what was measured.`,
 	return inputs.explain(err)
 }
 
-// killOnSecondSignal kills what was started if Ctrl-C comes once more: a worker may take
-// long to end. What was measured is printed all the same; a third ends this process.
+// killOnSecondSignal kills all started processes at a second Ctrl-C, since a worker may take
+// long to end. The results so far are still printed. A third Ctrl-C ends this process.
 func killOnSecondSignal() {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
@@ -89,7 +89,7 @@ func killOnSecondSignal() {
 	}()
 }
 
-// fewRequests are too few to tell settings apart.
+// fewRequests are too few to compare settings.
 const fewRequests = 10
 
 func checkTune(o *tune.Options) error {
@@ -126,8 +126,8 @@ func checkTune(o *tune.Options) error {
 	return nil
 }
 
-// writeTuned is also for what there is of an interrupted run. A file that cannot be
-// written does not keep the rest from being shown.
+// writeTuned writes the results, even of an interrupted run. It prints them even if the
+// file cannot be written.
 func writeTuned(r *tune.Report, out string, asJSON bool) error {
 	var failed error
 	if out != "" && r.Choice != nil {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
@@ -24,8 +25,8 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// tuning is a place to tune in: the worker command writes down the number of each
-// of its processes, and temporary files have a folder of their own.
+// tuning is a cli for tune. The worker command writes the pid of each of its processes to
+// pids, and temp has all temporary files.
 type tuning struct {
 	*cli
 	pids, temp string
@@ -33,15 +34,11 @@ type tuning struct {
 
 func startTuning(t *testing.T) *tuning {
 	bed, err := testbed.New(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(bed.Close)
 	t.Setenv(commandEnv, "1")
 	x := &tuning{&cli{t: t, bin: os.Args[0], bed: bed}, bed.Path("pids"), bed.Path("t")}
-	if err := os.Mkdir(x.temp, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(x.temp, 0o700))
 	t.Setenv("TMPDIR", x.temp)
 	return x
 }
@@ -52,7 +49,7 @@ func (x *tuning) worker() string {
 		x.pids, x.bin)
 }
 
-// background is a command that has ended when its worker attaches, in a session of its own.
+// background is a command that has ended when its worker attaches from another session.
 func (x *tuning) background() string {
 	return "setsid sh -c 'while kill -0 $PPID 2>/dev/null; do sleep 0.01; done; " + x.worker() + "' &"
 }
@@ -71,7 +68,7 @@ func (x *tuning) tune(args ...string) (out string, code int) {
 	return out, code
 }
 
-// workersEnded tells whether all have.
+// workersEnded reports whether all workers have ended.
 func (x *tuning) workersEnded() bool {
 	text, _ := os.ReadFile(x.pids)
 	for _, pid := range strings.Fields(string(text)) {
@@ -172,7 +169,8 @@ func TestTuneThatCannotWorkSaysWhyAndLeavesNothingRunning(t *testing.T) {
 		{[]string{"--worker", "/no/such/program"}, 1, "no such file"},
 		{[]string{"--worker", "echo it has no weights; exit 3"}, 1, "ends before it attaches"},
 		{[]string{"--worker", "echo it has no weights; exit 3"}, 1, "it has no weights"},
-		{[]string{"--worker", "echo $$ >> " + x.pids + "; exec sleep 1000", "--attach-time", "300ms"}, 1, "no worker attached within 300ms"},
+		{[]string{"--worker", "echo $$ >> " + x.pids + "; exec sleep 1000", "--attach-time", "300ms"}, 1,
+			"no worker attached within 300ms"},
 		{[]string{"--worker", x.background()}, 1, "must stay in the foreground"},
 		{[]string{"--worker", x.worker(), "--out", "/dev/full"}, 1, "recommended: 1 instance(s)"}, // the table is not lost
 		{[]string{"--worker", x.worker(), "--gpus", "-1"}, 2, "is not negative"},

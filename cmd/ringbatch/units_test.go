@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // systemd-analyze judges the units, with this command in the place that they
@@ -24,9 +26,7 @@ func TestTheUnitFilesAreWhatSystemdUnderstands(t *testing.T) {
 	var copies []string
 	for _, unit := range units {
 		text, err := os.ReadFile(unit)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		name := strings.Replace(filepath.Base(unit), "@", "@m", 1)
 		copies = append(copies, filepath.Join(dir, name))
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(strings.ReplaceAll(string(text), "/usr/bin/ringbatch", os.Args[0])),

@@ -4,7 +4,9 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"fmt"
+	"os"
 	"runtime"
 
 	"github.com/ringbatch/ringbatch"
@@ -17,7 +19,22 @@ func runVersion(_ context.Context, args []string) error {
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
 	}
-	fmt.Printf("ringbatch %s (layout %d, control %d, %s %s/%s)\n", ringbatch.Version(), shm.LayoutVersion, control.Version,
+	_, err := fmt.Printf("ringbatch %s (layout %d, control %d, %s %s/%s)\n", ringbatch.Version(), shm.LayoutVersion, control.Version,
 		runtime.Version(), runtime.GOOS, runtime.GOARCH)
-	return nil
+	return err
+}
+
+// licenses are the licences of the linked modules, which must accompany the binary. Written
+// by hack/licences.py.
+//
+//go:embed licenses.txt
+var licenses string
+
+func runLicenses(_ context.Context, args []string) error {
+	f := flags("licenses", "", "Print the licences of the software that this command contains.", "")
+	if err := parse(f, args, 0, 0); err != nil {
+		return err
+	}
+	_, err := os.Stdout.WriteString(licenses)
+	return err
 }

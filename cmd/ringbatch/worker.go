@@ -25,19 +25,20 @@ policy given here.`, `  ringbatch worker echo
   ringbatch worker mlp --gpu 0 --precision f16
   ringbatch worker --ptx my.ptx --kernel forward --input 'x:f32[8]' --output 'y:f32[8]'
 `)
+	cfg, o := worker.Config{Alone: true}, cpu.Options{}
 	socket := socketFlag(f)
 	kind := f.String("model", "", "earlier spelling of the argument")
 	_ = f.MarkHidden("model")
-	name := f.String("name", "", "serve it under this name (default: the model's)")
+	f.StringVar(&cfg.Model, "name", "", "serve it under this name (default: the model's)")
 	inputs := f.StringArray("input", nil, "echo, affine, simulated: input tensor, a `SPEC` like x:f32[8] (repeatable; default x:f32[16])")
-	scale := f.Float64("scale", 1, "affine: a of y = a·x + b")
-	offset := f.Float64("offset", 0, "affine: b of y = a·x + b")
-	fixed := f.Duration("simulated-fixed", 3*time.Millisecond, "simulated: what a batch costs")
-	item := f.Duration("simulated-item", 100*time.Microsecond, "simulated: what each row adds")
-	depth := f.Int("depth", worker.DefaultDepth, "batches handed over at once")
-	pad := f.String("pad", "", "pad batches: fixed (to --pad-to rows) or preferred (to the next preferred size)")
-	padTo := f.Int("pad-to", 0, "with --pad fixed: rows, at least max_batch_size")
-	weight := f.Int("weight", 1, "share of the work relative to other workers")
+	f.Float64Var(&o.Scale, "scale", 1, "affine: a of y = a·x + b")
+	f.Float64Var(&o.Offset, "offset", 0, "affine: b of y = a·x + b")
+	f.DurationVar(&o.FixedCost, "simulated-fixed", 3*time.Millisecond, "simulated: time per batch")
+	f.DurationVar(&o.ItemCost, "simulated-item", 100*time.Microsecond, "simulated: time per row")
+	f.IntVar(&cfg.Depth, "depth", worker.DefaultDepth, "batches handed over at once")
+	f.StringVar(&cfg.Pad, "pad", "", "pad batches: fixed (to --pad-to rows) or preferred (to the next preferred size)")
+	f.IntVar(&cfg.PadTo, "pad-to", 0, "with --pad fixed: rows, at least max_batch_size")
+	f.IntVar(&cfg.Weight, "weight", 1, "share of the work relative to other workers")
 	wait := waitFlag(f)
 	gpu := gpuFlags(f)
 	asked := addPolicy(f)
@@ -51,31 +52,23 @@ policy given here.`, `  ringbatch worker echo
 		*kind = "ptx"
 	}
 	if *kind == "" {
-		return fmt.Errorf("%w: say which built-in model to serve: %s\nUsage: ringbatch %s", errUsage, strings.Join(cpu.Names(), ", "), f.usage)
+		return fmt.Errorf("%w: say which built-in model to serve: %s\nUsage: ringbatch %s", errUsage,
+			strings.Join(cpu.Names(), ", "), f.usage)
 	}
 	if err := rejectUnusedFlags(f, *kind); err != nil {
 		return err
 	}
-	o := cpu.Options{Scale: *scale, Offset: *offset, FixedCost: *fixed, ItemCost: *item}
-	for _, text := range *inputs {
-		spec, err := tensor.ParseSpec(text)
-		if err != nil {
-			return err
-		}
-		o.Inputs = append(o.Inputs, spec)
+	var err error
+	if o.Inputs, err = tensor.ParseSpecs(*inputs, nil); err != nil {
+		return err
 	}
 	m, serve, err := gpu.choose(*kind, o)
 	if err != nil {
 		return err
 	}
-	cfg := worker.Config{
-		Alone: true, Model: *name, Signature: m.Signature, Socket: *socket, Name: *kind,
-		Depth: *depth, Weight: *weight, Pad: *pad, PadTo: *padTo, WaitForBroker: *wait,
-	}
-	if cfg.Model == "" { // a broker that starts us says what for
-		cfg.Model = cmp.Or(os.Getenv("RINGBATCH_MODEL"), *kind)
-	}
-	cfg.Name = cmp.Or(os.Getenv("RINGBATCH_WORKER_NAME"), cfg.Name)
+	cfg.Signature, cfg.Socket, cfg.WaitForBroker = m.Signature, *socket, *wait
+	cfg.Model = cmp.Or(cfg.Model, os.Getenv("RINGBATCH_MODEL"), *kind) // a broker sets the variables of its workers
+	cfg.Name = cmp.Or(os.Getenv("RINGBATCH_WORKER_NAME"), *kind)
 	if cfg.Policy, err = asked.Policy(); err == nil {
 		err = cfg.Policy.Check(m.Signature.Inputs)
 	}
@@ -91,7 +84,7 @@ policy given here.`, `  ringbatch worker echo
 
 // rejectUnusedFlags refuses a flag that the chosen model does not use.
 func rejectUnusedFlags(f *flagSet, kind string) error {
-	ptx, mlp := f.Changed("ptx"), kind == "mlp"
+	ptx := f.Changed("ptx")
 	for _, c := range []struct {
 		uses  bool
 		by    string
@@ -100,9 +93,8 @@ func rejectUnusedFlags(f *flagSet, kind string) error {
 		{ptx || kind == "echo" || kind == "affine" || kind == "simulated", "echo, affine, simulated and --ptx", []string{"input"}},
 		{kind == "simulated", "simulated", []string{"simulated-fixed", "simulated-item"}},
 		{kind == "affine", "affine", []string{"scale", "offset"}},
-		{mlp && f.Changed("gpu"), "mlp on a GPU (--gpu)", []string{"precision"}},
-		{ptx || mlp, "mlp and --ptx", []string{"weights"}},
-		{ptx, "--ptx", []string{"output", "kernel", "block", "threads-per-row"}},
+		{kind == "mlp" && f.Changed("gpu"), "mlp on a GPU (--gpu)", []string{"precision"}},
+		{ptx, "--ptx", []string{"output", "weights", "kernel", "block", "threads-per-row"}},
 	} {
 		for _, flag := range c.flags {
 			if f.Changed(flag) && !c.uses {

@@ -27,13 +27,11 @@ func TestAWorkerAnswersWhatIsTyped(t *testing.T) {
 		t.Errorf("infer: status %d\n%s", code, out)
 	}
 	file := filepath.Join(t.TempDir(), "y.npy")
-	if out, code := c.run("infer", "affine", "1", "2", "3", "4", "--out", "y="+file); code != 0 {
-		t.Errorf("infer --out: status %d\n%s", code, out)
-	}
+	c.must("infer", "affine", "1", "2", "3", "4", "--out", "y="+file)
 	if out, code := c.run("infer", "affine", "--in", "x="+file, "--json"); code != 0 || !strings.Contains(out, "[7,11,15,19]") {
 		t.Errorf("infer --in: status %d\n%s", code, out)
 	}
-	c.until("the broker has heard of all three", func() bool { // the worker answers first, and tells it then
+	c.until("the broker has heard of all three", func() bool { // workers answer clients first, then the broker
 		m := c.stats().Models[0]
 		return m.Ended["OK"] == 3 && len(m.Workers) == 1
 	})

@@ -14,30 +14,26 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 func TestTheExamplesRunTogether(t *testing.T) {
 	bed, err := testbed.New(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(bed.Close)
-	if out, err := exec.Command("go", "build", "-o", bed.Dir, "./worker", "./producer", "./service", "../../cmd/ringbatch").CombinedOutput(); err != nil {
+	build := exec.Command("go", "build", "-o", bed.Dir, "./worker", "./producer", "./service", "../../cmd/ringbatch")
+	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	socket := bed.Path("private/broker.sock")
 	start := func(name string, args ...string) *testbed.Process {
 		p, err := bed.Start(testbed.Spec{Command: append([]string{bed.Path(name)}, args...), Env: []string{"RINGBATCH_SOCKET=" + socket}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return p
 	}
 	broker := start("ringbatch", "broker", "--log-level", "warn")
-	if err := testbed.Eventually(time.Minute, func() error { _, err := os.Stat(socket); return err }); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, testbed.Eventually(time.Minute, func() error { _, err := os.Stat(socket); return err }))
 	worker, producer := start("worker"), start("producer")
 	if err := producer.Wait(time.Minute); err != nil {
 		t.Errorf("producer: %v", err)
@@ -74,9 +70,7 @@ func askTheService(t *testing.T, service *testbed.Process) {
 		"none":  "400 ",
 	} {
 		r, err := http.Post("http://"+address, "application/json", strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		answer, err := io.ReadAll(r.Body)
 		r.Body.Close()
 		if got := fmt.Sprint(r.StatusCode, " ", string(answer)); err != nil || !strings.HasPrefix(got, want) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package attach is what a client and a worker do alike: call the broker,
-// receive the segments, and check everything before using it.
+// Package attach attaches clients and workers to the broker: it calls the broker, receives
+// the segments, and checks everything before use.
 package attach
 
 import (
@@ -23,24 +23,24 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// callTimeout bounds one exchange with a broker that does not answer, where
-// the caller's context does not end earlier.
+// callTimeout bounds one exchange with a broker that does not answer, unless the caller's
+// context ends earlier.
 const callTimeout = 10 * time.Second
 
-// How long one waits on average before one connects again to a broker whose queue is full.
+// Mean pause before another attempt to connect to a broker whose queue is full: doubled each time.
 const shortestQueuePause, longestQueuePause = time.Millisecond, 32 * time.Millisecond
 
 // Session is an attached connection with its mapped segments.
 type Session struct {
 	Info     control.Attached
 	Layout   *shm.Layout
-	Settings policy.Settings // the model's policy in force when we attached
+	Settings policy.Settings // the model's policy at the time of attaching
 	Planes   *shm.Segment
 	BoardSeg *shm.Segment
 	Board    *shm.Board
 	Words    *shm.Segment // the session's own segment
 	Doorbell shm.Doorbell
-	Device   shm.Device // nil: no tensor of this peer lies in device memory
+	Device   shm.Device // nil if no tensor of this peer is in device memory
 
 	conn *net.UnixConn
 }
@@ -77,8 +77,9 @@ func queueIsFull(socket string) string {
 	return fmt.Sprintf("more connections wait at %s than the broker takes; is it stopped?", socket)
 }
 
-// dial waits for a broker whose queue of connections is full, and for longer each time:
-// many may wait. EAGAIN if it still is full after so long, or when the context ends.
+// dial connects. While the broker's queue of connections is full, it tries again, with
+// longer and longer pauses. If the queue is still full when patience or the context
+// ends, the error is EAGAIN.
 func dial(ctx context.Context, socket string, patience time.Duration) (net.Conn, error) {
 	var d net.Dialer
 	var full error
@@ -104,13 +105,13 @@ func dial(ctx context.Context, socket string, patience time.Duration) (net.Conn,
 	}
 }
 
-// Call sends one request and returns the broker's reply, whose code has
-// become the error.
+// Call sends one request and returns the broker's reply. The reply's code becomes the
+// error.
 func Call(ctx context.Context, c *net.UnixConn, req *control.Request) (*control.Reply, []int, error) {
 	return callWith(ctx, c, req, -1)
 }
 
-// callWith is Call with the descriptor that the request announces; -1: none.
+// callWith is Call with the descriptor that the request announces, or -1.
 func callWith(ctx context.Context, c *net.UnixConn, req *control.Request, offer int) (*control.Reply, []int, error) {
 	deadline := time.Now().Add(callTimeout)
 	switch req.Op {
@@ -124,8 +125,8 @@ func callWith(ctx context.Context, c *net.UnixConn, req *control.Request, offer 
 	stop := context.AfterFunc(ctx, func() { hangUp(c) })
 	req.Version = control.Version
 	var rep control.Reply
-	// A broker that refuses us may have answered and hung up before it read
-	// anything: its reply counts for more than a broken pipe.
+	// A broker that refuses a peer may answer and hang up before it reads the request.
+	// Its reply says more than a broken pipe.
 	sent := control.Send(c, deadline, req)
 	if sent == nil && offer >= 0 {
 		sent = control.SendOffer(c, deadline, offer)
@@ -145,9 +146,10 @@ func callWith(ctx context.Context, c *net.UnixConn, req *control.Request, offer 
 		}
 		return nil, nil, fmt.Errorf("%w: %s: %w", status.ErrBrokerGone, req.Op, err)
 	}
-	if rep.Version != control.Version { // whatever it says besides
+	if rep.Version != control.Version { // the rest of the reply may mean something else
 		control.CloseFDs(fds)
-		return nil, nil, fmt.Errorf("%w: %s", status.ErrVersion, control.VersionAdvice("the broker", rep.Version, "this program", control.Version))
+		advice := control.VersionAdvice("the broker", rep.Version, "this program", control.Version)
+		return nil, nil, fmt.Errorf("%w: %s", status.ErrVersion, advice)
 	}
 	if rep.Code != 0 {
 		control.CloseFDs(fds)
@@ -156,14 +158,15 @@ func callWith(ctx context.Context, c *net.UnixConn, req *control.Request, offer 
 	return &rep, fds, nil
 }
 
-// hungUp tells whether the broker ended the connection instead of answering: it
-// has ended, or another one has taken its socket over. Then that one will answer.
+// hungUp reports whether the broker ended the connection instead of answering. If another
+// broker took over the socket, that broker will answer.
 func hungUp(err error) bool {
-	return errors.Is(err, status.ErrBrokerGone) && (errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE))
+	return errors.Is(err, status.ErrBrokerGone) &&
+		(errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE))
 }
 
-// Ask is CallOnce for what may be asked twice: if the broker hangs up, who has
-// the socket by then is asked.
+// Ask is CallOnce for requests that may be sent twice: if the broker hangs up, Ask calls
+// the broker that has the socket by then.
 func Ask(ctx context.Context, socket string, req *control.Request) (rep *control.Reply, err error) {
 	err = untilAnswered(func() error {
 		rep, err = CallOnce(ctx, socket, req)
@@ -181,7 +184,7 @@ func untilAnswered(try func() error) error {
 	return err
 }
 
-// successors is how many brokers may take over one after the other while one asks.
+// successors is the most brokers that may take over, one after the other, during one call.
 const successors = 4
 
 // CallOnce dials, calls and hangs up.
@@ -196,10 +199,9 @@ func CallOnce(ctx context.Context, socket string, req *control.Request) (*contro
 	return rep, err
 }
 
-// hangUp ends a connection for everybody who has it. Closing this process's
-// descriptor alone would not: a child that was forked, or was given the
-// descriptor, keeps the connection open, and the broker would go on serving a
-// session that its owner has ended.
+// hangUp ends a connection for all processes that share it. Closing this process's
+// descriptor would not be enough: a forked child may keep the connection open, and the
+// broker would go on serving the session.
 func hangUp(c *net.UnixConn) {
 	if raw, err := c.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
@@ -207,7 +209,7 @@ func hangUp(c *net.UnixConn) {
 	_ = c.Close()
 }
 
-// StatusError is a status with the text that came with it.
+// StatusError is an error with a text that matches a status.
 func StatusError(s status.Code, text string) error {
 	if text == "" {
 		return s
@@ -223,23 +225,30 @@ type statusError struct {
 func (e *statusError) Error() string { return e.text }
 func (e *statusError) Unwrap() error { return e.status }
 
-// Open attaches: it sends req (OpClient or OpWorker) and maps what comes back.
+// Open attaches: it sends req (OpClient or OpWorker) and maps the segments of the reply.
 func Open(ctx context.Context, socket string, mem shm.Memory, req *control.Request) (*Session, error) {
 	return OpenWith(ctx, socket, mem, nil, req)
 }
 
-// attach asks for a session, with a descriptor of device memory or -1: a session, or
-// what the broker needs from a worker first.
-func attach(ctx context.Context, socket string, mem shm.Memory, device shm.Device, req *control.Request, offer int) (s *Session, needs *control.DeviceNeed, err error) {
+// attacher has the arguments of an attachment.
+type attacher struct {
+	socket string
+	mem    shm.Memory
+	device shm.Device // nil: none
+}
+
+// attach asks for a session, with a descriptor of device memory or -1. The broker may
+// answer with device memory that it needs from the worker first.
+func (a *attacher) attach(ctx context.Context, req *control.Request, offer int) (s *Session, needs *control.DeviceNeed, err error) {
 	err = untilAnswered(func() error {
-		s, needs, err = tryAttach(ctx, socket, mem, device, req, offer)
+		s, needs, err = a.tryAttach(ctx, req, offer)
 		return err
 	})
 	return s, needs, err
 }
 
-func tryAttach(ctx context.Context, socket string, mem shm.Memory, device shm.Device, req *control.Request, offer int) (*Session, *control.DeviceNeed, error) {
-	c, err := Dial(ctx, socket)
+func (a *attacher) tryAttach(ctx context.Context, req *control.Request, offer int) (*Session, *control.DeviceNeed, error) {
+	c, err := Dial(ctx, a.socket)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -259,7 +268,7 @@ func tryAttach(ctx context.Context, socket string, mem shm.Memory, device shm.De
 		hangUp(c)
 		return nil, nil, err
 	}
-	s, err := open(mem, device, req.Op, rep, fds)
+	s, err := a.open(req.Op, rep, fds)
 	if err != nil {
 		hangUp(c)
 		return nil, nil, err
@@ -269,18 +278,18 @@ func tryAttach(ctx context.Context, socket string, mem shm.Memory, device shm.De
 	return s, nil, nil
 }
 
-// sameClock refuses a broker whose CLOCK_MONOTONIC is another than ours: every
-// deadline would be off by the difference. It told its time between our asking
-// and now.
+// sameClock refuses a broker with another CLOCK_MONOTONIC: every deadline would be off by
+// the difference. The broker read its clock between asked and now.
 func sameClock(a *control.Attached, asked, now int64) error {
 	if a == nil || a.Clock >= asked && a.Clock <= now {
 		return nil
 	}
-	return fmt.Errorf("%w: the broker's monotonic clock is %v away from this process's: they are in different time namespaces; start both in one", status.ErrNamespace, time.Duration(a.Clock-now))
+	return fmt.Errorf("%w: the broker's monotonic clock is %v away from this process's: they are in different time namespaces; "+
+		"start both in one", status.ErrNamespace, time.Duration(a.Clock-now))
 }
 
-// open checks and maps. It owns fds.
-func open(mem shm.Memory, device shm.Device, op control.Op, rep *control.Reply, fds []int) (s *Session, err error) {
+// open checks the reply and maps its segments. It owns fds.
+func (at *attacher) open(op control.Op, rep *control.Reply, fds []int) (s *Session, err error) {
 	want := 4
 	if rep.Attached != nil && rep.Attached.DeviceSize != 0 {
 		want = 5
@@ -292,7 +301,7 @@ func open(mem shm.Memory, device shm.Device, op control.Op, rep *control.Reply, 
 	a := rep.Attached
 	s = &Session{Info: *a, Doorbell: shm.Doorbell(fds[3])}
 	left := fds[:3]
-	memory := fds[4:] // the device's, if there is some
+	memory := fds[4:] // of the device, if any
 	defer func() {
 		control.CloseFDs(memory)
 		if err != nil {
@@ -311,7 +320,7 @@ func open(mem shm.Memory, device shm.Device, op control.Op, rep *control.Reply, 
 	if s.Layout, err = layoutOf(a, sig); err != nil {
 		return s, err
 	}
-	if err = s.openDevice(device, sig, &memory); err != nil {
+	if err = s.openDevice(at.device, sig, &memory); err != nil {
 		return s, err
 	}
 	if s.Layout.Geometry != a.Geometry || s.Layout.PlanesSize != a.PlanesSize || s.Layout.BoardSize != a.BoardSize {
@@ -344,12 +353,12 @@ func open(mem shm.Memory, device shm.Device, op control.Op, rep *control.Reply, 
 	} {
 		fd := left[0]
 		left = left[1:]
-		if *m.into, err = mem.Open(fd, m.size, m.access); err != nil {
+		if *m.into, err = at.mem.Open(fd, m.size, m.access); err != nil {
 			return s, fmt.Errorf("attach %s: %w", a.Model, err)
 		}
 		(*m.into).CloseFD() // the mapping stays
 		if m.kind == shm.KindPlanes {
-			continue // any client can write there, so its header proves nothing; the board's does
+			continue // any client can write its header; the board's header proves the epoch
 		}
 		if err = s.Layout.CheckHeader(*m.into, m.kind, rep.Epoch); err != nil {
 			return s, fmt.Errorf("attach %s: %w", a.Model, err)
@@ -359,27 +368,22 @@ func open(mem shm.Memory, device shm.Device, op control.Op, rep *control.Reply, 
 	return s, nil
 }
 
-// layoutOf is where everything lies, as far as the reply tells.
+// layoutOf is the layout that the reply describes.
 func layoutOf(a *control.Attached, sig tensor.Signature) (*shm.Layout, error) {
 	if len(a.Planes) == 0 {
 		return shm.NewLayout(sig, a.Slots, a.MaxBatch)
 	}
-	planes := make([]tensor.Spec, len(a.Planes))
-	for i, text := range a.Planes {
-		var err error
-		if planes[i], err = tensor.ParseSpec(text); err != nil {
-			return nil, err
-		}
+	planes, err := tensor.ParseSpecs(a.Planes, nil)
+	if err != nil {
+		return nil, err
 	}
 	return shm.NewPipelineLayout(planes, sig, a.Slots, a.MaxBatch)
 }
 
-// Gone blocks until the broker hangs up, the session is closed, or nobody
-// wants to know any more (StopWatching).
+// Gone blocks until the broker hangs up, the session is closed, or StopWatching is called.
 func (s *Session) Gone() { s.Watch(func() {}) }
 
-// Watch is Gone that calls again each time the broker says that the client
-// should attach again.
+// Watch is Gone, and calls again each time the broker asks the client to attach again.
 func (s *Session) Watch(again func()) {
 	var b [1]byte
 	for {
@@ -393,14 +397,11 @@ func (s *Session) Watch(again func()) {
 	}
 }
 
-// StopWatching makes Gone return while the connection stays.
+// StopWatching makes Gone return. The connection stays.
 func (s *Session) StopWatching() { _ = s.conn.SetReadDeadline(time.Unix(1, 0)) }
 
-// HangUp ends the session but keeps the mappings: the broker sees the peer
-// leave, views that are still in use stay valid.
-//
-// The broker leases the slots on as soon as it reads the end, so the GPU must have
-// stopped writing to them.
+// HangUp ends the session but keeps the mappings, so that views stay valid. It waits for
+// the GPU first: the broker gives the slots to other peers at once.
 func (s *Session) HangUp() {
 	s.Synchronize()
 	if s.conn != nil {
@@ -408,8 +409,8 @@ func (s *Session) HangUp() {
 	}
 }
 
-// Synchronize waits until the GPU, if the session has device memory, has done all
-// work of this process.
+// Synchronize waits until the GPU has finished all work of this process, if the session
+// has device memory.
 func (s *Session) Synchronize() {
 	if s.Device != nil {
 		s.Device.Synchronize()

@@ -15,11 +15,12 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// OpenWith is Open for a peer that has a GPU, which the session takes over. If the
-// ring has no device memory yet, it allocates that and attaches with it. If there is
-// not enough, another worker may have been quicker, so that it is there by now.
+// OpenWith is Open for a peer with a GPU. The session takes ownership of device. If the
+// ring has no device memory yet, OpenWith allocates it and attaches with it. If the GPU
+// has not enough memory left, another worker may have allocated the ring's meanwhile.
 func OpenWith(ctx context.Context, socket string, mem shm.Memory, device shm.Device, req *control.Request) (*Session, error) {
-	s, need, err := attach(ctx, socket, mem, device, req, -1)
+	a := attacher{socket, mem, device}
+	s, need, err := a.attach(ctx, req, -1)
 	if err != nil || need == nil {
 		return s, err
 	}
@@ -35,7 +36,7 @@ func OpenWith(ctx context.Context, socket string, mem shm.Memory, device shm.Dev
 		defer unix.Close(fd)
 		again.GPU, offer = gpu, fd
 	}
-	s, need, err = attach(ctx, socket, mem, device, &again, offer)
+	s, need, err = a.attach(ctx, &again, offer)
 	switch {
 	case err != nil || need == nil:
 		return s, err
@@ -47,8 +48,7 @@ func OpenWith(ctx context.Context, socket string, mem shm.Memory, device shm.Dev
 
 var errNoDevice = fmt.Errorf("%w: the model has tensors in device memory, and this program was built without CUDA", status.ErrNoGPU)
 
-// openDevice imports the device memory, if tensors of this peer lie there. It
-// takes the descriptors.
+// openDevice imports the device memory if tensors of this peer are there.
 func (s *Session) openDevice(device shm.Device, sig tensor.Signature, fds *[]int) error {
 	first := sig.FirstOnDevice()
 	if (first != nil) != (s.Info.DeviceSize != 0) || first != nil && s.Info.DeviceSize != s.Layout.DeviceSize {

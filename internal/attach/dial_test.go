@@ -20,7 +20,7 @@ import (
 )
 
 // A broker that many connect to at once has a full queue for a moment. It is there
-// all the same: who connects waits.
+// anyway: a client that connects waits.
 func TestDialWaitsForAPlaceInTheQueue(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	l := newSocket(t)

@@ -1,34 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cgroup tells how much memory the control groups of this process
-// leave it. A process that asks for more is not refused by the kernel but killed by
-// it, or somebody else in the group is: so one has to know before.
+// Package cgroup measures how much memory the control groups of this process have left.
+// At the limit the kernel does not refuse memory: it kills a process of the group. So
+// callers check before they allocate.
 //
-// Both kinds are read, version 1 and version 2, also side by side. A limit
-// binds everything below it, so every group from the process's own up to the
-// root of what is mounted counts.
+// Versions 1 and 2 are read, even side by side. A limit binds all groups below it, so
+// every group from that of the process up to the mounted root counts.
 package cgroup
 
 import (
 	"math"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 )
 
-// Room is what a group leaves its processes.
+// Room is the memory that a group has left.
 type Room struct {
 	Group string // its folder
 	Limit int64  // bytes
-	Left  int64  // of Limit, counting as free what the kernel takes back before it kills: files' pages. Swap is not counted: a ring there is no use
+	// Left is the free part of Limit. Cached pages of files count as free: the kernel
+	// drops them before it kills. Swap does not count: a ring in swap is useless.
+	Left int64
 }
 
-// Tightest is the group of this process, or above it, that leaves the least;
-// false if none has a limit.
+// Tightest is the group of this process, or above it, with the least room. It returns
+// false if no group has a limit.
 func Tightest() (Room, bool) { return tightest("") }
 
-// tightest reads all files below root, which tests choose.
+// tightest reads files below root, which tests choose.
 func tightest(root string) (best Room, limited bool) {
 	groups := read(root + "/proc/self/cgroup")
 	for line := range strings.Lines(read(root + "/proc/self/mountinfo")) {
@@ -57,8 +59,8 @@ func tightest(root string) (best Room, limited bool) {
 // mount is a line of mountinfo about a hierarchy that may limit memory.
 type mount struct {
 	kind  *kind
-	root  string // the group that is mounted
-	point string // where
+	root  string // the mounted group
+	point string // the mount point
 }
 
 // parseMount reads
@@ -80,8 +82,8 @@ func parseMount(line string) (m mount, ok bool) {
 	return m, m.kind != nil
 }
 
-// folder is where this process's group is. A process that was started in a
-// container sees its own group as the root of what is mounted.
+// folder is the folder of this process's group. In a container, the process's group is
+// the root of the mount.
 func (m mount) folder(groups string) (string, bool) {
 	for line := range strings.Lines(groups) {
 		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3) // hierarchy:controllers:path
@@ -89,7 +91,7 @@ func (m mount) folder(groups string) (string, bool) {
 			continue
 		}
 		below := strings.TrimPrefix(parts[2], strings.TrimSuffix(m.root, "/"))
-		if strings.HasPrefix(below, "/..") { // it was moved out of what we see
+		if strings.HasPrefix(below, "/..") { // the group is outside of the mount
 			below = ""
 		}
 		return path.Join(m.point, below), true
@@ -97,12 +99,12 @@ func (m mount) folder(groups string) (string, bool) {
 	return "", false
 }
 
-// kind is how a version of control groups writes things down.
+// kind names the files of a version of control groups.
 type kind struct {
 	mine   func(hierarchy, controllers string) bool
 	limits []string // files; the lowest counts
 	used   string
-	idle   []string // lines of memory.stat: what is used, but only until somebody needs it
+	idle   []string // lines of memory.stat that count as free
 }
 
 var version1 = kind{
@@ -114,13 +116,13 @@ var version1 = kind{
 
 var version2 = kind{
 	mine: func(hierarchy, controllers string) bool { return hierarchy == "0" && controllers == "" },
-	// Above memory.high nobody is killed, but everybody is made to wait.
+	// Above memory.high the kernel slows processes down instead of killing them.
 	limits: []string{"memory.max", "memory.high"},
 	used:   "memory.current",
 	idle:   []string{"inactive_file", "active_file"},
 }
 
-// room reads one group's files; false if it has no limit.
+// room reads the files of one group. It returns false if the group has no limit.
 func (k *kind) room(dir string) (r Room, ok bool) {
 	r.Limit = unlimited
 	for _, name := range k.limits {
@@ -147,17 +149,10 @@ func (k *kind) room(dir string) (r Room, ok bool) {
 	return r, true
 }
 
-// unlimited is what version 1 writes for no limit, within a page.
+// unlimited is about the number that version 1 writes for no limit.
 const unlimited = math.MaxInt64 - 1<<20
 
-func has(list, name string) bool {
-	for item := range strings.SplitSeq(list, ",") {
-		if item == name {
-			return true
-		}
-	}
-	return false
-}
+func has(list, name string) bool { return slices.Contains(strings.Split(list, ","), name) }
 
 // unescape turns \040 into a blank, the one character that matters in a path.
 func unescape(s string) string { return strings.ReplaceAll(s, `\040`, " ") }

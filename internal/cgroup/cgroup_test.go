@@ -50,7 +50,7 @@ func TestRoomIsWhatTheTightestGroupLeaves(t *testing.T) {
 			"/proc/self/cgroup": "4:cpu,memory:/job\n", "/proc/self/mountinfo": v1Mounts,
 			"/sys/fs/cgroup/memory/job/memory.limit_in_bytes": "104857600\n",
 			"/sys/fs/cgroup/memory/job/memory.usage_in_bytes": "62914560\n",
-			"/sys/fs/cgroup/memory/job/memory.stat":           "cache 50\ninactive_file 1\ntotal_inactive_file 10485760\ntotal_active_file 1048576\n",
+			"/sys/fs/cgroup/memory/job/memory.stat":           "inactive_file 1\ntotal_inactive_file 10485760\ntotal_active_file 1048576\n",
 		}, Room{"/sys/fs/cgroup/memory/job", 100 * mib, (100 - 60 + 11) * mib}},
 		"version 1, an outer group is tighter": {machine{
 			"/proc/self/cgroup": "4:memory:/outer/job\n", "/proc/self/mountinfo": v1Mounts,

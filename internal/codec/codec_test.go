@@ -229,7 +229,7 @@ func TestNPYFilesMayLeaveTheRowDimensionOut(t *testing.T) {
 	}
 }
 
-// What a Reader accepts is what encoding/json would have read.
+// A Reader reads the same values as encoding/json.
 func FuzzReader(f *testing.F) {
 	for _, text := range []string{"[1,2,3,4]", "[[1,2],[3,4]]", "[[1,2],[3]]", "[1e2,-0.5,3,4]", `["NaN",2,3,Infinity]`, "[[],[]]",
 		"[true,false,0,1]", "[1,2,3,4", "[[[1]]]", "[,]", " [ [ 1 , 2 ] , [ 3 , 4 ] ] x"} {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package codec turns the elements of tensors into text and back: numbers that
-// were typed, JSON, and .npy files. It works on raw little-endian bytes, as
-// they lie in a slot, and makes no values in between.
+// Package codec converts the elements of tensors to text and back: typed numbers, JSON, and
+// .npy files. It works on raw little-endian bytes, as slots have them.
 package codec
 
 import (
@@ -19,13 +18,12 @@ import (
 
 var le = binary.LittleEndian
 
-// Put writes the element that text names into p, which has the dtype's size.
-// Floats may be anything that strconv reads, also NaN and Inf; a bool is true,
-// false, 1 or 0. A number that the dtype cannot hold is an error.
+// Put parses text and writes the element into p, which has the dtype's size. A float may
+// be any text that strconv reads, including NaN and Inf; a bool is true, false, 1 or 0.
+// A number that the dtype cannot hold is an error.
 func Put(p []byte, d tensor.DType, text []byte) error {
 	if why := put(p, d, text); why != nil {
-		const most = 32 // of a text that may be anything
-		return fmt.Errorf("%w: %.*q is not a %s: %w", status.ErrDType, most, text, d, why)
+		return fmt.Errorf("%w: %.32q is not a %s: %w", status.ErrDType, text, d, why)
 	}
 	return nil
 }
@@ -54,31 +52,15 @@ func put(p []byte, d tensor.DType, text []byte) error {
 	if err != nil {
 		return err
 	}
-	switch d {
-	case tensor.U8:
-		if v != int64(uint8(v)) {
-			return errRange
-		}
-		p[0] = uint8(v)
-	case tensor.I8:
-		if v != int64(int8(v)) {
-			return errRange
-		}
-		p[0] = uint8(v)
-	case tensor.I16:
-		if v != int64(int16(v)) {
-			return errRange
-		}
-		le.PutUint16(p, uint16(v))
-	case tensor.I32:
-		if v != int64(int32(v)) {
-			return errRange
-		}
-		le.PutUint32(p, uint32(v))
-	case tensor.I64:
-		le.PutUint64(p, uint64(v))
-	default:
-		return errors.New("unknown dtype")
+	low, high := int64(math.MinInt64)>>(64-8*d.Size()), int64(math.MaxInt64)>>(64-8*d.Size())
+	if d == tensor.U8 {
+		low, high = 0, math.MaxUint8
+	}
+	if v < low || v > high {
+		return errRange
+	}
+	for i := range d.Size() { // little endian
+		p[i] = byte(v >> (8 * i))
 	}
 	return nil
 }
@@ -121,7 +103,7 @@ func parseInt(text []byte) (int64, error) {
 		switch {
 		case c < '0' || c > '9':
 			return 0, errSyntax
-		case n > math.MaxUint64/10-1: // far above what fits
+		case n > math.MaxUint64/10-1: // the next digit could overflow
 			return 0, errRange
 		}
 		n = n*10 + uint64(c-'0')
@@ -135,8 +117,8 @@ func parseInt(text []byte) (int64, error) {
 	return 0, errRange
 }
 
-// Append writes the element at the start of p as text: floats as the shortest
-// number that reads as the same one, or NaN, Infinity, -Infinity.
+// Append appends the element at the start of p as text. A float is the shortest number
+// that reads as the same value, or NaN, Infinity, -Infinity.
 func Append(b []byte, d tensor.DType, p []byte) []byte {
 	switch d {
 	case tensor.Bool:

@@ -9,12 +9,12 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Reader reads the elements of one tensor from a JSON array, flat or nested as
-// the tensor's shape is. It never allocates but for an error.
+// Reader reads the elements of one tensor from a JSON array, flat or nested like the
+// tensor's shape. It allocates only for errors.
 //
-// JSON has no NaN and no infinities. For a float, what others write instead is
-// read: NaN, Infinity and -Infinity, with or without quotes. null is refused:
-// it is more often a missing value than a number.
+// JSON has no NaN and no infinities. For floats, Reader accepts NaN, Infinity and
+// -Infinity, with or without quotes. It refuses null, which is more often a missing
+// value than a number.
 type Reader struct {
 	cursor
 	dtype tensor.DType
@@ -22,14 +22,14 @@ type Reader struct {
 
 	nested  bool
 	started bool
-	depth   int   // lists that are open
-	items   []int // of each open list, so far
+	depth   int   // open lists
+	items   []int // items of each open list so far
 	room    [8 + 1]int
 	read    int // elements so far
 }
 
-// NewReader reads the array that text begins with. shape has the rows first;
-// the Reader keeps it and the text.
+// NewReader returns a Reader of the array at the start of text. The first size of shape is
+// the number of rows. The Reader keeps shape and text.
 func NewReader(text []byte, d tensor.DType, shape []int) *Reader {
 	r := &Reader{cursor: cursor{text: text}, dtype: d, shape: shape}
 	r.items = r.room[:]
@@ -39,8 +39,8 @@ func NewReader(text []byte, d tensor.DType, shape []int) *Reader {
 	return r
 }
 
-// Fill reads as many elements as fit into p: into each slot in its turn, where
-// rows do not follow one another in memory.
+// Fill reads as many elements as fit into p. If rows are not contiguous in memory, the
+// caller calls Fill for each row.
 func (r *Reader) Fill(p []byte) error {
 	size := r.dtype.Size()
 	for ; len(p) >= size; p = p[size:] {
@@ -59,40 +59,29 @@ func (r *Reader) Fill(p []byte) error {
 	return nil
 }
 
-// End makes sure that the array ends here, and returns how many bytes of the
-// text it took.
+// End returns the length of the array in the text. It fails if the array has more elements.
 func (r *Reader) End() (int, error) {
 	word, err := r.next()
 	if err != nil {
 		return r.at, err
 	}
 	if word != nil {
-		return r.at, fmt.Errorf("%w: more than %d elements, which is what the shape %v has", status.ErrSize, r.read, r.shape)
+		return r.at, fmt.Errorf("%w: more than the %d elements of the shape %v", status.ErrSize, r.read, r.shape)
 	}
 	return r.at, nil
 }
 
-// put is Put for what JSON allows.
+// put is Put with the syntax of JSON.
 func (r *Reader) put(p, word []byte) error {
-	switch r.dtype {
-	case tensor.F16, tensor.BF16, tensor.F32, tensor.F64:
-		switch string(word) {
-		case "NaN", "Infinity", "-Infinity":
-			return Put(p, r.dtype, word)
-		}
-		if !IsNumber(word) {
-			return fmt.Errorf("%w: %.32q is not a %s: %w", status.ErrDType, word, r.dtype, errSyntax)
-		}
-	case tensor.Bool: // Put knows its words
-	default:
-		if !IsNumber(word) {
-			return fmt.Errorf("%w: %.32q is not a %s: %w", status.ErrDType, word, r.dtype, errSyntax)
-		}
+	float := r.dtype == tensor.F16 || r.dtype == tensor.BF16 || r.dtype == tensor.F32 || r.dtype == tensor.F64
+	special := float && (string(word) == "NaN" || string(word) == "Infinity" || string(word) == "-Infinity")
+	if r.dtype != tensor.Bool && !special && !IsNumber(word) { // Put checks the words of a bool
+		return fmt.Errorf("%w: %.32q is not a %s: %w", status.ErrDType, word, r.dtype, errSyntax)
 	}
 	return Put(p, r.dtype, word)
 }
 
-// next is the next element's text, nil at the end of the array.
+// next is the text of the next element, or nil at the end of the array.
 func (r *Reader) next() ([]byte, error) {
 	if r.started && r.depth == 0 {
 		return nil, nil
@@ -128,7 +117,8 @@ func (r *Reader) next() ([]byte, error) {
 			return nil, r.bad("the text ends inside the list")
 		default:
 			if r.nested && r.depth != len(r.shape) {
-				return nil, fmt.Errorf("%w: an element in %d lists, the shape %v has %d dimensions", status.ErrShape, r.depth, r.shape, len(r.shape))
+				return nil, fmt.Errorf("%w: an element in %d lists, the shape %v has %d dimensions", status.ErrShape,
+					r.depth, r.shape, len(r.shape))
 			}
 			r.items[r.depth-1]++
 			return r.word()
@@ -136,8 +126,8 @@ func (r *Reader) next() ([]byte, error) {
 	}
 }
 
-// endItem goes on after an item: past a comma, and out of the lists that end
-// here. It tells whether the outermost one has.
+// endItem steps over a comma after an item, and out of the lists that end after it. done
+// reports the end of the outermost list.
 func (r *Reader) endItem() (done bool, err error) {
 	for {
 		switch r.peek() {
@@ -168,7 +158,7 @@ func (r *Reader) endItem() (done bool, err error) {
 	}
 }
 
-// word reads what stands up to the next separator, without its quotes.
+// word reads up to the next separator, without quotes.
 func (r *Reader) word() ([]byte, error) {
 	quoted := r.text[r.at] == '"'
 	if quoted {
@@ -202,7 +192,7 @@ func (r *Reader) word() ([]byte, error) {
 
 func (r *Reader) bad(what string) error { return errorAt(what, r.at) }
 
-// IsNumber reports whether a word is a number as JSON writes them.
+// IsNumber reports whether w is a number of JSON.
 func IsNumber(w []byte) bool {
 	i := 0
 	digits := func() bool {
@@ -236,10 +226,9 @@ func IsNumber(w []byte) bool {
 	return i == len(w)
 }
 
-// AppendJSON writes the elements of data as JSON, with commas between them and
-// without the list around them, so that rows that lie apart can follow one
-// another. What JSON has no number for becomes "NaN", "Infinity" or
-// "-Infinity", which a Reader reads, or null if asked for.
+// AppendJSON appends the elements of data as JSON, with commas between them and without
+// brackets, so that callers can append several rows. Numbers that JSON lacks become the
+// strings "NaN", "Infinity" or "-Infinity", which Reader accepts, or null.
 func AppendJSON(b []byte, d tensor.DType, data []byte, null bool) []byte {
 	size := d.Size()
 	for i := 0; i+size <= len(data); i += size {
@@ -260,8 +249,8 @@ func AppendJSON(b []byte, d tensor.DType, data []byte, null bool) []byte {
 	return b
 }
 
-// MaxJSONBytes is an upper bound for what AppendJSON writes for one element,
-// with its comma.
+// MaxJSONBytes is an upper bound for the bytes that AppendJSON appends for one element and
+// its comma.
 func MaxJSONBytes(d tensor.DType) int { return mostDigits[d] }
 
 var mostDigits = [...]int{tensor.Bool: 6, tensor.U8: 4, tensor.I8: 5, tensor.I16: 7, tensor.I32: 12, tensor.I64: 21,

@@ -9,8 +9,8 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// ReadNPY reads an .npy file for an input. Its shape may have the row dimension
-// or not. NumPy has no bfloat16: for one, the bits come as i16.
+// ReadNPY reads an .npy file for an input, with or without the row dimension. NumPy has no
+// bfloat16: for such an input the file has the bits as i16.
 func ReadNPY(r io.Reader, spec *tensor.Spec, limit int64) (tensor.Tensor, error) {
 	a, err := npy.Read(r, limit)
 	if err != nil {
@@ -30,7 +30,7 @@ func ReadNPY(r io.Reader, spec *tensor.Spec, limit int64) (tensor.Tensor, error)
 	return tensor.Tensor{Name: spec.Name, DType: dt, Shape: shape, Data: a.Data}, nil
 }
 
-// WriteNPY is the way back, for a tensor whose rows follow one another.
+// WriteNPY writes a contiguous tensor as an .npy file.
 func WriteNPY(w io.Writer, t tensor.Tensor) error {
 	dt := t.DType
 	if dt == tensor.BF16 {

@@ -12,14 +12,14 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Scanner walks over a JSON text that is in memory, without making values of
-// members that are skipped. Errors are sticky: after one, everything is empty.
+// Scanner walks over a JSON text in memory and allocates nothing for skipped members.
+// Errors are sticky: after an error, all methods return zero values.
 type Scanner struct {
 	cursor
 	err error
 }
 
-// NewScanner walks over text, and keeps it.
+// NewScanner returns a Scanner of text, which it keeps.
 func NewScanner(text []byte) *Scanner { return &Scanner{cursor: cursor{text: text}} }
 
 // Err is the first error.
@@ -31,14 +31,14 @@ type cursor struct {
 	at   int
 }
 
-// maxDepth of nested values that are skipped.
+// maxDepth bounds the nesting of skipped values.
 const maxDepth = 32
 
 func errorAt(what string, at int) error {
 	return fmt.Errorf("%w: JSON: %s at byte %d", status.ErrInvalid, what, at)
 }
 
-// Fail ends the walk with an error.
+// Fail makes the Scanner fail at the current place.
 func (s *Scanner) Fail(what string) {
 	if s.err == nil {
 		s.err = errorAt(what, s.at)
@@ -46,14 +46,14 @@ func (s *Scanner) Fail(what string) {
 	}
 }
 
-// Check fails for what was read and may not be so.
+// Check makes the Scanner fail with err, if it is not nil.
 func (s *Scanner) Check(err error) {
 	if s.err == nil && err != nil {
 		s.err, s.at = err, len(s.text)
 	}
 }
 
-// peek is the next byte that is not white space; 0 at the end.
+// peek is the next byte that is not white space, or 0 at the end.
 func (s *cursor) peek() byte {
 	for s.at < len(s.text) {
 		switch c := s.text[s.at]; c {
@@ -66,7 +66,7 @@ func (s *cursor) peek() byte {
 	return 0
 }
 
-// skipByte steps over c if it comes next.
+// skipByte steps over c if it is the next byte.
 func (s *Scanner) skipByte(c byte) bool {
 	if s.peek() == c && s.at < len(s.text) {
 		s.at++
@@ -81,9 +81,8 @@ func (s *Scanner) expect(c byte) {
 	}
 }
 
-// Each walks over the members of an object. It gives the key, and the callback
-// reads the value. One that is null is as good as not there: many write what
-// they leave out so.
+// Each walks over the members of an object: the callback gets the key and reads the value.
+// Each skips members that are null, since many programs write absent members that way.
 func (s *Scanner) Each(member func(key []byte)) {
 	s.expect('{')
 	if s.skipByte('}') {
@@ -129,8 +128,7 @@ func (s *Scanner) Items(item func()) {
 	}
 }
 
-// Text reads a string; what it gives is a part of the text where the string
-// has no escapes.
+// Text reads a string. Without escapes the result is a part of the scanned text.
 func (s *Scanner) Text() []byte {
 	s.expect('"')
 	from := s.at
@@ -175,7 +173,7 @@ func (s *Scanner) escaped(from int) []byte {
 	return nil
 }
 
-// word reads a number, true, false or null; wanted says which.
+// word reads a number, true, false or null; wanted is for the error.
 func (s *Scanner) word(wanted string) []byte {
 	s.peek()
 	from := s.at
@@ -193,7 +191,7 @@ func (s *Scanner) word(wanted string) []byte {
 	return s.text[from:s.at]
 }
 
-// Skip steps over a value, checks it, and gives its text.
+// Skip steps over a value, checks it, and returns its text.
 func (s *Scanner) Skip() []byte {
 	s.peek()
 	from := s.at
@@ -221,7 +219,7 @@ func (s *Scanner) skipValue(depth int) {
 		case s.err != nil:
 		case IsNumber(w):
 		case string(w) == "true", string(w) == "false", string(w) == "null":
-		case string(w) == "NaN", string(w) == "Infinity", string(w) == "-Infinity": // many write them
+		case string(w) == "NaN", string(w) == "Infinity", string(w) == "-Infinity": // common extensions
 		default:
 			s.Fail("bad value " + strconv.Quote(string(w[:min(len(w), 32)])))
 		}
@@ -253,7 +251,7 @@ func (s *Scanner) Boolean() bool {
 	return false
 }
 
-// End makes sure that nothing follows.
+// End fails if more text follows.
 func (s *Scanner) End() {
 	if s.err == nil && (s.peek() != 0 || s.at < len(s.text)) {
 		s.Fail("something follows the end")

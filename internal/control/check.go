@@ -2,26 +2,21 @@
 
 package control
 
-import (
-	"encoding/binary"
-	"fmt"
-)
+import "fmt"
 
 const (
 	// maxDepth is deeper than any message of ours.
 	maxDepth = 8
-	// maxRequestValues is more than any request has that could be granted. A
-	// value of one byte becomes up to 80 bytes of decoded message, and it is
-	// the broker that would pay for them.
+	// maxRequestValues is more than any acceptable request has. A value of one byte
+	// becomes up to 80 bytes of decoded message in the broker's memory.
 	maxRequestValues = 1 << 13
 )
 
-// check walks through a frame's body before it is decoded. The decoder
-// believes the lengths that are written in it, and makes room for them first:
-// 22 bytes that promise four thousand million elements would be the end of
-// the process. What is promised here must fit into what has arrived.
+// check walks through a frame's body before it is decoded. The decoder would allocate
+// memory for any length in the body: 22 bytes could ask for four thousand million
+// elements. check refuses lengths that do not fit into the bytes of the body.
 func check(body []byte, msg any) error {
-	w := walk{most: len(body)} // a reply: who asked for a list wants all of it
+	w := walk{most: len(body)} // a reply may have a long list
 	if _, ok := msg.(*Request); ok {
 		w.most = maxRequestValues
 	}
@@ -32,10 +27,10 @@ func check(body []byte, msg any) error {
 	return err
 }
 
-// walk is a check under way.
+// walk counts the values of a message.
 type walk struct{ values, most int }
 
-// skip walks over one msgpack value and returns what follows it.
+// skip walks over one msgpack value and returns the bytes after it.
 func (w *walk) skip(b []byte, depth int) ([]byte, error) {
 	switch {
 	case len(b) == 0:
@@ -71,29 +66,26 @@ func (w *walk) skip(b []byte, depth int) ([]byte, error) {
 	case 0xd4, 0xd5, 0xd6, 0xd7, 0xd8: // fixext, with its type
 		return skipBytes(b, 1+1<<(kind-0xd4))
 	}
-	var n uint64
-	switch kind { // a length follows
+	size := 0 // of the length that follows
+	switch kind {
 	case 0xc4, 0xc7, 0xd9:
-		if len(b) >= 1 {
-			n, b = uint64(b[0]), b[1:]
-			break
-		}
-		return skipBytes(b, 1)
+		size = 1
 	case 0xc5, 0xc8, 0xda, 0xdc, 0xde:
-		if len(b) >= 2 {
-			n, b = uint64(binary.BigEndian.Uint16(b)), b[2:]
-			break
-		}
-		return skipBytes(b, 2)
+		size = 2
 	case 0xc6, 0xc9, 0xdb, 0xdd, 0xdf:
-		if len(b) >= 4 {
-			n, b = uint64(binary.BigEndian.Uint32(b)), b[4:]
-			break
-		}
-		return skipBytes(b, 4)
+		size = 4
 	default:
 		return nil, fmt.Errorf("%w: byte %#x begins no value", ErrFrame, kind)
 	}
+	rest, err := skipBytes(b, uint64(size))
+	if err != nil {
+		return nil, err
+	}
+	n := uint64(0)
+	for _, digit := range b[:size] { // big endian
+		n = n<<8 | uint64(digit)
+	}
+	b = rest
 	switch kind {
 	case 0xdc, 0xdd:
 		return w.skipValues(b, n, depth)

@@ -105,7 +105,7 @@ func TestADescriptorIsTakenOnlyAfterARequestThatAnnouncesIt(t *testing.T) {
 		}
 		b.Close()
 		_ = r.SetReadDeadline(soon())
-		if text, err := io.ReadAll(r); err != nil || len(text) > 0 { // its end comes when nobody has the other
+		if text, err := io.ReadAll(r); err != nil || len(text) > 0 { // EOF comes when the other end is closed everywhere
 			t.Errorf("%+v: %q, %v", c, text, err)
 		}
 		r.Close()
@@ -186,7 +186,7 @@ func TestADeeplyNestedMessageIsAnErrorNotACrash(t *testing.T) {
 		if err := Decode(body, &Request{}); err == nil {
 			t.Error("it was decoded")
 		}
-		// The same as the value of a field that nobody knows.
+		// The same as the value of an unknown field.
 		head, _ := msgpack.Marshal("unknown")
 		if err := Decode(append(append([]byte{0x81}, head...), body...), &Request{}); err == nil {
 			t.Error("it was skipped")
@@ -194,7 +194,7 @@ func TestADeeplyNestedMessageIsAnErrorNotACrash(t *testing.T) {
 	}
 }
 
-func TestTheSocketIsTheOneGivenOrNamedOrTheUsersOwn(t *testing.T) {
+func TestTheSocketIsGivenOrNamedOrInTheRuntimeFolder(t *testing.T) {
 	t.Setenv(SocketEnv, "/named")
 	t.Setenv("XDG_RUNTIME_DIR", "/run/user/7")
 	if p := SocketPath("/given"); p != "/given" {

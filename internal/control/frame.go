@@ -15,27 +15,24 @@ import (
 )
 
 const (
-	// MaxFrame bounds a reply's frame, MaxRequest a request: longer than any
-	// that could be granted.
+	// MaxFrame bounds the frame of a reply, MaxRequest a request.
 	MaxFrame   = 1 << 20
 	MaxRequest = 256 << 10
 	// MaxFDs is the most descriptors that one reply carries.
 	MaxFDs = 5
 )
 
-// A frame's buffer begins with firstBytes, and takes no room up to freeBytes.
+// The buffer of a frame begins with firstBytes. Up to freeBytes it takes no Room.
 const (
 	firstBytes = 512
 	freeBytes  = 4 << 10
 )
 
-// ErrFrame is a length, depth or count outside the limits, or a body that is
-// no such message.
+// ErrFrame is the error for a frame that is no valid message or exceeds a limit.
 var ErrFrame = errors.New("bad control frame")
 
-// Send writes one frame: a little-endian uint32 length, then the msgpack
-// body. The descriptors ride on the frame's first byte; they stay the
-// caller's.
+// Send writes one frame: a little-endian uint32 length, then the msgpack body. The
+// descriptors travel with the frame's first byte; the caller keeps and closes them.
 func Send(c *net.UnixConn, deadline time.Time, msg any, fds ...int) error {
 	body, err := msgpack.Marshal(msg)
 	if err != nil {
@@ -65,8 +62,8 @@ func Send(c *net.UnixConn, deadline time.Time, msg any, fds ...int) error {
 	return nil
 }
 
-// Receive reads one frame into msg. The descriptors are the caller's to
-// close, also when an error is returned beside them.
+// Receive reads one frame into msg. The caller closes the descriptors, even if Receive
+// returns an error.
 func Receive(c *net.UnixConn, deadline time.Time, msg any) (fds []int, err error) {
 	_ = c.SetReadDeadline(deadline)
 	var head [4]byte
@@ -82,7 +79,7 @@ func Receive(c *net.UnixConn, deadline time.Time, msg any) (fds []int, err error
 		return fds, io.EOF
 	}
 	if flags&unix.MSG_CTRUNC != 0 {
-		if len(fds) < MaxFDs { // there was room for them here
+		if len(fds) < MaxFDs { // the buffer had room for more
 			return fds, fmt.Errorf("%w: the kernel kept some descriptors back: %w", ErrFrame, unix.EMFILE)
 		}
 		return fds, fmt.Errorf("%w: more than %d descriptors", ErrFrame, MaxFDs)
@@ -98,19 +95,18 @@ func Receive(c *net.UnixConn, deadline time.Time, msg any) (fds []int, err error
 	return fds, Decode(body, msg)
 }
 
-// Room is memory that connections share: Take says whether there is so much of
-// it left, and what was taken is given back.
+// Room is a budget of memory that connections share. Take returns false if the budget has
+// not that much left; Give returns memory to it.
 type Room interface {
 	Take(bytes int) bool
 	Give(bytes int)
 }
 
-// ErrNoRoom is a request that came while others had all the room.
+// ErrNoRoom is the error for a request that the Room has no memory for.
 var ErrNoRoom = errors.New("no room for a request of that size just now")
 
-// ReceiveRequest reads one request. Descriptors that come with it are not
-// received at all. A long one takes its room as its bytes arrive, until it was
-// decoded: peers that never finish cannot make us buffer more than that in all.
+// ReceiveRequest reads one request, without descriptors. A long request takes room as its
+// bytes arrive, until it is decoded, so that unfinished requests cannot fill the memory.
 func ReceiveRequest(c *net.UnixConn, deadline time.Time, room Room, req *Request) error {
 	_ = c.SetReadDeadline(deadline)
 	var head [4]byte
@@ -126,16 +122,15 @@ func ReceiveRequest(c *net.UnixConn, deadline time.Time, room Room, req *Request
 	return Decode(body, req)
 }
 
-// SendOffer sends the descriptor that a request has announced (Request.GPU): with a
-// byte of its own after it, so that nobody is handed one who did not look for it.
+// SendOffer sends the descriptor that a request has announced (Request.GPU), with a
+// separate byte after the request: only a receiver that expects it receives it.
 func SendOffer(c *net.UnixConn, deadline time.Time, fd int) error {
 	_ = c.SetWriteDeadline(deadline)
 	_, _, err := c.WriteMsgUnix([]byte{0}, unix.UnixRights(fd), nil)
 	return err
 }
 
-// ReceiveOffer is the other side of it. The descriptor is the caller's to close; if
-// there are more they are not received.
+// ReceiveOffer receives the descriptor of SendOffer, and no other. The caller closes it.
 func ReceiveOffer(c *net.UnixConn, deadline time.Time) (fd int, err error) {
 	_ = c.SetReadDeadline(deadline)
 	var one [1]byte
@@ -153,14 +148,14 @@ func ReceiveOffer(c *net.UnixConn, deadline time.Time) (fd int, err error) {
 	return fds[0], nil
 }
 
-// taken is what a frame has taken of the room.
+// taken is the memory that a frame has taken from a Room.
 type taken struct {
 	room  Room
 	bytes int
 }
 
-// enough takes what a buffer of that size needs. A short one is free: every
-// connection costs about as much by itself.
+// enough takes room for a buffer of that size. A short buffer is free: a connection
+// costs about as much anyway.
 func (t *taken) enough(bytes int) bool {
 	more := bytes - freeBytes - t.bytes
 	if more <= 0 {
@@ -175,7 +170,7 @@ func (t *taken) enough(bytes int) bool {
 
 func (t *taken) giveBack() { t.room.Give(t.bytes) }
 
-// readBody reads a frame's body into a buffer that grows with what arrives.
+// readBody reads a frame's body into a buffer that grows as bytes arrive.
 func readBody(c *net.UnixConn, size, most int64, room *taken) ([]byte, error) {
 	if size == 0 || size > most {
 		return nil, fmt.Errorf("%w: %d bytes, must be 1..%d", ErrFrame, size, most)
@@ -212,8 +207,8 @@ func Decode(body []byte, msg any) error {
 	return nil
 }
 
-// ofAnotherVersion takes only the version of a message whose sender means
-// something else by a key that we have: that is what its receiver must tell it.
+// ofAnotherVersion reads only the version of a message whose other keys this version
+// cannot decode, so that the peer gets an error about the version.
 func ofAnotherVersion(body []byte, msg any) bool {
 	var head struct {
 		Version int `msgpack:"version"`
@@ -246,7 +241,7 @@ func parseFDs(oob []byte) []int {
 	return all
 }
 
-// CloseFDs closes received descriptors that nobody wants.
+// CloseFDs closes descriptors.
 func CloseFDs(fds []int) {
 	for _, fd := range fds {
 		_ = unix.Close(fd)

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control is the control plane: msgpack messages in length-prefixed
-// frames over a Unix socket, with descriptors by SCM_RIGHTS. It is never on
-// the path of a request.
+// Package control is the control plane: msgpack messages in length-prefixed frames over a
+// Unix socket, with descriptors by SCM_RIGHTS. No inference request passes through it.
 //
-// A peer sends one Request and gets one Reply. The connection of an attached
-// client or worker stays open: its end is the peer's end.
+// A peer sends one Request and gets one Reply. The connection of an attached client or
+// worker stays open: when it ends, the peer has left.
 package control
 
 import (
@@ -16,7 +15,7 @@ import (
 // Version of the messages. A peer of another version is refused.
 const Version = 4
 
-// VersionAdvice says what to do about two sides that speak different versions.
+// VersionAdvice says which of two sides with different versions should be updated.
 func VersionAdvice(one string, version int, other string, otherVersion int) string {
 	older := one
 	if otherVersion < version {
@@ -25,88 +24,88 @@ func VersionAdvice(one string, version int, other string, otherVersion int) stri
 	return fmt.Sprintf("%s speaks control version %d, %s %d; bring %s up to date", one, version, other, otherVersion, older)
 }
 
-// WatchTime is how long the broker leaves OpWatch without an answer: the peer
-// then learns that the broker is still there, and asks again.
+// WatchTime is the longest time until the broker answers OpWatch. If nothing has changed,
+// the peer asks again.
 const WatchTime = 30 * time.Second
 
-// ChangeTime is how long the broker may take to change processes: each new one
-// has to load its model.
+// ChangeTime is how long the broker may take to replace processes: each new process
+// loads its model.
 const ChangeTime = time.Hour
 
-// Op says what a Request asks for.
+// Op is the operation that a Request asks for.
 type Op string
 
 const (
-	OpClient  Op = "client"  // attach as a client of a model; descriptors: planes, board (read-only), session, doorbell; device memory
-	OpWorker  Op = "worker"  // attach as a worker of a model, declaring it if need be; descriptors: planes, board, session, doorbell; device memory
+	// Attach. Descriptors: planes, board (read-only for a client), session, doorbell, and device memory if any.
+	OpClient Op = "client" // as a client of a model
+	OpWorker Op = "worker" // as a worker of a model, which may declare it
+
 	OpModels  Op = "models"  // list the models
-	OpStats   Op = "stats"   // everything the broker counts
+	OpStats   Op = "stats"   // the broker's statistics
 	OpSet     Op = "set"     // change a model's policy
 	OpBatches Op = "batches" // the last batches of a model, as JSON in Reply.Stats
 	OpTrace   Op = "trace"   // record a model for Millis, as JSON in Reply.Stats
-	OpPing    Op = "ping"    // is anybody there
+	OpPing    Op = "ping"    // check that the broker answers
 	OpWatch   Op = "watch"   // wait until the models change
 
-	// These answer when they are done, within ChangeTime.
+	// The broker answers these when they are done, within ChangeTime.
 	OpRestart Op = "restart" // replace a model's worker processes, one by one
-	OpScale   Op = "scale"   // run another number of them
+	OpScale   Op = "scale"   // change the number of a model's worker processes
 
-	OpAlias    Op = "alias"    // have a name stand for other models, or for none
-	OpHandOver Op = "handover" // let another broker have the socket, and drain once it has
+	OpAlias    Op = "alias"    // route a name to other models, or to none
+	OpHandOver Op = "handover" // give the socket to another broker, then drain
 )
 
-// Request is what a peer sends.
+// Request is the message of a peer.
 type Request struct {
 	Version int    `msgpack:"version"`
 	Op      Op     `msgpack:"op"`
 	Model   string `msgpack:"model,omitempty"`
-	Name    string `msgpack:"name,omitempty"`   // the peer's own name for itself, for logs and stats
+	Name    string `msgpack:"name,omitempty"`   // the peer's name in logs and statistics
 	Window  int    `msgpack:"window,omitempty"` // OpClient: slots wanted
-	// OpWorker: what it serves.
+	// OpWorker: the model that it serves.
 	Worker *WorkerInfo `msgpack:"worker,omitempty"`
-	// A policy.Policy, the keys asked for. OpWorker: to declare the model with
-	// if the broker does not know it yet. OpSet: what to change, whole or not
-	// at all.
+	// Keys of a policy.Policy. OpWorker: for a model that the broker does not know yet.
+	// OpSet: the changes, of which the broker takes all or none.
 	Policy map[string]string `msgpack:"policy,omitempty"`
-	// OpWorker of a stage, whose Model is PIPELINE/STAGE: a Pipeline as JSON, to
-	// declare it with if the broker does not know it yet. Empty: it does.
+	// OpWorker of a stage, whose Model is PIPELINE/STAGE: a Pipeline as JSON, for a
+	// pipeline that the broker does not know yet.
 	Pipeline string `msgpack:"pipeline,omitempty"`
-	// OpTrace: for how long.
+	// OpTrace: the length of the recording.
 	Millis int `msgpack:"millis,omitempty"`
-	// OpScale: how many processes.
+	// OpScale: the number of processes.
 	Instances int `msgpack:"instances,omitempty"`
-	// OpSet, OpScale, OpAlias: also keep it for when the broker starts again.
+	// OpSet, OpScale, OpAlias: keep the change when the broker starts again.
 	Save bool `msgpack:"save,omitempty"`
-	// OpAlias: what Model stands for from now on; none: it is no alias any more.
+	// OpAlias: the new models of the alias Model; none removes the alias.
 	Targets []AliasTarget `msgpack:"targets,omitempty"`
-	// OpClient: it attaches again when it reads AttachAgain.
+	// OpClient: the client attaches again when it reads AttachAgain.
 	Follows bool `msgpack:"follows,omitempty"`
-	// OpClient: it tells the times of its requests while they are recorded.
+	// OpClient: the client writes shm.Times while the broker records.
 	Times bool `msgpack:"times,omitempty"`
-	// OpClient: it can use tensors in device memory.
+	// OpClient: the client can use tensors in device memory.
 	Device bool `msgpack:"device,omitempty"`
-	// OpWorker: the UUID of the GPU whose memory the worker offers, since it was asked
-	// for some (Reply.Needs). Its descriptor follows the request: SendOffer.
+	// OpWorker: the UUID of the GPU whose memory the worker offers, after the broker
+	// asked for it (Reply.Needs). The descriptor follows the request: SendOffer.
 	GPU string `msgpack:"gpu,omitempty"`
-	// OpClient: the signature that it was attached to before, as tensors; it will
-	// not have another one. Empty: it takes any.
+	// OpClient: the signature that the client needs; empty: any.
 	Inputs  []string `msgpack:"inputs,omitempty"`
 	Outputs []string `msgpack:"outputs,omitempty"`
-	// OpWatch: the value of Reply.Changes that the peer knows. OpBatches: how many
-	// batches it knows of.
+	// OpWatch: the last Reply.Changes that the peer has seen. OpBatches: the number of
+	// batches that the peer has seen.
 	Since uint64 `msgpack:"since,omitempty"`
 }
 
 // Pipeline is a model of several stages, as its workers declare it.
 type Pipeline struct {
-	Inputs  []string          `json:"inputs"` // what its clients write, and read
+	Inputs  []string          `json:"inputs"` // as its clients write and read them
 	Outputs []string          `json:"outputs"`
 	Policy  map[string]string `json:"policy,omitempty"` // of all stages, and of the ring
 	Stages  []PipelineStage   `json:"stages"`
 }
 
-// PipelineStage is one of them. Its inputs are inputs of the pipeline or
-// outputs of stages before it.
+// PipelineStage is one stage. Its inputs are inputs of the pipeline or outputs of earlier
+// stages.
 type PipelineStage struct {
 	Name    string            `json:"name"`
 	Inputs  []string          `json:"inputs"`
@@ -114,17 +113,17 @@ type PipelineStage struct {
 	Policy  map[string]string `json:"policy,omitempty"`
 }
 
-// WorkerInfo is what a worker tells about itself.
+// WorkerInfo describes a worker.
 type WorkerInfo struct {
 	Inputs  []string `msgpack:"inputs"` // tensors as name:dtype[dims]
 	Outputs []string `msgpack:"outputs"`
-	Depth   int      `msgpack:"depth"`           // batches it may hold
-	Lanes   int      `msgpack:"lanes,omitempty"` // batches it runs at once; 0 counts as 1
+	Depth   int      `msgpack:"depth"`           // batches that it may hold
+	Lanes   int      `msgpack:"lanes,omitempty"` // batches that it runs at once; 0 counts as 1
 	Weight  int      `msgpack:"weight,omitempty"`
 	Pad     string   `msgpack:"pad,omitempty"` // "", "fixed", "preferred"
 	PadTo   int      `msgpack:"pad_to,omitempty"`
-	GPU     string   `msgpack:"gpu,omitempty"`      // where it computes, for stats
-	RunOnce bool     `msgpack:"run_once,omitempty"` // what it was given must not be run again
+	GPU     string   `msgpack:"gpu,omitempty"`      // for statistics
+	RunOnce bool     `msgpack:"run_once,omitempty"` // its batches must not run again
 }
 
 // Reply is the broker's answer.
@@ -136,21 +135,21 @@ type Reply struct {
 	Epoch   uint64 `msgpack:"epoch"`
 
 	Attached *Attached `msgpack:"attached,omitempty"`
-	// Needs comes to a worker instead of Attached: the ring has no device memory
-	// yet. It allocates some, which may take a while, and attaches again with its
-	// descriptor, on another connection.
+	// A worker may get Needs instead of Attached: the ring has no device memory yet. The
+	// worker allocates it, which may take a while, and attaches again with its
+	// descriptor on another connection.
 	Needs    *DeviceNeed `msgpack:"needs,omitempty"`
 	Models   []Model     `msgpack:"models,omitempty"`
 	Aliases  []Alias     `msgpack:"aliases,omitempty"`  // OpModels
 	Stats    []byte      `msgpack:"stats,omitempty"`    // JSON, as docs/stats.md
 	Draining bool        `msgpack:"draining,omitempty"` // OpModels: it takes no new requests
 	Changes  uint64      `msgpack:"changes,omitempty"`  // OpModels, OpWatch: grows whenever the models change
-	// More says that the next frame goes on with the lists and bytes of this
-	// one: no reply is too long for a frame.
+	// More says that another frame follows with more of the lists and bytes: a reply
+	// may be longer than a frame.
 	More bool `msgpack:"more,omitempty"`
 }
 
-// DeviceNeed is device memory that a ring is to have.
+// DeviceNeed is the device memory that a ring needs.
 type DeviceNeed struct {
 	Bytes  int64 `msgpack:"bytes"`
 	Device int   `msgpack:"device"` // number of the GPU, as the worker counts them
@@ -161,44 +160,44 @@ type Attached struct {
 	Model       string            `msgpack:"model"`
 	Inputs      []string          `msgpack:"inputs"`
 	Outputs     []string          `msgpack:"outputs"`
-	Planes      []string          `msgpack:"planes,omitempty"` // all tensors of the ring, in order, where these are not just the inputs and outputs
+	Planes      []string          `msgpack:"planes,omitempty"` // all tensors of the ring in order, if there are others
 	Slots       int               `msgpack:"slots"`
-	MaxBatch    int               `msgpack:"max_batch"`          // rows the segments were laid out for
-	MaxRows     int               `msgpack:"max_rows,omitempty"` // client: of one request, where that is less
+	MaxBatch    int               `msgpack:"max_batch"`          // rows of the layout
+	MaxRows     int               `msgpack:"max_rows,omitempty"` // client: of one request, if less
 	Geometry    uint64            `msgpack:"geometry"`
 	PlanesSize  int64             `msgpack:"planes_size"`
 	BoardSize   int64             `msgpack:"board_size"`
 	SessionSize int64             `msgpack:"session_size"`
-	DeviceSize  int64             `msgpack:"device_size,omitempty"` // of the device memory, the fifth descriptor; 0: there is none for this peer
-	GPU         string            `msgpack:"gpu,omitempty"`         // UUID of the GPU that it is on
+	DeviceSize  int64             `msgpack:"device_size,omitempty"` // of the fifth descriptor; 0: none
+	GPU         string            `msgpack:"gpu,omitempty"`         // UUID of the GPU of that memory
 	FirstSlot   uint32            `msgpack:"first_slot"`            // client: its window
 	Window      int               `msgpack:"window"`
-	FirstGen    uint32            `msgpack:"first_gen"` // client: the generation before its first
-	Times       bool              `msgpack:"times"`     // client: its session has room for its times
-	Depth       int               `msgpack:"depth"`     // worker: mails it may hold
+	FirstGen    uint32            `msgpack:"first_gen"` // client: the generation before its first request
+	Times       bool              `msgpack:"times"`     // client: its session has shm.ClientTimes
+	Depth       int               `msgpack:"depth"`     // worker: mails that it may hold
 	WorkerID    uint32            `msgpack:"worker_id"`
-	HandsOn     bool              `msgpack:"hands_on,omitempty"` // worker: another stage follows, so it ends only the requests that fail
-	Isolates    bool              `msgpack:"isolates,omitempty"` // worker: it may report that a batch failed as a whole
-	Clock       int64             `msgpack:"clock"`              // the broker's CLOCK_MONOTONIC when it replied: the peer's must be the same clock
+	HandsOn     bool              `msgpack:"hands_on,omitempty"` // worker: another stage follows; it ends only failed requests
+	Isolates    bool              `msgpack:"isolates,omitempty"` // worker: it may fail a batch as a whole
+	Clock       int64             `msgpack:"clock"`              // the broker's CLOCK_MONOTONIC at its reply
 	Policy      map[string]string `msgpack:"policy"`             // a policy.Policy, all keys
-	Notes       []string          `msgpack:"notes,omitempty"`    // worker: how the policy differs from what it asked for
+	Notes       []string          `msgpack:"notes,omitempty"`    // worker: differences from the policy that it asked for
 }
 
-// AttachAgain is the byte that the broker sends a client that follows: it should
-// attach again, to the same name, while its session goes on, and then leave it.
+// AttachAgain is the byte by which the broker asks a client (Request.Follows) to attach
+// again, to the same name. The client then leaves the old session.
 const AttachAgain = 'a'
 
-// Alias is a name that stands for models.
+// Alias is a name for one or more models.
 type Alias struct {
 	Name string        `msgpack:"name"`
 	To   []AliasTarget `msgpack:"to"`
 }
 
-// AliasTarget is one of them.
+// AliasTarget is one model of an alias.
 type AliasTarget struct {
 	Model   string `msgpack:"model"`
 	Share   int    `msgpack:"share"`             // hundredths of a percent
-	Clients int    `msgpack:"clients,omitempty"` // that attached to the alias and have this model
+	Clients int    `msgpack:"clients,omitempty"` // clients of the alias that use this model
 }
 
 // Model is one line of OpModels.
@@ -209,9 +208,9 @@ type Model struct {
 	Policy  map[string]string `msgpack:"policy"` // a policy.Policy, all keys
 	Workers int               `msgpack:"workers"`
 	Clients int               `msgpack:"clients"`
-	// Workers that can be counted on; and why there are none.
+	// Workers that answer, and the reason if there are none.
 	ReadyWorkers int    `msgpack:"ready_workers"`
 	NotReady     string `msgpack:"not_ready,omitempty"`
-	// Of a pipeline: its stages, in order.
+	// The stages of a pipeline, in order.
 	Stages []string `msgpack:"stages,omitempty"`
 }

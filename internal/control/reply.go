@@ -11,15 +11,14 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// partBytes is how much of a long reply goes into one frame, and maxParts how
-// many of them a peer puts up with.
+// A frame of a long reply has about partBytes; a reply has at most maxParts frames.
 const (
 	partBytes = 256 << 10
 	maxParts  = 1024
 )
 
-// SendReply sends a reply, in several frames if it is long. The descriptors ride
-// on the first.
+// SendReply sends a reply, in several frames if it is long. The descriptors travel with
+// the first frame.
 func SendReply(c *net.UnixConn, deadline time.Time, rep *Reply, fds ...int) error {
 	for {
 		part, rest, err := cut(rep)
@@ -33,7 +32,7 @@ func SendReply(c *net.UnixConn, deadline time.Time, rep *Reply, fds ...int) erro
 	}
 }
 
-// cut takes a reply's first frame off it.
+// cut splits a reply into its first frame and the rest.
 func cut(rep *Reply) (part, rest *Reply, err error) {
 	stats, models := len(rep.Stats), 0
 	for bytes := 0; models < len(rep.Models); models++ {
@@ -57,7 +56,7 @@ func cut(rep *Reply) (part, rest *Reply, err error) {
 	return &first, &next, nil
 }
 
-// Bytes is about how much memory a reply takes while it is sent.
+// Bytes is the approximate memory of a reply while it is sent.
 func (r *Reply) Bytes() int {
 	n := len(r.Stats) + 512*len(r.Aliases)
 	for i := range r.Models {
@@ -67,8 +66,8 @@ func (r *Reply) Bytes() int {
 	return n
 }
 
-// ReceiveReply reads a reply, all of its frames. The descriptors are the
-// caller's to close, also when an error is returned beside them.
+// ReceiveReply reads all frames of a reply. The caller closes the descriptors, even if
+// ReceiveReply returns an error.
 func ReceiveReply(c *net.UnixConn, deadline time.Time, rep *Reply) (fds []int, err error) {
 	fds, err = Receive(c, deadline, rep)
 	for parts := 1; err == nil && rep.More; parts++ {

@@ -9,11 +9,11 @@ import (
 	"syscall"
 )
 
-// SocketEnv chooses another control socket.
+// SocketEnv is the environment variable with the path of the control socket.
 const SocketEnv = "RINGBATCH_SOCKET"
 
-// SocketPath is where the broker listens: the path given, or the environment
-// variable, or a file in the user's runtime folder.
+// SocketPath is the path of the broker's socket: the given path, or that of SocketEnv, or
+// a file in the user's runtime folder.
 func SocketPath(given string) string {
 	if given != "" {
 		return given
@@ -31,9 +31,9 @@ func fallbackFolder() string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("ringbatch-%d", os.Getuid()))
 }
 
-// CheckFolder refuses a socket in the fallback folder if that is not this
-// user's own: anybody can make one of that name first, and would be sent this
-// user's inputs. A folder that was chosen is trusted by the one who chose it.
+// CheckFolder refuses a socket in the fallback folder if the folder does not belong to
+// this user: another user could make it first and receive this user's inputs. A folder
+// that the user has chosen is trusted.
 func CheckFolder(socket string) error {
 	dir := filepath.Dir(socket)
 	if dir != fallbackFolder() {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package half has the element types that Go does not have, f16 and bf16, as
-// numbers to read and to write.
+// Package half converts between float32 and the element types that Go lacks, f16 and bf16.
 package half
 
 import (
@@ -28,8 +27,8 @@ func Bits(d tensor.DType, v float32) (uint16, error) {
 	case d == tensor.BF16: // the upper half of a float32, rounded to even
 		bits = (uint64(all&0x7fffffff) + 0x7fff + uint64(all>>16&1)) >> 16
 	default:
-		// A number of steps, of which 1024 make the smallest normal number.
-		// Steps and exponent add up to the bits, also where rounding carries.
+		// A number of steps; 1024 steps are the smallest normal number. Steps and exponent
+		// add up to the bits, even if rounding carries.
 		exponent := max(math.Ilogb(size), -14)
 		steps := math.RoundToEven(math.Ldexp(size, 10-exponent))
 		bits = uint64(exponent+14)<<10 + uint64(steps)
@@ -40,7 +39,7 @@ func Bits(d tensor.DType, v float32) (uint16, error) {
 	return sign | uint16(bits), nil
 }
 
-// Float32 is the number that such bits stand for.
+// Float32 is the number of the given bits.
 func Float32(d tensor.DType, bits uint16) float32 {
 	if d == tensor.BF16 {
 		return math.Float32frombits(uint32(bits) << 16)

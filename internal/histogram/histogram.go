@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package histogram counts durations in buckets whose width grows with their
-// value: 16 per doubling, so a quantile is right within about 3 %. Histograms
-// of the same kind add up, between models and over time.
+// Package histogram counts durations in buckets, 16 per doubling, so that a quantile is
+// right within about 3 %. Histograms can be added, between models and over time.
 package histogram
 
 import (
@@ -15,7 +14,7 @@ const (
 	buckets = (64 - subBits) << subBits
 )
 
-// Histogram counts durations. The zero value is ready; a copy is another one.
+// Histogram counts durations. The zero value is ready; a copy is independent.
 type Histogram struct {
 	counts [buckets]uint64
 	n      uint64
@@ -49,13 +48,13 @@ func upper(i int) uint64 {
 	return (uint64(i&(1<<subBits-1)+1<<subBits)+1)<<shift - 1
 }
 
-// Count is how many were added.
+// Count is the number of durations.
 func (h *Histogram) Count() uint64 { return h.n }
 
-// Sum is what they add up to.
+// Sum is the sum of all durations.
 func (h *Histogram) Sum() time.Duration { return h.sum }
 
-// Mean is their average.
+// Mean is the mean duration.
 func (h *Histogram) Mean() time.Duration {
 	if h.n == 0 {
 		return 0
@@ -63,10 +62,10 @@ func (h *Histogram) Mean() time.Duration {
 	return h.sum / time.Duration(h.n)
 }
 
-// Max is the largest.
+// Max is the largest duration.
 func (h *Histogram) Max() time.Duration { return h.max }
 
-// Quantile is the value that a share q of them did not exceed.
+// Quantile is the duration that a share q of all durations did not exceed.
 func (h *Histogram) Quantile(q float64) time.Duration {
 	if h.n == 0 {
 		return 0
@@ -80,14 +79,13 @@ func (h *Histogram) Quantile(q float64) time.Duration {
 	return h.max
 }
 
-// Bucket is how many durations were at most Upper and more than the bucket
-// before it holds.
+// Bucket counts durations that are at most Upper and above the bucket before.
 type Bucket struct {
 	Upper time.Duration
 	Count uint64
 }
 
-// Buckets are those that are not empty, ascending.
+// Buckets are the buckets that are not empty, ascending.
 func (h *Histogram) Buckets() []Bucket {
 	list := []Bucket{}
 	for i, n := range h.counts {
@@ -98,13 +96,13 @@ func (h *Histogram) Buckets() []Bucket {
 	return list
 }
 
-// Delta is what one bucket has grown by.
+// Delta is the growth of one bucket.
 type Delta struct {
 	bucket uint16
 	n      uint32
 }
 
-// Since appends what h has more than it had when before was copied from it.
+// Since appends the growth of h since before, an earlier copy of h.
 func (h *Histogram) Since(before *Histogram, list []Delta) []Delta {
 	for i, n := range h.counts {
 		if more := n - before.counts[i]; more > 0 {
@@ -114,8 +112,7 @@ func (h *Histogram) Since(before *Histogram, list []Delta) []Delta {
 	return list
 }
 
-// Grow adds what Since found. Sum and maximum are then those of the buckets'
-// upper ends.
+// Grow adds deltas of Since. Sum and maximum count each duration as its bucket's upper end.
 func (h *Histogram) Grow(list []Delta) {
 	for _, d := range list {
 		h.counts[d.bucket] += uint64(d.n)

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Pages are the man pages by file name: one of the program, one of each command.
+// Pages are the man pages by file name: for the program and for each command.
 func (m *Manual) Pages(program, version string, date time.Time) map[string]string {
 	head := func(name, brief string) string {
 		return fmt.Sprintf(".\\\" Made from the commands' --help.\n.TH %s 1 %s \"%s %s\"\n.SH NAME\n%s \\- %s\n.SH SYNOPSIS\n",
@@ -53,12 +53,12 @@ func (c *Command) body(program string) string {
 	return b.String()
 }
 
-// roff is text that troff prints as it is.
+// roff escapes text for troff.
 func roff(text string) string {
 	return strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(text)
 }
 
-// paragraph is one line of text that cannot be taken for a request.
+// paragraph escapes a line so that troff does not read it as a request.
 func paragraph(text string) string {
 	text = roff(text)
 	if strings.HasPrefix(text, ".") || strings.HasPrefix(text, "'") {
@@ -75,7 +75,7 @@ func verbatim(text string) string {
 	return ".nf\n" + strings.Join(lines, "\n") + "\n.fi\n"
 }
 
-// verbatimWhereIndented fills paragraphs, and leaves indented ones alone.
+// verbatimWhereIndented fills paragraphs and keeps indented ones as they are.
 func verbatimWhereIndented(text string) string {
 	var b strings.Builder
 	for i, part := range strings.Split(text, "\n\n") {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package manual makes man pages and shell completions of what the commands
-// print with --help: they cannot say anything else.
+// Package manual makes man pages and shell completions from the output of --help.
 package manual
 
 import (
@@ -10,14 +9,14 @@ import (
 	"strings"
 )
 
-// Manual is what a program says of itself.
+// Manual is the help of a program.
 type Manual struct {
-	About    string // what it is, in a sentence
-	More     string // what stands below the commands
+	About    string // one sentence
+	More     string // the text below the commands
 	Commands []Command
 }
 
-// Command is one of its subcommands.
+// Command is the help of a subcommand.
 type Command struct {
 	Name, Brief string
 	Usage       string // without the program: "stats [flags] [MODEL]"
@@ -26,7 +25,7 @@ type Command struct {
 	Examples    string
 }
 
-// TakesModel says that the command is given names of models.
+// TakesModel reports whether the command takes names of models.
 func (c *Command) TakesModel() bool { return strings.Contains(c.Usage, "MODEL") }
 
 // Flag is one flag of a command.
@@ -41,7 +40,7 @@ var (
 	moreOfFlag  = regexp.MustCompile(`^ {12,}(\S.*)$`)
 )
 
-// Read asks a program: run gives what it prints for the arguments.
+// Read reads the help of a program. run returns its output for the arguments.
 func Read(program string, run func(args ...string) (string, error)) (*Manual, error) {
 	text, err := run("--help")
 	if err != nil {
@@ -86,7 +85,7 @@ func Read(program string, run func(args ...string) (string, error)) (*Manual, er
 	return m, nil
 }
 
-// read takes a command's help apart. It returns true if the help names the policy's flags.
+// read parses a command's help. It returns true if the help names the policy's flags.
 func (c *Command) read(program, help string) (policy bool) {
 	var about, examples, names []string
 	into := &about

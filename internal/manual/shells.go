@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// Shells are those that Completion knows.
+// Shells are the shells that Completion supports.
 var Shells = []string{"bash", "zsh", "fish"}
 
-// Completion is a script for the shell: commands, their flags, and the models of
-// the broker that runs; files elsewhere. It is "" for a shell that it does not know.
+// Completion is a script for the shell that completes commands, flags, the models of the
+// running broker, and files. It is "" for an unknown shell.
 func (m *Manual) Completion(program, shell string) string {
 	switch shell {
 	case "bash":
@@ -76,19 +76,40 @@ complete -o default -F _%[1]s %[1]s
 	return b.String()
 }
 
-// zshText is text between single quotes of zsh, where _arguments gives colons and
-// brackets a meaning.
+// zshText escapes text for single quotes of zsh and for _arguments, to which colons and
+// brackets have a meaning.
 func zshText(text string) string {
 	return strings.NewReplacer(`'`, `'\''`, `[`, `\[`, `]`, `\]`, `:`, `\:`).Replace(text)
 }
 
 func (m *Manual) zsh(program string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "#compdef %[1]s\n# zsh completion of %[1]s, made from its --help.\n\n_%[1]s_models() {\n\tlocal -a models\n\tmodels=(${${(f)\"$(%[1]s models 2>/dev/null | tail -n +2)\"}%%%% *})\n\tcompadd -a models\n}\n\n_%[1]s() {\n\tlocal -a commands\n\tcommands=(\n", program)
+	fmt.Fprintf(&b, `#compdef %[1]s
+# zsh completion of %[1]s, made from its --help.
+
+_%[1]s_models() {
+	local -a models
+	models=(${${(f)"$(%[1]s models 2>/dev/null | tail -n +2)"}%%%% *})
+	compadd -a models
+}
+
+_%[1]s() {
+	local -a commands
+	commands=(
+`, program)
 	for _, c := range m.Commands {
 		fmt.Fprintf(&b, "\t\t'%s:%s'\n", c.Name, strings.ReplaceAll(c.Brief, `'`, `'\''`))
 	}
-	b.WriteString("\t)\n\tif (( CURRENT == 2 )); then\n\t\t_describe command commands\n\t\treturn\n\tfi\n\tlocal command=$words[2]\n\tshift words\n\t(( CURRENT-- ))\n\tcase $command in\n")
+	b.WriteString(`	)
+	if (( CURRENT == 2 )); then
+		_describe command commands
+		return
+	fi
+	local command=$words[2]
+	shift words
+	(( CURRENT-- ))
+	case $command in
+`)
 	for _, c := range m.Commands {
 		fmt.Fprintf(&b, "\t%s)\n\t\t_arguments '--help[show the flags]'", c.Name)
 		for _, f := range c.Flags {
@@ -114,7 +135,13 @@ func fishText(text string) string {
 
 func (m *Manual) fish(program string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# fish completion of %[1]s, made from its --help.\n\nfunction __%[1]s_models\n\t%[1]s models 2>/dev/null | tail -n +2 | string replace -r ' .*' ''\nend\n\n", program)
+	fmt.Fprintf(&b, `# fish completion of %[1]s, made from its --help.
+
+function __%[1]s_models
+	%[1]s models 2>/dev/null | tail -n +2 | string replace -r ' .*' ''
+end
+
+`, program)
 	for _, c := range m.Commands {
 		fmt.Fprintf(&b, "complete -c %s -f -n __fish_use_subcommand -a %s -d %s\n", program, c.Name, fishText(c.Brief))
 		at := fmt.Sprintf("complete -c %s -n '__fish_seen_subcommand_from %s'", program, c.Name)

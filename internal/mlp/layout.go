@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The packed weights of one layer, W[out][in], as they lie in memory and in the
-// order in which they are read:
+// The packed weights of one layer, W[out][in], in the order of memory, in which the kernel
+// reads them:
 //
 //	 block of k 0..blockK-1                        next block of k …
 //	┌──────────────┬──────────────┬───┬──────────┬──────────────┬──
@@ -23,14 +23,13 @@ import (
 //	 …                                                 panel p: outputs p·nr …
 //	 k=blockK-1
 //
-// nr is the kernel's width (16 for AVX2, 4 for plain Go). Outputs
-// are padded with zeros to whole panels, inputs to a multiple of unroll, so no
-// kernel needs a tail; the last block of k may be shorter.
+// nr is the kernel's width (16 for AVX2, 4 for plain Go). Outputs are padded with zeros to
+// whole panels, inputs to a multiple of unroll, so that no kernel needs a tail; the last
+// block of k may be shorter.
 //
-// A tile (blockK·nr·4 bytes) stays in the first- or second-level cache while every
-// group of rows passes over it; the inputs of that block (rows·blockK·4) stay in
-// the second. The whole layer is one forward stream, whatever the row count,
-// so the tile after this one is simply what follows it: that is what is prefetched.
+// A tile (blockK·nr·4 bytes) stays in the first- or second-level cache while every group
+// of rows uses it; the inputs of that block (rows·blockK·4) stay in the second. The
+// whole layer is one forward stream, so the kernel prefetches the bytes after the tile.
 const (
 	blockK = 1024
 	unroll = 4

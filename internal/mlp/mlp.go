@@ -3,9 +3,8 @@
 // Package mlp is a float32 multi-layer perceptron on which batching pays: its weights are far larger than a core's caches,
 // so one row costs a whole pass over memory, and thirty-two rows cost little more.
 //
-//	m, err := mlp.New(mlp.Default())    // 1024 → 4096 → 4096 → 1024, 96 MiB of weights, the same for the same seed
-//	m, err := mlp.Load("w.safetensors") // or from torch-style nn.Linear tensors
-//	m.ForwardRows(dstRows, srcRows)     // rows anywhere, e.g. slots of a ring
+//	m, err := mlp.New(mlp.Default()) // 1024 → 4096 → 4096 → 1024, 96 MiB of weights, the same for the same seed
+//	m.ForwardRows(dstRows, srcRows)  // rows anywhere, e.g. slots of a ring
 //
 // ReLU follows every hidden layer. A kernel in assembly (AVX2+FMA) or plain Go walks weights that are packed in the order in
 // which it reads them (layout.go); a batch reads each weight from memory once.
@@ -24,11 +23,10 @@ import (
 	"math"
 )
 
-// Limits of a model. They keep every size computation inside an int64 and refuse a nonsense file before memory is allocated.
+// Limits of a model.
 const (
-	MaxLayers      = 256
-	MaxWidth       = 1 << 20
-	MaxWeightBytes = 64 << 30
+	maxWidth       = 1 << 20
+	maxWeightBytes = 64 << 30
 )
 
 // ErrConfig is wrapped by every refusal of a Config.
@@ -45,26 +43,19 @@ func Default() Config { return Config{Sizes: []int{1024, 4096, 4096, 1024}, Seed
 
 // Validate refuses sizes that no model can have.
 func (c Config) Validate() error {
-	if n := len(c.Sizes); n < 2 || n-1 > MaxLayers {
-		return fmt.Errorf("%w: %d sizes, need 2..%d", ErrConfig, n, MaxLayers+1)
-	}
+	bytes := int64(0)
 	for i, s := range c.Sizes {
-		if s < 1 || s > MaxWidth {
-			return fmt.Errorf("%w: size %d is %d, must be 1..%d", ErrConfig, i, s, MaxWidth)
+		if s < 1 || s > maxWidth {
+			return fmt.Errorf("%w: size %d is %d, must be 1..%d", ErrConfig, i, s, maxWidth)
+		}
+		if i > 0 {
+			bytes += (int64(c.Sizes[i-1]) + 1) * int64(s) * 4
 		}
 	}
-	if b := c.WeightBytes(); b > MaxWeightBytes {
-		return fmt.Errorf("%w: %d bytes of weights, at most %d", ErrConfig, b, int64(MaxWeightBytes))
+	if len(c.Sizes) < 2 || bytes > maxWeightBytes {
+		return fmt.Errorf("%w: %d sizes and %d bytes of weights", ErrConfig, len(c.Sizes), bytes)
 	}
 	return nil
-}
-
-// WeightBytes is the size of all weights and biases.
-func (c Config) WeightBytes() (n int64) {
-	for i := 0; i+1 < len(c.Sizes); i++ {
-		n += (int64(c.Sizes[i]) + 1) * int64(c.Sizes[i+1]) * 4
-	}
-	return n
 }
 
 // MLP is a model ready to run.

@@ -2,10 +2,10 @@
 
 package mlp
 
-// The portable kernel: 4 columns, 1 or 2 rows. Eight sums, four weights, an input
-// and a product fit into 16 registers; 4 by 4 was measured to spill and to be
-// slower. The sums are separate variables, as the compiler keeps no array in
-// registers. The order of k is that of the vector kernel; the package comment explains the bits.
+// The portable kernel: 4 columns, 1 or 2 rows. Eight sums, four weights, an input and a
+// product fit into 16 registers; 4 by 4 spills and was measured to be slower. The sums
+// are separate variables, since the compiler keeps no array in registers. The order of k
+// is that of the vector kernel.
 
 const portableNR = 4
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package npy reads and writes NumPy's .npy files: one array, in C order, little
-// endian, of a plain number type. What it can't represent faithfully it refuses
-// by name (see the Err variables); it never guesses and never trusts a length.
+// Package npy reads and writes NumPy's .npy files: one array, in C order, little endian, of
+// a plain number type. It refuses other files with a named error (see the Err
+// variables), and it trusts no length in a file.
 //
 //	offset 0   "\x93NUMPY"
 //	       6   major, minor version        1.0, 2.0 or 3.0
@@ -17,16 +17,19 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 )
 
-// Limits on what a header may claim.
+// Limits of a header.
 const (
 	MaxHeaderBytes = 64 << 10 // numpy itself refuses above 10,000
 	MaxRank        = 64       // as in numpy 2
 )
 
-// Magic is how a .npy file begins.
+// Magic is the beginning of a .npy file.
 const Magic = "\x93NUMPY"
 
 var (
@@ -36,7 +39,7 @@ var (
 	ErrTruncated   = errors.New("file ends too early")
 )
 
-// Array is an array as it lies in memory: C order, little endian.
+// Array is an array in C order, little endian.
 type Array struct {
 	DType string // bool, u8, i8, i16, i32, i64, f16, f32, f64
 	Shape []int  // empty for a scalar
@@ -54,7 +57,7 @@ var dtypes = []struct {
 	{"f16", "<f2", 2}, {"f32", "<f4", 4}, {"f64", "<f8", 8},
 }
 
-// Size is how many bytes the dtype and shape ask for, or why that is nonsense.
+// Size is the number of bytes of the data, by dtype and shape.
 func (a Array) Size() (int, error) {
 	if len(a.Shape) > MaxRank {
 		return 0, fmt.Errorf("%w: %d dimensions, at most %d", ErrFormat, len(a.Shape), MaxRank)
@@ -73,7 +76,7 @@ func (a Array) Size() (int, error) {
 			return 0, fmt.Errorf("%w: negative size in shape %v", ErrFormat, a.Shape)
 		}
 	}
-	// An empty array is empty however large its other dimensions are.
+	// An empty array is empty, however large its other dimensions are.
 	if slices.Contains(a.Shape, 0) {
 		return 0, nil
 	}
@@ -86,31 +89,27 @@ func (a Array) Size() (int, error) {
 	return n, nil
 }
 
-// Read reads one array with at most limit bytes of data. What follows it in r
-// stays unread, so several arrays may be read from one stream.
-func Read(r io.Reader, limit int64) (Array, error) {
-	a, err := read(r, limit)
-	if err != nil {
-		return Array{}, fmt.Errorf("read npy: %w", err)
-	}
-	return a, nil
-}
-
-func read(r io.Reader, limit int64) (Array, error) {
+// Read reads one array with at most limit bytes of data. It reads no further, so that a
+// stream may have several arrays.
+func Read(r io.Reader, limit int64) (a Array, err error) {
+	defer func() {
+		if err != nil {
+			a, err = Array{}, fmt.Errorf("read npy: %w", err)
+		}
+	}()
 	text, err := readHeader(r)
 	if err != nil {
-		return Array{}, err
+		return a, err
 	}
-	a, err := parseHeader(text)
-	if err != nil {
-		return Array{}, err
+	if a, err = parseHeader(text); err != nil {
+		return a, err
 	}
 	size, err := a.Size()
 	if err != nil {
-		return Array{}, err
+		return a, err
 	}
 	if int64(size) > limit {
-		return Array{}, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, size, limit)
+		return a, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, size, limit)
 	}
 	a.Data, err = readData(r, size)
 	return a, err
@@ -148,8 +147,8 @@ func readHeader(r io.Reader) (string, error) {
 	return string(text), nil
 }
 
-// readData grows its buffer with what really arrives: a header that promises
-// gigabytes in front of ten bytes costs no gigabytes.
+// readData grows its buffer as bytes arrive: a header that promises gigabytes in a short
+// file costs no gigabytes.
 func readData(r io.Reader, size int) ([]byte, error) {
 	const first = 1 << 20
 	data := make([]byte, min(size, first))
@@ -172,11 +171,135 @@ func readData(r io.Reader, size int) ([]byte, error) {
 
 func readFull(r io.Reader, b []byte, what string) error {
 	_, err := io.ReadFull(r, b)
-	if err == io.EOF || err == io.ErrUnexpectedEOF {
+	switch {
+	case err == io.EOF || err == io.ErrUnexpectedEOF:
 		return fmt.Errorf("%w: in the %s", ErrTruncated, what)
-	}
-	if err != nil {
+	case err != nil:
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
+}
+
+// The header is a Python dict literal. This reads the subset that NumPy writes:
+//
+//	{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }
+//
+// in any order of keys, with either quote, blanks anywhere. Python 2 wrote sizes as 3L.
+const (
+	pair  = `\s*['"](\w+)['"]\s*:\s*(['"][^'"\\\n]*['"]|\w+|\[.*\]|\(` + sizes + `\))\s*`
+	sizes = `(?:\s*\d+L?\s*,)*(?:\s*\d+L?)?\s*`
+)
+
+var (
+	wholeHeader = regexp.MustCompile(`^\s*\{` + pair + `(?:,` + pair + `)*,?\s*\}\s*$`)
+	headerPair  = regexp.MustCompile(pair)
+	shapeSize   = regexp.MustCompile(`\d+`)
+)
+
+func parseHeader(text string) (Array, error) {
+	var a Array
+	fail := func(format string, args ...any) (Array, error) {
+		return a, fmt.Errorf("%w: header: %s", ErrFormat, fmt.Sprintf(format, args...))
+	}
+	if !wholeHeader.MatchString(text) {
+		return fail("not a dict of 'descr', 'fortran_order' and 'shape'")
+	}
+	values := map[string]string{}
+	for _, m := range headerPair.FindAllStringSubmatch(text, -1) {
+		if _, twice := values[m[1]]; twice {
+			return fail("key %q twice", m[1])
+		}
+		values[m[1]] = m[2]
+	}
+	descr, order, shape := values["descr"], values["fortran_order"], values["shape"]
+	switch {
+	case len(values) != 3 || descr == "" || order != "True" && order != "False" || !strings.HasPrefix(shape, "("):
+		return fail("not a dict of 'descr', 'fortran_order' and 'shape'")
+	case order == "True":
+		return a, fmt.Errorf("%w: fortran_order; convert with numpy.ascontiguousarray", ErrUnsupported)
+	case strings.HasPrefix(descr, "["):
+		return a, fmt.Errorf("%w: structured dtype", ErrUnsupported)
+	}
+	a.Shape = []int{}
+	for _, digits := range shapeSize.FindAllString(shape, -1) {
+		n, err := strconv.Atoi(digits)
+		if err != nil {
+			return fail("bad size in shape")
+		}
+		a.Shape = append(a.Shape, n)
+	}
+	if len(a.Shape) == 1 && !strings.Contains(shape, ",") {
+		return fail("shape is no tuple") // in Python, (1) is a number
+	}
+	var err error
+	a.DType, err = parseDType(strings.Trim(descr, `'"`))
+	return a, err
+}
+
+func parseDType(descr string) (string, error) {
+	for _, d := range dtypes {
+		if d.descr == descr {
+			return d.name, nil
+		}
+		if strings.HasPrefix(descr, ">") && d.size > 1 && d.descr[1:] == descr[1:] {
+			return "", fmt.Errorf("%w: big endian dtype %q; convert with a.astype(a.dtype.newbyteorder('<'))", ErrUnsupported, descr)
+		}
+	}
+	return "", fmt.Errorf("%w: dtype %q", ErrUnsupported, descr)
+}
+
+// Write writes the array as version 1.0, byte for byte as numpy.save does.
+func Write(w io.Writer, a Array) error {
+	size, err := a.Size()
+	if err != nil {
+		return fmt.Errorf("write npy: %w", err)
+	}
+	if size != len(a.Data) {
+		return fmt.Errorf("write npy: %w: %s of shape %v has %d bytes, got %d", ErrFormat, a.DType, a.Shape, size, len(a.Data))
+	}
+	if _, err := w.Write(header(a)); err != nil {
+		return fmt.Errorf("write npy: header: %w", err)
+	}
+	if _, err := w.Write(a.Data); err != nil {
+		return fmt.Errorf("write npy: data: %w", err)
+	}
+	return nil
+}
+
+func header(a Array) []byte {
+	const (
+		preamble = 10
+		align    = 64 // of the data, so that a mapped file has aligned items
+		growth   = 21 // NumPy leaves room for the first size to grow in place
+	)
+	var text strings.Builder
+	for _, d := range dtypes {
+		if d.name == a.DType {
+			fmt.Fprintf(&text, "{'descr': '%s', 'fortran_order': False, 'shape': %s, }", d.descr, tuple(a.Shape))
+		}
+	}
+	if len(a.Shape) > 0 {
+		text.WriteString(strings.Repeat(" ", growth-len(strconv.Itoa(a.Shape[0]))))
+	}
+	// MaxRank sizes of 19 digits stay far below the 65,535 of version 1.
+	// Like NumPy, a header that already ends on the boundary gets 64 blanks more.
+	total := (preamble+text.Len()+1)/align*align + align
+	b := append(make([]byte, 0, total), Magic+"\x01\x00"...)
+	b = binary.LittleEndian.AppendUint16(b, uint16(total-preamble))
+	b = append(b, text.String()...)
+	for len(b) < total-1 {
+		b = append(b, ' ')
+	}
+	return append(b, '\n')
+}
+
+func tuple(shape []int) string {
+	parts := make([]string, len(shape))
+	for i, d := range shape {
+		parts[i] = strconv.Itoa(d)
+	}
+	if len(parts) == 1 {
+		return "(" + parts[0] + ",)"
+	}
+	return "(" + strings.Join(parts, ", ") + ")"
 }

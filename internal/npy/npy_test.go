@@ -96,7 +96,7 @@ func TestVersions2And3AreRead(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotSupportedIsRefusedByName(t *testing.T) {
+func TestUnsupportedFilesAreRefusedByName(t *testing.T) {
 	for name, word := range map[string]string{
 		"refused_fortran": "fortran_order", "refused_bigendian": "big endian",
 		"refused_complex": `"<c8"`, "refused_struct": "structured",

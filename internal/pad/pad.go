@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pad lays a row into the memory of a larger one: of the bucket that
-// its sizes were rounded up to.
+// Package pad copies a row into a larger row: the bucket to which its sizes are rounded up.
 package pad
 
 import (
@@ -12,8 +11,8 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Bucket rounds a size up to the next of the ascending sizes; a size beyond
-// the last, or an empty list, stays as it is.
+// Bucket rounds n up to the next of the ascending sizes. If n is above all sizes, it
+// stays as it is.
 func Bucket(sizes []uint32, n uint32) uint32 {
 	for _, s := range sizes {
 		if n <= s {
@@ -23,9 +22,8 @@ func Bucket(sizes []uint32, n uint32) uint32 {
 	return n
 }
 
-// Copy copies src into dst, whose rows may be larger in any dimension
-// (the bucket a shape was rounded up to); what src does not cover becomes
-// zero.
+// Copy copies src into dst, whose rows may be larger in any dimension. The other elements
+// of dst become zero.
 func Copy(dst, src tensor.Tensor) error {
 	if dst.DType != src.DType {
 		return fmt.Errorf("%w: tensor %q is %s, got %s", status.ErrDType, dst.Name, dst.DType, src.DType)
@@ -50,9 +48,9 @@ func Copy(dst, src tensor.Tensor) error {
 	return nil
 }
 
-// Corner copies what two shapes of a row have in common, dimension by
-// dimension; what else dst has becomes zero. Both may be the same memory if to
-// is not larger in any dimension: nothing moves towards the end then.
+// Corner copies the elements that both shapes of a row have; the other elements of dst
+// become zero. dst and src may be the same memory if to is not larger than from in any
+// dimension: no element moves towards the end.
 func Corner(dst, src []byte, to, from []int, elem int) {
 	if len(to) == 0 {
 		copy(dst[:elem], src)
@@ -64,7 +62,7 @@ func Corner(dst, src []byte, to, from []int, elem int) {
 		ss *= from[i]
 	}
 	n := min(to[0], from[0])
-	if slices.Equal(to[1:], from[1:]) { // it lies together
+	if slices.Equal(to[1:], from[1:]) { // one contiguous block
 		copy(dst[:n*ds], src)
 	} else {
 		for i := range n {

@@ -7,6 +7,7 @@ import (
 	"math/rand"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -40,9 +41,7 @@ func TestCopyZeroesWhatIsNotCovered(t *testing.T) {
 		for i := range s {
 			s[i] = int32(i + 1)
 		}
-		if err := Copy(dst, src); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, Copy(dst, src))
 		for i := range d {
 			at, inside, flat := i, true, 0
 			index := make([]int, rank)
@@ -66,9 +65,7 @@ func TestCopyZeroesWhatIsNotCovered(t *testing.T) {
 	if err := Copy(tensor.Of("x", make([]int32, 2), 1, 2), tensor.Of("x", make([]int32, 3), 1, 3)); !errors.Is(err, status.ErrShape) {
 		t.Errorf("larger into smaller: %v", err)
 	}
-	if err := Copy(tensor.Of("x", make([]int32, 2), 1, 2), tensor.Of("x", make([]float32, 2), 1, 2)); !errors.Is(err, status.ErrDType) {
-		t.Errorf("another type: %v", err)
-	}
+	must.Fail(t, "another type", Copy(tensor.Of("x", make([]int32, 2), 1, 2), tensor.Of("x", make([]float32, 2), 1, 2)), status.ErrDType)
 }
 
 func TestBucketRoundsUp(t *testing.T) {

@@ -13,15 +13,15 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-// Flags are those that Add made.
+// Flags are the flags of a policy.
 type Flags struct {
 	set  *pflag.FlagSet
 	keys []policy.Key
 	more *[]string
 }
 
-// Add makes a flag for each of the named keys, or for all if none is named,
-// and --policy for the rest.
+// Add adds a flag for each of the named keys, or for all keys, and --policy for other
+// settings.
 func Add(f *pflag.FlagSet, names ...string) *Flags {
 	p := &Flags{set: f}
 	for _, k := range policy.Keys() {
@@ -42,7 +42,7 @@ func Add(f *pflag.FlagSet, names ...string) *Flags {
 	return p
 }
 
-// Policy is what the flags that were given ask for.
+// Policy is the policy of the flags that were given.
 func (p *Flags) Policy() (policy.Policy, error) {
 	asked, err := policy.Parse(strings.Join(*p.more, " "))
 	if err != nil {
@@ -56,7 +56,7 @@ func (p *Flags) Policy() (policy.Policy, error) {
 	return asked, nil
 }
 
-// Names are the flags' names.
+// Names are the names of all flags.
 func (p *Flags) Names() (names []string) {
 	for _, k := range p.keys {
 		names = append(names, k.Name)
@@ -64,7 +64,7 @@ func (p *Flags) Names() (names []string) {
 	return append(names, "policy")
 }
 
-// Given is a flag that was given, or "".
+// Given is the name of a flag that was given, or "".
 func (p *Flags) Given() string {
 	for _, name := range p.Names() {
 		if p.set.Changed(name) {
@@ -74,7 +74,7 @@ func (p *Flags) Given() string {
 	return ""
 }
 
-// text is a flag's value, not looked at before the whole policy is.
+// text is a flag's value. Only Policy parses it.
 type text struct{ value, kind string }
 
 func (t *text) String() string         { return t.value }

@@ -28,8 +28,7 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// sample is a setting as it is written on the command line and in a file, and
-// as the broker then has it; and a value that cannot be.
+// sample is a setting as a flag, in a file, and in the broker, and a value that is refused.
 type sample struct{ key, flag, toml, is, bad string }
 
 var samples = []sample{
@@ -107,8 +106,7 @@ func (h *host) declare(p policy.Policy) error {
 	return err
 }
 
-// ways are all the ways in Go to set a key to a text; C and Python send theirs
-// as the worker does.
+// ways are all ways to set a key in Go. C and Python set keys as the worker does.
 var ways = map[string]func(t *testing.T, s sample, value, toml string) (policy.Policy, error){
 	"file": func(t *testing.T, s sample, _, toml string) (policy.Policy, error) {
 		key, part, ok := strings.Cut(s.key, ".")
@@ -275,7 +273,7 @@ func TestAReloadChangesWhatIsLiveAndNamesTheRest(t *testing.T) {
 			t.Errorf("%s is %q", s.key, after[name])
 		}
 	}
-	// What the file no longer sets takes its default again.
+	// A key that the file no longer sets takes its default again.
 	must.Do(t, h.broker.Reload(broker.Config{Socket: h.socket, Models: []broker.ModelConfig{declared("")}}))
 	if p := h.inForce(); p["wait_time"] != "auto" || p["priorities"] != "1" || p["max_batch_size"] != "16" {
 		t.Error(p)

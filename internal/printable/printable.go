@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package printable makes texts of peers fit to be shown: in a terminal, a log
-// or a page, where an escape sequence would do something and a line feed would
-// forge a line.
+// Package printable escapes texts from peers for terminals, logs and pages: an escape
+// sequence could change the terminal, and a line feed could forge a line.
 package printable
 
 import (
+	"fmt"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 )
 
-// Text is s with everything escaped that does not print on one line, and cut to
-// most bytes, with "…" at the end if it was longer.
+// Text is s with unprintable characters escaped. If it is longer than most bytes, it is
+// cut and ends with "…".
 func Text(s string, most int) string {
 	if len(s) <= most && clean(s) {
 		return s
 	}
 	const cut = "…"
 	var b strings.Builder
-	fits := 0 // how much of it leaves room for the cut
+	fits := 0 // bytes that leave room for the cut
 	for len(s) > 0 {
 		r, n := utf8.DecodeRuneInString(s)
 		part := s[:n]
@@ -36,8 +36,8 @@ func Text(s string, most int) string {
 	return b.String()
 }
 
-// Lines is Text for a text of several lines. All but the first are indented, so
-// that none passes for a line of the program that shows it.
+// Lines is Text for several lines. All but the first are indented, so that none looks
+// like a line of the program that shows it.
 func Lines(s string, most int) string {
 	lines := strings.Split(s, "\n")
 	for i, line := range lines {
@@ -62,15 +62,10 @@ func shown(r rune, at string) bool {
 	return unicode.IsPrint(r)
 }
 
-const hex = "0123456789abcdef"
-
-// escape writes bytes as \x1b.
-func escape(s string) string {
-	var b strings.Builder
+// escape writes bytes like \x1b.
+func escape(s string) (escaped string) {
 	for i := range len(s) {
-		b.WriteString(`\x`)
-		b.WriteByte(hex[s[i]>>4])
-		b.WriteByte(hex[s[i]&15])
+		escaped += fmt.Sprintf(`\x%02x`, s[i])
 	}
-	return b.String()
+	return escaped
 }

@@ -29,13 +29,15 @@ func TestWhatDoesNotPrintIsEscaped(t *testing.T) {
 }
 
 func TestFurtherLinesAreIndented(t *testing.T) {
-	if got, want := printable.Lines("it failed\nringbatch: all is well\x1b[0m", 100), "it failed\n  ringbatch: all is well\\x1b[0m"; got != want {
+	const want = "it failed\n  ringbatch: all is well\\x1b[0m"
+	if got := printable.Lines("it failed\nringbatch: all is well\x1b[0m", 100); got != want {
 		t.Errorf("%q, not %q", got, want)
 	}
 }
 
 func TestALongTextIsCutBetweenCharacters(t *testing.T) {
-	for _, s := range []string{strings.Repeat("x", 200), strings.Repeat("ö", 200), strings.Repeat("\x00", 200), strings.Repeat("\xff", 200)} {
+	for _, s := range []string{"x", "ö", "\x00", "\xff"} {
+		s = strings.Repeat(s, 200)
 		for most := 3; most < 150; most++ {
 			if got := printable.Text(s, most); len(got) > most || !strings.HasSuffix(got, "…") || !utf8.ValidString(got) {
 				t.Fatalf("%d bytes at most: %q", most, got)

@@ -27,7 +27,7 @@ func TestALineIsCutToTheTerminal(t *testing.T) {
 
 func TestTheTailKeepsTheEnd(t *testing.T) {
 	var l Tail
-	for range tailBytes / 5 { // twice what it keeps
+	for range tailBytes / 5 { // twice its limit
 		_, _ = l.Write([]byte("some line\n"))
 	}
 	_, _ = l.Write([]byte("the last one\n"))

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sdnotify tells a service manager how a service is (sd_notify(3)): one
-// datagram of lines to the socket that $NOTIFY_SOCKET names. Without one, all
-// of it does nothing.
+// Package sdnotify reports the state of a service to the service manager (sd_notify(3)):
+// one datagram of lines to the socket $NOTIFY_SOCKET. Without it, the functions do nothing.
 package sdnotify
 
 import (
@@ -17,14 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Notifier is how to reach the service manager. nil if there is none.
+// Notifier reaches the service manager. It is nil if there is none.
 type Notifier struct {
 	addr     *net.UnixAddr
-	watchdog time.Duration // how often it wants to hear of us; 0: it does not ask
+	watchdog time.Duration // interval of the manager's watchdog; 0: none
 }
 
-// FromEnvironment reads what the service manager left, and takes it out of the
-// environment: processes that this one starts must not speak for it.
+// FromEnvironment reads the service manager's variables and removes them from the
+// environment, so that child processes do not notify for this process.
 func FromEnvironment() *Notifier {
 	defer func() {
 		for _, name := range []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} {
@@ -50,29 +49,29 @@ func (n *Notifier) send(lines ...string) {
 	}
 	c, err := net.DialUnix("unixgram", nil, n.addr)
 	if err != nil {
-		return // nobody to tell it to
+		return // no service manager listens
 	}
 	defer c.Close()
 	_ = c.SetWriteDeadline(time.Now().Add(time.Second))
 	_, _ = c.Write([]byte(strings.Join(lines, "\n")))
 }
 
-// Ready says that the service is up, and what it does.
+// Ready reports that the service is up, with a text about it.
 func (n *Notifier) Ready(status string) { n.send("READY=1", "STATUS="+status) }
 
-// Reloading says that it reads its configuration again; Ready follows.
+// Reloading reports that the service reads its configuration again. Ready follows.
 func (n *Notifier) Reloading() {
 	var now unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
 	n.send("RELOADING=1", fmt.Sprintf("MONOTONIC_USEC=%d", now.Nano()/1000))
 }
 
-// Stopping says that it is about to end.
+// Stopping reports that the service is about to end.
 func (n *Notifier) Stopping() { n.send("STOPPING=1") }
 
-// Watchdog says that the service lives, twice in each interval that the service
-// manager asks for, as long as alive returns. It returns when ctx ends, at once
-// if nobody asks.
+// Watchdog reports, twice per interval of the manager's watchdog, that the service is
+// alive, as long as calls of alive return. It returns when ctx ends, or at once if the
+// manager has no watchdog.
 func (n *Notifier) Watchdog(ctx context.Context, alive func()) {
 	if n == nil || n.watchdog <= 0 {
 		return

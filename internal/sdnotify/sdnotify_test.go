@@ -10,29 +10,25 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // manager is a service manager's end.
 func manager(t *testing.T) (said func() string) {
 	dir, err := os.MkdirTemp("", "rb") // t.TempDir is too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	path := filepath.Join(dir, "notify")
 	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(func() { c.Close() })
 	t.Setenv("NOTIFY_SOCKET", path)
 	return func() string {
 		_ = c.SetReadDeadline(time.Now().Add(30 * time.Second))
 		b := make([]byte, 4096)
 		n, err := c.Read(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		return string(b[:n])
 	}
 }

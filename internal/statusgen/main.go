@@ -21,7 +21,7 @@ import (
 )
 
 // targets are the files with a generated part: everything between the line
-// that contains `begin` and the one that contains `end`.
+// that contains `begin` and the line that contains `end`.
 var targets = []struct {
 	path  string
 	write func(*bytes.Buffer)
@@ -40,11 +40,7 @@ const (
 )
 
 func main() {
-	root, err := moduleRoot()
-	if err == nil {
-		err = generate(root, os.WriteFile)
-	}
-	if err != nil {
+	if err := generate("..", os.WriteFile); err != nil { // go generate runs in status
 		fmt.Fprintln(os.Stderr, "statusgen:", err)
 		os.Exit(1)
 	}
@@ -74,7 +70,7 @@ func generate(root string, write func(path string, text []byte, mode os.FileMode
 	return nil
 }
 
-// replace writes the part between the markers anew.
+// replace replaces the part between the markers.
 func replace(old []byte, write func(*bytes.Buffer)) ([]byte, error) {
 	before, rest, found := bytes.Cut(old, []byte(begin))
 	marker, rest, more := bytes.Cut(rest, []byte("\n"))
@@ -91,20 +87,6 @@ func replace(old []byte, write func(*bytes.Buffer)) ([]byte, error) {
 	write(&out)
 	out.Write(rest[at:])
 	return out.Bytes(), nil
-}
-
-func moduleRoot() (string, error) {
-	dir, err := os.Getwd()
-	for err == nil {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return dir, nil
-		}
-		if dir == filepath.Dir(dir) {
-			return "", fmt.Errorf("no go.mod above the working directory")
-		}
-		dir = filepath.Dir(dir)
-	}
-	return "", err
 }
 
 // byGroup lists the statuses besides OK, group by group.
@@ -242,7 +224,8 @@ func markdown(out *bytes.Buffer) {
 	out.WriteString("\n| number | name | meaning | what to do | send again | attach again |\n|---|---|---|---|---|---|\n")
 	yes := map[bool]string{true: "yes"}
 	for _, s := range status.All() {
-		fmt.Fprintf(out, "| %d | %s | %s | %s | %s | %s |\n", uint8(s), s.Name(), s.Error(), remedies[s.Name()], yes[s.Retryable()], yes[s.RetryAttach()])
+		fmt.Fprintf(out, "| %d | %s | %s | %s | %s | %s |\n", uint8(s), s.Name(), s.Error(), remedies[s.Name()],
+			yes[s.Retryable()], yes[s.RetryAttach()])
 	}
 	out.WriteByte('\n')
 }

@@ -2,8 +2,7 @@
 
 package main
 
-// remedies says what a caller or operator does about each status. It is a
-// column of docs/errors.md and part of no program.
+// remedies is advice for callers and operators, by status: a column of docs/errors.md.
 var remedies = map[string]string{
 	"Failed":             "Read the text; the worker's log has the whole traceback.",
 	"Expired":            "Raise the timeout, add workers, or lower the load.",

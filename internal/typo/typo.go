@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package typo finds the name that somebody may have meant.
+// Package typo finds the name that a user may have meant.
 package typo
 
 import "fmt"
 
-// DidYouMean is " (did you mean NAME?)" for the first of the names that are nearest
-// to what was typed; empty if none is near.
+// DidYouMean is " (did you mean NAME?)" with the name nearest to typed, or "" if none is
+// near.
 func DidYouMean(typed string, names []string) string {
 	nearest, least := "", 1+2*len(typed)/5 // of five letters two may be wrong
 	for _, name := range names {
@@ -20,10 +20,10 @@ func DidYouMean(typed string, names []string) string {
 	return fmt.Sprintf(" (did you mean %s?)", nearest)
 }
 
-// distance is how many letters to change, add or drop to make b of a.
+// distance is the number of letters to change, add or drop to turn a into b.
 func distance(a, b string) int {
 	if len(a) > 2*len(b)+8 {
-		return len(a) // what a peer sent may be long
+		return len(a) // a peer may send a long name
 	}
 	line := make([]int, len(b)+1)
 	for j := range line {

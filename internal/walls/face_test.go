@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package walls holds what no single package can: what packages may show.
+// Package walls tests rules about several packages: layers, public signatures, the folder map.
 package walls
 
 import (
@@ -11,13 +11,15 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // public are the packages that users of the module import.
-var public = []string{"tensor", "status", "policy", "admin", "admin/stats", "admin/alias", "client", "worker", "broker", "broker/supervise", "shm"}
+var public = []string{"tensor", "status", "policy", "admin", "admin/stats", "admin/alias", "client", "worker", "broker",
+	"broker/supervise", "shm"}
 
-// A user who is handed a type of an internal package can neither name nor make
-// one.
+// A user can neither name nor make a type of an internal package.
 func TestNoPublicSignatureHasAnInternalType(t *testing.T) {
 	for _, pkg := range public {
 		files, err := filepath.Glob(filepath.Join("../..", pkg, "*.go"))
@@ -30,9 +32,7 @@ func TestNoPublicSignatureHasAnInternalType(t *testing.T) {
 			}
 			fset := token.NewFileSet()
 			file, err := parser.ParseFile(fset, path, nil, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			internal := map[string]bool{} // by the name that the file uses
 			for _, spec := range file.Imports {
 				if full, _ := strconv.Unquote(spec.Path.Value); strings.Contains(full, "/internal/") {
@@ -50,7 +50,7 @@ func TestNoPublicSignatureHasAnInternalType(t *testing.T) {
 						if pkg, ok := n.X.(*ast.Ident); ok && internal[pkg.Name] {
 							t.Errorf("%s: %s.%s in a public signature", fset.Position(n.Pos()), pkg.Name, n.Sel.Name)
 						}
-					case *ast.Field: // unexported fields and methods are our own affair
+					case *ast.Field: // unexported fields and methods may have internal types
 						return len(n.Names) == 0 || n.Names[0].IsExported()
 					case *ast.BlockStmt:
 						return false
@@ -62,7 +62,7 @@ func TestNoPublicSignatureHasAnInternalType(t *testing.T) {
 	}
 }
 
-// exportedParts are the pieces of syntax that a user sees: types, and the
+// exportedParts are the syntax that a user sees: types, and the
 // parameters and results of functions and methods.
 func exportedParts(file *ast.File) (parts []ast.Node) {
 	for _, d := range file.Decls {
@@ -119,9 +119,7 @@ func TestTheEngineImportsNeitherSocketsNorConfiguration(t *testing.T) {
 	}
 	for _, path := range files {
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for _, spec := range file.Imports {
 			switch full, _ := strconv.Unquote(spec.Path.Value); strings.TrimPrefix(full, "github.com/ringbatch/ringbatch/") {
 			case "net", "internal/control", "internal/attach", "broker", "broker/configfile", "broker/supervise":

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 const module = "github.com/ringbatch/ringbatch"
@@ -16,9 +18,7 @@ const module = "github.com/ringbatch/ringbatch"
 func rooms(t *testing.T) map[string][]string {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, module+"/...").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	list := map[string][]string{}
 	for line := range strings.Lines(string(out)) {
 		fields := strings.Fields(line)
@@ -54,7 +54,10 @@ var rules = []struct {
 	{why: "the command does not import test rigs", from: []string{"cmd/ringbatch", "tools"}, mustNot: []string{"test"}},
 	{why: "producers know no broker and no worker", from: []string{"client"}, mustNot: []string{"broker", "worker", "gateway", "relay"}},
 	{why: "workers know no broker and no client", from: []string{"worker"}, mustNot: []string{"broker", "client", "gateway", "relay"}},
-	{why: "a broker knows its peers by the protocol only", from: []string{"broker"}, mustNot: []string{"client", "worker", "gateway", "relay"}},
+	{
+		why: "a broker knows its peers by the protocol only", from: []string{"broker"},
+		mustNot: []string{"client", "worker", "gateway", "relay"},
+	},
 	{why: "a relay links no gateway", from: []string{"relay"}, except: []string{"gateway/oip"}, mustNot: []string{"gateway"}},
 	{why: "the batcher knows no advisor", from: []string{"broker/batcher"}, mustOnly: []string{"policy", "status", "tensor"}},
 	{

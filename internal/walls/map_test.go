@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 const (
@@ -21,9 +23,7 @@ const (
 func folderMap(t *testing.T) string {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-f", "{{if .GoFiles}}{{.ImportPath}}\t{{.Doc}}{{end}}", module+"/...").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var b strings.Builder
 	b.WriteString("| folder | package |\n|---|---|\n")
 	for line := range strings.Lines(string(out)) {
@@ -42,9 +42,7 @@ func folderMap(t *testing.T) string {
 
 func TestTheFolderMapOfTheDocumentationIsCurrent(t *testing.T) {
 	page, err := os.ReadFile(mapPage)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	before, rest, ok := strings.Cut(string(page), mapBegin)
 	was, after, ended := strings.Cut(rest, mapEnd)
 	if !ok || !ended {
@@ -54,9 +52,7 @@ func TestTheFolderMapOfTheDocumentationIsCurrent(t *testing.T) {
 	switch {
 	case now == was:
 	case os.Getenv("UPDATE_MAP") != "":
-		if err := os.WriteFile(mapPage, []byte(before+mapBegin+now+mapEnd+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(mapPage, []byte(before+mapBegin+now+mapEnd+after), 0o644))
 	default:
 		t.Errorf("%s: the folder map is old; run UPDATE_MAP=1 go test ./internal/walls", mapPage)
 	}

@@ -161,7 +161,7 @@ class Timeout(Error, TimeoutError, status=34, retry_attach=True):
 
 
 class Forked(Error, RuntimeError, status=35):
-    """This process is a fork of the one that connected."""
+    """This process was forked from the process that connected."""
 
 
 class NoGPU(Error, status=36):

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package feed makes the inputs of requests that are sent only to load a model:
-// rows that the user gave, or rows made from the signature.
+// Package feed makes inputs of requests that only load a model: rows of the user, or random
+// rows by the signature.
 package feed
 
 import (
@@ -14,14 +14,13 @@ import (
 
 // Feed makes inputs.
 type Feed struct {
-	inputs []tensor.Tensor // at least one row each, all of one shape per input
+	inputs []tensor.Tensor // at least one row each
 	dims   []int           // sizes of all variable dimensions
 }
 
-// New makes a feed for a signature. Inputs that are not given are random: normal
-// numbers where they are f32, otherwise whole numbers below 64 (or positive
-// numbers below 2), which are as good as tokens as they are as pixels. Their
-// variable dimensions have their largest size.
+// New makes a feed for a signature. Inputs that are not given are random, with variable
+// dimensions of the largest size: normal numbers for f32, positive numbers below 2 for
+// other floats, otherwise whole numbers below 64, which may be tokens or pixels.
 func New(sig *tensor.Signature, given []tensor.Tensor, seed uint64) (*Feed, error) {
 	byName := map[string]tensor.Tensor{}
 	for _, t := range given {
@@ -58,7 +57,7 @@ func New(sig *tensor.Signature, given []tensor.Tensor, seed uint64) (*Feed, erro
 // Dims are the sizes of all variable dimensions, as Claim takes them.
 func (f *Feed) Dims() []int { return f.dims }
 
-// Len is how many different rows there are.
+// Len is the number of different rows.
 func (f *Feed) Len() int {
 	most := 1
 	for _, t := range f.inputs {
@@ -67,8 +66,7 @@ func (f *Feed) Len() int {
 	return most
 }
 
-// Rows are the inputs of a request of n rows: those there are from a row on, again and
-// again.
+// Rows are the inputs of a request of n rows: the feed's rows in a circle, from a row on.
 func (f *Feed) Rows(from, n int) []tensor.Tensor {
 	out := make([]tensor.Tensor, len(f.inputs))
 	for i, t := range f.inputs {
@@ -82,7 +80,7 @@ func (f *Feed) Rows(from, n int) []tensor.Tensor {
 	return out
 }
 
-// Random is rows of one input.
+// Random makes random rows of one input.
 func Random(spec *tensor.Spec, rows int, seed uint64) tensor.Tensor {
 	rnd := rand.New(rand.NewPCG(seed, 3))
 	n := rows * spec.RowElems()

@@ -7,20 +7,17 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
 func TestRowsAreThoseGivenAgainAndAgain(t *testing.T) {
 	sig, err := tensor.ParseSignature([]string{"tokens:i32[<=8]", "mask:bool[2]"}, []string{"y:f32[1]"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	given := tensor.Of("tokens", []int32{1, 2, 3, 4, 5, 6}, 2, 3)
 	f, err := New(&sig, []tensor.Tensor{given}, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	rows := f.Rows(0, 3)
 	x, err := tensor.As[int32](rows[0])
 	if err != nil || !slices.Equal(x, []int32{1, 2, 3, 4, 5, 6, 1, 2, 3}) || !slices.Equal(f.Dims(), []int{3}) {

@@ -14,25 +14,23 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Patience is how long a model may have no worker before nobody waits for one any more.
+// Patience is how long a model may be without workers. 0 is without a limit.
 type Patience struct {
-	Time time.Duration // 0: for ever
-	// Starting is the same while the broker starts one; 0: for ever.
-	Starting time.Duration
+	Time     time.Duration // while the broker starts none
+	Starting time.Duration // while the broker starts a worker
 }
 
-// UsualPatience is that of a model that somebody else serves: how long its workers take to
-// start is not known, but one that takes longer than this hangs.
+// UsualPatience is the patience with a model whose workers take an unknown time to start.
 var UsualPatience = Patience{Time: 10 * time.Second, Starting: 10 * time.Minute}
 
-// AwaitNoWorker returns an error when the model has had no worker for so long: what is in
-// flight would wait for ever. It returns nil when ctx ends.
+// AwaitNoWorker returns an error when the model has had no worker for longer than patience:
+// requests in flight would not end. It returns nil when ctx ends.
 func AwaitNoWorker(ctx context.Context, a *admin.Client, model string, patience Patience) error {
 	poll := time.Second
 	if patience.Time > 0 {
 		poll = min(poll, patience.Time/2)
 	}
-	none := absence{patience: patience, worker: time.Now(), hope: time.Now()}
+	none := absence{patience: patience, worker: time.Now(), start: time.Now()}
 	for {
 		select {
 		case <-ctx.Done():
@@ -41,33 +39,36 @@ func AwaitNoWorker(ctx context.Context, a *admin.Client, model string, patience 
 		}
 		s, err := a.Stats(ctx)
 		if err != nil {
-			s = nil // a broker that has gone ends what is in flight
+			s = nil // requests in flight end if the broker is gone
 		}
-		if d := none.see(s, model, time.Now()); d > 0 {
+		if d := none.exceeded(s, model, time.Now()); d > 0 {
 			return fmt.Errorf("%w: model %q has had none for %v", status.ErrNoWorker, model, d)
 		}
 	}
 }
 
-// absence is since when there is no worker, and nothing that becomes one.
+// absence keeps how long a model has had no worker.
 type absence struct {
-	patience     Patience
-	worker, hope time.Time // when there was one last
+	patience Patience
+	worker   time.Time // when the model last had a worker
+	start    time.Time // when the broker last started one, or the model had one
 }
 
-// see looks at the broker. It returns the patience that is over, if one is.
-func (n *absence) see(s *stats.Broker, model string, now time.Time) time.Duration {
-	if s == nil {
-		n.worker, n.hope = now, now
-	} else if _, _, err := workersOf(s, model); !errors.Is(err, status.ErrNoWorker) {
-		n.worker, n.hope = now, now
-	} else if onItsWay(s, model) {
-		n.hope = now
+// exceeded returns the limit of patience that is exceeded, or 0. s is nil without a broker.
+func (n *absence) exceeded(s *stats.Broker, model string, now time.Time) time.Duration {
+	var err error
+	if s != nil {
+		_, _, err = workersOf(s, model)
+	}
+	if !errors.Is(err, status.ErrNoWorker) {
+		n.worker, n.start = now, now
+	} else if isStarting(s, model) {
+		n.start = now
 	}
 	switch p := n.patience; {
 	case p.Time <= 0:
 		return 0
-	case now.Sub(n.hope) >= p.Time:
+	case now.Sub(n.start) >= p.Time:
 		return p.Time
 	case p.Starting > 0 && now.Sub(n.worker) >= p.Starting:
 		return p.Starting
@@ -75,14 +76,14 @@ func (n *absence) see(s *stats.Broker, model string, now time.Time) time.Duratio
 	return 0
 }
 
-// DeadLives is how often a process may end before it attaches until it counts as
-// one that never will.
+// DeadLives is the number of starts without an attachment after which a process counts as
+// broken.
 const DeadLives = 2
 
-// onItsWay tells that the broker starts a process that may serve the model: again, if it
-// crashed. One whose worker is there and takes no batches will not.
-func onItsWay(s *stats.Broker, model string) bool {
-	serves := []string{"", model} // it may not say which
+// isStarting reports whether the broker starts a process that may serve the model. A
+// process with an attached worker does not count.
+func isStarting(s *stats.Broker, model string) bool {
+	serves := []string{"", model} // "": the configuration names no model
 	if m := s.Model(model); m != nil {
 		serves = append(serves, m.Stages...)
 	}

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package profile measures what batches of a model take: by their rows, and by
-// how many of the model's workers are busy at the same time.
+// Package profile measures how long batches of a model take, by rows and by the number of
+// workers that are busy at the same time.
 //
-// A batch of n rows is made by one request of n rows, k busy workers by k clients
-// that each send the next request when the last is answered, with no wait. What a
-// batch took, and who else was busy meanwhile, is read from the broker's record
-// of finished batches, from the worker's start to its end: neither the queue nor
-// the wake-ups are in it. A batch counts as what it was, whatever was asked for.
+// One request of n rows makes a batch of n rows. k clients, each with one request in
+// flight and without a wait time, keep k workers busy. The broker's record of finished
+// batches has the time from the worker's start to its end, without queue and wake-ups,
+// and shows which other workers were busy.
 package profile
 
 import (
@@ -30,39 +29,39 @@ import (
 	"github.com/ringbatch/ringbatch/tools/feed"
 )
 
-// Options say what is measured.
+// Options choose the measurements.
 type Options struct {
 	Socket string
 	Model  string
 	Feed   func(*tensor.Signature) (*feed.Feed, error)
 	Sizes  []int         // rows; nil: powers of two up to max_batch_size, and that
-	Busy   []int         // numbers of busy workers; nil: 1, 2, 4 … and all
-	Time   time.Duration // about what measuring may take
-	// Progress is told how far it is, from 0 to 1.
+	Busy   []int         // numbers of busy workers; nil: 1, 2, 4 … all
+	Time   time.Duration // of measuring, approximately
+	// Progress, if not nil, is called with the share that is done, from 0 to 1.
 	Progress func(share float64, doing string)
-	Patience Patience // if there is no worker
+	Patience Patience // with a model without workers
 }
 
-// Profile is what was measured.
+// Profile has the results.
 type Profile struct {
 	Model        string  `json:"model"`
 	Workers      int     `json:"workers"`
 	MaxBatchSize int     `json:"max_batch_size"`
 	Points       []Point `json:"points"` // by busy, then by rows
-	// Unfinished tells that it was interrupted.
+	// Unfinished is true after an interrupt.
 	Unfinished bool `json:"unfinished,omitempty"`
-	// Missing is what was to be measured, and was seen too seldom.
+	// Missing are kinds of batches that were seen too rarely.
 	Missing []Kind `json:"missing,omitempty"`
 	Lost    uint64 `json:"workers_lost,omitempty"` // meanwhile
 }
 
-// Kind is a kind of batch: its rows, and how many workers were busy.
+// Kind is a kind of batch: its rows, and the number of busy workers.
 type Kind struct {
 	Rows int `json:"rows"`
 	Busy int `json:"busy"`
 }
 
-// Point is what batches of one size took.
+// Point is the time of batches of one kind.
 type Point struct {
 	Rows    int     `json:"rows"`
 	Busy    int     `json:"busy"` // workers, this one included
@@ -72,8 +71,7 @@ type Point struct {
 	Batches int     `json:"batches"`
 }
 
-// BatchError tells that a batch of so many rows was not answered while so many
-// workers were busy, its own included.
+// BatchError is the error of a batch of Rows rows that failed while Busy workers were busy.
 type BatchError struct {
 	Rows, Busy int
 	Err        error
@@ -86,33 +84,31 @@ func (e *BatchError) Error() string {
 	return fmt.Sprintf("batch of %d rows: %v", e.Rows, e.Err)
 }
 
-// Unwrap is why.
+// Unwrap returns Err.
 func (e *BatchError) Unwrap() error { return e.Err }
 
-// rounds through all sizes: the machine's moods are shared by all of them, and an
-// interrupted run has something of each.
+// rounds is how often all kinds are measured. So a busy moment of the machine affects all
+// kinds, and an interrupted run has results of each.
 const rounds = 3
 
-// leastBatches of one round count for something.
+// leastBatches is the least number of batches of a kind that counts.
 const leastBatches = 3
-
-type cell struct{ rows, busy int }
 
 type run struct {
 	o       Options
 	admin   *admin.Client
 	feed    *feed.Feed
 	profile *Profile
-	samples map[cell][]float64 // milliseconds
+	samples map[Kind][]float64 // milliseconds
 	clients []*client.Client
-	spread  time.Duration // of one cell and round
-	cells   []cell
+	spread  time.Duration // of one kind and round
+	cells   []Kind
 }
 
-// Measure runs until everything is measured or ctx ends. What was measured until
-// then comes with the error.
+// Measure runs until everything is measured or ctx ends. With an error it returns the
+// results so far.
 func Measure(ctx context.Context, o Options) (*Profile, error) {
-	r := &run{o: o, admin: admin.New(o.Socket), samples: map[cell][]float64{}}
+	r := &run{o: o, admin: admin.New(o.Socket), samples: map[Kind][]float64{}}
 	if err := r.prepare(ctx); err != nil {
 		return nil, err
 	}
@@ -126,10 +122,10 @@ func Measure(ctx context.Context, o Options) (*Profile, error) {
 	defer stop(nil)
 	go func() { stop(AwaitNoWorker(ctx, r.admin, o.Model, o.Patience)) }()
 	r.spread = o.Time / time.Duration(rounds*len(r.cells))
-	before := r.lost(ctx)
+	before := r.workersLost(ctx)
 	err = r.measureAll(ctx)
 	r.profile.Unfinished = err != nil
-	if after := r.lost(context.WithoutCancel(ctx)); after > before {
+	if after := r.workersLost(context.WithoutCancel(ctx)); after > before {
 		r.profile.Lost = after - before
 	}
 	r.summarize()
@@ -139,21 +135,21 @@ func Measure(ctx context.Context, o Options) (*Profile, error) {
 	return r.profile, err
 }
 
-// lost is how many workers the model has lost so far.
-func (r *run) lost(ctx context.Context) uint64 {
+// workersLost is the number of workers that the model has lost so far.
+func (r *run) workersLost(ctx context.Context) uint64 {
 	if s, err := r.admin.Stats(ctx); err == nil && s.Model(r.o.Model) != nil {
 		return s.Model(r.o.Model).WorkersLost
 	}
 	return 0
 }
 
-// measureAll goes round the cells.
+// measureAll measures every kind in each round.
 func (r *run) measureAll(ctx context.Context) error {
 	begin, all := time.Now(), rounds*len(r.cells)
 	for i := range all {
 		c := r.cells[i%len(r.cells)]
 		if r.o.Progress != nil {
-			r.o.Progress(float64(i)/float64(all), fmt.Sprintf("%d rows, %d busy; %v", c.rows, c.busy, left(begin, i, all)))
+			r.o.Progress(float64(i)/float64(all), fmt.Sprintf("%d rows, %d busy; %v", c.Rows, c.Busy, left(begin, i, all)))
 		}
 		if err := r.measure(ctx, c); err != nil {
 			return err
@@ -162,7 +158,7 @@ func (r *run) measureAll(ctx context.Context) error {
 	return nil
 }
 
-// left is about how long it still takes.
+// left is the estimated remaining time.
 func left(begin time.Time, done, all int) string {
 	if done == 0 {
 		return "…"
@@ -171,7 +167,7 @@ func left(begin time.Time, done, all int) string {
 	return d.Round(time.Second).String() + " left"
 }
 
-// prepare attaches, and lists what is to be measured.
+// prepare attaches, and lists the kinds to measure.
 func (r *run) prepare(ctx context.Context) error {
 	workers, pipeline, err := Workers(ctx, r.admin, r.o.Model)
 	if err != nil {
@@ -205,9 +201,10 @@ func (r *run) prepare(ctx context.Context) error {
 		}
 		for _, n := range sizes {
 			if n < 1 || n > m.MaxBatchSize {
-				return fmt.Errorf("%w: batches of %d rows were asked for, the model's max_batch_size is %d", status.ErrInvalid, n, m.MaxBatchSize)
+				return fmt.Errorf("%w: batches of %d rows were asked for, the model's max_batch_size is %d", status.ErrInvalid,
+					n, m.MaxBatchSize)
 			}
-			r.cells = append(r.cells, cell{n, k})
+			r.cells = append(r.cells, Kind{n, k})
 		}
 	}
 	for range slices.Max(busy) {
@@ -223,7 +220,7 @@ func (r *run) prepare(ctx context.Context) error {
 	return nil
 }
 
-// Workers is how many a model has, or each stage of a pipeline at least; none is an error that says what to do.
+// Workers is the number of workers of a model, or the least of all stages of a pipeline. If there is none, it returns an error.
 func Workers(ctx context.Context, a *admin.Client, model string) (n int, pipeline bool, err error) {
 	s, err := a.Stats(ctx)
 	if err != nil {
@@ -242,7 +239,7 @@ func workersOf(s *stats.Broker, model string) (n int, pipeline bool, err error) 
 		return 0, false, fmt.Errorf("%w: %q%s; ringbatch models lists them", status.ErrUnknownModel, model, typo.DidYouMean(model, there))
 	}
 	pipeline = len(m.Stages) > 0
-	if pipeline { // it has none of its own
+	if pipeline { // its stages have the workers
 		n = m.ReadyWorkers
 	}
 	for _, w := range m.Workers {
@@ -256,7 +253,7 @@ func workersOf(s *stats.Broker, model string) (n int, pipeline bool, err error) 
 	return n, pipeline, nil
 }
 
-// Ascending sorts, and leaves out what is there twice.
+// Ascending sorts a list and removes duplicates.
 func Ascending(list []int) []int { return slices.Compact(slices.Sorted(slices.Values(list))) }
 
 // Doubling is 1, 2, 4 … and n.
@@ -273,8 +270,7 @@ func (r *run) close() {
 	}
 }
 
-// stopWaiting takes the wait away, and a goal that would refuse, while it is
-// measured. restore puts back what was there.
+// stopWaiting sets the model's wait_time and latency_goal to 0. restore sets them back.
 func (r *run) stopWaiting(ctx context.Context) (restore func(), err error) {
 	models, err := r.admin.Models(ctx)
 	if err != nil {
@@ -294,25 +290,25 @@ func (r *run) stopWaiting(ctx context.Context) (restore func(), err error) {
 	return func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 		defer cancel()
-		_ = r.admin.Set(ctx, r.o.Model, was) // a broker that has gone has no policy
+		_ = r.admin.Set(ctx, r.o.Model, was) // fails only if the broker is gone
 	}, nil
 }
 
-// measure loads the model for one cell and one round.
-func (r *run) measure(ctx context.Context, c cell) error {
+// measure loads the model for one kind in one round.
+func (r *run) measure(ctx context.Context, c Kind) error {
 	before, err := r.admin.Batches(ctx, r.o.Model, math.MaxInt64)
 	if err != nil {
 		return err
 	}
 	inputs := make([]any, 0, 4)
-	for _, t := range r.feed.Rows(0, c.rows) {
+	for _, t := range r.feed.Rows(0, c.Rows) {
 		inputs = append(inputs, t)
 	}
 	end := time.Now().Add(r.spread)
-	errs := make([]error, c.busy)
-	var failed atomic.Bool // then the others finish what they have in flight
+	errs := make([]error, c.Busy)
+	var failed atomic.Bool // then the others finish their requests in flight
 	var wg sync.WaitGroup
-	for i := range c.busy {
+	for i := range c.Busy {
 		wg.Go(func() {
 			for n := 0; !failed.Load() && ctx.Err() == nil && (n <= leastBatches || time.Now().Before(end)); n++ {
 				if errs[i] = once(ctx, r.clients[i], inputs); errs[i] != nil {
@@ -327,7 +323,7 @@ func (r *run) measure(ctx context.Context, c cell) error {
 	<-done
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, context.Canceled) {
-			return &BatchError{c.rows, c.busy, err}
+			return &BatchError{c.Rows, c.Busy, err}
 		}
 	}
 	if read != nil {
@@ -348,11 +344,11 @@ func once(ctx context.Context, c *client.Client, inputs []any) error {
 	return q.Wait(ctx)
 }
 
-// follow reads the broker's record until the load is over: it remembers only the
-// last thousand batches.
+// follow reads the broker's record, which has only the last thousand batches, until the
+// load is over.
 func (r *run) follow(ctx context.Context, since uint64, done <-chan struct{}) error {
-	var run []stats.Batch // without a gap
-	torn := false         // there was a gap before it
+	var run []stats.Batch // batches without a gap
+	torn := false         // there is a gap before the run
 	for last := false; ; {
 		select {
 		case <-done:
@@ -363,7 +359,7 @@ func (r *run) follow(ctx context.Context, since uint64, done <-chan struct{}) er
 		if err != nil {
 			return err
 		}
-		if b.Count-since > uint64(len(b.Batches)) { // some were forgotten
+		if b.Count-since > uint64(len(b.Batches)) { // the record has dropped some
 			r.count(run, torn, true)
 			run, torn = nil, true
 		}
@@ -375,8 +371,8 @@ func (r *run) follow(ctx context.Context, since uint64, done <-chan struct{}) er
 	}
 }
 
-// count files the batches of a run under what they were. Beside a gap the last ones
-// of the workers are left out: what ran beside them may not be known.
+// count files the batches of a run under their kinds. It leaves out the batches beside a
+// gap: the record may lack batches that ran at the same time.
 func (r *run) count(run []stats.Batch, gapBefore, gapAfter bool) {
 	edge := 2 * r.profile.Workers
 	first, end := 0, len(run)
@@ -397,7 +393,7 @@ func (r *run) count(run []stats.Batch, gapBefore, gapAfter bool) {
 			beside += overlap(b, &run[j])
 		}
 		busy := 1 + int(float64(beside)/float64(took)+0.5)
-		at := cell{b.Rows, busy}
+		at := Kind{b.Rows, busy}
 		r.samples[at] = append(r.samples[at], float64(took)/1e3)
 	}
 }
@@ -409,17 +405,17 @@ func overlap(a, b *stats.Batch) int64 {
 	return max(0, min(a.FinishedUS, b.FinishedUS)-max(a.StartedUS, b.StartedUS))
 }
 
-// summarize makes points of what was asked for, as far as it was seen.
+// summarize makes a point of each kind that was seen often enough.
 func (r *run) summarize() {
 	for _, c := range r.cells {
 		s := r.samples[c]
 		if len(s) < leastBatches {
 			if !r.profile.Unfinished {
-				r.profile.Missing = append(r.profile.Missing, Kind{c.rows, c.busy})
+				r.profile.Missing = append(r.profile.Missing, c)
 			}
 			continue
 		}
-		p := Point{Rows: c.rows, Busy: c.busy, Batches: len(s)}
+		p := Point{Rows: c.Rows, Busy: c.Busy, Batches: len(s)}
 		p.MS, p.Low, p.High = medianInterval(s)
 		r.profile.Points = append(r.profile.Points, p)
 	}

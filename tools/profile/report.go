@@ -5,6 +5,8 @@ package profile
 import (
 	"fmt"
 	"io"
+	"math"
+	"slices"
 	"strings"
 
 	"github.com/ringbatch/ringbatch/tools/svgchart"
@@ -25,7 +27,7 @@ func (p *Profile) WriteCost(w io.Writer) error {
 
 const barWidth = 32
 
-// WriteText writes a table with bars, and what follows from it.
+// WriteText writes a table with bars, the verdict and the notes.
 func (p *Profile) WriteText(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %d worker(s), max_batch_size %d; time of a batch in the worker, median and its 95 %% interval (order "+
@@ -54,7 +56,7 @@ func (p *Profile) WriteText(w io.Writer) error {
 	return err
 }
 
-// Notes are what else there is to know about it.
+// Notes are sentences about lost workers and missing kinds.
 func (p *Profile) Notes() (notes []string) {
 	if p.Lost > 0 {
 		notes = append(notes, fmt.Sprintf("%d worker(s) left or died while it was measured", p.Lost))
@@ -77,7 +79,7 @@ func busyText(busy int) string {
 	return fmt.Sprintf("%d workers busy", busy)
 }
 
-// find is the point of so many rows and busy workers.
+// find is the point of a kind, or nil.
 func (p *Profile) find(rows, busy int) *Point {
 	for i := range p.Points {
 		if x := &p.Points[i]; x.Rows == rows && x.Busy == busy {
@@ -87,12 +89,11 @@ func (p *Profile) find(rows, busy int) *Point {
 	return nil
 }
 
-// pays is how much more a worker must do in batches before they are called worth
-// it.
+// pays is the least gain for which the verdict says that batching pays.
 const pays = 1.1
 
-// Verdict says in a sentence whether batching pays, and in another what several
-// workers do to each other.
+// Verdict says in a sentence whether batching pays, and in another how much busy workers
+// slow each other down.
 func (p *Profile) Verdict() string {
 	var least, best *Point // rows, and the most rows a second
 	for i := range p.Points {
@@ -134,4 +135,30 @@ func rowsText(n int) string {
 		return "one"
 	}
 	return fmt.Sprintf("%d", n)
+}
+
+// medianInterval is the median and its 95 % interval by order statistics. Whatever the
+// distribution, the interval from the r-th smallest to the r-th largest value has the
+// true median unless fewer than r of n fair coins show heads, or tails. Below six values
+// the interval is the whole range, which is less certain.
+func medianInterval(values []float64) (median, low, high float64) {
+	v := slices.Sorted(slices.Values(values))
+	n := len(v)
+	median = (v[(n-1)/2] + v[n/2]) / 2
+	r := medianRank(n)
+	return median, v[r], v[n-1-r]
+}
+
+// medianRank is the largest r, counted from 0, for which the probability of at most r heads
+// among n coins is at most 2.5 %, or 0.
+func medianRank(n int) int {
+	if n > 1000 { // the binomial is a normal distribution by then
+		return int(float64(n)/2 - 1.96*math.Sqrt(float64(n))/2 - 1)
+	}
+	r, sum := 0, 0.0
+	for p := math.Exp2(-float64(n)); sum+p <= 0.025; r++ { // p: exactly r heads
+		sum += p
+		p = p * float64(n-r) / float64(r+1)
+	}
+	return max(0, r-1)
 }

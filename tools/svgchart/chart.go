@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package svgchart draws line and bar charts as SVG that a browser and a README
-// show as they are: axes with units, a legend, a title, no script, no font to
-// load. It is small on purpose; who needs more should export the numbers.
+// Package svgchart draws line and bar charts as SVG for browsers and READMEs: axes with
+// units, a legend, a title, no script, no font to load. For more, export the numbers.
 //
 //	figure := svgchart.Figure{
 //		Title: "ResNet-50, 128 producers",
@@ -61,7 +60,7 @@ type Bars struct {
 	Y    []float64
 }
 
-// Colours that the colour-blind tell apart (Okabe and Ito).
+// Colours that colour-blind people can distinguish (Okabe and Ito).
 var palette = []string{"#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7f7f7f"}
 
 const (
@@ -75,8 +74,8 @@ const (
 	chartHeight = 320.0
 )
 
-// Render writes the figure. It fails if a series has lengths that differ, or
-// numbers that cannot be drawn.
+// Render writes the figure. It fails if x and y of a series differ in length, or if a
+// number cannot be drawn.
 func (f *Figure) Render(w io.Writer) error {
 	const width = 860.0
 	top := 16.0

@@ -10,14 +10,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 func render(t *testing.T, f Figure) string {
 	t.Helper()
 	var b strings.Builder
-	if err := f.Render(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.Render(&b))
 	return b.String()
 }
 
@@ -26,7 +26,10 @@ func TestAFigureIsWellFormedAndSaysWhatItShows(t *testing.T) {
 		Title: "a < b & c", Subtitle: "made by hand",
 		Charts: []Chart{
 			{Title: "lines", XLabel: "latency (ms)", YLabel: "share", XLog: true, YMax: 1, YFormat: Percent,
-				Lines: []Line{{Name: "one", X: []float64{1, 10, 100}, Y: []float64{0, 0.5, 1}}, {Name: "two", X: []float64{2}, Y: []float64{1}, Dashed: true}}},
+				Lines: []Line{
+					{Name: "one", X: []float64{1, 10, 100}, Y: []float64{0, 0.5, 1}},
+					{Name: "two", X: []float64{2}, Y: []float64{1}, Dashed: true},
+				}},
 			{Title: "bars", XLabel: "size", YLabel: "batches", Categories: []string{"1", "2"}, BarLabels: true,
 				Bars: []Bars{{Name: "A", Y: []float64{3, 12500}}, {Name: "B", Y: []float64{1, 2}}}},
 			{Title: "empty"},
@@ -42,7 +45,8 @@ func TestAFigureIsWellFormedAndSaysWhatItShows(t *testing.T) {
 			t.Fatalf("not well-formed: %v", err)
 		}
 	}
-	for _, want := range []string{"a &lt; b &amp; c", "made by hand", "latency (ms)", "share", "100 %", "12,500", ">one<", ">B<", "stroke-dasharray", "<title>A, 2: 12,500</title>"} {
+	for _, want := range []string{"a &lt; b &amp; c", "made by hand", "latency (ms)", "share", "100 %", "12,500", ">one<", ">B<",
+		"stroke-dasharray", "<title>A, 2: 12,500</title>"} {
 		if !strings.Contains(svg, want) {
 			t.Errorf("does not contain %q", want)
 		}
@@ -86,7 +90,8 @@ func TestAxesEndAtRoundNumbers(t *testing.T) {
 }
 
 func TestNumbersAreShortAndReadable(t *testing.T) {
-	for x, want := range map[float64]string{0: "0", 0.25: "0.25", 3: "3", 12.5: "12.5", 99.99: "100", 12500: "12,500", -1234567: "-1,234,567", 0.001: "0.001"} {
+	for x, want := range map[float64]string{0: "0", 0.001: "0.001", 0.25: "0.25", 3: "3", 12.5: "12.5", 99.99: "100", 12500: "12,500",
+		-1234567: "-1,234,567"} {
 		if got := Number(x); got != want {
 			t.Errorf("Number(%v) is %s, want %s", x, got, want)
 		}
@@ -96,9 +101,7 @@ func TestNumbersAreShortAndReadable(t *testing.T) {
 func TestACategoryMayHaveTwoLines(t *testing.T) {
 	var out strings.Builder
 	f := Figure{Charts: []Chart{{Categories: []string{"first\nsecond"}, Bars: []Bars{{Y: []float64{1}}}}}}
-	if err := f.Render(&out); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.Render(&out))
 	for _, want := range []string{">first</text>", ">second</text>", "<title>first second: 1</title>"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in the drawing", want)

@@ -33,8 +33,8 @@ type textStyle struct {
 
 func newPage(width, height float64) *page {
 	p := &page{}
-	fmt.Fprintf(&p.buf, `<svg xmlns="http://www.w3.org/2000/svg" width="%s" height="%s" viewBox="0 0 %s %s" font-family="Helvetica, Arial, sans-serif">`+"\n",
-		px(width), px(height), px(width), px(height))
+	fmt.Fprintf(&p.buf, `<svg xmlns="http://www.w3.org/2000/svg" width="%[1]s" height="%[2]s" viewBox="0 0 %[1]s %[2]s" `+
+		`font-family="Helvetica, Arial, sans-serif">`+"\n", px(width), px(height))
 	p.rect(0, 0, width, height, "#ffffff", "")
 	return p
 }
@@ -91,7 +91,8 @@ func (p *page) polyline(xs, ys []float64, colour string, dashed bool) {
 	if dashed {
 		dash = ` stroke-dasharray="6 4"`
 	}
-	fmt.Fprintf(&p.buf, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2" stroke-linejoin="round"%s/>`+"\n", points.String(), colour, dash)
+	fmt.Fprintf(&p.buf, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2" stroke-linejoin="round"%s/>`+"\n",
+		points.String(), colour, dash)
 }
 
 func escape(text string) string {

@@ -54,8 +54,8 @@ func niceStep(x float64) float64 {
 	return 10 * power
 }
 
-// logSteps are the multiples of powers of ten that an axis from min to max
-// shows: the more, the shorter it is.
+// logSteps are the multiples of powers of ten at which an axis from min to max has ticks. A
+// short axis has more.
 func logSteps(min, max float64) []float64 {
 	switch decades := math.Log10(max / min); {
 	case decades < 1.3:
@@ -66,14 +66,13 @@ func logSteps(min, max float64) []float64 {
 	return []float64{1}
 }
 
-// logarithmic makes an axis from min to max, widened to the next tick on either
-// side.
+// logarithmic makes an axis from min to max, widened to the next tick on both sides.
 func logarithmic(min, max float64) (lo, hi float64, ticks []float64) {
 	if min == max {
 		min, max = min/2, max*2
 	}
 	steps := logSteps(min, max)
-	const slack = 1 + 1e-9 // what is as good as a tick
+	const slack = 1 + 1e-9 // for rounding errors
 	for e := math.Floor(math.Log10(min)); ; e++ {
 		for _, m := range steps {
 			t := m * math.Pow(10, e)
@@ -88,8 +87,8 @@ func logarithmic(min, max float64) (lo, hi float64, ticks []float64) {
 	}
 }
 
-// Number writes x with up to three significant decimals and thousands set
-// apart: 0.25, 3, 12,500.
+// Number writes x with up to three significant digits and commas between thousands: 0.25,
+// 3, 12,500.
 func Number(x float64) string {
 	digits := 0
 	if a := math.Abs(x); a != 0 && a < 100 {

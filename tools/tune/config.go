@@ -16,8 +16,8 @@ import (
 	"github.com/ringbatch/ringbatch/tools/svgchart"
 )
 
-// words make a command of the text: of plain words as they are, else by a shell,
-// which the worker takes the place of where that is possible.
+// words splits a command into words. A command with other characters runs in a shell,
+// which the worker replaces if possible.
 func words(command string) []string {
 	switch {
 	case strings.ContainsAny(command, ";|&\n"):

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/bench"
 	"github.com/ringbatch/ringbatch/broker/configfile"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -30,14 +31,10 @@ func TestACommandIsWordsOrAShells(t *testing.T) {
 // The worker's other settings stay in the configuration.
 func TestTheConfigurationIsOneThatTheBrokerReads(t *testing.T) {
 	sig, err := tensor.ParseSignature([]string{"tokens:i32[<=512]"}, []string{"y:f32[2]"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	asked, err := policy.Policy{"max_queue": "50", "buckets.tokens.0": "64,512", "wait_time": "3ms", "max_batch_size": "32",
 		"priorities": "2", "slots": "8192"}.Resolve(sig.Inputs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	r := &Report{
 		options:    &Options{Command: `python "a\b" x="1"`, GPUs: []int{0, 1}, Instances: []int{1, 3}},
 		declared:   declaration{"bert \"large\"", sig, asked.Policy(sig.Inputs), 32},
@@ -71,7 +68,8 @@ func measured(instances, size int, due, perSecond, mean, p99 float64) *Candidate
 func TestTheChoiceKeepsTheGoalAndIsNoLargerThanItMustBe(t *testing.T) {
 	settings := func(rate float64) []*Candidate {
 		return []*Candidate{
-			measured(1, 8, rate, 500, 9, 15), measured(2, 8, rate, 990, 9, 18), measured(3, 8, rate, 1000, 10, 19), measured(4, 32, rate, 2000,
+			measured(1, 8, rate, 500, 9, 15), measured(2, 8, rate, 990, 9, 18), measured(3, 8, rate, 1000, 10, 19),
+			measured(4, 32, rate, 2000,
 				14, 30),
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// newAffine computes y = scale·x + offset in the input's own type.
+// newAffine computes y = scale·x + offset in the input's type.
 func newAffine(o Options) (*Model, error) {
 	sig := Elementwise(o.Inputs)
 	if err := CheckAffine(sig.Inputs, o.Scale, o.Offset); err != nil {
@@ -21,24 +21,35 @@ func newAffine(o Options) (*Model, error) {
 	variable := tensor.VariableDims(sig.Inputs)
 	run := func(_ context.Context, b *worker.Batch) error {
 		for k, t := range sig.Inputs {
-			switch t.DType {
-			case tensor.F32:
-				affine[float32](b, k, o)
-			case tensor.F64:
-				affine[float64](b, k, o)
-			case tensor.I32:
-				affine[int32](b, k, o)
-			case tensor.I64:
-				affine[int64](b, k, o)
-			}
+			affineTypes[t.DType].run(b, k, o)
 		}
 		return MirrorDims(b, variable)
 	}
-	return &Model{Signature: sig, Run: run, Alone: func(rows int) func() { return affineAlone(sig.Inputs, rows, o) }}, nil
+	alone := func(rows int) func() {
+		var each []func()
+		for _, t := range sig.Inputs {
+			each = append(each, affineTypes[t.DType].alone(rows*t.RowElems(), o))
+		}
+		return func() {
+			for _, compute := range each {
+				compute()
+			}
+		}
+	}
+	return &Model{Signature: sig, Run: run, Alone: alone}, nil
 }
 
-// CheckAffine refuses what affine would not compute as asked: other element
-// types, and a scale or offset that the input's own type cannot hold.
+// affineTypes has the computation for each element type that affine knows.
+var affineTypes = map[tensor.DType]struct {
+	run   func(b *worker.Batch, k int, o Options)
+	alone func(elements int, o Options) func()
+}{
+	tensor.F32: {affine[float32], affineAlone[float32]}, tensor.F64: {affine[float64], affineAlone[float64]},
+	tensor.I32: {affine[int32], affineAlone[int32]}, tensor.I64: {affine[int64], affineAlone[int64]},
+}
+
+// CheckAffine refuses element types that affine does not know, and a scale or offset
+// that the input's type cannot hold.
 func CheckAffine(inputs []tensor.Spec, scale, offset float64) error {
 	for _, t := range inputs {
 		most := 0.0 // float64(math.MaxInt64) is one more than that: compared with <
@@ -54,7 +65,8 @@ func CheckAffine(inputs []tensor.Spec, scale, offset float64) error {
 		}
 		for _, v := range []float64{scale, offset} {
 			if v != math.Trunc(v) || v < -most || v >= most {
-				return fmt.Errorf("%w: %q is %s, which cannot hold %v: scale and offset must be whole numbers of that type", status.ErrInvalid, t.Name, t.DType, v)
+				return fmt.Errorf("%w: %q is %s, which cannot hold %v: scale and offset must be whole numbers of that type",
+					status.ErrInvalid, t.Name, t.DType, v)
 			}
 		}
 	}
@@ -62,30 +74,8 @@ func CheckAffine(inputs []tensor.Spec, scale, offset float64) error {
 }
 
 // affineAlone computes on private memory.
-func affineAlone(inputs []tensor.Spec, rows int, o Options) func() {
-	var each []func()
-	for _, t := range inputs {
-		n := rows * t.RowElems()
-		switch t.DType {
-		case tensor.F32:
-			each = append(each, affineOf[float32](n, o))
-		case tensor.F64:
-			each = append(each, affineOf[float64](n, o))
-		case tensor.I32:
-			each = append(each, affineOf[int32](n, o))
-		case tensor.I64:
-			each = append(each, affineOf[int64](n, o))
-		}
-	}
-	return func() {
-		for _, f := range each {
-			f()
-		}
-	}
-}
-
-func affineOf[T number](n int, o Options) func() {
-	x, y := make([]T, n), make([]T, n)
+func affineAlone[T number](elements int, o Options) func() {
+	x, y := make([]T, elements), make([]T, elements)
 	return func() { affineRow(y, x, T(o.Scale), T(o.Offset)) }
 }
 

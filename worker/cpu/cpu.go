@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cpu has the built-in models that run on the CPU, for trying,
-// testing and measuring.
+// Package cpu has the built-in models that run on the CPU, for tests and measurements.
 package cpu
 
 import (
@@ -11,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/pad"
+	"github.com/ringbatch/ringbatch/internal/typo"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -20,25 +20,23 @@ import (
 type Model struct {
 	Signature tensor.Signature
 	Run       worker.Func
-	// Alone makes private memory for a batch of that many rows and gives a
-	// function that runs the model on it: the model with nothing around it.
+	// Alone returns a function that runs the model on private memory of that many rows,
+	// without a broker.
 	Alone func(rows int) (run func())
-	// Note says what a user should know about it, such as that it only
-	// simulates; empty otherwise.
+	// Note warns the user, for example that the model only simulates; it may be empty.
 	Note string
 }
 
-// Options are the knobs of all built-in models; each uses some.
+// Options are the parameters of all built-in models; each uses some.
 type Options struct {
 	Inputs []tensor.Spec // echo, affine; default x:f32[16]
 	Scale  float64       // affine: a of y = a·x + b
 	Offset float64       // affine: b
 
-	ModelPath string // mlp: a safetensors file; without one, weights from Seed
-	Seed      int64  // mlp
+	Seed int64 // mlp: its weights follow from it
 
-	FixedCost time.Duration // simulated: what a batch costs, however small
-	ItemCost  time.Duration // simulated: what each row adds
+	FixedCost time.Duration // simulated: time per batch
+	ItemCost  time.Duration // simulated: time per row
 }
 
 // kinds lists the models by name.
@@ -63,7 +61,8 @@ func Names() []string {
 func New(name string, o Options) (*Model, error) {
 	make, ok := kinds[name]
 	if !ok {
-		return nil, fmt.Errorf("%w: no built-in model %q; there are %s", status.ErrInvalid, name, strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("%w: no built-in model %q%s; there are %s", status.ErrInvalid, name, typo.DidYouMean(name, Names()),
+			strings.Join(Names(), ", "))
 	}
 	return make(o)
 }
@@ -85,9 +84,9 @@ func Elementwise(inputs []tensor.Spec) tensor.Signature {
 	return sig
 }
 
-// MirrorDims gives every request's outputs the sizes of its inputs. They were
-// computed in the shape that the batch shares; where a request's own is
-// smaller (buckets), its padding is taken out again.
+// MirrorDims gives every request's outputs the sizes of its inputs. The outputs were
+// computed in the batch's shape; if a request is smaller (buckets), MirrorDims removes
+// its padding.
 func MirrorDims(b *worker.Batch, variable int) error {
 	if variable == 0 {
 		return nil

@@ -44,18 +44,6 @@ func TestSimulatedSleepsAndSaysSo(t *testing.T) {
 	}
 }
 
-func TestMLPTakesItsShapeFromTheFile(t *testing.T) {
-	const path = "../../internal/mlp/testdata/linear.safetensors" // 3 → 2 → 1
-	m, err := New("mlp", Options{ModelPath: path})
-	must.Do(t, err)
-	if got, want := m.Signature.String(), "x:f32[3] -> y:f32[1]"; got != want {
-		t.Errorf("signature %q, want %q", got, want)
-	}
-	if _, err := New("mlp", Options{ModelPath: path + ".missing"}); err == nil {
-		t.Error("a missing file was accepted")
-	}
-}
-
 func TestAnUnknownModelIsNamed(t *testing.T) {
 	if _, err := New("resnet", Options{}); !errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), "echo") {
 		t.Errorf("got %v", err)

@@ -9,7 +9,7 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// newEcho gives every input back.
+// newEcho returns every input.
 func newEcho(o Options) (*Model, error) {
 	sig := Elementwise(o.Inputs)
 	variable := tensor.VariableDims(sig.Inputs)
@@ -30,8 +30,8 @@ func newEcho(o Options) (*Model, error) {
 	return &Model{Signature: sig, Run: run, Alone: alone}, nil
 }
 
-// copyColumn copies the k-th input to the k-th output, run by run. Runs of
-// neighbouring slots are one copy; only shapes that leave gaps go row by row.
+// copyColumn copies the k-th input to the k-th output: each run in one copy, and rows
+// with gaps between them one by one.
 func copyColumn(b *worker.Batch, k int) {
 	in, out := b.Input(k), b.Output(k)
 	if in.RowBytes() == in.Spec().RowBytes() {

@@ -13,13 +13,15 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// newMLP is a multi-layer perceptron whose weights are far larger than the
-// caches: real arithmetic on which batching pays. It computes on one thread.
+// newMLP is a multi-layer perceptron with weights far larger than the caches, so that
+// batching pays. It computes on one thread.
 func newMLP(o Options) (*Model, error) {
 	if len(o.Inputs) > 0 {
-		return nil, fmt.Errorf("%w: the shape of an mlp comes from its weights, not from --input", status.ErrInvalid)
+		return nil, fmt.Errorf("%w: an mlp has a shape of its own and takes no --input", status.ErrInvalid)
 	}
-	net, err := openMLP(o)
+	cfg := mlp.Default()
+	cfg.Seed = o.Seed
+	net, err := mlp.New(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -42,15 +44,6 @@ func newMLP(o Options) (*Model, error) {
 		return func() { net.Forward(y, x, rows) }
 	}
 	return &Model{Signature: sig, Run: run, Alone: alone}, nil
-}
-
-func openMLP(o Options) (*mlp.MLP, error) {
-	if o.ModelPath != "" {
-		return mlp.Load(o.ModelPath)
-	}
-	cfg := mlp.Default()
-	cfg.Seed = o.Seed
-	return mlp.New(cfg)
 }
 
 func randomRows(n int, seed int64) []float32 {

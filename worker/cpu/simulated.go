@@ -15,11 +15,12 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// newSimulated computes nothing: it echoes, and sleeps for as long as a batch
-// would take on some accelerator, a fixed cost and a cost per row.
+// newSimulated echoes, and sleeps for a fixed time per batch and a time per row, as an
+// accelerator would take.
 func newSimulated(o Options) (*Model, error) {
 	if o.FixedCost < 0 || o.ItemCost < 0 || o.FixedCost > time.Minute || o.ItemCost > time.Minute {
-		return nil, fmt.Errorf("%w: simulated costs must be between 0 and 1m, got %v and %v per row", status.ErrInvalid, o.FixedCost, o.ItemCost)
+		return nil, fmt.Errorf("%w: simulated costs must be between 0 and 1m, got %v and %v per row", status.ErrInvalid,
+			o.FixedCost, o.ItemCost)
 	}
 	m, err := newEcho(o)
 	if err != nil {
@@ -48,8 +49,7 @@ func newSimulated(o Options) (*Model, error) {
 
 func (o *Options) cost(rows int) int64 { return int64(o.FixedCost) + int64(rows)*int64(o.ItemCost) }
 
-// sleepUntil sleeps in the kernel to a time on shm.Now's clock: closer than
-// Go's timers come.
+// sleepUntil sleeps until a time on shm.Now's clock, more exactly than Go's timers.
 func sleepUntil(nanos int64) {
 	ts := unix.NsecToTimespec(nanos)
 	for errors.Is(unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil), unix.EINTR) {

@@ -20,10 +20,10 @@ type Options struct {
 	Inputs        []tensor.Spec // echo, affine; default x:f32[16]
 	Scale, Offset float64       // affine: y = Scale·x + Offset
 
-	// mlp: as on the CPU, from a seed or from a file.
+	// mlp: as on the CPU, from a seed.
 	Sizes     []int
 	Seed      int64
-	Weights   string // mlp: a safetensors file; ptx: any file, put into device memory as it is
+	Weights   string // ptx: a file, put into device memory as it is
 	Precision string // mlp: f32 (default), f16 or bf16 for the products; sums, inputs and outputs are f32
 
 	// ptx: the user's own kernel, see docs/gpu.md for how it is launched.

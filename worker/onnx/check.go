@@ -22,8 +22,8 @@ const (
 	halfTolerance = 0.02
 )
 
-// check refuses a model whose rows do not give in a batch what they give alone.
-// A row must not change by a bit with its neighbours, unless a tolerance is given.
+// check refuses a model whose rows have other results in a batch than alone. Without a
+// tolerance, neighbours must not change a single bit of a row's results.
 func (m *model) check(most float64) error {
 	inputs := m.example(checkedRows)
 	if most == 0 {
@@ -37,9 +37,9 @@ func (m *model) check(most float64) error {
 			}
 		}
 	}
-	together, err := m.runAlone(inputs, checkedRows)
+	together, err := m.tryRows(inputs, checkedRows)
 	if err != nil {
-		return fmt.Errorf("%w: %s", ErrModel, firstLine(err))
+		return err
 	}
 	for i := range checkedRows {
 		row := make([][]byte, len(inputs))
@@ -47,14 +47,15 @@ func (m *model) check(most float64) error {
 			size := m.inputs[k].spec.RowBytes()
 			row[k] = inputs[k][i*size : (i+1)*size]
 		}
-		alone, err := m.runAlone(row, 1)
+		alone, err := m.tryRows(row, 1)
 		if err != nil {
-			return fmt.Errorf("%w: %s", ErrModel, firstLine(err))
+			return err
 		}
 		for k := range alone {
 			if d := difference(alone[k].DType, alone[k].Data, together[k].Row(i).Data); d > most {
-				return fmt.Errorf("%w: in a batch of %d the rows give other results than alone, by %.2g of the largest number of output %q (at most %g): rows of this model "+
-					"depend on one another, or chance is in it. Serve single rows (--max_batch_size 1), allow more (--tolerance 0.05) or anything (--no_check)",
+				return fmt.Errorf("%w: in a batch of %d the rows give other results than alone, by %.2g of the largest number of output "+
+					"%q (at most %g): rows of this model depend on one another, or chance is in it. Serve single rows "+
+					"(--max-batch-size 1), allow more (--tolerance 0.05) or anything (--no-check)",
 					ErrModel, checkedRows, d, m.outputs[k].name, most)
 			}
 		}
@@ -62,15 +63,24 @@ func (m *model) check(most float64) error {
 	return nil
 }
 
-// checkNeighbours compares each row of a batch with itself among copies of it.
-// If two runs of the same batch differ, too, the rows may differ by noise times as much.
+// tryRows runs rows. Its error is short and matches ErrModel.
+func (m *model) tryRows(inputs [][]byte, rows int) ([]tensor.Tensor, error) {
+	results, err := m.runAlone(inputs, rows)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s", ErrModel, firstLine(err))
+	}
+	return results, nil
+}
+
+// checkNeighbours compares each row of a batch with the same row in a batch of copies. If
+// two runs of the same batch differ, rows may differ by noise times as much.
 func (m *model) checkNeighbours(inputs [][]byte) error {
 	const noise = 4
 	var runs [2][]tensor.Tensor
 	for i := range runs {
 		var err error
-		if runs[i], err = m.runAlone(inputs, checkedRows); err != nil {
-			return fmt.Errorf("%w: %s", ErrModel, firstLine(err))
+		if runs[i], err = m.tryRows(inputs, checkedRows); err != nil {
+			return err
 		}
 	}
 	for i := range checkedRows {
@@ -79,23 +89,25 @@ func (m *model) checkNeighbours(inputs [][]byte) error {
 			size := m.inputs[k].spec.RowBytes()
 			copies[k] = bytes.Repeat(data[i*size:(i+1)*size], checkedRows)
 		}
-		among, err := m.runAlone(copies, checkedRows)
+		among, err := m.tryRows(copies, checkedRows)
 		if err != nil {
-			return fmt.Errorf("%w: %s", ErrModel, firstLine(err))
+			return err
 		}
 		for k := range among {
 			first, second, copied := runs[0][k].Row(i), runs[1][k].Row(i), among[k].Row(i)
 			if difference(first.DType, first.Data, copied.Data) > noise*difference(first.DType, first.Data, second.Data) {
-				return fmt.Errorf("%w: in a batch of %d a row gives other results beside other rows in output %q: rows of this model depend on one another. "+
-					"Serve single rows (--max_batch_size 1), allow a difference (--tolerance 0.05) or anything (--no_check)", ErrModel, checkedRows, m.outputs[k].name)
+				return fmt.Errorf("%w: in a batch of %d a row gives other results beside other rows in output %q: rows of this model "+
+					"depend on one another. Serve single rows (--max-batch-size 1), allow a difference (--tolerance 0.05) or "+
+					"anything (--no-check)",
+					ErrModel, checkedRows, m.outputs[k].name)
 			}
 		}
 	}
 	return nil
 }
 
-// difference is how far two results are apart, as a part of the largest number;
-// whole numbers are equal or not.
+// difference is the distance of two results, as a part of the largest number. Between
+// different whole numbers it is infinite.
 func difference(d tensor.DType, a, b []byte) float64 {
 	largest, apart := 0.0, 0.0
 	for i := 0; i < len(a); i += d.Size() {
@@ -141,8 +153,8 @@ func number(d tensor.DType, at []byte) float64 {
 	return float64(at[0]) // u8, bool
 }
 
-// example makes rows to try the model on: fractions around zero, zeros and ones
-// where whole numbers may be indices of something.
+// example makes rows to try the model with: fractions around zero, and for whole numbers,
+// which may be indices, zeros and ones.
 func (m *model) example(rows int) [][]byte {
 	random := rand.New(rand.NewPCG(1, 2))
 	inputs := make([][]byte, len(m.inputs))
@@ -167,7 +179,7 @@ func (m *model) example(rows int) [][]byte {
 	return inputs
 }
 
-// bytesOf copies what ONNX Runtime allocated for an output.
+// bytesOf copies an output that ONNX Runtime allocated.
 func bytesOf(v ort.Value) ([]byte, error) {
 	switch t := v.(type) {
 	case *ort.Tensor[float32]:

@@ -33,7 +33,7 @@ type node struct {
 	spec tensor.Spec
 }
 
-// shape is that of so many rows.
+// shape is the shape of a number of rows.
 func (n *node) shape(rows int) ort.Shape {
 	s := ort.NewShape(int64(rows))
 	for _, d := range n.spec.Shape {
@@ -56,8 +56,8 @@ func specs(nodes []node) (list []tensor.Spec) {
 	return list
 }
 
-// inputNodes reads what the graph says of its inputs: every dimension but the
-// first must have a size, of its own or by dims.
+// inputNodes reads the inputs of the graph. Every dimension but the first must have a
+// size, in the graph or in dims.
 func inputNodes(infos []ort.InputOutputInfo, dims map[string]int) ([]node, error) {
 	used := map[string]bool{}
 	var nodes []node
@@ -68,11 +68,12 @@ func inputNodes(infos []ort.InputOutputInfo, dims map[string]int) ([]node, error
 			return nil, err
 		}
 		if len(info.Dimensions) == 0 {
-			return nil, fmt.Errorf("%w: input %q has no dimensions, so none for the batch: make it a constant, or one number per row", ErrModel, n.name)
+			return nil, fmt.Errorf("%w: input %q has no dimensions, so none for the batch: make it a constant, or one number per row",
+				ErrModel, n.name)
 		}
 		if d := info.Dimensions[0]; d >= 0 {
-			return nil, fmt.Errorf("%w: input %q has a fixed batch of %d: the first dimension must be free for requests to share a batch. Export it so, "+
-				"torch.onnx.export(..., dynamic_axes={%q: {0: 'batch'}, ...})", ErrModel, n.name, d, n.name)
+			return nil, fmt.Errorf("%w: input %q has a fixed batch of %d: the first dimension must be free for requests to share a batch. "+
+				"Export it so, torch.onnx.export(..., dynamic_axes={%q: {0: 'batch'}, ...})", ErrModel, n.name, d, n.name)
 		}
 		for i, d := range info.Dimensions[1:] {
 			if d < 0 {
@@ -94,7 +95,8 @@ func inputNodes(infos []ort.InputOutputInfo, dims map[string]int) ([]node, error
 	}
 	for _, name := range slices.Sorted(maps.Keys(dims)) {
 		if !used[name] {
-			return nil, fmt.Errorf("%w: --dim %s: the graph has no such open dimension; they are named by input and place, like tokens.0", ErrModel, name)
+			return nil, fmt.Errorf("%w: --dim %s: the graph has no such open dimension; they are named by input and place, like tokens.0",
+				ErrModel, name)
 		}
 		if dims[name] < 1 {
 			return nil, fmt.Errorf("%w: --dim %s=%d: want a size of at least 1", ErrModel, name, dims[name])
@@ -108,10 +110,11 @@ func newNode(side string, info ort.InputOutputInfo) (node, error) {
 	if info.OrtValueType != ort.ONNXTypeTensor || !ok {
 		return node{}, fmt.Errorf("%w: %s %q is a kind of value that no ring holds: %s", ErrModel, side, info.Name, info.String())
 	}
-	return node{name: info.Name, kind: info.DataType, spec: tensor.Spec{Name: publicName(info.Name), DType: kind, Shape: []int{}}}, nil
+	spec := tensor.Spec{Name: publicName(info.Name), DType: kind, Shape: []int{}}
+	return node{name: info.Name, kind: info.DataType, spec: spec}, nil
 }
 
-// publicName is a name in the ring, which has no room for some characters.
+// publicName replaces characters that names of tensors in the ring must not have.
 func publicName(name string) string {
 	return strings.Map(func(r rune) rune {
 		if strings.ContainsRune(":[],", r) || r <= ' ' {

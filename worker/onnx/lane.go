@@ -12,10 +12,10 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// lane runs the ring's batches, one at a time.
+// lane runs batches, one at a time.
 type lane struct {
 	m       *model
-	in, out []buffer // for rows that are apart
+	in, out []buffer // for rows that are not contiguous
 }
 
 func newLane(m *model) (*lane, error) {
@@ -82,7 +82,7 @@ func (l *lane) run(_ context.Context, b *worker.Batch) error {
 	return nil
 }
 
-// value is some rows as ONNX Runtime takes them; a nil interface if it fails.
+// value is a number of rows as a value of ONNX Runtime, or a nil interface and an error.
 func value(n *node, rows int, data []byte) (ort.Value, error) {
 	v, err := ort.NewCustomDataTensor(n.shape(rows), data, n.kind)
 	if err != nil {
@@ -91,11 +91,11 @@ func value(n *node, rows int, data []byte) (ort.Value, error) {
 	return v, nil
 }
 
-// buffer is memory outside Go's, since ONNX Runtime keeps a pointer to it.
+// buffer is memory outside of the Go heap: ONNX Runtime keeps a pointer to it.
 type buffer []byte
 
-// whole is memory for all rows of a column: the ring's, if they lie there one
-// after the other, or else (apart) the buffer, made larger if need be.
+// whole is memory for all rows of a column: in the ring if the rows are contiguous,
+// otherwise (apart) the buffer, which grows.
 func (b *buffer) whole(c worker.Column, rows int) (data []byte, apart bool, err error) {
 	if t, ok := c.Contiguous(); ok {
 		return t.Data, false, nil

@@ -16,7 +16,7 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// model is a session and what its graph says.
+// model is a session with the signature of its graph.
 type model struct {
 	session         *ort.DynamicAdvancedSession
 	inputs, outputs []node
@@ -25,7 +25,7 @@ type model struct {
 
 var loading sync.Mutex
 
-// loadLibrary loads ONNX Runtime, once in a process.
+// loadLibrary loads ONNX Runtime, once per process.
 func loadLibrary(path string) error {
 	loading.Lock()
 	defer loading.Unlock()
@@ -40,20 +40,20 @@ func loadLibrary(path string) error {
 	}
 	ort.SetSharedLibraryPath(path)
 	if err := ort.InitializeEnvironment(ort.WithLogLevelError()); err != nil {
-		return fmt.Errorf("no ONNX Runtime: %s. It is in the releases of ONNX Runtime and in its Python wheel (onnxruntime/capi/libonnxruntime.so.*); "+
-			"say where with --library or ONNXRUNTIME_LIBRARY", firstLine(err))
+		return fmt.Errorf("no ONNX Runtime: %s. It is in the releases of ONNX Runtime and in its Python wheel "+
+			"(onnxruntime/capi/libonnxruntime.so.*); say where with --library or ONNXRUNTIME_LIBRARY", firstLine(err))
 	}
 	return nil
 }
 
-// open loads the file and finds its signature: that of the outputs by running it
-// once, since graphs often leave them open.
+// open loads the file and finds its signature. It runs the model once to find the shapes
+// of the outputs, which graphs often leave open.
 func open(cfg *Config) (*model, error) {
 	f, err := trust.Open(cfg.File)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrModel, err)
 	}
-	f.Close() // ONNX Runtime opens it by its name, since weights may lie in files beside it
+	f.Close() // ONNX Runtime opens it by name, since other files may have the weights
 	ins, outs, err := ort.GetInputOutputInfo(cfg.File)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %s", ErrModel, cfg.File, firstLine(err))
@@ -116,29 +116,29 @@ func (m *model) findOutputs() error {
 	for k := range results {
 		shape := results[k].Shape
 		if len(shape) == 0 || shape[0] != rows {
-			return fmt.Errorf("%w: output %q has shape %v for %d rows: its first dimension is not the batch", ErrModel, m.outputs[k].name, shape, rows)
+			return fmt.Errorf("%w: output %q has shape %v for %d rows: its first dimension is not the batch", ErrModel,
+				m.outputs[k].name, shape, rows)
 		}
 		m.outputs[k].spec.Shape = shape[1:]
 	}
 	return nil
 }
 
-// runAlone runs rows of our own and gives the results in new memory.
+// runAlone runs rows outside of the ring and returns the results in new memory.
 func (m *model) runAlone(inputs [][]byte, rows int) ([]tensor.Tensor, error) {
 	in := make([]ort.Value, len(inputs))
 	defer destroy(in)
 	for k, data := range inputs {
 		n := &m.inputs[k]
-		v, err := ort.NewCustomDataTensor(n.shape(rows), data[:rows*n.spec.RowBytes()], n.kind)
-		if err != nil {
+		var err error
+		if in[k], err = value(n, rows, data[:rows*n.spec.RowBytes()]); err != nil {
 			return nil, err
 		}
-		in[k] = v
 	}
 	out := make([]ort.Value, len(m.outputs))
 	defer destroy(out)
 	if err := m.session.Run(in, out); err != nil {
-		clear(out) // what it holds then cannot be destroyed
+		clear(out) // values of a failed run cannot be destroyed
 		return nil, err
 	}
 	results := make([]tensor.Tensor, len(out))
@@ -163,8 +163,7 @@ func destroy(values []ort.Value) {
 	}
 }
 
-// warmUp runs the sizes of batches that will come, so that the first requests
-// don't pay for it.
+// warmUp runs batches of several sizes, so that the first requests are not slower.
 func (m *model) warmUp(ctx context.Context, maxBatch int) error {
 	inputs := m.example(maxBatch)
 	for rows := maxBatch; rows > 0 && ctx.Err() == nil; rows /= 2 {

@@ -135,7 +135,9 @@ func TestWhatCannotBeServedIsSaidInOneSentence(t *testing.T) {
 	} {
 		t.Run(c.file+" "+c.want, func(t *testing.T) {
 			needLibrary(t)
-			err := onnx.Serve(t.Context(), onnx.Config{File: filepath.Join("testdata", c.file), Dims: c.dims, Worker: worker.Config{Model: "m", Socket: "/nowhere"}})
+			cfg := onnx.Config{File: filepath.Join("testdata", c.file), Dims: c.dims}
+			cfg.Worker = worker.Config{Model: "m", Socket: "/nowhere"}
+			err := onnx.Serve(t.Context(), cfg)
 			if !errors.Is(err, onnx.ErrModel) || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%v; want %q in it", err, c.want)
 			}

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Format says which records a log has, and how they are written.
+// Format is the level and format of a log.
 type Format struct {
 	level slog.Level
 	json  bool
@@ -32,8 +32,8 @@ func NewFormat(level, format string) (*Format, error) {
 	return f, nil
 }
 
-// Open makes a log that writes to w. Text on a terminal is for people. The caller ends
-// the writer.
+// Open makes a log that writes to w; on a terminal, text is short. The caller ends the
+// writer.
 func (f *Format) Open(w io.Writer) (*slog.Logger, *Writer) {
 	terminal := false
 	if file, ok := w.(*os.File); ok {

@@ -11,9 +11,10 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/supervise"
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
-// stuck is a reader that does not read until it is told to.
+// stuck is a reader that does not read until read is closed.
 type stuck struct {
 	entered, read chan struct{}
 	text          strings.Builder
@@ -28,7 +29,7 @@ func (s *stuck) Write(b []byte) (int, error) {
 	return s.text.Write(b)
 }
 
-func TestALogThatNobodyReadsLosesLinesAndSaysHowMany(t *testing.T) {
+func TestALogWithoutAReaderLosesLinesAndCountsThem(t *testing.T) {
 	r := &stuck{entered: make(chan struct{}), read: make(chan struct{})}
 	l := newWriter(r, 2, func(n int64) string { return fmt.Sprintf("lost=%d\n", n) })
 	line := func(i int) {
@@ -65,9 +66,7 @@ func TestAWarningOnATerminalHasTheOutputThatItsLogLeavesOut(t *testing.T) {
 func TestALogInJSONIsOneObjectALine(t *testing.T) {
 	var text strings.Builder
 	f, err := NewFormat("info", "json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	log, w := f.Open(&text)
 	log.Info("two\nlines", "model", "m", "wait", time.Second)
 	log.Debug("not asked for")

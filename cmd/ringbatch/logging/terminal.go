@@ -14,8 +14,8 @@ import (
 	"github.com/ringbatch/ringbatch/internal/printable"
 )
 
-// Terminal is a handler that writes a log for people: the time of day, the level of warnings and errors,
-// the message, and few attributes. The output of worker processes stays as they wrote it:
+// Terminal is a handler for logs on terminals: the time of day, the level of warnings and
+// errors, the message, and few attributes. It keeps the output of worker processes as it is:
 //
 //	12:30:01 worker attached model=double worker=double-0
 //	double-0 | Traceback (most recent call last):
@@ -25,10 +25,10 @@ type Terminal struct {
 	attrs []slog.Attr
 }
 
-// maxShown is where a line is cut.
+// maxShown is the length at which a line is cut.
 const maxShown = 16 << 10
 
-// hiddenKeys are for machines, and for `ringbatch stats`.
+// hiddenKeys are attributes that terminals do not show.
 var hiddenKeys = []string{"epoch", "loops", "id", "command", "bytes", "slots"}
 
 // Enabled is true for records at the log's level or above.

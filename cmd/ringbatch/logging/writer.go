@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// Writer writes the broker's log from a goroutine of its own: a reader that
-// stops reading (a pipe that nobody empties, a terminal after Ctrl-S) stops the
-// log, not the broker and its peers. Lines that do not fit meanwhile are lost, and counted.
+// Writer writes the broker's log from a separate goroutine. If the reader of the log stops
+// (a full pipe, a terminal after Ctrl-S), the broker goes on. Writer drops and counts
+// lines that do not fit into its buffer.
 type Writer struct {
 	lines chan []byte // nil: the end
 	lost  atomic.Int64
@@ -22,8 +22,8 @@ const (
 	logLines = 4096
 	logWrite = 64 << 10 // bytes written at once, about
 
-	// How long the end waits for the reader: in naps, so that a machine that stood
-	// still for a second is not taken for a reader that does not read.
+	// End waits for the reader in naps, so that a machine that stands still for a second
+	// does not look like a reader that has stopped.
 	logNaps = 20
 	logNap  = 50 * time.Millisecond
 )
@@ -36,7 +36,7 @@ func newWriter(w io.Writer, lines int, lostLines func(n int64) string) *Writer {
 		for line := range l.lines {
 			text = append(text, line...)
 			if line != nil && len(l.lines) > 0 && len(text) < logWrite {
-				continue // one write for many: otherwise formatting them is quicker
+				continue // one write for many lines: a write per line is slower than the formatting
 			}
 			if n := l.lost.Swap(0); n > 0 {
 				text = append(text, lostLines(n)...)
@@ -60,13 +60,13 @@ func (l *Writer) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// End writes what is left, if somebody reads it.
+// End writes the remaining lines, unless the reader has stopped.
 func (l *Writer) End() {
 	lines := l.lines
 	for range logNaps {
 		select {
 		case lines <- nil:
-			lines = nil // said once
+			lines = nil // sent once
 		case <-l.ended:
 			return
 		case <-time.After(logNap):

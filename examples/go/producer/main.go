@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Producer sends requests to the model of examples/go/worker: the simple way,
-// then without copies, several in flight.
+// Producer sends requests to the model of examples/go/worker: first with copies, then in
+// place with several requests in flight.
 package main
 
 import (
@@ -35,8 +35,8 @@ func main() {
 	}
 }
 
-// inFlight writes four inputs straight into shared memory, sends them
-// together, and reads the answers in place.
+// inFlight writes four inputs into shared memory, sends them together, and reads the
+// answers in place.
 func inFlight(ctx context.Context, c *client.Client) error {
 	var requests []client.Request
 	for i := range 4 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Service is an HTTP service in Go before a model: each request becomes one row,
-// and rows of all its requests, and of other processes, share batches.
+// Service is an HTTP service in front of a model: each request becomes one row, and rows of
+// all requests, even of other processes, share batches.
 //
 //	ringbatch broker &
 //	ringbatch worker affine --scale 2 --offset 1 --wait 10s &
@@ -38,8 +38,8 @@ func main() {
 }
 
 func run(ctx context.Context, listen string) error {
-	// One client for the whole process: 64 rows may be in flight at once, and a
-	// broker that is restarted meanwhile costs a pause, not an error.
+	// One client for the whole process: 64 rows may be in flight at once, and a restart of
+	// the broker is a pause, not an error.
 	model, err := client.Dial(ctx, "affine", client.WithWindow(64), client.WithRetry(10*time.Second), client.WaitForModel())
 	if err != nil {
 		return err
@@ -65,7 +65,7 @@ func handler(model *client.Client) http.HandlerFunc {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), 10*time.Second) // the request's own deadline, also in the queue
+		ctx, cancel := context.WithTimeout(r.Context(), 10*time.Second) // counts in the broker's queue, too
 		defer cancel()
 		outs, err := model.Infer(ctx, x)
 		if err != nil {
@@ -81,8 +81,7 @@ func handler(model *client.Client) http.HandlerFunc {
 	}
 }
 
-// code is the same for every caller that knows ringbatch's errors: what may
-// succeed if sent again, what came too late, and what was wrong.
+// code is the HTTP status of an error: too late, worth another try, or a bad request.
 func code(err error) int {
 	var named status.Code
 	switch {

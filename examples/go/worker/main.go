@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Worker serves a model of its own: it doubles numbers, a batch at a time.
+// Worker serves a model that doubles numbers, a batch at a time.
 //
 //	ringbatch broker &
 //	go run ./examples/go/worker &

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/spf13/pflag"
@@ -54,9 +55,11 @@ func run(ctx context.Context, args []string) error {
 	f.IntVar(&cfg.Threads, "threads", 0, "threads of one operation (default: one per core)")
 	f.BoolVar(&cfg.NoSpin, "no-spin", false, "threads sleep between operations: where other processes need the cores")
 	f.BoolVar(&cfg.NoCheck, "no-check", false, "serve also a model whose rows give other results in a batch than alone")
-	f.Float64Var(&cfg.Tolerance, "tolerance", 0, "how far results may differ, as a part of the largest number (default 0.001, with half precision outputs 0.02)")
+	f.Float64Var(&cfg.Tolerance, "tolerance", 0, "how far results may differ, as a part of the largest number (default 0.001, "+
+		"with half precision outputs 0.02)")
 	f.IntVar(&cfg.Worker.Depth, "depth", worker.DefaultDepth, "batches handed over at once")
-	f.StringVar(&cfg.Worker.Socket, "socket", "", "the broker's control socket (default: $RINGBATCH_SOCKET, else ringbatch/broker.sock in the user's runtime folder)")
+	f.StringVar(&cfg.Worker.Socket, "socket", "", "the broker's control socket (default: $RINGBATCH_SOCKET, else "+
+		"ringbatch/broker.sock in the user's runtime folder)")
 	f.DurationVar(&cfg.Worker.WaitForBroker, "wait", 0, "how long to wait for a broker that does not run yet")
 	asked := policyflag.Add(f)
 	if err := f.Parse(args); err != nil {
@@ -73,6 +76,8 @@ func run(ctx context.Context, args []string) error {
 	file := strings.TrimSuffix(filepath.Base(cfg.File), filepath.Ext(cfg.File))
 	cfg.Worker.Model = cmp.Or(cfg.Worker.Model, os.Getenv("RINGBATCH_MODEL"), file)
 	cfg.Worker.Name = cmp.Or(os.Getenv("RINGBATCH_WORKER_NAME"), "onnx")
-	cfg.Ready = func(w worker.Config) { fmt.Printf("serving %s: %s\n", w.Model, &w.Signature) }
+	var ready worker.Config
+	cfg.Ready = func(w worker.Config) { ready = w }
+	cfg.Worker.Attached = sync.OnceFunc(func() { fmt.Printf("serving %s: %s\n", ready.Model, &ready.Signature) })
 	return onnx.Serve(ctx, cfg)
 }

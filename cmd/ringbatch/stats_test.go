@@ -7,9 +7,11 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/ringbatch/ringbatch/admin/stats"
 )
 
-func TestReadyTellsWhetherAWorkerCanBeCountedOn(t *testing.T) {
+func TestReadyChecksThatAWorkerAnswers(t *testing.T) {
 	c := startCLI(t)
 	expect := func(code int, says string, args ...string) {
 		t.Helper()
@@ -17,15 +19,15 @@ func TestReadyTellsWhetherAWorkerCanBeCountedOn(t *testing.T) {
 			t.Errorf("ringbatch %s: status %d, want %d and %q:\n%s", strings.Join(args, " "), got, code, says, out)
 		}
 	}
-	// saysInTime is for commands that give up after a while, and say what they waited for:
-	// on a machine that stands still they may not have got so far as to know, and get
-	// longer. The last argument is the flag that says how long.
+	// saysInTime is for commands that give up after a while with a reason. On a slow machine
+	// a command may end before it knows the reason, so the while grows. The last argument
+	// is its flag.
 	saysInTime := func(says string, args ...string) {
 		t.Helper()
 		while := 50 * time.Millisecond
 		c.until(strings.Join(args, " ")+" says "+says, func() bool {
 			out, code := c.run(append(args, while.String())...)
-			while = min(2*while, time.Second) // not for ever: the broker, too, may be late, and is asked often
+			while = min(2*while, time.Second) // the broker may be late, too
 			if code != 1 || !strings.Contains(out, says) && !strings.Contains(out, "deadline") {
 				t.Fatalf("ringbatch %s: status %d\n%s", strings.Join(args, " "), code, out)
 			}
@@ -57,4 +59,23 @@ func TestReadyTellsWhetherAWorkerCanBeCountedOn(t *testing.T) {
 	w.Signal(syscall.SIGKILL)
 	_ = w.Wait(patience)
 	c.until("a dead worker makes it not ready", func() bool { _, code := c.run("ready"); return code == 1 })
+}
+
+func TestAGoalBelowTheTimeOfABatchIsTooShort(t *testing.T) {
+	m := &stats.Model{LatencyGoalMS: 4}
+	if s := goalTooShort(m); s != "" {
+		t.Errorf("before a batch was seen: %s", s)
+	}
+	m.Learned.Costs = []stats.LearnedCost{{Rows: 1, MS: 5}, {Rows: 8, MS: 9}}
+	if s := goalTooShort(m); !strings.Contains(s, "4ms") || !strings.Contains(s, "5ms") {
+		t.Errorf("%q", s)
+	}
+	m.Learned.Costs = []stats.LearnedCost{{Rows: 1, MS: 5, Batches: 100}, {Rows: 7, MS: 1, Batches: 2}, {Rows: 8, MS: 9, Batches: 50}}
+	if s := goalTooShort(m); !strings.Contains(s, "5ms") {
+		t.Errorf("a size that was hardly seen counted: %q", s)
+	}
+	m.LatencyGoalMS = 6
+	if s := goalTooShort(m); s != "" {
+		t.Errorf("a goal that one batch keeps: %s", s)
+	}
 }
