@@ -49,7 +49,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memset(s.board_segment.at, 0, s.board_segment.bytes);
 	memset(s.words.at, 0, s.words.bytes);
 	s.board = rb_board_at(&s.layout, s.board_segment.at);
-	rb_conn c = {.notify_fd = -1, .poke_fd = -1, .pending.fd = -1, .own_from = 1, .window = 4, .max_batch = 4,
+	rb_conn c = {.notify_fd = -1, .poke_fd = -1, .pending.fd = -1, .window = 4, .max_batch = 4,
 		.socket = "/nonexistent", .model = "m", .name = ""};
 	pthread_mutex_init(&c.mu, NULL);
 	rb_segment planes = s.planes, board = s.board_segment, words = s.words;

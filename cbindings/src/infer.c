@@ -72,7 +72,7 @@ static int infer(rb_conn *c, uint32_t rows, const void *const *inputs, void *con
 	uint64_t *request)
 {
 	rb_req r;
-	int status = each((const void *const *)outputs, c->outputs, "output"); /* before anything is sent */
+	int status = each((const void *const *)outputs, c->outputs, "output"); /* checked before the request is sent */
 	if (!status)
 		status = on_host(c, RB_OUTPUT);
 	int64_t until = rb_until(slice, rb_now());

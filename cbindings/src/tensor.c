@@ -32,7 +32,7 @@ static int bad(const char *text, size_t bytes, const char *why)
 
 static bool blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-/* Whether a tensor may be called that. What of Unicode is printable the broker decides. */
+/* Whether a tensor may have that name. The broker checks that Unicode is printable. */
 static bool valid_name(const char *name, size_t bytes)
 {
 	if (bytes == 0 || bytes > RB_MAX_NAME_BYTES || !rb_valid_utf8(name, bytes))
@@ -43,7 +43,7 @@ static bool valid_name(const char *name, size_t bytes)
 	return true;
 }
 
-/* Reads where a tensor lies: 0 on the host, else 1 + the number of the GPU. */
+/* Reads the memory of a tensor: 0 for the host, else 1 + the number of the GPU. */
 static bool parse_memory(const char *text, size_t bytes, uint8_t *on_device)
 {
 	uint32_t n = 0;
@@ -80,8 +80,9 @@ int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t)
 	if (!valid_name(text, (size_t)(colon - text)))
 		return bad(text, bytes, "a name has 1..128 bytes, printable, without : [ ] , or blanks");
 	memcpy(t->name, text, (size_t)(colon - text));
+	uint32_t dtype_bytes = (uint32_t)(open - colon - 1);
 	for (uint32_t d = RB_BOOL; d <= RB_F64; d++)
-		if (rb_is(colon + 1, (uint32_t)(open - colon - 1), dtypes[d].name) || rb_is(colon + 1, (uint32_t)(open - colon - 1), dtypes[d].other))
+		if (rb_is(colon + 1, dtype_bytes, dtypes[d].name) || rb_is(colon + 1, dtype_bytes, dtypes[d].other))
 			t->dtype = d;
 	if (!t->dtype)
 		return bad(text, bytes, "unknown dtype");

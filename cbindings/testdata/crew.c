@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The gathering crew against a plain loop: jobs one after the other, two at a time, three, into the same memory, and left
- * alone. And the cores that it goes by. */
+/* The gathering crew against a plain loop: jobs in turn, two and three at a time, into the same memory, and abandoned.
+ * And the count of cores. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static uint32_t below(uint32_t n)
 	return (seed >> 8) % n;
 }
 
-/* Rows at random, enough of them to be worth waking somebody. */
+/* Random rows, enough of them for the crew. */
 static rb_rows some_rows(uint32_t batch)
 {
 	rb_rows r = {.plane = plane, .slot = slots[batch], .count = 12 + below(MOST_ROWS - 11), .size = SIZE, .stride = STRIDE};
