@@ -25,7 +25,7 @@
 #define ROW (WIDTH * sizeof(float))
 #define WINDOW 4
 
-static int (*cuStreamCreate)(void **, unsigned), (*cuStreamSynchronize)(void *), (*cuStreamDestroy)(void *),
+static int (*cuStreamCreate)(void **, unsigned), (*cuStreamSynchronize)(void *),
 	(*cuMemcpyAsync)(uint64_t, uint64_t, size_t, void *);
 static int (*cuMemAlloc)(uint64_t *, size_t), (*cuMemFree)(uint64_t), (*cuMemcpyHtoD)(uint64_t, const void *, size_t),
 	(*cuMemcpyDtoH)(void *, uint64_t, size_t), (*cuCtxSetCurrent)(void *), (*cuInit)(unsigned);
@@ -55,7 +55,7 @@ static void load(void)
 		const char *name;
 	} all[] = {
 		{&cuStreamCreate, "cuStreamCreate"}, {&cuStreamSynchronize, "cuStreamSynchronize"},
-		{&cuStreamDestroy, "cuStreamDestroy_v2"}, {&cuMemcpyAsync, "cuMemcpyAsync"},
+		{&cuMemcpyAsync, "cuMemcpyAsync"},
 		{&cuMemAlloc, "cuMemAlloc_v2"}, {&cuMemFree, "cuMemFree_v2"}, {&cuMemcpyHtoD, "cuMemcpyHtoD_v2"},
 		{&cuMemcpyDtoH, "cuMemcpyDtoH_v2"}, {&cuCtxSetCurrent, "cuCtxSetCurrent"}, {&cuInit, "cuInit"},
 	};
