@@ -192,15 +192,10 @@ func TestTheLibraryIsLight(t *testing.T) {
 	}
 }
 
-func TestTheCrewGathersWhatALoopWouldAndCoresGoByTheQuota(t *testing.T) {
+func TestTheCrewGathersAsALoopDoesAndCoresAndPagesAreCounted(t *testing.T) {
 	t.Parallel()
 	execute(t, nil, sanitizedProgram(t, "address,undefined", "crew", "testdata/crew.c"), "20")
 	execute(t, []string{"TSAN_OPTIONS=halt_on_error=1"}, sanitizedProgram(t, "thread", "crew", "testdata/crew.c"), "10")
-}
-
-func TestRangesAreWidenedToThePagesOfTheKernel(t *testing.T) {
-	t.Parallel()
-	execute(t, nil, sanitizedProgram(t, "address,undefined", "pages", "testdata/pages.c"))
 }
 
 func TestPkgConfigAndTheStaticLibrary(t *testing.T) {

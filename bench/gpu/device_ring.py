@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A ring in device memory beside one in host memory, in one run; docs/gpu.md tells what for.
+"""Compares a ring in device memory with one in host memory, in one run; see docs/gpu.md.
 
     make gpu-bundle                                               # here: build/gpu
     python3 bench/gpu/device_ring.py --out ring.json [PART…]       # on the GPU machine
@@ -36,11 +36,11 @@ IMAGE = "f32[3,224,224]"  # 602,112 bytes too
 TICK = os.sysconf("SC_CLK_TCK")
 
 
-# -- what is started
+# -- processes
 
 
 class Process:
-    """One that says "ready" and is told "go" and "stop" by lines; it answers the latter with a line of JSON."""
+    """A process that prints "ready", and after a line "stop" a line of JSON."""
 
     def __init__(self, *command: str, **env: str) -> None:
         self.p = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env={**os.environ, **env})
@@ -216,7 +216,7 @@ def resnet(seconds: float, folder: str) -> list[dict]:
         return rows
 
 
-# -- processes of their own
+# -- the roles that this program plays itself
 
 
 class Commands:
@@ -315,7 +315,7 @@ def _produce(model, images, echo, stream, in_flight, group, commands, np, torch)
 
 
 def bound(path: str) -> None:
-    """The module on buffers of its own, replayed: two batches in flight as in a worker, nothing moved."""
+    """The module replayed on fixed buffers: two batches in flight as in a worker, without transfers."""
     import torch
     from ringbatch.torch.lanes import Engine
     from ringbatch.torch.preparing import prepare

@@ -63,7 +63,8 @@ def end(*processes: subprocess.Popen) -> None:
 
 
 def serve_encoder(socket: str, file: str, name: str, a: argparse.Namespace, *flags: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "ringbatch.serve.torch_cli", file, "--name", name, "--input", "tokens:i64[<=512]", "--device", a.device]
+    command = [sys.executable, "-m", "ringbatch.serve.torch_cli", file, "--name", name, "--device", a.device]
+    command += ["--input", "tokens:i64[<=512]"]
     flags += ("--socket", socket) if a.device == "cpu" else ("--socket", socket, "--half")
     return subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 

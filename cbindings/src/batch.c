@@ -32,34 +32,19 @@ static int complete(rb_taken *b)
 }
 
 /* Finds the batch behind a struct. */
-static int use(const rb_batch *given, rb_entry **e, rb_work **w, rb_taken **b)
+static int find_batch(rb_work *w, const rb_batch *given, rb_taken **b)
 {
-	if (!given)
-		return rb_missing();
-	int status = rb_work_use(given->worker, e, w);
-	if (status)
-		return status;
-	if (given->place >= (*w)->batches || &(*w)->batch[given->place]->shown != given || !(*w)->batch[given->place]->in_use) {
-		rb_work_leave(*e, *w);
+	if (given->place >= w->batches || &w->batch[given->place]->shown != given || !w->batch[given->place]->in_use)
 		return rb_explain(RB_ERR_RELEASED, "no such batch, or it was completed");
-	}
-	*b = (*w)->batch[given->place];
+	*b = w->batch[given->place];
 	return RB_OK;
 }
 
-#define WITH(given, batch, result)                   \
-	do {                                         \
-		if (!(given))                        \
-			return rb_missing();         \
-		rb_entry *e;                         \
-		rb_work *w;                          \
-		rb_taken *b;                         \
-		int status = use(batch, &e, &w, &b); \
-		if (status)                          \
-			return status;               \
-		status = (result);                   \
-		rb_work_leave(e, w);                 \
-		return status;                       \
+/* Body of a function of the header; result may use b, the batch. */
+#define WITH(given, batch, result)                                                                                   \
+	do {                                                                                                         \
+		rb_taken *b = NULL;                                                                                  \
+		WITH_WORKER((batch) && (given), (batch)->worker, (status = find_batch(w, batch, &b)) ? status : (result)); \
 	} while (0)
 
 /* A tensor, and the sizes of its rows: of inputs the batch's, of outputs the maximum. */

@@ -156,12 +156,20 @@ static int enter(int device, void **context)
 	return r == NOT_INITIALIZED ? forked() : r ? no_gpu(named(r)) : RB_OK;
 }
 
-static void leave(int device)
+static void pop(void)
 {
 	void *was;
 	cuda.pop(&was);
+}
+
+static void leave(int device)
+{
+	pop();
 	cuda.release(device);
 }
+
+/* Whether this process may use the device's context, which is then the current one. */
+static bool push(const rb_device *d) { return cuda.by == getpid() && !cuda.push(d->context); }
 
 /* ---- mapping: in the context of the device ------------------------------------ */
 
@@ -280,8 +288,7 @@ int rb_device_import(rb_device *d, int fd, uint64_t bytes, const char *gpu)
 		leave(device);
 		return status;
 	}
-	void *was;
-	cuda.pop(&was);
+	pop();
 	*d = (rb_device){.size = sizeof *d, .ordinal = device, .base = at, .bytes = bytes, .context = context};
 	snprintf(d->gpu, sizeof d->gpu, "%s", gpu);
 	return RB_OK;
@@ -289,39 +296,35 @@ int rb_device_import(rb_device *d, int fd, uint64_t bytes, const char *gpu)
 
 bool rb_device_idle(const rb_device *d, void *stream, int64_t until)
 {
-	void *was;
-	if (cuda.by != getpid() || cuda.push(d->context))
+	if (!push(d))
 		return false;
 	result r;
 	do
 		r = cuda.query(stream);
 	while (r == NOT_READY && rb_now() < until);
-	cuda.pop(&was);
+	pop();
 	return !r;
 }
 
 int rb_device_launch(const rb_device *d, void *stream, void (*f)(void *), void *argument)
 {
-	void *was;
 	if (cuda.by != getpid())
 		return forked();
 	result r = cuda.push(d->context);
 	if (!r) {
 		r = cuda.host_function(stream, f, argument);
-		cuda.pop(&was);
+		pop();
 	}
 	return r ? rb_explain(RB_ERR_INVALID, "the stream takes no more work: %s", named(r)) : RB_OK;
 }
 
 bool rb_device_broken(const rb_device *d)
 {
-	void *was;
 	size_t left, all;
-	result r = cuda.push(d->context);
-	if (!r) {
-		r = cuda.room(&left, &all); /* after a sticky error every call fails */
-		cuda.pop(&was);
-	}
+	if (!push(d))
+		return true;
+	result r = cuda.room(&left, &all); /* after a sticky error every call fails */
+	pop();
 	return r;
 }
 
@@ -339,7 +342,8 @@ static struct {
 
 void rb_device_host_function(bool runs) { in_host_function = runs; }
 
-static bool postpone(const rb_device *d)
+/* Without memory for the list, the mapping stays until the process ends. */
+static void postpone(const rb_device *d)
 {
 	pthread_mutex_lock(&later.mu);
 	if (later.count == later.room) {
@@ -349,25 +353,22 @@ static bool postpone(const rb_device *d)
 			later.room += 16;
 		}
 	}
-	bool fits = later.count < later.room;
-	if (fits)
+	if (later.count < later.room)
 		later.list[later.count++] = *d;
 	pthread_mutex_unlock(&later.mu);
-	return fits; /* otherwise it stays mapped until the process ends */
 }
 
 void rb_device_synchronize(const rb_device *d)
 {
-	void *was;
-	if (!d->base || in_host_function || cuda.by != getpid() || cuda.push(d->context))
+	if (!d->base || in_host_function || !push(d))
 		return;
 	cuda.synchronize();
-	cuda.pop(&was);
+	pop();
 }
 
 static void close_now(const rb_device *d)
 {
-	if (cuda.by != getpid() || cuda.push(d->context))
+	if (!push(d))
 		return;
 	cuda.synchronize(); /* this process's GPU work has ended */
 	unmap(d->base, d->bytes);

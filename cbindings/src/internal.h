@@ -76,6 +76,7 @@ int rb_layout_among(rb_layout *l, rb_tensor *plane, uint32_t planes);
 void rb_layout_free(rb_layout *l);
 uint64_t rb_dtype_size(uint32_t dtype);
 bool rb_valid_utf8(const char *text, size_t bytes);
+static inline bool rb_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 uint64_t rb_times_at(uint32_t window);
 uint64_t rb_client_segment_size(uint32_t window, bool times);

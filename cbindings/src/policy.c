@@ -8,8 +8,6 @@
 
 #include "internal.h"
 
-static bool blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
-
 /* One key=value of a text; without a key at its end. */
 typedef struct {
 	const char *key, *value;
@@ -18,10 +16,10 @@ typedef struct {
 
 static int next_pair(const char **text, pair *p)
 {
-	while (blank(**text))
+	while (rb_blank(**text))
 		++*text;
 	const char *from = *text, *equals = NULL;
-	for (; **text && !blank(**text); ++*text)
+	for (; **text && !rb_blank(**text); ++*text)
 		if (**text == '=') /* the last one: a tensor's name may contain "=" */
 			equals = *text;
 	*p = (pair){.key = from};

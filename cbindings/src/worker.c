@@ -234,24 +234,16 @@ static int map_of(rb_work *w, rb_map *out)
 	return rb_map_new(out, &w->session, 0, w, drop, rb_worker_in_child);
 }
 
-#define WITH(given, id, result)                       \
-	do {                                          \
-		rb_entry *e;                          \
-		rb_work *w;                           \
-		if (!(given))                         \
-			return rb_missing();          \
-		int status = rb_work_use(id, &e, &w); \
-		if (status)                           \
-			return status;                \
-		status = (result);                    \
-		rb_work_leave(e, w);                  \
-		return status;                        \
-	} while (0)
-
-int rb_worker_model(rb_worker id, rb_model *model) { WITH(model, id, (describe(w, model), RB_OK)); }
-int rb_worker_notes(rb_worker id, const char **text) { WITH(text, id, (*text = w->session.notes ? w->session.notes : "", RB_OK)); }
-int rb_worker_tensor(rb_worker id, int side, uint32_t k, rb_tensor *tensor) { WITH(tensor, id, tensor_of(w, side, k, tensor)); }
-int rb_worker_map(rb_worker id, rb_map *out) { WITH(out, id, map_of(w, out)); }
+int rb_worker_model(rb_worker id, rb_model *model) { WITH_WORKER(model, id, (describe(w, model), RB_OK)); }
+int rb_worker_notes(rb_worker id, const char **text)
+{
+	WITH_WORKER(text, id, (*text = w->session.notes ? w->session.notes : "", RB_OK));
+}
+int rb_worker_tensor(rb_worker id, int side, uint32_t k, rb_tensor *tensor)
+{
+	WITH_WORKER(tensor, id, tensor_of(w, side, k, tensor));
+}
+int rb_worker_map(rb_worker id, rb_map *out) { WITH_WORKER(out, id, map_of(w, out)); }
 
 /* ---- the next batch ---------------------------------------------------------------- */
 
@@ -286,16 +278,18 @@ static bool spin(rb_work *w, int64_t now, int64_t until)
 	return false;
 }
 
-/* In test/model: park. */
-static int park(rb_work *w, uint32_t seen, int64_t ns)
+/* Parks until the bell rings, or for a slice; a signal's handler may move *until. In test/model: park. */
+static int park(rb_work *w, uint32_t seen, int64_t now, int64_t start, int64_t *until)
 {
 	int error = 0;
 	atomic_exchange(&w->mail->parked, 1); /* a full barrier, as in rb_push */
 	/* Store parked, then load tail; the broker stores tail, then loads parked: one sees the other. */
 	if (!has_mail(w))
-		error = rb_futex_wait(&w->mail->bell, seen, ns, false);
+		error = rb_futex_wait(&w->mail->bell, seen, rb_min(*until - now, PARK_SLICE), false);
 	atomic_store(&w->mail->parked, 0);
-	return error;
+	if (error == EINTR)
+		*until = rb_interrupted(*until, start);
+	return error == ETIMEDOUT && !has_mail(w) && rb_session_gone(&w->session) ? rb_say(RB_ERR_BROKER_GONE) : RB_OK;
 }
 
 /* Takes the next mail, if there is one: a batch, or NULL. */
@@ -344,15 +338,10 @@ int rb_worker_wait(rb_worker id, int64_t timeout)
 		if (has_mail(w))
 			break;
 		int64_t now = rb_now();
-		if (now >= until) {
+		if (now < until)
+			status = park(w, seen, now, start, &until);
+		else
 			status = rb_say(rb_session_gone(&w->session) ? RB_ERR_BROKER_GONE : RB_ERR_TIMEOUT);
-			break;
-		}
-		int error = park(w, seen, rb_min(until - now, PARK_SLICE));
-		if (error == ETIMEDOUT && !has_mail(w) && rb_session_gone(&w->session))
-			status = rb_say(RB_ERR_BROKER_GONE);
-		if (error == EINTR)
-			until = rb_interrupted(until, start);
 	}
 	rb_table_leave(e);
 	return status;
@@ -373,14 +362,9 @@ static int next(rb_work *w, int64_t timeout, rb_batch **batch)
 		int64_t now = timeout ? rb_now() : until;
 		if (now >= until)
 			return nothing(w);
-		if (spin(w, now, until))
-			continue;
-		int error = park(w, seen, rb_min(until - now, PARK_SLICE));
-		if (error == ETIMEDOUT && !has_mail(w) && rb_session_gone(&w->session))
-			return rb_say(RB_ERR_BROKER_GONE);
-		if (error == EINTR)
-			until = rb_interrupted(until, start);
+		if (!spin(w, now, until) && (status = park(w, seen, now, start, &until)))
+			return status;
 	}
 }
 
-int rb_worker_next(rb_worker id, int64_t timeout, rb_batch **batch) { WITH(batch, id, next(w, timeout, batch)); }
+int rb_worker_next(rb_worker id, int64_t timeout, rb_batch **batch) { WITH_WORKER(batch, id, next(w, timeout, batch)); }

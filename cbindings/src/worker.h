@@ -62,6 +62,21 @@ struct rb_work {
 int rb_work_use(rb_worker id, rb_entry **entry, rb_work **w);
 void rb_work_leave(rb_entry *e, rb_work *w);
 
+/* Body of a function of the header; result may use w, the worker. */
+#define WITH_WORKER(given, id, result)                \
+	do {                                          \
+		rb_entry *e;                          \
+		rb_work *w;                           \
+		if (!(given))                         \
+			return rb_missing();          \
+		int status = rb_work_use(id, &e, &w); \
+		if (status)                           \
+			return status;                \
+		status = (result);                    \
+		rb_work_leave(e, w);                  \
+		return status;                        \
+	} while (0)
+
 /* taken.c */
 rb_taken *rb_work_spare(rb_work *w);
 /* Copies a mail, without requests that have ended meanwhile. */

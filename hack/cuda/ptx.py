@@ -4,7 +4,7 @@
 
     ptx.py [--check] TOOLCHAIN FOLDER…
 
-Each .cu file says in its first lines what is made of it, and where:
+The first lines of each .cu file name its PTX files and the targets:
 
     // ptx: move.ptx compute_75 [-DNAME…]
 

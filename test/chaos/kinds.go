@@ -58,7 +58,8 @@ var findPeers = sync.OnceValue(func() peerKit {
 })
 
 func (k *peerKit) env() []string {
-	return []string{"PYTHONPATH=" + filepath.Join(k.dir, "python"), "RINGBATCH_LIBRARY=" + filepath.Join(k.dir, "libringbatch.so"), "PYTHONDONTWRITEBYTECODE=1"}
+	return []string{"PYTHONPATH=" + filepath.Join(k.dir, "python"), "RINGBATCH_LIBRARY=" + filepath.Join(k.dir, "libringbatch.so"),
+		"PYTHONDONTWRITEBYTECODE=1"}
 }
 
 // kinds are those that this run plays; what is missing is said once.
