@@ -201,15 +201,6 @@ int rb_commit_on_stream(rb_client client, const uint64_t *requests, uint32_t cou
 	WITH_CLIENT(requests || !count, client, rb_reqs_commit(c, requests, count, flags, commit, &(on_stream){client, stream, timeout}));
 }
 
-static bool outputs_on_device(const rb_link *l)
-{
-	const rb_layout *layout = &l->session.layout;
-	for (uint32_t i = 0; i < layout->outputs; i++)
-		if (rb_tensors_of(layout, RB_OUTPUT)[i].on_device)
-			return true;
-	return false;
-}
-
 /* Whether the request has gone to the broker: the stream had got there. */
 static bool was_sent(const rb_req *r)
 {
@@ -224,7 +215,7 @@ static int release(rb_client client, const rb_req *r, void *stream)
 	if (!l->session.device.base)
 		return no_device(l);
 	/* No stream touches a slot whose request has ended, with outputs on the host: the inputs were written before the commit. */
-	if ((!outputs_on_device(l) && was_sent(r) && rb_req_is_over(r)) || done_in_a_moment(l, stream, 1))
+	if ((!l->client->on_device[RB_OUTPUT] && was_sent(r) && rb_req_is_over(r)) || done_in_a_moment(l, stream, 1))
 		return rb_req_release(r);
 	step *s = new_step(client, l, 1);
 	if (!s)

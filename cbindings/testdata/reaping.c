@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A thread in rb_reap_wait gets the ended requests, whichever of the client's threads parks on the bell. */
+/* A thread in rb_reap_wait gets the ended requests, even if another thread of the client parks on the bell. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <unistd.h>

@@ -40,7 +40,8 @@ static void serve_double(rb_batch *b)
 	uint64_t bytes;
 	WANT(RB_ERR_ROWS, rb_batch_row(b, RB_INPUT, 0, b->rows, &row, &bytes));
 	WANT_ALL(RB_ERR_INVALID, rb_batch_waiting(b, b->requests), rb_batch_fail(b, b->requests, ""),
-		rb_batch_fail_as(b, b->requests, RB_ERR_QUEUE_FULL, ""), rb_batch_fail_as(b, 0, RB_OK, ""), rb_batch_fail_as(b, 0, RB_ERR_SHAPE, ""));
+		rb_batch_fail_as(b, b->requests, RB_ERR_QUEUE_FULL, ""), rb_batch_fail_as(b, 0, RB_OK, ""),
+		rb_batch_fail_as(b, 0, RB_ERR_SHAPE, ""));
 
 	/* pointers that must not be NULL */
 	rb_view v;

@@ -16,7 +16,8 @@ static int knows_arrays(PyObject *probe, PyObject *dtype, unsigned long long add
 {
 	Array *a = (Array *)probe;
 	return Py_TYPE(probe) == (PyTypeObject *)ndarray && (unsigned long long)(uintptr_t)a->data == address && a->rank == 2 &&
-	       a->shape[0] == 2 && a->shape[1] == 3 && a->strides[0] == 3 * item && a->strides[1] == item && a->base == NULL && a->dtype == dtype && a->flags & CONTIGUOUS;
+	       a->shape[0] == 2 && a->shape[1] == 3 && a->strides[0] == 3 * item && a->strides[1] == item && a->base == NULL &&
+	       a->dtype == dtype && a->flags & CONTIGUOUS;
 }
 
 /* ---- a worker's batches ---------------------------------------------------- */
