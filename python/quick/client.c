@@ -4,25 +4,17 @@
 
 PyTypeObject *client_type;
 
-PyObject *raise_status(Client *c, int status)
+static PyObject *raise_error(PyObject *e)
 {
-	PyObject *e = PyObject_CallMethod((PyObject *)c, "error", "i", status);
-	if (e) {
+	if (e)
 		PyErr_SetObject((PyObject *)Py_TYPE(e), e);
-		Py_DECREF(e);
-	}
+	Py_XDECREF(e);
 	return NULL;
 }
 
-PyObject *raise_from(PyObject *function)
-{
-	PyObject *e = PyObject_CallObject(function, NULL);
-	if (e) {
-		PyErr_SetObject((PyObject *)Py_TYPE(e), e);
-		Py_DECREF(e);
-	}
-	return NULL;
-}
+PyObject *raise_status(Client *c, int status) { return raise_error(PyObject_CallMethod((PyObject *)c, "error", "i", status)); }
+
+PyObject *raise_from(PyObject *function) { return raise_error(PyObject_CallObject(function, NULL)); }
 
 void forget_views(Client *c)
 {
@@ -30,28 +22,23 @@ void forget_views(Client *c)
 		Py_CLEAR(c->cache[i].view);
 }
 
-static void close_handle(Client *c)
-{
-	if (c->closed || !c->handle)
-		return;
-	c->closed = 1;
-	Py_BEGIN_ALLOW_THREADS
-	p_rb_close(c->handle);
-	Py_END_ALLOW_THREADS
-	forget_views(c);
-}
-
 static PyObject *client_close(Client *c, PyObject *Py_UNUSED(none))
 {
-	close_handle(c);
+	char before = c->closed;
 	c->closed = 1;
+	if (!before && c->handle) {
+		Py_BEGIN_ALLOW_THREADS
+		p_rb_close(c->handle);
+		Py_END_ALLOW_THREADS
+		forget_views(c);
+	}
 	Py_RETURN_NONE;
 }
 
 static void client_dealloc(Client *c)
 {
 	PyTypeObject *type = Py_TYPE(c);
-	close_handle(c);
+	Py_XDECREF(client_close(c, NULL));
 	forget_views(c);
 	for (uint32_t k = 0; c->quick && k < c->inputs; k++)
 		Py_XDECREF(c->quick[k].dtype);
