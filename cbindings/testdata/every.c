@@ -50,7 +50,7 @@ static void step_by_step(void)
 	rb_map map;
 	WANT(RB_OK, rb_client_map(c, &map));
 
-	rb_request r, more[8];
+	rb_request r;
 	rb_view v;
 	WANT(RB_ERR_TOO_LARGE, rb_claim(c, 5, NULL, 0, 0, &r));
 	WANT(RB_ERR_ROWS, rb_claim(c, 0, NULL, 0, 0, &r));
@@ -82,25 +82,13 @@ static void step_by_step(void)
 	WANT(RB_ERR_RELEASED, rb_output(c, r.id, 0, &v));
 	WANT(RB_ERR_RELEASED, rb_wait(c, r.id + 12345, 0));
 
-	/* back-pressure has a name */
-	for (int i = 0; i < 8; i++)
-		WANT(RB_OK, rb_claim(c, 1, NULL, 0, 0, &more[i]));
-	WANT(RB_ERR_FULL, rb_claim(c, 1, NULL, 0, 0, &r));
-	WANT(RB_ERR_FULL, rb_claim(c, 1, NULL, 0, second / 100, &r));
-	for (int i = 0; i < 7; i++)
-		WANT(RB_OK, rb_release(c, more[i].id));
-
-	/* canceled, expired, failed */
+	/* canceled; test/conformance has the other ends of a request, and full windows */
 	held_back = 1;
-	WANT(RB_OK, rb_commit(c, more[7].id, 0, 0));
-	WANT(RB_ERR_NOT_DONE, rb_poll(c, more[7].id));
-	WANT(RB_ERR_TIMEOUT, rb_wait(c, more[7].id, second / 1000));
-	WANT(RB_OK, rb_cancel(c, more[7].id));
-	WANT(RB_ERR_CANCELED, rb_wait(c, more[7].id, minute));
-	WANT(RB_OK, rb_release(c, more[7].id));
-	WANT(RB_OK, rb_claim(c, 1, NULL, 0, second, &r));
-	WANT(RB_OK, rb_commit(c, r.id, second / 5, 0));
-	WANT(RB_ERR_EXPIRED, rb_wait(c, r.id, minute));
+	WANT(RB_OK, rb_claim(c, 1, NULL, 0, 0, &r));
+	WANT(RB_OK, rb_commit(c, r.id, 0, 0));
+	WANT(RB_ERR_NOT_DONE, rb_poll(c, r.id));
+	WANT(RB_OK, rb_cancel(c, r.id));
+	WANT(RB_ERR_CANCELED, rb_wait(c, r.id, minute));
 	WANT(RB_OK, rb_release(c, r.id));
 	held_back = 0;
 	WANT(RB_OK, rb_close(c));

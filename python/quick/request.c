@@ -80,12 +80,8 @@ static int held_init(Held *r, PyObject *args, PyObject *named)
 	r->released = 1;
 	rb_inference now = {.client = c->handle, .rows = (uint32_t)rows, .flags = RB_AT_ONCE};
 	status = ndims ? RB_ERR_FULL : p_rb_claim_prepared(&now);
-	if (!status) {
-		r->id = now.request;
-		r->slot = now.slot;
-		r->attachment = now.attachment;
-	} else {
-		rb_request taken;
+	rb_request taken = {.id = now.request, .slot = now.slot, .attachment = now.attachment};
+	if (status) {
 		for (int64_t end = ends_at(timeout), slice = timeout && timeout < SLICE ? timeout : SLICE;;) {
 			if (sweep(c)) /* first: there may be time for one try only */
 				return -1;
@@ -101,10 +97,10 @@ static int held_init(Held *r, PyObject *args, PyObject *named)
 			raise_status(c, status);
 			return -1;
 		}
-		r->id = taken.id;
-		r->slot = taken.slot;
-		r->attachment = taken.attachment;
 	}
+	r->id = taken.id;
+	r->slot = taken.slot;
+	r->attachment = taken.attachment;
 	r->rows = (unsigned int)rows;
 	r->single = (char)single;
 	r->released = 0;
