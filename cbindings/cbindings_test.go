@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cbindings tests the C library: a program that uses every function,
-// rightly and wrongly, as it is and under sanitizers.
+// Package cbindings tests the C library: a program calls every function, with
+// right and wrong arguments, plain and under sanitizers.
 package cbindings
 
 import (
@@ -26,14 +26,13 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// What was built is kept for all tests, which run in parallel: each program and each variant of the library is built once,
-// by the first test that needs it.
+// Tests run in parallel. The first test that needs a program or a variant of the library builds it for all.
 var (
 	built  string
 	builds sync.Map // by name: a func() error
 )
 
-// once builds something, unless another test has built it under that name.
+// once calls build, unless another test has done so under that name.
 func once(t *testing.T, name string, build func() error) {
 	t.Helper()
 	f, _ := builds.LoadOrStore(name, sync.OnceValue(build))
@@ -66,10 +65,10 @@ func tryRun(name string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// sources are the program that uses the whole header.
+// sources are the program that calls every function of the header.
 var sources = []string{"testdata/every.c", "testdata/serving.c", "testdata/misuse.c", "testdata/reaping.c"}
 
-// library builds and installs it, once, as a user would.
+// library builds and installs the library once, as a user would.
 func library(t *testing.T) (prefix string) {
 	t.Helper()
 	prefix = filepath.Join(built, "prefix")
@@ -80,7 +79,7 @@ func library(t *testing.T) (prefix string) {
 	return prefix
 }
 
-// program builds it against the installed library.
+// program builds sources against the installed library.
 func program(t *testing.T) string {
 	t.Helper()
 	prefix := library(t)
@@ -155,8 +154,8 @@ func TestCProgramUnderAddressSanitizer(t *testing.T) {
 	execute(t, nil, sanitized(t, "address,undefined"), startBroker(t), "3")
 }
 
-// What the threads of one process share; heap_test.go has what processes do.
-// (The sanitizer knows no child of fork with threads.)
+// Memory that threads of one process share; stage_test.go checks the memory between processes. (The sanitizer does not
+// support a forked child with threads.)
 func TestCProgramUnderThreadSanitizer(t *testing.T) {
 	t.Parallel()
 	execute(t, []string{"TSAN_OPTIONS=halt_on_error=1", "RB_NO_FORK=1"}, sanitized(t, "thread"), startBroker(t), "3")
@@ -170,7 +169,7 @@ func TestCProgramUnderValgrind(t *testing.T) {
 	if _, err := exec.LookPath("valgrind"); err != nil {
 		t.Skip("no valgrind here")
 	}
-	// In a forked child the threads of the parent are gone, and what they had is lost.
+	// A forked child loses the memory of its parent's threads.
 	execute(t, []string{"RB_SLOW=1", "RB_NO_FORK=1"}, "valgrind", "--quiet", "--error-exitcode=9", "--leak-check=full",
 		"--errors-for-leak-kinds=definite",
 		"--show-leak-kinds=definite", "--fair-sched=yes", program(t), startBroker(t), "1")
@@ -193,15 +192,10 @@ func TestTheLibraryIsLight(t *testing.T) {
 	}
 }
 
-func TestTheCrewGathersWhatALoopWouldAndCoresGoByTheQuota(t *testing.T) {
+func TestTheCrewGathersAsALoopDoesAndCoresAndPagesAreCounted(t *testing.T) {
 	t.Parallel()
 	execute(t, nil, sanitizedProgram(t, "address,undefined", "crew", "testdata/crew.c"), "20")
 	execute(t, []string{"TSAN_OPTIONS=halt_on_error=1"}, sanitizedProgram(t, "thread", "crew", "testdata/crew.c"), "10")
-}
-
-func TestRangesAreWidenedToThePagesOfTheKernel(t *testing.T) {
-	t.Parallel()
-	execute(t, nil, sanitizedProgram(t, "address,undefined", "pages", "testdata/pages.c"))
 }
 
 func TestPkgConfigAndTheStaticLibrary(t *testing.T) {
@@ -309,7 +303,7 @@ func TestEveryFunctionOfTheHeaderIsUsedAndExported(t *testing.T) {
 	}
 }
 
-// Files that call one another can only be read together.
+// Files that call one another must be read together.
 func TestNoFilesOfTheLibraryCallOneAnother(t *testing.T) {
 	t.Parallel()
 	library(t)

@@ -30,10 +30,10 @@ import (
 
 const deviceSignature = "x:f32[1024]@device:0 -> y:f32[1024]@device:0 sum:f32[]"
 
-// slowStream stops each copy of a stream in the midst of the row.
+// slowStream pauses each copy of a stream in the middle of the row.
 const slowStream = "STUB_CUDA_DELAY_US=3000"
 
-// bed is a broker and what runs beside it.
+// bed is a broker and the program and environment of the processes beside it.
 type bed struct {
 	t      *testing.T
 	socket string
@@ -95,7 +95,7 @@ func (b *bed) start(env []string, args ...string) *role {
 	return r
 }
 
-// until reads what it says until a line begins so.
+// until reads the role's output up to a line that begins so.
 func (r *role) until(begin string) string {
 	r.t.Helper()
 	for r.lines.Scan() {
@@ -120,8 +120,8 @@ func (r *role) kill() {
 	_ = r.cmd.Wait()
 }
 
-// deviceDescriptors counts what this process, which the brokers run in, has of the
-// stub's memory. A test that counts does not run in parallel.
+// deviceDescriptors counts the descriptors of the stub's memory in this process, which runs the brokers. A test that
+// counts does not run in parallel.
 func deviceDescriptors(t *testing.T) (n int) {
 	t.Helper()
 	fds, err := filepath.Glob("/proc/self/fd/*")
@@ -134,7 +134,7 @@ func deviceDescriptors(t *testing.T) (n int) {
 	return n
 }
 
-// waitForDescriptors waits until the broker has so many.
+// waitForDescriptors waits until the broker has that many descriptors.
 func waitForDescriptors(t *testing.T, want int) {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); deviceDescriptors(t) != want; time.Sleep(2 * time.Millisecond) {
@@ -144,7 +144,7 @@ func waitForDescriptors(t *testing.T, want int) {
 	}
 }
 
-func TestNobodyReadsHalfARowThatAStreamWrites(t *testing.T) {
+func TestNoWorkerReadsHalfARowThatAStreamWrites(t *testing.T) {
 	t.Parallel()
 	b := deviceBed(t, "")
 	b.worker("m")
@@ -153,12 +153,12 @@ func TestNobodyReadsHalfARowThatAStreamWrites(t *testing.T) {
 			t.Errorf("%s: %s", how, got)
 		}
 	}
-	// Who commits without regard to its stream is seen: one of its rows is half there at most, the others are old.
+	// The test notices a client that commits without waiting for its stream: its rows are half written, or old.
 	hasty := b.start([]string{"STUB_CUDA_GATE=" + filepath.Join(t.TempDir(), "gate")}, "client", b.socket, "m", "4", "hasty")
 	if got := hasty.until("torn"); got == "torn 0, wrong 0, gone 0" {
 		t.Errorf("hasty: %s", got)
 	}
-	// Streams that are done in a moment take another way.
+	// The library waits for streams that are done within a moment.
 	if got := b.start(nil, "client", b.socket, "m", "200", "stream").until("torn"); got != "torn 0, wrong 0, gone 0" {
 		t.Errorf("a fast stream: %s", got)
 	}
@@ -215,7 +215,7 @@ func TestDeviceMemoryOutlivesTheWorkerThatAllocatedIt(t *testing.T) {
 	c := b.start([]string{slowStream}, "client", b.socket, "m", "8", "stream")
 	c.until("connected")
 	_ = first.cmd.Wait()
-	// It has less memory than the ring takes: what is there it can map all the same.
+	// It has less memory than the ring takes, but can map the ring's memory.
 	second := b.worker("m", "STUB_CUDA_BYTES=0")
 	c.until("torn 0, wrong 0, gone 0")
 	c.until("ok")
@@ -223,7 +223,7 @@ func TestDeviceMemoryOutlivesTheWorkerThatAllocatedIt(t *testing.T) {
 	waitForDescriptors(t, 0)
 }
 
-func TestDeviceMemoryGoesWithTheLastWhoUsesIt(t *testing.T) {
+func TestDeviceMemoryIsFreedWithItsLastUser(t *testing.T) {
 	b := deviceBed(t, "")
 	w := b.worker("m")
 	c := b.start([]string{"PAUSE=1"}, "client", b.socket, "m", "8", "stream")
@@ -238,7 +238,7 @@ func TestDeviceMemoryGoesWithTheLastWhoUsesIt(t *testing.T) {
 	waitForDescriptors(t, 0)
 }
 
-func TestARestartedBrokerGetsItsDeviceMemoryAnew(t *testing.T) {
+func TestARestartedBrokerGetsNewDeviceMemory(t *testing.T) {
 	dir := t.TempDir()
 	b := deviceBed(t, "")
 	b.socket = filepath.Join(dir, "b.sock")
@@ -255,7 +255,7 @@ func TestARestartedBrokerGetsItsDeviceMemoryAnew(t *testing.T) {
 	c := b.start([]string{"PAUSE=1", "WAIT=1"}, "client", b.socket, "m", "16", "stream")
 	c.until("paused")
 	stop()
-	waitForDescriptors(t, 0) // closed aside
+	waitForDescriptors(t, 0) // closed in the background
 	w.until("left 0")
 	stop = serve()
 	defer func() { stop() }()
@@ -265,7 +265,7 @@ func TestARestartedBrokerGetsItsDeviceMemoryAnew(t *testing.T) {
 	c.until("ok")
 }
 
-func TestEveryThingThatIsWrongWithAGPUHasAName(t *testing.T) {
+func TestEveryGPUErrorHasAName(t *testing.T) {
 	b := deviceBed(t, "")
 	ask := func(what, want string, env []string, args ...string) {
 		t.Helper()
@@ -315,7 +315,7 @@ func TestEveryThingThatIsWrongWithAGPUHasAName(t *testing.T) {
 	waitForDescriptors(t, 1)
 }
 
-// liar offers something else instead of device memory.
+// liar offers another descriptor instead of device memory.
 type liar struct{ fd int }
 
 func (l *liar) Allocate(int64, int) (int, string, error) {
@@ -326,7 +326,7 @@ func (l *liar) Import(int, int64, string) error { return nil }
 func (l *liar) Synchronize()                    {}
 func (l *liar) Close()                          {}
 
-func TestADescriptorThatIsNoDeviceMemoryHurtsNobody(t *testing.T) {
+func TestADescriptorWithoutDeviceMemoryIsRefused(t *testing.T) {
 	t.Parallel()
 	b := deviceBed(t, "")
 	signature, err := tensor.ParseSignature([]string{"x:f32[4]@device:0"}, []string{"y:f32[4]"})

@@ -26,25 +26,24 @@
  * - It returns RB_OK or one of the other numbers of rb_status; out parameters
  *   are written only with RB_OK unless the function says otherwise. rb_error()
  *   then has the text, for the calling thread.
- * - Strings are UTF-8 and end with a zero byte. Those that are passed in are
- *   copied before the function returns: the caller keeps them.
- * - Times are nanoseconds. A timeout of 0 does not wait, a negative one waits
- *   for ever. Points in time are on CLOCK_MONOTONIC.
- * - Handles are numbers. One that was closed is recognised: RB_ERR_CLOSED for
- *   clients and workers, RB_ERR_RELEASED for requests.
- * - A pointer that a function needs and that is NULL, and a flag that it does
- *   not have, is RB_ERR_INVALID; nothing is done then.
+ * - Strings are UTF-8 and end with a zero byte. The function copies its string
+ *   arguments before it returns: the caller keeps them.
+ * - Times are nanoseconds. A timeout of 0 does not wait, a negative one has no
+ *   limit. Points in time are on CLOCK_MONOTONIC.
+ * - Handles are numbers. A closed handle is refused: RB_ERR_CLOSED for clients and
+ *   workers, RB_ERR_RELEASED for requests.
+ * - If a needed pointer is NULL or a flag is unknown, the function does nothing and
+ *   returns RB_ERR_INVALID.
  * - Fork: a child may use its parent's clients. At the first use it attaches for
- *   itself, with a window of its own, and the parent is undisturbed. Requests,
- *   workers and batches are the parent's: RB_ERR_FORKED. The slots' memory is
- *   not shared with the child; it finds zeros there.
+ *   itself, with its own window; the parent is undisturbed. Requests, workers and
+ *   batches stay the parent's: RB_ERR_FORKED. The child sees zeros in place of the
+ *   slots' memory.
  * - Threads: a client may be used by many threads at once, a request or a
  *   worker by one thread at a time.
- * - Signals: a wait with a timeout (not a negative one) ends as if that were
- *   over when a handler has run in its thread, 20 ms after it began, so that the
- *   caller can look what it was for. No function may be called in a handler. The library has no
- *   handler and changes no mask; its only thread, which rb_client_fd starts,
- *   takes no signals.
+ * - Signals: if a handler runs in a waiting thread, a wait with a timeout (not a
+ *   negative one) times out 20 ms after it began, so that the caller can handle the
+ *   signal. A handler must not call the library. The library has no handler and
+ *   changes no mask; its only thread, which rb_client_fd starts, takes no signals.
  */
 #ifndef RINGBATCH_H
 #define RINGBATCH_H
@@ -158,14 +157,13 @@ typedef enum rb_dtype {
 
 typedef enum rb_side { RB_INPUT = 0, RB_OUTPUT = 1 } rb_side;
 
-/* One tensor of a model, without the row dimension. The row of slot s lies at
- * base + offset + s * stride, where base is the mapping's address; that of a
- * tensor in device memory is rb_device.base, a device pointer. The offset
- * is of the present attachment: a restarted broker may have other slots. What
- * rb_input and rb_output give is always right. */
+/* One tensor of a model, without the row dimension. The row of slot s is at
+ * base + offset + s * stride. base is the mapping's address; for a tensor in device
+ * memory it is rb_device.base, a device pointer. After a restart of the broker the
+ * offset may be another; rb_input and rb_output always follow it. */
 typedef struct rb_tensor {
 	char name[RB_MAX_NAME_BYTES + 1];
-	uint8_t on_device;         /* 0: on the host; else 1 + the number of the GPU that its text says ("x:f32[4]@device:0") */
+	uint8_t on_device;         /* 0: on the host; else 1 + the GPU's number in its text ("x:f32[4]@device:0") */
 	uint32_t dtype;            /* rb_dtype */
 	uint32_t rank;
 	uint32_t variable;         /* bit i: dimension i has each request's own size, up to shape[i] */
@@ -174,9 +172,9 @@ typedef struct rb_tensor {
 	uint64_t offset, stride;   /* in bytes */
 } rb_tensor;
 
-/* Rows of a tensor in shared memory; of one in device memory, data is a device
- * pointer. shape[0] is the number of rows; stride
- * is the distance between rows in bytes; inside a row there are no gaps. */
+/* Rows of a tensor in shared memory; in device memory, data is a device pointer.
+ * shape[0] is the number of rows. stride is the distance between rows in bytes;
+ * a row has no gaps. */
 typedef struct rb_view {
 	void *data;
 	uint64_t bytes;            /* from data to the end of the last row's slot */
@@ -186,8 +184,7 @@ typedef struct rb_view {
 	uint64_t shape[1 + RB_MAX_RANK];
 } rb_view;
 
-/* What a client or worker is attached to; after a restart of the broker, as
- * that has it. */
+/* The model of a client or worker, as the present broker has it. */
 typedef struct rb_model {
 	char name[RB_MAX_NAME_BYTES + 1];
 	uint32_t inputs, outputs;  /* how many of each */
@@ -200,9 +197,9 @@ typedef struct rb_model {
 
 /* ---- the mapping ------------------------------------------------------- */
 
-/* The memory of all tensors of a model, as this process has it mapped: to pin
- * it for a GPU, or for views that outlive their request. It stays mapped
- * until rb_map_release, whatever is closed meanwhile. */
+/* The mapped memory of all tensors of a model: to pin it for a GPU, or for views
+ * that outlive their request. It stays mapped until rb_map_release, even if the
+ * client or worker is closed. */
 typedef struct rb_map {
 	uint64_t id;
 	uint8_t *base;
@@ -216,10 +213,10 @@ RB_API int rb_map_release(uint64_t map);
  * sizeof(rb_device) first. ordinal is -1, and base 0, if there is none. */
 typedef struct rb_device {
 	uint32_t size;
-	int32_t ordinal;      /* of the GPU in this process, whatever number the model's text says */
+	int32_t ordinal;      /* of the GPU in this process; the model's text may have another number */
 	uint64_t base;        /* a CUdeviceptr of this process */
 	uint64_t bytes;
-	void *context;        /* CUcontext: the GPU's primary one, retained as long */
+	void *context;        /* CUcontext: the GPU's primary context, retained as long */
 	char gpu[48];         /* its UUID, as nvidia-smi prints it */
 } rb_device;
 RB_API int rb_map_device(uint64_t map, rb_device *device);
@@ -236,27 +233,25 @@ typedef struct rb_connect_options {
 	const char *name;    /* for the broker's log and statistics; may be NULL */
 	int64_t timeout;     /* of connecting; 0: 10 s */
 	uint32_t wait;       /* 1: wait that long for a broker or model that is not there yet */
-	uint32_t device;     /* 1: this program can use device pointers. Without it a model with
-	                      * tensors in device memory is refused: RB_ERR_INVALID */
+	uint32_t device;     /* 1: this program can use device pointers; 0: a model with tensors in device
+	                      * memory is refused, RB_ERR_INVALID */
 } rb_connect_options;
 
 /* options may be NULL. The client is the caller's until rb_close.
  *
- * model may be an alias: then the client has one of the models that it stands
- * for, and another one, with another attachment, when it stands for others;
- * rb_client_model tells which. Requests end in the attachment that they were
- * claimed in. If all of these have another signature, rb_claim and what claims
- * gives RB_ERR_SIGNATURE_MISMATCH, until one has the former. */
+ * model may be an alias. Then the client uses one of the alias's models, and
+ * attaches to another when the alias moves; rb_client_model names the present one.
+ * A request ends in the attachment that it was claimed in. While every model of the
+ * alias has another signature, a claim returns RB_ERR_SIGNATURE_MISMATCH. */
 RB_API int rb_connect(const char *model, const rb_connect_options *options, rb_client *client);
 
-/* Ends everything: calls of other threads return with RB_ERR_CLOSED or
- * how their request ended (canceled, broker gone), all requests of the client
- * are released, and the broker has the window back, as far as no worker runs one
- * of them. Pointers into its slots are gone; while an rb_map holds the memory,
- * they point to private zeros. (Device memory stays until its last rb_map.)
- * A broker that stands still holds this up for a second. A client of a model
- * with tensors in device memory first waits until the GPU has done all work of
- * this process. */
+/* Ends everything. Calls of other threads return RB_ERR_CLOSED or the end of
+ * their request (canceled, broker gone). All requests are released, and the broker
+ * has the window back, except for slots that a worker still uses. Pointers into the
+ * slots are invalid; while an rb_map holds the memory, they point to private zeros.
+ * (Device memory stays until its last rb_map.) A broker that stands still delays
+ * this by a second. A client of a model with tensors in device memory first waits
+ * until the GPU has done all work of this process. */
 RB_API int rb_close(rb_client client);
 
 RB_API int rb_client_model(rb_client client, rb_model *model);
@@ -267,8 +262,8 @@ RB_API int rb_client_map(rb_client client, rb_map *map);
 
 /* ---- client: requests -------------------------------------------------- */
 
-/* A claimed request: rows consecutive slots. When the broker is restarted the
- * client attaches again, with another mapping: attachment tells which. */
+/* A claimed request: consecutive slots. After a restart of the broker the client
+ * attaches again, with another mapping; attachment counts them. */
 typedef struct rb_request {
 	uint64_t id;          /* never 0 */
 	uint8_t *base;        /* of its mapping */
@@ -278,65 +273,65 @@ typedef struct rb_request {
 
 /* Takes slots for a request of that many rows. dims are the actual sizes of
  * all inputs' variable dimensions, in order; NULL and 0 if there are none.
- * RB_ERR_FULL when the timeout ends first; RB_ERR_TIMEOUT if it ends while
- * attaching (in a forked child, or again after the broker's restart). The
+ * RB_ERR_FULL if there is no room before the timeout, RB_ERR_TIMEOUT if the client
+ * is still attaching (in a forked child, or after the broker's restart). The
  * request is the caller's until rb_release, rb_collect or rb_close. */
 RB_API int rb_claim(rb_client client, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_request *request);
 
-/* The k-th input of a request that is not committed yet: write here. Where the
- * model has buckets, a variable dimension of its shape has the size of the
- * bucket; what is beyond the size that was claimed is zero already: leave it. */
+/* The k-th input of a request that is not committed yet: write here. If the model
+ * has buckets, a variable dimension of the shape has the size of its bucket, and the
+ * part beyond the claimed size is zero: leave it. */
 RB_API int rb_input(rb_client client, uint64_t request, uint32_t k, rb_view *view);
 
 /* The k-th output of a request that ended well: read here, until released. Rows
  * that differ in size have no view in common: RB_ERR_SHAPE. */
 RB_API int rb_output(rb_client client, uint64_t request, uint32_t k, rb_view *view);
 
-/* One row of it, in the row's own size. */
+/* One row of the k-th output, in the row's own size. */
 RB_API int rb_output_row(rb_client client, uint64_t request, uint32_t k, uint32_t row, rb_view *view);
 
 /* Priority level, 0 being the most urgent. Before rb_commit. */
 RB_API int rb_set_priority(rb_client client, uint64_t request, uint32_t level);
 
-/* Hands the request over; its inputs belong to the worker from here on. A
- * timeout above 0 is the request's own: it ends with RB_ERR_EXPIRED then,
- * wherever it is. With RB_NOTIFY its end is told through rb_client_fd. */
+/* Hands the request over; its inputs now belong to the worker. A timeout above 0 is
+ * the request's deadline: it then ends with RB_ERR_EXPIRED. With RB_NOTIFY its end
+ * makes the descriptor of rb_client_fd readable. */
 #define RB_NOTIFY 1u
 RB_API int rb_commit(rb_client client, uint64_t request, int64_t timeout, uint32_t flags);
 
-/* Hands several over at once: the broker is woken once, and finds them all. If
- * one of them cannot be committed none is, unless some were claimed before and
- * some after a restart of the broker. */
+/* Hands several requests over, with one wake-up of the broker. If one of them cannot
+ * be committed, none is, unless some were claimed before and some after a restart of
+ * the broker. */
 RB_API int rb_commit_all(rb_client client, const uint64_t *requests, uint32_t count, int64_t timeout, uint32_t flags);
 
-/* Of models with tensors in device memory. A plain rb_commit is the caller's word
- * that its writes have happened. This one comes when the stream (a CUstream; NULL
- * is the default stream) has got there, and does not wait for that: for the caller
- * the requests are committed. The timeout counts from then on. If one of them
- * cannot be committed, or the driver refuses, none is. What is released before
- * the stream has got there is canceled then, and its slots are not used before. If
- * the stream fails before that, rb_wait gives RB_ERR_FAILED. */
+/* For models with tensors in device memory: commits the requests after the stream's
+ * work so far (a CUstream; NULL is the default stream), without waiting for it. For
+ * the caller the requests are committed; the timeout counts from the stream's arrival.
+ * (With rb_commit, the caller's writes must have happened.) If one of them cannot be
+ * committed, or the driver refuses, none is. A request that is released earlier is
+ * canceled when the stream arrives; until then its slots stay in use. If the stream
+ * fails first, rb_wait returns RB_ERR_FAILED. */
 RB_API int rb_commit_on_stream(rb_client client, const uint64_t *requests, uint32_t count, void *stream, int64_t timeout, uint32_t flags);
 
-/* rb_release when the stream has got there, since it still reads the outputs;
- * for the caller the request is released at once. */
+/* rb_release after the stream's work so far, which may still read the outputs. For the
+ * caller the request is released at once. */
 RB_API int rb_release_on_stream(rb_client client, uint64_t request, void *stream);
 
-/* Waits until the request has ended: RB_OK, or how it ended; RB_ERR_TIMEOUT
- * if it has not. The calling thread itself waits. */
+/* Waits until the request has ended: RB_OK, or the status of its end; RB_ERR_TIMEOUT
+ * if it has not. */
 RB_API int rb_wait(rb_client client, uint64_t request, int64_t timeout);
 
-/* The same without waiting: RB_ERR_NOT_DONE while it is under way. */
+/* The same without waiting: RB_ERR_NOT_DONE if it has not ended. */
 RB_API int rb_poll(rb_client client, uint64_t request);
 
-/* Asks for the request's end; rb_wait tells when it came. */
+/* Asks for the request's end; rb_wait waits for it. */
 RB_API int rb_cancel(rb_client client, uint64_t request);
 
-/* Gives the slots back, whatever the state; a request under way is canceled.
- * Pointers into the slots are the next request's. */
+/* Gives the slots back in any state; a request under way is canceled. Pointers into
+ * the slots belong to the next request. */
 RB_API int rb_release(rb_client client, uint64_t request);
 
-/* Holds the mapping that the request lies in. */
+/* Holds the mapping of the request's attachment. */
 RB_API int rb_request_map(rb_client client, uint64_t request, rb_map *map);
 
 /* Where the time of an ended request went. */
@@ -347,31 +342,28 @@ RB_API int rb_request_timing(rb_client client, uint64_t request, rb_timing *timi
 
 /* ---- client: whole requests in one call -------------------------------- */
 
-/* For models without variable dimensions, and for tensors on the host (else
- * RB_ERR_INVALID). inputs and outputs are one pointer
- * for each tensor in order, to rows * row_bytes of the caller's memory; the
- * bytes are copied in or out before the call returns. */
+/* For models without variable dimensions and with tensors on the host (else
+ * RB_ERR_INVALID). inputs and outputs are one pointer for each tensor in order, to
+ * rows * row_bytes of the caller's memory. The call copies the bytes before it returns. */
 
-/* Claim, copy in, commit with `timeout` (0: none), wait at most `slice`, copy
- * out, release. If the slice, which is for all of that, ends first: RB_ERR_FULL,
- * or RB_ERR_TIMEOUT as of rb_claim, with *request 0 (nothing was sent), or
- * RB_ERR_TIMEOUT with *request set; go on with rb_wait and rb_collect, or
- * rb_release it. */
+/* Claim, copy in, commit with `timeout` (0: none), wait, copy out, release. `slice`
+ * limits all of that. If it ends before the commit, rb_claim's RB_ERR_FULL or
+ * RB_ERR_TIMEOUT with *request 0; if it ends later, RB_ERR_TIMEOUT with *request set:
+ * go on with rb_wait and rb_collect, or rb_release. */
 RB_API int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout,
 	int64_t slice, uint64_t *request);
 
 /* The first half: claim without waiting (RB_ERR_FULL), copy in, commit. With
- * RB_HOLD it is not committed yet: see rb_commit_all. */
+ * RB_HOLD rb_commit_all commits it later. */
 #define RB_HOLD 2u
 RB_API int rb_submit(rb_client client, uint32_t rows, const void *const *inputs, int64_t timeout, uint32_t flags, uint64_t *request);
 
-/* The second half: copy out and release, or release and tell how the request
- * failed. RB_ERR_NOT_DONE, and no release, while it is under way. */
+/* The second half: copy out and release; a failed request is released, and its status
+ * returned. RB_ERR_NOT_DONE, and no release, if it has not ended. */
 RB_API int rb_collect(rb_client client, uint64_t request, void *const *outputs);
 
-/* The three, and two steps of a request without copies, with their arguments in
- * a structure that can be prepared once: for languages in which each argument
- * of a call costs. */
+/* The same three, and two steps of a request without copies, with arguments in a
+ * structure: for languages in which each argument of a call costs time. */
 typedef struct rb_inference {
 	rb_client client;
 	const void *const *inputs; /* infer, submit */
@@ -387,29 +379,28 @@ RB_API int rb_infer_prepared(rb_inference *inference);
 RB_API int rb_submit_prepared(rb_inference *inference);
 RB_API int rb_collect_prepared(const rb_inference *inference);
 
-/* rb_claim without dims, waiting for the slice at most. With RB_AT_ONCE it does
- * not wait for anything, not even to attach: RB_ERR_FULL where rb_claim would. */
+/* rb_claim without dims, for at most `slice`. With RB_AT_ONCE it returns RB_ERR_FULL
+ * instead of waiting, even for an attachment. */
 #define RB_AT_ONCE 4u
 RB_API int rb_claim_prepared(rb_inference *inference);
-/* rb_commit, then rb_wait for the slice at most: RB_ERR_TIMEOUT if it is under
- * way then; go on with rb_wait. */
+/* rb_commit, then rb_wait for at most `slice`; after RB_ERR_TIMEOUT go on with rb_wait. */
 RB_API int rb_run_prepared(const rb_inference *inference);
 
 /* ---- client: event loops ----------------------------------------------- */
 
 /* A descriptor that is readable when requests committed with RB_NOTIFY have
- * ended. The client owns it: do not read, write or close it. Asking for it
- * starts the one thread that watches for all of them. */
+ * ended. The client owns it: do not read, write or close it. The first call starts
+ * the thread that watches all of them. */
 RB_API int rb_client_fd(rb_client client, int *fd);
 
-/* Which ones: at most max, each once. If there are more the descriptor stays
- * readable. *count is 0 if there is none. */
+/* Lists ended requests, at most max, each once. If there are more, the descriptor
+ * stays readable. */
 RB_API int rb_reap(rb_client client, uint64_t *requests, uint32_t max, uint32_t *count);
 
-/* The same for a program that has a thread for it: waits until there is at least
- * one, *count is 0 if the timeout ends first. That thread watches for all of them
- * itself, and the library starts none. The first call, which may have a timeout
- * of 0, comes before the first commit with RB_NOTIFY. One thread at a time. */
+/* The same for a program that has a thread for it: waits for at least one; *count is 0
+ * at the timeout. The calling thread watches all requests, and the library starts no
+ * thread. The first call, with a timeout of 0 perhaps, comes before the first commit
+ * with RB_NOTIFY. One thread at a time. */
 RB_API int rb_reap_wait(rb_client client, int64_t timeout, uint64_t *requests, uint32_t max, uint32_t *count);
 
 /* ---- worker ------------------------------------------------------------ */
@@ -431,37 +422,36 @@ typedef struct rb_worker_options {
 	                           * 0: as many as rb_cores, one where there are fewer than 4; at most 16 */
 	/* How to declare the model if the broker does not know it yet: key=value
 	 * pairs with blanks or line ends between them, "max_batch_size=32
-	 * wait_time=5ms". docs/configuration.md has the keys; what is left out, or
-	 * NULL, takes the broker's defaults. */
+	 * wait_time=5ms". docs/configuration.md has the keys. Missing keys, and NULL,
+	 * take the broker's defaults. */
 	const char *policy;
-	/* How to declare the pipeline that the model is a stage of
-	 * ("PIPELINE/STAGE"), if the broker does not know it yet: JSON, as
-	 * docs/pipelines.md tells. NULL: it does, or the model is none. */
+	/* How to declare the pipeline of a stage ("PIPELINE/STAGE") if the broker does
+	 * not know it yet: JSON, see docs/pipelines.md. NULL otherwise. */
 	const char *pipeline;
-	uint32_t lanes;           /* batches that it runs at once, at most depth: while it has fewer it is given batches that are not full; 0: 1 */
-	uint32_t run_once;        /* 1: what it was given must not be run again: a batch that fails, or a death, fails all its requests */
+	uint32_t lanes;           /* batches that it runs at once, at most depth. With fewer under way it also gets
+	                           * batches that are not full; 0: 1 */
+	uint32_t run_once;        /* 1: no request runs twice: if a batch fails or the worker dies, its requests fail */
 } rb_worker_options;
 
 /* signature: inputs, "->", outputs, each name:dtype[dims] and separated by
  * blanks: "x:f32[3,224,224] -> y:f32[1000]"; a variable dimension is "<=512".
- * "x:f32[4]@device:0" lies in the memory of that GPU, as this worker counts them:
- * the first worker allocates it for all. A worker completes a batch when its
- * streams are done with it.
+ * "x:f32[4]@device:0" is in the memory of this worker's GPU 0; the first worker
+ * allocates it for all. A worker completes a batch when its streams are done with it.
  * The worker is the caller's until rb_worker_close. */
 RB_API int rb_worker_attach(const char *model, const char *signature, const rb_worker_options *options, rb_worker *worker);
 
-/* How the model's policy differs from what this worker asked for, one line
- * each; "" if it does not. The library owns the text, until rb_worker_close. */
+/* The differences between the model's policy and this worker's options, one line
+ * each. The library owns the text, until rb_worker_close. */
 RB_API int rb_worker_notes(rb_worker worker, const char **text);
 
-/* Batches that were taken and not completed fail; with RB_ERR_BROKER_GONE if the broker is. */
+/* Batches that are not completed fail; with RB_ERR_BROKER_GONE if the broker is gone. */
 RB_API int rb_worker_close(rb_worker worker);
 
 RB_API int rb_worker_model(rb_worker worker, rb_model *model);
 RB_API int rb_worker_tensor(rb_worker worker, int side, uint32_t k, rb_tensor *tensor);
 RB_API int rb_worker_map(rb_worker worker, rb_map *map);
 
-/* Rows that lie one after the other in memory. */
+/* Rows that are consecutive in memory. */
 typedef struct rb_run {
 	uint32_t slot;  /* of its first row */
 	uint32_t row;   /* its first row in the batch */
@@ -483,50 +473,45 @@ typedef struct rb_batch {
 	uint8_t *base;                            /* of the mapping; inputs there are read only, too (see rb_batch_run) */
 	uint32_t requests, rows, runs;            /* how many */
 	uint32_t pad_to;                          /* rows the model should see: rows, or more if padding was asked for */
-	uint32_t dims[RB_MAX_VARIABLE_DIMS];      /* sizes of the inputs' variable dimensions that all rows share; ragged: the largest of each */
+	uint32_t dims[RB_MAX_VARIABLE_DIMS];      /* common sizes of the inputs' variable dimensions; ragged: the largest ones */
 	const rb_member *request;                 /* requests long */
 	const uint32_t *slot;                     /* rows long: the slot of each row */
 	const rb_run *run;                        /* runs long */
 	uint32_t place;                           /* the library's own */
-	uint32_t ragged;                          /* 1: each request lies in its own sizes (rb_batch_row, rb_batch_shape) */
+	uint32_t ragged;                          /* 1: each request has its own sizes (rb_batch_row, rb_batch_shape) */
 } rb_batch;
 
 /* Takes the next batch; RB_ERR_TIMEOUT if none comes, RB_ERR_BROKER_GONE when
- * the broker went away (close the worker and attach again). May be called
- * again before the batch is completed, as far as the depth goes: with a
- * timeout of 0 that is a prefetch of the next batch. */
+ * the broker went away (close the worker and attach again). Up to `depth` batches may
+ * be taken before the first is completed: with a timeout of 0 that prefetches. */
 RB_API int rb_worker_next(rb_worker worker, int64_t timeout, rb_batch **batch);
 
-/* Waits until rb_worker_next with a timeout of 0 would find something, and takes
- * nothing: for programs with a loop of their own, which wait here in a second
- * thread. That one thread may wait while another uses the worker's batches, but
- * not while it calls rb_worker_next. */
+/* Waits until rb_worker_next with a timeout of 0 would succeed, and takes no batch: for
+ * programs with an event loop, which wait here in a second thread. It may wait while
+ * another thread uses the worker's batches, but not while that calls rb_worker_next. */
 RB_API int rb_worker_wait(rb_worker worker, int64_t timeout);
 
 /* Run i of the k-th tensor: rows in place. RB_ERR_SHAPE for a variable input
- * of a ragged batch of several requests: its rows have no shape in common.
- * A worker must not write inputs: a retry, or a later stage of a pipeline,
- * reads the same memory. */
+ * of a ragged batch of several requests: its rows differ in shape. A worker must
+ * not write inputs: a retry, or a later stage of a pipeline, reads them, too. */
 RB_API int rb_batch_run(const rb_batch *batch, int side, uint32_t k, uint32_t i, rb_view *view);
 
 /* Row i of the k-th tensor; of a ragged batch in its own size, which may be 0
  * bytes. Padding rows have no memory: RB_ERR_ROWS. */
 RB_API int rb_batch_row(const rb_batch *batch, int side, uint32_t k, uint32_t i, void **data, uint64_t *bytes);
 
-/* Of tensors on the host: copies all rows of the k-th tensor, one behind the other, and clears the
- * padding behind them: pad_to rows in the batch's shape, RB_ERR_SIZE if the
+/* For tensors on the host: copies all rows of the k-th tensor one after the other, and
+ * clears the padding after them: pad_to rows in the batch's shape, RB_ERR_SIZE if the
  * buffer is smaller. */
 RB_API int rb_batch_gather(const rb_batch *batch, int side, uint32_t k, void *to, uint64_t bytes);
 
-/* Begins that for an input, in the threads of the worker, where it is above 1 MiB
- * and there are some: rb_batch_gather with the same arguments finishes it. So the
- * rows of the next batch are gathered while this one runs. Two at a time: a third
- * finishes one of them. The memory must stay until then, or until the
- * batch is completed. */
+/* Begins to gather an input above 1 MiB in the worker's threads, so that the next batch
+ * is gathered while this one runs. rb_batch_gather with the same arguments finishes it.
+ * Two at a time: a third call finishes one of them. The memory must stay until then, or
+ * until the batch is completed. */
 RB_API int rb_batch_prefetch(const rb_batch *batch, uint32_t k, void *to, uint64_t bytes);
 
-/* The way back: copies rows of the k-th output, each of its largest size, to
- * their slots. */
+/* Copies rows of the k-th output, each of its largest size, to their slots. */
 RB_API int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes);
 
 /* The true shape of request i's rows in the k-th input: rank numbers. */
@@ -539,33 +524,30 @@ RB_API int rb_batch_set_output_dims(rb_batch *batch, uint32_t i, const uint32_t 
 /* The same for one row of the batch. */
 RB_API int rb_batch_set_row_dims(rb_batch *batch, uint32_t row, const uint32_t *dims, uint32_t ndims);
 
-/* Ends request i with RB_ERR_FAILED and this text (its first 1024 bytes);
- * its neighbours are left alone. */
+/* Ends request i alone, with RB_ERR_FAILED and the first 1024 bytes of this text. */
 RB_API int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text);
 
 /* The same with another status that a request can end with (RB_ERR_FAILED …
  * RB_ERR_BROKER_GONE, RB_ERR_NO_WORKER, RB_ERR_OVERLOADED; else RB_ERR_INVALID):
- * for a worker that passes on what another server said. */
+ * for a worker that passes on another server's error. */
 RB_API int rb_batch_fail_as(rb_batch *batch, uint32_t i, int status, const char *text);
 
-/* The batch failed as a whole, but for the requests that have failed already. The
- * broker runs the others again in smaller batches, on another worker if it can; a
- * request that fails by itself ends with RB_ERR_FAILED and this text. With run_once
- * it is rb_batch_fail for each of them. */
+/* Fails all requests that have not failed yet. The broker runs them again in smaller
+ * batches, on another worker if it can; a request that fails alone ends with
+ * RB_ERR_FAILED and this text. With run_once it is rb_batch_fail for each of them. */
 RB_API int rb_batch_fail_all(rb_batch *batch, const char *text);
 
-/* RB_OK while anybody waits for request i; RB_ERR_CANCELED once it was canceled or
- * has expired. For work that can be given up: nobody tells, so look now and then. */
+/* RB_OK while a client waits for request i; RB_ERR_CANCELED once it was canceled or
+ * has expired. A worker that can give work up calls this now and then. */
 RB_API int rb_batch_waiting(const rb_batch *batch, uint32_t i);
 
-/* Answers the clients and gives the batch back: *batch is gone, whatever comes back.
+/* Answers the clients and gives the batch back: *batch is invalid, whatever is returned.
  *
  * If the worker never asked for one of the outputs (rb_batch_run, rb_batch_row,
- * rb_batch_scatter), its slots hold what an earlier request left there: then the
- * requests end with RB_ERR_FAILED, which is returned, and rb_error names the
- * output. The library cannot see writes through rb_batch.base. So outputs whose
- * place the worker has asked for (rb_worker_tensor, rb_worker_map) are not
- * checked, nor are outputs in device memory. */
+ * rb_batch_scatter), its slots still hold an earlier request's data. Then the requests
+ * end with RB_ERR_FAILED, which is returned, and rb_error names the output. Outputs
+ * that the worker may write past the batch (rb_worker_tensor, rb_worker_map), and
+ * outputs in device memory, are not checked. */
 RB_API int rb_batch_complete(rb_batch *batch);
 
 /* ---- statistics -------------------------------------------------------- */

@@ -38,7 +38,7 @@ func TestAStageOfAPipelineInC(t *testing.T) {
 		}
 	}()
 
-	// It declares the pipeline; once that is there the other stage, here, needs no declaration.
+	// The C stage declares the pipeline, so the Go stage below needs no declaration.
 	c, err := client.Dial(ctx, "brightness", client.WithSocket(socket), client.WaitForModel())
 	must.Do(t, err)
 	defer c.Close()
@@ -73,9 +73,8 @@ func TestAStageOfAPipelineInC(t *testing.T) {
 }
 
 // Client, broker and worker are threads of one process here, so the thread
-// sanitizer sees all that happens in the memory which they share. It must stay
-// silent, and speak where a SYNC POINT is weakened: otherwise its silence means
-// nothing.
+// sanitizer sees all accesses to their shared memory. It must find no race, and
+// must find one where a SYNC POINT is weakened: otherwise its silence means nothing.
 func TestTheThreadSanitizerSeesNoRaceInSharedMemory(t *testing.T) {
 	t.Parallel()
 	for _, mutant := range []struct{ name, file, from, to string }{
@@ -100,8 +99,7 @@ func TestTheThreadSanitizerSeesNoRaceInSharedMemory(t *testing.T) {
 	}
 }
 
-// heapProgram builds testdata/heap.c with the library's sources, in one of
-// which a text is another one.
+// heapProgram builds testdata/heap.c with the library's sources, after replacing a text in one of them.
 func heapProgram(t *testing.T, file, from, to string) string {
 	t.Helper()
 	copied := t.TempDir()

@@ -21,14 +21,12 @@ hosts-short:
 	@mkdir -p bin && go build -o bin/ ./cmd/ringbatch ./test/cmd/hosts
 	./bin/hosts --short
 
-# chaos, and beside it what it plays the C and the Python client with.
+# chaos, and beside it the Python client with the C library.
 .PHONY: chaos-build
 chaos-build: build
 	commit=$$(git describe --always --abbrev=12 --dirty=+changes --exclude '*' || echo unknown) && CGO_ENABLED=0 \
 	  go build -ldflags "-X github.com/ringbatch/ringbatch/test/chaos.Commit=$$commit" -o bin/chaos ./test/cmd/chaos
-	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so $(CURDIR)/build/c/libringbatch.a
-	$(CC) -O2 -std=c11 -D_GNU_SOURCE -Wall -Wextra -static -pthread -Icbindings \
-	  -o bin/chaos-peer test/chaos/peers/peer.c build/c/libringbatch.a
+	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so
 	cp build/c/libringbatch.so bin/
 	rm -rf bin/python && mkdir bin/python && cp -r python/ringbatch bin/python/
 

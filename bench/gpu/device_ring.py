@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A ring in device memory beside one in host memory, in one run; docs/gpu.md explains both.
+"""Compares a ring in device memory with one in host memory, in one run; see docs/gpu.md.
 
     make gpu-bundle                                               # here: build/gpu
     python3 bench/gpu/device_ring.py --out ring.json [PART…]       # on the GPU machine
 
-Parts: echo (602,112 bytes there and back, producers in C), latency (one of them),
-resnet (ResNet-50 in fp16, producers in C and in Python with their images on the GPU, and
-the bound: the same module replayed on its own buffers, without any transfer).
-The caller starts MPS.
+Parts: echo (602,112 bytes there and back), latency (one producer, one request at a time),
+resnet (ResNet-50 in fp16, images on the GPU, and the bound: the same module replayed on its
+own buffers, without any transfer). The caller starts MPS.
 
-device: the producer copies its row on the GPU and commits on the stream. host: the producer pins a slot in
-host memory, copies its row there and waits for the copy. plain: as host, without pinning. cpu: the rows
-are in host memory.
+device: the producer copies its row on the GPU and commits on the stream. host: the producer copies its
+row into a slot in pinned host memory and waits for the copy. plain: the same, not pinned.
+cpu: the rows are in host memory.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ IMAGE = "f32[3,224,224]"  # 602,112 bytes too
 TICK = os.sysconf("SC_CLK_TCK")
 
 
-# -- starting processes
+# -- processes
 
 
 class Process:
-    """A process that prints "ready", reads "go" and "stop" as lines, and answers "stop" with a line of JSON."""
+    """A process that prints "ready", and after a line "stop" a line of JSON."""
 
     def __init__(self, *command: str, **env: str) -> None:
         self.p = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env={**os.environ, **env})
@@ -122,7 +121,7 @@ def start_workers(start, count: int, module: str, name: str, memory: str, *flags
 
 
 def measured(
-    name: str, producers: list[Process], others: dict[str, list[Process]], seconds: float, go: str, stop: str | None, warm: float = 0.5
+    name: str, producers: list[Process], others: dict[str, list[Process]], seconds: float, go: str, warm: float = 0.5
 ) -> dict:
     """Runs the producers for some seconds. CPU time and items are counted after the warm-up."""
     roles = {"producers": producers, **others}
@@ -137,10 +136,7 @@ def measured(
     time.sleep(seconds)
     took, after = time.monotonic() - began, cpu()
     for p in producers:
-        if stop is None:
-            p.p.stdin.close()
-        else:
-            p.tell(stop)
+        p.tell("stop\n")
     results = [json.loads(p.wait_for("{")) for p in producers]
     rate = sum(r["items"] / r["seconds"] for r in results)
     us = {role: round((after[role] - before[role]) / took / rate * 1e6, 1) for role in before}
@@ -149,8 +145,6 @@ def measured(
         "p50_us": max(r["p50"] for r in results), "p99_us": max(r["p99"] for r in results),
         "cpu_us": {**us, "all": round(sum(us.values()), 1)},
     }  # fmt: skip
-    if "us" in results[0]:
-        row["us"] = results[0]["us"]
     print(json.dumps(row), flush=True)
     return row
 
@@ -169,19 +163,18 @@ def echo(parts: list[str], seconds: float, folder: str) -> list[dict]:
             command = [BINARY, "worker", "--model", "echo", "--gpu", "0", "--name", f"native-{m}"]
             command += ["--input", f"x:{ECHO}{where}", "--max_batch_size", "32"]
             workers["native", m] = [start(*command, "--slots", "1024", "--max_window", "64", "--depth", "3") for _ in range(2)]
+        producers = [start(sys.executable, __file__, "producer", OMP_NUM_THREADS="1") for _ in range(14)]
         for w in workers["torch", "host"] + workers["torch", "device"]:
             w.wait_for("serving")
+        for p in producers:
+            p.wait_for("ready")
         rows = []
 
         def run(worker: str, kind: str, count: int, in_flight: int, group: int) -> None:
             memory = "device" if kind == "device" else "host"
-            with processes() as begin:
-                command = (str(BUNDLE / "echo_producer"), f"{worker}-{memory}", str(in_flight), str(group), kind)
-                producers = [begin(*command) for _ in range(count)]
-                for p in producers:
-                    p.wait_for("ready")
-                name = f"echo, {worker} worker, {kind}: {count} x {in_flight} in flight, by {group}"
-                rows.append(measured(name, producers, {"broker": [broker], "workers": workers[worker, memory]}, seconds, "g", None))
+            name = f"echo, {worker} worker, {kind}: {count} x {in_flight} in flight, by {group}"
+            others = {"broker": [broker], "workers": workers[worker, memory]}
+            rows.append(measured(name, producers[:count], others, seconds, f"go {worker}-{memory} {in_flight} {group} {kind}\n"))
 
         for worker in ("native", "torch"):
             if "latency" in parts:
@@ -210,37 +203,29 @@ def resnet(seconds: float, folder: str) -> list[dict]:
             p.wait_for("ready")
         rows = []
 
-        def run(kind: str, in_c: bool) -> None:
+        def run(kind: str) -> None:
             memory = "device" if kind == "device" else "host"
             others = {"broker": [broker], "workers": workers[memory]}
-            name = f"resnet, {kind}, producers in {'C' if in_c else 'Python'}: 14 x 32 in flight, by 8"
-            if not in_c:
-                rows.append(measured(name, producers, others, seconds, f"go resnet-{memory} 32 8 {kind}\n", "stop\n", 1.0))
-                return
-            with processes() as begin:
-                some = [begin(str(BUNDLE / "echo_producer"), f"resnet-{memory}", "32", "8", kind) for _ in range(14)]
-                for p in some:
-                    p.wait_for("ready")
-                rows.append(measured(name, some, others, seconds, "g", None, 1.0))
+            name = f"resnet, {kind}: 14 x 32 in flight, by 8"
+            rows.append(measured(name, producers, others, seconds, f"go resnet-{memory} 32 8 {kind}\n", 1.0))
 
         for turn in range(2):
-            rows.append(measured("resnet bound without any transfer", bounds, {}, seconds, "go\n", "stop\n"))
-            for in_c in (True, False):
-                for kind in ("host", "device") if turn else ("plain", "host", "device"):
-                    run(kind, in_c)
+            rows.append(measured("resnet bound without any transfer", bounds, {}, seconds, "go\n"))
+            for kind in ("host", "device") if turn else ("plain", "host", "device"):
+                run(kind)
         return rows
 
 
-# -- the child processes
+# -- the roles that this program plays itself
 
 
 class Commands:
-    """The parent's commands: each "go …" lasts until the next "stop"."""
+    """The parent's commands: each "go …" until the next "stop"."""
 
     def __init__(self) -> None:
         self.running = threading.Event()
         self._queue: collections.deque[list[str]] = collections.deque()
-        self._changed = threading.Condition()
+        self._arrived = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -248,15 +233,15 @@ class Commands:
             if line.startswith("stop"):
                 self.running.clear()
                 continue
-            with self._changed:
+            with self._arrived:
                 self.running.set()
                 self._queue.append(line.split()[1:])
-                self._changed.notify()
+                self._arrived.notify()
         os._exit(0)
 
     def next(self) -> list[str]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue)
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._queue)
             return self._queue.popleft()
 
 
@@ -267,13 +252,14 @@ def report(items: int, began: float, wrong: int, times: list[float]) -> None:
 
 
 def producer() -> None:
-    """Images on the GPU, several requests in flight, committed in groups."""
+    """Rows on the GPU or in host memory, several requests in flight, committed in groups."""
     import numpy as np
     import ringbatch as rb
     import torch
 
     torch.manual_seed(os.getpid())
-    images = [torch.rand(3, 224, 224, device="cuda") for _ in range(8)]
+    rows = [torch.rand(150528, device="cuda") for _ in range(8)]
+    on_host = [r.cpu() for r in rows]
     stream = torch.cuda.Stream()
     models: dict[str, rb.Model] = {}
     torch.cuda.synchronize()
@@ -290,13 +276,16 @@ def producer() -> None:
                 raise RuntimeError("cudaHostRegister")
             m.keep = mapping
         with torch.cuda.stream(stream), torch.inference_mode():
-            _produce(m, images, stream, int(in_flight), int(group), commands, np, torch)
+            images = [r.reshape(m.inputs[0].shape) for r in (on_host if kind == "cpu" else rows)]
+            echo = [r.numpy() for r in on_host] if m.outputs[0].shape == (150528,) else None
+            _produce(m, images, echo, stream, int(in_flight), int(group), commands, np, torch)
 
 
-def _produce(model, images, stream, in_flight, group, commands, np, torch) -> None:
+def _produce(model, images, echo, stream, in_flight, group, commands, np, torch) -> None:
+    """An answer must be the echo, or, of another model, its first answer to the same row."""
     on_device = model.inputs[0].on_device
     flight: collections.deque = collections.deque()
-    first: dict[int, np.ndarray] = {}
+    first: dict[int, np.ndarray] = dict(enumerate(echo)) if echo else {}
     times: list[float] = []
     items = wrong = sent = 0
     began = time.monotonic()
@@ -316,7 +305,8 @@ def _produce(model, images, stream, in_flight, group, commands, np, torch) -> No
         r.wait()
         times.append(time.monotonic() - at)
         if items % 64 == image:
-            y = np.array(r.outputs["y"], np.float32)
+            y = r.outputs["y"]
+            y = np.array(y.cpu() if hasattr(y, "cpu") else y, np.float32)
             want = first.setdefault(image, y)
             wrong += not np.allclose(y, want, atol=0.02 * np.abs(want).max())
         r.release()
@@ -325,7 +315,7 @@ def _produce(model, images, stream, in_flight, group, commands, np, torch) -> No
 
 
 def bound(path: str) -> None:
-    """Replays the module on its own buffers: two batches in flight as in a worker, without a copy."""
+    """The module replayed on fixed buffers: two batches in flight as in a worker, without transfers."""
     import torch
     from ringbatch.torch.lanes import Engine
     from ringbatch.torch.preparing import prepare

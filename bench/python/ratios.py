@@ -4,6 +4,7 @@
     python bench/python/ratios.py [--json FILE] [--only NAME] [--rounds N] [--seconds S]
 
 round_trip   model(x) and request() against the Go client (`ringbatch bench`): 64 bytes, one at a time, a Go worker that echoes
+calls        CPU time of a call with timeout=, by name and with retry=, and of request(), beside model(x)
 asyncio      32 requests in flight from one process against one at a time
 worker       requests/s of a Python worker that does nothing, batch 32, from 8 Go clients with 8 requests in flight each
 
@@ -86,6 +87,32 @@ def round_trip(rounds: int, seconds: float) -> dict:
     return {"ratio": against["model(x)"], "want": "<= 1.5", "request": against["request()"], "us": us}
 
 
+def call_forms(rounds: int, seconds: float) -> dict:
+    x = np.zeros(16, np.float32)
+    with echo_worker(), rb.connect("echo", wait=20) as m, rb.connect("echo", wait=20, retry=True) as retrying:
+
+        def in_place() -> None:
+            with m.request() as req:
+                req.inputs["x"][...] = x
+                req.run().outputs["y"]
+
+        forms = {
+            "model(x)": lambda: m(x), "timeout=": lambda: m(x, timeout=5.0), "by name": lambda: m(x=x), "retry=": lambda: retrying(x),
+            "request()": in_place,
+        }  # fmt: skip
+        us: dict[str, list[float]] = {name: [] for name in forms}
+        for _ in range(10 * rounds):
+            for name, call in forms.items():
+                calls, end, began = 0, time.perf_counter() + seconds / 20, time.process_time()
+                while time.perf_counter() < end:
+                    call()
+                    calls += 1
+                us[name].append(1e6 * (time.process_time() - began) / calls)
+    cost = {name: statistics.median(t) for name, t in us.items()}
+    more = {name: t - cost["model(x)"] for name, t in cost.items()}
+    return {"ratio": cost["model(x)"] / cost["request()"], "want": ">= 0.8; others <= 3 us more", "more_us": more}
+
+
 def asyncio_ratio(rounds: int, seconds: float) -> dict:
     x = np.zeros(16, np.float32)
     one: list[float] = []
@@ -124,7 +151,7 @@ def worker_rate(rounds: int, seconds: float) -> dict:
     return {"ratio": rate / 50_000, "want": ">= 1, that is 50,000 requests/s", "requests_per_s": rate, "cpu_us_per_request": cpu}
 
 
-MEASUREMENTS = {"round_trip": round_trip, "asyncio": asyncio_ratio, "worker": worker_rate}
+MEASUREMENTS = {"round_trip": round_trip, "calls": call_forms, "asyncio": asyncio_ratio, "worker": worker_rate}
 
 
 def main() -> None:

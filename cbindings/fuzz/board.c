@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What workers and the broker can write on the board, and into the words of a
- * client's session, at any moment: a client goes on and stays inside its memory.
- * The segments are heap blocks of exactly their size, which AddressSanitizer
- * guards.
+ * Workers and the broker write anything, at any moment, on the board and into the
+ * words of a client's session: the client goes on and stays inside its memory. The
+ * segments are heap blocks of exactly their size, guarded by AddressSanitizer.
  */
 #include <string.h>
 #include <sys/socket.h>
@@ -49,7 +48,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memset(s.board_segment.at, 0, s.board_segment.bytes);
 	memset(s.words.at, 0, s.words.bytes);
 	s.board = rb_board_at(&s.layout, s.board_segment.at);
-	rb_conn c = {.notify_fd = -1, .poke_fd = -1, .pending.fd = -1, .own_from = 1, .window = 4, .max_batch = 4,
+	rb_conn c = {.notify_fd = -1, .poke_fd = -1, .pending.fd = -1, .window = 4, .max_batch = 4,
 		.socket = "/nonexistent", .model = "m", .name = ""};
 	pthread_mutex_init(&c.mu, NULL);
 	rb_segment planes = s.planes, board = s.board_segment, words = s.words;
@@ -57,7 +56,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (!l)
 		__builtin_trap();
 	l->number = 1;
-	l->refs++; /* the harness's own: the heap is not for munmap */
+	l->refs++; /* no munmap of the heap */
 	c.live = c.links = l;
 	rb_entry e = {.value = &c, .gen = 1};
 	rb_clients.chunk[0] = &e; /* handle 1 << 32 */

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What a broker can post to a worker, and write on the board meanwhile: a worker
- * takes it or refuses it, and stays inside its memory.
- */
+/* Any mail that a broker can post, and any write to the board: a worker takes or refuses the mail, and stays inside its
+ * memory. */
 #include <string.h>
 
 #include "../src/worker.h"

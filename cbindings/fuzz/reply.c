@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a broker can reply to an attachment: any bytes. */
+/* Any bytes as a broker's reply to an attachment. */
 #include "../src/attach.c"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -13,7 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memcpy(f.body, data + 1, size - 1);
 	s.layout.tensor = calloc(RB_GO_MAX_TENSORS, sizeof(rb_tensor));
 	if (!rb_read_reply(&f, &p) && p.attached && !check_reply(&p, &s, worker)) {
-		/* What was accepted has to hang together: the last byte of everything lies inside. */
+		/* An accepted reply fits together: the last byte of each tensor is inside. */
 		uint64_t ends[2] = {RB_GO_SEGMENT_HEADER, 0}; /* on the host, on the device */
 		for (uint32_t k = 0; k < s.layout.inputs + s.layout.outputs; k++) {
 			const rb_tensor *t = &s.layout.tensor[k];

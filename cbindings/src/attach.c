@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a client and a worker do alike: call the broker, receive the segments,
- * and check everything before using it. Nothing that a broker sends is
- * believed: numbers are checked against one another before memory is touched.
+ * Attaching, for clients and workers: call the broker, receive the segments and
+ * check everything. Numbers are checked against one another before memory is touched.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -48,8 +47,7 @@ int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb
 	if (status)
 		return status;
 	int64_t asked = rb_now();
-	/* A broker that refuses us may have answered and hung up before it read
-	 * anything: its reply counts for more than a broken pipe. */
+	/* A broker may refuse and hang up before it has read the request: its reply counts, not the broken pipe. */
 	int64_t until = rb_min(deadline, rb_later(rb_now(), RB_CALL_TIMEOUT));
 	int error = rb_send_frame(fd, until, request->data, request->length);
 	if (!error && offer >= 0)
@@ -70,37 +68,29 @@ void rb_attach_cancel(rb_attach *a)
 	a->fd = -1;
 }
 
-static int read_side(rb_reader r, rb_layout *l, uint32_t *count)
+/* Reads a list of at most `most` tensors. */
+static int read_tensors(rb_reader r, const char *what, rb_tensor *to, uint32_t most, uint32_t *count)
 {
-	uint32_t n, bytes;
+	uint32_t bytes;
 	const char *text;
-	if (!r.at || !rb_get_array(&r, &n) || n > RB_GO_MAX_TENSORS - l->inputs - l->outputs)
-		return rb_malformed("list of tensors");
-	for (; n--; ++*count) {
-		if (!rb_get_text(&r, &text, &bytes))
-			return rb_malformed("list of tensors");
-		int status = bytes ? rb_parse_tensor(text, bytes, &l->tensor[l->inputs + l->outputs]) : rb_malformed("list of tensors");
-		if (status)
-			return status;
-	}
-	return RB_OK;
+	if (!r.at || !rb_get_array(&r, count) || *count > most)
+		return rb_malformed(what);
+	int status = RB_OK;
+	for (uint32_t i = 0; i < *count && !status; i++)
+		status = rb_get_text(&r, &text, &bytes) && bytes ? rb_parse_tensor(text, bytes, &to[i]) : rb_malformed(what);
+	return status;
 }
 
-/* Has the tensors lie among all planes of the ring, where the reply names these. */
+/* If the reply names the planes of a pipeline's ring, places the tensors among them. */
 static int read_planes(rb_reader r, rb_layout *l)
 {
-	uint32_t n, bytes;
-	const char *text;
-	if (!r.at || (r.at < r.end && *r.at == 0xc0))
+	uint32_t n;
+	if (!r.at)
 		return RB_OK;
-	if (!rb_get_array(&r, &n) || n > RB_GO_MAX_TENSORS)
-		return rb_malformed("list of planes");
-	rb_tensor *plane = calloc(n + 1, sizeof *plane);
+	rb_tensor *plane = calloc(RB_GO_MAX_TENSORS, sizeof *plane);
 	if (!plane)
 		return rb_say(RB_ERR_NO_MEMORY);
-	int status = RB_OK;
-	for (uint32_t i = 0; i < n && !status; i++)
-		status = rb_get_text(&r, &text, &bytes) && bytes ? rb_parse_tensor(text, bytes, &plane[i]) : rb_malformed("list of planes");
+	int status = read_tensors(r, "list of planes", plane, RB_GO_MAX_TENSORS, &n);
 	if (!status)
 		status = rb_layout_among(l, plane, n);
 	free(plane);
@@ -112,7 +102,7 @@ static int read_notes(rb_reader r, rb_session *s)
 	uint32_t n, bytes;
 	const char *text;
 	size_t length = 0;
-	if (!r.at || (r.at < r.end && *r.at == 0xc0))
+	if (!r.at)
 		return RB_OK;
 	if (!rb_get_array(&r, &n) || !(s->notes = calloc(1, (size_t)(r.end - r.at) + 1)))
 		return rb_malformed("notes");
@@ -139,13 +129,13 @@ static int check_header(const rb_session *s, const rb_segment *segment, uint32_t
 	return RB_OK;
 }
 
-/* Compares everything that the reply says, before memory is mapped. */
+/* Checks the whole reply before memory is mapped. */
 static int check_reply(const rb_reply *p, rb_session *s, bool worker)
 {
 	rb_layout *l = &s->layout;
-	int status = read_side(p->inputs, l, &l->inputs);
+	int status = read_tensors(p->inputs, "list of tensors", l->tensor, RB_GO_MAX_TENSORS, &l->inputs);
 	if (!status)
-		status = read_side(p->outputs, l, &l->outputs);
+		status = read_tensors(p->outputs, "list of tensors", l->tensor + l->inputs, RB_GO_MAX_TENSORS - l->inputs, &l->outputs);
 	if (status)
 		return status;
 	if (p->slots > UINT32_MAX || p->max_batch > UINT32_MAX || p->first_gen > UINT32_MAX)
@@ -173,7 +163,8 @@ static int check_reply(const rb_reply *p, rb_session *s, bool worker)
 		size = rb_worker_segment_size(s->depth, l->max_batch);
 	} else {
 		if (p->window < 1 || p->window > l->slots || p->first_slot > l->slots - p->window)
-			return rb_explain(RB_ERR_LAYOUT, "window of %" PRIu64 " slots at %" PRIu64 " in a ring of %u", p->window, p->first_slot, l->slots);
+			return rb_explain(RB_ERR_LAYOUT, "window of %" PRIu64 " slots at %" PRIu64 " in a ring of %u", p->window, p->first_slot,
+				l->slots);
 		s->window = (uint32_t)p->window;
 		s->first_slot = (uint32_t)p->first_slot;
 		s->first_gen = (uint32_t)p->first_gen;
@@ -187,8 +178,7 @@ static int check_reply(const rb_reply *p, rb_session *s, bool worker)
 	return status ? status : read_notes(p->notes, s);
 }
 
-/* A client that commits writes to it: that must neither block nor raise SIGPIPE, so
- * it is no pipe, no socket and no terminal. */
+/* A commit writes to the doorbell, which must neither block nor raise SIGPIPE: no pipe, no socket and no terminal. */
 static int check_doorbell(int fd)
 {
 	struct stat st;
@@ -200,8 +190,8 @@ static int check_doorbell(int fd)
 	return RB_OK;
 }
 
-/* Refuses a broker whose CLOCK_MONOTONIC is another than ours: every deadline
- * would be off by the difference. It told its time between our asking and now. */
+/* Refuses a broker with another CLOCK_MONOTONIC: every deadline would be off by the difference. The broker read
+ * its clock between `asked` and now. */
 static int check_clock(const rb_reply *p, int64_t asked)
 {
 	int64_t now = rb_now(), clock = (int64_t)p->clock;
@@ -211,7 +201,7 @@ static int check_clock(const rb_reply *p, int64_t asked)
 			  "they are in different time namespaces; start both in one", (clock - now) / SECOND);
 }
 
-/* Maps the device memory; takes the descriptor over. */
+/* Maps the device memory and closes the descriptor. */
 static int open_device(rb_session *s, const rb_reply *p, int fd)
 {
 	char gpu[RB_GPU_BYTES] = "";
@@ -224,7 +214,7 @@ static int open_device(rb_session *s, const rb_reply *p, int fd)
 	return status;
 }
 
-/* Checks and maps; the descriptors of f are taken over one by one. */
+/* Checks the reply and maps the segments. Takes the descriptors of f over one by one. */
 static int open_session(rb_frame *f, const rb_reply *p, rb_session *s, bool worker)
 {
 	if (!p->attached || f->nfds != (p->device_size ? RB_MAX_FDS : RB_MAX_FDS - 1))
@@ -266,7 +256,7 @@ static int open_session(rb_frame *f, const rb_reply *p, rb_session *s, bool work
 
 int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupted)
 {
-	/* A reply that has not begun is left to the next call; one that has comes whole, or not at all. */
+	/* Once a reply has begun, it is read as a whole; until then the next call may go on. */
 	if (rb_await_readable(a->fd, rb_min(deadline, a->deadline), interrupted)) {
 		int status = rb_no_answer(a->fd);
 		if (rb_now() >= a->deadline)

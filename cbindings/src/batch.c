@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a worker's function sees of a batch: the functions of the header. */
+/* A batch as a worker's function uses it. */
 #include <string.h>
 
 #include "worker.h"
 
-/* Fails the requests that would be answered with an output that the worker cannot have written. */
+/* Fails the batch if the worker cannot have written one of its outputs. */
 static int check_written(rb_taken *b)
 {
 	const rb_layout *l = &b->worker->session.layout;
@@ -31,39 +31,23 @@ static int complete(rb_taken *b)
 	return status;
 }
 
-/* Finds the batch that a struct stands for. */
-static int use(const rb_batch *given, rb_entry **e, rb_work **w, rb_taken **b)
+/* Finds the batch behind a struct. */
+static int find_batch(rb_work *w, const rb_batch *given, rb_taken **b)
 {
-	if (!given)
-		return rb_missing();
-	int status = rb_work_use(given->worker, e, w);
-	if (status)
-		return status;
-	if (given->place >= (*w)->batches || &(*w)->batch[given->place]->shown != given || !(*w)->batch[given->place]->in_use) {
-		rb_work_leave(*e, *w);
+	if (given->place >= w->batches || &w->batch[given->place]->shown != given || !w->batch[given->place]->in_use)
 		return rb_explain(RB_ERR_RELEASED, "no such batch, or it was completed");
-	}
-	*b = (*w)->batch[given->place];
+	*b = w->batch[given->place];
 	return RB_OK;
 }
 
-#define WITH(given, batch, result)                   \
-	do {                                         \
-		if (!(given))                        \
-			return rb_missing();         \
-		rb_entry *e;                         \
-		rb_work *w;                          \
-		rb_taken *b;                         \
-		int status = use(batch, &e, &w, &b); \
-		if (status)                          \
-			return status;               \
-		status = (result);                   \
-		rb_work_leave(e, w);                 \
-		return status;                       \
+/* Body of a function of the header; result may use b, the batch. */
+#define WITH(given, batch, result)                                                                                   \
+	do {                                                                                                         \
+		rb_taken *b = NULL;                                                                                  \
+		WITH_WORKER((batch) && (given), (batch)->worker, (status = find_batch(w, batch, &b)) ? status : (result)); \
 	} while (0)
 
-/* A tensor, and the sizes that its rows have: what the batch's inputs share;
- * the maximum for outputs. */
+/* A tensor, and the sizes of its rows: of inputs the batch's, of outputs the maximum. */
 static int column(rb_taken *b, int side, uint32_t k, const rb_tensor **t, const uint32_t **dims)
 {
 	uint32_t at;
@@ -157,7 +141,7 @@ static int set_dims(rb_taken *b, uint32_t first, uint32_t rows, const uint32_t *
 			return rb_explain(RB_ERR_SHAPE, "variable output dimension %u is 0..%u, got %u", i, l->most[RB_OUTPUT][i], dims[i]);
 	for (uint32_t j = 0; ndims && j < rows; j++)
 		memcpy(b->dims[first + j], dims, ndims * sizeof *dims);
-	for (uint32_t k = 0; k < l->outputs; k++) /* there is nothing to write of an output without elements */
+	for (uint32_t k = 0; k < l->outputs; k++) /* an output without elements counts as written */
 		for (uint32_t i = 0; i < (uint32_t)__builtin_popcount(rb_tensors_of(l, RB_OUTPUT)[k].variable); i++)
 			if (!dims[l->dims_at[l->inputs + k] + i])
 				b->asked |= UINT64_C(1) << k;
@@ -193,7 +177,7 @@ static int fail_one(rb_taken *b, uint32_t i, int as, const char *text)
 	return status;
 }
 
-/* The rows of a column, one behind the other in room of so many bytes. */
+/* The rows of a column, if they fit into that many bytes. */
 static int rows_of(rb_taken *b, int side, uint32_t k, uint64_t bytes, rb_rows *r)
 {
 	const rb_tensor *t;

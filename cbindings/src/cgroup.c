@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How much memory, and how many cores, the control groups of this process leave
- * it. Both versions are read, also side by side. A limit binds everything below
- * it, so every group from the process's own up to the root of what is mounted counts.
+ * The memory and the cores that the control groups leave this process. Both versions
+ * are read, also side by side. A limit binds everything below it, so every group from
+ * the process's own up to the mounted root counts.
  */
 #include <errno.h>
 #include <limits.h>
@@ -12,16 +12,16 @@
 
 #include "internal.h"
 
-#define UNLIMITED (INT64_MAX - (1 << 20)) /* what version 1 writes for no limit, within a page */
+#define UNLIMITED (INT64_MAX - (1 << 20)) /* version 1 writes about this for no limit */
 
 typedef struct {
 	const char *limits[2]; /* files; the lowest counts */
 	const char *used;
-	const char *idle[2]; /* lines of memory.stat: used, but only until somebody needs it */
+	const char *idle[2]; /* lines of memory.stat: memory that the kernel frees on demand */
 } version;
 
 static const version version1 = {{"memory.limit_in_bytes"}, "memory.usage_in_bytes", {"total_inactive_file", "total_active_file"}};
-/* Above memory.high nobody is killed, but everybody is made to wait. */
+/* Above memory.high processes are slowed down, not killed. */
 static const version version2 = {{"memory.max", "memory.high"}, "memory.current", {"inactive_file", "active_file"}};
 
 static FILE *open_in(const char *folder, const char *name)
@@ -106,7 +106,7 @@ static void unescape(char *s)
 /* A group that limits this process: of version 2 (unified) or 1. */
 typedef void visit(void *to, bool unified, const char *folder);
 
-/* Visits every group that this process is in, of hierarchies that may have a controller, and those above. */
+/* Visits every group of this process, and those above, in hierarchies that may have the controller. */
 static void each_group(const char *controller, visit *see, void *to)
 {
 	FILE *f = fopen("/proc/self/mountinfo", "re");
@@ -123,10 +123,10 @@ static void each_group(const char *controller, visit *see, void *to)
 			continue;
 		unescape(root);
 		unescape(point);
-		/* A process that was started in a container sees its own group as the root of what is mounted. */
+		/* In a container the process's own group is the mounted root. */
 		size_t above = strlen(root) - (root[strlen(root) - 1] == '/');
 		const char *below = strncmp(path, root, above) ? path : path + above;
-		if (!strncmp(below, "/..", 3)) /* it was moved out of what we see */
+		if (!strncmp(below, "/..", 3)) /* the process was moved out of the mounted tree */
 			below = "";
 		snprintf(folder, sizeof folder, "%s%s", point, below);
 		for (size_t n = strlen(folder); n > 1 && folder[n - 1] == '/'; n--)

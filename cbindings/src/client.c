@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A client from rb_connect to rb_close, and what it tells of its model. */
+/* A client from rb_connect to rb_close, and its model. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -8,12 +8,11 @@
 
 /* ---- connecting ------------------------------------------------------------ */
 
-/* Whether a broker that is about to come, or its first worker, may change that;
- * one that drains is being replaced. */
+/* Whether a broker or worker that starts later may change that. A draining broker is being replaced. */
 static bool worth_waiting(int status)
 {
 	return status == RB_ERR_UNKNOWN_MODEL || status == RB_ERR_NO_BROKER || status == RB_ERR_BROKER_GONE || status == RB_ERR_DRAINING ||
-	       status == RB_ERR_NO_WORKER; /* none has allocated its device memory yet */
+	       status == RB_ERR_NO_WORKER; /* no worker has allocated the device memory yet */
 }
 
 static void pause_for(int64_t ns)
@@ -93,7 +92,6 @@ int rb_connect(const char *model, const rb_connect_options *given, rb_client *cl
 	c->notify_fd = -1;
 	c->poke_fd = -1;
 	c->pending.fd = -1;
-	c->own_from = 1;
 	c->delay = RB_FIRST_RETRY;
 	c->window_wanted = o.window;
 	c->device = o.device;
@@ -112,7 +110,7 @@ int rb_connect(const char *model, const rb_connect_options *given, rb_client *cl
 	return status;
 }
 
-/* Releases every request of all attachments. Nobody else is inside. */
+/* Releases every request of all attachments. No other thread is inside. */
 static void release_all(rb_conn *c)
 {
 	for (rb_link *l = c->links; l; l = l->next)
@@ -125,9 +123,8 @@ static void release_all(rb_conn *c)
 		}
 }
 
-/* The broker has the window back when this returns, also while maps keep the
- * memory: pointers into host memory reach private zeros from now on. The GPU has
- * stopped writing to device memory. */
+/* Gives the window back to the broker, even while maps keep the memory: pointers into host memory then reach private
+ * zeros, and the GPU has stopped writing to device memory. */
 static void leave_broker(rb_conn *c)
 {
 	for (rb_link *l = c->links; l; l = l->next)
@@ -149,9 +146,9 @@ int rb_close(rb_client client)
 	c->closing = true;
 	pthread_mutex_unlock(&c->mu);
 	rb_link *l = c->live, *last = l && rb_link_hold(l) ? l : NULL;
-	if (last) /* wakes everybody who waits */
+	if (last) /* wakes every waiting thread */
 		rb_conn_lost(c, last);
-	for (l = c->links; l; l = l->next) /* also who waits for requests of earlier attachments */
+	for (l = c->links; l; l = l->next) /* waits for requests of earlier attachments end, too */
 		if (!l->parents && !l->dead && rb_link_hold(l)) {
 			rb_link_fail(l);
 			rb_link_drop(l);
@@ -160,7 +157,7 @@ int rb_close(rb_client client)
 	rb_notifier_stop(c);
 	while (atomic_load(&e->users))
 		usleep(50);
-	rb_close_fd(&c->notify_fd); /* not before: who was inside may have been about to ring it */
+	rb_close_fd(&c->notify_fd); /* only now: a thread inside might have rung it */
 	rb_close_fd(&c->poke_fd);
 	release_all(c);
 	leave_broker(c);

@@ -6,23 +6,19 @@
 
 #include "client.h"
 
-#define LOOK_EVERY (5 * MILLISECOND) /* at the socket, by who claims */
+#define LOOK_EVERY (5 * MILLISECOND) /* a claim checks the socket at most this often */
 
 static bool same_tensors(const rb_layout *a, const rb_layout *b)
 {
 	if (a->inputs != b->inputs || a->outputs != b->outputs)
 		return false;
-	for (uint32_t k = 0; k < a->inputs + a->outputs; k++) {
-		const rb_tensor *x = &a->tensor[k], *y = &b->tensor[k];
-		if (strcmp(x->name, y->name) || x->dtype != y->dtype || x->rank != y->rank || x->variable != y->variable ||
-			x->on_device != y->on_device || memcmp(x->shape, y->shape, sizeof x->shape))
+	for (uint32_t k = 0; k < a->inputs + a->outputs; k++)
+		if (!rb_same_tensor(&a->tensor[k], &b->tensor[k]))
 			return false;
-	}
 	return true;
 }
 
-/* Attaches, or goes on with it: RB_ERR_TIMEOUT if there is no reply yet. Only
- * the thread that set attaching calls it. */
+/* Attaches, or goes on attaching: RB_ERR_TIMEOUT if there is no reply yet. Only the thread that set `attaching` calls it. */
 int rb_conn_attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupted)
 {
 	int status = RB_OK;
@@ -35,7 +31,7 @@ int rb_conn_attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupt
 		rb_put_number(&w, "window", c->window_wanted);
 		rb_put_true(&w, "follows");
 		rb_put_true(&w, "times");
-		if (c->attached) /* the caller has seen its tensors, and will not have others */
+		if (c->attached) /* the caller knows its tensors: others are refused */
 			rb_put_signature(&w, &c->layout);
 		status = rb_attach_begin(&c->pending, c->socket, deadline, &w, false, -1);
 		free(w.data);
@@ -62,8 +58,7 @@ void rb_conn_changed(rb_conn *c)
 	rb_futex_wake(&c->change, INT32_MAX, true);
 }
 
-/* Another link, or none, instead of the present one, which ends with the last of
- * its requests. */
+/* Replaces the present link, which ends with the last of its requests. next may be NULL. */
 static void leave(rb_conn *c, rb_link *next)
 {
 	rb_link *before = atomic_exchange(&c->live, next);
@@ -78,8 +73,7 @@ bool rb_conn_use(rb_conn *c, rb_link *l)
 {
 	rb_session *s = &l->session;
 	size_t bytes = (s->layout.inputs + s->layout.outputs) * sizeof(rb_tensor);
-	/* The same memory for every attachment: their number does not change, and a
-	 * child that is forked in the midst of this finds something to read. */
+	/* Every attachment has as many tensors, and a child forked meanwhile reads this memory: it is used again. */
 	rb_tensor *copy = c->layout.tensor ? c->layout.tensor : calloc(1, bytes);
 	if (!copy)
 		return false;
@@ -103,7 +97,7 @@ bool rb_conn_use(rb_conn *c, rb_link *l)
 void rb_conn_lost(rb_conn *c, rb_link *l)
 {
 	rb_link *present = l;
-	/* Away first: who learns that the link is dead does not find it here. */
+	/* First of all: a thread that learns that the link is dead must not find it here. */
 	bool was = atomic_compare_exchange_strong(&c->live, &present, NULL);
 	rb_link_fail(l);
 	if (was) {
@@ -124,8 +118,8 @@ rb_link *rb_conn_live(rb_conn *c, int64_t now)
 	return NULL;
 }
 
-/* What a try to attach has come to. The caller holds mu. */
-static void attached(rb_conn *c, int status, rb_link *l)
+/* Takes the outcome of a try to attach over. The caller holds mu. */
+static void end_attach(rb_conn *c, int status, rb_link *l)
 {
 	c->attaching = false;
 	if (!status && (c->final || !rb_conn_use(c, l))) { /* closed meanwhile, or no memory */
@@ -144,13 +138,13 @@ static void attached(rb_conn *c, int status, rb_link *l)
 	rb_conn_changed(c);
 }
 
-/* Tries until the deadline; the next thread goes on with what was begun. */
+/* Tries until the deadline; the next thread continues the attempt. */
 static void try_attach(rb_conn *c, int64_t deadline, bool *interrupted)
 {
 	rb_link *l = NULL;
 	int status = rb_conn_attach(c, deadline, &l, interrupted);
 	pthread_mutex_lock(&c->mu);
-	attached(c, status, l);
+	end_attach(c, status, l);
 	pthread_mutex_unlock(&c->mu);
 }
 
@@ -166,7 +160,7 @@ bool rb_conn_follow(rb_conn *c, rb_link *held, int64_t patience, bool *interrupt
 	try_attach(c, rb_later(now, patience), interrupted);
 	if (c->live == held)
 		return false;
-	pthread_mutex_lock(&held->mu); /* the reaper is to serve the other one */
+	pthread_mutex_lock(&held->mu); /* the reaper moves to the other link */
 	rb_link_wake_reaper(held);
 	if (held->reapers_waiting)
 		rb_link_pass_turn(held);
@@ -175,8 +169,7 @@ bool rb_conn_follow(rb_conn *c, rb_link *held, int64_t patience, bool *interrupt
 	return true;
 }
 
-/* What a thread that finds no link does: attaches itself, waits while another one does or until the next try is due, or
- * gives up, since the model has become another. */
+/* A thread that finds no link attaches by itself, waits for the next try, or gives up if the model has other tensors. */
 enum turn { ATTACH, WAIT, REFUSED };
 
 static enum turn take_turn(rb_conn *c, int64_t now, bool may_attach, int64_t *due)
@@ -185,7 +178,7 @@ static enum turn take_turn(rb_conn *c, int64_t now, bool may_attach, int64_t *du
 	enum turn t = WAIT;
 	if (!c->attaching && !c->live && !c->final && now >= c->next_try && may_attach)
 		t = ATTACH;
-	else if (c->why == RB_ERR_SIGNATURE_MISMATCH) /* it may be again what it was: others try now and then */
+	else if (c->why == RB_ERR_SIGNATURE_MISMATCH) /* other threads go on trying: the model may change back */
 		t = REFUSED;
 	*due = c->attaching ? INT64_MAX : c->next_try;
 	c->attaching |= t == ATTACH;
@@ -207,7 +200,7 @@ static int no_link(rb_conn *c)
 int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool *interrupted)
 {
 	int64_t start = rb_now(), now = start, due;
-	/* Who does not wait tries once, and leaves it to the reaper, if there is one. */
+	/* A caller that does not wait tries once, or leaves it to the reaper. */
 	for (bool may_attach = may_wait || !c->reaping;; may_attach = may_wait, now = rb_now()) {
 		if (c->final)
 			return rb_say(c->final);
@@ -238,7 +231,7 @@ void rb_conn_look_at_left(rb_conn *c)
 {
 	rb_link *l = c->live;
 	c->left = true;
-	rb_eventfd_ring(c->poke_fd); /* it may be idle */
+	rb_eventfd_ring(c->poke_fd); /* the reaper may be idle */
 	if (l && rb_link_hold(l)) {
 		rb_link_kick(l);
 		rb_link_drop(l);

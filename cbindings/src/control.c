@@ -36,7 +36,7 @@ int rb_no_answer(int fd)
 	return rb_fail(RB_ERR_TIMEOUT, "the broker at %s did not answer: %s", a.sun_path, rb_status_text(RB_ERR_TIMEOUT));
 }
 
-/* Sends what m has, parts and all. */
+/* Sends a whole message. */
 static int send_all(int fd, int64_t deadline, struct msghdr *m)
 {
 	struct iovec *part = m->msg_iov, *end = part + m->msg_iovlen;
@@ -115,12 +115,12 @@ static int take_fds(struct msghdr *m, rb_frame *f)
 	}
 	if (!(m->msg_flags & MSG_CTRUNC))
 		return RB_OK;
-	if (f->nfds < RB_MAX_FDS) /* there was room for them here */
+	if (f->nfds < RB_MAX_FDS) /* the frame had room for them */
 		return rb_explain(RB_ERR_NO_DESCRIPTORS, "it is this process that has none: too many open files");
 	return rb_explain(RB_ERR_PROTOCOL, "more than %d descriptors", RB_MAX_FDS);
 }
 
-/* Reads up to size bytes into to, and what comes with them. */
+/* Reads up to size bytes into to, and the descriptors that come with them. */
 static int receive(int fd, int64_t deadline, void *to, size_t size, rb_frame *f, size_t *got)
 {
 	union {
@@ -161,7 +161,7 @@ int rb_receive_frame(int fd, int64_t deadline, rb_frame *f)
 	if (size == 0 || size > RB_GO_MAX_FRAME)
 		return rb_explain(RB_ERR_PROTOCOL, "a frame of %u bytes", size);
 	for (; f->bytes < size; f->bytes += (uint32_t)got) {
-		if (f->bytes == room) { /* grows with what really arrives */
+		if (f->bytes == room) { /* grows with the bytes that have arrived */
 			room = 4 * room + 4096;
 			uint8_t *more = realloc(f->body, room);
 			if (!more)

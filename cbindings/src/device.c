@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Device memory of a ring: CUDA's virtual memory API, with POSIX descriptors as
- * shareable handles. The driver is loaded when the first ring needs it, and never
- * otherwise.
+ * shareable handles. The first ring that needs the driver loads it.
  *
  *	a worker    allocate: create, clear, export        a descriptor, which keeps the memory
  *	everybody   import: import, reserve, map, access    a device pointer of this process
  *
- * Nothing has a name: the memory is gone with its last descriptor and mapping.
+ * The memory has no name: it goes with its last descriptor and mapping.
  */
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -49,7 +48,7 @@ enum {
 static struct {
 	pthread_mutex_t mu;
 	bool loaded;
-	pid_t by; /* the process that initialised it; a fork of it has no CUDA */
+	pid_t by; /* the process that initialised the driver; its forks have no CUDA */
 	char why[200];
 	result (*init)(unsigned), (*count)(int *), (*get)(int *, int), (*uuid)(unsigned char[16], int), (*attribute)(int *, int, int);
 	result (*retain)(void **, int), (*release)(int), (*push)(void *), (*pop)(void **), (*synchronize)(void), (*room)(size_t *, size_t *);
@@ -84,9 +83,9 @@ static bool load(void)
 		const char *name;
 	} functions[] = {
 		{&cuda.init, "cuInit"}, {&cuda.count, "cuDeviceGetCount"}, {&cuda.get, "cuDeviceGet"}, {&cuda.uuid, "cuDeviceGetUuid_v2"},
-		{&cuda.attribute, "cuDeviceGetAttribute"}, {&cuda.retain, "cuDevicePrimaryCtxRetain"}, {&cuda.release, "cuDevicePrimaryCtxRelease_v2"},
-		{&cuda.push, "cuCtxPushCurrent_v2"}, {&cuda.pop, "cuCtxPopCurrent_v2"}, {&cuda.synchronize, "cuCtxSynchronize"},
-		{&cuda.room, "cuMemGetInfo_v2"},
+		{&cuda.attribute, "cuDeviceGetAttribute"}, {&cuda.retain, "cuDevicePrimaryCtxRetain"},
+		{&cuda.release, "cuDevicePrimaryCtxRelease_v2"}, {&cuda.push, "cuCtxPushCurrent_v2"}, {&cuda.pop, "cuCtxPopCurrent_v2"},
+		{&cuda.synchronize, "cuCtxSynchronize"}, {&cuda.room, "cuMemGetInfo_v2"},
 		{&cuda.create, "cuMemCreate"}, {&cuda.forget, "cuMemRelease"}, {&cuda.export, "cuMemExportToShareableHandle"},
 		{&cuda.import, "cuMemImportFromShareableHandle"},
 		{&cuda.reserve, "cuMemAddressReserve"}, {&cuda.free, "cuMemAddressFree"}, {&cuda.map, "cuMemMap"}, {&cuda.unmap, "cuMemUnmap"},
@@ -111,7 +110,7 @@ static bool load(void)
 	return true;
 }
 
-/* The driver, ready, and how many GPUs it shows this process. */
+/* Starts the driver, and counts the GPUs that it shows this process. */
 static int start(int *count)
 {
 	pthread_mutex_lock(&cuda.mu);
@@ -124,7 +123,7 @@ static int start(int *count)
 	result r = cuda.init(0);
 	if (!r)
 		r = cuda.count(count);
-	if (r == NOT_INITIALIZED) /* what the driver says in a forked child */
+	if (r == NOT_INITIALIZED) /* the driver's answer in a forked child */
 		return forked();
 	if (r == NO_DEVICE || (!r && !*count))
 		return no_gpu("the CUDA driver shows this process no device (CUDA_VISIBLE_DEVICES?)");
@@ -157,12 +156,20 @@ static int enter(int device, void **context)
 	return r == NOT_INITIALIZED ? forked() : r ? no_gpu(named(r)) : RB_OK;
 }
 
-static void leave(int device)
+static void pop(void)
 {
 	void *was;
 	cuda.pop(&was);
+}
+
+static void leave(int device)
+{
+	pop();
 	cuda.release(device);
 }
+
+/* Whether this process may use the device's context, which is then the current one. */
+static bool push(const rb_device *d) { return cuda.by == getpid() && !cuda.push(d->context); }
 
 /* ---- mapping: in the context of the device ------------------------------------ */
 
@@ -198,9 +205,9 @@ static void unmap(addr at, uint64_t bytes)
 	cuda.free(at, bytes);
 }
 
-/* ---- what the rest of the library uses ------------------------------------------ */
+/* ---- for the rest of the library ------------------------------------------------ */
 
-/* Nobody is to find there what another program left. */
+/* Clears the memory first: it may hold another program's data. */
 static result export_cleared(addr handle, uint64_t bytes, int device, int *fd)
 {
 	addr at;
@@ -245,7 +252,7 @@ int rb_device_allocate(uint64_t bytes, uint64_t number, int *fd, char gpu[RB_GPU
 	return status;
 }
 
-/* Finds the GPU with that UUID, or says what there is instead. */
+/* Finds the GPU with that UUID, or lists the GPUs that there are. */
 static int find(const char *gpu, int *device)
 {
 	char other[RB_GPU_BYTES], seen[256] = "";
@@ -265,7 +272,7 @@ int rb_device_import(rb_device *d, int fd, uint64_t bytes, const char *gpu)
 	int device;
 	addr handle, at;
 	void *context;
-	rb_device_close(NULL); /* what could not be unmapped before */
+	rb_device_close(NULL); /* unmaps postponed memory */
 	int status = find(gpu, &device);
 	if (!status)
 		status = enter(device, &context);
@@ -281,8 +288,7 @@ int rb_device_import(rb_device *d, int fd, uint64_t bytes, const char *gpu)
 		leave(device);
 		return status;
 	}
-	void *was;
-	cuda.pop(&was);
+	pop();
 	*d = (rb_device){.size = sizeof *d, .ordinal = device, .base = at, .bytes = bytes, .context = context};
 	snprintf(d->gpu, sizeof d->gpu, "%s", gpu);
 	return RB_OK;
@@ -290,48 +296,42 @@ int rb_device_import(rb_device *d, int fd, uint64_t bytes, const char *gpu)
 
 bool rb_device_idle(const rb_device *d, void *stream, int64_t until)
 {
-	void *was;
-	if (cuda.by != getpid() || cuda.push(d->context))
+	if (!push(d))
 		return false;
 	result r;
 	do
 		r = cuda.query(stream);
 	while (r == NOT_READY && rb_now() < until);
-	cuda.pop(&was);
+	pop();
 	return !r;
 }
 
 int rb_device_launch(const rb_device *d, void *stream, void (*f)(void *), void *argument)
 {
-	void *was;
 	if (cuda.by != getpid())
 		return forked();
 	result r = cuda.push(d->context);
 	if (!r) {
 		r = cuda.host_function(stream, f, argument);
-		cuda.pop(&was);
+		pop();
 	}
 	return r ? rb_explain(RB_ERR_INVALID, "the stream takes no more work: %s", named(r)) : RB_OK;
 }
 
-bool rb_device_broken(const rb_device *d, char *why, size_t room)
+bool rb_device_broken(const rb_device *d)
 {
-	void *was;
 	size_t left, all;
-	result r = cuda.push(d->context);
-	if (!r) {
-		r = cuda.room(&left, &all); /* any call tells of an error that stays */
-		cuda.pop(&was);
-	}
-	if (r)
-		snprintf(why, room, "%s", named(r));
+	if (!push(d))
+		return true;
+	result r = cuda.room(&left, &all); /* after a sticky error every call fails */
+	pop();
 	return r;
 }
 
 /* ---- the end ---------------------------------------------------------------------- */
 
-/* A host function may not call the driver: what it would unmap waits here for the
- * next who opens or closes device memory. */
+/* A host function may not call the driver. Memory that it would unmap waits here until the next thread opens or closes
+ * device memory. */
 static _Thread_local bool in_host_function;
 
 static struct {
@@ -342,7 +342,8 @@ static struct {
 
 void rb_device_host_function(bool runs) { in_host_function = runs; }
 
-static bool postpone(const rb_device *d)
+/* Without memory for the list, the mapping stays until the process ends. */
+static void postpone(const rb_device *d)
 {
 	pthread_mutex_lock(&later.mu);
 	if (later.count == later.room) {
@@ -352,27 +353,24 @@ static bool postpone(const rb_device *d)
 			later.room += 16;
 		}
 	}
-	bool fits = later.count < later.room;
-	if (fits)
+	if (later.count < later.room)
 		later.list[later.count++] = *d;
 	pthread_mutex_unlock(&later.mu);
-	return fits; /* if not, it stays mapped until the process ends */
 }
 
 void rb_device_synchronize(const rb_device *d)
 {
-	void *was;
-	if (!d->base || in_host_function || cuda.by != getpid() || cuda.push(d->context))
+	if (!d->base || in_host_function || !push(d))
 		return;
 	cuda.synchronize();
-	cuda.pop(&was);
+	pop();
 }
 
 static void close_now(const rb_device *d)
 {
-	if (cuda.by != getpid() || cuda.push(d->context))
+	if (!push(d))
 		return;
-	cuda.synchronize(); /* nothing of this process still uses it */
+	cuda.synchronize(); /* this process's GPU work has ended */
 	unmap(d->base, d->bytes);
 	leave(d->ordinal);
 }

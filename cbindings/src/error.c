@@ -9,10 +9,9 @@
 
 /*
  * Each thread's buffer for the text of an error, made at its first error. Not
- * a __thread array: thread-local memory of a library that is loaded late must
- * fit what the C library has left of its reserve, and in a Python process that
- * has imported PyTorch that is less than 2 KiB ("cannot allocate memory in
- * static TLS block").
+ * a __thread array: thread-local memory of a library that is loaded late comes
+ * from the C library's reserve. In a Python process with PyTorch the reserve has
+ * less than 2 KiB left ("cannot allocate memory in static TLS block").
  */
 static __thread char *own_message;
 static pthread_key_t key;
@@ -29,12 +28,12 @@ static void make_key(void) { pthread_key_create(&key, forget); }
 
 static char *message(void)
 {
-	static char nobodys[MESSAGE_BYTES]; /* where there is no memory for one's own */
+	static char shared[MESSAGE_BYTES]; /* if there is no memory for the thread's buffer */
 	if (!own_message) {
 		pthread_once(&once, make_key);
 		own_message = calloc(1, MESSAGE_BYTES);
 		if (!own_message)
-			return nobodys;
+			return shared;
 		pthread_setspecific(key, own_message); /* freed with the thread */
 	}
 	return own_message;
@@ -68,7 +67,7 @@ bool rb_valid_utf8(const char *text, size_t bytes)
 	return true;
 }
 
-/* Names and reasons come from elsewhere, perhaps cut; rb_error is UTF-8 all the same. */
+/* Names and reasons from other processes may be cut or damaged; rb_error is valid UTF-8. */
 static void set_message(const char *text)
 {
 	char *to = message(), *end = to + MESSAGE_BYTES - 4;

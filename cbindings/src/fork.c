@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Fork. A child has its parent's handles, but none of its sessions: at the
- * first use it attaches for itself. The handler runs in the child before
- * anything else does, and there is only one thread then. It does not free or
- * allocate: it closes the child's copies of descriptors, makes locks new that a
- * thread of the parent may hold, and marks the parent's links as such.
+ * first use it attaches for itself. The handler runs first in the child, which then
+ * has one thread. It neither frees nor allocates: it closes the child's copies of
+ * descriptors, renews locks that a thread of the parent may hold, and marks the
+ * parent's links.
  */
 #include <string.h>
 #include <sys/mman.h>
@@ -12,8 +12,7 @@
 #include "client.h"
 #include "worker.h"
 
-/* The parent's slots are not mapped here (MADV_DONTFORK). Arrays over them may
- * still be around: they find zeros, and write where nobody looks. */
+/* The parent's slots are not mapped here (MADV_DONTFORK). Arrays over them may still exist: they get private zeros. */
 static void zero_pages(rb_segment *s)
 {
 	const int empty = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
@@ -21,7 +20,7 @@ static void zero_pages(rb_segment *s)
 		s->at = NULL;
 }
 
-/* Forgets what is the parent's; once, as a grandchild inherits the zeros. */
+/* Forgets the parent's session; once, since a grandchild inherits the zeros. */
 static void disown(rb_session *s)
 {
 	rb_close_fd(&s->socket);
@@ -72,7 +71,7 @@ static void in_child(void)
 	rb_device_in_child();
 	rb_table_in_child(&rb_clients, conn_in_child);
 	rb_table_in_child(&rb_workers, rb_worker_in_child);
-	rb_table_in_child(&rb_maps, rb_map_in_child); /* of clients and workers that were closed already */
+	rb_table_in_child(&rb_maps, rb_map_in_child); /* of closed clients and workers, too */
 }
 
 static void watch(void) { pthread_atfork(NULL, NULL, in_child); }

@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Gathering: the rows of a batch, copied together for a model that reads them.
- * One thread copies what one core's memory bandwidth allows, and the clients
- * write with all cores; so large batches are copied by a crew of threads. It is
- * made at the first large one, and sleeps in between.
+ * One thread is limited by one core's memory bandwidth, while clients write with all
+ * cores. So a crew of threads copies large batches. It starts with the first large
+ * batch and sleeps between batches.
  *
- *  1. the worker's thread describes a job, opens it and wakes the first of the crew
- *  2. everybody takes parts of it until there are none left, and wakes others before
- *     copying: to wake all of them would keep the worker's thread for as long as a
- *     third of the copying takes
- *  3. the worker's thread closes the job and waits for who is still inside
+ *  1. the worker's thread describes a job, opens it and wakes the first helpers
+ *  2. every thread takes parts of the job until none is left, and wakes others before
+ *     copying: waking all helpers would take the worker's thread a third of the
+ *     copying time
+ *  3. the worker's thread closes the job and waits for the helpers inside
  *
- * With rb_batch_prefetch half of the crew begins alone, while the worker's thread
- * runs and answers the batch before: the other cores are for that. The rest of
- * the crew, and 3, come with rb_batch_gather, which the worker's thread waits for.
- * There may be two jobs, so that who finds no part of a batch left goes on with the
- * next one, instead of waiting for who was preempted with the last part in hand.
+ * With rb_batch_prefetch, half of the crew begins while the worker's thread runs and
+ * answers the batch before. rb_batch_gather wakes the rest and does step 3. There are
+ * two jobs: a helper that finds no part left continues with the next batch, even while
+ * another helper is preempted with the last part.
  */
 #include <sched.h>
 #include <signal.h>
@@ -24,7 +23,7 @@
 #include "worker.h"
 
 #define PART (256u << 10)       /* bytes that a thread takes at once */
-#define LEAST_BYTES (1u << 20)  /* less is not worth waking anybody */
+#define LEAST_BYTES (1u << 20)  /* less is not worth a wake-up */
 #define MOST_HELPERS 15u
 #define WAKES 2u                /* helpers that a thread wakes at once */
 #define JOBS 2u
@@ -35,8 +34,8 @@ typedef struct job {
 	rb_rows rows;
 	uint64_t bytes;
 	uint8_t *to;
-	_Atomic uint64_t next;    /* the first byte that nobody has taken */
-	_Atomic uint32_t to_wake; /* helpers that somebody is still to wake for it */
+	_Atomic uint64_t next;    /* the first byte that no thread has taken */
+	_Atomic uint32_t to_wake; /* helpers still to be woken for it */
 } job;
 
 struct rb_crew {
@@ -48,7 +47,7 @@ struct rb_crew {
 	job job[JOBS];
 };
 
-/* Wakes some of those that are to be woken; they wake the others. */
+/* Wakes some helpers, which wake the others. */
 static void wake_some(rb_crew *c, job *j)
 {
 	uint32_t left = j->to_wake, n;
@@ -84,8 +83,7 @@ static void *help(void *crew)
 		uint32_t seen = c->round, first = c->first;
 		for (uint32_t i = 0; i < JOBS; i++) {
 			job *j = &c->job[(first + i) % JOBS];
-			/* Inside first, then look; the owner closes first, then looks who is
-			 * inside: one of us sees the other. */
+			/* Count inside, then look at open; the owner closes, then looks at inside: one sees the other. */
 			atomic_fetch_add(&j->inside, 1);
 			if (j->open)
 				copy_parts(c, j);
@@ -97,8 +95,8 @@ static void *help(void *crew)
 	return NULL;
 }
 
-/* As many threads as this process may use cores: the clients of this batch wait for
- * it. Not where there are few: a helper that was preempted by other clients is waited for. */
+/* One thread per core of this process, since clients wait for the batch. With few cores none: clients would preempt a
+ * helper in the midst of its part. */
 static uint32_t wanted_helpers(uint32_t asked)
 {
 	uint32_t cores = asked ? 0 : rb_cores();
@@ -106,7 +104,7 @@ static uint32_t wanted_helpers(uint32_t asked)
 	return threads - 1 < MOST_HELPERS ? threads - 1 : MOST_HELPERS;
 }
 
-/* NULL: there is nobody to help. */
+/* The crew, made at the first call; NULL if there are no helpers. */
 static rb_crew *crew_of(rb_work *w)
 {
 	if (w->crew || w->alone)
@@ -123,7 +121,7 @@ static rb_crew *crew_of(rb_work *w)
 	return w->crew = c;
 }
 
-/* Has so many of the crew woken, and no more than there are parts left. */
+/* Wakes that many helpers, at most one for each part left. */
 static void wake(rb_crew *c, job *j, uint32_t helpers)
 {
 	uint64_t next = j->next, parts = next < j->bytes ? (j->bytes - next + PART - 1) / PART : 0;
@@ -142,7 +140,7 @@ static void finish(rb_crew *c, job *j)
 		sched_yield(); /* they have one part left each */
 }
 
-/* The job with these rows, opened if it is not yet; NULL: there is nobody to help, or it is not worth it. */
+/* The job with these rows, opened if need be; NULL if there are no helpers, or too few bytes for them. */
 static job *job_of(rb_work *w, const rb_rows *r, uint8_t *to)
 {
 	uint64_t bytes = r->count * r->size;
@@ -166,7 +164,7 @@ static job *job_of(rb_work *w, const rb_rows *r, uint8_t *to)
 	free->bytes = bytes;
 	free->to = to;
 	free->next = 0;
-	free->to_wake = 0; /* what the job before left: it was done before all were woken */
+	free->to_wake = 0; /* the job before may have ended before all helpers were woken */
 	free->open = true;
 	atomic_fetch_add(&c->round, 1);
 	return free;
@@ -178,10 +176,10 @@ bool rb_crew_gather(rb_work *w, const rb_rows *r, uint8_t *to)
 	if (!j)
 		return false;
 	rb_crew *c = w->crew;
-	c->first = (uint32_t)(j - c->job); /* somebody waits for it */
+	c->first = (uint32_t)(j - c->job); /* the caller waits for it */
 	wake(c, j, c->helpers);
 	finish(c, j);
-	c->first = (c->first + 1) % JOBS; /* the other one is older than what comes next */
+	c->first = (c->first + 1) % JOBS; /* the other job is older than the next one */
 	return true;
 }
 

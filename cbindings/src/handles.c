@@ -20,7 +20,6 @@ static rb_entry *entry_at(rb_table *t, uint32_t index)
 	return NULL;
 }
 
-/* Takes a free entry: its value becomes the given one. */
 uint64_t rb_table_put(rb_table *t, void *value)
 {
 	uint32_t index = 0, size = FIRST_CHUNK;
@@ -81,7 +80,7 @@ void rb_table_in_child(rb_table *t, void (*f)(void *))
 	for (int k = 0; k < 24 && t->chunk[k]; k++, size *= 2)
 		for (uint32_t i = 0; i < size; i++) {
 			rb_entry *e = &t->chunk[k][i];
-			e->users = 0; /* also of a free one: a stale handle counts its caller in for a moment */
+			e->users = 0; /* of a free entry, too: a stale handle counts its caller for a moment */
 			if (e->value)
 				f(e->value);
 		}

@@ -4,24 +4,18 @@
 
 #include "client.h"
 
-/* Whether the caller gave memory for every tensor of a side. */
-static int each(const void *const *pointers, uint32_t count, const char *what)
+/* Whether the tensors of a side can be copied: the caller gave memory for each, and all are on the host. */
+static int check_side(const rb_conn *c, int side, const void *const *pointers)
 {
+	const char *what = side == RB_INPUT ? "input" : "output";
 	if (!pointers)
 		return rb_explain(RB_ERR_INVALID, "the %ss are NULL", what);
-	for (uint32_t k = 0; k < count; k++)
+	for (uint32_t k = 0; k < (side == RB_INPUT ? c->inputs : c->outputs); k++)
 		if (!pointers[k])
 			return rb_explain(RB_ERR_INVALID, "%s %u is NULL", what, k);
+	if (c->on_device[side])
+		return rb_explain(RB_ERR_INVALID, "%s has %ss in device memory; claim a request, and take their rows in place", c->model, what);
 	return RB_OK;
-}
-
-/* Whether the tensors of a side can be copied. */
-static int on_host(const rb_conn *c, int side)
-{
-	if (!c->on_device[side])
-		return RB_OK;
-	return rb_explain(RB_ERR_INVALID, "%s has %s in device memory; claim a request, and take their rows in place", c->model,
-		       side == RB_INPUT ? "inputs" : "outputs");
 }
 
 static int submit(rb_conn *c, uint32_t rows, const void *const *inputs, int64_t timeout, int64_t claim_for, uint32_t flags, rb_req *r)
@@ -30,9 +24,7 @@ static int submit(rb_conn *c, uint32_t rows, const void *const *inputs, int64_t 
 		return rb_explain(RB_ERR_SHAPE, "%s has variable dimensions; claim with their sizes", c->model);
 	int status = rb_check_flags(flags, RB_NOTIFY | RB_HOLD);
 	if (!status)
-		status = each(inputs, c->inputs, "input");
-	if (!status)
-		status = on_host(c, RB_INPUT);
+		status = check_side(c, RB_INPUT, inputs);
 	if (!status)
 		status = rb_req_claim(c, rows, NULL, 0, claim_for, r);
 	if (status)
@@ -52,9 +44,7 @@ static int collect(rb_conn *c, const rb_req *r, void *const *outputs)
 {
 	if (!c->sized)
 		return rb_explain(RB_ERR_SHAPE, "%s has variable dimensions; read its outputs with rb_output", c->model);
-	int status = each((const void *const *)outputs, c->outputs, "output");
-	if (!status)
-		status = on_host(c, RB_OUTPUT);
+	int status = check_side(c, RB_OUTPUT, (const void *const *)outputs);
 	if (status)
 		return status;
 	if ((status = rb_req_poll(r)) && status != RB_ERR_NOT_DONE && status != RB_ERR_NOT_COMMITTED)
@@ -72,9 +62,7 @@ static int infer(rb_conn *c, uint32_t rows, const void *const *inputs, void *con
 	uint64_t *request)
 {
 	rb_req r;
-	int status = each((const void *const *)outputs, c->outputs, "output"); /* before anything is sent */
-	if (!status)
-		status = on_host(c, RB_OUTPUT);
+	int status = check_side(c, RB_OUTPUT, (const void *const *)outputs); /* before the request is sent */
 	int64_t until = rb_until(slice, rb_now());
 	if (!status)
 		status = submit(c, rows, inputs, timeout, slice, 0, &r);

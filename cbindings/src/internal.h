@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the files of the library share. The files mirror Go's packages:
+ * Declarations for all files of the library. The files mirror Go's packages:
  *
  *   shm.h shm.c        shm: words, rings, bells, clock
  *   tensor.c layout.c  tensor, shm/layout: signatures, where everything lies
  *   segment.c cgroup.c shm/segment, shm/populate, internal/cgroup
  *   msgpack.c control.c socket.c reply.h reply.c   internal/control: messages, frames, descriptors
- *   policy.c           policy: only what travels
+ *   policy.c           policy: its texts on the wire
  *   attach.c session.c device.c stats.c   internal/attach: call the broker, check everything, map it
  *   wake.c link.c conn.c waiting.c request.c views.c infer.c stream.c notify.c client.c   client
  *   gather.c taken.c worker.c batch.c   worker
- *   handles.c fork.c error.c status.c   what a C library needs besides
+ *   handles.c fork.c error.c status.c   handles, forks and errors of the C library
  *
- * In each of the last three lines a file calls only those before it.
+ * In each of the last three lines a file calls only the files before it.
  */
 #ifndef RB_INTERNAL_H
 #define RB_INTERNAL_H
@@ -28,32 +28,31 @@
 #define MILLISECOND INT64_C(1000000)
 #define MICROSECOND INT64_C(1000)
 
-/* How long a thread parks before it looks by itself: at the board, since another attached process may have taken its
- * wake-up, and at the socket, since a dead broker rings no bell. */
+/* How long a thread parks at most. Then it checks the board, since another attached process may have taken its wake-up,
+ * and the socket, since a dead broker rings no bell. */
 #define PARK_SLICE (50 * MILLISECOND)
 
 /* ---- errors ------------------------------------------------------------- */
 
-/* Leaves the text of an error for rb_error, and gives the status back. */
+/* Sets the text of rb_error, and returns the status. */
 int rb_fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The same behind the status's general text. */
+/* The same, after the status's general text. */
 int rb_explain(int status, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* With that text alone. */
+/* The general text alone. */
 int rb_say(int status);
 int rb_missing(void); /* a pointer is NULL */
 
 /* ---- tensors and layout ------------------------------------------------- */
 
-/* Where everything of a model lies; follows from the signature, the slots and
- * the maximum batch alone. */
+/* The places of everything in a model's segments. They follow from the signature, the slots and the maximum batch. */
 typedef struct rb_layout {
 	uint32_t inputs, outputs, slots, max_batch;
 	rb_tensor *tensor;                   /* inputs, then outputs */
-	uint8_t dims_at[RB_GO_MAX_TENSORS];  /* where each one's sizes begin among the variable dimensions of its side */
+	uint8_t dims_at[RB_GO_MAX_TENSORS];  /* a tensor's first variable dimension among those of its side */
 	uint32_t dims[2];                    /* variable dimensions, by side */
 	uint32_t most[2][RB_DIMS];           /* their maxima */
 	uint64_t planes_size, board_size, device_size, geometry;
-	bool on_device;                      /* some tensor of this peer lies in device memory */
+	bool on_device;                      /* this peer has a tensor in device memory */
 	uint64_t words_at, records_at, reasons_at;
 } rb_layout;
 
@@ -63,19 +62,21 @@ static inline rb_board rb_board_at(const rb_layout *l, uint8_t *at)
 	return (rb_board){.bells = (void *)(at + RB_GO_SEGMENT_HEADER), .words = (void *)(at + l->words_at),
 			  .records = (void *)(at + l->records_at), .reasons = (char *)(at + l->reasons_at)};
 }
-/* Reads one tensor's text, of so many bytes. */
+/* Reads one tensor's text. */
 int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t);
-/* The way back; returns the length that it has or would have. */
+/* Writes a tensor's text; returns its length, which may be more than the room. */
 size_t rb_format_tensor(const rb_tensor *t, char *to, size_t room);
-/* Reads "x:f32[4] -> y:f32[2]" into l, without its places. */
+/* Reads "x:f32[4] -> y:f32[2]" into l, without places. */
 int rb_parse_signature(const char *text, rb_layout *l);
-/* Checks the tensors of l and computes everything else. */
+/* Checks the tensors of l and computes the places. */
 int rb_layout_place(rb_layout *l, uint32_t slots, uint32_t max_batch);
+bool rb_same_tensor(const rb_tensor *a, const rb_tensor *b);
 /* For the ring of a pipeline, after rb_layout_place: the tensors of l are some of these planes. */
 int rb_layout_among(rb_layout *l, rb_tensor *plane, uint32_t planes);
 void rb_layout_free(rb_layout *l);
 uint64_t rb_dtype_size(uint32_t dtype);
 bool rb_valid_utf8(const char *text, size_t bytes);
+static inline bool rb_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 uint64_t rb_times_at(uint32_t window);
 uint64_t rb_client_segment_size(uint32_t window, bool times);
@@ -86,13 +87,12 @@ uint64_t rb_mail_size(uint32_t max_batch);
 uint64_t rb_worker_segment_size(uint32_t depth, uint32_t max_batch);
 
 static inline const rb_tensor *rb_tensors_of(const rb_layout *l, int side) { return side == RB_INPUT ? l->tensor : l->tensor + l->inputs; }
-/* Picks a tensor, or says that there is none. */
+/* Finds the k-th tensor of a side. */
 int rb_pick(const rb_layout *l, int side, uint32_t k, const rb_tensor **t, uint32_t *dims_at);
-/* A tensor's rows in shared memory, with the sizes of its side's variable dimensions. */
+/* Fills in a view of a tensor's rows; dims are the sizes of its variable dimensions. */
 void rb_fill_view(rb_view *v, const rb_tensor *t, const uint32_t *dims, uint8_t *base, uint32_t slot, uint32_t rows);
-/* Refuses a tensor whose bytes are not this process's to copy. */
+/* Refuses a tensor in device memory. */
 int rb_check_on_host(const rb_tensor *t);
-/* The bytes of one row, likewise. */
 uint64_t rb_row_bytes(const rb_tensor *t, const uint32_t *dims);
 
 /* ---- msgpack ------------------------------------------------------------ */
@@ -112,14 +112,14 @@ void rb_put_word(rb_writer *w, const char *key, const char *text); /* NULL is ""
 void rb_put_number(rb_writer *w, const char *key, int64_t n);
 void rb_put_true(rb_writer *w, const char *key);
 
-/* A place in a message that rb_check_message has walked over. */
+/* A place in a message that rb_check_message has accepted. */
 typedef struct rb_reader {
 	const uint8_t *at, *end;
 } rb_reader;
 
-/* Whether the bytes are one value, no deeper and no longer than they say. */
+/* Whether the bytes are exactly one value, not nested too deeply. */
 bool rb_check_message(const uint8_t *data, size_t bytes);
-/* Each reads one value and moves on; false if it is of another kind. */
+/* Each reads one value; false if the value is of another kind. */
 bool rb_get_map(rb_reader *r, uint32_t *pairs);
 bool rb_get_array(rb_reader *r, uint32_t *n);
 bool rb_get_text(rb_reader *r, const char **text, uint32_t *bytes); /* a string, or bytes */
@@ -134,19 +134,19 @@ static inline bool rb_is(const char *key, uint32_t bytes, const char *name)
 
 #define RB_MAX_FDS 5
 #define RB_CALL_TIMEOUT (10 * SECOND)
-/* A broker that hangs up instead of answering may have been replaced: so often is who has the socket now asked. */
+/* A broker that hangs up instead of answering may have been replaced: how often its successor is asked. */
 #define RB_SUCCESSORS 4
 
-/* Where the broker listens; size bytes of room. */
+/* The path of the broker's socket. */
 int rb_socket_path(const char *given, char *path, size_t size);
 int rb_dial(const char *socket, int64_t deadline, int *fd);
 /* Sends one frame. 0, or an errno. */
 int rb_send_frame(int fd, int64_t deadline, const uint8_t *body, size_t bytes);
-/* Sends the descriptor that a request has announced ("gpu"), with a byte of its own after it. */
+/* Sends the descriptor that a request has announced ("gpu"), with one byte. */
 int rb_send_offer(int fd, int64_t deadline, int offer);
-/* The error of a broker that is silent. */
+/* The error if the broker does not answer. */
 int rb_no_answer(int fd);
-/* Waits until the socket has something to read: RB_OK, RB_ERR_TIMEOUT; *interrupted by a signal's handler. */
+/* Waits until the socket is readable: RB_OK or RB_ERR_TIMEOUT. Sets *interrupted if a signal's handler ran. */
 int rb_await_readable(int fd, int64_t deadline, bool *interrupted);
 
 typedef struct rb_frame {
@@ -156,8 +156,7 @@ typedef struct rb_frame {
 	int nfds;
 } rb_frame;
 
-/* Receives one: RB_OK, or a status whose text is set. The frame is the
- * caller's to free in any case. */
+/* Receives one frame. The caller frees it in any case. */
 int rb_receive_frame(int fd, int64_t deadline, rb_frame *f);
 void rb_frame_free(rb_frame *f);
 void rb_frame_close_fds(rb_frame *f);
@@ -169,19 +168,19 @@ typedef struct rb_segment {
 	uint64_t bytes;
 } rb_segment;
 
-/* Checks seals and size of a received memfd, maps it, and closes fd in any case. */
+/* Checks seals and size of a received memfd, and maps it. Closes fd in any case. */
 int rb_segment_open(rb_segment *s, int fd, uint64_t bytes, bool writable);
 void rb_segment_close(rb_segment *s);
-/* Puts private zeros where the segment was: pointers into it stay valid, and reach no slot. */
+/* Maps private zeros over the segment: pointers into it stay valid, and reach no slot. */
 bool rb_segment_detach(rb_segment *s);
-/* Has the kernel back ranges with memory now. */
 typedef struct rb_range {
 	uint64_t offset, bytes;
 } rb_range;
+/* Makes the kernel back the ranges with memory. */
 int rb_segment_populate(rb_segment *s, const rb_range *ranges, uint32_t count);
 /* Widens a range of a segment to whole pages of the kernel, which may be larger than RB_GO_PAGE: 64 KiB on some arm64 machines. */
 rb_range rb_whole_pages(rb_range r, uint64_t page, uint64_t size);
-/* What the memory cgroups of this process leave it; false if nothing is limited. */
+/* The memory that the cgroups of this process leave it; false if there is no limit. */
 bool rb_cgroup_room(int64_t *left, int64_t *limit, char *group, size_t size);
 /* The cores that a CPU quota is worth, rounded up: "150000 100000", a line of cpu.max, is 2; UINT32_MAX for none. */
 uint32_t rb_quota_cores(const char *cpu_max);
@@ -190,23 +189,22 @@ uint32_t rb_quota_cores(const char *cpu_max);
 
 #define RB_GPU_BYTES sizeof(((rb_device *)0)->gpu)
 
-/* Allocates device memory on the GPU of that number: a descriptor of it, which is
- * the caller's, and the GPU's UUID. */
+/* Allocates device memory on the GPU of that number: gives a descriptor, which the caller closes, and the GPU's UUID. */
 int rb_device_allocate(uint64_t bytes, uint64_t number, int *fd, char gpu[RB_GPU_BYTES]);
-/* Maps such memory; the descriptor stays the caller's. */
+/* Maps that memory; the descriptor stays the caller's. */
 int rb_device_import(rb_device *d, int fd, uint64_t bytes, const char *gpu);
-/* Waits until the GPU has done all work of this process; nothing to do without device memory. */
+/* Waits until the GPU has done all work of this process. Does nothing without device memory. */
 void rb_device_synchronize(const rb_device *d);
-/* Unmaps it, if there is some, as soon as that is allowed. */
+/* Unmaps device memory; in a host function later. */
 void rb_device_close(rb_device *d);
-/* Whether the stream has nothing left to do; looks until then. */
+/* Whether the stream has done all its work; asks until then. */
 bool rb_device_idle(const rb_device *d, void *stream, int64_t until);
-/* Has f run when the stream has got there, on a thread of the driver's: between
- * rb_device_host_function(true) and (false), so that nothing calls the driver. */
+/* Runs f on a driver thread after the stream's work so far. f calls rb_device_host_function(true) first and (false) last:
+ * between them the library does not call the driver. */
 int rb_device_launch(const rb_device *d, void *stream, void (*f)(void *), void *argument);
 void rb_device_host_function(bool runs);
-/* Whether the context has failed for good, and how. */
-bool rb_device_broken(const rb_device *d, char *why, size_t room);
+/* Whether the context has failed. */
+bool rb_device_broken(const rb_device *d);
 void rb_device_in_child(void);
 
 /* ---- attaching ---------------------------------------------------------- */
@@ -218,34 +216,34 @@ typedef struct rb_session {
 	rb_device device; /* base 0: none */
 	rb_board board;
 	_Atomic int socket, doorbell; /* -1: closed */
-	pid_t owner;                  /* the process that attached: it alone may end the session */
-	_Atomic bool again;           /* a client's: the broker has said that it should attach again */
+	pid_t owner;                  /* the process that attached, and may end the session */
+	_Atomic bool again;           /* a client's: the broker wants it to attach again */
 	uint64_t epoch;
 	uint32_t first_slot, window, first_gen, depth;
 	uint32_t max_rows; /* of a request */
-	bool times;        /* a client's: there is room for those of its requests */
-	bool hands_on;     /* a worker's: another stage follows, so it ends only the requests that fail */
+	bool times;        /* a client's: it reports the times of its requests */
+	bool hands_on;     /* a worker's: another stage follows, so it ends only failed requests */
 	bool isolates;     /* a worker's: it may report that a batch failed as a whole */
 	char model[RB_MAX_NAME_BYTES + 1];
 	uint32_t levels;
 	int64_t wait_time;
 	bool ragged;
-	uint32_t *bucket[RB_DIMS], buckets[RB_DIMS]; /* per variable input dimension: sizes, and how many */
+	uint32_t *bucket[RB_DIMS], buckets[RB_DIMS]; /* per variable input dimension: the sizes, and their number */
 	char *notes;                                  /* the broker's remarks, a line each; may be NULL */
 } rb_session;
 
-/* Where the offsets of a tensor count from. */
+/* The base of a tensor's offset. */
 static inline uint8_t *rb_base_of(const rb_session *s, const rb_tensor *t)
 {
 	return t->on_device ? (uint8_t *)(uintptr_t)s->device.base : s->planes.at;
 }
 
-/* policy.c: the policy that a worker asks for, "key=value key=value", as a key and its value. */
+/* policy.c: writes a worker's policy, "key=value key=value". */
 int rb_put_policy(rb_writer *w, const char *text);
-/* The model's, from the broker's reply; after the layout. */
+/* Reads the model's policy from the broker's reply; after the layout. */
 int rb_read_policy(rb_reader r, rb_session *s);
 
-/* A call under way: made by rb_attach_begin, continued by rb_attach_end. */
+/* A call of the broker: begun by rb_attach_begin, continued by rb_attach_end. */
 typedef struct rb_attach {
 	int fd; /* -1: none is under way */
 	pid_t owner;
@@ -255,33 +253,32 @@ typedef struct rb_attach {
 	uint64_t needed, needed_on; /* RB_NEEDS_DEVICE: bytes, and the number of the GPU */
 } rb_attach;
 
-/* rb_attach_end's, to a worker: the ring has no device memory yet. It allocates some, and begins again with its descriptor. */
+/* A status of rb_attach_end for workers: the ring has no device memory yet. The worker allocates it and attaches with the
+ * descriptor. */
 #define RB_NEEDS_DEVICE (-1)
 
-/* Asks, with a descriptor unless that is -1. */
+/* Sends the request, with a descriptor unless offer is -1. */
 int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb_writer *request, bool worker, int offer);
-/* Waits for the reply, until the deadline at most (RB_ERR_TIMEOUT: call again,
- * or rb_attach_cancel), checks and maps. */
+/* Waits for the reply, checks it and maps the segments. After RB_ERR_TIMEOUT call again, or rb_attach_cancel. */
 int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupted);
 void rb_attach_cancel(rb_attach *a);
 
-/* Whether the broker has hung up; notes that it wants the client to attach again. */
+/* Whether the broker has hung up. Sets `again` if it wants the client to attach again. */
 bool rb_session_gone(rb_session *s);
-/* The same for who has polled for POLLRDHUP and POLLIN: what came of it. */
+/* The same, from the result of a poll for POLLRDHUP and POLLIN. */
 bool rb_session_judge(rb_session *s, short events);
 void rb_session_hang_up(rb_session *s);
-/* The same, and waits until the broker has let go of the session, for LEAVE_TIME at most. */
+/* Hangs up and waits until the broker has ended the session, for LEAVE_TIME at most. */
 void rb_session_leave(rb_session *s);
 /* Hangs up and unmaps. */
 void rb_session_close(rb_session *s);
 void rb_close_fd(_Atomic int *fd);
-/* Ends a connection for everybody who has it, also a forked child's copy; any
- * process but its owner only closes its own descriptor. */
+/* Ends a connection, with every copy of a forked child. Any process but the owner only closes its descriptor. */
 void rb_hang_up(int fd, pid_t owner);
 
-/* The tensors as two keys and their values. */
+/* Writes the tensors as two keys and their values. */
 void rb_put_signature(rb_writer *w, const rb_layout *l);
-/* A request's first keys: version, op, model, name. */
+/* Writes a request's first keys: version, op, model, name. */
 void rb_begin_request(rb_writer *w, uint32_t pairs, const char *op, const char *model, const char *name);
 
 /* ---- handles ------------------------------------------------------------ */
@@ -304,36 +301,35 @@ typedef struct rb_table {
 
 extern rb_table rb_clients, rb_workers, rb_maps;
 
-/* Gives a value a number; 0 if there is no memory. */
+/* Gives a value a handle; 0 if there is no memory. */
 uint64_t rb_table_put(rb_table *t, void *value);
-/* Finds an open handle's entry and counts the caller in; NULL if it is closed. */
+/* Finds an open handle's entry and counts the caller in; NULL if the handle is closed. */
 rb_entry *rb_table_enter(rb_table *t, uint64_t id);
 static inline void rb_table_leave(rb_entry *e) { atomic_fetch_sub(&e->users, 1); }
-/* Makes the handle invalid: nobody enters any more. NULL if it is already. */
+/* Closes the handle: no caller enters any more. NULL if it is closed already. */
 rb_entry *rb_table_shut(rb_table *t, uint64_t id);
 /* Waits until all callers have left, and frees the entry. */
 void rb_table_remove(rb_entry *e);
-/* In a forked child: f for every value; nobody is inside of any entry any more. */
+/* In a forked child: calls f for every value, and counts all callers out. */
 void rb_table_in_child(rb_table *t, void (*f)(void *value));
 void rb_map_in_child(void *map);
 
-/* Takes care that this process and its children know of fork. */
+/* Installs the fork handler, once. */
 void rb_watch_forks(void);
 
 /* ---- maps --------------------------------------------------------------- */
 
-/* Gives out a hold on a session's mapping; in_child makes its owner known as the parent's. */
+/* Makes a handle that holds a session's mapping; in_child marks its owner as the parent's. */
 int rb_map_new(rb_map *out, const rb_session *s, uint32_t attachment, void *owner, void (*release)(void *owner),
 	void (*in_child)(void *owner));
 
-/* What a flag may not be. */
+/* Refuses other flags than these. */
 int rb_check_flags(uint32_t flags, uint32_t all);
 
 /*
- * A wait that a signal's handler has interrupted goes on until it has lasted so
- * long, and then ends as if its timeout were over: the caller can look what the
- * signal was for. Not at once, so that handlers that come often, and wait for
- * something themselves, do not pile up.
+ * When a signal's handler interrupts a wait, the wait times out after this time from
+ * its start, so that the caller can handle the signal. Not at once: frequent handlers
+ * that wait themselves would pile up.
  */
 #define INTERRUPTED_AFTER (20 * MILLISECOND)
 
@@ -342,7 +338,7 @@ static inline int64_t rb_interrupted(int64_t until, int64_t start)
 	return until == INT64_MAX ? until : rb_min(until, start + INTERRUPTED_AFTER);
 }
 
-/* A timeout of the caller as a point in time; negative is never. */
+/* A caller's timeout as a point in time; negative means never. */
 static inline int64_t rb_until(int64_t timeout, int64_t now) { return timeout < 0 ? INT64_MAX : rb_later(now, timeout); }
 
 #endif

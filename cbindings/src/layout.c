@@ -25,8 +25,7 @@ static int check_side(rb_layout *l, int side, uint32_t count)
 	return RB_OK;
 }
 
-/* FNV-1a 64 over everything that the layout depends on. arrow is the tensor that
- * "->" comes before. */
+/* FNV-1a 64 over everything that the layout depends on. "->" comes before tensor `arrow`. */
 static uint64_t geometry(const rb_layout *l, const rb_tensor *t, uint32_t count, uint32_t arrow)
 {
 	char text[2048];
@@ -58,7 +57,7 @@ static int place_planes(rb_layout *l, rb_tensor *t, uint32_t count)
 	return RB_OK;
 }
 
-static bool same_tensor(const rb_tensor *a, const rb_tensor *b)
+bool rb_same_tensor(const rb_tensor *a, const rb_tensor *b)
 {
 	char x[1024], y[1024];
 	size_t n = rb_format_tensor(a, x, sizeof x);
@@ -72,7 +71,7 @@ int rb_layout_among(rb_layout *l, rb_tensor *plane, uint32_t planes)
 		return status;
 	for (uint32_t k = 0; k < l->inputs + l->outputs; k++) {
 		uint32_t i = 0;
-		while (i < planes && !same_tensor(&plane[i], &l->tensor[k]))
+		while (i < planes && !rb_same_tensor(&plane[i], &l->tensor[k]))
 			i++;
 		if (i == planes)
 			return rb_explain(RB_ERR_LAYOUT, "the ring has no tensor \"%s\"", l->tensor[k].name);

@@ -19,8 +19,7 @@ rb_link *rb_link_new(rb_conn *c, rb_session *s, int *status)
 	}
 	if (!l || !l->slots || !l->gens || !l->abandoned || !l->free || !l->follow || !l->watched)
 		*status = rb_say(RB_ERR_NO_MEMORY);
-	/* Touch the window's pages now: a refusal is an error here instead of a
-	 * SIGBUS later, and no request pays for page faults. */
+	/* Touch the window's pages now: a refusal is an error here, not a SIGBUS later, and no request pays for page faults. */
 	for (uint32_t k = 0; k < tensors; k++) {
 		const rb_tensor *t = &s->layout.tensor[k];
 		if (!t->on_device)
@@ -100,7 +99,7 @@ int rb_link_map(rb_link *l, rb_map *out)
 	return rb_map_new(out, &l->session, l->number, l, release_map, rb_link_in_child);
 }
 
-/* Ends everything in flight: nobody will answer it any more. */
+/* Ends everything in flight: no answer comes any more. */
 void rb_link_fail(rb_link *l)
 {
 	l->dead = true;
@@ -125,7 +124,7 @@ bool rb_link_lost(rb_link *l, int64_t now, int64_t every)
 	return rb_session_gone(&l->session);
 }
 
-/* Looks for rows consecutive free slots. */
+/* Finds that many consecutive free slots. */
 static bool find(rb_link *l, uint32_t rows, uint32_t *at)
 {
 	if (l->nfree < rows)
@@ -150,7 +149,7 @@ static bool find(rb_link *l, uint32_t rows, uint32_t *at)
 	return false;
 }
 
-/* Frees released slots whose word says that nobody else has them any more. */
+/* Frees released slots whose word says that neither broker nor worker has them any more. */
 static void reap_abandoned(rb_link *l)
 {
 	uint32_t keep = 0;
@@ -167,8 +166,7 @@ static void reap_abandoned(rb_link *l)
 	l->nabandoned = keep;
 }
 
-/* Lowest first: the slots used last are the warmest, and neighbours in time
- * become neighbours in memory. */
+/* Lowest first: the slots used last are warm in the cache, and neighbours in time become neighbours in memory. */
 bool rb_link_take(rb_link *l, uint32_t rows, uint32_t *at)
 {
 	if (!find(l, rows, at)) {
@@ -204,9 +202,7 @@ bool rb_link_push(rb_link *l, const rb_commit_entry *e, bool *ring)
 	return pushed;
 }
 
-/* Looks at the board whether the request has ended, and if so fixes its
- * status: what was seen first counts, also when the broker dies between two
- * looks. */
+/* Whether the request has ended. Its first status counts, even if the broker dies after that. */
 bool rb_link_ended(rb_link *l, uint32_t at)
 {
 	rb_slot *s = &l->slots[at];
@@ -226,13 +222,13 @@ bool rb_link_ended(rb_link *l, uint32_t at)
 		s->held = true;
 	} else if (rb_link_expired(l, at)) {
 		s->status = RB_ERR_EXPIRED;
-		s->held = true; /* until the broker says so too */
+		s->held = true; /* until the broker has ended it, too */
 	} else {
 		return false;
 	}
 	s->state = RB_SLOT_ENDED;
-	s->seen = atomic_load_explicit(&l->woke, memory_order_relaxed); /* woken once for many: the clock was read then */
-	if (s->seen < s->committed) /* nobody had to wait */
+	s->seen = atomic_load_explicit(&l->woke, memory_order_relaxed); /* one wake-up reads the clock for many requests */
+	if (s->seen < s->committed) /* no thread had to wait */
 		s->seen = rb_now();
 	if (s->traced)
 		atomic_store_explicit(&rb_link_times(l, at)->woken, s->seen, memory_order_relaxed);
@@ -242,10 +238,9 @@ bool rb_link_ended(rb_link *l, uint32_t at)
 void rb_link_check_stream(rb_link *l, uint32_t at, int64_t now)
 {
 	rb_slot *s = &l->slots[at];
-	char why[64];
 	if (!s->pending || now - s->stream_looked < PARK_SLICE)
 		return;
 	s->stream_looked = now;
-	if (rb_device_broken(&l->session.device, why, sizeof why))
+	if (rb_device_broken(&l->session.device))
 		s->broken = true;
 }

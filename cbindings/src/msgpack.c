@@ -21,7 +21,7 @@ static void put(rb_writer *w, const void *data, size_t bytes)
 	w->length += bytes;
 }
 
-/* A byte that says what follows, and a big-endian number of so many bytes. */
+/* A kind, and a big-endian number of that many bytes. */
 static void put_head(rb_writer *w, uint8_t kind, uint64_t n, int bytes)
 {
 	uint8_t head[9] = {kind};
@@ -73,7 +73,24 @@ static bool number(rb_reader *r, int bytes, uint64_t *n)
 	return true;
 }
 
-/* What a value is made of: so many bytes, then so many values. */
+/* Kinds from 0xc0 on. A length of these bytes follows the kind; without one it counts as 0. */
+static const struct {
+	uint8_t length;
+	uint8_t more;   /* bytes of the value beyond the length */
+	uint8_t values; /* of a collection: values for each element */
+} kinds[32] = {
+	[0x04] = {.length = 1}, {.length = 2}, {.length = 4},                                /* binary */
+	[0x07] = {.length = 1, .more = 1}, {.length = 2, .more = 1}, {.length = 4, .more = 1}, /* ext, with a type */
+	[0x0a] = {.more = 4}, {.more = 8},                                                   /* floats */
+	[0x0c] = {.more = 1}, {.more = 2}, {.more = 4}, {.more = 8},                         /* unsigned integers */
+	[0x10] = {.more = 1}, {.more = 2}, {.more = 4}, {.more = 8},                         /* integers */
+	[0x14] = {.more = 2}, {.more = 3}, {.more = 5}, {.more = 9}, {.more = 17},           /* fixext, with a type */
+	[0x19] = {.length = 1}, {.length = 2}, {.length = 4},                                /* texts */
+	[0x1c] = {.length = 2, .values = 1}, {.length = 4, .values = 1},                     /* arrays */
+	[0x1e] = {.length = 2, .values = 2}, {.length = 4, .values = 2},                     /* maps */
+};
+
+/* Reads the kind and the length: the value goes on with that many bytes, then with that many values. */
 static bool value_head(rb_reader *r, uint64_t *bytes, uint64_t *values)
 {
 	*bytes = *values = 0;
@@ -82,55 +99,23 @@ static bool value_head(rb_reader *r, uint64_t *bytes, uint64_t *values)
 	uint8_t kind = *r->at++;
 	if (kind <= 0x7f || kind >= 0xe0) /* small integers */
 		return true;
-	if (kind <= 0x8f) {
+	if (kind <= 0x8f)
 		*values = 2 * (kind & 0x0f);
-		return true;
-	}
-	if (kind <= 0x9f) {
+	else if (kind <= 0x9f)
 		*values = kind & 0x0f;
-		return true;
-	}
-	if (kind <= 0xbf) {
+	else if (kind <= 0xbf)
 		*bytes = kind & 0x1f;
+	if (kind <= 0xbf)
 		return true;
-	}
-	switch (kind) {
-	case 0xc0: case 0xc2: case 0xc3: /* nil, false, true */
-		return true;
-	case 0xcc: case 0xd0:
-		*bytes = 1;
-		return true;
-	case 0xcd: case 0xd1:
-		*bytes = 2;
-		return true;
-	case 0xca: case 0xce: case 0xd2:
-		*bytes = 4;
-		return true;
-	case 0xcb: case 0xcf: case 0xd3:
-		*bytes = 8;
-		return true;
-	case 0xd4: case 0xd5: case 0xd6: case 0xd7: case 0xd8: /* fixext, with its type */
-		*bytes = 1 + (UINT64_C(1) << (kind - 0xd4));
-		return true;
-	case 0xc4: case 0xd9: /* a length follows */
-		return number(r, 1, bytes);
-	case 0xc5: case 0xda:
-		return number(r, 2, bytes);
-	case 0xc6: case 0xdb:
-		return number(r, 4, bytes);
-	case 0xc7: case 0xc8: case 0xc9: /* ext: its type too */
-		return number(r, 1 << (kind - 0xc7), bytes) && ++*bytes;
-	case 0xdc:
-		return number(r, 2, values);
-	case 0xdd:
-		return number(r, 4, values);
-	case 0xde: case 0xdf:
-		if (!number(r, kind == 0xde ? 2 : 4, values))
-			return false;
-		*values *= 2;
-		return true;
-	}
-	return false; /* 0xc1 begins no value */
+	uint64_t n = 0;
+	kind -= 0xc0;
+	if (kind == 1 || !number(r, kinds[kind].length, &n)) /* 0xc1 begins no value */
+		return false;
+	if (kinds[kind].values)
+		*values = n * kinds[kind].values;
+	else
+		*bytes = n + kinds[kind].more;
+	return true;
 }
 
 static bool skip(rb_reader *r, int depth)
@@ -139,7 +124,7 @@ static bool skip(rb_reader *r, int depth)
 	if (depth == 0 || !value_head(r, &bytes, &values))
 		return false;
 	uint64_t left = (uint64_t)(r->end - r->at);
-	if (bytes > left || values > left) /* what is promised must fit what has arrived */
+	if (bytes > left || values > left) /* a value is no longer than the message */
 		return false;
 	r->at += bytes;
 	while (values--)
@@ -156,42 +141,28 @@ bool rb_check_message(const uint8_t *data, size_t bytes)
 	return rb_skip_value(&r) && r.at == r.end;
 }
 
-static bool collection(rb_reader *r, uint8_t fix, uint8_t wide, uint32_t *n)
+static uint8_t next_kind(const rb_reader *r) { return r->at < r->end ? *r->at : 0; }
+
+static bool collection(rb_reader *r, uint8_t fix, uint8_t wide, uint32_t each, uint32_t *n)
 {
-	uint64_t count;
-	if (r->at == r->end)
+	uint64_t bytes, values;
+	uint8_t kind = next_kind(r);
+	if (((kind & 0xf0) != fix && kind != wide && kind != wide + 1) || !value_head(r, &bytes, &values))
 		return false;
-	uint8_t kind = *r->at;
-	if ((kind & 0xf0) == fix) {
-		r->at++;
-		*n = kind & 0x0f;
-		return true;
-	}
-	if (kind != wide && kind != wide + 1)
-		return false;
-	r->at++;
-	if (!number(r, kind == wide ? 2 : 4, &count))
-		return false;
-	*n = (uint32_t)count;
+	*n = (uint32_t)(values / each);
 	return true;
 }
 
-bool rb_get_map(rb_reader *r, uint32_t *pairs) { return collection(r, 0x80, 0xde, pairs); }
-bool rb_get_array(rb_reader *r, uint32_t *n) { return collection(r, 0x90, 0xdc, n); }
+bool rb_get_map(rb_reader *r, uint32_t *pairs) { return collection(r, 0x80, 0xde, 2, pairs); }
+bool rb_get_array(rb_reader *r, uint32_t *n) { return collection(r, 0x90, 0xdc, 1, n); }
 
 bool rb_get_text(rb_reader *r, const char **text, uint32_t *bytes)
 {
-	uint64_t n;
-	if (r->at == r->end)
+	uint64_t n, values;
+	uint8_t kind = next_kind(r);
+	if ((kind & 0xe0) != 0xa0 && (kind < 0xd9 || kind > 0xdb) && (kind < 0xc4 || kind > 0xc6))
 		return false;
-	uint8_t kind = *r->at++;
-	if ((kind & 0xe0) == 0xa0)
-		n = kind & 0x1f;
-	else if (kind == 0xd9 || kind == 0xc4	? !number(r, 1, &n)
-		 : kind == 0xda || kind == 0xc5 ? !number(r, 2, &n)
-						: (kind != 0xdb && kind != 0xc6) || !number(r, 4, &n))
-		return false;
-	if (n > (uint64_t)(r->end - r->at))
+	if (!value_head(r, &n, &values) || n > (uint64_t)(r->end - r->at))
 		return false;
 	*text = (const char *)r->at;
 	*bytes = (uint32_t)n;
@@ -199,35 +170,13 @@ bool rb_get_text(rb_reader *r, const char **text, uint32_t *bytes)
 	return true;
 }
 
-/* An integer of any width, and whether it is below zero. */
-static bool integer(rb_reader *r, uint64_t *n, bool *negative)
-{
-	if (r->at == r->end)
-		return false;
-	uint8_t kind = *r->at++;
-	*negative = false;
-	if (kind <= 0x7f) {
-		*n = kind;
-	} else if (kind >= 0xe0) {
-		*n = (uint64_t)(int64_t)(int8_t)kind;
-		*negative = true;
-	} else if (kind >= 0xcc && kind <= 0xcf) {
-		return number(r, 1 << (kind - 0xcc), n);
-	} else if (kind >= 0xd0 && kind <= 0xd3) {
-		int bits = 8 << (kind - 0xd0);
-		if (!number(r, bits / 8, n))
-			return false;
-		*negative = *n >> (bits - 1) & 1;
-		if (*negative && bits < 64)
-			*n |= ~UINT64_C(0) << bits;
-	} else {
-		return false;
-	}
-	return true;
-}
-
+/* An integer of any width; a negative one is refused. */
 bool rb_get_uint(rb_reader *r, uint64_t *n)
 {
-	bool negative;
-	return integer(r, n, &negative) && !negative;
+	uint8_t kind = next_kind(r);
+	if (r->at++ == r->end || (kind > 0x7f && (kind < 0xcc || kind > 0xd3)))
+		return false;
+	*n = kind;
+	int bytes = 1 << kind % 4; /* 0xcc and 0xd0: one byte */
+	return kind <= 0x7f || (number(r, bytes, n) && (kind < 0xd0 || !(*n >> (8 * bytes - 1) & 1)));
 }

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The notifier tells an event loop that requests have ended: its descriptor
- * becomes readable, and rb_reap says which. One thread (the reaper) parks on
- * the bell for it, however many requests are watched.
+ * The notifier wakes an event loop when requests have ended: its descriptor
+ * becomes readable, and rb_reap lists them. One thread, the reaper, parks on
+ * the bell for any number of watched requests.
  *
  *  1. a commit with RB_NOTIFY puts the request on the watch list
  *  2. the worker ends it and rings the window's bell
  *  3. the reaper wakes, finds it ended and makes the descriptor readable
  *  4. the event loop calls rb_reap, which takes it off the list
  *
- * It is the library's only thread, and there only if the descriptor was asked
- * for. It also attaches again when the broker was restarted. A program that has
- * a thread to spare for it does the same in rb_reap_wait, and the library none.
+ * The reaper is the library's only thread and starts with rb_client_fd. After a
+ * restart of the broker it also attaches again. A program that has a thread
+ * for this calls rb_reap_wait instead, and the library starts none.
  */
 #include <poll.h>
 #include <signal.h>
@@ -21,7 +21,7 @@
 
 #include "client.h"
 
-/* Waits for its turn, until then at most. The caller holds mu. */
+/* Waits until another thread passes the turn, or for ns. The caller holds mu. */
 static void await_turn(rb_link *l, int64_t ns)
 {
 	uint32_t seen = l->turn;
@@ -30,40 +30,30 @@ static void await_turn(rb_link *l, int64_t ns)
 	pthread_mutex_lock(&l->mu);
 }
 
-/* The reaper waits for the leader of the moment to resign, while the client has this link. False: it does not lead. */
-static bool reaper_takes_lead(rb_conn *c, rb_link *l)
+/* Waits for the leader to resign while the client has this link; false if the caller does not lead. A thread in
+ * rb_reap_wait gives up at `until`, when a watched request has ended, or when there is a reaper. */
+static bool take_lead(rb_conn *c, rb_link *l, bool reaper, int64_t until)
 {
 	pthread_mutex_lock(&l->mu);
 	l->reapers_waiting++;
-	while (l->leading && c->live == l)
-		await_turn(l, SECOND);
-	l->reapers_waiting--;
-	bool lead = !l->leading;
-	l->leading = true;
-	if (l->reapers_waiting)
-		rb_link_pass_turn(l); /* threads in rb_reap_wait need not wait for it any more */
-	pthread_mutex_unlock(&l->mu);
-	return lead;
-}
-
-/* A thread in rb_reap_wait does the same until then, or until a request has ended, and not while there is a reaper. */
-static bool waiter_takes_lead(rb_conn *c, rb_link *l, int64_t until)
-{
-	pthread_mutex_lock(&l->mu);
-	l->reapers_waiting++;
-	for (int64_t now = rb_now(); l->leading && c->live == l && !c->reaping && now < until && !rb_link_any_over(l); now = rb_now())
+	for (int64_t now = rb_now(); l->leading && c->live == l; now = rb_now()) {
+		if (!reaper && (c->reaping || now >= until || rb_link_any_over(l)))
+			break;
 		await_turn(l, until - now);
+	}
 	l->reapers_waiting--;
 	bool lead = !l->leading;
 	l->leading = true;
+	if (reaper && l->reapers_waiting)
+		rb_link_pass_turn(l); /* threads in rb_reap_wait stop waiting for the lead */
 	pthread_mutex_unlock(&l->mu);
 	return lead;
 }
 
-/* Sleeps while nothing is under way. Not on the bell: there a thief could keep it from hearing that something is. */
+/* Sleeps while nothing is under way. Not on the bell: another process could steal the wake-up. */
 static bool idle(rb_conn *c, rb_link *l, int64_t left)
 {
-	if (l->session.again) /* told to attach again, it goes on with that: a late answer wakes nobody */
+	if (l->session.again) /* the client is to attach again now */
 		return false;
 	pthread_mutex_lock(&l->mu);
 	l->reaper_idle = l->nwatched + l->followers == 0 && !l->dead && !c->closing;
@@ -71,11 +61,11 @@ static bool idle(rb_conn *c, rb_link *l, int64_t left)
 	pthread_mutex_unlock(&l->mu);
 	if (!sleep)
 		return false;
-	/* POLLIN also if somebody else has seen just now that it is to attach again. */
+	/* POLLIN even if another thread has just seen that the client is to attach again. */
 	struct pollfd p[2] = {{.fd = c->poke_fd, .events = POLLIN}, {.fd = l->session.socket, .events = POLLRDHUP | POLLIN}};
 	poll(p, 2, (int)(rb_min(left, 3600 * SECOND) / MILLISECOND));
 	uint64_t count;
-	if (p[0].revents && read(p[0].fd, &count, sizeof count) < 0) { /* somebody else was quicker: there is nothing to take */
+	if (p[0].revents && read(p[0].fd, &count, sizeof count) < 0) { /* another thread has read it */
 	}
 	pthread_mutex_lock(&l->mu);
 	l->reaper_idle = false;
@@ -85,14 +75,14 @@ static bool idle(rb_conn *c, rb_link *l, int64_t left)
 	return true;
 }
 
-/* Looks at the requests of links that the client has left, which have no leader
- * of their own; true if any is watched still. over: one of them has ended. */
+/* Checks the requests of links that the client has left: these have no leader. True if any is still watched;
+ * *over if one has ended. */
 static bool look_at_left(rb_conn *c, rb_link *present, bool *over)
 {
 	bool watched = false;
 	if (!c->left)
 		return false;
-	c->left = false; /* before we look: who leaves one meanwhile sets it again */
+	c->left = false; /* before the check: a thread that leaves a link meanwhile sets it again */
 	for (rb_link *l = c->links; l; l = l->next) {
 		if (l == present || l->parents || !rb_link_hold(l))
 			continue;
@@ -101,7 +91,7 @@ static bool look_at_left(rb_conn *c, rb_link *present, bool *over)
 		pthread_mutex_lock(&l->mu);
 		watched |= l->nwatched > 0;
 		*over |= rb_link_any_over(l);
-		rb_link_tell_notifier(l);
+		rb_link_ring_notifier(l);
 		pthread_mutex_unlock(&l->mu);
 		rb_link_drop(l);
 	}
@@ -110,7 +100,7 @@ static bool look_at_left(rb_conn *c, rb_link *present, bool *over)
 	return watched;
 }
 
-/* One look of a leader: what it saw of the bell, and how long it may sleep. */
+/* One check by a leader: the bell's count before it, and how long the leader may sleep. */
 typedef struct look {
 	uint32_t seen;
 	int64_t slice;
@@ -119,7 +109,7 @@ typedef struct look {
 
 static bool leads(rb_conn *c, rb_link *l) { return !l->dead && !c->closing && c->live == l; }
 
-/* Tells all who wait for ended requests; false if the client has another link now. */
+/* Wakes every waiter whose request has ended; false if the client has another link now. */
 static bool look_around(rb_conn *c, rb_link *l, look *k)
 {
 	bool interrupted = false;
@@ -132,7 +122,7 @@ static bool look_around(rb_conn *c, rb_link *l, look *k)
 	return true;
 }
 
-/* Parks until the bell rings, or for a slice: true if the bell stayed silent. Under load it does not pay to go idle. */
+/* Parks until the bell rings, or for a slice; true if the bell stayed silent. */
 static bool park(rb_conn *c, rb_link *l, const look *k)
 {
 	_Atomic uint32_t *bell = &l->session.board.bells[l->first].count;
@@ -148,31 +138,22 @@ static bool park(rb_conn *c, rb_link *l, const look *k)
 	return slept && *bell == k->seen;
 }
 
-/* The reaper leads for as long as the link lives. */
-static void reaper_lead(rb_conn *c, rb_link *l)
+/* The reaper leads while the link lives; a thread in rb_reap_wait until `until`, or until a watched request has ended. */
+static void lead(rb_conn *c, rb_link *l, bool reaper, int64_t until)
 {
 	look k;
-	if (!reaper_takes_lead(c, l))
-		return;
-	for (bool quiet = false; leads(c, l) && look_around(c, l, &k);)
-		quiet = quiet && idle(c, l, INT64_MAX) ? false : park(c, l, &k);
-	rb_link_resign(l);
-}
-
-/* A thread in rb_reap_wait leads until then, or until there is something to tell. */
-static void waiter_lead(rb_conn *c, rb_link *l, int64_t until)
-{
-	look k;
-	if (!waiter_takes_lead(c, l, until))
+	if (!take_lead(c, l, reaper, until))
 		return;
 	for (bool quiet = false; leads(c, l) && look_around(c, l, &k);) {
 		int64_t left = until - rb_now();
-		pthread_mutex_lock(&l->mu);
-		k.over |= rb_link_any_over(l);
-		pthread_mutex_unlock(&l->mu);
-		if (left <= 0 || k.over)
-			break;
-		k.slice = rb_min(k.slice, left);
+		if (!reaper) {
+			pthread_mutex_lock(&l->mu);
+			k.over |= rb_link_any_over(l);
+			pthread_mutex_unlock(&l->mu);
+			if (left <= 0 || k.over)
+				break;
+			k.slice = rb_min(k.slice, left);
+		}
 		quiet = quiet && idle(c, l, left) ? false : park(c, l, &k);
 	}
 	rb_link_resign(l);
@@ -187,7 +168,7 @@ static void *reap(void *conn)
 		bool interrupted = false;
 		uint32_t seen = c->change;
 		if (rb_conn_link(c, rb_later(rb_now(), SECOND), true, &l, &interrupted) == RB_OK) {
-			reaper_lead(c, l);
+			lead(c, l, true, INT64_MAX);
 			rb_link_drop(l);
 		} else if (!c->closing) {
 			rb_futex_wait(&c->change, seen, PARK_SLICE, true);
@@ -203,7 +184,7 @@ static int no_notifier(rb_conn *c)
 	return rb_explain(RB_ERR_NO_MEMORY, "a completion descriptor and its thread");
 }
 
-/* The descriptors alone. The caller holds mu. */
+/* Makes the descriptors, without the thread. The caller holds mu. */
 static int open_notifier(rb_conn *c)
 {
 	if (c->notify_fd >= 0)
@@ -223,7 +204,7 @@ static int start_notifier(rb_conn *c)
 		/* No signal of the program's is delivered to the library's thread. */
 		sigfillset(&all);
 		pthread_sigmask(SIG_SETMASK, &all, &before);
-		c->reaping = !c->closing; /* first: the thread tells others at once that it leads */
+		c->reaping = !c->closing; /* first: the thread takes the lead at once */
 		if (c->reaping && pthread_create(&c->reaper, NULL, reap, c))
 			c->reaping = false;
 		pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -238,7 +219,7 @@ void rb_notifier_stop(rb_conn *c)
 {
 	if (!c->reaping)
 		return;
-	rb_eventfd_ring(c->poke_fd); /* the link is dead, it was kicked; but it may have been idle */
+	rb_eventfd_ring(c->poke_fd); /* the reaper may be idle */
 	pthread_join(c->reaper, NULL);
 	c->reaping = false;
 }
@@ -264,12 +245,12 @@ static bool reap_watched(rb_link *l, uint64_t *requests, uint32_t max, uint32_t 
 	return room;
 }
 
-/* Which have ended, of all attachments. */
+/* Lists the watched requests of all attachments that have ended. */
 static void reap_all(rb_conn *c, uint64_t *requests, uint32_t max, uint32_t *count)
 {
 	uint64_t rung;
 	*count = 0;
-	if (read(c->notify_fd, &rung, sizeof rung) < 0) { /* it was quiet; look all the same */
+	if (read(c->notify_fd, &rung, sizeof rung) < 0) { /* it was not rung: reaped requests may have been left over */
 	}
 	for (rb_link *l = c->links; l; l = l->next)
 		if (!l->parents && l->refs > 0 && !reap_watched(l, requests, max, count)) {
@@ -287,7 +268,7 @@ static int reap_now(rb_conn *c, uint64_t *requests, uint32_t max, uint32_t *coun
 	return status;
 }
 
-/* Waits until something may have ended, as the reaper does; if there is one, for its word. */
+/* Waits until a request may have ended: in the reaper's place, or for the reaper if there is one. */
 static void watch(rb_conn *c, int64_t until, int64_t now)
 {
 	rb_link *l;
@@ -297,7 +278,7 @@ static void watch(rb_conn *c, int64_t until, int64_t now)
 		struct pollfd p = {.fd = c->notify_fd, .events = POLLIN};
 		poll(&p, 1, (int)(rb_min(until - now, 50 * MILLISECOND) / MILLISECOND));
 	} else if (rb_conn_link(c, rb_min(until, now + SECOND), true, &l, &interrupted) == RB_OK) {
-		waiter_lead(c, l, until);
+		lead(c, l, false, until);
 		rb_link_drop(l);
 	} else {
 		rb_futex_wait(&c->change, seen, rb_max(1, rb_min(until - now, PARK_SLICE)), true);

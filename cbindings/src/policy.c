@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A model's policy as it travels: texts by key. What keys there are and what
- * their texts mean is the broker's affair (Go's package policy); the library
- * only splits what a worker asks for, and reads the few that a client needs.
+ * A model's policy as it travels: texts by key. The broker knows the keys and
+ * checks the texts (Go's package policy). The library splits a worker's policy
+ * into keys and texts, and reads the few texts that it needs itself.
  */
 #include <string.h>
 
 #include "internal.h"
 
-static bool blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
-
-/* One key=value of a text; false at its end. */
+/* One key=value of a text; without a key at its end. */
 typedef struct {
 	const char *key, *value;
 	size_t key_bytes, value_bytes;
@@ -18,11 +16,11 @@ typedef struct {
 
 static int next_pair(const char **text, pair *p)
 {
-	while (blank(**text))
+	while (rb_blank(**text))
 		++*text;
 	const char *from = *text, *equals = NULL;
-	for (; **text && !blank(**text); ++*text)
-		if (**text == '=') /* the last one: a tensor's name may have one, a value has none */
+	for (; **text && !rb_blank(**text); ++*text)
+		if (**text == '=') /* the last one: a tensor's name may contain "=" */
 			equals = *text;
 	*p = (pair){.key = from};
 	if (from == *text)
@@ -65,7 +63,7 @@ static int malformed(const char *key, uint32_t bytes)
 	return rb_explain(RB_ERR_PROTOCOL, "the policy's %.*s", (int)bytes, key);
 }
 
-/* Reads digits, as far as they go; false if there is none, or too many. */
+/* Reads digits; false if there is none, or more than 18. */
 static bool number(const char **at, const char *end, uint64_t *n)
 {
 	const char *from = *at;
@@ -77,7 +75,7 @@ static bool number(const char **at, const char *end, uint64_t *n)
 	return *at > from;
 }
 
-/* A whole number with one unit, as the broker writes it; what is no number is 0. */
+/* A whole number with one unit, as the broker writes it; 0 for any other text. */
 static int64_t duration(const char *text, uint32_t bytes)
 {
 	static const struct {
@@ -95,7 +93,7 @@ static int64_t duration(const char *text, uint32_t bytes)
 	return 0;
 }
 
-/* Finds the variable input dimension called NAME.DIMENSION. */
+/* Finds the variable input dimension NAME.DIMENSION. */
 static bool find_dimension(const rb_layout *l, const char *name, uint32_t bytes, uint32_t *index)
 {
 	const char *end = name + bytes, *dot = memrchr(name, '.', bytes), *at = dot ? dot + 1 : NULL;
@@ -117,7 +115,7 @@ static bool find_dimension(const rb_layout *l, const char *name, uint32_t bytes,
 	return false;
 }
 
-/* Sizes with commas between them, none beyond the dimension's maximum. */
+/* Reads sizes with commas between them, none beyond the dimension's maximum. */
 static bool read_buckets(rb_session *s, uint32_t i, const char *text, uint32_t bytes)
 {
 	const char *at = text, *end = text + bytes;
@@ -140,7 +138,7 @@ int rb_read_policy(rb_reader r, rb_session *s)
 	uint32_t pairs, bytes, length, i;
 	const char *key, *text;
 	s->levels = 1;
-	if (!r.at || (r.at < r.end && *r.at == 0xc0))
+	if (!r.at)
 		return RB_OK;
 	if (!rb_get_map(&r, &pairs))
 		return malformed("shape", 5);

@@ -4,13 +4,13 @@
 
 #include "internal.h"
 
-/* What a broker replies. Texts and readers point into the frame that it was read from. */
+/* A broker's reply. Texts and readers point into its frame. */
 typedef struct rb_reply {
 	uint64_t code, version, epoch;
 	const char *message, *stats, *model;
 	uint32_t message_bytes, stats_bytes, model_bytes;
 	bool attached;
-	rb_reader inputs, outputs, policy; /* at the values; at is NULL if they are missing */
+	rb_reader inputs, outputs, policy; /* at the values; at is NULL if they are missing or nil */
 	rb_reader notes, planes;
 	bool more, times, hands_on, isolates, needs;
 	uint64_t needed, needed_on; /* device memory, and the number of its GPU */
@@ -20,9 +20,9 @@ typedef struct rb_reply {
 		first_gen, depth, max_rows;
 } rb_reply;
 
-/* Reads it from a frame. What the broker refuses with is the status. */
+/* Decodes a reply. Returns the broker's status if it refused. */
 int rb_read_reply(const rb_frame *f, rb_reply *p);
-/* RB_ERR_PROTOCOL, with what of the reply is wrong. */
+/* RB_ERR_PROTOCOL, naming the wrong part of the reply. */
 int rb_malformed(const char *what);
 
 #endif

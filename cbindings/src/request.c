@@ -7,7 +7,7 @@
  *	| link    | slot   | handle |   never 0: a claimed slot's handle is odd
  *	+---------+--------+--------+
  *
- * link is the attachment's number, slot is counted from the window's first.
+ * link is the attachment's number; slots are counted from the window's first.
  */
 #include <errno.h>
 #include <string.h>
@@ -20,7 +20,7 @@
 _Static_assert(1 << SLOT_BITS >= RB_GO_MAX_SLOTS, "a window's slots fit");
 
 #define DEFAULT_LEVEL (-1)
-#define FOLLOW_WAIT (100 * MILLISECOND) /* for a broker that wants the client to attach again; the next claim goes on with it */
+#define FOLLOW_WAIT (100 * MILLISECOND) /* for attaching again at the broker's request; the next claim goes on */
 
 uint64_t rb_req_id(const rb_req *r)
 {
@@ -89,7 +89,7 @@ static void clear_padding(const rb_req *r)
 			memset(rb_req_rows(r, &l->tensor[k]), 0, s->rows * l->tensor[k].stride);
 }
 
-/* Makes the slots that were taken a request. */
+/* Makes a request of the taken slots. */
 static int begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t start, int64_t now, rb_req *r)
 {
 	rb_slot *s = &l->slots[at];
@@ -104,7 +104,6 @@ static int begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, u
 	s->state = RB_SLOT_CLAIMED;
 	s->rows = rows;
 	s->level = DEFAULT_LEVEL;
-	s->notify = false;
 	if (s->broken) /* only then: an atomic store costs */
 		s->broken = false;
 	s->traced = rb_link_recorded(l);
@@ -128,7 +127,7 @@ int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 			if (status)
 				return status;
 		}
-		/* Who does not wait leaves it to the reaper, if there is one. */
+		/* A caller that does not wait leaves it to the reaper, if there is one. */
 		int64_t patience = rb_min(FOLLOW_WAIT, rb_max(until - now, MILLISECOND));
 		if (l->session.again && (timeout || !c->reaping) && rb_conn_follow(c, l, patience, &interrupted)) {
 			rb_link_drop(l);
@@ -150,7 +149,7 @@ int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 		}
 		uint32_t seen = l->room;
 		bool dead = l->dead;
-		int64_t slice = l->nabandoned ? MILLISECOND : PARK_SLICE; /* nobody tells when those come back */
+		int64_t slice = l->nabandoned ? MILLISECOND : PARK_SLICE; /* abandoned slots come back without a wake-up */
 		l->claimers++;
 		pthread_mutex_unlock(&l->mu);
 		start = start ? start : now;
@@ -185,19 +184,17 @@ void rb_link_book(rb_link *l, uint32_t at, int64_t now, uint32_t flags)
 	s->ends = INT64_MAX;
 	s->cancel = false;
 	l->gens[at]++;
-	s->notify = flags & RB_NOTIFY;
-	if (s->notify)
+	if (flags & RB_NOTIFY)
 		rb_link_watch(l, at);
 }
 
-/* Tells the broker of a cancellation. */
-static bool tell_cancel(rb_link *l, uint32_t at, bool *ring)
+static bool push_cancel_entry(rb_link *l, uint32_t at, bool *ring)
 {
 	rb_commit_entry e = {.kind = RB_GO_KIND_CANCEL, .rows = l->slots[at].rows, .slot = l->first + at, .gen = l->gens[at]};
 	return rb_link_push(l, &e, ring);
 }
 
-bool rb_link_tell(rb_link *l, uint32_t at, int64_t now, int64_t timeout, bool *ring)
+bool rb_link_send(rb_link *l, uint32_t at, int64_t now, int64_t timeout, bool *ring)
 {
 	rb_slot *s = &l->slots[at];
 	rb_commit_entry e = {.kind = RB_GO_KIND_COMMIT, .committed = now, .deadline = timeout > 0 ? rb_later(now, timeout) : 0,
@@ -212,18 +209,18 @@ bool rb_link_tell(rb_link *l, uint32_t at, int64_t now, int64_t timeout, bool *r
 		t->asked = s->claimed - s->claim_took;
 		t->claimed = s->claimed;
 	}
-	return rb_link_push(l, &e, ring) && (!s->cancel || tell_cancel(l, at, ring));
+	return rb_link_push(l, &e, ring) && (!s->cancel || push_cancel_entry(l, at, ring));
 }
 
-void rb_link_told(rb_conn *c, rb_link *l, bool ring, bool full, uint32_t flags)
+void rb_link_after_send(rb_conn *c, rb_link *l, bool ring, bool full, uint32_t flags)
 {
 	if (ring)
 		rb_eventfd_ring(l->session.doorbell);
 	if (full) /* only a broker that breaks the protocol leaves no room */
 		rb_conn_lost(c, l);
-	if (flags & RB_NOTIFY && l->dead) /* it may have died before we were listed */
+	if (flags & RB_NOTIFY && l->dead) /* the link may have died before the request was listed */
 		rb_eventfd_ring(c->notify_fd);
-	if (flags & RB_NOTIFY && c->live != l) /* nobody leads a link that the client has left */
+	if (flags & RB_NOTIFY && c->live != l) /* a link that the client has left has no leader */
 		rb_conn_look_at_left(c);
 }
 
@@ -248,7 +245,7 @@ int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, 
 			return status;
 	}
 	int64_t now = rb_now();
-	for (uint32_t i = 0; i < count;) { /* those of one attachment together: the broker is woken once */
+	for (uint32_t i = 0; i < count;) { /* the requests of one attachment together: the broker is woken once */
 		rb_link *l = r[i].link;
 		uint32_t end = i + 1;
 		while (end < count && r[end].link == l)
@@ -261,17 +258,17 @@ int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, 
 		}
 		for (; i < end; i++) {
 			rb_link_book(l, r[i].at, now, flags);
-			full |= !rb_link_tell(l, r[i].at, now, timeout, &ring);
+			full |= !rb_link_send(l, r[i].at, now, timeout, &ring);
 		}
 		pthread_mutex_unlock(&l->mu);
-		rb_link_told(c, l, ring, full, flags);
+		rb_link_after_send(c, l, ring, full, flags);
 	}
 	return RB_OK;
 }
 
 /* ---- the end -------------------------------------------------------------------- */
 
-/* What the broker leaves with a request whose deadline passed without a worker. */
+/* The broker's reason for a request whose deadline passed without a worker. */
 static const char NO_WORKER[] = "no worker attached";
 
 /* RB_OK, or how the request ended, with its reason. */
@@ -280,7 +277,7 @@ static int outcome(const rb_req *r)
 	int status = rb_req_slot(r)->status;
 	if (rb_req_slot(r)->broken)
 		return rb_explain(status, "its stream failed before it got to the commit; the CUDA context of this process is of no more use");
-	/* About one that has expired a worker that has it may be writing still. */
+	/* While an expired request is held, a worker may still write its reason. */
 	if (status != RB_ERR_FAILED && status != RB_ERR_WORKER_DIED && (status != RB_ERR_EXPIRED || rb_req_slot(r)->held))
 		return status ? rb_say(status) : RB_OK;
 	uint32_t slot = r->link->first + r->at;
@@ -289,7 +286,7 @@ static int outcome(const rb_req *r)
 	rb_read_once(&record, &r->link->session.board.records[slot], sizeof record);
 	size_t n = record.reason_len < sizeof text ? record.reason_len : sizeof text;
 	memcpy(text, r->link->session.board.reasons + (size_t)slot * RB_GO_REASON_BYTES, n);
-	if (status == RB_ERR_EXPIRED) { /* any other text was a worker's, who was late */
+	if (status == RB_ERR_EXPIRED) { /* any other text comes from a late worker */
 		bool unserved = n == sizeof NO_WORKER - 1 && !memcmp(text, NO_WORKER, n);
 		return unserved ? rb_explain(status, "%s", NO_WORKER) : rb_say(status);
 	}
@@ -314,7 +311,7 @@ int rb_req_poll(const rb_req *r)
 	if (rb_req_slot(r)->state == RB_SLOT_CLAIMED)
 		return rb_say(RB_ERR_NOT_COMMITTED);
 	if (!rb_link_ended(l, r->at)) {
-		/* Who only polls has to learn from somewhere that the broker is gone, or its stream. */
+		/* A thread that only polls learns here that the broker, or its stream, is gone. */
 		int64_t now = rb_now();
 		rb_link_check_stream(l, r->at, now);
 		if (!rb_link_ended(l, r->at)) {
@@ -327,20 +324,20 @@ int rb_req_poll(const rb_req *r)
 	return outcome(r);
 }
 
-/* Tells the broker once. The caller holds mu. */
+/* Sends the cancellation once. The caller holds mu. */
 static void push_cancel(rb_link *l, rb_slot *s, uint32_t at, bool *ring)
 {
 	if (s->cancel)
 		return;
 	s->cancel = true;
-	if (!s->pending) /* else rb_link_tell does, behind the commit */
-		tell_cancel(l, at, ring);
+	if (!s->pending) /* otherwise rb_link_send does, after the commit */
+		push_cancel_entry(l, at, ring);
 }
 
 bool rb_req_is_over(const rb_req *r)
 {
 	rb_slot *s = rb_req_slot(r);
-	return s->state == RB_SLOT_CLAIMED || (rb_link_ended(r->link, r->at) && !s->held); /* claimed: nobody else has it */
+	return s->state == RB_SLOT_CLAIMED || (rb_link_ended(r->link, r->at) && !s->held); /* claimed: no other process has it */
 }
 
 void rb_link_abandon(rb_link *l, uint32_t at, bool cancel, bool *ring)
@@ -349,7 +346,7 @@ void rb_link_abandon(rb_link *l, uint32_t at, bool cancel, bool *ring)
 		push_cancel(l, &l->slots[at], at, ring);
 	l->slots[at].state = RB_SLOT_ABANDONED;
 	l->abandoned[l->nabandoned++] = at;
-	if (l->claimers) { /* they wait for something else now */
+	if (l->claimers) { /* claimers now look for abandoned slots, too */
 		atomic_fetch_add(&l->room, 1);
 		rb_futex_wake(&l->room, INT32_MAX, true);
 	}
@@ -417,8 +414,7 @@ static int set_priority(const rb_req *r, uint32_t level)
 	return RB_OK;
 }
 
-/* Requests by their numbers, in few, or, where these do not do, in memory of its own. */
-#define FEW 64
+#define FEW 64 /* requests that are found without an allocation */
 
 int rb_reqs_commit(rb_conn *c, const uint64_t *requests, uint32_t count, uint32_t flags, rb_committer commit, const void *how)
 {

@@ -32,7 +32,7 @@ int rb_segment_open(rb_segment *s, int fd, uint64_t bytes, bool writable)
 		if (at == MAP_FAILED) {
 			status = rb_explain(RB_ERR_NO_MEMORY, "map %" PRIu64 " MiB: %s", bytes >> 20, strerror(errno));
 		} else {
-			/* A forked child must not write into a slot that is its parent's; it attaches for itself. */
+			/* A forked child must not write into its parent's slots; it attaches for itself. */
 			madvise(at, bytes, MADV_DONTFORK);
 			*s = (rb_segment){at, bytes};
 		}
@@ -50,15 +50,16 @@ void rb_segment_close(rb_segment *s)
 
 bool rb_segment_detach(rb_segment *s)
 {
-	if (!s->at || mmap(s->at, s->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+	const int zeros = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+	if (!s->at || mmap(s->at, s->bytes, PROT_READ | PROT_WRITE, zeros, -1, 0) == MAP_FAILED)
 		return !s->at;
-	madvise(s->at, s->bytes, MADV_DONTFORK); /* as before: a child finds zeros of its own */
+	madvise(s->at, s->bytes, MADV_DONTFORK); /* as before: a child gets its own zeros */
 	return true;
 }
 
 static uint64_t mebibytes(uint64_t bytes) { return (bytes + (1 << 20) - 1) >> 20; }
 
-/* How much the kernel has not backed yet. Where it does not tell, nothing is missing. */
+/* The bytes that the kernel has not backed yet; 0 if it does not say. */
 static uint64_t missing(uint8_t *at, uint64_t bytes, uint64_t page)
 {
 	unsigned char pages[4096];
@@ -82,10 +83,9 @@ rb_range rb_whole_pages(rb_range r, uint64_t page, uint64_t size)
 }
 
 /*
- * Of a memory cgroup's limit the kernel gives no notice: it kills. So what is
- * missing is compared with what the process's groups leave it, before any page
- * is touched: those that are would stay, charged to the group, for as long as
- * the ring lives.
+ * At a memory cgroup's limit the kernel kills without notice. So the missing bytes are
+ * compared with the groups' room before any page is touched: touched pages stay charged
+ * to the group while the ring lives.
  */
 int rb_segment_populate(rb_segment *s, const rb_range *ranges, uint32_t count)
 {

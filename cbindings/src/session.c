@@ -20,7 +20,7 @@ bool rb_session_gone(rb_session *s)
 	return p.fd < 0 || (poll(&p, 1, 0) > 0 && rb_session_judge(s, p.revents));
 }
 
-/* The broker leases the slots on as soon as it reads the end: the GPU must have stopped writing to them. */
+/* The broker leases the slots again as soon as it sees the end: the GPU must have stopped writing to them. */
 void rb_session_hang_up(rb_session *s)
 {
 	rb_device_synchronize(&s->device);
@@ -29,7 +29,7 @@ void rb_session_hang_up(rb_session *s)
 		rb_hang_up(fd, s->owner);
 }
 
-/* A broker takes less than a millisecond; if it stands still, the close goes on after this. */
+/* A broker takes less than a millisecond. If it stands still, the close goes on after this. */
 #define LEAVE_TIME SECOND
 
 void rb_session_leave(rb_session *s)

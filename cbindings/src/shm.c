@@ -36,8 +36,8 @@ bool rb_push(rb_producer *p, const void *entry, bool *ring)
 	if (p->tail - atomic_load(&p->words->head) >= p->capacity)
 		return false;
 	memcpy(p->entries + (p->tail & (p->capacity - 1)) * p->entry_bytes, entry, p->entry_bytes);
-	/* Store tail, then load armed_at; the consumer stores armed_at, then loads
-	 * tail: one of us sees the other. An exchange is a full barrier. */
+	/* Store tail, then load armed_at; the consumer stores armed_at, then loads tail: one sees the other. An exchange is
+	 * a full barrier. */
 	atomic_exchange(&p->words->tail, p->tail + 1);
 	*ring = atomic_load(&p->words->armed_at) == p->tail++;
 	return true;

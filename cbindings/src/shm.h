@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The memory protocol: what lies in the segments that broker, clients and
- * workers share. The pictures are in Go's package shm; docs/protocol.md tells
- * it in words. layout_gen.h has the offsets as Go computes them, and shm.c
- * refuses to compile where these structs differ.
+ * The memory protocol: the contents of the segments that broker, clients and
+ * workers share. Go's package shm has the pictures, docs/protocol.md the words.
+ * layout_gen.h has the offsets as Go computes them; if these structs differ, shm.c
+ * does not compile.
  */
 #ifndef RB_SHM_H
 #define RB_SHM_H
@@ -22,7 +22,7 @@ enum { RB_KIND_PLANES = RB_GO_KIND_PLANES, RB_KIND_BOARD, RB_KIND_CLIENT, RB_KIN
 /* Every segment begins with one. */
 typedef struct rb_header {
 	uint64_t magic;
-	uint32_t version, kind; /* the version is checked before anything else is believed */
+	uint32_t version, kind; /* the version is checked before any other field */
 	uint64_t size, epoch, geometry;
 	uint32_t slots, max_batch;
 	uint8_t zero[16];
@@ -57,7 +57,7 @@ typedef struct rb_done_entry {
 	uint64_t batch;
 	int64_t started, finished;
 	uint32_t failed;
-	uint32_t whole; /* 1: it failed as a whole, and what has no answer is for the broker to run again or to fail */
+	uint32_t whole; /* 1: it failed as a whole; the broker runs its unanswered requests again, or fails them */
 } rb_done_entry;
 
 /* Written by the worker before the word. */
@@ -85,13 +85,13 @@ typedef struct rb_mail_words {
 	uint8_t rest[112];
 } rb_mail_words;
 
-/* Tell a client whether its model is recorded; the broker's. */
+/* Whether the client's model is recorded; written by the broker. */
 typedef struct rb_record_words {
 	_Atomic uint32_t recording;
 	uint8_t rest[60];
 } rb_record_words;
 
-/* What a client tells of a request meanwhile. */
+/* A request's times, as its client reports them. */
 typedef struct rb_times {
 	uint32_t gen, zero;
 	int64_t asked, claimed; /* when it began to look for slots, and had them */
@@ -104,8 +104,8 @@ typedef struct rb_bell {
 	uint8_t rest[60];
 } rb_bell;
 
-/* Copies what another process may be writing: each word is read once, and what
- * is checked afterwards is the copy. Both are aligned, bytes is a multiple of 8. */
+/* Copies memory that another process may be writing. Each word is read once, and the copy is checked afterwards. Both
+ * are aligned; bytes is a multiple of 8. */
 typedef uint64_t __attribute__((may_alias)) rb_any_word;
 static inline void rb_read_once(void *to, const void *from, size_t bytes)
 {
@@ -144,13 +144,13 @@ static inline uint64_t rb_board_word(const rb_board *b, uint32_t slot)
 	return atomic_load_explicit(&b->words[slot], memory_order_acquire);
 }
 
-/* Whether nobody has ended this generation, or a later one, yet. */
+/* Whether neither this generation nor a later one has ended yet. */
 static inline bool rb_board_open(const rb_board *b, uint32_t slot, uint32_t gen)
 {
 	return (int32_t)(gen - rb_word_gen(rb_board_word(b, slot))) > 0;
 }
 
-/* Moves the word to this generation's end, unless somebody has ended it already.
+/* Moves the word to this generation's end, unless it has ended already.
  * SYNC POINT "completion", release side. In test/model: End. */
 bool rb_board_end(rb_board *b, uint32_t slot, uint32_t gen, uint8_t status);
 
@@ -164,7 +164,7 @@ typedef struct rb_producer {
 	uint8_t *entries;
 	uint32_t entry_bytes;
 	uint64_t capacity; /* a power of two */
-	uint64_t tail;     /* private: what the other side could scribble over it is never read back */
+	uint64_t tail;     /* private: the shared word is written, and never read back */
 } rb_producer;
 
 /* The ring of a session's words. */
@@ -173,9 +173,8 @@ static inline rb_producer rb_ring_at(uint8_t *words, uint32_t entry_bytes, uint6
 	return (rb_producer){(void *)(words + RB_GO_RING_WORDS), words + RB_GO_SEGMENT_HEADER, entry_bytes, capacity, 0};
 }
 
-/* Appends an entry. *ring tells to ring the consumer's doorbell. false: full,
- * and nothing was written. SYNC POINT "entry", release side. In test/model:
- * Store, then RingIfArmed. */
+/* Appends an entry; false if the ring is full. If *ring, the caller rings the consumer's doorbell.
+ * SYNC POINT "entry", release side. In test/model: Store, then RingIfArmed. */
 bool rb_push(rb_producer *p, const void *entry, bool *ring);
 
 /* ---- waking and sleeping ------------------------------------------------ */
@@ -184,7 +183,7 @@ bool rb_push(rb_producer *p, const void *entry, bool *ring);
 int rb_futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t ns, bool private);
 void rb_futex_wake(_Atomic uint32_t *word, int n, bool private);
 
-/* Adds one to an eventfd. EAGAIN means that it is full of those already. */
+/* Adds one to an eventfd. */
 void rb_eventfd_ring(int fd);
 
 /* CLOCK_MONOTONIC in nanoseconds. */

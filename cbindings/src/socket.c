@@ -38,9 +38,8 @@ int rb_socket_path(const char *given, char *path, size_t size)
 	return RB_OK;
 }
 
-/* Refuses a socket in the fallback folder if that is not this user's own:
- * anybody can make one of that name first, and would be sent this user's
- * inputs. A folder that was chosen is trusted. */
+/* Refuses a socket in a fallback folder of another user: any user can make a folder of that name first, and would
+ * receive this user's inputs. A folder that was chosen is trusted. */
 static int check_folder(const char *socket)
 {
 	char folder[4096];
@@ -72,7 +71,7 @@ int rb_dial(const char *path, int64_t deadline, int *out)
 		error = EINTR;
 		while (error == EINTR && (left = deadline - rb_now()) > 0) {
 			/* A listener whose queue is full lets connect wait for that long. */
-			left = rb_later(left, MICROSECOND - 1); /* rounded up: 0 would be for ever */
+			left = rb_later(left, MICROSECOND - 1); /* rounded up: 0 would mean no limit */
 			struct timeval t = {left / SECOND, left % SECOND / MICROSECOND};
 			setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
 			error = connect(fd, (struct sockaddr *)&a, sizeof a) ? errno : 0;
@@ -103,7 +102,7 @@ void rb_hang_up(int fd, pid_t owner)
 
 void rb_close_fd(_Atomic int *fd)
 {
-	/* Away first, then closed: its number may be another's at once. */
+	/* Forget the number before it is closed: another thread may get it at once. */
 	int old = atomic_exchange(fd, -1);
 	if (old >= 0)
 		close(old);

@@ -3,7 +3,7 @@
 #include "../ringbatch.h"
 
 #ifndef RB_VERSION
-#define RB_VERSION "unknown" /* the builds pass what the file VERSION says */
+#define RB_VERSION "unknown" /* builds pass the text of the file VERSION */
 #endif
 
 static const struct {

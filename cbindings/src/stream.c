@@ -2,21 +2,20 @@
 /*
  * Requests whose inputs a stream writes, and whose outputs a stream reads.
  *
- * A stream that is done, or will be in a moment, as when rows were copied, is
- * looked at until it is: a host function costs 15 µs of latency and 20 of CPU time,
- * and under MPS it wakes a thread of the driver in every process on the GPU (docs/results,
- * H200). So up to 25 µs are waited for each request that is committed at once, asleep
- * after the first 25. Nobody waits for longer work: the stream is given a host
- * function, which does the step when what comes before it is done.
+ * The caller waits for a stream that is done within a moment, such as copies of rows:
+ * 25 µs for each request, asleep after the first 25. A host function costs 15 µs of
+ * latency and 20 of CPU time, and under MPS it wakes a driver thread in every process
+ * on the GPU (docs/results, H200). After longer work, a host function on the stream
+ * does the step.
  *
  *	rb_commit_on_stream   the request is committed and pending; the host function
- *	                      tells the broker of it, and it is no longer pending
+ *	                      sends it to the broker, and it is no longer pending
  *	rb_release_on_stream  the number is gone, the slot leaving; the host function
  *	                      gives the slot back
  *
- * A host function holds its link, the segments included, but not the client: that
- * may be closed meanwhile, and then only the hold ends. It does not call the
- * driver, and mu is never held while the driver is called.
+ * A host function holds its link with the segments, but not the client. If the
+ * client was closed meanwhile, only the hold ends. A host function never calls the
+ * driver, and mu is never held during a call of the driver.
  */
 #include <time.h>
 
@@ -26,7 +25,7 @@
 #define STREAM_MOST (16 * STREAM_SPIN)
 #define STREAM_NAP (20 * MICROSECOND)
 
-/* How long to wait for a stream with so many requests. */
+/* How long to wait for a stream with that many requests. */
 static int64_t worth_waiting(uint32_t count) { return rb_min(count * STREAM_SPIN, STREAM_MOST); }
 
 static _Atomic bool *long_before(rb_link *l, uint32_t count) { return &l->streams_are_long[count > 1]; }
@@ -42,7 +41,7 @@ static bool done_in_a_moment(rb_link *l, void *stream, uint32_t count)
 		idle = rb_device_idle(&l->session.device, stream, 0);
 	}
 	if (!idle)
-		*long_before(l, count) = true; /* until a host function tells otherwise */
+		*long_before(l, count) = true; /* until a host function runs soon */
 	return idle;
 }
 
@@ -88,10 +87,10 @@ static void commit_now(rb_conn *c, const step *s)
 	for (uint32_t i = 0; i < s->count; i++) {
 		l->slots[s->at[i]].pending = false;
 		if (!l->dead)
-			full |= !rb_link_tell(l, s->at[i], now, s->timeout, &ring);
+			full |= !rb_link_send(l, s->at[i], now, s->timeout, &ring);
 	}
 	pthread_mutex_unlock(&l->mu);
-	rb_link_told(c, l, ring, full, s->flags);
+	rb_link_after_send(c, l, ring, full, s->flags);
 }
 
 static void release_now(const step *s)
@@ -156,7 +155,7 @@ static int commit_together(rb_client client, const rb_req *r, uint32_t count, vo
 	}
 	pthread_mutex_unlock(&l->mu);
 	int status = rb_device_launch(&l->session.device, stream, run, s);
-	if (status) { /* as if nothing had been */
+	if (status) { /* undo everything */
 		pthread_mutex_lock(&l->mu);
 		for (uint32_t i = 0; i < s->count; i++) {
 			rb_link_unwatch(l, s->at[i]);
@@ -202,17 +201,8 @@ int rb_commit_on_stream(rb_client client, const uint64_t *requests, uint32_t cou
 	WITH_CLIENT(requests || !count, client, rb_reqs_commit(c, requests, count, flags, commit, &(on_stream){client, stream, timeout}));
 }
 
-static bool outputs_on_device(const rb_link *l)
-{
-	const rb_layout *layout = &l->session.layout;
-	for (uint32_t i = 0; i < layout->outputs; i++)
-		if (rb_tensors_of(layout, RB_OUTPUT)[i].on_device)
-			return true;
-	return false;
-}
-
-/* Whether the broker has been told of it: the stream had got there. */
-static bool was_told(const rb_req *r)
+/* Whether the request has gone to the broker: the stream had got there. */
+static bool was_sent(const rb_req *r)
 {
 	const rb_slot *s = rb_req_slot(r);
 	return s->state != RB_SLOT_CLAIMED && !s->pending;
@@ -224,9 +214,8 @@ static int release(rb_client client, const rb_req *r, void *stream)
 	rb_slot *slot = rb_req_slot(r);
 	if (!l->session.device.base)
 		return no_device(l);
-	/* No stream touches a slot that was committed, has ended and has its outputs on the host:
-	 * what wrote the inputs came before the commit. */
-	if ((!outputs_on_device(l) && was_told(r) && rb_req_is_over(r)) || done_in_a_moment(l, stream, 1))
+	/* No stream touches a slot whose request has ended, with outputs on the host: the inputs were written before the commit. */
+	if ((!l->client->on_device[RB_OUTPUT] && was_sent(r) && rb_req_is_over(r)) || done_in_a_moment(l, stream, 1))
 		return rb_req_release(r);
 	step *s = new_step(client, l, 1);
 	if (!s)
@@ -247,7 +236,7 @@ static int release(rb_client client, const rb_req *r, void *stream)
 	int status = mine ? rb_device_launch(&l->session.device, stream, run, s) : rb_say(RB_ERR_RELEASED);
 	if (status) {
 		pthread_mutex_lock(&l->mu);
-		if (mine) { /* as if nothing had been */
+		if (mine) { /* undo everything */
 			slot->state = before;
 			atomic_store(&slot->handle, r->handle);
 			if (watched)

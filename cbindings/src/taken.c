@@ -5,7 +5,7 @@
 
 #include "worker.h"
 
-#define LEAST_SPIN (50 * MICROSECOND) /* the way of a request through client, broker and worker */
+#define LEAST_SPIN (50 * MICROSECOND) /* a request's way through client, broker and worker */
 #define MOST_SPIN MILLISECOND
 
 void rb_taken_free(rb_taken *b)
@@ -57,7 +57,7 @@ static int by_number(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-/* Lists a request's rows behind those before it. */
+/* Appends a request's rows to the batch. */
 static void add(rb_taken *b, const rb_mail_request *q)
 {
 	rb_batch *v = &b->shown;
@@ -98,12 +98,13 @@ int rb_taken_read(rb_taken *b, const uint8_t *mail)
 	rb_read_once(b->mails, mail + sizeof m, m.requests * sizeof *b->mails);
 	for (uint32_t i = 0; i < m.requests; i++) {
 		const rb_mail_request *q = &b->mails[i];
-		if ((uint64_t)q->slot + q->rows > s->layout.slots || q->bell >= s->layout.slots || q->rows < 1 || (rows += q->rows) > s->layout.max_batch)
+		rows += q->rows;
+		if ((uint64_t)q->slot + q->rows > s->layout.slots || q->bell >= s->layout.slots || q->rows < 1 || rows > s->layout.max_batch)
 			return rb_explain(RB_ERR_PROTOCOL, "mail names slot %u of %u", q->slot, s->layout.slots);
 		for (uint32_t j = 0; j < s->layout.dims[RB_INPUT]; j++)
 			if (q->dims[j] > s->layout.most[RB_INPUT][j])
 				return rb_explain(RB_ERR_PROTOCOL, "mail of sizes beyond the maximum");
-		if (!rb_board_open(&s->board, q->slot, q->gen)) /* canceled or expired: work that nobody waits for */
+		if (!rb_board_open(&s->board, q->slot, q->gen)) /* canceled or expired */
 			continue;
 		b->order[live] = (uint64_t)q->slot << 32 | i;
 		sorted &= !live || b->order[live - 1] < b->order[live];
@@ -113,7 +114,7 @@ int rb_taken_read(rb_taken *b, const uint8_t *mail)
 		qsort(b->order, live, sizeof *b->order, by_number);
 	for (uint32_t i = 0; i < live; i++)
 		add(b, &b->mails[(uint32_t)b->order[i]]);
-	/* rows that were left out leave no padding behind */
+	/* canceled rows leave no padding behind */
 	v->pad_to = b->worker->pads && m.pad_to > v->rows && m.pad_to <= RB_GO_MAX_BATCH_ROWS ? m.pad_to : v->rows;
 	b->asked = 0;
 	b->started = rb_now();
@@ -137,8 +138,8 @@ void rb_taken_fail_all(rb_taken *b, int status, const char *text, bool whole)
 		}
 }
 
-/* Writes record, reason and word of one request, unless somebody else has ended
- * it meanwhile (expired, canceled): then they are no longer ours to write. */
+/* Writes record, reason and word of one request. If the request was canceled or has expired meanwhile, they belong to
+ * the next one in the slot. */
 static void answer(rb_taken *b, uint32_t i, int64_t finished)
 {
 	rb_board *board = &b->worker->session.board;
@@ -162,10 +163,9 @@ static void answer(rb_taken *b, uint32_t i, int64_t finished)
 }
 
 /*
- *  1. for each request: record, then its word (SYNC POINT "completion"); where
- *     another stage follows, only for those that failed: the broker hands the
- *     others on; a request that failed with its batch gets its record only: the
- *     broker runs it again, or ends it
+ *  1. for each request: record, then its word (SYNC POINT "completion"). If another
+ *     stage follows, only for failed requests: the broker hands the others on. A request
+ *     that failed with its batch gets a record only: the broker runs it again, or ends it
  *  2. one ring per client: rows are sorted by slot and windows don't
  *     interleave, so a client's requests are neighbours
  *  3. the broker learns that this worker has room again
@@ -175,10 +175,10 @@ static void answer(rb_taken *b, uint32_t i, int64_t finished)
 void rb_taken_complete(rb_taken *b)
 {
 	rb_work *w = b->worker;
-	rb_crew_leave(w, b->slot); /* the slots are somebody else's from here on */
+	rb_crew_leave(w, b->slot); /* after this the slots belong to other requests */
 	int64_t now = rb_now();
 	rb_done_entry done = {.batch = b->shown.id, .started = b->started, .finished = now};
-	bool ended = false; /* something of this client */
+	bool ended = false; /* a request of this client has */
 	for (uint32_t i = 0; i < b->shown.requests; i++) {
 		rb_answer *a = &b->answer[i];
 		done.failed += a->status != RB_OK;
@@ -196,11 +196,11 @@ void rb_taken_complete(rb_taken *b)
 		a->reason = NULL;
 	}
 	w->spin_for = rb_min(rb_max((now - b->started) / 4, LEAST_SPIN), MOST_SPIN);
-	if (w->waiting_since) /* the clients may come back from now on; with several batches in flight it ran out of mails long before */
+	if (w->waiting_since) /* clients may send the next requests from now on */
 		w->waiting_since = now;
 	bool ring = false;
-	rb_push(&w->done, &done, &ring); /* it has room for twice the depth, unless the broker breaks the protocol */
-	if (ring || done.whole) /* its requests wait for the broker */
+	rb_push(&w->done, &done, &ring); /* the ring holds twice the depth */
+	if (ring || done.whole) /* requests of a failed batch wait for the broker */
 		rb_eventfd_ring(w->session.doorbell);
 	b->in_use = false;
 	w->taken--;

@@ -30,9 +30,7 @@ static int bad(const char *text, size_t bytes, const char *why)
 		(int)(bytes < 200 ? bytes : 200), text, why);
 }
 
-static bool blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
-
-/* Whether a tensor may be called that. What of Unicode is printable the broker decides. */
+/* Whether a tensor may have that name. The broker checks that Unicode is printable. */
 static bool valid_name(const char *name, size_t bytes)
 {
 	if (bytes == 0 || bytes > RB_MAX_NAME_BYTES || !rb_valid_utf8(name, bytes))
@@ -43,7 +41,7 @@ static bool valid_name(const char *name, size_t bytes)
 	return true;
 }
 
-/* Reads where a tensor lies: 0 on the host, else 1 + the number of the GPU. */
+/* Reads the memory of a tensor: 0 for the host, else 1 + the number of the GPU. */
 static bool parse_memory(const char *text, size_t bytes, uint8_t *on_device)
 {
 	uint32_t n = 0;
@@ -80,8 +78,9 @@ int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t)
 	if (!valid_name(text, (size_t)(colon - text)))
 		return bad(text, bytes, "a name has 1..128 bytes, printable, without : [ ] , or blanks");
 	memcpy(t->name, text, (size_t)(colon - text));
+	uint32_t dtype_bytes = (uint32_t)(open - colon - 1);
 	for (uint32_t d = RB_BOOL; d <= RB_F64; d++)
-		if (rb_is(colon + 1, (uint32_t)(open - colon - 1), dtypes[d].name) || rb_is(colon + 1, (uint32_t)(open - colon - 1), dtypes[d].other))
+		if (rb_is(colon + 1, dtype_bytes, dtypes[d].name) || rb_is(colon + 1, dtype_bytes, dtypes[d].other))
 			t->dtype = d;
 	if (!t->dtype)
 		return bad(text, bytes, "unknown dtype");
@@ -90,11 +89,11 @@ int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t)
 	while (at < last) {
 		if (t->rank == RB_MAX_RANK)
 			return bad(text, bytes, "more than 8 dimensions");
-		while (at < last && blank(*at))
+		while (at < last && rb_blank(*at))
 			at++;
 		if (last - at >= 2 && at[0] == '<' && at[1] == '=') {
 			t->variable |= 1u << t->rank;
-			for (at += 2; at < last && blank(*at);)
+			for (at += 2; at < last && rb_blank(*at);)
 				at++;
 		}
 		uint64_t n = 0;
@@ -103,7 +102,7 @@ int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t)
 			n = 10 * n + (uint64_t)(*at - '0');
 		if (at == digits)
 			return bad(text, bytes, "a dimension is not a number");
-		while (at < last && blank(*at))
+		while (at < last && rb_blank(*at))
 			at++;
 		if (n < 1)
 			return bad(text, bytes, "a dimension is 0, must be at least 1");
@@ -140,12 +139,12 @@ size_t rb_format_tensor(const rb_tensor *t, char *to, size_t room)
 static int parse_side(const char *at, const char *end, rb_layout *l, uint32_t *count)
 {
 	for (;;) {
-		while (at < end && blank(*at))
+		while (at < end && rb_blank(*at))
 			at++;
 		if (at == end)
 			return RB_OK;
 		const char *from = at;
-		while (at < end && !blank(*at))
+		while (at < end && !rb_blank(*at))
 			at++;
 		if (l->inputs + l->outputs == RB_GO_MAX_TENSORS)
 			return rb_explain(RB_ERR_INVALID, "a model has at most %d tensors", (int)RB_GO_MAX_TENSORS);

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a client sees of a request: its tensors, where its time went, and the map that they lie in. */
+/* A client's view of a request: its tensors, its timing and its mapping. */
 #include <string.h>
 
 #include "client.h"
 
-/* The sizes of one row's outputs, as the worker reported them; believed only as
- * far as the slot goes. */
+/* The sizes of one row's outputs as the worker reported them, cut to the slot's. */
 static void row_dims(const rb_req *r, uint32_t row, uint32_t dims[RB_DIMS])
 {
 	const rb_layout *l = &r->link->session.layout;
@@ -15,7 +14,7 @@ static void row_dims(const rb_req *r, uint32_t row, uint32_t dims[RB_DIMS])
 		dims[i] = record.dims[i] < l->most[RB_OUTPUT][i] ? record.dims[i] : l->most[RB_OUTPUT][i];
 }
 
-/* Whether all rows have an output's sizes in common. */
+/* Whether all rows of an output have the same sizes. */
 static bool same_size(const rb_req *r, const rb_tensor *t, uint32_t dims_at, const uint32_t *dims)
 {
 	uint32_t other[RB_DIMS], count = (uint32_t)__builtin_popcount(t->variable);
@@ -67,8 +66,7 @@ static int output_row(const rb_req *r, uint32_t k, uint32_t row, rb_view *v)
 	return RB_OK;
 }
 
-/* Where the time of a request that ended well went; of others what is known on
- * this side only. */
+/* Where a request's time went. Of a failed request only this side's times are known. */
 static int timing(const rb_req *r, rb_timing *t)
 {
 	rb_slot *s = rb_req_slot(r);

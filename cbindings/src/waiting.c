@@ -1,21 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Waiting. The bell of a window is one futex word for one waiter. So of
- * all threads that wait on one client, one is the leader and parks on the bell;
- * the others follow, each on a word of its own slot. A leader whose own request
- * has ended hands the lead to a follower. A single waiter is always the leader:
- * its wake-up is one futex hop. A client with a notifier has its reaper for a
- * leader instead (see notify.c).
+ * Waiting. The bell of a window is one futex word for one waiter. So one of a
+ * client's waiting threads, the leader, parks on the bell; the others follow, each
+ * on the word of its slot. When the leader's request has ended, a follower takes
+ * the lead. A single waiter always leads: its wake-up is one futex hop. A client
+ * with a notifier has the reaper for a leader (notify.c).
  */
 #include <errno.h>
 
 #include "client.h"
 
 /*
- * Looks at the board for a moment before it parks, as workers and the broker
- * do: waking a parked thread takes longer than the rest of a small request's
- * way. Only while the last wait was that short, and yielding the core to others.
- * Returns the time.
+ * Spins on the board before parking, as workers and the broker do: waking a parked
+ * thread takes longer than the rest of a small request. Only if the last wait was
+ * that short, and yielding the core. Returns the time.
  */
 static int64_t spin(rb_link *l, uint32_t at, uint32_t seen, int64_t now, int64_t end)
 {
@@ -26,11 +24,7 @@ static int64_t spin(rb_link *l, uint32_t at, uint32_t seen, int64_t now, int64_t
 	return now;
 }
 
-/*
- * Parks on the bell until the leader's own request has ended.
- *
- * In test/model: Look, then FUTEX_WAIT.
- */
+/* Parks on the bell until the leader's own request has ended. In test/model: Look, then FUTEX_WAIT. */
 static int lead(rb_link *l, uint32_t at, int64_t until)
 {
 	_Atomic uint32_t *bell = &l->session.board.bells[l->first].count;
@@ -53,8 +47,7 @@ static int lead(rb_link *l, uint32_t at, int64_t until)
 			continue;
 		}
 		rb_ask_short_slice();
-		/* Parked first, then look; kick has its cause visible first, then
-		 * looks at parked: one of us sees the other. */
+		/* Store parked, then load dead; rb_link_kick's caller stores its cause, then loads parked: one sees the other. */
 		atomic_fetch_add(&l->parked, 1);
 		int error = 0;
 		if (!l->dead)
@@ -62,7 +55,7 @@ static int lead(rb_link *l, uint32_t at, int64_t until)
 		atomic_fetch_add(&l->parked, 1);
 		now = rb_now();
 		atomic_store_explicit(&l->woke, now, memory_order_relaxed);
-		if (error == ETIMEDOUT) { /* the bell stayed silent: the stream or the broker may be gone */
+		if (error == ETIMEDOUT) { /* no ring: the stream or the broker may be gone */
 			rb_link_check_stream(l, at, now);
 			if (rb_link_lost(l, now, PARK_SLICE / 2))
 				rb_conn_lost(l->client, l);
@@ -90,18 +83,18 @@ int rb_link_await(rb_link *l, uint32_t at, int64_t until)
 		l->followers++;
 		rb_link_wake_reaper(l);
 		pthread_mutex_unlock(&l->mu);
-		/* Who pokes may have looked before we were listed. */
+		/* The leader may have looked before this follower was listed. */
 		if (!rb_link_over(l, at)) {
 			if (rb_futex_wait(wake, seen, rb_min(rb_min(until, l->slots[at].ends) - now, SECOND), true) == EINTR)
 				until = rb_interrupted(until, start);
 			now = rb_now();
 		}
 		pthread_mutex_lock(&l->mu);
-		if (BIT(l->follow, at)) /* nobody took us off the list */
+		if (BIT(l->follow, at)) /* still on the list */
 			rb_link_unfollow(l, at);
 		bool ended = rb_link_ended(l, at), over = now >= until;
 		if (ended || over)
-			rb_link_promote(l); /* perhaps it was the lead that we were woken for: pass it on */
+			rb_link_promote(l); /* the wake-up may have been for the lead: pass it on */
 		pthread_mutex_unlock(&l->mu);
 		if (over && !ended)
 			return rb_say(RB_ERR_TIMEOUT);

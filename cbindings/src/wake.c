@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who waits for requests of a link, and how they are woken: the leader on the bell,
- * followers each on a word of their own slot, the notifier by its descriptor. */
+/* Waking the waiters of a link: the leader on the bell, each follower on the word of its slot, the notifier by its
+ * descriptor. client.h describes the functions. */
 #include <unistd.h>
 
 #include "client.h"
 
-/* Has all look who wait for the lead in notify.c. The caller holds mu. */
 void rb_link_pass_turn(rb_link *l)
 {
 	atomic_fetch_add(&l->turn, 1);
 	rb_futex_wake(&l->turn, INT32_MAX, true);
 }
 
-/* Whether a request that is watched has ended. The caller holds mu. */
 bool rb_link_any_over(const rb_link *l)
 {
 	for (uint32_t w = 0; l->nwatched && w < l->free_words; w++)
@@ -22,7 +20,7 @@ bool rb_link_any_over(const rb_link *l)
 	return false;
 }
 
-void rb_link_tell_notifier(rb_link *l)
+void rb_link_ring_notifier(rb_link *l)
 {
 	if (!rb_link_any_over(l))
 		return;
@@ -68,7 +66,6 @@ static void poke(rb_link *l, uint32_t at)
 	rb_futex_wake(&l->slots[at].wake, 1, true);
 }
 
-/* Has some follower try for the lead, if there is no leader. The caller holds mu. */
 void rb_link_promote(rb_link *l)
 {
 	if (l->leading)
@@ -92,8 +89,7 @@ void rb_link_resign(rb_link *l)
 	pthread_mutex_unlock(&l->mu);
 }
 
-/* Makes a parked leader look around. A futex wake that comes before the wait
- * is lost, hence the loop; it ends as soon as the leader has moved. */
+/* A futex wake before the wait is lost, hence the loop; it ends as soon as the leader has moved. */
 void rb_link_kick(rb_link *l)
 {
 	uint64_t p = l->parked;
@@ -103,12 +99,10 @@ void rb_link_kick(rb_link *l)
 	}
 }
 
-/* Pokes the followers whose requests have ended, and rings the notifier if a
- * request that it watches has. */
 void rb_link_wake_ended(rb_link *l)
 {
 	pthread_mutex_lock(&l->mu);
-	rb_link_tell_notifier(l);
+	rb_link_ring_notifier(l);
 	for (uint32_t w = 0; l->followers && w < l->free_words; w++)
 		for (uint64_t left = l->follow[w]; left; left &= left - 1) {
 			uint32_t at = w * 64 + (uint32_t)__builtin_ctzll(left);
@@ -118,7 +112,6 @@ void rb_link_wake_ended(rb_link *l)
 	pthread_mutex_unlock(&l->mu);
 }
 
-/* Pokes all of them: the link is dead. */
 void rb_link_wake_followers(rb_link *l)
 {
 	pthread_mutex_lock(&l->mu);

@@ -50,7 +50,7 @@ static void put_worker(rb_writer *w, const rb_layout *l, const rb_worker_options
 		rb_put_true(w, "run_once");
 }
 
-/* What a worker asks; with the UUID of the GPU whose memory it offers. */
+/* A worker's request; with the UUID of the GPU whose memory it offers. */
 static int write_request(rb_writer *w, const char *model, const rb_layout *l, const rb_worker_options *o, const char *gpu)
 {
 	rb_begin_request(w, gpu ? 4 : 3, "worker", model, o->name);
@@ -61,7 +61,7 @@ static int write_request(rb_writer *w, const char *model, const rb_layout *l, co
 	return rb_put_policy(w, o->policy);
 }
 
-/* One try, with a descriptor of device memory and its GPU if it offers some. */
+/* One try, with a descriptor of device memory and its GPU, or -1 and NULL. */
 static int try_attach(rb_attach *a, const char *path, int64_t until, const char *model, const rb_layout *l,
 	const rb_worker_options *o, int memory, const char *gpu, rb_session *s)
 {
@@ -80,8 +80,8 @@ static int try_attach(rb_attach *a, const char *path, int64_t until, const char 
 	return status;
 }
 
-/* Allocates the device memory that the ring needs, and asks again with it. If there
- * is not enough, another worker may have been quicker, so that it is there by now. */
+/* Allocates the device memory that the ring needs, and asks again with it. If there is not enough, another worker may
+ * have allocated it by now. */
 static int offer(rb_attach *a, const char *path, int64_t until, const char *model, const rb_layout *l,
 	const rb_worker_options *o, rb_session *s)
 {
@@ -135,7 +135,7 @@ int rb_worker_attach(const char *model, const char *signature, const rb_worker_o
 {
 	if (!model || !signature || !worker)
 		return rb_missing();
-	/* As it was before there were pipelines, and then lanes. */
+	/* The struct had no pipeline, and later no lanes, in earlier versions. */
 	if (given && given->size != sizeof *given && given->size != offsetof(rb_worker_options, pipeline) &&
 		given->size != offsetof(rb_worker_options, lanes))
 		return rb_explain(RB_ERR_VERSION, "rb_worker_options.size is %u, expected %zu", given->size, sizeof *given);
@@ -174,7 +174,7 @@ int rb_worker_close(rb_worker id)
 	rb_entry *e;
 	rb_work *w;
 	int status = rb_work_use(id, &e, &w);
-	if (status == RB_ERR_FORKED && (e = rb_table_shut(&rb_workers, id))) { /* the child forgets it */
+	if (status == RB_ERR_FORKED && (e = rb_table_shut(&rb_workers, id))) { /* a child forgets its parent's worker */
 		w = e->value;
 		rb_table_remove(e);
 		drop(w);
@@ -185,7 +185,7 @@ int rb_worker_close(rb_worker id)
 	rb_table_shut(&rb_workers, id);
 	int why = RB_ERR_FAILED;
 	const char *text = "the worker was closed before it ran this request";
-	if (rb_session_gone(&w->session)) { /* then the clients may send it again, and may learn of that here first */
+	if (rb_session_gone(&w->session)) { /* then clients may send their requests again */
 		why = RB_ERR_BROKER_GONE;
 		text = rb_status_text(why);
 	}
@@ -234,28 +234,20 @@ static int map_of(rb_work *w, rb_map *out)
 	return rb_map_new(out, &w->session, 0, w, drop, rb_worker_in_child);
 }
 
-#define WITH(given, id, result)                       \
-	do {                                          \
-		rb_entry *e;                          \
-		rb_work *w;                           \
-		if (!(given))                         \
-			return rb_missing();          \
-		int status = rb_work_use(id, &e, &w); \
-		if (status)                           \
-			return status;                \
-		status = (result);                    \
-		rb_work_leave(e, w);                  \
-		return status;                        \
-	} while (0)
-
-int rb_worker_model(rb_worker id, rb_model *model) { WITH(model, id, (describe(w, model), RB_OK)); }
-int rb_worker_notes(rb_worker id, const char **text) { WITH(text, id, (*text = w->session.notes ? w->session.notes : "", RB_OK)); }
-int rb_worker_tensor(rb_worker id, int side, uint32_t k, rb_tensor *tensor) { WITH(tensor, id, tensor_of(w, side, k, tensor)); }
-int rb_worker_map(rb_worker id, rb_map *out) { WITH(out, id, map_of(w, out)); }
+int rb_worker_model(rb_worker id, rb_model *model) { WITH_WORKER(model, id, (describe(w, model), RB_OK)); }
+int rb_worker_notes(rb_worker id, const char **text)
+{
+	WITH_WORKER(text, id, (*text = w->session.notes ? w->session.notes : "", RB_OK));
+}
+int rb_worker_tensor(rb_worker id, int side, uint32_t k, rb_tensor *tensor)
+{
+	WITH_WORKER(tensor, id, tensor_of(w, side, k, tensor));
+}
+int rb_worker_map(rb_worker id, rb_map *out) { WITH_WORKER(out, id, map_of(w, out)); }
 
 /* ---- the next batch ---------------------------------------------------------------- */
 
-#define LOOK_EVERY (5 * MILLISECOND) /* at the socket, by who does not wait */
+#define LOOK_EVERY (5 * MILLISECOND) /* a caller that does not wait checks the socket at most this often */
 
 static int nothing(rb_work *w)
 {
@@ -269,11 +261,8 @@ static int nothing(rb_work *w)
 /* Not only acquire: park stores parked before this load. */
 static bool has_mail(rb_work *w) { return atomic_load(&w->mail->tail) != w->next; }
 
-/*
- * Looks for mail for a moment before it parks: waking a parked thread takes
- * longer than everything else on the way of a request. It does so only while
- * that pays, which the last wait tells, and yields the core to others.
- */
+/* Spins for mail before parking: waking a parked thread takes longer than the rest of a small request. Only if the last
+ * wait was that short, and yielding the core. */
 static bool spin(rb_work *w, int64_t now, int64_t until)
 {
 	if (!w->waiting_since)
@@ -289,17 +278,18 @@ static bool spin(rb_work *w, int64_t now, int64_t until)
 	return false;
 }
 
-/* In test/model: park. */
-static int park(rb_work *w, uint32_t seen, int64_t ns)
+/* Parks until the bell rings, or for a slice; a signal's handler may move *until. In test/model: park. */
+static int park(rb_work *w, uint32_t seen, int64_t now, int64_t start, int64_t *until)
 {
 	int error = 0;
 	atomic_exchange(&w->mail->parked, 1); /* a full barrier, as in rb_push */
-	/* Store parked, then load tail; the broker stores tail, then loads parked:
-	 * one of us sees the other. */
+	/* Store parked, then load tail; the broker stores tail, then loads parked: one sees the other. */
 	if (!has_mail(w))
-		error = rb_futex_wait(&w->mail->bell, seen, ns, false);
+		error = rb_futex_wait(&w->mail->bell, seen, rb_min(*until - now, PARK_SLICE), false);
 	atomic_store(&w->mail->parked, 0);
-	return error;
+	if (error == EINTR)
+		*until = rb_interrupted(*until, start);
+	return error == ETIMEDOUT && !has_mail(w) && rb_session_gone(&w->session) ? rb_say(RB_ERR_BROKER_GONE) : RB_OK;
 }
 
 /* Takes the next mail, if there is one: a batch, or NULL. */
@@ -307,8 +297,7 @@ static int try_next(rb_work *w, rb_taken **out)
 {
 	rb_session *s = &w->session;
 	*out = NULL;
-	/* SYNC POINT "mail", acquire side. No more than the mailbox holds in one go:
-	 * empty mails without end must not outlast the caller's timeout. */
+	/* SYNC POINT "mail", acquire side. At most one mailbox at a time: endless empty mails must not outlast the timeout. */
 	for (uint32_t n = 0; n < s->depth && has_mail(w); n++) {
 		if (w->waiting_since) {
 			w->spin_pays = rb_now() - w->waiting_since < w->spin_for;
@@ -331,7 +320,7 @@ static int try_next(rb_work *w, rb_taken **out)
 			*out = b;
 			return RB_OK;
 		}
-		rb_taken_complete(b); /* all of it was canceled or has expired: nobody waits for it */
+		rb_taken_complete(b); /* every request was canceled or has expired */
 	}
 	return RB_OK;
 }
@@ -349,15 +338,10 @@ int rb_worker_wait(rb_worker id, int64_t timeout)
 		if (has_mail(w))
 			break;
 		int64_t now = rb_now();
-		if (now >= until) {
+		if (now < until)
+			status = park(w, seen, now, start, &until);
+		else
 			status = rb_say(rb_session_gone(&w->session) ? RB_ERR_BROKER_GONE : RB_ERR_TIMEOUT);
-			break;
-		}
-		int error = park(w, seen, rb_min(until - now, PARK_SLICE));
-		if (error == ETIMEDOUT && !has_mail(w) && rb_session_gone(&w->session))
-			status = rb_say(RB_ERR_BROKER_GONE);
-		if (error == EINTR)
-			until = rb_interrupted(until, start);
 	}
 	rb_table_leave(e);
 	return status;
@@ -378,14 +362,9 @@ static int next(rb_work *w, int64_t timeout, rb_batch **batch)
 		int64_t now = timeout ? rb_now() : until;
 		if (now >= until)
 			return nothing(w);
-		if (spin(w, now, until))
-			continue;
-		int error = park(w, seen, rb_min(until - now, PARK_SLICE));
-		if (error == ETIMEDOUT && !has_mail(w) && rb_session_gone(&w->session))
-			return rb_say(RB_ERR_BROKER_GONE);
-		if (error == EINTR)
-			until = rb_interrupted(until, start);
+		if (!spin(w, now, until) && (status = park(w, seen, now, start, &until)))
+			return status;
 	}
 }
 
-int rb_worker_next(rb_worker id, int64_t timeout, rb_batch **batch) { WITH(batch, id, next(w, timeout, batch)); }
+int rb_worker_next(rb_worker id, int64_t timeout, rb_batch **batch) { WITH_WORKER(batch, id, next(w, timeout, batch)); }

@@ -5,19 +5,18 @@
 
 #include "internal.h"
 
-/* What answering a request needs besides its rb_member. */
+/* A request's answer; its rb_member has the rest. */
 typedef struct rb_answer {
 	uint32_t slot, gen, bell;
 	uint8_t status;
-	bool whole;   /* it failed with its batch: the broker decides what becomes of it */
-	char *reason; /* of one that failed */
+	bool whole;   /* it failed with its batch: the broker runs it again or ends it */
+	char *reason; /* of a failed request */
 } rb_answer;
 
 typedef struct rb_work rb_work;
 typedef struct rb_crew rb_crew; /* gather.c */
 
-/* A batch as its caller sees it, and what lies behind. The arrays are
- * allocated once, for the largest batch, and used again and again. */
+/* A batch: its public part and the library's. The arrays are allocated once, for the largest batch. */
 typedef struct rb_taken {
 	rb_batch shown;
 	rb_work *worker;
@@ -37,25 +36,25 @@ struct rb_work {
 	rb_session session;
 	char model[RB_MAX_NAME_BYTES + 1];
 	uint64_t handle;
-	bool parents; /* of before a fork */
+	bool parents; /* attached before a fork, by the parent */
 	bool pads;    /* asked for padding */
-	uint64_t direct; /* bit k: the worker knows where output k lies, and may write it past its batches */
-	_Atomic bool busy; /* one thread at a time; never waited for */
+	uint64_t direct; /* bit k: the worker has asked for output k's address, and may write it past its batches */
+	_Atomic bool busy; /* a thread is inside; a second one is refused */
 	_Atomic uint32_t holds; /* maps, plus one until it is closed */
 	rb_mail_words *mail;
 	rb_producer done;
 	uint64_t next; /* number of the mail to take next */
 	uint32_t taken; /* batches not completed */
-	int64_t looked; /* when it last looked at the socket */
+	int64_t looked; /* last check of the socket */
 	rb_taken *batch[RB_GO_MAX_MAIL_DEPTH + 1];
 	uint32_t batches;
 	/* Spinning before parking: how long, since when, and whether it paid last time. */
 	int64_t spin_for, waiting_since;
 	bool spin_pays;
 	int64_t spin_rest;
-	/* Threads that gather; as many as were asked for, 0: as the cores allow. */
+	/* Threads that gather: as many as the options say, 0: as the cores allow. */
 	uint32_t gather_threads;
-	bool alone; /* there are none */
+	bool alone; /* no crew can be made */
 	rb_crew *crew;
 };
 
@@ -63,9 +62,24 @@ struct rb_work {
 int rb_work_use(rb_worker id, rb_entry **entry, rb_work **w);
 void rb_work_leave(rb_entry *e, rb_work *w);
 
+/* Body of a function of the header; result may use w, the worker. */
+#define WITH_WORKER(given, id, result)                \
+	do {                                          \
+		rb_entry *e;                          \
+		rb_work *w;                           \
+		if (!(given))                         \
+			return rb_missing();          \
+		int status = rb_work_use(id, &e, &w); \
+		if (status)                           \
+			return status;                \
+		status = (result);                    \
+		rb_work_leave(e, w);                  \
+		return status;                        \
+	} while (0)
+
 /* taken.c */
 rb_taken *rb_work_spare(rb_work *w);
-/* Copies a mail, leaving out the requests that have ended meanwhile. */
+/* Copies a mail, without requests that have ended meanwhile. */
 int rb_taken_read(rb_taken *b, const uint8_t *mail);
 void rb_taken_complete(rb_taken *b);
 void rb_taken_free(rb_taken *b);
@@ -81,11 +95,11 @@ typedef struct rb_rows {
 	uint64_t count, size, stride;
 } rb_rows;
 
-/* Copies rows together with the crew; false if that is not worth it. */
+/* Copies rows with the crew; false if they are too few for it. */
 bool rb_crew_gather(rb_work *w, const rb_rows *r, uint8_t *to);
-/* Has the crew begin with that; the worker's thread has something else to do first. */
+/* Begins to copy in the crew's threads. */
 void rb_crew_prefetch(rb_work *w, const rb_rows *r, uint8_t *to);
-/* Finishes what was begun of the batch with these slots, if nobody has. */
+/* Finishes the copies of the batch with these slots. */
 void rb_crew_leave(rb_work *w, const uint32_t *slot);
 void rb_crew_end(rb_work *w);
 

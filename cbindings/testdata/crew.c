@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The gathering crew against a plain loop: jobs one after the other, two at a time, three, into the same memory, and left
- * alone. And the cores that it goes by. */
+/* The gathering crew against a plain loop: jobs in turn, two and three at a time, into the same memory, and abandoned.
+ * And the counts of cores and pages. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static uint32_t below(uint32_t n)
 	return (seed >> 8) % n;
 }
 
-/* Rows at random, enough of them to be worth waking somebody. */
+/* Random rows, enough of them for the crew. */
 static rb_rows some_rows(uint32_t batch)
 {
 	rb_rows r = {.plane = plane, .slot = slots[batch], .count = 12 + below(MOST_ROWS - 11), .size = SIZE, .stride = STRIDE};
@@ -75,9 +75,32 @@ static void check_cores(void)
 	}
 }
 
+/* Ranges of a segment, widened to the pages of kernels with 4 and with 64 KiB. */
+static void check_pages(void)
+{
+	static const struct {
+		rb_range range;
+		uint64_t page, size;
+		rb_range want;
+	} cases[] = {
+		{{5000, 10}, 4096, 1 << 20, {4096, 4096}},
+		{{5000, 10}, 65536, 1 << 20, {0, 65536}},
+		{{65536 + 4096, 65536}, 65536, 1 << 20, {65536, 2 * 65536}},
+		{{65536 + 4096, 4096}, 65536, 65536 + 8192, {65536, 8192}}, /* the segment ends inside a page */
+	};
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		rb_range got = rb_whole_pages(cases[i].range, cases[i].page, cases[i].size);
+		if (memcmp(&got, &cases[i].want, sizeof got)) {
+			printf("range %zu: %llu, %llu bytes\n", i, (unsigned long long)got.offset, (unsigned long long)got.bytes);
+			exit(1);
+		}
+	}
+}
+
 int main(int argc, char **argv)
 {
 	check_cores();
+	check_pages();
 	uint32_t rounds = argc > 1 ? (uint32_t)atoi(argv[1]) : 100;
 	for (uint32_t i = 0; i < sizeof plane; i++)
 		plane[i] = (uint8_t)(i / STRIDE * 31 + i);

@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A producer and a worker of a model with tensors in device memory, on the stub
- * driver of hack/cuda/stub or on a real one. device_test.go runs them as processes.
+ * Clients and workers of a model with tensors in device memory, on the stub driver of
+ * hack/cuda/stub or on a real one. device_test.go runs them as processes.
  *
  *	device worker SOCKET MODEL SIGNATURE [PIPELINE]   serves until it is killed or the broker hangs up for good
  *	device client SOCKET MODEL REQUESTS HOW           HOW: stream, hasty (does not wait for its stream), patient (synchronises)
- *	device connect SOCKET MODEL | attach SOCKET MODEL SIGNATURE | fork SOCKET MODEL   print the status that it gets
- *	device closing | broken | written SOCKET MODEL    see below
- *
- * On a GPU: BUSY=BYTES has the stream copy so much before each row, and UNCHECKED=1
- * leaves the rows alone, to measure.
+ *	device connect SOCKET MODEL | attach SOCKET MODEL SIGNATURE | fork SOCKET MODEL   print the status
+ *	device closing | broken | written | busy SOCKET MODEL   see below
  */
 #include <dirent.h>
 #include <dlfcn.h>
@@ -20,18 +17,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "ringbatch.h"
 
-#ifndef WIDTH
 #define WIDTH 1024 /* elements of x and y */
-#endif
 #define ROW (WIDTH * sizeof(float))
 #define WINDOW 4
 
-static int (*cuStreamCreate)(void **, unsigned), (*cuStreamSynchronize)(void *), (*cuStreamDestroy)(void *),
+static int (*cuStreamCreate)(void **, unsigned), (*cuStreamSynchronize)(void *),
 	(*cuMemcpyAsync)(uint64_t, uint64_t, size_t, void *);
 static int (*cuMemAlloc)(uint64_t *, size_t), (*cuMemFree)(uint64_t), (*cuMemcpyHtoD)(uint64_t, const void *, size_t),
 	(*cuMemcpyDtoH)(void *, uint64_t, size_t), (*cuCtxSetCurrent)(void *), (*cuInit)(unsigned);
@@ -61,9 +55,9 @@ static void load(void)
 		const char *name;
 	} all[] = {
 		{&cuStreamCreate, "cuStreamCreate"}, {&cuStreamSynchronize, "cuStreamSynchronize"},
-		{&cuStreamDestroy, "cuStreamDestroy_v2"}, {&cuMemcpyAsync, "cuMemcpyAsync"},
-		{&cuMemAlloc, "cuMemAlloc_v2"}, {&cuMemFree, "cuMemFree_v2"}, {&cuMemcpyHtoD, "cuMemcpyHtoD_v2"}, {&cuMemcpyDtoH, "cuMemcpyDtoH_v2"},
-		{&cuCtxSetCurrent, "cuCtxSetCurrent"}, {&cuInit, "cuInit"},
+		{&cuMemcpyAsync, "cuMemcpyAsync"},
+		{&cuMemAlloc, "cuMemAlloc_v2"}, {&cuMemFree, "cuMemFree_v2"}, {&cuMemcpyHtoD, "cuMemcpyHtoD_v2"},
+		{&cuMemcpyDtoH, "cuMemcpyDtoH_v2"}, {&cuCtxSetCurrent, "cuCtxSetCurrent"}, {&cuInit, "cuInit"},
 	};
 	for (size_t i = 0; lib && i < sizeof all / sizeof *all; i++) {
 		void *f = dlsym(lib, all[i].name);
@@ -73,7 +67,7 @@ static void load(void)
 	CHECK(lib);
 }
 
-/* Descriptors and mappings of device memory that this process has; of the stub's. */
+/* Counts this process's descriptors and mappings of the stub's device memory. */
 static int held(void)
 {
 	int n = 0;
@@ -106,17 +100,26 @@ static void say(int status) { printf("%s: %s\n", rb_status_name(status), status 
 
 static int connect_to(const char *socket, const char *model, uint32_t device, rb_client *c)
 {
-	rb_connect_options o = {.size = sizeof o, .socket = socket, .window = WINDOW, .device = device};
-	if (getenv("WAIT"))
-		o.wait = 1;
+	rb_connect_options o = {.size = sizeof o, .socket = socket, .window = WINDOW, .device = device, .wait = getenv("WAIT") != NULL};
 	return rb_connect(model, &o, c);
 }
 
-static rb_device device_of(rb_client c, rb_map *map)
+static void *stream;
+static uint64_t in, out; /* this process's device memory: rows for more requests than a stream has at once, and for a window */
+#define PLACES 64
+
+/* Enters the context of the client's device, and makes the stream and the rows once. */
+static rb_device enter_device(rb_client c, rb_map *map)
 {
 	rb_device d = {.size = sizeof d};
 	MUST(rb_client_map(c, map));
 	MUST(rb_map_device(map->id, &d));
+	MUST(cuCtxSetCurrent(d.context));
+	if (!in) {
+		MUST(cuStreamCreate(&stream, 1));
+		MUST(cuMemAlloc(&in, PLACES * ROW));
+		MUST(cuMemAlloc(&out, WINDOW * ROW));
+	}
 	return d;
 }
 
@@ -192,12 +195,7 @@ typedef struct {
 	float value;
 } asked;
 
-static int wrong; /* answers to what was there before */
-#define PLACES 64
-static uint64_t in, out; /* this process's own device memory: rows for more requests than a stream has at once, and for a window */
-static void *stream;
-static uint64_t busy; /* what keeps the stream from the row for a while; 0: nothing */
-static size_t busy_bytes;
+static int wrong; /* answers to an earlier row */
 
 static void ask(rb_client c, asked *q, float value, const char *how)
 {
@@ -210,14 +208,10 @@ static void ask(rb_client c, asked *q, float value, const char *how)
 	MUST(rb_claim(c, 1, NULL, 0, -1, &r));
 	q->id = r.id;
 	MUST(rb_input(c, r.id, 0, &x));
-	if (!getenv("UNCHECKED")) {
-		for (int j = 0; j < WIDTH; j++)
-			row[j] = value;
-		MUST(cuMemcpyHtoD(in + (uint64_t)place * ROW, row, ROW));
-		MUST(cuStreamSynchronize(NULL)); /* a large copy from pageable memory returns before it has arrived */
-	}
-	if (busy)
-		MUST(cuMemcpyAsync(busy, busy + busy_bytes / 2, busy_bytes / 2, stream));
+	for (int j = 0; j < WIDTH; j++)
+		row[j] = value;
+	MUST(cuMemcpyHtoD(in + (uint64_t)place * ROW, row, ROW));
+	MUST(cuStreamSynchronize(NULL)); /* a large copy from pageable memory returns before it has arrived */
 	MUST(cuMemcpyAsync((uint64_t)(uintptr_t)x.data, in + (uint64_t)place * ROW, ROW, stream));
 	if (!strcmp(how, "stream")) {
 		MUST(rb_commit_on_stream(c, &r.id, 1, stream, 0, 0));
@@ -231,7 +225,7 @@ static void ask(rb_client c, asked *q, float value, const char *how)
 	MUST(rb_commit(c, r.id, 0, 0));
 }
 
-/* RB_OK, or how it ended. The outputs are read by the stream after the release. */
+/* The status of the request's end. The stream reads the outputs after the release. */
 static int answer(rb_client c, const asked *q, int place)
 {
 	rb_view y, sum;
@@ -240,7 +234,7 @@ static int answer(rb_client c, const asked *q, int place)
 		MUST(rb_release(c, q->id));
 		return status;
 	}
-	if (!rb_output(c, q->id, 1, &sum)) /* not every worker gives it */
+	if (!rb_output(c, q->id, 1, &sum)) /* not every model has it */
 		wrong += *(float *)sum.data != q->value;
 	MUST(rb_output(c, q->id, 0, &y));
 	MUST(cuMemcpyAsync(out + (uint64_t)place * ROW, (uint64_t)(uintptr_t)y.data, ROW, stream));
@@ -252,8 +246,6 @@ static int answer(rb_client c, const asked *q, int place)
 static void check_out(int place, float value)
 {
 	static float row[WIDTH];
-	if (getenv("UNCHECKED"))
-		return;
 	MUST(cuMemcpyDtoH(row, out + (uint64_t)place * ROW, ROW));
 	for (int j = 0; j < WIDTH; j++)
 		if (row[j] != value + 1) {
@@ -269,36 +261,24 @@ static int client(const char *socket, const char *model, int count, const char *
 	rb_tensor t;
 	asked q[WINDOW];
 	float value = 1;
-	void *other;
 	MUST(connect_to(socket, model, 1, &c));
-	rb_device d = device_of(c, &map);
+	rb_device d = enter_device(c, &map);
 	MUST(rb_client_tensor(c, RB_INPUT, 0, &t));
 	CHECK(t.on_device == 1 && d.ordinal >= 0 && d.base && d.bytes >= t.offset + 16 * t.stride);
 	CHECK(rb_client_tensor(c, RB_OUTPUT, 1, &t) || !t.on_device);
-	MUST(cuCtxSetCurrent(d.context));
-	MUST(cuStreamCreate(&stream, 1));
-	MUST(cuStreamCreate(&other, 1));
-	MUST(cuMemAlloc(&in, PLACES * ROW));
-	MUST(cuMemAlloc(&out, WINDOW * ROW));
 	const void *host[] = {q, q};
 	void *into[] = {q, q};
 	uint64_t id;
 	CHECK(rb_infer(c, 1, host, into, 0, 0, &id) == RB_ERR_INVALID);
 	CHECK(rb_submit(c, 1, host, 0, 0, &id) == RB_ERR_INVALID);
-	if (getenv("BUSY")) {
-		busy_bytes = strtoull(getenv("BUSY"), NULL, 10);
-		MUST(cuMemAlloc(&busy, busy_bytes));
-	}
-	int torn = 0, gone = 0, window = getenv("ONE") ? 1 : WINDOW;
+	int torn = 0, gone = 0;
 	printf("connected\n");
 	fflush(stdout);
-	struct timespec from, to;
-	clock_gettime(CLOCK_MONOTONIC, &from);
 	for (int n = 0; n < count;) {
 		bool good[WINDOW];
-		for (int i = 0; i < window; i++)
+		for (int i = 0; i < WINDOW; i++)
 			ask(c, &q[i], value++, how);
-		for (int i = 0; i < window; i++) {
+		for (int i = 0; i < WINDOW; i++) {
 			int status = answer(c, &q[i], i);
 			torn += status == RB_ERR_FAILED && !strcmp(rb_error(), "half a row");
 			gone += status == RB_ERR_BROKER_GONE;
@@ -306,27 +286,22 @@ static int client(const char *socket, const char *model, int count, const char *
 			n += !status || status == RB_ERR_FAILED;
 			CHECK(!status || status == RB_ERR_FAILED || status == RB_ERR_BROKER_GONE);
 		}
-		touch(getenv("STUB_CUDA_GATE")); /* the answers came before the stream had got anywhere */
-		if (!getenv("UNCHECKED"))
-			MUST(cuStreamSynchronize(stream));
-		for (int i = 0; i < window; i++)
+		touch(getenv("STUB_CUDA_GATE")); /* the answers came while the stream stood still */
+		MUST(cuStreamSynchronize(stream));
+		for (int i = 0; i < WINDOW; i++)
 			if (good[i])
 				check_out(i, q[i].value);
-		if (n == window && getenv("PAUSE")) { /* the test does something in between */
+		if (n == WINDOW && getenv("PAUSE")) { /* the test goes on here */
 			printf("paused\n");
 			fflush(stdout);
 			getchar();
 		}
 	}
 	MUST(cuStreamSynchronize(stream));
-	clock_gettime(CLOCK_MONOTONIC, &to);
-	double took = (double)(to.tv_sec - from.tv_sec) + (double)(to.tv_nsec - from.tv_nsec) / 1e9;
-	printf("%d requests, %.1f us each, %.0f/s\n", count, took / count * 1e6, count / took);
-	MUST(cuStreamDestroy(other));
 	MUST(cuMemFree(in));
 	MUST(cuMemFree(out));
 	MUST(rb_close(c));
-	CHECK(getenv("PAUSE") || !getenv("RINGBATCH_LIBCUDA") || held() == 1); /* the map's; of an attachment that is over it stays, too */
+	CHECK(getenv("PAUSE") || !getenv("RINGBATCH_LIBCUDA") || held() == 1); /* the map's */
 	MUST(rb_map_release(map.id));
 	CHECK(rb_map_device(map.id, &d) == RB_ERR_RELEASED);
 	CHECK(held() == 0);
@@ -334,8 +309,7 @@ static int client(const char *socket, const char *model, int count, const char *
 	return 0;
 }
 
-/* A client that is closed, and whose requests are released and canceled, before its
- * stream has got to their commits. */
+/* Clients that are closed, and requests that are released or canceled, before the stream has got to the commits. */
 static int closing(const char *socket, const char *model)
 {
 	for (int round = 0; round < 6; round++) {
@@ -343,31 +317,24 @@ static int closing(const char *socket, const char *model)
 		rb_map map;
 		asked q[WINDOW];
 		MUST(connect_to(socket, model, 1, &c));
-		rb_device d = device_of(c, &map);
-		MUST(cuCtxSetCurrent(d.context));
-		if (!in) {
-			MUST(cuStreamCreate(&stream, 1));
-			MUST(cuMemAlloc(&in, PLACES * ROW));
-		}
+		rb_device d = enter_device(c, &map);
 		CHECK(rb_commit_on_stream(c, NULL, 1, stream, 0, 0) == RB_ERR_INVALID);
 		CHECK(rb_commit_on_stream(c, &d.base, 1, stream, 0, RB_HOLD) == RB_ERR_INVALID);
 		for (int i = 0; i < WINDOW; i++)
 			ask(c, &q[i], (float)i, "stream");
-		if (round == 1) /* all slots are taken by what is released and not over */
-			for (int i = 0; i < WINDOW; i++)
-				MUST(i & 1 ? rb_release(c, q[i].id) : rb_release_on_stream(c, q[i].id, NULL));
-		if (round == 1)
-			for (int i = 0; i < WINDOW; i++) {
-				ask(c, &q[i], (float)i, "stream");
-				MUST(rb_wait(c, q[i].id, -1));
-			}
+		for (int i = 0; round == 1 && i < WINDOW; i++) /* released requests keep all slots until they have ended */
+			MUST(i & 1 ? rb_release(c, q[i].id) : rb_release_on_stream(c, q[i].id, NULL));
+		for (int i = 0; round == 1 && i < WINDOW; i++) {
+			ask(c, &q[i], (float)i, "stream");
+			MUST(rb_wait(c, q[i].id, -1));
+		}
 		if (round == 2)
 			for (int i = 0; i < WINDOW; i++) {
 				MUST(rb_cancel(c, q[i].id));
 				int status = rb_wait(c, q[i].id, -1);
 				CHECK(status == RB_OK || status == RB_ERR_CANCELED);
 			}
-		if (round == 3) /* the stream does not exist: as if nothing had been */
+		if (round == 3) /* the stream does not exist: the request stays as it was */
 			for (int i = 0; i < WINDOW; i++) {
 				rb_request r;
 				MUST(rb_wait(c, q[i].id, -1));
@@ -379,7 +346,7 @@ static int closing(const char *socket, const char *model)
 				MUST(rb_wait(c, r.id, -1));
 				MUST(rb_release(c, r.id));
 			}
-		if (round == 4) { /* an end that is told through the descriptor */
+		if (round == 4) { /* ends that the notifier reports */
 			int fd;
 			rb_request r;
 			uint64_t ended[WINDOW];
@@ -400,9 +367,9 @@ static int closing(const char *socket, const char *model)
 		if (round % 2 == 0)
 			MUST(rb_map_release(map.id));
 		if (round == 5)
-			MUST(cuStreamSynchronize(stream)); /* what is left is in its host functions */
+			MUST(cuStreamSynchronize(stream)); /* the rest is in its host functions */
 	}
-	rb_client c; /* and is unmapped by the next */
+	rb_client c; /* the next client unmaps it */
 	MUST(connect_to(socket, model, 1, &c));
 	MUST(rb_close(c));
 	MUST(cuMemFree(in));
@@ -417,7 +384,7 @@ static void *close_client(void *client)
 	return NULL;
 }
 
-/* A client that has all slots, as soon as they are free; opens the gate when that takes long. */
+/* Connects a client that takes all slots as soon as they are free. If that takes long, opens the gate. */
 static rb_client connect_to_all(const char *socket, const char *model, const char *gate)
 {
 	rb_client c = 0;
@@ -433,8 +400,8 @@ static rb_client connect_to_all(const char *socket, const char *model, const cha
 	return c;
 }
 
-/* A client that is closed while its stream writes the input of a claimed request: the next
- * client gets the slot when the stream has stopped, even while the first one's map is held. */
+/* A client is closed while its stream writes the input of a claimed request: the next client gets the slot after the
+ * stream has stopped, even while the first client's map is held. */
 static int written(const char *socket, const char *model)
 {
 	static float row[WIDTH];
@@ -445,12 +412,7 @@ static int written(const char *socket, const char *model)
 		rb_request r;
 		rb_view x;
 		pthread_t closer;
-		rb_device d = device_of(c, &map);
-		MUST(cuCtxSetCurrent(d.context));
-		if (!in) {
-			MUST(cuStreamCreate(&stream, 1));
-			MUST(cuMemAlloc(&in, PLACES * ROW));
-		}
+		enter_device(c, &map);
 		MUST(rb_claim(c, 1, NULL, 0, -1, &r));
 		MUST(rb_input(c, r.id, 0, &x));
 		MUST(cuMemcpyAsync((uint64_t)(uintptr_t)x.data, in, ROW, stream)); /* zeros; stops at half of them */
@@ -484,10 +446,7 @@ static int broken(const char *socket, const char *model)
 	rb_map map;
 	asked q;
 	MUST(connect_to(socket, model, 1, &c));
-	rb_device d = device_of(c, &map);
-	MUST(cuCtxSetCurrent(d.context));
-	MUST(cuStreamCreate(&stream, 1));
-	MUST(cuMemAlloc(&in, PLACES * ROW));
+	enter_device(c, &map);
 	ask(c, &q, 1, "stream");
 	touch(getenv("STUB_CUDA_BROKEN"));
 	CHECK(rb_wait(c, q.id, -1) == RB_ERR_FAILED);
@@ -499,7 +458,7 @@ static int broken(const char *socket, const char *model)
 	return 0;
 }
 
-/* Which slots a busy stream keeps: none of those whose requests were committed and have ended, with answers on the host. */
+/* A busy stream keeps no slot whose request was committed and has ended with answers on the host. */
 static int busy_release(const char *socket, const char *model)
 {
 	rb_client c;
@@ -509,10 +468,7 @@ static int busy_release(const char *socket, const char *model)
 	const char *gate = getenv("STUB_CUDA_GATE");
 	touch(gate);
 	MUST(connect_to(socket, model, 1, &c));
-	rb_device d = device_of(c, &map);
-	MUST(cuCtxSetCurrent(d.context));
-	MUST(cuStreamCreate(&stream, 1));
-	MUST(cuMemAlloc(&in, PLACES * ROW));
+	enter_device(c, &map);
 	for (int i = 0; i < WINDOW; i++)
 		ask(c, &q[i], (float)i, "stream");
 	for (int i = 0; i < WINDOW; i++)
@@ -523,7 +479,7 @@ static int busy_release(const char *socket, const char *model)
 		MUST(rb_release_on_stream(c, q[i].id, stream));
 	if (getenv("ANSWERS_ON_HOST")) {
 		MUST(rb_claim(c, 1, NULL, 0, 1, &r));
-		/* One that was not committed is what the stream may still write to. */
+		/* The stream may still write to a request that was not committed. */
 		MUST(rb_release_on_stream(c, r.id, stream));
 		for (int i = 0; i < WINDOW - 1; i++)
 			MUST(rb_claim(c, 1, NULL, 0, 1, &more));
@@ -570,15 +526,12 @@ int main(int argc, char **argv)
 		return worker(argv[2], argv[3], argv[4]);
 	if (!strcmp(role, "client") && argc > 5)
 		return client(argv[2], argv[3], atoi(argv[4]), argv[5]);
-	if (!strcmp(role, "closing"))
-		return closing(argv[2], argv[3]);
-	if (!strcmp(role, "broken"))
-		return broken(argv[2], argv[3]);
-	if (!strcmp(role, "written"))
-		return written(argv[2], argv[3]);
-	if (!strcmp(role, "busy"))
-		return busy_release(argv[2], argv[3]);
-	if (!strcmp(role, "fork"))
-		return forked(argv[2], argv[3]);
+	static const struct {
+		const char *name;
+		int (*play)(const char *socket, const char *model);
+	} roles[] = {{"closing", closing}, {"broken", broken}, {"written", written}, {"busy", busy_release}, {"fork", forked}};
+	for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
+		if (!strcmp(role, roles[i].name))
+			return roles[i].play(argv[2], argv[3]);
 	return 2;
 }

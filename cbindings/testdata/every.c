@@ -50,7 +50,7 @@ static void step_by_step(void)
 	rb_map map;
 	WANT(RB_OK, rb_client_map(c, &map));
 
-	rb_request r, more[8];
+	rb_request r;
 	rb_view v;
 	WANT(RB_ERR_TOO_LARGE, rb_claim(c, 5, NULL, 0, 0, &r));
 	WANT(RB_ERR_ROWS, rb_claim(c, 0, NULL, 0, 0, &r));
@@ -82,25 +82,13 @@ static void step_by_step(void)
 	WANT(RB_ERR_RELEASED, rb_output(c, r.id, 0, &v));
 	WANT(RB_ERR_RELEASED, rb_wait(c, r.id + 12345, 0));
 
-	/* back-pressure has a name */
-	for (int i = 0; i < 8; i++)
-		WANT(RB_OK, rb_claim(c, 1, NULL, 0, 0, &more[i]));
-	WANT(RB_ERR_FULL, rb_claim(c, 1, NULL, 0, 0, &r));
-	WANT(RB_ERR_FULL, rb_claim(c, 1, NULL, 0, second / 100, &r));
-	for (int i = 0; i < 7; i++)
-		WANT(RB_OK, rb_release(c, more[i].id));
-
-	/* canceled, expired, failed */
+	/* canceled; test/conformance has the other ends of a request, and full windows */
 	held_back = 1;
-	WANT(RB_OK, rb_commit(c, more[7].id, 0, 0));
-	WANT(RB_ERR_NOT_DONE, rb_poll(c, more[7].id));
-	WANT(RB_ERR_TIMEOUT, rb_wait(c, more[7].id, second / 1000));
-	WANT(RB_OK, rb_cancel(c, more[7].id));
-	WANT(RB_ERR_CANCELED, rb_wait(c, more[7].id, minute));
-	WANT(RB_OK, rb_release(c, more[7].id));
-	WANT(RB_OK, rb_claim(c, 1, NULL, 0, second, &r));
-	WANT(RB_OK, rb_commit(c, r.id, second / 5, 0));
-	WANT(RB_ERR_EXPIRED, rb_wait(c, r.id, minute));
+	WANT(RB_OK, rb_claim(c, 1, NULL, 0, 0, &r));
+	WANT(RB_OK, rb_commit(c, r.id, 0, 0));
+	WANT(RB_ERR_NOT_DONE, rb_poll(c, r.id));
+	WANT(RB_OK, rb_cancel(c, r.id));
+	WANT(RB_ERR_CANCELED, rb_wait(c, r.id, minute));
 	WANT(RB_OK, rb_release(c, r.id));
 	held_back = 0;
 	WANT(RB_OK, rb_close(c));
@@ -117,15 +105,10 @@ static void in_one_call(void)
 	const void *in[] = {x};
 	void *out[] = {y};
 	uint64_t r;
-	for (int i = 0; i < 100; i++) {
+	for (uint32_t i = 0; i < 200; i++) {
 		x[3] = (float)i;
-		WANT(RB_OK, rb_infer(c, 2, in, out, 0, minute, &r));
-		CHECK(y[0] == 2 && y[3] == 2 * (float)i && y[7] == 16);
-	}
-	for (int i = 0; i < 100; i++) {
-		x[3] = (float)i;
-		WANT(RB_OK, rb_infer(c, 1, in, out, i % 2 ? minute : 0, i % 3 ? minute : -1, &r));
-		CHECK(r == 0 && y[0] == 2 && y[3] == 2 * (float)i);
+		WANT(RB_OK, rb_infer(c, 1 + i % 2, in, out, i % 5 ? minute : 0, i % 3 ? minute : -1, &r));
+		CHECK(r == 0 && y[0] == 2 && y[3] == 2 * (float)i && (i % 2 == 0 || y[7] == 16));
 	}
 	for (uint32_t rows = 1; rows <= 2; rows++) {
 		rb_inference prepared = {.client = c, .inputs = in, .outputs = out, .slice = minute, .request = 1, .rows = rows};
@@ -149,8 +132,6 @@ static void in_one_call(void)
 	CHECK(((float *)view.data)[3] == 2 * x[3]);
 	WANT(RB_OK, rb_release(c, step.request));
 	WANT(RB_ERR_RELEASED, rb_run_prepared(&step));
-	WANT(RB_ERR_INVALID, rb_claim_prepared(NULL));
-	WANT(RB_ERR_INVALID, rb_run_prepared(NULL));
 	x[0] = -1;
 	WANT(RB_ERR_FAILED, rb_infer(c, 1, in, out, 0, minute, &r));
 	CHECK(strcmp(rb_error(), "minus one is refused") == 0);
@@ -170,42 +151,28 @@ static void in_one_call(void)
 	WANT(RB_ERR_RELEASED, rb_collect(c, r, out));
 	WANT(RB_ERR_TOO_LARGE, rb_submit(c, 5, in, 0, 0, &r));
 
-	/* event loop: everything in flight, one descriptor */
-	WANT(RB_ERR_INVALID, rb_submit(c, 1, in, 0, RB_NOTIFY, &r)); /* not asked for yet */
-	/* the same by a thread of the program's, before the library has one */
-	for (int round = 0; round < 20; round++) {
+	/* requests in flight: first reaped by the program's thread, then through the library's descriptor */
+	WANT(RB_ERR_INVALID, rb_submit(c, 1, in, 0, RB_NOTIFY, &r)); /* no notifier yet */
+	int fd = -1;
+	for (int round = 0; round < 40; round++) {
 		uint64_t ids[4], done[3];
 		uint32_t n, got = 0;
-		WANT(RB_OK, rb_reap_wait(c, 0, done, 3, &n));
-		CHECK(n == 0);
-		for (int i = 0; i < 4; i++)
-			WANT(RB_OK, rb_submit(c, 1, in, 0, RB_NOTIFY, &ids[i]));
-		while (got < 4) {
-			WANT(RB_OK, rb_reap_wait(c, minute, done, 3, &n));
-			CHECK(n > 0);
-			for (uint32_t i = 0; i < n; i++)
-				WANT(RB_OK, rb_collect(c, done[i], out));
-			got += n;
-		}
-	}
-	int fd;
-	WANT(RB_OK, rb_client_fd(c, &fd));
-	for (int round = 0; round < 20; round++) {
-		uint64_t ids[4], done[3];
-		uint32_t n, got = 0;
+		if (round == 0)
+			WANT(RB_OK, rb_reap_wait(c, 0, done, 3, &n));
+		if (round == 20)
+			WANT(RB_OK, rb_client_fd(c, &fd));
 		for (int i = 0; i < 4; i++)
 			WANT(RB_OK, rb_submit(c, 1, in, 0, RB_NOTIFY, &ids[i]));
 		WANT(RB_ERR_FULL, rb_submit(c, 1, in, 0, RB_NOTIFY, &r));
-		while (got < 4) {
+		for (; got < 4; got += n) {
 			struct pollfd p = {.fd = fd, .events = POLLIN};
-			CHECK(poll(&p, 1, 60000) == 1 || errno == EINTR);
-			WANT(RB_OK, rb_reap(c, done, 3, &n));
-			for (uint32_t i = 0; i < n; i++) { /* what was reaped has ended, for every function */
-				rb_view v;
-				WANT(RB_OK, rb_output(c, done[i], 0, &v));
+			CHECK(fd < 0 || poll(&p, 1, 60000) == 1 || errno == EINTR);
+			WANT(RB_OK, fd < 0 ? rb_reap_wait(c, minute, done, 3, &n) : rb_reap(c, done, 3, &n));
+			CHECK(fd >= 0 || n > 0);
+			for (uint32_t i = 0; i < n; i++) { /* a reaped request has ended */
+				WANT(RB_OK, rb_output(c, done[i], 0, &view));
 				WANT(RB_OK, rb_collect(c, done[i], out));
 			}
-			got += n;
 		}
 	}
 	uint64_t held[3];
@@ -243,7 +210,7 @@ static void *release_later(void *arg)
 	return NULL;
 }
 
-/* A slice is for all of rb_infer: what it waited for slots is not waited again. */
+/* The slice limits all of rb_infer, the wait for slots included. */
 static void one_slice(void)
 {
 	struct blocker b = {.c = dial("double", 2)};
@@ -308,7 +275,7 @@ static void variable_dims(void)
 	WANT(RB_OK, rb_close(c));
 }
 
-static void *wait_for_ever(void *arg)
+static void *wait_until_closed(void *arg)
 {
 	rb_client c = *(rb_client *)arg;
 	rb_request r;
@@ -328,7 +295,7 @@ static void closing(void)
 	pthread_t threads[4];
 	held_back = 1;
 	for (int i = 0; i < 4; i++)
-		pthread_create(&threads[i], NULL, wait_for_ever, &c);
+		pthread_create(&threads[i], NULL, wait_until_closed, &c);
 	usleep(5000);
 	WANT(RB_OK, rb_close(c));
 	for (int i = 0; i < 4; i++)

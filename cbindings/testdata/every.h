@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What the files of the program share; see every.c.
- */
+/* For all files of the program; see every.c. */
 #ifndef EVERY_H
 #define EVERY_H
 
@@ -12,11 +10,14 @@
 
 #include "ringbatch.h"
 
-static const int64_t second = 1000000000, minute = 60000000000; /* a minute: what is waited for comes, on a busy machine too */
+static const int64_t second = 1000000000, minute = 60000000000; /* long enough on a busy machine */
 extern const char *socket_path;
-extern atomic_int held_back; /* the worker has its batch, and answers once this is 0: however long that takes */
+extern atomic_int held_back; /* the worker keeps its batch until this is 0 */
 
 #define WANT(status, call) want(status, call, #call, __FILE__, __LINE__)
+/* Every one of the calls gives this status. */
+#define WANT_ALL(status, ...) \
+	want_all(status, (const int[]){__VA_ARGS__}, sizeof((const int[]){__VA_ARGS__}) / sizeof(int), #__VA_ARGS__, __FILE__, __LINE__)
 #define CHECK(cond) ((cond) ? (void)0 : fail(#cond, __FILE__, __LINE__))
 
 static inline void fail(const char *what, const char *file, int line)
@@ -28,16 +29,26 @@ static inline void fail(const char *what, const char *file, int line)
 static inline void want(int status, int got, const char *call, const char *file, int line)
 {
 	if (got != status) {
-		fprintf(stderr, "%s:%d: %s\n  is %s (%s), expected %s\n", file, line, call, rb_status_name(got), rb_error(), rb_status_name(status));
+		fprintf(stderr, "%s:%d: %s\n  is %s (%s), expected %s\n", file, line, call, rb_status_name(got), rb_error(),
+			rb_status_name(status));
 		exit(1);
 	}
+}
+
+static inline void want_all(int status, const int *got, size_t count, const char *calls, const char *file, int line)
+{
+	for (size_t i = 0; i < count; i++)
+		if (got[i] != status) {
+			fprintf(stderr, "call %zu of:\n", i + 1);
+			want(status, got[i], calls, file, line);
+		}
 }
 
 rb_client dial(const char *model, uint32_t window);
 
 /* serving.c */
 extern atomic_int stop; /* both workers end */
-void *run_worker(void *words); /* NULL: the one of fixed rows */
+void *run_worker(void *words); /* NULL: of fixed rows */
 
 /* misuse.c */
 void wrong_arguments(void);

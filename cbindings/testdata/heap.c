@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Client, broker and worker as threads of one process, with segments on the
- * heap: a thread sanitizer sees every access of all three, where in real use
- * each process maps the memory for itself and it sees only one side. The broker
- * here does no more than hand over what is committed.
+ * Client, broker and worker as threads of one process, with segments on the heap, so
+ * that a thread sanitizer sees the accesses of all three. This broker only hands
+ * committed requests over.
  *
  * Usage: heap REQUESTS; built with the library's sources.
  */
@@ -52,7 +51,7 @@ static void post(const rb_commit_entry *e, uint32_t n, uint64_t number)
 	rb_mail m = {.batch = number + 1, .dispatched = rb_now(), .requests = n, .rows = n};
 	memcpy(at, &m, sizeof m);
 	for (uint32_t i = 0; i < n; i++) {
-		rb_mail_request q = {.slot = e[i].slot, .gen = e[i].gen, .rows = 1, .bell = 0, .deadline = e[i].deadline, .committed = e[i].committed};
+		rb_mail_request q = {.slot = e[i].slot, .gen = e[i].gen, .rows = 1, .deadline = e[i].deadline, .committed = e[i].committed};
 		memcpy(at + sizeof m + i * sizeof q, &q, sizeof q);
 	}
 	atomic_store(&w->tail, number + 1);
@@ -88,7 +87,7 @@ static void *broker(void *unused)
 			post(e, n, posted++);
 		if (worked || n)
 			continue;
-		/* Armed, then looked at again: one of both sees the other. */
+		/* Arm, then look again: one side sees the other. */
 		atomic_store(&commits->armed_at, head);
 		atomic_store(&done->armed_at, finished);
 		if (atomic_load(&commits->tail) == head && atomic_load(&done->tail) == finished) {
@@ -143,7 +142,7 @@ static void *produce(void *which)
 		for (int k = 0; k < ELEMENTS; k++)
 			((float *)v.data)[k] = base + (float)k;
 		MUST(!rb_commit(client_handle, r.id, 0, 0));
-		if (i % 4 == 3) { /* canceled, while it runs or before: its slots come back whatever happened */
+		if (i % 4 == 3) { /* canceled before or while it runs: its slots come back */
 			rb_cancel(client_handle, r.id);
 			rb_release(client_handle, r.id);
 			continue;
@@ -184,13 +183,13 @@ int main(int argc, char **argv)
 
 	rb_session cs = {.window = SLOTS, .max_rows = BATCH, .levels = 2};
 	use_heap(&cs, &client_words, sockets[0]);
-	static rb_conn c = {.notify_fd = -1, .poke_fd = -1, .pending.fd = -1, .own_from = 1, .window = SLOTS, .max_batch = BATCH,
+	static rb_conn c = {.notify_fd = -1, .poke_fd = -1, .pending.fd = -1, .window = SLOTS, .max_batch = BATCH,
 		.inputs = 1, .outputs = 1, .socket = "/nonexistent", .model = "m", .name = ""};
 	pthread_mutex_init(&c.mu, NULL);
 	rb_link *link = rb_link_new(&c, &cs, &status);
 	MUST(link);
 	link->number = 1;
-	link->refs++; /* this program's own: the heap is not for munmap */
+	link->refs++; /* no munmap of the heap */
 	c.live = c.links = link;
 	rb_entry ce = {.value = &c, .gen = 1}, we = {.value = &worker, .gen = 1};
 	rb_clients.chunk[0] = &ce;

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A thread in rb_reap_wait among others that wait on the same client: it gets what
- * has ended, no matter which thread parks on the bell.
- */
+/* A thread in rb_reap_wait gets the ended requests, even if another thread of the client parks on the bell. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <unistd.h>
@@ -41,7 +38,7 @@ static void *reap_until_closed(void *arg)
 	return NULL;
 }
 
-/* The library's thread, which then listens instead, is started at the same moment. */
+/* The library's thread, which takes the lead, starts at the same moment. */
 static void beside_the_notifier(void)
 {
 	for (int round = 0; round < 20; round++) {
@@ -73,7 +70,7 @@ static void *wait_for_one(void *arg)
 	return NULL;
 }
 
-/* Another thread listens, for a request that takes longer. */
+/* Another thread leads, and waits for a slower request. */
 static void beside_a_slow_request(void)
 {
 	struct waiter w = {.c = dial("double", 2)};
@@ -84,11 +81,11 @@ static void beside_a_slow_request(void)
 	held_back = 1;
 	w.request = submit(w.c, 0, 0);
 	pthread_create(&thread, NULL, wait_for_one, &w);
-	usleep(2000); /* so that it is there first; if not, no harm is done */
+	usleep(2000); /* the thread should wait first; otherwise the test only checks less */
 	uint64_t expires = submit(w.c, second / 1000, RB_NOTIFY);
 	WANT(RB_OK, rb_reap_wait(w.c, minute, done, 2, &n));
 	CHECK(n == 1 && done[0] == expires);
-	WANT(RB_OK, rb_reap_wait(w.c, second / 1000, done, 2, &n)); /* it waits for no longer than it was told to */
+	WANT(RB_OK, rb_reap_wait(w.c, second / 1000, done, 2, &n)); /* it waits no longer than its timeout */
 	CHECK(n == 0);
 	held_back = 0;
 	pthread_join(thread, NULL);

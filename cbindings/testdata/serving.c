@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The workers of the program: y = 2x over fixed rows; echoes over variable ones. See every.c.
- */
+/* The workers of the program: y = 2x over fixed rows; an echo over variable rows. See every.c. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <unistd.h>
@@ -41,29 +39,18 @@ static void serve_double(rb_batch *b)
 	void *row;
 	uint64_t bytes;
 	WANT(RB_ERR_ROWS, rb_batch_row(b, RB_INPUT, 0, b->rows, &row, &bytes));
-	WANT(RB_ERR_INVALID, rb_batch_waiting(b, b->requests));
-	WANT(RB_ERR_INVALID, rb_batch_fail(b, b->requests, "nobody"));
-	WANT(RB_ERR_INVALID, rb_batch_fail_as(b, b->requests, RB_ERR_QUEUE_FULL, "nobody"));
-	WANT(RB_ERR_INVALID, rb_batch_fail_as(b, 0, RB_OK, "no failure"));
-	WANT(RB_ERR_INVALID, rb_batch_fail_as(b, 0, RB_ERR_SHAPE, "no end of a request"));
+	WANT_ALL(RB_ERR_INVALID, rb_batch_waiting(b, b->requests), rb_batch_fail(b, b->requests, ""),
+		rb_batch_fail_as(b, b->requests, RB_ERR_QUEUE_FULL, ""), rb_batch_fail_as(b, 0, RB_OK, ""),
+		rb_batch_fail_as(b, 0, RB_ERR_SHAPE, ""));
 
-	/* what must not be NULL */
+	/* pointers that must not be NULL */
 	rb_view v;
 	uint64_t shape[RB_MAX_RANK];
-	WANT(RB_ERR_INVALID, rb_batch_run(NULL, RB_INPUT, 0, 0, &v));
-	WANT(RB_ERR_INVALID, rb_batch_run(b, RB_INPUT, 0, 0, NULL));
-	WANT(RB_ERR_INVALID, rb_batch_row(NULL, RB_INPUT, 0, 0, &row, &bytes));
-	WANT(RB_ERR_INVALID, rb_batch_row(b, RB_INPUT, 0, 0, NULL, &bytes));
-	WANT(RB_ERR_INVALID, rb_batch_row(b, RB_INPUT, 0, 0, &row, NULL));
-	WANT(RB_ERR_INVALID, rb_batch_shape(NULL, 0, 0, shape));
-	WANT(RB_ERR_INVALID, rb_batch_shape(b, 0, 0, NULL));
-	WANT(RB_ERR_INVALID, rb_batch_set_output_dims(NULL, 0, NULL, 0));
-	WANT(RB_ERR_INVALID, rb_batch_set_output_dims(b, 0, NULL, 1));
-	WANT(RB_ERR_INVALID, rb_batch_fail(NULL, 0, "nobody"));
-	WANT(RB_ERR_INVALID, rb_batch_fail_as(NULL, 0, RB_ERR_FAILED, "nobody"));
-	WANT(RB_ERR_INVALID, rb_batch_fail_all(NULL, "nobody"));
-	WANT(RB_ERR_INVALID, rb_batch_waiting(NULL, 0));
-	WANT(RB_ERR_INVALID, rb_batch_complete(NULL));
+	WANT_ALL(RB_ERR_INVALID, rb_batch_run(NULL, RB_INPUT, 0, 0, &v), rb_batch_run(b, RB_INPUT, 0, 0, NULL),
+		rb_batch_row(NULL, RB_INPUT, 0, 0, &row, &bytes), rb_batch_row(b, RB_INPUT, 0, 0, NULL, &bytes),
+		rb_batch_row(b, RB_INPUT, 0, 0, &row, NULL), rb_batch_shape(NULL, 0, 0, shape), rb_batch_shape(b, 0, 0, NULL),
+		rb_batch_set_output_dims(NULL, 0, NULL, 0), rb_batch_set_output_dims(b, 0, NULL, 1), rb_batch_fail(NULL, 0, ""),
+		rb_batch_fail_as(NULL, 0, RB_ERR_FAILED, ""), rb_batch_fail_all(NULL, ""), rb_batch_waiting(NULL, 0), rb_batch_complete(NULL));
 }
 
 static void serve_words(rb_batch *b)
@@ -97,12 +84,10 @@ void *run_worker(void *arg)
 			       .policy = words ? "max_batch_size=4 wait_time=1ms\nslots=256  lease=60s buckets.t.0=8,64"
 					       : "max_batch_size=4 wait_time=0.001 slots=256 lease=60 preferred_batch_sizes=2,4"};
 	rb_worker w;
-	WANT(RB_ERR_INVALID, rb_worker_attach("double", "x:f32[4]", &o, &w));
-	WANT(RB_ERR_INVALID, rb_worker_attach("double", "x:f99[4] -> y:f32[4]", &o, &w));
-	WANT(RB_ERR_INVALID, rb_worker_attach(NULL, "x:f32[4] -> y:f32[4]", &o, &w));
-	WANT(RB_ERR_INVALID, rb_worker_attach("double", NULL, &o, &w));
-	WANT(RB_ERR_INVALID, rb_worker_attach("double", "x:f32[4] -> y:f32[4]", &o, NULL));
-	const char *wrong[][2] = { /* and what the message names */
+	const char *good = "x:f32[4] -> y:f32[4]";
+	WANT_ALL(RB_ERR_INVALID, rb_worker_attach("double", "x:f32[4]", &o, &w), rb_worker_attach("double", "x:f99[4] -> y:f32[4]", &o, &w),
+		rb_worker_attach(NULL, good, &o, &w), rb_worker_attach("double", NULL, &o, &w), rb_worker_attach("double", good, &o, NULL));
+	const char *wrong[][2] = { /* and a part of the message */
 		{"max_batch_size", "key=value"},
 		{"=4", "key=value"},
 		{"slots=8 slots=8", "twice"},
@@ -119,22 +104,18 @@ void *run_worker(void *arg)
 	if (words)
 		WANT(RB_OK, rb_worker_attach("words", "t:i32[<=64] -> u:i32[<=64]", &o, &w));
 	else
-		WANT(RB_OK, rb_worker_attach("double", "x:f32[4] -> y:f32[4]", &o, &w));
+		WANT(RB_OK, rb_worker_attach("double", good, &o, &w));
 	const char *notes;
 	WANT(RB_OK, rb_worker_notes(w, &notes));
 	CHECK(strcmp(notes, "") == 0);
-	WANT(RB_ERR_INVALID, rb_worker_notes(w, NULL));
 	rb_model m;
 	WANT(RB_OK, rb_worker_model(w, &m));
 	CHECK(m.inputs == 1 && m.outputs == 1 && m.max_batch_size == 4 && m.slots == 256 && m.wait_time == second / 1000);
 	rb_tensor t;
 	WANT(RB_OK, rb_worker_tensor(w, RB_OUTPUT, 0, &t));
 	CHECK(strcmp(t.name, words ? "u" : "y") == 0 && t.rank == 1 && t.variable == (words ? 1u : 0u));
-	WANT(RB_ERR_INVALID, rb_worker_tensor(w, RB_OUTPUT, 1, &t));
-	WANT(RB_ERR_INVALID, rb_worker_tensor(w, RB_OUTPUT, 0, NULL));
-	WANT(RB_ERR_INVALID, rb_worker_model(w, NULL));
-	WANT(RB_ERR_INVALID, rb_worker_map(w, NULL));
-	WANT(RB_ERR_INVALID, rb_worker_next(w, 0, NULL));
+	WANT_ALL(RB_ERR_INVALID, rb_worker_tensor(w, RB_OUTPUT, 1, &t), rb_worker_tensor(w, RB_OUTPUT, 0, NULL), rb_worker_model(w, NULL),
+		rb_worker_map(w, NULL), rb_worker_next(w, 0, NULL), rb_worker_notes(w, NULL));
 	rb_map map;
 	WANT(RB_OK, rb_worker_map(w, &map));
 	rb_batch *b = NULL, *ahead;
@@ -175,9 +156,7 @@ void *run_worker(void *arg)
 	}
 	CHECK(served > 0);
 	WANT(RB_OK, rb_worker_close(w));
-	WANT(RB_ERR_CLOSED, rb_worker_close(w));
-	WANT(RB_ERR_CLOSED, rb_worker_next(w, 0, &b));
-	WANT(RB_ERR_CLOSED, rb_worker_wait(w, 0));
+	WANT_ALL(RB_ERR_CLOSED, rb_worker_close(w), rb_worker_next(w, 0, &b), rb_worker_wait(w, 0));
 	CHECK(map.base[4096] == map.base[4096]); /* still mapped */
 	WANT(RB_OK, rb_map_release(map.id));
 	WANT(RB_ERR_RELEASED, rb_map_release(map.id));

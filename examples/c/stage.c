@@ -6,9 +6,9 @@
  *   cc -o stage stage.c $(pkg-config --cflags --libs ringbatch)
  *   ./stage                                 # then: ringbatch stats
  *
- * The pipeline is the declaration of docs/pipelines.md. Every worker brings it,
- * and the first one makes the ring; a broker whose configuration has the
- * pipeline needs none. The client's bytes and these outputs share one slot.
+ * The pipeline is the declaration of docs/pipelines.md. Every worker sends it, and
+ * the first one makes the ring; a broker whose configuration has the pipeline needs
+ * none. The client's bytes and the output of this stage are in one slot.
  */
 #include <ringbatch.h>
 #include <stdio.h>

@@ -43,9 +43,7 @@ gpu-bundle: cuda-toolchain gpu-python ## what bench/gpu/run.sh needs on a machin
 	$(CUDA_GO) build -tags cuda -o build/gpu/ringbatch ./cmd/ringbatch
 	go build -o build/gpu/bench ./cmd/bench
 	$(CUDA_GO) test -tags cuda -c -o build/gpu/cuda.test ./worker/cuda
-	$(MAKE) -C cbindings BUILD=$(CURDIR)/build/gpu/c $(CURDIR)/build/gpu/c/libringbatch.so $(CURDIR)/build/gpu/c/libringbatch.a
-	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -I$(CUDA_DIR)/include -Icbindings -o build/gpu/echo_producer bench/gpu/echo_producer.c \
-	  build/gpu/c/libringbatch.a -L$(CUDA_DIR)/lib -lcuda -ldl -pthread -lm
+	$(MAKE) -C cbindings BUILD=$(CURDIR)/build/gpu/c $(CURDIR)/build/gpu/c/libringbatch.so
 	cp build/gpu/c/libringbatch.so build/gpu/ && rm -r build/gpu/c
 
 # The package as it is installed: without the extension Python would go by ctypes, and measure that.

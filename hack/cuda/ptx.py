@@ -4,7 +4,7 @@
 
     ptx.py [--check] TOOLCHAIN FOLDER…
 
-The first lines of each .cu file name the PTX files and the architectures:
+The first lines of each .cu file name its PTX files and the targets:
 
     // ptx: move.ptx compute_75 [-DNAME…]
 

@@ -1,28 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A connection, and model(x). */
+/* A connection, and the call of a model. */
 #include "quick.h"
 
 PyTypeObject *client_type;
 
-PyObject *raise_status(Client *c, int status)
+static PyObject *raise_error(PyObject *e)
 {
-	PyObject *e = PyObject_CallMethod((PyObject *)c, "error", "i", status);
-	if (e) {
+	if (e)
 		PyErr_SetObject((PyObject *)Py_TYPE(e), e);
-		Py_DECREF(e);
-	}
+	Py_XDECREF(e);
 	return NULL;
 }
 
-PyObject *raise_from(PyObject *function)
-{
-	PyObject *e = PyObject_CallObject(function, NULL);
-	if (e) {
-		PyErr_SetObject((PyObject *)Py_TYPE(e), e);
-		Py_DECREF(e);
-	}
-	return NULL;
-}
+PyObject *raise_status(Client *c, int status) { return raise_error(PyObject_CallMethod((PyObject *)c, "error", "i", status)); }
+
+PyObject *raise_from(PyObject *function) { return raise_error(PyObject_CallObject(function, NULL)); }
 
 void forget_views(Client *c)
 {
@@ -30,31 +22,28 @@ void forget_views(Client *c)
 		Py_CLEAR(c->cache[i].view);
 }
 
-static void close_handle(Client *c)
-{
-	if (c->closed || !c->handle)
-		return;
-	c->closed = 1;
-	Py_BEGIN_ALLOW_THREADS
-	p_rb_close(c->handle);
-	Py_END_ALLOW_THREADS
-	forget_views(c);
-}
-
 static PyObject *client_close(Client *c, PyObject *Py_UNUSED(none))
 {
-	close_handle(c);
+	char before = c->closed;
 	c->closed = 1;
+	if (!before && c->handle) {
+		Py_BEGIN_ALLOW_THREADS
+		p_rb_close(c->handle);
+		Py_END_ALLOW_THREADS
+		forget_views(c);
+	}
 	Py_RETURN_NONE;
 }
 
 static void client_dealloc(Client *c)
 {
 	PyTypeObject *type = Py_TYPE(c);
-	close_handle(c);
+	Py_XDECREF(client_close(c, NULL));
 	forget_views(c);
-	Py_XDECREF(c->x_dtype);
-	Py_XDECREF(c->y_arguments);
+	for (uint32_t k = 0; c->quick && k < c->inputs; k++)
+		Py_XDECREF(c->quick[k].dtype);
+	PyMem_Free(c->quick);
+	Py_XDECREF(c->empty);
 	Py_XDECREF(c->names);
 	Py_XDECREF(c->fixed);
 	((freefunc)PyType_GetSlot(type, Py_tp_free))(c);
@@ -73,7 +62,8 @@ static PyObject *client_dial(Client *c, PyObject *args)
 	if (!PyArg_ParseTuple(args, "yOOIL", &model, &socket, &name, &window, &timeout))
 		return NULL;
 	rb_connect_options o = {.size = sizeof o, .window = window, .timeout = timeout, .device = 1,
-				.socket = socket == Py_None ? NULL : PyBytes_AsString(socket), .name = name == Py_None ? NULL : PyBytes_AsString(name)};
+				.socket = socket == Py_None ? NULL : PyBytes_AsString(socket),
+				.name = name == Py_None ? NULL : PyBytes_AsString(name)};
 	if (PyErr_Occurred())
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS
@@ -84,55 +74,97 @@ static PyObject *client_dial(Client *c, PyObject *args)
 	return PyLong_FromLong(status);
 }
 
-/* learn(names, fixed, plain, x_dtype, x_shape, y_arguments, on_device): what the
- * quick path has to know of the model; x_dtype is None where model(x) has none. */
+/* Fills in the inputs that the quick path takes; -1 if an exception was raised. */
+static int learn_inputs(Client *c, PyObject *inputs)
+{
+	c->quick = PyMem_Calloc(c->inputs, sizeof *c->quick);
+	if (!c->quick) {
+		PyErr_NoMemory();
+		return -1;
+	}
+	for (uint32_t k = 0; k < c->inputs; k++) {
+		PyObject *dtype, *shape;
+		Input *x = &c->quick[k];
+		if (!PyArg_ParseTuple(PyTuple_GetItem(inputs, k), "OO!", &dtype, &PyTuple_Type, &shape))
+			return -1;
+		Py_INCREF(x->dtype = dtype);
+		for (; x->rank < PyTuple_Size(shape) && x->rank < MOST_RANK; x->rank++)
+			x->shape[x->rank] = PyLong_AsSsize_t(PyTuple_GetItem(shape, x->rank));
+	}
+	return PyErr_Occurred() ? -1 : 0;
+}
+
+/* learn(names, fixed, plain, inputs, outputs, on_device): the model's tensors. inputs has (dtype, shape) of each one, outputs
+ * (shape, dtype); both are empty if the model has no quick path. */
 static PyObject *client_learn(Client *c, PyObject *args)
 {
-	PyObject *names, *fixed, *dtype, *shape, *arguments;
+	PyObject *names, *fixed, *inputs, *outputs;
 	int plain, on_device;
-	if (!PyArg_ParseTuple(args, "O!O!pOO!O!p", &PyTuple_Type, &names, &PyTuple_Type, &fixed, &plain, &dtype, &PyTuple_Type, &shape, &PyTuple_Type, &arguments, &on_device))
+	if (!PyArg_ParseTuple(args, "O!O!pO!O!p", &PyTuple_Type, &names, &PyTuple_Type, &fixed, &plain, &PyTuple_Type, &inputs,
+			      &PyTuple_Type, &outputs, &on_device))
 		return NULL;
-	if (c->names || PyTuple_Size(names) != 2 || PyTuple_Size(shape) > MOST_RANK) {
+	if (c->names || PyTuple_Size(names) != 2 || PyTuple_Size(fixed) > MOST_TENSORS) {
 		PyErr_SetString(PyExc_ValueError, "learn: once, and two sides");
 		return NULL;
 	}
-	for (Py_ssize_t i = 0; i < PyTuple_Size(shape); i++)
-		c->x_shape[c->x_rank++] = PyLong_AsSsize_t(PyTuple_GetItem(shape, i));
 	c->plain = (char)plain;
 	c->tensors = (uint32_t)PyTuple_Size(fixed);
 	c->inputs = (uint32_t)PyDict_Size(PyTuple_GetItem(names, 0));
 	Py_INCREF(c->names = names);
 	Py_INCREF(c->fixed = fixed);
 	c->on_device = (char)on_device;
-	if (dtype != Py_None) {
-		Py_INCREF(c->x_dtype = dtype);
-		Py_INCREF(c->y_arguments = arguments);
-		c->single = 1;
+	if (PyTuple_Size(outputs)) {
+		Py_INCREF(c->empty = outputs);
+		c->single = c->inputs == 1 && PyTuple_Size(outputs) == 1;
+		for (Py_ssize_t k = 0; k < PyTuple_Size(outputs); k++)
+			c->scalar |= PyTuple_Size(PyTuple_GetItem(PyTuple_GetItem(outputs, k), 0)) == 0;
+		if (learn_inputs(c, inputs))
+			return NULL;
 	}
-	if (PyErr_Occurred())
-		return NULL;
 	Py_RETURN_NONE;
 }
 
-int fits(const Client *c, PyObject *x)
+int fits(const Client *c, uint32_t k, PyObject *x)
 {
 	const Array *a = (const Array *)x;
-	return c->single && Py_TYPE(x) == (PyTypeObject *)ndarray && a->dtype == c->x_dtype && a->rank == c->x_rank && a->flags & CONTIGUOUS &&
-	       !memcmp(a->shape, c->x_shape, (size_t)a->rank * sizeof *a->shape);
+	const Input *want = &c->quick[k];
+	return Py_TYPE(x) == (PyTypeObject *)ndarray && a->dtype == want->dtype && a->rank == want->rank && a->flags & CONTIGUOUS &&
+	       !memcmp(a->shape, want->shape, (size_t)a->rank * sizeof *a->shape);
 }
 
-PyObject *new_output(const Client *c)
+PyObject *new_output(const Client *c, Py_ssize_t k, void **data)
 {
-	PyObject *y = PyObject_Call(np_empty, c->y_arguments, NULL);
+	PyObject *y = PyObject_Call(np_empty, PyTuple_GetItem(c->empty, k), NULL);
 	if (y && Py_TYPE(y) != (PyTypeObject *)ndarray) {
 		Py_DECREF(y);
 		PyErr_SetString(PyExc_TypeError, "numpy.empty gave no ndarray");
 		return NULL;
 	}
+	if (y)
+		*data = ((Array *)y)->data;
 	return y;
 }
 
-/* The stream that orders what was queued on the device; -1 if an exception was raised. */
+/* An array, or a dict of several by name. */
+static PyObject *new_outputs(const Client *c, void **data)
+{
+	PyObject *name, *number, *all = PyTuple_Size(c->empty) == 1 ? new_output(c, 0, data) : PyDict_New();
+	if (!all || PyTuple_Size(c->empty) == 1)
+		return all;
+	Py_ssize_t at = 0;
+	for (Py_ssize_t k = 0; PyDict_Next(PyTuple_GetItem(c->names, 1), &at, &name, &number); k++) {
+		PyObject *y = new_output(c, k, &data[k]);
+		int failed = !y || PyDict_SetItem(all, name, y);
+		Py_XDECREF(y);
+		if (failed) {
+			Py_DECREF(all);
+			return NULL;
+		}
+	}
+	return all;
+}
+
+/* The stream that orders the work on the device; -1 if an exception was raised. */
 static int find_stream(Client *c, PyObject *given, void **stream)
 {
 	PyObject *at = PyObject_CallMethod((PyObject *)c, "stream", "O", given ? given : Py_None);
@@ -182,22 +214,48 @@ int sweep(Client *c)
 	return done ? 0 : -1;
 }
 
-int wait_for(Client *c, uint64_t request, int64_t timeout)
+int64_t now_ns(void)
 {
 	struct timespec t;
-	int64_t end = 0, slice = SLICE;
-	int status;
-	if (timeout) {
-		clock_gettime(CLOCK_MONOTONIC, &t);
-		int64_t now = t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
-		end = timeout > INT64_MAX - now ? INT64_MAX : now + timeout;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+int64_t ends_at(int64_t timeout)
+{
+	int64_t now = timeout ? now_ns() : 0;
+	return !timeout || timeout > INT64_MAX - now ? INT64_MAX : now + timeout;
+}
+
+int64_t slice_until(int64_t end)
+{
+	int64_t left = end == INT64_MAX ? SLICE : end - now_ns();
+	return left < 0 ? 0 : left < SLICE ? left : SLICE;
+}
+
+int timeout_ns(PyObject *timeout, int64_t *ns)
+{
+	*ns = 0;
+	if (timeout == Py_None)
+		return 0;
+	double exact = PyFloat_CheckExact(timeout) ? 1e9 * PyFloat_AsDouble(timeout) : 0;
+	if (exact >= 1 && exact < 1e18) {
+		*ns = (int64_t)exact;
+		return 0;
 	}
+	PyObject *number = PyObject_CallFunctionObjArgs(nanoseconds, timeout, NULL); /* another type, or a rare value */
+	if (number)
+		*ns = PyLong_AsLongLong(number);
+	Py_XDECREF(number);
+	return PyErr_Occurred() ? -1 : 0;
+}
+
+int wait_for(Client *c, uint64_t request, int64_t timeout)
+{
+	int64_t end = ends_at(timeout);
 	for (;;) {
-		if (timeout) {
-			clock_gettime(CLOCK_MONOTONIC, &t);
-			int64_t left = end - (t.tv_sec * INT64_C(1000000000) + t.tv_nsec);
-			slice = left < 0 ? 0 : left < SLICE ? left : SLICE;
-		}
+		int64_t slice = slice_until(end);
+		int status;
 		Py_BEGIN_ALLOW_THREADS
 		status = p_rb_wait(c->handle, request, slice);
 		Py_END_ALLOW_THREADS
@@ -208,44 +266,37 @@ int wait_for(Client *c, uint64_t request, int64_t timeout)
 	}
 }
 
-/* model(x): the output, None if x is not just what the quick path takes. */
-static PyObject *one(Client *c, PyObject *x)
+/* Sends one item and waits for its outputs: the status, -1 if an exception was raised. */
+static int infer(Client *c, const void *const *in, void *const *out, int64_t timeout)
 {
-	if (!fits(c, x))
-		Py_RETURN_NONE;
-	PyObject *y = new_output(c);
-	if (!y)
-		return NULL;
-	const void *in[1] = {((Array *)x)->data};
-	void *out[1] = {((Array *)y)->data};
-	uint64_t request;
+	int64_t end = ends_at(timeout), slice = timeout && timeout < SLICE ? timeout : SLICE, left = timeout;
+	uint64_t request = 0;
 	int status;
-	do { /* no slot yet, or not attached yet */
+	for (int last = 0;; last = timeout && left == 1) {
 		Py_BEGIN_ALLOW_THREADS
-		status = p_rb_infer(c->handle, 1, in, out, 0, SLICE, &request);
+		status = p_rb_infer(c->handle, 1, in, out, left, slice, &request);
 		Py_END_ALLOW_THREADS
-	} while ((status == RB_ERR_FULL || (status == RB_ERR_TIMEOUT && !request)) && !PyErr_CheckSignals() && !sweep(c));
-	if (status == RB_ERR_TIMEOUT && request && !PyErr_CheckSignals()) {
-		status = wait_for(c, request, 0);
-		if (status >= 0) {
-			status = p_rb_collect(c->handle, request, out);
-			request = 0;
+		if (last || (status != RB_ERR_FULL && (status != RB_ERR_TIMEOUT || request)))
+			break;
+		if (PyErr_CheckSignals() || sweep(c)) /* no slot yet, or not attached yet */
+			return -1;
+		if (timeout) { /* after its end one more try: the sweep may have made room */
+			left = end - now_ns();
+			left = left > 1 ? left : 1;
+			slice = left < SLICE ? left : SLICE;
 		}
 	}
-	if (!status)
-		return y;
-	Py_DECREF(y);
-	if (!PyErr_Occurred())
-		return raise_status(c, status);
-	if (request)
+	if (status != RB_ERR_TIMEOUT || !request)
+		return status;
+	status = PyErr_CheckSignals() ? -1 : wait_for(c, request, 0);
+	if (status < 0)
 		p_rb_release(c->handle, request);
-	return NULL;
+	return status < 0 ? status : p_rb_collect(c->handle, request, out);
 }
 
 static PyMethodDef client_methods[] = {
 	{"dial", (PyCFunction)client_dial, METH_VARARGS, NULL},
 	{"learn", (PyCFunction)client_learn, METH_VARARGS, NULL},
-	{"one", (PyCFunction)one, METH_O, NULL},
 	{"submit_into", (PyCFunction)client_submit_into, METH_VARARGS, NULL},
 	{"hold_one", (PyCFunction)client_hold_one, METH_VARARGS, NULL},
 	{"commit_held", (PyCFunction)client_commit_held, METH_VARARGS, NULL},
@@ -270,21 +321,68 @@ static PyType_Slot client_slots[] = {
 };
 PyType_Spec client_spec = {"ringbatch._quick.Client", sizeof(Client), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, client_slots};
 
-/* ---- model(x) -------------------------------------------------------------- */
+/* ---- model(x, …) ------------------------------------------------------------ */
 
 typedef struct {
 	PyObject_HEAD
 	PyObject *core;
 } Caller;
 
+/* Finds the inputs by place and by name, and the timeout. False if the call is not for the quick path: it takes one item
+ * of contiguous arrays with the model's types and shapes, and no keyword but the inputs and timeout. */
+static int take_arguments(const Client *c, PyObject *args, PyObject *named, const void **in, PyObject **timeout)
+{
+	Py_ssize_t count = PyTuple_Size(args), at = 0;
+	uint32_t given = 0;
+	PyObject *key, *x;
+	if (!c->quick || count > c->inputs || (c->scalar && (named || !c->single)))
+		return 0;
+	memset(in, 0, c->inputs * sizeof *in);
+	for (; given < count; given++) {
+		x = PyTuple_GetItem(args, given);
+		if (!fits(c, given, x))
+			return 0;
+		in[given] = ((Array *)x)->data;
+	}
+	while (named && PyDict_Next(named, &at, &key, &x)) {
+		if (key == name_timeout || PyUnicode_Compare(key, name_timeout) == 0) {
+			*timeout = x;
+			continue;
+		}
+		PyObject *number = PyDict_GetItemWithError(PyTuple_GetItem(c->names, 0), key);
+		uint32_t k = number ? (uint32_t)PyLong_AsUnsignedLong(number) : 0;
+		if (!number || in[k] || !fits(c, k, x))
+			return 0;
+		in[k] = ((Array *)x)->data;
+		given++;
+	}
+	return given == c->inputs;
+}
+
+static PyObject *call_quick(Client *c, const void *const *in, PyObject *timeout)
+{
+	void *out[MOST_TENSORS];
+	int64_t ns;
+	PyObject *y = timeout_ns(timeout, &ns) ? NULL : new_outputs(c, out);
+	if (!y)
+		return NULL;
+	int status = infer(c, in, out, ns);
+	if (!status)
+		return y;
+	Py_DECREF(y);
+	return status < 0 ? NULL : raise_status(c, status);
+}
+
 static PyObject *caller_call(Caller *m, PyObject *args, PyObject *named)
 {
-	if (PyTuple_Size(args) == 1 && (!named || PyDict_Size(named) == 0) && m->core) {
-		PyObject *y = one((Client *)m->core, PyTuple_GetItem(args, 0));
-		if (y != Py_None)
-			return y;
-		Py_DECREF(y);
-	}
+	const void *in[MOST_TENSORS];
+	PyObject *timeout = Py_None;
+	if (named && PyDict_Size(named) == 0)
+		named = NULL;
+	if (m->core && take_arguments((Client *)m->core, args, named, in, &timeout))
+		return call_quick((Client *)m->core, in, timeout);
+	if (PyErr_Occurred())
+		return NULL;
 	PyObject *general = PyObject_GetAttrString((PyObject *)m, "_call");
 	PyObject *y = general ? PyObject_Call(general, args, named) : NULL;
 	Py_XDECREF(general);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Many requests in flight, for submit and asyncio: sending them, and giving what has ended to its futures. */
+/* Many requests in flight, for submit and asyncio: sending them, and resolving the futures of ended requests. */
 #include "quick.h"
 
 PyObject *list_and_commit(Client *c, uint64_t request, PyObject *waiters, PyObject *waiter, int64_t timeout, int hold)
@@ -21,7 +21,8 @@ PyObject *list_and_commit(Client *c, uint64_t request, PyObject *waiters, PyObje
 	return NULL;
 }
 
-static PyObject *send_rows(Client *c, uint32_t rows, const void *const *in, PyObject *waiters, PyObject *waiter, int64_t timeout, int hold)
+static PyObject *send_rows(Client *c, uint32_t rows, const void *const *in, PyObject *waiters, PyObject *waiter, int64_t timeout,
+	int hold)
 {
 	uint64_t request = 0;
 	int status;
@@ -35,9 +36,8 @@ static PyObject *send_rows(Client *c, uint32_t rows, const void *const *in, PyOb
 	return list_and_commit(c, request, waiters, waiter, timeout, hold);
 }
 
-/* submit_into(waiters, waiter, arrays, rows, timeout_ns, hold): sends and lists
- * waiters[request] = waiter, before anybody can tell that it has ended; with hold
- * it is not committed yet. The request's number; 0 if there is no room yet. */
+/* submit_into(waiters, waiter, arrays, rows, timeout_ns, hold): sets waiters[request] = waiter, then sends the request; with
+ * hold it is not committed yet. The request's number; 0 if there is no room yet. */
 PyObject *client_submit_into(Client *c, PyObject *args)
 {
 	PyObject *waiters, *waiter, *arrays;
@@ -59,19 +59,19 @@ PyObject *client_submit_into(Client *c, PyObject *args)
 	return send_rows(c, rows, in, waiters, waiter, timeout, hold);
 }
 
-/* hold_one(x, waiters, waiter): submit_into with hold for one item; None if x is not just what the quick path takes. */
+/* hold_one(x, waiters, waiter): submit_into with hold for one item; None if x is not for the quick path. */
 PyObject *client_hold_one(Client *c, PyObject *args)
 {
 	PyObject *x, *waiters, *waiter;
 	if (!PyArg_ParseTuple(args, "OO!O", &x, &PyDict_Type, &waiters, &waiter))
 		return NULL;
-	if (!fits(c, x))
+	if (!c->single || !fits(c, 0, x))
 		Py_RETURN_NONE;
 	const void *in[1] = {((Array *)x)->data};
 	return send_rows(c, 1, in, waiters, waiter, 0, 1);
 }
 
-/* commit_held(requests, waiters, timeout_ns): commits those that are listed in waiters still; the others were canceled. */
+/* commit_held(requests, waiters, timeout_ns): commits the requests that are still in waiters; the others were canceled. */
 PyObject *client_commit_held(Client *c, PyObject *args)
 {
 	PyObject *requests, *waiters;
@@ -120,16 +120,16 @@ static int reap_into(Client *c, PyObject *ended)
 	return 1;
 }
 
-/* collect_one(request): the output of one that has ended; it is released. */
+/* collect_one(request): the output of an ended request, which is released. */
 PyObject *client_collect_one(Client *c, PyObject *number)
 {
 	uint64_t request = PyLong_AsUnsignedLongLong(number);
 	if (PyErr_Occurred())
 		return NULL;
-	PyObject *y = new_output(c);
+	void *out[1];
+	PyObject *y = new_output(c, 0, out);
 	if (!y)
 		return NULL;
-	void *out[1] = {((Array *)y)->data};
 	int status = p_rb_collect(c->handle, request, out);
 	if (!status)
 		return y;
@@ -137,7 +137,7 @@ PyObject *client_collect_one(Client *c, PyObject *number)
 	return raise_status(c, status);
 }
 
-/* Resolves a future of the loop that runs, unless somebody canceled it meanwhile. */
+/* Resolves a future of the running loop, unless it was canceled. */
 static PyObject *resolve(PyObject *future, PyObject *result)
 {
 	PyObject *done = PyObject_CallMethodObjArgs(future, name_done, NULL);
@@ -148,7 +148,8 @@ static PyObject *resolve(PyObject *future, PyObject *result)
 	return done;
 }
 
-/* Gives one that has ended to its future: what hold_one has sent from this loop here, the others by deliver(request, waiter, loop, error). */
+/* Resolves the future of an ended request: here if hold_one has sent it from this loop, otherwise by deliver(request, waiter,
+ * loop, error). */
 static PyObject *deliver(Client *c, PyObject *id, PyObject *waiter, PyObject *loop, PyObject *others)
 {
 	PyObject *future, *its_loop, *read, *kind, *error = NULL, *trace;
@@ -173,8 +174,8 @@ static PyObject *deliver(Client *c, PyObject *id, PyObject *waiter, PyObject *lo
 	return done;
 }
 
-/* drain(ended, waiters, loop, deliver): collects what has ended and gives each to its future, or to deliver;
- * what could not be given is still in ended, and in waiters. */
+/* drain(ended, waiters, loop, deliver): resolves the futures of ended requests, or calls deliver. After an exception the rest
+ * is still in ended and in waiters. */
 PyObject *client_drain(Client *c, PyObject *args)
 {
 	PyObject *ended, *waiters, *loop, *others;

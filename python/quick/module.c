@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The module: what Python gives it, and a worker's batches. */
+/* The module: its setup by Python, and a worker's batches. */
 #include "quick.h"
 
 #include <dlfcn.h>
@@ -8,15 +8,16 @@
 FUNCTIONS(DEFINE)
 
 PyObject *ndarray, *np_empty, *columns_class, *end_view, *nanoseconds, *err_released, *err_committed, *err_parents;
-PyObject *name_done, *name_set_result;
+PyObject *name_done, *name_set_result, *name_timeout;
 unsigned int generation;
 
-/* Whether the fields are where we think they are: those of a probe of shape (2, 3). */
+/* Whether an ndarray has the fields of Array; tried with a probe of shape (2, 3). */
 static int knows_arrays(PyObject *probe, PyObject *dtype, unsigned long long address, Py_ssize_t item)
 {
 	Array *a = (Array *)probe;
-	return Py_TYPE(probe) == (PyTypeObject *)ndarray && (unsigned long long)(uintptr_t)a->data == address && a->rank == 2 && a->shape[0] == 2 && a->shape[1] == 3 &&
-	       a->strides[0] == 3 * item && a->strides[1] == item && a->base == NULL && a->dtype == dtype && a->flags & CONTIGUOUS;
+	return Py_TYPE(probe) == (PyTypeObject *)ndarray && (unsigned long long)(uintptr_t)a->data == address && a->rank == 2 &&
+	       a->shape[0] == 2 && a->shape[1] == 3 && a->strides[0] == 3 * item && a->strides[1] == item && a->base == NULL &&
+	       a->dtype == dtype && a->flags & CONTIGUOUS;
 }
 
 /* ---- a worker's batches ---------------------------------------------------- */
@@ -38,7 +39,9 @@ static PyObject *next_batch(PyObject *Py_UNUSED(module), PyObject *args)
 	}
 	if (status == RB_ERR_TIMEOUT)
 		Py_RETURN_NONE;
-	return status ? PyLong_FromLong(status) : Py_BuildValue("KIIII", (unsigned long long)(uintptr_t)b, b->requests, b->rows, b->runs, b->pad_to);
+	if (status)
+		return PyLong_FromLong(status);
+	return Py_BuildValue("KIIII", (unsigned long long)(uintptr_t)b, b->requests, b->rows, b->runs, b->pad_to);
 }
 
 static PyObject *complete_batch(PyObject *Py_UNUSED(module), PyObject *at)
@@ -58,13 +61,15 @@ static PyObject *forked(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 }
 
 /* setup(probe, dtype, address, item, ndarray, empty, columns, end_view, nanoseconds, released, committed, parents):
- * whether arrays are what we think they are. */
+ * whether this build understands ndarrays. */
 static PyObject *setup(PyObject *Py_UNUSED(module), PyObject *args)
 {
-	PyObject *probe, *dtype, *given[8], **kept[] = {&ndarray, &np_empty, &columns_class, &end_view, &nanoseconds, &err_released, &err_committed, &err_parents};
+	PyObject *probe, *dtype, *given[8], **kept[] = {&ndarray, &np_empty, &columns_class, &end_view, &nanoseconds, &err_released,
+		&err_committed, &err_parents};
 	unsigned long long address;
 	Py_ssize_t item;
-	if (!PyArg_ParseTuple(args, "OOKnOOOOOOOO", &probe, &dtype, &address, &item, &given[0], &given[1], &given[2], &given[3], &given[4], &given[5], &given[6], &given[7]))
+	if (!PyArg_ParseTuple(args, "OOKnOOOOOOOO", &probe, &dtype, &address, &item, &given[0], &given[1], &given[2], &given[3],
+			      &given[4], &given[5], &given[6], &given[7]))
 		return NULL;
 	for (int i = 0; i < 8; i++) {
 		Py_INCREF(given[i]);
@@ -117,8 +122,10 @@ PyMODINIT_FUNC PyInit__quick(void)
 		return NULL;
 	name_done = PyUnicode_InternFromString("done");
 	name_set_result = PyUnicode_InternFromString("set_result");
-	client_type = name_done && name_set_result ? add_type(module, "Client", &client_spec) : NULL;
-	if (client_type && add_type(module, "Caller", &caller_spec) && add_type(module, "Held", &held_spec) && add_type(module, "Columns", &columns_spec))
+	name_timeout = PyUnicode_InternFromString("timeout");
+	client_type = name_done && name_set_result && name_timeout ? add_type(module, "Client", &client_spec) : NULL;
+	if (client_type && add_type(module, "Caller", &caller_spec) && add_type(module, "Held", &held_spec) &&
+	    add_type(module, "Columns", &columns_spec))
 		return module;
 	Py_DECREF(module);
 	return NULL;

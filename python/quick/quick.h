@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The quick path of a request, without ctypes: model(x), and request() with its
- * arrays, run and release. binding/ctypes_path.py is the same over ctypes, for where there
- * is no compiler; both have the same classes, and binding/paths.py chooses.
+ * The quick path of a request, without ctypes: calls of a model, and request() with its
+ * arrays, run and release. binding/ctypes_path.py has the same classes over ctypes, for
+ * systems without a compiler; binding/paths.py chooses.
  *
  *   client.c    Client    base of Core: a connection, and whole requests in one call
- *               Caller    base of Model: model(x) without a function of Python in between
+ *               Caller    base of Model: model(x, …) without a Python function in between
  *   many.c                requests in flight, and their futures
  *   request.c   Held      base of Request: one claimed request and the arrays over it
  *               Columns   the arrays of one side of it, by name
- *   module.c    the module, what it is given by Python, and a worker's batches
+ *   module.c    the module, its setup by Python, and a worker's batches
  *
  * Two rules for everything here:
  *
- * - A signal's handler of Python runs only where PyErr_CheckSignals is called,
- *   so whatever is claimed is either owned by an object or given back.
- * - The interpreter's lock is released only around what may wait, once for each
- *   request: a thread that lets go of it may get it back milliseconds later.
+ * - A Python signal handler runs only where PyErr_CheckSignals is called, so every
+ *   claimed request is either owned by an object or given back.
+ * - The interpreter's lock is released only around calls that may wait, once for each
+ *   request: a thread that releases it may get it back milliseconds later.
  *
  * Built with the limited API (one build for every CPython from 3.9 on) and
  * without NumPy's headers. Of an ndarray it knows the fields that NumPy's C ABI
@@ -43,16 +43,17 @@
 
 /* ---- what Python gave (module.c) ------------------------------------------- */
 
-/* The one that ctypes has loaded: its functions, by name. */
-#define FUNCTIONS(F)                                                                                                       \
+/* The functions of the library that ctypes has loaded. */
+#define FUNCTIONS(F)                                                                                                    \
 	F(rb_error) F(rb_connect) F(rb_close) F(rb_claim) F(rb_claim_prepared) F(rb_commit) F(rb_commit_all) F(rb_wait) \
-	F(rb_poll) F(rb_release) F(rb_commit_on_stream) F(rb_release_on_stream) F(rb_infer) F(rb_collect) F(rb_submit) F(rb_reap) F(rb_worker_next) F(rb_batch_complete)
+	F(rb_poll) F(rb_release) F(rb_commit_on_stream) F(rb_release_on_stream) F(rb_infer) F(rb_collect) F(rb_submit)  \
+	F(rb_reap) F(rb_worker_next) F(rb_batch_complete)
 #define DECLARE(name) extern __typeof__(name) *p_##name;
 FUNCTIONS(DECLARE)
 
-/* Of NumPy, and the functions of Python that are needed where it is not quick any more. */
+/* Of NumPy, and Python functions for the slower cases. */
 extern PyObject *ndarray, *np_empty, *columns_class, *end_view, *nanoseconds, *err_released, *err_committed, *err_parents;
-extern PyObject *name_done, *name_set_result; /* of a future's methods */
+extern PyObject *name_done, *name_set_result, *name_timeout; /* of a future's methods, and of a keyword */
 
 extern unsigned int generation; /* +1 in a forked child */
 
@@ -74,17 +75,21 @@ typedef struct {
 #define CACHED 256u
 
 typedef struct {
+	PyObject *dtype;
+	int rank;
+	Py_ssize_t shape[MOST_RANK];
+} Input;
+
+typedef struct {
 	PyObject_HEAD
 	unsigned long long handle;
-	/* plain: every input has a fixed shape; single: model(x) has a quick path;
-	 * on_device: some tensor is, and a stream orders commits and releases */
-	char closed, plain, single, on_device;
-	/* model(x) for one item of a model with one input and one output of fixed
-	 * shapes; x_dtype is NULL for other models. */
-	PyObject *x_dtype, *y_arguments; /* of np.empty */
-	int x_rank;
-	Py_ssize_t x_shape[MOST_RANK];
-	/* Arrays over single slots that nobody holds any more: for the next request there. */
+	/* plain: every input has a fixed shape; single: one input and one output with a quick path;
+	 * scalar: an output has no dimensions; on_device: a stream orders commits and releases */
+	char closed, plain, single, scalar, on_device;
+	/* Calls with one item of a model with fixed shapes on the host; NULL for other models. */
+	Input *quick;    /* by input */
+	PyObject *empty; /* by output: arguments of np.empty */
+	/* Unused arrays over single slots, for the next request in the slot. */
 	PyObject *names;   /* side -> {name: k}, outputs counted on from the inputs */
 	PyObject *fixed;   /* k -> whether the tensor has a fixed shape */
 	uint32_t tensors, inputs;
@@ -98,29 +103,36 @@ typedef struct {
 extern PyTypeObject *client_type;
 extern PyType_Spec client_spec, caller_spec, held_spec, columns_spec;
 
-/* Raises what the status says; NULL. */
+/* Raises the status as an exception; NULL. */
 PyObject *raise_status(Client *c, int status);
-/* Raises the exception that the function makes; NULL. */
+/* Raises the exception that the function returns; NULL. */
 PyObject *raise_from(PyObject *function);
-/* Drops the arrays that were kept for the next request. */
+/* Drops the unused arrays. */
 void forget_views(Client *c);
-/* Commits; the status, -1 if an exception was raised. stream: which one the caller named, or NULL. */
+/* Commits; the status, -1 if an exception was raised. stream: the caller's, or NULL. */
 int commit_one(Client *c, uint64_t request, int64_t timeout, uint32_t flags, PyObject *stream);
-/* Gives the slots back; on the device once what was queued there has been done. */
+/* Gives the slots back; on the device after the work of the stream. */
 void release_one(Client *c, uint64_t request, PyObject *stream);
-/* Gives back slots that nothing in this process can use any more, as there is no room; -1 if an exception was raised. */
+/* Gives back slots that this process cannot use any more; -1 if an exception was raised. */
 int sweep(Client *c);
-/* Waits until the request has ended, or the time is over, or a handler raised: -1. */
+/* Waits until the request has ended or the time is over; -1 if a handler raised. */
 int wait_for(Client *c, uint64_t request, int64_t timeout);
-/* Whether x is what model(x) has a quick path for. */
-int fits(const Client *c, PyObject *x);
-/* An array for its output. */
-PyObject *new_output(const Client *c);
+/* Whether x is one item of the k-th input. */
+int fits(const Client *c, uint32_t k, PyObject *x);
+/* An array for the k-th output, and its memory. */
+PyObject *new_output(const Client *c, Py_ssize_t k, void **data);
+
+int64_t now_ns(void);
+/* When a timeout ends; 0 has no end: INT64_MAX. */
+int64_t ends_at(int64_t timeout);
+/* The time until then, at most SLICE; 0 if it has come. */
+int64_t slice_until(int64_t end);
+/* Python's timeout, None or seconds; -1 if an exception was raised. */
+int timeout_ns(PyObject *timeout, int64_t *ns);
 
 /* ---- many in flight (many.c) ------------------------------------------------ */
 
-/* Lists a request that is claimed and filled, and commits it. It is either in
- * waiters afterwards or released. */
+/* Lists a filled request in waiters and commits it. After an exception it is released. */
 PyObject *list_and_commit(Client *c, uint64_t request, PyObject *waiters, PyObject *waiter, int64_t timeout, int hold);
 PyObject *client_submit_into(Client *c, PyObject *args);
 PyObject *client_hold_one(Client *c, PyObject *args);

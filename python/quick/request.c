@@ -8,11 +8,11 @@ typedef struct {
 	unsigned long long id;
 	unsigned int slot, rows, attachment, generation;
 	char single, released, committed, ok;
-	PyObject **view; /* by tensor: what was handed out; NULL until the first one is */
+	PyObject **view; /* arrays by tensor; NULL until the first one is made */
 } Held;
 
-/* Ends the arrays from..to. One that nobody else holds stays as it is, for the
- * next request in this slot; the others lose their memory. */
+/* Ends the arrays from..to. An array without other references is kept for the next request in this slot; the others lose
+ * their memory. */
 static int end_views(Held *r, uint32_t from, uint32_t to, PyObject *error)
 {
 	int failed = 0;
@@ -22,7 +22,8 @@ static int end_views(Held *r, uint32_t from, uint32_t to, PyObject *error)
 		if (!v)
 			continue;
 		r->view[k] = NULL;
-		if (Py_REFCNT(v) == 1 && r->single && PyTuple_GetItem(c->fixed, k) == Py_True && !c->closed && r->attachment == c->cached_attachment) {
+		int fixed = r->single && PyTuple_GetItem(c->fixed, k) == Py_True;
+		if (Py_REFCNT(v) == 1 && fixed && !c->closed && r->attachment == c->cached_attachment) {
 			uint64_t key = (uint64_t)r->slot * c->tensors + k;
 			PyObject *before = c->cache[key % CACHED].view;
 			c->cache[key % CACHED].key = key;
@@ -38,7 +39,7 @@ static int end_views(Held *r, uint32_t from, uint32_t to, PyObject *error)
 	return failed ? -1 : 0;
 }
 
-/* Whether it may be used. One whose __init__ failed, or never ran, has no core and no slot. */
+/* Whether the request may be used. Without a successful __init__ it has no core and no slot. */
 static PyObject *check(Held *r)
 {
 	if (r->core && r->generation != generation)
@@ -79,27 +80,15 @@ static int held_init(Held *r, PyObject *args, PyObject *named)
 	r->released = 1;
 	rb_inference now = {.client = c->handle, .rows = (uint32_t)rows, .flags = RB_AT_ONCE};
 	status = ndims ? RB_ERR_FULL : p_rb_claim_prepared(&now);
-	if (!status) {
-		r->id = now.request;
-		r->slot = now.slot;
-		r->attachment = now.attachment;
-	} else {
-		rb_request taken;
-		struct timespec t;
-		clock_gettime(CLOCK_MONOTONIC, &t);
-		int64_t start = t.tv_sec * INT64_C(1000000000) + t.tv_nsec, left = timeout ? timeout : INT64_MAX;
-		for (;;) {
-			int64_t slice = left < SLICE ? left : SLICE;
+	rb_request taken = {.id = now.request, .slot = now.slot, .attachment = now.attachment};
+	if (status) {
+		for (int64_t end = ends_at(timeout), slice = timeout && timeout < SLICE ? timeout : SLICE;;) {
 			if (sweep(c)) /* first: there may be time for one try only */
 				return -1;
 			Py_BEGIN_ALLOW_THREADS
 			status = p_rb_claim(c->handle, (uint32_t)rows, sizes, (uint32_t)ndims, slice, &taken);
 			Py_END_ALLOW_THREADS
-			if (status != RB_ERR_FULL && status != RB_ERR_TIMEOUT)
-				break;
-			clock_gettime(CLOCK_MONOTONIC, &t);
-			left = timeout ? timeout - (t.tv_sec * INT64_C(1000000000) + t.tv_nsec - start) : INT64_MAX;
-			if (left <= 0)
+			if ((status != RB_ERR_FULL && status != RB_ERR_TIMEOUT) || !(slice = slice_until(end)))
 				break;
 			if (PyErr_CheckSignals())
 				return -1;
@@ -108,10 +97,10 @@ static int held_init(Held *r, PyObject *args, PyObject *named)
 			raise_status(c, status);
 			return -1;
 		}
-		r->id = taken.id;
-		r->slot = taken.slot;
-		r->attachment = taken.attachment;
 	}
+	r->id = taken.id;
+	r->slot = taken.slot;
+	r->attachment = taken.attachment;
 	r->rows = (unsigned int)rows;
 	r->single = (char)single;
 	r->released = 0;
@@ -129,7 +118,7 @@ static int let_go(Held *r)
 static PyObject *give_back(Held *r, PyObject *stream)
 {
 	if (r->core && !r->released) {
-		int failed = let_go(r); /* before the slot is somebody else's */
+		int failed = let_go(r); /* before the slot is given back */
 		release_one(r->core, r->id, stream);
 		if (failed)
 			return NULL;
@@ -205,7 +194,7 @@ static PyObject *held_commit(Held *r, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-/* was_committed(): with others, in one call of the library. */
+/* was_committed(): by Model.commit, together with other requests. */
 static PyObject *held_was_committed(Held *r, PyObject *Py_UNUSED(none))
 {
 	if (!check(r) || end_inputs(r))
@@ -235,24 +224,17 @@ static PyObject *held_run(Held *r, PyObject *args, PyObject *named)
 		return NULL;
 	if (!check(r))
 		return NULL;
-	int64_t within = 0;
+	int64_t within;
 	if (r->committed)
-		return raise_status(r->core, p_rb_commit(r->core->handle, r->id, 0, 0)); /* it says so */
+		return raise_status(r->core, p_rb_commit(r->core->handle, r->id, 0, 0));
 	if (priority != Py_None) {
 		PyObject *set = PyObject_CallMethod((PyObject *)r, "_set_priority", "O", priority);
 		if (!set)
 			return NULL;
 		Py_DECREF(set);
 	}
-	if (timeout != Py_None) {
-		PyObject *ns = PyObject_CallFunctionObjArgs(nanoseconds, timeout, NULL);
-		if (!ns)
-			return NULL;
-		within = PyLong_AsLongLong(ns);
-		Py_DECREF(ns);
-		if (PyErr_Occurred())
-			return NULL;
-	}
+	if (timeout_ns(timeout, &within))
+		return NULL;
 	int status = commit_one(r->core, r->id, within, 0, stream);
 	if (status)
 		return status < 0 ? NULL : raise_status(r->core, status);
@@ -267,8 +249,8 @@ static PyObject *held_run(Held *r, PyObject *args, PyObject *named)
 
 /* ---- its arrays ------------------------------------------------------------ */
 
-/* The arrays of one side, by name. It refers to its request but is not referred
- * to by it: what is forgotten goes at once. */
+/* The arrays of one side, by name. It refers to its request, and the request does not refer to it: without a cycle both are
+ * freed at once. */
 typedef struct {
 	PyObject_HEAD
 	Held *request;
@@ -344,7 +326,7 @@ static PyObject *columns_get(Columns *columns, PyObject *name)
 			PyObject *v = PyObject_CallMethod((PyObject *)r, "_fresh", "I", k);
 			if (!v)
 				return NULL;
-			if (r->released || r->view[k]) { /* a handler of the user's was quicker */
+			if (r->released || r->view[k]) { /* a signal's handler has done it */
 				Py_DECREF(v);
 				return raise_from(err_released);
 			}
@@ -387,7 +369,8 @@ PyType_Spec columns_spec = {"ringbatch._quick.Columns", sizeof(Columns), 0, Py_T
 
 static PyMethodDef held_methods[] = {
 	{"run", (PyCFunction)(void (*)(void))held_run, METH_VARARGS | METH_KEYWORDS, "Commits and waits."},
-	{"release", (PyCFunction)(void (*)(void))held_release, METH_VARARGS | METH_KEYWORDS, "Gives the slots back; the views of this request are over."},
+	{"release", (PyCFunction)(void (*)(void))held_release, METH_VARARGS | METH_KEYWORDS,
+	 "Gives the slots back; the views of this request are over."},
 	{"commit_in", (PyCFunction)held_commit, METH_VARARGS, NULL},
 	{"was_committed", (PyCFunction)held_was_committed, METH_NOARGS, NULL},
 	{"wait_in", (PyCFunction)held_wait, METH_O, NULL},
@@ -408,7 +391,8 @@ static PyMemberDef held_members[] = {
 };
 static PyGetSetDef held_fields[] = {
 	{"inputs", (getter)columns_of, NULL, "Where to write, by name; until the request is committed.", NULL},
-	{"outputs", (getter)columns_of, NULL, "Where to read, by name, once the request has ended; a list of arrays where rows differ in size.", (void *)1},
+	{"outputs", (getter)columns_of, NULL,
+	 "Where to read, by name, once the request has ended; a list of arrays where rows differ in size.", (void *)1},
 	{0},
 };
 static PyType_Slot held_slots[] = {

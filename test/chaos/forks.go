@@ -51,7 +51,7 @@ func forkedChildren(r *run) {
 		if kind == "go" {
 			p = r.start(testbed.Spec{Role: "forker", Job: forkerJob{r.socket(), who, r.seed()}, Procs: 2})
 		} else {
-			p = r.peer(kind, "forks", r.socket(), theModel.Name, who, strconv.Itoa(r.intn(1<<30)))
+			p = r.peer("forks", r.socket(), theModel.Name, who, strconv.Itoa(r.intn(1<<30)))
 		}
 		var ended struct {
 			Child int

@@ -26,7 +26,7 @@ func pythonMishaps(r *run) {
 		if i%2 == 1 {
 			args = []string{"signals", r.socket(), theModel.Name, strconv.Itoa(r.intn(1 << 30)), "2"}
 		}
-		p := r.peer("python", args...)
+		p := r.peer(args...)
 		var result struct {
 			Tries    int
 			Struck   map[string]int

@@ -4,7 +4,6 @@ package chaos
 
 import (
 	_ "embed"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -16,9 +15,9 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// Kinds are the client libraries: what a Go client lives through, those of C
-// and Python must, too. Their roles are in the folder peers.
-var Kinds = []string{"go", "c", "python"}
+// Kinds are the clients: whatever a Go client survives, a Python client must survive, too. The Python client is the C
+// library with the Python package above it; its roles are in peers/peer.py.
+var Kinds = []string{"go", "python"}
 
 //go:embed peers/peer.py
 var peerScript []byte
@@ -27,7 +26,7 @@ var peerScript []byte
 // make puts them there.
 type peerKit struct {
 	kinds []string // that can be played here
-	dir   string   // chaos-peer, libringbatch.so and the folder python
+	dir   string   // libringbatch.so and the folder python
 	why   error    // a kind cannot be played
 }
 
@@ -47,16 +46,11 @@ var findPeers = sync.OnceValue(func() peerKit {
 		return peerKit{kinds: Kinds[:1], why: err}
 	}
 	k := peerKit{kinds: Kinds[:1:1], dir: filepath.Dir(self)}
-	if _, err := os.Stat(filepath.Join(k.dir, "chaos-peer")); err != nil {
-		k.why = fmt.Errorf("no C client: %w (make bin/chaos builds it)", err)
-	} else {
-		k.kinds = append(k.kinds, "c")
-	}
 	try := exec.Command(python(), "-c", "from ringbatch.binding import library; library.load()")
 	try.Env = append(os.Environ(), k.env()...)
 	if out, err := try.CombinedOutput(); err != nil {
-		k.why = errors.Join(k.why, fmt.Errorf("no Python client: %s: %w (it needs NumPy; $%s names another interpreter): %s",
-			python(), err, pythonEnv, out[max(0, len(out)-200):]))
+		k.why = fmt.Errorf("no Python client: %s: %w (it needs NumPy; $%s names another interpreter): %s",
+			python(), err, pythonEnv, out[max(0, len(out)-200):])
 	} else {
 		k.kinds = append(k.kinds, "python")
 	}
@@ -64,7 +58,8 @@ var findPeers = sync.OnceValue(func() peerKit {
 })
 
 func (k *peerKit) env() []string {
-	return []string{"PYTHONPATH=" + filepath.Join(k.dir, "python"), "RINGBATCH_LIBRARY=" + filepath.Join(k.dir, "libringbatch.so"), "PYTHONDONTWRITEBYTECODE=1"}
+	return []string{"PYTHONPATH=" + filepath.Join(k.dir, "python"), "RINGBATCH_LIBRARY=" + filepath.Join(k.dir, "libringbatch.so"),
+		"PYTHONDONTWRITEBYTECODE=1"}
 }
 
 // kinds are those that this run plays; what is missing is said once.
@@ -76,18 +71,14 @@ func (r *run) kinds() []string {
 	return k.kinds
 }
 
-// peer starts a program of another kind.
-func (r *run) peer(kind string, args ...string) *testbed.Process {
+// peer starts a Python client.
+func (r *run) peer(args ...string) *testbed.Process {
 	k := findPeers()
-	program := []string{filepath.Join(k.dir, "chaos-peer")}
-	if kind == "python" {
-		script := r.bed.Path("peer.py")
-		if _, err := os.Stat(script); err != nil {
-			r.must(os.WriteFile(script, peerScript, 0o644))
-		}
-		program = []string{python(), script}
+	script := r.bed.Path("peer.py")
+	if _, err := os.Stat(script); err != nil {
+		r.must(os.WriteFile(script, peerScript, 0o644))
 	}
-	return r.start(testbed.Spec{Program: append(program, args...), Env: k.env()})
+	return r.start(testbed.Spec{Program: append([]string{python(), script}, args...), Env: k.env()})
 }
 
 // loadEveryKind starts honest clients of every kind, with their own deadlines.
@@ -97,7 +88,7 @@ func (h *host) loadEveryKind(threads int, pause, timeout time.Duration) {
 			h.load(loadJob{Load: threads, Pause: int(pause.Microseconds()), Timeout: timeout})
 			continue
 		}
-		h.addLoad(h.r.peer(kind, "load", h.socket(), theModel.Name, strconv.Itoa(h.r.intn(1<<30)), strconv.Itoa(threads),
+		h.addLoad(h.r.peer("load", h.socket(), theModel.Name, strconv.Itoa(h.r.intn(1<<30)), strconv.Itoa(threads),
 			strconv.Itoa(int(pause.Microseconds())), strconv.Itoa(int(timeout.Milliseconds()))))
 	}
 }
@@ -112,7 +103,7 @@ type victims struct {
 func (r *run) victims(kind string) *victims {
 	v := &victims{r, kind, make(chan *testbed.Process, width)}
 	for range width {
-		p := r.peer(kind, "victims", r.socket(), theModel.Name)
+		p := r.peer("victims", r.socket(), theModel.Name)
 		r.must(p.Expect("ready", nil, enoughTime))
 		v.idle <- p
 	}

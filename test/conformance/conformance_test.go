@@ -7,12 +7,11 @@
 //
 //	c1 claim r0 1 0 = OK
 //
-// Peers whose names begin with c are clients, with w workers; each is a process
-// of its own. "kill w1" ends one with SIGKILL, "stop broker" and "start broker"
-// restart the broker, "alias m m@2" has an alias stand for another model, "ended 3" waits until the broker has
-// ended so many requests (a client whose deadline has passed may know it before), "go c1 …" does not wait for
-// the answer, which "answer c1 = …" then looks at. "thief MODEL" and "damage MODEL STATUS" do what no peer
-// should (hostile_unsafe_test.go). A line that begins with # is a comment.
+// Peers whose names begin with c are clients, with w workers; each is a separate process. "kill w1" ends one with
+// SIGKILL, "stop broker" and "start broker" restart the broker, "alias m m@2" points an alias to another model.
+// "ended 3" waits until the broker has ended three requests (a client may see its deadline pass before that). "go c1 …"
+// does not wait for the answer; "answer c1 = …" checks it later. "thief MODEL" and "damage MODEL STATUS" are hostile peers
+// (hostile_unsafe_test.go). A line that begins with # is a comment.
 package conformance
 
 import (
@@ -186,7 +185,7 @@ func play(t *testing.T, script, clients, workers string) {
 	}
 }
 
-// ended says whether the broker has ended so many requests.
+// ended reports whether the broker has ended that many requests.
 func ended(t *testing.T, socket, want string) error {
 	all, err := admin.New(socket).Stats(t.Context())
 	if err != nil {

@@ -22,8 +22,8 @@ const (
 	slots        = 64 // of the scripts' models
 )
 
-// steal takes the wake-ups of all clients away until the test ends, as anybody
-// who may read the board can: it moves who waits on a bell to another one.
+// steal takes the wake-ups of all clients away until the test ends, as every
+// reader of the board can: it moves the waiters of a bell to another bell.
 func steal(t *testing.T, socket, model string) {
 	t.Helper()
 	s, err := attach.Open(t.Context(), socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: model, Window: 1})
@@ -48,8 +48,8 @@ func steal(t *testing.T, socket, model string) {
 	t.Cleanup(func() { close(stop); <-ended; s.Close() })
 }
 
-// damage writes what a worker that lost its mind could: the end of whatever is
-// in flight, with that status, and a record of numbers that cannot be.
+// damage writes as a broken worker could: it ends every request in flight with
+// that status, and with a record of impossible numbers.
 func damage(t *testing.T, socket, model string, with status.Code) {
 	t.Helper()
 	s, err := attach.Open(t.Context(), socket, shm.Memfd{}, &control.Request{Op: control.OpWorker, Model: model,

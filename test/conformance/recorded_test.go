@@ -117,8 +117,7 @@ func TestBothClientsTellARecordingWhenTheyClaimedAndWoke(t *testing.T) {
 	}
 }
 
-// What a client tells is believed only where it can be, and one that has left
-// has told what it had.
+// A recording leaves out impossible times of a client, and keeps the times of a client that has left.
 func TestTimesThatCannotBeAreLeftOutOfARecording(t *testing.T) {
 	b, err := testbed.StartLocal(broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond})
 	must.Do(t, err)

@@ -14,10 +14,10 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// Alone runs a model without a broker, on full batches of its own pinned
-// memory, as many in flight as lanes: the upper bound of what a worker can
-// reach. Each call of run returns when one more batch is done. It must be
-// called on the goroutine that called Alone, which keeps its thread.
+// Alone runs a model without a broker on full batches in pinned memory, one
+// batch per lane: the upper bound of a worker. Each call of run returns when
+// one more batch is done. It must be called on the goroutine that called
+// Alone, which keeps its thread.
 func Alone(m *Model, rows, lanes int) (run func() error, err error) {
 	d, err := openDevice(m.options.Device)
 	if err != nil {
@@ -43,20 +43,13 @@ func Alone(m *Model, rows, lanes int) (run func() error, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("register memory with the driver: %w", err)
 	}
-	var all []*lane
-	for range lanes {
-		l, err := newLane(d, r, p.inPlace())
-		if err != nil {
-			return nil, err
-		}
-		if err := p.prepare(l, layout); err != nil {
-			return nil, err
-		}
-		all = append(all, l)
+	all, err := newLanes(d, r, p, lanes)
+	if err != nil {
+		return nil, err
 	}
 	next := 0
 	return func() error {
-		for all[next].batch == nil { // fill all lanes, at first
+		for all[next].batch == nil { // first fill all lanes
 			if err := all[next].submit(newOwnRows(layout, next*rows, rows), p); err != nil {
 				return err
 			}
@@ -71,10 +64,7 @@ func Alone(m *Model, rows, lanes int) (run func() error, err error) {
 			if done {
 				break
 			}
-			if polls > eagerPolls {
-				ts := unix.NsecToTimespec(int64(pollEvery))
-				_ = unix.Nanosleep(&ts, nil)
-			}
+			pauseAfter(polls)
 		}
 		next = (next + 1) % lanes
 		return oldest.submit(oldest.batch, p)

@@ -17,8 +17,7 @@ import (
 // Built says whether this binary has GPU workers at all.
 const Built = true
 
-// The kernels, compiled by make cuda-ptx; CI checks that they are what their
-// sources compile to.
+// The kernels, compiled by make cuda-ptx; CI compares them with their sources.
 var (
 	//go:embed kernels/move.ptx
 	movePTX string
@@ -118,7 +117,7 @@ func openDevice(number int) (d *device, err error) {
 
 // close destroys the context and with it everything that was made in it.
 func (d *device) close() {
-	_ = d.ctx.Destroy() // whatever it says, the process is done with it
+	_ = d.ctx.Destroy() // an error changes nothing: the process does not use it any more
 	runtime.UnlockOSThread()
 }
 
@@ -169,7 +168,7 @@ func launch(stream cu.Stream, f cu.Function, d dims, args ...uint64) error {
 }
 
 // spread is a launch of about n threads in blocks of 256, for kernels that
-// loop until all is done.
+// loop over their elements.
 func spread(n int) dims { return dims{gridX: min(max(1, (n+255)/256), 4096), block: 256} }
 
 // word is a device pointer or a number as a kernel's argument.

@@ -12,14 +12,14 @@
 // # How a batch passes
 //
 //  1. The ring was registered with the driver once, at attach: the GPU reads
-//     and writes it in place. Tensors in device memory (x:f32[4]@device:0) it
-//     finds where their producers wrote them; the first worker allocates it.
+//     and writes it in place. Tensors in device memory (x:f32[4]@device:0) stay
+//     where their producers wrote them; the first worker allocates that memory.
 //  2. A batch that is one run of neighbouring slots comes in by one copy; any
 //     other by a kernel that gathers rows by slot number (kernels/move.cu).
 //  3. The model's kernels run on contiguous device memory.
 //  4. A kernel scatters the outputs into their slots.
 //
-// All of it is queued on the stream of a lane, which has buffers of its own.
+// All of it is queued on the stream of a lane, with the lane's buffers.
 // There are as many lanes as the broker hands over batches at once
 // (worker.Config.Depth), so the transfer of the next batch overlaps the
 // computation of the current one.

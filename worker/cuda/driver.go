@@ -4,9 +4,9 @@
 
 package cuda
 
-// What gorgonia.org/cu lacks: loading the driver only when it is wanted,
-// registering memory, and the names of errors. The project's own loader comes
-// before a driver library of the system, so that what is built starts without one.
+// Additions to gorgonia.org/cu: loading the driver on demand, registering
+// memory, and the names of errors. The project's loader is linked before the
+// system's driver library, so that the binary starts without a driver.
 
 /*
 #cgo LDFLAGS: -L${SRCDIR}/../../build/cuda/lib -lcuda -ldl
@@ -133,7 +133,7 @@ func unregister(p unsafe.Pointer) error {
 	return check("cuMemHostUnregister", int(C.rb_unregister(p)))
 }
 
-// hostWords is pinned memory that the device can read, as n words.
+// hostWords allocates n words of pinned memory that the device can read.
 func hostWords(n int) ([]uint32, cu.DevicePtr, error) {
 	var p unsafe.Pointer
 	if err := check("cuMemHostAlloc", int(C.rb_alloc_host(&p, C.size_t(4*n)))); err != nil {

@@ -8,13 +8,15 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // The kernels' arithmetic on the CPU: their sources, compiled by the host's
 // C++ compiler (kernels/host).
 func TestKernelsOnHost(t *testing.T) {
 	if testing.Short() {
-		t.Skip("the kernels run in a process of their own, which the race detector does not see")
+		t.Skip("the kernels run in another process, which the race detector does not see")
 	}
 	cxx, err := exec.LookPath("c++")
 	if err != nil {
@@ -23,20 +25,21 @@ func TestKernelsOnHost(t *testing.T) {
 	dir := t.TempDir()
 	build := func(name string, defines ...string) string {
 		bin := filepath.Join(dir, name)
-		args := append([]string{"-std=c++20", "-O2", "-pthread", "-fno-strict-aliasing", "-ffp-contract=off", "kernels/host/run.cc", "-o", bin}, defines...)
+		args := append([]string{"-std=c++20", "-O2", "-pthread", "-fno-strict-aliasing", "-ffp-contract=off", "kernels/host/run.cc",
+			"-o", bin}, defines...)
 		if out, err := exec.Command(cxx, args...).CombinedOutput(); err != nil {
 			t.Fatalf("compile kernels for the host: %v\n%s", err, out)
 		}
 		return bin
 	}
-	f16, bf16 := build("f16"), build("bf16", "-DRB_BF16")
-	testVectors(t, func(v *vector) ([][]byte, error) {
-		bin := f16
-		if v.bf16 {
-			bin = bf16
-		}
-		return runOnHost(bin, v)
-	})
+	programs := map[bool]string{false: build("f16"), true: build("bf16", "-DRB_BF16")}
+	for _, v := range vectors() {
+		t.Run(v.name, func(t *testing.T) {
+			after, err := runOnHost(programs[v.bf16], &v)
+			must.Do(t, err)
+			must.Check(t, v.check(after))
+		})
+	}
 }
 
 func runOnHost(bin string, v *vector) ([][]byte, error) {

@@ -24,11 +24,11 @@ const (
 	moveChunk   = 16384 // RB_CHUNK of kernels/common.h
 )
 
-// copyRuns is up to how many contiguous runs a batch comes in by copies, one
-// per run; beyond it the gather kernel is faster (docs/gpu.md has figures).
+// copyRuns is the most contiguous runs of a batch that come in by copies; with
+// more, the gather kernel is faster (docs/gpu.md has figures).
 const copyRuns = 2
 
-// rowTile is what device buffers are rounded up to, in rows: the tensor-core
+// rowTile: device buffers have a multiple of it in rows, since the tensor-core
 // kernels compute whole tiles.
 const rowTile = 32
 
@@ -41,12 +41,12 @@ type ring struct {
 	layout *shm.Layout
 	host   unsafe.Pointer
 	dev    cu.DevicePtr
-	shared *sharedMemory // nil: all tensors lie on the host
+	shared *sharedMemory // nil: all tensors are on the host
 }
 
 func openRing(layout *shm.Layout, seg *shm.Segment, shared *sharedMemory) (*ring, error) {
-	// Pinning takes every page of the ring. Where a memory cgroup has no room
-	// for them this is an error, and no kill.
+	// Pinning takes every page of the ring. If a memory cgroup has no room for
+	// them, Populate returns an error, where the kernel would kill.
 	if err := seg.Populate(shm.Range{Length: seg.Size()}); err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func openRing(layout *shm.Layout, seg *shm.Segment, shared *sharedMemory) (*ring
 
 func (r *ring) close() error { return unregister(r.host) }
 
-// plane is where the GPU finds a tensor's rows.
+// plane is the address of a tensor's rows for the GPU.
 func (r *ring) plane(p *shm.Plane) cu.DevicePtr {
 	if p.Spec.OnDevice() {
 		return r.shared.base + cu.DevicePtr(p.Offset)
@@ -104,12 +104,34 @@ type lane struct {
 	finished cu.Event
 	slots    []uint32 // pinned; the kernels read it
 	slotsDev cu.DevicePtr
-	near     cu.DevicePtr   // a copy in device memory, for moving rows within it: 264 blocks that read the host's would wait for that; 0: no plane is there
+	near     cu.DevicePtr   // a copy of slots in device memory, for planes there: reading the host's would delay 264 blocks; or 0
 	room     []cu.DevicePtr // for the inputs
-	in, out  []cu.DevicePtr // in is room, or of a batch that is read where it lies its slots
+	in, out  []cu.DevicePtr // in is room, or the slots of a batch that is read in place
 	batch    rows           // nil while the lane is free
-	own      []cu.DevicePtr // to be freed
+	owned    []cu.DevicePtr // to be freed
 	scratch  any            // of the model
+}
+
+// newLanes makes lanes that are prepared for a program.
+func newLanes(d *device, r *ring, p program, count int) (list []*lane, err error) {
+	for range count {
+		l, err := newLane(d, r, p.inPlace())
+		if err == nil {
+			list = append(list, l)
+			err = p.prepare(l, r.layout)
+		}
+		if err != nil {
+			closeLanes(list)
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+func closeLanes(list []*lane) {
+	for _, l := range list {
+		l.close()
+	}
 }
 
 func newLane(d *device, r *ring, sameInOut bool) (l *lane, err error) {
@@ -162,15 +184,15 @@ func (l *lane) buffers(planes []shm.Plane, rows int64) ([]cu.DevicePtr, error) {
 func (l *lane) buffer(size int64) (cu.DevicePtr, error) {
 	p, err := alloc(size)
 	if err == nil {
-		l.own = append(l.own, p)
+		l.owned = append(l.owned, p)
 	}
 	return p, err
 }
 
-// close gives the lane's memory back. After a lost context nothing of this
-// works, and nothing of it matters.
+// close gives the lane's memory back. After a lost context every call fails,
+// and the process ends.
 func (l *lane) close() {
-	for _, p := range l.own {
+	for _, p := range l.owned {
 		_ = cu.MemFree(p)
 	}
 	if l.slots != nil {
@@ -184,13 +206,13 @@ func (l *lane) close() {
 	}
 }
 
-// submit queues everything of a batch: inputs, model, outputs, and the event
-// that says it is done.
+// submit queues a batch: inputs, model, outputs, and the event at its end.
 func (l *lane) submit(b rows, p program) error {
 	l.batch = b
 	copy(l.slots, b.Slots())
 	if l.near != 0 && len(b.Runs()) > 1 {
-		if err := checked("cuMemcpyHtoDAsync", cu.MemcpyHtoDAsync(l.near, unsafe.Pointer(&l.slots[0]), int64(4*b.Rows()), l.stream)); err != nil {
+		err := cu.MemcpyHtoDAsync(l.near, unsafe.Pointer(&l.slots[0]), int64(4*b.Rows()), l.stream)
+		if err := checked("cuMemcpyHtoDAsync", err); err != nil {
 			return err
 		}
 	}
@@ -210,8 +232,8 @@ func (l *lane) submit(b rows, p program) error {
 	return checked("cuEventRecord", l.finished.Record(l.stream))
 }
 
-// read brings the k-th input of all rows into device memory, one after the other.
-// Where they lie there like that already they may be left in their slots.
+// read brings the k-th input of all rows into contiguous device memory. With
+// inSlots, rows that are contiguous device memory already stay in their slots.
 func (l *lane) read(k int, inSlots bool) error {
 	b, plane := l.batch, &l.r.layout.Inputs[k]
 	size := rowBytes(b, l.r.layout, k)
@@ -242,7 +264,7 @@ func (l *lane) read(k int, inSlots bool) error {
 		word(l.r.plane(plane)), word(plane.Stride), word(l.numbers(plane)), word(size), word(b.Rows()), word(b.PadTo()))
 }
 
-// numbers is where the kernels that move rows of a plane read the slot numbers.
+// numbers is the address of the slot numbers for kernels that move rows of a plane.
 func (l *lane) numbers(p *shm.Plane) cu.DevicePtr {
 	if p.Spec.OnDevice() && len(l.batch.Runs()) > 1 {
 		return l.near
@@ -254,7 +276,7 @@ func (l *lane) numbers(p *shm.Plane) cu.DevicePtr {
 func (l *lane) write(k int) error {
 	b, plane := l.batch, &l.r.layout.Outputs[k]
 	size := plane.Stride
-	if l.out[k] == l.in[k%len(l.in)] { // computed in place: as long as the input's rows
+	if l.out[k] == l.in[k%len(l.in)] { // computed in place: the input's row size
 		size = rowBytes(b, l.r.layout, k)
 	}
 	if runs := b.Runs(); plane.Spec.OnDevice() && len(runs) == 1 && size == plane.Stride {
@@ -273,8 +295,8 @@ func moveDims(p *shm.Plane, rowBytes int64, rows int) dims {
 	return dims{gridX: int(min(units, most)), block: moveThreads}
 }
 
-// done asks whether the batch is done. An error here came from a kernel or
-// a copy, and the context is lost with it.
+// done reports whether the batch is done. After an error of a kernel or a copy
+// the context is lost.
 func (l *lane) done() (bool, error) {
 	err := checked("cuEventQuery", l.finished.Query())
 	var e *Error

@@ -83,7 +83,8 @@ func (p *perceptron) load(d *device, source *mlp.MLP, precision string) error {
 	ptx, name := densePTX, "dense"
 	if precision == "bf16" {
 		if d.capability < 80 {
-			return fmt.Errorf("%w: bf16 needs compute capability 8.0, %s has %d.%d; use f16", status.ErrInvalid, d.name, d.capability/10, d.capability%10)
+			return fmt.Errorf("%w: bf16 needs compute capability 8.0, %s has %d.%d; use f16", status.ErrInvalid, d.name,
+				d.capability/10, d.capability%10)
 		}
 		ptx, name = denseBF16PTX, "dense_bf16"
 	}
@@ -142,7 +143,8 @@ func (p *perceptron) uploadHalf(l *denseLayer, w []float32) error {
 	if l.weights, err = alloc(int64(l.inPad * l.outPad * halfBytes)); err != nil {
 		return err
 	}
-	if err := launch(cu.NoStream, p.pack, spread(l.inPad*l.outPad), word(l.weights), word(l.outPad), word(l.inPad), word(full), word(l.in), word(l.out), word(l.in)); err != nil {
+	if err := launch(cu.NoStream, p.pack, spread(l.inPad*l.outPad), word(l.weights), word(l.outPad), word(l.inPad), word(full),
+		word(l.in), word(l.out), word(l.in)); err != nil {
 		return err
 	}
 	if err := checked("cuCtxSynchronize", cu.Synchronize()); err != nil {
@@ -162,17 +164,14 @@ func (p *perceptron) prepare(l *lane, layout *shm.Layout) (err error) {
 	for _, d := range p.layers {
 		widest = max(widest, d.inPad, d.outPad)
 	}
-	rows := roundUp(layout.MaxBatch, rowTile)
 	a := &activations{}
-	if a.x, err = l.buffer(int64(4 * rows * widest)); err != nil {
-		return err
+	for _, to := range []*cu.DevicePtr{&a.x, &a.y, &a.last} {
+		if *to, err = l.buffer(int64(4 * roundUp(layout.MaxBatch, rowTile) * widest)); err != nil {
+			return err
+		}
 	}
-	if a.y, err = l.buffer(int64(4 * rows * widest)); err != nil {
-		return err
-	}
-	a.last, err = l.buffer(int64(4 * rows * widest))
 	l.scratch = a
-	return err
+	return nil
 }
 
 func (p *perceptron) enqueue(l *lane) error {
@@ -205,7 +204,8 @@ func (p *perceptron) enqueueHalf(l *lane) error {
 	first, final := p.layers[0], p.layers[len(p.layers)-1]
 	rows := l.batch.PadTo()
 	padded := roundUp(rows, rowTile)
-	if err := launch(l.stream, p.pack, spread(padded*first.inPad), word(a.x), word(padded), word(first.inPad), word(l.in[0]), word(first.in), word(rows), word(first.in)); err != nil {
+	if err := launch(l.stream, p.pack, spread(padded*first.inPad), word(a.x), word(padded), word(first.inPad), word(l.in[0]),
+		word(first.in), word(rows), word(first.in)); err != nil {
 		return err
 	}
 	x, y := a.x, a.y
@@ -227,15 +227,11 @@ func (p *perceptron) enqueueHalf(l *lane) error {
 	if final.outPad == final.out {
 		return nil
 	}
-	// Take the padding out of the rows: a gather whose plane is a.last.
-	return p.unpad(l, a.last, final)
-}
-
-// unpad copies the rows of a padded result to l.out.
-func (p *perceptron) unpad(l *lane, from cu.DevicePtr, d denseLayer) error {
-	size, stride := int64(4*d.out), int64(4*d.outPad)
+	// Copy the rows without their padding.
+	size, stride := int64(4*final.out), int64(4*final.outPad)
 	for r := range int64(l.batch.Rows()) {
-		if err := checked("cuMemcpyDtoDAsync", cu.MemcpyDtoDAsync(l.out[0]+cu.DevicePtr(r*size), from+cu.DevicePtr(r*stride), size, l.stream)); err != nil {
+		err := cu.MemcpyDtoDAsync(l.out[0]+cu.DevicePtr(r*size), a.last+cu.DevicePtr(r*stride), size, l.stream)
+		if err := checked("cuMemcpyDtoDAsync", err); err != nil {
 			return err
 		}
 	}

@@ -18,18 +18,18 @@ import (
 // Model is a model on the GPU, ready to be served.
 type Model struct {
 	Signature tensor.Signature
-	Note      string // what a user should know about it
+	Note      string // for the user
 	options   Options
 	load      func(*device) (program, error)
 }
 
 // program is a model whose kernels and weights are on the device.
 type program interface {
-	// inPlace says that outputs take the place of inputs.
+	// inPlace: outputs are written over inputs.
 	inPlace() bool
-	// readsSlots says that inputs are only read, and only the batch's own rows: they may be left where they lie.
+	// readsSlots: the kernels only read inputs, and only the batch's rows, so the rows may stay in their slots.
 	readsSlots() bool
-	// prepare makes whatever else the model needs per lane.
+	// prepare makes the model's buffers of a lane.
 	prepare(l *lane, layout *shm.Layout) error
 	// enqueue queues the kernels that turn l.in into l.out.
 	enqueue(l *lane) error
@@ -37,8 +37,8 @@ type program interface {
 	finish(b *worker.Batch) error
 }
 
-// New makes the built-in model of that name. It checks what can be checked
-// without touching the GPU, and that there is one.
+// New makes the built-in model of that name. It checks the options, and that
+// there is a GPU, without using it.
 func New(name string, o Options) (*Model, error) {
 	if err := load(); err != nil {
 		return nil, err
@@ -60,13 +60,12 @@ func newModel(name string, o Options) (*Model, error) {
 	return m, nil
 }
 
-// plain is what most programs have in common.
+// plain has the methods that most programs share.
 type plain struct{ variable int }
 
 func (plain) inPlace() bool                    { return false }
 func (plain) readsSlots() bool                 { return false }
 func (plain) prepare(*lane, *shm.Layout) error { return nil }
 
-// finish gives every request's outputs the sizes of its inputs, where those
-// vary and the model mirrors them.
+// finish gives every request's outputs the variable sizes of its inputs.
 func (p plain) finish(b *worker.Batch) error { return cpu.MirrorDims(b, p.variable) }

@@ -12,8 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// With or without the tag: a machine without a GPU is told so in one
-// sentence.
+// With or without the tag: without a GPU every call returns one sentence.
 func TestWithoutAGPUEveryEntryPointSaysSo(t *testing.T) {
 	if _, err := Describe(); err == nil {
 		t.Skip("there is a GPU here")

@@ -18,14 +18,21 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// While a batch is on the GPU its worker looks again and again whether it is
-// done, and whether another one came for a free lane: some times at once,
-// then at this interval. A thread that blocks in the driver would see neither
-// the mailbox nor a second lane.
+// While a batch is on the GPU, its worker polls the batch and the mailbox: 32
+// times at once, then every 10 µs. A thread that blocks in the driver would
+// see neither the mailbox nor a second lane.
 const (
 	eagerPolls = 32
 	pollEvery  = 10 * time.Microsecond
 )
+
+// pauseAfter sleeps between polls, except for the first ones.
+func pauseAfter(polls int) {
+	if polls > eagerPolls {
+		ts := unix.NsecToTimespec(int64(pollEvery))
+		_ = unix.Nanosleep(&ts, nil)
+	}
+}
 
 // Serve attaches and runs batches on the GPU until ctx ends, attaching again
 // whenever the broker is restarted. Batches on the GPU when ctx ends are
@@ -37,7 +44,7 @@ func Serve(ctx context.Context, cfg worker.Config, m *Model) error {
 		return fmt.Errorf("worker %s: %w", cfg.Model, err)
 	}
 	defer d.close()
-	// nanosleep rounds up by the timer slack, 50 µs unless told otherwise.
+	// nanosleep rounds up by the timer slack, by default 50 µs.
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1000, 0, 0, 0)
 	p, err := m.load(d)
 	if err != nil {
@@ -67,7 +74,7 @@ type server struct {
 	w          *worker.Worker
 	p          program
 	free, busy []*lane
-	polls      int // since something happened last
+	polls      int // since a batch came or was done
 }
 
 func serveAttached(ctx context.Context, w *worker.Worker, d *device, p program, shared *sharedMemory) error {
@@ -76,32 +83,23 @@ func serveAttached(ctx context.Context, w *worker.Worker, d *device, p program, 
 	if err != nil {
 		return fmt.Errorf("register the ring with the driver: %w", err)
 	}
-	s := &server{w: w, p: p}
-	defer func() {
-		for _, l := range append(s.free, s.busy...) {
-			l.close()
-		}
-		_ = r.close()
-	}()
-	for range w.Depth() {
-		l, err := newLane(d, r, p.inPlace())
-		if err != nil {
-			return err
-		}
-		if err := p.prepare(l, w.Layout()); err != nil {
-			return err
-		}
-		s.free = append(s.free, l)
+	defer func() { _ = r.close() }()
+	lanes, err := newLanes(d, r, p, w.Depth())
+	if err != nil {
+		return err
 	}
-	slog.Info("ring registered with the GPU", "gpu", d.name, "bytes", w.Planes().Size(), "lanes", len(s.free), "took", time.Since(start).Round(time.Microsecond))
+	s := &server{w: w, p: p, free: lanes}
+	defer func() { closeLanes(append(s.free, s.busy...)) }()
+	slog.Info("ring registered with the GPU", "gpu", d.name, "bytes", w.Planes().Size(), "lanes", len(lanes),
+		"took", time.Since(start).Round(time.Microsecond))
 	return s.run(ctx)
 }
 
-// run goes round until the broker goes or ctx ends:
+// run loops until the broker goes or ctx ends:
 //
 //  1. nothing on the GPU: wait for a batch
-//  2. a lane is free: take a batch if there is one
-//  3. answer what is done
+//  2. answer the batches that are done
+//  3. a lane is free: take a batch if there is one
 func (s *server) run(ctx context.Context) error {
 	for {
 		if len(s.busy) == 0 {
@@ -122,8 +120,7 @@ func (s *server) run(ctx context.Context) error {
 			return err
 		}
 		if len(s.free) > 0 && ctx.Err() == nil {
-			// That the broker is gone shows again in Next, once the GPU is
-			// done with what it has.
+			// If the broker is gone, Next says so when the GPU is idle.
 			if b, err := s.w.TryNext(); err == nil && b != nil {
 				if err := s.submit(b); err != nil {
 					return err
@@ -131,7 +128,10 @@ func (s *server) run(ctx context.Context) error {
 				moved = true
 			}
 		}
-		s.pause(moved)
+		if s.polls++; moved {
+			s.polls = 0
+		}
+		pauseAfter(s.polls)
 	}
 }
 
@@ -195,16 +195,4 @@ func (s *server) reap() (any bool, err error) {
 		any = true
 	}
 	return any, nil
-}
-
-// pause waits a little between polls that found nothing.
-func (s *server) pause(moved bool) {
-	if moved {
-		s.polls = 0
-		return
-	}
-	if s.polls++; s.polls > eagerPolls {
-		ts := unix.NsecToTimespec(int64(pollEvery))
-		_ = unix.Nanosleep(&ts, nil)
-	}
 }

@@ -11,18 +11,12 @@ package cuda
 #include <cuda.h>
 #include <string.h>
 
-static CUmemAllocationProp rb_properties(CUdevice dev) {
-	CUmemAllocationProp p;
-	memset(&p, 0, sizeof p);
-	p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-	p.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-	p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-	p.location.id = dev;
-	return p;
-}
-
 static int rb_create(CUmemGenericAllocationHandle *h, size_t n, CUdevice dev) {
-	CUmemAllocationProp p = rb_properties(dev);
+	CUmemAllocationProp p = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = dev},
+	};
 	return cuMemCreate(h, n, &p, 0);
 }
 
@@ -35,11 +29,10 @@ static int rb_import(CUmemGenericAllocationHandle *h, int fd) {
 }
 
 static int rb_map(CUdeviceptr *at, size_t n, CUmemGenericAllocationHandle h, CUdevice dev) {
-	CUmemAccessDesc all;
-	memset(&all, 0, sizeof all);
-	all.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-	all.location.id = dev;
-	all.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+	CUmemAccessDesc all = {
+		.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = dev},
+		.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+	};
 	int r = cuMemAddressReserve(at, n, 0, 0, 0);
 	if (r) return r;
 	if (!(r = cuMemMap(*at, n, 0, h, 0))) {
@@ -104,7 +97,7 @@ func refused(what string, bytes int64, err error) error {
 	return fmt.Errorf("%w: %s %d bytes of device memory: %w", status.ErrLayout, what, bytes, err)
 }
 
-// Allocate makes cleared memory: nobody is to find there what another program left.
+// Allocate makes cleared memory: it may have held another program's data.
 func (m *sharedMemory) Allocate(bytes int64, number int) (fd int, gpu string, err error) {
 	n, err := cu.NumDevices()
 	if err != nil {
@@ -142,8 +135,8 @@ func (m *sharedMemory) Allocate(bytes int64, number int) (fd int, gpu string, er
 	return int(exported), gpu, nil
 }
 
-// Import maps it. A model runs where its tensors are: memory of another GPU than
-// the worker's own is refused.
+// Import maps the memory. It refuses memory of another GPU than the worker's:
+// a model runs on the GPU of its tensors.
 func (m *sharedMemory) Import(fd int, bytes int64, gpu string) error {
 	own, err := uuidOf(m.d.dev)
 	if err != nil {
@@ -166,10 +159,10 @@ func (m *sharedMemory) Import(fd int, bytes int64, gpu string) error {
 	return nil
 }
 
-// Synchronize waits until the context has nothing left to do. A context that has failed does nothing any more.
+// Synchronize waits until the context has done its work, or has failed.
 func (m *sharedMemory) Synchronize() { C.cuCtxSynchronize() }
 
-// Close unmaps it. The worker's streams are done by then.
+// Close unmaps the memory, after the worker's streams are done.
 func (m *sharedMemory) Close() {
 	if m.base != 0 {
 		C.rb_unmap(C.CUdeviceptr(m.base), C.size_t(m.size))

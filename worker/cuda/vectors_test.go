@@ -8,13 +8,11 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"testing"
 
 	"github.com/ringbatch/ringbatch/internal/mlp"
-	"github.com/ringbatch/ringbatch/internal/must"
 )
 
-// A vector is one launch of a kernel and what must come of it. The same
+// A vector is one launch of a kernel and the check of its result. The same
 // vectors run on the CPU (kernels_test.go) and on a GPU (gpu_test.go).
 type vector struct {
 	name, kernel string
@@ -23,19 +21,6 @@ type vector struct {
 	block        int
 	args         []any // []byte: a buffer, as it is before; uint64: a number
 	check        func(after [][]byte) error
-}
-
-// runner launches a kernel and returns the buffers as they are after it.
-type runner func(v *vector) ([][]byte, error)
-
-func testVectors(t *testing.T, run runner) {
-	for _, v := range vectors() {
-		t.Run(v.name, func(t *testing.T) {
-			after, err := run(&v)
-			must.Do(t, err)
-			must.Check(t, v.check(after))
-		})
-	}
 }
 
 func vectors() []vector {

@@ -16,7 +16,8 @@ import (
 // Built says whether this binary has GPU workers at all.
 const Built = false
 
-var errNotBuilt = fmt.Errorf("%w: this build has no GPU kernels of its own; use ringbatch torch or ringbatch onnx, or a build with them (make cuda-build in a clone)", status.ErrNoGPU)
+var errNotBuilt = fmt.Errorf("%w: this build has no GPU kernels of its own; use ringbatch torch or ringbatch onnx, "+
+	"or a build with them (make cuda-build in a clone)", status.ErrNoGPU)
 
 // Model is a model on the GPU; without the tag there is none.
 type Model struct {

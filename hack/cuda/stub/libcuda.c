@@ -2,16 +2,16 @@
 /*
  * A CUDA driver without a GPU, for tests: cc -shared -fPIC -pthread -o libcuda.so.1 libcuda.c
  *
- * Device memory is a memfd and a device pointer an address of this process, so that
- * processes share it by descriptors, as with the real driver, and /proc shows who
- * has some. Streams are threads that do their work in order. What the real driver
- * forbids is fatal here: a call inside a host function, and use after a fork.
+ * Device memory is a memfd and a device pointer an address of this process. So
+ * processes share memory by descriptors, as with the real driver, and /proc shows
+ * them. Streams are threads that do their work in order. As with the real driver, a
+ * call in a host function is an error (abort), and so is a call after a fork.
  *
  *	STUB_CUDA_GPUS=ab      two GPUs, whose UUIDs are made of these letters ("a" by default; empty: none)
- *	STUB_CUDA_BYTES=N      how much memory each of them has (1 GiB by default)
- *	STUB_CUDA_DELAY_US=N   a copy on a stream stops for so long when half of it is done
- *	STUB_CUDA_GATE=FILE    or until there is such a file
- *	STUB_CUDA_BROKEN=FILE  while there is such a file every call fails, as after an illegal access
+ *	STUB_CUDA_BYTES=N      the memory of each GPU (1 GiB by default)
+ *	STUB_CUDA_DELAY_US=N   a copy on a stream pauses for N µs in its middle
+ *	STUB_CUDA_GATE=FILE    or until FILE exists
+ *	STUB_CUDA_BROKEN=FILE  while FILE exists, every call fails, as after an illegal access
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -55,7 +55,7 @@ static bool exists(const char *variable)
 	return path && !access(path, F_OK);
 }
 
-/* What every call begins with. */
+/* Every call begins with this. */
 static CUresult call(const char *name)
 {
 	if (in_host_function) {
@@ -94,7 +94,6 @@ CUresult cuGetErrorName(CUresult r, const char **text)
 	*text = "CUDA_ERROR_UNKNOWN";
 	return OK;
 }
-CUresult cuGetErrorString(CUresult r, const char **text) { return cuGetErrorName(r, text); }
 
 /* ---- devices and contexts ----------------------------------------------------- */
 
@@ -116,13 +115,6 @@ CUresult cuDeviceGetUuid_v2(unsigned char uuid[16], int device)
 {
 	CALL;
 	memset(uuid, gpus()[device], 16);
-	return OK;
-}
-
-CUresult cuDeviceGetName(char *name, int n, int device)
-{
-	CALL;
-	snprintf(name, (size_t)n, "stub %c", gpus()[device]);
 	return OK;
 }
 
@@ -154,13 +146,6 @@ typedef struct {
 static size_t used;
 static pthread_mutex_t memory = PTHREAD_MUTEX_INITIALIZER;
 
-CUresult cuMemGetAllocationGranularity(size_t *grain, const properties *p, int option)
-{
-	(void)p, (void)option;
-	CALL;
-	*grain = GRAIN;
-	return OK;
-}
 CUresult cuMemGetInfo_v2(size_t *left, size_t *all) { CALL; *all = limit(); *left = *all > used ? *all - used : 0; return OK; }
 
 CUresult cuMemCreate(CUhandle *handle, size_t bytes, const properties *p, CUhandle flags)
@@ -281,7 +266,7 @@ static stream *streams;
 static pthread_mutex_t all = PTHREAD_MUTEX_INITIALIZER;
 static stream *default_stream;
 
-/* Half of it, a moment of nothing, and the rest: who reads too early sees that. */
+/* Copies in two halves with a pause, so that an early reader is noticed. */
 static void copy(const work *w)
 {
 	const char *delay = getenv("STUB_CUDA_DELAY_US");
@@ -308,7 +293,7 @@ static void *serve(void *argument)
 			s->last = &s->first;
 		s->busy = true;
 		pthread_mutex_unlock(&s->mu);
-		if (exists("STUB_CUDA_BROKEN")) { /* a context that has failed runs nothing any more */
+		if (exists("STUB_CUDA_BROKEN")) { /* a failed context runs no more work */
 		} else if (w->f) {
 			in_host_function = true;
 			w->f(w->argument);
@@ -396,7 +381,6 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *s)
 	CALL;
 	return add(s, (work){.to = to, .from = from, .bytes = bytes});
 }
-CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *s) { return cuMemcpyAsync(to, from, bytes, s); }
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) { CALL; memcpy((void *)(uintptr_t)to, from, bytes); return OK; }
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) { CALL; memcpy(to, (void *)(uintptr_t)from, bytes); return OK; }
 

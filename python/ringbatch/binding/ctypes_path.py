@@ -115,15 +115,15 @@ class Client:
         return status
 
     def learn(
-        self, names: tuple[dict[str, int], dict[str, int]], fixed: tuple[bool, ...], plain: bool, dtype: Any, shape: tuple[int, ...],
-        y: tuple[Any, ...],
-        on_device: bool,
+        self, names: tuple[dict[str, int], dict[str, int]], fixed: tuple[bool, ...], plain: bool,
+        inputs: tuple[tuple[Any, tuple[int, ...]], ...], outputs: tuple[tuple[tuple[int, ...], Any], ...], on_device: bool,
     ) -> None:  # fmt: skip
-        """on_device: some tensor is, and a stream orders commits and releases."""
+        """inputs and outputs are empty if the model has no quick path; on_device: a stream orders commits and releases."""
         self.names, self.fixed, self.plain = names, fixed, plain
         self._on_device = on_device
-        self.single = dtype is not None and _DATA_AT > 0
-        self._dtype, self._shape, self._y = dtype, shape, y
+        self.single = len(inputs) == len(outputs) == 1 and _DATA_AT > 0
+        if self.single:
+            (self._dtype, self._shape), self._y = inputs[0], outputs[0]
 
     def error(self, status: int) -> errors.Error:
         raise NotImplementedError

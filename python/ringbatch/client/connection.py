@@ -68,9 +68,10 @@ class Core(Client):
         self.signature = s = signature_of(self.lib, self.lib.rb_client_tensor, self.handle, info)
         every = self._tensors = [*s.inputs, *s.outputs]
         names = {t.name: k for k, t in enumerate(s.inputs)}, {t.name: len(s.inputs) + k for k, t in enumerate(s.outputs)}
-        x, y = s.inputs[0], s.outputs[0]
         fixed = tuple(not t.variable for t in every)
-        self.learn(names, fixed, not s.variable_inputs, x.dtype if s.single else None, x.shape, (y.shape, y.dtype), s.on_device)
+        takes = tuple((t.dtype, t.shape) for t in s.inputs) if s.in_c else ()
+        gives = tuple((t.shape, t.dtype) for t in s.outputs) if s.in_c else ()
+        self.learn(names, fixed, not s.variable_inputs, takes, gives, s.on_device)
         # Not one for each thread: a signal's handler may call too, in the midst of a call.
         self._pool: list[Scratch] = []
 

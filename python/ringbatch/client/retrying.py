@@ -22,10 +22,22 @@ class RetryingModel(Model):
     _retry: float | None = None  # seconds that a request without a timeout is tried; None: for ever
 
     def __call__(self, *inputs: Any, timeout: float | None = None, **more: Any) -> Any:
-        return self.infer(*inputs, timeout=timeout, **more)
+        limit = self._retry if timeout is None else timeout
+        began = 0.0
+        try:
+            if limit is None:
+                return super().__call__(*inputs, **more)
+            began = time.monotonic()
+            return super().__call__(*inputs, timeout=limit, **more)
+        except errors.Error as e:
+            attempts = _Attempts(timeout, self._retry, began)
+            time.sleep(attempts.pause(e))
+        return self._infer(attempts, inputs, more)
 
     def infer(self, *inputs: Any, timeout: float | None = None, **more: Any) -> Any:
-        attempts = _Attempts(timeout, self._retry)
+        return self._infer(_Attempts(timeout, self._retry), inputs, more)
+
+    def _infer(self, attempts: _Attempts, inputs: tuple[Any, ...], more: dict[str, Any]) -> Any:
         while True:
             try:
                 return super().infer(*inputs, timeout=attempts.left(), **more)
@@ -84,9 +96,9 @@ class RetryingModel(Model):
 class _Attempts:
     """How much time is left, and whether another attempt is worth it."""
 
-    def __init__(self, timeout: float | None, most: float | None) -> None:
+    def __init__(self, timeout: float | None, most: float | None, began: float | None = None) -> None:
         limit = most if timeout is None else timeout
-        self._end = None if limit is None else time.monotonic() + limit
+        self._end = None if limit is None else (time.monotonic() if began is None else began) + limit
         self._pauses = _pauses()
 
     def left(self) -> float | None:

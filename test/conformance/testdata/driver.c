@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A client or worker that does what it is told on stdin, one command a line, and
- * says what came of it on stdout. driver_test.go has the same in Go.
- */
+/* A client or worker that reads commands, one a line, and prints their results. driver_test.go has the same in Go. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,7 +51,7 @@ static void claim(rb_request *r, char *rest)
 	say(rb_claim(client, rows, dims, ndims, t, r));
 }
 
-/* Claims until a model of that name has the client, or no claim succeeds: says which. */
+/* Claims until the client has moved to a model of that name, or a claim fails. */
 static void moved(const char *to)
 {
 	rb_request r;

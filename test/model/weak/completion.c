@@ -39,7 +39,7 @@ static void *client(void *unused)
 		if (rb_word_status(w) == 1)
 			assert(output == 42);
 	} else {
-		/* Asleep for ever: the word is open, and both have rung before it saw the bell. */
+		/* A lost wake-up: the word is open, and both rang before the client saw the bell. */
 		assert(seen < 2);
 	}
 	return unused;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* SYNC POINT "mail": a worker that takes a mail sees all of it; one that parks
- * while it is posted is woken, or does not sleep. The worker's lines are those
+/* SYNC POINT "mail": a worker that takes a mail sees all of it; a worker that parks
+ * during the post is woken, or does not sleep. The worker's lines are those
  * of has_mail, park and try_next in cbindings/src/worker.c. */
 #include "world.h"
 

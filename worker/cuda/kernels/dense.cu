@@ -99,8 +99,8 @@ extern "C" __global__ void rb_dense_half(void *y, u64 y_stride, const half_t *x,
   }
 }
 
-// rb_pack_half fills a padded [to_rows][to_cols] matrix; what the source does
-// not have is zero.
+// rb_pack_half fills a padded [to_rows][to_cols] matrix; elements that the source does
+// not have are zero.
 extern "C" __global__ void rb_pack_half(half_t *to, u64 to_rows, u64 to_cols, const float *from, u64 from_stride, u64 rows,
                                         u64 cols) {
   u64 step = (u64)gridDim.x * blockDim.x;
