@@ -293,6 +293,36 @@ func TestABrokerThatComesBackIsServedAgainAndOneThatHasChangedToo(t *testing.T) 
 	r.idle()
 }
 
+// Each lane attaches again by itself. One that keeps asking for its old window
+// would answer 503 for good, beside another that answers 200.
+func TestEveryLaneServesAgainWhenTheRestartedBrokerHasFewerSlots(t *testing.T) {
+	m := doubler(t)
+	m.Policy["slots"] = "1024"
+	r := newRig(t, nil, m)
+	r.worker(m, double)
+	twoRows := `{"inputs":[{"name":"x","shape":[2,4],"datatype":"FP32","data":[1,2,3,4,5,6,7,8]}]}`
+	served := func() {
+		t.Helper()
+		r.until("the gateway is ready", func() bool {
+			rep, err := http.Get(r.http + "/v2/health/ready")
+			must.Do(t, err)
+			rep.Body.Close()
+			return rep.StatusCode == 200
+		})
+		for _, body := range []string{goodBody, twoRows, goodBody, twoRows} {
+			r.infer("double", body).is(t, body, 200)
+		}
+	}
+	served()
+	for _, slots := range []string{"64", "1024"} {
+		r.broker()
+		m.Policy["slots"] = slots
+		r.startBroker(m)
+		served()
+	}
+	r.idle()
+}
+
 func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T) {
 	r := newRig(t, func(c *core.Config) { c.Pace.Workers = 24 * time.Hour })
 	m := doubler(t)

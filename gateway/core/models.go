@@ -305,25 +305,20 @@ func (l *Lane) dial(d *dialing, k *Model, window int) {
 	close(d.done)
 }
 
-// dial asks for a large window and takes a smaller one where the ring is full,
-// or one client may not have as much.
+// dial connects a client. It asks for a large window, and accepts a batch's slots
+// where the ring is full or the gateway's quota is smaller.
 func (k *Model) dial(ctx context.Context, window int) (*client.Client, error) {
 	least := min(window, k.info.Load().settings.MaxBatchSize)
-	for {
-		c, err := client.Dial(ctx, k.Name, client.WithSocket(k.G.Cfg.Socket), client.WithName("gateway"), client.WithWindow(window),
-			client.WithYield(), client.WithMemory(k.G.Cfg.Memory))
-		if err == nil {
-			if now := c.Model().Signature; !k.Sig.Equal(&now) { // calls were checked against k's
-				c.Close()
-				return nil, fmt.Errorf("%w: model %q is %s now, it was %s", status.ErrSignatureMismatch, k.Name, &now, &k.Sig)
-			}
-		}
-		tooMany := errors.Is(err, status.ErrRingFull) || errors.Is(err, status.ErrQuota)
-		if err == nil || !tooMany || window <= least {
-			return c, err
-		}
-		window = max(least, window/2)
+	c, err := client.Dial(ctx, k.Name, client.WithSocket(k.G.Cfg.Socket), client.WithName("gateway"), client.WithWindow(window),
+		client.WithLeastWindow(least), client.WithYield(), client.WithMemory(k.G.Cfg.Memory))
+	if err != nil {
+		return nil, err
 	}
+	if now := c.Model().Signature; !k.Sig.Equal(&now) { // calls were checked against k's
+		c.Close()
+		return nil, fmt.Errorf("%w: model %q is %s now, it was %s", status.ErrSignatureMismatch, k.Name, &now, &k.Sig)
+	}
+	return c, nil
 }
 
 // forget drops a client that will not come back: the model changed.
