@@ -4,6 +4,7 @@ package core
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -97,12 +98,7 @@ func (c *Call) Check() error {
 	c.dims = c.dims[:0]
 	c.rows = 0
 	for k := range sig.Inputs {
-		var in *Input
-		for i := range c.Inputs {
-			if c.Inputs[i].index == k {
-				in = &c.Inputs[i]
-			}
-		}
+		in := &c.Inputs[slices.IndexFunc(c.Inputs, func(in Input) bool { return in.index == k })]
 		if err := c.checkInput(&sig.Inputs[k], in); err != nil {
 			return err
 		}
@@ -111,13 +107,12 @@ func (c *Call) Check() error {
 		}
 		c.rows = in.Shape[0]
 	}
+	levels := c.Model.info.Load().settings.LevelCount()
 	if len(c.Relayed.requests) > 0 { // the relay's host may have more levels
-		c.level = min(c.level, c.Model.info.Load().settings.LevelCount()-1)
+		c.level = min(c.level, levels-1)
 	}
-	if c.level >= 0 {
-		if n := c.Model.info.Load().settings.LevelCount(); c.level >= n {
-			return fmt.Errorf("%w: priority %d, the model has 1..%d", status.ErrNoLevel, c.level+1, n)
-		}
+	if c.level >= levels {
+		return fmt.Errorf("%w: priority %d, the model has 1..%d", status.ErrNoLevel, c.level+1, levels)
 	}
 	if err := c.matchOutputs(sig); err != nil {
 		return err
@@ -132,25 +127,22 @@ func (c *Call) Check() error {
 func (c *Call) matchInputs(sig *tensor.Signature) error {
 	for i := range c.Inputs {
 		in := &c.Inputs[i]
-		in.index = -1
-		for k := range sig.Inputs {
-			if sig.Inputs[k].Name == in.Name {
-				in.index = k
-			}
-		}
-		if in.index < 0 {
+		if in.index = indexOf(sig.Inputs, in.Name); in.index < 0 {
 			return BadRequest("model %q has no input %q; it is %s", c.Model.Name, in.Name, sig)
 		}
-		for j := range i {
-			if c.Inputs[j].index == in.index {
-				return BadRequest("input %q is given twice", in.Name)
-			}
+		if slices.ContainsFunc(c.Inputs[:i], func(other Input) bool { return other.index == in.index }) {
+			return BadRequest("input %q is given twice", in.Name)
 		}
 	}
 	if len(c.Inputs) != len(sig.Inputs) {
 		return BadRequest("model %q takes %d inputs, %d were given; it is %s", c.Model.Name, len(sig.Inputs), len(c.Inputs), sig)
 	}
 	return nil
+}
+
+// indexOf returns the tensor's place, or -1.
+func indexOf(specs []tensor.Spec, name string) int {
+	return slices.IndexFunc(specs, func(s tensor.Spec) bool { return s.Name == name })
 }
 
 func (c *Call) checkInput(spec *tensor.Spec, in *Input) error {
@@ -206,19 +198,11 @@ func (c *Call) matchOutputs(sig *tensor.Signature) error {
 	}
 	for i := range c.Outputs {
 		o := &c.Outputs[i]
-		o.index = -1
-		for k := range sig.Outputs {
-			if sig.Outputs[k].Name == o.Name {
-				o.index = k
-			}
-		}
-		if o.index < 0 {
+		if o.index = indexOf(sig.Outputs, o.Name); o.index < 0 {
 			return BadRequest("model %q has no output %q; it is %s", c.Model.Name, o.Name, sig)
 		}
-		for j := range i {
-			if c.Outputs[j].index == o.index {
-				return BadRequest("output %q is asked for twice", o.Name)
-			}
+		if slices.ContainsFunc(c.Outputs[:i], func(other Output) bool { return other.index == o.index }) {
+			return BadRequest("output %q is asked for twice", o.Name)
 		}
 	}
 	return nil

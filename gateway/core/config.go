@@ -3,6 +3,7 @@
 package core
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"net"
@@ -79,65 +80,41 @@ const (
 )
 
 func (c *Config) fill() {
-	for _, d := range []struct {
-		value *int
-		other int
-	}{
-		{&c.MaxMessageBytes, DefaultMaxMessageBytes}, {&c.MaxBufferedBytes, DefaultMaxBufferedBytes}, {&c.MaxConnections, DefaultMaxConnections},
-		{&c.CallerRequests, DefaultCallerRequests},
-	} {
-		if *d.value == 0 {
-			*d.value = d.other
-		}
+	orDefault(&c.MaxMessageBytes, DefaultMaxMessageBytes)
+	orDefault(&c.MaxBufferedBytes, DefaultMaxBufferedBytes)
+	orDefault(&c.MaxConnections, DefaultMaxConnections)
+	orDefault(&c.CallerRequests, DefaultCallerRequests)
+	orDefault(&c.CallerConnections, max(1, c.MaxConnections/4))
+	orDefault(&c.CallerBytes, max(1, c.MaxBufferedBytes/4))
+	orDefault(&c.HTTP, DefaultHTTP)
+	orDefault(&c.GRPC, DefaultGRPC)
+	orDefault(&c.ClaimWait, DefaultClaimWait)
+	orDefault(&c.DrainTime, DefaultDrainTime)
+	p := &c.Pace
+	orDefault(&p.Body, BodyPatience)
+	orDefault(&p.Answer, AnswerPatience)
+	orDefault(&p.Idle, idleTimeout)
+	orDefault(&p.Budget, budgetPatience)
+	orDefault(&p.Reload, reloadInterval)
+	orDefault(&p.Stall, stallPatience)
+	orDefault(&p.Workers, workersPatience)
+	orDefault(&p.Early, earlyAnswer)
+	orDefault(&p.Rate, LeastRate)
+	orDefault(&p.EarlyShare, earlyShare)
+	if c.Logger == nil {
+		c.Logger = slog.Default()
 	}
-	if c.CallerConnections == 0 {
-		c.CallerConnections = max(1, c.MaxConnections/4)
-	}
-	if c.CallerBytes == 0 {
-		c.CallerBytes = max(1, c.MaxBufferedBytes/4)
-	}
-	if c.HTTP == "" {
-		c.HTTP = DefaultHTTP
-	}
-	if c.GRPC == "" {
-		c.GRPC = DefaultGRPC
+	if c.Memory == nil {
+		c.Memory = shm.Memfd{}
 	}
 	for _, address := range []*string{&c.HTTP, &c.GRPC} {
 		if _, err := strconv.ParseUint(*address, 10, 16); err == nil { // a port of this host
 			*address = net.JoinHostPort("127.0.0.1", *address)
 		}
 	}
-	if c.ClaimWait == 0 {
-		c.ClaimWait = DefaultClaimWait
-	}
-	if c.DrainTime == 0 {
-		c.DrainTime = DefaultDrainTime
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
-	p := &c.Pace
-	for _, d := range []struct {
-		value *time.Duration
-		other time.Duration
-	}{
-		{&p.Body, BodyPatience}, {&p.Answer, AnswerPatience}, {&p.Idle, idleTimeout}, {&p.Budget, budgetPatience},
-		{&p.Reload, reloadInterval}, {&p.Stall, stallPatience}, {&p.Workers, workersPatience}, {&p.Early, earlyAnswer},
-	} {
-		if *d.value == 0 {
-			*d.value = d.other
-		}
-	}
-	if p.Rate == 0 {
-		p.Rate = LeastRate
-	}
-	if p.EarlyShare == 0 {
-		p.EarlyShare = earlyShare
-	}
-	if c.Memory == nil {
-		c.Memory = shm.Memfd{}
-	}
 }
+
+func orDefault[T comparable](value *T, other T) { *value = cmp.Or(*value, other) }
 
 func (c *Config) check() error {
 	if c.HTTP == Off && c.GRPC == Off {

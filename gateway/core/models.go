@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc/codes"
 
 	"github.com/ringbatch/ringbatch/admin"
@@ -33,7 +34,9 @@ type models struct {
 	Asking sync.Mutex // who asks the broker
 	asked  time.Time
 	Epoch  uint64 // of the broker that answered; 0: none has
-	former atomic.Pointer[former]
+	// Workers may attach again until then, after a restart of the broker; nil: there
+	// was none.
+	workersUntil atomic.Pointer[time.Time]
 }
 
 // Model is one model, for as long as its signature stays the same.
@@ -82,7 +85,6 @@ func newModels(g *Gateway) *models {
 	m := &models{g: g}
 	m.byName.Store(&map[string]*Model{})
 	m.Routes.Store(&map[string]*route{})
-	m.former.Store(&former{})
 	never := error(status.ErrNoBroker)
 	m.broker.Store(&never)
 	return m
@@ -148,7 +150,7 @@ func (m *models) ask(ctx context.Context) {
 	if err != nil {
 		return // what was served is served again when the broker is back
 	}
-	m.remember(&has)
+	m.noteRestart(&has)
 	old := *m.byName.Load()
 	next, targets := make(map[string]*Model, len(has.Models)), m.targetsOf(has.Aliases)
 	for i := range has.Models {
@@ -207,7 +209,7 @@ func (m *models) look(ctx context.Context, name, version string, turn bool) (*Mo
 	if err := *m.broker.Load(); err != nil {
 		return nil, nil, err
 	}
-	if err := m.Awaited(name, version); err != nil {
+	if err := m.awaited(name); err != nil {
 		return nil, nil, err
 	}
 	if version != "" {
@@ -248,61 +250,53 @@ func (k *Model) Close() {
 
 // Lane is a client of one model, dialled when it is first needed.
 type Lane struct {
-	Live    atomic.Pointer[client.Client]
-	mu      sync.Mutex
-	closed  bool
-	dialing *dialing // nil while nobody dials
-	shares  shares
+	Live   atomic.Pointer[client.Client]
+	dials  singleflight.Group
+	mu     sync.Mutex // Live does not change after closed
+	closed bool
+	shares shares
 }
 
-// dialing is one attempt, for everybody who waits for it.
-type dialing struct {
-	done   chan struct{}
-	client *client.Client
-	err    error
-}
-
-// client gives the lane's client. The caller waits for it as long as it would;
-// the attempt itself is everybody's and goes on.
+// client returns the lane's client. The callers who need it at once share one
+// attempt to dial, which goes on when one of them gives up.
 func (l *Lane) client(ctx context.Context, k *Model, window int) (*client.Client, error) {
-	l.mu.Lock()
-	c, d, gone := l.Live.Load(), l.dialing, l.closed
-	if c == nil && d == nil && !gone {
-		d = &dialing{done: make(chan struct{})}
-		l.dialing = d
-		go l.dial(d, k, window)
-	}
-	l.mu.Unlock()
-	switch {
-	case c != nil:
+	if c := l.Live.Load(); c != nil {
 		return c, nil
-	case gone:
-		return nil, fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, k.Name)
 	}
+	dialled := l.dials.DoChan("", func() (any, error) { return l.dial(k, window) })
 	select {
-	case <-d.done:
-		return d.client, d.err
+	case d := <-dialled:
+		return d.Val.(*client.Client), d.Err
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 }
 
-func (l *Lane) dial(d *dialing, k *Model, window int) {
+func (l *Lane) dial(k *Model, window int) (*client.Client, error) {
+	gone := fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, k.Name)
+	l.mu.Lock()
+	c, closed := l.Live.Load(), l.closed
+	l.mu.Unlock()
+	switch {
+	case closed:
+		return nil, gone
+	case c != nil: // another attempt has just ended
+		return c, nil
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), k.G.Cfg.ClaimWait)
 	defer cancel()
 	c, err := k.dial(ctx, window)
+	if err != nil {
+		return nil, err
+	}
 	l.mu.Lock()
-	l.dialing = nil
-	if err == nil && l.closed {
+	defer l.mu.Unlock()
+	if l.closed {
 		go c.Close()
-		c, err = nil, fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, k.Name)
+		return nil, gone
 	}
-	if err == nil {
-		l.Live.Store(c)
-	}
-	l.mu.Unlock()
-	d.client, d.err = c, err
-	close(d.done)
+	l.Live.Store(c)
+	return c, nil
 }
 
 // dial connects a client. It asks for a large window, and accepts a batch's slots

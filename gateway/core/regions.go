@@ -5,6 +5,7 @@ package core
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -155,12 +156,7 @@ func (r *regions) Unregister(who *Caller, name string) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if name != "" {
-		if k := r.byName[name]; k == nil || k.owner != owner {
-			return nil // Triton does not mind either
-		}
-	}
-	for n, k := range r.byName {
+	for n, k := range r.byName { // an unknown name is no error in Triton either
 		if k.owner == owner && (name == "" || name == n) {
 			delete(r.byName, n)
 			r.drop(k)
@@ -217,7 +213,11 @@ func (r *regions) use(who *Caller, u *RegionUse) error {
 	return nil
 }
 
-func (r *regions) leave(u *RegionUse) {
+func (k *Model) leaveRegion(u *RegionUse) {
+	if u.Region == nil {
+		return
+	}
+	r := k.G.Regions
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.drop(u.Region)
@@ -248,19 +248,14 @@ type regionSource struct {
 }
 
 func (s *regionSource) ReadFull(p []byte) error {
-	for len(p) > 0 {
-		n, err := unix.Pread(int(s.region.file.Fd()), p, s.at)
-		if err == unix.EINTR {
-			continue
-		}
-		if err == nil && n == 0 {
-			err = errors.New("its owner has shortened it")
-		}
-		if err != nil {
-			return BadRequest("reading shared-memory region %q: %v", s.region.Name, err)
-		}
-		p, s.at = p[n:], s.at+int64(n)
+	n, err := s.region.file.ReadAt(p, s.at)
+	if errors.Is(err, io.EOF) {
+		err = errors.New("its owner has shortened it")
 	}
+	if err != nil {
+		return BadRequest("reading shared-memory region %q: %v", s.region.Name, err)
+	}
+	s.at += int64(n)
 	return nil
 }
 
@@ -272,21 +267,16 @@ func (o *Output) write() error {
 	}
 	at := o.Region.Region.offset + o.Region.Offset
 	// A write past the end would make the file longer again, by memory of ours.
-	var file unix.Stat_t
-	if err := unix.Fstat(int(o.Region.Region.file.Fd()), &file); err == nil && at+int64(o.Size) > file.Size {
+	file := o.Region.Region.file
+	if info, err := file.Stat(); err == nil && at+int64(o.Size) > info.Size() {
 		return BadRequest("writing shared-memory region %q: its owner has shortened it", o.Region.Name)
 	}
 	for _, p := range o.Parts {
-		for len(p) > 0 {
-			n, err := unix.Pwrite(int(o.Region.Region.file.Fd()), p, at)
-			if err == unix.EINTR {
-				continue
-			}
-			if err != nil {
-				return BadRequest("writing shared-memory region %q: %v", o.Region.Name, err)
-			}
-			p, at = p[n:], at+int64(n)
+		n, err := file.WriteAt(p, at)
+		if err != nil {
+			return BadRequest("writing shared-memory region %q: %v", o.Region.Name, err)
 		}
+		at += int64(n)
 	}
 	return nil
 }
@@ -337,14 +327,10 @@ func (u *RegionUse) overlaps(v *RegionUse) bool {
 
 func (c *Call) releaseRegions() {
 	for i := range c.Inputs {
-		if u := &c.Inputs[i].Region; u.Region != nil {
-			c.Model.G.Regions.leave(u)
-		}
+		c.Model.leaveRegion(&c.Inputs[i].Region)
 	}
 	for i := range c.Outputs {
-		if u := &c.Outputs[i].Region; u.Region != nil {
-			c.Model.G.Regions.leave(u)
-		}
+		c.Model.leaveRegion(&c.Outputs[i].Region)
 	}
 }
 

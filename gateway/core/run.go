@@ -42,7 +42,7 @@ func (c *Call) runOn(ctx context.Context) error {
 		lane, window = c.Model.relayedLane()
 	}
 	defer c.Model.load.begin(c.rows)()
-	cl, err := c.dial(ctx, lane, window)
+	cl, err := lane.client(ctx, c.Model, window)
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func (c *Call) follow(ctx context.Context) error {
 	k := (*models.byName.Load())[c.Model.Name]
 	switch {
 	case k == nil:
-		if err := models.Awaited(c.Model.Name, ""); err != nil {
+		if err := models.awaited(c.Model.Name); err != nil {
 			return err
 		}
 		return fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, c.Model.Name)
@@ -85,13 +85,6 @@ func (c *Call) follow(ctx context.Context) error {
 	}
 	c.Model = k
 	return nil
-}
-
-func (c *Call) dial(ctx context.Context, lane *Lane, window int) (*client.Client, error) {
-	if cl := lane.Live.Load(); cl != nil {
-		return cl, nil
-	}
-	return lane.client(ctx, c.Model, window)
 }
 
 // claim takes slots, waiting for them as long as the caller would.

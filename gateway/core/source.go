@@ -5,6 +5,7 @@ package core
 import (
 	"errors"
 	"io"
+	"net/http"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/codec"
@@ -70,8 +71,12 @@ func bodyError(err error) error {
 		return ErrSlowBody
 	}
 	var r *Refusal
-	if errors.As(err, &r) {
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &r):
 		return err
+	case errors.As(err, &large):
+		return TooLarge(large.Limit+1, int(large.Limit))
 	}
 	return BadRequest("reading the body: %v", err)
 }

@@ -49,7 +49,7 @@ func (b *body) open(c httpCall, r io.Reader, length int64, encoding string) erro
 		return core.Refuse(http.StatusUnsupportedMediaType, 3, "Content-Encoding %q: gzip and deflate are known", encoding)
 	}
 	if b.length < 0 {
-		b.source.R, b.source.Open = &limited{b.source.R, b.g.Cfg.MaxMessageBytes, int64(b.g.Cfg.MaxMessageBytes)}, true
+		b.source.R, b.source.Open = http.MaxBytesReader(nil, io.NopCloser(b.source.R), int64(b.g.Cfg.MaxMessageBytes)), true
 	}
 	return nil
 }
@@ -74,27 +74,6 @@ func (b *body) done() {
 		b.text = nil
 	}
 	bodies.Put(b)
-}
-
-// limited is a body of unknown length.
-type limited struct {
-	r    io.Reader
-	most int
-	left int64
-}
-
-func (l *limited) Read(p []byte) (int, error) {
-	if l.left == 0 {
-		var one [1]byte
-		n, err := l.r.Read(one[:])
-		if n > 0 {
-			return 0, core.TooLarge(int64(l.most)+1, l.most)
-		}
-		return 0, err
-	}
-	n, err := l.r.Read(p[:min(int64(len(p)), l.left)])
-	l.left -= int64(n)
-	return n, err
 }
 
 // read reads the JSON; what follows stays in the body.

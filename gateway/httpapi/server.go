@@ -13,8 +13,11 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/ringbatch/ringbatch/gateway/core"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/ringbatch/ringbatch/gateway/console"
+	"github.com/ringbatch/ringbatch/gateway/core"
 )
 
 // headerLength tells where the JSON of a binary body ends.
@@ -68,7 +71,7 @@ func (d httpDoor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if n := len(path); n > 1 && path[n-1] == "" {
 		path = path[:n-1]
 	}
-	if err := d.g.CheckHost(r.Host); err != nil {
+	if err := d.checkHost(r.Host); err != nil {
 		writeError(w, err)
 		return
 	}
@@ -83,6 +86,17 @@ func (d httpDoor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		writeError(w, err)
 	}
+}
+
+// checkHost refuses names other than the gateway's own, where callers need not
+// show who they are. Otherwise a page of another site could point its name to this
+// address, and reach the gateway through a browser here (DNS rebinding).
+func (d httpDoor) checkHost(host string) error {
+	cfg := &d.g.Cfg
+	if cfg.TokenFile != "" || cfg.ClientCAFile != "" || console.HostAllowed(host, cfg.AllowedHosts) {
+		return nil
+	}
+	return core.Refuse(http.StatusMisdirectedRequest, codes.PermissionDenied, "this gateway is not known as %q: "+console.HostAdvice, host)
 }
 
 // guarded is ServeHTTP in which a fault ends one request, and is logged.
