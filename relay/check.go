@@ -34,10 +34,10 @@ func (r *relay) checkHost(ctx context.Context, h *host) {
 		case ctx.Err() != nil:
 			return
 		case err == nil:
-			h.well()
+			h.markUsable()
 		default:
 			code := rpcstatus.Code(err)
-			h.unwell(problem(err), code == codes.DeadlineExceeded)
+			h.markUnusable(problem(err), code == codes.DeadlineExceeded)
 			known = known && code == codes.DeadlineExceeded
 		}
 		select {

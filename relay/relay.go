@@ -247,7 +247,7 @@ func (r *relay) differs(h *host) bool {
 	defer cancel()
 	err := r.checkModel(ctx, h)
 	if err != nil {
-		h.unwell(problem(err), false)
+		h.markUnusable(problem(err), false)
 	}
 	return err != nil
 }

@@ -37,7 +37,7 @@ func (t *trip) send(ctx context.Context, requests []int, been []*host) (s *sendi
 	}
 	defer func() {
 		if s == nil { // it panics: the host has nothing of it
-			c.end()
+			c.endCall()
 			cancel(nil)
 		}
 	}()
@@ -52,7 +52,7 @@ func (t *trip) send(ctx context.Context, requests []int, been []*host) (s *sendi
 // receive waits for the answers, and tells of each message with requests that go on.
 func (s *sending) receive() (all []result) {
 	defer s.cancel(nil)
-	defer s.end()
+	defer s.endCall()
 	for i, group := range s.groups {
 		x := s.first
 		if i > 0 {
@@ -112,8 +112,8 @@ func (x *exchange) receive() result {
 	if err != nil {
 		return t.failed(x, err, x.route.sent.Load())
 	}
-	x.host.answered(load, reported, time.Since(x.began), float64(t.b.Rows())/float64(t.model.MaxBatchSize))
-	defer a.free()
+	x.host.learnLoad(load, reported, time.Since(x.began), float64(t.b.Rows())/float64(t.model.MaxBatchSize))
+	defer a.Free()
 	failed, err := a.write(t.b, x.requests)
 	if err != nil {
 		t.r.log.Warn("a host's answer cannot be used", "host", x.host.name, "error", err)

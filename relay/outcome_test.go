@@ -29,7 +29,7 @@ func TestWhatAnUnavailableHostMeansForABatch(t *testing.T) {
 	for _, c := range []struct {
 		text string
 		sent bool
-		want fate
+		want outcome
 		full bool
 	}{
 		{"connection refused", false, waits, false},
@@ -42,7 +42,7 @@ func TestWhatAnUnavailableHostMeansForABatch(t *testing.T) {
 		h.window = 4
 		x := &exchange{sending: &sending{call: &call{host: h}}, ctx: context.Background(), requests: []int{0}}
 		res := (&trip{}).failed(x, rpcstatus.Error(codes.Unavailable, c.text), c.sent)
-		if res.fate != c.want || len(res.again) != 1 || errors.Is(res.err, status.ErrQueueFull) != c.full || (h.window < 4) != c.full {
+		if res.outcome != c.want || len(res.again) != 1 || errors.Is(res.err, status.ErrQueueFull) != c.full || (h.window < 4) != c.full {
 			t.Errorf("%s: %+v, window %v", c.text, res, h.window)
 		}
 	}
@@ -102,7 +102,7 @@ func TestABatchThatAHostMayHaveRunIsNotSentAgainAfterARefusal(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		s := &sending{t: trip, ctx: ctx, groups: [][]int{{0}}}
 		hosts.mu.Lock()
-		s.call = h.begin(cancel)
+		s.call = h.beginCall(cancel)
 		hosts.mu.Unlock()
 		s.first = &exchange{sending: s, ctx: ctx, cancel: cancel, requests: s.groups[0], route: &route{host: h}, err: rpcstatus.Error(code,
 			"in a test")}
@@ -285,7 +285,7 @@ func (g *generous) ModelInfer(ctx context.Context, r *oip.ModelInferRequest) (*o
 	g.calls.Add(1)
 	a, err := g.older.ModelInfer(ctx, r)
 	if err == nil && bytes.Contains(r.RawInputContents[0], []byte{66}) {
-		a.RawOutputContents = [][]byte{make([]byte, 2*maxMetaBytes)}
+		a.RawOutputContents = [][]byte{make([]byte, 2*oip.MaxMetaBytes)}
 	}
 	return a, err
 }
