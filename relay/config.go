@@ -3,6 +3,7 @@
 package relay
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"time"
@@ -13,35 +14,35 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Config is what a relay does.
+// Config configures a relay.
 type Config struct {
 	Model  string // on this host
-	Remote string // its name on the far side; default: the same
-	Target string // host:port, several of them with commas between, or any gRPC target: dns:///…
+	Remote string // the model's name on the far side; default: the same
+	Target string // host:port, a comma-separated list of them, or any gRPC target: dns:///…
 	Socket string // the broker's; default as everywhere
 	Name   string // for logs and statistics
 	Policy policy.Policy
-	// Inputs and Outputs say how large variable dimensions may be, where the
-	// far side does not: tensors of the signature with their maxima.
+	// Inputs and Outputs are tensors with the maxima of their variable dimensions,
+	// for a far side that does not say them.
 	Inputs, Outputs []tensor.Spec
 
 	InFlight int // most batches on the network at once, 1 … 64
-	Attempts int // hosts that one batch is sent to at most
+	Attempts int // most hosts that a batch is sent to
 
-	TLS        bool   // with the system's authorities, or those of CAFile
+	TLS        bool   // with the system's authorities, or CAFile's
 	CAFile     string // authorities of the far side's certificate
 	CertFile   string // our own certificate, and
 	KeyFile    string // its key
-	ServerName string // what the far side's certificate is for, if not the target
-	TokenFile  string // the first token in it is shown with every call
+	ServerName string // the name in the far side's certificate, if not the target's
+	TokenFile  string // every call shows the file's first token
 	Insecure   bool   // show the token without TLS
 
-	CheckInterval time.Duration // how often a host is asked whether it is well
-	CheckTimeout  time.Duration // and how long it may take to answer
+	CheckInterval time.Duration // between two checks of a host
+	CheckTimeout  time.Duration // of a check
 
 	WaitForBroker time.Duration
 	Logger        *slog.Logger
-	Started       func(sig *tensor.Signature, maxBatch int) // the far side has told what it serves
+	Started       func(sig *tensor.Signature, maxBatch int) // called when the first host has answered
 	Memory        shm.Memory                                // for tests
 }
 
@@ -54,24 +55,12 @@ const (
 )
 
 func (c *Config) fill() {
-	if c.Remote == "" {
-		c.Remote = c.Model
-	}
-	if c.Name == "" {
-		c.Name = "relay"
-	}
-	if c.InFlight == 0 {
-		c.InFlight = DefaultInFlight
-	}
-	if c.Attempts == 0 {
-		c.Attempts = DefaultAttempts
-	}
-	if c.CheckInterval == 0 {
-		c.CheckInterval = DefaultCheckInterval
-	}
-	if c.CheckTimeout == 0 {
-		c.CheckTimeout = DefaultCheckTimeout
-	}
+	c.Remote = cmp.Or(c.Remote, c.Model)
+	c.Name = cmp.Or(c.Name, "relay")
+	c.InFlight = cmp.Or(c.InFlight, DefaultInFlight)
+	c.Attempts = cmp.Or(c.Attempts, DefaultAttempts)
+	c.CheckInterval = cmp.Or(c.CheckInterval, DefaultCheckInterval)
+	c.CheckTimeout = cmp.Or(c.CheckTimeout, DefaultCheckTimeout)
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}

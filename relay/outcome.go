@@ -71,7 +71,8 @@ func (t *trip) failed(x *exchange, err error, sent bool) result {
 			h.tooLarge(tensorBytes(t.b, requests), s.Message())
 			return result{tooLarge, requests, fmt.Errorf("%s: %s", h.name, s.Message())}
 		case messageTooLarge(s.Message()):
-			t.fail(requests, fmt.Errorf("%s: a request is larger than it takes (%s): raise --max_message_bytes or --caller_bytes there", h.name, s.Message()))
+			t.fail(requests, fmt.Errorf("%s: a request is larger than it takes (%s): raise --max_message_bytes or --caller_bytes there",
+				h.name, s.Message()))
 			return result{}
 		}
 		h.overloaded()

@@ -14,7 +14,7 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// onlyThisHost tells that the target is a list of addresses of this host.
+// onlyThisHost reports whether the target is a list of loopback addresses.
 func (c *Config) onlyThisHost() bool {
 	for _, address := range c.list() {
 		host, _, err := net.SplitHostPort(address)
@@ -25,7 +25,7 @@ func (c *Config) onlyThisHost() bool {
 	return len(c.list()) > 0
 }
 
-// list is the target as a list of addresses; nil if it is of another kind.
+// list returns the target's addresses; nil if the target is another kind of gRPC's.
 func (c *Config) list() []string {
 	if scheme, rest := c.scheme(); strings.HasPrefix(rest, "//") || strings.HasPrefix(scheme, "unix") && resolver.Get(scheme) != nil ||
 		strings.Contains(rest, ":") && resolver.Get(scheme) != nil { // dns:8001 is a host of that name, dns:host:8001 a target
@@ -40,15 +40,14 @@ func (c *Config) list() []string {
 	return all
 }
 
-// scheme is what is before the target's first colon, as gRPC reads it: also in capitals.
+// scheme splits the target at its first colon. As in gRPC, case does not matter.
 func (c *Config) scheme() (scheme, rest string) {
 	scheme, rest, _ = strings.Cut(c.Target, ":")
 	return strings.ToLower(scheme), rest
 }
 
-// checkAddresses refuses URLs, and addresses without a port. gRPC would take 443
-// for some of these, where no gateway listens unless it was told to, and try
-// for ever.
+// checkAddresses refuses URLs, and addresses without a port. gRPC would keep trying
+// port 443 for some of them.
 func (c *Config) checkAddresses() error {
 	if scheme, rest, given := strings.Cut(strings.ToLower(c.Target), "://"); given && resolver.Get(scheme) == nil { // http, grpc, …
 		host, _, _ := strings.Cut(strings.TrimPrefix(rest, "/"), "/")
@@ -68,7 +67,8 @@ func (c *Config) checkAddresses() error {
 		if err != nil {
 			host, port = strings.Trim(address, "[]"), ""
 			if _, err := netip.ParseAddr(host); strings.Contains(host, ":") && err != nil {
-				return fmt.Errorf("%w: %q is no target of gRPC's here, which are HOST:PORT, dns:///HOST:PORT or unix:PATH", status.ErrInvalid, address)
+				return fmt.Errorf("%w: %q is no target of gRPC's here, which are HOST:PORT, dns:///HOST:PORT or unix:PATH",
+					status.ErrInvalid, address)
 			}
 		}
 		if _, err = net.LookupPort("tcp", port); err != nil || port == "" || port == "0" {
