@@ -16,57 +16,57 @@ import (
 
 // Call is one inference, in the steps that it goes through:
 //
-//  1. a door reads the request: names, types, shapes, parameters, and where each
-//     input's bytes come from
-//  2. Check compares that with the model's signature
+//  1. a door reads the request: names, types, shapes, parameters, and the source of
+//     each input's bytes
+//  2. Check compares them with the model's signature
 //  3. Run claims slots, fills them from the sources, commits and waits
-//  4. the door sends the outputs, which are views of slot memory, or WriteRegions
-//     writes them into the caller's shared memory
+//  4. the door sends the outputs from the slots, or WriteRegions writes them into
+//     the caller's shared memory
 //  5. Done gives the slots back
 type Call struct {
 	Model  *Model
-	As     *route // the alias by which it was asked for; nil: none
+	As     *route // the alias that the caller named; nil: none
 	Caller *Caller
-	// OnFilled is called when the sources have been read, OnWait after a wait for
-	// slots; either may be nil.
+	// OnFilled is called when the sources are read, OnWait after a wait for slots.
+	// Either may be nil.
 	OnFilled, OnWait func()
 	ID               string
 
 	Inputs  []Input
-	Outputs []Output // what is asked for; after check: what will be answered
+	Outputs []Output // none: all; Check fills them in
 
-	level   int           // priority level, -1 the model's default
-	timeout time.Duration // 0 none
-	Binary  bool          // HTTP: outputs are binary unless they say otherwise
+	level   int           // priority level; -1: the model's default
+	timeout time.Duration // 0: none
+	Binary  bool          // HTTP: outputs are binary by default
 
 	rows int
 	dims []int // the inputs' variable sizes, in signature order
 
-	request client.Request // whose slots the outputs lie in
+	request client.Request // its slots hold the outputs
 	claimed bool
 	Relayed relayed // of a relay's batch; empty otherwise
-	Taken   int     // bytes that are counted as the caller's
+	Taken   int     // bytes counted as the caller's
 
-	share      *share // of the window; nil: none is taken
+	share      *share // of the window; nil: none
 	shareSlots int64
 
 	began, filled, Ended time.Time // for the statistics
 	queue, compute       time.Duration
 }
 
-// Input is one input tensor as the caller gives it.
+// Input is an input tensor of the caller.
 type Input struct {
 	Name  string
 	DType tensor.DType
 	Shape []int // rows first
 	Src   source
-	Size  int // bytes the source has; -1: it knows itself when it is done
+	Size  int // bytes of the source; -1: its Finish checks them
 	index int // in the signature
 
-	Region RegionUse // if it lies in shared memory
+	Region RegionUse // of an input in shared memory
 }
 
-// Output is one output tensor as the caller wants it.
+// Output is an output tensor, in the form that the caller wants.
 type Output struct {
 	Name   string
 	index  int // in the signature
@@ -75,11 +75,11 @@ type Output struct {
 
 	DType tensor.DType
 	Shape []int    // rows first
-	Parts [][]byte // its bytes
+	Parts [][]byte // the bytes
 	Size  int
 }
 
-// outputForm is how an HTTP caller wants an output.
+// outputForm is the form of an output over HTTP.
 type outputForm uint8
 
 const (
@@ -88,8 +88,7 @@ const (
 	FormJSON
 )
 
-// Check compares the call with the signature; after it the numbers in the call
-// can be trusted.
+// Check compares the call with the signature, and checks every number in it.
 func (c *Call) Check() error {
 	sig := &c.Model.Sig
 	if err := c.matchInputs(sig); err != nil {
@@ -187,7 +186,7 @@ func (c *Call) checkInput(spec *tensor.Spec, in *Input) error {
 	return nil
 }
 
-// matchOutputs finds what will be answered; all of them if none was named.
+// matchOutputs finds the outputs to answer: all, if the caller names none.
 func (c *Call) matchOutputs(sig *tensor.Signature) error {
 	if len(c.Outputs) == 0 {
 		for k := range sig.Outputs {
@@ -208,7 +207,7 @@ func (c *Call) matchOutputs(sig *tensor.Signature) error {
 	return nil
 }
 
-// AddInput and addOutput reuse the memory of earlier calls.
+// AddInput reuses the memory of earlier calls.
 func (c *Call) AddInput() *Input {
 	if len(c.Inputs) < cap(c.Inputs) {
 		c.Inputs = c.Inputs[:len(c.Inputs)+1]
@@ -231,7 +230,7 @@ func (c *Call) AddOutput() *Output {
 	return &c.Outputs[len(c.Outputs)-1]
 }
 
-// Calls are used again: most of a small request's cost would be making them.
+// Making a call would be most of a small request's cost.
 var calls = sync.Pool{New: func() any { return new(Call) }}
 
 func NewCall() *Call {
@@ -240,7 +239,7 @@ func NewCall() *Call {
 	return c
 }
 
-// Done ends a call, however it went.
+// Done gives everything back, also after an error.
 func (c *Call) Done() {
 	c.release()
 	for i := range c.Inputs {
@@ -257,8 +256,7 @@ func (c *Call) Done() {
 	calls.Put(c)
 }
 
-// SetPriority takes the protocol's number: 0 asks for the default, 1 is the
-// most urgent.
+// SetPriority takes the protocol's number: 0 is the default, 1 the most urgent.
 func (c *Call) SetPriority(p int64) error {
 	if p < 0 {
 		return BadRequest("priority %d: it is to be 0, the model's default, or 1 (the most urgent) and up", p)
@@ -280,7 +278,7 @@ func (c *Call) SetTimeout(us int64) error {
 	return nil
 }
 
-// NameOf is a tensor's name without a copy, where the model has it.
+// NameOf returns a tensor's name, without a copy if the model has it.
 func (c *Call) NameOf(name []byte) string {
 	for _, side := range [][]tensor.Spec{c.Model.Sig.Inputs, c.Model.Sig.Outputs} {
 		for i := range side {
@@ -292,14 +290,14 @@ func (c *Call) NameOf(name []byte) string {
 	return string(name[:min(len(name), tensor.MaxNameBytes)])
 }
 
-// errClassification refuses an extension that the gateway does not have.
+// ErrClassification refuses an extension of Triton's.
 var ErrClassification = BadRequest("the classification extension is not supported; ask for the output itself")
 
 // WriteRegions puts those outputs into shared memory that are wanted there.
 func (c *Call) WriteRegions() error {
 	for i := range c.Outputs {
 		if o := &c.Outputs[i]; o.Region.Region != nil {
-			if err := o.write(); err != nil {
+			if err := o.writeRegion(); err != nil {
 				return err
 			}
 		}

@@ -16,22 +16,22 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Meaning is how an error looks on the two protocols.
+// Meaning is an error's status in both protocols.
 type Meaning struct {
 	HTTP int
 	GRPC codes.Code
 }
 
-// meanings of every named error. A test fails for one that is missing.
+// A test fails for a named error without a meaning.
 var meanings = map[status.Code]Meaning{
 	// A request's end.
 	status.ErrFailed:       {http.StatusInternalServerError, codes.Internal},
 	status.ErrExpired:      {http.StatusGatewayTimeout, codes.DeadlineExceeded},
-	status.ErrCanceled:     {499, codes.Canceled}, // nobody is left to read it
+	status.ErrCanceled:     {499, codes.Canceled}, // the caller has gone
 	status.ErrQueueFull:    {http.StatusTooManyRequests, codes.ResourceExhausted},
 	status.ErrQueueTimeout: {http.StatusGatewayTimeout, codes.DeadlineExceeded},
 	status.ErrTooLarge:     {http.StatusRequestEntityTooLarge, codes.InvalidArgument},
-	status.ErrWorkerDied:   {http.StatusInternalServerError, codes.Internal}, // this input kills workers: not to be retried
+	status.ErrWorkerDied:   {http.StatusInternalServerError, codes.Internal}, // a retry might kill more workers
 	status.ErrWorkerHung:   {http.StatusInternalServerError, codes.Internal},
 	status.ErrDraining:     {http.StatusServiceUnavailable, codes.Unavailable},
 	status.ErrBrokerGone:   {http.StatusServiceUnavailable, codes.Unavailable},
@@ -43,7 +43,7 @@ var meanings = map[status.Code]Meaning{
 	status.ErrUnknownModel:       {http.StatusNotFound, codes.NotFound},
 	status.ErrVersion:            {http.StatusServiceUnavailable, codes.Unavailable},
 	status.ErrLayout:             {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrForbidden:          {http.StatusServiceUnavailable, codes.Unavailable}, // the gateway may not, not the caller
+	status.ErrForbidden:          {http.StatusServiceUnavailable, codes.Unavailable}, // the gateway's fault, not the caller's
 	status.ErrNoMemory:           {http.StatusServiceUnavailable, codes.ResourceExhausted},
 	status.ErrSignatureMismatch:  {http.StatusServiceUnavailable, codes.Unavailable},
 	status.ErrRingFull:           {http.StatusTooManyRequests, codes.ResourceExhausted},
@@ -78,19 +78,19 @@ var meanings = map[status.Code]Meaning{
 type Refusal struct {
 	Meaning
 	text  string
-	Allow string // HTTP: the methods that are
+	Allow string // HTTP: the allowed methods
 }
 
 func (r *Refusal) Error() string { return r.text }
 
-// GRPCStatus is how grpc-go finds out what to say.
+// GRPCStatus gives grpc-go the status.
 func (r *Refusal) GRPCStatus() *rpcstatus.Status { return rpcstatus.New(r.GRPC, r.text) }
 
 func Refuse(http int, grpc codes.Code, format string, args ...any) error {
 	return &Refusal{Meaning: Meaning{http, grpc}, text: fmt.Sprintf(format, args...)}
 }
 
-// NotAllowed refuses a method of HTTP, and says which are allowed.
+// NotAllowed refuses a method of HTTP, and names the allowed ones.
 func NotAllowed(text, allow string) error {
 	return &Refusal{Meaning{http.StatusMethodNotAllowed, codes.Unimplemented}, text, allow}
 }
@@ -99,7 +99,7 @@ func BadRequest(format string, args ...any) error {
 	return Refuse(http.StatusBadRequest, codes.InvalidArgument, format, args...)
 }
 
-// MeaningOf finds how to say an error.
+// MeaningOf finds an error's status in both protocols.
 func MeaningOf(err error) Meaning {
 	var r *Refusal
 	if errors.As(err, &r) {
@@ -107,8 +107,6 @@ func MeaningOf(err error) Meaning {
 	}
 	var code status.Code
 	if errors.As(err, &code) {
-		// A full window is told by its name; that a context ended while
-		// waiting for it is the lesser news.
 		if m, ok := meanings[code]; ok {
 			return m
 		}
@@ -122,28 +120,26 @@ func MeaningOf(err error) Meaning {
 	return Meaning{http.StatusInternalServerError, codes.Internal}
 }
 
-// TextOf is what both protocols say.
+// TextOf returns the text of an error for both protocols.
 func TextOf(err error) string {
 	text := err.Error()
 	var code status.Code
 	switch {
 	case errors.As(err, &code):
-	case errors.Is(err, context.DeadlineExceeded): // of a wait that ended: the ring has a name for it
+	case errors.Is(err, context.DeadlineExceeded):
 		text = status.ErrExpired.Error()
 	case errors.Is(err, context.Canceled):
 		text = status.ErrCanceled.Error()
 	}
-	if code == status.ErrNoBroker || code == status.ErrTimeout { // where its socket is, or would be, is of no use on other hosts
+	if code == status.ErrNoBroker || code == status.ErrTimeout { // the path of the socket is of no use on other hosts
 		text = code.Error()
 	}
-	// What follows the first line of a model's text, as a traceback does in
-	// Python, names files of this host and is for callers here.
+	// The lines after the first of a model's text, such as a Python traceback, name
+	// files of this host.
 	text, _, _ = strings.Cut(strings.TrimSpace(text), "\n")
 	if len(text) > MaxTextBytes {
 		text = text[:MaxTextBytes] + "…"
 	}
-	// gRPC sends nothing else; a model's own text may be anything, and cutting
-	// may have left half a character.
 	return strings.ToValidUTF8(text, "?")
 }
 
@@ -154,7 +150,7 @@ var (
 	ErrDraining = Refuse(http.StatusServiceUnavailable, codes.Unavailable, "the gateway is shutting down")
 )
 
-// LogFault writes down a panic that ended one request.
+// LogFault logs a panic that ended one request.
 func (g *Gateway) LogFault(fault any) {
 	g.Log.Error("a fault in the gateway ended one request", "fault", fault, "stack", string(debug.Stack()))
 }
@@ -164,7 +160,6 @@ func IsTimeout(err error) bool {
 	return errors.As(err, &t) && t.Timeout()
 }
 
-// What both protocols refuse.
 var (
 	ErrNoLoading = Refuse(http.StatusBadRequest, codes.Unimplemented,
 		"models come and go with their workers; the gateway neither loads nor unloads them")

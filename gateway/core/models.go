@@ -23,15 +23,15 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// models is what the broker has, as far as the gateway may serve it. Models
-// come and go while the gateway runs; looking one up takes no lock.
+// models are the served models of the broker. They come and go while the gateway
+// runs; a lookup takes no lock.
 type models struct {
 	g      *Gateway
 	byName atomic.Pointer[map[string]*Model]
 	Routes atomic.Pointer[map[string]*route] // by alias
-	broker atomic.Pointer[error]             // why the broker could not be asked; nil in it: it answered
+	broker atomic.Pointer[error]             // of the last question to the broker; nil in it: it answered
 
-	Asking sync.Mutex // who asks the broker
+	Asking sync.Mutex // guards asked and Epoch, and one question at a time
 	asked  time.Time
 	Epoch  uint64 // of the broker that answered; 0: none has
 	// Workers may attach again until then, after a restart of the broker; nil: there
@@ -49,20 +49,18 @@ type Model struct {
 	VariableInputs int // variable dimensions of all the inputs
 	counts         counters
 
-	// Requests of one row have a client of their own: beside them, one that
-	// wants many consecutive slots would wait long.
-	Single, Many Lane
-	// So have the requests of relays: each of their messages claims many.
-	Relayed Lane
-	load    load
+	// Requests of one row, of several rows, and of relays have separate clients: among
+	// single rows a request for many consecutive slots would wait long.
+	Single, Many, Relayed Lane
+	load                  load
 }
 
-// modelInfo is what may change while the model stays.
+// modelInfo may change while the model stays.
 type modelInfo struct {
 	settings *policy.Settings
 	workers  int
-	ready    int    // workers that can be counted on
-	notReady string // why there are none
+	ready    int    // workers
+	notReady string // why no worker is ready
 }
 
 func (m *models) newInfo(b *admin.Model) *modelInfo {
@@ -74,7 +72,7 @@ func (m *models) newInfo(b *admin.Model) *modelInfo {
 	return &modelInfo{settings: &s, workers: b.Workers, ready: b.Ready, notReady: b.NotReady}
 }
 
-// NewModel makes a model as the broker tells of it.
+// NewModel makes a model from the broker's listing.
 func NewModel(g *Gateway, b *admin.Model) *Model {
 	k := &Model{G: g, Name: b.Name, Sig: b.Signature, VariableInputs: tensor.VariableDims(b.Signature.Inputs)}
 	k.info.Store(g.Models.newInfo(b))
@@ -97,7 +95,7 @@ func (m *models) watch(ctx context.Context) {
 		changed, cancel := context.WithTimeout(ctx, modelsInterval)
 		now, err := m.g.admin.Changed(changed, known)
 		cancel()
-		m.RefreshSoon(ctx) // also when nothing was told: a policy may have been set
+		m.RefreshSoon(ctx) // also after a timeout: a policy may have been set
 		if err == nil {
 			known = now
 		} else if !errors.Is(err, context.DeadlineExceeded) { // no broker
@@ -109,8 +107,7 @@ func (m *models) watch(ctx context.Context) {
 	}
 }
 
-// RefreshSoon asks the broker, if it was asked a moment ago then a moment later:
-// what has changed since must not be missed.
+// RefreshSoon asks the broker, at the earliest LookupInterval after the last question.
 func (m *models) RefreshSoon(ctx context.Context) {
 	m.Asking.Lock()
 	last := m.asked
@@ -125,19 +122,19 @@ func (m *models) RefreshSoon(ctx context.Context) {
 	m.ask(ctx)
 }
 
-// refresh asks the broker, unless it was asked a moment ago.
+// refresh asks the broker, unless the last question is less than LookupInterval ago.
 func (m *models) refresh(ctx context.Context) {
 	m.Asking.Lock()
 	defer m.Asking.Unlock()
 	if time.Since(m.asked) < LookupInterval {
 		return
 	}
-	// What comes out is for everybody: a caller that is out of time, or has
-	// hung up, must not make it look as if the broker did not answer.
+	// The answer is for all callers: the end of this one must not look like a broker
+	// that does not answer.
 	m.ask(context.WithoutCancel(ctx))
 }
 
-// ask asks the broker. The caller holds asking.
+// ask updates models and routes. The caller holds Asking.
 func (m *models) ask(ctx context.Context) {
 	var has admin.Listing
 	err := askTwice(ctx, func(ctx context.Context) (err error) {
@@ -146,9 +143,9 @@ func (m *models) ask(ctx context.Context) {
 	})
 	m.asked = time.Now()
 	m.broker.Store(&err)
-	defer m.g.tellHealth()
+	defer m.g.updateHealth()
 	if err != nil {
-		return // what was served is served again when the broker is back
+		return // the models stay for the broker's return
 	}
 	m.noteRestart(&has)
 	old := *m.byName.Load()
@@ -175,9 +172,8 @@ func (m *models) ask(ctx context.Context) {
 	}
 }
 
-// askTwice asks the broker, which has brokerPatience to answer. Time that passed
-// because this machine stood still says nothing about the broker: it is asked
-// again.
+// askTwice asks the broker, and after a timeout once more: this machine may have
+// stood still.
 func askTwice(ctx context.Context, ask func(context.Context) error) (err error) {
 	for range 2 {
 		once, cancel := context.WithTimeout(ctx, brokerPatience)
@@ -191,8 +187,7 @@ func askTwice(ctx context.Context, ask func(context.Context) error) (err error) 
 	return err
 }
 
-// Get finds the model that a request for that name and version goes to, and the
-// alias if the name is one.
+// Get finds the model for a request, and its alias if the name is one.
 func (m *models) Get(ctx context.Context, name, version string) (*Model, *route, error) {
 	return m.look(ctx, name, version, true)
 }
@@ -200,7 +195,7 @@ func (m *models) Get(ctx context.Context, name, version string) (*Model, *route,
 func (m *models) look(ctx context.Context, name, version string, turn bool) (*Model, *route, error) {
 	k, as := m.find(name, version, turn)
 	if k == nil {
-		m.refresh(ctx) // it may have come this moment
+		m.refresh(ctx) // the model may be new
 		k, as = m.find(name, version, turn)
 	}
 	if k != nil {
@@ -220,14 +215,14 @@ func (m *models) look(ctx context.Context, name, version string, turn bool) (*Mo
 			has = nil
 		}
 		if has != nil {
-			return nil, nil, Refuse(http.StatusNotFound, codes.NotFound, "model %q has version %s only, not %q", name, strings.Join(has, ", "),
-				version)
+			return nil, nil, Refuse(http.StatusNotFound, codes.NotFound, "model %q has version %s only, not %q", name,
+				strings.Join(has, ", "), version)
 		}
 	}
 	return nil, nil, Refuse(http.StatusNotFound, codes.NotFound, "no model %q is served here", name)
 }
 
-// List is every model, by name.
+// List returns all models, sorted by name.
 func (m *models) List() []*Model {
 	var all []*Model
 	for _, k := range *m.byName.Load() {
@@ -237,7 +232,7 @@ func (m *models) List() []*Model {
 	return all
 }
 
-// ready tells whether a request would find a worker that can be counted on.
+// ready reports whether a request would find a ready worker.
 func (k *Model) ready() bool {
 	return *k.G.Models.broker.Load() == nil && k.info.Load().ready > 0
 }
@@ -315,7 +310,7 @@ func (k *Model) dial(ctx context.Context, window int) (*client.Client, error) {
 	return c, nil
 }
 
-// forget drops a client that will not come back: the model changed.
+// forget drops a client whose model has changed.
 func (l *Lane) forget(c *client.Client) {
 	if l.Live.CompareAndSwap(c, nil) {
 		go c.Close()
@@ -332,7 +327,7 @@ func (l *Lane) close() {
 	}
 }
 
-// lane of a request of that many rows, and the window that it is dialled with.
+// lane returns the lane for a request of that many rows, and its window.
 func (k *Model) lane(rows int) (*Lane, int) {
 	info := k.info.Load()
 	if k.G.Cfg.Window > 0 {
@@ -347,7 +342,6 @@ func (k *Model) lane(rows int) (*Lane, int) {
 			row += spec.RowBytes()
 		}
 	}
-	// The window's memory is touched when it is attached.
 	window := min(max(windowBytes/row, 4*info.settings.MaxBatchSize), maxWindow)
 	if rows == 1 {
 		return &k.Single, window
@@ -355,7 +349,7 @@ func (k *Model) lane(rows int) (*Lane, int) {
 	return &k.Many, max(window, 4*info.settings.MaxBatchSize)
 }
 
-// Windows that the gateway asks for by itself.
+// Default windows. Attaching touches a window's memory.
 const (
 	windowBytes = 64 << 20
 	maxWindow   = 512 // slots

@@ -21,31 +21,30 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// regions are the pieces of POSIX shared memory that callers on this host have
-// registered for their tensors. They are read and written by pread and pwrite,
-// one copy each way: a mapping of a file that its owner shortens would be a
-// SIGBUS here.
+// regions are pieces of POSIX shared memory that callers on this host registered
+// for their tensors. The gateway reads and writes them as files: if an owner
+// shortens a mapped file, the gateway would get a SIGBUS.
 type regions struct {
 	on     bool
-	folder string // where shm_open keeps its files
+	folder string // of shm_open's files
 
 	mu     sync.Mutex
 	byName map[string]*region
 }
 
-// region is one of them. Its file is closed when it is neither registered nor
-// in use: a request that is under way keeps what its caller unregisters.
+// region is a registered file. It stays open until its registration and the last
+// request that uses it have ended.
 type region struct {
 	Name, key    string
 	offset, size int64
 	owner        owner
 	file         *os.File
-	device, node uint64 // what the file is, by whatever name
+	device, node uint64 // identify the file
 
-	users int // under regions.mu: the registration, and each call
+	users int // the registration and each call; under regions.mu
 }
 
-// RegionUse is where in a region a tensor lies.
+// RegionUse is a tensor's place in a region.
 type RegionUse struct {
 	Name         string
 	Offset, Size int64
@@ -59,7 +58,7 @@ func newRegions(on bool) *regions {
 var errRegionsOff = Refuse(http.StatusForbidden, codes.PermissionDenied,
 	"system shared memory is off; start the gateway with --system_shared_memory")
 
-// allowed tells whether this caller may use regions at all.
+// allowed returns nil if the caller may use regions.
 func (r *regions) allowed(who *Caller) error {
 	switch {
 	case !r.on:
@@ -70,7 +69,7 @@ func (r *regions) allowed(who *Caller) error {
 	return nil
 }
 
-// ownerFor is whose regions the caller may see and use.
+// ownerFor returns the owner of the regions that the caller may use.
 func (r *regions) ownerFor(who *Caller) (owner, error) {
 	if err := r.allowed(who); err != nil {
 		return owner{}, err
@@ -82,8 +81,8 @@ func (r *regions) ownerFor(who *Caller) (owner, error) {
 	return who.owner(uid), nil
 }
 
-// Register opens a region. The file has to belong to the user who asks: what
-// this process may read is not theirs for the asking.
+// Register opens a region. The file has to belong to the caller's user, whatever
+// the gateway itself may read.
 func (r *regions) Register(who *Caller, name, key string, offset, size uint64) error {
 	if err := r.allowed(who); err != nil {
 		return err
@@ -145,10 +144,10 @@ func (k *region) checkFile(uid uint32) error {
 	return nil
 }
 
-// Unregister forgets one region of the caller's, or with "" all of them.
+// Unregister forgets a region of the caller, or with "" all of them.
 func (r *regions) Unregister(who *Caller, name string) error {
 	if !r.on && name == "" {
-		return nil // tools do this before they begin
+		return nil // load tools begin with this
 	}
 	owner, err := r.ownerFor(who)
 	if err != nil {
@@ -193,7 +192,7 @@ func unknownRegion(name string) error {
 	return BadRequest("no shared-memory region %q is registered", name)
 }
 
-// use finds the region of a tensor and checks that the tensor lies inside.
+// use finds a tensor's region, checks the tensor's place, and counts the use.
 func (r *regions) use(who *Caller, u *RegionUse) error {
 	owner, err := r.ownerFor(who)
 	if err != nil {
@@ -231,7 +230,6 @@ func (r *regions) drop(k *region) {
 	}
 }
 
-// closeAll forgets everything.
 func (r *regions) closeAll() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -241,7 +239,7 @@ func (r *regions) closeAll() {
 	}
 }
 
-// regionSource reads an input out of a region, into the slot.
+// regionSource copies an input from a region into the slot.
 type regionSource struct {
 	region *region
 	at     int64 // in the file
@@ -259,14 +257,14 @@ func (s *regionSource) ReadFull(p []byte) error {
 	return nil
 }
 
-// write puts an output into its region.
-func (o *Output) write() error {
+// writeRegion copies an output into its region.
+func (o *Output) writeRegion() error {
 	if int64(o.Size) > o.Region.Size {
 		return fmt.Errorf("%w: output %q takes %d bytes, its place in shared memory has %d", status.ErrOutputTooSmall, o.Name, o.Size,
 			o.Region.Size)
 	}
 	at := o.Region.Region.offset + o.Region.Offset
-	// A write past the end would make the file longer again, by memory of ours.
+	// A write past the end would make the file longer.
 	file := o.Region.Region.file
 	if info, err := file.Stat(); err == nil && at+int64(o.Size) > info.Size() {
 		return BadRequest("writing shared-memory region %q: its owner has shortened it", o.Region.Name)
@@ -281,8 +279,8 @@ func (o *Output) write() error {
 	return nil
 }
 
-// checkRegions finds the call's regions. Outputs must not lie where another
-// tensor of the same call lies.
+// checkRegions finds the call's regions. An output must not overlap another tensor
+// of the call.
 func (c *Call) checkRegions() error {
 	g := c.Model.G
 	for i := range c.Inputs {
@@ -334,7 +332,7 @@ func (c *Call) releaseRegions() {
 	}
 }
 
-// Message is the region as both protocols tell of it.
+// Message describes the region for both protocols.
 func (k *region) Message() *oip.SystemSharedMemoryStatusResponse_RegionStatus {
 	return &oip.SystemSharedMemoryStatusResponse_RegionStatus{Name: k.Name, Key: k.key, Offset: uint64(k.offset), ByteSize: uint64(k.size)}
 }

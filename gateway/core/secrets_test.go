@@ -98,7 +98,7 @@ func TestTokensThatCouldNotBeReadOnceAreReadWhileTheCertificateIsBroken(t *testi
 	write(cert, "half of it")
 	g.secrets.reload()
 	write(tokens, "second second-token-0123456789\n")
-	g.secrets.changed() // what a try does for which there were no descriptors
+	g.secrets.noteChanges() // as a try without descriptors
 	g.secrets.failed += "\ntokens: too many open files"
 	logged.Reset()
 	g.secrets.reload()

@@ -11,12 +11,12 @@ import (
 	"github.com/ringbatch/ringbatch/internal/codec"
 )
 
-// source gives an input's bytes, in order, into slot memory.
+// source copies an input's bytes, in order, into slot memory.
 type source interface {
 	ReadFull(p []byte) error
 }
 
-// BytesSource is memory that is at hand.
+// BytesSource is memory.
 type BytesSource []byte
 
 func (s *BytesSource) ReadFull(p []byte) error {
@@ -27,11 +27,11 @@ func (s *BytesSource) ReadFull(p []byte) error {
 	return nil
 }
 
-// BodySource is an HTTP body: what it reads goes from the socket into the slot.
+// BodySource is an HTTP body, read from the socket into the slot.
 type BodySource struct {
-	Ahead []byte // was read before a slot was claimed
+	Ahead []byte // read before a slot was claimed
 	R     io.Reader
-	Open  bool // only its end tells how long it is
+	Open  bool // of unknown length
 }
 
 func (s *BodySource) Read(p []byte) (int, error) { return s.R.Read(p) }
@@ -60,7 +60,7 @@ func (s *BodySource) ReadFull(p []byte) error {
 	return bodyError(err)
 }
 
-// bodyError names what went wrong with a body.
+// bodyError explains an error of a body.
 func bodyError(err error) error {
 	switch {
 	case err == nil:
@@ -81,8 +81,7 @@ func bodyError(err error) error {
 	return BadRequest("reading the body: %v", err)
 }
 
-// jsonSource is an input whose elements are written in JSON: they are read
-// straight into the slot.
+// JSONSource is an input in JSON, decoded straight into the slot.
 type JSONSource struct{ *codec.Reader }
 
 func (s JSONSource) ReadFull(p []byte) error { return s.Fill(p) }
