@@ -4,6 +4,7 @@ package gateway
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 
@@ -25,7 +26,7 @@ const (
 	Off         = core.Off
 )
 
-// Gateway is the network door of one broker.
+// Gateway serves one broker.
 type Gateway struct {
 	core      *core.Gateway
 	listeners []*core.Listener
@@ -84,6 +85,38 @@ func (g *Gateway) Serve(ctx context.Context) error {
 	}
 }
 
+// drain makes the gateway not ready, so that load balancers send requests elsewhere,
+// and then lets accepted requests finish.
+func (g *Gateway) drain() error {
+	g.core.BeginDrain()
+	ctx, cancel := context.WithTimeout(context.Background(), g.core.Cfg.DrainTime)
+	defer cancel()
+	ended := make(chan struct{}, 2)
+	go func() {
+		if g.web != nil {
+			_ = g.web.Shutdown(ctx)
+		}
+		ended <- struct{}{}
+	}()
+	go func() {
+		if g.rpc != nil {
+			g.rpc.GracefulStop()
+		}
+		ended <- struct{}{}
+	}()
+	idle := g.core.AwaitIdle(ctx)
+	for range 2 {
+		select {
+		case <-ended:
+		case <-idle: // only incomplete requests are left
+			return nil
+		case <-ctx.Done():
+			return fmt.Errorf("draining: %d requests did not finish in %v", g.core.InFlight.Load(), g.core.Cfg.DrainTime)
+		}
+	}
+	return nil
+}
+
 // listen opens a door, unless it is off.
 func (g *Gateway) listen(door, address string) (*core.Listener, error) {
 	if address == core.Off {
@@ -97,7 +130,7 @@ func (g *Gateway) listen(door, address string) (*core.Listener, error) {
 	return g.listeners[len(g.listeners)-1], nil
 }
 
-// closeDoors hangs up on everybody.
+// closeDoors closes all connections.
 func (g *Gateway) closeDoors() {
 	if g.web != nil {
 		g.web.Close()
@@ -110,8 +143,8 @@ func (g *Gateway) closeDoors() {
 	}
 }
 
-// RefusedConnections counts, by door, connections that were refused because there
-// were too many: of all (--max_connections) or of their address (--caller_connections).
+// RefusedConnections counts, by door, connections beyond --max_connections or
+// --caller_connections.
 func (g *Gateway) RefusedConnections() map[string]uint64 {
 	n := map[string]uint64{}
 	for _, l := range g.listeners {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package console is what an operator sees of a broker over HTTP: numbers for
-// Prometheus at /metrics, and a page at /dashboard. A gateway has it on its
-// port; `ringbatch dashboard` serves it alone.
+// Package console serves an operator's view of a broker over HTTP: /metrics for
+// Prometheus, and a page at /dashboard. A gateway serves it on its port, and
+// `ringbatch dashboard` alone.
 //
-// It is a client of the broker like any other (package admin), and keeps
-// nothing: all of it is asked for when somebody looks.
+// The console is a client of the broker (package admin). It keeps no state, and
+// asks the broker for each request.
 package console
 
 import (
@@ -19,10 +19,10 @@ import (
 // Config is how a console runs.
 type Config struct {
 	Socket string // the broker's; default as everywhere
-	// Changes on the page take one of the tokens of this file, lines of a name
-	// and a token. Without it the page is for reading only.
+	// Changes on the page need a token of this file, which has lines of a name and a
+	// token. Without the file the page is read-only.
 	AdminTokenFile string
-	More           []prometheus.Collector // told at /metrics too
+	More           []prometheus.Collector // also at /metrics
 }
 
 // New makes the console.

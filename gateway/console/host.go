@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// HostAdvice is the remedy for a refused name.
+// HostAdvice says how to allow a refused name.
 const HostAdvice = "use an IP address or localhost, or allow the name with --allowed_host"
 
 // HostAllowed reports whether a request's Host is an IP address, localhost, or

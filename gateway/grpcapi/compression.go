@@ -10,11 +10,10 @@ import (
 	_ "google.golang.org/grpc/encoding/gzip" // callers may compress
 )
 
-// deflate is the second compression that gRPC callers know; grpc-go brings
-// gzip only.
+// deflate is a compression of gRPC callers that grpc-go does not have.
 type deflate struct{}
 
-// Registering at initialization is what grpc-go asks for.
+// grpc-go wants compressors registered at initialization.
 func init() { encoding.RegisterCompressor(deflate{}) }
 
 func (deflate) Name() string { return "deflate" }

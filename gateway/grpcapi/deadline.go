@@ -11,14 +11,12 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// endEarly is the context of a call that has a deadline, a little shorter. At
-// the deadline the transport resets the stream by itself, with CANCEL, and what
-// a handler says then goes nowhere. A caller makes DEADLINE_EXCEEDED of the reset
-// if its clock has passed the deadline too, and CANCELLED otherwise; the clock of
-// gRPC's C core counts milliseconds.
+// endEarly makes a call's deadline a little shorter, so that the handler's answer
+// precedes the transport's reset at the deadline. A caller takes the reset for
+// CANCELLED if its clock is behind; the clock of gRPC's C core counts milliseconds.
 //
-// grpc-go's own clients, which relays are, have a finer one, and keep their time:
-// a relay takes an early end for a host's fault.
+// Clients of grpc-go have a finer clock and keep their deadline: a relay would take
+// an early end for a host's fault.
 func endEarly(ctx context.Context, p *core.Pace, header metadata.MD) context.Context {
 	deadline, ok := ctx.Deadline()
 	if !ok {

@@ -23,7 +23,7 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
-// rpcDoor is the gRPC side of the protocol.
+// rpcDoor serves the protocol over gRPC.
 type rpcDoor struct {
 	oip.UnimplementedGRPCInferenceServiceServer
 	g *core.Gateway
@@ -55,7 +55,8 @@ func NewGRPC(g *core.Gateway) *grpc.Server {
 	service.Methods = slices.Clone(service.Methods)
 	for i := range service.Methods {
 		if service.Methods[i].MethodName == "ModelInfer" {
-			service.Methods[i].Handler = func(_ any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+			service.Methods[i].Handler = func(_ any, ctx context.Context, decode func(any) error,
+				_ grpc.UnaryServerInterceptor) (any, error) {
 				return door.infer(ctx, decode)
 			}
 		}
@@ -71,8 +72,7 @@ func NewGRPC(g *core.Gateway) *grpc.Server {
 	return s
 }
 
-// admitCall stands before every call, when its headers have come and before its
-// message is read.
+// admitCall checks a call's token after its headers, before its message is read.
 func (d *rpcDoor) admitCall(ctx context.Context, info *tap.Info) (context.Context, error) {
 	if d.g.Cfg.TokenFile != "" && !isHealthCheck(info.FullMethodName) {
 		if _, err := d.rpcCaller(ctx, info.Header); err != nil {
@@ -82,7 +82,7 @@ func (d *rpcDoor) admitCall(ctx context.Context, info *tap.Info) (context.Contex
 	return endEarly(ctx, &d.g.Cfg.Pace, info.Header), nil
 }
 
-// rpcError says an error as gRPC does.
+// rpcError converts an error for gRPC.
 func rpcError(err error) error {
 	if err == nil {
 		return nil
@@ -90,7 +90,7 @@ func rpcError(err error) error {
 	return rpcstatus.Error(core.MeaningOf(err).GRPC, core.TextOf(err))
 }
 
-// intercept stands before everything but inference.
+// intercept runs calls other than inference.
 func (d *rpcDoor) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (_ any, err error) {
 	defer d.guard(&err)
 	if d.g.Cfg.ClientCAFile != "" && !isHealthCheck(info.FullMethod) {
@@ -102,8 +102,7 @@ func (d *rpcDoor) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	return rep, rpcError(err)
 }
 
-// guard, deferred, makes a panic the end of one call; grpc-go would end the
-// gateway.
+// guard, deferred, makes a panic end one call; in grpc-go it would end the gateway.
 func (d *rpcDoor) guard(err *error) {
 	if fault := recover(); fault != nil {
 		d.g.LogFault(fault)
@@ -111,7 +110,6 @@ func (d *rpcDoor) guard(err *error) {
 	}
 }
 
-// rpcCaller finds out who calls.
 func (d *rpcDoor) rpcCaller(ctx context.Context, header metadata.MD) (*core.Caller, error) {
 	p, ok := rpcpeer.FromContext(ctx)
 	if !ok {
@@ -130,7 +128,7 @@ func (d *rpcDoor) rpcCaller(ctx context.Context, header metadata.MD) (*core.Call
 	return d.g.Identify(info.conn, authorization, info.tls)
 }
 
-// rpcCall is who calls, and over what.
+// rpcCall returns the caller and its connection.
 func (d *rpcDoor) rpcCall(ctx context.Context) (*core.Caller, *core.Conn, error) {
 	var header metadata.MD
 	if d.g.Cfg.TokenFile != "" {
@@ -143,13 +141,12 @@ func (d *rpcDoor) rpcCall(ctx context.Context) (*core.Caller, *core.Conn, error)
 	return who, connOfRPC(ctx), nil
 }
 
-// connOfRPC is what a call came over.
 func connOfRPC(ctx context.Context) *core.Conn {
 	p, _ := rpcpeer.FromContext(ctx)
 	return p.AuthInfo.(*rpcAuth).conn
 }
 
-// rpcCredentials make the connection known to the calls, with TLS or without.
+// rpcCredentials give calls their connection, with TLS or without.
 type rpcCredentials struct{ config *tls.Config }
 
 type rpcAuth struct {
