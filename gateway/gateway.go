@@ -4,9 +4,11 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"syscall"
 
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/grpcapi"
@@ -43,7 +45,7 @@ func New(cfg core.Config) (*Gateway, error) {
 	return &Gateway{core: c}, nil
 }
 
-// The doors, as logs and metrics name them.
+// The doors, as logs, metrics and flags name them.
 const (
 	doorHTTP = "http"
 	doorGRPC = "grpc"
@@ -123,6 +125,10 @@ func (g *Gateway) listen(door, address string) (*core.Listener, error) {
 		return nil, nil
 	}
 	l, err := net.Listen("tcp", address)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		_, port, _ := net.SplitHostPort(address)
+		return nil, fmt.Errorf("port %s is taken; choose another with --%s PORT", port, door)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -4,9 +4,12 @@ package main
 
 import (
 	"errors"
+	"net"
+	"strings"
 	"testing"
 
 	"github.com/ringbatch/ringbatch/broker/configfile"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -33,6 +36,18 @@ func TestTheFileForKServeIsTakenAndAGatewayThatWouldNotStartIsNot(t *testing.T) 
 		if !errors.Is(err, want) {
 			t.Errorf("%q: %v", text, err)
 		}
+	}
+}
+
+func TestABrokerIsNotStartedWhereAnotherProcessHasThePortOfItsGateway(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must.Do(t, err)
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	cfg, err := configfile.Parse("[gateway]\nhttp = \"off\"\ngrpc = " + port + "\n")
+	must.Do(t, err)
+	if err := checkGatewayPorts(cfg.Workers); err == nil || !strings.Contains(err.Error(), "choose another with --grpc PORT") {
+		t.Error(err)
 	}
 }
 
