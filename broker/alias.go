@@ -8,7 +8,6 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/ringbatch/ringbatch/admin/alias"
 	"github.com/ringbatch/ringbatch/internal/control"
@@ -16,28 +15,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An alias is a name that stands for models. A client that attaches to it gets
-// a window of one of them, chosen so that the shares hold over the clients, and
-// is told to attach again when it should be with another one:
+// An alias is a name for models. Their shares divide a gateway's requests. A client
+// on the ring gets a window of the model with the largest share, and is told to
+// attach again when that is another model:
 //
 //	attach ──► chosen, reply sent ──► settled ── told ──► moving ──► gone
 //
 // A client that is told attaches again while its old session goes on, so that
 // nothing is lost; then it leaves the old one.
 
-const (
-	maxAliases = 256
-	// evenOutAfter is how long the shares may be off because clients have left:
-	// those that come and go all the time should not move the others about.
-	evenOutAfter = time.Second
-)
+const maxAliases = 256
 
 // aliasEntry is one alias, and who attached to it. Under the registry's lock.
 type aliasEntry struct {
 	alias.Alias
 	inFile    bool // the configuration names it
 	followers []*follower
-	evening   bool // evenOut is about to be called
 }
 
 // follower is a client's session that began with an alias.
@@ -97,7 +90,7 @@ func (g *registry) takeForClient(name, signature string, follows bool, conn *net
 	if entry = g.aliases[name]; entry == nil { // while we waited
 		return nil, nil, g.unknown(name)
 	}
-	t := entry.Next(func(model string) int { return entry.count(model, signature) }, g.fitting(entry, signature))
+	t := g.chooseTarget(entry, signature)
 	if t == nil {
 		return nil, nil, g.misfit(entry, signature)
 	}
@@ -108,15 +101,22 @@ func (g *registry) takeForClient(name, signature string, follows bool, conn *net
 	return m, f, nil
 }
 
-// fitting says which targets a client may get: those that are there, of its
-// signature if it has one, and with workers if any of these has.
-func (g *registry) fitting(e *aliasEntry, signature string) func(*alias.Target) bool {
-	fits := func(t *alias.Target, staffed bool) bool {
+// chooseTarget returns the target with the largest share that a client may get: of
+// its signature if it has one, and with workers if any such target has workers. nil
+// if there is none.
+func (g *registry) chooseTarget(e *aliasEntry, signature string) (best *alias.Target) {
+	staffed := false // best has workers
+	for i := range e.To {
+		t := &e.To[i]
 		m := g.models[t.Model]
-		return m != nil && m.made == nil && (signature == "" || signature == m.signature) && (!staffed || m.staffed())
+		if m == nil || m.made != nil || signature != "" && signature != m.signature {
+			continue
+		}
+		if now := m.staffed(); best == nil || now && !staffed || now == staffed && t.Share > best.Share {
+			best, staffed = t, now
+		}
 	}
-	staffed := slices.ContainsFunc(e.To, func(t alias.Target) bool { return fits(&t, true) })
-	return func(t *alias.Target) bool { return fits(t, staffed) }
+	return best
 }
 
 // misfit says why none of an alias's models will do.
@@ -133,11 +133,10 @@ func (g *registry) misfit(e *aliasEntry, signature string) error {
 	return fmt.Errorf("%w: %q is an alias of %s; the client was attached to %s", status.ErrSignatureMismatch, e.Name, strings.Join(there, " and "), signature)
 }
 
-// count is how many clients of that signature, or of any if it is "", a target
-// has.
-func (e *aliasEntry) count(model, signature string) (n int) {
+// count returns how many clients have the model by the alias.
+func (e *aliasEntry) count(model string) (n int) {
 	for _, f := range e.followers {
-		if f.model == model && !f.moving && (signature == "" || f.signature == signature) {
+		if f.model == model && !f.moving {
 			n++
 		}
 	}
@@ -167,47 +166,27 @@ func (g *registry) unfollow(f *follower) {
 	if i := slices.Index(e.followers, f); i >= 0 {
 		e.followers = slices.Delete(e.followers, i, i+1)
 	}
-	if f.moving || e.evening || len(e.To) < 2 {
-		return
-	}
-	e.evening = true
-	time.AfterFunc(evenOutAfter, func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		e.evening = false
-		g.evenOut(e)
-	})
 }
 
-// evenOut tells clients to move so that the shares hold, the latest first. Those
-// of one signature are seen by themselves: they stay with models that have it.
+// moveFollowers tells clients to move that have another model than chooseTarget's.
 // The caller holds the lock.
-func (g *registry) evenOut(e *aliasEntry) {
-	if g.aliases[e.Name] != e || g.draining || !slices.ContainsFunc(e.To, func(t alias.Target) bool { return g.fitting(e, "")(&t) }) {
+func (g *registry) moveFollowers(e *aliasEntry) {
+	if g.aliases[e.Name] != e || g.draining || g.chooseTarget(e, "") == nil {
 		return // nothing to move to
 	}
-	bySignature := map[string][]*follower{}
 	for _, f := range e.followers {
-		if !f.moving {
-			bySignature[f.signature] = append(bySignature[f.signature], f)
-		}
-	}
-	for signature, list := range bySignature {
-		seats := e.Seats(len(list), g.fitting(e, signature))
-		for _, f := range list {
-			if seats[f.model]--; seats[f.model] < 0 {
-				f.move()
-			}
+		if t := g.chooseTarget(e, f.signature); !f.moving && (t == nil || t.Model != f.model) {
+			f.move()
 		}
 	}
 }
 
-// evenOutAll is called when a model got its first worker or lost its last.
-func (g *registry) evenOutAll() {
+// moveAllFollowers is called when a model got its first worker or lost its last.
+func (g *registry) moveAllFollowers() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, e := range g.aliases {
-		g.evenOut(e)
+		g.moveFollowers(e)
 	}
 }
 
@@ -261,7 +240,7 @@ func (g *registry) putAlias(a alias.Alias, inFile bool) {
 		g.aliases[a.Name] = e
 	}
 	e.Alias, e.inFile = a, e.inFile || inFile
-	g.evenOut(e)
+	g.moveFollowers(e)
 	g.changes.note()
 }
 
@@ -331,7 +310,7 @@ func (g *registry) listAliases() (list []control.Alias) {
 		e := g.aliases[name]
 		line := control.Alias{Name: name}
 		for _, t := range e.To {
-			line.To = append(line.To, control.AliasTarget{Model: t.Model, Share: int(t.Share), Clients: e.count(t.Model, "")})
+			line.To = append(line.To, control.AliasTarget{Model: t.Model, Share: int(t.Share), Clients: e.count(t.Model)})
 		}
 		list = append(list, line)
 	}
