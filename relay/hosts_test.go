@@ -124,7 +124,7 @@ func TestWhatAHostRefusedForItsSizeIsForgotten(t *testing.T) {
 	}
 }
 
-// asked tells each time that the target is to be looked up.
+// asked signals each lookup of the target.
 type asked struct {
 	balancer.ClientConn
 	again chan struct{}

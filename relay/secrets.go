@@ -19,7 +19,7 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// relayCredentials tell the balancer which relay a connection belongs to.
+// relayCredentials name the relay of a connection for the balancer.
 type relayCredentials struct {
 	credentials.TransportCredentials
 	hosts *hosts
