@@ -88,7 +88,8 @@ func (b *connections) UpdateClientConnState(s balancer.ClientConnState) error {
 		}
 		c := &connection{host: b.hosts.add(name)}
 		//lint:ignore SA1019 there is no other way to connect; several addresses are deprecated
-		sub, err := b.cc.NewSubConn(e.Addresses, balancer.NewSubConnOptions{StateListener: func(s balancer.SubConnState) { b.changed(c, s) }})
+		sub, err := b.cc.NewSubConn(e.Addresses,
+			balancer.NewSubConnOptions{StateListener: func(s balancer.SubConnState) { b.changed(c, s) }})
 		if err != nil {
 			return err
 		}

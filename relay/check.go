@@ -276,7 +276,8 @@ func connectionProblem(err error) string {
 		{"certificate required", "it wants a certificate of ours: give --tls_cert and --tls_key"},
 		{"expired certificate", "our certificate has expired: replace the file of --tls_cert"},
 		{"bad certificate", "it does not take our certificate"},
-		{"use of closed network connection", "it takes connections and says nothing: is that the gRPC port, and does it want TLS?"}, // we hung up
+		// we hung up
+		{"use of closed network connection", "it takes connections and says nothing: is that the gRPC port, and does it want TLS?"},
 		{brokenPipe, hungUp},
 		{"error reading server preface", hungUp},
 	} {

@@ -91,7 +91,8 @@ func (s *sending) post(requests []int) (posted *exchange) {
 		}
 	}()
 	x.stream, x.err = t.r.conn.NewStream(x.route.to(x.ctx), &grpc.StreamDesc{}, oip.GRPCInferenceService_ModelInfer_FullMethodName,
-		grpc.ForceCodecV2(t.r.codec), grpc.Trailer(&x.trailer), grpc.MaxCallSendMsgSize(maxMessage), grpc.MaxCallRecvMsgSize(t.r.maxAnswer(t.b)))
+		grpc.ForceCodecV2(t.r.codec), grpc.Trailer(&x.trailer), grpc.MaxCallSendMsgSize(maxMessage),
+		grpc.MaxCallRecvMsgSize(t.r.maxAnswer(t.b)))
 	if x.err == nil {
 		x.err = x.stream.SendMsg(m)
 	}

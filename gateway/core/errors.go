@@ -22,56 +22,35 @@ type Meaning struct {
 	GRPC codes.Code
 }
 
-// A test fails for a named error without a meaning.
-var meanings = map[status.Code]Meaning{
-	// A request's end.
-	status.ErrFailed:       {http.StatusInternalServerError, codes.Internal},
-	status.ErrExpired:      {http.StatusGatewayTimeout, codes.DeadlineExceeded},
-	status.ErrCanceled:     {499, codes.Canceled}, // the caller has gone
-	status.ErrQueueFull:    {http.StatusTooManyRequests, codes.ResourceExhausted},
-	status.ErrQueueTimeout: {http.StatusGatewayTimeout, codes.DeadlineExceeded},
-	status.ErrTooLarge:     {http.StatusRequestEntityTooLarge, codes.InvalidArgument},
-	status.ErrWorkerDied:   {http.StatusInternalServerError, codes.Internal}, // a retry might kill more workers
-	status.ErrWorkerHung:   {http.StatusInternalServerError, codes.Internal},
-	status.ErrDraining:     {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrBrokerGone:   {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrNoWorker:     {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrOverloaded:   {http.StatusTooManyRequests, codes.ResourceExhausted},
+// meanings of the named errors. A test fails for an error without a meaning.
+var meanings = invert(map[Meaning][]status.Code{
+	{http.StatusBadRequest, codes.InvalidArgument}: {status.ErrInvalid, status.ErrDType, status.ErrShape, status.ErrRows, status.ErrSize,
+		status.ErrOutputTooSmall, status.ErrNoLevel},
+	{http.StatusNotFound, codes.NotFound}:                     {status.ErrUnknownModel},
+	{http.StatusRequestEntityTooLarge, codes.InvalidArgument}: {status.ErrTooLarge},
+	{http.StatusTooManyRequests, codes.ResourceExhausted}: {status.ErrQueueFull, status.ErrOverloaded, status.ErrRingFull,
+		status.ErrFull},
+	{499, codes.Canceled}: {status.ErrCanceled}, // the caller has gone
+	{http.StatusInternalServerError, codes.Internal}: {status.ErrFailed, status.ErrBrokerRunning, status.ErrReleased,
+		status.ErrCommitted, status.ErrNotCommitted, status.ErrNotDone, status.ErrForked,
+		status.ErrWorkerDied, status.ErrWorkerHung}, // a retry might kill more workers
+	{http.StatusServiceUnavailable, codes.Unavailable}: {status.ErrDraining, status.ErrBrokerGone, status.ErrNoWorker,
+		status.ErrNoBroker, status.ErrVersion, status.ErrLayout, status.ErrSignatureMismatch, status.ErrProtocol,
+		status.ErrTooManyConnections, status.ErrNoDescriptors, status.ErrNamespace, status.ErrClosed, status.ErrNoGPU,
+		status.ErrWrongGPU,
+		status.ErrForbidden}, // the gateway's fault, not the caller's
+	{http.StatusServiceUnavailable, codes.ResourceExhausted}: {status.ErrNoMemory, status.ErrQuota},
+	{http.StatusGatewayTimeout, codes.DeadlineExceeded}:      {status.ErrExpired, status.ErrQueueTimeout, status.ErrTimeout},
+})
 
-	// Connecting.
-	status.ErrNoBroker:           {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrUnknownModel:       {http.StatusNotFound, codes.NotFound},
-	status.ErrVersion:            {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrLayout:             {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrForbidden:          {http.StatusServiceUnavailable, codes.Unavailable}, // the gateway's fault, not the caller's
-	status.ErrNoMemory:           {http.StatusServiceUnavailable, codes.ResourceExhausted},
-	status.ErrSignatureMismatch:  {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrRingFull:           {http.StatusTooManyRequests, codes.ResourceExhausted},
-	status.ErrBrokerRunning:      {http.StatusInternalServerError, codes.Internal},
-	status.ErrProtocol:           {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrTooManyConnections: {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrNoDescriptors:      {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrQuota:              {http.StatusServiceUnavailable, codes.ResourceExhausted},
-	status.ErrNamespace:          {http.StatusServiceUnavailable, codes.Unavailable},
-
-	// Using.
-	status.ErrInvalid:        {http.StatusBadRequest, codes.InvalidArgument},
-	status.ErrDType:          {http.StatusBadRequest, codes.InvalidArgument},
-	status.ErrShape:          {http.StatusBadRequest, codes.InvalidArgument},
-	status.ErrRows:           {http.StatusBadRequest, codes.InvalidArgument},
-	status.ErrSize:           {http.StatusBadRequest, codes.InvalidArgument},
-	status.ErrOutputTooSmall: {http.StatusBadRequest, codes.InvalidArgument},
-	status.ErrFull:           {http.StatusTooManyRequests, codes.ResourceExhausted},
-	status.ErrClosed:         {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrReleased:       {http.StatusInternalServerError, codes.Internal},
-	status.ErrCommitted:      {http.StatusInternalServerError, codes.Internal},
-	status.ErrNotCommitted:   {http.StatusInternalServerError, codes.Internal},
-	status.ErrNotDone:        {http.StatusInternalServerError, codes.Internal},
-	status.ErrNoLevel:        {http.StatusBadRequest, codes.InvalidArgument},
-	status.ErrTimeout:        {http.StatusGatewayTimeout, codes.DeadlineExceeded},
-	status.ErrForked:         {http.StatusInternalServerError, codes.Internal},
-	status.ErrNoGPU:          {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrWrongGPU:       {http.StatusServiceUnavailable, codes.Unavailable},
+func invert(byMeaning map[Meaning][]status.Code) map[status.Code]Meaning {
+	all := map[status.Code]Meaning{}
+	for m, list := range byMeaning {
+		for _, code := range list {
+			all[code] = m
+		}
+	}
+	return all
 }
 
 // Refusal is an error of the gateway itself.

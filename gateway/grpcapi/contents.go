@@ -77,7 +77,7 @@ func (c rpcCall) readContents(in *core.Input, encoded []byte) error {
 	default:
 		return core.BadRequest("input %q: %s has to come in raw_input_contents", in.Name, oip.TypeName(in.DType))
 	}
-	if !fits || proto.Size(&lists) > 0 { // what is left belongs to another type
+	if !fits || proto.Size(&lists) > 0 { // the rest is of another type
 		return core.BadRequest("input %q: the contents are not those of %s", in.Name, oip.TypeName(in.DType))
 	}
 	in.Src, in.Size = &out, len(out)

@@ -3,15 +3,21 @@
 package grpcapi
 
 import (
+	"compress/zlib"
 	"context"
 	"crypto/tls"
 	"errors"
+	"io"
 	"net"
 	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/encoding"
+	_ "google.golang.org/grpc/encoding/gzip" // callers may compress
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
@@ -182,3 +188,35 @@ func (c rpcCredentials) Clone() credentials.TransportCredentials { return c }
 func (rpcCredentials) OverrideServerName(string) error           { return nil }
 
 var messages = sync.Pool{New: func() any { return new(oip.Request) }}
+
+// endEarly makes a call's deadline a little shorter, so that the handler's answer
+// precedes the transport's reset at the deadline. A caller takes the reset for
+// CANCELLED if its clock is behind; the clock of gRPC's C core counts milliseconds.
+//
+// Clients of grpc-go have a finer clock and keep their deadline: a relay would take
+// an early end for a host's fault.
+func endEarly(ctx context.Context, p *core.Pace, header metadata.MD) context.Context {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return ctx
+	}
+	if agent := header.Get("user-agent"); len(agent) > 0 && strings.HasPrefix(agent[0], "grpc-go/") {
+		return ctx
+	}
+	early := min(p.Early, time.Until(deadline)/time.Duration(p.EarlyShare))
+	ctx, cancel := context.WithDeadline(ctx, deadline.Add(-early))
+	_ = cancel // the stream's end cancels it
+	return ctx
+}
+
+// deflate is a compression of gRPC callers that grpc-go does not have.
+type deflate struct{}
+
+// grpc-go wants compressors registered at initialization.
+func init() { encoding.RegisterCompressor(deflate{}) }
+
+func (deflate) Name() string { return "deflate" }
+
+func (deflate) Compress(w io.Writer) (io.WriteCloser, error) { return zlib.NewWriter(w), nil }
+
+func (deflate) Decompress(r io.Reader) (io.Reader, error) { return zlib.NewReader(r) }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker with workers and a gateway, as processes of their own."""
+"""Processes of a broker, workers and a gateway."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PERF = ROOT / "build" / "interop" / "perf"
 
 @dataclass
 class Doors:
-    """Where the gateway listens, and what it said when it started."""
+    """The gateway's addresses and its first output."""
 
     http: str
     grpc: str
@@ -31,7 +31,7 @@ class Doors:
 
 
 class Processes:
-    """What was started, to be ended in the end."""
+    """The started processes, to be ended."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
