@@ -128,7 +128,6 @@ func (c *Client) Trace(ctx context.Context, model string, d time.Duration) (*sta
 	return askFor[stats.Trace](ctx, c, &control.Request{Op: control.OpTrace, Model: model, Millis: int(d.Milliseconds())})
 }
 
-// askFor asks for a value in JSON.
 func askFor[T any](ctx context.Context, c *Client, req *control.Request) (*T, error) {
 	rep, err := c.ask(ctx, req)
 	if err != nil {

@@ -46,7 +46,6 @@ func (c *Client) Ready(ctx context.Context, models ...string) error {
 	return errors.Join(not...)
 }
 
-// modelsOf replaces aliases by their models.
 func modelsOf(names []string, known []Alias) (models []string) {
 	for _, name := range names {
 		if i := slices.IndexFunc(known, func(a Alias) bool { return a.Name == name }); i >= 0 {

@@ -119,7 +119,6 @@ func (g *Gateway) drain() error {
 	return nil
 }
 
-// listen opens a door, unless it is off.
 func (g *Gateway) listen(door, address string) (*core.Listener, error) {
 	if address == core.Off {
 		return nil, nil
@@ -136,7 +135,6 @@ func (g *Gateway) listen(door, address string) (*core.Listener, error) {
 	return g.listeners[len(g.listeners)-1], nil
 }
 
-// closeDoors closes all connections.
 func (g *Gateway) closeDoors() {
 	if g.web != nil {
 		g.web.Close()

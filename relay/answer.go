@@ -12,12 +12,10 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// answer is a host's response to a message.
 type answer struct{ oip.Response }
 
 var errAnswer = errors.New("the answer is no ModelInferResponse")
 
-// failure is a request that failed alone.
 type failure struct{ name, text string }
 
 // write copies the tensors into the slots of the requests, and returns the

@@ -21,7 +21,6 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// scrapeTime bounds the broker's answer to a scrape.
 const scrapeTime = 5 * time.Second
 
 // metricsHandler answers /metrics. Each scrape takes a snapshot of the broker.
@@ -190,7 +189,6 @@ func collectModel(ch chan<- prometheus.Metric, put func(m *metric, value float64
 	ch <- prometheus.MustNewConstHistogram(batchRows.desc, m.Batches, float64(m.Rows), rowBuckets(m), valid([]string{m.Name})...)
 }
 
-// collectWorkers adds up workers of the same name.
 func collectWorkers(put func(m *metric, value float64, labels ...string), m *stats.Model) {
 	type key struct{ name, gpu string }
 	busy, done := map[key]float64{}, map[key]float64{}

@@ -44,7 +44,6 @@ const AdminHeader = "X-Ringbatch-Admin"
 
 const maxChange = 64 << 10 // bytes of a request that changes something
 
-// api answers the page's requests.
 type api struct {
 	admin     *admin.Client
 	tokenFile string
@@ -78,7 +77,6 @@ func (a *api) register(mux *http.ServeMux) {
 	mux.HandleFunc("POST /dashboard/api/change", a.change)
 }
 
-// change sets keys of a model's policy, or its instances.
 func (a *api) change(w http.ResponseWriter, r *http.Request) {
 	if err := a.mayChange(r); err != nil {
 		http.Error(w, err.Error(), http.StatusForbidden)

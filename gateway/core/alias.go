@@ -19,7 +19,6 @@ type route struct {
 	turn *atomic.Uint64 // lives on when the alias changes
 }
 
-// newRoutes returns the routes of the served aliases.
 func (m *models) newRoutes(list []admin.Alias, models map[string]*Model) map[string]*route {
 	old := *m.Routes.Load()
 	next := make(map[string]*route, len(list))

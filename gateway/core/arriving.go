@@ -53,7 +53,6 @@ func (a *arriving) EndCall(c *Conn) {
 	}
 }
 
-// endConn forgets the bytes of a closed connection.
 func (a *arriving) endConn(c *Conn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

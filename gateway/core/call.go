@@ -79,7 +79,6 @@ type Output struct {
 	Size  int
 }
 
-// outputForm is the form of an output over HTTP.
 type outputForm uint8
 
 const (
@@ -122,7 +121,6 @@ func (c *Call) Check() error {
 	return c.checkRegions()
 }
 
-// matchInputs finds each input's place in the signature.
 func (c *Call) matchInputs(sig *tensor.Signature) error {
 	for i := range c.Inputs {
 		in := &c.Inputs[i]
@@ -139,7 +137,6 @@ func (c *Call) matchInputs(sig *tensor.Signature) error {
 	return nil
 }
 
-// indexOf returns the tensor's place, or -1.
 func indexOf(specs []tensor.Spec, name string) int {
 	return slices.IndexFunc(specs, func(s tensor.Spec) bool { return s.Name == name })
 }

@@ -51,7 +51,6 @@ func (l *Listener) newConn(nc net.Conn) *Conn {
 	return c
 }
 
-// addConn reports whether there is room for the connection.
 func (l *Listener) addConn(c *Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -10,7 +10,6 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
-// load is a model's load from this gateway.
 type load struct {
 	rows     atomic.Int64 // in flight
 	answered atomic.Int64 // rows, ever
@@ -24,7 +23,6 @@ type load struct {
 // loadInterval is the least time over which the rate is averaged.
 const loadInterval = 500 * time.Millisecond
 
-// begin counts rows in flight until end.
 func (l *load) begin(rows int) (end func()) {
 	l.rows.Add(int64(rows))
 	return func() {

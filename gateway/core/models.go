@@ -88,7 +88,6 @@ func newModels(g *Gateway) *models {
 	return m
 }
 
-// watch keeps the list up to date until ctx ends.
 func (m *models) watch(ctx context.Context) {
 	var known uint64
 	for ctx.Err() == nil {

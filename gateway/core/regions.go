@@ -58,7 +58,6 @@ func newRegions(on bool) *regions {
 var errRegionsOff = Refuse(http.StatusForbidden, codes.PermissionDenied,
 	"system shared memory is off; start the gateway with --system_shared_memory")
 
-// allowed returns nil if the caller may use regions.
 func (r *regions) allowed(who *Caller) error {
 	switch {
 	case !r.on:
@@ -239,7 +238,6 @@ func (r *regions) closeAll() {
 	}
 }
 
-// regionSource copies an input from a region into the slot.
 type regionSource struct {
 	region *region
 	at     int64 // in the file
@@ -257,7 +255,6 @@ func (s *regionSource) ReadFull(p []byte) error {
 	return nil
 }
 
-// writeRegion copies an output into its region.
 func (o *Output) writeRegion() error {
 	if int64(o.Size) > o.Region.Size {
 		return fmt.Errorf("%w: output %q takes %d bytes, its place in shared memory has %d", status.ErrOutputTooSmall, o.Name, o.Size,

@@ -25,7 +25,6 @@ type relayed struct {
 	sizes    []byte        // oip.SizesParameter
 }
 
-// relayedPart is a request of a relay's batch in this ring.
 type relayedPart struct {
 	request client.Request
 	state   partState
@@ -200,7 +199,6 @@ func (c *Call) claimRelayed(ctx context.Context, cl *client.Client, q *oip.Relay
 	}
 }
 
-// setShapes sets the inputs' shapes to those of a request.
 func (c *Call) setShapes(q *oip.RelayedRequest) {
 	if c.Model.VariableInputs == 0 {
 		return
@@ -218,7 +216,6 @@ func (c *Call) setShapes(q *oip.RelayedRequest) {
 	}
 }
 
-// skipRelayed skips the inputs of a request without slots.
 func (c *Call) skipRelayed(q *oip.RelayedRequest) error {
 	var scratch [4 << 10]byte
 	for i := range c.Inputs {
@@ -324,7 +321,6 @@ func (c *Call) rowsOf(r client.Request, o *Output, pieces [][]byte) ([][]byte, [
 	return pieces, sizes, err
 }
 
-// sizesOf writes the sizes of the variable outputs of a request's rows.
 func (c *Call) sizesOf(r client.Request) (text []byte, err error) {
 	outputs := c.Model.Sig.Outputs
 	if tensor.VariableDims(outputs) == 0 {
@@ -416,7 +412,6 @@ func (r *relayed) release() {
 	}
 }
 
-// reset keeps only the memory.
 func (r *relayed) reset() {
 	clear(r.parts)
 	*r = relayed{requests: r.requests[:0], parts: r.parts[:0], failed: r.failed[:0], sizes: r.sizes[:0]}

@@ -282,7 +282,6 @@ func (c *Call) FinishSources() error {
 	return nil
 }
 
-// bufferBodies reads the rest of an HTTP body into memory.
 func (c *Call) bufferBodies() error {
 	var body *BodySource
 	for i := range c.Inputs {
@@ -377,7 +376,6 @@ func (o *Output) view(sig *tensor.Signature, r client.Request) error {
 	return nil
 }
 
-// join appends the output of a part.
 func (c *Call) join(o *Output, r client.Request) error {
 	var part Output
 	part.index = o.index
@@ -413,7 +411,6 @@ func (c *Call) addTiming(r client.Request) {
 	}
 }
 
-// release gives slots, share, bytes and regions back.
 func (c *Call) release() {
 	if c.claimed {
 		_ = c.request.Release()

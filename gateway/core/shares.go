@@ -69,7 +69,6 @@ func (l *limits) of(name string) *Usage {
 	return u
 }
 
-// beginRequest counts a request, or refuses it.
 func (l *limits) beginRequest(u *Usage) error {
 	if u.requests.Add(1) > l.requests {
 		u.requests.Add(-1)
@@ -122,7 +121,6 @@ type shares struct {
 	own map[*Usage]*share
 }
 
-// share is a caller's part of a window.
 type share struct {
 	all   *shares
 	owner *Usage

@@ -109,7 +109,6 @@ type Caller struct {
 	Use      *Usage
 }
 
-// owner owns shared-memory regions.
 type owner struct {
 	identity string
 	uid      uint32

@@ -60,7 +60,6 @@ func (s *BodySource) ReadFull(p []byte) error {
 	return bodyError(err)
 }
 
-// bodyError explains an error of a body.
 func bodyError(err error) error {
 	switch {
 	case err == nil:

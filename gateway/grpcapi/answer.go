@@ -26,7 +26,6 @@ type rpcAnswer struct {
 	slow *time.Timer // hangs up on a caller that does not read
 }
 
-// encode makes the answer of a successful call.
 func (c rpcCall) encode(conn *core.Conn, stream bool) (*rpcAnswer, error) {
 	a := &rpcAnswer{g: c.Model.G, conn: conn}
 	if err := c.WriteRegions(); err != nil {
@@ -73,7 +72,6 @@ func (c rpcCall) appendMeta(b []byte) []byte {
 	return b
 }
 
-// messageSize is the length of the ModelInferResponse.
 func (c rpcCall) messageSize() int {
 	n := len(c.appendMeta(nil))
 	for i := range c.Outputs {
@@ -118,7 +116,6 @@ func (a *rpcAnswer) free(n int) {
 	}
 }
 
-// drop ends an answer that is not sent.
 func (a *rpcAnswer) drop() {
 	if a.call != nil {
 		a.endAnswer()
@@ -135,7 +132,6 @@ func (a *rpcAnswer) endAnswer() {
 	a.call.Done()
 }
 
-// reportLoad sends the model's load with the answer.
 func (c rpcCall) reportLoad(ctx context.Context) {
 	if report, wanted := c.LoadReport(); wanted {
 		_ = grpc.SetTrailer(ctx, metadata.MD{oip.LoadTrailer: {string(report.Append(nil))}})

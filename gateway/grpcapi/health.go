@@ -49,7 +49,6 @@ func (d healthDoor) Watch(r *healthpb.HealthCheckRequest, s healthpb.Health_Watc
 	return err
 }
 
-// watchStream is a stream with another context.
 type watchStream struct {
 	grpc.ServerStreamingServer[healthpb.HealthCheckResponse]
 	ctx context.Context

@@ -16,7 +16,6 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
-// infer answers ModelInfer.
 func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (_ any, err error) {
 	defer d.guard(&err)
 	m := messages.Get().(*oip.Request)

@@ -25,7 +25,6 @@ func readRegionParameter(p *oip.Parameter, u *core.RegionUse) {
 	}
 }
 
-// rpcCall is a call of the gRPC door.
 type rpcCall struct{ *core.Call }
 
 // readMessage reads a request that is split. Its buffers are the inputs' sources.

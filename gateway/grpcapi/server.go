@@ -29,7 +29,6 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
-// rpcDoor serves the protocol over gRPC.
 type rpcDoor struct {
 	oip.UnimplementedGRPCInferenceServiceServer
 	g *core.Gateway
@@ -88,7 +87,6 @@ func (d *rpcDoor) admitCall(ctx context.Context, info *tap.Info) (context.Contex
 	return endEarly(ctx, &d.g.Cfg.Pace, info.Header), nil
 }
 
-// rpcError converts an error for gRPC.
 func rpcError(err error) error {
 	if err == nil {
 		return nil
@@ -134,7 +132,6 @@ func (d *rpcDoor) rpcCaller(ctx context.Context, header metadata.MD) (*core.Call
 	return d.g.Identify(info.conn, authorization, info.tls)
 }
 
-// rpcCall returns the caller and its connection.
 func (d *rpcDoor) rpcCall(ctx context.Context) (*core.Caller, *core.Conn, error) {
 	var header metadata.MD
 	if d.g.Cfg.TokenFile != "" {

@@ -123,7 +123,6 @@ func (b *body) rawInput(c httpCall) error {
 	return nil
 }
 
-// readText reads n bytes of JSON, or with -1 the whole body.
 func (b *body) readText(c httpCall, n int64) (err error) {
 	b.text, err = c.ReadCounted(&b.source, b.text[:0], int(n))
 	return err

@@ -36,7 +36,6 @@ func (d httpDoor) infer(w http.ResponseWriter, r *http.Request, who *core.Caller
 	return err
 }
 
-// inferCall reads the request, runs it, and writes the answer.
 func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c httpCall, b *body) error {
 	if most := d.g.Cfg.MaxMessageBytes; r.ContentLength > int64(most) {
 		return core.TooLarge(r.ContentLength, most)

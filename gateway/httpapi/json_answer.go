@@ -57,7 +57,6 @@ func (c httpCall) isBinary(o *core.Output) bool {
 	return o.Form == core.FormBinary || o.Form == core.FormDefault && c.Binary
 }
 
-// mostJSONBytes bounds the JSON of an answer's tensors.
 func (c httpCall) mostJSONBytes() int {
 	n := 0
 	for i := range c.Outputs {

@@ -9,7 +9,6 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// httpCall is a call of the HTTP door.
 type httpCall struct{ *core.Call }
 
 // readJSON reads the JSON of an inference request: the whole body, or the head of a

@@ -23,7 +23,6 @@ import (
 // headerLength is the header with the length of a binary body's JSON.
 const headerLength = "Inference-Header-Content-Length"
 
-// httpDoor serves the protocol over HTTP.
 type httpDoor struct{ g *core.Gateway }
 
 // NewHTTP makes the server of the HTTP door. ReadTimeout holds until pacedBody
@@ -229,7 +228,6 @@ func (d httpDoor) model(w http.ResponseWriter, r *http.Request, path []string) e
 	return nil
 }
 
-// modelPath splits a path after /v2/models/.
 func modelPath(path []string) (name, version string, rest []string) {
 	name, rest = path[0], path[1:]
 	if len(rest) > 1 && rest[0] == "versions" {
@@ -288,7 +286,6 @@ var (
 	typeBinary = []string{"application/octet-stream"}
 )
 
-// writeError answers an error as Triton does.
 func writeError(w http.ResponseWriter, err error) {
 	m := core.MeaningOf(err)
 	b := append(appendString([]byte(`{"error":`), core.TextOf(err)), '}')

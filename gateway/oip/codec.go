@@ -104,7 +104,6 @@ func (m *Outgoing) Marshal(freed func(n int)) mem.BufferSlice {
 	return out
 }
 
-// piecesLeft counts the pieces that the transport holds.
 type piecesLeft struct {
 	n     atomic.Int64
 	freed func(n int)

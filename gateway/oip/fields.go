@@ -89,7 +89,6 @@ func ReadParameter(b []byte) (p Parameter, err error) {
 	return p, err
 }
 
-// parametersField of a ModelInferRequest, and of its response.
 const parametersField = 4
 
 // AppendText appends a text parameter of a request or response.

@@ -167,7 +167,6 @@ func (m *Response) Split() error {
 
 const maxParameters = 1024
 
-// cursor reads a message in several parts.
 type cursor struct {
 	parts mem.BufferSlice
 	at    int // in parts[0]
