@@ -62,7 +62,7 @@ type Refusal struct {
 
 func (r *Refusal) Error() string { return r.text }
 
-// GRPCStatus gives grpc-go the status.
+// GRPCStatus gives grpc-go the status of an error that guard has set.
 func (r *Refusal) GRPCStatus() *rpcstatus.Status { return rpcstatus.New(r.GRPC, r.text) }
 
 func Refuse(http int, grpc codes.Code, format string, args ...any) error {

@@ -227,26 +227,6 @@ func TestCertificatesAreToldApartByWhatNamesTheirOwner(t *testing.T) {
 	}
 }
 
-func TestAFailedReloadIsTriedAgain(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "tokens")
-	when := time.Now().Add(-time.Hour)
-	write := func(text string, when time.Time) {
-		must.Do(t, os.WriteFile(file, []byte(text), 0o600))
-		must.Do(t, os.Chtimes(file, when, when))
-	}
-	write("one first-token-0123456789\n", when)
-	g, err := New(Config{TokenFile: file, Logger: slog.New(slog.DiscardHandler)})
-	must.Do(t, err)
-	// Read in the middle of a change; then it is whole, and looks the same.
-	write("two second-token 012345678\n", when.Add(time.Second))
-	g.secrets.reload()
-	write("two second-token-012345678\n", when.Add(time.Second))
-	g.secrets.reload()
-	if name, ok := g.secrets.now.Load().bearer("second-token-012345678"); name != "two" || !ok {
-		t.Errorf("%q %v", name, ok)
-	}
-}
-
 // authority makes certificates, or ends the test.
 type authority struct {
 	t *testing.T
