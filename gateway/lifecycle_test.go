@@ -247,6 +247,16 @@ func TestABrokerThatComesBackIsServedAgainAndOneThatHasChangedToo(t *testing.T) 
 	r.idle()
 }
 
+func TestBothLanesHaveSlotsOfASmallRing(t *testing.T) {
+	m := doubler(t)
+	m.Policy["slots"] = "16"
+	r := newRig(t, func(c *core.Config) { c.ClaimWait = time.Second }, m)
+	r.worker(m, double)
+	r.served(goodBody)
+	r.infer("double", `{"inputs":[{"name":"x","shape":[2,4],"datatype":"FP32","data":[1,2,3,4,5,6,7,8]}]}`).is(t, "two rows", 200)
+	r.idle()
+}
+
 // Each lane attaches again by itself. A lane that kept asking for its old window
 // would answer 503 for good, beside the other lane's 200.
 func TestEveryLaneServesAgainWhenTheRestartedBrokerHasFewerSlots(t *testing.T) {

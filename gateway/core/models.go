@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"slices"
 	"strings"
@@ -341,11 +342,15 @@ func (k *Model) lane(rows int) (*Lane, int) {
 			row += spec.RowBytes()
 		}
 	}
-	window := min(max(windowBytes/row, 4*info.settings.MaxBatchSize), maxWindow)
-	if rows == 1 {
-		return &k.Single, window
+	batch := info.settings.MaxBatchSize
+	window, most := min(max(windowBytes/row, 4*batch), maxWindow), math.MaxInt
+	if slots := info.settings.Slots; slots > 0 { // of a small ring each lane has a third
+		most = max(slots/3, batch)
 	}
-	return &k.Many, max(window, 4*info.settings.MaxBatchSize)
+	if rows == 1 {
+		return &k.Single, min(window, most)
+	}
+	return &k.Many, min(max(window, 4*batch), most)
 }
 
 // Default windows. Attaching touches a window's memory.
