@@ -5,9 +5,6 @@ package admin_test
 import (
 	"context"
 	"errors"
-	"log/slog"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -16,6 +13,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -28,15 +26,6 @@ func soon(t *testing.T) context.Context {
 	return ctx
 }
 
-// socketOf is a path in a folder that a broker takes.
-func socketOf(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "rb") // t.TempDir is too long for a socket
-	must.Do(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return filepath.Join(dir, "broker.sock")
-}
-
 var signature = func() tensor.Signature {
 	s, err := tensor.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[<=2]"})
 	if err != nil {
@@ -45,24 +34,13 @@ var signature = func() tensor.Signature {
 	return s
 }()
 
-// start runs a broker; the function ends it.
-func start(t *testing.T, socket string, models ...broker.ModelConfig) (stop func()) {
+// start runs a broker until the test ends.
+func start(t *testing.T, models ...broker.ModelConfig) *testbed.Local {
 	t.Helper()
-	b, err := broker.New(broker.Config{Socket: socket, Models: models, Logger: slog.New(slog.DiscardHandler)})
+	b, err := testbed.StartLocal(broker.Config{Models: models})
 	must.Do(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() { served <- b.Serve(ctx) }()
-	stopped := false
-	stop = func() {
-		if !stopped {
-			stopped = true
-			cancel()
-			must.Check(t, <-served)
-		}
-	}
-	t.Cleanup(stop)
-	return stop
+	t.Cleanup(func() { must.Check(t, b.Close()) })
+	return b
 }
 
 func attach(t *testing.T, socket, model string) *worker.Worker {
@@ -73,8 +51,7 @@ func attach(t *testing.T, socket, model string) *worker.Worker {
 }
 
 func TestModelsAreListedByNameWithSignatureAndPolicy(t *testing.T) {
-	socket := socketOf(t)
-	start(t, socket, broker.ModelConfig{Name: "b", Signature: signature}, broker.ModelConfig{Name: "a", Signature: signature})
+	socket := start(t, broker.ModelConfig{Name: "b", Signature: signature}, broker.ModelConfig{Name: "a", Signature: signature}).Socket()
 	defer attach(t, socket, "b").Close()
 	a := admin.New(socket)
 	must.Do(t, a.Set(soon(t), "b", map[string]string{"wait_time": "7ms", "max_queue": "9"}))
@@ -92,9 +69,7 @@ func TestModelsAreListedByNameWithSignatureAndPolicy(t *testing.T) {
 }
 
 func TestSettingsAreTakenWholeOrNotAtAll(t *testing.T) {
-	socket := socketOf(t)
-	start(t, socket, broker.ModelConfig{Name: "m", Signature: signature})
-	a := admin.New(socket)
+	a := admin.New(start(t, broker.ModelConfig{Name: "m", Signature: signature}).Socket())
 	before, err := a.Models(soon(t))
 	must.Do(t, err)
 	must.Fail(t, "an unknown key", a.Set(soon(t), "m", map[string]string{"wait_time": "7ms", "no_such_key": "1"}), status.ErrInvalid)
@@ -106,12 +81,12 @@ func TestSettingsAreTakenWholeOrNotAtAll(t *testing.T) {
 }
 
 func TestPingAndStatsTellWhoAnswers(t *testing.T) {
-	socket := socketOf(t)
-	a := admin.New(socket)
-	if _, err := a.Ping(soon(t)); !errors.Is(err, status.ErrNoBroker) {
-		t.Errorf("without a broker: %v", err)
-	}
-	start(t, socket, broker.ModelConfig{Name: "m", Signature: signature})
+	local := start(t, broker.ModelConfig{Name: "m", Signature: signature})
+	a := admin.New(local.Socket())
+	must.Do(t, local.Stop())
+	_, err := a.Ping(soon(t))
+	must.Fail(t, "without a broker", err, status.ErrNoBroker)
+	must.Do(t, local.Start())
 	b, err := a.Ping(soon(t))
 	must.Do(t, err)
 	s, err := a.Stats(soon(t))
@@ -161,8 +136,7 @@ func (w *watcher) nothingMore(what string) {
 }
 
 func TestAChangeOfTheModelsEndsTheWait(t *testing.T) {
-	socket := socketOf(t)
-	start(t, socket, broker.ModelConfig{Name: "m", Signature: signature})
+	socket := start(t, broker.ModelConfig{Name: "m", Signature: signature}).Socket()
 	w := &watcher{t: t, a: admin.New(socket)}
 	w.during("the first call returns at once", func() {})
 	w.nothingMore("nothing has happened")
@@ -182,9 +156,8 @@ func TestAChangeOfTheModelsEndsTheWait(t *testing.T) {
 }
 
 func TestAWaitEndsWithItsBrokerAndTheNextBrokerCountsOtherwise(t *testing.T) {
-	socket := socketOf(t)
-	stop := start(t, socket)
-	a := admin.New(socket)
+	local := start(t)
+	a := admin.New(local.Socket())
 	known := changesNow(t, a)
 	failed := make(chan error, 1)
 	ctx := soon(t)
@@ -192,45 +165,30 @@ func TestAWaitEndsWithItsBrokerAndTheNextBrokerCountsOtherwise(t *testing.T) {
 		_, err := a.Changed(ctx, known)
 		failed <- err
 	}()
-	stop()
-	if err := <-failed; !errors.Is(err, status.ErrBrokerGone) && !errors.Is(err, status.ErrNoBroker) {
-		t.Errorf("the broker stopped: %v", err)
-	}
-	start(t, socket)
+	must.Do(t, local.Stop())
+	must.Fail(t, "the broker stopped", <-failed, status.ErrBrokerGone, status.ErrNoBroker)
+	must.Do(t, local.Start())
 	if now, err := a.Changed(soon(t), known); err != nil || now == known {
 		t.Errorf("another broker: %d after %d, %v", now, known, err)
 	}
 }
 
-// One who waits is one connection, and gives it back when it goes.
-func TestWhoStopsWaitingLeavesNothingInTheBroker(t *testing.T) {
-	socket := socketOf(t)
-	b, err := broker.New(broker.Config{Socket: socket, MaxClients: 3, Logger: slog.New(slog.DiscardHandler)})
+// A waiting caller has a connection, and gives it back at the end.
+func TestACallerThatStopsWaitingLeavesNothingInTheBroker(t *testing.T) {
+	b, err := testbed.StartLocal(broker.Config{MaxClients: 3})
 	must.Do(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() { served <- b.Serve(ctx) }()
-	defer func() { cancel(); <-served }()
-	a := admin.New(socket)
+	defer b.Close()
+	a := admin.New(b.Socket())
 	known := changesNow(t, a)
 	for range 4 * 3 {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
 		_, err := a.Changed(ctx, known)
-		// those before may not have been noticed to be gone
 		if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, status.ErrTooManyConnections) {
 			t.Errorf("nothing has changed: %v", err)
 		}
 		cancel()
 	}
-	end := time.Now().Add(patience)
-	for {
-		if _, err = a.Ping(soon(t)); err == nil {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%v", err)
-		}
-	}
+	must.Do(t, testbed.Eventually(patience, func() error { _, err := a.Ping(soon(t)); return err }))
 }
 
 func changesNow(t *testing.T, a *admin.Client) uint64 {

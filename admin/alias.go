@@ -9,10 +9,10 @@ import (
 	"github.com/ringbatch/ringbatch/internal/control"
 )
 
-// Alias is a name that stands for models, as the broker has it.
+// Alias is an alias of the broker.
 type Alias struct {
 	alias.Alias
-	Clients []int // that attached to it and have the model, one number for each of To
+	Clients []int // attached to the alias, for each of To
 }
 
 // Aliases lists the broker's aliases, sorted by name.
@@ -39,13 +39,13 @@ func aliases(rep *control.Reply) []Alias {
 
 // Listing is Models and Aliases of one moment.
 type Listing struct {
-	Epoch    uint64 // another one after each restart of the broker
-	Draining bool   // it is about to end
+	Epoch    uint64 // changes with each restart of the broker
+	Draining bool   // the broker is about to end
 	Models   []Model
 	Aliases  []Alias
 }
 
-// List returns what the broker has.
+// List returns the broker's models and aliases.
 func (c *Client) List(ctx context.Context) (Listing, error) {
 	list, rep, err := c.models(ctx)
 	if err != nil {
@@ -54,9 +54,8 @@ func (c *Client) List(ctx context.Context) (Listing, error) {
 	return Listing{rep.Epoch, rep.Draining, list, aliases(rep)}, nil
 }
 
-// SetAlias has a name stand for these models from now on: those who attach get
-// them, and clients that are attached to the name move by themselves. save as in
-// SetAndSave.
+// SetAlias routes a name to these models from now on. Clients that are attached to
+// the name move by themselves. save: as in SetAndSave.
 func (c *Client) SetAlias(ctx context.Context, a alias.Alias, save bool) error {
 	if err := a.Check(); err != nil {
 		return err
@@ -69,8 +68,7 @@ func (c *Client) SetAlias(ctx context.Context, a alias.Alias, save bool) error {
 	return err
 }
 
-// RemoveAlias forgets an alias. Clients that are attached stay with the model
-// that they have.
+// RemoveAlias forgets an alias. Attached clients stay with their model.
 func (c *Client) RemoveAlias(ctx context.Context, name string, save bool) error {
 	_, err := c.call(ctx, &control.Request{Op: control.OpAlias, Model: name, Save: save})
 	return err

@@ -13,11 +13,10 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Ready returns nil if every one of these models (an alias counts as all that it
-// stands for), or of all models if none is named, has a worker that can be counted on: one that waits for work, or has
-// begun a batch that does not take unusually long. Otherwise the error says
-// which has none, and why. A broker without models, or one that drains, is not
-// ready.
+// Ready returns nil if each of these models, or each model if none is named, has a
+// ready worker: idle, or in a batch that does not take unusually long. An alias
+// counts as all its models. Otherwise the error names the models without one, and
+// why. A broker that drains or has no model is not ready.
 func (c *Client) Ready(ctx context.Context, models ...string) error {
 	list, rep, err := c.models(ctx)
 	switch {
@@ -47,8 +46,6 @@ func (c *Client) Ready(ctx context.Context, models ...string) error {
 	return errors.Join(not...)
 }
 
-// modelsOf are the names with those that are aliases replaced by what they stand
-// for: whichever of these a request goes to must answer it.
 func modelsOf(names []string, known []Alias) (models []string) {
 	for _, name := range names {
 		if i := slices.IndexFunc(known, func(a Alias) bool { return a.Name == name }); i >= 0 {
@@ -71,7 +68,7 @@ func (c *Client) WaitReady(ctx context.Context, models ...string) error {
 		if err == nil {
 			return nil
 		}
-		if why == nil || ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) { // not that the time is over
+		if why == nil || ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) { // a timeout explains nothing
 			why = err
 		}
 		select {

@@ -8,7 +8,6 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/ringbatch/ringbatch/admin/alias"
 	"github.com/ringbatch/ringbatch/internal/control"
@@ -16,26 +15,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An alias routes a name to models. A client that attaches to an alias gets a window of
-// one model, so that the clients of all models match the shares. When the shares
-// change, the broker asks clients to attach again:
+// An alias is a name for models. Their shares divide a gateway's requests. A client
+// on the ring gets a window of the model with the largest share, and is asked to
+// attach again when that is another model:
 //
 //	attach ──► chosen, reply sent ──► settled ── asked ──► moving ──► gone
 //
 // A client attaches again before it leaves its old session, so no request is lost.
 
-const (
-	maxAliases = 256
-	// evenOutAfter keeps short-lived clients from moving the others about.
-	evenOutAfter = time.Second
-)
+const maxAliases = 256
 
 // aliasEntry is one alias and its clients. The registry's lock guards it.
 type aliasEntry struct {
 	alias.Alias
 	inFile    bool // the configuration names it
 	followers []*follower
-	evening   bool // evenOutAlias is about to be called
 }
 
 // follower is a client's session that began with an alias.
@@ -90,7 +84,7 @@ func (g *registry) takeForClient(name, signature string, follows bool, conn *net
 	if entry = g.aliases[name]; entry == nil { // removed while we waited
 		return nil, nil, g.unknownModel(name)
 	}
-	t := entry.Next(func(model string) int { return entry.countClients(model, signature) }, g.fittingTargets(entry, signature))
+	t := g.chooseTarget(entry, signature)
 	if t == nil {
 		return nil, nil, g.misfitError(entry, signature)
 	}
@@ -101,15 +95,22 @@ func (g *registry) takeForClient(name, signature string, follows bool, conn *net
 	return m, f, nil
 }
 
-// fittingTargets selects the targets for a client: existing models of its signature, if
-// it has one, and of these the ones with workers, if any has.
-func (g *registry) fittingTargets(e *aliasEntry, signature string) func(*alias.Target) bool {
-	fits := func(t *alias.Target, staffed bool) bool {
+// chooseTarget returns the target with the largest share that a client may get: of
+// its signature if it has one, and with workers if any such target has workers. nil
+// if there is none.
+func (g *registry) chooseTarget(e *aliasEntry, signature string) (best *alias.Target) {
+	staffed := false // best has workers
+	for i := range e.To {
+		t := &e.To[i]
 		m := g.models[t.Model]
-		return m != nil && m.made == nil && (signature == "" || signature == m.signature) && (!staffed || m.isStaffed())
+		if m == nil || m.made != nil || signature != "" && signature != m.signature {
+			continue
+		}
+		if now := m.isStaffed(); best == nil || now && !staffed || now == staffed && t.Share > best.Share {
+			best, staffed = t, now
+		}
 	}
-	staffed := slices.ContainsFunc(e.To, func(t alias.Target) bool { return fits(&t, true) })
-	return func(t *alias.Target) bool { return fits(t, staffed) }
+	return best
 }
 
 // misfitError says why no model of an alias fits a client.
@@ -127,10 +128,10 @@ func (g *registry) misfitError(e *aliasEntry, signature string) error {
 		status.ErrSignatureMismatch, e.Name, strings.Join(there, " and "), signature)
 }
 
-// countClients counts a target's clients of a signature; "": of any.
-func (e *aliasEntry) countClients(model, signature string) (n int) {
+// countClients returns how many clients have the model by the alias.
+func (e *aliasEntry) countClients(model string) (n int) {
 	for _, f := range e.followers {
-		if f.model == model && !f.moving && (signature == "" || f.signature == signature) {
+		if f.model == model && !f.moving {
 			n++
 		}
 	}
@@ -160,47 +161,27 @@ func (g *registry) unfollow(f *follower) {
 	if i := slices.Index(e.followers, f); i >= 0 {
 		e.followers = slices.Delete(e.followers, i, i+1)
 	}
-	if f.moving || e.evening || len(e.To) < 2 {
-		return
-	}
-	e.evening = true
-	time.AfterFunc(evenOutAfter, func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		e.evening = false
-		g.evenOutAlias(e)
-	})
 }
 
-// evenOutAlias asks clients to move so that the shares hold, the latest first. Clients of
-// a signature stay with models of that signature. The caller holds the lock.
-func (g *registry) evenOutAlias(e *aliasEntry) {
-	hasTarget := slices.ContainsFunc(e.To, func(t alias.Target) bool { return g.fittingTargets(e, "")(&t) })
-	if g.aliases[e.Name] != e || g.draining || !hasTarget {
-		return
+// moveFollowers asks clients to move that have another model than chooseTarget's.
+// The caller holds the lock.
+func (g *registry) moveFollowers(e *aliasEntry) {
+	if g.aliases[e.Name] != e || g.draining || g.chooseTarget(e, "") == nil {
+		return // nothing to move to
 	}
-	bySignature := map[string][]*follower{}
 	for _, f := range e.followers {
-		if !f.moving {
-			bySignature[f.signature] = append(bySignature[f.signature], f)
-		}
-	}
-	for signature, list := range bySignature {
-		seats := e.Seats(len(list), g.fittingTargets(e, signature))
-		for _, f := range list {
-			if seats[f.model]--; seats[f.model] < 0 {
-				f.askToMove()
-			}
+		if t := g.chooseTarget(e, f.signature); !f.moving && (t == nil || t.Model != f.model) {
+			f.askToMove()
 		}
 	}
 }
 
-// evenOutAliases is called when a model got its first worker or lost its last.
-func (g *registry) evenOutAliases() {
+// moveAllFollowers is called when a model got its first worker or lost its last.
+func (g *registry) moveAllFollowers() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, e := range g.aliases {
-		g.evenOutAlias(e)
+		g.moveFollowers(e)
 	}
 }
 
@@ -255,7 +236,7 @@ func (g *registry) putAlias(a alias.Alias, inFile bool) {
 		g.aliases[a.Name] = e
 	}
 	e.Alias, e.inFile = a, e.inFile || inFile
-	g.evenOutAlias(e)
+	g.moveFollowers(e)
 	g.changes.noteChange()
 }
 
@@ -322,7 +303,7 @@ func (g *registry) listAliases() (list []control.Alias) {
 		e := g.aliases[name]
 		line := control.Alias{Name: name}
 		for _, t := range e.To {
-			line.To = append(line.To, control.AliasTarget{Model: t.Model, Share: int(t.Share), Clients: e.countClients(t.Model, "")})
+			line.To = append(line.To, control.AliasTarget{Model: t.Model, Share: int(t.Share), Clients: e.countClients(t.Model)})
 		}
 		list = append(list, line)
 	}

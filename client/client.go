@@ -51,6 +51,7 @@ type Model struct {
 type options struct {
 	socket string
 	window int
+	least  int // 0: window
 	name   string
 	wait   bool
 	timing bool
@@ -71,6 +72,11 @@ func WithSocket(path string) Option { return func(o *options) { o.socket = path 
 // WithWindow asks for a number of slots: the rows that this client may use at once.
 // By default (0) the broker chooses: 8, or fewer in a small ring.
 func WithWindow(slots int) Option { return func(o *options) { o.window = slots } }
+
+// WithLeastWindow accepts a smaller window, down to that many slots, where the
+// ring or the user's quota has no room for WithWindow's. It holds as well when
+// the client attaches again after a restart of the broker.
+func WithLeastWindow(slots int) Option { return func(o *options) { o.least = slots } }
 
 // WithName names this client in the broker's log and statistics.
 func WithName(name string) Option { return func(o *options) { o.name = name } }
@@ -159,7 +165,17 @@ func worthWaiting(err error) bool {
 // attach attaches to the model of that name. Of an alias's models it prefers one with
 // the client's signature.
 func (c *Client) attach(ctx context.Context) (*link, error) {
-	req := control.Request{Op: control.OpClient, Model: c.model, Name: c.opts.name, Window: c.opts.window, Follows: true, Times: true}
+	for window := c.opts.window; ; window = max(c.opts.least, window/2) {
+		l, err := c.attachWindow(ctx, window)
+		noRoom := errors.Is(err, status.ErrRingFull) || errors.Is(err, status.ErrQuota)
+		if !noRoom || c.opts.least == 0 || window <= c.opts.least {
+			return l, err
+		}
+	}
+}
+
+func (c *Client) attachWindow(ctx context.Context, window int) (*link, error) {
+	req := control.Request{Op: control.OpClient, Model: c.model, Name: c.opts.name, Window: window, Follows: true, Times: true}
 	if info := c.info.Load(); info != nil {
 		req.Inputs, req.Outputs = tensor.SpecTexts(info.Signature.Inputs), tensor.SpecTexts(info.Signature.Outputs)
 	}

@@ -4,7 +4,6 @@ package gateway
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -52,12 +51,7 @@ func TestAnAliasSharesRequestsAndIsSwitchedUnderLoadWithoutALostOne(t *testing.T
 	r.worker(wide, times(3))
 	r.alias("m@1")
 	good := goodBody
-	r.eventually("the alias is served", func() error {
-		if a := r.infer("m", good); a.status != 200 {
-			return errors.New(a.Error)
-		}
-		return nil
-	})
+	r.until("the alias is served", func() bool { return r.infer("m", good).status == 200 })
 
 	var answers [4]atomic.Int64 // by version
 	var callers sync.WaitGroup
@@ -85,22 +79,12 @@ func TestAnAliasSharesRequestsAndIsSwitchedUnderLoadWithoutALostOne(t *testing.T
 		to := 2 - i%2
 		r.alias(fmt.Sprintf("m@%d", to))
 		n := answers[to].Load()
-		r.eventually("the other version answers", func() error {
-			if answers[to].Load() < n+20 && !t.Failed() {
-				return errors.New("it does not")
-			}
-			return nil
-		})
+		r.until("the other version answers", func() bool { return answers[to].Load() >= n+20 || t.Failed() })
 	}
 	end()
 
 	r.alias("m@1=80", "m@2=20")
-	r.eventually("the share is known", func() error {
-		if as := (*r.g.Models.Routes.Load())["m"]; len(as.To) != 2 {
-			return errors.New("it is not")
-		}
-		return nil
-	})
+	r.until("the share is known", func() bool { return len((*r.g.Models.Routes.Load())["m"].To) == 2 })
 	var shares [4]int
 	for range 100 {
 		shares[int(r.infer("m", good).Outputs[0].Data[0].(float64))]++
@@ -121,11 +105,8 @@ func TestAnAliasSharesRequestsAndIsSwitchedUnderLoadWithoutALostOne(t *testing.T
 	if err != nil || meta.Name != "m" || !slices.Equal(meta.Versions, []string{"1", "2"}) {
 		t.Errorf("metadata: %v, %v", meta, err)
 	}
-	r.eventually("it is ready", func() error {
+	r.until("it is ready", func() bool {
 		rep, err := r.client().ModelReady(soon(t), &oip.ModelReadyRequest{Name: "m"})
-		if err == nil && !rep.Ready {
-			err = errors.New("it is not")
-		}
-		return err
+		return err == nil && rep.Ready
 	})
 }

@@ -149,11 +149,14 @@ func TestABadMessageIsAnsweredWithItsReason(t *testing.T) {
 			RawInputContents: [][]byte{good}}},
 		{"a priority that is no whole number", "whole number", codes.InvalidArgument,
 			&oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 4), RawInputContents: [][]byte{good},
-				Parameters: map[string]*oip.InferParameter{"priority": {ParameterChoice: &oip.InferParameter_DoubleParam{DoubleParam: 1}}}}},
+				Parameters: map[string]*oip.InferParameter{
+					"priority": {ParameterChoice: &oip.InferParameter_DoubleParam{DoubleParam: 1}}}}},
 		{"shared memory that is off", "--system_shared_memory", codes.PermissionDenied,
 			&oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "FP32",
-				Shape:      []int64{1, 4},
-				Parameters: map[string]*oip.InferParameter{"shared_memory_region": {ParameterChoice: &oip.InferParameter_StringParam{StringParam: "r"}}, "shared_memory_byte_size": {ParameterChoice: &oip.InferParameter_Int64Param{Int64Param: 16}}}}}}},
+				Shape: []int64{1, 4},
+				Parameters: map[string]*oip.InferParameter{
+					"shared_memory_region":    {ParameterChoice: &oip.InferParameter_StringParam{StringParam: "r"}},
+					"shared_memory_byte_size": {ParameterChoice: &oip.InferParameter_Int64Param{Int64Param: 16}}}}}}},
 	} {
 		_, err := c.ModelInfer(soon(t), k.req)
 		if s, _ := rpcstatus.FromError(err); s.Code() != k.code || !strings.Contains(s.Message(), k.reason) {

@@ -4,8 +4,11 @@ package gateway
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"net/http"
+	"syscall"
 
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/grpcapi"
@@ -25,7 +28,7 @@ const (
 	Off         = core.Off
 )
 
-// Gateway is the network door of one broker.
+// Gateway serves one broker.
 type Gateway struct {
 	core      *core.Gateway
 	listeners []*core.Listener
@@ -42,7 +45,7 @@ func New(cfg core.Config) (*Gateway, error) {
 	return &Gateway{core: c}, nil
 }
 
-// The doors, as logs and metrics name them.
+// The doors, as logs, metrics and flags name them.
 const (
 	doorHTTP = "http"
 	doorGRPC = "grpc"
@@ -84,12 +87,47 @@ func (g *Gateway) Serve(ctx context.Context) error {
 	}
 }
 
-// listen opens a door, unless it is off.
+// drain makes the gateway not ready, so that load balancers send requests elsewhere,
+// and then lets accepted requests finish.
+func (g *Gateway) drain() error {
+	g.core.BeginDrain()
+	ctx, cancel := context.WithTimeout(context.Background(), g.core.Cfg.DrainTime)
+	defer cancel()
+	ended := make(chan struct{}, 2)
+	go func() {
+		if g.web != nil {
+			_ = g.web.Shutdown(ctx)
+		}
+		ended <- struct{}{}
+	}()
+	go func() {
+		if g.rpc != nil {
+			g.rpc.GracefulStop()
+		}
+		ended <- struct{}{}
+	}()
+	idle := g.core.AwaitIdle(ctx)
+	for range 2 {
+		select {
+		case <-ended:
+		case <-idle: // only incomplete requests are left
+			return nil
+		case <-ctx.Done():
+			return fmt.Errorf("draining: %d requests did not finish in %v", g.core.InFlight.Load(), g.core.Cfg.DrainTime)
+		}
+	}
+	return nil
+}
+
 func (g *Gateway) listen(door, address string) (*core.Listener, error) {
 	if address == core.Off {
 		return nil, nil
 	}
 	l, err := net.Listen("tcp", address)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		_, port, _ := net.SplitHostPort(address)
+		return nil, fmt.Errorf("port %s is taken; choose another with --%s PORT", port, door)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +135,6 @@ func (g *Gateway) listen(door, address string) (*core.Listener, error) {
 	return g.listeners[len(g.listeners)-1], nil
 }
 
-// closeDoors hangs up on everybody.
 func (g *Gateway) closeDoors() {
 	if g.web != nil {
 		g.web.Close()
@@ -110,8 +147,8 @@ func (g *Gateway) closeDoors() {
 	}
 }
 
-// RefusedConnections counts, by door, connections that were refused because there
-// were too many: of all (--max_connections) or of their address (--caller_connections).
+// RefusedConnections counts, by door, connections beyond --max_connections or
+// --caller_connections.
 func (g *Gateway) RefusedConnections() map[string]uint64 {
 	n := map[string]uint64{}
 	for _, l := range g.listeners {

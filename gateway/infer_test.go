@@ -151,7 +151,6 @@ func TestEveryElementTypeGoesThroughUnchanged(t *testing.T) {
 	if v := math.Float64frombits(binary.LittleEndian.Uint64(raw[9])); v != 0.1 {
 		t.Errorf("f64 became %v", v)
 	}
-	// And as typed lists.
 	typed := &oip.ModelInferRequest{ModelName: "types"}
 	contents := map[string]*oip.InferTensorContents{ // f16 and bf16 have none
 		"bool": {BoolContents: []bool{true, false}}, "u8": {UintContents: []uint32{0, 255}}, "i8": {IntContents: []int32{-128, 127}},
@@ -168,18 +167,6 @@ func TestEveryElementTypeGoesThroughUnchanged(t *testing.T) {
 		t.Errorf("contents without those of f16: %v", err)
 	}
 	r.idle()
-}
-
-func TestTypedContentsAreAnswered(t *testing.T) {
-	r := doublingRig(t, nil)
-	in := rpcInput("x", "FP32", 1, 4)
-	in.Contents = &oip.InferTensorContents{Fp32Contents: []float32{1, 2, 3, 4}}
-	rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double",
-		Inputs: []*oip.ModelInferRequest_InferInputTensor{in}})
-	must.Do(t, err)
-	if !bytes.Equal(rep.RawOutputContents[0], floats(2, 4, 6, 8)) {
-		t.Errorf("%v", rep)
-	}
 }
 
 func TestOnlyRequestedOutputsAreAnsweredInTheOrderAskedFor(t *testing.T) {

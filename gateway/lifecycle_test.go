@@ -5,12 +5,9 @@ package gateway
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -34,13 +31,11 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// held is a worker that waits for a word before it answers.
+// held is a worker that waits before it answers.
 type held struct {
 	began chan int // rows of a batch
 	goOn  chan struct{}
 }
-
-func newHeld() *held { return &held{began: make(chan int, 1000), goOn: make(chan struct{})} }
 
 func (h *held) run(ctx context.Context, b *worker.Batch) error {
 	h.began <- b.Rows()
@@ -48,9 +43,9 @@ func (h *held) run(ctx context.Context, b *worker.Batch) error {
 	return double(ctx, b)
 }
 
-// holds has such a worker for a model; release lets it answer.
+// holds starts such a worker; release lets it answer.
 func (r *rig) holds(m broker.ModelConfig) (h *held, release func()) {
-	h = newHeld()
+	h = &held{began: make(chan int, 1000), goOn: make(chan struct{})}
 	r.worker(m, h.run)
 	return h, sync.OnceFunc(func() { close(h.goOn) })
 }
@@ -73,17 +68,11 @@ func TestACallerWhoHangsUpEndsItsRequestInTheRing(t *testing.T) {
 		t.Helper()
 		r.until("it waits in the ring", func() bool { return r.stats("double").QueueLength == 1 })
 	}
-	body := goodBody
-	for i, send := range []string{
-		fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body),
-		fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n",
-			len(body), body),
-	} {
-		c, err := net.Dial("tcp", strings.TrimPrefix(r.http, "http://"))
+	for i, send := range []string{plainDouble(),
+		fmt.Sprintf(inferDouble+"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(goodBody), goodBody)} {
+		c := r.connect()
+		_, err := io.WriteString(c, send)
 		must.Do(t, err)
-		if _, err := io.WriteString(c, send); err != nil {
-			t.Fatal(err)
-		}
 		waitsInTheRing()
 		c.Close()
 		r.canceled(uint64(i + 1))
@@ -227,86 +216,78 @@ func TestAFullWindowIsToldAsBackPressure(t *testing.T) {
 func TestModelsComeAndGoWhileTheGatewayRuns(t *testing.T) {
 	r := newRig(t, nil)
 	r.infer("double", "{}").is(t, "before", 404)
-	// who waits for it asks again
 	if rep, err := r.client().ModelReady(soon(t), &oip.ModelReadyRequest{Name: "double"}); err != nil || rep.Ready {
 		t.Errorf("before: %v %v", rep, err)
 	}
 	m := doubler(t)
 	leave := r.worker(m, double) // declares it
-	r.eventually("it is served", func() error {
-		if a := r.infer("double", goodBody); a.status != 200 {
-			return fmt.Errorf("%d %s", a.status, a.Error)
-		}
-		return nil
-	})
-	ready := func() int {
-		rep, err := http.Get(r.http + "/v2/models/double/ready")
-		must.Do(t, err)
-		rep.Body.Close()
-		return rep.StatusCode
-	}
-	r.until("it is ready", func() bool { return ready() == 200 })
+	r.served(goodBody)
+	r.until("it is ready", func() bool { return r.get("/v2/models/double/ready") == 200 })
 	leave()
-	r.eventually("it is not ready without a worker", func() error {
-		if got := ready(); got != 503 && got != 404 {
-			return fmt.Errorf("%d", got)
-		}
-		return nil
-	})
+	r.until("it is not ready without a worker", func() bool { return r.get("/v2/models/double/ready") >= 400 })
 }
 
 func TestABrokerThatComesBackIsServedAgainAndOneThatHasChangedToo(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, func(c *core.Config) { c.ClaimWait = 100 * time.Millisecond }, m)
 	r.worker(m, double)
-	again := func(body string) func() error {
-		return func() error {
-			if a := r.infer("double", body); a.status != 200 {
-				return fmt.Errorf("%d %s", a.status, a.Error)
-			}
-			return nil
-		}
-	}
-	r.eventually("the model is served", again(goodBody))
+	r.served(goodBody)
 	r.broker()
 	if a := r.infer("double", goodBody); a.status != 503 || a.header.Get("Retry-After") == "" {
 		t.Errorf("without a broker: %d %q", a.status, a.Error)
 	}
-	r.eventually("it is not ready", func() error {
-		rep, err := http.Get(r.http + "/v2/health/ready")
-		if err != nil {
-			return err
-		}
-		rep.Body.Close()
-		if rep.StatusCode != 503 {
-			return fmt.Errorf("%d", rep.StatusCode)
-		}
-		return nil
-	})
+	r.until("it is not ready", func() bool { return r.get("/v2/health/ready") == 503 })
 	r.startBroker(m)
-	r.eventually("the same model is served again", again(goodBody))
+	r.served(goodBody)
 	r.broker()
 	other := modelConfig(t, "double", []string{"x:f32[2]"}, []string{"y:f32[2]"})
 	r.startBroker(other)
 	r.worker(other, double)
-	r.eventually("the changed model is served", again(`{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}`))
+	r.served(`{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1,2]}]}`)
+	r.idle()
+}
+
+func TestBothLanesHaveSlotsOfASmallRing(t *testing.T) {
+	m := doubler(t)
+	m.Policy["slots"] = "16"
+	r := newRig(t, func(c *core.Config) { c.ClaimWait = time.Second }, m)
+	r.worker(m, double)
+	r.served(goodBody)
+	r.infer("double", `{"inputs":[{"name":"x","shape":[2,4],"datatype":"FP32","data":[1,2,3,4,5,6,7,8]}]}`).is(t, "two rows", 200)
+	r.idle()
+}
+
+// Each lane attaches again by itself. A lane that kept asking for its old window
+// would answer 503 for good, beside the other lane's 200.
+func TestEveryLaneServesAgainWhenTheRestartedBrokerHasFewerSlots(t *testing.T) {
+	m := doubler(t)
+	m.Policy["slots"] = "1024"
+	r := newRig(t, nil, m)
+	r.worker(m, double)
+	twoRows := `{"inputs":[{"name":"x","shape":[2,4],"datatype":"FP32","data":[1,2,3,4,5,6,7,8]}]}`
+	served := func() {
+		t.Helper()
+		r.until("the gateway is ready", func() bool { return r.get("/v2/health/ready") == 200 })
+		for _, body := range []string{goodBody, twoRows, goodBody, twoRows} {
+			r.infer("double", body).is(t, body, 200)
+		}
+	}
+	served()
+	for _, slots := range []string{"64", "1024"} {
+		r.broker()
+		m.Policy["slots"] = slots
+		r.startBroker(m)
+		served()
+	}
 	r.idle()
 }
 
 func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T) {
 	r := newRig(t, func(c *core.Config) { c.Pace.Workers = 24 * time.Hour })
 	m := doubler(t)
-	serves := func() (leave func()) {
-		leave = r.worker(m, double)
-		r.eventually("it is served", func() error {
-			if a := r.infer("double", goodBody); a.status != 200 {
-				return fmt.Errorf("%d %s", a.status, a.Error)
-			}
-			return nil
-		})
-		return leave
-	}
-	leave := serves()
+	r.infer("nothing", "{}").is(t, "a model that was never there", 404)
+	leave := r.worker(m, double)
+	r.served(goodBody)
 	known := callOf(t, r.formerly("double", "4", true))
 	defer known.Done()
 	epoch := func() uint64 {
@@ -331,11 +312,8 @@ func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T
 	if err := known.Run(soon(t)); core.MeaningOf(err).HTTP != 503 {
 		t.Errorf("a call that had found it: %v", err)
 	}
-	r.infer("nothing", "{}").is(t, "one that was never there", 404)
-	serves()
-	r.post("/v2/models/double/versions/7/infer", nil, nil).is(t, "a version that was never there", 404)
-	r.eventually("it is not awaited any more", func() error { return r.g.Models.Awaited("double", "") })
-
+	r.worker(m, double)
+	r.served(goodBody)
 	r.idle()
 }
 
@@ -344,8 +322,7 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 	m := doubler(t)
 	endDelay := make(chan struct{})
 	r := newRig(t, func(c *core.Config) { c.DrainDelay, c.EndDelay = time.Hour, endDelay }, m)
-	h := newHeld()
-	r.worker(m, h.run)
+	_, release := r.holds(m)
 	c := r.client()
 	var wg sync.WaitGroup
 	results := make(chan error, 3)
@@ -361,9 +338,7 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 		}
 	})
 	r.underWay(2)
-	idle, err := net.Dial("tcp", strings.TrimPrefix(r.http, "http://")) // a connection without a request must not hold it up
-	must.Do(t, err)
-	defer idle.Close()
+	r.connect() // a connection without a request must not hold it up
 	stopped := make(chan error, 1)
 	go func() { stopped <- r.stop() }()
 	r.eventually("readiness is false", func() error {
@@ -389,7 +364,7 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 		t.Fatalf("it ended with requests under way: %v", err)
 	default:
 	}
-	close(h.goOn)
+	release()
 	wg.Wait()
 	close(results)
 	for err := range results {
@@ -401,8 +376,7 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 func TestDrainingEndsStreamsThatNothingIsUnderWayIn(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, nil, m)
-	h := newHeld()
-	r.worker(m, h.run)
+	h, release := r.holds(m)
 	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must.Do(t, err)
 	defer conn.Close()
@@ -417,13 +391,13 @@ func TestDrainingEndsStreamsThatNothingIsUnderWayIn(t *testing.T) {
 	<-h.began
 	stopped := make(chan error, 1)
 	go func() { stopped <- r.stop() }()
-	for err == nil { // it may be told first that nothing is served any more
+	for err == nil { // NOT_SERVING may come first
 		_, err = watch.Recv()
 	}
 	if rpcstatus.Code(err) != codes.Unavailable {
 		t.Errorf("watching: %v", err)
 	}
-	close(h.goOn)
+	release()
 	if rep, err := stream.Recv(); err != nil || rep.ErrorMessage != "" {
 		t.Errorf("what was accepted: %v %v", rep, err)
 	}
@@ -515,8 +489,8 @@ func TestLargeAnswersComeFromTheSlotsAndGiveThemBack(t *testing.T) {
 	r.idle()
 }
 
-// formerly is a model of that name as it was known before: with these tensors,
-// and with its lanes closed if it went.
+// formerly returns a model as the gateway knew it before: with tensors of that size,
+// and with closed lanes if it went.
 func (r *rig) formerly(name string, size string, went bool) *core.Model {
 	r.t.Helper()
 	k := core.NewModel(r.g, &admin.Model{Name: name, Signature: signature(r.t, []string{"x:f32[" + size + "]"},
@@ -536,47 +510,32 @@ func callOf(t *testing.T, k *core.Model) *core.Call {
 	c.Model, c.Caller = k, &core.Caller{Use: &core.Usage{}}
 	in := c.AddInput()
 	in.Name, in.DType, in.Shape, in.Size = spec.Name, tensor.F32, append([]int{1}, spec.Shape...), spec.RowBytes()
-	ones := make(core.BytesSource, 0, in.Size)
-	for range in.Size / 4 {
-		ones = binary.LittleEndian.AppendUint32(ones, math.Float32bits(1))
-	}
+	ones := core.BytesSource(bytes.Repeat(floats(1), in.Size/4))
 	in.Src = &ones
 	must.Do(t, c.Check())
 	return c
 }
 
-// As when the broker was restarted while a request was on its way.
-func TestACallFollowsAModelThatWentAndCameBack(t *testing.T) {
+// The broker was restarted while the call was on its way. A call of a model that
+// has other tensors now would be cut to the new size, and answered.
+func TestACallFollowsItsModelUnlessThatHasOtherTensorsOrIsGone(t *testing.T) {
 	r := doublingRig(t, nil)
-	c := callOf(t, r.formerly("double", "4", true))
-	defer c.Done()
-	must.Do(t, c.Run(soon(t)))
-	if o := &c.Outputs[0]; len(o.Parts) != 1 || len(o.Parts[0]) != 16 || math.Float32frombits(binary.LittleEndian.Uint32(o.Parts[0])) != 2 {
-		t.Errorf("it was answered %v", o.Parts)
-	}
-}
-
-// It would be cut to the new size, and answered.
-func TestACallOfAModelThatHasOtherTensorsNowIsRefused(t *testing.T) {
-	r := doublingRig(t, nil)
-	for _, size := range []string{"2", "8"} {
-		for _, went := range []bool{false, true} {
-			c := callOf(t, r.formerly("double", size, went))
-			if err := c.Run(soon(t)); !errors.Is(err, status.ErrSignatureMismatch) {
-				t.Errorf("%s numbers instead of 4, went %t: %v", size, went, err)
-			}
-			c.Done()
+	for _, k := range []struct {
+		name, size string
+		went       bool
+		want       error
+	}{
+		{"double", "4", true, nil},
+		{"double", "2", false, status.ErrSignatureMismatch}, {"double", "2", true, status.ErrSignatureMismatch},
+		{"double", "8", false, status.ErrSignatureMismatch}, {"double", "8", true, status.ErrSignatureMismatch},
+		{"gone", "4", true, status.ErrUnknownModel},
+	} {
+		c := callOf(t, r.formerly(k.name, k.size, k.went))
+		must.Fail(t, fmt.Sprint(k), c.Run(soon(t)), k.want)
+		if k.want == nil && !bytes.Equal(bytes.Join(c.Outputs[0].Parts, nil), floats(2, 2, 2, 2)) {
+			t.Errorf("it was answered %v", c.Outputs[0].Parts)
 		}
+		c.Done()
 	}
 	r.idle()
-}
-
-func TestACallOfAModelThatIsGoneIsToldSo(t *testing.T) {
-	m := doubler(t)
-	r := newRig(t, nil, m)
-	c := callOf(t, r.formerly("gone", "4", true))
-	defer c.Done()
-	if err := c.Run(soon(t)); !errors.Is(err, status.ErrUnknownModel) {
-		t.Error(err)
-	}
 }

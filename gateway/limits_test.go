@@ -38,11 +38,11 @@ func TestASlowBodyIsCutWithItsReason(t *testing.T) {
 	r := doublingRig(t, func(c *core.Config) { hurried(c); c.Pace.Idle, c.Pace.Answer = patience, patience }) // only the body is hurried
 	head := `{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"binary_data_size":16}}]}`
 	for name, start := range map[string]string{
-		"a body that never comes": "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n",
-		"tensors that never come": fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\n%s: %d\r\nContent-Length: "+
-			"%d\r\n\r\n%s1234", headerLength, len(head), len(head)+16, head),
-		"chunks that never come":     "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n",
-		"chunks that never end":      "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n",
+		"a body that never comes": inferDouble + "Content-Length: 100\r\n\r\n",
+		"tensors that never come": fmt.Sprintf(inferDouble+"%s: %d\r\nContent-Length: %d\r\n\r\n%s1234", headerLength, len(head),
+			len(head)+16, head),
+		"chunks that never come":     inferDouble + "Transfer-Encoding: chunked\r\n\r\n",
+		"chunks that never end":      inferDouble + "Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n",
 		"a question without its end": "POST /v2/repository/index HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n",
 	} {
 		c := r.connect()
@@ -175,7 +175,7 @@ func TestAChangeRightAfterALookIsNotMissed(t *testing.T) {
 		r.g.Models.RefreshSoon(soon(t)) // the look
 		leave := r.worker(m, double)
 		r.until("the broker has the worker", func() bool { return len(r.stats("double").Workers) != 0 })
-		r.g.Models.RefreshSoon(soon(t)) // the change is told at once
+		r.g.Models.RefreshSoon(soon(t)) // because of the change
 		must.Do(t, r.g.ModelReady(r.model("double")))
 		leave()
 		r.until("it is seen to be gone", func() bool { return r.g.ModelReady(r.model("double")) != nil })
@@ -223,18 +223,13 @@ func TestABodyInChunksCountsAsItsCallersToo(t *testing.T) {
 		t.Errorf("much: %d %q", a.status, a.Error)
 	}
 	r.idle()
-	if n := r.bytesOfCallers(); n != 0 {
-		t.Errorf("%d bytes are still the callers'", n)
-	}
-}
-
-func (r *rig) bytesOfCallers() (n int64) {
 	r.g.Limits.Mu.Lock()
 	defer r.g.Limits.Mu.Unlock()
-	for _, u := range r.g.Limits.ByName {
-		n += u.Bytes.Load()
+	for name, u := range r.g.Limits.ByName {
+		if n := u.Bytes.Load(); n != 0 {
+			t.Errorf("%d bytes are still counted for %s", n, name)
+		}
 	}
-	return n
 }
 
 func TestTypedContentsAreNeverLargerThanTheirShape(t *testing.T) {
@@ -273,33 +268,15 @@ func TestTypedContentsAreNeverLargerThanTheirShape(t *testing.T) {
 func TestACallerMayHangUpWhileItWaitsForASlot(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, func(c *core.Config) { c.Window, c.ClaimWait = 1, 2*patience }, m)
-	begun, carryOn := make(chan struct{}, 8), make(chan struct{})
-	r.worker(m, func(ctx context.Context, b *worker.Batch) error {
-		begun <- struct{}{}
-		<-carryOn
-		return double(ctx, b)
-	})
-	body := goodBody
-	ask := func() net.Conn {
-		c := r.connect()
-		fmt.Fprintf(c, "POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
-		return c
-	}
-	inFlight := func(want int64) func() error {
-		return func() error {
-			if n := r.g.InFlight.Load(); n != want {
-				return fmt.Errorf("%d are in flight", n)
-			}
-			return nil
-		}
-	}
-	first := ask()
-	<-begun
-	second := ask()
-	r.eventually("both are here", inFlight(2))
+	h, release := r.holds(m)
+	first, second := r.connect(), r.connect()
+	fmt.Fprint(first, plainDouble())
+	<-h.began
+	fmt.Fprint(second, plainDouble())
+	r.underWay(2)
 	second.Close()
-	r.eventually("the second is gone", inFlight(1))
-	close(carryOn)
+	r.underWay(1)
+	release()
 	if rep, err := http.ReadResponse(bufio.NewReader(first), nil); err != nil || rep.StatusCode != 200 {
 		t.Errorf("the first: %v, %v", rep, err)
 	}

@@ -129,7 +129,7 @@ func TestACallerIsNotSlowWhileItWaitsForASlot(t *testing.T) {
 	post(map[string]string{headerLength: "0"}, make([]byte, size))
 	post(nil, []byte(fmt.Sprintf(`{"inputs":[{"name":"x","shape":[1,%d],"datatype":"UINT8","data":[%s]}]}`, size, numbers)))
 	r.underWay(3)
-	time.Sleep(500 * time.Millisecond) // several times what a body may take
+	time.Sleep(500 * time.Millisecond) // several times Pace.Body
 	close(goOn)
 	for range 3 {
 		must.Check(t, <-answers)
@@ -252,7 +252,7 @@ func TestOnlyKnownHostsAreServedWhereCallersNeedNoToken(t *testing.T) {
 	withTokens.do(req).is(t, "with a token", 200)
 }
 
-// A drain waits for accepted requests, and not for those that never become whole.
+// A drain waits for accepted requests, not for incomplete ones.
 func TestADrainDoesNotWaitForHalfRequests(t *testing.T) {
 	t.Parallel()
 	m := doubler(t)

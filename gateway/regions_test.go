@@ -35,7 +35,7 @@ func (r *rig) register(name, key string, offset, size int) *httpAnswer {
 		fmt.Appendf(nil, `{"key":%q,"offset":%d,"byte_size":%d}`, key, offset, size))
 }
 
-// inShared is a request whose tensors lie in regions.
+// inShared makes a request with its tensors in regions.
 func inShared(in, out string) string {
 	place := func(text string) string { // region,offset,size
 		var region string
@@ -121,8 +121,7 @@ func TestOnlySharedMemoryOfTheCallersIsRegistered(t *testing.T) {
 func TestARegionThatIsUnregisteredStaysUntilItsRequestsHaveEnded(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, sharing, m)
-	h := newHeld()
-	r.worker(m, h.run)
+	h, release := r.holds(m)
 	key := r.shared("used", append(floats(1, 2, 3, 4), make([]byte, 16)...))
 	r.register("u", key, 0, 32)
 	done := make(chan *httpAnswer)
@@ -130,7 +129,7 @@ func TestARegionThatIsUnregisteredStaysUntilItsRequestsHaveEnded(t *testing.T) {
 	<-h.began
 	r.post("/v2/systemsharedmemory/region/u/unregister", nil, nil).is(t, "", 200)
 	r.infer("double", inShared("u,0,16", "u,16,16")).is(t, "a new request", 400)
-	close(h.goOn)
+	release()
 	(<-done).is(t, "the request under way", 200)
 	got, _ := os.ReadFile(filepath.Join("/dev/shm", key))
 	if !bytes.Equal(got[16:], floats(2, 4, 6, 8)) {

@@ -38,7 +38,8 @@ func relayedCall(requests string, rows ...uint32) *oip.ModelInferRequest {
 	return &oip.ModelInferRequest{ModelName: "m",
 		Inputs:           []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "INT32", Shape: []int64{int64(len(rows)), 1}}},
 		RawInputContents: [][]byte{raw},
-		Parameters:       map[string]*oip.InferParameter{oip.RequestsParameter: {ParameterChoice: &oip.InferParameter_StringParam{StringParam: requests}}},
+		Parameters: map[string]*oip.InferParameter{
+			oip.RequestsParameter: {ParameterChoice: &oip.InferParameter_StringParam{StringParam: requests}}},
 	}
 }
 

@@ -37,7 +37,7 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// headerLength tells where the JSON of a binary body ends.
+// headerLength is the header with the length of a binary body's JSON.
 const headerLength = "Inference-Header-Content-Length"
 
 // patience is for what surely comes, on any machine.
@@ -74,7 +74,6 @@ func signature(t testing.TB, inputs, outputs []string) tensor.Signature {
 	return sig
 }
 
-// model is what a rig's broker declares.
 func modelConfig(t testing.TB, name string, inputs, outputs []string) broker.ModelConfig {
 	m := broker.ModelConfig{Name: name, Signature: signature(t, inputs, outputs)}
 	m.Policy = policy.New(policy.MaxBatchSize(8), policy.WaitTime(0), policy.Slots(64))
@@ -180,8 +179,8 @@ func echo(_ context.Context, b *worker.Batch) error {
 	return nil
 }
 
-// sameSize is echo for one input and output whose second dimension varies: the
-// output is as large as what the worker sees, which may be a bucket.
+// sameSize is echo for a variable second dimension: the output is as large as the
+// worker's view, which may be a bucket.
 func sameSize(ctx context.Context, b *worker.Batch) error {
 	for i := range b.Len() {
 		if err := b.SetOutputDims(i, b.Input(0).RowShape()[1]); err != nil {
@@ -202,7 +201,7 @@ func (r *rig) eventually(what string, f func() error) {
 	r.t.Fatalf("%s: %v", what, err)
 }
 
-// until waits until is tells so; if that never happens, the failure shows the broker's statistics.
+// until waits until is() is true. Its failure shows the broker's statistics.
 func (r *rig) until(what string, is func() bool) {
 	r.t.Helper()
 	for deadline := time.Now().Add(patience); !is(); time.Sleep(5 * time.Millisecond) {
@@ -222,10 +221,30 @@ func doublingRig(t *testing.T, change func(*core.Config)) *rig {
 	return r
 }
 
-// underWay waits until so many requests are.
+// underWay waits until that many requests are in flight.
 func (r *rig) underWay(want int64) {
 	r.t.Helper()
-	r.until("they are under way", func() bool { return r.g.InFlight.Load() == want })
+	r.until(fmt.Sprint(want, " requests are in flight"), func() bool { return r.g.InFlight.Load() == want })
+}
+
+// get returns the status of a path.
+func (r *rig) get(path string) int {
+	r.t.Helper()
+	rep, err := http.Get(r.http + path)
+	must.Do(r.t, err)
+	rep.Body.Close()
+	return rep.StatusCode
+}
+
+// served waits until the model double answers.
+func (r *rig) served(body string) {
+	r.t.Helper()
+	r.eventually("it is served", func() error {
+		if a := r.infer("double", body); a.status != 200 {
+			return fmt.Errorf("%d %s", a.status, a.Error)
+		}
+		return nil
+	})
 }
 
 func (r *rig) stats(model string) *stats.Model {
@@ -302,7 +321,7 @@ func (r *rig) hangUp() {
 	http.DefaultClient.CloseIdleConnections()
 }
 
-// answer is what an HTTP caller gets.
+// httpAnswer is the answer to an HTTP request.
 type httpAnswer struct {
 	status  int
 	header  http.Header
@@ -317,7 +336,7 @@ type httpAnswer struct {
 		Data       []any
 		Parameters map[string]any
 	}
-	raw []byte // what follows the JSON
+	raw []byte // the tensors after the JSON
 }
 
 // is fails the test if the answer has another status, or an error without that reason.
@@ -375,10 +394,14 @@ func (r *rig) inferBinary(model, head string, tensors ...[]byte) *httpAnswer {
 		append([]byte(head), bytes.Join(tensors, nil)...))
 }
 
-// connect opens a connection to the HTTP door, to write what one likes.
-func (r *rig) connect() net.Conn {
+// connect opens a connection to the HTTP door, for requests by hand.
+func (r *rig) connect() net.Conn { return r.connectFrom("127.0.0.1") }
+
+// connectFrom connects from another address of this host.
+func (r *rig) connectFrom(address string) net.Conn {
 	r.t.Helper()
-	c, err := net.Dial("tcp", strings.TrimPrefix(r.http, "http://"))
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+	c, err := d.DialContext(soon(r.t), "tcp", strings.TrimPrefix(r.http, "http://"))
 	must.Do(r.t, err)
 	_ = c.SetDeadline(time.Now().Add(patience))
 	r.t.Cleanup(func() { c.Close() })
@@ -403,16 +426,5 @@ func (r *rig) ask(c net.Conn, request string) error {
 }
 
 func plainDouble() string {
-	body := goodBody
-	return fmt.Sprintf("POST /v2/models/double/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
-}
-
-// connectFrom is connect from another address of this host.
-func (r *rig) connectFrom(address string) net.Conn {
-	r.t.Helper()
-	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
-	c, err := d.DialContext(soon(r.t), "tcp", strings.TrimPrefix(r.http, "http://"))
-	must.Do(r.t, err)
-	r.t.Cleanup(func() { c.Close() })
-	return c
+	return fmt.Sprintf(inferDouble+"Content-Length: %d\r\n\r\n%s", len(goodBody), goodBody)
 }

@@ -3,110 +3,30 @@
 package relay
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
-
-	"google.golang.org/grpc/mem"
-	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
-	"google.golang.org/protobuf/proto"
 )
 
-// answer is a ModelInferResponse as the transport received it.
-type answer struct {
-	data mem.BufferSlice
-	meta oip.ModelInferResponse // all but the raw contents
-	raw  []rawContents
-}
-
-type rawContents struct{ at, size int }
-
-// Receive keeps the transport's buffers until free.
-func (a *answer) Receive(data mem.BufferSlice) { a.data = data }
-
-// free gives the transport's buffers back.
-func (a *answer) free() {
-	a.data.Free()
-	a.data = nil
-}
+type answer struct{ oip.Response }
 
 var errAnswer = errors.New("the answer is no ModelInferResponse")
 
-const (
-	rawField     = 6
-	maxMetaBytes = 1 << 20 // of an answer, without its tensors
-)
-
-// split finds the raw contents, and reads the rest.
-func (a *answer) split() error {
-	total := a.data.Len()
-	r := a.data.Reader()
-	defer r.Close()
-	var meta []byte
-	for r.Remaining() > 0 {
-		tag, err := binary.ReadUvarint(r)
-		if err != nil {
-			return errAnswer
-		}
-		field, kind := protowire.DecodeTag(tag)
-		switch kind {
-		case protowire.BytesType:
-			n, err := binary.ReadUvarint(r)
-			if err != nil || n > uint64(r.Remaining()) {
-				return errAnswer
-			}
-			if field == rawField {
-				if len(a.raw) >= tensor.MaxTensors {
-					return errAnswer
-				}
-				a.raw = append(a.raw, rawContents{total - r.Remaining(), int(n)})
-				if _, err := r.Discard(int(n)); err != nil {
-					return errAnswer
-				}
-				continue
-			}
-			if len(meta)+int(n) > maxMetaBytes {
-				return fmt.Errorf("%w: more than %d bytes beside its tensors", errAnswer, maxMetaBytes)
-			}
-			meta = protowire.AppendVarint(protowire.AppendTag(meta, field, kind), n)
-			at := len(meta)
-			meta = append(meta, make([]byte, n)...)
-			if _, err := io.ReadFull(r, meta[at:]); err != nil {
-				return errAnswer
-			}
-		case protowire.VarintType:
-			if _, err := binary.ReadUvarint(r); err != nil {
-				return errAnswer
-			}
-		default:
-			return errAnswer
-		}
-	}
-	if proto.Unmarshal(meta, &a.meta) != nil {
-		return errAnswer
-	}
-	return nil
-}
-
-// failure is a request that failed alone.
 type failure struct{ name, text string }
 
-// write puts the tensors into the slots of the requests, and tells which of
-// them have none because they failed. Nothing is written where the answer is not
-// what was asked for.
+// write copies the tensors into the slots of the requests, and returns the
+// requests that failed. An answer that does not fit the requests writes nothing.
 func (a *answer) write(b *worker.Batch, requests []int) (failed map[int]failure, err error) {
-	if err := a.split(); err != nil {
-		return nil, err
+	if err := a.Split(); err != nil {
+		return nil, fmt.Errorf("%w: %w", errAnswer, err)
 	}
 	failed = map[int]failure{}
 	wrong := error(nil)
-	if p := a.meta.Parameters[oip.FailedParameter]; p != nil {
+	if p := a.Meta.Parameters[oip.FailedParameter]; p != nil {
 		err := oip.ParseFailed(p.GetStringParam(), func(i int, name, text string) {
 			if i >= len(requests) {
 				wrong = fmt.Errorf("%w: it says that request %d of %d failed", errAnswer, i, len(requests))
@@ -127,10 +47,10 @@ func (a *answer) write(b *worker.Batch, requests []int) (failed map[int]failure,
 			}
 		}
 	}
-	if len(a.raw) != len(a.meta.Outputs) {
-		return nil, fmt.Errorf("%w: %d outputs, and raw contents of %d", errAnswer, len(a.meta.Outputs), len(a.raw))
+	if len(a.Raw) != len(a.Meta.Outputs) {
+		return nil, fmt.Errorf("%w: %d outputs, and raw contents of %d", errAnswer, len(a.Meta.Outputs), len(a.Raw))
 	}
-	sent := 0 // rows; a gateway counts those of failed requests, too
+	sent := 0 // rows; a gateway counts failed requests as well
 	for _, i := range requests {
 		sent += b.Request(i).Rows
 	}
@@ -143,19 +63,19 @@ func (a *answer) write(b *worker.Batch, requests []int) (failed map[int]failure,
 		return nil, err
 	}
 	for k, at := range places {
-		if err := a.writeOutput(b, rows, k, a.raw[at], sizes); err != nil {
+		if err := writeOutput(b, rows, k, &a.Raw[at], sizes); err != nil {
 			return nil, err
 		}
 	}
 	return failed, nil
 }
 
-// find tells where each of the model's outputs is in the answer, once and of the
-// right type and shape.
+// find returns the place of each of the model's outputs in the answer. Each has to
+// be there once, with its type and shape.
 func (a *answer) find(specs []tensor.Spec, rows int) (places []int, err error) {
 	for k := range specs {
 		at := -1
-		for i, o := range a.meta.Outputs {
+		for i, o := range a.Meta.Outputs {
 			switch {
 			case o.Name != specs[k].Name:
 			case at >= 0:
@@ -167,7 +87,7 @@ func (a *answer) find(specs []tensor.Spec, rows int) (places []int, err error) {
 		if at < 0 {
 			return nil, fmt.Errorf("%w: output %q is missing", errAnswer, specs[k].Name)
 		}
-		if err := checkOutput(&specs[k], a.meta.Outputs[at], rows); err != nil {
+		if err := checkOutput(&specs[k], a.Meta.Outputs[at], rows); err != nil {
 			return nil, err
 		}
 		places = append(places, at)
@@ -175,8 +95,8 @@ func (a *answer) find(specs []tensor.Spec, rows int) (places []int, err error) {
 	return places, nil
 }
 
-// checkOutput compares type and shape with the model's. As many bytes may come
-// in another shape, whose numbers would be wrong.
+// checkOutput compares type and shape with the model's: another shape may have as
+// many bytes, in another order.
 func checkOutput(spec *tensor.Spec, o *oip.ModelInferResponse_InferOutputTensor, rows int) error {
 	if d, err := oip.ParseType(o.Datatype); err != nil || d != spec.DType {
 		return fmt.Errorf("%w: output %q is of type %s, want %s", errAnswer, o.Name, o.Datatype, spec.DType)
@@ -191,7 +111,7 @@ func checkOutput(spec *tensor.Spec, o *oip.ModelInferResponse_InferOutputTensor,
 	return nil
 }
 
-// sizes are those of variable outputs, row by row; nil if there are none.
+// sizes returns the sizes of variable outputs of each row; nil without variable ones.
 func (a *answer) sizes(b *worker.Batch, rows, places []int) ([][]int, error) {
 	sig := &b.Layout().Signature
 	n := tensor.VariableDims(sig.Outputs)
@@ -199,18 +119,18 @@ func (a *answer) sizes(b *worker.Batch, rows, places []int) ([][]int, error) {
 		return nil, nil
 	}
 	all := make([][]int, 0, len(rows))
-	if p := a.meta.Parameters[oip.SizesParameter]; p != nil {
+	if p := a.Meta.Parameters[oip.SizesParameter]; p != nil {
 		if err := oip.ParseSizes(p.GetStringParam(), n, func(dims []int) error {
 			all = append(all, slices.Clone(dims))
 			return nil
 		}); err != nil {
 			return nil, err
 		}
-	} else { // another server: all rows have the shape that it tells
+	} else { // another server: all rows have one shape
 		var dims []int
 		for k, at := range places {
 			for _, v := range sig.Outputs[k].Variable {
-				dims = append(dims, int(a.meta.Outputs[at].Shape[v+1]))
+				dims = append(dims, int(a.Meta.Outputs[at].Shape[v+1]))
 			}
 		}
 		for range rows {
@@ -229,7 +149,7 @@ func (a *answer) sizes(b *worker.Batch, rows, places []int) ([][]int, error) {
 }
 
 // writeOutput copies one output into the slots.
-func (a *answer) writeOutput(b *worker.Batch, rows []int, k int, raw rawContents, sizes [][]int) error {
+func writeOutput(b *worker.Batch, rows []int, k int, raw *oip.Spans, sizes [][]int) error {
 	sig := &b.Layout().Signature
 	spec, col := &sig.Outputs[k], b.Output(k)
 	first := tensor.VariableDims(sig.Outputs[:k])
@@ -251,16 +171,11 @@ func (a *answer) writeOutput(b *worker.Batch, rows []int, k int, raw rawContents
 	for i := range rows {
 		want += rowBytes(i)
 	}
-	if want != raw.size {
-		return fmt.Errorf("%w: output %q has %d bytes for %d rows, want %d", errAnswer, spec.Name, raw.size, len(rows), want)
-	}
-	r := a.data.Reader()
-	defer r.Close()
-	if _, err := r.Discard(raw.at); err != nil {
-		return errAnswer
+	if want != raw.Size() {
+		return fmt.Errorf("%w: output %q has %d bytes for %d rows, want %d", errAnswer, spec.Name, raw.Size(), len(rows), want)
 	}
 	for i, row := range rows {
-		if _, err := io.ReadFull(r, col.Bytes(row)[:rowBytes(i)]); err != nil {
+		if raw.ReadFull(col.Bytes(row)[:rowBytes(i)]) != nil {
 			return errAnswer
 		}
 	}

@@ -19,17 +19,18 @@ import (
 	rpcstatus "google.golang.org/grpc/status"
 )
 
-// The relay chooses the host of each call itself; all that is left for gRPC's
-// balancer is to keep a connection to every address that the resolver finds,
-// to tell how each of them is, and to send a call where its context says.
+// The relay chooses the host of each call itself: a retry goes to another host, and
+// the windows of the hosts decide how many batches the relay takes. gRPC's
+// balancer keeps a connection to every address that the resolver finds, and sends
+// a call to the host in its context.
 
-// policyName is what the service configuration calls it.
+// policyName is the balancer's name in the service configuration.
 const policyName = "ringbatch_relay"
 
 var registerOnce sync.Once
 
-// register makes the balancer known to gRPC, whose registry is global. Which
-// relay a balancer belongs to is told by the credentials of its connection.
+// register adds the balancer to gRPC's global registry. The credentials of a
+// connection name the relay that it belongs to.
 func register() { registerOnce.Do(func() { balancer.Register(balancerBuilder{}) }) }
 
 type balancerBuilder struct{}
@@ -44,20 +45,18 @@ func (balancerBuilder) Build(cc balancer.ClientConn, opts balancer.BuildOptions)
 	return b
 }
 
-// resolveInterval is how often the target is looked up again. gRPC does so by
-// itself only when a connection fails: hosts that are added would get nothing.
-// (More often than that its DNS resolver does not ask.)
+// resolveInterval is how often the target is looked up again, to find new hosts.
+// gRPC looks only when a connection fails, and asks DNS no more often than this.
 const resolveInterval = 30 * time.Second
 
 func (b *connections) keepResolving(ctx context.Context, interval time.Duration) {
 	every(ctx, interval, func() { b.cc.ResolveNow(resolver.ResolveNowOptions{}) })
 }
 
-// connections are those of one relay.
 type connections struct {
 	cc    balancer.ClientConn
 	hosts *hosts
-	all   map[string]*connection // only gRPC's own, serialized, calls use it
+	all   map[string]*connection // used by gRPC's serialized calls only
 
 	cancel context.CancelFunc // of keepResolving
 }
@@ -67,7 +66,7 @@ type connection struct {
 	host *host
 }
 
-// nameOf is the address that a host is known by.
+// nameOf returns a host's name: its address, or its addresses.
 func nameOf(e resolver.Endpoint) string {
 	var all []string
 	for _, a := range e.Addresses {
@@ -88,8 +87,9 @@ func (b *connections) UpdateClientConnState(s balancer.ClientConnState) error {
 			continue
 		}
 		c := &connection{host: b.hosts.add(name)}
-		//lint:ignore SA1019 there is no other way to connect; what is deprecated is several addresses
-		sub, err := b.cc.NewSubConn(e.Addresses, balancer.NewSubConnOptions{StateListener: func(s balancer.SubConnState) { b.changed(c, s) }})
+		//lint:ignore SA1019 there is no other way to connect; several addresses are deprecated
+		sub, err := b.cc.NewSubConn(e.Addresses,
+			balancer.NewSubConnOptions{StateListener: func(s balancer.SubConnState) { b.changed(c, s) }})
 		if err != nil {
 			return err
 		}
@@ -97,7 +97,7 @@ func (b *connections) UpdateClientConnState(s balancer.ClientConnState) error {
 		b.all[name] = c
 		sub.Connect()
 	}
-	if len(found) == 0 { // a name server's mistake, more often than not: hosts that work are kept
+	if len(found) == 0 { // mostly a mistake of the name server: working hosts stay
 		b.ResolverError(errors.New("it has no address"))
 		return balancer.ErrBadResolverState
 	}
@@ -113,7 +113,7 @@ func (b *connections) UpdateClientConnState(s balancer.ClientConnState) error {
 	return nil
 }
 
-// changed is how gRPC tells of a connection.
+// changed receives the state of a connection from gRPC.
 func (b *connections) changed(c *connection, s balancer.SubConnState) {
 	switch s.ConnectivityState {
 	case connectivity.Ready:
@@ -126,8 +126,7 @@ func (b *connections) changed(c *connection, s balancer.SubConnState) {
 	case connectivity.Shutdown:
 		c.host.disconnected(nil)
 	}
-	// A call whose connection ended between its choice and its sending waits for
-	// a new picker, and would until its deadline.
+	// A call whose connection ended after the choice waits for a new picker.
 	b.cc.UpdateState(balancer.State{ConnectivityState: connectivity.Ready, Picker: picker{}})
 }
 
@@ -152,15 +151,14 @@ func (b *connections) Close() {
 // picker sends a call to the host in its context.
 type picker struct{}
 
-// route is where a call goes, in its context, and what became of it.
+// route travels in a call's context.
 type route struct {
 	host *host
-	sent atomic.Bool // bytes of it were sent: the host may have run it
+	sent atomic.Bool // bytes were sent: the host may have run the call
 }
 
 type routeKey struct{}
 
-// to makes a context for a call to one host.
 func (r *route) to(ctx context.Context) context.Context {
 	return context.WithValue(ctx, routeKey{}, r)
 }
@@ -181,10 +179,10 @@ func (picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	}}, nil
 }
 
-// endpoints are a list of addresses, for gRPC's manual resolver.
+// endpoints converts addresses for gRPC's manual resolver.
 func endpoints(list []string) (all []resolver.Endpoint) {
 	for _, address := range slices.Compact(slices.Sorted(slices.Values(list))) {
-		host, _, _ := net.SplitHostPort(address) // which checkAddresses has done before
+		host, _, _ := net.SplitHostPort(address) // checkAddresses has checked it
 		all = append(all, resolver.Endpoint{Addresses: []resolver.Address{{Addr: address, ServerName: host}}})
 	}
 	return all

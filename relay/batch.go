@@ -11,41 +11,41 @@ import (
 	"strings"
 	"time"
 
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// trip is one batch on its way: to a host, and where that fails to others. The
-// goroutine that takes batches starts it, another one finishes it.
+// trip is a batch on its way to a host, and after a failure to other hosts. The
+// goroutine that takes batches starts the trip, a finisher ends it.
 type trip struct {
 	r     *relay
 	b     *worker.Batch
-	model *policy.Settings // of the model here
+	model *policy.Settings // on this host
 
-	ctx    context.Context // ends when nobody waits any more
+	ctx    context.Context // ends with the last deadline, or before the lease
 	cancel context.CancelFunc
-	first  *sending // is under way; nil: no host was there
-	last   error    // why a host did not run it, or went away
-	begun  bool     // a host may have run some of it, and did not answer
+	first  *sending // in flight; nil: no host was there
+	last   error    // why a host did not run the batch, or went away
+	begun  bool     // a host may have run a part, and did not answer
 	ended  []bool   // requests that have an answer or an error
-	faulty bool     // a fault of ours has failed it
+	faulty bool     // a fault of ours has failed the batch
 }
 
 func newTrip(r *relay, b *worker.Batch, model *policy.Settings) *trip {
 	return &trip{r: r, b: b, model: model, ended: make([]bool, b.Len())}
 }
 
-// How often hosts that were sent a batch may go away before its requests go on
-// one by one, and how often with a request that goes alone. The request that
-// makes hosts die is then found, fails, and takes nothing with it but these.
+// A request may kill the hosts that run it. After lossesTogether lost hosts, the
+// requests of a batch go one by one; after lossesAlone more, a request fails.
 const (
 	lossesTogether = 2
 	lossesAlone    = 1
 )
 
-// start sends the batch to a host, if there is one. It does not wait for the
+// start sends the batch to a host, if there is one, and does not wait for the
 // answer.
 func (t *trip) start() {
 	all := t.all()
@@ -59,7 +59,7 @@ func (t *trip) start() {
 func (t *trip) finish() {
 	defer t.b.Complete()
 	defer t.cancel()
-	if t.faulty { // what was sent of it must not be sent again
+	if t.faulty { // a part may have been sent
 		return
 	}
 	t.guard(func() {
@@ -73,15 +73,15 @@ func (t *trip) finish() {
 	})
 }
 
-// failUnanswered fails what has neither an answer nor an error. Such a request
-// would end well, with what its slot had before.
+// failUnanswered fails requests with neither an answer nor an error. They would end
+// well otherwise, with the old contents of their slots.
 func (t *trip) failUnanswered() {
 	for i, ended := range t.ended {
 		switch {
 		case ended:
 		case t.b.Waiting(i):
 			t.b.Fail(i, errNoAnswer)
-		default: // it has ended, or its client may learn of that here first
+		default: // the request has ended, or its client learns of that here first
 			t.b.Fail(i, status.ErrBrokerGone)
 		}
 	}
@@ -89,7 +89,7 @@ func (t *trip) failUnanswered() {
 
 var errNoAnswer = errors.New("the relay has no answer for it: please report this fault")
 
-// guard has a fault of ours fail the batch, not the relay.
+// guard makes a panic fail the batch, not the relay.
 func (t *trip) guard(step func()) {
 	defer func() {
 		if fault := recover(); fault != nil {
@@ -109,8 +109,8 @@ func (t *trip) all() []int {
 	return all
 }
 
-// until is when nobody waits any more, or the broker would lose patience with
-// this worker.
+// until returns the last deadline of the requests, but not the last tenth of the
+// lease: the broker would take this worker for hung.
 func (t *trip) until(requests []int) time.Time {
 	last := t.b.Dispatched() + int64(t.model.Lease)*9/10
 	latest := int64(0)
@@ -122,11 +122,11 @@ func (t *trip) until(requests []int) time.Time {
 		}
 		latest = max(latest, d)
 	}
-	now := shm.Now() // first: a deadline must not end here before it does at the broker
+	now := shm.Now() // first: a deadline must not end here before the broker's
 	return time.Now().Add(time.Duration(min(last, latest) - now))
 }
 
-// stillOpen leaves out the requests that nobody waits for.
+// stillOpen returns the requests that a client waits for.
 func (t *trip) stillOpen(requests []int) (open []int) {
 	for _, i := range requests {
 		if t.b.Waiting(i) {
@@ -136,8 +136,8 @@ func (t *trip) stillOpen(requests []int) (open []int) {
 	return open
 }
 
-// deliver sends requests together until each has ended, and returns those whose
-// hosts went away too often.
+// deliver sends requests together until each has ended. It returns the suspects:
+// requests that too many hosts went away with.
 func (t *trip) deliver(ctx context.Context, requests []int, losses int) (suspects []int) {
 	var been []*host
 	wait := leastWait
@@ -161,7 +161,9 @@ func (t *trip) deliver(ctx context.Context, requests []int, losses int) (suspect
 		if !slices.Contains(been, s.host) {
 			been = append(been, s.host)
 		}
-		had := func(f fate) bool { return slices.ContainsFunc(results, func(r result) bool { return r.fate == f }) }
+		had := func(o outcome) bool {
+			return slices.ContainsFunc(results, func(r result) bool { return r.outcome == o })
+		}
 		if had(lost) {
 			lostHosts++
 			t.begun = true
@@ -173,22 +175,22 @@ func (t *trip) deliver(ctx context.Context, requests []int, losses int) (suspect
 		for _, res := range results {
 			t.last = res.err
 			switch {
-			case res.fate == lost && lostHosts >= losses:
+			case res.outcome == lost && lostHosts >= losses:
 				suspects = append(suspects, res.again...)
 				continue
-			case (res.fate == lost || res.fate == refused) && attempts >= t.r.cfg.Attempts:
+			case (res.outcome == lost || res.outcome == refused) && attempts >= t.r.cfg.Attempts:
 				t.fail(res.again, t.spent(res))
 				continue
-			case res.fate == lost:
+			case res.outcome == lost:
 				t.r.log.Info("batch goes to another host", "left", s.host.name, "requests", len(res.again), "reason", res.err)
 			}
 			requests = append(requests, res.again...)
 		}
-		slices.Sort(requests) // a message of all of them has them in the batch's order
+		slices.Sort(requests) // a message keeps the batch's order
 		switch {
 		case len(requests) == 0:
 			return suspects
-		case had(refused): // wherever it goes, a little later
+		case had(refused):
 			pause(ctx, refusedPause)
 		case had(waits) && !t.r.hosts.others(been):
 			pause(ctx, wait)
@@ -200,16 +202,16 @@ func (t *trip) deliver(ctx context.Context, requests []int, losses int) (suspect
 const (
 	retryPause   = 50 * time.Millisecond
 	refusedPause = 5 * time.Millisecond
-	leastWait    = 2 * time.Millisecond // of what every host has refused; doubles each time, up to
+	leastWait    = 2 * time.Millisecond // after a refusal of every host; doubles up to mostWait
 	mostWait     = 200 * time.Millisecond
 )
 
-// outOfTime fails requests that no host has answered when the batch's time was over:
-// that of those with a deadline, or the lease. now is of the host that they were meant
-// for, if there is one; if they were sent it may have run them.
+// outOfTime fails requests that no host answered before their deadline or the
+// lease. now is the error of their present host, if there is one; sent says whether
+// a host may have run them.
 func (t *trip) outOfTime(requests []int, now error, sent bool) {
 	for _, i := range requests {
-		if d := t.b.Request(i).Deadline; d > 0 && d-shm.Now() < int64(time.Millisecond) { // as the broker would, which is just about to
+		if d := t.b.Request(i).Deadline; d > 0 && d-shm.Now() < int64(time.Millisecond) { // as the broker is about to do
 			t.fail([]int{i}, status.ErrExpired)
 		} else {
 			t.fail([]int{i}, t.late(now, sent))
@@ -217,10 +219,10 @@ func (t *trip) outOfTime(requests []int, now error, sent bool) {
 	}
 }
 
-// late is the error of requests that no host answered while the broker let us try.
+// late returns the error of requests that no host answered in time.
 func (t *trip) late(now error, sent bool) error {
 	switch {
-	case !sent && errors.Is(t.last, status.ErrQueueFull): // no host has them: they may be sent again
+	case !sent && errors.Is(t.last, status.ErrQueueFull): // no host has run them: clients may retry
 		return t.last
 	case now == nil && t.last != nil:
 		now = t.last
@@ -230,10 +232,10 @@ func (t *trip) late(now error, sent bool) error {
 	return fmt.Errorf("%w: no host answered in time: %w", status.ErrFailed, now)
 }
 
-// spent is the error of requests that have been to as many hosts as they may. A refusal
-// says that nobody has run them only if no host was lost before.
+// spent returns the error of requests without attempts left. A refusal means that no
+// host ran them, unless a host was lost before.
 func (t *trip) spent(res result) error {
-	if res.fate == refused && t.begun {
+	if res.outcome == refused && t.begun {
 		return fmt.Errorf("%w: a host that may have run it went away, and another refused it: %v", status.ErrFailed, res.err)
 	}
 	return res.err
@@ -246,8 +248,8 @@ func (t *trip) fail(requests []int, err error) {
 	}
 }
 
-// answered ends the requests of an answer, but for those that failed by themselves
-// and that another host may do better with.
+// answered ends the requests of an answer. Requests that failed with a retryable
+// status go to another host.
 func (t *trip) answered(h *host, requests []int, failed map[int]failure) (res result) {
 	for _, i := range requests {
 		f, ok := failed[i]
@@ -262,17 +264,17 @@ func (t *trip) answered(h *host, requests []int, failed map[int]failure) (res re
 			res = result{refused, append(res.again, i), err}
 		case code.Group() == status.Ends && code != status.ErrFailed:
 			t.fail([]int{i}, err)
-		default: // the model's own words are enough
+		default: // the model's error text is enough
 			t.fail([]int{i}, errors.New(strings.TrimPrefix(f.text, status.ErrFailed.Error()+": ")))
 		}
 	}
-	if n := len(res.again); n > 0 && 2*n >= len(requests) { // fewer have a deadline that the host cannot keep, and others can
+	if n := len(res.again); n > 0 && 2*n >= len(requests) { // fewer may just have short deadlines
 		h.overloaded()
 	}
 	return res
 }
 
-// codeNamed is a status by its name; a later release may have more of them.
+// codeNamed returns a status by its name, and ErrFailed for a later release's.
 func codeNamed(name string) status.Code {
 	for _, code := range status.All() {
 		if code.Name() == name {
@@ -282,14 +284,14 @@ func codeNamed(name string) status.Code {
 	return status.ErrFailed
 }
 
-// maxMessage is what gRPC can send at all.
+// maxMessage is gRPC's limit.
 const maxMessage = 1<<31 - 1
 
-// maxAnswer bounds the memory of an answer: what the outputs of such a batch can
-// have, and a little for their names. It is odd, unlike the limits that servers
-// have: answerTooLarge tells ours from theirs.
+// maxAnswer bounds an answer: the outputs of the batch, and a little for their
+// names. The limit is odd, unlike those of servers, so that answerTooLarge
+// recognizes it.
 func (r *relay) maxAnswer(b *worker.Batch) int {
-	n := maxMetaBytes
+	n := oip.MaxMetaBytes
 	for k := range b.Layout().Outputs {
 		n += b.Rows() * int(b.Layout().Outputs[k].Stride)
 	}

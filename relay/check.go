@@ -19,25 +19,24 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// checkHost looks after one connection: first whether the model is the same as
-// on the other hosts, then, for as long as the connection lives, whether the
-// host is well.
+// checkHost checks a host for as long as its connection lives: first that its model
+// is the other hosts', then whether it answers.
 func (r *relay) checkHost(ctx context.Context, h *host) {
 	known := false
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := r.checkOnce(ctx, h, &known)
 		if rpcstatus.Code(err) == codes.DeadlineExceeded && time.Since(began) > r.cfg.CheckTimeout+mostLate {
-			err = r.checkOnce(ctx, h, &known) // it was this process that did not run, or its machine
+			err = r.checkOnce(ctx, h, &known) // this process or machine did not run
 		}
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err == nil:
-			h.well()
+			h.markUsable()
 		default:
 			code := rpcstatus.Code(err)
-			h.unwell(problem(err), code == codes.DeadlineExceeded)
+			h.markUnusable(problem(err), code == codes.DeadlineExceeded)
 			known = known && code == codes.DeadlineExceeded
 		}
 		select {
@@ -47,9 +46,9 @@ func (r *relay) checkHost(ctx context.Context, h *host) {
 	}
 }
 
-// mostLate is how long after the end of its time a check is given up by a relay that
-// can run when it wants to. One that could not has not heard what the host answered,
-// and would leave every host at once.
+// mostLate is how late a timed-out check returns at most if the relay can run. A
+// relay that stood still may have missed the answer, and checks again before it
+// leaves every host at once.
 const mostLate = 50 * time.Millisecond
 
 func (r *relay) checkOnce(ctx context.Context, h *host, known *bool) error {
@@ -71,8 +70,8 @@ func (r *relay) checkOnce(ctx context.Context, h *host, known *bool) error {
 	return err
 }
 
-// checkRows asks a server that is no ringbatch how many rows it takes now: its model
-// may be loaded anew with fewer, over the same connection. (A gateway takes any number.)
+// checkRows asks another server for its max_batch_size, which changes when the model
+// is loaded again. A gateway takes any number of rows.
 func (r *relay) checkRows(ctx context.Context, h *host) error {
 	most, err := r.rowsThere(ctx)
 	if err != nil {
@@ -87,7 +86,6 @@ func (r *relay) checkRows(ctx context.Context, h *host) error {
 	return nil
 }
 
-// rowsThere is the far side's max_batch_size.
 func (r *relay) rowsThere(ctx context.Context) (int, error) {
 	config, err := r.service.ModelConfig(ctx, &oip.ModelConfigRequest{Name: r.cfg.Remote})
 	if err != nil {
@@ -106,8 +104,8 @@ func (h *host) isPlain() bool {
 	return h.plain
 }
 
-// checkModel asks what the host serves. The first host that answers decides
-// what the relay serves.
+// checkModel asks the host for its signature. The first answer becomes the
+// signature of the relay.
 func (r *relay) checkModel(ctx context.Context, h *host) error {
 	server, err := r.service.ServerMetadata(ctx, &oip.ServerMetadataRequest{})
 	if err != nil {
@@ -133,7 +131,8 @@ func (r *relay) checkModel(ctx context.Context, h *host) error {
 		r.sig, r.maxBatch = sig, most
 		close(r.known)
 	} else if !r.sig.Equal(sig) {
-		return fmt.Errorf("it serves %q as %s, this relay as %s, as the first host told: it is left out until they agree, or the relay is started again", r.cfg.Remote, sig, r.sig)
+		return fmt.Errorf("it serves %q as %s, this relay as %s, as the first host told: it is left out until they agree, or the relay "+
+			"is started again", r.cfg.Remote, sig, r.sig)
 	}
 	h.hosts.mu.Lock()
 	defer h.hosts.mu.Unlock()
@@ -144,7 +143,6 @@ func (r *relay) checkModel(ctx context.Context, h *host) error {
 	return nil
 }
 
-// signatureOf reads the model's metadata.
 func (r *relay) signatureOf(meta *oip.ModelMetadataResponse, header metadata.MD) (*tensor.Signature, error) {
 	if text := header.Get(oip.SignatureHeader); len(text) > 0 {
 		inputs, outputs, ok := strings.Cut(text[0], " -> ")
@@ -173,7 +171,7 @@ func (r *relay) signatureOf(meta *oip.ModelMetadataResponse, header metadata.MD)
 	return &sig, r.agrees(&sig)
 }
 
-// agrees tells whether the signature is what the user says of it.
+// agrees compares the signature with the user's --input and --output.
 func (r *relay) agrees(sig *tensor.Signature) error {
 	for _, side := range []struct {
 		flag        string
@@ -182,14 +180,16 @@ func (r *relay) agrees(sig *tensor.Signature) error {
 		for i := range side.said {
 			said := side.said[i].String()
 			if !slices.ContainsFunc(side.there, func(t tensor.Spec) bool { return t.String() == said }) {
-				return fmt.Errorf("it serves %s, %s says %s: correct that, or leave it out where the far side tells all sizes", sig, side.flag, said)
+				return fmt.Errorf("it serves %s, %s says %s: correct that, or leave it out where the far side tells all sizes", sig,
+					side.flag, said)
 			}
 		}
 	}
 	return nil
 }
 
-// specOf is one tensor. What the far side leaves open, the user has to say.
+// specOf reads a tensor's metadata. The user has to give the sizes that the far side
+// leaves open.
 func specOf(t *oip.ModelMetadataResponse_TensorMetadata, given []tensor.Spec, flag string) (spec tensor.Spec, err error) {
 	d, err := oip.ParseType(t.Datatype)
 	if err != nil {
@@ -209,15 +209,16 @@ func specOf(t *oip.ModelMetadataResponse_TensorMetadata, given []tensor.Spec, fl
 	spec = tensor.Spec{Name: t.Name, DType: d}
 	for _, n := range t.Shape[1:] {
 		if n < 1 {
-			return spec, fmt.Errorf("tensor %q has shape %v: say how large it can be, with %s '%s:%s[<=N,…]'", t.Name, t.Shape, flag, t.Name, d)
+			return spec, fmt.Errorf("tensor %q has shape %v: say how large it can be, with %s '%s:%s[<=N,…]'", t.Name, t.Shape, flag,
+				t.Name, d)
 		}
 		spec.Shape = append(spec.Shape, int(n))
 	}
 	return spec, nil
 }
 
-// fits tells whether what the user says of a tensor only fills in what the far
-// side leaves open.
+// fits reports whether the user's shape only fills in dimensions that the far side
+// leaves open.
 func fits(given *tensor.Spec, d tensor.DType, shape []int64) bool {
 	if given.DType != d || len(given.Shape) != len(shape) {
 		return false
@@ -230,7 +231,7 @@ func fits(given *tensor.Spec, d tensor.DType, shape []int64) bool {
 	return true
 }
 
-// problem is one sentence about a host whose check failed.
+// problem explains a failed check in one sentence.
 func problem(err error) string {
 	s, ok := rpcstatus.FromError(err)
 	if !ok {
@@ -251,17 +252,22 @@ func problem(err error) string {
 	return s.Message()
 }
 
-const brokenPipe = "broken pipe" // the kernel's words, where we wrote after it hung up
+const brokenPipe = "broken pipe" // the kernel's words for a write after the host hung up
 
-// connectionProblem is one sentence about a host that cannot be connected to.
+const (
+	noGRPC = "it does not answer gRPC: is that the gRPC port, or a balancer that does not pass HTTP/2 on?"
+	hungUp = "it hung up as gRPC began: is that the gRPC port, and does it want TLS?"
+)
+
+// connectionProblem explains a failed connection in one sentence.
 func connectionProblem(err error) string {
 	text := err.Error()
 	for _, known := range []struct{ has, say string }{
 		{"no such host", "there is no such host"},
 		{"connection refused", "nothing listens there"},
 		{"HTTP/1", "it answers HTTP/1, not gRPC: is that the gRPC port, or a balancer that does not pass HTTP/2 on?"},
-		{"malformed HTTP", "it does not answer gRPC: is that the gRPC port, or a balancer that does not pass HTTP/2 on?"},
-		{"frame too large", "it does not answer gRPC: is that the gRPC port, or a balancer that does not pass HTTP/2 on?"},
+		{"malformed HTTP", noGRPC},
+		{"frame too large", noGRPC},
 		{"certificate has expired", "its certificate has expired, or the clocks differ"},
 		{"certificate signed by unknown authority", "its certificate is of an authority that we don't know: give it with --tls_ca"},
 		{"certificate is valid for", "its certificate is for another name: see --server_name"},
@@ -270,9 +276,10 @@ func connectionProblem(err error) string {
 		{"certificate required", "it wants a certificate of ours: give --tls_cert and --tls_key"},
 		{"expired certificate", "our certificate has expired: replace the file of --tls_cert"},
 		{"bad certificate", "it does not take our certificate"},
-		{"use of closed network connection", "it takes connections and says nothing: is that the gRPC port, and does it want TLS?"}, // we hung up
-		{brokenPipe, "it hung up as gRPC began: is that the gRPC port, and does it want TLS?"},
-		{"error reading server preface", "it hung up as gRPC began: is that the gRPC port, and does it want TLS?"},
+		// we hung up
+		{"use of closed network connection", "it takes connections and says nothing: is that the gRPC port, and does it want TLS?"},
+		{brokenPipe, hungUp},
+		{"error reading server preface", hungUp},
 	} {
 		if strings.Contains(text, known.has) {
 			return known.say + " (" + strings.TrimPrefix(text, "connection error: desc = ") + ")"

@@ -33,8 +33,7 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// unheard is a host whose first answers are not heard in time, because the one who
-// asks did not run.
+// unheard is a host whose first answers come too late, because the relay did not run.
 type unheard struct {
 	oip.GRPCInferenceServiceClient
 	left int

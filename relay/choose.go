@@ -7,54 +7,38 @@ import (
 	"slices"
 )
 
-// choose takes the host with the fewest batches on their way: among hosts that have room and that the batch was not at yet, else
-// among hosts that it was not at, else among all. It returns nil if there is none.
+// choose takes the usable host with the fewest batches in flight, and counts a call
+// to it. Hosts that the batch has not been at go first, then hosts with room in
+// their window. Equal hosts take turns. It returns nil if no host is usable.
 func (p *hosts) choose(been []*host, cancel context.CancelCauseFunc) *call {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var usable, fresh, roomy []*host
-	for _, h := range p.all {
-		if !h.usable {
-			continue
-		}
-		usable = append(usable, h)
-		if slices.Contains(been, h) {
-			continue
-		}
-		fresh = append(fresh, h)
-		if h.inFlight < int(h.window) {
-			roomy = append(roomy, h)
+	p.turn++
+	var best *host
+	for i := range p.all {
+		if h := p.all[(p.turn+i)%len(p.all)]; h.usable && (best == nil || h.isBetter(best, been)) {
+			best = h
 		}
 	}
-	var h *host
-	switch {
-	case len(roomy) > 0:
-		h = p.leastRequest(roomy)
-	case len(fresh) > 0:
-		h = p.leastRequest(fresh)
-	case len(usable) > 0:
-		h = p.leastRequest(usable)
-	default:
+	if best == nil {
 		return nil
 	}
-	return h.begin(cancel)
+	return best.beginCall(cancel)
 }
 
-// others tells that a host could be chosen at which the batch was not yet.
+func (h *host) isBetter(other *host, been []*host) bool {
+	if a, b := slices.Contains(been, h), slices.Contains(been, other); a != b {
+		return b
+	}
+	if a, b := h.inFlight < int(h.window), other.inFlight < int(other.window); a != b {
+		return a
+	}
+	return h.inFlight < other.inFlight
+}
+
+// others reports whether a usable host is left that the batch has not been at.
 func (p *hosts) others(been []*host) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.ContainsFunc(p.all, func(h *host) bool { return h.usable && !slices.Contains(been, h) })
-}
-
-// leastRequest goes round among equals.
-func (p *hosts) leastRequest(list []*host) *host {
-	p.turn++
-	best := list[p.turn%len(list)]
-	for i := range list {
-		if h := list[(p.turn+i)%len(list)]; h.inFlight < best.inFlight {
-			best = h
-		}
-	}
-	return best
 }

@@ -6,14 +6,13 @@
 //
 // A batch goes through these steps:
 //
-//  1. serve.go takes it from the ring, as often as the far side has room
-//  2. choose.go finds a host for it
-//  3. message.go encodes it: names and shapes in memory of its own, the tensors
-//     where they lie, in the slots
-//  4. batch.go sends it, looks at what came back, and decides for each of its
-//     requests: answered, failed, or to be sent again
+//  1. relay.go takes it from the ring, as often as the hosts have room
+//  2. choose.go finds a host
+//  3. message.go encodes it: names and shapes are copied, tensors stay in the slots
+//  4. batch.go and sending.go send it; outcome.go decides for each request:
+//     answered, failed, or sent again
 //  5. answer.go writes the answer's tensors into the slots
 //
-// hosts.go knows the hosts of the target and what each has told; balancer.go is
-// how gRPC is told which of them to call; check.go asks each whether it is well.
+// hosts.go keeps the state of each host, balancer.go sends a call to the chosen
+// host, check.go checks the hosts.
 package relay

@@ -18,19 +18,19 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
-// hosts are the addresses of the target, and what is known of each.
+// hosts are the addresses of the target with their state.
 type hosts struct {
 	log      *slog.Logger
 	inFlight int                          // most batches at once, of all hosts
 	check    func(context.Context, *host) // runs while a host is connected
-	onLanes  func(int)                    // how many batches are welcome has changed
+	onLanes  func(int)                    // called when the number of lanes changes
 
 	mu      sync.Mutex // guards what follows, and the fields of every host
 	all     []*host    // by name
 	turn    int        // for ties
 	changed chan struct{}
-	why     string // the target could not be resolved
-	lanes   int
+	why     string // why the target could not be resolved
+	lanes   int    // batches to take at once
 }
 
 // host is one address.
@@ -46,7 +46,7 @@ type host struct {
 	sub    balancer.SubConn // nil while it is not connected
 	cancel context.CancelFunc
 	usable bool
-	said   string // why it is not, as it was logged
+	said   string // the logged reason why it is not usable
 
 	inFlight int
 	window   float64 // batches that it may have in flight
@@ -54,25 +54,22 @@ type host struct {
 
 	plain    bool      // no ringbatch gateway: a batch fails as a whole
 	maxBatch int       // rows
-	maxBytes int       // of a message's tensors; 0: none was too large for it yet
-	learned  time.Time // when maxBytes was
+	maxBytes int       // of a message's tensors; 0: no limit is known
+	learned  time.Time // when maxBytes was learned
 }
 
 func newHosts(log *slog.Logger, inFlight int) *hosts {
 	return &hosts{
 		log: log, inFlight: inFlight, changed: make(chan struct{}), check: func(context.Context, *host) {}, onLanes: func(int) {},
-		turn: rand.IntN(1 << 16), // relays that begin at the same host would go round in step
+		turn: rand.IntN(1 << 16), // so that relays do not go round in step
 	}
 }
 
-// Windows: what a host may have in flight before it has reported anything, and
-// how far that goes.
 const (
-	firstWindow = 2
+	firstWindow = 2 // of a host that has not reported its load
 	leastWindow = 1
 )
 
-// add knows a new address.
 func (p *hosts) add(name string) *host {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,19 +79,18 @@ func (p *hosts) add(name string) *host {
 	return h
 }
 
-// remove forgets an address that the target has no longer; what is in flight
-// there may finish.
+// remove forgets an address that the target has lost. Calls in flight may finish.
 func (p *hosts) remove(h *host) {
 	h.disconnected(nil)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.all = slices.DeleteFunc(p.all, func(x *host) bool { return x == h })
-	p.tell()
+	p.notify()
 }
 
-// tell wakes everybody who waits for a host, and says how many batches are
-// welcome. The caller holds mu.
-func (p *hosts) tell() {
+// notify wakes the batches that wait for a host, and updates the lanes. The caller
+// holds mu.
+func (p *hosts) notify() {
 	close(p.changed)
 	p.changed = make(chan struct{})
 	lanes := 0
@@ -109,7 +105,7 @@ func (p *hosts) tell() {
 	}
 }
 
-// wait is closed when something about the hosts changes.
+// wait returns a channel that is closed at the next change of a host.
 func (p *hosts) wait() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -131,7 +127,7 @@ func (p *hosts) resolved() {
 	p.why = ""
 }
 
-// complaint says why no host can be used.
+// complaint returns why no host is usable.
 func (p *hosts) complaint() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -153,8 +149,7 @@ func (p *hosts) complaint() error {
 	return errors.Join(all...)
 }
 
-// connected tells that gRPC has a connection: whether the host is well has to
-// be found out.
+// connected notes a connection. The host is usable after its first check.
 func (h *host) connected(sub balancer.SubConn) {
 	p := h.hosts
 	p.mu.Lock()
@@ -164,12 +159,12 @@ func (h *host) connected(sub balancer.SubConn) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	h.sub, h.cancel = sub, cancel
-	h.maxBytes = 0 // it may have been started again, with other limits
+	h.maxBytes = 0 // a restarted host may have other limits
 	go p.check(ctx, h)
 }
 
-// disconnected tells that the connection is gone; gRPC makes another one. Calls
-// that were on it end by themselves.
+// disconnected notes the end of a connection. gRPC ends its calls, and connects
+// again.
 func (h *host) disconnected(err error) {
 	p := h.hosts
 	p.mu.Lock()
@@ -193,28 +188,27 @@ func (h *host) connection() balancer.SubConn {
 	return h.sub
 }
 
-// leave stops using the host and says why, once. The caller holds mu.
+// leave stops using the host, and logs each reason once. The caller holds mu.
 func (h *host) leave(why string) {
 	h.usable = false
-	if tellsMore(why, h.said) {
+	if isNewReason(why, h.said) {
 		h.said = why
 		h.hosts.log.Warn("host left", "host", h.name, "reason", why)
 	}
-	h.hosts.tell()
+	h.hosts.notify()
 }
 
-// tellsMore tells whether a reason why a host is left says something else than the
-// last one. What is in brackets may differ each time, like the port that was tried
-// from; and that writing failed is seen where the host hung up before it was
-// read why.
-func tellsMore(why, said string) bool {
+// isNewReason reports whether a reason differs from the logged one. Details in
+// brackets, such as our port, differ each time. A failed write hides the reason of
+// a host that hung up.
+func isNewReason(why, said string) bool {
 	now, detail, _ := strings.Cut(why, " (")
 	before, _, _ := strings.Cut(said, " (")
 	return now != before && (said == "" || !strings.Contains(detail, brokenPipe))
 }
 
-// well takes the host among those that get batches.
-func (h *host) well() {
+// markUsable lets the host get batches.
+func (h *host) markUsable() {
 	p := h.hosts
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -226,12 +220,12 @@ func (h *host) well() {
 		p.log.Info("host is back", "host", h.name)
 		h.said = ""
 	}
-	p.tell()
+	p.notify()
 }
 
-// unwell stops using the host. If it does not answer at all, its calls are
-// given up, so that their batches can go elsewhere.
-func (h *host) unwell(why string, silent bool) {
+// markUnusable stops using the host. The calls of a silent host are given up, so
+// that their batches can go elsewhere.
+func (h *host) markUnusable(why string, silent bool) {
 	p := h.hosts
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -245,27 +239,26 @@ func (h *host) unwell(why string, silent bool) {
 
 var errHostSilent = errors.New("the host does not answer")
 
-// answered learns from what a host reports with an answer. Its window is what
-// keeps its workers busy with little waiting in its queue:
+// learnLoad adapts the host's window to the load that it reports with an answer.
+// The window keeps its workers busy with a short queue:
 //
-//	waited less than half as long as it was computed   one more, in as many answers as there are in flight
-//	waited longer than one and a half times            one tenth less
+//	queued < computed/2        one more, in as many answers as are in flight
+//	queued > 1.5 × computed    one tenth less
 //
-// Where the way there takes longer than the computing, that counts instead: a
-// wait that the way hides is none.
+// If the network takes longer than the computing, the network's time counts
+// instead: it hides the wait.
 //
-// A model that computes for microseconds waits longer than that for its worker
-// to wake up, with nothing in its queue. Then the batches tell, by how full
-// they were on leaving here (fill, 1 is full):
+// A model that computes for microseconds queues longer than that while its worker
+// wakes up. Below wakeTime the rows of the batches decide (fill, 1 is full):
 //
-//	waited for less than it takes to wake up, full      one more, as above
-//	the same, less than half full                       one less, as slowly
-func (h *host) answered(load oip.Load, reported bool, took time.Duration, fill float64) {
+//	full                       one more, as above
+//	less than half full        one less, as slowly
+func (h *host) learnLoad(load oip.Load, reported bool, took time.Duration, fill float64) {
 	p := h.hosts
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before := int(h.window)
-	if !reported { // it does not say: what it answers in time it may get more of
+	if !reported { // each answer lets it have more
 		h.window = min(h.window+1/h.window, maxPlainWindow)
 	} else {
 		switch {
@@ -280,17 +273,17 @@ func (h *host) answered(load oip.Load, reported bool, took time.Duration, fill f
 		}
 	}
 	if int(h.window) != before {
-		p.tell()
+		p.notify()
 	}
 }
 
-// wakeTime is what broker and worker may take to wake up, on a busy host.
+// wakeTime is how long broker and worker take to wake up on a busy host.
 const wakeTime = 300 * time.Microsecond
 
-// maxPlainWindow bounds what a server that reports nothing has in flight.
+// maxPlainWindow bounds the window of a server that does not report its load.
 const maxPlainWindow = 4
 
-// tooLarge has the host get smaller messages than one that it has refused.
+// tooLarge limits the host's messages to half the size that it has refused.
 func (h *host) tooLarge(size int, why string) {
 	p := h.hosts
 	p.mu.Lock()
@@ -301,9 +294,8 @@ func (h *host) tooLarge(size int, why string) {
 	}
 }
 
-// mostBytes bounds a message's tensors; 0: nothing does. What was learned is
-// forgotten after a while: the limit may be another one by then, or it was one
-// odd batch that was refused. The caller holds mu.
+// mostBytes returns the limit of a message's tensors; 0: none is known. A learned
+// limit ends after sizeMemory, as the host may have changed it. The caller holds mu.
 func (h *host) mostBytes(now time.Time) int {
 	if h.maxBytes > 0 && now.Sub(h.learned) >= sizeMemory {
 		h.maxBytes = 0
@@ -313,30 +305,30 @@ func (h *host) mostBytes(now time.Time) int {
 
 const sizeMemory = 5 * time.Minute
 
-// overloaded halves what a host may have in flight: it has refused a batch.
+// overloaded halves the window of a host that has refused a batch.
 func (h *host) overloaded() {
 	p := h.hosts
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	h.window = max(h.window/2, leastWindow)
-	p.tell()
+	p.notify()
 }
 
-// call is one batch, or a part of it, that is on its way to a host.
+// call is a batch, or a part of it, in flight to a host.
 type call struct {
 	host   *host
 	cancel context.CancelCauseFunc
 }
 
-// begin counts a call; end follows.
-func (h *host) begin(cancel context.CancelCauseFunc) *call {
+// beginCall counts a call; endCall follows. The caller holds mu.
+func (h *host) beginCall(cancel context.CancelCauseFunc) *call {
 	c := &call{h, cancel}
 	h.calls[c] = struct{}{}
 	h.inFlight++
 	return c
 }
 
-func (c *call) end() {
+func (c *call) endCall() {
 	p := c.host.hosts
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -346,7 +338,6 @@ func (c *call) end() {
 	p.changed = make(chan struct{})
 }
 
-// state is for logs and tests.
 func (p *hosts) state() (usable int, lanes int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -358,7 +349,7 @@ func (p *hosts) state() (usable int, lanes int) {
 	return usable, p.lanes
 }
 
-// every calls f again and again until ctx ends.
+// every calls f once per interval until ctx ends.
 func every(ctx context.Context, d time.Duration, f func()) {
 	t := time.NewTicker(d)
 	defer t.Stop()
@@ -375,7 +366,7 @@ func every(ctx context.Context, d time.Duration, f func()) {
 // pause waits for d, or for the end of ctx.
 func pause(ctx context.Context, d time.Duration) { pauseUntil(ctx, d, nil) }
 
-// pauseUntil is pause that a change of the hosts ends, too.
+// pauseUntil also ends at a change of the hosts.
 func pauseUntil(ctx context.Context, d time.Duration, changed <-chan struct{}) {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -36,7 +36,7 @@ func TestAHostsWindowFollowsWhatItReports(t *testing.T) {
 		h := newHosts(slog.New(slog.DiscardHandler), 32).add("h")
 		h.window, h.inFlight = 4, 4
 		for range 10 {
-			h.answered(oip.Load{Queue: c.queue, Compute: c.compute}, true, c.took, c.fill)
+			h.learnLoad(oip.Load{Queue: c.queue, Compute: c.compute}, true, c.took, c.fill)
 		}
 		if (h.window > 4) != c.grows || (h.window < 4) != c.shrinks {
 			t.Errorf("%s: the window went from 4 to %.1f", c.name, h.window)
@@ -92,7 +92,7 @@ func TestABatchGoesToTheHostWithTheFewestThatHasRoom(t *testing.T) {
 	if got["a"] != 2 || got["b"] != 1 || got["c"] != 1 {
 		t.Errorf("four batches went to %v, there is room for 2, 1 and 1", got)
 	}
-	calls[0].end()
+	calls[0].endCall()
 	freed := calls[0].host
 	if c := p.choose(nil, nil); c.host != freed {
 		t.Errorf("%s has room again, the next went to %s", freed.name, c.host.name)
@@ -124,7 +124,7 @@ func TestWhatAHostRefusedForItsSizeIsForgotten(t *testing.T) {
 	}
 }
 
-// asked tells each time that the target is to be looked up.
+// asked signals each lookup of the target.
 type asked struct {
 	balancer.ClientConn
 	again chan struct{}

@@ -21,12 +21,11 @@ import (
 // message is a ModelInferRequest of some requests of a batch.
 type message struct {
 	oip.Outgoing
-	leases *atomic.Int64 // pieces of slots that the transport still has
+	leases *atomic.Int64 // pieces of slots that the transport holds
 }
 
 const rawInputs = 7 // raw_input_contents of a ModelInferRequest
 
-// encode makes the message of some requests of a batch.
 func (r *relay) encode(b *worker.Batch, requests []int, plain bool) *message {
 	m := &message{leases: &r.leases}
 	sig := &b.Layout().Signature
@@ -54,13 +53,13 @@ func (r *relay) encode(b *worker.Batch, requests []int, plain bool) *message {
 	return m
 }
 
-// Marshal gives the transport the message, and knows until when it has slots.
+// Marshal gives the transport the message, and counts its slots until they are freed.
 func (m *message) Marshal() mem.BufferSlice {
 	m.leases.Add(int64(m.InPlace()))
 	return m.Outgoing.Marshal(func(n int) { m.leases.Add(-int64(n)) })
 }
 
-// describe tells which rows are a request, and how long each may still take.
+// describe writes the rows and the remaining time of each request.
 func describe(b *worker.Batch, requests []int, sizes int) (list []byte) {
 	now := shm.Now()
 	for _, i := range requests {
@@ -74,7 +73,7 @@ func describe(b *worker.Batch, requests []int, sizes int) (list []byte) {
 	return list
 }
 
-// largest is the smallest row shape of input k that holds every request's.
+// largest returns the smallest row shape of input k that holds every request's.
 func largest(b *worker.Batch, requests []int, k int) []int {
 	shape := slices.Clone(b.InputShape(requests[0], k))
 	for _, i := range requests[1:] {
@@ -85,12 +84,12 @@ func largest(b *worker.Batch, requests []int, k int) []int {
 	return shape
 }
 
-// inputs are the pieces of input k, each request in its own true sizes.
+// inputs returns the pieces of input k, each request in its true sizes.
 func inputs(b *worker.Batch, requests []int, k int) (pieces [][]byte, size int) {
 	col := b.Input(k)
 	spec := col.Spec()
 	if len(spec.Variable) == 0 {
-		if len(requests) == b.Len() { // the runs are as long as can be
+		if len(requests) == b.Len() {
 			pieces = make([][]byte, 0, len(b.Runs()))
 			for i := range b.Runs() {
 				pieces = append(pieces, col.RunBytes(i))
@@ -127,9 +126,9 @@ func inputs(b *worker.Batch, requests []int, k int) (pieces [][]byte, size int) 
 	return pieces, size
 }
 
-// groups cuts requests into those that can share a message: all of them, if
-// the far side is a ringbatch gateway and has refused none for its size (maxBytes
-// is 0). Another server wants one shape, and no more rows than its batches have.
+// groups divides requests into messages. A gateway takes all requests in one
+// message, up to maxBytes (0: no limit is known). Another server takes one shape,
+// and at most maxRows.
 func groups(b *worker.Batch, requests []int, plain bool, maxRows, maxBytes int) [][]int {
 	if !plain && maxBytes == 0 {
 		return [][]int{requests}
@@ -153,7 +152,7 @@ func groups(b *worker.Batch, requests []int, plain bool, maxRows, maxBytes int) 
 	return all
 }
 
-// shapesOf is equal for requests whose inputs have the same shapes.
+// shapesOf returns a key of the shapes of a request's inputs.
 func shapesOf(b *worker.Batch, request int) string {
 	var key strings.Builder
 	for k := range b.Layout().Inputs {
@@ -162,7 +161,7 @@ func shapesOf(b *worker.Batch, request int) string {
 	return key.String()
 }
 
-// tensorBytes is what the inputs of requests have, in their true sizes.
+// tensorBytes returns the size of the requests' inputs.
 func tensorBytes(b *worker.Batch, requests []int) (size int) {
 	for k := range b.Layout().Inputs {
 		for _, i := range requests {

@@ -33,18 +33,18 @@ type relay struct {
 	service oip.GRPCInferenceServiceClient
 	codec   oip.Codec
 	hosts   *hosts
-	leases  atomic.Int64 // buffers of slots that the transport has
+	leases  atomic.Int64 // pieces of slots that the transport holds
 	levels  int          // of the local model
 
 	mu       sync.Mutex
-	sig      *tensor.Signature // of the first host that told one
+	sig      *tensor.Signature // of the first host that answered
 	maxBatch int
-	known    chan struct{}          // closed when sig is there
-	posted   map[*exchange]struct{} // messages without an answer so far
+	known    chan struct{}          // closed when sig is set
+	posted   map[*exchange]struct{} // messages without an answer
 }
 
-// Run relays until ctx ends. It returns nil then, or the error that ended it; a
-// target that does not answer is waited for.
+// Run relays until ctx ends, and then returns nil. It waits for a target that does
+// not answer.
 func Run(ctx context.Context, cfg Config) error {
 	cfg.fill()
 	if err := cfg.check(); err != nil {
@@ -76,7 +76,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}, r.serve)
 }
 
-// policy is the user's, with the far side's batch where that is left open.
+// policy returns the user's policy, with the far side's batch size as the default.
 func (r *relay) policy() policy.Policy {
 	p := policy.New(policy.MaxBatchSize(r.maxBatch))
 	for key, value := range r.cfg.Policy {
@@ -97,7 +97,7 @@ func (r *relay) connect() error {
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 20 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.WithInitialWindowSize(1 << 20), grpc.WithInitialConnWindowSize(8 << 20),
 		grpc.WithIdleTimeout(0),
-		grpc.WithDisableRetry(), // ours knows which requests nobody waits for
+		grpc.WithDisableRetry(), // the relay's own leaves out canceled requests
 	}
 	if r.cfg.TokenFile != "" {
 		t, err := newToken(&r.cfg)
@@ -132,9 +132,9 @@ func (r *relay) serve(ctx context.Context, w *worker.Worker) error {
 	r.hosts.onLanes = w.SetLanes
 	w.SetLanes(max(1, r.hosts.lanes))
 	r.hosts.mu.Unlock()
-	// A batch is sent by the goroutine that takes it, so that it waits for no
-	// other on its way to a host. What was taken is finished when the relay is
-	// to stop; no host's silence makes that longer than the lease.
+	// The goroutine that takes a batch also sends it, so that a batch waits for no
+	// other goroutine. When the relay stops, it finishes the taken batches; the
+	// lease bounds that.
 	begin := func(b *worker.Batch) *trip {
 		t := newTrip(r, b, &settings)
 		t.start()
@@ -150,7 +150,7 @@ func (r *relay) serve(ctx context.Context, w *worker.Worker) error {
 		f.finish(begin(b))
 		letItBeWritten()
 	})
-	f.end()
+	f.wait()
 	r.hosts.mu.Lock()
 	r.hosts.onLanes = func(int) {}
 	r.hosts.mu.Unlock()
@@ -158,19 +158,19 @@ func (r *relay) serve(ctx context.Context, w *worker.Worker) error {
 	return err
 }
 
-// finishers are goroutines that wait for answers: as many as were ever needed
-// at once. New ones for each batch would each grow their stacks again.
+// finishers are goroutines that wait for answers, as many as were ever needed at
+// once. A new goroutine for each batch would grow its stack again.
 type finishers struct {
 	trips chan *trip
-	next  func() *trip // begins a trip if one follows at once, else nil
+	next  func() *trip // begins a trip if a batch is ready, else nil
 	all   sync.WaitGroup
 }
 
-// finish has one of them finish the trip. It does not wait.
+// finish hands the trip to a finisher, and does not wait.
 func (f *finishers) finish(t *trip) {
 	select {
 	case f.trips <- t:
-	default: // all have one
+	default: // all are busy
 		f.all.Go(func() {
 			for more := true; more; t, more = <-f.trips {
 				for ; t != nil; t = f.next() {
@@ -181,25 +181,24 @@ func (f *finishers) finish(t *trip) {
 	}
 }
 
-// end waits until all trips are finished.
-func (f *finishers) end() {
+// wait returns when all trips are finished.
+func (f *finishers) wait() {
 	close(f.trips)
 	f.all.Wait()
 }
 
-// letItBeWritten lets the goroutine run by which gRPC writes what was sent, on
-// this thread, which would sleep next: else another one had to be woken for it.
-// Twice, since that goroutine yields once itself before it writes little.
+// letItBeWritten runs gRPC's writing goroutine on this thread, which would sleep
+// next; otherwise another thread has to wake up. It yields twice, because the
+// writer itself yields once before a small write.
 func letItBeWritten() {
 	runtime.Gosched()
 	runtime.Gosched()
 }
 
-// settle waits until the transport has let go of the slots, which are unmapped
-// next.
+// settle waits until the transport has freed the slots, which are unmapped next.
 func (r *relay) settle(w *worker.Worker) {
 	for end := time.Now().Add(settleTime); r.leases.Load() > 0; time.Sleep(time.Millisecond) {
-		runtime.GC() // tells of what the transport forgot
+		runtime.GC() // frees buffers of broken connections
 		if time.Now().After(end) {
 			r.log.Warn("the transport still has buffers of the ring, it stays mapped", "buffers", r.leases.Load())
 			w.Leave()
@@ -213,8 +212,7 @@ const settleTime = 5 * time.Second
 
 var errNobodyWaits = errors.New("nobody waits for it any more")
 
-// watch has an exchange canceled when nobody waits for any of its requests,
-// until unwatch.
+// watch cancels an exchange when no client waits for its requests, until unwatch.
 func (r *relay) watch(x *exchange) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -227,7 +225,7 @@ func (r *relay) unwatch(x *exchange) {
 	delete(r.posted, x)
 }
 
-// sweepInterval is how soon a host learns that nobody waits for a batch.
+// sweepInterval is how soon a host learns that a batch was canceled.
 const sweepInterval = 10 * time.Millisecond
 
 func (r *relay) sweep() {
@@ -240,14 +238,13 @@ func (r *relay) sweep() {
 	}
 }
 
-// differs asks a host again what it serves, and leaves it if that is something
-// else.
+// differs asks a host again for its signature, and leaves a host with another one.
 func (r *relay) differs(h *host) bool {
 	ctx, cancel := context.WithTimeout((&route{host: h}).to(context.Background()), r.cfg.CheckTimeout)
 	defer cancel()
 	err := r.checkModel(ctx, h)
 	if err != nil {
-		h.unwell(problem(err), false)
+		h.markUnusable(problem(err), false)
 	}
 	return err != nil
 }

@@ -274,7 +274,7 @@ func TestAHostWithAnotherSignatureIsLeftOut(t *testing.T) {
 	var wrong atomic.Int32
 	a := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
 	b := newHost(t, signature(t, "x:i32[2]", "y:i32[2]"), func(context.Context, *worker.Batch) error { wrong.Add(1); return nil }, nil)
-	b.stop() // until the other has said what the model is
+	b.stop() // until the other has answered
 	l := newLocal(t, nil, a.address, b.address)
 	c := l.dial()
 	b.serve(nil)

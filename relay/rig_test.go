@@ -205,7 +205,7 @@ func double(_ context.Context, b *worker.Batch) error {
 	return nil
 }
 
-// before stands before a host, and passes on what a relay asks.
+// before stands before a host, and passes a relay's calls on.
 type before struct {
 	oip.UnimplementedGRPCInferenceServiceServer
 	behind oip.GRPCInferenceServiceClient

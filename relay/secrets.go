@@ -19,7 +19,7 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// relayCredentials are those of the connections, and say whose they are.
+// relayCredentials name the relay of a connection for the balancer.
 type relayCredentials struct {
 	credentials.TransportCredentials
 	hosts *hosts
@@ -29,7 +29,6 @@ func (c relayCredentials) Clone() credentials.TransportCredentials {
 	return relayCredentials{c.TransportCredentials.Clone(), c.hosts}
 }
 
-// transport makes the credentials.
 func transport(cfg *Config, h *hosts) (credentials.TransportCredentials, error) {
 	if !cfg.TLS {
 		return relayCredentials{insecure.NewCredentials(), h}, nil
@@ -41,8 +40,8 @@ func transport(cfg *Config, h *hosts) (credentials.TransportCredentials, error) 
 	return relayCredentials{fromFiles{credentials.NewTLS(c), cfg}, h}, nil
 }
 
-// fromFiles reads authorities and certificate again for every connection, so
-// that they can be replaced while the relay runs.
+// fromFiles reads authorities and certificate for every connection, so that the
+// files can be replaced while the relay runs.
 type fromFiles struct {
 	credentials.TransportCredentials // as the files were at the start
 	cfg                              *Config
@@ -60,7 +59,6 @@ func (f fromFiles) Clone() credentials.TransportCredentials {
 	return fromFiles{f.TransportCredentials.Clone(), f.cfg}
 }
 
-// tlsConfig reads the files.
 func tlsConfig(cfg *Config) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: cfg.ServerName}
 	if cfg.CAFile != "" {
@@ -83,7 +81,7 @@ func tlsConfig(cfg *Config) (*tls.Config, error) {
 	return c, nil
 }
 
-// token is shown with every call; its file is read again when it changes.
+// token is the token of every call. It is read again when its file changes.
 type token struct {
 	file   string
 	secure bool
@@ -94,7 +92,7 @@ type token struct {
 	modified time.Time
 }
 
-// tokenInterval is how often the file is looked at.
+// tokenInterval is the time between two looks at the file.
 const tokenInterval = time.Second
 
 func newToken(cfg *Config) (*token, error) {
@@ -106,7 +104,7 @@ func newToken(cfg *Config) (*token, error) {
 	return t, err
 }
 
-// GetRequestMetadata is gRPC asking what to send.
+// GetRequestMetadata returns the header of a call to gRPC.
 func (t *token) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -117,7 +115,7 @@ func (t *token) GetRequestMetadata(context.Context, ...string) (map[string]strin
 			var text []byte
 			if text, err = os.ReadFile(t.file); err == nil {
 				t.modified = info.ModTime()
-				if found := firstToken(string(text)); found != "" { // else in the middle of a change
+				if found := firstToken(string(text)); found != "" { // else the file is being written
 					t.shown = found
 				}
 			}
@@ -129,11 +127,11 @@ func (t *token) GetRequestMetadata(context.Context, ...string) (map[string]strin
 	return map[string]string{"authorization": "Bearer " + t.shown}, nil
 }
 
-// RequireTransportSecurity lets gRPC hold it, too.
+// RequireTransportSecurity makes gRPC refuse a token without TLS.
 func (t *token) RequireTransportSecurity() bool { return t.secure }
 
-// firstToken reads a file of tokens as the gateway's, lines of a name and a
-// token, or of a token alone.
+// firstToken reads lines of a name and a token, as the gateway's file has them, or
+// of a token alone.
 func firstToken(text string) string {
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)

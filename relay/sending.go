@@ -14,20 +14,19 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
-// sending is requests on their way to one host: in one message, unless that
-// host takes none so large, or is another server than ours and they differ in
-// shape. Then the messages follow one another.
+// sending is requests on their way to a host: in one message, or in several that
+// follow one another (groups).
 type sending struct {
 	*call
 	t      *trip
 	ctx    context.Context
-	groups [][]int // requests, those of one message together
+	groups [][]int // the requests of each message
 	plain  bool
 	first  *exchange // of the first group
 }
 
-// send sends requests to a host, and does not wait for the answer; receive
-// follows. nil if there is no host for them.
+// send sends requests to a host, and does not wait for the answer; receive follows.
+// It returns nil if no host is usable.
 func (t *trip) send(ctx context.Context, requests []int, been []*host) (s *sending) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	c := t.r.hosts.choose(been, cancel)
@@ -36,8 +35,8 @@ func (t *trip) send(ctx context.Context, requests []int, been []*host) (s *sendi
 		return nil
 	}
 	defer func() {
-		if s == nil { // it panics: the host has nothing of it
-			c.end()
+		if s == nil { // a panic
+			c.endCall()
 			cancel(nil)
 		}
 	}()
@@ -49,10 +48,10 @@ func (t *trip) send(ctx context.Context, requests []int, been []*host) (s *sendi
 	return begun
 }
 
-// receive waits for the answers, and tells of each message with requests that go on.
+// receive waits for the answers, and returns the results with requests to send again.
 func (s *sending) receive() (all []result) {
 	defer s.cancel(nil)
-	defer s.end()
+	defer s.endCall()
 	for i, group := range s.groups {
 		x := s.first
 		if i > 0 {
@@ -68,19 +67,18 @@ func (s *sending) receive() (all []result) {
 // exchange is one message and its answer.
 type exchange struct {
 	*sending
-	ctx      context.Context // the sending's, until nobody waits for these requests:
+	ctx      context.Context // ends when no client waits for these requests
 	cancel   context.CancelCauseFunc
 	requests []int
 	route    *route
 	began    time.Time
 	trailer  metadata.MD
 	stream   grpc.ClientStream
-	err      error // of sending it
+	err      error // of sending
 }
 
-// post sends a message and leaves the answer to receive; both together are what
-// Invoke does. It waits only if the host takes no more calls at once over its
-// connection.
+// post sends a message; receive waits for the answer. post blocks only while the
+// connection has no free stream.
 func (s *sending) post(requests []int) (posted *exchange) {
 	t := s.t
 	x := &exchange{sending: s, requests: requests, route: &route{host: s.host}, began: time.Now()}
@@ -88,19 +86,19 @@ func (s *sending) post(requests []int) (posted *exchange) {
 	m := t.r.encode(t.b, requests, s.plain)
 	t.r.watch(x)
 	defer func() {
-		if posted == nil { // it panics
+		if posted == nil { // a panic
 			t.r.unwatch(x)
 		}
 	}()
 	x.stream, x.err = t.r.conn.NewStream(x.route.to(x.ctx), &grpc.StreamDesc{}, oip.GRPCInferenceService_ModelInfer_FullMethodName,
-		grpc.ForceCodecV2(t.r.codec), grpc.Trailer(&x.trailer), grpc.MaxCallSendMsgSize(maxMessage), grpc.MaxCallRecvMsgSize(t.r.maxAnswer(t.b)))
+		grpc.ForceCodecV2(t.r.codec), grpc.Trailer(&x.trailer), grpc.MaxCallSendMsgSize(maxMessage),
+		grpc.MaxCallRecvMsgSize(t.r.maxAnswer(t.b)))
 	if x.err == nil {
 		x.err = x.stream.SendMsg(m)
 	}
 	return x
 }
 
-// receive waits for the answer.
 func (x *exchange) receive() result {
 	t, a, err := x.t, &answer{}, x.err
 	defer x.cancel(nil)
@@ -112,8 +110,8 @@ func (x *exchange) receive() result {
 	if err != nil {
 		return t.failed(x, err, x.route.sent.Load())
 	}
-	x.host.answered(load, reported, time.Since(x.began), float64(t.b.Rows())/float64(t.model.MaxBatchSize))
-	defer a.free()
+	x.host.learnLoad(load, reported, time.Since(x.began), float64(t.b.Rows())/float64(t.model.MaxBatchSize))
+	defer a.Free()
 	failed, err := a.write(t.b, x.requests)
 	if err != nil {
 		t.r.log.Warn("a host's answer cannot be used", "host", x.host.name, "error", err)

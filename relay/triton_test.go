@@ -21,7 +21,7 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// freePort is one that nobody has at the moment.
+// freePort returns a port that is free now.
 func freePort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -112,7 +112,7 @@ func TestTheFarSideMayBeTriton(t *testing.T) {
 	s := newTriton(t)
 	l := newLocal(t, nil, "127.0.0.1:"+s.port)
 	c := l.dial()
-	for round := range 2 { // the second time with a server that was started anew
+	for round := range 2 { // the second time with a restarted server
 		if round > 0 {
 			s.stop()
 			l.eventually("it is left", func() bool { return l.log.Has("host left") })

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package alias is a name that clients attach to instead of a model's: it stands
-// for one model, or for several, each with a share of the traffic. Versions of a
-// model are models of their own (resnet@1, resnet@2); an alias (resnet) says
-// which of them answers.
+// Package alias has names for models. Versions of a model are separate models
+// (resnet@1, resnet@2); an alias (resnet) routes to one of them, or to several with
+// a share of a gateway's requests each.
 package alias
 
 import (
@@ -18,34 +17,34 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// MaxTargets is how many models an alias may stand for.
+// MaxTargets bounds the models of an alias.
 const MaxTargets = 8
 
-// Alias is a name and the models that it stands for, sorted by their names.
+// Alias is a name and its models, sorted by name.
 type Alias struct {
 	Name string
 	To   []Target
 }
 
-// Target is one of them.
+// Target is a model of an alias.
 type Target struct {
 	Model string
 	Share Share
 }
 
-// Share is a part of the traffic, in hundredths of a percent. Those of an alias
-// add up to Whole.
+// Share is a part of a gateway's requests, in hundredths of a percent. The shares of
+// an alias add up to Whole. A client on the ring gets the model with the largest.
 type Share int
 
-// Whole is all of the traffic.
+// Whole is all requests.
 const Whole Share = 10000
 
 func (s Share) String() string { return strconv.FormatFloat(s.Percent(), 'f', -1, 64) + " %" }
 
-// Percent is the share as people write it.
+// Percent returns the share in percent.
 func (s Share) Percent() float64 { return float64(s) / 100 }
 
-// Percent makes a share of a number of percent.
+// Percent makes a share from percent.
 func Percent(p float64) (Share, error) {
 	s := math.Round(100 * p)
 	if !(s >= 1 && s <= float64(Whole)) || math.Abs(100*p-s) > 1e-6 {
@@ -54,8 +53,8 @@ func Percent(p float64) (Share, error) {
 	return Share(s), nil
 }
 
-// Parse reads what an alias stands for: one model, or several with their shares
-// in percent (resnet@1=90 resnet@2=10).
+// Parse reads the targets of an alias: one model, or several with their shares in
+// percent (resnet@1=90 resnet@2=10).
 func Parse(name string, targets ...string) (Alias, error) {
 	a := Alias{Name: name}
 	for _, text := range targets {
@@ -77,7 +76,7 @@ func Parse(name string, targets ...string) (Alias, error) {
 	return a, a.Check()
 }
 
-// Check says what is wrong with an alias by itself, and sorts its targets.
+// Check sorts the targets, and returns an error if the alias cannot be.
 func (a *Alias) Check() error {
 	fail := func(format string, args ...any) error {
 		return fmt.Errorf("%w: alias %q: %s", status.ErrInvalid, a.Name, fmt.Sprintf(format, args...))
@@ -109,7 +108,7 @@ func (a *Alias) Check() error {
 	return nil
 }
 
-// String is what Parse reads.
+// String returns the targets as Parse reads them.
 func (a *Alias) String() string {
 	if len(a.To) == 1 {
 		return a.To[0].Model
@@ -121,8 +120,7 @@ func (a *Alias) String() string {
 	return strings.Join(texts, " ")
 }
 
-// Version is the version in a model's name: what follows its last @; "" if it
-// has none.
+// Version returns the part of a model's name after its last @, or "".
 func Version(model string) string {
 	if at := strings.LastIndexByte(model, '@'); at >= 0 {
 		return model[at+1:]
@@ -130,7 +128,7 @@ func Version(model string) string {
 	return ""
 }
 
-// Turn is which target gets the n-th request: shares are kept over any run of
+// Turn returns the target of the n-th request. The shares hold over any run of
 // requests, and the requests of each target are spread evenly.
 func (a *Alias) Turn(n uint64) int {
 	// Multiples of the golden ratio, modulo 1, fall evenly into any interval.
@@ -142,34 +140,4 @@ func (a *Alias) Turn(n uint64) int {
 		}
 	}
 	return len(a.To) - 1
-}
-
-// Seats is how many of n clients each target gets: nobody is moved between two
-// others when one comes (Sainte-Laguë). Targets that fits refuses get none.
-func (a *Alias) Seats(n int, fits func(*Target) bool) map[string]int {
-	seats := map[string]int{}
-	for range n {
-		t := a.Next(func(model string) int { return seats[model] }, fits)
-		if t == nil {
-			break
-		}
-		seats[t.Model]++
-	}
-	return seats
-}
-
-// Next is the target that a further client goes to, by how many each has; nil
-// if fits refuses all.
-func (a *Alias) Next(has func(model string) int, fits func(*Target) bool) (best *Target) {
-	var had int
-	for i := range a.To {
-		t := &a.To[i]
-		if !fits(t) {
-			continue
-		}
-		if n := has(t.Model); best == nil || int(t.Share)*(2*had+1) > int(best.Share)*(2*n+1) {
-			best, had = t, n
-		}
-	}
-	return best
 }

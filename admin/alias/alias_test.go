@@ -69,28 +69,6 @@ func TestRequestsAreSharedExactlyAndSpreadEvenly(t *testing.T) {
 	}
 }
 
-func TestClientsAreSharedAndNobodyMovesWhenOneComes(t *testing.T) {
-	a, err := alias.Parse("m", "a=90", "b=10")
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := func(*alias.Target) bool { return true }
-	before := map[string]int{}
-	for n := 1; n <= 200; n++ {
-		seats := a.Seats(n, all)
-		if seats["a"]+seats["b"] != n || seats["a"] < before["a"] || seats["b"] < before["b"] || math.Abs(float64(seats["b"])-float64(n)/10) > 0.5 {
-			t.Fatalf("%d clients: %v after %v", n, seats, before)
-		}
-		before = seats
-	}
-	if seats := a.Seats(5, func(t *alias.Target) bool { return t.Model == "b" }); seats["b"] != 5 {
-		t.Errorf("only b fits: %v", seats)
-	}
-	if seats := a.Seats(5, func(*alias.Target) bool { return false }); len(seats) != 0 {
-		t.Errorf("none fits: %v", seats)
-	}
-}
-
 func TestAVersionIsWhatFollowsTheLastAt(t *testing.T) {
 	for model, want := range map[string]string{"m@2": "2", "m": "", "a@b@2024-01": "2024-01", "m@": ""} {
 		if got := alias.Version(model); got != want {

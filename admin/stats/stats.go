@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package stats is what a broker counts, as plain data. As JSON it is what
-// `ringbatch stats --json` prints; docs/stats.md tells what each key means.
-// Keys are only ever added.
+// Package stats has a broker's statistics as plain data. `ringbatch stats --json`
+// prints them; docs/stats.md explains each key. New releases only add keys.
 //
 // The broker fills these types; package admin fetches them.
 package stats
 
 import "github.com/ringbatch/ringbatch/policy"
 
-// Broker is everything that one broker counts.
+// Broker has all statistics of a broker.
 type Broker struct {
 	Pid      int     `json:"pid"`
 	Socket   string  `json:"socket"`
@@ -20,15 +19,14 @@ type Broker struct {
 	Aliases  []Alias `json:"aliases,omitempty"` // sorted by name
 	Loops    []Loop  `json:"loops"`
 
-	Processes []Process `json:"processes"` // the workers that the broker started
+	Processes []Process `json:"processes"` // started by the broker
 	MPS       string    `json:"mps"`
 }
 
-// NoMPS is how Broker.MPS begins where it was asked for and is not there; the reason follows.
+// NoMPS begins Broker.MPS if MPS was asked for and is missing; the reason follows.
 const NoMPS = "not available: "
 
-// Model returns the part of one model, or nil if the broker has none of that
-// name.
+// Model returns the statistics of a model, or nil.
 func (b *Broker) Model(name string) *Model {
 	for i := range b.Models {
 		if b.Models[i].Name == name {
@@ -38,21 +36,20 @@ func (b *Broker) Model(name string) *Model {
 	return nil
 }
 
-// Alias is a name that stands for models, and what share of the traffic each
-// gets.
+// Alias is an alias with the shares of its models.
 type Alias struct {
 	Name string        `json:"name"`
 	To   []AliasTarget `json:"to"`
 }
 
-// AliasTarget is one of them.
+// AliasTarget is a model of an alias.
 type AliasTarget struct {
 	Model        string  `json:"model"`
 	SharePercent float64 `json:"share_percent"`
-	Clients      int     `json:"clients"` // that attached to the alias, and have this model
+	Clients      int     `json:"clients"` // attached to this model by the alias
 }
 
-// Model is one model's part.
+// Model has a model's statistics.
 type Model struct {
 	Name         string  `json:"name"`
 	Signature    string  `json:"signature"`
@@ -60,30 +57,28 @@ type Model struct {
 	SlotsFree    int     `json:"slots_free"` // not leased to a client
 	MaxBatchSize int     `json:"max_batch_size"`
 	WaitTimeMS   float64 `json:"wait_time_ms"` // in force now
-	WaitAuto     bool    `json:"wait_auto"`    // the batcher chooses it
+	WaitAuto     bool    `json:"wait_auto"`    // chosen by the batcher
 	// LatencyGoalMS is latency_goal; 0: none.
 	LatencyGoalMS float64 `json:"latency_goal_ms"`
 	Learned       Learned `json:"learned"`
 	UptimeS       float64 `json:"uptime_s"`
-	Loop          int     `json:"loop"` // which of Broker.Loops serves it
+	Loop          int     `json:"loop"` // index of Broker.Loops
 
-	// Stages of a pipeline: the names of their lines, which follow this one. A
-	// stage counts what it is done with as ended, OK if it was handed on.
+	// Stages of a pipeline: the names of their entries, which follow this one. A stage
+	// counts a request as ended OK when the next stage gets it.
 	Stages []string `json:"stages,omitempty"`
 
 	Policy policy.Policy `json:"policy"` // every setting that is in force
 
-	// ReadyWorkers can be counted on: they wait for work, or have begun a batch
-	// that does not take unusually long.
+	// ReadyWorkers are idle, or in a batch that does not take unusually long.
 	ReadyWorkers int    `json:"ready_workers"`
-	NotReady     string `json:"not_ready,omitempty"` // why there are none
+	NotReady     string `json:"not_ready,omitempty"` // why no worker is ready
 
 	// Windows are the last 1, 10 and 60 whole seconds.
 	Windows []Window `json:"windows"`
 
-	// Rows of the ring, now: what waits, what a worker has, and what ended
-	// early while a worker still has it. The rest of the leased ones are the
-	// clients' to fill or to read.
+	// Slots with waiting rows, with rows at a worker, and with rows that ended early
+	// while a worker still has them. Clients fill or read the other leased slots.
 	SlotsQueued  int `json:"slots_queued"`
 	SlotsRunning int `json:"slots_running"`
 	SlotsHeld    int `json:"slots_held"`
@@ -105,41 +100,39 @@ type Model struct {
 	WorkersAttached  uint64   `json:"workers_attached"` // ever
 	WorkersLost      uint64   `json:"workers_lost"`
 	WorkersHung      uint64   `json:"workers_hung"`
-	WorkersSuspended uint64   `json:"workers_suspended"` // times that a worker failed what others ran, and got no more batches
-	Offenders        uint64   `json:"offenders"`         // peers thrown out for breaking the protocol
+	WorkersSuspended uint64   `json:"workers_suspended"` // times that a worker failed batches which others ran
+	Offenders        uint64   `json:"offenders"`         // peers disconnected for breaking the protocol
 	Workers          []Worker `json:"workers"`
 }
 
-// Learned is what the batcher has found out about the model.
+// Learned has the batcher's measurements of the model.
 type Learned struct {
-	Costs []LearnedCost `json:"costs"` // what a batch takes, by its rows
-	// Slowdown is how many times as long it takes with 0, 1, 2 … other workers
-	// busy.
+	Costs []LearnedCost `json:"costs"` // of a batch, by its rows
+	// Slowdown is the factor of a batch's duration with 0, 1, 2 … other workers busy.
 	Slowdown []float64 `json:"slowdown"`
-	// Tried is what other waits would have done to the latency of the last
-	// requests, with wait_time auto.
+	// Tried has the latency that other waits would have given the last requests, with
+	// wait_time auto.
 	Tried []TriedWait `json:"tried"`
 	// OneAtATime: batches that are not full go one at a time now.
 	OneAtATime bool `json:"one_at_a_time,omitempty"`
 }
 
-// LearnedCost is what a batch of so many rows takes while no other worker is
-// busy, from the dispatch to its end.
+// LearnedCost is the duration of a batch from dispatch to end, with no other worker
+// busy.
 type LearnedCost struct {
 	Rows    int     `json:"rows"`
 	MS      float64 `json:"ms"`
 	Batches int     `json:"batches"` // seen
 }
 
-// TriedWait is a wait and the latency that it would have given, as a multiple of
-// that of no wait.
+// TriedWait is a wait and its latency, as a multiple of the latency without a wait.
 type TriedWait struct {
 	WaitMS     float64 `json:"wait_ms"`
 	OneAtATime bool    `json:"one_at_a_time,omitempty"` // no wait, but batches that are not full one at a time
 	Latency    float64 `json:"latency"`
 }
 
-// Window is what happened in the last whole seconds.
+// Window has the statistics of the last whole seconds.
 type Window struct {
 	Seconds      int           `json:"seconds"`
 	MeasuredS    int           `json:"measured_s"` // fewer while the model is younger than the window
@@ -150,7 +143,7 @@ type Window struct {
 	Ended        uint64        `json:"ended"`        // requests, however they ended
 	Latency      WindowLatency `json:"latency_ms"`   // commit → answered
 	RowsPerBatch float64       `json:"rows_per_batch"`
-	Busy         float64       `json:"busy"` // share of the workers' time in which they computed, 0..1
+	Busy         float64       `json:"busy"` // share of the workers' time spent computing, 0..1
 }
 
 // WindowLatency is in milliseconds.
@@ -159,7 +152,7 @@ type WindowLatency struct {
 	P99 float64 `json:"p99"`
 }
 
-// Window is the one of that many seconds; empty if it is not told.
+// Window returns the window of that many seconds; empty if there is none.
 func (m *Model) Window(seconds int) Window {
 	for _, w := range m.Windows {
 		if w.Seconds == seconds {
@@ -169,8 +162,8 @@ func (m *Model) Window(seconds int) Window {
 	return Window{Seconds: seconds}
 }
 
-// Histograms are the parts of Latency with their counts, which add up over
-// models, brokers and time.
+// Histograms are the parts of Latency. Their counts add up over models, brokers and
+// time.
 type Histograms struct {
 	Queue    Histogram `json:"queue"`
 	Dispatch Histogram `json:"dispatch"`
@@ -178,28 +171,26 @@ type Histograms struct {
 	Total    Histogram `json:"total"`
 }
 
-// Histogram has 16 buckets per doubling, the same ones everywhere; those that
-// are empty are left out.
+// Histogram has 16 buckets per doubling, the same everywhere, without empty ones.
 type Histogram struct {
 	Count   uint64   `json:"count"`
 	SumS    float64  `json:"sum_s"`
 	Buckets []Bucket `json:"buckets"`
 }
 
-// Bucket counts durations of at most UpperS seconds that the bucket before it
-// does not.
+// Bucket counts durations of at most UpperS seconds, above the bucket before.
 type Bucket struct {
 	UpperS float64 `json:"le_s"`
 	Count  uint64  `json:"n"`
 }
 
-// Loop is one of the loops that serve the models, each some of them.
+// Loop is an event loop of the broker. Each serves some of the models.
 type Loop struct {
 	Models    int    `json:"models"`
-	Rounds    uint64 `json:"rounds"`    // times it was awake
-	Decisions uint64 `json:"decisions"` // of a model's batcher
-	Timers    uint64 `json:"timers"`    // that were due
-	Turns     uint64 `json:"turns"`     // of clients that had more to be read than one turn takes
+	Rounds    uint64 `json:"rounds"`    // wake-ups
+	Decisions uint64 `json:"decisions"` // of the models' batchers
+	Timers    uint64 `json:"timers"`    // expired
+	Turns     uint64 `json:"turns"`     // of clients with more commits than a turn reads
 }
 
 // BatchSize is in rows.
@@ -236,37 +227,37 @@ type Worker struct {
 	InFlight int     `json:"in_flight"` // batches
 	Batches  uint64  `json:"batches"`
 	BusyS    float64 `json:"busy_s"`
-	Restarts int     `json:"restarts"` // of workers of this name, before this one
+	Restarts int     `json:"restarts"` // earlier workers of this name
 }
 
-// Process is one worker process that the broker started.
+// Process is a worker process that the broker started.
 type Process struct {
 	Name     string `json:"name"`
 	Model    string `json:"model,omitempty"`
 	Pid      int    `json:"pid"`   // 0 while it does not run
 	State    string `json:"state"` // starting, running, waiting (to be started again), stopped
 	GPU      *int   `json:"gpu,omitempty"`
-	Spare    bool   `json:"spare,omitempty"` // kept warm, without batches, until one of its kind is lost
+	Spare    bool   `json:"spare,omitempty"` // warm, without batches, until a worker is lost
 	Restarts int    `json:"restarts"`
-	// Attached tells that it has attached, in this life or another; Sessions are the workers
-	// that are attached now, of it and of what it started.
+	// Attached: the process, or an earlier one in its place, has attached. Sessions are
+	// the attached workers of the process and its children.
 	Attached     bool    `json:"attached"`
 	Sessions     int     `json:"sessions"`
-	Client       bool    `json:"client,omitempty"`   // it serves no batches: a gateway
-	FailedStarts int     `json:"failed_starts"`      // lives in a row that ended before they attached
+	Client       bool    `json:"client,omitempty"`   // a gateway: it serves no batches
+	FailedStarts int     `json:"failed_starts"`      // in a row, that ended before attaching
 	SinceS       float64 `json:"since_s"`            // in this state
-	LastEnd      string  `json:"last_end,omitempty"` // why it ended last
+	LastEnd      string  `json:"last_end,omitempty"` // reason of the last end
 	Command      string  `json:"command"`
 }
 
-// Batches are batches that workers of a model have finished, oldest first.
+// Batches are finished batches of a model, oldest first. Times are Unix microseconds.
 type Batches struct {
-	Count   uint64  `json:"count"`  // ever; what to ask with the next time
-	NowUS   int64   `json:"now_us"` // the broker's clock, in Unix microseconds, as all times here
+	Count   uint64  `json:"count"`  // ever; since of the next question
+	NowUS   int64   `json:"now_us"` // the broker's clock
 	Batches []Batch `json:"batches"`
 }
 
-// Batch is one of them.
+// Batch is a finished batch.
 type Batch struct {
 	Worker     int   `json:"worker"` // Worker.ID
 	Rows       int   `json:"rows"`
@@ -276,18 +267,18 @@ type Batch struct {
 	FinishedUS int64 `json:"finished_us"`
 }
 
-// Trace is what happened to each request of a model that a worker answered in a
-// short time. Times are Unix microseconds.
+// Trace has every request of a model that a worker answered in a short time. Times
+// are Unix microseconds.
 type Trace struct {
 	Model    string          `json:"model"`
 	FromUS   float64         `json:"from_us"`
 	ToUS     float64         `json:"to_us"`
-	Missed   int             `json:"missed"` // requests that there was no room for
+	Missed   int             `json:"missed"` // requests without room in the trace
 	Requests []TracedRequest `json:"requests"`
 	Notes    []TraceNote     `json:"notes"` // workers that came and went
 }
 
-// TracedRequest is one of them.
+// TracedRequest is a request of a trace. 0: the client did not record the time.
 type TracedRequest struct {
 	Client       string  `json:"client"`
 	ClientID     int     `json:"client_id"`
@@ -295,16 +286,16 @@ type TracedRequest struct {
 	Batch        uint64  `json:"batch"`
 	Rows         int     `json:"rows"`
 	End          string  `json:"end"`
-	AskedUS      float64 `json:"asked_us,omitempty"`   // the client began to look for slots; 0: it has not told
-	ClaimedUS    float64 `json:"claimed_us,omitempty"` // and had them; likewise
+	AskedUS      float64 `json:"asked_us,omitempty"`   // the client began to claim slots
+	ClaimedUS    float64 `json:"claimed_us,omitempty"` // the client had slots
 	CommittedUS  float64 `json:"committed_us"`
 	DispatchedUS float64 `json:"dispatched_us"`
 	StartedUS    float64 `json:"started_us"`
 	FinishedUS   float64 `json:"finished_us"`
-	WokenUS      float64 `json:"woken_us,omitempty"` // the client saw the end; 0: it has not told
+	WokenUS      float64 `json:"woken_us,omitempty"` // the client saw the end
 }
 
-// TraceNote is something that happened besides.
+// TraceNote is another event during a trace.
 type TraceNote struct {
 	AtUS float64 `json:"at_us"`
 	Text string  `json:"text"`

@@ -18,10 +18,11 @@ import (
 
 func runAlias(ctx context.Context, args []string) error {
 	f := flags("alias", " [NAME [MODEL | MODEL=PERCENT…]]",
-		`Route a name to a model, or to several with a share of the traffic each. Clients attach to the name
-and follow by themselves when it changes: no request is lost. Without arguments, list the aliases.`,
+		`Route a name to a model. Clients attach to the name and follow by themselves when it changes: no request
+is lost. With several models, a gateway gives each its share of the requests, and clients on this host get
+the model with the largest share. Without arguments, list the aliases.`,
 		`  ringbatch alias resnet resnet@1                        # clients of resnet get resnet@1
-  ringbatch alias resnet resnet@1=90 resnet@2=10         # a canary
+  ringbatch alias resnet resnet@1=90 resnet@2=10         # a canary for a gateway's callers
   ringbatch alias resnet resnet@2 --save                 # the switch
   ringbatch alias resnet --remove
 `)

@@ -138,17 +138,15 @@ func TestAnAliasIsSwitchedUnderLoadWithoutALostRequest(t *testing.T) {
 		c.alias("m", fmt.Sprintf("m@%d", to))
 		c.until("all have the other version", func() bool { return k.count(to) == 10 || t.Failed() })
 	}
-	// A canary: the share is of clients, the oldest stay.
-	for share, want := range map[string]int{"10": 1, "30": 3, "50": 5} {
-		c.alias("m", "m@2="+share, "m@1="+fmt.Sprint(100-atoi(share)))
-		c.until("the share is "+share, func() bool { return k.count(2) == want && k.count(1) == 10-want || t.Failed() })
-		c.until("the statistics tell it", func() bool { // clients that moved may not have left yet
+	// Shares are a gateway's: all clients on the ring have the model with the largest.
+	for share, clients := range map[int]int{10: 0, 70: 10} {
+		c.alias("m", fmt.Sprintf("m@2=%d", share), fmt.Sprintf("m@1=%d", 100-share))
+		c.until("all have the largest share", func() bool { return k.count(2) == clients && k.count(1) == 10-clients || t.Failed() })
+		c.until("the statistics say it", func() bool { // clients that moved may not have left yet
 			a := c.stats().Aliases
-			return len(a) == 1 && a[0].To[1] == (stats.AliasTarget{Model: "m@2", SharePercent: float64(atoi(share)), Clients: want})
+			return len(a) == 1 && a[0].To[1] == (stats.AliasTarget{Model: "m@2", SharePercent: float64(share), Clients: clients})
 		})
 	}
-	c.alias("m", "m@1=90", "m@2=10")
-	c.until("one is the canary", func() bool { return k.count(2) == 1 || t.Failed() })
 	k.end()
 	var sent, answered uint64
 	c.until("the broker has heard of every end", func() bool { // workers answer clients first, then the broker
@@ -176,12 +174,12 @@ func TestAVersionWithoutWorkersGetsNoClientsWhileAnotherHasSome(t *testing.T) {
 	w := c.start("worker", "affine", "--name", "m@3", "--scale", "2", "--input", "x:f32[4]")
 	c.must("ready", "m@3", "--wait", "1m")
 	k := c.callers(4)
-	c.alias("m", "m@1=50", "m@3=50")
-	c.until("half have the canary", func() bool { return k.count(2) == 2 || t.Failed() })
+	c.alias("m", "m@1=40", "m@3=60")
+	c.until("all have the larger share", func() bool { return k.count(2) == 4 || t.Failed() })
 	c.ends(w)
-	c.until("nobody attaches to it", func() bool { return c.stats().Aliases[0].To[1].Clients == 0 })
+	c.until("all have left it", func() bool { return c.stats().Aliases[0].To[1].Clients == 0 })
 	w = c.start("worker", "affine", "--name", "m@3", "--scale", "2", "--input", "x:f32[4]")
-	c.until("half have it again", func() bool { return k.count(2) == 2 || t.Failed() })
+	c.until("all have it again", func() bool { return k.count(2) == 4 || t.Failed() })
 	k.end()
 	c.ends(w)
 }
@@ -316,7 +314,7 @@ func TestMetricsAndTheRepositoryIndexShowAnAlias(t *testing.T) {
 	}
 	metrics(map[string]float64{
 		`share_ratio{alias="m",model="m@1"}`: 0.75, `share_ratio{alias="m",model="m@2"}`: 0.25,
-		`clients{alias="m",model="m@1"}`: 3, `clients{alias="m",model="m@2"}`: 1,
+		`clients{alias="m",model="m@1"}`: 4, `clients{alias="m",model="m@2"}`: 0,
 	})
 	index("1 READY 2 READY ")
 	c.alias("m", "m@2")

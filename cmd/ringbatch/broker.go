@@ -110,6 +110,8 @@ worker that registers one. SIGTERM and Ctrl-C drain, a second one does not wait;
 			}
 			return nil
 		}
+	} else if err := checkGatewayPorts(cfg.Workers); err != nil {
+		return err
 	}
 	b, err := broker.New(cfg)
 	if err != nil {

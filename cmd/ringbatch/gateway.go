@@ -123,6 +123,23 @@ extensions. By default only callers on this host are served.`,
 	return cfg, logs, nil
 }
 
+// checkGatewayPorts refuses a [gateway] whose ports another process has.
+func checkGatewayPorts(workers []supervise.Worker) error {
+	for _, w := range workers {
+		if w.Name != configfile.Gateway || !w.Client {
+			continue
+		}
+		cfg, _, err := gatewayConfig(w.Command[2:])
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(checkPort(cfg.HTTP, "http"), checkPort(cfg.GRPC, "grpc")); err != nil {
+			return fmt.Errorf("[gateway]: %w", err)
+		}
+	}
+	return nil
+}
+
 // checkGateway refuses a [gateway] that would not start.
 func checkGateway(workers []supervise.Worker) error {
 	for _, w := range workers {

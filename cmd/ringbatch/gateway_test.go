@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"net"
 	"strings"
 	"testing"
 
@@ -31,6 +32,18 @@ func TestTheFileForKServeIsTakenAndAGatewayThatWouldNotStartIsNot(t *testing.T) 
 		if !errors.Is(err, want) {
 			t.Errorf("%q: %v", text, err)
 		}
+	}
+}
+
+func TestABrokerIsNotStartedWhereAnotherProcessHasThePortOfItsGateway(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must.Do(t, err)
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	cfg, err := configfile.Parse("[gateway]\nhttp = \"off\"\ngrpc = " + port + "\n")
+	must.Do(t, err)
+	if err := checkGatewayPorts(cfg.Workers); err == nil || !strings.Contains(err.Error(), "choose another with --grpc PORT") {
+		t.Error(err)
 	}
 }
 

@@ -21,11 +21,9 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// scrapeTime is how long the broker may take to answer a scrape.
 const scrapeTime = 5 * time.Second
 
-// metricsHandler answers /metrics. Each scrape takes one snapshot of the
-// broker; nothing is kept between two of them.
+// metricsHandler answers /metrics. Each scrape takes a snapshot of the broker.
 func metricsHandler(a *admin.Client, more ...prometheus.Collector) http.Handler {
 	r := prometheus.NewRegistry()
 	r.MustRegister(&collector{a})
@@ -33,11 +31,9 @@ func metricsHandler(a *admin.Client, more ...prometheus.Collector) http.Handler 
 	return promhttp.HandlerFor(r, promhttp.HandlerOpts{})
 }
 
-// collector tells the broker's statistics in Prometheus' words. docs/operate.md
-// has the table.
+// collector converts the broker's statistics. docs/operate.md has the table.
 type collector struct{ admin *admin.Client }
 
-// metric is one name with the labels that its values have.
 type metric struct {
 	desc *prometheus.Desc
 	kind prometheus.ValueType
@@ -54,10 +50,9 @@ func newMetric(kind prometheus.ValueType, name, help string, labels ...string) *
 const (
 	counter   = prometheus.CounterValue
 	gauge     = prometheus.GaugeValue
-	histogram = prometheus.UntypedValue // its values are made by histogramOf
+	histogram = prometheus.UntypedValue // not used as a kind
 )
 
-// The table. A histogram's kind is not used.
 var (
 	up       = newMetric(gauge, "up", "Whether the broker answered this scrape.")
 	started  = newMetric(gauge, "broker_start_time_seconds", "When the broker started, in Unix time.")
@@ -80,18 +75,21 @@ var (
 	queueRequests = newMetric(gauge, "model_queue_requests", "Requests that wait for a batch.", "model")
 	slots         = newMetric(gauge, "model_slots", "Slots of the ring, one per row.", "model")
 	slotsUnleased = newMetric(gauge, "model_slots_unleased", "Slots that are in no client's window.", "model")
-	slotsUsed     = newMetric(gauge, "model_slots_used", "Slots of requests: queued, running, or held (ended early, a worker still has them).", "model", "state")
-	clients       = newMetric(gauge, "model_clients", "Clients that are attached, each with a window of slots.", "model")
-	workers       = newMetric(gauge, "model_workers", "Workers that are attached, by state.", "model", "state")
-	ready         = newMetric(gauge, "model_workers_ready", "Workers that can be counted on: they wait for work, or their batch does not take unusually long.", "model")
-	attached      = newMetric(counter, "model_workers_attached_total", "Workers that ever attached.", "model")
-	suspended     = newMetric(counter, "model_workers_suspended_total", "Suspensions of workers that failed what others ran.", "model")
-	lost          = newMetric(counter, "model_workers_lost_total", "Workers that left or died.", "model")
-	hung          = newMetric(counter, "model_workers_hung_total", "Workers that outlived their lease.", "model")
-	offenders     = newMetric(counter, "model_offenders_total", "Peers that broke the protocol and were disconnected.", "model")
-	maxBatch      = newMetric(gauge, "model_max_batch_rows", "Setting max_batch_size: most rows of a batch.", "model")
-	waitTime      = newMetric(gauge, "model_wait_time_seconds", "How long the oldest request waits for others to batch with, as it is in force.", "model")
-	latencyGoal   = newMetric(gauge, "model_latency_goal_seconds", "Setting latency_goal, where it is set.", "model")
+	slotsUsed     = newMetric(gauge, "model_slots_used",
+		"Slots of requests: queued, running, or held (ended early, a worker still has them).", "model", "state")
+	clients = newMetric(gauge, "model_clients", "Clients that are attached, each with a window of slots.", "model")
+	workers = newMetric(gauge, "model_workers", "Workers that are attached, by state.", "model", "state")
+	ready   = newMetric(gauge, "model_workers_ready",
+		"Workers that can be counted on: they wait for work, or their batch does not take unusually long.", "model")
+	attached  = newMetric(counter, "model_workers_attached_total", "Workers that ever attached.", "model")
+	suspended = newMetric(counter, "model_workers_suspended_total", "Suspensions of workers that failed what others ran.", "model")
+	lost      = newMetric(counter, "model_workers_lost_total", "Workers that left or died.", "model")
+	hung      = newMetric(counter, "model_workers_hung_total", "Workers that outlived their lease.", "model")
+	offenders = newMetric(counter, "model_offenders_total", "Peers that broke the protocol and were disconnected.", "model")
+	maxBatch  = newMetric(gauge, "model_max_batch_rows", "Setting max_batch_size: most rows of a batch.", "model")
+	waitTime  = newMetric(gauge, "model_wait_time_seconds",
+		"How long the oldest request waits for others to batch with, as it is in force.", "model")
+	latencyGoal = newMetric(gauge, "model_latency_goal_seconds", "Setting latency_goal, where it is set.", "model")
 
 	aliasShare   = newMetric(gauge, "alias_share_ratio", "Share of the traffic that an alias gives a model.", "alias", "model")
 	aliasClients = newMetric(gauge, "alias_clients", "Clients that attached to an alias, by the model that they have.", "alias", "model")
@@ -155,11 +153,12 @@ func collectModel(ch chan<- prometheus.Metric, put func(m *metric, value float64
 		{queueRequests, float64(m.QueueLength)}, {slots, float64(m.Slots)}, {slotsUnleased, float64(m.SlotsFree)},
 		{clients, float64(m.Clients)}, {ready, float64(m.ReadyWorkers)}, {attached, float64(m.WorkersAttached)},
 		{lost, float64(m.WorkersLost)}, {suspended, float64(m.WorkersSuspended)},
-		{hung, float64(m.WorkersHung)}, {offenders, float64(m.Offenders)}, {maxBatch, float64(m.MaxBatchSize)}, {waitTime, m.WaitTimeMS / 1e3},
+		{hung, float64(m.WorkersHung)}, {offenders, float64(m.Offenders)}, {maxBatch, float64(m.MaxBatchSize)},
+		{waitTime, m.WaitTimeMS / 1e3},
 	} {
 		put(v.is, v.value, m.Name)
 	}
-	for _, code := range status.All() { // also those that have not happened yet: a rate needs the 0
+	for _, code := range status.All() { // a rate needs the 0 of ends that have not happened
 		if n := m.Ended[code.Name()]; n > 0 || code == status.OK || code.Group() == status.Ends {
 			put(ended, float64(n), m.Name, code.Name())
 		}
@@ -190,7 +189,6 @@ func collectModel(ch chan<- prometheus.Metric, put func(m *metric, value float64
 	ch <- prometheus.MustNewConstHistogram(batchRows.desc, m.Batches, float64(m.Rows), rowBuckets(m), valid([]string{m.Name})...)
 }
 
-// collectWorkers adds workers of one name up: names need not be unique.
 func collectWorkers(put func(m *metric, value float64, labels ...string), m *stats.Model) {
 	type key struct{ name, gpu string }
 	busy, done := map[key]float64{}, map[key]float64{}
@@ -205,8 +203,8 @@ func collectWorkers(put func(m *metric, value float64, labels ...string), m *sta
 	}
 }
 
-// The bounds of durations: two per doubling, from 8 µs to over a minute, each
-// the end of one of the broker's own buckets, so that nothing is guessed.
+// durationBounds are two per doubling, from 8 µs to over a minute. Each is a bound of
+// the broker's buckets, so that counts are exact.
 var durationBounds = func() (list []time.Duration) {
 	for d := time.Duration(1 << 13); d <= 1<<36; d *= 2 {
 		list = append(list, d, d+d/2)
@@ -214,8 +212,8 @@ var durationBounds = func() (list []time.Duration) {
 	return list
 }()
 
-// durationBuckets adds the broker's buckets up, as Prometheus counts: all that
-// are at most the bound.
+// durationBuckets adds up the broker's buckets: Prometheus counts all durations up
+// to each bound.
 func durationBuckets(h *stats.Histogram) map[float64]uint64 {
 	out := map[float64]uint64{}
 	n, at := uint64(0), 0
@@ -228,7 +226,7 @@ func durationBuckets(h *stats.Histogram) map[float64]uint64 {
 	return out
 }
 
-// rowBuckets are powers of two up to the largest batch that there was.
+// rowBuckets are powers of two up to the largest batch.
 func rowBuckets(m *stats.Model) map[float64]uint64 {
 	sizes := slices.Sorted(maps.Keys(m.BatchSize.Histogram))
 	largest := m.MaxBatchSize
@@ -248,7 +246,7 @@ func rowBuckets(m *stats.Model) map[float64]uint64 {
 	}
 }
 
-// valid are labels that Prometheus takes: names of peers may be any bytes.
+// valid makes labels UTF-8, as Prometheus wants: names of peers may be any bytes.
 func valid(labels []string) []string {
 	out := make([]string, len(labels))
 	for i, l := range labels {

@@ -19,18 +19,18 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// The page is one file without outside resources. It holds no data: that it
-// asks for under /dashboard/api, as the user who looks at it may.
+// The page is one file without outside resources. It gets its data from
+// /dashboard/api, with the rights of its user.
 //
 //go:embed page.html
 var page []byte
 
-// contentPolicy names the page's own script and styles by their digests: a browser runs
-// nothing else, whatever a text on the page holds.
+// contentPolicy names the page's script and styles by their digests. A browser runs
+// no other script, whatever a text on the page contains.
 var contentPolicy = "default-src 'none'; style-src " + inlineDigest("style") + "; script-src " + inlineDigest("script") +
 	"; connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 
-// inlineDigest is the digest of the page's only element of that name.
+// inlineDigest returns the digest of the page's only element of that name.
 func inlineDigest(element string) string {
 	_, rest, _ := strings.Cut(string(page), "<"+element+">")
 	text, _, _ := strings.Cut(rest, "</"+element+">")
@@ -38,13 +38,12 @@ func inlineDigest(element string) string {
 	return "'sha256-" + base64.StdEncoding.EncodeToString(digest[:]) + "'"
 }
 
-// AdminHeader carries the token that changes take. A header of its own: a form
-// of another site cannot set it, and Authorization may be the gateway's.
+// AdminHeader carries the token for changes. A form of another site cannot set it;
+// Authorization may carry the gateway's token.
 const AdminHeader = "X-Ringbatch-Admin"
 
 const maxChange = 64 << 10 // bytes of a request that changes something
 
-// api is what the page asks for.
 type api struct {
 	admin     *admin.Client
 	tokenFile string
@@ -78,7 +77,6 @@ func (a *api) register(mux *http.ServeMux) {
 	mux.HandleFunc("POST /dashboard/api/change", a.change)
 }
 
-// change sets keys of a model's policy, or its instances.
 func (a *api) change(w http.ResponseWriter, r *http.Request) {
 	if err := a.mayChange(r); err != nil {
 		http.Error(w, err.Error(), http.StatusForbidden)
@@ -108,8 +106,8 @@ var (
 	errNoToken   = errors.New("unknown token: it has to be one of --admin_token_file")
 )
 
-// mayChange compares with every token of the file, which is read each time:
-// that is seldom, and a new one counts at once.
+// mayChange compares the token with those of the file. It reads the file each time,
+// so that a new token counts at once.
 func (a *api) mayChange(r *http.Request) error {
 	if a.tokenFile == "" {
 		return errNoChanges

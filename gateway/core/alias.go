@@ -11,16 +11,14 @@ import (
 	"github.com/ringbatch/ringbatch/admin/alias"
 )
 
-// route is an alias: requests for it go to the models that it stands for, each
-// in its turn, so that the shares are of requests here. What is under way when
-// the alias changes ends where it is.
+// route is an alias. Its requests take turns among its models, by their shares. A
+// request in flight stays with its model when the alias changes.
 type route struct {
 	alias.Alias
 	to   []*Model       // as Alias.To; nil: the broker has no such model now
-	turn *atomic.Uint64 // of the alias, however often it changes
+	turn *atomic.Uint64 // lives on when the alias changes
 }
 
-// routes are those of the broker's aliases that may be served.
 func (m *models) newRoutes(list []admin.Alias, models map[string]*Model) map[string]*route {
 	old := *m.Routes.Load()
 	next := make(map[string]*route, len(list))
@@ -33,20 +31,20 @@ func (m *models) newRoutes(list []admin.Alias, models map[string]*Model) map[str
 			r.to = append(r.to, models[t.Model])
 		}
 		if was := old[a.Name]; was != nil {
-			r.turn = was.turn // a copy would take turns again that requests had meanwhile
+			r.turn = was.turn
 		}
 		next[a.Name] = r
 	}
 	return next
 }
 
-// serves says whether the configuration names it, or names nothing.
+// serves reports whether the configuration names the model, or no model at all.
 func (m *models) serves(name string) bool {
 	return len(m.g.Cfg.Models) == 0 || slices.Contains(m.g.Cfg.Models, name)
 }
 
-// targetsOf are the models that served aliases stand for: they can be reached
-// also if the configuration does not name them.
+// targetsOf returns the models of served aliases. They are served even if the
+// configuration does not name them.
 func (m *models) targetsOf(list []admin.Alias) map[string]bool {
 	targets := map[string]bool{}
 	for _, a := range list {
@@ -59,17 +57,11 @@ func (m *models) targetsOf(list []admin.Alias) map[string]bool {
 	return targets
 }
 
-// next is the model that the next request goes to: one that would not answer is
-// passed over while another would. nil if none is there.
-func (r *route) next() *Model {
-	k := r.to[r.Turn(r.turn.Add(1))]
-	if k != nil && k.info.Load().ready > 0 {
-		return k
-	}
-	return r.instead(k)
-}
+// next returns the model of the next request, or a ready model in its place; nil if
+// the alias has no model now.
+func (r *route) next() *Model { return r.readyModel(r.to[r.Turn(r.turn.Add(1))]) }
 
-// main is the model with the largest share, to tell of the alias.
+// main returns the model with the largest share, which describes the alias.
 func (r *route) main() *Model {
 	at := 0
 	for i := range r.To {
@@ -77,11 +69,11 @@ func (r *route) main() *Model {
 			at = i
 		}
 	}
-	return r.instead(r.to[at])
+	return r.readyModel(r.to[at])
 }
 
-// instead is another one that would answer, if k would not.
-func (r *route) instead(k *Model) *Model {
+// readyModel returns k if k is ready, else another model of the alias.
+func (r *route) readyModel(k *Model) *Model {
 	if k != nil && k.info.Load().ready > 0 {
 		return k
 	}
@@ -96,18 +88,14 @@ func (r *route) instead(k *Model) *Model {
 // version finds a model of the alias by its version, or by its whole name.
 func (r *route) version(version string) *Model {
 	for i, t := range r.To {
-		if hasVersion(t, version) {
+		if t.Model == version || alias.Version(t.Model) == version {
 			return r.to[i]
 		}
 	}
 	return nil
 }
 
-func hasVersion(t alias.Target, version string) bool {
-	return t.Model == version || alias.Version(t.Model) == version
-}
-
-// versions are what the alias's models are called in a path.
+// versions returns the versions of the alias's models, as paths have them.
 func (r *route) versions() (list []string) {
 	for _, t := range r.To {
 		list = append(list, versionOf(t.Model))
@@ -122,8 +110,7 @@ func versionOf(model string) string {
 	return model
 }
 
-// find looks a name and a version up: the model, and the alias if it is one.
-// turn says that it is for a request.
+// find looks up a model, and its alias if the name is one. turn: for a request.
 func (m *models) find(name, version string, turn bool) (*Model, *route) {
 	models := *m.byName.Load()
 	if r := (*m.Routes.Load())[name]; r != nil {
@@ -149,12 +136,12 @@ func (m *models) find(name, version string, turn bool) (*Model, *route) {
 	return nil, nil
 }
 
-// About is get for who wants to know something, and runs nothing.
+// About finds a model for a question about it; Get, for a request.
 func (m *models) About(ctx context.Context, name, version string) (*Model, *route, error) {
 	return m.look(ctx, name, version, false)
 }
 
-// ModelName and modelVersion are what an answer says: what was asked for.
+// ModelName returns the name that the caller asked for.
 func (c *Call) ModelName() string {
 	if c.As != nil {
 		return c.As.Name

@@ -2,15 +2,13 @@
 
 package core
 
-import (
-	"sync"
-)
+import "sync"
 
-// arriving counts the bytes of a gRPC connection whose message is not whole yet.
-// The transport holds them, and does not say how many.
+// arriving counts the bytes of incomplete messages of a gRPC connection. The
+// transport holds them, and does not report them.
 //
 //	read from the connection      +n
-//	message or headers are whole  −their size on the wire
+//	message or headers complete   −their size on the wire
 //	no call is open               =0
 type arriving struct {
 	mu    sync.Mutex
@@ -19,16 +17,13 @@ type arriving struct {
 	ended bool
 }
 
-// Frames that carry no message: window updates, pings, settings. Each message
-// takes this much with it, so that a long-lived connection does not fill up with them.
 const (
 	frameHead     = 9
 	frameBytes    = 16 << 10
-	otherPerFrame = 64
+	otherPerFrame = 64 // allowance for window updates, pings and settings, which are never subtracted
 )
 
-// Add counts bytes that were read. While no call is open, they belong to calls
-// that have ended, and the transport drops them.
+// Add counts bytes that were read. While no call is open, the transport drops them.
 func (a *arriving) Add(c *Conn, n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -37,7 +32,7 @@ func (a *arriving) Add(c *Conn, n int) {
 	}
 }
 
-// Arrived takes a message away that is whole. The call counts it from here on.
+// Arrived subtracts a complete message, which the call counts from here on.
 func (a *arriving) Arrived(c *Conn, size int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -58,8 +53,7 @@ func (a *arriving) EndCall(c *Conn) {
 	}
 }
 
-// end gives everything back: the connection is closed.
-func (a *arriving) end(c *Conn) {
+func (a *arriving) endConn(c *Conn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.count(c, -a.bytes)

@@ -4,6 +4,7 @@ package core
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,57 +16,57 @@ import (
 
 // Call is one inference, in the steps that it goes through:
 //
-//  1. a door reads the request: names, types, shapes, parameters, and where each
-//     input's bytes come from
-//  2. Check compares that with the model's signature
+//  1. a door reads the request: names, types, shapes, parameters, and the source of
+//     each input's bytes
+//  2. Check compares them with the model's signature
 //  3. Run claims slots, fills them from the sources, commits and waits
-//  4. the door sends the outputs, which are views of slot memory, or WriteRegions
-//     writes them into the caller's shared memory
+//  4. the door sends the outputs from the slots, or WriteRegions writes them into
+//     the caller's shared memory
 //  5. Done gives the slots back
 type Call struct {
 	Model  *Model
-	As     *route // the alias by which it was asked for; nil: none
+	As     *route // the alias that the caller named; nil: none
 	Caller *Caller
-	// OnFilled is called when the sources have been read, OnWait after a wait for
-	// slots; either may be nil.
+	// OnFilled is called when the sources are read, OnWait after a wait for slots.
+	// Either may be nil.
 	OnFilled, OnWait func()
 	ID               string
 
 	Inputs  []Input
-	Outputs []Output // what is asked for; after check: what will be answered
+	Outputs []Output // none: all; Check fills them in
 
-	level   int           // priority level, -1 the model's default
-	timeout time.Duration // 0 none
-	Binary  bool          // HTTP: outputs are binary unless they say otherwise
+	level   int           // priority level; -1: the model's default
+	timeout time.Duration // 0: none
+	Binary  bool          // HTTP: outputs are binary by default
 
 	rows int
 	dims []int // the inputs' variable sizes, in signature order
 
-	request client.Request // whose slots the outputs lie in
+	request client.Request // its slots hold the outputs
 	claimed bool
 	Relayed relayed // of a relay's batch; empty otherwise
-	Taken   int     // bytes that are counted as the caller's
+	Taken   int     // bytes counted as the caller's
 
-	share      *share // of the window; nil: none is taken
+	share      *share // of the window; nil: none
 	shareSlots int64
 
 	began, filled, Ended time.Time // for the statistics
 	queue, compute       time.Duration
 }
 
-// Input is one input tensor as the caller gives it.
+// Input is an input tensor of the caller.
 type Input struct {
 	Name  string
 	DType tensor.DType
 	Shape []int // rows first
 	Src   source
-	Size  int // bytes the source has; -1: it knows itself when it is done
+	Size  int // bytes of the source; -1: its Finish checks them
 	index int // in the signature
 
-	Region RegionUse // if it lies in shared memory
+	Region RegionUse // of an input in shared memory
 }
 
-// Output is one output tensor as the caller wants it.
+// Output is an output tensor, in the form that the caller wants.
 type Output struct {
 	Name   string
 	index  int // in the signature
@@ -74,11 +75,10 @@ type Output struct {
 
 	DType tensor.DType
 	Shape []int    // rows first
-	Parts [][]byte // its bytes
+	Parts [][]byte // the bytes
 	Size  int
 }
 
-// outputForm is how an HTTP caller wants an output.
 type outputForm uint8
 
 const (
@@ -87,8 +87,7 @@ const (
 	FormJSON
 )
 
-// Check compares the call with the signature; after it the numbers in the call
-// can be trusted.
+// Check compares the call with the signature, and checks every number in it.
 func (c *Call) Check() error {
 	sig := &c.Model.Sig
 	if err := c.matchInputs(sig); err != nil {
@@ -97,12 +96,7 @@ func (c *Call) Check() error {
 	c.dims = c.dims[:0]
 	c.rows = 0
 	for k := range sig.Inputs {
-		var in *Input
-		for i := range c.Inputs {
-			if c.Inputs[i].index == k {
-				in = &c.Inputs[i]
-			}
-		}
+		in := &c.Inputs[slices.IndexFunc(c.Inputs, func(in Input) bool { return in.index == k })]
 		if err := c.checkInput(&sig.Inputs[k], in); err != nil {
 			return err
 		}
@@ -111,13 +105,12 @@ func (c *Call) Check() error {
 		}
 		c.rows = in.Shape[0]
 	}
+	levels := c.Model.info.Load().settings.LevelCount()
 	if len(c.Relayed.requests) > 0 { // the relay's host may have more levels
-		c.level = min(c.level, c.Model.info.Load().settings.LevelCount()-1)
+		c.level = min(c.level, levels-1)
 	}
-	if c.level >= 0 {
-		if n := c.Model.info.Load().settings.LevelCount(); c.level >= n {
-			return fmt.Errorf("%w: priority %d, the model has 1..%d", status.ErrNoLevel, c.level+1, n)
-		}
+	if c.level >= levels {
+		return fmt.Errorf("%w: priority %d, the model has 1..%d", status.ErrNoLevel, c.level+1, levels)
 	}
 	if err := c.matchOutputs(sig); err != nil {
 		return err
@@ -128,29 +121,24 @@ func (c *Call) Check() error {
 	return c.checkRegions()
 }
 
-// matchInputs finds each input's place in the signature.
 func (c *Call) matchInputs(sig *tensor.Signature) error {
 	for i := range c.Inputs {
 		in := &c.Inputs[i]
-		in.index = -1
-		for k := range sig.Inputs {
-			if sig.Inputs[k].Name == in.Name {
-				in.index = k
-			}
-		}
-		if in.index < 0 {
+		if in.index = indexOf(sig.Inputs, in.Name); in.index < 0 {
 			return BadRequest("model %q has no input %q; it is %s", c.Model.Name, in.Name, sig)
 		}
-		for j := range i {
-			if c.Inputs[j].index == in.index {
-				return BadRequest("input %q is given twice", in.Name)
-			}
+		if slices.ContainsFunc(c.Inputs[:i], func(other Input) bool { return other.index == in.index }) {
+			return BadRequest("input %q is given twice", in.Name)
 		}
 	}
 	if len(c.Inputs) != len(sig.Inputs) {
 		return BadRequest("model %q takes %d inputs, %d were given; it is %s", c.Model.Name, len(sig.Inputs), len(c.Inputs), sig)
 	}
 	return nil
+}
+
+func indexOf(specs []tensor.Spec, name string) int {
+	return slices.IndexFunc(specs, func(s tensor.Spec) bool { return s.Name == name })
 }
 
 func (c *Call) checkInput(spec *tensor.Spec, in *Input) error {
@@ -195,7 +183,7 @@ func (c *Call) checkInput(spec *tensor.Spec, in *Input) error {
 	return nil
 }
 
-// matchOutputs finds what will be answered; all of them if none was named.
+// matchOutputs finds the outputs to answer: all, if the caller names none.
 func (c *Call) matchOutputs(sig *tensor.Signature) error {
 	if len(c.Outputs) == 0 {
 		for k := range sig.Outputs {
@@ -206,25 +194,17 @@ func (c *Call) matchOutputs(sig *tensor.Signature) error {
 	}
 	for i := range c.Outputs {
 		o := &c.Outputs[i]
-		o.index = -1
-		for k := range sig.Outputs {
-			if sig.Outputs[k].Name == o.Name {
-				o.index = k
-			}
-		}
-		if o.index < 0 {
+		if o.index = indexOf(sig.Outputs, o.Name); o.index < 0 {
 			return BadRequest("model %q has no output %q; it is %s", c.Model.Name, o.Name, sig)
 		}
-		for j := range i {
-			if c.Outputs[j].index == o.index {
-				return BadRequest("output %q is asked for twice", o.Name)
-			}
+		if slices.ContainsFunc(c.Outputs[:i], func(other Output) bool { return other.index == o.index }) {
+			return BadRequest("output %q is asked for twice", o.Name)
 		}
 	}
 	return nil
 }
 
-// AddInput and addOutput reuse the memory of earlier calls.
+// AddInput reuses the memory of earlier calls.
 func (c *Call) AddInput() *Input {
 	if len(c.Inputs) < cap(c.Inputs) {
 		c.Inputs = c.Inputs[:len(c.Inputs)+1]
@@ -247,7 +227,7 @@ func (c *Call) AddOutput() *Output {
 	return &c.Outputs[len(c.Outputs)-1]
 }
 
-// Calls are used again: most of a small request's cost would be making them.
+// Making a call would be most of a small request's cost.
 var calls = sync.Pool{New: func() any { return new(Call) }}
 
 func NewCall() *Call {
@@ -256,7 +236,7 @@ func NewCall() *Call {
 	return c
 }
 
-// Done ends a call, however it went.
+// Done gives everything back, also after an error.
 func (c *Call) Done() {
 	c.release()
 	for i := range c.Inputs {
@@ -273,8 +253,7 @@ func (c *Call) Done() {
 	calls.Put(c)
 }
 
-// SetPriority takes the protocol's number: 0 asks for the default, 1 is the
-// most urgent.
+// SetPriority takes the protocol's number: 0 is the default, 1 the most urgent.
 func (c *Call) SetPriority(p int64) error {
 	if p < 0 {
 		return BadRequest("priority %d: it is to be 0, the model's default, or 1 (the most urgent) and up", p)
@@ -296,7 +275,7 @@ func (c *Call) SetTimeout(us int64) error {
 	return nil
 }
 
-// NameOf is a tensor's name without a copy, where the model has it.
+// NameOf returns a tensor's name, without a copy if the model has it.
 func (c *Call) NameOf(name []byte) string {
 	for _, side := range [][]tensor.Spec{c.Model.Sig.Inputs, c.Model.Sig.Outputs} {
 		for i := range side {
@@ -308,14 +287,14 @@ func (c *Call) NameOf(name []byte) string {
 	return string(name[:min(len(name), tensor.MaxNameBytes)])
 }
 
-// errClassification refuses an extension that the gateway does not have.
+// ErrClassification refuses an extension of Triton's.
 var ErrClassification = BadRequest("the classification extension is not supported; ask for the output itself")
 
 // WriteRegions puts those outputs into shared memory that are wanted there.
 func (c *Call) WriteRegions() error {
 	for i := range c.Outputs {
 		if o := &c.Outputs[i]; o.Region.Region != nil {
-			if err := o.write(); err != nil {
+			if err := o.writeRegion(); err != nil {
 				return err
 			}
 		}

@@ -3,6 +3,7 @@
 package core
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"net"
@@ -22,12 +23,12 @@ type Config struct {
 	HTTP   string // address; "" is DefaultHTTP, "off" none
 	GRPC   string // address; "" is DefaultGRPC, "off" none
 
-	// Who may call. Addresses other than loopback need TLS with client
-	// certificates, or tokens, or Insecure.
+	// An address other than loopback needs TLS with client certificates or tokens,
+	// or Insecure.
 	CertFile, KeyFile string
-	ClientCAFile      string   // callers have to show a certificate of one of these
-	TokenFile         string   // callers have to show one of these tokens
-	Insecure          bool     // serve anybody who reaches the address
+	ClientCAFile      string   // authorities of the callers' certificates
+	TokenFile         string   // the callers' tokens
+	Insecure          bool     // serve everybody who reaches the address
 	Models            []string // serve these only
 
 	SystemSharedMemory bool // callers on this host may register regions
@@ -35,43 +36,43 @@ type Config struct {
 	MaxMessageBytes   int
 	MaxBufferedBytes  int
 	MaxConnections    int
-	CallerConnections int // of one address, at each door; default: a quarter of MaxConnections
+	CallerConnections int // of an address, at each door; default: a quarter of MaxConnections
 	CallerRequests    int
 	CallerBytes       int      // default: a quarter of MaxBufferedBytes
 	AllowedHosts      []string // names by which HTTP callers may address the gateway, besides IP addresses and localhost
 	Window            int      // slots to ask the broker for, per model; default by the size of a row
 
-	ReportLoad bool // answer every gRPC call with a load report, not only those of relays
+	ReportLoad bool // send a load report with every gRPC answer, not only to relays
 
-	ClaimWait  time.Duration // how long a request without a deadline waits for room
-	DrainDelay time.Duration // how long readiness is false before new requests are refused
-	DrainTime  time.Duration // how long accepted requests may take to finish
+	ClaimWait  time.Duration // of a request without a deadline, for slots
+	DrainDelay time.Duration // between not ready and refusing requests
+	DrainTime  time.Duration // for accepted requests to finish
 
-	Version        string       // told in the server's metadata
+	Version        string       // in the server's metadata
 	AdminTokenFile string       // for Other: see gateway/console
-	Other          http.Handler // whatever is not the protocol's; default: 404
+	Other          http.Handler // paths outside the protocol; default: 404
 	Logger         *slog.Logger
-	Started        func(httpAddr, grpcAddr net.Addr) // the doors are open
+	Started        func(httpAddr, grpcAddr net.Addr) // called when the doors are open
 	Memory         shm.Memory                        // default: shm.Memfd; tests use shm.Heap
 
-	Pace     Pace            // tests are in a hurry
-	EndDelay <-chan struct{} // and end the DrainDelay when they have seen it
+	Pace     Pace            // for tests; default: limits.go
+	EndDelay <-chan struct{} // for tests: ends the DrainDelay
 }
 
-// Pace is how long callers may take.
+// Pace bounds the time that callers may take. limits.go has the defaults.
 type Pace struct {
 	Body, Answer, Idle time.Duration
-	Budget             time.Duration // a connection may stand still while its caller's buffers are full
+	Budget             time.Duration // of a connection without progress while its caller's buffers are full
 	Reload             time.Duration // between looks at files
-	Stall              time.Duration // a drain waits for callers that do not finish their requests
-	Workers            time.Duration // workers may take to attach again after a restart of the broker
+	Stall              time.Duration // of a drain, for requests that do not arrive completely
+	Workers            time.Duration // to attach again after a restart of the broker
 	Rate               int           // bytes a second that callers have to reach
 
-	Early      time.Duration // before its deadline a gRPC call is answered,
+	Early      time.Duration // between a gRPC call's answer and its deadline,
 	EarlyShare int           // but at most this share of its time
 }
 
-// Addresses that are served unless told otherwise.
+// Default addresses, and the word that closes a door.
 const (
 	DefaultHTTP = "127.0.0.1:8000"
 	DefaultGRPC = oip.DefaultGRPC
@@ -79,65 +80,41 @@ const (
 )
 
 func (c *Config) fill() {
-	for _, d := range []struct {
-		value *int
-		other int
-	}{
-		{&c.MaxMessageBytes, DefaultMaxMessageBytes}, {&c.MaxBufferedBytes, DefaultMaxBufferedBytes}, {&c.MaxConnections, DefaultMaxConnections},
-		{&c.CallerRequests, DefaultCallerRequests},
-	} {
-		if *d.value == 0 {
-			*d.value = d.other
-		}
+	orDefault(&c.MaxMessageBytes, DefaultMaxMessageBytes)
+	orDefault(&c.MaxBufferedBytes, DefaultMaxBufferedBytes)
+	orDefault(&c.MaxConnections, DefaultMaxConnections)
+	orDefault(&c.CallerRequests, DefaultCallerRequests)
+	orDefault(&c.CallerConnections, max(1, c.MaxConnections/4))
+	orDefault(&c.CallerBytes, max(1, c.MaxBufferedBytes/4))
+	orDefault(&c.HTTP, DefaultHTTP)
+	orDefault(&c.GRPC, DefaultGRPC)
+	orDefault(&c.ClaimWait, DefaultClaimWait)
+	orDefault(&c.DrainTime, DefaultDrainTime)
+	p := &c.Pace
+	orDefault(&p.Body, BodyPatience)
+	orDefault(&p.Answer, AnswerPatience)
+	orDefault(&p.Idle, idleTimeout)
+	orDefault(&p.Budget, budgetPatience)
+	orDefault(&p.Reload, reloadInterval)
+	orDefault(&p.Stall, stallPatience)
+	orDefault(&p.Workers, workersPatience)
+	orDefault(&p.Early, earlyAnswer)
+	orDefault(&p.Rate, LeastRate)
+	orDefault(&p.EarlyShare, earlyShare)
+	if c.Logger == nil {
+		c.Logger = slog.Default()
 	}
-	if c.CallerConnections == 0 {
-		c.CallerConnections = max(1, c.MaxConnections/4)
-	}
-	if c.CallerBytes == 0 {
-		c.CallerBytes = max(1, c.MaxBufferedBytes/4)
-	}
-	if c.HTTP == "" {
-		c.HTTP = DefaultHTTP
-	}
-	if c.GRPC == "" {
-		c.GRPC = DefaultGRPC
+	if c.Memory == nil {
+		c.Memory = shm.Memfd{}
 	}
 	for _, address := range []*string{&c.HTTP, &c.GRPC} {
 		if _, err := strconv.ParseUint(*address, 10, 16); err == nil { // a port of this host
 			*address = net.JoinHostPort("127.0.0.1", *address)
 		}
 	}
-	if c.ClaimWait == 0 {
-		c.ClaimWait = DefaultClaimWait
-	}
-	if c.DrainTime == 0 {
-		c.DrainTime = DefaultDrainTime
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
-	p := &c.Pace
-	for _, d := range []struct {
-		value *time.Duration
-		other time.Duration
-	}{
-		{&p.Body, BodyPatience}, {&p.Answer, AnswerPatience}, {&p.Idle, idleTimeout}, {&p.Budget, budgetPatience},
-		{&p.Reload, reloadInterval}, {&p.Stall, stallPatience}, {&p.Workers, workersPatience}, {&p.Early, earlyAnswer},
-	} {
-		if *d.value == 0 {
-			*d.value = d.other
-		}
-	}
-	if p.Rate == 0 {
-		p.Rate = LeastRate
-	}
-	if p.EarlyShare == 0 {
-		p.EarlyShare = earlyShare
-	}
-	if c.Memory == nil {
-		c.Memory = shm.Memfd{}
-	}
 }
+
+func orDefault[T comparable](value *T, other T) { *value = cmp.Or(*value, other) }
 
 func (c *Config) check() error {
 	if c.HTTP == Off && c.GRPC == Off {
@@ -162,8 +139,8 @@ func (c *Config) check() error {
 	return nil
 }
 
-// checkAddress keeps the doors closed: only what is on this host, unless
-// callers show who they are.
+// checkAddress refuses addresses outside this host, unless callers have to show who
+// they are.
 func (c *Config) checkAddress(address string) error {
 	if address == Off || c.Insecure {
 		return nil

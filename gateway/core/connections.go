@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// Listener bounds the connections of a door: of all callers, and of one address.
+// Listener bounds the connections of a door: of all callers, and of each address.
 type Listener struct {
 	net.Listener
 	G       *Gateway
 	Door    string // for logs and metrics
-	Refusal []byte // the answer to a refused HTTP caller; nil: none
+	Refusal []byte // sent to a refused HTTP caller; may be nil
 	Refused atomic.Uint64
 	logged  rarely
 
@@ -29,7 +29,7 @@ func NewListener(door string, l net.Listener, g *Gateway) *Listener {
 	return &Listener{Listener: l, G: g, Door: door, conns: map[*Conn]struct{}{}, origins: map[netip.Addr]int{}}
 }
 
-// Accept refuses connections beyond the limits at once, so that their callers do not wait.
+// Accept refuses connections beyond the limits at once, so that callers do not wait.
 func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		nc, err := l.Listener.Accept()
@@ -51,7 +51,6 @@ func (l *Listener) newConn(nc net.Conn) *Conn {
 	return c
 }
 
-// addConn reports whether there is room for the connection.
 func (l *Listener) addConn(c *Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -105,10 +104,10 @@ type Conn struct {
 	Arriving arriving     // gRPC
 }
 
-// Close ends the connection and gives its counts back.
+// Close closes the connection, and gives its counts back once.
 func (c *Conn) Close() error {
 	c.closed.Do(func() {
-		c.Arriving.end(c)
+		c.Arriving.endConn(c)
 		if c.Sending.Load() > 0 { // the transport forgets the buffers of a broken connection
 			time.AfterFunc(time.Second, c.L.G.collectGarbage)
 		}
@@ -144,8 +143,8 @@ func addrPort(a net.Addr) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// origin is the address that limits count by. Of IPv6 it is the /64 network: a
-// caller with one address there has all of them.
+// origin returns the address that limits count by. For IPv6 it is the /64 network,
+// whose addresses a caller can all use.
 func origin(a netip.Addr) netip.Addr {
 	a = a.Unmap().WithZone("")
 	if a.Is6() {
@@ -154,7 +153,7 @@ func origin(a netip.Addr) netip.Addr {
 	return a
 }
 
-// rarely does a thing at most once a second.
+// rarely runs a function at most once a second.
 type rarely struct{ last atomic.Int64 }
 
 func (s *rarely) Do(f func()) {

@@ -16,81 +16,60 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Meaning is how an error looks on the two protocols.
+// Meaning is an error's status in both protocols.
 type Meaning struct {
 	HTTP int
 	GRPC codes.Code
 }
 
-// meanings of every named error. A test fails for one that is missing.
-var meanings = map[status.Code]Meaning{
-	// A request's end.
-	status.ErrFailed:       {http.StatusInternalServerError, codes.Internal},
-	status.ErrExpired:      {http.StatusGatewayTimeout, codes.DeadlineExceeded},
-	status.ErrCanceled:     {499, codes.Canceled}, // nobody is left to read it
-	status.ErrQueueFull:    {http.StatusTooManyRequests, codes.ResourceExhausted},
-	status.ErrQueueTimeout: {http.StatusGatewayTimeout, codes.DeadlineExceeded},
-	status.ErrTooLarge:     {http.StatusRequestEntityTooLarge, codes.InvalidArgument},
-	status.ErrWorkerDied:   {http.StatusInternalServerError, codes.Internal}, // this input kills workers: not to be retried
-	status.ErrWorkerHung:   {http.StatusInternalServerError, codes.Internal},
-	status.ErrDraining:     {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrBrokerGone:   {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrNoWorker:     {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrOverloaded:   {http.StatusTooManyRequests, codes.ResourceExhausted},
+// meanings of the named errors. A test fails for an error without a meaning.
+var meanings = invert(map[Meaning][]status.Code{
+	{http.StatusBadRequest, codes.InvalidArgument}: {status.ErrInvalid, status.ErrDType, status.ErrShape, status.ErrRows, status.ErrSize,
+		status.ErrOutputTooSmall, status.ErrNoLevel},
+	{http.StatusNotFound, codes.NotFound}:                     {status.ErrUnknownModel},
+	{http.StatusRequestEntityTooLarge, codes.InvalidArgument}: {status.ErrTooLarge},
+	{http.StatusTooManyRequests, codes.ResourceExhausted}: {status.ErrQueueFull, status.ErrOverloaded, status.ErrRingFull,
+		status.ErrFull},
+	{499, codes.Canceled}: {status.ErrCanceled}, // the caller has gone
+	{http.StatusInternalServerError, codes.Internal}: {status.ErrFailed, status.ErrBrokerRunning, status.ErrReleased,
+		status.ErrCommitted, status.ErrNotCommitted, status.ErrNotDone, status.ErrForked,
+		status.ErrWorkerDied, status.ErrWorkerHung}, // a retry might kill more workers
+	{http.StatusServiceUnavailable, codes.Unavailable}: {status.ErrDraining, status.ErrBrokerGone, status.ErrNoWorker,
+		status.ErrNoBroker, status.ErrVersion, status.ErrLayout, status.ErrSignatureMismatch, status.ErrProtocol,
+		status.ErrTooManyConnections, status.ErrNoDescriptors, status.ErrNamespace, status.ErrClosed, status.ErrNoGPU,
+		status.ErrWrongGPU,
+		status.ErrForbidden}, // the gateway's fault, not the caller's
+	{http.StatusServiceUnavailable, codes.ResourceExhausted}: {status.ErrNoMemory, status.ErrQuota},
+	{http.StatusGatewayTimeout, codes.DeadlineExceeded}:      {status.ErrExpired, status.ErrQueueTimeout, status.ErrTimeout},
+})
 
-	// Connecting.
-	status.ErrNoBroker:           {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrUnknownModel:       {http.StatusNotFound, codes.NotFound},
-	status.ErrVersion:            {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrLayout:             {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrForbidden:          {http.StatusServiceUnavailable, codes.Unavailable}, // the gateway may not, not the caller
-	status.ErrNoMemory:           {http.StatusServiceUnavailable, codes.ResourceExhausted},
-	status.ErrSignatureMismatch:  {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrRingFull:           {http.StatusTooManyRequests, codes.ResourceExhausted},
-	status.ErrBrokerRunning:      {http.StatusInternalServerError, codes.Internal},
-	status.ErrProtocol:           {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrTooManyConnections: {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrNoDescriptors:      {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrQuota:              {http.StatusServiceUnavailable, codes.ResourceExhausted},
-	status.ErrNamespace:          {http.StatusServiceUnavailable, codes.Unavailable},
-
-	// Using.
-	status.ErrInvalid:        {http.StatusBadRequest, codes.InvalidArgument},
-	status.ErrDType:          {http.StatusBadRequest, codes.InvalidArgument},
-	status.ErrShape:          {http.StatusBadRequest, codes.InvalidArgument},
-	status.ErrRows:           {http.StatusBadRequest, codes.InvalidArgument},
-	status.ErrSize:           {http.StatusBadRequest, codes.InvalidArgument},
-	status.ErrOutputTooSmall: {http.StatusBadRequest, codes.InvalidArgument},
-	status.ErrFull:           {http.StatusTooManyRequests, codes.ResourceExhausted},
-	status.ErrClosed:         {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrReleased:       {http.StatusInternalServerError, codes.Internal},
-	status.ErrCommitted:      {http.StatusInternalServerError, codes.Internal},
-	status.ErrNotCommitted:   {http.StatusInternalServerError, codes.Internal},
-	status.ErrNotDone:        {http.StatusInternalServerError, codes.Internal},
-	status.ErrNoLevel:        {http.StatusBadRequest, codes.InvalidArgument},
-	status.ErrTimeout:        {http.StatusGatewayTimeout, codes.DeadlineExceeded},
-	status.ErrForked:         {http.StatusInternalServerError, codes.Internal},
-	status.ErrNoGPU:          {http.StatusServiceUnavailable, codes.Unavailable},
-	status.ErrWrongGPU:       {http.StatusServiceUnavailable, codes.Unavailable},
+func invert(byMeaning map[Meaning][]status.Code) map[status.Code]Meaning {
+	all := map[status.Code]Meaning{}
+	for m, list := range byMeaning {
+		for _, code := range list {
+			all[code] = m
+		}
+	}
+	return all
 }
 
 // Refusal is an error of the gateway itself.
 type Refusal struct {
 	Meaning
 	text  string
-	Allow string // HTTP: the methods that are
+	Allow string // HTTP: the allowed methods
 }
 
 func (r *Refusal) Error() string { return r.text }
 
-// GRPCStatus is how grpc-go finds out what to say.
+// GRPCStatus gives grpc-go the status of an error that guard has set.
 func (r *Refusal) GRPCStatus() *rpcstatus.Status { return rpcstatus.New(r.GRPC, r.text) }
 
 func Refuse(http int, grpc codes.Code, format string, args ...any) error {
 	return &Refusal{Meaning: Meaning{http, grpc}, text: fmt.Sprintf(format, args...)}
 }
 
-// NotAllowed refuses a method of HTTP, and says which are allowed.
+// NotAllowed refuses a method of HTTP, and names the allowed ones.
 func NotAllowed(text, allow string) error {
 	return &Refusal{Meaning{http.StatusMethodNotAllowed, codes.Unimplemented}, text, allow}
 }
@@ -99,7 +78,7 @@ func BadRequest(format string, args ...any) error {
 	return Refuse(http.StatusBadRequest, codes.InvalidArgument, format, args...)
 }
 
-// MeaningOf finds how to say an error.
+// MeaningOf finds an error's status in both protocols.
 func MeaningOf(err error) Meaning {
 	var r *Refusal
 	if errors.As(err, &r) {
@@ -107,8 +86,6 @@ func MeaningOf(err error) Meaning {
 	}
 	var code status.Code
 	if errors.As(err, &code) {
-		// A full window is told by its name; that a context ended while
-		// waiting for it is the lesser news.
 		if m, ok := meanings[code]; ok {
 			return m
 		}
@@ -122,28 +99,26 @@ func MeaningOf(err error) Meaning {
 	return Meaning{http.StatusInternalServerError, codes.Internal}
 }
 
-// TextOf is what both protocols say.
+// TextOf returns the text of an error for both protocols.
 func TextOf(err error) string {
 	text := err.Error()
 	var code status.Code
 	switch {
 	case errors.As(err, &code):
-	case errors.Is(err, context.DeadlineExceeded): // of a wait that ended: the ring has a name for it
+	case errors.Is(err, context.DeadlineExceeded):
 		text = status.ErrExpired.Error()
 	case errors.Is(err, context.Canceled):
 		text = status.ErrCanceled.Error()
 	}
-	if code == status.ErrNoBroker || code == status.ErrTimeout { // where its socket is, or would be, is of no use on other hosts
+	if code == status.ErrNoBroker || code == status.ErrTimeout { // the path of the socket is of no use on other hosts
 		text = code.Error()
 	}
-	// What follows the first line of a model's text, as a traceback does in
-	// Python, names files of this host and is for callers here.
+	// The lines after the first of a model's text, such as a Python traceback, name
+	// files of this host.
 	text, _, _ = strings.Cut(strings.TrimSpace(text), "\n")
 	if len(text) > MaxTextBytes {
 		text = text[:MaxTextBytes] + "…"
 	}
-	// gRPC sends nothing else; a model's own text may be anything, and cutting
-	// may have left half a character.
 	return strings.ToValidUTF8(text, "?")
 }
 
@@ -154,7 +129,7 @@ var (
 	ErrDraining = Refuse(http.StatusServiceUnavailable, codes.Unavailable, "the gateway is shutting down")
 )
 
-// LogFault writes down a panic that ended one request.
+// LogFault logs a panic that ended one request.
 func (g *Gateway) LogFault(fault any) {
 	g.Log.Error("a fault in the gateway ended one request", "fault", fault, "stack", string(debug.Stack()))
 }
@@ -164,7 +139,6 @@ func IsTimeout(err error) bool {
 	return errors.As(err, &t) && t.Timeout()
 }
 
-// What both protocols refuse.
 var (
 	ErrNoLoading = Refuse(http.StatusBadRequest, codes.Unimplemented,
 		"models come and go with their workers; the gateway neither loads nor unloads them")

@@ -25,7 +25,7 @@ type Gateway struct {
 	Health  *health.Server
 
 	Draining atomic.Int32  // drainState
-	Refuses  chan struct{} // closed when it is refusing
+	Refuses  chan struct{} // closed when Draining is Refusing
 	InFlight atomic.Int64
 	pinged   pinged
 	collects rarely
@@ -33,8 +33,8 @@ type Gateway struct {
 
 const (
 	NotDraining = iota
-	notReady    // readiness is false, requests are still taken
-	Refusing    // they are not any more
+	notReady    // requests are still taken
+	Refusing    // requests are refused
 )
 
 // New checks the configuration and reads its files.
@@ -54,7 +54,7 @@ func New(cfg Config) (*Gateway, error) {
 	return g, nil
 }
 
-// BeginRequest admits an inference of a caller; endRequest follows.
+// BeginRequest admits an inference of a caller; EndRequest follows.
 func (g *Gateway) BeginRequest(who *Caller) error {
 	if g.Draining.Load() == Refusing {
 		return ErrDraining
@@ -71,7 +71,7 @@ func (g *Gateway) EndRequest(who *Caller) {
 	g.InFlight.Add(-1)
 }
 
-// Watch follows the broker's models, and files that change, until ctx ends.
+// Watch follows the broker's models and the changes of files until ctx ends.
 func (g *Gateway) Watch(ctx context.Context) {
 	go g.Models.watch(ctx)
 	t := time.NewTicker(g.Cfg.Pace.Reload)
@@ -94,30 +94,29 @@ func (g *Gateway) CloseModels() {
 	g.Regions.closeAll()
 }
 
-// BeginDrain makes the gateway not ready, and after its delay refuse requests.
+// BeginDrain makes the gateway not ready, and after its delay refuses requests.
 func (g *Gateway) BeginDrain() {
 	g.Draining.Store(notReady)
-	g.tellHealth()
+	g.updateHealth()
 	g.Log.Info("draining: not ready any more", "delay", g.Cfg.DrainDelay, "in_flight", g.InFlight.Load())
 	select {
 	case <-time.After(g.Cfg.DrainDelay):
 	case <-g.Cfg.EndDelay:
 	}
 	g.Draining.Store(Refusing)
-	close(g.Refuses) // ends streams, which would be waited for
+	close(g.Refuses) // ends streams, which the drain would wait for
 }
 
-// AnswerTime is how long a caller may take to read an answer, which keeps slots
-// of the ring.
+// AnswerTime bounds how long a caller reads an answer, which keeps slots of the ring.
 func (g *Gateway) AnswerTime(size int) time.Duration {
 	return g.Cfg.Pace.Answer + time.Duration(size)*time.Second/time.Duration(g.Cfg.Pace.Rate)
 }
 
-// collectGarbage finds buffers that the gRPC transport forgot, and so the slots
-// that they lie in.
+// collectGarbage frees buffers that the gRPC transport forgot, and their slots.
 func (g *Gateway) collectGarbage() { g.collects.Do(runtime.GC) }
 
-// AwaitIdle is closed when no request has been in flight for stallPatience.
+// AwaitIdle returns a channel that is closed when no request has been in flight for
+// Pace.Stall.
 func (g *Gateway) AwaitIdle(ctx context.Context) <-chan struct{} {
 	idle := make(chan struct{})
 	go func() {

@@ -16,11 +16,11 @@ import (
 
 var errNoToken = Refuse(http.StatusUnauthorized, codes.Unauthenticated, "a bearer token is needed: Authorization: Bearer …")
 
-// Identify finds out who calls. The connection remembers what it was shown
-// last, as callers show the same with every request.
+// Identify finds out who calls. The connection remembers the last caller, as most
+// requests of a connection show the same token and certificate.
 func (g *Gateway) Identify(c *Conn, authorization string, state *tls.ConnectionState) (*Caller, error) {
 	if c == nil {
-		return nil, errors.New("a connection that nobody accepted")
+		return nil, errors.New("a request without a connection")
 	}
 	set := g.secrets.now.Load()
 	if set.tokens == nil && set.clients == nil {
@@ -32,14 +32,15 @@ func (g *Gateway) Identify(c *Conn, authorization string, state *tls.ConnectionS
 	who, until := Caller{Peer: &c.Peer}, time.Time{}
 	if state != nil && len(state.PeerCertificates) > 0 { // the handshake has verified it
 		end, err := set.verify(state.PeerCertificates)
-		if err != nil { // perhaps by authorities of then
-			return &c.Who, Refuse(http.StatusUnauthorized, codes.Unauthenticated, "the caller's certificate does not count any more: %v", err)
+		if err != nil { // the authorities may have changed since the handshake
+			return &c.Who, Refuse(http.StatusUnauthorized, codes.Unauthenticated,
+				"the caller's certificate does not count any more: %v", err)
 		}
 		who.identity, until = certificateName(state.PeerCertificates[0]), end
 	}
 	if set.tokens != nil {
 		scheme, text, _ := strings.Cut(authorization, " ")
-		if !strings.EqualFold(scheme, "Bearer") { // its case does not matter: RFC 9110, 11.1
+		if !strings.EqualFold(scheme, "Bearer") { // RFC 9110, 11.1: case does not matter
 			return &c.Who, errNoToken
 		}
 		name, ok := set.bearer(strings.TrimLeft(text, " "))
@@ -51,8 +52,8 @@ func (g *Gateway) Identify(c *Conn, authorization string, state *tls.ConnectionS
 	return c.remember(set, authorization, until, who), nil
 }
 
-// certificateName is whose certificate that is: its subject, and the URIs by
-// which a mesh (SPIFFE) tells services apart that have the same subject or none.
+// certificateName names the owner of a certificate: its subject, and its URIs, by
+// which a mesh (SPIFFE) distinguishes services without a subject.
 func certificateName(c *x509.Certificate) string {
 	name := "certificate " + c.Subject.String()
 	for _, u := range c.URIs {
@@ -67,8 +68,7 @@ func certificateName(c *x509.Certificate) string {
 	return name
 }
 
-// verify tells whether a certificate is one of the authorities that count now, and
-// until when, if that is known.
+// verify checks a certificate by the present authorities, and returns its end.
 func (s *secretSet) verify(shown []*x509.Certificate) (until time.Time, err error) {
 	if s.clients == nil {
 		return time.Time{}, nil
@@ -82,8 +82,8 @@ func (s *secretSet) verify(shown []*x509.Certificate) (until time.Time, err erro
 	return lastEnd(chains), err
 }
 
-// lastEnd is until when one of the chains is valid, all of it. What a caller shows
-// besides, an intermediate that nobody needs any more, does not matter.
+// lastEnd returns the end of the chain that is valid longest. Certificates outside
+// the chains do not matter.
 func lastEnd(chains [][]*x509.Certificate) (last time.Time) {
 	for _, chain := range chains {
 		end := chain[0].NotAfter
@@ -99,17 +99,16 @@ func lastEnd(chains [][]*x509.Certificate) (last time.Time) {
 	return last
 }
 
-// shown is what a connection's caller has shown, and who that is.
+// shown is the last identified caller of a connection.
 type shown struct {
 	set           *secretSet
 	authorization string
-	until         time.Time // a certificate counts; zero: there is none
+	until         time.Time // end of the certificate; zero: none
 	who           Caller
 }
 
 func (s *shown) expired() bool { return !s.until.IsZero() && time.Now().After(s.until) }
 
-// remember keeps what the connection was shown last.
 func (c *Conn) remember(set *secretSet, authorization string, until time.Time, who Caller) *Caller {
 	who.Use = c.L.G.Limits.of(who.identity)
 	s := &shown{set, authorization, until, who}

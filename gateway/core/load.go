@@ -10,21 +10,19 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
-// load is how busy a model is with what comes by this gateway.
 type load struct {
 	rows     atomic.Int64 // in flight
 	answered atomic.Int64 // rows, ever
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	since     time.Time
 	before    int64   // answered at since
 	perSecond float64 // over the last interval
 }
 
-// loadInterval is what the rate is an average of.
+// loadInterval is the least time over which the rate is averaged.
 const loadInterval = 500 * time.Millisecond
 
-// begin counts rows that are on their way; end has them answered.
 func (l *load) begin(rows int) (end func()) {
 	l.rows.Add(int64(rows))
 	return func() {
@@ -44,8 +42,8 @@ func (l *load) rate(now time.Time) float64 {
 	return l.perSecond
 }
 
-// LoadReport is the model's load, for a caller that balances by it: relays, and
-// others if the gateway was told to.
+// LoadReport returns the model's load. Relays want it, and with ReportLoad every
+// caller.
 func (c *Call) LoadReport() (report oip.Load, wanted bool) {
 	if len(c.Relayed.requests) == 0 && !c.Model.G.Cfg.ReportLoad {
 		return report, false
@@ -57,7 +55,7 @@ func (c *Call) LoadReport() (report oip.Load, wanted bool) {
 		PerSecond:   c.Model.load.rate(time.Now()),
 		Queue:       c.queue, Compute: c.compute,
 	}
-	if n := len(c.Relayed.requests); n > 1 { // the sums of all of them
+	if n := len(c.Relayed.requests); n > 1 { // queue and compute are sums
 		report.Queue, report.Compute = c.queue/time.Duration(n), c.compute/time.Duration(n)
 	}
 	return report, true

@@ -10,8 +10,6 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Both protocols answer these messages: gRPC as they are, HTTP as JSON.
-
 const (
 	serverName   = "ringbatch"
 	platform     = "ringbatch"
@@ -27,7 +25,7 @@ func (g *Gateway) ServerMetadata() *oip.ServerMetadataResponse {
 	return &oip.ServerMetadataResponse{Name: serverName, Version: g.Cfg.Version, Extensions: extensions}
 }
 
-// Metadata tells of the model, by the alias that it was asked for by, if one is given.
+// Metadata describes the model, under its alias as if that is given.
 func (k *Model) Metadata(as *route) *oip.ModelMetadataResponse {
 	side := func(specs []tensor.Spec) (list []*oip.ModelMetadataResponse_TensorMetadata) {
 		for i := range specs {
@@ -66,7 +64,7 @@ func (k *Model) Config() *oip.ModelConfig {
 	return c
 }
 
-// batching tells the policy in Triton's words.
+// batching translates the policy into Triton's settings.
 func (k *Model) batching(info *modelInfo) *oip.ModelDynamicBatching {
 	s := info.settings
 	b := &oip.ModelDynamicBatching{PreserveOrdering: s.PreserveOrder, MaxQueueDelayMicroseconds: uint64(max(0, s.WaitTime).Microseconds())}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc/codes"
 
 	"github.com/ringbatch/ringbatch/admin"
@@ -22,18 +24,20 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// models is what the broker has, as far as the gateway may serve it. Models
-// come and go while the gateway runs; looking one up takes no lock.
+// models are the served models of the broker. They come and go while the gateway
+// runs; a lookup takes no lock.
 type models struct {
 	g      *Gateway
 	byName atomic.Pointer[map[string]*Model]
 	Routes atomic.Pointer[map[string]*route] // by alias
-	broker atomic.Pointer[error]             // why the broker could not be asked; nil in it: it answered
+	broker atomic.Pointer[error]             // of the last question to the broker; nil in it: it answered
 
-	Asking sync.Mutex // who asks the broker
+	Asking sync.Mutex // guards asked and Epoch, and one question at a time
 	asked  time.Time
 	Epoch  uint64 // of the broker that answered; 0: none has
-	former atomic.Pointer[former]
+	// Workers may attach again until then, after a restart of the broker; nil: there
+	// was none.
+	workersUntil atomic.Pointer[time.Time]
 }
 
 // Model is one model, for as long as its signature stays the same.
@@ -46,20 +50,18 @@ type Model struct {
 	VariableInputs int // variable dimensions of all the inputs
 	counts         counters
 
-	// Requests of one row have a client of their own: beside them, one that
-	// wants many consecutive slots would wait long.
-	Single, Many Lane
-	// So have the requests of relays: each of their messages claims many.
-	Relayed Lane
-	load    load
+	// Requests of one row, of several rows, and of relays have separate clients: among
+	// single rows a request for many consecutive slots would wait long.
+	Single, Many, Relayed Lane
+	load                  load
 }
 
-// modelInfo is what may change while the model stays.
+// modelInfo may change while the model stays.
 type modelInfo struct {
 	settings *policy.Settings
 	workers  int
-	ready    int    // workers that can be counted on
-	notReady string // why there are none
+	ready    int    // workers
+	notReady string // why no worker is ready
 }
 
 func (m *models) newInfo(b *admin.Model) *modelInfo {
@@ -71,7 +73,7 @@ func (m *models) newInfo(b *admin.Model) *modelInfo {
 	return &modelInfo{settings: &s, workers: b.Workers, ready: b.Ready, notReady: b.NotReady}
 }
 
-// NewModel makes a model as the broker tells of it.
+// NewModel makes a model from the broker's listing.
 func NewModel(g *Gateway, b *admin.Model) *Model {
 	k := &Model{G: g, Name: b.Name, Sig: b.Signature, VariableInputs: tensor.VariableDims(b.Signature.Inputs)}
 	k.info.Store(g.Models.newInfo(b))
@@ -82,20 +84,18 @@ func newModels(g *Gateway) *models {
 	m := &models{g: g}
 	m.byName.Store(&map[string]*Model{})
 	m.Routes.Store(&map[string]*route{})
-	m.former.Store(&former{})
 	never := error(status.ErrNoBroker)
 	m.broker.Store(&never)
 	return m
 }
 
-// watch keeps the list up to date until ctx ends.
 func (m *models) watch(ctx context.Context) {
 	var known uint64
 	for ctx.Err() == nil {
 		changed, cancel := context.WithTimeout(ctx, modelsInterval)
 		now, err := m.g.admin.Changed(changed, known)
 		cancel()
-		m.RefreshSoon(ctx) // also when nothing was told: a policy may have been set
+		m.RefreshSoon(ctx) // also after a timeout: a policy may have been set
 		if err == nil {
 			known = now
 		} else if !errors.Is(err, context.DeadlineExceeded) { // no broker
@@ -107,8 +107,7 @@ func (m *models) watch(ctx context.Context) {
 	}
 }
 
-// RefreshSoon asks the broker, if it was asked a moment ago then a moment later:
-// what has changed since must not be missed.
+// RefreshSoon asks the broker, at the earliest LookupInterval after the last question.
 func (m *models) RefreshSoon(ctx context.Context) {
 	m.Asking.Lock()
 	last := m.asked
@@ -123,19 +122,19 @@ func (m *models) RefreshSoon(ctx context.Context) {
 	m.ask(ctx)
 }
 
-// refresh asks the broker, unless it was asked a moment ago.
+// refresh asks the broker, unless the last question is less than LookupInterval ago.
 func (m *models) refresh(ctx context.Context) {
 	m.Asking.Lock()
 	defer m.Asking.Unlock()
 	if time.Since(m.asked) < LookupInterval {
 		return
 	}
-	// What comes out is for everybody: a caller that is out of time, or has
-	// hung up, must not make it look as if the broker did not answer.
+	// The answer is for all callers: the end of this one must not look like a broker
+	// that does not answer.
 	m.ask(context.WithoutCancel(ctx))
 }
 
-// ask asks the broker. The caller holds asking.
+// ask updates models and routes. The caller holds Asking.
 func (m *models) ask(ctx context.Context) {
 	var has admin.Listing
 	err := askTwice(ctx, func(ctx context.Context) (err error) {
@@ -144,11 +143,11 @@ func (m *models) ask(ctx context.Context) {
 	})
 	m.asked = time.Now()
 	m.broker.Store(&err)
-	defer m.g.tellHealth()
+	defer m.g.updateHealth()
 	if err != nil {
-		return // what was served is served again when the broker is back
+		return // the models stay for the broker's return
 	}
-	m.remember(&has)
+	m.noteRestart(&has)
 	old := *m.byName.Load()
 	next, targets := make(map[string]*Model, len(has.Models)), m.targetsOf(has.Aliases)
 	for i := range has.Models {
@@ -173,9 +172,8 @@ func (m *models) ask(ctx context.Context) {
 	}
 }
 
-// askTwice asks the broker, which has brokerPatience to answer. Time that passed
-// because this machine stood still says nothing about the broker: it is asked
-// again.
+// askTwice asks the broker, and after a timeout once more: this machine may have
+// stood still.
 func askTwice(ctx context.Context, ask func(context.Context) error) (err error) {
 	for range 2 {
 		once, cancel := context.WithTimeout(ctx, brokerPatience)
@@ -189,8 +187,7 @@ func askTwice(ctx context.Context, ask func(context.Context) error) (err error) 
 	return err
 }
 
-// Get finds the model that a request for that name and version goes to, and the
-// alias if the name is one.
+// Get finds the model for a request, and its alias if the name is one.
 func (m *models) Get(ctx context.Context, name, version string) (*Model, *route, error) {
 	return m.look(ctx, name, version, true)
 }
@@ -198,7 +195,7 @@ func (m *models) Get(ctx context.Context, name, version string) (*Model, *route,
 func (m *models) look(ctx context.Context, name, version string, turn bool) (*Model, *route, error) {
 	k, as := m.find(name, version, turn)
 	if k == nil {
-		m.refresh(ctx) // it may have come this moment
+		m.refresh(ctx) // the model may be new
 		k, as = m.find(name, version, turn)
 	}
 	if k != nil {
@@ -207,7 +204,7 @@ func (m *models) look(ctx context.Context, name, version string, turn bool) (*Mo
 	if err := *m.broker.Load(); err != nil {
 		return nil, nil, err
 	}
-	if err := m.Awaited(name, version); err != nil {
+	if err := m.awaited(name); err != nil {
 		return nil, nil, err
 	}
 	if version != "" {
@@ -218,14 +215,14 @@ func (m *models) look(ctx context.Context, name, version string, turn bool) (*Mo
 			has = nil
 		}
 		if has != nil {
-			return nil, nil, Refuse(http.StatusNotFound, codes.NotFound, "model %q has version %s only, not %q", name, strings.Join(has, ", "),
-				version)
+			return nil, nil, Refuse(http.StatusNotFound, codes.NotFound, "model %q has version %s only, not %q", name,
+				strings.Join(has, ", "), version)
 		}
 	}
 	return nil, nil, Refuse(http.StatusNotFound, codes.NotFound, "no model %q is served here", name)
 }
 
-// List is every model, by name.
+// List returns all models, sorted by name.
 func (m *models) List() []*Model {
 	var all []*Model
 	for _, k := range *m.byName.Load() {
@@ -235,7 +232,7 @@ func (m *models) List() []*Model {
 	return all
 }
 
-// ready tells whether a request would find a worker that can be counted on.
+// ready reports whether a request would find a ready worker.
 func (k *Model) ready() bool {
 	return *k.G.Models.broker.Load() == nil && k.info.Load().ready > 0
 }
@@ -248,85 +245,72 @@ func (k *Model) Close() {
 
 // Lane is a client of one model, dialled when it is first needed.
 type Lane struct {
-	Live    atomic.Pointer[client.Client]
-	mu      sync.Mutex
-	closed  bool
-	dialing *dialing // nil while nobody dials
-	shares  shares
+	Live   atomic.Pointer[client.Client]
+	dials  singleflight.Group
+	mu     sync.Mutex // Live does not change after closed
+	closed bool
+	shares shares
 }
 
-// dialing is one attempt, for everybody who waits for it.
-type dialing struct {
-	done   chan struct{}
-	client *client.Client
-	err    error
-}
-
-// client gives the lane's client. The caller waits for it as long as it would;
-// the attempt itself is everybody's and goes on.
+// client returns the lane's client. The callers who need it at once share one
+// attempt to dial, which goes on when one of them gives up.
 func (l *Lane) client(ctx context.Context, k *Model, window int) (*client.Client, error) {
-	l.mu.Lock()
-	c, d, gone := l.Live.Load(), l.dialing, l.closed
-	if c == nil && d == nil && !gone {
-		d = &dialing{done: make(chan struct{})}
-		l.dialing = d
-		go l.dial(d, k, window)
-	}
-	l.mu.Unlock()
-	switch {
-	case c != nil:
+	if c := l.Live.Load(); c != nil {
 		return c, nil
-	case gone:
-		return nil, fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, k.Name)
 	}
+	dialled := l.dials.DoChan("", func() (any, error) { return l.dial(k, window) })
 	select {
-	case <-d.done:
-		return d.client, d.err
+	case d := <-dialled:
+		return d.Val.(*client.Client), d.Err
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 }
 
-func (l *Lane) dial(d *dialing, k *Model, window int) {
+func (l *Lane) dial(k *Model, window int) (*client.Client, error) {
+	gone := fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, k.Name)
+	l.mu.Lock()
+	c, closed := l.Live.Load(), l.closed
+	l.mu.Unlock()
+	switch {
+	case closed:
+		return nil, gone
+	case c != nil: // another attempt has just ended
+		return c, nil
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), k.G.Cfg.ClaimWait)
 	defer cancel()
 	c, err := k.dial(ctx, window)
+	if err != nil {
+		return nil, err
+	}
 	l.mu.Lock()
-	l.dialing = nil
-	if err == nil && l.closed {
+	defer l.mu.Unlock()
+	if l.closed {
 		go c.Close()
-		c, err = nil, fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, k.Name)
+		return nil, gone
 	}
-	if err == nil {
-		l.Live.Store(c)
-	}
-	l.mu.Unlock()
-	d.client, d.err = c, err
-	close(d.done)
+	l.Live.Store(c)
+	return c, nil
 }
 
-// dial asks for a large window and takes a smaller one where the ring is full,
-// or one client may not have as much.
+// dial connects a client. It asks for a large window, and accepts a batch's slots
+// where the ring is full or the gateway's quota is smaller.
 func (k *Model) dial(ctx context.Context, window int) (*client.Client, error) {
 	least := min(window, k.info.Load().settings.MaxBatchSize)
-	for {
-		c, err := client.Dial(ctx, k.Name, client.WithSocket(k.G.Cfg.Socket), client.WithName("gateway"), client.WithWindow(window),
-			client.WithYield(), client.WithMemory(k.G.Cfg.Memory))
-		if err == nil {
-			if now := c.Model().Signature; !k.Sig.Equal(&now) { // calls were checked against k's
-				c.Close()
-				return nil, fmt.Errorf("%w: model %q is %s now, it was %s", status.ErrSignatureMismatch, k.Name, &now, &k.Sig)
-			}
-		}
-		tooMany := errors.Is(err, status.ErrRingFull) || errors.Is(err, status.ErrQuota)
-		if err == nil || !tooMany || window <= least {
-			return c, err
-		}
-		window = max(least, window/2)
+	c, err := client.Dial(ctx, k.Name, client.WithSocket(k.G.Cfg.Socket), client.WithName("gateway"), client.WithWindow(window),
+		client.WithLeastWindow(least), client.WithYield(), client.WithMemory(k.G.Cfg.Memory))
+	if err != nil {
+		return nil, err
 	}
+	if now := c.Model().Signature; !k.Sig.Equal(&now) { // calls were checked against k's
+		c.Close()
+		return nil, fmt.Errorf("%w: model %q is %s now, it was %s", status.ErrSignatureMismatch, k.Name, &now, &k.Sig)
+	}
+	return c, nil
 }
 
-// forget drops a client that will not come back: the model changed.
+// forget drops a client whose model has changed.
 func (l *Lane) forget(c *client.Client) {
 	if l.Live.CompareAndSwap(c, nil) {
 		go c.Close()
@@ -343,7 +327,7 @@ func (l *Lane) close() {
 	}
 }
 
-// lane of a request of that many rows, and the window that it is dialled with.
+// lane returns the lane for a request of that many rows, and its window.
 func (k *Model) lane(rows int) (*Lane, int) {
 	info := k.info.Load()
 	if k.G.Cfg.Window > 0 {
@@ -358,16 +342,40 @@ func (k *Model) lane(rows int) (*Lane, int) {
 			row += spec.RowBytes()
 		}
 	}
-	// The window's memory is touched when it is attached.
-	window := min(max(windowBytes/row, 4*info.settings.MaxBatchSize), maxWindow)
-	if rows == 1 {
-		return &k.Single, window
+	batch := info.settings.MaxBatchSize
+	window, most := min(max(windowBytes/row, 4*batch), maxWindow), math.MaxInt
+	if slots := info.settings.Slots; slots > 0 { // of a small ring each lane has a third
+		most = max(slots/3, batch)
 	}
-	return &k.Many, max(window, 4*info.settings.MaxBatchSize)
+	if rows == 1 {
+		return &k.Single, min(window, most)
+	}
+	return &k.Many, min(max(window, 4*batch), most)
 }
 
-// Windows that the gateway asks for by itself.
+// Default windows. Attaching touches a window's memory.
 const (
 	windowBytes = 64 << 20
 	maxWindow   = 512 // slots
 )
+
+// noteRestart gives workers time to attach again if the broker drains or is a new
+// one. Models that only workers declare are gone until then. The caller holds
+// Asking.
+func (m *models) noteRestart(has *admin.Listing) {
+	if has.Draining || m.Epoch != 0 && m.Epoch != has.Epoch {
+		until := time.Now().Add(m.g.Cfg.Pace.Workers)
+		m.workersUntil.Store(&until)
+	}
+	m.Epoch = has.Epoch
+}
+
+// awaited returns an error that passes while workers may still attach again after
+// a restart of the broker, else nil. The model is not there now.
+func (m *models) awaited(name string) error {
+	if until := m.workersUntil.Load(); until == nil || time.Now().After(*until) {
+		return nil
+	}
+	return Refuse(http.StatusServiceUnavailable, codes.Unavailable,
+		"model %q is not back yet: the broker was restarted, and its workers have not attached again", name)
+}

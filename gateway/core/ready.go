@@ -10,17 +10,15 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Anybody may ask for these, as often as they like: the broker is asked at most
-// every lookupInterval because of it.
-
-// Ready is nil if every model that is served here would answer: the rule of
-// admin.Client.Ready.
+// Ready is nil if every served model would answer, by the rule of
+// admin.Client.Ready. The broker is asked at most every LookupInterval.
 func (g *Gateway) Ready() error {
-	if err := g.welcome(); err != nil {
+	if err := g.askBroker(); err != nil {
 		return err
 	}
 	list := g.Models.List()
@@ -35,16 +33,16 @@ func (g *Gateway) Ready() error {
 	return nil
 }
 
-// ModelReady is ready for one model.
+// ModelReady is Ready for one model.
 func (g *Gateway) ModelReady(k *Model) error {
-	if err := g.welcome(); err != nil {
+	if err := g.askBroker(); err != nil {
 		return err
 	}
 	return k.unready()
 }
 
-// welcome is nil if the broker answers and neither side drains.
-func (g *Gateway) welcome() error {
+// askBroker returns nil if the broker answers and neither side drains.
+func (g *Gateway) askBroker() error {
 	if g.Draining.Load() != NotDraining {
 		return ErrDraining
 	}
@@ -59,8 +57,7 @@ func (k *Model) unready() error {
 	return nil
 }
 
-// current is the model of the same name as it is now: its signature may have
-// changed since k was looked up.
+// current returns the present model of k's name, whose signature may have changed.
 func (m *models) current(k *Model) *Model {
 	if now := (*m.byName.Load())[k.Name]; now != nil {
 		return now
@@ -68,15 +65,15 @@ func (m *models) current(k *Model) *Model {
 	return k
 }
 
-// pinged is whether the broker's loops answered when they were asked last.
+// pinged is the result of the last ping of the broker's loops.
 type pinged struct {
 	mu  sync.Mutex
 	at  time.Time
 	err error
 }
 
-// Live is nil unless a broker is there whose loops do not answer. That there is
-// none makes the gateway not ready, and is nothing that its restart would mend.
+// Live returns an error if the broker's loops do not answer. A missing broker makes
+// the gateway not ready, but a restart of the gateway would not help.
 func (g *Gateway) Live() error {
 	p := &g.pinged
 	p.mu.Lock()
@@ -95,4 +92,33 @@ func (g *Gateway) Live() error {
 	}
 	p.at = time.Now()
 	return p.err
+}
+
+// updateHealth updates the gRPC health service (grpc.health.v1) for Envoy,
+// Kubernetes and gRPC clients that watch: "" is the gateway, other names are
+// models. It does not ask the broker.
+func (g *Gateway) updateHealth() {
+	broken := *g.Models.broker.Load()
+	if g.Draining.Load() != NotDraining {
+		broken = ErrDraining
+	}
+	say := func(service string, well bool) {
+		state := healthpb.HealthCheckResponse_NOT_SERVING
+		if well && broken == nil {
+			state = healthpb.HealthCheckResponse_SERVING
+		}
+		g.Health.SetServingStatus(service, state)
+	}
+	list := g.Models.List()
+	all := len(list) > 0
+	for _, k := range list {
+		well := k.unready() == nil
+		all = all && well
+		say(k.Name, well)
+	}
+	for name, r := range *g.Models.Routes.Load() {
+		k := r.main()
+		say(name, k != nil && k.unready() == nil)
+	}
+	say("", all)
 }

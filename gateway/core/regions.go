@@ -5,6 +5,7 @@ package core
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -20,31 +21,30 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// regions are the pieces of POSIX shared memory that callers on this host have
-// registered for their tensors. They are read and written by pread and pwrite,
-// one copy each way: a mapping of a file that its owner shortens would be a
-// SIGBUS here.
+// regions are pieces of POSIX shared memory that callers on this host registered
+// for their tensors. The gateway reads and writes them as files: if an owner
+// shortens a mapped file, the gateway would get a SIGBUS.
 type regions struct {
 	on     bool
-	folder string // where shm_open keeps its files
+	folder string // of shm_open's files
 
 	mu     sync.Mutex
 	byName map[string]*region
 }
 
-// region is one of them. Its file is closed when it is neither registered nor
-// in use: a request that is under way keeps what its caller unregisters.
+// region is a registered file. It stays open until its registration and the last
+// request that uses it have ended.
 type region struct {
 	Name, key    string
 	offset, size int64
 	owner        owner
 	file         *os.File
-	device, node uint64 // what the file is, by whatever name
+	device, node uint64 // identify the file
 
-	users int // under regions.mu: the registration, and each call
+	users int // the registration and each call; under regions.mu
 }
 
-// RegionUse is where in a region a tensor lies.
+// RegionUse is a tensor's place in a region.
 type RegionUse struct {
 	Name         string
 	Offset, Size int64
@@ -58,7 +58,6 @@ func newRegions(on bool) *regions {
 var errRegionsOff = Refuse(http.StatusForbidden, codes.PermissionDenied,
 	"system shared memory is off; start the gateway with --system_shared_memory")
 
-// allowed tells whether this caller may use regions at all.
 func (r *regions) allowed(who *Caller) error {
 	switch {
 	case !r.on:
@@ -69,7 +68,7 @@ func (r *regions) allowed(who *Caller) error {
 	return nil
 }
 
-// ownerFor is whose regions the caller may see and use.
+// ownerFor returns the owner of the regions that the caller may use.
 func (r *regions) ownerFor(who *Caller) (owner, error) {
 	if err := r.allowed(who); err != nil {
 		return owner{}, err
@@ -81,8 +80,8 @@ func (r *regions) ownerFor(who *Caller) (owner, error) {
 	return who.owner(uid), nil
 }
 
-// Register opens a region. The file has to belong to the user who asks: what
-// this process may read is not theirs for the asking.
+// Register opens a region. The file has to belong to the caller's user, whatever
+// the gateway itself may read.
 func (r *regions) Register(who *Caller, name, key string, offset, size uint64) error {
 	if err := r.allowed(who); err != nil {
 		return err
@@ -144,10 +143,10 @@ func (k *region) checkFile(uid uint32) error {
 	return nil
 }
 
-// Unregister forgets one region of the caller's, or with "" all of them.
+// Unregister forgets a region of the caller, or with "" all of them.
 func (r *regions) Unregister(who *Caller, name string) error {
 	if !r.on && name == "" {
-		return nil // tools do this before they begin
+		return nil // load tools begin with this
 	}
 	owner, err := r.ownerFor(who)
 	if err != nil {
@@ -155,12 +154,7 @@ func (r *regions) Unregister(who *Caller, name string) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if name != "" {
-		if k := r.byName[name]; k == nil || k.owner != owner {
-			return nil // Triton does not mind either
-		}
-	}
-	for n, k := range r.byName {
+	for n, k := range r.byName { // an unknown name is no error in Triton either
 		if k.owner == owner && (name == "" || name == n) {
 			delete(r.byName, n)
 			r.drop(k)
@@ -197,7 +191,7 @@ func unknownRegion(name string) error {
 	return BadRequest("no shared-memory region %q is registered", name)
 }
 
-// use finds the region of a tensor and checks that the tensor lies inside.
+// use finds a tensor's region, checks the tensor's place, and counts the use.
 func (r *regions) use(who *Caller, u *RegionUse) error {
 	owner, err := r.ownerFor(who)
 	if err != nil {
@@ -217,7 +211,11 @@ func (r *regions) use(who *Caller, u *RegionUse) error {
 	return nil
 }
 
-func (r *regions) leave(u *RegionUse) {
+func (k *Model) leaveRegion(u *RegionUse) {
+	if u.Region == nil {
+		return
+	}
+	r := k.G.Regions
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.drop(u.Region)
@@ -231,7 +229,6 @@ func (r *regions) drop(k *region) {
 	}
 }
 
-// closeAll forgets everything.
 func (r *regions) closeAll() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -241,58 +238,46 @@ func (r *regions) closeAll() {
 	}
 }
 
-// regionSource reads an input out of a region, into the slot.
 type regionSource struct {
 	region *region
 	at     int64 // in the file
 }
 
 func (s *regionSource) ReadFull(p []byte) error {
-	for len(p) > 0 {
-		n, err := unix.Pread(int(s.region.file.Fd()), p, s.at)
-		if err == unix.EINTR {
-			continue
-		}
-		if err == nil && n == 0 {
-			err = errors.New("its owner has shortened it")
-		}
-		if err != nil {
-			return BadRequest("reading shared-memory region %q: %v", s.region.Name, err)
-		}
-		p, s.at = p[n:], s.at+int64(n)
+	n, err := s.region.file.ReadAt(p, s.at)
+	if errors.Is(err, io.EOF) {
+		err = errors.New("its owner has shortened it")
 	}
+	if err != nil {
+		return BadRequest("reading shared-memory region %q: %v", s.region.Name, err)
+	}
+	s.at += int64(n)
 	return nil
 }
 
-// write puts an output into its region.
-func (o *Output) write() error {
+func (o *Output) writeRegion() error {
 	if int64(o.Size) > o.Region.Size {
 		return fmt.Errorf("%w: output %q takes %d bytes, its place in shared memory has %d", status.ErrOutputTooSmall, o.Name, o.Size,
 			o.Region.Size)
 	}
 	at := o.Region.Region.offset + o.Region.Offset
-	// A write past the end would make the file longer again, by memory of ours.
-	var file unix.Stat_t
-	if err := unix.Fstat(int(o.Region.Region.file.Fd()), &file); err == nil && at+int64(o.Size) > file.Size {
+	// A write past the end would make the file longer.
+	file := o.Region.Region.file
+	if info, err := file.Stat(); err == nil && at+int64(o.Size) > info.Size() {
 		return BadRequest("writing shared-memory region %q: its owner has shortened it", o.Region.Name)
 	}
 	for _, p := range o.Parts {
-		for len(p) > 0 {
-			n, err := unix.Pwrite(int(o.Region.Region.file.Fd()), p, at)
-			if err == unix.EINTR {
-				continue
-			}
-			if err != nil {
-				return BadRequest("writing shared-memory region %q: %v", o.Region.Name, err)
-			}
-			p, at = p[n:], at+int64(n)
+		n, err := file.WriteAt(p, at)
+		if err != nil {
+			return BadRequest("writing shared-memory region %q: %v", o.Region.Name, err)
 		}
+		at += int64(n)
 	}
 	return nil
 }
 
-// checkRegions finds the call's regions. Outputs must not lie where another
-// tensor of the same call lies.
+// checkRegions finds the call's regions. An output must not overlap another tensor
+// of the call.
 func (c *Call) checkRegions() error {
 	g := c.Model.G
 	for i := range c.Inputs {
@@ -337,18 +322,14 @@ func (u *RegionUse) overlaps(v *RegionUse) bool {
 
 func (c *Call) releaseRegions() {
 	for i := range c.Inputs {
-		if u := &c.Inputs[i].Region; u.Region != nil {
-			c.Model.G.Regions.leave(u)
-		}
+		c.Model.leaveRegion(&c.Inputs[i].Region)
 	}
 	for i := range c.Outputs {
-		if u := &c.Outputs[i].Region; u.Region != nil {
-			c.Model.G.Regions.leave(u)
-		}
+		c.Model.leaveRegion(&c.Outputs[i].Region)
 	}
 }
 
-// Message is the region as both protocols tell of it.
+// Message describes the region for both protocols.
 func (k *region) Message() *oip.SystemSharedMemoryStatusResponse_RegionStatus {
 	return &oip.SystemSharedMemoryStatusResponse_RegionStatus{Name: k.Name, Key: k.key, Offset: uint64(k.offset), ByteSize: uint64(k.size)}
 }

@@ -3,6 +3,7 @@
 package core
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -15,23 +16,20 @@ import (
 )
 
 // relayed is a relay's batch: one message whose rows are several requests. Each
-// becomes a request of this ring, with a deadline of its own, and ends by
-// itself. The requests of one message are committed together, so that they
-// find into one batch again.
+// becomes a request of this ring with its own deadline and its own end. They are
+// committed together, so that they form one batch again.
 type relayed struct {
 	requests []oip.RelayedRequest
-	parts    []relayedPart // one for each request
+	parts    []relayedPart // one per request
 	failed   []byte        // oip.FailedParameter
 	sizes    []byte        // oip.SizesParameter
 }
 
-// relayedPart is one request of a relay's batch in this ring.
 type relayedPart struct {
 	request client.Request
 	state   partState
 	err     error
-	// What was copied out of its slots because others were needed: each
-	// output's rows, and their sizes.
+	// Copies of the outputs and their sizes, made when other requests need the slots.
 	outputs [][]byte
 	sizes   []byte
 }
@@ -40,14 +38,14 @@ type partState uint8
 
 const (
 	partNone      partState = iota
-	partClaimed             // its slots are filled
-	partCommitted           // it is under way
-	partHeld                // it has ended well, its outputs are in its slots
-	partCopied              // its outputs are in outputs
+	partClaimed             // has slots
+	partCommitted           // in flight
+	partHeld                // ended well, outputs in the slots
+	partCopied              // ended well, outputs copied
 	partFailed              // with err
 )
 
-// ReadRelayed reads which rows are a request of their own.
+// ReadRelayed reads RequestsParameter.
 func (c *Call) ReadRelayed(text []byte) (err error) {
 	if c.Relayed.requests, err = oip.ParseRequests(c.Relayed.requests[:0], text, c.Model.VariableInputs); err != nil {
 		return BadRequest("%v", err)
@@ -74,8 +72,8 @@ func (c *Call) checkRelayed() error {
 	return nil
 }
 
-// rowBytes is the size of a row of input k with these sizes; -1 if they are
-// larger than the model's.
+// rowBytes returns the size of a row of input k with these variable sizes; -1 if
+// they are larger than the model's.
 func rowBytes(sig *tensor.Signature, k int, dims []uint32) int {
 	at := 0
 	for j := range k {
@@ -96,8 +94,7 @@ func rowBytes(sig *tensor.Signature, k int, dims []uint32) int {
 	return size
 }
 
-// bytesOf is the size of the k-th input in which each request lies in its own
-// sizes.
+// bytesOf returns the size of input k, each request in its own sizes.
 func (r *relayed) bytesOf(sig *tensor.Signature, k int) (n int) {
 	for i := range r.requests {
 		q := &r.requests[i]
@@ -110,7 +107,6 @@ func (r *relayed) bytesOf(sig *tensor.Signature, k int) (n int) {
 	return n
 }
 
-// relayedLane is the client for relays' requests: they are many and small.
 func (k *Model) relayedLane() (*Lane, int) {
 	_, window := k.lane(2)
 	return &k.Relayed, window
@@ -118,17 +114,17 @@ func (k *Model) relayedLane() (*Lane, int) {
 
 // runRelayed runs the requests of a relay's batch, in steps:
 //
-//  1. claim, fill: request by request, in the order of the message
-//  2. commit all of them together
-//  3. wait for each; what went wrong is that request's own
+//  1. claim and fill, request by request, in the order of the message
+//  2. commit all requests together
+//  3. wait for each; each has its own error
 //
-// A window with less room than the message needs makes it go on in pieces.
+// If the window has too few slots, the message goes in pieces.
 func (c *Call) runRelayed(ctx context.Context, cl *client.Client) error {
 	r := &c.Relayed
-	r.release() // of an attempt before
+	r.release() // of an earlier attempt
 	r.parts = append(r.parts[:0], make([]relayedPart, len(r.requests))...)
 	now := time.Now()
-	first, committed := 0, 0 // not collected yet, not committed yet
+	first, committed := 0, 0 // the first requests not waited for, and not committed
 	for i := range r.requests {
 		q, part := &r.requests[i], &r.parts[i]
 		request, err := c.claimRelayed(ctx, cl, q, i, &first, &committed)
@@ -148,11 +144,12 @@ func (c *Call) runRelayed(ctx context.Context, cl *client.Client) error {
 				return err
 			}
 		}
-		if err := c.fillRelayed(ctx, request, q); err != nil {
+		c.setShapes(q)
+		if err := c.send(ctx, request, q.Rows); err != nil {
 			return err
 		}
 	}
-	if c.filled.IsZero() { // every one was refused
+	if c.filled.IsZero() { // every request was refused
 		c.filled = time.Now()
 	}
 	if err := c.FinishSources(); err != nil {
@@ -168,8 +165,8 @@ func (c *Call) runRelayed(ctx context.Context, cl *client.Client) error {
 	return c.viewRelayed()
 }
 
-// claimRelayed takes slots for request i. It never waits for slots while it
-// could get some back by finishing a request before it.
+// claimRelayed takes slots for request i. Before it waits for slots, it finishes
+// the earlier requests, which gives theirs back.
 func (c *Call) claimRelayed(ctx context.Context, cl *client.Client, q *oip.RelayedRequest, i int, first,
 	committed *int) (client.Request, error) {
 	dims := c.dims[:0]
@@ -202,13 +199,6 @@ func (c *Call) claimRelayed(ctx context.Context, cl *client.Client, q *oip.Relay
 	}
 }
 
-// fillRelayed writes one request's inputs.
-func (c *Call) fillRelayed(ctx context.Context, r client.Request, q *oip.RelayedRequest) error {
-	c.setShapes(q)
-	return c.send(ctx, r, q.Rows)
-}
-
-// setShapes makes the inputs' shapes those of one request.
 func (c *Call) setShapes(q *oip.RelayedRequest) {
 	if c.Model.VariableInputs == 0 {
 		return
@@ -226,7 +216,6 @@ func (c *Call) setShapes(q *oip.RelayedRequest) {
 	}
 }
 
-// skipRelayed passes over the inputs of a request that got no slots.
 func (c *Call) skipRelayed(q *oip.RelayedRequest) error {
 	var scratch [4 << 10]byte
 	for i := range c.Inputs {
@@ -242,7 +231,7 @@ func (c *Call) skipRelayed(q *oip.RelayedRequest) error {
 	return nil
 }
 
-// commitRelayed hands parts[from:to] to the broker, which wakes once.
+// commitRelayed commits parts[from:to] together: the broker wakes once.
 func (c *Call) commitRelayed(ctx context.Context, from, to int) {
 	list := make([]client.Request, 0, to-from)
 	for i := from; i < to; i++ {
@@ -252,7 +241,7 @@ func (c *Call) commitRelayed(ctx context.Context, from, to int) {
 		}
 	}
 	if err := client.CommitAll(ctx, list); err != nil {
-		// Some of them were claimed before the broker was restarted.
+		// Some were claimed before a restart of the broker.
 		for i := from; i < to; i++ {
 			if p := &c.Relayed.parts[i]; p.state == partCommitted {
 				p.fail(fmt.Errorf("%w: %w", status.ErrBrokerGone, err))
@@ -261,8 +250,7 @@ func (c *Call) commitRelayed(ctx context.Context, from, to int) {
 	}
 }
 
-// waitRelayed waits for one request. Its error is the call's: the others are
-// the request's own.
+// waitRelayed waits for a request. It returns errors of the call only.
 func (c *Call) waitRelayed(ctx context.Context, p *relayedPart) error {
 	if p.state != partCommitted {
 		return nil
@@ -273,7 +261,7 @@ func (c *Call) waitRelayed(ctx context.Context, p *relayedPart) error {
 		c.addTiming(p.request)
 		return nil
 	}
-	if ctx.Err() != nil { // the relay has hung up, or has no time left
+	if ctx.Err() != nil { // of the relay
 		return err
 	}
 	p.fail(err)
@@ -285,8 +273,7 @@ func (p *relayedPart) fail(err error) {
 	p.request, p.state, p.err = client.Request{}, partFailed, err
 }
 
-// copyOut moves a request's outputs into the gateway's own memory, so that its
-// slots are free.
+// copyOut copies a request's outputs, and gives its slots back.
 func (c *Call) copyOut(p *relayedPart) error {
 	for i := range c.Outputs {
 		rows, sizes, err := c.rowsOf(p.request, &c.Outputs[i], nil)
@@ -300,11 +287,7 @@ func (c *Call) copyOut(p *relayedPart) error {
 		if err := c.Take(n); err != nil {
 			return err
 		}
-		all := make([]byte, 0, n)
-		for _, row := range rows {
-			all = append(all, row...)
-		}
-		p.outputs = append(p.outputs, all)
+		p.outputs = append(p.outputs, bytes.Join(rows, nil))
 		if i == 0 {
 			p.sizes = sizes
 		}
@@ -314,8 +297,8 @@ func (c *Call) copyOut(p *relayedPart) error {
 	return err
 }
 
-// rowsOf is an output of one request in place, in pieces, and the sizes of all
-// variable outputs of its rows.
+// rowsOf appends the pieces of a request's output, in the slots, and returns the
+// sizes of all variable outputs.
 func (c *Call) rowsOf(r client.Request, o *Output, pieces [][]byte) ([][]byte, []byte, error) {
 	spec := &c.Model.Sig.Outputs[o.index]
 	if len(spec.Variable) == 0 {
@@ -338,7 +321,6 @@ func (c *Call) rowsOf(r client.Request, o *Output, pieces [][]byte) ([][]byte, [
 	return pieces, sizes, err
 }
 
-// sizesOf writes the sizes of the variable outputs of a request's rows.
 func (c *Call) sizesOf(r client.Request) (text []byte, err error) {
 	outputs := c.Model.Sig.Outputs
 	if tensor.VariableDims(outputs) == 0 {
@@ -360,8 +342,7 @@ func (c *Call) sizesOf(r client.Request) (text []byte, err error) {
 	return text, nil
 }
 
-// viewRelayed makes the outputs of all requests readable, and tells which have
-// none.
+// viewRelayed makes the outputs of all requests readable, and lists the failed ones.
 func (c *Call) viewRelayed() error {
 	r := &c.Relayed
 	for i := range c.Outputs {
@@ -399,7 +380,7 @@ func (c *Call) viewRelayed() error {
 	return nil
 }
 
-// nameOfEnd is the status that a relay hears of.
+// nameOfEnd returns the status of a request for the relay.
 func nameOfEnd(err error) string {
 	var code status.Code
 	switch {
@@ -411,7 +392,7 @@ func nameOfEnd(err error) string {
 	return status.ErrFailed.Name()
 }
 
-// AppendParameters writes what the relay is told, if anything.
+// AppendParameters writes the failed requests and the sizes, if there are any.
 func (r *relayed) AppendParameters(b []byte) []byte {
 	if len(r.failed) > 0 {
 		b = oip.AppendText(b, oip.FailedParameter, r.failed)
@@ -422,7 +403,6 @@ func (r *relayed) AppendParameters(b []byte) []byte {
 	return b
 }
 
-// release gives the slots back.
 func (r *relayed) release() {
 	for i := range r.parts {
 		if p := &r.parts[i]; p.state != partNone && p.state != partCopied && p.state != partFailed {
@@ -432,7 +412,6 @@ func (r *relayed) release() {
 	}
 }
 
-// reset forgets everything but the memory.
 func (r *relayed) reset() {
 	clear(r.parts)
 	*r = relayed{requests: r.requests[:0], parts: r.parts[:0], failed: r.failed[:0], sizes: r.sizes[:0]}

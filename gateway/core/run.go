@@ -16,8 +16,8 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Run does the inference of a checked call; after it the outputs can be read
-// until release. When ctx ends, the request ends in the ring too.
+// Run runs a checked call. Its outputs can be read until Done. When ctx ends, the
+// request ends in the ring as well.
 func (c *Call) Run(ctx context.Context) error {
 	if c.timeout > 0 {
 		var cancel context.CancelFunc
@@ -25,8 +25,8 @@ func (c *Call) Run(ctx context.Context) error {
 		defer cancel()
 	}
 	err := c.runOn(ctx)
-	went := errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrClosed) || errors.Is(err, status.ErrUnknownModel)
-	if !went || !c.filled.IsZero() { // what was read from the sources cannot be sent again
+	gone := errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrClosed) || errors.Is(err, status.ErrUnknownModel)
+	if !gone || !c.filled.IsZero() { // the sources can be read once only
 		return err
 	}
 	if err := c.follow(ctx); err != nil {
@@ -35,48 +35,48 @@ func (c *Call) Run(ctx context.Context) error {
 	return c.runOn(ctx)
 }
 
-// runOn does it on the call's model.
+// runOn runs the call on its present model.
 func (c *Call) runOn(ctx context.Context) error {
+	relayed := len(c.Relayed.requests) > 0
 	lane, window := c.Model.lane(c.rows)
-	if len(c.Relayed.requests) > 0 {
+	if relayed {
 		lane, window = c.Model.relayedLane()
 	}
 	defer c.Model.load.begin(c.rows)()
-	cl, err := c.dial(ctx, lane, window)
+	cl, err := lane.client(ctx, c.Model, window)
 	if err != nil {
 		return err
 	}
 	m := cl.Model()
 	most := min(m.MaxBatchSize, m.Window, c.Model.info.Load().settings.MaxBatchSize)
-	relayed := len(c.Relayed.requests) > 0
-	if !relayed { // relays have a window of their own, and messages of whole batches
+	if !relayed { // relays have their own lane
 		if err := c.takeShare(ctx, lane, shareOf(m.Window, most)); err != nil {
 			return err
 		}
 	}
-	if relayed {
+	switch {
+	case relayed:
 		err = c.runRelayed(ctx, cl)
-	} else if c.rows <= most {
+	case c.rows <= most:
 		err = c.runWhole(ctx, cl)
-	} else {
+	default:
 		err = c.runSplit(ctx, cl, most)
 	}
 	if errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrClosed) {
-		lane.forget(cl) // of a model that came back as another one it is of no use any more
+		lane.forget(cl) // its model came back as another one
 	}
 	return err
 }
 
-// follow finds what has the place of a model that went: it may have come back, as
-// it does when its broker is restarted. Another signature is another model: the
-// call was checked against the former one.
+// follow looks up a model that has gone: after a restart of the broker it is back as
+// another Model. A new signature needs another Check, so the call fails.
 func (c *Call) follow(ctx context.Context) error {
 	models := c.Model.G.Models
 	models.refresh(ctx)
 	k := (*models.byName.Load())[c.Model.Name]
 	switch {
 	case k == nil:
-		if err := models.Awaited(c.Model.Name, ""); err != nil {
+		if err := models.awaited(c.Model.Name); err != nil {
 			return err
 		}
 		return fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, c.Model.Name)
@@ -87,20 +87,13 @@ func (c *Call) follow(ctx context.Context) error {
 	return nil
 }
 
-func (c *Call) dial(ctx context.Context, lane *Lane, window int) (*client.Client, error) {
-	if cl := lane.Live.Load(); cl != nil {
-		return cl, nil
-	}
-	return lane.client(ctx, c.Model, window)
-}
-
-// claim takes slots, waiting for them as long as the caller would.
+// claim takes slots, and waits for them until ctx or ClaimWait ends.
 func (c *Call) claim(ctx context.Context, cl *client.Client, rows int) (client.Request, error) {
 	r, err := cl.TryClaim(rows, c.dims...)
 	if err == nil || !errors.Is(err, status.ErrFull) && !errors.Is(err, status.ErrBrokerGone) {
 		return r, err
 	}
-	if c.OnWait != nil { // the body's time begins again
+	if c.OnWait != nil {
 		defer c.OnWait()
 	}
 	wait, cancel := context.WithTimeout(ctx, c.Model.G.Cfg.ClaimWait)
@@ -108,7 +101,7 @@ func (c *Call) claim(ctx context.Context, cl *client.Client, rows int) (client.R
 	return cl.Claim(wait, rows, c.dims...)
 }
 
-// runWhole is a request of at most a batch: its outputs stay in the slots.
+// runWhole runs a request of at most a batch. Its outputs stay in the slots.
 func (c *Call) runWhole(ctx context.Context, cl *client.Client) error {
 	r, err := c.claim(ctx, cl, c.rows)
 	if err != nil {
@@ -137,19 +130,19 @@ func (c *Call) runWhole(ctx context.Context, cl *client.Client) error {
 	return nil
 }
 
-// runSplit cuts a request of more rows than a batch into several, and joins
-// their outputs in memory of the gateway's own.
+// runSplit divides a request of more rows than a batch into parts, and joins their
+// outputs in the gateway's memory.
 //
-// It never waits for slots while it could get some back by finishing a part:
-// two of these cannot wait for one another.
+// Before it waits for slots, it finishes its own parts, so that two split requests
+// never wait for one another.
 func (c *Call) runSplit(ctx context.Context, cl *client.Client, most int) (err error) {
 	if len(c.Inputs) > 1 {
-		if err := c.bufferBodies(); err != nil { // their bytes come one input after the other
+		if err := c.bufferBodies(); err != nil { // a body has one input after the other
 			return err
 		}
 	}
 	var parts []client.Request
-	held := 0 // rows of these
+	held := 0 // rows of parts
 	defer func() {
 		for _, r := range parts {
 			_ = r.Release()
@@ -173,14 +166,8 @@ func (c *Call) runSplit(ctx context.Context, cl *client.Client, most int) (err e
 		return r.Release()
 	}
 	for from := 0; from < c.rows || len(parts) > 0; {
-		if from == c.rows {
-			if err := finish(); err != nil {
-				return err
-			}
-			continue
-		}
 		n := min(most, c.rows-from)
-		if held > 0 && held+n > c.share.most {
+		if from == c.rows || held > 0 && held+n > c.share.most {
 			if err := finish(); err != nil {
 				return err
 			}
@@ -216,7 +203,7 @@ func (c *Call) runSplit(ctx context.Context, cl *client.Client, most int) (err e
 	return nil
 }
 
-// send fills the slots of r from the sources, in the order of the body.
+// send fills the slots of r from the sources, in the body's order.
 func (c *Call) send(ctx context.Context, r client.Request, rows int) error {
 	if c.level >= 0 {
 		if err := r.SetPriority(c.level); err != nil {
@@ -226,7 +213,7 @@ func (c *Call) send(ctx context.Context, r client.Request, rows int) error {
 	for i := range c.Inputs {
 		in := &c.Inputs[i]
 		if err := c.fill(r, in, rows); err != nil {
-			if _, ok := in.Src.(JSONSource); ok { // it does not know whose elements they are
+			if _, ok := in.Src.(JSONSource); ok { // it does not know the name
 				err = fmt.Errorf("input %q: %w", in.Name, err)
 			}
 			return err
@@ -269,7 +256,7 @@ func (c *Call) fill(r client.Request, in *Input, rows int) error {
 		}
 		return nil
 	}
-	row := make([]byte, size) // smaller than its bucket
+	row := make([]byte, size) // the slot's bucket is larger
 	for i := range rows {
 		if err := in.Src.ReadFull(row); err != nil {
 			return err
@@ -280,7 +267,7 @@ func (c *Call) fill(r client.Request, in *Input, rows int) error {
 	return nil
 }
 
-// FinishSources asks those sources that count by themselves whether that was all.
+// FinishSources checks that sources of unknown size are at their end.
 func (c *Call) FinishSources() error {
 	for i := range c.Inputs {
 		if s, ok := c.Inputs[i].Src.(interface{ Finish() error }); ok {
@@ -295,7 +282,6 @@ func (c *Call) FinishSources() error {
 	return nil
 }
 
-// bufferBodies reads what is still in an HTTP body into memory.
 func (c *Call) bufferBodies() error {
 	var body *BodySource
 	for i := range c.Inputs {
@@ -310,7 +296,7 @@ func (c *Call) bufferBodies() error {
 			return err
 		}
 		s.Ahead = s.Ahead[first:]
-		body, in.Src = s, (*BytesSource)(&all) // all inputs have the same one
+		body, in.Src = s, (*BytesSource)(&all) // all inputs have the same body
 	}
 	if body == nil {
 		return nil
@@ -318,8 +304,8 @@ func (c *Call) bufferBodies() error {
 	return body.Finish()
 }
 
-// ReadCounted reads size bytes behind b, or with -1 all that there are. Bytes are
-// counted, and memory grows, as they come: what was only announced costs nothing.
+// ReadCounted appends size bytes to b, or with -1 all bytes. Memory grows, and is
+// counted, as the bytes arrive.
 func (c *Call) ReadCounted(r io.Reader, b []byte, size int) ([]byte, error) {
 	for size < 0 || len(b) < size {
 		if len(b) == cap(b) {
@@ -350,7 +336,7 @@ func (c *Call) ReadCounted(r io.Reader, b []byte, size int) ([]byte, error) {
 	return b, nil
 }
 
-// Take counts bytes of the gateway's own memory as the caller's, until release.
+// Take counts bytes of the gateway's memory as the caller's, until Done.
 func (c *Call) Take(n int) error {
 	if err := c.Model.G.Limits.takeBytes(c.Caller.Use, n, c.Taken); err != nil {
 		return err
@@ -359,7 +345,7 @@ func (c *Call) Take(n int) error {
 	return nil
 }
 
-// view makes an output of r's rows readable in place.
+// view makes an output of r readable in the slots.
 func (o *Output) view(sig *tensor.Signature, r client.Request) error {
 	spec := &sig.Outputs[o.index]
 	o.DType = spec.DType
@@ -390,7 +376,6 @@ func (o *Output) view(sig *tensor.Signature, r client.Request) error {
 	return nil
 }
 
-// join appends an output of a part of the call.
 func (c *Call) join(o *Output, r client.Request) error {
 	var part Output
 	part.index = o.index
@@ -426,7 +411,6 @@ func (c *Call) addTiming(r client.Request) {
 	}
 }
 
-// release gives everything back. The outputs must not be read any more.
 func (c *Call) release() {
 	if c.claimed {
 		_ = c.request.Release()

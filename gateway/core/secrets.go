@@ -20,13 +20,12 @@ import (
 )
 
 // secrets are the gateway's certificate, the authorities of its callers'
-// certificates, and the tokens; all of them from files, which are read again
-// when they change.
+// certificates, and the tokens. Their files are read again when they change.
 type secrets struct {
 	g      *Gateway
 	now    atomic.Pointer[secretSet]
-	states map[string]fileState // only reload's
-	failed string               // why the last try did; only reload's
+	states map[string]fileState // used by reload only
+	failed string               // the last error; used by reload only
 }
 
 type secretSet struct {
@@ -35,15 +34,14 @@ type secretSet struct {
 	tokens      []token
 }
 
-// token is one line of the file: a name, and what its bearer shows. Only its
-// digest is kept.
+// token is a line of the file: a name, and the digest of a token.
 type token struct {
 	name   string
 	digest [sha256.Size]byte
 }
 
-// fileState is another one whenever a file is another, or was written to. Its
-// time of modification alone is not enough: tools that copy files keep it.
+// fileState changes whenever a file is written or replaced. Tools that copy files
+// keep the time of modification.
 type fileState struct {
 	device, inode uint64
 	changed       unix.Timespec
@@ -52,7 +50,7 @@ type fileState struct {
 
 func loadSecrets(g *Gateway) (*secrets, error) {
 	s := &secrets{g: g, states: map[string]fileState{}}
-	s.changed()
+	s.noteChanges()
 	set, err := s.load(&secretSet{})
 	if err != nil {
 		return nil, err
@@ -61,15 +59,11 @@ func loadSecrets(g *Gateway) (*secrets, error) {
 	return s, nil
 }
 
-func (s *secrets) files() []string {
-	c := &s.g.Cfg
-	return []string{c.CertFile, c.KeyFile, c.ClientCAFile, c.TokenFile}
-}
-
-// changed notes the files' states and tells whether they are others than before.
-func (s *secrets) changed() bool {
+// noteChanges notes the files' states, and reports whether one has changed.
+func (s *secrets) noteChanges() bool {
 	changed := false
-	for _, file := range s.files() {
+	c := &s.g.Cfg
+	for _, file := range []string{c.CertFile, c.KeyFile, c.ClientCAFile, c.TokenFile} {
 		if file == "" {
 			continue
 		}
@@ -85,24 +79,24 @@ func (s *secrets) changed() bool {
 	return changed
 }
 
-// reload reads the files again if one has changed. What cannot be read, in the
-// middle of a change perhaps, stays as it is, and is tried again; the others
-// count: a bad certificate must not keep a token alive that was removed.
+// reload reads the files again if one has changed. A file that cannot be read keeps
+// its old contents, and is tried again. The others count at once: a bad certificate
+// must not keep a removed token alive.
 func (s *secrets) reload() {
-	changed := s.changed()
+	changed := s.noteChanges()
 	if !changed && s.failed == "" {
 		return
 	}
 	old := s.now.Load()
 	set, err := s.load(old)
-	if changed || err == nil || err.Error() != s.failed { // what could not be read then may be readable now
+	if changed || err == nil || err.Error() != s.failed { // another file may be readable now
 		s.now.Store(set)
 	}
 	if err != nil {
 		if !slices.Equal(set.tokens, old.tokens) {
 			s.g.Log.Info("tokens have changed")
 		}
-		if text := err.Error(); text != s.failed { // once, not with every try
+		if text := err.Error(); text != s.failed { // log it once
 			s.failed = text
 			s.g.Log.Error("certificates or tokens have changed; what cannot be read stays as it was", "error", err)
 		}
@@ -112,7 +106,7 @@ func (s *secrets) reload() {
 	s.g.Log.Info("certificates or tokens have changed")
 }
 
-// load reads the files. Of those that cannot be read it takes what old has.
+// load reads the files. For a file that cannot be read, it keeps old's contents.
 func (s *secrets) load(old *secretSet) (*secretSet, error) {
 	c, set := &s.g.Cfg, *old
 	var failed []error
@@ -164,8 +158,7 @@ func readTokens(file string) ([]token, error) {
 	return tokens, nil
 }
 
-// leastToken is what can be guessed too easily.
-const leastToken = 16
+const leastToken = 16 // characters; shorter tokens are too easy to guess
 
 // parseTokens reads lines of a name and a token.
 func parseTokens(text string) ([]token, error) {
@@ -178,8 +171,8 @@ func parseTokens(text string) ([]token, error) {
 		case len(fields) != 2:
 			return nil, fmt.Errorf("%w: line %d: want a name and a token", status.ErrInvalid, i+1)
 		case len(fields[1]) < leastToken:
-			return nil, fmt.Errorf("%w: line %d: the token of %q has %d characters, that is too easy to guess; at least %d", status.ErrInvalid,
-				i+1, fields[0], len(fields[1]), leastToken)
+			return nil, fmt.Errorf("%w: line %d: the token of %q has %d characters, that is too easy to guess; at least %d",
+				status.ErrInvalid, i+1, fields[0], len(fields[1]), leastToken)
 		}
 		all = append(all, token{fields[0], sha256.Sum256([]byte(fields[1]))})
 	}
@@ -189,8 +182,7 @@ func parseTokens(text string) ([]token, error) {
 	return all, nil
 }
 
-// bearer finds whose token that is. It compares with all of them, each in
-// constant time.
+// bearer finds the name of a token. It compares all tokens in constant time.
 func (s *secretSet) bearer(shown string) (name string, ok bool) {
 	digest := sha256.Sum256([]byte(shown))
 	for i := range s.tokens {
@@ -201,7 +193,7 @@ func (s *secretSet) bearer(shown string) (name string, ok bool) {
 	return name, ok
 }
 
-// tlsConfig is nil without TLS.
+// TLSConfig returns nil without TLS.
 func (g *Gateway) TLSConfig(protocols ...string) *tls.Config {
 	if g.Cfg.CertFile == "" {
 		return nil

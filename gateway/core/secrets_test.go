@@ -98,7 +98,7 @@ func TestTokensThatCouldNotBeReadOnceAreReadWhileTheCertificateIsBroken(t *testi
 	write(cert, "half of it")
 	g.secrets.reload()
 	write(tokens, "second second-token-0123456789\n")
-	g.secrets.changed() // what a try does for which there were no descriptors
+	g.secrets.noteChanges() // as a try without descriptors
 	g.secrets.failed += "\ntokens: too many open files"
 	logged.Reset()
 	g.secrets.reload()
@@ -224,26 +224,6 @@ func TestCertificatesAreToldApartByWhatNamesTheirOwner(t *testing.T) {
 	if certificateName(&x509.Certificate{Subject: named, DNSNames: []string{"a"}}) != certificateName(&x509.Certificate{Subject: named,
 		DNSNames: []string{"a", "b"}}) {
 		t.Error("a renewed certificate with another host name is another caller's")
-	}
-}
-
-func TestAFailedReloadIsTriedAgain(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "tokens")
-	when := time.Now().Add(-time.Hour)
-	write := func(text string, when time.Time) {
-		must.Do(t, os.WriteFile(file, []byte(text), 0o600))
-		must.Do(t, os.Chtimes(file, when, when))
-	}
-	write("one first-token-0123456789\n", when)
-	g, err := New(Config{TokenFile: file, Logger: slog.New(slog.DiscardHandler)})
-	must.Do(t, err)
-	// Read in the middle of a change; then it is whole, and looks the same.
-	write("two second-token 012345678\n", when.Add(time.Second))
-	g.secrets.reload()
-	write("two second-token-012345678\n", when.Add(time.Second))
-	g.secrets.reload()
-	if name, ok := g.secrets.now.Load().bearer("second-token-012345678"); name != "two" || !ok {
-		t.Errorf("%q %v", name, ok)
 	}
 }
 

@@ -12,19 +12,19 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// limits counts what callers have in flight. A caller is an identity (a token, a
+// limits bounds requests and bytes in flight. A caller is an identity (a token, a
 // certificate), or else an address.
 type limits struct {
-	requests    int64 // of one caller
-	bytes       int64 // of all callers, in the gateway's own memory
-	callerBytes int64 // of one caller, of those
+	requests    int64 // of a caller
+	bytes       int64 // of all callers, in the gateway's memory
+	callerBytes int64 // of a caller
 	Used        atomic.Int64
 
 	Mu     sync.Mutex
 	ByName map[string]*Usage
 }
 
-// Usage is what one caller has in flight.
+// Usage counts a caller's requests and bytes in flight.
 type Usage struct {
 	requests, Bytes atomic.Int64
 	connections     int // of an address; under limits.mu
@@ -40,7 +40,7 @@ func (l *limits) join(address string) *Usage {
 	u := l.of(address)
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
-	l.ByName[address] = u // another connection's end may have removed it
+	l.ByName[address] = u // the end of another connection may have removed it
 	u.connections++
 	return u
 }
@@ -56,8 +56,8 @@ func (l *limits) leave(address string) {
 	}
 }
 
-// of is the usage of a caller. That of an identity stays: files and authorities
-// bound their number.
+// of returns a caller's usage. The usage of an identity stays: files and
+// authorities bound their number.
 func (l *limits) of(name string) *Usage {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
@@ -69,22 +69,22 @@ func (l *limits) of(name string) *Usage {
 	return u
 }
 
-// beginRequest counts a request, or refuses it.
 func (l *limits) beginRequest(u *Usage) error {
 	if u.requests.Add(1) > l.requests {
 		u.requests.Add(-1)
-		return Refuse(http.StatusTooManyRequests, codes.ResourceExhausted, "this caller has %d requests in flight, no more are taken", l.requests)
+		return Refuse(http.StatusTooManyRequests, codes.ResourceExhausted, "this caller has %d requests in flight, no more are taken",
+			l.requests)
 	}
 	return nil
 }
 
 func (l *limits) endRequest(u *Usage) { u.requests.Add(-1) }
 
-// takeBytes counts n more bytes of a request that has some already, or refuses them.
+// takeBytes counts n more bytes of a request that has some, or refuses them.
 func (l *limits) takeBytes(u *Usage, n, has int) error {
 	size := int64(n)
 	switch all := int64(has) + size; {
-	case all > l.callerBytes: // to try again would not help
+	case all > l.callerBytes: // a retry would not help
 		return Refuse(http.StatusRequestEntityTooLarge, codes.ResourceExhausted, "a message of %d bytes; one caller may have %d in flight",
 			all, l.callerBytes)
 	case u.Bytes.Add(size) > l.callerBytes:
@@ -104,8 +104,8 @@ func (l *limits) giveBack(u *Usage, n int) {
 	l.Used.Add(-int64(n))
 }
 
-// Full reports whether no more of this caller's bytes fit, with some room for the
-// frames around a message of the largest size.
+// Full reports whether this caller, or all together, have used up their bytes. It
+// leaves room for the frames of the largest message.
 func (l *limits) Full(u *Usage) bool {
 	return u.Bytes.Load() > l.callerBytes+l.callerBytes/64+SmallBuffer || l.Used.Load() > l.bytes+l.bytes/64+SmallBuffer
 }
@@ -114,14 +114,13 @@ func TooLarge(n int64, most int) error {
 	return Refuse(http.StatusRequestEntityTooLarge, codes.ResourceExhausted, "a message of %d bytes; the gateway takes %d at most", n, most)
 }
 
-// shares divides a window among callers: a semaphore for each that has slots, or
-// waits for some.
+// shares divides a window among callers: one semaphore for each caller that has
+// slots or waits for slots.
 type shares struct {
 	mu  sync.Mutex
 	own map[*Usage]*share
 }
 
-// share is one caller's part of a window.
 type share struct {
 	all   *shares
 	owner *Usage
@@ -130,8 +129,8 @@ type share struct {
 	users int // under shares.mu
 }
 
-// shareOf is how many slots of a window one caller may have: a quarter, and
-// always one batch if half the window holds that.
+// shareOf returns a caller's slots of a window: a quarter, and at least a batch if
+// half the window holds it.
 func shareOf(window, batch int) int { return max(1, window/4, min(batch, window/2)) }
 
 func (s *shares) of(u *Usage, most int) *share {
@@ -157,10 +156,10 @@ func (s *share) leave() {
 	}
 }
 
-// takeShare waits for room in the caller's share of a window, as long as a request
-// waits for slots. A request that is larger than the share takes all of it.
+// takeShare waits for room in the caller's share of a window, at most ClaimWait. A
+// request larger than the share takes all of it.
 func (c *Call) takeShare(ctx context.Context, lane *Lane, most int) error {
-	c.giveShareBack() // of an attempt before
+	c.giveShareBack() // of an earlier attempt
 	own := lane.shares.of(c.Caller.Use, most)
 	n := int64(min(c.rows, own.most))
 	if !own.slots.TryAcquire(n) {

@@ -14,7 +14,7 @@ import (
 	"sync"
 )
 
-// Peer is the other end of one connection.
+// Peer is the other end of a connection.
 type Peer struct {
 	local, Remote netip.AddrPort
 
@@ -23,16 +23,15 @@ type Peer struct {
 	idErr  error
 }
 
-// isLocal tells whether the peer is on this host.
 func (p *Peer) isLocal() bool { return p.Remote.Addr().Unmap().IsLoopback() }
 
-// uid is the user whose socket this is, for a peer on this host.
+// uid returns the owner of a local peer's socket.
 func (p *Peer) uid() (uint32, error) {
 	p.asked.Do(func() { p.userID, p.idErr = socketUser(p.Remote, p.local) })
 	return p.userID, p.idErr
 }
 
-// socketUser looks a TCP socket of this host up in the kernel's tables.
+// socketUser looks up the owner of a local TCP socket in the kernel's tables.
 func socketUser(local, remote netip.AddrPort) (uint32, error) {
 	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
 		uid, err := findSocket(table, local, remote)
@@ -69,8 +68,8 @@ func findSocket(table string, local, remote netip.AddrPort) (uint32, error) {
 		if err1 != nil || err2 != nil || l != unmapped(local) || r != unmapped(remote) {
 			continue
 		}
-		// A socket that its owner has closed belongs to nobody, which the
-		// kernel writes as user 0: nobody shall become root by hanging up.
+		// The kernel lists a closed socket under user 0. A caller must not become
+		// root by hanging up.
 		if fields[9] == "0" {
 			return 0, errClosedSocket
 		}
@@ -85,8 +84,7 @@ func findSocket(table string, local, remote netip.AddrPort) (uint32, error) {
 
 func unmapped(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
 
-// tableAddress reads 0100007F:1F40: words in the machine's order (little
-// endian wherever ringbatch runs), and the port as one writes it.
+// tableAddress reads 0100007F:1F40: little-endian words, and the port.
 func tableAddress(text string) (netip.AddrPort, error) {
 	host, port, ok := strings.Cut(text, ":")
 	raw, err := hex.DecodeString(host)
@@ -104,14 +102,13 @@ func tableAddress(text string) (netip.AddrPort, error) {
 	return unmapped(netip.AddrPortFrom(addr, uint16(n))), nil
 }
 
-// Caller is who asks: a connection with the identity that it has shown.
+// Caller is a connection with its identity.
 type Caller struct {
 	*Peer
-	identity string // a token's name or a certificate's; "" for everybody else
+	identity string // a token's or a certificate's name; may be empty
 	Use      *Usage
 }
 
-// owner is whose shared-memory regions the caller sees.
 type owner struct {
 	identity string
 	uid      uint32

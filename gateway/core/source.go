@@ -5,17 +5,18 @@ package core
 import (
 	"errors"
 	"io"
+	"net/http"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/codec"
 )
 
-// source gives an input's bytes, in order, into slot memory.
+// source copies an input's bytes, in order, into slot memory.
 type source interface {
 	ReadFull(p []byte) error
 }
 
-// BytesSource is memory that is at hand.
+// BytesSource is memory.
 type BytesSource []byte
 
 func (s *BytesSource) ReadFull(p []byte) error {
@@ -26,11 +27,11 @@ func (s *BytesSource) ReadFull(p []byte) error {
 	return nil
 }
 
-// BodySource is an HTTP body: what it reads goes from the socket into the slot.
+// BodySource is an HTTP body, read from the socket into the slot.
 type BodySource struct {
-	Ahead []byte // was read before a slot was claimed
+	Ahead []byte // read before a slot was claimed
 	R     io.Reader
-	Open  bool // only its end tells how long it is
+	Open  bool // of unknown length
 }
 
 func (s *BodySource) Read(p []byte) (int, error) { return s.R.Read(p) }
@@ -59,7 +60,6 @@ func (s *BodySource) ReadFull(p []byte) error {
 	return bodyError(err)
 }
 
-// bodyError names what went wrong with a body.
 func bodyError(err error) error {
 	switch {
 	case err == nil:
@@ -70,14 +70,17 @@ func bodyError(err error) error {
 		return ErrSlowBody
 	}
 	var r *Refusal
-	if errors.As(err, &r) {
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &r):
 		return err
+	case errors.As(err, &large):
+		return TooLarge(large.Limit+1, int(large.Limit))
 	}
 	return BadRequest("reading the body: %v", err)
 }
 
-// jsonSource is an input whose elements are written in JSON: they are read
-// straight into the slot.
+// JSONSource is an input in JSON, decoded straight into the slot.
 type JSONSource struct{ *codec.Reader }
 
 func (s JSONSource) ReadFull(p []byte) error { return s.Fill(p) }

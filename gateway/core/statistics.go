@@ -14,8 +14,8 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// counters of one model: the requests that came in by this gateway. What
-// became of them in batches the broker counts, for all clients together.
+// counters count a model's requests of this gateway. The broker counts batches, of
+// all clients.
 type counters struct {
 	ok, failed                            atomic.Uint64
 	okNS, failedNS                        atomic.Uint64
@@ -23,13 +23,13 @@ type counters struct {
 	lastMS                                atomic.Uint64
 }
 
-// Count adds a call that has ended.
+// Count adds an ended call.
 func (c *Call) Count(err error) {
 	k := &c.Model.counts
 	now := time.Now()
 	total := uint64(now.Sub(c.began))
 	if err != nil {
-		if errors.Is(err, status.ErrDraining) { // until the broker is asked again
+		if errors.Is(err, status.ErrDraining) { // not ready, until the broker is asked again
 			c.Model.G.Models.broker.Store(&err)
 		}
 		k.failed.Add(1)
@@ -45,7 +45,7 @@ func (c *Call) Count(err error) {
 	k.ok.Add(1)
 }
 
-// Statistics of one model, or of all if the name is empty.
+// Statistics returns those of a model, or of all models if the name is empty.
 func (g *Gateway) Statistics(ctx context.Context, name, version string) (*oip.ModelStatisticsResponse, error) {
 	list := g.Models.List()
 	if name != "" {
@@ -68,7 +68,7 @@ func (g *Gateway) Statistics(ctx context.Context, name, version string) (*oip.Mo
 
 func (k *Model) statistics(b *stats.Model) *oip.ModelStatistics {
 	c := &k.counts
-	ok := c.ok.Load() // the same count everywhere: load tools stop where they differ
+	ok := c.ok.Load() // one count everywhere: load tools stop at a difference
 	d := func(ns *atomic.Uint64) *oip.StatisticDuration {
 		return &oip.StatisticDuration{Count: ok, Ns: ns.Load()}
 	}

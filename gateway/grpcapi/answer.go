@@ -15,20 +15,17 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// rpcAnswer is a ModelInferResponse, or with stream a ModelStreamInferResponse.
-// Large tensors are sent from the slots: when the transport is done with them,
-// the call ends.
+// rpcAnswer is a ModelInferResponse or a ModelStreamInferResponse. The transport
+// sends large tensors from the slots; then the call ends.
 type rpcAnswer struct {
 	oip.Outgoing
 	g    *core.Gateway
 	conn *core.Conn
-	call *core.Call // nil if nothing is in place
+	call *core.Call // nil: no tensor is sent from a slot
 	left atomic.Int64
 	slow *time.Timer // hangs up on a caller that does not read
 }
 
-// encode makes the answer of a call that went well, and ends the call, at once
-// or when its tensors have been sent.
 func (c rpcCall) encode(conn *core.Conn, stream bool) (*rpcAnswer, error) {
 	a := &rpcAnswer{g: c.Model.G, conn: conn}
 	if err := c.WriteRegions(); err != nil {
@@ -41,7 +38,7 @@ func (c rpcCall) encode(conn *core.Conn, stream bool) (*rpcAnswer, error) {
 	a.SetOwn(c.appendMeta(head))
 	for i := range c.Outputs {
 		o := &c.Outputs[i]
-		if o.Region.Region != nil { // one entry for each output all the same
+		if o.Region.Region != nil { // each output has an entry
 			a.SetOwn(oip.AppendSize(a.Own(), rawOutputs, 0))
 			continue
 		}
@@ -52,17 +49,16 @@ func (c rpcCall) encode(conn *core.Conn, stream bool) (*rpcAnswer, error) {
 		a.call = c.Call
 		a.left.Store(int64(n))
 		conn.Sending.Add(1)
-		a.g.InFlight.Add(1) // until it is sent
+		a.g.InFlight.Add(1) // until endAnswer
 	}
 	return a, nil
 }
 
-// Outputs below this size are copied into the answer.
-const smallAnswer = 16 << 10
+const smallAnswer = 16 << 10 // outputs below this size are copied
 
 const rawOutputs = 6 // raw_output_contents of a ModelInferResponse
 
-// appendMeta writes the fields of a ModelInferResponse up to its tensors' contents.
+// appendMeta writes the fields of a ModelInferResponse before its tensors' contents.
 func (c rpcCall) appendMeta(b []byte) []byte {
 	b = oip.AppendString(oip.AppendString(b, 1, c.ModelName()), 2, c.ModelVersion())
 	if c.ID != "" {
@@ -76,7 +72,6 @@ func (c rpcCall) appendMeta(b []byte) []byte {
 	return b
 }
 
-// messageSize is the length of the ModelInferResponse.
 func (c rpcCall) messageSize() int {
 	n := len(c.appendMeta(nil))
 	for i := range c.Outputs {
@@ -99,8 +94,7 @@ func (c rpcCall) smallBytes() int {
 	return n
 }
 
-// Marshal gives the transport the message. The caller's time to read it begins
-// here: in a stream it may have waited for the answers before it.
+// Marshal gives the transport the message. The caller's time to read it begins.
 func (a *rpcAnswer) Marshal() mem.BufferSlice {
 	if a.call != nil {
 		size := 0
@@ -109,27 +103,26 @@ func (a *rpcAnswer) Marshal() mem.BufferSlice {
 		}
 		a.slow = time.AfterFunc(a.g.AnswerTime(size), func() {
 			a.g.Log.Warn("a caller does not read its answer, hung up", "address", a.conn.Peer.Remote)
-			a.conn.Close() // only that makes the transport let go of the slots
+			a.conn.Close() // the only way to make the transport free the slots
 		})
 	}
 	return a.Outgoing.Marshal(a.free)
 }
 
-// free counts pieces that the transport is done with.
+// free counts pieces that the transport has sent.
 func (a *rpcAnswer) free(n int) {
 	if a.left.Add(-int64(n)) == 0 {
-		a.end()
+		a.endAnswer()
 	}
 }
 
-// drop ends an answer that is not sent.
 func (a *rpcAnswer) drop() {
 	if a.call != nil {
-		a.end()
+		a.endAnswer()
 	}
 }
 
-func (a *rpcAnswer) end() {
+func (a *rpcAnswer) endAnswer() {
 	if a.slow != nil {
 		a.slow.Stop()
 	}
@@ -139,16 +132,14 @@ func (a *rpcAnswer) end() {
 	a.call.Done()
 }
 
-// reportLoad sends the model's load with the answer.
 func (c rpcCall) reportLoad(ctx context.Context) {
 	if report, wanted := c.LoadReport(); wanted {
-		// An error here means that the caller does not wait for the answer any more.
 		_ = grpc.SetTrailer(ctx, metadata.MD{oip.LoadTrailer: {string(report.Append(nil))}})
 	}
 }
 
-// tellSignature adds to a model's metadata what the protocol has no words for:
+// sendSignature adds the signature to a model's metadata: the protocol cannot say
 // how large variable dimensions may be.
-func tellSignature(ctx context.Context, k *core.Model) {
+func sendSignature(ctx context.Context, k *core.Model) {
 	_ = grpc.SetHeader(ctx, metadata.Pairs(oip.SignatureHeader, k.Sig.String()))
 }

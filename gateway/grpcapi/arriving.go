@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc/stats"
 )
 
-// rpcConn is a gRPC connection above TLS. It is not read while its caller, or
-// all callers together, have as many bytes in flight as they may.
+// rpcConn is a gRPC connection above TLS. The gateway does not read it while its
+// caller, or all callers together, have too many bytes in flight.
 type rpcConn struct {
 	net.Conn
 	conn *core.Conn
@@ -30,8 +30,8 @@ func (c rpcConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// awaitRoom gives up a connection that waits for too long: if the bytes are those
-// of its own half messages, nothing else makes room.
+// awaitRoom gives up a connection that waits too long: its own incomplete messages
+// may be the bytes that fill the buffers.
 func (c rpcConn) awaitRoom() error {
 	g := c.conn.L.G
 	for end := time.Now().Add(g.Cfg.Pace.Budget); g.Limits.Full(c.conn.Who.Use); time.Sleep(time.Millisecond) {

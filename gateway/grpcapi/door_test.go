@@ -54,7 +54,7 @@ func TestAFaultEndsOneCallNotTheGateway(t *testing.T) {
 	}
 }
 
-// lone is a model of a gateway that serves nobody.
+// lone returns a model of a gateway without a broker.
 func lone(t testing.TB) *core.Model {
 	g, err := core.New(core.Config{MaxMessageBytes: 1 << 20})
 	must.Do(t, err)
@@ -63,7 +63,7 @@ func lone(t testing.TB) *core.Model {
 	return core.NewModel(g, &admin.Model{Name: "m", Signature: sig})
 }
 
-// readAll reads a checked call's sources as run would, into memory of its own.
+// readAll reads a checked call's sources.
 func readAll(c *core.Call) ([][]byte, error) {
 	all := make([][]byte, len(c.Inputs))
 	for i := range c.Inputs {
@@ -80,7 +80,7 @@ func readAll(c *core.Call) ([][]byte, error) {
 	return all, c.FinishSources()
 }
 
-// named makes sure that an error is one that a caller can be told.
+// named fails the test for an error without a meaning.
 func named(t *testing.T, err error) {
 	var r *core.Refusal
 	var code status.Code

@@ -21,7 +21,8 @@ func FuzzMessage(f *testing.F) {
 			Contents: &oip.InferTensorContents{Fp32Contents: []float32{1, 2}}}},
 			Parameters: map[string]*oip.InferParameter{"priority": {ParameterChoice: &oip.InferParameter_Uint64Param{Uint64Param: 1}},
 				"s": {ParameterChoice: &oip.InferParameter_StringParam{StringParam: "t"}}},
-			Outputs: []*oip.ModelInferRequest_InferRequestedOutputTensor{{Name: "y", Parameters: map[string]*oip.InferParameter{"classification": {ParameterChoice: &oip.InferParameter_Int64Param{Int64Param: 0}}}}}},
+			Outputs: []*oip.ModelInferRequest_InferRequestedOutputTensor{{Name: "y", Parameters: map[string]*oip.InferParameter{
+				"classification": {ParameterChoice: &oip.InferParameter_Int64Param{Int64Param: 0}}}}}},
 	} {
 		b, err := proto.Marshal(m)
 		must.Do(f, err)

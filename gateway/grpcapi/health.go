@@ -14,7 +14,7 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
-// isHealthCheck are the calls that HTTP's probes correspond to.
+// isHealthCheck reports whether a call is a probe, which needs no token.
 func isHealthCheck(method string) bool {
 	switch method {
 	case oip.GRPCInferenceService_ServerLive_FullMethodName, oip.GRPCInferenceService_ServerReady_FullMethodName:
@@ -23,7 +23,7 @@ func isHealthCheck(method string) bool {
 	return strings.HasPrefix(method, "/grpc.health.v1.Health/")
 }
 
-// healthDoor ends those who watch when the gateway drains.
+// healthDoor is the health service. It ends watches when the gateway drains.
 type healthDoor struct {
 	*health.Server
 	g *core.Gateway
@@ -43,13 +43,12 @@ func (d healthDoor) Watch(r *healthpb.HealthCheckRequest, s healthpb.Health_Watc
 	if d.g.Draining.Load() == core.Refusing {
 		return rpcError(core.ErrDraining)
 	}
-	if ended := s.Context().Err(); ended != nil { // the server says CANCELLED of a deadline, too
+	if ended := s.Context().Err(); ended != nil { // grpc-go says CANCELLED for a deadline, too
 		return rpcError(ended)
 	}
 	return err
 }
 
-// watchStream is a stream that ends with a context.
 type watchStream struct {
 	grpc.ServerStreamingServer[healthpb.HealthCheckResponse]
 	ctx context.Context

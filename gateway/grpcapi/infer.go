@@ -16,11 +16,10 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
-// infer answers ModelInfer.
 func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (_ any, err error) {
 	defer d.guard(&err)
 	m := messages.Get().(*oip.Request)
-	if err := decode(m); err != nil { // it waits for the message
+	if err := decode(m); err != nil {
 		messages.Put(m)
 		return nil, err
 	}
@@ -31,7 +30,7 @@ func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (_ any, err
 	return a, nil
 }
 
-// run does one inference, and frees its message.
+// run runs one inference, and frees its message.
 func (d *rpcDoor) run(ctx context.Context, m *oip.Request, stream bool) (*rpcAnswer, error) {
 	freed := false
 	free := func() {
@@ -78,15 +77,15 @@ func (d *rpcDoor) runCall(ctx context.Context, c rpcCall, m *oip.Request, free f
 	if err := c.Check(); err != nil {
 		return nil, err
 	}
-	c.OnFilled = free // the transport can have its buffers back while we wait
+	c.OnFilled = free // the transport gets its buffers back before the wait
 	if err := c.Run(ctx); err != nil {
 		return nil, err
 	}
 	return c.encode(conn, stream)
 }
 
-// runOfStream is run for a request of a stream, where an error is an answer
-// too and is told with the request's id.
+// runOfStream is run for a request of a stream: an error becomes an answer with the
+// request's id.
 func (d *rpcDoor) runOfStream(ctx context.Context, m *oip.Request) (answer any) {
 	var id string
 	var err error
@@ -104,18 +103,18 @@ func (d *rpcDoor) runOfStream(ctx context.Context, m *oip.Request) (answer any) 
 	return answer
 }
 
-// streamDepth is how many requests of one stream are under way at once.
+// streamDepth bounds the requests in flight of a stream.
 const streamDepth = 64
 
-// inferStream answers ModelStreamInfer: requests are under way together, their
-// answers come one by one in the order of the requests.
+// inferStream answers ModelStreamInfer: requests run together, and their answers
+// come in the order of the requests.
 //
 //  1. a second goroutine receives requests and starts each
 //  2. a place in line waits for each answer, in order
-//  3. this goroutine sends them
+//  3. this goroutine sends the answers
 //
-// When the gateway drains it ends after the answers of what was accepted: a
-// request is in line before it is.
+// A drain ends the stream after the answers of accepted requests: a request gets
+// its place before it is accepted.
 func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 	ctx, cancel := context.WithCancel(s.Context())
 	defer cancel()
@@ -146,7 +145,7 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 			if err := <-received; err != nil {
 				return err
 			}
-			if end, ok := s.Context().Deadline(); ok && time.Until(end) < time.Millisecond { // the ring may say so just before the context does
+			if end, ok := s.Context().Deadline(); ok && time.Until(end) < time.Millisecond { // the ring's clock may be ahead
 				return rpcError(context.DeadlineExceeded)
 			}
 			return failed
@@ -174,7 +173,7 @@ func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- 
 			return err
 		}
 		place := make(chan any, 1)
-		select { // while the line is full nothing of this stream is read
+		select { // a full line stops the reading of the stream
 		case line <- place:
 		case <-ctx.Done():
 			m.Free()
@@ -190,5 +189,5 @@ func streamError(id string, err error) proto.Message {
 		InferResponse: &oip.ModelInferResponse{Id: strings.ToValidUTF8(id, "?")}}
 }
 
-// nameOf is a name in a message; no model has a longer one.
+// nameOf cuts a name to the length that a model's name can have.
 func nameOf(b []byte) string { return string(b[:min(len(b), core.MaxNameBytes)]) }

@@ -13,7 +13,7 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// readRegionParameter reads one of the parameters that say where in shared memory a tensor lies.
+// readRegionParameter reads a parameter of a tensor's place in shared memory.
 func readRegionParameter(p *oip.Parameter, u *core.RegionUse) {
 	switch string(p.Key) {
 	case "shared_memory_region":
@@ -25,11 +25,9 @@ func readRegionParameter(p *oip.Parameter, u *core.RegionUse) {
 	}
 }
 
-// rpcCall is a call in a message of gRPC.
 type rpcCall struct{ *core.Call }
 
-// readMessage is readJSON for gRPC. The message has been split, and stays
-// until the sources have been read.
+// readMessage reads a request that is split. Its buffers are the inputs' sources.
 func (c rpcCall) readMessage(m *oip.Request) error {
 	if len(m.ID) > core.MaxIDBytes || !utf8.Valid(m.ID) {
 		return core.BadRequest("an id of %d bytes; it is to be text of at most %d", len(m.ID), core.MaxIDBytes)
@@ -48,7 +46,7 @@ func (c rpcCall) readMessage(m *oip.Request) error {
 		switch key := string(p.Key); {
 		case key == oip.RequestsParameter:
 			err = c.ReadRelayed(p.Text)
-		case key != "priority" && key != "timeout": // others may be anything
+		case key != "priority" && key != "timeout":
 		case p.IsOther:
 			err = core.BadRequest("parameter %q is to be a whole number", key)
 		case key == "priority":

@@ -3,15 +3,21 @@
 package grpcapi
 
 import (
+	"compress/zlib"
 	"context"
 	"crypto/tls"
 	"errors"
+	"io"
 	"net"
 	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/encoding"
+	_ "google.golang.org/grpc/encoding/gzip" // callers may compress
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
@@ -23,7 +29,6 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
-// rpcDoor is the gRPC side of the protocol.
 type rpcDoor struct {
 	oip.UnimplementedGRPCInferenceServiceServer
 	g *core.Gateway
@@ -55,7 +60,8 @@ func NewGRPC(g *core.Gateway) *grpc.Server {
 	service.Methods = slices.Clone(service.Methods)
 	for i := range service.Methods {
 		if service.Methods[i].MethodName == "ModelInfer" {
-			service.Methods[i].Handler = func(_ any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+			service.Methods[i].Handler = func(_ any, ctx context.Context, decode func(any) error,
+				_ grpc.UnaryServerInterceptor) (any, error) {
 				return door.infer(ctx, decode)
 			}
 		}
@@ -71,8 +77,7 @@ func NewGRPC(g *core.Gateway) *grpc.Server {
 	return s
 }
 
-// admitCall stands before every call, when its headers have come and before its
-// message is read.
+// admitCall checks a call's token after its headers, before its message is read.
 func (d *rpcDoor) admitCall(ctx context.Context, info *tap.Info) (context.Context, error) {
 	if d.g.Cfg.TokenFile != "" && !isHealthCheck(info.FullMethodName) {
 		if _, err := d.rpcCaller(ctx, info.Header); err != nil {
@@ -82,7 +87,6 @@ func (d *rpcDoor) admitCall(ctx context.Context, info *tap.Info) (context.Contex
 	return endEarly(ctx, &d.g.Cfg.Pace, info.Header), nil
 }
 
-// rpcError says an error as gRPC does.
 func rpcError(err error) error {
 	if err == nil {
 		return nil
@@ -90,7 +94,7 @@ func rpcError(err error) error {
 	return rpcstatus.Error(core.MeaningOf(err).GRPC, core.TextOf(err))
 }
 
-// intercept stands before everything but inference.
+// intercept runs calls other than inference.
 func (d *rpcDoor) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (_ any, err error) {
 	defer d.guard(&err)
 	if d.g.Cfg.ClientCAFile != "" && !isHealthCheck(info.FullMethod) {
@@ -102,8 +106,7 @@ func (d *rpcDoor) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 	return rep, rpcError(err)
 }
 
-// guard, deferred, makes a panic the end of one call; grpc-go would end the
-// gateway.
+// guard, deferred, makes a panic end one call; in grpc-go it would end the gateway.
 func (d *rpcDoor) guard(err *error) {
 	if fault := recover(); fault != nil {
 		d.g.LogFault(fault)
@@ -111,7 +114,6 @@ func (d *rpcDoor) guard(err *error) {
 	}
 }
 
-// rpcCaller finds out who calls.
 func (d *rpcDoor) rpcCaller(ctx context.Context, header metadata.MD) (*core.Caller, error) {
 	p, ok := rpcpeer.FromContext(ctx)
 	if !ok {
@@ -130,7 +132,6 @@ func (d *rpcDoor) rpcCaller(ctx context.Context, header metadata.MD) (*core.Call
 	return d.g.Identify(info.conn, authorization, info.tls)
 }
 
-// rpcCall is who calls, and over what.
 func (d *rpcDoor) rpcCall(ctx context.Context) (*core.Caller, *core.Conn, error) {
 	var header metadata.MD
 	if d.g.Cfg.TokenFile != "" {
@@ -143,13 +144,12 @@ func (d *rpcDoor) rpcCall(ctx context.Context) (*core.Caller, *core.Conn, error)
 	return who, connOfRPC(ctx), nil
 }
 
-// connOfRPC is what a call came over.
 func connOfRPC(ctx context.Context) *core.Conn {
 	p, _ := rpcpeer.FromContext(ctx)
 	return p.AuthInfo.(*rpcAuth).conn
 }
 
-// rpcCredentials make the connection known to the calls, with TLS or without.
+// rpcCredentials give calls their connection, with TLS or without.
 type rpcCredentials struct{ config *tls.Config }
 
 type rpcAuth struct {
@@ -185,3 +185,35 @@ func (c rpcCredentials) Clone() credentials.TransportCredentials { return c }
 func (rpcCredentials) OverrideServerName(string) error           { return nil }
 
 var messages = sync.Pool{New: func() any { return new(oip.Request) }}
+
+// endEarly makes a call's deadline a little shorter, so that the handler's answer
+// precedes the transport's reset at the deadline. A caller takes the reset for
+// CANCELLED if its clock is behind; the clock of gRPC's C core counts milliseconds.
+//
+// Clients of grpc-go have a finer clock and keep their deadline: a relay would take
+// an early end for a host's fault.
+func endEarly(ctx context.Context, p *core.Pace, header metadata.MD) context.Context {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return ctx
+	}
+	if agent := header.Get("user-agent"); len(agent) > 0 && strings.HasPrefix(agent[0], "grpc-go/") {
+		return ctx
+	}
+	early := min(p.Early, time.Until(deadline)/time.Duration(p.EarlyShare))
+	ctx, cancel := context.WithDeadline(ctx, deadline.Add(-early))
+	_ = cancel // the stream's end cancels it
+	return ctx
+}
+
+// deflate is a compression of gRPC callers that grpc-go does not have.
+type deflate struct{}
+
+// grpc-go wants compressors registered at initialization.
+func init() { encoding.RegisterCompressor(deflate{}) }
+
+func (deflate) Name() string { return "deflate" }
+
+func (deflate) Compress(w io.Writer) (io.WriteCloser, error) { return zlib.NewWriter(w), nil }
+
+func (deflate) Decompress(r io.Reader) (io.Reader, error) { return zlib.NewReader(r) }

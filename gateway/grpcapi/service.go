@@ -11,8 +11,6 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
-// Everything but inference.
-
 func (d *rpcDoor) ServerLive(context.Context, *oip.ServerLiveRequest) (*oip.ServerLiveResponse, error) {
 	return &oip.ServerLiveResponse{Live: d.g.Live() == nil}, nil
 }
@@ -23,7 +21,7 @@ func (d *rpcDoor) ServerReady(context.Context, *oip.ServerReadyRequest) (*oip.Se
 
 func (d *rpcDoor) ModelReady(ctx context.Context, r *oip.ModelReadyRequest) (*oip.ModelReadyResponse, error) {
 	k, _, err := d.g.Models.About(ctx, r.Name, r.Version)
-	if core.MeaningOf(err).GRPC == codes.NotFound { // callers wait for a model in this way
+	if core.MeaningOf(err).GRPC == codes.NotFound { // callers wait for a model by this call
 		return &oip.ModelReadyResponse{}, nil
 	}
 	if err != nil {
@@ -41,7 +39,7 @@ func (d *rpcDoor) ModelMetadata(ctx context.Context, r *oip.ModelMetadataRequest
 	if err != nil {
 		return nil, err
 	}
-	tellSignature(ctx, k)
+	sendSignature(ctx, k)
 	return k.Metadata(as), nil
 }
 

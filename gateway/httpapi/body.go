@@ -16,11 +16,11 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/core"
 )
 
-// body is a request's body, with memory for its JSON and that of the answer.
+// body is a request's body, with memory for the JSON of request and answer.
 type body struct {
 	g      *core.Gateway
 	source core.BodySource
-	length int64 // of the body, decompressed; -1 unknown
+	length int64 // decompressed; -1: unknown
 	text   []byte
 	ahead  []byte // see readAhead
 	unzip  io.Closer
@@ -49,12 +49,12 @@ func (b *body) open(c httpCall, r io.Reader, length int64, encoding string) erro
 		return core.Refuse(http.StatusUnsupportedMediaType, 3, "Content-Encoding %q: gzip and deflate are known", encoding)
 	}
 	if b.length < 0 {
-		b.source.R, b.source.Open = &limited{b.source.R, b.g.Cfg.MaxMessageBytes, int64(b.g.Cfg.MaxMessageBytes)}, true
+		b.source.R, b.source.Open = http.MaxBytesReader(nil, io.NopCloser(b.source.R), int64(b.g.Cfg.MaxMessageBytes)), true
 	}
 	return nil
 }
 
-// unzipError is why a body cannot be decompressed from its beginning.
+// unzipError explains a body that is not compressed as its header says.
 func unzipError(encoding string, err error) error {
 	if core.IsTimeout(err) {
 		return core.ErrSlowBody
@@ -76,28 +76,7 @@ func (b *body) done() {
 	bodies.Put(b)
 }
 
-// limited is a body of unknown length.
-type limited struct {
-	r    io.Reader
-	most int
-	left int64
-}
-
-func (l *limited) Read(p []byte) (int, error) {
-	if l.left == 0 {
-		var one [1]byte
-		n, err := l.r.Read(one[:])
-		if n > 0 {
-			return 0, core.TooLarge(int64(l.most)+1, l.most)
-		}
-		return 0, err
-	}
-	n, err := l.r.Read(p[:min(int64(len(p)), l.left)])
-	l.left -= int64(n)
-	return n, err
-}
-
-// read reads the JSON; what follows stays in the body.
+// read reads the JSON, and leaves the tensors in the body.
 func (b *body) read(c httpCall, header string) error {
 	if header == "" {
 		if err := b.readText(c, b.length); err != nil {
@@ -127,7 +106,7 @@ func (b *body) read(c httpCall, header string) error {
 	return err
 }
 
-// rawInput is a body that is one tensor and nothing else.
+// rawInput takes the whole body for one tensor.
 func (b *body) rawInput(c httpCall) error {
 	if len(c.Model.Sig.Inputs) != 1 || len(c.Model.Sig.Inputs[0].Variable) > 0 {
 		return core.BadRequest("a body without JSON is for models with one input of a fixed shape; this is %s", &c.Model.Sig)
@@ -144,15 +123,14 @@ func (b *body) rawInput(c httpCall) error {
 	return nil
 }
 
-// readText reads n bytes of JSON, or with -1 all that there are.
 func (b *body) readText(c httpCall, n int64) (err error) {
 	b.text, err = c.ReadCounted(&b.source, b.text[:0], int(n))
 	return err
 }
 
-// readAhead reads the tensors, or the first smallBuffer of them, before a slot is
-// claimed: a caller that announces a body and does not send it has no slot. It
-// reports whether that was the whole body.
+// readAhead reads up to SmallBuffer bytes of the tensors before a slot is claimed: a
+// caller that does not send its body gets no slot. It reports whether the body is
+// read completely.
 func (b *body) readAhead(c httpCall) (whole bool, err error) {
 	size := 0
 	for i := range c.Inputs {
@@ -174,14 +152,14 @@ func (b *body) readAhead(c httpCall) (whole bool, err error) {
 	return n == size, nil
 }
 
-// pacedBody is a body that has to come in time: within bodyPatience, and a second
-// for each leastRate of bytes. ReadTimeout is its first deadline.
+// pacedBody is a body that has to arrive within Pace.Body, and a second more for each
+// Pace.Rate of bytes. ReadTimeout is its first deadline.
 type pacedBody struct {
 	r       io.Reader
 	control *http.ResponseController
 	pace    *core.Pace
 	until   time.Time
-	got     int // since until was moved
+	got     int // bytes since until was moved
 }
 
 func newPacedBody(w http.ResponseWriter, r *http.Request, p *core.Pace) *pacedBody {
@@ -198,12 +176,12 @@ func (b *pacedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// restart gives the caller its time again after the gateway made it wait.
+// restart renews the caller's time after the gateway made it wait.
 func (b *pacedBody) restart() {
 	b.until = time.Now().Add(b.pace.Body)
 	_ = b.control.SetReadDeadline(b.until)
 }
 
-// end takes the deadline away: from here on the gateway reads only to notice that
+// endPace removes the deadline. From here on the gateway reads only to notice that
 // the caller hangs up.
-func (b *pacedBody) end() { _ = b.control.SetReadDeadline(time.Time{}) }
+func (b *pacedBody) endPace() { _ = b.control.SetReadDeadline(time.Time{}) }

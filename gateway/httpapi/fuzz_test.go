@@ -87,7 +87,7 @@ func FuzzBinaryBody(f *testing.F) {
 			got, err = readAll(c)
 		}
 		named(t, err)
-		if err == nil && header != "" { // what was read is the end of the body, all of it
+		if err == nil && header != "" { // the tensors are the end of the body
 			if all := bytes.Join(got, nil); !bytes.HasSuffix(text, all) && !strings.Contains(string(text), `"data"`) {
 				t.Errorf("%q: %q", text, all)
 			}
@@ -98,7 +98,7 @@ func FuzzBinaryBody(f *testing.F) {
 	})
 }
 
-// lone is a model of a gateway that serves nobody.
+// lone returns a model of a gateway without a broker.
 func lone(t testing.TB) *core.Model {
 	g, err := core.New(core.Config{MaxMessageBytes: 1 << 20})
 	must.Do(t, err)
@@ -107,7 +107,7 @@ func lone(t testing.TB) *core.Model {
 	return core.NewModel(g, &admin.Model{Name: "m", Signature: sig})
 }
 
-// readAll reads a checked call's sources as run would, into memory of its own.
+// readAll reads a checked call's sources.
 func readAll(c *core.Call) ([][]byte, error) {
 	all := make([][]byte, len(c.Inputs))
 	for i := range c.Inputs {
@@ -124,7 +124,7 @@ func readAll(c *core.Call) ([][]byte, error) {
 	return all, c.FinishSources()
 }
 
-// named makes sure that an error is one that a caller can be told.
+// named fails the test for an error without a meaning.
 func named(t *testing.T, err error) {
 	var r *core.Refusal
 	var code status.Code

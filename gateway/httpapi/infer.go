@@ -36,7 +36,6 @@ func (d httpDoor) infer(w http.ResponseWriter, r *http.Request, who *core.Caller
 	return err
 }
 
-// inferCall reads the request, runs it, and writes the answer.
 func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c httpCall, b *body) error {
 	if most := d.g.Cfg.MaxMessageBytes; r.ContentLength > int64(most) {
 		return core.TooLarge(r.ContentLength, most)
@@ -56,10 +55,10 @@ func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c httpCall, 
 	if err != nil {
 		return err
 	}
-	if whole { // a wait for slots may be longer than the body's time
-		paced.end()
+	if whole {
+		paced.endPace()
 	} else {
-		c.OnWait, c.OnFilled = paced.restart, paced.end
+		c.OnWait, c.OnFilled = paced.restart, paced.endPace
 	}
 	if err := c.Run(r.Context()); err != nil {
 		return err
@@ -67,7 +66,7 @@ func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c httpCall, 
 	return c.writeHTTP(w, paced.control, b)
 }
 
-// writeHTTP sends the answer: its JSON, and then the tensors from the slots.
+// writeHTTP sends the JSON of the answer, and then the tensors from the slots.
 func (c httpCall) writeHTTP(w http.ResponseWriter, control *http.ResponseController, b *body) error {
 	if err := c.WriteRegions(); err != nil {
 		return err
@@ -99,13 +98,13 @@ func (c httpCall) writeHTTP(w http.ResponseWriter, control *http.ResponseControl
 			}
 		})
 	}
-	return nil // if it could not be written, nobody is left to be told
+	return nil // after an error of writing the caller is gone
 }
 
-// Up to here copying an answer costs less than another system call.
+// Copying so few bytes costs less than another system call.
 const smallAnswer = 4 << 10
 
-// eachBinary gives the tensors that follow the JSON.
+// eachBinary calls each for the pieces of the tensors that follow the JSON.
 func (c httpCall) eachBinary(each func(p []byte)) {
 	for i := range c.Outputs {
 		if o := &c.Outputs[i]; o.Region.Region == nil && c.isBinary(o) {

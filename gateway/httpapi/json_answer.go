@@ -14,8 +14,8 @@ import (
 	"github.com/ringbatch/ringbatch/internal/codec"
 )
 
-// appendAnswer writes the JSON of an answer; binary tells how many bytes of
-// tensors follow it.
+// appendAnswer writes the JSON of an answer, and returns the size of the tensors
+// that follow it.
 func (c httpCall) appendAnswer(b []byte) (_ []byte, binary int) {
 	b = append(b, '{')
 	if c.ID != "" {
@@ -40,7 +40,7 @@ func (c httpCall) appendAnswer(b []byte) (_ []byte, binary int) {
 		}
 		b = append(b, ']')
 		switch {
-		case o.Region.Region != nil: // no parameters: load tools stumble over them
+		case o.Region.Region != nil: // load tools want no parameters here
 		case c.isBinary(o):
 			b = strconv.AppendInt(append(b, `,"parameters":{"binary_data_size":`...), int64(o.Size), 10)
 			b = append(b, '}')
@@ -57,7 +57,6 @@ func (c httpCall) isBinary(o *core.Output) bool {
 	return o.Form == core.FormBinary || o.Form == core.FormDefault && c.Binary
 }
 
-// mostJSONBytes is an upper bound for the JSON of an answer's tensors.
 func (c httpCall) mostJSONBytes() int {
 	n := 0
 	for i := range c.Outputs {
@@ -79,7 +78,6 @@ func appendData(b []byte, o *core.Output) []byte {
 	return append(b, ']')
 }
 
-// appendString writes a JSON string.
 func appendString(b []byte, s string) []byte {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {

@@ -9,12 +9,10 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// httpCall is a call in JSON, perhaps with tensors that follow it.
 type httpCall struct{ *core.Call }
 
-// readJSON reads an inference request's JSON, which is the whole body or the
-// head of a binary one. The tensors of a binary body follow in the order of
-// the inputs: their source is body.
+// readJSON reads the JSON of an inference request: the whole body, or the head of a
+// binary one, whose tensors follow in the order of the inputs.
 func (c httpCall) readJSON(text []byte, body *core.BodySource) (binary int, err error) {
 	s := codec.NewScanner(text)
 	s.Each(func(key []byte) {
@@ -58,7 +56,7 @@ func (c httpCall) readParameters(s *codec.Scanner) {
 	})
 }
 
-// readInput gives the bytes that it has in the binary part of the body.
+// readInput returns the input's size in the binary part of the body.
 func (c httpCall) readInput(s *codec.Scanner, body *core.BodySource) (binary int) {
 	if len(c.Inputs) >= tensor.MaxTensors {
 		s.Fail("too many inputs")
@@ -156,8 +154,8 @@ func (c httpCall) readOutput(s *codec.Scanner) {
 	})
 }
 
-// readRegion reads one of the parameters that say where in shared memory a
-// tensor lies, and steps over others.
+// readRegion reads a parameter of a tensor's place in shared memory, and skips
+// others.
 func readRegion(u *core.RegionUse, s *codec.Scanner, key []byte) {
 	switch string(key) {
 	case "shared_memory_region":

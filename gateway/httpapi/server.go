@@ -13,22 +13,24 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/ringbatch/ringbatch/gateway/core"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/ringbatch/ringbatch/gateway/console"
+	"github.com/ringbatch/ringbatch/gateway/core"
 )
 
-// headerLength tells where the JSON of a binary body ends.
+// headerLength is the header with the length of a binary body's JSON.
 const headerLength = "Inference-Header-Content-Length"
 
-// httpDoor is the REST side of the protocol.
 type httpDoor struct{ g *core.Gateway }
 
-// NewHTTP makes the server of the HTTP door. Its limits are those of net/http:
-// ReadTimeout holds until a body is flowing, see pacedBody.
+// NewHTTP makes the server of the HTTP door. ReadTimeout holds until pacedBody
+// moves the deadline.
 func NewHTTP(g *core.Gateway, l *core.Listener) *http.Server {
 	if g.Cfg.CertFile == "" {
-		l.Refusal = []byte("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n\r\n" +
-			`{"error":"too many connections (--max_connections, --caller_connections)"}`)
+		l.Refusal = []byte("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n" +
+			"Retry-After: 1\r\nConnection: close\r\n\r\n" + `{"error":"too many connections (--max_connections, --caller_connections)"}`)
 	}
 	return &http.Server{
 		Handler:           http.HandlerFunc(httpDoor{g}.guarded),
@@ -68,12 +70,12 @@ func (d httpDoor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if n := len(path); n > 1 && path[n-1] == "" {
 		path = path[:n-1]
 	}
-	if err := d.g.CheckHost(r.Host); err != nil {
+	if err := d.checkHost(r.Host); err != nil {
 		writeError(w, err)
 		return
 	}
 	who, err := d.g.Identify(core.ConnOf(r.Context()), r.Header.Get("Authorization"), r.TLS)
-	if err == nil || isProbe(path) { // whether it lives may be asked by everybody
+	if err == nil || isProbe(path) {
 		if len(path) > 2 && path[len(path)-1] == "infer" && r.Method == http.MethodPost {
 			err = d.infer(w, r, who, path)
 		} else {
@@ -85,7 +87,18 @@ func (d httpDoor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// guarded is ServeHTTP in which a fault ends one request, and is logged.
+// checkHost refuses names other than the gateway's own, where callers need not
+// show who they are. Otherwise a page of another site could point its name to this
+// address, and reach the gateway through a browser here (DNS rebinding).
+func (d httpDoor) checkHost(host string) error {
+	cfg := &d.g.Cfg
+	if cfg.TokenFile != "" || cfg.ClientCAFile != "" || console.HostAllowed(host, cfg.AllowedHosts) {
+		return nil
+	}
+	return core.Refuse(http.StatusMisdirectedRequest, codes.PermissionDenied, "this gateway is not known as %q: "+console.HostAdvice, host)
+}
+
+// guarded is ServeHTTP, but a panic is logged and ends one request.
 func (d httpDoor) guarded(w http.ResponseWriter, r *http.Request) {
 	defer func() {
 		if fault := recover(); fault != nil && fault != http.ErrAbortHandler {
@@ -93,30 +106,28 @@ func (d httpDoor) guarded(w http.ResponseWriter, r *http.Request) {
 			panic(http.ErrAbortHandler)
 		}
 	}()
-	if d.g.Draining.Load() != core.NotDraining { // the next request is to go elsewhere
+	if d.g.Draining.Load() != core.NotDraining { // the next request has to go elsewhere
 		w.Header().Set("Connection", "close")
 	}
 	d.ServeHTTP(w, r)
 }
 
-// isProbe are the paths for which nobody has to show who they are: whether it
-// lives, and the page, which has no data in it.
+// isProbe reports whether a path needs no token: health, and the page, which has no
+// data in it.
 func isProbe(path []string) bool {
 	return len(path) > 1 && path[0] == "v2" && path[1] == "health" || len(path) == 1 && path[0] == "dashboard"
 }
 
-// errNoPath is a path that means nothing here.
 var errNoPath = errors.New("no such path")
 
-// What is allowed where something is read, changed, or either.
+// Allowed methods.
 const (
 	toRead   = "GET, HEAD"
 	toChange = "POST"
 	toBoth   = toRead + ", " + toChange
 )
 
-// checkMethod refuses a method that a path does not have: a link or an image
-// must not change anything.
+// checkMethod refuses other methods: a link or an image must not change anything.
 func checkMethod(r *http.Request, allowed string) error {
 	if slices.Contains(strings.Split(allowed, ", "), r.Method) {
 		return nil
@@ -124,7 +135,7 @@ func checkMethod(r *http.Request, allowed string) error {
 	return core.NotAllowed(fmt.Sprintf("%s %s: it is to be %s", r.Method, r.URL.Path, allowed), allowed)
 }
 
-// ask answers everything but inference.
+// ask answers requests other than inference.
 func (d httpDoor) ask(w http.ResponseWriter, r *http.Request, who *core.Caller, path []string) error {
 	if path[0] != "v2" {
 		return d.other(w, r)
@@ -155,8 +166,8 @@ func (d httpDoor) ask(w http.ResponseWriter, r *http.Request, who *core.Caller, 
 	return err
 }
 
-// other is whatever else the gateway's owner has put on this port. What begins
-// with /v2 is the protocol's, and its clients expect JSON of an error, too.
+// other serves paths outside the protocol. Unknown paths below /v2 get an error in
+// JSON, as clients of the protocol expect.
 func (d httpDoor) other(w http.ResponseWriter, r *http.Request) error {
 	if protocols := r.URL.Path == "/v2" || strings.HasPrefix(r.URL.Path, "/v2/"); d.g.Cfg.Other != nil && !protocols {
 		d.g.Cfg.Other.ServeHTTP(w, r)
@@ -183,7 +194,7 @@ func (d httpDoor) health(w http.ResponseWriter, r *http.Request, path []string) 
 	return err
 }
 
-// model is NAME[/versions/VERSION][/ready|config|stats].
+// model answers NAME[/versions/VERSION][/ready|config|stats].
 func (d httpDoor) model(w http.ResponseWriter, r *http.Request, path []string) error {
 	name, version, path := modelPath(path)
 	allowed := toRead
@@ -217,7 +228,6 @@ func (d httpDoor) model(w http.ResponseWriter, r *http.Request, path []string) e
 	return nil
 }
 
-// modelPath splits what follows /v2/models/.
 func modelPath(path []string) (name, version string, rest []string) {
 	name, rest = path[0], path[1:]
 	if len(rest) > 1 && rest[0] == "versions" {
@@ -237,7 +247,7 @@ func (d httpDoor) stats(w http.ResponseWriter, r *http.Request, name, version st
 	return err
 }
 
-// repository is index, or models/NAME/load|unload.
+// repository answers index, and models/NAME/load|unload.
 func (d httpDoor) repository(w http.ResponseWriter, r *http.Request, path []string) error {
 	switch {
 	case len(path) == 1 && path[0] == "index":
@@ -276,7 +286,6 @@ var (
 	typeBinary = []string{"application/octet-stream"}
 )
 
-// writeError says an error as Triton does.
 func writeError(w http.ResponseWriter, err error) {
 	m := core.MeaningOf(err)
 	b := append(appendString([]byte(`{"error":`), core.TextOf(err)), '}')

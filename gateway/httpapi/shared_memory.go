@@ -10,8 +10,8 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/core"
 )
 
-// sharedMemory is systemsharedmemory[/region/NAME]/status|register|unregister,
-// and the same for CUDA, of which there is nothing here.
+// sharedMemory answers systemsharedmemory[/region/NAME]/status|register|unregister,
+// and the same for CUDA, which the gateway does not have.
 func (d httpDoor) sharedMemory(w http.ResponseWriter, r *http.Request, who *core.Caller, path []string) error {
 	kind, path := path[0], path[1:]
 	name := ""

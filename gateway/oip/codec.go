@@ -11,15 +11,15 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// Codec leaves the tensors of a Received message where the transport has put
-// them, and sends those of an Outgoing message from where they lie. Every other
-// message goes the usual way.
+// Codec keeps the tensors of a received Request or Response in the transport's
+// buffers, and sends the tensors of an Outgoing message from the slots. Other
+// messages go through the usual codec.
 type Codec struct{ usual encoding.CodecV2 }
 
 // NewCodec makes a codec for both ends of a connection.
 func NewCodec() Codec { return Codec{encoding.GetCodecV2(encproto.Name)} }
 
-// Name is that of the usual codec: callers need not know of this one.
+// Name returns the usual codec's name, which callers know.
 func (c Codec) Name() string { return encproto.Name }
 
 // Marshal gives the transport a message.
@@ -40,18 +40,18 @@ func (c Codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return c.usual.Unmarshal(data, v)
 }
 
-// Outgoing is an encoded message. Some of its pieces lie in slots.
+// Outgoing is an encoded message in pieces, some of them in slots.
 type Outgoing struct {
 	parts   [][]byte
 	inPlace []bool // of each part
 	slots   int
 }
 
-// Pieces of slots below this size are copied into the message. (The transport
-// does not say when it is done with buffers of up to 1 KiB.)
+// Smaller pieces of slots are copied into the message. (The transport never frees
+// buffers of up to 1 KiB.)
 const inPlaceBytes = 8 << 10
 
-// Own returns memory of the message's own to append to; SetOwn puts it back.
+// Own returns the message's memory to append to; SetOwn puts it back.
 func (m *Outgoing) Own() []byte {
 	if n := len(m.parts); n > 0 && !m.inPlace[n-1] {
 		return m.parts[n-1]
@@ -80,13 +80,12 @@ func (m *Outgoing) AppendSlots(pieces [][]byte) {
 	}
 }
 
-// InPlace counts the pieces that lie in slots.
+// InPlace counts the pieces in slots.
 func (m *Outgoing) InPlace() int { return m.slots }
 
-// Marshal gives the transport the message. For each piece in place that the
-// transport is done with, freed is called. The transport forgets what it still
-// had to send when a connection breaks; then the garbage collector finds those
-// pieces, and freed hears of them together.
+// Marshal gives the transport the message. freed is called for each piece in place
+// that the transport has sent. When a connection breaks, the transport forgets the
+// rest; then the garbage collector frees those pieces together.
 func (m *Outgoing) Marshal(freed func(n int)) mem.BufferSlice {
 	left := &piecesLeft{freed: freed}
 	left.n.Store(int64(m.slots))
@@ -105,7 +104,6 @@ func (m *Outgoing) Marshal(freed func(n int)) mem.BufferSlice {
 	return out
 }
 
-// piecesLeft counts the pieces that the transport still has.
 type piecesLeft struct {
 	n     atomic.Int64
 	freed func(n int)
@@ -126,11 +124,11 @@ func (l *piecesLeft) freeOne() {
 	}
 }
 
-// piecePool is the pool of all pieces of one sending.
+// piecePool is a mem.BufferPool whose Put receives the sent pieces.
 type piecePool struct{ left *piecesLeft }
 
-// Get is there because mem.BufferPool asks for it.
+// Get is part of mem.BufferPool, and never called.
 func (*piecePool) Get(int) *[]byte { panic("oip: a message is no pool") }
 
-// Put is how the transport says that it is done with a piece.
+// Put frees a piece.
 func (p *piecePool) Put(*[]byte) { p.left.freeOne() }

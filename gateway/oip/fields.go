@@ -15,7 +15,7 @@ import (
 // ErrMessage is a message that breaks the protocol.
 var ErrMessage = fmt.Errorf("%w: the message is none of the protocol's", status.ErrInvalid)
 
-// EachField walks over a small message that lies in one piece.
+// EachField calls each for the fields of a small message.
 func EachField(b []byte, each func(field protowire.Number, kind protowire.Type, number uint64, bytes []byte) error) error {
 	for len(b) > 0 {
 		field, kind, n := protowire.ConsumeTag(b)
@@ -44,8 +44,8 @@ func EachField(b []byte, each func(field protowire.Number, kind protowire.Type, 
 	return nil
 }
 
-// ConsumeNumber reads a number of that kind, and how many bytes it takes; below
-// 0 if there is none.
+// ConsumeNumber reads a number of that kind, and returns its length; negative: an
+// error.
 func ConsumeNumber(kind protowire.Type, b []byte) (uint64, int) {
 	switch kind {
 	case protowire.Fixed32Type:
@@ -62,10 +62,10 @@ type Parameter struct {
 	Key     []byte
 	Text    []byte // string_param
 	Number  int64  // int64_param or uint64_param
-	IsOther bool   // the value is no whole number
+	IsOther bool   // not a whole number
 }
 
-// ReadParameter reads an entry.
+// ReadParameter decodes an entry.
 func ReadParameter(b []byte) (p Parameter, err error) {
 	err = EachField(b, func(field protowire.Number, _ protowire.Type, _ uint64, bytes []byte) error {
 		switch field {
@@ -89,15 +89,14 @@ func ReadParameter(b []byte) (p Parameter, err error) {
 	return p, err
 }
 
-// parametersField is that of a ModelInferRequest and of its response.
 const parametersField = 4
 
-// AppendText appends a parameter of the request or response that is text.
+// AppendText appends a text parameter of a request or response.
 func AppendText(b []byte, key string, text []byte) []byte {
 	return appendParameter(b, key, protowire.AppendBytes(protowire.AppendTag(nil, 3, protowire.BytesType), text))
 }
 
-// AppendNumber appends a parameter of the request or response that is a whole number.
+// AppendNumber appends a whole number as a parameter of a request or response.
 func AppendNumber(b []byte, key string, n uint64) []byte {
 	return appendParameter(b, key, protowire.AppendVarint(protowire.AppendTag(nil, 2, protowire.VarintType), n))
 }
@@ -108,21 +107,20 @@ func appendParameter(b []byte, key string, value []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(b, parametersField, protowire.BytesType), entry)
 }
 
-// AppendString appends a field that is a string.
+// AppendString appends a string field.
 func AppendString(b []byte, field protowire.Number, s string) []byte {
 	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
 }
 
-// AppendSize begins a field of that many bytes.
+// AppendSize begins a field of n bytes.
 func AppendSize(b []byte, field protowire.Number, n int) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.BytesType), uint64(n))
 }
 
-// TensorField is that of the tensors of a ModelInferRequest, and of its response.
-const TensorField = 5
+// tensorField of a ModelInferRequest, and of its response.
+const tensorField = 5
 
-// AppendTensor appends an input of a request, or an output of a response, without
-// its contents.
+// AppendTensor appends a request's input or a response's output without contents.
 func AppendTensor(b []byte, name string, d tensor.DType, shape ...int) []byte {
 	dims := 0
 	for _, n := range shape {
@@ -130,7 +128,7 @@ func AppendTensor(b []byte, name string, d tensor.DType, shape ...int) []byte {
 	}
 	datatype := TypeName(d)
 	size := 3 + protowire.SizeBytes(len(name)) + protowire.SizeBytes(len(datatype)) + protowire.SizeBytes(dims)
-	b = AppendString(AppendString(AppendSize(b, TensorField, size), 1, name), 2, datatype)
+	b = AppendString(AppendString(AppendSize(b, tensorField, size), 1, name), 2, datatype)
 	b = AppendSize(b, 3, dims)
 	for _, n := range shape {
 		b = protowire.AppendVarint(b, uint64(n))

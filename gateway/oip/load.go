@@ -9,18 +9,17 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// LoadTrailer is where a call's load report travels, by the convention of ORCA
-// (Open Request Cost Aggregation), which Envoy and gRPC's own balancers read
-// too.
+// LoadTrailer carries a call's load report, as ORCA (Open Request Cost Aggregation)
+// defines it. Envoy and gRPC's balancers read it.
 const LoadTrailer = "endpoint-load-metrics-bin"
 
-// Load is what a gateway reports of one model with an answer. On the wire it is
-// an xds.data.orca.v3.OrcaLoadReport; the times are named metrics.
+// Load is a gateway's report of a model's load. On the wire it is an
+// xds.data.orca.v3.OrcaLoadReport; the times are named metrics.
 type Load struct {
-	Utilization float64       // rows in flight, in batches that its workers run at once; above 1 some wait
+	Utilization float64       // rows in flight ÷ rows of the workers' batches; above 1 rows wait
 	PerSecond   float64       // rows answered
-	Queue       time.Duration // this call waited for so long
-	Compute     time.Duration // and was computed for so long
+	Queue       time.Duration // of this call
+	Compute     time.Duration // of this call
 }
 
 // Fields of OrcaLoadReport.
@@ -52,8 +51,7 @@ func appendDouble(b []byte, field protowire.Number, v float64) []byte {
 	return protowire.AppendFixed64(protowire.AppendTag(b, field, protowire.Fixed64Type), math.Float64bits(v))
 }
 
-// ParseLoad reads a report; what is not understood is passed over. It tells
-// whether there was one.
+// ParseLoad decodes a report, and skips unknown fields. ok: there was a report.
 func ParseLoad(b []byte) (l Load, ok bool) {
 	err := EachField(b, func(field protowire.Number, _ protowire.Type, number uint64, bytes []byte) error {
 		switch field {
@@ -85,7 +83,7 @@ func ParseLoad(b []byte) (l Load, ok bool) {
 	return l, err == nil && len(b) > 0
 }
 
-// sane is a double of the report; a peer may send anything.
+// sane returns a double of the report, and 0 for values that make no sense.
 func sane(bits uint64) float64 {
 	v := math.Float64frombits(bits)
 	if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {

@@ -12,24 +12,21 @@ import (
 )
 
 const (
-	// RequestsParameter is the parameter of a ModelInferRequest that tells which rows
-	// are a request of their own, how long each may take, and its true sizes:
-	// ROWS[@MICROSECONDS][xSIZE…], separated by semicolons. It is also the
-	// name of the extension in the server's metadata.
+	// RequestsParameter is a parameter of a ModelInferRequest: for each request its
+	// rows, its time and its true sizes, ROWS[@MICROSECONDS][xSIZE…], separated by
+	// semicolons. It is also the extension's name in the server's metadata.
 	RequestsParameter = "ringbatch_requests"
-	// FailedParameter is the parameter of a ModelInferResponse that tells which
-	// requests failed alone: lines of INDEX STATUS TEXT. Their rows are not in
-	// the raw contents.
+	// FailedParameter is a parameter of a ModelInferResponse: the failed requests, in
+	// lines of INDEX STATUS TEXT. Their rows are not in the raw contents.
 	FailedParameter = "ringbatch_failed"
-	// SizesParameter is the parameter of a ModelInferResponse that tells the sizes of
-	// variable outputs: SIZExSIZE… for each row, rows separated by commas and
-	// requests by semicolons.
+	// SizesParameter is a parameter of a ModelInferResponse: the sizes of variable
+	// outputs, SIZExSIZE… for each row. Commas separate rows, semicolons requests.
 	SizesParameter = "ringbatch_sizes"
-	// SignatureHeader comes with a ModelMetadataResponse: the model's whole
-	// signature, with the largest sizes of variable dimensions.
+	// SignatureHeader is a header of a ModelMetadataResponse: the model's signature,
+	// with the largest sizes of variable dimensions.
 	SignatureHeader = "ringbatch-signature-bin"
 
-	// MaxRequests is how many requests one message can have.
+	// MaxRequests bounds the requests of a message.
 	MaxRequests = 1 << 14
 )
 
@@ -40,7 +37,7 @@ type RelayedRequest struct {
 	Dims    [tensor.MaxVariableDims]uint32
 }
 
-// AppendRequest writes one entry of Requests.
+// AppendRequest writes an entry of RequestsParameter.
 func AppendRequest(b []byte, rows int, timeout time.Duration, dims []uint32) []byte {
 	if len(b) > 0 {
 		b = append(b, ';')
@@ -64,8 +61,8 @@ func appendDims(b []byte, dims []uint32, first, next byte) []byte {
 	return b
 }
 
-// ParseRequests reads RequestsParameter of a model with that many variable sizes of its
-// inputs, appending to list.
+// ParseRequests appends the entries of RequestsParameter to list. sizes is the
+// number of variable sizes of the model's inputs.
 func ParseRequests(list []RelayedRequest, text []byte, sizes int) ([]RelayedRequest, error) {
 	p := parser{text}
 	for {
@@ -114,7 +111,7 @@ func (p *parser) take(c byte) bool {
 	return true
 }
 
-// number reads decimal digits, at most most.
+// number reads a decimal number of at most most.
 func (p *parser) number(most uint64) (n uint64, ok bool) {
 	for len(p.rest) > 0 && p.rest[0] >= '0' && p.rest[0] <= '9' {
 		n, ok = 10*n+uint64(p.rest[0]-'0'), true
@@ -130,14 +127,14 @@ func (p *parser) wrong(want string) error {
 	return fmt.Errorf("%s: want %s at %.20q", RequestsParameter, want, p.rest)
 }
 
-// AppendFailed writes one line of Failed.
+// AppendFailed writes a line of FailedParameter.
 func AppendFailed(b []byte, i int, name, text string) []byte {
 	b = strconv.AppendInt(b, int64(i), 10)
 	b = append(append(append(append(b, ' '), name...), ' '), strings.ReplaceAll(strings.ToValidUTF8(text, "?"), "\n", " ")...)
 	return append(b, '\n')
 }
 
-// ParseFailed reads Failed.
+// ParseFailed reads FailedParameter.
 func ParseFailed(text string, each func(i int, name, text string)) error {
 	for line := range strings.Lines(text) {
 		index, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
@@ -151,7 +148,7 @@ func ParseFailed(text string, each func(i int, name, text string)) error {
 	return nil
 }
 
-// AppendSizes writes the sizes of one row.
+// AppendSizes writes the sizes of a row.
 func AppendSizes(b []byte, firstOfRequest, firstOfAll bool, dims []uint32) []byte {
 	switch {
 	case firstOfAll:
@@ -163,7 +160,7 @@ func AppendSizes(b []byte, firstOfRequest, firstOfAll bool, dims []uint32) []byt
 	return appendDims(b, dims, 0, 'x')
 }
 
-// ParseSizes reads the sizes of the rows, a failed request's not among them.
+// ParseSizes reads the sizes of the rows of successful requests.
 func ParseSizes(text string, sizes int, each func(dims []int) error) error {
 	dims := make([]int, sizes)
 	for row := range strings.FieldsFuncSeq(text, func(r rune) bool { return r == ';' || r == ',' }) {

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -19,7 +20,7 @@ type Request struct {
 	Model, Version, ID          []byte
 	Inputs, Outputs, Parameters [][]byte // encoded
 	Raw                         []Spans
-	Copied                      int // bytes of the fields that did not lie in one piece
+	Copied                      int // bytes of fields that crossed into another buffer
 }
 
 // Receive keeps the transport's buffers until Free.
@@ -53,66 +54,119 @@ const (
 )
 
 // Split finds the message's fields.
-func (m *Request) Split() error {
-	cur := cursor{parts: m.Data}
-	for !cur.end() {
-		field, kind := protowire.DecodeTag(cur.varint())
-		if cur.bad || field < 1 {
-			return ErrMessage
-		}
-		switch kind {
-		case protowire.VarintType:
-			cur.varint()
-			continue
-		case protowire.Fixed32Type:
-			cur.bytes(4)
-			continue
-		case protowire.Fixed64Type:
-			cur.bytes(8)
-			continue
-		case protowire.BytesType:
-		default:
-			return ErrMessage
-		}
-		n := cur.varint()
-		if cur.bad || n > uint64(cur.left()) {
-			return ErrMessage
-		}
+func (m *Request) Split() (err error) {
+	m.Copied, err = eachBytesField(m.Data, func(field protowire.Number, n int, c *cursor) error {
 		switch field {
 		case fieldRawInputs:
 			if len(m.Raw) >= tensor.MaxTensors {
 				return fmt.Errorf("%w: too many raw_input_contents", status.ErrInvalid)
 			}
-			m.Raw = append(m.Raw, cur.spans(int(n)))
+			m.Raw = append(m.Raw, c.spans(n))
 		case fieldModel:
-			m.Model = cur.bytes(int(n))
+			m.Model = c.bytes(n)
 		case fieldVersion:
-			m.Version = cur.bytes(int(n))
+			m.Version = c.bytes(n)
 		case fieldID:
-			m.ID = cur.bytes(int(n))
+			m.ID = c.bytes(n)
 		case fieldParameters:
-			m.Parameters = append(m.Parameters, cur.bytes(int(n)))
+			m.Parameters = append(m.Parameters, c.bytes(n))
 		case fieldInputs:
-			m.Inputs = append(m.Inputs, cur.bytes(int(n)))
+			m.Inputs = append(m.Inputs, c.bytes(n))
 		case fieldOutputs:
-			m.Outputs = append(m.Outputs, cur.bytes(int(n)))
+			m.Outputs = append(m.Outputs, c.bytes(n))
 		default:
-			cur.spans(int(n)) // without a copy
+			c.spans(n) // without a copy
 		}
-		if cur.bad || len(m.Inputs) > tensor.MaxTensors || len(m.Outputs) > tensor.MaxTensors || len(m.Parameters) > maxParameters {
+		if len(m.Inputs) > tensor.MaxTensors || len(m.Outputs) > tensor.MaxTensors || len(m.Parameters) > maxParameters {
 			return ErrMessage
 		}
+		return nil
+	})
+	return err
+}
+
+// eachBytesField calls each for the fields of a message that have a length, and
+// skips the others. each consumes n bytes of the cursor. It returns how many bytes
+// were copied because they crossed into another part.
+func eachBytesField(data mem.BufferSlice, each func(field protowire.Number, n int, c *cursor) error) (copied int, err error) {
+	c := &cursor{parts: data}
+	for !c.end() {
+		field, kind := protowire.DecodeTag(c.varint())
+		if c.bad || field < 1 {
+			return 0, ErrMessage
+		}
+		switch kind {
+		case protowire.VarintType:
+			c.varint()
+		case protowire.Fixed32Type:
+			c.bytes(4)
+		case protowire.Fixed64Type:
+			c.bytes(8)
+		case protowire.BytesType:
+			n := c.varint()
+			if c.bad || n > uint64(c.left()) {
+				return 0, ErrMessage
+			}
+			if err := each(field, int(n), c); err != nil {
+				return 0, err
+			}
+		default:
+			return 0, ErrMessage
+		}
 	}
-	if cur.bad { // cut off inside its last field
+	if c.bad { // cut off inside a field
+		return 0, ErrMessage
+	}
+	return c.copied, nil
+}
+
+// Response is a ModelInferResponse as the transport received it.
+type Response struct {
+	Meta ModelInferResponse // all but the raw contents
+	Raw  []Spans
+	data mem.BufferSlice
+}
+
+// Receive keeps the transport's buffers until Free.
+func (m *Response) Receive(data mem.BufferSlice) { m.data = data }
+
+// Free gives the transport's buffers back.
+func (m *Response) Free() {
+	m.data.Free()
+	m.data = nil
+}
+
+// MaxMetaBytes bounds a response without its tensors.
+const MaxMetaBytes = 1 << 20
+
+// Split finds the raw contents, and decodes the rest.
+func (m *Response) Split() error {
+	const rawOutputs = 6
+	var meta []byte
+	_, err := eachBytesField(m.data, func(field protowire.Number, n int, c *cursor) error {
+		switch {
+		case field == rawOutputs && len(m.Raw) >= tensor.MaxTensors:
+			return ErrMessage
+		case field == rawOutputs:
+			m.Raw = append(m.Raw, c.spans(n))
+		case len(meta)+n > MaxMetaBytes:
+			return fmt.Errorf("%w: more than %d bytes beside its tensors", ErrMessage, MaxMetaBytes)
+		default:
+			meta = append(AppendSize(meta, field, n), c.bytes(n)...)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if proto.Unmarshal(meta, &m.Meta) != nil {
 		return ErrMessage
 	}
-	m.Copied = cur.copied
 	return nil
 }
 
 const maxParameters = 1024
 
-// cursor walks over a message that lies in several parts.
 type cursor struct {
 	parts mem.BufferSlice
 	at    int // in parts[0]
@@ -154,7 +208,7 @@ func (c *cursor) varint() (v uint64) {
 	return 0
 }
 
-// bytes gives the next n bytes: in place, unless they cross into another part.
+// bytes returns the next n bytes: in place, unless they cross into another part.
 func (c *cursor) bytes(n int) []byte {
 	if n > c.left() {
 		c.bad = true
@@ -175,7 +229,7 @@ func (c *cursor) bytes(n int) []byte {
 	return out
 }
 
-// spans gives the next n bytes as they lie.
+// spans returns the next n bytes without a copy.
 func (c *cursor) spans(n int) Spans {
 	c.settle()
 	s := Spans{parts: c.parts, at: c.at, size: n}
@@ -188,17 +242,17 @@ func (c *cursor) spans(n int) Spans {
 	return s
 }
 
-// Spans is a piece of a gRPC message, wherever the transport has its parts.
+// Spans is a piece of a gRPC message in the transport's buffers.
 type Spans struct {
-	parts []mem.Buffer // the part in which it begins, and the following
-	at    int          // where in the first of them
+	parts []mem.Buffer
+	at    int // in parts[0]
 	size  int
 }
 
-// Size is how many bytes are left of it.
+// Size returns how many bytes are left.
 func (s *Spans) Size() int { return s.size }
 
-// ErrShort cannot happen where sizes were checked; nothing is padded with rubbish.
+// ErrShort is a source with too few bytes for a checked shape: a fault of ours.
 var ErrShort = fmt.Errorf("%w: fewer bytes than the shape needs", status.ErrSize)
 
 // ReadFull reads the next bytes.

@@ -10,7 +10,7 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// DefaultGRPC is where a gateway listens for gRPC unless told otherwise.
+// DefaultGRPC is a gateway's default address for gRPC.
 const DefaultGRPC = "127.0.0.1:8001"
 
 // Element types as the protocol names them.
@@ -27,7 +27,7 @@ var ConfigTypes = [...]DataType{
 	tensor.F32: DataType_TYPE_FP32, tensor.F64: DataType_TYPE_FP64,
 }
 
-// TypeName is what the protocol calls an element type.
+// TypeName returns the protocol's name of an element type.
 func TypeName(d tensor.DType) string {
 	if int(d) < len(typeNames) {
 		return typeNames[d]
@@ -50,13 +50,13 @@ func ParseType(name string) (tensor.DType, error) {
 	return 0, fmt.Errorf("%w: element type %q is unknown", status.ErrDType, name)
 }
 
-// WireShape is a tensor's shape as the protocol's metadata has it: -1 for the
-// rows and for what varies.
+// WireShape returns a tensor's shape for the protocol's metadata: -1 for rows and
+// variable dimensions.
 func WireShape(spec *tensor.Spec) []int64 {
 	return append([]int64{-1}, RowShape(spec)...)
 }
 
-// RowShape is the shape of one row, with -1 for what varies.
+// RowShape returns the shape of a row, with -1 for variable dimensions.
 func RowShape(spec *tensor.Spec) []int64 {
 	shape := make([]int64, len(spec.Shape))
 	for i, d := range spec.Shape {

@@ -156,6 +156,14 @@ def test_a_model_follows_to_another_signature_if_its_arrays_fit(versions, retry)
         once_moved(by_hand.request).release()
 
 
+def test_clients_get_the_version_with_the_largest_share(versions):
+    alias(versions, "m", "m@1=75", "m@2=25")
+    with rb.connect("m", socket=versions) as m:
+        assert m(ONES)[0] == 1
+        alias(versions, "m", "m@1=25", "m@2=75")
+        eventually(lambda: m(ONES)[0] == 2)
+
+
 @pytest.mark.parametrize("kind", [lambda m, x: m(x), lambda m, x: m.submit(x).result(60), lambda m, x: asyncio.run(m.ainfer(x))],
     ids=["call", "submit", "ainfer"])
 def test_a_signature_that_goes_back_and_forth_leaves_no_connections_behind(versions, kind):

@@ -14,25 +14,25 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// result is what became of a message.
+// result is the outcome of a message.
 type result struct {
-	fate  fate
-	again []int // requests that go on, to another host or the same
-	err   error // why they do
+	outcome outcome
+	again   []int // requests to send again, to this host or another
+	err     error // why
 }
 
-// fate is what becomes of a message's requests.
-type fate int
+// outcome says how a message's requests go on.
+type outcome int
 
 const (
-	ended    fate = iota // each has its answer or its error
-	lost                 // the host went away, and may have run them
-	refused              // the host had no room, and may have begun: it counts as an attempt
-	waits                // the host has not run them: they wait for one with room
-	tooLarge             // as waits, and they may go at once, in smaller messages
+	ended    outcome = iota // each has its answer or its error
+	lost                    // the host went away, and may have run them
+	refused                 // the host had no room, and may have begun: it counts as an attempt
+	waits                   // the host has not run them: they wait for a host with room
+	tooLarge                // as waits, but they go at once, in smaller messages
 )
 
-// failed decides what a call's error means for its requests.
+// failed derives the outcome of a message from its call's error.
 func (t *trip) failed(x *exchange, err error, sent bool) result {
 	ctx, h, requests := x.ctx, x.host, x.requests
 	if cause := context.Cause(ctx); errors.Is(cause, errHostSilent) {
@@ -42,13 +42,13 @@ func (t *trip) failed(x *exchange, err error, sent bool) result {
 	}
 	s := rpcstatus.Convert(err)
 	named := func(code status.Code) error { return fmt.Errorf("%w: %s: %s", code, h.name, s.Message()) }
-	broken := waits // what it means that the call broke
+	broken := waits // the outcome of a broken call
 	if sent {
 		broken = lost
 	}
 	switch s.Code() {
 	case codes.DeadlineExceeded, codes.Canceled:
-		if ctx.Err() != nil { // ours: its requests have ended, or the lease is nearly over
+		if ctx.Err() != nil { // ours: the requests have ended, or the lease is nearly over
 			t.outOfTime(t.stillOpen(requests), fmt.Errorf("%s: %s", h.name, s.Message()), sent || t.begun)
 			return result{}
 		}
@@ -71,18 +71,19 @@ func (t *trip) failed(x *exchange, err error, sent bool) result {
 			h.tooLarge(tensorBytes(t.b, requests), s.Message())
 			return result{tooLarge, requests, fmt.Errorf("%s: %s", h.name, s.Message())}
 		case messageTooLarge(s.Message()):
-			t.fail(requests, fmt.Errorf("%s: a request is larger than it takes (%s): raise --max_message_bytes or --caller_bytes there", h.name, s.Message()))
+			t.fail(requests, fmt.Errorf("%s: a request is larger than it takes (%s): raise --max_message_bytes or --caller_bytes there",
+				h.name, s.Message()))
 			return result{}
 		}
 		h.overloaded()
 		if x.plain {
 			return result{refused, requests, named(status.ErrQueueFull)}
 		}
-		// Of a gateway these are its limits, while single requests have an end of
-		// their own: the batch waits, as it would if the host's window were full.
+		// A gateway refuses a whole message at its limits only: the batch waits, as if
+		// the host's window were full.
 		return result{waits, requests, named(status.ErrQueueFull)}
 	case codes.Unauthenticated, codes.PermissionDenied, codes.NotFound, codes.Unimplemented:
-		h.unwell(problem(err), false)
+		h.markUnusable(problem(err), false)
 		return result{waits, requests, named(status.ErrBrokerGone)}
 	case codes.InvalidArgument, codes.FailedPrecondition: // another model than we believe?
 		if t.r.differs(h) {
@@ -93,20 +94,20 @@ func (t *trip) failed(x *exchange, err error, sent bool) result {
 	return result{}
 }
 
-// messageTooLarge tells that a host will never take the message: gRPC's words, and a gateway's.
+// messageTooLarge recognizes gRPC's and a gateway's refusal of a message's size.
 func messageTooLarge(text string) bool {
 	return strings.Contains(text, "message larger than max") || strings.HasPrefix(text, "a message of ")
 }
 
-// answerTooLarge tells that it was gRPC here that refused, an answer of more than
-// most bytes. It says so in the words that a server has for a request.
+// answerTooLarge reports whether gRPC refused an answer of more than most bytes
+// here. Its words are those by which a server refuses a request.
 func answerTooLarge(text string, most int) bool {
 	return strings.Contains(text, "larger than max") && strings.HasSuffix(strings.TrimSuffix(text, ")"), fmt.Sprintf(" %d", most))
 }
 
 const tritonsQueueIsFull = "Exceeds maximum queue size"
 
-// takesNothing tells that a host answered that it takes nothing: it has not run it.
+// takesNothing recognizes a host that takes no requests, and has not run this one.
 func takesNothing(text string) bool {
 	for _, words := range []string{
 		"shutting down", "not ready", "no broker", // a gateway's

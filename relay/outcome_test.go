@@ -29,7 +29,7 @@ func TestWhatAnUnavailableHostMeansForABatch(t *testing.T) {
 	for _, c := range []struct {
 		text string
 		sent bool
-		want fate
+		want outcome
 		full bool
 	}{
 		{"connection refused", false, waits, false},
@@ -42,13 +42,13 @@ func TestWhatAnUnavailableHostMeansForABatch(t *testing.T) {
 		h.window = 4
 		x := &exchange{sending: &sending{call: &call{host: h}}, ctx: context.Background(), requests: []int{0}}
 		res := (&trip{}).failed(x, rpcstatus.Error(codes.Unavailable, c.text), c.sent)
-		if res.fate != c.want || len(res.again) != 1 || errors.Is(res.err, status.ErrQueueFull) != c.full || (h.window < 4) != c.full {
+		if res.outcome != c.want || len(res.again) != 1 || errors.Is(res.err, status.ErrQueueFull) != c.full || (h.window < 4) != c.full {
 			t.Errorf("%s: %+v, window %v", c.text, res, h.window)
 		}
 	}
 }
 
-// One deadline that a host cannot keep does not tell that it has too much to do.
+// A single short deadline does not mean that the host is overloaded.
 func TestAHostIsOverloadedIfItRefusesHalfOfAMessage(t *testing.T) {
 	for refusals, shrinks := range map[int]bool{0: false, 1: false, 3: false, 4: true, 8: true} {
 		_, byName := usableHosts("h")
@@ -65,28 +65,20 @@ func TestAHostIsOverloadedIfItRefusesHalfOfAMessage(t *testing.T) {
 	}
 }
 
-func TestARefusedBatchWhoseTimeIsOverMayBeSentAgain(t *testing.T) {
-	trip := &trip{last: fmt.Errorf("%w: h has no room", status.ErrQueueFull)}
-	for _, now := range []error{nil, errors.New("h: context deadline exceeded")} {
-		if err := trip.late(now, false); !errors.Is(err, status.ErrQueueFull) {
-			t.Errorf("%v: %v", now, err)
-		}
-	}
-}
-
-func TestARefusalAfterALostHostDoesNotSayThatNobodyRanIt(t *testing.T) {
-	refusal := result{refused, []int{0}, fmt.Errorf("%w: h has no room", status.ErrQueueFull)}
-	must.Fail(t, "refused by all", (&trip{}).spent(refusal), status.ErrQueueFull)
-	if err := (&trip{begun: true}).spent(refusal); !errors.Is(err, status.ErrFailed) || errors.Is(err, status.ErrQueueFull) {
-		t.Errorf("refused after a loss: %v", err)
-	}
-}
-
-func TestABatchThatAHostHadWhenItsTimeWasOverMayHaveRun(t *testing.T) {
-	for _, last := range []error{nil, fmt.Errorf("%w: h has no room", status.ErrQueueFull)} {
-		err := (&trip{last: last}).late(errors.New("other: context deadline exceeded"), true)
-		if errors.Is(err, status.ErrQueueFull) || !errors.Is(err, status.ErrFailed) || !strings.Contains(err.Error(), "other: context") {
-			t.Errorf("after %v: %v", last, err)
+func TestAClientMayRetryABatchThatNoHostHasRun(t *testing.T) {
+	full, timeout := fmt.Errorf("%w: h has no room", status.ErrQueueFull), errors.New("other: context deadline exceeded")
+	refusal := result{refused, []int{0}, full}
+	for what, c := range map[string]struct{ err, want error }{
+		"refused, then out of time":               {(&trip{last: full}).late(nil, false), status.ErrQueueFull},
+		"refused, then out of time at another":    {(&trip{last: full}).late(timeout, false), status.ErrQueueFull},
+		"refused by all":                          {(&trip{}).spent(refusal), status.ErrQueueFull},
+		"refused after a lost host":               {(&trip{begun: true}).spent(refusal), status.ErrFailed},
+		"out of time at a host":                   {(&trip{}).late(timeout, true), timeout},
+		"refused, then out of time at a host":     {(&trip{last: full}).late(timeout, true), timeout},
+		"out of time at a host is the host's end": {(&trip{last: full}).late(timeout, true), status.ErrFailed},
+	} {
+		if !errors.Is(c.err, c.want) || c.want != status.ErrQueueFull && errors.Is(c.err, status.ErrQueueFull) {
+			t.Errorf("%s: %v, want %v", what, c.err, c.want)
 		}
 	}
 }
@@ -102,7 +94,7 @@ func TestABatchThatAHostMayHaveRunIsNotSentAgainAfterARefusal(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		s := &sending{t: trip, ctx: ctx, groups: [][]int{{0}}}
 		hosts.mu.Lock()
-		s.call = h.begin(cancel)
+		s.call = h.beginCall(cancel)
 		hosts.mu.Unlock()
 		s.first = &exchange{sending: s, ctx: ctx, cancel: cancel, requests: s.groups[0], route: &route{host: h}, err: rpcstatus.Error(code,
 			"in a test")}
@@ -154,8 +146,7 @@ func TestRequestsThatComeBackByShapeKeepTheirInputs(t *testing.T) {
 		var requests [][]any
 		for i, n := range []int{2, 3, 2} {
 			requests = append(requests, []any{tensor.Of("x", bytes.Repeat([]byte{byte(10 * (i + 1))}, n), 1, n),
-				tensor.Of("z", []byte{byte(i +
-					1)}, 1, 1)})
+				tensor.Of("z", []byte{byte(i + 1)}, 1, 1)})
 		}
 		for i, q := range fill(t, c, requests...) {
 			must.Do(t, q.Wait(soon(t)))
@@ -285,7 +276,7 @@ func (g *generous) ModelInfer(ctx context.Context, r *oip.ModelInferRequest) (*o
 	g.calls.Add(1)
 	a, err := g.older.ModelInfer(ctx, r)
 	if err == nil && bytes.Contains(r.RawInputContents[0], []byte{66}) {
-		a.RawOutputContents = [][]byte{make([]byte, 2*maxMetaBytes)}
+		a.RawOutputContents = [][]byte{make([]byte, 2*oip.MaxMetaBytes)}
 	}
 	return a, err
 }
