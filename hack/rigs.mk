@@ -21,11 +21,10 @@ hosts-short:
 	@mkdir -p bin && go build -o bin/ ./cmd/ringbatch ./test/cmd/hosts
 	./bin/hosts --short
 
-# chaos, and beside it what it plays the C and the Python client with.
+# chaos, with the C and the Python client beside it
 .PHONY: chaos-build
 chaos-build: build
-	commit=$$(git describe --always --abbrev=12 --dirty=+changes --exclude '*' || echo unknown) && CGO_ENABLED=0 \
-	  go build -ldflags "-X github.com/ringbatch/ringbatch/test/chaos.Commit=$$commit" -o bin/chaos ./test/cmd/chaos
+	CGO_ENABLED=0 go build -o bin/chaos ./test/cmd/chaos
 	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so $(CURDIR)/build/c/libringbatch.a
 	$(CC) -O2 -std=c11 -D_GNU_SOURCE -Wall -Wextra -static -pthread -Icbindings \
 	  -o bin/chaos-peer test/chaos/peers/peer.c build/c/libringbatch.a
@@ -47,21 +46,18 @@ chaos: chaos-build
 chaos-short: chaos-build
 	./bin/chaos --short
 
-# The weekly run. PARTS=clients,workers for some of it, LIMIT=1h for what fits;
-# it goes on where it was interrupted.
-.PHONY: torture torture-build
-torture-build: chaos-build
-	CGO_ENABLED=0 go test -c -o bin/engine.test ./broker/engine
-	CGO_ENABLED=0 go test -c -o bin/batcher.test ./broker/batcher
-
-# the long runs: about three hours on 2 cores; writes docs/results/torture.md
-torture: torture-build
-	./bin/chaos --long --parts "$(PARTS)" --limit "$(or $(LIMIT),0)" --table docs/results/torture.md
+# the long runs: hours on 2 cores; docs/results/torture.md has the results
+.PHONY: torture
+torture: chaos-build
+	go test -count=1 -timeout 0 -v -run Simulated ./broker/engine -seeds 1000000
+	go test -count=1 -timeout 0 -v -run RandomSchedules ./broker/batcher -schedules 1000000
+	./bin/chaos --seeds 10 --only clients,workers,brokers,stops,poison,signals,hostile
+	./bin/chaos --soak 2h
 
 SOAK ?= 20m
 # everything at once at low intensity for SOAK
 soak: chaos-build
-	./bin/chaos --soak $(SOAK) --out .
+	./bin/chaos --soak $(SOAK)
 
 # ONNX files served from Go, with the ONNX Runtime of the Python tests
 onnx-go-test: onnx-go

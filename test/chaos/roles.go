@@ -30,9 +30,7 @@ func Roles() testbed.Roles {
 		"ping":    testbed.With(playPing),
 
 		"nuisance": deaf(testbed.With(playNuisance)),
-		"sender":   deaf(testbed.With(playSender)),
 		"forker":   deaf(testbed.With(playForker)),
-		"try":      testbed.With(playTry),
 	}
 }
 

@@ -207,6 +207,13 @@ func TestOtherUsersAreRefusedUnlessListed(t *testing.T) {
 	if err := h.launch().end(); err == nil {
 		t.Error("a broker served in a folder that others may enter")
 	}
+
+	must.Do(t, os.Mkdir(h.bed.Path("private"), 0o700))
+	h.socket = h.bed.Path("private/b.sock")
+	h.job.Socket = h.socket
+	h.startBroker()
+	asNobody("client", "read").refused(client.ErrForbidden) // the folder decides, listed or not
+	h.stop()
 }
 
 func TestAnIdleBrokerSleeps(t *testing.T) {

@@ -56,14 +56,32 @@ func TestOneConnectionTooManyIsRefusedByNameAndTheOthersWorkOn(t *testing.T) {
 	h.settled()
 }
 
-// Connections that say nothing take every descriptor, so that the next one
-// cannot even be accepted.
-func TestABrokerThatCannotAcceptStillSaysWhy(t *testing.T) {
+func TestABrokerWhoseLogIsOnAFullDiskServes(t *testing.T) {
+	h := idleHost(t, theModel)
+	h.job.Log, h.job.Journal = "/dev/full", true
+	h.startBroker()
+	h.worker(theModel)
+	c := h.dial()
+	works(t, c, 20)
+	c.Close()
+	h.settled()
+	h.stop()
+}
+
+// Clients take every descriptor, then connections that say nothing: the broker cannot
+// even accept the next one.
+func TestABrokerWithoutDescriptorsSaysSo(t *testing.T) {
 	h := idleHost(t, theModel)
 	h.limits.Descriptors = 60
 	h.startBroker()
 	h.worker(theModel)
-	c := h.dial(client.WithWindow(1))
+	all, refused := dialUntilRefused(h)
+	must.Fail(t, "a client too many", refused, status.ErrNoDescriptors)
+	for _, c := range all {
+		must.Do(t, c.Close())
+	}
+	var c *client.Client
+	h.eventually("there is room again", func() (err error) { c, err = h.tryDial(client.WithWindow(1)); return err })
 	var silent []net.Conn
 	hangUp := func() {
 		for _, s := range silent {
