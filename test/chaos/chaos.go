@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package chaos has the kill campaigns of test/cmd/chaos, on real processes.
+// Package chaos is the kill campaigns of test/cmd/chaos, on real processes.
 package chaos
 
 import (

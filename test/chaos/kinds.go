@@ -16,19 +16,18 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// Kinds are the client libraries: what a Go client lives through, those of C
-// and Python must, too. Their roles are in the folder peers.
+// Kinds are the client libraries. The C and Python clients must survive the same as
+// the Go client; the folder peers has their roles.
 var Kinds = []string{"go", "c", "python"}
 
 //go:embed peers/peer.py
 var peerScript []byte
 
-// peerKit is where the programs of the other kinds are: beside this one, as
-// make puts them there.
+// peerKit locates the programs of the other kinds, which make puts beside this one.
 type peerKit struct {
 	kinds []string // that can be played here
 	dir   string   // chaos-peer, libringbatch.so and the folder python
-	why   error    // a kind cannot be played
+	why   error    // of a missing kind
 }
 
 // pythonEnv names the interpreter of the Python client; it needs NumPy.
@@ -64,10 +63,11 @@ var findPeers = sync.OnceValue(func() peerKit {
 })
 
 func (k *peerKit) env() []string {
-	return []string{"PYTHONPATH=" + filepath.Join(k.dir, "python"), "RINGBATCH_LIBRARY=" + filepath.Join(k.dir, "libringbatch.so"), "PYTHONDONTWRITEBYTECODE=1"}
+	return []string{"PYTHONPATH=" + filepath.Join(k.dir, "python"), "RINGBATCH_LIBRARY=" + filepath.Join(k.dir, "libringbatch.so"),
+		"PYTHONDONTWRITEBYTECODE=1"}
 }
 
-// kinds are those that this run plays; what is missing is said once.
+// kinds returns the kinds of this run, and reports a missing kind as not judged.
 func (r *run) kinds() []string {
 	k := findPeers()
 	if k.why != nil {
@@ -102,7 +102,7 @@ func (h *host) loadEveryKind(threads int, pause, timeout time.Duration) {
 	}
 }
 
-// victims are processes that fork clients which die, one at a time.
+// victims are processes that fork clients, one at a time, which die.
 type victims struct {
 	r    *run
 	kind string
@@ -119,7 +119,7 @@ func (r *run) victims(kind string) *victims {
 	return v
 }
 
-// dies has a client die at a step, and says which it was and when.
+// dies makes a client die at a step, and returns its number and the time of its death.
 func (v *victims) dies(step string, after int) (pid int, at time.Time, ok bool) {
 	p := <-v.idle
 	defer func() { v.idle <- p }()

@@ -317,7 +317,8 @@ var sendings = []func(c *net.UnixConn, rng *rand.Rand){
 	func(c *net.UnixConn, _ *rand.Rand) { // replies that the sender does not read
 		_ = c.SetReadBuffer(1)
 		for range 8 {
-			if control.Send(c, time.Now().Add(20*time.Millisecond), &control.Request{Version: control.Version, Op: control.OpStats}) != nil {
+			req := &control.Request{Version: control.Version, Op: control.OpStats}
+			if control.Send(c, time.Now().Add(20*time.Millisecond), req) != nil {
 				return
 			}
 		}

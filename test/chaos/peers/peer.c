@@ -6,7 +6,7 @@
  *   peer victims SOCKET MODEL                                 for each line "\"STEP AFTER SEED\"" a client that dies there
  *   peer forks SOCKET MODEL client|worker SEED                ends a session in good order while a forked child lives on
  *
- * What it tells are lines of JSON, as testbed.Child has them.
+ * Its messages are lines of JSON, as testbed.Child writes them.
  */
 #include <errno.h>
 #include <pthread.h>
