@@ -16,8 +16,8 @@ import (
 )
 
 // namespaces puts the broker, or each peer, into another PID namespace, where process
-// numbers mean nothing. The broker must disconnect an offender and nobody else, notice
-// deaths, and run the batches of dead workers again.
+// numbers mean nothing. The broker must disconnect only the offender, notice deaths, and
+// run the batches of dead workers again.
 func namespaces(r *run) {
 	for _, own := range []bool{true, false} { // the broker has a namespace, or each of its peers
 		r.inNamespaces(own)

@@ -3,16 +3,21 @@
 // Package conformance runs the same behaviours against the Go and the C client
 // and worker: scripts in testdata, each with every pair of them.
 //
-// A line of a script is a peer, a command and what must come of it:
+// A line of a script is a peer, a command and the expected result:
 //
 //	c1 claim r0 1 0 = OK
 //
-// Peers whose names begin with c are clients, with w workers; each is a process
-// of its own. "kill w1" ends one with SIGKILL, "stop broker" and "start broker"
-// restart the broker, "alias m m@2" has an alias stand for another model, "ended 3" waits until the broker has
-// ended so many requests (a client whose deadline has passed may know it before), "go c1 …" does not wait for
-// the answer, which "answer c1 = …" then looks at. "thief MODEL" and "damage MODEL STATUS" do what no peer
-// should (hostile_unsafe_test.go). A line that begins with # is a comment.
+// Names of clients begin with c, names of workers with w; each peer is a process.
+//
+//	kill w1                  ends a peer with SIGKILL
+//	stop broker              and start broker
+//	alias m m@2              points an alias at another model
+//	ended 3                  waits until the broker has ended 3 requests
+//	go c1 …                  does not wait for the result, which answer c1 = … reads
+//	thief MODEL              steals wake-ups (hostile_unsafe_test.go)
+//	damage MODEL STATUS      ends requests as a broken worker could
+//
+// A line that begins with # is a comment.
 package conformance
 
 import (
@@ -114,7 +119,10 @@ func TestBothClientsAndWorkersBehaveAlike(t *testing.T) {
 		for _, workers := range []string{"Go", "C"} {
 			for _, script := range scripts {
 				title := strings.TrimSuffix(filepath.Base(script), ".txt")
-				t.Run(clients+" client, "+workers+" worker/"+title, func(t *testing.T) { play(t, script, clients, workers) })
+				t.Run(clients+" client, "+workers+" worker/"+title, func(t *testing.T) {
+					t.Parallel() // scripts wait more than they compute
+					play(t, script, clients, workers)
+				})
 			}
 		}
 	}
@@ -186,7 +194,7 @@ func play(t *testing.T, script, clients, workers string) {
 	}
 }
 
-// ended says whether the broker has ended so many requests.
+// ended returns nil once the broker has ended as many requests as want says.
 func ended(t *testing.T, socket, want string) error {
 	all, err := admin.New(socket).Stats(t.Context())
 	if err != nil {
@@ -204,7 +212,7 @@ func ended(t *testing.T, socket, want string) error {
 	return nil
 }
 
-// matches knows "A or B", and "A…" for what begins with A.
+// matches accepts "A or B", and "A…" for a prefix.
 func matches(got, want string) bool {
 	for _, one := range strings.Split(want, " or ") {
 		if start, open := strings.CutSuffix(one, "…"); got == one || open && strings.HasPrefix(got, start) {

@@ -22,8 +22,8 @@ const (
 	slots        = 64 // of the scripts' models
 )
 
-// steal takes the wake-ups of all clients away until the test ends, as anybody
-// who may read the board can: it moves who waits on a bell to another one.
+// steal moves the waiters of all bells to its own bell until the test ends, as any
+// process that may read the board can.
 func steal(t *testing.T, socket, model string) {
 	t.Helper()
 	s, err := attach.Open(t.Context(), socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: model, Window: 1})
@@ -48,8 +48,8 @@ func steal(t *testing.T, socket, model string) {
 	t.Cleanup(func() { close(stop); <-ended; s.Close() })
 }
 
-// damage writes what a worker that lost its mind could: the end of whatever is
-// in flight, with that status, and a record of numbers that cannot be.
+// damage ends all requests in flight with that status and impossible numbers, as a
+// broken worker could.
 func damage(t *testing.T, socket, model string, with status.Code) {
 	t.Helper()
 	s, err := attach.Open(t.Context(), socket, shm.Memfd{}, &control.Request{Op: control.OpWorker, Model: model,
@@ -67,7 +67,7 @@ func damage(t *testing.T, socket, model string, with status.Code) {
 	t.Cleanup(func() { s.Close() })
 }
 
-// hostile does what no peer's driver can: "thief MODEL", "damage MODEL STATUS".
+// hostile runs the commands thief and damage.
 func hostile(t *testing.T, socket, who, what string) bool {
 	t.Helper()
 	switch who {

@@ -18,8 +18,7 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// recorded is a recording of the model m during which a request was made again
-// and again.
+// recorded repeats a request and returns a recording of the model m meanwhile.
 func recorded(t *testing.T, socket string, request func()) *stats.Trace {
 	t.Helper()
 	for {
@@ -45,16 +44,16 @@ func recorded(t *testing.T, socket string, request func()) *stats.Trace {
 			default:
 				continue
 			}
-			break // a slow moment: once more
+			break // too few requests: once more
 		}
 	}
 }
 
-// slack, in microseconds, is for a machine that stands still when a recording
-// begins or ends: the last ones are read after its end.
+// slack, in microseconds, allows for a machine that stands still when a recording
+// begins or ends.
 const slack = 60e6
 
-// inOrder holds a request's times to what any reader of a trace relies on.
+// inOrder checks the order of a request's times.
 func inOrder(t *testing.T, trace *stats.Trace, r *stats.TracedRequest) {
 	t.Helper()
 	times := []float64{r.CommittedUS, r.DispatchedUS, r.StartedUS, r.FinishedUS}
@@ -72,8 +71,8 @@ func inOrder(t *testing.T, trace *stats.Trace, r *stats.TracedRequest) {
 	}
 }
 
-// A request may have been claimed before the recording began, and another not
-// be seen by its client when it ends. All others have every part.
+// The first request may have been claimed before the recording began, and the last may
+// not have been read when it ends. All others have every time.
 func TestBothClientsTellARecordingWhenTheyClaimedAndWoke(t *testing.T) {
 	b, err := testbed.StartLocal(broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond})
 	must.Do(t, err)
@@ -117,8 +116,8 @@ func TestBothClientsTellARecordingWhenTheyClaimedAndWoke(t *testing.T) {
 	}
 }
 
-// What a client tells is believed only where it can be, and one that has left
-// has told what it had.
+// The broker leaves impossible times of a client out, and keeps the times of a client
+// that has left.
 func TestTimesThatCannotBeAreLeftOutOfARecording(t *testing.T) {
 	b, err := testbed.StartLocal(broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond})
 	must.Do(t, err)
@@ -129,7 +128,7 @@ func TestTimesThatCannotBeAreLeftOutOfARecording(t *testing.T) {
 		t.Fatal(got)
 	}
 	absurd := []int64{math.MinInt64, -1, 0, 1, 1 << 62, math.MaxInt64}
-	for _, tells := range []bool{true, false} { // one of before there were times has no room for them
+	for _, tells := range []bool{true, false} { // an older client has no room for times
 		n := 0
 		trace := recorded(t, b.Socket(), func() {
 			s, err := attach.Open(t.Context(), b.Socket(), shm.Memfd{},
@@ -165,7 +164,7 @@ func TestTimesThatCannotBeAreLeftOutOfARecording(t *testing.T) {
 			r := &trace.Requests[i]
 			inOrder(t, trace, r)
 			if !tells && (r.ClaimedUS != 0 || r.WokenUS != 0) {
-				t.Errorf("nobody told this: %+v", r)
+				t.Errorf("a client without times has some: %+v", r)
 			}
 		}
 	}

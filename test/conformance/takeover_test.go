@@ -16,8 +16,8 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// A client that comes before the other broker has the socket attaches to the old broker,
-// and a later client to the other.
+// A client attaches to the old broker until the new broker has the socket, and then to
+// the new one.
 func TestBothClientsFindABrokerDuringATakeOver(t *testing.T) {
 	for _, language := range []string{"Go", "C"} {
 		t.Run(language, func(t *testing.T) {

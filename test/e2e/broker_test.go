@@ -45,18 +45,18 @@ func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 	c.Close()
 }
 
-// A service manager that signals a whole group ends the workers together with the broker. The broker admits
-// workers that are started again, and no batch waits for others, whatever policy is set meanwhile.
+// A service manager may end the workers together with the broker. The broker admits
+// restarted workers, and no batch waits for others, even if a policy is set meanwhile.
 func TestAWorkerThatComesDuringADrainFinishesWhatWasAcceptedAtOnce(t *testing.T) {
 	m := theModel
 	m.Wait = time.Hour
 	h := newHost(t, m)
-	c, other := h.dial(), h.dial() // the other could join, and does not
+	c, other := h.dial(), h.dial() // a batch would wait for the other client
 	accepted := askLater(background(t), c, cmdAnswer, 0)
 	h.queued(1)
 	h.broker.Signal(syscall.SIGTERM)
 	h.draining()
-	h.set(m, "lease", "20m")
+	h.set("lease", "20m")
 	h.newWorker(job{Model: m})
 	accepted.ends(t, nil)
 	h.drained()
@@ -64,29 +64,27 @@ func TestAWorkerThatComesDuringADrainFinishesWhatWasAcceptedAtOnce(t *testing.T)
 	other.Close()
 }
 
-func TestADrainEndsWhenItsTimeIsOver(t *testing.T) {
-	h := idleHost(t, theModel)
-	h.job.DrainTime = 200 * time.Millisecond // less than a worker would be waited for
-	h.startBroker()
-	c := h.dial()
-	never := askLater(background(t), c, cmdAnswer, 0) // no worker will come
-	h.queued(1)
-	h.stop()
-	never.ends(t, client.ErrBrokerGone)
-	c.Close()
-}
-
-func TestADrainDoesNotWaitForModelsThatHaveNoWorkerAndGetNone(t *testing.T) {
-	h := idleHost(t, theModel)
-	h.job.WorkerGrace = 50 * time.Millisecond
-	h.startBroker()
-	c := h.dial()
-	never := askLater(background(t), c, cmdAnswer, 0)
-	h.queued(1)
-	h.broker.Signal(syscall.SIGTERM)
-	never.ends(t, client.ErrDraining)
-	h.broker.expect("drained")
-	c.Close()
+func TestADrainGivesUpWaitingForAWorker(t *testing.T) {
+	for _, c := range []struct {
+		about        string
+		drain, grace time.Duration
+		want         error
+	}{
+		{"the drain's time is over", 200 * time.Millisecond, 10 * patience, client.ErrBrokerGone},
+		{"no worker came within its grace", 10 * patience, 50 * time.Millisecond, client.ErrDraining},
+	} {
+		t.Run(c.about, func(t *testing.T) {
+			h := idleHost(t, theModel)
+			h.job.DrainTime, h.job.WorkerGrace = c.drain, c.grace
+			h.startBroker()
+			conn := h.dial()
+			never := askLater(background(t), conn, cmdAnswer, 0)
+			h.queued(1)
+			h.stop()
+			never.ends(t, c.want)
+			conn.Close()
+		})
+	}
 }
 
 func TestABrokerIsRefusedASocketOnWhichSomebodyAnswers(t *testing.T) {
@@ -109,7 +107,7 @@ func TestABrokerIsRefusedASocketOnWhichSomebodyAnswers(t *testing.T) {
 	must.Check(t, err) // the other program has its socket
 }
 
-// A cleaner of temporary files may take socket and lock from a running broker.
+// A cleaner of temporary files may remove socket and lock of a running broker.
 func TestABrokerThatEndsLeavesTheSocketOfAnotherAlone(t *testing.T) {
 	h := newHost(t, theModel)
 	for _, f := range []string{h.socket, h.socket + ".lock"} {
@@ -135,7 +133,7 @@ func TestTheSocketOfAKilledBrokerIsTakenOver(t *testing.T) {
 	if _, err := h.tryDial(); !errors.Is(err, client.ErrNoBroker) {
 		t.Errorf("dial to a stale socket: %v", err)
 	}
-	// Of many that try at once, exactly one gets it.
+	// Exactly one of several brokers gets the socket.
 	var all []*proc
 	for range 5 {
 		all = append(all, h.launch())
@@ -221,7 +219,7 @@ func TestAnIdleBrokerSleeps(t *testing.T) {
 	h.worker(theModel)
 	c := h.dial()
 	works(t, c, 10)
-	h.eventually("it sleeps", func() error { // a machine that stands still may be charged to anybody
+	h.eventually("it sleeps", func() error { // on a machine that stands still, CPU time is charged to any process
 		before, err := testbed.CPUTime(h.broker.Pid())
 		if err != nil {
 			return err
@@ -237,8 +235,8 @@ func TestAnIdleBrokerSleeps(t *testing.T) {
 	h.settled()
 }
 
-// A recording takes as long as its caller asked for. Others are answered
-// meanwhile, however many there are; one whose caller has left is over.
+// A recording lasts as long as its caller asked for. Meanwhile the broker answers other
+// calls; a recording whose caller has left ends.
 func TestRecordingsHoldNobodyUpAndEndWithTheirCallers(t *testing.T) {
 	var models []testbed.Model
 	for i := range 10 { // more than are answered at a time
@@ -253,7 +251,7 @@ func TestRecordingsHoldNobodyUpAndEndWithTheirCallers(t *testing.T) {
 	var callers sync.WaitGroup
 	for _, m := range models {
 		callers.Go(func() {
-			for ctx.Err() == nil { // the one that looks below may record it just now
+			for ctx.Err() == nil { // the check below may record the model just now
 				began := time.Now()
 				if _, err := a.Trace(ctx, m.Name, time.Minute); err == nil && time.Since(began) < time.Minute {
 					t.Errorf("%s: the recording ended while its caller waited", m.Name)
@@ -265,7 +263,7 @@ func TestRecordingsHoldNobodyUpAndEndWithTheirCallers(t *testing.T) {
 	for _, m := range models {
 		h.eventually(m.Name+" is recorded", func() error {
 			if _, err := a.Trace(t.Context(), m.Name, time.Millisecond); err == nil {
-				return fmt.Errorf("nobody records it")
+				return errors.New("no recording")
 			}
 			return nil
 		})

@@ -25,7 +25,7 @@ func TestAClientThatWritesGarbageIsThrownOutAndHarmsNobody(t *testing.T) {
 	c := h.dial()
 	ctx, cancel := context.WithCancel(context.Background())
 	load := make(chan error, 1)
-	go func() { // others go on all the while
+	go func() { // an honest client beside the attacks
 		for ctx.Err() == nil {
 			if err := ask(context.Background(), c, cmdAnswer, 0, 1); err != nil {
 				load <- err
@@ -63,7 +63,7 @@ func TestAClientThatSpoilsThePayloadSpoilsNothingElse(t *testing.T) {
 	p.expect("done")
 	must.Check(t, p.end())
 	works(t, before, 20)
-	after := h.dial() // the header it overwrote is not what others go by
+	after := h.dial() // peers do not trust the header that it overwrote
 	works(t, after, 20)
 	second := h.worker(theModel)
 	w.Kill()
@@ -119,7 +119,7 @@ func TestAModelLargerThanTheMachineIsRefused(t *testing.T) {
 	}
 }
 
-// big is larger than what a limited process below may map.
+// big exceeds the address space of the limited processes below.
 var big = testbed.Model{Name: "m", Slots: 64, MaxBatch: 8, Wait: time.Millisecond, Lease: lease, Width: 1 << 20} // 8 MiB a row
 
 func TestAClientThatIsRefusedTheMemorySaysSo(t *testing.T) {

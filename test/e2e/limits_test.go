@@ -59,11 +59,11 @@ func TestFramesThatNeverEndCostABoundedSumAndTheNextIsRefusedByName(t *testing.T
 		_, sent := conn.Write(frame)
 		var rep control.Reply
 		_, err := control.Receive(conn, time.Now().Add(20*time.Millisecond), &rep)
-		if errors.Is(err, os.ErrDeadlineExceeded) && sent == nil { // it waits for the rest
+		if errors.Is(err, os.ErrDeadlineExceeded) && sent == nil { // the broker waits for the rest
 			held = append(held, conn)
 			continue
 		}
-		if errors.Is(err, io.EOF) && time.Since(began) > time.Second { // this process stood still for longer than a request may take
+		if errors.Is(err, io.EOF) && time.Since(began) > time.Second { // this process stood still for too long
 			continue
 		}
 		if err != nil || status.Code(rep.Code) != status.ErrQuota {
@@ -172,7 +172,7 @@ func TestOneProcessCannotTakeEveryConnection(t *testing.T) {
 	h.startBroker()
 	h.worker(theModel)
 	var held []*net.UnixConn
-	watch := func() error { // it stays for half a minute
+	watch := func() error { // a call that lasts half a minute
 		conn := connect(t, h.socket)
 		_ = control.Send(conn, time.Now().Add(patience), &control.Request{Version: control.Version, Op: control.OpWatch, Since: 0})
 		var rep control.Reply
@@ -209,7 +209,7 @@ func TestAUserIsRefusedByNameOnceItHasItsShare(t *testing.T) {
 	p.running(h)
 	var all []*client.Client
 	var refused error
-	h.eventually("it has its share", func() error { // connections of the statistics that were asked for may be left
+	h.eventually("it has its share", func() error { // connections of earlier statistics may be left
 		more, err := dialUntilRefused(h)
 		if all, refused = append(all, more...), err; len(all) < 20 {
 			return fmt.Errorf("%d connections, then %w", len(all), err)
@@ -225,7 +225,7 @@ func TestAUserIsRefusedByNameOnceItHasItsShare(t *testing.T) {
 	for _, c := range all {
 		c.Close()
 	}
-	// The same of the ring's slots.
+	// The share also limits the ring's slots.
 	var c *client.Client
 	h.eventually("they are gone", func() (err error) { c, err = h.tryDial(client.WithWindow(32)); return err })
 	if _, err := h.tryDial(client.WithWindow(1)); !errors.Is(err, status.ErrQuota) || !strings.Contains(err.Error(), "user_share") {
@@ -395,7 +395,7 @@ func TestAPeerOfAnotherTimeNamespaceIsRefusedByName(t *testing.T) {
 	h.settled()
 }
 
-// The first tries of a client in another language look like these.
+// First tries of a client in another language.
 func TestAControlFrameOfOtherTypesIsRefusedWithAReason(t *testing.T) {
 	h := newHost(t, theModel)
 	for what, body := range map[string]string{
@@ -417,7 +417,7 @@ func TestAControlFrameOfOtherTypesIsRefusedWithAReason(t *testing.T) {
 	h.settled()
 }
 
-// sendRaw sends a frame with any body and returns what the broker answers.
+// sendRaw sends a frame with any body and returns the broker's reply.
 func sendRaw(h *host, body string) (rep control.Reply, err error) {
 	conn, err := attach.Dial(h.t.Context(), h.socket)
 	if err != nil {

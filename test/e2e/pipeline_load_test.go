@@ -23,8 +23,8 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// What a slow stage has not taken stays in its clients' slots: these are full
-// before long, and the clients wait where they claim.
+// Requests that a slow stage has not taken stay in their clients' slots. When these are
+// full, claims wait.
 func TestASlowStagePushesBackOnTheClients(t *testing.T) {
 	t.Parallel()
 	const clients, window, each = 2, 8, 20
@@ -72,7 +72,7 @@ func TestASlowStagePushesBackOnTheClients(t *testing.T) {
 	release()
 	asked.Wait()
 	for stage := 1; stage <= 2; stage++ {
-		// Workers answer first, and tell the broker then.
+		// The broker hears of an answer after the client.
 		r.until("the broker has heard of every end", "m/"+m.StageName(stage),
 			func(s stats.Model) bool { return s.Ended["OK"] == clients*each })
 	}
@@ -82,10 +82,9 @@ func TestASlowStagePushesBackOnTheClients(t *testing.T) {
 	r.settled()
 }
 
-// A worker of the middle that does not keep to the rules: it says it is done
-// with what it does not have, it ends words as if it were the last, and it says
-// it is done without having done anything. The first costs it its session; the
-// others may spoil answers, but no request is without an end, or ends twice.
+// A worker of the middle stage completes a batch that it does not have, ends words as
+// the last stage would, or completes batches without computing. The first costs it its
+// session. The others may spoil answers, but every request ends exactly once.
 func TestAHostileWorkerOfAMiddleStageIsHeldAsAnyOther(t *testing.T) {
 	h := newHost(t, thePipeline)
 	h.stage(thePipeline, 1, "")

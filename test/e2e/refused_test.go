@@ -14,7 +14,7 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// dialUntilRefused dials until the broker takes no more, and returns the reason.
+// dialUntilRefused dials until the broker refuses, and returns the reason.
 func dialUntilRefused(h *host) (all []*client.Client, refused error) {
 	h.t.Helper()
 	for {
@@ -90,7 +90,7 @@ func TestABrokerWithoutDescriptorsSaysSo(t *testing.T) {
 		silent = nil
 	}
 	defer hangUp()
-	h.eventually("the next client is told", func() error { // on a slow machine the first are hung up on before it comes
+	h.eventually("the next client is refused", func() error { // on a slow machine the broker may have hung up on the first
 		for range 2 * h.limits.Descriptors {
 			s, err := net.Dial("unix", h.socket)
 			must.Do(t, err)
@@ -103,7 +103,7 @@ func TestABrokerWithoutDescriptorsSaysSo(t *testing.T) {
 			return errors.New("there was room for it")
 		}
 		if !errors.Is(err, status.ErrNoDescriptors) {
-			t.Errorf("the next client was told: %v", err)
+			t.Errorf("the next client got: %v", err)
 		}
 		works(t, c, 2)
 		return nil

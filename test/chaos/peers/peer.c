@@ -23,7 +23,7 @@
 
 enum { WIDTH = 16 };
 
-static const int64_t patience = 100000000000LL; /* for what surely comes, on any machine */
+static const int64_t patience = 100000000000LL; /* for every expected event, on any machine */
 
 static const char *socket_path, *model;
 
@@ -77,7 +77,7 @@ static int64_t stood, slowest; /* nanoseconds */
 
 static void stop(int s) { (void)s; stopping = 1; }
 
-/* watch notices when nobody runs: what takes long then is nobody's fault. */
+/* watch adds up the time for which this process, or the machine, stood still. */
 static void *watch(void *unused) {
 	for (;;) {
 		int64_t start = clock_ns(CLOCK_MONOTONIC);
@@ -137,7 +137,7 @@ static void *run_load(void *arg) {
 			}
 		}
 		int64_t took = clock_ns(CLOCK_MONOTONIC) - start;
-		if (took > allowed) usleep(grace / 1000); /* who watches may have stood still too, and says so now */
+		if (took > allowed) usleep(grace / 1000); /* the watcher may have stood still too */
 		pthread_mutex_lock(&lock);
 		if (status == RB_OK && !right(x, y, rows)) wrong_count++;
 		else if (status == RB_OK) ok_count++;
@@ -185,8 +185,8 @@ static int play_load(char **argv) {
 
 /* ---- victims ------------------------------------------------------------- */
 
-/* dying is what a victim tells the process that it was forked from: when it
- * is about to die, or within which time it wants to be killed. */
+/* dying is a victim's message to its parent: the time of its death, or the time
+ * within which the parent should kill it. */
 struct dying { int64_t at, within; };
 
 static int to_parent;
@@ -274,12 +274,12 @@ static int play_victims(void) {
 
 /* ---- forks --------------------------------------------------------------- */
 
-/* fork_child is a child that lives on and does nothing, with everything that
- * its parent has open. It ends with standard input. */
+/* fork_child forks a child that inherits all descriptors and does nothing. It ends
+ * with standard input. */
 static pid_t fork_child(void) {
 	pid_t pid = fork();
 	if (pid == 0) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL); /* it ends with its parent, however that ends */
+		prctl(PR_SET_PDEATHSIG, SIGKILL); /* the kernel kills it when its parent dies */
 		for (;;) pause();
 	}
 	return pid;
@@ -297,7 +297,7 @@ static int play_forks(const char *who, uint64_t seed) {
 			int status = by_steps(c, 1, x, y, patience);
 			if (status) fail("request", status);
 		}
-		if (next_random(&seed) % 2) { /* something is in flight when it ends */
+		if (next_random(&seed) % 2) { /* end with a request in flight */
 			rb_request r;
 			if (!rb_claim(c, 2, NULL, 0, 0, &r)) rb_commit(c, r.id, -1, 0);
 		}
@@ -327,7 +327,7 @@ static int play_forks(const char *who, uint64_t seed) {
 	printf("{\"name\":\"ended\",\"data\":{\"Child\":%d,\"At\":%lld}}\n", child, (long long)clock_ns(CLOCK_REALTIME));
 	fflush(stdout);
 	char line[8];
-	while (fgets(line, sizeof line, stdin)) {} /* this process lives on, too */
+	while (fgets(line, sizeof line, stdin)) {} /* this process lives on */
 	kill(child, SIGKILL);
 	return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client or worker that does what it is told on stdin, one command a line, and
- * says what came of it on stdout. driver_test.go has the same in Go.
+ * A client or worker that reads commands from stdin, one a line, and writes each
+ * result to stdout. driver_test.go does the same in Go.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ static void say(int status) { printf("%s\n", rb_status_name(status)); }
 
 static int64_t timeout(const char *text) { return text[0] == '-' ? -1 : atoll(text) * MS; }
 
-/* Splits s at c; gives the part before, and s moves on. */
+/* Cuts s at c: returns the part before c and moves s past it. */
 static char *part(char **s, char c)
 {
 	char *from = *s ? *s : "", *at = *s ? strchr(*s, c) : NULL;
@@ -54,7 +54,7 @@ static void claim(rb_request *r, char *rest)
 	say(rb_claim(client, rows, dims, ndims, t, r));
 }
 
-/* Claims until a model of that name has the client, or no claim succeeds: says which. */
+/* Claims until the client is attached to the model of that name, or a claim fails. */
 static void moved(const char *to)
 {
 	rb_request r;

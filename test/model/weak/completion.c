@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* SYNC POINT "completion": who sees the word sees the output; a generation is
- * ended by one of two (here a worker and the broker that expires it); a client
+/* SYNC POINT "completion": a client that sees the word sees the output. One of two
+ * (here a worker and the broker that expires the request) ends a generation. A client
  * that saw an old bell and an open word does not sleep through the ring. */
 #include "world.h"
 
@@ -39,7 +39,7 @@ static void *client(void *unused)
 		if (rb_word_status(w) == 1)
 			assert(output == 42);
 	} else {
-		/* Asleep for ever: the word is open, and both have rung before it saw the bell. */
+		/* A lost wake-up: the word is open, and both have rung before the client saw the bell. */
 		assert(seen < 2);
 	}
 	return unused;

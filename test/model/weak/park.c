@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* SYNC POINT "mail": a worker that takes a mail sees all of it; one that parks
- * while it is posted is woken, or does not sleep. The worker's lines are those
- * of has_mail, park and try_next in cbindings/src/worker.c. */
+/* SYNC POINT "mail": a worker that takes a mail sees all of it. A worker that parks
+ * while mail is posted is woken, or does not sleep. The worker's lines are has_mail,
+ * park and try_next of cbindings/src/worker.c. */
 #include "world.h"
 
 static rb_mail_words mail;
