@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package transport measures what ringbatch itself costs, without a model.
+// Package transport measures the cost of ringbatch itself, without a model.
 package transport
 
 import (
@@ -21,7 +21,6 @@ import (
 func Roles() testbed.Roles {
 	return testbed.Roles{
 		"transport":     testbed.With(producerRole),
-		"flood":         testbed.With(floodRole),
 		"idle models":   testbed.With(idleModelsRole),
 		"futex ping":    futexPingRole,
 		"futex pong":    futexPongRole,
@@ -36,7 +35,7 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	var requests int
 	var long bool
 	s := rig.Suite{
-		Name: "transport", About: "What ringbatch itself costs, without a model; see docs/benchmark.md.", Rounds: 7, Round: time.Second,
+		Name: "transport", About: "The cost of ringbatch itself, without a model; see docs/benchmark.md.", Rounds: 7, Round: time.Second,
 		Flags: func(f *pflag.FlagSet) {
 			f.DurationVar(&idle, "idle", 6*time.Second, "how long idleness is watched")
 			f.IntVar(&requests, "requests", 1_000_000, "requests of the in_flight part")
