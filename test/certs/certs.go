@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package testbed
+// Package certs issues certificates for tests. It is separate from testbed, so that the
+// benchmark does not compile crypto/tls.
+package certs
 
 import (
 	"crypto/ecdsa"
