@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Rigs that break things on purpose, tests with foreign servers, and generated files. Included by the Makefile.
+# Rigs that break things on purpose, tests with other servers, and generated files. Included by the Makefile.
 
 .PHONY: envoy-test triton-test hosts-test hosts-short chaos chaos-short soak weak-check proto onnx-go-test demo-picture
 
@@ -24,7 +24,7 @@ hosts-short:
 # chaos, with the C and the Python client beside it
 .PHONY: chaos-build
 chaos-build: build
-	CGO_ENABLED=0 go build -o bin/chaos ./test/cmd/chaos
+	go build -o bin/chaos ./test/cmd/chaos
 	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so $(CURDIR)/build/c/libringbatch.a
 	$(CC) -O2 -std=c11 -D_GNU_SOURCE -Wall -Wextra -static -pthread -Icbindings \
 	  -o bin/chaos-peer test/chaos/peers/peer.c build/c/libringbatch.a
@@ -61,9 +61,10 @@ soak: chaos-build
 
 # ONNX files served from Go, with the ONNX Runtime of the Python tests
 onnx-go-test: onnx-go
-	cd worker/onnx && go vet ./... && \
-	  found=$$(ls $(CURDIR)/build/python-venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.* 2>/dev/null | head -n 1 || true) && \
-	  ONNXRUNTIME_LIBRARY=$${ONNXRUNTIME_LIBRARY:-$$found} go test -count=1 ./...
+	cd worker/onnx && CGO_ENABLED=1 go vet ./... && \
+	  found=$$(ls $(CURDIR)/build/python-venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.* 2>/dev/null | \
+	    head -n 1 || true) && \
+	  ONNXRUNTIME_LIBRARY=$${ONNXRUNTIME_LIBRARY:-$$found} CGO_ENABLED=1 go test -count=1 ./...
 
 # docs/images/page.png: the live page under load, by a headless Chromium
 demo-picture: build
