@@ -98,6 +98,15 @@ func start(t *testing.T, language, socket string) *peer {
 	return p
 }
 
+// do runs a command and compares its result.
+func (p *peer) do(t *testing.T, command, want string) {
+	t.Helper()
+	fmt.Fprintln(p.in, command)
+	if got := p.answer(); !matches(got, want) {
+		t.Fatalf("%s: %s, not %s", command, got, want)
+	}
+}
+
 func (p *peer) answer() string {
 	select {
 	case line, ok := <-p.lines:

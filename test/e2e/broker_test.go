@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"testing"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
-	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
@@ -158,15 +156,12 @@ func TestTheSocketOfAKilledBrokerIsTakenOver(t *testing.T) {
 }
 
 func TestAFileThatIsNoSocketIsNotTouched(t *testing.T) {
-	dir, err := os.MkdirTemp("", "rb")
-	must.Do(t, err)
-	defer os.RemoveAll(dir)
-	path := filepath.Join(dir, "precious")
-	must.Do(t, os.WriteFile(path, []byte("data"), 0o600))
-	if _, err := broker.New(broker.Config{Socket: path}); err == nil {
+	h := idleHost(t)
+	must.Do(t, os.WriteFile(h.socket, []byte("data"), 0o600))
+	if err := h.launch().end(); err == nil {
 		t.Error("a broker took a file for a stale socket")
 	}
-	if data, _ := os.ReadFile(path); string(data) != "data" {
+	if data, _ := os.ReadFile(h.socket); string(data) != "data" {
 		t.Error("the file was changed")
 	}
 }

@@ -31,9 +31,7 @@ func playDamage(c *testbed.Child, j job) error {
 	}
 	req := &control.Request{Op: control.OpClient, Model: j.Model.Name, Window: j.Window}
 	if strings.HasPrefix(j.Do, "worker") {
-		m := j.Model
-		req = &control.Request{Op: control.OpWorker, Model: m.Name, Worker: &control.WorkerInfo{
-			Inputs: tensor.SpecTexts(m.Signature().Inputs), Outputs: tensor.SpecTexts(m.Signature().Outputs), Depth: 2}}
+		req = workerRequest(j.Model.Name, j.Model.Signature())
 	}
 	s, err := attach.Open(ctx, j.Socket, shm.Memfd{}, req)
 	if err != nil {
@@ -72,6 +70,11 @@ func playDamage(c *testbed.Child, j job) error {
 	s.Gone()
 	say("thrown out")
 	return nil
+}
+
+func workerRequest(model string, sig tensor.Signature) *control.Request {
+	return &control.Request{Op: control.OpWorker, Model: model, Worker: &control.WorkerInfo{
+		Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs), Depth: 2}}
 }
 
 // chatter sends bytes after attaching, which the protocol forbids.

@@ -228,15 +228,15 @@ func (o *observer) until(what, model string, is func(m stats.Model) bool) {
 
 // wait waits for goroutines that send requests. If one does not end, it prints the
 // broker's statistics.
-func (h *host) wait(wg *sync.WaitGroup) {
-	h.t.Helper()
+func (o *observer) wait(wg *sync.WaitGroup) {
+	o.t.Helper()
 	done := make(chan struct{})
 	go func() { wg.Wait(); close(done) }()
 	select {
 	case <-done:
 	case <-time.After(patience):
-		text, _ := json.MarshalIndent(h.stats(), "", " ")
-		h.t.Fatalf("requests have no end; the broker says\n%s", text)
+		text, _ := json.MarshalIndent(o.stats(), "", " ")
+		o.t.Fatalf("requests have no end; the broker says\n%s", text)
 	}
 }
 

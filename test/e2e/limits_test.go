@@ -278,11 +278,11 @@ func TestTheModelsThatAUsersWorkersDeclareAreLimitedByName(t *testing.T) {
 // Names of peers end up in terminals.
 func TestTheNamesOfPeersArePrintableAndShort(t *testing.T) {
 	h := newHost(t, theModel)
-	sig := theModel.Signature()
+	req := workerRequest("m", theModel.Signature())
 	for _, name := range []string{strings.Repeat("long", 16_000), "\x1b[2J\x1b[1;1HFORGED\x1b]0;title\x07", "worker\nFORGED: fine\r\n",
 		"\u202eFORGED\u2066\u200b\ufeff", "\xff\xfe\x80\x00\x7f\u0085FORGED", strings.Repeat("é", 5_000)} {
-		s, err := attach.Open(t.Context(), h.socket, shm.Memfd{}, &control.Request{Op: control.OpWorker, Model: "m", Name: name,
-			Worker: &control.WorkerInfo{Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs), Depth: 1, GPU: name}})
+		req.Name, req.Worker.GPU = name, name
+		s, err := attach.Open(t.Context(), h.socket, shm.Memfd{}, req)
 		must.Do(t, err)
 		for _, w := range h.model("m").Workers {
 			for _, text := range []string{w.Name, w.GPU} {

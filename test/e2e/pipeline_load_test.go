@@ -14,11 +14,9 @@ import (
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
-	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -129,20 +127,13 @@ func TestAHostileWorkerOfAMiddleStageIsHeldAsAnyOther(t *testing.T) {
 }
 
 func playEvilStage(c *testbed.Child, j job) error {
-	sig := j.Model.StageSignature(2)
-	s, err := attach.Open(c.Context(), j.Socket, shm.Memfd{}, &control.Request{Op: control.OpWorker, Model: j.Model.Name + "/s2",
-		Worker: &control.WorkerInfo{Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs), Depth: 2}})
+	s, err := attach.Open(c.Context(), j.Socket, shm.Memfd{}, workerRequest(j.Model.Name+"/s2", j.Model.StageSignature(2)))
 	if err != nil {
 		return err
 	}
 	_ = c.Tell("attached", nil)
 	box := shm.NewMailbox(s.Words, s.Info.Depth, s.Info.MaxBatch)
 	done := shm.Producer[shm.Done]{Ring: shm.DoneRing(s.Words, s.Info.Depth)}
-	push := func(d *shm.Done) {
-		if ring, _ := done.Push(d); ring {
-			s.Doorbell.Ring()
-		}
-	}
 	for next := uint64(0); ; {
 		if gone(s) {
 			return nil
@@ -164,6 +155,8 @@ func playEvilStage(c *testbed.Child, j job) error {
 		if j.Do == "invents" {
 			d.Batch += 1000
 		}
-		push(&d)
+		if ring, _ := done.Push(&d); ring {
+			s.Doorbell.Ring()
+		}
 	}
 }

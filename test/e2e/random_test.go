@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math/rand"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -215,62 +214,37 @@ func giveUp(ctx context.Context, c *client.Client, rows int, exp *expected) {
 }
 
 // Many goroutines wait on one client, as leaders and followers, and deadlines hit them
-// at any moment. A watchdog looks for a wait that takes too long.
+// at any moment.
 func TestNoWaitIsForgotten(t *testing.T) {
 	t.Parallel()
-	m := testbed.Model{Name: "m", Slots: 64, MaxBatch: 16, Lease: lease}
-	r := inProcess(t, shm.NewHeap(), m)
+	r := inProcess(t, shm.NewHeap(), testbed.Model{Name: "m", Slots: 64, MaxBatch: 16, Lease: lease})
 	r.worker(2, obey)
 	c := r.dial(client.WithWindow(56))
-	const waiters, stuck = 48, patience
-	var since [waiters]atomic.Int64 // when each began to wait; 0 if it does not
 	ctx, cancel := context.WithTimeout(context.Background(), 1500*time.Millisecond)
 	defer cancel()
 	var wg sync.WaitGroup
-	var done atomic.Int64
-	for g := range waiters {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+	for g := range 48 {
+		wg.Go(func() {
 			rng := rand.New(rand.NewSource(int64(g)))
 			for ctx.Err() == nil {
 				own, end := context.Background(), context.CancelFunc(func() {})
 				if rng.Intn(2) == 0 {
 					own, end = context.WithTimeout(own, time.Duration(rng.Intn(400))*time.Microsecond)
 				}
-				since[g].Store(time.Now().UnixNano())
 				err := ask(own, c, cmdAnswer, 0, 1)
-				since[g].Store(0)
 				end()
-				if err != nil && !errors.Is(err, client.ErrExpired) && !errors.Is(err, client.ErrOverloaded) &&
-					!errors.Is(err, client.ErrFull) {
-					t.Error(err)
-					return
+				if err != nil {
+					must.Fail(t, "request", err, client.ErrExpired, client.ErrOverloaded, client.ErrFull)
 				}
-				done.Add(1)
 				if rng.Intn(8) == 0 { // at times no other answer wakes a leader
 					time.Sleep(time.Duration(rng.Intn(2000)) * time.Microsecond)
 				}
 			}
-		}()
+		})
 	}
-	over := make(chan struct{})
-	go func() { wg.Wait(); close(over) }()
-	for {
-		select {
-		case <-over:
-			c.Close()
-			r.settled()
-			t.Logf("%d requests", done.Load())
-			return
-		case <-time.After(100 * time.Millisecond):
-		}
-		for g := range since {
-			if at := since[g].Load(); at != 0 && time.Since(time.Unix(0, at)) > stuck {
-				t.Fatalf("goroutine %d has waited for %v", g, time.Since(time.Unix(0, at)))
-			}
-		}
-	}
+	r.wait(&wg)
+	c.Close()
+	r.settled()
 }
 
 // Five busy models on three loops, in memory that the race detector sees: a loop that

@@ -103,20 +103,14 @@ func TestAWorkerThatIsToldToStopFinishesAndIsNotKilled(t *testing.T) {
 	c := h.dial(client.WithWindow(32))
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	var answered, wrong atomic.Int64
+	var answered atomic.Int64
 	for range 16 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			for ctx.Err() == nil {
-				if err := ask(context.Background(), c, cmdAnswer, 0, 1); err != nil {
-					wrong.Add(1)
-					t.Error(err)
-					return
-				}
+				must.Check(t, ask(context.Background(), c, cmdAnswer, 0, 1))
 				answered.Add(1)
 			}
-		}()
+		})
 	}
 	for range 5 { // under load, where there is always a next batch
 		w := h.worker(theModel)
