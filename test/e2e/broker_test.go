@@ -32,9 +32,8 @@ func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 	h.broker.Signal(syscall.SIGTERM)
 	h.draining()
 	askLater(background(t), c, cmdAnswer, 0).ends(t, client.ErrDraining)
-	if _, err := h.tryDial(); !errors.Is(err, client.ErrDraining) {
-		t.Errorf("a new client of a draining broker: %v", err)
-	}
+	_, err := h.tryDial()
+	must.Fail(t, "a new client of a draining broker", err, client.ErrDraining)
 	w.Signal(syscall.SIGUSR1)
 	for _, a := range accepted {
 		a.ends(t, nil)
@@ -114,9 +113,7 @@ func TestABrokerThatEndsLeavesTheSocketOfAnotherAlone(t *testing.T) {
 	first := h.broker
 	h.startBroker()
 	first.Signal(syscall.SIGTERM)
-	if err := first.end(); err != nil {
-		t.Errorf("the first broker: %v", err)
-	}
+	must.Check(t, first.end())
 	h.worker(theModel).Kill()
 	h.settled()
 	h.stop()
@@ -128,9 +125,8 @@ func TestTheSocketOfAKilledBrokerIsTakenOver(t *testing.T) {
 	if _, err := os.Lstat(h.socket); err != nil {
 		t.Fatalf("no stale socket to take over: %v", err)
 	}
-	if _, err := h.tryDial(); !errors.Is(err, client.ErrNoBroker) {
-		t.Errorf("dial to a stale socket: %v", err)
-	}
+	_, err := h.tryDial()
+	must.Fail(t, "dial to a stale socket", err, client.ErrNoBroker)
 	// Exactly one of several brokers gets the socket.
 	var all []*proc
 	for range 5 {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -123,11 +124,9 @@ func TestAFullRingRefusesTheNextClientAndTakesItOnceThereIsRoom(t *testing.T) {
 	h := newHost(t, theModel)
 	h.worker(theModel)
 	first := h.dial(client.WithWindow(40))
-	if _, err := h.tryDial(client.WithWindow(25)); !errors.Is(err, client.ErrRingFull) {
-		t.Errorf("25 of 24 free slots: %v", err)
-	}
-	if _, err := h.tryDial(client.WithWindow(65)); !errors.Is(err, client.ErrRingFull) {
-		t.Errorf("more slots than the ring has: %v", err)
+	for _, window := range []int{25, 65} { // of 24 free slots, of a ring of 64
+		_, err := h.tryDial(client.WithWindow(window))
+		must.Fail(t, fmt.Sprintf("a window of %d", window), err, client.ErrRingFull)
 	}
 	if _, err := h.tryDial(client.WithWindow(64)); !errors.Is(err, status.ErrQuota) ||
 		!strings.Contains(err.Error(), "may have 56 (max_window)") {

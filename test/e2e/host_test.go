@@ -279,9 +279,7 @@ func (h *host) draining() {
 func (h *host) drained() {
 	h.t.Helper()
 	h.broker.expect("drained")
-	if err := h.broker.end(); err != nil {
-		h.t.Errorf("broker: %v", err)
-	}
+	must.Check(h.t, h.broker.end())
 }
 
 // stop ends the broker by SIGTERM.

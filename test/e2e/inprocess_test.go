@@ -21,7 +21,6 @@ import (
 type ring struct {
 	observer
 	mem shm.Memory
-	wg  sync.WaitGroup
 }
 
 func inProcess(t *testing.T, mem shm.Memory, models ...testbed.Model) *ring {
@@ -42,12 +41,7 @@ func onLoops(t *testing.T, mem shm.Memory, loops int, models ...testbed.Model) *
 	b, err := testbed.StartLocal(cfg)
 	must.Do(t, err)
 	r := &ring{observer: observer{t, b.Socket()}, mem: mem}
-	t.Cleanup(func() {
-		r.wg.Wait()
-		if err := b.Close(); err != nil {
-			t.Errorf("broker: %v", err)
-		}
-	})
+	t.Cleanup(func() { must.Check(t, b.Close()) })
 	return r
 }
 
@@ -65,19 +59,14 @@ func (r *ring) serve(cfg worker.Config, fn worker.Func) (leave func()) {
 // serveAs is serve for the model or stage of the configuration.
 func (r *ring) serveAs(cfg worker.Config, fn worker.Func) (leave func()) {
 	cfg.Memory = r.mem
-	ctx, cancel := context.WithCancel(context.Background())
-	r.wg.Add(1)
-	left := make(chan struct{})
-	go func() {
-		defer r.wg.Done()
-		defer close(left)
-		err := worker.Serve(ctx, cfg, fn)
-		if err != nil && !errors.Is(err, context.Canceled) {
+	end := testbed.ServeLocal(cfg, fn)
+	leave = sync.OnceFunc(func() {
+		if err := end(); err != nil && !errors.Is(err, context.Canceled) {
 			r.t.Errorf("worker: %v", err)
 		}
-	}()
-	r.t.Cleanup(cancel)
-	return func() { cancel(); <-left }
+	})
+	r.t.Cleanup(leave)
+	return leave
 }
 
 func (r *ring) dial(opts ...client.Option) *client.Client {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -270,19 +269,14 @@ func TestAPolicyIsSetForAStageAndNotForThePipeline(t *testing.T) {
 	}
 	for name, want := range map[string]error{"m": status.ErrInvalid, "m/s9": status.ErrUnknownModel, "m/": status.ErrUnknownModel,
 		"x/s2": status.ErrUnknownModel} {
-		if err := a.Set(ctx, name, map[string]string{"wait_time": "7ms"}); !errors.Is(err, want) {
-			t.Errorf("%s: %v", name, err)
-		}
+		must.Fail(t, name, a.Set(ctx, name, map[string]string{"wait_time": "7ms"}), want)
 	}
-	if err := a.Set(ctx, "m/s2", map[string]string{"private": "true"}); !errors.Is(err, status.ErrInvalid) {
-		t.Error(err)
-	}
+	must.Fail(t, "private", a.Set(ctx, "m/s2", map[string]string{"private": "true"}), status.ErrInvalid)
 	w := worker.Config{Socket: h.socket, Model: "m", Signature: thePipeline.Signature()}
-	if _, err := worker.Attach(ctx, w); !errors.Is(err, status.ErrInvalid) {
-		t.Errorf("a worker of the whole pipeline: %v", err)
-	}
-	w.Model = "m/s2"
 	_, err := worker.Attach(ctx, w)
+	must.Fail(t, "a worker of the whole pipeline", err, status.ErrInvalid)
+	w.Model = "m/s2"
+	_, err = worker.Attach(ctx, w)
 	must.Fail(t, "a worker of another signature", err, status.ErrSignatureMismatch)
 }
 
@@ -293,22 +287,16 @@ const declared = `{"inputs": ["x:i64[16]"], "policy": {"slots": "64", "max_batch
 
 func TestWorkersDeclareAPipelineThatGoesWithTheLastOfThem(t *testing.T) {
 	h := newHost(t) // no models
-	ctx, stop := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
+	var leave []func() error
 	for k := 3; k >= 1; k-- {
 		cfg := thePipeline.StageConfig(k, h.socket)
 		cfg.Pipeline = declared
-		wg.Go(func() {
-			err := worker.Serve(ctx, cfg, func(_ context.Context, b *worker.Batch) error {
-				for i := range b.Rows() {
-					thePipeline.RunStage(k, b, i)
-				}
-				return nil
-			})
-			if err != nil && !errors.Is(err, context.Canceled) {
-				t.Error(err)
+		leave = append(leave, testbed.ServeLocal(cfg, func(_ context.Context, b *worker.Batch) error {
+			for i := range b.Rows() {
+				thePipeline.RunStage(k, b, i)
 			}
-		})
+			return nil
+		}))
 	}
 	c := h.dial()
 	works(t, c, 30)
@@ -321,13 +309,15 @@ func TestWorkersDeclareAPipelineThatGoesWithTheLastOfThem(t *testing.T) {
 	} {
 		cfg := thePipeline.StageConfig(1, h.socket)
 		cfg.Pipeline = text
-		if _, err := worker.Attach(background(t), cfg); !errors.Is(err, want) {
-			t.Errorf("%s: %v", text, err)
-		}
+		_, err := worker.Attach(background(t), cfg)
+		must.Fail(t, text, err, want)
 	}
 	c.Close()
-	stop()
-	wg.Wait()
+	for _, end := range leave {
+		if err := end(); !errors.Is(err, context.Canceled) {
+			must.Check(t, err)
+		}
+	}
 	h.eventually("the broker forgets the pipeline", func() error {
 		if n := len(h.stats().Models); n != 0 {
 			return fmt.Errorf("%d lines", n)

@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -35,7 +34,7 @@ func TestAWorkerRunsSeveralBatchesAtOnceAndAnotherRunsThemAllIfItIsKilled(t *tes
 		first.expect("slow") // all at once: none has ended, as no signal was sent
 	}
 	second := h.newWorker(job{Model: m, AtOnce: atOnce})
-	h.eventually("the second is attached", func() error { _, err := h.workerStats("m", second); return err })
+	second.running(h)
 	first.Kill()
 	for range all {
 		second.expect("slow") // the same requests
@@ -55,7 +54,7 @@ func TestRestartsAreCountedForTheWorkerThatFollowsNotForTheOneThatStays(t *testi
 	h := newHost(t, theModel)
 	attach := func() *proc {
 		p := h.newWorker(job{Model: theModel, Name: "twin"})
-		h.eventually("it is attached", func() error { _, err := h.workerStats("m", p); return err })
+		p.running(h)
 		return p
 	}
 	stays, goes := attach(), attach()
@@ -82,9 +81,7 @@ func TestAModelThatAWorkerDeclaredOutlivesItForItsClients(t *testing.T) {
 	waiting.ends(t, nil)
 	c.Close()
 	second.Signal(syscall.SIGTERM)
-	if err := second.end(); err != nil {
-		t.Errorf("worker: %v", err)
-	}
+	must.Check(t, second.end())
 	h.eventually("the model is forgotten", func() error {
 		if n := len(h.stats().Models); n != 0 {
 			return fmt.Errorf("%d models", n)
@@ -92,9 +89,8 @@ func TestAModelThatAWorkerDeclaredOutlivesItForItsClients(t *testing.T) {
 		return nil
 	})
 	h.settled()
-	if _, err := h.tryDial(); !errors.Is(err, client.ErrUnknownModel) {
-		t.Errorf("dial to a forgotten model: %v", err)
-	}
+	_, err := h.tryDial()
+	must.Fail(t, "dial to a forgotten model", err, client.ErrUnknownModel)
 }
 
 func TestAWorkerThatIsToldToStopFinishesAndIsNotKilled(t *testing.T) {
@@ -115,9 +111,7 @@ func TestAWorkerThatIsToldToStopFinishesAndIsNotKilled(t *testing.T) {
 	for range 5 { // under load, where there is always a next batch
 		w := h.worker(theModel)
 		w.Signal(syscall.SIGTERM)
-		if err := w.end(); err != nil {
-			t.Errorf("worker: %v", err)
-		}
+		must.Check(t, w.end())
 	}
 	cancel()
 	h.wait(&wg)
