@@ -35,7 +35,7 @@ demo-page: build ## the page of a broker under load, until Ctrl-C
 
 # Two steps run at a time and print their output when they end: tests mostly wait, and checks fill the cores meanwhile.
 # The last steps kill processes by the clock and run alone.
-test: downloads ## everything, about 12 minutes on 2 cores
+test: downloads ## all checks and tests, as CI runs them
 	@$(MAKE) --no-print-directory -j2 --output-sync=target \
 	  unit model-check python check cuda-check race interop site envoy-test
 	@$(MAKE) --no-print-directory onnx-go-test chaos-short hosts-short
