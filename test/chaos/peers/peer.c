@@ -177,7 +177,8 @@ static int play_load(char **argv) {
 	printf("},\"Wrong\":[");
 	if (wrong_count) printf("\"%ld answers of the C client have wrong bytes\"", wrong_count);
 	printf("],\"Late\":[");
-	if (late_count) printf("\"%ld requests of the C client ended late, the slowest after %lld ms\"", late_count, (long long)slowest / 1000000);
+	if (late_count)
+		printf("\"%ld requests of the C client ended late, the slowest after %lld ms\"", late_count, (long long)slowest / 1000000);
 	printf("]}}\n");
 	fflush(stdout);
 	return rb_close(l.client) ? 1 : 0;
