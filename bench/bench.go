@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package bench measures ringbatch with a model; cmd/bench is its command, docs/benchmark.md its manual. It starts a broker, model
-// workers and producers as processes of their own, loads them, and reports what came out, beside the upper bound. Its
-// sub-packages are the other suites; rig is their common part.
+// workers and producers as processes, loads them, and reports the figures beside the upper bound. Its sub-packages are the
+// other suites; rig is their common part.
 package bench
 
 import (
@@ -15,12 +15,28 @@ import (
 
 	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/internal/progress"
+	"github.com/ringbatch/ringbatch/test/testbed"
+	"github.com/ringbatch/ringbatch/tools/svgchart"
 )
 
-// report is what a run produced.
-type report interface{ print(io.Writer) }
+// report is the outcome of a run.
+type report interface {
+	print(io.Writer)
+	figure() *svgchart.Figure
+}
 
-// Run is `bench` without a suite's name: it measures what the flags ask for and writes the report to out.
+// Roles of the model suite's processes, and of all suites.
+func Roles() testbed.Roles {
+	return testbed.Roles{
+		"broker":       testbed.With(testbed.PlayBroker), // workers declare its models
+		"echo worker":  testbed.With(rig.EchoWorker),
+		"model worker": testbed.With(modelWorkerRole),
+		"alone":        testbed.With(aloneRole),
+		"producer":     testbed.With(producerRole),
+	}
+}
+
+// Run is `bench` without a suite's name. It measures and writes the report to out.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	o := options{}
 	f := o.flags()
@@ -52,7 +68,7 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 		}
 	}
 	if o.plot != "" {
-		if err := writePlot(o.plot, r.(drawable)); err != nil {
+		if err := writePlot(o.plot, r.figure()); err != nil {
 			return err
 		}
 		fmt.Fprintf(w, "\nchart: %s\n", o.plot)
@@ -63,8 +79,7 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	return nil
 }
 
-// reportWriter keeps the first error, so that a report need not look at each
-// line's.
+// reportWriter keeps the first error of a report.
 type reportWriter struct {
 	out io.Writer
 	err error
@@ -78,22 +93,54 @@ func (w *reportWriter) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// run does what the options ask for. A report can come with an error: what
-// was measured before it.
+// run returns the lines so far, in a demo, together with an error.
 func (o *options) run(ctx context.Context, say *progress.Line) (report, error) {
-	switch {
-	case o.demo:
+	if o.demo {
 		return runDemo(ctx, &o.cfg, say)
-	default:
-		r, err := runSingle(ctx, &o.cfg, say)
-		return asReport(r, err)
 	}
-}
-
-// asReport keeps a nil pointer from becoming a report.
-func asReport[R report](r R, err error) (report, error) {
+	r, err := runSingle(ctx, &o.cfg, say)
 	if err != nil {
 		return nil, err
 	}
 	return r, nil
+}
+
+// runSingle measures one configuration, with its bound.
+func runSingle(ctx context.Context, cfg *config, say *progress.Line) (*result, error) {
+	f, err := newFleet(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	bound, err := f.startBound(cfg, say)
+	if err != nil {
+		return nil, err
+	}
+	r, err := f.measureOnce(cfg, bound, say)
+	if err != nil {
+		return nil, err
+	}
+	r.Config, r.Note = cfg, cfg.note()
+	return r, nil
+}
+
+// fleet is all processes of one benchmark.
+type fleet struct{ *testbed.Bed }
+
+func newFleet(ctx context.Context) (*fleet, error) {
+	bed, err := testbed.New(ctx)
+	return &fleet{bed}, err
+}
+
+// measureOnce measures producers through the broker, or each by itself.
+func (f *fleet) measureOnce(cfg *config, bound *bound, say *progress.Line) (*result, error) {
+	if cfg.NoDynamicBatch {
+		return f.alone(cfg, cfg.WorkerNum, cfg.WorkerBatch, bound, say)
+	}
+	s, err := f.serve(cfg, say)
+	if err != nil {
+		return nil, err
+	}
+	defer s.end()
+	return s.through(cfg.WorkerNum, bound, say)
 }

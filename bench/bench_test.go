@@ -13,19 +13,18 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// TestMain lets the test binary be a process of the fleet, as the benchmark
-// itself is.
+// TestMain lets the test binary run the roles of the benchmark.
 func TestMain(m *testing.M) {
 	testbed.Play(Roles())
 	os.Exit(m.Run())
 }
 
-// These run the whole program over real processes, shortly. They assert what
-// came out, never how fast.
+// These run the whole program over real processes, and check the report, not the speed.
 
 func TestAShortRunReportsEverything(t *testing.T) {
 	svg := filepath.Join(t.TempDir(), "r.svg")
@@ -46,8 +45,8 @@ func TestAShortRunReportsEverything(t *testing.T) {
 	}
 }
 
-// measuredRun is a short run, and what it printed. A machine may stand still for all of
-// its windows: then it is run again, with longer ones.
+// measuredRun is a short run and its output. If the machine stands still for a whole
+// window, it runs again with longer ones.
 func measuredRun(t *testing.T, args string) (printed string, r result) {
 	t.Helper()
 	js := filepath.Join(t.TempDir(), "r.json")
@@ -65,16 +64,12 @@ func measuredRun(t *testing.T, args string) (printed string, r result) {
 	return printed, r
 }
 
-// written is what --json left.
+// written reads the file of --json.
 func written(t *testing.T, path string) (r result) {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(data, &r); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
+	must.Do(t, json.Unmarshal(data, &r))
 	return r
 }
 
@@ -82,9 +77,7 @@ func TestAnOpenLoopIsMeasured(t *testing.T) {
 	var out strings.Builder
 	err := Run(t.Context(), strings.Fields("--model_type=simulated --simulated_fixed=1ms --simulated_item=0 --rate=200 "+
 		"--worker_num=2 --duration=0.2 --warmup=0 --max_windows=3 --bound=false"), &out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if s := out.String(); !strings.Contains(s, "simulated: sleeps") || !strings.Contains(s, "from the intended send time") {
 		t.Errorf("got:\n%s", s)
 	}
@@ -92,18 +85,12 @@ func TestAnOpenLoopIsMeasured(t *testing.T) {
 
 func TestAWorkerThatDiesEndsTheRunWithItsReason(t *testing.T) {
 	o, err := parse(strings.Fields("--model_type=echo --worker_num=1 --bound=false --duration=30 --warmup=0")...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	f, err := newFleet(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer f.Close()
 	s, err := f.serve(&o.cfg, progress.New())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	s.workers[0].Kill()
 	if _, err := s.through(1, nil, progress.New()); err == nil || !strings.Contains(err.Error(), "model worker") {
 		t.Errorf("got %v", err)
@@ -129,9 +116,7 @@ func TestAReportThatCannotBePrintedIsAnError(t *testing.T) {
 
 func TestAProcessThatFailsSaysWhy(t *testing.T) {
 	f, err := newFleet(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	defer f.Close()
 	_, err = f.StartReady(testbed.Spec{Role: "model worker", Job: workerJob{Model: modelJob{Type: "echo", DType: "f7"}}})
 	if err == nil || !strings.Contains(err.Error(), `"f7"`) {

@@ -9,18 +9,13 @@ import (
 	"github.com/ringbatch/ringbatch/internal/progress"
 )
 
-// bound is what results are compared with, measured in turns with them:
-// machines drift, and a figure from another minute is worth little.
+// bound is measured in turns with the results, because machines drift.
 type bound struct {
-	// The upper bound: as many processes as the model has, each feeding itself
-	// full batches, nothing in between.
-	full *crowd
-	// With a single producer also the model by itself on what he sends at a
-	// time: what his latency would be without anything in between.
-	single *crowd
+	full   *crowd // the upper bound: the model's processes feed themselves full batches
+	single *crowd // of a single producer: the model alone on its requests
 }
 
-// startBound starts those processes; nil if the bound is not wanted.
+// startBound returns nil without --bound.
 func (f *fleet) startBound(cfg *config, say *progress.Line) (*bound, error) {
 	if !cfg.Bound {
 		return nil, nil
@@ -39,7 +34,7 @@ func (f *fleet) startBound(cfg *config, say *progress.Line) (*bound, error) {
 // boundWindows are the windows of a bound.
 type boundWindows struct{ full, single []*window }
 
-// run measures the next window of each.
+// run measures the next window of both.
 func (b *bound) run(f *fleet, cfg *config, to *boundWindows, say *progress.Line) error {
 	w, err := b.full.run(f, rewarm, cfg.Duration.d())
 	if err != nil {
@@ -66,8 +61,7 @@ type boundResult struct {
 	Windows   []float64 `json:"windows_items_per_s"`
 }
 
-// boundOf makes a result of the bound's windows. As with the windows they are
-// compared with, the last three count.
+// boundOf summarizes the bound's windows, of which the last three count.
 func boundOf(windows []*window) *boundResult {
 	r := summarize(windows, true, minWindows)
 	perItem := r.CPU.Client * r.Throughput / max(r.ItemsPerS, 1)

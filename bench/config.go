@@ -18,8 +18,8 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// config is one benchmark as its flags describe it; it is the key "config" of
-// the JSON. The names are those of the SimpleDBI benchmark where it has them.
+// config is the flags of a benchmark, and the key "config" of the JSON. Names follow the
+// SimpleDBI benchmark.
 type config struct {
 	WorkerNum      int     `json:"worker_num"`
 	WorkerBatch    int     `json:"worker_batch"`
@@ -42,10 +42,10 @@ type config struct {
 	SimulatedFixed seconds `json:"simulated_fixed,omitempty"`
 	SimulatedItem  seconds `json:"simulated_item,omitempty"`
 
-	allWindows bool // all of MaxWindows are measured, and all count
+	allWindows bool // measure all of MaxWindows, and count all
 }
 
-// Limits of what is accepted.
+// Limits of the flags.
 const (
 	maxModels    = 256
 	maxInFlight  = 1 << 16
@@ -76,14 +76,14 @@ func (c *config) bind(f *pflag.FlagSet) {
 	f.Float64Var(&c.Rate, "rate", 0, "open loop: requests per second of all producers together, Poisson arrivals (default: closed loop)")
 	f.BoolVar(&c.Bound, "bound", true, "also measure the upper bound: the model processes feeding themselves full batches")
 	f.Float64Var(&c.Stability, "stability", 10, "the last three windows must agree within this percentage")
-	f.IntVar(&c.MaxWindows, "max_windows", 10, "give up waiting for stability after so many windows")
+	f.IntVar(&c.MaxWindows, "max_windows", 10, "stop waiting for stability after this many windows")
 	f.Int64Var(&c.Seed, "seed", 1, "of weights, inputs and arrival times")
 	c.SimulatedFixed, c.SimulatedItem = seconds(3*time.Millisecond), seconds(100*time.Microsecond)
-	f.Var(&c.SimulatedFixed, "simulated_fixed", "simulated: what a batch costs")
-	f.Var(&c.SimulatedItem, "simulated_item", "simulated: what each row adds")
+	f.Var(&c.SimulatedFixed, "simulated_fixed", "simulated: cost of a batch")
+	f.Var(&c.SimulatedItem, "simulated_item", "simulated: cost of each row")
 }
 
-// fill resolves what depends on other flags.
+// fill resolves defaults that depend on other flags.
 func (c *config) fill() {
 	if c.InFlight == 0 {
 		c.InFlight = 1
@@ -102,7 +102,7 @@ func (c *config) fill() {
 	}
 }
 
-// validate refuses what cannot work, with the reason and the limit.
+// validate refuses impossible flags, with the reason and the limit.
 func (c *config) validate() error {
 	kind, ok := modelKinds()[c.ModelType]
 	if !ok {
@@ -157,8 +157,7 @@ func (c *config) validate() error {
 	return kind.check(c.model())
 }
 
-// slots is how large the ring must be: every producer's window, and never
-// less than a few batches.
+// slots is the size of the ring: every producer's window, and at least two batches.
 func (c *config) slots() int {
 	return max(c.WorkerNum*c.window(), 2*c.window(), 2*c.MaxBatchSize) // one client may not have all of them
 }
@@ -166,7 +165,7 @@ func (c *config) slots() int {
 // window is the slots of one producer.
 func (c *config) window() int { return c.producer().window() }
 
-// producer is what all producers have in common.
+// producer is the job of all producers.
 func (c *config) producer() producerJob {
 	return producerJob{Model: modelName, Rows: c.WorkerBatch, InFlight: c.InFlight}
 }
@@ -176,7 +175,7 @@ func (c *config) model() modelJob {
 		Fixed: c.SimulatedFixed.d(), Item: c.SimulatedItem.d()}
 }
 
-// note is what every output must say about the model.
+// note is the remark about the model in every output.
 func (c *config) note() string {
 	if k := modelKinds()[c.ModelType]; k.note != nil {
 		return k.note(c.model())

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // parse runs the flags as main does, without running anything.
@@ -79,9 +81,7 @@ func TestBadFlagsAreRefusedWithTheReason(t *testing.T) {
 
 func TestASimulatedModelSaysSoEverywhere(t *testing.T) {
 	o, err := parse("--model_type=simulated")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	r := &result{Config: &o.cfg, Note: o.cfg.note(), Stable: true}
 	var table strings.Builder
 	r.print(&table)

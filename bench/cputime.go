@@ -9,12 +9,10 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// cpuGroup is processes whose CPU time is added up.
+// cpuGroup adds up the CPU time of processes.
 type cpuGroup struct {
-	pids []int
-	// foreign ones may end, or belong to somebody else: what was seen last of
-	// them counts.
-	foreign map[int]time.Duration
+	pids    []int
+	foreign map[int]time.Duration // last time of processes that may end; nil: they may not
 }
 
 func cpuOf(processes ...*testbed.Process) (g cpuGroup) {
@@ -24,7 +22,7 @@ func cpuOf(processes ...*testbed.Process) (g cpuGroup) {
 	return g
 }
 
-// foreignCPU watches processes that others have started.
+// foreignCPU watches processes that this program has not started.
 func foreignCPU(pids ...int) cpuGroup {
 	return cpuGroup{pids: pids, foreign: map[int]time.Duration{}}
 }

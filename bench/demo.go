@@ -15,9 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/progress"
 )
 
-// The demo: what a newcomer runs first. Three lines and one sentence.
-
-// demoReport is its JSON.
+// demoReport is the JSON of the demo, which prints three lines and one sentence.
 type demoReport struct {
 	Suite  string     `json:"suite"`
 	Config *config    `json:"config"`
@@ -63,7 +61,7 @@ func runDemo(ctx context.Context, cfg *config, say *progress.Line) (*demoReport,
 	}{
 		{"one process alone", func() (*result, error) { return f.alone(cfg, 1, 1, nil, say) }},
 		{fmt.Sprintf("%d processes, each on its own", n), func() (*result, error) { return f.alone(cfg, n, 1, nil, say) }},
-		{fmt.Sprintf("%d processes through ringbatch", n), func() (*result, error) { return measureOnce(f, cfg, n, bound, say) }},
+		{fmt.Sprintf("%d processes through ringbatch", n), func() (*result, error) { return f.measureOnce(cfg, bound, say) }},
 	} {
 		res, err := l.run()
 		if err != nil {
@@ -102,7 +100,7 @@ func (r *demoReport) others() (most float64) {
 	return most
 }
 
-// round keeps two digits: a second of a demo has no more.
+// round keeps two digits: a demo of seconds has no more.
 func round(v float64) float64 {
 	if v <= 0 {
 		return 0
@@ -111,7 +109,7 @@ func round(v float64) float64 {
 	return math.Round(v/unit) * unit
 }
 
-// twoDigits are round's, without zeros behind the point.
+// twoDigits prints a rounded figure without trailing zeros.
 func twoDigits(v float64) string {
 	after := max(0, 1-int(math.Floor(math.Log10(max(v, 1e-9)))))
 	s := strconv.FormatFloat(v, 'f', after, 64)
@@ -121,7 +119,7 @@ func twoDigits(v float64) string {
 	return s
 }
 
-// sentence says what was won.
+// sentence compares batching with processes on their own.
 func (r *demoReport) sentence() string {
 	if len(r.Lines) < demoLines {
 		return ""

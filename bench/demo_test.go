@@ -14,7 +14,8 @@ func TestTheDemoPrintsRoundNumbersAndOneSentence(t *testing.T) {
 		return demoLine{name, r}
 	}
 	d := &demoReport{Config: &config{WorkerNum: 32}, Lines: []demoLine{
-		line("one process alone", 179.4, 5.574, 1), line("32 processes, each on its own", 256.2, 124.9, 1), line("32 processes through ringbatch", 2057.3, 15.53, 25.6),
+		line("one process alone", 179.4, 5.574, 1), line("32 processes, each on its own", 256.2, 124.9, 1),
+		line("32 processes through ringbatch", 2057.3, 15.53, 25.6),
 	}}
 	d.Lines[2].OtherCPU = 40
 	var out strings.Builder

@@ -15,16 +15,14 @@ import (
 
 var background = context.Background()
 
-// serveFunc starts a worker that runs its own loop, here or in another
-// process. It returns the pid under which the broker will know it; wait
-// returns when it has ended.
+// serveFunc starts a worker in another process. It returns the worker's pid; wait
+// returns when the worker has ended.
 type serveFunc func(worker.Config) (pid int, wait func() error, err error)
 
-// startTime is how long such a worker may take to attach: PyTorch alone takes
-// many seconds, more so if several start at once.
+// startTime is how long such a worker may take to attach: PyTorch takes many seconds.
 const startTime = 3 * time.Minute
 
-// serveByItself is ready when the broker knows the worker.
+// serveByItself is ready when the worker is attached.
 func serveByItself(c *testbed.Child, job *workerJob, m *openModel) error {
 	pid, run, err := m.Serve(worker.Config{
 		Socket: job.Socket, Model: modelName, Policy: policy.New(policy.MaxBatchSize(job.MaxBatch), policy.WaitTime(job.WaitTime),

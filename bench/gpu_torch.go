@@ -20,14 +20,13 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// The torch model runs in a Python process, `python3 -m ringbatch.torch`,
-// under the Go process that the benchmark started for it. $PYTHON names
-// another Python; $TORCH_ARGS are more flags for it, like --cuda_graphs.
+// The torch model runs in a Python process, `python3 -m ringbatch.torch`, under the Go
+// process of its worker. $PYTHON names another Python; $TORCH_ARGS are further flags,
+// like --cuda_graphs.
 //
-// The bound N × B is N processes with one batch of B rows each: copied from
-// pinned memory, computed, copied back, and then the next. $BOUND_LANES=2 asks
-// for a harder one, whose processes copy one batch while another computes; its
-// N·2·B rows in flight may be more than the producers of a run can have.
+// The bound is processes with one batch each: copied from pinned memory, computed,
+// copied back, then the next. With $BOUND_LANES=2 they copy one batch while another
+// computes: a harder bound, with more rows in flight than the producers may have.
 
 func checkTorch(j modelJob) error {
 	if j.Path == "" {
@@ -37,7 +36,7 @@ func checkTorch(j modelJob) error {
 	return err
 }
 
-// isImportPath tells module:name, which Python imports, from a file.
+// isImportPath reports whether path is module:name, and not a file.
 func isImportPath(path string) bool {
 	_, err := os.Stat(path)
 	return err != nil && strings.Contains(path, ":")
@@ -71,7 +70,7 @@ func openTorch(j modelJob) (*openModel, error) {
 				args = append(args, "--"+key+"="+value)
 			}
 			cmd := python(args)
-			said := &progress.Tail{} // what it says last is why it ended
+			said := &progress.Tail{} // its last lines say why it ended
 			cmd.Stdout, cmd.Stderr = os.Stderr, io.MultiWriter(os.Stderr, said)
 			if err := cmd.Start(); err != nil {
 				return 0, nil, err
@@ -81,8 +80,8 @@ func openTorch(j modelJob) (*openModel, error) {
 	}, nil
 }
 
-// python is a Python process that ends with the thread that starts it, which
-// the caller's goroutine therefore keeps.
+// python is a Python process that ends with its parent thread, so the caller's
+// goroutine keeps its thread.
 func python(args []string) *exec.Cmd {
 	runtime.LockOSThread()
 	cmd := exec.Command(cmp.Or(os.Getenv("PYTHON"), "python3"), args...)
@@ -96,26 +95,25 @@ func python(args []string) *exec.Cmd {
 func torchAlone(args []string) func() {
 	cmd := python(args)
 	in, err := cmd.StdinPipe()
-	must(err)
+	exitOn(err)
 	out, err := cmd.StdoutPipe()
-	must(err)
-	must(cmd.Start())
+	exitOn(err)
+	exitOn(cmd.Start())
 	r := bufio.NewReaderSize(out, 1)
 	return func() {
 		_, err := in.Write([]byte{'.'})
-		must(err)
+		exitOn(err)
 		answer, err := r.ReadByte()
 		if err == io.EOF {
 			err = cmd.Wait()
-		} else if err == nil && answer != '.' { // each would count as a batch, and the process run on when the window is over
+		} else if err == nil && answer != '.' { // stray output would count as batches
 			err = fmt.Errorf("the model process wrote %q instead of an answer", answer)
 		}
-		must(err)
+		exitOn(err)
 	}
 }
 
-// gpuLanes is how many batches a model process has in flight on the GPU:
-// $GPU_LANES, or two.
+// gpuLanes is the batches in flight of a model process on the GPU: $GPU_LANES, or two.
 func gpuLanes() int {
 	if n, err := strconv.Atoi(os.Getenv("GPU_LANES")); err == nil && n > 0 {
 		return n
@@ -123,8 +121,8 @@ func gpuLanes() int {
 	return 2
 }
 
-// must ends a child whose model cannot go on; its parent shows what it wrote.
-func must(err error) {
+// exitOn ends a child whose model failed; its parent shows the log.
+func exitOn(err error) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

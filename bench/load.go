@@ -23,26 +23,26 @@ import (
 	"github.com/ringbatch/ringbatch/tools/svgchart"
 )
 
-// Load is a load on a model that runs already, by clients in this process. What
-// comes out is what the benchmark measures of its own models.
+// Load loads a running model with clients in this process. The result has the figures of
+// the benchmark.
 type Load struct {
 	Socket, Model string
 	Feed          func(*tensor.Signature) (*feed.Feed, error)
 	Clients       int     // connections
-	InFlight      int     // requests that each has in flight, at most with a Rate; 0: one, with a Rate up to 64 as the ring has room
+	InFlight      int     // requests in flight of each; 0: one, or with a Rate up to 64 if the ring has room
 	Rows          int     // per request
 	Rate          float64 // requests per second of all together; 0: closed loop
 	Warmup        time.Duration
-	Window        time.Duration // what is measured at a time
+	Window        time.Duration // length of one measurement
 	Windows       int
 	Seed          int64
-	Patience      profile.Patience // if there is no worker
+	Patience      profile.Patience // with a model without workers
 }
 
-// Run loads the model. If ctx ends first, what was measured comes with the error.
+// Run loads the model. If ctx ends first, the error comes with the windows so far.
 func (l *Load) Run(ctx context.Context, say *progress.Line) (*Result, error) {
 	r, err := l.run(ctx, say)
-	if err != nil && ctx.Err() != nil { // whatever it was doing then
+	if err != nil && ctx.Err() != nil {
 		err = progress.ErrInterrupted
 	}
 	return r, err
@@ -127,16 +127,16 @@ func (l *Load) crowd(ctx context.Context) (*config, *crowd, error) {
 			return nil, nil, err
 		}
 		p.quit, p.inputs, p.dims = quit, inputs, rows.Dims()
-		p.sent.Store(uint64(i * len(inputs) / l.Clients)) // not all with the same
+		p.sent.Store(uint64(i * len(inputs) / l.Clients)) // clients start at different inputs
 		c.reporters = append(c.reporters, p)
 	}
 	return cfg, c, nil
 }
 
-// openInFlight is how many requests a client may have in flight in an open loop.
+// openInFlight bounds the requests in flight of a client in an open loop.
 const openInFlight = 64
 
-// inFlight is what was asked for, or what suits a ring with so many free slots.
+// inFlight is InFlight, or a default for a ring with these free slots.
 func (l *Load) inFlight(slotsFree int) int {
 	switch {
 	case l.InFlight > 0:
@@ -147,20 +147,20 @@ func (l *Load) inFlight(slotsFree int) int {
 	return 1
 }
 
-// What is kept in memory of the rows that requests send in turn.
+// Bounds of the inputs in memory.
 const (
 	mostInputs     = 1024
 	mostInputBytes = 256 << 20
 )
 
-// inputs are rows of requests that follow each other, as many as there are.
+// inputs are the rows of consecutive requests, up to the bounds.
 func (l *Load) inputs(rows *feed.Feed) (all []inputRows) {
 	most := min(mostInputs, (rows.Len()+l.Rows-1)/l.Rows)
 	for bytes := 0; len(all) < most && bytes < mostInputBytes; {
 		in := inputRows{given: rows.Rows(len(all)*l.Rows, l.Rows)}
 		for _, t := range in.given {
 			bytes += len(t.Data)
-			if len(rows.Dims()) == 0 { // rows lie in a slot as they are
+			if len(rows.Dims()) == 0 { // fixed sizes: rows are copied as they are
 				in.plain = append(in.plain, t.Data)
 			}
 		}
@@ -226,7 +226,7 @@ func (p *localProducer) Receive(into any) error {
 		return nil
 	case <-p.interrupted:
 	}
-	p.cancel() // what is in flight may never be answered
+	p.cancel() // requests in flight may have no answer
 	select {
 	case <-p.failures:
 	case <-p.reports:
@@ -234,7 +234,7 @@ func (p *localProducer) Receive(into any) error {
 	return progress.ErrInterrupted
 }
 
-// end detaches, and ends what is in flight.
+// end cancels the requests in flight and detaches.
 func (p *localProducer) end() {
 	p.cancel()
 	if p.running {

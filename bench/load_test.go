@@ -6,19 +6,16 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/tools/feed"
 )
 
 func TestRequestsSendTheGivenRowsInTurn(t *testing.T) {
 	sig, err := tensor.ParseSignature([]string{"x:u8[2]"}, []string{"y:u8[2]"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	rows, err := feed.New(&sig, []tensor.Tensor{tensor.Of("x", []uint8{1, 1, 2, 2, 3, 3}, 3, 2)}, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for perRequest, want := range map[int][][]byte{
 		1: {{1, 1}, {2, 2}, {3, 3}},
 		2: {{1, 1, 2, 2}, {3, 3, 1, 1}},

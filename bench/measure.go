@@ -17,18 +17,18 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// crowd is who takes part in one measurement: those that report windows, and the
+// crowd is the participants of one measurement: the reporters of windows, and the
 // processes whose CPU time is watched.
 type crowd struct {
 	reporters []reporter
 	groups    [3]cpuGroup // broker, producers, workers
 	socket    string      // of the broker, "" if there is none
 	model     string
-	processes []*testbed.Process // that were started for it alone
+	processes []*testbed.Process // started for this crowd
 }
 
-// reporter loads for the windows that it is sent and reports on each: a process,
-// or a part of this one.
+// reporter runs the load of each window that it receives, and reports. It is a process,
+// or a producer in this one.
 type reporter interface {
 	Send(command any) error
 	Receive(into any) error
@@ -42,7 +42,7 @@ func reporters(processes []*testbed.Process) (list []reporter) {
 	return list
 }
 
-// usage of everybody so far.
+// usage of all participants so far.
 func (c *crowd) usage(ctx context.Context) (usage, error) {
 	u := usage{batches: map[int]uint64{}}
 	for i, g := range c.groups {
@@ -75,7 +75,7 @@ func (c *crowd) usage(ctx context.Context) (usage, error) {
 	return u, nil
 }
 
-// run is one window of everybody: warm up, then measure.
+// run is one window of all participants: warm up, then measure.
 func (c *crowd) run(f *fleet, warmup, length time.Duration) (*window, error) {
 	start := shm.Now() + int64(rig.LeadTime) + int64(len(c.reporters))*int64(time.Millisecond)/4
 	o := windowOrder{Start: start, Begin: start + int64(warmup)}
@@ -113,8 +113,8 @@ func (c *crowd) run(f *fleet, warmup, length time.Duration) (*window, error) {
 	return w, nil
 }
 
-// watch runs windows until the last three agree, or there were enough; in
-// turns with the bound, if there is one.
+// watch runs windows until the last three agree or there were MaxWindows, in turns with
+// the bound.
 func (c *crowd) watch(f *fleet, cfg *config, what string, bound *bound, say *progress.Line) (*result, error) {
 	var windows []*window
 	var bounds boundWindows
@@ -148,7 +148,7 @@ func (c *crowd) watch(f *fleet, cfg *config, what string, bound *bound, say *pro
 	return r, nil
 }
 
-// rewarm is the least time to get going again after a pause.
+// rewarm is the shortest warm-up after a pause.
 const rewarm = 200 * time.Millisecond
 
 // serving is a broker with its model workers, ready for producers.
@@ -181,8 +181,7 @@ func (f *fleet) serve(cfg *config, say *progress.Line) (*serving, error) {
 // end stops them.
 func (s *serving) end() { s.f.End(append([]*testbed.Process{s.broker}, s.workers...)...) }
 
-// through measures that many producers through the broker, in turns with the
-// bound, if there is one.
+// through measures producers through the broker, in turns with the bound.
 func (s *serving) through(producers int, bound *bound, say *progress.Line) (*result, error) {
 	cfg := s.cfg
 	say.Say("starting %d producers", producers)
@@ -200,8 +199,7 @@ func (s *serving) through(producers int, bound *bound, say *progress.Line) (*res
 	return c.watch(s.f, cfg, fmt.Sprintf("%d producers", producers), bound, say)
 }
 
-// startAlone starts processes that run the model by themselves, each on
-// batches of its own rows.
+// startAlone starts processes that run the model by themselves.
 func (f *fleet) startAlone(cfg *config, processes, rows int, say *progress.Line) (*crowd, error) {
 	say.Say("loading the model in %d processes", processes)
 	job := aloneJob{Model: cfg.model(), Rows: rows}
@@ -227,7 +225,7 @@ func (f *fleet) alone(cfg *config, processes, rows int, bound *bound, say *progr
 	return r, nil
 }
 
-// sample is what the stability rule sees of a window.
+// sample is a window's figures for the stability rule.
 type sample struct {
 	Throughput float64
 	Latency    float64

@@ -14,7 +14,7 @@ import (
 	"github.com/ringbatch/ringbatch/worker/cpu"
 )
 
-// modelJob says which model a process runs. It travels to that process.
+// modelJob is the model of a process.
 type modelJob struct {
 	Type  string
 	Path  string
@@ -29,20 +29,17 @@ type modelJob struct {
 type openModel struct {
 	Signature tensor.Signature
 	Run       worker.Func                 // on a batch of the ring
-	Alone     func(rows int) (run func()) // on private memory, nothing around it
-
-	// Serve is for models with a loop of their own, instead of Run; see
-	// gpu_role.go.
-	Serve serveFunc
+	Alone     func(rows int) (run func()) // on private memory, without ringbatch
+	Serve     serveFunc                   // instead of Run; see gpu_role.go
 }
 
-// modelKind is what --model_type chooses.
+// modelKind is a value of --model_type.
 type modelKind struct {
 	takesPath bool
 	dtypes    []string
 	check     func(modelJob) error // refuses a model without loading it
 	open      func(modelJob) (*openModel, error)
-	note      func(modelJob) string // to be said in every output; nil or "" for none
+	note      func(modelJob) string // a remark in every output; nil or "" for none
 }
 
 // modelKinds lists them all.

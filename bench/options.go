@@ -23,7 +23,7 @@ func (o *options) flags() *pflag.FlagSet {
 	f := pflag.NewFlagSet("bench", pflag.ContinueOnError)
 	f.SortFlags = false
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		if name == "svg" { // as ringbatch bench names it
+		if name == "svg" { // the name in ringbatch bench
 			name = "plot"
 		}
 		return pflag.NormalizedName(strings.ReplaceAll(name, "-", "_")) // --wait-time is --wait_time
@@ -32,31 +32,31 @@ func (o *options) flags() *pflag.FlagSet {
 	f.StringVar(&o.json, "json", "", "write the results to this file")
 	f.StringVar(&o.plot, "plot", "", "draw the results into this SVG file")
 	f.BoolVar(&o.demo, "demo", false, "a short tour: alone, each on its own, through ringbatch, the bound; draws "+demoPlot)
-	f.Usage = func() { fmt.Fprintf(os.Stderr, usage0, f.FlagUsages()) }
+	f.Usage = func() { fmt.Fprintf(os.Stderr, usageText, f.FlagUsages()) }
 	return f
 }
 
-// demoPlot is where the demo draws unless told otherwise.
+// demoPlot is the demo's default for --plot.
 const demoPlot = "ringbatch-demo.svg"
 
-const usage0 = `Measure ringbatch: starts a broker, model workers and producers as processes of
-their own, loads them, and prints what came out, beside the upper bound.
+const usageText = `Measure ringbatch: start a broker, model workers and producers as processes, load
+them, and print the figures beside the upper bound.
 
   bench --worker_num=64 --max_batch_size=32 --model_num=1 --wait_time=0.005
   bench --worker_num=64 --no_dynamic_batch          # every producer on its own
   bench --rate=500 --worker_num=16                  # open loop, Poisson arrivals
   bench --demo                                      # a short tour
 
-Other suites, each with flags of its own (--help):
+Other suites, each with its own flags (--help):
 
-  bench transport      what ringbatch itself costs, without a model
-  bench gateway        what the gateway adds to bare net/http and gRPC
-  bench relay          a relay beside bare gRPC, and what further hosts add
-  bench pipeline       what a pipeline saves
+  bench transport      the cost of ringbatch itself, without a model
+  bench gateway        the gateway beside bare net/http and gRPC
+  bench relay          a relay beside bare gRPC, and several hosts
+  bench pipeline       a pipeline beside two models
 
 %s`
 
-// check refuses what cannot work before anything is started.
+// check refuses impossible options before any process starts.
 func (o *options) check(f *pflag.FlagSet) error {
 	if o.demo {
 		if err := o.shorten(f); err != nil {
@@ -67,11 +67,6 @@ func (o *options) check(f *pflag.FlagSet) error {
 	if err := o.cfg.validate(); err != nil {
 		return err
 	}
-	return o.checkOutputs()
-}
-
-// checkOutputs refuses files that could not be written.
-func (o *options) checkOutputs() error {
 	for name, path := range map[string]string{"json": o.json, "plot": o.plot} {
 		if err := progress.CanWrite(path); err != nil {
 			return fmt.Errorf("--%s: %w", name, err)
@@ -80,7 +75,7 @@ func (o *options) checkOutputs() error {
 	return nil
 }
 
-// shorten sets what the flags leave open for the demo.
+// shorten sets the demo's defaults.
 func (o *options) shorten(f *pflag.FlagSet) error {
 	for _, name := range []string{"no_dynamic_batch", "rate", "bound", "worker_batch"} {
 		if f.Changed(name) {

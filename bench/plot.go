@@ -9,22 +9,19 @@ import (
 	"github.com/ringbatch/ringbatch/tools/svgchart"
 )
 
-// drawable is a report that can be drawn.
-type drawable interface{ figure() *svgchart.Figure }
-
-func writePlot(path string, d drawable) error {
+func writePlot(path string, figure *svgchart.Figure) error {
 	f, err := os.Create(path)
 	if err != nil {
 		return fmt.Errorf("--plot: %w", err)
 	}
-	if err := d.figure().Render(f); err != nil {
+	if err := figure.Render(f); err != nil {
 		f.Close()
 		return fmt.Errorf("--plot: %w", err)
 	}
 	return f.Close()
 }
 
-// titled puts the note, such as "simulated", where nobody overlooks it.
+// titled says in the title that a model is simulated.
 func titled(title, note string) string {
 	if note != "" {
 		return title + " (simulated)"
@@ -40,7 +37,7 @@ func subtitle(c *config, note string) string {
 	return s
 }
 
-// figure of one configuration: against the bound, percentiles, breakdown.
+// figure has the throughput beside the bound, the latencies and the breakdown.
 func (r *result) figure() *svgchart.Figure {
 	c := r.Config
 	f := &svgchart.Figure{Title: titled(fmt.Sprintf("ringbatch: %d producers, %s", c.WorkerNum, c.ModelType), r.Note),
@@ -51,29 +48,31 @@ func (r *result) figure() *svgchart.Figure {
 	}
 	l := r.Latency
 	f.Charts = append(f.Charts,
-		svgchart.Chart{Title: "throughput", YLabel: "items per second", Categories: names, Bars: []svgchart.Bars{{Y: rates}}, BarLabels: true},
-		svgchart.Chart{Title: "latency", YLabel: "milliseconds", Categories: []string{"avg", "p50", "p90", "p95", "p99", "p99.9", "max"},
-			Bars: []svgchart.Bars{{Y: []float64{l.Avg, l.P50, l.P90, l.P95, l.P99, l.P999, l.Max}}}, BarLabels: true})
+		bars("throughput", "items per second", names, rates),
+		bars("latency", "milliseconds", []string{"avg", "p50", "p90", "p95", "p99", "p99.9", "max"},
+			[]float64{l.Avg, l.P50, l.P90, l.P95, l.P99, l.P999, l.Max}))
 	if !c.NoDynamicBatch {
 		each := r.Breakdown.each()
-		f.Charts = append(f.Charts, svgchart.Chart{Title: "where the time went, average per request", YLabel: "milliseconds",
-			Categories: stageNames[:], Bars: []svgchart.Bars{{Y: each[:]}}, BarLabels: true})
+		f.Charts = append(f.Charts, bars("where the time went, average per request", "milliseconds", stageNames[:], each[:]))
 	}
 	return f
 }
 
-// figure of the demo: its lines as bars, under the bound.
+func bars(title, unit string, names []string, values []float64) svgchart.Chart {
+	return svgchart.Chart{Title: title, YLabel: unit, Categories: names, Bars: []svgchart.Bars{{Y: values}}, BarLabels: true}
+}
+
+// figure has the demo's lines as bars, and the bound as a line.
 func (r *demoReport) figure() *svgchart.Figure {
 	n := r.Config.WorkerNum
-	names := []string{"1 process\nalone", fmt.Sprintf("%d processes,\neach on its own", n), fmt.Sprintf("%d processes\nthrough ringbatch", n)}
+	names := []string{"1 process\nalone", fmt.Sprintf("%d processes,\neach on its own", n),
+		fmt.Sprintf("%d processes\nthrough ringbatch", n)}
 	var rates, waits []float64
 	for _, l := range r.Lines {
 		rates, waits = append(rates, round(l.ItemsPerS)), append(waits, round(l.Latency.Avg))
 	}
-	charts := []svgchart.Chart{
-		{Title: "throughput", YLabel: "items per second", Categories: names[:len(rates)], Bars: []svgchart.Bars{{Y: rates}}, BarLabels: true},
-		{Title: "latency", YLabel: "milliseconds", Categories: names[:len(rates)], Bars: []svgchart.Bars{{Y: waits}}, BarLabels: true},
-	}
+	names = names[:len(rates)]
+	charts := []svgchart.Chart{bars("throughput", "items per second", names, rates), bars("latency", "milliseconds", names, waits)}
 	if len(r.Lines) == demoLines && r.Lines[demoBatched].Bound != nil {
 		rate := round(r.Lines[demoBatched].Bound.ItemsPerS)
 		charts[0].Lines = []svgchart.Line{{Name: "what the model can do: full batches, no callers", Dashed: true, X: []float64{-0.5,

@@ -35,19 +35,19 @@ const (
 
 type stages [len(stageNames)]int64 // nanoseconds
 
-// recorder gathers what one producer saw in one window: whatever ended in it.
+// recorder counts the requests of one producer that ended in one window.
 type recorder struct {
 	window windowOrder
-	quit   *atomic.Bool // nil, or set when the load is to end early
+	quit   *atomic.Bool // ends the load early; may be nil
 	mu     sync.Mutex
 	hist   *hdrhistogram.Histogram
 	report windowReport
 }
 
-// windowReport is one window of one producer, as it travels to the parent.
+// windowReport is one window of one producer, as sent to the parent.
 type windowReport struct {
 	Nanos    int64 // length of the window
-	Due      int64 // open loop: requests that were to be sent in it
+	Due      int64 // open loop: requests due in it
 	Requests int64 // answered
 	Items    int64
 	Sum      int64 // of latencies
@@ -66,14 +66,14 @@ func newRecorder(o windowOrder) *recorder {
 	return &recorder{window: o, hist: newHistogram(), report: windowReport{Nanos: o.End - o.Begin, Errors: map[string]int64{}}}
 }
 
-// over tells that the load of this window is to end.
+// over reports whether the load of this window should end.
 func (r *recorder) over(now int64) bool {
 	return now >= r.window.End || r.quit != nil && r.quit.Load()
 }
 
 func (r *recorder) counts(at int64) bool { return at >= r.window.Begin && at < r.window.End }
 
-// due counts a request that is to be sent at the given time.
+// due counts a request that is due at the given time.
 func (r *recorder) due(at int64) {
 	if r.counts(at) {
 		r.report.Due++
@@ -96,7 +96,7 @@ func (r *recorder) add(at, latency int64, rows int, st stages) {
 	_ = r.hist.RecordValue(min(max(latency, leastNanos), mostNanos))
 }
 
-// fail counts requests that came to nothing.
+// fail counts failed requests.
 func (r *recorder) fail(at int64, name string, n int64) {
 	if !r.counts(at) || n == 0 {
 		return
@@ -106,7 +106,7 @@ func (r *recorder) fail(at int64, name string, n int64) {
 	r.report.Errors[name] += n
 }
 
-// result is the report, once nothing is added any more.
+// result is the finished report.
 func (r *recorder) result() (*windowReport, error) {
 	var err error
 	if r.report.Latency, err = r.hist.Encode(hdrhistogram.V2CompressedEncodingCookieBase); err != nil {
@@ -115,7 +115,7 @@ func (r *recorder) result() (*windowReport, error) {
 	return &r.report, nil
 }
 
-// eachWindow is ready, and runs load for every window that the parent orders.
+// eachWindow sends "ready" and runs load for every window that the parent orders.
 func eachWindow(c *testbed.Child, load func(*recorder)) error {
 	return testbed.Serve(c, func(o windowOrder) (*windowReport, error) {
 		r := newRecorder(o)

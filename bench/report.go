@@ -12,7 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/bench/rig"
 )
 
-// print writes a result as tables that explain themselves.
+// print writes a result as tables.
 func (r *result) print(w io.Writer) {
 	c := r.Config
 	fmt.Fprintln(w, c.headline())
@@ -25,9 +25,8 @@ func (r *result) print(w io.Writer) {
 	}
 	fmt.Fprintln(w)
 	if b := r.Bound; b != nil {
-		fmt.Fprintf(w, "%-14s %s items/s, %s ms a batch: %d process(es) feeding themselves batches of %d, in turns with the above; %s "+
-			"µs CPU an item\n",
-			"bound", rig.Big(b.ItemsPerS), rig.Short(b.Latency.Avg), c.ModelNum, c.MaxBatchSize, rig.Short(b.CPU))
+		fmt.Fprintf(w, "%-14s %s items/s, %s ms a batch: %d process(es) feeding themselves batches of %d, in turns with the above; "+
+			"%s µs CPU an item\n", "bound", rig.Big(b.ItemsPerS), rig.Short(b.Latency.Avg), c.ModelNum, c.MaxBatchSize, rig.Short(b.CPU))
 	}
 	l := r.Latency
 	fmt.Fprintf(w, "%-14s avg %s  p50 %s  p90 %s  p95 %s  p99 %s  p99.9 %s  max %s", "latency, ms",
@@ -37,8 +36,8 @@ func (r *result) print(w io.Writer) {
 	}
 	fmt.Fprintln(w)
 	if a := r.Alone; a != nil {
-		fmt.Fprintf(w, "%-14s avg %s  p50 %s: a process that runs each request by itself, in turns with the above; through ringbatch %+.1f %%\n",
-			"model alone", rig.Short(a.Latency.Avg), rig.Short(a.Latency.P50), 100*(r.RatioToAlone-1))
+		fmt.Fprintf(w, "%-14s avg %s  p50 %s: a process that runs each request by itself, in turns with the above; "+
+			"through ringbatch %+.1f %%\n", "model alone", rig.Short(a.Latency.Avg), rig.Short(a.Latency.P50), 100*(r.RatioToAlone-1))
 	}
 	if !c.NoDynamicBatch {
 		fmt.Fprintf(w, "\nwhere the time went, average per request\n")
@@ -56,7 +55,7 @@ func (r *result) print(w io.Writer) {
 	}
 }
 
-// headline says what was measured.
+// headline names the measured configuration.
 func (c *config) headline() string {
 	if c.NoDynamicBatch {
 		return fmt.Sprintf("%s: %d processes, each running the model by itself on %d row(s)", c.ModelType, c.WorkerNum, c.WorkerBatch)
@@ -80,7 +79,7 @@ func (r *result) printStability(w io.Writer) {
 	}
 }
 
-// busy warns where others used the machine: then the figures are theirs, too.
+// busy warns of other programs, which spoil the figures.
 func (r *result) busy() string {
 	if r.OtherCPU < busyPercent {
 		return ""
@@ -90,7 +89,7 @@ func (r *result) busy() string {
 
 const busyPercent = 5
 
-const barWidth = 40
+func bar(share float64) string { return strings.Repeat("█", int(share*40+0.5)) }
 
 // printBars draws one bar for each value.
 func printBars(w io.Writer, names []string, values [len(stageNames)]float64, unit string) {
@@ -103,7 +102,7 @@ func printBars(w io.Writer, names []string, values [len(stageNames)]float64, uni
 		if total > 0 {
 			share = values[i] / total
 		}
-		fmt.Fprintf(w, "  %-10s %9s %s %5.1f %%  %s\n", name, rig.Short(values[i]), unit, 100*share, strings.Repeat("█", int(share*barWidth+0.5)))
+		fmt.Fprintf(w, "  %-10s %9s %s %5.1f %%  %s\n", name, rig.Short(values[i]), unit, 100*share, bar(share))
 	}
 }
 
@@ -134,7 +133,7 @@ func printBatches(w io.Writer, b batchSizes) {
 			label = fmt.Sprintf("%d–%d", low, min(low+step-1, sizes[len(sizes)-1]))
 		}
 		share := float64(n) / float64(total)
-		fmt.Fprintf(w, "  %-10s %9s    %5.1f %%  %s\n", label, rig.Big(float64(n)), 100*share, strings.Repeat("█", int(share*barWidth+0.5)))
+		fmt.Fprintf(w, "  %-10s %9s    %5.1f %%  %s\n", label, rig.Big(float64(n)), 100*share, bar(share))
 	}
 }
 

@@ -8,8 +8,8 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// result is one measured point. Its JSON keys are documented in
-// docs/benchmark.md and are only ever added to.
+// result is one measured point. docs/benchmark.md documents its JSON keys, which may
+// only grow.
 type result struct {
 	Config       *config          `json:"config,omitempty"`
 	Note         string           `json:"note,omitempty"` // "simulated: …" where the model only simulates
@@ -22,12 +22,12 @@ type result struct {
 	Errors       map[string]int64 `json:"errors"`
 	Bound        *boundResult     `json:"bound,omitempty"`
 	RatioToBound float64          `json:"ratio_to_bound,omitempty"`
-	Alone        *boundResult     `json:"alone,omitempty"`          // single producer: the model alone on his requests
+	Alone        *boundResult     `json:"alone,omitempty"`          // single producer: the model alone on its requests
 	RatioToAlone float64          `json:"ratio_to_alone,omitempty"` // of the average latencies
 	Stable       bool             `json:"stable"`
 	Windows      []float64        `json:"windows_items_per_s"` // all windows, the last three of which count
 	Requests     int64            `json:"requests"`            // measured
-	OtherCPU     float64          `json:"other_cpu_percent"`   // of the machine, used by others meanwhile
+	OtherCPU     float64          `json:"other_cpu_percent"`   // of the machine, used by other programs
 
 	Each []Figures `json:"-"` // of all windows
 }
@@ -37,8 +37,8 @@ type Result = result
 
 // Figures are the main ones of a window.
 type Figures struct {
-	DuePerSecond  float64 // open loop: requests that were to be sent
-	PerSecond     float64 // requests that were answered
+	DuePerSecond  float64 // open loop: requests due
+	PerSecond     float64 // requests answered
 	MeanMS, P99MS float64
 }
 
@@ -72,12 +72,12 @@ type cpuPerRequest struct {
 	Worker float64 `json:"worker"`
 }
 
-// usage is what was used and done up to some moment.
+// usage counts CPU time and batches up to some moment.
 type usage struct {
 	cpu     [3]time.Duration // broker, producers, workers
 	batches map[int]uint64   // by rows
-	others  time.Duration    // CPU time of everybody else
-	span    time.Duration    // CPU time there was, on all cores
+	others  time.Duration    // CPU time of other programs
+	span    time.Duration    // of all cores
 }
 
 // window is one measuring window, all producers together.
@@ -97,7 +97,7 @@ func newWindow() *window {
 	return &window{errors: map[string]int64{}, latency: newHistogram(), used: usage{batches: map[int]uint64{}}}
 }
 
-// addReport takes in what one producer saw.
+// addReport adds the report of one producer.
 func (w *window) addReport(r *windowReport) error {
 	h, err := hdrhistogram.Decode(r.Latency)
 	if err != nil {
@@ -119,7 +119,7 @@ func (w *window) addReport(r *windowReport) error {
 	return nil
 }
 
-// addUsage takes in what was used between two moments.
+// addUsage adds the usage between two moments.
 func (w *window) addUsage(before, after usage) {
 	for i := range w.used.cpu {
 		w.used.cpu[i] += after.cpu[i] - before.cpu[i]
@@ -158,7 +158,7 @@ func merge(windows []*window) *window {
 	return m
 }
 
-// summarize turns windows into a result; the last so many count.
+// summarize turns windows into a result, of which the last ones count.
 func summarize(windows []*window, isStable bool, counted int) *result {
 	m := merge(windows[max(0, len(windows)-counted):])
 	r := &result{
@@ -167,7 +167,8 @@ func summarize(windows []*window, isStable bool, counted int) *result {
 	}
 	for _, w := range windows {
 		r.Windows = append(r.Windows, w.itemsPerS)
-		r.Each = append(r.Each, Figures{DuePerSecond: w.duePerSecond, PerSecond: w.perSecond, MeanMS: w.latencies().Avg, P99MS: w.latencies().P99})
+		l := w.latencies()
+		r.Each = append(r.Each, Figures{DuePerSecond: w.duePerSecond, PerSecond: w.perSecond, MeanMS: l.Avg, P99MS: l.P99})
 	}
 	n := float64(max(m.requests, 1))
 	at := func(i int) float64 { return float64(m.stages[i]) / n / 1e6 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -24,9 +25,7 @@ func recorded(t *testing.T, rows int, latencies ...time.Duration) *windowReport 
 	r.fail(200, errorName(fmt.Errorf("sending: %w", status.ErrQueueFull)), 1)
 	r.fail(200, errorName(errors.New("odd")), 1)
 	w, err := r.result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return w
 }
 
@@ -34,9 +33,7 @@ func windowOf(t *testing.T, reports ...*windowReport) *window {
 	t.Helper()
 	w := newWindow()
 	for _, r := range reports {
-		if err := w.addReport(r); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.addReport(r))
 	}
 	return w
 }
@@ -75,9 +72,7 @@ func TestOnlyWhatEndsInTheWindowCounts(t *testing.T) {
 		r.fail(at, "odd", 1)
 	}
 	w, err := r.result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	if w.Requests != 2 || w.Errors["odd"] != 2 || w.Nanos != 1000 {
 		t.Errorf("got %d requests, errors %v, %d ns; want 2, 2, 1000", w.Requests, w.Errors, w.Nanos)
 	}
@@ -85,9 +80,7 @@ func TestOnlyWhatEndsInTheWindowCounts(t *testing.T) {
 
 func TestTheJSONKeysAreTheDocumentedOnes(t *testing.T) {
 	o, err := parse("--worker_num=2")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	r := summarize([]*window{windowOf(t, recorded(t, 1, time.Millisecond))}, false, minWindows)
 	r.Config = &o.cfg
 	r.compare(&boundWindows{
@@ -125,12 +118,8 @@ func TestTheJSONKeysAreTheDocumentedOnes(t *testing.T) {
 func keys(t *testing.T, v any) map[string]any {
 	t.Helper()
 	data, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var m map[string]any
-	if err := json.Unmarshal(data, &m); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(data, &m))
 	return m
 }

@@ -22,7 +22,7 @@ type workerJob struct {
 	Slots    int
 }
 
-// modelName is what the benchmark calls its model with the broker.
+// modelName is the model's name at the broker.
 const modelName = "bench"
 
 func (j *modelJob) load() (*openModel, error) {
@@ -42,7 +42,7 @@ func modelWorkerRole(c *testbed.Child, job workerJob) error {
 	if m.Serve != nil {
 		return serveByItself(c, &job, m)
 	}
-	m.Alone(job.MaxBatch)() // scratch and caches are as they will be
+	m.Alone(job.MaxBatch)() // warm scratch memory and caches
 	ctx := context.Background()
 	w, err := worker.Attach(ctx, worker.Config{
 		Socket: job.Socket, Model: modelName, Signature: m.Signature,
@@ -66,8 +66,7 @@ func modelWorkerRole(c *testbed.Child, job workerJob) error {
 	}
 }
 
-// aloneJob is one process that runs the model by itself, batch after batch of
-// its own rows.
+// aloneJob is one process that runs the model by itself on batches of its rows.
 type aloneJob struct {
 	Model modelJob
 	Rows  int

@@ -33,8 +33,8 @@ type producerJob struct {
 // window is the slots that the producer uses.
 func (j producerJob) window() int { return j.InFlight * j.Rows }
 
-// producerRole sends requests without copies beyond the one that writes the
-// input: claim, write in place, commit, wait, read in place, release.
+// producerRole sends requests with one copy, of the input into the slot: claim, write in
+// place, commit, wait, read in place, release.
 func producerRole(c *testbed.Child, job producerJob) error {
 	ctx := context.Background()
 	conn, err := client.Dial(ctx, job.Model, client.WithSocket(job.Socket), client.WithWindow(job.window()))
@@ -63,14 +63,13 @@ type producer struct {
 	windows int // open loops run so far
 }
 
-// inputRows are those of a request.
+// inputRows are the rows of a request.
 type inputRows struct {
-	plain [][]byte // per input tensor, as they lie in a slot
-	// given are they where the model's own sizes decide how rows lie in a slot.
-	given []tensor.Tensor
+	plain [][]byte        // per input tensor, as laid out in a slot
+	given []tensor.Tensor // for models with variable sizes, whose rows are padded in the slot
 }
 
-// next is what the next request sends.
+// next is the input of the next request.
 func (p *producer) next() *inputRows {
 	if len(p.inputs) == 1 {
 		return &p.inputs[0]
@@ -78,8 +77,7 @@ func (p *producer) next() *inputRows {
 	return &p.inputs[p.sent.Add(1)%uint64(len(p.inputs))]
 }
 
-// closedLoop keeps InFlight requests in flight: each answer is followed by
-// the next request.
+// closedLoop keeps InFlight requests in flight.
 func (p *producer) closedLoop(ctx context.Context, rec *recorder) {
 	loop := func() {
 		for now := shm.Now(); !rec.over(now); {
@@ -94,10 +92,9 @@ func (p *producer) closedLoop(ctx context.Context, rec *recorder) {
 	others.Wait()
 }
 
-// openLoop sends at the intended times, whatever the answers do. A request
-// that has to wait for one of the InFlight places is late; its latency counts
-// from when it should have been sent. Those that could not be sent before the
-// end are counted, too.
+// openLoop sends at the intended times, independently of answers. Latency counts from
+// the intended time, also of a request that waits for one of the InFlight places.
+// Requests that could not be sent before the end are counted as errors.
 func (p *producer) openLoop(ctx context.Context, rec *recorder) {
 	end := rec.window.End
 	arrivals := make(chan int64, 1<<16)
@@ -114,12 +111,12 @@ func (p *producer) openLoop(ctx context.Context, rec *recorder) {
 			}
 		})
 	}
-	// Every window has arrivals of its own; all of them follow from the seed.
+	// Every window has other arrivals, all from the seed.
 	s := newSchedule(rec.window.Start, p.job.Rate, p.job.Seed+uint64(p.windows)<<32)
 	p.windows++
 	for at := s.arrival(); at < end; at = s.arrival() {
 		rec.due(at)
-		if rec.over(shm.Now()) { // at rates that this loop cannot keep
+		if rec.over(shm.Now()) { // the rate is too high for this loop
 			unsent.Add(1)
 			continue
 		}
@@ -131,8 +128,7 @@ func (p *producer) openLoop(ctx context.Context, rec *recorder) {
 	rec.fail(end-1, "not_sent_in_time", unsent.Load())
 }
 
-// request runs one that was meant for the intended time, and says when it
-// was over.
+// request runs a request that is due at the intended time, and returns its end.
 func (p *producer) request(ctx context.Context, rec *recorder, intended int64) int64 {
 	st, err := p.exchange(ctx, intended)
 	now := shm.Now()
@@ -145,8 +141,8 @@ func (p *producer) request(ctx context.Context, rec *recorder, intended int64) i
 	return now
 }
 
-// exchange is one request, and where its time went. Waiting for a place among
-// those in flight counts as waiting to claim.
+// exchange runs one request and returns its stages. Waiting for a place in flight counts
+// as waiting to claim.
 func (p *producer) exchange(ctx context.Context, intended int64) (stages, error) {
 	r, err := p.conn.Claim(ctx, p.job.Rows, p.dims...)
 	if err != nil {
@@ -187,7 +183,7 @@ func (p *producer) write(r client.Request) error {
 	return nil
 }
 
-// wait is for the answer; the stages that follow the commit.
+// wait waits for the answer and returns the stages after the commit.
 func (p *producer) wait(ctx context.Context, r client.Request) (stages, error) {
 	if err := r.Wait(ctx); err != nil {
 		return stages{}, err
@@ -196,7 +192,7 @@ func (p *producer) wait(ctx context.Context, r client.Request) (stages, error) {
 	return stages{0, 0, int64(t.Queue), int64(t.Dispatch), int64(t.Compute), int64(t.Wake)}, err
 }
 
-// randomInputs are rows that every request sends.
+// randomInputs are the rows of every request.
 func randomInputs(c *client.Client, job producerJob) []inputRows {
 	sig := c.Model().Signature
 	var rows inputRows
@@ -215,8 +211,7 @@ func errorName(err error) string {
 	return err.Error()
 }
 
-// schedule gives the times at which an open loop sends: Poisson arrivals, the
-// same for the same seed. It never looks at what happened to earlier requests.
+// schedule is the Poisson arrivals of an open loop, the same for the same seed.
 type schedule struct {
 	rnd  *rand.Rand
 	gap  float64 // mean, in nanoseconds
@@ -229,6 +224,6 @@ func newSchedule(start int64, perSecond float64, seed uint64) *schedule {
 
 // arrival is the next intended send time, in nanoseconds.
 func (s *schedule) arrival() int64 {
-	s.next = min(s.next+s.rnd.ExpFloat64()*s.gap, 1<<62) // more would not be a time any more
+	s.next = min(s.next+s.rnd.ExpFloat64()*s.gap, 1<<62) // larger numbers are no times
 	return int64(s.next)
 }

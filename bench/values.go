@@ -12,8 +12,8 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-// seconds is a duration given as a number of seconds or like 10ms. In JSON it
-// is a number of seconds.
+// seconds is a duration, given as a number of seconds or like 10ms. In JSON it is a
+// number of seconds.
 type seconds time.Duration
 
 func (s seconds) d() time.Duration { return time.Duration(s) }

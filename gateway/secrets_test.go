@@ -25,17 +25,17 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/test/testbed"
+	"github.com/ringbatch/ringbatch/test/certs"
 )
 
 // authority makes certificates, or ends the test.
 type authority struct {
 	t *testing.T
-	*testbed.Authority
+	*certs.Authority
 }
 
 func newAuthority(t *testing.T) *authority {
-	a, err := testbed.NewAuthority()
+	a, err := certs.NewAuthority()
 	must.Do(t, err)
 	return &authority{t, a}
 }

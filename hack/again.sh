@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# hack/again.sh COMMAND...: runs a command that downloads something, and again if it
-# fails. (pip tries again to connect, but not what broke off in the middle.)
+# hack/again.sh COMMAND...: runs a command that downloads, and again if it fails. (pip
+# retries a connection, but not a download that broke off.)
 set -u
 export PIP_DEFAULT_TIMEOUT=${PIP_DEFAULT_TIMEOUT:-60} # a network that stalls for a while
 for pause in 5 20; do

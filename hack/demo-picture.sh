@@ -5,7 +5,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 picture=${1:-docs/images/page.png}
-browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome) || { echo "demo-picture: install Chromium first (apt-get install chromium)" >&2; exit 1; }
+browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome) ||
+  { echo "demo-picture: install Chromium first (apt-get install chromium)" >&2; exit 1; }
 work=$(mktemp -d)
 ./bin/ringbatch demo --http 0 >"$work/demo" 2>&1 &
 demo=$!
@@ -19,10 +20,11 @@ for _ in $(seq 300); do
 done
 [ -n "$url" ] || { echo "demo-picture: ringbatch demo did not start:" >&2; cat "$work/demo" >&2; exit 1; }
 echo "drawing $url for ${SECONDS_OF_LOAD:=60} s"
-# The page draws what it saw itself, so it is left open for a while: a browser that
-# is given that much real time, not virtual time, which would pass at once.
-"$browser" --headless=new --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir="$work/profile" --window-size=1200,"${HEIGHT:-410}" \
-  --timeout=$((SECONDS_OF_LOAD * 1000)) --virtual-time-budget=$((SECONDS_OF_LOAD * 1000)) --screenshot="$work/page.png" "$url" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
+# The page draws only the time since it was opened, so the browser keeps it open for a
+# while, in real time: virtual time would pass at once.
+"$browser" --headless=new --no-sandbox --disable-gpu --hide-scrollbars --user-data-dir="$work/profile" \
+  --window-size=1200,"${HEIGHT:-410}" --timeout=$((SECONDS_OF_LOAD * 1000)) --virtual-time-budget=$((SECONDS_OF_LOAD * 1000)) \
+  --screenshot="$work/page.png" "$url" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
 [ -s "$work/page.png" ] || { echo "demo-picture: no picture was made:" >&2; tail -5 "$work/log" >&2; exit 1; }
 mkdir -p "$(dirname "$picture")"
 mv "$work/page.png" "$picture"

@@ -10,14 +10,14 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway"
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/test/testbed"
+	"github.com/ringbatch/ringbatch/test/certs"
 )
 
 // guarded is a host that wants a certificate and a token of its callers, and
 // the files of both sides.
 type guarded struct {
 	t                                *testing.T
-	servers, callers                 *testbed.Authority
+	servers, callers                 *certs.Authority
 	cert, key, clientCA, tokens      string // the host's
 	ourCert, ourKey, serverCA, token string // the relay's
 }
@@ -36,9 +36,9 @@ func newGuarded(t *testing.T) *guarded {
 	return g
 }
 
-func (g *guarded) authority(file string) *testbed.Authority {
+func (g *guarded) authority(file string) *certs.Authority {
 	g.t.Helper()
-	a, err := testbed.NewAuthority()
+	a, err := certs.NewAuthority()
 	if err == nil {
 		err = a.WriteOwn(file)
 	}

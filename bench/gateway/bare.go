@@ -33,8 +33,8 @@ var Sizes = []Size{{"64 bytes", 64, 64, "small"}, {"602,112 bytes", 602112, 4000
 // Addresses are where a server listens.
 type Addresses struct{ HTTP, GRPC string }
 
-// BareRole is a server as anybody would write it with net/http and grpc-go: it reads the whole message and answers as many
-// bytes as the gateway would.
+// BareRole is a plain server with net/http and grpc-go: it reads the whole message and answers with as many bytes as the
+// gateway.
 func BareRole(c *testbed.Child) error {
 	var listeners [2]net.Listener
 	for i := range listeners {
@@ -62,7 +62,7 @@ func StartBare(r *rig.Rig) (p *testbed.Process, at Addresses) {
 	return p, at
 }
 
-// bareBodies are used again: a server that makes garbage of each body would be an easy mark.
+// bareBodies reuses memory: a server that allocates each body would be too easy to beat.
 var bareBodies = sync.Pool{New: func() any { return new([]byte) }}
 
 func bareHTTP(w http.ResponseWriter, r *http.Request) {
@@ -98,8 +98,9 @@ func (*bareRPC) ModelInfer(_ context.Context, r *oip.ModelInferRequest) (*oip.Mo
 	for _, s := range Sizes {
 		if s.Model == r.ModelName {
 			rows := r.Inputs[0].Shape[0]
+			y := &oip.ModelInferResponse_InferOutputTensor{Name: "y", Datatype: "UINT8", Shape: []int64{rows, int64(s.Answer)}}
 			return &oip.ModelInferResponse{ModelName: r.ModelName, ModelVersion: "1",
-				Outputs:           []*oip.ModelInferResponse_InferOutputTensor{{Name: "y", Datatype: "UINT8", Shape: []int64{rows, int64(s.Answer)}}},
+				Outputs:           []*oip.ModelInferResponse_InferOutputTensor{y},
 				RawOutputContents: [][]byte{r.RawInputContents[0][:int(rows)*s.Answer]}}, nil
 		}
 	}
@@ -117,8 +118,8 @@ func Dial(address string) (*grpc.ClientConn, error) {
 func RPCCaller(conn *grpc.ClientConn, s Size, rows int) rig.Caller {
 	service := oip.NewGRPCInferenceServiceClient(conn)
 	input := bytes.Repeat(rig.Pattern(s.Bytes), rows)
-	request := &oip.ModelInferRequest{ModelName: s.Model,
-		Inputs:           []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "UINT8", Shape: []int64{int64(rows), int64(s.Bytes)}}},
+	x := &oip.ModelInferRequest_InferInputTensor{Name: "x", Datatype: "UINT8", Shape: []int64{int64(rows), int64(s.Bytes)}}
+	request := &oip.ModelInferRequest{ModelName: s.Model, Inputs: []*oip.ModelInferRequest_InferInputTensor{x},
 		RawInputContents: [][]byte{input}}
 	return func(ctx context.Context) error {
 		rep, err := service.ModelInfer(ctx, request)

@@ -195,8 +195,8 @@ func httpCaller(conn net.Conn, s Size) rig.Caller {
 		`"outputs":[{"name":"y","parameters":{"binary_data":true}}]}`, s.Bytes, s.Bytes)
 	var request bytes.Buffer
 	request.WriteString(strings.Join([]string{"POST /v2/models/" + s.Model + "/infer HTTP/1.1", "Host: localhost",
-		"Content-Type: application/octet-stream",
-		fmt.Sprintf("Inference-Header-Content-Length: %d", len(head)), fmt.Sprintf("Content-Length: %d", len(head)+s.Bytes), "", head}, "\r\n"))
+		"Content-Type: application/octet-stream", fmt.Sprintf("Inference-Header-Content-Length: %d", len(head)),
+		fmt.Sprintf("Content-Length: %d", len(head)+s.Bytes), "", head}, "\r\n"))
 	request.Write(input)
 	in := bufio.NewReaderSize(conn, 64<<10)
 	body := make([]byte, s.Answer+1024)

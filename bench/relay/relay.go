@@ -32,7 +32,7 @@ const (
 
 var small, large = gateway.Sizes[0], gateway.Sizes[1]
 
-// Roles of this suite's processes; those of the gateway suite are needed, too.
+// Roles of this suite's processes, which also uses the roles of the gateway suite.
 func Roles() testbed.Roles { return testbed.Roles{"relay producer": testbed.With(producerRole)} }
 
 // Run is `bench relay`.
@@ -62,7 +62,8 @@ type bed struct {
 }
 
 func echoJob(socket, model string, s gateway.Size, most int) rig.EchoJob {
-	return rig.EchoJob{Socket: socket, Model: model, In: fmt.Sprintf("u8[%d]", s.Bytes), Out: fmt.Sprintf("u8[%d]", s.Answer), MaxBatch: most}
+	in, out := fmt.Sprintf("u8[%d]", s.Bytes), fmt.Sprintf("u8[%d]", s.Answer)
+	return rig.EchoJob{Socket: socket, Model: model, In: in, Out: out, MaxBatch: most}
 }
 
 // farHost starts a broker with a worker and a gateway, and returns its address.

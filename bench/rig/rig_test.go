@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 // hack/results.py reads these keys.
@@ -31,9 +33,7 @@ func TestASuiteWritesItsChecksAndThoseBeforeAnError(t *testing.T) {
 		t.Errorf("%v:\n%s", err, &out)
 	}
 	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	var got struct {
 		Suite string
 		Relay struct {
@@ -42,7 +42,8 @@ func TestASuiteWritesItsChecksAndThoseBeforeAnError(t *testing.T) {
 		}
 	}
 	want := []check{{"rate", 2, ">= 1.5", true, "2 against 1"}, {"wait", 2, "<= 1.5", false, ""}, {"free", 1, "-", true, ""}}
-	if err := json.Unmarshal(data, &got); err != nil || got.Suite != "relay" || got.Relay.Rate != 2 || !slices.Equal(got.Relay.Checks, want) {
+	err = json.Unmarshal(data, &got)
+	if err != nil || got.Suite != "relay" || got.Relay.Rate != 2 || !slices.Equal(got.Relay.Checks, want) {
 		t.Errorf("%v: %s", err, data)
 	}
 }

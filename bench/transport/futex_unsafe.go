@@ -16,18 +16,17 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// The futex round trip: two processes, two words of shared memory, each
-// process parked while the other one runs, each on a core of its own. It is
-// what the hardware and the kernel charge for waking somebody up and being
-// woken by him. (Left alone the kernel sometimes puts both on one core: that
-// is a context switch, and takes a third of the time.)
+// The futex round trip: two processes, two words of shared memory, each process parked
+// while the other runs, each on its own core. It is the price of the hardware and the
+// kernel for waking a process and being woken. (Without pinning, the kernel may put both
+// on one core: a context switch, which takes a third of the time.)
 
 const (
 	pingAt = 0
 	pongAt = 64
 )
 
-// mapWords maps the page that both sides were given as descriptor 3.
+// mapWords maps descriptor 3, the shared page.
 func mapWords() (ping, pong *atomic.Uint32, err error) {
 	mem, err := unix.Mmap(3, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -47,9 +46,8 @@ func raise(w *atomic.Uint32) {
 	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWakeOp, 1, 0, 0, 0)
 }
 
-// await parks until the word has moved on from old. Raw calls leave the Go
-// scheduler out: the figure is the kernel's. That is safe only because these
-// processes never collect garbage meanwhile.
+// await parks until the word differs from old. Raw calls bypass the Go scheduler, so the
+// figure is the kernel's. They are safe because these processes do not collect garbage.
 func await(w *atomic.Uint32, old uint32) {
 	for w.Load() == old {
 		_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWaitOp, uintptr(old), 0, 0, 0)
@@ -101,8 +99,7 @@ func futexRole(c *testbed.Child, core int, run func([]int64)) error {
 	})
 }
 
-// pinTo keeps this thread on the n-th core that the process may use (on the
-// last one if it has fewer).
+// pinTo pins this thread to the n-th core of the process, or to its last.
 func pinTo(n int) error {
 	var may, want unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &may); err != nil {

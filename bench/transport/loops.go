@@ -3,7 +3,6 @@
 package transport
 
 import (
-	"context"
 	"fmt"
 	"runtime"
 
@@ -28,7 +27,6 @@ const (
 // measureLoops measures the cost that models of one broker have for one another. One of the broker's loops serves each model.
 func measureLoops(r *rig.Rig) {
 	fourModels(r)
-	hostileNeighbour(r)
 	idleModels(r)
 }
 
@@ -80,23 +78,6 @@ func fourModels(r *rig.Rig) {
 			loopsModels, smallProducers, smallInFlight), rate(all[:smallProducers]), rate(all))
 }
 
-// hostileNeighbour compares the p99 of a model while a client of another one is quiet, and while it floods the broker.
-func hostileNeighbour(r *rig.Rig) {
-	e := startEcho(r, 1, small64("flooded", smallBatch, smallSlots))
-	addModel(r, e.socket, "neighbour")
-	flood := r.MustStart(testbed.Spec{Role: "flood", Job: floodJob{Socket: e.socket, Model: "flooded"}, Procs: 2})
-	clients := startProducers(r, 1, producerJob{Socket: e.socket, Model: "neighbour", Window: 8})
-	compareLoops(r, "hostile_ratio", "<=", 1.2,
-		fmt.Sprintf("p99 in µs of a model at %d/s beside one whose client sends entries without end / quiet:", loopsRate),
-		func() float64 { return pacedP99(r, clients) },
-		func() float64 {
-			r.Must(flood.Send(floodOrder{Until: shm.Now() + int64(r.Round) + 2*int64(rig.LeadTime)}))
-			loud := pacedP99(r, clients)
-			r.Must(flood.Receive(new(int)))
-			return loud
-		})
-}
-
 // idleModels compares the p99 of a model that is alone with one among many that do nothing, of another broker.
 func idleModels(r *rig.Rig) {
 	r.Say("loops: starting %d idle models", loopsIdle)
@@ -116,32 +97,6 @@ func idleModels(r *rig.Rig) {
 // pacedP99 is in microseconds.
 func pacedP99(r *rig.Rig, clients []*testbed.Process) float64 {
 	return float64(together(r, clients, order{Do: "paced", Rate: loopsRate}, r.Round)[0].P99) / 1e3
-}
-
-type floodJob struct{ Socket, Model string }
-
-type floodOrder struct{ Until int64 } // on shm.Now's clock
-
-// floodRole is a client that speaks the protocol and means ill: it sends
-// entries that come to nothing, and rings, as fast as it can.
-func floodRole(c *testbed.Child, job floodJob) error {
-	const window = 256
-	s, err := attach.Open(context.Background(), job.Socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: job.Model,
-		Window: window})
-	if err != nil {
-		return err
-	}
-	ring := shm.Producer[shm.Commit]{Ring: shm.CommitRing(s.Words, s.Info.Window)}
-	nothing := shm.Commit{Kind: shm.KindCancel, Rows: 1, Slot: s.Info.FirstSlot, Gen: s.Info.FirstGen}
-	return testbed.Serve(c, func(o floodOrder) (entries int, err error) {
-		for shm.Now() < o.Until {
-			if _, full := ring.Push(&nothing); !full {
-				entries++
-			}
-			s.Doorbell.Ring()
-		}
-		return entries, nil
-	})
 }
 
 type idleModelsJob struct {

@@ -27,8 +27,8 @@ type producerJob struct {
 	Seed   uint64
 }
 
-// order is one measurement. Times are on shm.Now's clock, which all
-// processes share, so that all producers start and stop together.
+// order is one measurement. Times are on shm.Now's clock, which all processes share, so
+// producers start and stop together.
 type order struct {
 	Do    string // "latency", "stream", "copy", "paced", "in flight"
 	Count int    // latency, in flight: requests
@@ -58,7 +58,7 @@ func producerRole(c *testbed.Child, job producerJob) error {
 		return err
 	}
 	return testbed.Serve(c, func(o order) (outcome, error) {
-		debug.FreeOSMemory() // start clean, so that no collection falls into the measurement
+		debug.FreeOSMemory() // no collection during the measurement
 		r, err := t.run(ctx, o)
 		if err != nil {
 			err = fmt.Errorf("%s: %w", o.Do, err)
@@ -94,7 +94,7 @@ func (t *transport) run(ctx context.Context, o order) (outcome, error) {
 	return res, err
 }
 
-// input is what every request sends.
+// input of every request.
 func (t *transport) input() []byte {
 	return rig.Pattern(t.session.Model().Signature.Inputs[0].RowBytes())
 }
@@ -113,9 +113,8 @@ func (t *transport) latency(ctx context.Context, o order, input []byte) (outcome
 	return outcome{Requests: len(ns), Nanos: ns[len(ns)/2], P99: ns[len(ns)*99/100]}, nil
 }
 
-// stream: as many requests as the window holds. Whatever has ended when the
-// oldest has is taken at once, and as many new ones are committed together.
-// It counts rows.
+// stream: as many requests as the window holds. When the oldest has ended, it takes all
+// ended requests and commits as many new ones together. It counts rows.
 func (t *transport) stream(ctx context.Context, o order, input []byte) (outcome, error) {
 	c, rows := t.session, max(1, o.Rows)
 	ring := make([]client.Request, t.job.Window/rows)
@@ -153,7 +152,7 @@ func (t *transport) stream(ctx context.Context, o order, input []byte) (outcome,
 	}
 }
 
-// copyOnly: the producers' own writes into the same slots, and nothing else.
+// copyOnly: the producers' writes into the same slots, and nothing else.
 func (t *transport) copyOnly(ctx context.Context, o order, input []byte) (outcome, error) {
 	slots := make([][]byte, t.job.Window)
 	for i := range slots {

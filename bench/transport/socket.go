@@ -35,8 +35,8 @@ type socketOrder struct {
 	Until    int64
 }
 
-// rawSocket blocks in the kernel, past the Go scheduler: what a C program
-// would do. The process has as many Ps as connections, and no garbage.
+// rawSocket blocks in the kernel, past the Go scheduler, as a C program does. The process
+// has as many Ps as connections, and no garbage.
 type rawSocket int
 
 func (s rawSocket) read(b []byte) error  { return s.transfer(unix.SYS_READ, b) }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package transport measures what ringbatch itself costs, without a model.
+// Package transport measures the cost of ringbatch itself, without a model.
 package transport
 
 import (
@@ -21,7 +21,6 @@ import (
 func Roles() testbed.Roles {
 	return testbed.Roles{
 		"transport":     testbed.With(producerRole),
-		"flood":         testbed.With(floodRole),
 		"idle models":   testbed.With(idleModelsRole),
 		"futex ping":    futexPingRole,
 		"futex pong":    futexPongRole,
@@ -34,23 +33,16 @@ func Roles() testbed.Roles {
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	var idle time.Duration
 	var requests int
-	var long bool
 	s := rig.Suite{
-		Name: "transport", About: "What ringbatch itself costs, without a model; see docs/benchmark.md.", Rounds: 7, Round: time.Second,
+		Name: "transport", About: "The cost of ringbatch itself, without a model; see docs/benchmark.md.", Rounds: 7, Round: time.Second,
 		Flags: func(f *pflag.FlagSet) {
 			f.DurationVar(&idle, "idle", 6*time.Second, "how long idleness is watched")
 			f.IntVar(&requests, "requests", 1_000_000, "requests of the in_flight part")
-			f.BoolVar(&long, "long", false, "10 million requests in the in_flight part")
 		},
 		Parts: []rig.Part{
 			{Name: "latency", Run: measureLatency}, {Name: "small", Run: measureSmall}, {Name: "large", Run: measureLarge},
 			{Name: "idle", Run: func(r *rig.Rig) { measureIdle(r, max(idle, 100*time.Millisecond)) }},
-			{Name: "in_flight", Run: func(r *rig.Rig) {
-				if long {
-					requests = 10_000_000
-				}
-				measureInFlight(r, max(requests, 1))
-			}},
+			{Name: "in_flight", Run: func(r *rig.Rig) { measureInFlight(r, max(requests, 1)) }},
 			{Name: "loops", Run: measureLoops},
 		},
 	}

@@ -18,7 +18,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
-	"github.com/ringbatch/ringbatch/test/testbed"
+	"github.com/ringbatch/ringbatch/test/certs"
 )
 
 func TestOtherHostsAreServedOnlyIfCallersShowWhoTheyAre(t *testing.T) {
@@ -230,11 +230,11 @@ func TestCertificatesAreToldApartByWhatNamesTheirOwner(t *testing.T) {
 // authority makes certificates, or ends the test.
 type authority struct {
 	t *testing.T
-	*testbed.Authority
+	*certs.Authority
 }
 
 func newAuthority(t *testing.T) *authority {
-	a, err := testbed.NewAuthority()
+	a, err := certs.NewAuthority()
 	must.Do(t, err)
 	return &authority{t, a}
 }

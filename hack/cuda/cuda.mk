@@ -3,8 +3,8 @@
 # Included by the Makefile.
 
 CUDA_DIR   := $(CURDIR)/build/cuda
-# gcc's own variables: CGO_CFLAGS and CGO_LDFLAGS would have Go compile net, and all
-# that depends on it, once more.
+# With CGO_CFLAGS and CGO_LDFLAGS instead of gcc's variables, Go would compile net and
+# all that depends on it once more.
 CUDA_ENV    = CGO_ENABLED=1 C_INCLUDE_PATH="$(CUDA_DIR)/include" LIBRARY_PATH="$(CUDA_DIR)/lib"
 CUDA_GO     = $(CUDA_ENV) go
 
@@ -23,14 +23,13 @@ cuda-vet: cuda-toolchain $(STATICCHECK)
 	$(CUDA_GO) vet -tags cuda ./worker/cuda/... ./cmd/...
 	$(CUDA_ENV) $(STATICCHECK) -tags cuda ./worker/cuda/... ./cmd/...
 
-# Of the command's tests only those of `ringbatch worker` (worker_test.go): nothing else
-# in it depends on the tag, and `make unit` has run the rest.
-# tests that need no GPU; those that do skip themselves
+# Tests that need a GPU skip themselves. Of the command's tests only those of
+# `ringbatch worker` depend on the tag; `make unit` runs the rest.
 cuda-test: cuda-toolchain
-	$(CUDA_GO) test -tags cuda ./worker/cuda/...
-	$(CUDA_GO) test -tags cuda -run '^TestAWorker' ./cmd/ringbatch
+	$(CUDA_GO) test -vet=off -tags cuda ./worker/cuda/...
+	$(CUDA_GO) test -vet=off -tags cuda -run '^TestAWorker' ./cmd/ringbatch
 
-# compile the kernels anew
+# compile the kernels
 cuda-ptx: cuda-toolchain
 	python3 hack/cuda/ptx.py build/cuda worker/cuda/kernels examples/cuda
 
@@ -39,14 +38,15 @@ cuda-ptx-check: cuda-toolchain
 	python3 hack/cuda/ptx.py --check build/cuda worker/cuda/kernels examples/cuda
 
 .PHONY: gpu-bundle gpu-python
-gpu-bundle: cuda-toolchain gpu-python ## what bench/gpu/run.sh needs on a machine with a GPU, into build/gpu
+# the files of bench/gpu/run.sh for a machine with a GPU, into build/gpu
+gpu-bundle: cuda-toolchain gpu-python
 	$(CUDA_GO) build -tags cuda -o build/gpu/ringbatch ./cmd/ringbatch
 	go build -o build/gpu/bench ./cmd/bench
 	$(CUDA_GO) test -tags cuda -c -o build/gpu/cuda.test ./worker/cuda
 	$(MAKE) -C cbindings BUILD=$(CURDIR)/build/gpu/c $(CURDIR)/build/gpu/c/libringbatch.so
 	cp build/gpu/c/libringbatch.so build/gpu/ && rm -r build/gpu/c
 
-# The package as it is installed: without the extension Python would go by ctypes, and measure that.
+# The package as installed: without the extension Python would use ctypes, and measure that.
 gpu-python:
 	rm -rf build/gpu/python && mkdir -p build/gpu/python && cp -r python/ringbatch build/gpu/python/
 	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -fPIC -fvisibility=hidden -shared -pthread -s -Icbindings \

@@ -15,7 +15,8 @@ import (
 )
 
 // attacks return how many words they changed.
-var attacks = []func(*attach.Session, *rand.Rand) int{scribbleAll, scribbleAll, scribbleEntries, believable, cancelFlood, punchHole, floodBell, stealWakes, scribbleWindow}
+var attacks = []func(*attach.Session, *rand.Rand) int{scribbleAll, scribbleAll, scribbleEntries, wrongField, cancelFlood, punchHole,
+	floodBell, stealWakes, scribbleWindow}
 
 // scribbleAll writes random words over the whole session.
 func scribbleAll(s *attach.Session, rng *rand.Rand) int {
@@ -27,8 +28,7 @@ func scribbleAll(s *attach.Session, rng *rand.Rand) int {
 	return n
 }
 
-// scribbleEntries leaves header and words alone, and moves the tail by a
-// believable number.
+// scribbleEntries writes random entries and moves the tail by a plausible number.
 func scribbleEntries(s *attach.Session, rng *rand.Rand) int {
 	mem := s.Words.Bytes()
 	n := (len(mem) - 4096) / 8
@@ -39,8 +39,8 @@ func scribbleEntries(s *attach.Session, rng *rand.Rand) int {
 	return n + 1
 }
 
-// believable commits entries of which one field is wrong.
-func believable(s *attach.Session, rng *rand.Rand) int {
+// wrongField commits an entry with one wrong field.
+func wrongField(s *attach.Session, rng *rand.Rand) int {
 	ring := shm.Producer[shm.Commit]{Ring: shm.CommitRing(s.Words, s.Info.Window)}
 	e := shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: 1, Slot: s.Info.FirstSlot, Gen: s.Info.FirstGen + 1, Committed: shm.Now()}
 	switch rng.IntN(7) {
@@ -63,7 +63,7 @@ func believable(s *attach.Session, rng *rand.Rand) int {
 	return 1
 }
 
-// cancelFlood sends cancels that mean nothing, as fast as it can.
+// cancelFlood sends cancels of no request, as fast as it can.
 func cancelFlood(s *attach.Session, _ *rand.Rand) int {
 	ring := shm.Producer[shm.Commit]{Ring: shm.CommitRing(s.Words, s.Info.Window)}
 	n := 0
@@ -75,14 +75,14 @@ func cancelFlood(s *attach.Session, _ *rand.Rand) int {
 	return n
 }
 
-// punchHole takes the memory of the session away.
+// punchHole frees the pages of the session.
 func punchHole(s *attach.Session, rng *rand.Rand) int {
 	mem := s.Words.Bytes()
 	_ = unix.Madvise(mem, unix.MADV_REMOVE)
 	return scribbleAll(s, rng)
 }
 
-// floodBell rings the doorbell as loud and as often as it can.
+// floodBell overflows the doorbell and rings it a thousand times.
 func floodBell(s *attach.Session, _ *rand.Rand) int {
 	var most [8]byte
 	binary.NativeEndian.PutUint64(most[:], 1<<64-2)
@@ -95,7 +95,7 @@ func floodBell(s *attach.Session, _ *rand.Rand) int {
 	return 1000
 }
 
-// scribbleWindow spoils its own rows while they are being read.
+// scribbleWindow overwrites its rows while a worker may read them.
 func scribbleWindow(s *attach.Session, rng *rand.Rand) int {
 	n := 0
 	for _, planes := range [][]shm.Plane{s.Layout.Inputs, s.Layout.Outputs} {
@@ -112,8 +112,7 @@ func scribbleWindow(s *attach.Session, rng *rand.Rand) int {
 
 const futexRequeue = 3
 
-// stealWakes moves every waiter on a bell of the board to the bell of its own
-// window, where nobody will wake it.
+// stealWakes moves the waiters of every bell to its own bell, which never rings.
 func stealWakes(s *attach.Session, _ *rand.Rand) int {
 	mine := unsafe.Pointer(&s.Board.Bell(s.Info.FirstSlot).Count)
 	for slot := range uint32(s.Layout.Slots) {
@@ -126,7 +125,7 @@ func stealWakes(s *attach.Session, _ *rand.Rand) int {
 	return s.Layout.Slots
 }
 
-// speakNonsense talks to the socket as nobody should.
+// speakNonsense sends malformed frames to the socket.
 func speakNonsense(socket string, rng *rand.Rand) int {
 	connections := 1
 	if rng.IntN(10) == 0 {

@@ -19,15 +19,15 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// forkedChildren has workers and clients of every kind end in good order while
-// a forked child keeps their connection, and they live on themselves. The
-// session ends at once, and the innocent are left alone.
+// forkedChildren ends sessions of every kind in good order while a forked child
+// keeps the connection and the parent lives on. The session must end at once, and
+// the broker must kill neither parent nor child.
 func forkedChildren(r *run) {
 	const lease = time.Second
 	job := r.brokerJob()
 	job.Models[0].Lease = lease
 	h := r.startHost(job, 1, testbed.Spec{})
-	stop := h.keepWorkers(1) // a busy machine can make any worker outlive that lease
+	stop := h.keepWorkers(1) // on a busy machine any worker can outlive that lease
 	defer stop()
 	h.load(loadJob{Load: 6, Pause: 1500})
 	kinds := r.kinds()
@@ -39,7 +39,7 @@ func forkedChildren(r *run) {
 	var pairs []pair
 	defer func() {
 		for _, p := range pairs {
-			_ = syscall.Kill(p.child, syscall.SIGKILL) // still a child of its parent, so nobody else has the number
+			_ = syscall.Kill(p.child, syscall.SIGKILL) // the parent lives, so the number is still the child's
 			r.bed.End(p.parent)
 		}
 	}()
@@ -77,7 +77,7 @@ func forkedChildren(r *run) {
 		if len(pairs) < 32 && i+1 < r.events {
 			continue
 		}
-		time.Sleep(2 * lease) // a worker that got a batch as a ghost would be killed by now
+		time.Sleep(2 * lease) // the broker would have killed a worker whose session had lived on
 		for _, p := range pairs {
 			r.check(p.parent.Running(), "the process of a %s that ended in good order was killed", p.who)
 			r.check(p.child != 0 && syscall.Kill(p.child, 0) == nil, "the child of a %s was killed", p.who)
@@ -88,15 +88,6 @@ func forkedChildren(r *run) {
 	}
 	h.endLoads()
 	h.settled()
-}
-
-// killed reports whether the broker has killed a process, which had outlived its lease.
-func (h *host) killed(p *testbed.Process) bool {
-	if p.Wait(enoughTime) == testbed.ErrRunning || !p.Killed() {
-		return false
-	}
-	_, ok := h.log.wait("worker killed", p.Pid(), enoughTime)
-	return ok
 }
 
 type forkerJob struct {
@@ -150,8 +141,8 @@ func playForker(c *testbed.Child, job forkerJob) error {
 	return nil
 }
 
-// forkSleeper forks a child that has everything this process has open, and
-// sleeps. Of Go nothing runs in it.
+// forkSleeper forks a child that inherits every open descriptor and sleeps. The
+// child runs no Go code.
 func forkSleeper() int {
 	parent := os.Getpid()
 	pid, _, errno := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)

@@ -10,11 +10,9 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// pythonMishaps has exceptions strike Python clients where nobody expects
-// them: signal handlers that raise inside connect, close, request, submit and
-// calls; event loops that are closed, coroutines that are thrown away and
-// callbacks that raise, over requests that are under way. All slots,
-// connections and descriptors are back afterwards.
+// pythonMishaps raises exceptions anywhere in Python clients: from signal handlers
+// inside every call, in closed event loops, in dropped coroutines and in callbacks,
+// with requests in flight. All slots, connections and descriptors must come back.
 func pythonMishaps(r *run) {
 	if !slices.Contains(r.kinds(), "python") {
 		return
@@ -37,7 +35,9 @@ func pythonMishaps(r *run) {
 		for _, what := range result.Problems {
 			r.fail("Python, %s %v: %s", args[0], result.Struck, what)
 		}
-		r.check(len(result.Problems) > 0 || err != nil || len(result.Struck) > 0, "%s: nothing was struck in %d tries", args[0], result.Tries)
+		if err == nil && len(result.Problems) == 0 {
+			r.check(len(result.Struck) > 0, "%s: nothing was struck in %d tries", args[0], result.Tries)
+		}
 		fmt.Printf("   %s: %d tries, struck %v\n", args[0], result.Tries, result.Struck)
 		_ = p.Wait(enoughTime)
 		r.bed.End(p)

@@ -15,11 +15,11 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// theModel is what everybody uses here.
+// theModel is the model that the campaigns attack.
 var theModel = testbed.Model{Name: "chaos", Slots: 512, MaxBatch: 8, Wait: 300 * time.Microsecond, Lease: 10 * time.Second}
 
-// neighbour is another model on the same broker, whose clients should notice
-// nothing of what happens to the first.
+// neighbour is another model on the same broker. Its clients should not notice an
+// attack on the first.
 var neighbour = testbed.Model{Name: "neighbour", Slots: 128, MaxBatch: 8, Wait: 300 * time.Microsecond, Lease: 10 * time.Second}
 
 // host is a broker with its workers and honest clients, as processes.
@@ -27,27 +27,27 @@ type host struct {
 	r       *run
 	spec    testbed.Spec // of the broker
 	broker  *testbed.Process
-	before  testbed.Usage // of the first broker, when nobody was attached
+	before  testbed.Usage // of the first broker, before the first peer attached
 	log     *journal
 	workers []*testbed.Process // that should live
 	loads   []*testbed.Process
-	keeps   int64 // memory that the broker may still have at the end; default memoryKept
+	keeps   int64 // growth of the broker that is allowed at the end; at least memoryKept
 }
 
-// brokerJob is that of a broker with the model, whose log is kept.
+// brokerJob describes a broker with the model, whose log is kept.
 func (r *run) brokerJob() testbed.BrokerJob {
 	return testbed.BrokerJob{Socket: r.socket(), Models: []testbed.Model{theModel}, DrainTime: 5 * time.Second, Journal: true}
 }
 
-// withNeighbour is the same with a second model.
+// withNeighbour is brokerJob with a second model.
 func (r *run) withNeighbour() testbed.BrokerJob {
 	job := r.brokerJob()
 	job.Models = append(job.Models, neighbour)
 	return job
 }
 
-// startHost starts a broker and some workers that live. how has the broker's
-// limits, user and namespaces.
+// startHost starts a broker and some workers that live. how sets the broker's user
+// and namespaces.
 func (r *run) startHost(job testbed.BrokerJob, workers int, how testbed.Spec) *host {
 	h := &host{r: r, log: newJournal(), spec: how}
 	h.spec.Role, h.spec.Job, h.spec.OnLog, h.spec.Procs = "broker", job, h.log.read, 2
@@ -59,9 +59,17 @@ func (r *run) startHost(job testbed.BrokerJob, workers int, how testbed.Spec) *h
 	return h
 }
 
+// startControl starts a host that no attack reaches.
+func (r *run) startControl(job testbed.BrokerJob, workers int, load loadJob) *host {
+	job.Socket = r.bed.Path("control.sock")
+	h := r.startHost(job, workers, testbed.Spec{})
+	h.load(load)
+	return h
+}
+
 // addWorker starts a worker that lives.
 func (h *host) addWorker(m testbed.Model) {
-	w := h.r.victim("worker", victimJob{Model: m})
+	w := h.r.victim("worker", victimJob{Socket: h.socket(), Model: m})
 	h.workers = append(h.workers, w)
 	h.r.must(w.Expect("attached", nil, enoughTime))
 }
@@ -71,11 +79,11 @@ func (h *host) startBroker() {
 	h.r.must(h.broker.Expect("ready", nil, enoughTime))
 }
 
-// end ends all of them before the campaign does.
+// end kills the host's processes before the campaign ends.
 func (h *host) end() { h.r.bed.End(slices.Concat(h.loads, h.workers, []*testbed.Process{h.broker})...) }
 
-// keepWorkers has n workers at all times, until stop is called: for each that
-// dies it starts another.
+// keepWorkers keeps n workers until stop is called: it replaces each worker that
+// dies.
 func (h *host) keepWorkers(n int) (stop func()) {
 	stopping, ended := make(chan struct{}), make(chan struct{})
 	for range n {
@@ -92,7 +100,7 @@ func (h *host) keepWorkers(n int) (stop func()) {
 	}
 }
 
-// keepWorker has one worker at all times.
+// keepWorker replaces its worker whenever the worker dies.
 func (h *host) keepWorker(stopping <-chan struct{}) {
 	for {
 		p := h.r.victim("worker", victimJob{})
@@ -126,7 +134,7 @@ func (h *host) neighbourhood() {
 	h.load(loadJob{Model: neighbour.Name, Load: 4, Pause: 4000})
 }
 
-// endLoads stops the honest clients and checks what they saw. allowed are the
+// endLoads stops the honest clients and checks their tallies. allowed are the
 // named errors that this campaign may cause.
 func (h *host) endLoads(allowed ...string) (sum tally) {
 	r := h.r
@@ -149,7 +157,6 @@ func (h *host) endLoads(allowed ...string) (sum tally) {
 		sum.add(&t)
 	}
 	h.loads = nil
-	r.sum.add(&sum)
 	if sum.Stood > patience {
 		allowed = append(allowed, "Expired", "Overloaded")
 	}
@@ -167,7 +174,7 @@ func (h *host) endLoads(allowed ...string) (sum tally) {
 	return sum
 }
 
-// stats asks the broker; the first model is the one that things happen to.
+// stats asks the broker; the attacked model comes first.
 func (h *host) stats() ([]stats.Model, error) {
 	ctx, cancel := context.WithTimeout(h.r.ctx, enoughTime)
 	defer cancel()
@@ -184,13 +191,13 @@ func (h *host) stats() ([]stats.Model, error) {
 
 func (h *host) socket() string { return h.spec.Job.(testbed.BrokerJob).Socket }
 
-// memoryKept is how much more memory than at first the broker may have at
-// the end: Go returns it late.
+// memoryKept is how much the broker may have grown at the end: Go returns memory
+// late.
 const memoryKept = 32 << 20
 
-// settled checks, when all clients are gone, that the broker's books are
-// empty, that every window came back, and that it has no more descriptors,
-// mappings, threads and memory than at first.
+// settled checks, after all clients have left, that the broker's books are empty, that
+// every window came back, and that descriptors, mappings, threads and memory are back
+// to the start.
 func (h *host) settled() {
 	r := h.r
 	var all []stats.Model

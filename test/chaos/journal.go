@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// journal keeps what the broker logged, by message and process.
+// journal keeps the broker's log by message and process.
 type journal struct {
 	mu   sync.Mutex
 	cond *sync.Cond
@@ -45,7 +45,7 @@ func (j *journal) read(line []byte) {
 	j.cond.Broadcast()
 }
 
-// count is how often the broker has logged one of these.
+// count is how often the broker has logged one of the messages.
 func (j *journal) count(msgs ...string) (n int) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -55,7 +55,7 @@ func (j *journal) count(msgs ...string) (n int) {
 	return n
 }
 
-// wait waits until the broker has logged msg about pid, and says when it did.
+// wait waits until the broker has logged msg about pid, and returns the time of the line.
 func (j *journal) wait(msg string, pid int, d time.Duration) (time.Time, bool) {
 	timer := time.AfterFunc(d, func() { j.mu.Lock(); j.cond.Broadcast(); j.mu.Unlock() })
 	defer timer.Stop()

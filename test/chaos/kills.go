@@ -3,23 +3,27 @@
 package chaos
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// reclaimBound is what docs/reliability.md promises: so long a death may take
-// to be noticed and cleaned up.
+// reclaimBound is the promise of docs/reliability.md: the broker notices a death and
+// cleans up within this time.
 const reclaimBound = 50 * time.Millisecond
 
 var clientLabels = []string{"dial", "claim", "write", "commit", "wait", "read", "release", "random", "random", "random"}
 
 var workerLabels = []string{"taken", "half-written", "before word", "word to done", "after done", "random"}
 
-// dies starts a victim and waits until it is dead; it says when that was.
+// dies starts a victim, waits until it is dead, and returns the time of its death.
 func (r *run) dies(role string, job victimJob) (pid int, at time.Time, ok bool) {
 	p := r.victim(role, job)
 	defer r.bed.End(p)
@@ -35,7 +39,7 @@ func (r *run) dies(role string, job victimJob) (pid int, at time.Time, ok bool) 
 	return p.Pid(), time.Unix(0, nanos), true
 }
 
-// workerDies has a worker die, and keeps how long it took the broker to notice.
+// workerDies makes a worker die and keeps how long the broker took to notice.
 func (h *host) workerDies(span string, job victimJob) {
 	pid, died, ok := h.r.dies("worker", job)
 	if !ok {
@@ -43,7 +47,7 @@ func (h *host) workerDies(span string, job victimJob) {
 	}
 	at, ok := h.log.wait("worker left", pid, enoughTime)
 	h.r.check(ok, "the broker did not notice the death of a worker at %q", job.Label)
-	if ok && job.Label != "hangs up" { // then it leaves when the broker has seen the end of the connection
+	if ok && job.Label != "hangs up" { // a worker that hangs up leaves before it dies
 		h.r.span(span, died, at)
 	}
 }
@@ -67,7 +71,7 @@ func killClients(r *run) {
 			return
 		}
 		if _, attached := h.log.wait("client attached", pid, 0); label == "dial" && !attached {
-			early.Add(1) // its window, if it has one, is counted below
+			early.Add(1) // a window of this client is counted below
 			r.pass()
 			return
 		}
@@ -105,15 +109,15 @@ func killWorkers(r *run) {
 	r.inTime(requeue, reclaimBound)
 }
 
-// stopWorkers stops workers for longer than their lease. One that had a batch
-// is killed; one that had none goes on as if nothing had happened.
+// stopWorkers stops workers for longer than their lease. The broker kills a worker
+// that had a batch; an idle worker goes on as if nothing had happened.
 func stopWorkers(r *run) {
 	const lease = 120 * time.Millisecond
 	job := r.brokerJob()
 	job.Models[0].Lease = lease
 	h := r.startHost(job, 0, testbed.Spec{})
-	keep := h.keepWorkers(1) // a busy machine can make any worker outlive that lease
-	defer keep()
+	stop := h.keepWorkers(1) // on a busy machine any worker can outlive that lease
+	defer stop()
 	h.load(loadJob{Load: 12, Pause: 1000})
 	var killed atomic.Int64
 	r.parallel(r.events, width, func() {
@@ -127,15 +131,15 @@ func stopWorkers(r *run) {
 	h.settled()
 }
 
-// stopped stops a worker for a while, and checks that it then goes on and ends
-// well, or was killed by the broker; it says whether it was.
+// stopped stops a worker for a while. The worker must then go on and end well, or
+// have been killed by the broker.
 func (r *run) stopped(h *host, d time.Duration) (killed bool) {
 	p := r.victim("worker", victimJob{})
 	defer r.bed.End(p)
 	if err := p.Expect("attached", nil, enoughTime); err != nil && p.Running() {
 		r.fail("worker does not attach: %v", err)
 		return false
-	} // a busy machine may have stopped it past its lease already
+	} // on a busy machine the broker may have killed it already
 	time.Sleep(time.Duration(r.intn(20)) * time.Millisecond)
 	p.Signal(syscall.SIGSTOP)
 	time.Sleep(d)
@@ -147,4 +151,109 @@ func (r *run) stopped(h *host, d time.Duration) (killed bool) {
 	}
 	r.check(h.killed(p), "a stopped worker was killed, but not by the broker")
 	return true
+}
+
+// killed reports whether the broker killed a process, which had outlived its lease.
+func (h *host) killed(p *testbed.Process) bool {
+	if p.Wait(enoughTime) == testbed.ErrRunning || !p.Killed() {
+		return false
+	}
+	_, ok := h.log.wait("worker killed", p.Pid(), enoughTime)
+	return ok
+}
+
+// killBrokers kills the broker under load and starts it again. Requests of the
+// old broker end with BrokerGone; clients and workers attach again by themselves.
+func killBrokers(r *run) {
+	h := r.startHost(r.withNeighbour(), 2, testbed.Spec{})
+	h.loadEveryKind(4, 3*time.Millisecond, patience)
+	h.neighbourhood()
+	dial, cancel := context.WithTimeout(r.ctx, enoughTime)
+	defer cancel()
+	c, err := client.Dial(dial, theModel.Name, client.WithSocket(r.socket()), client.WaitForModel())
+	r.must(err)
+	defer c.Close()
+	x := make([]int64, testbed.Width)
+	for i := range r.events {
+		time.Sleep(time.Duration(r.intn(60)) * time.Millisecond)
+		r.bed.End(h.broker)
+		start := time.Now()
+		h.startBroker()
+		for {
+			x[1] = int64(i)
+			if err = ask(c, x); err == nil || time.Since(start) > enoughTime {
+				break
+			}
+		}
+		r.span("broker's death to the first answer of the next", start, time.Now())
+		r.check(err == nil, "no answer after the broker's restart %d: %v", i, err)
+		r.progress(i + 1)
+	}
+	h.endLoads("BrokerGone")
+	_ = c.Close()
+	h.settled()
+}
+
+// standstill stops the broker for longer than requests may take. Requests of every
+// kind of client still end by their own deadlines, and all go on afterwards.
+func standstill(r *run) {
+	h := r.startHost(r.brokerJob(), 2, testbed.Spec{})
+	const timeout = 200 * time.Millisecond
+	h.loadEveryKind(3, 2*time.Millisecond, timeout)
+	for i := range r.events {
+		time.Sleep(time.Duration(50+r.intn(150)) * time.Millisecond)
+		h.broker.Signal(syscall.SIGSTOP)
+		time.Sleep(timeout + time.Duration(r.intn(700))*time.Millisecond)
+		h.broker.Signal(syscall.SIGCONT)
+		r.progress(i + 1)
+	}
+	sum := h.endLoads("Expired", "Overloaded", "Timeout", "Full", "QueueTimeout")
+	fmt.Printf("   deadlines of %v; the slowest request took %v\n", timeout, sum.Slowest.Round(time.Millisecond))
+	late := sum.Named["Expired"] + sum.Named["Overloaded"] + sum.Named["Timeout"] + sum.Named["Full"]
+	r.check(late > 0, "no deadline passed while the broker stood still")
+	h.settled()
+}
+
+// poisonBatches sends inputs that kill the worker that runs them.
+func poisonBatches(r *run) {
+	h := r.startHost(r.brokerJob(), 0, testbed.Spec{})
+	stop := h.keepWorkers(3)
+	defer stop()
+	for _, share := range []float64{0.01, 0.03, 0.1} {
+		h.load(loadJob{Load: 8, Pause: 500, Poison: share})
+	}
+	for batches := 0; batches < r.events; time.Sleep(50 * time.Millisecond) {
+		s, err := h.stats()
+		r.must(err)
+		batches = int(s[0].Batches)
+		r.progress(batches)
+	}
+	sum := h.endLoads() // no innocent request may fail
+	r.check(sum.Poisoned > 0, "nothing was poisonous")
+	r.mu.Lock()
+	r.score.passed += sum.OK + sum.Poisoned
+	r.mu.Unlock()
+	h.settled()
+}
+
+// signalStorm interrupts every system call of every process.
+func signalStorm(r *run) {
+	h := r.startHost(r.brokerJob(), 2, testbed.Spec{})
+	h.load(loadJob{Load: 4, Pause: 500})
+	all := append([]*testbed.Process{h.broker, h.loads[0]}, h.workers...)
+	storm := []syscall.Signal{unix.SIGURG, unix.SIGPROF, unix.SIGUSR1, unix.SIGCHLD}
+	for sent := 0; sent < r.events && r.ctx.Err() == nil; {
+		for _, p := range all {
+			p.Signal(storm[r.intn(len(storm))])
+			sent++
+		}
+		time.Sleep(300 * time.Microsecond)
+		r.progress(sent)
+	}
+	for _, p := range all {
+		r.check(p.Running(), "%s died of signals: %v\n%s", p, p.State(), p.Log())
+	}
+	fmt.Printf("   %.1f signals per millisecond\n", float64(r.events)/float64(time.Since(r.born).Milliseconds()))
+	h.endLoads()
+	h.settled()
 }

@@ -22,8 +22,7 @@ var Kinds = []string{"go", "python"}
 //go:embed peers/peer.py
 var peerScript []byte
 
-// peerKit is where the programs of the other kinds are: beside this one, as
-// make puts them there.
+// peerKit locates the programs of the other kinds, which make puts beside this one.
 type peerKit struct {
 	kinds []string // that can be played here
 	dir   string   // libringbatch.so and the folder python
@@ -62,7 +61,7 @@ func (k *peerKit) env() []string {
 		"PYTHONDONTWRITEBYTECODE=1"}
 }
 
-// kinds are those that this run plays; what is missing is said once.
+// kinds returns the kinds of this run, and reports a missing kind as not judged.
 func (r *run) kinds() []string {
 	k := findPeers()
 	if k.why != nil {
@@ -93,7 +92,7 @@ func (h *host) loadEveryKind(threads int, pause, timeout time.Duration) {
 	}
 }
 
-// victims are processes that fork clients which die, one at a time.
+// victims are processes that fork clients, one at a time, which die.
 type victims struct {
 	r    *run
 	kind string
@@ -110,7 +109,7 @@ func (r *run) victims(kind string) *victims {
 	return v
 }
 
-// dies has a client die at a step, and says which it was and when.
+// dies makes a client die at a step, and returns its number and the time of its death.
 func (v *victims) dies(step string, after int) (pid int, at time.Time, ok bool) {
 	p := <-v.idle
 	defer func() { v.idle <- p }()

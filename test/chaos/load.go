@@ -16,14 +16,14 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// tally is what a process of honest clients has seen.
+// tally counts the ends of requests of a process of honest clients.
 type tally struct {
 	OK       int            // with the right bytes
 	Named    map[string]int // ended with a named error
 	Poisoned int            // poisonous requests that ended as they should
 	Wrong    []string       // wrong bytes, or an error without a name
 	Late     []string       // ended more than 100 ms after its deadline
-	Stood    time.Duration  // how long this process, or the whole machine, stood still, in all
+	Stood    time.Duration  // for which this process, or the whole machine, stood still
 	Slowest  time.Duration
 }
 
@@ -37,35 +37,33 @@ func (t *tally) add(u *tally) {
 	}
 }
 
-// window is what a process of honest clients has seen since it was last asked.
-type window struct {
+// latencies of a process of honest clients since they were last asked for.
+type latencies struct {
 	N             uint64
-	OK            int // since it began
 	P50, P99, Max time.Duration
 }
 
 const (
 	patience = 20 * time.Second       // deadline of every request, unless its load has another
-	grace    = 100 * time.Millisecond // and how late its end may come
+	grace    = 100 * time.Millisecond // how long after its deadline a request may end
 
-	enoughTime = 2 * time.Minute // for what surely comes, on any machine
+	enoughTime = 2 * time.Minute // for every expected event, on any machine
 )
 
-// loadJob is that of a process of honest clients.
+// loadJob describes a process of honest clients.
 type loadJob struct {
 	Socket  string
 	Model   string // default theModel
 	Seed    uint64
 	Load    int           // goroutines
 	Pause   int           // microseconds between requests, about
-	Poison  float64       // share of poisonous requests: their workers die
-	Raise   float64       // the same: their workers' functions raise
+	Poison  float64       // share of requests whose workers die
+	Raise   float64       // share of requests at which workers' functions raise
 	Timeout time.Duration // default patience
 }
 
-// playLoad sends requests from several goroutines until it is told to stop,
-// and checks every answer. Its last message is the tally; to every command it
-// tells a window.
+// playLoad sends requests from several goroutines until SIGTERM and checks every
+// answer. It answers every command with its latencies; its last message is the tally.
 func playLoad(child *testbed.Child, job loadJob) error {
 	ctx := child.Context()
 	dial, cancel := context.WithTimeout(ctx, enoughTime)
@@ -94,7 +92,7 @@ func playLoad(child *testbed.Child, job loadJob) error {
 					x[j] = rng.Int64()
 				}
 				x[0], x[1] = cmdAnswer, id<<8|int64(k)
-				poison := status.OK // how it ends
+				poison := status.OK // the request's end
 				switch p := rng.Float64(); {
 				case p < job.Poison:
 					x[0], poison = cmdPoison, status.ErrWorkerDied
@@ -105,7 +103,7 @@ func playLoad(child *testbed.Child, job loadJob) error {
 				err := askWithin(c, x, job.Timeout)
 				took := time.Since(start)
 				if took > job.Timeout+grace {
-					time.Sleep(grace) // who watches may have stood still too, and says so now
+					time.Sleep(grace) // the watcher of stalls may have stood still too
 				}
 				mu.Lock()
 				t.count(err, took, job.Timeout+stalls.Since(start), poison)
@@ -123,10 +121,10 @@ func playLoad(child *testbed.Child, job loadJob) error {
 		select {
 		case <-child.Commands():
 			mu.Lock()
-			w := window{h.Count(), t.OK, h.Quantile(0.5), h.Quantile(0.99), h.Max()}
+			l := latencies{h.Count(), h.Quantile(0.5), h.Quantile(0.99), h.Max()}
 			h = histogram.Histogram{}
 			mu.Unlock()
-			if err := child.Tell("window", w); err != nil {
+			if err := child.Tell("latencies", l); err != nil {
 				return err
 			}
 		case <-ended:
@@ -136,18 +134,43 @@ func playLoad(child *testbed.Child, job loadJob) error {
 	}
 }
 
-// windowOver is what the first load sees while something happens.
-func (h *host) windowOver(something func()) window {
-	h.window()
-	something()
-	return h.window()
+// latencies of the first load since they were last asked for.
+func (h *host) latencies() (l latencies) {
+	h.r.must(h.loads[0].Send("latencies"))
+	h.r.must(h.loads[0].Expect("latencies", &l, enoughTime))
+	return l
 }
 
-// window asks the first load what it has seen since it was last asked.
-func (h *host) window() (w window) {
-	h.r.must(h.loads[0].Send("window"))
-	h.r.must(h.loads[0].Expect("window", &w, enoughTime))
-	return w
+// comparison is the latencies of honest clients at an attacked broker and at a
+// control broker, in the same seconds: a busy machine slows both.
+type comparison struct {
+	attacked, control latencies
+	from              time.Time
+}
+
+// compareWith measures both brokers while something happens to the first.
+func (h *host) compareWith(control *host, something func()) (c comparison) {
+	h.latencies()
+	control.latencies()
+	c.from = time.Now()
+	something()
+	c.attacked, c.control = h.latencies(), control.latencies()
+	return c
+}
+
+// notSlower checks a quantile of the attacked broker against the control's. A machine
+// that stood still for a hundredth of the time makes the p99 by itself.
+func (c *comparison) notSlower(r *run, what string, attacked, control, slack time.Duration) {
+	elapsed, stood := time.Since(c.from), r.stalls.Since(c.from)
+	ok := attacked <= 2*control+slack
+	switch text := fmt.Sprintf("%s: %v beside an attack, %v at a broker without", what, attacked, control); {
+	case min(c.attacked.N, c.control.N) < enough:
+		r.notJudged("%s; %d and %d requests are too few", text, c.attacked.N, c.control.N)
+	case !ok && stood > elapsed/100:
+		r.notJudged("%s; but the machine stood still for %v of %v", text, stood, elapsed)
+	default:
+		r.quick(ok, "%s", text)
+	}
 }
 
 func ask(c *client.Client, x []int64) error { return askWithin(c, x, patience) }
@@ -164,7 +187,7 @@ func (t *tally) count(err error, took, allowed time.Duration, poison status.Code
 	case errors.Is(err, testbed.ErrWrongBytes):
 		t.Wrong = append(t.Wrong, err.Error())
 	case poison == status.ErrFailed && errors.Is(err, poison) && err.Error() != errRaised.Error() && err.Error() != errBroken.Error():
-		t.Wrong = append(t.Wrong, "a poisonous request was told "+err.Error())
+		t.Wrong = append(t.Wrong, "a poisonous request ended with "+err.Error())
 	case poison != status.OK && errors.Is(err, poison):
 		t.Poisoned++
 	case err == nil && poison != status.OK:

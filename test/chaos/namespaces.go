@@ -15,9 +15,9 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// namespaces puts the broker, or everybody else, into PID namespaces of their
-// own, so that numbers of processes mean nothing: an offender is thrown out and
-// waits, others do not; the dead are noticed, and their batches run again.
+// namespaces puts the broker, or each peer, into another PID namespace, where process
+// numbers mean nothing. The broker must disconnect only the offender, notice deaths, and
+// run the batches of dead workers again.
 func namespaces(r *run) {
 	for _, own := range []bool{true, false} { // the broker has a namespace, or each of its peers
 		r.inNamespaces(own)
@@ -65,6 +65,7 @@ func (r *run) inNamespaces(ofBroker bool) {
 	r.bed.End(offender)
 	h.endLoads("WorkerDied") // not WorkerHung: the dead are known to be dead
 	h.settled()
-	fmt.Printf("   the broker in a namespace %v: %d workers and %d clients died, the offender was disconnected %d times\n", ofBroker, workers.Load(), clients.Load(), out)
-	r.inTime(attaching, 90*time.Millisecond) // who is taken for the offender waits 100 ms
+	fmt.Printf("   the broker in a namespace %v: %d workers and %d clients died, the offender was disconnected %d times\n",
+		ofBroker, workers.Load(), clients.Load(), out)
+	r.inTime(attaching, 90*time.Millisecond) // an offender waits 100 ms
 }

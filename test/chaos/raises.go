@@ -37,8 +37,8 @@ func (p *player) raises(b *worker.Batch, label string) bool {
 	return err != nil
 }
 
-// raisingWorkers has workers begin to raise at every batch, one after the other, while
-// some inputs make every worker raise. Only these inputs fail.
+// raisingWorkers starts workers that raise at every batch from some time on, while some
+// inputs make every worker raise. Only these inputs may fail.
 func raisingWorkers(r *run) {
 	h := r.startHost(r.withNeighbour(), 2, testbed.Spec{})
 	h.loadEveryKind(4, time.Millisecond, patience)
@@ -61,7 +61,8 @@ func raisingWorkers(r *run) {
 	r.check(sum.Poisoned > 0, "nothing was poisonous")
 	all, err := h.stats()
 	r.must(err)
-	fmt.Printf("   %d requests were run again in smaller batches, workers were suspended %d times\n", all[0].Isolated, all[0].WorkersSuspended)
+	fmt.Printf("   %d requests were run again in smaller batches, workers were suspended %d times\n",
+		all[0].Isolated, all[0].WorkersSuspended)
 	for _, w := range h.workers {
 		_, suspended := h.log.wait("worker suspended: it failed batches that other workers ran", w.Pid(), 0)
 		r.check(!suspended, "a healthy worker was suspended")

@@ -19,7 +19,7 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// Roles are what a process of the campaigns can be.
+// Roles of the campaigns' processes.
 func Roles() testbed.Roles {
 	return testbed.Roles{
 		"broker":  deaf(testbed.With(testbed.PlayBroker)),
@@ -30,14 +30,11 @@ func Roles() testbed.Roles {
 		"ping":    testbed.With(playPing),
 
 		"nuisance": deaf(testbed.With(playNuisance)),
-		"sender":   deaf(testbed.With(playSender)),
 		"forker":   deaf(testbed.With(playForker)),
-		"try":      testbed.With(playTry),
 	}
 }
 
-// deaf lets a role survive the storm of signals: it hears them, and does
-// nothing.
+// deaf makes a role ignore the signals of signalStorm.
 func deaf(role func(*testbed.Child) error) func(*testbed.Child) error {
 	return func(c *testbed.Child) error {
 		signal.Notify(make(chan os.Signal, 1), unix.SIGUSR1, unix.SIGCHLD, unix.SIGPROF)
@@ -52,20 +49,19 @@ const (
 	cmdRaise  = 0xbad  // the worker's function raises
 )
 
-// victimJob is that of a worker or client that dies at a step, unless it has
-// no label.
+// victimJob describes a worker or client that dies at the step of its label.
 type victimJob struct {
 	Socket string
 	Model  testbed.Model // default theModel
-	Label  string        // the step
+	Label  string        // none: it lives
 	Seed   uint64
-	After  int // requests or batches before that
+	After  int // requests or batches before the step
 
-	UID     int  // user that it runs as
-	OwnPIDs bool // it has a PID namespace
+	UID     int  // its user
+	OwnPIDs bool // in another PID namespace
 }
 
-// victim starts one; on this host if the job names no other.
+// victim starts a worker or client. The job's defaults are this run's broker and model.
 func (r *run) victim(role string, job victimJob) *testbed.Process {
 	if job.Socket == "" {
 		job.Socket = r.socket()
@@ -90,7 +86,7 @@ func newPlayer(c *testbed.Child, job victimJob) *player {
 	return &player{c, job, rand.New(rand.NewPCG(job.Seed, 2))}
 }
 
-// die ends this process as a power cut would, and says when.
+// die reports the time and ends this process by SIGKILL.
 func (p *player) die() {
 	_ = p.Tell("dying", time.Now().UnixNano())
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
@@ -98,7 +94,7 @@ func (p *player) die() {
 	select {}
 }
 
-// dieWithin dies at some instruction of what comes next.
+// dieWithin dies at a random instruction of the caller's next work.
 func (p *player) dieWithin(most time.Duration) {
 	d := p.rng.Int64N(int64(most))
 	go func() {
@@ -214,7 +210,7 @@ func playClient(c *testbed.Child, job victimJob) error {
 	}
 }
 
-// playPing asks whether this user may connect to a socket.
+// playPing attaches to a socket and leaves.
 func playPing(c *testbed.Child, socket string) error {
 	ctx, cancel := context.WithTimeout(c.Context(), enoughTime)
 	defer cancel()

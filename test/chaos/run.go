@@ -45,14 +45,12 @@ type run struct {
 	born   time.Time
 	began  cpuTimes
 
-	mu       sync.Mutex
-	rng      *rand.Rand
-	score    score
-	shown    time.Time
-	done     int   // events so far
-	sum      tally // of all honest clients
-	failures []string
-	spans    map[string][]time.Duration
+	mu    sync.Mutex
+	rng   *rand.Rand
+	score score
+	shown time.Time
+	done  int // events so far
+	spans map[string][]time.Duration
 }
 
 func newRun(ctx context.Context, name string, seed uint64, events int) (*run, error) {
@@ -65,13 +63,13 @@ func newRun(ctx context.Context, name string, seed uint64, events int) (*run, er
 		salt = salt*31 + uint64(c)
 	}
 	r := &run{name: name, events: events, ctx: ctx, bed: bed, over: make(chan struct{}), born: time.Now(), shown: time.Now(),
-		rng: rand.New(rand.NewPCG(seed, salt)), spans: map[string][]time.Duration{}, sum: tally{Named: map[string]int{}}}
+		rng: rand.New(rand.NewPCG(seed, salt)), spans: map[string][]time.Duration{}}
 	r.stalls = testbed.WatchStalls(r.over, true)
 	r.began = r.cpuTimes()
 	return r, nil
 }
 
-// cpuTimes are what this machine and what this program has used so far.
+// cpuTimes is the CPU time of this machine and of this program so far.
 type cpuTimes struct{ machine, own time.Duration }
 
 func (r *run) cpuTimes() cpuTimes {
@@ -92,28 +90,23 @@ func (r *run) others() int {
 
 func (r *run) socket() string { return r.bed.Path("broker.sock") }
 
-// close ends what is left of the processes and reports.
-func (r *run) close(seed uint64) Result {
+// close ends the remaining processes and prints the measured times and the score.
+func (r *run) close() {
 	r.bed.Close()
 	left, err := testbed.Children()
 	r.check(err == nil && len(left) == 0, "processes are left behind: %v, %v", left, err)
 	close(r.over)
-	result := Result{Campaign: r.name, Seed: seed, Events: r.done, Answers: r.sum.OK, Named: r.sum.Named, Spans: map[string]Span{}}
-	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	for _, name := range slices.Sorted(maps.Keys(r.spans)) {
 		d := r.spans[name]
 		slices.Sort(d)
-		result.Spans[name] = Span{len(d), ms(quantile(d, 50)), ms(quantile(d, 99)), ms(quantile(d, 100))}
 		fmt.Printf("   %s: n %d, p50 %v, p99 %v, max %v\n", name, len(d),
 			quantile(d, 50).Round(time.Microsecond), quantile(d, 99).Round(time.Microsecond), quantile(d, 100).Round(time.Microsecond))
 	}
 	fmt.Printf("   %s: %s in %v\n", r.name, r.score, time.Since(r.born).Round(time.Second))
-	result.Passed, result.Failed, result.NotJudged = r.score.passed, r.score.failed, r.score.unjudged
-	result.Failures, result.Seconds = r.failures, time.Since(r.born).Seconds()
-	return result
 }
 
-// quantile of sorted figures: that which percent of them do not exceed.
+// quantile is the smallest of the sorted times that at least percent of them do
+// not exceed.
 func quantile(d []time.Duration, percent int) time.Duration {
 	return d[max(0, (len(d)*percent+99)/100-1)]
 }
@@ -180,13 +173,12 @@ func (r *run) check(ok bool, format string, a ...any) {
 		r.score.passed++
 	default:
 		if r.score.failed++; r.score.failed <= 20 {
-			r.failures = append(r.failures, fmt.Sprintf(format, a...))
-			fmt.Printf("   FAILED: %s\n", r.failures[len(r.failures)-1])
+			fmt.Printf("   FAILED: %s\n", fmt.Sprintf(format, a...))
 		}
 	}
 }
 
-// notJudged counts a check for which there is not enough to go by.
+// notJudged counts a check without enough evidence.
 func (r *run) notJudged(format string, a ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -194,11 +186,11 @@ func (r *run) notJudged(format string, a ...any) {
 	fmt.Printf("   not judged: %s\n", fmt.Sprintf(format, a...))
 }
 
-// busyMachine is the share of other programs from which on figures that are
-// too long prove nothing.
+// busyMachine is the share of other programs, in percent, at which a time that
+// is too long proves nothing.
 const busyMachine = 10
 
-// quick checks a figure that depends on having the machine for oneself.
+// quick checks a time, which counts only on a machine without other work.
 func (r *run) quick(ok bool, format string, a ...any) {
 	if others := r.others(); !ok && others >= busyMachine {
 		r.notJudged(format+"; but other programs used %d %% of this machine", append(a, others)...)
@@ -227,8 +219,8 @@ func (r *run) few(name string) bool {
 	return len(r.spans[name]) < enough
 }
 
-// inTime checks that 99 % of what was measured stays within a bound; 90 % in a
-// short run, of which the p99 is the slowest one or two.
+// inTime checks that 99 % of the measured times stay within a bound; 90 % in a
+// short run, whose p99 is the slowest one or two.
 func (r *run) inTime(name string, bound time.Duration) {
 	if r.few(name) {
 		r.notJudged("%s: %d samples are too few to judge", name, len(r.spans[name]))
@@ -271,7 +263,7 @@ func (r *run) untilEnough(samples string, event func()) {
 	}
 }
 
-// progress shows, now and then, how far a campaign is.
+// progress shows, every few seconds, how far a campaign is.
 func (r *run) progress(done int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -3,6 +3,7 @@
 package chaos
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -13,66 +14,20 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// permissions gives real users every set of permissions and lets each try
-// everything: what it was not given ends with Forbidden, and nobody can set a
-// lease at which workers are killed.
-func permissions(r *run) {
-	const all = broker.MayInfer | broker.MayServe | broker.MayAdminister
-	for i := range r.events {
-		may := broker.Permissions(i % (int(all) + 1))
-		var grants []broker.Grant
-		job := r.brokerJob()
-		for _, one := range []broker.Permissions{broker.MayInfer, broker.MayServe, broker.MayAdminister} {
-			if may&one == 0 {
-				continue
-			}
-			g := broker.Grant{UIDs: []int{stranger}, May: one}
-			if r.intn(2) == 0 { // by group
-				g = broker.Grant{GIDs: []int{stranger}, May: one}
-			}
-			grants = append(grants, g)
-		}
-		if may == broker.MayInfer && r.intn(2) == 0 { // the short form
-			job.AllowedUIDs, grants = []int{stranger}, nil
-		}
-		r.must(r.openTo(&job, grants...))
-		h := r.startHost(job, 1, testbed.Spec{})
-		p := r.start(testbed.Spec{Role: "try", Job: job.Socket, UID: stranger})
-		got := map[string]string{}
-		if err := p.Expect("tried", &got, enoughTime); err != nil {
-			r.fail("may %v: %v", may, err)
-		}
-		for _, c := range []struct {
-			what string
-			ok   bool
-			as   string // if allowed
-		}{
-			{"ping", may != 0, "ok"}, {"infer", may&broker.MayInfer != 0, "ok"}, {"serve", may&broker.MayServe != 0, "ok"},
-			{"declare", may&broker.MayServe != 0, "Invalid"}, // its name has blanks: it got that far
-			{"set", may&broker.MayAdminister != 0, "ok"}, {"no lease", may&broker.MayAdminister != 0, "Invalid"},
-		} {
-			want := "Forbidden"
-			if c.ok {
-				want = c.as
-			}
-			r.check(got[c.what] == want, "a user who may %v: %s ended with %q, not %q", may, c.what, got[c.what], want)
-		}
-		r.check(h.workers[0].Running(), "a user who may %v: the worker died", may)
-		r.bed.End(p)
-		h.end()
-		r.progress(i + 1)
-	}
-}
+// Users of the campaigns; on no list unless a campaign grants them something.
+const (
+	stranger = 54321
+	refused  = stranger + 1
+	owner    = stranger + 2 // of a broker that does not run as root
+)
 
-// owner is the user that the broker runs as, where it is not this one.
-const owner = stranger + 2
-
-// foreignDeaths kills workers of another user than the broker's, which it
-// could not kill itself: at any step, and after they have hung up. Their
-// batches are run again; nobody is told that a worker hangs.
+// foreignDeaths kills workers of another user, which the broker could not kill
+// itself: at any step, and after they have hung up. Their batches run again, and no
+// request ends with WorkerHung.
 func foreignDeaths(r *run) {
 	job := r.brokerJob()
-	r.must(r.openTo(&job, broker.Grant{UIDs: []int{stranger}, May: broker.MayServe}, broker.Grant{UIDs: []int{0}, May: broker.MayInfer | broker.MayAdminister}))
+	r.openTo(&job, broker.Grant{UIDs: []int{stranger}, May: broker.MayServe},
+		broker.Grant{UIDs: []int{0}, May: broker.MayInfer | broker.MayAdminister})
 	job.Socket = r.bed.Path("open/broker.sock")
 	r.must(os.Chown(r.bed.Path("open"), owner, owner))
 	h := r.startHost(job, 0, testbed.Spec{UID: owner})
@@ -91,8 +46,22 @@ func foreignDeaths(r *run) {
 	r.inTime(requeue, reclaimBound)
 }
 
-// hangUpAndDie ends this process's connection to the broker, and the process a
-// moment later: the end of the socket is seen before the death.
+// openTo lets other users in.
+func (r *run) openTo(job *testbed.BrokerJob, grants ...broker.Grant) {
+	dir := r.bed.Path("open")
+	r.must(errors.Join(os.Chmod(r.bed.Dir, 0o755), os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o755)))
+	job.OpenFolder, job.Grants = true, grants
+}
+
+// ping attaches as a user.
+func (r *run) ping(socket string, uid int) error {
+	p := r.start(testbed.Spec{Role: "ping", Job: socket, UID: uid})
+	defer r.bed.End(p)
+	return p.Expect("attached", nil, enoughTime)
+}
+
+// hangUpAndDie closes this process's connection and dies a moment later: the broker
+// sees the end of the socket before the death.
 func (p *player) hangUpAndDie() {
 	for fd := 3; fd < 64; fd++ {
 		if kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN); err == nil && kind == unix.AF_UNIX {

@@ -3,15 +3,21 @@
 // Package conformance runs the same behaviours against the Go and the C client
 // and worker: scripts in testdata, each with every pair of them.
 //
-// A line of a script is a peer, a command and what must come of it:
+// A line of a script is a peer, a command and the expected result:
 //
 //	c1 claim r0 1 0 = OK
 //
-// Peers whose names begin with c are clients, with w workers; each is a separate process. "kill w1" ends one with
-// SIGKILL, "stop broker" and "start broker" restart the broker, "alias m m@2" points an alias to another model.
-// "ended 3" waits until the broker has ended three requests (a client may see its deadline pass before that). "go c1 …"
-// does not wait for the answer; "answer c1 = …" checks it later. "thief MODEL" and "damage MODEL STATUS" are hostile peers
-// (hostile_unsafe_test.go). A line that begins with # is a comment.
+// Names of clients begin with c, names of workers with w; each peer is a process.
+//
+//	kill w1                  ends a peer with SIGKILL
+//	stop broker              and start broker
+//	alias m m@2              points an alias at another model
+//	ended 3                  waits until the broker has ended 3 requests
+//	go c1 …                  does not wait for the result, which answer c1 = … reads
+//	thief MODEL              steals wake-ups (hostile_unsafe_test.go)
+//	damage MODEL STATUS      ends requests as a broken worker could
+//
+// A line that begins with # is a comment.
 package conformance
 
 import (
@@ -92,6 +98,15 @@ func start(t *testing.T, language, socket string) *peer {
 	return p
 }
 
+// do runs a command and compares its result.
+func (p *peer) do(t *testing.T, command, want string) {
+	t.Helper()
+	fmt.Fprintln(p.in, command)
+	if got := p.answer(); !matches(got, want) {
+		t.Fatalf("%s: %s, not %s", command, got, want)
+	}
+}
+
 func (p *peer) answer() string {
 	select {
 	case line, ok := <-p.lines:
@@ -113,7 +128,10 @@ func TestBothClientsAndWorkersBehaveAlike(t *testing.T) {
 		for _, workers := range []string{"Go", "C"} {
 			for _, script := range scripts {
 				title := strings.TrimSuffix(filepath.Base(script), ".txt")
-				t.Run(clients+" client, "+workers+" worker/"+title, func(t *testing.T) { play(t, script, clients, workers) })
+				t.Run(clients+" client, "+workers+" worker/"+title, func(t *testing.T) {
+					t.Parallel() // scripts wait more than they compute
+					play(t, script, clients, workers)
+				})
 			}
 		}
 	}
@@ -185,7 +203,7 @@ func play(t *testing.T, script, clients, workers string) {
 	}
 }
 
-// ended reports whether the broker has ended that many requests.
+// ended returns nil once the broker has ended as many requests as want says.
 func ended(t *testing.T, socket, want string) error {
 	all, err := admin.New(socket).Stats(t.Context())
 	if err != nil {
@@ -203,7 +221,7 @@ func ended(t *testing.T, socket, want string) error {
 	return nil
 }
 
-// matches knows "A or B", and "A…" for what begins with A.
+// matches accepts "A or B", and "A…" for a prefix.
 func matches(got, want string) bool {
 	for _, one := range strings.Split(want, " or ") {
 		if start, open := strings.CutSuffix(one, "…"); got == one || open && strings.HasPrefix(got, start) {

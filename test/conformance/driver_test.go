@@ -19,7 +19,7 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// driver does what testdata/driver.c does, with the Go packages.
+// driver is testdata/driver.c with the Go packages.
 type driver struct {
 	client   *client.Client
 	requests [32]client.Request
@@ -149,7 +149,7 @@ func (d *driver) claim(r *client.Request, fields []string) error {
 	return err
 }
 
-// moved claims until a model of that name has the client, or no claim succeeds.
+// moved claims until the client is attached to the model of that name, or a claim fails.
 func (d *driver) moved(to string) error {
 	for range 10000 {
 		there := d.client.Model().Name == to // before the claim: it may move between the two

@@ -22,8 +22,8 @@ const (
 	slots        = 64 // of the scripts' models
 )
 
-// steal takes the wake-ups of all clients away until the test ends, as every
-// reader of the board can: it moves the waiters of a bell to another bell.
+// steal moves the waiters of all bells to its own bell until the test ends, as any
+// process that may read the board can.
 func steal(t *testing.T, socket, model string) {
 	t.Helper()
 	s, err := attach.Open(t.Context(), socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: model, Window: 1})
@@ -48,8 +48,8 @@ func steal(t *testing.T, socket, model string) {
 	t.Cleanup(func() { close(stop); <-ended; s.Close() })
 }
 
-// damage writes as a broken worker could: it ends every request in flight with
-// that status, and with a record of impossible numbers.
+// damage ends all requests in flight with that status and impossible numbers, as a
+// broken worker could.
 func damage(t *testing.T, socket, model string, with status.Code) {
 	t.Helper()
 	s, err := attach.Open(t.Context(), socket, shm.Memfd{}, &control.Request{Op: control.OpWorker, Model: model,
@@ -67,7 +67,7 @@ func damage(t *testing.T, socket, model string, with status.Code) {
 	t.Cleanup(func() { s.Close() })
 }
 
-// hostile does what no peer's driver can: "thief MODEL", "damage MODEL STATUS".
+// hostile runs the commands thief and damage.
 func hostile(t *testing.T, socket, who, what string) bool {
 	t.Helper()
 	switch who {

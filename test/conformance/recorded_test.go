@@ -3,7 +3,6 @@
 package conformance
 
 import (
-	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -18,8 +17,7 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// recorded is a recording of the model m during which a request was made again
-// and again.
+// recorded repeats a request and returns a recording of the model m meanwhile.
 func recorded(t *testing.T, socket string, request func()) *stats.Trace {
 	t.Helper()
 	for {
@@ -45,16 +43,27 @@ func recorded(t *testing.T, socket string, request func()) *stats.Trace {
 			default:
 				continue
 			}
-			break // a slow moment: once more
+			break // too few requests: once more
 		}
 	}
 }
 
-// slack, in microseconds, is for a machine that stands still when a recording
-// begins or ends: the last ones are read after its end.
+// startWorker starts a broker and a worker of the model m.
+func startWorker(t *testing.T) (*testbed.Local, *peer) {
+	t.Helper()
+	b, err := testbed.StartLocal(broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond})
+	must.Do(t, err)
+	t.Cleanup(func() { _ = b.Close() })
+	worker := start(t, "Go", b.Socket())
+	worker.do(t, "attach m|x:f32[4] -> y:f32[4]|wait_time=0 slots=64", "OK")
+	return b, worker
+}
+
+// slack, in microseconds, allows for a machine that stands still when a recording
+// begins or ends.
 const slack = 60e6
 
-// inOrder holds a request's times to what any reader of a trace relies on.
+// inOrder checks the order of a request's times.
 func inOrder(t *testing.T, trace *stats.Trace, r *stats.TracedRequest) {
 	t.Helper()
 	times := []float64{r.CommittedUS, r.DispatchedUS, r.StartedUS, r.FinishedUS}
@@ -72,32 +81,21 @@ func inOrder(t *testing.T, trace *stats.Trace, r *stats.TracedRequest) {
 	}
 }
 
-// A request may have been claimed before the recording began, and another not
-// be seen by its client when it ends. All others have every part.
+// The first request may have been claimed before the recording began, and the last may
+// not have been read when it ends. All others have every time.
 func TestBothClientsTellARecordingWhenTheyClaimedAndWoke(t *testing.T) {
-	b, err := testbed.StartLocal(broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond})
-	must.Do(t, err)
-	t.Cleanup(func() { _ = b.Close() })
-	ask := func(p *peer, command, want string) {
-		t.Helper()
-		fmt.Fprintln(p.in, command)
-		if got := p.answer(); !matches(got, want) {
-			t.Fatalf("%s: %s", command, got)
-		}
-	}
-	worker := start(t, "Go", b.Socket())
-	ask(worker, "attach m|x:f32[4] -> y:f32[4]|wait_time=0 slots=64", "OK")
+	b, worker := startWorker(t)
 	for _, language := range []string{"Go", "C"} {
 		client := start(t, language, b.Socket())
-		ask(client, "connect m 4", "OK")
+		client.do(t, "connect m 4", "OK")
 		trace := recorded(t, b.Socket(), func() {
 			for _, command := range []string{"claim r0 1 0", "fill r0 5", "commit r0 0"} {
-				ask(client, command, "OK")
+				client.do(t, command, "OK")
 			}
-			ask(worker, "next 20000", "OK…")
-			ask(worker, "answer", "OK")
-			ask(client, "wait r0 20000", "OK")
-			ask(client, "release r0", "OK")
+			worker.do(t, "next 20000", "OK…")
+			worker.do(t, "answer", "OK")
+			client.do(t, "wait r0 20000", "OK")
+			client.do(t, "release r0", "OK")
 		})
 		claimed, woken := 0, 0
 		for i := range trace.Requests {
@@ -113,22 +111,16 @@ func TestBothClientsTellARecordingWhenTheyClaimedAndWoke(t *testing.T) {
 		if n := len(trace.Requests); claimed < n-1 || woken < claimed-1 {
 			t.Errorf("%s: of %d requests %d were claimed and %d woken", language, n, claimed, woken)
 		}
-		ask(client, "close", "OK")
+		client.do(t, "close", "OK")
 	}
 }
 
-// A recording leaves out impossible times of a client, and keeps the times of a client that has left.
+// The broker leaves impossible times of a client out, and keeps the times of a client
+// that has left.
 func TestTimesThatCannotBeAreLeftOutOfARecording(t *testing.T) {
-	b, err := testbed.StartLocal(broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond})
-	must.Do(t, err)
-	t.Cleanup(func() { _ = b.Close() })
-	worker := start(t, "Go", b.Socket())
-	fmt.Fprintln(worker.in, "attach m|x:f32[4] -> y:f32[4]|wait_time=0 slots=64")
-	if got := worker.answer(); got != "OK" {
-		t.Fatal(got)
-	}
+	b, worker := startWorker(t)
 	absurd := []int64{math.MinInt64, -1, 0, 1, 1 << 62, math.MaxInt64}
-	for _, tells := range []bool{true, false} { // one of before there were times has no room for them
+	for _, tells := range []bool{true, false} { // an older client has no room for times
 		n := 0
 		trace := recorded(t, b.Socket(), func() {
 			s, err := attach.Open(t.Context(), b.Socket(), shm.Memfd{},
@@ -150,21 +142,15 @@ func TestTimesThatCannotBeAreLeftOutOfARecording(t *testing.T) {
 					Committed: now}); ring {
 					s.Doorbell.Ring()
 				}
-				fmt.Fprintln(worker.in, "next 20000")
-				if got := worker.answer(); !matches(got, "OK…") {
-					t.Fatal(got)
-				}
-				fmt.Fprintln(worker.in, "answer")
-				if got := worker.answer(); got != "OK" {
-					t.Fatal(got)
-				}
+				worker.do(t, "next 20000", "OK…")
+				worker.do(t, "answer", "OK")
 			}
 		})
 		for i := range trace.Requests {
 			r := &trace.Requests[i]
 			inOrder(t, trace, r)
 			if !tells && (r.ClaimedUS != 0 || r.WokenUS != 0) {
-				t.Errorf("nobody told this: %+v", r)
+				t.Errorf("a client without times has some: %+v", r)
 			}
 		}
 	}

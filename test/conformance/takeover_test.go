@@ -4,7 +4,6 @@ package conformance
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -16,8 +15,8 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// A client that comes before the other broker has the socket attaches to the old broker,
-// and a later client to the other.
+// A client attaches to the old broker until the new broker has the socket, and then to
+// the new one.
 func TestBothClientsFindABrokerDuringATakeOver(t *testing.T) {
 	for _, language := range []string{"Go", "C"} {
 		t.Run(language, func(t *testing.T) {
@@ -40,25 +39,17 @@ func TestBothClientsFindABrokerDuringATakeOver(t *testing.T) {
 			must.Do(t, err)
 			t.Cleanup(func() { _ = next.Close() })
 			must.Do(t, <-given)
-			connect := func() {
-				t.Helper()
-				fmt.Fprintln(c.in, "connect m 4")
-				if got := c.answer(); got != "OK" {
-					t.Errorf("connect: %s", got)
-				}
-			}
 			before, err := os.Stat(cfg.Socket)
 			must.Do(t, err)
-			connect()
-			fmt.Fprintln(c.in, "close")
-			c.answer()
+			c.do(t, "connect m 4", "OK")
+			c.do(t, "close", "OK")
 			close(take)
 			for after := before; os.SameFile(before, after); time.Sleep(time.Millisecond) {
 				if after, err = os.Stat(cfg.Socket); err != nil {
 					t.Fatal(err)
 				}
 			}
-			connect()
+			c.do(t, "connect m 4", "OK")
 			b, err := admin.New(cfg.Socket).Stats(t.Context())
 			if err != nil || len(b.Models) != 1 || b.Models[0].Clients != 1 {
 				t.Errorf("the broker that took over has %+v, %v", b, err)

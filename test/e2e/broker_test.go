@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"testing"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
-	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
@@ -34,9 +32,8 @@ func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 	h.broker.Signal(syscall.SIGTERM)
 	h.draining()
 	askLater(background(t), c, cmdAnswer, 0).ends(t, client.ErrDraining)
-	if _, err := h.tryDial(); !errors.Is(err, client.ErrDraining) {
-		t.Errorf("a new client of a draining broker: %v", err)
-	}
+	_, err := h.tryDial()
+	must.Fail(t, "a new client of a draining broker", err, client.ErrDraining)
 	w.Signal(syscall.SIGUSR1)
 	for _, a := range accepted {
 		a.ends(t, nil)
@@ -45,18 +42,18 @@ func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 	c.Close()
 }
 
-// A service manager that signals a whole group ends the workers together with the broker. The broker admits
-// workers that are started again, and no batch waits for others, whatever policy is set meanwhile.
+// A service manager may end the workers together with the broker. The broker admits
+// restarted workers, and no batch waits for others, even if a policy is set meanwhile.
 func TestAWorkerThatComesDuringADrainFinishesWhatWasAcceptedAtOnce(t *testing.T) {
 	m := theModel
 	m.Wait = time.Hour
 	h := newHost(t, m)
-	c, other := h.dial(), h.dial() // the other could join, and does not
+	c, other := h.dial(), h.dial() // a batch would wait for the other client
 	accepted := askLater(background(t), c, cmdAnswer, 0)
 	h.queued(1)
 	h.broker.Signal(syscall.SIGTERM)
 	h.draining()
-	h.set(m, "lease", "20m")
+	h.set("lease", "20m")
 	h.newWorker(job{Model: m})
 	accepted.ends(t, nil)
 	h.drained()
@@ -64,29 +61,27 @@ func TestAWorkerThatComesDuringADrainFinishesWhatWasAcceptedAtOnce(t *testing.T)
 	other.Close()
 }
 
-func TestADrainEndsWhenItsTimeIsOver(t *testing.T) {
-	h := idleHost(t, theModel)
-	h.job.DrainTime = 200 * time.Millisecond // less than a worker would be waited for
-	h.startBroker()
-	c := h.dial()
-	never := askLater(background(t), c, cmdAnswer, 0) // no worker will come
-	h.queued(1)
-	h.stop()
-	never.ends(t, client.ErrBrokerGone)
-	c.Close()
-}
-
-func TestADrainDoesNotWaitForModelsThatHaveNoWorkerAndGetNone(t *testing.T) {
-	h := idleHost(t, theModel)
-	h.job.WorkerGrace = 50 * time.Millisecond
-	h.startBroker()
-	c := h.dial()
-	never := askLater(background(t), c, cmdAnswer, 0)
-	h.queued(1)
-	h.broker.Signal(syscall.SIGTERM)
-	never.ends(t, client.ErrDraining)
-	h.broker.expect("drained")
-	c.Close()
+func TestADrainGivesUpWaitingForAWorker(t *testing.T) {
+	for _, c := range []struct {
+		about        string
+		drain, grace time.Duration
+		want         error
+	}{
+		{"the drain's time is over", 200 * time.Millisecond, 10 * patience, client.ErrBrokerGone},
+		{"no worker came within its grace", 10 * patience, 50 * time.Millisecond, client.ErrDraining},
+	} {
+		t.Run(c.about, func(t *testing.T) {
+			h := idleHost(t, theModel)
+			h.job.DrainTime, h.job.WorkerGrace = c.drain, c.grace
+			h.startBroker()
+			conn := h.dial()
+			never := askLater(background(t), conn, cmdAnswer, 0)
+			h.queued(1)
+			h.stop()
+			never.ends(t, c.want)
+			conn.Close()
+		})
+	}
 }
 
 func TestABrokerIsRefusedASocketOnWhichSomebodyAnswers(t *testing.T) {
@@ -109,7 +104,7 @@ func TestABrokerIsRefusedASocketOnWhichSomebodyAnswers(t *testing.T) {
 	must.Check(t, err) // the other program has its socket
 }
 
-// A cleaner of temporary files may take socket and lock from a running broker.
+// A cleaner of temporary files may remove socket and lock of a running broker.
 func TestABrokerThatEndsLeavesTheSocketOfAnotherAlone(t *testing.T) {
 	h := newHost(t, theModel)
 	for _, f := range []string{h.socket, h.socket + ".lock"} {
@@ -118,9 +113,7 @@ func TestABrokerThatEndsLeavesTheSocketOfAnotherAlone(t *testing.T) {
 	first := h.broker
 	h.startBroker()
 	first.Signal(syscall.SIGTERM)
-	if err := first.end(); err != nil {
-		t.Errorf("the first broker: %v", err)
-	}
+	must.Check(t, first.end())
 	h.worker(theModel).Kill()
 	h.settled()
 	h.stop()
@@ -132,10 +125,9 @@ func TestTheSocketOfAKilledBrokerIsTakenOver(t *testing.T) {
 	if _, err := os.Lstat(h.socket); err != nil {
 		t.Fatalf("no stale socket to take over: %v", err)
 	}
-	if _, err := h.tryDial(); !errors.Is(err, client.ErrNoBroker) {
-		t.Errorf("dial to a stale socket: %v", err)
-	}
-	// Of many that try at once, exactly one gets it.
+	_, err := h.tryDial()
+	must.Fail(t, "dial to a stale socket", err, client.ErrNoBroker)
+	// Exactly one of several brokers gets the socket.
 	var all []*proc
 	for range 5 {
 		all = append(all, h.launch())
@@ -160,15 +152,12 @@ func TestTheSocketOfAKilledBrokerIsTakenOver(t *testing.T) {
 }
 
 func TestAFileThatIsNoSocketIsNotTouched(t *testing.T) {
-	dir, err := os.MkdirTemp("", "rb")
-	must.Do(t, err)
-	defer os.RemoveAll(dir)
-	path := filepath.Join(dir, "precious")
-	must.Do(t, os.WriteFile(path, []byte("data"), 0o600))
-	if _, err := broker.New(broker.Config{Socket: path}); err == nil {
+	h := idleHost(t)
+	must.Do(t, os.WriteFile(h.socket, []byte("data"), 0o600))
+	if err := h.launch().end(); err == nil {
 		t.Error("a broker took a file for a stale socket")
 	}
-	if data, _ := os.ReadFile(path); string(data) != "data" {
+	if data, _ := os.ReadFile(h.socket); string(data) != "data" {
 		t.Error("the file was changed")
 	}
 }
@@ -207,6 +196,13 @@ func TestOtherUsersAreRefusedUnlessListed(t *testing.T) {
 	if err := h.launch().end(); err == nil {
 		t.Error("a broker served in a folder that others may enter")
 	}
+
+	must.Do(t, os.Mkdir(h.bed.Path("private"), 0o700))
+	h.socket = h.bed.Path("private/b.sock")
+	h.job.Socket = h.socket
+	h.startBroker()
+	asNobody("client", "read").refused(client.ErrForbidden) // the folder decides, listed or not
+	h.stop()
 }
 
 func TestAnIdleBrokerSleeps(t *testing.T) {
@@ -214,7 +210,7 @@ func TestAnIdleBrokerSleeps(t *testing.T) {
 	h.worker(theModel)
 	c := h.dial()
 	works(t, c, 10)
-	h.eventually("it sleeps", func() error { // a machine that stands still may be charged to anybody
+	h.eventually("it sleeps", func() error { // on a machine that stands still, CPU time is charged to any process
 		before, err := testbed.CPUTime(h.broker.Pid())
 		if err != nil {
 			return err
@@ -230,8 +226,8 @@ func TestAnIdleBrokerSleeps(t *testing.T) {
 	h.settled()
 }
 
-// A recording takes as long as its caller asked for. Others are answered
-// meanwhile, however many there are; one whose caller has left is over.
+// A recording lasts as long as its caller asked for. Meanwhile the broker answers other
+// calls; a recording whose caller has left ends.
 func TestRecordingsHoldNobodyUpAndEndWithTheirCallers(t *testing.T) {
 	var models []testbed.Model
 	for i := range 10 { // more than are answered at a time
@@ -246,7 +242,7 @@ func TestRecordingsHoldNobodyUpAndEndWithTheirCallers(t *testing.T) {
 	var callers sync.WaitGroup
 	for _, m := range models {
 		callers.Go(func() {
-			for ctx.Err() == nil { // the one that looks below may record it just now
+			for ctx.Err() == nil { // the check below may record the model just now
 				began := time.Now()
 				if _, err := a.Trace(ctx, m.Name, time.Minute); err == nil && time.Since(began) < time.Minute {
 					t.Errorf("%s: the recording ended while its caller waited", m.Name)
@@ -258,7 +254,7 @@ func TestRecordingsHoldNobodyUpAndEndWithTheirCallers(t *testing.T) {
 	for _, m := range models {
 		h.eventually(m.Name+" is recorded", func() error {
 			if _, err := a.Trace(t.Context(), m.Name, time.Millisecond); err == nil {
-				return fmt.Errorf("nobody records it")
+				return errors.New("no recording")
 			}
 			return nil
 		})

@@ -19,33 +19,38 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// group is a memory cgroup of a test's own.
+// group is a memory cgroup of a test.
 type group struct {
-	t     *testing.T
-	dir   string
-	limit string // name of the file
+	t   *testing.T
+	dir string
 }
 
-// newGroup makes a group of mib MiB, 0 being no limit. It is removed when the
-// test ends; processes that joined it must have ended by then, as those of a
-// host that was made later have.
+// newGroup makes a group of mib MiB that is removed when the test ends. Hosts whose
+// processes join it must be made later, so that they end earlier.
 func newGroup(t *testing.T, mib int) *group {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("needs root to make a memory cgroup")
 	}
-	parent, limit, err := ownGroup()
+	parent, limit, err := parentGroup()
 	if err != nil {
 		t.Skip(err)
 	}
-	return makeGroup(t, filepath.Join(parent, fmt.Sprintf("ringbatch-test-%d", os.Getpid())), limit, mib)
+	g := &group{t, filepath.Join(parent, fmt.Sprintf("ringbatch-test-%d", os.Getpid()))}
+	if err := os.Mkdir(g.dir, 0o755); err != nil {
+		t.Skipf("memory cgroups cannot be made here: %v", err)
+	}
+	t.Cleanup(func() {
+		must.Check(t, testbed.Eventually(patience, func() error { return os.Remove(g.dir) }))
+	})
+	must.Do(t, os.WriteFile(filepath.Join(g.dir, limit), []byte(strconv.Itoa(mib<<20)), 0o644))
+	return g
 }
 
-// ownGroup is the folder in which groups can be made, and the name of the
-// file with their limit: with version 1 the group of this process, with
-// version 2, where a group may have either processes or limited children, the
-// root.
-func ownGroup() (dir, limit string, err error) {
+// parentGroup is the folder for new groups and the name of the file with their limit.
+// With version 1 it is the group of this process. With version 2 a group has either
+// processes or limited children, so it is the root.
+func parentGroup() (dir, limit string, err error) {
 	text, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
 		return "", "", fmt.Errorf("no control groups here: %w", err)
@@ -61,46 +66,26 @@ func ownGroup() (dir, limit string, err error) {
 	return "", "", errors.New("the memory controller of control groups cannot be used here")
 }
 
-func makeGroup(t *testing.T, dir, limit string, mib int) *group {
-	t.Helper()
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Skipf("memory cgroups cannot be made here: %v", err)
-	}
-	g := &group{t, dir, limit}
-	t.Cleanup(func() {
-		eventually(t, "the group is removed", func() error { return os.Remove(dir) })
-	})
-	if limit == "memory.max" { // let the groups within have limits too, as version 1 does by itself
-		_ = os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+memory"), 0o644)
-	}
-	if mib > 0 {
-		must.Do(t, os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(mib<<20)), 0o644))
-	}
-	return g
-}
-
-// nobodyWasKilled fails the test if the kernel had to end a process for want
-// of memory.
-func (g *group) nobodyWasKilled() {
+// noKills fails the test if the kernel killed a process of the group.
+func (g *group) noKills() {
 	g.t.Helper()
 	for _, name := range []string{"memory.oom_control", "memory.events"} {
 		text, _ := os.ReadFile(filepath.Join(g.dir, name))
 		for line := range bytes.Lines(text) {
 			if n, ok := strings.CutPrefix(strings.TrimSpace(string(line)), "oom_kill "); ok && n != "0" {
-				g.t.Errorf("the kernel killed %s", n)
+				g.t.Errorf("the kernel killed %s processes", n)
 			}
 		}
 	}
 }
 
-// sized is a model whose ring takes mib MiB, an eighth of it a row and its
-// answer.
+// sized is a model whose ring of 8 slots takes mib MiB.
 func sized(name string, mib int) testbed.Model {
 	return testbed.Model{Name: name, Slots: 8, MaxBatch: 4, Wait: time.Millisecond, Lease: lease, Width: mib << 20 / 8 / 8 / 2}
 }
 
 func TestABrokerInASmallMemoryCgroupRefusesWhatDoesNotFitAndServesTheRest(t *testing.T) {
-	g := newGroup(t, 96) // internal/cgroup has the limits of outer groups, and the memory that others use
+	g := newGroup(t, 96) // internal/cgroup tests outer groups and other users of the memory
 	h := idleHost(t, theModel)
 	h.limits.Group = g.dir
 	h.startBroker()
@@ -116,7 +101,7 @@ func TestABrokerInASmallMemoryCgroupRefusesWhatDoesNotFitAndServesTheRest(t *tes
 		t.Errorf("a model that fits: %v", err)
 	}
 	open := sized("open", 16)
-	open.Slots, open.MaxBatch = 0, 1 // 2 MiB each: elsewhere there would be 512
+	open.Slots, open.MaxBatch = 0, 1 // 2 MiB each; without the limit there would be 512
 	h.worker(open)
 	if n := h.model("open").Slots; n < 4 || n > 24 {
 		t.Errorf("%d slots of 2 MiB in a group of 96", n)
@@ -124,17 +109,17 @@ func TestABrokerInASmallMemoryCgroupRefusesWhatDoesNotFitAndServesTheRest(t *tes
 	small.Close()
 	c.Close()
 	w.Kill()
-	g.nobodyWasKilled()
+	g.noKills()
 	h.stop()
 
 	h.job.Models = append(h.job.Models, sized("large", 512))
 	configured := h.launch()
 	configured.refused(client.ErrNoMemory)
 	configured.exits(1)
-	g.nobodyWasKilled()
+	g.noKills()
 }
 
-// exits waits for the end of the process, which must have that status.
+// exits waits for the end of the process and checks its status.
 func (p *proc) exits(status int) {
 	p.t.Helper()
 	if _ = p.end(); p.State().ExitCode() != status {
@@ -154,14 +139,14 @@ func TestAClientInASmallMemoryCgroupIsToldNoMemory(t *testing.T) {
 	large := with(4) // 128 MiB
 	large.refused(client.ErrNoMemory)
 	large.exits(1)
-	for range 3 { // the pages of the first are there for the others, though they fill the group
+	for range 3 { // the pages of the first fill the group, and the others reuse them
 		p := with(1)
 		p.expect("read")
 		p.Kill()
 		h.until("its window is back", "m", func(m stats.Model) bool { return m.SlotsFree == m.Slots })
 	}
-	g.nobodyWasKilled()
-	c := h.dial(client.WithWindow(8)) // nobody else is bound
+	g.noKills()
+	c := h.dial(client.WithWindow(8)) // this process has no limit
 	must.Check(t, askSized(background(t), c, m.Width, cmdAnswer, 0, 1))
 	c.Close()
 	h.settled()

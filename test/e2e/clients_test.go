@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -66,34 +67,8 @@ func TestAClientThatForkedAndDiedIsNoticedWhileItsChildKeepsTheConnection(t *tes
 	}
 }
 
-func TestWhatADepartedClientHadQueuedIsCanceled(t *testing.T) {
-	h := newHost(t, theModel) // no worker: everything stays queued
-	leaver, stayer := h.dial(), h.dial()
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	var left []asking
-	for range 5 {
-		left = append(left, askLater(ctx, leaver, cmdAnswer, 0))
-	}
-	kept := askLater(ctx, stayer, cmdAnswer, 0)
-	h.queued(6)
-	leaver.Close()
-	for _, a := range left {
-		a.ends(t, client.ErrBrokerGone)
-	}
-	h.queued(1)
-	h.worker(theModel)
-	kept.ends(t, nil)
-	stayer.Close()
-	h.settled()
-	if m := h.model("m"); m.Rows != 1 || m.Ended["Canceled"] != 5 {
-		t.Errorf("%d rows reached a worker, ended %v", m.Rows, m.Ended)
-	}
-}
-
-// The worker answers before it tells the broker that it is done, and the broker
-// looks for that only when there is something to do. A client that has another
-// slot for its next request must not seem to have two in flight meanwhile.
+// The client sees its answer before the broker sees that the worker is done. The
+// client's next request must not count as its second in flight.
 func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
 	t.Parallel()
 	r := inProcess(t, shm.NewHeap(), testbed.Model{Name: "m", Slots: 16, MaxBatch: 8, Wait: time.Minute, Lease: 2 * time.Minute})
@@ -137,9 +112,9 @@ func TestARequestEndsAfterTheMostTimeOfItsLevelAlsoWhileItRuns(t *testing.T) {
 		r.set("max_timeout", most.String())
 		askLater(background(t), c, cmdAnswer, 0).ends(t, client.ErrExpired)
 		if r.model("m").Batches == 1 {
-			return // it ended while the worker had it
+			return // it expired in the worker
 		}
-		if most > patience { // on a slow machine it ended before: then the next one has twice the time
+		if most > patience { // on a slow machine it expired in the queue: the next one has twice the time
 			t.Fatal("the worker never got a request")
 		}
 	}
@@ -149,11 +124,9 @@ func TestAFullRingRefusesTheNextClientAndTakesItOnceThereIsRoom(t *testing.T) {
 	h := newHost(t, theModel)
 	h.worker(theModel)
 	first := h.dial(client.WithWindow(40))
-	if _, err := h.tryDial(client.WithWindow(25)); !errors.Is(err, client.ErrRingFull) {
-		t.Errorf("25 of 24 free slots: %v", err)
-	}
-	if _, err := h.tryDial(client.WithWindow(65)); !errors.Is(err, client.ErrRingFull) {
-		t.Errorf("more slots than the ring has: %v", err)
+	for _, window := range []int{25, 65} { // of 24 free slots, of a ring of 64
+		_, err := h.tryDial(client.WithWindow(window))
+		must.Fail(t, fmt.Sprintf("a window of %d", window), err, client.ErrRingFull)
 	}
 	if _, err := h.tryDial(client.WithWindow(64)); !errors.Is(err, status.ErrQuota) ||
 		!strings.Contains(err.Error(), "may have 56 (max_window)") {
@@ -188,7 +161,7 @@ func TestASlotOfAPrivateModelIsClearedBeforeAnotherHasIt(t *testing.T) {
 		x[i] = secret
 	}
 	must.Do(t, testbed.Ask(background(t), first, x, testbed.Width))
-	failed := askLater(background(t), first, cmdFail, secret) // whose reason is on the board
+	failed := askLater(background(t), first, cmdFail, secret) // its reason is on the board
 	failed.ends(t, client.ErrFailed)
 	first.Close()
 	h.settled() // its window is back
@@ -198,10 +171,10 @@ func TestASlotOfAPrivateModelIsClearedBeforeAnotherHasIt(t *testing.T) {
 	for what, mem := range map[string][]byte{"planes": s.Planes.Bytes(), "board": s.BoardSeg.Bytes()} {
 		for _, number := range []int64{secret, testbed.Answer(secret, 0)} {
 			if i := bytes.Index(mem, binary.NativeEndian.AppendUint64(nil, uint64(number))); i >= 0 {
-				t.Errorf("the former client's %#x is in the %s, at %d", number, what, i)
+				t.Errorf("the first client's %#x is in the %s, at %d", number, what, i)
 			}
 		}
-		if bytes.Contains(mem, []byte("told to fail")) {
+		if bytes.Contains(mem, []byte("command to fail")) {
 			t.Errorf("the reason of its failure is in the %s", what)
 		}
 	}

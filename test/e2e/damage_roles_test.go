@@ -31,9 +31,7 @@ func playDamage(c *testbed.Child, j job) error {
 	}
 	req := &control.Request{Op: control.OpClient, Model: j.Model.Name, Window: j.Window}
 	if strings.HasPrefix(j.Do, "worker") {
-		m := j.Model
-		req = &control.Request{Op: control.OpWorker, Model: m.Name, Worker: &control.WorkerInfo{
-			Inputs: tensor.SpecTexts(m.Signature().Inputs), Outputs: tensor.SpecTexts(m.Signature().Outputs), Depth: 2}}
+		req = workerRequest(j.Model.Name, j.Model.Signature())
 	}
 	s, err := attach.Open(ctx, j.Socket, shm.Memfd{}, req)
 	if err != nil {
@@ -44,8 +42,7 @@ func playDamage(c *testbed.Child, j job) error {
 	words := s.Words.Bytes()
 	switch j.Do {
 	case "planes":
-		// Every byte of the payload, the header page included; then it
-		// behaves.
+		// Overwrites the payload and its header page, then behaves.
 		fill(rng, s.Planes.Bytes())
 		say("done")
 		s.Close()
@@ -59,11 +56,11 @@ func playDamage(c *testbed.Child, j job) error {
 			}
 		}
 	case "entries", "worker entries":
-		// Believable words, garbage in the entries.
+		// Plausible words, garbage in the entries.
 		fill(rng, words[4096:])
 		tail := (*[8]byte)(words[64:72])
 		tail[0] = byte(1 + rng.Intn(j.Window))
-		for s.Doorbell.Ring(); !gone(s); { // what a worker says is read while it has a batch
+		for s.Doorbell.Ring(); !gone(s); { // the broker reads a worker's ring while the worker has a batch
 			s.Doorbell.Ring()
 		}
 	case "tail":
@@ -75,7 +72,12 @@ func playDamage(c *testbed.Child, j job) error {
 	return nil
 }
 
-// chatter speaks on a connection that only its end should be heard of.
+func workerRequest(model string, sig tensor.Signature) *control.Request {
+	return &control.Request{Op: control.OpWorker, Model: model, Worker: &control.WorkerInfo{
+		Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs), Depth: 2}}
+}
+
+// chatter sends bytes after attaching, which the protocol forbids.
 func (j *job) chatter(ctx context.Context, say func(string)) error {
 	c, err := attach.Dial(ctx, j.Socket)
 	if err != nil {
@@ -104,7 +106,7 @@ func fill(rng *rand.Rand, mem []byte) {
 	}
 }
 
-// gone asks, without waiting long, whether the broker hung up.
+// gone reports whether the broker hung up, within 5 ms.
 func gone(s *attach.Session) bool {
 	ended := make(chan struct{})
 	go func() { s.Gone(); close(ended) }()

@@ -24,32 +24,29 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// patience is how long anything may take here before it counts as stuck.
+// patience is the time after which a step counts as stuck.
 const patience = time.Minute
 
-// lease is longer than anything here takes: a worker that waits for the test, or
-// for a machine that stands still, is not hung.
+// lease is longer than any test: a worker that waits for the test, or for a machine
+// that stands still, is not hung.
 const lease = 10 * time.Minute
 
-// host is a broker process with what belongs to it.
+// host is a broker process and its peers.
 type host struct {
-	t      *testing.T
+	observer
 	bed    *testbed.Bed
-	socket string
 	job    testbed.BrokerJob
-	uid    int            // of the broker, if it is not this process's
-	wrap   []string       // what runs the broker's binary, if not the binary itself
-	limits testbed.Limits // of the broker and of those that join it
+	uid    int            // of the broker; 0: this process's
+	limits testbed.Limits // of the broker
 	broker *proc
-	before testbed.Usage // of the broker, when nobody is attached
+	before testbed.Usage // of the broker, before the first peer attaches
 	mine   testbed.Usage // of this process, before the test
 }
 
-// theModel is what most tests use: declared by configuration, so that it
-// stays when everybody leaves.
+// theModel is declared by configuration, so that it stays when all peers leave.
 var theModel = testbed.Model{Name: "m", Slots: 64, MaxBatch: 8, Wait: time.Millisecond, Lease: lease}
 
-// newHost starts a broker and, when the test ends, leaves nothing behind.
+// newHost starts a broker, which ends with the test.
 func newHost(t *testing.T, models ...testbed.Model) *host {
 	t.Helper()
 	h := idleHost(t, models...)
@@ -60,11 +57,11 @@ func newHost(t *testing.T, models ...testbed.Model) *host {
 // idleHost is a host whose broker has not been started.
 func idleHost(t *testing.T, models ...testbed.Model) *host {
 	t.Helper()
-	h := &host{t: t, mine: usageOf(t, os.Getpid())}
-	bed, err := testbed.New(context.Background()) // not the test's, which ends before its clean-up
+	mine := usageOf(t, os.Getpid())
+	bed, err := testbed.New(context.Background()) // the test's context ends before its clean-up
 	must.Do(t, err)
 	t.Cleanup(bed.Close)
-	h.bed, h.socket = bed, bed.Path("b.sock")
+	h := &host{observer: observer{t, bed.Path("b.sock")}, bed: bed, mine: mine}
 	h.job = testbed.BrokerJob{Socket: h.socket, Models: models, DrainTime: 10 * patience, WorkerGrace: 10 * patience}
 	return h
 }
@@ -89,10 +86,10 @@ func (h *host) start(s testbed.Spec) *proc {
 	return &proc{p, h.t}
 }
 
-// launch starts a broker as this host's is, and does not wait for it.
+// launch starts a broker with the host's configuration, and does not wait for it.
 func (h *host) launch() *proc {
 	h.t.Helper()
-	return h.start(testbed.Spec{Role: "broker", Job: h.job, Limits: h.limits, UID: h.uid, Wrap: h.wrap})
+	return h.start(testbed.Spec{Role: "broker", Job: h.job, Limits: h.limits, UID: h.uid})
 }
 
 func (h *host) startBroker() {
@@ -102,11 +99,11 @@ func (h *host) startBroker() {
 	h.before = usageOf(h.t, h.broker.Pid())
 }
 
-// worker starts a worker and waits until the broker has it.
+// worker starts a worker and waits until it is attached.
 func (h *host) worker(m testbed.Model) *proc { return h.workerThat("", m) }
 
-// workerThat starts a worker with a habit; one that works "patiently" stops
-// in the middle of a slow request until it gets SIGUSR1.
+// workerThat starts a worker. A worker that works "patiently" stops in the middle of a
+// slow request until SIGUSR1.
 func (h *host) workerThat(do string, m testbed.Model) *proc {
 	h.t.Helper()
 	p := h.newWorker(job{Model: m, Do: do})
@@ -121,8 +118,7 @@ func (h *host) newWorker(j job) *proc {
 	return h.start(testbed.Spec{Role: "worker", Job: j, Limits: testbed.Limits{Group: h.limits.Group}})
 }
 
-// keepWorker has a worker at all times, as a supervisor would, until stop is
-// called; the last one stays.
+// keepWorker replaces a worker that dies, until stop is called.
 func (h *host) keepWorker(j job) (stop func()) {
 	stopping := make(chan struct{})
 	var keeper sync.WaitGroup
@@ -139,13 +135,7 @@ func (h *host) keepWorker(j job) (stop func()) {
 	return func() { close(stopping); keeper.Wait() }
 }
 
-// set changes a key of a model's policy.
-func (h *host) set(m testbed.Model, key, value string) {
-	h.t.Helper()
-	must.Do(h.t, admin.New(h.socket).Set(h.t.Context(), m.Name, map[string]string{key: value}))
-}
-
-// workerStats is what the statistics say of a worker.
+// workerStats has the statistics of a worker.
 func (h *host) workerStats(model string, p *proc) (*stats.Worker, error) {
 	ws := h.model(model).Workers
 	for i := range ws {
@@ -156,7 +146,7 @@ func (h *host) workerStats(model string, p *proc) (*stats.Worker, error) {
 	return nil, fmt.Errorf("%s is not attached", p)
 }
 
-// client starts one that goes as far as told.
+// client starts a client that stops at a step of its request.
 func (h *host) client(do string) *proc {
 	return h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: theModel, Do: do}})
 }
@@ -176,99 +166,89 @@ func (h *host) tryDial(opts ...client.Option) (*client.Client, error) {
 	return client.Dial(ctx, "m", append(opts, client.WithSocket(h.socket))...)
 }
 
-func (h *host) stats() *stats.Broker {
-	h.t.Helper()
-	return statsOf(h.t, h.socket)
+// observer reads a broker's statistics.
+type observer struct {
+	t      *testing.T
+	socket string
 }
 
-// model is the statistics of one model, zero if the broker has none of that
-// name.
-func (h *host) model(name string) stats.Model {
-	h.t.Helper()
-	return modelOf(h.t, h.socket, name)
-}
-
-func statsOf(t *testing.T, socket string) (s *stats.Broker) {
-	t.Helper()
+func (o *observer) stats() (s *stats.Broker) {
+	o.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	eventually(t, "stats", func() (err error) {
+	o.eventually("stats", func() (err error) {
 		began := time.Now()
-		s, err = admin.New(socket).Stats(ctx)
-		// Those that left may not have been noticed.
+		s, err = admin.New(o.socket).Stats(ctx)
+		// The broker may not have noticed yet that others left.
 		if err != nil && !errors.Is(err, status.ErrTooManyConnections) && !errors.Is(err, status.ErrNoDescriptors) && !tookTooLong(began) {
-			t.Fatalf("stats: %v", err)
+			o.t.Fatalf("stats: %v", err)
 		}
 		return err
 	})
 	return s
 }
 
-// tookTooLong says that a call to the broker, which has 10 seconds to answer, was
-// given up for that: this machine stood still.
+// tookTooLong reports whether a call to the broker timed out after its 10 seconds,
+// because this machine stood still.
 func tookTooLong(began time.Time) bool { return time.Since(began) >= 10*time.Second }
 
-func modelOf(t *testing.T, socket, name string) stats.Model {
-	t.Helper()
-	if m := statsOf(t, socket).Model(name); m != nil {
+// model is the statistics of a model, or zero.
+func (o *observer) model(name string) stats.Model {
+	o.t.Helper()
+	if m := o.stats().Model(name); m != nil {
 		return *m
 	}
 	return stats.Model{}
 }
 
-// eventually waits until f is content.
-func (h *host) eventually(what string, f func() error) {
-	h.t.Helper()
-	eventually(h.t, what, f)
+// set changes a key of the policy of model m.
+func (o *observer) set(key, value string) {
+	o.t.Helper()
+	must.Do(o.t, admin.New(o.socket).Set(o.t.Context(), "m", map[string]string{key: value}))
 }
 
-func eventually(t *testing.T, what string, f func() error) {
-	t.Helper()
+// eventually waits until f returns nil.
+func (o *observer) eventually(what string, f func() error) {
+	o.t.Helper()
 	if err := testbed.Eventually(patience, f); err != nil {
-		t.Fatalf("%s: %v", what, err)
+		o.t.Fatalf("%s: %v", what, err)
 	}
 }
 
 // until waits until the statistics of a model are as expected.
-func (h *host) until(what, model string, is func(m stats.Model) bool) {
-	h.t.Helper()
-	until(h.t, h.socket, what, model, is)
-}
-
-func until(t *testing.T, socket, what, model string, is func(m stats.Model) bool) {
-	t.Helper()
-	eventually(t, what, func() error {
-		if m := modelOf(t, socket, model); !is(m) {
+func (o *observer) until(what, model string, is func(m stats.Model) bool) {
+	o.t.Helper()
+	o.eventually(what, func() error {
+		if m := o.model(model); !is(m) {
 			return fmt.Errorf("%+v", m)
 		}
 		return nil
 	})
 }
 
-// wait waits for goroutines that send requests; if one never ends, it tells
-// what the broker thinks.
-func (h *host) wait(wg *sync.WaitGroup) {
-	h.t.Helper()
+// wait waits for goroutines that send requests. If one does not end, it prints the
+// broker's statistics.
+func (o *observer) wait(wg *sync.WaitGroup) {
+	o.t.Helper()
 	done := make(chan struct{})
 	go func() { wg.Wait(); close(done) }()
 	select {
 	case <-done:
 	case <-time.After(patience):
-		text, _ := json.MarshalIndent(h.stats(), "", " ")
-		h.t.Fatalf("requests have no end; the broker says\n%s", text)
+		text, _ := json.MarshalIndent(o.stats(), "", " ")
+		o.t.Fatalf("requests have no end; the broker says\n%s", text)
 	}
 }
 
-// queued waits until that many requests wait in the broker's queue.
+// queued waits until n requests are queued.
 func (h *host) queued(n int) {
 	h.t.Helper()
 	h.until("the queue's length", "m", func(m stats.Model) bool { return m.QueueLength == n })
 }
 
-// settled waits until the broker has no client, and checks that every slot is
-// back, every accepted request was ended once, and that the broker holds no
-// descriptor, mapping or thread more than before anybody came. Workers that
-// are still attached are accounted for.
+// settled waits until no client is attached, every slot is back, and every accepted
+// request has ended once. The broker must have no more descriptors, mappings and
+// threads than before the first peer, apart from attached workers.
 func (h *host) settled() {
 	h.t.Helper()
 	h.eventually("everything is given back", func() error {
@@ -284,7 +264,7 @@ func (h *host) settled() {
 	h.eventually("this process has nothing left", func() error { return usageOf(h.t, os.Getpid()).Within(h.mine) })
 }
 
-// draining waits until the broker says so.
+// draining waits until the broker is draining.
 func (h *host) draining() {
 	h.t.Helper()
 	h.eventually("it is draining", func() error {
@@ -295,13 +275,11 @@ func (h *host) draining() {
 	})
 }
 
-// drained expects that the broker finishes what it had accepted, and ends.
+// drained expects that the broker finishes the accepted requests, and ends.
 func (h *host) drained() {
 	h.t.Helper()
 	h.broker.expect("drained")
-	if err := h.broker.end(); err != nil {
-		h.t.Errorf("broker: %v", err)
-	}
+	must.Check(h.t, h.broker.end())
 }
 
 // stop ends the broker by SIGTERM.
@@ -336,22 +314,22 @@ func (p *proc) expect(name string) {
 	must.Do(p.t, p.Expect(name, nil, patience))
 }
 
-// refused expects that the process's first word is that error, whose text has
-// these parts.
+// refused expects that error as the process's first message, with these parts in its
+// text.
 func (p *proc) refused(want error, parts ...string) {
 	p.t.Helper()
 	err := p.Expect("a refusal", nil, patience)
 	for _, part := range append(parts, want.Error()) {
 		if err == nil || !strings.Contains(err.Error(), part) {
-			p.t.Errorf("%s was told %v, not %q", p, err, part)
+			p.t.Errorf("%s got %v, not %q", p, err, part)
 		}
 	}
 }
 
-// nonce is unlike any other request's of this process.
+// nonce makes the requests of this process different.
 var nonce atomic.Int64
 
-// ask runs one request and checks every number of its answer.
+// ask runs one request and checks the answer.
 func ask(ctx context.Context, c *client.Client, cmd, arg int64, rows int) error {
 	return askSized(ctx, c, testbed.Width, cmd, arg, rows)
 }
@@ -371,7 +349,7 @@ func askSized(ctx context.Context, c *client.Client, width int, cmd, arg int64, 
 	return testbed.Ask(ctx, c, x, width)
 }
 
-// asking is a request under way.
+// asking is a request in flight.
 type asking chan error
 
 func askLater(ctx context.Context, c *client.Client, cmd, arg int64) asking {
@@ -380,8 +358,8 @@ func askLater(ctx context.Context, c *client.Client, cmd, arg int64) asking {
 	return ch
 }
 
-// ends waits for the request's one end and compares it with want, nil being a
-// correct answer.
+// ends waits for the end of the request and compares it with want; nil is a correct
+// answer.
 func (a asking) ends(t *testing.T, want error) {
 	t.Helper()
 	select {

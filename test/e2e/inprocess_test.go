@@ -8,8 +8,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/ringbatch/ringbatch/admin"
-	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
@@ -18,13 +16,11 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// ring is a broker, workers and clients in this one process: where the race
-// detector can see them all, if mem is a heap.
+// ring is a broker with workers and clients in this process. If mem is a heap, the race
+// detector sees them all.
 type ring struct {
-	t      *testing.T
-	socket string
-	mem    shm.Memory
-	wg     sync.WaitGroup
+	observer
+	mem shm.Memory
 }
 
 func inProcess(t *testing.T, mem shm.Memory, models ...testbed.Model) *ring {
@@ -32,7 +28,7 @@ func inProcess(t *testing.T, mem shm.Memory, models ...testbed.Model) *ring {
 	return onLoops(t, mem, 0, models...)
 }
 
-// onLoops is inProcess with so many loops; 0 is the default.
+// onLoops is inProcess with a number of loops; 0 is the default.
 func onLoops(t *testing.T, mem shm.Memory, loops int, models ...testbed.Model) *ring {
 	t.Helper()
 	if mem == nil {
@@ -44,13 +40,8 @@ func onLoops(t *testing.T, mem shm.Memory, loops int, models ...testbed.Model) *
 	}
 	b, err := testbed.StartLocal(cfg)
 	must.Do(t, err)
-	r := &ring{t: t, socket: b.Socket(), mem: mem}
-	t.Cleanup(func() {
-		r.wg.Wait()
-		if err := b.Close(); err != nil {
-			t.Errorf("broker: %v", err)
-		}
-	})
+	r := &ring{observer: observer{t, b.Socket()}, mem: mem}
+	t.Cleanup(func() { must.Check(t, b.Close()) })
 	return r
 }
 
@@ -65,22 +56,17 @@ func (r *ring) serve(cfg worker.Config, fn worker.Func) (leave func()) {
 	return r.serveAs(cfg, fn)
 }
 
-// serveAs is serve for a model, or a stage, that the configuration names.
+// serveAs is serve for the model or stage of the configuration.
 func (r *ring) serveAs(cfg worker.Config, fn worker.Func) (leave func()) {
 	cfg.Memory = r.mem
-	ctx, cancel := context.WithCancel(context.Background())
-	r.wg.Add(1)
-	left := make(chan struct{})
-	go func() {
-		defer r.wg.Done()
-		defer close(left)
-		err := worker.Serve(ctx, cfg, fn)
-		if err != nil && !errors.Is(err, context.Canceled) {
+	end := testbed.ServeLocal(cfg, fn)
+	leave = sync.OnceFunc(func() {
+		if err := end(); err != nil && !errors.Is(err, context.Canceled) {
 			r.t.Errorf("worker: %v", err)
 		}
-	}()
-	r.t.Cleanup(cancel)
-	return func() { cancel(); <-left }
+	})
+	r.t.Cleanup(leave)
+	return leave
 }
 
 func (r *ring) dial(opts ...client.Option) *client.Client {
@@ -91,27 +77,6 @@ func (r *ring) dial(opts ...client.Option) *client.Client {
 		opts...)...)
 	must.Do(r.t, err)
 	return c
-}
-
-func (r *ring) model(name string) stats.Model {
-	r.t.Helper()
-	return modelOf(r.t, r.socket, name)
-}
-
-// set changes a key of the model's policy.
-func (r *ring) set(key, value string) {
-	r.t.Helper()
-	must.Do(r.t, admin.New(r.socket).Set(r.t.Context(), "m", map[string]string{key: value}))
-}
-
-func (r *ring) eventually(what string, f func() error) {
-	r.t.Helper()
-	eventually(r.t, what, f)
-}
-
-func (r *ring) until(what, model string, is func(m stats.Model) bool) {
-	r.t.Helper()
-	until(r.t, r.socket, what, model, is)
 }
 
 // settled waits until every slot is back and every request has ended once.

@@ -13,17 +13,21 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/alias"
+	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
@@ -55,11 +59,11 @@ func TestFramesThatNeverEndCostABoundedSumAndTheNextIsRefusedByName(t *testing.T
 		_, sent := conn.Write(frame)
 		var rep control.Reply
 		_, err := control.Receive(conn, time.Now().Add(20*time.Millisecond), &rep)
-		if errors.Is(err, os.ErrDeadlineExceeded) && sent == nil { // it waits for the rest
+		if errors.Is(err, os.ErrDeadlineExceeded) && sent == nil { // the broker waits for the rest
 			held = append(held, conn)
 			continue
 		}
-		if errors.Is(err, io.EOF) && time.Since(began) > time.Second { // this process stood still for longer than a request may take
+		if errors.Is(err, io.EOF) && time.Since(began) > time.Second { // this process stood still for too long
 			continue
 		}
 		if err != nil || status.Code(rep.Code) != status.ErrQuota {
@@ -87,42 +91,60 @@ func TestFramesThatNeverEndCostABoundedSumAndTheNextIsRefusedByName(t *testing.T
 
 func TestAUserMayDoWhatItWasAllowedAndIsToldHowToGetMore(t *testing.T) {
 	h, other := strangers(t, theModel)
-	run := func(role, do string) *proc {
-		return h.start(testbed.Spec{Role: role, Job: job{Socket: h.socket, Model: theModel, Do: do}, UID: other})
+	tries := []struct {
+		may      broker.Permissions
+		name     string
+		role, do string
+		says     string // on success
+	}{
+		{broker.MayInfer, "infer", "client", "attach", "attach"},
+		{broker.MayServe, "serve", "worker", "", ""},
+		{broker.MayAdminister, "administer", "setter", "", "set"},
 	}
-	needs := func(p *proc, permission string) {
-		t.Helper()
-		p.refused(status.ErrForbidden, "permission to "+permission, fmt.Sprintf("--allow %d=%s", other, permission))
+	last := broker.MayInfer | broker.MayServe | broker.MayAdminister
+	if testing.Short() {
+		last = broker.MayServe
 	}
-
-	h.job.AllowedUIDs = []int{other, 0}
-	h.startBroker()
-	needs(run("worker", ""), "serve")
-	needs(run("setter", ""), "administer")
-	run("client", "attach").expect("attach")
-	if err := admin.New(h.socket).Set(t.Context(), "m", policy.New(policy.Lease(time.Second))); !errors.Is(err, status.ErrForbidden) {
-		t.Errorf("root, who was only let in, set a policy: %v", err)
+	for may := broker.MayInfer; may <= last; may++ {
+		h.job.AllowedUIDs, h.job.Grants = []int{0}, nil // root may infer, and no more
+		for i, try := range tries {
+			switch {
+			case may == broker.MayInfer:
+				h.job.AllowedUIDs = []int{0, other}
+			case may&try.may != 0 && i%2 == 0:
+				h.job.Grants = append(h.job.Grants, broker.Grant{UIDs: []int{other}, May: try.may})
+			case may&try.may != 0:
+				h.job.Grants = append(h.job.Grants, broker.Grant{GIDs: []int{other}, May: try.may})
+			}
+		}
+		h.startBroker()
+		for _, try := range tries {
+			p := h.start(testbed.Spec{Role: try.role, Job: job{Socket: h.socket, Model: theModel, Do: try.do}, UID: other})
+			switch {
+			case may&try.may == 0:
+				p.refused(status.ErrForbidden, "permission to "+try.name, fmt.Sprintf("--allow %d=%s", other, try.name))
+			case try.role == "worker":
+				p.running(h)
+			default:
+				p.expect(try.says)
+			}
+			p.Kill()
+		}
+		if err := admin.New(h.socket).Set(t.Context(), "m", policy.New(policy.Lease(time.Second))); !errors.Is(err, status.ErrForbidden) {
+			t.Errorf("root, who may only infer, set a policy: %v", err)
+		}
+		h.stop()
 	}
-	h.stop()
-
-	// test/chaos tries every set of permissions, by user and by group.
-	h.job.AllowedUIDs = nil
-	h.job.Grants = []broker.Grant{{UIDs: []int{other}, May: broker.MayServe | broker.MayAdminister}, {UIDs: []int{0}, May: broker.MayInfer}}
-	h.startBroker()
-	run("worker", "").running(h)
-	run("setter", "").expect("set")
-	needs(run("client", "attach"), "infer")
-	h.stop()
 }
 
-// running waits until the broker has it as a worker.
+// running waits until the worker is attached.
 func (p *proc) running(h *host) {
 	p.t.Helper()
 	h.eventually("it serves", func() error { _, err := h.workerStats("m", p); return err })
 }
 
-// playSetter sets a policy and an alias. Who may not do that may do nothing else
-// that changes something, or shows what others send.
+// playSetter sets a policy and an alias. If the broker refuses these, it must also
+// refuse every other call that changes something or shows other users' requests.
 func playSetter(c *testbed.Child, j job) error {
 	a, model := admin.New(j.Socket), j.Model.Name
 	err := a.Set(c.Context(), model, policy.New(policy.Lease(time.Minute)))
@@ -146,33 +168,20 @@ func playSetter(c *testbed.Child, j job) error {
 func TestOneProcessCannotTakeEveryConnection(t *testing.T) {
 	h := idleHost(t, theModel)
 	h.job.MaxClients = 100
-	h.job.Limits.MaxProcessClients = 60
+	h.job.Limits.MaxProcessClients = 30
 	h.startBroker()
 	h.worker(theModel)
-	var held []*net.UnixConn
-	watch := func() error { // it stays for half a minute
-		conn := connect(t, h.socket)
-		_ = control.Send(conn, time.Now().Add(patience), &control.Request{Version: control.Version, Op: control.OpWatch, Since: 0})
-		var rep control.Reply
-		_, err := control.Receive(conn, time.Now().Add(patience), &rep)
-		if err == nil && rep.Code != 0 {
-			return attach.StatusError(status.Code(rep.Code), rep.Message)
-		}
-		_ = control.Send(conn, time.Now().Add(patience), &control.Request{Version: control.Version, Op: control.OpWatch,
-			Since: rep.Changes})
-		held = append(held, conn)
-		return err
+	all, err := dialUntilRefused(h)
+	if !errors.Is(err, status.ErrTooManyConnections) || !strings.Contains(err.Error(), "max_process_clients is 30") || len(all) < 25 {
+		t.Errorf("after %d connections: %v", len(all), err)
 	}
-	var err error
-	for err == nil && len(held) < 200 {
-		err = watch()
-	}
-	if !errors.Is(err, status.ErrTooManyConnections) || !strings.Contains(err.Error(), "max_process_clients is 60") || len(held) < 50 {
-		t.Errorf("after %d connections: %v", len(held), err)
-	}
-	h.client("attach").expect("attach") // another process gets in
+	other := h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: theModel, Do: "attach", Window: 1}})
+	other.expect("attach")
 	if s := h.stats(); len(s.Models) != 1 {
 		t.Error("an administrator, of the process that has too many, is not answered")
+	}
+	for _, c := range all {
+		c.Close()
 	}
 }
 
@@ -187,7 +196,7 @@ func TestAUserIsRefusedByNameOnceItHasItsShare(t *testing.T) {
 	p.running(h)
 	var all []*client.Client
 	var refused error
-	h.eventually("it has its share", func() error { // connections of the statistics that were asked for may be left
+	h.eventually("it has its share", func() error { // connections of earlier statistics may be left
 		more, err := dialUntilRefused(h)
 		if all, refused = append(all, more...), err; len(all) < 20 {
 			return fmt.Errorf("%d connections, then %w", len(all), err)
@@ -203,7 +212,7 @@ func TestAUserIsRefusedByNameOnceItHasItsShare(t *testing.T) {
 	for _, c := range all {
 		c.Close()
 	}
-	// The same of the ring's slots.
+	// The share also limits the ring's slots.
 	var c *client.Client
 	h.eventually("they are gone", func() (err error) { c, err = h.tryDial(client.WithWindow(32)); return err })
 	if _, err := h.tryDial(client.WithWindow(1)); !errors.Is(err, status.ErrQuota) || !strings.Contains(err.Error(), "user_share") {
@@ -251,6 +260,30 @@ func TestTheModelsThatAUsersWorkersDeclareAreLimitedByName(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// Names of peers end up in terminals.
+func TestTheNamesOfPeersArePrintableAndShort(t *testing.T) {
+	h := newHost(t, theModel)
+	req := workerRequest("m", theModel.Signature())
+	for _, name := range []string{strings.Repeat("long", 16_000), "\x1b[2J\x1b[1;1HFORGED\x1b]0;title\x07", "worker\nFORGED: fine\r\n",
+		"\u202eFORGED\u2066\u200b\ufeff", "\xff\xfe\x80\x00\x7f\u0085FORGED", strings.Repeat("é", 5_000)} {
+		req.Name, req.Worker.GPU = name, name
+		s, err := attach.Open(t.Context(), h.socket, shm.Memfd{}, req)
+		must.Do(t, err)
+		for _, w := range h.model("m").Workers {
+			for _, text := range []string{w.Name, w.GPU} {
+				bad := strings.IndexFunc(text, func(c rune) bool { return !unicode.IsPrint(c) })
+				if bad >= 0 || !utf8.ValidString(text) || len(text) == 0 || len(text) > tensor.MaxNameBytes {
+					t.Errorf("%.40q is shown as %q", name, text)
+				}
+			}
+		}
+		s.HangUp()
+		s.Close()
+		h.until("it has left", "m", func(m stats.Model) bool { return len(m.Workers) == 0 })
+	}
+	h.settled()
 }
 
 func TestRepliesLongerThanAFrameArriveWhole(t *testing.T) {
@@ -349,7 +382,7 @@ func TestAPeerOfAnotherTimeNamespaceIsRefusedByName(t *testing.T) {
 	h.settled()
 }
 
-// The first tries of a client in another language look like these.
+// First tries of a client in another language.
 func TestAControlFrameOfOtherTypesIsRefusedWithAReason(t *testing.T) {
 	h := newHost(t, theModel)
 	for what, body := range map[string]string{
@@ -371,7 +404,7 @@ func TestAControlFrameOfOtherTypesIsRefusedWithAReason(t *testing.T) {
 	h.settled()
 }
 
-// sendRaw sends a frame with any body and returns what the broker answers.
+// sendRaw sends a frame with any body and returns the broker's reply.
 func sendRaw(h *host, body string) (rep control.Reply, err error) {
 	conn, err := attach.Dial(h.t.Context(), h.socket)
 	if err != nil {

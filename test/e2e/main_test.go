@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package e2e proves the promises that hold between processes: the test
-// binary runs itself again as broker, worker and client, and kills them.
+// Package e2e tests the promises between processes: the test binary runs itself again
+// as broker, worker and client, and kills them.
 package e2e
 
 import (
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// job is what a child process should do; most need only a part of it.
+// job describes a child process.
 type job struct {
 	Socket string
 	Model  testbed.Model

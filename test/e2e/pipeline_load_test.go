@@ -14,17 +14,15 @@ import (
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/attach"
-	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
-	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// What a slow stage has not taken stays in its clients' slots: these are full
-// before long, and the clients wait where they claim.
+// Requests that a slow stage has not taken stay in their clients' slots. When these are
+// full, claims wait.
 func TestASlowStagePushesBackOnTheClients(t *testing.T) {
 	t.Parallel()
 	const clients, window, each = 2, 8, 20
@@ -72,7 +70,7 @@ func TestASlowStagePushesBackOnTheClients(t *testing.T) {
 	release()
 	asked.Wait()
 	for stage := 1; stage <= 2; stage++ {
-		// Workers answer first, and tell the broker then.
+		// The broker hears of an answer after the client.
 		r.until("the broker has heard of every end", "m/"+m.StageName(stage),
 			func(s stats.Model) bool { return s.Ended["OK"] == clients*each })
 	}
@@ -82,10 +80,9 @@ func TestASlowStagePushesBackOnTheClients(t *testing.T) {
 	r.settled()
 }
 
-// A worker of the middle that does not keep to the rules: it says it is done
-// with what it does not have, it ends words as if it were the last, and it says
-// it is done without having done anything. The first costs it its session; the
-// others may spoil answers, but no request is without an end, or ends twice.
+// A worker of the middle stage completes a batch that it does not have, ends words as
+// the last stage would, or completes batches without computing. The first costs it its
+// session. The others may spoil answers, but every request ends exactly once.
 func TestAHostileWorkerOfAMiddleStageIsHeldAsAnyOther(t *testing.T) {
 	h := newHost(t, thePipeline)
 	h.stage(thePipeline, 1, "")
@@ -130,20 +127,13 @@ func TestAHostileWorkerOfAMiddleStageIsHeldAsAnyOther(t *testing.T) {
 }
 
 func playEvilStage(c *testbed.Child, j job) error {
-	sig := j.Model.StageSignature(2)
-	s, err := attach.Open(c.Context(), j.Socket, shm.Memfd{}, &control.Request{Op: control.OpWorker, Model: j.Model.Name + "/s2",
-		Worker: &control.WorkerInfo{Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs), Depth: 2}})
+	s, err := attach.Open(c.Context(), j.Socket, shm.Memfd{}, workerRequest(j.Model.Name+"/s2", j.Model.StageSignature(2)))
 	if err != nil {
 		return err
 	}
 	_ = c.Tell("attached", nil)
 	box := shm.NewMailbox(s.Words, s.Info.Depth, s.Info.MaxBatch)
 	done := shm.Producer[shm.Done]{Ring: shm.DoneRing(s.Words, s.Info.Depth)}
-	push := func(d *shm.Done) {
-		if ring, _ := done.Push(d); ring {
-			s.Doorbell.Ring()
-		}
-	}
 	for next := uint64(0); ; {
 		if gone(s) {
 			return nil
@@ -165,6 +155,8 @@ func playEvilStage(c *testbed.Child, j job) error {
 		if j.Do == "invents" {
 			d.Batch += 1000
 		}
-		push(&d)
+		if ring, _ := done.Push(&d); ring {
+			s.Doorbell.Ring()
+		}
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -22,10 +21,10 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// A pipeline of three stages, each with worker processes of its own.
+// thePipeline has three stages, each with its own worker processes.
 var thePipeline = testbed.Model{Name: "m", Slots: 64, MaxBatch: 8, Wait: time.Millisecond, Lease: lease, Stages: 3}
 
-// The fourth number of a row that is a command says which stage it is for.
+// commandStage is the place, in a row with a command, of the command's stage.
 const commandStage = 3
 
 // playStage serves one stage.
@@ -66,14 +65,14 @@ func (h *host) stage(m testbed.Model, k int, do string) *proc {
 	return p
 }
 
-// newStage does not wait for it: it may die of its first request.
+// newStage does not wait for the worker, which may die of its first request.
 func (h *host) newStage(m testbed.Model, k int, do string) *proc {
 	h.t.Helper()
 	return h.start(testbed.Spec{Role: "stage", Job: job{Socket: h.socket, Model: m, Stage: k, Do: do}})
 }
 
-// tell sends a command to the worker of a stage.
-func tell(ctx context.Context, c *client.Client, stage int, cmd, arg int64) asking {
+// command sends a command to the worker of a stage.
+func command(ctx context.Context, c *client.Client, stage int, cmd, arg int64) asking {
 	x := make([]int64, testbed.Width)
 	for j := range x {
 		x[j] = nonce.Add(1) << 20
@@ -113,7 +112,7 @@ func TestAWorkerKilledInAnyStageCostsNoRequestAndRepeatsNoOtherStage(t *testing.
 	all := h.stages(thePipeline, "patiently")
 	c := h.dial()
 	for k := 1; k <= 3; k++ {
-		slow := tell(background(t), c, k, cmdSlow, 1)
+		slow := command(background(t), c, k, cmdSlow, 1)
 		all[k-1].expect("slow")
 		second := h.stage(thePipeline, k, "patiently")
 		all[k-1].Kill()
@@ -134,7 +133,7 @@ func TestAPoisonousRequestOfALaterStageFailsThere(t *testing.T) {
 	h := newHost(t, thePipeline)
 	all := h.stages(thePipeline, "")
 	c := h.dial()
-	poison := tell(background(t), c, 2, cmdPoison, 0)
+	poison := command(background(t), c, 2, cmdPoison, 0)
 	for range 3 { // max_attempts, of that stage
 		all[1].expect("poisoned")
 		_ = all[1].end()
@@ -156,7 +155,7 @@ func TestARequestThatFailsInTheMiddleEndsThereAndItsNeighboursGoOn(t *testing.T)
 	h.stages(m, "")
 	c := h.dial()
 	var good []asking
-	bad := tell(background(t), c, 2, cmdFail, 0)
+	bad := command(background(t), c, 2, cmdFail, 0)
 	for range 5 {
 		good = append(good, askLater(background(t), c, cmdAnswer, 0))
 	}
@@ -182,15 +181,15 @@ func TestDeadlineCancelAndDeathOfTheClientCountInEveryStage(t *testing.T) {
 	for k := 1; k <= 3; k++ {
 		name := "m/" + thePipeline.StageName(k)
 		// The stage's only worker takes two batches at once, so that others wait.
-		busy := []asking{tell(background(t), c, k, cmdSlow, 1)}
+		busy := []asking{command(background(t), c, k, cmdSlow, 1)}
 		all[k-1].expect("slow")
 		ctx, cancel := context.WithCancel(context.Background())
 		canceledRunning := busy[0]
-		// Waits in this stage's queue until its deadline. On a slow machine a short
-		// one passes before it gets there.
+		// A request expires in this stage's queue. On a slow machine a short deadline
+		// passes in an earlier stage.
 		for wait, there := 300*time.Millisecond, false; !there; wait *= 2 {
 			short, end := context.WithTimeout(context.Background(), wait)
-			expires := tell(short, c, k, cmdAnswer, 0)
+			expires := command(short, c, k, cmdAnswer, 0)
 			for ; !there && len(expires) == 0; time.Sleep(time.Millisecond) {
 				there = h.model(name).QueueLength == 1
 			}
@@ -200,13 +199,13 @@ func TestDeadlineCancelAndDeathOfTheClientCountInEveryStage(t *testing.T) {
 			end()
 		}
 		inStage(k, 0)
-		// Waits there until it is canceled.
-		gone := tell(ctx, c, k, cmdAnswer, 0)
+		// A request is canceled in the queue.
+		gone := command(ctx, c, k, cmdAnswer, 0)
 		inStage(k, 1)
 		cancel()
 		gone.ends(t, client.ErrCanceled)
 		inStage(k, 0)
-		// Its client dies while it waits there.
+		// A client dies whose request is in the queue.
 		dying := h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: thePipeline, Do: testbed.StepCommit}})
 		dying.expect(testbed.StepCommit)
 		inStage(k, 1)
@@ -214,23 +213,23 @@ func TestDeadlineCancelAndDeathOfTheClientCountInEveryStage(t *testing.T) {
 		inStage(k, 0)
 		all[k-1].Signal(syscall.SIGUSR1)
 		canceledRunning.ends(t, nil)
-		// And while the worker has it.
+		// A request is canceled while the worker has it.
 		running, stop := context.WithCancel(context.Background())
-		held := tell(running, c, k, cmdSlow, 1)
+		held := command(running, c, k, cmdSlow, 1)
 		all[k-1].expect("slow")
 		stop()
 		held.ends(t, client.ErrCanceled)
 		all[k-1].Signal(syscall.SIGUSR1)
 		works(t, c, 5)
-		// Its client dies while the worker has it.
+		// A client dies while the worker has its request.
 		dying = h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: thePipeline, Do: "wait", Stage: k}})
 		all[k-1].expect("slow")
 		dying.Kill()
 		all[k-1].Signal(syscall.SIGUSR1)
 		works(t, c, 5)
 		s := h.model(name)
-		// The last one may have been answered before the broker read of its end,
-		// and a client that saw its deadline pass cancels.
+		// The broker may see the last answer before the death, and a client whose
+		// deadline passed cancels.
 		if n := s.Ended["Expired"] + s.Ended["Canceled"]; n < 3 {
 			t.Errorf("%s: %v", name, s.Ended)
 		}
@@ -244,8 +243,8 @@ func TestADrainingBrokerFinishesWhatIsInAnyStage(t *testing.T) {
 	all := h.stages(thePipeline, "patiently")
 	c := h.dial()
 	asked := make([]asking, 3)
-	for k := 3; k >= 1; k-- { // the last stage first: a stage that stands still lets nothing by
-		asked[k-1] = tell(background(t), c, k, cmdSlow, 1)
+	for k := 3; k >= 1; k-- { // the last stage first: requests do not pass a stopped stage
+		asked[k-1] = command(background(t), c, k, cmdSlow, 1)
 		all[k-1].expect("slow")
 	}
 	h.broker.Signal(syscall.SIGTERM)
@@ -270,22 +269,15 @@ func TestAPolicyIsSetForAStageAndNotForThePipeline(t *testing.T) {
 	}
 	for name, want := range map[string]error{"m": status.ErrInvalid, "m/s9": status.ErrUnknownModel, "m/": status.ErrUnknownModel,
 		"x/s2": status.ErrUnknownModel} {
-		if err := a.Set(ctx, name, map[string]string{"wait_time": "7ms"}); !errors.Is(err, want) {
-			t.Errorf("%s: %v", name, err)
-		}
+		must.Fail(t, name, a.Set(ctx, name, map[string]string{"wait_time": "7ms"}), want)
 	}
-	if err := a.Set(ctx, "m/s2", map[string]string{"private": "true"}); !errors.Is(err, status.ErrInvalid) {
-		t.Error(err)
-	}
+	must.Fail(t, "private", a.Set(ctx, "m/s2", map[string]string{"private": "true"}), status.ErrInvalid)
 	w := worker.Config{Socket: h.socket, Model: "m", Signature: thePipeline.Signature()}
-	if _, err := worker.Attach(ctx, w); !errors.Is(err, status.ErrInvalid) {
-		t.Errorf("a worker of the whole pipeline: %v", err)
-	}
-	if w.Model = "m/s2"; true {
-		if _, err := worker.Attach(ctx, w); !errors.Is(err, status.ErrSignatureMismatch) {
-			t.Errorf("a worker of another signature: %v", err)
-		}
-	}
+	_, err := worker.Attach(ctx, w)
+	must.Fail(t, "a worker of the whole pipeline", err, status.ErrInvalid)
+	w.Model = "m/s2"
+	_, err = worker.Attach(ctx, w)
+	must.Fail(t, "a worker of another signature", err, status.ErrSignatureMismatch)
 }
 
 const declared = `{"inputs": ["x:i64[16]"], "policy": {"slots": "64", "max_batch_size": "8"}, "stages": [
@@ -295,22 +287,16 @@ const declared = `{"inputs": ["x:i64[16]"], "policy": {"slots": "64", "max_batch
 
 func TestWorkersDeclareAPipelineThatGoesWithTheLastOfThem(t *testing.T) {
 	h := newHost(t) // no models
-	ctx, stop := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
+	var leave []func() error
 	for k := 3; k >= 1; k-- {
 		cfg := thePipeline.StageConfig(k, h.socket)
 		cfg.Pipeline = declared
-		wg.Go(func() {
-			err := worker.Serve(ctx, cfg, func(_ context.Context, b *worker.Batch) error {
-				for i := range b.Rows() {
-					thePipeline.RunStage(k, b, i)
-				}
-				return nil
-			})
-			if err != nil && !errors.Is(err, context.Canceled) {
-				t.Error(err)
+		leave = append(leave, testbed.ServeLocal(cfg, func(_ context.Context, b *worker.Batch) error {
+			for i := range b.Rows() {
+				thePipeline.RunStage(k, b, i)
 			}
-		})
+			return nil
+		}))
 	}
 	c := h.dial()
 	works(t, c, 30)
@@ -323,14 +309,16 @@ func TestWorkersDeclareAPipelineThatGoesWithTheLastOfThem(t *testing.T) {
 	} {
 		cfg := thePipeline.StageConfig(1, h.socket)
 		cfg.Pipeline = text
-		if _, err := worker.Attach(background(t), cfg); !errors.Is(err, want) {
-			t.Errorf("%s: %v", text, err)
-		}
+		_, err := worker.Attach(background(t), cfg)
+		must.Fail(t, text, err, want)
 	}
 	c.Close()
-	stop()
-	wg.Wait()
-	h.eventually("it is forgotten", func() error {
+	for _, end := range leave {
+		if err := end(); !errors.Is(err, context.Canceled) {
+			must.Check(t, err)
+		}
+	}
+	h.eventually("the broker forgets the pipeline", func() error {
 		if n := len(h.stats().Models); n != 0 {
 			return fmt.Errorf("%d lines", n)
 		}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math/rand"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,11 +20,10 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// The same rules on memory that the race detector can see, along random
-// schedules, against the dumbest of models: a request ends once, with the
-// answer computed here, or with an error that somebody asked for.
+// Random schedules on memory that the race detector sees: a request ends once, with the
+// answer computed here, or with an error that the schedule may cause.
 
-// expected is what a request of this schedule may end with.
+// expected counts the ends of requests.
 type expected struct {
 	mu   sync.Mutex
 	ends map[string]int
@@ -86,7 +84,7 @@ func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
 	defer cancel()
 	var wg sync.WaitGroup
-	wg.Go(func() { // as long as told, and on a slow machine until enough has happened
+	wg.Go(func() { // on a slow machine until 50 requests have succeeded
 		for start := time.Now(); time.Since(start) < lasts || exp.count("ok") < 50 && ctx.Err() == nil; {
 			time.Sleep(5 * time.Millisecond)
 		}
@@ -104,7 +102,7 @@ func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
 			}
 		})
 	}
-	wg.Go(func() { // somebody records now and then
+	wg.Go(func() { // recordings
 		for ctx.Err() == nil {
 			began := time.Now()
 			if _, err := admin.New(r.socket).Trace(t.Context(), recorded, 20*time.Millisecond); err != nil && !tookTooLong(began) {
@@ -135,13 +133,13 @@ func (r *ring) randomClients(ctx context.Context, m testbed.Model, seed, k int64
 	rng := rand.New(rand.NewSource(seed*1000 + k))
 	for begun := time.Now(); ctx.Err() == nil; {
 		c := r.dial(client.WithWindow(1 + rng.Intn(24)))
-		slow := time.Since(begun) / (5 * time.Second) // on such a machine they live longer
+		slow := time.Since(begun) / (5 * time.Second) // on a slow machine clients live longer
 		life, end := context.WithTimeout(ctx, time.Duration(rng.Intn(150))*time.Millisecond<<min(slow, 8))
 		var in sync.WaitGroup
 		for g := range 1 + rng.Intn(20) {
 			in.Go(func() { randomRequests(life, c, m, rand.New(rand.NewSource(seed*7+1000*k+int64(g))), exp) })
 		}
-		if rng.Intn(2) == 0 { // some are closed while requests are under way
+		if rng.Intn(2) == 0 { // some are closed with requests in flight
 			in.Wait()
 		} else {
 			<-life.Done()
@@ -152,7 +150,8 @@ func (r *ring) randomClients(ctx context.Context, m testbed.Model, seed, k int64
 	}
 }
 
-// unsteady answers in random time, and out of the blue by error. It serves a model, or stage 1 + k of two.
+// unsteady answers after a random time or with an error. It serves a model, or stage
+// 1 + k of two.
 func unsteady(m testbed.Model, k int, seed int64) worker.Func {
 	return func(ctx context.Context, b *worker.Batch) error {
 		rng := rand.New(rand.NewSource(seed + int64(b.ID()))) // batches may run at once
@@ -179,7 +178,7 @@ func randomRequests(life context.Context, c *client.Client, m testbed.Model, rng
 		switch rng.Intn(6) {
 		case 0: // a short deadline
 			ctx, cancel = context.WithTimeout(context.Background(), time.Duration(rng.Intn(3000))*time.Microsecond)
-		case 1: // canceled by somebody
+		case 1: // canceled
 			ctx, cancel = context.WithCancel(context.Background())
 			stop := time.AfterFunc(time.Duration(rng.Intn(3000))*time.Microsecond, cancel)
 			defer stop.Stop()
@@ -214,69 +213,42 @@ func giveUp(ctx context.Context, c *client.Client, rows int, exp *expected) {
 	must.Fail(exp.t, "second release", req.Release(), client.ErrReleased)
 }
 
-// No wait may be forgotten: many goroutines wait on one client, leaders and
-// followers, with deadlines and cancellations that hit each of them at any
-// moment. A watchdog looks for one that takes too long.
+// Many goroutines wait on one client, as leaders and followers, and deadlines hit them
+// at any moment.
 func TestNoWaitIsForgotten(t *testing.T) {
 	t.Parallel()
-	m := testbed.Model{Name: "m", Slots: 64, MaxBatch: 16, Lease: lease}
-	r := inProcess(t, shm.NewHeap(), m)
+	r := inProcess(t, shm.NewHeap(), testbed.Model{Name: "m", Slots: 64, MaxBatch: 16, Lease: lease})
 	r.worker(2, obey)
 	c := r.dial(client.WithWindow(56))
-	const waiters, stuck = 48, patience
-	var since [waiters]atomic.Int64 // when each began to wait; 0 if it does not
 	ctx, cancel := context.WithTimeout(context.Background(), 1500*time.Millisecond)
 	defer cancel()
 	var wg sync.WaitGroup
-	var done atomic.Int64
-	for g := range waiters {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+	for g := range 48 {
+		wg.Go(func() {
 			rng := rand.New(rand.NewSource(int64(g)))
 			for ctx.Err() == nil {
 				own, end := context.Background(), context.CancelFunc(func() {})
 				if rng.Intn(2) == 0 {
 					own, end = context.WithTimeout(own, time.Duration(rng.Intn(400))*time.Microsecond)
 				}
-				since[g].Store(time.Now().UnixNano())
 				err := ask(own, c, cmdAnswer, 0, 1)
-				since[g].Store(0)
 				end()
-				if err != nil && !errors.Is(err, client.ErrExpired) && !errors.Is(err, client.ErrOverloaded) &&
-					!errors.Is(err, client.ErrFull) {
-					t.Error(err)
-					return
+				if err != nil {
+					must.Fail(t, "request", err, client.ErrExpired, client.ErrOverloaded, client.ErrFull)
 				}
-				done.Add(1)
-				if rng.Intn(8) == 0 { // sometimes nobody else's answer wakes a leader
+				if rng.Intn(8) == 0 { // at times no other answer wakes a leader
 					time.Sleep(time.Duration(rng.Intn(2000)) * time.Microsecond)
 				}
 			}
-		}()
+		})
 	}
-	over := make(chan struct{})
-	go func() { wg.Wait(); close(over) }()
-	for {
-		select {
-		case <-over:
-			c.Close()
-			r.settled()
-			t.Logf("%d requests", done.Load())
-			return
-		case <-time.After(100 * time.Millisecond):
-		}
-		for g := range since {
-			if at := since[g].Load(); at != 0 && time.Since(time.Unix(0, at)) > stuck {
-				t.Fatalf("goroutine %d has waited for %v", g, time.Since(time.Unix(0, at)))
-			}
-		}
-	}
+	r.wait(&wg)
+	c.Close()
+	r.settled()
 }
 
-// Five models on three loops, all busy at once, in memory that the race
-// detector sees: a loop that touched another's ring would be a race. Every
-// answer is computed here too, so that one of another model would be wrong.
+// Five busy models on three loops, in memory that the race detector sees: a loop that
+// touches another loop's ring is a race. An answer of another model would be wrong.
 func TestLoopsServeTheirModelsWithoutTouchingOneAnothers(t *testing.T) {
 	t.Parallel()
 	var models []testbed.Model
@@ -295,7 +267,7 @@ func TestLoopsServeTheirModelsWithoutTouchingOneAnothers(t *testing.T) {
 		for k := range 2 {
 			wg.Go(func() {
 				rng := rand.New(rand.NewSource(int64(10*i + k)))
-				for range 3 { // clients come and go beside the others' requests
+				for range 3 { // clients come and go
 					c, err := client.Dial(ctx, m.Name, client.WithSocket(r.socket), client.WithMemory(r.mem),
 						client.WithWindow(1+rng.Intn(8)))
 					if err != nil {
@@ -318,7 +290,7 @@ func TestLoopsServeTheirModelsWithoutTouchingOneAnothers(t *testing.T) {
 	}
 	wg.Wait()
 	for _, m := range models {
-		// Workers answer first, and tell the broker then.
+		// The broker hears of an answer after the client.
 		r.until("every end is counted", m.Name, func(s stats.Model) bool { return s.Requests == 240 && s.Ended["OK"] == 240 })
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// dialUntilRefused dials until the broker takes no more, and returns the reason.
+// dialUntilRefused dials until the broker refuses, and returns the reason.
 func dialUntilRefused(h *host) (all []*client.Client, refused error) {
 	h.t.Helper()
 	for {
@@ -56,14 +56,32 @@ func TestOneConnectionTooManyIsRefusedByNameAndTheOthersWorkOn(t *testing.T) {
 	h.settled()
 }
 
-// Connections that say nothing take every descriptor, so that the next one
-// cannot even be accepted.
-func TestABrokerThatCannotAcceptStillSaysWhy(t *testing.T) {
+func TestABrokerWhoseLogIsOnAFullDiskServes(t *testing.T) {
+	h := idleHost(t, theModel)
+	h.job.Log, h.job.Journal = "/dev/full", true
+	h.startBroker()
+	h.worker(theModel)
+	c := h.dial()
+	works(t, c, 20)
+	c.Close()
+	h.settled()
+	h.stop()
+}
+
+// Clients take every descriptor, then connections that say nothing: the broker cannot
+// even accept the next one.
+func TestABrokerWithoutDescriptorsSaysSo(t *testing.T) {
 	h := idleHost(t, theModel)
 	h.limits.Descriptors = 60
 	h.startBroker()
 	h.worker(theModel)
-	c := h.dial(client.WithWindow(1))
+	all, refused := dialUntilRefused(h)
+	must.Fail(t, "a client too many", refused, status.ErrNoDescriptors)
+	for _, c := range all {
+		must.Do(t, c.Close())
+	}
+	var c *client.Client
+	h.eventually("there is room again", func() (err error) { c, err = h.tryDial(client.WithWindow(1)); return err })
 	var silent []net.Conn
 	hangUp := func() {
 		for _, s := range silent {
@@ -72,7 +90,7 @@ func TestABrokerThatCannotAcceptStillSaysWhy(t *testing.T) {
 		silent = nil
 	}
 	defer hangUp()
-	h.eventually("the next client is told", func() error { // on a slow machine the first are hung up on before it comes
+	h.eventually("the next client is refused", func() error { // on a slow machine the broker may have hung up on the first
 		for range 2 * h.limits.Descriptors {
 			s, err := net.Dial("unix", h.socket)
 			must.Do(t, err)
@@ -85,7 +103,7 @@ func TestABrokerThatCannotAcceptStillSaysWhy(t *testing.T) {
 			return errors.New("there was room for it")
 		}
 		if !errors.Is(err, status.ErrNoDescriptors) {
-			t.Errorf("the next client was told: %v", err)
+			t.Errorf("the next client got: %v", err)
 		}
 		works(t, c, 2)
 		return nil

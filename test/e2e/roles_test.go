@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/test/testbed"
@@ -37,13 +37,13 @@ func playWorker(c *testbed.Child, j job) error {
 	return worker.Serve(c.Context(), cfg, w.obey)
 }
 
-// obedient is a worker that answers, or does what a row commands.
+// obedient is a worker that answers, or obeys the command of a row.
 type obedient struct {
 	say      func(string)
 	patience chan os.Signal // if not nil, a slow request waits for one
 }
 
-// obey is for workers in this process, which are asked for nothing strange.
+// obey is for workers in this process.
 func obey(ctx context.Context, b *worker.Batch) error {
 	return (&obedient{say: func(string) {}}).obey(ctx, b)
 }
@@ -60,7 +60,7 @@ func (w *obedient) obey(_ context.Context, b *worker.Batch) error {
 	return nil
 }
 
-// command does what row i of the batch commands.
+// command obeys the command of row i.
 func (w *obedient) command(b *worker.Batch, i int, x []int64) {
 	switch x[0] {
 	case cmdPoison:
@@ -79,14 +79,13 @@ func (w *obedient) command(b *worker.Batch, i int, x []int64) {
 	case cmdFail:
 		for q := range b.Len() {
 			if req := b.Request(q); req.Row <= i && i < req.Row+req.Rows {
-				b.Fail(q, fmt.Errorf("told to fail %d", x[1]))
+				b.Fail(q, fmt.Errorf("command to fail %d", x[1]))
 			}
 		}
 	}
 }
 
-// playClient goes as far as told, says so, and stays there until it is
-// killed.
+// playClient stops at a step of a request, reports it, and waits to be killed.
 func playClient(c *testbed.Child, j job) error {
 	ctx := c.Context()
 	dial, cancel := context.WithTimeout(ctx, patience)
@@ -131,26 +130,17 @@ func stay(c *testbed.Child, stage string) error {
 	select {}
 }
 
-// forkSleeper starts a child that inherits this process's connections to
-// brokers, and outlives it.
+// forkSleeper starts a child that inherits this process's connections and outlives it.
 func forkSleeper() (int, error) {
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return 0, err
-	}
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return 0, err
 	}
-	files := []uintptr{null.Fd(), null.Fd(), null.Fd()} // not ours: the test reads them to their end
-	for _, e := range entries {
-		fd, _ := strconv.Atoi(e.Name())
-		if to, _ := os.Readlink("/proc/self/fd/" + e.Name()); fd > 2 && strings.HasPrefix(to, "socket:") {
+	files := []uintptr{null.Fd(), null.Fd(), null.Fd()} // the test reads this process's own to their end
+	for fd := range 64 {
+		if _, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN); err == nil {
 			files = append(files, uintptr(fd))
 		}
-	}
-	if len(files) == 3 {
-		return 0, fmt.Errorf("no connection to inherit")
 	}
 	return syscall.ForkExec("/bin/sleep", []string{"sleep", "600"}, &syscall.ProcAttr{Files: files})
 }

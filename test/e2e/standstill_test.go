@@ -5,6 +5,10 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -16,7 +20,7 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// The broker is stopped until everything has ended, so nothing but the caller's own deadline can end it.
+// The broker is stopped for the whole test, so only the caller's deadline ends a call.
 func TestDeadlinesAreKeptWhileTheBrokerStandsStill(t *testing.T) {
 	h := newHost(t, theModel)
 	const window = 6
@@ -26,6 +30,15 @@ func TestDeadlinesAreKeptWhileTheBrokerStandsStill(t *testing.T) {
 	must.Do(t, err)
 	h.broker.Signal(syscall.SIGSTOP)
 	defer h.broker.Signal(syscall.SIGCONT)
+	h.eventually("every thread of the broker is stopped", func() error {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", h.broker.Pid()))
+		for _, file := range threads {
+			if text, _ := os.ReadFile(file); !strings.Contains(string(text), ") T ") {
+				err = fmt.Errorf("%s", text)
+			}
+		}
+		return err
+	})
 	soon := func() context.Context {
 		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 		t.Cleanup(cancel)
@@ -68,7 +81,7 @@ func TestDeadlinesAreKeptWhileTheBrokerStandsStill(t *testing.T) {
 		must.Check(t, r.Release())
 	}
 	for what, call := range map[string]func() error{
-		"Claim": func() error { _, err := c.Claim(soon(), 1); return err }, // the broker still has all of them
+		"Claim": func() error { _, err := c.Claim(soon(), 1); return err }, // the broker still has all slots
 		"Infer": func() error { return ask(soon(), other, cmdAnswer, 0, 1) },
 		"Dial":  func() error { _, err := client.Dial(soon(), "m", client.WithSocket(h.socket)); return err },
 		"Stats": func() error { _, err := admin.New(h.socket).Stats(soon()); return err },

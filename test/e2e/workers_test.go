@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -32,13 +31,13 @@ func TestAWorkerRunsSeveralBatchesAtOnceAndAnotherRunsThemAllIfItIsKilled(t *tes
 		all = append(all, askLater(background(t), c, cmdSlow, 1))
 	}
 	for range all {
-		first.expect("slow") // and none of the others has ended: nobody sent a signal
+		first.expect("slow") // all at once: none has ended, as no signal was sent
 	}
 	second := h.newWorker(job{Model: m, AtOnce: atOnce})
-	h.eventually("the second is attached", func() error { _, err := h.workerStats("m", second); return err })
+	second.running(h)
 	first.Kill()
 	for range all {
-		second.expect("slow") // the same requests, from the same bytes
+		second.expect("slow") // the same requests
 	}
 	for _, a := range all {
 		a.ends(t, nil)
@@ -55,7 +54,7 @@ func TestRestartsAreCountedForTheWorkerThatFollowsNotForTheOneThatStays(t *testi
 	h := newHost(t, theModel)
 	attach := func() *proc {
 		p := h.newWorker(job{Model: theModel, Name: "twin"})
-		h.eventually("it is attached", func() error { _, err := h.workerStats("m", p); return err })
+		p.running(h)
 		return p
 	}
 	stays, goes := attach(), attach()
@@ -82,9 +81,7 @@ func TestAModelThatAWorkerDeclaredOutlivesItForItsClients(t *testing.T) {
 	waiting.ends(t, nil)
 	c.Close()
 	second.Signal(syscall.SIGTERM)
-	if err := second.end(); err != nil {
-		t.Errorf("worker: %v", err)
-	}
+	must.Check(t, second.end())
 	h.eventually("the model is forgotten", func() error {
 		if n := len(h.stats().Models); n != 0 {
 			return fmt.Errorf("%d models", n)
@@ -92,9 +89,8 @@ func TestAModelThatAWorkerDeclaredOutlivesItForItsClients(t *testing.T) {
 		return nil
 	})
 	h.settled()
-	if _, err := h.tryDial(); !errors.Is(err, client.ErrUnknownModel) {
-		t.Errorf("dial to a forgotten model: %v", err)
-	}
+	_, err := h.tryDial()
+	must.Fail(t, "dial to a forgotten model", err, client.ErrUnknownModel)
 }
 
 func TestAWorkerThatIsToldToStopFinishesAndIsNotKilled(t *testing.T) {
@@ -103,27 +99,19 @@ func TestAWorkerThatIsToldToStopFinishesAndIsNotKilled(t *testing.T) {
 	c := h.dial(client.WithWindow(32))
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	var answered, wrong atomic.Int64
+	var answered atomic.Int64
 	for range 16 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			for ctx.Err() == nil {
-				if err := ask(context.Background(), c, cmdAnswer, 0, 1); err != nil {
-					wrong.Add(1)
-					t.Error(err)
-					return
-				}
+				must.Check(t, ask(context.Background(), c, cmdAnswer, 0, 1))
 				answered.Add(1)
 			}
-		}()
+		})
 	}
-	for range 5 { // under load: it must not run for ever because there is always a next batch
+	for range 5 { // under load, where there is always a next batch
 		w := h.worker(theModel)
 		w.Signal(syscall.SIGTERM)
-		if err := w.end(); err != nil {
-			t.Errorf("worker: %v", err)
-		}
+		must.Check(t, w.end())
 	}
 	cancel()
 	h.wait(&wg)
@@ -140,11 +128,11 @@ func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing
 	h := newHost(t, m)
 	first := h.worker(m)
 	c := h.dial()
-	// It hangs every worker that runs it: the second one's death ends it, long
-	// before it has had as many attempts as a request that kills them at once.
+	// The request hangs every worker. It ends with the second worker's death, sooner
+	// than a request that kills its workers at once.
 	hang := askLater(background(t), c, cmdHang, 0)
 	for w := first; ; {
-		_ = w.Expect("hanging", nil, patience) // or it was stopped for a whole lease before it could say so
+		_ = w.Expect("hanging", nil, patience) // a machine may stand still for the lease before the worker says so
 		next := h.worker(m)
 		if err := w.end(); err == nil {
 			t.Error("a hung worker ended well")
@@ -155,8 +143,8 @@ func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing
 		}
 	}
 	hang.ends(t, client.ErrWorkerDied)
-	h.set(m, "lease", lease.String()) // an honest worker that is not scheduled for a while is not killed
-	h.worker(m)                       // the last one may have been the second that hung
+	h.set("lease", lease.String()) // an honest worker that is not scheduled for a while is not killed
+	h.worker(m)                    // the last one may have been the second that hung
 	works(t, c, 10)
 	c.Close()
 	h.settled()
@@ -184,7 +172,7 @@ func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsDone(t *testing.T) {
 	hung := askLater(ctx, c, cmdHang, 0)
 	<-entered
 	hung.ends(t, client.ErrWorkerHung)
-	// Its slot stays held; the others can be used, and wait for a worker.
+	// Its slot stays held; requests in other slots wait for a worker.
 	next := askLater(ctx, c, cmdAnswer, 0)
 	r.until("quarantined", "m", func(m stats.Model) bool {
 		return len(m.Workers) == 1 && m.Workers[0].State == "quarantined" && m.QueueLength == 1
@@ -193,26 +181,6 @@ func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsDone(t *testing.T) {
 	close(release)
 	next.ends(t, nil) // the worker is back
 	works(t, c, 10)   // with all four slots
-	c.Close()
-	r.settled()
-}
-
-func TestAQuarantinedWorkerThatHangsUpIsForgottenOnceItIsDone(t *testing.T) {
-	t.Parallel()
-	r := inProcess(t, nil, testbed.Model{Name: "m", Slots: 16, MaxBatch: 1, Lease: time.Second})
-	w, err := worker.Attach(background(t), worker.Config{Model: "m", Signature: theModel.Signature(), Socket: r.socket})
-	must.Do(t, err)
-	c := r.dial()
-	hung := askLater(background(t), c, cmdAnswer, 0)
-	if _, err := w.Next(background(t)); err != nil {
-		t.Fatal(err)
-	}
-	hung.ends(t, client.ErrWorkerHung)
-	w.Close() // completes what it took, too late, and leaves
-	r.until("it is gone", "m", func(m stats.Model) bool { return len(m.Workers) == 0 })
-	r.set("lease", lease.String()) // as above
-	r.worker(2, obey)
-	works(t, c, 20)
 	c.Close()
 	r.settled()
 }
@@ -236,7 +204,7 @@ func TestALeaseIsNotProlongedByBatchesThatCameAfter(t *testing.T) {
 	m := theModel
 	m.MaxBatch, m.Lease = 1, time.Second
 	h := newHost(t, m)
-	for range 2 { // kept: one that is not scheduled for a second is killed, too
+	for range 2 { // replaced when they die: a worker that is not scheduled for a second is killed too
 		defer h.keepWorker(job{Model: m, AtOnce: 3})()
 	}
 	c := h.dial(client.WithWindow(8))
@@ -252,7 +220,7 @@ func TestALeaseIsNotProlongedByBatchesThatCameAfter(t *testing.T) {
 			}
 		})
 	}
-	hung.ends(t, client.ErrWorkerDied) // it hung both, one after the other
+	hung.ends(t, client.ErrWorkerDied) // after it hung both
 	stop()
 	busy.Wait()
 	c.Close()

@@ -41,7 +41,7 @@ func New(ctx context.Context) (*Bed, error) {
 // Path is a file in the bed's folder.
 func (b *Bed) Path(name string) string { return filepath.Join(b.Dir, name) }
 
-// Context is what New was given.
+// Context is the context given to New.
 func (b *Bed) Context() context.Context { return b.ctx }
 
 // Close ends every process and removes the folder.
@@ -56,8 +56,8 @@ func (b *Bed) Close() {
 
 // End kills some processes and reaps them.
 func (b *Bed) End(processes ...*Process) {
-	// All are marked before the first one ends: a worker that complains of its
-	// broker's end before we come to it is not why the run should fail.
+	// All are marked before the first ends: the complaint of a worker whose broker ended
+	// first must not fail the run.
 	for _, p := range processes {
 		p.ending.Store(true)
 	}
@@ -72,7 +72,7 @@ func (b *Bed) End(processes ...*Process) {
 	b.processes = slices.DeleteFunc(b.processes, func(p *Process) bool { return slices.Contains(processes, p) })
 }
 
-// fail ends everything because of one process that went wrong.
+// fail kills all processes because an essential process went wrong.
 func (b *Bed) fail(err error) {
 	b.mu.Lock()
 	if b.err == nil {
@@ -82,15 +82,15 @@ func (b *Bed) fail(err error) {
 	b.kill()
 }
 
-// failed is why everything was ended, if it was.
+// failed is the error of fail, or nil.
 func (b *Bed) failed() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.err
 }
 
-// cause is why everything was ended, if it was or is about to be: a producer
-// may complain of a missing broker before the death behind it is noticed.
+// cause waits up to half a second for an error of fail: a producer may complain of a
+// missing broker before the bed has noticed the broker's death.
 func (b *Bed) cause() error {
 	for i := 0; i < 50 && b.watched.Load(); i++ {
 		if err := b.failed(); err != nil {
@@ -109,8 +109,7 @@ func (b *Bed) kill() {
 	}
 }
 
-// Eventually calls f until it is content, for at most d, and returns its last
-// complaint.
+// Eventually calls f until it returns nil, for at most d, and returns its last error.
 func Eventually(d time.Duration, f func() error) error {
 	for end := time.Now().Add(d); ; time.Sleep(2 * time.Millisecond) {
 		err := f()

@@ -28,8 +28,8 @@ type BrokerJob struct {
 	Journal     bool   // log everything, as JSON; otherwise warnings
 }
 
-// PlayBroker is the broker proper, as `ringbatch broker` runs it. It tells
-// "drained" when SIGTERM has let it finish what it had accepted.
+// PlayBroker runs a broker as `ringbatch broker` does. After SIGTERM it finishes all
+// accepted requests and sends "drained".
 func PlayBroker(c *Child, job BrokerJob) error {
 	log := io.Writer(os.Stderr)
 	if job.Log != "" {
@@ -43,7 +43,8 @@ func PlayBroker(c *Child, job BrokerJob) error {
 	if job.Journal {
 		handler = slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})
 	}
-	cfg := broker.Config{Socket: job.Socket, AllowedUIDs: job.AllowedUIDs, OpenFolder: job.OpenFolder, DrainTime: job.DrainTime, WorkerGrace: job.WorkerGrace, MaxClients: job.MaxClients, Grants: job.Grants, Limits: job.Limits, Logger: slog.New(handler)}
+	cfg := broker.Config{Socket: job.Socket, AllowedUIDs: job.AllowedUIDs, OpenFolder: job.OpenFolder, DrainTime: job.DrainTime,
+		WorkerGrace: job.WorkerGrace, MaxClients: job.MaxClients, Grants: job.Grants, Limits: job.Limits, Logger: slog.New(handler)}
 	for _, m := range job.Models {
 		cfg.Models = append(cfg.Models, m.Config())
 	}
@@ -60,8 +61,8 @@ func PlayBroker(c *Child, job BrokerJob) error {
 	return c.Tell("drained", nil)
 }
 
-// Settled is an error if a model that nobody uses any longer has something
-// left: a client, a slot in use, a request without an end or with two.
+// Settled returns an error if a model without users still has a client, a slot in use,
+// or a request that did not end exactly once.
 func Settled(m *stats.Model) error {
 	ended := uint64(0)
 	for _, n := range m.Ended {

@@ -13,7 +13,7 @@ import (
 	"syscall"
 )
 
-// Roles are what a process of the bed can be, by name.
+// Roles of the bed's processes, by name.
 type Roles map[string]func(*Child) error
 
 // With makes a role of a function that takes its job.
@@ -27,7 +27,7 @@ func With[J any](play func(*Child, J) error) func(*Child) error {
 	}
 }
 
-// Child is a process of the bed, seen from inside.
+// Child is the bed's process seen from inside.
 type Child struct {
 	ctx      context.Context
 	job      json.RawMessage
@@ -36,12 +36,12 @@ type Child struct {
 	out      *json.Encoder
 }
 
-// Play is the whole life of a process that a bed started; in any other it
-// does nothing. A role ends by returning, at the latest when its parent is
-// gone; what it returns is told to the parent.
+// Play runs the role of a process that a bed started, and exits; in any other process
+// it does nothing. The parent receives the role's error. A role whose parent is gone is
+// ended.
 func Play(roles Roles) {
 	if name, ok := os.LookupEnv(roleEnv); ok {
-		_ = os.Unsetenv(roleEnv) // the role is this process's, not its children's
+		_ = os.Unsetenv(roleEnv) // children of this process have no role
 		os.Exit(play(name, roles[name]))
 	}
 }
@@ -81,7 +81,7 @@ func (c *Child) listen(in *json.Decoder) {
 			if err != io.EOF {
 				fmt.Fprintln(os.Stderr, "commands:", err)
 			}
-			os.Exit(3) // nobody is left to play for
+			os.Exit(3) // the parent is gone
 		}
 		c.commands <- m
 	}
@@ -90,7 +90,7 @@ func (c *Child) listen(in *json.Decoder) {
 // Context ends at SIGTERM.
 func (c *Child) Context() context.Context { return c.ctx }
 
-// Commands are what comes after the job.
+// Commands that follow the job.
 func (c *Child) Commands() <-chan json.RawMessage { return c.commands }
 
 // Next waits for a command.
@@ -107,10 +107,10 @@ func (c *Child) Tell(name string, v any) error {
 	return c.out.Encode(message{Name: name, Data: data})
 }
 
-// Ready says that the child is set up.
+// Ready sends "ready".
 func (c *Child) Ready() error { return c.Tell("ready", nil) }
 
-// Serve says that the child is ready, and then answers every command.
+// Serve sends "ready" and then answers every command.
 func Serve[C, R any](c *Child, answer func(C) (R, error)) error {
 	if err := c.Ready(); err != nil {
 		return err

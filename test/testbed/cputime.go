@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CPUTime is the CPU time, user and system, that a process has used so far:
-// its CPU clock, which counts nanoseconds where /proc counts ticks.
+// CPUTime is the CPU time, user and system, of a process so far, from its CPU clock:
+// /proc would count in ticks.
 func CPUTime(pid int) (time.Duration, error) {
 	const schedClock = 2
 	var ts unix.Timespec
@@ -24,8 +24,8 @@ func CPUTime(pid int) (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// CPUTime is what the processes that this one has started have used so far,
-// itself included: those that have ended, and those of the bed.
+// CPUTime is the CPU time so far of this process, of its ended children and of the
+// bed's processes.
 func (b *Bed) CPUTime() (sum time.Duration) {
 	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
 		var u unix.Rusage
@@ -44,8 +44,8 @@ func (b *Bed) CPUTime() (sum time.Duration) {
 	return sum
 }
 
-// MachineTime is the CPU time that everything on this machine has used so
-// far, what a hypervisor took from it included. It counts in ticks.
+// MachineTime is the CPU time of all programs of this machine so far, including the
+// time that a hypervisor took. It counts in ticks.
 func MachineTime() (time.Duration, error) {
 	f, err := os.Open("/proc/stat")
 	if err != nil {

@@ -13,19 +13,19 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// Local is a broker in this process: for the race detector, which sees heap
-// memory only, and for examples.
+// Local is a broker in this process: for the race detector, which sees only heap
+// memory, and for examples.
 type Local struct {
-	Config broker.Config // may be changed while it is stopped
+	Config broker.Config // may be changed while the broker is stopped
 	dir    string
-	cancel context.CancelFunc // nil while it is stopped
+	cancel context.CancelFunc // nil while the broker is stopped
 	ended  chan error
 }
 
-// StartLocal serves until Close. Where cfg has none, the socket is in a folder
-// of its own and the log is silent.
+// StartLocal serves until Close. By default the socket is in a new folder and the log
+// is silent.
 func StartLocal(cfg broker.Config) (*Local, error) {
-	dir, err := os.MkdirTemp("", "rb") // a test's own can be too long for a socket
+	dir, err := os.MkdirTemp("", "rb") // the path of t.TempDir can be too long for a socket
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +43,7 @@ func StartLocal(cfg broker.Config) (*Local, error) {
 	return l, nil
 }
 
-// Socket is the broker's.
+// Socket is the broker's socket.
 func (l *Local) Socket() string { return l.Config.Socket }
 
 // Start serves after Stop, with the same configuration.
@@ -75,9 +75,8 @@ func (l *Local) Close() error {
 	return err
 }
 
-// ServeLocal is worker.Serve beside the caller. It returns once the worker is
-// attached, or cannot be: what the caller does then finds it there. leave ends
-// the worker, and tells why it ended if that was before.
+// ServeLocal runs worker.Serve in the background. It returns when the worker is attached
+// or has failed. leave ends the worker and returns its error.
 func ServeLocal(cfg worker.Config, fn worker.Func) (leave func() error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	attached, ended := make(chan struct{}), make(chan struct{})

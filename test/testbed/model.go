@@ -15,9 +15,8 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// Model is what the rigs serve: a row of numbers, of which the first may be a
-// command to the worker, and an answer that depends on every one of them and
-// on its place.
+// Model is the model of the rigs. A row is numbers, and the first may be a command to
+// the worker. Each number of the answer depends on the input's number and its place.
 type Model struct {
 	Name        string
 	Slots       int
@@ -28,10 +27,10 @@ type Model struct {
 	Stages      int // of a pipeline; see pipeline.go
 }
 
-// Width is how many numbers a row has unless the model says otherwise.
+// Width is the default length of a row.
 const Width = 16
 
-// Answer is what a worker makes of the number x at place j of a row.
+// Answer is the model's output for the number x at place j of a row.
 func Answer(x int64, j int) int64 { return x*0x9e3779b9 + int64(j)*0x85ebca6b + x>>7 }
 
 // Signature has one input, x, and one output, y.
@@ -51,12 +50,12 @@ func (m Model) Config() broker.ModelConfig {
 	return broker.ModelConfig{Name: m.Name, Signature: m.Signature(), Policy: m.policy(), Stages: m.stages()}
 }
 
-// WorkerConfig is that of a worker which declares the model.
+// WorkerConfig configures a worker that declares the model.
 func (m Model) WorkerConfig(socket string) worker.Config {
 	return worker.Config{Socket: socket, Model: m.Name, Signature: m.Signature(), Policy: m.policy()}
 }
 
-// ErrWrongBytes is an answer that is not the model's.
+// ErrWrongBytes reports a wrong answer.
 var ErrWrongBytes = errors.New("wrong bytes")
 
 // Ask sends rows of that width and checks every number of the answer.
@@ -77,7 +76,7 @@ func Ask(ctx context.Context, c *client.Client, x []int64, width int) error {
 	return nil
 }
 
-// policy is what the model asks for; what is 0 is left open.
+// policy has the settings of the model that are not 0.
 func (m Model) policy() policy.Policy {
 	p := policy.Policy{}
 	for _, s := range []struct {

@@ -10,12 +10,11 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// A model with Stages is a pipeline of two or three that together answer what
-// the model would by itself. Each stage but the first reads what the one before
-// it wrote, and x.
+// A model with Stages is a pipeline of two or three stages with the same answers as the
+// model. Each stage reads x and, except the first, the output of the stage before.
 
-// Step is what stage k (from 1) of n makes of the number x at place j of a row,
-// and of what the stage before made of it.
+// Step is the output of stage k (from 1) of n for the number x at place j of a row.
+// before is the output of the stage before.
 func Step(k, n int, before, x int64, j int) (y int64) {
 	y = before
 	if k == 1 {
@@ -33,7 +32,7 @@ func Step(k, n int, before, x int64, j int) (y int64) {
 // StageName is the name of stage k (from 1).
 func (m Model) StageName(k int) string { return fmt.Sprintf("s%d", k) }
 
-// StageSignature is what stage k reads and writes.
+// StageSignature has the tensors of stage k.
 func (m Model) StageSignature(k int) tensor.Signature {
 	sig := m.Signature()
 	between := func(k int) tensor.Spec {
@@ -58,12 +57,12 @@ func (m Model) stages() (list []broker.StageConfig) {
 	return list
 }
 
-// StageConfig is that of a worker of stage k.
+// StageConfig configures a worker of stage k.
 func (m Model) StageConfig(k int, socket string) worker.Config {
 	return worker.Config{Socket: socket, Model: m.Name + "/" + m.StageName(k), Signature: m.StageSignature(k)}
 }
 
-// RunStage is what a worker of stage k does with a row of its batch.
+// RunStage computes stage k of a row.
 func (m Model) RunStage(k int, b *worker.Batch, row int) {
 	x, y := worker.Row[int64](b.Input(0), row), worker.Row[int64](b.Output(0), row)
 	before := x

@@ -28,30 +28,30 @@ type Process struct {
 	log   logTail
 
 	essential bool
-	ending    atomic.Bool   // it was told to end
+	ending    atomic.Bool   // the bed ends it
 	ended     chan struct{} // reaped; err may be read
 	err       error
 
-	mu   sync.Mutex
-	said []message     // not yet received
-	news chan struct{} // closed at the next message, and at the end
+	mu      sync.Mutex
+	said    []message     // not yet received
+	changed chan struct{} // closed at the next message, and at the end
 }
 
-// message is what a role tells its parent.
+// message of a role to its parent.
 type message struct {
 	Name  string          `json:"name,omitempty"`
 	Data  json.RawMessage `json:"data,omitempty"`
 	Error string          `json:"error,omitempty"`
 }
 
-// order is what a role is told first.
+// order is the first line that a role reads.
 type order struct {
 	Limits Limits
 	Job    json.RawMessage
 }
 
 func newProcess(b *Bed, name string) *Process {
-	return &Process{bed: b, name: name, ended: make(chan struct{}), news: make(chan struct{})}
+	return &Process{bed: b, name: name, ended: make(chan struct{}), changed: make(chan struct{})}
 }
 
 // hear takes a line of its standard output.
@@ -64,30 +64,30 @@ func (p *Process) hear(line []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.said = append(p.said, m)
-	close(p.news)
-	p.news = make(chan struct{})
+	close(p.changed)
+	p.changed = make(chan struct{})
 }
 
-// pipeTime is how long what an ended process said is waited for: a grandchild may
-// keep its pipes.
+// pipeTime bounds the wait for the output of an ended process: a grandchild may keep
+// its pipes.
 const pipeTime = 10 * time.Second
 
-// reap waits for its end; all that it said has been heard then.
+// reap waits for the end of the process and of its output.
 func (p *Process) reap() {
 	p.err = p.cmd.Wait()
-	if errors.Is(p.err, exec.ErrWaitDelay) { // it ended well, somebody else has its pipes
+	if errors.Is(p.err, exec.ErrWaitDelay) { // it ended well, and another process has its pipes
 		p.err = nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	close(p.ended)
-	close(p.news)
+	close(p.changed)
 }
 
 // Pid is the number of the process.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
-// Log is the end of what it wrote to standard error.
+// Log is the end of its standard error.
 func (p *Process) Log() string { return p.log.String() }
 
 // Signal sends a signal, through the process's pidfd: it can reach no other.
@@ -99,8 +99,8 @@ func (p *Process) Kill() {
 	<-p.ended
 }
 
-// Stop asks the process to end, and insists after d. It also wakes one that
-// was stopped by SIGSTOP.
+// Stop ends the process by SIGTERM, or after d by SIGKILL. It first wakes a process
+// that SIGSTOP stopped.
 func (p *Process) Stop(d time.Duration) error {
 	p.ending.Store(true)
 	p.Signal(syscall.SIGCONT)
@@ -121,8 +121,8 @@ func (p *Process) Running() bool { return p.Wait(0) == ErrRunning }
 // ErrRunning says that a process has not ended.
 var ErrRunning = errors.New("the process has not ended")
 
-// Wait waits for its end, for at most d, and returns its exit status as an
-// error, nil if that is 0.
+// Wait waits for its end, for at most d, and returns its exit status as an error, nil
+// for 0.
 func (p *Process) Wait(d time.Duration) error {
 	select {
 	case <-p.ended:
@@ -137,11 +137,10 @@ func (p *Process) Wait(d time.Duration) error {
 	}
 }
 
-// State is how it ended; only for a process that has.
+// State is the exit state. The process must have ended.
 func (p *Process) State() *os.ProcessState { return p.cmd.ProcessState }
 
-// Killed reports whether it ended by SIGKILL; only for a process that has
-// ended.
+// Killed reports whether it ended by SIGKILL. The process must have ended.
 func (p *Process) Killed() bool {
 	w, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	return ok && w.Signaled() && w.Signal() == syscall.SIGKILL
@@ -163,7 +162,7 @@ func (p *Process) Send(command any) error {
 	return nil
 }
 
-// Receive waits for its next message, however long that takes.
+// Receive waits without limit for its next message.
 func (p *Process) Receive(into any) error {
 	m, err := p.next(nil)
 	if err != nil {
@@ -172,9 +171,8 @@ func (p *Process) Receive(into any) error {
 	return m.decode(into)
 }
 
-// Expect waits, for at most d, for its next message of that name, and drops
-// those before it. What the process reports as an error, and its end, are
-// errors.
+// Expect waits, for at most d, for its next message of that name, and drops the
+// messages before it. An error message and the end of the process are errors.
 func (p *Process) Expect(name string, into any, d time.Duration) error {
 	late := time.After(d)
 	for {
@@ -188,7 +186,7 @@ func (p *Process) Expect(name string, into any, d time.Duration) error {
 	}
 }
 
-// Latest is its newest message of that name; those before it are dropped. It
+// Latest decodes its newest message of that name and drops the messages before it. It
 // reports whether there is one, and does not wait.
 func (p *Process) Latest(name string, into any) bool {
 	p.mu.Lock()
@@ -219,7 +217,7 @@ func (p *Process) next(late <-chan time.Time) (message, error) {
 			p.mu.Unlock()
 			return m, p.complaint(&m)
 		}
-		news := p.news
+		changed := p.changed
 		p.mu.Unlock()
 		select {
 		case <-p.ended:
@@ -227,7 +225,7 @@ func (p *Process) next(late <-chan time.Time) (message, error) {
 		default:
 		}
 		select {
-		case <-news:
+		case <-changed:
 		case <-late:
 			return message{}, fmt.Errorf("%s has nothing to say\n%s", p, p.Log())
 		}
@@ -240,13 +238,13 @@ func (p *Process) complaint(m *message) error {
 		return nil
 	}
 	err := fmt.Errorf("%s: %s", p.name, m.Error)
-	if p.essential { // a cause, not a consequence
+	if p.essential {
 		return err
 	}
 	return cmp.Or(p.bed.cause(), err)
 }
 
-// lost is why a process does not listen or speak any longer.
+// lost is the error of a process that no longer reads or writes.
 func (p *Process) lost() error {
 	if p.bed.ctx.Err() != nil {
 		return progress.ErrInterrupted
@@ -254,12 +252,12 @@ func (p *Process) lost() error {
 	if err := p.bed.failed(); err != nil {
 		return err
 	}
-	_ = p.Wait(time.Minute) // its end may be noticed after that of its pipes, and then it has said why
+	_ = p.Wait(time.Minute) // its pipes may end first, and then its log is complete
 	return fmt.Errorf("%s ended: %v\n%s", p, p.cmd.ProcessState, p.Log())
 }
 
-// Essential is for a process that has nothing more to say: if it does, or
-// ends, something went wrong, and everything is ended with that reason.
+// Essential declares that the process should neither speak nor end. If it does, the bed
+// kills all processes and reports that reason.
 func (p *Process) Essential() {
 	p.essential = true
 	p.bed.watched.Store(true)

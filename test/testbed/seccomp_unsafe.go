@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Denial is a system call that a seccomp filter answers with an error, as a
-// container's profile or an older kernel would.
+// Denial is a system call that a seccomp filter refuses, as a container's profile or an
+// older kernel does.
 type Denial struct {
 	Call   uintptr
 	Option uint32 // only where its third argument is this; 0: always
@@ -54,8 +54,10 @@ func deny(all []Denial) error {
 		return fmt.Errorf("no new privileges: %w", err)
 	}
 	filter := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	if _, _, err := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&filter))); err != 0 {
-		return fmt.Errorf("seccomp: %w", err)
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC,
+		uintptr(unsafe.Pointer(&filter)))
+	if errno != 0 {
+		return fmt.Errorf("seccomp: %w", errno)
 	}
 	return nil
 }

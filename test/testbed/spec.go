@@ -21,7 +21,7 @@ type Spec struct {
 	Role    string
 	Job     any      // given to the role
 	Command []string // instead of a role
-	Program []string // instead of a role: a program that speaks as one does, but takes its job from its arguments
+	Program []string // instead of a role: a program that speaks JSON and takes its job from its arguments
 	Output  *os.File // of the command, instead of its log
 
 	Procs  int               // GOMAXPROCS; 0: Go's default
@@ -31,23 +31,19 @@ type Spec struct {
 	Limits Limits
 	Wrap   []string // a command that runs the role's binary, like unshare
 
-	// OwnPIDs gives it a PID namespace, whose first process it is. Only root can.
-	OwnPIDs bool
-
-	// UID is another user to become, for which the binary is copied to where
-	// that user may run it. Only root can.
-	UID int
+	OwnPIDs bool // in a new PID namespace, as its first process; root only
+	UID     int  // run as this user, from a copy of the binary; root only
 }
 
-// Limits are what a process lays upon itself before it plays its role.
+// Limits that a process sets for itself before its role begins.
 type Limits struct {
 	Group       string // folder of a control group to join
-	AddressMiB  int    // how much more address space it may have
-	Descriptors int    // how many descriptors it may have in all
+	AddressMiB  int    // further address space
+	Descriptors int    // descriptors in all
 	Deny        []Denial
 }
 
-// roleEnv names the role of a process that was started by a bed.
+// roleEnv names the role of a bed's process.
 const roleEnv = "RINGBATCH_TESTBED_ROLE"
 
 // Start starts a process and gives it its job.
@@ -66,7 +62,7 @@ func (b *Bed) Start(s Spec) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p, p.Send(order{s.Limits, job}) // not under the lock, which is taken to find out why it failed
+	return p, p.Send(order{s.Limits, job}) // without the lock, which lost takes
 }
 
 // StartReady starts a process and waits until it is ready.
@@ -104,8 +100,8 @@ func (s *Spec) name() string {
 
 // command prepares the start of p.
 func (b *Bed) command(p *Process, s *Spec) (err error) {
-	// A group of its own, so that Ctrl-C reaches only the parent, which then
-	// ends the others; and an end with the parent, however that ends.
+	// In a new process group, Ctrl-C reaches only the parent, which then ends the others.
+	// The kernel kills the child when the parent dies.
 	attr := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	switch {
 	case len(s.Program) > 0:
@@ -158,7 +154,7 @@ func (b *Bed) command(p *Process, s *Spec) (err error) {
 	return err
 }
 
-// run starts the process, unless everything is being ended.
+// run starts the process, unless the bed's context has ended.
 func (b *Bed) run(p *Process) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -173,7 +169,7 @@ func (b *Bed) run(p *Process) error {
 	return nil
 }
 
-// copySelf is a copy of this binary where every user may run it.
+// copySelf copies this binary to a place where every user may run it.
 func (b *Bed) copySelf() (string, error) {
 	if err := os.Chmod(b.Dir, 0o755); err != nil {
 		return "", err

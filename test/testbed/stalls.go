@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stalls remembers when this machine did not run a process that was ready to
-// run. Rigs do not judge times of these moments.
+// Stalls records when this machine did not run a process that was ready to run. Rigs do
+// not judge times of these moments.
 type Stalls struct {
 	mu  sync.Mutex
 	all []stall // in the order of their ends
@@ -24,8 +24,8 @@ const (
 	stallMost = 15 * time.Millisecond // a nap that takes longer is a stall
 )
 
-// WatchStalls naps again and again until over is closed; with cpus, also on
-// each CPU: a hypervisor may take one away while the others run.
+// WatchStalls sleeps in short naps until over is closed and records naps that took too
+// long. With cpus it also naps on each CPU: a hypervisor may take one away.
 func WatchStalls(over <-chan struct{}, cpus bool) *Stalls {
 	s := &Stalls{}
 	go s.watch(over, func() { time.Sleep(stallNap) })
@@ -47,7 +47,7 @@ func (s *Stalls) watchCPU(cpu int, over <-chan struct{}) {
 	if unix.SchedSetaffinity(0, &only) != nil {
 		return
 	}
-	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), -20) // where it may: other processes are not what it looks for
+	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), -20) // if allowed: other processes are no stall
 	nap := unix.NsecToTimespec(int64(stallNap))
 	s.watch(over, func() { _ = unix.Nanosleep(&nap, nil) })
 }
@@ -81,8 +81,7 @@ func (s *Stalls) Longest(from, to time.Time) (longest time.Duration) {
 	return longest
 }
 
-// Since is how long the machine stood still, in all, in stalls that ended after
-// from.
+// Since is the sum of all stalls that ended after from.
 func (s *Stalls) Since(from time.Time) (sum time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,17 +9,17 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// The steps of a request, in the order in which StepByStep comes to them.
+// The steps of a request, in order.
 const (
 	StepClaim   = "claim"
-	StepWrite   = "write" // in the middle of it
+	StepWrite   = "write" // half of the input is written
 	StepCommit  = "commit"
 	StepRead    = "read" // answered
 	StepRelease = "release"
 )
 
-// StepByStep sends one request, whose input begins with x and is zero from
-// there on, and calls at after each step: the place to stop, or to die.
+// StepByStep sends one request whose input is x and zeros after it. It calls at after
+// each step, where the caller may stop or die.
 func StepByStep(ctx context.Context, c *client.Client, rows int, x []int64, at func(step string)) error {
 	req, err := c.Claim(ctx, rows)
 	if err != nil {

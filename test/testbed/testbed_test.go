@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/progress"
 )
 
@@ -39,7 +40,7 @@ func echo(c *Child, text string) error {
 	}
 }
 
-// parent has a child of its own.
+// parent starts a child.
 func parent(c *Child) error {
 	b, err := New(context.Background())
 	if err != nil {
@@ -57,9 +58,7 @@ func parent(c *Child) error {
 func newBed(t *testing.T) *Bed {
 	t.Helper()
 	b, err := New(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	t.Cleanup(b.Close)
 	return b
 }
@@ -67,17 +66,13 @@ func newBed(t *testing.T) *Bed {
 func start(t *testing.T, b *Bed, s Spec) *Process {
 	t.Helper()
 	p, err := b.Start(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return p
 }
 
 func TestAProcessIsGivenItsJobAndCommandsAndAnswers(t *testing.T) {
 	p := start(t, newBed(t), Spec{Role: "echo", Job: "one"})
-	if err := p.Send("two"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.Send("two"))
 	for _, want := range []string{"one", "two"} {
 		var got string
 		if err := p.Expect("echo", &got, patience); err != nil || got != want {
@@ -88,16 +83,24 @@ func TestAProcessIsGivenItsJobAndCommandsAndAnswers(t *testing.T) {
 
 func TestAProcessThatFailsSaysWhy(t *testing.T) {
 	b := newBed(t)
-	if err := start(t, b, Spec{Role: "fail"}).Receive(nil); err == nil || !strings.Contains(err.Error(), "nothing works") {
-		t.Errorf("got %v", err)
-	}
-	if err := start(t, b, Spec{Command: []string{"sh", "-c", "echo oh no; exit 7"}}).Receive(nil); err == nil || !strings.Contains(err.Error(), "oh no") || !strings.Contains(err.Error(), "7") {
-		t.Errorf("got %v", err)
+	for _, c := range []struct {
+		spec Spec
+		says []string
+	}{
+		{Spec{Role: "fail"}, []string{"nothing works"}},
+		{Spec{Command: []string{"sh", "-c", "echo oh no; exit 7"}}, []string{"oh no", "7"}},
+	} {
+		err := start(t, b, c.spec).Receive(nil)
+		for _, text := range c.says {
+			if err == nil || !strings.Contains(err.Error(), text) {
+				t.Errorf("%v does not say %q", err, text)
+			}
+		}
 	}
 }
 
 func TestAProcessThatEndsBeforeItHasItsJobIsAnError(t *testing.T) {
-	// More than a pipe holds, for one that does not read it.
+	// The job is longer than a pipe, and the child does not read it.
 	_, err := newBed(t).Start(Spec{Role: "no such role", Job: strings.Repeat("x", 1<<20)})
 	if err == nil || !strings.Contains(err.Error(), "no such role") {
 		t.Errorf("got %v", err)
@@ -107,23 +110,16 @@ func TestAProcessThatEndsBeforeItHasItsJobIsAnError(t *testing.T) {
 func TestAnInterruptEndsEveryProcess(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	b, err := New(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	p := start(t, b, Spec{Role: "stay"})
-	if err := p.Receive(nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.Receive(nil))
 	if pids, err := Children(); err != nil || !slices.Contains(pids, p.Pid()) {
 		t.Errorf("children: %v, %v", pids, err)
 	}
 	interrupt()
-	if err := p.Receive(nil); !errors.Is(err, progress.ErrInterrupted) {
-		t.Errorf("waiting for it gave %v", err)
-	}
-	if _, err := b.Start(Spec{Role: "stay"}); !errors.Is(err, progress.ErrInterrupted) {
-		t.Errorf("starting another gave %v", err)
-	}
+	must.Fail(t, "waiting for it", p.Receive(nil), progress.ErrInterrupted)
+	_, err = b.Start(Spec{Role: "stay"})
+	must.Fail(t, "starting another", err, progress.ErrInterrupted)
 	b.Close()
 	if pids, err := Children(); err != nil || len(pids) > 0 {
 		t.Errorf("processes are left: %v, %v", pids, err)
@@ -136,12 +132,10 @@ func TestAnInterruptEndsEveryProcess(t *testing.T) {
 func TestAKilledParentTakesItsProcessesWithIt(t *testing.T) {
 	p := start(t, newBed(t), Spec{Role: "parent"})
 	var child int
-	if err := p.Expect("child", &child, patience); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.Expect("child", &child, patience))
 	p.Kill()
 	err := Eventually(patience, func() error {
-		// A zombie is dead too: nobody may be there to reap an orphan.
+		// A zombie is dead too: the orphan may have no parent that reaps it.
 		if text, err := os.ReadFile("/proc/" + strconv.Itoa(child) + "/stat"); err == nil && !strings.Contains(string(text), ") Z ") {
 			return errors.New("it lives")
 		}
@@ -155,9 +149,7 @@ func TestAKilledParentTakesItsProcessesWithIt(t *testing.T) {
 func TestTheEndOfAnEssentialProcessEndsAllWithItsReason(t *testing.T) {
 	b := newBed(t)
 	essential, other := start(t, b, Spec{Role: "stay"}), start(t, b, Spec{Role: "stay"})
-	if err := errors.Join(essential.Receive(nil), other.Receive(nil)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(essential.Receive(nil), other.Receive(nil)))
 	essential.Essential()
 	essential.Kill()
 	if err := other.Receive(nil); err == nil || !strings.Contains(err.Error(), essential.String()) {
@@ -169,47 +161,33 @@ func TestEssentialProcessesThatAreEndedAreNoReason(t *testing.T) {
 	b := newBed(t)
 	broker, worker, other := start(t, b, Spec{Role: "stay"}), start(t, b, Spec{Role: "stay"}), start(t, b, Spec{Role: "echo", Job: ""})
 	for _, p := range []*Process{broker, worker} {
-		if err := p.Receive(nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, p.Receive(nil))
 		p.Essential()
 	}
 	b.End(broker, worker)
-	if err := other.Receive(nil); err != nil {
-		t.Errorf("the other one: %v", err)
-	}
+	must.Check(t, other.Receive(nil))
 }
 
 func TestAProcessIsStoppedAndWokenAndEndsPolitely(t *testing.T) {
 	p := start(t, newBed(t), Spec{Role: "polite"})
-	if err := p.Receive(nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, p.Receive(nil))
 	p.Signal(syscall.SIGSTOP)
-	if err := p.Stop(patience); err != nil {
-		t.Error(err)
-	}
-	if err := p.Expect("bye", nil, 0); err != nil {
-		t.Error(err)
-	}
+	must.Check(t, p.Stop(patience))
+	must.Check(t, p.Expect("bye", nil, 0))
 }
 
 func TestTheLatestMessageIsSeen(t *testing.T) {
 	p := start(t, newBed(t), Spec{Role: "echo", Job: "1"})
 	for _, text := range []string{"2", "3"} {
-		if err := p.Send(text); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, p.Send(text))
 	}
 	var got string
-	if err := Eventually(patience, func() error {
+	must.Do(t, Eventually(patience, func() error {
 		if p.Latest("echo", &got); got != "3" {
 			return errors.New(got)
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	if p.Latest("no such name", nil) {
 		t.Error("a message that was never sent")
 	}

@@ -10,16 +10,16 @@ import (
 	"strings"
 )
 
-// Usage is what a process has of what must not be left behind.
+// Usage is a process's resources that must not leak.
 type Usage struct {
-	FDs     int // but pipes, epolls and pidfds of children, which Go's runtime has when it likes
+	FDs     int // without pipes, epolls and pidfds of children, which Go's runtime opens by itself
 	Maps    int // mappings of our shared memory
 	Threads int
 	RSS     int64 // bytes
 	Peak    int64 // the most RSS ever
 }
 
-// UsageOf looks at a process.
+// UsageOf reads /proc.
 func UsageOf(pid int) (u Usage, err error) {
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	if err != nil {
@@ -55,26 +55,26 @@ func UsageOf(pid int) (u Usage, err error) {
 	return u, nil
 }
 
-// spareThreads is how many idle threads the Go runtime may have kept.
+// spareThreads is how many idle threads the Go runtime may keep.
 const spareThreads = 24
 
-// Within is an error if the process has more than it had before.
+// Within returns an error if the process has more than before.
 func (u Usage) Within(before Usage) error {
 	if u.FDs > before.FDs || u.Maps > before.Maps || u.Threads > before.Threads+spareThreads {
-		return fmt.Errorf("%d descriptors, %d mappings, %d threads; %d, %d and %d before", u.FDs, u.Maps, u.Threads, before.FDs, before.Maps, before.Threads)
+		return fmt.Errorf("%d descriptors, %d mappings, %d threads; %d, %d and %d before",
+			u.FDs, u.Maps, u.Threads, before.FDs, before.Maps, before.Threads)
 	}
 	return nil
 }
 
-// WithWorkers is what a broker has with n workers more.
+// WithWorkers adds a broker's resources for n workers.
 func (u Usage) WithWorkers(n int) Usage {
 	u.FDs += 3 * n // connection, pidfd, doorbell
 	u.Maps += n    // its session
 	return u
 }
 
-// Children are the processes that this one has started and that are still
-// there.
+// Children are the running child processes of this process.
 func Children() (pids []int, err error) {
 	files, err := filepath.Glob("/proc/self/task/*/children")
 	if err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testlog keeps what a test's subject logs or prints. It is no part of
-// testbed, which imports the broker: tests inside the broker need it, too.
+// Package testlog keeps a log for tests. It is separate from testbed, which imports the
+// broker, because tests inside the broker use it too.
 package testlog
 
 import (
@@ -28,5 +28,5 @@ func (l *Log) String() string {
 	return l.text.String()
 }
 
-// Has says whether the text was written.
+// Has reports whether the text was written.
 func (l *Log) Has(text string) bool { return strings.Contains(l.String(), text) }

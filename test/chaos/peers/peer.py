@@ -7,7 +7,7 @@
     peer.py signals SOCKET MODEL SEED SECONDS                    exceptions of signal handlers strike anywhere
     peer.py loops SOCKET MODEL SEED ROUNDS                       event loops and coroutines are closed over requests
 
-What it tells are lines of JSON, as testbed.Child has them.
+Its messages are lines of JSON, as testbed.Child writes them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ringbatch.client import connection
 
 WIDTH = 16
 GRACE = 0.1
-LONG_NAP = GRACE / 4  # from which on one of 10 ms shows that this process stood still
-PATIENCE = 100  # seconds, for what surely comes, on any machine
-connection._CONNECT_TIMEOUT_NS = PATIENCE * 1_000_000_000  # a broker that stands still has not gone
+LONG_NAP = GRACE / 4  # a nap of 10 ms that takes longer: this process stood still
+PATIENCE = 100  # seconds, for every expected event, on any machine
+connection._CONNECT_TIMEOUT_NS = PATIENCE * 1_000_000_000  # a broker that stands still lives
 PLACES = np.arange(WIDTH, dtype=np.int64) * 0x85EBCA6B
 
 socket, model = sys.argv[2:4]
@@ -103,7 +103,7 @@ def play_load(seed: str, threads: str, pause_us: str, timeout_ms: str) -> None:
     tally: dict = {"OK": 0, "Named": collections.Counter(), "Wrong": [], "Late": [], "Stood": 0, "Slowest": 0}
     client = rb.connect(model, socket=socket, window=3 * int(threads), wait=PATIENCE)
 
-    def watch() -> None:  # notices when nobody runs: what takes long then is nobody's fault
+    def watch() -> None:  # adds up the time for which this process stood still
         while True:
             start = time.monotonic()
             time.sleep(0.01)
@@ -123,7 +123,7 @@ def play_load(seed: str, threads: str, pause_us: str, timeout_ms: str) -> None:
                 name = "Wrong"
             took = time.monotonic() - start
             if took > timeout + GRACE:
-                time.sleep(GRACE)  # who watches may have stood still too, and says so now
+                time.sleep(GRACE)  # the watcher may have stood still too
             stood = (tally["Stood"] - before) / 1e9
             with lock:
                 if name == "OK":
@@ -145,7 +145,7 @@ def play_load(seed: str, threads: str, pause_us: str, timeout_ms: str) -> None:
     tell("ready")
     while not stopping.wait(1):
         pass
-    faulthandler.dump_traceback_later(PATIENCE, exit=True)  # where a request hangs that should have ended
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)  # shows where a request hangs
     for t in all:
         t.join()
     tell("tally", tally)
@@ -231,7 +231,7 @@ def play_forks(who: str, seed: str) -> None:
     def fork() -> int:
         pid = os.fork()
         if pid == 0:
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent, however that ends
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: the kernel kills it when its parent dies
         while pid == 0:
             signal.pause()
         return pid
@@ -244,7 +244,7 @@ def play_forks(who: str, seed: str) -> None:
             if i == fork_at:
                 child = fork()
             rng.choice(WAYS)(client, some_rows(rng, 1), PATIENCE)
-        if rng.random() < 0.5:  # something is in flight when it ends
+        if rng.random() < 0.5:  # end with a request in flight
             client.submit(some_rows(rng, 2))
         client.close()
     else:
@@ -263,7 +263,7 @@ def play_forks(who: str, seed: str) -> None:
 
         run.run(socket=socket, stop=stop, wait=PATIENCE)
     tell("ended", {"Child": child, "At": time.time_ns()})
-    sys.stdin.read()  # this process lives on, too
+    sys.stdin.read()  # this process lives on
     os.kill(child, signal.SIGKILL)
 
 
@@ -320,7 +320,7 @@ def play_signals(seed: str, seconds: str) -> None:
             "call": lambda: by_call(client, some_rows(rng, 2), PATIENCE),
             # not asyncio: it does not survive an exception inside its own machinery
         }
-        # how long each takes undisturbed, so that the signal falls inside it
+        # measure each call, so that the signal falls inside it
         usual = {}
         for name, way in ways.items():
             start = time.monotonic()
@@ -334,7 +334,7 @@ def play_signals(seed: str, seconds: str) -> None:
             name = rng.choice(list(ways))
             tries += 1
             error = None
-            try:  # the handler raises once: what it strikes in here is caught there
+            try:  # the handler raises once, and this catches it
                 try:
                     armed = True
                     signal.setitimer(signal.ITIMER_REAL, max(1e-5, rng.random() * 1.2 * usual[name]))
@@ -380,7 +380,7 @@ def settled_descriptors(baseline: int) -> list[str]:
 
 
 def play_loops(seed: str, rounds: str) -> None:
-    """Loops are closed, coroutines thrown away and callbacks raise while requests are under way."""
+    """Close loops, drop coroutines and raise in callbacks while requests are in flight."""
     rng = random.Random(seed)
     window = 8
     with rb.connect(model, socket=socket, window=window) as client:
@@ -397,13 +397,13 @@ def play_loops(seed: str, rounds: str) -> None:
                 problems.append(f"{way.__name__}: {type(e).__name__}: {e}")
                 break
             done[way.__name__] += 1
-        try:  # another loop takes back what closed ones have left
+        try:  # a new loop returns the slots of closed ones
             by_coroutine(client, some_rows(rng, 1), PATIENCE)
             by_future(client, some_rows(rng, 1), PATIENCE)
         except Exception as e:
             problems.append(f"no answer afterwards: {type(e).__name__}: {e}")
         problems += whole_window(client, window) + settled_descriptors(baseline)
-        if problems:  # not through the client's end, which may hang
+        if problems:  # without closing the client, which may hang
             tell("result", {"Tries": sum(done.values()), "Struck": dict(done), "Problems": problems})
             os._exit(0)
         tell("result", {"Tries": sum(done.values()), "Struck": dict(done), "Problems": problems})
@@ -456,7 +456,7 @@ def raising_callback(client: rb.Client, rng: random.Random) -> None:
     def raises(_: object) -> None:
         raise wrong("a callback's own")
 
-    with contextlib.suppress(wrong):  # if it has ended, the callback is called here
+    with contextlib.suppress(wrong):  # if the request has ended, the callback runs here
         future.add_done_callback(raises)
     check(x, future.result(PATIENCE))
 

@@ -21,25 +21,25 @@ import (
 type campaign struct {
 	name    string
 	short   bool                 // part of the short version
-	healthy float64              // hosts' worth of throughput that is left during the fault
+	healthy float64              // hosts that serve during the fault
 	fault   func(w *world) error // begins it
-	mend    func(w *world) error // ends it
+	repair  func(w *world) error // ends it
 	lasts   time.Duration
 }
 
 var campaigns = []*campaign{
 	{name: "none", short: true, healthy: 3},
 	{name: "kill", short: true, healthy: 2, fault: func(w *world) error { w.hosts[0].signal(syscall.SIGKILL); return nil },
-		mend: func(w *world) error { return w.hosts[0].boot() }, lasts: 6 * time.Second},
+		repair: func(w *world) error { return w.hosts[0].boot() }, lasts: 6 * time.Second},
 	{name: "stop", short: true, healthy: 2, fault: func(w *world) error { w.hosts[0].signal(syscall.SIGSTOP); return nil },
-		mend: func(w *world) error { w.hosts[0].signal(syscall.SIGCONT); return nil }, lasts: 6 * time.Second},
+		repair: func(w *world) error { w.hosts[0].signal(syscall.SIGCONT); return nil }, lasts: 6 * time.Second},
 	{name: "partition", healthy: 2, fault: func(w *world) error { return w.hosts[0].link("down") },
-		mend: func(w *world) error { return w.hosts[0].link("up") }, lasts: 6 * time.Second},
+		repair: func(w *world) error { return w.hosts[0].link("up") }, lasts: 6 * time.Second},
 	{name: "bad_link", healthy: 2, fault: func(w *world) error { return w.hosts[0].disturb("50ms", "1%") },
-		mend: func(w *world) error { return w.hosts[0].disturb("0ms", "0%") }, lasts: 6 * time.Second},
+		repair: func(w *world) error { return w.hosts[0].disturb("0ms", "0%") }, lasts: 6 * time.Second},
 	{name: "rolling", healthy: 2, fault: rollingUpgrade},
 	{name: "slow", healthy: 2.1, fault: func(w *world) error { return w.hosts[0].processes["worker"].Send(10) },
-		mend: func(w *world) error { return w.hosts[0].processes["worker"].Send(1) }, lasts: 6 * time.Second},
+		repair: func(w *world) error { return w.hosts[0].processes["worker"].Send(1) }, lasts: 6 * time.Second},
 }
 
 func campaignNames() (all []string) {
@@ -61,7 +61,7 @@ func rollingUpgrade(w *world) error {
 	return nil
 }
 
-// errNoNetem is why bad_link is left out, which is no pass.
+// errNoNetem skips bad_link, which then does not count as passed.
 var errNoNetem = errors.New("this kernel has no netem")
 
 // play runs one campaign.
@@ -104,7 +104,7 @@ func (c *campaign) play(ctx context.Context, o *options) error {
 		reports[i] = &report{}
 		all.Go(func() { errs[i] = p.Expect("report", reports[i], time.Hour) })
 	}
-	var struck, mended time.Time
+	var struck, repaired time.Time
 	if c.fault != nil {
 		w.pause(before)
 		struck = time.Now()
@@ -112,9 +112,9 @@ func (c *campaign) play(ctx context.Context, o *options) error {
 			return err
 		}
 		w.pause(lasts)
-		mended = time.Now()
-		if c.mend != nil {
-			if err := c.mend(w); err != nil {
+		repaired = time.Now()
+		if c.repair != nil {
+			if err := c.repair(w); err != nil {
 				return err
 			}
 		}
@@ -123,17 +123,17 @@ func (c *campaign) play(ctx context.Context, o *options) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return c.judge(o, reports, stalls, begin, struck, mended)
+	return c.judge(o, reports, stalls, begin, struck, repaired)
 }
 
-// lateEnds are how requests may end on a machine that stood still: deadlines
-// passed or could not be met, and hosts seemed to have died.
+// lateEnds may happen on a machine that stood still: deadlines passed or could not be
+// met, and hosts seemed dead.
 var lateEnds = []string{status.ErrExpired.Name(), status.ErrOverloaded.Name(), status.ErrWorkerDied.Name()}
 
-// judge says whether nothing was lost, and how the throughput came back. A lost,
-// wrong or second answer counts on any machine. A late one counts where the
-// machine let processes run.
-func (c *campaign) judge(o *options, reports []*report, stalls *testbed.Stalls, begin, struck, mended time.Time) error {
+// judge checks that no request was lost and that the throughput came back. A lost,
+// wrong or second answer counts on any machine; a late answer only while the machine
+// let processes run.
+func (c *campaign) judge(o *options, reports []*report, stalls *testbed.Stalls, begin, struck, repaired time.Time) error {
 	var late, excused, ended, tooLate int
 	var slowest time.Duration
 	ends, why := map[string]int{}, map[string]string{}
@@ -168,9 +168,9 @@ func (c *campaign) judge(o *options, reports []*report, stalls *testbed.Stalls, 
 	}
 	text := fmt.Sprintf("%-10s %d requests: %d right, %d wrong, %d late, slowest %.2f s; a process that sleeps woke up to %d ms late",
 		c.name, ended, ends[endRight], ends[endWrong], late+excused, slowest.Seconds(), worst.Milliseconds())
-	if share, known := c.throughput(reports, struck, mended); known {
+	if share, known := c.throughput(reports, struck, repaired); known {
 		text += fmt.Sprintf("; from 2 s after the fault on %.0f %% of the healthy hosts' throughput", 100*share)
-		if isBusy(stalls, struck.Add(-reference), mended.Add(recovery+reference)) {
+		if isBusy(stalls, struck.Add(-reference), repaired.Add(recovery+reference)) {
 			notJudged = append(notJudged, fmt.Sprintf("throughput: the machine kept processes waiting for more than %v too often", busy))
 		} else if !o.short && share < 0.95 {
 			say("throughput %.1f %% of that of the healthy hosts, want 95", 100*share)
@@ -189,8 +189,8 @@ func (c *campaign) judge(o *options, reports []*report, stalls *testbed.Stalls, 
 
 // When a machine is too busy to judge by the clock.
 const (
-	stoodStill = time.Second / 2       // for one process: half of what a relay waits for a host
-	busy       = 20 * time.Millisecond // half of what a batch takes
+	stoodStill = time.Second / 2       // for one process: half of a relay's patience with a host
+	busy       = 20 * time.Millisecond // half of a batch's time
 )
 
 // isBusy reports whether processes had to wait in more than a fifth of the
@@ -206,18 +206,17 @@ func isBusy(stalls *testbed.Stalls, from, to time.Time) bool {
 	return 5*slow > all
 }
 
-// Windows of the throughput: while the fault lasts, from recovery on, against
-// the reference before it and after its end.
+// The throughput from recovery on, while the fault lasts, is compared with the
+// reference before it and after its end.
 const (
 	recovery  = 2 * time.Second
 	reference = 3 * time.Second
 )
 
-// throughput from two seconds after the fault to its end, as a share of the
-// healthy hosts' throughput in the same run, before it and after it: the machine
-// may have more to do at one time than at another.
-func (c *campaign) throughput(reports []*report, struck, mended time.Time) (float64, bool) {
-	if struck.IsZero() || mended.Sub(struck) < recovery+time.Second {
+// throughput from two seconds after the fault to its end, as a share of the healthy
+// hosts' throughput before and after it in the same run.
+func (c *campaign) throughput(reports []*report, struck, repaired time.Time) (float64, bool) {
+	if struck.IsZero() || repaired.Sub(struck) < recovery+time.Second {
 		return 0, false
 	}
 	between := func(from, to time.Time) float64 {
@@ -240,10 +239,10 @@ func (c *campaign) throughput(reports []*report, struck, mended time.Time) (floa
 		return float64(sums[len(sums)/2])
 	}
 	was := between(struck.Add(-reference), struck)
-	if after := between(mended.Add(recovery), mended.Add(recovery+reference)); after > 0 { // else the requests were all sent
+	if after := between(repaired.Add(recovery), repaired.Add(recovery+reference)); after > 0 { // else the requests were all sent
 		was = (was + after) / 2
 	}
-	is := between(struck.Add(recovery), mended)
+	is := between(struck.Add(recovery), repaired)
 	if was == 0 || is == 0 {
 		return 0, false
 	}

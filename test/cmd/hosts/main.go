@@ -30,7 +30,7 @@ type options struct {
 	only     []string
 	verbose  bool
 
-	notJudged int // campaigns with a figure that the machine was too busy to judge
+	notJudged int // campaigns with a figure of a machine too busy to judge
 }
 
 func main() {

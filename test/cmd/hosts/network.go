@@ -16,8 +16,8 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-// world is one campaign's hosts: namespaces around a switch, which is a bridge
-// in its own namespace. Nothing of it touches this machine's network.
+// world is one campaign's hosts: namespaces around a switch, a bridge in a further
+// namespace. This machine's network is not touched.
 type world struct {
 	ctx    context.Context
 	bed    *testbed.Bed
@@ -138,8 +138,8 @@ func (h *host) ringbatch(name string, args ...string) error {
 // boot starts a GPU host's processes.
 func (h *host) boot() error {
 	_, err := h.start("worker", testbed.Spec{Role: "worker", Wrap: h.inside()})
-	return errors.Join(err, h.ringbatch("broker", "--log_level", "warn"), h.ringbatch("gateway", "--http", "off", "--grpc", h.address+":8001",
-		"--insecure", "--drain_delay", "700ms", "--log_level", "warn"))
+	return errors.Join(err, h.ringbatch("broker", "--log_level", "warn"), h.ringbatch("gateway", "--http", "off",
+		"--grpc", h.address+":8001", "--insecure", "--drain_delay", "700ms", "--log_level", "warn"))
 }
 
 // bootProducer starts a producer host's broker and relay.
@@ -171,7 +171,7 @@ func (h *host) link(state string) error {
 	return ip("-n", namespace("sw"), "link", "set", h.port, state)
 }
 
-// disturb delays and loses what the host sends, by the kernel's netem.
+// disturb delays and drops packets of the host, by the kernel's netem.
 func (h *host) disturb(delay, loss string) error {
 	return ip("netns", "exec", h.name, "tc", "qdisc", "replace", "dev", "eth0", "root", "netem", "delay", delay, "loss", loss)
 }

@@ -62,14 +62,14 @@ func serveModel(c *testbed.Child) error {
 	})
 }
 
-// produceJob is that of a producer.
+// produceJob describes a producer.
 type produceJob struct {
 	First    uint64 // number of its first request
 	Requests int
 	Deadline time.Duration // of each
 }
 
-// report is what a producer saw.
+// report counts the ends of a producer's requests.
 type report struct {
 	Ends    map[string]int    // requests by their ends
 	Why     map[string]string // the first text of each failure
@@ -80,7 +80,7 @@ type report struct {
 	Slowest time.Duration
 }
 
-// Ends of requests that have no status's name.
+// Ends of requests without a status.
 const (
 	endRight = "right"
 	endWrong = "wrong"
@@ -132,7 +132,7 @@ func produce(child *testbed.Child, job produceJob) error {
 				right, err := ask(ctx, c, input[:], job.Deadline)
 				due := sent.Add(job.Deadline)
 				mu.Lock()
-				// Two processes have to run in time: the broker that ends it, and this one.
+				// Two processes have to run in time: the broker, which ends the request, and this one.
 				stalled := 2 * stalls.Longest(due.Add(-tenth), time.Now())
 				rep.count(endOf(right, err), err, time.Since(sent), time.Since(due), stalled)
 				mu.Unlock()

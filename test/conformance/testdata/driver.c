@@ -18,7 +18,7 @@ static void say(int status) { printf("%s\n", rb_status_name(status)); }
 
 static int64_t timeout(const char *text) { return text[0] == '-' ? -1 : atoll(text) * MS; }
 
-/* Splits s at c; gives the part before, and s moves on. */
+/* Cuts s at c: returns the part before c and moves s past it. */
 static char *part(char **s, char c)
 {
 	char *from = *s ? *s : "", *at = *s ? strchr(*s, c) : NULL;

@@ -8,7 +8,8 @@
 #   check.sh       wants genmc (https://github.com/MPI-SWS/genmc, 0.10 or later) on the PATH
 set -euo pipefail
 cd "$(dirname "$0")"
-command -v genmc >/dev/null || { echo "weak: genmc is not on the PATH: build https://github.com/MPI-SWS/genmc (needs LLVM), or set PATH" >&2; exit 1; }
+command -v genmc >/dev/null ||
+	{ echo "weak: genmc is not on the PATH: build https://github.com/MPI-SWS/genmc (needs LLVM), or set PATH" >&2; exit 1; }
 out=$(mktemp)
 trap 'rm -f "$out"' EXIT
 bad=0
@@ -18,7 +19,8 @@ one() {
 	local program=$1 expected=$2 mutant=${3:-} models=${4:-rc11 imm}
 	for model in $models; do
 		local found=holds
-		timeout 300 genmc --$model --disable-estimation -- -std=gnu11 -w -I../../../cbindings/src ${mutant:+-D$mutant} "$program.c" >"$out" 2>&1 || found=caught
+		timeout 300 genmc --$model --disable-estimation -- -std=gnu11 -w -I../../../cbindings/src ${mutant:+-D$mutant} \
+			"$program.c" >"$out" 2>&1 || found=caught
 		grep -qE 'Number of complete executions explored|detected' "$out" || found=broken
 		printf '%-7s %-11s %-5s %-13s %s\n' "$found" "$program" "$model" "$mutant" \
 			"$(grep -oE 'complete executions explored: [0-9]+|Error: .*|.*(race|violation).*' "$out" | head -1)"

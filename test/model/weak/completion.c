@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* SYNC POINT "completion": who sees the word sees the output; a generation is
- * ended by one of two (here a worker and the broker that expires it); a client
+/* SYNC POINT "completion": a client that sees the word sees the output. One of two
+ * (here a worker and the broker that expires the request) ends a generation. A client
  * that saw an old bell and an open word does not sleep through the ring. */
 #include "world.h"
 

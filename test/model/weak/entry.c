@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* SYNC POINT "entry": who sees the new tail sees the entry and the input that
- * was written before it, also when the ring wraps; nothing is overwritten that
- * is still being read. */
+/* SYNC POINT "entry": a reader that sees the new tail sees the entry and the input
+ * before it, also when the ring wraps. No entry is overwritten while it is read. */
 #include "world.h"
 
 #define ENTRIES 3

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What every program here has: the library's own code for shared memory, as it
- * is compiled for users, and the other side of it. The broker is written in Go,
- * whose atomics are sequentially consistent; its half is repeated here with
- * C11's, line by line, and names the Go function.
+ * Every program here includes the library's code for shared memory, as it is compiled
+ * for users, and the broker's half. The broker is written in Go, whose atomics are
+ * sequentially consistent; the half is repeated here with C11 atomics, line by line,
+ * and names the Go function.
  *
- * A futex is the kernel's promise: "sleeps unless the word has changed" is one
- * step, so a wait is the load that decides about it.
+ * FUTEX_WAIT is one step, "sleep unless the word has changed", so a wait is the load
+ * that decides.
  */
 #include <assert.h>
 #include <pthread.h>
@@ -15,7 +15,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The checker wants every access to a place to have one size: an entry is words. */
+/* The checker needs accesses of one size at each address: an entry is words. */
 static inline void copy_words(void *to, const void *from, size_t bytes)
 {
 	uint64_t *t = to;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package testbed
+// Package certs issues certificates for tests. It is separate from testbed, so that the
+// benchmark does not compile crypto/tls.
+package certs
 
 import (
 	"crypto/ecdsa"
@@ -23,7 +25,7 @@ type Authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// NewAuthority makes one that nobody knows yet.
+// NewAuthority makes an authority with a new key.
 func NewAuthority() (*Authority, error) {
 	a := &Authority{}
 	var err error
@@ -40,9 +42,12 @@ func (a *Authority) issue(name string, until time.Time) (*x509.Certificate, *ecd
 	if err != nil {
 		return nil, nil, err
 	}
-	c := &x509.Certificate{SerialNumber: serial, Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: until,
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(127, 0, 0, 2)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		IsCA: a.cert == nil, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign}
+	c := &x509.Certificate{SerialNumber: serial, Subject: pkix.Name{CommonName: name},
+		NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: until,
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(127, 0, 0, 2)},
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		IsCA:        a.cert == nil, BasicConstraintsValid: true}
 	parent, signer := c, key
 	if a.cert != nil {
 		parent, signer = a.cert, a.key
@@ -55,8 +60,8 @@ func (a *Authority) issue(name string, until time.Time) (*x509.Certificate, *ecd
 	return made, key, err
 }
 
-// Write makes a certificate that is valid until then, and puts it and its key
-// into files, unless their names are empty.
+// Write issues a certificate. If the file names are not empty, it writes the
+// certificate and its key.
 func (a *Authority) Write(name string, until time.Time, certFile, keyFile string) (tls.Certificate, error) {
 	cert, key, err := a.issue(name, until)
 	if err != nil {
