@@ -18,8 +18,8 @@ const (
 	mapEnd   = "<!-- end of folders -->\n"
 )
 
-// folderMap is a table of the packages, each with the first sentence of its
-// documentation.
+// folderMap is a table of the packages, each with the main clause of the first
+// sentence of its documentation.
 func folderMap(t *testing.T) string {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-f", "{{if .GoFiles}}{{.ImportPath}}\t{{.Doc}}{{end}}", module+"/...").Output()
@@ -35,6 +35,7 @@ func folderMap(t *testing.T) string {
 		if doc == "" {
 			t.Errorf("package %s has no documentation", path)
 		}
+		doc, _, _ = strings.Cut(doc, ": ")
 		fmt.Fprintf(&b, "| `%s` | %s |\n", path, strings.TrimSuffix(doc, "."))
 	}
 	return b.String()
