@@ -146,7 +146,7 @@ func TestATableIsCompletedFromWhatWasSeen(t *testing.T) {
 		rows, others int
 		took         Time
 	}{{1, 0, 2 * ms}, {8, 0, 4 * ms}, {8, 1, 6 * ms}, {1, 1, 3 * ms}, {8, 2, 6 * ms}, {1, 2, 3 * ms}} {
-		if got := x.of(want.rows, want.others); got != want.took {
+		if got := x[want.others][classOf(want.rows)]; got != want.took {
 			t.Errorf("%d rows beside %d others take %d µs, want %d", want.rows, want.others, got/us, want.took/us)
 		}
 	}

@@ -141,7 +141,7 @@ func TestShapesAreRecycled(t *testing.T) {
 			}
 		}
 	}
-	if n := b.Shapes(); n > 11 {
+	if n := len(b.shapes.shapes); n > 11 {
 		t.Errorf("%d shapes for 10 requests", n)
 	}
 }
