@@ -4,14 +4,23 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tools/simulate"
 )
 
 func runSimulate(ctx context.Context, args []string) error {
-	if code := simulate.Main(ctx, args, os.Stdout, os.Stderr); code != 0 {
-		return exitCode(code)
+	f := flags("simulate", "", simulate.About, simulate.Examples)
+	command := simulate.NewCommand(f.FlagSet)
+	if err := parse(f, args, 0, 0); err != nil {
+		return err
 	}
-	return nil
+	err := command.Run(ctx, os.Stdout)
+	if errors.Is(err, status.ErrInvalid) {
+		return fmt.Errorf("%w: %w", errUsage, err)
+	}
+	return err
 }

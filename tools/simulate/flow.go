@@ -11,7 +11,7 @@ import (
 )
 
 // arrive tells the batcher of a request, one hop after its commit.
-func (w *world) arrive(e event) {
+func (w *world) arrive(e *event) {
 	committed := e.started
 	w.stats.first = min(w.stats.first, committed)
 	f := flight{
@@ -49,7 +49,9 @@ func (w *world) arrive(e event) {
 func (w *world) handOn(to *station, ids []batcher.RequestID) {
 	for _, id := range ids {
 		f := &w.flights[id]
-		w.enter(to, batcher.Request{ID: id, Client: f.client, Rows: f.rows, Level: f.level, Arrived: w.now, Deadline: f.deadline, Dims: f.dims})
+		w.enter(to, batcher.Request{
+			ID: id, Client: f.client, Rows: f.rows, Level: f.level, Arrived: w.now, Deadline: f.deadline, Dims: f.dims,
+		})
 	}
 }
 
@@ -108,7 +110,7 @@ func (w *world) decideAt(s *station) batcher.Time {
 // all that follows is known at once.
 func (w *world) serve(s *station, d *batcher.Dispatch) {
 	x := &s.workers[d.Worker]
-	start := w.awake(max(w.now+batcher.Time(w.cfg.Hop), x.freeAt))
+	start := max(w.now+batcher.Time(w.cfg.Hop), x.freeAt)
 	others := 0
 	if s.Workers.Sharing > 0 || len(s.Busy) > 0 {
 		others = s.othersBusy(start, x)
@@ -117,7 +119,10 @@ func (w *world) serve(s *station, d *batcher.Dispatch) {
 	if len(w.cfg.Phases) > 0 {
 		took = batcher.Time(float64(took) * w.phase(start).Cost)
 	}
-	x.freeAt = min(w.after(start, w.slowed(took)+w.cold(x, d.PadTo)), 2*endOfTime)
+	if w.cfg.disturb != nil {
+		took = w.cfg.disturb(d.Worker, d.PadTo, start, took)
+	}
+	x.freeAt = min(start+took, 2*endOfTime)
 	x.busy += x.freeAt - start
 	x.total++
 	x.rows += d.Rows
@@ -128,8 +133,8 @@ func (w *world) serve(s *station, d *batcher.Dispatch) {
 		w.spare = w.spare[:n-1]
 	}
 	x.given = append(x.given, append(ids, d.Requests...))
-	seen := w.awake(x.freeAt + batcher.Time(w.cfg.Hop))
-	w.events.push(event{at: seen, kind: batchSeenDone, stage: s.number, worker: d.Worker, batch: d.Batch, started: start, finished: x.freeAt})
+	seen := x.freeAt + batcher.Time(w.cfg.Hop)
+	w.events.push(event{at: seen, stage: s.number, worker: d.Worker, batch: d.Batch, started: start, finished: x.freeAt})
 
 	if w.stats.last = max(w.stats.last, seen); s.number == 0 {
 		w.stats.batch(d)

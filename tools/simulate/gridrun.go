@@ -238,10 +238,7 @@ func (c gridCell) runGoal(ctx context.Context) (out CellResult, err error) {
 	if err != nil {
 		return out, err
 	}
-	inTime := 0
-	for inTime < len(r.latencies) && r.latencies[inTime] <= int64(goal) {
-		inTime++
-	}
+	inTime := r.within(goal)
 	out.P99 = float64(r.Latency.P99) / float64(goal)
 	switch {
 	case best.Result != nil:

@@ -88,6 +88,12 @@ func (l Latency) MarshalJSON() ([]byte, error) {
 // exceed; 0 if none completed.
 func (r *Result) Quantile(q float64) time.Duration { return quantile(r.latencies, q) }
 
+// within is the number of completed requests that took at most limit.
+func (r *Result) within(limit time.Duration) int {
+	n, _ := slices.BinarySearch(r.latencies, int64(limit)+1)
+	return n
+}
+
 // quantile is the nearest rank: the smallest value with at least q·n of the n
 // ascending values up to it.
 func quantile(ascending []int64, q float64) time.Duration {

@@ -15,13 +15,13 @@ package simulate
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // Config describes one simulation.
@@ -42,13 +42,13 @@ type Config struct {
 	Hop time.Duration
 	// Phases change the load or the cost in the middle of a run; each holds
 	// until the next begins.
-	Phases []Phase
-	// Disturbances happen to every machine.
-	Disturbances Disturbances
-	Requests     int // how many are sent; a trace may have fewer
-	Seed         uint64
+	Phases   []Phase
+	Requests int // how many are sent; a trace may have fewer
+	Seed     uint64
 
-	hideDeadlines bool // from the batcher; they count still
+	hideDeadlines bool // from the batcher; they still count
+	// disturb, if set, changes the time of a batch that a worker begins.
+	disturb func(w batcher.WorkerID, rows int, start, took batcher.Time) batcher.Time
 }
 
 // Phase is a time in which Poisson arrivals come Rate times as often, and
@@ -64,23 +64,6 @@ type Stage struct {
 	Workers Workers
 	Cost    Cost
 	Busy    []Cost
-}
-
-// Disturbances are what goes wrong now and then, and is not the model's doing.
-type Disturbances struct {
-	// One batch in SlowOneIn takes SlowTimes as long; 0: none.
-	SlowOneIn int
-	SlowTimes float64
-	// Each StallEvery the whole machine stands still for StallFor; 0: never.
-	StallEvery, StallFor time.Duration
-	// Others use the machine, too, so its pace wanders: batches take e to the power
-	// of x as long, where x is normal with the deviation Wander, and another after
-	// about WanderFor; 0: they do not.
-	Wander    float64
-	WanderFor time.Duration
-	// The first batch of 1, of 2, of up to 4, 8, 16 … rows takes this much longer in
-	// each worker: kernels are loaded, and the quickest are looked for.
-	Cold time.Duration
 }
 
 // Load is what the requests look like.
@@ -105,11 +88,9 @@ type Workers struct {
 	Sharing float64
 }
 
-// ErrConfig is wrapped by every error about a Config.
-var ErrConfig = errors.New("bad simulation")
-
+// bad is an error about a Config.
 func bad(format string, args ...any) error {
-	return fmt.Errorf("%w: %s", ErrConfig, fmt.Sprintf(format, args...))
+	return fmt.Errorf("%w: %s", status.ErrInvalid, fmt.Sprintf(format, args...))
 }
 
 // MaxRequests bounds the memory of one simulation: 8 bytes for each latency.
@@ -138,9 +119,6 @@ func (c *Config) validate() error {
 			return err
 		}
 	}
-	if err := c.Disturbances.validate(); err != nil {
-		return err
-	}
 	if c.Arrivals == nil {
 		return bad("no arrivals are given")
 	}
@@ -154,7 +132,7 @@ func (c *Config) stages() []Stage {
 
 func (s *Stage) validate() error {
 	if err := s.Policy.Validate(); err != nil {
-		return fmt.Errorf("%w: %w", ErrConfig, err)
+		return err
 	}
 	if s.Workers.Count < 1 || s.Workers.Count > maxWorkers {
 		return bad("workers is %d, must be 1..%d", s.Workers.Count, maxWorkers)

@@ -4,7 +4,6 @@ package simulate
 
 import (
 	"context"
-	"errors"
 	"math"
 	"math/rand/v2"
 	"reflect"
@@ -13,24 +12,22 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
 )
 
-func mustRun(t *testing.T, cfg Config) *Result {
+func mustRun(t testing.TB, cfg Config) *Result {
 	t.Helper()
 	r, err := Run(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return r
 }
 
-func mustCost(t *testing.T, text string) Cost {
+func mustCost(t testing.TB, text string) Cost {
 	t.Helper()
 	c, err := ParseCost(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return c
 }
 
@@ -182,7 +179,8 @@ func randomSimulation(t *testing.T, seed uint64) Config {
 	case 1:
 		cfg.Arrivals = Bursty{Rate: 20000 * rng.Float64(), On: 10 * time.Millisecond, Off: 30 * time.Millisecond}
 	default:
-		cfg.Arrivals = ClosedLoop{Clients: 1 + rng.IntN(100), InFlight: 1 + rng.IntN(4), Think: time.Duration(rng.IntN(3)) * time.Millisecond}
+		think := time.Duration(rng.IntN(3)) * time.Millisecond
+		cfg.Arrivals = ClosedLoop{Clients: 1 + rng.IntN(100), InFlight: 1 + rng.IntN(4), Think: think}
 	}
 	return cfg
 }
@@ -210,9 +208,7 @@ func TestAMillionRequestsTakeSeconds(t *testing.T) {
 func processorTime(t *testing.T) time.Duration {
 	t.Helper()
 	var r syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Getrusage(syscall.RUSAGE_SELF, &r))
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
@@ -223,9 +219,7 @@ func TestASimulationStopsWithItsContext(t *testing.T) {
 		Policy: policy.Settings{MaxBatchSize: 1}, Arrivals: Poisson{Rate: 1}, Workers: Workers{Count: 1},
 		Cost: mustCost(t, "1=1ms"), Requests: 10,
 	})
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("%v, want %v", err, context.Canceled)
-	}
+	must.Fail(t, "run", err, context.Canceled)
 }
 
 func TestABadSimulationIsRefused(t *testing.T) {
@@ -261,24 +255,17 @@ func TestABadSimulationIsRefused(t *testing.T) {
 	} {
 		cfg := good()
 		spoil(&cfg)
-		if _, err := Run(t.Context(), cfg); !errors.Is(err, ErrConfig) {
-			t.Errorf("%s: %v", name, err)
-		}
+		_, err := Run(t.Context(), cfg)
+		must.Fail(t, name, err, status.ErrInvalid)
 	}
 }
 
 func BenchmarkSimulatedRequest(b *testing.B) {
-	cost, err := ParseCost("1=3.3ms,32=8.2ms")
-	if err != nil {
-		b.Fatal(err)
-	}
 	b.ReportAllocs()
-	if _, err := Run(b.Context(), Config{
+	mustRun(b, Config{
 		Policy:   policy.Settings{MaxBatchSize: 32, WaitTime: 2 * time.Millisecond},
-		Arrivals: Poisson{Rate: 3500}, Workers: Workers{Count: 1}, Cost: cost, Requests: b.N,
-	}); err != nil {
-		b.Fatal(err)
-	}
+		Arrivals: Poisson{Rate: 3500}, Workers: Workers{Count: 1}, Cost: mustCost(b, "1=3.3ms,32=8.2ms"), Requests: b.N,
+	})
 }
 
 func TestTheMostTimeOfALevelIsADeadlineWhileItRunsToo(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/auto"
@@ -17,9 +18,6 @@ type world struct {
 	cfg     Config
 	stages  []*station
 	rng     *rand.Rand
-	luck    *rand.Rand // of Disturbances: the same whatever the policy draws
-	wander  *rand.Rand // of Disturbances.Wander
-	paces   []float64  // that it drew, by time, as logarithms
 	now     batcher.Time
 	events  eventQueue
 	flights []flight // by RequestID
@@ -65,17 +63,10 @@ type simulatedWorker struct {
 	rows   int
 	given  [][]batcher.RequestID // batches that it holds, oldest first
 	total  int                   // batches so far
-	warm   uint64                // bit i: it has run a batch of up to 2^i rows, and more than half of that
 }
 
 func newWorld(cfg Config) (*world, error) {
-	w := &world{
-		cfg:    cfg,
-		rng:    rand.New(rand.NewPCG(cfg.Seed, 0x72696e67)),
-		luck:   rand.New(rand.NewPCG(cfg.Seed, 0x6c75636b)),
-		wander: rand.New(rand.NewPCG(cfg.Seed, 0x70616365)),
-		stats:  newStats(&cfg),
-	}
+	w := &world{cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x72696e67)), stats: newStats(&cfg)}
 	sum := 0.0
 	for _, share := range cfg.Load.LevelShares {
 		sum += share
@@ -111,18 +102,16 @@ func (w *world) run(ctx context.Context) error {
 		if n%4096 == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
-		next := w.awake(wake)
-		if !w.events.empty() {
-			next = min(next, w.events.first().at)
-		}
+		next := min(wake, w.events.next())
 		if next == batcher.Never {
 			break
 		}
 		if next > endOfTime {
-			return bad("it takes more than %d years: raise the rate, or lower the times or the requests", time.Duration(endOfTime)/(365*24*time.Hour))
+			years := time.Duration(endOfTime) / (365 * 24 * time.Hour)
+			return bad("it takes more than %d years: raise the rate, or lower the times or the requests", years)
 		}
 		w.now = next
-		for !w.events.empty() && w.events.first().at == next {
+		for w.events.next() == next {
 			w.handle(w.events.pop())
 		}
 		wake = w.decide()
@@ -154,24 +143,22 @@ func (w *world) rateNow() float64 {
 	return w.phase(w.commitTime).Rate
 }
 
-func (w *world) handle(e event) {
-	switch e.kind {
-	case commitSeen:
+func (w *world) handle(e *event) {
+	if e.number > 0 {
 		w.arrive(e)
-	case batchSeenDone:
-		s := w.stages[e.stage]
-		s.b.BatchDone(e.worker, e.batch, e.started, e.finished)
-		x := &s.workers[e.worker]
-		ids := x.given[0]
-		copy(x.given, x.given[1:])
-		x.given = x.given[:len(x.given)-1]
-		if w.isLast(s) {
-			w.free = append(w.free, ids...)
-		} else {
-			w.handOn(w.stages[e.stage+1], ids)
-		}
-		w.spare = append(w.spare, ids[:0])
+		return
 	}
+	s := w.stages[e.stage]
+	s.b.BatchDone(e.worker, e.batch, e.started, e.finished)
+	x := &s.workers[e.worker]
+	ids := x.given[0]
+	x.given = slices.Delete(x.given, 0, 1)
+	if w.isLast(s) {
+		w.free = append(w.free, ids...)
+	} else {
+		w.handOn(w.stages[e.stage+1], ids)
+	}
+	w.spare = append(w.spare, ids[:0])
 }
 
 // commitAt schedules the commit of one more request, unless all have been sent.
@@ -182,7 +169,7 @@ func (w *world) commitAt(at batcher.Time, c batcher.ClientID) {
 	}
 	w.scheduled++
 	w.commitTime = at
-	w.events.push(event{at: w.awake(at + batcher.Time(w.cfg.Hop)), kind: commitSeen, client: c, number: uint32(w.scheduled), started: at})
+	w.events.push(event{at: at + batcher.Time(w.cfg.Hop), client: c, number: uint32(w.scheduled), started: at})
 }
 
 // nextInTurn spreads requests that belong to nobody over n clients.

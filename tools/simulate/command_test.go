@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulate
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/spf13/pflag"
+)
+
+// command runs the command, and returns its output.
+func command(t *testing.T, args ...string) (stdout string, err error) {
+	t.Helper()
+	set := pflag.NewFlagSet("simulate", pflag.ContinueOnError)
+	set.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
+	})
+	c := NewCommand(set)
+	must.Do(t, set.Parse(args))
+	var out strings.Builder
+	err = c.Run(t.Context(), &out)
+	return out.String(), err
+}
+
+func TestTheCommandPrintsAReportThatAPersonCanRead(t *testing.T) {
+	out, err := command(t, strings.Fields("--requests 5000 --rate 3000 --wait-time 2ms --priority share=1 --priority share=9")...)
+	must.Do(t, err)
+	for _, want := range []string{
+		"Poisson arrivals, 3000 requests/s", "max_batch_size 32, wait_time 2ms, 2 levels", "throughput", "p99.9", "level 1",
+		"5,000 completed", "% wait time over", "% busy", "rows per batch", "█", "seed 1",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("does not say %q:\n%s", want, out)
+		}
+	}
+}
+
+func TestTheCommandWritesJSONAndAPlot(t *testing.T) {
+	plot := filepath.Join(t.TempDir(), "plot.svg")
+	out, err := command(t, "--arrivals", "closed", "--clients", "40", "--requests", "4000", "--json", "--svg", plot)
+	must.Do(t, err)
+	var r struct {
+		Outcomes Outcomes           `json:"outcomes"`
+		Latency  map[string]float64 `json:"latency_ms"`
+		Sizes    []SizeCount        `json:"batch_sizes"`
+	}
+	must.Do(t, json.Unmarshal([]byte(out), &r))
+	if r.Outcomes.Completed != 4000 || r.Latency["p99.9"] <= 0 || len(r.Sizes) == 0 {
+		t.Errorf("%+v", r)
+	}
+	svg, err := os.ReadFile(plot)
+	must.Do(t, err)
+	for _, want := range []string{"<svg", "closed loop, 40 clients", "latency from commit to answer (ms)", "rows in the batch"} {
+		if !strings.Contains(string(svg), want) {
+			t.Errorf("the plot does not say %q", want)
+		}
+	}
+}
+
+func TestTheCommandReplaysATraceWithMeasuredCosts(t *testing.T) {
+	dir := t.TempDir()
+	trace, costs := filepath.Join(dir, "requests.txt"), filepath.Join(dir, "costs.csv")
+	must.Do(t, os.WriteFile(trace, []byte("0 4\n0 2\n0.001 2\n0.002 6\n0.002 2\n"), 0o600))
+	must.Do(t, os.WriteFile(costs, []byte("rows,seconds\n1,0.003\n8,0.003\n"), 0o600))
+	out, err := command(t, "--trace", trace, "--cost", costs, "--max-batch-size", "8", "--wait_time", "1500us", "--hop", "0")
+	if err != nil || !strings.Contains(out, "over 7ms") || !strings.Contains(out, "trace requests.txt, 5 requests") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func TestEveryExampleOfTheHelpRuns(t *testing.T) {
+	text := strings.ReplaceAll(Examples, "\\\n", " ")
+	ran := 0
+	for _, line := range strings.Split(text, "\n") {
+		args, found := strings.CutPrefix(strings.TrimSpace(line), "ringbatch simulate ")
+		if !found || strings.Contains(line, "--trace") || strings.Contains(line, "--grid") { // they need files, or minutes
+			continue
+		}
+		args = strings.ReplaceAll(args, "closed.svg", filepath.Join(t.TempDir(), "closed.svg"))
+		if _, err := command(t, append(strings.Fields(args), "--requests", "2000")...); err != nil {
+			t.Errorf("%s: %v", args, err)
+		}
+		ran++
+	}
+	if ran < 4 {
+		t.Errorf("found %d examples", ran)
+	}
+}
+
+func TestABadFlagIsNamed(t *testing.T) {
+	for args, want := range map[string]string{
+		"--rate -1":                   "rate is -1 requests per second, must be more than 0",
+		"--rate 1e12":                 "at most 1e9",
+		"--grid --cost 1=3ms":         "--grid takes no --cost",
+		"--grid --requests 9":         "--grid takes no --requests",
+		"--sweep --rate 100":          "--sweep takes no --rate",
+		"--sweep --json":              "--sweep takes no --json",
+		"--arrivals sometimes":        `--arrivals is "sometimes", must be poisson, bursty, closed or trace`,
+		"--arrivals trace":            "--arrivals trace needs --trace FILE",
+		"--arrivals closed --trace x": "--trace and --arrivals closed exclude each other",
+		"--rows 0":                    `--rows is "0", must be a number or a range like 1-4`,
+		"--rows 4-x":                  `--rows is "4-x"`,
+		"--rows 40":                   "requests have up to 40 rows, max_batch_size is 32",
+		"--cost 1=1ms,2":              `cost point "2" is not like 32=8.2ms`,
+		"--pad 8":                     `--pad is "8", must be preferred, or rows of at least --max-batch-size`,
+		"--priority x=1":              `unknown key "x"`,
+		"--priority share=1 --priority default_timeout=1s": "give a share= to every level or to none",
+		"--priority share=-1":                              "a share is a number, at least 0",
+		"--priority on_timeout=wait":                       "on_timeout.0=wait: must be reject or delay",
+		"--workers 0":                                      "must be at least 1",
+		"--max_batch_size 0":                               "max_batch_size=0: must be a number, 1..1048576",
+		"--preferred_batch_sizes 8,4":                      "preferred_batch_sizes are [8 4], must ascend",
+		"--default_priority 1":                             "default_priority is 1, must be 0..0",
+		"--requests 0":                                     "requests is 0, must be 1..1000000000",
+		"--rate 1e-9":                                      "it takes more than 36 years",
+		"--rate 1e-300":                                    "it takes more than 36 years",
+		"--cost 1=1h --workers 2 --sharing 1000 --shapes 1000 --depth 10": "it takes more than 36 years",
+		"--hop 100000h":                               "hop is 100000h0m0s, must be 0..24h0m0s",
+		"--deadline 2562047h":                         "deadline is 2562047h0m0s, must be 0..24h0m0s",
+		"--cost 1=100h":                               "the cost of 1 rows is 100h0m0s, must be above 0 and at most 1h0m0s",
+		"--pad 9999999":                               "padded to 9999999 rows",
+		"--sharing nan":                               "sharing is NaN, must be 0..1000",
+		"--sharing inf":                               "sharing is +Inf, must be 0..1000",
+		"--priority share=inf":                        "add up to +Inf",
+		"--arrivals closed --think 2562047h":          "think time is 2562047h0m0s, must be 0..24h0m0s",
+		"--arrivals bursty --off 2562047h":            "must be at most 24h0m0s",
+		"--arrivals bursty --on 1ns --off 0 --rate 1": "a burst of 1ns has 1e-09 requests on average",
+	} {
+		out, err := command(t, strings.Fields(args)...)
+		if !errors.Is(err, status.ErrInvalid) || out != "" || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", args, err, want)
+		}
+	}
+}
+
+func TestAFileThatCannotBeUsedIsNamed(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing", "file")
+	for _, flag := range []string{"--trace", "--cost", "--svg"} {
+		_, err := command(t, flag, missing, "--requests", "100")
+		if err == nil || errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), flag) || !strings.Contains(err.Error(), "missing") {
+			t.Errorf("%s: %v", flag, err)
+		}
+	}
+}
