@@ -110,8 +110,8 @@ func (c *Command) setCost(cfg *Config) (err error) {
 	return nil
 }
 
-// setStages reads further stages: "1=2ms,32=9ms; workers=2; max_batch_size=8".
-// What one does not say is as of the first.
+// setStages reads further stages: "1=2ms,32=9ms; workers=2; max_batch_size=8". They inherit the rest
+// from the first.
 func (c *Command) setStages(cfg *Config) (err error) {
 	for i, text := range c.stages {
 		cost, rest, _ := strings.Cut(text, ";")
@@ -189,8 +189,8 @@ func (c *Command) setPolicy(cfg *Config) error {
 	return nil
 }
 
-// setLevel reads "share=0.9,max_queue=500,default_timeout=50ms,on_timeout=delay"
-// into level i of a policy. The share is -1 if none is given.
+// setLevel reads "share=0.9,max_queue=500,on_timeout=delay" into level i of a policy. The share is -1 if
+// none is given.
 func setLevel(p policy.Policy, i int, text string) (share float64, err error) {
 	share = -1
 	for _, option := range strings.Split(text, ",") {

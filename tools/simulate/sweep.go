@@ -19,21 +19,21 @@ import (
 // sweepLoads are the shares of the capacity that --sweep goes through.
 var sweepLoads = []float64{0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95}
 
-// sweepWaits are the waits that it draws.
+// sweepWaits are the waits that --sweep compares.
 var sweepWaits = []time.Duration{policy.Auto, 0, 500 * time.Microsecond, 2 * time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond}
-
-// sweep is the mean latency by wait and load, in milliseconds.
-type sweep struct {
-	cfg      *Config
-	capacity float64
-	mean     [][]float64 // by sweepWaits, sweepLoads
-}
 
 func waitName(wait time.Duration) string {
 	if wait == policy.Auto {
 		return "auto"
 	}
 	return wait.String()
+}
+
+// sweep is the mean latency by wait and load, in milliseconds.
+type sweep struct {
+	cfg      *Config
+	capacity float64
+	mean     [][]float64 // by sweepWaits, sweepLoads
 }
 
 // runSweep simulates Poisson arrivals at every load with every wait.
