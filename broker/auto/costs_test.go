@@ -125,8 +125,9 @@ func TestSizesBetweenThoseSeenLieOnALine(t *testing.T) {
 func TestASizeClassHasItsMiddle(t *testing.T) {
 	for rows := 1; rows < 1<<20; rows += 1 + rows/100 {
 		class := classOf(rows)
-		if size := float64(sizeOf(class)); class >= sizeClasses || math.Abs(size/float64(rows)-1) > 0.08 || classOf(sizeOf(class)) != class {
-			t.Fatalf("%d rows are of class %d, which has %v", rows, class, size)
+		off := math.Abs(float64(sizeOf(class))/float64(rows) - 1)
+		if class >= sizeClasses || off > 0.08 || classOf(sizeOf(class)) != class {
+			t.Fatalf("%d rows are of class %d, which has %d", rows, class, sizeOf(class))
 		}
 	}
 }

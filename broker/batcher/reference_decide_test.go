@@ -198,7 +198,7 @@ func (b *reference) dispatchOne(now Time) bool {
 			b.dispatch(busy, shape[:n], why)
 			return true
 		}
-		return false // what goes first waits for an idle worker, and nothing overtakes it
+		return false // nothing overtakes the first batch, which waits for an idle worker
 	}
 	if idle != nil {
 		b.heldFrom = Never

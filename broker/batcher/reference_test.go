@@ -24,7 +24,7 @@ type reference struct {
 	lastBatch BatchID
 	out       Decisions
 	now       Time // of the last Decide
-	heldFrom  Time // since when what is not full is
+	heldFrom  Time // since when batches that are not full are held back
 	advisor   testAdvisor
 }
 
@@ -189,7 +189,7 @@ func (b *reference) Arrive(now Time, r Request) error {
 	return nil
 }
 
-// queueBefore is what goes before a request of a level that arrives now.
+// queueBefore is the queue before a request of a level that arrives now.
 func (b *reference) queueBefore(level int) Queue {
 	n := 0
 	for _, r := range b.waiting {

@@ -50,7 +50,8 @@ func TestUnderTwiceTheCapacityDeadlinesAreKeptByRefusingOnArrival(t *testing.T) 
 	notShort(t)
 	for name, p := range map[string]policy.Settings{
 		"auto": {WaitTime: policy.Auto}, "fixed": {WaitTime: 2 * time.Millisecond},
-		"goal": {WaitTime: policy.Auto, LatencyGoal: 50 * time.Millisecond}, "levels": {WaitTime: policy.Auto, Levels: make([]policy.Level, 2)},
+		"goal":   {WaitTime: policy.Auto, LatencyGoal: 50 * time.Millisecond},
+		"levels": {WaitTime: policy.Auto, Levels: make([]policy.Level, 2)},
 	} {
 		cfg := goalConfig(t, 2, 30_000)
 		p.MaxBatchSize = 32

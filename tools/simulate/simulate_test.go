@@ -7,7 +7,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"reflect"
-	"syscall"
 	"testing"
 	"time"
 
@@ -92,22 +91,6 @@ func TestALonelyClientNeverWaitsForOtherRequests(t *testing.T) {
 	}
 }
 
-func TestATraceIsReplayedToTheLetter(t *testing.T) {
-	r := mustRun(t, Config{
-		Policy: policy.Settings{MaxBatchSize: 8, WaitTime: 1500 * time.Microsecond},
-		Arrivals: Trace{Entries: []TraceEntry{ // the well-known example, X = 3 ms
-			{0, 4, batcher.DefaultLevel}, {0, 2, batcher.DefaultLevel}, {time.Millisecond, 2, batcher.DefaultLevel},
-			{2 * time.Millisecond, 6, batcher.DefaultLevel}, {2 * time.Millisecond, 2, batcher.DefaultLevel},
-		}},
-		Workers:  Workers{Count: 1},
-		Cost:     mustCost(t, "1=3ms,8=3ms"),
-		Requests: 5,
-	})
-	if r.Span != 7*time.Millisecond || r.Batches != 2 || r.Reasons.Full != 2 {
-		t.Errorf("%+v", r)
-	}
-}
-
 func TestTheSameSeedGivesTheSameResult(t *testing.T) {
 	cfg := Config{
 		Policy:   policy.Settings{MaxBatchSize: 16, WaitTime: time.Millisecond, PreferredBatchSizes: []int{4, 8}},
@@ -183,33 +166,6 @@ func randomSimulation(t *testing.T, seed uint64) Config {
 		cfg.Arrivals = ClosedLoop{Clients: 1 + rng.IntN(100), InFlight: 1 + rng.IntN(4), Think: think}
 	}
 	return cfg
-}
-
-func TestAMillionRequestsTakeSeconds(t *testing.T) {
-	if testing.Short() {
-		t.Skip("a million requests")
-	}
-	start := processorTime(t)
-	mustRun(t, Config{
-		Policy:   policy.Settings{MaxBatchSize: 32, WaitTime: 2 * time.Millisecond},
-		Arrivals: Poisson{Rate: 3500},
-		Workers:  Workers{Count: 1},
-		Cost:     mustCost(t, "1=3.3ms,32=8.2ms"),
-		Requests: 1_000_000,
-	})
-	if took := processorTime(t) - start; took > 20*time.Second {
-		t.Errorf("took %v", took)
-	} else {
-		t.Logf("took %v", took.Round(time.Millisecond))
-	}
-}
-
-// processorTime is what this process has used so far: others do not count.
-func processorTime(t *testing.T) time.Duration {
-	t.Helper()
-	var r syscall.Rusage
-	must.Do(t, syscall.Getrusage(syscall.RUSAGE_SELF, &r))
-	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
 func TestASimulationStopsWithItsContext(t *testing.T) {
