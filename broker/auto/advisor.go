@@ -17,8 +17,7 @@ type Batcher struct {
 	advisor *Advisor
 }
 
-// NewBatcher makes an empty batcher that learns how long to wait. Its errors are those
-// of batcher.New.
+// NewBatcher makes an empty batcher that learns how long to wait. Its errors are those of batcher.New.
 func NewBatcher(settings policy.Settings) (*Batcher, error) {
 	a := &Advisor{shapes: make([]shape, 1), ring: make([]record, maxRequests)}
 	b, err := batcher.NewAdvised(settings, a)
@@ -38,15 +37,16 @@ type Advisor struct {
 	count    int      // requests so far
 	numberOf []int    // by RequestID: its number, from 0
 
-	workers     []worker // by WorkerID
-	busy        int      // workers that have a batch
-	took        float64  // by a batch lately, on average, in nanoseconds
-	lastDone    Time     // when the last batch ended
-	shapes      []shape  // [0] is of requests without sizes
-	changes     int      // of the costs so far
-	free        []Time   // backs freeLanes
-	lastArrival Time     // of a request, refused or not
-	gap         float64  // nanoseconds between two of them, lately
+	workers     []worker  // by WorkerID
+	busy        int       // workers that have a batch
+	took        float64   // by a batch lately, on average, in nanoseconds
+	lastDone    Time      // when the last batch ended
+	shapes      []shape   // [0] is of requests without sizes
+	changes     int       // of the costs so far
+	free        []Time    // backs freeLanes
+	lastArrival Time      // of a request, refused or not
+	gap         float64   // nanoseconds between two of them, lately
+	margins     []float64 // by level: how many times its expected time a request must have
 
 	evaluation evaluation
 	replay     *replay
@@ -66,19 +66,23 @@ type shape struct {
 
 // record is one request as it came.
 type record struct {
-	arrived Time
-	latency Time // 0: unknown
-	budget  Time // until its deadline; 0: none
-	client  batcher.ClientID
-	rows    int32
-	level   uint8
-	shape   uint8
+	arrived   Time
+	latency   Time // 0: unknown
+	budget    Time // until its deadline; 0: none
+	client    batcher.ClientID
+	rows      int32
+	level     uint8
+	shape     uint8
+	latestEnd Time // of its batch, for an answer in time; Never: not known
 }
 
 // SetPolicy starts again if the new policy may need another plan.
 func (a *Advisor) SetPolicy(s *policy.Settings) {
 	was := a.settings
 	a.settings = s.Clone()
+	for len(a.margins) < s.LevelCount() {
+		a.margins = append(a.margins, 1+caution)
+	}
 	a.replay, a.evaluation.queue = newReplay(a.settings), nil
 	if s.MaxBatchSize == was.MaxBatchSize && s.LatencyGoal == was.LatencyGoal && s.WaitTime == was.WaitTime {
 		return
@@ -89,10 +93,13 @@ func (a *Advisor) SetPolicy(s *policy.Settings) {
 }
 
 // RequestQueued remembers a request.
-func (a *Advisor) RequestQueued(r batcher.Request) {
+func (a *Advisor) RequestQueued(now Time, r batcher.Request) {
 	x := record{arrived: r.Arrived, client: r.Client, rows: int32(r.Rows), level: uint8(r.Level), shape: uint8(a.shapeOf(&r.Dims))}
 	if r.Deadline != batcher.Never {
 		x.budget = max(1, r.Deadline-r.Arrived)
+	}
+	if x.latestEnd, _ = a.latestEnd(now, &r); float64(x.latestEnd-now) < a.shapes[x.shape].expected(r.Rows, a.busy) {
+		x.latestEnd = batcher.Never // it has no chance, so it says nothing about the margin
 	}
 	a.ring[a.count%maxRequests] = x
 	a.numberOf = grown(a.numberOf, int(r.ID))
@@ -100,20 +107,28 @@ func (a *Advisor) RequestQueued(r batcher.Request) {
 	a.count++
 }
 
-// RequestEnded remembers how long a request took.
+// RequestEnded remembers how long a request took, and whether it was late.
 func (a *Advisor) RequestEnded(id batcher.RequestID, at Time) {
-	if at != batcher.Never && int(id) < len(a.numberOf) && a.count-a.numberOf[id] <= maxRequests {
-		x := &a.ring[a.numberOf[id]%maxRequests]
-		x.latency = max(1, at-x.arrived)
+	if at == batcher.Never || int(id) >= len(a.numberOf) || a.count-a.numberOf[id] > maxRequests {
+		return
 	}
+	x := &a.ring[a.numberOf[id]%maxRequests]
+	if x.latency = max(1, at-x.arrived); x.latestEnd == batcher.Never {
+		return
+	}
+	// The margin settles where lateShare of the requests are late. A batch of any size counts the same.
+	step := caution * min(1, float64(a.lanes())*a.gap/max(1, a.took))
+	if at < x.latestEnd {
+		step *= -lateShare
+	}
+	a.margins[x.level] = max(1, min(a.margins[x.level]+step, farOff))
 }
 
 // latest is the i-th last request, from 0.
 func (a *Advisor) latest(i int) *record { return &a.ring[(a.count-1-i)%maxRequests] }
 
-// windowSize is how many of the latest requests to replay: those of the last second, but
-// no more than enough, and a few at least.
-func (a *Advisor) windowSize(now Time) (n int) {
+// replaySize is how many of the latest requests to replay: a second of them, but at least fewRequests.
+func (a *Advisor) replaySize(now Time) (n int) {
 	have := min(a.count, maxRequests)
 	for n < have && (n < fewRequests || a.latest(n).arrived > now-remembered) {
 		n++
@@ -124,13 +139,12 @@ func (a *Advisor) windowSize(now Time) (n int) {
 	return n
 }
 
-// WaitFor is the wait in force. A request with a deadline waits less if its batch needs
-// the time.
+// WaitFor is the wait in force. A request with a deadline waits less if its batch needs the time.
 func (a *Advisor) WaitFor(arrived, deadline Time, q batcher.Queue) Time {
 	if deadline == batcher.Never || a.plan.wait == 0 {
 		return a.plan.wait
 	}
-	batch := margin * a.shapes[0].expected(q.Rows, a.lanes()-1)
+	batch := a.margins[0] * a.shapes[0].expected(q.Rows, a.lanes()-1)
 	return max(0, min(a.plan.wait, deadline-arrived-Time(batch)))
 }
 

@@ -37,12 +37,12 @@ const (
 	longestWait    = 2.5                           // times an average batch
 	mostFill       = 0.6                           // share of max_batch_size, of batches that go one at a time
 	overdue        = 3                             // times its expected time: then a batch holds back no other
-	lateShare      = 0.006                         // of the requests may miss the latency goal in a replay
+	lateShare      = 0.006                         // of the requests may miss the latency goal or their deadlines
 )
 
 // Costs of batches, and late requests.
 const (
-	farOff = 1.4  // times as long as expected, or as short
-	young  = 4    // batches until a cost is trusted
-	margin = 1.05 // times as long as expected: a request must still be in time
+	farOff  = 1.4  // times as long as expected, or as short
+	young   = 4    // batches until a cost is trusted
+	caution = 0.05 // added to the expected time of a request at first, and again after each late batch
 )

@@ -7,12 +7,9 @@ import (
 	"math/bits"
 )
 
-// costs is the time that batches took, by their rows, and by how many other workers were busy
-// when they began.
-//
-// Each batch moves its cell a little. A batch that is far off is set aside. If three in
-// a row were all far too slow, or all far too quick, the machine has changed: then
-// everything but those three is forgotten.
+// costs are the times of batches, by their rows, and by how many other workers were busy when they
+// began. Each batch moves its cell a little. A batch that is far off is set aside. If three in a row
+// were far too slow, or far too quick, the machine has changed: everything but those three is forgotten.
 type costs struct {
 	curves  [maxOthers + 1]curve
 	batches uint32
@@ -38,9 +35,8 @@ type sample struct {
 
 func (x *sample) took() float64 { return float64(x.to - x.from) }
 
-// observe learns from one batch. isFirst says that its worker had not run that size
-// before: such a batch does not count if it is slow, because the worker may have been
-// cold. It says whether the machine has changed.
+// observe learns from one batch, and says whether the machine has changed. If the worker had not run
+// that size before (isFirst), a slow batch does not count: the worker may have been cold.
 func (c *costs) observe(x sample, isFirst bool) (changed bool) {
 	if x.to <= x.from || x.rows < 1 {
 		return false
@@ -124,8 +120,7 @@ func (c *costs) best() *curve {
 // expected is the expected time of a batch, in nanoseconds; 0 if nothing is known.
 func (c *costs) expected(rows, others int) float64 { return c.near(others).at(rows) }
 
-// most is the longest time that a batch of a new size should take: as long for each row as the
-// next smaller size.
+// most is the longest plausible time of a batch of a new size: per row, that of the next smaller size.
 func (c *costs) most(rows, others int) float64 {
 	v := c.near(others)
 	if low := v.seen(classOf(rows), -1); low >= 0 {
@@ -144,9 +139,8 @@ func (v *curve) seen(i, step int) int {
 	return -1
 }
 
-// at is the time of a size: its own, or on a straight line through the two nearest
-// sizes. Smaller than all seen costs the same as the smallest. While only one size is known,
-// larger ones are assumed to cost little more: then they are tried, and known.
+// at is the time of a size: seen, or on a line through the two nearest sizes. Sizes below all seen
+// cost as much as the smallest. While one size is known, larger ones should cost little more.
 func (v *curve) at(rows int) float64 {
 	low, high := v.seen(classOf(rows), -1), v.seen(classOf(rows), 1)
 	switch {
@@ -169,13 +163,9 @@ func (v *curve) at(rows int) float64 {
 // table is the cost of every size beside every number of busy workers.
 type table [maxOthers + 1][sizeClasses]Time
 
-func (t *table) of(rows, others int) Time {
-	return t[min(others, maxOthers)][classOf(rows)]
-}
-
-// fill completes the table for batches of up to rows rows beside up to others busy
-// workers. Sizes that were not seen beside as many follow the best known curve,
-// scaled, but take no longer than if all workers took turns. False: nothing is known.
+// fill completes the table for batches of up to rows rows beside up to others busy workers. Unseen
+// sizes follow the best known curve, scaled, up to the time of workers that take turns. False:
+// nothing is known.
 func (t *table) fill(c *costs, rows, others int) bool {
 	form := c.best()
 	factors := c.slowdowns(form)
@@ -194,8 +184,8 @@ func (t *table) fill(c *costs, rows, others int) bool {
 	return form.count > 0
 }
 
-// slowdowns is how many times as long as in form batches take beside 0, 1, 2 … busy
-// workers, on average over the sizes seen. Numbers that were not seen lie on a line.
+// slowdowns are the average times of batches beside 0, 1, 2 … busy workers, as multiples of form.
+// Unseen numbers of workers lie on a line.
 func (c *costs) slowdowns(form *curve) (out [maxOthers + 1]float64) {
 	last := -1 // number seen
 	for j := range c.curves {
@@ -219,8 +209,7 @@ func (c *costs) slowdowns(form *curve) (out [maxOthers + 1]float64) {
 	return out
 }
 
-// sizeClasses is the number of classes of batch sizes: up to exactSizes each size has
-// its own class, beyond that eight classes lie between two powers of two.
+// sizeClasses is the number of classes of batch sizes: exactSizes, then eight for each power of two.
 const sizeClasses = exactSizes + 8*16
 
 func classOf(rows int) int {
@@ -242,8 +231,8 @@ func sizeOf(class int) int {
 
 // grown returns s long enough to index i; new entries are zero.
 func grown[T any](s []T, i int) []T {
-	if i < len(s) {
-		return s
+	if i >= len(s) {
+		s = append(s, make([]T, max(len(s), i+1-len(s), 16))...)
 	}
-	return append(s, make([]T, max(len(s), i+1-len(s), 16))...)
+	return s
 }

@@ -125,8 +125,9 @@ func TestSizesBetweenThoseSeenLieOnALine(t *testing.T) {
 func TestASizeClassHasItsMiddle(t *testing.T) {
 	for rows := 1; rows < 1<<20; rows += 1 + rows/100 {
 		class := classOf(rows)
-		if size := float64(sizeOf(class)); class >= sizeClasses || math.Abs(size/float64(rows)-1) > 0.08 || classOf(sizeOf(class)) != class {
-			t.Fatalf("%d rows are of class %d, which has %v", rows, class, size)
+		off := math.Abs(float64(sizeOf(class))/float64(rows) - 1)
+		if class >= sizeClasses || off > 0.08 || classOf(sizeOf(class)) != class {
+			t.Fatalf("%d rows are of class %d, which has %d", rows, class, sizeOf(class))
 		}
 	}
 }
@@ -146,7 +147,7 @@ func TestATableIsCompletedFromWhatWasSeen(t *testing.T) {
 		rows, others int
 		took         Time
 	}{{1, 0, 2 * ms}, {8, 0, 4 * ms}, {8, 1, 6 * ms}, {1, 1, 3 * ms}, {8, 2, 6 * ms}, {1, 2, 3 * ms}} {
-		if got := x.of(want.rows, want.others); got != want.took {
+		if got := x[want.others][classOf(want.rows)]; got != want.took {
 			t.Errorf("%d rows beside %d others take %d µs, want %d", want.rows, want.others, got/us, want.took/us)
 		}
 	}

@@ -11,6 +11,5 @@
 //	replay.go     one replay: requests, workers, and which request follows which answer
 //	constants.go  all figures that were chosen
 //
-// `ringbatch simulate --grid` judges a change. Tune with some seeds, judge with others,
-// and do not add a rule for the last cells.
+// `ringbatch simulate --grid` judges a change. Tune and judge with different seeds. Add no rule for the last cells.
 package auto

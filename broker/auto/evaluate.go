@@ -11,12 +11,8 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-// usualWaits are the waits that are tried without a latency goal.
-var usualWaits = []time.Duration{
-	10 * time.Microsecond, 20 * time.Microsecond, 50 * time.Microsecond, 100 * time.Microsecond, 250 * time.Microsecond,
-	500 * time.Microsecond, time.Millisecond, 2 * time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond,
-	20 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 200 * time.Millisecond,
-}
+// usualWaits are the waits that are tried without a latency goal, in microseconds.
+var usualWaits = []Time{10, 20, 50, 100, 250, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000}
 
 // evaluation replays the latest requests with every candidate, and chooses one.
 type evaluation struct {
@@ -47,11 +43,12 @@ type candidate struct {
 func newEvaluation(goal Time) evaluation {
 	e := evaluation{goal: goal, candidates: make([]candidate, 1), begun: -batcher.Never / 2}
 	for i, wait := range usualWaits {
+		wait *= Time(time.Microsecond)
 		if goal > 0 { // shares of it, closer together where they are short
 			part := float64(i+1) / float64(len(usualWaits))
-			wait = time.Duration(part * part * float64(goal))
+			wait = Time(part * part * float64(goal))
 		}
-		e.candidates = append(e.candidates, candidate{plan: plan{wait: Time(wait)}})
+		e.candidates = append(e.candidates, candidate{plan: plan{wait: wait}})
 	}
 	e.candidates = append(e.candidates, candidate{plan: plan{oneAtATime: true}})
 	return e
@@ -92,7 +89,7 @@ func (a *Advisor) beginEvaluation(now Time) bool {
 	if a.took == 0 || e.credit < 1 || a.changes == e.changes && fresh < enoughRequests/4 && (fresh == 0 || now < e.begun+remembered/4) {
 		return false
 	}
-	n := a.windowSize(now)
+	n := a.replaySize(now)
 	if n < fewRequests {
 		return false
 	}
@@ -100,8 +97,7 @@ func (a *Advisor) beginEvaluation(now Time) bool {
 	a.replay.load(a, n)
 	rate := float64(n) / float64(max(1, now-a.latest(n-1).arrived))
 	if a.changes != e.changes || rate > 3*e.rate || 3*rate < e.rate {
-		// The costs or the load have changed: old results do not count any more. Whether one
-		// batch at a time can do all the work is unknown.
+		// After such a change, old results do not count. One batch at a time may be too slow now.
 		for i := range e.candidates {
 			e.candidates[i] = candidate{plan: e.candidates[i].plan}
 		}
@@ -119,8 +115,7 @@ func (a *Advisor) beginEvaluation(now Time) bool {
 			e.queue = append(e.queue, i)
 		}
 	}
-	// Batches may go one at a time if several could run at once, there is no latency goal, and
-	// no level has a queue timeout, which replays do not know.
+	// Batches may go one at a time without a latency goal, and without queue timeouts, which replays ignore.
 	hasTimeout := slices.ContainsFunc(a.settings.Levels, func(l policy.Level) bool { return l.DefaultTimeout > 0 })
 	if lanes := a.lanes(); lanes > 1 && lanes <= maxOthers+1 && e.goal == 0 && !hasTimeout {
 		e.queue = append(e.queue, last)
@@ -143,9 +138,8 @@ func (e *evaluation) noteOutcome(o outcome) {
 	c.replays, c.at = c.replays*kept+1, e.begun
 }
 
-// score is how good a candidate is; less is better. Without a goal it is the latency as a
-// multiple of that without a wait. With a goal it is the time of the workers, likewise,
-// and late requests outweigh it.
+// score rates a candidate; less is better. It is the latency, or with a goal the time of the workers,
+// as a multiple of that without a wait. Late requests outweigh it.
 func (e *evaluation) score(c *candidate) float64 {
 	if e.goal == 0 {
 		return c.with.latency / c.without.latency
@@ -153,14 +147,13 @@ func (e *evaluation) score(c *candidate) float64 {
 	return c.with.busy/c.without.busy + 1000*max(0, c.with.late/c.with.counted-lateShare)
 }
 
-// isEligible says whether a candidate was tried just now, and may be chosen. Batches that
-// are nearly full cannot go one at a time: a small error would make a long queue.
+// isEligible says whether a candidate was tried just now, and may be chosen. Nearly full batches
+// cannot go one at a time: a small error would make a long queue.
 func (e *evaluation) isEligible(c *candidate) bool {
 	return c.without.latency > 0 && c.at == e.begun && (!c.oneAtATime || c.with.fill < mostFill*c.replays)
 }
 
-// choose takes the best candidate. The plan in force stays unless another is better by
-// more than luck.
+// choose takes the best candidate. The plan in force stays unless another is better by more than luck.
 func (e *evaluation) choose() {
 	was := e.chosen
 	if !e.isEligible(&e.candidates[was]) {

@@ -10,8 +10,7 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-// replay plays the latest requests through a second batcher, with one plan at a time and the
-// known costs.
+// replay plays the latest requests through a second batcher, with one plan at a time and the known costs.
 type replay struct {
 	batcher  *batcher.Batcher
 	advice   replayAdvice
@@ -63,7 +62,7 @@ type replayWorker struct {
 	held   int // batches
 }
 
-// outcome is what became of the requests in the middle of the window.
+// outcome sums up the requests in the middle of a play.
 type outcome struct {
 	counted float64
 	latency float64 // of all of them, in nanoseconds
@@ -128,7 +127,7 @@ func (p *replay) load(a *Advisor, n int) {
 	}
 	p.followAnswers()
 	p.someIdle = len(p.clients) < a.clients
-	p.goal, p.maxBatch = Time(float64(a.evaluation.goal)/margin), a.settings.MaxBatchSize
+	p.goal, p.maxBatch = Time(float64(a.evaluation.goal)/(1+caution)), a.settings.MaxBatchSize
 	rows := p.maxBatch
 	p.workers = append(p.workers[:0], make([]replayWorker, len(a.workers))...)
 	for i := range a.workers {
@@ -255,7 +254,7 @@ func (p *replay) runBatch(d *batcher.Dispatch) {
 			others++
 		}
 	}
-	end := start + max(1, p.costs[d.Dims[0]].of(d.PadTo, others))
+	end := start + max(1, p.costs[d.Dims[0]][min(others, maxOthers)][classOf(d.PadTo)])
 	x.freeAt, x.held = max(x.freeAt, end), x.held+1
 	p.advice.running++
 	p.batches, p.rows, p.result.busy = p.batches+1, p.rows+d.Rows, p.result.busy+float64(end-start)
@@ -271,8 +270,8 @@ func (p *replay) endBatch(e *event) {
 	}
 }
 
-// answerRequest counts a request, and lets its client send the next. The first quarter
-// does not count, because the play began with nothing in flight; nor does the end.
+// answerRequest counts a request, and lets its client send the next. The first quarter does not
+// count, because the play began with nothing in flight, nor does the end.
 func (p *replay) answerRequest(id batcher.RequestID, at Time) {
 	r, n := &p.requests[id], len(p.requests)
 	if int(id) >= n/4 && int(id) < n-n/8 {
@@ -288,9 +287,8 @@ func (p *replay) answerRequest(id batcher.RequestID, at Time) {
 	}
 }
 
-// followAnswers finds out whether clients send because they were answered. If so, a
-// request of the replay follows its client's answer: of a client that keeps up to k
-// requests in flight, request n follows answer n − k.
+// followAnswers finds out whether clients send because they were answered. If so, and a client keeps
+// up to k requests in flight, its request n follows its answer n − k in the replay.
 func (p *replay) followAnswers() {
 	gaps, waits := Time(0), Time(0)
 	var ends, starts []Time
@@ -318,6 +316,6 @@ func (p *replay) followAnswers() {
 			from++
 		}
 	}
-	// Clients that wait for us for most of the time send because they were answered.
+	// Clients that wait most of the time send because they were answered.
 	p.closed = waits > 0 && gaps < 2*waits
 }

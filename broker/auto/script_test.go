@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ringbatch/ringbatch/internal/must"
 )
 
 var update = flag.Bool("update", false, "write what the scripts print into testdata")
@@ -30,15 +32,11 @@ func TestScripts(t *testing.T) {
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			commands, want, _ := strings.Cut(string(text), "----\n")
 			got := runScript(t, commands)
 			if *update {
-				if err := os.WriteFile(file, []byte(commands+"----\n"+got), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(file, []byte(commands+"----\n"+got), 0o644))
 			} else if got != want {
 				t.Errorf("got\n%swant\n%s", got, want)
 			}
@@ -126,8 +124,6 @@ func scriptCost(t *testing.T, text string, shared bool) func(rows, others int) T
 
 func duration(t *testing.T, text string) Time {
 	d, err := time.ParseDuration(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return Time(d)
 }

@@ -58,15 +58,13 @@ func (a *Advisor) BatchSent(now Time, d batcher.Dispatch) {
 
 // BatchUnanswered marks a batch that may not have been computed.
 func (a *Advisor) BatchUnanswered(w batcher.WorkerID, id batcher.BatchID) {
-	if int(w) < len(a.workers) {
-		if i := a.workers[w].find(id); i >= 0 {
-			a.workers[w].batches[i].unanswered = true
-		}
+	if i := a.workers[w].find(id); i >= 0 {
+		a.workers[w].batches[i].unanswered = true
 	}
 }
 
-// BatchDone learns the time of a batch, from when its worker could begin with it. A batch
-// that gave no client a result, and was far too quick, was given up and does not count.
+// BatchDone learns the time of a batch, from when its worker could begin with it. A batch without
+// results that was far too quick was given up, and does not count.
 func (a *Advisor) BatchDone(w batcher.WorkerID, id batcher.BatchID, _, finished Time) {
 	x := &a.workers[w]
 	i := x.find(id)
@@ -121,23 +119,19 @@ func (a *Advisor) HoldUntil(since Time) Time {
 	return min(until, since+Time(overdue*a.took))
 }
 
-// IsLate says whether a request would miss its deadline or the latency goal: if the
-// running batches, full batches of all rows before it, and its own batch are expected
-// to end too late. A request that finds an idle worker and an empty queue is refused only if
-// it has far less time than its batch takes; and it is tried if no batch ran lately.
+// IsLate says whether a request would miss its deadline or the latency goal: if the running batches,
+// full batches of all rows before it, and its own batch are expected to end too late, with the
+// margin of its level. If the queue is empty and a worker idle, it is late only if it has far less
+// time than its batch takes. If no batch ran lately, it is tried.
 func (a *Advisor) IsLate(now Time, r batcher.Request, q batcher.Queue) bool {
 	a.clients = q.Clients
-	a.gap += (min(float64(max(0, r.Arrived-a.lastArrival)), float64(remembered)) - a.gap) / 32
+	a.gap += (min(float64(max(0, r.Arrived-a.lastArrival)), float64(remembered)) - a.gap) / 128
 	a.lastArrival = max(a.lastArrival, r.Arrived)
-	due := r.Deadline
-	if a.settings.LatencyGoal > 0 {
-		due = min(due, r.Arrived+Time(a.settings.LatencyGoal))
-	}
+	latest, hop := a.latestEnd(now, &r)
 	s := &a.shapes[a.shapeOf(&r.Dims)]
-	if due == batcher.Never || s.batches == 0 || a.busy == 0 && now-a.lastDone > remembered {
+	if latest == batcher.Never || s.batches == 0 || a.busy == 0 && now-a.lastDone > remembered {
 		return false
 	}
-	hop := min(now-r.Arrived, (due-r.Arrived)/8) // the way back takes as long as the way here
 	lanes := a.freeLanes(now, hop)
 	if len(lanes) == 0 {
 		return false // when a worker comes is unknown
@@ -152,12 +146,24 @@ func (a *Advisor) IsLate(now Time, r batcher.Request, q batcher.Queue) bool {
 	before := (q.Rows+r.Rows-1)/full + (min(max(0, len(a.shapes)-2), q.Requests)+1)/2 // other shapes make batches that are not full
 	start := lanes[before%len(lanes)] + Time(before/len(lanes))*(Time(s.expected(full, len(lanes)-1))+hop)
 	joining := float64(start-now) / max(1, a.gap)
-	if joining += math.Sqrt(joining); a.replay.closed { // by chance more come than on average
-		joining = min(joining, float64(q.Joinable))
-	}
+	joining += math.Sqrt(joining) // by chance more come than on average
 	rows := float64(max(0, q.Rows-before*full)+r.Rows) + joining*each
 	end := start + Time(s.expected(int(min(rows, float64(a.settings.MaxBatchSize))), others))
-	return now+Time(margin*float64(end-now)) > due-hop
+	return now+Time(a.margins[r.Level]*float64(end-now)) > latest
+}
+
+// latestEnd is when the batch of a request must end for its deadline and the latency goal; Never if it
+// has neither. hop is the time of the way here, and of the way back.
+func (a *Advisor) latestEnd(now Time, r *batcher.Request) (latest, hop Time) {
+	due := r.Deadline
+	if a.settings.LatencyGoal > 0 {
+		due = min(due, r.Arrived+Time(a.settings.LatencyGoal))
+	}
+	if due == batcher.Never {
+		return due, 0
+	}
+	hop = min(now-r.Arrived, (due-r.Arrived)/8)
+	return due - hop, hop
 }
 
 // freeLanes is when each lane of the workers has done its batches, in order.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 )
 
@@ -40,9 +41,7 @@ type running struct {
 func newWorld(t *testing.T, s policy.Settings, workers int, cost func(rows, others int) Time) *world {
 	t.Helper()
 	b, err := NewBatcher(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for i := range workers {
 		b.WorkerReady(batcher.Worker{ID: batcher.WorkerID(i)})
 	}

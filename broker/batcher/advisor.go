@@ -20,14 +20,13 @@ type Advisor interface {
 	IsLate(now Time, r Request, q Queue) bool
 	// WaitFor is how long a request that begins to wait may wait for others.
 	WaitFor(arrived, deadline Time, q Queue) Time
-	// HoldUntil is until when batches that are not full stay in the queue although
-	// a worker is idle. since is when the first of them could have gone. A time
-	// that has passed means: they go.
+	// HoldUntil is the time until which batches that are not full stay in the queue although a
+	// worker is idle. since is when the first of them could have gone. If the time has passed, they go.
 	HoldUntil(since Time) Time
 
 	WorkerReady(w Worker)
 	WorkerGone(w WorkerID)
-	RequestQueued(r Request)
+	RequestQueued(now Time, r Request)
 	// RequestEnded reports when the client was answered; Never if that is unknown.
 	RequestEnded(id RequestID, at Time)
 	BatchSent(now Time, d Dispatch)
@@ -43,7 +42,6 @@ type Advisor interface {
 type Queue struct {
 	Requests int // waiting requests that go before it, or with it
 	Rows     int // of those
-	Joinable int // requests of other clients that could come soon
 	Clients  int // that are attached
 }
 
@@ -69,7 +67,7 @@ func (*FixedWait) HoldUntil(Time) Time { return -Never }
 
 func (*FixedWait) WorkerReady(Worker)                      {}
 func (*FixedWait) WorkerGone(WorkerID)                     {}
-func (*FixedWait) RequestQueued(Request)                   {}
+func (*FixedWait) RequestQueued(Time, Request)             {}
 func (*FixedWait) RequestEnded(RequestID, Time)            {}
 func (*FixedWait) BatchSent(Time, Dispatch)                {}
 func (*FixedWait) BatchUnanswered(WorkerID, BatchID)       {}

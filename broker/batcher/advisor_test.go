@@ -35,12 +35,12 @@ func (x *testAdvisor) SetPolicy(s *policy.Settings) {
 }
 
 func (x *testAdvisor) IsLate(now Time, r Request, q Queue) bool {
-	return x.clever && r.Deadline != Never && (int(r.ID)+q.Requests+q.Rows+q.Joinable+q.Clients)%7 == 0
+	return x.clever && r.Deadline != Never && (int(r.ID)+q.Requests+q.Rows+q.Clients)%7 == 0
 }
 
 func (x *testAdvisor) WaitFor(arrived, deadline Time, q Queue) Time {
 	if x.clever && deadline != Never {
-		return max(0, x.wait-Time(q.Rows+q.Joinable))
+		return max(0, x.wait-Time(q.Rows))
 	}
 	return x.wait
 }
@@ -52,8 +52,10 @@ func (x *testAdvisor) HoldUntil(since Time) Time {
 	return since + x.hold
 }
 
-func (x *testAdvisor) WorkerReady(w Worker)                   { x.add(4, int64(w.ID), int64(w.Depth)) }
-func (x *testAdvisor) RequestQueued(r Request)                { x.add(6, int64(r.ID), int64(r.Deadline)) }
+func (x *testAdvisor) WorkerReady(w Worker) { x.add(4, int64(w.ID), int64(w.Depth)) }
+func (x *testAdvisor) RequestQueued(now Time, r Request) {
+	x.add(6, int64(now), int64(r.ID), int64(r.Deadline))
+}
 func (x *testAdvisor) RequestEnded(id RequestID, at Time)     { x.add(7, int64(id), int64(at)) }
 func (x *testAdvisor) BatchUnanswered(w WorkerID, id BatchID) { x.add(9, int64(w), int64(id)) }
 func (x *testAdvisor) Learn(now Time)                         { x.add(11, int64(now)) }

@@ -7,18 +7,17 @@ import (
 	"math"
 )
 
-// Time is a point on a monotonic clock, in nanoseconds. The batcher only
-// compares and adds; it never asks what time it is.
+// Time is a point on a monotonic clock, in nanoseconds. The batcher only compares and adds
+// times; it has no clock.
 type Time int64
 
 // Never is the "no deadline" and "nothing to wake up for" time.
 const Never Time = math.MaxInt64
 
-// RequestID, ClientID and WorkerID are small dense numbers that the caller
-// chooses (the broker uses the request's first slot, the first slot of the
-// client's window, and the worker's index), so the batcher can keep its books
-// in arrays. An id may be used again once the request has ended, the client
-// has left, or the worker is gone.
+// RequestID, ClientID and WorkerID are small dense numbers, because the batcher indexes arrays
+// with them. The broker uses the request's first slot, the first slot of the client's window,
+// and the worker's index. The caller may use an id again once the request has ended, the client has
+// left, or the worker is gone.
 type (
 	RequestID uint32
 	ClientID  uint32
@@ -34,7 +33,7 @@ const MaxVariableDims = 8
 // (or, with Buckets, equal bucketed Dims) may share a batch; others never do.
 type Dims [MaxVariableDims]uint32
 
-// Request is what the batcher knows of one request.
+// Request describes one request to the batcher.
 type Request struct {
 	ID       RequestID
 	Client   ClientID
@@ -43,10 +42,9 @@ type Request struct {
 	Arrived  Time // when the client committed it; the wait time counts from here
 	Deadline Time // when it ends wherever it is; Never if none
 	Dims     Dims
-	// Share, if not 0, makes the request a retry: its last batch killed its
-	// worker or failed as a whole, and only one request of it may be to blame.
-	// A retry goes out before everything else, in a batch of at most Share
-	// requests; 1 is alone.
+	// Share, if not 0, makes the request a retry: its last batch killed its worker or failed as
+	// a whole, and a single request may be to blame. A retry goes out before everything
+	// else, in a batch of at most Share requests; 1 is alone.
 	Share int
 	// Avoid is the worker that should not get this retry if there is another
 	// one; NoWorker: none.
@@ -72,7 +70,7 @@ type Worker struct {
 	Doubted bool // it gets no retries while a worker without doubts could
 }
 
-// Padding is what a worker with a static engine asks for.
+// Padding is how a worker with a static engine wants its batches padded.
 type Padding uint8
 
 const (
@@ -99,7 +97,7 @@ const (
 	Full      Reason = iota // no more fits
 	Preferred               // a preferred size was ready
 	Deadline                // the wait time of the oldest is over
-	Nobody                  // nobody is left who could join
+	Nobody                  // no other client could join
 	Retry                   // retries
 )
 
@@ -107,7 +105,7 @@ func (r Reason) String() string {
 	return [...]string{"full", "preferred", "deadline", "nobody", "retry"}[r]
 }
 
-// End tells that a waiting request ended without a batch.
+// End is a waiting request that ended without a batch.
 type End struct {
 	ID  RequestID
 	Why EndReason
@@ -123,8 +121,7 @@ const (
 
 func (r EndReason) String() string { return [...]string{"expired", "timed out"}[r] }
 
-// Decisions is what Decide found to do. Its slices are reused by the next
-// Decide.
+// Decisions are the result of Decide. The next Decide reuses the slices.
 type Decisions struct {
 	Dispatches []Dispatch
 	Ended      []End

@@ -10,15 +10,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 )
 
 func mustNew(t *testing.T, settings policy.Settings) *Batcher {
 	t.Helper()
 	b, err := New(settings)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return b
 }
 
@@ -26,9 +25,7 @@ func TestAPeakIsForgottenAfterTwoPeriods(t *testing.T) {
 	b := mustNew(t, policy.Settings{MaxBatchSize: 8, WaitTime: time.Second})
 	b.WorkerReady(Worker{})
 	one := func(id RequestID) {
-		if err := b.Arrive(0, Request{ID: id, Rows: 1, Deadline: Never}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, b.Arrive(0, Request{ID: id, Rows: 1, Deadline: Never}))
 	}
 	for id := range RequestID(4) {
 		one(id)
@@ -38,7 +35,7 @@ func TestAPeakIsForgottenAfterTwoPeriods(t *testing.T) {
 	for range 100 {
 		one(0)
 		if len(b.Decide(0).Dispatches) == 0 {
-			waits++ // for other requests of its own client
+			waits++ // for other requests of the same client
 			b.Cancel(0)
 			continue
 		}
@@ -54,9 +51,7 @@ func TestALowerLevelIsNotStarvedForEverWithAgeing(t *testing.T) {
 	b.WorkerReady(Worker{})
 	now := Time(0)
 	arrive := func(id RequestID, level int) {
-		if err := b.Arrive(now, Request{ID: id, Level: level, Rows: 1, Arrived: now, Deadline: Never}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, b.Arrive(now, Request{ID: id, Level: level, Rows: 1, Arrived: now, Deadline: Never}))
 	}
 	arrive(1, 0)
 	arrive(0, 3) // of the last level, under a stream of two urgent ones for each place
@@ -81,9 +76,7 @@ func TestALowerLevelIsNotStarvedForEverWithAgeing(t *testing.T) {
 func TestARequeuedRequestWithoutARecordIsStillQueued(t *testing.T) {
 	b := mustNew(t, policy.Settings{MaxBatchSize: 4})
 	b.WorkerReady(Worker{})
-	if err := b.Arrive(0, Request{ID: 7, Rows: 1, Deadline: Never}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, b.Arrive(0, Request{ID: 7, Rows: 1, Deadline: Never}))
 	b.Requeue(0, Request{ID: 8, Rows: 1, Level: 9, Deadline: Never})
 	b.Requeue(0, Request{ID: 9, Rows: 6, Deadline: Never}) // larger than the maximum is by now
 	b.Requeue(0, Request{ID: 7, Rows: 1, Deadline: Never}) // waits already
@@ -98,9 +91,7 @@ func TestARequeuedRequestWithoutARecordIsStillQueued(t *testing.T) {
 
 func TestArriveNamesWhatIsWrong(t *testing.T) {
 	b := mustNew(t, policy.Settings{MaxBatchSize: 2})
-	if err := b.Arrive(0, Request{Rows: 2, Deadline: Never}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, b.Arrive(0, Request{Rows: 2, Deadline: Never}))
 	for want, r := range map[error]Request{
 		ErrInUse:    {ID: 0, Rows: 1, Deadline: Never},
 		ErrNoRows:   {ID: 1, Rows: 0, Deadline: Never},
@@ -132,16 +123,14 @@ func TestShapesAreRecycled(t *testing.T) {
 	b := mustNew(t, policy.Settings{MaxBatchSize: 4, WaitTime: time.Hour})
 	for i := range uint32(100_000) {
 		r := Request{ID: RequestID(i % 10), Rows: 1, Deadline: Never, Dims: Dims{i, i + 1}}
-		if err := b.Arrive(0, r); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, b.Arrive(0, r))
 		if i%10 == 9 {
 			for id := range RequestID(10) {
 				b.Cancel(id)
 			}
 		}
 	}
-	if n := b.Shapes(); n > 11 {
+	if n := len(b.shapes.shapes); n > 11 {
 		t.Errorf("%d shapes for 10 requests", n)
 	}
 }

@@ -10,10 +10,8 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-// load keeps a fixed number of requests queued: each step finishes the oldest
-// batch, lets Decide send the next one, and replaces what was sent. The cost
-// reported is that of one request's Arrive, its Decide, and its share of
-// BatchDone.
+// load keeps a fixed number of requests queued: each step finishes the oldest batch, lets Decide send the
+// next one, and refills the queue. The cost is of one Arrive, its Decide, and its share of BatchDone.
 type load struct {
 	b      *Batcher
 	now    Time
@@ -107,7 +105,8 @@ var loads = []struct {
 		}},
 	{"short deadlines", policy.Settings{MaxBatchSize: 32, WaitTime: 20 * time.Millisecond},
 		func(id RequestID) Request {
-			return Request{Client: ClientID(id % 64), Rows: 1, Deadline: Time(4*time.Millisecond) + Time(id*7919%1000)*Time(10*time.Microsecond)}
+			deadline := 4*time.Millisecond + time.Duration(id*7919%1000)*10*time.Microsecond
+			return Request{Client: ClientID(id % 64), Rows: 1, Deadline: Time(deadline)}
 		}},
 	{"levels and ageing", policy.Settings{MaxBatchSize: 32, WaitTime: time.Millisecond, Ageing: 300 * time.Microsecond,
 		Levels: make([]policy.Level, 8)},
@@ -127,7 +126,7 @@ var loads = []struct {
 		}},
 }
 
-// newShapes makes every request's shape one that was never seen before.
+// newShapes gives every request a new shape.
 func newShapes() func(RequestID) Request {
 	next := uint32(0)
 	return func(id RequestID) Request {
@@ -152,9 +151,6 @@ func BenchmarkRequest(b *testing.B) {
 }
 
 func TestNothingIsAllocatedPerRequestInSteadyState(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector allocates")
-	}
 	for _, x := range loads {
 		t.Run(x.name, func(t *testing.T) {
 			l := newLoad(t, x.settings, 2, 1000, x.refill)

@@ -2,9 +2,8 @@
 
 package batcher
 
-// peakPeriod is how many ended requests of a client one period of its peak
-// covers. Counting requests instead of time lets the peak adapt without a
-// clock, at the client's own pace.
+// peakPeriod is how many ended requests of a client one period of its peak covers. Counting
+// requests instead of time lets the peak adapt at the client's pace.
 const peakPeriod = 16
 
 // client is the record of one client, at index ClientID of Batcher.clients.
@@ -24,16 +23,9 @@ type client struct {
 	runRows int32
 }
 
-// couldSend is how many more requests may be expected while the present ones are
-// still in flight: the client keeps fewer in flight than it recently did. A client
-// that waits for each answer has a peak of one, so it never makes its own request
-// wait; one that is attached and idle could always join.
-func (c *client) couldSend() int {
-	if !c.joined {
-		return 0
-	}
-	return max(0, int(max(1, c.peak, c.lastPeak)-c.inFlight))
-}
+// couldJoin says whether the client may send more requests while the present ones are in flight
+// (rule 3).
+func (c *client) couldJoin() bool { return c.joined && c.inFlight < max(1, c.peak, c.lastPeak) }
 
 // client returns the record of id.
 func (b *Batcher) client(id ClientID) *client {
@@ -48,25 +40,24 @@ func (b *Batcher) client(id ClientID) *client {
 	return &b.clients[id]
 }
 
-// ClientJoined tells that c attached. From now on c could join a batch.
+// ClientJoined reports that c attached. From now on c could join a batch.
 func (b *Batcher) ClientJoined(c ClientID) {
 	if cl := b.client(c); !cl.joined {
 		cl.joined = true
 		b.joined++
-		b.countJoinable(0, cl.couldSend()) // one that left may have requests in flight still
+		b.countJoinable(false, cl.couldJoin()) // after ClientSendsNoMore it may have requests in flight
 	}
 }
 
-// ClientLeft tells that c is gone. Its waiting requests are cancelled and
-// returned, in commit order; the slice is reused by the next call. Its running
-// requests still end by BatchDone or Ended, and count for nobody.
+// ClientLeft reports that c is gone. It cancels the waiting requests of c and returns them, in commit
+// order; the next call reuses the slice. Running requests of c still end by BatchDone or Ended.
 func (b *Batcher) ClientLeft(c ClientID) []RequestID {
 	b.cancelled = b.cancelled[:0]
 	cl := b.client(c)
 	if !cl.joined {
 		return b.cancelled
 	}
-	b.countJoinable(cl.couldSend(), 0)
+	b.countJoinable(cl.couldJoin(), false)
 	cl.joined = false
 	b.joined--
 	for cl.waiting.head != none {
@@ -79,19 +70,18 @@ func (b *Batcher) ClientLeft(c ClientID) []RequestID {
 	return b.cancelled
 }
 
-// ClientSendsNoMore tells that c sends nothing more. Its requests go on.
+// ClientSendsNoMore reports that c will send no more requests. Its requests go on.
 func (b *Batcher) ClientSendsNoMore(c ClientID) {
 	cl := b.client(c)
 	if cl.joined {
-		b.countJoinable(cl.couldSend(), 0)
+		b.countJoinable(cl.couldJoin(), false)
 		cl.joined = false
 		b.joined--
 	}
 }
 
-// CancelWaiting cancels up to most of c's waiting requests and returns them, in
-// commit order; the slice is reused by the next call. A client that leaves with
-// very many is parted with in pieces.
+// CancelWaiting cancels up to most of c's waiting requests and returns them, in commit order; the
+// next call reuses the slice. The broker ends a client with very many requests in pieces.
 func (b *Batcher) CancelWaiting(c ClientID, most int) []RequestID {
 	b.cancelled = b.cancelled[:0]
 	for cl := b.client(c); cl.waiting.head != none && len(b.cancelled) < most; {
@@ -104,34 +94,33 @@ func (b *Batcher) CancelWaiting(c ClientID, most int) []RequestID {
 
 // clientStarts counts one more request in flight.
 func (b *Batcher) clientStarts(c *client) {
-	before := c.couldSend()
+	before := c.couldJoin()
 	if !c.joined {
 		c.joined = true
 		b.joined++
 	}
 	c.inFlight++
 	c.peak = max(c.peak, c.inFlight)
-	b.countJoinable(before, c.couldSend())
+	b.countJoinable(before, c.couldJoin())
 }
 
 // clientEnds counts one less request in flight.
 func (b *Batcher) clientEnds(c *client) {
-	before := c.couldSend()
+	before := c.couldJoin()
 	c.inFlight--
 	c.endings++
 	if c.endings == peakPeriod {
 		c.endings = 0
 		c.lastPeak, c.peak = c.peak, c.inFlight
 	}
-	b.countJoinable(before, c.couldSend())
+	b.countJoinable(before, c.couldJoin())
 }
 
-// countJoinable notes how many requests of a client could join, before and now.
-func (b *Batcher) countJoinable(before, after int) {
-	b.expected += after - before
-	if before == 0 && after > 0 {
+// countJoinable notes whether a client could join, before and now.
+func (b *Batcher) countJoinable(before, after bool) {
+	if !before && after {
 		b.joinable++
-	} else if before > 0 && after == 0 {
+	} else if before && !after {
 		b.joinable--
 	}
 }

@@ -7,8 +7,8 @@ import "github.com/ringbatch/ringbatch/policy"
 // Decide finds everything that can be done at now, in five stages:
 //
 //  1. end or delay the requests whose deadline or timeout has passed
-//  2. note whose ready time has passed
-//  3. idle workers: first retries, then whatever is ready
+//  2. note the requests whose ready time has passed
+//  3. idle workers: first retries, then batches that are ready
 //  4. busy workers with room: full batches only, and only in their turn
 //  5. say when to look again
 //
@@ -37,9 +37,8 @@ func (b *Batcher) Decide(now Time) *Decisions {
 	return &b.out
 }
 
-// Learn gives the advisor time to compute, up to some 10 µs. Call it after the
-// decisions were carried out; without it the advisor learns nothing. now is as in
-// Decide.
+// Learn gives the advisor time to compute, up to some 10 µs. The caller calls it after it carried out
+// the decisions; without it the advisor learns nothing. now is as in Decide.
 func (b *Batcher) Learn(now Time) { b.advisor.Learn(now) }
 
 // passDeadlines is stage 1.
@@ -53,10 +52,10 @@ func (b *Batcher) passDeadlines(now Time) {
 		r := &b.requests[id]
 		switch {
 		case r.deadline <= r.timeout:
-			b.endWaiting(id)
+			b.endWaiting(id, at)
 			b.out.Ended = append(b.out.Ended, End{id, Expired})
 		case b.settings.Level(int(r.level)).OnTimeout == policy.Reject:
-			b.endWaiting(id)
+			b.endWaiting(id, at)
 			b.out.Ended = append(b.out.Ended, End{id, TimedOut})
 		default:
 			b.delay(id)
@@ -64,8 +63,8 @@ func (b *Batcher) passDeadlines(now Time) {
 	}
 }
 
-// delay moves id, whose level lets it through after everything else, to the
-// end of the list behind all levels: as if it arrived there as it timed out.
+// delay moves a request that timed out to the end of the list behind all levels, as if it
+// arrived there at its timeout.
 func (b *Batcher) delay(id RequestID) {
 	r := &b.requests[id]
 	b.changes.remove(uint32(id))
@@ -109,7 +108,7 @@ func (b *Batcher) passReadyTimes(now Time) {
 	}
 }
 
-// feedIdle is one step of stage 3. False: nothing is ready, or what is is held back.
+// feedIdle is one step of stage 3. False: no batch is ready, or the advisor holds it back.
 func (b *Batcher) feedIdle(now Time) bool {
 	if id, w := b.nextRetry(); id != none {
 		b.dispatchRetry(w, id, now)
@@ -142,8 +141,8 @@ func (b *Batcher) feedIdle(now Time) bool {
 	return true
 }
 
-// heldUntil is until when batches that are not full are held back; now if they are
-// not. Nothing is held back while a request with a deadline waits.
+// heldUntil is the time until which batches that are not full are held back; now if they are not.
+// Nothing is held back while a request with a deadline waits.
 func (b *Batcher) heldUntil(now Time) Time {
 	if b.dated > 0 {
 		return now
@@ -151,10 +150,9 @@ func (b *Batcher) heldUntil(now Time) Time {
 	return max(now, b.advisor.HoldUntil(min(now, b.heldFrom)))
 }
 
-// feedBusy is one step of stage 4. False: nothing is full, or something that
-// is not full goes before it. If a full batch could overtake, then under a
-// heavy load of full batches no worker would ever be idle again, and a retry
-// or a rare shape would wait for ever.
+// feedBusy is one step of stage 4. False: no batch is full, or a batch that is not full goes
+// before it. If full batches could overtake, a heavy load of them would keep all workers
+// busy, and starve a retry or a rare shape.
 func (b *Batcher) feedBusy(now Time) bool {
 	if b.full.occupied == 0 || b.retrying > 0 {
 		return false
@@ -178,9 +176,8 @@ func (b *Batcher) firstReady(now Time) int32 {
 	return b.first(&b.ready, now)
 }
 
-// wake is stage 5. Ready times and preferred sizes matter only to an idle
-// worker; a worker that becomes idle is an event. What is held back waits for a worker
-// that is done, or overdue.
+// wake is stage 5. Ready times and preferred sizes matter only to an idle worker; a worker that
+// becomes idle is an event. A batch that is held back waits until a running batch is done or overdue.
 func (b *Batcher) wake(now Time) Time {
 	_, at := b.changes.first()
 	if b.idle.empty() || b.queued == 0 {

@@ -51,12 +51,11 @@ func (b *Batcher) start(r *request, x *batch, slot int32, id RequestID) {
 	b.ids = append(b.ids, id)
 }
 
-// handOver gives the batch to w and tells the caller.
+// handOver gives the batch to w, and adds it to the decisions.
 func (b *Batcher) handOver(w WorkerID, slot int32, d Dispatch, now Time) {
 	x := &b.workers[w]
 	d.Worker = w
 	d.Batch = b.batches[slot].id
-	b.batches[slot].rows, b.batches[slot].dims = d.Rows, d.Dims
 	d.PadTo = padTo(&b.settings, &x.Worker, d.Rows)
 	x.batches = append(x.batches, slot)
 	x.pass += int64(d.Rows) * passScale / int64(x.Weight)

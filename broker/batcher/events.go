@@ -4,11 +4,9 @@ package batcher
 
 import "github.com/ringbatch/ringbatch/policy"
 
-// Arrive queues a request. Its error is one of the Err values of this package;
-// then nothing has changed. Requests of a level are served in the order of
-// their Arrive calls; Arrived, which is a client's word, only moves times.
-//
-// A client that sends a request counts as joined.
+// Arrive queues a request. If it returns an error, one of the Err values of this package, then nothing
+// has changed. Requests of a level are served in the order of their Arrive calls. Arrived comes
+// from the client, so it only moves times. A client that sends a request counts as joined.
 func (b *Batcher) Arrive(now Time, r Request) error {
 	if r.Level == DefaultLevel {
 		r.Level = b.settings.DefaultPriority
@@ -59,15 +57,15 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 	x.timeout = timeout
 	x.place(b.lastSeq, b.lastSince)
 	b.admit(now, r.ID, &r.Dims)
-	b.advisor.RequestQueued(r)
+	b.advisor.RequestQueued(now, r)
 	return nil
 }
 
-func (b *Batcher) queue() Queue { return Queue{b.queued, b.queuedRows, b.expected, b.joined} }
+func (b *Batcher) queue() Queue { return Queue{b.queued, b.queuedRows, b.joined} }
 
-// queueBefore is what goes before a request of a level that arrives now. Of several
-// levels, the less urgent ones do not count, nor do levels whose requests may be
-// delayed behind it. Rows are counted by the average of the whole queue.
+// queueBefore is the queue before a request of a level that arrives now. Less urgent levels do not
+// count, nor do levels whose requests may be delayed behind it. Rows are estimated by the
+// average of the whole queue.
 func (b *Batcher) queueBefore(level int) Queue {
 	if b.queued == 0 || len(b.settings.Levels) < 2 {
 		return b.queue()
@@ -83,11 +81,9 @@ func (b *Batcher) queueBefore(level int) Queue {
 	return q
 }
 
-// Requeue puts a running request, whose worker died or failed its batch, back to
-// the front of its level: where its first arrival puts it. It is not refused by
-// queue limits, its level's queue timeout no longer applies, and r may make it a
-// retry (Share).
-// If its client has left, nobody waits for it, and Requeue is Ended.
+// Requeue puts a running request, whose worker died or failed its batch, back to the front of its
+// level: to the place of its first arrival. Queue limits and its level's queue timeout do not
+// apply, and r may make it a retry (Share). If its client has left, Requeue is Ended.
 func (b *Batcher) Requeue(now Time, r Request) {
 	if b.stateOf(r.ID) == waiting {
 		return
@@ -115,8 +111,8 @@ func (b *Batcher) Requeue(now Time, r Request) {
 	b.admit(now, r.ID, &r.Dims)
 }
 
-// requeueUnknown is Requeue for a request that is not in the books, for
-// example after its Ended: it becomes the very first of its level.
+// requeueUnknown is Requeue for a request that the batcher does not know, for example after
+// its Ended. The request becomes the first of its level.
 func (b *Batcher) requeueUnknown(now Time, r Request, x *request, c *client) {
 	if r.Level < 0 || r.Level >= b.settings.LevelCount() {
 		r.Level = b.settings.DefaultPriority
@@ -134,39 +130,37 @@ func (b *Batcher) requeueUnknown(now Time, r Request, x *request, c *client) {
 	b.admit(now, r.ID, &r.Dims)
 }
 
-// Cancel withdraws a waiting request. False: it is not waiting (it is running,
-// or unknown), and nothing has changed.
+// Cancel withdraws a waiting request. False: it is running or unknown, and nothing has changed.
 func (b *Batcher) Cancel(id RequestID) bool {
 	if b.stateOf(id) != waiting {
 		return false
 	}
-	b.endWaiting(id)
+	b.endWaiting(id, Never)
 	return true
 }
 
-// Ended tells that a running request ended before its BatchDone. It may be
-// called any number of times, and its id may be used again at once; the
-// worker's place is free only with BatchDone.
+// Ended reports that a running request ended before its BatchDone. The caller may call it any
+// number of times, and use the id again at once. The worker's place is free only with BatchDone.
 func (b *Batcher) Ended(id RequestID) {
 	if b.stateOf(id) == running {
 		b.endRunning(id, Never)
 	}
 }
 
-func (b *Batcher) endWaiting(id RequestID) {
+// endWaiting ends a waiting request. at is as in Advisor.RequestEnded.
+func (b *Batcher) endWaiting(id RequestID, at Time) {
 	r := &b.requests[id]
 	c := &b.clients[r.client]
 	b.withdraw(id)
 	r.state = unknown
 	b.clientEnds(c)
-	b.advisor.RequestEnded(id, Never)
+	b.advisor.RequestEnded(id, at)
 	if b.settings.PreserveOrder {
 		b.release(c)
 	}
 }
 
-// endRunning ends a running request, whose client was answered at a time; Never
-// if that is not known.
+// endRunning ends a running request. at is as in Advisor.RequestEnded.
 func (b *Batcher) endRunning(id RequestID, at Time) {
 	r := &b.requests[id]
 	c := &b.clients[r.client]

@@ -8,17 +8,16 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-// Which shape goes first (rule 5) must not cost a look at every shape. So each
-// shape is filed, once per level at which it has requests, in up to three
-// classes, each a heap per level ordered by the seq of the shape's first
-// request there:
+// Finding the shape that goes first (rule 5) must not look at every shape. So each shape is filed,
+// once per level at which it has requests, in up to three classes. A class has a heap per
+// level, ordered by the seq of the shape's first request there:
 //
-//	anything  it has requests          looked at when nobody is left who could join
-//	ready     full, preferred or due   looked at for an idle worker
-//	full      no more fits             looked at for a busy worker with room
+//	anything  it has requests          for an idle worker, when no other client could join
+//	ready     full, preferred or due   for an idle worker
+//	full      no more fits             for a busy worker with room
 //
-// Ageing needs no refiling: among requests of one level the oldest is also the
-// one lifted furthest, so it is enough to compare the tops of the heaps.
+// Ageing needs no refiling: it lifts the oldest request of a level furthest, so it is enough to
+// compare the tops of the heaps.
 type class struct {
 	heaps    []minHeap // by base level
 	occupied uint64    // bit i: heaps[i] is not empty
@@ -75,8 +74,7 @@ func (c *class) file(in bool, level uint8, s int32, seq int64) {
 	}
 }
 
-// first is the shape of class c that goes first: the one whose first request
-// has the most urgent rank, then the one that arrived first. -1 if c is empty.
+// first is the shape of class c that goes first (rule 5); -1 if c is empty.
 func (b *Batcher) first(c *class, now Time) int32 {
 	if c.occupied == 0 {
 		return -1
@@ -106,16 +104,20 @@ func (b *Batcher) rank(base uint8, since, now Time) int {
 // firstLevel is the list of shape s that holds the first request of its queue.
 // The shape must have one.
 func (b *Batcher) firstLevel(s int32, now Time) uint8 {
-	levels := b.shapes.shapes[s].levels
+	return b.firstOf(b.shapes.shapes[s].levels, func(level uint8) RequestID { return b.list(s, level).head }, now)
+}
+
+// firstOf is the level, of some, whose request goes first.
+func (b *Batcher) firstOf(levels uint64, request func(level uint8) RequestID, now Time) uint8 {
 	first := uint8(bits.TrailingZeros64(levels))
 	if b.settings.Ageing == 0 || levels&(levels-1) == 0 {
 		return first
 	}
-	r := &b.requests[b.list(s, first).head]
+	r := &b.requests[request(first)]
 	rank, seq := b.rank(first, r.since, now), r.seq
 	for levels &= levels - 1; levels != 0; levels &= levels - 1 {
 		level := uint8(bits.TrailingZeros64(levels))
-		r := &b.requests[b.list(s, level).head]
+		r := &b.requests[request(level)]
 		if k := b.rank(level, r.since, now); k < rank || (k == rank && r.seq < seq) {
 			first, rank, seq = level, k, r.seq
 		}

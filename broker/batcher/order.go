@@ -63,8 +63,8 @@ func (b *Batcher) shortenRun(c *client, id RequestID) {
 	}
 }
 
-// enterInOrder is enter for a request that was held: the nearest neighbour
-// that is in the queue tells its place.
+// enterInOrder is enter for a request that was held. It finds its place by the nearest neighbour
+// that is in the queue.
 func (b *Batcher) enterInOrder(id RequestID) {
 	r := &b.requests[id]
 	if r.isRetry() {

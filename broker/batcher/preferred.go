@@ -79,7 +79,7 @@ func (b *Batcher) walkPreferred(s int32, now Time) (best int32) {
 	next := Never
 	rows, size := int32(0), 0
 	for levels != 0 {
-		level := b.firstOf(levels, &at, now)
+		level := b.firstOf(levels, func(level uint8) RequestID { return at[level] }, now)
 		r := &b.requests[at[level]]
 		rows += r.rows
 		for size < len(b.settings.PreferredBatchSizes) && b.settings.PreferredBatchSizes[size] < int(rows) {
@@ -99,22 +99,4 @@ func (b *Batcher) walkPreferred(s int32, now Time) (best int32) {
 		b.reorders.add(uint32(s), next, 0)
 	}
 	return best
-}
-
-// firstOf is firstLevel for a walk that has got to the requests in at.
-func (b *Batcher) firstOf(levels uint64, at *[policy.MaxLevels + 1]RequestID, now Time) uint8 {
-	first := uint8(bits.TrailingZeros64(levels))
-	if b.settings.Ageing == 0 {
-		return first
-	}
-	r := &b.requests[at[first]]
-	rank, seq := b.rank(first, r.since, now), r.seq
-	for levels &= levels - 1; levels != 0; levels &= levels - 1 {
-		level := uint8(bits.TrailingZeros64(levels))
-		r := &b.requests[at[level]]
-		if k := b.rank(level, r.since, now); k < rank || (k == rank && r.seq < seq) {
-			first, rank, seq = level, k, r.seq
-		}
-	}
-	return first
 }

@@ -10,10 +10,9 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-// book checks what the rules promise, whatever schedules a batch: no request
-// is lost or dispatched twice, none after its deadline, no batch is over its
-// maximum, urgency and arrival order hold within a shape, nothing waits in
-// vain. It knows requests and batches only from what it was told.
+// book checks the promises of the rules for any scheduler: no request is lost, dispatched twice or
+// after its deadline, no batch is over its maximum, urgency and arrival order hold within a shape,
+// and no request waits in vain. It knows requests and batches only from events and decisions.
 type book struct {
 	settings  policy.Settings
 	requests  []*booked // by id; nil if there is none
@@ -21,7 +20,7 @@ type book struct {
 	batches   int // dispatched and not done
 	lastBatch BatchID
 	commits   int
-	overdue   Time // until when batches go apart, if they do
+	overdue   Time // until when batches that are not full are held back
 }
 
 type booked struct {
@@ -265,8 +264,8 @@ func (b *book) dispatched(now Time, d Dispatch) error {
 	return nil
 }
 
-// mayRetry says whether a worker may get a retry: it is not the one that the retry
-// avoids, and there are no doubts about it, unless no such worker serves.
+// mayRetry says whether a worker may get a retry: the retry does not avoid it, and it is not doubted,
+// unless no such worker serves.
 func (b *book) mayRetry(w *bookedWorker, r *booked) bool {
 	for _, other := range b.workers {
 		if other == w || other.Paused || other.ID == r.Avoid {
@@ -360,7 +359,7 @@ func (b *book) nothingWaitsInVain(now Time) error {
 	return nil
 }
 
-// held says whether what is not full, and what is behind it, may wait for a batch that runs.
+// held says whether batches that are not full may wait for a running batch.
 func (b *book) held(now Time) bool {
 	for _, r := range b.requests {
 		if r != nil && r.running == 0 && r.Deadline != Never {
@@ -370,7 +369,7 @@ func (b *book) held(now Time) bool {
 	return b.batches > 0 && now < b.overdue
 }
 
-// shapes are those that wait.
+// shapes are the shapes of the waiting requests.
 func (b *book) shapes() map[Dims]bool {
 	all := map[Dims]bool{}
 	for _, r := range b.requests {

@@ -39,14 +39,14 @@ func (b *Batcher) admit(now Time, id RequestID, dims *Dims) {
 	b.enter(id)
 }
 
-// withdraw undoes admit; the caller decides what the request is from now on.
+// withdraw undoes admit. The caller sets the request's next state.
 func (b *Batcher) withdraw(id RequestID) {
 	s := b.requests[id].shape
 	b.refile(s, b.withdrawUnfiled(id))
 }
 
-// withdrawUnfiled is withdraw without refile, which is for the caller to call
-// with the result before anything else is admitted.
+// withdrawUnfiled is withdraw without refile. The caller calls refile with the result before it
+// admits another request.
 func (b *Batcher) withdrawUnfiled(id RequestID) (heads uint64) {
 	r := &b.requests[id]
 	c := &b.clients[r.client]
@@ -78,9 +78,7 @@ func (b *Batcher) withdrawUnfiled(id RequestID) (heads uint64) {
 	return heads
 }
 
-// setReadyTimer computes when id stops waiting for others to batch with: after the wait
-// time, but never later than half of its own time budget. The budget ends at its
-// deadline, or at the queue timeout that would reject it.
+// setReadyTimer computes the ready time of a request (rule 2).
 func (b *Batcher) setReadyTimer(now Time, id RequestID) {
 	r := &b.requests[id]
 	wait := b.advisor.WaitFor(r.arrived, r.deadline, b.queue())

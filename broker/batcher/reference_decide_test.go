@@ -26,16 +26,6 @@ func (c *refClient) end() {
 	}
 }
 
-// expected is how many requests could join.
-func (b *reference) expected() (n int) {
-	for _, c := range b.clients {
-		if c.couldJoin() {
-			n += max(1, c.peak, c.lastPeak) - c.inFlight
-		}
-	}
-	return n
-}
-
 // joined is how many clients are attached.
 func (b *reference) joined() (n int) {
 	for _, c := range b.clients {
@@ -61,7 +51,7 @@ func (b *reference) someoneCouldJoin() bool {
 
 // waitOf is how long r, which begins to wait, does so for others to batch with.
 func (b *reference) waitOf(r *refRequest, queuedRows int) Time {
-	return b.advisor.WaitFor(r.Arrived, r.Deadline, Queue{len(b.waiting), queuedRows, b.expected(), b.joined()})
+	return b.advisor.WaitFor(r.Arrived, r.Deadline, Queue{len(b.waiting), queuedRows, b.joined()})
 }
 
 // readyAt is when r stops waiting for others to batch with.
@@ -122,10 +112,10 @@ func (b *reference) endOrDelayOne(now Time) bool {
 	case first == nil:
 		return false
 	case first.Deadline <= first.timeout:
-		b.Cancel(first.ID)
+		b.endWaiting(first.ID, at(first))
 		b.out.Ended = append(b.out.Ended, End{first.ID, Expired})
 	case b.settings.Level(first.Level).OnTimeout == policy.Reject:
-		b.Cancel(first.ID)
+		b.endWaiting(first.ID, at(first))
 		b.out.Ended = append(b.out.Ended, End{first.ID, TimedOut})
 	default:
 		b.nextSeq++
@@ -208,7 +198,7 @@ func (b *reference) dispatchOne(now Time) bool {
 			b.dispatch(busy, shape[:n], why)
 			return true
 		}
-		return false // what goes first waits for an idle worker, and nothing overtakes it
+		return false // nothing overtakes the first batch, which waits for an idle worker
 	}
 	if idle != nil {
 		b.heldFrom = Never

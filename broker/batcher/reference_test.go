@@ -22,10 +22,9 @@ type reference struct {
 	nextSeq   int64
 	lastSince Time
 	lastBatch BatchID
-	lastRun   Run
 	out       Decisions
 	now       Time // of the last Decide
-	heldFrom  Time // since when what is not full is
+	heldFrom  Time // since when batches that are not full are held back
 	advisor   testAdvisor
 }
 
@@ -185,12 +184,12 @@ func (b *reference) Arrive(now Time, r Request) error {
 	q.client.inFlight++
 	q.client.peak = max(q.client.peak, q.client.inFlight)
 	q.wait = b.waitOf(q, b.QueuedRows()+r.Rows)
-	b.advisor.RequestQueued(r)
+	b.advisor.RequestQueued(now, r)
 	b.waiting = append(b.waiting, q)
 	return nil
 }
 
-// queueBefore is what goes before a request of a level that arrives now.
+// queueBefore is the queue before a request of a level that arrives now.
 func (b *reference) queueBefore(level int) Queue {
 	n := 0
 	for _, r := range b.waiting {
@@ -198,7 +197,7 @@ func (b *reference) queueBefore(level int) Queue {
 			n++
 		}
 	}
-	return Queue{n, b.QueuedRows() * n / max(1, len(b.waiting)), b.expected(), b.joined()}
+	return Queue{n, b.QueuedRows() * n / max(1, len(b.waiting)), b.joined()}
 }
 
 func (b *reference) Requeue(now Time, r Request) {
@@ -218,11 +217,13 @@ func (b *reference) Requeue(now Time, r Request) {
 	panic("requeue of a request that is not running")
 }
 
-func (b *reference) Cancel(id RequestID) bool {
+func (b *reference) Cancel(id RequestID) bool { return b.endWaiting(id, Never) }
+
+func (b *reference) endWaiting(id RequestID, answered Time) bool {
 	for i, r := range b.waiting {
 		if r.ID == id {
 			b.waiting = slices.Delete(b.waiting, i, i+1)
-			b.end(r, Never)
+			b.end(r, answered)
 			return true
 		}
 	}
@@ -236,7 +237,6 @@ func (b *reference) BatchDone(w WorkerID, batch BatchID, started, finished Time)
 			continue
 		}
 		d := x.dispatches[i]
-		b.lastRun = Run{w, d.Rows, d.Dims, started, max(started, finished)}
 		x.batches, x.dispatches = slices.Delete(x.batches, i, i+1), slices.Delete(x.dispatches, i, i+1)
 		for _, id := range d.Requests { // in order: which of them was late is learned one by one
 			b.running = slices.DeleteFunc(b.running, func(r *refRequest) bool {
@@ -258,8 +258,6 @@ func (b *reference) Ended(id RequestID) {
 		return r.ID == id
 	})
 }
-
-func (b *reference) LastRun() Run { return b.lastRun }
 
 func (b *reference) Queued() int { return len(b.waiting) }
 

@@ -7,12 +7,12 @@ import "math"
 // none ends an intrusive list; it is no request's id.
 const none RequestID = math.MaxUint32
 
-// A request's life in the books:
+// The states of a request:
 //
-//	          Arrive                 Decide                BatchDone, Ended
-//	unknown ─────────► waiting ────────────────► running ──────────────────► unknown
-//	                   │  ▲                         │
-//	                   │  └─────── Requeue ─────────┘
+//	         Arrive               Decide               BatchDone, Ended
+//	unknown ────────► waiting ──────────────► running ──────────────────► unknown
+//	                   │  ▲                       │
+//	                   │  └────── Requeue ────────┘
 //	                   └─► unknown: Cancel, ClientLeft, expired, timed out
 type state uint8
 
@@ -25,10 +25,9 @@ const (
 // request is the record of one request, at index RequestID of
 // Batcher.requests.
 type request struct {
-	// seq orders the queue of a level. It is the order of Arrive calls; a
-	// delayed request gets a new one, a requeued one its first one again.
-	// since is what ageing counts from. Neither ever decreases along a list,
-	// so the head of a list is also the one that has been lifted furthest.
+	// seq orders the queue of a level by Arrive calls. A delayed request gets a new seq, a
+	// requeued one its first seq again. Ageing counts from since. Neither decreases along a
+	// list, so ageing has lifted the head of a list furthest.
 	seq, firstSeq     int64
 	since, firstSince Time
 
@@ -51,7 +50,7 @@ type request struct {
 	held  bool  // waiting: held back by PreserveOrder
 }
 
-// describe fills in what the caller said about the request.
+// describe fills in the caller's description of the request.
 func (x *request) describe(r *Request, clientGen uint32) {
 	x.arrived = r.Arrived
 	x.deadline = r.Deadline
@@ -119,9 +118,8 @@ func (c chain) unlink(l *list, id RequestID) {
 	}
 }
 
-// insertBySeq gives id its place in l. A new request belongs at the end; only
-// a requeued one looks from the front, where it belongs. It returns the
-// request before it.
+// insertBySeq gives id its place in l: a new request at the end, a requeued one near the front. It
+// returns the request before it.
 func (b *Batcher) insertBySeq(c chain, l *list, id RequestID) (after RequestID) {
 	seq := b.requests[id].seq
 	after = l.tail

@@ -5,7 +5,6 @@ package batcher
 import (
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -65,9 +64,6 @@ func (s *script) command(line string) {
 	case "done":
 		id := BatchID(number(name))
 		s.b.BatchDone(s.holders[id], id, s.now-Time(o.duration("ran")), s.now)
-	case "last":
-		r := s.b.LastRun()
-		s.say("w%d ran %d rows for %v", r.Worker, r.Rows, time.Duration(r.Finished-r.Started))
 	case "count":
 		s.say("%d requests, %d rows, %d could join", s.b.Queued(), s.b.QueuedRows(), s.b.Joinable())
 	default:

@@ -12,18 +12,19 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 )
 
 var update = flag.Bool("update", false, "rewrite the expected output in testdata/*.txt")
 
-// The scripts in testdata tell what the batcher does, in blocks:
+// The scripts in testdata have blocks:
 //
 //	at 1ms                   the time, from here on
 //	arrive A rows=2          events, in order
 //	----
 //	batch 1 to w1: A = 2 rows (deadline)
-//	wake never               what Decide then says, up to the next empty line
+//	wake never               the output of Decide, up to the next empty line
 //
 // testdata/README.md lists the events.
 func TestScripts(t *testing.T) {
@@ -34,21 +35,16 @@ func TestScripts(t *testing.T) {
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
 			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			got := newScript().play(t, string(text))
 			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(file, []byte(got), 0o644))
 			}
 		})
 	}
 }
 
-// play runs every block of text, reports those that went differently, and
-// returns the text with the output it really had.
+// play runs every block of text, reports differences, and returns the text with the real output.
 func (s *script) play(t *testing.T, text string) string {
 	var result strings.Builder
 	lines := strings.Split(text, "\n")
@@ -97,7 +93,7 @@ func newScript() *script {
 	return &script{requests: map[string]Request{}, holders: map[BatchID]WorkerID{}}
 }
 
-// block runs commands and then Decide, and returns what they said.
+// block runs commands and then Decide, and returns the output.
 func (s *script) block(commands []string) string {
 	s.out = nil
 	if strings.HasPrefix(commands[0], "run ") {
@@ -166,8 +162,8 @@ func dimsString(d Dims) string {
 	return strings.Join(sizes, "x")
 }
 
-// run plays timed commands with workers that need the same time for every
-// batch, waking up when told to, until nothing more happens.
+// run plays timed commands, with workers that need the same time for every batch, until nothing more
+// happens.
 func (s *script) run(header string, timed []string) {
 	_, o := parse(header)
 	each := Time(o.duration("each"))

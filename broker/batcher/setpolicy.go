@@ -11,13 +11,11 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// SetPolicy changes the policy while requests wait. It is refused whole, and
-// nothing changes, if settings is not valid by itself or does not go with what is
-// in flight; the error wraps status.ErrInvalid and names the field.
+// SetPolicy changes the policy while requests wait. If settings is not valid, or conflicts with a
+// request in flight, nothing changes; the error wraps status.ErrInvalid and names the field.
 //
-// Wait time, maximum, preferred sizes, ageing and order apply at once to what
-// waits, and so does what a level's timeout does; its queue limit and the times
-// themselves apply to what arrives from now on.
+// Wait time, maximum, preferred sizes, ageing, order and OnTimeout apply at once to waiting
+// requests. The limits and times of a level apply to requests that arrive from now on.
 func (b *Batcher) SetPolicy(settings policy.Settings) error {
 	if err := settings.Validate(); err != nil {
 		return err

@@ -38,24 +38,22 @@ type Batcher struct {
 	idle, roomy           minHeap
 	stale                 []int32 // shapes whose preferred size must be computed again
 
-	// What happens by the passing of time alone.
+	// Timers.
 	readies  timerQueue // by request: its ready time passes
 	changes  timerQueue // by request: its deadline or its level's timeout passes
 	reorders timerQueue // by shape: ageing may change the order that its preferred size depends on
 
 	joined     int // clients that are attached
-	joinable   int // of them, those that could join
-	expected   int // requests of theirs that could
+	joinable   int // attached clients that could join
 	queued     int
 	queuedRows int
-	dated      int   // of those queued: have a deadline
+	dated      int   // queued requests that have a deadline
 	queuedAt   []int // by level asked for, which ageing and timeouts do not change
 
 	lastSeq   int64
 	frontSeq  int64 // of requests requeued without a record: below all others, decreasing
 	lastSince Time
 	lastBatch BatchID
-	lastRun   Run
 
 	out       Decisions
 	ids       []RequestID // backs Dispatch.Requests
@@ -110,10 +108,6 @@ func (b *Batcher) IdleWorkers() int { return len(b.idle.items) }
 
 // Joinable is the number of clients that could join a batch now.
 func (b *Batcher) Joinable() int { return b.joinable }
-
-// Shapes is the number of shapes in which requests wait or waited last; it
-// never exceeds the largest number of requests that waited at once, plus one.
-func (b *Batcher) Shapes() int { return len(b.shapes.shapes) }
 
 // Settings is a copy of the present policy.
 func (b *Batcher) Settings() policy.Settings { return b.settings.Clone() }

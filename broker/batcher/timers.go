@@ -5,10 +5,9 @@ package batcher
 // timerQueue holds at most one point in time per small id and gives the
 // earliest back, ties by the smaller tie.
 //
-// Most timers are set in the order in which they will run out (now plus a
-// constant), so they go to the end of a sorted list, which costs a few
-// nanoseconds however many wait. Only one that would have to walk further
-// than maxWalk from the end goes to the heap.
+// Most timers are set in the order in which they will run out (now plus a constant), so they go to
+// the end of a sorted list. A timer whose place is further than maxWalk from the end goes to
+// the heap.
 type timerQueue struct {
 	nodes      []timerNode // by id
 	head, tail uint32      // the list; nodes[x] is valid only if it says inList

@@ -6,15 +6,14 @@ import "slices"
 
 // worker is the record of one worker, at index WorkerID of Batcher.workers.
 //
-// Workers are chosen by stride scheduling: pass is the number of rows the
-// worker was given, divided by its weight, and the smallest pass goes first.
-// A new worker, or one that was paused, starts at the smallest pass there is, so
-// it neither has to catch up nor is flooded until it has.
+// Workers are chosen by stride scheduling: pass is the number of rows that the worker was given,
+// divided by its weight, and the smallest pass goes first. A new worker, and a worker after its
+// pause, start at the smallest pass: they need not catch up.
 type worker struct {
 	Worker
 	attached bool
 	pass     int64
-	batches  []int32 // what it holds, oldest first; indexes in Batcher.batches
+	batches  []int32 // the batches that it holds, oldest first; indexes in Batcher.batches
 }
 
 // passScale is the pass of one row at weight 1. 2^63 is reached after 10^14
@@ -25,19 +24,9 @@ const passScale = 1 << 16
 type batch struct {
 	id       BatchID
 	requests list
-	rows     int
-	dims     Dims
 }
 
-// Run is what is known of a batch that was run, for a policy to learn from.
-type Run struct {
-	Worker            WorkerID
-	Rows              int
-	Dims              Dims // its shape
-	Started, Finished Time // by the worker's word, bounded by the caller
-}
-
-// WorkerReady tells that w attached, or that it changed its description.
+// WorkerReady reports that w attached, or changed its description.
 func (b *Batcher) WorkerReady(w Worker) {
 	w.Weight = max(1, w.Weight)
 	w.Lanes = max(1, w.Lanes)
@@ -65,8 +54,8 @@ func (b *Batcher) smallestPass() int64 {
 	return pass
 }
 
-// WorkerGone tells that w is gone. Its running requests stay in the books
-// until the caller has called Ended or Requeue for each of them.
+// WorkerGone reports that w is gone. Its running requests stay known until the caller has called
+// Ended or Requeue for each of them.
 func (b *Batcher) WorkerGone(w WorkerID) {
 	if int(w) >= len(b.workers) || !b.workers[w].attached {
 		return
@@ -85,9 +74,8 @@ func (b *Batcher) WorkerGone(w WorkerID) {
 	b.roomy.remove(uint32(w))
 }
 
-// BatchDone tells that w has finished batch, and when it ran: its place is free
-// again, and those of the batch's requests that have not ended yet end now. It
-// does nothing if w does not hold the batch.
+// BatchDone reports that w has finished a batch, and when it ran. The worker's place is free again,
+// and the batch's remaining requests end. BatchDone does nothing if w does not hold the batch.
 func (b *Batcher) BatchDone(w WorkerID, id BatchID, started, finished Time) {
 	if int(w) >= len(b.workers) {
 		return
@@ -102,7 +90,6 @@ func (b *Batcher) BatchDone(w WorkerID, id BatchID, started, finished Time) {
 			b.endRunning(r, max(started, finished))
 			r = next
 		}
-		b.lastRun = Run{w, b.batches[slot].rows, b.batches[slot].dims, started, max(started, finished)}
 		b.advisor.BatchDone(w, id, started, max(started, finished))
 		b.freeBatches = append(b.freeBatches, slot)
 		x.batches = slices.Delete(x.batches, i, i+1)
@@ -111,34 +98,27 @@ func (b *Batcher) BatchDone(w WorkerID, id BatchID, started, finished Time) {
 	}
 }
 
-// Unanswered tells that nobody of batch has a result: it failed, or all had ended
-// before the worker took it. It comes before BatchDone, and what the batch took
-// tells nothing about its size, if that is far less.
+// Unanswered reports, before BatchDone, that no client has a result of the batch: it failed, or its
+// requests had ended before the worker took it.
 func (b *Batcher) Unanswered(w WorkerID, id BatchID) {
-	b.advisor.BatchUnanswered(w, id)
+	if int(w) < len(b.workers) && b.workers[w].attached {
+		b.advisor.BatchUnanswered(w, id)
+	}
 }
-
-// LastRun is the batch of the last BatchDone.
-func (b *Batcher) LastRun() Run { return b.lastRun }
 
 // fileWorker puts w where Decide looks for it: among the idle ones, among the
 // busy ones with room for another batch, or nowhere.
 func (b *Batcher) fileWorker(w WorkerID) {
 	x := &b.workers[w]
 	id := uint32(w)
+	b.idle.remove(id)
+	b.roomy.remove(id)
 	switch n := len(x.batches); {
 	case x.Paused:
-		b.idle.remove(id)
-		b.roomy.remove(id)
 	case n < x.Lanes:
-		b.roomy.remove(id)
 		b.idle.set(id, x.pass, int64(w))
 	case n < x.Depth:
-		b.idle.remove(id)
 		b.roomy.set(id, x.pass, int64(w))
-	default:
-		b.idle.remove(id)
-		b.roomy.remove(id)
 	}
 }
 

@@ -3,38 +3,24 @@
 package main
 
 import (
-	"bytes"
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"os"
-	"slices"
-	"strings"
 
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tools/simulate"
 )
 
-// runSimulate gives simulate's flags the spelling of the other commands: dashes, and --svg
-// for --plot.
 func runSimulate(ctx context.Context, args []string) error {
-	args = slices.Clone(args)
-	for i, arg := range args {
-		if arg == "--svg" || strings.HasPrefix(arg, "--svg=") {
-			args[i] = "--plot" + strings.TrimPrefix(arg, "--svg")
-		}
-	}
-	var help bytes.Buffer
-	var out io.Writer = os.Stdout
-	if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
-		out = &help
-	}
-	code := simulate.Main(ctx, args, out, os.Stderr)
-	text := strings.NewReplacer("--plot file ", "--svg file  ", "--plot", "--svg").Replace(kebab(help.String()))
-	if _, err := fmt.Print(text); err != nil {
+	f := flags("simulate", "", simulate.About, simulate.Examples)
+	command := simulate.NewCommand(f.FlagSet)
+	if err := parse(f, args, 0, 0); err != nil {
 		return err
 	}
-	if code != 0 {
-		return exitCode(code)
+	err := command.Run(ctx, os.Stdout)
+	if errors.Is(err, status.ErrInvalid) {
+		return fmt.Errorf("%w: %w", errUsage, err)
 	}
-	return nil
+	return err
 }

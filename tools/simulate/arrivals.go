@@ -4,6 +4,7 @@ package simulate
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -15,8 +16,7 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-// Arrivals is the process by which requests come: Poisson, Bursty, ClosedLoop
-// or Trace.
+// Arrivals is the process by which requests come: Poisson, Bursty, ClosedLoop or Trace.
 type Arrivals interface {
 	fmt.Stringer
 	validate() error
@@ -24,29 +24,33 @@ type Arrivals interface {
 	clients() int
 	// begin schedules the first commits.
 	begin(w *world)
-	// committed is told that a request was committed, and may schedule the next.
-	committed(w *world, client batcher.ClientID)
-	// answered is told when a client learns how its request ended.
+	// committed may schedule the next request after a commit.
+	committed(w *world)
+	// answered may schedule the next request of a client that was answered.
 	answered(w *world, client batcher.ClientID, at batcher.Time)
 }
 
-// Poisson arrivals are independent of each other and of the answers: the sum
-// of very many users.
+// openLoop are arrivals that do not depend on the answers.
+type openLoop struct{}
+
+func (openLoop) answered(*world, batcher.ClientID, batcher.Time) {}
+
+// Poisson arrivals are independent of each other and of the answers, as of very many users.
 type Poisson struct {
 	Rate    float64 // requests per second
-	Clients int     // processes that they come through, in turn; 0 means 64
+	Clients int     // clients that send them in turn; 0 means 64
+	openLoop
 }
 
-// Bursty arrivals are Poisson while on and none while off. Both phases have
-// exponential lengths.
+// Bursty arrivals are Poisson while on and none while off. Both phases have exponential lengths.
 type Bursty struct {
 	Rate    float64       // requests per second while on
 	On, Off time.Duration // mean lengths
 	Clients int           // as in Poisson
+	openLoop
 }
 
-// ClosedLoop is a fixed number of clients, each of which keeps up to InFlight
-// requests in flight and thinks before it sends the next.
+// ClosedLoop is a number of clients. Each keeps up to InFlight requests in flight and thinks before the next.
 type ClosedLoop struct {
 	Clients  int
 	InFlight int           // per client; 0 means 1
@@ -58,6 +62,7 @@ type Trace struct {
 	Name    string
 	Entries []TraceEntry
 	Clients int // as in Poisson
+	openLoop
 }
 
 // TraceEntry is one recorded request.
@@ -69,10 +74,8 @@ type TraceEntry struct {
 
 const (
 	defaultClients = 64
-	// refusalPause is how long a client of a closed loop waits after a
-	// request was refused at once, so that it does not spin.
-	refusalPause = batcher.Time(time.Millisecond)
-	minPerBurst  = 0.001
+	refusalPause   = batcher.Time(time.Millisecond) // of a client after a refusal, in a closed loop
+	minPerBurst    = 0.001
 )
 
 func or(n, standard int) int {
@@ -83,21 +86,17 @@ func or(n, standard int) int {
 }
 
 func checkRate(rate float64, clients int) error {
-	if !(rate > 0 && rate <= 1e9) {
-		return bad("rate is %v requests per second, must be more than 0 and at most 1e9", rate)
-	}
-	return checkClients(clients)
+	return cmp.Or(
+		need(rate > 0 && rate <= 1e9, "rate is %v requests per second, must be more than 0 and at most 1e9", rate),
+		checkClients(clients),
+	)
 }
 
 func checkClients(n int) error {
-	if n < 0 || n > 1_000_000 {
-		return bad("clients is %d, must be 1..1000000", n)
-	}
-	return nil
+	return need(n >= 0 && n <= 1_000_000, "clients is %d, must be 1..1000000", n)
 }
 
-// exponential is a random time with the given mean in nanoseconds, within
-// endOfTime.
+// exponential is a random time with the given mean in nanoseconds, within endOfTime.
 func exponential(rng *rand.Rand, mean float64) batcher.Time {
 	const most = float64(endOfTime)
 	return batcher.Time(min(rng.ExpFloat64()*min(mean, most), most))
@@ -108,48 +107,40 @@ func (p Poisson) String() string {
 }
 func (p Poisson) validate() error { return checkRate(p.Rate, p.Clients) }
 func (p Poisson) clients() int    { return or(p.Clients, defaultClients) }
-func (p Poisson) begin(w *world)  { p.committed(w, 0) }
+func (p Poisson) begin(w *world)  { p.committed(w) }
 
-func (p Poisson) committed(w *world, _ batcher.ClientID) {
+func (p Poisson) committed(w *world) {
 	rate := p.Rate * w.rateNow()
 	w.commitAt(w.commitTime+exponential(w.rng, 1e9/rate), w.nextInTurn(p.clients()))
 }
 
-func (p Poisson) answered(*world, batcher.ClientID, batcher.Time) {}
-
 func (p Bursty) String() string {
-	return fmt.Sprintf("bursty arrivals, %g requests/s for %v, then none for %v (means), through %d clients", p.Rate, p.On, p.Off, p.clients())
+	return fmt.Sprintf("bursty arrivals, %g requests/s for %v, then none for %v (means), through %d clients",
+		p.Rate, p.On, p.Off, p.clients())
 }
 
 func (p Bursty) validate() error {
-	if p.On <= 0 || p.Off < 0 {
-		return bad("on is %v and off is %v, must be positive", p.On, p.Off)
-	}
-	if max(p.On, p.Off) > policy.MaxDuration {
-		return bad("on is %v and off is %v, must be at most %v", p.On, p.Off, policy.MaxDuration)
-	}
-	if err := checkRate(p.Rate, p.Clients); err != nil {
-		return err
-	}
-	if p.Rate*p.On.Seconds() < minPerBurst { // each burst is drawn, also those with nothing in it
-		return bad("a burst of %v has %g requests on average, must be at least %g", p.On, p.Rate*p.On.Seconds(), minPerBurst)
-	}
-	return nil
+	each := p.Rate * p.On.Seconds() // every burst is drawn, even an empty one
+	return cmp.Or(
+		need(p.On > 0 && p.Off >= 0, "on is %v and off is %v, must be positive", p.On, p.Off),
+		need(max(p.On, p.Off) <= policy.MaxDuration, "on is %v and off is %v, must be at most %v", p.On, p.Off, policy.MaxDuration),
+		checkRate(p.Rate, p.Clients),
+		need(each >= minPerBurst, "a burst of %v has %g requests on average, must be at least %g", p.On, each, minPerBurst),
+	)
 }
 
 func (p Bursty) clients() int { return or(p.Clients, defaultClients) }
 
 func (p Bursty) begin(w *world) {
 	w.burstEnd = exponential(w.rng, float64(p.On))
-	p.committed(w, 0)
+	p.committed(w)
 }
 
-func (p Bursty) committed(w *world, _ batcher.ClientID) {
+func (p Bursty) committed(w *world) {
 	rate := p.Rate * w.rateNow()
 	at := w.commitTime + exponential(w.rng, 1e9/rate)
 	for at > w.burstEnd && at <= endOfTime {
-		// The process has no memory: what is left of the gap starts anew
-		// with the next burst.
+		// The process has no memory: the gap starts again with the next burst.
 		next := w.burstEnd + exponential(w.rng, float64(p.Off))
 		w.burstEnd = next + exponential(w.rng, float64(p.On))
 		at = next + exponential(w.rng, 1e9/rate)
@@ -157,23 +148,17 @@ func (p Bursty) committed(w *world, _ batcher.ClientID) {
 	w.commitAt(at, w.nextInTurn(p.clients()))
 }
 
-func (p Bursty) answered(*world, batcher.ClientID, batcher.Time) {}
-
 func (p ClosedLoop) String() string {
 	return fmt.Sprintf("closed loop, %d clients with %d in flight, think time %v", p.Clients, or(p.InFlight, 1), p.Think)
 }
 
 func (p ClosedLoop) validate() error {
-	if p.Clients < 1 {
-		return bad("clients is %d, must be 1..1000000", p.Clients)
-	}
-	if p.InFlight < 0 || p.InFlight > 100_000 {
-		return bad("in flight per client is %d, must be 1..100000", p.InFlight)
-	}
-	if p.Think < 0 || p.Think > policy.MaxDuration {
-		return bad("think time is %v, must be 0..%v", p.Think, policy.MaxDuration)
-	}
-	return checkClients(p.Clients)
+	return cmp.Or(
+		need(p.Clients != 0, "clients is 0, must be 1..1000000"),
+		checkClients(p.Clients),
+		need(p.InFlight >= 0 && p.InFlight <= 100_000, "in flight per client is %d, must be 1..100000", p.InFlight),
+		need(p.Think >= 0 && p.Think <= policy.MaxDuration, "think time is %v, must be 0..%v", p.Think, policy.MaxDuration),
+	)
 }
 
 func (p ClosedLoop) clients() int { return p.Clients }
@@ -186,7 +171,7 @@ func (p ClosedLoop) begin(w *world) {
 	}
 }
 
-func (p ClosedLoop) committed(*world, batcher.ClientID) {}
+func (p ClosedLoop) committed(*world) {}
 
 func (p ClosedLoop) answered(w *world, c batcher.ClientID, at batcher.Time) {
 	w.commitAt(at+exponential(w.rng, float64(p.Think)), c)
@@ -197,16 +182,13 @@ func (p Trace) String() string {
 }
 
 func (p Trace) validate() error {
-	if len(p.Entries) == 0 {
-		return bad("the trace has no requests")
-	}
-	return checkClients(p.Clients)
+	return cmp.Or(need(len(p.Entries) > 0, "the trace has no requests"), checkClients(p.Clients))
 }
 
 func (p Trace) clients() int   { return or(p.Clients, defaultClients) }
-func (p Trace) begin(w *world) { p.committed(w, 0) }
+func (p Trace) begin(w *world) { p.committed(w) }
 
-func (p Trace) committed(w *world, _ batcher.ClientID) {
+func (p Trace) committed(w *world) {
 	if w.traced == len(p.Entries) {
 		return
 	}
@@ -215,10 +197,7 @@ func (p Trace) committed(w *world, _ batcher.ClientID) {
 	w.commitAt(batcher.Time(e.At), w.nextInTurn(p.clients()))
 }
 
-func (p Trace) answered(*world, batcher.ClientID, batcher.Time) {}
-
-// ReadTrace reads lines of `seconds rows [level]`, times ascending. Empty lines
-// and lines that start with # are skipped.
+// ReadTrace reads lines of `seconds rows [level]`, times ascending. It skips empty lines and comments (#).
 func ReadTrace(name string, r io.Reader) (Trace, error) {
 	t := Trace{Name: name}
 	lines := bufio.NewScanner(r)

@@ -13,10 +13,8 @@ import (
 	"time"
 )
 
-// Cost is the measured time of a batch by its rows: points, ascending in rows.
-// Between points it is interpolated; below the first it is the first (a GPU is
-// not faster with less than one launch); beyond the last it goes on with the
-// slope of the last two.
+// Cost is the measured time of a batch by its rows: points, ascending in rows, with straight lines
+// between them. Below the first point it is constant; beyond the last it has the slope of the last two.
 type Cost []CostPoint
 
 // maxCost of a batch, so that a slope times policy.MaxRows is a time.
@@ -75,11 +73,10 @@ func ParseCost(text string) (Cost, error) {
 	return c.sorted()
 }
 
-// ReadCosts reads a CSV file: rows, then the time of a batch, as a duration
-// (8.2ms) or as a number of seconds, then, if it was measured, how many workers
-// were busy, itself included; further columns are left alone. A first line of
-// column names, empty lines and lines that start with # are skipped. busy is the
-// cost with 1, 2 … other workers busy, empty if the file does not tell.
+// ReadCosts reads a CSV file of rows, the time of a batch, as a duration (8.2ms) or in seconds, and
+// optionally the number of busy workers, this one included. It ignores further columns, column names
+// in the first line, empty lines and lines that start with #. busy is the cost with 1, 2 … other
+// workers busy; empty if the file has no such column.
 func ReadCosts(r io.Reader) (alone Cost, busy []Cost, err error) {
 	byBusy := map[int]Cost{}
 	lines := bufio.NewScanner(r)
@@ -113,14 +110,13 @@ func ReadCosts(r io.Reader) (alone Cost, busy []Cost, err error) {
 	return costsOf(byBusy)
 }
 
-// isName tells a column's name from a number, right or wrong.
+// isName says whether a field is not a number, but the name of a column.
 func isName(field string) bool {
 	_, err := strconv.ParseFloat(strings.TrimSpace(field), 64)
 	return err != nil
 }
 
-// costsOf orders costs by the number of busy workers. Where a number in between
-// was not measured, it lies between its neighbours.
+// costsOf orders costs by the number of busy workers. Numbers that were not measured lie between their neighbours.
 func costsOf(byBusy map[int]Cost) (alone Cost, busy []Cost, err error) {
 	most := 0
 	for k, c := range byBusy {
@@ -158,33 +154,27 @@ func costsOf(byBusy map[int]Cost) (alone Cost, busy []Cost, err error) {
 	return byBusy[1], busy, nil
 }
 
-// reaching adds sizes beyond those that were measured beside other busy workers, if they
-// were measured alone: each takes as many times as long as the size nearest to it. A
-// straight line through few points would be far off.
+// reaching adds the sizes that were measured alone only, if they lie beyond the sizes that were
+// measured beside busy workers. Each is slowed down as the nearest measured size is: a straight line
+// through few points would be far off.
 func (c Cost) reaching(alone Cost) Cost {
 	first, last := c[0], c[len(c)-1]
-	var all Cost
+	all := slices.Clone(c)
 	for _, p := range alone {
-		if p.Rows < first.Rows {
-			all = append(all, CostPoint{p.Rows, slowed(p.Time, first, alone)})
+		nearest := first
+		if p.Rows > first.Rows {
+			nearest = last
+		}
+		if p.Rows < first.Rows || p.Rows > last.Rows {
+			slowdown := float64(nearest.Time) / max(1, float64(alone.Of(nearest.Rows)))
+			all = append(all, CostPoint{p.Rows, time.Duration(slowdown * float64(p.Time))})
 		}
 	}
-	all = append(all, c...)
-	for _, p := range alone {
-		if p.Rows > last.Rows {
-			all = append(all, CostPoint{p.Rows, slowed(p.Time, last, alone)})
-		}
-	}
+	slices.SortFunc(all, func(a, b CostPoint) int { return cmp.Compare(a.Rows, b.Rows) })
 	return all
 }
 
-// slowed is a time as many times as long as that of a point is of its own alone.
-func slowed(t time.Duration, at CostPoint, alone Cost) time.Duration {
-	return time.Duration(float64(t) * float64(at.Time) / max(1, float64(alone.Of(at.Rows))))
-}
-
-// took is the time of a batch of rows rows that starts while so many other
-// workers are busy.
+// took is the time of a batch of rows rows that starts while others other workers are busy.
 func (c *Config) took(rows, others int) float64 { return c.stages()[0].took(rows, others) }
 
 func (c *Stage) took(rows, others int) float64 {
@@ -198,7 +188,7 @@ func (c *Stage) took(rows, others int) float64 {
 	case others <= n:
 		return float64(c.Busy[others-1].Of(rows))
 	}
-	// Each worker beyond those measured adds as much as those did on average.
+	// Each further worker adds as much as the measured ones did on average.
 	return max(alone, alone+(float64(c.Busy[n-1].Of(rows))-alone)*float64(others)/float64(n))
 }
 

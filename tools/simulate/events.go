@@ -2,81 +2,60 @@
 
 package simulate
 
-import "github.com/ringbatch/ringbatch/broker/batcher"
+import (
+	"container/heap"
 
-// event is something that the broker sees.
-type event struct {
-	at     batcher.Time
-	order  uint64 // ties: what was scheduled first
-	kind   eventKind
-	number uint32           // commitSeen: the how-maniest commit, from 1
-	client batcher.ClientID // commitSeen
-	stage  int              // batchSeenDone
-	worker batcher.WorkerID // batchSeenDone
-	batch  batcher.BatchID  // batchSeenDone
-	// commitSeen: the commit; batchSeenDone: when the worker began and ended.
-	started, finished batcher.Time
-}
-
-type eventKind uint8
-
-const (
-	commitSeen eventKind = iota
-	batchSeenDone
+	"github.com/ringbatch/ringbatch/broker/batcher"
 )
 
-func (a *event) before(b *event) bool {
-	return a.at < b.at || (a.at == b.at && a.order < b.order)
+// event is something that the broker sees: a commit, or the end of a batch.
+type event struct {
+	at                batcher.Time
+	order             int              // of scheduling; breaks ties
+	number            uint32           // of a commit, from 1; 0: a batch ended
+	client            batcher.ClientID // of a commit
+	stage             int              // of a batch
+	worker            batcher.WorkerID
+	batch             batcher.BatchID
+	started, finished batcher.Time // of a batch; started is also the time of a commit
 }
 
-// eventQueue is a binary heap.
+// eventQueue gives events back in the order of time.
 type eventQueue struct {
-	heap   []event
-	pushed uint64
+	events []*event
+	pushed int
 }
-
-func (q *eventQueue) empty() bool   { return len(q.heap) == 0 }
-func (q *eventQueue) first() *event { return &q.heap[0] }
 
 func (q *eventQueue) push(e event) {
 	q.pushed++
 	e.order = q.pushed
-	q.heap = append(q.heap, e)
-	i := len(q.heap) - 1
-	for i > 0 {
-		parent := (i - 1) / 2
-		if !e.before(&q.heap[parent]) {
-			break
-		}
-		q.heap[i] = q.heap[parent]
-		i = parent
-	}
-	q.heap[i] = e
+	heap.Push(q, &e)
 }
 
-func (q *eventQueue) pop() event {
-	top := q.heap[0]
-	last := len(q.heap) - 1
-	e := q.heap[last]
-	q.heap = q.heap[:last]
-	if last == 0 {
-		return top
+func (q *eventQueue) pop() *event { return heap.Pop(q).(*event) }
+
+// next is the time of the first event; Never if there is none.
+func (q *eventQueue) next() batcher.Time {
+	if len(q.events) == 0 {
+		return batcher.Never
 	}
-	i := 0
-	for {
-		child := 2*i + 1
-		if child >= last {
-			break
-		}
-		if child+1 < last && q.heap[child+1].before(&q.heap[child]) {
-			child++
-		}
-		if !q.heap[child].before(&e) {
-			break
-		}
-		q.heap[i] = q.heap[child]
-		i = child
-	}
-	q.heap[i] = e
-	return top
+	return q.events[0].at
+}
+
+// The methods below are for container/heap.
+
+func (q *eventQueue) Len() int      { return len(q.events) }
+func (q *eventQueue) Swap(i, j int) { q.events[i], q.events[j] = q.events[j], q.events[i] }
+func (q *eventQueue) Push(e any)    { q.events = append(q.events, e.(*event)) }
+
+func (q *eventQueue) Less(i, j int) bool {
+	a, b := q.events[i], q.events[j]
+	return a.at < b.at || a.at == b.at && a.order < b.order
+}
+
+func (q *eventQueue) Pop() any {
+	last := len(q.events) - 1
+	e := q.events[last]
+	q.events = q.events[:last]
+	return e
 }

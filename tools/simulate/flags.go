@@ -14,18 +14,18 @@ import (
 )
 
 // config makes a Config of the flags; errors name the flag.
-func (f *flags) config() (cfg Config, err error) {
+func (c *Command) config() (cfg Config, err error) {
 	cfg = Config{
-		Load:     Load{Deadline: f.deadline, Shapes: f.shapes},
-		Workers:  Workers{Count: f.workers, Depth: f.depth, Sharing: f.sharing},
-		Hop:      f.hop,
-		Requests: f.requests,
-		Seed:     f.seed,
+		Load:     Load{Deadline: c.deadline, Shapes: c.shapes},
+		Workers:  Workers{Count: c.workers, Depth: c.depth, Sharing: c.sharing},
+		Hop:      c.hop,
+		Requests: c.requests,
+		Seed:     c.seed,
 	}
-	if f.workers < 1 || f.depth < 1 || f.shapes < 1 || f.inFlight < 1 {
-		return cfg, bad("--workers, --depth, --in_flight and --shapes must be at least 1")
+	if c.workers < 1 || c.depth < 1 || c.shapes < 1 || c.inFlight < 1 {
+		return cfg, bad("--workers, --depth, --in-flight and --shapes must be at least 1")
 	}
-	for _, step := range []func(*Config) error{f.setArrivals, f.setRows, f.setCost, f.setPolicy, f.setPadding, f.setStages} {
+	for _, step := range []func(*Config) error{c.setArrivals, c.setRows, c.setCost, c.setPolicy, c.setPadding, c.setStages} {
 		if err := step(&cfg); err != nil {
 			return cfg, err
 		}
@@ -33,52 +33,52 @@ func (f *flags) config() (cfg Config, err error) {
 	return cfg, nil
 }
 
-func (f *flags) setArrivals(cfg *Config) error {
-	kind := f.arrivals
-	if f.trace != "" {
-		if f.set.Changed("arrivals") && kind != "trace" {
+func (c *Command) setArrivals(cfg *Config) error {
+	kind := c.arrivals
+	if c.trace != "" {
+		if c.set.Changed("arrivals") && kind != "trace" {
 			return bad("--trace and --arrivals %s exclude each other", kind)
 		}
 		kind = "trace"
 	}
 	switch kind {
 	case "poisson":
-		cfg.Arrivals = Poisson{Rate: f.rate, Clients: f.clients}
+		cfg.Arrivals = Poisson{Rate: c.rate, Clients: c.clients}
 	case "bursty":
-		cfg.Arrivals = Bursty{Rate: f.rate, On: f.on, Off: f.off, Clients: f.clients}
+		cfg.Arrivals = Bursty{Rate: c.rate, On: c.on, Off: c.off, Clients: c.clients}
 	case "closed":
-		cfg.Arrivals = ClosedLoop{Clients: or(f.clients, 32), InFlight: f.inFlight, Think: f.think}
+		cfg.Arrivals = ClosedLoop{Clients: or(c.clients, 32), InFlight: c.inFlight, Think: c.think}
 	case "trace":
-		if f.trace == "" {
+		if c.trace == "" {
 			return bad("--arrivals trace needs --trace FILE")
 		}
-		return f.readTrace(cfg)
+		return c.readTrace(cfg)
 	default:
 		return bad("--arrivals is %q, must be poisson, bursty, closed or trace", kind)
 	}
 	return nil
 }
 
-func (f *flags) readTrace(cfg *Config) error {
-	file, err := os.Open(f.trace)
+func (c *Command) readTrace(cfg *Config) error {
+	file, err := os.Open(c.trace)
 	if err != nil {
 		return fmt.Errorf("--trace: %w", err)
 	}
 	defer file.Close()
-	t, err := ReadTrace(filepath.Base(f.trace), file)
+	t, err := ReadTrace(filepath.Base(c.trace), file)
 	if err != nil {
 		return fmt.Errorf("--trace: %w", err)
 	}
-	t.Clients = f.clients
-	if !f.set.Changed("requests") {
+	t.Clients = c.clients
+	if !c.set.Changed("requests") {
 		cfg.Requests = max(1, len(t.Entries))
 	}
 	cfg.Arrivals = t
 	return nil
 }
 
-func (f *flags) setRows(cfg *Config) error {
-	low, high, isRange := strings.Cut(f.rows, "-")
+func (c *Command) setRows(cfg *Config) error {
+	low, high, isRange := strings.Cut(c.rows, "-")
 	if !isRange {
 		high = low
 	}
@@ -86,20 +86,20 @@ func (f *flags) setRows(cfg *Config) error {
 	cfg.Load.MinRows, err1 = strconv.Atoi(low)
 	cfg.Load.MaxRows, err2 = strconv.Atoi(high)
 	if err1 != nil || err2 != nil || cfg.Load.MinRows < 1 {
-		return bad("--rows is %q, must be a number or a range like 1-4", f.rows)
+		return bad("--rows is %q, must be a number or a range like 1-4", c.rows)
 	}
 	return nil
 }
 
 // setCost reads points, or the file of them that --cost names.
-func (f *flags) setCost(cfg *Config) (err error) {
-	if strings.Contains(f.cost, "=") {
-		if cfg.Cost, err = ParseCost(f.cost); err != nil {
+func (c *Command) setCost(cfg *Config) (err error) {
+	if strings.Contains(c.cost, "=") {
+		if cfg.Cost, err = ParseCost(c.cost); err != nil {
 			return fmt.Errorf("--cost: %w", err)
 		}
 		return nil
 	}
-	file, err := os.Open(f.cost)
+	file, err := os.Open(c.cost)
 	if err != nil {
 		return fmt.Errorf("--cost: neither points like 1=3.3ms,32=8.2ms nor a file: %w", err)
 	}
@@ -110,10 +110,10 @@ func (f *flags) setCost(cfg *Config) (err error) {
 	return nil
 }
 
-// setStages reads further stages: "1=2ms,32=9ms; workers=2; max_batch_size=8".
-// What one does not say is as of the first.
-func (f *flags) setStages(cfg *Config) (err error) {
-	for i, text := range f.stages {
+// setStages reads further stages: "1=2ms,32=9ms; workers=2; max_batch_size=8". They inherit the rest
+// from the first.
+func (c *Command) setStages(cfg *Config) (err error) {
+	for i, text := range c.stages {
 		cost, rest, _ := strings.Cut(text, ";")
 		s := Stage{Workers: cfg.Workers}
 		if s.Cost, err = ParseCost(strings.TrimSpace(cost)); err != nil {
@@ -136,35 +136,35 @@ func (f *flags) setStages(cfg *Config) (err error) {
 			}
 		}
 		if s.Policy, err = p.Resolve(nil); err != nil {
-			return fmt.Errorf("%w: --stage %d: %w", ErrConfig, i+2, err)
+			return fmt.Errorf("--stage %d: %w", i+2, err)
 		}
 		cfg.Stages = append(cfg.Stages, s)
 	}
 	return nil
 }
 
-func (f *flags) setPadding(cfg *Config) error {
-	switch f.pad {
+func (c *Command) setPadding(cfg *Config) error {
+	switch c.pad {
 	case "":
 	case "preferred":
 		cfg.Workers.Pad = batcher.PadPreferred
 	default:
-		rows, err := strconv.Atoi(f.pad)
+		rows, err := strconv.Atoi(c.pad)
 		if err != nil || rows < cfg.Policy.MaxBatchSize {
-			return bad("--pad is %q, must be preferred, or rows of at least --max_batch_size", f.pad)
+			return bad("--pad is %q, must be preferred, or rows of at least --max-batch-size", c.pad)
 		}
 		cfg.Workers.Pad, cfg.Workers.PadTo = batcher.PadFixed, rows
 	}
 	return nil
 }
 
-func (f *flags) setPolicy(cfg *Config) error {
-	p, err := f.policy.Policy()
+func (c *Command) setPolicy(cfg *Config) error {
+	p, err := c.policy.Policy()
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrConfig, err)
+		return err
 	}
 	given := 0
-	for i, text := range f.levels {
+	for i, text := range c.levels {
 		share, err := setLevel(p, i, text)
 		if err != nil {
 			return err
@@ -174,23 +174,23 @@ func (f *flags) setPolicy(cfg *Config) error {
 		}
 		cfg.Load.LevelShares = append(cfg.Load.LevelShares, share)
 	}
-	if given != 0 && given != len(f.levels) {
+	if given != 0 && given != len(c.levels) {
 		return bad("--priority: give a share= to every level or to none")
 	}
 	if given == 0 {
 		cfg.Load.LevelShares = nil
 	}
-	if len(f.levels) > 0 {
-		p["priorities"] = strconv.Itoa(len(f.levels))
+	if len(c.levels) > 0 {
+		p["priorities"] = strconv.Itoa(len(c.levels))
 	}
 	if cfg.Policy, err = p.Resolve(nil); err != nil {
-		return fmt.Errorf("%w: %w", ErrConfig, err)
+		return err
 	}
 	return nil
 }
 
-// setLevel reads "share=0.9,max_queue=500,default_timeout=50ms,on_timeout=delay"
-// into level i of a policy. The share is -1 if none is given.
+// setLevel reads "share=0.9,max_queue=500,on_timeout=delay" into level i of a policy. The share is -1 if
+// none is given.
 func setLevel(p policy.Policy, i int, text string) (share float64, err error) {
 	share = -1
 	for _, option := range strings.Split(text, ",") {

@@ -4,14 +4,15 @@ package simulate
 
 import (
 	"errors"
+	"slices"
 	"sort"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 )
 
-// arrive tells the batcher of a request, one hop after its commit.
-func (w *world) arrive(e event) {
+// arrive gives a request to the first batcher, one hop after its commit.
+func (w *world) arrive(e *event) {
 	committed := e.started
 	w.stats.first = min(w.stats.first, committed)
 	f := flight{
@@ -42,20 +43,22 @@ func (w *world) arrive(e event) {
 	f.dims = r.Dims
 	w.flights[r.ID] = f
 	w.enter(w.stages[0], r)
-	w.cfg.Arrivals.committed(w, e.client)
+	w.cfg.Arrivals.committed(w)
 }
 
-// handOn gives requests that a stage is done with to the next.
+// handOn gives requests that one stage has finished to the next.
 func (w *world) handOn(to *station, ids []batcher.RequestID) {
 	for _, id := range ids {
 		f := &w.flights[id]
-		w.enter(to, batcher.Request{ID: id, Client: f.client, Rows: f.rows, Level: f.level, Arrived: w.now, Deadline: f.deadline, Dims: f.dims})
+		w.enter(to, batcher.Request{
+			ID: id, Client: f.client, Rows: f.rows, Level: f.level, Arrived: w.now, Deadline: f.deadline, Dims: f.dims,
+		})
 	}
 }
 
 func (w *world) isLast(s *station) bool { return s.number == len(w.stages)-1 }
 
-// enter tells a stage's batcher of a request.
+// enter gives a request to a stage's batcher.
 func (w *world) enter(s *station, r batcher.Request) {
 	f := &w.flights[r.ID]
 	switch err := s.b.Arrive(w.now, r); {
@@ -64,20 +67,19 @@ func (w *world) enter(s *station, r batcher.Request) {
 		w.free = append(w.free, r.ID)
 		w.stats.outcomes.Expired++
 		w.answer(f, w.now)
-	default: // the queue is full, or the trace asks for what there is not
+	default: // the queue is full, the request would be late, or its level or size is not possible
 		w.free = append(w.free, r.ID)
 		w.stats.outcomes.Refused++
 		w.answer(f, w.now+refusalPause)
 	}
 }
 
-// answer tells the client, one hop away, how its request ended.
+// answer informs the client, one hop away, that its request ended.
 func (w *world) answer(f *flight, at batcher.Time) {
 	w.cfg.Arrivals.answered(w, f.client, at+batcher.Time(w.cfg.Hop))
 }
 
-// decide lets the batchers decide and carries it out. It returns when to decide
-// again at the latest.
+// decide carries out the decisions of the batchers, and returns when to decide again at the latest.
 func (w *world) decide() batcher.Time {
 	wake := batcher.Never
 	for _, s := range w.stages {
@@ -104,32 +106,22 @@ func (w *world) decideAt(s *station) batcher.Time {
 	return d.Wake
 }
 
-// serve lets a worker run a batch. Because it takes as long as the cost says,
-// all that follows is known at once.
+// serve lets a worker run a batch. The end of the batch is known at once.
 func (w *world) serve(s *station, d *batcher.Dispatch) {
 	x := &s.workers[d.Worker]
-	start := w.awake(max(w.now+batcher.Time(w.cfg.Hop), x.freeAt))
-	others := 0
-	if s.Workers.Sharing > 0 || len(s.Busy) > 0 {
-		others = s.othersBusy(start, x)
+	start := max(w.now+batcher.Time(w.cfg.Hop), x.freeAt)
+	took := batcher.Time(min(s.took(d.PadTo, s.othersBusy(start, x))*w.phase(start).Cost, float64(endOfTime)))
+	if w.cfg.disturb != nil {
+		took = w.cfg.disturb(d.Worker, d.PadTo, start, took)
 	}
-	took := batcher.Time(min(s.took(d.PadTo, others), float64(endOfTime)))
-	if len(w.cfg.Phases) > 0 {
-		took = batcher.Time(float64(took) * w.phase(start).Cost)
-	}
-	x.freeAt = min(w.after(start, w.slowed(took)+w.cold(x, d.PadTo)), 2*endOfTime)
+	x.freeAt = min(start+took, 2*endOfTime)
 	x.busy += x.freeAt - start
 	x.total++
 	x.rows += d.Rows
 
-	var ids []batcher.RequestID
-	if n := len(w.spare); n > 0 {
-		ids = w.spare[n-1]
-		w.spare = w.spare[:n-1]
-	}
-	x.given = append(x.given, append(ids, d.Requests...))
-	seen := w.awake(x.freeAt + batcher.Time(w.cfg.Hop))
-	w.events.push(event{at: seen, kind: batchSeenDone, stage: s.number, worker: d.Worker, batch: d.Batch, started: start, finished: x.freeAt})
+	x.given = append(x.given, slices.Clone(d.Requests))
+	seen := x.freeAt + batcher.Time(w.cfg.Hop)
+	w.events.push(event{at: seen, stage: s.number, worker: d.Worker, batch: d.Batch, started: start, finished: x.freeAt})
 
 	if w.stats.last = max(w.stats.last, seen); s.number == 0 {
 		w.stats.batch(d)
@@ -184,7 +176,7 @@ func (w *world) randomLevel() int {
 	return min(sort.SearchFloat64s(w.shares, at), len(w.shares)-1)
 }
 
-// result adds up what happened.
+// result sums up the simulation.
 func (w *world) result() *Result {
 	r := w.stats.result()
 	for _, s := range w.stages {

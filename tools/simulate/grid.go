@@ -12,12 +12,11 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-// The grid is many small simulations, the cells, drawn by a seed: models, workers and
-// loads that no one chose. It holds wait_time "auto" against fixed waits.
+// The grid is many small simulations, the cells, drawn by a seed. It compares wait_time "auto" with
+// fixed waits.
 //
 //	steady     a load that stays; mean latency against the best fixed wait
-//	step       load or cost becomes ten times as much, or a tenth; the same, in the second
-//	           that begins one second after it
+//	step       load or cost changes by a factor of ten; the same, from 1 to 2 s after it
 //	goal       latency_goal; requests answered in time, against the best fixed wait
 //	deadline   requests with deadlines; against the same run without refusals
 
@@ -108,8 +107,8 @@ func (d draw) cell(kind string) (c gridCell, err error) {
 // between is a number between two, each of its magnitudes as likely.
 func (d draw) between(low, high float64) float64 { return low * math.Pow(high/low, d.Float64()) }
 
-// cost is of a model that takes some time for a batch, whatever its size, and some for
-// its rows: the same for each, or more for the first ones, or for the last.
+// cost is of a model that takes some time for a batch, and some for its rows: the same for each, or
+// more for the first ones, or for the last.
 func (d draw) cost(batch int, quickest float64) string {
 	one, share, bend := d.between(quickest, 20e6), d.between(0.001, 1), d.between(0.5, 1.3)
 	points := []string{}
@@ -152,8 +151,7 @@ const (
 	stepTo   = stepFrom + time.Second
 )
 
-// step is a step of load or cost by ten, up or down: Poisson, bursty or, for costs,
-// closed.
+// step is a step of load or cost by ten, up or down: Poisson, bursty or, for costs, closed.
 func (d draw) step(cfg *Config) (Arrivals, []Phase, string) {
 	phase, name := Phase{From: stepAt, Rate: 1, Cost: 1}, "load"
 	by, share := 10.0, d.between(0.03, 0.085)
@@ -175,8 +173,8 @@ func (d draw) step(cfg *Config) (Arrivals, []Phase, string) {
 	return Poisson{Rate: rate}, []Phase{phase}, "poisson " + name
 }
 
-// capacity is the requests per second that the workers can do in full batches, each of
-// them two hops after the last: with as many workers busy as do most together.
+// capacity is how many requests per second the workers can do in full batches, each two hops after the
+// last, with the best number of busy workers.
 func capacity(cfg *Config) float64 {
 	best := 0.0
 	for k := 1; k <= cfg.Workers.Count; k++ {

@@ -9,12 +9,13 @@ import (
 	"math"
 	"runtime"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"text/tabwriter"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/policy"
+	"golang.org/x/sync/errgroup"
 )
 
 // Limits of a cell. A cell beyond its limit runs again, with four times the requests and
@@ -36,7 +37,7 @@ type CellResult struct {
 	Missed   string  `json:"missed,omitempty"` // the limit that was missed
 }
 
-// GridResult is what `simulate --grid` prints with --json.
+// GridResult is the output of `simulate --grid --json`.
 type GridResult struct {
 	Seed    uint64        `json:"seed"`
 	Summary []KindSummary `json:"summary"`
@@ -56,35 +57,19 @@ type KindSummary struct {
 // runGridCells runs every cell, as many at a time as there are processors.
 func runGridCells(ctx context.Context, cells []gridCell, progress func(done int)) ([]CellResult, error) {
 	results := make([]CellResult, len(cells))
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	var firstErr error
-	next, done := 0, 0
-	for range runtime.GOMAXPROCS(0) {
-		wg.Go(func() {
-			for {
-				mu.Lock()
-				i := next
-				next++
-				stop := firstErr != nil || i >= len(cells)
-				mu.Unlock()
-				if stop {
-					return
-				}
-				r, err := cells[i].run(ctx)
-				mu.Lock()
-				if err != nil && firstErr == nil {
-					firstErr = fmt.Errorf("%s: %w", cells[i].name, err)
-				}
-				results[i] = r
-				done++
-				progress(done)
-				mu.Unlock()
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(runtime.GOMAXPROCS(0))
+	var done atomic.Int64
+	for i, c := range cells {
+		group.Go(func() (err error) {
+			if results[i], err = c.run(ctx); err != nil {
+				return fmt.Errorf("%s: %w", c.name, err)
 			}
+			progress(int(done.Add(1)))
+			return nil
 		})
 	}
-	wg.Wait()
-	return results, firstErr
+	return results, group.Wait()
 }
 
 func (c gridCell) run(ctx context.Context) (CellResult, error) {
@@ -111,7 +96,7 @@ func (c gridCell) runOnce(ctx context.Context, runs int) (CellResult, error) {
 }
 
 func (c gridCell) runSteady(ctx context.Context) (out CellResult, err error) {
-	best, err := c.bestFixed(ctx, func(r *Result) float64 { return float64(r.Latency.Avg) })
+	best, wait, err := c.bestFixed(ctx, func(r *Result) float64 { return float64(r.Latency.Avg) })
 	if err != nil {
 		return out, err
 	}
@@ -119,7 +104,7 @@ func (c gridCell) runSteady(ctx context.Context) (out CellResult, err error) {
 	if err != nil {
 		return out, err
 	}
-	out.BestWait = best.wait.String()
+	out.BestWait = wait.String()
 	out.Ratio = float64(auto.Latency.Avg) / float64(best.Latency.Avg)
 	out.P99 = float64(auto.Latency.P99) / float64(best.Latency.P99)
 	if out.Ratio > steadyLimit {
@@ -128,32 +113,24 @@ func (c gridCell) runSteady(ctx context.Context) (out CellResult, err error) {
 	return out, nil
 }
 
-// fixedResult is the result with a fixed wait.
-type fixedResult struct {
-	*Result
-	wait time.Duration
-}
-
-// bestFixed is the result of the fixed wait with the least figure; its Result is nil if
-// all are infinite.
-func (c gridCell) bestFixed(ctx context.Context, figure func(*Result) float64) (best fixedResult, err error) {
+// bestFixed is the fixed wait with the least figure, and its result; nil if all are infinite.
+func (c gridCell) bestFixed(ctx context.Context, figure func(*Result) float64) (best *Result, wait time.Duration, err error) {
 	least := math.Inf(1)
-	for _, wait := range gridWaits {
-		cfg := c.cfg
-		cfg.Policy.WaitTime = wait
-		r, err := Run(ctx, cfg)
+	for _, w := range gridWaits {
+		c.cfg.Policy.WaitTime = w
+		r, err := Run(ctx, c.cfg)
 		if err != nil {
-			return best, err
+			return nil, 0, err
 		}
 		if x := figure(r); x < least {
-			best, least = fixedResult{r, wait}, x
+			best, wait, least = r, w, x
 		}
 	}
-	return best, nil
+	return best, wait, nil
 }
 
-// runStep holds auto against the wait that is best after the step. A small load runs
-// several times: a second of it has few requests.
+// runStep compares auto with the best wait after the step. A small load runs several times: a second of
+// it has few requests.
 func (c gridCell) runStep(ctx context.Context, runs int) (out CellResult, err error) {
 	runs *= max(1, min(4, int(50_000/(capacity(&c.cfg)*4))))
 	mean := func(wait time.Duration) (sum float64, err error) {
@@ -186,13 +163,10 @@ func (c gridCell) runStep(ctx context.Context, runs int) (out CellResult, err er
 	return out, err
 }
 
-// meanBetween is the mean latency, in nanoseconds, of requests that were committed in a
-// part of the run. The run ends after it.
+// meanBetween is the mean latency, in nanoseconds, of requests that were committed in a part of the
+// run. The run ends after it.
 func meanBetween(ctx context.Context, cfg Config, from, to time.Duration) (float64, error) {
 	cfg.Requests = 1 << 20
-	if err := cfg.validate(); err != nil {
-		return 0, err
-	}
 	w, err := newWorld(cfg)
 	if err != nil {
 		return 0, err
@@ -216,8 +190,8 @@ func meanBetween(ctx context.Context, cfg Config, from, to time.Duration) (float
 	return sum / float64(n), nil
 }
 
-// runGoal checks that latency_goal is kept: where a fixed wait keeps it, by nearly all
-// requests; otherwise by nearly all that were taken, of which there must be enough.
+// runGoal checks that latency_goal is kept: by nearly all requests if a fixed wait keeps it, else by
+// nearly all accepted ones, and under overload these are enough.
 func (c gridCell) runGoal(ctx context.Context) (out CellResult, err error) {
 	goal := time.Duration(c.budget * fullBatch(&c.cfg))
 	busy := func(r *Result) float64 {
@@ -226,9 +200,9 @@ func (c gridCell) runGoal(ctx context.Context) (out CellResult, err error) {
 		}
 		return busyPerRequest(r)
 	}
-	best := fixedResult{}
+	best, wait := (*Result)(nil), time.Duration(0)
 	if !c.overload {
-		if best, err = c.bestFixed(ctx, busy); err != nil {
+		if best, wait, err = c.bestFixed(ctx, busy); err != nil {
 			return out, err
 		}
 	}
@@ -238,14 +212,11 @@ func (c gridCell) runGoal(ctx context.Context) (out CellResult, err error) {
 	if err != nil {
 		return out, err
 	}
-	inTime := 0
-	for inTime < len(r.latencies) && r.latencies[inTime] <= int64(goal) {
-		inTime++
-	}
+	inTime := r.within(goal)
 	out.P99 = float64(r.Latency.P99) / float64(goal)
 	switch {
-	case best.Result != nil:
-		out.BestWait, out.Ratio = best.wait.String(), busyPerRequest(r)/busyPerRequest(best.Result)
+	case best != nil:
+		out.BestWait, out.Ratio = wait.String(), busyPerRequest(r)/busyPerRequest(best)
 		if float64(inTime) < (1-lateLimit)*float64(cfg.Requests) {
 			out.Missed = "late or refused"
 		}
@@ -265,9 +236,8 @@ func busyPerRequest(r *Result) float64 {
 	return sum / float64(max(1, r.Outcomes.Completed))
 }
 
-// runDeadline checks that few requests are taken and then miss their deadline, and that
-// few are refused that are in time in the same run without refusals. Under overload
-// refusals make room for others.
+// runDeadline checks that few accepted requests miss their deadline, and that nearly as many are in
+// time as in the same run without refusals. Under overload refusals make room for others.
 func (c gridCell) runDeadline(ctx context.Context) (out CellResult, err error) {
 	cfg := c.auto()
 	cfg.Load.Deadline = time.Duration(c.budget * fullBatch(&cfg))
@@ -294,30 +264,34 @@ func newGridResult(seed uint64, cells []CellResult) *GridResult {
 	g := &GridResult{Seed: seed, Cells: cells}
 	for _, kind := range gridKinds {
 		s := KindSummary{Kind: kind}
-		mean, p99, ratios, p99s, kept := 0.0, 0.0, 0, 0, 0
+		var ratios, p99s []float64
+		kept := 0
 		for _, c := range cells {
 			if c.Kind != kind {
 				continue
 			}
-			s.Cells++
-			if c.Missed == "" {
+			if s.Cells++; c.Missed == "" {
 				kept++
 			}
-			if c.Ratio > 0 {
-				ratios++
-				mean += math.Log(c.Ratio)
-				s.Worst = max(s.Worst, c.Ratio)
-			}
-			if c.P99 > 0 {
-				p99s++
-				p99 += math.Log(c.P99)
-			}
+			s.Worst = max(s.Worst, c.Ratio)
+			ratios, p99s = append(ratios, c.Ratio), append(p99s, c.P99)
 		}
-		s.Mean, s.P99 = math.Exp(mean/float64(max(1, ratios))), math.Exp(p99/float64(max(1, p99s)))
+		s.Mean, s.P99 = geometricMean(ratios), geometricMean(p99s)
 		s.Kept = float64(kept) / float64(max(1, s.Cells))
 		g.Summary = append(g.Summary, s)
 	}
 	return g
+}
+
+// geometricMean leaves out zeros.
+func geometricMean(list []float64) float64 {
+	sum, n := 0.0, 0
+	for _, x := range list {
+		if x > 0 {
+			sum, n = sum+math.Log(x), n+1
+		}
+	}
+	return math.Exp(sum / float64(max(1, n)))
 }
 
 // WriteText writes a line for each kind, and one for each cell beyond its limit.
@@ -325,19 +299,17 @@ func (g *GridResult) WriteText(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "wait_time auto against the best of %d fixed waits, seed %d\n", len(gridWaits), g.Seed)
 	for _, s := range g.Summary {
+		fmt.Fprintf(&b, "%-9s %3d cells, %5.1f %% kept", s.Kind, s.Cells, 100*s.Kept)
 		switch s.Kind {
 		case "steady":
-			fmt.Fprintf(&b, "steady    %3d cells: mean latency %.3f × (geometric mean), %.1f %% within %.2f ×, worst %.3f ×; p99 %.3f ×\n",
-				s.Cells, s.Mean, 100*s.Kept, steadyLimit, s.Worst, s.P99)
+			fmt.Fprintf(&b, " (within %.2f ×): mean latency %.3f × (geometric mean), worst %.3f ×, p99 %.3f ×",
+				steadyLimit, s.Mean, s.Worst, s.P99)
 		case "step":
-			fmt.Fprintf(&b, "step      %3d cells: mean latency %.3f × from 1 to 2 s after it, %.1f %% within %.2f ×, worst %.3f ×\n",
-				s.Cells, s.Mean, 100*s.Kept, stepLimit, s.Worst)
+			fmt.Fprintf(&b, " (within %.2f ×): mean latency %.3f × from 1 to 2 s after it, worst %.3f ×", stepLimit, s.Mean, s.Worst)
 		case "goal":
-			fmt.Fprintf(&b, "goal      %3d cells: %.1f %% kept; workers busy %.3f × as long as with the best fixed wait that keeps it\n",
-				s.Cells, 100*s.Kept, s.Mean)
-		default:
-			fmt.Fprintf(&b, "deadline  %3d cells: %.1f %% kept\n", s.Cells, 100*s.Kept)
+			fmt.Fprintf(&b, ": workers busy %.3f × as long as with the best fixed wait that keeps it", s.Mean)
 		}
+		b.WriteByte('\n')
 	}
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for _, c := range g.Cells {

@@ -42,8 +42,7 @@ func sizeBins(sizes []SizeCount, n int) []bin {
 	return bins
 }
 
-// latencyBins puts latencies into at most n bins whose edges are 1, 2 or 5
-// times a power of ten apart, the last one open.
+// latencyBins puts latencies into at most n bins, 1, 2 or 5 times a power of ten wide, the last one open.
 func (r *Result) latencyBins(n int) []bin {
 	if len(r.latencies) == 0 {
 		return nil
@@ -81,7 +80,7 @@ func niceWidth(x float64) time.Duration {
 
 const histogramWidth = 40
 
-// writeHistogram draws bins as bars of eighths of a character.
+// writeHistogram draws bins as bars.
 func writeHistogram(b *strings.Builder, title string, bins []bin) {
 	most, total, wide := 1, 0, utf8.RuneCountInString(title)
 	for _, x := range bins {
@@ -91,14 +90,7 @@ func writeHistogram(b *strings.Builder, title string, bins []bin) {
 	}
 	fmt.Fprintf(b, "%*s\n", wide, title)
 	for _, x := range bins {
-		eighths := 8 * histogramWidth * x.n / most
-		bar := strings.Repeat("█", eighths/8)
-		if rest := eighths % 8; rest > 0 {
-			bar += string(rune('▉' + 7 - rest))
-		} else if eighths == 0 && x.n > 0 {
-			bar = "▏"
-		}
-		pad := strings.Repeat(" ", histogramWidth-utf8.RuneCountInString(bar))
-		fmt.Fprintf(b, "%*s │%s%s %5.1f %%\n", wide, x.label, bar, pad, 100*float64(x.n)/float64(max(1, total)))
+		bar := strings.Repeat("█", (histogramWidth*x.n+most-1)/most)
+		fmt.Fprintf(b, "%*s │%-*s %5.1f %%\n", wide, x.label, histogramWidth, bar, 100*float64(x.n)/float64(max(1, total)))
 	}
 }

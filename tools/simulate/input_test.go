@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 func TestTheCostIsInterpolatedBetweenItsPoints(t *testing.T) {
@@ -39,9 +41,8 @@ func TestACostFileMayHaveColumnNamesAndSeconds(t *testing.T) {
 		t.Errorf("%v, %v", c, err)
 	}
 	for _, text := range []string{"", "1", "1,2ms\nx,3ms", "1,2ms\n1,3ms", "1,-2ms", "0,1ms", "1,fast\n8,5ms", "rows,time\nrows,time"} {
-		if _, _, err := ReadCosts(strings.NewReader(text)); !errors.Is(err, ErrConfig) {
-			t.Errorf("%q: %v", text, err)
-		}
+		_, _, err := ReadCosts(strings.NewReader(text))
+		must.Fail(t, text, err, status.ErrInvalid)
 	}
 }
 
@@ -54,7 +55,7 @@ func TestABadCostIsNamed(t *testing.T) {
 		"1=0s":      `batch time "0s" is not a duration like 8.2ms`,
 		"1=1s,1=2s": `the cost has two times for 1 rows`,
 	} {
-		if _, err := ParseCost(text); !errors.Is(err, ErrConfig) || !strings.HasSuffix(err.Error(), want) {
+		if _, err := ParseCost(text); !errors.Is(err, status.ErrInvalid) || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", text, err, want)
 		}
 	}
@@ -67,67 +68,57 @@ func TestATraceIsReadLineByLine(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for text, want := range map[string]string{
-		"1":         "line 1: bad simulation: a line must be: seconds rows [level]",
-		"1 2 3 4":   "line 1: bad simulation: a line must be: seconds rows [level]",
-		"x 1":       `line 1: bad simulation: "x" is not a time in seconds`,
-		"-1 1":      `line 1: bad simulation: "-1" is not a time in seconds`,
-		"-5ms 1":    `line 1: bad simulation: "-5ms" is not a time in seconds`,
-		"999999h 1": `line 1: bad simulation: "999999h" is not a time in seconds`,
-		"1 0":       `line 1: bad simulation: "0" is not a number of rows`,
-		"1 1 -1":    `line 1: bad simulation: "-1" is not a level`,
-		"2 1\n1 1":  "line 2: bad simulation: time goes backwards",
+		"1":         "line 1: invalid value: a line must be: seconds rows [level]",
+		"1 2 3 4":   "line 1: invalid value: a line must be: seconds rows [level]",
+		"x 1":       `line 1: invalid value: "x" is not a time in seconds`,
+		"-1 1":      `line 1: invalid value: "-1" is not a time in seconds`,
+		"-5ms 1":    `line 1: invalid value: "-5ms" is not a time in seconds`,
+		"999999h 1": `line 1: invalid value: "999999h" is not a time in seconds`,
+		"1 0":       `line 1: invalid value: "0" is not a number of rows`,
+		"1 1 -1":    `line 1: invalid value: "-1" is not a level`,
+		"2 1\n1 1":  "line 2: invalid value: time goes backwards",
 	} {
-		if _, err := ReadTrace("t", strings.NewReader(text)); !errors.Is(err, ErrConfig) || !strings.HasSuffix(err.Error(), want) {
+		if _, err := ReadTrace("t", strings.NewReader(text)); !errors.Is(err, status.ErrInvalid) || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", text, err, want)
 		}
 	}
 }
 
-func TestACostFileTellsWhatBusyWorkersDoToEachOther(t *testing.T) {
-	text := "rows,seconds,busy,low,high,batches\n1,0.002,1,0,0,9\n8,0.004,1,0,0,9\n1,0.004,3,0,0,9\n8,0.012,3,0,0,9\n"
-	alone, busy, err := ReadCosts(strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg := Config{Cost: alone, Busy: busy}
+func TestACostFileTellsHowBusyWorkersSlowEachOther(t *testing.T) {
+	halfway := "rows,seconds,busy,low,high,batches\n1,0.002,1,0,0,9\n8,0.004,1,0,0,9\n1,0.004,3,0,0,9\n8,0.012,3,0,0,9\n"
+	nearest := "1,2ms,1\n8,4ms,1\n32,10ms,1\n8,6ms,2\n"
 	for _, c := range []struct {
+		file         string
 		rows, others int
 		want         time.Duration
 	}{
-		{1, 0, 2 * time.Millisecond}, {8, 0, 4 * time.Millisecond},
-		{1, 1, 3 * time.Millisecond}, {8, 1, 8 * time.Millisecond}, // not measured: halfway
-		{1, 2, 4 * time.Millisecond}, {8, 2, 12 * time.Millisecond},
-		{8, 4, 20 * time.Millisecond}, // as much more for each as for those measured
+		{halfway, 1, 0, 2 * time.Millisecond}, {halfway, 8, 0, 4 * time.Millisecond},
+		{halfway, 1, 1, 3 * time.Millisecond}, {halfway, 8, 1, 8 * time.Millisecond}, // not measured: halfway
+		{halfway, 1, 2, 4 * time.Millisecond}, {halfway, 8, 2, 12 * time.Millisecond},
+		{halfway, 8, 4, 20 * time.Millisecond}, // each further worker adds as much as the measured ones
+		// Sizes that were not measured beside others are slowed like the nearest measured size.
+		{nearest, 1, 1, 3 * time.Millisecond}, {nearest, 8, 1, 6 * time.Millisecond},
+		{nearest, 20, 1, 10500 * time.Microsecond}, {nearest, 32, 1, 15 * time.Millisecond},
 	} {
-		if got := time.Duration(cfg.took(c.rows, c.others)); got != c.want {
+		if got := time.Duration(tookOf(t, c.file, c.rows, c.others)); got != c.want {
 			t.Errorf("%d rows beside %d others: %v, want %v", c.rows, c.others, got, c.want)
 		}
 	}
-	// Sizes that were not seen beside others are as many times slower as the nearest that was.
-	alone, busy, err = ReadCosts(strings.NewReader("1,2ms,1\n8,4ms,1\n32,10ms,1\n8,6ms,2\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg = Config{Cost: alone, Busy: busy}
-	for rows, want := range map[int]time.Duration{1: 3 * time.Millisecond, 8: 6 * time.Millisecond, 20: 10500 * time.Microsecond, 32: 15 * time.Millisecond} {
-		if got := time.Duration(cfg.took(rows, 1)); got != want {
-			t.Errorf("%d rows beside another: %v, want %v", rows, got, want)
-		}
-	}
-	// A number of workers between measured ones lies between them there, too.
-	alone, busy, err = ReadCosts(strings.NewReader("1,1ms,1\n8,2ms,1\n32,4ms,1\n1,2ms,2\n8,4ms,2\n32,8ms,2\n16,16ms,4\n32,32ms,4\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg = Config{Cost: alone, Busy: busy}
+	// A number of workers between measured ones lies between them for such sizes, too.
+	const file = "1,1ms,1\n8,2ms,1\n32,4ms,1\n1,2ms,2\n8,4ms,2\n32,8ms,2\n16,16ms,4\n32,32ms,4\n"
 	for _, rows := range []int{1, 8, 32} {
-		if two, three, four := cfg.took(rows, 1), cfg.took(rows, 2), cfg.took(rows, 3); three < two || three > four {
+		if two, three, four := tookOf(t, file, rows, 1), tookOf(t, file, rows, 2), tookOf(t, file, rows, 3); three < two || three > four {
 			t.Errorf("%d rows: %v at 2 busy, %v at 3, %v at 4", rows, time.Duration(two), time.Duration(three), time.Duration(four))
 		}
 	}
 	for _, text := range []string{"1,1ms,0", "1,1ms,x", "1,1ms,2", "1,1ms,1\n1,2ms,1", "1,1ms,99999999"} {
-		if _, _, err := ReadCosts(strings.NewReader(text)); !errors.Is(err, ErrConfig) {
-			t.Errorf("%q: %v", text, err)
-		}
+		_, _, err := ReadCosts(strings.NewReader(text))
+		must.Fail(t, text, err, status.ErrInvalid)
 	}
+}
+
+func tookOf(t *testing.T, file string, rows, others int) float64 {
+	alone, busy, err := ReadCosts(strings.NewReader(file))
+	must.Do(t, err)
+	return (&Config{Cost: alone, Busy: busy}).took(rows, others)
 }

@@ -43,9 +43,11 @@ func (r *Result) WriteText(w io.Writer, cfg *Config) error {
 	for i, workers := range r.Stages {
 		sum := WorkerResult{}
 		for _, x := range workers {
-			sum.Batches, sum.Rows, sum.Utilisation = sum.Batches+x.Batches, sum.Rows+x.Rows, sum.Utilisation+x.Utilisation/float64(len(workers))
+			sum.Batches, sum.Rows = sum.Batches+x.Batches, sum.Rows+x.Rows
+			sum.Utilisation += x.Utilisation / float64(len(workers))
 		}
-		fmt.Fprintf(&b, "stage %-5d %s batches of %.1f rows on average, workers %.1f %% busy\n", i+2, count(sum.Batches), float64(sum.Rows)/float64(max(1, sum.Batches)), 100*sum.Utilisation)
+		fmt.Fprintf(&b, "stage %-5d %s batches of %.1f rows on average, workers %.1f %% busy\n",
+			i+2, count(sum.Batches), float64(sum.Rows)/float64(max(1, sum.Batches)), 100*sum.Utilisation)
 	}
 	b.WriteByte('\n')
 	writeHistogram(&b, "rows per batch", sizeBins(r.BatchSizes, 16))
@@ -70,19 +72,16 @@ func (c *Config) describe() string {
 	if c.Policy.PreserveOrder {
 		b.WriteString(", preserve_order")
 	}
-	plural := "s"
-	if c.Workers.Count == 1 {
-		plural = ""
-	}
-	fmt.Fprintf(&b, "; %d worker%s, batch cost %s, hop %v", c.Workers.Count, plural, c.Cost.summary(), c.Hop)
+	fmt.Fprintf(&b, "; workers %d, batch cost %s, hop %v", c.Workers.Count, c.Cost.summary(), c.Hop)
 	for i := range c.Stages {
 		s := &c.Stages[i]
-		fmt.Fprintf(&b, "; stage %d: max_batch_size %d, %d workers, batch cost %s", i+2, s.Policy.MaxBatchSize, s.Workers.Count, s.Cost.summary())
+		fmt.Fprintf(&b, "; stage %d: max_batch_size %d, %d workers, batch cost %s",
+			i+2, s.Policy.MaxBatchSize, s.Workers.Count, s.Cost.summary())
 	}
 	return b.String()
 }
 
-// summary is the cost in a few words, however many points it has.
+// summary is the cost in a few words.
 func (c Cost) summary() string {
 	if len(c) <= 4 {
 		return c.String()
@@ -90,7 +89,7 @@ func (c Cost) summary() string {
 	return fmt.Sprintf("%s … %s (%d points)", c[:1], c[len(c)-1:], len(c))
 }
 
-// short writes three significant digits, which is all a latency is good for.
+// short writes three significant digits.
 func short(d time.Duration) string {
 	for _, unit := range []time.Duration{time.Second, time.Millisecond, time.Microsecond} {
 		if d >= 100*unit {

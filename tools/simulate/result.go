@@ -11,23 +11,21 @@ import (
 	"github.com/ringbatch/ringbatch/broker/batcher"
 )
 
-// Result is what a simulation found.
+// Result is the result of a simulation.
 type Result struct {
-	Span              time.Duration  `json:"-"` // from the first commit to the last answer
-	SpanSeconds       float64        `json:"span_seconds"`
-	Outcomes          Outcomes       `json:"outcomes"`
-	RequestsPerSecond float64        `json:"requests_per_second"` // completed in time
-	RowsPerSecond     float64        `json:"rows_per_second"`     // run by workers
-	Latency           Latency        `json:"latency_ms"`          // from commit to answer, of completed requests
-	Batches           int            `json:"batches"`
-	MeanBatchRows     float64        `json:"mean_batch_rows"`
-	BatchSizes        []SizeCount    `json:"batch_sizes"` // ascending; only sizes that occurred
-	Reasons           Reasons        `json:"dispatched_because"`
-	Workers           []WorkerResult `json:"workers"`
-	// Stages are the workers of the further stages of a pipeline; batches,
-	// sizes and reasons above are of the first.
-	Stages [][]WorkerResult `json:"stages,omitempty"`
-	Levels []LevelResult    `json:"levels,omitempty"` // with more than one priority level
+	Span              time.Duration    `json:"-"` // from the first commit to the last answer
+	SpanSeconds       float64          `json:"span_seconds"`
+	Outcomes          Outcomes         `json:"outcomes"`
+	RequestsPerSecond float64          `json:"requests_per_second"` // completed in time
+	RowsPerSecond     float64          `json:"rows_per_second"`     // run by workers
+	Latency           Latency          `json:"latency_ms"`          // from commit to answer, of completed requests
+	Batches           int              `json:"batches"`
+	MeanBatchRows     float64          `json:"mean_batch_rows"`
+	BatchSizes        []SizeCount      `json:"batch_sizes"` // ascending; only sizes that occurred
+	Reasons           Reasons          `json:"dispatched_because"`
+	Workers           []WorkerResult   `json:"workers"`
+	Stages            [][]WorkerResult `json:"stages,omitempty"` // workers of the further stages; all above is of the first
+	Levels            []LevelResult    `json:"levels,omitempty"` // with more than one priority level
 
 	latencies []int64 // ascending, nanoseconds
 }
@@ -35,10 +33,10 @@ type Result struct {
 // Outcomes says how the requests ended.
 type Outcomes struct {
 	Completed int `json:"completed"`
-	Late      int `json:"late"`      // its deadline passed while it ran: work for nobody
+	Late      int `json:"late"`      // its deadline passed while it ran
 	Expired   int `json:"expired"`   // its deadline passed in the queue
 	TimedOut  int `json:"timed_out"` // its level's timeout passed in the queue
-	Refused   int `json:"refused"`   // its level's queue was full, or it asked for what there is not
+	Refused   int `json:"refused"`   // its level's queue was full, or it would have been late
 }
 
 // Latency of completed requests.
@@ -46,7 +44,7 @@ type Latency struct {
 	Avg, P50, P90, P95, P99, P999, Max time.Duration
 }
 
-// SizeCount is how many batches had so many rows.
+// SizeCount is the number of batches of one size.
 type SizeCount struct {
 	Rows    int `json:"rows"`
 	Batches int `json:"batches"`
@@ -60,7 +58,7 @@ type Reasons struct {
 	Nobody    int `json:"nobody"`
 }
 
-// WorkerResult is what one worker did.
+// WorkerResult sums up one worker.
 type WorkerResult struct {
 	Utilisation float64       `json:"utilisation"` // share of the span in which it was busy
 	Batches     int           `json:"batches"`
@@ -68,7 +66,7 @@ type WorkerResult struct {
 	Busy        time.Duration `json:"-"`
 }
 
-// LevelResult is what one priority level saw.
+// LevelResult sums up one priority level.
 type LevelResult struct {
 	Completed int     `json:"completed"`
 	Latency   Latency `json:"latency_ms"`
@@ -84,12 +82,16 @@ func (l Latency) MarshalJSON() ([]byte, error) {
 	})
 }
 
-// Quantile is the latency that the share q of the completed requests did not
-// exceed; 0 if none completed.
+// Quantile is the latency that the share q of the completed requests did not exceed; 0 if none completed.
 func (r *Result) Quantile(q float64) time.Duration { return quantile(r.latencies, q) }
 
-// quantile is the nearest rank: the smallest value with at least q·n of the n
-// ascending values up to it.
+// within is the number of completed requests that took at most limit.
+func (r *Result) within(limit time.Duration) int {
+	n, _ := slices.BinarySearch(r.latencies, int64(limit)+1)
+	return n
+}
+
+// quantile is the nearest rank: the smallest value with at least q·n of the n ascending values up to it.
 func quantile(ascending []int64, q float64) time.Duration {
 	n := len(ascending)
 	if n == 0 {

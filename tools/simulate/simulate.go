@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package simulate drives the broker's batcher with a virtual clock: what would
-// this policy do to that load on a model which takes so long per batch size?
-//
-// The batcher is the very code that the broker runs. What is simulated is the
-// world around it:
+// Package simulate drives the broker's batcher with a virtual clock, to try a policy on a load and on
+// a model whose batches take a given time. The batcher is the code that the broker runs. Simulated are:
 //
 //	clients commit requests (Arrivals)      → one hop →
 //	the batcher decides                     → one hop →
@@ -14,14 +11,15 @@
 package simulate
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // Config describes one simulation.
@@ -31,28 +29,21 @@ type Config struct {
 	Load     Load
 	Workers  Workers
 	Cost     Cost
-	// Busy is the cost with 1, 2 … other workers busy, where it was measured;
-	// without it Workers.Sharing counts.
-	Busy []Cost
-	// Stages are those of a pipeline that follow the one above: a request goes
-	// through all of them, from one batcher to the next.
-	Stages []Stage
-	// Hop is the time from one process to the next: client to broker, broker
-	// to worker, worker to client. Every request takes three.
-	Hop time.Duration
-	// Phases change the load or the cost in the middle of a run; each holds
-	// until the next begins.
-	Phases []Phase
-	// Disturbances happen to every machine.
-	Disturbances Disturbances
-	Requests     int // how many are sent; a trace may have fewer
-	Seed         uint64
+	Busy     []Cost  // the cost with 1, 2 … other workers busy, if measured; else Workers.Sharing counts
+	Stages   []Stage // the further stages of a pipeline, in order
+	Phases   []Phase // changes of the load or the cost; each holds until the next begins
+	// Hop is the time from one process to the next: client to broker, broker to worker, worker to
+	// client. Every request takes three.
+	Hop      time.Duration
+	Requests int // how many are sent; a trace may have fewer
+	Seed     uint64
 
-	hideDeadlines bool // from the batcher; they count still
+	hideDeadlines bool // from the batcher; they still count
+	// disturb, if set, changes the time of a batch that a worker begins.
+	disturb func(w batcher.WorkerID, rows int, start, took batcher.Time) batcher.Time
 }
 
-// Phase is a time in which Poisson arrivals come Rate times as often, and
-// batches take Cost times as long.
+// Phase is a time in which Poisson arrivals come Rate times as often, and batches take Cost times as long.
 type Phase struct {
 	From       time.Duration
 	Rate, Cost float64
@@ -66,50 +57,36 @@ type Stage struct {
 	Busy    []Cost
 }
 
-// Disturbances are what goes wrong now and then, and is not the model's doing.
-type Disturbances struct {
-	// One batch in SlowOneIn takes SlowTimes as long; 0: none.
-	SlowOneIn int
-	SlowTimes float64
-	// Each StallEvery the whole machine stands still for StallFor; 0: never.
-	StallEvery, StallFor time.Duration
-	// Others use the machine, too, so its pace wanders: batches take e to the power
-	// of x as long, where x is normal with the deviation Wander, and another after
-	// about WanderFor; 0: they do not.
-	Wander    float64
-	WanderFor time.Duration
-	// The first batch of 1, of 2, of up to 4, 8, 16 … rows takes this much longer in
-	// each worker: kernels are loaded, and the quickest are looked for.
-	Cold time.Duration
-}
-
-// Load is what the requests look like.
+// Load describes the requests.
 type Load struct {
 	MinRows, MaxRows int           // rows per request, uniform; 0 means 1
 	Deadline         time.Duration // time budget of each request; 0 = none
 	Shapes           int           // number of different shapes, uniform; 0 means 1
-	// LevelShares are the shares of requests per priority level; nil means
-	// that all ask for the default level.
-	LevelShares []float64
+	LevelShares      []float64     // shares of requests per priority level; nil: all have the default level
 }
 
-// Workers is what serves them.
+// Workers describes the workers of a stage.
 type Workers struct {
 	Count int
 	Depth int // batches a worker may hold; 0 means 1
 	Pad   batcher.Padding
 	PadTo int
-	// Sharing says how much workers on one device slow each other down: a
-	// batch that starts while k other workers are busy takes 1 + k·Sharing
-	// times as long.
+	// Sharing is how much workers on one device slow each other down: a batch that starts while k
+	// other workers are busy takes 1 + k·Sharing times as long.
 	Sharing float64
 }
 
-// ErrConfig is wrapped by every error about a Config.
-var ErrConfig = errors.New("bad simulation")
-
+// bad is an error about a Config.
 func bad(format string, args ...any) error {
-	return fmt.Errorf("%w: %s", ErrConfig, fmt.Sprintf(format, args...))
+	return fmt.Errorf("%w: %s", status.ErrInvalid, fmt.Sprintf(format, args...))
+}
+
+// need is an error unless ok.
+func need(ok bool, format string, args ...any) error {
+	if ok {
+		return nil
+	}
+	return bad(format, args...)
 }
 
 // MaxRequests bounds the memory of one simulation: 8 bytes for each latency.
@@ -117,106 +94,73 @@ const MaxRequests = 1_000_000_000
 
 const (
 	maxWorkers = 4096
-	maxSharing = 1000 // times as long for each other worker: a typing error
+	maxSharing = 1000 // more is a typing error
 )
 
 func (c *Config) validate() error {
-	if c.Requests < 1 || c.Requests > MaxRequests {
-		return bad("requests is %d, must be 1..%d", c.Requests, MaxRequests)
-	}
-	if c.Hop < 0 || c.Hop > policy.MaxDuration {
-		return bad("hop is %v, must be 0..%v", c.Hop, policy.MaxDuration)
-	}
-	for i, s := range c.stages() {
-		if err := s.validate(); err != nil {
-			return err
-		}
-		if i > 0 && s.Policy.LevelCount() != c.Policy.LevelCount() {
-			return bad("stage %d has %d priority levels, the first %d", i+1, s.Policy.LevelCount(), c.Policy.LevelCount())
-		}
-		if err := c.Load.validate(&s.Policy); err != nil {
-			return err
-		}
-	}
-	if err := c.Disturbances.validate(); err != nil {
+	if err := cmp.Or(
+		need(c.Requests >= 1 && c.Requests <= MaxRequests, "requests is %d, must be 1..%d", c.Requests, MaxRequests),
+		need(c.Hop >= 0 && c.Hop <= policy.MaxDuration, "hop is %v, must be 0..%v", c.Hop, policy.MaxDuration),
+		need(c.Arrivals != nil, "no arrivals are given"),
+	); err != nil {
 		return err
 	}
-	if c.Arrivals == nil {
-		return bad("no arrivals are given")
+	levels := c.Policy.LevelCount()
+	for i, s := range c.stages() {
+		if err := cmp.Or(
+			s.validate(),
+			need(s.Policy.LevelCount() == levels, "stage %d has %d priority levels, the first %d", i+1, s.Policy.LevelCount(), levels),
+			c.Load.validate(&s.Policy),
+		); err != nil {
+			return err
+		}
 	}
 	return c.Arrivals.validate()
 }
 
-// stages are all of them.
+// stages are the first stage and the further ones.
 func (c *Config) stages() []Stage {
 	return append([]Stage{{Policy: c.Policy, Workers: c.Workers, Cost: c.Cost, Busy: c.Busy}}, c.Stages...)
 }
 
 func (s *Stage) validate() error {
-	if err := s.Policy.Validate(); err != nil {
-		return fmt.Errorf("%w: %w", ErrConfig, err)
-	}
-	if s.Workers.Count < 1 || s.Workers.Count > maxWorkers {
-		return bad("workers is %d, must be 1..%d", s.Workers.Count, maxWorkers)
-	}
-	if s.Workers.Depth < 0 {
-		return bad("depth is %d, must be at least 1", s.Workers.Depth)
-	}
-	if s.Workers.PadTo > policy.MaxRows {
-		return bad("batches are padded to %d rows, must be at most %d", s.Workers.PadTo, policy.MaxRows)
-	}
-	if !(s.Workers.Sharing >= 0 && s.Workers.Sharing <= maxSharing) { // so that NaN is out of range too
-		return bad("sharing is %v, must be 0..%d", s.Workers.Sharing, maxSharing)
-	}
 	for _, cost := range append([]Cost{s.Cost}, s.Busy...) {
 		if err := cost.validate(); err != nil {
 			return err
 		}
 	}
-	if len(s.Busy) > 0 && s.Workers.Sharing > 0 {
-		return bad("the cost was measured with other workers busy: it says itself how much they slow each other down; leave --sharing out")
-	}
-	return nil
+	w := &s.Workers
+	return cmp.Or(
+		s.Policy.Validate(),
+		need(w.Count >= 1 && w.Count <= maxWorkers, "workers is %d, must be 1..%d", w.Count, maxWorkers),
+		need(w.Depth >= 0, "depth is %d, must be at least 1", w.Depth),
+		need(w.PadTo <= policy.MaxRows, "batches are padded to %d rows, must be at most %d", w.PadTo, policy.MaxRows),
+		need(w.Sharing >= 0 && w.Sharing <= maxSharing, "sharing is %v, must be 0..%d", w.Sharing, maxSharing),
+		need(len(s.Busy) == 0 || w.Sharing == 0,
+			"the cost was measured with other workers busy, so it includes how they slow each other down; leave --sharing out"),
+	)
 }
 
 func (l *Load) validate(p *policy.Settings) error {
-	if l.MinRows < 0 || l.MaxRows < l.MinRows {
-		return bad("rows per request are %d to %d, must be ascending and at least 1", l.MinRows, l.MaxRows)
-	}
-	if l.MaxRows > p.MaxBatchSize {
-		return bad("requests have up to %d rows, max_batch_size is %d", l.MaxRows, p.MaxBatchSize)
-	}
-	if l.Deadline < 0 || l.Deadline > policy.MaxDuration {
-		return bad("deadline is %v, must be 0..%v", l.Deadline, policy.MaxDuration)
-	}
-	if l.Shapes < 0 {
-		return bad("shapes is %d, must be at least 1", l.Shapes)
-	}
-	if l.LevelShares == nil {
-		return nil
-	}
-	if len(l.LevelShares) != max(1, len(p.Levels)) {
-		return bad("%d level shares for %d levels", len(l.LevelShares), max(1, len(p.Levels)))
-	}
-	sum := 0.0
+	sum, least := 0.0, 0.0
 	for _, share := range l.LevelShares {
-		if !(share >= 0) {
-			return bad("a level's share is %v, must be at least 0", share)
-		}
-		sum += share
+		sum, least = sum+share, min(least, share)
 	}
-	if !(sum > 0) || math.IsInf(sum, 0) {
-		return bad("the shares of all levels add up to %v", sum)
-	}
-	return nil
+	given := l.LevelShares != nil
+	return cmp.Or(
+		need(l.MinRows >= 0 && l.MaxRows >= l.MinRows,
+			"rows per request are %d to %d, must be ascending and at least 1", l.MinRows, l.MaxRows),
+		need(l.MaxRows <= p.MaxBatchSize, "requests have up to %d rows, max_batch_size is %d", l.MaxRows, p.MaxBatchSize),
+		need(l.Deadline >= 0 && l.Deadline <= policy.MaxDuration, "deadline is %v, must be 0..%v", l.Deadline, policy.MaxDuration),
+		need(l.Shapes >= 0, "shapes is %d, must be at least 1", l.Shapes),
+		need(!given || len(l.LevelShares) == p.LevelCount(), "%d level shares for %d levels", len(l.LevelShares), p.LevelCount()),
+		need(least >= 0, "a level's share is %v, must be at least 0", least),
+		need(!given || sum > 0 && !math.IsInf(sum, 0), "the shares of all levels add up to %v", sum),
+	)
 }
 
-// Run simulates until every request has ended. It stops early, with ctx's
-// error, when ctx is done.
+// Run simulates until every request has ended, or ctx is done; then it returns ctx's error.
 func Run(ctx context.Context, cfg Config) (*Result, error) {
-	if err := cfg.validate(); err != nil {
-		return nil, err
-	}
 	w, err := newWorld(cfg)
 	if err != nil {
 		return nil, err

@@ -4,33 +4,29 @@ package simulate
 
 import (
 	"context"
-	"errors"
 	"math"
 	"math/rand/v2"
 	"reflect"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
 )
 
-func mustRun(t *testing.T, cfg Config) *Result {
+func mustRun(t testing.TB, cfg Config) *Result {
 	t.Helper()
 	r, err := Run(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return r
 }
 
-func mustCost(t *testing.T, text string) Cost {
+func mustCost(t testing.TB, text string) Cost {
 	t.Helper()
 	c, err := ParseCost(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	return c
 }
 
@@ -92,22 +88,6 @@ func TestALonelyClientNeverWaitsForOtherRequests(t *testing.T) {
 	}
 	if r.Reasons.Nobody != 1000 {
 		t.Errorf("reasons %+v", r.Reasons)
-	}
-}
-
-func TestATraceIsReplayedToTheLetter(t *testing.T) {
-	r := mustRun(t, Config{
-		Policy: policy.Settings{MaxBatchSize: 8, WaitTime: 1500 * time.Microsecond},
-		Arrivals: Trace{Entries: []TraceEntry{ // the well-known example, X = 3 ms
-			{0, 4, batcher.DefaultLevel}, {0, 2, batcher.DefaultLevel}, {time.Millisecond, 2, batcher.DefaultLevel},
-			{2 * time.Millisecond, 6, batcher.DefaultLevel}, {2 * time.Millisecond, 2, batcher.DefaultLevel},
-		}},
-		Workers:  Workers{Count: 1},
-		Cost:     mustCost(t, "1=3ms,8=3ms"),
-		Requests: 5,
-	})
-	if r.Span != 7*time.Millisecond || r.Batches != 2 || r.Reasons.Full != 2 {
-		t.Errorf("%+v", r)
 	}
 }
 
@@ -182,38 +162,10 @@ func randomSimulation(t *testing.T, seed uint64) Config {
 	case 1:
 		cfg.Arrivals = Bursty{Rate: 20000 * rng.Float64(), On: 10 * time.Millisecond, Off: 30 * time.Millisecond}
 	default:
-		cfg.Arrivals = ClosedLoop{Clients: 1 + rng.IntN(100), InFlight: 1 + rng.IntN(4), Think: time.Duration(rng.IntN(3)) * time.Millisecond}
+		think := time.Duration(rng.IntN(3)) * time.Millisecond
+		cfg.Arrivals = ClosedLoop{Clients: 1 + rng.IntN(100), InFlight: 1 + rng.IntN(4), Think: think}
 	}
 	return cfg
-}
-
-func TestAMillionRequestsTakeSeconds(t *testing.T) {
-	if testing.Short() {
-		t.Skip("a million requests")
-	}
-	start := processorTime(t)
-	mustRun(t, Config{
-		Policy:   policy.Settings{MaxBatchSize: 32, WaitTime: 2 * time.Millisecond},
-		Arrivals: Poisson{Rate: 3500},
-		Workers:  Workers{Count: 1},
-		Cost:     mustCost(t, "1=3.3ms,32=8.2ms"),
-		Requests: 1_000_000,
-	})
-	if took := processorTime(t) - start; took > 20*time.Second {
-		t.Errorf("took %v", took)
-	} else {
-		t.Logf("took %v", took.Round(time.Millisecond))
-	}
-}
-
-// processorTime is what this process has used so far: others do not count.
-func processorTime(t *testing.T) time.Duration {
-	t.Helper()
-	var r syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
-		t.Fatal(err)
-	}
-	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
 func TestASimulationStopsWithItsContext(t *testing.T) {
@@ -223,9 +175,7 @@ func TestASimulationStopsWithItsContext(t *testing.T) {
 		Policy: policy.Settings{MaxBatchSize: 1}, Arrivals: Poisson{Rate: 1}, Workers: Workers{Count: 1},
 		Cost: mustCost(t, "1=1ms"), Requests: 10,
 	})
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("%v, want %v", err, context.Canceled)
-	}
+	must.Fail(t, "run", err, context.Canceled)
 }
 
 func TestABadSimulationIsRefused(t *testing.T) {
@@ -261,24 +211,17 @@ func TestABadSimulationIsRefused(t *testing.T) {
 	} {
 		cfg := good()
 		spoil(&cfg)
-		if _, err := Run(t.Context(), cfg); !errors.Is(err, ErrConfig) {
-			t.Errorf("%s: %v", name, err)
-		}
+		_, err := Run(t.Context(), cfg)
+		must.Fail(t, name, err, status.ErrInvalid)
 	}
 }
 
 func BenchmarkSimulatedRequest(b *testing.B) {
-	cost, err := ParseCost("1=3.3ms,32=8.2ms")
-	if err != nil {
-		b.Fatal(err)
-	}
 	b.ReportAllocs()
-	if _, err := Run(b.Context(), Config{
+	mustRun(b, Config{
 		Policy:   policy.Settings{MaxBatchSize: 32, WaitTime: 2 * time.Millisecond},
-		Arrivals: Poisson{Rate: 3500}, Workers: Workers{Count: 1}, Cost: cost, Requests: b.N,
-	}); err != nil {
-		b.Fatal(err)
-	}
+		Arrivals: Poisson{Rate: 3500}, Workers: Workers{Count: 1}, Cost: mustCost(b, "1=3.3ms,32=8.2ms"), Requests: b.N,
+	})
 }
 
 func TestTheMostTimeOfALevelIsADeadlineWhileItRunsToo(t *testing.T) {

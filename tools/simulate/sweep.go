@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -20,21 +19,21 @@ import (
 // sweepLoads are the shares of the capacity that --sweep goes through.
 var sweepLoads = []float64{0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95}
 
-// sweepWaits are the waits that it draws.
+// sweepWaits are the waits that --sweep compares.
 var sweepWaits = []time.Duration{policy.Auto, 0, 500 * time.Microsecond, 2 * time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond}
-
-// sweep is the mean latency by wait and load, in milliseconds.
-type sweep struct {
-	cfg      *Config
-	capacity float64
-	mean     [][]float64 // by sweepWaits, sweepLoads
-}
 
 func waitName(wait time.Duration) string {
 	if wait == policy.Auto {
 		return "auto"
 	}
 	return wait.String()
+}
+
+// sweep is the mean latency by wait and load, in milliseconds.
+type sweep struct {
+	cfg      *Config
+	capacity float64
+	mean     [][]float64 // by sweepWaits, sweepLoads
 }
 
 // runSweep simulates Poisson arrivals at every load with every wait.
@@ -78,31 +77,22 @@ func (s *sweep) WriteText(w io.Writer) error {
 	return err
 }
 
-// plot draws it.
+// plot draws the sweep into a file.
 func (s *sweep) plot(name string) error {
 	c := svgchart.Chart{Title: "Mean latency against load", XLabel: "load (share of the capacity)", YLabel: "mean latency (ms)"}
 	for i, wait := range sweepWaits {
 		c.Lines = append(c.Lines, svgchart.Line{Name: waitName(wait), X: sweepLoads, Y: s.mean[i], Dashed: wait != policy.Auto})
 	}
 	figure := svgchart.Figure{Title: "wait_time auto and fixed", Subtitle: s.cfg.describe(), Charts: []svgchart.Chart{c}}
-	file, err := os.Create(name)
-	if err != nil {
-		return fmt.Errorf("plot: %w", err)
-	}
-	if err := figure.Render(file); err != nil {
-		file.Close()
-		return fmt.Errorf("plot %s: %w", name, err)
-	}
-	return file.Close()
+	return writeFile(name, figure.Render)
 }
 
-// runSweep is --sweep.
-func (f *flags) runSweep(ctx context.Context, stdout io.Writer) error {
-	itsOwn := []string{"arrivals", "rate", "on", "off", "clients", "in_flight", "think", "trace", "wait_time", "json"}
-	if err := f.rejectUnused("--sweep", func(flag string) bool { return !slices.Contains(itsOwn, flag) }); err != nil {
+func (c *Command) runSweep(ctx context.Context, stdout io.Writer) error {
+	unused := []string{"arrivals", "rate", "on", "off", "clients", "in-flight", "think", "trace", "wait-time", "json"}
+	if err := c.rejectUnused("--sweep", func(flag string) bool { return !slices.Contains(unused, flag) }); err != nil {
 		return err
 	}
-	cfg, err := f.config()
+	cfg, err := c.config()
 	if err != nil {
 		return err
 	}
@@ -111,8 +101,8 @@ func (f *flags) runSweep(ctx context.Context, stdout io.Writer) error {
 		return err
 	}
 	var undrawn error
-	if f.plot != "" {
-		undrawn = s.plot(f.plot)
+	if c.svg != "" {
+		undrawn = s.plot(c.svg)
 	}
 	return errors.Join(undrawn, s.WriteText(stdout))
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/auto"
@@ -17,15 +18,11 @@ type world struct {
 	cfg     Config
 	stages  []*station
 	rng     *rand.Rand
-	luck    *rand.Rand // of Disturbances: the same whatever the policy draws
-	wander  *rand.Rand // of Disturbances.Wander
-	paces   []float64  // that it drew, by time, as logarithms
 	now     batcher.Time
 	events  eventQueue
 	flights []flight // by RequestID
 	free    []batcher.RequestID
-	spare   [][]batcher.RequestID // backs simulatedWorker.given
-	shares  []float64             // LevelShares, added up
+	shares  []float64 // LevelShares, added up
 
 	scheduled  int          // commits so far, past and future
 	commitTime batcher.Time // of the last commit that was scheduled in turn
@@ -33,13 +30,11 @@ type world struct {
 	burstEnd   batcher.Time // Bursty
 	traced     int          // Trace: entries scheduled
 
-	stats stats
-	// answered, if set, is told of each answer.
-	answered func(committed, answered batcher.Time)
+	stats    stats
+	answered func(committed, answered batcher.Time) // called for each answer, if set
 }
 
-// endOfTime is where the virtual clock stops, after 36 years: a few such times
-// can be added without overflow.
+// endOfTime is where the virtual clock stops, after 36 years. The sum of a few such times does not overflow.
 const endOfTime batcher.Time = 1 << 60
 
 // flight is a request between its commit and its answer.
@@ -58,24 +53,20 @@ type station struct {
 	workers []simulatedWorker
 }
 
-// simulatedWorker runs the batches that it is given one after the other.
+// simulatedWorker runs its batches one after the other.
 type simulatedWorker struct {
-	freeAt batcher.Time // when it has finished all that it was given
+	freeAt batcher.Time // when it has finished all its batches
 	busy   batcher.Time
 	rows   int
 	given  [][]batcher.RequestID // batches that it holds, oldest first
 	total  int                   // batches so far
-	warm   uint64                // bit i: it has run a batch of up to 2^i rows, and more than half of that
 }
 
 func newWorld(cfg Config) (*world, error) {
-	w := &world{
-		cfg:    cfg,
-		rng:    rand.New(rand.NewPCG(cfg.Seed, 0x72696e67)),
-		luck:   rand.New(rand.NewPCG(cfg.Seed, 0x6c75636b)),
-		wander: rand.New(rand.NewPCG(cfg.Seed, 0x70616365)),
-		stats:  newStats(&cfg),
+	if err := cfg.validate(); err != nil {
+		return nil, err
 	}
+	w := &world{cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x72696e67)), stats: newStats(&cfg)}
 	sum := 0.0
 	for _, share := range cfg.Load.LevelShares {
 		sum += share
@@ -101,9 +92,7 @@ func newWorld(cfg Config) (*world, error) {
 	return w, nil
 }
 
-// run plays events in the order of time. All that happen at the same moment
-// are told to the batcher before it decides, as a broker would find them
-// together.
+// run plays events in the order of time. The batcher gets all events of one moment before it decides.
 func (w *world) run(ctx context.Context) error {
 	w.cfg.Arrivals.begin(w)
 	wake := batcher.Never
@@ -111,31 +100,29 @@ func (w *world) run(ctx context.Context) error {
 		if n%4096 == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
-		next := w.awake(wake)
-		if !w.events.empty() {
-			next = min(next, w.events.first().at)
-		}
+		next := min(wake, w.events.next())
 		if next == batcher.Never {
 			break
 		}
 		if next > endOfTime {
-			return bad("it takes more than %d years: raise the rate, or lower the times or the requests", time.Duration(endOfTime)/(365*24*time.Hour))
+			years := time.Duration(endOfTime) / (365 * 24 * time.Hour)
+			return bad("it takes more than %d years: raise the rate, or lower the times or the requests", years)
 		}
 		w.now = next
-		for !w.events.empty() && w.events.first().at == next {
+		for w.events.next() == next {
 			w.handle(w.events.pop())
 		}
 		wake = w.decide()
 	}
 	for _, s := range w.stages {
 		if s.b.Queued() > 0 {
-			return errors.New("requests wait for ever") // a bug of the batcher
+			return errors.New("some requests are never served") // a bug of the batcher
 		}
 	}
 	return nil
 }
 
-// phase is the one at a time.
+// phase is the phase at a time.
 func (w *world) phase(at batcher.Time) Phase {
 	p := Phase{Rate: 1, Cost: 1}
 	for _, next := range w.cfg.Phases {
@@ -146,46 +133,38 @@ func (w *world) phase(at batcher.Time) Phase {
 	return p
 }
 
-// rateNow is how many times as many requests come at the last commit.
-func (w *world) rateNow() float64 {
-	if len(w.cfg.Phases) == 0 {
-		return 1
-	}
-	return w.phase(w.commitTime).Rate
-}
+// rateNow is the rate of the phase at the last commit.
+func (w *world) rateNow() float64 { return w.phase(w.commitTime).Rate }
 
-func (w *world) handle(e event) {
-	switch e.kind {
-	case commitSeen:
+func (w *world) handle(e *event) {
+	if e.number > 0 {
 		w.arrive(e)
-	case batchSeenDone:
-		s := w.stages[e.stage]
-		s.b.BatchDone(e.worker, e.batch, e.started, e.finished)
-		x := &s.workers[e.worker]
-		ids := x.given[0]
-		copy(x.given, x.given[1:])
-		x.given = x.given[:len(x.given)-1]
-		if w.isLast(s) {
-			w.free = append(w.free, ids...)
-		} else {
-			w.handOn(w.stages[e.stage+1], ids)
-		}
-		w.spare = append(w.spare, ids[:0])
+		return
+	}
+	s := w.stages[e.stage]
+	s.b.BatchDone(e.worker, e.batch, e.started, e.finished)
+	x := &s.workers[e.worker]
+	ids := x.given[0]
+	x.given = slices.Delete(x.given, 0, 1)
+	if w.isLast(s) {
+		w.free = append(w.free, ids...)
+	} else {
+		w.handOn(w.stages[e.stage+1], ids)
 	}
 }
 
-// commitAt schedules the commit of one more request, unless all have been sent.
-// The broker sees it one hop later.
+// commitAt schedules the commit of one more request, unless all have been sent. The broker sees
+// the request one hop later.
 func (w *world) commitAt(at batcher.Time, c batcher.ClientID) {
 	if w.scheduled == w.cfg.Requests {
 		return
 	}
 	w.scheduled++
 	w.commitTime = at
-	w.events.push(event{at: w.awake(at + batcher.Time(w.cfg.Hop)), kind: commitSeen, client: c, number: uint32(w.scheduled), started: at})
+	w.events.push(event{at: at + batcher.Time(w.cfg.Hop), client: c, number: uint32(w.scheduled), started: at})
 }
 
-// nextInTurn spreads requests that belong to nobody over n clients.
+// nextInTurn spreads requests over n clients.
 func (w *world) nextInTurn(n int) batcher.ClientID {
 	w.turn = (w.turn + 1) % n
 	return batcher.ClientID(w.turn)

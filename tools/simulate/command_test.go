@@ -4,26 +4,38 @@ package simulate
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/spf13/pflag"
 )
 
-// command runs Main and returns its exit code and what it wrote.
-func command(t *testing.T, args ...string) (code int, stdout, stderr string) {
+// command runs the command, and returns its output.
+func command(t *testing.T, args ...string) (stdout string, err error) {
 	t.Helper()
-	var out, errs strings.Builder
-	code = Main(t.Context(), args, &out, &errs)
-	return code, out.String(), errs.String()
+	set := pflag.NewFlagSet("simulate", pflag.ContinueOnError)
+	set.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
+	})
+	c := NewCommand(set)
+	must.Do(t, set.Parse(args))
+	var out strings.Builder
+	err = c.Run(t.Context(), &out)
+	return out.String(), err
 }
 
 func TestTheCommandPrintsAReportThatAPersonCanRead(t *testing.T) {
-	code, out, errs := command(t, "--requests", "5000", "--rate", "3000", "--wait_time", "2ms", "--priority", "share=1", "--priority", "share=9")
-	if code != 0 || errs != "" {
-		t.Fatalf("exit %d: %s", code, errs)
-	}
-	for _, want := range []string{"Poisson arrivals, 3000 requests/s", "max_batch_size 32, wait_time 2ms, 2 levels", "throughput", "p99.9", "level 1", "5,000 completed", "% wait time over", "% busy", "rows per batch", "█", "seed 1"} {
+	out, err := command(t, strings.Fields("--requests 5000 --rate 3000 --wait-time 2ms --priority share=1 --priority share=9")...)
+	must.Do(t, err)
+	for _, want := range []string{
+		"Poisson arrivals, 3000 requests/s", "max_batch_size 32, wait_time 2ms, 2 levels", "throughput", "p99.9", "level 1",
+		"5,000 completed", "% wait time over", "% busy", "rows per batch", "█", "seed 1",
+	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("does not say %q:\n%s", want, out)
 		}
@@ -32,25 +44,19 @@ func TestTheCommandPrintsAReportThatAPersonCanRead(t *testing.T) {
 
 func TestTheCommandWritesJSONAndAPlot(t *testing.T) {
 	plot := filepath.Join(t.TempDir(), "plot.svg")
-	code, out, errs := command(t, "--arrivals", "closed", "--clients", "40", "--requests", "4000", "--json", "--plot", plot)
-	if code != 0 {
-		t.Fatalf("exit %d: %s", code, errs)
-	}
+	out, err := command(t, "--arrivals", "closed", "--clients", "40", "--requests", "4000", "--json", "--svg", plot)
+	must.Do(t, err)
 	var r struct {
 		Outcomes Outcomes           `json:"outcomes"`
 		Latency  map[string]float64 `json:"latency_ms"`
 		Sizes    []SizeCount        `json:"batch_sizes"`
 	}
-	if err := json.Unmarshal([]byte(out), &r); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(out), &r))
 	if r.Outcomes.Completed != 4000 || r.Latency["p99.9"] <= 0 || len(r.Sizes) == 0 {
 		t.Errorf("%+v", r)
 	}
 	svg, err := os.ReadFile(plot)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	for _, want := range []string{"<svg", "closed loop, 40 clients", "latency from commit to answer (ms)", "rows in the batch"} {
 		if !strings.Contains(string(svg), want) {
 			t.Errorf("the plot does not say %q", want)
@@ -61,27 +67,19 @@ func TestTheCommandWritesJSONAndAPlot(t *testing.T) {
 func TestTheCommandReplaysATraceWithMeasuredCosts(t *testing.T) {
 	dir := t.TempDir()
 	trace, costs := filepath.Join(dir, "requests.txt"), filepath.Join(dir, "costs.csv")
-	if err := os.WriteFile(trace, []byte("0 4\n0 2\n0.001 2\n0.002 6\n0.002 2\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(costs, []byte("rows,seconds\n1,0.003\n8,0.003\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	code, out, errs := command(t, "--trace", trace, "--cost", costs, "--max-batch-size", "8", "--wait_time", "1500us", "--hop", "0")
-	if code != 0 || !strings.Contains(out, "over 7ms") || !strings.Contains(out, "trace requests.txt, 5 requests") {
-		t.Errorf("exit %d: %s%s", code, out, errs)
-	}
-}
-
-func TestHelpHasExamplesAndIsNoError(t *testing.T) {
-	code, out, errs := command(t, "--help")
-	if code != 0 || errs != "" || !strings.Contains(out, "Examples:") || !strings.Contains(out, "--preferred_batch_sizes") {
-		t.Errorf("exit %d: %s%s", code, out, errs)
+	must.Do(t, os.WriteFile(trace, []byte("0 4\n0 2\n0.001 2\n0.002 6\n0.002 2\n"), 0o600))
+	must.Do(t, os.WriteFile(costs, []byte("rows,seconds\n1,0.003\n8,0.003\n"), 0o600))
+	out, err := command(t, "--trace", trace, "--cost", costs, "--max-batch-size", "8", "--wait_time", "1500us", "--hop", "0")
+	must.Do(t, err)
+	for _, want := range []string{"trace requests.txt, 5 requests", "over 7ms", "2 of 8.0 rows on average, 100.0 % full"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("does not say %q:\n%s", want, out)
+		}
 	}
 }
 
 func TestEveryExampleOfTheHelpRuns(t *testing.T) {
-	text := strings.ReplaceAll(usage, "\\\n", " ")
+	text := strings.ReplaceAll(Examples, "\\\n", " ")
 	ran := 0
 	for _, line := range strings.Split(text, "\n") {
 		args, found := strings.CutPrefix(strings.TrimSpace(line), "ringbatch simulate ")
@@ -89,8 +87,8 @@ func TestEveryExampleOfTheHelpRuns(t *testing.T) {
 			continue
 		}
 		args = strings.ReplaceAll(args, "closed.svg", filepath.Join(t.TempDir(), "closed.svg"))
-		if code, _, errs := command(t, append(strings.Fields(args), "--requests", "2000")...); code != 0 {
-			t.Errorf("%s: exit %d: %s", args, code, errs)
+		if _, err := command(t, append(strings.Fields(args), "--requests", "2000")...); err != nil {
+			t.Errorf("%s: %v", args, err)
 		}
 		ran++
 	}
@@ -99,11 +97,8 @@ func TestEveryExampleOfTheHelpRuns(t *testing.T) {
 	}
 }
 
-func TestABadFlagIsNamedAndExitsWithTwo(t *testing.T) {
+func TestABadFlagIsNamed(t *testing.T) {
 	for args, want := range map[string]string{
-		"--nonsense":                  "unknown flag: --nonsense",
-		"extra":                       `unexpected argument "extra"`,
-		"--rate fast":                 `invalid argument "fast" for "--rate"`,
 		"--rate -1":                   "rate is -1 requests per second, must be more than 0",
 		"--rate 1e12":                 "at most 1e9",
 		"--grid --cost 1=3ms":         "--grid takes no --cost",
@@ -116,8 +111,8 @@ func TestABadFlagIsNamedAndExitsWithTwo(t *testing.T) {
 		"--rows 0":                    `--rows is "0", must be a number or a range like 1-4`,
 		"--rows 4-x":                  `--rows is "4-x"`,
 		"--rows 40":                   "requests have up to 40 rows, max_batch_size is 32",
-		"--cost 1=1ms,2":              `--cost: bad simulation: cost point "2" is not like 32=8.2ms`,
-		"--pad 8":                     `--pad is "8", must be preferred, or rows of at least --max_batch_size`,
+		"--cost 1=1ms,2":              `cost point "2" is not like 32=8.2ms`,
+		"--pad 8":                     `--pad is "8", must be preferred, or rows of at least --max-batch-size`,
 		"--priority x=1":              `unknown key "x"`,
 		"--priority share=1 --priority default_timeout=1s": "give a share= to every level or to none",
 		"--priority share=-1":                              "a share is a number, at least 0",
@@ -141,19 +136,19 @@ func TestABadFlagIsNamedAndExitsWithTwo(t *testing.T) {
 		"--arrivals bursty --off 2562047h":            "must be at most 24h0m0s",
 		"--arrivals bursty --on 1ns --off 0 --rate 1": "a burst of 1ns has 1e-09 requests on average",
 	} {
-		code, out, errs := command(t, strings.Fields(args)...)
-		if code != 2 || out != "" || !strings.Contains(errs, want) || !strings.Contains(errs, "--help") {
-			t.Errorf("%s: exit %d, %q, want %q", args, code, errs, want)
+		out, err := command(t, strings.Fields(args)...)
+		if !errors.Is(err, status.ErrInvalid) || out != "" || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", args, err, want)
 		}
 	}
 }
 
-func TestAFileThatCannotBeUsedExitsWithOne(t *testing.T) {
+func TestAFileThatCannotBeUsedIsNamed(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing", "file")
-	for _, flag := range []string{"--trace", "--cost", "--plot"} {
-		code, _, errs := command(t, flag, missing, "--requests", "100")
-		if code != 1 || !strings.Contains(errs, "missing") {
-			t.Errorf("%s: exit %d: %s", flag, code, errs)
+	for _, flag := range []string{"--trace", "--cost", "--svg"} {
+		_, err := command(t, flag, missing, "--requests", "100")
+		if err == nil || errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), flag+": ") {
+			t.Errorf("%s: %v", flag, err)
 		}
 	}
 }
