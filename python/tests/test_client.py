@@ -153,10 +153,10 @@ def test_closed_client(echo):
 
 def test_no_broker_and_unknown_model(echo):
     with pytest.raises(rb.NoBroker, match="ringbatch broker") as e:
-        rb.connect("echo", socket="/nonexistent/b.sock")
+        rb.connect("echo", socket="/nonexistent/b.sock", wait=0)
     assert isinstance(e.value, ConnectionError)
     with pytest.raises(rb.UnknownModel, match='"nothing"; there are echo$') as e:
-        rb.connect("nothing", socket=echo)
+        rb.connect("nothing", socket=echo, wait=0)
     assert isinstance(e.value, LookupError)
     with pytest.raises(rb.UnknownModel):
         rb.connect("nothing", socket=echo, wait=0.1)
@@ -168,7 +168,7 @@ def test_a_broker_that_does_not_answer(tmp_path, monkeypatch):
     with sockets.socket(sockets.AF_UNIX) as silent:
         silent.bind(path)
         silent.listen()
-        for use in (lambda: rb.connect("echo", socket=path), lambda: rb.stats(path, timeout=0.1)):
+        for use in (lambda: rb.connect("echo", socket=path, wait=0), lambda: rb.stats(path, timeout=0.1)):
             with pytest.raises(rb.Timeout, match=f"the broker at {path} did not answer"):
                 use()
 
@@ -180,7 +180,7 @@ def test_connecting_outlasts_a_broker_that_drains(at):
         old.terminate()
         with pytest.raises(rb.Draining):
             while True:
-                rb.connect("m", socket=at).close()
+                rb.connect("m", socket=at, wait=0).close()
         with concurrent.futures.ThreadPoolExecutor() as pool:
             waiting = pool.submit(rb.connect, "m", socket=at, wait=60)
             time.sleep(0.05)  # so that it has asked; if not yet, no harm is done
@@ -192,7 +192,7 @@ def test_connecting_outlasts_a_broker_that_drains(at):
 
 def test_window_that_does_not_fit(echo):
     with pytest.raises(rb.RingFull):
-        rb.connect("echo", socket=echo, window=100_000)
+        rb.connect("echo", socket=echo, window=100_000, wait=0)
 
 
 @pytest.mark.parametrize("window", [0, -1, 2**32, 2**33])

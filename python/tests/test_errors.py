@@ -17,7 +17,7 @@ def test_exceptions_mirror_the_statuses_of_the_library():
     for status, cls in errors.BY_STATUS.items():
         assert lib.rb_status_name(status).decode() == cls.__name__ and getattr(rb, cls.__name__) is cls
         assert bool(lib.rb_status_retryable(status)) == cls.retryable
-        assert cls.__name__ in rb.__all__
+        assert cls.__name__ in errors.__all__
         assert cls.__doc__
     assert lib.rb_status_name(len(errors.BY_STATUS) + 1) == b"Unknown"
     assert rb.ForkedClient is rb.Forked

@@ -96,7 +96,7 @@ def test_under_load_what_was_accepted_is_answered_and_the_rest_may_be_sent_again
             p.send_signal(how)
             with pytest.raises(rb.Draining):
                 while True:
-                    rb.connect("slow", socket=socket, window=1).close()
+                    rb.connect("slow", socket=socket, window=1, wait=0).close()
             with pytest.raises(rb.Draining) as refused:  # at once, while others still wait for their answers
                 while True:  # clients are refused a moment before requests are
                     with contextlib.suppress(rb.Expired):

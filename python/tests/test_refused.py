@@ -24,7 +24,7 @@ def test_one_connection_too_many_is_refused_by_name(home, at):
     (home / "b.toml").write_text("max_clients = 1\n" + MODEL)
     with broker_at(at, "--config", str(home / "b.toml")), rb.connect("m", socket=at, window=1):
         with pytest.raises(rb.TooManyConnections, match="max_clients is 1") as refused:
-            rb.connect("m", socket=at, window=1)
+            rb.connect("m", socket=at, window=1, wait=0)
         assert refused.value.retryable and isinstance(refused.value, ConnectionError)
 
 
@@ -43,7 +43,7 @@ def test_a_process_without_descriptors_is_told_that_it_is_its_own(socket):
             pass
         for room in range(8):  # for the socket, then also for what comes with the answer
             try:
-                rb.connect("no such model", socket=sys.argv[1])
+                rb.connect("no such model", socket=sys.argv[1], wait=0)
             except rb.Error as e:
                 print(type(e).__name__, "this process" in str(e), isinstance(e, OSError))
             os.close(taken.pop())

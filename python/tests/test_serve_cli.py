@@ -92,7 +92,7 @@ def test_the_type_of_a_file_says_how_it_is_served(folder):
         ("nope:f", [], "nope:f: No module named 'nope'"),
         ("wrong:nope", [], "wrong:nope: module 'wrong' has no attribute 'nope'"),
         ("wrong:two", [], r"wrong:two: given x:f32\[2\], rows of zeros, it raises TypeError: two\(\) .*"),
-        ("wrong:one", ["--max_batch_size=many"], 'wrong:one: model "one": invalid value: max_batch_size=many: .*'),
+        ("wrong:one", ["--max_batch_size=many"], "wrong:one: max_batch_size=many: .*"),
         ("wrong:one", ["stray"], "'stray' belongs to no flag"),
         ("wrong.pkl", [], r".*wrong\.pkl cannot be loaded: .*"),
     ],

@@ -19,9 +19,9 @@ import ringbatch as rb
 
 torch = pytest.importorskip("torch")
 rt = pytest.importorskip("ringbatch.torch")
+from ringbatch.binding.tensors import parse  # noqa: E402
 from ringbatch.torch import serving  # noqa: E402
 from ringbatch.torch.lanes import Engine, agree  # noqa: E402
-from ringbatch.torch.specs import parse_spec  # noqa: E402
 from ringbatch.worker.ring import RingBatch  # noqa: E402
 
 
@@ -449,10 +449,10 @@ def test_results_agree_up_to_rounding():
 
 
 def test_tensor_texts_are_read():
-    assert parse_spec("x:f16[3,<=224]") == ("x", torch.float16, (3, 224), (1,))
+    assert parse("x:f16[3,<=224]") == ("x", "f16", (3, 224), (1,), "")
     for bad in ("x", "x:f32", "x:f33[1]", "x:f32[a]"):
         with pytest.raises(rb.Error):
-            parse_spec(bad)
+            parse(bad)
 
 
 def test_a_file_that_is_not_torchscript_is_refused_in_one_line(tmp_path):

@@ -353,15 +353,15 @@ def test_outputs_that_are_assigned_and_not_written(socket):
         ({"max_queue": {7: 1}, "priorities": 2}, "max_queue.7=1: no such priority level, the model has 0..1"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_by_the_broker(socket, settings, says):
-    worker = rb.worker("bad", inputs={"t": ("i32", ("<=512",))}, outputs={"y": ("f32", (1,))}, **settings)(lambda batch: None)
+def test_a_setting_that_cannot_be_is_refused_by_the_decorator_or_the_broker(socket, settings, says):
     with pytest.raises(rb.Invalid, match=says):
+        worker = rb.worker("bad", inputs={"t": ("i32", ("<=512",))}, outputs={"y": ("f32", (1,))}, **settings)(lambda batch: None)
         worker.run(socket=socket)
 
 
 def test_settings_are_numbers_texts_lists_or_tables(socket):
     @rb.worker(
-        "set", inputs={"t": ("i32", ("<=512",))}, outputs={"y": ("i32", (1,))}, max_batch_size="4", wait_time="3 ms", lease=20, slots=64,
+        "set", inputs={"t": ("i32", ("<=512",))}, outputs={"y": ("i32", (1,))}, max_batch_size="4", wait_time="3ms", lease=20, slots=64,
         preferred_batch_sizes=(2, 4), preserve_order=True, buckets={"t.0": [8, 512]}, max_queue={1: 100}, ageing=None,
     )  # fmt: skip
     def worker(batch):
@@ -409,7 +409,7 @@ def test_another_signature_is_refused(socket):
     with serving(first, socket), rb.connect("same", socket=socket, wait=60), pytest.raises(rb.SignatureMismatch):
         other.run(socket=socket)
     with pytest.raises(rb.NoBroker):
-        first.run(socket="/nonexistent/b.sock")
+        first.run(socket="/nonexistent/b.sock", wait=0)
 
 
 def test_large_batches_are_gathered_by_several_threads_while_the_one_before_runs(socket):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that send a request again if it ended for a reason that passes."""
+"""Models that send a request again if its error is retryable."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import errors
+from ..binding.library import Duration, seconds
 from .future import Future
 from .model import Model
 
@@ -17,14 +18,14 @@ _FIRST, _LAST = 0.001, 0.1  # seconds between two attempts, doubled each time
 
 
 class RetryingModel(Model):
-    """A model of ``connect(retry=…)``: see there."""
+    """The model of ``connect(retry=…)``."""
 
-    _retry: float | None = None  # seconds that a request without a timeout is tried; None: for ever
+    _retry: float | None = None  # seconds to retry a request without a timeout; None: without end
 
-    def __call__(self, *inputs: Any, timeout: float | None = None, **more: Any) -> Any:
+    def __call__(self, *inputs: Any, timeout: Duration | None = None, **more: Any) -> Any:
         return self.infer(*inputs, timeout=timeout, **more)
 
-    def infer(self, *inputs: Any, timeout: float | None = None, **more: Any) -> Any:
+    def infer(self, *inputs: Any, timeout: Duration | None = None, **more: Any) -> Any:
         attempts = _Attempts(timeout, self._retry)
         while True:
             try:
@@ -32,7 +33,7 @@ class RetryingModel(Model):
             except errors.Error as e:
                 time.sleep(attempts.pause(e))
 
-    async def ainfer(self, *inputs: Any, timeout: float | None = None, **more: Any) -> Any:
+    async def ainfer(self, *inputs: Any, timeout: Duration | None = None, **more: Any) -> Any:
         import asyncio
 
         attempts = _Attempts(timeout, self._retry)
@@ -42,7 +43,7 @@ class RetryingModel(Model):
             except errors.Error as e:
                 await asyncio.sleep(attempts.pause(e))
 
-    def submit(self, *inputs: Any, timeout: float | None = None, **more: Any) -> concurrent.futures.Future:
+    def submit(self, *inputs: Any, timeout: Duration | None = None, **more: Any) -> concurrent.futures.Future:
         attempts = _Attempts(timeout, self._retry)
         outer = Future()
         outer.set_running_or_notify_cancel()
@@ -82,18 +83,18 @@ class RetryingModel(Model):
 
 
 class _Attempts:
-    """How much time is left, and whether another attempt is worth it."""
+    """The time left for a request, and the pauses between its attempts."""
 
-    def __init__(self, timeout: float | None, most: float | None) -> None:
+    def __init__(self, timeout: Duration | None, most: float | None) -> None:
         limit = most if timeout is None else timeout
-        self._end = None if limit is None else time.monotonic() + limit
+        self._end = None if limit is None else time.monotonic() + seconds(limit)
         self._pauses = _pauses()
 
     def left(self) -> float | None:
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
     def pause(self, error: BaseException) -> float:
-        """Seconds to wait before the next attempt; raises the error if there is none."""
+        """Seconds before the next attempt; raises the error if there is none."""
         pause = next(self._pauses)
         left = self.left()
         if not (isinstance(error, errors.Error) and error.retryable) or (left is not None and left <= pause):

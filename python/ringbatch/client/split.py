@@ -15,6 +15,7 @@ import numpy as np
 
 from .. import errors
 from ..binding.device import concatenate
+from ..binding.library import Duration, seconds
 from .connection import Rows
 from .future import Future
 from .request import Request
@@ -23,13 +24,13 @@ Piece = list[np.ndarray]
 
 
 class Sender(Protocol):
-    """The model, as far as it is used here."""
+    """The parts of Model that are used here."""
 
-    def _filled(self, arrays: Piece, rows: int, timeout: float | None) -> Request: ...
+    def _filled(self, arrays: Piece, rows: int, timeout: Duration | None) -> Request: ...
 
-    def _submit(self, arrays: Piece, rows: int, timeout: float | None, priority: int | None) -> concurrent.futures.Future: ...
+    def _submit(self, arrays: Piece, rows: int, timeout: Duration | None, priority: int | None) -> concurrent.futures.Future: ...
 
-    def ainfer(self, *inputs: Any, timeout: float | None, priority: int | None, split: bool) -> Coroutine[Any, Any, Any]: ...
+    def ainfer(self, *inputs: Any, timeout: Duration | None, priority: int | None, split: bool) -> Coroutine[Any, Any, Any]: ...
 
     def _as_list(self, given: Any) -> list[Rows]: ...
 
@@ -41,7 +42,7 @@ def pieces(arrays: list[np.ndarray], rows: int, most: int) -> list[Piece]:
 
 
 def join(parts: list[list[Rows]]) -> list[Rows]:
-    """The outputs of all pieces, in order; a list where rows differ in size."""
+    """The outputs of all pieces, in order; a list if rows differ in size."""
     joined: list[Rows] = []
     for column in zip(*parts):
         if all(isinstance(rows, np.ndarray) and rows.shape[1:] == column[0].shape[1:] for rows in column):
@@ -53,8 +54,8 @@ def join(parts: list[list[Rows]]) -> list[Rows]:
     return joined
 
 
-def run_split(model: Sender, todo: list[Piece], timeout: float | None, priority: int | None) -> list[Rows]:
-    """As many at once as the window has room for."""
+def run_split(model: Sender, todo: list[Piece], timeout: Duration | None, priority: int | None) -> list[Rows]:
+    """Runs the pieces, as many at once as the window allows."""
     left = _countdown(timeout)
     under_way: deque[Request] = deque()
     parts: list[list[Rows]] = []
@@ -62,7 +63,7 @@ def run_split(model: Sender, todo: list[Piece], timeout: float | None, priority:
         for piece in todo:
             req = None
             while req is None:
-                # Only with nothing of our own under way do we wait for others to make room.
+                # Waits for other threads to make room only if none of our own requests is in flight.
                 budget = 1e-9 if under_way else next(left)
                 try:
                     req = model._filled(piece, len(piece[0]), budget)
@@ -85,7 +86,7 @@ def _finish(under_way: deque[Request], parts: list[list[Rows]]) -> None:
     under_way.popleft().release()
 
 
-def submit_split(model: Sender, todo: list[Piece], timeout: float | None, priority: int | None) -> concurrent.futures.Future:
+def submit_split(model: Sender, todo: list[Piece], timeout: Duration | None, priority: int | None) -> concurrent.futures.Future:
     whole = Future()
     whole.set_running_or_notify_cancel()
     left = _countdown(timeout)
@@ -108,13 +109,13 @@ def submit_split(model: Sender, todo: list[Piece], timeout: float | None, priori
             whole.set_result(model._give(join(parts), False))
 
     for i, piece in enumerate(todo):
-        if not missing[0]:  # one has failed: the rest is of no use
+        if not missing[0]:  # a piece has failed
             break
         model._submit(piece, len(piece[0]), next(left), priority).add_done_callback(functools.partial(arrived, i))
     return whole
 
 
-async def gather_split(model: Sender, todo: list[Piece], timeout: float | None, priority: int | None) -> Any:
+async def gather_split(model: Sender, todo: list[Piece], timeout: Duration | None, priority: int | None) -> Any:
     import asyncio
 
     tasks = [asyncio.ensure_future(model.ainfer(*piece, timeout=timeout, priority=priority, split=False)) for piece in todo]
@@ -126,8 +127,8 @@ async def gather_split(model: Sender, todo: list[Piece], timeout: float | None, 
     return model._give(join(parts), False)
 
 
-def _countdown(timeout: float | None) -> Iterator[float | None]:
-    """What is left of a timeout, each time anew; never quite nothing, which would be no timeout."""
-    end = None if timeout is None else time.monotonic() + timeout
+def _countdown(timeout: Duration | None) -> Iterator[float | None]:
+    """Yields the time left; at least 1 ns, since 0 is no timeout."""
+    end = None if timeout is None else time.monotonic() + seconds(timeout)
     while True:
         yield None if end is None else max(1e-9, end - time.monotonic())

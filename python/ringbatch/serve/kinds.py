@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of models that ``ringbatch serve`` takes, by the file's type, and the command that serves each."""
+"""The kinds of models that ``ringbatch serve`` takes, and the command that serves each."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 from .. import errors
-from ..binding.library import cores
 from ..worker.import_path import is_import_path
 from ..worker.signals import stopping
-from .supervisor import gateway_door, run_commands, socket_path
+from .supervisor import gateway_door, run_commands, share_of_cores, socket_path
 
 # By the end of the file's name: the module of this package that serves it.
 KINDS = {
@@ -39,7 +38,7 @@ def command(kind: str, *arguments: str) -> list[str]:
 
 
 def several(processes: int, socket: str | None) -> int:
-    """This very command, in so many processes; of a broker that somebody else runs."""
+    """Runs this command in several processes, which attach to a running broker."""
     flags = without_processes(sys.argv[1:])
     share_cores(processes)
     at = socket_path(socket)
@@ -64,5 +63,5 @@ def without_processes(arguments: list[str]) -> list[str]:
 
 
 def share_cores(processes: int) -> None:
-    """Each process computes with its share of the cores, where nobody says otherwise."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
+    """Each process computes with its share of the cores, unless $OMP_NUM_THREADS is set."""
+    os.environ.setdefault("OMP_NUM_THREADS", share_of_cores(processes))

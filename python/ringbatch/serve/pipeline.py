@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import errors
-from ..worker.ring import policy_text
+from ..worker.policy import policy_text
 from ..worker.worker import Worker
 from .supervisor import serve_all
 

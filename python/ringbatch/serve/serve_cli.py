@@ -19,7 +19,7 @@ from typing import Any
 
 from .. import errors
 from ..binding.library import binary_path
-from ..binding.tensors import NAMES, NUMPY
+from ..binding.tensors import NAMES, NUMPY, parse
 from ..worker.import_path import name_of
 from ..worker.signals import stopping
 from ..worker.trust import WARNING, open_trusted
@@ -108,10 +108,9 @@ def _models(at: str) -> list[dict[str, Any]]:
 
 
 def _spec(text: str) -> tuple[str, str, list[int]]:
-    """x:f32[3,<=224]@device:0 as name, kind, a shape: a size that varies is 1."""
-    name, _, rest = text.partition("@")[0].partition(":")
-    kind, _, dims = rest.partition("[")
-    return name, kind, [1 if d.startswith("<=") else int(d) for d in dims.rstrip("]").split(",") if d]
+    """Name, type and shape of an example row: a size that varies is 1."""
+    t = parse(text)
+    return t.name, t.kind, [1 if i in t.variable else d for i, d in enumerate(t.shape)]
 
 
 def python_line(name: str, inputs: list[tuple[str, str, list[int]]], at: str) -> str:

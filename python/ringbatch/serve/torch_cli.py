@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 
 from .. import errors
-from ..worker.code_cache import kept_bytecode
 from . import flags
 from .kinds import several
 
@@ -66,9 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     a, settings = flags.parse(parser(), argv)
     try:
         if a.processes > 1 and importlib.util.find_spec("torch"):
-            return several(a.processes, a.socket)  # which import torch; this one need not
-        with kept_bytecode() if a.compile != "off" else contextlib.nullcontext():
-            from ..torch.serving import serve_file
+            return several(a.processes, a.socket)  # without importing torch here
+        from ..torch.serving import serve_file
     except ModuleNotFoundError as e:
         return flags.say_missing("torch", e)
     except (errors.Error, OSError) as e:
@@ -80,9 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def main_and_exit() -> None:
     status = main()
     sys.stdout.flush()
-    # Not through the interpreter's end: after a lost context the driver's own
-    # clean-up can hang.
-    os._exit(status)
+    os._exit(status)  # at the interpreter's end the driver's clean-up of a lost context can hang
 
 
 if __name__ == "__main__":

@@ -393,8 +393,9 @@ def _time_of(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def failure(e: BaseException) -> str:
-    """What went wrong, in one line."""
-    return f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else 'no message'}"
+    """The error in one line. TorchScript puts its cause into the last line, behind a traceback."""
+    lines = str(e).strip().splitlines() or ["no message"]
+    return f"{type(e).__name__}: {lines[-1 if 'TorchScript interpreter' in lines[0] else 0]}"
 
 
 def agree(got: list[torch.Tensor], want: list[torch.Tensor]) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import errors
-from ..binding.tensors import NAMES, Tensor
+from ..binding.tensors import NAMES, Declared, Tensor, in_memory
 from ..worker.ring import Ring
 
 # By rb_dtype, as NAMES.
@@ -51,6 +51,19 @@ class Planes:
         if self._base:
             torch.cuda.cudart().cudaHostUnregister(self._base)
             self._base = 0
+
+
+def placed(t: Declared, memory: str | None, device: torch.device) -> Declared:
+    """The tensor with its memory: the host's, or that of the module's own GPU. memory: the default."""
+    t = in_memory(t, memory)
+    if not t.memory:
+        return t
+    base = t._replace(memory="")
+    if device.type != "cuda":
+        raise errors.NoGPU(f"tensor {base} in device memory: the module is on the {device}, and such memory is for modules on a GPU")
+    if t.memory not in ("device", f"device:{device.index}"):
+        raise errors.WrongGPU(f"tensor {base} in the memory of {t.memory}: the module is on cuda:{device.index}, its tensors must be too")
+    return t._replace(memory=f"device:{device.index}")
 
 
 def _plane(ring: Ring, t: Tensor) -> Plane:

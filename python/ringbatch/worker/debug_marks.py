@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Debug mode: finds outputs that a worker did not write in full.
 
-Before the function runs, its outputs are filled with a pattern; what still has
-it afterwards was not written. Off by default: it costs a write and a read of
-every output.
+Before the function runs, its outputs are filled with a pattern. Elements that still
+have it afterwards were not written. This costs a write and a read of every output.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ def mark(rows: np.ndarray) -> None:
 
 
 def seen(row: np.ndarray) -> bool:
-    """Whether elements were left; of one or two bytes, whose pattern may be a value, only if none was written."""
+    """Whether elements were not written. Of small types, whose pattern may be a value, only if all have the pattern."""
     if row.size == 0:
         return False
     bits = np.dtype(f"u{row.dtype.itemsize}")
