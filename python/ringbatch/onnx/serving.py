@@ -27,7 +27,7 @@ from ..worker.worker import Ending
 from .graph import Graph, failure, first_line, session_of
 from .session_lane import Runner, SessionLane
 
-DEFAULT_MAX_BATCH = 32  # the broker's, where nobody says otherwise
+DEFAULT_MAX_BATCH = 32  # the broker's default
 CHECKED_ROWS = 3
 
 
@@ -83,7 +83,7 @@ def serve(
         lanes = [SessionLane(ring, p.session, p.graph, p.outputs, p.axes, p.pads) for _ in range(max(1, depth))]
         run_in_turns(ring, lanes, ended, at_once)
 
-    # Where sizes vary batches are seldom full: only full ones are handed to who runs one already, and others leave cores idle.
+    # If sizes vary, batches are seldom full and leave cores idle: then all lanes may compute at once.
     at_once = depth if p.axes else 1
     policy = worker_options(depth=depth, lanes=at_once, **options)
     with ended.on_ctrl_c():
@@ -96,7 +96,7 @@ def _refuse_ragged(options: Mapping[str, Any]) -> None:
 
 
 class Prepared(NamedTuple):
-    """A model that was looked at and tried."""
+    """A model after its trials."""
 
     session: ort.InferenceSession
     graph: Graph
@@ -113,7 +113,7 @@ def prepare(
     mask: str | None = None, pad: Sequence[str] | str | float | None = None, pad_sizes: bool = True,
     settings: Mapping[str, Any] | None = None, check: bool = True, tolerance: float | None = None, spin: bool = True,
 ) -> Prepared:  # fmt: skip
-    """Loads a model, finds its signature and makes sure that it may be batched and padded."""
+    """Loads a model, finds its signature and tries whether it may be batched and padded."""
     trials.refuse_tolerance(tolerance)
     session = session_of(model, threads, providers, spin)
     graph = Graph(session, dims, lengths, mask)
@@ -145,14 +145,13 @@ def _check(session: ort.InferenceSession, runner: Runner, graph: Graph, axes: Ax
         raise failure(
             e,
             session.get_providers(),
-            f"the model takes one row, and fails with {CHECKED_ROWS}: a batch of 1 is fixed inside the graph, in the shape of a Reshape, "
-            "say. "
+            f"the model takes one row, and fails with {CHECKED_ROWS}: a batch of 1 is fixed inside the graph, for example in a Reshape. "
             "Export it with a free batch, or serve single rows (--max_batch_size=1). ",
         ) from None
 
 
 def warm_up(p: Prepared, max_batch: int) -> None:
-    """Runs the shapes that will come, so that the first requests don't pay for it."""
+    """Runs all shapes, so that the first requests are not slow."""
     rows = sorted({max_batch} | {2**i for i in range(max_batch.bit_length())}, reverse=True)
     for point in p.axes.points():
         shapes = p.axes.shapes(point)
@@ -176,7 +175,7 @@ def _dim(text: str) -> tuple[str, str]:
 
 
 def serve_file(a: argparse.Namespace, settings: dict[str, str]) -> int:
-    """What ``ringbatch onnx`` does."""
+    """Runs ``ringbatch onnx``."""
     stop = StopEvent()
     stop_on_signals(stop)
     try:

@@ -3,7 +3,7 @@
 
 1. the target's type says which command serves it
 2. a broker is started if none runs, then the worker processes, and the gateway if asked for
-3. once the model answers: a line of Python, a line of curl, and what its batches cost
+3. once the model answers: a line of Python, a line of curl, and the cost of its batches
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .supervisor import ask_broker, gateway_door, run_commands, socket_path
 
 _LOOK_S = 0.2
 _PROFILE_S = 3
-_SHORT = 16  # elements that a line of curl shows
+_SHORT = 16  # elements in a line of curl
 
-# Of each type of ours: Open Inference Protocol's name.
+# The types' names in the Open Inference Protocol.
 _OIP = dict(zip(NAMES, ("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64")))
 _NUMPY = dict(zip(NAMES, NUMPY))
 
@@ -39,13 +39,11 @@ _NUMPY = dict(zip(NAMES, NUMPY))
 def parser() -> argparse.ArgumentParser:
     p = flags.Parser(
         "serve",
-        f"Serve a model: a file that ends in {', '.join(KINDS)}, or a Python object, package.module:name (a function of "
-        "arrays, an estimator, "
-        f"a torch.nn.Module, a @ringbatch.worker, or a function without arguments that makes one). Starts a broker if none runs. Beware: "
-        f"{WARNING}.",
+        f"Serve a model: a file that ends in {', '.join(KINDS)}, or a Python object, package.module:name (a function of arrays, an "
+        "estimator, a torch.nn.Module, a @ringbatch.worker, or a function without arguments that makes one). Starts a broker if none "
+        f"runs. Beware: {WARNING}.",
         "Other flags are those of `ringbatch torch` or `ringbatch onnx`, or settings of the model's policy: --input 'x:f32[4]' "
-        "--max_batch_size=32. "
-        "Of a Python object: --input and --output, one row each, --method and --no_check.",
+        "--max_batch_size=32. Of a Python object: --input and --output, one row each, --method and --no_check.",
     )
     p.add_argument("target", help="the file, or package.module:name")
     p.add_argument("--name", help="the model's name (default: the target's)")
@@ -66,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         kind = a.kind or kind_of(a.target)
         if Path(a.target).exists():
-            open_trusted(a.target).close()  # who loads it looks again
+            open_trusted(a.target).close()  # checked again when it is loaded
         name = a.name or name_of(a.target)
         at = socket_path(a.socket)
         worker = command(kind, a.target, "--name", name, "--socket", at, *rest)
@@ -83,14 +81,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def tell(name: str, at: str, http: str | None, costs: bool, stop: threading.Event) -> None:
-    """Waits for the model, and says how to call it and what it costs."""
+    """Waits for the model, then prints how to call it and its cost."""
     known = {m["name"] for m in _models(at)}
     model = None
     while model is None:
         if stop.wait(_LOOK_S):
             return
         there = [m for m in _models(at) if m["workers"]]
-        new = [m for m in there if m["name"] not in known]  # a @ringbatch.worker has a name of its own
+        new = [m for m in there if m["name"] not in known]  # a @ringbatch.worker brings its name
         model = next((m for m in there if m["name"] == name), new[0] if new else None)
     name = model["name"]
     inputs = [_spec(text) for text in model["signature"].split("->")[0].split()]

@@ -43,7 +43,7 @@ SUPERVISED = "RINGBATCH_SUPERVISED"  # the socket of the broker that started thi
 
 _DRAIN_S = 30.0  # for accepted requests at the end
 _STOP_S = _DRAIN_S + 15.0  # for the workers and the broker to end
-_HURRY_S = 10.0  # for a broker that was told to hurry; its workers have two of them
+_HURRY_S = 10.0  # for a broker after a second signal; its workers have two of them
 _INSIST_S = 0.3  # between two signals to a broker
 _START_S = 60.0  # the machine may be busy; a broker that fails is seen at once
 _FAILED_STARTS = 5  # of a worker that never attached: its script is broken
@@ -142,8 +142,7 @@ def run_commands(
     commands: list[list[str]], counts: list[int], at: str, stop: StopEvent, door: Door, broker: bool, ready_s: float | None = None,
     say_ready: Callable[[bool], None] = lambda joined: None,
 ) -> None:
-    """Runs worker processes until stop is set. ready_s: the processes do not tell when they have attached; after this time
-    they count as attached."""
+    """Runs worker processes until stop is set. ready_s: after this time a process counts as attached, if it does not say so itself."""
     broker = broker and not _supervised(at)
     with contextlib.closing(Refusals()) as refusals:
         while not stop.is_set():
@@ -359,8 +358,7 @@ def _all_attached(socket: str) -> bool:
 
 
 def _judge(told: list[Refusal], started: list[dict[str, Any]]) -> None:
-    """Raises the first refusal of a process that has never attached. The target of one that has attached was right once, and
-    may be so again."""
+    """Raises the first refusal of a process that has never attached. A process that has attached is started again."""
     attached = {s["name"] for s in started if s["attached"]}
     for refusal in told:
         if refusal.name not in attached:

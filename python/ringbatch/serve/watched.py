@@ -27,7 +27,7 @@ class WatchedProcess:
             refusals: Refusals | None = None) -> None:
         self.name, self._refusals = name, refusals
         self._command, self._env = command, env
-        self._ready_s = ready_s  # the process does not tell when it has attached; after this time it counts as attached
+        self._ready_s = ready_s  # None: the process says when it has attached; otherwise it counts as attached after this time
         self._failed_starts, self._proven, self._again_at = 0, False, 0.0
         self._start()
 

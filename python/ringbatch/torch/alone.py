@@ -20,11 +20,10 @@ from .process import device_of, settle_memory, short_sleeps
 
 def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: Callable[[], bool], done: Callable[[], Any],
         **o: Any) -> None:
-    """The upper bound: full batches from this process's own pinned memory, no broker.
+    """Runs full batches from this process's pinned memory, as many in flight as a worker has.
 
-    Before each batch is waited for go_on is asked, and ends everything by
-    returning False; done is called when it is done. As many batches are in
-    flight as a worker would have.
+    go_on is called before each wait for a batch, and ends the run by returning False;
+    done is called after each batch.
     """
     device = device_of(o.pop("device", None))
     depth, graphs = o.pop("depth", 2), o.pop("cuda_graphs", None)

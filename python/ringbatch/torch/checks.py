@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trials of a module before it is served: its rows must stay apart, and its outputs must be those declared."""
+"""Trials of a module before it is served: rows must not depend on one another, outputs must be as declared."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ _MACHINE = ("out of memory", "can't allocate memory", "CUDA error", "CUDA_ERROR"
 
 
 def _of_the_machine(e: Exception) -> bool:
-    """Whether the machine caused the error, so that another start may succeed. Most versions of PyTorch tell it only in the text."""
+    """Whether the machine caused the error, so that another start may succeed. Most versions of PyTorch have only the text."""
     return isinstance(e, (MemoryError, OSError)) or any(text in str(e) for text in _MACHINE)
 
 

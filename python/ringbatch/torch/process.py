@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a worker process before it serves: its device, its sleeps, its memory."""
+"""Settings of a worker process: its device, sleeps and memory."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .. import errors
 
 
 def short_sleeps() -> None:
-    """Lets this thread sleep for microseconds: the kernel rounds up by 50 µs otherwise."""
+    """Lets this thread sleep for microseconds: by default the kernel adds 50 µs."""
     pr_set_timerslack = 29
     ctypes.CDLL(None).prctl(pr_set_timerslack, 1000, 0, 0, 0)
 
 
 def settle_memory() -> None:
-    """What was loaded stays: from here on the garbage collector need not look at it, batch after batch."""
+    """Takes loaded objects out of later garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 def device_of(given: str | torch.device | None) -> torch.device:
-    """The device asked for, with its number; a GPU if there is one, where nobody asked."""
+    """The given device with its number; by default a GPU if there is one."""
     device = torch.device(given or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and not torch.cuda.is_available():
         raise errors.NoGPU("no GPU here: PyTorch sees none")
