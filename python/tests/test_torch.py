@@ -549,19 +549,6 @@ def test_by_itself_it_answers_each_byte_by_one_whatever_is_printed():
     assert (p.returncode, p.stdout) == (0, b"...") and b"a line of the module's own" in p.stderr
 
 
-def test_code_is_told_apart_by_what_it_does_and_is_the_same_in_every_process():
-    from ringbatch.torch import compiling as tc
-
-    def module(text):
-        made = {"torch": torch}
-        exec(f"class M(torch.nn.Module):\n    def forward(self, x):\n        return [{text} for y in x if y not in {{'a', 'b', 'c'}}]\n",
-            made)
-        return torch.nn.Sequential(made["M"]())
-
-    assert tc.code_of(module("y + 1")) == tc.code_of(module("y + 1"))
-    assert len({tc.code_of(module(t)) for t in ("y + 1", "y + 2", "y - 1", "y.sin()", "y.cos()")}) == 5
-
-
 def test_compiled_code_is_served_only_where_it_agrees_and_pays(capfd, monkeypatch, tmp_path):
     from ringbatch.torch import compiling as tc
 
@@ -582,15 +569,7 @@ def test_compiled_code_is_served_only_where_it_agrees_and_pays(capfd, monkeypatc
 
     assert tc.choose("auto", plain, lambda: slow, [x], 0.001) is None and "does not pay" in capfd.readouterr().out
     assert tc.choose("auto", slow, lambda: plain, [x], 0.001) is plain and "serving compiled code" in capfd.readouterr().out
-    # What was measured of the same module is kept: it is not measured again, and not compiled where that did not pay.
-    assert tc.choose("auto", plain, lambda: slow, [x], 0.001, of="one") is None and "does not pay" in capfd.readouterr().out
-    assert tc.choose("auto", plain, broken, [x], 0.001, of="one") is None and "did not pay (64 rows take" in capfd.readouterr().out
-    assert tc.choose("on", plain, lambda: slow, [x], 0.001, of="one") is slow
-    assert tc.choose("auto", slow, lambda: plain, [x], 0.001, of="other") is plain and "serving compiled code" in capfd.readouterr().out
-    with monkeypatch.context() as m:
-        m.setattr(tc, "_race", None)
-        assert tc.choose("auto", slow, lambda: plain, [x], 0.001, of="other") is plain
-        assert "serving compiled code: 64 rows take" in capfd.readouterr().out
+    assert tc.choose("on", plain, lambda: slow, [x], 0.001) is slow
     assert tc.choose("auto", plain, broken, [x], 0.001) is None
     assert capfd.readouterr().err == "serving the module as it is, not compiled: RuntimeError: no C++ compiler\n"
     assert tc.choose("auto", plain, lambda: lambda xs: [1.01 * plain(xs)[0]], [x], 0.001) is None

@@ -51,14 +51,13 @@ class Tensor:
     @property
     def expected(self) -> str:
         """For messages: the array that a caller must pass."""
-        dims = tuple(f"0..{d}" if i in self.variable else d for i, d in enumerate(self.shape))
-        bits = " (the bits of bfloat16)" if self.kind == "bf16" else ""
-        return f"{self.dtype}{bits} of shape {_shape(dims)}, or rows of it"
+        return f"{self.expected_row}, or rows of it"
 
     @property
     def expected_row(self) -> str:
         """For messages: one row."""
-        return f"{self.dtype} of shape {_shape(tuple(f'0..{d}' if i in self.variable else d for i, d in enumerate(self.shape)))}"
+        bits = " (the bits of bfloat16)" if self.kind == "bf16" else ""
+        return f"{self.dtype}{bits} of shape {_shape([f'0..{d}' if i in self.variable else d for i, d in enumerate(self.shape)])}"
 
     def holds(self, shape: tuple[int, ...]) -> bool:
         """Whether a row may have this shape."""

@@ -115,7 +115,7 @@ def first_line(e: BaseException) -> str:
 
 def _node(side: str, n: Any) -> Node:
     if n.type not in _KINDS:
-        raise errors.Invalid(f"{side} {n.name!r} is a {n.type}, which a ring cannot hold; there are {', '.join(_KINDS)}")
+        raise errors.Invalid(f"{side} {n.name!r} is a {n.type}, which no ring holds; there are {', '.join(_KINDS)}")
     return Node(n.name, _KINDS[n.type], tuple(d or None if isinstance(d, str) else d for d in n.shape))
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from .. import errors
 from ..worker.import_path import is_import_path
-from ..worker.signals import stopping
-from .supervisor import gateway_door, run_commands, share_of_cores, socket_path
+from .supervisor import share_of_cores
 
 # By the end of the file's name: the module of this package that serves it.
 KINDS = {
@@ -35,31 +34,6 @@ def kind_of(target: str) -> str:
 
 def command(kind: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", f"ringbatch.serve.{kind}_cli", *arguments]
-
-
-def several(processes: int, socket: str | None) -> int:
-    """Runs this command in several processes, which attach to a running broker."""
-    flags = without_processes(sys.argv[1:])
-    share_cores(processes)
-    at = socket_path(socket)
-    with stopping() as stop:
-        run_commands([[sys.executable, *_run_as(), *flags]], [processes], at, stop, gateway_door(at, None, None), False, READY_S)
-    return 0
-
-
-def _run_as() -> list[str]:
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return ["-m", spec.name] if spec is not None else [os.path.abspath(sys.argv[0])]
-
-
-def without_processes(arguments: list[str]) -> list[str]:
-    kept, skip = [], False
-    for argument in arguments:
-        if skip or argument == "--processes":
-            skip = not skip
-        elif not argument.startswith("--processes="):
-            kept.append(argument)
-    return kept
 
 
 def share_cores(processes: int) -> None:

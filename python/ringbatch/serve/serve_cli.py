@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -65,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         kind = a.kind or kind_of(a.target)
         if Path(a.target).exists():
             open_trusted(a.target).close()  # checked again when it is loaded
-        name = a.name or name_of(a.target)
+        name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
         at = socket_path(a.socket)
         worker = command(kind, a.target, "--name", name, "--socket", at, *rest)
         share_cores(a.processes)

@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 
-from .. import errors
-from . import flags
-from .kinds import several
+from . import flags, serve_cli
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,15 +59,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     a, settings = flags.parse(parser(), argv)
+    if a.processes > 1:
+        return serve_cli.main(["--kind", "torch", "--no_costs", *(sys.argv[1:] if argv is None else argv)])
     try:
-        if a.processes > 1 and importlib.util.find_spec("torch"):
-            return several(a.processes, a.socket)  # without importing torch here
         from ..torch.serving import serve_file
     except ModuleNotFoundError as e:
         return flags.say_missing("torch", e)
-    except (errors.Error, OSError) as e:
-        print(f"ringbatch torch: {type(e).__name__}: {e}", file=sys.stderr)
-        return 1
     return serve_file(a, settings)
 
 

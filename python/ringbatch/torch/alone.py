@@ -14,8 +14,7 @@ from ..worker.ring import Rows
 from .lanes import Engine
 from .module_call import torch_types
 from .planes import DTYPES, NAMES, Plane
-from .preparing import example_rows, output_texts, prepare
-from .process import device_of, settle_memory, short_sleeps
+from .preparing import device_of, example_rows, output_texts, prepare, settle_memory, short_sleeps
 
 
 def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: Callable[[], bool], done: Callable[[], Any],

@@ -1,22 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """``torch.compile``, if its results agree and it pays: measured before serving.
 
-PyTorch keeps the compiled kernels, and this module its measurement, in a folder of
-the user: $TORCHINDUCTOR_CACHE_DIR, or ringbatch/torch in the user's cache folder.
-Kernels in that folder are run, so no other user may write there.
+PyTorch keeps the compiled kernels in $TORCHINDUCTOR_CACHE_DIR, or ringbatch/torch in the
+user's cache folder. Kernels in that folder are run, so no other user may write there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
 import sys
 import time
-import types
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -28,26 +23,17 @@ Compute = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 MODES = ("off", "auto", "on")
 WORTH = 1.03  # compiled code is served if it is this many times as fast
 _ROUNDS, _ROUND_S = 5, 0.1
-_PLAIN, _COMPILED = "as it is", "compiled"  # the two verdicts
 
 
 def choose(
-    mode: str, plain: Compute, compiled: Callable[[], Compute], examples: list[list[torch.Tensor]], within: float, recorded: bool = False,
-    of: object = None,
-) -> Compute | None:  # fmt: skip
+    mode: str, plain: Compute, compiled: Callable[[], Compute], examples: list[list[torch.Tensor]], within: float, recorded: bool = False
+) -> Compute | None:
     """The compiled code, or None: serve the plain module.
 
-    examples: the inputs of a full batch, then of other batches. recorded: they will
-    run as CUDA graphs. of: names the module; two processes with the same module have
-    the same text. A module that an earlier start has measured is not measured again.
+    examples: the inputs of a full batch, then of other batches. recorded: they will run as CUDA graphs.
     """
     try:
         folder = cache_folder()
-        kept = Path(folder, f"ringbatch-{hashlib.sha256(f'{torch.__version__} {of}'.encode()).hexdigest()[:16]}")
-        verdict, said = _verdict(kept) if of is not None and mode == "auto" else ("", "")
-        if verdict == _PLAIN:
-            print(f"serving the module as it is: compiling did not pay ({said}; measured at an earlier start, kept in {kept})", flush=True)
-            return None
         began = time.monotonic()
         code = compiled()
         for xs in examples:
@@ -60,48 +46,14 @@ def choose(
         print(f"serving the module as it is, not compiled: {failure(e)}", file=sys.stderr)
         return None
     if mode == "auto":
-        if not verdict:
-            before, after = _race(plain, code, examples[0], recorded)
-            said = f"{len(examples[0][0])} rows take {1000 * before:.3g} ms, compiled {1000 * after:.3g} ms"
-            verdict = _PLAIN if before < WORTH * after else _COMPILED
-            with contextlib.suppress(OSError):  # a full disk: the next start measures again
-                _keep(kept, verdict, said)
-            if verdict == _PLAIN:
-                print(f"serving the module as it is: compiling does not pay ({said})", flush=True)
-                return None
+        before, after = _race(plain, code, examples[0], recorded)
+        said = f"{len(examples[0][0])} rows take {1000 * before:.3g} ms, compiled {1000 * after:.3g} ms"
+        if before < WORTH * after:
+            print(f"serving the module as it is: compiling does not pay ({said})", flush=True)
+            return None
         print(f"serving compiled code: {said}; results agree within {within:g} of the largest number", flush=True)
     print(f"{'read compiled code' if _all_was_kept() else 'compiled'} in {took:.1f} s, kept in {folder}", flush=True)
     return code
-
-
-def _verdict(kept: Path) -> tuple[str, str]:
-    """The verdict of an earlier start, with its reason; empty if there is none."""
-    try:
-        verdict, _, said = kept.read_text(encoding="utf-8").partition("\n")
-    except OSError:
-        return "", ""
-    return (verdict, said.strip()) if verdict in (_PLAIN, _COMPILED) else ("", "")
-
-
-def _keep(kept: Path, verdict: str, said: str) -> None:
-    """Replaces the file as a whole: another process may be reading."""
-    new = kept.with_name(f"{kept.name}.{os.getpid()}")
-    new.write_text(f"{verdict}\n{said}\n", encoding="utf-8")
-    new.replace(kept)
-
-
-def code_of(module: object) -> str:
-    """A text that changes with the code of a module and of its parts."""
-    parts = module.modules() if isinstance(module, torch.nn.Module) else [module]
-    forwards = {getattr(type(p), "forward", p) for p in parts}
-    codes = {getattr(f, "__code__", None) for f in forwards}
-    return hashlib.sha256("\n".join(sorted(_code_text(c) for c in codes if c)).encode()).hexdigest()
-
-
-def _code_text(code: types.CodeType) -> str:
-    """The code without addresses and sets, which differ between processes."""
-    constants = [_code_text(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts if not isinstance(c, frozenset)]
-    return f"{code.co_name} {code.co_code.hex()} {code.co_names} {constants}"
 
 
 @contextlib.contextmanager

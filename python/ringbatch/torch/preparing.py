@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import sys
 from collections.abc import Sequence
 from typing import Any, Callable
@@ -53,9 +55,6 @@ def prepare(
         one_size = recorded and not axes  # code for one number of rows is faster, and compiles faster
         examples = [example_rows(axes, sized_too, device, n) for n in ([rows] if one_size else sorted({rows, 1}, reverse=True))]
 
-        where = torch.cuda.get_device_name(device) if device.type == "cuda" else device
-        of = where, module, compiling.code_of(module), [(tuple(x.shape), x.dtype) for x in examples[0]], dtype, channels_last, one_size
-
         with checks.refused_inputs(axes.inputs):
             plain(examples[0])
 
@@ -66,7 +65,7 @@ def prepare(
                 found(examples[0])
             return found
 
-        found = compiling.choose(compile, plain, compiled, examples, within, recorded, of)
+        found = compiling.choose(compile, plain, compiled, examples, within, recorded)
         return (plain, sized_too, found) if one_size else (found or plain, sized_too, None)
     if compile != "off":
         print("serving TorchScript, which cannot be compiled: export the module (.pt2), or name what makes it (package.module:name)",
@@ -109,3 +108,26 @@ def output_texts(
         dtype = first if y.is_floating_point() and first.is_floating_point else y.dtype
         texts.append(shape.dims(NAMES[DTYPES.index(dtype)], "y" if len(ys) == 1 else f"y{k}"))
     return texts
+
+
+# -- the process
+
+
+def short_sleeps() -> None:
+    """Lets this thread sleep for microseconds: by default the kernel adds 50 µs."""
+    pr_set_timerslack = 29
+    ctypes.CDLL(None).prctl(pr_set_timerslack, 1000, 0, 0, 0)
+
+
+def settle_memory() -> None:
+    """Takes loaded objects out of later garbage collections."""
+    gc.collect()
+    gc.freeze()
+
+
+def device_of(given: str | torch.device | None) -> torch.device:
+    """The given device with its number; by default a GPU if there is one."""
+    device = torch.device(given or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise errors.NoGPU("no GPU here: PyTorch sees none")
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device

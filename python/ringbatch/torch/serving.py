@@ -29,8 +29,7 @@ from .alone import alone
 from .lanes import Engine, failure
 from .module_call import Module, numpy_types, torch_types
 from .planes import Planes, placed
-from .preparing import output_texts, prepare
-from .process import device_of, settle_memory, short_sleeps
+from .preparing import device_of, output_texts, prepare, settle_memory, short_sleeps
 
 DEFAULT_MAX_BATCH = 32  # the broker's default
 

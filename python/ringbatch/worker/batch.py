@@ -15,7 +15,6 @@ from ..binding.ctypes_path import Columns
 from ..binding.device import DeviceMemory, is_device_array, owned_rows
 from ..binding.tensors import Tensor
 from ..binding.views import Life, released
-from . import debug_marks as unwritten
 from .lost_gpu import lost
 from .ring import Ring, RingBatch
 
@@ -103,7 +102,7 @@ class Batch:
         if debug:
             for t in self._on_host(self._sig.outputs):
                 for slot, _, rows in batch.runs:
-                    unwritten.mark(self._mapping.rows(t, slot, rows, t.shape))
+                    mark_unwritten(self._mapping.rows(t, slot, rows, t.shape))
         self.rows: int = batch.rows
         #: Rows of the arrays: ``rows``, or more if the worker asked for padding.
         self.padded: int = batch.pad_to
@@ -239,7 +238,7 @@ class Batch:
             return made
         array = self._buffers.get("output", t, self.padded, t.shape)
         if self._debug:
-            unwritten.mark(array)
+            mark_unwritten(array)
         self._scatter.append((k, array))
         return array
 
@@ -407,7 +406,7 @@ class Batch:
         for t in self._on_host(self._sig.outputs):
             for row in range(self.rows):
                 shape = t.actual(self._row_dims.get(row, self._sig.output_maxima))
-                if unwritten.seen(self._mapping.rows(t, self._b.slot[row], 1, t.shape)[0][_corner(shape)]):
+                if is_unwritten(self._mapping.rows(t, self._b.slot[row], 1, t.shape)[0][_corner(shape)]):
                     self.fail(self.request_of(row), f"output {t.name!r} of this request was not written, or not all of it")
 
     def _end(self) -> None:
@@ -428,6 +427,28 @@ class Batch:
     @staticmethod
     def _on_host(side: list[Tensor]) -> list[Tensor]:
         return [t for t in side if not t.on_device]
+
+
+# -- debug mode: outputs are filled with a pattern before the function runs
+
+_PATTERN_BYTE = 0xA5
+
+
+def mark_unwritten(rows: np.ndarray) -> None:
+    rows[...] = _pattern(rows.dtype)
+
+
+def is_unwritten(row: np.ndarray) -> bool:
+    """Whether elements were not written. Of small types, whose pattern may be a value, only if all have the pattern."""
+    if row.size == 0:
+        return False
+    bits = np.dtype(f"u{row.dtype.itemsize}")
+    left = np.ascontiguousarray(row).view(bits) == _pattern(row.dtype).view(bits)
+    return bool(left.any() if row.dtype.itemsize > 2 or row.dtype == bool else left.all())
+
+
+def _pattern(dtype: np.dtype) -> np.ndarray:
+    return np.frombuffer(bytes([_PATTERN_BYTE]) * dtype.itemsize, dtype)
 
 
 def _read_only(rows: Any) -> Any:
