@@ -327,11 +327,11 @@ def _produce(model, images, stream, in_flight, group, commands, np, torch) -> No
 def bound(path: str) -> None:
     """The module on buffers of its own, replayed: two batches in flight as in a worker, nothing moved."""
     import torch
+    from ringbatch.binding.tensors import parse
     from ringbatch.torch.lanes import Engine
-    from ringbatch.torch.preparing import prepare
-    from ringbatch.torch.preparing import settle_memory, short_sleeps
     from ringbatch.torch.module_call import torch_types
-    from ringbatch.worker.axes import Axes
+    from ringbatch.torch.preparing import prepare, settle_memory, short_sleeps
+    from ringbatch.worker.axes import Axes, Input
 
     module, device, rows = torch.jit.load(path, "cuda"), torch.device("cuda", 0), 32
     short_sleeps()
