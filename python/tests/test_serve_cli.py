@@ -21,7 +21,6 @@ import pytest
 from conftest import broker_at, free_port, serving
 
 import ringbatch as rb
-from ringbatch.serve import kinds as targets
 from ringbatch.serve import object_cli as objects
 from ringbatch.serve import serve_cli as cli
 from ringbatch.serve import supervisor
@@ -78,11 +77,11 @@ def test_a_file_that_everybody_may_write_is_refused_and_not_loaded(folder, env):
 def test_the_type_of_a_file_says_how_it_is_served(folder):
     for name, kind in (("a.pt", "torch"), ("a.PT2", "torch"), ("a.onnx", "onnx"), ("a.joblib", "object"), ("a.pkl", "object")):
         (folder / name).touch()
-        assert targets.kind_of(str(folder / name)) == kind
-    assert targets.kind_of("package.module:factory") == "object" and name_of("package.module:factory") == "factory"
+        assert cli.kind_of(str(folder / name)) == kind
+    assert cli.kind_of("package.module:factory") == "object" and name_of("package.module:factory") == "factory"
     for wrong, says in (("a.txt", "want a file that ends in"), (str(folder / "none.pt2"), "no such file"), (":f", "want a file")):
         with pytest.raises(rb.Invalid, match=says):
-            targets.kind_of(wrong)
+            cli.kind_of(wrong)
 
 
 @pytest.mark.parametrize("guest", [False, True])

@@ -24,7 +24,7 @@ from .completions import Completions
 from .connection import Core, Rows
 from .future import Future
 from .request import Request, claim
-from .split import gather_split, pieces, run_split, submit_split
+from .split import gather_split, pieces, submit_split
 
 _making = threading.Lock()  # held while completions are made
 _SMALL_BYTES = 16 << 10  # up to this size a strided array is copied first; a larger one is written to its slot directly
@@ -144,7 +144,7 @@ class Model(Caller):
         self._check()
         arrays, rows = self._arrays(inputs, named)
         if split and 1 < rows > self._most:
-            return self._give(run_split(self, pieces(arrays, rows, self._most), timeout, priority), False)
+            return submit_split(self, pieces(arrays, rows, self._most), timeout, priority).result()
         if priority is None and self._core.signature.in_c:
             arrays = [a if a.flags.c_contiguous or a.nbytes > _SMALL_BYTES else np.ascontiguousarray(a) for a in arrays]
             if all(a.flags.c_contiguous for a in arrays):

@@ -7,34 +7,17 @@ import concurrent.futures
 import functools
 import threading
 import time
-from collections import deque
-from collections.abc import Coroutine, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from .. import errors
 from ..binding.device import concatenate
 from ..binding.library import Duration, seconds
 from .connection import Rows
 from .future import Future
-from .request import Request
 
 Piece = list[np.ndarray]
-
-
-class Sender(Protocol):
-    """The parts of Model that are used here."""
-
-    def _filled(self, arrays: Piece, rows: int, timeout: Duration | None) -> Request: ...
-
-    def _submit(self, arrays: Piece, rows: int, timeout: Duration | None, priority: int | None) -> concurrent.futures.Future: ...
-
-    def ainfer(self, *inputs: Any, timeout: Duration | None, priority: int | None, split: bool) -> Coroutine[Any, Any, Any]: ...
-
-    def _as_list(self, given: Any) -> list[Rows]: ...
-
-    def _give(self, outs: list[Rows], single: bool) -> Any: ...
 
 
 def pieces(arrays: list[np.ndarray], rows: int, most: int) -> list[Piece]:
@@ -54,39 +37,7 @@ def join(parts: list[list[Rows]]) -> list[Rows]:
     return joined
 
 
-def run_split(model: Sender, todo: list[Piece], timeout: Duration | None, priority: int | None) -> list[Rows]:
-    """Runs the pieces, as many at once as the window allows."""
-    left = _countdown(timeout)
-    under_way: deque[Request] = deque()
-    parts: list[list[Rows]] = []
-    try:
-        for piece in todo:
-            req = None
-            while req is None:
-                # Waits for other threads to make room only if none of our own requests is in flight.
-                budget = 1e-9 if under_way else next(left)
-                try:
-                    req = model._filled(piece, len(piece[0]), budget)
-                except (errors.Full, errors.Timeout):  # no slot, or not attached again yet
-                    if not under_way:
-                        raise
-                    _finish(under_way, parts)
-            under_way.append(req)
-            req.commit(next(left), priority=priority)
-        while under_way:
-            _finish(under_way, parts)
-    finally:
-        for req in under_way:
-            req.release()
-    return join(parts)
-
-
-def _finish(under_way: deque[Request], parts: list[list[Rows]]) -> None:
-    parts.append(under_way[0].wait()._copies())
-    under_way.popleft().release()
-
-
-def submit_split(model: Sender, todo: list[Piece], timeout: Duration | None, priority: int | None) -> concurrent.futures.Future:
+def submit_split(model: Any, todo: list[Piece], timeout: Duration | None, priority: int | None) -> concurrent.futures.Future:
     whole = Future()
     whole.set_running_or_notify_cancel()
     left = _countdown(timeout)
@@ -115,7 +66,7 @@ def submit_split(model: Sender, todo: list[Piece], timeout: Duration | None, pri
     return whole
 
 
-async def gather_split(model: Sender, todo: list[Piece], timeout: Duration | None, priority: int | None) -> Any:
+async def gather_split(model: Any, todo: list[Piece], timeout: Duration | None, priority: int | None) -> Any:
     import asyncio
 
     tasks = [asyncio.ensure_future(model.ainfer(*piece, timeout=timeout, priority=priority, split=False)) for piece in todo]

@@ -21,13 +21,19 @@ from typing import Any
 from .. import errors
 from ..binding.library import binary_path
 from ..binding.tensors import NAMES, NUMPY, parse
-from ..worker.import_path import name_of
+from ..worker.import_path import is_import_path, name_of
 from ..worker.signals import stopping
 from ..worker.trust import WARNING, open_trusted
 from . import flags
-from .kinds import KINDS, READY_S, command, kind_of, share_cores
 from .supervisor import ask_broker, gateway_door, run_commands, socket_path
 
+# By the end of the file's name: the module of this package that serves it.
+KINDS = {
+    ".pt": "torch", ".pt2": "torch", ".pth": "torch", ".jit": "torch", ".torchscript": "torch",
+    ".onnx": "onnx",
+    ".joblib": "object", ".pkl": "object", ".pickle": "object",
+}  # fmt: skip
+_READY_S = 5.0  # then a worker process counts as attached
 _LOOK_S = 0.2
 _PROFILE_S = 3
 _SHORT = 16  # elements in a line of curl
@@ -68,17 +74,28 @@ def main(argv: list[str] | None = None) -> int:
             open_trusted(a.target).close()  # checked again when it is loaded
         name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
         at = socket_path(a.socket)
-        worker = command(kind, a.target, "--name", name, "--socket", at, *rest)
-        share_cores(a.processes)
+        worker = [sys.executable, "-m", f"ringbatch.serve.{kind}_cli", a.target, "--name", name, "--socket", at, *rest]
         with stopping() as stop:
             teller = threading.Thread(target=tell, args=(name, at, a.http, a.costs, stop), daemon=True)
             teller.start()
-            run_commands([worker], [a.processes], at, stop, gateway_door(at, a.http, a.grpc), True, READY_S)
+            run_commands([worker], [a.processes], at, stop, gateway_door(at, a.http, a.grpc), True, _READY_S)
             stop.set()
     except errors.Error as e:
         print(f"ringbatch serve: {e}", file=sys.stderr)
         return 1
     return 0
+
+
+def kind_of(target: str) -> str:
+    """torch, onnx or object."""
+    if is_import_path(target):
+        return "object"
+    kind = KINDS.get(Path(target).suffix.lower())
+    if kind is None:
+        raise errors.Invalid(f"{target}: want a file that ends in {', '.join(KINDS)}, or an import path, package.module:name")
+    if not Path(target).exists():
+        raise errors.Invalid(f"{target}: there is no such file")
+    return kind
 
 
 def tell(name: str, at: str, http: str | None, costs: bool, stop: threading.Event) -> None:

@@ -336,22 +336,12 @@ def run(ring: Ring, lanes: Sequence[Lane], stop: Stop) -> None:
         raise gone
 
 
-class Prefetching(Protocol):
-    """A lane whose batches are done when submit returns. It may gather the next batch meanwhile."""
+def run_one(ring: Ring, lane: Any, stop: Stop) -> None:
+    """run for one lane whose batches are done when submit returns.
 
-    def submit(self, batch: RingBatch) -> None: ...
-
-    def release(self) -> None: ...
-
-    def wants_next(self, batch: RingBatch) -> bool:
-        """Whether to take the next batch before this one is submitted."""
-
-    def prefetch(self, batch: RingBatch) -> None:
-        """Starts to gather the next batch."""
-
-
-def run_one(ring: Ring, lane: Prefetching, stop: Stop) -> None:
-    """run for one such lane. It looks for the next batch before the function runs, and again before the answer."""
+    If ``lane.wants_next(batch)``, the next batch is taken before this one's function runs, or
+    before its answer, and ``lane.prefetch(next)`` starts to gather it.
+    """
     ahead: RingBatch | None = None
     gone: errors.BrokerGone | None = None
 
@@ -382,7 +372,7 @@ def run_one(ring: Ring, lane: Prefetching, stop: Stop) -> None:
         raise gone
 
 
-def _submit(lane: Lane | Prefetching, batch: RingBatch) -> bool:
+def _submit(lane: Any, batch: RingBatch) -> bool:
     """False if the batch failed and was answered."""
     try:
         lane.submit(batch)
