@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Statusgen writes the table of package status out for Go, C, Python and the
-// documentation, and the keys of package policy for Python. Run it with
+// documentation. It also writes the keys of package policy for Python. Run it with
 //
 //	go generate ./status
 package main

@@ -389,7 +389,7 @@ def _time_of(graph: torch.cuda.CUDAGraph) -> float:
 def failure(e: BaseException) -> str:
     """The error in one line. TorchScript puts its cause into the last line, behind a traceback."""
     lines = str(e).strip().splitlines() or ["no message"]
-    return f"{type(e).__name__}: {lines[-1 if 'TorchScript interpreter' in lines[0] else 0]}"
+    return lines[-1] if "TorchScript interpreter" in lines[0] else f"{type(e).__name__}: {lines[0]}"
 
 
 def agree(got: list[torch.Tensor], want: list[torch.Tensor]) -> bool:
