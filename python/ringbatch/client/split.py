@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import errors
 from ..binding.device import concatenate
 from ..binding.library import Duration, seconds
 from .connection import Rows
@@ -62,7 +63,13 @@ def submit_split(model: Any, todo: list[Piece], timeout: Duration | None, priori
     for i, piece in enumerate(todo):
         if not missing[0]:  # a piece has failed
             break
-        model._submit(piece, len(piece[0]), next(left), priority).add_done_callback(functools.partial(arrived, i))
+        try:
+            part = model._submit(piece, len(piece[0]), next(left), priority)
+        except errors.Full:
+            if not i:
+                raise
+            raise errors.Expired("the deadline passed before all rows were sent") from None
+        part.add_done_callback(functools.partial(arrived, i))
     return whole
 
 

@@ -111,22 +111,23 @@ def serve_all(
     if pipeline:
         here = [worker.as_stage(*pipeline) for worker in here]
     door = gateway_door(at, http, grpc)
-    with stopping() as stop, in_threads(here, at, stop) as local:
-        say_ready = ReadyLine([pipeline[0]] if pipeline else [getattr(item, "model", None) for item in served], at, local)
+    with stopping() as stop, in_threads(here, at, stop) as threads_attached:
+        names = [pipeline[0]] if pipeline else [getattr(item, "model", None) for item in served]
+        say_ready = ReadyLine(names, at, threads_attached)
         run_commands(commands, counts_of, at, stop, door, broker, say_ready=say_ready)
 
 
 class ReadyLine:
     """Says once that all models are ready, and how to call them."""
 
-    def __init__(self, names: Sequence[str | None], at: str, local: Local) -> None:
+    def __init__(self, names: Sequence[str | None], at: str, threads_attached: Callable[[], bool]) -> None:
         """names: None for a factory or an import path, whose name only its worker process knows."""
-        self._names, self._at, self._local = names, at, local
+        self._names, self._at, self._threads_attached = names, at, threads_attached
         self._said = False
 
     def __call__(self, joined: bool) -> None:
         """All worker processes have attached. joined: to a broker of another process."""
-        if self._said or not self._local.attached:
+        if self._said or not self._threads_attached():
             return
         self._said = True
         names = [name for name in self._names if name]
@@ -179,52 +180,30 @@ def share_of_cores(processes: int) -> str:
 # -- in this process
 
 
-class Local:
-    """Workers that run in threads of this process."""
-
-    def __init__(self, ending: StopEvent) -> None:
-        self._ending = ending
-        self._stop = threading.Event()  # not ending: they stop after the broker, which has accepted requests for them
-        self._threads: list[threading.Thread] = []
-        self._attached: set[targets.Worker] = set()
-        self._failures: list[BaseException] = []
-
-    @property
-    def attached(self) -> bool:
-        """Whether all of them have attached."""
-        return len(self._attached) == len(self._threads)
-
-    def start(self, workers: Sequence[targets.Worker], socket: str) -> None:
-        for worker in workers:
-            thread = threading.Thread(target=self._run, args=(worker, socket), name=f"ringbatch {worker.model}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _run(self, worker: targets.Worker, socket: str) -> None:
-        try:
-            worker._serve(socket, self._stop, _START_S, lambda: self._attached.add(worker))
-        except BaseException as e:
-            self._failures.append(e)
-            self._ending.set()
-
-    def check(self) -> None:
-        if self._failures:
-            raise self._failures[0]
-
-    def stop(self) -> None:
-        self._stop.set()
-        ends(lambda: not any(t.is_alive() for t in self._threads), math.inf, self._ending)
-
-
 @contextlib.contextmanager
-def in_threads(workers: Sequence[targets.Worker], socket: str, stop: StopEvent) -> Iterator[Local]:
-    local = Local(stop)
+def in_threads(workers: Sequence[targets.Worker], socket: str, ending: StopEvent) -> Iterator[Callable[[], bool]]:
+    """Runs workers in threads of this process; yields the function that says whether all have attached."""
+    stop = threading.Event()  # not ending: they stop after the broker, which has accepted requests for them
+    attached: set[int] = set()
+    failures: list[BaseException] = []
+
+    def run(i: int, worker: targets.Worker) -> None:
+        try:
+            worker._serve(socket, stop, _START_S, lambda: attached.add(i))
+        except BaseException as e:
+            failures.append(e)
+            ending.set()
+
+    threads = [threading.Thread(target=run, args=w, name=f"ringbatch {w[1].model}", daemon=True) for w in enumerate(workers)]
     try:
-        local.start(workers, socket)
-        yield local
+        for thread in threads:
+            thread.start()
+        yield lambda: len(attached) == len(threads)
     finally:
-        local.stop()
-    local.check()
+        stop.set()
+        ends(lambda: not any(t.is_alive() for t in threads), math.inf, ending)
+    if failures:
+        raise failures[0]
 
 
 # -- our own broker, which starts the workers

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import datetime
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from .. import errors
@@ -78,7 +78,7 @@ def _check(key: str, value: Any) -> None:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, datetime.timedelta):
+    if isinstance(value, timedelta):
         return str(value.total_seconds())
     if isinstance(value, Iterable) and not isinstance(value, str):
         return "[" + ",".join(map(_text, value)) + "]"
