@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the shared library, the extension and the ringbatch command into the package.
 
-The library and the extension are C, the command is Go. What the wheel then
-needs at run time is NumPy; the compilers are needed only here. Without the
-extension (no headers of Python) the package takes ctypes instead.
+The library and the extension are C, the command is Go. At run time the wheel needs
+only NumPy. Without the extension (no Python headers) the package uses ctypes.
 
-deploy/packaging/wheels.py builds the released wheels with it, by these variables:
+deploy/packaging/wheels.py builds the released wheels with these variables:
 
     CC                        a compiler for the machine and the glibc that the wheel is for
     GOARCH                    the same machine, for Go
-    RINGBATCH_WHEEL_PLATFORM  what the wheel's name says of it
+    RINGBATCH_WHEEL_PLATFORM  the platform in the wheel's name
     RINGBATCH_WHEEL_ABI=none  leave the extension out: for Pythons without the stable ABI
 
-The same files give the same bytes, wherever they lie.
+The same sources give the same bytes, in any folder.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ NEEDS = "building ringbatch needs a C compiler, Go and the whole repository: pip
 
 
 class Progress:
-    """Says on the terminal what is being done: pip shows what a build prints only with -v."""
+    """Shows progress on the terminal: pip hides the output of a build without -v."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
         try:
             self.terminal = None if sys.stderr.isatty() else open("/dev/tty", "w")  # noqa: SIM115 - open until the end
-        except OSError:  # nobody watches
+        except OSError:  # no terminal
             self.terminal = None
 
     def say(self, text: str, end: str = "\n") -> None:
@@ -77,7 +76,7 @@ class BuildNative(build_py):
             *sorted(str(c.relative_to(REPOSITORY)) for c in (REPOSITORY / "cbindings" / "src").glob("*.c")))
 
     def _extension(self, out: Path) -> None:
-        """One for every CPython from 3.9 on (the limited API)."""
+        """Builds one extension for every CPython from 3.9 on (the limited API)."""
         out.unlink(missing_ok=True)
         if sysconfig.get_config_var("Py_GIL_DISABLED") or os.environ.get("RINGBATCH_WHEEL_ABI") == "none":
             return  # has no limited API
@@ -113,7 +112,7 @@ class BuildNative(build_py):
 
 class NativeDistribution(Distribution):
     def has_ext_modules(self) -> bool:
-        return True  # it belongs to one kind of machine
+        return True  # the wheel is for one kind of machine
 
 
 class PlatformWheel(bdist_wheel):

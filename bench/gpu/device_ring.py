@@ -317,17 +317,18 @@ def _produce(model, images, echo, stream, in_flight, group, commands, np, torch)
 def bound(path: str) -> None:
     """The module replayed on fixed buffers: two batches in flight as in a worker, without transfers."""
     import torch
+    from ringbatch.binding.tensors import parse
     from ringbatch.torch.lanes import Engine
-    from ringbatch.torch.preparing import prepare
-    from ringbatch.torch.process import settle_memory, short_sleeps
-    from ringbatch.torch.specs import input_of, parse_spec
-    from ringbatch.worker.axes import Axes
+    from ringbatch.torch.module_call import torch_types
+    from ringbatch.torch.preparing import prepare, settle_memory, short_sleeps
+    from ringbatch.worker.axes import Axes, Input
 
     module, device, rows = torch.jit.load(path, "cuda"), torch.device("cuda", 0), 32
     short_sleeps()
     inputs = [f"x:{IMAGE}"]
-    compute, *_ = prepare(module, Axes(list(map(input_of, inputs)), None), device, True, False, True, True, rows=rows)
-    engine = Engine(compute, [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)], rows, device, 2, None)
+    brought = [Input.of(parse(text)) for text in inputs]
+    compute, *_ = prepare(module, Axes(brought, None), device, True, False, True, True, rows=rows)
+    engine = Engine(compute, [(dtype, i.shape) for i, dtype in zip(brought, torch_types(brought))], rows, device, 2, None)
     for lane in engine.lanes:
         for x in lane.inputs:
             x.copy_(torch.rand_like(x))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ONNX file served to texts of all lengths: pip install 'ringbatch[onnx]' onnx
+"""An ONNX file served to texts of all lengths: pip install './python[onnx]' onnx
 
     python examples/python/onnx_encoder.py
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Statusgen writes the table of package status out for Go, C, Python and the
-// documentation. Run it with
+// documentation. It also writes the keys of package policy for Python. Run it with
 //
 //	go generate ./status
 package main
@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -26,6 +27,7 @@ var targets = []struct {
 	path  string
 	write func(*bytes.Buffer)
 }{
+	{"python/ringbatch/worker/policy.py", pythonKeys},
 	{"status/codes.go", goConstants},
 	{"client/errors.go", clientErrors},
 	{"cbindings/ringbatch.h", cEnum},
@@ -35,8 +37,8 @@ var targets = []struct {
 }
 
 const (
-	begin = "BEGIN statuses: written by `go generate ./status`"
-	end   = "END statuses"
+	begin = "written by `go generate ./status`"
+	end   = "END "
 )
 
 func main() {
@@ -218,6 +220,14 @@ func pythonClasses(out *bytes.Buffer) {
 	}
 	out.WriteString("\n")
 	out.WriteString("]\n\n")
+}
+
+func pythonKeys(out *bytes.Buffer) {
+	out.WriteString("KEYS = {\n")
+	for _, k := range policy.Keys() {
+		fmt.Fprintf(out, "    %q: %q,\n", k.Name, k.Kind)
+	}
+	out.WriteString("}\n")
 }
 
 func markdown(out *bytes.Buffer) {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ringbatch: many processes, single inferences, big batches; in shared memory.
+"""Dynamic batching for many processes on one host, in shared memory.
 
-A producer::
+A client::
 
     import ringbatch as rb
 
@@ -25,7 +25,7 @@ A worker::
 docs/python.md is the manual.
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from . import errors
 from .binding.library import binary_path, library_path
@@ -35,23 +35,42 @@ from .binding.views import View
 from .client.connect import connect
 from .client.model import Model, stats
 from .client.request import Request, Timing
-from .errors import *  # noqa: F403
+from .errors import (
+    BrokerGone,
+    Canceled,
+    Draining,
+    Error,
+    Expired,
+    Failed,
+    Full,
+    Invalid,
+    NoBroker,
+    NoWorker,
+    Overloaded,
+    QueueFull,
+    QueueTimeout,
+    Timeout,
+    UnknownModel,
+    WorkerDied,
+)  # fmt: skip
 from .serve.pipeline import pipeline
 from .serve.supervisor import serve
 from .worker.batch import Batch, Item, Run
 from .worker.worker import Worker, worker
 
+# The exceptions that callers catch; ringbatch.errors has all of them.
 __all__ = [
-    "Batch", "Item", "Model", "Request", "Run", "Tensor", "Timing", "View", "Worker",
-    "binary_path", "connect", "library_path", "pipeline", "serve", "stats", "worker",
+    "Batch", "BrokerGone", "Canceled", "Draining", "Error", "Expired", "Failed", "Full", "Invalid", "Item", "Model", "NoBroker",
+    "NoWorker", "Overloaded", "QueueFull", "QueueTimeout", "Request", "Run", "Tensor", "Timeout", "Timing", "UnknownModel", "View",
+    "Worker", "WorkerDied", "binary_path", "connect", "library_path", "pipeline", "serve", "stats", "worker",
 ]  # fmt: skip
-__all__ += errors.__all__
 
-__version__: str  # the library's, asked when it is first wanted
+__version__: str  # the library's, read at the first use
 
-if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> str:
-        if name == "__version__":
-            return _version()
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
+    if name in errors.__all__:  # ringbatch.Shape is ringbatch.errors.Shape
+        return getattr(errors, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ from .binding.library import binary_path
 
 
 def main() -> None:
-    os.environ["PYTHON"] = sys.executable  # what it starts in turn (ringbatch torch) has this interpreter's packages
+    os.environ["PYTHON"] = sys.executable  # for ringbatch torch, onnx and serve
     os.execv(binary_path(), ["ringbatch", *sys.argv[1:]])
 
 

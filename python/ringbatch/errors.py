@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exceptions: one for each status, with the names of the Go errors.
 
-Where Python has a word for it the exception is also of that kind, so that
-``except TimeoutError`` catches :class:`Expired`, and ``except ValueError`` a
-wrong :class:`Shape`.
+An exception is also of Python's own kind if there is one: ``except TimeoutError``
+catches :class:`Expired`, and ``except ValueError`` a wrong :class:`Shape`.
 """
 
 from __future__ import annotations

@@ -145,10 +145,10 @@ def test_closed_client(echo):
 
 def test_no_broker_and_unknown_model(echo):
     with pytest.raises(rb.NoBroker, match="ringbatch broker") as e:
-        rb.connect("echo", socket="/nonexistent/b.sock")
+        rb.connect("echo", socket="/nonexistent/b.sock", wait=0)
     assert isinstance(e.value, ConnectionError)
     with pytest.raises(rb.UnknownModel, match='"nothing"; there are echo$') as e:
-        rb.connect("nothing", socket=echo)
+        rb.connect("nothing", socket=echo, wait=0)
     assert isinstance(e.value, LookupError)
     with pytest.raises(rb.UnknownModel):
         rb.connect("nothing", socket=echo, wait=0.1)
@@ -160,7 +160,7 @@ def test_a_broker_that_does_not_answer(tmp_path, monkeypatch):
     with sockets.socket(sockets.AF_UNIX) as silent:
         silent.bind(path)
         silent.listen()
-        for use in (lambda: rb.connect("echo", socket=path), lambda: rb.stats(path, timeout=0.1)):
+        for use in (lambda: rb.connect("echo", socket=path, wait=0), lambda: rb.stats(path, timeout=0.1)):
             with pytest.raises(rb.Timeout, match=f"the broker at {path} did not answer"):
                 use()
 
@@ -172,7 +172,7 @@ def test_connecting_outlasts_a_broker_that_drains(at):
         old.terminate()
         with pytest.raises(rb.Draining):
             while True:
-                rb.connect("m", socket=at).close()
+                rb.connect("m", socket=at, wait=0).close()
         with concurrent.futures.ThreadPoolExecutor() as pool:
             waiting = pool.submit(rb.connect, "m", socket=at, wait=60)
             time.sleep(0.05)  # mostly enough for the first attempt
@@ -186,7 +186,7 @@ def test_one_connection_too_many_is_refused_by_name(home, at):
     (home / "b.toml").write_text('max_clients = 1\n[[model]]\nname = "m"\ninputs = ["x:f32[1]"]\noutputs = ["y:f32[1]"]\n')
     with broker_at(at, "--config", str(home / "b.toml")), rb.connect("m", socket=at, window=1):
         with pytest.raises(rb.TooManyConnections, match="max_clients is 1") as refused:
-            rb.connect("m", socket=at, window=1)
+            rb.connect("m", socket=at, window=1, wait=0)
         assert refused.value.retryable and isinstance(refused.value, ConnectionError)
 
 
@@ -203,7 +203,7 @@ def test_a_process_without_descriptors_gets_an_error_about_itself(socket):
             pass
         for room in range(8):  # for the socket, then also for the descriptors of the answer
             try:
-                rb.connect("no such model")
+                rb.connect("no such model", wait=0)
             except rb.Error as e:
                 print(type(e).__name__, "this process" in str(e), isinstance(e, OSError))
             os.close(taken.pop())
@@ -216,7 +216,7 @@ def test_a_process_without_descriptors_gets_an_error_about_itself(socket):
 
 def test_window_that_does_not_fit(echo):
     with pytest.raises(rb.RingFull):
-        rb.connect("echo", socket=echo, window=100_000)
+        rb.connect("echo", socket=echo, window=100_000, wait=0)
 
 
 @pytest.mark.parametrize("window", [0, -1, 2**32, 2**33])

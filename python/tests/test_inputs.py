@@ -137,6 +137,6 @@ def test_clients_without_a_window_of_their_own_share_a_ring_of_few_large_slots(s
         for i, m in enumerate(clients):
             assert m(np.full(frame, i, "uint8")) == i
         with pytest.raises(rb.RingFull, match=r"smaller window \(0: what fits\), or raise the model's slots"):
-            rb.connect("frames", socket=socket, window=56)
+            rb.connect("frames", socket=socket, window=56, wait=0)
         for m in clients:
             m.close()

@@ -74,8 +74,8 @@ def test_a_server_that_ends_answers_accepted_requests_and_refuses_others_as_retr
             p.send_signal(how)
             with pytest.raises(rb.Draining):
                 while True:
-                    rb.connect("slow", socket=socket, window=1).close()
-            with pytest.raises(rb.Draining) as refused:  # at once, while others still wait
+                    rb.connect("slow", socket=socket, window=1, wait=0).close()
+            with pytest.raises(rb.Draining) as refused:  # at once, while others still wait for their answers
                 while True:  # clients are refused a moment before requests are
                     with contextlib.suppress(rb.Expired):
                         ask(late, 0, timeout=0.5)

@@ -177,7 +177,7 @@ def test_serve_asks_a_silent_broker_again(refusals, monkeypatch, caplog, attache
     monkeypatch.setattr(supervisor, "_wait_for_broker", lambda *_: True)
     monkeypatch.setattr(supervisor.subprocess, "run", stats)
     with contextlib.nullcontext() if attached else pytest.raises(rb.Invalid, match="no good"):
-        supervisor._host([["true"]], [1], "/nowhere", stop, lambda: None, refusals)
+        supervisor._host([["true"]], [1], "/nowhere", stop, lambda: None, lambda joined: None, refusals)
     assert len(asked) == 3 and ("one, which has served, is started again: no good" in caplog.text) == attached
 
 

@@ -78,7 +78,7 @@ def test_a_sweep_does_not_release_a_submitted_request(core):
     handed_on.set()
     sweeper.join()
     core.wait(request, 0)  # not Released
-    assert (core.collect_one(request) == x).all()
+    assert (core.collect(request, 1)[0] == x).all()
 
 
 @over_ctypes

@@ -19,8 +19,8 @@ import ringbatch as rb
 
 torch = pytest.importorskip("torch")
 rt = pytest.importorskip("ringbatch.torch")
+from ringbatch.binding.tensors import parse  # noqa: E402
 from ringbatch.torch.lanes import Engine  # noqa: E402
-from ringbatch.torch.specs import parse_spec  # noqa: E402
 from ringbatch.worker.ring import RingBatch  # noqa: E402
 
 
@@ -407,10 +407,10 @@ def test_a_module_whose_results_change_is_neither_frozen_nor_recorded(served, de
 
 
 def test_tensor_texts_are_read():
-    assert parse_spec("x:f16[3,<=224]") == ("x", torch.float16, (3, 224), (1,))
+    assert parse("x:f16[3,<=224]") == ("x", "f16", (3, 224), (1,), "")
     for bad in ("x", "x:f32", "x:f33[1]", "x:f32[a]"):
         with pytest.raises(rb.Error):
-            parse_spec(bad)
+            parse(bad)
 
 
 def test_a_file_that_is_not_torchscript_is_refused_in_one_line(tmp_path):
@@ -507,19 +507,6 @@ def test_alone_the_command_answers_each_byte_although_the_module_prints():
     assert (p.returncode, p.stdout) == (0, b"...") and b"a line of the module's own" in p.stderr
 
 
-def test_code_of_different_modules_differs_and_is_the_same_in_every_process():
-    from ringbatch.torch import compiling as tc
-
-    def module(text):
-        made = {"torch": torch}
-        exec(f"class M(torch.nn.Module):\n    def forward(self, x):\n        return [{text} for y in x if y not in {{'a', 'b', 'c'}}]\n",
-            made)
-        return torch.nn.Sequential(made["M"]())
-
-    assert tc.code_of(module("y + 1")) == tc.code_of(module("y + 1"))
-    assert len({tc.code_of(module(t)) for t in ("y + 1", "y + 2", "y - 1", "y.sin()", "y.cos()")}) == 5
-
-
 def test_compiled_code_is_served_only_if_it_agrees_and_is_faster(capfd, monkeypatch, tmp_path):
     from ringbatch.torch import compiling as tc
 
@@ -540,15 +527,7 @@ def test_compiled_code_is_served_only_if_it_agrees_and_is_faster(capfd, monkeypa
 
     assert tc.choose("auto", plain, lambda: slow, [x], 0.001) is None and "does not pay" in capfd.readouterr().out
     assert tc.choose("auto", slow, lambda: plain, [x], 0.001) is plain and "serving compiled code" in capfd.readouterr().out
-    # Measurements of a module are kept: it is not measured again, and not compiled if that did not pay.
-    assert tc.choose("auto", plain, lambda: slow, [x], 0.001, of="one") is None and "does not pay" in capfd.readouterr().out
-    assert tc.choose("auto", plain, broken, [x], 0.001, of="one") is None and "did not pay (64 rows take" in capfd.readouterr().out
-    assert tc.choose("on", plain, lambda: slow, [x], 0.001, of="one") is slow
-    assert tc.choose("auto", slow, lambda: plain, [x], 0.001, of="other") is plain and "serving compiled code" in capfd.readouterr().out
-    with monkeypatch.context() as m:
-        m.setattr(tc, "_race", None)
-        assert tc.choose("auto", slow, lambda: plain, [x], 0.001, of="other") is plain
-        assert "serving compiled code: 64 rows take" in capfd.readouterr().out
+    assert tc.choose("on", plain, lambda: slow, [x], 0.001) is slow
     assert tc.choose("auto", plain, broken, [x], 0.001) is None
     assert capfd.readouterr().err == "serving the module as it is, not compiled: RuntimeError: no C++ compiler\n"
     assert tc.choose("auto", plain, lambda: lambda xs: [1.01 * plain(xs)[0]], [x], 0.001) is None

@@ -10,7 +10,7 @@ import pytest
 
 import ringbatch as rb
 from ringbatch.serve import object_cli
-from ringbatch.worker import code_cache, trust
+from ringbatch.worker import trust
 
 OTHER = 4321  # an unknown user and group
 root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -95,7 +95,7 @@ def test_a_group_is_the_users_own_by_its_name(monkeypatch):
 
 def test_the_folder_of_compiled_code_is_this_users(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kept"))
-    assert code_cache.cache_folder() == str(tmp_path / "kept")
+    assert trust.cache_folder() == str(tmp_path / "kept")
     tmp_path.chmod(0o777)
     with pytest.raises(rb.Invalid, match="everybody may replace files.*TORCHINDUCTOR_CACHE_DIR"):
-        code_cache.cache_folder()
+        trust.cache_folder()

@@ -341,15 +341,15 @@ def test_outputs_that_are_assigned_and_not_written(socket):
         ({"max_queue": {7: 1}, "priorities": 2}, "max_queue.7=1: no such priority level, the model has 0..1"),
     ],
 )
-def test_a_wrong_setting_is_refused_by_the_broker(socket, settings, says):
-    worker = rb.worker("bad", inputs={"t": ("i32", ("<=512",))}, outputs={"y": ("f32", (1,))}, **settings)(lambda batch: None)
+def test_a_wrong_setting_is_refused_by_the_decorator_or_the_broker(socket, settings, says):
     with pytest.raises(rb.Invalid, match=says):
+        worker = rb.worker("bad", inputs={"t": ("i32", ("<=512",))}, outputs={"y": ("f32", (1,))}, **settings)(lambda batch: None)
         worker.run(socket=socket)
 
 
 def test_settings_are_numbers_texts_lists_or_tables(socket):
     @rb.worker(
-        "set", inputs={"t": ("i32", ("<=512",))}, outputs={"y": ("i32", (1,))}, max_batch_size="4", wait_time="3 ms", lease=20, slots=64,
+        "set", inputs={"t": ("i32", ("<=512",))}, outputs={"y": ("i32", (1,))}, max_batch_size="4", wait_time="3ms", lease=20, slots=64,
         preferred_batch_sizes=(2, 4), preserve_order=True, buckets={"t.0": [8, 512]}, max_queue={1: 100}, ageing=None,
     )  # fmt: skip
     def worker(batch):

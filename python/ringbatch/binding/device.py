@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors in the memory of a GPU.
 
-A slot of such a tensor is handed out as a tensor of torch over the slot itself,
-or where torch is not installed as a :class:`DeviceArray`, which torch, CuPy,
-Numba and JAX take by ``__cuda_array_interface__`` or DLPack.
+A slot of such a tensor is a torch tensor over the slot itself. Without torch it is a
+:class:`DeviceArray`, which CuPy and Numba take by ``__cuda_array_interface__``.
 
-What a program queues on the GPU has not happened yet when the call returns. So
-a request is committed *on a stream*: when the GPU has got there. It is the one
-the caller names, else torch's current one; without torch the whole GPU is waited for.
+Work that a program queues on the GPU has not run yet when the call returns. So a
+request is committed *on a stream*: after the stream's work so far. The caller names
+the stream, or it is torch's current one. Without torch the whole GPU is waited for.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import ctypes
 import math
 import operator
 import os
-from ctypes import POINTER, addressof, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p
+from ctypes import addressof, c_char_p, c_void_p
 from typing import Any, Callable
 
 import numpy as np
@@ -26,18 +25,18 @@ from . import structs as c
 from .library import check
 from .tensors import Tensor
 
-# By the names that tensors.py has: what __cuda_array_interface__, DLPack (code, bits) and torch say.
-_KINDS: dict[str, tuple[str, tuple[int, int], str]] = {
-    "bool": ("|b1", (6, 8), "bool"),
-    "u8": ("|u1", (1, 8), "uint8"),
-    "i8": ("|i1", (0, 8), "int8"),
-    "i16": ("<i2", (0, 16), "int16"),
-    "i32": ("<i4", (0, 32), "int32"),
-    "i64": ("<i8", (0, 64), "int64"),
-    "f16": ("<f2", (2, 16), "float16"),
-    "bf16": ("<u2", (4, 16), "bfloat16"),  # the interface has no bfloat16: its bits
-    "f32": ("<f4", (2, 32), "float32"),
-    "f64": ("<f8", (2, 64), "float64"),
+# By the names of tensors.py: the types of __cuda_array_interface__ and of torch.
+_KINDS: dict[str, tuple[str, str]] = {
+    "bool": ("|b1", "bool"),
+    "u8": ("|u1", "uint8"),
+    "i8": ("|i1", "int8"),
+    "i16": ("<i2", "int16"),
+    "i32": ("<i4", "int32"),
+    "i64": ("<i8", "int64"),
+    "f16": ("<f2", "float16"),
+    "bf16": ("<u2", "bfloat16"),  # the interface has no bfloat16: its bits
+    "f32": ("<f4", "float32"),
+    "f64": ("<f8", "float64"),
 }
 
 
@@ -68,19 +67,19 @@ def _needed() -> Any:
 
 
 class DeviceMemory:
-    """The device memory of a ring, mapped into this process for as long as anything uses it."""
+    """The device memory of a ring, mapped into this process while anything uses it."""
 
     def __init__(self, d: c.Device, memory: Any) -> None:
         self.base: int = d.base
         self.bytes: int = d.bytes
-        #: Of the GPU in this process: torch's cuda:ordinal.
+        #: The GPU's number in this process: torch's cuda:ordinal.
         self.ordinal: int = d.ordinal
         self.gpu: str = d.gpu.decode()
         self._context: int = d.context
-        self._memory = memory  # what keeps the mapping
+        self._memory = memory  # keeps the mapping
 
     def plane(self, t: Tensor, offset: int) -> Any:
-        """All slots of a tensor (and what else lies behind them)."""
+        """All slots of a tensor, and the bytes behind them."""
         rows = DeviceArray(self, self.base + offset, ((self.bytes - offset) // t.stride, *t.shape), t.kind)
         return rows if torch() is None else _tensor(rows)
 
@@ -93,17 +92,17 @@ class DeviceMemory:
         torch().cuda.current_stream(self.ordinal).synchronize()
         return made
 
-    # For batches whose rows do not lie one after the other.
+    # For batches whose rows are not adjacent.
 
     def gather(self, plane: Any, slots: Any, padded: int) -> Any:
-        """Rows of a plane in a tensor of their own, and zeros for the padding behind them."""
+        """Copies rows of a plane into a new tensor, with zeros for the padding."""
         numbers = self._numbers(slots)
         rows = plane.index_select(0, numbers)
         return rows if padded == len(slots) else _needed().cat([rows, rows.new_zeros((padded - len(slots), *rows.shape[1:]))])
 
     def empty(self, rows: int, t: Tensor) -> Any:
         found = _needed()
-        return found.empty((rows, *t.shape), dtype=getattr(found, _KINDS[t.kind][2]), device=f"cuda:{self.ordinal}")
+        return found.empty((rows, *t.shape), dtype=getattr(found, _KINDS[t.kind][1]), device=f"cuda:{self.ordinal}")
 
     def scatter(self, plane: Any, slots: Any, rows: Any) -> None:
         numbers = self._numbers(slots)
@@ -113,7 +112,7 @@ class DeviceMemory:
         return _needed().as_tensor(slots, device=f"cuda:{self.ordinal}")
 
     def stream(self, given: Any = None) -> int:
-        """The stream that orders what was queued: the one given, or torch's current one. Without either everything is waited for."""
+        """The given stream, or torch's current one. Without either this waits for the whole GPU."""
         if given is not None:
             return raw_stream(given)
         found = torch()
@@ -123,7 +122,7 @@ class DeviceMemory:
         return 0
 
     def synchronize(self) -> None:
-        """Waits for everything that this process has queued on the GPU."""
+        """Waits for all work of this process on the GPU."""
         found = torch()
         if found is not None:
             found.cuda.synchronize(self.ordinal)
@@ -140,7 +139,7 @@ class DeviceMemory:
 
 
 def device_memory(lib: ctypes.CDLL, map_id: int, memory: Any) -> DeviceMemory | None:
-    """That of a mapping, if it has any."""
+    """The device memory of a mapping, if it has any."""
     d = c.Device()
     d.size = ctypes.sizeof(d)
     check(lib, lib.rb_map_device(map_id, addressof(d)))
@@ -148,7 +147,7 @@ def device_memory(lib: ctypes.CDLL, map_id: int, memory: Any) -> DeviceMemory | 
 
 
 def raw_stream(given: Any) -> int:
-    """The CUstream of a stream of torch, of CuPy or of cuda.core; a number is one already."""
+    """The CUstream of a stream of torch, CuPy or cuda.core; a number is returned as it is."""
     for take in (lambda s: s.cuda_stream, lambda s: s.__cuda_stream__()[1], lambda s: s.ptr, operator.index):
         try:
             return int(take(given))
@@ -167,8 +166,7 @@ def _driver() -> ctypes.CDLL:
 class DeviceArray:
     """Rows in device memory, valid until their request or batch is over.
 
-    ``torch.as_tensor(a, device="cuda")``, ``cupy.asarray(a)`` and ``from_dlpack``
-    give arrays over the same memory.
+    ``cupy.asarray(a)`` and ``torch.as_tensor(a, device="cuda")`` give arrays over the same memory.
     """
 
     __slots__ = ("_at", "_device", "_over", "kind", "shape")
@@ -183,23 +181,13 @@ class DeviceArray:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * _KINDS[self.kind][1][1] // 8
+        return math.prod(self.shape) * int(_KINDS[self.kind][0][2:])
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         self._check()
         return {"version": 3, "shape": self.shape, "typestr": _KINDS[self.kind][0], "data": (self._at, False), "strides": None,
             "stream": None}
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return _DL_CUDA, self._device.ordinal
-
-    def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None) -> Any:
-        """A capsule. Nothing is queued here that a consumer's stream would have to wait for."""
-        self._check()
-        if copy or dl_device not in (None, self.__dlpack_device__()):
-            raise BufferError("the rows stay where they are: take them as they are and copy them then")
-        return _capsule(self)
 
     def __getitem__(self, key: Any) -> DeviceArray:
         """A row, or some neighbouring rows."""
@@ -224,82 +212,30 @@ class DeviceArray:
         return "<ringbatch view that is over>" if self._over else f"<{self.kind}{list(self.shape)} on {self._device.gpu}>"
 
 
-_DL_CUDA = 2
-
-
-class _DLTensor(ctypes.Structure):
-    _fields_ = [
-        ("data", c_void_p), ("device_type", c_int32), ("device_id", c_int32), ("ndim", c_int32), ("code", c_uint8), ("bits", c_uint8),
-        ("lanes", c_uint16),
-        ("shape", c_void_p), ("strides", c_void_p), ("offset", c_uint64),
-    ]  # fmt: skip
-
-
-class _DLManaged(ctypes.Structure):
-    pass
-
-
-_Deleter = ctypes.CFUNCTYPE(None, POINTER(_DLManaged))
-_Destructor = ctypes.CFUNCTYPE(None, c_void_p)
-_DLManaged._fields_ = [("tensor", _DLTensor), ("context", c_void_p), ("deleter", _Deleter)]
-_lent: dict[int, tuple[Any, ...]] = {}  # what consumers hold, by the address of their struct
-
-
-@_Deleter
-def _give_back(managed: Any) -> None:
-    _lent.pop(addressof(managed.contents), None)
-
-
-@_Destructor
-def _unused(capsule: int) -> None:
-    """A capsule that nobody took: one that was taken has another name."""
-    api = ctypes.pythonapi
-    api.PyCapsule_IsValid.restype, api.PyCapsule_IsValid.argtypes = c_int, [c_void_p, c_char_p]
-    api.PyCapsule_GetPointer.restype, api.PyCapsule_GetPointer.argtypes = c_void_p, [c_void_p, c_char_p]
-    if api.PyCapsule_IsValid(capsule, _CAPSULE):
-        _lent.pop(api.PyCapsule_GetPointer(capsule, _CAPSULE), None)
-
-
-_CAPSULE = b"dltensor"  # the capsule keeps the address of the text
-
-
-def _capsule(a: DeviceArray) -> Any:
-    code, bits = _KINDS[a.kind][1]
-    shape = (c_int64 * len(a.shape))(*a.shape)
-    tensor = _DLTensor(a._at, _DL_CUDA, a._device.ordinal, len(a.shape), code, bits, 1, addressof(shape), None, 0)
-    managed = _DLManaged(tensor, None, _give_back)
-    at = addressof(managed)
-    _lent[at] = managed, shape, a._device
-    new = ctypes.pythonapi.PyCapsule_New
-    new.restype, new.argtypes = ctypes.py_object, [c_void_p, c_char_p, c_void_p]
-    return new(at, _CAPSULE, ctypes.cast(_unused, c_void_p))
-
-
 # -- tensors of torch
 
 
 def _tensor(rows: DeviceArray) -> Any:
-    """A tensor over the rows; it keeps their memory mapped."""
+    """A torch tensor over the rows; it keeps their memory mapped."""
     found = torch()
     kind = "i16" if rows.kind == "bf16" else rows.kind
-    with found.inference_mode(False):  # its slices may be written, also outside of it
+    with found.inference_mode(False):  # so that its slices may be written
         plane = found.as_tensor(DeviceArray(rows._device, rows._at, rows.shape, kind), device=f"cuda:{rows._device.ordinal}")
         return plane.view(found.bfloat16) if kind != rows.kind else plane
 
 
 def is_device_array(value: Any) -> bool:
-    """Whether it lies in a GPU's memory: a tensor of torch there, an array of CuPy, a DeviceArray."""
+    """Whether the value is in GPU memory: a torch tensor, a CuPy array or a DeviceArray."""
     return hasattr(value, "__cuda_array_interface__") or getattr(value, "is_cuda", False)
 
 
 def owned_rows(rows: Any) -> Any:
-    """Rows that their user may write: of a tensor of torch a copy; without torch the rows themselves."""
+    """Rows that the caller may write: a copy of a torch tensor; without torch the rows themselves."""
     return rows if isinstance(rows, DeviceArray) else rows.clone()
 
 
 def end_device_array(view: Any, error: Callable[[], errors.Error]) -> None:
-    """What was handed out is over: it loses its memory. Slices that torch made of it keep the mapping, and see what is in the slot by
-    then."""
+    """Takes the memory away from an array that was handed out. Slices by torch keep the mapping, and see the slot's later content."""
     if isinstance(view, DeviceArray):
         view._over = error
     else:
@@ -307,7 +243,7 @@ def end_device_array(view: Any, error: Callable[[], errors.Error]) -> None:
 
 
 def convert_on_device(t: Tensor, value: Any, cast: bool, ordinal: int) -> Any:
-    """What a caller passed for a tensor on the device, as a tensor of torch with its type there; or an error."""
+    """The caller's value as a torch tensor of t's type on the device; raises if it needs a conversion that cast does not allow."""
     found = torch()
     if found is None:
         raise errors.Invalid(
@@ -329,7 +265,7 @@ def convert_on_device(t: Tensor, value: Any, cast: bool, ordinal: int) -> Any:
             f"input {t.name!r} is on cuda:{ordinal}, and this tensor on {given.device}: pass x.to('cuda:{ordinal}'), or connect with "
             "cast=True"
         )
-    want = getattr(found, _KINDS[t.kind][2])
+    want = getattr(found, _KINDS[t.kind][1])
     if given.dtype == want or (cast and found.can_cast(given.dtype, want)):
         return given
     advice = f"Nothing is converted silently: pass x.to({want}), or connect with cast=True"
@@ -349,10 +285,10 @@ def to_host(t: Tensor, value: Any, cast: bool) -> Any:
             "connect with cast=True, "
             "or serve the model with memory='device:0'"
         )
-    if hasattr(value, "detach"):  # a tensor of torch
+    if hasattr(value, "detach"):  # a torch tensor
         value = value.detach().cpu()
         return value.view(torch().uint16).numpy() if t.kind == "bf16" and value.dtype == torch().bfloat16 else value
-    return value.get() if hasattr(value, "get") else torch().as_tensor(value, device="cuda").cpu()  # of CuPy, or another
+    return value.get() if hasattr(value, "get") else torch().as_tensor(value, device="cuda").cpu()  # CuPy, or another
 
 
 def concatenate(parts: Any) -> Any:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 from .. import errors
 from .structs import ABI_VERSION, PROTOTYPES
@@ -21,7 +23,7 @@ _NATIVE = Path(__file__).parents[1] / "_native"
 
 
 class Process:
-    """Which process this is: a forked child keeps what its parent had apart from its own."""
+    """Counts forks: a forked child must not use its parent's objects."""
 
     generation = 0
 
@@ -42,18 +44,18 @@ _quick: Any = None
 
 
 def use(quick: Any) -> None:
-    """Has the extension use the library too, once it is loaded."""
+    """Registers the extension, which gets the library when it is loaded."""
     global _quick
     _quick = quick
 
 
 def library_path() -> str:
-    """Where libringbatch.so is; $RINGBATCH_LIBRARY names another."""
+    """The path of libringbatch.so; $RINGBATCH_LIBRARY names another."""
     return os.environ.get("RINGBATCH_LIBRARY") or str(_NATIVE / "libringbatch.so")
 
 
 def binary_path() -> str:
-    """Where the ringbatch command is; $RINGBATCH_BINARY names another."""
+    """The path of the ringbatch command; $RINGBATCH_BINARY names another."""
     return os.environ.get("RINGBATCH_BINARY") or str(_NATIVE / "ringbatch")
 
 
@@ -82,12 +84,12 @@ def load() -> ctypes.CDLL:
 
 
 def version() -> str:
-    """The library's, which is the package's."""
+    """The version of the library and the package."""
     return str(load().rb_version().decode())
 
 
 def cores() -> int:
-    """How many this process may use: by its affinity, or fewer by the CPU quota of its control group."""
+    """The cores that this process may use, by its affinity and the CPU quota of its control group."""
     return int(load().rb_cores())
 
 
@@ -97,7 +99,7 @@ def encode(text: str | os.PathLike[str] | None) -> bytes | None:
 
 
 def last_error(lib: ctypes.CDLL, status: int) -> errors.Error:
-    """The exception for what the last call of this thread returned."""
+    """The exception for the status of this thread's last call."""
     return errors.error_for(status, lib.rb_error().decode("utf-8", "replace"))
 
 
@@ -107,16 +109,38 @@ def check(lib: ctypes.CDLL, status: int) -> None:
         raise last_error(lib, status)
 
 
-# Blocking calls return when a signal's handler has run, and at least this often
-# in case that was in another thread: so Python can handle signals.
+# Blocking calls return after a signal, and at least this often, since the signal
+# may have reached another thread: so Python can run its handlers.
 SLICE_NS = 50_000_000
 FOREVER_NS = 1 << 62
 
 
-def nanoseconds(timeout: float | None) -> int:
-    """A timeout of Python (None: none) for the C side, where 0 is none."""
+# Seconds, a text like "5ms" or "1m30s", or a timedelta.
+Duration = Union[float, str, timedelta]
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)"
+
+
+def seconds(given: Duration) -> float:
+    """A duration as a number of seconds; raises Invalid."""
+    if isinstance(given, timedelta):
+        return given.total_seconds()
+    if isinstance(given, str) and re.fullmatch(f"({_PART})+", given):
+        return sum(float(number) * _UNITS[unit] for number, unit in re.findall(_PART, given))
+    try:
+        return float(given)
+    except (TypeError, ValueError):
+        near = "".join(str(given).split()).lower()
+        meant = f" (did you mean {near}?)" if re.fullmatch(f"({_PART})+", near) else ""
+        raise errors.Invalid(f'"{given}" is not a duration: write 5ms, 1.5s, or seconds as a number{meant}') from None
+
+
+def nanoseconds(timeout: Duration | None) -> int:
+    """A timeout of Python for the C side, where 0 is no timeout, as None is here."""
     if timeout is None:
         return 0
+    if not isinstance(timeout, (float, int)):
+        timeout = seconds(timeout)
     if timeout != timeout:
         raise errors.Invalid("a timeout is a number of seconds, or None; got nan")
     return max(1, int(min(timeout * 1e9, FOREVER_NS)))  # float("inf") is a timeout too

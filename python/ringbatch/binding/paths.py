@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the two paths to the C library this process takes.
+"""Chooses one of the two paths to the C library.
 
-``_quick`` is an extension of CPython; ctypes_path is the same over ctypes, for
-where it was not built, or for another Python. ``RINGBATCH_CTYPES=1`` takes the
-latter in any case.
+``_quick`` is an extension of CPython. ctypes_path does the same over ctypes, if
+the extension was not built or ``RINGBATCH_CTYPES=1`` is set.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 def _quick() -> Any:
-    """The extension, if it is there and arrays are what it takes them for."""
+    """The extension, if it was built and knows the layout of arrays."""
     if os.environ.get("RINGBATCH_CTYPES"):
         return None
     try:
-        from .. import _quick as quick  # type: ignore[attr-defined]
+        quick: Any = importlib.import_module("ringbatch._quick")
     except ImportError:
         return None
 
-    class Columns(quick.Columns, ctypes_path.ByName):  # type: ignore[misc, name-defined]
+    class Columns(quick.Columns, ctypes_path.ByName):  # type: ignore[misc]
         """The tensors of one side of a request by name; arrays are made when asked for."""
 
         __slots__ = ()

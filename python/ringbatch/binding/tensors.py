@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from ctypes import addressof
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
@@ -21,8 +21,10 @@ _BY_NAME = {**dict(zip(NUMPY, NAMES)), **{d: d for d in NAMES}, "bfloat16": "bf1
 del _BY_NAME["uint16"]  # as a declaration it would be taken for bfloat16
 
 Dimension = Union[int, str]
-# A type and the shape of a row, perhaps with where it lies: "device:0", or "host".
-Spec = Union[tuple[Any, Sequence[Dimension]], tuple[Any, Sequence[Dimension], str]]
+# A type and the shape of a row, perhaps with its memory ("device:0" or "host"); or the same as a text: "f32[3,<=224]@device:0".
+Spec = Union[tuple[Any, Sequence[Dimension]], tuple[Any, Sequence[Dimension], str], str]
+# All tensors of one side: specs by name, or texts like "x:f32[3,<=224]".
+Specs = Union[Mapping[str, Spec], Sequence[str], str]
 
 
 class Tensor:
@@ -44,20 +46,18 @@ class Tensor:
         self.dims_at = dims_at  # where its sizes begin among the variable dimensions of its side
 
     def __repr__(self) -> str:
-        dims = ",".join(f"<={d}" if i in self.variable else str(d) for i, d in enumerate(self.shape))
-        return f"{self.name}:{self.kind}[{dims}]{f'@{self.memory}' if self.on_device else ''}"
+        return f"{self.name}:{self.kind}[{dims_text(self.shape, self.variable)}]{f'@{self.memory}' if self.on_device else ''}"
 
     @property
     def expected(self) -> str:
-        """For messages: what an array has to be."""
-        dims = tuple(f"0..{d}" if i in self.variable else d for i, d in enumerate(self.shape))
-        bits = " (the bits of bfloat16)" if self.kind == "bf16" else ""
-        return f"{self.dtype}{bits} of shape {_shape(dims)}, or rows of it"
+        """For messages: the array that a caller must pass."""
+        return f"{self.expected_row}, or rows of it"
 
     @property
     def expected_row(self) -> str:
-        """For messages: what one row is."""
-        return f"{self.dtype} of shape {_shape(tuple(f'0..{d}' if i in self.variable else d for i, d in enumerate(self.shape)))}"
+        """For messages: one row."""
+        bits = " (the bits of bfloat16)" if self.kind == "bf16" else ""
+        return f"{self.dtype}{bits} of shape {_shape([f'0..{d}' if i in self.variable else d for i, d in enumerate(self.shape)])}"
 
     def holds(self, shape: tuple[int, ...]) -> bool:
         """Whether a row may have this shape."""
@@ -84,8 +84,8 @@ class Tensor:
         raise errors.Shape(f"input {self.name!r}: expected {self.expected}; got shape {_shape(shape)}")
 
     def convert(self, value: Any, cast: bool) -> np.ndarray:
-        """The array that a caller passed, with this tensor's type or an error."""
-        getattr(value, "dtype", None)  # a view that is over raises here; as a plain array it would only be empty
+        """The caller's array with this tensor's type, or an error."""
+        getattr(value, "dtype", None)  # raises for a view that is over
         array = self._array(value)
         if array.dtype == self.dtype:
             return array
@@ -100,7 +100,7 @@ class Tensor:
 
 
     def _array(self, value: Any) -> np.ndarray:
-        """The caller's value as an array of whatever type it has."""
+        """The caller's value as an array of its own type."""
         if isinstance(value, np.ma.MaskedArray):
             raise errors.Invalid(f"input {self.name!r}: a masked array, and the mask would be lost; pass x.filled(...) of it")
         if self.kind == "u8":
@@ -130,34 +130,84 @@ def _shape(dims: Sequence[Any]) -> str:
     return "(" + ", ".join(map(str, dims)) + ("," if len(dims) == 1 else "") + ")"
 
 
-def describe(name: str, spec: Spec, memory: str | None = None) -> str:
-    """A declaration as text: ("float32", (3, "<=224")) is x:f32[3,<=224]. memory is where it lies if it does not say so itself."""
+class Declared(NamedTuple):
+    """A tensor as somebody declared it: a row, without the batch dimension."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]  # the largest
+    variable: tuple[int, ...]  # dimensions
+    memory: str  # "" if the declaration leaves it out
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.kind}[{dims_text(self.shape, self.variable)}]{'@' * bool(self.memory)}{self.memory}"
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(NUMPY[NAMES.index(self.kind)])
+
+
+def dims_text(shape: Sequence[int], variable: Sequence[int]) -> str:
+    return ",".join(f"<={d}" if i in variable else str(d) for i, d in enumerate(shape))
+
+
+def parse(text: str) -> Declared:
+    """Reads x:f32[3,<=224]@device:0."""
+    m = re.fullmatch(r"([^:\[\]\s]+):(\w+)\[(.*)\](?:@(.*))?", text.strip())
+    if not m:
+        raise errors.Invalid(f"tensor {text!r}: expected name:dtype[dims], like x:f32[3,224,224], with <=224 for a size that varies")
+    return _declared(m[1], m[2], [d for d in m[3].split(",") if d.strip()], m[4])
+
+
+def declared(given: Specs) -> list[Declared]:
+    """The tensors of one side, in either notation."""
+    if isinstance(given, str):
+        return [parse(text) for text in given.split()]
+    if not isinstance(given, Mapping):
+        return [parse(text) for text in given]
+    return [_of_spec(name, spec) for name, spec in given.items()]
+
+
+def _of_spec(name: str, spec: Spec) -> Declared:
+    if isinstance(spec, str):
+        return parse(f"{name}:{spec}")
     try:
-        dtype, shape, *where = spec
-        (own,) = where or (memory,)
+        dtype, shape, *memory = spec
+        (own,) = memory or (None,)
     except (TypeError, ValueError):
-        raise errors.Invalid(f"tensor {name!r}: expected (dtype, shape), or (dtype, shape, memory), got {spec!r}") from None
+        raise errors.Invalid(
+            f"tensor {name!r}: expected (dtype, shape), (dtype, shape, memory) or a text like 'f32[4]', got {spec!r}"
+        ) from None
+    return _declared(name, dtype, (shape,) if isinstance(shape, (int, str)) else shape, own)
+
+
+def _declared(name: str, dtype: Any, dims: Sequence[Dimension], memory: str | None) -> Declared:
     kind = _BY_NAME.get(dtype if isinstance(dtype, str) else np.dtype(dtype).name)
     if kind is None:
         raise errors.Invalid(f"tensor {name!r}: dtype {dtype!r}; there are {', '.join(sorted(_BY_NAME))}")
-    dims = [str(d).replace(" ", "") for d in ((shape,) if isinstance(shape, (int, str)) else shape)]
-    for d in dims:
+    texts = [str(d).replace(" ", "") for d in dims]
+    for d in texts:
         if not re.fullmatch(r"(<=)?\d+", d):
             raise errors.Invalid(f"tensor {name!r}: dimension {d!r}; write 224, or '<=224' for a variable one")
-    return in_memory(f"{name}:{kind}[{','.join(dims)}]", own)
+    shape = tuple(int(d.removeprefix("<=")) for d in texts)
+    return Declared(name, kind, shape, tuple(i for i, d in enumerate(texts) if d.startswith("<=")), _memory(memory))
 
 
-def in_memory(text: str, memory: str | None) -> str:
-    """A declaration with where it lies, unless it says so itself."""
-    if memory is not None and not re.fullmatch(r"host|device(:\d+)?", memory):
-        raise errors.Invalid(f"memory={memory!r}: want 'host', 'device' or 'device:0', with the number of the GPU")
-    return text if memory in (None, "host") or "@" in text else f"{text}@{memory}"
+def _memory(given: str | None) -> str:
+    if given is not None and not re.fullmatch(r"host|device(:\d+)?", given):
+        raise errors.Invalid(f"memory={given!r}: want 'host', 'device' or 'device:0', with the number of the GPU")
+    return given or ""
 
 
-def signature(inputs: Mapping[str, Spec], outputs: Mapping[str, Spec], memory: str | None = None) -> str:
-    """A whole signature as text."""
-    sides = (" ".join(describe(name, spec, memory) for name, spec in side.items()) for side in (inputs, outputs))
-    return " -> ".join(sides)
+def signature(inputs: Specs, outputs: Specs, memory: str | None = None) -> str:
+    """A whole signature as text. memory: of tensors that do not name their own."""
+    return " -> ".join(" ".join(str(in_memory(t, memory)) for t in declared(side)) for side in (inputs, outputs))
+
+
+def in_memory(t: Declared, memory: str | None) -> Declared:
+    """The tensor with its memory, empty for the host's. memory: the default."""
+    where = t.memory or _memory(memory)
+    return t._replace(memory="" if where == "host" else where)
 
 
 class Signature:

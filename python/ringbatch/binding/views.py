@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays over shared memory that raise once their request or batch has ended.
 
-A slot belongs to its request, and a request ends. Three things keep a late
-array from doing harm:
+A slot belongs to its request, and a request ends. Three rules make late arrays
+harmless:
 
-1. What is handed out is a :class:`View`, an ndarray that asks its
-   :class:`Life` before every use; so does every slice of it. After the end
-   each use raises.
-2. The arrays that were handed out, and slices of them, lose their memory at the
-   end: who takes one as a plain ndarray then (``np.asarray``) finds it empty.
-3. Plain arrays and tensors that were made of it *before* the end
-   (``np.asarray``, ``torch.from_numpy``) keep the whole mapping alive. Late
-   reads see whatever is in the slot by then, and zeros once the client is
-   closed; they never crash.
+1. Users get a :class:`View`, an ndarray that asks its :class:`Life` before every
+   use, and so does every slice of it. After the end each use raises.
+2. Views and their slices lose their memory at the end: ``np.asarray`` of one gives
+   an empty array then.
+3. Plain arrays and tensors that were made of a view *before* the end
+   (``np.asarray``, ``torch.from_numpy``) keep the mapping alive. Late reads see
+   the slot's later content, and zeros once the client is closed; they never crash.
 """
 
 from __future__ import annotations
@@ -31,32 +29,30 @@ from .tensors import Tensor
 
 
 class Mapping:
-    """The memory of a model's tensors, mapped for as long as anything uses it."""
+    """The memory of a model's tensors, mapped while anything uses it."""
 
     def __init__(self, lib: ctypes.CDLL, m: c.Map) -> None:
         self.base: int = m.base
         self.bytes: int = m.bytes
         self.attachment: int = m.attachment
-        #: Where in this mapping each tensor lies. By tensor and not by name,
-        #: as an input and an output may have the same; and not in the tensor,
-        #: as a restarted broker may have another number of slots.
+        #: The offset of each tensor in this mapping. By tensor, since an input and an
+        #: output may have one name. Not in the tensor, since a restarted broker may
+        #: have another number of slots.
         self.offsets: dict[Tensor, int] = {}
-        # Every array over the mapping has this object for its base, directly
-        # or not; when the last one is gone the mapping goes.
+        # The base of every array over the mapping; the mapping goes with the last one.
         self.memory = (ctypes.c_uint8 * m.bytes).from_address(m.base)
         weakref.finalize(self.memory, lib.rb_map_release, m.id).atexit = False
-        #: Of the tensors that lie in a GPU's memory; None: there are none.
+        #: The memory of tensors on a GPU; None if there are none.
         self.device = device_memory(lib, m.id, self.memory)
         self._planes: dict[Tensor, Any] = {}
-        self._rows: dict[tuple[Tensor, int], np.ndarray] = {}  # of the slots that were used
+        self._rows: dict[tuple[Tensor, int], np.ndarray] = {}  # by tensor and slot
 
     def base_of(self, t: Tensor) -> int:
         """The address that the tensor's offset counts from."""
         return self.device.base if t.on_device and self.device else self.base
 
     def plane(self, t: Tensor) -> Any:
-        """All slots of a tensor of fixed shape (and what else lies behind them): an array, or of a tensor on the device what stands for
-        one."""
+        """All slots of a tensor of fixed shape, and the bytes behind them: an array, or for a tensor on the device a torch tensor."""
         plane = self._planes.get(t)
         if plane is None:
             offset = self.offsets[t]
@@ -82,7 +78,7 @@ class Mapping:
 
 
 def strided(memory: Any, dtype: np.dtype, offset: int, stride: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Rows that lie stride bytes apart and are compact inside."""
+    """Rows that are stride bytes apart and compact inside."""
     strides = [dtype.itemsize]
     for d in shape[:1:-1]:
         strides.insert(0, strides[0] * d)
@@ -104,7 +100,7 @@ _FEW = 64
 
 
 class Weakly(list):
-    """Arrays that are still there."""
+    """Weak references to arrays."""
 
     __slots__ = ("_prune_at",)
 
@@ -127,14 +123,14 @@ class Life:
     __slots__ = ("_memory", "_slices", "_views", "error", "lives_in")
 
     def __init__(self, memory: Any) -> None:
-        self._memory = memory  # stays mapped, also for who took the address of a view that has lost it since
-        self.error: Callable[[], errors.Error] = parents  # why they are over, once lives_in is not this process
+        self._memory = memory  # stays mapped for addresses that were taken from a view
+        self.error: Callable[[], errors.Error] = parents  # raised by each use once lives_in is not this process
         self.lives_in: object = _present
         self._views: list[Any] = []
         self._slices = Weakly()  # a slice of a view ends with it
 
     def view(self, array: Any) -> Any:
-        """An array that this life ends; what lies on the device is left what it is."""
+        """A view of the array that ends with this life. Arrays on the device are returned as they are."""
         v: Any = array
         if isinstance(array, np.ndarray):
             v = array.view(View)
@@ -151,7 +147,7 @@ class Life:
 
 
 def fresh(array: Any, memory: Any) -> Any:
-    """A view with a life of its own, which end_view ends; what lies on the device is left what it is."""
+    """A view with a new life, which end_view ends. Arrays on the device are returned as they are."""
     if not isinstance(array, np.ndarray):
         return array
     v = array.view(View)
@@ -160,7 +156,7 @@ def fresh(array: Any, memory: Any) -> Any:
 
 
 def end_view(view: Any, error: Callable[[], errors.Error]) -> None:
-    """Ends what fresh has made; also several in a list."""
+    """Ends a view of fresh, or a list of them."""
     for v in view if isinstance(view, list) else [view]:
         if isinstance(v, View):
             _life_of(v).end(error)
@@ -168,7 +164,7 @@ def end_view(view: Any, error: Callable[[], errors.Error]) -> None:
 
 
 def _end(view: Any, error: Callable[[], errors.Error]) -> None:
-    """It loses its memory."""
+    """Takes the view's memory away."""
     if isinstance(view, View):
         _setstate(view, _EMPTY)
     else:
@@ -221,7 +217,7 @@ class View(np.ndarray):
     _life: Life | None
 
     def __array_finalize__(self, parent: Any) -> None:
-        # Copies are their own; slices share the life of what they are part of.
+        # A slice shares the life of its view; a copy has none.
         shares = isinstance(parent, View) and not _get(self, "flags").owndata
         self._life = life = _life_of(parent) if shares else None
         if life is not None:
@@ -232,7 +228,7 @@ class View(np.ndarray):
             _check(self)
         return _get(self, name)
 
-    # These two are on the way of every request: the check stands here.
+    # Every request calls these two: the check is inlined.
     def __getitem__(self, key: Any) -> Any:
         life = _life_of(self)
         if life is not None and life.lives_in is not _present:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models that a client asked for by an alias.
 
-A connection moves to other versions by itself as long as they have its
-signature. Here a call goes on when the alias stands for another one: with a
-further connection, if its arrays fit that.
+A connection moves to other versions by itself while they have its signature.
+If the alias changes to a model of another signature, a call goes on with a
+further connection, if its arrays fit.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _LOOK_TIME = 0.2  # for room in the window
 
 
 class _Further(Model):
-    """A connection to what the alias stands for, of another signature than the first."""
+    """A connection to the alias's present model, whose signature differs from the first."""
 
-    users = 0  # calls of it that are under way
+    users = 0  # calls in flight
 
 
 class FollowingModel(Model):
-    """A model of ``connect(alias)``: see there."""
+    """The model of ``connect(alias)``."""
 
     def _start(self, again: Callable[[], Core]) -> None:
         self._again = again
-        self._making = threading.Lock()  # of a further connection
-        self._counting = threading.Lock()  # guards what follows
-        self._now: _Further | None = None  # None: this one's own connection serves
-        self._left: list[_Further] = []  # earlier ones, until what is under way there has ended
+        self._making = threading.Lock()  # held while a further connection is made
+        self._counting = threading.Lock()  # guards the next two
+        self._now: _Further | None = None  # None: the first connection serves
+        self._left: list[_Further] = []  # earlier connections with calls in flight
 
     def _hold(self) -> _Further | None:
-        """What serves now; to be released."""
+        """The connection that serves now; the caller releases it."""
         if self._now is None:
             return None
         with self._counting:
@@ -49,7 +49,7 @@ class FollowingModel(Model):
             return now
 
     def _release(self, now: _Further | None, answer: Any = None) -> None:
-        """A call has ended, or will with its future."""
+        """Ends a call, or lets its future end it."""
         if now is None:
             return
         if isinstance(answer, concurrent.futures.Future):
@@ -64,7 +64,7 @@ class FollowingModel(Model):
             now.close()
 
     def _use(self, next_: _Further | None) -> None:
-        """Another one serves from now on; the former is closed, or when its last call has ended."""
+        """Changes the serving connection; the former is closed with its last call."""
         with self._counting:
             before, self._now = self._now, next_
             if before is not None and before.users:
@@ -74,13 +74,13 @@ class FollowingModel(Model):
             before.close()
 
     def _follow(self, now: _Further | None) -> None:
-        """The one that served so far has another signature than the alias."""
+        """Connects again, if now is still the serving connection."""
         with self._making:
             if self._now is not now:
                 return
             self._check()
             core = self._again()
-            # This one's own again; but if that has just said that it is not, it is only late.
+            # Back to the first connection, unless now is the first one, which has only not heard of the change yet.
             if now is not None and str(core.signature) == str(self._core.signature):
                 core.close()
                 self._use(None)
@@ -89,23 +89,23 @@ class FollowingModel(Model):
 
     @staticmethod
     def _moved(model: Model) -> bool:
-        """Whether the alias has another signature than this connection: who claims learns it."""
+        """Whether the alias has another signature than this connection: claiming a slot shows it."""
         try:
             model.request(timeout=_LOOK_TIME).release()
-        except (errors.SignatureMismatch, errors.Closed):  # closed: somebody has followed already
+        except (errors.SignatureMismatch, errors.Closed):  # closed: another thread has followed
             return True
         except errors.Error:
             pass
         return False
 
     def _follow_unless_wrong(self, now: _Further | None, error: errors.Error) -> None:
-        """Follows if the arrays of a call may fit what the alias stands for now; raises if they do not."""
+        """Follows if a call's arrays may fit the alias's present model; raises if they do not."""
         if not isinstance(error, errors.SignatureMismatch) and not self._moved(now or self):
             raise self._misfit(now, error) from None
         self._follow(now)
 
     def _misfit(self, now: _Further | None, error: errors.Error) -> errors.Error:
-        """What a call raises whose arrays do not fit: if the signature has changed, that."""
+        """The error of a call whose arrays do not fit: SignatureMismatch if the signature has changed."""
         was = self._core.signature
         if now is None or str(now._core.signature) == str(was):
             return error
@@ -129,7 +129,7 @@ class FollowingModel(Model):
     def infer(self, *inputs: Any, **named: Any) -> Any:
         return self._call_on(Model.infer, inputs, named)
 
-    _call = Model.infer  # of the base's __call__
+    _call = Model.infer  # for the base's __call__
 
     def submit(self, *inputs: Any, **named: Any) -> concurrent.futures.Future:
         return self._call_on(Model.submit, inputs, named)
@@ -145,7 +145,7 @@ class FollowingModel(Model):
             except _MISFITS as e:
                 self._follow_unless_wrong(now, e)
 
-    # -- about the model that it is now
+    # -- about the present model
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -165,4 +165,4 @@ class FollowingModel(Model):
 
 
 class RetryingFollowingModel(RetryingModel, FollowingModel):
-    """Both: what ended for a reason that passes is sent again, to what the alias stands for then."""
+    """Sends requests again, to the alias's model of that moment."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests in flight: futures for threads and for asyncio.
 
-What is sent is listed here with its future first, and committed then. Who
-watches (an event loop by the descriptor of the C library, or the thread that
-serves ``submit``) collects all that have ended and delivers each to its future.
+A request is listed here with its future, then committed. A watcher collects the
+ended requests and delivers each to its future. The watcher is an event loop, by the
+descriptor of the C library, or the thread that serves ``submit``.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from ..binding import structs as c
 from ..binding.library import Process, load
 from .connection import Core
 
-if TYPE_CHECKING:  # it takes long to load, and most programs do without
+if TYPE_CHECKING:  # asyncio takes long to load
     import asyncio
 
-    # A future, the loop it belongs to (None: it is not asyncio's), and the function
-    # that makes its result of an ended request, which it also releases (None: collect_one).
+    # A future, its loop (None: it is not asyncio's), and the function that reads and
+    # releases its ended request (None: collect_one).
     Waiter = tuple[Any, Optional[asyncio.AbstractEventLoop], Optional[Callable[[int], Any]]]
 
 log = logging.getLogger("ringbatch")
 
-_REAP = 256  # at most so many in one go
-_HOLD = 16  # at most so many; then the worker has something to do while the loop sends the rest
-_ROOM_RETRY_S = 0.005  # slots may come back without anybody telling
-_WATCH_NS = 1_000_000_000  # so often the thread looks whether its client was forgotten
+_REAP = 256  # requests collected at once
+_HOLD = 16  # requests held before a commit: then a worker can start while the loop sends the rest
+_ROOM_RETRY_S = 0.005  # slots may return without a notice
+_WATCH_NS = 1_000_000_000  # between looks whether the client was forgotten
 
 
 class Completions:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.generation = Process.generation
-        # A signal's handler, or the garbage collector, may close the client in the midst of what holds it.
+        # Reentrant: a signal handler or the garbage collector may close the client while the lock is held.
         self._lock = threading.RLock()
         self.waiters: dict[int, Waiter] = {}
-        self._threads: list[int] = []  # collected by the thread, and not delivered yet
-        # By loop: its own duplicate of the descriptor, closed by a finalizer.
+        self._threads: list[int] = []  # collected by the thread, not delivered yet
+        # Each loop's duplicate of the descriptor, closed by a finalizer.
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, weakref.finalize]] = weakref.WeakKeyDictionary()
         self._held: dict[tuple[asyncio.AbstractEventLoop, int], list[int]] = {}
-        self._room: dict[asyncio.Future, asyncio.AbstractEventLoop] = {}  # who waits for slots, the oldest first
+        self._room: dict[asyncio.Future, asyncio.AbstractEventLoop] = {}  # waiters for slots, the oldest first
         self._last_loop: Callable[[], Any] = lambda: None
         self._thread: threading.Thread | None = None
         self._closed = False
         core.completions = weakref.ref(self)
 
-    # -- who watches
+    # -- watchers
 
     def watch_by_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._last_loop() is loop:
@@ -71,26 +71,26 @@ class Completions:
         fd = os.dup(out.value)
         closing = weakref.finalize(loop, os.close, fd)
         closing.atexit = False
-        ended: list[int] = []  # collected by this loop, and not delivered yet
+        ended: list[int] = []  # collected by this loop, not delivered yet
         loop.add_reader(fd, _drain_weakly, weakref.ref(self), weakref.ref(loop), ended)
-        self._loops[loop] = fd, closing  # last: a handler may raise before, and then it is not watched
+        self._loops[loop] = fd, closing  # last: if a handler raises before, the loop is not watched
 
     def _watched(self) -> list[tuple[asyncio.AbstractEventLoop, int, weakref.finalize]]:
-        """The loops; other threads may add theirs meanwhile, which iterating over the dictionary itself does not survive."""
+        """A copy of the loops: other threads may add theirs meanwhile."""
         known = [(loop, self._loops.get(loop)) for loop in (ref() for ref in self._loops.keyrefs()) if loop is not None]
         return [(loop, *entry) for loop, entry in known if entry is not None]
 
     def watch_by_thread(self) -> None:
         with self._lock:
             if self._thread is None and not self._closed:
-                # From here on requests may be committed that are told.
+                # The first call makes the library notify about ended requests.
                 self._core.check(_collect(self._core.handle, 0, self._threads))
                 thread = threading.Thread(target=_watch, args=(weakref.ref(self), self._core.handle), name="ringbatch", daemon=True)
-                thread.start()  # a signal's handler may raise in there
+                thread.start()  # a signal handler may raise in there
                 self._thread = thread
 
     def drain_if_ours(self) -> None:
-        """Collects what has ended if this is the thread that should."""
+        """Collects ended requests if this is the watching thread."""
         if threading.current_thread() is self._thread:
             _collect(self._core.handle, 0, self._threads)
             self.deliver()
@@ -98,10 +98,10 @@ class Completions:
     # -- sending
 
     def commit_soon(self, loop: asyncio.AbstractEventLoop, request: int, timeout_ns: int) -> None:
-        """Commits at the end of this turn of the loop, or sooner, together with what else it sends."""
+        """Commits at the end of this turn of the loop, together with its other requests; sooner if there are many."""
         held = self._held.get((loop, timeout_ns))
         if held is None:
-            loop.call_soon(self._commit, loop, timeout_ns)  # first: what is held is committed, whatever strikes here
+            loop.call_soon(self._commit, loop, timeout_ns)  # first: held requests are committed even if a handler raises
             held = self._held[(loop, timeout_ns)] = []
         held.append(request)
         if len(held) == _HOLD:
@@ -120,7 +120,7 @@ class Completions:
                 if waiter is not None:
                     self._core.release(request)
                     _resolve(waiter[0], None, e)
-        except BaseException:  # a signal's handler raised it; what is committed already is left alone
+        except BaseException:  # of a signal handler: commit the rest
             requests = self._held.pop((loop, timeout_ns), requests)
             for request in [r for r in requests if r in self.waiters]:
                 self._core.lib.rb_commit(self._core.handle, request, timeout_ns, c.NOTIFY)
@@ -129,8 +129,8 @@ class Completions:
     # -- delivery
 
     def abandon(self, future: Any, sent: int | None = None) -> None:
-        """The caller has stopped waiting: cancels its request. sent: the request's number, 0 if there is none, None if a handler
-        raised before the number was known."""
+        """Cancels the request of a caller that stopped waiting. sent: its number, 0 if there is none, None if a handler raised
+        before the number was known."""
         if sent is None:
             sent = next((request for request, waiter in self.waiters.copy().items() if waiter[0] is future), 0)
         if sent in self.waiters:
@@ -139,7 +139,7 @@ class Completions:
             self.room()
 
     def sweep(self) -> None:
-        """Cancels the requests of loops that were closed: their tasks cannot go on, and the loops collect nothing."""
+        """Cancels the requests of closed loops, which collect nothing."""
         over = [(loop, closing) for loop, _, closing in self._watched() if loop.is_closed()]
         if not over:
             return
@@ -155,9 +155,8 @@ class Completions:
         self.room()
 
     def drain(self, loop: asyncio.AbstractEventLoop, ended: list[int]) -> None:
-        """The loop's: delivers everything that has ended."""
-        # A signal's handler may raise anywhere: what was not delivered is still
-        # listed then, and delivered next time.
+        """Delivers all ended requests, in the loop's thread."""
+        # If a signal handler raises, undelivered requests stay listed for the next time.
         try:
             if self._closed:
                 return
@@ -169,11 +168,11 @@ class Completions:
             self.room()
 
     def deliver(self) -> None:
-        """The thread's: no handler runs in it, but callbacks of futures do, which may submit and deliver in turn."""
+        """Delivers in the watching thread. Callbacks of futures run here, and may submit and deliver in turn."""
         while self._threads:
             try:
                 request = self._threads.pop()
-            except IndexError:  # a second thread's, where a handler raised when the first had just begun
+            except IndexError:  # a second watching thread was faster; a handler raised while the first one started
                 break
             waiter = self.waiters.pop(request, None)
             if waiter is not None:
@@ -182,7 +181,7 @@ class Completions:
             self.room()
 
     def _deliver(self, request: int, waiter: Waiter, here: asyncio.AbstractEventLoop | None, error: BaseException | None = None) -> None:
-        """error: what reading it has raised already."""
+        """Resolves a future. error: raised by reading the request."""
         future, loop, read = waiter
         result: Any = None
         try:
@@ -191,11 +190,11 @@ class Completions:
         except Exception as e:
             error = e
         if error is not None:
-            self._core.release(request)  # a signal's handler may have raised it, before it was
+            self._core.release(request)  # a signal handler may have raised before the release
         if loop is None or loop is here:
             _resolve(future, result, error)
         else:
-            with contextlib.suppress(RuntimeError):  # that loop was closed
+            with contextlib.suppress(RuntimeError):  # the loop was closed
                 loop.call_soon_threadsafe(_resolve, future, result, error)
 
     # -- room in the window
@@ -211,30 +210,29 @@ class Completions:
             self._room.pop(future, None)
 
     def room(self) -> None:
-        """Slots came back: let those who wait for some try again."""
+        """Slots have returned: wakes all waiters for slots."""
         for future in list(self._room):
             loop = self._room.pop(future, None)
-            if loop is not None:  # otherwise another thread was quicker
+            if loop is not None:  # otherwise another thread woke it
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(_resolve, future, None, None)
 
     # -- the end
 
     def close(self) -> None:
-        """Before the connection is closed: nothing is delivered any more."""
+        """Stops delivery, before the connection is closed."""
         with self._lock:
             self._closed = True
         for loop, fd, closing in self._watched():
             if loop is _running_loop():
                 _unwatch(loop, fd, closing)
             else:
-                with contextlib.suppress(RuntimeError):  # closed already
+                with contextlib.suppress(RuntimeError):  # the loop was closed
                     loop.call_soon_threadsafe(_unwatch, loop, fd, closing)
 
     def end(self) -> None:
-        """After it was closed: what was in flight ends."""
-        # While the interpreter ends, daemon threads stand still: from Python
-        # 3.13 on joining one would be for ever.
+        """Ends the requests in flight, after the connection was closed."""
+        # At the interpreter's end daemon threads stand still; joining one would never return (Python 3.13).
         if self._thread is not None and self._thread is not threading.current_thread() and not sys.is_finalizing():
             self._thread.join()
         error = errors.Closed("the client was closed")
@@ -249,7 +247,7 @@ class Completions:
 
 
 def _collect(handle: int, timeout_ns: int, ended: list[int]) -> int:
-    """Appends what has ended, once there is something; the library's status."""
+    """Waits for ended requests and appends them; returns the library's status."""
     ids, count = (c_uint64 * _REAP)(), c_uint32()
     status = load().rb_reap_wait(handle, timeout_ns, addressof(ids), _REAP, addressof(count))
     ended += ids[: count.value]
@@ -257,9 +255,9 @@ def _collect(handle: int, timeout_ns: int, ended: list[int]) -> int:
 
 
 def _watch(completions: weakref.ref, handle: int) -> None:
-    """The thread that serves submit. It keeps a client that was forgotten neither alive nor open."""
+    """The thread that serves submit. It does not keep a forgotten client alive or open."""
     ended: list[int] = []
-    wait_ns = 0  # first what was collected before there was this thread
+    wait_ns = 0  # at first: requests may be collected already
     while True:
         status = _collect(handle, wait_ns, ended)
         alive = completions()
@@ -271,13 +269,13 @@ def _watch(completions: weakref.ref, handle: int) -> None:
         while alive._threads:
             try:
                 alive.deliver()
-            except BaseException:  # a callback may raise SystemExit; the other futures have done nothing
+            except BaseException:  # a callback may raise SystemExit; the other futures still get their results
                 log.exception("a callback of a future raised")
         del alive
 
 
 def _resolve(future: Any, result: Any, error: BaseException | None) -> None:
-    """Unless somebody canceled it meanwhile."""
+    """Sets the result, unless the future was canceled."""
     try:
         if error is None:
             future.set_result(result)
@@ -293,7 +291,7 @@ def _resolve(future: Any, result: Any, error: BaseException | None) -> None:
 
 
 def _drain_weakly(completions: weakref.ref, loop: weakref.ref, ended: list[int]) -> None:
-    """The loop's callback: it keeps neither a forgotten client nor the loop alive."""
+    """The loop's callback. It does not keep a forgotten client or the loop alive."""
     alive, its = completions(), loop()
     if alive is not None and its is not None:
         alive.drain(its, ended)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 
 from .. import errors
+from ..binding.library import Duration, seconds
 from .alias import FollowingModel, RetryingFollowingModel
 from .connection import Core
 from .model import Model
@@ -18,36 +19,34 @@ def connect(
     socket: str | os.PathLike[str] | None = None,
     window: int | None = None,
     name: str | None = None,
-    wait: float = 0.0,
+    wait: Duration = 10.0,
     cast: bool = False,
-    retry: bool | float = False,
+    retry: bool | Duration = False,
 ) -> Model:
     """Connects to a model of the broker on this host, or to an alias.
 
-    Of an alias the model is one that it stands for, and another one whenever it
-    stands for others: nothing is lost by that. If those have another signature,
-    calls whose arrays fit it go on; others, and request(), raise
-    SignatureMismatch.
+    When an alias changes to another model, the client follows without losing
+    requests. If the new model has another signature, calls whose arrays fit it
+    go on; other calls, and request(), raise SignatureMismatch.
+
+    Durations are seconds, texts like "5ms", or timedeltas.
 
     socket: the broker's; default $RINGBATCH_SOCKET or the user's runtime folder.
-    window: how many rows may be in use at once; without it 8, or fewer where
-        the model's ring is small.
-    name: for the broker's log and statistics.
-    wait: seconds to wait for a broker or model that is not there yet, or for room in its ring.
-    cast: convert inputs to the model's types where that is of the same kind
-        (float64 to float32); otherwise another type is an error.
-    retry: send a request again that ended for a reason that passes (the
-        broker is restarted, the queue is full, no worker is attached), within
-        its timeout; without one for so many seconds, or with True for ever.
-        It holds for calls, submit and ainfer, not for request(), whose views
-        are the caller's.
+    window: rows that may be in use at once; default 8, fewer if the model's ring is small.
+    name: of this client, for the broker's log and statistics.
+    wait: how long to wait for a broker, a model, or room in its ring; 0 raises at once.
+    cast: convert inputs to the model's types within one kind (float64 to float32).
+        Without it another type is an error.
+    retry: send a request again if the broker restarts, the queue is full or no worker
+        is attached. It stops at the request's timeout, or without one after this
+        duration; True never stops. It is for calls, submit and ainfer, not for request().
     """
     if not isinstance(model, str):
         raise TypeError(f"connect takes the name of a model, got {type(model).__name__}")
     if "\0" in model:
         raise errors.Invalid(f"no model has a name like {model!r}")
     core = Core(model, socket, window, name, wait)
-    follows = core.model != model  # it is an alias
+    follows = core.model != model  # the name is an alias
     if retry is False and not follows:
         return Model(core, socket, cast)
     made: Model
@@ -55,7 +54,7 @@ def connect(
         made = FollowingModel(core, socket, cast)
     else:
         made = (RetryingFollowingModel if follows else RetryingModel)(core, socket, cast)
-        made._retry = None if retry is True else float(retry)
+        made._retry = None if retry is True else seconds(retry)
     if isinstance(made, FollowingModel):
         made._start(lambda: Core(model, socket, window, name, 0))
     return made

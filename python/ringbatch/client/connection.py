@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A connection: the handle of the C library, and the signature of its model.
 
-Nothing here refers to the objects that users hold, so that those can be
-forgotten without being closed.
+Nothing here refers to the users' objects: a forgotten model goes without close.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from .. import errors
 from ..binding import structs as c
 from ..binding.ctypes_path import Scratch
 from ..binding.device import DeviceMemory
-from ..binding.library import FOREVER_NS, SLICE_NS, encode, last_error, load
+from ..binding.library import FOREVER_NS, SLICE_NS, Duration, encode, last_error, load, seconds
 from ..binding.paths import Client, quick
 from ..binding.tensors import Tensor, signature_of
 from ..binding.views import Mapping, View, Weakly, end_view, fresh, released, strided
@@ -28,10 +27,10 @@ _FULL = errors.Full.status
 _TIMEOUT = errors.Timeout.status
 _SHAPE = errors.Shape.status
 
-# Rows of an output: an array, or a list of one array per row where rows differ in size.
+# Rows of an output: an array, or a list of one array per row if rows differ in size.
 Rows = Union[np.ndarray, list[np.ndarray]]
 
-# Between tries to reach a broker or model that is not there yet.
+# Between two attempts to connect.
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.005, 0.2
 _WORTH_WAITING = (
     errors.NoBroker,
@@ -39,26 +38,26 @@ _WORTH_WAITING = (
     errors.BrokerGone,
     errors.Draining,
     errors.Timeout,
-    errors.NoWorker,  # without a worker there is no device memory yet
-    errors.RingFull,  # others give their windows back
+    errors.NoWorker,  # a worker allocates device memory
+    errors.RingFull,  # other clients return their windows
 )
 _MOST_WINDOW = (1 << 32) - 1
 _CONNECT_TIMEOUT_NS = 5_000_000_000
 
 
 def address(a: np.ndarray) -> int:
-    """Where a contiguous array lies."""
+    """The address of a contiguous array."""
     return a.__array_interface__["data"][0]
 
 
 class Core(Client):
-    def __init__(self, model: str, socket: str | os.PathLike[str] | None, window: int | None, name: str | None, wait: float) -> None:
+    def __init__(self, model: str, socket: str | os.PathLike[str] | None, window: int | None, name: str | None, wait: Duration) -> None:
         self.lib = load()
-        self._handed_out = Weakly()  # views of requests: they end with the connection at the latest
+        self._handed_out = Weakly()  # views of requests, which end with the connection
         super().__init__()
         self.name = model
         self._mapping: Mapping | None = None
-        self.completions: Callable[[], Any] = lambda: None  # a weak reference to what serves submit and ainfer
+        self.completions: Callable[[], Any] = lambda: None  # a weak reference
         self._connect(model, socket, window, name, wait)
         self._learn()
 
@@ -72,34 +71,34 @@ class Core(Client):
         takes = tuple((t.dtype, t.shape) for t in s.inputs) if s.in_c else ()
         gives = tuple((t.shape, t.dtype) for t in s.outputs) if s.in_c else ()
         self.learn(names, fixed, not s.variable_inputs, takes, gives, s.on_device)
-        # Not one for each thread: a signal's handler may call too, in the midst of a call.
+        # A pool and not one for each thread: a signal handler may call in the middle of a call.
         self._pool: list[Scratch] = []
 
     @property
     def model(self) -> str:
-        """The model that the broker gave: another one than was asked for, if that is an alias."""
+        """The model's own name; the client may have asked for an alias."""
         return bytes(self.info.name).decode()
 
     @property
     def info(self) -> c.Model:
-        """The model as the broker has it; as it was, once the client is closed."""
+        """The model's present settings; the last known ones once the client is closed."""
         info = c.Model()
         if not self.closed and self.lib.rb_client_model(self.handle, addressof(info)) == 0:
             self._info = info
         return self._info
 
-    def _connect(self, model: str, socket: str | os.PathLike[str] | None, window: int | None, name: str | None, wait: float) -> None:
-        if window is not None and not 1 <= window <= _MOST_WINDOW:  # to C 0 is what fits, and a larger one is not what was asked for
+    def _connect(self, model: str, socket: str | os.PathLike[str] | None, window: int | None, name: str | None, wait: Duration) -> None:
+        if window is not None and not 1 <= window <= _MOST_WINDOW:  # C has 32 bits, and 0 is the default
             raise errors.Invalid(f"window is 1..{_MOST_WINDOW} rows, got {window}")
         start, delay = time.monotonic(), _FIRST_RETRY_S
-        deadline = start + wait
+        deadline = start + seconds(wait)
         while True:
             status = self.dial(model.encode(), encode(socket), encode(name), window or 0, _CONNECT_TIMEOUT_NS)
             if status == 0:
                 return
             error = last_error(self.lib, status)
             if status == _TIMEOUT and time.monotonic() < start + _CONNECT_TIMEOUT_NS / 1e9:
-                continue  # it was a signal
+                continue  # interrupted by a signal
             if not isinstance(error, _WORTH_WAITING) or time.monotonic() + delay > deadline:
                 raise error
             time.sleep(delay)
@@ -115,14 +114,14 @@ class Core(Client):
         return last_error(self.lib, status)
 
     def close(self) -> None:
-        for view in self._handed_out.arrays():  # first: they would show zeros
+        for view in self._handed_out.arrays():  # first: after the close they would show zeros
             end_view(view, released)
         super().close()
         self._mapping = None
 
     def sweep(self) -> None:
-        """There is no room: gives back the slots that nothing in this process can use any more."""
-        if quick is None:  # in the extension no handler raises in the midst of giving something back
+        """Makes room: returns slots that this process can no longer use."""
+        if quick is None:  # in the extension no handler can interrupt a release
             super().sweep()
         completions = self.completions()
         if completions is not None:
@@ -131,7 +130,7 @@ class Core(Client):
     # -- steps of a request
 
     def wait(self, request: int, timeout_ns: int) -> None:
-        """Waits for the end, in slices; Timeout if it does not come in time."""
+        """Waits for the request's end, in slices; raises Timeout."""
         left = timeout_ns or FOREVER_NS
         deadline = time.monotonic_ns() + left
         while True:
@@ -150,18 +149,18 @@ class Core(Client):
 
     @property
     def device(self) -> DeviceMemory:
-        """Of a model with tensors on the device: that memory, as it was the last time."""
+        """The device memory of the last mapping."""
         m = self._mapping or self.present_mapping()
         assert m.device
         self._mapping = m
         return m.device
 
     def stream(self, given: Any = None) -> int:
-        """What orders the commits and releases of a model with tensors on the device."""
+        """The CUDA stream that orders commits and releases."""
         return self.device.stream(given)
 
     def mapping(self, request: int, attachment: int) -> Mapping:
-        """The mapping that a request lies in; another one after a broker's restart."""
+        """The mapping of a request's slots. A restarted broker has another one."""
         m = self._mapping
         if m is None or m.attachment != attachment:
             m = self._mapping = self._map(self.lib.rb_request_map, self.handle, request)
@@ -175,28 +174,28 @@ class Core(Client):
         try:
             self.check(function(*of, addressof(out)))
             return Mapping(self.lib, out)
-        except BaseException:  # perhaps a signal's handler raised it
+        except BaseException:  # also of a signal handler
             self.lib.rb_map_release(out.id)
             raise
 
     def view(self, k: int, request: int, slot: int, rows: int, attachment: int, single: bool) -> View | list[View]:
-        """The k-th tensor of a request, outputs counted on from the inputs: an array over its slots."""
+        """An array over the slots of the k-th tensor; outputs follow the inputs."""
         t, mapping = self._tensors[k], self.mapping(request, attachment)
         output = k - len(self.signature.inputs)
-        if t not in mapping.offsets:  # it is not known yet where the tensor lies
+        if t not in mapping.offsets:  # the first use of this tensor
             v = c.View()
             if output < 0:
                 self.check(self.lib.rb_input(self.handle, request, k, addressof(v)))
             else:
                 self.check(self.lib.rb_output_row(self.handle, request, output, 0, addressof(v)))
             mapping.offsets[t] = v.data - mapping.base_of(t) - slot * t.stride
-        if t.on_device:  # what is kept for the next request in this slot must not be ended with this one's
+        if t.on_device:  # a new array, since this request's end takes its memory away
             plane = mapping.plane(t)
             return plane[slot] if single else plane[slot : slot + rows]
         if single and not t.variable:
             return self._hand_out(mapping.row(t, slot), mapping)
         shape = t.shape if not t.variable else self._input_shape(request, k) if output < 0 else self._output_shapes(request, output, rows)
-        if isinstance(shape, list):  # rows that differ in size have no array in common
+        if isinstance(shape, list):  # rows differ in size
             return [self._hand_out(mapping.rows(t, slot + row, 1, own)[0], mapping) for row, own in enumerate(shape)]
         all_rows = mapping.rows(t, slot, rows, shape)
         return self._hand_out(all_rows[0, ...] if single else all_rows, mapping)
@@ -209,7 +208,7 @@ class Core(Client):
     # -- whole requests, for models of fixed shapes and contiguous arrays
 
     def _scratch(self) -> Scratch:
-        """A free one; who is done with it appends it to the pool, unless the call failed."""
+        """A free scratch; after a successful call it returns to the pool."""
         try:
             return self._pool.pop()
         except IndexError:
@@ -234,7 +233,7 @@ class Core(Client):
         return outs
 
     def _unsliced(self, call: c.Inference, status: int, deadline: int) -> None:
-        """Goes on where one slice of the call was not enough, or raises. The deadline counts if the call has a timeout."""
+        """Continues a call after its first slice, or raises. The deadline counts if the call has a timeout."""
         while status == _FULL or (status == _TIMEOUT and not call.request):  # no slot yet, or not attached yet
             error = self.error(status)
             self.sweep()
@@ -250,7 +249,7 @@ class Core(Client):
         self.check(status)
 
     def commit_several(self, requests: list[int], timeout_ns: int, stream: Any) -> None:
-        """Commits requests that were claimed."""
+        """Commits claimed requests."""
         ids = (c_uint64 * len(requests))(*requests)
         if self.signature.on_device:
             status = self.lib.rb_commit_on_stream(self.handle, addressof(ids), len(requests), self.stream(stream), timeout_ns, 0)
@@ -259,7 +258,7 @@ class Core(Client):
         self.check(status)
 
     def collect(self, request: int, rows: int) -> list[np.ndarray]:
-        """The outputs of a request that has ended; it is released in any case."""
+        """The outputs of an ended request, which is released."""
         s = self._scratch()
         outs = self._empty(s, rows)
         s.call.request = request
@@ -278,7 +277,7 @@ class Core(Client):
     # -- requests of models with variable dimensions
 
     def take(self, request: int, rows: int) -> list[Rows]:
-        """Copies of the outputs of a request that has ended; it is released in any case."""
+        """Copies of the outputs of an ended request, which is released."""
         try:
             self.check(self.lib.rb_poll(self.handle, request))
             outs: list[Rows] = []
@@ -310,7 +309,7 @@ class Core(Client):
         return v
 
     def _output_shapes(self, request: int, k: int, rows: int) -> tuple[int, ...] | list[tuple[int, ...]]:
-        """The actual shape of the rows of the k-th output, which is variable; a list of shapes if they differ."""
+        """The actual shape of the rows of a variable output; a list of shapes if they differ."""
         v = c.View()
         status = self.lib.rb_output(self.handle, request, k, addressof(v))
         if status == _SHAPE:
@@ -319,7 +318,7 @@ class Core(Client):
         return tuple(v.shape[1 : v.rank])
 
     def _input_shape(self, request: int, k: int) -> tuple[int, ...]:
-        """The shape of the rows of the k-th input, which is variable: rounded up to the model's buckets."""
+        """The shape of the rows of a variable input, rounded up to the model's buckets."""
         v = c.View()
         self.check(self.lib.rb_input(self.handle, request, k, addressof(v)))
         return tuple(v.shape[1 : v.rank])

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The futures of ``submit``.
 
-If a signal's handler raises inside ``future.result()``, CPython may leave the
-future's condition locked: ``Condition.__enter__`` is a function of Python, and
-the handler may run between its acquire and its return. The same holds for the
-event that ``concurrent.futures.wait`` sleeps on. One thread delivers the answers
-of all requests, and must not wait for such a lock.
+If a signal handler raises inside ``future.result()``, CPython may leave the
+future's condition locked: the handler may run inside ``Condition.__enter__``.
+The event of ``concurrent.futures.wait`` has the same flaw. One thread delivers
+all answers, and must not wait for such a lock.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _PATIENCE_S = 0.01  # others hold these locks for microseconds
 
 
 class Future(concurrent.futures.Future):
-    """A future that sets its result without waiting for a leaked lock: a new thread waits for it instead."""
+    """A future that does not wait for a leaked lock: a new thread does."""
 
     _done_callbacks: list[Any]
     _waiters: list[Any]
@@ -35,7 +34,7 @@ class Future(concurrent.futures.Future):
             _in_thread(setter, value)
             return
         callbacks, waiters = self._done_callbacks, self._waiters
-        self._done_callbacks, self._waiters = [], []  # set by hand below: callbacks run without the lock
+        self._done_callbacks, self._waiters = [], []  # so that callbacks run without the lock, below
         try:
             setter(value)
             for waiter in waiters:
@@ -47,7 +46,7 @@ class Future(concurrent.futures.Future):
 
 
 def _tell(waiter: Any, add: Callable[[Any], None], future: Future) -> None:
-    """Wakes a concurrent.futures.wait. A handler may have leaked the lock of its event."""
+    """Wakes a concurrent.futures.wait, whose event may have a leaked lock."""
     lock = waiter.event._cond
     if lock.acquire(timeout=0 if hasattr(waiter, "was_left") else _PATIENCE_S):
         lock.release()

@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from ctypes import addressof, c_size_t, string_at
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
 from .. import errors
 from ..binding.device import convert_on_device, to_host
-from ..binding.library import Process, check, encode, load, nanoseconds
+from ..binding.library import Duration, Process, check, encode, load, nanoseconds, seconds
 from ..binding.paths import Caller
 from ..binding.tensors import Tensor
 from ..binding.views import Mapping as SharedMapping
@@ -24,10 +24,10 @@ from .completions import Completions
 from .connection import Core, Rows
 from .future import Future
 from .request import Request, claim
-from .split import gather_split, pieces, run_split, submit_split
+from .split import gather_split, pieces, submit_split
 
-_making = threading.Lock()  # of completions
-_SMALL_BYTES = 16 << 10  # what is not contiguous is made so first; a larger one is written to its slot as it is
+_making = threading.Lock()  # held while completions are made
+_SMALL_BYTES = 16 << 10  # up to this size a strided array is copied first; a larger one is written to its slot directly
 
 
 def _in_child() -> None:
@@ -38,8 +38,8 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-def stats(socket: str | os.PathLike[str] | None = None, timeout: float = 5.0) -> dict[str, Any]:
-    """Everything the broker counts; docs/stats.md explains the fields."""
+def stats(socket: str | os.PathLike[str] | None = None, timeout: Duration = 5.0) -> dict[str, Any]:
+    """The broker's statistics; docs/stats.md explains the fields."""
     lib = load()
     out = c_size_t()
     check(lib, lib.rb_stats(encode(socket), nanoseconds(timeout), addressof(out)))
@@ -50,7 +50,7 @@ def stats(socket: str | os.PathLike[str] | None = None, timeout: float = 5.0) ->
 
 
 def _left(deadline: float | None) -> float | None:
-    """What is left of the time to wait for room."""
+    """The time left to wait for room; raises Full at the deadline."""
     left = None if deadline is None else deadline - time.monotonic()
     if left is not None and left <= 0:
         raise errors.Full("every slot of this client's window is in use")
@@ -61,8 +61,16 @@ class Model(Caller):
     """A model of the broker. Threads may share it; processes connect their own.
 
     Call it with arrays, take a :meth:`request` to avoid copies, or have many
-    in flight with :meth:`submit` and :meth:`ainfer`.
+    in flight with :meth:`submit` and :meth:`ainfer`. ``model(x, timeout=0.1)``
+    takes the arguments of :meth:`infer`.
     """
+
+    if TYPE_CHECKING:  # the base has it, without a name for each argument
+
+        def __call__(
+            self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, split: bool = True, **named: Any
+        ) -> Any:
+            """Runs one item, or some rows; the same as :meth:`infer`."""
 
     def __init__(self, core: Core, socket: str | os.PathLike[str] | None, cast: bool) -> None:
         self._core = core
@@ -71,7 +79,7 @@ class Model(Caller):
         self._completions: Completions | None = None
         sig = core.signature
         self._many_outputs = len(sig.outputs) > 1
-        # For a quick look at the only input of the common model.
+        # For the quick check of a model's only input.
         self._one_input = sig.in_c and len(sig.inputs) == 1
         self._dtype, self._shape = sig.inputs[0].dtype, sig.inputs[0].shape
         self._rank = len(self._shape)
@@ -100,7 +108,7 @@ class Model(Caller):
 
     @property
     def wait_time(self) -> float | None:
-        """Seconds; None if the broker chooses it (``wait_time="auto"``)."""
+        """In seconds; None for ``wait_time="auto"``."""
         wait = int(self._core.info.wait_time)
         return None if wait < 0 else wait / 1e9
 
@@ -113,7 +121,7 @@ class Model(Caller):
         return self._core.present_mapping()
 
     def stats(self) -> dict[str, Any]:
-        """What the broker counts for this model."""
+        """The broker's statistics of this model."""
         for m in stats(self._socket).get("models", []):
             if m.get("name") == self._core.model:
                 return m
@@ -122,21 +130,21 @@ class Model(Caller):
     # -- one at a time
 
     def infer(
-        self, *inputs: Any, timeout: float | None = None, priority: int | None = None, split: bool = True, **named: Any
+        self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, split: bool = True, **named: Any
     ) -> Any:
         """Runs one item, or some rows; arrays in, arrays out. Calling the model is the same.
 
-        Inputs come in the model's order or by name. One output is returned as
-        an array, several as a dict. A single item gives single items back.
-        Rows of an output that differ in size come as a list of arrays.
+        Pass inputs in the model's order or by name. One output is returned as an
+        array, several as a dict. A single item gives single items. If the rows of an
+        output differ in size, they are a list of arrays.
 
-        priority: the level, 0 being the most urgent; without it the model's default.
-        split: more rows than a request may have go as several requests.
+        timeout: the request's deadline, as a duration from now. priority: the level, 0
+        is the most urgent. split: send more rows than a request may have as several requests.
         """
         self._check()
         arrays, rows = self._arrays(inputs, named)
         if split and 1 < rows > self._most:
-            return self._give(run_split(self, pieces(arrays, rows, self._most), timeout, priority), False)
+            return submit_split(self, pieces(arrays, rows, self._most), timeout, priority).result()
         if priority is None and self._core.signature.in_c:
             arrays = [a if a.flags.c_contiguous or a.nbytes > _SMALL_BYTES else np.ascontiguousarray(a) for a in arrays]
             if all(a.flags.c_contiguous for a in arrays):
@@ -147,7 +155,7 @@ class Model(Caller):
 
     @property
     def _most(self) -> int:
-        """The rows that a request may have."""
+        """The maximum rows of a request."""
         info = self._core.info
         return min(info.max_batch_size, info.window)
 
@@ -181,8 +189,8 @@ class Model(Caller):
             raise errors.Rows(f"the inputs disagree: {said}")
         return arrays, rows[0]
 
-    def _filled(self, arrays: list[np.ndarray], rows: int, timeout: float | None) -> Request:
-        """A request with the inputs written: one copy, whatever their layout."""
+    def _filled(self, arrays: list[np.ndarray], rows: int, timeout: Duration | None) -> Request:
+        """A request with its inputs written, in one copy."""
         tensors = self._core.signature.inputs
         shapes = {t.name: a.shape if rows < 0 else a.shape[1:] for t, a in zip(tensors, arrays)}
         req = claim(self._core, None if rows < 0 else rows, shapes, timeout)
@@ -192,7 +200,7 @@ class Model(Caller):
                 if t.on_device:
                     view.copy_(a, non_blocking=getattr(a, "is_cuda", False))
                 else:
-                    # In a bucketed model the view may be larger; the rest is zero.
+                    # With buckets the view may be larger; the rest is zero.
                     view[tuple(slice(0, d) for d in a.shape)] = a
         except BaseException:
             req.release()
@@ -207,26 +215,26 @@ class Model(Caller):
         return outs[0]
 
     def _as_list(self, given: Any) -> list[Rows]:
-        """What _give has made of it, back."""
+        """The inverse of _give."""
         return list(given.values()) if self._many_outputs else [given]
 
     # -- without copies
 
     def request(
-        self, rows: int | None = None, *, shapes: Mapping[str, tuple[int, ...]] | None = None, timeout: float | None = None
+        self, rows: int | None = None, *, shapes: Mapping[str, tuple[int, ...]] | None = None, timeout: Duration | None = None
     ) -> Request:
         """Slots to write into: for one item, or for some rows.
 
         shapes: for inputs with variable dimensions, the shape of a row by name.
-        timeout: how long to wait for room in the window.
+        timeout: for room in the window.
         """
         core = self._core
         if rows is None and timeout is None and shapes is None and core.plain:
             return Request(core)
         return claim(core, rows, shapes, timeout)
 
-    def commit(self, requests: Sequence[Request], timeout: float | None = None, *, stream: Any = None) -> None:
-        """Hands several requests over at once, as commit of each does: the broker is woken once, and on a GPU the stream is asked once."""
+    def commit(self, requests: Sequence[Request], timeout: Duration | None = None, *, stream: Any = None) -> None:
+        """Commits several requests at once, with one wake-up of the broker."""
         self._core.commit_several([r._id for r in requests], nanoseconds(timeout), stream)
         for r in requests:
             r.was_committed()
@@ -234,45 +242,40 @@ class Model(Caller):
     # -- many in flight
 
     def submit(
-        self, *inputs: Any, timeout: float | None = None, priority: int | None = None, split: bool = True, **named: Any
+        self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, split: bool = True, **named: Any
     ) -> concurrent.futures.Future:
-        """Sends one item, or some rows, and returns a Future at once.
-
-        While the window is full it waits: that is the back-pressure. The
-        keywords are those of a call.
-        """
+        """Sends one item, or some rows, and returns a Future. It waits while the window is full. The keywords are those of a call."""
         self._check()
         arrays, rows = self._arrays(inputs, named)
         if split and 1 < rows > self._most:
             return submit_split(self, pieces(arrays, rows, self._most), timeout, priority)
         return self._submit(arrays, rows, timeout, priority)
 
-    def _submit(self, arrays: list[np.ndarray], rows: int, timeout: float | None, priority: int | None) -> concurrent.futures.Future:
+    def _submit(self, arrays: list[np.ndarray], rows: int, timeout: Duration | None, priority: int | None) -> concurrent.futures.Future:
         completions = self._ready()
         completions.watch_by_thread()
         future = Future()
         future.set_running_or_notify_cancel()
         waiter = future, None, self._reader(rows)
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + seconds(timeout)
         try:
             while not self._send(completions.waiters, waiter, arrays, rows, timeout, priority):
-                # The thread that collects what has ended makes room; a future's
-                # callback that submits runs on it. No other thread does that: a
-                # signal's handler that raises would leave a future locked.
+                # The watching thread makes room, and runs callbacks that submit. No other
+                # thread collects: a signal handler that raises could leave a future locked.
                 completions.drain_if_ours()
                 timeout = _left(deadline)
                 completions.sweep()
                 time.sleep(0.0002)
-        except BaseException:  # perhaps a signal's handler raised it
+        except BaseException:  # also of a signal handler
             completions.abandon(future)
             raise
         return future
 
     async def ainfer(
-        self, *inputs: Any, timeout: float | None = None, priority: int | None = None, split: bool = True, **named: Any
+        self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, split: bool = True, **named: Any
     ) -> Any:
-        """Runs one item, or some rows, in asyncio: no thread waits. The keywords are those of a call."""
-        import asyncio  # here, since it takes long to load
+        """Runs one item, or some rows, in asyncio. The keywords are those of a call."""
+        import asyncio  # takes long to load
 
         core = self._core
         if core.closed:
@@ -283,8 +286,7 @@ class Model(Caller):
         future = loop.create_future()
         sent: int | None = None  # the request's number; None until it is known whether there is one
         try:
-            # Where shapes are fixed the request is held back and committed together
-            # with what else this turn of the loop sends.
+            # If shapes are fixed, the request is committed together with the others of this turn of the loop.
             if priority is None and len(inputs) == 1 and not named:
                 sent = core.hold_one(inputs[0], completions.waiters, (future, loop, None))
             if not sent:
@@ -294,7 +296,7 @@ class Model(Caller):
                     return await gather_split(self, pieces(arrays, rows, self._most), timeout, priority)
                 waiter = future, loop, self._reader(rows)
                 held = core.signature.in_c and priority is None
-                deadline = None if timeout is None else time.monotonic() + timeout
+                deadline = None if timeout is None else time.monotonic() + seconds(timeout)
                 while True:
                     sent = None
                     sent = self._send(completions.waiters, waiter, arrays, rows, timeout, priority, held)
@@ -308,12 +310,12 @@ class Model(Caller):
                     return await future
             completions.commit_soon(loop, sent, nanoseconds(timeout))
             return await future
-        except BaseException:  # canceled, or the loop is over, or a signal's handler raised
+        except BaseException:  # canceled, the loop ended, or a signal handler raised
             completions.abandon(future, sent)
             raise
 
     def _ready(self) -> Completions:
-        """What serves submit and ainfer; a forked child has its own."""
+        """The completions of this process; a forked child makes its own."""
         ready = self._completions
         if ready is None or ready.generation != Process.generation:
             with _making:
@@ -323,10 +325,10 @@ class Model(Caller):
         return ready
 
     def _send(
-        self, waiters: dict[int, Any], waiter: Any, arrays: list[np.ndarray], rows: int, timeout: float | None, priority: int | None,
+        self, waiters: dict[int, Any], waiter: Any, arrays: list[np.ndarray], rows: int, timeout: Duration | None, priority: int | None,
         hold: bool = False
     ) -> int:
-        """Sends a request whose end will be told, and lists its waiter; 0 if there is no room. With hold it is not committed yet."""
+        """Sends a request and lists its waiter; 0 if there is no room. hold: do not commit yet."""
         core = self._core
         if core.signature.in_c and priority is None:
             whole = tuple([a if a.flags.c_contiguous and type(a) is np.ndarray else np.array(a, order="C", subok=False) for a in arrays])
@@ -341,7 +343,7 @@ class Model(Caller):
             return req.detach_into(waiters, waiter, nanoseconds(timeout))
 
     def _reader(self, rows: int) -> Callable[[int], Any]:
-        """What makes the result of a request that has ended, and releases it."""
+        """A function that reads the result of an ended request and releases it."""
         core = self._core
         if core.single and rows < 0:
             return core.collect_one
@@ -352,7 +354,7 @@ class Model(Caller):
     # -- the end
 
     def __reduce__(self) -> Any:
-        # A copy would close the connection for both, another process has no use for it.
+        # A copy would close the connection of both, and another process cannot use it.
         raise TypeError(f"a connection cannot be copied or pickled: call ringbatch.connect({self.name!r}) in the process that uses it")
 
     def _check(self) -> None:
@@ -360,11 +362,11 @@ class Model(Caller):
             raise errors.Closed(f"the connection to {self.name} was closed")
 
     def close(self) -> None:
-        """Disconnects: the broker has the window back. Requests in flight end with an error, and views of requests are over.
-        Plain arrays that were made of views stay valid: they are zeros of this process's own."""
+        """Disconnects and returns the window. Requests in flight end with an error, views of requests are over.
+        Plain arrays that were made of views stay valid, and are zero."""
         completions = self._completions
         if completions is not None and completions.generation != Process.generation:
-            completions = None  # the parent's
+            completions = None  # of the parent process
         if completions is not None:
             completions.close()
         self._core.close()

@@ -11,13 +11,13 @@ import numpy as np
 
 from .. import errors
 from ..binding import structs as c
-from ..binding.library import nanoseconds
+from ..binding.library import Duration, nanoseconds
 from ..binding.paths import Held
 from .connection import Core
 
 
 class Timing(NamedTuple):
-    """Where a request's time went, in seconds."""
+    """The times of a request's stages, in seconds."""
 
     claim: float
     write: float
@@ -30,9 +30,8 @@ class Timing(NamedTuple):
 class Request(Held):
     """Slots of shared memory: write the inputs, run, read the outputs.
 
-    Use it as a context manager: its end gives the slots back. One thread at a
-    time uses a request. ``inputs``, ``outputs``, ``run`` and ``release`` are the
-    base's: the quick path.
+    Use it as a context manager, which returns the slots at its end. One thread at a
+    time uses a request.
     """
 
     __slots__ = ("__weakref__",)
@@ -41,22 +40,22 @@ class Request(Held):
 
     @property
     def _mapping(self) -> Any:
-        """The memory that it lies in."""
+        """The mapping of its slots."""
         return self._core.mapping(self._id, self._attachment)
 
     def _fresh(self, k: int) -> Any:
-        """An array over the k-th tensor, outputs counted on from the inputs."""
+        """An array over the k-th tensor; outputs follow the inputs."""
         return self._core.view(k, self._id, self._slot, self.rows, self._attachment, self._single)
 
     def _no_tensor(self, side: int, name: object) -> NoReturn:
         names = self._core.signature.output_names if side else self._core.signature.input_names
         raise errors.Invalid(f"no tensor {name!r}; there are {', '.join(names)}")
 
-    def commit(self, timeout: float | None = None, *, priority: int | None = None, stream: Any = None) -> Request:
-        """Hands the request over. With a timeout it ends as Expired then, wherever it is.
+    def commit(self, timeout: Duration | None = None, *, priority: int | None = None, stream: Any = None) -> Request:
+        """Sends the request. With a timeout it ends as Expired at that time, wherever it is.
 
-        stream: of a model with tensors on the device, the stream whose work so
-        far comes before, without waiting for it here; without it torch's current one.
+        stream: for a model with tensors on the device; the request follows the stream's
+        work so far, without waiting here. Default: torch's current stream.
         """
         if priority is not None:
             self._set_priority(priority)
@@ -64,21 +63,21 @@ class Request(Held):
         return self
 
     def _set_priority(self, priority: int) -> None:
-        if not 0 <= priority < 1 << 32:  # C would see another number
+        if not 0 <= priority < 1 << 32:  # C has 32 bits
             raise errors.NoLevel(f"{priority}, the model has 0..{self._core.info.levels - 1}")
         self._core.check(self._core.lib.rb_set_priority(self._core.handle, self._id, priority))
 
-    def wait(self, timeout: float | None = None) -> Request:
-        """Waits for the request's end; raises what it ended with, or Timeout."""
+    def wait(self, timeout: Duration | None = None) -> Request:
+        """Waits for the request's end; raises its error, or Timeout."""
         self.wait_in(nanoseconds(timeout))
         return self
 
     def _copies(self) -> list[Any]:
-        """The outputs, for those who keep them."""
+        """Copies of the outputs."""
         return [_copy(v) for v in self.outputs.values()]
 
     def done(self) -> bool:
-        """Whether the request has ended; raises if it ended badly."""
+        """Whether the request has ended; raises its error."""
         status = self._core.lib.rb_poll(self._core.handle, self._id)
         if status == errors.NotDone.status:
             return False
@@ -91,7 +90,7 @@ class Request(Held):
 
     @property
     def timing(self) -> Timing:
-        """Where the time of an ended request went."""
+        """The times of an ended request."""
         t = c.Timing()
         self._core.check(self._core.lib.rb_request_timing(self._core.handle, self._id, addressof(t)))
         return Timing(*(getattr(t, name) / 1e9 for name in Timing._fields))
@@ -103,17 +102,17 @@ def _copy(rows: Any) -> Any:
     return np.array(rows) if isinstance(rows, np.ndarray) else rows.clone()
 
 
-def claim(core: Core, rows: int | None, shapes: Mapping[str, tuple[int, ...]] | None, timeout: float | None) -> Request:
+def claim(core: Core, rows: int | None, shapes: Mapping[str, tuple[int, ...]] | None, timeout: Duration | None) -> Request:
     """A request of one item (rows is None) or of some rows."""
     if rows is None and timeout is None and not shapes and core.plain:
         return Request(core)
-    if rows is not None and not 0 <= rows < 1 << 32:  # C would see another number
+    if rows is not None and not 0 <= rows < 1 << 32:  # C has 32 bits
         raise errors.Rows(f"a request has 1..{core.info.window} rows (this client's window), got {rows}")
     return Request(core, 1 if rows is None else rows, tuple(_dims(core, shapes or {})), nanoseconds(timeout), rows is None)
 
 
 def _dims(core: Core, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
-    """The sizes of the inputs' variable dimensions, from the rows' shapes by name."""
+    """The sizes of the inputs' variable dimensions, from the shapes of rows by name."""
     dims: list[int] = []
     unknown = shapes.keys() - core.signature.input_names
     if unknown:  # a typo would mean the largest size

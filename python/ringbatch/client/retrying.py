@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that send a request again if it ended for a reason that passes."""
+"""Models that send a request again if its error is retryable."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import errors
+from ..binding.library import Duration, seconds
 from .future import Future
 from .model import Model
 
@@ -17,12 +18,12 @@ _FIRST, _LAST = 0.001, 0.1  # seconds between two attempts, doubled each time
 
 
 class RetryingModel(Model):
-    """A model of ``connect(retry=…)``: see there."""
+    """The model of ``connect(retry=…)``."""
 
-    _retry: float | None = None  # seconds that a request without a timeout is tried; None: for ever
+    _retry: float | None = None  # seconds to retry a request without a timeout; None: without end
 
-    def __call__(self, *inputs: Any, timeout: float | None = None, **more: Any) -> Any:
-        limit = self._retry if timeout is None else timeout
+    def __call__(self, *inputs: Any, timeout: Duration | None = None, **more: Any) -> Any:
+        limit = self._retry if timeout is None else seconds(timeout)
         began = 0.0
         try:
             if limit is None:
@@ -34,7 +35,7 @@ class RetryingModel(Model):
             time.sleep(attempts.pause(e))
         return self._infer(attempts, inputs, more)
 
-    def infer(self, *inputs: Any, timeout: float | None = None, **more: Any) -> Any:
+    def infer(self, *inputs: Any, timeout: Duration | None = None, **more: Any) -> Any:
         return self._infer(_Attempts(timeout, self._retry), inputs, more)
 
     def _infer(self, attempts: _Attempts, inputs: tuple[Any, ...], more: dict[str, Any]) -> Any:
@@ -44,7 +45,7 @@ class RetryingModel(Model):
             except errors.Error as e:
                 time.sleep(attempts.pause(e))
 
-    async def ainfer(self, *inputs: Any, timeout: float | None = None, **more: Any) -> Any:
+    async def ainfer(self, *inputs: Any, timeout: Duration | None = None, **more: Any) -> Any:
         import asyncio
 
         attempts = _Attempts(timeout, self._retry)
@@ -54,7 +55,7 @@ class RetryingModel(Model):
             except errors.Error as e:
                 await asyncio.sleep(attempts.pause(e))
 
-    def submit(self, *inputs: Any, timeout: float | None = None, **more: Any) -> concurrent.futures.Future:
+    def submit(self, *inputs: Any, timeout: Duration | None = None, **more: Any) -> concurrent.futures.Future:
         attempts = _Attempts(timeout, self._retry)
         outer = Future()
         outer.set_running_or_notify_cancel()
@@ -94,10 +95,10 @@ class RetryingModel(Model):
 
 
 class _Attempts:
-    """How much time is left, and whether another attempt is worth it."""
+    """The time left for a request, and the pauses between its attempts."""
 
-    def __init__(self, timeout: float | None, most: float | None, began: float | None = None) -> None:
-        limit = most if timeout is None else timeout
+    def __init__(self, timeout: Duration | None, most: float | None, began: float | None = None) -> None:
+        limit = most if timeout is None else seconds(timeout)
         self._end = None if limit is None else (time.monotonic() if began is None else began) + limit
         self._pauses = _pauses()
 
@@ -105,7 +106,7 @@ class _Attempts:
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
     def pause(self, error: BaseException) -> float:
-        """Seconds to wait before the next attempt; raises the error if there is none."""
+        """Seconds before the next attempt; raises the error if there is none."""
         pause = next(self._pauses)
         left = self.left()
         if not (isinstance(error, errors.Error) and error.retryable) or (left is not None and left <= pause):

@@ -7,33 +7,18 @@ import concurrent.futures
 import functools
 import threading
 import time
-from collections import deque
-from collections.abc import Coroutine, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from .. import errors
 from ..binding.device import concatenate
+from ..binding.library import Duration, seconds
 from .connection import Rows
 from .future import Future
-from .request import Request
 
 Piece = list[np.ndarray]
-
-
-class Sender(Protocol):
-    """The model, as far as it is used here."""
-
-    def _filled(self, arrays: Piece, rows: int, timeout: float | None) -> Request: ...
-
-    def _submit(self, arrays: Piece, rows: int, timeout: float | None, priority: int | None) -> concurrent.futures.Future: ...
-
-    def ainfer(self, *inputs: Any, timeout: float | None, priority: int | None, split: bool) -> Coroutine[Any, Any, Any]: ...
-
-    def _as_list(self, given: Any) -> list[Rows]: ...
-
-    def _give(self, outs: list[Rows], single: bool) -> Any: ...
 
 
 def pieces(arrays: list[np.ndarray], rows: int, most: int) -> list[Piece]:
@@ -41,7 +26,7 @@ def pieces(arrays: list[np.ndarray], rows: int, most: int) -> list[Piece]:
 
 
 def join(parts: list[list[Rows]]) -> list[Rows]:
-    """The outputs of all pieces, in order; a list where rows differ in size."""
+    """The outputs of all pieces, in order; a list if rows differ in size."""
     joined: list[Rows] = []
     for column in zip(*parts):
         if all(isinstance(rows, np.ndarray) and rows.shape[1:] == column[0].shape[1:] for rows in column):
@@ -53,39 +38,7 @@ def join(parts: list[list[Rows]]) -> list[Rows]:
     return joined
 
 
-def run_split(model: Sender, todo: list[Piece], timeout: float | None, priority: int | None) -> list[Rows]:
-    """As many at once as the window has room for."""
-    left = _countdown(timeout)
-    under_way: deque[Request] = deque()
-    parts: list[list[Rows]] = []
-    try:
-        for piece in todo:
-            req = None
-            while req is None:
-                # Only with nothing of our own under way do we wait for others to make room.
-                budget = 1e-9 if under_way else next(left)
-                try:
-                    req = model._filled(piece, len(piece[0]), budget)
-                except (errors.Full, errors.Timeout):  # no slot, or not attached again yet
-                    if not under_way:
-                        raise
-                    _finish(under_way, parts)
-            under_way.append(req)
-            req.commit(next(left), priority=priority)
-        while under_way:
-            _finish(under_way, parts)
-    finally:
-        for req in under_way:
-            req.release()
-    return join(parts)
-
-
-def _finish(under_way: deque[Request], parts: list[list[Rows]]) -> None:
-    parts.append(under_way[0].wait()._copies())
-    under_way.popleft().release()
-
-
-def submit_split(model: Sender, todo: list[Piece], timeout: float | None, priority: int | None) -> concurrent.futures.Future:
+def submit_split(model: Any, todo: list[Piece], timeout: Duration | None, priority: int | None) -> concurrent.futures.Future:
     whole = Future()
     whole.set_running_or_notify_cancel()
     left = _countdown(timeout)
@@ -108,13 +61,19 @@ def submit_split(model: Sender, todo: list[Piece], timeout: float | None, priori
             whole.set_result(model._give(join(parts), False))
 
     for i, piece in enumerate(todo):
-        if not missing[0]:  # one has failed: the rest is of no use
+        if not missing[0]:  # a piece has failed
             break
-        model._submit(piece, len(piece[0]), next(left), priority).add_done_callback(functools.partial(arrived, i))
+        try:
+            part = model._submit(piece, len(piece[0]), next(left), priority)
+        except errors.Full:
+            if not i:
+                raise
+            raise errors.Expired("the deadline passed before all rows were sent") from None
+        part.add_done_callback(functools.partial(arrived, i))
     return whole
 
 
-async def gather_split(model: Sender, todo: list[Piece], timeout: float | None, priority: int | None) -> Any:
+async def gather_split(model: Any, todo: list[Piece], timeout: Duration | None, priority: int | None) -> Any:
     import asyncio
 
     tasks = [asyncio.ensure_future(model.ainfer(*piece, timeout=timeout, priority=priority, split=False)) for piece in todo]
@@ -126,8 +85,8 @@ async def gather_split(model: Sender, todo: list[Piece], timeout: float | None, 
     return model._give(join(parts), False)
 
 
-def _countdown(timeout: float | None) -> Iterator[float | None]:
-    """What is left of a timeout, each time anew; never quite nothing, which would be no timeout."""
-    end = None if timeout is None else time.monotonic() + timeout
+def _countdown(timeout: Duration | None) -> Iterator[float | None]:
+    """Yields the time left; at least 1 ns, since 0 is no timeout."""
+    end = None if timeout is None else time.monotonic() + seconds(timeout)
     while True:
         yield None if end is None else max(1e-9, end - time.monotonic())

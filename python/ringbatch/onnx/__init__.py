@@ -9,8 +9,8 @@ or from the command line:
 
     ringbatch onnx encoder.onnx --dim seq='<=512'
 
-The graph says what the inputs and outputs are. Rows that lie one after the
-other are read and written in the ring, without a copy.
+The graph has the inputs and outputs. Adjacent rows are read and written in the ring,
+without a copy.
 """
 
 from .serving import serve

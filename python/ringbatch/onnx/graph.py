@@ -17,8 +17,7 @@ from ..worker.trust import open_trusted
 
 _KINDS = {
     "tensor(bool)": "bool", "tensor(uint8)": "u8", "tensor(int8)": "i8", "tensor(int16)": "i16", "tensor(int32)": "i32",
-    "tensor(int64)": "i64",
-    "tensor(float16)": "f16", "tensor(float)": "f32", "tensor(double)": "f64",
+    "tensor(int64)": "i64", "tensor(float16)": "f16", "tensor(float)": "f32", "tensor(double)": "f64",
 }  # fmt: skip
 NUMPY = {
     "bool": np.bool_, "u8": np.uint8, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
@@ -35,7 +34,7 @@ class Node(NamedTuple):
 
     @property
     def public(self) -> str:
-        """Its name in the ring, which has no room for some characters."""
+        """Its name in the ring, which excludes some characters."""
         return re.sub(r"[:\[\],\s]", "_", self.name)
 
 
@@ -66,7 +65,7 @@ class Graph:
         return [np.dtype(NUMPY[n.kind]) for n in self.nodes]
 
     def extra(self, e: Extra, lengths: np.ndarray, most: int) -> np.ndarray:
-        """The lengths of some rows, or their mask, as the graph wants them."""
+        """The lengths of some rows, or their mask, in the graph's shape and type."""
         node = self.extra_nodes[e.name]
         ones = (1,) * (len(node.dims) - (1 if e.what == "lengths" else 2))
         mask = (np.arange(most) < lengths[:, None]).reshape(len(lengths), *ones, most)
@@ -74,7 +73,7 @@ class Graph:
 
 
 def session_of(model: str | Path | bytes, threads: int, providers: Sequence[str] | None, spin: bool = True) -> ort.InferenceSession:
-    """Loads a file; what is wrong with it is said in one line."""
+    """Loads a file; an error has one line."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
@@ -83,7 +82,7 @@ def session_of(model: str | Path | bytes, threads: int, providers: Sequence[str]
     there = ort.get_available_providers()
     wanted = [_provider(p, there) for p in providers or ["CPUExecutionProvider"]]
     if not isinstance(model, bytes):
-        open_trusted(model).close()  # by its name then: weights may lie in files beside it
+        open_trusted(model).close()  # onnxruntime opens it by name: weights may be in files beside it
     try:
         return ort.InferenceSession(model if isinstance(model, bytes) else str(model), options, providers=wanted)
     except Exception as e:
@@ -103,8 +102,8 @@ _WRONG = ("InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NoModel", "NotI
 
 
 def failure(e: Exception, providers: Sequence[str], text: str) -> Exception:
-    """What to raise for an error of onnxruntime: Invalid if the graph is wrong, and no other start does better. A device
-    that has no memory now, or is not up yet, gives the same errors as some wrong graphs."""
+    """The exception for an error of onnxruntime: Invalid if the graph is wrong, so that no restart helps. A device without
+    memory, or that is not up yet, gives the same errors as some wrong graphs."""
     passing = isinstance(e, (OSError, MemoryError)) or "alloc" in str(e).lower()
     elsewhere = any(p != "CPUExecutionProvider" for p in providers) and type(e).__name__ not in _WRONG
     return (RuntimeError if passing or elsewhere else errors.Invalid)(text + first_line(e))
@@ -133,8 +132,7 @@ def _check_batch(nodes: Sequence[Node]) -> None:
         if isinstance(n.dims[0], int):
             raise errors.Invalid(
                 f"input {n.name!r} has a fixed batch of {n.dims[0]}, {_text(n)}: the first dimension must be free for requests to share a "
-                "batch. "
-                f"Export it so, torch.onnx.export(..., dynamic_axes={{{n.name!r}: {{0: 'batch'}}, ...}}), or free it with "
+                f"batch. Export it so, torch.onnx.export(..., dynamic_axes={{{n.name!r}: {{0: 'batch'}}, ...}}), or free it with "
                 "onnx.tools.update_model_dims"
             )
         if n.dims[0] in others:
@@ -143,7 +141,7 @@ def _check_batch(nodes: Sequence[Node]) -> None:
 
 
 def _with_axis(text: str | None, nodes: Sequence[Node], axes: Axes) -> str | None:
-    """What --lengths and --mask are of, where the graph says it by a symbol."""
+    """Adds the axis to --lengths or --mask, if the graph names it by a symbol."""
     if not text or "=" in text:
         return text
     symbols = [d for n in nodes if n.name == text for d in n.dims[1:] if any(d == a.symbol for a in axes.axes)]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import onnxruntime as ort
 
 from .. import errors
-from ..binding.library import cores
+from ..binding.library import Duration, cores
 from ..worker import trials
 from ..worker.axes import Axes, Output, add_buckets, pad_values
 from ..worker.lanes import run_in_turns
@@ -27,13 +27,13 @@ from ..worker.worker import Ending
 from .graph import Graph, failure, first_line, session_of
 from .session_lane import Runner, SessionLane
 
-DEFAULT_MAX_BATCH = 32  # the broker's, where nobody says otherwise
+DEFAULT_MAX_BATCH = 32  # the broker's default
 CHECKED_ROWS = 3
 
 
 def serve(
-    model: str | Path | bytes,
-    name: str,
+    file: str | Path | bytes,
+    model: str,
     *,
     dims: Mapping[str, str] | None = None,
     providers: Sequence[str] | None = None,
@@ -47,29 +47,31 @@ def serve(
     tolerance: float | None = None,
     depth: int = 2,
     stop: threading.Event | None = None,
-    wait: float = 10.0,
+    wait: Duration = 10.0,
     **options: Any,
 ) -> None:
-    """Attaches to the broker as a worker and runs the model until stop is set.
+    """Attaches to the broker as a worker and runs the file's graph until stop is set.
 
+    file: the path of an ONNX file, or its bytes. model: the model's name, which clients
+        connect to.
     dims: the largest size of each dimension that the graph leaves open, besides
         the batch: ``{"seq": "<=512"}``, or ``{"seq": 128}`` if it never changes.
         A dimension without a symbol is named by its place in a row: ``tokens.0``.
-    providers: of onnxruntime, the first that can run an operation does. threads: of
+    providers: of onnxruntime; the first that can run an operation does. threads: of
         one operation; 0 is one per core. spin: whether they spin between operations.
-    lengths, mask: the input that takes the true sizes of padded rows, or their
+    lengths, mask: the graph's input for the true sizes of padded rows, or for their
         mask. Requests do not bring it.
-    pad: the value that the model knows padding by, or ``["tokens=1"]`` for single inputs.
-    pad_sizes: round sizes up to buckets, powers of two unless ``buckets`` says
-        otherwise, if the model ignores padding.
-    check: refuse a model whose rows do not give in a batch what they give alone.
+    pad: the value that the graph ignores as padding, or ``["tokens=1"]`` for single inputs.
+    pad_sizes: round sizes up to buckets (powers of two, or ``buckets=...``) if the graph
+        ignores padding.
+    check: refuse a graph whose rows give other results in a batch than alone.
     tolerance: of both, as a part of the largest number; default 0.001, or 0.02
-        where float16 is among the outputs.
-    options, wait, stop: as of ringbatch.worker and its run.
+        if an output is float16.
+    options, wait, stop: those of ringbatch.worker and its run.
     """
     _refuse_ragged(options)
     max_batch = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
-    p = prepare(model, dims or {}, providers, threads, lengths, mask, pad, pad_sizes, options, check and max_batch > 1, tolerance, spin)
+    p = prepare(file, dims or {}, providers, threads, lengths, mask, pad, pad_sizes, options, check and max_batch > 1, tolerance, spin)
     options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "onnx"))
     options.setdefault("gather_threads", min(8, max(1, cores() // 2)))  # another lane computes meanwhile
     add_buckets(options, p.axes)
@@ -77,15 +79,15 @@ def serve(
     ended = Ending(stop or threading.Event())
 
     def attached(ring: Ring) -> None:
-        print(f"serving {name}: {p.signature} with {p.session.get_providers()[0]}{p.axes.text()}", flush=True)
+        print(f"serving {model}: {p.signature} with {p.session.get_providers()[0]}{p.axes.text()}", flush=True)
         lanes = [SessionLane(ring, p.session, p.graph, p.outputs, p.axes, p.pads) for _ in range(max(1, depth))]
         run_in_turns(ring, lanes, ended, at_once)
 
-    # Where sizes vary batches are seldom full: only full ones are handed to who runs one already, and others leave cores idle.
+    # If sizes vary, batches are seldom full and leave cores idle: then all lanes may compute at once.
     at_once = depth if p.axes else 1
     policy = worker_options(depth=depth, lanes=at_once, **options)
     with ended.on_ctrl_c():
-        keep_attached(lambda: Ring(name, p.signature, policy), attached, ended, wait)
+        keep_attached(lambda: Ring(model, p.signature, policy), attached, ended, wait)
 
 
 def _refuse_ragged(options: Mapping[str, Any]) -> None:
@@ -94,7 +96,7 @@ def _refuse_ragged(options: Mapping[str, Any]) -> None:
 
 
 class Prepared(NamedTuple):
-    """A model that was looked at and tried."""
+    """A model after its trials."""
 
     session: ort.InferenceSession
     graph: Graph
@@ -111,7 +113,7 @@ def prepare(
     mask: str | None = None, pad: Sequence[str] | str | float | None = None, pad_sizes: bool = True,
     settings: Mapping[str, Any] | None = None, check: bool = True, tolerance: float | None = None, spin: bool = True,
 ) -> Prepared:  # fmt: skip
-    """Loads a model, finds its signature and makes sure that it may be batched and padded."""
+    """Loads a model, finds its signature and tries whether it may be batched and padded."""
     trials.refuse_tolerance(tolerance)
     session = session_of(model, threads, providers, spin)
     graph = Graph(session, dims, lengths, mask)
@@ -143,14 +145,13 @@ def _check(session: ort.InferenceSession, runner: Runner, graph: Graph, axes: Ax
         raise failure(
             e,
             session.get_providers(),
-            f"the model takes one row, and fails with {CHECKED_ROWS}: a batch of 1 is fixed inside the graph, in the shape of a Reshape, "
-            "say. "
+            f"the model takes one row, and fails with {CHECKED_ROWS}: a batch of 1 is fixed inside the graph, for example in a Reshape. "
             "Export it with a free batch, or serve single rows (--max_batch_size=1). ",
         ) from None
 
 
 def warm_up(p: Prepared, max_batch: int) -> None:
-    """Runs the shapes that will come, so that the first requests don't pay for it."""
+    """Runs all shapes, so that the first requests are not slow."""
     rows = sorted({max_batch} | {2**i for i in range(max_batch.bit_length())}, reverse=True)
     for point in p.axes.points():
         shapes = p.axes.shapes(point)
@@ -174,7 +175,7 @@ def _dim(text: str) -> tuple[str, str]:
 
 
 def serve_file(a: argparse.Namespace, settings: dict[str, str]) -> int:
-    """What ``ringbatch onnx`` does."""
+    """Runs ``ringbatch onnx``."""
     stop = StopEvent()
     stop_on_signals(stop)
     try:

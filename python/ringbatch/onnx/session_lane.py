@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches of a ring on an ONNX Runtime session.
 
-Where the rows of a batch lie one after the other in the ring, and nothing is
-left free between them, the session reads and writes them there. Otherwise they
-are gathered into a buffer that is used again, and written back row by row.
+If the rows of a batch are adjacent in the ring, without gaps, the session reads and
+writes them there. Otherwise they are gathered into a buffer, and written back row by row.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .graph import NUMPY, Graph
 
 
 class Runner:
-    """A session that is fed arrays of our own, before serving and in benchmarks."""
+    """A session on NumPy arrays, for trials and benchmarks."""
 
     def __init__(self, session: ort.InferenceSession, graph: Graph) -> None:
         self._session, self._graph = session, graph
@@ -40,7 +39,7 @@ class Runner:
 
 
 class SessionLane:
-    """Room for one batch. Lanes of one session take turns at it (worker/lanes.py)."""
+    """Room for one batch. Lanes of one session take turns (worker/lanes.py)."""
 
     def __init__(
         self, ring: Ring, session: ort.InferenceSession, graph: Graph, outputs: Sequence[Output], axes: Axes, pads: Sequence[float | None]
@@ -55,7 +54,7 @@ class SessionLane:
         columns = iter(range(axes.columns))
         self._columns = [[next(columns) for _ in t.variable] for t in sig.inputs]
         self._bound: _Bound | None = None
-        self.in_place = 0  # batches whose inputs were all read in the ring
+        self.in_place = 0  # batches whose inputs were read in the ring
 
     def gather(self, batch: RingBatch) -> None:
         shapes, sizes = batch.shapes, batch.sizes
@@ -70,7 +69,7 @@ class SessionLane:
         self._session.run_with_iobinding(self._binding)
 
     def write(self) -> np.ndarray | None:
-        """Puts the results that are not in the ring yet into their slots, and says how large each is."""
+        """Writes results that are not in the ring yet into their slots; returns their sizes."""
         bound, self._bound = self._bound, None
         assert bound is not None
         rows, by_axis = bound.batch.rows, bound.by_axis
@@ -92,7 +91,7 @@ class SessionLane:
         return np.stack(dims, axis=1) if dims else None
 
     def _bind_inputs(self, batch: RingBatch, shapes: Sequence[tuple[int, ...]], sizes: np.ndarray | None) -> bool:
-        """sizes: the true ones, where rows are padded. True if everything is read in place."""
+        """sizes: the true ones, if rows are padded. Returns whether all inputs are read in place."""
         all_in_place = True
         for k, (t, node, shape) in enumerate(zip(self._ring.signature.inputs, self._graph.nodes, shapes)):
             count = batch.rows * math.prod(shape)
@@ -113,14 +112,14 @@ class SessionLane:
     def _bind_extras(self, point: tuple[int, ...], by_axis: np.ndarray | None) -> list[np.ndarray]:
         made = []
         for e in self._graph.extras:
-            assert by_axis is not None  # an extra is of a size that varies
+            assert by_axis is not None  # an extra belongs to a size that varies
             array = self._graph.extra(e, by_axis[:, e.axis], point[e.axis])
             self._binding.bind_input(e.name, "cpu", 0, array.dtype.type, array.shape, array.__array_interface__["data"][0])
             made.append(array)
         return made
 
     def _bind_outputs(self, batch: RingBatch, point: tuple[int, ...]) -> list[np.ndarray | None]:
-        """For each output the buffer that it comes into; None: the ring itself, or a size that only the run tells."""
+        """The buffer of each output; None: the ring itself, or an output whose size only the run shows."""
         buffers: list[np.ndarray | None] = []
         for k, (t, node, output) in enumerate(zip(self._ring.signature.outputs, self._graph.outputs, self._outputs)):
             if not output.known:
@@ -142,11 +141,11 @@ class SessionLane:
 
 
 class _Bound(NamedTuple):
-    """A batch that the session is bound to."""
+    """The batch that the session is bound to."""
 
     batch: RingBatch
-    buffers: list[np.ndarray | None]  # where each output comes; None: in the ring
-    extras: list[np.ndarray]  # lengths and masks, which live until they were read
+    buffers: list[np.ndarray | None]  # of each output; None: in the ring
+    extras: list[np.ndarray]  # lengths and masks, until they were read
     by_axis: np.ndarray | None  # true sizes of the rows
     padded: bool
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker process: ``python -m ringbatch.serve.child TARGET... -- ARGUMENTS...``.
 
-The broker's supervisor starts it, or serve itself where the broker is somebody
-else's. ARGUMENTS are those of the script that called serve.
+The broker's supervisor starts it, or serve itself if it joined a running broker.
+ARGUMENTS are those of the script that called serve.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from . import targets
 from .supervisor import ATTACHED_FD, CHILD, PARENT
 
 _PDEATHSIG = 1
-_WAIT_S = 60.0  # for the broker, which has started this one or was seen by who did
+_WAIT_S = 60.0  # for the broker
 
 
 def die_with(parent: int) -> None:
-    """Has the kernel end this process when its parent ends."""
+    """Lets the kernel end this process with its parent."""
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit("the process that started this one is gone")
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
     if parent:
         die_with(int(parent))
     at = arguments.index("--")
-    sys.argv = arguments[at + 1 :]  # the script sees what its parent was started with
+    sys.argv = arguments[at + 1 :]  # the arguments of the script
     stop = StopEvent()
     stop_on_signals(stop)
     pipeline = arguments[1:3] if arguments[0] == "stage" else []  # its name and declaration
@@ -42,13 +42,13 @@ def main(arguments: list[str]) -> None:
     if pipeline:
         worker = worker.as_stage(*pipeline)
     stop_on_signals(stop)  # once more: the script may have installed its own
-    for name in (CHILD, PARENT, ATTACHED_FD):  # what the worker starts in turn is no worker process of this serve
+    for name in (CHILD, PARENT, ATTACHED_FD):  # not for processes that the worker starts
         os.environ.pop(name, None)
     worker._serve(None, stop, _WAIT_S, (lambda: _tell(int(told))) if told else None)
 
 
 def _tell(fd: int) -> None:
-    """The parent wants to know that this one got as far as to attach."""
+    """Tells the parent that this process has attached."""
     os.write(fd, b"1")
 
 

@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import textwrap
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ..worker.refusal import refused
+from ..worker.refusal import print_error, refused
 
 
 class Parser(argparse.ArgumentParser):
-    """Says --help as the other commands do, under every Python: cmd/ringbatch/help holds
-    the texts, for man pages, completions, and --help where there is no Python."""
+    """Prints --help as the other commands do. cmd/ringbatch/help holds the same texts,
+    for man pages, completions, and machines without Python."""
 
     def __init__(self, command: str, description: str, epilog: str = "") -> None:
         super().__init__(prog=f"ringbatch {command}", description=description, epilog=epilog, allow_abbrev=False)
@@ -36,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _value(a: argparse.Action) -> list[str]:
-    """What stands behind a flag in its help: nothing behind a switch."""
+    """The value behind a flag in its help; a switch has none."""
     if a.nargs == 0:
         return []
     kind = getattr(a.type, "__name__", "string")
@@ -47,9 +46,9 @@ POLICY = "Other flags are settings of the model's policy, which the broker reads
 
 
 def say_missing(command: str, e: ModuleNotFoundError) -> int:
-    """What a command needs is not installed; gives its exit status."""
-    if not refused(why := f"{e}: pip install 'ringbatch[{command}]'"):
-        print(f"ringbatch {command}: {why}", file=sys.stderr)
+    """Says how to install a missing package; returns the exit status."""
+    if not refused(why := f"{e}: pip install './python[{command}]' in a clone of ringbatch"):
+        print_error(f"ringbatch {command}: {why}")
     return 1
 
 
@@ -63,12 +62,14 @@ def parse(p: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argpa
 
 
 def _settings(flags: Sequence[str]) -> dict[str, str]:
-    """Flags that are not ours: --key=value, --key value, or --key for true."""
+    """Flags that the parser does not know: --key=value, --key value, or --key for true."""
     settings: dict[str, str] = {}
     key = ""
     for flag in flags:
         if flag.startswith("--"):
             key, _, value = flag[2:].partition("=")
+            name, dot, part = key.partition(".")
+            key = name.replace("-", "_") + dot + part
             settings[key] = value or "true"
         elif settings.get(key) == "true":
             settings[key] = flag
@@ -78,7 +79,7 @@ def _settings(flags: Sequence[str]) -> dict[str, str]:
 
 
 def add_sizes(p: argparse.ArgumentParser) -> None:
-    """For sizes that vary."""
+    """Adds the flags for sizes that vary."""
     p.add_argument(
         "--lengths", metavar="NAME",
         help="argument of the model that takes the true sizes of padded rows; requests do not bring it (NAME=INPUT.DIMENSION where "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves a Python object: a function of arrays, a scikit-learn estimator, a worker, or what makes one of these.
+"""Serves a Python object: a function of arrays, a scikit-learn estimator, a worker, or a function that makes one of these.
 
 ``ringbatch serve`` starts it for .joblib and .pkl files and import paths.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from ..binding.tensors import NAMES, NUMPY
+from ..binding.tensors import NAMES, NUMPY, Declared, parse
 from ..worker import trials
 from ..worker.axes import Input
 from ..worker.batch import Batch
@@ -34,7 +34,7 @@ from . import flags, torch_cli
 METHODS = ("predict", "transform")  # of an estimator that cannot be called; the first that it has
 _WAIT_S = 10.0
 
-# What a function raises that does not take the rows it is given. Others, like OSError, may be over at the next start.
+# A function raises these if it does not take its rows. Others, like OSError, may be gone at the next start.
 _WRONG = (TypeError, ValueError, LookupError, AttributeError, NameError, ArithmeticError, AssertionError)
 
 
@@ -46,14 +46,14 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--output", action="append", metavar="SPEC", help="output tensor (default: found by running one row)")
     p.add_argument("--no_check", action="store_false", dest="check",
         help="serve also what gives other results for rows in a batch than for each alone")
-    p.add_argument("--method", help="what of the object is called (default: the object itself, or predict, or transform)")
+    p.add_argument("--method", help="the method of the object to call (default: the object itself, or predict, or transform)")
     p.add_argument("--name", help="the model's name (default: $RINGBATCH_MODEL, or the target's)")
     p.add_argument("--socket", help="the broker's control socket")
     return p
 
 
 def load(target: str) -> Any:
-    """The object. Whatever it takes to make it runs here."""
+    """The object, loaded from a file or imported; a factory is called."""
     path = Path(target)
     if path.exists():
         if path.suffix == ".joblib":
@@ -74,7 +74,7 @@ def load(target: str) -> Any:
 
 
 def _is_factory(found: Any) -> bool:
-    """Whether it takes no arguments: then it makes what is served."""
+    """Whether it takes no arguments: then its result is served."""
     if isinstance(found, Worker) or not (inspect.isfunction(found) or isinstance(found, type)):
         return False
     try:
@@ -85,7 +85,7 @@ def _is_factory(found: Any) -> bool:
 
 
 def function_of(thing: Any, method: str | None) -> Callable[..., Any]:
-    """What is called with arrays of rows."""
+    """The function that is called with arrays of rows."""
     if method:
         found = getattr(thing, method, None)
         if not callable(found):
@@ -102,17 +102,13 @@ def function_of(thing: Any, method: str | None) -> Callable[..., Any]:
         "--method decision_function")
 
 
-def spec_of(text: str) -> tuple[str, np.dtype, tuple[int, ...]]:
-    """x:f32[3,224] as name, dtype, shape."""
-    name, colon, rest = text.strip().partition(":")
-    kind, bracket, dims = rest.partition("[")
-    try:
-        if not name or not colon or not bracket or not dims.endswith("]") or kind not in NAMES:
-            raise ValueError
-        return name, np.dtype(NUMPY[NAMES.index(kind)]), tuple(int(d) for d in dims[:-1].split(",") if d.strip())
-    except ValueError:
+def fixed(text: str) -> Declared:
+    """A tensor whose sizes do not vary."""
+    t = parse(text)
+    if t.variable or t.memory:
         raise errors.Invalid(f"tensor {text!r}: want name:dtype[dims] with sizes that do not vary, like x:f32[4]; others need "
-            "@ringbatch.worker") from None
+            "@ringbatch.worker")
+    return t
 
 
 def inputs_of(thing: Any, given: Sequence[str] | None) -> list[str]:
@@ -125,10 +121,10 @@ def inputs_of(thing: Any, given: Sequence[str] | None) -> list[str]:
 
 
 def outputs_of(function: Callable[..., Any], inputs: Sequence[str]) -> list[str]:
-    """By running one row of zeros, and three: rows must come out as they went in."""
-    specs = [spec_of(text) for text in inputs]
+    """Runs one row of zeros, then three: as many rows must come out."""
+    specs = [fixed(text) for text in inputs]
     try:
-        tried = [_listed(function(*(np.zeros((rows, *shape), dtype) for _, dtype, shape in specs))) for rows in (1, 3)]
+        tried = [_listed(function(*(np.zeros((rows, *t.shape), t.dtype) for t in specs))) for rows in (1, 3)]
     except errors.Error:
         raise
     except _WRONG as e:
@@ -137,27 +133,27 @@ def outputs_of(function: Callable[..., Any], inputs: Sequence[str]) -> list[str]
     for rows, ys in zip((1, 3), tried):
         for y in ys:
             if not y.ndim or len(y) != rows:
-                raise errors.Invalid(f"{rows} rows went in, and an array of shape {y.shape} came out: what is served takes rows and gives "
-                    "as many")
+                raise errors.Invalid(f"{rows} rows went in, and an array of shape {y.shape} came out: a served function returns a row for "
+                    "each row")
     texts = []
     for k, y in enumerate(tried[0]):
         kind = next((n for n, t in zip(NAMES, NUMPY) if n != "bf16" and np.dtype(t) == y.dtype), None)
         if kind is None:
-            raise errors.Invalid(f"it gives {y.dtype}, which is no tensor's type; --method predict_proba gives numbers, and so may a "
-                "function of your own")
+            raise errors.Invalid(f"it gives {y.dtype}, which is no tensor's type; --method predict_proba gives numbers, and so may your "
+                "own function")
         texts.append(f"{'y' if len(tried[0]) == 1 else f'y{k}'}:{kind}[{','.join(map(str, y.shape[1:]))}]")
     return texts
 
 
 def check_outputs(function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Whether a row of zeros gives what --output says, as far as that can be told."""
+    """Refuses a function whose outputs for a row of zeros differ from --output."""
     try:
-        specs = list(map(spec_of, outputs))
-        result = function(*(np.zeros((1, *shape), dtype) for _, dtype, shape in map(spec_of, inputs)))
-    except Exception:  # sizes that vary, or it does not take zeros: nothing is known
+        specs = list(map(fixed, outputs))
+        result = function(*(np.zeros((1, *t.shape), t.dtype) for t in map(fixed, inputs)))
+    except Exception:  # the sizes vary, or the function takes no zeros
         return
-    given = result if isinstance(result, dict) else dict(zip([name for name, _, _ in specs], _listed(result)))
-    for name, _, shape in specs:
+    given = result if isinstance(result, dict) else dict(zip([t.name for t in specs], _listed(result)))
+    for name, _, shape, *_ in specs:
         if name not in given:
             raise errors.Invalid(f"--output {name}: it gives {len(given)} "
                 f"outputs{': ' + ', '.join(map(str, given)) if isinstance(result, dict) else ''}")
@@ -178,15 +174,14 @@ class _Tried:
 
 
 def check_rows(function: Callable[..., Any], inputs: Sequence[str]) -> None:
-    """Refuses what mixes the rows of a batch: each must give what it gives alone."""
-    specs = [spec_of(text) for text in inputs]
-    made = [Input(name, NAMES[NUMPY.index(dtype.name)], shape, (), ()) for name, dtype, shape in specs]
-    xs = trials.example(made, [s for _, _, s in specs], [d for _, d, _ in specs], 3)
+    """Refuses a function whose rows give other results in a batch than alone."""
+    specs = [fixed(text) for text in inputs]
+    xs = trials.example(list(map(Input.of, specs)), [t.shape for t in specs], [t.dtype for t in specs], 3)
     try:
         trials.refuse_mixed_rows(_Tried(function), xs, trials.TOLERANCE, adjustable=False)
     except errors.Invalid:
         raise
-    except Exception:  # it does not take random numbers: nothing is known
+    except Exception:  # it takes no random numbers
         return
 
 
@@ -209,10 +204,10 @@ def worker_for(thing: Any, a: argparse.Namespace, settings: dict[str, Any]) -> W
     outputs = a.output or outputs_of(function, inputs)
     if a.check and str(settings.get("max_batch_size")) != "1":
         check_rows(function, inputs)
-    names = [spec_of(text)[0] for text in inputs]
+    names = [fixed(text).name for text in inputs]
 
     def run(batch: Batch) -> Any:
-        # copies: a function that knows nothing of slots may write into them
+        # Copies: the function may write into its arguments.
         return function(*(np.array(batch.inputs[name]) for name in names))
 
     signature = f"{' '.join(inputs)} -> {' '.join(outputs)}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``pipeline``: several functions that a request goes through, in one ring."""
+"""``pipeline``: several functions for each request, in one ring."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import errors
-from ..worker.ring import policy_text
+from ..worker.policy import policy_text
 from ..worker.worker import Worker
 from .supervisor import serve_all
 
-# Settings that all stages have in common, since they are about the ring.
+# Settings of the ring, common to all stages.
 _RING = ("slots", "max_window", "private", "ragged", "buckets", "priorities", "default_priority")
 
 
@@ -31,13 +31,12 @@ def pipeline(
 ) -> None:
     """Serves a pipeline until Ctrl-C or SIGTERM, then stops everything it started.
 
-    stages: functions decorated with ``@ringbatch.worker``, in order; the name
-        that each gives its model is the stage's. A stage reads inputs of the
-        pipeline and what stages before it wrote, by their names; what nobody
-        writes is an input of the pipeline.
+    stages: functions decorated with ``@ringbatch.worker``, in order; the model's name
+        of each is the stage's. A stage reads inputs of the pipeline and outputs of
+        stages before it, by name. A tensor that no stage writes is an input of the pipeline.
     processes: worker processes of each stage, or a list with a number for each.
-    outputs: names of what clients read; left out: what the last stage writes.
-    policy: settings of the ring, and of all stages that have no others of their own.
+    outputs: the tensors that clients read; default: the outputs of the last stage.
+    policy: settings of the ring, and defaults for the stages.
 
     The rest is as in ``serve``. Clients connect to the pipeline by its name.
     """
@@ -48,7 +47,7 @@ def pipeline(
 
 
 def declaration(stages: Sequence[Worker], outputs: Sequence[str] | None, policy: dict[str, Any]) -> str:
-    """As docs/pipelines.md tells."""
+    """The declaration of docs/pipelines.md."""
     inputs: list[str] = []
     written: dict[str, str] = {}  # by name
     settings = _pairs(policy_text(policy))

@@ -3,7 +3,7 @@
 
 1. the target's type says which command serves it
 2. a broker is started if none runs, then the worker processes, and the gateway if asked for
-3. once the model answers: a line of Python, a line of curl, and what its batches cost
+3. once the model answers: a line of Python, a line of curl, and the cost of its batches
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -19,19 +20,25 @@ from typing import Any
 
 from .. import errors
 from ..binding.library import binary_path
-from ..binding.tensors import NAMES, NUMPY
-from ..worker.import_path import name_of
+from ..binding.tensors import NAMES, NUMPY, parse
+from ..worker.import_path import is_import_path, name_of
 from ..worker.signals import stopping
 from ..worker.trust import WARNING, open_trusted
 from . import flags
-from .kinds import KINDS, READY_S, command, kind_of, share_cores
 from .supervisor import ask_broker, gateway_door, run_commands, socket_path
 
+# By the end of the file's name: the module of this package that serves it.
+KINDS = {
+    ".pt": "torch", ".pt2": "torch", ".pth": "torch", ".jit": "torch", ".torchscript": "torch",
+    ".onnx": "onnx",
+    ".joblib": "object", ".pkl": "object", ".pickle": "object",
+}  # fmt: skip
+_READY_S = 5.0  # then a worker process counts as attached
 _LOOK_S = 0.2
 _PROFILE_S = 3
-_SHORT = 16  # elements that a line of curl shows
+_SHORT = 16  # elements in a line of curl
 
-# Of each type of ours: Open Inference Protocol's name.
+# The types' names in the Open Inference Protocol.
 _OIP = dict(zip(NAMES, ("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64")))
 _NUMPY = dict(zip(NAMES, NUMPY))
 
@@ -39,13 +46,11 @@ _NUMPY = dict(zip(NAMES, NUMPY))
 def parser() -> argparse.ArgumentParser:
     p = flags.Parser(
         "serve",
-        f"Serve a model: a file that ends in {', '.join(KINDS)}, or a Python object, package.module:name (a function of "
-        "arrays, an estimator, "
-        f"a torch.nn.Module, a @ringbatch.worker, or a function without arguments that makes one). Starts a broker if none runs. Beware: "
-        f"{WARNING}.",
+        f"Serve a model: a file that ends in {', '.join(KINDS)}, or a Python object, package.module:name (a function of arrays, an "
+        "estimator, a torch.nn.Module, a @ringbatch.worker, or a function without arguments that makes one). Starts a broker if none "
+        f"runs. Beware: {WARNING}.",
         "Other flags are those of `ringbatch torch` or `ringbatch onnx`, or settings of the model's policy: --input 'x:f32[4]' "
-        "--max_batch_size=32. "
-        "Of a Python object: --input and --output, one row each, --method and --no_check.",
+        "--max_batch_size=32. Of a Python object: --input and --output, one row each, --method and --no_check.",
     )
     p.add_argument("target", help="the file, or package.module:name")
     p.add_argument("--name", help="the model's name (default: the target's)")
@@ -66,15 +71,14 @@ def main(argv: list[str] | None = None) -> int:
     try:
         kind = a.kind or kind_of(a.target)
         if Path(a.target).exists():
-            open_trusted(a.target).close()  # who loads it looks again
-        name = a.name or name_of(a.target)
+            open_trusted(a.target).close()  # checked again when it is loaded
+        name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
         at = socket_path(a.socket)
-        worker = command(kind, a.target, "--name", name, "--socket", at, *rest)
-        share_cores(a.processes)
+        worker = [sys.executable, "-m", f"ringbatch.serve.{kind}_cli", a.target, "--name", name, "--socket", at, *rest]
         with stopping() as stop:
             teller = threading.Thread(target=tell, args=(name, at, a.http, a.costs, stop), daemon=True)
             teller.start()
-            run_commands([worker], [a.processes], at, stop, gateway_door(at, a.http, a.grpc), True, READY_S)
+            run_commands([worker], [a.processes], at, stop, gateway_door(at, a.http, a.grpc), True, _READY_S)
             stop.set()
     except errors.Error as e:
         print(f"ringbatch serve: {e}", file=sys.stderr)
@@ -82,15 +86,27 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def kind_of(target: str) -> str:
+    """torch, onnx or object."""
+    if is_import_path(target):
+        return "object"
+    kind = KINDS.get(Path(target).suffix.lower())
+    if kind is None:
+        raise errors.Invalid(f"{target}: want a file that ends in {', '.join(KINDS)}, or an import path, package.module:name")
+    if not Path(target).exists():
+        raise errors.Invalid(f"{target}: there is no such file")
+    return kind
+
+
 def tell(name: str, at: str, http: str | None, costs: bool, stop: threading.Event) -> None:
-    """Waits for the model, and says how to call it and what it costs."""
+    """Waits for the model, then prints how to call it and its cost."""
     known = {m["name"] for m in _models(at)}
     model = None
     while model is None:
         if stop.wait(_LOOK_S):
             return
         there = [m for m in _models(at) if m["workers"]]
-        new = [m for m in there if m["name"] not in known]  # a @ringbatch.worker has a name of its own
+        new = [m for m in there if m["name"] not in known]  # a @ringbatch.worker brings its name
         model = next((m for m in there if m["name"] == name), new[0] if new else None)
     name = model["name"]
     inputs = [_spec(text) for text in model["signature"].split("->")[0].split()]
@@ -108,10 +124,9 @@ def _models(at: str) -> list[dict[str, Any]]:
 
 
 def _spec(text: str) -> tuple[str, str, list[int]]:
-    """x:f32[3,<=224]@device:0 as name, kind, a shape: a size that varies is 1."""
-    name, _, rest = text.partition("@")[0].partition(":")
-    kind, _, dims = rest.partition("[")
-    return name, kind, [1 if d.startswith("<=") else int(d) for d in dims.rstrip("]").split(",") if d]
+    """Name, type and shape of an example row: a size that varies is 1."""
+    t = parse(text)
+    return t.name, t.kind, [1 if i in t.variable else d for i, d in enumerate(t.shape)]
 
 
 def python_line(name: str, inputs: list[tuple[str, str, list[int]]], at: str) -> str:

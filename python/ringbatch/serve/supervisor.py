@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``serve``: one call that runs models, and ends them in good order.
+"""``serve``: runs models, and ends them in good order.
 
 ::
 
@@ -7,8 +7,8 @@
     one runs already    serve ── starts, watches ──► workers ──► that broker
 
 In the first case the broker supervises: at the end it refuses new requests,
-finishes what it accepted, and ends the workers last. In the second, when that
-broker goes, serve becomes the first, unless that broker had started it.
+finishes accepted ones, and ends the workers last. In the second case serve
+starts a broker when the other one goes, unless that one had started serve.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional
 
 from .. import errors
-from ..binding.library import binary_path
+from ..binding.library import binary_path, cores
 from ..worker.refusal import TOLD_AT, Refusal, Refusals
 from ..worker.signals import StopEvent, ends, stopping
 from . import targets
@@ -37,18 +37,18 @@ from .watched import WatchedProcess
 log = logging.getLogger("ringbatch")
 
 CHILD = "RINGBATCH_CHILD"  # set in worker processes
-PARENT = "RINGBATCH_PARENT"  # whose end is theirs
-ATTACHED_FD = "RINGBATCH_ATTACHED_FD"  # where they tell that they have attached
+PARENT = "RINGBATCH_PARENT"  # the process that they end with
+ATTACHED_FD = "RINGBATCH_ATTACHED_FD"  # a worker process writes to it when it has attached
 SUPERVISED = "RINGBATCH_SUPERVISED"  # the socket of the broker that started this process
 
-_DRAIN_S = 30.0  # how long accepted requests may take to finish at the end
-_STOP_S = _DRAIN_S + 15.0  # then the workers end, and the broker
-_HURRY_S = 10.0  # for a broker that waits no longer: two are for its workers, and a machine may be busy
-_INSIST_S = 0.3  # between two signals to it
-_START_S = 60.0  # a machine may stand still for a while; one that fails is seen at once
+_DRAIN_S = 30.0  # for accepted requests at the end
+_STOP_S = _DRAIN_S + 15.0  # for the workers and the broker to end
+_HURRY_S = 10.0  # for a broker after a second signal; its workers have two of them
+_INSIST_S = 0.3  # between two signals to a broker
+_START_S = 60.0  # the machine may be busy; a broker that fails is seen at once
 _FAILED_STARTS = 5  # of a worker that never attached: its script is broken
 _LOOK_S = 0.1
-_ASK_S = 5.0  # one that does not answer is asked again later
+_ASK_S = 5.0  # for a broker's answer
 _LOOK_FOR_BROKER_S = 1.0
 _LOOK_AT_STARTS_S = 0.5
 
@@ -62,23 +62,26 @@ def serve(
     http: int | str | None = None,
     grpc: int | str | None = None,
 ) -> None:
-    """Serves models until Ctrl-C or SIGTERM, then stops everything it started: what
-    was accepted is answered first, a second Ctrl-C does not wait for that.
+    """Serves models until Ctrl-C or SIGTERM, then stops everything it started. Accepted
+    requests are answered first; a second Ctrl-C ends at once.
+
+    Once all workers have attached, serve says so on standard error, with the line that
+    connects: ``double is ready: rb.connect("double")``.
 
     run: a function or class decorated with ``@ringbatch.worker``; a function
         without arguments that makes one; an import path, ``"package.module:name"``;
         or a list of these.
     processes: worker processes of each, or a list with a number for each; 0
-        serves in this process.
+        serves in this process. Without $OMP_NUM_THREADS, each computes with its
+        share of the cores.
     socket: the broker's; default $RINGBATCH_SOCKET or the user's runtime folder.
-    broker: start one if none runs. It ends with serve.
+    broker: start a broker if none runs. It ends with serve.
     http, grpc: also serve the network: a port of this host, or an address. See
         docs/gateway.md; other hosts need TLS and tokens, and ``ringbatch gateway``.
 
     Worker processes import the module that defines the worker, or run the
-    script again up to this call, with the arguments it was started with. Only
-    they make instances of classes and call factories. A worker that dies is
-    started again.
+    script again up to this call, with the same arguments. Only they instantiate
+    classes and call factories. A worker that dies is started again.
     """
     served = [run] if isinstance(run, (str, targets.Worker)) or callable(run) else list(run)
     serve_all(served, processes, socket, broker, http, grpc)
@@ -93,7 +96,7 @@ def serve_all(
     grpc: int | str | None,
     pipeline: tuple[str, str] | None = None,
 ) -> None:
-    """pipeline: its name and declaration, if these are its stages."""
+    """pipeline: the name and declaration, if the workers are its stages."""
     if os.environ.get(CHILD):
         raise Reached(served)
     counts = [processes] * len(served) if isinstance(processes, int) else list(processes)
@@ -104,29 +107,56 @@ def serve_all(
     at = socket_path(socket)
     commands = [_command(item, i, pipeline) for i, item in enumerate(served) if counts[i]]
     counts_of = [n for n in counts if n]
-    here = [targets.worker_of(item).as_stage(*pipeline) if pipeline else item for item, n in zip(served, counts) if n == 0]
+    here = [targets.worker_of(item) for item, n in zip(served, counts) if n == 0]
+    if pipeline:
+        here = [worker.as_stage(*pipeline) for worker in here]
     door = gateway_door(at, http, grpc)
-    with stopping() as stop, in_threads(here, at, stop):
-        run_commands(commands, counts_of, at, stop, door, broker)
+    with stopping() as stop, in_threads(here, at, stop) as threads_attached:
+        names = [pipeline[0]] if pipeline else [getattr(item, "model", None) for item in served]
+        say_ready = ReadyLine(names, at, threads_attached)
+        run_commands(commands, counts_of, at, stop, door, broker, say_ready=say_ready)
+
+
+class ReadyLine:
+    """Says once that all models are ready, and how to call them."""
+
+    def __init__(self, names: Sequence[str | None], at: str, threads_attached: Callable[[], bool]) -> None:
+        """names: None for a factory or an import path, whose name only its worker process knows."""
+        self._names, self._at, self._threads_attached = names, at, threads_attached
+        self._said = False
+
+    def __call__(self, joined: bool) -> None:
+        """All worker processes have attached. joined: to a broker of another process."""
+        if self._said or not self._threads_attached():
+            return
+        self._said = True
+        names = [name for name in self._names if name]
+        if len(names) < len(self._names):
+            names = [m["name"] for m in ask_broker("models", self._at) or [] if m["workers"]]
+        where = "" if self._at == socket_path(None) else f", socket={self._at!r}"
+        broker = f" (joined the broker that already runs at {self._at})" if joined else ""
+        for name in dict.fromkeys(names):
+            print(f'{name} is ready: rb.connect("{name}"{where}){broker}', file=sys.stderr, flush=True)
 
 
 def run_commands(
-    commands: list[list[str]], counts: list[int], at: str, stop: StopEvent, door: Door, broker: bool, ready_s: float | None = None
+    commands: list[list[str]], counts: list[int], at: str, stop: StopEvent, door: Door, broker: bool, ready_s: float | None = None,
+    say_ready: Callable[[bool], None] = lambda joined: None,
 ) -> None:
-    """Runs worker processes until stop is set. ready_s: they do not tell that they have attached, and count as such after that long."""
+    """Runs worker processes until stop is set. ready_s: after this time a process counts as attached, if it does not say so itself."""
     broker = broker and not _supervised(at)
     with contextlib.closing(Refusals()) as refusals:
         while not stop.is_set():
             if broker and not broker_runs(at):
-                _host(commands, counts, at, stop, door, refusals)
+                _host(commands, counts, at, stop, door, say_ready, refusals)
             else:
-                _guest(commands, counts, at, stop, door, broker, ready_s, refusals)
-                refusals.end()  # they have served for as long as that broker was there: what another one starts is no first start
+                _guest(commands, counts, at, stop, door, broker, ready_s, say_ready, refusals)
+                refusals.end()  # the workers have served: later starts are no first starts
 
 
 def _supervised(at: str) -> bool:
-    """Whether the broker of this socket has started us. It ends us too: that nobody can connect any more means that
-    another one takes over while it finishes what it has accepted, with our workers."""
+    """Whether the broker of this socket started this process, and will end it. If connecting to it fails, another
+    broker takes over while this one finishes its accepted requests, with our workers."""
     its = os.environ.get(SUPERVISED)
     return bool(its) and os.path.abspath(str(its)) == at
 
@@ -136,67 +166,60 @@ def _command(item: Served, index: int, pipeline: tuple[str, str] | None) -> list
     return [sys.executable, "-m", "ringbatch.serve.child", *stage, *targets.describe(item, index), "--", *targets.arguments()]
 
 
-def _environment(socket: str, refusals: Refusals) -> dict[str, str]:
+def _environment(socket: str, refusals: Refusals, processes: int) -> dict[str, str]:
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    return {**os.environ, CHILD: "1", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "RINGBATCH_SOCKET": socket, TOLD_AT: refusals.path}
+    ours = {CHILD: "1", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "RINGBATCH_SOCKET": socket, TOLD_AT: refusals.path}
+    return {"OMP_NUM_THREADS": share_of_cores(processes), **os.environ, **ours}
+
+
+def share_of_cores(processes: int) -> str:
+    """$OMP_NUM_THREADS of each of some processes: more threads than cores slow all of them down."""
+    return str(max(1, cores() // max(1, processes)))
 
 
 # -- in this process
 
 
-class Local:
-    """Workers that run in threads of this process."""
-
-    def __init__(self, ending: StopEvent) -> None:
-        self._ending = ending
-        self._stop = threading.Event()  # of their own: they go after the broker that has accepted requests for them
-        self._threads: list[threading.Thread] = []
-        self._failures: list[BaseException] = []
-
-    def start(self, items: Sequence[Served], socket: str) -> None:
-        for worker in [targets.worker_of(item) for item in items]:
-            thread = threading.Thread(target=self._run, args=(worker, socket), name=f"ringbatch {worker.model}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _run(self, worker: targets.Worker, socket: str) -> None:
-        try:
-            worker.run(socket=socket, stop=self._stop, wait=_START_S)
-        except BaseException as e:
-            self._failures.append(e)
-            self._ending.set()
-
-    def check(self) -> None:
-        if self._failures:
-            raise self._failures[0]
-
-    def stop(self) -> None:
-        self._stop.set()
-        ends(lambda: not any(t.is_alive() for t in self._threads), math.inf, self._ending)
-
-
 @contextlib.contextmanager
-def in_threads(items: Sequence[Served], socket: str, stop: StopEvent) -> Iterator[Local]:
-    local = Local(stop)
+def in_threads(workers: Sequence[targets.Worker], socket: str, ending: StopEvent) -> Iterator[Callable[[], bool]]:
+    """Runs workers in threads of this process; yields the function that says whether all have attached."""
+    stop = threading.Event()  # not ending: they stop after the broker, which has accepted requests for them
+    attached: set[int] = set()
+    failures: list[BaseException] = []
+
+    def run(i: int, worker: targets.Worker) -> None:
+        try:
+            worker._serve(socket, stop, _START_S, lambda: attached.add(i))
+        except BaseException as e:
+            failures.append(e)
+            ending.set()
+
+    threads = [threading.Thread(target=run, args=w, name=f"ringbatch {w[1].model}", daemon=True) for w in enumerate(workers)]
     try:
-        local.start(items, socket)
-        yield local
+        for thread in threads:
+            thread.start()
+        yield lambda: len(attached) == len(threads)
     finally:
-        local.stop()
-    local.check()
+        stop.set()
+        ends(lambda: not any(t.is_alive() for t in threads), math.inf, ending)
+    if failures:
+        raise failures[0]
 
 
-# -- a broker of our own, with the workers declared
+# -- our own broker, which starts the workers
 
 
-def _host(commands: list[list[str]], counts: list[int], socket: str, stop: StopEvent, door: Door, refusals: Refusals) -> None:
-    """Until stop is set or the broker ends."""
+def _host(
+    commands: list[list[str]], counts: list[int], socket: str, stop: StopEvent, door: Door,
+    say_ready: Callable[[bool], None], refusals: Refusals,
+) -> None:
+    """Serves until stop is set or the broker ends."""
     config = "".join(f"[[worker]]\ncommand = {json.dumps(c, ensure_ascii=False)}\ninstances = {n}\n" for c, n in zip(commands, counts))
-    p = _start_broker(config, socket, refusals)
+    p = _start_broker(config, socket, _environment(socket, refusals, sum(counts)))
     gateway: WatchedProcess | None = None
     try:
         if not _wait_for_broker(p, socket, stop):
-            return  # somebody else was quicker
+            return  # another broker started first
         gateway = door()
         ready, look = not commands, time.monotonic()
         told: list[Refusal] = []
@@ -204,21 +227,22 @@ def _host(commands: list[list[str]], counts: list[int], socket: str, stop: StopE
             if gateway is not None:
                 gateway.revive()
             told += refusals.take()
-            if told and (started := _processes(socket)) is not None:  # else nothing is known: it is asked again in the next round
+            if told and (started := _processes(socket)) is not None:  # None: ask again in the next round
                 _judge(told, started)
                 told = []
             if not ready and time.monotonic() >= look:
                 ready, look = _all_attached(socket), time.monotonic() + _LOOK_AT_STARTS_S
                 if ready:
                     refusals.end()
+            if ready:
+                say_ready(False)
             if p.poll() is not None:
                 log.warning("the broker ended with status %s, starting it again", p.returncode)
                 stop.wait(_LOOK_S)
                 return
     finally:
-        # It refuses new requests, finishes what it accepted, and ends the
-        # workers: its own, and those in threads here, which see it go. The
-        # gateway does the same to its callers meanwhile.
+        # The broker refuses new requests, finishes accepted ones and ends the
+        # workers. Those in threads here see it go. The gateway drains meanwhile.
         p.terminate()
         if gateway is not None:
             gateway.stop(stop)
@@ -227,7 +251,7 @@ def _host(commands: list[list[str]], counts: list[int], socket: str, stop: StopE
 
 
 def _hurry(p: subprocess.Popen) -> None:
-    """Has a broker end its workers, by force if need be. It takes a signal that comes soon after another for the same."""
+    """Signals a broker until it ends. It ignores a signal that follows another too soon."""
     for _ in range(int(_HURRY_S / _INSIST_S)):
         p.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -237,7 +261,7 @@ def _hurry(p: subprocess.Popen) -> None:
     p.wait()
 
 
-# What lets the kernel end the broker with us, before it is the broker.
+# Has the kernel end the process with us, then becomes the command.
 _DIE_WITH_PARENT = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); "
     "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
@@ -249,7 +273,7 @@ _DOOR_READY_S = 5.0
 
 
 def gateway_door(socket: str, http: int | str | None, grpc: int | str | None) -> Door:
-    """What starts the gateway, if one is wanted."""
+    """A function that starts the gateway, or nothing if no port is given."""
     if http is None and grpc is None:
         return lambda: None
     command = _with_us(binary_path(), "gateway", "--socket", socket, "--http", _address(http), "--grpc", _address(grpc))
@@ -267,27 +291,27 @@ def _address(given: int | str | None) -> str:
 
 
 def _with_us(*command: str) -> list[str]:
-    """A command, which the kernel ends with this process."""
+    """The command, for a process that the kernel ends with this one."""
     return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
 
 
-def _start_broker(config: str, socket: str, refusals: Refusals) -> subprocess.Popen:
-    """The configuration is memory that goes with the last process that has it."""
+def _start_broker(config: str, socket: str, env: dict[str, str]) -> subprocess.Popen:
+    """The configuration is a memory file, which goes with its last process."""
     fd = os.memfd_create("ringbatch-serve")
     try:
         os.write(fd, config.encode())
         return subprocess.Popen(
             _with_us(binary_path(), "broker", "--socket", socket, "--config", f"/proc/self/fd/{fd}", "--drain_time", f"{_DRAIN_S:g}s"),
-            env=_environment(socket, refusals),
+            env=env,
             pass_fds=[fd],
-            start_new_session=True,  # Ctrl-C is for us: the broker has its own way to end
+            start_new_session=True,  # the terminal's Ctrl-C is for us only
         )
     finally:
         os.close(fd)
 
 
 def _wait_for_broker(p: subprocess.Popen, socket: str, stop: threading.Event) -> bool:
-    """False if it did not start because another one has."""
+    """False if another broker has taken the socket."""
     deadline = time.monotonic() + _START_S
     while not stop.is_set():
         if p.poll() is not None:
@@ -313,8 +337,7 @@ def _all_attached(socket: str) -> bool:
 
 
 def _judge(told: list[Refusal], started: list[dict[str, Any]]) -> None:
-    """Raises the first refusal of a process that has not attached, in this life or another.
-    If it has, what it serves was right, and may be so again."""
+    """Raises the first refusal of a process that has never attached. A process that has attached is started again."""
     attached = {s["name"] for s in started if s["attached"]}
     for refusal in told:
         if refusal.name not in attached:
@@ -329,7 +352,7 @@ def _processes(socket: str) -> list[dict[str, Any]] | None:
 
 
 def ask_broker(command: str, socket: str) -> Any:
-    """None if there is no answer. By the command: this process has no connection of its own, and stays free to fork."""
+    """The answer of a command, None if there is none. As a process: this one stays without a connection, free to fork."""
     try:
         asked = [binary_path(), command, "--json", "--socket", socket]
         answer = subprocess.run(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False, timeout=_ASK_S)
@@ -338,17 +361,17 @@ def ask_broker(command: str, socket: str) -> Any:
     return json.loads(answer.stdout) if answer.returncode == 0 and answer.stdout else None
 
 
-# -- a broker of somebody else's
+# -- another process's broker
 
 
 def _guest(
     commands: list[list[str]], counts: list[int], socket: str, stop: StopEvent, door: Door, take_over: bool, ready_s: float | None,
-    refusals: Refusals
+    say_ready: Callable[[bool], None], refusals: Refusals,
 ) -> None:
-    """Until stop is set or, if we would start one, the broker is gone."""
+    """Serves until stop is set, or the broker is gone and take_over is set."""
     if ready_s is not None:
-        commands = [_with_us(*command) for command in commands]  # no _child, which would see to that itself
-    env = _environment(socket, refusals)
+        commands = [_with_us(*command) for command in commands]  # serve.child does that itself
+    env = _environment(socket, refusals, sum(counts))
     guests = [WatchedProcess(f"worker {i}", command, env, ready_s, refusals) for command, n in zip(commands, counts) for i in range(n)]
     gateway = door()
     if gateway is not None:
@@ -358,6 +381,8 @@ def _guest(
         while not stop.wait(_LOOK_S):
             for guest in guests:
                 guest.revive()
+            if all(guest.has_attached() for guest in guests if guest is not gateway):
+                say_ready(True)
             look += _LOOK_S
             if look < _LOOK_FOR_BROKER_S:
                 continue
@@ -391,12 +416,12 @@ def socket_path(given: str | os.PathLike[str] | None) -> str:
 
 
 def broker_runs(socket: str) -> bool:
-    """Whether somebody listens. By a plain socket: this process stays free to fork."""
+    """Whether a broker listens. By a plain socket: this process stays free to fork."""
     with sockets.socket(sockets.AF_UNIX) as s:
         s.settimeout(5.0)
         try:
             s.connect(socket)
-        except BlockingIOError:  # more wait than it takes at once
+        except BlockingIOError:  # its queue of connections is full
             return True
         except OSError:
             return False

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The workers that serve takes, and how a new process finds them again.
 
-A process of its own has nothing of its parent's: it imports a module, or runs
-the script again. Only there is a class instantiated, a factory called, a model
-loaded.
+A worker process imports the module, or runs the script again. Only there is a
+class instantiated, a factory called, a model loaded.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from ..worker.worker import Worker
 
 Served = Union[Worker, Callable[[], Worker], str]
 
-# Before a script takes something out of it.
+# A copy, before a script changes it.
 _ARGV = list(sys.argv)
 
 _AGAIN = "write it to a file and run that, name it by an import path ('package.module:name'), or serve with processes=0"
 
 
 class Reached(BaseException):
-    """A worker process that runs the script again has come to serve: far enough."""
+    """Ends the script in a worker process that has reached serve."""
 
     def __init__(self, served: Sequence[Served]) -> None:
         super().__init__("serve is not for worker processes")
@@ -37,7 +36,7 @@ class Reached(BaseException):
 
 
 def check(served: Served) -> None:
-    """Refuses what no process could serve."""
+    """Raises Invalid if no process could serve it."""
     if isinstance(served, Worker):
         return
     if isinstance(served, str):
@@ -63,7 +62,7 @@ def check(served: Served) -> None:
 
 
 def describe(served: Served, index: int) -> list[str]:
-    """The arguments by which a new process finds what serve was given; index is its place there."""
+    """The arguments by which a new process finds a worker; index is its place in serve's list."""
     if isinstance(served, str):
         return ["module", *served.split(":", 1)]
     main = sys.modules["__main__"]
@@ -95,7 +94,7 @@ def _top_level(module: Any, served: Any) -> str | None:
 
 
 def find(kind: str, where: str, *rest: str) -> Worker:
-    """In the new process: what describe described."""
+    """In the new process: the worker that describe described."""
     try:
         if kind == "module":
             name, index = rest[0], 0
@@ -107,7 +106,7 @@ def find(kind: str, where: str, *rest: str) -> Worker:
             index = int(rest[0])
             run = runpy.run_path if kind == "rerun-file" else _run_module
             run(where, run_name="__main__")
-            raise errors.Invalid(f"{where} ended without calling serve: in a worker process it takes another way than it took at first")
+            raise errors.Invalid(f"{where} ended without calling serve: in a worker process it takes another path than at first")
     except Reached as reached:
         served = reached.served[index]
     return worker_of(served)
@@ -118,7 +117,7 @@ def _run_module(name: str, run_name: str) -> None:
 
 
 def worker_of(served: Served) -> Worker:
-    """The worker, made if it has to be."""
+    """The worker; a factory is called, an import path imported."""
     if isinstance(served, str):
         module, name = served.split(":", 1)
         return worker_of(getattr(importlib.import_module(module), name))
@@ -129,5 +128,5 @@ def worker_of(served: Served) -> Worker:
 
 
 def arguments() -> list[str]:
-    """What this program was started with."""
+    """The arguments of this program."""
     return _ARGV

@@ -4,16 +4,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 
-from .. import errors
-from ..worker.code_cache import kept_bytecode
-from . import flags
-from .kinds import several
+from . import flags, serve_cli
 
 
 def parser() -> argparse.ArgumentParser:
@@ -64,25 +59,19 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     a, settings = flags.parse(parser(), argv)
+    if a.processes > 1:
+        return serve_cli.main(["--kind", "torch", "--no_costs", *(sys.argv[1:] if argv is None else argv)])
     try:
-        if a.processes > 1 and importlib.util.find_spec("torch"):
-            return several(a.processes, a.socket)  # which import torch; this one need not
-        with kept_bytecode() if a.compile != "off" else contextlib.nullcontext():
-            from ..torch.serving import serve_file
+        from ..torch.serving import serve_file
     except ModuleNotFoundError as e:
         return flags.say_missing("torch", e)
-    except (errors.Error, OSError) as e:
-        print(f"ringbatch torch: {type(e).__name__}: {e}", file=sys.stderr)
-        return 1
     return serve_file(a, settings)
 
 
 def main_and_exit() -> None:
     status = main()
     sys.stdout.flush()
-    # Not through the interpreter's end: after a lost context the driver's own
-    # clean-up can hang.
-    os._exit(status)
+    os._exit(status)  # at the interpreter's end the driver's clean-up of a lost context can hang
 
 
 if __name__ == "__main__":

@@ -3,25 +3,18 @@
 
     import ringbatch.torch
 
-    ringbatch.torch.serve(
-        module,
-        "resnet50",
-        inputs=["x:f32[3,224,224]"],
-        max_batch_size=32,
-        half=True,
-        channels_last=True,
-    )
+    ringbatch.torch.serve(module, "resnet50", inputs=["x:f32[3,224,224]"], max_batch_size=32, half=True)
 
-or from the command line, for an exported program, a TorchScript file, or what
-a function of yours makes:
+or from the command line, for an exported program, a TorchScript file, or a
+function that makes a module:
 
     ringbatch torch resnet50.pt2
     ringbatch torch resnet50.jit --input 'x:f32[3,224,224]' --half --channels_last
     ringbatch torch mymodels.vision:resnet50 --input 'x:f32[3,224,224]' --processes 2
 
-The ring is registered as pinned memory once. Inputs are copied on a stream of
-their own while the batch before them computes; outputs are written in place.
-A module is recorded as CUDA graphs where that works.
+The ring is pinned once. Inputs are copied on a second stream while the batch before
+them computes; outputs are written in place. A module is recorded as CUDA graphs if
+that works.
 """
 
 from .serving import serve

@@ -8,41 +8,40 @@ from typing import Any, Callable
 
 import torch
 
-from ..worker.axes import FIXED, Axes, Output
+from ..binding.tensors import Declared, parse
+from ..worker.axes import FIXED, Axes, Input, Output
 from ..worker.ring import Rows
 from .lanes import Engine
-from .planes import Plane
-from .preparing import example_rows, output_texts, prepare
-from .process import device_of, settle_memory, short_sleeps
-from .specs import input_of, parse_spec
+from .module_call import torch_types
+from .planes import DTYPES, NAMES, Plane
+from .preparing import device_of, example_rows, output_texts, prepare, settle_memory, short_sleeps
 
 
 def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: Callable[[], bool], done: Callable[[], Any],
         **o: Any) -> None:
-    """The upper bound: full batches from this process's own pinned memory, no broker.
+    """Runs full batches from this process's pinned memory, as many in flight as a worker has.
 
-    Before each batch is waited for go_on is asked, and ends everything by
-    returning False; done is called when it is done. As many batches are in
-    flight as a worker would have.
+    go_on is called before each wait for a batch, and ends the run by returning False;
+    done is called after each batch.
     """
     device = device_of(o.pop("device", None))
     depth, graphs = o.pop("depth", 2), o.pop("cuda_graphs", None)
     short_sleeps()
-    axes = Axes(list(map(input_of, inputs)), None)
+    tensors = list(map(parse, inputs))
+    axes = Axes(list(map(Input.of, tensors)), None)
     compute, _, full = prepare(module, axes, device, rows=rows, graphs=graphs, **o)
     slots = depth * rows
     numbers = torch.arange(slots, dtype=torch.int32)
 
-    def plane(text: str) -> Plane:
-        _, dtype, shape, variable = parse_spec(text)
-        host = torch.rand((slots, int(torch.Size(shape).numel()))).to(dtype)
-        return Plane(shape, variable, host.pin_memory() if device.type == "cuda" else host)
+    def plane(t: Declared) -> Plane:
+        host = torch.rand((slots, int(torch.Size(t.shape).numel()))).to(DTYPES[NAMES.index(t.kind)])
+        return Plane(t.shape, t.variable, host.pin_memory() if device.type == "cuda" else host)
 
-    specs = [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)]
+    specs = [(dtype, i.shape) for i, dtype in zip(axes.inputs, torch_types(axes.inputs))]
     engine = Engine(compute, specs, rows, device, depth, graphs, full=full)
     largest = [Output(tuple(y.shape[1:]), (FIXED,) * (y.dim() - 1)) for y in compute(example_rows(axes, False, device))]
     outputs = output_texts(compute, largest, axes.inputs, axes, False, device)
-    engine.bind([plane(s) for s in inputs], [plane(s) for s in outputs])
+    engine.bind(list(map(plane, tensors)), [plane(parse(text)) for text in outputs])
     settle_memory()
     shapes = [shape for _, shape in specs]
     batches = [Rows(rows, numbers[n * rows :].data_ptr(), [(n * rows, 0, rows)], shapes) for n in range(depth)]

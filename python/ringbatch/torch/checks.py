@@ -1,27 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trials of a module before it is served: its rows must stay apart, and its outputs must be those declared."""
+"""Trials of a module before it is served: rows must not depend on one another, outputs must be as declared."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from .. import errors
+from ..binding.tensors import Declared, dims_text
 from ..worker import trials
-from ..worker.axes import FIXED, UNKNOWN, Axes, Output
+from ..worker.axes import FIXED, UNKNOWN, Axes, Input, Output
+from ..worker.lost_gpu import Lost
 from .lanes import failure
 from .module_call import Module, numpy_types
 
 CHECKED_ROWS = 3
 
-# An output as it was declared: its name, its largest shape and its variable dimensions.
-Declared = tuple[str, tuple[int, ...], tuple[int, ...]]
+
+@contextlib.contextmanager
+def refused_inputs(inputs: Sequence[Input]) -> Iterator[None]:
+    """Refuses a module that fails in its first runs, unless another start may succeed."""
+    try:
+        yield
+    except (errors.Error, Lost):
+        raise
+    except Exception as e:
+        if _of_the_machine(e):
+            raise
+        texts = " and ".join(map(str, inputs))
+        raise errors.Invalid(
+            f"the module fails with rows of {texts}: {failure(e)}. Does --input give the type and shape of one row, without the batch?"
+        ) from e
 
 
 def outputs_of_one_row(tried: Module, axes: Axes) -> list[Output]:
-    """Nothing where the module does not take what it is tried with: then nothing is known."""
+    """Empty if the module fails on the trial's numbers."""
     try:
         return trials.settle(tried, axes.inputs, numpy_types(axes.inputs), {}, False, [], trials.TOLERANCE)[1]
     except errors.Invalid:
@@ -31,18 +47,18 @@ def outputs_of_one_row(tried: Module, axes: Axes) -> list[Output]:
 
 
 def fit(declared: Sequence[Declared], found: Sequence[Output]) -> list[Output]:
-    """The outputs as somebody declared them, with what was found out of their sizes."""
+    """The declared outputs. Each dimension follows the input's size that the trial found."""
     if len(declared) != len(found):
         gives = " and ".join(str(list(o.largest)) for o in found)
         raise errors.Invalid(f"the module gives {len(found)} output{'s' * (len(found) != 1)}, {gives}, and {len(declared)} are declared")
-    return [_fit(*d, f) for d, f in zip(declared, found)]
+    return [_fit(d, f) for d, f in zip(declared, found)]
 
 
-def _fit(name: str, shape: tuple[int, ...], variable: tuple[int, ...], found: Output) -> Output:
+def _fit(declared: Declared, found: Output) -> Output:
+    shape, variable = declared.shape, declared.variable
     if not variable and not found.variable and math.prod(shape) == math.prod(found.largest):
         return Output(shape, (FIXED,) * len(shape))  # the same numbers in another shape: [10,1] as [10]
-    text = ",".join(f"<={n}" if d in variable else str(n) for d, n in enumerate(shape))
-    but = f"output {name!r} is declared as [{text}], and the module gives {list(found.largest)}"
+    but = f"output {declared.name!r} is declared as [{dims_text(shape, variable)}], and the module gives {list(found.largest)}"
     if len(shape) != len(found.largest):
         raise errors.Invalid(f"{but}: declare it with {len(found.largest)} dimensions, not {len(shape)}")
     for d in found.variable:
@@ -56,7 +72,7 @@ def _fit(name: str, shape: tuple[int, ...], variable: tuple[int, ...], found: Ou
 
 
 def refuse_mixed_rows(tried: Module, axes: Axes, most: int, tolerance: float, outputs: Sequence[Output], exact: bool) -> None:
-    """Of a module that takes one row."""
+    """Refuses a module that fails with several rows, or whose rows depend on one another."""
     rows = min(CHECKED_ROWS, most)
     xs = trials.example(axes.inputs, axes.shapes(axes.largest()), numpy_types(axes.inputs), rows)
     try:
@@ -71,21 +87,22 @@ def refuse_mixed_rows(tried: Module, axes: Axes, most: int, tolerance: float, ou
     trials.refuse_mixed_rows(tried, xs, tolerance, outputs, exact=exact)
 
 
-_MACHINE = ("out of memory", "can't allocate memory", "CUDA error", "CUDA driver", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error")
+_MACHINE = ("out of memory", "can't allocate memory", "CUDA error", "CUDA_ERROR", "CUDA driver", "CUBLAS_STATUS", "CUDNN_STATUS",
+    "cuDNN error")
 
 
 def _of_the_machine(e: Exception) -> bool:
-    """Rather than of the module: at another time the same may work. By the text: most versions of PyTorch have RuntimeErrors only."""
+    """Whether the machine caused the error, so that another start may succeed. Most versions of PyTorch have only the text."""
     return isinstance(e, (MemoryError, OSError)) or any(text in str(e) for text in _MACHINE)
 
 
 def tolerance(module: object, coarse: bool) -> float:
-    """How far results may differ, as a part of the largest number. coarse: it is known that 16 bits are computed with."""
+    """How far results may differ, as a part of the largest number. coarse: the module computes with 16 bits."""
     return trials.HALF_TOLERANCE if coarse or is_quantized(module) or _has_16_bits(module) else trials.TOLERANCE
 
 
 def is_quantized(module: object) -> bool:
-    """Whether it may be quantized by the largest number of a batch, so that each row depends a little on the others."""
+    """Whether the module is quantized: then each row may depend a little on the largest number of the batch."""
     if not isinstance(module, torch.nn.Module):
         return False
     if any(t.is_quantized for t in _tensors(module)):
@@ -98,14 +115,14 @@ def is_quantized(module: object) -> bool:
 
 
 def _has_16_bits(module: object) -> bool:
-    """Whether it has numbers of 16 bits or fewer to compute with, or operations on such."""
+    """Whether the module computes with numbers of 16 bits or fewer."""
     if not isinstance(module, torch.nn.Module):
         return False
-    # By the type: a lazy parameter has no elements yet, and does not tell their size.
+    # By the type: a lazy parameter has no elements yet.
     if any(t.is_floating_point() and t.dtype.itemsize <= 2 for t in _tensors(module)):
         return True
     graph = str(module.inlined_graph) if isinstance(module, torch.jit.ScriptModule) else ""
-    return any(sign in graph for sign in (": Half(", ": BFloat16("))  # weights too, where it was frozen
+    return any(sign in graph for sign in (": Half(", ": BFloat16("))  # a frozen module has its weights there, too
 
 
 def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches in flight on a device.
 
-A lane is room for one batch. While one computes, the inputs of the next are
-copied on a stream of their own:
+A lane is room for one batch. While one batch computes, the inputs of the next are
+copied on a second stream:
 
     copy stream      in A │ in B │        │ in C …
     compute stream        │ A, out A      │ B, out B …
@@ -30,31 +30,29 @@ from ..worker.ring import RingBatch, Rows
 from .mover import Mover
 from .planes import Plane
 
-# Few runs of rows are copied one by one, and so are large ones: the copy engine takes no
-# multiprocessors from the batches that compute. Others are gathered by a kernel, which is
-# done sooner and launched at once (docs/results/serve.md).
+# Few runs of rows, and large ones, are copied one by one: the copy engine needs no
+# multiprocessors. A kernel gathers the others, which is faster (docs/results/serve.md).
 FEW_RUNS, LARGE_RUN = 8, 256 << 10
 
 
 def copied(runs: int, size: int) -> bool:
-    """Whether so many runs of rows, with so many bytes in all, go by copies."""
+    """Whether a number of runs, with a size in all, is copied and not gathered."""
     return runs <= FEW_RUNS or size >= runs * LARGE_RUN
 
 
-# While a batch is on the device it is looked at this often at least. A
-# blocking wait in the driver wakes up later than that.
+# The least time between two looks at a batch on the device. A blocking wait in the
+# driver wakes up later than that.
 POLL_NS = 20_000
 
-# Shortly before a batch should be done it is looked at all the time, from a
-# quarter of its time, at most this, before to as much after: as long as a
-# worker without a batch spins (spinFor in worker/batch.go).
+# The worker spins around the expected end of a batch: for a quarter of its time, at most
+# this, before and after. A worker without a batch spins as long (spinFor in worker/batch.go).
 MOST_SPIN_NS = 1_000_000
 
-# Where another batch is queued behind it the device does not wait for us: then
-# looking all the time would be most of a worker's CPU time (docs/results/gpu.md).
+# If another batch is queued behind it, the device does not wait for the worker: spinning
+# would be most of the worker's CPU time (docs/results/gpu.md).
 MOST_SLEEP_NS = 1_000_000
 
-MOST_GRAPHS = 128  # of a lane: further shapes have their kernels launched one by one
+MOST_GRAPHS = 128  # of a lane; the kernels of further shapes are launched one by one
 
 
 def doublings(most: int) -> list[int]:
@@ -63,10 +61,7 @@ def doublings(most: int) -> list[int]:
 
 
 def recorded_sizes(most: int) -> list[int]:
-    """The numbers of rows that graphs are recorded for; others run in the next larger one.
-
-    Four in each doubling: 17 rows in a graph of 32 would compute 15 for nobody.
-    """
+    """The batch sizes that graphs are recorded for, four in each doubling; others run in the next larger one."""
     found, size = [], 1
     while size < most:
         found.append(size)
@@ -75,23 +70,23 @@ def recorded_sizes(most: int) -> list[int]:
 
 
 class Lane:
-    """Buffers for one batch. On the CPU everything happens at once."""
+    """Buffers for one batch. On the CPU submit computes it."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         device, most = engine.device, engine.max_rows
         self.inputs = [torch.zeros(most * math.prod(shape), dtype=dtype, device=device) for dtype, shape in engine.specs]
-        self.began = 0  # when it was given its batch
-        self.over = True  # the device is done with it
-        self.keep: list[torch.Tensor] = []  # results must live until the device has written them
+        self.began = 0  # the time of submit
+        self.over = True  # the device is done with the batch
+        self.keep: list[torch.Tensor] = []  # results, until the device has written them
         if device.type == "cuda":
-            self.slots = torch.zeros(most, dtype=torch.int32, pin_memory=True)  # the kernels read it in place
-            # Within device memory they would wait for that: there they read a copy.
+            self.slots = torch.zeros(most, dtype=torch.int32, pin_memory=True)  # read by kernels in place
+            # Kernels within device memory read a copy, since they would wait for the bus.
             self.near = torch.zeros(most, dtype=torch.int32, device=device)
             self.near_at = self.near.data_ptr()
             self.slots_at, self.inputs_at = self.slots.data_ptr(), [x.data_ptr() for x in self.inputs]
             self.arrived, self.finished = torch.cuda.Event(), torch.cuda.Event()
-        # The true sizes of padded rows, on their way to the buffer behind those of the inputs.
+        # The true sizes of padded rows, which are copied into the last buffer.
         self.sizes = torch.zeros((most, len(engine.axes)), dtype=torch.int64, pin_memory=device.type == "cuda") if engine.sized else None
         self.graphs: dict[tuple[int, Point], tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]] = {}
 
@@ -99,13 +94,13 @@ class Lane:
         return self.inputs[k][: rows * math.prod(shape)].view(rows, *shape)
 
     def submit(self, batch: RingBatch) -> None:
-        """Queues everything of a batch. The compute stream is the current one."""
+        """Queues the copies and the computation of a batch. The compute stream is the current one."""
         dims = self.start(batch)
         if dims is not None:
             batch.set_rows_dims(dims)
 
     def start(self, rows: Rows) -> np.ndarray | None:
-        """Queues some rows; gives the sizes of the outputs' variable dimensions for each."""
+        """Queues some rows; returns each row's sizes of the outputs' variable dimensions."""
         self.began, self.over = time.monotonic_ns(), False
         e = self.engine
         e.newest = self
@@ -131,7 +126,7 @@ class Lane:
         return dims
 
     def _true_sizes(self, rows: Rows) -> tuple[Point, np.ndarray | None]:
-        """The sizes that the rows share, and their own; those are also put where the module's inputs are made of them."""
+        """The common sizes of the rows, and the true size of each, which also go into the lane's buffer."""
         e = self.engine
         if not e.axes:
             return (), None
@@ -152,7 +147,7 @@ class Lane:
         return outputs
 
     def _views(self, rows: Rows) -> list[torch.Tensor]:
-        """What the module is given: the inputs, and the true sizes if it wants them."""
+        """The module's arguments: the inputs, and the true sizes if it takes them."""
         views = [self.view(k, rows.rows, shape) for k, shape in enumerate(rows.shapes)]
         return [*views, self.view(-1, rows.rows, (len(self.engine.axes),))] if self.sizes is not None else views
 
@@ -169,11 +164,11 @@ class Lane:
         return self._dims(outputs, rows, true)
 
     def _numbers(self, plane: Plane) -> int:
-        """Where the kernels that move rows of a plane read the slot numbers."""
+        """The address of the slot numbers, for kernels that move rows of a plane."""
         return self.near_at if plane.on_device else self.slots_at
 
     def _flat(self, outputs: list[torch.Tensor], rows: Rows, true: np.ndarray | None) -> list[torch.Tensor]:
-        """The outputs as the ring wants them: a row each, and without the padding that is inside of it."""
+        """The outputs with one line per row, without padding inside."""
         flat = []
         for plane, shape, y in zip(self.engine.outputs, self.engine.shapes, outputs):
             y = y[: rows.rows].to(plane.rows.dtype)
@@ -187,7 +182,7 @@ class Lane:
         return flat
 
     def _dims(self, outputs: list[torch.Tensor], rows: Rows, true: np.ndarray | None) -> np.ndarray | None:
-        """Of each row: the sizes of the outputs' variable dimensions."""
+        """Each row's sizes of the outputs' variable dimensions."""
         columns = []
         for shape, y in zip(self.engine.shapes, outputs):
             for d in shape.variable:
@@ -225,7 +220,7 @@ class Lane:
                 os.sched_yield()
 
     def patience(self) -> int:
-        """How long to leave the device alone, nanoseconds; 0 shortly before the batch should be done."""
+        """Nanoseconds until the next look; 0 around the expected end of the batch."""
         e = self.engine
         left = max(self.began, e.last) + e.took - time.monotonic_ns()
         if e.newest is not self:
@@ -234,14 +229,14 @@ class Lane:
         return 0 if -spin < left < spin else max(POLL_NS, min((left - spin) // 8, MOST_SLEEP_NS))
 
     def release(self) -> None:
-        """Its results may go. After an error or Ctrl-C the device is waited for: it may still write into the batch's slots."""
+        """Drops the results. After an error or Ctrl-C it waits for the device, which may still write into the batch's slots."""
         if not self.over:
             self.engine.check()
         self.keep = []
         self.engine.ended(self)
 
     def example(self, size: int, point: Point) -> list[torch.Tensor]:
-        """The buffers of so many rows, where the axes have these sizes."""
+        """The buffers of size rows, if the axes have these sizes."""
         shapes = [shape for _, shape in self.engine.specs]
         if self.engine.axes:
             shapes[: len(self.engine.axes.inputs)] = self.engine.axes.shapes(point)
@@ -258,8 +253,8 @@ class Lane:
             xs = self.example(size, point)
             compute = e.computes(size)
             if self is e.lanes[0]:
-                compute(xs)  # what it makes at its first run of a size cannot be recorded
-            # Not torch.cuda.graph: it empties the allocator's cache each time, and there are many.
+                compute(xs)  # allocations of the first run cannot be recorded
+            # Not torch.cuda.graph, which empties the allocator's cache each time.
             graph.capture_begin(pool=pool)
             try:
                 outputs = compute(xs)
@@ -269,7 +264,7 @@ class Lane:
 
 
 class Engine:
-    """A module with its lanes, warmed up. It needs no ring yet: what attaches is ready to run."""
+    """A module with its lanes, warmed up before there is a ring."""
 
     def __init__(
         self, compute: Callable[[list[torch.Tensor]], list[torch.Tensor]], specs: list[tuple[torch.dtype, tuple[int, ...]]],
@@ -277,24 +272,24 @@ class Engine:
         axes: Axes | None = None, shapes: list[Output] | None = None, sized: bool = False,
         full: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None,
     ) -> None:  # fmt: skip
-        """graphs: None records them where that works and gives the same results. full: computes full batches, and no others.
+        """graphs: None records them if that works and the results agree. full: computes full batches only.
 
-        axes, shapes: the sizes that vary, and what the outputs make of them.
+        axes, shapes: the sizes that vary, and the outputs that follow them.
         sized: compute takes the true sizes of the rows as one more input.
         """
         self.axes, self.shapes, self.sized = axes or Axes([], None), shapes or [], sized
-        self.points = self.axes.points()  # the sizes that will come
+        self.points = self.axes.points()  # the sizes of batches
         specs = [*specs, (torch.int64, (len(self.axes),))] if sized else specs
         self.compute, self.specs, self.max_rows, self.device, self.full = compute, specs, max_rows, device, full
         self.inputs: list[Plane] = []
         self.outputs: list[Plane] = []
-        self.near = False  # some plane is in device memory
+        self.near = False  # a plane is in device memory
         self.graph_sizes: list[int] = []
-        self.took = self.last = 0  # how long the last batch took, and when it was done
-        self.newest: Lane | None = None  # what was given a batch last
+        self.took = self.last = 0  # the last batch's duration and end
+        self.newest: Lane | None = None  # with the last batch
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # streams, events and our kernels go by the current one
-            # The copy stream goes first where both want the device.
+            torch.cuda.set_device(device)  # for streams, events and our kernels
+            # The copy stream has the higher priority.
             self.copies, self.computing = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device)
             self.copies_at, self.computing_at = self.copies.cuda_stream, self.computing.cuda_stream
         self.lanes = [Lane(self) for _ in range(lanes)]
@@ -306,24 +301,24 @@ class Engine:
                     self._record(recorded_sizes(max_rows), optional=graphs is None)
 
     def current(self) -> Any:
-        """Makes the compute stream the current one; submit wants it so."""
+        """Makes the compute stream the current one, as submit needs it."""
         return torch.cuda.stream(self.computing) if self.device.type == "cuda" else contextlib.nullcontext()
 
     def computes(self, rows: int) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
-        """What runs a batch of so many rows."""
+        """The function for a batch of this size."""
         return self.full if self.full is not None and rows == self.max_rows else self.compute
 
     def bind(self, inputs: list[Plane], outputs: list[Plane]) -> None:
-        """Says where the rows of batches lie."""
+        """Sets the memory of the batches' rows."""
         self.inputs, self.outputs = inputs, outputs
         self.near = any(p.on_device for p in inputs + outputs)
         if outputs and not self.shapes:
             self.shapes = [Output(p.shape, tuple(UNKNOWN if d in p.variable else FIXED for d in range(len(p.shape)))) for p in outputs]
         if not all(s.known for s in self.shapes):
-            self.graph_sizes = []  # what is recorded has outputs of one size
+            self.graph_sizes = []  # a recorded graph has outputs of one size
 
     def check(self) -> None:
-        """Waits for the device, which is lost if that fails."""
+        """Waits for the device; raises Lost if that fails."""
         if self.device.type == "cuda":
             try:
                 torch.cuda.synchronize(self.device)
@@ -335,9 +330,9 @@ class Engine:
         self.took, self.last = now - max(lane.began, self.last), now
 
     def _warm_up(self, sizes: list[int]) -> None:
-        """Runs the sizes that will come, so that the first requests don't pay for it."""
-        # TorchScript specialises on what it sees first, and compiles on the
-        # second run: the full batch comes first, and each size several times.
+        """Runs all batch sizes, so that the first requests are not slow."""
+        # TorchScript specialises on its first input and compiles on the second run: the
+        # full batch comes first, and each size several times.
         for point in self.points:
             for size in [s for s in reversed(sizes) for _ in range(3)]:
                 self.computes(size)(self.lanes[0].example(size, point))
@@ -347,7 +342,7 @@ class Engine:
     def _record(self, sizes: list[int], optional: bool) -> None:
         try:
             pool = torch.cuda.graph_pool_handle()
-            gc.collect()  # not while it is recorded: what holds device memory may be among it
+            gc.collect()  # not while graphs are recorded: it may free device memory
             torch.cuda.synchronize(self.device)
             for lane in self.lanes:
                 lane.capture(list(reversed(sizes)), pool)
@@ -364,7 +359,7 @@ class Engine:
             print(f"serving without CUDA graphs: {str(e).strip().splitlines()[0]}", file=sys.stderr)
 
     def _compare(self, sizes: list[int]) -> None:
-        """Replays the smallest and the largest graph on random numbers: they must do what the module does."""
+        """Compares the smallest and the largest graph with the module, on random numbers."""
         for size in (sizes[0], sizes[-1]):
             xs = self.lanes[0].example(size, self.points[0])
             for x in xs:
@@ -373,17 +368,16 @@ class Engine:
             graph, replayed = self.lanes[0].graphs[size, self.points[0]]
             graph.replay()
             if not agree(replayed, self.computes(size)(xs)):
-                raise ValueError("what was recorded gives other results than the module")
-
+                raise ValueError("the recorded graph gives other results than the module")
 
     def _worth_it(self, sizes: list[int]) -> list[int]:
-        """Without those that take as long as a full batch: its code is better."""
+        """The sizes whose graph is faster than the full batch's."""
         took = {size: _time_of(self.lanes[0].graphs[size, self.points[0]][0]) for size in sizes}
         return [size for size in sizes if size == sizes[-1] or took[size] < took[sizes[-1]]]
 
 
 def _time_of(graph: torch.cuda.CUDAGraph) -> float:
-    """Milliseconds of a replay, the best of some."""
+    """The best time of some replays, in milliseconds."""
     ends = [torch.cuda.Event(enable_timing=True) for _ in range(6)]
     for end in ends:
         graph.replay()
@@ -393,12 +387,13 @@ def _time_of(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def failure(e: BaseException) -> str:
-    """What went wrong, in one line."""
-    return f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else 'no message'}"
+    """The error in one line. TorchScript puts its cause into the last line, behind a traceback."""
+    lines = str(e).strip().splitlines() or ["no message"]
+    return lines[-1] if "TorchScript interpreter" in lines[0] else f"{type(e).__name__}: {lines[0]}"
 
 
 def agree(got: list[torch.Tensor], want: list[torch.Tensor]) -> bool:
-    """Whether results are the same but for rounding: within 2 % of the largest number, which is coarse for f32 and just enough for f16."""
+    """Whether results agree within 2 % of the largest number: coarse for f32, just enough for f16."""
     return all(
         y.shape == z.shape and torch.allclose(y.double(), z.double(), rtol=0.02, atol=0.02 * z.double().abs().max().item(), equal_nan=True)
         for y, z in zip(got, want)

@@ -17,7 +17,7 @@ from .planes import DTYPES, NAMES
 
 
 def load(target: str, device: str) -> tuple[Callable[..., Any], list[str] | None]:
-    """The module, and its inputs where the file tells them."""
+    """The module, and its inputs if the file has them."""
     if ":" in target and not Path(target).exists():
         return made(target), None
     with open_trusted(target) as f:
@@ -32,13 +32,12 @@ def _scripted(target: str, f: BinaryIO, device: str) -> Callable[..., Any]:
     except RuntimeError as e:
         raise errors.Invalid(
             f"{target} cannot be loaded as TorchScript (torch.jit.save): {failure(e)}. If torch.save wrote it, it has weights, or a "
-            "pickle: write a "
-            f"function without arguments that makes the module and loads them, and serve that, package.module:name"
+            "pickle: write a function without arguments that makes the module and loads them, and serve that, package.module:name"
         ) from e
 
 
 def made(target: str) -> Callable[..., Any]:
-    """A torch.nn.Module by its import path, or what a function without arguments there makes."""
+    """The torch.nn.Module of an import path, or of a function without arguments there."""
     found = imported(target)
     if isinstance(found, torch.nn.Module):
         return found
@@ -51,7 +50,7 @@ def made(target: str) -> Callable[..., Any]:
 
 
 def is_exported(module: Any) -> bool:
-    """Whether it is a module that torch.export made: it is in no other mode, type or layout than it was exported in."""
+    """Whether torch.export made the module: its mode, type and layout are fixed."""
     return isinstance(module, torch.fx.GraphModule)
 
 
@@ -72,7 +71,7 @@ def _exported(target: str, f: BinaryIO, device: str) -> tuple[Callable[..., Any]
 
 
 def _spec(name: str, value: Any) -> str:
-    """One row of it, as a tensor's text; the first dimension is the batch."""
+    """One row as a tensor's text; the first dimension is the batch."""
     batch, *dims = value.shape
     if isinstance(batch, int):
         raise errors.Invalid(
@@ -85,7 +84,7 @@ def _spec(name: str, value: Any) -> str:
 
 
 def inputs_of(target: str, told: list[str] | None, given: list[str] | None) -> list[str]:
-    """What was given, or what the file tells."""
+    """The given inputs, or those of the file."""
     if given:
         return given
     if told is None:

@@ -19,9 +19,9 @@ Call = Callable[[list[torch.Tensor], dict[str, torch.Tensor]], list[torch.Tensor
 
 
 def sized(call: Call, axes: Axes, extras: Sequence[Extra], pads: Sequence[float | None]) -> tuple[Compute, bool]:
-    """The module as a function of its inputs; True if the true sizes of the rows follow them, one column for each axis.
+    """The module as a function of its inputs; True if it takes the true sizes of the rows behind them, a column for each axis.
 
-    It is made of operations on the device only, so that a CUDA graph has them too.
+    It uses operations on the device only, so that a CUDA graph records them.
     """
     if not extras and not any(pads):
         return lambda xs: call(xs, {}), False
@@ -46,13 +46,13 @@ def sized(call: Call, axes: Axes, extras: Sequence[Extra], pads: Sequence[float 
 
 
 def _padding(x: torch.Tensor, dimension: int, true: torch.Tensor) -> torch.Tensor:
-    """Which elements are behind the true sizes, in a shape that x is broadcast with."""
+    """A mask of the padding, in a shape that broadcasts with x."""
     behind = torch.arange(x.shape[dimension], device=x.device) >= true[:, None]
     return behind.view(len(x), *(x.shape[d] if d == dimension else 1 for d in range(1, x.dim())))
 
 
 class Module:
-    """A computation that is fed NumPy arrays, before serving."""
+    """A computation on NumPy arrays, for trials."""
 
     def __init__(self, compute: Compute, axes: Axes, sized: bool, device: torch.device) -> None:
         self._compute, self._axes, self._sized, self._device = compute, axes, sized, device
@@ -63,12 +63,12 @@ class Module:
             point = self._axes.point([x.shape[1:] for x in rows])
             xs.append(torch.tensor([point] * len(rows[0]) if true is None else true, dtype=torch.int64, device=self._device))
         with torch.jit.optimized_execution(False):  # type: ignore[no-untyped-call, attr-defined, unused-ignore]
-            ys = self._compute(xs)  # TorchScript specialises on what it sees first: not on this
+            ys = self._compute(xs)  # TorchScript must not specialise on trials
         n = len(rows[0])
         for y in ys:
             if y.dim() == 0 or len(y) != n:
-                raise errors.Invalid(f"{n} rows went in, and a tensor of shape {list(y.shape)} came out: what is served takes rows and "
-                    "gives as many")
+                raise errors.Invalid(f"{n} rows went in, and a tensor of shape {list(y.shape)} came out: a served module returns a row "
+                    "for each row")
         return [(y.float() if y.is_floating_point() else y).cpu().numpy() for y in ys]
 
 
@@ -85,7 +85,7 @@ def torch_types(inputs: Sequence[Input]) -> list[torch.dtype]:
 
 
 def named_call(module: Callable[..., Any], prepare: Callable[[torch.Tensor], torch.Tensor]) -> Call:
-    """Calls the module with tensors that were prepared, and gives a list."""
+    """Calls the module with prepared tensors; returns a list."""
 
     @torch.inference_mode()
     def call(xs: list[torch.Tensor], named: dict[str, torch.Tensor]) -> list[torch.Tensor]:

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moves rows between the ring, in host or device memory, and the GPU's buffers, launched from Python.
 
-torch has kernels of its own that could (index_select, index_copy_), but they
-fill the whole GPU with threads that wait for the bus. The native worker's use
-a few blocks, and leave the rest to the batch that computes meanwhile. Calls go
-straight to the driver: on the way of a small batch every microsecond of Python
-counts.
+torch's kernels (index_select, index_copy_) fill the whole GPU with threads that wait
+for the bus. These kernels, of the native worker, use a few blocks and leave the rest
+to the computing batch. Calls go straight to the driver, to save microseconds.
 """
 
 from __future__ import annotations
@@ -15,12 +13,12 @@ from ctypes import c_uint, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
-BLOCKS, THREADS, CHUNK = 48, 512, 16384  # as worker/cuda/lane.go has them
-DEVICE_BLOCKS = 264  # within device memory nothing waits for the bus: as many as fit
+BLOCKS, THREADS, CHUNK = 48, 512, 16384  # the same as in worker/cuda/lane.go
+DEVICE_BLOCKS = 264  # within device memory no kernel waits for the bus: as many as fit
 
 
 class Kernel:
-    """A kernel whose arguments are all 64 bits wide; the driver copies them when it is launched."""
+    """A kernel whose arguments have 64 bits each; the driver copies them at the launch."""
 
     def __init__(self, mover: Mover, name: str, count: int) -> None:
         self.mover, self.function = mover, c_void_p()
@@ -57,18 +55,18 @@ class Mover:
             raise RuntimeError(f"{call}: {(name.value or b'CUDA error').decode()}")
 
     def copy(self, stream: int, to: int, source: int, size: int) -> None:
-        """Neighbouring rows, either way."""
+        """Copies adjacent rows, either way."""
         status = self._copy(to, source, size, stream)
         if status:
             self.check("cuMemcpyAsync", status)
 
     def gather(self, stream: int, to: int, plane: int, stride: int, slots: int, row_bytes: int, rows: int, on_device: bool = False) -> None:
-        """Rows of a plane, by slot number, one after the other to device memory."""
+        """Copies rows of a plane, by slot number, to adjacent rows in device memory."""
         self._gather(stream, _blocks(rows, row_bytes, on_device), to, row_bytes, plane, stride, slots, row_bytes, rows, rows)
 
     def scatter(self, stream: int, plane: int, stride: int, source: int, slots: int, row_bytes: int, rows: int,
             on_device: bool = False) -> None:
-        """The way back."""
+        """Copies adjacent rows in device memory to their slots."""
         self._scatter(stream, _blocks(rows, row_bytes, on_device), plane, stride, source, row_bytes, slots, row_bytes, rows)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ring's memory as torch sees it: its planes as tensors, pinned where they are in host memory."""
+"""The ring's memory as torch tensors, pinned if it is host memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import errors
-from ..binding.tensors import NAMES, Tensor
+from ..binding.tensors import NAMES, Declared, Tensor, in_memory
 from ..worker.ring import Ring
 
 # By rb_dtype, as NAMES.
@@ -23,7 +23,7 @@ class Plane:
 
     shape: tuple[int, ...]  # of a row, the largest
     variable: tuple[int, ...]  # its variable dimensions
-    rows: torch.Tensor  # [slots, elements], in device memory or in host memory that the GPU knows by the same address
+    rows: torch.Tensor  # [slots, elements], in device memory, or in pinned host memory with one address for CPU and GPU
 
     def __post_init__(self) -> None:
         self.base, self.stride = self.rows.data_ptr(), self.rows.stride(0) * self.rows.element_size()  # in bytes
@@ -31,14 +31,13 @@ class Plane:
 
 
 class Planes:
-    """All tensors of a ring, in memory that a GPU may read and write in place."""
+    """All tensors of a ring, in memory that the GPU reads and writes in place."""
 
     def __init__(self, ring: Ring, device: torch.device) -> None:
         self._base = 0
         sides = ring.signature.inputs, ring.signature.outputs
         if device.type == "cuda" and any(not t.on_device for side in sides for t in side):
-            # Once for the whole ring; from then on copies are asynchronous
-            # and kernels reach it directly.
+            # Once for the whole ring: then copies are asynchronous, and kernels reach it.
             base, size = ring.mapping.base, ring.mapping.bytes
             status = int(torch.cuda.cudart().cudaHostRegister(base, size, 3))  # portable, mapped
             if status != 0:
@@ -47,10 +46,23 @@ class Planes:
         self.inputs, self.outputs = ([_plane(ring, t) for t in side] for side in sides)
 
     def close(self) -> None:
-        """Unpins the memory. Nothing on the device may use it any more."""
+        """Unpins the memory, when the device has stopped using it."""
         if self._base:
             torch.cuda.cudart().cudaHostUnregister(self._base)
             self._base = 0
+
+
+def placed(t: Declared, memory: str | None, device: torch.device) -> Declared:
+    """The tensor with its memory: the host's, or that of the module's own GPU. memory: the default."""
+    t = in_memory(t, memory)
+    if not t.memory:
+        return t
+    base = t._replace(memory="")
+    if device.type != "cuda":
+        raise errors.NoGPU(f"tensor {base} in device memory: the module is on the {device}, and such memory is for modules on a GPU")
+    if t.memory not in ("device", f"device:{device.index}"):
+        raise errors.WrongGPU(f"tensor {base} in the memory of {t.memory}: the module is on cuda:{device.index}, its tensors must be too")
+    return t._replace(memory=f"device:{device.index}")
 
 
 def _plane(ring: Ring, t: Tensor) -> Plane:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module made ready to serve: placed on its device, and compiled or frozen where that is right."""
+"""Prepares a module: moves it to its device, and compiles or freezes it if the results agree."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import sys
 from collections.abc import Sequence
 from typing import Any, Callable
@@ -12,9 +14,7 @@ import torch
 
 from .. import errors
 from ..worker.axes import Axes, Extra, Input, Output
-from ..worker.code_cache import cache_folder, kept_bytecode
-from . import checks, compiling, kept_code, loading
-from .fingerprint import fingerprint
+from . import checks, compiling, loading
 from .lanes import agree, failure
 from .module_call import Compute, named_call, sized, torch_types
 from .planes import DTYPES, NAMES
@@ -23,18 +23,16 @@ from .planes import DTYPES, NAMES
 def prepare(
     module: Callable[..., Any], axes: Axes, device: torch.device, half: bool, bfloat16: bool, channels_last: bool, freeze: bool,
     extras: Sequence[Extra] = (), pads: Sequence[float | None] = (), compile: str = "off", rows: int = 1, graphs: bool | None = None,
-    stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[Compute, bool, Compute | None]:  # fmt: skip
-    """The module as a function of device tensors, in the precision asked for; True if the true sizes of the rows follow its inputs.
-
-    The third is code that was compiled for full batches only, where there is some.
+    """Three results: the module as a function of device tensors; whether that takes the true sizes of the rows behind its
+    inputs; and code that was compiled for full batches only, if there is any.
     """
     dtype = torch.float16 if half else torch.bfloat16 if bfloat16 else None
     if compile not in compiling.MODES:
         raise errors.Invalid(f"compile is {compile!r}, must be one of {', '.join(compiling.MODES)}")
     if loading.is_exported(module):
         if dtype is not None or channels_last:
-            raise errors.Invalid("an exported program keeps the precision and the layout that it was exported with: export it so")
+            raise errors.Invalid("an exported program keeps its precision and layout: export it in the ones that you want")
     elif isinstance(module, torch.nn.Module):
         placed: Any = module.eval().to(device)
         if dtype is not None:
@@ -54,35 +52,20 @@ def prepare(
     plain, sized_too = prepared(module)
     if compile != "off" and not isinstance(module, torch.jit.ScriptModule):
         recorded, within = device.type == "cuda" and graphs is not False, checks.tolerance(module, dtype is not None)
-        one_size = recorded and not axes  # code for one number of rows is better code, and sooner made
+        one_size = recorded and not axes  # code for one number of rows is faster, and compiles faster
         examples = [example_rows(axes, sized_too, device, n) for n in ([rows] if one_size else sorted({rows, 1}, reverse=True))]
 
-        where = torch.cuda.get_device_name(device) if device.type == "cuda" else device
-        of = where, module, compiling.code_of(module), [(tuple(x.shape), x.dtype) for x in examples[0]], dtype, channels_last, one_size
-
-        # After a first run, which may import more, and before compiling, which does: what is imported is part of it.
-        plain(examples[0])
-        state = fingerprint(module) if one_size and isinstance(module, torch.nn.Module) else None
-
-        def right(code: Callable[..., Any]) -> bool:
-            return compiling.differ_at_most(within, named_call(code, ready)(examples[0], {}), plain(examples[0]))
-
-        def read(folder: str) -> bool:
-            return state is None or kept_code.is_kept(f"{of} {device}", state, folder)
+        with checks.refused_inputs(axes.inputs):
+            plain(examples[0])
 
         @torch.inference_mode()
         def compiled() -> Compute:
             with compiling.constant_weights() if one_size else contextlib.nullcontext():
-                if state is not None and isinstance(module, torch.nn.Module):
-                    code = kept_code.load_or_compile(module, list(map(ready, examples[0])), f"{of} {device}", state, cache_folder(), right)
-                else:
-                    code = torch.compile(module, dynamic=not one_size)
-                found, _ = prepared(code)
+                found, _ = prepared(torch.compile(module, dynamic=not one_size))
                 found(examples[0])
             return found
 
-        with kept_bytecode():
-            found = compiling.choose(compile, plain, compiled, examples, within, recorded, of, read, stopped)
+        found = compiling.choose(compile, plain, compiled, examples, within, recorded)
         return (plain, sized_too, found) if one_size else (found or plain, sized_too, None)
     if compile != "off":
         print("serving TorchScript, which cannot be compiled: export the module (.pt2), or name what makes it (package.module:name)",
@@ -95,20 +78,20 @@ def prepare(
         for _ in range(3):  # TorchScript compiles on the second run
             if not agree(frozen(xs), plain(xs)):
                 raise ValueError("that gives other results")
-    except (RuntimeError, AttributeError, ValueError) as e:  # it changes its parameters, or was frozen before, or …
+    except (RuntimeError, AttributeError, ValueError) as e:  # it changes its parameters, or was frozen before
         print(f"serving the module as it is, not frozen: {failure(e)}", file=sys.stderr)
         return plain, sized_too, None
     return frozen, sized_too, None
 
 
 def _frozen(module: torch.jit.ScriptModule, device: torch.device) -> torch.jit.ScriptModule:
-    """With constants for parameters: batch norms go into the convolutions before them, and on a GPU what is added and clipped after."""
+    """The module with constants for parameters: batch norms go into the convolutions before them."""
     frozen = torch.jit.freeze(module)
     return torch.jit.optimize_for_inference(frozen) if device.type == "cuda" else frozen
 
 
 def example_rows(axes: Axes, sized: bool, device: torch.device, rows: int = 1) -> list[torch.Tensor]:
-    """Rows of the largest size: random numbers, or zeros where an input is not floating-point."""
+    """Rows of the largest size: random numbers, or zeros if an input is not floating-point."""
     make = {True: torch.rand, False: torch.zeros}
     xs = [make[t.is_floating_point]((rows, *i.shape), dtype=t, device=device) for i, t in zip(axes.inputs, torch_types(axes.inputs))]
     return [*xs, torch.tensor([axes.largest()] * rows, dtype=torch.int64, device=device)] if sized else xs
@@ -117,7 +100,7 @@ def example_rows(axes: Axes, sized: bool, device: torch.device, rows: int = 1) -
 def output_texts(
     compute: Compute, shapes: Sequence[Output], inputs: Sequence[Input], axes: Axes, sized: bool, device: torch.device
 ) -> list[str]:
-    """Runs one row. Floating-point outputs take the first input's type."""
+    """The outputs of one row, as texts. Floating-point outputs take the first input's type."""
     first = torch_types(inputs[:1])[0]
     ys = compute(example_rows(axes, sized, device))
     texts = []
@@ -125,3 +108,26 @@ def output_texts(
         dtype = first if y.is_floating_point() and first.is_floating_point else y.dtype
         texts.append(shape.dims(NAMES[DTYPES.index(dtype)], "y" if len(ys) == 1 else f"y{k}"))
     return texts
+
+
+# -- the process
+
+
+def short_sleeps() -> None:
+    """Lets this thread sleep for microseconds: by default the kernel adds 50 µs."""
+    pr_set_timerslack = 29
+    ctypes.CDLL(None).prctl(pr_set_timerslack, 1000, 0, 0, 0)
+
+
+def settle_memory() -> None:
+    """Takes loaded objects out of later garbage collections."""
+    gc.collect()
+    gc.freeze()
+
+
+def device_of(given: str | torch.device | None) -> torch.device:
+    """The given device with its number; by default a GPU if there is one."""
+    device = torch.device(given or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise errors.NoGPU("no GPU here: PyTorch sees none")
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device

@@ -14,32 +14,32 @@ from typing import Any, Callable
 import torch
 
 from .. import errors
+from ..binding.library import Duration
+from ..binding.tensors import Specs, declared, parse
 from ..worker import trials
-from ..worker.axes import Axes, Output, add_buckets, extra_inputs, pad_values
+from ..worker.axes import Axes, Input, Output, add_buckets, extra_inputs, pad_values
 from ..worker.import_path import name_of
 from ..worker.lost_gpu import Lost
 from ..worker.refusal import report
 from ..worker.ring import Ring, keep_attached, run, worker_options
 from ..worker.signals import StopEvent, stop_on_signals
 from ..worker.worker import Ending
-from . import checks, compiling, loading
+from . import checks, loading
 from .alone import alone
 from .lanes import Engine, failure
-from .module_call import Module, numpy_types
-from .planes import Planes
-from .preparing import output_texts, prepare
-from .process import device_of, settle_memory, short_sleeps
-from .specs import input_of, parse_spec, placed
+from .module_call import Module, numpy_types, torch_types
+from .planes import Planes, placed
+from .preparing import device_of, output_texts, prepare, settle_memory, short_sleeps
 
-DEFAULT_MAX_BATCH = 32  # the broker's, where nobody says otherwise
+DEFAULT_MAX_BATCH = 32  # the broker's default
 
 
 def serve(
     module: Callable[..., Any],
     model: str,
     *,
-    inputs: Sequence[str],
-    outputs: Sequence[str] | None = None,
+    inputs: Specs,
+    outputs: Specs | None = None,
     device: str | torch.device | None = None,
     half: bool = False,
     bfloat16: bool = False,
@@ -56,56 +56,53 @@ def serve(
     depth: int = 2,
     memory: str | None = None,
     stop: threading.Event | None = None,
-    wait: float = 10.0,
+    wait: Duration = 10.0,
     **options: Any,
 ) -> None:
     """Attaches to the broker as a worker and runs the module until stop is set.
 
-    inputs and outputs are texts like "x:f32[3,224,224]", one row each; without
-    outputs the module is run once to find out. options are those of
-    ringbatch.worker, as max_batch_size=32, wait_time=0.005, and socket.
-    wait: seconds to wait for a broker that is not there yet. When the broker
-    is restarted the worker attaches again. Ctrl-C lets the batches that run
-    finish first; a second one does not.
+    model: the model's name, which clients connect to. inputs, outputs: one row of
+    each tensor, as in ringbatch.worker: ["x:f32[3,224,224]"] or
+    {"x": ("float32", (3, 224, 224))}. Without outputs the module runs once to find
+    them. options: those of ringbatch.worker (max_batch_size=32, wait_time=0.005),
+    and socket. wait: how long to wait for a broker, 10 s by default. When the broker
+    is restarted the worker attaches again. The first Ctrl-C lets running batches
+    finish; the second does not.
 
-    cuda_graphs: True or False, or None: a torch.nn.Module is recorded if that
-    works and gives the same results. freeze: TorchScript may fold and fuse
-    operations; again only if the results agree. compile: "on" serves what
-    torch.compile makes of the module, "auto" if its results agree and it is
-    quicker for a full batch; the compiled code is kept for the next start.
+    cuda_graphs: None records a torch.nn.Module if that works and the results agree.
+    freeze: TorchScript may fold and fuse operations if the results agree.
+    compile: "on" serves the module compiled by torch.compile; "auto" does so if the
+    results agree and a full batch is faster. The code is kept for the next start.
 
-    lengths, mask: the argument of the module that takes the true sizes of padded
-    rows (int64, one per row), or their mask (bool, true where a row is); requests
-    do not bring it. pad: the value that the module knows padding by, or ["tokens=1"]
-    for single inputs. pad_sizes: round sizes up to buckets, powers of two unless buckets
-    says otherwise, if the module ignores padding (docs/sizes.md).
-    check: refuse a module whose rows do not give in a batch what they give alone,
-    or whose outputs are not those declared; where inputs vary the latter is refused
-    in any case, since padding is cut off by it. tolerance: how far results may
-    differ, as a part of the largest number; default 0.001, or 0.02 on a GPU and
-    where the module is quantized or computes with 16 bits.
+    lengths, mask: the module's argument for the true sizes of padded rows (int64, one
+    per row) or for their mask (bool). Requests do not bring it. pad: the value that the
+    module ignores as padding, or ["tokens=1"] for single inputs. pad_sizes: round sizes
+    up to buckets (powers of two, or buckets=...) if the module ignores padding
+    (docs/sizes.md).
+    check: refuse a module whose rows give other results in a batch than alone, or
+    whose outputs differ from the declared ones. If inputs vary, wrong outputs are
+    always refused, because padding is cut off by them. tolerance: how far results may
+    differ, as a part of the largest number; default 0.001, or 0.02 on a GPU and for
+    modules that are quantized or compute with 16 bits.
 
-    memory: "device" has the tensors lie in the memory of the module's GPU, for
-    producers that have theirs there (docs/gpu.md); a single one says it itself:
-    "x:f16[3,224,224]@device", "y:f32[10]@host".
+    memory: "device" puts the tensors into the memory of the module's GPU, for producers
+    on that GPU (docs/gpu.md). One tensor names its own: "x:f16[3,224,224]@device".
     """
     if str(options.get("ragged", False)).lower() == "true":
         raise errors.Invalid("a module is given one tensor of all rows, and ragged rows have none in common: use @ringbatch.worker")
     trials.refuse_tolerance(tolerance)
     where = device_of(device)
     if cuda_graphs is None and not isinstance(module, torch.nn.Module):
-        cuda_graphs = False  # a function may do things that a replay would leave out
-    brought = list(map(input_of, inputs))
+        cuda_graphs = False  # a replay would leave out the side effects of a function
+    tensors = declared(inputs)
+    brought = list(map(Input.of, tensors))
     plain = Axes(brought, None)
     extras, pads = extra_inputs(plain, lengths, mask), pad_values(pad, brought)
     most = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
     stop = stop or threading.Event()
-    try:
-        compute, takes_sizes, full = prepare(
-            module, plain, where, half, bfloat16, channels_last, freeze, extras, pads, compile, most, cuda_graphs, stop.is_set
-        )
-    except compiling.Stopped:
-        return
+    compute, takes_sizes, full = prepare(
+        module, plain, where, half, bfloat16, channels_last, freeze, extras, pads, compile, most, cuda_graphs
+    )
     exact = tolerance is None and not checks.is_quantized(module)
     if tolerance is None:
         tolerance = checks.tolerance(module, half or bfloat16 or where.type == "cuda")
@@ -113,35 +110,37 @@ def serve(
     axes, note = plain, ""
     shapes: list[Output] = []
     if plain or outputs is None:
-        axes, shapes, note = trials.settle(tried, brought, numpy_types(brought), options, pad_sizes, pads, tolerance)
+        with checks.refused_inputs(brought):
+            axes, shapes, note = trials.settle(tried, brought, numpy_types(brought), options, pad_sizes, pads, tolerance)
     elif check:
         shapes = checks.outputs_of_one_row(tried, plain)
     if note:
         print(f"note: {note}", file=sys.stderr, flush=True)
     if any(not a.buckets for a in axes.axes):
-        torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention builds a plan for every new size, which takes 40 ms
+        torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention takes 40 ms to plan each new size
     if outputs is None:
-        outputs = output_texts(compute, shapes, brought, plain, takes_sizes, where)
-    elif shapes:
-        shapes = checks.fit([(name, shape, variable) for name, _, shape, variable in map(parse_spec, outputs)], shapes)
+        given = [parse(text) for text in output_texts(compute, shapes, brought, plain, takes_sizes, where)]
+    else:
+        given = declared(outputs)
+        shapes = checks.fit(given, shapes) if shapes else shapes
     if check and shapes and most > 1:
         checks.refuse_mixed_rows(tried, plain, most, tolerance, shapes, exact)
     add_buckets(options, axes)
-    signature = " -> ".join(" ".join(placed(text, memory, where) for text in side) for side in (inputs, outputs))
+    signature = " -> ".join(" ".join(str(placed(t, memory, where)) for t in side) for side in (tensors, given))
     options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "torch"))
     if where.type == "cuda":
         options.setdefault("gpu", f"{where.index} {torch.cuda.get_device_name(where)}")
     policy = worker_options(depth=depth, **options)
     short_sleeps()
     ended = Ending(stop)
-    specs = [(dtype, shape) for _, dtype, shape, _ in map(parse_spec, inputs)]
-    # Before attaching: a worker that is still warming up would hold batches.
-    engine = Engine(compute, specs, most, where, depth, cuda_graphs, axes, shapes, takes_sizes, full)
+    specs = [(dtype, i.shape) for i, dtype in zip(brought, torch_types(brought))]
+    with checks.refused_inputs(brought):  # before attaching: a worker that is still warming up would hold batches
+        engine = Engine(compute, specs, most, where, depth, cuda_graphs, axes, shapes, takes_sizes, full)
     settle_memory()
 
     def attached(ring: Ring) -> None:
         nonlocal engine
-        if ring.max_batch_size > engine.max_rows:  # the broker knows the model by larger batches
+        if ring.max_batch_size > engine.max_rows:  # the broker's policy allows larger batches
             if full is not None:
                 print(f"serving the module as it is: it was compiled for {most} rows, and the broker has batches of {ring.max_batch_size}; "
                       f"start with --max_batch_size={ring.max_batch_size}", file=sys.stderr, flush=True)  # fmt: skip
@@ -163,8 +162,8 @@ def serve(
 
 
 def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
-    """What ``ringbatch torch`` does."""
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.jit")  # TorchScript is what was asked for
+    """Runs ``ringbatch torch``."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.jit")  # the user asked for TorchScript
     how: dict[str, Any] = dict(
         half=a.half, bfloat16=a.bfloat16, channels_last=a.channels_last, cuda_graphs=a.cuda_graphs, freeze=a.freeze,
         compile=a.compile, depth=a.depth, device=a.device,
@@ -172,7 +171,7 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
     try:
         if a.alone:
             answers = os.dup(1)
-            os.dup2(2, 1)  # what is printed, here or by the module, would count as batches
+            os.dup2(2, 1)  # bytes on standard output count as batches
         module, told = loading.load(a.target, a.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         inputs = loading.inputs_of(a.target, told, a.input)
         if a.alone:

@@ -3,10 +3,10 @@
 
 An *axis* is a size that requests choose: one variable dimension of an input, or
 several that go together (the tokens of a text and their mask). Sizes are rounded
-up to the axis's *buckets*, so that few shapes come and rows of one bucket share
-a batch. Rows then lie padded in the ring; the true sizes travel beside them.
+up to the axis's *buckets*, so that there are few shapes and rows of one bucket
+share a batch. Rows are padded in the ring; their true sizes travel beside them.
 
-The worker can hand the model a mask or the lengths (an :class:`Extra`).
+The worker can pass the model a mask or the lengths (an :class:`Extra`).
 trials.py finds out whether the model ignores padding.
 """
 
@@ -20,9 +20,10 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from .. import errors
+from ..binding.tensors import Declared, dims_text
 
-LEAST_BUCKET = 16  # below that a row costs hardly less
-MOST_SHAPES = 256  # that are tried before serving; further ones come as they come
+LEAST_BUCKET = 16  # smaller rows are hardly cheaper
+MOST_SHAPES = 256  # tried before serving
 
 
 class Input(NamedTuple):
@@ -32,23 +33,27 @@ class Input(NamedTuple):
     kind: str  # its type, as in x:f32[3]
     shape: tuple[int, ...]  # the largest
     variable: tuple[int, ...]  # dimensions
-    symbols: tuple[str, ...]  # of those; equal ones go together
+    symbols: tuple[str, ...]  # of the variable dimensions; dimensions of one symbol have one size
+
+    @classmethod
+    def of(cls, t: Declared) -> Input:
+        """Variable dimensions with the same maximum have one size: tokens:i64[<=512] and mask:i64[<=512] go together."""
+        return cls(t.name, t.kind, t.shape, t.variable, tuple(f"<={t.shape[d]}" for d in t.variable))
 
     def __str__(self) -> str:
-        dims = ",".join(f"<={d}" if i in self.variable else str(d) for i, d in enumerate(self.shape))
-        return f"{self.name}:{self.kind}[{dims}]"
+        return f"{self.name}:{self.kind}[{dims_text(self.shape, self.variable)}]"
 
 
 class Axis(NamedTuple):
     symbol: str
     most: int
-    names: tuple[str, ...]  # of its dimensions, as buckets are named: tokens.0
-    columns: tuple[int, ...]  # of its dimensions among all variable ones
-    buckets: tuple[int, ...]  # ascending; none: every size comes as it is
+    names: tuple[str, ...]  # of its dimensions: tokens.0
+    columns: tuple[int, ...]  # its dimensions among all variable ones
+    buckets: tuple[int, ...]  # ascending; empty: sizes are not rounded
 
 
 class Extra(NamedTuple):
-    """An input of the model that requests do not bring: the worker makes it of their sizes."""
+    """An input of the model that the worker makes from the sizes of requests."""
 
     name: str
     what: str  # "lengths" or "mask"
@@ -59,7 +64,7 @@ Point = tuple[int, ...]  # a size of each axis
 
 
 def powers_of_two(most: int) -> tuple[int, ...]:
-    """The buckets where nobody names some: 16, 32, 64 and so on, and the largest size."""
+    """The default buckets: 16, 32, 64 and so on, and the largest size."""
     return (*(2**i for i in range(LEAST_BUCKET.bit_length() - 1, most.bit_length()) if 2**i < most), most)
 
 
@@ -67,7 +72,7 @@ class Axes:
     """All sizes of a model that vary."""
 
     def __init__(self, inputs: Sequence[Input], buckets: Mapping[str, Sequence[int]] | None) -> None:
-        """buckets: by dimension (tokens.0); those that are not there get powers of two; None is for no buckets at all."""
+        """buckets: by dimension (tokens.0); powers of two for the others; None: no buckets."""
         self.inputs = list(inputs)
         found: dict[str, list[tuple[str, int, int]]] = {}
         self.columns = 0
@@ -98,19 +103,19 @@ class Axes:
         return {f"buckets.{name}": ",".join(map(str, a.buckets)) for a in self.axes if a.buckets for name in a.names}
 
     def text(self) -> str:
-        """For people, behind other things."""
+        """The buckets, as the end of a log line."""
         return "".join(f"; {', '.join(a.names)} rounded up to {', '.join(map(str, a.buckets))}" for a in self.axes if a.buckets)
 
     def largest(self) -> Point:
         return tuple(a.most for a in self.axes)
 
     def points(self) -> list[Point]:
-        """The sizes that will come, largest first; without buckets the largest only, since any may come."""
+        """The sizes of batches, largest first; without buckets only the largest."""
         lists = [a.buckets[::-1] or (a.most,) for a in self.axes]
         return list(itertools.islice(itertools.product(*lists), MOST_SHAPES))
 
     def shapes(self, point: Point) -> list[tuple[int, ...]]:
-        """Of a row in each input."""
+        """The shape of a row in each input."""
         shapes, column = [], 0
         for i in self.inputs:
             shape = list(i.shape)
@@ -121,7 +126,7 @@ class Axes:
         return shapes
 
     def point(self, shapes: Sequence[Sequence[int]]) -> Point:
-        """The way back."""
+        """The inverse of shapes."""
         sizes = [shape[d] for i, shape in zip(self.inputs, shapes) for d in i.variable]
         return tuple(max(sizes[c] for c in a.columns) for a in self.axes)
 
@@ -130,12 +135,12 @@ class Axes:
         return self._axis_of[column]
 
     def of_rows(self, sizes: np.ndarray) -> np.ndarray:
-        """True sizes by axis, of true sizes by variable dimension; a row each."""
+        """The columns of the axes, from the true sizes by variable dimension."""
         return sizes[:, [a.columns[0] for a in self.axes]]
 
 
 def given_buckets(settings: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Those that settings of the policy name: buckets.tokens.0=64,512 or buckets={"tokens.0": [64, 512]}."""
+    """The buckets in policy settings: buckets.tokens.0=64,512 or buckets={"tokens.0": [64, 512]}."""
     found: dict[str, Any] = {key.removeprefix("buckets."): value for key, value in settings.items() if key.startswith("buckets.")}
     if isinstance(settings.get("buckets"), Mapping):
         found.update(settings["buckets"])
@@ -165,7 +170,7 @@ def extra_inputs(axes: Axes, lengths: str | None, mask: str | None) -> list[Extr
 
 
 def pad_values(text: Sequence[str] | str | float | None, inputs: Sequence[Input]) -> list[float | None]:
-    """What the padding of each input is: one value for all, or NAME=VALUE each. None: zeros that say nothing to the model."""
+    """The padding value of each input: one value for all, or NAME=VALUE each. None: zeros without a meaning."""
     values: list[float | None] = [None] * len(inputs)
     names = [i.name for i in inputs]
     for item in [text] if isinstance(text, (str, int, float)) else text or ():
@@ -181,7 +186,7 @@ def pad_values(text: Sequence[str] | str | float | None, inputs: Sequence[Input]
 
 
 def pad(array: np.ndarray, sizes: Sequence[Sequence[int]], variable: Sequence[int], value: float) -> None:
-    """Writes value behind the true sizes of each row; sizes are those of the variable dimensions."""
+    """Writes value behind the true sizes of each row's variable dimensions."""
     for row, true in zip(array, sizes):
         for d, n in zip(variable, true):
             row[(slice(None),) * d + (slice(n, None),)] = value
@@ -191,7 +196,7 @@ def pad(array: np.ndarray, sizes: Sequence[Sequence[int]], variable: Sequence[in
 
 
 class Output(NamedTuple):
-    """An output's row: for each dimension its size, or the axis that it is as large as, or UNKNOWN."""
+    """An output's row: its largest shape, and the axis that each dimension follows."""
 
     largest: tuple[int, ...]
     follows: tuple[int, ...]  # an axis, FIXED or UNKNOWN
@@ -205,7 +210,7 @@ class Output(NamedTuple):
         return UNKNOWN not in self.follows
 
     def shape(self, point: Point) -> tuple[int, ...]:
-        """Of a row, where the axes have these sizes."""
+        """The shape of a row if the axes have these sizes."""
         return tuple(point[f] if f >= 0 else n for n, f in zip(self.largest, self.follows))
 
     def dims(self, kind: str, name: str) -> str:
@@ -214,7 +219,7 @@ class Output(NamedTuple):
 
     @property
     def prefix(self) -> bool:
-        """Whether a padded row begins with the true one, as it lies in the ring."""
+        """Whether a padded row begins with the bytes of the true row."""
         first = next((d for d, n in enumerate(self.largest) if n != 1 or self.follows[d] != FIXED), 0)
         return all(d == first for d in self.variable)
 
@@ -225,7 +230,7 @@ RowShapes = Callable[[Point], list[tuple[int, ...]]]
 
 
 def probe_outputs(run: RowShapes, axes: Axes) -> list[Output]:
-    """Finds out which sizes of the outputs follow which of the inputs: each axis is made smaller once."""
+    """Finds the axis that each size of the outputs follows, by making each axis smaller once."""
     largest = run(axes.largest())
     follows = [[FIXED] * len(shape) for shape in largest]
     for n, axis in enumerate(axes.axes):
@@ -246,8 +251,7 @@ def probe_outputs(run: RowShapes, axes: Axes) -> list[Output]:
 
 
 def write_rows(plane: np.ndarray, slots: np.ndarray, ys: np.ndarray, output: Output, sizes: np.ndarray | None) -> None:
-    """Puts rows into their slots of a plane, which has a line of elements for each slot.
-    sizes: the true ones by axis, where rows are padded."""
+    """Writes rows into their slots of a plane. sizes: the true ones by axis, if rows are padded."""
     row = math.prod(ys.shape[1:])
     if sizes is None or output.prefix or not output.variable:
         plane[slots, :row] = ys.reshape(len(ys), row)
@@ -258,6 +262,6 @@ def write_rows(plane: np.ndarray, slots: np.ndarray, ys: np.ndarray, output: Out
 
 
 def add_buckets(settings: dict[str, Any], axes: Axes) -> None:
-    """Puts the buckets of the axes beside those that the settings name."""
+    """Adds the buckets of the axes to the settings, which may name others."""
     given = given_buckets(settings)
     settings.update({key: sizes for key, sizes in axes.settings().items() if key.removeprefix("buckets.") not in given})

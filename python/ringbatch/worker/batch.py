@@ -15,13 +15,12 @@ from ..binding.ctypes_path import Columns
 from ..binding.device import DeviceMemory, is_device_array, owned_rows
 from ..binding.tensors import Tensor
 from ..binding.views import Life, released
-from . import debug_marks as unwritten
 from .lost_gpu import lost
 from .ring import Ring, RingBatch
 
 
 class Run(NamedTuple):
-    """Rows of a batch that lie one after the other in memory."""
+    """Adjacent rows of a batch in memory."""
 
     slot: int
     row: int
@@ -43,7 +42,7 @@ class Item(NamedTuple):
 
 
 class Buffers:
-    """Arrays for batches that are not contiguous, used again and again."""
+    """Arrays for batches that are not contiguous, reused by later batches."""
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[str, str, tuple[int, ...]], np.ndarray] = {}
@@ -57,7 +56,7 @@ class Buffers:
 
 
 class _Lazy:
-    """An attribute that is made at its first use; functools.cached_property takes a lock before Python 3.12."""
+    """An attribute that is computed at its first use; functools.cached_property takes a lock before Python 3.12."""
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         self._make = make
@@ -75,29 +74,26 @@ def _lazy(make: Callable[[Any], Any]) -> Any:
 
 
 class Batch:
-    """Some requests to be run together.
+    """Requests that run together.
 
-    A *request* is what one client sent and what is answered, or fails, alone;
-    it has one row or more. A *row* is one item of every tensor, without the
-    batch dimension. The arrays are of rows; ``len(batch)`` and ``batch.rows``
-    count rows, and ``requests`` says which rows are whose.
+    A *request* comes from one client, has one row or more, and ends as a whole. A
+    *row* is one item of every tensor, without the batch dimension. Arrays,
+    ``len(batch)`` and ``batch.rows`` count rows; ``requests`` has the rows of each request.
 
-    ``inputs[name]`` and ``outputs[name]`` have all rows of the batch: views
-    into shared memory if the rows lie one after the other there, otherwise
-    copies in arrays of our own (outputs are put in place at the end). To do
-    without the copy use :attr:`runs`, :meth:`input_run` and :meth:`output_run`.
-    Inputs are read-only: a retry, or the next stage of a pipeline, reads them again.
+    ``inputs[name]`` and ``outputs[name]`` have all rows of the batch. They are views
+    of shared memory if the rows are adjacent there, otherwise copies. To avoid the
+    copy use :attr:`runs`, :meth:`input_run` and :meth:`output_run`. Inputs are
+    read-only: a retry, or the next stage of a pipeline, reads them again.
 
-    With ``ragged=True`` an input of variable size is a list: one view for each
-    row, in the row's own size.
+    With ``ragged=True`` an input of variable size is a list with a view of each row.
 
-    Of a tensor on the device they are tensors of torch on its GPU, used on torch's
-    current stream: the batch is answered when that is done. Torch has no read-only
-    tensors: ``inputs[name]`` is a copy on the GPU, ``input_run`` the shared memory.
+    For tensors on the device the arrays are torch tensors on its GPU. The batch is
+    answered when torch's current stream is done. ``inputs[name]`` is a copy on the GPU,
+    since torch has no read-only tensors; ``input_run`` is the shared memory.
     """
 
-    _gathered: int | None = None  # the largest input that was gathered, if that is worth doing ahead
-    _gathered_bytes = 1 << 20  # as in the library
+    _gathered: int | None = None  # the largest gathered input, if it is worth gathering ahead
+    _gathered_bytes = 1 << 20  # the library's limit for that
 
     def __init__(self, ring: Ring, buffers: Buffers, batch: RingBatch, debug: bool = False) -> None:
         self._sig, self._mapping, self._buffers = ring.signature, ring.mapping, buffers
@@ -106,22 +102,22 @@ class Batch:
         if debug:
             for t in self._on_host(self._sig.outputs):
                 for slot, _, rows in batch.runs:
-                    unwritten.mark(self._mapping.rows(t, slot, rows, t.shape))
+                    mark_unwritten(self._mapping.rows(t, slot, rows, t.shape))
         self.rows: int = batch.rows
         #: Rows of the arrays: ``rows``, or more if the worker asked for padding.
         self.padded: int = batch.pad_to
 
-    # Made when needed: a small batch is done before a handful of objects is made.
+    # Computed when needed: making them all would take longer than a small batch.
 
     _b: Any = _lazy(lambda batch: batch._raw.c)  # as C has it
     _life: Life = _lazy(lambda batch: Life(batch._mapping.memory))
     _scatter: list[tuple[int, np.ndarray]] = _lazy(lambda _: [])
-    _row_dims: dict[int, Sequence[int]] = _lazy(lambda _: {})  # sizes of the outputs' variable dimensions, where they were told
-    _asked: set[str] = _lazy(lambda _: set())  # outputs that the function touched, to write them
+    _row_dims: dict[int, Sequence[int]] = _lazy(lambda _: {})  # sizes of the outputs' variable dimensions, if the function set them
+    _asked: set[str] = _lazy(lambda _: set())  # outputs that the function touched
     _failed: set[int] = _lazy(lambda _: set())  # requests
 
-    # The columns are made anew each time, their arrays are not: a batch that is
-    # forgotten goes at once, without the help of the garbage collector.
+    # The arrays by name. Columns refer to the batch, so the batch must not keep them: a forgotten
+    # batch goes at once, without the garbage collector.
     _made_in: dict[str, Any] = _lazy(lambda _: {})
     _made_out: dict[str, Any] = _lazy(lambda _: {})
 
@@ -140,7 +136,7 @@ class Batch:
         return self._b.id
 
     def __len__(self) -> int:
-        """The number of rows, as of the arrays without their padding."""
+        """The number of rows, without padding."""
         return self.rows
 
     @property
@@ -157,7 +153,7 @@ class Batch:
 
     @property
     def slots(self) -> np.ndarray:
-        """The slot of each row, for those who gather by index."""
+        """The slot of each row, to gather by index."""
         return np.array((ctypes.c_uint32 * self.rows).from_address(self._raw.slots_at), np.intp)
 
     def input_run(self, name: str, i: int) -> np.ndarray:
@@ -184,7 +180,7 @@ class Batch:
         return self._life.view(_read_only(found) if side is self._sig.inputs else found)
 
     def _shape(self, t: Tensor, side: list[Tensor]) -> tuple[int, ...]:
-        """Of a row: what the batch's inputs share; the maximum for outputs."""
+        """The shape of a row: common to the batch's inputs; the maximum for outputs."""
         return t.actual(self._b.dims) if side is self._sig.inputs else t.shape
 
     @property
@@ -242,23 +238,22 @@ class Batch:
             return made
         array = self._buffers.get("output", t, self.padded, t.shape)
         if self._debug:
-            unwritten.mark(array)
+            mark_unwritten(array)
         self._scatter.append((k, array))
         return array
 
     def request_of(self, row: int) -> int:
-        """The index in ``requests`` of the request that a row belongs to."""
+        """The index in ``requests`` of a row's request."""
         for i, m in enumerate(self._b.request[: self._b.requests]):
             if m.row <= row < m.row + m.rows:
                 return i
         raise errors.Invalid(f"row {row} of a batch of {self.rows}")
 
     def set_output_dims(self, i: int, *dims: int) -> None:
-        """The actual sizes of the variable dimensions of request i's outputs, for all its rows.
+        """Sets the actual sizes of the outputs' variable dimensions, for all rows of request i.
 
-        They have been written, or will be, from the beginning of each
-        dimension on: ``outputs[name][row, :h, :w]``. 0 is a size. Sizes that
-        the outputs cannot have fail request i, and no other.
+        Write each row from its beginning: ``outputs[name][row, :h, :w]``. A size may be 0.
+        Sizes above the maximum fail request i alone.
         """
         if not 0 <= i < self._b.requests:
             raise errors.Invalid(f"request {i} of a batch of {self._b.requests}")
@@ -266,7 +261,7 @@ class Batch:
         self._set_dims(range(m.row, m.row + m.rows), i, dims)
 
     def set_row_dims(self, row: int, *dims: int) -> None:
-        """The same for one row: three images in one request have three numbers of boxes."""
+        """Sets them for one row: three images of one request have three numbers of boxes."""
         self._set_dims([row], self.request_of(row), dims)
 
     def _set_dims(self, rows: Iterable[int], i: int, dims: Sequence[int]) -> None:
@@ -281,13 +276,12 @@ class Batch:
             self._row_dims[row] = tuple(dims)
 
     def fail(self, i: int, error: BaseException | str) -> None:
-        """Ends request i as Failed, or as what the error says if that is an end of a request
-        (``ringbatch.QueueFull("…")``); its neighbours are left alone."""
+        """Fails request i alone, as Failed or as the error's own status (``ringbatch.QueueFull("…")``)."""
         self._raw.fail(i, error)
         self._failed.add(i)
 
     def fail_all(self, error: BaseException | str) -> None:
-        """Says that the batch failed as a whole, as an exception does, but for the requests that have failed already."""
+        """Fails the batch as a whole, as an exception does. Requests that have failed already keep their error."""
         self._raw.fail_all(error)
         self._failed.update(range(self._raw.requests))
 
@@ -300,7 +294,7 @@ class Batch:
                 self._raw.scatter(k, array.ctypes.data, array.nbytes)
 
     def _pack(self) -> None:
-        """Moves outputs together that are smaller than their maximum in an inner dimension: clients find them without gaps."""
+        """Closes the gaps in outputs that are smaller than their maximum in an inner dimension."""
         for t in self._sig.outputs:
             if not any(t.variable):  # none, or only the first dimension
                 continue
@@ -312,13 +306,13 @@ class Batch:
                 part = whole[_corner(shape)].copy()
                 whole.reshape(-1)[: part.size] = part.reshape(-1)
 
-    # -- what the function returned
+    # -- returned outputs
 
     def _take(self, result: Any) -> None:
         """Writes the returned outputs. If the function touched batch.outputs[name], the returned value is ignored.
         An output that was neither returned nor touched fails the batch: the slots still have the bytes of earlier requests."""
         if isinstance(result, Columns) and result.of(self._made_out):
-            result = None  # batch.outputs itself: who returns it need not have written it
+            result = None  # batch.outputs itself: returning it writes nothing
         returned = {} if result is None else self._by_name(result)
         for k, t in enumerate(self._sig.outputs):
             if t.name in self._asked:
@@ -384,7 +378,7 @@ class Batch:
         to[: shape[0]].copy_(value.detach())
 
     def _write_row(self, k: int, t: Tensor, row: int, part: np.ndarray) -> None:
-        """One row in its own size; one that does not fit fails its request, and no other."""
+        """Writes one row in its own size. If it does not fit, its request fails alone."""
         try:
             if not t.holds(part.shape):
                 raise errors.Shape(f"output {t.name!r}: expected a row of {t.expected_row}; got shape {part.shape}")
@@ -399,7 +393,7 @@ class Batch:
     # -- the end
 
     def _finish(self) -> None:
-        """Puts the outputs where the clients will look for them."""
+        """Puts the outputs into their slots."""
         made = self.__dict__
         if "_scatter" in made:
             self._put_in_place()
@@ -412,12 +406,12 @@ class Batch:
         for t in self._on_host(self._sig.outputs):
             for row in range(self.rows):
                 shape = t.actual(self._row_dims.get(row, self._sig.output_maxima))
-                if unwritten.seen(self._mapping.rows(t, self._b.slot[row], 1, t.shape)[0][_corner(shape)]):
+                if is_unwritten(self._mapping.rows(t, self._b.slot[row], 1, t.shape)[0][_corner(shape)]):
                     self.fail(self.request_of(row), f"output {t.name!r} of this request was not written, or not all of it")
 
     def _end(self) -> None:
-        """The arrays are over."""
-        if self._sig.on_device:  # what was queued reads and writes the slots
+        """Ends the arrays."""
+        if self._sig.on_device:  # queued work still uses the slots
             try:
                 self._device.synchronize()
             except RuntimeError as e:
@@ -435,8 +429,30 @@ class Batch:
         return [t for t in side if not t.on_device]
 
 
+# -- debug mode: outputs are filled with a pattern before the function runs
+
+_PATTERN_BYTE = 0xA5
+
+
+def mark_unwritten(rows: np.ndarray) -> None:
+    rows[...] = _pattern(rows.dtype)
+
+
+def is_unwritten(row: np.ndarray) -> bool:
+    """Whether elements were not written. Of small types, whose pattern may be a value, only if all have the pattern."""
+    if row.size == 0:
+        return False
+    bits = np.dtype(f"u{row.dtype.itemsize}")
+    left = np.ascontiguousarray(row).view(bits) == _pattern(row.dtype).view(bits)
+    return bool(left.any() if row.dtype.itemsize > 2 or row.dtype == bool else left.all())
+
+
+def _pattern(dtype: np.dtype) -> np.ndarray:
+    return np.frombuffer(bytes([_PATTERN_BYTE]) * dtype.itemsize, dtype)
+
+
 def _read_only(rows: Any) -> Any:
-    """Input rows: a retry and later stages read them again. Tensors on the device cannot be locked."""
+    """Locks input rows. Tensors on the device cannot be locked."""
     if isinstance(rows, np.ndarray):
         rows.setflags(write=False)
     return rows
@@ -447,7 +463,7 @@ def _corner(shape: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 def _as_array(value: Any) -> np.ndarray:
-    if hasattr(value, "detach"):  # a tensor of PyTorch, perhaps on a GPU, perhaps with gradients
+    if hasattr(value, "detach"):  # a torch tensor
         value = value.detach().cpu()
     return np.asarray(value)
 

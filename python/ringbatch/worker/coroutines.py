@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Coroutines of batches: several batches in flight in one process.
 
-One thread uses the ring and runs the coroutines; a second one only waits for
-mail, since a futex is nothing that asyncio could wait for:
+One thread uses the ring and runs the coroutines. A second one only waits for
+mail, since asyncio cannot wait for a futex:
 
     this thread     next ── task A ──────────── task B … complete A   next …
     "mail" thread        wait ────► there is one        wait ────►
 
-A batch whose broker is gone, or whose requests were all canceled or have
-expired, is of use to nobody: its coroutine is canceled.
+If a batch's broker is gone, or all its requests were canceled or have expired,
+its coroutine is canceled.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from .ring import Ring, RingBatch, Stop
 
 log = logging.getLogger("ringbatch")
 
-_LOOK_S = 0.05  # so often it looks whether batches are wanted: that is a word in shared memory, and wakes nobody
+_LOOK_S = 0.05  # between looks whether batches are still wanted
 
 
 @contextlib.contextmanager
 def own_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """A loop of this thread's, for as long as it serves: what a coroutine connected or opened outlives a restart of the broker."""
+    """The event loop of this thread. It outlives a restart of the broker, and so do the coroutines' connections."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
         yield loop
     finally:
         try:
-            left = asyncio.all_tasks(loop)  # what coroutines have started and not waited for
+            left = asyncio.all_tasks(loop)  # started by coroutines
             for task in left:
                 task.cancel()
             if left:
@@ -52,23 +52,23 @@ def own_loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 class AsyncServing:
-    """Serves one attachment: at most so many batches in flight at once."""
+    """Serves one attachment, with some batches in flight at once."""
 
     def __init__(self, ring: Ring, function: Callable[[Batch], Awaitable[Any]], concurrency: int, debug: bool) -> None:
         self._ring, self._function, self._concurrency, self._debug = ring, function, concurrency, debug
         self._running: dict[asyncio.Task[None], RingBatch | None] = {}  # None: canceled
         self._look_at = 0.0
         self._gone = False  # the broker
-        self._spare: list[Buffers] = []  # arrays of batches that are not contiguous: each batch in flight has its own
+        self._spare: list[Buffers] = []  # each batch in flight has its own
         self._generation = Process.generation
 
     def run(self, loop: asyncio.AbstractEventLoop, stop: Stop) -> None:
-        """Until stop is set, and what runs is done; raises BrokerGone, and what a coroutine raises that is no Exception."""
+        """Serves until stop is set and running batches are done. Raises BrokerGone, and SystemExit and such of a coroutine."""
         self._mail = concurrent.futures.ThreadPoolExecutor(1, "ringbatch mail")
         main = loop.create_task(self._serve(loop, stop))
         try:
             loop.run_until_complete(main)
-        except BaseException as e:  # the broker is gone, a second Ctrl-C, SystemExit in a coroutine, …
+        except BaseException as e:  # BrokerGone, a second Ctrl-C, SystemExit in a coroutine
             main.cancel()
             if Process.generation == self._generation:
                 self._give_up(loop, e)
@@ -87,7 +87,7 @@ class AsyncServing:
                 batch = self._ring.next(0) if there and room else None
                 if batch is not None:
                     self._start(loop, batch)
-                    await asyncio.sleep(0)  # it runs up to its first wait before others are taken
+                    await asyncio.sleep(0)  # it runs up to its first wait before the next batch is taken
                     continue
                 if room or not there or not self._running:
                     mail = loop.run_in_executor(self._mail, self._ring.wait, SLICE_NS)
@@ -95,7 +95,7 @@ class AsyncServing:
             await asyncio.wait(waited_for, timeout=_LOOK_S if self._running else None, return_when=asyncio.FIRST_COMPLETED)
             for task in [t for t in self._running if t.done()]:
                 self._running.pop(task)
-                task.result()  # raises what no batch's failure may hide
+                task.result()  # raises SystemExit and such
             if loop.time() >= self._look_at:
                 self._look_at = loop.time() + _LOOK_S
                 self._cancel_unwanted()
@@ -105,7 +105,7 @@ class AsyncServing:
     def _cancel_unwanted(self) -> None:
         for task, batch in self._running.items():
             if batch is not None and not batch.wanted():
-                self._running[task] = None  # once: what it does then is its own affair
+                self._running[task] = None  # canceled only once
                 task.cancel("nobody waits for this batch any more")
 
     def _start(self, loop: asyncio.AbstractEventLoop, batch: RingBatch) -> None:
@@ -126,7 +126,7 @@ class AsyncServing:
                 end_if_lost(e)
             batch._end()
             if self._gone and isinstance(e, asyncio.CancelledError):
-                return  # Ring.close tells its clients, who may send it again
+                return  # Ring.close tells the clients, which may send again
             raw.fail_all(e)
             raw.complete()
             if not isinstance(e, (Exception, asyncio.CancelledError)):
@@ -137,7 +137,7 @@ class AsyncServing:
         raw.complete()
 
     def _give_up(self, loop: asyncio.AbstractEventLoop, why: BaseException) -> None:
-        """Cancels what runs; the batches fail."""
+        """Cancels the running coroutines; their batches fail."""
         running, self._running, self._gone = self._running, {}, isinstance(why, errors.BrokerGone)
         for task in running:
             task.cancel(f"the batch is gone: {why!r}")

@@ -11,18 +11,18 @@ from .. import errors
 
 
 def is_import_path(target: str) -> bool:
-    """Whether it names an object, and no file."""
+    """Whether the target is an import path and not a file."""
     module, colon, name = target.partition(":")
     return bool(colon) and not Path(target).exists() and all(part.isidentifier() for part in [*module.split("."), name])
 
 
 def name_of(target: str) -> str:
-    """A model's name, if nobody gives it one."""
+    """The default name of a model."""
     return target.partition(":")[2] if is_import_path(target) else Path(target).stem
 
 
 def imported(target: str) -> Any:
-    """What an import path names."""
+    """The object of an import path."""
     module, _, name = target.partition(":")
     if not module or not name:
         raise errors.Invalid(f"{target}: an import path is 'package.module:name'")

@@ -7,10 +7,10 @@ before and gathers the rows of the next:
     thread 1    gather A │ compute A │ compute B         │ compute C …
     thread 2             │ gather B  │ answer A, gather C│ answer B, gather D …
 
-Full batches compute one at a time: two would share the same cores, and both would be late.
-Of batches that are not, which leave cores idle, several may. Who computes goes on
-with the next batch at once, and leaves what it has computed to the thread that has
-gathered that one: no thread has to be woken in between.
+Full batches compute one at a time: two would share the same cores, and both would be
+late. Smaller batches leave cores idle, so several may compute at once. The computing
+thread goes on with the next gathered batch at once. The thread that gathered it answers
+the computed one: no thread is woken in between.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ log = logging.getLogger("ringbatch")
 
 
 class Lane(Protocol):
-    """Room for one batch. What it raises fails the batch."""
+    """Room for one batch. An exception fails the batch."""
 
     def gather(self, batch: RingBatch) -> None:
-        """Takes a batch and makes ready what it is computed from."""
+        """Takes a batch and gathers its inputs."""
 
     def compute(self) -> None:
-        """Computes it, without the interpreter's lock for most of the time."""
+        """Computes the batch, mostly without the GIL."""
 
     def write(self) -> np.ndarray | None:
-        """Puts the results into the ring; gives the sizes of the outputs' variable dimensions for each row."""
+        """Writes the results into the ring; returns the sizes of the outputs' variable dimensions for each row."""
 
 
 def run_in_turns(ring: Ring, lanes: Sequence[Lane], stop: Stop, at_once: int = 1) -> None:
-    """Serves until stop is set, and what was taken by then is answered; also when the broker goes, which raises BrokerGone.
+    """Serves until stop is set or the broker goes, which raises BrokerGone. Batches that were taken are answered.
 
-    at_once: so many lanes may compute at the same time.
+    at_once: the lanes that may compute at the same time.
     """
     _Turns(ring, stop, at_once).run(lanes)
 
@@ -69,15 +69,15 @@ class _Job:
 class _Turns:
     def __init__(self, ring: Ring, stop: Stop, at_once: int) -> None:
         self._ring, self._stop, self._at_once = ring, stop, at_once
-        self._waiting = threading.Lock()  # for the next batch
-        self._using = threading.Lock()  # the ring, which takes one thread at a time
+        self._waiting = threading.Lock()  # held by the thread that waits for the next batch
+        self._using = threading.Lock()  # held while a thread uses the ring
         self._taken = 0  # batches that were not answered yet; it grows under _waiting, and changes under _using
         self._turn = threading.Lock()  # guards the next two
         self._computing = 0  # threads
-        self._gathered: deque[_Job] = deque()  # while as many compute as may
-        self._computed: queue.SimpleQueue[_Job] = queue.SimpleQueue()  # one for each that was in _gathered
-        self._ended: BaseException | None = None  # why there will be no more batches
-        self._broken = False  # a thread ended in the midst of a batch
+        self._gathered: deque[_Job] = deque()  # batches that wait for a computing thread
+        self._computed: queue.SimpleQueue[_Job] = queue.SimpleQueue()  # a batch for each one that left _gathered
+        self._ended: BaseException | None = None  # the reason for the end
+        self._broken = False  # a thread ended with a batch unanswered
 
     def run(self, lanes: Sequence[Lane]) -> None:
         others = [threading.Thread(target=self._serve, args=(lane,), name="ringbatch lane", daemon=True) for lane in lanes[1:]]
@@ -99,12 +99,12 @@ class _Turns:
                     return
                 self._answer(job)
                 lane, amidst = job.lane, False
-        except BaseException as e:  # the other threads finish what they have
+        except BaseException as e:  # the other threads finish their batches
             self._ended = self._ended or e
             self._broken = self._broken or amidst
 
     def _take(self) -> RingBatch | None:
-        """The next batch; None when there will be none."""
+        """The next batch; None at the end."""
         while True:
             with self._waiting:
                 if self._ended is not None or self._stop.is_set():
@@ -114,7 +114,7 @@ class _Turns:
                     return batch
 
     def _next(self) -> RingBatch | None:
-        if not self._taken:  # nobody else uses the ring: this may spin for a moment before it sleeps
+        if not self._taken:  # no other thread uses the ring, so this call may spin before it sleeps
             batch = self._ring.next(SLICE_NS)
             self._taken += batch is not None
             return batch
@@ -126,7 +126,7 @@ class _Turns:
             return batch
 
     def _run(self, job: _Job) -> _Job | None:
-        """Has the job computed; gives one that is to be answered, which may be another. None: there will be none."""
+        """Computes the job, or leaves it to another thread; returns a job to answer, None at the end."""
         try:
             with self._using:
                 job.lane.gather(job.batch)
@@ -142,7 +142,7 @@ class _Turns:
         return self._lead(job) if lead else self._follow()
 
     def _lead(self, job: _Job) -> _Job:
-        """Computes until nothing more was gathered."""
+        """Computes until no gathered batch is left."""
         while True:
             try:
                 job.lane.compute()
@@ -176,6 +176,6 @@ class _Turns:
             if job.failure is not None:
                 job.batch.fail_all(job.failure)
             job.batch.complete()
-            self._taken -= 1  # not before: who sees none uses the ring without asking
+            self._taken -= 1  # last: at 0 a thread uses the ring without _using
         if job.failure is not None and not isinstance(job.failure, Exception):
             raise job.failure

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU that is lost to this process.
+"""Ends a worker whose GPU is lost.
 
 Some CUDA errors are sticky: the context is dead, and every later call of the
 process fails. Such a worker would fail batch after batch. It ends at once
-instead, without an answer: the broker sees its death, and gives its batches to
-other workers.
+without an answer, and the broker gives its batches to other workers.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ import contextlib
 import os
 import sys
 from typing import NoReturn
+
+from .refusal import print_error
 
 
 class Lost(RuntimeError):
@@ -26,23 +27,23 @@ def lost(e: BaseException) -> Lost:
 
 
 def end_if_lost(e: BaseException) -> None:
-    """Ends the process if e, which a batch has raised, says that the GPU is lost, or the GPU itself does."""
+    """Ends the process if a batch's error e, or the GPU itself, says that the GPU is lost."""
     found = e if isinstance(e, Lost) else _dead_context()
     if found is not None:
         end_process(found)
 
 
 def end_process(why: Lost) -> NoReturn:
-    """Not through the interpreter's end, where the driver's clean-up of a dead context can hang."""
+    """Exits at once: at the interpreter's end the driver's clean-up of a dead context can hang."""
     with contextlib.suppress(Exception):
         sys.stdout.flush()
     with contextlib.suppress(Exception):
-        print(f"ringbatch: worker {os.getpid()} ends: {why}", file=sys.stderr, flush=True)
+        print_error(f"ringbatch: worker {os.getpid()} ends: {why}")
     os._exit(1)
 
 
 def _dead_context() -> Lost | None:
-    """Waits for the GPUs that PyTorch uses in this process, if it was imported and uses any."""
+    """Synchronizes the GPUs that PyTorch uses in this process; the error if one is dead."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
         return None
@@ -57,7 +58,7 @@ def _dead_context() -> Lost | None:
 
 
 def _synchronize(torch: object) -> None:
-    """Of a GPU without a context this would make one."""
+    """Skips GPUs without a context: synchronizing would create one."""
     cuda, has_context = torch.cuda, torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
     for gpu in range(cuda.device_count()):
         if has_context(gpu):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a worker process tells who serves it that no other start would do better: what it is to serve is wrong.
+"""Refusals: a worker process tells the serving process that its target is wrong, and that no restart helps.
 
-The text goes through memory of the serving process, so that it arrives also where a broker starts the workers.
+The text goes through memory of the serving process, so that it also arrives if a broker starts the workers.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from typing import NamedTuple
 
 from .. import errors
 
-TOLD_AT = "RINGBATCH_REFUSAL"  # where a worker process writes it, and which file is there
+TOLD_AT = "RINGBATCH_REFUSAL"  # the file to write to, and its identity
 
-# Errors that do not go away by themselves. A missing GPU may: its driver is up later than we are.
+# Errors that stay. A missing GPU may appear: its driver may start later than the worker.
 LASTING = (errors.Invalid, errors.WrongGPU)
 
-_MOST_BYTES = 1 << 20  # of refusals: thousands, and none was a reason to end
+_MOST_BYTES = 1 << 20  # then refusals are no longer read
 
 _ADD_SEALS, _SEAL_GROW, _SEAL_WRITE = 1033, 4, 8  # <linux/fcntl.h>: not every Python's fcntl has them
 
-_told_at = os.environ.pop(TOLD_AT, "")  # what this process starts in turn is no worker process of that serve
+_told_at = os.environ.pop(TOLD_AT, "")  # not for processes that this process starts
 
 
 class Refusal(NamedTuple):
     pid: int
-    name: str  # that the broker gave the process; empty if no broker started it
+    name: str  # the broker's for the process; empty if no broker started it
     text: str
 
 
 class Refusals:
-    """Of the worker processes that this process serves with, at their first starts."""
+    """The refusals of this serving process's workers, at their first starts."""
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("ringbatch-refusal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._over = False
-        self._read = 0  # bytes; what was read stays, since another process may be writing behind it
+        self._read = 0  # bytes; they stay in the file, since a worker may be appending
         self._told: list[Refusal] = []
         self.path = f"/proc/{os.getpid()}/fd/{self._fd}:{_identity(self._fd)}"
 
     def take(self, pid: int | None = None) -> list[Refusal]:
-        """Those that came since they were taken last; of one process, if a pid is given."""
+        """The refusals since the last call; with a pid, those of one process."""
         if not self._over and (size := os.fstat(self._fd).st_size) > self._read:
             told = os.pread(self._fd, size - self._read, self._read)
-            whole = told[: told.rfind(b"\n") + 1]  # behind that one is being written
+            whole = told[: told.rfind(b"\n") + 1]  # the rest is being written
             self._read += len(whole)
             self._told += [Refusal(*json.loads(line)) for line in whole.splitlines()]
             if self._read > _MOST_BYTES:
@@ -56,8 +56,7 @@ class Refusals:
         return mine
 
     def end(self) -> None:
-        """From here on worker processes say it in their own logs.
-        The descriptor stays: they know its number, which another file would get."""
+        """From here on workers log their refusals. The descriptor stays open: workers know its number."""
         if not self._over:
             fcntl.fcntl(self._fd, _ADD_SEALS, _SEAL_GROW | _SEAL_WRITE)
             self._over = True
@@ -73,13 +72,13 @@ def _identity(fd: int) -> str:
 
 
 def attached() -> None:
-    """In a worker process: it has served, so what ends it from here on is no verdict about what it serves."""
+    """In a worker process: it has served, so a later error does not condemn its target."""
     global _told_at
     _told_at = ""
 
 
 def refused(text: object) -> bool:
-    """In a worker process: tells it to who serves; False if nobody wants to know, or not any more."""
+    """In a worker process: tells the serving process; False if none listens."""
     path, _, identity = _told_at.partition(":")
     if not path:
         return False
@@ -100,8 +99,13 @@ def refused(text: object) -> bool:
 
 
 def report(command: str, target: object, e: BaseException, text: str) -> None:
-    """Prints why a worker process ends, unless who serves it will."""
+    """Prints why a worker process ends, unless the serving process will."""
     said = str(e)
     if isinstance(e, LASTING) and refused(said if said.startswith(str(target)) else f"{target}: {said}"):
         return
-    print(f"{command}: {text}", file=sys.stderr, flush=True)
+    print_error(f"{command}: {text}")
+
+
+def print_error(text: str) -> None:
+    """On standard error; below a broker with the level that its log takes the line for."""
+    print(f"{'ERROR ' * ('RINGBATCH_WORKER_NAME' in os.environ)}{text}", file=sys.stderr, flush=True)

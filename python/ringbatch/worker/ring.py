@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's attachment to a ring, and the loop that serves its batches.
 
-Everything here is addresses and NumPy arrays. What computes (a function of
-NumPy arrays, PyTorch, another engine) is a :class:`Lane`: room for one batch.
+This module knows addresses and NumPy arrays only. A :class:`Lane` computes a batch,
+with NumPy, PyTorch or another engine.
 
 1. :func:`keep_attached` attaches, and again after each restart of the broker
 2. :class:`Ring` is one attachment: the tensors, their memory, the next batch
-3. :func:`run` puts batches onto free lanes and answers those that are done
+3. :func:`run` gives batches to free lanes and answers them when they are done
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char_p, c_uint32, c_uint64
 from typing import Any, Protocol
 
@@ -25,22 +25,23 @@ import numpy as np
 
 from .. import errors
 from ..binding import structs as c
-from ..binding.library import SLICE_NS, check, encode, last_error, load
+from ..binding.library import SLICE_NS, Duration, check, encode, last_error, load, seconds
 from ..binding.paths import complete_batch, next_batch
 from ..binding.tensors import signature_of
 from ..binding.views import Mapping as SharedMapping
 from . import refusal
 from .lost_gpu import Lost, end_if_lost, end_process
+from .policy import policy_text
 
 log = logging.getLogger("ringbatch")
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.01, 1.0
 _REASON_BYTES = 1024  # room for the text of a failure
-_LINE_BYTES = 320  # of which its first line has so much, where a traceback follows
+_LINE_BYTES = 320  # room for its first line, if a traceback follows
 
 
 class Stop(Protocol):
-    """When to stop; a threading.Event, say."""
+    """When to stop, for example a threading.Event."""
 
     def is_set(self) -> bool: ...
 
@@ -61,7 +62,7 @@ def worker_options(
     socket: str | os.PathLike[str] | None = None,
     **policy: Any,
 ) -> c.WorkerOptions:
-    """The keywords that all workers share, for C. What is not a worker's own is a setting of the model's policy."""
+    """The keywords of all workers, for C. policy: settings of the model."""
     o = c.WorkerOptions()
     o.size = ctypes.sizeof(o)
     o.depth, o.lanes, o.weight, o.pad_to, o.pad_preferred, o.gather_threads = depth, lanes, weight, pad_to, pad_preferred, gather_threads
@@ -71,27 +72,8 @@ def worker_options(
     return o
 
 
-def policy_text(settings: Mapping[str, Any]) -> str:
-    """Settings as C takes them: key=value, one a line. The broker knows which keys there are, and reads the values."""
-    pairs = []
-    for key, value in settings.items():
-        if isinstance(value, Mapping):  # parts of a key: of one input, of one priority level
-            pairs += [(f"{key}.{part}", v) for part, v in value.items()]
-        elif value is not None:
-            pairs.append((key, value))
-    return "\n".join(f"{key}={_value_text(value)}" for key, value in pairs)
-
-
-def _value_text(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return "[" + ",".join(map(_value_text, value)) + "]"
-    return "".join(str(value).split())  # blanks separate pairs
-
-
 class Rows:
-    """The rows of a batch: which slots they are, and the shapes they have in the inputs."""
+    """The rows of a batch: their slots, and their shapes in the inputs."""
 
     __slots__ = ("rows", "runs", "shapes", "sizes", "slots_at")
 
@@ -100,27 +82,27 @@ class Rows:
     ) -> None:
         self.rows = rows
         self.slots_at = slots_at  # address of the slot number of each row, 32 bits each, ascending
-        self.runs = runs  # of neighbouring slots: slot, row, rows
+        self.runs = runs  # of adjacent slots: slot, row, rows
         self.shapes = shapes  # of a row in each input
-        self.sizes = sizes  # the true ones of the inputs' variable dimensions, for each row; None: rows are as their shapes say
+        self.sizes = sizes  # each row's true sizes of the inputs' variable dimensions; None: rows are not padded
 
 
 _MEMBER = np.dtype(c.Member)
 
 
 class RingBatch(Rows):
-    """A batch of a ring. Requests are what is answered; each has one row or more."""
+    """A batch of a ring."""
 
     __slots__ = ("_at", "_c", "_lib", "_ring", "_runs", "pad_to", "pieces", "requests")
 
     def __init__(self, ring: Ring, at: int, requests: int, rows: int, pieces: int, pad_to: int) -> None:
         self._ring, self._lib, self._at = ring, ring.lib, at
         self.requests, self.rows, self.pad_to = requests, rows, pad_to
-        self.pieces = pieces  # how many runs there are
+        self.pieces = pieces  # the number of runs
         self._c: Any = None
         self._runs: list[tuple[int, int, int]] | None = None
 
-    # Made when asked for: a function that only takes the arrays needs none of them.
+    # Computed when needed: a function that only takes the arrays needs none of them.
 
     @property
     def c(self) -> Any:
@@ -159,15 +141,15 @@ class RingBatch(Rows):
             self.set_row_dims(row, sizes)
 
     def gather(self, k: int, to: int, size: int) -> None:
-        """Copies the rows of the k-th input together, and zeros for the padding behind them; without the interpreter's lock."""
+        """Copies the rows of the k-th input together, with zeros for the padding; without the GIL."""
         check(self._lib, self._lib.rb_batch_gather(self._at, c.INPUT, k, to, size))
 
     def prefetch(self, k: int, to: int, size: int) -> None:
-        """Begins that, in threads of the library; gather with the same arguments finishes it."""
+        """Starts to gather, in threads of the library; gather with the same arguments finishes."""
         check(self._lib, self._lib.rb_batch_prefetch(self._at, k, to, size))
 
     def scatter(self, k: int, of: int, size: int) -> None:
-        """The way back, for the k-th output."""
+        """Copies rows of the k-th output into their slots."""
         check(self._lib, self._lib.rb_batch_scatter(self._at, k, of, size))
 
     def set_row_dims(self, row: int, dims: Sequence[int]) -> None:
@@ -177,15 +159,15 @@ class RingBatch(Rows):
 
     def fail(self, i: int, error: BaseException | str) -> None:
         if isinstance(error, errors.Error) and self._lib.rb_batch_fail_as(self._at, i, error.status, _reason(error)) == 0:
-            return  # else that is nothing that a request ends with
+            return  # otherwise a request cannot end with that status
         check(self._lib, self._lib.rb_batch_fail(self._at, i, _reason(error)))
 
     def fail_all(self, error: BaseException | str) -> None:
-        """The batch failed as a whole, but for the requests that have failed already."""
+        """Fails the batch as a whole; requests that have failed already keep their error."""
         check(self._lib, self._lib.rb_batch_fail_all(self._at, _reason(error)))
 
     def wanted(self) -> bool:
-        """Whether anybody still waits for one of its requests: others were canceled or have expired."""
+        """Whether a client still waits for one of its requests."""
         return any(self._lib.rb_batch_waiting(self._at, i) != errors.Canceled.status for i in range(self.requests))
 
     def complete(self) -> None:
@@ -201,8 +183,8 @@ def _said(error: object) -> str:
 
 
 def _reason(error: object) -> bytes:
-    """The text of a failure. Of an exception its first line says all, since the gateway sends no more than that to other hosts.
-    The traceback follows for callers on this one, and of a long one its end, which says most."""
+    """The text of a failure. The first line names the exception: the gateway sends only that line to other hosts.
+    The traceback follows, or the end of a long one."""
     if isinstance(error, BaseException):
         name, said = type(error).__qualname__, " ".join(_said(error).split())
         line = f"{name}: {said}" if said else name
@@ -243,11 +225,11 @@ class Ring:
         self._shapes = None if self.signature.variable_inputs else [t.shape for t in self.signature.inputs]
 
     def row_shapes(self, dims: Sequence[int]) -> list[tuple[int, ...]]:
-        """The shape of a row in each input, where the variable dimensions have these sizes."""
+        """The shape of a row in each input, if the variable dimensions have these sizes."""
         return self._shapes or [t.actual(dims) for t in self.signature.inputs]
 
     def next(self, timeout_ns: int) -> RingBatch | None:
-        """The next batch, or None if none comes in time; raises BrokerGone."""
+        """The next batch, None at the timeout; raises BrokerGone."""
         found = next_batch(self._handle, timeout_ns)
         if found is None:
             return None
@@ -256,33 +238,32 @@ class Ring:
         raise last_error(self.lib, found)  # type: ignore[arg-type]
 
     def wait(self, timeout_ns: int) -> bool:
-        """Whether next(0) would find a batch, in time; raises BrokerGone.
-        A second thread may wait here, while the first does all but next."""
+        """Waits until next(0) would find a batch; False at the timeout. Raises BrokerGone.
+        A second thread may wait here while the first uses the ring, except for next."""
         status = self.lib.rb_worker_wait(self._handle, timeout_ns)
         if status in (0, errors.Timeout.status):
             return status == 0
         raise last_error(self.lib, status)
 
     def close(self) -> None:
-        """Detaches. Batches that were taken and not completed fail."""
+        """Detaches. Uncompleted batches fail."""
         self.lib.rb_worker_close(self._handle)
 
 
-def keep_attached(attach: Callable[[], Ring], serve: Callable[[Ring], None], stop: Stop, wait: float = 0.0) -> None:
+def keep_attached(attach: Callable[[], Ring], serve: Callable[[Ring], None], stop: Stop, wait: Duration = 0.0) -> None:
     """Attaches and serves until stop is set; attaches again when the broker is restarted.
 
-    wait: seconds to wait for a broker that is not there at first. One that
-    was there is waited for without end. An error that trying again would not
-    mend (``retry_attach`` is False: another version, another signature, …)
-    ends it.
+    wait: how long to wait for the first broker. A broker that was there is
+    waited for without end. An error that another try would repeat
+    (``retry_attach`` is False: a wrong version or signature) is raised.
     """
-    patience, delay = time.monotonic() + wait, 0.0
+    patience, delay = time.monotonic() + seconds(wait), 0.0
     while not stop.wait(delay):
         delay = min(max(2 * delay, _FIRST_RETRY_S), _LAST_RETRY_S)
         try:
             ring = attach()
         except errors.Error as e:
-            if isinstance(e, (errors.BrokerGone, errors.Draining)):  # it is being restarted just now
+            if isinstance(e, (errors.BrokerGone, errors.Draining)):  # the broker is being restarted
                 patience = float("inf")
             if not e.retry_attach or time.monotonic() + delay > patience:
                 raise
@@ -293,7 +274,7 @@ def keep_attached(attach: Callable[[], Ring], serve: Callable[[Ring], None], sto
         except errors.BrokerGone:
             log.info("broker went away, attaching %s again", ring.model)
         except Lost as e:
-            end_process(e)  # and answers no batch: the broker has them run elsewhere
+            end_process(e)  # without answers: the broker gives the batches to other workers
         except BaseException:
             ring.close()
             raise
@@ -312,20 +293,18 @@ class Lane(Protocol):
         """Whether the batch is done."""
 
     def wait(self) -> None:
-        """Waits until it is."""
+        """Waits until the batch is done."""
 
     def patience(self) -> int:
-        """How long to look for another batch before asking again whether this one is done, nanoseconds."""
+        """Nanoseconds to wait for another batch before done is called again."""
 
     def release(self) -> None:
-        """The batch is about to be answered, done or failed: let nothing write into its slots any more, and forget it."""
+        """Forgets the batch, before it is answered: nothing may write into its slots any more."""
 
 
 def run(ring: Ring, lanes: Sequence[Lane], stop: Stop) -> None:
-    """Takes a batch when a lane is free and answers what is done, in order, until stop is set.
-
-    What is on a lane by then is finished first; also when the broker goes,
-    which raises BrokerGone.
+    """Takes a batch when a lane is free and answers batches in order, until stop is set or the broker
+    goes, which raises BrokerGone. Batches on a lane are finished first.
     """
     free, busy = list(lanes), deque[tuple[Lane, RingBatch]]()
     gone: errors.BrokerGone | None = None
@@ -357,25 +336,11 @@ def run(ring: Ring, lanes: Sequence[Lane], stop: Stop) -> None:
         raise gone
 
 
-class Prefetching(Protocol):
-    """A lane whose batches are done when they are submitted, and which may gather the next one's rows meanwhile."""
+def run_one(ring: Ring, lane: Any, stop: Stop) -> None:
+    """run for one lane whose batches are done when submit returns.
 
-    def submit(self, batch: RingBatch) -> None: ...
-
-    def release(self) -> None: ...
-
-    def wants_next(self, batch: RingBatch) -> bool:
-        """Whether to take the next batch before this one is submitted."""
-
-    def prefetch(self, batch: RingBatch) -> None:
-        """It comes next."""
-
-
-def run_one(ring: Ring, lane: Prefetching, stop: Stop) -> None:
-    """run for one such lane.
-
-    The next batch is looked for before this one's function runs, and again
-    before this one is answered: its clients have often sent it by then.
+    If ``lane.wants_next(batch)``, the next batch is taken before this one's function runs, or
+    before its answer, and ``lane.prefetch(next)`` starts to gather it.
     """
     ahead: RingBatch | None = None
     gone: errors.BrokerGone | None = None
@@ -391,7 +356,7 @@ def run_one(ring: Ring, lane: Prefetching, stop: Stop) -> None:
         if ahead is not None:
             try:
                 lane.prefetch(ahead)
-            except Exception:  # no memory, perhaps; this batch may have run, and is answered all the same
+            except Exception:  # for example MemoryError; the present batch is still answered
                 log.exception("the rows of the next batch could not be gathered ahead")
 
     while ahead is not None or not (stop.is_set() or gone):
@@ -407,7 +372,7 @@ def run_one(ring: Ring, lane: Prefetching, stop: Stop) -> None:
         raise gone
 
 
-def _submit(lane: Lane | Prefetching, batch: RingBatch) -> bool:
+def _submit(lane: Any, batch: RingBatch) -> bool:
     """False if the batch failed and was answered."""
     try:
         lane.submit(batch)

@@ -17,19 +17,18 @@ from .worker import wait_without_lock
 
 log = logging.getLogger("ringbatch")
 
-_ONE_PRESS_S = 0.5  # a terminal and what runs in it may both send the signal of one Ctrl-C
+_ONE_PRESS_S = 0.5  # a terminal and its program may both send the signal of one Ctrl-C
 _TOLD_AFTER_S = 2.0
 _LOOK_S = 0.02
 
 
 class StopEvent(threading.Event):
-    """An event that a signal's handler may set. That runs in the main thread, also in the midst of a wait there: so there is no lock to
-    wait for."""
+    """An event without a lock: a signal handler may set it while the same thread waits for it."""
 
     _is_set = False
     listens = False  # to signals
     presses, _last_press = 0, -math.inf
-    told = False  # that one more would do something
+    told = False  # the user knows that one more press ends at once
 
     def is_set(self) -> bool:
         return self._is_set
@@ -41,7 +40,7 @@ class StopEvent(threading.Event):
         return wait_without_lock(self.is_set, timeout)
 
     def press(self) -> None:
-        """What Ctrl-C does."""
+        """Handles a Ctrl-C."""
         self.set()
         now = time.monotonic()
         if now - self._last_press >= _ONE_PRESS_S:
@@ -49,7 +48,7 @@ class StopEvent(threading.Event):
 
 
 def ends(is_over: Callable[[], bool], seconds: float, stop: StopEvent) -> bool:
-    """Whether what was told to end does so in time, and before Ctrl-C is pressed meanwhile: nobody waits for it then."""
+    """Waits for an end; False after some seconds, or at the next Ctrl-C."""
     began, enough = time.monotonic(), 2 if stop.presses else 1
     while not is_over():
         took = time.monotonic() - began
@@ -57,14 +56,14 @@ def ends(is_over: Callable[[], bool], seconds: float, stop: StopEvent) -> bool:
             return False
         if took > _TOLD_AFTER_S and stop.listens and not stop.told:
             stop.told = True
-            log.warning("stopping: what was accepted is being finished; press Ctrl-C once more to end at once")
+            log.warning("stopping: accepted requests are being finished; press Ctrl-C once more to end at once")
         time.sleep(_LOOK_S)
     return True
 
 
 @contextlib.contextmanager
 def stopping() -> Iterator[StopEvent]:
-    """An event that Ctrl-C and SIGTERM set; by another one nobody waits any longer."""
+    """An event that Ctrl-C and SIGTERM set. A second press ends all waits."""
     stop = StopEvent()
     restore = stop_on_signals(stop, lambda signum: None)
     try:
@@ -74,14 +73,14 @@ def stopping() -> Iterator[StopEvent]:
 
 
 def end_at_once(signum: int) -> None:
-    """For a worker. Only by Ctrl-C: SIGTERM may come from several, who all want it to finish its batch."""
+    """Ends a worker at a second Ctrl-C. SIGTERM may come from several processes, which all let it finish its batch."""
     if signum == signal.SIGINT:
         signal.signal(signum, signal.SIG_DFL)
         signal.raise_signal(signum)
 
 
 def stop_on_signals(stop: StopEvent, again: Callable[[int], None] = end_at_once) -> Any:
-    """Ctrl-C and SIGTERM set stop, and later ones call again; gives the function that undoes this."""
+    """Lets Ctrl-C and SIGTERM set stop; later ones call again. Returns the function that undoes this."""
     if threading.current_thread() is not threading.main_thread():
         return lambda: None
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trial runs of a model before it is served.
 
-Rows of a batch must give what each gives alone (:func:`refuse_mixed_rows`). A
-model that ignores padding, by itself or by a mask, gives the same results with
-it (:func:`padding_ignored`); a model that does not is served without buckets.
+A row must give the same results in a batch as alone (:func:`refuse_mixed_rows`).
+A model that ignores padding gives the same results with it
+(:func:`padding_ignored`); other models are served without buckets.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import numpy as np
 from .. import errors
 from .axes import UNKNOWN, Axes, Input, Output, Point, given_buckets, powers_of_two, probe_outputs
 
-TOLERANCE, HALF_TOLERANCE = 1e-3, 2e-2  # of the largest number of a result; the latter where 16 bits are computed with
+TOLERANCE, HALF_TOLERANCE = 1e-3, 2e-2  # parts of the largest number; the second one for 16 bits
 
 
 class Model(Protocol):
-    """What is asked before serving."""
+    """A model on trial."""
 
     def run(self, rows: Sequence[np.ndarray], true: Sequence[Sequence[int]] | None) -> list[np.ndarray]:
-        """Runs a batch. true: the axes' sizes of each row, where it is padded."""
+        """Runs a batch. true: each row's sizes of the axes, if it is padded."""
 
 
 def agree(got: Sequence[np.ndarray], want: Sequence[np.ndarray], tolerance: float) -> bool:
-    """Whether results are the same but for rounding: within tolerance times the largest number. Whole numbers must be equal."""
+    """Whether results are equal within tolerance times the largest number. Integers must be equal."""
     if len(got) != len(want):
         return False
     for y, z in zip(got, want):
@@ -50,13 +50,13 @@ _FLOATS = ("f16", "bf16", "f32", "f64")
 
 
 def is_mask(i: Input) -> bool:
-    """Whether it tells which places of other inputs count."""
+    """Whether the input is a mask, by its name."""
     return "mask" in i.name.lower()
 
 
 def example(inputs: Sequence[Input], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype], rows: int,
         seed: int = 0) -> list[np.ndarray]:
-    """Rows to try a model with: random numbers, zeros and ones where they are whole, ones in what is called a mask."""
+    """Rows for a trial: random numbers; for integers zeros and ones; ones for a mask."""
     rng = np.random.default_rng(seed)
     made = []
     for i, shape, dtype in zip(inputs, shapes, dtypes):
@@ -66,15 +66,15 @@ def example(inputs: Sequence[Input], shapes: Sequence[tuple[int, ...]], dtypes: 
             value = rng.random((rows, *shape))
         else:
             value = rng.integers(0, 2, (rows, *shape))
-        if i.kind == "bf16":  # its bits: those of f32 without the lower half
+        if i.kind == "bf16":  # the upper half of the bits of f32
             value = value.astype(np.float32).view(np.uint32) >> 16
         made.append(value.astype(dtype))
     return made
 
 
 def neighbours_ignored(model: Model, xs: list[np.ndarray], outputs: Sequence[Output] = ()) -> bool:
-    """Whether a row gives the same among other rows as among copies of itself, bit for bit: both batches have one shape."""
-    batch = [x.copy() for x in xs]  # of all runs: some kernels compute differently at other addresses
+    """Whether a row gives the same bits among other rows as among copies of itself."""
+    batch = [x.copy() for x in xs]  # for all runs: some kernels compute differently at other addresses
 
     def row(i: int, copies: bool) -> list[np.ndarray]:
         for x, given in zip(batch, xs):
@@ -85,7 +85,7 @@ def neighbours_ignored(model: Model, xs: list[np.ndarray], outputs: Sequence[Out
 
 
 def rows_agree(model: Model, xs: list[np.ndarray], tolerance: float, outputs: Sequence[Output] = ()) -> bool:
-    """Whether the rows of a batch give what each gives alone. outputs: of a size that is not known, what all rows have is compared."""
+    """Whether each row gives the same results in the batch as alone. For outputs of unknown size the common part is compared."""
     together = model.run(xs, None)
     if any(len(y) != len(xs[0]) for y in together):
         return False
@@ -100,9 +100,9 @@ def rows_agree(model: Model, xs: list[np.ndarray], tolerance: float, outputs: Se
 
 
 def _common_corner(results: Sequence[np.ndarray], follows: Sequence[int]) -> tuple[slice, ...] | None:
-    """What all have, since a batch may be padded to its longest row; None if other sizes differ than those that are not known."""
+    """The part that all results have: a batch may be padded to its longest row. None if known sizes differ."""
     shapes = {y.shape[1:] for y in results}
-    if len(shapes) > 1:  # one shape may be declared in another of as many numbers
+    if len(shapes) > 1:
         if any(len(shape) != len(follows) for shape in shapes):
             return None
         if any(f != UNKNOWN and len({*sizes}) > 1 for f, sizes in zip(follows, zip(*shapes))):
@@ -111,7 +111,7 @@ def _common_corner(results: Sequence[np.ndarray], follows: Sequence[int]) -> tup
 
 
 def refuse_tolerance(given: float | None) -> None:
-    """Refuses one that no results could be within, or all."""
+    """Refuses a tolerance that is no part of a number."""
     if given is not None and not 0 <= given < math.inf:
         raise errors.Invalid(f"--tolerance {given:g}: want a part of the largest number, like 0.05")
 
@@ -119,9 +119,9 @@ def refuse_tolerance(given: float | None) -> None:
 def refuse_mixed_rows(
     model: Model, xs: list[np.ndarray], tolerance: float, outputs: Sequence[Output] = (), adjustable: bool = True, exact: bool = True
 ) -> None:
-    """Refuses a model whose rows do not give in a batch what each gives alone. adjustable: there is a --tolerance.
+    """Refuses a model whose rows give other results in a batch than alone. adjustable: there is a --tolerance.
 
-    exact: a row must not change at all with its neighbours. Alone it has another shape, so that there rounding may differ.
+    exact: a row must not change by a bit with its neighbours. Alone it has another shape, so rounding may differ.
     """
     allow = ", allow more (--tolerance 0.05)" if adjustable and tolerance < 0.05 else ""
     advice = f"Serve single rows (--max_batch_size=1){allow} or anything (--no_check)"
@@ -130,18 +130,17 @@ def refuse_mixed_rows(
         raise errors.Invalid(f"in a batch of {len(xs[0])} {why}. {advice}")
     if not rows_agree(model, xs, tolerance, outputs):
         raise errors.Invalid(
-            f"in a batch of {len(xs[0])} the rows give other results than alone, by more than {tolerance:g} of the largest: rows of this "
-            "model "
-            f"depend on one another (or chance is in it). {advice}"
+            f"in a batch of {len(xs[0])} the rows give other results than alone, by more than {tolerance:g} of the largest: "
+            f"rows of this model depend on one another (or chance is in it). {advice}"
         )
 
 
 def padding_ignored(
     model: Model, axes: Axes, outputs: Sequence[Output], dtypes: Sequence[np.dtype], pads: Sequence[float | None], tolerance: float
 ) -> bool:
-    """Whether a row gives the same results whatever its padding is filled with, bit for bit.
+    """Whether a row gives the same bits with any padding.
 
-    A value that --pad names is the only one that the model ignores. Then a padded row is also compared with the unpadded one.
+    With --pad the model ignores only that value: then a padded row is also compared with the unpadded one.
     """
     for point, true in _padded_points(axes, 1, 5, 7):
         row = _PaddedRow(model, axes, outputs, dtypes, pads, point, true)
@@ -154,14 +153,14 @@ def padding_ignored(
 
 
 class _PaddedRow:
-    """A row in a bucket. All its runs use the same arrays: some kernels compute differently at other addresses."""
+    """A row in a bucket. All its runs use the same arrays, since some kernels compute differently at other addresses."""
 
     def __init__(
         self, model: Model, axes: Axes, outputs: Sequence[Output], dtypes: Sequence[np.dtype], pads: Sequence[float | None],
         point: Point, true: Point,
     ) -> None:  # fmt: skip
         self.true, self._model = true, model
-        # An array of bf16 has its bits, which no number sets but 0.
+        # Arrays of bf16 have its bits: of all numbers only 0 has the same.
         self._pads = [0.0 if value is not None and i.kind == "bf16" else value for i, value in zip(axes.inputs, pads)]
         self._corners = [tuple(map(slice, (1, *o.shape(true)))) for o in outputs]
         self.small = example(axes.inputs, axes.shapes(true), dtypes, 1)
@@ -169,28 +168,28 @@ class _PaddedRow:
         self._whole = [np.empty((1, *shape), x.dtype) for x, shape in zip(self.small, shapes)]
         masks = [is_mask(i) for i in axes.inputs]
         if not any(i.variable and not mask for i, mask in zip(axes.inputs, masks)):
-            masks = [False] * len(masks)  # of nothing
+            masks = [False] * len(masks)  # there is nothing to mask
         ones = [np.ones(shape) if i.kind not in _FLOATS else None for i, shape in zip(axes.inputs, shapes)]
         random = example(axes.inputs, shapes, dtypes, 1, seed=1)
         self._others = [0 if mask else r if one is None else one for mask, one, r in zip(masks, ones, random)]
 
     def run(self, other: bool) -> list[np.ndarray]:
-        """The results in true places. Padding has --pad's value, or zeros as clients write them, or other numbers; a mask has zeros."""
+        """The results without padding. Padding is --pad's value, or zeros as clients write them, or other numbers; zeros in a mask."""
         for x, whole, value, filling in zip(self.small, self._whole, self._pads, self._others):
             whole[...] = value if value is not None else filling if other else 0
             whole[tuple(map(slice, x.shape))] = x
         return [y[corner].copy() for y, corner in zip(self._model.run(self._whole, [self.true]), self._corners)]
 
 
-_NOISE = 4  # how much farther than two equal runs others may be apart, by chance
+_NOISE = 4  # results may differ by this many times the difference of two equal runs
 
 
 def equal_results(
     one: Callable[[], list[np.ndarray]], other: Callable[[], list[np.ndarray]], outputs: Sequence[Output] = (), nan: bool = True
 ) -> bool:
-    """Whether two runs of equal shapes give equal results. They may differ only where the model differs from itself, and hardly more.
+    """Whether two runs of equal shapes give equal results. They may differ about as much as two equal runs do.
 
-    nan: whether NaN counts as equal to NaN; where any filling may turn into it, that proves nothing.
+    nan: whether NaN equals NaN. If any filling may turn into NaN, equal NaNs prove nothing.
     """
     first = one()
     if not nan and any(np.isnan(y).any() for y in first if y.dtype.kind == "f"):
@@ -200,14 +199,14 @@ def equal_results(
 
 
 def _apart(ys: Sequence[np.ndarray], zs: Sequence[np.ndarray], outputs: Sequence[Output]) -> float:
-    """The largest difference; infinite where no number tells it."""
+    """The largest difference; infinite if shapes or NaNs differ."""
     most = 0.0 if len(ys) == len(zs) else math.inf
     for k, (y, z) in enumerate(zip(ys, zs)):
         corner = _common_corner((y, z), outputs[k].follows if k < len(outputs) else ())
         if corner is None:
             return math.inf
         y, z = y[corner], z[corner]
-        differ = (y != z) & ((y == y) | (z == z))  # NaN is like NaN here
+        differ = (y != z) & ((y == y) | (z == z))  # NaN equals NaN here
         with np.errstate(all="ignore"):
             d = float(np.abs(y[differ].astype(np.float64) - z[differ].astype(np.float64)).max(initial=0.0))
         most = max(most, math.inf if math.isnan(d) else d)
@@ -215,7 +214,7 @@ def _apart(ys: Sequence[np.ndarray], zs: Sequence[np.ndarray], outputs: Sequence
 
 
 def _padded_points(axes: Axes, *eighths: int) -> Iterator[tuple[Point, Point]]:
-    """Of the smallest and the largest buckets: the bucket, and true sizes of so many eighths of it."""
+    """The smallest and the largest buckets, each with true sizes of some eighths of it."""
     for point in dict.fromkeys((*axes.points()[-1:], *axes.points()[:1])):
         for true in dict.fromkeys(tuple(max(1, n * part // 8) for n in point) for part in eighths):
             if true != point:
@@ -226,10 +225,9 @@ def settle(
     model: Model, inputs: Sequence[Input], dtypes: Sequence[np.dtype], settings: Mapping[str, Any], wanted: bool,
     pads: Sequence[float | None], tolerance: float,
 ) -> tuple[Axes, list[Output], str]:  # fmt: skip
-    """The sizes of a model as they will be served, and a note if that is not what was wished for.
+    """The axes and outputs of a model, and a note if it is served without the wanted buckets.
 
-    settings: of the policy; the buckets that they name are taken. wanted: round
-    up to powers of two where they name none.
+    settings: of the policy, perhaps with buckets. wanted: round other sizes up to powers of two.
     """
     given = given_buckets(settings)
     asked = bool(given) or settings.get("buckets") == "auto"
@@ -248,11 +246,10 @@ def settle(
     else:
         return axes, outputs, ""
     if asked:
-        return axes, outputs, f"{why}; they are padded because buckets were asked for"
+        return axes, outputs, f"{why}; rows are padded because buckets were asked for"
     name, sizes = axes.axes[0].names[0], ",".join(map(str, powers_of_two(axes.axes[0].most)))
     advice = (
-        "If the model can ignore padding, hand it a mask or the true sizes (--mask NAME, --lengths NAME) or name the value that it "
-        "ignores (--pad 0); "
-        f"--buckets.{name}={sizes} pads in any case"
+        "If the model can ignore padding, pass it a mask or the true sizes (--mask NAME, --lengths NAME) or name the value that "
+        f"it ignores (--pad 0); --buckets.{name}={sizes} pads in any case"
     )
     return Axes(inputs, None), outputs, f"only requests of equal size share a batch: {why}. {advice}"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuses model files that another user may have written: loading such a file may run code.
 
-A file is trusted if no other user can have written it, or put it there: the file
-and every folder and link that leads to it belong to this user or to root, and
-no others may write them. internal/trust does the same for Go.
+A file is trusted if no other user can have written or placed it: the file and
+every folder and link on its path belong to this user or to root, and no others
+may write them. internal/trust does the same for Go.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_LINKS = 40  # as in the kernel
 
 
 def open_trusted(path: str | Path) -> BinaryIO:
-    """Opens a model's file. Load it from the descriptor: the name may lead elsewhere by then. Raises Invalid."""
+    """Opens a model's file; raises Invalid. Load it from the descriptor: the name may lead elsewhere later."""
     try:
         refuse_way_of_others(path)
         f = open(path, "rb")  # noqa: SIM115 - the caller closes it
@@ -41,18 +41,31 @@ def open_trusted(path: str | Path) -> BinaryIO:
 
 
 def descriptor_path(f: BinaryIO) -> str:
-    """A name for an open file, for loaders that want one."""
+    """The path of an open file, for loaders that take a path."""
     return f"/proc/self/fd/{f.fileno()}"
 
 
 def refuse_way_of_others(path: str | Path) -> None:
-    """Raises Invalid if another user could have written the file or folder, or put another in its place."""
+    """Raises Invalid if another user could have written or replaced the file or folder."""
     for entry, about in _way_to(path):
         _refuse_others(entry, about, path)
 
 
+def cache_folder() -> str:
+    """The folder of compiled code, created if it is missing."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.path.join(base, "ringbatch", "torch"))
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        refuse_way_of_others(folder)
+    except errors.Invalid as e:
+        raise errors.Invalid(f"{e}; name another folder for compiled code in $TORCHINDUCTOR_CACHE_DIR") from None
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    return str(folder)
+
+
 def _way_to(path: str | Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Every folder and link that leads to a file, and the file, from the root on."""
+    """Every folder and link on the path of a file, and the file, from the root on."""
     at, todo, links = "/", list(reversed(Path(os.getcwd(), path).parts)), 0
     while todo:
         name = todo.pop()
@@ -71,7 +84,7 @@ def _way_to(path: str | Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _refuse_others(entry: str, about: os.stat_result, path: str | Path) -> None:
-    """In a folder with the sticky bit, such as /tmp, users cannot take away the entries of others."""
+    """In a folder with the sticky bit, such as /tmp, users cannot replace the entries of others."""
     risk = "and loading it may run what they wrote"
     if about.st_uid not in (0, os.geteuid()):
         raise errors.Invalid(f"{path}: {entry} belongs to uid {about.st_uid}, {risk}: files of this user and of root are loaded, and no "
@@ -80,15 +93,15 @@ def _refuse_others(entry: str, about: os.stat_result, path: str | Path) -> None:
     if stat.S_ISLNK(about.st_mode) or (folder and about.st_mode & stat.S_ISVTX):
         return
     does = f"may replace files in {entry}" if folder else "may write this file"
-    mend = f"{entry}, or move the file" if folder else entry
+    fix = f"{entry}, or move the file" if folder else entry
     if about.st_mode & stat.S_IWOTH:
-        raise errors.Invalid(f"{path}: everybody {does}, {risk}: chmod o-w {mend}")
+        raise errors.Invalid(f"{path}: everybody {does}, {risk}: chmod o-w {fix}")
     if about.st_mode & stat.S_IWGRP and not _is_own_group(about.st_gid):
-        raise errors.Invalid(f"{path}: everybody in group {about.st_gid} {does}, {risk}: chmod g-w {mend}")
+        raise errors.Invalid(f"{path}: everybody in group {about.st_gid} {does}, {risk}: chmod g-w {fix}")
 
 
 def _is_own_group(gid: int) -> bool:
-    """Whether it has the name of this user, as the group that many systems make for each. In a container it may have none."""
+    """Whether the group has this user's name, as many systems create one for each user. In a container it may have none."""
     if gid not in (os.getegid(), *os.getgroups()):
         return False
     try:

@@ -10,29 +10,29 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Callable
 
 from .. import errors
 from ..binding import structs as c
-from ..binding.library import encode
-from ..binding.tensors import Spec, signature
+from ..binding.library import Duration, encode
+from ..binding.tensors import Specs, signature
 from .batch import Batch, Buffers
 from .ring import Ring, RingBatch, Stop, keep_attached, run_one, worker_options
 
-if TYPE_CHECKING:  # it takes long to load, and is for coroutines only
+if TYPE_CHECKING:  # asyncio takes long to load
     import asyncio
 
 _DEFAULT_CONCURRENCY = 4
-_MOST_CONCURRENCY = 64  # what a worker's mailbox may hold
-_LOOK_S = 0.05  # whether to stop
+_MOST_CONCURRENCY = 64  # the size of a worker's mailbox
+_LOOK_S = 0.05  # between looks whether to stop
 
 
 def worker(
     model: str,
     *,
-    inputs: Mapping[str, Spec],
-    outputs: Mapping[str, Spec],
+    inputs: Specs,
+    outputs: Specs,
     depth: int = 0,
     concurrency: int = 0,
     weight: int = 0,
@@ -48,37 +48,34 @@ def worker(
 ) -> Callable[[Callable[[Batch], Any]], Worker]:
     """Makes a function of batches a worker of a model.
 
-    The function writes ``batch.outputs[name][...]``, or returns the output (of
-    several a dict): an array of all rows, or a list of rows where sizes vary.
-    An output that it neither returns nor touches fails the batch.
-    If it raises, its requests are run again in smaller batches, on another worker if
-    there is one; a request that fails by itself gets the exception's text.
-    It may be a coroutine function, ``async def run(batch)``: then several
-    batches are in flight in one process, and it may await other models
-    (``await recogniser.ainfer(crops)``).
+    The function writes ``batch.outputs[name][...]`` or returns the output: an array of
+    all rows, a list of rows if sizes vary, a dict of several outputs. An output that it
+    neither returns nor touches fails the batch. If it raises, its requests run again in
+    smaller batches; a request that fails by itself gets the exception's text.
+    A coroutine function, ``async def run(batch)``, has several batches in flight in one
+    process, and may await other models (``await recogniser.ainfer(crops)``).
 
-    inputs, outputs: for each tensor its type and the shape of one row, as in
-        ``{"x": ("float32", (3, 224, 224))}``; ``"<=512"`` is a dimension that
-        each request has its own size of. ``"bfloat16"`` travels as uint16.
-    memory: ``"device:0"``: the tensors lie in the memory of that GPU, and arrays
-        are tensors of torch there; for producers that have theirs on it too. One
-        tensor by itself: ``{"x": ("float32", (3, 224, 224), "device:0")}``.
-    policy: settings that declare the model if the broker does not know it yet,
-        as ``max_batch_size=32, wait_time=0.005``; docs/configuration.md has all
-        of them. A time is seconds as a number or a text like ``"5ms"``. Of one
-        priority level, or one input: ``max_queue={1: 100}``,
-        ``buckets={"tokens.0": [64, 512]}``. The broker refuses what it does
-        not know. With ``ragged=True`` requests of different sizes share a batch,
-        without padding: an input of variable size is then a list with a view of
-        each row.
-    debug: fail requests whose outputs were not written in full; without it
-        $RINGBATCH_DEBUG counts.
+    inputs, outputs: the type of each tensor and the shape of one row:
+        ``{"x": ("float32", (3, 224, 224))}``, ``{"x": "f32[3,224,224]"}`` or
+        ``["x:f32[3,224,224]"]``. ``"<=512"`` is a dimension whose size each request
+        chooses. ``"bfloat16"`` travels as uint16.
+    memory: ``"device:0"`` puts the tensors into the memory of that GPU, for producers
+        on it; arrays are torch tensors then. For one tensor:
+        ``{"x": ("float32", (3, 224, 224), "device:0")}``.
+    policy: settings of the model, if the broker does not know it yet:
+        ``max_batch_size=32, wait_time="5ms"``; docs/configuration.md has all of them.
+        For one priority level or input: ``max_queue={1: 100}``,
+        ``buckets={"tokens.0": [64, 512]}``. Wrong ones raise Invalid. With
+        ``ragged=True`` requests of different sizes share a batch without padding: an
+        input of variable size is then a list with a view of each row.
+    debug: fail requests whose outputs were not written in full; default $RINGBATCH_DEBUG.
     depth: batches handed over at once. weight: share of the work.
-    concurrency: of a coroutine function, the batches in flight (default 4, at most 64).
-    pad_to, pad_preferred: have batches padded with rows of zeros.
-    gather_threads: how many copy the rows of a batch above 1 MiB together; 0 is
-        as many as cores, by affinity and CPU quota, one where there are fewer than 4; at most 16.
-    run_once: requests must not be run again: a batch that fails, or a death, fails all its requests.
+    concurrency: batches in flight of a coroutine function (default 4, at most 64).
+    pad_to, pad_preferred: pad batches with rows of zeros.
+    gather_threads: threads that copy the rows of a batch above 1 MiB; 0 is one for each
+        core, at most 16, or 1 below 4 cores.
+    run_once: never run a request again: a failed batch or a dead worker fails all its requests.
+    name: of this worker, in the broker's log and statistics.
     """
     o = worker_options(
         depth=depth, weight=weight, pad_to=pad_to, pad_preferred=pad_preferred, gather_threads=gather_threads, run_once=run_once,
@@ -88,8 +85,8 @@ def worker(
 
     def made(function: Callable[[Batch], Any]) -> Worker:
         if not _is_async(function) and concurrency:
-            raise errors.Invalid("concurrency is for coroutine functions (async def): others run one batch at a time; depth is how many "
-                "are handed over")
+            raise errors.Invalid("concurrency is for coroutine functions (async def): others run one batch at a time; depth is the "
+                "number of batches handed over")
         if _is_async(function):
             if depth or not 0 <= concurrency <= _MOST_CONCURRENCY:
                 raise errors.Invalid(f"a coroutine function has concurrency 1..{_MOST_CONCURRENCY}, and as many batches are handed over: "
@@ -101,7 +98,7 @@ def worker(
 
 
 def _is_async(function: Any) -> bool:
-    """Whether it is a coroutine function, or an object or class whose ``__call__`` or ``forward`` is one."""
+    """Whether the function, or the ``__call__`` or ``forward`` of an object or class, is a coroutine function."""
     if inspect.iscoroutinefunction(function):
         return True
     kind = function if isinstance(function, type) else type(function)
@@ -128,11 +125,11 @@ class Worker:
             setattr(self, name, getattr(function, name, None))
 
     def as_stage(self, pipeline: str, declaration: str) -> Worker:
-        """The same as a stage of a pipeline, by the name that it has as a model."""
+        """The same worker as a stage of a pipeline; its model's name is the stage's."""
         o = c.WorkerOptions.from_buffer_copy(self._options)
         o.pipeline = encode(declaration)
         stage = Worker(self.function, f"{pipeline}/{self.model}", self.signature, o, self._debug)
-        stage._keep = (self._options, o.pipeline)  # a copied structure does not hold its texts
+        stage._keep = (self._options, o.pipeline)  # a copied struct does not keep its texts
         return stage
 
     def __call__(self, batch: Batch) -> Any:
@@ -141,21 +138,20 @@ class Worker:
     def __repr__(self) -> str:
         return f"<ringbatch worker {self.model}: {self.signature}>"
 
-    def run(self, *, socket: str | os.PathLike[str] | None = None, stop: threading.Event | None = None, wait: float = 0.0) -> None:
-        """Serves in this process and thread until stop is set, or for ever.
+    def run(self, *, socket: str | os.PathLike[str] | None = None, stop: threading.Event | None = None, wait: Duration = 10.0) -> None:
+        """Serves in this process and thread until stop is set, or without end.
 
-        wait: seconds to wait for a broker that is not there yet. When the
-        broker is restarted the worker attaches again by itself. Ctrl-C lets the
-        batch that runs finish first; a second one does not.
+        wait: how long to wait for a broker. When the broker is restarted the worker
+        attaches again. The first Ctrl-C lets the running batch finish.
         """
         ending = Ending(stop or threading.Event())
         with ending.on_ctrl_c():
             self._serve(socket, ending, wait)
 
     def _serve(
-        self, socket: str | os.PathLike[str] | None, ended: Stop, wait: float, attached: Callable[[], None] | None = None
+        self, socket: str | os.PathLike[str] | None, ended: Stop, wait: Duration, attached: Callable[[], None] | None = None
     ) -> None:
-        """attached is called each time it has attached."""
+        """attached is called after each attachment."""
         o = c.WorkerOptions.from_buffer_copy(self._options)
         o.socket = encode(socket)
 
@@ -170,11 +166,11 @@ class Worker:
                 run_one(ring, FunctionLane(ring, function, self._debug), ended)
 
         with _loop_for(self.function) as loop:
-            function = self._made(loop)  # before attaching: a worker that is still loading its model would hold batches
+            function = self._made(loop)  # before attaching: a worker that loads its model would hold batches
             keep_attached(lambda: Ring(self.model, self.signature, o), serve, ended, wait)
 
     def _made(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[Batch], Any]:
-        """What is called with batches; of a class an instance, set up."""
+        """The function that is called with batches; a class is instantiated and set up."""
         made = self.function() if isinstance(self.function, type) else self.function
         setup = getattr(made, "setup", None)
         if callable(setup):
@@ -191,7 +187,7 @@ class Worker:
 
 
 def wait_without_lock(is_set: Callable[[], bool], timeout: float | None) -> bool:
-    """As an event's wait, whose lock the handler of a signal would wait for in vain, if it is the handler that sets the event."""
+    """Event.wait without its lock, which deadlocks if a signal handler sets the event."""
     end = math.inf if timeout is None else time.monotonic() + timeout
     while not is_set() and (left := end - time.monotonic()) > 0:
         time.sleep(min(left, _LOOK_S))
@@ -212,7 +208,7 @@ class Ending:
 
     @contextlib.contextmanager
     def on_ctrl_c(self) -> Iterator[None]:
-        """Where Ctrl-C would raise in the midst of a batch, and fail requests that have done nothing, it is noted and raised at the end."""
+        """Notes Ctrl-C and raises it at the end. In the middle of a batch it would fail requests."""
         if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             yield
             return
@@ -231,11 +227,10 @@ class Ending:
 
 
 class FunctionLane:
-    """Runs a function of batches: a batch is done as soon as it is submitted.
+    """Runs a function of batches: a batch is done when submit returns.
 
-    If the function of the batch before had its rows gathered, those of the next
-    are gathered while the function runs and its batch is answered; there are two
-    sets of arrays then, which take turns.
+    If the last batch was gathered, the rows of the next one are gathered while the
+    function runs. There are two sets of arrays then, which take turns.
     """
 
     def __init__(self, ring: Ring, function: Callable[[Batch], Any], debug: bool) -> None:
@@ -243,19 +238,19 @@ class FunctionLane:
         self._buffers, self._others = Buffers(), Buffers()
         self._batch: Batch | None = None
         self._next: Batch | None = None
-        self._gathered: int | None = None  # the input that the last function had gathered
+        self._gathered: int | None = None  # the largest gathered input of the last batch
 
     def wants_next(self, batch: RingBatch) -> bool:
         return self._gathered is not None
 
     def prefetch(self, batch: RingBatch) -> None:
-        if self._next is not None:  # that one's turn is now
+        if self._next is not None:  # its turn is now
             self._batch = self._take(self._next)
         self._next = Batch(self._ring, self._others, batch, self._debug)
         self._next._prefetch(self._gathered or 0)
 
     def _take(self, b: Batch) -> Batch:
-        """The next one's rows stay in the arrays that they are in; those of the one after it go into the others."""
+        """Swaps the arrays: rows of the batch after b go into the other ones."""
         self._next = None
         self._buffers, self._others = self._others, self._buffers
         return b
