@@ -27,7 +27,7 @@ type Spin struct {
 const LeastSpin = 50 * time.Microsecond
 
 const (
-	slowYield = 20 * time.Microsecond // a longer yield ran another thread
+	slowYield = 100 * time.Microsecond // a longer yield ran another thread
 	spinRest  = 20 * time.Millisecond // no spin for this long after a slow yield
 )
 

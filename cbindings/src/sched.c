@@ -8,7 +8,7 @@
 
 #include "shm.h"
 
-#define SLOW_YIELD 20000 /* ns; a longer yield ran another thread */
+#define SLOW_YIELD 100000 /* ns; a longer yield ran another thread */
 #define SPIN_REST 20000000 /* ns; no spin for this long after a slow yield */
 
 bool rb_yield(int64_t *now, int64_t *rest)
