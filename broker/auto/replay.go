@@ -287,13 +287,14 @@ func (p *replay) answerRequest(id batcher.RequestID, at Time) {
 	}
 }
 
-// followAnswers finds out whether clients send because they were answered. If so, and a client keeps
+// followAnswers finds out whether clients send because they were answered. If so, and a client mostly has
 // up to k requests in flight, its request n follows its answer n − k in the replay.
 func (p *replay) followAnswers() {
 	gaps, waits := Time(0), Time(0)
 	var ends, starts []Time
+	var inFlight []int
 	for i := range p.clients {
-		starts, ends = starts[:0], ends[:0]
+		starts, ends, inFlight = starts[:0], ends[:0], inFlight[:0]
 		for id := p.clients[i].first; id >= 0; id = p.requests[id].next {
 			r := &p.requests[id]
 			if starts = append(starts, r.arrived); r.latency > 0 {
@@ -301,12 +302,12 @@ func (p *replay) followAnswers() {
 			}
 		}
 		slices.Sort(ends)
-		most := 1
 		for k, at := range starts {
 			ended, _ := slices.BinarySearch(ends, at+1)
-			most = max(most, k+1-ended)
+			inFlight = append(inFlight, k+1-ended)
 		}
-		from := -most
+		slices.Sort(inFlight)
+		from := -max(1, inFlight[len(inFlight)*7/8]) // not the most: a worker may report an answer after the client's next request
 		for id := p.clients[i].first; id >= 0 && from < len(ends); id = p.requests[id].next {
 			if r := &p.requests[id]; from >= 0 {
 				r.after, r.pause = from+1, max(0, r.arrived-ends[from])
