@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -18,14 +19,19 @@ const (
 	mapEnd   = "<!-- end of folders -->\n"
 )
 
-// folderMap is a table of the packages, each with the main clause of the first
+// A package's first sentence begins with its name. The map needs only the main clause.
+var (
+	docName = regexp.MustCompile(`^(?:(?:Package|Command) )?\w+ `)
+	docRest = regexp.MustCompile(`(?:[:;](?: |$)|, (?:as|by|for|so that|to) ).*|\.$`)
+)
+
+// folderMap is a list of the packages, each with the main clause of the first
 // sentence of its documentation.
 func folderMap(t *testing.T) string {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-f", "{{if .GoFiles}}{{.ImportPath}}\t{{.Doc}}{{end}}", module+"/...").Output()
 	must.Do(t, err)
 	var b strings.Builder
-	b.WriteString("| folder | package |\n|---|---|\n")
 	for line := range strings.Lines(string(out)) {
 		path, doc, _ := strings.Cut(strings.TrimSpace(line), "\t")
 		path = strings.TrimPrefix(strings.TrimPrefix(path, module), "/")
@@ -35,8 +41,8 @@ func folderMap(t *testing.T) string {
 		if doc == "" {
 			t.Errorf("package %s has no documentation", path)
 		}
-		doc, _, _ = strings.Cut(doc, ": ")
-		fmt.Fprintf(&b, "| `%s` | %s |\n", path, strings.TrimSuffix(doc, "."))
+		doc = docRest.ReplaceAllString(docName.ReplaceAllString(doc, ""), "")
+		fmt.Fprintf(&b, "- `%s` %s\n", path, doc)
 	}
 	return b.String()
 }
