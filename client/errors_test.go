@@ -199,7 +199,8 @@ func TestEveryMisuseOfARequestIsNamed(t *testing.T) {
 	if _, err := req.Input("x"); !errors.Is(err, client.ErrReleased) || req.Rows() != 0 {
 		t.Errorf("input after release: %v", err)
 	}
-	for what, err := range map[string]error{"commit": req.Commit(ctx), "poll": req.Poll(), "priority": req.SetPriority(0)} {
+	for what, err := range map[string]error{"commit": req.Commit(ctx), "poll": req.Poll(), "priority": req.SetPriority(0),
+		"cost": req.SetCost(1)} {
 		expect(t, what+" after release", err, client.ErrReleased)
 	}
 	var zero client.Request

@@ -65,9 +65,10 @@ type slot struct {
 	handle atomic.Uint32 // +1 at every claim and release: a stale Request no longer matches
 	state  slotState
 	level  int8
-	held   bool // a worker may still write; set together with status
-	traced bool // the broker records requests and reads their times
-	cancel bool // a cancel was sent to the broker
+	cost   uint16 // of a row; 0: by its size
+	held   bool   // a worker may still write; set together with status
+	traced bool   // the broker records requests and reads their times
+	cancel bool   // a cancel was sent to the broker
 	rows   uint32
 	status status.Code // once ended
 	dims   [tensor.MaxVariableDims]uint32

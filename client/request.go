@@ -72,7 +72,7 @@ func (c *Client) claim(ctx context.Context, wait bool, sig *tensor.Signature, ro
 				l.drop()
 				return Request{}, err
 			}
-			s.state, s.rows, s.level = slotClaimed, uint32(rows), defaultLevel
+			s.state, s.rows, s.level, s.cost = slotClaimed, uint32(rows), defaultLevel, 0
 			l.clearPadding(s, at)
 			s.claimed, s.claimTook, s.deadline = 0, 0, 0
 			if s.traced = l.times.Wanted(); s.traced || l.timing {
@@ -206,6 +206,21 @@ func (r Request) SetPriority(level int) error {
 	return nil
 }
 
+// SetCost sets the cost of each row of the request, 0..65535, which counts against
+// max_batch_cost. 0, the default: a row costs the size of the model's first variable
+// dimension, or 1. Call it before Commit.
+func (r Request) SetCost(cost int) error {
+	s, err := r.claimedSlot()
+	if err != nil {
+		return err
+	}
+	if cost < 0 || cost > math.MaxUint16 {
+		return fmt.Errorf("%w: cost is %d, must be 0..%d", status.ErrInvalid, cost, math.MaxUint16)
+	}
+	s.cost = uint16(cost)
+	return nil
+}
+
 // SetDeadline sets a deadline that replaces the deadline of Commit's context; the zero
 // time removes it. Call it before Commit. A request ends by its deadline even while the
 // broker is stopped.
@@ -264,7 +279,7 @@ func CommitAll(ctx context.Context, requests []Request) error {
 		s := &l.slots[r.at]
 		s.committed, s.cancel = e.Committed, false
 		l.gens[r.at]++
-		e.Level, e.Rows, e.Slot, e.Gen, e.Dims = s.level, s.rows, l.first+r.at, l.gens[r.at], s.dims
+		e.Level, e.Cost, e.Rows, e.Slot, e.Gen, e.Dims = s.level, s.cost, s.rows, l.first+r.at, l.gens[r.at], s.dims
 		if e.Deadline = deadline; s.deadline != 0 {
 			e.Deadline = s.deadline
 		}

@@ -21,6 +21,10 @@ var (
 	MaxBatchSize = row(Key{Name: "max_batch_size", Default: "32", Live: true,
 		Help: "maximum rows of a batch; while the model runs it cannot exceed its value at the start"},
 		number(1, MaxRows), func(at *place) *int { return &at.s.MaxBatchSize })
+	MaxBatchCost = row(Key{Name: "max_batch_cost", Default: "0", Live: true,
+		Help: "maximum cost of a batch, the sum of its rows; a row costs what its client says, or else the size of the model's first " +
+			"variable dimension (tokens); a request above the maximum runs alone; 0: none"},
+		number(0, MaxCost), func(at *place) *int { return &at.s.MaxBatchCost })
 	WaitTime = row(Key{Name: "wait_time", Default: "auto", Live: true,
 		Help: "how long the oldest request waits for others to batch with; 0: not at all; auto: as long as it pays (docs/batching.md)"},
 		durationOrAuto(), func(at *place) *time.Duration { return &at.s.WaitTime })

@@ -80,8 +80,8 @@ func randomSettings(rng *rand.Rand) policy.Settings {
 		return time.Duration(rng.Int64N(int64(policy.MaxDuration)) >> rng.IntN(48))
 	}
 	s := policy.Settings{
-		MaxBatchSize: 1 + rng.IntN(1<<rng.IntN(20)), WaitTime: duration(), Lease: policy.MinLease +
-			duration()/2, Ageing: duration(), PreserveOrder: rng.IntN(2) == 0,
+		MaxBatchSize: 1 + rng.IntN(1<<rng.IntN(20)), MaxBatchCost: rng.IntN(1 << rng.IntN(31)), WaitTime: duration(),
+		Lease: policy.MinLease + duration()/2, Ageing: duration(), PreserveOrder: rng.IntN(2) == 0,
 		Slots: 1 + rng.IntN(1<<20), MaxAttempts: 1 + rng.IntN(100), Levels: make([]policy.Level, 1+rng.IntN(policy.MaxLevels)),
 	}
 	s.PreferredBatchSizes = ascending(rng.IntN(4), s.MaxBatchSize)
@@ -123,14 +123,14 @@ func TestAnyPolicyIsWrittenAndReadBackAsItself(t *testing.T) {
 }
 
 func TestTypedSettingsAndTextsAreTheSame(t *testing.T) {
-	typed := policy.New(policy.MaxBatchSize(32), policy.WaitTime(1500*time.Microsecond), policy.LatencyGoal(0),
-		policy.PreferredBatchSizes([]int{8, 16}), policy.Slots(64), policy.MaxWindow(8), policy.Private(true),
+	typed := policy.New(policy.MaxBatchSize(32), policy.MaxBatchCost(8192), policy.WaitTime(1500*time.Microsecond),
+		policy.LatencyGoal(0), policy.PreferredBatchSizes([]int{8, 16}), policy.Slots(64), policy.MaxWindow(8), policy.Private(true),
 		policy.Lease(20*time.Second), policy.MaxAttempts(2), policy.PreserveOrder(true), policy.Ragged(false),
 		policy.NoWorker(policy.RefuseWithoutWorker), policy.Priorities(2), policy.DefaultPriority(1), policy.Ageing(time.Nanosecond),
 		policy.MaxQueue(100), policy.MaxQueue(7).At(1), policy.DefaultTimeout(time.Minute), policy.MaxTimeout(time.Hour),
 		policy.OnTimeout(policy.Delay).At(0), policy.Buckets("t", 0, 64, 512))
-	texts, err := policy.Parse(`max_batch_size=32 wait_time=0.0015 latency_goal=0 preferred_batch_sizes=8,16 slots=64 max_window=8
-		private=true lease=20 max_attempts=2 preserve_order=true ragged=false no_worker=refuse priorities=2 default_priority=1
+	texts, err := policy.Parse(`max_batch_size=32 max_batch_cost=8192 wait_time=0.0015 latency_goal=0 preferred_batch_sizes=8,16 slots=64
+		max_window=8 private=true lease=20 max_attempts=2 preserve_order=true ragged=false no_worker=refuse priorities=2 default_priority=1
 		ageing=1ns max_queue=100 max_queue.1=7 default_timeout=1m max_timeout=1h on_timeout.0=delay buckets.t.0=64,512`)
 	must.Do(t, err)
 	x, err1 := typed.Resolve(inputs)
@@ -155,6 +155,7 @@ func TestABadValueIsRefusedByTheNameOfItsKey(t *testing.T) {
 		"max_batch_size=1.5":                  "must be a number",
 		"max_batch_size=":                     "max_batch_size=: must be a number",
 		"max_batch_size.1=4":                  "max_batch_size has no parts",
+		"max_batch_cost=-1":                   "max_batch_cost=-1: must be a number, 0..2147483647",
 		"wait_time=soon":                      `"soon" is not a duration: write 5ms, 1.5s, or seconds as a number`,
 		"wait_time=-1":                        "out of range",
 		"wait_time=-1ms":                      "is not a duration",
@@ -205,7 +206,7 @@ func TestWhatCannotChangeWhileTheModelRunsIsRefusedThen(t *testing.T) {
 	for _, k := range policy.Keys() {
 		err := policy.Policy{k.Name: "1"}.CheckLive()
 		if k.Live != (err == nil) || err != nil && (!errors.Is(err, status.ErrInvalid) ||
-			!strings.Contains(err.Error(), "these can: max_batch_size, wait_time")) {
+			!strings.Contains(err.Error(), "these can: max_batch_size, max_batch_cost, wait_time")) {
 			t.Errorf("%s: %v", k.Name, err)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 // MaxBatchSize is the simple case: no waiting, one level, no preferred sizes.
 type Settings struct {
 	MaxBatchSize int           // rows
+	MaxBatchCost int           // of all rows of a batch; 0: no limit
 	WaitTime     time.Duration // how long the oldest request waits for others; Auto: as long as it pays
 	// LatencyGoal, if positive, bounds p99. Batches are filled as far as it allows, and
 	// requests that would take longer are refused.
@@ -87,6 +88,7 @@ func (a NoWorkerAction) String() string {
 // MaxRows or a model with more levels than MaxLevels is a typing error.
 const (
 	MaxRows      = 1 << 20
+	MaxCost      = 1<<31 - 1
 	MaxLevels    = 63 // one bit of a word per level, and one for delayed requests
 	MaxPreferred = 1 << 10
 	MaxBuckets   = 1 << 12 // per variable dimension
@@ -125,6 +127,9 @@ func refuse(format string, args ...any) error {
 func (s *Settings) Validate() error {
 	if s.MaxBatchSize < 1 || s.MaxBatchSize > MaxRows {
 		return refuse("max_batch_size is %d, must be 1..%d", s.MaxBatchSize, MaxRows)
+	}
+	if s.MaxBatchCost < 0 || s.MaxBatchCost > MaxCost {
+		return refuse("max_batch_cost is %d, must be 0..%d", s.MaxBatchCost, MaxCost)
 	}
 	if n := s.LevelCount(); s.DefaultPriority < 0 || s.DefaultPriority >= n {
 		return refuse("default_priority is %d, must be 0..%d", s.DefaultPriority, n-1)

@@ -39,8 +39,8 @@ const (
 // Commit is the client's message "slots Slot … Slot+Rows-1 hold a request".
 type Commit struct {
 	Kind      CommitKind
-	Level     int8 // priority level; -1 is the model's default
-	_         uint16
+	Level     int8   // priority level; -1 is the model's default
+	Cost      uint16 // of a row, as the client says; 0: by its size
 	Rows      uint32
 	Slot      uint32
 	Gen       uint32

@@ -196,6 +196,7 @@ type Loop struct {
 // BatchSize is in rows.
 type BatchSize struct {
 	Avg       float64        `json:"avg"`
+	AvgCost   float64        `json:"avg_cost,omitempty"` // with max_batch_cost
 	Histogram map[int]uint64 `json:"histogram"`
 }
 

@@ -71,6 +71,7 @@ type record struct {
 	budget    Time // until its deadline; 0: none
 	client    batcher.ClientID
 	rows      int32
+	cost      int32 // of a row
 	level     uint8
 	shape     uint8
 	latestEnd Time // of its batch, for an answer in time; Never: not known
@@ -84,7 +85,13 @@ func (a *Advisor) SetPolicy(s *policy.Settings) {
 		a.margins = append(a.margins, 1+caution)
 	}
 	a.replay, a.evaluation.queue = newReplay(a.settings), nil
-	if s.MaxBatchSize == was.MaxBatchSize && s.LatencyGoal == was.LatencyGoal && s.WaitTime == was.WaitTime {
+	sameSizes := s.MaxBatchSize == was.MaxBatchSize && s.MaxBatchCost == was.MaxBatchCost
+	if !sameSizes && s.MaxBatchCost+was.MaxBatchCost > 0 { // size means something else from now on
+		for i := range a.shapes {
+			a.shapes[i].costs = costs{}
+		}
+	}
+	if sameSizes && s.LatencyGoal == was.LatencyGoal && s.WaitTime == was.WaitTime {
 		return
 	}
 	a.learns = s.WaitTime == policy.Auto
@@ -94,11 +101,13 @@ func (a *Advisor) SetPolicy(s *policy.Settings) {
 
 // RequestQueued remembers a request.
 func (a *Advisor) RequestQueued(now Time, r batcher.Request) {
-	x := record{arrived: r.Arrived, client: r.Client, rows: int32(r.Rows), level: uint8(r.Level), shape: uint8(a.shapeOf(&r.Dims))}
+	x := record{arrived: r.Arrived, client: r.Client, rows: int32(r.Rows), cost: int32(r.Cost), level: uint8(r.Level),
+		shape: uint8(a.shapeOf(&r.Dims))}
 	if r.Deadline != batcher.Never {
 		x.budget = max(1, r.Deadline-r.Arrived)
 	}
-	if x.latestEnd, _ = a.latestEnd(now, &r); float64(x.latestEnd-now) < a.shapes[x.shape].expected(r.Rows, a.busy) {
+	size := sizeOfBatch(&a.settings, r.Rows, r.Rows*r.Cost)
+	if x.latestEnd, _ = a.latestEnd(now, &r); float64(x.latestEnd-now) < a.shapes[x.shape].expected(size, a.busy) {
 		x.latestEnd = batcher.Never // it has no chance, so it says nothing about the margin
 	}
 	a.ring[a.count%maxRequests] = x
@@ -144,7 +153,7 @@ func (a *Advisor) WaitFor(arrived, deadline Time, q batcher.Queue) Time {
 	if deadline == batcher.Never || a.plan.wait == 0 {
 		return a.plan.wait
 	}
-	batch := a.margins[0] * a.shapes[0].expected(q.Rows, a.lanes()-1)
+	batch := a.margins[0] * a.shapes[0].expected(sizeOfBatch(&a.settings, q.Rows, q.Cost), a.lanes()-1)
 	return max(0, min(a.plan.wait, deadline-arrived-Time(batch)))
 }
 

@@ -104,6 +104,8 @@ func TestNothingIsLostWhateverHappens(t *testing.T) {
 				s.WaitTime = 1e6
 			case 2:
 				s.Levels = make([]policy.Level, 2)
+			case 3:
+				s.MaxBatchCost = 1 + rng.IntN(40)
 			}
 			return s
 		}

@@ -5,6 +5,8 @@ package auto
 import (
 	"math"
 	"math/bits"
+
+	"github.com/ringbatch/ringbatch/policy"
 )
 
 // costs are the times of batches, by their rows, and by how many other workers were busy when they
@@ -207,6 +209,15 @@ func (c *costs) slowdowns(form *curve) (out [maxOthers + 1]float64) {
 		last = j
 	}
 	return out
+}
+
+// sizeOfBatch is the rows of a batch or, with MaxBatchCost, at least as many as cost the same if full
+// batches have MaxBatchSize rows. So all that auto learns by rows it learns by cost.
+func sizeOfBatch(s *policy.Settings, rows, cost int) int {
+	if s.MaxBatchCost == 0 {
+		return rows
+	}
+	return max(rows, int(min(policy.MaxRows, math.Ceil(float64(cost)*float64(s.MaxBatchSize)/float64(s.MaxBatchCost)))))
 }
 
 // sizeClasses is the number of classes of batch sizes: exactSizes, then eight for each power of two.

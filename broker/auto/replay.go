@@ -13,6 +13,7 @@ import (
 // replay plays the latest requests through a second batcher, with one plan at a time and the known costs.
 type replay struct {
 	batcher  *batcher.Batcher
+	settings policy.Settings // of the batcher
 	advice   replayAdvice
 	requests []replayRequest // by arrival
 	clients  []replayClient
@@ -20,6 +21,7 @@ type replay struct {
 	someIdle bool // a client is there that has not sent lately
 	goal     Time // latency goal, less a margin
 	maxBatch int
+	largest  int     // size of a batch that costs has
 	costs    []table // by shape
 	workers  []replayWorker
 
@@ -99,7 +101,7 @@ func newReplay(settings policy.Settings) *replay {
 	for i := range s.Levels {
 		s.Levels[i] = policy.Level{}
 	}
-	p := &replay{events: []event{{at: batcher.Never}}}
+	p := &replay{settings: s, events: []event{{at: batcher.Never}}}
 	p.batcher, _ = batcher.NewAdvised(s, &p.advice) // the settings are those of a batcher that runs
 	return p
 }
@@ -128,15 +130,15 @@ func (p *replay) load(a *Advisor, n int) {
 	p.followAnswers()
 	p.someIdle = len(p.clients) < a.clients
 	p.goal, p.maxBatch = Time(float64(a.evaluation.goal)/(1+caution)), a.settings.MaxBatchSize
-	rows := p.maxBatch
+	p.largest = p.maxBatch
 	p.workers = append(p.workers[:0], make([]replayWorker, len(a.workers))...)
 	for i := range a.workers {
 		p.workers[i].Worker = a.workers[i].Worker
-		rows = max(rows, a.workers[i].PadTo)
+		p.largest = max(p.largest, a.workers[i].PadTo)
 	}
 	p.costs = grown(p.costs, len(a.shapes)-1)
 	for i := range a.shapes {
-		if !p.costs[i].fill(&a.shapes[i].costs, rows, a.lanes()-1) {
+		if !p.costs[i].fill(&a.shapes[i].costs, p.largest, a.lanes()-1) {
 			p.costs[i] = p.costs[max(0, i-1)] // until a batch of that shape was seen
 		}
 	}
@@ -229,7 +231,8 @@ func (p *replay) sendRequest(i int) {
 	r := &p.requests[id]
 	c.next, r.sentAt = r.next, p.now
 	q := batcher.Request{
-		ID: batcher.RequestID(id), Client: r.client, Rows: int(r.rows), Level: int(r.level), Arrived: p.now, Deadline: batcher.Never,
+		ID: batcher.RequestID(id), Client: r.client, Rows: int(r.rows), Cost: int(r.cost), Level: int(r.level), Arrived: p.now,
+		Deadline: batcher.Never,
 	}
 	if r.budget > 0 {
 		q.Deadline = p.now + r.budget
@@ -254,10 +257,11 @@ func (p *replay) runBatch(d *batcher.Dispatch) {
 			others++
 		}
 	}
-	end := start + max(1, p.costs[d.Dims[0]][min(others, maxOthers)][classOf(d.PadTo)])
+	size := min(sizeOfBatch(&p.settings, d.PadTo, d.Cost), p.largest)
+	end := start + max(1, p.costs[d.Dims[0]][min(others, maxOthers)][classOf(size)])
 	x.freeAt, x.held = max(x.freeAt, end), x.held+1
 	p.advice.running++
-	p.batches, p.rows, p.result.busy = p.batches+1, p.rows+d.Rows, p.result.busy+float64(end-start)
+	p.batches, p.rows, p.result.busy = p.batches+1, p.rows+sizeOfBatch(&p.settings, d.Rows, d.Cost), p.result.busy+float64(end-start)
 	p.addEvent(event{at: end, worker: d.Worker, batch: d.Batch, requests: slices.Clone(d.Requests)})
 }
 

@@ -21,7 +21,7 @@ type worker struct {
 type batch struct {
 	id         batcher.BatchID
 	sent       Time
-	rows       int // that the worker sees
+	rows       int // that the worker sees; see sizeOfBatch
 	others     int // workers that were busy when it was sent
 	shape      int
 	isFirst    bool // the worker had not run its size before
@@ -44,16 +44,16 @@ func (a *Advisor) WorkerGone(w batcher.WorkerID) {
 
 // BatchSent notes a batch.
 func (a *Advisor) BatchSent(now Time, d batcher.Dispatch) {
-	x, others, class := &a.workers[d.Worker], a.busy, classOf(d.PadTo)
+	x, others, size := &a.workers[d.Worker], a.busy, sizeOfBatch(&a.settings, d.PadTo, d.Cost)
 	if len(x.batches) == 0 {
 		a.busy++
 	} else {
 		others--
 	}
 	x.batches = append(x.batches, batch{
-		id: d.Batch, sent: now, rows: d.PadTo, others: others, shape: a.shapeOf(&d.Dims), isFirst: !x.warm[class],
+		id: d.Batch, sent: now, rows: size, others: others, shape: a.shapeOf(&d.Dims), isFirst: !x.warm[classOf(size)],
 	})
-	x.warm[class] = true
+	x.warm[classOf(size)] = true
 }
 
 // BatchUnanswered marks a batch that may not have been computed.
@@ -125,6 +125,8 @@ func (a *Advisor) HoldUntil(since Time) Time {
 // time than its batch takes. If no batch ran lately, it is tried.
 func (a *Advisor) IsLate(now Time, r batcher.Request, q batcher.Queue) bool {
 	a.clients = q.Clients
+	r.Rows = min(sizeOfBatch(&a.settings, r.Rows, r.Rows*r.Cost), a.settings.MaxBatchSize)
+	q.Rows = sizeOfBatch(&a.settings, q.Rows, q.Cost)
 	a.gap += (min(float64(max(0, r.Arrived-a.lastArrival)), float64(remembered)) - a.gap) / 128
 	a.lastArrival = max(a.lastArrival, r.Arrived)
 	latest, hop := a.latestEnd(now, &r)
@@ -143,6 +145,9 @@ func (a *Advisor) IsLate(now Time, r batcher.Request, q batcher.Queue) bool {
 	// A full batch has no room for the next request, which has some rows.
 	each := float64(q.Rows+r.Rows) / float64(q.Requests+1)
 	full := max(1, a.settings.MaxBatchSize-int(2*(each-1)))
+	if a.settings.MaxBatchCost > 0 {
+		full = max(full, int(each)) // large requests are common, and a batch has at least one
+	}
 	before := (q.Rows+r.Rows-1)/full + (min(max(0, len(a.shapes)-2), q.Requests)+1)/2 // other shapes make batches that are not full
 	start := lanes[before%len(lanes)] + Time(before/len(lanes))*(Time(s.expected(full, len(lanes)-1))+hop)
 	joining := float64(start-now) / max(1, a.gap)

@@ -17,6 +17,7 @@ type Advisor interface {
 
 	// IsLate says whether the batcher should refuse a request that arrives now,
 	// because its answer would come too late.
+	// r has its Cost here and in RequestQueued.
 	IsLate(now Time, r Request, q Queue) bool
 	// WaitFor is how long a request that begins to wait may wait for others.
 	WaitFor(arrived, deadline Time, q Queue) Time
@@ -42,6 +43,7 @@ type Advisor interface {
 type Queue struct {
 	Requests int // waiting requests that go before it, or with it
 	Rows     int // of those
+	Cost     int // of these rows
 	Clients  int // that are attached
 }
 

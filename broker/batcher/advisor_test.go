@@ -35,12 +35,12 @@ func (x *testAdvisor) SetPolicy(s *policy.Settings) {
 }
 
 func (x *testAdvisor) IsLate(now Time, r Request, q Queue) bool {
-	return x.clever && r.Deadline != Never && (int(r.ID)+q.Requests+q.Rows+q.Clients)%7 == 0
+	return x.clever && r.Deadline != Never && (int(r.ID)+q.Requests+q.Rows+q.Cost+q.Clients)%7 == 0
 }
 
 func (x *testAdvisor) WaitFor(arrived, deadline Time, q Queue) Time {
 	if x.clever && deadline != Never {
-		return max(0, x.wait-Time(q.Rows))
+		return max(0, x.wait-Time(q.Rows+q.Cost))
 	}
 	return x.wait
 }
@@ -54,7 +54,7 @@ func (x *testAdvisor) HoldUntil(since Time) Time {
 
 func (x *testAdvisor) WorkerReady(w Worker) { x.add(4, int64(w.ID), int64(w.Depth)) }
 func (x *testAdvisor) RequestQueued(now Time, r Request) {
-	x.add(6, int64(now), int64(r.ID), int64(r.Deadline))
+	x.add(6, int64(now), int64(r.ID), int64(r.Deadline), int64(r.Cost))
 }
 func (x *testAdvisor) RequestEnded(id RequestID, at Time)     { x.add(7, int64(id), int64(at)) }
 func (x *testAdvisor) BatchUnanswered(w WorkerID, id BatchID) { x.add(9, int64(w), int64(id)) }
@@ -66,7 +66,7 @@ func (x *testAdvisor) WorkerGone(w WorkerID) {
 }
 
 func (x *testAdvisor) BatchSent(now Time, d Dispatch) {
-	x.add(8, int64(now), int64(d.Worker), int64(d.Batch), int64(d.PadTo))
+	x.add(8, int64(now), int64(d.Worker), int64(d.Batch), int64(d.PadTo), int64(d.Cost))
 	x.loaded = append(x.loaded, d.Batch)
 }
 

@@ -42,6 +42,7 @@ type Request struct {
 	Arrived  Time // when the client committed it; the wait time counts from here
 	Deadline Time // when it ends wherever it is; Never if none
 	Dims     Dims
+	Cost     int // of each row, which counts against MaxBatchCost; 0: the first of Dims, at least 1
 	// Share, if not 0, makes the request a retry: its last batch killed its worker or failed as
 	// a whole, and a single request may be to blame. A retry goes out before everything
 	// else, in a batch of at most Share requests; 1 is alone.
@@ -85,6 +86,7 @@ type Dispatch struct {
 	Batch    BatchID     // 1, 2, 3 … in dispatch order
 	Requests []RequestID // in queue order; valid until the next Decide
 	Rows     int         // sum of the requests' rows
+	Cost     int         // sum of the rows' costs
 	PadTo    int         // rows the worker should see, ≥ Rows; equal to Rows without padding
 	Dims     Dims        // the shape all requests share (bucketed sizes where buckets are declared)
 	Why      Reason

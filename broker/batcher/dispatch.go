@@ -2,44 +2,45 @@
 
 package batcher
 
-// dispatch packs the queue of shape s, in order and up to limit rows, into a
-// batch for w.
+// dispatch packs the queue of shape s, in order and up to limit rows and MaxBatchCost,
+// into a batch for w.
 func (b *Batcher) dispatch(w WorkerID, s int32, limit int, why Reason, now Time) {
 	dims := b.shapes.shapes[s].dims
 	slot, x := b.newBatch()
 	before := len(b.ids)
-	rows := b.pack(s, slot, int32(limit), now)
+	rows, cost := b.pack(s, slot, limit, now)
 	if b.settings.PreserveOrder {
 		for id := x.requests.head; id != none; id = b.inQueue[id].next {
 			b.hold(&b.clients[b.requests[id].client])
 		}
 	}
-	b.handOver(w, slot, Dispatch{
-		Requests: b.ids[before:],
-		Rows:     rows,
-		Dims:     dims,
-		Why:      why,
-	}, now)
+	b.handOver(w, slot, Dispatch{Requests: b.ids[before:], Rows: rows, Cost: cost, Dims: dims, Why: why}, now)
 }
 
 // pack moves requests of shape s to the batch slot: always the first of the
 // queue, until one does not fit.
-func (b *Batcher) pack(s, slot, limit int32, now Time) int {
+func (b *Batcher) pack(s, slot int32, limit int, now Time) (rows, cost int) {
 	sh := &b.shapes.shapes[s]
 	x := &b.batches[slot]
-	rows, heads := int32(0), uint64(0)
+	heads := uint64(0)
 	for sh.levels != 0 && rows < limit {
 		id := b.list(s, b.firstLevel(s, now)).head
 		r := &b.requests[id]
-		if rows+r.rows > limit {
+		if rows+int(r.rows) > limit || rows > 0 && b.isTooCostly(cost+int(r.cost)) {
 			break
 		}
-		rows += r.rows
+		rows += int(r.rows)
+		cost += int(r.cost)
 		heads |= b.withdrawUnfiled(id)
 		b.start(r, x, slot, id)
 	}
 	b.refile(s, heads)
-	return int(rows)
+	return rows, cost
+}
+
+// isTooCostly says whether a batch of several requests may not have this cost.
+func (b *Batcher) isTooCostly(cost int) bool {
+	return b.settings.MaxBatchCost > 0 && cost > b.settings.MaxBatchCost
 }
 
 // start makes id, which was just withdrawn, a running request of a batch.

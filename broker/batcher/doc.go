@@ -13,12 +13,13 @@
 //
 // 1. A batch has one shape (the bucketed Dims). Inside a shape, levels are served strictly in
 // order, and requests of a level in the order of their Arrive calls. Packing takes requests in
-// that order, never splits one, and stops at the first that does not fit.
+// that order, never splits one, and stops at the first that does not fit. The rows of a batch are at
+// most MaxBatchSize and, if it is set, their costs at most MaxBatchCost. A single request may cost more.
 //
 // 2. A worker is idle while it runs fewer batches than it has lanes; most have one. An idle worker
 // gets a batch of a shape as soon as one of these holds. The first one names the batch and its size:
 //
-//	Full       the queue fills MaxBatchSize, or the next request does not fit
+//	Full       the queue fills MaxBatchSize or MaxBatchCost, or the next request does not fit
 //	Preferred  packing reaches one of PreferredBatchSizes exactly; the largest counts
 //	Deadline   the ready time of any waiting request of the shape has passed
 //	Nobody     no other client could join

@@ -29,6 +29,7 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 			return err
 		}
 	}
+	r.Cost = costOfRow(&r)
 	r.Arrived = min(r.Arrived, now)
 	r.Deadline = DeadlineOf(&b.settings, r.Level, r.Arrived, r.Deadline)
 	timeout := Never
@@ -61,11 +62,11 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 	return nil
 }
 
-func (b *Batcher) queue() Queue { return Queue{b.queued, b.queuedRows, b.joined} }
+func (b *Batcher) queue() Queue { return Queue{b.queued, b.queuedRows, b.queuedCost, b.joined} }
 
 // queueBefore is the queue before a request of a level that arrives now. Less urgent levels do not
-// count, nor do levels whose requests may be delayed behind it. Rows are estimated by the
-// average of the whole queue.
+// count, nor do levels whose requests may be delayed behind it. Rows and cost are estimated by
+// the average of the whole queue.
 func (b *Batcher) queueBefore(level int) Queue {
 	if b.queued == 0 || len(b.settings.Levels) < 2 {
 		return b.queue()
@@ -77,7 +78,7 @@ func (b *Batcher) queueBefore(level int) Queue {
 		}
 	}
 	q := b.queue()
-	q.Requests, q.Rows = n, q.Rows*n/q.Requests
+	q.Requests, q.Rows, q.Cost = n, q.Rows*n/q.Requests, q.Cost*n/q.Requests
 	return q
 }
 
@@ -118,6 +119,7 @@ func (b *Batcher) requeueUnknown(now Time, r Request, x *request, c *client) {
 		r.Level = b.settings.DefaultPriority
 	}
 	r.Rows = max(1, r.Rows)
+	r.Cost = costOfRow(&r)
 	if r.Rows > b.settings.MaxBatchSize {
 		r.Share = 1
 	}

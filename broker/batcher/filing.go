@@ -40,7 +40,7 @@ func (c *class) remove(level uint8, s int32) {
 // heads has a bit for each level whose list has another head now.
 func (b *Batcher) refile(s int32, heads uint64) {
 	sh := &b.shapes.shapes[s]
-	full := int(sh.rows) >= b.settings.MaxBatchSize
+	full := int(sh.rows) >= b.settings.MaxBatchSize || b.settings.MaxBatchCost > 0 && sh.cost >= b.settings.MaxBatchCost
 	ready := full || sh.due > 0 || sh.preferred > 0
 	if full != sh.full || ready != sh.ready {
 		sh.full, sh.ready = full, ready

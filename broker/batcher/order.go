@@ -8,7 +8,7 @@ package batcher
 // before it, and a retry only by itself. Everything behind the run is
 // held, and while anything of the client is running all of it is held.
 //
-// A run needs not be longer than a batch, which bounds what must be taken back
+// A run needs no more rows than a batch, which bounds what must be taken back
 // when the client's turn is over.
 //
 // A held request keeps its place: Batcher.orders has every waiting request of a shape

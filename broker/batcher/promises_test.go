@@ -79,6 +79,9 @@ func (b *book) arrived(now Time, r Request, wait Time) {
 		r.Level = b.settings.DefaultPriority
 	}
 	r.Dims, _ = bucket(&b.settings, r.Dims)
+	if r.Cost == 0 {
+		r.Cost = max(1, int(r.Dims[0]))
+	}
 	policy := b.settings.Level(r.Level)
 	timeout := Never
 	if policy.DefaultTimeout > 0 {
@@ -219,7 +222,7 @@ func (b *book) dispatched(now Time, d Dispatch) error {
 	case d.Why == Preferred && !slices.Contains(b.settings.PreferredBatchSizes, d.Rows):
 		return fmt.Errorf("%d rows are no preferred size", d.Rows)
 	}
-	rows := 0
+	rows, cost := 0, 0
 	var last *booked
 	for _, id := range d.Requests {
 		r := b.requests[id]
@@ -247,10 +250,14 @@ func (b *book) dispatched(now Time, d Dispatch) error {
 		}
 		r.running = d.Batch
 		rows += r.Rows
+		cost += r.Rows * r.Cost
 		last = r
 	}
 	if rows != d.Rows || rows > b.settings.MaxBatchSize {
 		return fmt.Errorf("has %d rows, says %d, maximum %d", rows, d.Rows, b.settings.MaxBatchSize)
+	}
+	if most := b.settings.MaxBatchCost; cost != d.Cost || most > 0 && cost > most && len(d.Requests) > 1 {
+		return fmt.Errorf("costs %d, says %d, maximum %d", cost, d.Cost, most)
 	}
 	if b.strictOrder() && !b.settings.PreserveOrder && last.Share == 0 {
 		for _, r := range b.requests {
@@ -326,7 +333,7 @@ func (b *book) nothingWaitsInVain(now Time) error {
 			runs[r.Client] = true
 		}
 	}
-	rows := map[Dims]int{}
+	rows, cost, most := map[Dims]int{}, map[Dims]int{}, b.settings.MaxBatchCost
 	for _, r := range b.requests {
 		if r == nil || r.running != 0 {
 			continue
@@ -351,6 +358,9 @@ func (b *book) nothingWaitsInVain(now Time) error {
 		}
 		if ready <= now && !held {
 			return fmt.Errorf("request %d waits at %d, was ready at %d and a worker is idle", r.ID, now, ready)
+		}
+		if cost[r.Dims] += r.Rows * r.Cost; most > 0 && cost[r.Dims] >= most && (!held || len(b.shapes()) == 1) {
+			return fmt.Errorf("rows of cost %d of shape %v wait and a worker is idle", cost[r.Dims], r.Dims)
 		}
 		if rows[r.Dims] += r.Rows; rows[r.Dims] >= b.settings.MaxBatchSize && (!held || len(b.shapes()) == 1) {
 			return fmt.Errorf("%d rows of shape %v wait and a worker is idle", rows[r.Dims], r.Dims)
@@ -396,11 +406,12 @@ func (b *book) allEnded(x *Batcher) error {
 			return fmt.Errorf("request %d is left over: %+v", id, r)
 		}
 	}
-	if x.queued != 0 || x.queuedRows != 0 || x.dated != 0 || x.retrying != 0 || x.anything.occupied|x.ready.occupied|x.full.occupied != 0 {
+	if x.queued != 0 || x.queuedRows != 0 || x.queuedCost != 0 || x.dated != 0 || x.retrying != 0 ||
+		x.anything.occupied|x.ready.occupied|x.full.occupied != 0 {
 		return fmt.Errorf("books are not empty: %d requests, %d rows", x.queued, x.queuedRows)
 	}
 	for i := range x.shapes.shapes {
-		if s := &x.shapes.shapes[i]; s.requests != 0 || s.rows != 0 || s.due != 0 || s.large != 0 || s.levels != 0 {
+		if s := &x.shapes.shapes[i]; s.requests != 0 || s.rows != 0 || s.cost != 0 || s.due != 0 || s.large != 0 || s.levels != 0 {
 			return fmt.Errorf("shape %d is not empty: %+v", i, *s)
 		}
 	}

@@ -21,6 +21,7 @@ func (b *Batcher) admit(now Time, id RequestID, dims *Dims) {
 	b.lists = b.listsFor(len(b.shapes.shapes))
 	b.queued++
 	b.queuedRows += int(r.rows)
+	b.queuedCost += int(r.cost)
 	b.queuedAt[r.level]++
 	if r.deadline != Never {
 		b.dated++
@@ -66,6 +67,7 @@ func (b *Batcher) withdrawUnfiled(id RequestID) (heads uint64) {
 	b.changes.remove(uint32(id))
 	b.queued--
 	b.queuedRows -= int(r.rows)
+	b.queuedCost -= int(r.cost)
 	b.queuedAt[r.level]--
 	if r.deadline != Never {
 		b.dated--
@@ -150,6 +152,7 @@ func (b *Batcher) leaveUnfiled(id RequestID) (heads uint64) {
 // count adds r to the shape's counts n times.
 func (sh *shape) count(r *request, n int32) {
 	sh.rows += n * r.rows
+	sh.cost += int(n) * int(r.cost)
 	if r.due {
 		sh.due += n
 	}

@@ -4,6 +4,7 @@ package batcher
 
 import (
 	"cmp"
+	"math"
 	"slices"
 
 	"github.com/ringbatch/ringbatch/policy"
@@ -50,8 +51,8 @@ func (b *reference) someoneCouldJoin() bool {
 }
 
 // waitOf is how long r, which begins to wait, does so for others to batch with.
-func (b *reference) waitOf(r *refRequest, queuedRows int) Time {
-	return b.advisor.WaitFor(r.Arrived, r.Deadline, Queue{len(b.waiting), queuedRows, b.joined()})
+func (b *reference) waitOf(r *refRequest) Time {
+	return b.advisor.WaitFor(r.Arrived, r.Deadline, Queue{len(b.waiting), b.QueuedRows(), b.queuedCost(), b.joined()})
 }
 
 // readyAt is when r stops waiting for others to batch with.
@@ -218,17 +219,18 @@ func (b *reference) heldUntil(now Time) (until Time) {
 
 // ready says how many requests of a shape's queue would go to an idle worker.
 func (b *reference) ready(queue []*refRequest, now Time) (n int, why Reason, ok bool) {
-	rows, preferred, due := 0, 0, false
+	rows, cost, preferred, due := 0, 0, 0, false
 	for i, r := range queue {
-		if rows+r.Rows > b.settings.MaxBatchSize {
+		if rows+r.Rows > b.settings.MaxBatchSize || i > 0 && cost+r.Rows*r.Cost > b.maxCost() {
 			return i, Full, true
 		}
 		rows += r.Rows
+		cost += r.Rows * r.Cost
 		if slices.Contains(b.settings.PreferredBatchSizes, rows) {
 			preferred = i + 1
 		}
 		due = due || now >= b.readyAt(r)
-		if rows == b.settings.MaxBatchSize {
+		if rows == b.settings.MaxBatchSize || cost >= b.maxCost() {
 			return i + 1, Full, true
 		}
 	}
@@ -241,6 +243,13 @@ func (b *reference) ready(queue []*refRequest, now Time) (n int, why Reason, ok 
 		return len(queue), Nobody, true
 	}
 	return 0, 0, false
+}
+
+func (b *reference) maxCost() int {
+	if b.settings.MaxBatchCost == 0 {
+		return math.MaxInt
+	}
+	return b.settings.MaxBatchCost
 }
 
 // chooseWorker picks the idle, or else the busy but not full, worker that has
@@ -277,16 +286,18 @@ func (b *reference) chooseForRetry(avoid WorkerID) (best *refWorker) {
 
 // packRetries is the batch that the first of some retries goes out with.
 func (b *reference) packRetries(retries []*refRequest) (batch []*refRequest) {
-	rows, share := 0, retries[0].Share
+	rows, cost, share := 0, 0, retries[0].Share
 	for _, r := range retries {
 		if r.Avoid != retries[0].Avoid {
 			continue
 		}
 		share = min(share, r.Share)
-		if len(batch) > 0 && (r.Dims != retries[0].Dims || len(batch) >= share || rows+r.Rows > b.settings.MaxBatchSize) {
+		if len(batch) > 0 && (r.Dims != retries[0].Dims || len(batch) >= share || rows+r.Rows > b.settings.MaxBatchSize ||
+			cost+r.Rows*r.Cost > b.maxCost()) {
 			break
 		}
 		rows += r.Rows
+		cost += r.Rows * r.Cost
 		batch = append(batch, r)
 	}
 	return batch
@@ -298,6 +309,7 @@ func (b *reference) dispatch(w *refWorker, requests []*refRequest, why Reason) {
 	for _, r := range requests {
 		d.Requests = append(d.Requests, r.ID)
 		d.Rows += r.Rows
+		d.Cost += r.Rows * r.Cost
 		r.batch = d.Batch
 		b.waiting = slices.DeleteFunc(b.waiting, func(x *refRequest) bool { return x == r })
 		b.running = append(b.running, r)

@@ -84,7 +84,7 @@ func (b *reference) SetPolicy(settings policy.Settings) error {
 	b.settings = settings.Clone()
 	b.advisor.SetPolicy(&settings)
 	for _, r := range b.waiting {
-		r.wait = b.waitOf(r, b.QueuedRows())
+		r.wait = b.waitOf(r)
 	}
 	return nil
 }
@@ -160,6 +160,9 @@ func (b *reference) Arrive(now Time, r Request) error {
 		return err
 	}
 	r.Dims = dims
+	if r.Cost == 0 {
+		r.Cost = max(1, int(r.Dims[0]))
+	}
 	if policy.MaxTimeout > 0 {
 		r.Deadline = min(r.Deadline, r.Arrived+Time(policy.MaxTimeout))
 	}
@@ -183,9 +186,9 @@ func (b *reference) Arrive(now Time, r Request) error {
 	q.client.joined = true
 	q.client.inFlight++
 	q.client.peak = max(q.client.peak, q.client.inFlight)
-	q.wait = b.waitOf(q, b.QueuedRows()+r.Rows)
-	b.advisor.RequestQueued(now, r)
 	b.waiting = append(b.waiting, q)
+	q.wait = b.waitOf(q)
+	b.advisor.RequestQueued(now, r)
 	return nil
 }
 
@@ -197,7 +200,8 @@ func (b *reference) queueBefore(level int) Queue {
 			n++
 		}
 	}
-	return Queue{n, b.QueuedRows() * n / max(1, len(b.waiting)), b.joined()}
+	all := max(1, len(b.waiting))
+	return Queue{n, b.QueuedRows() * n / all, b.queuedCost() * n / all, b.joined()}
 }
 
 func (b *reference) Requeue(now Time, r Request) {
@@ -210,7 +214,7 @@ func (b *reference) Requeue(now Time, r Request) {
 		q.seq, q.since = q.firstSeq, q.firstSince
 		q.Share, q.Avoid = r.Share, r.Avoid
 		b.waiting = append(b.waiting, q)
-		q.wait = b.waitOf(q, b.QueuedRows())
+		q.wait = b.waitOf(q)
 		slices.SortFunc(b.waiting, func(x, y *refRequest) int { return cmp.Compare(x.firstSeq, y.firstSeq) })
 		return
 	}
@@ -267,6 +271,13 @@ func (b *reference) QueuedRows() int {
 		rows += r.Rows
 	}
 	return rows
+}
+
+func (b *reference) queuedCost() (cost int) {
+	for _, r := range b.waiting {
+		cost += r.Rows * r.Cost
+	}
+	return cost
 }
 
 func (b *reference) QueuedAt(level int) int {

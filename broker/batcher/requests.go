@@ -2,7 +2,11 @@
 
 package batcher
 
-import "math"
+import (
+	"math"
+
+	"github.com/ringbatch/ringbatch/policy"
+)
 
 // none ends an intrusive list; it is no request's id.
 const none RequestID = math.MaxUint32
@@ -36,6 +40,7 @@ type request struct {
 	timeout  Time // of its level's queue policy; Never once it has struck, or after a Requeue
 
 	rows      int32
+	cost      int32 // of all rows, at most policy.MaxCost
 	shape     int32
 	batch     int32 // running: index in Batcher.batches; -1 if its worker is gone
 	client    ClientID
@@ -55,6 +60,7 @@ func (x *request) describe(r *Request, clientGen uint32) {
 	x.arrived = r.Arrived
 	x.deadline = r.Deadline
 	x.rows = int32(r.Rows)
+	x.cost = int32(min(r.Rows*r.Cost, policy.MaxCost))
 	x.client = r.Client
 	x.clientGen = clientGen
 	x.level = uint8(r.Level)

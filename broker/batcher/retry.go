@@ -62,24 +62,20 @@ func (b *Batcher) dispatchRetry(w WorkerID, first RequestID, now Time) {
 	s := b.requests[first].shape
 	dims := b.shapes.shapes[s].dims
 	slot, x := b.newBatch()
-	before, rows, most := len(b.ids), int32(0), int(b.requests[first].share)
+	before, rows, cost, most := len(b.ids), 0, 0, int(b.requests[first].share)
 	for id := first; id != none; {
 		r := &b.requests[id]
 		n := len(b.ids) - before
 		most = min(most, int(r.share))
-		if n > 0 && (r.shape != s || n >= most || int(rows+r.rows) > b.settings.MaxBatchSize) {
+		if n > 0 && (r.shape != s || n >= most || rows+int(r.rows) > b.settings.MaxBatchSize || b.isTooCostly(cost+int(r.cost))) {
 			break
 		}
 		next := b.inQueue[id].next
-		rows += r.rows
+		rows += int(r.rows)
+		cost += int(r.cost)
 		b.withdraw(id)
 		b.start(r, x, slot, id)
 		id = next
 	}
-	b.handOver(w, slot, Dispatch{
-		Requests: b.ids[before:],
-		Rows:     int(rows),
-		Dims:     dims,
-		Why:      Retry,
-	}, now)
+	b.handOver(w, slot, Dispatch{Requests: b.ids[before:], Rows: rows, Cost: cost, Dims: dims, Why: Retry}, now)
 }

@@ -150,6 +150,9 @@ func (s *schedule) randomSettings() policy.Settings {
 		settings.Buckets = [][]uint32{{2, 4}, nil, {3}}[:1+rng.IntN(3)]
 	}
 	settings.PreserveOrder = rng.IntN(3) == 0
+	if rng.IntN(3) == 0 {
+		settings.MaxBatchCost = 1 + rng.IntN(16)
+	}
 	return settings
 }
 
@@ -246,6 +249,9 @@ func (s *schedule) arrive() error {
 	}
 	if s.rng.IntN(3) == 0 {
 		r.Dims = Dims{uint32(s.rng.IntN(6)), 0, uint32(s.rng.IntN(2))}
+	}
+	if s.rng.IntN(3) == 0 {
+		r.Cost = s.rng.IntN(6)
 	}
 	got, want := s.fast.Arrive(s.now, r), s.slow.Arrive(s.now, r)
 	s.log("%d: arrive %+v: %v", s.now, r, got)

@@ -86,7 +86,7 @@ func (s *script) arrive(names []string, o options) {
 		}
 		r := Request{
 			ID: RequestID(id), Client: clientID(name), Rows: max(1, o.int("rows")), Level: DefaultLevel,
-			Arrived: s.now - Time(o.duration("ago")), Deadline: Never, Share: share, Avoid: avoid,
+			Arrived: s.now - Time(o.duration("ago")), Deadline: Never, Share: share, Avoid: avoid, Cost: o.int("cost"),
 		}
 		if o.has("client") {
 			r.Client = clientID(o["client"])

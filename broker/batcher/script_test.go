@@ -143,6 +143,9 @@ func (s *script) report(d *Decisions, prefix string) {
 		if x.Rows == 1 {
 			rows = "row"
 		}
+		if s.b.settings.MaxBatchCost > 0 {
+			rows += fmt.Sprintf(" of cost %d", x.Cost)
+		}
 		s.say("%sbatch %d to w%d: %s = %d %s%s%s (%v)", prefix, x.Batch, x.Worker,
 			strings.Join(names, " "), x.Rows, rows, shape, pad, x.Why)
 	}

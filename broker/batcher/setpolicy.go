@@ -14,7 +14,7 @@ import (
 // SetPolicy changes the policy while requests wait. If settings is not valid, or conflicts with a
 // request in flight, nothing changes; the error wraps status.ErrInvalid and names the field.
 //
-// Wait time, maximum, preferred sizes, ageing, order and OnTimeout apply at once to waiting
+// Wait time, maxima, preferred sizes, ageing, order and OnTimeout apply at once to waiting
 // requests. The limits and times of a level apply to requests that arrive from now on.
 func (b *Batcher) SetPolicy(settings policy.Settings) error {
 	if err := settings.Validate(); err != nil {

@@ -35,6 +35,14 @@ func bucket(s *policy.Settings, d Dims) (Dims, error) {
 	return d, nil
 }
 
+// costOfRow is the cost of a row of r, whose Dims are bucketed.
+func costOfRow(r *Request) int {
+	if r.Cost > 0 {
+		return min(r.Cost, policy.MaxCost)
+	}
+	return int(min(max(1, r.Dims[0]), policy.MaxCost))
+}
+
 // padTo is the number of rows w should see for a batch of rows rows.
 func padTo(s *policy.Settings, w *Worker, rows int) int {
 	switch w.Pad {

@@ -11,12 +11,13 @@ import (
 //
 // Its requests sit in one list per base level (Batcher.lists). Requests that
 // PreserveOrder holds back, and retries, belong to the shape but are in no
-// list and not counted in rows, due and large.
+// list and not counted in rows, cost, due and large.
 type shape struct {
 	dims     Dims
 	hash     uint32
 	requests int32  // waiting requests of this shape, held ones and retries too; 0: free
 	rows     int32  // of the requests in its lists
+	cost     int    // of these rows
 	due      int32  // requests in its lists whose ready time has passed
 	large    int32  // requests in its lists with more than one row
 	levels   uint64 // bit i: list i is not empty

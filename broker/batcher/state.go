@@ -47,6 +47,7 @@ type Batcher struct {
 	joinable   int // attached clients that could join
 	queued     int
 	queuedRows int
+	queuedCost int
 	dated      int   // queued requests that have a deadline
 	queuedAt   []int // by level asked for, which ageing and timeouts do not change
 

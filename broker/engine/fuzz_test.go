@@ -35,9 +35,9 @@ func FuzzCommit(f *testing.F) {
 		ring := shm.Producer[shm.Commit]{Ring: shm.CommitRing(c.seg, 4)}
 		for len(data) >= 64 && c.isAttached() {
 			e := shm.Commit{
-				Kind: shm.CommitKind(data[0]), Level: int8(data[1]), Rows: binary.NativeEndian.Uint32(data[4:]),
-				Slot: binary.NativeEndian.Uint32(data[8:]),
-				Gen:  binary.NativeEndian.Uint32(data[12:]), Deadline: int64(binary.NativeEndian.Uint64(data[16:])),
+				Kind: shm.CommitKind(data[0]), Level: int8(data[1]), Cost: binary.NativeEndian.Uint16(data[2:]),
+				Rows: binary.NativeEndian.Uint32(data[4:]), Slot: binary.NativeEndian.Uint32(data[8:]),
+				Gen: binary.NativeEndian.Uint32(data[12:]), Deadline: int64(binary.NativeEndian.Uint64(data[16:])),
 				Committed: int64(binary.NativeEndian.Uint64(data[24:])),
 			}
 			for i := range e.Dims {

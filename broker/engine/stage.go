@@ -244,12 +244,17 @@ func (s *Stage) withdrawRequest(head uint32) { s.batcher.Cancel(batcher.RequestI
 
 func (s *Stage) describeRequest(info *slotInfo) batcher.Request {
 	dims := s.sizesOf(info)
+	cost := int(info.commit.Cost)
 	if s.settings.Ragged {
+		if cost == 0 {
+			cost = int(dims[0])
+		}
 		dims = batcher.Dims{} // all sizes are one shape
 	}
 	q := batcher.Request{
 		ID: batcher.RequestID(info.head), Client: batcher.ClientID(info.client.first), Rows: int(info.commit.Rows),
 		Level: int(info.commit.Level), Arrived: batcher.Time(info.arrived), Deadline: deadlineOf(&info.commit), Dims: dims,
+		Cost: cost,
 	}
 	if info.troubled {
 		t := s.ring.troubles[info.head]

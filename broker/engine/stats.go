@@ -19,7 +19,7 @@ import (
 // stageStats are the running counts. A copy shares deaths and the seconds' lists.
 type stageStats struct {
 	requests, requeued, batches, rows uint64
-	isolated, suspended               uint64
+	isolated, suspended, cost         uint64
 	attached, lost, hung, offenders   uint64
 	byStatus                          [64]uint64
 	sizes                             []uint64 // by rows
@@ -49,6 +49,7 @@ func (s *stageStats) countEnd(st status.Code) { s.byStatus[st%64]++ }
 func (s *stageStats) countBatch(d *batcher.Dispatch) {
 	s.batches++
 	s.rows += uint64(d.Rows)
+	s.cost += uint64(d.Cost)
 	s.sizes[min(d.Rows, len(s.sizes)-1)]++
 	s.reasons[d.Why%8]++
 }
@@ -232,6 +233,9 @@ func (v *view) model() stats.Model {
 	}
 	if st.batches > 0 {
 		out.BatchSize.Avg = float64(st.rows) / float64(st.batches)
+		if v.settings.MaxBatchCost > 0 {
+			out.BatchSize.AvgCost = float64(st.cost) / float64(st.batches)
+		}
 	}
 	for i, n := range st.reasons {
 		if n > 0 {

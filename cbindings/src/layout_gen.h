@@ -34,8 +34,9 @@
 	PLACE(rb_header, size, 16) PLACE(rb_header, epoch, 24) PLACE(rb_header, geometry, 32) PLACE(rb_header, slots, 40) \
 	PLACE(rb_header, max_batch, 44) \
 	SIZE(rb_commit_entry, 64) PLACE(rb_commit_entry, kind, 0) PLACE(rb_commit_entry, level, 1) \
-	PLACE(rb_commit_entry, rows, 4) PLACE(rb_commit_entry, slot, 8) PLACE(rb_commit_entry, gen, 12) \
-	PLACE(rb_commit_entry, deadline, 16) PLACE(rb_commit_entry, committed, 24) PLACE(rb_commit_entry, dims, 32) \
+	PLACE(rb_commit_entry, cost, 2) PLACE(rb_commit_entry, rows, 4) PLACE(rb_commit_entry, slot, 8) \
+	PLACE(rb_commit_entry, gen, 12) PLACE(rb_commit_entry, deadline, 16) PLACE(rb_commit_entry, committed, 24) \
+	PLACE(rb_commit_entry, dims, 32) \
 	SIZE(rb_mail, 64) PLACE(rb_mail, batch, 0) PLACE(rb_mail, dispatched, 8) PLACE(rb_mail, requests, 16) \
 	PLACE(rb_mail, rows, 20) PLACE(rb_mail, pad_to, 24) PLACE(rb_mail, level, 28) PLACE(rb_mail, dims, 32) \
 	SIZE(rb_mail_request, 64) PLACE(rb_mail_request, slot, 0) PLACE(rb_mail_request, gen, 4) PLACE(rb_mail_request, rows, 8) \

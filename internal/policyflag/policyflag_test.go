@@ -33,6 +33,7 @@ type sample struct{ key, flag, toml, is, bad string }
 
 var samples = []sample{
 	{"max_batch_size", "16", "16", "16", "0"},
+	{"max_batch_cost", "8192", "8192", "8192", "-1"},
 	{"wait_time", "0.005", `"5ms"`, "5ms", "soon"},
 	{"latency_goal", "0.02", `"20ms"`, "20ms", "-1ms"},
 	{"preferred_batch_sizes", "8,16", "[8, 16]", "8,16", "x"},

@@ -89,6 +89,15 @@ func TestOverADayAutoBeatsEveryFixedWait(t *testing.T) {
 	isNearTheBest(t, cfg, nil, gridWaits, 1, 0, day, 1)
 }
 
+func TestTextsOfManyLengthsWaitNearlyAsLongAsIsBest(t *testing.T) {
+	notShort(t)
+	cfg := Config{
+		Policy: policy.Settings{MaxBatchSize: 128, MaxBatchCost: 8192}, Workers: Workers{Count: 2}, Hop: 7 * time.Microsecond,
+		Load: Load{MinTokens: 8, MaxTokens: 500}, Cost: mustCost(t, "256=2ms,8192=4.2ms"), Arrivals: Poisson{Rate: 9000},
+	}
+	isNearTheBest(t, cfg, nil, gridWaits, 4, time.Second, 3*time.Second, 1.05)
+}
+
 // Only full batches were seen side by side. That must not make small ones look slow side by
 // side, which a long wait would never disprove.
 //

@@ -37,6 +37,10 @@ take a given time? Nothing else is needed or run. The same flags always give the
   ringbatch simulate --rate 3500 --priority share=0.1 \
       --priority share=0.9,max_queue=500,default_timeout=50ms --ageing 100ms
 
+  # an encoder of texts that packs up to 8,192 tokens; batches cost by tokens
+  ringbatch simulate --arrivals closed --clients 64 --workers 2 --tokens 8-500 --max-batch-size 128 \
+      --max-batch-cost 8192 --cost 256=1ms,8192=4.2ms
+
   # a recorded load and measured costs
   ringbatch simulate --trace requests.txt --cost costs.csv
 
@@ -53,7 +57,7 @@ type Command struct {
 	clients, inFlight int
 	think             time.Duration
 	trace             string
-	rows              string
+	rows, tokens      string
 	shapes            int
 	deadline          time.Duration
 	cost              string
@@ -86,6 +90,8 @@ func NewCommand(s *pflag.FlagSet) *Command {
 	s.DurationVar(&c.think, "think", 0, "closed: mean pause of a client between answer and next request")
 	s.StringVar(&c.trace, "trace", "", "replay a `file` with lines of: seconds rows [level]")
 	s.StringVar(&c.rows, "rows", "1", "rows per request, a `number` or a range like 1-4")
+	s.StringVar(&c.tokens, "tokens", "",
+		"tokens per row, a `number` or a range like 8-500: the cost for max_batch_cost, and --cost is by tokens then")
 	s.IntVar(&c.shapes, "shapes", 1, "number of different shapes; requests of different shapes share no batch")
 	s.DurationVar(&c.deadline, "deadline", 0, "time budget of each request (0: none)")
 	s.StringArrayVar(&c.stages, "stage", nil,
@@ -97,8 +103,8 @@ func NewCommand(s *pflag.FlagSet) *Command {
 	s.Float64Var(&c.sharing, "sharing", 0, "`share` of its time that each other busy worker adds to a batch, as on one GPU")
 	s.StringVar(&c.pad, "pad", "", "pad batches to `rows`, or to the next preferred size (\"preferred\")")
 	s.DurationVar(&c.hop, "hop", 7*time.Microsecond, "transport from one process to the next; a request takes three")
-	c.policy = policyflag.Add(s, "max_batch_size", "wait_time", "latency_goal", "preferred_batch_sizes", "default_priority",
-		"ageing", "preserve_order")
+	c.policy = policyflag.Add(s, "max_batch_size", "max_batch_cost", "wait_time", "latency_goal", "preferred_batch_sizes",
+		"default_priority", "ageing", "preserve_order")
 	s.StringArrayVar(&c.levels, "priority", nil,
 		"a priority level, most urgent first: `policy` of share=, max_queue=, default_timeout=, max_timeout=, on_timeout= (repeatable)")
 	s.IntVar(&c.requests, "requests", 100_000, "number of requests to simulate")

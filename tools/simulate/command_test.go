@@ -110,6 +110,8 @@ func TestABadFlagIsNamed(t *testing.T) {
 		"--arrivals closed --trace x": "--trace and --arrivals closed exclude each other",
 		"--rows 0":                    `--rows is "0", must be a number or a range like 1-4`,
 		"--rows 4-x":                  `--rows is "4-x"`,
+		"--tokens 0-8":                `--tokens is "0-8", must be a number or a range like 8-500`,
+		"--tokens 9-8":                "tokens per request are 9 to 8, must be ascending",
 		"--rows 40":                   "requests have up to 40 rows, max_batch_size is 32",
 		"--cost 1=1ms,2":              `cost point "2" is not like 32=8.2ms`,
 		"--pad 8":                     `--pad is "8", must be preferred, or rows of at least --max-batch-size`,

@@ -3,6 +3,7 @@
 package simulate
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -78,17 +79,28 @@ func (c *Command) readTrace(cfg *Config) error {
 }
 
 func (c *Command) setRows(cfg *Config) error {
-	low, high, isRange := strings.Cut(c.rows, "-")
-	if !isRange {
-		high = low
-	}
-	var err1, err2 error
-	cfg.Load.MinRows, err1 = strconv.Atoi(low)
-	cfg.Load.MaxRows, err2 = strconv.Atoi(high)
-	if err1 != nil || err2 != nil || cfg.Load.MinRows < 1 {
+	var err error
+	if cfg.Load.MinRows, cfg.Load.MaxRows, err = parseRange(c.rows); err != nil {
 		return bad("--rows is %q, must be a number or a range like 1-4", c.rows)
 	}
+	if c.tokens == "" {
+		return nil
+	}
+	if cfg.Load.MinTokens, cfg.Load.MaxTokens, err = parseRange(c.tokens); err != nil {
+		return bad("--tokens is %q, must be a number or a range like 8-500", c.tokens)
+	}
 	return nil
+}
+
+// parseRange reads a number from 1 on, or a range of them like 1-4.
+func parseRange(text string) (low, high int, err error) {
+	first, last, isRange := strings.Cut(text, "-")
+	if !isRange {
+		last = first
+	}
+	low, err1 := strconv.Atoi(first)
+	high, err2 := strconv.Atoi(last)
+	return low, high, cmp.Or(err1, err2, need(low >= 1, "%d is below 1", low))
 }
 
 // setCost reads points, or the file of them that --cost names.

@@ -4,6 +4,7 @@ package simulate
 
 import (
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"sort"
 	"time"
@@ -17,7 +18,8 @@ func (w *world) arrive(e *event) {
 	w.stats.first = min(w.stats.first, committed)
 	f := flight{
 		committed: committed, deadline: batcher.Never, client: e.client,
-		rows: w.randomRows(), level: w.randomLevel(),
+		rows: randomIn(w.rng, w.cfg.Load.MinRows, w.cfg.Load.MaxRows), level: w.randomLevel(),
+		cost: randomIn(w.rng, w.cfg.Load.MinTokens, w.cfg.Load.MaxTokens),
 	}
 	if t, ok := w.cfg.Arrivals.(Trace); ok {
 		entry := t.Entries[e.number-1]
@@ -32,7 +34,7 @@ func (w *world) arrive(e *event) {
 	f.deadline = batcher.DeadlineOf(&w.cfg.Policy, f.level, committed, f.deadline)
 	r := batcher.Request{
 		ID: w.newID(), Client: e.client, Rows: f.rows, Level: f.level,
-		Arrived: committed, Deadline: f.deadline,
+		Arrived: committed, Deadline: f.deadline, Cost: f.cost,
 	}
 	if w.cfg.hideDeadlines {
 		r.Deadline = batcher.Never
@@ -52,6 +54,7 @@ func (w *world) handOn(to *station, ids []batcher.RequestID) {
 		f := &w.flights[id]
 		w.enter(to, batcher.Request{
 			ID: id, Client: f.client, Rows: f.rows, Level: f.level, Arrived: w.now, Deadline: f.deadline, Dims: f.dims,
+			Cost: f.cost,
 		})
 	}
 }
@@ -110,7 +113,11 @@ func (w *world) decideAt(s *station) batcher.Time {
 func (w *world) serve(s *station, d *batcher.Dispatch) {
 	x := &s.workers[d.Worker]
 	start := max(w.now+batcher.Time(w.cfg.Hop), x.freeAt)
-	took := batcher.Time(min(s.took(d.PadTo, s.othersBusy(start, x))*w.phase(start).Cost, float64(endOfTime)))
+	size := d.PadTo
+	if w.cfg.Load.MaxTokens > 0 {
+		size = d.Cost
+	}
+	took := batcher.Time(min(s.took(size, s.othersBusy(start, x))*w.phase(start).Cost, float64(endOfTime)))
 	if w.cfg.disturb != nil {
 		took = w.cfg.disturb(d.Worker, d.PadTo, start, took)
 	}
@@ -160,12 +167,13 @@ func (w *world) newID() batcher.RequestID {
 	return batcher.RequestID(len(w.flights) - 1)
 }
 
-func (w *world) randomRows() int {
-	low, high := max(1, w.cfg.Load.MinRows), max(1, w.cfg.Load.MaxRows)
+// randomIn is a number of a range; 0 means 1.
+func randomIn(rng *rand.Rand, low, high int) int {
+	low, high = max(1, low), max(1, high)
 	if low == high {
 		return low
 	}
-	return low + w.rng.IntN(high-low+1)
+	return low + rng.IntN(high-low+1)
 }
 
 func (w *world) randomLevel() int {
@@ -179,6 +187,9 @@ func (w *world) randomLevel() int {
 // result sums up the simulation.
 func (w *world) result() *Result {
 	r := w.stats.result()
+	if w.cfg.Load.MaxTokens > 0 {
+		r.MeanBatchTokens = float64(w.stats.cost) / float64(max(1, r.Batches))
+	}
 	for _, s := range w.stages {
 		var list []WorkerResult
 		for i := range s.workers {

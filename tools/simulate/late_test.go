@@ -79,6 +79,14 @@ func TestWithinTheCapacityNoRequestIsRefusedForADeadlineThatCanBeKept(t *testing
 			t.Errorf("at %v: %+v", share, r.Outcomes)
 		}
 	}
+	texts := Config{ // hardly two fit a batch, and some are above its maximum
+		Policy: policy.Settings{MaxBatchSize: 128, MaxBatchCost: 300, WaitTime: policy.Auto}, Workers: Workers{Count: 2},
+		Cost: mustCost(t, "256=1ms,512=2ms"), Arrivals: Poisson{Rate: 900}, Requests: 20_000, Hop: 7 * time.Microsecond,
+		Load: Load{MinTokens: 8, MaxTokens: 500, Deadline: 40 * time.Millisecond},
+	}
+	if r := mustRun(t, texts); r.Outcomes.Completed != texts.Requests {
+		t.Errorf("texts: %+v", r.Outcomes)
+	}
 }
 
 // At twice the capacity nearly all work is in time, however little is known of a single shape, and

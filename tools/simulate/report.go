@@ -28,7 +28,11 @@ func (r *Result) WriteText(w io.Writer, cfg *Config) error {
 	o := &r.Outcomes
 	fmt.Fprintf(&b, "requests    %s completed%s%s%s%s\n", count(o.Completed),
 		some(o.Late, "late"), some(o.Expired, "expired"), some(o.TimedOut, "timed out"), some(o.Refused, "refused"))
-	fmt.Fprintf(&b, "batches     %s of %.1f rows on average%s%s%s%s\n", count(r.Batches), r.MeanBatchRows,
+	tokens := ""
+	if r.MeanBatchTokens > 0 {
+		tokens = fmt.Sprintf(" and %s tokens", svgchart.Number(r.MeanBatchTokens))
+	}
+	fmt.Fprintf(&b, "batches     %s of %.1f rows%s on average%s%s%s%s\n", count(r.Batches), r.MeanBatchRows, tokens,
 		share(r.Reasons.Full, r.Batches, "full"), share(r.Reasons.Preferred, r.Batches, "preferred size"),
 		share(r.Reasons.Deadline, r.Batches, "wait time over"), share(r.Reasons.Nobody, r.Batches, "nobody left"))
 	b.WriteString("workers    ")
@@ -60,6 +64,9 @@ func (r *Result) WriteText(w io.Writer, cfg *Config) error {
 func (c *Config) describe() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "max_batch_size %d, wait_time %s", c.Policy.MaxBatchSize, c.Policy.Policy(nil)["wait_time"])
+	if c.Policy.MaxBatchCost > 0 {
+		fmt.Fprintf(&b, ", max_batch_cost %d", c.Policy.MaxBatchCost)
+	}
 	if len(c.Policy.PreferredBatchSizes) > 0 {
 		fmt.Fprintf(&b, ", preferred_batch_sizes %v", c.Policy.PreferredBatchSizes)
 	}

@@ -21,6 +21,7 @@ type Result struct {
 	Latency           Latency          `json:"latency_ms"`          // from commit to answer, of completed requests
 	Batches           int              `json:"batches"`
 	MeanBatchRows     float64          `json:"mean_batch_rows"`
+	MeanBatchTokens   float64          `json:"mean_batch_tokens,omitempty"`
 	BatchSizes        []SizeCount      `json:"batch_sizes"` // ascending; only sizes that occurred
 	Reasons           Reasons          `json:"dispatched_because"`
 	Workers           []WorkerResult   `json:"workers"`
@@ -124,7 +125,7 @@ type stats struct {
 	byLevel     [][]int64 // only with several levels
 	sizes       []int     // by rows
 	reasons     [5]int
-	rows        int
+	rows, cost  int
 }
 
 func newStats(cfg *Config) stats {
@@ -144,6 +145,7 @@ func (s *stats) batch(d *batcher.Dispatch) {
 	s.sizes[d.Rows]++
 	s.reasons[d.Why]++
 	s.rows += d.Rows
+	s.cost += d.Cost
 }
 
 // answer counts a request whose answer comes at the given time.

@@ -59,10 +59,13 @@ type Stage struct {
 
 // Load describes the requests.
 type Load struct {
-	MinRows, MaxRows int           // rows per request, uniform; 0 means 1
-	Deadline         time.Duration // time budget of each request; 0 = none
-	Shapes           int           // number of different shapes, uniform; 0 means 1
-	LevelShares      []float64     // shares of requests per priority level; nil: all have the default level
+	MinRows, MaxRows int // rows per request, uniform; 0 means 1
+	// MinTokens and MaxTokens are the sizes of requests, uniform; 0: all have one. All rows of a
+	// request have its size, which is the cost of a row. Config.Cost is then by tokens, not by rows.
+	MinTokens, MaxTokens int
+	Deadline             time.Duration // time budget of each request; 0 = none
+	Shapes               int           // number of different shapes, uniform; 0 means 1
+	LevelShares          []float64     // shares of requests per priority level; nil: all have the default level
 }
 
 // Workers describes the workers of a stage.
@@ -151,6 +154,8 @@ func (l *Load) validate(p *policy.Settings) error {
 		need(l.MinRows >= 0 && l.MaxRows >= l.MinRows,
 			"rows per request are %d to %d, must be ascending and at least 1", l.MinRows, l.MaxRows),
 		need(l.MaxRows <= p.MaxBatchSize, "requests have up to %d rows, max_batch_size is %d", l.MaxRows, p.MaxBatchSize),
+		need(l.MinTokens >= 0 && l.MaxTokens >= l.MinTokens && l.MaxTokens <= policy.MaxCost,
+			"tokens per request are %d to %d, must be ascending and at most %d", l.MinTokens, l.MaxTokens, policy.MaxCost),
 		need(l.Deadline >= 0 && l.Deadline <= policy.MaxDuration, "deadline is %v, must be 0..%v", l.Deadline, policy.MaxDuration),
 		need(l.Shapes >= 0, "shapes is %d, must be at least 1", l.Shapes),
 		need(!given || len(l.LevelShares) == p.LevelCount(), "%d level shares for %d levels", len(l.LevelShares), p.LevelCount()),

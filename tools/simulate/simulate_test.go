@@ -74,6 +74,28 @@ func TestClientsThatWaitForAnswersFillEveryBatchOfABusyModel(t *testing.T) {
 	}
 }
 
+// Texts of 8 to 500 tokens fill batches of 8,192, some 32 rows, and the limit of rows does not count.
+func TestBatchesOfTextsAreFullAtTheirMaximumOfTokens(t *testing.T) {
+	cost := mustCost(t, "256=1ms,8192=4ms")
+	for _, wait := range []time.Duration{0, policy.Auto} {
+		r := mustRun(t, Config{
+			Policy:   policy.Settings{MaxBatchSize: 128, MaxBatchCost: 8192, WaitTime: wait},
+			Arrivals: ClosedLoop{Clients: 128},
+			Load:     Load{MinTokens: 8, MaxTokens: 500},
+			Workers:  Workers{Count: 2},
+			Cost:     cost,
+			Requests: 50_000,
+		})
+		// A batch stops at the first text that does not fit: half of one is left over, or less.
+		if r.MeanBatchTokens < 8192-300 || r.MeanBatchTokens > 8192 || !near(r.MeanBatchRows, r.MeanBatchTokens/254, 0.02) {
+			t.Errorf("wait %v: batches of %.0f tokens, %.1f rows", wait, r.MeanBatchTokens, r.MeanBatchRows)
+		}
+		if want := 2 * r.MeanBatchRows / cost.Of(int(r.MeanBatchTokens)).Seconds(); !near(r.RequestsPerSecond, want, 0.02) {
+			t.Errorf("wait %v: %.0f requests/s, want %.0f", wait, r.RequestsPerSecond, want)
+		}
+	}
+}
+
 func TestALonelyClientNeverWaitsForOtherRequests(t *testing.T) {
 	r := mustRun(t, Config{
 		Policy:   policy.Settings{MaxBatchSize: 32, WaitTime: time.Second},

@@ -41,7 +41,7 @@ const endOfTime batcher.Time = 1 << 60
 type flight struct {
 	committed, deadline batcher.Time
 	client              batcher.ClientID
-	rows, level         int
+	rows, level, cost   int
 	dims                batcher.Dims
 }
 

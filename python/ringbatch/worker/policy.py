@@ -16,6 +16,7 @@ from ..binding.library import seconds
 # BEGIN policy keys: written by `go generate ./status` from policy/keys.go
 KEYS = {
     "max_batch_size": "number",
+    "max_batch_cost": "number",
     "wait_time": "duration or auto",
     "latency_goal": "duration",
     "preferred_batch_sizes": "list",
