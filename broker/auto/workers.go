@@ -144,10 +144,7 @@ func (a *Advisor) IsLate(now Time, r batcher.Request, q batcher.Queue) bool {
 	}
 	// A full batch has no room for the next request, which has some rows.
 	each := float64(q.Rows+r.Rows) / float64(q.Requests+1)
-	full := max(1, a.settings.MaxBatchSize-int(2*(each-1)))
-	if a.settings.MaxBatchCost > 0 {
-		full = max(full, int(each)) // large requests are common, and a batch has at least one
-	}
+	full := max(1, int(each), a.settings.MaxBatchSize-int(2*(each-1)))
 	before := (q.Rows+r.Rows-1)/full + (min(max(0, len(a.shapes)-2), q.Requests)+1)/2 // other shapes make batches that are not full
 	start := lanes[before%len(lanes)] + Time(before/len(lanes))*(Time(s.expected(full, len(lanes)-1))+hop)
 	joining := float64(start-now) / max(1, a.gap)
