@@ -29,6 +29,9 @@ func vectors() []vector {
 		list = append(list, gatherVector(size, 5, 5), scatterVector(size, 5))
 	}
 	list = append(list, gatherVector(1000, 3, 8), gatherVector(64, 1, 1))
+	for _, item := range []int{1, 8, 12, 96} {
+		list = append(list, packedVector(item, []int{3, 0, 500, 1, 64}, 568), packedVector(item, []int{7, 2}, 1000))
+	}
 	list = append(list, affineF32(), affineI64())
 	for _, s := range []struct{ rows, in, out int }{{1, 16, 16}, {5, 100, 70}, {33, 64, 130}} {
 		list = append(list, denseF32(s.rows, s.in, s.out))
@@ -95,6 +98,24 @@ func gatherVector(size, rows, padded int) vector {
 			}
 			return same(after[0], want)
 		},
+	}
+}
+
+// packedVector gathers rows of different sizes, counted in items, and clears the items behind them.
+func packedVector(item int, sizes []int, padded int) vector {
+	stride, slots, offsets := 512*item, scattered(len(sizes)), []uint32{0}
+	plane := random(uint64(item), ringSlots*stride)
+	want, most := make([]byte, 0, padded*item), 0
+	for r, n := range sizes {
+		want = append(want, plane[int(slots[r])*stride:][:n*item]...)
+		offsets, most = append(offsets, offsets[r]+uint32(n)), max(most, n*item)
+	}
+	return vector{
+		name: fmt.Sprintf("gather packed rows of %v items of %d bytes padded to %d", sizes, item, padded), kernel: "rb_gather_packed",
+		gridX: 3, gridY: 1, block: 64,
+		args: []any{random(3, padded*item), plane, uint64(stride), toBytes(slots), toBytes(offsets), uint64(item), uint64(len(sizes)),
+			uint64(most), uint64(padded)},
+		check: func(after [][]byte) error { return same(after[0], want[:padded*item]) },
 	}
 }
 

@@ -40,6 +40,9 @@ def parser() -> argparse.ArgumentParser:
         "(default off)",
     )  # fmt: skip
     flags.add_sizes(p)
+    p.add_argument("--packed", metavar="INPUT",
+        help="rows of all sizes of this input share a batch without padding: the model gets it as one tensor, and offsets "
+        "(INPUT=KEYWORD,offsets=KEYWORD for other keywords of the model)")
     p.add_argument(
         "--tolerance", type=float,
         help="how far results of a row may differ in a batch from those alone, as a part of the largest number (default 0.001; "

@@ -266,6 +266,8 @@ class Lane:
 class Engine:
     """A module with its lanes, warmed up before there is a ring."""
 
+    lane_type: type[Lane] = Lane
+
     def __init__(
         self, compute: Callable[[list[torch.Tensor]], list[torch.Tensor]], specs: list[tuple[torch.dtype, tuple[int, ...]]],
         max_rows: int, device: torch.device, lanes: int, graphs: bool | None,
@@ -292,13 +294,19 @@ class Engine:
             # The copy stream has the higher priority.
             self.copies, self.computing = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device)
             self.copies_at, self.computing_at = self.copies.cuda_stream, self.computing.cuda_stream
-        self.lanes = [Lane(self) for _ in range(lanes)]
+        self.lanes = [self.lane_type(self) for _ in range(lanes)]
         with self.current():
-            self._warm_up(doublings(max_rows))
+            self._warm_up(self.warm_sizes())
             if device.type == "cuda":
                 self.mover = Mover()
                 if graphs is not False:
-                    self._record(recorded_sizes(max_rows), optional=graphs is None)
+                    self._record(self.sizes_to_record(), optional=graphs is None)
+
+    def warm_sizes(self) -> list[int]:
+        return doublings(self.max_rows)
+
+    def sizes_to_record(self) -> list[int]:
+        return recorded_sizes(self.max_rows)
 
     def current(self) -> Any:
         """Makes the compute stream the current one, as submit needs it."""

@@ -47,6 +47,7 @@ class Mover:
         self._copy = self.driver.cuMemcpyAsync
         self._copy.argtypes = [c_uint64, c_uint64, ctypes.c_size_t, c_void_p]
         self._gather, self._scatter = Kernel(self, "rb_gather", 8), Kernel(self, "rb_scatter", 7)
+        self._gather_packed = Kernel(self, "rb_gather_packed", 9)
 
     def check(self, call: str, status: int) -> None:
         if status:
@@ -63,6 +64,12 @@ class Mover:
     def gather(self, stream: int, to: int, plane: int, stride: int, slots: int, row_bytes: int, rows: int, on_device: bool = False) -> None:
         """Copies rows of a plane, by slot number, to adjacent rows in device memory."""
         self._gather(stream, _blocks(rows, row_bytes, on_device), to, row_bytes, plane, stride, slots, row_bytes, rows, rows)
+
+    def gather_packed(self, stream: int, to: int, plane: int, stride: int, slots: int, offsets: int, item_bytes: int, rows: int,
+            most_bytes: int, padded: int, on_device: bool = False) -> None:
+        """Copies rows of different sizes, one behind the other, and clears the items behind them up to `padded`."""
+        blocks = min(rows * -(-most_bytes // CHUNK) + 1, DEVICE_BLOCKS if on_device else BLOCKS)
+        self._gather_packed(stream, blocks, to, plane, stride, slots, offsets, item_bytes, rows, most_bytes, padded)
 
     def scatter(self, stream: int, plane: int, stride: int, source: int, slots: int, row_bytes: int, rows: int,
             on_device: bool = False) -> None:

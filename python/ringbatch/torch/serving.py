@@ -15,7 +15,7 @@ import torch
 
 from .. import errors
 from ..binding.library import Duration
-from ..binding.tensors import Specs, declared, parse
+from ..binding.tensors import Declared, Specs, declared, parse
 from ..worker import trials
 from ..worker.axes import Axes, Input, Output, add_buckets, extra_inputs, pad_values
 from ..worker.import_path import name_of
@@ -25,6 +25,7 @@ from ..worker.ring import Ring, keep_attached, run, worker_options
 from ..worker.signals import StopEvent, stop_on_signals
 from ..worker.worker import Ending
 from . import checks, loading
+from . import packed as packing
 from .alone import alone
 from .lanes import Engine, failure
 from .module_call import Module, numpy_types, torch_types
@@ -51,6 +52,7 @@ def serve(
     mask: str | None = None,
     pad: Sequence[str] | str | float | None = None,
     pad_sizes: bool = True,
+    packed: str | None = None,
     check: bool = True,
     tolerance: float | None = None,
     depth: int = 2,
@@ -79,6 +81,10 @@ def serve(
     module ignores as padding, or ["tokens=1"] for single inputs. pad_sizes: round sizes
     up to buckets (powers of two, or buckets=...) if the module ignores padding
     (docs/sizes.md).
+    packed: the name of an input, tokens:i64[<=512] for example. Rows of all sizes share a batch without
+    padding. The module gets all inputs by keyword, variable ones as one tensor (total, ...), and
+    offsets, int32 of rows + 1. "tokens=ids,offsets=cu" chooses other keywords. Set max_batch_cost, the
+    tokens of a batch.
     check: refuse a module whose rows give other results in a batch than alone, or
     whose outputs differ from the declared ones. If inputs vary, wrong outputs are
     always refused, because padding is cut off by them. tolerance: how far results may
@@ -88,18 +94,30 @@ def serve(
     memory: "device" puts the tensors into the memory of the module's GPU, for producers
     on that GPU (docs/gpu.md). One tensor names its own: "x:f16[3,224,224]@device".
     """
-    if str(options.get("ragged", False)).lower() == "true":
-        raise errors.Invalid("a module is given one tensor of all rows, and ragged rows have none in common: use @ringbatch.worker")
+    if not packed and str(options.get("ragged", False)).lower() == "true":
+        raise errors.Invalid("a module is given one tensor of all rows, and ragged rows have none in common: pack them (--packed), "
+            "or use @ringbatch.worker")
     trials.refuse_tolerance(tolerance)
     where = device_of(device)
     if cuda_graphs is None and not isinstance(module, torch.nn.Module):
         cuda_graphs = False  # a replay would leave out the side effects of a function
     tensors = declared(inputs)
+    stop = stop or threading.Event()
+    if packed:
+        if lengths or mask or pad or channels_last or compile != "off":
+            raise errors.Invalid("--packed goes with none of --lengths, --mask, --pad, --channels_last and --compile: there is no padding, "
+                "and the module runs as it is")
+        rows = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
+        found, make = packing.plan(module, packed, tensors, None if outputs is None else declared(outputs), where, options, half=half,
+            bfloat16=bfloat16, graphs=cuda_graphs, check=check, tolerance=tolerance, depth=depth)  # fmt: skip
+        with checks.refused_inputs(list(map(Input.of, tensors))):
+            first = make(rows)
+        _serve(model, (tensors, found), first, make, "; rows are packed", memory, options, stop, wait)
+        return
     brought = list(map(Input.of, tensors))
     plain = Axes(brought, None)
     extras, pads = extra_inputs(plain, lengths, mask), pad_values(pad, brought)
     most = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
-    stop = stop or threading.Event()
     compute, takes_sizes, full = prepare(
         module, plain, where, half, bfloat16, channels_last, freeze, extras, pads, compile, most, cuda_graphs
     )
@@ -126,28 +144,41 @@ def serve(
     if check and shapes and most > 1:
         checks.refuse_mixed_rows(tried, plain, most, tolerance, shapes, exact)
     add_buckets(options, axes)
-    signature = " -> ".join(" ".join(str(placed(t, memory, where)) for t in side) for side in (tensors, given))
+    specs = [(dtype, i.shape) for i, dtype in zip(brought, torch_types(brought))]
+
+    def larger(rows: int) -> Engine:
+        if full is not None:
+            print(f"serving the module as it is: it was compiled for {most} rows, and the broker has batches of {rows}; "
+                  f"start with --max_batch_size={rows}", file=sys.stderr, flush=True)  # fmt: skip
+        return Engine(compute, specs, rows, where, depth, cuda_graphs, axes, shapes, takes_sizes)
+
+    with checks.refused_inputs(brought):  # before attaching: a worker that is still warming up would hold batches
+        engine = Engine(compute, specs, most, where, depth, cuda_graphs, axes, shapes, takes_sizes, full)
+    _serve(model, (tensors, given), engine, larger, axes.text(), memory, options, stop, wait)
+
+
+def _serve(
+    model: str, sides: tuple[Sequence[Declared], Sequence[Declared]], engine: Engine, larger: Callable[[int], Engine], text: str,
+    memory: str | None, options: dict[str, Any], stop: threading.Event, wait: Duration,
+) -> None:  # fmt: skip
+    """Serves a module that is warmed up. larger: makes an engine for larger batches, which the broker's policy may allow."""
+    where = engine.device
+    signature = " -> ".join(" ".join(str(placed(t, memory, where)) for t in side) for side in sides)
     options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "torch"))
     if where.type == "cuda":
         options.setdefault("gpu", f"{where.index} {torch.cuda.get_device_name(where)}")
-    policy = worker_options(depth=depth, **options)
+    policy = worker_options(depth=len(engine.lanes), **options)
     short_sleeps()
     ended = Ending(stop)
-    specs = [(dtype, i.shape) for i, dtype in zip(brought, torch_types(brought))]
-    with checks.refused_inputs(brought):  # before attaching: a worker that is still warming up would hold batches
-        engine = Engine(compute, specs, most, where, depth, cuda_graphs, axes, shapes, takes_sizes, full)
     settle_memory()
 
     def attached(ring: Ring) -> None:
         nonlocal engine
-        if ring.max_batch_size > engine.max_rows:  # the broker's policy allows larger batches
-            if full is not None:
-                print(f"serving the module as it is: it was compiled for {most} rows, and the broker has batches of {ring.max_batch_size}; "
-                      f"start with --max_batch_size={ring.max_batch_size}", file=sys.stderr, flush=True)  # fmt: skip
-            engine = Engine(compute, specs, ring.max_batch_size, where, depth, cuda_graphs, axes, shapes, takes_sizes)
+        if ring.max_batch_size > engine.max_rows:
+            engine = larger(ring.max_batch_size)
         planes = Planes(ring, where)
         engine.bind(planes.inputs, planes.outputs)
-        print(f"serving {model}: {signature} on {options.get('gpu', where)}{axes.text()}", flush=True)
+        print(f"serving {model}: {signature} on {options.get('gpu', where)}{text}", flush=True)
         try:
             with engine.current():
                 run(ring, engine.lanes, ended)
@@ -169,6 +200,8 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
         compile=a.compile, depth=a.depth, device=a.device,
     )  # fmt: skip
     try:
+        if a.alone and a.packed:
+            raise errors.Invalid("--alone runs rows of one size: leave out --packed")
         if a.alone:
             answers = os.dup(1)
             os.dup2(2, 1)  # bytes on standard output count as batches
@@ -180,7 +213,7 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
         stop = StopEvent()
         stop_on_signals(stop)
         name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
-        sizes: dict[str, Any] = dict(lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, **settings)
+        sizes: dict[str, Any] = dict(lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, packed=a.packed, **settings)
         serve(module, name, inputs=inputs, outputs=a.output, check=a.check, tolerance=a.tolerance, memory=a.memory, stop=stop,
             socket=a.socket, **how, **sizes)
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:

@@ -59,6 +59,25 @@ extern "C" __global__ void rb_gather(u8 *to, u64 to_stride, const u8 *plane, u64
   }
 }
 
+// rb_gather_packed reads rows of different sizes by slot number, one behind the other: row i
+// becomes the items from offsets[i] to offsets[i + 1]. Items up to `padded` become zero.
+// No row has more than most_bytes.
+extern "C" __global__ void rb_gather_packed(u8 *to, const u8 *plane, u64 plane_stride, const u32 *slots,
+                                            const u32 *offsets, u64 item_bytes, u64 rows, u64 most_bytes, u64 padded) {
+  u64 chunks = (most_bytes + RB_CHUNK - 1) / RB_CHUNK, used = offsets[rows] * item_bytes;
+  u64 rest = (padded * item_bytes - used + RB_CHUNK - 1) / RB_CHUNK;
+  for (u64 unit = blockIdx.x; unit < chunks * rows + rest; unit += gridDim.x) {
+    u64 row = unit < chunks * rows ? unit / chunks : rows, at = (unit - row * chunks) * RB_CHUNK;
+    u64 begin = offsets[row] * item_bytes, end = row < rows ? offsets[row + 1] * item_bytes : padded * item_bytes;
+    if (begin + at >= end) continue;
+    u64 n = end - begin - at < RB_CHUNK ? end - begin - at : RB_CHUNK;
+    if (row < rows)
+      move_chunk(to + begin + at, plane + slots[row] * plane_stride + at, n);
+    else
+      fill_zero(to + begin + at, n);
+  }
+}
+
 // rb_scatter writes rows back to their slots.
 extern "C" __global__ void rb_scatter(u8 *plane, u64 plane_stride, const u8 *from, u64 from_stride, const u32 *slots,
                                       u64 row_bytes, u64 rows) {
