@@ -32,7 +32,7 @@ typedef struct rb_header {
 typedef struct rb_commit_entry {
 	uint8_t kind;
 	int8_t level; /* -1: the model's default */
-	uint16_t zero;
+	uint16_t cost; /* of one row, as the client gave it; 0: by its size */
 	uint32_t rows, slot, gen;
 	int64_t deadline, committed;
 	uint32_t dims[RB_DIMS];
