@@ -293,6 +293,10 @@ RB_API int rb_output_row(rb_client client, uint64_t request, uint32_t k, uint32_
 /* Priority level, 0 being the most urgent. Before rb_commit. */
 RB_API int rb_set_priority(rb_client client, uint64_t request, uint32_t level);
 
+/* Cost of each row, 0..65535, for a model with max_batch_cost. 0, the default, is the
+ * size of the model's first variable dimension, or 1. Before rb_commit. */
+RB_API int rb_set_cost(rb_client client, uint64_t request, uint32_t cost);
+
 /* Hands the request over; its inputs now belong to the worker. A timeout above 0 is
  * the request's deadline: it then ends with RB_ERR_EXPIRED. With RB_NOTIFY its end
  * makes the descriptor of rb_client_fd readable. */
@@ -514,6 +518,18 @@ RB_API int rb_batch_prefetch(const rb_batch *batch, uint32_t k, void *to, uint64
 /* Copies rows of the k-th output, each of its largest size, to their slots. */
 RB_API int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes);
 
+/* For tensors on the host whose first dimension varies, or none: copies all rows of the
+ * k-th input one after the other, each in its true size, without padding. Row i is
+ * offsets[i] to offsets[i + 1] in steps of the first dimension; rows + 1 numbers, NULL if
+ * they are not needed. If `to` is NULL only the offsets are written. RB_ERR_SIZE if the
+ * buffer is smaller, RB_ERR_SHAPE if another dimension varies. */
+RB_API int rb_batch_pack(const rb_batch *batch, uint32_t k, void *to, uint64_t bytes, int32_t *offsets);
+
+/* The inverse for the k-th output: copies packed rows to their slots. If the first
+ * dimension varies, each row has the size of its first variable input, and its output
+ * dims are set; RB_ERR_SHAPE if the output cannot hold a row. */
+RB_API int rb_batch_unpack(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes);
+
 /* The true shape of request i's rows in the k-th input: rank numbers. */
 RB_API int rb_batch_shape(const rb_batch *batch, uint32_t i, uint32_t k, uint64_t shape[RB_MAX_RANK]);
 
@@ -544,7 +560,7 @@ RB_API int rb_batch_waiting(const rb_batch *batch, uint32_t i);
 /* Answers the clients and gives the batch back: *batch is invalid, whatever is returned.
  *
  * If the worker never asked for one of the outputs (rb_batch_run, rb_batch_row,
- * rb_batch_scatter), its slots still hold an earlier request's data. Then the requests
+ * rb_batch_scatter, rb_batch_unpack), its slots still hold an earlier request's data. Then the requests
  * end with RB_ERR_FAILED, which is returned, and rb_error names the output. Outputs
  * that the worker may write past the batch (rb_worker_tensor, rb_worker_map), and
  * outputs in device memory, are not checked. */

@@ -17,7 +17,7 @@ static int check_written(rb_taken *b)
 		if (asked >> k & 1 || t->on_device)
 			continue;
 		rb_fail(RB_ERR_FAILED, "the worker did not write output \"%s\": it never asked for it "
-			"(rb_batch_run, rb_batch_row, rb_batch_scatter)", t->name);
+			"(rb_batch_run, rb_batch_row, rb_batch_scatter, rb_batch_unpack)", t->name);
 		rb_taken_fail_all(b, RB_ERR_FAILED, rb_error(), b->worker->session.isolates);
 		return RB_ERR_FAILED;
 	}
@@ -244,6 +244,73 @@ static int scatter(rb_taken *b, uint32_t k, const void *from, uint64_t bytes)
 	return RB_OK;
 }
 
+/* Finds where the packed rows of a tensor begin; step is the size of one step of the first dimension. An output's
+ * rows are as long as those of the first variable input. */
+static int packed_rows(rb_taken *b, int side, uint32_t k, uint64_t bytes, rb_rows *r, uint64_t *step)
+{
+	const rb_tensor *t;
+	const uint32_t *dims;
+	int status = column(b, side, k, &t, &dims);
+	if (!status)
+		status = rb_check_on_host(t);
+	if (status)
+		return status;
+	if (t->variable > 1 || (t->variable && !b->worker->session.layout.dims[RB_INPUT]))
+		return rb_explain(RB_ERR_SHAPE, "the rows of \"%s\" cannot be packed: only the first dimension may vary, as that of an input does",
+			t->name);
+	uint64_t at = side == RB_INPUT ? (uint64_t)(dims - b->shown.dims) : 0, most = t->rank ? t->shape[0] : 1, next = 0;
+	*step = t->row_bytes / most;
+	for (uint32_t i = 0, row = 0; i < b->shown.requests; i++) {
+		uint64_t size = t->variable ? b->member[i].dims[at] : most;
+		if (size > most)
+			return rb_explain(RB_ERR_SHAPE, "output \"%s\" has at most %llu, request %u has rows of %llu", t->name,
+				(unsigned long long)most, i, (unsigned long long)size);
+		for (uint32_t j = 0; j < b->member[i].rows; j++, next += size * *step)
+			b->start[row++] = next;
+	}
+	b->start[b->shown.rows] = next;
+	if (bytes < next)
+		return rb_explain(RB_ERR_SIZE, "%u packed rows have %llu bytes, the buffer has %llu", b->shown.rows, (unsigned long long)next,
+			(unsigned long long)bytes);
+	*r = (rb_rows){.plane = b->shown.base + t->offset, .slot = b->slot, .count = b->shown.rows, .stride = t->stride, .start = b->start};
+	return RB_OK;
+}
+
+static int pack(rb_taken *b, uint32_t k, uint8_t *to, uint64_t bytes, int32_t *offsets)
+{
+	rb_rows r;
+	uint64_t step;
+	int status = packed_rows(b, RB_INPUT, k, to ? bytes : UINT64_MAX, &r, &step);
+	if (!status && offsets && r.start[r.count] / step > INT32_MAX)
+		status = rb_explain(RB_ERR_SIZE, "the packed rows are too long for offsets of 32 bits");
+	if (status)
+		return status;
+	for (uint64_t i = 0; offsets && i <= r.count; i++)
+		offsets[i] = (int32_t)(r.start[i] / step);
+	if (to && !rb_crew_gather(b->worker, &r, to))
+		for (uint64_t i = 0; i < r.count; i++)
+			memcpy(to + r.start[i], r.plane + r.slot[i] * r.stride, r.start[i + 1] - r.start[i]);
+	return RB_OK;
+}
+
+static int unpack(rb_taken *b, uint32_t k, const uint8_t *from, uint64_t bytes)
+{
+	rb_rows r;
+	uint64_t step;
+	const rb_layout *l = &b->worker->session.layout;
+	int status = packed_rows(b, RB_OUTPUT, k, bytes, &r, &step);
+	if (status)
+		return status;
+	const rb_tensor *t = &rb_tensors_of(l, RB_OUTPUT)[k];
+	for (uint64_t i = 0; i < r.count; i++) {
+		uint64_t size = r.start[i + 1] - r.start[i];
+		memcpy(b->shown.base + t->offset + r.slot[i] * t->stride, from + r.start[i], size);
+		if (t->variable)
+			b->dims[i][l->dims_at[l->inputs + k]] = (uint32_t)(size / step);
+	}
+	return RB_OK;
+}
+
 static int waiting(rb_taken *b, uint32_t i)
 {
 	int status = request_of(b, i);
@@ -277,6 +344,11 @@ int rb_batch_gather(const rb_batch *batch, int side, uint32_t k, void *to, uint6
 }
 int rb_batch_prefetch(const rb_batch *batch, uint32_t k, void *to, uint64_t bytes) { WITH(to, batch, prefetch(b, k, to, bytes)); }
 int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes) { WITH(from, batch, scatter(b, k, from, bytes)); }
+int rb_batch_pack(const rb_batch *batch, uint32_t k, void *to, uint64_t bytes, int32_t *offsets)
+{
+	WITH(to || offsets, batch, pack(b, k, to, bytes, offsets));
+}
+int rb_batch_unpack(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes) { WITH(from, batch, unpack(b, k, from, bytes)); }
 int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text) { WITH(true, batch, fail_one(b, i, RB_ERR_FAILED, text)); }
 int rb_batch_fail_as(rb_batch *batch, uint32_t i, int as, const char *text) { WITH(true, batch, fail_one(b, i, as, text)); }
 int rb_batch_fail_all(rb_batch *batch, const char *text)

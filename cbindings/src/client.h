@@ -25,6 +25,7 @@ typedef struct rb_slot {
 	_Atomic uint32_t wake;   /* a follower sleeps here, see waiting.c */
 	uint8_t state, status;   /* the status once ended */
 	int8_t level;
+	uint16_t cost; /* of one row; 0: by its size */
 	bool held;   /* a worker may still write; decided together with the status */
 	bool cancel; /* the cancellation was sent */
 	bool traced; /* the broker records its times */

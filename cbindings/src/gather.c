@@ -59,6 +59,19 @@ static void wake_some(rb_crew *c, job *j)
 	rb_futex_wake(&c->round, (int)n, true);
 }
 
+/* The row at a byte of the copy, and where that row begins and ends. */
+static uint64_t row_at(const rb_rows *r, uint64_t at, uint64_t *begin, uint64_t *end)
+{
+	uint64_t low = r->start ? 0 : at / r->size, high = r->start ? r->count : low + 1;
+	while (high - low > 1) { /* the last row that begins here or before: an empty one does not */
+		uint64_t middle = (low + high) / 2;
+		*(r->start[middle] <= at ? &low : &high) = middle;
+	}
+	*begin = r->start ? r->start[low] : low * r->size;
+	*end = r->start ? r->start[low + 1] : *begin + r->size;
+	return low;
+}
+
 /* Takes parts until there are none left. */
 static void copy_parts(rb_crew *c, job *j)
 {
@@ -69,8 +82,8 @@ static void copy_parts(rb_crew *c, job *j)
 			return;
 		wake_some(c, j);
 		while (at < end) {
-			uint64_t row = at / r->size, in_row = at % r->size, n = r->size - in_row < end - at ? r->size - in_row : end - at;
-			memcpy(j->to + at, r->plane + r->slot[row] * r->stride + in_row, n);
+			uint64_t begin, stop, row = row_at(r, at, &begin, &stop), n = (stop < end ? stop : end) - at;
+			memcpy(j->to + at, r->plane + r->slot[row] * r->stride + (at - begin), n);
 			at += n;
 		}
 	}
@@ -143,7 +156,7 @@ static void finish(rb_crew *c, job *j)
 /* The job with these rows, opened if need be; NULL if there are no helpers, or too few bytes for them. */
 static job *job_of(rb_work *w, const rb_rows *r, uint8_t *to)
 {
-	uint64_t bytes = r->count * r->size;
+	uint64_t bytes = r->start ? r->start[r->count] : r->count * r->size;
 	rb_crew *c = bytes >= LEAST_BYTES ? crew_of(w) : w->crew;
 	if (!c)
 		return NULL;

@@ -104,6 +104,7 @@ static int begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, u
 	s->state = RB_SLOT_CLAIMED;
 	s->rows = rows;
 	s->level = DEFAULT_LEVEL;
+	s->cost = 0;
 	if (s->broken) /* only then: an atomic store costs */
 		s->broken = false;
 	s->traced = rb_link_recorded(l);
@@ -198,7 +199,7 @@ bool rb_link_send(rb_link *l, uint32_t at, int64_t now, int64_t timeout, bool *r
 {
 	rb_slot *s = &l->slots[at];
 	rb_commit_entry e = {.kind = RB_GO_KIND_COMMIT, .committed = now, .deadline = timeout > 0 ? rb_later(now, timeout) : 0,
-			     .level = s->level, .rows = s->rows, .slot = l->first + at, .gen = l->gens[at]};
+			     .level = s->level, .cost = s->cost, .rows = s->rows, .slot = l->first + at, .gen = l->gens[at]};
 	memcpy(e.dims, s->dims, sizeof e.dims);
 	s->committed = now;
 	if (e.deadline)
@@ -414,6 +415,16 @@ static int set_priority(const rb_req *r, uint32_t level)
 	return RB_OK;
 }
 
+static int set_cost(const rb_req *r, uint32_t cost)
+{
+	if (rb_req_slot(r)->state != RB_SLOT_CLAIMED)
+		return rb_say(RB_ERR_COMMITTED);
+	if (cost > UINT16_MAX)
+		return rb_explain(RB_ERR_INVALID, "the cost of a row is 0..%d, got %u", UINT16_MAX, cost);
+	rb_req_slot(r)->cost = (uint16_t)cost;
+	return RB_OK;
+}
+
 #define FEW 64 /* requests that are found without an allocation */
 
 int rb_reqs_commit(rb_conn *c, const uint64_t *requests, uint32_t count, uint32_t flags, rb_committer commit, const void *how)
@@ -462,6 +473,7 @@ int rb_wait(rb_client client, uint64_t request, int64_t timeout)
 }
 
 int rb_set_priority(rb_client client, uint64_t request, uint32_t level) { WITH_REQUEST(true, client, request, set_priority(&r, level)); }
+int rb_set_cost(rb_client client, uint64_t request, uint32_t cost) { WITH_REQUEST(true, client, request, set_cost(&r, cost)); }
 int rb_poll(rb_client client, uint64_t request) { WITH_REQUEST(true, client, request, rb_req_poll(&r)); }
 int rb_cancel(rb_client client, uint64_t request) { WITH_REQUEST(true, client, request, cancel_request(&r)); }
 int rb_release(rb_client client, uint64_t request) { WITH_REQUEST(true, client, request, rb_req_release(&r)); }

@@ -17,6 +17,7 @@ void rb_taken_free(rb_taken *b)
 	free(b->member);
 	free(b->slot);
 	free(b->run);
+	free(b->start);
 	free(b->answer);
 	free(b->dims);
 	free(b);
@@ -38,9 +39,10 @@ rb_taken *rb_work_spare(rb_work *w)
 	b->member = calloc(n, sizeof *b->member);
 	b->slot = calloc(n, sizeof *b->slot);
 	b->run = calloc(n, sizeof *b->run);
+	b->start = calloc(n + 1, sizeof *b->start);
 	b->answer = calloc(n, sizeof *b->answer);
 	b->dims = variable ? calloc(n, sizeof *b->dims) : NULL;
-	if (!b->mails || !b->order || !b->member || !b->slot || !b->run || !b->answer || (variable && !b->dims)) {
+	if (!b->mails || !b->order || !b->member || !b->slot || !b->run || !b->start || !b->answer || (variable && !b->dims)) {
 		rb_taken_free(b);
 		return NULL;
 	}

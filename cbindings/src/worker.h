@@ -28,6 +28,7 @@ typedef struct rb_taken {
 	rb_member *member;
 	uint32_t *slot;
 	rb_run *run;
+	uint64_t *start; /* scratch of packing: where each row begins, and the last one ends, in bytes */
 	rb_answer *answer;           /* by request */
 	uint32_t (*dims)[RB_DIMS];   /* sizes of the outputs, by row; only of models with variable outputs */
 } rb_taken;
@@ -88,11 +89,12 @@ void rb_taken_fail(rb_taken *b, uint32_t i, int status, const char *text);
 void rb_taken_fail_all(rb_taken *b, int status, const char *text, bool whole);
 
 /* gather.c */
-/* Rows of size bytes, by the numbers of their slots. */
+/* Rows by the numbers of their slots. */
 typedef struct rb_rows {
 	const uint8_t *plane;
 	const uint32_t *slot;
 	uint64_t count, size, stride;
+	const uint64_t *start; /* where each row begins in the copy, and the last one ends; NULL: rows of size bytes */
 } rb_rows;
 
 /* Copies rows with the crew; false if they are too few for it. */

@@ -16,6 +16,7 @@
 
 static uint8_t plane[SLOTS * STRIDE], gathered[BATCHES][MOST_ROWS * SIZE];
 static uint32_t slots[BATCHES][MOST_ROWS];
+static uint64_t starts[BATCHES][MOST_ROWS + 1];
 static uint32_t seed;
 
 static uint32_t below(uint32_t n)
@@ -24,20 +25,26 @@ static uint32_t below(uint32_t n)
 	return (seed >> 8) % n;
 }
 
-/* Random rows, enough of them for the crew. */
+/* Random rows, enough of them for the crew; of one size, or each of its own and some empty. */
 static rb_rows some_rows(uint32_t batch)
 {
-	rb_rows r = {.plane = plane, .slot = slots[batch], .count = 12 + below(MOST_ROWS - 11), .size = SIZE, .stride = STRIDE};
-	for (uint32_t i = 0; i < r.count; i++)
+	rb_rows r = {.plane = plane, .slot = slots[batch], .count = 16 + below(MOST_ROWS - 15), .size = SIZE, .stride = STRIDE};
+	r.start = below(2) ? starts[batch] : NULL;
+	for (uint32_t i = 0; i < r.count; i++) {
 		slots[batch][i] = below(SLOTS);
+		starts[batch][i + 1] = starts[batch][i] + (i % 8 == 3 ? 0 : SIZE - below(8 << 10));
+	}
 	memset(gathered[batch], 0, sizeof gathered[batch]);
 	return r;
 }
 
+/* Where a row is in the copy. */
+static uint64_t start_of(const rb_rows *r, uint32_t row) { return r->start ? r->start[row] : row * SIZE; }
+
 static void check(const rb_rows *r, const uint8_t *to, const char *what)
 {
 	for (uint32_t i = 0; i < r->count; i++)
-		if (memcmp(to + i * SIZE, plane + r->slot[i] * STRIDE, SIZE)) {
+		if (memcmp(to + start_of(r, i), plane + r->slot[i] * STRIDE, start_of(r, i + 1) - start_of(r, i))) {
 			printf("%s: row %u of %u is another's\n", what, i, (uint32_t)r->count);
 			exit(1);
 		}
@@ -132,7 +139,7 @@ int main(int argc, char **argv)
 			if (rb_crew_gather(&w, &c, gathered[1])) /* the caller copies so few by itself */
 				return 1;
 			for (uint32_t i = 0; i < c.count; i++)
-				memcpy(gathered[1] + i * SIZE, plane + c.slot[i] * STRIDE, SIZE);
+				memcpy(gathered[1] + start_of(&c, i), plane + c.slot[i] * STRIDE, start_of(&c, i + 1) - start_of(&c, i));
 			rb_crew_leave(&w, slots[1]);
 			check(&c, gathered[1], "few rows into memory of one that was begun");
 		}

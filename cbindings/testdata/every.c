@@ -63,8 +63,10 @@ static void step_by_step(void)
 	WANT(RB_ERR_NOT_COMMITTED, rb_wait(c, r.id, 0));
 	WANT(RB_ERR_NO_LEVEL, rb_set_priority(c, r.id, 9));
 	WANT(RB_OK, rb_set_priority(c, r.id, 0));
+	WANT(RB_ERR_INVALID, rb_set_cost(c, r.id, 65536));
+	WANT(RB_OK, rb_set_cost(c, r.id, 65535));
 	WANT(RB_OK, rb_commit(c, r.id, minute, 0));
-	WANT(RB_ERR_COMMITTED, rb_commit(c, r.id, 0, 0));
+	WANT_ALL(RB_ERR_COMMITTED, rb_commit(c, r.id, 0, 0), rb_set_cost(c, r.id, 1));
 	WANT(RB_OK, rb_wait(c, r.id, minute));
 	WANT(RB_OK, rb_poll(c, r.id));
 	WANT(RB_OK, rb_output(c, r.id, 0, &v));
@@ -316,6 +318,7 @@ static void everything(void)
 	thread_ends();
 	variable_dims();
 	no_descriptors(); /* both workers have theirs: they have answered */
+	packed();
 	closing();
 	reaping();
 	errors_have_names();

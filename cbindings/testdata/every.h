@@ -57,6 +57,7 @@ void no_descriptors(void);
 void errors_have_names(void);
 void forked(void);
 void unwritten(void);
+void packed(void);
 void signals(void);
 
 /* reaping.c */

@@ -164,14 +164,15 @@ static int child(rb_client c, rb_request r, rb_map map, rb_worker w, rb_batch *b
 	void *out[] = {y}, *p;
 	uint64_t u, shape[RB_MAX_RANK];
 	WANT_ALL(RB_ERR_FORKED,
-		rb_input(c, r.id, 0, &v), rb_output(c, r.id, 0, &v), rb_set_priority(c, r.id, 0), rb_commit(c, r.id, 0, 0),
+		rb_input(c, r.id, 0, &v), rb_output(c, r.id, 0, &v), rb_set_priority(c, r.id, 0), rb_set_cost(c, r.id, 0),
+		rb_commit(c, r.id, 0, 0),
 		rb_commit_all(c, &r.id, 1, 0, 0),
 		rb_wait(c, r.id, -1), rb_poll(c, r.id), rb_cancel(c, r.id), rb_request_map(c, r.id, &own), rb_request_timing(c, r.id, &timing),
 		rb_collect(c, r.id, out), rb_release(c, r.id), rb_worker_model(w, &m), rb_worker_tensor(w, 0, 0, &t), rb_worker_map(w, &own),
 		rb_worker_next(w, -1, &b), rb_batch_run(b, 0, 0, 0, &v), rb_batch_row(b, 0, 0, 0, &p, &u), rb_batch_shape(b, 0, 0, shape),
 		rb_batch_set_output_dims(b, 0, NULL, 0), rb_batch_fail(b, 0, ""), rb_batch_fail_as(b, 0, RB_ERR_EXPIRED, ""),
 		rb_batch_fail_all(b, ""), rb_batch_waiting(b, 0), rb_batch_gather(b, 0, 0, x, 16),
-		rb_batch_scatter(b, 0, x, 16), rb_batch_complete(b));
+		rb_batch_scatter(b, 0, x, 16), rb_batch_pack(b, 0, x, 16, NULL), rb_batch_unpack(b, 0, x, 16), rb_batch_complete(b));
 	if (!strstr(rb_error(), "fork"))
 		return 2;
 	if (map.base[4096] != 0) /* the parent's slots are not here */
@@ -324,6 +325,51 @@ void unwritten(void)
 		CHECK(how >= 2 || strstr(rb_error(), how ? "on purpose" : "\"boxes\""));
 		WANT(RB_OK, rb_release(c, r.id));
 	}
+	WANT(RB_OK, rb_close(c));
+	WANT(RB_OK, rb_worker_close(w));
+}
+
+/* Rows of different sizes, packed one after the other: inputs, and outputs that have their sizes. */
+void packed(void)
+{
+	rb_worker_options o = {.size = sizeof o, .socket = socket_path, .policy = "ragged=true max_batch_size=4 wait_time=1m"};
+	rb_worker w;
+	WANT(RB_OK, rb_worker_attach("packed", "x:u8[<=8,2] k:i16[2] in:u8[4,<=4] -> y:u8[<=8,2] n:i32[] few:u8[<=2]", &o, &w));
+	rb_client c = dial("packed", 4);
+	rb_batch *b;
+	rb_request r[3];
+	rb_view v;
+	const uint32_t size[3] = {3, 0, 2};
+	const char *text[3] = {"aabbcc", "", "dddd"}; /* the last one twice */
+	for (uint32_t i = 0; i < 3; i++) {
+		WANT(RB_OK, rb_claim(c, 1 + i / 2, (uint32_t[]){size[i], 1}, 2, minute, &r[i]));
+		WANT(RB_OK, rb_input(c, r[i].id, 0, &v));
+		for (uint32_t row = 0; row < r[i].rows; row++)
+			memcpy((char *)v.data + row * v.stride, text[i], 2 * size[i]);
+	}
+	WANT(RB_OK, rb_commit_all(c, (uint64_t[]){r[0].id, r[1].id, r[2].id}, 3, 0, 0));
+	WANT(RB_OK, rb_worker_next(w, minute, &b));
+	char x[16] = "";
+	int32_t at[5] = {-1};
+	WANT_ALL(RB_ERR_INVALID, rb_batch_pack(NULL, 0, x, 16, at), rb_batch_pack(b, 0, NULL, 0, NULL), rb_batch_pack(b, 3, x, 16, at),
+		rb_batch_unpack(NULL, 0, x, 16), rb_batch_unpack(b, 0, NULL, 0), rb_batch_unpack(b, 3, x, 16));
+	WANT_ALL(RB_ERR_SIZE, rb_batch_pack(b, 0, x, 13, at), rb_batch_unpack(b, 0, x, 13), rb_batch_unpack(b, 1, x, 15));
+	WANT_ALL(RB_ERR_SHAPE, rb_batch_pack(b, 2, x, 16, at), rb_batch_unpack(b, 2, x, 16)); /* an inner dimension; rows of 3 */
+	CHECK(at[0] == -1);
+	WANT(RB_OK, rb_batch_pack(b, 1, x, 16, at));
+	CHECK(!memcmp(at, (int32_t[]){0, 2, 4, 6, 8}, sizeof at));
+	WANT(RB_OK, rb_batch_pack(b, 0, NULL, 0, at));
+	CHECK(!memcmp(at, (int32_t[]){0, 3, 3, 5, 7}, sizeof at));
+	WANT(RB_OK, rb_batch_pack(b, 0, x, 14, NULL));
+	CHECK(!memcmp(x, "aabbccdddddddd", 14));
+	WANT(RB_OK, rb_batch_unpack(b, 0, x, 14));
+	WANT(RB_OK, rb_batch_unpack(b, 1, (int32_t[]){7, 8, 9, 10}, 16));
+	WANT(RB_OK, rb_batch_complete(b));
+	WANT(RB_OK, rb_wait(c, r[2].id, minute));
+	WANT(RB_OK, rb_output(c, r[2].id, 0, &v));
+	CHECK(v.shape[0] == 2 && v.shape[1] == 2 && !memcmp((char *)v.data + v.stride, "dddd", 4));
+	WANT(RB_OK, rb_output(c, r[2].id, 1, &v));
+	CHECK(((int32_t *)v.data)[1] == 10);
 	WANT(RB_OK, rb_close(c));
 	WANT(RB_OK, rb_worker_close(w));
 }

@@ -215,20 +215,21 @@ static PyObject *held_wait(Held *r, PyObject *number)
 	Py_RETURN_NONE;
 }
 
-/* run(timeout=None, *, priority=None, stream=None): commits and waits. */
+/* run(timeout=None, *, priority=None, cost=None, stream=None): commits and waits. */
 static PyObject *held_run(Held *r, PyObject *args, PyObject *named)
 {
-	static char *names[] = {"timeout", "priority", "stream", NULL};
-	PyObject *timeout = Py_None, *priority = Py_None, *stream = NULL;
-	if ((named || PyTuple_Size(args)) && !PyArg_ParseTupleAndKeywords(args, named, "|O$OO:run", names, &timeout, &priority, &stream))
+	static char *names[] = {"timeout", "priority", "cost", "stream", NULL};
+	PyObject *timeout = Py_None, *priority = Py_None, *cost = Py_None, *stream = NULL;
+	if ((named || PyTuple_Size(args)) &&
+	    !PyArg_ParseTupleAndKeywords(args, named, "|O$OOO:run", names, &timeout, &priority, &cost, &stream))
 		return NULL;
 	if (!check(r))
 		return NULL;
 	int64_t within;
 	if (r->committed)
 		return raise_status(r->core, p_rb_commit(r->core->handle, r->id, 0, 0));
-	if (priority != Py_None) {
-		PyObject *set = PyObject_CallMethod((PyObject *)r, "_set_priority", "O", priority);
+	if (priority != Py_None || cost != Py_None) {
+		PyObject *set = PyObject_CallMethod((PyObject *)r, "_choose", "OO", priority, cost);
 		if (!set)
 			return NULL;
 		Py_DECREF(set);

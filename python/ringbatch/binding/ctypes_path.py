@@ -334,7 +334,7 @@ class Held:
     def _fresh(self, k: int) -> Any:
         raise NotImplementedError
 
-    def _set_priority(self, priority: int) -> None:
+    def _choose(self, priority: int | None, cost: int | None) -> None:
         raise NotImplementedError
 
     @property
@@ -391,11 +391,13 @@ class Held:
         self._core.wait(self._id, timeout_ns)
         self._ok = True
 
-    def run(self, timeout: Duration | None = None, *, priority: int | None = None, stream: Any = None) -> Any:
+    def run(
+        self, timeout: Duration | None = None, *, priority: int | None = None, cost: int | None = None, stream: Any = None
+    ) -> Any:
         """Commits and waits. stream: for a model on the device, the request follows its work; default torch's current one."""
-        if priority is not None:
+        if priority is not None or cost is not None:
             self._check()
-            self._set_priority(priority)
+            self._choose(priority, cost)
         self.commit_in(nanoseconds(timeout), 0, stream)
         self.wait_in(0)
         return self

@@ -24,7 +24,7 @@ from .completions import Completions
 from .connection import Core, Rows
 from .future import Future
 from .request import Request, claim
-from .split import gather_split, pieces, submit_split
+from .split import Chosen, gather_split, pieces, submit_split
 
 _making = threading.Lock()  # held while completions are made
 _SMALL_BYTES = 16 << 10  # up to this size a strided array is copied first; a larger one is written to its slot directly
@@ -68,7 +68,8 @@ class Model(Caller):
     if TYPE_CHECKING:  # the base has it, without a name for each argument
 
         def __call__(
-            self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, split: bool = True, **named: Any
+            self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, split: bool = True,
+            **named: Any,
         ) -> Any:
             """Runs one item, or some rows; the same as :meth:`infer`."""
 
@@ -130,7 +131,8 @@ class Model(Caller):
     # -- one at a time
 
     def infer(
-        self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, split: bool = True, **named: Any
+        self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, split: bool = True,
+        **named: Any,
     ) -> Any:
         """Runs one item, or some rows; arrays in, arrays out. Calling the model is the same.
 
@@ -139,18 +141,19 @@ class Model(Caller):
         output differ in size, they are a list of arrays.
 
         timeout: the request's deadline, as a duration from now. priority: the level, 0
-        is the most urgent. split: send more rows than a request may have as several requests.
+        is the most urgent. cost: of each row, for a model with ``max_batch_cost``; by default
+        the size of its first variable dimension. split: send more rows than a request may have as several requests.
         """
         self._check()
         arrays, rows = self._arrays(inputs, named)
         if split and 1 < rows > self._most:
-            return submit_split(self, pieces(arrays, rows, self._most), timeout, priority).result()
-        if priority is None and self._core.signature.in_c:
+            return submit_split(self, pieces(arrays, rows, self._most), timeout, (priority, cost)).result()
+        if priority is None and cost is None and self._core.signature.in_c:
             arrays = [a if a.flags.c_contiguous or a.nbytes > _SMALL_BYTES else np.ascontiguousarray(a) for a in arrays]
             if all(a.flags.c_contiguous for a in arrays):
                 return self._give(self._core.infer(arrays, abs(rows), nanoseconds(timeout)), rows < 0)
         with self._filled(arrays, rows, timeout) as req:
-            req.run(timeout, priority=priority)
+            req.run(timeout, priority=priority, cost=cost)
             return self._give(req._copies(), False)
 
     @property
@@ -242,16 +245,17 @@ class Model(Caller):
     # -- many in flight
 
     def submit(
-        self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, split: bool = True, **named: Any
+        self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, split: bool = True,
+        **named: Any,
     ) -> concurrent.futures.Future:
         """Sends one item, or some rows, and returns a Future. It waits while the window is full. The keywords are those of a call."""
         self._check()
         arrays, rows = self._arrays(inputs, named)
         if split and 1 < rows > self._most:
-            return submit_split(self, pieces(arrays, rows, self._most), timeout, priority)
-        return self._submit(arrays, rows, timeout, priority)
+            return submit_split(self, pieces(arrays, rows, self._most), timeout, (priority, cost))
+        return self._submit(arrays, rows, timeout, (priority, cost))
 
-    def _submit(self, arrays: list[np.ndarray], rows: int, timeout: Duration | None, priority: int | None) -> concurrent.futures.Future:
+    def _submit(self, arrays: list[np.ndarray], rows: int, timeout: Duration | None, chosen: Chosen) -> concurrent.futures.Future:
         completions = self._ready()
         completions.watch_by_thread()
         future = Future()
@@ -259,7 +263,7 @@ class Model(Caller):
         waiter = future, None, self._reader(rows)
         deadline = None if timeout is None else time.monotonic() + seconds(timeout)
         try:
-            while not self._send(completions.waiters, waiter, arrays, rows, timeout, priority):
+            while not self._send(completions.waiters, waiter, arrays, rows, timeout, chosen):
                 # The watching thread makes room, and runs callbacks that submit. No other
                 # thread collects: a signal handler that raises could leave a future locked.
                 completions.drain_if_ours()
@@ -272,7 +276,8 @@ class Model(Caller):
         return future
 
     async def ainfer(
-        self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, split: bool = True, **named: Any
+        self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, split: bool = True,
+        **named: Any,
     ) -> Any:
         """Runs one item, or some rows, in asyncio. The keywords are those of a call."""
         import asyncio  # takes long to load
@@ -287,19 +292,19 @@ class Model(Caller):
         sent: int | None = None  # the request's number; None until it is known whether there is one
         try:
             # If shapes are fixed, the request is committed together with the others of this turn of the loop.
-            if priority is None and len(inputs) == 1 and not named:
+            if priority is None and cost is None and len(inputs) == 1 and not named:
                 sent = core.hold_one(inputs[0], completions.waiters, (future, loop, None))
             if not sent:
                 sent = 0
                 arrays, rows = self._arrays(inputs, named)
                 if split and 1 < rows > self._most:
-                    return await gather_split(self, pieces(arrays, rows, self._most), timeout, priority)
+                    return await gather_split(self, pieces(arrays, rows, self._most), timeout, (priority, cost))
                 waiter = future, loop, self._reader(rows)
-                held = core.signature.in_c and priority is None
+                held = core.signature.in_c and priority is None and cost is None
                 deadline = None if timeout is None else time.monotonic() + seconds(timeout)
                 while True:
                     sent = None
-                    sent = self._send(completions.waiters, waiter, arrays, rows, timeout, priority, held)
+                    sent = self._send(completions.waiters, waiter, arrays, rows, timeout, (priority, cost), held)
                     if sent:
                         break
                     timeout = _left(deadline)
@@ -325,12 +330,12 @@ class Model(Caller):
         return ready
 
     def _send(
-        self, waiters: dict[int, Any], waiter: Any, arrays: list[np.ndarray], rows: int, timeout: Duration | None, priority: int | None,
+        self, waiters: dict[int, Any], waiter: Any, arrays: list[np.ndarray], rows: int, timeout: Duration | None, chosen: Chosen,
         hold: bool = False
     ) -> int:
         """Sends a request and lists its waiter; 0 if there is no room. hold: do not commit yet."""
         core = self._core
-        if core.signature.in_c and priority is None:
+        if core.signature.in_c and chosen == (None, None):
             whole = tuple([a if a.flags.c_contiguous and type(a) is np.ndarray else np.array(a, order="C", subok=False) for a in arrays])
             return core.submit_into(waiters, waiter, whole, abs(rows), nanoseconds(timeout), hold)
         try:
@@ -338,8 +343,7 @@ class Model(Caller):
         except (errors.Full, errors.Timeout):  # no slot yet, or not attached yet
             return 0
         with req:
-            if priority is not None:
-                req._set_priority(priority)
+            req._choose(*chosen)
             return req.detach_into(waiters, waiter, nanoseconds(timeout))
 
     def _reader(self, rows: int) -> Callable[[int], Any]:

@@ -51,21 +51,28 @@ class Request(Held):
         names = self._core.signature.output_names if side else self._core.signature.input_names
         raise errors.Invalid(f"no tensor {name!r}; there are {', '.join(names)}")
 
-    def commit(self, timeout: Duration | None = None, *, priority: int | None = None, stream: Any = None) -> Request:
+    def commit(
+        self, timeout: Duration | None = None, *, priority: int | None = None, cost: int | None = None, stream: Any = None
+    ) -> Request:
         """Sends the request. With a timeout it ends as Expired at that time, wherever it is.
 
         stream: for a model with tensors on the device; the request follows the stream's
         work so far, without waiting here. Default: torch's current stream.
         """
-        if priority is not None:
-            self._set_priority(priority)
+        self._choose(priority, cost)
         self.commit_in(nanoseconds(timeout), 0, stream)
         return self
 
-    def _set_priority(self, priority: int) -> None:
-        if not 0 <= priority < 1 << 32:  # C has 32 bits
-            raise errors.NoLevel(f"{priority}, the model has 0..{self._core.info.levels - 1}")
-        self._core.check(self._core.lib.rb_set_priority(self._core.handle, self._id, priority))
+    def _choose(self, priority: int | None, cost: int | None) -> None:
+        core = self._core
+        if priority is not None:
+            if not 0 <= priority < 1 << 32:  # C has 32 bits
+                raise errors.NoLevel(f"{priority}, the model has 0..{core.info.levels - 1}")
+            core.check(core.lib.rb_set_priority(core.handle, self._id, priority))
+        if cost is not None:
+            if not 0 <= cost < 1 << 16:
+                raise errors.Invalid(f"the cost of a row is 0..65535, got {cost}")
+            core.check(core.lib.rb_set_cost(core.handle, self._id, cost))
 
     def wait(self, timeout: Duration | None = None) -> Request:
         """Waits for the request's end; raises its error, or Timeout."""

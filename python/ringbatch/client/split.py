@@ -8,7 +8,7 @@ import functools
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from .connection import Rows
 from .future import Future
 
 Piece = list[np.ndarray]
+Chosen = tuple[Optional[int], Optional[int]]  # priority and cost
 
 
 def pieces(arrays: list[np.ndarray], rows: int, most: int) -> list[Piece]:
@@ -38,7 +39,7 @@ def join(parts: list[list[Rows]]) -> list[Rows]:
     return joined
 
 
-def submit_split(model: Any, todo: list[Piece], timeout: Duration | None, priority: int | None) -> concurrent.futures.Future:
+def submit_split(model: Any, todo: list[Piece], timeout: Duration | None, chosen: Chosen) -> concurrent.futures.Future:
     whole = Future()
     whole.set_running_or_notify_cancel()
     left = _countdown(timeout)
@@ -64,7 +65,7 @@ def submit_split(model: Any, todo: list[Piece], timeout: Duration | None, priori
         if not missing[0]:  # a piece has failed
             break
         try:
-            part = model._submit(piece, len(piece[0]), next(left), priority)
+            part = model._submit(piece, len(piece[0]), next(left), chosen)
         except errors.Full:
             if not i:
                 raise
@@ -73,10 +74,11 @@ def submit_split(model: Any, todo: list[Piece], timeout: Duration | None, priori
     return whole
 
 
-async def gather_split(model: Any, todo: list[Piece], timeout: Duration | None, priority: int | None) -> Any:
+async def gather_split(model: Any, todo: list[Piece], timeout: Duration | None, chosen: Chosen) -> Any:
     import asyncio
 
-    tasks = [asyncio.ensure_future(model.ainfer(*piece, timeout=timeout, priority=priority, split=False)) for piece in todo]
+    how = {"timeout": timeout, "priority": chosen[0], "cost": chosen[1], "split": False}
+    tasks = [asyncio.ensure_future(model.ainfer(*piece, **how)) for piece in todo]
     try:
         parts = [model._as_list(part) for part in await asyncio.gather(*tasks)]
     finally:

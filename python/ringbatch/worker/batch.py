@@ -85,7 +85,9 @@ class Batch:
     copy use :attr:`runs`, :meth:`input_run` and :meth:`output_run`. Inputs are
     read-only: a retry, or the next stage of a pipeline, reads them again.
 
-    With ``ragged=True`` an input of variable size is a list with a view of each row.
+    With ``ragged=True`` an input of variable size is a list with a view of each row. With
+    ``packed=True`` it is one array of all rows, one after the other without padding; row i is
+    ``[offsets[i]:offsets[i + 1]]``. Outputs of variable size have that form, too.
 
     For tensors on the device the arrays are torch tensors on its GPU. The batch is
     answered when torch's current stream is done. ``inputs[name]`` is a copy on the GPU,
@@ -98,7 +100,7 @@ class Batch:
     def __init__(self, ring: Ring, buffers: Buffers, batch: RingBatch, debug: bool = False) -> None:
         self._sig, self._mapping, self._buffers = ring.signature, ring.mapping, buffers
         self._raw = batch
-        self._debug = debug
+        self._debug, self._packed = debug, ring.packed
         if debug:
             for t in self._on_host(self._sig.outputs):
                 for slot, _, rows in batch.runs:
@@ -115,6 +117,9 @@ class Batch:
     _row_dims: dict[int, Sequence[int]] = _lazy(lambda _: {})  # sizes of the outputs' variable dimensions, if the function set them
     _asked: set[str] = _lazy(lambda _: set())  # outputs that the function touched
     _failed: set[int] = _lazy(lambda _: set())  # requests
+
+    #: Of a packed worker: where each row begins, and the last one ends; int32.
+    offsets: np.ndarray = _lazy(lambda batch: batch._offsets())
 
     # The arrays by name. Columns refer to the batch, so the batch must not keep them: a forgotten
     # batch goes at once, without the garbage collector.
@@ -193,8 +198,27 @@ class Batch:
         """Whether requests of different sizes share this batch."""
         return bool(self._b.ragged)
 
+    def _offsets(self) -> np.ndarray:
+        if not self._packed:
+            raise errors.Invalid("only the batches of a packed worker (packed=True) have offsets")
+        varying = [k for k, t in enumerate(self._sig.inputs) if t.variable]
+        found = np.empty((len(varying), self.rows + 1), np.int32)
+        for k, offsets in zip(varying, found):
+            self._raw.pack(k, None, 0, offsets.ctypes.data)
+        if (found != found[0]).any():
+            names = ", ".join(self._sig.input_names[k] for k in varying)
+            raise errors.Shape(f"the model is packed: in a request, all of {names} have the same size")
+        return _read_only(found[0])
+
+    def _packed_rows(self, side: str, t: Tensor) -> np.ndarray:
+        return self._buffers.get(side, t, int(self.offsets[-1]), t.shape[1:])
+
     def _input(self, k: int) -> Any:
         t = self._sig.inputs[k]
+        if t.variable and self._packed:
+            array = self._packed_rows("input", t)
+            self._raw.pack(k, array.__array_interface__["data"][0], array.nbytes)
+            return _read_only(array)
         if t.variable and self.ragged:
             return self._exact_rows(t)
         shape = self._shape(t, self._sig.inputs)
@@ -230,13 +254,14 @@ class Batch:
     def _output(self, k: int) -> np.ndarray:
         t = self._sig.outputs[k]
         self._asked.add(t.name)
-        if self.contiguous:
+        packed = t.variable and self._packed
+        if self.contiguous and not packed:
             return self._run(self._sig.outputs, t.name, 0)
         if t.on_device:
             made = self._device.empty(self.padded, t)
             self._scatter.append((k, made))
             return made
-        array = self._buffers.get("output", t, self.padded, t.shape)
+        array = self._packed_rows("output", t) if packed else self._buffers.get("output", t, self.padded, t.shape)
         if self._debug:
             mark_unwritten(array)
         self._scatter.append((k, array))
@@ -290,6 +315,10 @@ class Batch:
             t = self._sig.outputs[k]
             if t.on_device:
                 self._device.scatter(self._mapping.plane(t), self.slots, array)
+            elif t.variable and self._packed:
+                self._raw.unpack(k, array.ctypes.data, array.nbytes)
+                for row, size in enumerate(np.diff(self.offsets).tolist() if self._debug else ()):
+                    self._row_dims[row] = (size,) * self._sig.variable_outputs
             else:
                 self._raw.scatter(k, array.ctypes.data, array.nbytes)
 
@@ -350,6 +379,12 @@ class Batch:
     def _write(self, k: int, t: Tensor, value: Any) -> None:
         if t.on_device:
             return self._write_on_device(t, value)
+        if t.variable and self._packed:
+            array, shape = _as_array(value), (int(self.offsets[-1]), *t.shape[1:])
+            if array.shape != shape:
+                raise errors.Shape(f"output {t.name!r}: expected all rows packed, {t.dtype} of shape {shape}; got shape {array.shape}")
+            self._scatter.append((k, np.ascontiguousarray(_same_kind(t, array), t.dtype)))
+            return
         if t.variable and isinstance(value, (list, tuple)):  # each row in its own size
             if len(value) != self.rows:
                 raise errors.Rows(f"output {t.name!r}: a batch of {self.rows} rows, got a list of {len(value)}")

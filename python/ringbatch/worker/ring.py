@@ -152,6 +152,14 @@ class RingBatch(Rows):
         """Copies rows of the k-th output into their slots."""
         check(self._lib, self._lib.rb_batch_scatter(self._at, k, of, size))
 
+    def pack(self, k: int, to: int | None, size: int, offsets: int | None = None) -> None:
+        """Copies the rows of the k-th input one after the other, each in its true size, and says where each begins."""
+        check(self._lib, self._lib.rb_batch_pack(self._at, k, to, size, offsets))
+
+    def unpack(self, k: int, of: int, size: int) -> None:
+        """Copies packed rows of the k-th output into their slots, and sets their sizes."""
+        check(self._lib, self._lib.rb_batch_unpack(self._at, k, of, size))
+
     def set_row_dims(self, row: int, dims: Sequence[int]) -> None:
         """The sizes of the variable dimensions of a row's outputs."""
         sizes = (c_uint32 * len(dims))(*dims)
@@ -203,7 +211,7 @@ def _reason(error: object) -> bytes:
 class Ring:
     """One attachment to a broker. One thread at a time uses it."""
 
-    def __init__(self, model: str, signature: str, options: c.WorkerOptions) -> None:
+    def __init__(self, model: str, signature: str, options: c.WorkerOptions, packed: bool = False) -> None:
         self.lib = lib = load()
         out = c_uint64()
         check(lib, lib.rb_worker_attach(model.encode(), signature.encode(), addressof(options), addressof(out)))
@@ -212,6 +220,7 @@ class Ring:
         info, m = c.Model(), c.Map()
         check(lib, lib.rb_worker_model(self._handle, addressof(info)))
         check(lib, lib.rb_worker_map(self._handle, addressof(m)))
+        self.packed = packed  # the worker takes and returns rows of variable size packed
         self.model, self.slots, self.max_batch_size = model, int(info.slots), int(info.max_batch_size)
         self.signature = signature_of(lib, lib.rb_worker_tensor, self._handle, info)
         #: Stays mapped until the last array over it is gone.

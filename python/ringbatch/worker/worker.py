@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from .. import errors
 from ..binding import structs as c
 from ..binding.library import Duration, encode
-from ..binding.tensors import Specs, signature
+from ..binding.tensors import Declared, Specs, declared, signature
 from .batch import Batch, Buffers
 from .ring import Ring, RingBatch, Stop, keep_attached, run_one, worker_options
 
@@ -40,6 +40,7 @@ def worker(
     pad_preferred: bool = False,
     gather_threads: int = 0,
     run_once: bool = False,
+    packed: bool = False,
     debug: bool | None = None,
     name: str | None = None,
     gpu: str | None = None,
@@ -68,6 +69,9 @@ def worker(
         ``buckets={"tokens.0": [64, 512]}``. Wrong ones raise Invalid. With
         ``ragged=True`` requests of different sizes share a batch without padding: an
         input of variable size is then a list with a view of each row.
+    packed: ragged, and the rows of variable size are one array: ``batch.inputs["tokens"]`` has
+        shape (total, ...), ``batch.offsets`` is where each row begins. The function returns
+        outputs of variable size in that form. Only first dimensions vary, and have one size in a request.
     debug: fail requests whose outputs were not written in full; default $RINGBATCH_DEBUG.
     depth: batches handed over at once. weight: share of the work.
     concurrency: batches in flight of a coroutine function (default 4, at most 64).
@@ -77,6 +81,8 @@ def worker(
     run_once: never run a request again: a failed batch or a dead worker fails all its requests.
     name: of this worker, in the broker's log and statistics.
     """
+    if packed:
+        _check_packed(declared(inputs), declared(outputs), policy.setdefault("ragged", True))
     o = worker_options(
         depth=depth, weight=weight, pad_to=pad_to, pad_preferred=pad_preferred, gather_threads=gather_threads, run_once=run_once,
         name=name, gpu=gpu, **policy,
@@ -92,9 +98,19 @@ def worker(
                 raise errors.Invalid(f"a coroutine function has concurrency 1..{_MOST_CONCURRENCY}, and as many batches are handed over: "
                     "leave depth out")
             o.depth = concurrency or _DEFAULT_CONCURRENCY
-        return Worker(function, model, text, o, bool(os.environ.get("RINGBATCH_DEBUG")) if debug is None else debug)
+        return Worker(function, model, text, o, bool(os.environ.get("RINGBATCH_DEBUG")) if debug is None else debug, packed)
 
     return made
+
+
+def _check_packed(inputs: list[Declared], outputs: list[Declared], ragged: Any) -> None:
+    """Raises Invalid if rows of variable size cannot be packed."""
+    varying = [t for t in [*inputs, *outputs] if t.variable]
+    if not any(t.variable for t in inputs) or {t.variable for t in varying} != {(0,)} or len({t.shape[0] for t in varying}) > 1:
+        raise errors.Invalid("packed=True: an input's first dimension varies ('<=512'), no inner dimension does, and all have one maximum; "
+            f"got {', '.join(map(str, [*inputs, *outputs]))}")
+    if str(ragged).lower() not in ("true", "t", "1"):
+        raise errors.Invalid(f"packed=True: requests of different sizes share a batch; got ragged={ragged}")
 
 
 def _is_async(function: Any) -> bool:
@@ -117,9 +133,11 @@ def _loop_for(function: Any) -> contextlib.AbstractContextManager[asyncio.Abstra
 class Worker:
     """A function with the model it serves. Calling it calls the function."""
 
-    def __init__(self, function: Callable[[Batch], Any], model: str, text: str, options: c.WorkerOptions, debug: bool = False) -> None:
+    def __init__(
+        self, function: Callable[[Batch], Any], model: str, text: str, options: c.WorkerOptions, debug: bool = False, packed: bool = False
+    ) -> None:
         self.function, self.model, self.signature = function, model, text
-        self._options, self._debug = options, debug
+        self._options, self._debug, self._packed = options, debug, packed
         self._keep: Any = options
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
             setattr(self, name, getattr(function, name, None))
@@ -128,7 +146,7 @@ class Worker:
         """The same worker as a stage of a pipeline; its model's name is the stage's."""
         o = c.WorkerOptions.from_buffer_copy(self._options)
         o.pipeline = encode(declaration)
-        stage = Worker(self.function, f"{pipeline}/{self.model}", self.signature, o, self._debug)
+        stage = Worker(self.function, f"{pipeline}/{self.model}", self.signature, o, self._debug, self._packed)
         stage._keep = (self._options, o.pipeline)  # a copied struct does not keep its texts
         return stage
 
@@ -167,7 +185,7 @@ class Worker:
 
         with _loop_for(self.function) as loop:
             function = self._made(loop)  # before attaching: a worker that loads its model would hold batches
-            keep_attached(lambda: Ring(self.model, self.signature, o), serve, ended, wait)
+            keep_attached(lambda: Ring(self.model, self.signature, o, self._packed), serve, ended, wait)
 
     def _made(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[Batch], Any]:
         """The function that is called with batches; a class is instantiated and set up."""
