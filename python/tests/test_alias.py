@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import socket as sockets
 import subprocess
@@ -14,7 +15,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import eventually, go_worker, serving
+from conftest import Load, eventually, go_worker, serving
 
 import ringbatch as rb
 
@@ -57,35 +58,6 @@ def versions(socket):
         yield socket
 
 
-class Load:
-    """Calls without a pause until end(). A version must answer every call."""
-
-    def __init__(self, socket: str, call) -> None:
-        self.answers: list[int] = [0, 0, 0]  # by scale
-        self.failures: list[BaseException] = []
-        self._stop = threading.Event()
-        self._model = rb.connect("m", socket=socket)
-        self._thread = threading.Thread(target=self._run, args=(call,))
-        self._thread.start()
-
-    def _run(self, call) -> None:
-        n = 0
-        try:
-            while not self._stop.is_set():
-                n = n % 1000 + 1
-                for y in call(self._model, n * ONES):
-                    scale = y[0] / n
-                    assert scale in (1, 2) and (y == scale * n).all(), (n, y)
-                    self.answers[int(scale)] += 1
-        except BaseException as e:
-            self.failures.append(e)
-
-    def end(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._model.close()
-
-
 def calls(m, x):
     return [m(x), *m(np.stack([x, x]))]
 
@@ -107,21 +79,32 @@ def views(m, x):
         return [np.array(req.run().outputs["y"])]
 
 
+def checked(call, m: rb.Model, answers: list[int]):
+    """A call that counts its answers by scale."""
+    numbers = itertools.cycle(range(1, 1001))
+
+    def once() -> None:
+        n = next(numbers)
+        for y in call(m, n * ONES):
+            scale = y[0] / n
+            assert scale in (1, 2) and (y == scale * n).all(), (n, y)
+            answers[int(scale)] += 1
+
+    return once
+
+
 def test_a_switch_under_load_loses_no_request(versions):
     alias(versions, "m", "m@1")
-    loads = [Load(versions, call) for call in (calls, futures, tasks, views)]
-    for i in range(8):
-        to = 2 - i % 2
-        alias(versions, "m", f"m@{to}")
-        before = [load.answers[to] for load in loads]
-
-        def served(to: int = to, before: list[int] = before) -> bool:
-            return all(load.answers[to] >= n + 20 for load, n in zip(loads, before)) or any(load.failures for load in loads)
-
-        eventually(served)
-    for load in loads:
-        load.end()
-    assert [load.failures for load in loads] == [[], [], [], []]
+    kinds = calls, futures, tasks, views
+    answers = [[0, 0, 0] for _ in kinds]  # by scale
+    with contextlib.ExitStack() as stack:
+        models = [stack.enter_context(rb.connect("m", socket=versions)) for _ in kinds]
+        load = stack.enter_context(Load(*map(checked, kinds, models, answers)))
+        for i in range(8):
+            to = 2 - i % 2
+            alias(versions, "m", f"m@{to}")
+            before = [a[to] for a in answers]
+            load.wait_for(lambda to=to, before=before: all(a[to] >= n + 20 for a, n in zip(answers, before)))
 
 
 @pytest.mark.parametrize("retry", [False, 30.0])

@@ -324,14 +324,6 @@ def test_stages_of_a_pipeline_hand_tensors_on_in_device_memory_and_its_clients_n
         assert python(code, socket=socket, STUB_CUDA_GPUS="") == "28.0"
 
 
-def test_memory_is_said_for_a_model_or_for_a_tensor(driver):
-    said = rb.worker("m", inputs={"a": ("float32", 4), "b": ("float32", 4, "host")}, outputs={"y": ("float32", 4, "device:1")},
-        memory="device:0")
-    assert said(lambda batch: None).signature == "a:f32[4]@device:0 b:f32[4] -> y:f32[4]@device:1"
-    with pytest.raises(rb.Invalid, match="want 'host', 'device' or 'device:0'"):
-        rb.worker("m", inputs={"a": ("float32", 4)}, outputs={"y": ("float32", 4)}, memory="gpu")
-
-
 def test_a_thread_that_never_used_cuda_commits_too(model):
     answers = []
 

@@ -45,9 +45,9 @@ rb.pipeline("sums", [total, square, spread], processes=[1, 2, 1], outputs=["tota
 
 
 @pytest.fixture
-def pipeline(home, at, env):
-    (home / "server.py").write_text(SERVER)
-    with program(env, home / "server.py"):
+def pipeline(tmp_path, at, env):
+    (tmp_path / "server.py").write_text(SERVER)
+    with program(env, tmp_path / "server.py"):
         yield at
 
 
