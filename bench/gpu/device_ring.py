@@ -369,7 +369,6 @@ def main() -> int:
         if not wanted:
             continue
         with tempfile.TemporaryDirectory(prefix="rb") as folder:
-            os.chmod(folder, 0o700)
             try:
                 rows += resnet(a.seconds, folder) if wanted == ["resnet"] else echo(wanted, a.seconds, folder)
             except (RuntimeError, OSError, subprocess.SubprocessError) as e:

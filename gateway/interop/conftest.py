@@ -67,7 +67,6 @@ def wait_for(log: pathlib.Path, pattern: str, seconds: float = 120) -> re.Match[
 @pytest.fixture(scope="session")
 def gateway() -> Iterator[Gateway]:
     with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o700)
         p = Processes(folder)
         try:
             p.start("broker", "broker", "--log_level", "warn")

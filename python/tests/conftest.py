@@ -127,6 +127,62 @@ def program(env, *command, how: int = signal.SIGTERM, **more):
         assert p.returncode == 0
 
 
+class Proxy:
+    """A socket in front of the broker's, whose answers to new connections wait while ``answers`` is cleared.
+
+    change: makes other bytes and descriptors of the broker's answers.
+    """
+
+    def __init__(self, broker: str, change=lambda data, fds: (data, fds)) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="rb")
+        self.path = os.path.join(self._folder.name, "b.sock")
+        self.connections = 0
+        self._clients: list[sockets.socket] = []
+        self.answers = threading.Event()
+        self.answers.set()
+        self._broker, self._change = broker, change
+        self._listener = sockets.socket(sockets.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                client, broker = self._listener.accept()[0], sockets.socket(sockets.AF_UNIX)
+                broker.connect(self._broker)
+                self._clients.append(client)
+                self.connections += 1
+                for way in ((client, broker, False), (broker, client, True)):
+                    threading.Thread(target=self._pass_on, args=way, daemon=True).start()
+
+    def _pass_on(self, a: sockets.socket, b: sockets.socket, answers: bool) -> None:
+        if answers:
+            self.answers.wait()
+        with contextlib.suppress(OSError):
+            while True:
+                data, fds, _, _ = sockets.recv_fds(a, 1 << 16, 8)
+                if not data:
+                    break
+                if answers:
+                    data, fds = self._change(data, fds)
+                sockets.send_fds(b, [data], fds)
+                for fd in fds:
+                    os.close(fd)
+        with contextlib.suppress(OSError):
+            b.shutdown(sockets.SHUT_RDWR)
+
+    def hang_up(self) -> None:
+        """Closes all present connections."""
+        for client in list(self._clients):  # without new connections
+            client.shutdown(sockets.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.shutdown(sockets.SHUT_RDWR)
+        self._listener.close()
+        self._folder.cleanup()
+
+
 class Load:
     """Threads that make calls without a pause until the block ends. A call that raises fails the test."""
 

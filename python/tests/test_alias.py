@@ -6,16 +6,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
-import socket as sockets
 import subprocess
-import tempfile
 import threading
 import time
 
 import numpy as np
 import pytest
-from conftest import Load, eventually, go_worker, serving
+from conftest import Load, Proxy, eventually, go_worker, serving
 
 import ringbatch as rb
 
@@ -190,65 +187,14 @@ def test_the_connection_to_a_version_that_was_left_ends_with_its_last_answer(ver
         eventually(lambda: not any(thread.name == "ringbatch" for thread in threading.enumerate()))
 
 
-class SlowBroker:
-    """A socket in front of the broker's, whose answers to new connections wait while ``answers`` is cleared."""
-
-    def __init__(self, folder: str, broker: str) -> None:
-        self.path = os.path.join(folder, "slow.sock")
-        self.connections = 0
-        self._clients: list[sockets.socket] = []
-        self.answers = threading.Event()
-        self.answers.set()
-        self._broker = broker
-        self._listener = sockets.socket(sockets.AF_UNIX)
-        self._listener.bind(self.path)
-        self._listener.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                client, broker = self._listener.accept()[0], sockets.socket(sockets.AF_UNIX)
-                broker.connect(self._broker)
-                self._clients.append(client)
-                self.connections += 1
-                for way in ((client, broker), (broker, client, self.answers)):
-                    threading.Thread(target=self._pass_on, args=way, daemon=True).start()
-
-    @staticmethod
-    def _pass_on(a: sockets.socket, b: sockets.socket, begin: threading.Event | None = None) -> None:
-        if begin:
-            begin.wait()
-        with contextlib.suppress(OSError):
-            while True:
-                data, fds, _, _ = sockets.recv_fds(a, 1 << 16, 8)
-                if not data:
-                    break
-                sockets.send_fds(b, [data], fds)
-                for fd in fds:
-                    os.close(fd)
-        with contextlib.suppress(OSError):
-            b.shutdown(sockets.SHUT_RDWR)
-
-    def hang_up(self) -> None:
-        """Closes all present connections."""
-        for client in list(self._clients):  # without new connections
-            client.shutdown(sockets.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._listener.shutdown(sockets.SHUT_RDWR)
-        self._listener.close()
-
-
 def test_a_client_follows_an_alias_although_the_broker_answers_late(versions):
     alias(versions, "m", "m@1")
-    with tempfile.TemporaryDirectory(prefix="rb") as folder, contextlib.closing(SlowBroker(folder, versions)) as slow:
-        with rb.connect("m", socket=slow.path) as m:
-            assert asyncio.run(m.ainfer(ONES))[0] == 1  # from now on the library's thread follows
-            slow.answers.clear()
-            before = slow.connections
-            alias(versions, "m", "m@3")
-            eventually(lambda: slow.connections > before)  # the client attaches again
-            time.sleep(0.1)  # the library's thread no longer waits for the answer
-            slow.answers.set()
-            assert once_moved(lambda: asyncio.run(m.ainfer(ONES[:8]))[0]) == 3
+    with contextlib.closing(Proxy(versions)) as slow, rb.connect("m", socket=slow.path) as m:
+        assert asyncio.run(m.ainfer(ONES))[0] == 1  # from now on the library's thread follows
+        slow.answers.clear()
+        before = slow.connections
+        alias(versions, "m", "m@3")
+        eventually(lambda: slow.connections > before)  # the client attaches again
+        time.sleep(0.1)  # the library's thread no longer waits for the answer
+        slow.answers.set()
+        assert once_moved(lambda: asyncio.run(m.ainfer(ONES[:8]))[0]) == 3

@@ -33,7 +33,7 @@ def test_one_item_and_rows(model):
     assert model.max_batch_size == 32 and model.window == 32
 
 
-@pytest.mark.parametrize("bad", [np.float64, np.int32, np.float16])
+@pytest.mark.parametrize("bad", [np.float64, np.int32, np.float16, ">f4"])
 def test_other_types_are_refused_and_named(model, bad):
     with pytest.raises(rb.DType, match=rf"expected float32 .*got {np.dtype(bad)}") as e:
         model(np.zeros(16, bad))
@@ -64,9 +64,16 @@ def test_wrong_numbers_of_rows(model):
         model(np.zeros((33, 16), "float32"), split=False)
 
 
-def test_arrays_of_any_layout(model):
+class Own(np.ndarray):
+    pass
+
+
+def test_arrays_of_any_layout_and_class(model):
     big = np.arange(64 * 16, dtype="float32").reshape(16, 64)
-    for x in (big[:, 3], big.T[5], big[::-1, 1], np.asfortranarray(big[:4, :16]), np.broadcast_to(np.float32(7), (16,))):
+    fixed = np.full(16, 3, "float32")
+    fixed.flags.writeable = False
+    others = big[:, 3], big.T[5], big[::-1, 1], np.asfortranarray(big[:4, :16]), np.broadcast_to(np.float32(7), (16,)), fixed.view(Own)
+    for x in (fixed, *others, *others):  # the first call keeps a slot for the others
         assert (model(x) == x).all()
     assert (model(big[:, :16][::2]) == big[:, :16][::2]).all()
     assert (model.submit(big[:, 3]).result(60) == big[:, 3]).all()

@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import numpy as np
 import pytest
-from conftest import rb_wait
+from conftest import eventually, rb_wait
 from test_serve import wait_for_nobody
 
 import ringbatch as rb
@@ -33,8 +31,8 @@ def script(tmp_path, code: str, *arguments: str, name: str = "app.py", flags: tu
     """Runs a script that serves until the block ends."""
     path, socket = tmp_path / name, str(tmp_path / "b.sock")
     path.write_text(PROLOGUE + textwrap.dedent(code))
-    p = subprocess.Popen([sys.executable, *(flags or [str(path)]), *arguments], env={**os.environ, "RINGBATCH_SOCKET": socket}, cwd=tmp_path,
-        text=True, **kwargs)
+    env = {**os.environ, "RINGBATCH_SOCKET": socket}
+    p = subprocess.Popen([sys.executable, *(flags or [str(path)]), *arguments], env=env, cwd=tmp_path, text=True, **kwargs)
     try:
         yield p, socket
     finally:
@@ -45,10 +43,6 @@ def script(tmp_path, code: str, *arguments: str, name: str = "app.py", flags: tu
 
 def ask(m, value: float, **kwargs) -> float:
     return float(m(np.full(1, value, "float32"), **kwargs))
-
-
-def broker_stats(socket: str) -> dict:
-    return json.loads(subprocess.check_output([rb.binary_path(), "stats", "--json", "--socket", socket]))
 
 
 # -1 waits for a file "go_on".
@@ -69,8 +63,7 @@ def test_a_server_that_ends_answers_accepted_requests_and_refuses_others_as_retr
     with script(tmp_path, SLOW % processes, stdout=subprocess.PIPE) as (p, socket):
         with rb.connect("slow", socket=socket, wait=60, window=16) as m, rb.connect("slow", socket=socket, window=1) as late:
             accepted = [m.submit(np.full(1, i, "float32")) for i in range(-1, 10)]
-            while broker_stats(socket)["models"][0]["requests"] < 11:
-                time.sleep(0.01)
+            eventually(lambda: rb.stats(socket)["models"][0]["requests"] == 11)
             p.send_signal(how)
             with pytest.raises(rb.Draining):
                 while True:
@@ -103,7 +96,7 @@ def test_poisonous_requests_right_after_the_start_do_not_end_the_service(tmp_pat
             with pytest.raises(rb.WorkerDied, match="2 workers died"):
                 ask(m, 13, timeout=60)
             assert ask(m, 1, timeout=60) > 0
-        process = broker_stats(socket)["processes"][0]
+        process = rb.stats(socket)["processes"][0]
         assert process["restarts"] == 6 and process["failed_starts"] == 0 and p.poll() is None
 
 
@@ -143,14 +136,15 @@ def test_a_second_serve_goes_on_when_the_first_and_its_broker_end(tmp_path):
         assert ask(m, 1) == 1
         a.terminate()
         assert a.wait(60) == 0
-        end = time.monotonic() + 120
-        while True:
+
+        def is_answered() -> bool:
             try:
-                assert ask(m, 2, timeout=60) == 2
-                break
+                return ask(m, 2, timeout=60) == 2
             except rb.Error as e:
-                assert e.retryable and time.monotonic() < end
-                time.sleep(0.05)
+                assert e.retryable
+                return False
+
+        eventually(is_answered)
         b.terminate()
         assert f"the broker at {socket} is gone: starting one" in b.communicate(timeout=120)[1]
 
@@ -228,8 +222,7 @@ def test_only_workers_load_the_model(tmp_path, how):
     with script(tmp_path, textwrap.dedent(code) + textwrap.dedent(LOADS[how])) as (p, socket):
         with rb.connect("net", socket=socket, wait=60, window=16) as m:
             assert ask(m, 21) == 42
-        while len(broker_stats(socket)["models"][0]["workers"]) < 2:
-            time.sleep(0.02)
+        eventually(lambda: len(rb.stats(socket)["models"][0]["workers"]) == 2)
         loaded = (tmp_path / "loaded").read_text().split()
         assert len(loaded) == 2 and str(p.pid) not in loaded
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
-import functools
 import os
 import re
 import subprocess
@@ -13,7 +13,7 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, broker_at, in_threads, serving, until_stopped
+from conftest import REPOSITORY, broker_at, serving, until_stopped
 
 import ringbatch as rb
 
@@ -42,22 +42,18 @@ def alone(path, **feed):
 
 def ask_at_once(socket, model, requests, clients=4):
     """Sends requests from several clients, so that they share batches; returns the answers in order."""
-    got, failures = [None] * len(requests), []
+    got = [None] * len(requests)
 
     def ask(first):
-        try:
-            with rb.connect(model, socket=socket, wait=60) as c:
-                mine = range(first, len(requests), clients)
-                pending = [(i, c.submit(**r) if isinstance(r := requests[i], dict) else c.submit(r)) for i in mine]
-                for i, r in pending:
-                    answer = r.result()
-                    got[i] = {k: np.array(v) for k, v in answer.items()} if isinstance(answer, dict) else np.array(answer)
-        except BaseException as e:
-            failures.append(e)
+        with rb.connect(model, socket=socket, wait=60) as c:
+            mine = range(first, len(requests), clients)
+            pending = [(i, c.submit(**r) if isinstance(r := requests[i], dict) else c.submit(r)) for i in mine]
+            for i, r in pending:
+                answer = r.result()
+                got[i] = {k: np.array(v) for k, v in answer.items()} if isinstance(answer, dict) else np.array(answer)
 
-    with in_threads(*(functools.partial(ask, n) for n in range(clients))):
-        pass
-    assert not failures, failures
+    with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+        list(pool.map(ask, range(clients)))
     return got
 
 

@@ -7,13 +7,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 import signal
-import tempfile
 import time
 
 import numpy as np
 import pytest
-from conftest import Load, broker_at, go_worker
-from test_alias import SlowBroker
+from conftest import Load, Proxy, broker_at, go_worker
 
 import ringbatch as rb
 
@@ -69,7 +67,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 def test_a_call_waits_for_a_slow_broker_after_its_restart(echo, call):
-    with tempfile.TemporaryDirectory(prefix="rb") as folder, contextlib.closing(SlowBroker(folder, echo)) as slow:
+    with contextlib.closing(Proxy(echo)) as slow:
         with rb.connect("echo", socket=slow.path) as m, concurrent.futures.ThreadPoolExecutor(1) as pool:
             call(m)
             slow.answers.clear()

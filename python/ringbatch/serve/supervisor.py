@@ -169,12 +169,8 @@ def _command(item: Served, index: int, pipeline: tuple[str, str] | None) -> list
 def _environment(socket: str, refusals: Refusals, processes: int) -> dict[str, str]:
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     ours = {CHILD: "1", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "RINGBATCH_SOCKET": socket, TOLD_AT: refusals.path}
-    return {"OMP_NUM_THREADS": share_of_cores(processes), **os.environ, **ours}
-
-
-def share_of_cores(processes: int) -> str:
-    """$OMP_NUM_THREADS of each of some processes: more threads than cores slow all of them down."""
-    return str(max(1, cores() // max(1, processes)))
+    # A share of the cores: more threads than cores slow all processes down.
+    return {"OMP_NUM_THREADS": str(max(1, cores() // max(1, processes))), **os.environ, **ours}
 
 
 # -- in this process
