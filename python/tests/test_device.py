@@ -251,7 +251,6 @@ def test_scattered_rows_on_a_device_are_refused_with_the_call_to_use(socket):
 def test_a_process_without_the_gpu_is_refused_by_name(model, socket):
     code = """
         from ringbatch.binding import device
-        from ringbatch.binding import ctypes_path
         device._torch = None
         try:
             rb.connect("double")
@@ -266,7 +265,6 @@ def test_a_producer_in_another_process_and_a_second_worker_share_the_memory(mode
     code = """
         import ctypes
         from ringbatch.binding import device
-        from ringbatch.binding import ctypes_path
         device._torch = None
         with rb.connect("double") as m:
             for n in range(20):

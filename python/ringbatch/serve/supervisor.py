@@ -105,7 +105,8 @@ def serve_all(
     for item in served:
         targets.check(item)
     at = socket_path(socket)
-    commands = [_command(item, i, pipeline) for i, item in enumerate(served) if counts[i]]
+    child = [sys.executable, "-m", "ringbatch.serve.child", *(["stage", *pipeline] if pipeline else [])]
+    commands = [[*child, *targets.describe(item, i), "--", *targets.ARGUMENTS] for i, item in enumerate(served) if counts[i]]
     counts_of = [n for n in counts if n]
     here = [targets.worker_of(item) for item, n in zip(served, counts) if n == 0]
     if pipeline:
@@ -159,11 +160,6 @@ def _supervised(at: str) -> bool:
     broker takes over while this one finishes its accepted requests, with our workers."""
     its = os.environ.get(SUPERVISED)
     return bool(its) and os.path.abspath(str(its)) == at
-
-
-def _command(item: Served, index: int, pipeline: tuple[str, str] | None) -> list[str]:
-    stage = ["stage", *pipeline] if pipeline else []
-    return [sys.executable, "-m", "ringbatch.serve.child", *stage, *targets.describe(item, index), "--", *targets.arguments()]
 
 
 def _environment(socket: str, refusals: Refusals, processes: int) -> dict[str, str]:
