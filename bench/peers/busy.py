@@ -119,7 +119,7 @@ def main() -> None:
     a = parser.parse_args()
     programs = {"plain": ([sys.executable, str(HERE / "plain.py")], {**os.environ, **processes.ONE_THREAD})}
     worker = str(HERE / "servers" / "ringbatch_worker.py")
-    with rings(a.build, lambda python: [[python, worker, str(size)] for size in SIZES]) as started:
+    with rings(a.build, lambda python: [[python, worker, str(size)] for size in a.bytes]) as started:
         for name, (python, env) in started.items():
             programs[name] = [python, str(HERE / "load.py"), "ringbatch", env["RINGBATCH_SOCKET"]], env
         time.sleep(3)  # workers come up; clients wait for them anyway
