@@ -92,14 +92,13 @@ def page() -> str:
              "[Benchmark](benchmark.md) explains the figures; [peers](peers.md) has other servers and busy hosts. On your machine: `make",
              "demo`, `ringbatch bench MODEL`, `make peers`.", "", readme_table().rstrip()]  # fmt: skip
     for name in [n + cores for n in RUNS if not n.startswith("busy") for cores in ("", "-16-cores")]:
-        path = DATA / f"{name}.json"
-        if not path.exists() or name == "python-16-cores":  # results/python.md has it
+        if not (DATA / f"{name}.json").exists() or name == "python-16-cores":  # results/python.md has it
             continue
-        kept = json.loads(path.read_text())
-        r = kept["result"]
+        data = kept(name)
+        r = data["result"]
         suite = r.get(str(r.get("suite")))
         table = checks(suite) if suite else single(r) if "latency_ms" in r else ratios(r)
-        parts += ["", f"## {name}", "", f"`{kept['command']}`, {kept['cores']} cores, {kept['date']}", "", *table]
+        parts += ["", f"## {name}", "", f"`{data['command']}`, {data['cores']} cores, {data['date']}", "", *table]
     return "\n".join(parts) + "\n"
 
 
@@ -174,7 +173,8 @@ def busy_tables() -> str:
         data = kept(name)
         rows = {(r["cell"], r["bytes"], r["program"]): r for r in data["result"]["rows"]}
         parts += [f"{data['cores']} cores, {data['result']['clients']} clients, `{data['command']}`, {data['date']}:", ""]
-        parts += ["| cores | bytes | plain, requests/s; p50; p99 ms | ringbatch | requests/s ÷ plain | p50 ÷ | p99 ÷ |", "|---|---|---|---|---|---|---|"]
+        parts.append("| cores | bytes | plain, requests/s; p50; p99 ms | ringbatch | requests/s ÷ plain | p50 ÷ | p99 ÷ |")
+        parts.append("|---|---|---|---|---|---|---|")
         for (cell, size, program), ours in rows.items():
             if program != "ringbatch":
                 continue

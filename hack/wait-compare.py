@@ -59,7 +59,8 @@ class Stack:
         return subprocess.run([self.args.ringbatch, *arguments], check=True, stdout=subprocess.PIPE, text=True, env=self.env).stdout
 
     def bench(self, *flags: str) -> dict:
-        return json.loads(self.ringbatch("bench", "model", "--json", "--clients", "8", "--seconds", self.args.seconds, "--warmup", "1", *flags))
+        load = ["--clients", "8", "--seconds", self.args.seconds, "--warmup", "1"]
+        return json.loads(self.ringbatch("bench", "model", "--json", *load, *flags))
 
 
 def compare(stack: Stack, load: float, capacity: float) -> str:
@@ -94,7 +95,8 @@ def main() -> None:
         try:
             stack.start()
             windows = sorted(stack.bench("--in_flight", "32")["windows_items_per_s"])
-            print("| load | " + " | ".join(args.waits.split(",")) + " | best fixed | auto / best |\n" + "|---" * (len(args.waits.split(",")) + 3) + "|")
+            columns = ["load", *args.waits.split(","), "best fixed", "auto / best"]
+            print(f"| {' | '.join(columns)} |\n" + "|---" * len(columns) + "|")
             for load in args.loads.split(","):
                 print(compare(stack, float(load), windows[len(windows) // 2]), flush=True)
         finally:

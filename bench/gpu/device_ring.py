@@ -117,6 +117,11 @@ def start_workers(start, count: int, module: str, name: str, memory: str, *flags
     return [start(*command, OMP_NUM_THREADS="1") for _ in range(count)]
 
 
+def wait_for_all(started: list[Process]) -> None:
+    for p in started:
+        p.wait_for("serving", "ready")
+
+
 # -- measuring
 
 
@@ -164,10 +169,7 @@ def echo(parts: list[str], seconds: float, folder: str) -> list[dict]:
             command += ["--input", f"x:{ECHO}{where}", "--max_batch_size", "32"]
             workers["native", m] = [start(*command, "--slots", "1024", "--max_window", "64", "--depth", "3") for _ in range(2)]
         producers = [start(sys.executable, __file__, "producer", OMP_NUM_THREADS="1") for _ in range(14)]
-        for w in workers["torch", "host"] + workers["torch", "device"]:
-            w.wait_for("serving")
-        for p in producers:
-            p.wait_for("ready")
+        wait_for_all(workers["torch", "host"] + workers["torch", "device"] + producers)
         rows = []
 
         def run(worker: str, kind: str, count: int, in_flight: int, group: int) -> None:
@@ -197,10 +199,7 @@ def resnet(seconds: float, folder: str) -> list[dict]:
         bounds = [start(sys.executable, __file__, "bound", module, OMP_NUM_THREADS="1") for _ in range(3)]
         workers = {m: start_workers(start, 3, module, f"resnet-{m}", m, *flags) for m in ("host", "device")}
         producers = [start(sys.executable, __file__, "producer", OMP_NUM_THREADS="1") for _ in range(14)]
-        for w in workers["host"] + workers["device"]:
-            w.wait_for("serving")
-        for p in bounds + producers:
-            p.wait_for("ready")
+        wait_for_all(workers["host"] + workers["device"] + bounds + producers)
         rows = []
 
         def run(kind: str) -> None:
@@ -369,7 +368,6 @@ def main() -> int:
         if not wanted:
             continue
         with tempfile.TemporaryDirectory(prefix="rb") as folder:
-            os.chmod(folder, 0o700)
             try:
                 rows += resnet(a.seconds, folder) if wanted == ["resnet"] else echo(wanted, a.seconds, folder)
             except (RuntimeError, OSError, subprocess.SubprocessError) as e:

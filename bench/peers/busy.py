@@ -23,32 +23,41 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Callable
 
 import processes
 
 HERE = Path(__file__).resolve().parent
 SIZES = [64, 602112]
-ENV = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 CELLS = {"quiet": (False, 0.0), "loops": (True, 0.0), "compute": (False, 1.0), "both": (True, 1.0)}  # busy loops?, ms of each client
+FIGURES = ("requests_per_s", "p50_ms", "p99_ms")
 
 
-class Ring:
-    """A broker and workers of one build."""
-
-    def __init__(self, python: str, folder: Path, workers: list[list[str]]) -> None:
-        self.python, self.socket = python, str(folder / "broker.sock")
-        self.env = {**os.environ, **ENV, "RINGBATCH_SOCKET": self.socket}
-        where = subprocess.check_output([python, "-c", "import ringbatch; print(ringbatch.__path__[0])"], text=True, cwd="/").strip()
-        for c in [[f"{where}/_native/ringbatch", "broker"], *workers]:
-            processes.start(c, self.env, subprocess.DEVNULL, subprocess.DEVNULL)
-
-    def measure(self, flags: list[str]) -> dict:
-        return measured([self.python, str(HERE / "load.py"), "ringbatch", self.socket, *flags], self.env)
+def flags(doc: str, seconds: float) -> argparse.ArgumentParser:
+    """The flags of this program and of decode.py."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", action="append", default=[], metavar="NAME=PYTHON", help="another build, by its interpreter")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=seconds)
+    parser.add_argument("--json", metavar="FILE")
+    return parser
 
 
-class Plain:
-    def measure(self, flags: list[str]) -> dict:
-        return measured([sys.executable, str(HERE / "plain.py"), *flags], {**os.environ, **ENV})
+@contextlib.contextmanager
+def rings(builds: list[str], workers: Callable[[str], list[list[str]]]):
+    """Starts a broker and workers of each build; yields the interpreter and the environment of its clients, by name."""
+    started = {}
+    processes.adopt()
+    with contextlib.ExitStack() as stack:
+        stack.callback(processes.end_all)
+        for name, python in [("ringbatch", sys.executable), *(b.split("=", 1) for b in builds)]:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="busy"))
+            env = {**os.environ, **processes.ONE_THREAD, "RINGBATCH_SOCKET": f"{folder}/broker.sock"}
+            where = subprocess.check_output([python, "-c", "import ringbatch; print(ringbatch.__path__[0])"], text=True, cwd="/").strip()
+            for command in [[f"{where}/_native/ringbatch", "broker"], *workers(python)]:
+                processes.start(command, env, subprocess.DEVNULL, subprocess.DEVNULL)
+            started[name] = python, env
+        yield started
 
 
 def measured(command: list[str], env: dict[str, str]) -> dict:
@@ -56,6 +65,10 @@ def measured(command: list[str], env: dict[str, str]) -> dict:
     if "error" in found:
         raise SystemExit(f"{' '.join(command)}: {found['error']}")
     return found
+
+
+def medians(turns: list[dict]) -> dict:
+    return {k: statistics.median(t[k] for t in turns) for k in turns[0]}
 
 
 @contextlib.contextmanager
@@ -69,52 +82,46 @@ def busy_loops(n: int):
             p.wait()
 
 
-def run(a: argparse.Namespace, programs: dict) -> list[dict]:
+def run(a: argparse.Namespace, programs: dict[str, tuple[list[str], dict[str, str]]]) -> list[dict]:
     found: dict[tuple, list[dict]] = {}
     for r in range(a.rounds):
         for cell in a.cells:
             loops, compute = CELLS[cell]
             with busy_loops(os.cpu_count() or 1) if loops else contextlib.nullcontext():
                 for size in a.bytes:
-                    flags = ["--bytes", str(size), "--clients", str(a.clients), "--seconds", str(a.seconds), "--compute_ms", str(compute)]
-                    for name, p in programs.items():
-                        found.setdefault((cell, size, name), []).append(p.measure(flags))
+                    load = {"bytes": size, "clients": a.clients, "seconds": a.seconds, "compute_ms": compute}
+                    for name, (command, env) in programs.items():
+                        turn = measured([*command, *(f"--{k}={v}" for k, v in load.items())], env)
+                        found.setdefault((cell, size, name), []).append(turn)
         print(f"round {r + 1} of {a.rounds}", file=sys.stderr, flush=True)
     rows = []
     for (cell, size, name), turns in found.items():
-        rows.append({"cell": cell, "bytes": size, "program": name, "turns": turns, **{k: statistics.median(t[k] for t in turns) for k in turns[0]}})
+        rows.append({"cell": cell, "bytes": size, "program": name, "turns": turns, **medians(turns)})
     return rows
 
 
 def table(rows: list[dict]) -> str:
     plain = {(r["cell"], r["bytes"]): r for r in rows if r["program"] == "plain"}
-    lines = ["| cores | bytes | program | requests/s | p50 ms | p99 ms | requests/s ÷ plain | p50 ÷ plain | p99 ÷ plain |", "|---|---|---|---|---|---|---|---|---|"]
+    columns = ["cores", "bytes", "program", "requests/s", "p50 ms", "p99 ms", "requests/s ÷ plain", "p50 ÷ plain", "p99 ÷ plain"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for r in rows:
-        p = plain[r["cell"], r["bytes"]]
-        ratios = " | ".join(f"{r[k] / p[k]:.2f}" for k in ("requests_per_s", "p50_ms", "p99_ms"))
-        lines.append(f"| {r['cell']} | {r['bytes']:,} | {r['program']} | {r['requests_per_s']:,.0f} | {r['p50_ms']:.2f} | {r['p99_ms']:.2f} | {ratios} |")
+        figures = [f"{r['requests_per_s']:,.0f}", f"{r['p50_ms']:.2f}", f"{r['p99_ms']:.2f}"]
+        ratios = [f"{r[k] / plain[r['cell'], r['bytes']][k]:.2f}" for k in FIGURES]
+        lines.append(f"| {' | '.join([r['cell'], format(r['bytes'], ','), r['program'], *figures, *ratios])} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", action="append", default=[], metavar="NAME=PYTHON", help="another build, by its interpreter")
+    parser = flags(__doc__, 2.0)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--cells", type=lambda s: s.split(","), default=list(CELLS))
     parser.add_argument("--bytes", type=lambda s: [int(n) for n in s.split(",")], default=SIZES)
-    parser.add_argument("--json", metavar="FILE")
     a = parser.parse_args()
-    processes.adopt()
-    with contextlib.ExitStack() as stack:
-        stack.callback(processes.end_all)
-        programs: dict = {"plain": Plain()}
-        for name, python in [("ringbatch", sys.executable), *(b.split("=", 1) for b in a.build)]:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="busy")))
-            folder.chmod(0o700)
-            workers = [[python, str(HERE / "servers" / "ringbatch_worker.py"), str(size)] for size in SIZES]
-            programs[name] = Ring(python, folder, workers)
+    programs = {"plain": ([sys.executable, str(HERE / "plain.py")], {**os.environ, **processes.ONE_THREAD})}
+    worker = str(HERE / "servers" / "ringbatch_worker.py")
+    with rings(a.build, lambda python: [[python, worker, str(size)] for size in a.bytes]) as started:
+        for name, (python, env) in started.items():
+            programs[name] = [python, str(HERE / "load.py"), "ringbatch", env["RINGBATCH_SOCKET"]], env
         time.sleep(3)  # workers come up; clients wait for them anyway
         processes.same_priority()
         rows = run(a, programs)

@@ -2,7 +2,7 @@
 """How a client calls each kind of server.
 
 KINDS[kind](address, size) runs once, before the clients are forked, so that its imports
-are loaded once. It returns make(x), which each client calls with its input; make returns
+are loaded once. It returns make(i, x), which client i calls with its input; make returns
 the function that sends a request and returns the sum.
 """
 
@@ -81,7 +81,7 @@ class Connection:
 def http(address: str, size: int):
     """The input's bytes as they are, and the four bytes of a float32 back."""
 
-    def make(x: np.ndarray):
+    def make(i: int, x: np.ndarray):
         c = Connection(address, "/inference", {"Content-Type": "application/octet-stream"}, b"", memoryview(x).cast("B"))
         return lambda: struct.unpack("<f", c.post())[0]
 
@@ -94,7 +94,7 @@ def gateway(address: str, size: int):
         "outputs": [{"name": "y", "parameters": {"binary_data": True}}]}
     before = json.dumps(about).encode()
 
-    def make(x: np.ndarray):
+    def make(i: int, x: np.ndarray):
         c = Connection(address, f"/v2/models/sum{size}/infer", {"Inference-Header-Content-Length": str(len(before))}, before,
             memoryview(x).cast("B"))
         return lambda: struct.unpack("<f", c.post()[-4:])[0]
@@ -105,7 +105,7 @@ def gateway(address: str, size: int):
 def ringbatch(address: str, size: int):
     import ringbatch as rb
 
-    def make(x: np.ndarray):
+    def make(i: int, x: np.ndarray):
         os.environ["RINGBATCH_SOCKET"] = address
         model = rb.connect(f"sum{size}", window=1, wait=20)
         return lambda: model(x)[0]
@@ -117,7 +117,7 @@ def triton_grpc(address: str, size: int):
     """tritonclient's own way. Also for ringbatch's gateway, which speaks the same."""
     import tritonclient.grpc as triton
 
-    def make(x: np.ndarray):
+    def make(i: int, x: np.ndarray):
         c = triton.InferenceServerClient(address)
         wanted = [triton.InferRequestedOutput("y")]
 
@@ -136,7 +136,7 @@ def triton_shm(address: str, size: int):
     import tritonclient.grpc as triton
     import tritonclient.utils.shared_memory as shm
 
-    def make(x: np.ndarray):
+    def make(i: int, x: np.ndarray):
         c = triton.InferenceServerClient(address)
         name = f"peers-{os.getpid()}"
         region = shm.create_shared_memory_region(name, f"/{name}", size + 4)

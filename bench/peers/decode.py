@@ -14,14 +14,11 @@ Needs numpy and Pillow; torch and torchvision for resnet50.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import json
 import multiprocessing as mp
 import os
-import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -174,31 +171,20 @@ def measure(program: str, a: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = busy.flags(__doc__, 3.0)
     parser.add_argument("--model", choices=CLASSES, default="numpy")
     parser.add_argument("--producers", type=int, default=2 * (os.cpu_count() or 1))
-    parser.add_argument("--build", action="append", default=[], metavar="NAME=PYTHON", help="another build, by its interpreter")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--turn", help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.turn == "serve":
         return serve(a.model)
     if a.turn:
         return measure(a.turn, a)
-    processes.adopt()
-    builds = [("ringbatch", sys.executable), *(b.split("=", 1) for b in a.build)]
     flags = ["--model", a.model, "--producers", str(a.producers), "--seconds", str(a.seconds)]
-    found: dict[str, list[dict]] = {name: [] for name in ["plain", *(b[0] for b in builds)]}
-    with contextlib.ExitStack() as stack:
-        stack.callback(processes.end_all)
-        commands = {"plain": ([sys.executable, __file__, "--turn", "plain", *flags], {**os.environ, **busy.ENV})}
-        for name, python in builds:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="decode")))
-            folder.chmod(0o700)
-            ring = busy.Ring(python, folder, [[python, __file__, "--turn", "serve", "--model", a.model]])
-            commands[name] = ([python, __file__, "--turn", "ring", *flags], ring.env)
+    commands = {"plain": ([sys.executable, __file__, "--turn", "plain", *flags], {**os.environ, **processes.ONE_THREAD})}
+    with busy.rings(a.build, lambda python: [[python, __file__, "--turn", "serve", "--model", a.model]]) as started:
+        commands.update((name, ([python, __file__, "--turn", "ring", *flags], env)) for name, (python, env) in started.items())
+        found: dict[str, list[dict]] = {name: [] for name in commands}
         processes.same_priority()
         for r in range(a.rounds):
             for name, (command, env) in commands.items():
@@ -206,7 +192,7 @@ def main() -> None:
             print(f"round {r + 1} of {a.rounds}", file=sys.stderr, flush=True)
     print("| program | images/s | p50 ms | p99 ms |\n|---|---|---|---|")
     for name, turns in found.items():
-        m = {k: statistics.median(t[k] for t in turns) for k in turns[0]}
+        m = busy.medians(turns)
         print(f"| {name} | {m['images_per_s']:,.0f} | {m['p50_ms']:.2f} | {m['p99_ms']:.2f} |")
     if a.json:
         Path(a.json).write_text(json.dumps({"cores": os.cpu_count(), "producers": a.producers, "model": a.model, "turns": found}))

@@ -49,7 +49,7 @@ def client(i: int, make, size: int, seconds: float, computes: float, ready, star
     try:
         x = payload(i, size)
         want = float(x.sum(dtype=np.float64))
-        call = make(x)
+        call = make(i, x)
         for _ in range(WARM_UP):
             if call() != want:
                 raise ValueError("a wrong sum")
@@ -136,18 +136,23 @@ def tell(measured) -> None:
         print(json.dumps({"error": str(e)}))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind")
-    parser.add_argument("address")
+def flags(doc: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bytes", type=int, default=64)
     parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--compute_ms", type=float, default=0.0)
-    parser.add_argument("--watch", type=lambda s: [int(n) for n in s.split(",")], help="processes whose parks per request are printed")
-    a = parser.parse_args()
+    return parser
+
+
+def main() -> None:
     import calls
 
+    parser = flags(__doc__)
+    parser.add_argument("kind")
+    parser.add_argument("address")
+    parser.add_argument("--watch", type=lambda s: [int(n) for n in s.split(",")], help="processes whose parks per request are printed")
+    a = parser.parse_args()
     make = calls.KINDS[a.kind](a.address, a.bytes)
     tell(lambda: measure(make, a.bytes, a.clients, a.seconds, a.compute_ms / 1e3, a.watch))
 

@@ -12,7 +12,6 @@ semaphore. This was the quickest of several ways. Model and clients are those of
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing as mp
 import queue
 import time
@@ -57,12 +56,8 @@ def measure(size: int, clients: int, seconds: float, wait: float, computes: floa
     pairs = [block(context, size) for _ in range(clients)]
     m = context.Process(target=model, args=(pairs, tasks, done, wait), daemon=True)
     m.start()
-    numbers = context.Value("i", 0)
 
-    def make(x: np.ndarray):
-        with numbers.get_lock():
-            i = numbers.value
-            numbers.value += 1
+    def make(i: int, x: np.ndarray):
         mine, answer = pairs[i]
 
         def call() -> float:
@@ -81,12 +76,8 @@ def measure(size: int, clients: int, seconds: float, wait: float, computes: floa
 
 
 def arguments(doc: str, measure) -> None:
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bytes", type=int, default=64)
-    parser.add_argument("--clients", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=2.0)
+    parser = load.flags(doc)
     parser.add_argument("--wait_ms", type=float, default=0.0)
-    parser.add_argument("--compute_ms", type=float, default=0.0)
     a = parser.parse_args()
     load.tell(lambda: measure(a.bytes, a.clients, a.seconds, a.wait_ms / 1e3, a.compute_ms / 1e3))
 

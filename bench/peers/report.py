@@ -13,15 +13,10 @@ def cell(size: int, clients: int) -> str:
     return f"{size}x{clients}"
 
 
-def rate(results: dict, peer: str, name: str) -> float | None:
-    """Median of the rounds."""
+def median(results: dict, peer: str, name: str, figure: str = "requests_per_s") -> float | None:
+    """Of the rounds; None if there is none."""
     entry = results["peers"].get(peer, {}).get("cells", {}).get(name)
-    return statistics.median(r["requests_per_s"] for r in entry["rounds"]) if entry and entry["rounds"] else None
-
-
-def latency(results: dict, peer: str, name: str) -> float | None:
-    entry = results["peers"].get(peer, {}).get("cells", {}).get(name)
-    return statistics.median(r["p50_ms"] for r in entry["rounds"]) if entry and entry["rounds"] else None
+    return statistics.median(r[figure] for r in entry["rounds"]) if entry and entry["rounds"] else None
 
 
 def ratio(results: dict, peer: str, name: str) -> float | None:
@@ -58,7 +53,7 @@ def table(results: dict) -> str:
         row = []
         for s, c in cells:
             name = cell(s, c)
-            r, times_it, p50 = rate(results, peer, name), ratio(results, peer, name), latency(results, peer, name)
+            r, times_it, p50 = median(results, peer, name), ratio(results, peer, name), median(results, peer, name, "p50_ms")
             if r is None or p50 is None:
                 row.append("failed" if results["peers"][peer]["cells"].get(name, {}).get("failed") else "")
             elif peer == OURS:
@@ -103,7 +98,7 @@ def chart(results: dict) -> str:
     text(24, y, f"Python clients on the same host, one request at a time each; {measured}", colour=FAINT)
     for size, clients in wanted:
         name = cell(size, clients)
-        rows = sorted(((rate(results, p, name), p) for p in results["peers"] if rate(results, p, name)), reverse=True)
+        rows = sorted(((r, p) for p in results["peers"] if (r := median(results, p, name))), reverse=True)
         if not rows:
             continue
         y += 34

@@ -39,8 +39,6 @@ HERE = Path(__file__).resolve().parent
 HOME = REPOSITORY / "build" / "peers"
 SIZES, CLIENTS = [64, 602112], [1, 8, 64]
 START_S, INSTALL_S = 240, 1800
-# Each model process computes with one thread.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Failed(Exception):
@@ -49,21 +47,6 @@ class Failed(Exception):
 
 def say(text: str = "") -> None:
     print(text, flush=True)
-
-
-def wait_for(p: subprocess.Popen, what: str, limit: float) -> None:
-    """Waits for the process, and shows the seconds on a terminal."""
-    begin = time.monotonic()
-    while p.poll() is None:
-        took = time.monotonic() - begin
-        if took > limit:
-            p.kill()
-            raise Failed(f"{what} took more than {limit:.0f} s")
-        if sys.stdout.isatty():
-            print(f"\r  {what}, {took:.0f} s", end="", flush=True)
-        time.sleep(0.5)
-    if sys.stdout.isatty():
-        print("\r\033[K", end="")
 
 
 def venv_of(peer: Peer) -> Path:
@@ -93,8 +76,12 @@ def install(peer: Peer, commit: str) -> None:
     with open(log, "wb") as out:
         for command in commands:
             p = processes.start(command, dict(os.environ), out, out)
-            wait_for(p, f"installing {peer.name}", INSTALL_S)
-            if p.returncode:
+            try:
+                failed = p.wait(INSTALL_S)
+            except subprocess.TimeoutExpired:
+                p.kill()
+                raise Failed(f"installing it took more than {INSTALL_S} s") from None
+            if failed:
                 raise Failed(f"cannot be installed: {tail(log)}")
     mark.write_text(want)
 
@@ -131,7 +118,6 @@ class Server:
     def __init__(self, peer: Peer, wait_ms: int) -> None:
         self.peer, self.wait_ms = peer, wait_ms
         self.folder = Path(tempfile.mkdtemp(prefix="peers"))  # short: socket paths have a limit
-        self.folder.chmod(0o700)
         self.log = self.folder / "log"
         self.log.touch()
         self.running = Running(venv_of(peer), self.folder, free_ports(2), SIZES, wait_ms)
@@ -139,8 +125,8 @@ class Server:
     def __enter__(self) -> Server:
         try:
             with open(self.log, "ab") as log:
-                commands = self.peer.start(self.running)
-                started = [processes.start(c.arguments, {**os.environ, **ONE_THREAD, **c.environment}, log, log) for c in commands]
+                env = {**os.environ, **processes.ONE_THREAD}
+                started = [processes.start(c.arguments, {**env, **c.environment}, log, log) for c in self.peer.start(self.running)]
             end, last = time.monotonic() + START_S, ""
             while started:  # until the first right answer
                 if any(p.poll() is not None for p in started):
@@ -182,7 +168,7 @@ class Server:
             command = [self.running.python(), str(HERE / "load.py"), self.peer.kind, self.peer.address(self.running), *flags]
         else:
             command = [self.running.python(), str(HERE / f"{self.peer.name}.py"), *flags, "--wait_ms", str(self.wait_ms)]
-        p = processes.start(command, {**os.environ, **ONE_THREAD}, subprocess.PIPE, subprocess.PIPE)
+        p = processes.start(command, {**os.environ, **processes.ONE_THREAD}, subprocess.PIPE, subprocess.PIPE)
         try:
             out, err = p.communicate(timeout=seconds + 150)
         except subprocess.TimeoutExpired:

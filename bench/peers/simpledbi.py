@@ -16,11 +16,10 @@ from __future__ import annotations
 import multiprocessing as mp
 import queue
 import threading
-import time
 
 import numpy as np
 import load
-from plain import MOST, arguments, block
+from plain import MOST, arguments, block, take
 
 BATCHES = 3  # shared blocks of whole batches: one is filled while another is computed
 
@@ -63,14 +62,7 @@ class Backend:
 
     def batcher(self) -> None:
         while True:
-            batch = [self.arrived.get()]
-            deadline = time.monotonic() + self.wait
-            while len(batch) < MOST:
-                left = deadline - time.monotonic()
-                try:
-                    batch.append(self.arrived.get(timeout=left) if left > 0 else self.arrived.get_nowait())
-                except queue.Empty:
-                    break
+            batch = take(self.arrived, self.wait)
             b = self.free.get()
             np.concatenate([self.pairs[i][0] for i in batch], out=self.inputs[b][: len(batch)])
             self.batched.put((b, batch))
@@ -103,12 +95,8 @@ def measure(size: int, clients: int, seconds: float, wait: float, computes: floa
         context.Process(target=backend.run, daemon=True)]
     for p in processes:
         p.start()
-    numbers = context.Value("i", 0)
 
-    def make(x: np.ndarray):
-        with numbers.get_lock():
-            i = numbers.value
-            numbers.value += 1
+    def make(i: int, x: np.ndarray):
         mine, answer = pairs[i]
         conn = ours[i]
 

@@ -68,20 +68,20 @@ def median_us(call, seconds: float) -> float:
     return statistics.median(took) / 1e3
 
 
+def in_place(m: rb.Model, x: np.ndarray) -> None:
+    with m.request() as req:
+        req.inputs["x"][...] = x
+        req.run().outputs["y"]
+
+
 def round_trip(rounds: int, seconds: float) -> dict:
     x = np.zeros(16, np.float32)
     times: dict[str, list[float]] = {"go": [], "model(x)": [], "request()": []}
     with echo_worker(), rb.connect("echo", wait=20) as m:
-
-        def in_place() -> None:
-            with m.request() as req:
-                req.inputs["x"][...] = x
-                req.run().outputs["y"]
-
         for _ in range(rounds):
             times["go"].append(1e3 * go_clients("echo", 1, 1, seconds)["latency_ms"]["p50"])
             times["model(x)"].append(median_us(lambda: m(x), seconds))
-            times["request()"].append(median_us(in_place, seconds))
+            times["request()"].append(median_us(lambda: in_place(m, x), seconds))
     against = {name: statistics.median(a / b for a, b in zip(t, times["go"])) for name, t in times.items()}
     us = {name: statistics.median(t) for name, t in times.items()}
     return {"ratio": against["model(x)"], "want": "<= 1.5", "request": against["request()"], "us": us}
@@ -90,15 +90,9 @@ def round_trip(rounds: int, seconds: float) -> dict:
 def call_forms(rounds: int, seconds: float) -> dict:
     x = np.zeros(16, np.float32)
     with echo_worker(), rb.connect("echo", wait=20) as m, rb.connect("echo", wait=20, retry=True) as retrying:
-
-        def in_place() -> None:
-            with m.request() as req:
-                req.inputs["x"][...] = x
-                req.run().outputs["y"]
-
         forms = {
             "model(x)": lambda: m(x), "timeout=": lambda: m(x, timeout=5.0), "by name": lambda: m(x=x), "retry=": lambda: retrying(x),
-            "request()": in_place,
+            "request()": lambda: in_place(m, x),
         }  # fmt: skip
         us: dict[str, list[float]] = {name: [] for name in forms}
         for _ in range(10 * rounds):
@@ -163,7 +157,6 @@ def main() -> None:
     a = parser.parse_args()
     results = {}
     with tempfile.TemporaryDirectory(prefix="rb") as folder:
-        os.chmod(folder, 0o700)
         os.environ["RINGBATCH_SOCKET"] = os.path.join(folder, "b.sock")
         with running(rb.binary_path(), "broker", "--log_level", "error"):
             for name in a.only or MEASUREMENTS:

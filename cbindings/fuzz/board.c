@@ -77,33 +77,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			if (!rb_input(h, *id, next() % 3, &v))
 				touch(&v);
 			break;
-		case 3: case 4:
-			rb_commit(h, *id, next(), 0);
-			break;
-		case 5:
-			rb_poll(h, *id);
-			break;
+		case 3: case 4: rb_commit(h, *id, next(), 0); break;
+		case 5: rb_poll(h, *id); break;
 		case 6:
 			if (!rb_output(h, *id, next() % 3, &v))
 				touch(&v);
 			if (!rb_output_row(h, *id, next() % 3, next() % 4, &v))
 				touch(&v);
 			break;
-		case 7:
-			rb_request_timing(h, *id, &t);
-			break;
-		case 8:
-			rb_release(h, *id);
-			break;
-		case 9:
-			rb_cancel(h, *id);
-			break;
-		case 10:
-			scribble(&board);
-			break;
-		case 11:
-			scribble(&words);
-			break;
+		case 7: rb_request_timing(h, *id, &t); break;
+		case 8: rb_release(h, *id); break;
+		case 9: rb_cancel(h, *id); break;
+		case 10: scribble(&board); break;
+		case 11: scribble(&words); break;
 		}
 	}
 	for (uint32_t i = 0; i < l->window; i++) {

@@ -74,16 +74,9 @@ static void set_message(const char *text)
 	size_t left = strlen(text);
 	while (left && to < end) {
 		size_t n = character((const unsigned char *)text, left);
-		if (n) {
-			memcpy(to, text, n);
-			to += n;
-		} else {
-			memcpy(to, "\xef\xbf\xbd", 3);
-			to += 3;
-			n = 1;
-		}
-		text += n;
-		left -= n;
+		to = mempcpy(to, n ? text : "\xef\xbf\xbd", n ? n : 3); /* U+FFFD for a damaged byte */
+		text += n ? n : 1;
+		left -= n ? n : 1;
 	}
 	*to = 0;
 }

@@ -112,9 +112,7 @@ int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t)
 			return bad(text, bytes, "a variable dimension is at most 4294967295");
 		t->shape[t->rank++] = n;
 		t->row_bytes *= n;
-		if (at < last && *at++ != ',')
-			return bad(text, bytes, "a dimension is not a number");
-		if (at == last && at[-1] == ',')
+		if (at < last && (*at++ != ',' || at == last))
 			return bad(text, bytes, "a dimension is not a number");
 	}
 	if (t->on_device && t->variable)

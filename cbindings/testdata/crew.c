@@ -14,6 +14,8 @@
 #define MOST_ROWS 32u
 #define BATCHES 3u
 
+#define FAIL(...) (printf(__VA_ARGS__), exit(1))
+
 static uint8_t plane[SLOTS * STRIDE], gathered[BATCHES][MOST_ROWS * SIZE];
 static uint32_t slots[BATCHES][MOST_ROWS];
 static uint64_t starts[BATCHES][MOST_ROWS + 1];
@@ -44,18 +46,14 @@ static uint64_t start_of(const rb_rows *r, uint32_t row) { return r->start ? r->
 static void check(const rb_rows *r, const uint8_t *to, const char *what)
 {
 	for (uint32_t i = 0; i < r->count; i++)
-		if (memcmp(to + start_of(r, i), plane + r->slot[i] * STRIDE, start_of(r, i + 1) - start_of(r, i))) {
-			printf("%s: row %u of %u is another's\n", what, i, (uint32_t)r->count);
-			exit(1);
-		}
+		if (memcmp(to + start_of(r, i), plane + r->slot[i] * STRIDE, start_of(r, i + 1) - start_of(r, i)))
+			FAIL("%s: row %u of %u is another's\n", what, i, (uint32_t)r->count);
 }
 
 static void gather(rb_work *w, const rb_rows *r, uint8_t *to, const char *what)
 {
-	if (!rb_crew_gather(w, r, to)) {
-		printf("%s: nobody helped\n", what);
-		exit(1);
-	}
+	if (!rb_crew_gather(w, r, to))
+		FAIL("%s: no thread helped\n", what);
 	check(r, to, what);
 }
 
@@ -71,15 +69,11 @@ static void check_cores(void)
 		{"100000 0", UINT32_MAX}, {"100000", UINT32_MAX}, {"", UINT32_MAX}, {"cores", UINT32_MAX},
 	};
 	for (size_t i = 0; i < sizeof quotas / sizeof *quotas; i++)
-		if (rb_quota_cores(quotas[i].cpu_max) != quotas[i].cores) {
-			printf("\"%s\": %u, want %u\n", quotas[i].cpu_max, rb_quota_cores(quotas[i].cpu_max), quotas[i].cores);
-			exit(1);
-		}
+		if (rb_quota_cores(quotas[i].cpu_max) != quotas[i].cores)
+			FAIL("\"%s\": %u, want %u\n", quotas[i].cpu_max, rb_quota_cores(quotas[i].cpu_max), quotas[i].cores);
 	cpu_set_t set;
-	if (sched_getaffinity(0, sizeof set, &set) || rb_cores() < 1 || rb_cores() > (uint32_t)CPU_COUNT(&set)) {
-		printf("%u cores\n", rb_cores());
-		exit(1);
-	}
+	if (sched_getaffinity(0, sizeof set, &set) || rb_cores() < 1 || rb_cores() > (uint32_t)CPU_COUNT(&set))
+		FAIL("%u cores\n", rb_cores());
 }
 
 /* Ranges of a segment, widened to the pages of kernels with 4 and with 64 KiB. */
@@ -97,10 +91,8 @@ static void check_pages(void)
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		rb_range got = rb_whole_pages(cases[i].range, cases[i].page, cases[i].size);
-		if (memcmp(&got, &cases[i].want, sizeof got)) {
-			printf("range %zu: %llu, %llu bytes\n", i, (unsigned long long)got.offset, (unsigned long long)got.bytes);
-			exit(1);
-		}
+		if (memcmp(&got, &cases[i].want, sizeof got))
+			FAIL("range %zu: %llu, %llu bytes\n", i, (unsigned long long)got.offset, (unsigned long long)got.bytes);
 	}
 }
 

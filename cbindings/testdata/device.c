@@ -30,21 +30,16 @@ static int (*cuStreamCreate)(void **, unsigned), (*cuStreamSynchronize)(void *),
 static int (*cuMemAlloc)(uint64_t *, size_t), (*cuMemFree)(uint64_t), (*cuMemcpyHtoD)(uint64_t, const void *, size_t),
 	(*cuMemcpyDtoH)(void *, uint64_t, size_t), (*cuCtxSetCurrent)(void *), (*cuInit)(unsigned);
 
-#define MUST(call)                                                                                        \
-	do {                                                                                              \
-		int must_status = (call);                                                                 \
-		if (must_status) {                                                                        \
-			printf("%d: " #call ": %d %s\n", __LINE__, must_status, rb_error());              \
-			exit(1);                                                                          \
-		}                                                                                         \
-	} while (0)
-#define CHECK(condition)                                                                                  \
-	do {                                                                                              \
-		if (!(condition)) {                                                                       \
-			printf("%d: not so: " #condition "\n", __LINE__);                                 \
-			exit(1);                                                                          \
-		}                                                                                         \
-	} while (0)
+#define MUST(call) must(call, #call, __LINE__)
+#define CHECK(condition) must(!(condition), "not so: " #condition, __LINE__)
+
+static void must(int status, const char *what, int line)
+{
+	if (status) {
+		printf("%d: %s: %d %s\n", line, what, status, rb_error());
+		exit(1);
+	}
+}
 
 static void load(void)
 {
@@ -173,11 +168,9 @@ static int worker(const char *socket, const char *model, const char *signature)
 			MUST(rb_map_release(map.id));
 			cuCtxSetCurrent(d.context);
 			printf("attached %s %d\n", d.gpu, held());
-			fflush(stdout);
 			status = serve(w);
 			rb_worker_close(w);
 			printf("left %d\n", held());
-			fflush(stdout);
 		}
 		if (status != RB_ERR_BROKER_GONE && status != RB_ERR_NO_BROKER && status != RB_ERR_DRAINING) {
 			say(status);
@@ -273,7 +266,6 @@ static int client(const char *socket, const char *model, int count, const char *
 	CHECK(rb_submit(c, 1, host, 0, 0, &id) == RB_ERR_INVALID);
 	int torn = 0, gone = 0;
 	printf("connected\n");
-	fflush(stdout);
 	for (int n = 0; n < count;) {
 		bool good[WINDOW];
 		for (int i = 0; i < WINDOW; i++)
@@ -293,7 +285,6 @@ static int client(const char *socket, const char *model, int count, const char *
 				check_out(i, q[i].value);
 		if (n == WINDOW && getenv("PAUSE")) { /* the test goes on here */
 			printf("paused\n");
-			fflush(stdout);
 			getchar();
 		}
 	}
@@ -500,7 +491,6 @@ static int forked(const char *socket, const char *model)
 	if (!child) {
 		rb_client c;
 		say(connect_to(socket, model, 1, &c));
-		fflush(stdout);
 		_exit(0);
 	}
 	waitpid(child, &how, 0);
@@ -512,6 +502,7 @@ int main(int argc, char **argv)
 	rb_client c;
 	rb_worker w;
 	const char *role = argc > 3 ? argv[1] : "";
+	setvbuf(stdout, NULL, _IOLBF, 0); /* the test reads it line by line */
 	if (!strcmp(role, "connect")) {
 		say(connect_to(argv[2], argv[3], !getenv("HOST_ONLY"), &c));
 		return 0;

@@ -12,7 +12,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "every.h"
@@ -192,13 +191,6 @@ static void in_one_call(void)
 	WANT(RB_OK, rb_close(c));
 }
 
-static int64_t since(const struct timespec *from)
-{
-	struct timespec to;
-	clock_gettime(CLOCK_MONOTONIC, &to);
-	return (to.tv_sec - from->tv_sec) * second + to.tv_nsec - from->tv_nsec;
-}
-
 struct blocker {
 	rb_client c;
 	rb_request r;
@@ -225,11 +217,10 @@ static void one_slice(void)
 		pthread_t t;
 		WANT(RB_OK, rb_claim(b.c, 2, NULL, 0, -1, &b.r)); /* the worker is done with the one before */
 		held_back = 1;
-		struct timespec from;
-		clock_gettime(CLOCK_MONOTONIC, &from);
+		int64_t from = now();
 		pthread_create(&t, NULL, release_later, &b);
 		int status = rb_infer(b.c, 2, in, out, 0, 60 * second / 1000, &id); /* 50 until it is sent, and 10 are left */
-		int64_t took = since(&from);
+		int64_t took = now() - from;
 		shortest = took < shortest ? took : shortest;
 		CHECK(status == RB_ERR_FULL || status == RB_ERR_TIMEOUT);
 		pthread_join(t, NULL);

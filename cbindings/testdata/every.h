@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "ringbatch.h"
 
@@ -42,6 +43,13 @@ static inline void want_all(int status, const int *got, size_t count, const char
 			fprintf(stderr, "call %zu of:\n", i + 1);
 			want(status, got[i], calls, file, line);
 		}
+}
+
+static inline int64_t now(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * second + t.tv_nsec;
 }
 
 rb_client dial(const char *model, uint32_t window);

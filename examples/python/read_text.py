@@ -19,7 +19,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 
 import numpy as np
 import ringbatch as rb
@@ -183,7 +182,6 @@ def table():
     print("images/s (p95 ms) | " + " | ".join(f"{c} in flight" for c in columns), "---|" * len(columns) + "---", sep="\n")
     for name, batch, instances in rows:
         with tempfile.TemporaryDirectory() as folder:
-            os.chmod(folder, 0o700)
             socket, images = os.path.join(folder, "b.sock"), os.path.join(folder, "images.npy")
             np.save(images, np.stack([image(i) for i in range(16)]))
             env = {**os.environ, "RINGBATCH_SOCKET": socket}
@@ -191,10 +189,8 @@ def table():
                 served = subprocess.Popen([sys.executable, __file__, "serve", f"--batch={batch}", f"--instances={instances}"], env=env,
                     stdout=log, stderr=log)
             try:
-                while subprocess.run([rb.binary_path(), "ready", "read_text", "detector", "recogniser", "--socket", socket],
-                        capture_output=True).returncode:
-                    assert served.poll() is None, "it did not start"
-                    time.sleep(0.1)
+                ready = [rb.binary_path(), "ready", "read_text", "detector", "recogniser", "--wait", "1m", "--quiet"]
+                subprocess.run([*ready, "--socket", socket], check=True)
                 cells = [measure(socket, images, c) for c in columns]
             finally:
                 served.terminate()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from conftest import ROOT, Gateway
 
 TEXT = (ROOT / "docs" / "gateway.md").read_text()
@@ -41,9 +42,6 @@ def test_the_go_example(gateway: Gateway, tmp_path: pathlib.Path) -> None:
         assert out == "y [1 16] 64\n"
 
 
-def test_the_kubernetes_manifests() -> None:
-    subprocess.run([sys.executable, ROOT / "deploy" / "kubernetes" / "check.py"], check=True)
-
-
-def test_the_kserve_manifests() -> None:
-    subprocess.run([sys.executable, ROOT / "deploy" / "kserve" / "check.py"], check=True)
+@pytest.mark.parametrize("folder", ["kubernetes", "kserve"])
+def test_the_manifests(folder: str) -> None:
+    subprocess.run([sys.executable, ROOT / "deploy" / folder / "check.py"], check=True)

@@ -35,9 +35,15 @@ static PyObject *client_close(Client *c, PyObject *Py_UNUSED(none))
 	Py_RETURN_NONE;
 }
 
+void free_object(void *object)
+{
+	PyTypeObject *type = Py_TYPE((PyObject *)object);
+	((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+	Py_DECREF(type);
+}
+
 static void client_dealloc(Client *c)
 {
-	PyTypeObject *type = Py_TYPE(c);
 	Py_XDECREF(client_close(c, NULL));
 	forget_views(c);
 	for (uint32_t k = 0; c->quick && k < c->inputs; k++)
@@ -46,8 +52,7 @@ static void client_dealloc(Client *c)
 	Py_XDECREF(c->empty);
 	Py_XDECREF(c->names);
 	Py_XDECREF(c->fixed);
-	((freefunc)PyType_GetSlot(type, Py_tp_free))(c);
-	Py_DECREF(type);
+	free_object(c);
 }
 
 /* dial(model, socket, name, window, timeout_ns): the status. */
@@ -103,10 +108,8 @@ static PyObject *client_learn(Client *c, PyObject *args)
 	if (!PyArg_ParseTuple(args, "O!O!pO!O!p", &PyTuple_Type, &names, &PyTuple_Type, &fixed, &plain, &PyTuple_Type, &inputs,
 			      &PyTuple_Type, &outputs, &on_device))
 		return NULL;
-	if (c->names || PyTuple_Size(names) != 2 || PyTuple_Size(fixed) > MOST_TENSORS) {
-		PyErr_SetString(PyExc_ValueError, "learn: once, and two sides");
-		return NULL;
-	}
+	if (c->names || PyTuple_Size(names) != 2 || PyTuple_Size(fixed) > MOST_TENSORS)
+		return PyErr_Format(PyExc_ValueError, "learn: once, and two sides");
 	c->plain = (char)plain;
 	c->tensors = (uint32_t)PyTuple_Size(fixed);
 	c->inputs = (uint32_t)PyDict_Size(PyTuple_GetItem(names, 0));
@@ -137,8 +140,7 @@ PyObject *new_output(const Client *c, Py_ssize_t k, void **data)
 	PyObject *y = PyObject_Call(np_empty, PyTuple_GetItem(c->empty, k), NULL);
 	if (y && Py_TYPE(y) != (PyTypeObject *)ndarray) {
 		Py_DECREF(y);
-		PyErr_SetString(PyExc_TypeError, "numpy.empty gave no ndarray");
-		return NULL;
+		return PyErr_Format(PyExc_TypeError, "numpy.empty gave no ndarray");
 	}
 	if (y)
 		*data = ((Array *)y)->data;
@@ -401,20 +403,16 @@ static int caller_set_core(Caller *m, PyObject *core, void *Py_UNUSED(closure))
 
 static PyObject *caller_get_core(Caller *m, void *Py_UNUSED(closure))
 {
-	if (!m->core) {
-		PyErr_SetString(PyExc_AttributeError, "_core");
-		return NULL;
-	}
+	if (!m->core)
+		return PyErr_Format(PyExc_AttributeError, "_core");
 	Py_INCREF(m->core);
 	return m->core;
 }
 
 static void caller_dealloc(Caller *m)
 {
-	PyTypeObject *type = Py_TYPE(m);
 	Py_XDECREF(m->core);
-	((freefunc)PyType_GetSlot(type, Py_tp_free))(m);
-	Py_DECREF(type);
+	free_object(m);
 }
 
 static PyGetSetDef caller_fields[] = {{"_core", (getter)caller_get_core, (setter)caller_set_core, NULL, NULL}, {0}};

@@ -50,10 +50,8 @@ PyObject *client_submit_into(Client *c, PyObject *args)
 	Py_ssize_t count = PyTuple_Size(arrays);
 	for (Py_ssize_t i = 0; i < count; i++) {
 		Array *a = (Array *)PyTuple_GetItem(arrays, i);
-		if (count > MOST_TENSORS || Py_TYPE((PyObject *)a) != (PyTypeObject *)ndarray || !(a->flags & CONTIGUOUS)) {
-			PyErr_SetString(PyExc_TypeError, "contiguous arrays only");
-			return NULL;
-		}
+		if (count > MOST_TENSORS || Py_TYPE((PyObject *)a) != (PyTypeObject *)ndarray || !(a->flags & CONTIGUOUS))
+			return PyErr_Format(PyExc_TypeError, "contiguous arrays only");
 		in[i] = a->data;
 	}
 	return send_rows(c, rows, in, waiters, waiter, timeout, hold);

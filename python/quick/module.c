@@ -84,11 +84,8 @@ static PyObject *load(PyObject *Py_UNUSED(module), PyObject *path)
 {
 	const char *name = PyBytes_AsString(path);
 	void *library = name ? dlopen(name, RTLD_NOW) : NULL;
-	if (!library) {
-		if (!PyErr_Occurred())
-			PyErr_SetString(PyExc_OSError, dlerror());
-		return NULL;
-	}
+	if (!library)
+		return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_OSError, "%s", dlerror());
 #define FIND(name) p_##name = (__typeof__(name) *)dlsym(library, #name);
 	FUNCTIONS(FIND)
 	Py_RETURN_NONE;

@@ -107,6 +107,8 @@ extern PyType_Spec client_spec, caller_spec, held_spec, columns_spec;
 PyObject *raise_status(Client *c, int status);
 /* Raises the exception that the function returns; NULL. */
 PyObject *raise_from(PyObject *function);
+/* Frees an object, and its hold of its type. */
+void free_object(void *object);
 /* Drops the unused arrays. */
 void forget_views(Client *c);
 /* Commits; the status, -1 if an exception was raised. stream: the caller's, or NULL. */

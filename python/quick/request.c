@@ -160,15 +160,13 @@ static PyObject *held_enter(Held *r, PyObject *Py_UNUSED(none))
 
 static void held_dealloc(Held *r)
 {
-	PyTypeObject *type = Py_TYPE(r);
 	PyObject *kind, *value, *trace;
 	PyErr_Fetch(&kind, &value, &trace);
 	Py_XDECREF(give_back(r, NULL));
 	PyErr_Restore(kind, value, trace);
 	PyMem_Free(r->view);
 	Py_XDECREF(r->core);
-	((freefunc)PyType_GetSlot(type, Py_tp_free))(r);
-	Py_DECREF(type);
+	free_object(r);
 }
 
 /* Its inputs belong to the worker now. */
@@ -272,10 +270,8 @@ static PyObject *columns_of(Held *r, void *side)
 
 static void columns_dealloc(Columns *c)
 {
-	PyTypeObject *type = Py_TYPE(c);
 	Py_XDECREF(c->request);
-	((freefunc)PyType_GetSlot(type, Py_tp_free))(c);
-	Py_DECREF(type);
+	free_object(c);
 }
 
 static PyObject *names_of(Columns *c) { return c->request ? PyTuple_GetItem(c->request->core->names, c->side) : raise_from(err_released); }

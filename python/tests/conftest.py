@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import signal
@@ -75,14 +76,19 @@ def go_worker(socket: str, *flags: str):
     return running("worker", "--socket", socket, *flags)
 
 
-@contextlib.contextmanager
 def serving(worker: rb.Worker, socket: str):
     """A Python worker in a thread of this process."""
+    return until_stopped(worker.run, socket=socket, wait=60)
+
+
+@contextlib.contextmanager
+def until_stopped(serve, *args, **options):
+    """Runs a serving function in a thread of this process, until the block ends."""
     stop, failures = threading.Event(), []
 
     def run() -> None:
         try:
-            worker.run(socket=socket, stop=stop, wait=60)
+            serve(*args, stop=stop, **options)
         except BaseException as e:
             failures.append(e)
 
@@ -98,17 +104,9 @@ def serving(worker: rb.Worker, socket: str):
 
 
 @pytest.fixture
-def home(tmp_path):
-    """A private folder."""
-    folder = tmp_path / "run"
-    folder.mkdir(mode=0o700)
-    return folder
-
-
-@pytest.fixture
-def at(home):
-    """The socket of a test's own broker."""
-    return str(home / "b.sock")
+def at(tmp_path):
+    """The socket of a test's own broker. The folder is private."""
+    return str(tmp_path / "b.sock")
 
 
 @pytest.fixture
@@ -125,13 +123,102 @@ def program(env, *command, how: int = signal.SIGTERM, **more):
         yield p
     finally:
         p.send_signal(how)
-        assert p.wait(60) == 0
+        p.communicate(timeout=60)
+        assert p.returncode == 0
+
+
+class Proxy:
+    """A socket in front of the broker's, whose answers to new connections wait while ``answers`` is cleared.
+
+    change: makes other bytes and descriptors of the broker's answers.
+    """
+
+    def __init__(self, broker: str, change=lambda data, fds: (data, fds)) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="rb")
+        self.path = os.path.join(self._folder.name, "b.sock")
+        self.connections = 0
+        self._clients: list[sockets.socket] = []
+        self.answers = threading.Event()
+        self.answers.set()
+        self._broker, self._change = broker, change
+        self._listener = sockets.socket(sockets.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                client, broker = self._listener.accept()[0], sockets.socket(sockets.AF_UNIX)
+                broker.connect(self._broker)
+                self._clients.append(client)
+                self.connections += 1
+                for way in ((client, broker, False), (broker, client, True)):
+                    threading.Thread(target=self._pass_on, args=way, daemon=True).start()
+
+    def _pass_on(self, a: sockets.socket, b: sockets.socket, answers: bool) -> None:
+        if answers:
+            self.answers.wait()
+        with contextlib.suppress(OSError):
+            while True:
+                data, fds, _, _ = sockets.recv_fds(a, 1 << 16, 8)
+                if not data:
+                    break
+                if answers:
+                    data, fds = self._change(data, fds)
+                sockets.send_fds(b, [data], fds)
+                for fd in fds:
+                    os.close(fd)
+        with contextlib.suppress(OSError):
+            b.shutdown(sockets.SHUT_RDWR)
+
+    def hang_up(self) -> None:
+        """Closes all present connections."""
+        for client in list(self._clients):  # without new connections
+            client.shutdown(sockets.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.shutdown(sockets.SHUT_RDWR)
+        self._listener.close()
+        self._folder.cleanup()
+
+
+class Load:
+    """Threads that make calls without a pause until the block ends. A call that raises fails the test."""
+
+    def __init__(self, *calls) -> None:
+        self.answers, self.failures = 0, []
+        self._stop = threading.Event()
+        self._threads = in_threads(*(functools.partial(self._run, call) for call in calls))
+
+    def _run(self, call) -> None:
+        try:
+            while not self._stop.is_set():
+                call()
+                self.answers += 1
+        except BaseException as e:
+            self.failures.append(e)
+
+    def wait_for(self, condition) -> None:
+        eventually(lambda: condition() or self.failures)
+
+    def wait_for_answers(self, more: int) -> None:
+        upto = self.answers + more
+        self.wait_for(lambda: self.answers >= upto)
+
+    def __enter__(self) -> Load:
+        self._threads.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._threads.__exit__(None, None, None)
+        assert not self.failures, self.failures[:3]
 
 
 @pytest.fixture(scope="module")
 def socket():
     with tempfile.TemporaryDirectory(prefix="rb") as folder:
-        os.chmod(folder, 0o700)
         path = os.path.join(folder, "b.sock")
         with broker_at(path):
             yield path

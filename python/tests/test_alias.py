@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket as sockets
+import itertools
 import subprocess
-import tempfile
 import threading
 import time
 
 import numpy as np
 import pytest
-from conftest import eventually, go_worker, serving
+from conftest import Load, Proxy, eventually, go_worker, serving
 
 import ringbatch as rb
 
@@ -57,35 +55,6 @@ def versions(socket):
         yield socket
 
 
-class Load:
-    """Calls without a pause until end(). A version must answer every call."""
-
-    def __init__(self, socket: str, call) -> None:
-        self.answers: list[int] = [0, 0, 0]  # by scale
-        self.failures: list[BaseException] = []
-        self._stop = threading.Event()
-        self._model = rb.connect("m", socket=socket)
-        self._thread = threading.Thread(target=self._run, args=(call,))
-        self._thread.start()
-
-    def _run(self, call) -> None:
-        n = 0
-        try:
-            while not self._stop.is_set():
-                n = n % 1000 + 1
-                for y in call(self._model, n * ONES):
-                    scale = y[0] / n
-                    assert scale in (1, 2) and (y == scale * n).all(), (n, y)
-                    self.answers[int(scale)] += 1
-        except BaseException as e:
-            self.failures.append(e)
-
-    def end(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._model.close()
-
-
 def calls(m, x):
     return [m(x), *m(np.stack([x, x]))]
 
@@ -107,21 +76,32 @@ def views(m, x):
         return [np.array(req.run().outputs["y"])]
 
 
+def checked(call, m: rb.Model, answers: list[int]):
+    """A call that counts its answers by scale."""
+    numbers = itertools.cycle(range(1, 1001))
+
+    def once() -> None:
+        n = next(numbers)
+        for y in call(m, n * ONES):
+            scale = y[0] / n
+            assert scale in (1, 2) and (y == scale * n).all(), (n, y)
+            answers[int(scale)] += 1
+
+    return once
+
+
 def test_a_switch_under_load_loses_no_request(versions):
     alias(versions, "m", "m@1")
-    loads = [Load(versions, call) for call in (calls, futures, tasks, views)]
-    for i in range(8):
-        to = 2 - i % 2
-        alias(versions, "m", f"m@{to}")
-        before = [load.answers[to] for load in loads]
-
-        def served(to: int = to, before: list[int] = before) -> bool:
-            return all(load.answers[to] >= n + 20 for load, n in zip(loads, before)) or any(load.failures for load in loads)
-
-        eventually(served)
-    for load in loads:
-        load.end()
-    assert [load.failures for load in loads] == [[], [], [], []]
+    kinds = calls, futures, tasks, views
+    answers = [[0, 0, 0] for _ in kinds]  # by scale
+    with contextlib.ExitStack() as stack:
+        models = [stack.enter_context(rb.connect("m", socket=versions)) for _ in kinds]
+        load = stack.enter_context(Load(*map(checked, kinds, models, answers)))
+        for i in range(8):
+            to = 2 - i % 2
+            alias(versions, "m", f"m@{to}")
+            before = [a[to] for a in answers]
+            load.wait_for(lambda to=to, before=before: all(a[to] >= n + 20 for a, n in zip(answers, before)))
 
 
 @pytest.mark.parametrize("retry", [False, 30.0])
@@ -207,65 +187,14 @@ def test_the_connection_to_a_version_that_was_left_ends_with_its_last_answer(ver
         eventually(lambda: not any(thread.name == "ringbatch" for thread in threading.enumerate()))
 
 
-class SlowBroker:
-    """A socket in front of the broker's, whose answers to new connections wait while ``answers`` is cleared."""
-
-    def __init__(self, folder: str, broker: str) -> None:
-        self.path = os.path.join(folder, "slow.sock")
-        self.connections = 0
-        self._clients: list[sockets.socket] = []
-        self.answers = threading.Event()
-        self.answers.set()
-        self._broker = broker
-        self._listener = sockets.socket(sockets.AF_UNIX)
-        self._listener.bind(self.path)
-        self._listener.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                client, broker = self._listener.accept()[0], sockets.socket(sockets.AF_UNIX)
-                broker.connect(self._broker)
-                self._clients.append(client)
-                self.connections += 1
-                for way in ((client, broker), (broker, client, self.answers)):
-                    threading.Thread(target=self._pass_on, args=way, daemon=True).start()
-
-    @staticmethod
-    def _pass_on(a: sockets.socket, b: sockets.socket, begin: threading.Event | None = None) -> None:
-        if begin:
-            begin.wait()
-        with contextlib.suppress(OSError):
-            while True:
-                data, fds, _, _ = sockets.recv_fds(a, 1 << 16, 8)
-                if not data:
-                    break
-                sockets.send_fds(b, [data], fds)
-                for fd in fds:
-                    os.close(fd)
-        with contextlib.suppress(OSError):
-            b.shutdown(sockets.SHUT_RDWR)
-
-    def hang_up(self) -> None:
-        """Closes all present connections."""
-        for client in list(self._clients):  # without new connections
-            client.shutdown(sockets.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._listener.shutdown(sockets.SHUT_RDWR)
-        self._listener.close()
-
-
 def test_a_client_follows_an_alias_although_the_broker_answers_late(versions):
     alias(versions, "m", "m@1")
-    with tempfile.TemporaryDirectory(prefix="rb") as folder, contextlib.closing(SlowBroker(folder, versions)) as slow:
-        with rb.connect("m", socket=slow.path) as m:
-            assert asyncio.run(m.ainfer(ONES))[0] == 1  # from now on the library's thread follows
-            slow.answers.clear()
-            before = slow.connections
-            alias(versions, "m", "m@3")
-            eventually(lambda: slow.connections > before)  # the client attaches again
-            time.sleep(0.1)  # the library's thread no longer waits for the answer
-            slow.answers.set()
-            assert once_moved(lambda: asyncio.run(m.ainfer(ONES[:8]))[0]) == 3
+    with contextlib.closing(Proxy(versions)) as slow, rb.connect("m", socket=slow.path) as m:
+        assert asyncio.run(m.ainfer(ONES))[0] == 1  # from now on the library's thread follows
+        slow.answers.clear()
+        before = slow.connections
+        alias(versions, "m", "m@3")
+        eventually(lambda: slow.connections > before)  # the client attaches again
+        time.sleep(0.1)  # the library's thread no longer waits for the answer
+        slow.answers.set()
+        assert once_moved(lambda: asyncio.run(m.ainfer(ONES[:8]))[0]) == 3

@@ -18,7 +18,6 @@ from conftest import FOUR, broker_at, rb_wait, serving
 import ringbatch as rb
 
 
-
 def full(value: float) -> np.ndarray:
     return np.full(4, value, "float32")
 
@@ -111,9 +110,8 @@ def test_views_of_a_batch_are_over_when_its_coroutine_is(socket):
             kept[0] + 1
 
 
-def test_a_coroutine_whose_broker_is_gone_is_canceled_and_the_worker_attaches_again(tmp_path):
-    socket = str(tmp_path / "s" / "b.sock")
-    began, canceled, stop = threading.Event(), threading.Event(), threading.Event()
+def test_a_coroutine_whose_broker_is_gone_is_canceled_and_the_worker_attaches_again(at):
+    began, canceled = threading.Event(), threading.Event()
 
     @rb.worker("long", **FOUR, max_batch_size=1, concurrency=2)
     async def long(batch):
@@ -126,21 +124,16 @@ def test_a_coroutine_whose_broker_is_gone_is_canceled_and_the_worker_attaches_ag
             canceled.set()
             raise
 
-    with broker_at(socket) as broker:
-        thread = threading.Thread(target=lambda: long.run(socket=socket, stop=stop, wait=60))
-        thread.start()
-        with rb.connect("long", socket=socket, wait=60) as m:
+    with serving(long, at):
+        with broker_at(at) as broker, rb.connect("long", socket=at, wait=60) as m:
             lost = m.submit(full(1))
             assert began.wait(60)
             broker.kill()
             with pytest.raises(rb.BrokerGone):
                 lost.result(60)
             assert canceled.wait(60)
-    with broker_at(socket), rb.connect("long", socket=socket, wait=60) as m:
-        assert (m(full(0)) == 0).all()
-        stop.set()
-        thread.join(60)
-        assert not thread.is_alive()
+        with broker_at(at), rb.connect("long", socket=at, wait=60) as m:
+            assert (m(full(0)) == 0).all()
 
 
 def test_a_coroutine_is_canceled_when_all_requests_of_its_batch_are(socket):

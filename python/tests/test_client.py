@@ -33,7 +33,7 @@ def test_one_item_and_rows(model):
     assert model.max_batch_size == 32 and model.window == 32
 
 
-@pytest.mark.parametrize("bad", [np.float64, np.int32, np.float16])
+@pytest.mark.parametrize("bad", [np.float64, np.int32, np.float16, ">f4"])
 def test_other_types_are_refused_and_named(model, bad):
     with pytest.raises(rb.DType, match=rf"expected float32 .*got {np.dtype(bad)}") as e:
         model(np.zeros(16, bad))
@@ -64,16 +64,16 @@ def test_wrong_numbers_of_rows(model):
         model(np.zeros((33, 16), "float32"), split=False)
 
 
-def test_wrong_inputs_are_named(model):
-    x = np.zeros(16, "float32")
-    for call in (lambda: model(), lambda: model(x, x), lambda: model(z=x), lambda: model(x, x=x)):
-        with pytest.raises(rb.Invalid, match="takes the inputs x"):
-            call()
+class Own(np.ndarray):
+    pass
 
 
-def test_arrays_of_any_layout(model):
+def test_arrays_of_any_layout_and_class(model):
     big = np.arange(64 * 16, dtype="float32").reshape(16, 64)
-    for x in (big[:, 3], big.T[5], big[::-1, 1], np.asfortranarray(big[:4, :16]), np.broadcast_to(np.float32(7), (16,))):
+    fixed = np.full(16, 3, "float32")
+    fixed.flags.writeable = False
+    others = big[:, 3], big.T[5], big[::-1, 1], np.asfortranarray(big[:4, :16]), np.broadcast_to(np.float32(7), (16,)), fixed.view(Own)
+    for x in (fixed, *others, *others):  # the first call keeps a slot for the others
         assert (model(x) == x).all()
     assert (model(big[:, :16][::2]) == big[:, :16][::2]).all()
     assert (model.submit(big[:, 3]).result(60) == big[:, 3]).all()
@@ -182,9 +182,9 @@ def test_connecting_outlasts_a_broker_that_drains(at):
                 waiting.result(60).close()
 
 
-def test_one_connection_too_many_is_refused_by_name(home, at):
-    (home / "b.toml").write_text('max_clients = 1\n[[model]]\nname = "m"\ninputs = ["x:f32[1]"]\noutputs = ["y:f32[1]"]\n')
-    with broker_at(at, "--config", str(home / "b.toml")), rb.connect("m", socket=at, window=1):
+def test_one_connection_too_many_is_refused_by_name(tmp_path, at):
+    (tmp_path / "b.toml").write_text('max_clients = 1\n[[model]]\nname = "m"\ninputs = ["x:f32[1]"]\noutputs = ["y:f32[1]"]\n')
+    with broker_at(at, "--config", str(tmp_path / "b.toml")), rb.connect("m", socket=at, window=1):
         with pytest.raises(rb.TooManyConnections, match="max_clients is 1") as refused:
             rb.connect("m", socket=at, window=1, wait=0)
         assert refused.value.retryable and isinstance(refused.value, ConnectionError)
@@ -255,8 +255,6 @@ def test_timeouts_without_an_end(model):
         assert model(x, timeout=timeout).shape == model.submit(x, timeout=timeout).result(60).shape
         with model.request(timeout=timeout) as req:
             req.run(timeout)
-    with pytest.raises(rb.Invalid, match="nan"):
-        model(x, timeout=float("nan"))
 
 
 @pytest.mark.skipif(platform.python_implementation() != "CPython", reason="forgotten objects end at once only where they are counted")

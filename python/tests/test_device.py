@@ -251,7 +251,6 @@ def test_scattered_rows_on_a_device_are_refused_with_the_call_to_use(socket):
 def test_a_process_without_the_gpu_is_refused_by_name(model, socket):
     code = """
         from ringbatch.binding import device
-        from ringbatch.binding import ctypes_path
         device._torch = None
         try:
             rb.connect("double")
@@ -266,7 +265,6 @@ def test_a_producer_in_another_process_and_a_second_worker_share_the_memory(mode
     code = """
         import ctypes
         from ringbatch.binding import device
-        from ringbatch.binding import ctypes_path
         device._torch = None
         with rb.connect("double") as m:
             for n in range(20):
@@ -322,14 +320,6 @@ def test_stages_of_a_pipeline_hand_tensors_on_in_device_memory_and_its_clients_n
             assert m(np.arange(8, dtype=np.uint8)) == 28
         code = "with rb.connect('staged') as m: print(m(np.arange(8, dtype=np.uint8)))"
         assert python(code, socket=socket, STUB_CUDA_GPUS="") == "28.0"
-
-
-def test_memory_is_said_for_a_model_or_for_a_tensor(driver):
-    said = rb.worker("m", inputs={"a": ("float32", 4), "b": ("float32", 4, "host")}, outputs={"y": ("float32", 4, "device:1")},
-        memory="device:0")
-    assert said(lambda batch: None).signature == "a:f32[4]@device:0 b:f32[4] -> y:f32[4]@device:1"
-    with pytest.raises(rb.Invalid, match="want 'host', 'device' or 'device:0'"):
-        rb.worker("m", inputs={"a": ("float32", 4)}, outputs={"y": ("float32", 4)}, memory="gpu")
 
 
 def test_a_thread_that_never_used_cuda_commits_too(model):

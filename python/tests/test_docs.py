@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, broker_at, eventually, program, rb_wait, serving
+from conftest import REPOSITORY, broker_at, eventually, free_port, program, rb_wait, serving
 
 import ringbatch as rb
 
@@ -149,12 +149,6 @@ def go_tool() -> str:
     return shutil.which("go") or pytest.skip("no Go here")
 
 
-def free_port() -> int:
-    with sockets.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 @pytest.mark.parametrize("page", [REPOSITORY / "README.md", DOCS / "quickstart.md"], ids=lambda p: p.stem)
 def test_somebody_who_follows_the_page_is_answered_from_a_batch_of_eight(page, tmp_path):
     reader = Reader(tmp_path)
@@ -179,10 +173,6 @@ def test_the_quickstarts_go_client_is_answered(tmp_path, go_tool):
         env = {**os.environ, "RINGBATCH_SOCKET": socket}
         out = subprocess.check_output([go_tool, "run", str(tmp_path / "one.go")], cwd=REPOSITORY, env=env, text=True, timeout=250)
     assert out == "[2 4 6 8]\n"
-
-
-def test_readme_has_the_figures_of_the_data():
-    subprocess.run([sys.executable, str(REPOSITORY / "hack" / "results.py"), "check"], check=True)
 
 
 def test_the_page_of_commands_lists_every_command_in_its_own_words():

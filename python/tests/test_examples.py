@@ -15,11 +15,9 @@ import sys
 import urllib.error
 import urllib.request
 
-import numpy as np
 import pytest
-from conftest import REPOSITORY, eventually, program, rb_wait
+from conftest import REPOSITORY, program, rb_wait
 
-import ringbatch as rb
 
 EXAMPLES = REPOSITORY / "examples" / "python"
 pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="no examples here")
@@ -65,23 +63,6 @@ def test_producers(served):
     assert re.match(r"300 requests in \d+ batches", out)
 
 
-def test_asyncio_server(served):
-    p = subprocess.Popen([sys.executable, str(EXAMPLES / "asyncio_server.py"), "0"], env=served, stdout=subprocess.PIPE, text=True)
-    try:
-        port = int(p.stdout.readline().split()[-1])
-        with sockets.create_connection(("127.0.0.1", port), 60) as c, c.makefile("rw") as f:
-            for line, answer in ((" ".join(["0.5"] * 64), r"\d$"), ("1 2 3", "error: .*expected"), ("x", "error")):
-                f.write(line + "\n")
-                f.flush()
-                assert re.match(answer, f.readline())
-            p.send_signal(signal.SIGINT)  # while a client is still connected
-            assert p.wait(60) == 0
-    finally:
-        p.kill()
-        p.wait()
-        p.stdout.close()
-
-
 @pytest.mark.parametrize("flags", [[], ["--preload"]], ids=["plain", "preload"])
 def test_gunicorn_app(served, flags):
     pytest.importorskip("gunicorn")
@@ -108,11 +89,6 @@ def test_a_connection_that_gunicorns_parent_made_works_in_its_workers(served, tm
     (tmp_path / "app.py").write_text(EAGER)
     with listening(gunicorn("--preload", "app:app"), cwd=tmp_path, env=served) as port:
         assert {get(port) for _ in range(10)} == {"1"}
-
-
-def test_argparse_server(at, env):
-    with program(env, EXAMPLES / "argparse_server.py", "--scale", "3", "--processes", "2"), rb.connect("scaled", socket=at, wait=60) as m:
-        assert m(np.arange(4, dtype="float32")).tolist() == [0, 3, 6, 9]
 
 
 def test_fastapi_under_uvicorn_with_two_workers(served):
@@ -142,30 +118,6 @@ def test_uploads_are_measured_with_one_model_process_and_with_copies(tmp_path):
     command = [sys.executable, str(EXAMPLES / "upload" / "measure.py"), "--workers", "2", "--clients", "3", "--seconds", "0.2", "--json"]
     out = subprocess.check_output(command, env={**os.environ, "UPLOAD_HIDDEN": "8"}, text=True, timeout=250)
     assert all(r["requests_per_s"] > 0 and r["memory_mb"] > 0 for r in json.loads(out).values()) and out.count("requests_per_s") == 2
-
-
-def test_jpeg_server(tmp_path, env):
-    image = pytest.importorskip("PIL.Image")
-    files = []
-    for i, size in enumerate((8, 300, 41, 120)):
-        files.append(tmp_path / f"{i}.jpg")
-        image.new("RGB", (size, size), (10 * i, 100, 200)).save(files[-1])
-    files.append(tmp_path / "no.jpg")
-    files[-1].write_bytes(b"not a jpeg")
-    with program(env, EXAMPLES / "jpeg_server.py"):
-        out = subprocess.check_output([sys.executable, str(EXAMPLES / "jpeg_server.py"), *map(str, files)], env=env, text=True,
-            timeout=120).splitlines()
-    assert len(out) == 5 and "not a picture" in out[4]
-    for i, line in enumerate(out[:4]):
-        name, *rgb = line.split()
-        assert name == str(files[i]) and all(abs(int(got) - want) <= 3 for got, want in zip(rgb, (10 * i, 100, 200)))
-
-
-def test_a_detector_followed_by_a_recogniser(at, env):
-    with program(env, EXAMPLES / "detect_and_read.py"), rb.connect("recogniser", socket=at, wait=60):
-        eventually(lambda: sorted(len(m["workers"]) for m in rb.stats(at)["models"]) == [1, 2])
-        out = subprocess.check_output([sys.executable, str(EXAMPLES / "detect_and_read.py"), "ask"], env=env, text=True, timeout=120)
-    assert out == f"{sum(i % 17 for i in range(24))} boxes in 24 images, 0 to 16 each, 0 images wrong\n"
 
 
 def test_simpledbi_example(env):

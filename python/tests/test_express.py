@@ -5,6 +5,7 @@ request may take long.
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import signal
 import threading
@@ -46,30 +47,21 @@ def test_a_claim_takes_the_only_slot_back(echo):
 
 
 def test_threads_share_a_small_window(echo):
-    wrong: list[object] = []
-
     def use(m: rb.Model, k: int) -> None:
-        try:
-            for n in range(300):
-                v = 1000 * k + n
-                if (n + k) % 7 == 0:
-                    with m.request(timeout=60) as req:
-                        req.inputs["x"][...] = item(v)
-                        good = (req.run(timeout=60).outputs["y"] == v).all()
-                elif (n + k) % 5 == 0:
-                    good = (m(np.stack([item(v), item(v)]), timeout=60) == v).all()
-                else:
-                    good = (m(item(v)) == v).all()
-                if not good:
-                    wrong.append(v)
-        except Exception as e:
-            wrong.append(e)
+        for n in range(300):
+            v = 1000 * k + n
+            if (n + k) % 7 == 0:
+                with m.request(timeout=60) as req:
+                    req.inputs["x"][...] = item(v)
+                    assert (req.run(timeout=60).outputs["y"] == v).all()
+            elif (n + k) % 5 == 0:
+                assert (m(np.stack([item(v), item(v)]), timeout=60) == v).all()
+            else:
+                assert (m(item(v)) == v).all()
 
     for window in (2, 3, 8):
-        with rb.connect("echo", socket=echo, window=window) as m:
-            with in_threads(*(functools.partial(use, m, k) for k in range(4))):
-                pass
-    assert not wrong, wrong[:5]
+        with rb.connect("echo", socket=echo, window=window) as m, concurrent.futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(functools.partial(use, m), range(4)))
 
 
 def test_a_quick_call_may_take_long(socket):
@@ -123,23 +115,6 @@ def test_a_timeout_counts_while_the_window_is_full(echo):
                 m(item(1), timeout=0.001)
             took.append(time.monotonic() - start)
         assert 0.001 <= min(took) < 0.05, took  # less than a slice of sleep
-
-
-def test_other_arrays_than_plain_ones_are_accepted_or_refused(echo):
-    class Own(np.ndarray):
-        pass
-
-    fixed = item(3)
-    fixed.flags.writeable = False
-    with rb.connect("echo", socket=echo) as m:
-        for _ in range(3):
-            assert (m(fixed) == 3).all()
-            assert (m(np.repeat(item(4), 2)[::2]) == 4).all()
-            assert (m(item(5).view(Own)) == 5).all()
-            with pytest.raises(rb.DType):
-                m(item(6).astype(">f4"))
-            with pytest.raises(rb.Shape):
-                m(np.float32(7))
 
 
 def test_a_waiting_claim_gets_the_slot(socket):

@@ -10,17 +10,16 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from datetime import timedelta
 
 import numpy as np
 import pytest
-from conftest import broker_at, in_threads
+from conftest import broker_at, eventually, in_threads, program, serving
 
 import ringbatch as rb
 from ringbatch.binding.library import seconds
-from ringbatch.binding.tensors import declared, parse, signature
+from ringbatch.binding.tensors import declared, signature
 from ringbatch.serve import flags
 from ringbatch.worker import refusal
 
@@ -44,10 +43,9 @@ if __name__ == "__main__":
 """
 
 
-def serving(tmp_path, at, *arguments):
-    (tmp_path / "server.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "server.py"), *arguments]
-    return subprocess.Popen(command, env={**os.environ, "RINGBATCH_SOCKET": at}, stderr=subprocess.PIPE, text=True)
+def server(tmp_path, env, *arguments, script=SCRIPT):
+    (tmp_path / "server.py").write_text(script)
+    return program(env, tmp_path / "server.py", *arguments, how=signal.SIGINT, stderr=subprocess.PIPE, text=True)
 
 
 def ready_lines(p):
@@ -56,29 +54,19 @@ def ready_lines(p):
     return [next(lines), next(lines)]
 
 
-def end(p):
-    p.send_signal(signal.SIGINT)
-    p.stderr.read()
-    assert p.wait(60) == 0
-    p.stderr.close()
-
-
 @pytest.mark.parametrize("processes", [("1", "1"), ("0", "1"), ("0", "0")])
-def test_serve_says_that_its_models_are_ready_and_how_to_call_them(tmp_path, at, processes):
-    p = serving(tmp_path, at, *processes)
-    assert sorted(ready_lines(p)) == ['double is ready: rb.connect("double")', 'triple is ready: rb.connect("triple")']
-    with rb.connect("double", socket=at) as m:
-        assert (m(np.ones(4, "float32")) == 2).all()
-    end(p)
+def test_serve_says_that_its_models_are_ready_and_how_to_call_them(tmp_path, at, env, processes):
+    with server(tmp_path, env, *processes) as p:
+        assert sorted(ready_lines(p)) == ['double is ready: rb.connect("double")', 'triple is ready: rb.connect("triple")']
+        with rb.connect("double", socket=at) as m:
+            assert (m(np.ones(4, "float32")) == 2).all()
 
 
-def test_a_second_serve_says_that_it_joined_the_broker(tmp_path, at):
-    first = serving(tmp_path, at, "1", "1")
-    ready_lines(first)
-    second = serving(tmp_path, at, "1", "1")
-    assert all(line.endswith(f"(joined the broker that already runs at {at})") for line in ready_lines(second))
-    end(second)
-    end(first)
+def test_a_second_serve_says_that_it_joined_the_broker(tmp_path, at, env):
+    with server(tmp_path, env, "1", "1") as first:
+        ready_lines(first)
+        with server(tmp_path, env, "1", "1") as second:
+            assert all(line.endswith(f"(joined the broker that already runs at {at})") for line in ready_lines(second))
 
 
 def test_connect_waits_for_a_model_that_is_still_starting(at):
@@ -93,39 +81,10 @@ def test_connect_waits_for_a_model_that_is_still_starting(at):
     def late(batch):
         return batch.inputs["x"]
 
-    stop = threading.Event()
     with in_threads(call):
         time.sleep(0.1)
-        with broker_at(at), in_threads(lambda: late.run(socket=at, stop=stop)):
-            while not answers:
-                time.sleep(0.01)
-            stop.set()
-
-
-def test_connect_without_patience_fails_at_once(at):
-    began = time.monotonic()
-    with pytest.raises(rb.NoBroker):
-        rb.connect("m", socket=at, wait=0)
-    assert time.monotonic() - began < 5
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"max_batchsize": 32}, r'unknown key "max_batchsize" \(did you mean max_batch_size\?\); known are ageing, '),
-        ({"wait_time": "5 ms"}, r'"5 ms" is not a duration: .* \(did you mean 5ms\?\), or auto'),
-        ({"lease": "soon"}, 'lease=soon: "soon" is not a duration'),
-        ({"lease": -1}, "lease=-1: must not be negative"),
-        ({"max_batch_size": "many"}, "max_batch_size=many: must be a number"),
-        ({"ragged": "perhaps"}, "must be true or false"),
-        ({"no_worker": "ignore"}, "must be wait or refuse"),
-        ({"preferred_batch_sizes": ["a"]}, "must be numbers, like 8,16,32"),
-        ({"max_queue": {1: "x"}}, "max_queue.1=x: must be a number"),
-    ],
-)
-def test_the_decorator_refuses_wrong_settings(settings, says):
-    with pytest.raises(rb.Invalid, match=says):
-        rb.worker("m", **ONE, **settings)
+        with broker_at(at), serving(late, at):
+            eventually(lambda: answers)
 
 
 def test_a_pipeline_refuses_wrong_settings():
@@ -186,25 +145,25 @@ def test_tensors_are_declared_in_either_notation(given):
     assert [str(t) for t in declared(given)] == ["x:f32[3,<=224]", "m:bool[]"]
 
 
-def test_a_tensor_names_its_memory_in_either_notation():
+def test_memory_is_said_for_a_model_or_for_a_tensor():
     both = {"x": ("float16", (3,), "device:1")}, ["x:f16[3]@device:1"]
     assert {signature(given, "y:f32[1]@host", "device:0") for given in both} == {"x:f16[3]@device:1 -> y:f32[1]"}
     assert signature("x:f16[3]", "y:f32[1]", "device:0") == "x:f16[3]@device:0 -> y:f32[1]@device:0"
+    with pytest.raises(rb.Invalid, match="memory='gpu': want 'host', 'device' or 'device:0'"):
+        rb.worker("m", **ONE, memory="gpu")
 
 
-@pytest.mark.parametrize("text", ["x", "x:f32", "x:f33[1]", "x:f32[a]", "x:u16[1]", "x:f32[1]@moon"])
-def test_wrong_tensors_are_refused_by_the_decorator(text):
-    with pytest.raises(rb.Invalid, match=r"tensor|memory"):
-        parse(text)
-    with pytest.raises(rb.Invalid):
-        rb.worker("m", inputs=[text], outputs="y:f32[1]")
-
-
-def test_model_is_the_served_name_in_every_module():
-    onnx = pytest.importorskip("ringbatch.onnx")
-    assert [*inspect.signature(onnx.serve).parameters][:2] == ["file", "model"]
-    for call in (rb.worker, rb.connect):
-        assert next(iter(inspect.signature(call).parameters)) == "model"
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["x"], "expected name:dtype"), (["x:f32"], "expected name:dtype"), (["x:f33[1]"], "f33"), (["x:f32[a]"], "dimension 'a'"),
+        (["x:u16[1]"], "u16"), (["x:f32[1]@moon"], "memory='moon'"), ({"x": ("float31", (4,))}, "float31"),
+        ({"x": ("float32", ("many",))}, "many"), ({"x": "float32"}, "expected"), ({"x": ("uint16", (4,))}, "uint16"),
+    ],
+)  # fmt: skip
+def test_wrong_tensors_are_refused_by_the_decorator(given, says):
+    with pytest.raises(rb.Invalid, match=says):
+        rb.worker("m", inputs=given, outputs="y:f32[1]")
 
 
 def test_the_exceptions_that_callers_catch_are_on_top():
@@ -229,7 +188,7 @@ def test_errors_of_a_supervised_worker_have_their_level(capsys, monkeypatch):
     assert capsys.readouterr().err == "ERROR ringbatch torch: OSError: no such file\n"
 
 
-def test_worker_processes_share_the_cores(tmp_path, at):
+def test_worker_processes_share_the_cores(tmp_path, at, env):
     script = """
         import os, sys
         import ringbatch as rb
@@ -241,14 +200,9 @@ def test_worker_processes_share_the_cores(tmp_path, at):
         if __name__ == "__main__":
             rb.serve(threads, processes=2)
     """
-    (tmp_path / "threads.py").write_text(textwrap.dedent(script))
-    env = {**os.environ, "RINGBATCH_SOCKET": at}
     env.pop("OMP_NUM_THREADS", None)
-    p = subprocess.Popen([sys.executable, str(tmp_path / "threads.py")], env=env, stderr=subprocess.PIPE, text=True)
-    next(line for line in p.stderr if " is ready: " in line)
-    with rb.connect("threads", socket=at) as m:
+    with server(tmp_path, env, script=textwrap.dedent(script)), rb.connect("threads", socket=at) as m:
         assert m(np.zeros((), "int32")) == max(1, len(os.sched_getaffinity(0)) // 2)
-    end(p)
 
 
 def test_a_module_that_fails_with_its_inputs_is_refused_at_the_first_start(tmp_path):

@@ -3,21 +3,16 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import ctypes
 import gc
 import os
 import signal
-import socket as sockets
-import struct
-import tempfile
-import threading
 import time
 
 import numpy as np
 import pytest
-from conftest import FOUR, broker_at, eventually, go_worker, in_threads, python, serving
+from conftest import FOUR, Proxy, broker_at, eventually, go_worker, in_threads, python, serving
 
 import ringbatch as rb
 from ringbatch.binding import structs
@@ -64,57 +59,14 @@ def interrupted_after(after: float, use) -> None:
         pass
 
 
-def _frame(connection: sockets.socket) -> tuple[bytes, list[int]]:
-    data, fds = b"", array.array("i")
-    while len(data) < 4 or len(data) < 4 + struct.unpack("<I", data[:4])[0]:
-        part, ancillary, _, _ = connection.recvmsg(1 << 20, sockets.CMSG_SPACE(64))
-        if not part:
-            raise ConnectionError("the peer hung up")
-        data += part
-        for _, _, more in ancillary:
-            fds.frombytes(more)
-    return data, list(fds)
-
-
-@contextlib.contextmanager
-def between(broker: str, change):
-    """A socket in front of the broker's that changes the broker's replies."""
-    with tempfile.TemporaryDirectory(prefix="rb") as folder, sockets.socket(sockets.AF_UNIX) as listener, contextlib.ExitStack() as open_:
-        path = os.path.join(folder, "b.sock")
-        listener.bind(path)
-        listener.listen()
-
-        def serve() -> None:
-            while True:
-                try:
-                    ours = open_.enter_context(listener.accept()[0])
-                except OSError:
-                    return
-                with contextlib.suppress(OSError):  # the client hung up
-                    theirs = open_.enter_context(sockets.socket(sockets.AF_UNIX))
-                    theirs.connect(broker)
-                    theirs.sendall(_frame(ours)[0])
-                    change(ours, *_frame(theirs))
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield path
-        finally:
-            listener.shutdown(sockets.SHUT_RDWR)
-            thread.join(60)
-
-
 def test_a_doorbell_that_is_a_pipe_is_refused(echo):
     """A write to a pipe without a reader ends the process by SIGPIPE."""
 
-    def change(ours: sockets.socket, data: bytes, fds: list[int]) -> None:
+    def change(data: bytes, fds: list[int]) -> tuple[bytes, list[int]]:
         read, write = os.pipe()
         os.close(read)
-        sockets.send_fds(ours, [data], [*fds[:3], write])
-        os.close(write)
-        for fd in fds:
-            os.close(fd)
+        os.close(fds[3])
+        return data, [*fds[:3], write]
 
     code = """
         import signal
@@ -124,19 +76,19 @@ def test_a_doorbell_that_is_a_pipe_is_refused(echo):
         except rb.Error as e:
             print(type(e).__name__, "doorbell" in str(e))
     """
-    with between(echo, change) as path:
-        assert python(code, socket=path) == "Layout True"
+    with contextlib.closing(Proxy(echo, change)) as proxy:
+        assert python(code, socket=proxy.path) == "Layout True"
 
 
 def test_half_a_reply_does_not_outlast_the_timeout(echo):
-    def change(ours: sockets.socket, data: bytes, fds: list[int]) -> None:
-        ours.sendall(data[:10])  # the connection stays open
+    def change(data: bytes, fds: list[int]) -> tuple[bytes, list[int]]:
         for fd in fds:
             os.close(fd)
+        return data[:10], []  # the connection stays open
 
     lib, out = load(), ctypes.c_uint64()
-    with between(echo, change) as path:
-        o = structs.ConnectOptions(ctypes.sizeof(structs.ConnectOptions), 1, path.encode(), None, 200_000_000)
+    with contextlib.closing(Proxy(echo, change)) as proxy:
+        o = structs.ConnectOptions(ctypes.sizeof(structs.ConnectOptions), 1, proxy.path.encode(), None, 200_000_000)
         quickest = 10.0  # seconds of a call without the timeout
         for _ in range(3):  # a busy machine may need longer
             start = time.monotonic()
@@ -148,18 +100,12 @@ def test_half_a_reply_does_not_outlast_the_timeout(echo):
 
 
 def test_a_signal_ends_connecting_to_a_broker_that_stands_still(echo):
-    go_on = threading.Event()
-
-    def change(ours: sockets.socket, data: bytes, fds: list[int]) -> None:
-        for fd in fds:
-            os.close(fd)
-        go_on.wait(60)
-
-    with between(echo, change) as path, interrupting():
+    with contextlib.closing(Proxy(echo)) as proxy, interrupting():
+        proxy.answers.clear()
         with pytest.raises(Interrupted):  # and not a Timeout
             signal.setitimer(signal.ITIMER_REAL, 0.1)
-            rb.connect("echo", socket=path)
-        go_on.set()
+            rb.connect("echo", socket=proxy.path)
+        proxy.answers.set()
 
 
 def _clients(socket: str, model: str) -> int:

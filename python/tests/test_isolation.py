@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
-import threading
 
 import numpy as np
 import pytest
-from conftest import eventually, program, serving
+from conftest import Load, eventually, program, serving
 
 import ringbatch as rb
 
@@ -33,48 +33,23 @@ rb.serve(run, processes=2)
 """
 
 
-class Crowd:
-    """Clients that send without a pause, each its own numbers, some of them poison."""
+def sends(m: rb.Model, seed: int):
+    """A call with random numbers, sometimes with poison."""
+    rng = np.random.default_rng(seed)
 
-    def __init__(self, socket: str, clients: int) -> None:
-        self.answers, self.wrong = 0, []
-        self._stop, self._lock = threading.Event(), threading.Lock()
-        self._threads = [threading.Thread(target=self._run, args=(socket, i)) for i in range(clients)]
-        for t in self._threads:
-            t.start()
+    def call() -> None:
+        x = np.full(4, POISON if rng.random() < 0.02 else rng.integers(100, 200), "float32")
+        try:
+            y = m(x)
+            assert x[0] != POISON and (y == x + 1).all(), (x, y)
+        except rb.Failed as e:  # the broken worker may be the last to try a poisonous request
+            assert x[0] == POISON and str(e).startswith(("ValueError: thirteen", "RuntimeError: the context is lost"))
 
-    def _run(self, socket: str, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        with rb.connect("fragile", socket=socket, wait=60, window=4) as m:
-            while not self._stop.is_set():
-                x = np.full(4, POISON if rng.random() < 0.02 else rng.integers(100, 200), "float32")
-                try:
-                    y = m(x)
-                    right = x[0] != POISON and (y == x + 1).all()
-                except rb.Failed as e:  # the broken worker may be the last to try a poisonous request
-                    right = x[0] == POISON and str(e).startswith(("ValueError: thirteen", "RuntimeError: the context is lost"))
-                    y = e
-                with self._lock:
-                    self.answers += 1
-                    if not right:
-                        self.wrong.append((x[0], y))
-
-    def wait_for(self, answers: int) -> None:
-        upto = self.answers + answers
-        eventually(lambda: self.answers >= upto or self.wrong)
-
-    def __enter__(self) -> Crowd:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for t in self._threads:
-            t.join(60)
-        assert not self.wrong, self.wrong[:3]
+    return call
 
 
-def test_a_served_worker_that_begins_to_raise_is_replaced_and_fails_no_other_request(home, at, env):
-    (script := home / "server.py").write_text(SERVER)
+def test_a_served_worker_that_begins_to_raise_is_replaced_and_fails_no_other_request(tmp_path, at, env):
+    (script := tmp_path / "server.py").write_text(SERVER)
 
     def stats() -> dict:
         return rb.stats(socket=at)["models"][0]
@@ -82,15 +57,16 @@ def test_a_served_worker_that_begins_to_raise_is_replaced_and_fails_no_other_req
     def pids() -> set[int]:
         return {w["pid"] for w in stats()["workers"]}
 
-    with program(env, script, stderr=subprocess.DEVNULL), rb.connect("fragile", socket=at, wait=60):
+    with program(env, script, stderr=subprocess.DEVNULL), contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(rb.connect("fragile", socket=at, wait=60, window=4)) for _ in range(6)]
         eventually(lambda: len(pids()) == 2)
-        with Crowd(at, clients=6) as crowd:
-            crowd.wait_for(300)
+        with Load(*(sends(m, seed) for seed, m in enumerate(clients))) as load:
+            load.wait_for_answers(300)
             assert stats()["isolated"] > 0 and stats()["workers_suspended"] == 0
             broken = min(pids())
             script.with_name(f"broken-{broken}").touch()
-            eventually(lambda: (len(now := pids()) == 2 and broken not in now) or crowd.wrong)
-            crowd.wait_for(300)
+            load.wait_for(lambda: len(now := pids()) == 2 and broken not in now)
+            load.wait_for_answers(300)
         assert stats()["workers_suspended"] == 1
 
 

@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import numpy as np
 import pytest
-from conftest import rb_wait
+from conftest import eventually, rb_wait
 from test_serve import wait_for_nobody
 
 import ringbatch as rb
@@ -29,12 +27,12 @@ IO = {"inputs": {"x": ("float32", (1,))}, "outputs": {"y": ("float32", ())}}
 
 
 @contextlib.contextmanager
-def script(home, code: str, *arguments: str, name: str = "app.py", flags: tuple = (), **kwargs):
+def script(tmp_path, code: str, *arguments: str, name: str = "app.py", flags: tuple = (), **kwargs):
     """Runs a script that serves until the block ends."""
-    path, socket = home / name, str(home / "b.sock")
+    path, socket = tmp_path / name, str(tmp_path / "b.sock")
     path.write_text(PROLOGUE + textwrap.dedent(code))
-    p = subprocess.Popen([sys.executable, *(flags or [str(path)]), *arguments], env={**os.environ, "RINGBATCH_SOCKET": socket}, cwd=home,
-        text=True, **kwargs)
+    env = {**os.environ, "RINGBATCH_SOCKET": socket}
+    p = subprocess.Popen([sys.executable, *(flags or [str(path)]), *arguments], env=env, cwd=tmp_path, text=True, **kwargs)
     try:
         yield p, socket
     finally:
@@ -45,10 +43,6 @@ def script(home, code: str, *arguments: str, name: str = "app.py", flags: tuple 
 
 def ask(m, value: float, **kwargs) -> float:
     return float(m(np.full(1, value, "float32"), **kwargs))
-
-
-def broker_stats(socket: str) -> dict:
-    return json.loads(subprocess.check_output([rb.binary_path(), "stats", "--json", "--socket", socket]))
 
 
 # -1 waits for a file "go_on".
@@ -65,12 +59,11 @@ SLOW = """
 
 
 @pytest.mark.parametrize(("how", "processes"), [(signal.SIGTERM, 1), (signal.SIGINT, 0)])
-def test_a_server_that_ends_answers_accepted_requests_and_refuses_others_as_retryable(home, how, processes):
-    with script(home, SLOW % processes, stdout=subprocess.PIPE) as (p, socket):
+def test_a_server_that_ends_answers_accepted_requests_and_refuses_others_as_retryable(tmp_path, how, processes):
+    with script(tmp_path, SLOW % processes, stdout=subprocess.PIPE) as (p, socket):
         with rb.connect("slow", socket=socket, wait=60, window=16) as m, rb.connect("slow", socket=socket, window=1) as late:
             accepted = [m.submit(np.full(1, i, "float32")) for i in range(-1, 10)]
-            while broker_stats(socket)["models"][0]["requests"] < 11:
-                time.sleep(0.01)
+            eventually(lambda: rb.stats(socket)["models"][0]["requests"] == 11)
             p.send_signal(how)
             with pytest.raises(rb.Draining):
                 while True:
@@ -80,7 +73,7 @@ def test_a_server_that_ends_answers_accepted_requests_and_refuses_others_as_retr
                     with contextlib.suppress(rb.Expired):
                         ask(late, 0, timeout=0.5)
             assert refused.value.retryable and not any(f.done() for f in accepted)
-            (home / "go_on").touch()
+            (tmp_path / "go_on").touch()
             assert [float(f.result(60)) for f in accepted] == list(range(-1, 10))
         assert p.communicate(timeout=120)[0] == "served\n" and p.returncode == 0
         wait_for_nobody(socket)
@@ -97,20 +90,20 @@ POISON = """
 """
 
 
-def test_poisonous_requests_right_after_the_start_do_not_end_the_service(home):
-    with script(home, POISON % 2) as (p, socket), rb.connect("poison", socket=socket, wait=60) as m:
+def test_poisonous_requests_right_after_the_start_do_not_end_the_service(tmp_path):
+    with script(tmp_path, POISON % 2) as (p, socket), rb.connect("poison", socket=socket, wait=60) as m:
         for _ in range(3):
             with pytest.raises(rb.WorkerDied, match="2 workers died"):
                 ask(m, 13, timeout=60)
             assert ask(m, 1, timeout=60) > 0
-        process = broker_stats(socket)["processes"][0]
+        process = rb.stats(socket)["processes"][0]
         assert process["restarts"] == 6 and process["failed_starts"] == 0 and p.poll() is None
 
 
 # serve starts a failing worker five times or more, and a worker that raises rb.Invalid once.
 @pytest.mark.parametrize(("error", "says"), [("RuntimeError", r"WorkerDied: .* ended \d+ times before it was ready .*"),
     ("rb.Invalid", "Invalid: no weights here")])
-def test_a_worker_that_cannot_start_ends_serve_with_its_message(home, error, says):
+def test_a_worker_that_cannot_start_ends_serve_with_its_message(tmp_path, error, says):
     code = f"""
         if os.environ.get("RINGBATCH_CHILD"):
             raise {error}("no weights here")
@@ -122,13 +115,13 @@ def test_a_worker_that_cannot_start_ends_serve_with_its_message(home, error, say
         except rb.Error as e:
             print(f"{{type(e).__name__}}: {{e}}", flush=True)
     """
-    with script(home, code, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as (p, socket):
+    with script(tmp_path, code, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as (p, socket):
         out, log = p.communicate(timeout=120)
         assert re.fullmatch(says, out.strip()) and "no weights here" in out + log
         wait_for_nobody(socket)
 
 
-def test_a_second_serve_goes_on_when_the_first_and_its_broker_end(home):
+def test_a_second_serve_goes_on_when_the_first_and_its_broker_end(tmp_path):
     first = """
         @rb.worker("first", **IO, wait_time=0)
         def run(batch):
@@ -136,30 +129,31 @@ def test_a_second_serve_goes_on_when_the_first_and_its_broker_end(home):
         rb.serve(run)
     """
     with contextlib.ExitStack() as both:
-        a, socket = both.enter_context(script(home, first))
+        a, socket = both.enter_context(script(tmp_path, first))
         rb_wait(socket, "first")
-        b, _ = both.enter_context(script(home, first.replace("first", "second"), name="second.py", stderr=subprocess.PIPE))
+        b, _ = both.enter_context(script(tmp_path, first.replace("first", "second"), name="second.py", stderr=subprocess.PIPE))
         m = both.enter_context(rb.connect("second", socket=socket, wait=60))
         assert ask(m, 1) == 1
         a.terminate()
         assert a.wait(60) == 0
-        end = time.monotonic() + 120
-        while True:
+
+        def is_answered() -> bool:
             try:
-                assert ask(m, 2, timeout=60) == 2
-                break
+                return ask(m, 2, timeout=60) == 2
             except rb.Error as e:
-                assert e.retryable and time.monotonic() < end
-                time.sleep(0.05)
+                assert e.retryable
+                return False
+
+        eventually(is_answered)
         b.terminate()
         assert f"the broker at {socket} is gone: starting one" in b.communicate(timeout=120)[1]
 
 
-def test_a_guest_worker_that_dies_is_started_again_but_not_if_it_never_starts(home):
-    with script(home, SLOW % 1) as (_, socket):
+def test_a_guest_worker_that_dies_is_started_again_but_not_if_it_never_starts(tmp_path):
+    with script(tmp_path, SLOW % 1) as (_, socket):
         rb_wait(socket, "slow")
         guest = (POISON % 1).replace("processes=1", "processes=1, broker=False")
-        with script(home, guest, name="guest.py"), rb.connect("poison", socket=socket, wait=60) as m:
+        with script(tmp_path, guest, name="guest.py"), rb.connect("poison", socket=socket, wait=60) as m:
             for _ in range(6):
                 with pytest.raises(rb.WorkerDied):
                     ask(m, 13, timeout=60)
@@ -172,7 +166,7 @@ def test_a_guest_worker_that_dies_is_started_again_but_not_if_it_never_starts(ho
                 pass
             rb.serve(run)
         """
-        with script(home, broken, name="broken.py", stderr=subprocess.PIPE) as (p, _):
+        with script(tmp_path, broken, name="broken.py", stderr=subprocess.PIPE) as (p, _):
             assert "ended 5 times before it was ready (exit status 3)" in p.communicate(timeout=120)[1] and p.returncode != 0
 
 
@@ -217,34 +211,33 @@ LOADS = {
 
 
 @pytest.mark.parametrize("how", LOADS)
-def test_only_workers_load_the_model(home, how):
+def test_only_workers_load_the_model(tmp_path, how):
     code = """
         def load():
             with open(os.environ["LOADED"], "a") as f:
                 f.write(f"{os.getpid()} ")
         # --
     """
-    os.environ["LOADED"] = str(home / "loaded")
-    with script(home, textwrap.dedent(code) + textwrap.dedent(LOADS[how])) as (p, socket):
+    os.environ["LOADED"] = str(tmp_path / "loaded")
+    with script(tmp_path, textwrap.dedent(code) + textwrap.dedent(LOADS[how])) as (p, socket):
         with rb.connect("net", socket=socket, wait=60, window=16) as m:
             assert ask(m, 21) == 42
-        while len(broker_stats(socket)["models"][0]["workers"]) < 2:
-            time.sleep(0.02)
-        loaded = (home / "loaded").read_text().split()
+        eventually(lambda: len(rb.stats(socket)["models"][0]["workers"]) == 2)
+        loaded = (tmp_path / "loaded").read_text().split()
         assert len(loaded) == 2 and str(p.pid) not in loaded
 
 
 @pytest.mark.parametrize("flags, says", [(("-",), "standard input cannot be read twice"),
     (("-c",), "the command line cannot be read twice")])
-def test_a_script_that_cannot_be_run_again_is_refused_with_the_remedy(home, flags, says):
+def test_a_script_that_cannot_be_run_again_is_refused_with_the_remedy(tmp_path, flags, says):
     code = PROLOGUE + '@rb.worker("never", **IO)\ndef run(batch):\n    pass\nrb.serve(run)\n'
     command = [sys.executable, *flags] + ([code] if flags == ("-c",) else [])
-    env = {**os.environ, "RINGBATCH_SOCKET": str(home / "b.sock")}
+    env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock")}
     p = subprocess.run(command, input=code if flags == ("-",) else None, capture_output=True, text=True, env=env, timeout=200)
     assert p.returncode != 0 and says in p.stderr and "write it to a file and run that" in p.stderr
 
 
-def test_a_script_run_by_its_module_name_works(home):
+def test_a_script_run_by_its_module_name_works(tmp_path):
     code = """
         def main():
             @rb.worker("mod", **IO, wait_time=0)
@@ -254,5 +247,5 @@ def test_a_script_run_by_its_module_name_works(home):
         if __name__ == "__main__":
             main()
     """
-    with script(home, code, "5", flags=("-m", "app")) as (_, socket), rb.connect("mod", socket=socket, wait=60) as m:
+    with script(tmp_path, code, "5", flags=("-m", "app")) as (_, socket), rb.connect("mod", socket=socket, wait=60) as m:
         assert ask(m, 1) == 6

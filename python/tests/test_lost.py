@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -70,17 +69,16 @@ LANE = """
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(at):
     """A function that starts code as a worker process, and returns the process and the socket."""
-    os.chmod(tmp_path, 0o700)
-    socket, processes = str(tmp_path / "b.sock"), []
+    processes = []
 
     def started(*code: str):
-        text = "".join(map(textwrap.dedent, code)) + f"\nrun.run(socket={socket!r})\n"
+        text = "".join(map(textwrap.dedent, code)) + f"\nrun.run(socket={at!r})\n"
         processes.append(subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-        return processes[-1], socket
+        return processes[-1], at
 
-    with broker_at(socket, *DECLARED):
+    with broker_at(at, *DECLARED):
         yield started
         for p in processes:
             p.kill()

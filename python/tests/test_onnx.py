@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-import functools
+import concurrent.futures
+import contextlib
 import os
 import re
 import subprocess
@@ -12,7 +13,7 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, broker_at, in_threads, serving
+from conftest import REPOSITORY, broker_at, serving, until_stopped
 
 import ringbatch as rb
 
@@ -31,19 +32,8 @@ from ringbatch.worker import axes as sizes  # noqa: E402
 @pytest.fixture
 def serve(socket):
     """Serves a file in a thread of this process."""
-    running = []
-
-    def start(path, name, **options) -> None:
-        stop = threading.Event()
-        thread = threading.Thread(target=ro.serve, args=(path, name), kwargs=dict(socket=socket, stop=stop, threads=1, **options))
-        thread.start()
-        running.append((stop, thread))
-
-    yield start
-    for stop, thread in running:
-        stop.set()
-        thread.join(60)
-        assert not thread.is_alive()
+    with contextlib.ExitStack() as stack:
+        yield lambda path, name, **options: stack.enter_context(until_stopped(ro.serve, path, name, socket=socket, threads=1, **options))
 
 
 def alone(path, **feed):
@@ -52,22 +42,18 @@ def alone(path, **feed):
 
 def ask_at_once(socket, model, requests, clients=4):
     """Sends requests from several clients, so that they share batches; returns the answers in order."""
-    got, failures = [None] * len(requests), []
+    got = [None] * len(requests)
 
     def ask(first):
-        try:
-            with rb.connect(model, socket=socket, wait=60) as c:
-                mine = range(first, len(requests), clients)
-                pending = [(i, c.submit(**r) if isinstance(r := requests[i], dict) else c.submit(r)) for i in mine]
-                for i, r in pending:
-                    answer = r.result()
-                    got[i] = {k: np.array(v) for k, v in answer.items()} if isinstance(answer, dict) else np.array(answer)
-        except BaseException as e:
-            failures.append(e)
+        with rb.connect(model, socket=socket, wait=60) as c:
+            mine = range(first, len(requests), clients)
+            pending = [(i, c.submit(**r) if isinstance(r := requests[i], dict) else c.submit(r)) for i in mine]
+            for i, r in pending:
+                answer = r.result()
+                got[i] = {k: np.array(v) for k, v in answer.items()} if isinstance(answer, dict) else np.array(answer)
 
-    with in_threads(*(functools.partial(ask, n) for n in range(clients))):
-        pass
-    assert not failures, failures
+    with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+        list(pool.map(ask, range(clients)))
     return got
 
 
@@ -156,8 +142,8 @@ def test_a_batch_that_the_session_refuses_fails_and_the_others_are_answered(serv
                     r.result()
 
 
-def test_taken_batches_are_computed_when_the_broker_goes_and_the_session_is_served_again(tmp_path, monkeypatch):
-    path, socket = graphs.conv(tmp_path / "conv.onnx"), str(tmp_path / "b.sock")
+def test_taken_batches_are_computed_when_the_broker_goes_and_the_session_is_served_again(tmp_path, at, monkeypatch):
+    path = graphs.conv(tmp_path / "conv.onnx")
     gathered, gone, computed = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
 
     class Watched(session_lane.SessionLane):
@@ -171,29 +157,20 @@ def test_taken_batches_are_computed_when_the_broker_goes_and_the_session_is_serv
             computed.release()
 
     monkeypatch.setattr(ro, "SessionLane", Watched)
-    stop = threading.Event()
-    thread = threading.Thread(target=ro.serve, args=(path, "amid"),
-        kwargs=dict(socket=socket, stop=stop, threads=1, wait=60, max_batch_size=1))
     x = np.ones((3, 8, 8), "float32")
-    try:
-        with broker_at(socket) as broker:
-            thread.start()
-            with rb.connect("amid", socket=socket, wait=60, window=2) as c:
-                asked = [c.submit(x), c.submit(x)]
-                for _ in asked:
-                    assert gathered.acquire(timeout=60)
-                broker.kill()
-                broker.wait(60)
-                gone.set()
-                for _ in asked:
-                    assert computed.acquire(timeout=60)
-        with broker_at(socket), rb.connect("amid", socket=socket, wait=60) as c:
+    with until_stopped(ro.serve, path, "amid", socket=at, threads=1, wait=60, max_batch_size=1), contextlib.ExitStack() as end:
+        end.callback(gone.set)
+        with broker_at(at) as broker, rb.connect("amid", socket=at, wait=60, window=2) as c:
+            asked = [c.submit(x), c.submit(x)]
+            for _ in asked:
+                assert gathered.acquire(timeout=60)
+            broker.kill()
+            broker.wait(60)
+            gone.set()
+            for _ in asked:
+                assert computed.acquire(timeout=60)
+        with broker_at(at), rb.connect("amid", socket=at, wait=60) as c:
             np.testing.assert_allclose(np.reshape(c.infer(x), -1), alone(path, x=x[None])[0][0], rtol=1e-4, atol=1e-5)
-    finally:
-        gone.set()
-        stop.set()
-        thread.join(60)
-    assert not thread.is_alive()
 
 
 LENGTHS = [1, 3, 15, 16, 17, 31, 40, 64, 5, 33]

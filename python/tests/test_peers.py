@@ -82,7 +82,7 @@ def test_our_versions_of_known_designs_answer_every_client_rightly(program):
 
 
 def test_a_client_that_gets_a_wrong_sum_fails_the_measurement():
-    code = "import load; load.tell(lambda: load.measure(lambda x: lambda: 1.5, 64, 2, 0.05))"
+    code = "import load; load.tell(lambda: load.measure(lambda i, x: lambda: 1.5, 64, 2, 0.05))"
     out = subprocess.check_output([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(PEERS)}, timeout=120, text=True)
     assert "2 of 2 clients failed: ValueError: a wrong sum" in json.loads(out)["error"]
 

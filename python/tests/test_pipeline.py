@@ -45,20 +45,18 @@ rb.pipeline("sums", [total, square, spread], processes=[1, 2, 1], outputs=["tota
 
 
 @pytest.fixture
-def pipeline(home, at, env):
-    (home / "server.py").write_text(SERVER)
-    with program(env, home / "server.py"):
+def pipeline(tmp_path, at, env):
+    (tmp_path / "server.py").write_text(SERVER)
+    with program(env, tmp_path / "server.py"):
         yield at
 
 
 def lines(socket: str) -> dict:
-    told = subprocess.run([rb.binary_path(), "stats", "--json", "--socket", socket], stdout=subprocess.PIPE, check=True)
-    return {m["name"]: m for m in json.loads(told.stdout)["models"]}
+    return {m["name"]: m for m in rb.stats(socket)["models"]}
 
 
 def test_a_request_passes_python_stages_in_several_processes(pipeline):
-    socket = pipeline
-    with rb.connect("sums", socket=socket, wait=60, window=16) as model:
+    with rb.connect("sums", socket=pipeline, wait=60, window=16) as model:
         futures = [(n, model.submit(bytes([1]) * n)) for n in (0, 1, 3, 20, 64)]
         for n, f in futures:
             out = f.result(60)
@@ -72,9 +70,9 @@ def test_a_request_passes_python_stages_in_several_processes(pipeline):
         with pytest.raises(rb.TooLarge):
             model.request(rows=5)  # more than the smallest batch of a stage
     # The worker answers the client, and the broker counts a moment later.
-    eventually(lambda: lines(socket)["sums/spread"]["ended"] == {"OK": 6})
-    eventually(lambda: lines(socket)["sums/square"]["ended"] == {"OK": 6, "Failed": 1, "WorkerDied": 1})
-    told = lines(socket)
+    eventually(lambda: lines(pipeline)["sums/spread"]["ended"] == {"OK": 6})
+    eventually(lambda: lines(pipeline)["sums/square"]["ended"] == {"OK": 6, "Failed": 1, "WorkerDied": 1})
+    told = lines(pipeline)
     assert told["sums"]["stages"] == ["sums/sum", "sums/square", "sums/spread"]
     assert told["sums/sum"]["requeued"] == 0 and told["sums/square"]["requeued"] > 0
 

@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import broker_at, serving
+from conftest import broker_at, program, serving
 
 import ringbatch as rb
 from ringbatch.serve import supervisor
@@ -107,6 +107,8 @@ def test_a_worker_that_has_attached_has_served(socket, refusals, monkeypatch):
         assert not refusal.refused("no good") and not refusals.take()
 
 
+SAID = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+
 ONE_OF_TWO = """
 import os, sys, time
 import ringbatch as rb
@@ -129,26 +131,18 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("guest", [False, True])
-def test_a_worker_that_has_served_does_not_end_workers_that_still_start(tmp_path, guest):
+def test_a_worker_that_has_served_does_not_end_workers_that_still_start(tmp_path, at, env, guest):
     """The worker is killed, and refuses from then on."""
-    tmp_path.chmod(0o700)
     (tmp_path / "served.py").write_text(ONE_OF_TWO)
-    socket = str(tmp_path / "s" / "b.sock")
-    with broker_at(socket) if guest else contextlib.nullcontext():
-        p = subprocess.Popen([sys.executable, "served.py", socket], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True)
-        try:
-            with rb.connect("one", socket=socket, wait=60) as one:
-                one(np.zeros(2, "float32"))
-            (tmp_path / "moved").touch()
-            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-            said = next((line for line in p.stdout if "the weights are being moved" in line), "serve has ended")
-            assert "start" in said and "again" in said and p.poll() is None
-            (tmp_path / "loaded").touch()
-            rb.connect("other", socket=socket, wait=60).close()
-        finally:
-            p.terminate()
-            p.communicate(timeout=120)
+    with broker_at(at) if guest else contextlib.nullcontext(), program(env, "served.py", at, cwd=tmp_path, **SAID) as p:
+        with rb.connect("one", socket=at, wait=60) as one:
+            one(np.zeros(2, "float32"))
+        (tmp_path / "moved").touch()
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        said = next((line for line in p.stdout if "the weights are being moved" in line), "serve has ended")
+        assert "start" in said and "again" in said and p.poll() is None
+        (tmp_path / "loaded").touch()
+        rb.connect("other", socket=at, wait=60).close()
 
 
 @pytest.mark.parametrize("attached", [False, True])
@@ -193,20 +187,13 @@ def f(x):
 
 
 @pytest.mark.parametrize("guest", [False, True])
-def test_a_passing_error_at_the_start_is_tried_again(tmp_path, guest):
-    tmp_path.chmod(0o700)
+def test_a_passing_error_at_the_start_is_tried_again(tmp_path, at, env, guest):
     (tmp_path / "served.py").write_text(NOT_YET)
-    socket = str(tmp_path / "s" / "b.sock")
-    command = [sys.executable, "-m", "ringbatch.serve.serve_cli", "served:f", "--input", "x:f32[2]", "--socket", socket, "--no_costs"]
-    with broker_at(socket) if guest else contextlib.nullcontext():
-        p = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        try:
-            said = ""
-            for line in p.stdout:
-                said += line
-                if "serving f:" in line:
-                    break
-            assert "served:f: ConnectionError: the feature store is not up yet" in said and "serving f:" in said
-        finally:
-            p.terminate()
-            p.communicate(timeout=120)
+    command = ["-m", "ringbatch.serve.serve_cli", "served:f", "--input", "x:f32[2]", "--no_costs"]
+    with broker_at(at) if guest else contextlib.nullcontext(), program(env, *command, cwd=tmp_path, **SAID) as p:
+        said = ""
+        for line in p.stdout:
+            said += line
+            if "serving f:" in line:
+                break
+        assert "served:f: ConnectionError: the feature store is not up yet" in said and "serving f:" in said

@@ -7,14 +7,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 import signal
-import tempfile
-import threading
 import time
 
 import numpy as np
 import pytest
-from conftest import broker_at, eventually, go_worker, in_threads
-from test_alias import SlowBroker
+from conftest import Load, Proxy, broker_at, go_worker
 
 import ringbatch as rb
 
@@ -26,31 +23,21 @@ def test_a_killed_broker_is_a_pause_for_a_model_that_retries(at):
     with broker_at(at, *SHAPE) as first, go_worker(at, "--model", "echo", "--name", "m", "--input", "x:f32[4]"):
         m = rb.connect("m", socket=at, wait=60, retry=60.0)
         plain = rb.connect("m", socket=at, wait=60)
-        answers, failures, stop = [0], [], threading.Event()
 
-        def load() -> None:
-            while not stop.is_set():
-                try:
-                    assert (m(x) == x).all()
-                    assert (m.submit(x).result(60) == x).all()
-                    assert (asyncio.run(m.ainfer(x)) == x).all()
-                    answers[0] += 1
-                except BaseException as e:
-                    failures.append(e)
-                    return
+        def calls() -> None:
+            assert (m(x) == x).all()
+            assert (m.submit(x).result(60) == x).all()
+            assert (asyncio.run(m.ainfer(x)) == x).all()
 
-        with contextlib.ExitStack() as until_answered, in_threads(load, load, load):
-            eventually(lambda: answers[0] >= 10 or failures)
+        with contextlib.ExitStack() as until_answered, Load(calls, calls, calls) as load:
+            load.wait_for_answers(10)
             first.send_signal(signal.SIGKILL)
             first.wait()
             with pytest.raises((rb.BrokerGone, rb.NoBroker)):  # without retry
                 while True:
                     plain(x)
             until_answered.enter_context(broker_at(at, *SHAPE))
-            n = answers[0]
-            eventually(lambda: answers[0] >= n + 10 or failures)
-            stop.set()
-        assert not failures
+            load.wait_for_answers(10)
         m.close()
         plain.close()
 
@@ -80,7 +67,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 def test_a_call_waits_for_a_slow_broker_after_its_restart(echo, call):
-    with tempfile.TemporaryDirectory(prefix="rb") as folder, contextlib.closing(SlowBroker(folder, echo)) as slow:
+    with contextlib.closing(Proxy(echo)) as slow:
         with rb.connect("echo", socket=slow.path) as m, concurrent.futures.ThreadPoolExecutor(1) as pool:
             call(m)
             slow.answers.clear()

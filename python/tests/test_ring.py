@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import itertools
 import os
 import threading
@@ -54,26 +55,17 @@ class Slow:
         self.thread = None
 
 
-def in_thread(function):
-    """Runs the function in a thread; returns the thread and a list for its exception."""
-    raised: list[BaseException] = []
-
-    def guarded() -> None:
-        try:
-            function()
-        except BaseException as e:
-            raised.append(e)
-
-    thread = threading.Thread(target=guarded)
-    thread.start()
-    return thread, raised
+@pytest.fixture
+def pool():
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        yield pool
 
 
 def x(v):
     return np.full(4, v, "float32")
 
 
-def test_lanes_hold_several_batches_and_answer_them(at):
+def test_lanes_hold_several_batches_and_answer_them(at, pool):
     stop, open, lanes = threading.Event(), threading.Event(), []
     options = worker_options(depth=2, socket=at)
 
@@ -82,47 +74,43 @@ def test_lanes_hold_several_batches_and_answer_them(at):
         run(ring, lanes, stop)
 
     with broker_at(at, *DECLARED, "--output", "y:f32[4]"):
-        thread, raised = in_thread(lambda: keep_attached(lambda: Ring("m", TEXT, options), serve, stop))
+        served = pool.submit(keep_attached, lambda: Ring("m", TEXT, options), serve, stop)
         with rb.connect("m", socket=at, wait=60) as m:
             futures = [m.submit(x(i)) for i in range(6)]
             eventually(lambda: len(lanes) == 2 and all(lane.submitted for lane in lanes))  # both at once
             stop.set()  # batches on a lane finish first
             open.set()
-            thread.join(60)
-            assert not thread.is_alive() and not raised
+            served.result(60)
             assert [(f.result(60) == i + 1).all() for i, f in enumerate(futures[:2])] == [True, True]
 
 
-def test_a_permanent_error_ends_the_worker(at):
+def test_a_permanent_error_ends_the_worker(at, pool):
     @rb.worker("m", **FOUR)
     def idle(batch):
         pass
 
     with broker_at(at) as broker:
-        thread, raised = in_thread(lambda: idle.run(socket=at, wait=60))
-        with rb.connect("m", socket=at, wait=60):
-            pass
+        served = pool.submit(idle.run, socket=at, wait=60)
+        rb.connect("m", socket=at, wait=60).close()
         broker.kill()
         broker.wait(60)
     os.unlink(at)
     with broker_at(at, *DECLARED, "--output", "z:f32[5]"):  # the same name, another signature
-        thread.join(60)
-        assert [type(e) for e in raised] == [rb.SignatureMismatch]
+        assert type(served.exception(60)) is rb.SignatureMismatch
 
 
-def test_a_worker_waits_for_its_broker_as_long_as_asked(at):
+def test_a_worker_waits_for_its_broker_as_long_as_asked(at, pool):
     @rb.worker("m", **FOUR)
     def idle(batch):
         pass
 
     with pytest.raises(rb.NoBroker):
         idle.run(socket=at, wait=0.2)
-    thread, raised = in_thread(lambda: idle.run(socket=at, wait=60))
+    served = pool.submit(idle.run, socket=at, wait=60)
     with broker_at(at), rb.connect("m", socket=at, wait=60):
-        assert thread.is_alive() and not raised
+        assert not served.done()
     with broker_at(at, *DECLARED, "--output", "z:f32[5]"):  # another signature ends the worker
-        thread.join(60)
-        assert not thread.is_alive()
+        assert served.exception(60)
 
 
 # The loop that gathers the rows of the next batch while the function runs.

@@ -37,8 +37,8 @@ print("served", flush=True)
 """
 
 
-def start(home) -> tuple[subprocess.Popen, str]:
-    script, socket = home / "server.py", str(home / "b.sock")
+def start(tmp_path) -> tuple[subprocess.Popen, str]:
+    script, socket = tmp_path / "server.py", str(tmp_path / "b.sock")
     script.write_text(SERVER)
     p = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "RINGBATCH_SOCKET": socket}, stdout=subprocess.PIPE, text=True)
     assert p.stdout.readline() == "serving\n"
@@ -63,8 +63,8 @@ def wait_for_nobody(socket: str) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_serve_starts_a_broker_and_stops_everything(home, how):
-    p, socket = start(home)
+def test_serve_starts_a_broker_and_stops_everything(tmp_path, how):
+    p, socket = start(tmp_path)
     with rb.connect("pids", socket=socket, wait=60, window=8) as m:
         pids, deadline = set(), time.monotonic() + 60
         while len(pids) < 2 and time.monotonic() < deadline:
@@ -98,8 +98,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(("theirs", "processes"), [(False, "1"), (True, "2"), (True, "0")])
-def test_a_second_ctrl_c_does_not_wait_for_a_worker_that_hangs(home, theirs, processes):
-    script, socket = home / "server.py", str(home / "b.sock")
+def test_a_second_ctrl_c_does_not_wait_for_a_worker_that_hangs(tmp_path, theirs, processes):
+    script, socket = tmp_path / "server.py", str(tmp_path / "b.sock")
     script.write_text(HANGS)
     with contextlib.ExitStack() as after:
         if theirs:
@@ -119,8 +119,8 @@ def test_a_second_ctrl_c_does_not_wait_for_a_worker_that_hangs(home, theirs, pro
     wait_for_nobody(socket)
 
 
-def test_a_supervised_server_waits_for_a_broker_and_starts_none(home):
-    script, socket = home / "server.py", str(home / "b.sock")
+def test_a_supervised_server_waits_for_a_broker_and_starts_none(tmp_path):
+    script, socket = tmp_path / "server.py", str(tmp_path / "b.sock")
     script.write_text(SERVER)
     env = {**os.environ, "RINGBATCH_SOCKET": socket, "RINGBATCH_SUPERVISED": socket}
     broker = [rb.binary_path(), "broker", "--socket", socket]
@@ -143,8 +143,8 @@ def test_a_supervised_server_waits_for_a_broker_and_starts_none(home):
     wait_for_nobody(socket)
 
 
-def test_nothing_is_left_when_the_server_is_killed(home):
-    p, socket = start(home)
+def test_nothing_is_left_when_the_server_is_killed(tmp_path):
+    p, socket = start(tmp_path)
     rb.connect("pids", socket=socket, wait=60).close()
     p.kill()
     p.wait()
@@ -152,7 +152,7 @@ def test_nothing_is_left_when_the_server_is_killed(home):
     wait_for_nobody(socket)
 
 
-def test_serve_uses_the_broker_that_runs(home, socket):
+def test_serve_uses_the_broker_that_runs(tmp_path, socket):
     code = """
         import threading
         @rb.worker("here", inputs={"x": ("f32", (1,))}, outputs={"y": ("f32", (1,))}, wait_time=0)

@@ -33,9 +33,9 @@ def pickled(path, thing):
     return str(path)
 
 
-def test_a_pickled_function_is_served_with_lines_that_work_and_a_cost_table(home):
-    file, port = pickled(home / "plus.pkl", functools.partial(np.add, np.float32(1))), free_port()
-    env = {**os.environ, "RINGBATCH_SOCKET": str(home / "b.sock"), "PYTHON": sys.executable}
+def test_a_pickled_function_is_served_with_lines_that_work_and_a_cost_table(tmp_path):
+    file, port = pickled(tmp_path / "plus.pkl", functools.partial(np.add, np.float32(1))), free_port()
+    env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock"), "PYTHON": sys.executable}
     command = [rb.binary_path(), "serve", file, "--input", "x:f32[3]", "--max_batch_size", "4", "--http", str(port)]
     p = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
     try:
@@ -56,12 +56,12 @@ def test_a_pickled_function_is_served_with_lines_that_work_and_a_cost_table(home
         assert p.wait(60) == 0
 
 
-def test_the_type_of_a_file_says_how_it_is_served(home):
+def test_the_type_of_a_file_says_how_it_is_served(tmp_path):
     for name, kind in (("a.pt", "torch"), ("a.PT2", "torch"), ("a.onnx", "onnx"), ("a.joblib", "object"), ("a.pkl", "object")):
-        (home / name).touch()
-        assert cli.kind_of(str(home / name)) == kind
+        (tmp_path / name).touch()
+        assert cli.kind_of(str(tmp_path / name)) == kind
     assert cli.kind_of("package.module:factory") == "object" and name_of("package.module:factory") == "factory"
-    for wrong, says in (("a.txt", "want a file that ends in"), (str(home / "none.pt2"), "no such file"), (":f", "want a file")):
+    for wrong, says in (("a.txt", "want a file that ends in"), (str(tmp_path / "none.pt2"), "no such file"), (":f", "want a file")):
         with pytest.raises(rb.Invalid, match=says):
             cli.kind_of(wrong)
 
@@ -77,14 +77,14 @@ def test_the_type_of_a_file_says_how_it_is_served(home):
         ("wrong.pkl", [], r".*wrong\.pkl cannot be loaded: .*", True),
     ],
 )
-def test_a_wrong_target_ends_serve_at_the_first_start_with_one_sentence(home, target, flags, says, guest):
-    (home / "wrong.py").write_text("def one(a):\n    return a\n\n\ndef two(a, b):\n    return a\n")
-    (home / "wrong.pkl").write_bytes(b"no pickle")
-    (home / "wrong.pkl").chmod(0o600)
-    socket = str(home / "s" / "b.sock")
+def test_a_wrong_target_ends_serve_at_the_first_start_with_one_sentence(tmp_path, target, flags, says, guest):
+    (tmp_path / "wrong.py").write_text("def one(a):\n    return a\n\n\ndef two(a, b):\n    return a\n")
+    (tmp_path / "wrong.pkl").write_bytes(b"no pickle")
+    (tmp_path / "wrong.pkl").chmod(0o600)
+    socket = str(tmp_path / "s" / "b.sock")
     command = [sys.executable, "-m", "ringbatch.serve.serve_cli", target, "--input", "x:f32[2]", "--socket", socket, *flags]
     with broker_at(socket) if guest else contextlib.nullcontext():
-        p = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=120)
+        p = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     *before, last = p.stderr.splitlines()
     assert p.returncode == 1 and re.fullmatch(f"ringbatch serve: ({says})", last), p.stderr
     assert (not before or not guest) and "times" not in last

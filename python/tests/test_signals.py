@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import subprocess
 import sys
@@ -15,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import broker_at, eventually, go_worker, in_threads, python, rb_wait, serving
+from conftest import SIXTEEN, Load, broker_at, eventually, go_worker, python, rb_wait, serving
 
 import ringbatch as rb
 
 x = np.zeros(16, "f4")
 
 
-USES = {
+STEPPED = {
     "call": "m(x)",
     "rows": "m(np.zeros((3, 16), 'f4'))",
     "priority": "m(x, priority=0)",
@@ -30,7 +29,8 @@ USES = {
     "request of rows": "with m.request(rows=3) as req: req.inputs['x'][...] = 1; req.commit().wait()",
     "submit": "m.submit(x)",
     "submit with priority": "m.submit(x, priority=0)",
-    "ainfer": "asyncio.run(several())",
+    "ainfer": "asyncio.run(m.ainfer(x))",
+    "ainfer with priority": "asyncio.run(m.ainfer(x, priority=0))",
 }
 
 
@@ -90,13 +90,6 @@ def interrupted(use, at):
         it_was, left = not left, 0
     return it_was
 """
-
-STEPPED = {
-    **USES,
-    "ainfer": "asyncio.run(m.ainfer(x))",
-    "ainfer with priority": "asyncio.run(m.ainfer(x, priority=0))",
-}
-
 
 @pytest.mark.parametrize("name", STEPPED)
 def test_an_exception_at_any_step_leaves_no_slot_behind(echo, name):
@@ -211,7 +204,7 @@ def claimed(m):
 def test_a_closed_event_loop_gives_its_slots_back(socket, use):
     go_on = threading.Event()
 
-    @rb.worker(f"slowly_{use}", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
+    @rb.worker(f"slowly_{use}", **SIXTEEN, wait_time=0)
     def slowly(batch):
         go_on.wait(120)
         return batch.inputs["x"]
@@ -291,7 +284,7 @@ def test_a_lock_that_a_handler_left_in_a_future_stops_nothing(left, at):
 def test_a_callback_that_exits_does_not_end_the_others(socket, caplog):
     go_on = threading.Event()  # the callbacks must be added before the futures end
 
-    @rb.worker("leaving", inputs={"x": ("float32", (16,))}, outputs={"y": ("float32", (16,))}, wait_time=0)
+    @rb.worker("leaving", **SIXTEEN, wait_time=0)
     def worker(batch):
         go_on.wait(120)
         return batch.inputs["x"]
@@ -335,27 +328,14 @@ def test_ctrl_c_on_a_worker_fails_no_request(socket):
     workers = [worker(), worker()]
     try:
         with rb.connect("steady", socket=socket, window=16, wait=120) as m:
-            done, failures, stop = [0], [], threading.Event()
-
-            def call() -> None:
-                while not stop.is_set():
-                    try:
-                        m(x)
-                        done[0] += 1
-                    except rb.Error as e:
-                        failures.append(e)
-
-            with in_threads(*[call] * 12), contextlib.ExitStack() as end:
-                end.callback(stop.set)
+            with Load(*[lambda: m(x)] * 12) as load:
                 for _ in range(2):
-                    seen = done[0]
-                    eventually(lambda seen=seen: done[0] >= seen + 40)
+                    load.wait_for_answers(40)
                     workers.append(worker())
                     first = workers.pop(0)
                     eventually(lambda first=first: first.pid in attached() and len(attached()) == 3)
                     first.send_signal(signal.SIGINT)
                     assert first.communicate(timeout=120)[0].endswith("interrupted\n")
-            assert not failures, failures[:3]
     finally:
         for p in workers:
             p.kill()

@@ -8,18 +8,16 @@ import functools
 import os
 import subprocess
 import sys
-import threading
 from typing import Optional
 
 import numpy as np
 import pytest
-from conftest import broker_at, in_threads
+from conftest import broker_at, in_threads, program, until_stopped
 
 import ringbatch as rb
 
 torch = pytest.importorskip("torch")
 rt = pytest.importorskip("ringbatch.torch")
-from ringbatch.binding.tensors import parse  # noqa: E402
 from ringbatch.torch.lanes import Engine  # noqa: E402
 from ringbatch.worker.ring import RingBatch  # noqa: E402
 
@@ -34,24 +32,21 @@ class Net(torch.nn.Module):
 
 
 @pytest.fixture
-def served(tmp_path):
+def served(at):
     """A function that serves a module in a thread and returns the socket."""
-    stops = []
+    with broker_at(at), contextlib.ExitStack() as stack:
 
-    def start(module, model, **options) -> str:
-        socket, stop = str(tmp_path / "s" / "b.sock"), threading.Event()
-        broker = broker_at(socket)
-        broker.__enter__()
-        thread = threading.Thread(target=rt.serve, args=(module, model), kwargs=dict(socket=socket, stop=stop, **options))
-        thread.start()
-        stops.append((stop, thread, broker))
-        return socket
+        def start(module, model, **options) -> str:
+            stack.enter_context(until_stopped(rt.serve, module, model, socket=at, **options))
+            return at
 
-    yield start
-    for stop, thread, broker in stops:
-        stop.set()
-        thread.join(60)
-        broker.__exit__(None, None, None)
+        yield start
+
+
+def answer(socket: str, model: str, x) -> np.ndarray:
+    """The numbers that a model answers."""
+    with rb.connect(model, socket=socket, wait=60) as c:
+        return np.array(c.infer(np.asarray(x, "float32"))).reshape(-1)
 
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
@@ -94,13 +89,13 @@ def test_a_module_that_raises_fails_its_batch_and_goes_on(served):
     with rb.connect("moody", socket=socket, wait=60) as c:
         with pytest.raises(rb.Failed, match="ValueError: negative input"):
             c.infer(np.array([-1, 1], "float32"))
-        np.testing.assert_array_equal(np.array(c.infer(np.array([1, 2], "float32"))).reshape(-1), [2, 3])
+    np.testing.assert_array_equal(answer(socket, "moody", [1, 2]), [2, 3])
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_a_batch_that_is_interrupted_is_answered_only_when_the_device_is_done(tmp_path, monkeypatch, error):
+def test_a_batch_that_is_interrupted_is_answered_only_when_the_device_is_done(at, monkeypatch, error):
     """Work that is still queued may write into the slots of the batch."""
-    order, ended, stop = [], [], threading.Event()
+    order = []
     monkeypatch.setattr(Engine, "check", lambda self: order.append("waited"))
     fail_all = RingBatch.fail_all
     monkeypatch.setattr(RingBatch, "fail_all", lambda self, e: order.append("answered") or fail_all(self, e))
@@ -110,22 +105,11 @@ def test_a_batch_that_is_interrupted_is_answered_only_when_the_device_is_done(tm
             raise error
         return x
 
-    def serve(socket):
-        try:
-            rt.serve(module, "m", inputs=["x:f32[2]"], device="cpu", max_batch_size=1, socket=socket, stop=stop)
-        except KeyboardInterrupt as e:
-            ended.append(e)
-
-    with broker_at(socket := str(tmp_path / "s" / "b.sock")):
-        thread = threading.Thread(target=serve, args=(socket,))
-        thread.start()
-        with rb.connect("m", socket=socket, wait=60) as c:
-            with pytest.raises(rb.Failed, match=error.__name__):
-                c.infer(np.full(2, -1, "float32"))
-            assert order[:2] == ["waited", "answered"]
-            stop.set()
-            thread.join(60)
-    assert [type(e) for e in ended] == ([KeyboardInterrupt] if error is KeyboardInterrupt else [])
+    ends = pytest.raises(AssertionError, match="KeyboardInterrupt") if error is KeyboardInterrupt else contextlib.nullcontext()
+    with broker_at(at), ends, until_stopped(rt.serve, module, "m", inputs=["x:f32[2]"], device="cpu", max_batch_size=1, socket=at):
+        with pytest.raises(rb.Failed, match=error.__name__):
+            answer(at, "m", [-1, -1])
+        assert order[:2] == ["waited", "answered"]
 
 
 class Encoder(torch.nn.Module):
@@ -205,16 +189,11 @@ def test_the_worker_pads_and_passes_the_true_lengths(served, device):
         assert float(np.array(y["sum"]).reshape(())) == x.sum() + 3 * 2 * ((4 if n <= 4 else 8) - n)
 
 
-def test_true_sizes_come_back_also_after_the_broker_was_restarted(tmp_path):
-    socket, stop = str(tmp_path / "s" / "b.sock"), threading.Event()
-    options = dict(socket=socket, stop=stop, inputs=["x:f32[<=64]"], device="cpu", wait=60)
-    with in_threads(lambda: rt.serve(lambda x: x * 2, "twice", **options)), contextlib.ExitStack() as end:
-        end.callback(stop.set)
+def test_true_sizes_come_back_also_after_the_broker_was_restarted(at):
+    with until_stopped(rt.serve, lambda x: x * 2, "twice", socket=at, inputs=["x:f32[<=64]"], device="cpu", wait=60):
         for _ in range(2):
-            with broker_at(socket):
-                x = np.arange(5, dtype="float32")
-                with rb.connect("twice", socket=socket, wait=60) as c:
-                    np.testing.assert_array_equal(np.array(c.infer(x)).reshape(-1), 2 * x)
+            with broker_at(at):
+                np.testing.assert_array_equal(answer(at, "twice", range(5)), [0, 2, 4, 6, 8])
 
 
 @pytest.mark.parametrize(
@@ -259,8 +238,7 @@ def test_a_module_that_mixes_rows_is_refused(module, says, outputs):
 
 def test_outputs_may_be_declared_in_another_shape_of_as_many_numbers(served):
     socket = served(lambda x: x[:, None], "same", inputs=["x:f32[2]"], outputs=["y:f32[2]"], device="cpu")
-    with rb.connect("same", socket=socket, wait=60) as c:
-        np.testing.assert_array_equal(np.array(c.infer(np.ones(2, "float32"))).reshape(-1), [1, 1])
+    np.testing.assert_array_equal(answer(socket, "same", [1, 1]), [1, 1])
 
 
 @pytest.mark.parametrize(
@@ -287,8 +265,7 @@ def repeated(x):
 
 def test_rows_may_be_padded_to_the_longest_of_their_batch(served):
     socket = served(repeated, "padded", inputs=["x:f32[2]"], outputs=["y:f32[<=64]"], device="cpu")
-    with rb.connect("padded", socket=socket, wait=60) as c:
-        np.testing.assert_array_equal(np.array(c.infer(np.full(2, 0.05, "float32"))).reshape(-1), np.full(4, 0.05, "float32"))
+    np.testing.assert_array_equal(answer(socket, "padded", [0.05] * 2), np.full(4, 0.05, "float32"))
 
 
 @pytest.mark.parametrize(
@@ -315,8 +292,7 @@ def test_a_module_that_learns_its_sizes_from_the_first_row_is_served(served, com
 
     monkeypatch.setattr(compiling, "choose", lambda *a: None)  # without measuring
     socket = served(torch.nn.LazyLinear(2), "lazy", inputs=["x:f32[4]"], device="cpu", compile=compile)
-    with rb.connect("lazy", socket=socket, wait=60) as c:
-        assert np.array(c.infer(np.ones(4, "float32"))).size == 2
+    assert answer(socket, "lazy", [1] * 4).size == 2
 
 
 def nearly(x):
@@ -340,8 +316,7 @@ def test_how_far_rows_may_differ_can_be_said(served):
     with pytest.raises(rb.Invalid, match=r"by more than 0.05 of the largest: .*=1\) or anything \(--no_check\)"):
         rt.serve(lambda x: x.softmax(0), "m", inputs=["x:f32[2]"], device="cpu", tolerance=0.05)
     socket = served(nearly, "nearly", inputs=["x:f32[2]"], device="cpu", tolerance=0.02)
-    with rb.connect("nearly", socket=socket, wait=60) as c:
-        np.testing.assert_array_equal(np.array(c.infer(np.ones(2, "float32"))).reshape(-1), [1, 1])
+    np.testing.assert_array_equal(answer(socket, "nearly", [1, 1]), [1, 1])
 
 
 def test_coarse_modules_may_differ_by_more(tmp_path):
@@ -364,16 +339,14 @@ def test_coarse_modules_may_differ_by_more(tmp_path):
 def test_a_quantized_module_whose_scale_is_of_the_whole_batch_is_served(served):
     module = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(4, 4)), {torch.nn.Linear})
     socket = served(module, "quantized", inputs=["x:f32[4]"], device="cpu")
-    with rb.connect("quantized", socket=socket, wait=60) as c:
-        assert np.array(c.infer(np.ones(4, "float32"))).size == 4
+    assert answer(socket, "quantized", [1] * 4).size == 4
 
 
 @pytest.mark.parametrize("buckets", [True, False])
 def test_only_fixed_sizes_use_attention_that_builds_a_plan_for_each(served, buckets):
     torch.backends.cuda.enable_cudnn_sdp(True)
     socket = served(torch.nn.ReLU(), "m", inputs=["x:f32[<=8]"], device="cpu", pad_sizes=buckets)
-    with rb.connect("m", socket=socket, wait=60) as model:
-        model(np.ones(3, "float32"))
+    answer(socket, "m", [1] * 3)
     assert torch.backends.cuda.cudnn_sdp_enabled() is buckets
     torch.backends.cuda.enable_cudnn_sdp(True)
 
@@ -398,19 +371,11 @@ class Counting(torch.nn.Module):
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_module_whose_results_change_is_neither_frozen_nor_recorded(served, device, capfd):
     socket = served(torch.jit.script(Counting()), "counting", inputs=["x:f32[1]"], outputs=["y:f32[1]"], device=device, max_batch_size=1)
-    with rb.connect("counting", socket=socket, wait=60) as c:
-        first, second = (float(np.array(c.infer(np.zeros(1, "float32"))).reshape(-1)[0]) for _ in range(2))
+    first, second = (answer(socket, "counting", [0])[0] for _ in range(2))
     assert second == first + 1
     said = capfd.readouterr().err
     assert "not frozen" in said
     assert device == "cpu" or "without CUDA graphs" in said
-
-
-def test_tensor_texts_are_read():
-    assert parse("x:f16[3,<=224]") == ("x", "f16", (3, 224), (1,), "")
-    for bad in ("x", "x:f32", "x:f33[1]", "x:f32[a]"):
-        with pytest.raises(rb.Error):
-            parse(bad)
 
 
 def test_a_file_that_is_not_torchscript_is_refused_in_one_line(tmp_path):
@@ -459,30 +424,23 @@ def exported(path, dynamic: bool) -> str:
     return str(path)
 
 
-def test_an_exported_program_is_served_by_several_processes_without_declared_inputs(tmp_path):
-    socket, file = str(tmp_path / "s" / "b.sock"), exported(tmp_path / "two.pt2", True)
-    with broker_at(socket):
-        p = subprocess.Popen([sys.executable, "-m", "ringbatch.serve.torch_cli", file, "--processes", "2", "--device", "cpu",
-            "--max_batch_size", "8", "--socket", socket])
-        try:
-            ask_two(socket)
-        finally:
-            p.terminate()
-            assert p.wait(60) == 0
+def test_an_exported_program_is_served_by_several_processes_without_declared_inputs(tmp_path, at, env):
+    flags = ["--processes", "2", "--device", "cpu", "--max_batch_size", "8"]
+    with broker_at(at), program(env, "-m", "ringbatch.serve.torch_cli", exported(tmp_path / "two.pt2", True), *flags):
+        ask_two(at)
 
 
-def test_a_module_by_its_import_path_is_served_compiled_and_a_restart_reads_the_kept_code(tmp_path):
-    (tmp_path / "cache").mkdir(mode=0o700)
-    socket, cache = str(tmp_path / "s" / "b.sock"), tmp_path / "cache"
+def test_a_module_by_its_import_path_is_served_compiled_and_a_restart_reads_the_kept_code(tmp_path, at):
+    (cache := tmp_path / "cache").mkdir(mode=0o700)
     env = {**HERE, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    flags = ["--name", "two", "--input", "x:f32[64]", "--input", "z:f32[64]", "--compile", "on", "--device", "cpu", "--socket", socket]
+    flags = ["--name", "two", "--input", "x:f32[64]", "--input", "z:f32[64]", "--compile", "on", "--device", "cpu", "--socket", at]
     said = []
-    with broker_at(socket):
+    with broker_at(at):
         for uncached in ({}, {}, {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0"}):
             command = [sys.executable, "-m", "ringbatch.serve.torch_cli", "test_torch:two", *flags]
             p = subprocess.Popen(command, env={**env, **uncached}, stdout=subprocess.PIPE, text=True)
             try:
-                ask_two(socket)
+                ask_two(at)
             finally:
                 p.terminate()
                 said.append(p.communicate(timeout=120)[0])
@@ -562,19 +520,15 @@ def test_graphs_are_recorded_at_four_sizes_in_each_doubling():
         assert all(b <= 1.25 * a for a, b in zip(sizes, sizes[1:]) if a >= 8)
 
 
-def test_a_module_is_a_stage_of_a_pipeline(tmp_path):
-    socket, config = str(tmp_path / "s" / "b.sock"), tmp_path / "b.toml"
-    config.write_text(
+def test_a_module_is_a_stage_of_a_pipeline(tmp_path, at):
+    (config := tmp_path / "b.toml").write_text(
         '[[model]]\nname = "line"\ninputs = ["x:u8[4]"]\n'
         '[[model.stage]]\nname = "widen"\ninputs = ["x"]\noutputs = ["h:f32[4]"]\n[[model.stage]]\nname = "net"\ninputs = ["h"]\noutputs '
         '= ["y:f32[]"]\n'
     )
-    stop = threading.Event()
     specs = [("widen", lambda x: x.float() / 2, "x:u8[4]", "h:f32[4]"), ("net", lambda h: h.sum(1), "h:f32[4]", "y:f32[]")]
-    with broker_at(socket, "--config", str(config)):
-        how = dict(device="cpu", socket=socket, stop=stop)
-        serves = [functools.partial(rt.serve, f, f"line/{name}", inputs=[x], outputs=[y], **how) for name, f, x, y in specs]
-        with in_threads(*serves), contextlib.ExitStack() as end:
-            end.callback(stop.set)
-            with rb.connect("line", socket=socket, wait=60) as c:
-                assert [float(c(np.array([n, 1, 2, 3], "uint8"))) for n in range(5)] == [3, 3.5, 4, 4.5, 5]
+    with broker_at(at, "--config", str(config)), contextlib.ExitStack() as stack:
+        for name, f, x, y in specs:
+            stack.enter_context(until_stopped(rt.serve, f, f"line/{name}", inputs=[x], outputs=[y], device="cpu", socket=at))
+        with rb.connect("line", socket=at, wait=60) as c:
+            assert [float(c(np.array([n, 1, 2, 3], "uint8"))) for n in range(5)] == [3, 3.5, 4, 4.5, 5]

@@ -97,25 +97,15 @@ CUresult cuGetErrorName(CUresult r, const char **text)
 
 /* ---- devices and contexts ----------------------------------------------------- */
 
-CUresult cuDeviceGetCount(int *n)
-{
-	CALL;
-	*n = (int)strlen(gpus());
-	return OK;
-}
+CUresult cuDeviceGetCount(int *n) { CALL; *n = (int)strlen(gpus()); return OK; }
+CUresult cuDeviceGetUuid_v2(unsigned char uuid[16], int device) { CALL; memset(uuid, gpus()[device], 16); return OK; }
+CUresult cuDevicePrimaryCtxRetain(void **context, int device) { CALL; *context = (void *)(intptr_t)(device + 1); return OK; }
 
 CUresult cuDeviceGet(int *device, int i)
 {
 	CALL;
 	*device = i;
 	return i >= 0 && i < (int)strlen(gpus()) ? OK : INVALID_DEVICE;
-}
-
-CUresult cuDeviceGetUuid_v2(unsigned char uuid[16], int device)
-{
-	CALL;
-	memset(uuid, gpus()[device], 16);
-	return OK;
 }
 
 CUresult cuDeviceGetAttribute(int *value, int attribute, int device)
@@ -126,12 +116,6 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, int device)
 	return OK;
 }
 
-CUresult cuDevicePrimaryCtxRetain(void **context, int device)
-{
-	CALL;
-	*context = (void *)(intptr_t)(device + 1);
-	return OK;
-}
 CUresult cuDevicePrimaryCtxRelease_v2(int device) { (void)device; CALL; return OK; }
 CUresult cuCtxPushCurrent_v2(void *context) { CALL; current = (int)(intptr_t)context; return OK; }
 CUresult cuCtxSetCurrent(void *context) { return cuCtxPushCurrent_v2(context); }
@@ -143,8 +127,7 @@ typedef struct {
 	int type, handles, where, device;
 } properties; /* the head of CUmemAllocationProp */
 
-static size_t used;
-static pthread_mutex_t memory = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic size_t used;
 
 CUresult cuMemGetInfo_v2(size_t *left, size_t *all) { CALL; *all = limit(); *left = *all > used ? *all - used : 0; return OK; }
 
@@ -155,10 +138,7 @@ CUresult cuMemCreate(CUhandle *handle, size_t bytes, const properties *p, CUhand
 	CALL;
 	if (!bytes || bytes % GRAIN || p->device < 0 || p->device >= (int)strlen(gpus()))
 		return INVALID_VALUE;
-	pthread_mutex_lock(&memory);
-	bool fits = bytes <= limit() && used <= limit() - bytes;
-	pthread_mutex_unlock(&memory);
-	if (!fits)
+	if (bytes > limit() || used > limit() - bytes)
 		return OUT_OF_MEMORY;
 	name[sizeof name - 2] = gpus()[p->device];
 	int fd = memfd_create(name, MFD_CLOEXEC);
@@ -211,9 +191,7 @@ CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUhandle handle, 
 		return NOT_SUPPORTED;
 	if (mmap((void *)(uintptr_t)at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, (int)handle - 1, 0) == MAP_FAILED)
 		return OUT_OF_MEMORY;
-	pthread_mutex_lock(&memory);
 	used += bytes;
-	pthread_mutex_unlock(&memory);
 	return OK;
 }
 
@@ -222,9 +200,7 @@ CUresult cuMemUnmap(CUdeviceptr at, size_t bytes)
 	CALL;
 	if (mmap((void *)(uintptr_t)at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED)
 		return INVALID_VALUE;
-	pthread_mutex_lock(&memory);
 	used -= bytes;
-	pthread_mutex_unlock(&memory);
 	return OK;
 }
 CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const void *access, size_t count)
@@ -265,6 +241,7 @@ typedef struct stream {
 static stream *streams;
 static pthread_mutex_t all = PTHREAD_MUTEX_INITIALIZER;
 static stream *default_stream;
+static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER; /* held while the default stream is made */
 
 /* Copies in two halves with a pause, so that an early reader is noticed. */
 static void copy(const work *w)
@@ -333,10 +310,10 @@ static stream *known(void *given)
 {
 	if ((uintptr_t)given <= 2) {
 		void *made = NULL;
-		pthread_mutex_lock(&memory);
+		pthread_mutex_lock(&making);
 		if (!default_stream && !cuStreamCreate(&made, 0))
 			default_stream = made;
-		pthread_mutex_unlock(&memory);
+		pthread_mutex_unlock(&making);
 		return default_stream;
 	}
 	pthread_mutex_lock(&all);
@@ -423,11 +400,10 @@ CUresult cuStreamDestroy_v2(void *given)
 	if (!s || s == default_stream)
 		return INVALID_HANDLE;
 	pthread_mutex_lock(&all);
-	for (stream **at = &streams; *at; at = &(*at)->next)
-		if (*at == s) {
-			*at = s->next;
-			break;
-		}
+	stream **at = &streams;
+	while (*at != s)
+		at = &(*at)->next;
+	*at = s->next;
 	pthread_mutex_unlock(&all);
 	pthread_mutex_lock(&s->mu);
 	s->ended = true;

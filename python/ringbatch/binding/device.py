@@ -23,21 +23,11 @@ import numpy as np
 from .. import errors
 from . import structs as c
 from .library import check
-from .tensors import Tensor
+from .tensors import NAMES, NUMPY, Tensor
 
-# By the names of tensors.py: the types of __cuda_array_interface__ and of torch.
-_KINDS: dict[str, tuple[str, str]] = {
-    "bool": ("|b1", "bool"),
-    "u8": ("|u1", "uint8"),
-    "i8": ("|i1", "int8"),
-    "i16": ("<i2", "int16"),
-    "i32": ("<i4", "int32"),
-    "i64": ("<i8", "int64"),
-    "f16": ("<f2", "float16"),
-    "bf16": ("<u2", "bfloat16"),  # the interface has no bfloat16: its bits
-    "f32": ("<f4", "float32"),
-    "f64": ("<f8", "float64"),
-}
+# The types of __cuda_array_interface__, which has no bfloat16 (its bits), and of torch.
+_DTYPES = {kind: np.dtype(name) for kind, name in zip(NAMES, NUMPY)}
+_TORCH = {**dict(zip(NAMES, NUMPY)), "bf16": "bfloat16"}
 
 
 def torch() -> Any:
@@ -102,7 +92,7 @@ class DeviceMemory:
 
     def empty(self, rows: int, t: Tensor) -> Any:
         found = _needed()
-        return found.empty((rows, *t.shape), dtype=getattr(found, _KINDS[t.kind][1]), device=f"cuda:{self.ordinal}")
+        return found.empty((rows, *t.shape), dtype=getattr(found, _TORCH[t.kind]), device=f"cuda:{self.ordinal}")
 
     def scatter(self, plane: Any, slots: Any, rows: Any) -> None:
         numbers = self._numbers(slots)
@@ -181,12 +171,12 @@ class DeviceArray:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * int(_KINDS[self.kind][0][2:])
+        return math.prod(self.shape) * _DTYPES[self.kind].itemsize
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         self._check()
-        return {"version": 3, "shape": self.shape, "typestr": _KINDS[self.kind][0], "data": (self._at, False), "strides": None,
+        return {"version": 3, "shape": self.shape, "typestr": _DTYPES[self.kind].str, "data": (self._at, False), "strides": None,
             "stream": None}
 
     def __getitem__(self, key: Any) -> DeviceArray:
@@ -265,7 +255,7 @@ def convert_on_device(t: Tensor, value: Any, cast: bool, ordinal: int) -> Any:
             f"input {t.name!r} is on cuda:{ordinal}, and this tensor on {given.device}: pass x.to('cuda:{ordinal}'), or connect with "
             "cast=True"
         )
-    want = getattr(found, _KINDS[t.kind][1])
+    want = getattr(found, _TORCH[t.kind])
     if given.dtype == want or (cast and found.can_cast(given.dtype, want)):
         return given
     advice = f"Nothing is converted silently: pass x.to({want}), or connect with cast=True"

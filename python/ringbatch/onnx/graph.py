@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime as ort
 
 from .. import errors
+from ..binding import tensors
 from ..worker.axes import Axes, Extra, Input, extra_inputs
 from ..worker.trust import open_trusted
 
@@ -19,10 +20,7 @@ _KINDS = {
     "tensor(bool)": "bool", "tensor(uint8)": "u8", "tensor(int8)": "i8", "tensor(int16)": "i16", "tensor(int32)": "i32",
     "tensor(int64)": "i64", "tensor(float16)": "f16", "tensor(float)": "f32", "tensor(double)": "f64",
 }  # fmt: skip
-NUMPY = {
-    "bool": np.bool_, "u8": np.uint8, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
-    "f16": np.float16, "f32": np.float32, "f64": np.float64,
-}  # fmt: skip
+NUMPY = {kind: np.dtype(name).type for kind, name in zip(tensors.NAMES, tensors.NUMPY)}
 
 
 class Node(NamedTuple):

@@ -69,7 +69,8 @@ def serve(
         if an output is float16.
     options, wait, stop: those of ringbatch.worker and its run.
     """
-    _refuse_ragged(options)
+    if str(options.get("ragged", False)).lower() == "true":
+        raise errors.Invalid("a graph is given one tensor of all rows, and ragged rows have none in common: use @ringbatch.worker")
     max_batch = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
     p = prepare(file, dims or {}, providers, threads, lengths, mask, pad, pad_sizes, options, check and max_batch > 1, tolerance, spin)
     options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "onnx"))
@@ -88,11 +89,6 @@ def serve(
     policy = worker_options(depth=depth, lanes=at_once, **options)
     with ended.on_ctrl_c():
         keep_attached(lambda: Ring(model, p.signature, policy), attached, ended, wait)
-
-
-def _refuse_ragged(options: Mapping[str, Any]) -> None:
-    if str(options.get("ragged", False)).lower() == "true":
-        raise errors.Invalid("a graph is given one tensor of all rows, and ragged rows have none in common: use @ringbatch.worker")
 
 
 class Prepared(NamedTuple):

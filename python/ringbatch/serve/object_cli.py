@@ -111,24 +111,25 @@ def fixed(text: str) -> Declared:
     return t
 
 
-def inputs_of(thing: Any, given: Sequence[str] | None) -> list[str]:
-    if given:
-        return list(given)
+def inputs_of(thing: Any, given: Sequence[str] | None) -> list[Declared]:
     features = getattr(thing, "n_features_in_", None)
-    if features is None:
+    if not given and features is None:
         raise errors.Invalid("the object does not tell its inputs: name them, --input 'x:f32[4]'")
-    return [f"x:f32[{features}]"]
+    return list(map(fixed, given or [f"x:f32[{features}]"]))
 
 
-def outputs_of(function: Callable[..., Any], inputs: Sequence[str]) -> list[str]:
+def zeros(inputs: Sequence[Declared], rows: int) -> list[np.ndarray]:
+    return [np.zeros((rows, *t.shape), t.dtype) for t in inputs]
+
+
+def outputs_of(function: Callable[..., Any], inputs: Sequence[Declared]) -> list[str]:
     """Runs one row of zeros, then three: as many rows must come out."""
-    specs = [fixed(text) for text in inputs]
     try:
-        tried = [_listed(function(*(np.zeros((rows, *t.shape), t.dtype) for t in specs))) for rows in (1, 3)]
+        tried = [_listed(function(*zeros(inputs, rows))) for rows in (1, 3)]
     except errors.Error:
         raise
     except _WRONG as e:
-        why = f"given {' and '.join(inputs)}, rows of zeros, it raises {type(e).__name__}: {e}"
+        why = f"given {' and '.join(map(str, inputs))}, rows of zeros, it raises {type(e).__name__}: {e}"
         raise errors.Invalid(f"{why}. If it takes no zeros, say what it gives: --output 'y:f32[4]'") from e
     for rows, ys in zip((1, 3), tried):
         for y in ys:
@@ -145,11 +146,11 @@ def outputs_of(function: Callable[..., Any], inputs: Sequence[str]) -> list[str]
     return texts
 
 
-def check_outputs(function: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str]) -> None:
+def check_outputs(function: Callable[..., Any], inputs: Sequence[Declared], outputs: Sequence[str]) -> None:
     """Refuses a function whose outputs for a row of zeros differ from --output."""
     try:
         specs = list(map(fixed, outputs))
-        result = function(*(np.zeros((1, *t.shape), t.dtype) for t in map(fixed, inputs)))
+        result = function(*zeros(inputs, 1))
     except Exception:  # the sizes vary, or the function takes no zeros
         return
     given = result if isinstance(result, dict) else dict(zip([t.name for t in specs], _listed(result)))
@@ -173,10 +174,9 @@ class _Tried:
         return list(map(np.asarray, result.values())) if isinstance(result, dict) else _listed(result)
 
 
-def check_rows(function: Callable[..., Any], inputs: Sequence[str]) -> None:
+def check_rows(function: Callable[..., Any], inputs: Sequence[Declared]) -> None:
     """Refuses a function whose rows give other results in a batch than alone."""
-    specs = [fixed(text) for text in inputs]
-    xs = trials.example(list(map(Input.of, specs)), [t.shape for t in specs], [t.dtype for t in specs], 3)
+    xs = trials.example(list(map(Input.of, inputs)), [t.shape for t in inputs], [t.dtype for t in inputs], 3)
     try:
         trials.refuse_mixed_rows(_Tried(function), xs, trials.TOLERANCE, adjustable=False)
     except errors.Invalid:
@@ -204,13 +204,12 @@ def worker_for(thing: Any, a: argparse.Namespace, settings: dict[str, Any]) -> W
     outputs = a.output or outputs_of(function, inputs)
     if a.check and str(settings.get("max_batch_size")) != "1":
         check_rows(function, inputs)
-    names = [fixed(text).name for text in inputs]
 
     def run(batch: Batch) -> Any:
         # Copies: the function may write into its arguments.
-        return function(*(np.array(batch.inputs[name]) for name in names))
+        return function(*(np.array(batch.inputs[t.name]) for t in inputs))
 
-    signature = f"{' '.join(inputs)} -> {' '.join(outputs)}"
+    signature = f"{' '.join(map(str, inputs))} -> {' '.join(outputs)}"
     name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
     return Worker(run, name, signature, worker_options(**settings))
 

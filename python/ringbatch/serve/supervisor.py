@@ -105,7 +105,8 @@ def serve_all(
     for item in served:
         targets.check(item)
     at = socket_path(socket)
-    commands = [_command(item, i, pipeline) for i, item in enumerate(served) if counts[i]]
+    child = [sys.executable, "-m", "ringbatch.serve.child", *(["stage", *pipeline] if pipeline else [])]
+    commands = [[*child, *targets.describe(item, i), "--", *targets.ARGUMENTS] for i, item in enumerate(served) if counts[i]]
     counts_of = [n for n in counts if n]
     here = [targets.worker_of(item) for item, n in zip(served, counts) if n == 0]
     if pipeline:
@@ -161,20 +162,11 @@ def _supervised(at: str) -> bool:
     return bool(its) and os.path.abspath(str(its)) == at
 
 
-def _command(item: Served, index: int, pipeline: tuple[str, str] | None) -> list[str]:
-    stage = ["stage", *pipeline] if pipeline else []
-    return [sys.executable, "-m", "ringbatch.serve.child", *stage, *targets.describe(item, index), "--", *targets.arguments()]
-
-
 def _environment(socket: str, refusals: Refusals, processes: int) -> dict[str, str]:
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     ours = {CHILD: "1", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "RINGBATCH_SOCKET": socket, TOLD_AT: refusals.path}
-    return {"OMP_NUM_THREADS": share_of_cores(processes), **os.environ, **ours}
-
-
-def share_of_cores(processes: int) -> str:
-    """$OMP_NUM_THREADS of each of some processes: more threads than cores slow all of them down."""
-    return str(max(1, cores() // max(1, processes)))
+    # A share of the cores: more threads than cores slow all processes down.
+    return {"OMP_NUM_THREADS": str(max(1, cores() // max(1, processes))), **os.environ, **ours}
 
 
 # -- in this process

@@ -21,8 +21,8 @@ from ..worker.worker import Worker
 
 Served = Union[Worker, Callable[[], Worker], str]
 
-# A copy, before a script changes it.
-_ARGV = list(sys.argv)
+# Of this program: a copy, before a script changes them.
+ARGUMENTS = list(sys.argv)
 
 _AGAIN = "write it to a file and run that, name it by an import path ('package.module:name'), or serve with processes=0"
 
@@ -82,7 +82,7 @@ def describe(served: Served, index: int) -> list[str]:
     if path:
         return ["rerun-file", os.path.abspath(path), str(index)]
     typed = "an interactive session" if sys.stdin.isatty() else "standard input"
-    where = {"-c": "the command line", "-": "standard input"}.get(_ARGV[0], typed)
+    where = {"-c": "the command line", "-": "standard input"}.get(ARGUMENTS[0], typed)
     raise errors.Invalid(f"worker processes run the script again, and {where} cannot be read twice: {_AGAIN}")
 
 
@@ -104,16 +104,14 @@ def find(kind: str, where: str, *rest: str) -> Worker:
             served = runpy.run_path(where, run_name="__ringbatch_worker__")[name]
         else:
             index = int(rest[0])
-            run = runpy.run_path if kind == "rerun-file" else _run_module
-            run(where, run_name="__main__")
+            if kind == "rerun-file":
+                runpy.run_path(where, run_name="__main__")
+            else:
+                runpy.run_module(where, run_name="__main__", alter_sys=True)
             raise errors.Invalid(f"{where} ended without calling serve: in a worker process it takes another path than at first")
     except Reached as reached:
         served = reached.served[index]
     return worker_of(served)
-
-
-def _run_module(name: str, run_name: str) -> None:
-    runpy.run_module(name, run_name=run_name, alter_sys=True)
 
 
 def worker_of(served: Served) -> Worker:
@@ -125,8 +123,3 @@ def worker_of(served: Served) -> Worker:
     if not isinstance(made, Worker):
         raise errors.Invalid(f"{served!r} made {made!r}; it should return a function or class decorated with @ringbatch.worker")
     return made
-
-
-def arguments() -> list[str]:
-    """The arguments of this program."""
-    return _ARGV

@@ -73,7 +73,8 @@ def prepare(
     if not freeze or not isinstance(module, torch.jit.ScriptModule):
         return plain, sized_too, None
     try:
-        frozen, _ = prepared(_frozen(module, device))
+        folded = torch.jit.freeze(module)  # parameters are constants: batch norms go into the convolutions before them
+        frozen, _ = prepared(torch.jit.optimize_for_inference(folded) if device.type == "cuda" else folded)
         xs = example_rows(axes, sized_too, device)
         for _ in range(3):  # TorchScript compiles on the second run
             if not agree(frozen(xs), plain(xs)):
@@ -82,12 +83,6 @@ def prepare(
         print(f"serving the module as it is, not frozen: {failure(e)}", file=sys.stderr)
         return plain, sized_too, None
     return frozen, sized_too, None
-
-
-def _frozen(module: torch.jit.ScriptModule, device: torch.device) -> torch.jit.ScriptModule:
-    """The module with constants for parameters: batch norms go into the convolutions before them."""
-    frozen = torch.jit.freeze(module)
-    return torch.jit.optimize_for_inference(frozen) if device.type == "cuda" else frozen
 
 
 def example_rows(axes: Axes, sized: bool, device: torch.device, rows: int = 1) -> list[torch.Tensor]:

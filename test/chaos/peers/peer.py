@@ -17,6 +17,7 @@ import collections
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import json
 import os
 import random
@@ -365,8 +366,6 @@ def whole_window(client: rb.Client, window: int) -> list[str]:
 
 
 def settled_descriptors(baseline: int) -> list[str]:
-    import gc
-
     gc.collect()
     end = time.monotonic() + PATIENCE
     while (now := descriptors()) > baseline + 1:
@@ -403,10 +402,9 @@ def play_loops(seed: str, rounds: str) -> None:
         except Exception as e:
             problems.append(f"no answer afterwards: {type(e).__name__}: {e}")
         problems += whole_window(client, window) + settled_descriptors(baseline)
-        if problems:  # without closing the client, which may hang
-            tell("result", {"Tries": sum(done.values()), "Struck": dict(done), "Problems": problems})
-            os._exit(0)
         tell("result", {"Tries": sum(done.values()), "Struck": dict(done), "Problems": problems})
+        if problems:
+            os._exit(0)  # without closing the client, which may hang
 
 
 def closed_loop(client: rb.Client, rng: random.Random) -> None:
@@ -467,4 +465,5 @@ if __name__ == "__main__":
     elif sys.argv[1] in ("signals", "loops"):
         faulthandler.dump_traceback_later(2 * PATIENCE, exit=True)  # where it hangs
     threading.excepthook = lambda *_: None
-    {"load": play_load, "victims": play_victims, "forks": play_forks, "signals": play_signals, "loops": play_loops}[sys.argv[1]](*sys.argv[4:])
+    plays = {"load": play_load, "victims": play_victims, "forks": play_forks, "signals": play_signals, "loops": play_loops}
+    plays[sys.argv[1]](*sys.argv[4:])
