@@ -99,6 +99,14 @@ def page() -> str:
         suite = r.get(str(r.get("suite")))
         table = checks(suite) if suite else single(r) if "latency_ms" in r else ratios(r)
         parts += ["", f"## {name}", "", f"`{data['command']}`, {data['cores']} cores, {data['date']}", "", *table]
+    setup = "encoder of 12 layers, 768 wide, fp16; texts of 8 to 500 tokens; two workers"
+    parts += ["", "## Packed batches", "", f"{where('packed')}: {setup}", "",
+              "| | sequences/s | rows a batch | p50, ms | p99, ms |", "|---|---|---|---|---|"]  # fmt: skip
+    for name, r in kept("packed")["result"]["rows"].items():
+        cells = (number(r[k]) if k in r else "" for k in ("rate", "rows_per_batch", "p50_ms", "p99_ms"))
+        parts.append(f"| {name} | " + " | ".join(cells) + " |")
+    parts += ["", "## Producers that decode JPEGs", "", where("decode"), "", "| | images/s | p50, ms | p99, ms |", "|---|---|---|---|"]
+    parts += [f"| {name} | " + " | ".join(map(number, r.values())) + " |" for name, r in kept("decode")["result"].items()]
     return "\n".join(parts) + "\n"
 
 
