@@ -20,7 +20,6 @@ torch = pytest.importorskip("torch")
 rt = pytest.importorskip("ringbatch.torch")
 from ringbatch.torch import packed  # noqa: E402
 from ringbatch.worker.axes import Input, Output  # noqa: E402
-from ringbatch.worker.policy import KEYS  # noqa: E402
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
 TOKENS = ["tokens:i64[<=40]"]
@@ -48,8 +47,6 @@ def served(tmp_path, module, inputs, packed, **options):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("budget", [0, 100])
 def test_rows_of_all_sizes_share_a_batch_and_come_back_in_their_own(tmp_path, device, budget):
-    if budget and "max_batch_cost" not in KEYS:
-        pytest.skip("the broker has no max_batch_cost")
     more = {"max_batch_cost": budget} if budget else {}
     rng = np.random.default_rng(0)
     texts = [rng.integers(0, 9, n) for n in (*rng.integers(0, 41, 60), 40, 40, 40, 1)]
