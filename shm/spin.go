@@ -28,7 +28,7 @@ const LeastSpin = 50 * time.Microsecond
 
 const (
 	slowYield = 100 * time.Microsecond // a longer yield ran another thread
-	spinRest  = 20 * time.Millisecond // no spin for this long after a slow yield
+	spinRest  = 20 * time.Millisecond  // no spin for this long after a slow yield
 )
 
 // Until spins until ready returns true. It returns false when it is time to park, or latest has passed.
