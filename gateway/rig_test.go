@@ -323,13 +323,14 @@ func (r *rig) hangUp() {
 
 // httpAnswer is the answer to an HTTP request.
 type httpAnswer struct {
-	status  int
-	header  http.Header
-	Error   string `json:"error"`
-	ID      string `json:"id"`
-	Model   string `json:"model_name"`
-	Version string `json:"model_version"`
-	Outputs []struct {
+	status     int
+	header     http.Header
+	Error      string         `json:"error"`
+	ID         string         `json:"id"`
+	Model      string         `json:"model_name"`
+	Version    string         `json:"model_version"`
+	Parameters map[string]any `json:"parameters"`
+	Outputs    []struct {
 		Name       string
 		Datatype   string
 		Shape      []int

@@ -54,6 +54,15 @@ type Call struct {
 	queue, compute       time.Duration
 }
 
+// WeightsVersion is the version of the live weights that made the outputs; 0: the model has none.
+func (c *Call) WeightsVersion() uint64 {
+	v, err := c.request.Version()
+	if err != nil { // a relay's batch has several requests
+		return 0
+	}
+	return uint64(v)
+}
+
 // Input is an input tensor of the caller.
 type Input struct {
 	Name  string
