@@ -109,7 +109,9 @@ def _copy(rows: Any) -> Any:
     return np.array(rows) if isinstance(rows, np.ndarray) else rows.clone()
 
 
-def claim(core: Core, rows: int | None, shapes: Mapping[str, tuple[int, ...]] | None, timeout: Duration | None, sequence: int = 0) -> Request:
+def claim(
+    core: Core, rows: int | None, shapes: Mapping[str, tuple[int, ...]] | None, timeout: Duration | None, sequence: int = 0
+) -> Request:
     """A request of one item (rows is None) or of some rows. sequence: the request is its next step."""
     if rows is None and not sequence and timeout is None and not shapes and core.plain:
         return Request(core)

@@ -150,9 +150,13 @@ class RingBatch(Rows):
             raise errors.Invalid("the model has no state: @rb.worker(state=...) declares it")
         return np.array((c_uint8 * self.rows).from_address(self.c.step), np.intp)
 
-    def gather(self, k: int, to: int, size: int, side: int = c.INPUT) -> None:
-        """Copies the rows of the k-th input (or state) together, with zeros for the padding; without the GIL."""
-        check(self._lib, self._lib.rb_batch_gather(self._at, side, k, to, size))
+    def gather(self, k: int, to: int, size: int) -> None:
+        """Copies the rows of the k-th input together, with zeros for the padding; without the GIL."""
+        check(self._lib, self._lib.rb_batch_gather(self._at, c.INPUT, k, to, size))
+
+    def gather_state(self, k: int, to: int, size: int) -> None:
+        """The same for the k-th state before this step."""
+        check(self._lib, self._lib.rb_batch_gather(self._at, c.STATE, k, to, size))
 
     def set_state(self, k: int, of: int, size: int) -> None:
         """Copies the k-th state after this step into the slots."""

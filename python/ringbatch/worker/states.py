@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from ..binding import structs as c
 from ..binding.ctypes_path import ByName
 from ..binding.device import is_device_array
 from ..binding.tensors import Tensor
+
 
 class States(ByName):
     """The state of all rows by name. Reading gives a copy, zero where the row is fresh; assigning writes the next state."""
@@ -71,7 +71,7 @@ class States(ByName):
             rows[np.flatnonzero(b.fresh).tolist()] = 0  # on the host the library has cleared them
             return rows
         array = b._buffers.get("state", t, b.padded, t.shape)
-        b._raw.gather(k, array.__array_interface__["data"][0], array.nbytes, c.STATE)
+        b._raw.gather_state(k, array.__array_interface__["data"][0], array.nbytes)
         return array
 
 
