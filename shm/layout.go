@@ -172,6 +172,9 @@ func (l *Layout) View(sig tensor.Signature) (*Layout, error) {
 	}
 	last := len(sig.State)
 	v.State, v.Step = both[:last:last], &both[last]
+	for i := range v.State {
+		v.State[i].Spec = sig.State[i]
+	}
 	return &v, nil
 }
 
