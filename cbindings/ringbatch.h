@@ -399,7 +399,8 @@ RB_API int rb_run_prepared(const rb_inference *inference);
 
 /* A sequence is a request of fixed slots that runs again and again: its steps. Each
  * step reads the state that the step before has written. The state advances if, and only
- * if, a step ends with RB_OK. A sequence of several rows is several sequences in step.
+ * if, a step ends with RB_OK; if the caller releases the step before it has seen that
+ * (rb_wait, rb_poll, rb_output), the state stays. A sequence of several rows is several sequences in step.
  * It is the caller's until rb_sequence_close or rb_close, and keeps its slots that long.
  *
  * After a restart of the broker, or when another broker has taken over, every function

@@ -4,9 +4,9 @@
  * the other. Broker and worker know no sequence. The client writes the half to read into
  * the step words before each commit, and changes halves after a step that ended well:
  *
- *	request -- commit: step words --> under way -- RB_OK, no worker has it --> change halves
- *	   ^                                  |                                        |
- *	   +---------- any other end ---------+----------------------------------------+
+ *	request -- commit: step words --> under way -- RB_OK, which the caller saw --> change halves
+ *	   ^                                  |                                            |
+ *	   +---------- any other end ---------+--------------------------------------------+
  *
  * The sequence stays with its attachment, even if the client is asked to attach again.
  */
@@ -77,7 +77,7 @@ static int settle(rb_seq *q, int64_t until)
 			return rb_explain(RB_ERR_TIMEOUT, "a worker still has the step before");
 		nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
 	}
-	bool advanced = slot_of(q)->status == RB_OK;
+	bool advanced = slot_of(q)->status == RB_OK && !q->missed;
 	q->half ^= advanced;
 	for (uint32_t i = 0; i < q->rows; i++)
 		q->row[i] = q->row[i] & RB_RESET ? RB_STEP_FRESH : advanced ? 0 : q->row[i];
