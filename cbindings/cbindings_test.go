@@ -66,7 +66,7 @@ func tryRun(name string, args ...string) (string, error) {
 }
 
 // sources are the program that calls every function of the header.
-var sources = []string{"testdata/every.c", "testdata/serving.c", "testdata/misuse.c", "testdata/reaping.c"}
+var sources = []string{"testdata/every.c", "testdata/serving.c", "testdata/misuse.c", "testdata/sequences.c", "testdata/reaping.c"}
 
 // library builds and installs the library once, as a user would.
 func library(t *testing.T) (prefix string) {
