@@ -108,7 +108,7 @@ static void one_sequence(uint64_t q)
 	WANT(RB_ERR_FAILED, rb_wait(c, r.id, minute));
 	CHECK(state_of(q, 0) == 1);
 
-	r = commit(q, 9, 0, second / 50); /* expires while a worker has it */
+	r = commit(q, 9, 0, second / 2); /* expires while a worker has it */
 	rb_batch *b;
 	WANT(RB_OK, rb_worker_next(w, minute, &b));
 	WANT(RB_ERR_EXPIRED, rb_wait(c, r.id, minute));
