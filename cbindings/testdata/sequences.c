@@ -2,6 +2,7 @@
 /* Sequences. Client and worker are one thread here, so each step ends as the test wants. See every.c. */
 #define _GNU_SOURCE
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "every.h"
@@ -107,7 +108,7 @@ static void one_sequence(uint64_t q)
 	WANT(RB_ERR_FAILED, rb_wait(c, r.id, minute));
 	CHECK(state_of(q, 0) == 1);
 
-	r = commit(q, 9, 0, second / 50); /* expires while a worker has it */
+	r = commit(q, 9, 0, second / 2); /* expires while a worker has it */
 	rb_batch *b;
 	WANT(RB_OK, rb_worker_next(w, minute, &b));
 	WANT(RB_ERR_EXPIRED, rb_wait(c, r.id, minute));
@@ -187,6 +188,20 @@ static void in_one_call(uint64_t q)
 	CHECK(out == 55 && state_of(q, 0) == 55);
 }
 
+/* A child has none of its parent's sequences. */
+static void in_child(uint64_t q)
+{
+	pid_t child = getenv("RB_NO_FORK") ? -1 : fork();
+	int how = 0;
+	rb_view v;
+	if (!child) {
+		WANT_ALL(RB_ERR_FORKED, rb_sequence_state(c, q, 0, &v), rb_sequence_reset(c, q, NULL, 0));
+		WANT(RB_OK, rb_sequence_close(c, q));
+		_exit(0);
+	}
+	CHECK(child < 0 || (waitpid(child, &how, 0) == child && !how));
+}
+
 void sequences(void)
 {
 	rb_worker_options o = {.size = sizeof o, .socket = socket_path, .policy = "max_batch_size=4 wait_time=0s"};
@@ -215,6 +230,7 @@ void sequences(void)
 	WANT_ALL(RB_ERR_RELEASED, rb_sequence_reset(other, one, NULL, 0), rb_sequence_close(other, one), rb_sequence_state(c, 12345, 0, &v));
 	WANT(RB_OK, rb_close(other));
 	one_sequence(one);
+	in_child(one);
 	several_rows(one, two);
 	in_one_call(one);
 	commit(two, 1, 1, 0);
