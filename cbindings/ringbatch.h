@@ -35,11 +35,11 @@
  * - If a needed pointer is NULL or a flag is unknown, the function does nothing and
  *   returns RB_ERR_INVALID.
  * - Fork: a child may use its parent's clients. At the first use it attaches for
- *   itself, with its own window; the parent is undisturbed. Requests, workers and
- *   batches stay the parent's: RB_ERR_FORKED. The child sees zeros in place of the
+ *   itself, with its own window; the parent is undisturbed. Requests, sequences,
+ *   workers and batches stay the parent's: RB_ERR_FORKED. The child sees zeros in place of the
  *   slots' memory.
- * - Threads: a client may be used by many threads at once, a request or a
- *   worker by one thread at a time.
+ * - Threads: a client may be used by many threads at once, a request, a sequence or
+ *   a worker by one thread at a time.
  * - Signals: if a handler runs in a waiting thread, a wait with a timeout (not a
  *   negative one) times out 20 ms after it began, so that the caller can handle the
  *   signal. A handler must not call the library. The library has no handler and
@@ -157,12 +157,16 @@ typedef enum rb_dtype {
 	RB_BOOL = 1, RB_U8, RB_I8, RB_I16, RB_I32, RB_I64, RB_F16, RB_BF16, RB_F32, RB_F64
 } rb_dtype;
 
-typedef enum rb_side { RB_INPUT = 0, RB_OUTPUT = 1 } rb_side;
+/* A state tensor has two halves in each slot. RB_STATE is the half that a step reads,
+ * RB_NEXT_STATE the half that the step writes. */
+typedef enum rb_side { RB_INPUT = 0, RB_OUTPUT = 1, RB_STATE = 2, RB_NEXT_STATE = 3 } rb_side;
 
 /* One tensor of a model, without the row dimension. The row of slot s is at
  * base + offset + s * stride. base is the mapping's address; for a tensor in device
  * memory it is rb_device.base, a device pointer. After a restart of the broker the
- * offset may be another; rb_input and rb_output always follow it. */
+ * offset may be another; rb_input and rb_output always follow it. A state tensor's
+ * stride is twice its row_bytes: half h of slot s is at base + offset +
+ * (2 * s + h) * row_bytes. */
 typedef struct rb_tensor {
 	char name[RB_MAX_NAME_BYTES + 1];
 	uint8_t on_device;         /* 0: on the host; else 1 + the GPU's number in its text ("x:f32[4]@device:0") */
@@ -392,6 +396,49 @@ RB_API int rb_claim_prepared(rb_inference *inference);
 /* rb_commit, then rb_wait for at most `slice`; after RB_ERR_TIMEOUT go on with rb_wait. */
 RB_API int rb_run_prepared(const rb_inference *inference);
 
+/* ---- client: sequences ------------------------------------------------- */
+
+/* A sequence is a request of fixed slots that runs again and again: its steps. Each
+ * step reads the state that the step before has written. The state advances if, and only
+ * if, a step ends with RB_OK; if the caller releases the step before it has seen that
+ * (rb_wait, rb_poll, rb_output), the state stays. A sequence of several rows is several sequences in step.
+ * It is the caller's until rb_sequence_close or rb_close, and keeps its slots that long.
+ *
+ * After a restart of the broker, or when another broker has taken over, every function
+ * but reset and close returns RB_ERR_STATE_LOST, until all rows are reset. When an alias
+ * moves to another model, the sequence stays with its own. */
+
+/* Opens a sequence, whose state is zero. The rest as rb_claim. RB_ERR_INVALID if the
+ * model has no state. */
+RB_API int rb_sequence_open(rb_client client, uint32_t rows, int64_t timeout, uint64_t *sequence);
+
+/* Begins the next step: waits until the step before has ended and no worker uses its
+ * slots (else RB_ERR_TIMEOUT), and returns the slots as a claimed request. rb_input,
+ * rb_commit, rb_wait, rb_cancel, rb_output are as ever. rb_release and
+ * rb_release_on_stream cancel a step under way, and keep the slots. The number of
+ * the request before is released. dims as in rb_claim. */
+RB_API int rb_sequence_request(rb_client client, uint64_t sequence, const uint32_t *dims, uint32_t ndims, int64_t timeout,
+	rb_request *request);
+
+/* rb_infer for a step. After RB_ERR_TIMEOUT with *request set, go on with rb_wait and
+ * rb_collect, or rb_release. */
+RB_API int rb_step(rb_client client, uint64_t sequence, const void *const *inputs, void *const *outputs, int64_t timeout,
+	int64_t slice, uint64_t *request);
+/* The same with arguments in a structure; its rows and flags are not used. */
+RB_API int rb_step_prepared(rb_inference *inference, uint64_t sequence);
+
+/* The state of these rows is zero again from the next commit on; NULL and 0: of all
+ * rows. */
+RB_API int rb_sequence_reset(rb_client client, uint64_t sequence, const uint32_t *rows, uint32_t count);
+
+/* The present state in place, to read or to write between steps: the k-th state tensor,
+ * until the next commit. RB_ERR_NOT_DONE while a step is under way, or a worker still
+ * uses the slots: rb_sequence_request waits for that. */
+RB_API int rb_sequence_state(rb_client client, uint64_t sequence, uint32_t k, rb_view *view);
+
+/* Gives the slots back; a step under way is canceled. */
+RB_API int rb_sequence_close(rb_client client, uint64_t sequence);
+
 /* ---- client: event loops ----------------------------------------------- */
 
 /* A descriptor that is readable when requests committed with RB_NOTIFY have
@@ -443,6 +490,7 @@ typedef struct rb_worker_options {
  * blanks: "x:f32[3,224,224] -> y:f32[1000]"; a variable dimension is "<=512".
  * "x:f32[4]@device:0" is in the memory of this worker's GPU 0; the first worker
  * allocates it for all. A worker completes a batch when its streams are done with it.
+ * State tensors follow the word state: "x:f32[4] -> y:f32[2] state h:f32[64]".
  * The worker is the caller's until rb_worker_close. */
 RB_API int rb_worker_attach(const char *model, const char *signature, const rb_worker_options *options, rb_worker *worker);
 
@@ -485,6 +533,9 @@ typedef struct rb_batch {
 	const rb_run *run;                        /* runs long */
 	uint32_t place;                           /* the library's own */
 	uint32_t ragged;                          /* 1: each request has its own sizes (rb_batch_row, rb_batch_shape) */
+	/* Rows long; NULL if the model has no state. Bit 0: the half that the row's step reads. Bit 1: fresh, that half
+	 * counts as zero. The library has zeroed it, except in device memory. */
+	const uint8_t *step;
 } rb_batch;
 
 /* Takes the next batch; RB_ERR_TIMEOUT if none comes, RB_ERR_BROKER_GONE when
@@ -499,11 +550,13 @@ RB_API int rb_worker_wait(rb_worker worker, int64_t timeout);
 
 /* Run i of the k-th tensor: rows in place. RB_ERR_SHAPE for a variable input
  * of a ragged batch of several requests: its rows differ in shape. A worker must
- * not write inputs: a retry, or a later stage of a pipeline, reads them, too. */
+ * not write inputs: a retry, or a later stage of a pipeline, reads them, too.
+ * RB_ERR_INVALID for state: rb_batch_row has its rows. */
 RB_API int rb_batch_run(const rb_batch *batch, int side, uint32_t k, uint32_t i, rb_view *view);
 
 /* Row i of the k-th tensor; of a ragged batch in its own size, which may be 0
- * bytes. Padding rows have no memory: RB_ERR_ROWS. */
+ * bytes. Padding rows have no memory: RB_ERR_ROWS. A worker must not write
+ * RB_STATE, and writes all of RB_NEXT_STATE. */
 RB_API int rb_batch_row(const rb_batch *batch, int side, uint32_t k, uint32_t i, void **data, uint64_t *bytes);
 
 /* For tensors on the host: copies all rows of the k-th tensor one after the other, and
@@ -519,6 +572,9 @@ RB_API int rb_batch_prefetch(const rb_batch *batch, uint32_t k, void *to, uint64
 
 /* Copies rows of the k-th output, each of its largest size, to their slots. */
 RB_API int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes);
+
+/* The same for the k-th state tensor: the state after this step, on the host. */
+RB_API int rb_batch_set_state(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes);
 
 /* For tensors on the host whose first dimension varies, or none: copies all rows of the
  * k-th input one after the other, each in its true size, without padding. Row i is
@@ -563,9 +619,10 @@ RB_API int rb_batch_waiting(const rb_batch *batch, uint32_t i);
  *
  * If the worker never asked for one of the outputs (rb_batch_run, rb_batch_row,
  * rb_batch_scatter, rb_batch_unpack), its slots still hold an earlier request's data. Then the requests
- * end with RB_ERR_FAILED, which is returned, and rb_error names the output. Outputs
- * that the worker may write past the batch (rb_worker_tensor, rb_worker_map), and
- * outputs in device memory, are not checked. */
+ * end with RB_ERR_FAILED, which is returned, and rb_error names the output. The same
+ * holds for RB_NEXT_STATE (rb_batch_row, rb_batch_set_state). Tensors that the worker
+ * may write past the batch (rb_worker_tensor, rb_worker_map), and tensors in device
+ * memory, are not checked. */
 RB_API int rb_batch_complete(rb_batch *batch);
 
 /* ---- statistics -------------------------------------------------------- */

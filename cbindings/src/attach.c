@@ -36,6 +36,8 @@ void rb_put_signature(rb_writer *w, const rb_layout *l)
 {
 	put_side(w, "inputs", l->tensor, l->inputs);
 	put_side(w, "outputs", l->tensor + l->inputs, l->outputs);
+	if (l->states)
+		put_side(w, "state", rb_tensors_of(l, RB_STATE), l->states);
 }
 
 int rb_attach_begin(rb_attach *a, const char *socket, int64_t deadline, const rb_writer *request, bool worker, int offer)
@@ -81,16 +83,17 @@ static int read_tensors(rb_reader r, const char *what, rb_tensor *to, uint32_t m
 	return status;
 }
 
-/* If the reply names the planes of a pipeline's ring, places the tensors among them. */
+/* If the reply names the planes of the ring, places the tensors among them. */
+#define MAX_PLANES (RB_GO_MAX_TENSORS + 1) /* the step words, too */
 static int read_planes(rb_reader r, rb_layout *l)
 {
 	uint32_t n;
 	if (!r.at)
-		return RB_OK;
-	rb_tensor *plane = calloc(RB_GO_MAX_TENSORS, sizeof *plane);
+		return l->states ? rb_malformed("list of planes") : RB_OK;
+	rb_tensor *plane = calloc(MAX_PLANES, sizeof *plane);
 	if (!plane)
 		return rb_say(RB_ERR_NO_MEMORY);
-	int status = read_tensors(r, "list of planes", plane, RB_GO_MAX_TENSORS, &n);
+	int status = read_tensors(r, "list of planes", plane, MAX_PLANES, &n);
 	if (!status)
 		status = rb_layout_among(l, plane, n);
 	free(plane);
@@ -136,6 +139,8 @@ static int check_reply(const rb_reply *p, rb_session *s, bool worker)
 	int status = read_tensors(p->inputs, "list of tensors", l->tensor, RB_GO_MAX_TENSORS, &l->inputs);
 	if (!status)
 		status = read_tensors(p->outputs, "list of tensors", l->tensor + l->inputs, RB_GO_MAX_TENSORS - l->inputs, &l->outputs);
+	if (!status && p->state.at)
+		status = read_tensors(p->state, "list of tensors", l->tensor + rb_tensors(l), RB_GO_MAX_TENSORS - rb_tensors(l), &l->states);
 	if (status)
 		return status;
 	if (p->slots > UINT32_MAX || p->max_batch > UINT32_MAX || p->first_gen > UINT32_MAX)
@@ -153,6 +158,8 @@ static int check_reply(const rb_reply *p, rb_session *s, bool worker)
 	memcpy(s->model, p->model ? p->model : "", p->model_bytes);
 	if (l->geometry != p->geometry || l->planes_size != p->planes_size || l->board_size != p->board_size)
 		return rb_explain(RB_ERR_LAYOUT, "the broker lays %s out differently", s->model);
+	for (uint32_t k = 0; worker && k < l->states; k++) /* a client needs no state in device memory */
+		l->on_device |= rb_tensors_of(l, RB_STATE)[k].on_device;
 	if (p->device_size != (l->on_device ? l->device_size : 0))
 		return rb_explain(RB_ERR_LAYOUT, "%" PRIu64 " bytes of device memory, expected %" PRIu64, p->device_size, l->device_size);
 	uint64_t size;
@@ -225,7 +232,7 @@ static int open_session(rb_frame *f, const rb_reply *p, rb_session *s, bool work
 	int status = check_reply(p, s, worker);
 	if (status)
 		return status;
-	rb_tensor *fit = realloc(s->layout.tensor, (s->layout.inputs + s->layout.outputs) * sizeof(rb_tensor));
+	rb_tensor *fit = realloc(s->layout.tensor, rb_tensors(&s->layout) * sizeof(rb_tensor));
 	s->layout.tensor = fit ? fit : s->layout.tensor;
 	if (p->device_size && (status = open_device(s, p, f->fds[--f->nfds])))
 		return status;

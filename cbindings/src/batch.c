@@ -4,7 +4,7 @@
 
 #include "worker.h"
 
-/* Fails the batch if the worker cannot have written one of its outputs. */
+/* Fails the batch if the worker cannot have written one of its outputs, or the next state. */
 static int check_written(rb_taken *b)
 {
 	const rb_layout *l = &b->worker->session.layout;
@@ -12,12 +12,12 @@ static int check_written(rb_taken *b)
 	bool answered = false;
 	for (uint32_t i = 0; i < b->shown.requests; i++)
 		answered |= !b->answer[i].status;
-	for (uint32_t k = 0; answered && k < l->outputs; k++) {
+	for (uint32_t k = 0; answered && k < l->outputs + l->states; k++) {
 		const rb_tensor *t = &rb_tensors_of(l, RB_OUTPUT)[k];
 		if (asked >> k & 1 || t->on_device)
 			continue;
-		rb_fail(RB_ERR_FAILED, "the worker did not write output \"%s\": it never asked for it "
-			"(rb_batch_run, rb_batch_row, rb_batch_scatter, rb_batch_unpack)", t->name);
+		rb_fail(RB_ERR_FAILED, "the worker did not write %s \"%s\": it never asked for it (%s)", k < l->outputs ? "output" : "state",
+			t->name, k < l->outputs ? "rb_batch_run, rb_batch_row, rb_batch_scatter, rb_batch_unpack" : "rb_batch_row, rb_batch_set_state");
 		rb_taken_fail_all(b, RB_ERR_FAILED, rb_error(), b->worker->session.isolates);
 		return RB_ERR_FAILED;
 	}
@@ -47,7 +47,7 @@ static int find_batch(rb_work *w, const rb_batch *given, rb_taken **b)
 		WITH_WORKER((batch) && (given), (batch)->worker, (status = find_batch(w, batch, &b)) ? status : (result)); \
 	} while (0)
 
-/* A tensor, and the sizes of its rows: of inputs the batch's, of outputs the maximum. */
+/* A tensor, and the sizes of its rows: of inputs the batch's, of others the maximum. */
 static int column(rb_taken *b, int side, uint32_t k, const rb_tensor **t, const uint32_t **dims)
 {
 	uint32_t at;
@@ -55,8 +55,8 @@ static int column(rb_taken *b, int side, uint32_t k, const rb_tensor **t, const 
 	int status = rb_pick(l, side, k, t, &at);
 	if (!status)
 		*dims = (side == RB_INPUT ? b->shown.dims : l->most[RB_OUTPUT]) + at;
-	if (!status && side == RB_OUTPUT)
-		b->asked |= UINT64_C(1) << k;
+	if (!status && (side == RB_OUTPUT || side == RB_NEXT_STATE))
+		b->asked |= rb_written_bit(l, side, k);
 	return status;
 }
 
@@ -91,6 +91,8 @@ static int run(rb_taken *b, int side, uint32_t k, uint32_t i, rb_view *v)
 	int status = column(b, side, k, &t, &dims);
 	if (status)
 		return status;
+	if (side >= RB_STATE)
+		return rb_explain(RB_ERR_INVALID, "the state \"%s\" has no runs: take it row by row", t->name);
 	if (i >= b->shown.runs)
 		return rb_explain(RB_ERR_INVALID, "run %u of a batch of %u", i, b->shown.runs);
 	if (ragged(b, side, t))
@@ -110,7 +112,8 @@ static int row(rb_taken *b, int side, uint32_t k, uint32_t i, void **data, uint6
 		return rb_explain(RB_ERR_ROWS, "row %u of a batch of %u; padding has no memory", i, b->shown.rows);
 	if (ragged(b, side, t))
 		dims = b->member[owner(b, i)].dims + (dims - b->shown.dims);
-	*data = rb_base_of(&b->worker->session, t) + t->offset + b->slot[i] * t->stride;
+	uint64_t at = side >= RB_STATE ? (b->half[i] ^ (side == RB_NEXT_STATE)) * t->row_bytes : b->slot[i] * t->stride;
+	*data = rb_base_of(&b->worker->session, t) + t->offset + at;
 	*bytes = rb_row_bytes(t, dims);
 	return RB_OK;
 }
@@ -187,6 +190,8 @@ static int rows_of(rb_taken *b, int side, uint32_t k, uint64_t bytes, rb_rows *r
 		status = rb_check_on_host(t);
 	if (status)
 		return status;
+	if (side == RB_NEXT_STATE)
+		return rb_explain(RB_ERR_INVALID, "the next state of \"%s\" is to be written: rb_batch_set_state", t->name);
 	if (ragged(b, side, t))
 		return no_shape(t);
 	uint64_t size = rb_row_bytes(t, dims);
@@ -194,6 +199,10 @@ static int rows_of(rb_taken *b, int side, uint32_t k, uint64_t bytes, rb_rows *r
 		return rb_explain(RB_ERR_SIZE, "%u rows of %llu bytes, the buffer has %llu", b->shown.pad_to, (unsigned long long)size,
 			(unsigned long long)bytes);
 	*r = (rb_rows){.plane = b->shown.base + t->offset, .slot = b->slot, .count = b->shown.rows, .size = size, .stride = t->stride};
+	if (side == RB_STATE) { /* halves instead of slots */
+		r->slot = b->half;
+		r->stride = size;
+	}
 	return RB_OK;
 }
 
@@ -212,7 +221,11 @@ static int gather(rb_taken *b, int side, uint32_t k, void *to, uint64_t bytes)
 	int status = rows_of(b, side, k, bytes, &r);
 	if (status)
 		return status;
-	if (!rb_crew_gather(b->worker, &r, to))
+	if (rb_crew_gather(b->worker, &r, to)) {
+	} else if (side == RB_STATE) {
+		for (uint64_t i = 0; i < r.count; i++)
+			memcpy((uint8_t *)to + i * r.size, r.plane + r.slot[i] * r.stride, r.size);
+	} else {
 		for (uint32_t i = 0; i < b->shown.runs; i++) {
 			const rb_run *run = &b->run[i];
 			uint8_t *at = (uint8_t *)to + run->row * r.size;
@@ -222,22 +235,28 @@ static int gather(rb_taken *b, int side, uint32_t k, void *to, uint64_t bytes)
 				for (uint32_t j = 0; j < run->rows; j++)
 					memcpy(at + j * r.size, r.plane + (run->slot + j) * r.stride, r.size);
 		}
+	}
 	memset((uint8_t *)to + r.count * r.size, 0, (b->shown.pad_to - r.count) * r.size);
 	return RB_OK;
 }
 
-static int scatter(rb_taken *b, uint32_t k, const void *from, uint64_t bytes)
+/* Copies rows of the buffer to the slots of an output, or to the next state. */
+static int scatter(rb_taken *b, int side, uint32_t k, const void *from, uint64_t bytes)
 {
 	const rb_tensor *t;
 	const uint32_t *dims;
-	int status = column(b, RB_OUTPUT, k, &t, &dims);
+	int status = column(b, side, k, &t, &dims);
 	if (!status)
 		status = rb_check_on_host(t);
 	if (status)
 		return status;
-	if (bytes < t->stride * b->shown.rows)
-		return rb_explain(RB_ERR_SIZE, "%u rows of %llu bytes, the buffer has %llu", b->shown.rows, (unsigned long long)t->stride,
+	if (bytes < t->row_bytes * b->shown.rows)
+		return rb_explain(RB_ERR_SIZE, "%u rows of %llu bytes, the buffer has %llu", b->shown.rows, (unsigned long long)t->row_bytes,
 			(unsigned long long)bytes);
+	for (uint32_t i = 0; side == RB_NEXT_STATE && i < b->shown.rows; i++)
+		memcpy(b->shown.base + t->offset + (b->half[i] ^ 1) * t->row_bytes, (const uint8_t *)from + i * t->row_bytes, t->row_bytes);
+	if (side == RB_NEXT_STATE)
+		return RB_OK;
 	for (uint32_t i = 0; i < b->shown.runs; i++)
 		memcpy(b->shown.base + t->offset + b->run[i].slot * t->stride, (const uint8_t *)from + b->run[i].row * t->stride,
 			b->run[i].rows * t->stride);
@@ -343,7 +362,14 @@ int rb_batch_gather(const rb_batch *batch, int side, uint32_t k, void *to, uint6
 	WITH(to, batch, gather(b, side, k, to, bytes));
 }
 int rb_batch_prefetch(const rb_batch *batch, uint32_t k, void *to, uint64_t bytes) { WITH(to, batch, prefetch(b, k, to, bytes)); }
-int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes) { WITH(from, batch, scatter(b, k, from, bytes)); }
+int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes)
+{
+	WITH(from, batch, scatter(b, RB_OUTPUT, k, from, bytes));
+}
+int rb_batch_set_state(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes)
+{
+	WITH(from, batch, scatter(b, RB_NEXT_STATE, k, from, bytes));
+}
 int rb_batch_pack(const rb_batch *batch, uint32_t k, void *to, uint64_t bytes, int32_t *offsets)
 {
 	WITH(to || offsets, batch, pack(b, k, to, bytes, offsets));

@@ -49,6 +49,8 @@ static int first_attach(rb_conn *c, int64_t timeout, bool wait)
 		if (!status) {
 			c->inputs = l->session.layout.inputs;
 			c->outputs = l->session.layout.outputs;
+			c->states = l->session.layout.states;
+			c->input_dims = l->session.layout.dims[RB_INPUT];
 			c->sized = !l->session.layout.dims[RB_INPUT] && !l->session.layout.dims[RB_OUTPUT];
 			for (uint32_t k = 0; k < c->inputs + c->outputs; k++)
 				c->on_device[k >= c->inputs] |= l->session.layout.tensor[k].on_device;
@@ -164,6 +166,7 @@ int rb_close(rb_client client)
 	if (last)
 		rb_link_drop(last);
 	rb_table_remove(e);
+	rb_seqs_free(c);
 	free_conn(c);
 	return RB_OK;
 }

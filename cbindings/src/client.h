@@ -20,6 +20,9 @@
  */
 enum rb_slot_state { RB_SLOT_FREE, RB_SLOT_CLAIMED, RB_SLOT_COMMITTED, RB_SLOT_ENDED, RB_SLOT_ABANDONED, RB_SLOT_LEAVING };
 
+typedef struct rb_conn rb_conn;
+typedef struct rb_seq rb_seq;
+
 typedef struct rb_slot {
 	_Atomic uint32_t handle; /* +1 at every claim and release: a stale number no longer matches */
 	_Atomic uint32_t wake;   /* a follower sleeps here, see waiting.c */
@@ -36,9 +39,8 @@ typedef struct rb_slot {
 	int64_t claim_took, claimed, committed, seen;
 	_Atomic int64_t stream_looked; /* last check of its stream */
 	int64_t ends; /* its deadline and END_GRACE; INT64_MAX without a deadline */
+	rb_seq *sequence; /* that keeps the slots; NULL: a plain request */
 } rb_slot;
-
-typedef struct rb_conn rb_conn;
 
 /*
  * The list of free slots is private: no other process claims from the window. refs
@@ -101,7 +103,8 @@ struct rb_conn {
 	bool sized; /* no variable dimensions: whole requests in one call */
 	bool on_device[2]; /* by side: a tensor is in device memory */
 	bool device; /* the program can use tensors in device memory */
-	uint32_t inputs, outputs;
+	uint32_t inputs, outputs, states;
+	uint32_t input_dims; /* variable dimensions of the inputs */
 	_Atomic uint32_t window, max_batch; /* of the latest attachment */
 
 	rb_link *_Atomic live;     /* NULL while there is no broker */
@@ -120,6 +123,8 @@ struct rb_conn {
 	int64_t unbegun;    /* since when no try could send its request; 0 if the last one could */
 	int why;            /* status of the last try to attach again; 0 while there is a link */
 	char why_text[512];
+
+	rb_seq *sequences;
 
 	/* notify.c */
 	_Atomic int notify_fd, poke_fd; /* -1: none */
@@ -194,6 +199,24 @@ static inline bool rb_link_over(const rb_link *l, uint32_t at)
 	return rb_word_gen(rb_board_word(&l->session.board, l->first + at)) == l->gens[at] || l->dead || rb_link_expired(l, at);
 }
 
+/*
+ * A sequence. Its slots have a request at all times, claimed, committed or ended, which
+ * the caller may have released. When a step has ended well, the halves change.
+ */
+struct rb_seq {
+	rb_seq *next; /* of the same client */
+	rb_conn *client;
+	uint64_t id;
+	rb_link *link; /* NULL: it has no slots, since its state was lost */
+	uint32_t at, rows;
+	uint8_t half;  /* the half that the next step reads */
+	bool stepping; /* a step was committed, and its end was not looked at yet */
+	bool missed;   /* the caller has released that step before its end was seen */
+	bool lost;
+	uint8_t row[]; /* RB_STEP_FRESH; RB_RESET: fresh after the step that is under way */
+};
+enum { RB_RESET = 4 };
+
 /* request.c */
 typedef struct rb_req {
 	rb_link *link;
@@ -204,6 +227,8 @@ typedef struct rb_req {
 int rb_req_find(rb_conn *c, uint64_t id, rb_req *r);
 uint64_t rb_req_id(const rb_req *r);
 int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r);
+/* Makes a request of slots that the client has. */
+int rb_req_begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t start, int64_t now, rb_req *r);
 int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, uint32_t flags);
 /* Finds requests by their numbers and commits them with a function. */
 typedef int (*rb_committer)(rb_conn *c, const rb_req *r, uint32_t count, uint32_t flags, const void *how);
@@ -256,6 +281,19 @@ static inline uint8_t *rb_req_rows(const rb_req *r, const rb_tensor *t)
 }
 /* Sizes of a request's inputs, rounded up to the model's buckets. */
 void rb_link_padded(const rb_link *l, const rb_slot *s, uint32_t dims[RB_DIMS]);
+
+static inline uint8_t *rb_link_step(const rb_link *l, uint32_t at)
+{
+	return l->session.planes.at + l->session.layout.steps_at + (uint64_t)(l->first + at) * RB_STEP_BYTES;
+}
+
+/* sequence.c */
+/* Finds a sequence by its number; rb_table_leave when done. */
+int rb_seq_enter(rb_conn *c, uint64_t id, rb_entry **entry);
+/* The next step as a claimed request. */
+int rb_seq_request(rb_conn *c, rb_seq *q, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r);
+/* Frees all sequences of a client that is closed. */
+void rb_seqs_free(rb_conn *c);
 
 /* waiting.c */
 int rb_link_await(rb_link *l, uint32_t at, int64_t until);

@@ -10,9 +10,9 @@
 
 static bool same_tensors(const rb_layout *a, const rb_layout *b)
 {
-	if (a->inputs != b->inputs || a->outputs != b->outputs)
+	if (a->inputs != b->inputs || a->outputs != b->outputs || a->states != b->states)
 		return false;
-	for (uint32_t k = 0; k < a->inputs + a->outputs; k++)
+	for (uint32_t k = 0; k < rb_tensors(a); k++)
 		if (!rb_same_tensor(&a->tensor[k], &b->tensor[k]))
 			return false;
 	return true;
@@ -25,7 +25,7 @@ int rb_conn_attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupt
 	rb_session s;
 	if (c->pending.fd < 0) {
 		rb_writer w = {0};
-		rb_begin_request(&w, 3 + c->device + (c->attached ? 2 : 0), "client", c->model, c->name);
+		rb_begin_request(&w, 3 + c->device + (c->attached ? c->layout.states ? 3 : 2 : 0), "client", c->model, c->name);
 		if (c->device)
 			rb_put_true(&w, "device");
 		rb_put_number(&w, "window", c->window_wanted);
@@ -72,7 +72,7 @@ static void leave(rb_conn *c, rb_link *next)
 bool rb_conn_use(rb_conn *c, rb_link *l)
 {
 	rb_session *s = &l->session;
-	size_t bytes = (s->layout.inputs + s->layout.outputs) * sizeof(rb_tensor);
+	size_t bytes = rb_tensors(&s->layout) * sizeof(rb_tensor);
 	/* Every attachment has as many tensors, and a child forked meanwhile reads this memory: it is used again. */
 	rb_tensor *copy = c->layout.tensor ? c->layout.tensor : calloc(1, bytes);
 	if (!copy)

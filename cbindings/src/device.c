@@ -358,6 +358,17 @@ static void postpone(const rb_device *d)
 	pthread_mutex_unlock(&later.mu);
 }
 
+int rb_device_clear(const rb_device *d, uint64_t at, uint64_t bytes)
+{
+	if (!push(d))
+		return forked();
+	result r = cuda.clear(at, 0, bytes);
+	if (!r)
+		r = cuda.synchronize();
+	pop();
+	return r ? refused(r, bytes, "clearing") : RB_OK;
+}
+
 void rb_device_synchronize(const rb_device *d)
 {
 	if (!d->base || in_host_function || !push(d))

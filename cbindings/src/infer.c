@@ -18,7 +18,9 @@ static int check_side(const rb_conn *c, int side, const void *const *pointers)
 	return RB_OK;
 }
 
-static int submit(rb_conn *c, uint32_t rows, const void *const *inputs, int64_t timeout, int64_t claim_for, uint32_t flags, rb_req *r)
+/* Sends a plain request, or with a sequence its next step. */
+static int submit(rb_conn *c, rb_seq *q, uint32_t rows, const void *const *inputs, int64_t timeout, int64_t claim_for, uint32_t flags,
+	rb_req *r)
 {
 	if (!c->sized)
 		return rb_explain(RB_ERR_SHAPE, "%s has variable dimensions; claim with their sizes", c->model);
@@ -26,7 +28,7 @@ static int submit(rb_conn *c, uint32_t rows, const void *const *inputs, int64_t 
 	if (!status)
 		status = check_side(c, RB_INPUT, inputs);
 	if (!status)
-		status = rb_req_claim(c, rows, NULL, 0, claim_for, r);
+		status = q ? rb_seq_request(c, q, NULL, 0, claim_for, r) : rb_req_claim(c, rows, NULL, 0, claim_for, r);
 	if (status)
 		return status;
 	const rb_tensor *t = r->link->session.layout.tensor;
@@ -58,14 +60,14 @@ static int collect(rb_conn *c, const rb_req *r, void *const *outputs)
 	return rb_req_release(r);
 }
 
-static int infer(rb_conn *c, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice,
+static int infer(rb_conn *c, rb_seq *q, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice,
 	uint64_t *request)
 {
 	rb_req r;
 	int status = check_side(c, RB_OUTPUT, (const void *const *)outputs); /* before the request is sent */
 	int64_t until = rb_until(slice, rb_now());
 	if (!status)
-		status = submit(c, rows, inputs, timeout, slice, 0, &r);
+		status = submit(c, q, rows, inputs, timeout, slice, 0, &r);
 	if (status)
 		return status;
 	status = rb_req_wait(&r, until); /* waiting for slots counted */
@@ -74,6 +76,19 @@ static int infer(rb_conn *c, uint32_t rows, const void *const *inputs, void *con
 		return status;
 	}
 	return collect(c, &r, outputs);
+}
+
+static int step(rb_conn *c, uint64_t sequence, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice,
+	uint64_t *request)
+{
+	rb_entry *e;
+	int status = rb_seq_enter(c, sequence, &e);
+	if (status)
+		return status;
+	rb_seq *q = e->value;
+	status = infer(c, q, q->rows, inputs, outputs, timeout, slice, request);
+	rb_table_leave(e);
+	return status;
 }
 
 static int claim_prepared(rb_conn *c, rb_inference *i)
@@ -106,16 +121,29 @@ int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *c
 {
 	if (request)
 		*request = 0;
-	WITH_CLIENT(request, client, infer(c, rows, inputs, outputs, timeout, slice, request));
+	WITH_CLIENT(request, client, infer(c, NULL, rows, inputs, outputs, timeout, slice, request));
 }
 
 int rb_submit(rb_client client, uint32_t rows, const void *const *inputs, int64_t timeout, uint32_t flags, uint64_t *request)
 {
 	rb_req r;
-	WITH_CLIENT(request, client, (status = submit(c, rows, inputs, timeout, 0, flags, &r)) ? status : (*request = rb_req_id(&r), RB_OK));
+	WITH_CLIENT(request, client, (status = submit(c, NULL, rows, inputs, timeout, 0, flags, &r)) ? status : (*request = rb_req_id(&r), RB_OK));
 }
 
 int rb_collect(rb_client client, uint64_t request, void *const *outputs) { WITH_REQUEST(true, client, request, collect(c, &r, outputs)); }
+
+int rb_step(rb_client client, uint64_t sequence, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice,
+	uint64_t *request)
+{
+	if (request)
+		*request = 0;
+	WITH_CLIENT(request, client, step(c, sequence, inputs, outputs, timeout, slice, request));
+}
+
+int rb_step_prepared(rb_inference *i, uint64_t sequence)
+{
+	return i ? rb_step(i->client, sequence, i->inputs, i->outputs, i->timeout, i->slice, &i->request) : rb_missing();
+}
 
 _Static_assert(sizeof(rb_inference) == 64, "other languages know it word by word");
 int rb_infer_prepared(rb_inference *i)

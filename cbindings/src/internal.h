@@ -8,7 +8,7 @@
  *   msgpack.c control.c socket.c reply.h reply.c   internal/control: messages, frames, descriptors
  *   policy.c           policy: its texts on the wire
  *   attach.c session.c device.c stats.c   internal/attach: call the broker, check everything, map it
- *   wake.c link.c conn.c waiting.c request.c views.c infer.c stream.c notify.c client.c   client
+ *   wake.c link.c conn.c waiting.c request.c views.c sequence.c infer.c stream.c notify.c client.c   client
  *   gather.c taken.c worker.c batch.c   worker
  *   handles.c fork.c error.c status.c   handles, forks and errors of the C library
  *
@@ -46,15 +46,21 @@ int rb_missing(void); /* a pointer is NULL */
 
 /* The places of everything in a model's segments. They follow from the signature, the slots and the maximum batch. */
 typedef struct rb_layout {
-	uint32_t inputs, outputs, slots, max_batch;
-	rb_tensor *tensor;                   /* inputs, then outputs */
+	uint32_t inputs, outputs, states, slots, max_batch;
+	rb_tensor *tensor;                   /* inputs, outputs, states */
 	uint8_t dims_at[RB_GO_MAX_TENSORS];  /* a tensor's first variable dimension among those of its side */
 	uint32_t dims[2];                    /* variable dimensions, by side */
 	uint32_t most[2][RB_DIMS];           /* their maxima */
 	uint64_t planes_size, board_size, device_size, geometry;
 	bool on_device;                      /* this peer has a tensor in device memory */
 	uint64_t words_at, records_at, reasons_at;
+	uint64_t steps_at;                   /* the plane of step words, if there are states */
 } rb_layout;
+
+static inline uint32_t rb_tensors(const rb_layout *l) { return l->inputs + l->outputs + l->states; }
+
+/* A step word is the first byte of a slot's cache line. */
+enum { RB_STEP_ODD = 1, RB_STEP_FRESH = 2, RB_STEP_BYTES = 64 };
 
 /* The board in a segment. */
 static inline rb_board rb_board_at(const rb_layout *l, uint8_t *at)
@@ -66,12 +72,12 @@ static inline rb_board rb_board_at(const rb_layout *l, uint8_t *at)
 int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t);
 /* Writes a tensor's text; returns its length, which may be more than the room. */
 size_t rb_format_tensor(const rb_tensor *t, char *to, size_t room);
-/* Reads "x:f32[4] -> y:f32[2]" into l, without places. */
+/* Reads "x:f32[4] -> y:f32[2] state h:f32[8]" into l, without places. */
 int rb_parse_signature(const char *text, rb_layout *l);
 /* Checks the tensors of l and computes the places. */
 int rb_layout_place(rb_layout *l, uint32_t slots, uint32_t max_batch);
 bool rb_same_tensor(const rb_tensor *a, const rb_tensor *b);
-/* For the ring of a pipeline, after rb_layout_place: the tensors of l are some of these planes. */
+/* For the ring of a pipeline, or of a model with state, after rb_layout_place: the tensors of l are some of these planes. */
 int rb_layout_among(rb_layout *l, rb_tensor *plane, uint32_t planes);
 void rb_layout_free(rb_layout *l);
 uint64_t rb_dtype_size(uint32_t dtype);
@@ -86,7 +92,10 @@ uint64_t rb_mails_at(uint32_t depth);
 uint64_t rb_mail_size(uint32_t max_batch);
 uint64_t rb_worker_segment_size(uint32_t depth, uint32_t max_batch);
 
-static inline const rb_tensor *rb_tensors_of(const rb_layout *l, int side) { return side == RB_INPUT ? l->tensor : l->tensor + l->inputs; }
+static inline const rb_tensor *rb_tensors_of(const rb_layout *l, int side)
+{
+	return l->tensor + (side == RB_INPUT ? 0 : side == RB_OUTPUT ? l->inputs : l->inputs + l->outputs);
+}
 /* Finds the k-th tensor of a side. */
 int rb_pick(const rb_layout *l, int side, uint32_t k, const rb_tensor **t, uint32_t *dims_at);
 /* Fills in a view of a tensor's rows; dims are the sizes of its variable dimensions. */
@@ -195,6 +204,8 @@ int rb_device_allocate(uint64_t bytes, uint64_t number, int *fd, char gpu[RB_GPU
 int rb_device_import(rb_device *d, int fd, uint64_t bytes, const char *gpu);
 /* Waits until the GPU has done all work of this process. Does nothing without device memory. */
 void rb_device_synchronize(const rb_device *d);
+/* Zeroes some of it, and waits until that is done. */
+int rb_device_clear(const rb_device *d, uint64_t at, uint64_t bytes);
 /* Unmaps device memory; in a host function later. */
 void rb_device_close(rb_device *d);
 /* Whether the stream has done all its work; asks until then. */
@@ -276,7 +287,7 @@ void rb_close_fd(_Atomic int *fd);
 /* Ends a connection, with every copy of a forked child. Any process but the owner only closes its descriptor. */
 void rb_hang_up(int fd, pid_t owner);
 
-/* Writes the tensors as two keys and their values. */
+/* Writes the tensors as two keys and their values, or as three if there are states. */
 void rb_put_signature(rb_writer *w, const rb_layout *l);
 /* Writes a request's first keys: version, op, model, name. */
 void rb_begin_request(rb_writer *w, uint32_t pairs, const char *op, const char *model, const char *name);
@@ -299,7 +310,7 @@ typedef struct rb_table {
 	rb_entry *_Atomic chunk[24]; /* the k-th has 8 << k entries, and is never freed */
 } rb_table;
 
-extern rb_table rb_clients, rb_workers, rb_maps;
+extern rb_table rb_clients, rb_workers, rb_maps, rb_sequences;
 
 /* Gives a value a handle; 0 if there is no memory. */
 uint64_t rb_table_put(rb_table *t, void *value);

@@ -25,6 +25,21 @@ static int check_side(rb_layout *l, int side, uint32_t count)
 	return RB_OK;
 }
 
+static int check_states(rb_layout *l)
+{
+	const rb_tensor *t = rb_tensors_of(l, RB_STATE), *other = l->tensor;
+	for (uint32_t k = 0; k < l->states; k++) {
+		while (other < &t[k] && strcmp(other->name, t[k].name))
+			other++;
+		if (other < &t[k])
+			return rb_explain(RB_ERR_INVALID, "the state \"%s\" needs a name that no other tensor has", t[k].name);
+		if (t[k].variable || t[k].rank == RB_MAX_RANK)
+			return rb_explain(RB_ERR_INVALID, "the state \"%s\" has a variable dimension, or more than %d", t[k].name, RB_MAX_RANK - 1);
+		other = l->tensor;
+	}
+	return RB_OK;
+}
+
 /* FNV-1a 64 over everything that the layout depends on. "->" comes before tensor `arrow`. */
 static uint64_t geometry(const rb_layout *l, const rb_tensor *t, uint32_t count, uint32_t arrow)
 {
@@ -64,32 +79,51 @@ bool rb_same_tensor(const rb_tensor *a, const rb_tensor *b)
 	return n == rb_format_tensor(b, y, sizeof y) && !memcmp(x, y, rb_min((int64_t)n, sizeof x - 1));
 }
 
+static const rb_tensor step_words = {.name = "@step", .dtype = RB_U8, .rank = 1, .shape = {RB_STEP_BYTES}};
+
+static int find_plane(const rb_tensor *plane, uint32_t planes, const rb_tensor *t, uint64_t *offset)
+{
+	for (uint32_t i = 0; i < planes; i++)
+		if (rb_same_tensor(&plane[i], t)) {
+			*offset = plane[i].offset;
+			return RB_OK;
+		}
+	return rb_explain(RB_ERR_LAYOUT, "the ring has no tensor \"%s\"", t->name);
+}
+
 int rb_layout_among(rb_layout *l, rb_tensor *plane, uint32_t planes)
 {
 	int status = place_planes(l, plane, planes);
 	if (status)
 		return status;
-	for (uint32_t k = 0; k < l->inputs + l->outputs; k++) {
-		uint32_t i = 0;
-		while (i < planes && !rb_same_tensor(&plane[i], &l->tensor[k]))
-			i++;
-		if (i == planes)
-			return rb_explain(RB_ERR_LAYOUT, "the ring has no tensor \"%s\"", l->tensor[k].name);
-		l->tensor[k].offset = plane[i].offset;
+	for (uint32_t k = 0; k < rb_tensors(l) && !status; k++) {
+		rb_tensor t = l->tensor[k];
+		if (k >= l->inputs + l->outputs) { /* two halves: h:f32[64] is the plane h:f32[2,64] */
+			memmove(t.shape + 1, t.shape, t.rank++ * sizeof *t.shape);
+			t.shape[0] = 2;
+			l->tensor[k].stride = 2 * t.row_bytes;
+		}
+		status = find_plane(plane, planes, &t, &l->tensor[k].offset);
 	}
+	if (!status && l->states)
+		status = find_plane(plane, planes, &step_words, &l->steps_at);
+	if (status)
+		return status;
 	l->geometry = geometry(l, plane, planes, planes);
 	return RB_OK;
 }
 
 int rb_layout_place(rb_layout *l, uint32_t slots, uint32_t max_batch)
 {
-	if (!l->inputs || !l->outputs || l->inputs + l->outputs > RB_GO_MAX_TENSORS)
+	if (!l->inputs || !l->outputs || rb_tensors(l) > RB_GO_MAX_TENSORS)
 		return rb_explain(RB_ERR_INVALID, "a model needs at least one input and one output, %d tensors at most", (int)RB_GO_MAX_TENSORS);
 	l->dims[0] = l->dims[1] = 0;
 	l->on_device = false;
 	int status = check_side(l, RB_INPUT, l->inputs);
 	if (!status)
 		status = check_side(l, RB_OUTPUT, l->outputs);
+	if (!status)
+		status = check_states(l);
 	if (status)
 		return status;
 	if (slots < 1 || slots > RB_GO_MAX_SLOTS)

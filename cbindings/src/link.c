@@ -5,9 +5,9 @@
 
 rb_link *rb_link_new(rb_conn *c, rb_session *s, int *status)
 {
-	uint32_t n = s->window, words = (n + 63) / 64, tensors = s->layout.inputs + s->layout.outputs, touched = 0;
+	uint32_t n = s->window, words = (n + 63) / 64, tensors = rb_tensors(&s->layout), touched = 0;
 	rb_link *l = calloc(1, sizeof *l);
-	rb_range ranges[RB_GO_MAX_TENSORS];
+	rb_range ranges[RB_GO_MAX_TENSORS + 1];
 	*status = RB_OK;
 	if (l) {
 		l->slots = calloc(n, sizeof *l->slots);
@@ -25,6 +25,8 @@ rb_link *rb_link_new(rb_conn *c, rb_session *s, int *status)
 		if (!t->on_device)
 			ranges[touched++] = (rb_range){t->offset + s->first_slot * t->stride, n * t->stride};
 	}
+	if (s->layout.states)
+		ranges[touched++] = (rb_range){s->layout.steps_at + s->first_slot * RB_STEP_BYTES, n * RB_STEP_BYTES};
 	if (!*status)
 		*status = rb_segment_populate(&s->planes, ranges, touched);
 	if (*status) {

@@ -71,7 +71,7 @@ int rb_read_reply(const rb_frame *f, rb_reply *p)
 		{"times", FLAG, &p->times, NULL}, {"hands_on", FLAG, &p->hands_on, NULL}, {"isolates", FLAG, &p->isolates, NULL},
 		{"model", TEXT, &p->model, &p->model_bytes}, {"gpu", TEXT, &p->gpu, &p->gpu_bytes},
 		{"inputs", VALUE, &p->inputs, NULL}, {"outputs", VALUE, &p->outputs, NULL}, {"policy", VALUE, &p->policy, NULL},
-		{"notes", VALUE, &p->notes, NULL}, {"planes", VALUE, &p->planes, NULL},
+		{"state", VALUE, &p->state, NULL}, {"notes", VALUE, &p->notes, NULL}, {"planes", VALUE, &p->planes, NULL},
 	};
 	const field device[] = {{"bytes", NUMBER, &p->needed, NULL}, {"device", NUMBER, &p->needed_on, NULL}};
 	if (!rb_check_message(f->body, f->bytes))

@@ -10,7 +10,7 @@ typedef struct rb_reply {
 	const char *message, *stats, *model;
 	uint32_t message_bytes, stats_bytes, model_bytes;
 	bool attached;
-	rb_reader inputs, outputs, policy; /* at the values; at is NULL if they are missing or nil */
+	rb_reader inputs, outputs, state, policy; /* at the values; at is NULL if they are missing or nil */
 	rb_reader notes, planes;
 	bool more, times, hands_on, isolates, needs;
 	uint64_t needed, needed_on; /* device memory, and the number of its GPU */

@@ -89,18 +89,12 @@ static void clear_padding(const rb_req *r)
 			memset(rb_req_rows(r, &l->tensor[k]), 0, s->rows * l->tensor[k].stride);
 }
 
-/* Makes a request of the taken slots. */
-static int begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t start, int64_t now, rb_req *r)
+int rb_req_begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t start, int64_t now, rb_req *r)
 {
 	rb_slot *s = &l->slots[at];
 	int status = ndims || l->session.layout.dims[RB_INPUT] ? set_dims(&l->session.layout, s, dims, ndims) : RB_OK;
-	if (status) {
-		pthread_mutex_lock(&l->mu);
-		rb_link_give_back(l, at, rows);
-		pthread_mutex_unlock(&l->mu);
-		rb_link_drop(l);
+	if (status)
 		return status;
-	}
 	s->state = RB_SLOT_CLAIMED;
 	s->rows = rows;
 	s->level = DEFAULT_LEVEL;
@@ -110,9 +104,26 @@ static int begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, u
 	s->traced = rb_link_recorded(l);
 	s->claimed = now;
 	s->claim_took = start ? now - start : 0;
-	*r = (rb_req){l, at, atomic_fetch_add_explicit(&s->handle, 1, memory_order_release) + 1};
+	*r = (rb_req){l, at, (s->handle + 1) | 1}; /* a sequence's slot may still have the number of the step before */
+	atomic_store_explicit(&s->handle, r->handle, memory_order_release);
+	for (uint32_t i = 0; l->session.layout.states && i < rows; i++)
+		*rb_link_step(l, at + i) = RB_STEP_FRESH;
 	clear_padding(r);
 	return RB_OK;
+}
+
+/* Makes a request of the slots that were just taken. */
+static int begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t start, int64_t now, rb_req *r)
+{
+	l->slots[at].sequence = NULL;
+	int status = rb_req_begin(l, at, rows, dims, ndims, start, now, r);
+	if (status) {
+		pthread_mutex_lock(&l->mu);
+		rb_link_give_back(l, at, rows);
+		pthread_mutex_unlock(&l->mu);
+		rb_link_drop(l);
+	}
+	return status;
 }
 
 int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r)
@@ -185,6 +196,12 @@ void rb_link_book(rb_link *l, uint32_t at, int64_t now, uint32_t flags)
 	s->ends = INT64_MAX;
 	s->cancel = false;
 	l->gens[at]++;
+	for (uint32_t i = 0; s->sequence && i < s->rows; i++)
+		*rb_link_step(l, at + i) = s->sequence->half | (s->sequence->row[i] & RB_STEP_FRESH);
+	if (s->sequence) {
+		s->sequence->stepping = true;
+		s->sequence->missed = false;
+	}
 	if (flags & RB_NOTIFY)
 		rb_link_watch(l, at);
 }
@@ -373,7 +390,7 @@ int rb_req_release(const rb_req *r)
 {
 	rb_link *l = r->link;
 	rb_slot *s = rb_req_slot(r);
-	bool over = rb_req_is_over(r), ring = false;
+	bool unseen = s->state == RB_SLOT_COMMITTED, over = rb_req_is_over(r), ring = false;
 	uint32_t handle = r->handle;
 	pthread_mutex_lock(&l->mu);
 	if (!atomic_compare_exchange_strong(&s->handle, &handle, r->handle + 1)) {
@@ -381,16 +398,22 @@ int rb_req_release(const rb_req *r)
 		return rb_say(RB_ERR_RELEASED);
 	}
 	rb_link_unwatch(l, r->at);
-	if (over) {
+	if (s->sequence) { /* it keeps the slots, and their hold on the link */
+		s->sequence->missed = unseen;
+		if (s->state == RB_SLOT_COMMITTED)
+			push_cancel(l, s, r->at, &ring);
+	} else if (over) {
 		s->state = RB_SLOT_FREE;
 		rb_link_give_back(l, r->at, s->rows);
 	} else {
 		rb_link_abandon(l, r->at, s->state == RB_SLOT_COMMITTED, &ring);
 	}
+	bool kept = s->sequence;
 	pthread_mutex_unlock(&l->mu);
 	if (ring)
 		rb_eventfd_ring(l->session.doorbell);
-	rb_link_drop(l);
+	if (!kept)
+		rb_link_drop(l);
 	return RB_OK;
 }
 

@@ -162,6 +162,8 @@ static int commit_together(rb_client client, const rb_req *r, uint32_t count, vo
 			l->slots[s->at[i]].pending = false;
 			l->slots[s->at[i]].state = RB_SLOT_CLAIMED;
 			l->gens[s->at[i]]--;
+			if (l->slots[s->at[i]].sequence)
+				l->slots[s->at[i]].sequence->stepping = false;
 		}
 		pthread_mutex_unlock(&l->mu);
 		free_step(s);
@@ -215,6 +217,8 @@ static int release(rb_client client, const rb_req *r, void *stream)
 	if (!l->session.device.base)
 		return no_device(l);
 	/* No stream touches a slot whose request has ended, with outputs on the host: the inputs were written before the commit. */
+	if (slot->sequence) /* the next step comes later on the same stream */
+		return rb_req_release(r);
 	if ((!l->client->on_device[RB_OUTPUT] && was_sent(r) && rb_req_is_over(r)) || done_in_a_moment(l, stream, 1))
 		return rb_req_release(r);
 	step *s = new_step(client, l, 1);

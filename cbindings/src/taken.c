@@ -17,6 +17,8 @@ void rb_taken_free(rb_taken *b)
 	free(b->member);
 	free(b->slot);
 	free(b->run);
+	free(b->step);
+	free(b->half);
 	free(b->start);
 	free(b->answer);
 	free(b->dims);
@@ -30,7 +32,7 @@ rb_taken *rb_work_spare(rb_work *w)
 			return w->batch[i];
 	if (w->batches == sizeof w->batch / sizeof *w->batch)
 		return NULL;
-	uint32_t n = w->session.layout.max_batch, variable = w->session.layout.dims[RB_OUTPUT];
+	uint32_t n = w->session.layout.max_batch, variable = w->session.layout.dims[RB_OUTPUT], states = w->session.layout.states;
 	rb_taken *b = calloc(1, sizeof *b);
 	if (!b)
 		return NULL;
@@ -42,13 +44,16 @@ rb_taken *rb_work_spare(rb_work *w)
 	b->start = calloc(n + 1, sizeof *b->start);
 	b->answer = calloc(n, sizeof *b->answer);
 	b->dims = variable ? calloc(n, sizeof *b->dims) : NULL;
-	if (!b->mails || !b->order || !b->member || !b->slot || !b->run || !b->start || !b->answer || (variable && !b->dims)) {
+	b->step = states ? calloc(n, sizeof *b->step) : NULL;
+	b->half = states ? calloc(n, sizeof *b->half) : NULL;
+	if (!b->mails || !b->order || !b->member || !b->slot || !b->run || !b->start || !b->answer || (variable && !b->dims) ||
+		(states && (!b->step || !b->half))) {
 		rb_taken_free(b);
 		return NULL;
 	}
 	b->worker = w;
 	b->shown = (rb_batch){.worker = w->handle, .base = w->session.planes.at, .request = b->member, .slot = b->slot,
-		.run = b->run, .place = w->batches, .ragged = w->session.ragged};
+		.run = b->run, .place = w->batches, .ragged = w->session.ragged, .step = b->step};
 	w->batch[w->batches++] = b;
 	return b;
 }
@@ -76,6 +81,23 @@ static void add(rb_taken *b, const rb_mail_request *q)
 		b->slot[v->rows] = slot;
 		if (b->dims)
 			memcpy(b->dims[v->rows], b->worker->session.layout.most[RB_OUTPUT], sizeof *b->dims);
+	}
+}
+
+/* Reads the step words, and zeroes the halves of fresh rows. */
+static void read_steps(rb_taken *b)
+{
+	const rb_session *s = &b->worker->session;
+	const rb_layout *l = &s->layout;
+	for (uint32_t i = 0; i < b->shown.rows; i++) { /* a client may have written any byte */
+		const uint8_t *word = s->planes.at + l->steps_at + (uint64_t)b->slot[i] * RB_STEP_BYTES;
+		b->step[i] = __atomic_load_n(word, __ATOMIC_RELAXED) & (RB_STEP_ODD | RB_STEP_FRESH);
+		b->half[i] = 2 * b->slot[i] + (b->step[i] & RB_STEP_ODD);
+		for (uint32_t k = 0; b->step[i] & RB_STEP_FRESH && k < l->states; k++) {
+			const rb_tensor *t = &rb_tensors_of(l, RB_STATE)[k];
+			if (!t->on_device)
+				memset(s->planes.at + t->offset + b->half[i] * t->row_bytes, 0, t->row_bytes);
+		}
 	}
 }
 
@@ -116,6 +138,8 @@ int rb_taken_read(rb_taken *b, const uint8_t *mail)
 		qsort(b->order, live, sizeof *b->order, by_number);
 	for (uint32_t i = 0; i < live; i++)
 		add(b, &b->mails[(uint32_t)b->order[i]]);
+	if (b->step)
+		read_steps(b);
 	/* canceled rows leave no padding behind */
 	v->pad_to = b->worker->pads && m.pad_to > v->rows && m.pad_to <= RB_GO_MAX_BATCH_ROWS ? m.pad_to : v->rows;
 	b->asked = 0;

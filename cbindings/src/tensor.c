@@ -133,7 +133,7 @@ size_t rb_format_tensor(const rb_tensor *t, char *to, size_t room)
 	return n;
 }
 
-/* Reads the tensors of one side, separated by blanks. */
+/* Reads the tensors of one side, separated by blanks. Behind the outputs, the word state begins the states. */
 static int parse_side(const char *at, const char *end, rb_layout *l, uint32_t *count)
 {
 	for (;;) {
@@ -144,9 +144,13 @@ static int parse_side(const char *at, const char *end, rb_layout *l, uint32_t *c
 		const char *from = at;
 		while (at < end && !rb_blank(*at))
 			at++;
-		if (l->inputs + l->outputs == RB_GO_MAX_TENSORS)
+		if (count == &l->outputs && rb_is(from, (uint32_t)(at - from), "state")) {
+			count = &l->states;
+			continue;
+		}
+		if (rb_tensors(l) == RB_GO_MAX_TENSORS)
 			return rb_explain(RB_ERR_INVALID, "a model has at most %d tensors", (int)RB_GO_MAX_TENSORS);
-		int status = rb_parse_tensor(from, (size_t)(at - from), &l->tensor[l->inputs + l->outputs]);
+		int status = rb_parse_tensor(from, (size_t)(at - from), &l->tensor[rb_tensors(l)]);
 		if (status)
 			return status;
 		++*count;
@@ -168,9 +172,9 @@ int rb_parse_signature(const char *text, rb_layout *l)
 
 int rb_pick(const rb_layout *l, int side, uint32_t k, const rb_tensor **t, uint32_t *dims_at)
 {
-	if (side != RB_INPUT && side != RB_OUTPUT)
-		return rb_explain(RB_ERR_INVALID, "side %d, must be RB_INPUT or RB_OUTPUT", side);
-	uint32_t count = side == RB_INPUT ? l->inputs : l->outputs;
+	if (side < RB_INPUT || side > RB_NEXT_STATE)
+		return rb_explain(RB_ERR_INVALID, "side %d, must be RB_INPUT, RB_OUTPUT, RB_STATE or RB_NEXT_STATE", side);
+	uint32_t count = side == RB_INPUT ? l->inputs : side == RB_OUTPUT ? l->outputs : l->states;
 	if (k >= count)
 		return rb_explain(RB_ERR_INVALID, "tensor %u of %u", k, count);
 	*t = rb_tensors_of(l, side) + k;

@@ -38,7 +38,7 @@ void rb_work_leave(rb_entry *e, rb_work *w)
 static void put_worker(rb_writer *w, const rb_layout *l, const rb_worker_options *o)
 {
 	rb_put_string(w, "worker");
-	rb_put_map(w, o->run_once ? 9 : 8);
+	rb_put_map(w, 8 + (o->run_once != 0) + (l->states != 0));
 	rb_put_signature(w, l);
 	rb_put_number(w, "depth", o->depth ? o->depth : DEFAULT_DEPTH);
 	rb_put_number(w, "lanes", o->lanes);
@@ -222,8 +222,8 @@ static int tensor_of(rb_work *w, int side, uint32_t k, rb_tensor *tensor)
 	if (status)
 		return status;
 	*tensor = *t;
-	if (side == RB_OUTPUT)
-		w->direct |= UINT64_C(1) << k;
+	if (side == RB_OUTPUT || side == RB_NEXT_STATE)
+		w->direct |= rb_written_bit(&w->session.layout, side, k);
 	return RB_OK;
 }
 

@@ -21,13 +21,15 @@ typedef struct rb_taken {
 	rb_batch shown;
 	rb_work *worker;
 	bool in_use;
-	uint64_t asked; /* bit k: the worker asked for output k */
+	uint64_t asked; /* the worker asked for these: rb_written_bit */
 	int64_t mailed, started;
 	rb_mail_request *mails; /* the mail's requests, copied: the broker may post over them */
 	uint64_t *order;        /* scratch of sorting */
 	rb_member *member;
 	uint32_t *slot;
 	rb_run *run;
+	uint8_t *step;   /* of models with state: the step word of each row */
+	uint32_t *half;  /* and the half that it reads: 2 * slot, or 1 more */
 	uint64_t *start; /* scratch of packing: where each row begins, and the last one ends, in bytes */
 	rb_answer *answer;           /* by request */
 	uint32_t (*dims)[RB_DIMS];   /* sizes of the outputs, by row; only of models with variable outputs */
@@ -39,7 +41,7 @@ struct rb_work {
 	uint64_t handle;
 	bool parents; /* attached before a fork, by the parent */
 	bool pads;    /* asked for padding */
-	uint64_t direct; /* bit k: the worker has asked for output k's address, and may write it past its batches */
+	uint64_t direct; /* the worker has asked for these addresses, and may write them past its batches: rb_written_bit */
 	_Atomic bool busy; /* a thread is inside; a second one is refused */
 	_Atomic uint32_t holds; /* maps, plus one until it is closed */
 	rb_mail_words *mail;
@@ -58,6 +60,12 @@ struct rb_work {
 	bool alone; /* no crew can be made */
 	rb_crew *crew;
 };
+
+/* The bit of an output, or of the next state behind the outputs. */
+static inline uint64_t rb_written_bit(const rb_layout *l, int side, uint32_t k)
+{
+	return UINT64_C(1) << (side == RB_OUTPUT ? k : l->outputs + k);
+}
 
 /* worker.c: finds a worker and refuses a second thread. */
 int rb_work_use(rb_worker id, rb_entry **entry, rb_work **w);

@@ -268,15 +268,17 @@ int wait_for(Client *c, uint64_t request, int64_t timeout)
 	}
 }
 
-/* Sends one item and waits for its outputs: the status, -1 if an exception was raised. */
-static int infer(Client *c, const void *const *in, void *const *out, int64_t timeout)
+/* Sends one item, as a step of the sequence if it is not 0, and waits for its outputs: the status, -1 if an exception was
+ * raised. */
+static int infer(Client *c, uint64_t sequence, const void *const *in, void *const *out, int64_t timeout)
 {
 	int64_t end = ends_at(timeout), slice = timeout && timeout < SLICE ? timeout : SLICE, left = timeout;
 	uint64_t request = 0;
 	int status;
 	for (int last = 0;; last = timeout && left == 1) {
 		Py_BEGIN_ALLOW_THREADS
-		status = p_rb_infer(c->handle, 1, in, out, left, slice, &request);
+		status = sequence ? p_rb_step(c->handle, sequence, in, out, left, slice, &request)
+				  : p_rb_infer(c->handle, 1, in, out, left, slice, &request);
 		Py_END_ALLOW_THREADS
 		if (last || (status != RB_ERR_FULL && (status != RB_ERR_TIMEOUT || request)))
 			break;
@@ -328,6 +330,9 @@ PyType_Spec client_spec = {"ringbatch._quick.Client", sizeof(Client), 0, Py_TPFL
 typedef struct {
 	PyObject_HEAD
 	PyObject *core;
+	unsigned long long sequence; /* of a Stepper; 0 once it is closed */
+	unsigned int rows;
+	char stepped; /* a step has ended well */
 } Caller;
 
 /* Finds the inputs by place and by name, and the timeout. False if the call is not for the quick path: it takes one item
@@ -361,18 +366,26 @@ static int take_arguments(const Client *c, PyObject *args, PyObject *named, cons
 	return given == c->inputs;
 }
 
-static PyObject *call_quick(Client *c, const void *const *in, PyObject *timeout)
+static PyObject *call_quick(Client *c, uint64_t sequence, const void *const *in, PyObject *timeout)
 {
 	void *out[MOST_TENSORS];
 	int64_t ns;
 	PyObject *y = timeout_ns(timeout, &ns) ? NULL : new_outputs(c, out);
 	if (!y)
 		return NULL;
-	int status = infer(c, in, out, ns);
+	int status = infer(c, sequence, in, out, ns);
 	if (!status)
 		return y;
 	Py_DECREF(y);
 	return status < 0 ? NULL : raise_status(c, status);
+}
+
+static PyObject *call_slowly(Caller *m, PyObject *args, PyObject *named)
+{
+	PyObject *general = PyErr_Occurred() ? NULL : PyObject_GetAttrString((PyObject *)m, "_call");
+	PyObject *y = general ? PyObject_Call(general, args, named) : NULL;
+	Py_XDECREF(general);
+	return y;
 }
 
 static PyObject *caller_call(Caller *m, PyObject *args, PyObject *named)
@@ -382,12 +395,21 @@ static PyObject *caller_call(Caller *m, PyObject *args, PyObject *named)
 	if (named && PyDict_Size(named) == 0)
 		named = NULL;
 	if (m->core && take_arguments((Client *)m->core, args, named, in, &timeout))
-		return call_quick((Client *)m->core, in, timeout);
-	if (PyErr_Occurred())
-		return NULL;
-	PyObject *general = PyObject_GetAttrString((PyObject *)m, "_call");
-	PyObject *y = general ? PyObject_Call(general, args, named) : NULL;
-	Py_XDECREF(general);
+		return call_quick((Client *)m->core, 0, in, timeout);
+	return call_slowly(m, args, named);
+}
+
+/* step(x, …) */
+static PyObject *stepper_step(Caller *m, PyObject *args, PyObject *named)
+{
+	const void *in[MOST_TENSORS];
+	PyObject *timeout = Py_None;
+	if (named && PyDict_Size(named) == 0)
+		named = NULL;
+	if (!m->core || !m->sequence || m->rows != 1 || !take_arguments((Client *)m->core, args, named, in, &timeout))
+		return call_slowly(m, args, named);
+	PyObject *y = call_quick((Client *)m->core, m->sequence, in, timeout);
+	m->stepped |= y != NULL;
 	return y;
 }
 
@@ -424,3 +446,23 @@ static PyType_Slot caller_slots[] = {
 	{0},
 };
 PyType_Spec caller_spec = {"ringbatch._quick.Caller", sizeof(Caller), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, caller_slots};
+
+static PyMethodDef stepper_methods[] = {
+	{"step", (PyCFunction)(void (*)(void))stepper_step, METH_VARARGS | METH_KEYWORDS, "Runs one step."},
+	{0},
+};
+static PyMemberDef stepper_members[] = {
+	{"_id", T_ULONGLONG, offsetof(Caller, sequence), 0, NULL},
+	{"_rows", T_UINT, offsetof(Caller, rows), 0, NULL},
+	{"_stepped", T_BOOL, offsetof(Caller, stepped), 0, NULL},
+	{0},
+};
+static PyType_Slot stepper_slots[] = {
+	{Py_tp_doc, "A sequence that is stepped."},
+	{Py_tp_dealloc, caller_dealloc},
+	{Py_tp_methods, stepper_methods},
+	{Py_tp_members, stepper_members},
+	{Py_tp_getset, caller_fields},
+	{0},
+};
+PyType_Spec stepper_spec = {"ringbatch._quick.Stepper", sizeof(Caller), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, stepper_slots};

@@ -121,7 +121,8 @@ PyMODINIT_FUNC PyInit__quick(void)
 	name_set_result = PyUnicode_InternFromString("set_result");
 	name_timeout = PyUnicode_InternFromString("timeout");
 	client_type = name_done && name_set_result && name_timeout ? add_type(module, "Client", &client_spec) : NULL;
-	if (client_type && add_type(module, "Caller", &caller_spec) && add_type(module, "Held", &held_spec) &&
+	if (client_type && add_type(module, "Caller", &caller_spec) && add_type(module, "Stepper", &stepper_spec) &&
+	    add_type(module, "Held", &held_spec) &&
 	    add_type(module, "Columns", &columns_spec))
 		return module;
 	Py_DECREF(module);

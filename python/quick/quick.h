@@ -6,6 +6,7 @@
  *
  *   client.c    Client    base of Core: a connection, and whole requests in one call
  *               Caller    base of Model: model(x, …) without a Python function in between
+ *               Stepper   base of Sequence: the same for step(x, …)
  *   many.c                requests in flight, and their futures
  *   request.c   Held      base of Request: one claimed request and the arrays over it
  *               Columns   the arrays of one side of it, by name
@@ -47,7 +48,7 @@
 #define FUNCTIONS(F)                                                                                                    \
 	F(rb_error) F(rb_connect) F(rb_close) F(rb_claim) F(rb_claim_prepared) F(rb_commit) F(rb_commit_all) F(rb_wait) \
 	F(rb_poll) F(rb_release) F(rb_commit_on_stream) F(rb_release_on_stream) F(rb_infer) F(rb_collect) F(rb_submit)  \
-	F(rb_reap) F(rb_worker_next) F(rb_batch_complete)
+	F(rb_reap) F(rb_step) F(rb_sequence_request) F(rb_worker_next) F(rb_batch_complete)
 #define DECLARE(name) extern __typeof__(name) *p_##name;
 FUNCTIONS(DECLARE)
 
@@ -101,7 +102,7 @@ typedef struct {
 } Client;
 
 extern PyTypeObject *client_type;
-extern PyType_Spec client_spec, caller_spec, held_spec, columns_spec;
+extern PyType_Spec client_spec, caller_spec, stepper_spec, held_spec, columns_spec;
 
 /* Raises the status as an exception; NULL. */
 PyObject *raise_status(Client *c, int status);

@@ -49,16 +49,17 @@ static PyObject *check(Held *r)
 	return Py_None;
 }
 
-/* Held(core, rows=1, dims=(), timeout_ns=0, single=True): waits for room in the window. */
+/* Held(core, rows=1, dims=(), timeout_ns=0, single=True, sequence=0): waits for room in the window, or for the step before. */
 static int held_init(Held *r, PyObject *args, PyObject *named)
 {
 	Client *c;
 	PyObject *dims = NULL;
 	long long rows = 1, timeout = 0;
+	unsigned long long sequence = 0;
 	int single = 1, status;
 	uint32_t sizes[MOST_DIMS];
 	Py_ssize_t ndims;
-	if ((named && PyDict_Size(named)) || !PyArg_ParseTuple(args, "O!|LOLp", client_type, &c, &rows, &dims, &timeout, &single))
+	if ((named && PyDict_Size(named)) || !PyArg_ParseTuple(args, "O!|LOLpK", client_type, &c, &rows, &dims, &timeout, &single, &sequence))
 		return -1;
 	if (r->core) {
 		PyErr_SetString(PyExc_TypeError, "a request is made once");
@@ -79,14 +80,15 @@ static int held_init(Held *r, PyObject *args, PyObject *named)
 	r->generation = generation;
 	r->released = 1;
 	rb_inference now = {.client = c->handle, .rows = (uint32_t)rows, .flags = RB_AT_ONCE};
-	status = ndims ? RB_ERR_FULL : p_rb_claim_prepared(&now);
+	status = ndims || sequence ? RB_ERR_FULL : p_rb_claim_prepared(&now);
 	rb_request taken = {.id = now.request, .slot = now.slot, .attachment = now.attachment};
 	if (status) {
 		for (int64_t end = ends_at(timeout), slice = timeout && timeout < SLICE ? timeout : SLICE;;) {
 			if (sweep(c)) /* first: there may be time for one try only */
 				return -1;
 			Py_BEGIN_ALLOW_THREADS
-			status = p_rb_claim(c->handle, (uint32_t)rows, sizes, (uint32_t)ndims, slice, &taken);
+			status = sequence ? p_rb_sequence_request(c->handle, sequence, sizes, (uint32_t)ndims, slice, &taken)
+					  : p_rb_claim(c->handle, (uint32_t)rows, sizes, (uint32_t)ndims, slice, &taken);
 			Py_END_ALLOW_THREADS
 			if ((status != RB_ERR_FULL && status != RB_ERR_TIMEOUT) || !(slice = slice_until(end)))
 				break;

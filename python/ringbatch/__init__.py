@@ -35,6 +35,7 @@ from .binding.views import View
 from .client.connect import connect
 from .client.model import Model, stats
 from .client.request import Request, Timing
+from .client.sequence import Sequence
 from .errors import (
     BrokerGone,
     Canceled,
@@ -49,6 +50,7 @@ from .errors import (
     Overloaded,
     QueueFull,
     QueueTimeout,
+    StateLost,
     Timeout,
     UnknownModel,
     WorkerDied,
@@ -61,8 +63,9 @@ from .worker.worker import Worker, worker
 # The exceptions that callers catch; ringbatch.errors has all of them.
 __all__ = [
     "Batch", "BrokerGone", "Canceled", "Draining", "Error", "Expired", "Failed", "Full", "Invalid", "Item", "Model", "NoBroker",
-    "NoWorker", "Overloaded", "QueueFull", "QueueTimeout", "Request", "Run", "Tensor", "Timeout", "Timing", "UnknownModel", "View",
-    "Worker", "WorkerDied", "binary_path", "connect", "library_path", "pipeline", "serve", "stats", "worker",
+    "NoWorker", "Overloaded", "QueueFull", "QueueTimeout", "Request", "Run", "Sequence", "StateLost", "Tensor", "Timeout",
+    "Timing", "UnknownModel", "View", "Worker", "WorkerDied", "binary_path", "connect", "library_path", "pipeline", "serve", "stats",
+    "worker",
 ]  # fmt: skip
 
 __version__: str  # the library's, read at the first use

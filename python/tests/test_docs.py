@@ -46,9 +46,9 @@ def test_every_python_block_is_python(page):
         ast.parse(inside, str(page))
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("tutorials/*.md")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("page", [*sorted(DOCS.glob("tutorials/*.md")), DOCS / "state.md"], ids=lambda p: p.stem)
 def test_a_tutorial_shows_lines_of_examples_that_the_tests_run(page):
-    linked = [(page.parent / link).resolve() for link in re.findall(r"\]\((\.\./\.\./examples/[^)]+)\)", page.read_text())]
+    linked = [(page.parent / link).resolve() for link in re.findall(r"\]\(((?:\.\./)+examples/[^)]+)\)", page.read_text())]
     sources = [f.read_text() for f in linked]
     assert sources
     for text in [*blocks(page, "python", "go", "toml"), *(t for t in blocks(page, "sh") if '"$ringbatch"' in t)]:

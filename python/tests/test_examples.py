@@ -125,6 +125,16 @@ def test_simpledbi_example(env):
     assert out.startswith("80 requests")
 
 
+def test_a_recurrent_policy_goes_on_when_its_worker_is_killed(env):
+    out = subprocess.check_output([sys.executable, str(EXAMPLES / "recurrent_policy.py"), "3", "60"], env=env, text=True, timeout=200)
+    assert out.startswith("180 of 180 steps as in one process")
+
+
+def test_streaming_audio_is_filtered_as_the_whole_signal(env):
+    out = subprocess.check_output([sys.executable, str(EXAMPLES / "streaming_audio.py"), "3", "20"], env=env, text=True, timeout=200)
+    assert re.match(r"3 of 3 streams are as if filtered at once; 60 chunks in \d+ batches", out)
+
+
 def test_text_is_read_by_a_worker_that_calls_two_models(env):
     with program(env, EXAMPLES / "read_text.py"):
         out = subprocess.check_output([sys.executable, str(EXAMPLES / "read_text.py"), "ask"], env=env, text=True, timeout=120)

@@ -237,6 +237,17 @@ class Caller:
         return self._call(*inputs, **named)
 
 
+class Stepper(Caller):
+    """A sequence, which is stepped."""
+
+    _id = 0
+    _rows = 1
+    _stepped = False  # a step has ended well
+
+    def step(self, *inputs: Any, **named: Any) -> Any:
+        return self._call(*inputs, **named)
+
+
 class ByName(Mapping[str, Any]):
     """Arrays by name. A look whether a name exists makes no array: a worker's output would count as touched."""
 
@@ -289,7 +300,10 @@ class Held:
 
     __slots__ = ("_committed", "_core", "_generation", "_made", "_ok", "_r", "_released", "_single", "rows")
 
-    def __init__(self, core: Client, rows: int = 1, dims: tuple[int, ...] = (), timeout_ns: int = 0, single: bool = True) -> None:
+    def __init__(
+        self, core: Client, rows: int = 1, dims: tuple[int, ...] = (), timeout_ns: int = 0, single: bool = True,
+        sequence: int = 0,
+    ) -> None:
         self._released = self._committed = self._ok = False
         self._core, self._single, self.rows = core, single, rows
         self._generation = Process.generation
@@ -297,18 +311,19 @@ class Held:
         self._r = r = c.Request()
         core.owed[addressof(r)] = weakref.ref(self), r
         try:
-            self._claim(dims, timeout_ns)
+            self._claim(dims, timeout_ns, sequence)
         except BaseException:  # of a signal handler, whose traceback keeps this object alive
             self.release()
             raise
 
-    def _claim(self, dims: tuple[int, ...], timeout_ns: int) -> None:
+    def _claim(self, dims: tuple[int, ...], timeout_ns: int, sequence: int) -> None:
         core = self._core
+        claim = core._lib.rb_sequence_request if sequence else core._lib.rb_claim
         sizes = (c_uint32 * len(dims))(*dims)
         left = timeout_ns or FOREVER_NS
         deadline = time.monotonic_ns() + left
         while True:
-            status = core._lib.rb_claim(core.handle, self.rows, addressof(sizes), len(dims), min(left, SLICE_NS), addressof(self._r))
+            status = claim(core.handle, sequence or self.rows, addressof(sizes), len(dims), min(left, SLICE_NS), addressof(self._r))
             if status == 0:
                 return
             error = core.error(status)

@@ -82,6 +82,10 @@ class DeviceMemory:
         torch().cuda.current_stream(self.ordinal).synchronize()
         return made
 
+    def halves(self, at: int, shape: tuple[int, ...], kind: str) -> Any:
+        """Rows of a state in place, as a tensor of torch: every second half."""
+        return _tensor(DeviceArray(self, at, (2 * shape[0] - 1, *shape[1:]), kind))[::2]
+
     # For batches whose rows are not adjacent.
 
     def gather(self, plane: Any, slots: Any, padded: int) -> Any:

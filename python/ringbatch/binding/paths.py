@@ -17,7 +17,7 @@ from . import ctypes_path, library
 from .views import committed, end_view, parents, released
 
 if TYPE_CHECKING:
-    from .ctypes_path import Caller, Client, Held, complete_batch, next_batch
+    from .ctypes_path import Caller, Client, Held, Stepper, complete_batch, next_batch
 
 
 def _quick() -> Any:
@@ -45,5 +45,6 @@ def _quick() -> Any:
 quick = _quick()
 if not TYPE_CHECKING:
     _taken = quick or ctypes_path
-    Caller, Client, Held, next_batch, complete_batch = _taken.Caller, _taken.Client, _taken.Held, _taken.next_batch, _taken.complete_batch
+    Caller, Client, Held, Stepper = _taken.Caller, _taken.Client, _taken.Held, _taken.Stepper
+    next_batch, complete_batch = _taken.next_batch, _taken.complete_batch
 library.use(quick)

@@ -9,7 +9,7 @@ ABI_VERSION = 2
 MAX_VARIABLE_DIMS = 8
 MAX_RANK = 8
 NOTIFY, HOLD = 1, 2
-INPUT, OUTPUT = 0, 1
+INPUT, OUTPUT, STATE = 0, 1, 2
 
 
 class Tensor(Structure):
@@ -90,13 +90,13 @@ class Batch(Structure):
     _fields_ = [
         ("id", c_uint64), ("worker", c_uint64), ("base", c_void_p), ("requests", c_uint32), ("rows", c_uint32),
         ("runs", c_uint32), ("pad_to", c_uint32), ("dims", c_uint32 * MAX_VARIABLE_DIMS), ("request", POINTER(Member)),
-        ("slot", POINTER(c_uint32)), ("run", POINTER(Run)), ("place", c_uint32), ("ragged", c_uint32),
+        ("slot", POINTER(c_uint32)), ("run", POINTER(Run)), ("place", c_uint32), ("ragged", c_uint32), ("step", c_void_p),
     ]  # fmt: skip
 
 
 # Pointers travel as plain addresses (c_void_p): that is the quickest for
 # ctypes, and everything passed here is kept alive by its caller.
-_client = _worker = _request = c_uint64
+_client = _worker = _request = _sequence = c_uint64
 _address = c_void_p
 
 PROTOTYPES = {
@@ -132,6 +132,12 @@ PROTOTYPES = {
     "rb_infer_prepared": (c_int, [_address]),
     "rb_submit_prepared": (c_int, [_address]),
     "rb_collect_prepared": (c_int, [_address]),
+    "rb_sequence_open": (c_int, [_client, c_uint32, c_int64, _address]),
+    "rb_sequence_request": (c_int, [_client, _sequence, _address, c_uint32, c_int64, _address]),
+    "rb_step_prepared": (c_int, [_address, _sequence]),
+    "rb_sequence_reset": (c_int, [_client, _sequence, _address, c_uint32]),
+    "rb_sequence_state": (c_int, [_client, _sequence, c_uint32, _address]),
+    "rb_sequence_close": (c_int, [_client, _sequence]),
     "rb_client_fd": (c_int, [_client, _address]),
     "rb_reap": (c_int, [_client, _address, c_uint32, _address]),
     "rb_reap_wait": (c_int, [_client, c_int64, _address, c_uint32, _address]),
@@ -149,6 +155,7 @@ PROTOTYPES = {
     "rb_batch_scatter": (c_int, [_address, c_uint32, _address, c_uint64]),
     "rb_batch_pack": (c_int, [_address, c_uint32, _address, c_uint64, _address]),
     "rb_batch_unpack": (c_int, [_address, c_uint32, _address, c_uint64]),
+    "rb_batch_set_state": (c_int, [_address, c_uint32, _address, c_uint64]),
     "rb_batch_fail": (c_int, [_address, c_uint32, c_char_p]),
     "rb_batch_fail_as": (c_int, [_address, c_uint32, c_int, c_char_p]),
     "rb_batch_fail_all": (c_int, [_address, c_char_p]),

@@ -199,9 +199,31 @@ def _memory(given: str | None) -> str:
     return given or ""
 
 
-def signature(inputs: Specs, outputs: Specs, memory: str | None = None) -> str:
+def signature(inputs: Specs, outputs: Specs, memory: str | None = None, state: Specs = ()) -> str:
     """A whole signature as text. memory: of tensors that do not name their own."""
-    return " -> ".join(" ".join(str(in_memory(t, memory)) for t in declared(side)) for side in (inputs, outputs))
+    reads, writes, keeps = ([in_memory(t, memory) for t in declared(side)] for side in (inputs, outputs, state))
+    _check_state(reads, writes, keeps)
+    text = " -> ".join(" ".join(map(str, side)) for side in (reads, writes))
+    return " ".join([text, "state", *map(str, keeps)]) if keeps else text
+
+
+def _check_state(inputs: list[Declared], outputs: list[Declared], state: list[Declared]) -> None:
+    taken = {**{t.name: "an output" for t in outputs}, **{t.name: "an input" for t in inputs}}
+    for t in state:
+        if t.variable:
+            raise errors.Invalid(f"state {t}: the shape of a state is fixed; declare its largest size")
+        if len(t.shape) >= c.MAX_RANK:
+            raise errors.Invalid(f"state {t}: a state has at most {c.MAX_RANK - 1} dimensions")
+        if t.name in taken:
+            raise errors.Invalid(f"state {t.name!r} has the name of {taken[t.name]}; each tensor has its own name")
+        taken[t.name] = "another state"
+
+
+def sides(text: str) -> tuple[list[str], list[str], list[str]]:
+    """The inputs, outputs and state of a signature as text."""
+    reads, _, rest = text.partition("->")
+    writes, _, keeps = rest.partition(" state ")
+    return reads.split(), writes.split(), keeps.split()
 
 
 def in_memory(t: Declared, memory: str | None) -> Declared:
@@ -213,11 +235,12 @@ def in_memory(t: Declared, memory: str | None) -> Declared:
 class Signature:
     """The tensors of a connected model."""
 
-    def __init__(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        self.inputs, self.outputs = inputs, outputs
+    def __init__(self, inputs: list[Tensor], outputs: list[Tensor], state: list[Tensor]) -> None:
+        self.inputs, self.outputs, self.state = inputs, outputs, state
         self.input_names, self.output_names = [t.name for t in inputs], [t.name for t in outputs]
         self.input_index = {name: k for k, name in enumerate(self.input_names)}
         self.output_index = {name: k for k, name in enumerate(self.output_names)}
+        self.state_index = {t.name: k for k, t in enumerate(state)}
         self.variable_inputs = sum(len(t.variable) for t in inputs)
         self.variable_outputs = sum(len(t.variable) for t in outputs)
         self.output_maxima = tuple(t.shape[i] for t in outputs for i in t.variable)
@@ -227,12 +250,25 @@ class Signature:
         self.single = self.in_c and len(inputs) == len(outputs) == 1
 
     def __repr__(self) -> str:
-        return " ".join(map(repr, self.inputs)) + " -> " + " ".join(map(repr, self.outputs))
+        return " ".join(map(str, [*self.inputs, "->", *self.outputs, *["state"] * bool(self.state), *self.state]))
 
 
 def signature_of(lib: Any, function: Any, handle: int, info: c.Model) -> Signature:
     """Asks for the tensors of a model."""
-    return Signature(*(tensors_of(lib, function, handle, side, n) for side, n in ((c.INPUT, info.inputs), (c.OUTPUT, info.outputs))))
+    inputs, outputs = (tensors_of(lib, function, handle, side, n) for side, n in ((c.INPUT, info.inputs), (c.OUTPUT, info.outputs)))
+    return Signature(inputs, outputs, _states_of(lib, function, handle))
+
+
+def _states_of(lib: Any, function: Any, handle: int) -> list[Tensor]:
+    """Asks for the state of a model. A slot has two halves, one after the other; ``stride`` is from half to half."""
+    found: list[Tensor] = []
+    t = c.Tensor()
+    while (status := function(handle, c.STATE, len(found), addressof(t))) == 0:
+        t.stride = t.row_bytes
+        found.append(Tensor(t, 0))
+    if status != errors.Invalid.status:  # that one says: there are no more
+        check(lib, status)
+    return found
 
 
 def tensors_of(lib: Any, function: Any, handle: int, side: int, count: int) -> list[Tensor]:

@@ -17,6 +17,7 @@ from ..binding.tensors import Tensor
 from .connection import Core
 from .model import Model
 from .retrying import RetryingModel
+from .sequence import Sequence
 
 _MISFITS = (errors.SignatureMismatch, errors.Shape, errors.DType, errors.Rows, errors.Size, errors.Invalid)
 _LOOK_TIME = 0.2  # for room in the window
@@ -54,6 +55,9 @@ class FollowingModel(Model):
             return
         if isinstance(answer, concurrent.futures.Future):
             answer.add_done_callback(lambda _: self._release(now))
+            return
+        if isinstance(answer, Sequence):
+            answer._at_close = lambda: self._release(now)
             return
         with self._counting:
             now.users -= 1
@@ -133,6 +137,9 @@ class FollowingModel(Model):
 
     def submit(self, *inputs: Any, **named: Any) -> concurrent.futures.Future:
         return self._call_on(Model.submit, inputs, named)
+
+    def sequence(self, *rows: Any, **named: Any) -> Sequence:
+        return self._call_on(Model.sequence, rows, named)
 
     async def ainfer(self, *inputs: Any, **named: Any) -> Any:
         while True:

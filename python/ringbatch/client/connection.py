@@ -214,7 +214,8 @@ class Core(Client):
         except IndexError:
             return Scratch(self.handle, len(self.signature.inputs), len(self.signature.outputs))
 
-    def infer(self, arrays: list[np.ndarray], rows: int, timeout_ns: int) -> list[np.ndarray]:
+    def infer(self, arrays: list[np.ndarray], rows: int, timeout_ns: int, sequence: int = 0) -> list[np.ndarray]:
+        """sequence: the request is its next step."""
         s = self._scratch()
         outs = self._empty(s, rows)
         for k, a in enumerate(arrays):
@@ -223,16 +224,19 @@ class Core(Client):
         call.rows, call.timeout, call.slice, call.request = rows, timeout_ns, min(timeout_ns or SLICE_NS, SLICE_NS), 0
         deadline = time.monotonic_ns() + timeout_ns
         try:
-            status = self.lib.rb_infer_prepared(s.call_at)
+            status = self._infer_slice(s.call_at, sequence)
             if status:
-                self._unsliced(call, status, deadline)
+                self._unsliced(call, status, deadline, sequence)
         except BaseException:
             self.release(call.request)
             raise
         self._pool.append(s)
         return outs
 
-    def _unsliced(self, call: c.Inference, status: int, deadline: int) -> None:
+    def _infer_slice(self, call_at: int, sequence: int) -> int:
+        return self.lib.rb_step_prepared(call_at, sequence) if sequence else self.lib.rb_infer_prepared(call_at)
+
+    def _unsliced(self, call: c.Inference, status: int, deadline: int, sequence: int) -> None:
         """Continues a call after its first slice, or raises. The deadline counts if the call has a timeout."""
         while status == _FULL or (status == _TIMEOUT and not call.request):  # no slot yet, or not attached yet
             error = self.error(status)
@@ -242,7 +246,7 @@ class Core(Client):
                 if left <= 0:
                     raise error
                 call.timeout, call.slice = left, min(left, SLICE_NS)
-            status = self.lib.rb_infer_prepared(addressof(call))
+            status = self._infer_slice(addressof(call), sequence)
         if status == _TIMEOUT and call.request:
             self.wait(call.request, 0)
             status = self.lib.rb_collect_prepared(addressof(call))
@@ -273,6 +277,17 @@ class Core(Client):
             s.outputs[k] = address(out)
             outs.append(out)
         return outs
+
+    # -- sequences
+
+    def state_rows(self, sequence: int, k: int) -> Any:
+        """The present state in place: an array of all rows, or a tensor of torch on the device."""
+        v, t = c.View(), self.signature.state[k]
+        self.check(self.lib.rb_sequence_state(self.handle, sequence, k, addressof(v)))
+        shape = tuple(v.shape[: v.rank])
+        if t.on_device:
+            return self.device.halves(v.data, shape, t.kind)
+        return strided((ctypes.c_uint8 * v.bytes).from_address(v.data), t.dtype, 0, v.stride, shape)
 
     # -- requests of models with variable dimensions
 

@@ -8,7 +8,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import abc
+from collections.abc import Mapping
 from ctypes import addressof, c_size_t, string_at
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -24,6 +25,7 @@ from .completions import Completions
 from .connection import Core, Rows
 from .future import Future
 from .request import Request, claim
+from .sequence import Sequence
 from .split import Chosen, gather_split, pieces, submit_split
 
 _making = threading.Lock()  # held while completions are made
@@ -100,6 +102,10 @@ class Model(Caller):
         return list(self._core.signature.outputs)
 
     @property
+    def state(self) -> list[Tensor]:
+        return list(self._core.signature.state)
+
+    @property
     def max_batch_size(self) -> int:
         return int(self._core.info.max_batch_size)
 
@@ -148,12 +154,16 @@ class Model(Caller):
         arrays, rows = self._arrays(inputs, named)
         if split and 1 < rows > self._most:
             return submit_split(self, pieces(arrays, rows, self._most), timeout, (priority, cost)).result()
-        if priority is None and cost is None and self._core.signature.in_c:
+        return self._run(arrays, rows, timeout, (priority, cost))
+
+    def _run(self, arrays: list[np.ndarray], rows: int, timeout: Duration | None, chosen: Chosen, sequence: int = 0) -> Any:
+        """Runs one request. sequence: it is its next step."""
+        if chosen == (None, None) and self._core.signature.in_c:
             arrays = [a if a.flags.c_contiguous or a.nbytes > _SMALL_BYTES else np.ascontiguousarray(a) for a in arrays]
             if all(a.flags.c_contiguous for a in arrays):
-                return self._give(self._core.infer(arrays, abs(rows), nanoseconds(timeout)), rows < 0)
-        with self._filled(arrays, rows, timeout) as req:
-            req.run(timeout, priority=priority, cost=cost)
+                return self._give(self._core.infer(arrays, abs(rows), nanoseconds(timeout), sequence), rows < 0)
+        with self._filled(arrays, rows, timeout, sequence) as req:
+            req.run(timeout, priority=chosen[0], cost=chosen[1])
             return self._give(req._copies(), False)
 
     @property
@@ -180,23 +190,24 @@ class Model(Caller):
             got = [f"{len(inputs)} in order"] * bool(inputs) + sorted(named)
             raise errors.Invalid(f"{self.name} takes the inputs {', '.join(t.name for t in tensors)}; got {', '.join(got) or 'none'}")
         given.update(named)
-        arrays = [
-            convert_on_device(t, given[t.name], self._cast, self._core.device.ordinal)
-            if t.on_device
-            else t.convert(to_host(t, given[t.name], self._cast), self._cast)
-            for t in tensors
-        ]
+        arrays = [self._convert(t, given[t.name]) for t in tensors]
         rows = [t.rows_of(a.shape) for t, a in zip(tensors, arrays)]
         if len(set(rows)) != 1:
             said = ", ".join(f"{t.name!r} has {'one item' if n < 0 else f'{n} rows'}" for t, n in zip(tensors, rows))
             raise errors.Rows(f"the inputs disagree: {said}")
         return arrays, rows[0]
 
-    def _filled(self, arrays: list[np.ndarray], rows: int, timeout: Duration | None) -> Request:
+    def _convert(self, t: Tensor, value: Any) -> Any:
+        """The caller's value as an array of the tensor's type, in its memory."""
+        if t.on_device:
+            return convert_on_device(t, value, self._cast, self._core.device.ordinal)
+        return t.convert(to_host(t, value, self._cast), self._cast)
+
+    def _filled(self, arrays: list[np.ndarray], rows: int, timeout: Duration | None, sequence: int = 0) -> Request:
         """A request with its inputs written, in one copy."""
         tensors = self._core.signature.inputs
         shapes = {t.name: a.shape if rows < 0 else a.shape[1:] for t, a in zip(tensors, arrays)}
-        req = claim(self._core, None if rows < 0 else rows, shapes, timeout)
+        req = claim(self._core, None if rows < 0 else rows, shapes, timeout, sequence)
         try:
             for t, a in zip(tensors, arrays):
                 view: Any = req.inputs[t.name]
@@ -210,7 +221,7 @@ class Model(Caller):
             raise
         return req
 
-    def _give(self, outs: Sequence[Rows], single: bool) -> Any:
+    def _give(self, outs: abc.Sequence[Rows], single: bool) -> Any:
         if single:
             return self._give([o[0] for o in outs], False)
         if self._many_outputs:
@@ -236,11 +247,22 @@ class Model(Caller):
             return Request(core)
         return claim(core, rows, shapes, timeout)
 
-    def commit(self, requests: Sequence[Request], timeout: Duration | None = None, *, stream: Any = None) -> None:
+    def commit(self, requests: abc.Sequence[Request], timeout: Duration | None = None, *, stream: Any = None) -> None:
         """Commits several requests at once, with one wake-up of the broker."""
         self._core.commit_several([r._id for r in requests], nanoseconds(timeout), stream)
         for r in requests:
             r.was_committed()
+
+    # -- with state
+
+    def sequence(self, rows: int | None = None, *, timeout: Duration | None = 10.0) -> Sequence:
+        """Opens a sequence of a model with state: each step reads the state that the last one has written.
+
+        rows: the number of sequences in step, for example of a vector of environments. They take
+        as many slots of the window until the end. timeout: for room in the window.
+        """
+        self._check()
+        return Sequence(self, rows, timeout)
 
     # -- many in flight
 
@@ -301,16 +323,8 @@ class Model(Caller):
                     return await gather_split(self, pieces(arrays, rows, self._most), timeout, (priority, cost))
                 waiter = future, loop, self._reader(rows)
                 held = core.signature.in_c and priority is None and cost is None
-                deadline = None if timeout is None else time.monotonic() + seconds(timeout)
-                while True:
-                    sent = None
-                    sent = self._send(completions.waiters, waiter, arrays, rows, timeout, (priority, cost), held)
-                    if sent:
-                        break
-                    timeout = _left(deadline)
-                    completions.sweep()
-                    await completions.wait_for_room(loop)
-                    self._check()
+                sent = None
+                sent, timeout = await self._asend(waiter, arrays, rows, timeout, (priority, cost), held)
                 if not held:
                     return await future
             completions.commit_soon(loop, sent, nanoseconds(timeout))
@@ -318,6 +332,19 @@ class Model(Caller):
         except BaseException:  # canceled, the loop ended, or a signal handler raised
             completions.abandon(future, sent)
             raise
+
+    async def _asend(
+        self, waiter: Any, arrays: list[np.ndarray], rows: int, timeout: Duration | None, chosen: Chosen, hold: bool, sequence: int = 0
+    ) -> tuple[int, Duration | None]:
+        """Sends a request and lists its waiter, as soon as there is room. Returns its number and the time left."""
+        completions = self._ready()
+        deadline = None if timeout is None else time.monotonic() + seconds(timeout)
+        while not (sent := self._send(completions.waiters, waiter, arrays, rows, timeout, chosen, hold, sequence)):
+            timeout = _left(deadline)
+            completions.sweep()
+            await completions.wait_for_room(waiter[1])
+            self._check()
+        return sent, timeout
 
     def _ready(self) -> Completions:
         """The completions of this process; a forked child makes its own."""
@@ -331,15 +358,15 @@ class Model(Caller):
 
     def _send(
         self, waiters: dict[int, Any], waiter: Any, arrays: list[np.ndarray], rows: int, timeout: Duration | None, chosen: Chosen,
-        hold: bool = False
+        hold: bool = False, sequence: int = 0,
     ) -> int:
         """Sends a request and lists its waiter; 0 if there is no room. hold: do not commit yet."""
         core = self._core
-        if core.signature.in_c and chosen == (None, None):
+        if core.signature.in_c and chosen == (None, None) and not sequence:
             whole = tuple([a if a.flags.c_contiguous and type(a) is np.ndarray else np.array(a, order="C", subok=False) for a in arrays])
             return core.submit_into(waiters, waiter, whole, abs(rows), nanoseconds(timeout), hold)
         try:
-            req = self._filled(arrays, rows, 1e-9)
+            req = self._filled(arrays, rows, 1e-9, sequence)
         except (errors.Full, errors.Timeout):  # no slot yet, or not attached yet
             return 0
         with req:

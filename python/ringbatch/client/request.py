@@ -81,7 +81,7 @@ class Request(Held):
 
     def _copies(self) -> list[Any]:
         """Copies of the outputs."""
-        return [_copy(v) for v in self.outputs.values()]
+        return [copy_rows(v) for v in self.outputs.values()]
 
     def done(self) -> bool:
         """Whether the request has ended; raises its error."""
@@ -103,19 +103,21 @@ class Request(Held):
         return Timing(*(getattr(t, name) / 1e9 for name in Timing._fields))
 
 
-def _copy(rows: Any) -> Any:
+def copy_rows(rows: Any) -> Any:
     if isinstance(rows, list):
         return [np.array(row) for row in rows]
     return np.array(rows) if isinstance(rows, np.ndarray) else rows.clone()
 
 
-def claim(core: Core, rows: int | None, shapes: Mapping[str, tuple[int, ...]] | None, timeout: Duration | None) -> Request:
-    """A request of one item (rows is None) or of some rows."""
-    if rows is None and timeout is None and not shapes and core.plain:
+def claim(
+    core: Core, rows: int | None, shapes: Mapping[str, tuple[int, ...]] | None, timeout: Duration | None, sequence: int = 0
+) -> Request:
+    """A request of one item (rows is None) or of some rows. sequence: the request is its next step."""
+    if rows is None and not sequence and timeout is None and not shapes and core.plain:
         return Request(core)
     if rows is not None and not 0 <= rows < 1 << 32:  # C has 32 bits
         raise errors.Rows(f"a request has 1..{core.info.window} rows (this client's window), got {rows}")
-    return Request(core, 1 if rows is None else rows, tuple(_dims(core, shapes or {})), nanoseconds(timeout), rows is None)
+    return Request(core, 1 if rows is None else rows, tuple(_dims(core, shapes or {})), nanoseconds(timeout), rows is None, sequence)
 
 
 def _dims(core: Core, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:

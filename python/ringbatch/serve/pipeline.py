@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import errors
+from ..binding.tensors import sides
 from ..worker.policy import policy_text
 from ..worker.worker import Worker
 from .supervisor import serve_all
@@ -53,7 +54,7 @@ def declaration(stages: Sequence[Worker], outputs: Sequence[str] | None, policy:
     settings = _pairs(policy_text(policy))
     listed = []
     for stage in stages:
-        reads, writes = (side.split() for side in stage.signature.split("->"))
+        reads, writes, keeps = sides(stage.signature)
         for text in reads:
             if _name(text) not in written and text not in inputs:
                 inputs.append(text)
@@ -62,7 +63,7 @@ def declaration(stages: Sequence[Worker], outputs: Sequence[str] | None, policy:
         for key in [k for k in own if k.split(".")[0] in _RING]:
             settings.setdefault(key, own[key])
             del own[key]
-        listed.append({"name": stage.model, "inputs": reads, "outputs": writes, "policy": own})
+        listed.append({"name": stage.model, "inputs": reads, "outputs": writes, "policy": own, **({"state": keeps} if keeps else {})})
     if outputs is not None:
         missing = [o for o in outputs if o not in written]
         if missing:

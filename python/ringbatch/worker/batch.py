@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
@@ -17,6 +16,7 @@ from ..binding.tensors import Tensor
 from ..binding.views import Life, released
 from .lost_gpu import lost
 from .ring import Ring, RingBatch
+from .states import States, as_array
 
 
 class Run(NamedTuple):
@@ -92,6 +92,9 @@ class Batch:
     For tensors on the device the arrays are torch tensors on its GPU. The batch is
     answered when torch's current stream is done. ``inputs[name]`` is a copy on the GPU,
     since torch has no read-only tensors; ``input_run`` is the shared memory.
+
+    A model with state reads ``state[name]`` and assigns it, once for each batch. ``fresh``
+    says which rows begin a sequence.
     """
 
     _gathered: int | None = None  # the largest gathered input, if it is worth gathering ahead
@@ -136,6 +139,21 @@ class Batch:
         """All rows of each output, by name: write them."""
         return Columns(self._sig.output_index, self._output, self._made_out)
 
+    _made_state: dict[str, Any] = _lazy(lambda _: {})
+    _new_state: set[str] = _lazy(lambda _: set())  # the states that the function assigned
+
+    @property
+    def state(self) -> States:
+        """The state of each row's sequence, by name: reading gives a copy, assigning writes the next step's state."""
+        return States(self)
+
+    @property
+    def fresh(self) -> np.ndarray:
+        """Whether each row begins a sequence, so that its state is zero. A plain request does, and padding."""
+        found = np.ones(self.padded, bool)
+        found[: self.rows] = self._raw.steps() & 2
+        return found
+
     @property
     def id(self) -> int:
         return self._b.id
@@ -159,7 +177,7 @@ class Batch:
     @property
     def slots(self) -> np.ndarray:
         """The slot of each row, to gather by index."""
-        return np.array((ctypes.c_uint32 * self.rows).from_address(self._raw.slots_at), np.intp)
+        return self._raw.slots()
 
     def input_run(self, name: str, i: int) -> np.ndarray:
         """Run i of an input, in place. Do not write it: on the device nothing prevents that."""
@@ -353,12 +371,17 @@ class Batch:
                 said = ", ".join(name for name in returned if returned[name] is not None) or "None"
                 advice = f'return the output, or write batch.outputs["{t.name}"][...]'
                 raise errors.Invalid(f"the function returned {said} and wrote no output {t.name!r}: {advice}")
+        for t in self._sig.state:
+            if t.name not in self._new_state and len(self._failed) < self._raw.requests:
+                raise errors.Invalid(f'state {t.name!r} was not assigned: write batch.state["{t.name}"] = ..., also if it stays the same')
 
     def _by_name(self, result: Any) -> dict[str, Any]:
         """The returned outputs by name."""
         names = self._sig.output_names
         if isinstance(result, Mapping):
             unknown = result.keys() - set(names)
+            for name in unknown & self._sig.state_index.keys():
+                raise errors.Invalid(f'the function returned the state {name!r}: assign it, batch.state["{name}"] = ...')
             if unknown:
                 raise errors.Invalid(f"the function returned {', '.join(sorted(map(str, unknown)))}; the outputs are {', '.join(names)}")
             return dict(result)
@@ -380,7 +403,7 @@ class Batch:
         if t.on_device:
             return self._write_on_device(t, value)
         if t.variable and self._packed:
-            array, shape = _as_array(value), (int(self.offsets[-1]), *t.shape[1:])
+            array, shape = as_array(value), (int(self.offsets[-1]), *t.shape[1:])
             if array.shape != shape:
                 raise errors.Shape(f"output {t.name!r}: expected all rows packed, {t.dtype} of shape {shape}; got shape {array.shape}")
             self._scatter.append((k, np.ascontiguousarray(_same_kind(t, array), t.dtype)))
@@ -389,9 +412,9 @@ class Batch:
             if len(value) != self.rows:
                 raise errors.Rows(f"output {t.name!r}: a batch of {self.rows} rows, got a list of {len(value)}")
             for row, part in enumerate(value):
-                self._write_row(k, t, row, _as_array(part))
+                self._write_row(k, t, row, as_array(part))
             return
-        array = _as_array(value)
+        array = as_array(value)
         if array.ndim != 1 + len(t.shape) or len(array) not in (self.rows, self.padded):
             raise errors.Shape(f"output {t.name!r}: expected {self.rows} rows of {t.expected_row}; got shape {array.shape}")
         if not t.variable:
@@ -446,7 +469,7 @@ class Batch:
 
     def _end(self) -> None:
         """Ends the arrays."""
-        if self._sig.on_device:  # queued work still uses the slots
+        if self._sig.on_device or any(t.on_device for t in self._sig.state):  # queued work still uses the slots
             try:
                 self._device.synchronize()
             except RuntimeError as e:
@@ -495,12 +518,6 @@ def _read_only(rows: Any) -> Any:
 
 def _corner(shape: tuple[int, ...]) -> tuple[Any, ...]:
     return (*(slice(0, d) for d in shape), ...)
-
-
-def _as_array(value: Any) -> np.ndarray:
-    if hasattr(value, "detach"):  # a torch tensor
-        value = value.detach().cpu()
-    return np.asarray(value)
 
 
 def _same_kind(t: Tensor, array: np.ndarray) -> np.ndarray:

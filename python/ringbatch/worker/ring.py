@@ -18,7 +18,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from ctypes import addressof, c_char_p, c_uint32, c_uint64
+from ctypes import addressof, c_char_p, c_uint8, c_uint32, c_uint64
 from typing import Any, Protocol
 
 import numpy as np
@@ -140,9 +140,27 @@ class RingBatch(Rows):
         for row, sizes in enumerate(dims.tolist()):
             self.set_row_dims(row, sizes)
 
+    def slots(self) -> np.ndarray:
+        """The slot of each row."""
+        return np.array((c_uint32 * self.rows).from_address(self.slots_at), np.intp)
+
+    def steps(self) -> np.ndarray:
+        """The step word of each row: bit 0 is the half of the state that it reads, bit 1 says that its sequence begins."""
+        if not self.c.step:
+            raise errors.Invalid("the model has no state: @rb.worker(state=...) declares it")
+        return np.array((c_uint8 * self.rows).from_address(self.c.step), np.intp)
+
     def gather(self, k: int, to: int, size: int) -> None:
         """Copies the rows of the k-th input together, with zeros for the padding; without the GIL."""
         check(self._lib, self._lib.rb_batch_gather(self._at, c.INPUT, k, to, size))
+
+    def gather_state(self, k: int, to: int, size: int) -> None:
+        """The same for the k-th state before this step."""
+        check(self._lib, self._lib.rb_batch_gather(self._at, c.STATE, k, to, size))
+
+    def set_state(self, k: int, of: int, size: int) -> None:
+        """Copies the k-th state after this step into the slots."""
+        check(self._lib, self._lib.rb_batch_set_state(self._at, k, of, size))
 
     def prefetch(self, k: int, to: int, size: int) -> None:
         """Starts to gather, in threads of the library; gather with the same arguments finishes."""
@@ -225,7 +243,7 @@ class Ring:
         self.signature = signature_of(lib, lib.rb_worker_tensor, self._handle, info)
         #: Stays mapped until the last array over it is gone.
         self.mapping = SharedMapping(lib, m)
-        self.mapping.offsets.update((t, t.offset) for t in self.signature.inputs + self.signature.outputs)
+        self.mapping.offsets.update((t, t.offset) for t in self.signature.inputs + self.signature.outputs + self.signature.state)
         notes = c_char_p()
         check(lib, lib.rb_worker_notes(self._handle, addressof(notes)))
         for note in (notes.value or b"").decode().splitlines():

@@ -33,6 +33,7 @@ def worker(
     *,
     inputs: Specs,
     outputs: Specs,
+    state: Specs = (),
     depth: int = 0,
     concurrency: int = 0,
     weight: int = 0,
@@ -60,6 +61,8 @@ def worker(
         ``{"x": ("float32", (3, 224, 224))}``, ``{"x": "f32[3,224,224]"}`` or
         ``["x:f32[3,224,224]"]``. ``"<=512"`` is a dimension whose size each request
         chooses. ``"bfloat16"`` travels as uint16.
+    state: tensors that a client's sequence keeps from one step to the next, declared as inputs are,
+        with fixed shapes. The function reads ``batch.state["h"]`` and assigns it; docs/state.md.
     memory: ``"device:0"`` puts the tensors into the memory of that GPU, for producers
         on it; arrays are torch tensors then. For one tensor:
         ``{"x": ("float32", (3, 224, 224), "device:0")}``.
@@ -87,7 +90,7 @@ def worker(
         depth=depth, weight=weight, pad_to=pad_to, pad_preferred=pad_preferred, gather_threads=gather_threads, run_once=run_once,
         name=name, gpu=gpu, **policy,
     )
-    text = signature(inputs, outputs, memory)
+    text = signature(inputs, outputs, memory, state)
 
     def made(function: Callable[[Batch], Any]) -> Worker:
         if not _is_async(function) and concurrency:

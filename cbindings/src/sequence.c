@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sequences. Each state tensor has two halves in a slot: a step reads one and writes
+ * the other. Broker and worker know no sequence. The client writes the half to read into
+ * the step words before each commit, and changes halves after a step that ended well:
+ *
+ *	request -- commit: step words --> under way -- RB_OK, which the caller saw --> change halves
+ *	   ^                                  |                                            |
+ *	   +---------- any other end ---------+--------------------------------------------+
+ *
+ * The sequence stays with its attachment, even if the client is asked to attach again.
+ */
+#include <string.h>
+#include <time.h>
+
+#include "client.h"
+
+#define LOOK_EVERY (5 * MILLISECOND)
+
+static const uint32_t no_dims[RB_DIMS]; /* for slots without inputs */
+
+static rb_slot *slot_of(const rb_seq *q) { return &q->link->slots[q->at]; }
+
+/* One half of a row of the k-th state. */
+static uint8_t *half_of(const rb_link *l, uint32_t at, uint32_t k, uint8_t half)
+{
+	const rb_tensor *t = &rb_tensors_of(&l->session.layout, RB_STATE)[k];
+	return rb_base_of(&l->session, t) + t->offset + (2 * (uint64_t)(l->first + at) + half) * t->row_bytes;
+}
+
+static bool all_fresh(const rb_seq *q)
+{
+	uint32_t i = 0;
+	while (i < q->rows && q->row[i] & RB_STEP_FRESH)
+		i++;
+	return i == q->rows;
+}
+
+static bool state_on_device(const rb_link *l)
+{
+	bool any = false;
+	for (uint32_t k = 0; k < l->session.layout.states; k++)
+		any |= rb_tensors_of(&l->session.layout, RB_STATE)[k].on_device;
+	return any;
+}
+
+/* ---- steps ---------------------------------------------------------------------- */
+
+static bool is_gone(rb_link *l)
+{
+	if (!rb_link_lost(l, rb_now(), LOOK_EVERY))
+		return false;
+	rb_conn_lost(l->client, l);
+	return true;
+}
+
+/* Whether the broker or a worker may still have the slots of the last step. */
+static bool is_held(const rb_seq *q)
+{
+	uint64_t w = rb_board_word(&q->link->session.board, q->link->first + q->at);
+	return (rb_word_gen(w) != q->link->gens[q->at] || rb_word_held(w)) && !is_gone(q->link);
+}
+
+/* Waits for the end of the last step, and changes halves if it ended well. */
+static int settle(rb_seq *q, int64_t until)
+{
+	if (!q->link || !q->stepping)
+		return RB_OK;
+	if (!rb_link_ended(q->link, q->at) && !is_gone(q->link)) {
+		int status = rb_link_await(q->link, q->at, until);
+		if (status)
+			return status;
+	}
+	rb_link_ended(q->link, q->at);
+	for (int64_t nap = 20 * MICROSECOND; is_held(q); nap = rb_min(2 * nap, MILLISECOND)) {
+		if (rb_now() >= until)
+			return rb_explain(RB_ERR_TIMEOUT, "a worker still has the step before");
+		nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
+	}
+	bool advanced = slot_of(q)->status == RB_OK && !q->missed;
+	q->half ^= advanced;
+	for (uint32_t i = 0; i < q->rows; i++)
+		q->row[i] = q->row[i] & RB_RESET ? RB_STEP_FRESH : advanced ? 0 : q->row[i];
+	q->stepping = false;
+	return RB_OK;
+}
+
+/* ---- slots ---------------------------------------------------------------------- */
+
+static void adopt(rb_seq *q, const rb_req *r)
+{
+	q->link = r->link;
+	q->at = r->at;
+	slot_of(q)->sequence = q;
+}
+
+static void give_slots_back(rb_seq *q)
+{
+	if (!q->link || q->link->parents)
+		return;
+	slot_of(q)->sequence = NULL;
+	rb_req r = {q->link, q->at, slot_of(q)->handle | 1};
+	atomic_store(&slot_of(q)->handle, r.handle); /* also if the caller has released the step */
+	rb_req_release(&r);
+	q->link = NULL;
+	q->stepping = false;
+}
+
+/* Sees to it that the sequence has slots. Slots of a broker that is gone are given up, with their state. */
+static int claim_slots(rb_conn *c, rb_seq *q, int64_t timeout)
+{
+	rb_req r;
+	if (q->link && is_gone(q->link)) {
+		give_slots_back(q);
+		q->lost = !all_fresh(q);
+	}
+	if (q->lost)
+		return rb_say(RB_ERR_STATE_LOST);
+	int status = q->link ? RB_OK : rb_req_claim(c, q->rows, no_dims, c->input_dims, timeout, &r);
+	if (!q->link && !status)
+		adopt(q, &r);
+	return status;
+}
+
+int rb_seq_request(rb_conn *c, rb_seq *q, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r)
+{
+	int64_t start = rb_now();
+	int status = settle(q, rb_until(timeout, start));
+	if (!status)
+		status = claim_slots(c, q, timeout);
+	if (status)
+		return status;
+	pthread_mutex_lock(&q->link->mu);
+	rb_link_unwatch(q->link, q->at);
+	pthread_mutex_unlock(&q->link->mu);
+	return rb_req_begin(q->link, q->at, q->rows, dims, ndims, start, rb_now(), r);
+}
+
+int rb_seq_enter(rb_conn *c, uint64_t id, rb_entry **entry)
+{
+	rb_entry *e = rb_table_enter(&rb_sequences, id);
+	rb_seq *q = e ? e->value : NULL;
+	if (q && q->client == c && !(q->link && q->link->parents)) {
+		*entry = e;
+		return RB_OK;
+	}
+	int status = q && q->client == c ? rb_fail(RB_ERR_FORKED, "this sequence is the parent process's: a forked child opens its own")
+					 : rb_fail(RB_ERR_RELEASED, "no such sequence, or it was closed");
+	if (e)
+		rb_table_leave(e);
+	return status;
+}
+
+/* ---- open, reset, state, close ---------------------------------------------------- */
+
+static int open_sequence(rb_conn *c, uint32_t rows, int64_t timeout, uint64_t *sequence)
+{
+	rb_req r;
+	if (!c->states)
+		return rb_explain(RB_ERR_INVALID, "%s has no state: claim requests instead", c->model);
+	int status = rb_req_claim(c, rows, no_dims, c->input_dims, timeout, &r);
+	if (status)
+		return status;
+	rb_seq *q = calloc(1, sizeof *q + rows);
+	if (!q || !(q->id = rb_table_put(&rb_sequences, q))) {
+		free(q);
+		rb_req_release(&r);
+		return rb_say(RB_ERR_NO_MEMORY);
+	}
+	q->client = c;
+	q->rows = rows;
+	memset(q->row, RB_STEP_FRESH, rows);
+	adopt(q, &r);
+	*sequence = q->id;
+	pthread_mutex_lock(&c->mu);
+	q->next = c->sequences;
+	c->sequences = q;
+	pthread_mutex_unlock(&c->mu);
+	return rb_req_release(&r); /* the slots stay */
+}
+
+static int begin_step(rb_conn *c, rb_seq *q, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_request *request)
+{
+	rb_req r;
+	int status = rb_seq_request(c, q, dims, ndims, timeout, &r);
+	if (!status)
+		*request = (rb_request){.id = rb_req_id(&r), .base = r.link->session.planes.at, .slot = r.link->first + r.at, .rows = q->rows,
+					.attachment = r.link->number};
+	return status;
+}
+
+static int reset(rb_seq *q, const uint32_t *rows, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++)
+		if (rows[i] >= q->rows)
+			return rb_explain(RB_ERR_ROWS, "row %u of a sequence of %u", rows[i], q->rows);
+	if (q->lost && count)
+		return rb_say(RB_ERR_STATE_LOST);
+	q->lost = false;
+	uint8_t how = q->stepping ? RB_RESET : RB_STEP_FRESH;
+	for (uint32_t i = 0; i < (count ? count : q->rows); i++)
+		q->row[count ? rows[i] : i] |= how;
+	return RB_OK;
+}
+
+/* Zeroes the present state of fresh rows: they are fresh no longer. */
+static int refresh(rb_seq *q)
+{
+	const rb_session *s = &q->link->session;
+	for (uint32_t i = 0; i < q->rows; i++) {
+		for (uint32_t k = 0; q->row[i] & RB_STEP_FRESH && k < s->layout.states; k++) {
+			const rb_tensor *t = &rb_tensors_of(&s->layout, RB_STATE)[k];
+			uint8_t *at = half_of(q->link, q->at + i, k, q->half);
+			int status = t->on_device ? rb_device_clear(&s->device, (uint64_t)(uintptr_t)at, t->row_bytes) : RB_OK;
+			if (status)
+				return status;
+			if (!t->on_device)
+				memset(at, 0, t->row_bytes);
+		}
+		q->row[i] = 0;
+	}
+	return RB_OK;
+}
+
+static int state(rb_conn *c, rb_seq *q, uint32_t k, rb_view *v)
+{
+	const rb_tensor *t;
+	uint32_t dims_at;
+	if (settle(q, 0))
+		return rb_say(RB_ERR_NOT_DONE);
+	int status = claim_slots(c, q, RB_CALL_TIMEOUT);
+	if (!status)
+		status = rb_pick(&q->link->session.layout, RB_STATE, k, &t, &dims_at);
+	if (status)
+		return status;
+	const rb_session *s = &q->link->session;
+	if (state_on_device(q->link) && !s->device.base)
+		return rb_explain(RB_ERR_INVALID, "%s has state in device memory, which this client does not have", c->model);
+	if ((status = refresh(q)))
+		return status;
+	rb_fill_view(v, t, NULL, rb_base_of(s, t), q->link->first + q->at, q->rows);
+	v->data = half_of(q->link, q->at, k, q->half);
+	v->bytes -= q->half * t->row_bytes;
+	return RB_OK;
+}
+
+static int close_sequence(rb_conn *c, uint64_t id)
+{
+	rb_entry *e = rb_table_enter(&rb_sequences, id);
+	rb_seq *q = e ? e->value : NULL, **at = &c->sequences;
+	bool mine = q && q->client == c && rb_table_shut(&rb_sequences, id);
+	if (e)
+		rb_table_leave(e);
+	if (!mine)
+		return rb_fail(RB_ERR_RELEASED, "no such sequence, or it was closed");
+	rb_table_remove(e);
+	give_slots_back(q);
+	pthread_mutex_lock(&c->mu);
+	while (*at != q)
+		at = &(*at)->next;
+	*at = q->next;
+	pthread_mutex_unlock(&c->mu);
+	free(q);
+	return RB_OK;
+}
+
+void rb_seqs_free(rb_conn *c)
+{
+	while (c->sequences) {
+		rb_seq *q = c->sequences;
+		c->sequences = q->next;
+		rb_table_remove(rb_table_shut(&rb_sequences, q->id));
+		free(q);
+	}
+}
+
+/* ---- the functions of the header ------------------------------------------------- */
+
+/* As WITH_REQUEST; result may use q, the sequence. */
+#define WITH_SEQUENCE(given, client, sequence, result)                                            \
+	do {                                                                                      \
+		rb_entry *its;                                                                    \
+		rb_seq *q;                                                                        \
+		WITH_CLIENT(given, client, (status = rb_seq_enter(c, sequence, &its)) ? status :  \
+			(q = its->value, status = (result), rb_table_leave(its), status));        \
+	} while (0)
+
+int rb_sequence_open(rb_client client, uint32_t rows, int64_t timeout, uint64_t *sequence)
+{
+	WITH_CLIENT(sequence, client, open_sequence(c, rows, timeout, sequence));
+}
+
+int rb_sequence_request(rb_client client, uint64_t sequence, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_request *request)
+{
+	WITH_SEQUENCE(request && (dims || !ndims), client, sequence, begin_step(c, q, dims, ndims, timeout, request));
+}
+
+int rb_sequence_reset(rb_client client, uint64_t sequence, const uint32_t *rows, uint32_t count)
+{
+	WITH_SEQUENCE(rows || !count, client, sequence, reset(q, rows, count));
+}
+
+int rb_sequence_state(rb_client client, uint64_t sequence, uint32_t k, rb_view *v)
+{
+	WITH_SEQUENCE(v, client, sequence, state(c, q, k, v));
+}
+
+int rb_sequence_close(rb_client client, uint64_t sequence) { WITH_CLIENT(true, client, close_sequence(c, sequence)); }

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``Sequence``: steps of a model with state.
+
+The state stays in the sequence's slots. A step that fails, expires or is canceled, or
+whose worker dies, leaves the state as it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from ctypes import addressof, c_uint64
+from typing import TYPE_CHECKING, Any, Callable
+
+import numpy as np
+
+from .. import errors
+from ..binding.library import FOREVER_NS, SLICE_NS, Duration, nanoseconds
+from ..binding.paths import Stepper
+from .request import Request, claim, copy_rows
+
+_ROOM = (errors.Full.status, errors.Timeout.status)  # no slots yet, or not attached yet
+
+
+class Sequence(Stepper):
+    """Steps of a model with state: each one reads the state that the last one has written.
+
+    Use it as a context manager, or close it: it keeps its slots until then. One thread at
+    a time uses a sequence. The state advances if, and only if, ``step`` returns. After an
+    error the same step may be sent again. After :class:`StateLost` call :meth:`reset`.
+    """
+
+    if TYPE_CHECKING:  # the base has it, without a name for each argument
+
+        def step(
+            self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, **named: Any
+        ) -> Any:
+            """Runs one step. Inputs, keywords and answer are those of a call of the model."""
+
+    def __init__(self, model: Any, rows: int | None, timeout: Duration | None) -> None:
+        self._out = c_uint64()  # its number, from the moment in which it is open
+        self._at_close: Callable[[], None] = lambda: None
+        self._model, self._core = model, model._core
+        if rows is not None and not 0 < rows < 1 << 32:  # C has 32 bits
+            raise errors.Rows(f"a sequence has 1..{model.window} rows (this client's window), got {rows}")
+        self._single, self._rows = rows is None, 1 if rows is None else rows
+        self._busy = False  # a coroutine waits for a step
+        self._new = np.ones(self._rows, bool)  # rows without a step since they were opened or reset; see _fresh
+        self._open(nanoseconds(timeout) or FOREVER_NS)
+
+    def _open(self, left: int) -> None:
+        core, deadline = self._core, time.monotonic_ns() + left
+        while status := core.lib.rb_sequence_open(core.handle, self._rows, min(left, SLICE_NS), addressof(self._out)):
+            error, left = core.error(status), deadline - time.monotonic_ns()
+            if status not in _ROOM or left <= 0:
+                raise error
+            core.sweep()
+        self._id = self._out.value
+
+    @property
+    def rows(self) -> int:
+        """The number of sequences in step."""
+        return self._rows
+
+    # -- steps
+
+    def _call(
+        self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, **named: Any
+    ) -> Any:
+        arrays, rows = self._arrays(inputs, named)
+        answer = self._model._run(arrays, rows, timeout, (priority, cost), self._id)
+        self._stepped = True
+        return answer
+
+    async def astep(
+        self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, **named: Any
+    ) -> Any:
+        """A step in asyncio. If the task is canceled, the step is, and the state stays."""
+        import asyncio  # takes long to load
+
+        arrays, rows = self._arrays(inputs, named)
+        loop, model = asyncio.get_running_loop(), self._model
+        completions = model._ready()
+        completions.watch_by_loop(loop)
+        future = loop.create_future()
+        sent: int | None = None
+        self._busy = True
+        try:
+            sent, _ = await model._asend((future, loop, model._reader(rows)), arrays, rows, timeout, (priority, cost), False, self._id)
+            answer = await future
+            self._stepped = True
+            return answer
+        except BaseException:
+            completions.abandon(future, sent)
+            raise
+        finally:
+            self._busy = False
+
+    def request(self, *, shapes: Mapping[str, tuple[int, ...]] | None = None, timeout: Duration | None = None) -> Request:
+        """The next step without copies, as ``model.request()``. Its release cancels a step under way and keeps the slots."""
+        self._check()
+        self._stepped = True
+        return claim(self._core, None if self._single else self._rows, shapes, timeout, self._id)
+
+    def _arrays(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[list[np.ndarray], int]:
+        self._check()
+        arrays, rows = self._model._arrays(inputs, named)
+        if abs(rows) != self._rows:
+            raise errors.Rows(f"the sequence has {self._rows} rows, the inputs have {abs(rows)}")
+        return arrays, rows
+
+    def _check(self) -> None:
+        self._model._check()
+        if not self._id:
+            raise errors.Closed("the sequence was closed")
+        if self._busy:
+            raise errors.NotDone("a step of this sequence is under way: await it first")
+
+    # -- the state
+
+    def reset(self, rows: Any = None) -> None:
+        """Sets the state to zero: of all rows, of some (numbers), or by a mask (one bool for each row)."""
+        self._check()
+        chosen = np.arange(self._rows) if rows is None else np.atleast_1d(np.asarray(rows))
+        if chosen.dtype == bool and chosen.shape == (self._rows,):
+            chosen = np.flatnonzero(chosen)
+        if chosen.dtype == bool or (chosen.size and not 0 <= chosen.min() <= chosen.max() < self._rows):
+            raise errors.Rows(f"the sequence has {self._rows} rows; got {rows!r}: want their numbers, or a bool for each")
+        if not chosen.size:
+            return
+        numbers, core = np.ascontiguousarray(chosen, np.uint32), self._core
+        some = (0, 0) if rows is None else (numbers.ctypes.data, numbers.size)
+        core.check(core.lib.rb_sequence_reset(core.handle, self._id, *some))
+        self._fresh()[chosen.astype(np.intp)] = True
+
+    def _fresh(self) -> np.ndarray:
+        """Which rows are fresh for the worker. Looking at the state ends that in the library, so state and copy reset them again."""
+        if self._stepped:
+            self._new[:] = self._stepped = False
+        return self._new
+
+    def state(self, name: str) -> Any:
+        """A copy of the present state: of one item, or of all rows if the sequence was opened with ``rows``."""
+        copied = copy_rows(self._in_place(name))
+        if not isinstance(copied, np.ndarray):
+            self._core.device.synchronize()
+        self._keep_fresh()
+        return copied[0] if self._single else copied
+
+    def set_state(self, state: Mapping[str, Any] | None = None, **named: Any) -> None:
+        """Replaces the state, or some tensors of it; types and shapes are checked as those of inputs."""
+        self._check()
+        arrays = {}
+        for name, value in {**(state or {}), **named}.items():
+            t = self._core.signature.state[self._find(name)]
+            array = self._model._convert(t, value)
+            if abs(t.rows_of(array.shape)) != self._rows:
+                raise errors.Rows(f"state {name!r}: the sequence has {self._rows} rows; got shape {tuple(array.shape)}")
+            arrays[name] = array
+        for name, array in arrays.items():  # after all checks: all or nothing
+            _write(self._in_place(name), array, self._core)
+            self._stepped = True  # no row is fresh
+
+    def copy(self, *, timeout: Duration | None = 10.0) -> Sequence:
+        """Another sequence with the same state. timeout: for room in the window."""
+        self._check()
+        made = Sequence(self._model, None if self._single else self._rows, timeout)
+        try:
+            for name in self._core.signature.state_index:
+                _write(made._in_place(name), self._in_place(name), self._core)
+            made._new[:] = self._fresh()
+            made._keep_fresh()
+            self._keep_fresh()
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _keep_fresh(self) -> None:
+        if self._fresh().any():
+            self.reset(self._new.copy())
+
+    def _find(self, name: str) -> int:
+        k = self._core.signature.state_index.get(name)
+        if k is None:
+            raise errors.Invalid(f"no state {name!r}; there are {', '.join(self._core.signature.state_index)}")
+        return k
+
+    def _in_place(self, name: str) -> Any:
+        self._check()
+        k = self._find(name)
+        try:
+            return self._core.state_rows(self._id, k)
+        except errors.NotDone:  # a worker still has the last step, which has expired or was canceled
+            claim(self._core, None if self._single else self._rows, None, None, self._id).release()
+            return self._core.state_rows(self._id, k)
+
+    # -- the end
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a sequence cannot be pickled: take its state(); seq.copy() copies it")
+
+    def close(self) -> None:
+        """Returns the slots. A step under way is canceled."""
+        number, self._out.value, self._id = self._out.value, 0, 0
+        if number:
+            self._core.lib.rb_sequence_close(self._core.handle, number)
+            self._at_close()
+
+    def __enter__(self) -> Sequence:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_core"):
+            self.close()
+
+
+def _write(rows: Any, value: Any, core: Any) -> None:
+    if isinstance(rows, np.ndarray):
+        rows[...] = value
+    else:
+        rows.copy_(value)
+        core.device.synchronize()
