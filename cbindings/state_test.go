@@ -106,7 +106,7 @@ func TestARestartedBrokerHasLostTheStateOfCClients(t *testing.T) {
 func TestAGoClientStepsThroughACWorker(t *testing.T) {
 	t.Parallel()
 	socket := startBroker(t)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute) // it may build first
 	cmd := hashing(ctx, t, socket, "worker", "0")
 	must.Do(t, cmd.Start())
 	defer func() { cancel(); _ = cmd.Wait() }()
