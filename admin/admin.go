@@ -91,7 +91,7 @@ func (c *Client) models(ctx context.Context) ([]Model, *control.Reply, error) {
 	list := make([]Model, 0, len(rep.Models))
 	for i := range rep.Models {
 		m := &rep.Models[i]
-		sig, err := tensor.ParseSignature(m.Inputs, m.Outputs)
+		sig, err := tensor.ParseSignature(m.Inputs, m.Outputs, m.State...)
 		if err != nil {
 			return nil, nil, fmt.Errorf("model %q: %w", m.Name, err)
 		}

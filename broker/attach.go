@@ -152,11 +152,11 @@ func (a *attachment) attachWorker(p *engine.Peer, s *stage, req *control.Request
 func (a *attachment) describe(name string, sig *tensor.Signature, shared *engine.Shared) *control.Attached {
 	l := a.model.layout
 	info := &control.Attached{
-		Model: name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs),
+		Model: name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs), State: tensor.SpecTexts(sig.State),
 		Slots: l.Slots, MaxBatch: l.MaxBatch, Geometry: l.Geometry,
 		PlanesSize: l.PlanesSize, BoardSize: l.BoardSize, SessionSize: shared.SessionSize,
 	}
-	if a.model.isPipeline {
+	if a.model.isPipeline || len(l.Signature.State) > 0 {
 		for i := range l.Planes {
 			info.Planes = append(info.Planes, l.Planes[i].Spec.String())
 		}
@@ -202,7 +202,7 @@ func knownSignature(req *control.Request) (string, error) {
 	if len(req.Inputs)+len(req.Outputs) == 0 {
 		return "", nil
 	}
-	sig, err := tensor.ParseSignature(req.Inputs, req.Outputs)
+	sig, err := tensor.ParseSignature(req.Inputs, req.Outputs, req.State...)
 	return sig.String(), err
 }
 
@@ -210,7 +210,7 @@ func (b *Broker) modelForWorker(req *control.Request, uid int) (*model, *stage, 
 	if req.Worker == nil {
 		return nil, nil, fmt.Errorf("%w: worker without a signature", status.ErrInvalid)
 	}
-	sig, err := tensor.ParseSignature(req.Worker.Inputs, req.Worker.Outputs)
+	sig, err := tensor.ParseSignature(req.Worker.Inputs, req.Worker.Outputs, req.Worker.State...)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -134,7 +134,8 @@ func (m *model) policy() policy.Policy {
 
 func (m *model) listLine() control.Model {
 	sig := &m.layout.Signature
-	line := control.Model{Name: m.name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs), Policy: m.policy()}
+	line := control.Model{Name: m.name, Inputs: tensor.SpecTexts(sig.Inputs), Outputs: tensor.SpecTexts(sig.Outputs),
+		State: tensor.SpecTexts(sig.State), Policy: m.policy()}
 	if m.isPipeline {
 		line.Stages = m.stageNames()
 	}

@@ -162,28 +162,35 @@ func parsePipeline(name, text string) (m ModelConfig, err error) {
 	for _, s := range p.Stages {
 		m.Stages = append(m.Stages, StageConfig{Name: s.Name, Policy: s.Policy})
 	}
-	texts := func(i int) (inputs, outputs []string) { return p.Stages[i].Inputs, p.Stages[i].Outputs }
+	texts := func(i int) (inputs, outputs, state []string) {
+		return p.Stages[i].Inputs, p.Stages[i].Outputs, p.Stages[i].State
+	}
 	return m, m.ParseTensors(p.Inputs, p.Outputs, texts)
 }
 
 // ParseTensors parses the signatures of a pipeline and its stages. An earlier tensor
 // needs only its name. Without outputs the pipeline has those of its last stage.
-func (m *ModelConfig) ParseTensors(inputs, outputs []string, stage func(i int) (inputs, outputs []string)) (err error) {
+// The pipeline's state is the states of its stages.
+func (m *ModelConfig) ParseTensors(inputs, outputs []string, stage func(i int) (inputs, outputs, state []string)) (err error) {
 	if m.Signature.Inputs, err = tensor.ParseSpecs(inputs, nil); err != nil {
 		return err
 	}
 	there := slices.Clone(m.Signature.Inputs)
 	for i := range m.Stages {
 		s := &m.Stages[i]
-		in, out := stage(i)
+		in, out, state := stage(i)
 		if s.Signature.Inputs, err = tensor.ParseSpecs(in, there); err == nil {
 			s.Signature.Outputs, err = tensor.ParseSpecs(out, nil)
+		}
+		if err == nil {
+			s.Signature.State, err = tensor.ParseSpecs(state, nil)
 		}
 		if err != nil {
 			return fmt.Errorf("stage %q: %w", s.Name, err)
 		}
 		there = append(there, s.Signature.Outputs...)
 		m.Signature.Outputs = s.Signature.Outputs
+		m.Signature.State = append(m.Signature.State, s.Signature.State...)
 	}
 	if len(outputs) > 0 {
 		m.Signature.Outputs, err = tensor.ParseSpecs(outputs, there)

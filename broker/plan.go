@@ -91,6 +91,7 @@ func (m *ModelConfig) newLayout(slots, most int) (*shm.Layout, error) {
 	for i := range m.Stages {
 		planes = append(planes, m.Stages[i].Signature.Outputs...)
 	}
+	planes = append(planes, shm.StatePlanes(m.Signature.State)...)
 	return shm.NewPipelineLayout(planes, m.Signature, slots, most)
 }
 

@@ -125,8 +125,9 @@ typedef enum rb_status {
 	RB_ERR_TIMEOUT = 34,          /* the caller's wait ended before the request did */
 	RB_ERR_FORKED = 35,           /* this process was forked from the process that connected */
 	RB_ERR_NO_GPU = 36,           /* this needs a GPU and there is none */
+	RB_ERR_STATE_LOST = 44,       /* the sequence's state is gone with its broker; reset the sequence */
 
-	RB_STATUS_COUNT = 44 /* not a status */
+	RB_STATUS_COUNT = 45 /* not a status */
 	/* END statuses */
 } rb_status;
 

@@ -178,10 +178,11 @@ func (c *Client) attachWindow(ctx context.Context, window int) (*link, error) {
 	req := control.Request{Op: control.OpClient, Model: c.model, Name: c.opts.name, Window: window, Follows: true, Times: true}
 	if info := c.info.Load(); info != nil {
 		req.Inputs, req.Outputs = tensor.SpecTexts(info.Signature.Inputs), tensor.SpecTexts(info.Signature.Outputs)
+		req.State = tensor.SpecTexts(info.Signature.State)
 	}
 	s, err := attach.Open(ctx, c.opts.socket, c.opts.memory, &req)
 	if errors.Is(err, status.ErrSignatureMismatch) {
-		req.Inputs, req.Outputs = nil, nil
+		req.Inputs, req.Outputs, req.State = nil, nil, nil
 		s, err = attach.Open(ctx, c.opts.socket, c.opts.memory, &req)
 	}
 	if err != nil {

@@ -65,6 +65,7 @@ const (
 	ErrTimeout        = status.ErrTimeout        // the caller's wait ended before the request did
 	ErrForked         = status.ErrForked         // this process was forked from the process that connected
 	ErrNoGPU          = status.ErrNoGPU          // this needs a GPU and there is none
+	ErrStateLost      = status.ErrStateLost      // the sequence's state is gone with its broker; reset the sequence
 	// END statuses
 )
 

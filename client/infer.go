@@ -18,22 +18,28 @@ import (
 // shape is fixed, it may be a plain slice of its element type with whole rows.
 func (c *Client) Infer(ctx context.Context, inputs ...any) ([]tensor.Tensor, error) {
 	var outs []tensor.Tensor
-	err := c.run(ctx, inputs, func(r Request) error {
-		for _, spec := range r.link.info.Signature.Outputs {
-			view, err := r.Output(spec.Name)
-			if err != nil {
-				return err
-			}
-			out := tensor.Tensor{Name: view.Name, DType: view.DType, Shape: view.Shape}
-			out.Data = make([]byte, view.Rows()*view.RowBytes())
-			if err := tensor.Copy(out, view); err != nil {
-				return err
-			}
-			outs = append(outs, out)
-		}
-		return nil
+	err := c.run(ctx, inputs, func(r Request) (err error) {
+		outs, err = r.copyOutputs()
+		return err
 	})
 	return outs, err
+}
+
+// copyOutputs copies all outputs of a request that ended well.
+func (r Request) copyOutputs() (outs []tensor.Tensor, err error) {
+	for _, spec := range r.link.info.Signature.Outputs {
+		view, err := r.Output(spec.Name)
+		if err != nil {
+			return nil, err
+		}
+		out := tensor.Tensor{Name: view.Name, DType: view.DType, Shape: view.Shape}
+		out.Data = make([]byte, view.Rows()*view.RowBytes())
+		if err := tensor.Copy(out, view); err != nil {
+			return nil, err
+		}
+		outs = append(outs, out)
+	}
+	return outs, nil
 }
 
 // InferInto is Infer into the caller's memory: one slice per output, in signature order.
@@ -121,14 +127,29 @@ func (c *Client) misfit(sig *tensor.Signature, err error) error {
 
 // fill is Fill for a signature. moved reports that the model has another one now.
 func (c *Client) fill(ctx context.Context, sig *tensor.Signature, inputs []any) (r Request, moved bool, err error) {
+	tensors, rows, dims, err := c.checkInputs(sig, inputs)
+	if err != nil {
+		return Request{}, false, err
+	}
+	if r, err = c.claim(ctx, true, sig, rows, dims); err != nil {
+		return r, errors.Is(err, status.ErrSignatureMismatch), err
+	}
+	if err = r.write(sig, tensors); err != nil {
+		_ = r.Release()
+	}
+	return r, false, err
+}
+
+// checkInputs checks the inputs of a request: how many rows they have, and the sizes of
+// their variable dimensions.
+func (c *Client) checkInputs(sig *tensor.Signature, inputs []any) (tensors []tensor.Tensor, rows int, dims []int, err error) {
 	specs := sig.Inputs
 	if len(inputs) != len(specs) {
 		err := fmt.Errorf("%w: the model has %d inputs, %d were given", status.ErrInvalid, len(specs), len(inputs))
-		return Request{}, false, c.misfit(sig, err)
+		return nil, 0, nil, c.misfit(sig, err)
 	}
-	tensors := make([]tensor.Tensor, len(inputs))
+	tensors = make([]tensor.Tensor, len(inputs))
 	var sizes []uint32
-	rows := 0
 	for i := range inputs {
 		t, err := tensorOf(&specs[i], inputs[i])
 		var n int
@@ -136,32 +157,32 @@ func (c *Client) fill(ctx context.Context, sig *tensor.Signature, inputs []any) 
 			n, sizes, err = tensor.CheckInput(&specs[i], &t, sizes)
 		}
 		if err != nil {
-			return Request{}, false, c.misfit(sig, err)
+			return nil, 0, nil, c.misfit(sig, err)
 		}
 		if i > 0 && n != rows {
-			return Request{}, false, fmt.Errorf("%w: input %q has %d rows, %q has %d", status.ErrRows,
-				specs[i].Name, n, specs[0].Name, rows)
+			return nil, 0, nil, fmt.Errorf("%w: input %q has %d rows, %q has %d", status.ErrRows, specs[i].Name, n, specs[0].Name, rows)
 		}
 		rows, tensors[i] = n, t
 	}
-	dims := make([]int, len(sizes))
+	dims = make([]int, len(sizes))
 	for i, d := range sizes {
 		dims[i] = int(d)
 	}
-	if r, err = c.claim(ctx, true, sig, rows, dims); err != nil {
-		return r, errors.Is(err, status.ErrSignatureMismatch), err
-	}
+	return tensors, rows, dims, nil
+}
+
+// write copies inputs that checkInputs has checked into the request's slots.
+func (r Request) write(sig *tensor.Signature, tensors []tensor.Tensor) error {
 	for i := range tensors {
-		view, err := r.Input(specs[i].Name)
+		view, err := r.Input(sig.Inputs[i].Name)
 		if err == nil {
 			err = pad.Copy(view, tensors[i])
 		}
 		if err != nil {
-			_ = r.Release()
-			return r, false, err
+			return err
 		}
 	}
-	return r, false, nil
+	return nil
 }
 
 // tensorOf takes a Tensor, or makes one of a slice with rows of fixed shape.

@@ -4,6 +4,7 @@ package client
 
 import (
 	"math/bits"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -67,6 +68,7 @@ type slot struct {
 	level  int8
 	cost   uint16 // of a row; 0: by its size
 	held   bool   // a worker may still write; set together with status
+	kept   bool   // by a Sequence: Release does not give the slot back
 	traced bool   // the broker records requests and reads their times
 	cancel bool   // a cancel was sent to the broker
 	rows   uint32
@@ -83,8 +85,12 @@ func newLink(s *attach.Session) (*link, error) {
 	// Touch the window's pages now: a refusal is an error here and not a SIGBUS later,
 	// and no request pays for page faults.
 	var window []shm.Range
-	for _, planes := range [][]shm.Plane{s.Layout.Inputs, s.Layout.Outputs} {
-		for _, p := range planes {
+	planes := slices.Concat(s.Layout.Inputs, s.Layout.Outputs, s.Layout.State)
+	if s.Layout.Step != nil {
+		planes = append(planes, *s.Layout.Step)
+	}
+	for _, p := range planes {
+		if !p.Spec.OnDevice() {
 			window = append(window, shm.Range{Offset: p.Offset + int64(s.Info.FirstSlot)*p.Stride, Length: int64(n) * p.Stride})
 		}
 	}

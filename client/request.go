@@ -72,12 +72,9 @@ func (c *Client) claim(ctx context.Context, wait bool, sig *tensor.Signature, ro
 				l.drop()
 				return Request{}, err
 			}
-			s.state, s.rows, s.level, s.cost = slotClaimed, uint32(rows), defaultLevel, 0
-			l.clearPadding(s, at)
-			s.claimed, s.claimTook, s.deadline = 0, 0, 0
-			if s.traced = l.times.Wanted(); s.traced || l.timing {
-				s.claimed = shm.Now()
-			}
+			s.rows = uint32(rows)
+			l.writeSteps(s, at, 0, nil)
+			l.begin(s, at)
 			if start != 0 {
 				s.claimTook = shm.Now() - start
 			}
@@ -117,6 +114,16 @@ func (c *Client) claim(ctx context.Context, wait bool, sig *tensor.Signature, ro
 		if err != nil {
 			return Request{}, err
 		}
+	}
+}
+
+// begin makes a slot ready for the inputs of a request.
+func (l *link) begin(s *slot, at int) {
+	s.state, s.level, s.cost = slotClaimed, defaultLevel, 0
+	l.clearPadding(s, at)
+	s.claimed, s.claimTook, s.deadline = 0, 0, 0
+	if s.traced = l.times.Wanted(); s.traced || l.timing {
+		s.claimed = shm.Now()
 	}
 }
 
@@ -394,7 +401,8 @@ func (l *link) pushCancel(s *slot, at uint32) (ring bool) {
 }
 
 // Release gives the slots back. Views into them must not be used any more. A request
-// that was not committed is forgotten; a request that has not ended is canceled.
+// that was not committed is forgotten; a request that has not ended is canceled. The
+// slots of a Sequence stay with it.
 func (r Request) Release() error {
 	s, err := r.slot()
 	if err != nil {
@@ -409,6 +417,10 @@ func (r Request) Release() error {
 		return status.ErrReleased
 	}
 	switch {
+	case s.kept:
+		if !ended {
+			ring = l.pushCancel(s, r.at)
+		}
 	case s.state == slotClaimed || ended && !s.held:
 		s.state = slotFree
 		l.giveBack(int(r.at), int(s.rows))
@@ -420,10 +432,13 @@ func (r Request) Release() error {
 		l.abandoned = append(l.abandoned, r.at)
 		l.wakeClaims() // they poll the abandoned slots from now on
 	}
+	kept := s.kept
 	l.mu.Unlock()
 	if ring {
 		l.session.Doorbell.Ring()
 	}
-	l.drop()
+	if !kept {
+		l.drop()
+	}
 	return nil
 }

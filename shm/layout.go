@@ -79,6 +79,8 @@ type Plane struct {
 //	|  …     |                              | reasons  slots × 1024
 //	| out[0] |                              +---------------------+
 //	|  …     |                              (each on a multiple of 4096)
+//	| states |  if the model has state:
+//	|  @step |  see StatePlanes
 //	+--------+
 //
 // Tensors in device memory are laid out likewise, from byte 0, in a separate allocation
@@ -91,7 +93,9 @@ type Layout struct {
 	Signature       tensor.Signature
 	Slots, MaxBatch int
 	Inputs, Outputs []Plane
-	Planes          []Plane // all planes in order, with Inputs and Outputs
+	State           []Plane // a row has two halves: see StatePlanes
+	Step            *Plane  // nil without State
+	Planes          []Plane // all planes in order
 	PlanesSize      int64
 	DeviceSize      int64 // of the device memory; 0 if no tensor is there
 	BoardSize       int64
@@ -104,6 +108,9 @@ type Layout struct {
 func NewLayout(sig tensor.Signature, slots, maxBatch int) (*Layout, error) {
 	if err := sig.Validate(); err != nil {
 		return nil, err
+	}
+	if len(sig.State) > 0 {
+		return NewPipelineLayout(slices.Concat(sig.Inputs, sig.Outputs, StatePlanes(sig.State)), sig, slots, maxBatch)
 	}
 	l, err := place(slices.Concat(sig.Inputs, sig.Outputs), slots, maxBatch)
 	if err != nil {
@@ -122,7 +129,7 @@ func NewPipelineLayout(planes []tensor.Spec, sig tensor.Signature, slots, maxBat
 	}
 	for i := range planes {
 		if slices.ContainsFunc(planes[:i], func(t tensor.Spec) bool { return t.Name == planes[i].Name }) {
-			return nil, fmt.Errorf("%w: tensor %q appears twice: the tensors of a pipeline need different names",
+			return nil, fmt.Errorf("%w: tensor %q appears twice: the tensors of a pipeline, or of a model with state, need different names",
 				status.ErrInvalid, planes[i].Name)
 		}
 	}
@@ -153,10 +160,22 @@ func (l *Layout) View(sig tensor.Signature) (*Layout, error) {
 		return planes, nil
 	}
 	var err error
-	if v.Inputs, err = find(sig.Inputs); err == nil {
-		v.Outputs, err = find(sig.Outputs)
+	if v.Inputs, err = find(sig.Inputs); err != nil {
+		return nil, err
 	}
-	return &v, err
+	if v.Outputs, err = find(sig.Outputs); err != nil || len(sig.State) == 0 {
+		return &v, err
+	}
+	both, err := find(StatePlanes(sig.State))
+	if err != nil {
+		return nil, err
+	}
+	last := len(sig.State)
+	v.State, v.Step = both[:last:last], &both[last]
+	for i := range v.State {
+		v.State[i].Spec = sig.State[i]
+	}
+	return &v, nil
 }
 
 // place lays out the planes, one after the other, and the board.

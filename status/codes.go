@@ -56,5 +56,6 @@ const (
 	ErrTimeout        Code = 34 // the caller's wait ended before the request did
 	ErrForked         Code = 35 // this process was forked from the process that connected
 	ErrNoGPU          Code = 36 // this needs a GPU and there is none
+	ErrStateLost      Code = 44 // the sequence's state is gone with its broker; reset the sequence
 	// END statuses
 )

@@ -103,6 +103,8 @@ var table = [...]entry{
 		"refused on arrival: it could not be answered within its deadline or the model's latency_goal", retryable},
 	{Connecting, "WrongGPU", "this process does not see the GPU that the model's device memory is on",
 		"the model's device memory is on a GPU that this process does not see", 0},
+	{Using, "StateLost", "the state of this sequence is gone with its broker; reset the sequence, and begin anew",
+		"the sequence's state is gone with its broker; reset the sequence", 0},
 }
 
 const count = Code(len(table))

@@ -50,12 +50,15 @@ func FirstOnDevice(tensors []Spec) *Spec {
 	return nil
 }
 
-// FirstOnDevice is the first input or output in device memory, or nil.
+// FirstOnDevice is the first input, output or state in device memory, or nil.
 func (s *Signature) FirstOnDevice() *Spec {
-	if t := FirstOnDevice(s.Inputs); t != nil {
-		return t
-	}
-	return FirstOnDevice(s.Outputs)
+	return FirstOnDevice(slices.Concat(s.Inputs, s.Outputs, s.State))
+}
+
+// WithoutState is the signature as a client needs it: a client has no state in device memory.
+func (s Signature) WithoutState() *Signature {
+	s.State = nil
+	return &s
 }
 
 // CheckOneDevice refuses tensors on several GPUs: the device memory of a ring is one

@@ -27,10 +27,12 @@ type Spec struct {
 	Memory string `msgpack:"memory,omitempty"`
 }
 
-// Signature describes the inputs and outputs of a model.
+// Signature describes the inputs and outputs of a model. State is the tensors that a
+// sequence keeps from one step to the next.
 type Signature struct {
 	Inputs  []Spec `msgpack:"inputs"`
 	Outputs []Spec `msgpack:"outputs"`
+	State   []Spec `msgpack:"state,omitempty"`
 }
 
 // RowElems is the number of elements of a row of the maximum shape.
@@ -179,7 +181,7 @@ func (t Spec) validate() error {
 // Validate checks the whole signature. A signature from a peer is validated before it is
 // used.
 func (s *Signature) Validate() error {
-	if len(s.Inputs) == 0 || len(s.Outputs) == 0 || len(s.Inputs)+len(s.Outputs) > MaxTensors {
+	if len(s.Inputs) == 0 || len(s.Outputs) == 0 || len(s.Inputs)+len(s.Outputs)+len(s.State) > MaxTensors {
 		return fmt.Errorf("%w: a model needs at least one input and one output, %d tensors at most", status.ErrInvalid, MaxTensors)
 	}
 	for _, side := range [][]Spec{s.Inputs, s.Outputs} {
@@ -198,12 +200,36 @@ func (s *Signature) Validate() error {
 			return fmt.Errorf("%w: %d variable dimensions on one side, at most %d", status.ErrInvalid, variable, MaxVariableDims)
 		}
 	}
-	return CheckOneDevice(slices.Concat(s.Inputs, s.Outputs))
+	if err := s.validateState(); err != nil {
+		return err
+	}
+	return CheckOneDevice(slices.Concat(s.Inputs, s.Outputs, s.State))
 }
 
-// String lists the tensors: x:f32[4] -> y:f32[2].
+func (s *Signature) validateState() error {
+	for i, t := range s.State {
+		if err := t.validate(); err != nil {
+			return err
+		}
+		switch others := slices.Concat(s.Inputs, s.Outputs, s.State[:i]); {
+		case slices.ContainsFunc(others, func(o Spec) bool { return o.Name == t.Name }):
+			return fmt.Errorf("%w: the state %q needs a name that no other tensor has", status.ErrInvalid, t.Name)
+		case len(t.Variable) > 0:
+			return fmt.Errorf("%w: the state %s has a variable dimension; a state has one size", status.ErrInvalid, t)
+		case len(t.Shape) == MaxRank:
+			return fmt.Errorf("%w: the state %s has %d dimensions, at most %d", status.ErrInvalid, t, MaxRank, MaxRank-1)
+		}
+	}
+	return nil
+}
+
+// String lists the tensors: x:f32[4] -> y:f32[2], or x:f32[4] -> y:f32[2] state h:f32[8].
 func (s *Signature) String() string {
-	return strings.Join(SpecTexts(s.Inputs), " ") + " -> " + strings.Join(SpecTexts(s.Outputs), " ")
+	text := strings.Join(SpecTexts(s.Inputs), " ") + " -> " + strings.Join(SpecTexts(s.Outputs), " ")
+	if len(s.State) > 0 {
+		text += " state " + strings.Join(SpecTexts(s.State), " ")
+	}
+	return text
 }
 
 // Equal reports whether both signatures have the same tensors in the same order.
@@ -257,12 +283,15 @@ func (t Spec) Actual(dims []uint32, at int) []int {
 	return shape
 }
 
-// ParseSignature reads both sides of a signature from their compact texts.
-func ParseSignature(inputs, outputs []string) (sig Signature, err error) {
+// ParseSignature reads a signature from the compact texts of its tensors.
+func ParseSignature(inputs, outputs []string, state ...string) (sig Signature, err error) {
 	if sig.Inputs, err = ParseSpecs(inputs, nil); err != nil {
 		return sig, err
 	}
 	if sig.Outputs, err = ParseSpecs(outputs, nil); err != nil {
+		return sig, err
+	}
+	if sig.State, err = ParseSpecs(state, nil); err != nil {
 		return sig, err
 	}
 	return sig, sig.Validate()

@@ -101,6 +101,11 @@ func (b *Batch) unwritten() error {
 				p.Spec.Name)
 		}
 	}
+	for k, p := range b.w.session.Layout.State {
+		if asked>>(len(b.w.session.Layout.Outputs)+k)&1 == 0 && !p.Spec.OnDevice() {
+			return fmt.Errorf("the worker did not write state %q: it never asked for it (Batch.NextState)", p.Spec.Name)
+		}
+	}
 	return nil
 }
 

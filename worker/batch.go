@@ -31,9 +31,10 @@ type Batch struct {
 	mails   []shm.MailRequest // a copy of the mail's requests: the broker may overwrite them
 	reqs    []request         // sorted by slot
 	slots   []uint32          // slot of each row
+	steps   []shm.Step        // of each row, if the model has state
 	runs    []Run
 	padTo   int
-	padding [2][]byte // a padding row of inputs, of outputs; nil without Config.Pad
+	padding [2][]byte // a padding row to read, to write; nil without Config.Pad
 
 	order   []uint64                         // scratch for sorting
 	outDims [][tensor.MaxVariableDims]uint32 // by row; only if outputs have variable dimensions
@@ -71,7 +72,8 @@ func newBatch(w *Worker) *Batch {
 		b.outDims = make([][tensor.MaxVariableDims]uint32, 0, n)
 	}
 	if w.pads {
-		for side, planes := range [][]shm.Plane{w.session.Layout.Inputs, w.session.Layout.Outputs} {
+		l := w.session.Layout
+		for side, planes := range [][]shm.Plane{slices.Concat(l.Inputs, l.State), slices.Concat(l.Outputs, l.State)} {
 			largest := slices.MaxFunc(planes, func(a, b shm.Plane) int { return cmp.Compare(a.Stride, b.Stride) })
 			b.padding[side] = make([]byte, largest.Stride)
 		}
@@ -116,6 +118,7 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 			b.slots = append(b.slots, s)
 		}
 	}
+	b.readSteps()
 	b.asked.Store(0)
 	if b.padTo = max(b.padTo, len(b.slots)); !b.w.pads { // requests that were left out leave no padding
 		b.padTo = len(b.slots)

@@ -15,18 +15,27 @@ type Column struct {
 	b     *Batch
 	plane *shm.Plane
 	shape []int // of a row: rounded up to buckets for inputs, the maximum for outputs
-	side  int   // 0 input, 1 output
-	k     int   // which of its side
+	side  side
+	k     int // which of its side
 }
+
+type side int
+
+const (
+	input side = iota
+	output
+	state     // the half that a step reads
+	nextState // the half that it writes
+)
 
 // Input is the k-th input. A worker must not write into it: a retry, or a later stage of
 // a pipeline, reads the same memory.
-func (b *Batch) Input(k int) Column { return b.column(b.w.session.Layout.Inputs, k, 0) }
+func (b *Batch) Input(k int) Column { return b.column(b.w.session.Layout.Inputs, k, input) }
 
 // Output is the k-th output. The worker writes it for every request that does not fail.
 func (b *Batch) Output(k int) Column {
 	b.ask(k)
-	return b.column(b.w.session.Layout.Outputs, k, 1)
+	return b.column(b.w.session.Layout.Outputs, k, output)
 }
 
 // InputNamed is Input by name.
@@ -48,10 +57,10 @@ func (b *Batch) named(planes []shm.Plane, name string, column func(k int) Column
 	return Column{}, fmt.Errorf("%w: no tensor %q", status.ErrInvalid, name)
 }
 
-func (b *Batch) column(planes []shm.Plane, k, side int) Column {
+func (b *Batch) column(planes []shm.Plane, k int, side side) Column {
 	p := &planes[k]
 	shape := p.Spec.Shape
-	if side == 0 && len(p.Spec.Variable) > 0 {
+	if side == input && len(p.Spec.Variable) > 0 {
 		shape = p.Spec.Actual(b.dims[:], dimsAt(planes, k))
 	}
 	return Column{b, p, shape, side, k}
@@ -77,7 +86,7 @@ func (c Column) bytesOf(shape []int) int {
 
 // ragged reports whether the rows of this column may differ in shape.
 func (c Column) ragged() bool {
-	return c.side == 0 && len(c.plane.Spec.Variable) > 0 && len(c.b.reqs) > 1 && c.b.Ragged()
+	return c.side == input && len(c.plane.Spec.Variable) > 0 && len(c.b.reqs) > 1 && c.b.Ragged()
 }
 
 // shapeOf is the shape of row i.
@@ -92,7 +101,10 @@ func (c Column) shapeOf(i int) []int {
 // Batch.Rows() up to PadTo() are padding: zero for inputs, scratch memory for outputs.
 func (c Column) Bytes(i int) []byte {
 	if i >= len(c.b.slots) {
-		return c.b.padding[c.side][:c.RowBytes()]
+		return c.b.padding[c.side&1][:c.RowBytes()]
+	}
+	if c.side >= state {
+		return c.b.w.session.Layout.HalfRow(c.b.w.session.Planes.Bytes(), c.k, c.b.slots[i], c.b.steps[i].Half()^int(c.side&1))
 	}
 	return c.plane.Row(c.b.w.session.Planes.Bytes(), c.b.slots[i])[:c.bytesOf(c.shapeOf(i))]
 }
@@ -111,15 +123,19 @@ func Row[T tensor.Element](c Column, i int) []T {
 // Contiguous is all rows as one tensor. It returns false if there are gaps between the
 // rows, or padding.
 func (c Column) Contiguous() (tensor.Tensor, bool) {
-	if len(c.b.runs) != 1 || c.b.padTo > len(c.b.slots) || c.ragged() {
+	if len(c.b.runs) != 1 || c.side >= state || c.b.padTo > len(c.b.slots) || c.ragged() {
 		return tensor.Tensor{}, false
 	}
 	t := c.Run(0)
 	return t, t.Contiguous()
 }
 
-// RunBytes is the memory of the batch's i-th run, gaps between rows included.
+// RunBytes is the memory of the batch's i-th run, gaps between rows included. States have
+// no runs: take them row by row (Bytes, Row).
 func (c Column) RunBytes(i int) []byte {
+	if c.side >= state {
+		panic(fmt.Errorf("%w: the state %q has no runs; take it row by row", status.ErrInvalid, c.plane.Spec.Name))
+	}
 	r := c.b.runs[i]
 	return c.plane.Rows(c.b.w.session.Planes.Bytes(), r.Slot, r.Rows)
 }

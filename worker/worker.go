@@ -128,6 +128,7 @@ func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 		Op: control.OpWorker, Model: cfg.Model, Name: cfg.Name,
 		Worker: &control.WorkerInfo{
 			Inputs: tensor.SpecTexts(cfg.Signature.Inputs), Outputs: tensor.SpecTexts(cfg.Signature.Outputs),
+			State: tensor.SpecTexts(cfg.Signature.State),
 			Depth: cfg.Depth, Lanes: cfg.Concurrency, Weight: cfg.Weight, Pad: cfg.Pad, PadTo: cfg.PadTo,
 			GPU: cfg.GPU, RunOnce: cfg.RunOnce,
 		},

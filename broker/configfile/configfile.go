@@ -101,6 +101,7 @@ type fileModel struct {
 	Name    string       `toml:"name"`
 	Inputs  []string     `toml:"inputs"`
 	Outputs []string     `toml:"outputs"`
+	State   []string     `toml:"state"`
 	Memory  string       `toml:"memory"` // the default of all tensors, those of stages, too
 	Workers []fileWorker `toml:"worker"`
 	Stages  []fileStage  `toml:"stage"`
@@ -111,6 +112,7 @@ type fileStage struct {
 	Name    string       `toml:"name"`
 	Inputs  []string     `toml:"inputs"`
 	Outputs []string     `toml:"outputs"`
+	State   []string     `toml:"state"`
 	Workers []fileWorker `toml:"worker"`
 }
 
@@ -246,7 +248,7 @@ func (f *fileModel) parseModel(table map[string]any) (m broker.ModelConfig, err 
 	if len(f.Stages) > 0 {
 		return m, f.parseStages(table, &m)
 	}
-	if m.Signature, err = tensor.ParseSignature(f.Inputs, f.Outputs); err != nil {
+	if m.Signature, err = tensor.ParseSignature(f.Inputs, f.Outputs, tensor.PlaceTexts(f.State, f.Memory)...); err != nil {
 		return m, err
 	}
 	_, err = m.Policy.Resolve(m.Signature.Inputs)
@@ -262,8 +264,12 @@ func (f *fileModel) parseStages(table map[string]any, m *broker.ModelConfig) (er
 		}
 		m.Stages = append(m.Stages, s)
 	}
-	texts := func(i int) (inputs, outputs []string) {
-		return tensor.PlaceTexts(f.Stages[i].Inputs, f.Memory), tensor.PlaceTexts(f.Stages[i].Outputs, f.Memory)
+	if len(f.State) > 0 {
+		return fmt.Errorf("%w: the state of a pipeline belongs to its stages", status.ErrInvalid)
+	}
+	texts := func(i int) (inputs, outputs, state []string) {
+		s := &f.Stages[i]
+		return tensor.PlaceTexts(s.Inputs, f.Memory), tensor.PlaceTexts(s.Outputs, f.Memory), tensor.PlaceTexts(s.State, f.Memory)
 	}
 	if err := m.ParseTensors(f.Inputs, f.Outputs, texts); err != nil {
 		return err
@@ -289,7 +295,7 @@ func settings(table map[string]any) policy.Policy {
 	p := policy.Policy{}
 	for key, value := range table {
 		switch key {
-		case "name", "inputs", "outputs", "memory", "worker", "stage":
+		case "name", "inputs", "outputs", "state", "memory", "worker", "stage":
 			continue
 		case "priority":
 			if levels, ok := value.([]map[string]any); ok {

@@ -38,7 +38,7 @@ var ErrNeedsDevice = errors.New("the ring has no device memory yet")
 // deviceForClient is a descriptor of the ring's device memory for a client; -1 if the
 // ring has no tensor in device memory. It is called on the loop.
 func (r *Ring) deviceForClient(usesDevice bool) (fd int, err error) {
-	first := r.layout.Signature.FirstOnDevice()
+	first := r.layout.Signature.WithoutState().FirstOnDevice()
 	switch {
 	case first == nil:
 		return -1, nil

@@ -154,6 +154,7 @@ type modelArgs struct {
 	name    *string
 	inputs  *[]string
 	outputs *[]string
+	state   *[]string
 	policy  *policyflag.Flags
 }
 
@@ -162,6 +163,7 @@ func modelFlags(f *flagSet) *modelArgs {
 		name:    f.String("model", "", "declare one model of this name"),
 		inputs:  f.StringArray("input", nil, "its input tensor, a `SPEC` like x:f32[3,224,224]; <=N is a variable dimension (repeatable)"),
 		outputs: f.StringArray("output", nil, "its output tensor, a `SPEC` (repeatable)"),
+		state:   f.StringArray("state", nil, "a tensor that sequences keep from step to step, a `SPEC` (repeatable)"),
 		policy:  addPolicy(f),
 	}
 }
@@ -170,7 +172,7 @@ func modelFlags(f *flagSet) *modelArgs {
 func (a *modelArgs) config(f *flagSet) ([]broker.ModelConfig, error) {
 	if *a.name == "" {
 		flag := a.policy.Given()
-		for _, other := range []string{"input", "output"} {
+		for _, other := range []string{"input", "output", "state"} {
 			if f.Changed(other) {
 				flag = other
 			}
@@ -180,7 +182,7 @@ func (a *modelArgs) config(f *flagSet) ([]broker.ModelConfig, error) {
 		}
 		return nil, nil
 	}
-	sig, err := tensor.ParseSignature(*a.inputs, *a.outputs)
+	sig, err := tensor.ParseSignature(*a.inputs, *a.outputs, *a.state...)
 	if err != nil {
 		return nil, err
 	}

@@ -310,7 +310,7 @@ func (at *attacher) open(op control.Op, rep *control.Reply, fds []int) (s *Sessi
 			s = nil
 		}
 	}()
-	sig, err := tensor.ParseSignature(a.Inputs, a.Outputs)
+	sig, err := tensor.ParseSignature(a.Inputs, a.Outputs, a.State...)
 	if err != nil {
 		return s, err
 	}
@@ -320,7 +320,11 @@ func (at *attacher) open(op control.Op, rep *control.Reply, fds []int) (s *Sessi
 	if s.Layout, err = layoutOf(a, sig); err != nil {
 		return s, err
 	}
-	if err = s.openDevice(at.device, sig, &memory); err != nil {
+	uses := &sig
+	if op == control.OpClient {
+		uses = sig.WithoutState()
+	}
+	if err = s.openDevice(at.device, uses, &memory); err != nil {
 		return s, err
 	}
 	if s.Layout.Geometry != a.Geometry || s.Layout.PlanesSize != a.PlanesSize || s.Layout.BoardSize != a.BoardSize {

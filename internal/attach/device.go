@@ -49,7 +49,7 @@ func OpenWith(ctx context.Context, socket string, mem shm.Memory, device shm.Dev
 var errNoDevice = fmt.Errorf("%w: the model has tensors in device memory, and this program was built without CUDA", status.ErrNoGPU)
 
 // openDevice imports the device memory if tensors of this peer are there.
-func (s *Session) openDevice(device shm.Device, sig tensor.Signature, fds *[]int) error {
+func (s *Session) openDevice(device shm.Device, sig *tensor.Signature, fds *[]int) error {
 	first := sig.FirstOnDevice()
 	if (first != nil) != (s.Info.DeviceSize != 0) || first != nil && s.Info.DeviceSize != s.Layout.DeviceSize {
 		return fmt.Errorf("%w: %d bytes of device memory, expected %d", status.ErrLayout, s.Info.DeviceSize, s.Layout.DeviceSize)

@@ -91,6 +91,7 @@ type Request struct {
 	// OpClient: the signature that the client needs; empty: any.
 	Inputs  []string `msgpack:"inputs,omitempty"`
 	Outputs []string `msgpack:"outputs,omitempty"`
+	State   []string `msgpack:"state,omitempty"`
 	// OpWatch: the last Reply.Changes that the peer has seen. OpBatches: the number of
 	// batches that the peer has seen.
 	Since uint64 `msgpack:"since,omitempty"`
@@ -110,6 +111,7 @@ type PipelineStage struct {
 	Name    string            `json:"name"`
 	Inputs  []string          `json:"inputs"`
 	Outputs []string          `json:"outputs"`
+	State   []string          `json:"state,omitempty"`
 	Policy  map[string]string `json:"policy,omitempty"`
 }
 
@@ -117,6 +119,7 @@ type PipelineStage struct {
 type WorkerInfo struct {
 	Inputs  []string `msgpack:"inputs"` // tensors as name:dtype[dims]
 	Outputs []string `msgpack:"outputs"`
+	State   []string `msgpack:"state,omitempty"`
 	Depth   int      `msgpack:"depth"`           // batches that it may hold
 	Lanes   int      `msgpack:"lanes,omitempty"` // batches that it runs at once; 0 counts as 1
 	Weight  int      `msgpack:"weight,omitempty"`
@@ -160,6 +163,7 @@ type Attached struct {
 	Model       string            `msgpack:"model"`
 	Inputs      []string          `msgpack:"inputs"`
 	Outputs     []string          `msgpack:"outputs"`
+	State       []string          `msgpack:"state,omitempty"`  // client of a pipeline: of all its stages
 	Planes      []string          `msgpack:"planes,omitempty"` // all tensors of the ring in order, if there are others
 	Slots       int               `msgpack:"slots"`
 	MaxBatch    int               `msgpack:"max_batch"`          // rows of the layout
@@ -205,6 +209,7 @@ type Model struct {
 	Name    string            `msgpack:"name"`
 	Inputs  []string          `msgpack:"inputs"`
 	Outputs []string          `msgpack:"outputs"`
+	State   []string          `msgpack:"state,omitempty"`
 	Policy  map[string]string `msgpack:"policy"` // a policy.Policy, all keys
 	Workers int               `msgpack:"workers"`
 	Clients int               `msgpack:"clients"`

@@ -195,12 +195,17 @@ class WrongGPU(Error, status=43):
     """The model's device memory is on a GPU that this process does not see."""
 
 
+class StateLost(Error, status=44):
+    """The sequence's state is gone with its broker; reset the sequence."""
+
+
 __all__ = [
     "BrokerGone", "BrokerRunning", "Canceled", "Closed", "Committed", "DType", "Draining", "Error", "Expired", "Failed",
     "Forbidden", "Forked", "ForkedClient", "Full", "Invalid", "Layout", "Namespace", "NoBroker", "NoDescriptors",
     "NoGPU", "NoLevel", "NoMemory", "NoWorker", "NotCommitted", "NotDone", "OutputTooSmall", "Overloaded", "Protocol",
     "QueueFull", "QueueTimeout", "Quota", "Released", "RingFull", "Rows", "Shape", "SignatureMismatch", "Size",
-    "Timeout", "TooLarge", "TooManyConnections", "UnknownModel", "Version", "WorkerDied", "WorkerHung", "WrongGPU",
+    "StateLost", "Timeout", "TooLarge", "TooManyConnections", "UnknownModel", "Version", "WorkerDied", "WorkerHung",
+    "WrongGPU",
 ]
 
 # END statuses

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package client
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// Sequence is a number of sequences that a model with state runs in step, one for each
+// row. Each step finds the state that the last answered step left. A step that fails,
+// expires or is canceled leaves the state as it was, and may be sent again.
+//
+// A Sequence keeps slots of the client's window until Close. Only one goroutine at a time
+// may use it. When the broker is restarted, or another broker takes over, the state is
+// gone: every method returns ErrStateLost until Reset.
+type Sequence struct {
+	c     *Client
+	rows  int
+	link  *link // nil: to be claimed
+	at    uint32
+	half  int    // of each row: the present state
+	fresh []bool // rows whose state is zero
+	begun []bool // rows that were fresh in the step under way
+	done  bool   // closed
+}
+
+// Sequence begins sequences, one for each row, with a state of zero. It waits for slots
+// as Claim does.
+func (c *Client) Sequence(ctx context.Context, rows int) (*Sequence, error) {
+	if len(c.dialed.State) == 0 {
+		return nil, fmt.Errorf("%w: the model %q has no state: use Infer or Claim", status.ErrInvalid, c.model)
+	}
+	q := &Sequence{c: c, rows: rows, fresh: make([]bool, max(rows, 0)), begun: make([]bool, max(rows, 0))}
+	if err := q.claim(ctx); err != nil {
+		return nil, err
+	}
+	return q, nil
+}
+
+func (q *Sequence) claim(ctx context.Context) error {
+	dims := make([]int, tensor.VariableDims(q.c.dialed.Inputs))
+	r, err := q.c.claim(ctx, true, q.c.dialed, q.rows, dims)
+	if err != nil {
+		return err
+	}
+	q.link, q.at, q.half = r.link, r.at, 0
+	q.link.slots[q.at].kept = true
+	for i := range q.fresh {
+		q.fresh[i] = true
+	}
+	return nil
+}
+
+// settle waits until the last step has ended and no worker has its slots, and moves on
+// to the state that the step left.
+func (q *Sequence) settle(ctx context.Context) (*slot, error) {
+	if q.done {
+		return nil, status.ErrClosed
+	}
+	if q.link == nil {
+		if err := q.claim(ctx); err != nil {
+			return nil, err
+		}
+	}
+	l := q.link
+	s := &l.slots[q.at]
+	if s.state == slotCommitted && !l.hasEnded(q.at) {
+		if err := l.await(ctx, q.at, 0); err != nil {
+			return nil, fromContext(err)
+		}
+	}
+	if l.dead.Load() {
+		return nil, status.ErrStateLost
+	}
+	if s.state == slotEnded && s.status == status.OK {
+		q.half ^= 1
+	} else {
+		if err := q.awaitWorker(ctx, s); err != nil {
+			return nil, err
+		}
+		for i, begun := range q.begun {
+			q.fresh[i] = q.fresh[i] || begun
+		}
+	}
+	clear(q.begun)
+	s.state, s.held = slotClaimed, false
+	return s, nil
+}
+
+// awaitWorker waits while a worker may write into the slots of a step that ended early. No
+// wake-up comes when it is done.
+func (q *Sequence) awaitWorker(ctx context.Context, s *slot) error {
+	for s.held && !q.link.dead.Load() {
+		w := q.link.board.Word(q.link.first + q.at)
+		if s.held = w.Generation() != q.link.gens[q.at] || w.Held(); !s.held {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return fromContext(ctx.Err())
+		case <-time.After(time.Millisecond):
+		}
+	}
+	if q.link.dead.Load() {
+		return status.ErrStateLost
+	}
+	return nil
+}
+
+// Request returns the sequence's slots as a request for the next step: write its inputs,
+// Commit, Wait, and read its outputs before the next Request. dims are as for Claim. It
+// waits while the previous step is under way. Release cancels a step under way.
+func (q *Sequence) Request(ctx context.Context, dims ...int) (Request, error) {
+	s, err := q.settle(ctx)
+	if err != nil {
+		return Request{}, err
+	}
+	if err := q.link.setDims(s, dims); err != nil {
+		return Request{}, err
+	}
+	q.link.writeSteps(s, int(q.at), q.half, q.fresh)
+	copy(q.begun, q.fresh)
+	clear(q.fresh)
+	q.link.begin(s, int(q.at))
+	return Request{q.link, q.at, s.handle.Add(1)}, nil
+}
+
+// Step runs the next step. Inputs and outputs are as for Infer. If it returns an error,
+// the state is as before; if ctx ended while the step ran, the next call finds out.
+func (q *Sequence) Step(ctx context.Context, inputs ...any) ([]tensor.Tensor, error) {
+	sig := q.c.dialed
+	tensors, rows, dims, err := q.c.checkInputs(sig, inputs)
+	if err == nil && rows != q.rows {
+		err = fmt.Errorf("%w: %d rows for a sequence of %d", status.ErrRows, rows, q.rows)
+	}
+	if err != nil {
+		return nil, err
+	}
+	r, err := q.Request(ctx, dims...)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Release()
+	if err := r.write(sig, tensors); err != nil {
+		return nil, err
+	}
+	if err := r.Commit(ctx); err != nil {
+		return nil, err
+	}
+	if err := r.Wait(ctx); err != nil {
+		return nil, err
+	}
+	return r.copyOutputs()
+}
+
+// Reset makes the state of these rows zero, or of all rows if none is given.
+func (q *Sequence) Reset(rows ...int) error {
+	if q.done {
+		return status.ErrClosed
+	}
+	lost := q.link != nil && q.link.dead.Load()
+	for _, row := range rows {
+		if row < 0 || row >= q.rows {
+			return fmt.Errorf("%w: row %d of a sequence of %d", status.ErrRows, row, q.rows)
+		}
+		if lost {
+			return fmt.Errorf("%w (all rows are gone: reset them all)", status.ErrStateLost)
+		}
+		q.fresh[row] = true
+	}
+	if len(rows) > 0 {
+		return nil
+	}
+	for i := range q.fresh {
+		q.fresh[i] = true
+	}
+	if lost {
+		q.leave()
+	}
+	return nil
+}
+
+// State is a copy of the present state of that name, for all rows.
+func (q *Sequence) State(ctx context.Context, name string) (tensor.Tensor, error) {
+	k, err := q.findState(ctx, name)
+	if err != nil {
+		return tensor.Tensor{}, err
+	}
+	spec := q.c.dialed.State[k]
+	t := tensor.Tensor{Name: name, DType: spec.DType, Shape: append([]int{q.rows}, spec.Shape...)}
+	for row := range q.rows {
+		t.Data = append(t.Data, q.row(k, row)...)
+	}
+	return t, nil
+}
+
+// SetState replaces the present state of t's name, for all rows.
+func (q *Sequence) SetState(ctx context.Context, t tensor.Tensor) error {
+	k, err := q.findState(ctx, t.Name)
+	if err != nil {
+		return err
+	}
+	spec := q.c.dialed.State[k]
+	if t.DType != spec.DType {
+		return fmt.Errorf("%w: the state %s, got %s", status.ErrDType, spec, t.DType)
+	}
+	if shape := append([]int{q.rows}, spec.Shape...); !slices.Equal(t.Shape, shape) || !t.Contiguous() {
+		return fmt.Errorf("%w: the state %q is %v, contiguous; got %v", status.ErrShape, t.Name, shape, t.Shape)
+	}
+	n := spec.RowBytes()
+	for row := range q.rows {
+		copy(q.row(k, row), t.Data[row*n:])
+	}
+	return nil
+}
+
+// Copy begins another sequence with the present state of this one.
+func (q *Sequence) Copy(ctx context.Context) (*Sequence, error) {
+	if _, err := q.settle(ctx); err != nil {
+		return nil, err
+	}
+	if err := q.clearFresh(); err != nil {
+		return nil, err
+	}
+	other, err := q.c.Sequence(ctx, q.rows)
+	if err != nil {
+		return nil, err
+	}
+	clear(other.fresh)
+	for k := range q.c.dialed.State {
+		for row := range q.rows {
+			copy(other.row(k, row), q.row(k, row))
+		}
+	}
+	return other, nil
+}
+
+// Close gives the slots back. A step under way is canceled.
+func (q *Sequence) Close() error {
+	if q.done {
+		return nil
+	}
+	q.done = true
+	q.leave()
+	return nil
+}
+
+// leave gives the slots back. The next settle claims others.
+func (q *Sequence) leave() {
+	if q.link == nil {
+		return
+	}
+	s := &q.link.slots[q.at]
+	q.link.mu.Lock()
+	s.kept = false
+	q.link.mu.Unlock()
+	_ = Request{q.link, q.at, s.handle.Add(1)}.Release()
+	q.link = nil
+}
+
+// findState is the index of a state on the host, for a sequence that no worker has.
+func (q *Sequence) findState(ctx context.Context, name string) (int, error) {
+	if _, err := q.settle(ctx); err != nil {
+		return 0, err
+	}
+	k := slices.IndexFunc(q.c.dialed.State, func(t tensor.Spec) bool { return t.Name == name })
+	if k < 0 {
+		return 0, fmt.Errorf("%w: no state %q; the model is %s", status.ErrInvalid, name, q.c.dialed)
+	}
+	return k, q.clearFresh()
+}
+
+// clearFresh zeroes the states of fresh rows in place.
+func (q *Sequence) clearFresh() error {
+	for k, t := range q.c.dialed.State {
+		if t.OnDevice() {
+			return fmt.Errorf("%w: the state %s lies in device memory: this process cannot read or write it", status.ErrInvalid, t)
+		}
+		for row, fresh := range q.fresh {
+			if fresh {
+				clear(q.row(k, row))
+			}
+		}
+	}
+	clear(q.fresh)
+	return nil
+}
+
+// row is the present state of a row, in place.
+func (q *Sequence) row(k, row int) []byte {
+	l := q.link
+	return l.session.Layout.HalfRow(l.session.Planes.Bytes(), k, l.first+q.at+uint32(row), q.half)
+}
+
+// writeSteps writes the Step of each row. fresh may be nil: all rows are.
+func (l *link) writeSteps(s *slot, at, half int, fresh []bool) {
+	if l.session.Layout.Step == nil {
+		return
+	}
+	for row := range int(s.rows) {
+		step := shm.Step(half)
+		if fresh == nil || fresh[row] {
+			step |= shm.StepFresh
+		}
+		l.session.Layout.WriteStep(l.session.Planes.Bytes(), l.first+uint32(at+row), step)
+	}
+}
