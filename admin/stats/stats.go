@@ -92,10 +92,14 @@ type Model struct {
 	Isolated    uint64            `json:"isolated"` // run again in smaller batches, after their batch failed as a whole
 	Batches     uint64            `json:"batches"`
 	Rows        uint64            `json:"rows"`
-	BatchSize   BatchSize         `json:"batch_size"`
-	Reasons     map[string]uint64 `json:"dispatch_reasons"`
-	Latency     Latency           `json:"latency_ms"`
-	Histograms  Histograms        `json:"latency_buckets"`
+	// Of a model with state: the bytes of all slots' states, and rows that were sent with a
+	// state of zero, because a sequence began or was reset, or the request is of none.
+	StateBytes int64             `json:"state_bytes,omitempty"`
+	StateBegun uint64            `json:"state_begun,omitempty"`
+	BatchSize  BatchSize         `json:"batch_size"`
+	Reasons    map[string]uint64 `json:"dispatch_reasons"`
+	Latency    Latency           `json:"latency_ms"`
+	Histograms Histograms        `json:"latency_buckets"`
 
 	WorkersAttached  uint64   `json:"workers_attached"` // ever
 	WorkersLost      uint64   `json:"workers_lost"`
