@@ -38,6 +38,7 @@ func killSequences(r *run) {
 		job := loadJob{Socket: h.socket(), Model: stateModel.Name, Seed: r.seed(), Load: 6, Pause: 1000}
 		h.addLoad(r.start(testbed.Spec{Role: "sequences", Job: job, Procs: 2}))
 	}
+	const width = 2 * width // most events wait for a new process
 	droppers := make(chan *testbed.Process, width)
 	for range width {
 		p := r.start(testbed.Spec{Role: "dropper", Job: h.socket(), Procs: 2})
@@ -49,8 +50,9 @@ func killSequences(r *run) {
 	r.parallel(r.events, width, func() {
 		switch next.Add(1) % 3 {
 		case 0:
-			h.workerDies(requeue, victimJob{Model: stateModel, Label: workerLabels[r.intn(len(workerLabels))], After: r.intn(8)})
-			workers.Add(1)
+			if h.workerDies(requeue, victimJob{Model: stateModel, Label: workerLabels[r.intn(len(workerLabels))], After: r.intn(8)}) {
+				workers.Add(1)
+			}
 		case 1:
 			label := clientLabels[r.intn(len(clientLabels))]
 			if _, _, ok := r.dies("sequence", victimJob{Model: stateModel, Label: label, After: r.intn(8)}); ok {
@@ -64,8 +66,9 @@ func killSequences(r *run) {
 			if err == nil {
 				err = p.Expect("answer", nil, enoughTime)
 			}
-			r.check(err == nil, "a client whose connection ends: %v", err)
-			dropped.Add(1)
+			if r.check(err == nil, "a client whose connection ends: %v", err); err == nil {
+				dropped.Add(1)
+			}
 		}
 	})
 	sum := h.endLoads("WorkerDied", "Expired", "Canceled", "Timeout", "Overloaded", "Full", "QueueTimeout")
@@ -87,7 +90,8 @@ func dialState(ctx context.Context, socket string, sequences int) (*client.Clien
 
 // turns lets a sequence live for n turns, unless ctx ends. A turn may end with any named
 // error; the sequence checks that its state is then as before.
-func turns(ctx context.Context, c *client.Client, rng *rand.Rand, n int, at func(int, string), end func(error, time.Duration)) (int, error) {
+func turns(ctx context.Context, c *client.Client, rng *rand.Rand, n int, at func(turn int, step string),
+	end func(error, time.Duration)) (steps int, err error) {
 	q, err := testbed.NewSequence(ctx, c, 1+rng.IntN(3), rng)
 	if err != nil {
 		return 0, err

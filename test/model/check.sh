@@ -3,7 +3,7 @@
 # Checks the model: the real protocol must hold in every run, and every mutant
 # must be caught. Needs spin and gcc.
 #
-#   check.sh          a minute or two on 2 cores
+#   check.sh          3 minutes on 2 cores
 #   check.sh full     the larger runs too; wants 6 GB of memory
 set -euo pipefail
 cd "$(dirname "$0")"
