@@ -92,7 +92,7 @@ func dialState(ctx context.Context, socket string, sequences int) (*client.Clien
 // error; the sequence checks that its state is then as before.
 func turns(ctx context.Context, c *client.Client, rng *rand.Rand, n int, at func(turn int, step string),
 	end func(error, time.Duration)) (steps int, err error) {
-	q, err := testbed.NewSequence(ctx, c, 1+rng.IntN(3), rng)
+	q, err := testbed.NewSequence(ctx, c, 1+rng.IntN(3), rng.Uint64())
 	if err != nil {
 		return 0, err
 	}

@@ -45,7 +45,6 @@ func RunStep(b *worker.Batch, i int, half func()) {
 
 // Sequence is a client's sequence, beside the states that it should have.
 type Sequence struct {
-	c     *client.Client
 	seq   *client.Sequence
 	rows  int
 	rng   *rand.Rand
@@ -53,13 +52,13 @@ type Sequence struct {
 	Steps int     // delivered
 }
 
-// NewSequence begins a sequence of some rows.
-func NewSequence(ctx context.Context, c *client.Client, rows int, rng *rand.Rand) (*Sequence, error) {
+// NewSequence begins a sequence of some rows, whose turns follow from the seed.
+func NewSequence(ctx context.Context, c *client.Client, rows int, seed uint64) (*Sequence, error) {
 	seq, err := c.Sequence(ctx, rows)
 	if err != nil {
 		return nil, err
 	}
-	return &Sequence{c: c, seq: seq, rows: rows, rng: rng, state: make([]int64, rows*Width)}, nil
+	return &Sequence{seq: seq, rows: rows, rng: rand.New(rand.NewPCG(seed, 5)), state: make([]int64, rows*Width)}, nil
 }
 
 // Close gives the slots back.
