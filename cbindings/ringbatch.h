@@ -107,6 +107,7 @@ typedef enum rb_status {
 	/* the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it */
 	RB_ERR_NAMESPACE = 41,
 	RB_ERR_WRONG_GPU = 43,            /* the model's device memory is on a GPU that this process does not see */
+	RB_ERR_BUSY = 45,                 /* another process publishes the weights of this model */
 
 	/* using */
 	RB_ERR_INVALID = 21,          /* an argument or configuration value is not acceptable */
@@ -127,7 +128,7 @@ typedef enum rb_status {
 	RB_ERR_NO_GPU = 36,           /* this needs a GPU and there is none */
 	RB_ERR_STATE_LOST = 44,       /* the sequence's state is gone with its broker; reset the sequence */
 
-	RB_STATUS_COUNT = 45 /* not a status */
+	RB_STATUS_COUNT = 46 /* not a status */
 	/* END statuses */
 } rb_status;
 

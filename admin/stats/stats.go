@@ -21,6 +21,29 @@ type Broker struct {
 
 	Processes []Process `json:"processes"` // started by the broker
 	MPS       string    `json:"mps"`
+
+	Weights []Weights `json:"weights,omitempty"` // that were published, sorted by model
+}
+
+// Weights are the live weights of a model.
+type Weights struct {
+	Model     string     `json:"model"`
+	Version   uint32     `json:"version"` // in force; 0: none yet
+	Last      uint32     `json:"last"`    // the latest that was ever published
+	AgeS      float64    `json:"age_s"`   // since the latest was published
+	Withdrawn uint32     `json:"withdrawn,omitempty"`
+	Reason    string     `json:"reason,omitempty"` // of the withdrawal
+	Tensors   int        `json:"tensors"`
+	Bytes     int64      `json:"bytes"`               // of all buffers
+	Publisher int        `json:"publisher,omitempty"` // its pid; 0: there is none now
+	Followers []Follower `json:"followers,omitempty"`
+}
+
+// Follower is a worker that follows the weights of a model.
+type Follower struct {
+	Pid     int    `json:"pid"`
+	Name    string `json:"name,omitempty"`
+	Version uint32 `json:"version"` // of its last batch; 0: none yet
 }
 
 // NoMPS begins Broker.MPS if MPS was asked for and is missing; the reason follows.
