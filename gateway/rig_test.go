@@ -266,7 +266,7 @@ func (r *rig) idle() {
 			return fmt.Errorf("%d bytes are counted", n)
 		}
 		for _, k := range r.g.Models.List() {
-			for _, l := range []*core.Lane{&k.Single, &k.Many, &k.Relayed} {
+			for _, l := range []*core.Lane{&k.Single, &k.Many, &k.Relayed, &k.Sequences} {
 				c := l.Live.Load()
 				if c == nil {
 					continue
