@@ -23,6 +23,7 @@ import (
 // tried says for every status whether a worker tries again after attaching
 // ended with it. A new status is put here on purpose, or the test fails.
 var tried = map[status.Code]bool{
+	status.ErrBusy: true, status.ErrStateLost: false,
 	status.ErrNoBroker: true, status.ErrBrokerGone: true, status.ErrDraining: true, status.ErrTimeout: true,
 	status.ErrRingFull: true, status.ErrNoMemory: true, status.ErrTooManyConnections: true, status.ErrNoDescriptors: true,
 	status.ErrQuota: true, status.ErrNamespace: false, status.ErrNoWorker: false,

@@ -38,7 +38,7 @@ var meanings = invert(map[Meaning][]status.Code{
 	{http.StatusServiceUnavailable, codes.Unavailable}: {status.ErrDraining, status.ErrBrokerGone, status.ErrNoWorker,
 		status.ErrNoBroker, status.ErrVersion, status.ErrLayout, status.ErrSignatureMismatch, status.ErrProtocol,
 		status.ErrTooManyConnections, status.ErrNoDescriptors, status.ErrNamespace, status.ErrClosed, status.ErrNoGPU,
-		status.ErrWrongGPU,
+		status.ErrWrongGPU, status.ErrBusy,
 		status.ErrForbidden}, // the gateway's fault, not the caller's
 	{http.StatusServiceUnavailable, codes.ResourceExhausted}: {status.ErrNoMemory, status.ErrQuota},
 	{http.StatusGatewayTimeout, codes.DeadlineExceeded}:      {status.ErrExpired, status.ErrQueueTimeout, status.ErrTimeout},
