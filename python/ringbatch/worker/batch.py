@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -93,6 +94,11 @@ class Batch:
     answered when torch's current stream is done. ``inputs[name]`` is a copy on the GPU,
     since torch has no read-only tensors; ``input_run`` is the shared memory.
     """
+
+    #: The live weights of this batch, read-only arrays by name; {} if the worker follows none. Valid until the batch is over.
+    weights: Mapping[str, np.ndarray] = MappingProxyType({})
+    #: The version of the live weights; 0 if the worker follows none.
+    version = 0
 
     _gathered: int | None = None  # the largest gathered input, if it is worth gathering ahead
     _gathered_bytes = 1 << 20  # the library's limit for that
