@@ -291,7 +291,7 @@ func TestEveryFunctionOfTheHeaderIsUsedAndExported(t *testing.T) {
 	header, err := os.ReadFile("ringbatch.h")
 	must.Do(t, err)
 	var source []byte
-	for _, file := range append(sources, "testdata/device.c") {
+	for _, file := range append(sources, "testdata/device.c", "testdata/weights.c") {
 		text, err := os.ReadFile(file)
 		must.Do(t, err)
 		source = append(source, text...)

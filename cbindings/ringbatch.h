@@ -625,6 +625,62 @@ RB_API int rb_batch_waiting(const rb_batch *batch, uint32_t i);
  * memory, are not checked. */
 RB_API int rb_batch_complete(rb_batch *batch);
 
+/* The version of the weights that made the answers of this batch, 0 if none: its
+ * clients see it. */
+RB_API int rb_batch_set_version(rb_batch *batch, uint32_t version);
+
+/* ---- live weights ------------------------------------------------------- */
+
+/* A publisher, one for each model, writes versions of a model's tensors into shared
+ * memory; workers follow. Each batch runs with one version. docs/weights.md. */
+typedef uint64_t rb_publisher; /* 0 is none */
+typedef uint64_t rb_follower;  /* 0 is none */
+
+/* tensors: name:dtype[dims], with blanks between them. RB_ERR_BUSY if another process
+ * publishes the weights of this model. With options->wait, the call waits for a broker.
+ * The publisher is the caller's until rb_publish_close. */
+RB_API int rb_publish_open(const char *model, const char *tensors, const rb_connect_options *options, rb_publisher *publisher);
+/* The k-th tensor; its offset counts from the buffer of rb_publish_begin. */
+RB_API int rb_publish_tensor(rb_publisher publisher, uint32_t k, rb_tensor *tensor);
+/* A buffer that no worker reads, to write until rb_publish_commit. It has bytes of an older
+ * version. RB_ERR_FULL if slow workers read all buffers until the timeout. */
+RB_API int rb_publish_begin(rb_publisher publisher, int64_t timeout, void **buffer);
+/* Makes the buffer the current version. A request that is committed after this call is
+ * answered with this version or a later one. If the version before was withdrawn:
+ * RB_ERR_FAILED with the reason, once, and nothing is published; call again. Without a
+ * broker the version is published when there is one (rb_publish_check). */
+RB_API int rb_publish_commit(rb_publisher publisher, uint32_t *version);
+/* After a restart of the broker: attaches again, and publishes the last version once more.
+ * rb_publish_begin and rb_publish_commit do so, too. */
+RB_API int rb_publish_check(rb_publisher publisher);
+/* Workers keep the last version. */
+RB_API int rb_publish_close(rb_publisher publisher);
+
+/* With options->wait, the call waits for the first version. */
+RB_API int rb_follow_open(const char *model, const rb_connect_options *options, rb_follower *follower);
+/* RB_ERR_INVALID for the k after the last. */
+RB_API int rb_follow_tensor(rb_follower follower, uint32_t k, rb_tensor *tensor);
+/* Before a batch: the version in force and its buffer, which no publisher writes until
+ * rb_follow_exit. While other threads have an older version, the call waits for their exit.
+ * If *changed is 1, load the version, then call rb_follow_loaded or rb_follow_refuse.
+ *
+ * After a restart of the broker the follower keeps its weights, and attaches again in this
+ * call, which takes 2 ms longer then, at most every 100 ms. */
+RB_API int rb_follow_enter(rb_follower follower, uint32_t *version, const void **buffer, uint32_t *changed);
+RB_API int rb_follow_loaded(rb_follower follower);
+/* The version cannot be loaded: withdraws it, and is the exit. The next rb_follow_enter has the
+ * version before; RB_ERR_FAILED with the reason if there is none. */
+RB_API int rb_follow_refuse(rb_follower follower, const char *reason);
+RB_API int rb_follow_exit(rb_follower follower);
+/* Buffers are invalid afterwards. No thread may be between enter and exit. */
+RB_API int rb_follow_close(rb_follower follower);
+
+/* The version that answered an ended request; 0 if it failed, or the model has none. */
+RB_API int rb_request_version(rb_client client, uint64_t request, uint32_t *version);
+/* The same for this thread's last request that ended well, seen by rb_wait, rb_poll,
+ * rb_collect, rb_infer or a prepared form. */
+RB_API uint32_t rb_answered_version(void);
+
 /* ---- statistics -------------------------------------------------------- */
 
 /* Everything the broker counts, as JSON. socket as for connecting. The string

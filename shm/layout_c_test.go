@@ -51,6 +51,10 @@ func cHeader() []byte {
 			tensor.MaxDevices}, {"RING_WORDS", ringWordsAt}, {"MAIL_WORDS", mailWordsAt}, {"RECORD_WORDS", recordWordsAt},
 		{"MAX_VARIABLE_DIMS", tensor.MaxVariableDims}, {"MAX_RANK", tensor.MaxRank}, {"MAX_TENSORS",
 			tensor.MaxTensors}, {"MAX_NAME_BYTES", tensor.MaxNameBytes},
+		{"KIND_WEIGHTS", uint64(KindWeights)}, {"WEIGHT_BUFFERS", WeightBuffers}, {"WEIGHT_FOLLOWERS", WeightFollowers},
+		{"MAX_WEIGHT_TENSORS", MaxWeightTensors}, {"MAX_WEIGHT_BYTES", maxWeightBytes}, {"WEIGHT_WORDS", weightWordsAt},
+		{"WEIGHT_FOLLOWER_WORDS", followersAt}, {"WEIGHT_REASON", weightReasonAt}, {"WEIGHT_REASON_BYTES", weightReasonBytes},
+		{"WEIGHT_DATA", weightDataAt},
 		{"SEALS", seals}, {"CONTROL_VERSION", control.Version}, {"MAX_FRAME", control.MaxFrame},
 	} {
 		fmt.Fprintf(&b, "#define RB_GO_%s %#xull\n", c.name, c.value)
@@ -64,6 +68,7 @@ func cHeader() []byte {
 		{"header", header{}}, {"commit_entry", Commit{}}, {"mail", Mail{}}, {"mail_request", MailRequest{}}, {"done_entry",
 			Done{}}, {"record", Record{}},
 		{"ring_words", ringWords{}}, {"mail_words", mailWords{}}, {"record_words", recordWords{}}, {"times", Times{}}, {"bell", Bell{}},
+		{"weight_words", weightWords{}}, {"follower_words", followerWords{}},
 	} {
 		typ := reflect.TypeOf(s.value)
 		line := fmt.Sprintf("\tSIZE(rb_%s, %d)", s.name, typ.Size())

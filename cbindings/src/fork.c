@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 
 #include "client.h"
+#include "weights.h"
 #include "worker.h"
 
 /* The parent's slots are not mapped here (MADV_DONTFORK). Arrays over them may still exist: they get private zeros. */
@@ -49,6 +50,19 @@ void rb_worker_in_child(void *worker)
 	w->parents = true;
 }
 
+static void weights_in_child(void *weights)
+{
+	rb_weights *w = weights;
+	pthread_mutex_init(&w->mu, NULL);
+	pthread_cond_init(&w->left, NULL);
+	rb_attach_cancel(&w->pending);
+	for (rb_weights_link *l = w->links; l && !w->parents; l = l->next) {
+		rb_close_fd(&l->socket);
+		zero_pages(&l->segment);
+	}
+	w->parents = true;
+}
+
 static void conn_in_child(void *conn)
 {
 	rb_conn *c = conn;
@@ -74,6 +88,8 @@ static void in_child(void)
 	rb_table_in_child(&rb_clients, conn_in_child);
 	rb_table_in_child(&rb_workers, rb_worker_in_child);
 	rb_table_in_child(&rb_sequences, nothing); /* they know their links */
+	rb_table_in_child(&rb_publishers, weights_in_child);
+	rb_table_in_child(&rb_followers, weights_in_child);
 	rb_table_in_child(&rb_maps, rb_map_in_child); /* of closed clients and workers, too */
 }
 

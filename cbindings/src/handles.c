@@ -3,7 +3,7 @@
 
 #include "internal.h"
 
-rb_table rb_clients, rb_workers, rb_maps, rb_sequences;
+rb_table rb_clients, rb_workers, rb_maps, rb_sequences, rb_publishers, rb_followers;
 
 #define FIRST_CHUNK 8u
 

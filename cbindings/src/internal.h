@@ -10,9 +10,10 @@
  *   attach.c session.c device.c stats.c   internal/attach: call the broker, check everything, map it
  *   wake.c link.c conn.c waiting.c request.c views.c sequence.c infer.c stream.c notify.c client.c   client
  *   gather.c taken.c worker.c batch.c   worker
+ *   weights.h weights.c   shm/weights, worker/weights: publishers and followers
  *   handles.c fork.c error.c status.c   handles, forks and errors of the C library
  *
- * In each of the last three lines a file calls only the files before it.
+ * In each of the last four lines a file calls only the files before it.
  */
 #ifndef RB_INTERNAL_H
 #define RB_INTERNAL_H
@@ -310,7 +311,7 @@ typedef struct rb_table {
 	rb_entry *_Atomic chunk[24]; /* the k-th has 8 << k entries, and is never freed */
 } rb_table;
 
-extern rb_table rb_clients, rb_workers, rb_maps, rb_sequences;
+extern rb_table rb_clients, rb_workers, rb_maps, rb_sequences, rb_publishers, rb_followers;
 
 /* Gives a value a handle; 0 if there is no memory. */
 uint64_t rb_table_put(rb_table *t, void *value);

@@ -24,6 +24,16 @@
 #define RB_GO_MAX_RANK 0x8ull
 #define RB_GO_MAX_TENSORS 0x40ull
 #define RB_GO_MAX_NAME_BYTES 0x80ull
+#define RB_GO_KIND_WEIGHTS 0x5ull
+#define RB_GO_WEIGHT_BUFFERS 0x4ull
+#define RB_GO_WEIGHT_FOLLOWERS 0x100ull
+#define RB_GO_MAX_WEIGHT_TENSORS 0x1000ull
+#define RB_GO_MAX_WEIGHT_BYTES 0x10000000000ull
+#define RB_GO_WEIGHT_WORDS 0x40ull
+#define RB_GO_WEIGHT_FOLLOWER_WORDS 0x80ull
+#define RB_GO_WEIGHT_REASON 0x4080ull
+#define RB_GO_WEIGHT_REASON_BYTES 0x400ull
+#define RB_GO_WEIGHT_DATA 0x5000ull
 #define RB_GO_SEALS 0x7ull
 #define RB_GO_CONTROL_VERSION 0x4ull
 #define RB_GO_MAX_FRAME 0x100000ull
@@ -45,13 +55,17 @@
 	SIZE(rb_done_entry, 32) PLACE(rb_done_entry, batch, 0) PLACE(rb_done_entry, started, 8) \
 	PLACE(rb_done_entry, finished, 16) PLACE(rb_done_entry, failed, 24) PLACE(rb_done_entry, whole, 28) \
 	SIZE(rb_record, 64) PLACE(rb_record, dispatched, 0) PLACE(rb_record, started, 8) PLACE(rb_record, finished, 16) \
-	PLACE(rb_record, reason_len, 24) PLACE(rb_record, dims, 32) \
+	PLACE(rb_record, reason_len, 24) PLACE(rb_record, version, 28) PLACE(rb_record, dims, 32) \
 	SIZE(rb_ring_words, 128) PLACE(rb_ring_words, tail, 0) PLACE(rb_ring_words, head, 64) PLACE(rb_ring_words, armed_at, 72) \
 	SIZE(rb_mail_words, 192) PLACE(rb_mail_words, tail, 0) PLACE(rb_mail_words, bell, 56) PLACE(rb_mail_words, taken, 64) \
 	PLACE(rb_mail_words, parked, 72) PLACE(rb_mail_words, lanes, 76) \
 	SIZE(rb_record_words, 64) PLACE(rb_record_words, recording, 0) \
 	SIZE(rb_times, 64) PLACE(rb_times, gen, 0) PLACE(rb_times, asked, 8) PLACE(rb_times, claimed, 16) \
 	PLACE(rb_times, woken, 24) \
-	SIZE(rb_bell, 64) PLACE(rb_bell, count, 0)
+	SIZE(rb_bell, 64) PLACE(rb_bell, count, 0) \
+	SIZE(rb_weight_words, 64) PLACE(rb_weight_words, current, 0) PLACE(rb_weight_words, good, 8) \
+	PLACE(rb_weight_words, last, 16) PLACE(rb_weight_words, published, 24) PLACE(rb_weight_words, refused, 32) \
+	PLACE(rb_weight_words, reason_len, 36) \
+	SIZE(rb_follower_words, 64) PLACE(rb_follower_words, in_use, 0) PLACE(rb_follower_words, loaded, 4)
 
 #endif

@@ -61,6 +61,7 @@ int rb_read_reply(const rb_frame *f, rb_reply *p)
 		{"code", NUMBER, &p->code, NULL}, {"version", NUMBER, &p->version, NULL}, {"epoch", NUMBER, &p->epoch, NULL},
 		{"message", TEXT, &p->message, &p->message_bytes}, {"stats", TEXT, &p->stats, &p->stats_bytes},
 		{"more", FLAG, &p->more, NULL}, {"attached", VALUE, &attached, NULL}, {"needs", VALUE, &needs, NULL},
+		{"weights", VALUE, &p->weights, NULL},
 	};
 	const field session[] = {
 		{"slots", NUMBER, &p->slots, NULL}, {"max_batch", NUMBER, &p->max_batch, NULL}, {"geometry", NUMBER, &p->geometry, NULL},

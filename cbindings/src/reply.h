@@ -11,7 +11,7 @@ typedef struct rb_reply {
 	uint32_t message_bytes, stats_bytes, model_bytes;
 	bool attached;
 	rb_reader inputs, outputs, state, policy; /* at the values; at is NULL if they are missing or nil */
-	rb_reader notes, planes;
+	rb_reader notes, planes, weights;
 	bool more, times, hands_on, isolates, needs;
 	uint64_t needed, needed_on; /* device memory, and the number of its GPU */
 	const char *gpu;

@@ -289,10 +289,20 @@ int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, 
 /* The broker's reason for a request whose deadline passed without a worker. */
 static const char NO_WORKER[] = "no worker attached";
 
+static _Thread_local uint32_t answered_version;
+
+static uint32_t version_of(const rb_req *r)
+{
+	rb_record *record = &r->link->session.board.records[r->link->first + r->at];
+	return __atomic_load_n(&record->version, __ATOMIC_RELAXED);
+}
+
 /* RB_OK, or how the request ended, with its reason. */
 static int outcome(const rb_req *r)
 {
 	int status = rb_req_slot(r)->status;
+	if (!status)
+		answered_version = version_of(r);
 	if (rb_req_slot(r)->broken)
 		return rb_explain(status, "its stream failed before it got to the commit; the CUDA context of this process is of no more use");
 	/* While an expired request is held, a worker may still write its reason. */
@@ -427,6 +437,14 @@ static int claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 	return status;
 }
 
+static int request_version(const rb_req *r, uint32_t *version)
+{
+	if (rb_req_slot(r)->state == RB_SLOT_CLAIMED || !rb_link_ended(r->link, r->at))
+		return rb_say(RB_ERR_NOT_DONE);
+	*version = rb_req_slot(r)->status ? 0 : version_of(r);
+	return RB_OK;
+}
+
 static int set_priority(const rb_req *r, uint32_t level)
 {
 	if (rb_req_slot(r)->state != RB_SLOT_CLAIMED)
@@ -500,3 +518,8 @@ int rb_set_cost(rb_client client, uint64_t request, uint32_t cost) { WITH_REQUES
 int rb_poll(rb_client client, uint64_t request) { WITH_REQUEST(true, client, request, rb_req_poll(&r)); }
 int rb_cancel(rb_client client, uint64_t request) { WITH_REQUEST(true, client, request, cancel_request(&r)); }
 int rb_release(rb_client client, uint64_t request) { WITH_REQUEST(true, client, request, rb_req_release(&r)); }
+uint32_t rb_answered_version(void) { return answered_version; }
+int rb_request_version(rb_client client, uint64_t request, uint32_t *version)
+{
+	WITH_REQUEST(version, client, request, request_version(&r, version));
+}

@@ -63,7 +63,7 @@ typedef struct rb_done_entry {
 /* Written by the worker before the word. */
 typedef struct rb_record {
 	int64_t dispatched, started, finished;
-	uint32_t reason_len, zero;
+	uint32_t reason_len, version; /* of the weights; 0: none */
 	uint32_t dims[RB_DIMS];
 } rb_record;
 
@@ -103,6 +103,22 @@ typedef struct rb_bell {
 	_Atomic uint32_t count;
 	uint8_t rest[60];
 } rb_bell;
+
+/* Of a weights segment; Go's shm/weights.go has the picture. Written by the publisher, and refused by any peer. */
+typedef struct rb_weight_words {
+	_Atomic uint64_t current, good; /* a version and its buffer; 0: none */
+	_Atomic uint32_t last;          /* the latest version that was ever published */
+	uint32_t zero;
+	_Atomic int64_t published;
+	_Atomic uint32_t refused, reason_len;
+	uint8_t rest[24];
+} rb_weight_words;
+
+typedef struct rb_follower_words {
+	_Atomic uint32_t in_use; /* 1 + the buffer that the follower reads; 0: none */
+	_Atomic uint32_t loaded; /* the version of its last batch */
+	uint8_t rest[56];
+} rb_follower_words;
 
 /* Copies memory that another process may be writing. Each word is read once, and the copy is checked afterwards. Both
  * are aligned; bytes is a multiple of 8. */

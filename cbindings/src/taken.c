@@ -143,6 +143,7 @@ int rb_taken_read(rb_taken *b, const uint8_t *mail)
 	/* canceled rows leave no padding behind */
 	v->pad_to = b->worker->pads && m.pad_to > v->rows && m.pad_to <= RB_GO_MAX_BATCH_ROWS ? m.pad_to : v->rows;
 	b->asked = 0;
+	b->version = 0;
 	b->started = rb_now();
 	return RB_OK;
 }
@@ -178,6 +179,7 @@ static void answer(rb_taken *b, uint32_t i, int64_t finished)
 	r->started = b->started;
 	r->finished = finished;
 	r->reason_len = 0;
+	r->version = b->version;
 	for (uint32_t j = 0; b->dims && j < m->rows; j++)
 		memcpy(r[j].dims, b->dims[m->row + j], sizeof r->dims);
 	if (a->reason) {

@@ -21,6 +21,7 @@ typedef struct rb_taken {
 	rb_batch shown;
 	rb_work *worker;
 	bool in_use;
+	uint32_t version; /* of the weights that its answers name */
 	uint64_t asked; /* the worker asked for these: rb_written_bit */
 	int64_t mailed, started;
 	rb_mail_request *mails; /* the mail's requests, copied: the broker may post over them */

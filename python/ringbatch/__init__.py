@@ -57,15 +57,16 @@ from .errors import (
 )  # fmt: skip
 from .serve.pipeline import pipeline
 from .serve.supervisor import serve
+from .weights import Publisher, publisher
 from .worker.batch import Batch, Item, Run
 from .worker.worker import Worker, worker
 
 # The exceptions that callers catch; ringbatch.errors has all of them.
 __all__ = [
     "Batch", "BrokerGone", "Canceled", "Draining", "Error", "Expired", "Failed", "Full", "Invalid", "Item", "Model", "NoBroker",
-    "NoWorker", "Overloaded", "QueueFull", "QueueTimeout", "Request", "Run", "Sequence", "StateLost", "Tensor", "Timeout",
-    "Timing", "UnknownModel", "View", "Worker", "WorkerDied", "binary_path", "connect", "library_path", "pipeline", "serve", "stats",
-    "worker",
+    "NoWorker", "Overloaded", "Publisher", "QueueFull", "QueueTimeout", "Request", "Run", "Sequence", "StateLost", "Tensor", "Timeout",
+    "Timing", "UnknownModel", "View", "Worker", "WorkerDied", "binary_path", "connect", "library_path", "pipeline", "publisher", "serve",
+    "stats", "worker",
 ]  # fmt: skip
 
 __version__: str  # the library's, read at the first use

@@ -139,3 +139,9 @@ def test_text_is_read_by_a_worker_that_calls_two_models(env):
     with program(env, EXAMPLES / "read_text.py"):
         out = subprocess.check_output([sys.executable, str(EXAMPLES / "read_text.py"), "ask"], env=env, text=True, timeout=120)
     assert re.match(r"[1-8] words: [a-z0-9]", out)
+
+
+def test_live_weights(env):
+    with program(env, EXAMPLES / "live_weights.py"):
+        out = subprocess.check_output([sys.executable, str(EXAMPLES / "live_weights.py"), "learn"], env=env, text=True, timeout=200)
+    assert re.match(r"version 201: the error is 0\.00", out)

@@ -187,6 +187,8 @@ class Completions:
         try:
             if error is None:
                 result = (read or self._core.collect_one)(request)
+                if loop is None:
+                    future.version = self._core.lib.rb_answered_version()
         except Exception as e:
             error = e
         if error is not None:

@@ -20,6 +20,8 @@ _PATIENCE_S = 0.01  # others hold these locks for microseconds
 class Future(concurrent.futures.Future):
     """A future that does not wait for a leaked lock: a new thread does."""
 
+    #: The version of the live weights that answered it; 0 if the model has none, or its rows were split.
+    version = 0
     _done_callbacks: list[Any]
     _waiters: list[Any]
 

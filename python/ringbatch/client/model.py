@@ -119,6 +119,11 @@ class Model(Caller):
         wait = int(self._core.info.wait_time)
         return None if wait < 0 else wait / 1e9
 
+    @property
+    def version(self) -> int:
+        """The version of the live weights that answered this thread's last call of one request, of any model; 0 if that has none."""
+        return int(load().rb_answered_version())
+
     def __repr__(self) -> str:
         return f"<ringbatch model {self.name}: {self._core.signature}>"
 

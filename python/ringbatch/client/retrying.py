@@ -86,6 +86,7 @@ class RetryingModel(Model):
         def ended(inner: concurrent.futures.Future) -> None:
             error = inner.exception()
             if error is None:
+                outer.version = getattr(inner, "version", 0)
                 outer.set_result(inner.result())
             else:
                 again(error)

@@ -17,6 +17,7 @@ them computes; outputs are written in place. A module is recorded as CUDA graphs
 that works.
 """
 
+from .follow import follow
 from .serving import serve
 
-__all__ = ["serve"]
+__all__ = ["follow", "serve"]

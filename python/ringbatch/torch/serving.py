@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import threading
@@ -16,6 +17,8 @@ import torch
 from .. import errors
 from ..binding.library import Duration
 from ..binding.tensors import Declared, Specs, declared, parse
+from ..weights import Follower
+from ..weights import follower as open_follower
 from ..worker import trials
 from ..worker.axes import Axes, Input, Output, add_buckets, extra_inputs, pad_values
 from ..worker.import_path import name_of
@@ -27,6 +30,7 @@ from ..worker.worker import Ending
 from . import checks, loading
 from . import packed as packing
 from .alone import alone
+from .follow import FollowingLane, ModuleLoad
 from .lanes import Engine, failure
 from .module_call import Module, numpy_types, torch_types
 from .planes import Planes, placed
@@ -57,6 +61,7 @@ def serve(
     tolerance: float | None = None,
     depth: int = 2,
     memory: str | None = None,
+    weights: str = "none",
     stop: threading.Event | None = None,
     wait: Duration = 10.0,
     **options: Any,
@@ -93,6 +98,9 @@ def serve(
 
     memory: "device" puts the tensors into the memory of the module's GPU, for producers
     on that GPU (docs/gpu.md). One tensor names its own: "x:f16[3,224,224]@device".
+
+    weights: "live" follows the versions that a ringbatch.publisher of this model publishes: they
+    are copied into the module in place. The worker waits for the first one.
     """
     if not packed and str(options.get("ragged", False)).lower() == "true":
         raise errors.Invalid("a module is given one tensor of all rows, and ragged rows have none in common: pack them (--packed), "
@@ -102,6 +110,9 @@ def serve(
     if cuda_graphs is None and not isinstance(module, torch.nn.Module):
         cuda_graphs = False  # a replay would leave out the side effects of a function
     tensors = declared(inputs)
+    load_version = live_load(module, weights, compile, where)
+    if load_version is not None:
+        freeze = False  # it would fold the weights
     stop = stop or threading.Event()
     if packed:
         if lengths or mask or pad or channels_last or compile != "off":
@@ -112,7 +123,7 @@ def serve(
             bfloat16=bfloat16, graphs=cuda_graphs, check=check, tolerance=tolerance, depth=depth)  # fmt: skip
         with checks.refused_inputs(list(map(Input.of, tensors))):
             first = make(rows)
-        _serve(model, (tensors, found), first, make, "; rows are packed", memory, options, stop, wait)
+        _serve(model, (tensors, found), first, make, "; rows are packed", memory, options, stop, wait, load_version)
         return
     brought = list(map(Input.of, tensors))
     plain = Axes(brought, None)
@@ -154,12 +165,23 @@ def serve(
 
     with checks.refused_inputs(brought):  # before attaching: a worker that is still warming up would hold batches
         engine = Engine(compute, specs, most, where, depth, cuda_graphs, axes, shapes, takes_sizes, full)
-    _serve(model, (tensors, given), engine, larger, axes.text(), memory, options, stop, wait)
+    _serve(model, (tensors, given), engine, larger, axes.text(), memory, options, stop, wait, load_version)
+
+
+def live_load(module: Any, weights: str, compile: str, device: torch.device) -> ModuleLoad | None:
+    """Copies live weights into the module; None if it follows none."""
+    if weights not in ("none", "live"):
+        raise errors.Invalid(f"weights={weights!r}: want 'none' or 'live'")
+    if weights == "none":
+        return None
+    if compile != "off" and device.type == "cuda":
+        raise errors.Invalid("--weights live: on a GPU, compiled code has the weights folded in (--compile); leave one of them out")
+    return ModuleLoad(module)
 
 
 def _serve(
     model: str, sides: tuple[Sequence[Declared], Sequence[Declared]], engine: Engine, larger: Callable[[int], Engine], text: str,
-    memory: str | None, options: dict[str, Any], stop: threading.Event, wait: Duration,
+    memory: str | None, options: dict[str, Any], stop: threading.Event, wait: Duration, load_version: ModuleLoad | None,
 ) -> None:  # fmt: skip
     """Serves a module that is warmed up. larger: makes an engine for larger batches, which the broker's policy may allow."""
     where = engine.device
@@ -171,6 +193,7 @@ def _serve(
     short_sleeps()
     ended = Ending(stop)
     settle_memory()
+    follower: Follower | None = None
 
     def attached(ring: Ring) -> None:
         nonlocal engine
@@ -181,7 +204,7 @@ def _serve(
         print(f"serving {model}: {signature} on {options.get('gpu', where)}{text}", flush=True)
         try:
             with engine.current():
-                run(ring, engine.lanes, ended)
+                run(ring, [FollowingLane(lane, follower) for lane in engine.lanes] if follower else engine.lanes, ended)
         finally:
             engine.bind([], [])
             if not isinstance(sys.exc_info()[1], Lost):
@@ -189,7 +212,10 @@ def _serve(
                 planes.close()
 
     with ended.on_ctrl_c():
-        keep_attached(lambda: Ring(model, signature, policy), attached, ended, wait)
+        if load_version is not None:
+            follower = open_follower(model, options.get("socket"), ended.is_set, wait, load_version)
+        with contextlib.closing(follower) if follower else contextlib.nullcontext():
+            keep_attached(lambda: Ring(model, signature, policy), attached, ended, wait)
 
 
 def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
@@ -214,8 +240,8 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
         stop_on_signals(stop)
         name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
         sizes: dict[str, Any] = dict(lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, packed=a.packed, **settings)
-        serve(module, name, inputs=inputs, outputs=a.output, check=a.check, tolerance=a.tolerance, memory=a.memory, stop=stop,
-            socket=a.socket, **how, **sizes)
+        serve(module, name, inputs=inputs, outputs=a.output, check=a.check, tolerance=a.tolerance, memory=a.memory,
+            weights=a.weights, stop=stop, socket=a.socket, **how, **sizes)
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
         report("ringbatch torch", a.target, e, failure(e))
         return 1

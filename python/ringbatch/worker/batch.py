@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -96,6 +97,11 @@ class Batch:
     A model with state reads ``state[name]`` and assigns it, once for each batch. ``fresh``
     says which rows begin a sequence.
     """
+
+    #: The live weights of this batch, read-only arrays by name; {} if the worker follows none. Valid until the batch is over.
+    weights: Mapping[str, np.ndarray] = MappingProxyType({})
+    #: The version of the live weights; 0 if the worker follows none.
+    version = 0
 
     _gathered: int | None = None  # the largest gathered input, if it is worth gathering ahead
     _gathered_bytes = 1 << 20  # the library's limit for that

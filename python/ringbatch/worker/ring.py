@@ -196,6 +196,10 @@ class RingBatch(Rows):
         """Whether a client still waits for one of its requests."""
         return any(self._lib.rb_batch_waiting(self._at, i) != errors.Canceled.status for i in range(self.requests))
 
+    def set_version(self, version: int) -> None:
+        """Names the version of the weights in the answers."""
+        check(self._lib, self._lib.rb_batch_set_version(self._at, version))
+
     def complete(self) -> None:
         """Answers the clients; the batch is over."""
         check(self._lib, complete_batch(self._at))

@@ -17,7 +17,9 @@ from .. import errors
 from ..binding import structs as c
 from ..binding.library import Duration, encode
 from ..binding.tensors import Declared, Specs, declared, signature
+from ..weights import Follower
 from .batch import Batch, Buffers
+from .following import Following, refuse_unknown
 from .ring import Ring, RingBatch, Stop, keep_attached, run_one, worker_options
 
 if TYPE_CHECKING:  # asyncio takes long to load
@@ -46,6 +48,7 @@ def worker(
     name: str | None = None,
     gpu: str | None = None,
     memory: str | None = None,
+    weights: Any = "none",
     **policy: Any,
 ) -> Callable[[Callable[[Batch], Any]], Worker]:
     """Makes a function of batches a worker of a model.
@@ -83,6 +86,8 @@ def worker(
         core, at most 16, or 1 below 4 cores.
     run_once: never run a request again: a failed batch or a dead worker fails all its requests.
     name: of this worker, in the broker's log and statistics.
+    weights: ``"wait"`` follows the live weights that a ``ringbatch.publisher`` of this model
+        publishes, as ``batch.weights``. A torch.nn.Module gets them copied in place.
     """
     if packed:
         _check_packed(declared(inputs), declared(outputs), policy.setdefault("ragged", True))
@@ -93,6 +98,7 @@ def worker(
     text = signature(inputs, outputs, memory, state)
 
     def made(function: Callable[[Batch], Any]) -> Worker:
+        refuse_unknown(weights, _is_async(function))
         if not _is_async(function) and concurrency:
             raise errors.Invalid("concurrency is for coroutine functions (async def): others run one batch at a time; depth is the "
                 "number of batches handed over")
@@ -101,7 +107,7 @@ def worker(
                 raise errors.Invalid(f"a coroutine function has concurrency 1..{_MOST_CONCURRENCY}, and as many batches are handed over: "
                     "leave depth out")
             o.depth = concurrency or _DEFAULT_CONCURRENCY
-        return Worker(function, model, text, o, bool(os.environ.get("RINGBATCH_DEBUG")) if debug is None else debug, packed)
+        return Worker(function, model, text, o, bool(os.environ.get("RINGBATCH_DEBUG")) if debug is None else debug, packed, weights)
 
     return made
 
@@ -137,10 +143,12 @@ class Worker:
     """A function with the model it serves. Calling it calls the function."""
 
     def __init__(
-        self, function: Callable[[Batch], Any], model: str, text: str, options: c.WorkerOptions, debug: bool = False, packed: bool = False
+        self, function: Callable[[Batch], Any], model: str, text: str, options: c.WorkerOptions, debug: bool = False, packed: bool = False,
+        weights: Any = "none",
     ) -> None:
         self.function, self.model, self.signature = function, model, text
         self._options, self._debug, self._packed = options, debug, packed
+        self._follows, self._weights = model, weights
         self._keep: Any = options
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
             setattr(self, name, getattr(function, name, None))
@@ -149,7 +157,8 @@ class Worker:
         """The same worker as a stage of a pipeline; its model's name is the stage's."""
         o = c.WorkerOptions.from_buffer_copy(self._options)
         o.pipeline = encode(declaration)
-        stage = Worker(self.function, f"{pipeline}/{self.model}", self.signature, o, self._debug, self._packed)
+        stage = Worker(self.function, f"{pipeline}/{self.model}", self.signature, o, self._debug, self._packed, self._weights)
+        stage._follows = self._follows
         stage._keep = (self._options, o.pipeline)  # a copied struct does not keep its texts
         return stage
 
@@ -184,11 +193,14 @@ class Worker:
 
                 AsyncServing(ring, function, o.depth, self._debug).run(loop, ended)
             else:
-                run_one(ring, FunctionLane(ring, function, self._debug), ended)
+                run_one(ring, FunctionLane(ring, function, self._debug, follower), ended)
 
         with _loop_for(self.function) as loop:
-            function = self._made(loop)  # before attaching: a worker that loads its model would hold batches
-            keep_attached(lambda: Ring(self.model, self.signature, o, self._packed), serve, ended, wait)
+            with Following(self._follows, self._weights) as following:
+                function = self._made(loop)  # before attaching: a worker that loads its model would hold batches
+            follower = following.open(socket, ended, wait, loop is not None)
+            with contextlib.closing(follower) if follower else contextlib.nullcontext():
+                keep_attached(lambda: Ring(self.model, self.signature, o, self._packed), serve, ended, wait)
 
     def _made(self, loop: asyncio.AbstractEventLoop | None) -> Callable[[Batch], Any]:
         """The function that is called with batches; a class is instantiated and set up."""
@@ -254,8 +266,9 @@ class FunctionLane:
     function runs. There are two sets of arrays then, which take turns.
     """
 
-    def __init__(self, ring: Ring, function: Callable[[Batch], Any], debug: bool) -> None:
+    def __init__(self, ring: Ring, function: Callable[[Batch], Any], debug: bool, follower: Follower | None = None) -> None:
         self._ring, self._function, self._debug = ring, function, debug
+        self._follower, self._entered = follower, False
         self._buffers, self._others = Buffers(), Buffers()
         self._batch: Batch | None = None
         self._next: Batch | None = None
@@ -283,6 +296,11 @@ class FunctionLane:
         if b is None:
             b = Batch(self._ring, self._buffers, batch, self._debug)
         self._batch = b
+        if self._follower is not None:
+            b.version = self._follower.enter()
+            self._entered = True
+            b.weights = self._follower.arrays()
+            batch.set_version(b.version)
         result = self._function(b)
         b._take(result)
         b._finish()
@@ -292,3 +310,6 @@ class FunctionLane:
         if self._batch is not None:
             self._batch._end()
             self._batch = None
+        if self._entered and self._follower is not None:
+            self._entered = False
+            self._follower.exit()

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Live weights: publishers and workers as processes that die at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from conftest import FOUR, Load, broker_at, eventually, serving
+
+import ringbatch as rb
+from ringbatch import errors
+
+TENSORS = {"w": np.zeros(200_000, "float32"), "deep.b": np.zeros((), "int64")}
+SIDES = {"inputs": {"x": "u8[1]"}, "outputs": {"least": "f32[]", "most": "f32[]"}}
+
+WORKER = f"""
+import numpy as np, ringbatch as rb
+@rb.worker("m", weights="wait", **{SIDES!r})
+def run(batch):
+    w, b = batch.weights["w"], batch.weights["deep.b"]
+    assert not w.flags.writeable and batch.version > 0
+    batch.outputs["least"][...] = min(w.min(), b)
+    batch.outputs["most"][...] = max(w.max(), b)
+run.run(wait=60)
+"""
+
+PUBLISHER = """
+import itertools, os, sys, time, numpy as np, ringbatch as rb
+from ringbatch import errors
+while True:
+    try:
+        p = rb.publisher("m", {"w": np.zeros(200_000, "float32"), "deep.b": np.zeros((), "int64")}, wait=60)
+        break
+    except errors.Busy:  # the broker has not seen the end of the one before
+        time.sleep(0.002)
+for n in itertools.count(int(sys.argv[1])):
+    print(p.publish({"w": np.full(200_000, n, "float32"), "deep.b": np.array(n)}), flush=True)
+"""
+
+
+def fill(n: int) -> dict[str, np.ndarray]:
+    return {"w": np.full(200_000, n, "float32"), "deep.b": np.array(n)}
+
+
+def start(code: str, *args: object, **env: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, args)], env={**os.environ, **env}, stdout=subprocess.PIPE, text=True)
+
+
+class Watched:
+    """Answers of the model: none may be torn, or older than published before its request."""
+
+    def __init__(self, socket: str) -> None:
+        self.published, self.fills = 0, {}
+        self.model = rb.connect("m", socket=socket, wait=60, retry=True)
+
+    def ask(self) -> None:
+        floor, x = self.published, np.zeros(1, "uint8")
+        y = self.model(x)
+        version = self.model.version
+        assert y["least"] == y["most"], f"torn: {y}"
+        assert version >= floor, f"version {version}, and {floor} was published before"
+        assert self.fills.setdefault(version, y["least"]) == y["least"]
+
+    def read(self, lines) -> None:
+        for line in lines:
+            self.published = max(self.published, int(line))
+
+
+def test_publishers_and_workers_die_and_no_answer_is_torn_or_old(at):
+    chance, fills = random.Random(7), iter(range(0, 1 << 24, 1 << 17))
+    with broker_at(at), contextlib.ExitStack() as stack:
+        workers = [start(WORKER, RINGBATCH_SOCKET=at) for _ in range(2)]
+        publisher = start(PUBLISHER, next(fills), RINGBATCH_SOCKET=at)
+        stack.callback(lambda: [p.kill() for p in [*workers, publisher]])
+        watched = Watched(at)
+        with Load(watched.ask, watched.ask) as load:
+            for round in range(8):
+                reader = threading.Thread(target=watched.read, args=(publisher.stdout,))
+                reader.start()
+                before = watched.published
+                load.wait_for(lambda before=before: watched.published > before + 20)
+                time.sleep(chance.random() / 20)
+                publisher.send_signal(signal.SIGKILL)
+                reader.join(60)
+                load.wait_for_answers(5)  # without a publisher
+                publisher = start(PUBLISHER, next(fills), RINGBATCH_SOCKET=at)
+                if round % 3 == 0:
+                    workers[0].kill()
+                    workers = [workers[1], start(WORKER, RINGBATCH_SOCKET=at)]
+        watched.model.close()
+        assert len(watched.fills) > 20
+
+
+def test_a_publisher_and_its_errors(at):
+    @rb.worker("m", weights="wait", **SIDES)
+    def run(batch):
+        return {"least": np.full(len(batch), batch.weights["deep.b"]), "most": np.full(len(batch), batch.version)}
+
+    def answers(model) -> tuple:
+        y = model(np.zeros(1, "uint8"))
+        return model.version, int(y["least"]), int(y["most"])
+
+    with broker_at(at), rb.publisher("m", TENSORS, socket=at) as p:
+        with pytest.raises(errors.Busy, match="publishes the weights of"):
+            rb.publisher("m", TENSORS, socket=at)
+        for wrong, error in (
+            ({"w": TENSORS["w"]}, errors.Invalid),
+            ({**TENSORS, "w": np.zeros(3, "float32")}, errors.Shape),
+            ({**TENSORS, "w": np.zeros(200_000)}, errors.DType),
+            (3, errors.Invalid),
+        ):
+            with pytest.raises(error):
+                p.publish(wrong)
+        with serving(run, at):  # waits for the first version
+            assert p.publish(fill(5)) == p.version == 1
+            with rb.connect("m", socket=at, retry=60) as model:
+                assert answers(model) == (1, 5, 1)
+                for n in range(6, 40):
+                    v = p.publish(fill(n))
+                    assert answers(model) == (v, n, v)
+                future = model.submit(np.zeros(1, "uint8"))
+                assert future.result()["most"] == future.version == v
+                with model.request() as req:
+                    assert req.run().version == v
+
+
+def test_weights_outlive_a_broker(at):
+    @rb.worker("m", weights="wait", **SIDES)
+    def run(batch):
+        return {"least": np.full(len(batch), batch.weights["deep.b"]), "most": np.full(len(batch), batch.version)}
+
+    x = np.zeros(1, "uint8")
+    with contextlib.ExitStack() as stack:
+        with broker_at(at):
+            p = stack.enter_context(rb.publisher("m", TENSORS, socket=at))
+            p.publish(fill(1))
+            v = p.publish(fill(2))
+            stack.enter_context(serving(run, at))
+            model = stack.enter_context(rb.connect("m", socket=at, retry=60))
+            assert model(x)["most"] == v
+        stack.enter_context(broker_at(at))
+        for _ in range(50):
+            assert (model(x)["least"], model.version) == (2, v)
+        stack.enter_context(serving(run, at))  # a worker that comes now gets it, too
+        assert p.publish(fill(3)) == v + 1
+        eventually(lambda: model(x)["least"] == 3 and model.version == v + 1)
+
+
+def test_wrong_workers_are_refused():
+    with pytest.raises(rb.Invalid, match="'none', 'wait'"):
+        rb.worker("m", weights="live", **FOUR)(lambda batch: None)
+
+    async def run(batch): ...
+
+    with pytest.raises(rb.Invalid, match="coroutine"):
+        rb.worker("m", weights="wait", **FOUR)(run)
+
+
+# -- PyTorch
+
+
+def test_a_module_is_followed_in_place_and_wrong_versions_are_withdrawn(at):
+    torch = pytest.importorskip("torch")
+    rt = pytest.importorskip("ringbatch.torch")
+    learner, seen = torch.nn.Linear(4, 4), set()
+    with pytest.raises(rb.Invalid, match="setup"):
+        rt.follow(learner)
+
+    @rb.worker("m", **FOUR)
+    class Run:
+        def setup(self) -> None:
+            self.net = torch.nn.Linear(4, 4)
+            rt.follow(self.net, check_finite=True)
+
+        def __call__(self, batch):
+            seen.add(self.net.weight.data_ptr())
+            with torch.no_grad():
+                return self.net(torch.tensor(batch.inputs["x"]))
+
+    x = np.arange(4, dtype="float32")
+
+    def agrees(model, version: int) -> None:
+        np.testing.assert_allclose(model(x), learner(torch.from_numpy(x)).detach(), rtol=1e-5, atol=1e-5)
+        assert model.version == version
+
+    with broker_at(at), rb.publisher("m", learner, socket=at) as p:
+        p.publish(learner)
+        with serving(Run, at), rb.connect("m", socket=at, retry=60) as model:
+            agrees(model, 1)
+            for _ in range(10):
+                with torch.no_grad():
+                    learner.weight.normal_()
+                agrees(model, p.publish(learner.state_dict()))
+            bad = {**learner.state_dict(), "bias": torch.full((4,), float("nan"))}
+            assert p.publish(bad) == 12
+            agrees(model, 11)  # the version before
+            with pytest.raises(rb.Failed, match=r"version 12 .* was withdrawn: Invalid: 'bias' has a NaN"):
+                p.publish(learner)
+            agrees(model, p.publish(learner))
+            assert len(seen) == 1
+        p.close()
+        other = torch.nn.Linear(5, 4)
+        eventually(lambda: not rb.stats(at)["weights"][0].get("followers"))
+        with rb.publisher("m", other, socket=at) as q:
+            q.publish(other)
+            with serving(Run, at), rb.connect("m", socket=at, retry=60) as model:
+                with pytest.raises(rb.Failed, match=r"the module has \[4, 4\], the version \[4, 5\]"):
+                    model(x)
+
+
+def test_ringbatch_torch_follows(at, tmp_path):
+    torch = pytest.importorskip("torch")
+    (tmp_path / "nets.py").write_text("import torch\ndef net(): return torch.nn.Linear(4, 2).bfloat16()\n")
+    command = [sys.executable, "-m", "ringbatch.serve.torch_cli", "nets:net", "--input", "x:f32[4]", "--name", "m", "--weights", "live"]
+    net = torch.nn.Linear(4, 2)
+    with broker_at(at), rb.publisher("m", net.bfloat16(), socket=at) as p:
+        p.publish(net)
+        served = subprocess.Popen([*command, "--bfloat16", "--device", "cpu", "--socket", at], cwd=tmp_path)
+        try:
+            with rb.connect("m", socket=at, wait=60) as model:
+                for _ in range(5):
+                    with torch.no_grad():
+                        net.weight.normal_()
+                    v = p.publish(net)
+                    want = net(torch.ones(4, dtype=torch.bfloat16)).float().detach()
+                    np.testing.assert_allclose(model(np.ones(4, "float32")), want, rtol=0.05, atol=0.05)
+                    assert model.version == v
+        finally:
+            served.terminate()
+            assert served.wait(60) == 0
