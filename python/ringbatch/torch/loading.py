@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -83,12 +83,13 @@ def _spec(name: str, value: Any) -> str:
     return f"{name}:{NAMES[DTYPES.index(value.dtype)]}[{text}]"
 
 
-def inputs_of(target: str, told: list[str] | None, given: list[str] | None) -> list[str]:
-    """The given inputs, or those of the file."""
+def inputs_of(target: str, told: list[str] | None, given: list[str] | None, states: Sequence[str] = ()) -> list[str]:
+    """The given inputs, or those of the file without the states."""
     if given:
         return given
     if told is None:
         raise errors.Invalid(f"{target} does not tell its inputs: name them, --input 'x:f32[3,224,224]'")
+    told = [text for text in told if text.partition(":")[0] not in [state.partition(":")[0] for state in states]]
     if any("?" in text for text in told):
         raise errors.Invalid(f"{target} has inputs {' '.join(told)}: say how large the open dimensions (?) are at most, --input "
             "'tokens:i64[<=512]'")
