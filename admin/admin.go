@@ -177,6 +177,13 @@ func (c *Client) HandOver(ctx context.Context) error {
 	return err
 }
 
+// Withdraw withdraws the latest version of a model's weights: workers go on with the one
+// before.
+func (c *Client) Withdraw(ctx context.Context, model string, version uint32) error {
+	_, err := c.call(ctx, &control.Request{Op: control.OpWithdraw, Model: model, Since: uint64(version)})
+	return err
+}
+
 // Changed waits until a model has appeared or gone, or has got its first worker or
 // lost its last, since the count that an earlier call returned. With 0 it returns at
 // once. It returns the count for the next call, which differs after a restart of

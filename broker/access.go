@@ -117,9 +117,10 @@ func neededPermission(op control.Op) Permissions {
 	switch op {
 	case control.OpClient:
 		return MayInfer
-	case control.OpWorker:
+	case control.OpWorker, control.OpWeights:
 		return MayServe
-	case control.OpSet, control.OpRestart, control.OpScale, control.OpAlias, control.OpHandOver, control.OpTrace:
+	case control.OpSet, control.OpRestart, control.OpScale, control.OpAlias, control.OpHandOver, control.OpTrace,
+		control.OpWithdraw:
 		return MayAdminister
 	}
 	return mayAll

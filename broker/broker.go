@@ -24,6 +24,7 @@ type Broker struct {
 	started   time.Time
 	loops     []*engine.Loop
 	models    *registry
+	weights   weights
 	listener  *listener
 	super     *supervise.Supervisor
 	serving   sync.WaitGroup // the goroutines of acceptConns and of the connections
@@ -70,6 +71,7 @@ func New(cfg Config) (_ *Broker, err error) {
 		listening: make(chan struct{}),
 		handedTo:  make(chan struct{}),
 		answering: make(chan struct{}, answersAtOnce),
+		weights:   weights{models: map[string]*modelWeights{}},
 		offenders: offenders{last: map[engine.Process]time.Time{}},
 		refusals:  refusals{users: map[uint32]*refused{}},
 	}
@@ -248,6 +250,7 @@ func (b *Broker) release() {
 	}
 	b.closeAll()
 	b.serving.Wait() // before the rings: a peer that attaches touches one
+	b.weights.close()
 	b.refusals.close()
 	for _, l := range b.loops {
 		l.ReleaseRings()

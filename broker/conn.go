@@ -145,7 +145,8 @@ func (c *conversation) serveRequests() {
 			}
 			continue
 		}
-		if lasts := req.Op == control.OpClient || req.Op == control.OpWorker || req.Op == control.OpWatch; lasts && c.callsOnly != nil {
+		if lasts := req.Op == control.OpClient || req.Op == control.OpWorker ||
+			req.Op == control.OpWatch || req.Op == control.OpWeights; lasts && c.callsOnly != nil {
 			c.refuse(c.callsOnly)
 			return
 		}
@@ -153,6 +154,9 @@ func (c *conversation) serveRequests() {
 		case control.OpClient, control.OpWorker:
 			time.Sleep(c.offenders.pauseOf(c.process))
 			c.serveSession(c.conn, c.cred, &req)
+			return
+		case control.OpWeights:
+			c.serveWeights(&req)
 			return
 		case control.OpWatch:
 			if !c.answerWatch(c.conn, req.Since) {
@@ -303,6 +307,8 @@ func (b *conversation) answerCall(req *control.Request) *control.Reply {
 		}
 	case control.OpHandOver:
 		err = b.handOver()
+	case control.OpWithdraw:
+		err = b.weights.refuse(req.Model, shm.Version(req.Since))
 	case control.OpAlias:
 		err = b.changeAlias(req)
 	default:

@@ -297,6 +297,8 @@ func (m *model) sumStages(whole stats.Model, stages []stats.Model) stats.Model {
 		whole.QueueRows += s.QueueRows
 		whole.Requeued += s.Requeued
 		whole.Isolated += s.Isolated
+		whole.StateBegun += s.StateBegun
+		whole.StateBytes += s.StateBytes
 		whole.WorkersSuspended += s.WorkersSuspended
 		whole.WorkersAttached += s.WorkersAttached
 		whole.WorkersLost += s.WorkersLost

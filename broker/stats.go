@@ -33,6 +33,7 @@ func (b *Broker) Snapshot() stats.Broker {
 		}
 	}
 	s.Processes, s.MPS = b.super.Snapshot()
+	s.Weights = b.weights.snapshot()
 	for _, m := range b.models.listModels() {
 		s.Models = append(s.Models, b.snapshotModel(m)...)
 	}

@@ -66,7 +66,7 @@ func tryRun(name string, args ...string) (string, error) {
 }
 
 // sources are the program that calls every function of the header.
-var sources = []string{"testdata/every.c", "testdata/serving.c", "testdata/misuse.c", "testdata/reaping.c"}
+var sources = []string{"testdata/every.c", "testdata/serving.c", "testdata/misuse.c", "testdata/sequences.c", "testdata/reaping.c"}
 
 // library builds and installs the library once, as a user would.
 func library(t *testing.T) (prefix string) {
@@ -122,13 +122,21 @@ var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 func startBroker(t *testing.T) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "b.sock")
+	serveAt(t, socket)
+	return socket
+}
+
+// serveAt starts a broker; stop ends it before the test does.
+func serveAt(t *testing.T, socket string) (stop func()) {
+	t.Helper()
 	b, err := broker.New(broker.Config{Socket: socket, OpenFolder: true, DrainTime: time.Second, Logger: quiet})
 	must.Do(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = b.Serve(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
-	return socket
+	stop = func() { cancel(); <-done }
+	t.Cleanup(stop)
+	return stop
 }
 
 // execute runs a program that must print ok.

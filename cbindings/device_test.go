@@ -361,3 +361,9 @@ func TestADescriptorWithoutDeviceMemoryIsRefused(t *testing.T) {
 	b.worker("m") // others are served
 	b.start(nil, "client", b.socket, "m", "4", "stream").until("torn 0, wrong 0, gone 0")
 }
+
+func TestASequenceHasStateInDeviceMemory(t *testing.T) {
+	t.Parallel()
+	b := deviceBed(t, "")
+	b.start(nil, "state", b.socket, "m").until("ok")
+}

@@ -107,6 +107,7 @@ typedef enum rb_status {
 	/* the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it */
 	RB_ERR_NAMESPACE = 41,
 	RB_ERR_WRONG_GPU = 43,            /* the model's device memory is on a GPU that this process does not see */
+	RB_ERR_BUSY = 45,                 /* another process publishes the weights of this model */
 
 	/* using */
 	RB_ERR_INVALID = 21,          /* an argument or configuration value is not acceptable */
@@ -127,7 +128,7 @@ typedef enum rb_status {
 	RB_ERR_NO_GPU = 36,           /* this needs a GPU and there is none */
 	RB_ERR_STATE_LOST = 44,       /* the sequence's state is gone with its broker; reset the sequence */
 
-	RB_STATUS_COUNT = 45 /* not a status */
+	RB_STATUS_COUNT = 46 /* not a status */
 	/* END statuses */
 } rb_status;
 
@@ -399,13 +400,13 @@ RB_API int rb_run_prepared(const rb_inference *inference);
 
 /* A sequence is a request of fixed slots that runs again and again: its steps. Each
  * step reads the state that the step before has written. The state advances if, and only
- * if, a step ends with RB_OK. A sequence of several rows is several sequences in step.
+ * if, a step ends with RB_OK; if the caller releases the step before it has seen that
+ * (rb_wait, rb_poll, rb_output), the state stays. A sequence of several rows is several sequences in step.
  * It is the caller's until rb_sequence_close or rb_close, and keeps its slots that long.
  *
- * After a restart of the broker, every function but reset and close returns
- * RB_ERR_STATE_LOST, until all rows are reset. If another broker takes over, the library
- * moves the state; state in device memory is lost. When an alias moves to another model,
- * the sequence stays with its own. */
+ * After a restart of the broker, or when another broker has taken over, every function
+ * but reset and close returns RB_ERR_STATE_LOST, until all rows are reset. When an alias
+ * moves to another model, the sequence stays with its own. */
 
 /* Opens a sequence, whose state is zero. The rest as rb_claim. RB_ERR_INVALID if the
  * model has no state. */

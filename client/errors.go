@@ -47,6 +47,7 @@ const (
 	// the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it
 	ErrNamespace = status.ErrNamespace
 	ErrWrongGPU  = status.ErrWrongGPU // the model's device memory is on a GPU that this process does not see
+	ErrBusy      = status.ErrBusy     // another process publishes the weights of this model
 
 	// using
 	ErrInvalid        = status.ErrInvalid        // an argument or configuration value is not acceptable

@@ -419,6 +419,7 @@ func (r Request) Release() error {
 	switch {
 	case s.kept:
 		if !ended {
+			s.missed = true
 			ring = l.pushCancel(s, r.at)
 		}
 	case s.state == slotClaimed || ended && !s.held:

@@ -79,7 +79,7 @@ func (q *Sequence) settle(ctx context.Context) (*slot, error) {
 	if l.dead.Load() {
 		return nil, status.ErrStateLost
 	}
-	if s.state == slotEnded && s.status == status.OK {
+	if s.state == slotEnded && s.status == status.OK && !s.missed {
 		q.half ^= 1
 	} else {
 		if err := q.awaitWorker(ctx, s); err != nil {
@@ -90,7 +90,7 @@ func (q *Sequence) settle(ctx context.Context) (*slot, error) {
 		}
 	}
 	clear(q.begun)
-	s.state, s.held = slotClaimed, false
+	s.state, s.held, s.missed = slotClaimed, false, false
 	return s, nil
 }
 
@@ -116,7 +116,8 @@ func (q *Sequence) awaitWorker(ctx context.Context, s *slot) error {
 
 // Request returns the sequence's slots as a request for the next step: write its inputs,
 // Commit, Wait, and read its outputs before the next Request. dims are as for Claim. It
-// waits while the previous step is under way. Release cancels a step under way.
+// waits while the previous step is under way. Release cancels a step under way: the state
+// stays as it was, even if an answer still comes.
 func (q *Sequence) Request(ctx context.Context, dims ...int) (Request, error) {
 	s, err := q.settle(ctx)
 	if err != nil {
@@ -133,7 +134,7 @@ func (q *Sequence) Request(ctx context.Context, dims ...int) (Request, error) {
 }
 
 // Step runs the next step. Inputs and outputs are as for Infer. If it returns an error,
-// the state is as before; if ctx ended while the step ran, the next call finds out.
+// the state is as before.
 func (q *Sequence) Step(ctx context.Context, inputs ...any) ([]tensor.Tensor, error) {
 	sig := q.c.dialed
 	tensors, rows, dims, err := q.c.checkInputs(sig, inputs)
@@ -157,7 +158,11 @@ func (q *Sequence) Step(ctx context.Context, inputs ...any) ([]tensor.Tensor, er
 	if err := r.Wait(ctx); err != nil {
 		return nil, err
 	}
-	return r.copyOutputs()
+	outs, err := r.copyOutputs()
+	if err != nil {
+		q.link.slots[q.at].missed = true
+	}
+	return outs, err
 }
 
 // Reset makes the state of these rows zero, or of all rows if none is given.

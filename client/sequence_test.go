@@ -123,7 +123,12 @@ func TestAStepThatIsNotAnsweredLeavesTheState(t *testing.T) {
 	failed() // and remembers its reset
 	answered([]int64{1, 2}, 1, 6)
 
-	for _, give := range []func(client.Request) error{client.Request.Cancel, client.Request.Release} {
+	cancel := func(req client.Request) error {
+		must.Check(t, req.Cancel())
+		must.Fail(t, "canceled", req.Wait(soon(t)), client.ErrCanceled)
+		return nil
+	}
+	for _, give := range []func(client.Request) error{cancel, client.Request.Release} {
 		req, err := q.Request(soon(t))
 		must.Do(t, err)
 		must.Do(t, req.Commit(soon(t)))
@@ -141,15 +146,17 @@ func TestAStepThatIsNotAnsweredLeavesTheState(t *testing.T) {
 		b.Complete()
 		run()
 		must.Do(t, <-answer)
-		answered([]int64{-1 + 1, 0}, 2, 7)
+		answered([]int64{0, 0}, 2, 7)
 		must.Do(t, q.SetState(soon(t), tensor.Tensor{Name: "sum", DType: tensor.I64, Shape: []int{2, 1},
 			Data: append(binary(1), binary(6)...)}))
 	}
-	ctx, cancel := context.WithTimeout(soon(t), 20*time.Millisecond)
-	defer cancel()
-	_, err := q.Step(ctx, []int64{5, 5}) // nothing takes it
+	w.Close()
+	ctx, end := context.WithTimeout(soon(t), 20*time.Millisecond)
+	defer end()
+	_, err := q.Step(ctx, []int64{5, 5}) // no worker takes it
 	must.Fail(t, "expired", err, client.ErrExpired)
-	answered([]int64{1, 1}, 2, 7)
+	r.work(sum)
+	step(t, q, []int64{1, 1}, 2, 7)
 }
 
 func binary(x byte) []byte { return []byte{x, 0, 0, 0, 0, 0, 0, 0} }

@@ -125,43 +125,6 @@ func TestRequestsOfDifferentSizesShareARaggedBatch(t *testing.T) {
 	}
 }
 
-func TestABatchIsFullWhenItsRowsCostEnough(t *testing.T) {
-	m := broker.ModelConfig{Signature: signature(t, []string{"x:i32[<=8]"}, []string{"y:i32[<=8]"}),
-		Policy: asks(policy.Slots(64), policy.Ragged(true), policy.MaxBatchCost(10), policy.WaitTime(patience))}
-	r := newRing(t, m)
-	batches := make(chan int, 8)
-	r.workAs(worker.Config{Policy: policy.New(policy.Ragged(true))}, func(ctx context.Context, b *worker.Batch) error {
-		batches <- b.Len()
-		return found(ctx, b)
-	})
-	defer r.dial().Close() // could always join, so that only full batches go out
-	c := r.dial(client.WithWindow(8))
-	var requests []client.Request
-	for _, x := range []struct{ rows, size, cost int }{
-		{1, 4, 0}, {1, 6, 0}, // sizes count, up to the maximum
-		{1, 1, 50},           // above the maximum: alone
-		{1, 8, 1}, {2, 8, 3}, // costs count
-		{1, 4, 0}, // does not fit
-		{1, 6, 0},
-	} {
-		req, err := c.Claim(soon(t), x.rows, x.size)
-		must.Do(t, err)
-		expect(t, "cost 65536", req.SetCost(65536), client.ErrInvalid)
-		must.Do(t, req.SetCost(x.cost))
-		requests = append(requests, req)
-	}
-	must.Do(t, client.CommitAll(soon(t), requests))
-	expect(t, "cost after commit", requests[0].SetCost(1), client.ErrCommitted)
-	for _, req := range requests {
-		must.Do(t, errors.Join(req.Wait(soon(t)), req.Release()))
-	}
-	for _, want := range []int{2, 1, 2, 2} {
-		if n := <-batches; n != want {
-			t.Errorf("a batch of %d requests, want %d", n, want)
-		}
-	}
-}
-
 func TestWindowsThatAreLeftOpenFitTheRing(t *testing.T) {
 	m := plain(t)
 	m.Policy = asks(policy.Slots(64))

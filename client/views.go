@@ -116,6 +116,14 @@ func (r Request) OutputBytes(k int) ([]byte, error) {
 	return l.session.Layout.Outputs[k].Rows(l.session.Planes.Bytes(), l.first+r.at, int(s.rows)), nil
 }
 
+// Version is the version of the live weights that made the outputs; 0: the model has none.
+func (r Request) Version() (shm.Version, error) {
+	if _, err := r.doneSlot(); err != nil {
+		return 0, err
+	}
+	return r.link.board.Record(r.link.first + r.at).Version, nil
+}
+
 func (r Request) doneSlot() (*slot, error) {
 	s, err := r.committedSlot()
 	switch {

@@ -10,12 +10,15 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -284,4 +287,39 @@ func TestVariableDimensionsWorkWithAndWithoutBuckets(t *testing.T) {
 		t.Errorf("a size beyond the largest: %d %s", a.status, a.Error)
 	}
 	r.idle()
+}
+
+// A request of several texts is several rows, and each of them costs.
+func TestABatchOfTheGatewaysRequestsIsFullWhenItsRowsCostEnough(t *testing.T) {
+	m := modelConfig(t, "texts", []string{"x:u8[<=8]"}, []string{"y:u8[]"})
+	m.Policy = policy.New(policy.MaxBatchCost(12), policy.WaitTime(patience)).Over(m.Policy)
+	r := newRig(t, nil, m)
+	batches := make(chan int, 2)
+	r.worker(m, func(_ context.Context, b *worker.Batch) error {
+		for i := range b.Rows() {
+			b.Output(0).Bytes(i)[0] = b.Input(0).Bytes(i)[3]
+		}
+		batches <- b.Rows()
+		return nil
+	})
+	idle, err := client.Dial(soon(t), "texts", client.WithSocket(r.socket), client.WithMemory(r.mem))
+	must.Do(t, err)
+	defer idle.Close() // could always join, so that only full batches go out
+	var wg sync.WaitGroup
+	ask := func(shape, data, want string) {
+		wg.Go(func() {
+			a := r.infer("texts", `{"inputs":[{"name":"x","datatype":"UINT8","shape":`+shape+`,"data":`+data+`}]}`)
+			if a.status != 200 || fmt.Sprint(a.Outputs[0].Data) != want {
+				t.Errorf("%+v, not %s", a, want)
+			}
+		})
+	}
+	ask("[2,4]", "[0,0,0,1,0,0,0,2]", "[1 2]")
+	ask("[1,4]", "[0,0,0,3]", "[3]")
+	wg.Wait()
+	ask("[4,4]", "[0,0,0,4,0,0,0,5,0,0,0,6,0,0,0,7]", "[4 5 6 7]") // above the maximum: alone
+	wg.Wait()
+	if one, two := <-batches, <-batches; one != 3 || two != 4 {
+		t.Errorf("batches of %d and %d rows", one, two)
+	}
 }

@@ -27,6 +27,7 @@ PAGE = ROOT / "docs/performance.md"
 README = ROOT / "README.md"
 PEERS = ROOT / "docs/peers.md"
 BEGIN, END = "<!-- results: written by hack/results.py write -->\n", "<!-- end of results -->"
+BEGIN_EMBEDDINGS = "<!-- embeddings: written by hack/results.py write -->\n"
 
 # The measurements, run in the repository's root after `make build` and `python/test.sh`. Each takes --json FILE.
 RUNS = {
@@ -38,6 +39,7 @@ RUNS = {
     "relay": "bin/bench relay",
     "busy": "build/python-venv/bin/python bench/peers/busy.py --clients 8",
     "busy-64": "build/python-venv/bin/python bench/peers/busy.py --clients 64",
+    "embeddings": "build/peers/infinity/bin/python bench/peers/embeddings.py",
 }
 
 
@@ -91,7 +93,7 @@ def page() -> str:
              "`hack/results.py write` writes this page from the JSON in `docs/results/data`; `hack/results.py measure` measures again.",
              "[Benchmark](benchmark.md) explains the figures; [peers](peers.md) has other servers and busy hosts. On your machine: `make",
              "demo`, `ringbatch bench MODEL`, `make peers`.", "", readme_table().rstrip()]  # fmt: skip
-    for name in [n + cores for n in RUNS if not n.startswith("busy") for cores in ("", "-16-cores")]:
+    for name in [n + cores for n in RUNS if not n.startswith(("busy", "embeddings")) for cores in ("", "-16-cores")]:
         if not (DATA / f"{name}.json").exists() or name == "python-16-cores":  # results/python.md has it
             continue
         data = kept(name)
@@ -194,17 +196,33 @@ def busy_tables() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def with_table(path: Path, table: str) -> str:
-    """The page with the table between its two marks."""
-    before, begin, rest = path.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        sys.exit(f"{path.name} has no lines {BEGIN.strip()} and {END}")
-    return before + begin + table + end + after
+def embeddings_table() -> str:
+    """The table of bench/peers/embeddings.py."""
+    data = kept("embeddings")
+    medians, versions = data["result"]["medians"], ", ".join(" ".join(v) for v in data["result"]["versions"].items())
+    parts = [f"{data['cores']} cores, `{data['command']}`, {data['date']};", f"{versions}:", "",
+             "| program | load | texts/s | p50, ms | p99, ms |", "|---|---|---|---|---|"]  # fmt: skip
+    for name, r in medians.items():
+        program, load = name.split("; ")
+        parts.append(f"| {program} | {load} | " + " | ".join(rounded(r[k]) for k in ("texts_per_s", "p50_ms", "p99_ms")) + " |")
+    return "\n".join(parts) + "\n"
+
+
+def with_tables(path: Path, tables: dict[str, str]) -> str:
+    """The page with each table between its two marks."""
+    text = path.read_text()
+    for mark, table in tables.items():
+        before, begin, rest = text.partition(mark)
+        _, end, after = rest.partition(END)
+        if not begin or not end:
+            sys.exit(f"{path.name} has no lines {mark.strip()} and {END}")
+        text = before + begin + table + end + after
+    return text
 
 
 def pages() -> dict[Path, str]:
-    return {PAGE: page(), README: with_table(README, readme_table()), PEERS: with_table(PEERS, busy_tables())}
+    of_peers = {BEGIN: busy_tables(), BEGIN_EMBEDDINGS: embeddings_table()}
+    return {PAGE: page(), README: with_tables(README, {BEGIN: readme_table()}), PEERS: with_tables(PEERS, of_peers)}
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ type Record struct {
 	Started    int64
 	Finished   int64
 	ReasonLen  uint32
-	_          uint32
+	Version    Version // of the weights; 0: none
 	Dims       [tensor.MaxVariableDims]uint32
 }
 

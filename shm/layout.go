@@ -54,6 +54,7 @@ const (
 	KindBoard
 	KindClient
 	KindWorker
+	KindWeights
 )
 
 // Plane is the place of one tensor: its row of slot i is at Offset + i*Stride. Stride is

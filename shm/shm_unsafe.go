@@ -28,6 +28,8 @@ var (
 	_ = [1]int{}[unsafe.Sizeof(Times{})-64]
 	_ = [1]int{}[unsafe.Sizeof(recordWords{})-64]
 	_ = [1]int{}[unsafe.Sizeof(Bell{})-64]
+	_ = [1]int{}[unsafe.Sizeof(weightWords{})-64]
+	_ = [1]int{}[unsafe.Sizeof(followerWords{})-64]
 )
 
 // at views the bytes at off as a T. It panics if off is misaligned or outside of mem.

@@ -40,6 +40,14 @@ func StatePlanes(state []tensor.Spec) []tensor.Spec {
 	return append(planes, stepPlane)
 }
 
+// StateBytes is the size of the states of all slots.
+func (l *Layout) StateBytes() (n int64) {
+	for i := range l.State {
+		n += l.State[i].Stride * int64(l.Slots)
+	}
+	return n
+}
+
 // Half is the half of a row that a step reads: 0 or 1.
 func (s Step) Half() int { return int(s & StepOdd) }
 

@@ -38,6 +38,7 @@ const (
 	ErrQuota     Code = 40
 	ErrNamespace Code = 41 // the peer lives in another time namespace, or in a PID namespace in which the broker cannot watch it
 	ErrWrongGPU  Code = 43 // the model's device memory is on a GPU that this process does not see
+	ErrBusy      Code = 45 // another process publishes the weights of this model
 
 	// using
 	ErrInvalid        Code = 21 // an argument or configuration value is not acceptable

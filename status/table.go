@@ -105,6 +105,7 @@ var table = [...]entry{
 		"the model's device memory is on a GPU that this process does not see", 0},
 	{Using, "StateLost", "the state of this sequence is gone with its broker; reset the sequence, and begin anew",
 		"the sequence's state is gone with its broker; reset the sequence", 0},
+	{Connecting, "Busy", "another process has this role already", "another process publishes the weights of this model", retryAttach},
 }
 
 const count = Code(len(table))

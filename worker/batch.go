@@ -13,6 +13,7 @@ import (
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/worker/weights"
 )
 
 // Batch is a number of requests to be run together: Len requests with Rows rows in all
@@ -32,6 +33,7 @@ type Batch struct {
 	reqs    []request         // sorted by slot
 	slots   []uint32          // slot of each row
 	steps   []shm.Step        // of each row, if the model has state
+	weights weights.View
 	runs    []Run
 	padTo   int
 	padding [2][]byte // a padding row to read, to write; nil without Config.Pad
@@ -119,6 +121,7 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 		}
 	}
 	b.readSteps()
+	b.weights = weights.View{}
 	b.asked.Store(0)
 	if b.padTo = max(b.padTo, len(b.slots)); !b.w.pads { // requests that were left out leave no padding
 		b.padTo = len(b.slots)
@@ -166,6 +169,9 @@ func (b *Batch) Slots() []uint32 { return b.slots }
 // Dims are the sizes of the inputs' variable dimensions, in signature order. All rows
 // share them; in a ragged batch they are the largest.
 func (b *Batch) Dims() []uint32 { return b.dims[:] }
+
+// Weights are the weights of this batch, with Config.Weights.
+func (b *Batch) Weights() weights.View { return b.weights }
 
 // Level is the priority level of the batch's most urgent request; 0 is the most urgent.
 func (b *Batch) Level() int { return b.level }

@@ -21,6 +21,29 @@ type Broker struct {
 
 	Processes []Process `json:"processes"` // started by the broker
 	MPS       string    `json:"mps"`
+
+	Weights []Weights `json:"weights,omitempty"` // that were published, sorted by model
+}
+
+// Weights are the live weights of a model.
+type Weights struct {
+	Model     string     `json:"model"`
+	Version   uint32     `json:"version"` // in force; 0: none yet
+	Last      uint32     `json:"last"`    // the latest that was ever published
+	AgeS      float64    `json:"age_s"`   // since the latest was published
+	Withdrawn uint32     `json:"withdrawn,omitempty"`
+	Reason    string     `json:"reason,omitempty"` // of the withdrawal
+	Tensors   int        `json:"tensors"`
+	Bytes     int64      `json:"bytes"`               // of all buffers
+	Publisher int        `json:"publisher,omitempty"` // its pid; 0: there is none now
+	Followers []Follower `json:"followers,omitempty"`
+}
+
+// Follower is a worker that follows the weights of a model.
+type Follower struct {
+	Pid     int    `json:"pid"`
+	Name    string `json:"name,omitempty"`
+	Version uint32 `json:"version"` // of its last batch; 0: none yet
 }
 
 // NoMPS begins Broker.MPS if MPS was asked for and is missing; the reason follows.
@@ -92,10 +115,14 @@ type Model struct {
 	Isolated    uint64            `json:"isolated"` // run again in smaller batches, after their batch failed as a whole
 	Batches     uint64            `json:"batches"`
 	Rows        uint64            `json:"rows"`
-	BatchSize   BatchSize         `json:"batch_size"`
-	Reasons     map[string]uint64 `json:"dispatch_reasons"`
-	Latency     Latency           `json:"latency_ms"`
-	Histograms  Histograms        `json:"latency_buckets"`
+	// Of a model with state: the bytes of all slots' states, and rows that were sent with a
+	// state of zero, because a sequence began or was reset, or the request is of none.
+	StateBytes int64             `json:"state_bytes,omitempty"`
+	StateBegun uint64            `json:"state_begun,omitempty"`
+	BatchSize  BatchSize         `json:"batch_size"`
+	Reasons    map[string]uint64 `json:"dispatch_reasons"`
+	Latency    Latency           `json:"latency_ms"`
+	Histograms Histograms        `json:"latency_buckets"`
 
 	WorkersAttached  uint64   `json:"workers_attached"` // ever
 	WorkersLost      uint64   `json:"workers_lost"`

@@ -23,9 +23,13 @@ class Connection:
     def __init__(self, address: str, path: str, headers: dict[str, str], before: bytes, body: memoryview) -> None:
         self.address = address.rsplit(":", 1)
         self._connect()
-        lines = [f"POST {path} HTTP/1.1", f"Host: {address}", *(f"{k}: {v}" for k, v in headers.items()),
-            f"Content-Length: {len(before) + len(body)}", "", ""]
-        self.head, self.body = "\r\n".join(lines).encode() + before, body
+        self.start = f"POST {path} HTTP/1.1\r\nHost: {address}\r\n"
+        self.fill(before, body, headers)
+
+    def fill(self, before: bytes, body: memoryview, headers: dict[str, str]) -> None:
+        """Sets the next requests."""
+        lines = [*(f"{k}: {v}" for k, v in headers.items()), f"Content-Length: {len(before) + len(body)}", "", ""]
+        self.head, self.body = (self.start + "\r\n".join(lines)).encode() + before, body
 
     def _connect(self) -> None:
         self.socket = socket.create_connection((self.address[0], int(self.address[1])), timeout=60)

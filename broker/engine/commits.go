@@ -122,10 +122,23 @@ func (r *Ring) enterRequest(c *ClientSession, e *shm.Commit) {
 	if r.whole != nil {
 		r.whole.requests++
 	}
+	r.countBegun(e)
 	code := info.stage.admitRequest(info, e.Rows)
 	if code != status.OK {
 		r.endRequest(e.Slot, code, "", false)
 		r.freeRequest(e.Slot)
+	}
+}
+
+// countBegun counts the rows whose sequence begins.
+func (r *Ring) countBegun(e *shm.Commit) {
+	if r.layout.Step == nil {
+		return
+	}
+	for slot := e.Slot; slot < e.Slot+r.rowsOf(e); slot++ {
+		if r.layout.ReadStep(r.planes.Bytes(), slot)&shm.StepFresh != 0 {
+			r.stages[0].stats.begun++
+		}
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 // stageStats are the running counts. A copy shares deaths and the seconds' lists.
 type stageStats struct {
 	requests, requeued, batches, rows uint64
-	isolated, suspended, cost         uint64
+	isolated, suspended, cost, begun  uint64
 	attached, lost, hung, offenders   uint64
 	byStatus                          [64]uint64
 	sizes                             []uint64 // by rows
@@ -130,6 +130,7 @@ func (s *Stage) lookAtStage(v *view) {
 	v.settings, v.inputs, v.workers = s.settings, s.layout.Signature.Inputs, s.listFitness()
 	v.out = stats.Model{
 		Name: s.name, Signature: s.layout.Signature.String(), Slots: r.layout.Slots, SlotsFree: r.windows.free,
+		StateBytes:   s.layout.StateBytes(),
 		MaxBatchSize: s.settings.MaxBatchSize, WaitAuto: s.settings.WaitTime == policy.Auto,
 		LatencyGoalMS: ms(s.settings.LatencyGoal), UptimeS: time.Since(s.since).Seconds(), Loop: s.loop.number,
 		Clients: len(r.clients), QueueLength: s.batcher.Queued(), QueueRows: s.batcher.QueuedRows(),
@@ -207,7 +208,7 @@ func (s *Stage) lookAtDone(w *WorkerSession, v *view) (batches int) {
 func (v *view) model() stats.Model {
 	out, st := v.out, &v.stats
 	out.Requests, out.Requeued, out.Batches, out.Rows = st.requests, st.requeued, st.batches, st.rows
-	out.Isolated, out.WorkersSuspended = st.isolated, st.suspended
+	out.Isolated, out.WorkersSuspended, out.StateBegun = st.isolated, st.suspended, st.begun
 	out.WorkersAttached, out.WorkersLost, out.WorkersHung, out.Offenders = st.attached, st.lost, st.hung, st.offenders
 	out.Policy = v.settings.Policy(v.inputs)
 	out.ReadyWorkers, out.NotReady = countReady(v.workers)

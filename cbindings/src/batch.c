@@ -362,7 +362,10 @@ int rb_batch_gather(const rb_batch *batch, int side, uint32_t k, void *to, uint6
 	WITH(to, batch, gather(b, side, k, to, bytes));
 }
 int rb_batch_prefetch(const rb_batch *batch, uint32_t k, void *to, uint64_t bytes) { WITH(to, batch, prefetch(b, k, to, bytes)); }
-int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes) { WITH(from, batch, scatter(b, RB_OUTPUT, k, from, bytes)); }
+int rb_batch_scatter(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes)
+{
+	WITH(from, batch, scatter(b, RB_OUTPUT, k, from, bytes));
+}
 int rb_batch_set_state(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes)
 {
 	WITH(from, batch, scatter(b, RB_NEXT_STATE, k, from, bytes));

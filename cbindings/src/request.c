@@ -198,8 +198,10 @@ void rb_link_book(rb_link *l, uint32_t at, int64_t now, uint32_t flags)
 	l->gens[at]++;
 	for (uint32_t i = 0; s->sequence && i < s->rows; i++)
 		*rb_link_step(l, at + i) = s->sequence->half | (s->sequence->row[i] & RB_STEP_FRESH);
-	if (s->sequence)
+	if (s->sequence) {
 		s->sequence->stepping = true;
+		s->sequence->missed = false;
+	}
 	if (flags & RB_NOTIFY)
 		rb_link_watch(l, at);
 }
@@ -388,7 +390,7 @@ int rb_req_release(const rb_req *r)
 {
 	rb_link *l = r->link;
 	rb_slot *s = rb_req_slot(r);
-	bool over = rb_req_is_over(r), ring = false;
+	bool unseen = s->state == RB_SLOT_COMMITTED, over = rb_req_is_over(r), ring = false;
 	uint32_t handle = r->handle;
 	pthread_mutex_lock(&l->mu);
 	if (!atomic_compare_exchange_strong(&s->handle, &handle, r->handle + 1)) {
@@ -397,6 +399,7 @@ int rb_req_release(const rb_req *r)
 	}
 	rb_link_unwatch(l, r->at);
 	if (s->sequence) { /* it keeps the slots, and their hold on the link */
+		s->sequence->missed = unseen;
 		if (s->state == RB_SLOT_COMMITTED)
 			push_cancel(l, s, r->at, &ring);
 	} else if (over) {

@@ -4,20 +4,17 @@
  * the other. Broker and worker know no sequence. The client writes the half to read into
  * the step words before each commit, and changes halves after a step that ended well:
  *
- *	request -- commit: step words --> under way -- RB_OK, no worker has it --> change halves
- *	   ^                                  |                                        |
- *	   +---------- any other end ---------+----------------------------------------+
+ *	request -- commit: step words --> under way -- RB_OK, which the caller saw --> change halves
+ *	   ^                                  |                                            |
+ *	   +---------- any other end ---------+--------------------------------------------+
  *
- * When the client attaches again, the sequence moves to the new window with a copy of
- * the halves that the next step reads.
+ * The sequence stays with its attachment, even if the client is asked to attach again.
  */
 #include <string.h>
-#include <sys/socket.h>
 #include <time.h>
 
 #include "client.h"
 
-#define FOLLOW_WAIT (100 * MILLISECOND)
 #define LOOK_EVERY (5 * MILLISECOND)
 
 static const uint32_t no_dims[RB_DIMS]; /* for slots without inputs */
@@ -80,7 +77,7 @@ static int settle(rb_seq *q, int64_t until)
 			return rb_explain(RB_ERR_TIMEOUT, "a worker still has the step before");
 		nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
 	}
-	bool advanced = slot_of(q)->status == RB_OK;
+	bool advanced = slot_of(q)->status == RB_OK && !q->missed;
 	q->half ^= advanced;
 	for (uint32_t i = 0; i < q->rows; i++)
 		q->row[i] = q->row[i] & RB_RESET ? RB_STEP_FRESH : advanced ? 0 : q->row[i];
@@ -109,78 +106,30 @@ static void give_slots_back(rb_seq *q)
 	q->stepping = false;
 }
 
-static int lose(rb_seq *q)
+/* Sees to it that the sequence has slots. Slots of a broker that is gone are given up, with their state. */
+static int claim_slots(rb_conn *c, rb_seq *q, int64_t timeout)
 {
-	give_slots_back(q);
-	q->lost = true;
-	return rb_say(RB_ERR_STATE_LOST);
-}
-
-/* Whether the broker asked the client to attach again before it went. */
-static bool was_asked(const rb_link *l)
-{
-	char byte;
-	return recv(l->session.socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 1;
-}
-
-/* Whether the state stays behind when the client leaves the link. */
-static bool stays_behind(const rb_seq *q)
-{
-	return !all_fresh(q) && (state_on_device(q->link) || (q->link->dead && !was_asked(q->link)));
-}
-
-/* Whether the client has left the link for another one of the same model, or has to. */
-static bool has_to_move(rb_conn *c, rb_link *l)
-{
-	bool interrupted = false;
-	if (is_gone(l))
-		return true;
-	if (l->session.again && c->live == l)
-		rb_conn_follow(c, l, FOLLOW_WAIT, &interrupted);
-	const rb_link *now = c->live; /* the struct stays until the client is closed */
-	return now && now != l && !strcmp(now->session.model, l->session.model);
-}
-
-/* Copies the present state to other slots, and takes them. */
-static void move(rb_seq *q, const rb_req *to)
-{
-	for (uint32_t k = 0; k < to->link->session.layout.states && !all_fresh(q); k++) {
-		uint64_t bytes = rb_tensors_of(&to->link->session.layout, RB_STATE)[k].row_bytes;
-		for (uint32_t i = 0; i < q->rows; i++)
-			if (!(q->row[i] & RB_STEP_FRESH))
-				memcpy(half_of(to->link, to->at + i, k, q->half), half_of(q->link, q->at + i, k, q->half), bytes);
+	rb_req r;
+	if (q->link && is_gone(q->link)) {
+		give_slots_back(q);
+		q->lost = !all_fresh(q);
 	}
-	give_slots_back(q);
-	adopt(q, to);
-}
-
-/* Claims slots of the present attachment. */
-static int claim_slots(rb_conn *c, rb_seq *q, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r)
-{
-	if (q->link && stays_behind(q))
-		return lose(q);
-	int status = rb_req_claim(c, q->rows, dims, ndims, timeout, r);
-	if (status)
-		return status;
-	if (!q->link) {
-		adopt(q, r);
-	} else if (strcmp(r->link->session.model, q->link->session.model) && !all_fresh(q)) { /* the alias has moved */
-		rb_req_release(r);
-		return lose(q);
-	} else {
-		move(q, r);
-	}
-	return RB_OK;
+	if (q->lost)
+		return rb_say(RB_ERR_STATE_LOST);
+	int status = q->link ? RB_OK : rb_req_claim(c, q->rows, no_dims, c->input_dims, timeout, &r);
+	if (!q->link && !status)
+		adopt(q, &r);
+	return status;
 }
 
 int rb_seq_request(rb_conn *c, rb_seq *q, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r)
 {
 	int64_t start = rb_now();
-	int status = q->lost ? rb_say(RB_ERR_STATE_LOST) : settle(q, rb_until(timeout, start));
+	int status = settle(q, rb_until(timeout, start));
+	if (!status)
+		status = claim_slots(c, q, timeout);
 	if (status)
 		return status;
-	if (!q->link || has_to_move(c, q->link))
-		return claim_slots(c, q, dims, ndims, timeout, r);
 	pthread_mutex_lock(&q->link->mu);
 	rb_link_unwatch(q->link, q->at);
 	pthread_mutex_unlock(&q->link->mu);
@@ -277,14 +226,9 @@ static int state(rb_conn *c, rb_seq *q, uint32_t k, rb_view *v)
 {
 	const rb_tensor *t;
 	uint32_t dims_at;
-	rb_req r;
-	if (q->lost)
-		return rb_say(RB_ERR_STATE_LOST);
 	if (settle(q, 0))
 		return rb_say(RB_ERR_NOT_DONE);
-	if (q->link && is_gone(q->link) && stays_behind(q))
-		return lose(q);
-	int status = q->link ? RB_OK : claim_slots(c, q, no_dims, c->input_dims, RB_CALL_TIMEOUT, &r); /* none since it was lost */
+	int status = claim_slots(c, q, RB_CALL_TIMEOUT);
 	if (!status)
 		status = rb_pick(&q->link->session.layout, RB_STATE, k, &t, &dims_at);
 	if (status)

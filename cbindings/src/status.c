@@ -59,6 +59,7 @@ static const struct {
 		"the request could not be answered in time any more, as the model's latency_goal or its own deadline asks; retry later, or elsewhere", 1},
 	[RB_ERR_WRONG_GPU] = {"WrongGPU", "this process does not see the GPU that the model's device memory is on", 0},
 	[RB_ERR_STATE_LOST] = {"StateLost", "the state of this sequence is gone with its broker; reset the sequence, and begin anew", 0},
+	[RB_ERR_BUSY] = {"Busy", "another process has this role already", 0},
 	/* END statuses */
 };
 

@@ -483,6 +483,49 @@ static int busy_release(const char *socket, const char *model)
 	return 0;
 }
 
+/* A sequence whose state is in device memory: a step changes halves, a reset clears them. */
+static int state(const char *socket, const char *model)
+{
+	rb_worker_options o = {.size = sizeof o, .socket = socket, .policy = "slots=16 max_batch_size=4"};
+	rb_worker w;
+	rb_client c;
+	rb_map map;
+	rb_request r;
+	rb_view before, after;
+	rb_batch *b;
+	uint64_t q, bytes;
+	void *h, *next, *y;
+	float row[4] = {7, 7, 7, 7};
+	MUST(rb_worker_attach(model, "x:f32[4]@device:0 -> y:f32[] state h:f32[4]@device:0", &o, &w));
+	MUST(connect_to(socket, model, 1, &c));
+	enter_device(c, &map);
+	MUST(rb_sequence_open(c, 1, -1, &q));
+	MUST(rb_sequence_state(c, q, 0, &before));
+	MUST(rb_sequence_request(c, q, NULL, 0, -1, &r));
+	MUST(rb_commit(c, r.id, 0, 0));
+	MUST(rb_worker_next(w, -1, &b));
+	MUST(rb_batch_row(b, RB_OUTPUT, 0, 0, &y, &bytes));
+	MUST(rb_batch_row(b, RB_STATE, 0, 0, &h, &bytes));
+	MUST(rb_batch_row(b, RB_NEXT_STATE, 0, 0, &next, &bytes));
+	CHECK(bytes == sizeof row && !*b->step && (uint8_t *)next - (uint8_t *)h == sizeof row); /* the worker's addresses are others */
+	CHECK(rb_batch_set_state(b, 0, row, sizeof row) == RB_ERR_INVALID);
+	MUST(cuMemcpyHtoD((uint64_t)(uintptr_t)next, row, sizeof row));
+	MUST(rb_batch_complete(b));
+	MUST(rb_wait(c, r.id, -1));
+	MUST(rb_sequence_state(c, q, 0, &after));
+	CHECK((uint8_t *)after.data - (uint8_t *)before.data == sizeof row);
+	for (float want = 7; want >= 0; want -= 7) { /* as written, then reset */
+		MUST(rb_sequence_state(c, q, 0, &after));
+		MUST(cuMemcpyDtoH(row, (uint64_t)(uintptr_t)after.data, sizeof row));
+		CHECK(row[0] == want && row[3] == want);
+		MUST(rb_sequence_reset(c, q, NULL, 0));
+	}
+	MUST(rb_close(c));
+	MUST(rb_worker_close(w));
+	printf("ok\n");
+	return 0;
+}
+
 static int forked(const char *socket, const char *model)
 {
 	int how = 0;
@@ -520,7 +563,8 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		int (*play)(const char *socket, const char *model);
-	} roles[] = {{"closing", closing}, {"broken", broken}, {"written", written}, {"busy", busy_release}, {"fork", forked}};
+	} roles[] = {{"closing", closing}, {"broken", broken}, {"written", written}, {"busy", busy_release}, {"state", state},
+		{"fork", forked}};
 	for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
 		if (!strcmp(role, roles[i].name))
 			return roles[i].play(argv[2], argv[3]);

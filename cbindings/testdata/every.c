@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Uses every function of ringbatch.h, together with serving.c, misuse.c and reaping.c,
+ * Uses every function of ringbatch.h, together with serving.c, misuse.c, sequences.c and reaping.c,
  * against the broker at argv[1]. A worker thread and clients share this process. Exit
  * status 0 and "ok" is success; anything else says where it went wrong.
  */
@@ -314,6 +314,7 @@ static void everything(void)
 	reaping();
 	errors_have_names();
 	unwritten();
+	sequences();
 	if (!getenv("RB_NO_FORK"))
 		forked();
 	stop = 1;

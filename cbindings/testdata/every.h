@@ -68,6 +68,9 @@ void unwritten(void);
 void packed(void);
 void signals(void);
 
+/* sequences.c */
+void sequences(void);
+
 /* reaping.c */
 void reaping(void);
 

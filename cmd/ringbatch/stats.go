@@ -133,6 +133,9 @@ func printModel(out io.Writer, m *stats.Model) {
 		fmt.Fprintf(out, "; requeued %d, isolated %d, workers lost %d, hung %d, suspended %d, offenders %d",
 			m.Requeued, m.Isolated, m.WorkersLost, m.WorkersHung, m.WorkersSuspended, m.Offenders)
 	}
+	if m.StateBytes > 0 {
+		fmt.Fprintf(out, "\n  state: %.1f MiB for all slots; %d sequences begun or reset", float64(m.StateBytes)/(1<<20), m.StateBegun)
+	}
 	fmt.Fprint(out, "\n\n  since the start\n")
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "  ms\tavg\tp50\tp90\tp99\tmax\t")

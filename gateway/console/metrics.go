@@ -62,6 +62,8 @@ var (
 	ended      = newMetric(counter, "model_requests_ended_total", "Requests that have ended, by how.", "model", "end")
 	requeued   = newMetric(counter, "model_requests_requeued_total", "Requests that were tried again after their worker died.", "model")
 	isolated   = newMetric(counter, "model_requests_isolated_total", "Requests that were run again after their batch failed.", "model")
+	begun      = newMetric(counter, "model_state_begun_total", "Rows that were sent with a state of zero.", "model")
+	stateBytes = newMetric(gauge, "model_state_bytes", "Bytes of the states of all slots.", "model")
 	batches    = newMetric(counter, "model_batches_total", "Batches sent to workers.", "model")
 	rows       = newMetric(counter, "model_rows_total", "Rows sent to workers.", "model")
 	dispatched = newMetric(counter, "model_dispatches_total", "Batches sent to workers, by the rule that sent them.", "model", "reason")
@@ -149,7 +151,7 @@ func collectModel(ch chan<- prometheus.Metric, put func(m *metric, value float64
 		value float64
 	}{
 		{requests, float64(m.Requests)}, {requeued, float64(m.Requeued)}, {isolated, float64(m.Isolated)},
-		{batches, float64(m.Batches)}, {rows, float64(m.Rows)},
+		{batches, float64(m.Batches)}, {rows, float64(m.Rows)}, {begun, float64(m.StateBegun)}, {stateBytes, float64(m.StateBytes)},
 		{queueRequests, float64(m.QueueLength)}, {slots, float64(m.Slots)}, {slotsUnleased, float64(m.SlotsFree)},
 		{clients, float64(m.Clients)}, {ready, float64(m.ReadyWorkers)}, {attached, float64(m.WorkersAttached)},
 		{lost, float64(m.WorkersLost)}, {suspended, float64(m.WorkersSuspended)},

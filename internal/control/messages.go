@@ -40,6 +40,9 @@ const (
 	OpClient Op = "client" // as a client of a model
 	OpWorker Op = "worker" // as a worker of a model, which may declare it
 
+	OpWeights  Op = "weights"  // publish or follow the weights of a model
+	OpWithdraw Op = "withdraw" // withdraw version Since of a model's weights
+
 	OpModels  Op = "models"  // list the models
 	OpStats   Op = "stats"   // the broker's statistics
 	OpSet     Op = "set"     // change a model's policy
@@ -92,9 +95,23 @@ type Request struct {
 	Inputs  []string `msgpack:"inputs,omitempty"`
 	Outputs []string `msgpack:"outputs,omitempty"`
 	State   []string `msgpack:"state,omitempty"`
+	// OpWeights.
+	Weights *WeightsPeer `msgpack:"weights,omitempty"`
 	// OpWatch: the last Reply.Changes that the peer has seen. OpBatches: the number of
 	// batches that the peer has seen.
 	Since uint64 `msgpack:"since,omitempty"`
+}
+
+// WeightsPeer is how a peer publishes or follows weights.
+type WeightsPeer struct {
+	Publish bool     `msgpack:"publish,omitempty"`
+	Tensors []string `msgpack:"tensors,omitempty"` // of a publisher
+}
+
+// Weights is the answer to OpWeights, with the descriptor of a shm.Weights.
+type Weights struct {
+	Tensors  []string `msgpack:"tensors"`
+	Follower int      `msgpack:"follower"` // its words in the segment; -1: a publisher
 }
 
 // Pipeline is a model of several stages, as its workers declare it.
@@ -143,6 +160,7 @@ type Reply struct {
 	// descriptor on another connection.
 	Needs    *DeviceNeed `msgpack:"needs,omitempty"`
 	Models   []Model     `msgpack:"models,omitempty"`
+	Weights  *Weights    `msgpack:"weights,omitempty"`
 	Aliases  []Alias     `msgpack:"aliases,omitempty"`  // OpModels
 	Stats    []byte      `msgpack:"stats,omitempty"`    // JSON, as docs/stats.md
 	Draining bool        `msgpack:"draining,omitempty"` // OpModels: it takes no new requests

@@ -47,5 +47,6 @@ var remedies = map[string]string{
 	"Namespace":          "Share the time namespace; Linux 6.5 for other PID namespaces.",
 	"Overloaded":         "Send it later or elsewhere; add workers.",
 	"WrongGPU":           "Make the model's GPU visible to this process.",
+	"Busy":               "Publish from one process at a time.",
 	"StateLost":          "Reset the sequence, and begin it again.",
 }

@@ -199,13 +199,17 @@ class StateLost(Error, status=44):
     """The sequence's state is gone with its broker; reset the sequence."""
 
 
+class Busy(Error, status=45, retry_attach=True):
+    """Another process publishes the weights of this model."""
+
+
 __all__ = [
-    "BrokerGone", "BrokerRunning", "Canceled", "Closed", "Committed", "DType", "Draining", "Error", "Expired", "Failed",
-    "Forbidden", "Forked", "ForkedClient", "Full", "Invalid", "Layout", "Namespace", "NoBroker", "NoDescriptors",
-    "NoGPU", "NoLevel", "NoMemory", "NoWorker", "NotCommitted", "NotDone", "OutputTooSmall", "Overloaded", "Protocol",
-    "QueueFull", "QueueTimeout", "Quota", "Released", "RingFull", "Rows", "Shape", "SignatureMismatch", "Size",
-    "StateLost", "Timeout", "TooLarge", "TooManyConnections", "UnknownModel", "Version", "WorkerDied", "WorkerHung",
-    "WrongGPU",
+    "BrokerGone", "BrokerRunning", "Busy", "Canceled", "Closed", "Committed", "DType", "Draining", "Error", "Expired",
+    "Failed", "Forbidden", "Forked", "ForkedClient", "Full", "Invalid", "Layout", "Namespace", "NoBroker",
+    "NoDescriptors", "NoGPU", "NoLevel", "NoMemory", "NoWorker", "NotCommitted", "NotDone", "OutputTooSmall",
+    "Overloaded", "Protocol", "QueueFull", "QueueTimeout", "Quota", "Released", "RingFull", "Rows", "Shape",
+    "SignatureMismatch", "Size", "StateLost", "Timeout", "TooLarge", "TooManyConnections", "UnknownModel", "Version",
+    "WorkerDied", "WorkerHung", "WrongGPU",
 ]
 
 # END statuses

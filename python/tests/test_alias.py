@@ -198,3 +198,33 @@ def test_a_client_follows_an_alias_although_the_broker_answers_late(versions):
         time.sleep(0.1)  # the library's thread no longer waits for the answer
         slow.answers.set()
         assert once_moved(lambda: asyncio.run(m.ainfer(ONES[:8]))[0]) == 3
+
+
+def test_a_sequence_stays_with_its_model_when_the_alias_moves(socket):
+    def counter(name: str, width: int, by: int) -> rb.Worker:
+        @rb.worker(name, inputs={"x": ("float32", (width,))}, outputs="y:i64[]", state="n:i64[]", wait_time=0)
+        def run(batch):
+            batch.state["n"] += by
+            return batch.state["n"]
+
+        return run
+
+    with contextlib.ExitStack() as workers:
+        for worker in (counter("n@1", 16, 1), counter("n@2", 16, 10), counter("n@3", 8, 100)):
+            workers.enter_context(serving(worker, socket))
+            alias(socket, "n", worker.model)
+        alias(socket, "n", "n@1")
+        with rb.connect("n", socket=socket) as m:
+            first = m.sequence()
+            assert first.step(ONES) == 1
+            alias(socket, "n", "n@2")  # of the same signature
+            eventually(lambda: m(ONES) == 10)
+            assert first.step(ONES) == 2 and m.sequence().step(ONES) == 10
+            alias(socket, "n", "n@3")  # of another one: a further connection
+            assert once_moved(lambda: m(ONES[:8])) == 100
+            third = m.sequence()
+            assert third.step(ONES[:8]) == 100
+            alias(socket, "n", "n@2")
+            assert once_moved(lambda: m(ONES)) == 10
+            assert first.step(ONES) == 3 and third.step(ONES[:8]) == 200
+            third.close()

@@ -190,17 +190,18 @@ class Model(Caller):
             got = [f"{len(inputs)} in order"] * bool(inputs) + sorted(named)
             raise errors.Invalid(f"{self.name} takes the inputs {', '.join(t.name for t in tensors)}; got {', '.join(got) or 'none'}")
         given.update(named)
-        arrays = [
-            convert_on_device(t, given[t.name], self._cast, self._core.device.ordinal)
-            if t.on_device
-            else t.convert(to_host(t, given[t.name], self._cast), self._cast)
-            for t in tensors
-        ]
+        arrays = [self._convert(t, given[t.name]) for t in tensors]
         rows = [t.rows_of(a.shape) for t, a in zip(tensors, arrays)]
         if len(set(rows)) != 1:
             said = ", ".join(f"{t.name!r} has {'one item' if n < 0 else f'{n} rows'}" for t, n in zip(tensors, rows))
             raise errors.Rows(f"the inputs disagree: {said}")
         return arrays, rows[0]
+
+    def _convert(self, t: Tensor, value: Any) -> Any:
+        """The caller's value as an array of the tensor's type, in its memory."""
+        if t.on_device:
+            return convert_on_device(t, value, self._cast, self._core.device.ordinal)
+        return t.convert(to_host(t, value, self._cast), self._cast)
 
     def _filled(self, arrays: list[np.ndarray], rows: int, timeout: Duration | None, sequence: int = 0) -> Request:
         """A request with its inputs written, in one copy."""

@@ -81,7 +81,7 @@ class Request(Held):
 
     def _copies(self) -> list[Any]:
         """Copies of the outputs."""
-        return [_copy(v) for v in self.outputs.values()]
+        return [copy_rows(v) for v in self.outputs.values()]
 
     def done(self) -> bool:
         """Whether the request has ended; raises its error."""
@@ -103,7 +103,7 @@ class Request(Held):
         return Timing(*(getattr(t, name) / 1e9 for name in Timing._fields))
 
 
-def _copy(rows: Any) -> Any:
+def copy_rows(rows: Any) -> Any:
     if isinstance(rows, list):
         return [np.array(row) for row in rows]
     return np.array(rows) if isinstance(rows, np.ndarray) else rows.clone()

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 
 from .. import errors
-from ..binding.device import convert_on_device, to_host
 from ..binding.library import FOREVER_NS, SLICE_NS, Duration, nanoseconds
 from ..binding.paths import Stepper
-from .request import Request, claim
+from .request import Request, claim, copy_rows
 
 _ROOM = (errors.Full.status, errors.Timeout.status)  # no slots yet, or not attached yet
 
@@ -142,28 +141,24 @@ class Sequence(Stepper):
 
     def state(self, name: str) -> Any:
         """A copy of the present state: of one item, or of all rows if the sequence was opened with ``rows``."""
-        rows = self._in_place(name)
-        copied = np.array(rows) if isinstance(rows, np.ndarray) else _synchronized(rows.clone(), self._core)
+        copied = copy_rows(self._in_place(name))
+        if not isinstance(copied, np.ndarray):
+            self._core.device.synchronize()
         self._keep_fresh()
         return copied[0] if self._single else copied
 
     def set_state(self, state: Mapping[str, Any] | None = None, **named: Any) -> None:
         """Replaces the state, or some tensors of it; types and shapes are checked as those of inputs."""
-        model, given = self._model, {**(state or {}), **named}
-        places = {name: self._in_place(name) for name in given}
-        values = {}
-        for name, value in given.items():
+        self._check()
+        arrays = {}
+        for name, value in {**(state or {}), **named}.items():
             t = self._core.signature.state[self._find(name)]
-            if t.on_device:
-                array = convert_on_device(t, value, model._cast, self._core.device.ordinal)
-            else:
-                array = t.convert(to_host(t, value, model._cast), model._cast)
+            array = self._model._convert(t, value)
             if abs(t.rows_of(array.shape)) != self._rows:
                 raise errors.Rows(f"state {name!r}: the sequence has {self._rows} rows; got shape {tuple(array.shape)}")
-            values[name] = array
-        for name, array in values.items():
-            _write(places[name], array, self._core)
-        if values:
+            arrays[name] = array
+        for name, array in arrays.items():  # after all checks: all or nothing
+            _write(self._in_place(name), array, self._core)
             self._stepped = True  # no row is fresh
 
     def copy(self, *, timeout: Duration | None = 10.0) -> Sequence:
@@ -228,9 +223,4 @@ def _write(rows: Any, value: Any, core: Any) -> None:
         rows[...] = value
     else:
         rows.copy_(value)
-        _synchronized(rows, core)
-
-
-def _synchronized(tensor: Any, core: Any) -> Any:
-    core.device.synchronize()
-    return tensor
+        core.device.synchronize()

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sequences. Client and worker are one thread here, so each step ends as the test wants. See every.c. */
+#define _GNU_SOURCE
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "every.h"
+
+static rb_worker w;
+static rb_client c;
+
+enum ending { WELL, FAILED, UNWRITTEN };
+
+/* Takes the next batch and runs it: h' = 10 h + x, y = h', n' = n + 1. Returns the rows. */
+static uint32_t serve(enum ending how)
+{
+	rb_batch *b;
+	rb_view v;
+	void *x, *y, *h, *n, *next;
+	uint64_t bytes;
+	int64_t old[8], new[8];
+	WANT(RB_OK, rb_worker_next(w, minute, &b));
+	uint32_t rows = b->rows;
+	WANT_ALL(RB_ERR_INVALID, rb_batch_run(b, RB_STATE, 0, 0, &v), rb_batch_gather(b, RB_NEXT_STATE, 0, new, sizeof new),
+		rb_batch_row(b, RB_STATE, 2, 0, &h, &bytes), rb_batch_set_state(b, 2, new, sizeof new), rb_batch_set_state(b, 0, NULL, 8));
+	WANT(RB_OK, rb_batch_gather(b, RB_STATE, 0, old, sizeof old));
+	for (uint32_t i = 0; i < rows; i++) {
+		WANT(RB_OK, rb_batch_row(b, RB_INPUT, 0, i, &x, &bytes));
+		WANT(RB_OK, rb_batch_row(b, RB_OUTPUT, 0, i, &y, &bytes));
+		WANT(RB_OK, rb_batch_row(b, RB_STATE, 0, i, &h, &bytes));
+		CHECK(bytes == 8 && *(int64_t *)h == old[i] && (!(b->step[i] & 2) || !old[i]));
+		new[i] = *(int64_t *)y = 10 * old[i] + *(int64_t *)x;
+		if (how == UNWRITTEN)
+			continue;
+		WANT(RB_OK, rb_batch_row(b, RB_STATE, 1, i, &n, &bytes));
+		WANT(RB_OK, rb_batch_row(b, RB_NEXT_STATE, 1, i, &next, &bytes));
+		CHECK(bytes == 12 && ((int32_t *)n)[0] == ((int32_t *)n)[2]);
+		for (int j = 0; j < 3; j++)
+			((int32_t *)next)[j] = ((int32_t *)n)[j] + 1;
+	}
+	WANT(RB_ERR_SIZE, rb_batch_set_state(b, 0, new, 8 * rows - 1));
+	WANT(RB_OK, rb_batch_set_state(b, 0, new, sizeof new));
+	if (how == FAILED)
+		WANT(RB_OK, rb_batch_fail(b, 0, "on purpose"));
+	WANT(how == UNWRITTEN ? RB_ERR_FAILED : RB_OK, rb_batch_complete(b));
+	CHECK(how != UNWRITTEN || strstr(rb_error(), "state \"n\""));
+	return rows;
+}
+
+/* The broker may have sent a step that was canceled. */
+static void drop_canceled(void)
+{
+	rb_batch *b;
+	while (rb_worker_next(w, second / 50, &b) == RB_OK) {
+		WANT(RB_OK, rb_batch_fail_all(b, "canceled"));
+		WANT(RB_OK, rb_batch_complete(b));
+	}
+}
+
+static rb_request commit(uint64_t sequence, int64_t x0, int64_t x1, int64_t timeout)
+{
+	rb_request r;
+	rb_view x;
+	WANT(RB_OK, rb_sequence_request(c, sequence, NULL, 0, minute, &r));
+	WANT(RB_OK, rb_input(c, r.id, 0, &x));
+	((int64_t *)x.data)[0] = x0;
+	if (r.rows > 1)
+		((int64_t *)x.data)[1] = x1;
+	WANT(RB_OK, rb_commit(c, r.id, timeout, 0));
+	return r;
+}
+
+static int64_t ended(rb_request r, uint32_t row)
+{
+	rb_view y;
+	WANT(RB_OK, rb_wait(c, r.id, minute));
+	WANT(RB_OK, rb_output(c, r.id, 0, &y));
+	return ((int64_t *)y.data)[row];
+}
+
+static int64_t state_of(uint64_t sequence, uint32_t row)
+{
+	rb_view h, n;
+	WANT(RB_OK, rb_sequence_state(c, sequence, 0, &h));
+	WANT(RB_OK, rb_sequence_state(c, sequence, 1, &n));
+	CHECK(h.rank == 1 && h.stride == 16 && n.rank == 2 && n.shape[1] == 3 && n.stride == 24);
+	return *(int64_t *)((uint8_t *)h.data + row * h.stride);
+}
+
+static void one_sequence(uint64_t q)
+{
+	rb_request r = commit(q, 1, 0, 0), before;
+	rb_view v;
+	WANT(RB_ERR_NOT_DONE, rb_sequence_state(c, q, 0, &v));
+	WANT(RB_ERR_TIMEOUT, rb_sequence_request(c, q, NULL, 0, 0, &before));
+	serve(WELL);
+	CHECK(ended(r, 0) == 1 && state_of(q, 0) == 1);
+	WANT(RB_OK, rb_output(c, r.id, 0, &v)); /* still */
+	before = r;
+	r = commit(q, 2, 0, 0);
+	WANT(RB_ERR_RELEASED, rb_wait(c, before.id, 0));
+	CHECK(r.slot == before.slot);
+	serve(FAILED);
+	WANT(RB_ERR_FAILED, rb_wait(c, r.id, minute));
+	r = commit(q, 2, 0, 0);
+	serve(UNWRITTEN);
+	WANT(RB_ERR_FAILED, rb_wait(c, r.id, minute));
+	CHECK(state_of(q, 0) == 1);
+
+	r = commit(q, 9, 0, second / 2); /* expires while a worker has it */
+	rb_batch *b;
+	WANT(RB_OK, rb_worker_next(w, minute, &b));
+	WANT(RB_ERR_EXPIRED, rb_wait(c, r.id, minute));
+	WANT(RB_ERR_NOT_DONE, rb_sequence_state(c, q, 0, &v));
+	WANT(RB_ERR_TIMEOUT, rb_sequence_request(c, q, NULL, 0, second / 50, &before));
+	WANT(RB_OK, rb_batch_set_state(b, 0, (int64_t[1]){99}, 8));
+	WANT(RB_OK, rb_batch_fail_all(b, "too late"));
+	WANT(RB_OK, rb_batch_complete(b));
+	r = commit(q, 9, 0, 0); /* canceled by a release */
+	WANT(RB_OK, rb_release(c, r.id));
+	WANT(RB_ERR_RELEASED, rb_wait(c, r.id, 0));
+	drop_canceled();
+	WANT(RB_OK, rb_sequence_request(c, q, NULL, 0, minute, &r)); /* waits for the end */
+	CHECK(state_of(q, 0) == 1);
+	r = commit(q, 9, 0, 0); /* released before its answer is seen */
+	serve(WELL);
+	WANT(RB_OK, rb_release(c, r.id));
+	CHECK(state_of(q, 0) == 1);
+	r = commit(q, 2, 0, 0);
+	WANT(RB_OK, rb_sequence_reset(c, q, NULL, 0)); /* after this step */
+	serve(WELL);
+	CHECK(ended(r, 0) == 12 && state_of(q, 0) == 0);
+	WANT(RB_OK, rb_sequence_state(c, q, 0, &v));
+	*(int64_t *)v.data = 77; /* set */
+	r = commit(q, 1, 0, 0);
+	serve(WELL);
+	CHECK(ended(r, 0) == 771);
+}
+
+static void several_rows(uint64_t one, uint64_t two)
+{
+	WANT(RB_OK, rb_sequence_reset(c, one, NULL, 0));
+	for (int64_t i = 1; i <= 3; i++) { /* they run together, and do not see each other's state */
+		rb_request a = commit(one, i, 0, 0), b = commit(two, i + 3, i + 6, 0);
+		for (uint32_t rows = 0; rows < 3;)
+			rows += serve(WELL);
+		if (i == 3)
+			CHECK(ended(a, 0) == 123 && ended(b, 0) == 456 && ended(b, 1) == 789);
+	}
+	WANT(RB_ERR_ROWS, rb_sequence_reset(c, two, (uint32_t[]){0, 2}, 2));
+	WANT(RB_OK, rb_sequence_reset(c, two, (uint32_t[]){1}, 1));
+	rb_request r = commit(two, 0, 5, 0);
+	serve(WELL);
+	CHECK(ended(r, 0) == 4560 && ended(r, 1) == 5);
+
+	rb_view x; /* a plain request begins with zeros */
+	WANT(RB_OK, rb_claim(c, 1, NULL, 0, minute, &r));
+	WANT(RB_OK, rb_input(c, r.id, 0, &x));
+	*(int64_t *)x.data = 3;
+	WANT(RB_OK, rb_commit(c, r.id, 0, 0));
+	serve(WELL);
+	CHECK(ended(r, 0) == 3);
+	WANT(RB_OK, rb_release(c, r.id));
+}
+
+/* Steps in one call: they end when the thread in between has served. */
+static void in_one_call(uint64_t q)
+{
+	int64_t in = 5, out = 0;
+	const void *x = &in;
+	void *y = &out;
+	uint64_t request;
+	rb_inference i = {.client = c, .inputs = &x, .outputs = &y, .slice = second / 50};
+	WANT(RB_OK, rb_sequence_reset(c, q, NULL, 0));
+	WANT(RB_ERR_TIMEOUT, rb_step(c, q, &x, &y, 0, second / 50, &request));
+	CHECK(request);
+	WANT(RB_ERR_TIMEOUT, rb_step_prepared(&i, q)); /* the step before is under way */
+	CHECK(!i.request);
+	serve(WELL);
+	WANT(RB_OK, rb_wait(c, request, minute));
+	WANT(RB_OK, rb_collect(c, request, &y));
+	CHECK(out == 5);
+	WANT(RB_ERR_TIMEOUT, rb_step_prepared(&i, q));
+	serve(WELL);
+	WANT(RB_OK, rb_wait(c, i.request, minute));
+	WANT(RB_OK, rb_collect(c, i.request, &y));
+	CHECK(out == 55 && state_of(q, 0) == 55);
+}
+
+/* A child has none of its parent's sequences. */
+static void in_child(uint64_t q)
+{
+	pid_t child = getenv("RB_NO_FORK") ? -1 : fork();
+	int how = 0;
+	rb_view v;
+	if (!child) {
+		WANT_ALL(RB_ERR_FORKED, rb_sequence_state(c, q, 0, &v), rb_sequence_reset(c, q, NULL, 0));
+		WANT(RB_OK, rb_sequence_close(c, q));
+		_exit(0);
+	}
+	CHECK(child < 0 || (waitpid(child, &how, 0) == child && !how));
+}
+
+void sequences(void)
+{
+	rb_worker_options o = {.size = sizeof o, .socket = socket_path, .policy = "max_batch_size=4 wait_time=0s"};
+	WANT_ALL(RB_ERR_INVALID, rb_worker_attach("ten", "x:i64[] -> y:i64[] state x:i64[]", &o, &w),
+		rb_worker_attach("ten", "x:i64[] -> y:i64[] state h:i64[<=2]", &o, &w));
+	WANT(RB_OK, rb_worker_attach("ten", "x:i64[] -> y:i64[] state h:i64[] n:i32[3]", &o, &w));
+	c = dial("ten", 4);
+	rb_tensor t;
+	WANT(RB_OK, rb_worker_tensor(w, RB_STATE, 1, &t));
+	CHECK(!strcmp(t.name, "n") && t.rank == 1 && t.row_bytes == 12 && t.stride == 24);
+	WANT(RB_OK, rb_client_tensor(c, RB_STATE, 0, &t));
+	CHECK(!strcmp(t.name, "h") && t.rank == 0 && t.stride == 16);
+	WANT_ALL(RB_ERR_INVALID, rb_client_tensor(c, RB_STATE, 2, &t), rb_client_tensor(c, 4, 0, &t));
+
+	uint64_t one, two, three;
+	rb_view v;
+	rb_client other = dial("double", 1);
+	WANT(RB_ERR_INVALID, rb_sequence_open(other, 1, minute, &one)); /* without state */
+	WANT(RB_OK, rb_sequence_open(c, 1, minute, &one));
+	WANT(RB_OK, rb_sequence_open(c, 2, minute, &two));
+	WANT(RB_ERR_ROWS, rb_sequence_open(c, 0, 0, &three));
+	WANT(RB_ERR_FULL, rb_sequence_open(c, 2, 0, &three));
+	WANT_ALL(RB_ERR_INVALID, rb_sequence_open(c, 1, 0, NULL), rb_sequence_request(c, one, NULL, 0, 0, NULL),
+		rb_sequence_reset(c, one, NULL, 1), rb_sequence_state(c, one, 0, NULL), rb_sequence_state(c, one, 2, &v),
+		rb_step_prepared(NULL, one));
+	WANT_ALL(RB_ERR_RELEASED, rb_sequence_reset(other, one, NULL, 0), rb_sequence_close(other, one), rb_sequence_state(c, 12345, 0, &v));
+	WANT(RB_OK, rb_close(other));
+	one_sequence(one);
+	in_child(one);
+	several_rows(one, two);
+	in_one_call(one);
+	commit(two, 1, 1, 0);
+	WANT(RB_OK, rb_sequence_close(c, two)); /* with a step under way */
+	drop_canceled();
+	WANT_ALL(RB_ERR_RELEASED, rb_sequence_close(c, two), rb_sequence_reset(c, two, NULL, 0));
+	WANT(RB_OK, rb_sequence_open(c, 3, minute, &three)); /* its slots come back */
+	WANT(RB_OK, rb_close(c));
+	WANT(RB_ERR_CLOSED, rb_sequence_close(c, one));
+	WANT(RB_OK, rb_worker_close(w));
+}

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package shm
+
+import (
+	"fmt"
+	"hash/fnv"
+	"strings"
+	"sync/atomic"
+
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// A weights segment has the tensors of a model in WeightBuffers versions at a time. One
+// publisher writes them, workers follow:
+//
+//	0      64         128                  16512           20480
+//	+------+----------+--------------------+-------- … ----+----------+----------+ …
+//	|header| words    | followerWords × 256| reason        | buffer 0 | buffer 1 |
+//	+------+----------+--------------------+-------- … ----+----------+----------+ …
+//
+// A version is current from the moment at which its publisher stores the word Current.
+// A follower says which buffer it reads before it reads, and then looks at Current again.
+// So a publisher that finds a buffer neither current, nor good, nor in use may write it:
+// no lock, and a peer that dies blocks no other.
+const (
+	WeightBuffers    = 4
+	WeightFollowers  = 256
+	MaxWeightTensors = 4096
+
+	weightReasonBytes = 1024
+	weightWordsAt     = 64
+	followersAt       = 128
+	weightReasonAt    = followersAt + 64*WeightFollowers
+	weightDataAt      = 20480
+)
+
+type weightWords struct {
+	// Written by the publisher.
+	Current   atomic.Uint64 // a Version and its buffer; 0: none
+	Good      atomic.Uint64 // the one before, unless that was refused
+	Last      atomic.Uint32 // the latest Version that was ever published
+	_         uint32
+	Published atomic.Int64 // when, on Now's clock
+	// Written by whoever refuses a version.
+	Refused   atomic.Uint32
+	ReasonLen atomic.Uint32
+	_         [24]byte
+}
+
+type followerWords struct {
+	InUse  atomic.Uint32 // 1 + the buffer that the follower reads; 0: none
+	Loaded atomic.Uint32 // the version of its last batch
+	_      [56]byte
+}
+
+// Version numbers the weights of a model, from 1. 0 is none.
+type Version uint32
+
+// WeightsLayout is the layout of a weights segment.
+type WeightsLayout struct {
+	Tensors  []tensor.Spec
+	Offsets  []int64 // of each tensor in a buffer
+	Bytes    int64   // of a buffer
+	Size     int64   // of the segment
+	Geometry uint64
+}
+
+// NewWeightsLayout places the tensors one after the other, each on a multiple of 64.
+func NewWeightsLayout(tensors []tensor.Spec) (*WeightsLayout, error) {
+	if len(tensors) < 1 || len(tensors) > MaxWeightTensors {
+		return nil, fmt.Errorf("%w: weights of %d tensors, want 1..%d", status.ErrInvalid, len(tensors), MaxWeightTensors)
+	}
+	l := &WeightsLayout{Tensors: tensors}
+	names := map[string]bool{}
+	for _, t := range tensors {
+		if names[t.Name] || len(t.Variable) > 0 || t.OnDevice() {
+			return nil, fmt.Errorf("%w: the weight %s: each needs its own name, a fixed shape, and host memory", status.ErrInvalid, t)
+		}
+		names[t.Name] = true
+		l.Offsets = append(l.Offsets, l.Bytes)
+		if l.Bytes = roundUp(l.Bytes+int64(t.RowBytes()), cacheLine); l.Bytes > maxWeightBytes {
+			return nil, fmt.Errorf("%w: weights of more than %d bytes", status.ErrInvalid, int64(maxWeightBytes))
+		}
+	}
+	l.Bytes = roundUp(l.Bytes, pageSize)
+	l.Size = weightDataAt + WeightBuffers*l.Bytes
+	h := fnv.New64a()
+	fmt.Fprintf(h, "ringbatch weights %d %s", LayoutVersion, strings.Join(tensor.SpecTexts(tensors), " "))
+	l.Geometry = h.Sum64()
+	return l, nil
+}
+
+const maxWeightBytes = 1 << 40
+
+// Weights is the typed view of a weights segment.
+type Weights struct {
+	*WeightsLayout
+	seg       *Segment
+	words     *weightWords
+	followers []followerWords
+}
+
+func (l *WeightsLayout) header(epoch uint64) header {
+	return header{Magic: magic, Version: LayoutVersion, Kind: KindWeights, Size: uint64(l.Size), Epoch: epoch, Geometry: l.Geometry,
+		Slots: WeightBuffers, MaxBatch: WeightFollowers}
+}
+
+// CreateWeights makes a segment without a version, for the broker.
+func CreateWeights(m Memory, l *WeightsLayout, epoch uint64) (*Weights, error) {
+	seg, err := m.Create("weights", l.Size)
+	if err != nil {
+		return nil, err
+	}
+	h := l.header(epoch)
+	h.Magic = 0
+	*at[header](seg.mem, 0) = h
+	at[atomic.Uint64](seg.mem, 0).Store(magic) // SYNC POINT "header"
+	return viewWeights(l, seg), nil
+}
+
+// OpenWeights maps a received segment and checks it. It takes ownership of fd.
+func OpenWeights(m Memory, fd int, l *WeightsLayout, epoch uint64) (*Weights, error) {
+	seg, err := m.Open(fd, l.Size, ReadWrite)
+	if err != nil {
+		return nil, err
+	}
+	if magic := at[atomic.Uint64](seg.mem, 0).Load(); magic == 0 { // SYNC POINT "header"
+		seg.Close()
+		return nil, fmt.Errorf("%w: not a ringbatch segment", status.ErrLayout)
+	}
+	if got, want := *at[header](seg.mem, 0), l.header(epoch); got != want {
+		seg.Close()
+		return nil, fmt.Errorf("%w: header of the weights says %+v, expected %+v", status.ErrLayout, got, want)
+	}
+	return viewWeights(l, seg), nil
+}
+
+func viewWeights(l *WeightsLayout, seg *Segment) *Weights {
+	return &Weights{
+		WeightsLayout: l, seg: seg, words: at[weightWords](seg.mem, weightWordsAt),
+		followers: array[followerWords](seg.mem, followersAt, WeightFollowers),
+	}
+}
+
+// Segment is the memory.
+func (w *Weights) Segment() *Segment { return w.seg }
+
+// Buffer is the memory of a buffer.
+func (w *Weights) Buffer(b int) []byte {
+	off := weightDataAt + int64(b)*w.Bytes
+	return w.seg.mem[off : off+w.Bytes : off+w.Bytes]
+}
+
+// Tensor is the memory of the k-th tensor in a buffer.
+func (w *Weights) Tensor(b, k int) []byte {
+	n := int64(w.Tensors[k].RowBytes())
+	return w.Buffer(b)[w.Offsets[k] : w.Offsets[k]+n : w.Offsets[k]+n]
+}
+
+func weightWord(v Version, buffer int) uint64 { return uint64(v)<<8 | uint64(buffer) }
+
+func splitWord(word uint64) (v Version, buffer int) { return Version(word >> 8), int(word & 0xff % WeightBuffers) }
+
+// inForce is the word that followers use: Current, or Good if Current was refused.
+func (w *Weights) inForce() uint64 {
+	c := w.words.Current.Load()
+	if v, _ := splitWord(c); v != 0 && uint32(v) == w.words.Refused.Load() {
+		c = w.words.Good.Load()
+	}
+	return c
+}
+
+// InForce is the version that followers use now, and when the latest was published.
+func (w *Weights) InForce() (v Version, published int64) {
+	v, _ = splitWord(w.inForce())
+	return v, w.words.Published.Load()
+}
+
+// Last is the latest version that was ever published.
+func (w *Weights) Last() Version { return Version(w.words.Last.Load()) }
+
+// Acquire makes the version in force the follower's: no publisher writes its buffer until
+// Release, or the next Acquire. If there is no version, v is 0.
+//
+// SYNC POINT "weights", acquire side.
+func (w *Weights) Acquire(follower int) (v Version, buffer int) {
+	f := &w.followers[follower]
+	for {
+		c := w.inForce()
+		if v, buffer = splitWord(c); v == 0 {
+			f.InUse.Store(0)
+			return 0, 0
+		}
+		f.InUse.Store(uint32(buffer) + 1)
+		if w.inForce() == c {
+			return v, buffer
+		}
+	}
+}
+
+// Release lets publishers write the follower's buffer.
+func (w *Weights) Release(follower int) { w.followers[follower].InUse.Store(0) }
+
+// SetLoaded says which version a follower uses; it is for statistics.
+func (w *Weights) SetLoaded(follower int, v Version) { w.followers[follower].Loaded.Store(uint32(v)) }
+
+// Loaded is the version that a follower used last.
+func (w *Weights) Loaded(follower int) Version { return Version(w.followers[follower].Loaded.Load()) }
+
+// ForgetFollower frees the words of a follower that is gone.
+func (w *Weights) ForgetFollower(follower int) {
+	w.Release(follower)
+	w.SetLoaded(follower, 0)
+}
+
+// FreeBuffer is a buffer that the publisher may write, or -1 while followers read all of them.
+func (w *Weights) FreeBuffer() int {
+	var taken [WeightBuffers]bool
+	for _, word := range []uint64{w.words.Current.Load(), w.words.Good.Load()} {
+		if v, b := splitWord(word); v != 0 {
+			taken[b] = true
+		}
+	}
+	for i := range w.followers {
+		if n := w.followers[i].InUse.Load(); n != 0 {
+			taken[(n-1)%WeightBuffers] = true
+		}
+	}
+	for b, t := range taken {
+		if !t {
+			return b
+		}
+	}
+	return -1
+}
+
+// Publish makes a written buffer the current version. Only one publisher calls it.
+//
+// SYNC POINT "weights", release side.
+func (w *Weights) Publish(buffer int, v Version) {
+	before, good := w.words.Good.Load(), w.inForce()
+	w.words.Good.Store(good)
+	w.words.Last.Store(max(w.words.Last.Load(), uint32(v)))
+	w.words.Published.Store(Now())
+	w.words.Current.Store(weightWord(v, buffer))
+	if v, _ := splitWord(good); uint32(v) == w.words.Refused.Load() { // refused at the last moment
+		w.words.Good.Store(before)
+	}
+}
+
+// Refuse withdraws the current version if it is v: followers use the one before. It returns
+// false if another version is current, or v was refused before.
+func (w *Weights) Refuse(v Version, reason string) bool {
+	if now, _ := splitWord(w.words.Current.Load()); v == 0 || now != v || w.words.Refused.Load() == uint32(v) {
+		return false
+	}
+	n := copy(w.seg.mem[weightReasonAt:weightReasonAt+weightReasonBytes], reason)
+	w.words.ReasonLen.Store(uint32(n))
+	w.words.Refused.Store(uint32(v))
+	return true
+}
+
+// Refused is the latest version that was refused, and the reason.
+func (w *Weights) Refused() (v Version, reason string) {
+	n := min(w.words.ReasonLen.Load(), weightReasonBytes)
+	return Version(w.words.Refused.Load()), string(w.seg.mem[weightReasonAt : weightReasonAt+int(n)])
+}

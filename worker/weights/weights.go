@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package weights changes the weights of a model while it serves. A Publisher, one for
+// each model, writes versions into shared memory; workers follow:
+//
+//	p, err := weights.NewPublisher(ctx, "policy", specs)
+//	b, err := p.Begin(ctx)               // a buffer that no worker reads
+//	copy(b.Tensor(0), w0)
+//	version, err := p.Publish(ctx, b)    // requests from now on are answered with it, or with a later one
+//
+//	f, err := weights.Follow(ctx, "policy", load) // waits for the first version
+//	err = worker.Serve(ctx, worker.Config{…, Weights: f}, fn)
+//
+// A batch runs with one version, and its answers name it (client.Request.Version). No
+// peer waits for another: a batch that runs finishes with the weights that it began with,
+// and slow workers skip versions.
+package weights
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// Option changes how a publisher or follower attaches.
+type Option func(*options)
+
+type options struct {
+	socket, name string
+	memory       shm.Memory
+}
+
+// WithSocket names the broker's socket; the default is $RINGBATCH_SOCKET, or broker.sock
+// in the user's runtime folder.
+func WithSocket(path string) Option { return func(o *options) { o.socket = path } }
+
+// WithName names this peer in the broker's statistics.
+func WithName(name string) Option { return func(o *options) { o.name = name } }
+
+// WithMemory replaces shared memory, for tests in one process.
+func WithMemory(m shm.Memory) Option { return func(o *options) { o.memory = m } }
+
+// attachment is a peer's attachment, which it renews when the broker goes away.
+type attachment struct {
+	model   string
+	tensors []tensor.Spec // of a publisher
+	options
+	life context.Context
+	stop context.CancelFunc
+	done sync.WaitGroup
+}
+
+const firstPause, lastPause = 5 * time.Millisecond, 500 * time.Millisecond
+
+// open attaches, and tries again while worth says so.
+func (a *attachment) open(ctx context.Context, worth func(error) bool) (*attach.Weights, error) {
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		w, err := attach.OpenWeights(ctx, a.socket, a.memory, a.model, a.name, a.tensors)
+		if err == nil || !worth(err) {
+			return w, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w (%w)", err, ctx.Err())
+		case <-time.After(pause):
+		}
+	}
+}
+
+// begin attaches, calls use, and does so again whenever the broker goes away.
+func (a *attachment) begin(ctx context.Context, worth func(error) bool, opts []Option, use func(*attach.Weights)) error {
+	a.memory = shm.Memfd{}
+	for _, o := range opts {
+		o(&a.options)
+	}
+	w, err := a.open(ctx, worth)
+	if err != nil {
+		return err
+	}
+	use(w)
+	a.life, a.stop = context.WithCancel(context.Background())
+	a.done.Go(func() {
+		for {
+			stop := context.AfterFunc(a.life, w.HangUp)
+			w.Gone()
+			stop()
+			if a.life.Err() != nil {
+				return
+			}
+			slog.Info("broker went away, attaching to the weights again", "model", a.model)
+			if w, err = a.open(a.life, func(error) bool { return true }); err != nil {
+				return
+			}
+			use(w)
+		}
+	})
+	return nil
+}
+
+func (a *attachment) close() {
+	a.stop()
+	a.done.Wait()
+}
+
+// Publisher publishes the weights of a model. Only one goroutine at a time may use it.
+type Publisher struct {
+	attachment
+	mu      sync.Mutex
+	live    *attach.Weights
+	latest  Buffer      // the last published, for a new broker
+	version shm.Version // of latest
+	told    shm.Version // the latest refusal that Publish has returned
+}
+
+// Buffer is memory for one version.
+type Buffer struct {
+	w *attach.Weights
+	n int
+}
+
+// Tensor is the memory of the k-th tensor. It has bytes of an older version.
+func (b Buffer) Tensor(k int) []byte { return b.w.Tensor(b.n, k) }
+
+// NewPublisher attaches the publisher of a model. If there is another one, the error is
+// ErrBusy. When the broker is restarted, the publisher attaches again by itself, and
+// publishes its last version once more.
+func NewPublisher(ctx context.Context, model string, tensors []tensor.Spec, opts ...Option) (*Publisher, error) {
+	p := &Publisher{attachment: attachment{model: model, tensors: tensors}}
+	if _, err := shm.NewWeightsLayout(tensors); err != nil {
+		return nil, err
+	}
+	return p, p.begin(ctx, func(error) bool { return false }, opts, p.use)
+}
+
+func (p *Publisher) use(w *attach.Weights) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.version > 0 {
+		if b := w.FreeBuffer(); b >= 0 { // a new segment has free ones
+			copy(w.Buffer(b), p.latest.w.Buffer(p.latest.n))
+			w.Publish(b, p.version)
+			p.latest = Buffer{w, b}
+		}
+	}
+	p.live = w
+}
+
+// Begin returns a buffer that no worker reads, and that Publish will publish. While slow
+// workers read all of them it waits.
+func (p *Publisher) Begin(ctx context.Context) (Buffer, error) {
+	for {
+		p.mu.Lock()
+		w := p.live
+		b := w.FreeBuffer()
+		p.mu.Unlock()
+		if b >= 0 {
+			return Buffer{w, b}, nil
+		}
+		select {
+		case <-ctx.Done():
+			return Buffer{}, fmt.Errorf("%w: workers read all %d buffers of %q: %w", status.ErrFull, shm.WeightBuffers, p.model, ctx.Err())
+		case <-p.life.Done():
+			return Buffer{}, status.ErrClosed
+		case <-time.After(100 * time.Microsecond):
+		}
+	}
+}
+
+// Publish makes a written buffer the current version. A request that is committed after
+// Publish has returned is answered with this version or a later one. If workers could not
+// load the version before, or it was withdrawn, Publish publishes nothing and returns
+// ErrFailed with the reason, once.
+func (p *Publisher) Publish(ctx context.Context, b Buffer) (shm.Version, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.life.Err() != nil {
+		return 0, status.ErrClosed
+	}
+	if v, reason := p.live.Refused(); v != 0 && v == p.version && v != p.told {
+		p.told = v
+		return 0, fmt.Errorf("%w: version %d of %q was withdrawn: %s", status.ErrFailed, v, p.model, reason)
+	}
+	if b.w != p.live { // the broker was restarted meanwhile
+		n := p.live.FreeBuffer()
+		if n < 0 {
+			return 0, fmt.Errorf("%w: workers read all buffers of %q", status.ErrFull, p.model)
+		}
+		copy(p.live.Buffer(n), b.w.Buffer(b.n))
+		b = Buffer{p.live, n}
+	}
+	p.version = max(p.version, b.w.Last()) + 1
+	b.w.Publish(b.n, p.version)
+	p.latest = b
+	return p.version, nil
+}
+
+// Close ends the publisher. Workers keep the last version.
+func (p *Publisher) Close() error {
+	p.close()
+	return nil
+}
+
+// View is the weights of one version, valid until Exit.
+type View struct {
+	Version shm.Version
+	Tensors []tensor.Spec
+	w       *attach.Weights
+	buffer  int
+}
+
+// Tensor is the memory of the k-th tensor, to read.
+func (v View) Tensor(k int) []byte { return v.w.Tensor(v.buffer, k) }
+
+// Follower follows the weights of a model.
+type Follower struct {
+	attachment
+	load func(View) error
+
+	mu      sync.Mutex
+	left    sync.Cond // the last batch of a version has ended
+	next    *attach.Weights
+	now     View // that load was called with
+	running int  // batches with now
+}
+
+// Follow waits until the weights of a model are published, and calls load with the first
+// version. Enter calls load again before the first batch of each later version. load may
+// copy the tensors, or keep the View, whose memory is valid while batches run.
+//
+// If load fails, the version is withdrawn, and the one before is loaded again.
+func Follow(ctx context.Context, model string, load func(View) error, opts ...Option) (*Follower, error) {
+	f := &Follower{attachment: attachment{model: model}, load: load}
+	f.left.L = &f.mu
+	worth := func(err error) bool {
+		return errors.Is(err, status.ErrUnknownModel) || errors.Is(err, status.ErrNoBroker) || errors.Is(err, status.ErrBrokerGone)
+	}
+	use := func(w *attach.Weights) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.next = w
+	}
+	if err := f.begin(ctx, worth, opts, use); err != nil {
+		return nil, err
+	}
+	for {
+		v, err := f.Enter()
+		switch {
+		case err != nil:
+			f.close()
+			return nil, err
+		case v.Version > 0:
+			f.Exit()
+			return f, nil
+		}
+		f.Exit()
+		select {
+		case <-ctx.Done():
+			f.close()
+			return nil, fmt.Errorf("%w: no version of the weights of %q: %w", status.ErrTimeout, model, ctx.Err())
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// Enter begins a batch with the version in force, which it loads if need be. While other
+// batches run with an older version, it waits for them. Every Enter without an error needs an Exit.
+func (f *Follower) Enter() (View, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for {
+		if f.isCurrent() && f.running > 0 {
+			break
+		}
+		if f.running > 0 {
+			f.left.Wait()
+			continue
+		}
+		if err := f.switchOver(); err != nil {
+			return View{}, err
+		}
+		break
+	}
+	f.running++
+	return f.now, nil
+}
+
+// isCurrent reports whether now is the version in force.
+func (f *Follower) isCurrent() bool {
+	v, _ := f.next.InForce()
+	return f.now.w == f.next && f.now.Version == v || v == 0 && f.now.Version > 0
+}
+
+// switchOver acquires the version in force, and loads it if it is another one.
+func (f *Follower) switchOver() error {
+	for {
+		w := f.next
+		v, buffer := w.Acquire(w.Follower)
+		switch {
+		case v == 0: // none yet: a new broker waits for its publisher
+			return nil
+		case f.now.w == w && f.now.Version == v:
+			return nil
+		}
+		view := View{v, w.Tensors, w, buffer}
+		err := f.load(view)
+		if err == nil {
+			f.now = view
+			w.SetLoaded(w.Follower, v)
+			return nil
+		}
+		f.now = View{}
+		if !w.Refuse(v, err.Error()) {
+			w.Release(w.Follower)
+			return fmt.Errorf("weights of %q, version %d: %w", f.model, v, err)
+		}
+		slog.Warn("weights withdrawn: they cannot be loaded", "model", f.model, "version", v, "reason", err)
+	}
+}
+
+// Exit ends a batch.
+func (f *Follower) Exit() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.running--; f.running > 0 {
+		return
+	}
+	if f.now.w != nil {
+		f.now.w.Release(f.now.w.Follower)
+	}
+	f.left.Broadcast()
+}
+
+// Close ends the follower. No batch may run.
+func (f *Follower) Close() error {
+	f.close()
+	return nil
+}
