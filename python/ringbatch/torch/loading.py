@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -52,6 +53,20 @@ def made(target: str) -> Callable[..., Any]:
 def is_exported(module: Any) -> bool:
     """Whether torch.export made the module: its mode, type and layout are fixed."""
     return isinstance(module, torch.fx.GraphModule)
+
+
+def by_position(program: Any) -> Callable[..., Any]:
+    """Passes named arguments in the places that they had when the program was exported."""
+    taken = inspect.signature(program.forward)
+    names = list(taken.parameters)
+    positions = program._in_spec.children_specs[0].num_children
+
+    def forward(*given: Any, **named: Any) -> Any:
+        rest = iter(given)
+        return program(*(named.pop(n) if n in named else next(rest) for n in names[:positions]), **named)
+
+    forward.__signature__ = taken  # type: ignore[attr-defined]
+    return forward
 
 
 def _exported(target: str, f: BinaryIO, device: str) -> tuple[Callable[..., Any], list[str]]:

@@ -35,6 +35,7 @@ def prepare(
     if loading.is_exported(module):
         if dtype is not None or channels_last:
             raise errors.Invalid("an exported program keeps its precision and layout: export it in the ones that you want")
+        module = loading.by_position(module) if states else module
     elif isinstance(module, torch.nn.Module):
         placed: Any = module.eval().to(device)
         if dtype is not None:
