@@ -113,7 +113,7 @@ def check(model, one, three, want, at) -> None:
     np.testing.assert_allclose(model(X[0]), want[0], atol=1e-5)  # without a sequence
 
 
-@pytest.mark.parametrize("how", ["module", "dict", "script", "exported", "bfloat16", "varying"])
+@pytest.mark.parametrize("how", ["module", "dict", "script", "exported", "exported by name", "bfloat16", "varying"])
 def test_kinds_of_modules_keep_state(how, at):
     torch, rt = pytest.importorskip("torch"), pytest.importorskip("ringbatch.torch")
     from ringbatch.torch.loading import inputs_of
@@ -130,10 +130,10 @@ def test_kinds_of_modules_keep_state(how, at):
         module, options["outputs"] = by_name, ["y:f32[1]"]
     elif how == "script":
         module = torch.jit.script(module)
-    elif how == "exported":
-        rows = torch.export.Dim("rows")
-        arguments = torch.ones(2, 3), torch.ones(2, dtype=torch.int64), torch.ones(2, 1)
-        module = torch.export.export(module, arguments, dynamic_shapes=[{0: rows}] * 3).module()
+    elif how.startswith("exported"):
+        free, named = {0: torch.export.Dim("rows")}, {"n": torch.ones(2, dtype=torch.int64), "total": torch.ones(2, 1)}
+        given = ((torch.ones(2, 3),), named) if how == "exported by name" else ((torch.ones(2, 3), *named.values()), {})
+        module = torch.export.export(module, *given, dynamic_shapes={"x": free, "n": free, "total": free}).module()
         assert inputs_of("m.pt2", ["x:f32[3]", "n:i64[]", "total:f32[1]"], None, ["n:i64[]", "total:f32[1]"]) == ["x:f32[3]"]
     elif how == "varying":
         options["inputs"] = ["x:f32[<=3]"]

@@ -63,7 +63,8 @@ def by_position(program: Any) -> Callable[..., Any]:
 
     def forward(*given: Any, **named: Any) -> Any:
         rest = iter(given)
-        return program(*(named.pop(n) if n in named else next(rest) for n in names[:positions]), **named)
+        placed = [named.pop(name) if name in named else next(rest) for name in names[:positions]]
+        return program(*placed, **named)
 
     forward.__signature__ = taken  # type: ignore[attr-defined]
     return forward
