@@ -73,8 +73,8 @@ func TestSequencesInCOutliveTheirWorkers(t *testing.T) {
 	if err != nil || string(out) != "ok\n" {
 		t.Errorf("%v: %s", err, out)
 	}
-	if deaths < 3 {
-		t.Errorf("only %d workers died", deaths)
+	if deaths == 0 {
+		t.Error("no worker died")
 	}
 }
 
@@ -106,7 +106,7 @@ func TestARestartedBrokerHasLostTheStateOfCClients(t *testing.T) {
 func TestAGoClientStepsThroughACWorker(t *testing.T) {
 	t.Parallel()
 	socket := startBroker(t)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute) // it may build first
 	cmd := hashing(ctx, t, socket, "worker", "0")
 	must.Do(t, cmd.Start())
 	defer func() { cancel(); _ = cmd.Wait() }()

@@ -69,7 +69,7 @@ type slot struct {
 	cost   uint16 // of a row; 0: by its size
 	held   bool   // a worker may still write; set together with status
 	kept   bool   // by a Sequence: Release does not give the slot back
-	missed bool   // a step of a Sequence whose answer its caller does not take
+	told   bool   // the caller knows that the request ended well
 	traced bool   // the broker records requests and reads their times
 	cancel bool   // a cancel was sent to the broker
 	rows   uint32

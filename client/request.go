@@ -357,6 +357,7 @@ func (r Request) Poll() error {
 func (r Request) outcome(s *slot) error {
 	switch s.status {
 	case status.OK:
+		s.told = true
 		return nil
 	case status.ErrFailed, status.ErrWorkerDied:
 		return &ended{s.status, r.link.board.Reason(r.link.first + r.at)}
@@ -419,7 +420,6 @@ func (r Request) Release() error {
 	switch {
 	case s.kept:
 		if !ended {
-			s.missed = true
 			ring = l.pushCancel(s, r.at)
 		}
 	case s.state == slotClaimed || ended && !s.held:

@@ -79,7 +79,7 @@ func (q *Sequence) settle(ctx context.Context) (*slot, error) {
 	if l.dead.Load() {
 		return nil, status.ErrStateLost
 	}
-	if s.state == slotEnded && s.status == status.OK && !s.missed {
+	if s.state == slotEnded && s.told {
 		q.half ^= 1
 	} else {
 		if err := q.awaitWorker(ctx, s); err != nil {
@@ -90,7 +90,7 @@ func (q *Sequence) settle(ctx context.Context) (*slot, error) {
 		}
 	}
 	clear(q.begun)
-	s.state, s.held, s.missed = slotClaimed, false, false
+	s.state, s.held, s.told = slotClaimed, false, false
 	return s, nil
 }
 
@@ -116,8 +116,8 @@ func (q *Sequence) awaitWorker(ctx context.Context, s *slot) error {
 
 // Request returns the sequence's slots as a request for the next step: write its inputs,
 // Commit, Wait, and read its outputs before the next Request. dims are as for Claim. It
-// waits while the previous step is under way. Release cancels a step under way: the state
-// stays as it was, even if an answer still comes.
+// waits while the previous step is under way. The state advances when the caller learns
+// of the answer (Wait, Poll, Output): a step that is released before stays without effect.
 func (q *Sequence) Request(ctx context.Context, dims ...int) (Request, error) {
 	s, err := q.settle(ctx)
 	if err != nil {
@@ -160,7 +160,7 @@ func (q *Sequence) Step(ctx context.Context, inputs ...any) ([]tensor.Tensor, er
 	}
 	outs, err := r.copyOutputs()
 	if err != nil {
-		q.link.slots[q.at].missed = true
+		q.link.slots[q.at].told = false
 	}
 	return outs, err
 }

@@ -131,10 +131,8 @@ func (r Request) doneSlot() (*slot, error) {
 		return nil, err
 	case !r.link.hasEnded(r.at):
 		return nil, status.ErrNotDone
-	case s.status != status.OK:
-		return nil, r.outcome(s)
 	}
-	return s, nil
+	return s, r.outcome(s)
 }
 
 // view is a tensor of rows of the request, from the given row on.

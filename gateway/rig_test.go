@@ -266,7 +266,7 @@ func (r *rig) idle() {
 			return fmt.Errorf("%d bytes are counted", n)
 		}
 		for _, k := range r.g.Models.List() {
-			for _, l := range []*core.Lane{&k.Single, &k.Many, &k.Relayed} {
+			for _, l := range []*core.Lane{&k.Single, &k.Many, &k.Relayed, &k.Sequences} {
 				c := l.Live.Load()
 				if c == nil {
 					continue
@@ -323,13 +323,14 @@ func (r *rig) hangUp() {
 
 // httpAnswer is the answer to an HTTP request.
 type httpAnswer struct {
-	status  int
-	header  http.Header
-	Error   string `json:"error"`
-	ID      string `json:"id"`
-	Model   string `json:"model_name"`
-	Version string `json:"model_version"`
-	Outputs []struct {
+	status     int
+	header     http.Header
+	Error      string         `json:"error"`
+	ID         string         `json:"id"`
+	Model      string         `json:"model_name"`
+	Version    string         `json:"model_version"`
+	Parameters map[string]any `json:"parameters"`
+	Outputs    []struct {
 		Name       string
 		Datatype   string
 		Shape      []int

@@ -36,9 +36,9 @@ export RINGBATCH_PYTHON ?= $(firstword $(wildcard $(CURDIR)/build/python-venv/bi
 weak-check:
 	test/model/weak/check.sh
 
-# kill campaigns on real processes, at full length
+# kill campaigns on real processes, at full length; CHAOS has flags, like --only sequences
 chaos: chaos-build
-	./bin/chaos
+	./bin/chaos $(CHAOS)
 
 # the same in a minute or two
 chaos-short: chaos-build

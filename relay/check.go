@@ -146,6 +146,9 @@ func (r *relay) checkModel(ctx context.Context, h *host) error {
 func (r *relay) signatureOf(meta *oip.ModelMetadataResponse, header metadata.MD) (*tensor.Signature, error) {
 	if text := header.Get(oip.SignatureHeader); len(text) > 0 {
 		inputs, outputs, ok := strings.Cut(text[0], " -> ")
+		if strings.Contains(outputs, " state ") {
+			return nil, fmt.Errorf("it serves %q with state, which a relay cannot keep; use the gateway's sequences", r.cfg.Remote)
+		}
 		if sig, err := tensor.ParseSignature(strings.Fields(inputs), strings.Fields(outputs)); ok && err == nil {
 			return &sig, r.agrees(&sig)
 		}

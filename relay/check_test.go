@@ -85,6 +85,7 @@ func TestWhatTheUserSaysOfTensorsHasToAgreeWithTheFarSide(t *testing.T) {
 		{ours, "x:i32[<=8,4]", ""},
 		{ours, "x:i32[<=9,4]", "says x:i32[<=9,4]"},
 		{ours, "z:i32[<=8,4]", "says z:i32[<=8,4]"},
+		{metadata.Pairs(oip.SignatureHeader, "x:i32[4] -> y:i32[4] state h:f32[2]"), "", "with state, which a relay cannot keep"},
 	} {
 		r := &relay{}
 		if c.input != "" {

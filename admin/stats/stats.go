@@ -39,6 +39,16 @@ type Weights struct {
 	Followers []Follower `json:"followers,omitempty"`
 }
 
+// Lag is how many versions the slowest worker is behind. A worker loads a version with its next batch.
+func (w *Weights) Lag() (most uint32) {
+	for _, f := range w.Followers {
+		if f.Version < w.Version {
+			most = max(most, w.Version-f.Version)
+		}
+	}
+	return most
+}
+
 // Follower is a worker that follows the weights of a model.
 type Follower struct {
 	Pid     int    `json:"pid"`

@@ -6,6 +6,7 @@
 round_trip   model(x) and request() against the Go client (`ringbatch bench`): 64 bytes, one at a time, a Go worker that echoes
 calls        CPU time of a call with timeout=, by name and with retry=, and of request(), beside model(x)
 asyncio      32 requests in flight from one process against one at a time
+torch        a small PyTorch module on the CPU, one row at a time: ringbatch.torch against @rb.worker (only if torch is installed)
 worker       requests/s of a Python worker that does nothing, batch 32, from 8 Go clients with 8 requests in flight each
 
 The two sides of a ratio take turns, and the median of the rounds counts: other load then hits both. Needs the installed package.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import statistics
@@ -37,6 +39,27 @@ def nothing(batch):
     batch.outputs["y"]
 
 nothing.run(wait=20)
+"""
+
+MODULE = """
+import ringbatch as rb
+import ringbatch.torch
+import torch
+
+net = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)).eval()
+"""
+
+SERVED = MODULE + """
+ringbatch.torch.serve(net, "served", inputs=["x:f32[256]"], outputs=["y:f32[10]"], device="cpu", wait=20)
+"""
+
+WRITTEN = MODULE + """
+@rb.worker("written", inputs={"x": ("float32", (256,))}, outputs={"y": ("float32", (10,))})
+def written(batch):
+    with torch.inference_mode():
+        return net(torch.from_numpy(batch.inputs["x"])).numpy()
+
+written.run(wait=20)
 """
 
 
@@ -145,7 +168,23 @@ def worker_rate(rounds: int, seconds: float) -> dict:
     return {"ratio": rate / 50_000, "want": ">= 1, that is 50,000 requests/s", "requests_per_s": rate, "cpu_us_per_request": cpu}
 
 
+def torch_worker(rounds: int, seconds: float) -> dict:
+    x = np.zeros(256, np.float32)
+    us: dict[str, list[float]] = {"served": [], "written": []}
+    with contextlib.ExitStack() as stack:
+        for code in (SERVED, WRITTEN):
+            stack.enter_context(running(sys.executable, "-c", code))
+        models = {name: stack.enter_context(rb.connect(name, wait=60)) for name in us}
+        for _ in range(rounds):
+            for name, m in models.items():
+                us[name].append(median_us(lambda m=m: m(x), seconds))
+    p50 = {name: statistics.median(t) for name, t in us.items()}
+    return {"ratio": p50["served"] / p50["written"], "want": "<= 30 us more", "more_us": p50["served"] - p50["written"], "us": p50}
+
+
 MEASUREMENTS = {"round_trip": round_trip, "calls": call_forms, "asyncio": asyncio_ratio, "worker": worker_rate}
+if importlib.util.find_spec("torch"):
+    MEASUREMENTS["torch"] = torch_worker
 
 
 def main() -> None:

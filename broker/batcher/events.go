@@ -141,11 +141,12 @@ func (b *Batcher) Cancel(id RequestID) bool {
 	return true
 }
 
-// Ended reports that a running request ended before its BatchDone. The caller may call it any
-// number of times, and use the id again at once. The worker's place is free only with BatchDone.
-func (b *Batcher) Ended(id RequestID) {
+// Ended reports that a running request ended before its BatchDone; at is as in Advisor.RequestEnded.
+// The caller may call it any number of times, and use the id again at once. The worker's place is
+// free only with BatchDone.
+func (b *Batcher) Ended(id RequestID, at Time) {
 	if b.stateOf(id) == running {
-		b.endRunning(id, Never)
+		b.endRunning(id, at)
 	}
 }
 

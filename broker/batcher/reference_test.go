@@ -254,10 +254,10 @@ func (b *reference) BatchDone(w WorkerID, batch BatchID, started, finished Time)
 	}
 }
 
-func (b *reference) Ended(id RequestID) {
+func (b *reference) Ended(id RequestID, at Time) {
 	b.running = slices.DeleteFunc(b.running, func(r *refRequest) bool {
 		if r.ID == id {
-			b.end(r, Never)
+			b.end(r, at)
 		}
 		return r.ID == id
 	})

@@ -212,8 +212,8 @@ func (s *schedule) event() error {
 	case k < 38:
 		id := RequestID(s.rng.IntN(len(s.book.requests)))
 		s.log("ended %d", id)
-		s.fast.Ended(id)
-		s.slow.Ended(id)
+		s.fast.Ended(id, s.now)
+		s.slow.Ended(id, s.now)
 		s.book.ended(id)
 	case k == 38:
 		s.advisor.hold = s.time(30)
@@ -310,13 +310,13 @@ func (s *schedule) requeue(lost []*booked) {
 		switch {
 		case s.rng.IntN(4) == 0:
 			s.log("ended %d", r.ID)
-			s.fast.Ended(r.ID)
-			s.slow.Ended(r.ID)
+			s.fast.Ended(r.ID, Never)
+			s.slow.Ended(r.ID, Never)
 			s.book.ended(r.ID)
 		case r.clientLeft:
 			s.log("requeue %d of a client that left", r.ID)
 			s.fast.Requeue(s.now, retry)
-			s.slow.Ended(r.ID)
+			s.slow.Ended(r.ID, Never)
 			s.book.ended(r.ID)
 		default:
 			s.log("requeue %+v", retry)

@@ -56,7 +56,7 @@ func (s *script) command(line string) {
 	case "cancel":
 		s.say("cancel %s: %v", name, s.b.Cancel(s.requests[name].ID))
 	case "ended":
-		s.b.Ended(s.requests[name].ID)
+		s.b.Ended(s.requests[name].ID, Never)
 	case "requeue":
 		r := s.requests[name]
 		r.Share, r.Avoid = shareOf(words, o)

@@ -94,8 +94,16 @@ func (r *Ring) followBoard(head uint32) {
 	if info.state == running { // the end of a held request was counted
 		info.stage.countAnswered(info, w.Status())
 	}
-	info.stage.batcher.Ended(batcher.RequestID(head))
+	_, finished := info.stage.timesOnBoard(info)
+	info.stage.batcher.Ended(batcher.RequestID(head), batcher.Time(finished))
 	r.freeRequest(head)
+}
+
+// timesOnBoard is when the worker began and finished an answered request. The worker wrote both before it answered.
+func (s *Stage) timesOnBoard(info *slotInfo) (started, finished int64) {
+	rec := s.ring.board.Record(info.head)
+	started = min(max(rec.Started, info.dispatched), s.loop.now)
+	return started, min(max(rec.Finished, started), s.loop.now)
 }
 
 func (r *Ring) catchUpForClient() {
@@ -115,9 +123,8 @@ func (s *Stage) countAnswered(info *slotInfo, st status.Code) {
 		s.ring.whole.total.Add(time.Duration(s.loop.now - info.commit.Committed))
 	}
 	if s.recorder.takesMore() && info.worker != nil { // nil: a worker answered a request that no worker had
-		rec := s.ring.board.Record(info.head) // the worker wrote it before it answered
-		started := min(max(rec.Started, info.dispatched), s.loop.now)
-		s.recordRequest(info, st, started, min(max(rec.Finished, started), s.loop.now))
+		started, finished := s.timesOnBoard(info)
+		s.recordRequest(info, st, started, finished)
 	}
 }
 
@@ -213,7 +220,7 @@ func (s *Stage) finishRequest(q mailed, batch uint64, started, finished int64) b
 		return true // or followBoard has counted it
 	}
 	if info.worker.state.isGivenUp() {
-		s.batcher.Ended(batcher.RequestID(q.head))
+		s.batcher.Ended(batcher.RequestID(q.head), batcher.Never)
 	}
 	if info.state == held {
 		r.reclaimRequest(q.head)

@@ -32,6 +32,8 @@ type simSlot struct {
 	rows     int
 	deadline int64
 	canceled bool
+	step     shm.Step
+	h        int64 // the state of its sequence, after the last delivered step
 }
 
 type simSlotState uint8
@@ -46,8 +48,20 @@ const (
 // stamp is the payload of a request.
 func stamp(slot, gen uint32) int64 { return int64(slot)<<32 | int64(gen) }
 
+// nextState is the state after a step, and the step's answer.
+func nextState(state, input int64) int64 { return (state^input)*0x5851f42d4c957f2d + 1 }
+
 func (s *world) value(p *shm.Plane, slot uint32) *int64 {
-	v, err := tensor.As[int64](tensor.Tensor{DType: tensor.I64, Shape: []int{1, 1}, Data: p.Row(s.r.planes.Bytes(), slot)})
+	return s.number(p.Row(s.r.planes.Bytes(), slot))
+}
+
+// half is one of the two states of a slot.
+func (s *world) half(slot uint32, half int) *int64 {
+	return s.number(s.r.layout.HalfRow(s.r.planes.Bytes(), 0, slot, half))
+}
+
+func (s *world) number(row []byte) *int64 {
+	v, err := tensor.As[int64](tensor.Tensor{DType: tensor.I64, Shape: []int{1, 1}, Data: row})
 	if err != nil {
 		s.fail("view: %v", err)
 	}
@@ -144,6 +158,11 @@ func (c *simClient) commit() {
 	}
 	for i := range rows {
 		*s.value(&s.r.layout.Inputs[0], slot+uint32(i)) = stamp(slot, x.gen)
+		row := &c.slots[at+i]
+		if s.chance(0.05) {
+			row.step, row.h = row.step|shm.StepFresh, 0
+		}
+		s.r.layout.WriteStep(s.r.planes.Bytes(), slot+uint32(i), row.step)
 	}
 	s.accepted++
 	s.note("%s commits slot %d generation %d rows %d", c.name, slot, x.gen, rows)
@@ -188,7 +207,7 @@ func (c *simClient) look() {
 		}
 		s.ended++
 		s.note("%s sees slot %d: %v", c.name, slot, w)
-		c.check(slot, x, w)
+		c.check(i, x, w)
 		if x.state = simFree; w.Held() {
 			x.state = simAbandoned
 		} else {
@@ -197,14 +216,17 @@ func (c *simClient) look() {
 	}
 }
 
-func (c *simClient) check(slot uint32, x *simSlot, w shm.Word) {
-	s := c.s
+func (c *simClient) check(at int, x *simSlot, w shm.Word) {
+	s, slot := c.s, c.sess.first+uint32(at)
 	switch w.Status() {
 	case status.OK:
 		for i := range uint32(x.rows) {
-			if got := *s.value(&s.r.layout.Outputs[0], slot+i); got != stamp(slot, x.gen) {
-				s.fail("%s reads %x from slot %d generation %d", c.name, got, slot+i, x.gen)
+			row := &c.slots[at+int(i)]
+			want := nextState(row.h, stamp(slot, x.gen))
+			if got := *s.value(&s.r.layout.Outputs[0], slot+i); got != want {
+				s.fail("%s reads %x, not %x, from slot %d generation %d", c.name, got, want, slot+i, x.gen)
 			}
+			row.h, row.step = want, row.step&shm.StepOdd^shm.StepOdd // the step is delivered
 		}
 	case status.ErrExpired:
 		if x.deadline == 0 || x.deadline > s.now {

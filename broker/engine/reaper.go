@@ -87,7 +87,7 @@ func (s *Stage) quarantineWorker(w *WorkerSession, why string) {
 	for _, p := range w.mails {
 		for _, q := range p.requests {
 			if s.ring.stillHas(q, p.batch) && s.ring.slot(q.head).state == running {
-				s.batcher.Ended(batcher.RequestID(q.head))
+				s.batcher.Ended(batcher.RequestID(q.head), batcher.Never)
 				s.ring.endRunningRequest(q.head, status.ErrWorkerHung)
 			}
 		}
@@ -218,12 +218,12 @@ func (s *Stage) settleOrphan(q mailed, p *mail, taken, hung bool) int {
 	}
 	id := batcher.RequestID(q.head)
 	if info.state == held {
-		s.batcher.Ended(id)
+		s.batcher.Ended(id, batcher.Never)
 		s.ring.reclaimRequest(q.head)
 		return 0
 	}
 	if w := s.ring.board.Word(q.head); w.Generation() == q.gen {
-		s.batcher.Ended(id)
+		s.batcher.Ended(id, batcher.Never)
 		s.countAnswered(info, w.Status())
 		// The worker may have died before it rang.
 		s.ring.board.Ring(info.client.first)
@@ -244,7 +244,7 @@ func (s *Stage) settleOrphan(q mailed, p *mail, taken, hung bool) int {
 			reason = fmt.Sprintf("%d workers were killed because they had this request for longer than the lease, %v",
 				t.hangs, s.settings.Lease)
 		}
-		s.batcher.Ended(id)
+		s.batcher.Ended(id, batcher.Never)
 		s.ring.endRequest(q.head, status.ErrWorkerDied, reason, false)
 		s.ring.freeRequest(q.head)
 		return 0

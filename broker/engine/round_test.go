@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/broker/auto"
+	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
@@ -359,6 +361,41 @@ func TestAClientThatLeavesWithItsAnswerReturnsItsWindow(t *testing.T) {
 	s.roundAfter(0)
 	if got := s.st.stats.byStatus; got[status.OK] != 2 || got[status.ErrCanceled] != 0 {
 		t.Errorf("the requests ended as %v", got)
+	}
+}
+
+// endTimes is an advisor that notes when requests ended.
+type endTimes struct {
+	batcher.FixedWait
+	at []batcher.Time
+}
+
+func (e *endTimes) RequestEnded(_ batcher.RequestID, at batcher.Time) { e.at = append(e.at, at) }
+
+// The advisor learns when a request was answered, also if its client's next request comes before the worker's "done".
+func TestAnEarlyAnswerHasItsTime(t *testing.T) {
+	s := newModel(t, quietModel)
+	times := &endTimes{}
+	b, err := batcher.NewAdvised(s.st.settings, times)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.st.batcher = &auto.Batcher{Batcher: b}
+	s.attachWorker()
+	s.attachClient()
+	s.commitOne()
+	w := s.workers[0]
+	w.asleep = false
+	w.take()
+	for w.batches[0].ended == 0 {
+		w.work()
+	}
+	answered := s.now
+	s.r.board.Record(s.clients[0].sess.first).Finished = answered
+	s.now += int64(time.Millisecond)
+	s.commitOne()
+	if len(times.at) != 1 || times.at[0] != batcher.Time(answered) {
+		t.Errorf("requests ended at %v, the answer came at %d", times.at, answered)
 	}
 }
 

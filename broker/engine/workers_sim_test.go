@@ -218,10 +218,22 @@ func (w *simWorker) take() {
 		w.s.used[q.Slot] = q.Gen
 		if word := w.s.r.board.Word(q.Slot); int32(q.Gen-word.Generation()) > 0 {
 			b.reqs = append(b.reqs, q)
+			w.beginSteps(&q)
 		}
 	}
 	w.batches = append(w.batches, b)
 	w.s.note("%s takes batch %d with %d requests", w.name, b.id, len(b.reqs))
+}
+
+// beginSteps zeroes the states of fresh rows. The next states are torn until they are written.
+func (w *simWorker) beginSteps(q *shm.MailRequest) {
+	for slot := q.Slot; slot < q.Slot+q.Rows; slot++ {
+		step := w.s.r.layout.ReadStep(w.s.r.planes.Bytes(), slot)
+		if step&shm.StepFresh != 0 {
+			*w.s.half(slot, step.Half()) = 0
+		}
+		*w.s.half(slot, 1-step.Half()) = -1
+	}
 }
 
 // work is one step of one batch.
@@ -360,7 +372,10 @@ func (w *simWorker) write(q *shm.MailRequest) {
 		if info.client.isAttached() && in != stamp(q.Slot, q.Gen) {
 			s.fail("%s finds %x as input of slot %d generation %d", w.name, in, q.Slot+i, q.Gen)
 		}
-		*s.value(&s.r.layout.Outputs[0], q.Slot+i) = stamp(q.Slot, q.Gen)
+		step := s.r.layout.ReadStep(s.r.planes.Bytes(), q.Slot+i)
+		next := nextState(*s.half(q.Slot+i, step.Half()), in)
+		*s.half(q.Slot+i, 1-step.Half()) = next
+		*s.value(&s.r.layout.Outputs[0], q.Slot+i) = next
 	}
 }
 

@@ -115,7 +115,7 @@ static int claim_slots(rb_conn *c, rb_seq *q, int64_t timeout)
 		q->lost = !all_fresh(q);
 	}
 	if (q->lost)
-		return rb_say(RB_ERR_STATE_LOST);
+		return rb_say(c->final ? c->final : RB_ERR_STATE_LOST);
 	int status = q->link ? RB_OK : rb_req_claim(c, q->rows, no_dims, c->input_dims, timeout, &r);
 	if (!q->link && !status)
 		adopt(q, &r);

@@ -64,7 +64,7 @@ static void run_client(void)
 	uint64_t one, three, expected[4] = {0}, x[4], y[4];
 	WANT(RB_OK, rb_sequence_open(c, 1, minute, &one));
 	WANT(RB_OK, rb_sequence_open(c, 3, minute, &three));
-	for (uint64_t n = 1; n <= 3000; n++) {
+	for (uint64_t n = 1, end = (uint64_t)now() + second; n <= 1000 || (uint64_t)now() < end; n++) {
 		for (uint64_t i = 0; i < 4; i++)
 			x[i] = 4 * n + i;
 		if (n % 10 == 0) {

@@ -10,6 +10,7 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 	"github.com/ringbatch/ringbatch/worker/cpu"
 	"github.com/ringbatch/ringbatch/worker/cuda"
+	"github.com/ringbatch/ringbatch/worker/weights"
 )
 
 // gpuArgs are the flags of `ringbatch worker` about GPUs.
@@ -38,6 +39,7 @@ func (g *gpuArgs) ownKernel() bool { return g.PTX != "" }
 type served struct {
 	Signature tensor.Signature
 	Note      string
+	Load      func(weights.View) error // nil: it has no live weights
 }
 
 // choose makes the model on the CPU, or on a GPU if the flags ask for one.
@@ -48,7 +50,7 @@ func (g *gpuArgs) choose(kind string, o cpu.Options) (served, func(context.Conte
 			return served{}, nil, err
 		}
 		serve := func(ctx context.Context, cfg worker.Config) error { return worker.Serve(ctx, cfg, m.Run) }
-		return served{m.Signature, m.Note}, serve, nil
+		return served{m.Signature, m.Note, m.Load}, serve, nil
 	}
 	g.Inputs, g.Scale, g.Offset = o.Inputs, o.Scale, o.Offset
 	if g.ownKernel() {
@@ -64,5 +66,5 @@ func (g *gpuArgs) choose(kind string, o cpu.Options) (served, func(context.Conte
 	if err != nil {
 		return served{}, nil, err
 	}
-	return served{m.Signature, m.Note}, func(ctx context.Context, cfg worker.Config) error { return cuda.Serve(ctx, cfg, m) }, nil
+	return served{Signature: m.Signature, Note: m.Note}, func(ctx context.Context, cfg worker.Config) error { return cuda.Serve(ctx, cfg, m) }, nil
 }

@@ -106,6 +106,7 @@ extensions. By default only callers on this host are served.`,
 	f.IntVar(&cfg.Window, "window", 0, "slots to ask for, per model; one caller has a quarter (default: 64 MiB worth, at most 512)")
 	f.BoolVar(&cfg.ReportLoad, "report_load", false, "send the model's load (ORCA) to every gRPC caller, not only to relays")
 	f.DurationVar(&cfg.ClaimWait, "claim_wait", core.DefaultClaimWait, "how long a request without a deadline waits for room in the ring")
+	f.DurationVar(&cfg.SequenceIdle, "sequence_idle", core.DefaultSequenceIdle, "how long a sequence may be without a step before it ends")
 	f.DurationVar(&cfg.DrainDelay, "drain_delay", 0, "after SIGTERM, how long readiness is false before requests are refused")
 	f.DurationVar(&cfg.DrainTime, "drain_time", core.DefaultDrainTime, "and how long accepted requests may take to finish")
 	f.StringVar(&cfg.AdminTokenFile, "admin_token_file", "", "settings can be changed on the page (/dashboard) with one of these "+

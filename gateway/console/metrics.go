@@ -54,7 +54,11 @@ const (
 )
 
 var (
-	up       = newMetric(gauge, "up", "Whether the broker answered this scrape.")
+	up             = newMetric(gauge, "up", "Whether the broker answered this scrape.")
+	weightsVersion = newMetric(gauge, "weights_version", "Version of the live weights in force.", "model")
+	weightsAge     = newMetric(gauge, "weights_age_seconds", "Since the latest live weights were published.", "model")
+	weightsLag     = newMetric(gauge, "weights_lag_versions", "Versions that the slowest worker is behind.", "model")
+
 	started  = newMetric(gauge, "broker_start_time_seconds", "When the broker started, in Unix time.")
 	draining = newMetric(gauge, "broker_draining", "Whether the broker drains and takes no new requests.")
 
@@ -138,6 +142,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, p := range s.Processes {
 		put(processUp, number(p.State == "running"), p.Model, p.Name)
 		put(processRestarts, float64(p.Restarts), p.Model, p.Name)
+	}
+	for i := range s.Weights {
+		w := &s.Weights[i]
+		put(weightsVersion, float64(w.Version), w.Model)
+		put(weightsAge, w.AgeS, w.Model)
+		put(weightsLag, float64(w.Lag()), w.Model)
 	}
 	for i, l := range s.Loops {
 		put(loopRounds, float64(l.Rounds), strconv.Itoa(i))

@@ -38,6 +38,7 @@ type Call struct {
 	level   int           // priority level; -1: the model's default
 	timeout time.Duration // 0: none
 	Binary  bool          // HTTP: outputs are binary by default
+	Step    Step          // of a sequence; models without state ignore it
 
 	rows int
 	dims []int // the inputs' variable sizes, in signature order
@@ -52,6 +53,15 @@ type Call struct {
 
 	began, filled, Ended time.Time // for the statistics
 	queue, compute       time.Duration
+}
+
+// WeightsVersion is the version of the live weights that made the outputs; 0: the model has none.
+func (c *Call) WeightsVersion() uint64 {
+	v, err := c.request.Version()
+	if err != nil { // a relay's batch has several requests
+		return 0
+	}
+	return uint64(v)
 }
 
 // Input is an input tensor of the caller.
@@ -90,6 +100,9 @@ const (
 // Check compares the call with the signature, and checks every number in it.
 func (c *Call) Check() error {
 	sig := &c.Model.Sig
+	if c.Step.ID == (SequenceID{}) && (c.Step.Start || c.Step.End) && len(sig.State) > 0 {
+		return BadRequest("sequence_start and sequence_end need a sequence_id, which is neither 0 nor empty")
+	}
 	if err := c.matchInputs(sig); err != nil {
 		return err
 	}
@@ -247,7 +260,7 @@ func (c *Call) Done() {
 	}
 	c.Model, c.Caller, c.OnFilled, c.OnWait, c.ID, c.request = nil, nil, nil, nil, "", client.Request{}
 	c.Inputs, c.Outputs, c.dims = c.Inputs[:0], c.Outputs[:0], c.dims[:0]
-	c.timeout, c.Binary, c.rows = 0, false, 0
+	c.timeout, c.Binary, c.rows, c.Step = 0, false, 0, Step{}
 	c.Relayed.reset()
 	c.filled, c.Ended, c.queue, c.compute = time.Time{}, time.Time{}, 0, 0
 	calls.Put(c)

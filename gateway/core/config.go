@@ -44,9 +44,10 @@ type Config struct {
 
 	ReportLoad bool // send a load report with every gRPC answer, not only to relays
 
-	ClaimWait  time.Duration // of a request without a deadline, for slots
-	DrainDelay time.Duration // between not ready and refusing requests
-	DrainTime  time.Duration // for accepted requests to finish
+	ClaimWait    time.Duration // of a request without a deadline, for slots
+	SequenceIdle time.Duration // without a step, after which a sequence ends
+	DrainDelay   time.Duration // between not ready and refusing requests
+	DrainTime    time.Duration // for accepted requests to finish
 
 	Version        string       // in the server's metadata
 	AdminTokenFile string       // for Other: see gateway/console
@@ -89,6 +90,7 @@ func (c *Config) fill() {
 	orDefault(&c.HTTP, DefaultHTTP)
 	orDefault(&c.GRPC, DefaultGRPC)
 	orDefault(&c.ClaimWait, DefaultClaimWait)
+	orDefault(&c.SequenceIdle, DefaultSequenceIdle)
 	orDefault(&c.DrainTime, DefaultDrainTime)
 	p := &c.Pace
 	orDefault(&p.Body, BodyPatience)
@@ -124,6 +126,9 @@ func (c *Config) check() error {
 		if n < 0 {
 			return fmt.Errorf("%w: a limit of %d", status.ErrInvalid, n)
 		}
+	}
+	if c.SequenceIdle < 0 {
+		return fmt.Errorf("%w: sequences that end after %v", status.ErrInvalid, c.SequenceIdle)
 	}
 	if (c.CertFile == "") != (c.KeyFile == "") {
 		return fmt.Errorf("%w: TLS needs both a certificate and its key", status.ErrInvalid)

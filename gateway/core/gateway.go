@@ -24,11 +24,12 @@ type Gateway struct {
 	secrets *secrets
 	Health  *health.Server
 
-	Draining atomic.Int32  // drainState
-	Refuses  chan struct{} // closed when Draining is Refusing
-	InFlight atomic.Int64
-	pinged   pinged
-	collects rarely
+	sequences sequences
+	Draining  atomic.Int32  // drainState
+	Refuses   chan struct{} // closed when Draining is Refusing
+	InFlight  atomic.Int64
+	pinged    pinged
+	collects  rarely
 }
 
 const (
@@ -45,6 +46,7 @@ func New(cfg Config) (*Gateway, error) {
 	}
 	g := &Gateway{Cfg: cfg, Log: cfg.Logger, admin: admin.New(cfg.Socket), Regions: newRegions(cfg.SystemSharedMemory)}
 	g.Limits = newLimits(&cfg)
+	g.sequences = sequences{idle: cfg.SequenceIdle, byKey: map[sequenceKey]*sequence{}}
 	g.Health, g.Refuses = health.NewServer(), make(chan struct{})
 	g.Models = newModels(g)
 	var err error

@@ -14,6 +14,7 @@ const (
 	DefaultMaxConnections   = 4096            // per listener
 	DefaultCallerRequests   = 1024            // in flight
 	DefaultClaimWait        = 5 * time.Second // for slots, or for a broker that is being restarted
+	DefaultSequenceIdle     = time.Minute     // as Triton's
 	DefaultDrainTime        = 30 * time.Second
 )
 
@@ -25,6 +26,8 @@ const (
 	MaxNameBytes      = 256      // of a model or version
 	MaxIDBytes        = 4 << 10  // of a request's id, which is echoed
 	maxRows           = 1 << 20  // of a request, before it is split
+	maxSequenceID     = 128      // bytes, as Triton's
+	maxSteps          = 256      // of a sequence, waiting
 	MaxTextBytes      = 1 << 10  // of an error's text
 	SmallBuffer       = 64 << 10 // bytes of a request that do not count: each connection has such buffers
 

@@ -17,8 +17,8 @@ const (
 )
 
 func (g *Gateway) ServerMetadata() *oip.ServerMetadataResponse {
-	extensions := []string{"binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics",
-		oip.RequestsParameter}
+	extensions := []string{"binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "sequence",
+		"sequence(string_id)", "statistics", oip.RequestsParameter}
 	if g.Regions.on {
 		extensions = append(extensions, "system_shared_memory")
 	}
@@ -47,8 +47,12 @@ func (k *Model) Config() *oip.ModelConfig {
 	info := k.info.Load()
 	c := &oip.ModelConfig{
 		Name: k.Name, Platform: platform, Backend: platform, MaxBatchSize: int32(info.settings.MaxBatchSize),
-		DynamicBatching:        k.batching(info),
+		SchedulingChoice:       &oip.ModelConfig_DynamicBatching{DynamicBatching: k.batching(info)},
 		ModelTransactionPolicy: &oip.ModelTransactionPolicy{},
+	}
+	if len(k.Sig.State) > 0 { // tools look for it before they send sequences
+		c.SchedulingChoice = &oip.ModelConfig_SequenceBatching{SequenceBatching: &oip.ModelSequenceBatching{
+			MaxSequenceIdleMicroseconds: uint64(k.G.Cfg.SequenceIdle.Microseconds())}}
 	}
 	if info.workers > 0 {
 		c.InstanceGroup = []*oip.ModelInstanceGroup{{Name: k.Name, Count: int32(info.workers), Kind: oip.ModelInstanceGroup_KIND_MODEL}}

@@ -51,9 +51,10 @@ type Model struct {
 	counts         counters
 
 	// Requests of one row, of several rows, and of relays have separate clients: among
-	// single rows a request for many consecutive slots would wait long.
-	Single, Many, Relayed Lane
-	load                  load
+	// single rows a request for many consecutive slots would wait long. Sequences keep
+	// their slots.
+	Single, Many, Relayed, Sequences Lane
+	load                             load
 }
 
 // modelInfo may change while the model stays.
@@ -241,6 +242,7 @@ func (k *Model) Close() {
 	k.Single.close()
 	k.Many.close()
 	k.Relayed.close()
+	k.Sequences.close()
 }
 
 // Lane is a client of one model, dialled when it is first needed.
@@ -342,10 +344,15 @@ func (k *Model) lane(rows int) (*Lane, int) {
 			row += spec.RowBytes()
 		}
 	}
+	lanes := 3
+	for i := range k.Sig.State {
+		row += 2 * k.Sig.State[i].RowBytes()
+		lanes = 4
+	}
 	batch := info.settings.MaxBatchSize
 	window, most := min(max(windowBytes/row, 4*batch), maxWindow), math.MaxInt
-	if slots := info.settings.Slots; slots > 0 { // of a small ring each lane has a third
-		most = max(slots/3, batch)
+	if slots := info.settings.Slots; slots > 0 { // the lanes share a small ring
+		most = max(slots/lanes, batch)
 	}
 	if rows == 1 {
 		return &k.Single, min(window, most)

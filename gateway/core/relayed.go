@@ -57,6 +57,9 @@ func (c *Call) checkRelayed() error {
 	if len(c.Relayed.requests) == 0 {
 		return nil
 	}
+	if c.Step.ID != (SequenceID{}) {
+		return BadRequest("%s and sequence_id are not for one request", oip.RequestsParameter)
+	}
 	rows := 0
 	for i := range c.Relayed.requests {
 		rows += c.Relayed.requests[i].Rows

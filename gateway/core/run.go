@@ -37,12 +37,15 @@ func (c *Call) Run(ctx context.Context) error {
 
 // runOn runs the call on its present model.
 func (c *Call) runOn(ctx context.Context) error {
+	defer c.Model.load.begin(c.rows)()
+	if c.Step.ID != (SequenceID{}) && len(c.Model.Sig.State) > 0 {
+		return c.runStep(ctx)
+	}
 	relayed := len(c.Relayed.requests) > 0
 	lane, window := c.Model.lane(c.rows)
 	if relayed {
 		lane, window = c.Model.relayedLane()
 	}
-	defer c.Model.load.begin(c.rows)()
 	cl, err := lane.client(ctx, c.Model, window)
 	if err != nil {
 		return err
@@ -108,6 +111,19 @@ func (c *Call) runWhole(ctx context.Context, cl *client.Client) error {
 		return err
 	}
 	c.request, c.claimed = r, true
+	if err := c.execute(ctx, r); err != nil {
+		return err
+	}
+	for i := range c.Outputs {
+		if err := c.Outputs[i].view(&c.Model.Sig, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// execute fills the slots of a request for all rows, and waits for its end.
+func (c *Call) execute(ctx context.Context, r client.Request) error {
 	if err := c.send(ctx, r, c.rows); err != nil {
 		return err
 	}
@@ -122,11 +138,6 @@ func (c *Call) runWhole(ctx context.Context, cl *client.Client) error {
 	}
 	c.Ended = time.Now()
 	c.addTiming(r)
-	for i := range c.Outputs {
-		if err := c.Outputs[i].view(&c.Model.Sig, r); err != nil {
-			return err
-		}
-	}
 	return nil
 }
 

@@ -65,6 +65,9 @@ func (c rpcCall) appendMeta(b []byte) []byte {
 		b = oip.AppendString(b, 3, c.ID)
 	}
 	b = c.Relayed.AppendParameters(b)
+	if v := c.WeightsVersion(); v > 0 {
+		b = oip.AppendNumber(b, "weights_version", v)
+	}
 	for i := range c.Outputs {
 		o := &c.Outputs[i]
 		b = oip.AppendTensor(b, o.Name, o.DType, o.Shape...)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"strings"
 	"time"
 
@@ -23,15 +24,15 @@ func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (_ any, err
 		messages.Put(m)
 		return nil, err
 	}
-	a, err := d.run(ctx, m, false)
+	a, err := d.run(ctx, m, false, nil)
 	if err != nil {
 		return nil, rpcError(err)
 	}
 	return a, nil
 }
 
-// run runs one inference, and frees its message.
-func (d *rpcDoor) run(ctx context.Context, m *oip.Request, stream bool) (*rpcAnswer, error) {
+// run runs one inference when after is closed, and frees its message. after may be nil.
+func (d *rpcDoor) run(ctx context.Context, m *oip.Request, stream bool, after <-chan struct{}) (*rpcAnswer, error) {
 	freed := false
 	free := func() {
 		if !freed {
@@ -58,7 +59,7 @@ func (d *rpcDoor) run(ctx context.Context, m *oip.Request, stream bool) (*rpcAns
 	}
 	c := rpcCall{core.NewCall()}
 	c.Model, c.As, c.Caller = k, as, who
-	a, err := d.runCall(ctx, c, m, free, conn, stream)
+	a, err := d.runCall(ctx, c, m, free, conn, stream, after)
 	c.reportLoad(ctx)
 	if err != nil || a.call == nil {
 		c.Count(err)
@@ -67,7 +68,8 @@ func (d *rpcDoor) run(ctx context.Context, m *oip.Request, stream bool) (*rpcAns
 	return a, err
 }
 
-func (d *rpcDoor) runCall(ctx context.Context, c rpcCall, m *oip.Request, free func(), conn *core.Conn, stream bool) (*rpcAnswer, error) {
+func (d *rpcDoor) runCall(ctx context.Context, c rpcCall, m *oip.Request, free func(), conn *core.Conn, stream bool,
+	after <-chan struct{}) (*rpcAnswer, error) {
 	if err := c.Take(m.Data.Len()); err != nil {
 		return nil, err
 	}
@@ -76,6 +78,13 @@ func (d *rpcDoor) runCall(ctx context.Context, c rpcCall, m *oip.Request, free f
 	}
 	if err := c.Check(); err != nil {
 		return nil, err
+	}
+	if after != nil {
+		select {
+		case <-after:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 	}
 	c.OnFilled = free // the transport gets its buffers back before the wait
 	if err := c.Run(ctx); err != nil {
@@ -86,8 +95,7 @@ func (d *rpcDoor) runCall(ctx context.Context, c rpcCall, m *oip.Request, free f
 
 // runOfStream is run for a request of a stream: an error becomes an answer with the
 // request's id.
-func (d *rpcDoor) runOfStream(ctx context.Context, m *oip.Request) (answer any) {
-	var id string
+func (d *rpcDoor) runOfStream(ctx context.Context, m *oip.Request, id string, after <-chan struct{}) (answer any) {
 	var err error
 	defer func() {
 		if err != nil {
@@ -95,19 +103,57 @@ func (d *rpcDoor) runOfStream(ctx context.Context, m *oip.Request) (answer any) 
 		}
 	}()
 	defer d.guard(&err)
-	if m.Split() == nil {
-		id = string(m.ID[:min(len(m.ID), core.MaxIDBytes)])
-	}
-	m.Reset()
-	answer, err = d.run(ctx, m, true)
+	answer, err = d.run(ctx, m, true, after)
 	return answer
+}
+
+// peek reads a request's id, and which sequence of a model with state it belongs to.
+func (d *rpcDoor) peek(m *oip.Request) (id, sequence string) {
+	var err error
+	defer d.guard(&err)
+	defer m.Reset()
+	if m.Split() != nil { // run returns the error
+		return "", ""
+	}
+	for _, b := range m.Parameters {
+		p, err := oip.ReadParameter(b)
+		if err != nil || string(p.Key) != sequenceID || !d.g.HasState(nameOf(m.Model), nameOf(m.Version)) {
+			continue
+		}
+		if of, err := readSequenceID(&p); err == nil && of != (core.SequenceID{}) {
+			sequence = nameOf(m.Model) + " " + of.String()
+		}
+	}
+	return string(m.ID[:min(len(m.ID), core.MaxIDBytes)]), sequence
+}
+
+// lastSteps are the last steps of a stream's sequences: a step begins when the channel
+// of the step before it is closed.
+type lastSteps map[string]chan struct{}
+
+func (l lastSteps) add(sequence string, step chan struct{}) (before <-chan struct{}) {
+	if sequence == "" {
+		return nil
+	}
+	if len(l) > 2*streamDepth { // most have ended
+		maps.DeleteFunc(l, func(_ string, ended chan struct{}) bool {
+			select {
+			case <-ended:
+				return true
+			default:
+				return false
+			}
+		})
+	}
+	before, l[sequence] = l[sequence], step
+	return before
 }
 
 // streamDepth bounds the requests in flight of a stream.
 const streamDepth = 64
 
-// inferStream answers ModelStreamInfer: requests run together, and their answers
-// come in the order of the requests.
+// inferStream answers ModelStreamInfer: requests run together, but the steps of a
+// sequence one after the other. Answers come in the order of the requests.
 //
 //  1. a second goroutine receives requests and starts each
 //  2. a place in line waits for each answer, in order
@@ -163,6 +209,7 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 
 // receive starts the requests of a stream until it ends.
 func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- chan any) error {
+	steps := lastSteps{}
 	for {
 		m := messages.Get().(*oip.Request)
 		if err := s.RecvMsg(m); err != nil {
@@ -180,7 +227,13 @@ func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- 
 			messages.Put(m)
 			return ctx.Err()
 		}
-		go func() { place <- d.runOfStream(ctx, m) }()
+		id, sequence := d.peek(m)
+		ended := make(chan struct{})
+		before := steps.add(sequence, ended)
+		go func() {
+			defer close(ended)
+			place <- d.runOfStream(ctx, m, id, before)
+		}()
 	}
 }
 

@@ -46,6 +46,17 @@ func (c rpcCall) readMessage(m *oip.Request) error {
 		switch key := string(p.Key); {
 		case key == oip.RequestsParameter:
 			err = c.ReadRelayed(p.Text)
+		case key == sequenceID:
+			c.Step.ID, err = readSequenceID(&p)
+		case key == "sequence_start" || key == "sequence_end":
+			if p.Choice != oip.ChoiceBool {
+				return core.BadRequest("parameter %q is to be true or false", key)
+			}
+			if key == "sequence_start" {
+				c.Step.Start = p.Bits != 0
+			} else {
+				c.Step.End = p.Bits != 0
+			}
 		case key != "priority" && key != "timeout":
 		case p.IsOther:
 			err = core.BadRequest("parameter %q is to be a whole number", key)
@@ -93,6 +104,18 @@ func (c rpcCall) readMessage(m *oip.Request) error {
 		}
 	}
 	return nil
+}
+
+const sequenceID = "sequence_id"
+
+func readSequenceID(p *oip.Parameter) (core.SequenceID, error) {
+	switch p.Choice {
+	case oip.ChoiceInt, oip.ChoiceUint:
+		return core.SequenceID{Number: p.Bits}, nil
+	case oip.ChoiceString:
+		return core.TextSequenceID(p.Text)
+	}
+	return core.SequenceID{}, core.ErrSequenceID
 }
 
 func (c rpcCall) readInputMessage(b []byte) (in *core.Input, contents []byte, err error) {

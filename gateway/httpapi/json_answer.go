@@ -23,6 +23,9 @@ func (c httpCall) appendAnswer(b []byte) (_ []byte, binary int) {
 	}
 	b = appendString(append(b, `"model_name":`...), c.ModelName())
 	b = appendString(append(b, `,"model_version":`...), c.ModelVersion())
+	if v := c.WeightsVersion(); v > 0 {
+		b = append(strconv.AppendUint(append(b, `,"parameters":{"weights_version":`...), v, 10), '}')
+	}
 	b = append(b, `,"outputs":[`...)
 	for i := range c.Outputs {
 		o := &c.Outputs[i]

@@ -3,6 +3,8 @@
 package httpapi
 
 import (
+	"strconv"
+
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/codec"
@@ -48,12 +50,33 @@ func (c httpCall) readParameters(s *codec.Scanner) {
 			s.Check(c.SetPriority(s.Integer()))
 		case "timeout":
 			s.Check(c.SetTimeout(s.Integer()))
+		case "sequence_id":
+			c.readSequenceID(s)
+		case "sequence_start":
+			c.Step.Start = s.Boolean()
+		case "sequence_end":
+			c.Step.End = s.Boolean()
 		case "binary_data_output":
 			c.Binary = s.Boolean()
 		default:
 			s.Skip()
 		}
 	})
+}
+
+func (c httpCall) readSequenceID(s *codec.Scanner) {
+	text := s.Skip()
+	var err error
+	switch {
+	case len(text) == 0: // s has failed
+	case text[0] == '"':
+		c.Step.ID, err = core.TextSequenceID(codec.NewScanner(text).Text())
+	default:
+		if c.Step.ID.Number, err = strconv.ParseUint(string(text), 10, 64); err != nil {
+			err = core.ErrSequenceID
+		}
+	}
+	s.Check(err)
 }
 
 // readInput returns the input's size in the binary part of the body.

@@ -18,6 +18,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RINGBATCH = ROOT / "bin" / "ringbatch"
 PERF = ROOT / "build" / "interop" / "perf"
+SUM = ROOT / "build" / "interop" / "sum"
 
 
 @dataclass
@@ -38,10 +39,10 @@ class Processes:
         self.env = {**os.environ, "RINGBATCH_SOCKET": f"{folder}/broker.sock"}
         self.running: list[subprocess.Popen[bytes]] = []
 
-    def start(self, name: str, *args: str) -> pathlib.Path:
+    def start(self, name: str, *args: str, program: pathlib.Path = RINGBATCH) -> pathlib.Path:
         log = pathlib.Path(self.folder) / f"{name}.log"
         with log.open("wb") as out:
-            self.running.append(subprocess.Popen([RINGBATCH, *args], env=self.env, stdout=out, stderr=subprocess.STDOUT))
+            self.running.append(subprocess.Popen([program, *args], env=self.env, stdout=out, stderr=subprocess.STDOUT))
         return log
 
     def end(self) -> None:
@@ -76,7 +77,8 @@ def gateway() -> Iterator[Gateway]:
             p.start("text", *worker, "--model", "echo", "--name", "text", "--input", "ids:i64[<=128]", "--input", "mask:bool[<=128]")
             types = [f"--input={d}:{d}[3]" for d in ("bool", "u8", "i8", "i16", "i32", "i64", "f16", "f32", "f64")]
             p.start("types", *worker, "--model", "echo", "--name", "types", *types)
-            subprocess.run([RINGBATCH, "ready", "affine", "image", "text", "types", "--wait", "2m"], env=p.env, check=True)
+            p.start("sum", program=SUM)
+            subprocess.run([RINGBATCH, "ready", "affine", "image", "sum", "text", "types", "--wait", "2m"], env=p.env, check=True)
             log = p.start("gateway", "gateway", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--system_shared_memory")
             wait_for(log, r"try: .*\n")
             text = log.read_text()

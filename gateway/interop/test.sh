@@ -50,4 +50,5 @@ fi
 
 mkdir -p bin
 go build -o bin/ringbatch ./cmd/ringbatch
+go build -o build/interop/sum ./gateway/interop/sum
 exec "$root/venv/bin/python" -m pytest -q -ra -p no:cacheprovider gateway/interop "$@"

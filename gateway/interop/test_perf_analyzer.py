@@ -28,6 +28,8 @@ CASES = [
     *([*p, *m, *load] for p in PROTOCOLS for m in MEMORY for load in loads((p == PROTOCOLS[0]) == (m == MEMORY[0]))),
     ["-i", "grpc", "-b", "1", "--streaming", "--concurrency-range", "4"],
     ["-i", "grpc", "-b", "4", "--streaming", "--shared-memory", "system"],
+    *([*p, "--sequence-length", "10", "--concurrency-range", "4"] for p in PROTOCOLS),
+    ["-i", "grpc", "--streaming", "--sequence-length", "10", "--request-rate-range", "200", "--num-of-sequences", "8"],
 ]
 # The tool must accept unsteady figures of a busy machine.
 STEADY = ["--measurement-mode", "count_windows", "--measurement-request-count", "50", "--stability-percentage", "999"]
@@ -43,7 +45,8 @@ def runs(gateway: Gateway) -> Iterator[dict[str, Future[subprocess.CompletedProc
 
     def run(case: list[str]) -> subprocess.CompletedProcess[str]:
         url = gateway.http if case[1] == "http" else gateway.grpc
-        command = [str(PERF / "perf_analyzer"), "-m", "affine", "-u", url, *STEADY, *case]
+        model = "sum" if "--sequence-length" in case else "affine"
+        command = [str(PERF / "perf_analyzer"), "-m", model, "-u", url, *STEADY, *case]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 
     with ThreadPoolExecutor(2) as side_by_side, ThreadPoolExecutor(1) as in_turn:
@@ -56,5 +59,6 @@ def test_perf_analyzer_runs_to_completion(runs: dict[str, Future[subprocess.Comp
     text = out.stdout + out.stderr
     assert out.returncode == 0, text
     assert float(re.search(r"Throughput: ([\d.]+) infer/sec", text)[1]) > 0  # type: ignore[index]
+    assert ("Sequence count" in text) == ("--sequence-length" in case), text
     if "--streaming" not in case:
         assert re.search(r"compute infer \d+ usec", text), text

@@ -58,7 +58,7 @@ def test_the_server_and_its_models_describe_themselves(gateway: Gateway, kind: s
         assert config["max_batch_size"] == 8 and config["input"][0]["data_type"] == "TYPE_FP32"
         index = c.get_model_repository_index(**options)
         models = index["models"] if kind == "grpc" else index
-        assert {m["name"] for m in models} == {"affine", "image", "text", "types"}
+        assert {m["name"] for m in models} == {"affine", "image", "sum", "text", "types"}
         with pytest.raises(InferenceServerException, match="no model"):
             c.get_model_metadata("nothing")
         with pytest.raises(InferenceServerException, match="neither loads"):
@@ -182,6 +182,38 @@ def test_a_stream_is_answered_one_by_one_in_order(gateway: Gateway) -> None:
                 continue
             assert error is None and got.get_response().id == str(i)
             np.testing.assert_array_equal(got.as_numpy("y"), np.full((1, 16), 2 * i + 1, np.float32))
+        c.stop_stream()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sequence", [7, "seven"])
+def test_a_sequence(gateway: Gateway, kind: str, sequence: int | str) -> None:
+    with client(gateway, kind) as c:
+
+        def step(value: float, **options) -> float:
+            x = np.full((1, 16), value, np.float32)
+            return float(c.infer("sum", [given(kind, "x", x)], **options).as_numpy("y")[0, 15])
+
+        assert step(1, sequence_id=sequence, sequence_start=True) == 1
+        assert [step(i, sequence_id=sequence) for i in (2, 3)] == [3, 6]
+        assert step(10) == 10
+        assert step(4, sequence_id=sequence, sequence_end=True) == 10
+        with pytest.raises(InferenceServerException, match="begin it with sequence_start"):
+            step(1, sequence_id=sequence)
+
+
+def test_sequences_of_a_stream(gateway: Gateway) -> None:
+    with client(gateway, "grpc") as c:
+        answers: queue.Queue = queue.Queue()
+        c.start_stream(lambda result, error: answers.put((result, error)))
+        for i in range(100):
+            for sequence in (1, "one"):
+                x = given("grpc", "x", np.full((1, 16), 1, np.float32))
+                c.async_stream_infer("sum", [x], sequence_id=sequence, sequence_start=i == 0, sequence_end=i == 99)
+        for i in range(200):
+            got, error = answers.get(timeout=60)
+            assert error is None
+            assert got.as_numpy("y")[0, 0] == i // 2 + 1
         c.stop_stream()
 
 

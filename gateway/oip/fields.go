@@ -63,7 +63,18 @@ type Parameter struct {
 	Text    []byte // string_param
 	Number  int64  // int64_param or uint64_param
 	IsOther bool   // not a whole number
+
+	Choice protowire.Number // which field of InferParameter
+	Bits   uint64           // of a whole number or a bool
 }
+
+// Values of Parameter.Choice.
+const (
+	ChoiceBool   protowire.Number = 1
+	ChoiceInt    protowire.Number = 2
+	ChoiceString protowire.Number = 3
+	ChoiceUint   protowire.Number = 5
+)
 
 // ReadParameter decodes an entry.
 func ReadParameter(b []byte) (p Parameter, err error) {
@@ -73,10 +84,11 @@ func ReadParameter(b []byte) (p Parameter, err error) {
 			p.Key = bytes
 		case 2:
 			return EachField(bytes, func(field protowire.Number, _ protowire.Type, number uint64, bytes []byte) error {
+				p.Choice, p.Bits = field, number
 				switch field {
-				case 2:
+				case ChoiceInt:
 					p.Number, p.IsOther = int64(number), false
-				case 5:
+				case ChoiceUint:
 					p.Number, p.IsOther = int64(min(number, math.MaxInt64)), false
 				case 1, 3, 4: // bool, string, double
 					p.Text, p.IsOther = bytes, true

@@ -84,6 +84,27 @@ def test_lanes_hold_several_batches_and_answer_them(at, pool):
             assert [(f.result(60) == i + 1).all() for i, f in enumerate(futures[:2])] == [True, True]
 
 
+def test_a_batch_that_is_done_at_once_is_answered_before_the_next_is_waited_for():
+    log, stop = [], threading.Event()
+
+    class Fake:
+        rows = 1
+
+        def next(self, timeout_ns):
+            log.append("next")
+            return self
+
+        def __getattr__(self, name):
+            return lambda *_: log.append(name) or name == "done"
+
+    def is_over():
+        return log.count("complete") == 2
+
+    stop.is_set = is_over  # type: ignore[method-assign]
+    run(Fake(), [Fake(), Fake()], stop)
+    assert log == ["next", "submit", "done", "release", "complete"] * 2
+
+
 def test_a_permanent_error_ends_the_worker(at, pool):
     @rb.worker("m", **FOUR)
     def idle(batch):

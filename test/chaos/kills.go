@@ -40,16 +40,17 @@ func (r *run) dies(role string, job victimJob) (pid int, at time.Time, ok bool) 
 }
 
 // workerDies makes a worker die and keeps how long the broker took to notice.
-func (h *host) workerDies(span string, job victimJob) {
+func (h *host) workerDies(span string, job victimJob) (ok bool) {
 	pid, died, ok := h.r.dies("worker", job)
 	if !ok {
-		return
+		return false
 	}
 	at, ok := h.log.wait("worker left", pid, enoughTime)
 	h.r.check(ok, "the broker did not notice the death of a worker at %q", job.Label)
 	if ok && job.Label != "hangs up" { // a worker that hangs up leaves before it dies
 		h.r.span(span, died, at)
 	}
+	return ok
 }
 
 func killClients(r *run) {

@@ -25,11 +25,15 @@ type tally struct {
 	Late     []string       // ended more than 100 ms after its deadline
 	Stood    time.Duration  // for which this process, or the whole machine, stood still
 	Slowest  time.Duration
+
+	Sequences, Steps int
 }
 
 func (t *tally) add(u *tally) {
 	t.OK += u.OK
 	t.Poisoned += u.Poisoned
+	t.Sequences += u.Sequences
+	t.Steps += u.Steps
 	t.Stood = max(t.Stood, u.Stood)
 	t.Slowest = max(t.Slowest, u.Slowest)
 	for name, n := range u.Named {

@@ -29,6 +29,10 @@ func Roles() testbed.Roles {
 		"hostile": deaf(testbed.With(playHostile)),
 		"ping":    testbed.With(playPing),
 
+		"sequence":  deaf(testbed.With(playSequence)),
+		"sequences": deaf(testbed.With(playSequences)),
+		"dropper":   deaf(testbed.With(playDropper)),
+
 		"nuisance": deaf(testbed.With(playNuisance)),
 		"forker":   deaf(testbed.With(playForker)),
 	}
@@ -148,6 +152,14 @@ func (p *player) compute(b *worker.Batch, label string) {
 		return
 	}
 	for i := range b.Rows() {
+		if p.Model.State {
+			testbed.RunStep(b, i, func() {
+				if label == "half-written" {
+					p.die()
+				}
+			})
+			continue
+		}
 		x := worker.Row[int64](b.Input(0), i)
 		if x[0] == cmdPoison {
 			p.die()

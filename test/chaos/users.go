@@ -63,11 +63,16 @@ func (r *run) ping(socket string, uid int) error {
 // hangUpAndDie closes this process's connection and dies a moment later: the broker
 // sees the end of the socket before the death.
 func (p *player) hangUpAndDie() {
+	hangUpSockets()
+	time.Sleep(time.Duration(p.rng.IntN(200)) * time.Millisecond)
+	p.die()
+}
+
+// hangUpSockets ends the connections of this process.
+func hangUpSockets() {
 	for fd := 3; fd < 64; fd++ {
 		if kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN); err == nil && kind == unix.AF_UNIX {
 			_ = unix.Shutdown(fd, unix.SHUT_RDWR)
 		}
 	}
-	time.Sleep(time.Duration(p.rng.IntN(200)) * time.Millisecond)
-	p.die()
 }

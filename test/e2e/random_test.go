@@ -65,13 +65,21 @@ func TestRandomSchedulesEndEveryRequestOnceAndRightly(t *testing.T) {
 	}
 }
 
-// randomSchedule plays one seed. Each fourth has a pipeline of two stages.
+// randomSchedule plays one seed. Each fourth has a pipeline of two stages, and each fourth
+// sequences: each answer is computed from the state of the last delivered step.
 func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
 	rng := rand.New(rand.NewSource(seed))
 	m := testbed.Model{Name: "m", Slots: 256, MaxBatch: 1 + rng.Intn(12), Wait: time.Millisecond, Lease: lease}
 	recorded := "m"
 	serve := func(_ int, cfg worker.Config, fn worker.Func, r *ring) (leave func()) { return r.serve(cfg, fn) }
-	if seed%4 == 3 {
+	switch seed % 4 {
+	case 2:
+		m.State = true
+		serve = func(_ int, cfg worker.Config, fn worker.Func, r *ring) (leave func()) {
+			cfg.Model, cfg.Signature, cfg.Socket = m.Name, m.Signature(), r.socket
+			return r.serveAs(cfg, fn)
+		}
+	case 3:
 		m.Stages, recorded = 2, "m/s1"
 		serve = func(k int, cfg worker.Config, fn worker.Func, r *ring) (leave func()) {
 			at := m.StageConfig(1+k%2, r.socket)
@@ -137,7 +145,12 @@ func (r *ring) randomClients(ctx context.Context, m testbed.Model, seed, k int64
 		life, end := context.WithTimeout(ctx, time.Duration(rng.Intn(150))*time.Millisecond<<min(slow, 8))
 		var in sync.WaitGroup
 		for g := range 1 + rng.Intn(20) {
-			in.Go(func() { randomRequests(life, c, m, rand.New(rand.NewSource(seed*7+1000*k+int64(g))), exp) })
+			rng := rand.New(rand.NewSource(seed*7 + 1000*k + int64(g)))
+			if m.State {
+				in.Go(func() { randomTurns(life, c, rng, exp) })
+			} else {
+				in.Go(func() { randomRequests(life, c, m, rng, exp) })
+			}
 		}
 		if rng.Intn(2) == 0 { // some are closed with requests in flight
 			in.Wait()
@@ -155,16 +168,41 @@ func (r *ring) randomClients(ctx context.Context, m testbed.Model, seed, k int64
 func unsteady(m testbed.Model, k int, seed int64) worker.Func {
 	return func(ctx context.Context, b *worker.Batch) error {
 		rng := rand.New(rand.NewSource(seed + int64(b.ID()))) // batches may run at once
+		for i := 0; m.State && i < b.Rows(); i++ {
+			testbed.RunStep(b, i, func() {})
+		}
 		switch rng.Intn(20) {
 		case 0:
 			time.Sleep(time.Duration(rng.Intn(4)) * time.Millisecond)
 		case 1:
 			return errors.New("out of the blue")
 		}
+		if m.State {
+			return nil
+		}
 		if m.Stages > 0 {
 			return (&obedient{say: func(string) {}}).obeyAt(m, 1+k, b)
 		}
 		return obey(ctx, b)
+	}
+}
+
+// randomTurns runs sequences until the client's life ends.
+func randomTurns(life context.Context, c *client.Client, rng *rand.Rand, exp *expected) {
+	allowed := []error{client.ErrFailed, client.ErrClosed, client.ErrBrokerGone, client.ErrStateLost, client.ErrCanceled, client.ErrExpired,
+		client.ErrOverloaded, client.ErrFull, client.ErrTimeout}
+	for life.Err() == nil {
+		q, err := testbed.NewSequence(life, c, 1+rng.Intn(min(3, c.Model().Window, c.Model().MaxBatchSize)), rng.Uint64())
+		if err != nil {
+			exp.end(err, allowed...)
+			continue
+		}
+		for range rng.Intn(60) {
+			if life.Err() == nil {
+				exp.end(q.Turn(life, func(string) {}), allowed...)
+			}
+		}
+		q.Close()
 	}
 }
 

@@ -3,7 +3,7 @@
 # Checks the model: the real protocol must hold in every run, and every mutant
 # must be caught. Needs spin and gcc.
 #
-#   check.sh          a minute or two on 2 cores
+#   check.sh          3 minutes on 2 cores
 #   check.sh full     the larger runs too; wants 6 GB of memory
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -37,6 +37,7 @@ runs() {
     echo "reuse-and-cancel holds -DREQUESTS0=0 -DREQUESTS1=2 -DCANCELS=1"
     echo "reuse-and-client-death holds -DREQUESTS0=0 -DREQUESTS1=2 -DCLIENT_DEATHS=1"
     echo "two-worker-deaths holds -DREQUESTS0=0 -DREQUESTS1=1 -DWORKER_DEATHS=2"
+    echo "reuse-and-worker-death holds -DREQUESTS0=0 -DREQUESTS1=2 -DWORKER_DEATHS=1"
     echo "two-failed-batches holds -DREQUESTS0=0 -DREQUESTS1=2 -DFAILURES=2"
     echo "failure-and-expiry holds -DREQUESTS0=0 -DREQUESTS1=2 -DFAILURES=1 -DEXPIRIES=1"
     echo "failure-and-death holds -DREQUESTS0=0 -DREQUESTS1=1 -DFAILURES=1 -DWORKER_DEATHS=1"
@@ -50,6 +51,10 @@ runs() {
     echo "bell-read-after-the-words caught -DSEEN_LATE"
     echo "no-ring-after-death caught -DNO_RING_AFTER_DEATH -DREQUESTS0=0 -DWORKER_DEATHS=1"
     echo "expire-without-held caught -DNO_HELD -DREQUESTS0=0 -DREQUESTS1=2 -DEXPIRIES=1"
+    echo "state-in-place caught -DSTATE_IN_PLACE -DREQUESTS0=0 -DREQUESTS1=2 -DWORKER_DEATHS=1"
+    echo "flip-always caught -DFLIP_ALWAYS -DREQUESTS0=0 -DREQUESTS1=2 -DEXPIRIES=1"
+    echo "flip-after-giving-up caught -DFLIP_GIVEN_UP -DREQUESTS0=0 -DREQUESTS1=2 -DCANCELS=1"
+    echo "successor-not-fresh caught -DNO_FRESH -DREQUESTS0=0 -DREQUESTS1=2 -DCLIENT_DEATHS=1"
     echo "waiting-two-threads holds -DTHREADS=2 -DREQUESTS=2"
     echo "waiting-timeouts holds -DTHREADS=2 -DREQUESTS=1 -DTIMEOUTS=1"
     echo "waiting-without-promotion caught -DNO_PROMOTE -DTHREADS=3"

@@ -10,6 +10,8 @@
  * What is checked:
  *   - every generation ends exactly once                         (End)
  *   - a client reads the output that belongs to its request      (Look)
+ *   - the state of a sequence advances if and only if the
+ *     answer of its step was delivered                           (Look, Claim)
  *   - no worker writes into a slot that moved on                 (WriteOutput)
  *   - an honest client is never thrown out                       (Commit)
  *   - nobody sleeps for ever: no invalid end state
@@ -92,8 +94,26 @@ bool wkill[WORKERS], wdead[WORKERS], wsignal[WORKERS];  /* signal: SIGKILL sent,
 mtype = { FREE, COMMITTED, ABANDONED };
 mtype cstate[SLOTS] = FREE;
 byte cgen[SLOTS];
-byte output[SLOTS];                     /* the payload: generation it was computed for */
+byte output[SLOTS];                     /* the payload: the new state, which tells all inputs that it came from */
 byte budget[CLIENTS];
+
+/* ---- state: each slot is a sequence, whose steps are its requests ---- */
+
+#define FRESH 2                         /* in a step word: the step reads zeros */
+byte half[SLOTS * 2];                   /* the two states of each slot */
+byte step[SLOTS] = FRESH;               /* the step word: which half the step reads */
+byte delivered[SLOTS];                  /* not in the code: the state after the last delivered step */
+
+#define TORN 255
+#define after(old, g) (old * 4 + g)     /* stands for hash(state, input); an answer is the new state */
+#define old(k) half[k * 2 + (step[k] & 1)]
+#ifdef STATE_IN_PLACE
+#define new(k) old(k)
+#define flipped(k) (step[k] & 1)
+#else
+#define new(k) half[k * 2 + 1 - (step[k] & 1)]
+#define flipped(k) (1 - (step[k] & 1))
+#endif
 
 /* ---- private to the broker: the books ---- */
 
@@ -179,8 +199,14 @@ inline Look(c, s, found) {
             :: cstate[s] == COMMITTED && board[s].gen == cgen[s] ->
                 found = true;
                 if
-                :: board[s].ok -> assert(output[s] == cgen[s])
+                :: board[s].ok ->
+                    assert(output[s] == after(delivered[s], cgen[s]));
+                    delivered[s] = output[s]; step[s] = flipped(s)
+#ifdef FLIP_ALWAYS
+                :: else -> step[s] = flipped(s)
+#else
                 :: else
+#endif
                 fi;
                 output[s] = 0; board[s].ok = false;         /* nobody looks again */
                 cstate[s] = (board[s].held -> ABANDONED : FREE)
@@ -201,6 +227,14 @@ inline Look(c, s, found) {
 #define reclaimed(s) (cstate[s] == ABANDONED && board[s].gen == cgen[s] && !board[s].held)
 #define is(c, st) (cstate[first(c)] == st || (c == 0 && cstate[1] == st))
 
+/* Reclaimed: the client gave this step up. A late answer is not delivered. */
+inline Reclaimed(k) {
+#ifdef FLIP_GIVEN_UP
+    if :: board[k].ok -> step[k] = flipped(k) :: else fi;
+#endif
+    cstate[k] = FREE; output[k] = 0; board[k].ok = false
+}
+
 proctype Client(byte c) {
     byte s; bool found;
 live:
@@ -211,6 +245,7 @@ live:
                 :: cstate[first(c)] == FREE -> s = first(c)
                 :: c == 0 && cstate[0] != FREE -> s = 1
                 fi;
+                assert(step[s] & FRESH && delivered[s] == 0 || !(step[s] & FRESH) && old(s) == delivered[s]);
                 budget[c]--; cgen[s]++; cstate[s] = COMMITTED; output[s] = 0;
                 Store(c, pack(COMMIT, s, cgen[s])); s = 0 };
             RingIfArmed(c)
@@ -233,8 +268,8 @@ live:
                 fi; found = false; bell[c].about = false; bell[c].changed = false
             };
             !bitset(bell[word_of(c)].asleep, c)
-        :: d_step { reclaimed(first(c)) -> cstate[first(c)] = FREE; output[first(c)] = 0; board[first(c)].ok = false }
-        :: d_step { c == 0 && reclaimed(1) -> cstate[1] = FREE; output[1] = 0; board[1].ok = false }
+        :: d_step { reclaimed(first(c)) -> Reclaimed(first(c)) }
+        :: d_step { c == 0 && reclaimed(1) -> Reclaimed(1) }
         :: atomic { budget[c] == 0 && cstate[first(c)] == FREE && (c == 1 || cstate[1] == FREE) -> break }
         od
     } unless { ckill[c] };
@@ -258,7 +293,10 @@ live:
         do
         :: s > last(c) -> s = 0; break
         :: else ->
-            cstate[s] = FREE; cgen[s] = gen[s];
+            cstate[s] = FREE; cgen[s] = gen[s]; delivered[s] = 0;
+#ifndef NO_FRESH
+            step[s] = FRESH;                                /* the halves are still its predecessor's */
+#endif
             board[s].gen = gen[s]; board[s].held = false; board[s].ok = true;   /* Reset */
             s++
         od;
@@ -273,9 +311,19 @@ live:
 #define writable(w, k) (by[k] == w && gen[k] == mail[w].gen[k] && (state[k] == RUNNING || state[k] == HELD) && \
         (cdead[owner(k)] || cgen[k] == mail[w].gen[k] && cstate[k] != FREE))
 
+/* BeginStep: a worker that dies from here on leaves a torn half. */
+inline BeginStep(w, k) {
+    assert(writable(w, k));
+    if :: step[k] & FRESH -> old(k) = 0 :: else fi;
+#ifndef STATE_IN_PLACE
+    new(k) = TORN
+#endif
+}
+
 inline WriteOutput(w, k) {
     assert(writable(w, k));
-    output[k] = mail[w].gen[k]
+    new(k) = after(old(k), mail[w].gen[k]);
+    output[k] = new(k)
 }
 
 inline ClearMail(w) {
@@ -304,6 +352,9 @@ next:   atomic {                                            /* seen: Bell; then 
                 if :: board[0].gen >= mail[w].gen[0] -> todo = todo & 6 :: else fi;
                 if :: board[1].gen >= mail[w].gen[1] -> todo = todo & 5 :: else fi;
                 if :: board[2].gen >= mail[w].gen[2] -> todo = todo & 3 :: else fi;
+                if :: bitset(todo, 0) -> BeginStep(w, 0) :: else fi;
+                if :: bitset(todo, 1) -> BeginStep(w, 1) :: else fi;
+                if :: bitset(todo, 2) -> BeginStep(w, 2) :: else fi;
                 goto compute
             :: else -> mailbell[w].about = true; goto park
             fi

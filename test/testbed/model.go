@@ -24,7 +24,8 @@ type Model struct {
 	Wait, Lease time.Duration
 	Width       int // numbers of a row; default Width
 	Private     bool
-	Stages      int // of a pipeline; see pipeline.go
+	Stages      int  // of a pipeline; see pipeline.go
+	State       bool // the model runs sequences; see sequence.go
 }
 
 // Width is the default length of a row.
@@ -39,10 +40,14 @@ func (m Model) Signature() tensor.Signature {
 	if n == 0 {
 		n = Width
 	}
-	return tensor.Signature{
+	sig := tensor.Signature{
 		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.I64, Shape: []int{n}}},
 		Outputs: []tensor.Spec{{Name: "y", DType: tensor.I64, Shape: []int{n}}},
 	}
+	if m.State {
+		sig.State = []tensor.Spec{{Name: "h", DType: tensor.I64, Shape: []int{n}}}
+	}
+	return sig
 }
 
 // Config declares the model to a broker.

@@ -258,7 +258,7 @@ class Model(Caller):
     def sequence(self, rows: int | None = None, *, timeout: Duration | None = 10.0) -> Sequence:
         """Opens a sequence of a model with state: each step reads the state that the last one has written.
 
-        rows: so many sequences in step, for example of a vector of environments. They take
+        rows: the number of sequences in step, for example of a vector of environments. They take
         as many slots of the window until the end. timeout: for room in the window.
         """
         self._check()

@@ -76,6 +76,8 @@ class Lane:
         self.engine = engine
         device, most = engine.device, engine.max_rows
         self.inputs = [torch.zeros(most * math.prod(shape), dtype=dtype, device=device) for dtype, shape in engine.specs]
+        self.whole = [x.view(most, *shape) for x, (_, shape) in zip(self.inputs, engine.specs)]  # rows of the largest shape
+        self.inputs_at = [x.data_ptr() for x in self.inputs]
         self.began = 0  # the time of submit
         self.over = True  # the device is done with the batch
         self.keep: list[torch.Tensor] = []  # results, until the device has written them
@@ -85,13 +87,15 @@ class Lane:
             # Kernels within device memory read a copy, since they would wait for the bus.
             self.near = torch.zeros((3, most), dtype=torch.int32, device=device)
             self.near_at = self.near.data_ptr()
-            self.slots_at, self.inputs_at = self.slots.data_ptr(), [x.data_ptr() for x in self.inputs]
+            self.slots_at = self.slots.data_ptr()
             self.arrived, self.finished = torch.cuda.Event(), torch.cuda.Event()
         # The true sizes of padded rows, which are copied into the last buffer.
         self.sizes = torch.zeros((most, len(engine.axes)), dtype=torch.int64, pin_memory=device.type == "cuda") if engine.sized else None
         self.graphs: dict[tuple[int, Point], tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]] = {}
 
     def view(self, k: int, rows: int, shape: tuple[int, ...]) -> torch.Tensor:
+        if shape == self.engine.specs[k][1]:
+            return self.whole[k][:rows]
         return self.inputs[k][: rows * math.prod(shape)].view(rows, *shape)
 
     def submit(self, batch: RingBatch) -> None:
@@ -186,7 +190,7 @@ class Lane:
         """The outputs with one line per row, without padding inside."""
         flat = []
         for plane, shape, y in zip(self.engine.outputs, self.engine.shapes, outputs):
-            y = y[: rows.rows].to(plane.rows.dtype)
+            y = (y if len(y) == rows.rows else y[: rows.rows]).to(plane.rows.dtype)
             lines = y.reshape(rows.rows, -1).contiguous()
             if true is not None and shape.known and not shape.prefix:
                 lines = torch.empty_like(lines)
@@ -207,17 +211,21 @@ class Lane:
 
     def _on_cpu(self, rows: Rows, true: np.ndarray | None) -> np.ndarray | None:
         e = self.engine
-        slots = torch.tensor((ctypes.c_uint32 * rows.rows).from_address(rows.slots_at), dtype=torch.int64)
-        halves = torch.from_numpy(rows.halves()) if e.states and isinstance(rows, RingBatch) else slots
         xs = self._views(rows)
-        for plane, x in zip(e.inputs, xs):
-            flat = x.view(rows.rows, -1)
-            torch.index_select(plane.rows[:, : flat.shape[1]], 0, halves if plane.is_state else slots, out=flat)
+        for plane, to, x, shape in zip(e.inputs, self.inputs_at, xs, self._shapes(rows)):
+            if len(rows.runs) == 1 and not plane.is_state and math.prod(shape) == plane.rows.shape[1]:  # torch needs longer than the copy
+                ctypes.memmove(to, plane.base + rows.runs[0][0] * plane.stride, rows.rows * plane.stride)
+            else:
+                flat = x.view(rows.rows, -1)
+                torch.index_select(plane.rows[:, : flat.shape[1]], 0, _places(rows, plane), out=flat)
         if self.sizes is not None:
             xs[-1].copy_(self.sizes[: rows.rows])
         ys = e.compute(xs)
         for plane, flat in zip(e.outputs, self._flat(ys, rows, true)):
-            plane.rows[:, : flat.shape[1]].index_copy_(0, halves ^ 1 if plane.is_state else slots, flat)
+            if len(rows.runs) == 1 and not plane.is_state and flat.shape[1] == plane.rows.shape[1]:
+                ctypes.memmove(plane.base + rows.runs[0][0] * plane.stride, flat.data_ptr(), rows.rows * plane.stride)
+            else:
+                plane.rows[:, : flat.shape[1]].index_copy_(0, _places(rows, plane, 1), flat)
         return self._dims(ys, rows, true)
 
     def done(self) -> bool:
@@ -400,6 +408,13 @@ class Engine:
         """The sizes whose graph is faster than the full batch's."""
         took = {size: _time_of(self.lanes[0].graphs[size, self.points[0]][0]) for size in sizes}
         return [size for size in sizes if size == sizes[-1] or took[size] < took[sizes[-1]]]
+
+
+def _places(rows: Rows, plane: Plane, write: int = 0) -> torch.Tensor:
+    """The row of a plane for each row of a batch. write: of a state, the half that is written."""
+    if plane.is_state and isinstance(rows, RingBatch):
+        return torch.from_numpy(rows.halves() ^ write)
+    return torch.tensor((ctypes.c_uint32 * rows.rows).from_address(rows.slots_at), dtype=torch.int64)
 
 
 def _time_of(graph: torch.cuda.CUDAGraph) -> float:

@@ -353,8 +353,7 @@ def run(ring: Ring, lanes: Sequence[Lane], stop: Stop) -> None:
                     busy.append((lane, batch))
                 else:
                     free.append(lane)
-                continue
-            if not patience:
+            elif not patience:
                 os.sched_yield()
         elif busy:
             busy[0][0].wait()

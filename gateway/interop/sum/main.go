@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command sum is a worker with state for the gateway's tests: each step is answered with
+// the sum of its sequence's inputs.
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"log"
+	"math"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/worker"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	sig, err := tensor.ParseSignature([]string{"x:f32[16]"}, []string{"y:f32[16]"}, "total:f32[16]")
+	if err != nil {
+		log.Fatal(err)
+	}
+	cfg := worker.Config{Model: "sum", Signature: sig, WaitForBroker: 2 * time.Minute, Policy: policy.New(policy.WaitTime(0))}
+	if err := worker.Serve(ctx, cfg, sum); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func sum(_ context.Context, b *worker.Batch) error {
+	for i := range b.Rows() {
+		x, y := worker.Row[float32](b.Input(0), i), worker.Row[float32](b.Output(0), i)
+		total, next := b.State(0).Bytes(i), b.NextState(0).Bytes(i)
+		for j := range x {
+			y[j] = x[j] + math.Float32frombits(binary.LittleEndian.Uint32(total[4*j:]))
+			binary.LittleEndian.PutUint32(next[4*j:], math.Float32bits(y[j]))
+		}
+	}
+	return nil
+}
