@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs/results/data"
@@ -107,6 +107,14 @@ def page() -> str:
     for name, r in kept("packed")["result"]["rows"].items():
         cells = (number(r[k]) if k in r else "" for k in ("rate", "rows_per_batch", "p50_ms", "p99_ms"))
         parts.append(f"| {name} | " + " | ".join(cells) + " |")
+    parts += ["", "## State: sequences", "", f"{where('state')}: GRU-64 in NumPy, 32 client processes, medians", "",
+              "| | steps/s | p50, ms | ringbatch's sequences ÷ it |", "|---|---|---|---|"]  # fmt: skip
+    cells = {p["title"]: p["cells"]["256x32"]["rounds"] for p in kept("state")["result"]["peers"].values()}
+    ours, *_ = cells.values()
+    for title, rounds in cells.items():
+        ratio = median(a["requests_per_s"] / b["requests_per_s"] for a, b in zip(ours, rounds))
+        rate, p50 = (number(median(r[k] for r in rounds)) for k in ("requests_per_s", "p50_ms"))
+        parts.append(f"| {title} | {rate} | {p50} | {ratio:.1f} |")
     parts += ["", "## Producers that decode JPEGs"]
     for run in ("decode", "decode-2-cores"):
         parts += ["", where(run), "", "| | images/s | p50, ms | p99, ms |", "|---|---|---|---|"]

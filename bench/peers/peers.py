@@ -82,11 +82,7 @@ def bentoml(r: Running) -> list[Command]:
 
 
 def triton(r: Running) -> list[Command]:
-    home = r.package("pytriton") / "tritonserver"
-    models, backends = r.folder / "models", r.folder / "backends"
-    shutil.copytree(home / "backends", backends)  # with the stub for this Python, as PyTriton does it
-    shutil.copy(home / "python_backend_stubs" / f"{sys.version_info.major}.{sys.version_info.minor}" / "triton_python_backend_stub",
-        backends / "python")
+    models = r.folder / "models"
     for size in r.sizes:
         (models / f"sum{size}" / "1").mkdir(parents=True, exist_ok=True)
         shutil.copy(HERE / "servers" / "triton_model.py", models / f"sum{size}" / "1" / "model.py")
@@ -97,6 +93,15 @@ output [{{ name: "y" data_type: TYPE_FP32 dims: [1] }}]
 instance_group [{{ kind: KIND_CPU count: 1 }}]
 dynamic_batching {{ max_queue_delay_microseconds: {1000 * r.wait_ms} }}
 """)
+    return triton_server(r)
+
+
+def triton_server(r: Running) -> list[Command]:
+    home = r.package("pytriton") / "tritonserver"
+    models, backends = r.folder / "models", r.folder / "backends"
+    shutil.copytree(home / "backends", backends)  # with the stub for this Python, as PyTriton does it
+    shutil.copy(home / "python_backend_stubs" / f"{sys.version_info.major}.{sys.version_info.minor}" / "triton_python_backend_stub",
+        backends / "python")
     command = [str(home / "bin" / "tritonserver"), "--model-repository", str(models), "--backend-directory", str(backends)]
     command += ["--backend-config", f"python,shm-region-prefix-name={r.folder.name}", "--allow-http", "false", "--allow-metrics", "false"]
     command += ["--grpc-address", "127.0.0.1", "--grpc-port", str(r.ports[0]), "--log-info", "false", "--log-warning", "false"]
@@ -106,10 +111,15 @@ dynamic_batching {{ max_queue_delay_microseconds: {1000 * r.wait_ms} }}
     return [Command(command, env)]
 
 
+def ringbatch_broker(r: Running) -> Command:
+    binary = str(r.package("ringbatch") / "_native" / "ringbatch")
+    return Command([binary, "broker", "--log_level", "error"], {"RINGBATCH_SOCKET": socket_of(r)})
+
+
 def ringbatch(gateway: bool) -> Callable[[Running], list[Command]]:
     def start(r: Running) -> list[Command]:
-        binary, env = str(r.package("ringbatch") / "_native" / "ringbatch"), {"RINGBATCH_SOCKET": socket_of(r)}
-        commands = [Command([binary, "broker", "--log_level", "error"], env)]
+        commands = [broker := ringbatch_broker(r)]
+        binary, env = broker.arguments[0], broker.environment
         commands += [Command([r.python(), str(HERE / "servers" / "ringbatch_worker.py"), str(size)], env) for size in r.sizes]
         if gateway:
             commands.append(Command([binary, "gateway", "--http", str(r.ports[0]), "--grpc", str(r.ports[1]), "--log_level", "error"], env))

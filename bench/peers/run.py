@@ -259,7 +259,7 @@ def main() -> int:
             parser.error(f"--from {a.earlier}: {e}")
     else:
         SIZES, CLIENTS = a.bytes or SIZES, a.clients or CLIENTS
-        results = run(a)
+        results = run(a, [p for p in PEERS if not a.only or p.name in a.only or p.name == "ringbatch"])
     say("\n" + report.table(results))
     if a.json and not a.earlier:
         Path(a.json).write_text(json.dumps(results, indent=1) + "\n")
@@ -280,11 +280,10 @@ def put(file: Path, table: str) -> None:
     file.write_text(table)
 
 
-def run(a: argparse.Namespace) -> dict:
+def run(a: argparse.Namespace, chosen: list[Peer]) -> dict:
     processes.adopt()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs the finally below
-    chosen = [p for p in PEERS if not a.only or p.name in a.only or p.name == "ringbatch"]
     results: dict = {
         "date": datetime.date.today().isoformat(), "machine": machine(), "load_before": os.getloadavg()[0],
         "seconds": a.seconds, "rounds": a.rounds, "sizes": SIZES, "clients": CLIENTS, "peers": {}, "failed": {},

@@ -88,3 +88,19 @@ def encoder(path, mask: bool = True) -> str:
     nodes.append(h.make_node("Identity", ["z"], ["states"]))
     inputs = {"tokens": (T.INT64, ["batch", "seq"]), **({"mask": (T.INT64, ["batch", "seq"])} if mask else {})}
     return save(path, nodes, inputs, {"states": (T.FLOAT, ["batch", "seq", width]), "pooled": (T.FLOAT, ["batch", width])}, weights)
+
+
+def gru(path, hidden: int = 8) -> str:
+    """x[4] and the state h_in[hidden] → one step of a GRU → y[hidden], and the same as h_out."""
+    rng = np.random.default_rng(2)
+    weights = {"w": rng.normal(0, 0.5, (1, 3 * hidden, 4)).astype("float32"), "axis": np.array([0]),
+        "r": rng.normal(0, 0.5, (1, 3 * hidden, hidden)).astype("float32")}  # fmt: skip
+    nodes = [
+        h.make_node("Unsqueeze", ["x", "axis"], ["steps"]),
+        h.make_node("Unsqueeze", ["h_in", "axis"], ["old"]),
+        h.make_node("GRU", ["steps", "w", "r", "", "", "old"], ["", "new"], hidden_size=hidden),
+        h.make_node("Squeeze", ["new", "axis"], ["h_out"]),
+        h.make_node("Identity", ["h_out"], ["y"]),
+    ]
+    row = (T.FLOAT, ["batch", hidden])
+    return save(path, nodes, {"h_in": row, "x": (T.FLOAT, ["batch", 4])}, {"h_out": row, "y": row}, weights)

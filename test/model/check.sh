@@ -13,11 +13,11 @@ trap 'rm -rf "$work"' EXIT
 export models work
 
 # one NAME EXPECTED FLAGS…: explores all states; EXPECTED is holds or caught.
-# Names that begin with waiting- are of waiting.pml, the others of slots.pml.
+# Names that begin with waiting- or weights- are of those models, the others of slots.pml.
 one() {
     local name=$1 expected=$2 dir=$work/$1 model=$models/slots.pml
     shift 2
-    case $name in waiting-*) model=$models/waiting.pml ;; esac
+    case $name in waiting-*) model=$models/waiting.pml ;; weights-*) model=$models/weights.pml ;; esac
     mkdir -p "$dir" && cd "$dir"
     spin -a "$@" "$model" >/dev/null
     gcc -O0 -DSAFETY -DNOFAIR -DVECTORSZ=2048 -o pan pan.c
@@ -57,6 +57,12 @@ runs() {
     echo "successor-not-fresh caught -DNO_FRESH -DREQUESTS0=0 -DREQUESTS1=2 -DCLIENT_DEATHS=1"
     echo "waiting-two-threads holds -DTHREADS=2 -DREQUESTS=2"
     echo "waiting-timeouts holds -DTHREADS=2 -DREQUESTS=1 -DTIMEOUTS=1"
+    echo "weights-versions holds -DPUBLISHES=5"
+    echo "weights-publishers-die holds -DPUBLISHES=3 -DDEATHS=2"
+    echo "weights-refused holds -DPUBLISHES=4 -DREFUSALS=2"
+    echo "weights-in-use-ignored caught -DIGNORE_IN_USE -DPUBLISHES=4"
+    echo "weights-no-second-look caught -DNO_SECOND_LOOK -DPUBLISHES=5"
+    echo "weights-announced-early caught -DANNOUNCE_EARLY"
     echo "waiting-without-promotion caught -DNO_PROMOTE -DTHREADS=3"
     echo "waiting-bell-after-the-words caught -DSEEN_LATE"
     [ "${1:-}" = full ] || return 0

@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 from .. import errors
 from ..binding import tensors
-from ..worker.axes import Axes, Extra, Input, extra_inputs
+from ..worker.axes import Axes, Extra, Input, Output, extra_inputs
 from ..worker.trust import open_trusted
 
 _KINDS = {
@@ -36,23 +36,41 @@ class Node(NamedTuple):
         return re.sub(r"[:\[\],\s]", "_", self.name)
 
 
-class Graph:
-    """The graph's inputs and outputs, with the largest size of each dimension."""
+class State(NamedTuple):
+    """A state of sequences: the graph reads it as an input and writes the next one as an output."""
 
-    def __init__(self, session: ort.InferenceSession, dims: Mapping[str, str], lengths: str | None, mask: str | None) -> None:
+    name: str
+    read: Node
+    write: Node
+
+
+class Graph:
+    """The graph's inputs and outputs, with the largest size of each dimension. The states are the last of both."""
+
+    def __init__(
+        self, session: ort.InferenceSession, dims: Mapping[str, str], lengths: str | None, mask: str | None,
+        states: Mapping[str, tuple[str, str]] | None = None,
+    ) -> None:  # fmt: skip
         nodes = [_node("input", n) for n in session.get_inputs()]
-        self.outputs = [_node("output", n) for n in session.get_outputs()]
+        results = [_node("output", n) for n in session.get_outputs()]
+        self.states = [_state(name, *pair, nodes, results) for name, pair in (states or {}).items()]
+        for side in zip(*self.states):
+            if len(set(side)) < len(self.states):
+                raise errors.Invalid("each --state has its own input and output of the graph")
+        self.outputs = _last(results, [s.write for s in self.states])
         made = {text.partition("=")[0]: what for what, text in (("lengths", lengths), ("mask", mask)) if text}
         for name, what in made.items():
             if name not in [n.name for n in nodes]:
                 raise errors.Invalid(f"--{what} {name}: the graph has no such input; it has {', '.join(n.name for n in nodes)}")
-        self.nodes = [n for n in nodes if n.name not in made]
-        if not self.nodes:
+        self.nodes = _last([n for n in nodes if n.name not in made], [s.read for s in self.states])
+        if len(self.nodes) == len(self.states):
             raise errors.Invalid("the graph has no input that a request could bring")
         _check_batch(nodes)
         sizes = _Sizes(dims)
         self.inputs = [sizes.input(n) for n in self.nodes]
         sizes.finish()
+        first = len(self.nodes) - len(self.states)
+        self.inputs[first:] = [i._replace(name=s.name) for i, s in zip(self.inputs[first:], self.states)]
         axes = Axes(self.inputs, None)
         self.extras = extra_inputs(axes, _with_axis(lengths, nodes, axes), _with_axis(mask, nodes, axes))
         self.extra_nodes = {n.name: n for n in nodes if n.name in made}
@@ -115,6 +133,27 @@ def _node(side: str, n: Any) -> Node:
     if n.type not in _KINDS:
         raise errors.Invalid(f"{side} {n.name!r} is a {n.type}, which no ring holds; there are {', '.join(_KINDS)}")
     return Node(n.name, _KINDS[n.type], tuple(d or None if isinstance(d, str) else d for d in n.shape))
+
+
+def _state(name: str, read: str, write: str, inputs: Sequence[Node], outputs: Sequence[Node]) -> State:
+    for side, wanted, nodes in (("input", read, inputs), ("output", write, outputs)):
+        if wanted not in [n.name for n in nodes]:
+            raise errors.Invalid(f"--state {name}={read}:{write}: the graph has no {side} {wanted!r}; it has "
+                f"{', '.join(n.name for n in nodes)}")
+    return State(name, *(next(n for n in nodes if n.name == wanted) for wanted, nodes in ((read, inputs), (write, outputs))))
+
+
+def _last(nodes: Sequence[Node], states: list[Node]) -> list[Node]:
+    return [n for n in nodes if n not in states] + states
+
+
+def refuse_states(states: Sequence[State], inputs: Sequence[Input], outputs: Sequence[Output]) -> None:
+    """Refuses a next state that differs from the state in type or shape."""
+    first = len(inputs) - len(states), len(outputs) - len(states)
+    for s, i, o in zip(states, inputs[first[0] :], outputs[first[1] :]):
+        if s.read.kind != s.write.kind or i.shape != o.largest or i.variable or o.variable:
+            raise errors.Invalid(f"--state {s.name}: the graph reads {_text(s.read)} from {s.read.name!r} and writes {_text(s.write)} to "
+                f"{s.write.name!r}: both have one type, and rows of one fixed shape")
 
 
 def _text(n: Node) -> str:

@@ -16,6 +16,7 @@ import onnxruntime as ort
 
 from .. import errors
 from ..binding.library import Duration, cores
+from ..binding.tensors import signature
 from ..worker import trials
 from ..worker.axes import Axes, Output, add_buckets, pad_values
 from ..worker.lanes import run_in_turns
@@ -24,7 +25,7 @@ from ..worker.refusal import report
 from ..worker.ring import Ring, keep_attached, worker_options
 from ..worker.signals import StopEvent, stop_on_signals
 from ..worker.worker import Ending
-from .graph import Graph, failure, first_line, session_of
+from .graph import Graph, failure, first_line, refuse_states, session_of
 from .session_lane import Runner, SessionLane
 
 DEFAULT_MAX_BATCH = 32  # the broker's default
@@ -36,6 +37,7 @@ def serve(
     model: str,
     *,
     dims: Mapping[str, str] | None = None,
+    state: Mapping[str, tuple[str, str]] | None = None,
     providers: Sequence[str] | None = None,
     threads: int = 0,
     spin: bool = True,
@@ -57,6 +59,8 @@ def serve(
     dims: the largest size of each dimension that the graph leaves open, besides
         the batch: ``{"seq": "<=512"}``, or ``{"seq": 128}`` if it never changes.
         A dimension without a symbol is named by its place in a row: ``tokens.0``.
+    state: of sequences (docs/state.md), ``{"h": ("h_in", "h_out")}``: the graph's input for
+        the state, and its output for the next one.
     providers: of onnxruntime; the first that can run an operation does. threads: of
         one operation; 0 is one per core. spin: whether they spin between operations.
     lengths, mask: the graph's input for the true sizes of padded rows, or for their
@@ -72,7 +76,8 @@ def serve(
     if str(options.get("ragged", False)).lower() == "true":
         raise errors.Invalid("a graph is given one tensor of all rows, and ragged rows have none in common: use @ringbatch.worker")
     max_batch = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
-    p = prepare(file, dims or {}, providers, threads, lengths, mask, pad, pad_sizes, options, check and max_batch > 1, tolerance, spin)
+    p = prepare(file, dims or {}, providers, threads, lengths, mask, pad, pad_sizes, options, check and max_batch > 1, tolerance, spin,
+        state)
     options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "onnx"))
     options.setdefault("gather_threads", min(8, max(1, cores() // 2)))  # another lane computes meanwhile
     add_buckets(options, p.axes)
@@ -108,11 +113,12 @@ def prepare(
     lengths: str | None = None,
     mask: str | None = None, pad: Sequence[str] | str | float | None = None, pad_sizes: bool = True,
     settings: Mapping[str, Any] | None = None, check: bool = True, tolerance: float | None = None, spin: bool = True,
+    state: Mapping[str, tuple[str, str]] | None = None,
 ) -> Prepared:  # fmt: skip
     """Loads a model, finds its signature and tries whether it may be batched and padded."""
     trials.refuse_tolerance(tolerance)
     session = session_of(model, threads, providers, spin)
-    graph = Graph(session, dims, lengths, mask)
+    graph = Graph(session, dims, lengths, mask, state)
     runner = Runner(session, graph)
     pads, exact = pad_values(pad, graph.inputs), tolerance is None
     if tolerance is None:
@@ -123,12 +129,14 @@ def prepare(
         raise
     except Exception as e:
         raise failure(e, session.get_providers(), "the model fails on rows of zeros and ones: ") from None
+    refuse_states(graph.states, graph.inputs, outputs)
     if check:
         _check(session, runner, graph, axes, tolerance, exact)
     if note:
         print(f"note: {note}", file=sys.stderr, flush=True)
-    texts = [str(i) for i in graph.inputs], [o.dims(n.kind, n.public) for n, o in zip(graph.outputs, outputs)]
-    return Prepared(session, graph, runner, axes, outputs, pads, " -> ".join(map(" ".join, texts)))
+    reads, writes = [str(i) for i in graph.inputs], [o.dims(n.kind, n.public) for n, o in zip(graph.outputs, outputs)]
+    ins, outs = len(reads) - len(graph.states), len(writes) - len(graph.states)
+    return Prepared(session, graph, runner, axes, outputs, pads, signature(reads[:ins], writes[:outs], state=reads[ins:]))
 
 
 def _check(session: ort.InferenceSession, runner: Runner, graph: Graph, axes: Axes, tolerance: float, exact: bool) -> None:
@@ -170,12 +178,20 @@ def _dim(text: str) -> tuple[str, str]:
     return m[1].strip(), m[2]
 
 
+def _state(text: str) -> tuple[str, tuple[str, str]]:
+    """h=h_in:h_out."""
+    m = re.fullmatch(r"([^=:]+)=([^:]+):(.+)", text)
+    if not m:
+        raise errors.Invalid(f"--state {text}: want NAME=INPUT:OUTPUT, like h=h_in:h_out")
+    return m[1], (m[2], m[3])
+
+
 def serve_file(a: argparse.Namespace, settings: dict[str, str]) -> int:
     """Runs ``ringbatch onnx``."""
     stop = StopEvent()
     stop_on_signals(stop)
     try:
-        how: dict[str, Any] = dict(dims=dict(map(_dim, a.dim)), **settings)
+        how: dict[str, Any] = dict(dims=dict(map(_dim, a.dim)), state=dict(map(_state, a.state)), **settings)
         serve(
             a.file, a.name or os.environ.get("RINGBATCH_MODEL") or a.file.stem, providers=a.provider, threads=a.threads, spin=a.spin,
             lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, check=a.check, tolerance=a.tolerance, depth=a.depth, stop=stop,

@@ -51,6 +51,7 @@ class SessionLane:
         self._in = [np.empty(most * math.prod(t.shape), t.dtype) for t in sig.inputs]
         self._out = [np.empty(most * math.prod(t.shape), t.dtype) for t in sig.outputs]
         self._planes = [_plane(ring, t) for t in sig.outputs]
+        self._old, self._new = ([np.empty((most, *t.shape), t.dtype) for t in sig.state] for _ in range(2))
         columns = iter(range(axes.columns))
         self._columns = [[next(columns) for _ in t.variable] for t in sig.inputs]
         self._bound: _Bound | None = None
@@ -64,6 +65,7 @@ class SessionLane:
         self.in_place += self._bind_inputs(batch, shapes, sizes if padded else None)
         extras = self._bind_extras(point, by_axis)
         self._bound = _Bound(batch, self._bind_outputs(batch, point), extras, by_axis, padded)
+        self._bind_states(batch)
 
     def compute(self) -> None:
         self._session.run_with_iobinding(self._binding)
@@ -88,6 +90,8 @@ class SessionLane:
                     dims.append(by_axis[:, output.follows[d]])
                 elif ys is not None:
                     dims.append(np.full(rows, ys.shape[1 + d]))
+        for t, new in zip(self._ring.signature.state, self._new):
+            self._ring.mapping.plane(t)[bound.batch.halves() ^ 1] = new[:rows]
         return np.stack(dims, axis=1) if dims else None
 
     def _bind_inputs(self, batch: RingBatch, shapes: Sequence[tuple[int, ...]], sizes: np.ndarray | None) -> bool:
@@ -108,6 +112,14 @@ class SessionLane:
                     pad(array.reshape(batch.rows, *shape), sizes[:, self._columns[k]].tolist(), t.variable, value)
             self._binding.bind_input(node.name, "cpu", 0, NUMPY[node.kind], (batch.rows, *shape), at)
         return all_in_place
+
+    def _bind_states(self, batch: RingBatch) -> None:
+        for k, (s, old, new) in enumerate(zip(self._graph.states, self._old, self._new)):
+            old, new, kind = old[: batch.rows], new[: batch.rows], NUMPY[s.read.kind]
+            at, to = (array.__array_interface__["data"][0] for array in (old, new))
+            batch.gather_state(k, at, old.nbytes)
+            self._binding.bind_input(s.read.name, "cpu", 0, kind, old.shape, at)
+            self._binding.bind_output(s.write.name, "cpu", 0, kind, new.shape, to)
 
     def _bind_extras(self, point: tuple[int, ...], by_axis: np.ndarray | None) -> list[np.ndarray]:
         made = []

@@ -23,6 +23,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--input", action="append", metavar="SPEC",
         help="input tensor of one row, like 'x:f32[3,224,224]' (repeatable; .pt2 files tell theirs)")
     p.add_argument("--output", action="append", metavar="SPEC", help="output tensor (default: found by running the model once)")
+    p.add_argument("--state", action="append", default=[], metavar="SPEC",
+        help="state tensor of a sequence, like 'h:f32[512]' (repeatable): a keyword argument of the model, which returns the new state "
+        "behind its outputs")
     p.add_argument("--name", help="the model's name (default: $RINGBATCH_MODEL, or the file's)")
     p.add_argument("--device", help="cuda, cuda:1 or cpu (default: a GPU if there is one)")
     p.add_argument("--memory", help="device: the tensors lie in the GPU's memory, for producers that have theirs there; host (default)")

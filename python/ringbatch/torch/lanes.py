@@ -82,9 +82,10 @@ class Lane:
         self.over = True  # the device is done with the batch
         self.keep: list[torch.Tensor] = []  # results, until the device has written them
         if device.type == "cuda":
-            self.slots = torch.zeros(most, dtype=torch.int32, pin_memory=True)  # read by kernels in place
+            # Slot numbers, which kernels read in place. Then the halves of a state that the rows read, and those that they write.
+            self.slots = torch.zeros((3, most), dtype=torch.int32, pin_memory=True)
             # Kernels within device memory read a copy, since they would wait for the bus.
-            self.near = torch.zeros(most, dtype=torch.int32, device=device)
+            self.near = torch.zeros((3, most), dtype=torch.int32, device=device)
             self.near_at = self.near.data_ptr()
             self.slots_at = self.slots.data_ptr()
             self.arrived, self.finished = torch.cuda.Event(), torch.cuda.Event()
@@ -112,15 +113,19 @@ class Lane:
         if e.device.type != "cuda":
             return self._on_cpu(rows, true)
         ctypes.memmove(self.slots_at, rows.slots_at, 4 * rows.rows)
-        if e.near and len(rows.runs) > 1:
-            e.mover.copy(e.copies_at, self.near_at, self.slots_at, 4 * rows.rows)
-        for plane, to, shape in zip(e.inputs, self.inputs_at, rows.shapes):
+        fresh = self._number_states(rows) if e.states else []
+        if e.near and (len(rows.runs) > 1 or e.states):
+            e.mover.copy(e.copies_at, self.near_at, self.slots_at, 4 * (self.slots.numel() if e.states else rows.rows))
+        for plane, to, shape in zip(e.inputs, self.inputs_at, self._shapes(rows)):
             size = math.prod(shape) * plane.rows.element_size()
-            if copied(len(rows.runs), rows.rows * size) and size == plane.stride and not (plane.on_device and len(rows.runs) > 1):
+            in_runs = copied(len(rows.runs), rows.rows * size) and size == plane.stride and not plane.is_state
+            if in_runs and not (plane.on_device and len(rows.runs) > 1):
                 for slot, row, n in rows.runs:
                     e.mover.copy(e.copies_at, to + row * size, plane.base + slot * size, n * size)
             else:
                 e.mover.gather(e.copies_at, to, plane.base, plane.stride, self._numbers(plane), size, rows.rows, plane.on_device)
+            for row in fresh if plane.is_state and plane.on_device else []:  # on the host the library has cleared them
+                e.mover.clear(e.copies_at, to + row * size, size)
         if self.sizes is not None:
             e.mover.copy(e.copies_at, self.inputs_at[-1], self.sizes.data_ptr(), rows.rows * self.sizes.stride(0) * 8)
         self.arrived.record(e.copies)
@@ -128,6 +133,16 @@ class Lane:
         dims = self._write(self._compute(rows, point), rows, true)
         self.finished.record(e.computing)
         return dims
+
+    def _number_states(self, rows: Rows) -> list[int]:
+        """Sets the halves of the states that a batch reads and writes; returns its fresh rows."""
+        assert isinstance(rows, RingBatch)
+        read = rows.halves()
+        self.slots.numpy()[1:, : rows.rows] = read, read ^ 1
+        return np.flatnonzero(rows.steps() & 2).tolist()
+
+    def _shapes(self, rows: Rows) -> list[tuple[int, ...]]:
+        return rows.shapes + self.engine.states
 
     def _true_sizes(self, rows: Rows) -> tuple[Point, np.ndarray | None]:
         """The common sizes of the rows, and the true size of each, which also go into the lane's buffer."""
@@ -152,7 +167,7 @@ class Lane:
 
     def _views(self, rows: Rows) -> list[torch.Tensor]:
         """The module's arguments: the inputs, and the true sizes if it takes them."""
-        views = [self.view(k, rows.rows, shape) for k, shape in enumerate(rows.shapes)]
+        views = [self.view(k, rows.rows, shape) for k, shape in enumerate(self._shapes(rows))]
         return [*views, self.view(-1, rows.rows, (len(self.engine.axes),))] if self.sizes is not None else views
 
     def _write(self, outputs: list[torch.Tensor], rows: Rows, true: np.ndarray | None) -> np.ndarray | None:
@@ -160,16 +175,16 @@ class Lane:
         for plane, flat in zip(e.outputs, self._flat(outputs, rows, true)):
             self.keep.append(flat)
             size = flat.shape[1] * flat.element_size()
-            if len(rows.runs) == 1 and size == plane.stride:
+            if len(rows.runs) == 1 and size == plane.stride and not plane.is_state:
                 e.mover.copy(e.computing_at, plane.base + rows.runs[0][0] * size, flat.data_ptr(), size * rows.rows)
             else:
-                e.mover.scatter(e.computing_at, plane.base, plane.stride, flat.data_ptr(), self._numbers(plane), size, rows.rows,
+                e.mover.scatter(e.computing_at, plane.base, plane.stride, flat.data_ptr(), self._numbers(plane, True), size, rows.rows,
                     plane.on_device)
         return self._dims(outputs, rows, true)
 
-    def _numbers(self, plane: Plane) -> int:
+    def _numbers(self, plane: Plane, write: bool = False) -> int:
         """The address of the slot numbers, for kernels that move rows of a plane."""
-        return self.near_at if plane.on_device else self.slots_at
+        return (self.near_at if plane.on_device else self.slots_at) + 4 * self.engine.max_rows * ((1 + write) * plane.is_state)
 
     def _flat(self, outputs: list[torch.Tensor], rows: Rows, true: np.ndarray | None) -> list[torch.Tensor]:
         """The outputs with one line per row, without padding inside."""
@@ -197,20 +212,20 @@ class Lane:
     def _on_cpu(self, rows: Rows, true: np.ndarray | None) -> np.ndarray | None:
         e = self.engine
         xs = self._views(rows)
-        for plane, to, x, shape in zip(e.inputs, self.inputs_at, xs, rows.shapes):
-            if len(rows.runs) == 1 and math.prod(shape) == plane.rows.shape[1]:  # torch needs longer than the copy
+        for plane, to, x, shape in zip(e.inputs, self.inputs_at, xs, self._shapes(rows)):
+            if len(rows.runs) == 1 and not plane.is_state and math.prod(shape) == plane.rows.shape[1]:  # torch needs longer than the copy
                 ctypes.memmove(to, plane.base + rows.runs[0][0] * plane.stride, rows.rows * plane.stride)
             else:
                 flat = x.view(rows.rows, -1)
-                torch.index_select(plane.rows[:, : flat.shape[1]], 0, _slots(rows), out=flat)
+                torch.index_select(plane.rows[:, : flat.shape[1]], 0, _places(rows, plane), out=flat)
         if self.sizes is not None:
             xs[-1].copy_(self.sizes[: rows.rows])
         ys = e.compute(xs)
         for plane, flat in zip(e.outputs, self._flat(ys, rows, true)):
-            if len(rows.runs) == 1 and flat.shape[1] == plane.rows.shape[1]:
+            if len(rows.runs) == 1 and not plane.is_state and flat.shape[1] == plane.rows.shape[1]:
                 ctypes.memmove(plane.base + rows.runs[0][0] * plane.stride, flat.data_ptr(), rows.rows * plane.stride)
             else:
-                plane.rows[:, : flat.shape[1]].index_copy_(0, _slots(rows), flat)
+                plane.rows[:, : flat.shape[1]].index_copy_(0, _places(rows, plane, 1), flat)
         return self._dims(ys, rows, true)
 
     def done(self) -> bool:
@@ -294,6 +309,7 @@ class Engine:
         self.compute, self.specs, self.max_rows, self.device, self.full = compute, specs, max_rows, device, full
         self.inputs: list[Plane] = []
         self.outputs: list[Plane] = []
+        self.states: list[tuple[int, ...]] = []  # the shapes of the states, the last of the inputs and of the outputs
         self.near = False  # a plane is in device memory
         self.graph_sizes: list[int] = []
         self.took = self.last = 0  # the last batch's duration and end
@@ -328,6 +344,7 @@ class Engine:
     def bind(self, inputs: list[Plane], outputs: list[Plane]) -> None:
         """Sets the memory of the batches' rows."""
         self.inputs, self.outputs = inputs, outputs
+        self.states = [p.shape for p in inputs if p.is_state]
         self.near = any(p.on_device for p in inputs + outputs)
         if outputs and not self.shapes:
             self.shapes = [Output(p.shape, tuple(UNKNOWN if d in p.variable else FIXED for d in range(len(p.shape)))) for p in outputs]
@@ -393,7 +410,10 @@ class Engine:
         return [size for size in sizes if size == sizes[-1] or took[size] < took[sizes[-1]]]
 
 
-def _slots(rows: Rows) -> torch.Tensor:
+def _places(rows: Rows, plane: Plane, write: int = 0) -> torch.Tensor:
+    """The row of a plane for each row of a batch. write: of a state, the half that is written."""
+    if plane.is_state and isinstance(rows, RingBatch):
+        return torch.from_numpy(rows.halves() ^ write)
     return torch.tensor((ctypes.c_uint32 * rows.rows).from_address(rows.slots_at), dtype=torch.int64)
 
 

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -54,6 +55,21 @@ def is_exported(module: Any) -> bool:
     return isinstance(module, torch.fx.GraphModule)
 
 
+def by_position(program: Any) -> Callable[..., Any]:
+    """Passes named arguments in the places that they had when the program was exported."""
+    taken = inspect.signature(program.forward)
+    names = list(taken.parameters)
+    positions = program._in_spec.children_specs[0].num_children
+
+    def forward(*given: Any, **named: Any) -> Any:
+        rest = iter(given)
+        placed = [named.pop(name) if name in named else next(rest) for name in names[:positions]]
+        return program(*placed, **named)
+
+    forward.__signature__ = taken  # type: ignore[attr-defined]
+    return forward
+
+
 def _exported(target: str, f: BinaryIO, device: str) -> tuple[Callable[..., Any], list[str]]:
     try:
         program = torch.export.load(f)
@@ -83,12 +99,13 @@ def _spec(name: str, value: Any) -> str:
     return f"{name}:{NAMES[DTYPES.index(value.dtype)]}[{text}]"
 
 
-def inputs_of(target: str, told: list[str] | None, given: list[str] | None) -> list[str]:
-    """The given inputs, or those of the file."""
+def inputs_of(target: str, told: list[str] | None, given: list[str] | None, states: Sequence[str] = ()) -> list[str]:
+    """The given inputs, or those of the file without the states."""
     if given:
         return given
     if told is None:
         raise errors.Invalid(f"{target} does not tell its inputs: name them, --input 'x:f32[3,224,224]'")
+    told = [text for text in told if text.partition(":")[0] not in [state.partition(":")[0] for state in states]]
     if any("?" in text for text in told):
         raise errors.Invalid(f"{target} has inputs {' '.join(told)}: say how large the open dimensions (?) are at most, --input "
             "'tokens:i64[<=512]'")

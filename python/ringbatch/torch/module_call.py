@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from .. import errors
-from ..binding.tensors import NAMES, NUMPY
+from ..binding.tensors import NAMES, NUMPY, Declared
 from ..worker.axes import Axes, Extra, Input
 from .planes import DTYPES
 
@@ -84,12 +85,20 @@ def torch_types(inputs: Sequence[Input]) -> list[torch.dtype]:
     return [DTYPES[NAMES.index(i.kind)] for i in inputs]
 
 
-def named_call(module: Callable[..., Any], prepare: Callable[[torch.Tensor], torch.Tensor]) -> Call:
-    """Calls the module with prepared tensors; returns a list."""
+def named_call(
+    module: Callable[..., Any], prepare: Callable[[torch.Tensor], torch.Tensor], states: Sequence[Declared] = (),
+    outputs: Sequence[str] = (),
+) -> Call:  # fmt: skip
+    """Calls the module with prepared tensors, and states by name; returns a list, the new states last. outputs: their names, if known."""
+    names = [t.name for t in states]
+    _refuse_missing_arguments(module, names)
 
     @torch.inference_mode()
     def call(xs: list[torch.Tensor], named: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        y = module(*map(prepare, xs), **named)
+        xs, last = [prepare(x) for x in xs], len(xs) - len(names)
+        y = module(*xs[:last], **dict(zip(names, xs[last:])), **named)
+        if names and isinstance(y, dict):
+            y = _by_name(y, outputs, names)
         ys = list(y) if isinstance(y, (tuple, list)) else [y]
         if not all(isinstance(y, torch.Tensor) for y in ys):
             raise errors.Invalid(f"the module gives a {type(y).__name__}: want a tensor, or a tuple of tensors; wrap it in a module that "
@@ -100,6 +109,39 @@ def named_call(module: Callable[..., Any], prepare: Callable[[torch.Tensor], tor
             if y.layout != torch.strided:
                 raise errors.Invalid(f"the module gives a tensor that is not dense ({y.layout}): wrap it in a module that makes it so, "
                     "with to_dense()")
+        if states:
+            _check_states(ys, states, outputs)
         return ys
 
     return call
+
+
+def _refuse_missing_arguments(module: Callable[..., Any], names: Sequence[str]) -> None:
+    try:
+        taken = inspect.signature(getattr(module, "forward", module)).parameters.values()
+    except (TypeError, ValueError):
+        return  # TorchScript, whose own error names the argument
+    for name in names:
+        if not any(p.kind == p.VAR_KEYWORD or p.name == name for p in taken):
+            raise errors.Invalid(f"the module has no argument {name!r} for the state: it takes {', '.join(p.name for p in taken)}")
+
+
+def _by_name(results: dict[str, Any], outputs: Sequence[str], states: Sequence[str]) -> list[Any]:
+    if not outputs:
+        raise errors.Invalid(f"the module returns {', '.join(results)} by name: declare the outputs, --output")
+    for name in (*outputs, *states):
+        if name not in results:
+            what = "the new state" if name in states else "output"
+            raise errors.Invalid(f"the module returns {', '.join(results)}, and not {what} {name!r}")
+    return [results[name] for name in (*outputs, *states)]
+
+
+def _check_states(ys: list[torch.Tensor], states: Sequence[Declared], outputs: Sequence[str]) -> None:
+    """Refuses results without the new states. They would be written over the state of the sequence."""
+    if len(ys) <= len(states) or (outputs and len(ys) != len(outputs) + len(states)):
+        wanted = ", ".join(outputs) or "its outputs"
+        new = ", ".join(repr(t.name) for t in states)
+        raise errors.Invalid(f"the module returns {len(ys)} tensor{'s' * (len(ys) != 1)}: want {wanted}, and then the new state, {new}")
+    for t, y in zip(states, ys[-len(states) :]):
+        if tuple(y.shape[1:]) != t.shape or y.is_floating_point() != DTYPES[NAMES.index(t.kind)].is_floating_point:
+            raise errors.Invalid(f"state {t}: the module returns rows of {y.dtype} {list(y.shape[1:])} in its place")

@@ -24,6 +24,7 @@ class Plane:
     shape: tuple[int, ...]  # of a row, the largest
     variable: tuple[int, ...]  # its variable dimensions
     rows: torch.Tensor  # [slots, elements], in device memory, or in pinned host memory with one address for CPU and GPU
+    is_state: bool = False  # a slot has two rows, its halves: a step reads one and writes the other
 
     def __post_init__(self) -> None:
         self.base, self.stride = self.rows.data_ptr(), self.rows.stride(0) * self.rows.element_size()  # in bytes
@@ -36,14 +37,15 @@ class Planes:
     def __init__(self, ring: Ring, device: torch.device) -> None:
         self._base = 0
         sides = ring.signature.inputs, ring.signature.outputs
-        if device.type == "cuda" and any(not t.on_device for side in sides for t in side):
+        if device.type == "cuda" and any(not t.on_device for side in (*sides, ring.signature.state) for t in side):
             # Once for the whole ring: then copies are asynchronous, and kernels reach it.
             base, size = ring.mapping.base, ring.mapping.bytes
             status = int(torch.cuda.cudart().cudaHostRegister(base, size, 3))  # portable, mapped
             if status != 0:
                 raise errors.NoMemory(f"cudaHostRegister of {size >> 20} MiB: error {status}")
             self._base = base
-        self.inputs, self.outputs = ([_plane(ring, t) for t in side] for side in sides)
+        states = [_plane(ring, t, True) for t in ring.signature.state]
+        self.inputs, self.outputs = ([*(_plane(ring, t) for t in side), *states] for side in sides)
 
     def close(self) -> None:
         """Unpins the memory, when the device has stopped using it."""
@@ -65,9 +67,9 @@ def placed(t: Declared, memory: str | None, device: torch.device) -> Declared:
     return t._replace(memory=f"device:{device.index}")
 
 
-def _plane(ring: Ring, t: Tensor) -> Plane:
-    count = math.prod(t.shape)
+def _plane(ring: Ring, t: Tensor, is_state: bool = False) -> Plane:
+    count, rows = math.prod(t.shape), ring.slots * (1 + is_state)
     if t.on_device:
-        return Plane(t.shape, t.variable, ring.mapping.plane(t)[: ring.slots].view(ring.slots, count))
-    host = torch.frombuffer(ring.mapping.memory, dtype=DTYPES[NAMES.index(t.kind)], count=ring.slots * count, offset=t.offset)
-    return Plane(t.shape, t.variable, host.view(ring.slots, count))
+        return Plane(t.shape, t.variable, ring.mapping.plane(t)[:rows].view(rows, count), is_state)
+    host = torch.frombuffer(ring.mapping.memory, dtype=DTYPES[NAMES.index(t.kind)], count=rows * count, offset=t.offset)
+    return Plane(t.shape, t.variable, host.view(rows, count), is_state)

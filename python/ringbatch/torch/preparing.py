@@ -13,6 +13,7 @@ from typing import Any, Callable
 import torch
 
 from .. import errors
+from ..binding.tensors import Declared
 from ..worker.axes import Axes, Extra, Input, Output
 from . import checks, compiling, loading
 from .lanes import agree, failure
@@ -23,6 +24,7 @@ from .planes import DTYPES, NAMES
 def prepare(
     module: Callable[..., Any], axes: Axes, device: torch.device, half: bool, bfloat16: bool, channels_last: bool, freeze: bool,
     extras: Sequence[Extra] = (), pads: Sequence[float | None] = (), compile: str = "off", rows: int = 1, graphs: bool | None = None,
+    states: Sequence[Declared] = (), outputs: Sequence[str] = (),
 ) -> tuple[Compute, bool, Compute | None]:  # fmt: skip
     """Three results: the module as a function of device tensors; whether that takes the true sizes of the rows behind its
     inputs; and code that was compiled for full batches only, if there is any.
@@ -33,6 +35,7 @@ def prepare(
     if loading.is_exported(module):
         if dtype is not None or channels_last:
             raise errors.Invalid("an exported program keeps its precision and layout: export it in the ones that you want")
+        module = loading.by_position(module) if states else module
     elif isinstance(module, torch.nn.Module):
         placed: Any = module.eval().to(device)
         if dtype is not None:
@@ -47,7 +50,7 @@ def prepare(
         return x.contiguous(memory_format=torch.channels_last) if channels_last and x.dim() == 4 else x
 
     def prepared(called: Callable[..., Any]) -> tuple[Compute, bool]:
-        return sized(named_call(called, ready), axes, extras, pads)
+        return sized(named_call(called, ready, states, outputs), axes, extras, pads)
 
     plain, sized_too = prepared(module)
     if compile != "off" and not isinstance(module, torch.jit.ScriptModule):
@@ -101,7 +104,7 @@ def output_texts(
     texts = []
     for k, (y, shape) in enumerate(zip(ys, shapes)):
         dtype = first if y.is_floating_point() and first.is_floating_point else y.dtype
-        texts.append(shape.dims(NAMES[DTYPES.index(dtype)], "y" if len(ys) == 1 else f"y{k}"))
+        texts.append(shape.dims(NAMES[DTYPES.index(dtype)], "y" if len(shapes) == 1 else f"y{k}"))
     return texts
 
 

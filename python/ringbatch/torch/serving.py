@@ -16,7 +16,7 @@ import torch
 
 from .. import errors
 from ..binding.library import Duration
-from ..binding.tensors import Declared, Specs, declared, parse
+from ..binding.tensors import Declared, Specs, declared, parse, signature
 from ..weights import Follower
 from ..weights import follower as open_follower
 from ..worker import trials
@@ -45,6 +45,7 @@ def serve(
     *,
     inputs: Specs,
     outputs: Specs | None = None,
+    state: Specs = (),
     device: str | torch.device | None = None,
     half: bool = False,
     bfloat16: bool = False,
@@ -75,6 +76,10 @@ def serve(
     and socket. wait: how long to wait for a broker, 10 s by default. When the broker
     is restarted the worker attaches again. The first Ctrl-C lets running batches
     finish; the second does not.
+
+    state: the tensors of a sequence (docs/state.md), {"h": ("float32", (512,))}. The module
+    takes them by keyword, and returns its outputs and then the new state, in that order;
+    or a dict by the names of outputs and state, if outputs are declared.
 
     cuda_graphs: None records a torch.nn.Module if that works and the results agree.
     freeze: TorchScript may fold and fuse operations if the results agree.
@@ -109,12 +114,15 @@ def serve(
     where = device_of(device)
     if cuda_graphs is None and not isinstance(module, torch.nn.Module):
         cuda_graphs = False  # a replay would leave out the side effects of a function
-    tensors = declared(inputs)
+    tensors, states = declared(inputs), declared(state)
+    signature(inputs, outputs or (), state=state)  # refuses a name that is used twice
     load_version = live_load(module, weights, compile, where)
     if load_version is not None:
         freeze = False  # it would fold the weights
     stop = stop or threading.Event()
     if packed:
+        if states:
+            raise errors.Invalid("--packed does not go with --state")
         if lengths or mask or pad or channels_last or compile != "off":
             raise errors.Invalid("--packed goes with none of --lengths, --mask, --pad, --channels_last and --compile: there is no padding, "
                 "and the module runs as it is")
@@ -123,15 +131,16 @@ def serve(
             bfloat16=bfloat16, graphs=cuda_graphs, check=check, tolerance=tolerance, depth=depth)  # fmt: skip
         with checks.refused_inputs(list(map(Input.of, tensors))):
             first = make(rows)
-        _serve(model, (tensors, found), first, make, "; rows are packed", memory, options, stop, wait, load_version)
+        _serve(model, (tensors, found, ()), first, make, "; rows are packed", memory, options, stop, wait, load_version)
         return
-    brought = list(map(Input.of, tensors))
+    brought = list(map(Input.of, [*tensors, *states]))
     plain = Axes(brought, None)
     extras, pads = extra_inputs(plain, lengths, mask), pad_values(pad, brought)
     most = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
     compute, takes_sizes, full = prepare(
-        module, plain, where, half, bfloat16, channels_last, freeze, extras, pads, compile, most, cuda_graphs
-    )
+        module, plain, where, half, bfloat16, channels_last, freeze, extras, pads, compile, most, cuda_graphs, states,
+        [t.name for t in declared(outputs or ())],
+    )  # fmt: skip
     exact = tolerance is None and not checks.is_quantized(module)
     if tolerance is None:
         tolerance = checks.tolerance(module, half or bfloat16 or where.type == "cuda")
@@ -147,11 +156,12 @@ def serve(
         print(f"note: {note}", file=sys.stderr, flush=True)
     if any(not a.buckets for a in axes.axes):
         torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention takes 40 ms to plan each new size
+    last = len(shapes) - len(states)  # the new state is behind the outputs
     if outputs is None:
-        given = [parse(text) for text in output_texts(compute, shapes, brought, plain, takes_sizes, where)]
+        given = [parse(text) for text in output_texts(compute, shapes[:last], brought, plain, takes_sizes, where)]
     else:
         given = declared(outputs)
-        shapes = checks.fit(given, shapes) if shapes else shapes
+        shapes = checks.fit(given, shapes[:last]) + shapes[last:] if shapes else shapes
     if check and shapes and most > 1:
         checks.refuse_mixed_rows(tried, plain, most, tolerance, shapes, exact)
     add_buckets(options, axes)
@@ -165,7 +175,7 @@ def serve(
 
     with checks.refused_inputs(brought):  # before attaching: a worker that is still warming up would hold batches
         engine = Engine(compute, specs, most, where, depth, cuda_graphs, axes, shapes, takes_sizes, full)
-    _serve(model, (tensors, given), engine, larger, axes.text(), memory, options, stop, wait, load_version)
+    _serve(model, (tensors, given, states), engine, larger, axes.text(), memory, options, stop, wait, load_version)
 
 
 def live_load(module: Any, weights: str, compile: str, device: torch.device) -> ModuleLoad | None:
@@ -180,12 +190,13 @@ def live_load(module: Any, weights: str, compile: str, device: torch.device) -> 
 
 
 def _serve(
-    model: str, sides: tuple[Sequence[Declared], Sequence[Declared]], engine: Engine, larger: Callable[[int], Engine], text: str,
+    model: str, sides: tuple[Sequence[Declared], ...], engine: Engine, larger: Callable[[int], Engine], text: str,
     memory: str | None, options: dict[str, Any], stop: threading.Event, wait: Duration, load_version: ModuleLoad | None,
 ) -> None:  # fmt: skip
     """Serves a module that is warmed up. larger: makes an engine for larger batches, which the broker's policy may allow."""
     where = engine.device
-    signature = " -> ".join(" ".join(str(placed(t, memory, where)) for t in side) for side in sides)
+    reads, writes, keeps = ([str(placed(t, memory, where)) for t in side] for side in sides)
+    tensors = signature(reads, writes, state=keeps)
     options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "torch"))
     if where.type == "cuda":
         options.setdefault("gpu", f"{where.index} {torch.cuda.get_device_name(where)}")
@@ -201,7 +212,7 @@ def _serve(
             engine = larger(ring.max_batch_size)
         planes = Planes(ring, where)
         engine.bind(planes.inputs, planes.outputs)
-        print(f"serving {model}: {signature} on {options.get('gpu', where)}{text}", flush=True)
+        print(f"serving {model}: {tensors} on {options.get('gpu', where)}{text}", flush=True)
         try:
             with engine.current():
                 run(ring, [FollowingLane(lane, follower) for lane in engine.lanes] if follower else engine.lanes, ended)
@@ -215,7 +226,7 @@ def _serve(
         if load_version is not None:
             follower = open_follower(model, options.get("socket"), ended.is_set, wait, load_version)
         with contextlib.closing(follower) if follower else contextlib.nullcontext():
-            keep_attached(lambda: Ring(model, signature, policy), attached, ended, wait)
+            keep_attached(lambda: Ring(model, tensors, policy), attached, ended, wait)
 
 
 def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
@@ -226,13 +237,13 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
         compile=a.compile, depth=a.depth, device=a.device,
     )  # fmt: skip
     try:
-        if a.alone and a.packed:
-            raise errors.Invalid("--alone runs rows of one size: leave out --packed")
+        if a.alone and (a.packed or a.state):
+            raise errors.Invalid("--alone runs rows of one size without state: leave out --packed and --state")
         if a.alone:
             answers = os.dup(1)
             os.dup2(2, 1)  # bytes on standard output count as batches
         module, told = loading.load(a.target, a.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        inputs = loading.inputs_of(a.target, told, a.input)
+        inputs = loading.inputs_of(a.target, told, a.input, a.state)
         if a.alone:
             alone(module, inputs, a.alone, lambda: os.read(0, 1) != b"", lambda: os.write(answers, b"."), **how)
             return 0
@@ -240,7 +251,7 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
         stop_on_signals(stop)
         name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
         sizes: dict[str, Any] = dict(lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, packed=a.packed, **settings)
-        serve(module, name, inputs=inputs, outputs=a.output, check=a.check, tolerance=a.tolerance, memory=a.memory,
+        serve(module, name, inputs=inputs, outputs=a.output, state=a.state, check=a.check, tolerance=a.tolerance, memory=a.memory,
             weights=a.weights, stop=stop, socket=a.socket, **how, **sizes)
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
         report("ringbatch torch", a.target, e, failure(e))

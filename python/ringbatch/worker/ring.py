@@ -150,6 +150,10 @@ class RingBatch(Rows):
             raise errors.Invalid("the model has no state: @rb.worker(state=...) declares it")
         return np.array((c_uint8 * self.rows).from_address(self.c.step), np.intp)
 
+    def halves(self) -> np.ndarray:
+        """The half of a state's plane that each row reads, counted over all slots; the row writes the half ``^ 1``."""
+        return 2 * self.slots() + (self.steps() & 1)
+
     def gather(self, k: int, to: int, size: int) -> None:
         """Copies the rows of the k-th input together, with zeros for the padding; without the GIL."""
         check(self._lib, self._lib.rb_batch_gather(self._at, c.INPUT, k, to, size))

@@ -39,7 +39,7 @@ class States(ByName):
         value = value if t.on_device else as_array(value)
         _check(t, value, b)
         if t.on_device:
-            b._device.scatter(b._mapping.plane(t), self._halves(1), value.detach())
+            b._device.scatter(b._mapping.plane(t), b._raw.halves() ^ 1, value.detach())
         else:
             rows = np.ascontiguousarray(value[: b.rows], t.dtype)
             b._raw.set_state(k, rows.__array_interface__["data"][0], rows.nbytes)
@@ -58,16 +58,11 @@ class States(ByName):
             raise errors.Invalid(f"no state {name!r}; there are {', '.join(self) or 'none: @rb.worker(state=...) declares them'}")
         return k
 
-    def _halves(self, other: int) -> np.ndarray:
-        """The number of the half that each row reads; with 1 of the half that it writes."""
-        raw = self._batch._raw
-        return 2 * raw.slots() + (raw.steps() & 1 ^ other)
-
     def _gather(self, k: int) -> Any:
         b = self._batch
         t = b._sig.state[k]
         if t.on_device:
-            rows = b._device.gather(b._mapping.plane(t), self._halves(0), b.padded)
+            rows = b._device.gather(b._mapping.plane(t), b._raw.halves(), b.padded)
             rows[np.flatnonzero(b.fresh).tolist()] = 0  # on the host the library has cleared them
             return rows
         array = b._buffers.get("state", t, b.padded, t.shape)
