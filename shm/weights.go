@@ -161,7 +161,9 @@ func (w *Weights) Tensor(b, k int) []byte {
 
 func weightWord(v Version, buffer int) uint64 { return uint64(v)<<8 | uint64(buffer) }
 
-func splitWord(word uint64) (v Version, buffer int) { return Version(word >> 8), int(word & 0xff % WeightBuffers) }
+func splitWord(word uint64) (v Version, buffer int) {
+	return Version(word >> 8), int(word & 0xff % WeightBuffers)
+}
 
 // inForce is the word that followers use: Current, or Good if Current was refused.
 func (w *Weights) inForce() uint64 {
