@@ -171,7 +171,8 @@ func (w *weights) refuse(model string, version shm.Version) error {
 	}
 	if !m.Refuse(version, "withdrawn by hand") {
 		now, _ := m.InForce()
-		return fmt.Errorf("%w: version %d is not the latest of %q, or was withdrawn before; %d is in force", status.ErrInvalid, version, model, now)
+		return fmt.Errorf("%w: version %d is not the latest of %q, or was withdrawn before; %d is in force",
+			status.ErrInvalid, version, model, now)
 	}
 	return nil
 }

@@ -31,16 +31,17 @@ type weightsBed struct {
 	client *client.Client
 }
 
-func newWeightsBed(t *testing.T) *weightsBed {
+func newWeightsBed(t *testing.T, sanitizer string) *weightsBed {
 	t.Helper()
 	t.Parallel()
-	b := &weightsBed{bed: bed{t: t, exe: sanitizedProgram(t, "address", "weights", "testdata/weights.c")}}
+	b := &weightsBed{bed: bed{t: t, exe: sanitizedProgram(t, sanitizer, "weights", "testdata/weights.c")}}
 	var err error
 	b.sig, err = tensor.ParseSignature([]string{"x:u8[1]"}, []string{"least:i64[1]", "most:i64[1]"})
 	must.Do(t, err)
 	b.specs, err = tensor.ParseSpecs([]string{"a:i64[600]", "b.c:i64[]"}, nil)
 	must.Do(t, err)
-	b.broker, err = testbed.StartLocal(broker.Config{Models: []broker.ModelConfig{{Name: "m", Signature: b.sig}}, DrainTime: time.Millisecond})
+	models := []broker.ModelConfig{{Name: "m", Signature: b.sig}}
+	b.broker, err = testbed.StartLocal(broker.Config{Models: models, DrainTime: time.Millisecond})
 	must.Do(t, err)
 	t.Cleanup(func() { must.Check(t, b.broker.Close()) })
 	b.socket = b.broker.Socket()
@@ -97,7 +98,7 @@ func (b *weightsBed) restart(version shm.Version, fill int64) {
 }
 
 func TestACWorkerFollowsAGoPublisher(t *testing.T) {
-	b := newWeightsBed(t)
+	b := newWeightsBed(t, "address")
 	p, err := weights.NewPublisher(b.soon(), "m", b.specs, weights.WithSocket(b.socket))
 	must.Do(t, err)
 	defer p.Close()
@@ -140,7 +141,7 @@ func TestACWorkerFollowsAGoPublisher(t *testing.T) {
 }
 
 func TestACPublisherMayDieAtAnyMoment(t *testing.T) {
-	b := newWeightsBed(t)
+	b := newWeightsBed(t, "address")
 	p := b.start(nil, "publisher", b.socket)
 	p.until("open")
 	publish := func(fill int64) string {
@@ -213,7 +214,11 @@ func answerWeights(_ context.Context, b *worker.Batch) error {
 	return nil
 }
 
-func TestWrongCallsOfLiveWeights(t *testing.T) {
-	b := newWeightsBed(t)
-	b.start(nil, "misuse", b.socket).until("ok")
+func TestWrongCallsAndThreadsOfLiveWeights(t *testing.T) {
+	for _, sanitizer := range []string{"address", "thread"} {
+		t.Run(sanitizer, func(t *testing.T) {
+			b := newWeightsBed(t, sanitizer)
+			b.start(nil, "misuse", b.socket).until("ok")
+		})
+	}
 }

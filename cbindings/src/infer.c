@@ -127,7 +127,8 @@ int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *c
 int rb_submit(rb_client client, uint32_t rows, const void *const *inputs, int64_t timeout, uint32_t flags, uint64_t *request)
 {
 	rb_req r;
-	WITH_CLIENT(request, client, (status = submit(c, NULL, rows, inputs, timeout, 0, flags, &r)) ? status : (*request = rb_req_id(&r), RB_OK));
+	WITH_CLIENT(request, client,
+		(status = submit(c, NULL, rows, inputs, timeout, 0, flags, &r)) ? status : (*request = rb_req_id(&r), RB_OK));
 }
 
 int rb_collect(rb_client client, uint64_t request, void *const *outputs) { WITH_REQUEST(true, client, request, collect(c, &r, outputs)); }

@@ -83,9 +83,7 @@ static int read_texts(rb_reader r, rb_tensor **tensor, uint32_t *count)
 {
 	const char *text;
 	uint32_t bytes;
-	free(*tensor);
-	*tensor = NULL;
-	if (!rb_get_array(&r, count) || *count < 1 || *count > RB_GO_MAX_WEIGHT_TENSORS)
+	if (*tensor || !rb_get_array(&r, count) || *count < 1 || *count > RB_GO_MAX_WEIGHT_TENSORS)
 		return rb_malformed("weights");
 	if (!(*tensor = calloc(*count, sizeof **tensor)))
 		return rb_say(RB_ERR_NO_MEMORY);
@@ -95,27 +93,23 @@ static int read_texts(rb_reader r, rb_tensor **tensor, uint32_t *count)
 	return status;
 }
 
-/* Reads the tensors of the segment, and the number of the follower. */
+/* Reads the tensors of the segment, and the number of the follower, which stays as it is for a publisher. */
 static int read_weights(rb_reader r, rb_tensor **tensor, uint32_t *count, uint64_t *follower)
 {
 	uint32_t pairs, bytes;
 	const char *key;
-	*follower = UINT64_MAX;
-	if (!r.at || !rb_get_map(&r, &pairs))
-		return rb_malformed("weights");
-	while (pairs--) {
-		if (!rb_get_text(&r, &key, &bytes))
-			return rb_malformed("weights");
+	int status = r.at && rb_get_map(&r, &pairs) ? RB_OK : rb_malformed("weights");
+	while (!status && pairs--) {
+		bool good = rb_get_text(&r, &key, &bytes);
 		rb_reader value = r;
-		if (!rb_skip_value(&r))
+		if (!good || !rb_skip_value(&r))
 			return rb_malformed("weights");
-		int status = rb_is(key, bytes, "tensors") ? read_texts(value, tensor, count) : RB_OK;
-		if (status)
-			return status;
-		if (rb_is(key, bytes, "follower"))
-			rb_get_uint(&value, follower); /* a publisher's is negative */
+		if (rb_is(key, bytes, "tensors"))
+			status = read_texts(value, tensor, count);
+		else if (rb_is(key, bytes, "follower"))
+			rb_get_uint(&value, follower);
 	}
-	return *tensor ? RB_OK : rb_malformed("weights");
+	return status || *tensor ? status : rb_malformed("weights");
 }
 
 /* Maps the segment and checks its header. SYNC POINT "header", acquire side. */
@@ -123,7 +117,7 @@ static int open_link(rb_weights *w, rb_frame *f, const rb_reply *p, rb_weights_l
 {
 	rb_tensor *t = NULL;
 	uint32_t count = 0;
-	uint64_t bytes = 0, geometry = 0, follower = 0;
+	uint64_t bytes = 0, geometry = 0, follower = RB_GO_WEIGHT_FOLLOWERS;
 	int status = f->nfds == 1 ? read_weights(p->weights, &t, &count, &follower) : rb_malformed("number of descriptors");
 	if (!status)
 		status = place(t, count, &bytes, &geometry);
@@ -218,14 +212,6 @@ static void retire_links(rb_weights *w)
 		if (fd >= 0)
 			rb_hang_up(fd, l->owner);
 	}
-}
-
-/* Notes why the broker cannot be reached. */
-static int note(rb_weights *w, int status)
-{
-	w->why = status;
-	snprintf(w->why_text, sizeof w->why_text, "%s", status ? rb_error() : "");
-	return status;
 }
 
 static void free_weights(rb_weights *w)
@@ -325,7 +311,7 @@ static void refuse(rb_weights_link *l, uint32_t version, const char *reason)
 
 /* ---- opening and closing ----------------------------------------------------------- */
 
-static int open_weights(const char *model, const char *texts, const rb_connect_options *given, rb_weights **out, int64_t *until, bool *wait)
+static int open_weights(const char *model, const char *texts, const rb_connect_options *given, rb_weights **out, int64_t *until)
 {
 	if (given && given->size != sizeof *given)
 		return rb_explain(RB_ERR_VERSION, "rb_connect_options.size is %u, expected %zu", given->size, sizeof *given);
@@ -341,7 +327,6 @@ static int open_weights(const char *model, const char *texts, const rb_connect_o
 	w->name = strdup(o.name ? o.name : "");
 	w->texts = texts ? strdup(texts) : NULL;
 	*until = rb_until(o.timeout ? o.timeout : RB_CALL_TIMEOUT, rb_now());
-	*wait = o.wait;
 	int status = w->model && w->name && (w->texts || !texts) ? rb_socket_path(o.socket, w->socket, sizeof w->socket) :
 								   rb_say(RB_ERR_NO_MEMORY);
 	if (!status)
@@ -421,17 +406,17 @@ static int check(rb_weights *w)
 	if (!gone(from))
 		return RB_OK;
 	if (now < w->next_try)
-		return rb_fail(w->why, "%s", w->why_text);
+		return rb_say(w->why);
 	w->next_try = now + RETRY_EVERY;
 	int status = begin_attach(w, now + PUBLISHER_WAIT);
 	if (!status)
 		status = end_attach(w, now + PUBLISHER_WAIT);
-	if (note(w, status))
-		return status;
-	w->next_try = 0;
-	carry_over(w, from);
-	retire_links(w);
-	return RB_OK;
+	if (!status) {
+		w->next_try = 0;
+		carry_over(w, from);
+		retire_links(w);
+	}
+	return w->why = status;
 }
 
 /* Without a broker the publisher goes on: workers may still read the old segment, and check carries the version over. */
@@ -500,10 +485,9 @@ int rb_publish_open(const char *model, const char *tensors, const rb_connect_opt
 {
 	rb_weights *w;
 	int64_t until;
-	bool wait;
 	if (!model || !tensors || !publisher)
 		return rb_missing();
-	int status = open_weights(model, tensors, options, &w, &until, &wait);
+	int status = open_weights(model, tensors, options, &w, &until);
 	return status ? status : give_handle(&rb_publishers, w, publisher);
 }
 
@@ -535,7 +519,7 @@ static void follow_broker(rb_weights *w)
 		status = end_attach(w, now + SECOND);
 	else if (!status && now > w->pending.deadline)
 		rb_attach_cancel(&w->pending);
-	if (!note(w, status) && w->live != before && !w->before)
+	if (w->live != before && !w->before)
 		w->before = before;
 }
 
@@ -615,14 +599,13 @@ int rb_follow_open(const char *model, const rb_connect_options *options, rb_foll
 {
 	rb_weights *w;
 	int64_t until;
-	bool wait;
 	if (!model || !follower)
 		return rb_missing();
-	int status = open_weights(model, NULL, options, &w, &until, &wait);
+	int status = open_weights(model, NULL, options, &w, &until);
 	if (status)
 		return status;
 	while (!version_of(in_force(w->live))) {
-		if (!wait || rb_now() >= until) {
+		if (!options || !options->wait || rb_now() >= until) {
 			free_weights(w);
 			return rb_fail(RB_ERR_TIMEOUT, "no version of the weights of \"%s\" was published yet", model);
 		}

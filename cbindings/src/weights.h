@@ -35,8 +35,7 @@ typedef struct rb_weights {
 	rb_weights_link *links, *live; /* links: newest first */
 	rb_attach pending;
 	int64_t looked, next_try;
-	int why; /* status of the last try to attach again */
-	char why_text[512];
+	int why; /* status of the publisher's last try to attach again */
 
 	/* A publisher's. */
 	rb_weights_view begun;

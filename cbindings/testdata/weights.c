@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A publisher, a worker that follows, and wrong calls; weights_test.go starts them. */
+#include <pthread.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -110,6 +111,43 @@ static void worker(void)
 	}
 }
 
+static atomic_int entered;
+
+static void *enter_again(void *follower)
+{
+	uint32_t version;
+	const void *buffer;
+	WANT(RB_OK, enter(*(rb_follower *)follower, &version, &buffer));
+	entered = (int)version;
+	WANT(RB_OK, rb_follow_exit(*(rb_follower *)follower));
+	return NULL;
+}
+
+/* Another thread joins a batch of the same version, and waits for batches of an older one. */
+static void threads(rb_publisher p, rb_follower f)
+{
+	pthread_t thread[2];
+	uint32_t version;
+	void *buffer;
+	const void *seen;
+	WANT(RB_OK, enter(f, &version, &seen));
+	for (int i = 0; i < 2; i++) {
+		entered = 0;
+		pthread_create(&thread[i], NULL, enter_again, &f);
+		if (i == 0) {
+			pthread_join(thread[0], NULL);
+			CHECK(entered == (int)version);
+			WANT(RB_OK, rb_publish_begin(p, 0, &buffer));
+			WANT(RB_OK, rb_publish_commit(p, &version));
+		}
+	}
+	usleep(20000);
+	CHECK(entered == 0);
+	WANT(RB_OK, rb_follow_exit(f));
+	pthread_join(thread[1], NULL);
+	CHECK(entered == (int)version);
+}
+
 static void misuse(void)
 {
 	rb_publisher p;
@@ -132,6 +170,10 @@ static void misuse(void)
 	WANT(RB_ERR_FAILED, rb_follow_refuse(f, "no")); /* there is no version before */
 	WANT(RB_ERR_FAILED, rb_follow_enter(f, &v, &seen, &changed));
 	WANT(RB_ERR_INVALID, rb_request_version(0, 0, NULL));
+	WANT(RB_OK, rb_publish_begin(p, 0, &buffer));
+	WANT(RB_ERR_FAILED, rb_publish_commit(p, &v)); /* the first was withdrawn */
+	WANT(RB_OK, rb_publish_commit(p, &v));
+	threads(p, f);
 	pid_t child = fork();
 	if (!child) {
 		CHECK(*(volatile char *)buffer == 0); /* private zeros */

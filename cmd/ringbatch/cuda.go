@@ -66,5 +66,6 @@ func (g *gpuArgs) choose(kind string, o cpu.Options) (served, func(context.Conte
 	if err != nil {
 		return served{}, nil, err
 	}
-	return served{Signature: m.Signature, Note: m.Note}, func(ctx context.Context, cfg worker.Config) error { return cuda.Serve(ctx, cfg, m) }, nil
+	serve := func(ctx context.Context, cfg worker.Config) error { return cuda.Serve(ctx, cfg, m) }
+	return served{Signature: m.Signature, Note: m.Note}, serve, nil
 }

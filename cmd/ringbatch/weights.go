@@ -92,7 +92,8 @@ func printWeights(out io.Writer, list []stats.Weights) error {
 			publisher = fmt.Sprint(w.Publisher)
 		}
 		age := time.Duration(w.AgeS * float64(time.Second)).Round(time.Millisecond)
-		fmt.Fprintf(t, "%s\t%d\t%v\t%.1f\t%s\t%s\n", w.Model, w.Version, age, float64(w.Bytes)/(1<<20), publisher, strings.Join(workers, ", "))
+		fmt.Fprintf(t, "%s\t%d\t%v\t%.1f\t%s\t%s\n", w.Model, w.Version, age, float64(w.Bytes)/(1<<20), publisher,
+			strings.Join(workers, ", "))
 	}
 	if err := t.Flush(); err != nil {
 		return err

@@ -36,7 +36,8 @@ func (id SequenceID) String() string {
 // TextSequenceID is the id of that text.
 func TextSequenceID(text []byte) (SequenceID, error) {
 	if len(text) > maxSequenceID {
-		return SequenceID{}, BadRequest("a sequence_id of %d bytes; it is to be a whole number, or text of at most %d", len(text), maxSequenceID)
+		return SequenceID{}, BadRequest("a sequence_id of %d bytes; it is to be a whole number, or text of at most %d",
+			len(text), maxSequenceID)
 	}
 	return SequenceID{Text: string(text)}, nil
 }

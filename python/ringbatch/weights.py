@@ -105,6 +105,37 @@ class Load(Protocol):
     def __call__(self, tensors: list[Tensor], arrays: Mapping[str, np.ndarray]) -> None: ...
 
 
+class ModuleLoad:
+    """Copies versions into a torch module, in place: CUDA graphs and compiled code stay valid."""
+
+    def __init__(self, net: Any, check_finite: bool = False) -> None:
+        if not hasattr(net, "state_dict"):
+            raise errors.Invalid(f"live weights are copied into a torch.nn.Module, got {type(net).__name__}")
+        self._net, self._check_finite = net, check_finite
+
+    def __call__(self, tensors: list[Tensor], arrays: Mapping[str, np.ndarray]) -> None:
+        import torch
+
+        state = self._net.state_dict()  # now: the module may have moved to a device, or to 16 bits
+        published = {t.name: _as_torch(t, arrays[t.name]) for t in tensors}
+        for name in [*state, *published]:  # all of them before the first copy
+            own, other = state.get(name), published.get(name)
+            if own is None or other is None:
+                raise errors.Invalid(f"{'the module has no' if own is None else 'the version has no'} {name!r}")
+            if own.shape != other.shape:
+                raise errors.Shape(f"{name!r}: the module has {list(own.shape)}, the version {list(other.shape)}")
+            if self._check_finite and not torch.isfinite(other).all():
+                raise errors.Invalid(f"{name!r} has a NaN or an infinity")
+        devices = {t.device for t in state.values() if t.is_cuda}
+        for d in devices:  # batches that still run use the weights before
+            torch.cuda.synchronize(d)
+        with torch.no_grad():
+            for name, own in state.items():
+                own.copy_(published[name])
+        for d in devices:
+            torch.cuda.synchronize(d)
+
+
 class _Handle:
     """A follower of the library. It is closed when the last array over its memory is gone."""
 
@@ -234,10 +265,17 @@ def _put(t: Tensor, value: Any, to: np.ndarray) -> None:
     if tuple(value.shape) != t.shape:
         raise errors.Shape(f"weight {t.name!r}: expected shape {t.shape}, got {tuple(value.shape)}")
     if hasattr(value, "detach"):
-        from .torch.follow import as_tensor
-
-        as_tensor(t, to).copy_(value.detach())
+        _as_torch(t, to).copy_(value.detach())
     elif value.dtype != to.dtype:
         raise errors.DType(f"weight {t.name!r}: expected {t.dtype}, got {value.dtype}")
     else:
         to[...] = value
+
+
+def _as_torch(t: Tensor, array: np.ndarray) -> Any:
+    """A torch tensor over the array."""
+    import torch
+
+    if t.kind == "bf16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)

@@ -26,8 +26,9 @@ PACKAGE = Path(__file__).parents[1] / "ringbatch"
 ALLOWED = {
     "binding": set(),
     "client": {"binding"},
-    "worker": {"binding"},
-    "torch": {"binding", "worker"},
+    "weights": {"binding"},
+    "worker": {"binding", "weights"},
+    "torch": {"binding", "weights", "worker"},
     "onnx": {"binding", "worker"},
     "serve": {"binding", "worker"},
 }

@@ -25,7 +25,7 @@ type campaign struct {
 var campaigns = []campaign{
 	{"clients", "SIGKILL of clients at labelled steps and at random", 10000, 150, killClients, false},
 	{"workers", "SIGKILL of workers in the middle of batches", 5000, 120, killWorkers, false},
-	{"sequences", "deaths in sequences with state: SIGKILL of workers, SIGKILL and hang-ups of clients", 150_000, 360, killSequences, false},
+	{"sequences", "deaths in sequences with state: SIGKILL of workers and clients, hang-ups of clients", 150_000, 360, killSequences, false},
 	{"stops", "SIGSTOP of workers past their lease, then SIGCONT", 500, 12, stopWorkers, false},
 	{"brokers", "SIGKILL of the broker under load, and its restart", 500, 8, killBrokers, false},
 	{"poison", "1 to 10 % of the inputs kill their worker; events are batches", 2000, 60, poisonBatches, false},

@@ -17,7 +17,7 @@ import torch
 from .. import errors
 from ..binding.library import Duration
 from ..binding.tensors import Declared, Specs, declared, parse, signature
-from ..weights import Follower
+from ..weights import Follower, ModuleLoad
 from ..weights import follower as open_follower
 from ..worker import trials
 from ..worker.axes import Axes, Input, Output, add_buckets, extra_inputs, pad_values
@@ -30,7 +30,7 @@ from ..worker.worker import Ending
 from . import checks, loading
 from . import packed as packing
 from .alone import alone
-from .follow import FollowingLane, ModuleLoad
+from .follow import FollowingLane
 from .lanes import Engine, failure
 from .module_call import Module, numpy_types, torch_types
 from .planes import Planes, placed
