@@ -94,7 +94,7 @@ def page() -> str:
              "[Benchmark](benchmark.md) explains the figures; [peers](peers.md) has other servers and busy hosts. On your machine: `make",
              "demo`, `ringbatch bench MODEL`, `make peers`.", "", readme_table().rstrip()]  # fmt: skip
     for name in [n + cores for n in RUNS if not n.startswith(("busy", "embeddings")) for cores in ("", "-16-cores")]:
-        if not (DATA / f"{name}.json").exists() or name == "python-16-cores":  # results/python.md has it
+        if not (DATA / f"{name}.json").exists():
             continue
         data = kept(name)
         r = data["result"]

@@ -35,7 +35,7 @@ var (
 	ErrUnsupported = errors.New("valid safetensors, but not supported")
 )
 
-// Info is a tensor without its data, which lies in C order, little endian.
+// Info is a tensor without its data. The data is in C order, little endian.
 type Info struct {
 	DType string // bool, u8, i8, i16, i32, i64, f16, bf16, f32, f64
 	Shape []int  // empty for a scalar

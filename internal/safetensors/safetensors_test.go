@@ -133,7 +133,7 @@ func TestBadHeadersAreRefused(t *testing.T) {
 	for text, data := range map[string]int{
 		``: 0, ` {}`: 0, `[]`: 0, `{`: 0, `{}x`: 0, `{} {}`: 0, `{"a":1}`: 0, `{"a":null}`: 0,
 		`{` + a + `}`:  1, // past the end
-		`{` + a + ` }`: 3, // data nobody owns
+		`{` + a + ` }`: 3, // data without a tensor
 		`{` + a + `,"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}`:                              3, // overlap
 		`{` + a + `,"b":{"dtype":"U8","shape":[1],"data_offsets":[3,4]}}`:                              4, // hole
 		`{` + a + `,"b":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}`:                              2, // the same bytes twice

@@ -68,7 +68,7 @@ class FollowingModel(Model):
             now.close()
 
     def _use(self, next_: _Further | None) -> None:
-        """Changes the serving connection; the former is closed with its last call."""
+        """Changes the serving connection; the old one is closed with its last call."""
         with self._counting:
             before, self._now = self._now, next_
             if before is not None and before.users:

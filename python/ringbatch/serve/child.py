@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _tell(fd: int) -> None:
-    """Tells the parent that this process has attached."""
+    """Reports to the parent that this process has attached."""
     os.write(fd, b"1")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refusals: a worker process tells the serving process that its target is wrong, and that no restart helps.
+"""Refusals: a worker process reports to the serving process that its target is wrong, and that no restart helps.
 
 The text goes through memory of the serving process, so that it also arrives if a broker starts the workers.
 """
@@ -78,7 +78,7 @@ def attached() -> None:
 
 
 def refused(text: object) -> bool:
-    """In a worker process: tells the serving process; False if none listens."""
+    """In a worker process: reports to the serving process; False if none listens."""
     path, _, identity = _told_at.partition(":")
     if not path:
         return False
