@@ -35,7 +35,7 @@ func (c *Client) Ready(ctx context.Context, models ...string) error {
 	}
 	for _, name := range models {
 		if !slices.Contains(there, name) {
-			not = append(not, fmt.Errorf("%w: %q%s", status.ErrUnknownModel, name, typo.DidYouMean(name, there)))
+			not = append(not, fmt.Errorf("%w: %q%s; ringbatch models lists them", status.ErrUnknownModel, name, typo.DidYouMean(name, there)))
 		}
 	}
 	for i := range list {

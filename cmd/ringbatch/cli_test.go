@@ -230,7 +230,7 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{[]string{"serve", "package.module:name", "--grpc=127.0.0.1:" + taken}, 1, "choose another with --grpc PORT"},
 		{[]string{"infer", "affine", "--in", "z=nofile.npy"}, 1, `ringbatch: no input "z"; the model is x:f32[4]`},
 		{[]string{"infer", "afine", "1"}, 1, "(did you mean affine?)"},
-		{[]string{"stats", "afine"}, 1, "(did you mean affine?)"},
+		{[]string{"stats", "afine"}, 1, "(did you mean affine?); ringbatch models lists them"},
 		{[]string{"ready", "afine"}, 1, "(did you mean affine?)"},
 		{[]string{"bench", "afine"}, 1, "(did you mean affine?)"},
 		{[]string{"alias"}, 0, "no aliases\n"},

@@ -50,7 +50,7 @@ sizes and latencies by stage since the start; per worker its state.`, `  ringbat
 			}
 			s.Models = slices.DeleteFunc(s.Models, func(m stats.Model) bool { return !wanted[m.Name] })
 			if len(s.Models) == 0 {
-				return fmt.Errorf("no such model: %q%s", f.Arg(0), typo.DidYouMean(f.Arg(0), names))
+				return fmt.Errorf("no such model: %q%s; ringbatch models lists them", f.Arg(0), typo.DidYouMean(f.Arg(0), names))
 			}
 			raw, _ = json.Marshal(s)
 		}

@@ -86,16 +86,43 @@ def test_every_command_that_a_page_shows_has_the_flags_it_shows(page):
                 assert f"--{flag.replace('_', '-')}" in known, f"{page.name}: `ringbatch {m[1]}` has no --{flag}"
 
 
+@pytest.fixture(scope="module")
+def go_tool() -> str:
+    return shutil.which("go") or pytest.skip("no Go here")
+
+
+INSTALLS = ("git clone ", "python3 -m venv ", "pip install ")
+
+
+def installs() -> list[str]:
+    return [line for line in "".join(blocks(DOCS / "quickstart.md", "sh")).splitlines() if line.startswith(INSTALLS)]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory, go_tool) -> Path:
+    """The commands of an environment that the quickstart's own lines make, from a copy of this tree."""
+    folder = tmp_path_factory.mktemp("fresh")
+    origin, git = folder / "origin", ["git", "-c", "user.name=r", "-c", "user.email=r@example.com"]
+    listed = subprocess.check_output(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=REPOSITORY, text=True)
+    for name in filter(None, listed.split("\0")):
+        if (REPOSITORY / name).is_file():
+            (origin / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPOSITORY / name, origin / name)
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "a copy"]):
+        subprocess.run([*git, *command], cwd=origin, check=True)
+    instead = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.{origin}.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://github.com/ringbatch/ringbatch"}
+    subprocess.run(["bash", "-ec", "\n".join(installs())], cwd=folder, env={**os.environ, **instead}, check=True)
+    return folder / "ringbatch-venv" / "bin"
+
+
 class Reader:
     """A reader who follows a page: writes its files, types its commands, and compares the output."""
 
-    INSTALLS = ("git clone ", "python3 -m venv ", "pip install ")  # the tests have done these steps
-
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, installed: Path):
         folder.chmod(0o700)
         self.folder, self.servers, self.printed = folder, [], ""
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.env = {**os.environ, "RINGBATCH_SOCKET": str(folder / "b.sock"), "PATH": path}
+        self.env = {**os.environ, "RINGBATCH_SOCKET": str(folder / "b.sock"), "PATH": f"{installed}:{os.environ['PATH']}"}
         self.env.pop("PYTHONUNBUFFERED", None)  # else lines of several processes mix
 
     def follow(self, page: Path) -> None:
@@ -111,7 +138,8 @@ class Reader:
                 self.compare(text)
 
     def type(self, line: str) -> str:
-        if line.startswith(self.INSTALLS):
+        if line.startswith(INSTALLS):
+            assert line.partition(" #")[0].strip() in installs(), f"the fixture did not run: {line}"
             return ""
         if line.endswith("# terminal 1"):
             self.leave()
@@ -144,14 +172,10 @@ class Reader:
         self.servers.clear()
 
 
-@pytest.fixture
-def go_tool() -> str:
-    return shutil.which("go") or pytest.skip("no Go here")
-
-
+@pytest.mark.timeout(1800)  # it builds the package
 @pytest.mark.parametrize("page", [REPOSITORY / "README.md", DOCS / "quickstart.md"], ids=lambda p: p.stem)
-def test_somebody_who_follows_the_page_is_answered_from_a_batch_of_eight(page, tmp_path):
-    reader = Reader(tmp_path)
+def test_somebody_who_follows_the_page_is_answered_from_a_batch_of_eight(page, tmp_path, installed):
+    reader = Reader(tmp_path, installed)
     try:
         reader.follow(page)
     finally:

@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import os
 import signal
+import socket as sockets
 import subprocess
 import sys
 import textwrap
@@ -67,6 +68,15 @@ def test_a_second_serve_says_that_it_joined_the_broker(tmp_path, at, env):
         ready_lines(first)
         with server(tmp_path, env, "1", "1") as second:
             assert all(line.endswith(f"(joined the broker that already runs at {at})") for line in ready_lines(second))
+
+
+def test_serve_refuses_a_taken_port_before_it_starts_anything(tmp_path, at, env):
+    script = SCRIPT.replace("rb.serve([double, make], processes=[int(n) for n in sys.argv[1:]])", "rb.serve(double, http=int(sys.argv[1]))")
+    (tmp_path / "server.py").write_text(script)
+    with sockets.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = subprocess.run([sys.executable, tmp_path / "server.py", port], env=env, stderr=subprocess.PIPE, text=True, timeout=100).stderr
+    assert f"port {port} is taken; choose another with http=PORT" in said.splitlines()[-1] and "broker listening" not in said
 
 
 def test_connect_waits_for_a_model_that_is_still_starting(at):

@@ -93,7 +93,8 @@ class Tensor:
             return array.astype(self.dtype)
         if cast and np.can_cast(array.dtype, self.dtype, "same_kind"):
             return array.astype(self.dtype)
-        advice = f"Nothing is converted silently: pass x.astype({self.dtype.name!r}), or connect with cast=True"
+        how = f"np.array(x, {self.dtype.name!r})" if array is not value else f"x.astype({self.dtype.name!r})"
+        advice = f"Nothing is converted silently: pass {how}, or connect with cast=True"
         if cast:
             advice = "cast=True converts only to a type of the same kind"
         raise errors.DType(f"input {self.name!r}: expected {self.expected}; got {array.dtype} of shape {_shape(array.shape)}. {advice}")

@@ -91,26 +91,32 @@ class Model(Caller):
 
     @property
     def name(self) -> str:
+        """The model's name."""
         return self._core.name
 
     @property
     def inputs(self) -> list[Tensor]:
+        """Name, type and shape of each input, for one row."""
         return list(self._core.signature.inputs)
 
     @property
     def outputs(self) -> list[Tensor]:
+        """Name, type and shape of each output, for one row."""
         return list(self._core.signature.outputs)
 
     @property
     def state(self) -> list[Tensor]:
+        """The tensors that a sequence keeps from step to step."""
         return list(self._core.signature.state)
 
     @property
     def max_batch_size(self) -> int:
+        """The most rows of a batch."""
         return int(self._core.info.max_batch_size)
 
     @property
     def window(self) -> int:
+        """How many rows this client may have in use at once."""
         return int(self._core.info.window)
 
     @property

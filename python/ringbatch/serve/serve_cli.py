@@ -111,10 +111,10 @@ def tell(name: str, at: str, http: str | None, costs: bool, stop: threading.Even
     name = model["name"]
     inputs = [_spec(text) for text in model["signature"].split("->")[0].split()]
     print("\n" + python_line(name, inputs, at))
-    print(curl_line(name, inputs, http) if http else "curl: --http 8000 opens a door to the network")
+    print(curl_line(name, inputs, http) if http else "curl: --http 8000 also serves HTTP")
     sys.stdout.flush()
     if costs and not stop.is_set():
-        p = subprocess.run([binary_path(), "profile", name, "--socket", at, "--seconds", str(_PROFILE_S)], stdout=subprocess.PIPE,
+        p = subprocess.run([binary_path(), "profile", name, "--socket", at, "--duration", f"{_PROFILE_S}s"], stdout=subprocess.PIPE,
             text=True, check=False)
         print("\n" + p.stdout, flush=True)
 

@@ -162,6 +162,7 @@ class Batch:
 
     @property
     def id(self) -> int:
+        """The number of the batch, as traces show it."""
         return self._b.id
 
     def __len__(self) -> int:
@@ -170,6 +171,7 @@ class Batch:
 
     @property
     def requests(self) -> list[Item]:
+        """The requests of the batch, in the order of their rows."""
         n = self._sig.variable_inputs
         return [
             Item(m.row, m.rows, m.deadline / 1e9, m.committed / 1e9, tuple(m.dims[:n]))
@@ -178,6 +180,7 @@ class Batch:
 
     @property
     def runs(self) -> list[Run]:
+        """The contiguous pieces of the batch in shared memory."""
         return [Run(*r) for r in self._raw.runs]
 
     @property
