@@ -51,7 +51,7 @@ downloads: $(STATICCHECK)
 $(STATICCHECK):
 	GOBIN=$(@D) hack/again.sh go install honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION)
 
-check: $(STATICCHECK) ## licence lines, formatting, vet, staticcheck
+check: $(STATICCHECK) ## licence lines, formatting, vet, staticcheck, links, figures, words
 	./hack/spdx.py
 	./hack/licences.py --check
 	@bad=$$(gofmt -l .); [ -z "$$bad" ] || { echo "not formatted: $$bad" >&2; exit 1; }
@@ -59,6 +59,7 @@ check: $(STATICCHECK) ## licence lines, formatting, vet, staticcheck
 	nice $(STATICCHECK) ./...
 	python3 hack/links.py
 	python3 hack/results.py check
+	python3 hack/words.py
 
 # Packages whose goroutines share memory run under the race detector, and only there. Processes that share mappings are
 # invisible to the detector; heap-backed segments show it the same code.
