@@ -400,8 +400,8 @@ RB_API int rb_run_prepared(const rb_inference *inference);
 
 /* A sequence is a request of fixed slots that runs again and again: its steps. Each
  * step reads the state that the step before has written. The state advances if, and only
- * if, a step ends with RB_OK; if the caller releases the step before it has seen that
- * (rb_wait, rb_poll, rb_output), the state stays. A sequence of several rows is several sequences in step.
+ * if, the caller learns that the step ended with RB_OK (rb_wait, rb_poll, rb_output). A
+ * sequence of several rows is several sequences in step.
  * It is the caller's until rb_sequence_close or rb_close, and keeps its slots that long.
  *
  * After a restart of the broker, or when another broker has taken over, every function
@@ -431,10 +431,12 @@ RB_API int rb_step_prepared(rb_inference *inference, uint64_t sequence);
  * rows. */
 RB_API int rb_sequence_reset(rb_client client, uint64_t sequence, const uint32_t *rows, uint32_t count);
 
-/* The present state in place, to read or to write between steps: the k-th state tensor,
- * until the next commit. RB_ERR_NOT_DONE while a step is under way, or a worker still
- * uses the slots: rb_sequence_request waits for that. */
-RB_API int rb_sequence_state(rb_client client, uint64_t sequence, uint32_t k, rb_view *view);
+/* The present state in place, between steps: the k-th state tensor, until the next
+ * commit. fresh: memory for a byte of each row, which is 1 if the row begins its sequence;
+ * then only read the state. With NULL it may be written, too: no row is fresh then.
+ * RB_ERR_NOT_DONE while a step is under way, or a worker still uses the slots:
+ * rb_sequence_request waits for that. */
+RB_API int rb_sequence_state(rb_client client, uint64_t sequence, uint32_t k, rb_view *view, uint8_t *fresh);
 
 /* Gives the slots back; a step under way is canceled. */
 RB_API int rb_sequence_close(rb_client client, uint64_t sequence);

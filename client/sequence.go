@@ -5,7 +5,6 @@ package client
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
@@ -200,8 +199,11 @@ func (q *Sequence) State(ctx context.Context, name string) (tensor.Tensor, error
 	}
 	spec := q.c.dialed.State[k]
 	t := tensor.Tensor{Name: name, DType: spec.DType, Shape: append([]int{q.rows}, spec.Shape...)}
-	for row := range q.rows {
-		t.Data = append(t.Data, q.row(k, row)...)
+	t.Data = make([]byte, q.rows*spec.RowBytes())
+	for row, fresh := range q.fresh {
+		if !fresh {
+			copy(t.Row(row).Data, q.row(k, row))
+		}
 	}
 	return t, nil
 }
@@ -212,33 +214,33 @@ func (q *Sequence) SetState(ctx context.Context, t tensor.Tensor) error {
 	if err != nil {
 		return err
 	}
-	spec := q.c.dialed.State[k]
-	if t.DType != spec.DType {
-		return fmt.Errorf("%w: the state %s, got %s", status.ErrDType, spec, t.DType)
+	if rows, _, err := tensor.CheckInput(&q.c.dialed.State[k], &t, nil); err != nil {
+		return err
+	} else if rows != q.rows {
+		return fmt.Errorf("%w: the state %q of %d rows for a sequence of %d", status.ErrRows, t.Name, rows, q.rows)
 	}
-	if shape := append([]int{q.rows}, spec.Shape...); !slices.Equal(t.Shape, shape) || !t.Contiguous() {
-		return fmt.Errorf("%w: the state %q is %v, contiguous; got %v", status.ErrShape, t.Name, shape, t.Shape)
+	for row, fresh := range q.fresh {
+		for other := range q.c.dialed.State {
+			if fresh && other != k {
+				clear(q.row(other, row))
+			}
+		}
+		copy(q.row(k, row), t.Row(row).Data)
 	}
-	n := spec.RowBytes()
-	for row := range q.rows {
-		copy(q.row(k, row), t.Data[row*n:])
-	}
+	clear(q.fresh)
 	return nil
 }
 
 // Copy begins another sequence with the present state of this one.
 func (q *Sequence) Copy(ctx context.Context) (*Sequence, error) {
-	if _, err := q.settle(ctx); err != nil {
-		return nil, err
-	}
-	if err := q.clearFresh(); err != nil {
+	if _, err := q.findState(ctx, q.c.dialed.State[0].Name); err != nil {
 		return nil, err
 	}
 	other, err := q.c.Sequence(ctx, q.rows)
 	if err != nil {
 		return nil, err
 	}
-	clear(other.fresh)
+	copy(other.fresh, q.fresh)
 	for k := range q.c.dialed.State {
 		for row := range q.rows {
 			copy(other.row(k, row), q.row(k, row))
@@ -270,32 +272,24 @@ func (q *Sequence) leave() {
 	q.link = nil
 }
 
-// findState is the index of a state on the host, for a sequence that no worker has.
+// findState is the index of a state, for a sequence that no worker has and whose states are all on the host.
 func (q *Sequence) findState(ctx context.Context, name string) (int, error) {
 	if _, err := q.settle(ctx); err != nil {
 		return 0, err
 	}
-	k := slices.IndexFunc(q.c.dialed.State, func(t tensor.Spec) bool { return t.Name == name })
-	if k < 0 {
-		return 0, fmt.Errorf("%w: no state %q; the model is %s", status.ErrInvalid, name, q.c.dialed)
-	}
-	return k, q.clearFresh()
-}
-
-// clearFresh zeroes the states of fresh rows in place.
-func (q *Sequence) clearFresh() error {
+	found := -1
 	for k, t := range q.c.dialed.State {
 		if t.OnDevice() {
-			return fmt.Errorf("%w: the state %s lies in device memory: this process cannot read or write it", status.ErrInvalid, t)
+			return 0, fmt.Errorf("%w: the state %s lies in device memory: this process cannot read or write it", status.ErrInvalid, t)
 		}
-		for row, fresh := range q.fresh {
-			if fresh {
-				clear(q.row(k, row))
-			}
+		if t.Name == name {
+			found = k
 		}
 	}
-	clear(q.fresh)
-	return nil
+	if found < 0 {
+		return 0, fmt.Errorf("%w: no state %q; the model is %s", status.ErrInvalid, name, q.c.dialed)
+	}
+	return found, nil
 }
 
 // row is the present state of a row, in place.

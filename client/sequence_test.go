@@ -189,10 +189,40 @@ func TestAStateIsReadSetAndCopied(t *testing.T) {
 
 	_, err = q.State(soon(t), "h")
 	must.Fail(t, "unknown", err, client.ErrInvalid)
-	saved.Shape = []int{1, 2}
-	must.Fail(t, "shape", q.SetState(soon(t), saved), client.ErrShape)
-	saved.DType = tensor.F64
-	must.Fail(t, "dtype", q.SetState(soon(t), saved), client.ErrDType)
+	short, wide, one, kind := saved, saved, saved, saved
+	short.Data, wide.Shape, kind.DType = saved.Data[:8], []int{1, 2}, tensor.F64
+	one.Shape, one.Data = []int{1, 1}, saved.Data[:8]
+	for want, c := range map[error]tensor.Tensor{client.ErrSize: short, client.ErrShape: wide, client.ErrRows: one, client.ErrDType: kind} {
+		must.Fail(t, "set", q.SetState(soon(t), c), want)
+	}
+	is(q, 3, 5)
+}
+
+func TestALookAtTheStateLeavesARowFresh(t *testing.T) {
+	r := newRing(t, summing(t))
+	r.work(func(_ context.Context, b *worker.Batch) error { // the state begins with 100
+		for row := range b.Rows() {
+			next := worker.Row[int64](b.State(0), row)[0] + worker.Row[int64](b.Input(0), row)[0]
+			if b.Fresh(row) {
+				next += 100
+			}
+			worker.Row[int64](b.NextState(0), row)[0] = next
+			worker.Row[int64](b.Output(0), row)[0] = next
+		}
+		return nil
+	})
+	q := begin(t, r.dial(), 2)
+	step(t, q, []int64{1, 2}, 101, 102)
+	must.Do(t, q.Reset(1))
+	s, err := q.State(soon(t), "sum")
+	must.Do(t, err)
+	other, err := q.Copy(soon(t))
+	must.Do(t, err)
+	step(t, q, []int64{1, 2}, 102, 102)
+	step(t, other, []int64{1, 2}, 102, 102)
+	must.Do(t, q.Reset(1))
+	must.Do(t, q.SetState(soon(t), s))
+	step(t, q, []int64{1, 2}, 102, 2)
 }
 
 func TestARestartOfTheBrokerLosesTheStateByName(t *testing.T) {

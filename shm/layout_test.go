@@ -36,6 +36,13 @@ func TestPlanesLieApartAlignedAndExact(t *testing.T) {
 	if l.SlotBytes() != 3+5+1+6+56+24+10+2+4+32 {
 		t.Errorf("a slot has %d bytes", l.SlotBytes())
 	}
+	plain := l.SlotBytes()
+	sig.State = []tensor.Spec{{Name: "h", DType: tensor.F32, Shape: []int{3}}}
+	withState, err := NewLayout(sig, 37, 8)
+	must.Do(t, err)
+	if n := withState.SlotBytes() - plain; n != 2*12+64 || l.Step != nil || len(l.Planes) != 10 {
+		t.Errorf("state adds %d bytes; a model without it has the planes %v", n, l.Planes)
+	}
 	mem := make([]byte, l.PlanesSize)
 	if n := len(l.Inputs[1].Rows(mem, 36, 1)); n != 5 {
 		t.Errorf("the last row has %d bytes", n)

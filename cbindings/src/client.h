@@ -211,7 +211,7 @@ struct rb_seq {
 	uint32_t at, rows;
 	uint8_t half;  /* the half that the next step reads */
 	bool stepping; /* a step was committed, and its end was not looked at yet */
-	bool missed;   /* the caller has released that step before its end was seen */
+	bool told;     /* the caller knows that the step ended well */
 	bool lost;
 	uint8_t row[]; /* RB_STEP_FRESH; RB_RESET: fresh after the step that is under way */
 };

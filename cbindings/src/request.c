@@ -200,7 +200,7 @@ void rb_link_book(rb_link *l, uint32_t at, int64_t now, uint32_t flags)
 		*rb_link_step(l, at + i) = s->sequence->half | (s->sequence->row[i] & RB_STEP_FRESH);
 	if (s->sequence) {
 		s->sequence->stepping = true;
-		s->sequence->missed = false;
+		s->sequence->told = false;
 	}
 	if (flags & RB_NOTIFY)
 		rb_link_watch(l, at);
@@ -301,8 +301,11 @@ static uint32_t version_of(const rb_req *r)
 static int outcome(const rb_req *r)
 {
 	int status = rb_req_slot(r)->status;
-	if (!status)
+	if (!status) {
 		answered_version = version_of(r);
+		if (rb_req_slot(r)->sequence)
+			rb_req_slot(r)->sequence->told = true;
+	}
 	if (rb_req_slot(r)->broken)
 		return rb_explain(status, "its stream failed before it got to the commit; the CUDA context of this process is of no more use");
 	/* While an expired request is held, a worker may still write its reason. */
@@ -400,7 +403,7 @@ int rb_req_release(const rb_req *r)
 {
 	rb_link *l = r->link;
 	rb_slot *s = rb_req_slot(r);
-	bool unseen = s->state == RB_SLOT_COMMITTED, over = rb_req_is_over(r), ring = false;
+	bool over = rb_req_is_over(r), ring = false;
 	uint32_t handle = r->handle;
 	pthread_mutex_lock(&l->mu);
 	if (!atomic_compare_exchange_strong(&s->handle, &handle, r->handle + 1)) {
@@ -409,7 +412,6 @@ int rb_req_release(const rb_req *r)
 	}
 	rb_link_unwatch(l, r->at);
 	if (s->sequence) { /* it keeps the slots, and their hold on the link */
-		s->sequence->missed = unseen;
 		if (s->state == RB_SLOT_COMMITTED)
 			push_cancel(l, s, r->at, &ring);
 	} else if (over) {

@@ -77,7 +77,7 @@ static int settle(rb_seq *q, int64_t until)
 			return rb_explain(RB_ERR_TIMEOUT, "a worker still has the step before");
 		nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
 	}
-	bool advanced = slot_of(q)->status == RB_OK && !q->missed;
+	bool advanced = q->told;
 	q->half ^= advanced;
 	for (uint32_t i = 0; i < q->rows; i++)
 		q->row[i] = q->row[i] & RB_RESET ? RB_STEP_FRESH : advanced ? 0 : q->row[i];
@@ -203,8 +203,8 @@ static int reset(rb_seq *q, const uint32_t *rows, uint32_t count)
 	return RB_OK;
 }
 
-/* Zeroes the present state of fresh rows: they are fresh no longer. */
-static int refresh(rb_seq *q)
+/* Zeroes the present state of fresh rows. They stay fresh if the caller asks which they are. */
+static int refresh(rb_seq *q, uint8_t *fresh)
 {
 	const rb_session *s = &q->link->session;
 	for (uint32_t i = 0; i < q->rows; i++) {
@@ -217,12 +217,15 @@ static int refresh(rb_seq *q)
 			if (!t->on_device)
 				memset(at, 0, t->row_bytes);
 		}
-		q->row[i] = 0;
+		if (fresh)
+			fresh[i] = q->row[i] & RB_STEP_FRESH ? 1 : 0;
+		else
+			q->row[i] = 0;
 	}
 	return RB_OK;
 }
 
-static int state(rb_conn *c, rb_seq *q, uint32_t k, rb_view *v)
+static int state(rb_conn *c, rb_seq *q, uint32_t k, rb_view *v, uint8_t *fresh)
 {
 	const rb_tensor *t;
 	uint32_t dims_at;
@@ -236,7 +239,7 @@ static int state(rb_conn *c, rb_seq *q, uint32_t k, rb_view *v)
 	const rb_session *s = &q->link->session;
 	if (state_on_device(q->link) && !s->device.base)
 		return rb_explain(RB_ERR_INVALID, "%s has state in device memory, which this client does not have", c->model);
-	if ((status = refresh(q)))
+	if ((status = refresh(q, fresh)))
 		return status;
 	rb_fill_view(v, t, NULL, rb_base_of(s, t), q->link->first + q->at, q->rows);
 	v->data = half_of(q->link, q->at, k, q->half);
@@ -300,9 +303,9 @@ int rb_sequence_reset(rb_client client, uint64_t sequence, const uint32_t *rows,
 	WITH_SEQUENCE(rows || !count, client, sequence, reset(q, rows, count));
 }
 
-int rb_sequence_state(rb_client client, uint64_t sequence, uint32_t k, rb_view *v)
+int rb_sequence_state(rb_client client, uint64_t sequence, uint32_t k, rb_view *v, uint8_t *fresh)
 {
-	WITH_SEQUENCE(v, client, sequence, state(c, q, k, v));
+	WITH_SEQUENCE(v, client, sequence, state(c, q, k, v, fresh));
 }
 
 int rb_sequence_close(rb_client client, uint64_t sequence) { WITH_CLIENT(true, client, close_sequence(c, sequence)); }

@@ -500,7 +500,7 @@ static int state(const char *socket, const char *model)
 	MUST(connect_to(socket, model, 1, &c));
 	enter_device(c, &map);
 	MUST(rb_sequence_open(c, 1, -1, &q));
-	MUST(rb_sequence_state(c, q, 0, &before));
+	MUST(rb_sequence_state(c, q, 0, &before, NULL));
 	MUST(rb_sequence_request(c, q, NULL, 0, -1, &r));
 	MUST(rb_commit(c, r.id, 0, 0));
 	MUST(rb_worker_next(w, -1, &b));
@@ -512,10 +512,10 @@ static int state(const char *socket, const char *model)
 	MUST(cuMemcpyHtoD((uint64_t)(uintptr_t)next, row, sizeof row));
 	MUST(rb_batch_complete(b));
 	MUST(rb_wait(c, r.id, -1));
-	MUST(rb_sequence_state(c, q, 0, &after));
+	MUST(rb_sequence_state(c, q, 0, &after, NULL));
 	CHECK((uint8_t *)after.data - (uint8_t *)before.data == sizeof row);
 	for (float want = 7; want >= 0; want -= 7) { /* as written, then reset */
-		MUST(rb_sequence_state(c, q, 0, &after));
+		MUST(rb_sequence_state(c, q, 0, &after, NULL));
 		MUST(cuMemcpyDtoH(row, (uint64_t)(uintptr_t)after.data, sizeof row));
 		CHECK(row[0] == want && row[3] == want);
 		MUST(rb_sequence_reset(c, q, NULL, 0));

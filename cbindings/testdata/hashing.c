@@ -104,7 +104,7 @@ static void run_restart(void)
 	CHECK(getchar() == '\n');
 	usleep(20000); /* a client looks at its socket every 5 ms at most */
 	for (int i = 0; i < 2; i++)
-		WANT_ALL(RB_ERR_STATE_LOST, step(c, q, x, y), rb_sequence_state(c, q, 0, &v), rb_sequence_reset(c, q, &row, 1),
+		WANT_ALL(RB_ERR_STATE_LOST, step(c, q, x, y), rb_sequence_state(c, q, 0, &v, NULL), rb_sequence_reset(c, q, &row, 1),
 			rb_sequence_request(c, q, NULL, 0, 0, &r));
 	WANT(RB_OK, rb_sequence_reset(c, q, NULL, 0));
 	WANT(RB_OK, step(c, q, x, y));

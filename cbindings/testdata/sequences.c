@@ -82,17 +82,20 @@ static int64_t ended(rb_request r, uint32_t row)
 static int64_t state_of(uint64_t sequence, uint32_t row)
 {
 	rb_view h, n;
-	WANT(RB_OK, rb_sequence_state(c, sequence, 0, &h));
-	WANT(RB_OK, rb_sequence_state(c, sequence, 1, &n));
+	uint8_t fresh[2];
+	WANT(RB_OK, rb_sequence_state(c, sequence, 0, &h, fresh));
+	WANT(RB_OK, rb_sequence_state(c, sequence, 1, &n, fresh));
 	CHECK(h.rank == 1 && h.stride == 16 && n.rank == 2 && n.shape[1] == 3 && n.stride == 24);
-	return *(int64_t *)((uint8_t *)h.data + row * h.stride);
+	int64_t found = *(int64_t *)((uint8_t *)h.data + row * h.stride);
+	CHECK(!fresh[row] || !found);
+	return found;
 }
 
 static void one_sequence(uint64_t q)
 {
 	rb_request r = commit(q, 1, 0, 0), before;
 	rb_view v;
-	WANT(RB_ERR_NOT_DONE, rb_sequence_state(c, q, 0, &v));
+	WANT(RB_ERR_NOT_DONE, rb_sequence_state(c, q, 0, &v, NULL));
 	WANT(RB_ERR_TIMEOUT, rb_sequence_request(c, q, NULL, 0, 0, &before));
 	serve(WELL);
 	CHECK(ended(r, 0) == 1 && state_of(q, 0) == 1);
@@ -112,7 +115,7 @@ static void one_sequence(uint64_t q)
 	rb_batch *b;
 	WANT(RB_OK, rb_worker_next(w, minute, &b));
 	WANT(RB_ERR_EXPIRED, rb_wait(c, r.id, minute));
-	WANT(RB_ERR_NOT_DONE, rb_sequence_state(c, q, 0, &v));
+	WANT(RB_ERR_NOT_DONE, rb_sequence_state(c, q, 0, &v, NULL));
 	WANT(RB_ERR_TIMEOUT, rb_sequence_request(c, q, NULL, 0, second / 50, &before));
 	WANT(RB_OK, rb_batch_set_state(b, 0, (int64_t[1]){99}, 8));
 	WANT(RB_OK, rb_batch_fail_all(b, "too late"));
@@ -123,15 +126,23 @@ static void one_sequence(uint64_t q)
 	drop_canceled();
 	WANT(RB_OK, rb_sequence_request(c, q, NULL, 0, minute, &r)); /* waits for the end */
 	CHECK(state_of(q, 0) == 1);
-	r = commit(q, 9, 0, 0); /* released before its answer is seen */
-	serve(WELL);
-	WANT(RB_OK, rb_release(c, r.id));
-	CHECK(state_of(q, 0) == 1);
+	for (int look = 0; look < 3; look++) { /* the caller does not learn of the answer */
+		r = commit(q, 9, 0, 0);
+		serve(WELL);
+		if (look == 1)
+			WANT(RB_OK, rb_cancel(c, r.id));
+		if (look)
+			WANT(RB_OK, rb_release(c, r.id));
+		CHECK(state_of(q, 0) == 1);
+	}
 	r = commit(q, 2, 0, 0);
 	WANT(RB_OK, rb_sequence_reset(c, q, NULL, 0)); /* after this step */
 	serve(WELL);
 	CHECK(ended(r, 0) == 12 && state_of(q, 0) == 0);
-	WANT(RB_OK, rb_sequence_state(c, q, 0, &v));
+	uint8_t fresh = 0;
+	WANT(RB_OK, rb_sequence_state(c, q, 0, &v, &fresh));
+	CHECK(fresh); /* also for the next step, although the caller has looked */
+	WANT(RB_OK, rb_sequence_state(c, q, 0, &v, NULL));
 	*(int64_t *)v.data = 77; /* set */
 	r = commit(q, 1, 0, 0);
 	serve(WELL);
@@ -145,8 +156,8 @@ static void several_rows(uint64_t one, uint64_t two)
 		rb_request a = commit(one, i, 0, 0), b = commit(two, i + 3, i + 6, 0);
 		for (uint32_t rows = 0; rows < 3;)
 			rows += serve(WELL);
-		if (i == 3)
-			CHECK(ended(a, 0) == 123 && ended(b, 0) == 456 && ended(b, 1) == 789);
+		int64_t y[] = {ended(a, 0), ended(b, 0), ended(b, 1)};
+		CHECK(i < 3 || (y[0] == 123 && y[1] == 456 && y[2] == 789));
 	}
 	WANT(RB_ERR_ROWS, rb_sequence_reset(c, two, (uint32_t[]){0, 2}, 2));
 	WANT(RB_OK, rb_sequence_reset(c, two, (uint32_t[]){1}, 1));
@@ -195,7 +206,7 @@ static void in_child(uint64_t q)
 	int how = 0;
 	rb_view v;
 	if (!child) {
-		WANT_ALL(RB_ERR_FORKED, rb_sequence_state(c, q, 0, &v), rb_sequence_reset(c, q, NULL, 0));
+		WANT_ALL(RB_ERR_FORKED, rb_sequence_state(c, q, 0, &v, NULL), rb_sequence_reset(c, q, NULL, 0));
 		WANT(RB_OK, rb_sequence_close(c, q));
 		_exit(0);
 	}
@@ -225,9 +236,9 @@ void sequences(void)
 	WANT(RB_ERR_ROWS, rb_sequence_open(c, 0, 0, &three));
 	WANT(RB_ERR_FULL, rb_sequence_open(c, 2, 0, &three));
 	WANT_ALL(RB_ERR_INVALID, rb_sequence_open(c, 1, 0, NULL), rb_sequence_request(c, one, NULL, 0, 0, NULL),
-		rb_sequence_reset(c, one, NULL, 1), rb_sequence_state(c, one, 0, NULL), rb_sequence_state(c, one, 2, &v),
+		rb_sequence_reset(c, one, NULL, 1), rb_sequence_state(c, one, 0, NULL, NULL), rb_sequence_state(c, one, 2, &v, NULL),
 		rb_step_prepared(NULL, one));
-	WANT_ALL(RB_ERR_RELEASED, rb_sequence_reset(other, one, NULL, 0), rb_sequence_close(other, one), rb_sequence_state(c, 12345, 0, &v));
+	WANT_ALL(RB_ERR_RELEASED, rb_sequence_reset(other, one, NULL, 0), rb_sequence_close(other, one), rb_sequence_state(c, 12345, 0, &v, NULL));
 	WANT(RB_OK, rb_close(other));
 	one_sequence(one);
 	in_child(one);

@@ -332,7 +332,7 @@ typedef struct {
 	PyObject *core;
 	unsigned long long sequence; /* of a Stepper; 0 once it is closed */
 	unsigned int rows;
-	char stepped; /* a step has ended well */
+	char busy; /* a coroutine waits for a step */
 } Caller;
 
 /* Finds the inputs by place and by name, and the timeout. False if the call is not for the quick path: it takes one item
@@ -406,11 +406,9 @@ static PyObject *stepper_step(Caller *m, PyObject *args, PyObject *named)
 	PyObject *timeout = Py_None;
 	if (named && PyDict_Size(named) == 0)
 		named = NULL;
-	if (!m->core || !m->sequence || m->rows != 1 || !take_arguments((Client *)m->core, args, named, in, &timeout))
+	if (!m->core || !m->sequence || m->busy || m->rows != 1 || !take_arguments((Client *)m->core, args, named, in, &timeout))
 		return call_slowly(m, args, named);
-	PyObject *y = call_quick((Client *)m->core, m->sequence, in, timeout);
-	m->stepped |= y != NULL;
-	return y;
+	return call_quick((Client *)m->core, m->sequence, in, timeout);
 }
 
 static int caller_set_core(Caller *m, PyObject *core, void *Py_UNUSED(closure))
@@ -454,7 +452,7 @@ static PyMethodDef stepper_methods[] = {
 static PyMemberDef stepper_members[] = {
 	{"_id", T_ULONGLONG, offsetof(Caller, sequence), 0, NULL},
 	{"_rows", T_UINT, offsetof(Caller, rows), 0, NULL},
-	{"_stepped", T_BOOL, offsetof(Caller, stepped), 0, NULL},
+	{"_busy", T_BOOL, offsetof(Caller, busy), 0, NULL},
 	{0},
 };
 static PyType_Slot stepper_slots[] = {

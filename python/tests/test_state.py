@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -159,7 +160,7 @@ def test_rows_are_reset_alone_and_fresh_says_so(count):
         seq.reset()
         assert seq.state("n").tolist() == [0, 0, 0] and seq.step(ones).tolist() == [1, 1, 1]
         assert seq.state("all")[:, 1].tolist() == [1, 1, 1]  # to look at the state does not end fresh
-        for wrong in (3, [-1], [True, False]):
+        for wrong in (3, [-1], [True, False], [0.5], "a"):
             with pytest.raises(rb.errors.Rows, match="3 rows"):
                 seq.reset(wrong)
         with pytest.raises(rb.errors.Rows, match="has 3 rows, the inputs have 1"):
@@ -189,6 +190,9 @@ def test_a_step_without_copies_and_in_asyncio(count):
             assert req.run().outputs["y"] == 1
         seq.request().release()  # never sent
         assert seq.step(1) == 2 and seq.state("all").tolist() == [6, 1]
+        seq.reset()
+        seq.request().release()
+        assert seq.state("n") == 0 and seq.step(0) == 1 and seq.step(5) == 2 and seq.state("all").tolist() == [5, 1]  # it was fresh
 
         async def steps():
             assert await seq.astep(1) == 3 and await seq.astep(x=1) == 4
@@ -196,14 +200,35 @@ def test_a_step_without_copies_and_in_asyncio(count):
                 await seq.astep(13)
             slow = asyncio.ensure_future(seq.astep(7))
             await asyncio.sleep(0.1)
-            with pytest.raises(rb.errors.NotDone, match="under way"):
-                seq.step(1)
+            for x in (1, np.array(1)):
+                with pytest.raises(rb.errors.NotDone, match="under way"):
+                    seq.step(x)
             slow.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await slow
             return await seq.astep(1)
 
         assert asyncio.run(steps()) == 5 and seq.step(1) == 6
+
+
+def test_a_task_that_is_canceled_after_its_answer_came_leaves_the_state(count):
+    async def steps(seq):
+        answered = canceled = 0
+        for turns in itertools.count():
+            task = asyncio.ensure_future(seq.astep(1))
+            for _ in range(turns % 40):
+                await asyncio.sleep(0.0002)
+            task.cancel()
+            try:
+                answered = await task
+            except asyncio.CancelledError:
+                canceled += 1
+                assert seq.state("n") == answered
+            if answered > 20 and canceled > 20:
+                return
+
+    with count.sequence() as seq:
+        asyncio.run(steps(seq))
 
 
 def test_variable_inputs_have_a_step_of_any_size(at):

@@ -242,7 +242,7 @@ class Stepper(Caller):
 
     _id = 0
     _rows = 1
-    _stepped = False  # a step has ended well
+    _busy = False  # a coroutine waits for a step
 
     def step(self, *inputs: Any, **named: Any) -> Any:
         return self._call(*inputs, **named)

@@ -136,7 +136,7 @@ PROTOTYPES = {
     "rb_sequence_request": (c_int, [_client, _sequence, _address, c_uint32, c_int64, _address]),
     "rb_step_prepared": (c_int, [_address, _sequence]),
     "rb_sequence_reset": (c_int, [_client, _sequence, _address, c_uint32]),
-    "rb_sequence_state": (c_int, [_client, _sequence, c_uint32, _address]),
+    "rb_sequence_state": (c_int, [_client, _sequence, c_uint32, _address, _address]),
     "rb_sequence_close": (c_int, [_client, _sequence]),
     "rb_client_fd": (c_int, [_client, _address]),
     "rb_reap": (c_int, [_client, _address, c_uint32, _address]),

@@ -280,10 +280,10 @@ class Core(Client):
 
     # -- sequences
 
-    def state_rows(self, sequence: int, k: int) -> Any:
+    def state_rows(self, sequence: int, k: int, fresh: np.ndarray | None) -> Any:
         """The present state in place: an array of all rows, or a tensor of torch on the device."""
         v, t = c.View(), self.signature.state[k]
-        self.check(self.lib.rb_sequence_state(self.handle, sequence, k, addressof(v)))
+        self.check(self.lib.rb_sequence_state(self.handle, sequence, k, addressof(v), None if fresh is None else address(fresh)))
         shape = tuple(v.shape[: v.rank])
         if t.on_device:
             return self.device.halves(v.data, shape, t.kind)

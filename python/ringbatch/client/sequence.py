@@ -44,8 +44,6 @@ class Sequence(Stepper):
         if rows is not None and not 0 < rows < 1 << 32:  # C has 32 bits
             raise errors.Rows(f"a sequence has 1..{model.window} rows (this client's window), got {rows}")
         self._single, self._rows = rows is None, 1 if rows is None else rows
-        self._busy = False  # a coroutine waits for a step
-        self._new = np.ones(self._rows, bool)  # rows without a step since they were opened or reset; see _fresh
         self._open(nanoseconds(timeout) or FOREVER_NS)
 
     def _open(self, left: int) -> None:
@@ -68,9 +66,7 @@ class Sequence(Stepper):
         self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, **named: Any
     ) -> Any:
         arrays, rows = self._arrays(inputs, named)
-        answer = self._model._run(arrays, rows, timeout, (priority, cost), self._id)
-        self._stepped = True
-        return answer
+        return self._model._run(arrays, rows, timeout, (priority, cost), self._id)
 
     async def astep(
         self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, **named: Any
@@ -86,12 +82,14 @@ class Sequence(Stepper):
         sent: int | None = None
         self._busy = True
         try:
-            sent, _ = await model._asend((future, loop, model._reader(rows)), arrays, rows, timeout, (priority, cost), False, self._id)
-            answer = await future
-            self._stepped = True
-            return answer
+            # The task reads the answer itself: a task that is canceled before must leave the state.
+            sent, _ = await model._asend((future, loop, int), arrays, rows, timeout, (priority, cost), False, self._id)
+            await future
+            return model._reader(rows)(sent)
         except BaseException:
             completions.abandon(future, sent)
+            if sent:  # the answer may have come
+                self._core.release(sent)
             raise
         finally:
             self._busy = False
@@ -99,7 +97,6 @@ class Sequence(Stepper):
     def request(self, *, shapes: Mapping[str, tuple[int, ...]] | None = None, timeout: Duration | None = None) -> Request:
         """The next step without copies, as ``model.request()``. Its release cancels a step under way and keeps the slots."""
         self._check()
-        self._stepped = True
         return claim(self._core, None if self._single else self._rows, shapes, timeout, self._id)
 
     def _arrays(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[list[np.ndarray], int]:
@@ -124,27 +121,19 @@ class Sequence(Stepper):
         chosen = np.arange(self._rows) if rows is None else np.atleast_1d(np.asarray(rows))
         if chosen.dtype == bool and chosen.shape == (self._rows,):
             chosen = np.flatnonzero(chosen)
-        if chosen.dtype == bool or (chosen.size and not 0 <= chosen.min() <= chosen.max() < self._rows):
+        if chosen.size and (chosen.dtype.kind not in "iu" or not 0 <= chosen.min() <= chosen.max() < self._rows):
             raise errors.Rows(f"the sequence has {self._rows} rows; got {rows!r}: want their numbers, or a bool for each")
         if not chosen.size:
             return
         numbers, core = np.ascontiguousarray(chosen, np.uint32), self._core
         some = (0, 0) if rows is None else (numbers.ctypes.data, numbers.size)
         core.check(core.lib.rb_sequence_reset(core.handle, self._id, *some))
-        self._fresh()[chosen.astype(np.intp)] = True
-
-    def _fresh(self) -> np.ndarray:
-        """Which rows are fresh for the worker. Looking at the state ends that in the library, so state and copy reset them again."""
-        if self._stepped:
-            self._new[:] = self._stepped = False
-        return self._new
 
     def state(self, name: str) -> Any:
         """A copy of the present state: of one item, or of all rows if the sequence was opened with ``rows``."""
-        copied = copy_rows(self._in_place(name))
+        copied = copy_rows(self._in_place(name, np.empty(self._rows, bool)))
         if not isinstance(copied, np.ndarray):
             self._core.device.synchronize()
-        self._keep_fresh()
         return copied[0] if self._single else copied
 
     def set_state(self, state: Mapping[str, Any] | None = None, **named: Any) -> None:
@@ -159,26 +148,19 @@ class Sequence(Stepper):
             arrays[name] = array
         for name, array in arrays.items():  # after all checks: all or nothing
             _write(self._in_place(name), array, self._core)
-            self._stepped = True  # no row is fresh
 
     def copy(self, *, timeout: Duration | None = 10.0) -> Sequence:
         """Another sequence with the same state. timeout: for room in the window."""
         self._check()
-        made = Sequence(self._model, None if self._single else self._rows, timeout)
+        made, fresh = Sequence(self._model, None if self._single else self._rows, timeout), np.empty(self._rows, bool)
         try:
             for name in self._core.signature.state_index:
-                _write(made._in_place(name), self._in_place(name), self._core)
-            made._new[:] = self._fresh()
-            made._keep_fresh()
-            self._keep_fresh()
+                _write(made._in_place(name), self._in_place(name, fresh), self._core)
+            made.reset(fresh)
         except BaseException:
             made.close()
             raise
         return made
-
-    def _keep_fresh(self) -> None:
-        if self._fresh().any():
-            self.reset(self._new.copy())
 
     def _find(self, name: str) -> int:
         k = self._core.signature.state_index.get(name)
@@ -186,14 +168,15 @@ class Sequence(Stepper):
             raise errors.Invalid(f"no state {name!r}; there are {', '.join(self._core.signature.state_index)}")
         return k
 
-    def _in_place(self, name: str) -> Any:
+    def _in_place(self, name: str, fresh: np.ndarray | None = None) -> Any:
+        """The present state, to be written. With fresh, which then says which rows begin their sequence, only to be read."""
         self._check()
         k = self._find(name)
         try:
-            return self._core.state_rows(self._id, k)
+            return self._core.state_rows(self._id, k, fresh)
         except errors.NotDone:  # a worker still has the last step, which has expired or was canceled
             claim(self._core, None if self._single else self._rows, None, None, self._id).release()
-            return self._core.state_rows(self._id, k)
+            return self._core.state_rows(self._id, k, fresh)
 
     # -- the end
 
