@@ -14,6 +14,9 @@ from conftest import REPOSITORY, broker_at, python, serving
 
 import ringbatch as rb
 
+EXAMPLES = REPOSITORY / "examples/python"
+example = pytest.mark.skipif(not EXAMPLES.exists(), reason="no examples here")
+
 
 def test_a_missing_package_is_named():
     code = "sys.modules['gymnasium.vector'] = None\ntry: import ringbatch.rl.gymnasium\nexcept ImportError as e: print(e)"
@@ -73,6 +76,7 @@ def episodes(mode):
 def test_an_unroll_keeps_state_and_episodes_in_step(at, mode):
     pytest.importorskip("gymnasium")
     from gymnasium.vector import AutoresetMode
+
     from ringbatch.rl.gymnasium import Actor, unroll_specs
 
     with broker_at(at), rb.publisher("policy", {"w": np.zeros(1)}, socket=at) as publisher:
@@ -135,11 +139,28 @@ def test_a_policy_without_state_and_wrong_ones(at):
         unroll_specs({"x": "f32[<=4]"}, {"action": "i64[]"}, 5)
 
 
+@example
+def test_catch_is_an_environment_that_can_be_won(monkeypatch):
+    gym = pytest.importorskip("gymnasium")
+    from gymnasium.utils.env_checker import check_env
+
+    monkeypatch.syspath_prepend(EXAMPLES)
+    env = gym.make("catch:Catch-v0").unwrapped
+    check_env(env, skip_render_check=True)
+    for seed in range(20):
+        env.reset(seed=seed)
+        over = False
+        while not over:
+            _, reward, over, *_ = env.step(1 + np.sign(env.x - env.paddle))
+        assert reward == 1
+
+
+@example
 def test_impala_learns_while_its_processes_are_killed(at, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("gymnasium")
     curve, env = tmp_path / "curve.json", {**os.environ, "RINGBATCH_SOCKET": at}
-    command = [sys.executable, REPOSITORY / "examples/python/impala.py", "--target", "80", "--kill", "2", "--curve", curve]
+    command = [sys.executable, EXAMPLES / "impala.py", "--target", "80", "--kill", "2", "--curve", curve]
     said = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
     assert said.returncode == 0, said.stderr
     assert "SIGKILL to" in said.stdout
