@@ -81,18 +81,18 @@ proto:
 RL_PYTHON ?= $(CURDIR)/build/rl/bin/python
 RL = PYTHONPATH=$(CURDIR)/python RINGBATCH_LIBRARY=$(CURDIR)/build/c/libringbatch.so RINGBATCH_BINARY=$(CURDIR)/bin/ringbatch
 
-# IMPALA in full, without and with a kill every 2 seconds, and its test; the learning curves go to docs/images (downloads torch)
+# IMPALA in full, without and with a kill every 5 seconds, and its test; the learning curves go to docs/images (downloads torch)
 rl: build
 	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so
 	@test -x $(RL_PYTHON) || { python3 -m venv build/rl && hack/again.sh build/rl/bin/pip install -q torch gymnasium pytest pytest-timeout; }
 	cd python/tests && $(RL) $(RL_PYTHON) -m pytest -c ../pyproject.toml --rootdir=. --timeout 300 test_rl.py
 	mkdir -p -m 700 build/curves
 	for env in CartPole-v1 catch:Catch-v0; do \
-	  for kill in 0 2; do \
+	  for kill in 0 5; do \
 	    $(RL) RINGBATCH_SOCKET=$(CURDIR)/build/curves/b.sock \
 	      nice $(RL_PYTHON) examples/python/impala.py --env $$env --kill $$kill --curve build/curves/$$kill.json; \
 	    tail -c 100 build/curves/$$kill.json; \
 	  done; \
 	  hack/curve.py "$${env#*:}: mean score of 100 episodes" docs/images/rl-$${env#*:}.svg \
-	    "no kills"=build/curves/0.json "a process killed every 2 s"=build/curves/2.json; \
+	    "no kills"=build/curves/0.json "a process killed every 5 s"=build/curves/5.json; \
 	done

@@ -3,7 +3,7 @@
 
     python examples/python/impala.py                          # CartPole-v1, until the mean of 100 episodes is 475
     python examples/python/impala.py --env catch:Catch-v0     # images and a conv net, until it is 0.9
-    python examples/python/impala.py --kill 2                 # SIGKILL to an actor or a worker of the policy every 2 seconds
+    python examples/python/impala.py --kill 5                 # SIGKILL to an actor or a worker of the policy every 5 seconds
 """
 
 import argparse
@@ -135,7 +135,7 @@ def main() -> None:
             time.sleep(args.kill or 1)
             if args.kill:
                 workers = [w["pid"] for m in rb.stats(timeout=60)["models"] if m["name"] == "policy" for w in m["workers"]]
-                victim = chance.choice([*workers, *(a.pid for a in actors.values())])
+                victim = chance.choice([*workers, *(a.pid for a in actors.values() if a.is_alive())])
                 print("SIGKILL to", "a worker" if victim in workers else "an actor", flush=True)
                 os.kill(victim, signal.SIGKILL)
     finally:
