@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Rigs that break things on purpose, tests with other servers, and generated files. Included by the Makefile.
 
-.PHONY: envoy-test triton-test hosts-test hosts-short chaos chaos-short soak weak-check proto onnx-go-test demo-picture
+.PHONY: envoy-test triton-test hosts-test hosts-short chaos chaos-short soak weak-check proto onnx-go-test demo-picture rl
 
 # deploy/envoy with a real Envoy
 envoy-test:
@@ -77,3 +77,22 @@ proto:
 	cd gateway/oip && PATH=$(CURDIR)/build/proto/bin:$$PATH $(CURDIR)/build/proto/bin/python -m grpc_tools.protoc -I . \
 	  --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative inference.proto
 
+# An environment with torch, gymnasium and pytest.
+RL_PYTHON ?= $(CURDIR)/build/rl/bin/python
+RL = PYTHONPATH=$(CURDIR)/python RINGBATCH_LIBRARY=$(CURDIR)/build/c/libringbatch.so RINGBATCH_BINARY=$(CURDIR)/bin/ringbatch
+
+# IMPALA in full, without and with a kill every 5 seconds, and its test; the learning curves go to docs/images (downloads torch)
+rl: build
+	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so
+	@test -x $(RL_PYTHON) || { python3 -m venv build/rl && hack/again.sh build/rl/bin/pip install -q torch gymnasium pytest pytest-timeout; }
+	cd python/tests && $(RL) $(RL_PYTHON) -m pytest -c ../pyproject.toml --rootdir=. --timeout 300 test_rl.py
+	mkdir -p -m 700 build/curves
+	for env in CartPole-v1 catch:Catch-v0; do \
+	  for kill in 0 5; do \
+	    $(RL) RINGBATCH_SOCKET=$(CURDIR)/build/curves/b.sock \
+	      nice $(RL_PYTHON) examples/python/impala.py --env $$env --kill $$kill --curve build/curves/$$kill.json; \
+	    tail -c 100 build/curves/$$kill.json; \
+	  done; \
+	  hack/curve.py "$${env#*:}: mean score of 100 episodes" docs/images/rl-$${env#*:}.svg \
+	    "no kills"=build/curves/0.json "a process killed every 5 s"=build/curves/5.json; \
+	done

@@ -30,6 +30,7 @@ ALLOWED = {
     "worker": {"binding", "weights"},
     "torch": {"binding", "weights", "worker"},
     "onnx": {"binding", "worker"},
+    "rl": {"binding", "client"},
     "serve": {"binding", "worker"},
 }
 LAZY = {"serve": {"torch", "onnx"}}  # imported only inside of functions
