@@ -6,8 +6,8 @@
     python examples/python/self_play.py --rounds 1 --games 8 --matches 4 --json result.json
 
 Each actor searches with OpenSpiel. The model `net` answers the searches of all actors in batches. A finished game is a
-request to the model `learn`, whose worker trains and publishes weights, with which `net` answers from the next batch on.
-After each round the actors play a match against a search with random rollouts.
+request to the model `learn`, whose worker trains and publishes weights: `net` uses them from its next batch on.
+After each round the actors play against a search of as many simulations with random rollouts.
 """
 
 import argparse
@@ -28,7 +28,8 @@ from ringbatch.rl.openspiel import Evaluator
 
 GAME = pyspiel.load_game("connect_four")
 BOARD = (3, 6, 7)  # the discs of player 0, those of player 1, empty cells
-SIMULATIONS, ROLLOUTS = 32, 64  # for a move: of the net's search, and of its opponent
+SIMULATIONS = 32  # for a move, of the net's search and of its opponent's
+KEPT = 15_000  # positions to learn from: the last 300 games or so, and their mirror images
 
 
 def seen_by_mover(boards):
@@ -68,8 +69,8 @@ class Learn:
         visits, result = batch.inputs["visits"], sign * np.repeat(batch.inputs["result"], np.diff(batch.offsets))
         for sample in ((x, visits), (x.reshape(-1, 2, 6, 7)[..., ::-1].reshape(-1, 84), visits[:, ::-1])):  # and the mirror image
             new = (*sample, result[:, None])
-            self.positions = [np.concatenate([old, more])[-40_000:] for old, more in zip(self.positions, new)]
-        for _ in range(4 * batch.rows):
+            self.positions = [np.concatenate([old, more])[-KEPT:] for old, more in zip(self.positions, new)]
+        for _ in range(8 * batch.rows):
             rows = self.rng.integers(len(self.positions[0]), size=128)
             x, visits, result = (self.torch.from_numpy(p[rows]) for p in self.positions)
             y = self.net(x)
@@ -109,7 +110,7 @@ def play(number: int) -> int:
 def match(number: int) -> float:
     """A game of the net against random rollouts, each begins every other game: 1 if the net wins, 0.5 if nobody does."""
     random, state = np.random.RandomState(number), GAME.new_initial_state()
-    bots = [search(random), mcts.MCTSBot(GAME, 1.4, ROLLOUTS, mcts.RandomRolloutEvaluator(1, random), random_state=random)]
+    bots = [search(random), mcts.MCTSBot(GAME, 1.4, SIMULATIONS, mcts.RandomRolloutEvaluator(1, random), random_state=random)]
     while not state.is_terminal():
         state.apply_action(bots[(state.current_player() + number) % 2].step(state))
     return (1 + state.returns()[number % 2]) / 2
@@ -119,25 +120,8 @@ def measured(games: int, seconds: float, version: int, points: list) -> dict:
     """The score of a match, with its 95 % confidence interval (Wilson)."""
     n, score = len(points), sum(points) / len(points)
     middle, half = (score + 1.92 / n) / (1 + 3.84 / n), 1.96 * math.sqrt(score * (1 - score) / n + 0.96 / n**2) / (1 + 3.84 / n)
-    rounded = {k: round(v, 3) for k, v in (("seconds", seconds), ("score", score), ("low", middle - half), ("high", middle + half))}
-    return {"games": games, "version": version, "matches": n, **rounded}
-
-
-def plot(results: list) -> str:
-    """The score over the games as an SVG."""
-    x, y = lambda r: 60 + 500 * r["games"] / max(1, results[-1]["games"]), lambda score: 260 - 220 * score
-    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 600 320" font-family="sans-serif" font-size="12" fill="#5b6670">',
-             '<rect width="600" height="320" fill="#fff"/>',
-             f'<text x="60" y="24">score against a search with {ROLLOUTS} random rollouts a move (bars: 95 %)</text>',
-             '<text x="310" y="308" text-anchor="middle">games of self-play</text>']  # fmt: skip
-    for score in (0, 0.25, 0.5, 0.75, 1):
-        parts += [f'<path d="M60 {y(score)}h500" stroke="#d5dbe0"/><text x="52" y="{y(score) + 4}" text-anchor="end">{score:.0%}</text>']
-    for r in results:
-        parts += [f'<path d="M{x(r):.1f} {y(r["low"]):.1f}V{y(r["high"]):.1f}" stroke="#9aa5b1" stroke-width="2"/>',
-                  f'<circle cx="{x(r):.1f}" cy="{y(r["score"]):.1f}" r="4" fill="#0072b2"/>',
-                  f'<text x="{x(r):.1f}" y="280" text-anchor="middle">{r["games"]}</text>']  # fmt: skip
-    line = " ".join(f"{x(r):.1f},{y(r['score']):.1f}" for r in results)
-    return "\n".join([*parts, f'<polyline points="{line}" fill="none" stroke="#0072b2" stroke-width="2"/>', "</svg>\n"])
+    low, high = middle - half, middle + half
+    return {"games": games, "seconds": seconds, "version": version, "matches": n, "score": score, "low": low, "high": high}
 
 
 def run(a: argparse.Namespace) -> list:
@@ -156,14 +140,13 @@ def run(a: argparse.Namespace) -> list:
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description="Learns Connect Four by self-play.")
-    arguments.add_argument("--rounds", type=int, default=8)
-    arguments.add_argument("--games", type=int, default=100, help="of self-play, in a round")
-    arguments.add_argument("--matches", type=int, default=100, help="before the first round and after the last; a quarter between")
-    arguments.add_argument("--actors", type=int, default=32, help="processes that play")
-    arguments.add_argument("--json", help="write the results to this file")
-    arguments.add_argument("--plot", help="draw the scores to this file, as SVG")
-    a = arguments.parse_args()
+    parser = argparse.ArgumentParser(description="Learns Connect Four by self-play.")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--games", type=int, default=100, help="of self-play, in a round")
+    parser.add_argument("--matches", type=int, default=100, help="before the first round and after the last; a quarter between")
+    parser.add_argument("--actors", type=int, default=32, help="processes that play")
+    parser.add_argument("--json", help="write the results to this file")
+    a = parser.parse_args()
     server = mp.Process(target=rb.serve, args=([net, Learn],))
     server.start()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends everything, as Ctrl-C does
@@ -174,9 +157,8 @@ def main() -> int:
     finally:
         server.terminate()
         server.join()
-    for path, text in ((a.json, json.dumps(results, indent=1) + "\n"), (a.plot, plot(results))):
-        if path:
-            pathlib.Path(path).write_text(text)
+    if a.json:
+        pathlib.Path(a.json).write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 

@@ -110,16 +110,17 @@ SELF_PLAY = [sys.executable, str(REPOSITORY / "examples" / "python" / "self_play
 def test_self_play_counts_its_games_and_matches(env, tmp_path):
     pytest.importorskip("torch")
     out = tmp_path / "result.json"
-    small = ["--rounds", "1", "--games", "4", "--matches", "4", "--actors", "2", "--json", str(out), "--plot", str(tmp_path / "plot.svg")]
+    small = ["--rounds", "1", "--games", "4", "--matches", "4", "--actors", "2", "--json", str(out)]
     subprocess.run([*SELF_PLAY, *small], env=env, check=True, timeout=280)
     results = json.loads(out.read_text())
     assert [(r["games"], r["matches"]) for r in results] == [(0, 4), (4, 4)] and all(r["low"] <= r["score"] <= r["high"] for r in results)
-    assert results[1]["version"] > results[0]["version"] == 1 and (tmp_path / "plot.svg").read_text().count("<circle") == 2
+    assert results[1]["version"] > results[0]["version"] == 1
 
 
 def test_ctrl_c_ends_self_play_with_all_its_processes(env):
     pytest.importorskip("torch")
-    p = subprocess.Popen([*SELF_PLAY, "--matches", "4", "--actors", "2"], env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    command = [*SELF_PLAY, "--matches", "4", "--actors", "2"]
+    p = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert "0 games" in p.stdout.readline()  # the first match was played
     os.killpg(p.pid, signal.SIGINT)
     p.stdout.read()  # ends when no process has the pipe any more

@@ -62,9 +62,9 @@ class Evaluator(mcts.Evaluator):
         x = np.array(state.observation_tensor(), self._input.dtype)
         key = x.tobytes()
         if key not in self._answers:
-            expected, game = (math.prod(self._input.shape), self._actions), (x.size, state.num_distinct_actions())
-            if game != expected:
-                raise errors.Shape(f"{self._model!r} is for {expected[0]} numbers and {expected[1]} actions, the game has {game[0]} and {game[1]}")
+            fits, game = (math.prod(self._input.shape), self._actions), (x.size, state.num_distinct_actions())
+            if game != fits:
+                raise errors.Shape(f"{self._model!r} is for {fits[0]} numbers and {fits[1]} actions, the game has {game[0]} and {game[1]}")
             answer = self._model(x.reshape(self._input.shape))
             if self._model.version != self.version or len(self._answers) >= self._remember:
                 self._answers.clear()
