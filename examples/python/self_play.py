@@ -60,7 +60,7 @@ class Learn:
         layers = [torch.nn.Linear(84, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8)]
         self.net = torch.nn.Sequential(*layers)
         self.optimizer = torch.optim.Adam(self.net.parameters(), 1e-3, weight_decay=1e-4)
-        self.positions = [np.empty((0, n), "float32") for n in (84, 7, 1)]  # what the mover saw, its visits, its result
+        self.positions = [np.empty((0, n), "float32") for n in (84, 7, 1)]  # boards as the mover sees them, visits, results
         self.publisher = rb.publisher("net", self.net)
         self.publisher.publish(self.net)
 
@@ -108,7 +108,7 @@ def play(number: int) -> int:
 
 
 def match(number: int) -> float:
-    """A game of the net against random rollouts, each begins every other game: 1 if the net wins, 0.5 if nobody does."""
+    """A game of the net against random rollouts, which begin every other game: 1 if the net wins, 0.5 for a draw."""
     random, state = np.random.RandomState(number), GAME.new_initial_state()
     bots = [search(random), mcts.MCTSBot(GAME, 1.4, SIMULATIONS, mcts.RandomRolloutEvaluator(1, random), random_state=random)]
     while not state.is_terminal():
@@ -120,7 +120,7 @@ def measured(games: int, seconds: float, version: int, points: list) -> dict:
     """The score of a match, with its 95 % confidence interval (Wilson)."""
     n, score = len(points), sum(points) / len(points)
     middle, half = (score + 1.92 / n) / (1 + 3.84 / n), 1.96 * math.sqrt(score * (1 - score) / n + 0.96 / n**2) / (1 + 3.84 / n)
-    low, high = middle - half, middle + half
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
     return {"games": games, "seconds": seconds, "version": version, "matches": n, "score": score, "low": low, "high": high}
 
 
