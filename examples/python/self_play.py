@@ -7,7 +7,7 @@
 
 Each actor searches with OpenSpiel. The model `net` answers the searches of all actors in batches. A finished game is a
 request to the model `learn`, whose worker trains and publishes weights: `net` uses them from its next batch on.
-After each round the actors play against a search of as many simulations with random rollouts.
+After each round the actors play against a search with twice as many simulations and random rollouts.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from ringbatch.rl.openspiel import Evaluator
 
 GAME = pyspiel.load_game("connect_four")
 BOARD = (3, 6, 7)  # the discs of player 0, those of player 1, empty cells
-SIMULATIONS = 32  # for a move, of the net's search and of its opponent's
-KEPT = 15_000  # positions to learn from: the last 300 games or so, and their mirror images
+SIMULATIONS, ROLLOUTS = 32, 64  # for a move: of the net's search, and of its opponent's
+KEPT = 40_000  # positions to learn from, with their mirror images
 
 
 def seen_by_mover(boards):
@@ -70,7 +70,7 @@ class Learn:
         for sample in ((x, visits), (x.reshape(-1, 2, 6, 7)[..., ::-1].reshape(-1, 84), visits[:, ::-1])):  # and the mirror image
             new = (*sample, result[:, None])
             self.positions = [np.concatenate([old, more])[-KEPT:] for old, more in zip(self.positions, new)]
-        for _ in range(8 * batch.rows):
+        for _ in range(4 * batch.rows):
             rows = self.rng.integers(len(self.positions[0]), size=128)
             x, visits, result = (self.torch.from_numpy(p[rows]) for p in self.positions)
             y = self.net(x)
@@ -85,7 +85,7 @@ def start_actor():
     global evaluator, learn
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends actors
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    evaluator, learn = Evaluator(rb.connect("net", wait=600)), rb.connect("learn", wait=600)
+    evaluator, learn = Evaluator(rb.connect("net", wait=600)), rb.connect("learn", window=1, wait=600)
 
 
 def search(random, noise=None):
@@ -110,7 +110,7 @@ def play(number: int) -> int:
 def match(number: int) -> float:
     """A game of the net against random rollouts, which begin every other game: 1 if the net wins, 0.5 for a draw."""
     random, state = np.random.RandomState(number), GAME.new_initial_state()
-    bots = [search(random), mcts.MCTSBot(GAME, 1.4, SIMULATIONS, mcts.RandomRolloutEvaluator(1, random), random_state=random)]
+    bots = [search(random), mcts.MCTSBot(GAME, 1.4, ROLLOUTS, mcts.RandomRolloutEvaluator(1, random), random_state=random)]
     while not state.is_terminal():
         state.apply_action(bots[(state.current_player() + number) % 2].step(state))
     return (1 + state.returns()[number % 2]) / 2
