@@ -64,6 +64,17 @@ onnx-go-test: onnx-go
 	    head -n 1 || true) && \
 	  ONNXRUNTIME_LIBRARY=$${ONNXRUNTIME_LIBRARY:-$$found} CGO_ENABLED=1 go test -count=1 ./...
 
+# Connect Four by self-play at full length; docs/tutorials/self-play.md has the results
+.PHONY: self-play
+self-play: build
+	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so
+	@test -x build/self-play/bin/python || python3 -m venv build/self-play
+	hack/again.sh build/self-play/bin/python -m pip install -q torch==2.15.0 open_spiel==2.0.2 pytest pytest-timeout
+	export PYTHONPATH=$(CURDIR)/python RINGBATCH_LIBRARY=$(CURDIR)/build/c/libringbatch.so RINGBATCH_BINARY=$(CURDIR)/bin/ringbatch && \
+	  (cd python/tests && ../../build/self-play/bin/python -m pytest -c ../pyproject.toml --rootdir=. test_rl_openspiel.py) && \
+	  RINGBATCH_SOCKET=$$(mktemp -d)/b.sock build/self-play/bin/python examples/python/self_play.py --json build/self-play.json
+	hack/curve.py "Connect Four: score against random rollouts" build/self-play.svg net=build/self-play.json
+
 # docs/images/page.png: the live page under load, by a headless Chromium
 demo-picture: build
 	hack/demo-picture.sh
