@@ -145,7 +145,7 @@ func TestAnIdleSequenceEnds(t *testing.T) {
 }
 
 func TestSequencesAreBounded(t *testing.T) {
-	r := summingRig(t, func(c *core.Config) { c.Window, c.ClaimWait = 8, 50*time.Millisecond })
+	r := summingRig(t, func(c *core.Config) { c.Window, c.ClaimWait = 8, time.Second })
 	start := func(id int) string { return fmt.Sprintf(`"sequence_id":%d,"sequence_start":true`, id) }
 	for id := 1; id <= 4; id++ {
 		r.sums(start(id), 1, 1)

@@ -37,7 +37,7 @@ func TestPlanesLieApartAlignedAndExact(t *testing.T) {
 		t.Errorf("a slot has %d bytes", l.SlotBytes())
 	}
 	plain := l.SlotBytes()
-	sig.State = []tensor.Spec{{Name: "h", DType: tensor.F32, Shape: []int{3}}}
+	sig.State = []tensor.Spec{{Name: "z", DType: tensor.F32, Shape: []int{3}}}
 	withState, err := NewLayout(sig, 37, 8)
 	must.Do(t, err)
 	if n := withState.SlotBytes() - plain; n != 2*12+64 || l.Step != nil || len(l.Planes) != 10 {
