@@ -23,20 +23,20 @@ func (o *options) flags() *pflag.FlagSet {
 	f := pflag.NewFlagSet("bench", pflag.ContinueOnError)
 	f.SortFlags = false
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		if name == "svg" { // the name in ringbatch bench
-			name = "plot"
+		if name == "plot" { // its earlier name
+			name = "svg"
 		}
 		return pflag.NormalizedName(strings.ReplaceAll(name, "-", "_")) // --wait-time is --wait_time
 	})
 	o.cfg.bind(f)
 	f.StringVar(&o.json, "json", "", "write the results to this file")
-	f.StringVar(&o.plot, "plot", "", "draw the results into this SVG file")
+	f.StringVar(&o.plot, "svg", "", "draw the results into this SVG file")
 	f.BoolVar(&o.demo, "demo", false, "a short tour: alone, each on its own, through ringbatch, the bound; draws "+demoPlot)
 	f.Usage = func() { fmt.Fprintf(os.Stderr, usageText, f.FlagUsages()) }
 	return f
 }
 
-// demoPlot is the demo's default for --plot.
+// demoPlot is the demo's default for --svg.
 const demoPlot = "ringbatch-demo.svg"
 
 const usageText = `Measure ringbatch: start a broker, model workers and producers as processes, load
@@ -67,7 +67,7 @@ func (o *options) check(f *pflag.FlagSet) error {
 	if err := o.cfg.validate(); err != nil {
 		return err
 	}
-	for name, path := range map[string]string{"json": o.json, "plot": o.plot} {
+	for name, path := range map[string]string{"json": o.json, "svg": o.plot} {
 		if err := progress.CanWrite(path); err != nil {
 			return fmt.Errorf("--%s: %w", name, err)
 		}

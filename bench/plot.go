@@ -12,11 +12,11 @@ import (
 func writePlot(path string, figure *svgchart.Figure) error {
 	f, err := os.Create(path)
 	if err != nil {
-		return fmt.Errorf("--plot: %w", err)
+		return fmt.Errorf("--svg: %w", err)
 	}
 	if err := figure.Render(f); err != nil {
 		f.Close()
-		return fmt.Errorf("--plot: %w", err)
+		return fmt.Errorf("--svg: %w", err)
 	}
 	return f.Close()
 }
