@@ -203,7 +203,8 @@ static int refresh(rb_seq *q, uint8_t *fresh)
 		for (uint32_t k = 0; k < s->layout.states; k++) {
 			const rb_tensor *t = &rb_tensors_of(&s->layout, RB_STATE)[k];
 			if (t->on_device && !s->device.base)
-				return rb_explain(RB_ERR_INVALID, "%s has state in device memory, which this client does not have", q->client->model);
+				return rb_explain(RB_ERR_INVALID, "%s has state in device memory, which this client does not have",
+					q->client->model);
 			if (!(q->row[i] & RB_STEP_FRESH))
 				continue;
 			uint8_t *at = half_of(q->link, q->at + i, k, q->half);
