@@ -55,10 +55,10 @@ func newBudgeted(t *testing.T, pipeline bool) *budgeted {
 	return b
 }
 
-// send commits a request of rows of a size, and waits until the model or the last stage has it.
-func (b *budgeted) send(ctx context.Context, rows, size, level int) client.Request {
+// send commits a row of a size, and waits until the model or the last stage has it.
+func (b *budgeted) send(ctx context.Context, size, level int) client.Request {
 	b.t.Helper()
-	req, err := b.c.Claim(ctx, rows, size)
+	req, err := b.c.Claim(ctx, 1, size)
 	must.Do(b.t, err)
 	x, err := req.InputBytes(0)
 	must.Do(b.t, err)
@@ -78,7 +78,7 @@ func (b *budgeted) send(ctx context.Context, rows, size, level int) client.Reque
 func (b *budgeted) sendSizes(sizes ...int) {
 	b.t.Helper()
 	for _, size := range sizes {
-		b.send(soon(b.t), 1, size, 1)
+		b.send(soon(b.t), size, 1)
 	}
 }
 
@@ -90,13 +90,7 @@ func TestACostLimitsBatchesBesideEverythingElse(t *testing.T) {
 		send  func(b *budgeted)
 		want  [][]int // numbers of the requests in each batch
 	}{
-		{"a long row keeps its turn", 0, func(b *budgeted) { b.sendSizes(4, 8, 1, 1, 10) }, [][]int{{0}, {1, 2, 3}, {4}}},
 		{"a row above the budget runs alone", 0, func(b *budgeted) { b.sendSizes(3, 20, 5, 5) }, [][]int{{0}, {1}, {2, 3}}},
-		{"rows of one request count each", 0, func(b *budgeted) {
-			b.send(soon(b.t), 3, 2, 1)
-			b.send(soon(b.t), 2, 2, 1)
-			b.send(soon(b.t), 4, 5, 1)
-		}, [][]int{{0, 1}, {2}}},
 		{"costs that clients give", 0, func(b *budgeted) {
 			b.cost = 3
 			b.sendSizes(20, 1, 1, 1)
@@ -105,14 +99,14 @@ func TestACostLimitsBatchesBesideEverythingElse(t *testing.T) {
 		}, [][]int{{0, 1, 2}, {3}, {4}}},
 		{"priorities", 0, func(b *budgeted) {
 			b.sendSizes(6, 4, 1)
-			b.send(soon(b.t), 1, 9, 0)
+			b.send(soon(b.t), 9, 0)
 			b.sendSizes(9)
 		}, [][]int{{3}, {0, 1}, {2, 4}}},
 		{"deadlines", 0, func(b *budgeted) {
 			ctx, cancel := context.WithTimeout(soon(b.t), 300*time.Millisecond)
 			defer cancel()
 			b.ended[0] = client.ErrExpired
-			expect(b.t, "after its deadline", b.send(ctx, 1, 6, 1).Wait(soon(b.t)), client.ErrExpired)
+			expect(b.t, "after its deadline", b.send(ctx, 6, 1).Wait(soon(b.t)), client.ErrExpired)
 			b.sendSizes(6, 4)
 		}, [][]int{{1, 2}}},
 		{"cancellation", 0, func(b *budgeted) {

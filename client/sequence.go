@@ -272,7 +272,7 @@ func (q *Sequence) leave() {
 	q.link = nil
 }
 
-// findState is the index of a state, for a sequence that no worker has and whose states are all on the host.
+// findState is the index of a state. No worker has the sequence then, and all states are on the host.
 func (q *Sequence) findState(ctx context.Context, name string) (int, error) {
 	if _, err := q.settle(ctx); err != nil {
 		return 0, err

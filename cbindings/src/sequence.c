@@ -36,14 +36,6 @@ static bool all_fresh(const rb_seq *q)
 	return i == q->rows;
 }
 
-static bool state_on_device(const rb_link *l)
-{
-	bool any = false;
-	for (uint32_t k = 0; k < l->session.layout.states; k++)
-		any |= rb_tensors_of(&l->session.layout, RB_STATE)[k].on_device;
-	return any;
-}
-
 /* ---- steps ---------------------------------------------------------------------- */
 
 static bool is_gone(rb_link *l)
@@ -208,8 +200,13 @@ static int refresh(rb_seq *q, uint8_t *fresh)
 {
 	const rb_session *s = &q->link->session;
 	for (uint32_t i = 0; i < q->rows; i++) {
-		for (uint32_t k = 0; q->row[i] & RB_STEP_FRESH && k < s->layout.states; k++) {
+		for (uint32_t k = 0; k < s->layout.states; k++) {
 			const rb_tensor *t = &rb_tensors_of(&s->layout, RB_STATE)[k];
+			if (t->on_device && !s->device.base)
+				return rb_explain(RB_ERR_INVALID, "%s has state in device memory, which this client does not have",
+					q->client->model);
+			if (!(q->row[i] & RB_STEP_FRESH))
+				continue;
 			uint8_t *at = half_of(q->link, q->at + i, k, q->half);
 			int status = t->on_device ? rb_device_clear(&s->device, (uint64_t)(uintptr_t)at, t->row_bytes) : RB_OK;
 			if (status)
@@ -237,8 +234,6 @@ static int state(rb_conn *c, rb_seq *q, uint32_t k, rb_view *v, uint8_t *fresh)
 	if (status)
 		return status;
 	const rb_session *s = &q->link->session;
-	if (state_on_device(q->link) && !s->device.base)
-		return rb_explain(RB_ERR_INVALID, "%s has state in device memory, which this client does not have", c->model);
 	if ((status = refresh(q, fresh)))
 		return status;
 	rb_fill_view(v, t, NULL, rb_base_of(s, t), q->link->first + q->at, q->rows);
