@@ -110,10 +110,11 @@ site: ## the documentation as a site, in build/site/html
 	@echo "build/site/html/index.html"
 
 # ONLY="--only triton --only mosec" for some of them; ROUNDS, SECONDS for longer.
-peers: ## ringbatch against Triton, mosec, LitServe, Ray Serve, BentoML
+peers: ## ringbatch against Triton, mosec, LitServe, Ray Serve, BentoML; without ONLY also TorchRL
 	@mkdir -p build
 	python3 bench/peers/run.py $(ONLY) --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),2) \
 	  --json build/peers.json --table build/peers.md --chart build/peers.svg
+	$(if $(ONLY),,python3 bench/peers/actors.py --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),2) --json build/actors.json)
 
 model-check: ## the protocol's model, exhaustively; its mutants must be caught
 	@command -v spin >/dev/null || { hack/again.sh apt-get update -qq && hack/again.sh apt-get install -y -qq spin; } || \

@@ -28,6 +28,7 @@ README = ROOT / "README.md"
 PEERS = ROOT / "docs/peers.md"
 BEGIN, END = "<!-- results: written by hack/results.py write -->\n", "<!-- end of results -->"
 BEGIN_EMBEDDINGS = "<!-- embeddings: written by hack/results.py write -->\n"
+BEGIN_TORCHRL = "<!-- torchrl: written by hack/results.py write -->\n"
 
 # The measurements, run in the repository's root after `make build` and `python/test.sh`. Each takes --json FILE.
 RUNS = {
@@ -40,6 +41,7 @@ RUNS = {
     "busy": "build/python-venv/bin/python bench/peers/busy.py --clients 8",
     "busy-64": "build/python-venv/bin/python bench/peers/busy.py --clients 64",
     "embeddings": "build/peers/infinity/bin/python bench/peers/embeddings.py",
+    "torchrl": "python3 bench/peers/actors.py",
 }
 
 
@@ -93,7 +95,7 @@ def page() -> str:
              "`hack/results.py write` writes this page from the JSON in `docs/results/data`; `hack/results.py measure` measures again.",
              "[Benchmark](benchmark.md) explains the figures; [peers](peers.md) has other servers and busy hosts. On your machine: `make",
              "demo`, `ringbatch bench MODEL`, `make peers`.", "", readme_table().rstrip()]  # fmt: skip
-    for name in [n + cores for n in RUNS if not n.startswith(("busy", "embeddings")) for cores in ("", "-16-cores")]:
+    for name in [n + cores for n in RUNS if not n.startswith(("busy", "embeddings", "torchrl")) for cores in ("", "-16-cores")]:
         if not (DATA / f"{name}.json").exists():
             continue
         data = kept(name)
@@ -218,6 +220,30 @@ def embeddings_table() -> str:
     return "\n".join(parts) + "\n"
 
 
+def torchrl_tables() -> str:
+    """The tables of bench/peers/actors.py: rates, then faults and new weights."""
+    data = kept("torchrl")
+    r = data["result"]
+    versions, actors = ", ".join(" ".join(v) for v in r["versions"].items()), list(next(iter(r["rates"].values())))
+    parts = [f"{data['cores']} cores, `{data['command']}`, {data['date']}, load average {r['load_before']:.1f} before;", f"{versions}:", "",
+             "| requests/s; p50; p99, ms | " + " | ".join(f"{n} actor{'s' * (n != '1')}" for n in actors) + " |",
+             "|---|" + "---|" * len(actors)]  # fmt: skip
+    for name, cells in r["rates"].items():
+        figures = ([rounded(median(turn[k] for turn in cells[n])) for k in ("requests_per_s", "p50_ms", "p99_ms")] for n in actors)
+        parts.append(f"| {name} | " + " | ".join("; ".join(f) for f in figures) + " |")
+    parts += ["", "| | " + " | ".join(r["faults"]) + " |", "|---|" + "---|" * len(r["faults"])]
+    faults, kills, weights = (list(r[k].values()) for k in ("faults", "kills", "weights"))
+    rows = {
+        "goes on after an actor was killed while it waited": [f"{f['waits']} of {f['trials']}" for f in faults],
+        "goes on after an actor was killed while it wrote": [f"{f['writes']} of {f['trials']}" for f in faults],
+        "an actor is killed every 0.2 s: rate of 8 others": [f"{100 * k['share']:.0f} %" if k["goes_on"] else "it stops" for k in kills],
+        "new weights: 8 actors have them after, ms": [rounded(w["everywhere_ms"]) for w in weights],
+        "longest gap between answers with new weights, ms": [rounded(w["gap_ms"]) for w in weights],
+        "longest gap without, ms": [rounded(w["gap_without_ms"]) for w in weights],
+    }
+    return "\n".join([*parts, *(f"| {what} | " + " | ".join(cells) + " |" for what, cells in rows.items())]) + "\n"
+
+
 def with_tables(path: Path, tables: dict[str, str]) -> str:
     """The page with each table between its two marks."""
     text = path.read_text()
@@ -231,7 +257,7 @@ def with_tables(path: Path, tables: dict[str, str]) -> str:
 
 
 def pages() -> dict[Path, str]:
-    of_peers = {BEGIN: busy_tables(), BEGIN_EMBEDDINGS: embeddings_table()}
+    of_peers = {BEGIN: busy_tables(), BEGIN_EMBEDDINGS: embeddings_table(), BEGIN_TORCHRL: torchrl_tables()}
     return {PAGE: page(), README: with_tables(README, {BEGIN: readme_table()}), PEERS: with_tables(PEERS, of_peers)}
 
 
