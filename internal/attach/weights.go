@@ -74,3 +74,9 @@ func (w *Weights) Gone() {
 
 // HangUp ends the connection and keeps the memory.
 func (w *Weights) HangUp() { hangUp(w.conn) }
+
+// Close ends the connection and gives back the memory.
+func (w *Weights) Close() {
+	w.HangUp()
+	w.Segment().Close()
+}
