@@ -39,7 +39,7 @@ const (
 type weightWords struct {
 	// Written by the publisher.
 	Current   atomic.Uint64 // a Version and its buffer; 0: none
-	Good      atomic.Uint64 // the one before that was not refused, and that a follower has loaded if there are followers
+	Good      atomic.Uint64 // the one before that was not refused
 	Last      atomic.Uint32 // the latest Version that was ever published
 	_         uint32
 	Published atomic.Int64 // when, on Now's clock
@@ -207,7 +207,7 @@ func (w *Weights) Acquire(follower int) (v Version, buffer int) {
 // Release lets publishers write the follower's buffer.
 func (w *Weights) Release(follower int) { w.followers[follower].InUse.Store(0) }
 
-// SetLoaded says which version a follower has loaded.
+// SetLoaded says which version a follower has loaded; it is for statistics.
 func (w *Weights) SetLoaded(follower int, v Version) { w.followers[follower].Loaded.Store(uint32(v)) }
 
 // Loaded is the version that a follower has loaded last.
@@ -248,18 +248,9 @@ func (w *Weights) Publish(buffer int, v Version) {
 	w.words.Last.Store(max(w.words.Last.Load(), uint32(v)))
 	w.words.Published.Store(Now())
 	w.words.Current.Store(weightWord(v, buffer))
-	if old, b := splitWord(before); uint32(old) > w.words.Refused[b].Load() && w.isTried(old) {
+	if old, b := splitWord(before); uint32(old) > w.words.Refused[b].Load() {
 		w.words.Good.Store(before) // it may be refused later still: inForce looks
 	}
-}
-
-// isTried reports whether a follower has loaded the version, or none has loaded any.
-func (w *Weights) isTried(v Version) bool {
-	var latest Version
-	for i := range w.followers {
-		latest = max(latest, w.Loaded(i))
-	}
-	return latest >= v || latest == 0
 }
 
 // CarryOver publishes the version in force of the segment of a broker that is gone, unless

@@ -293,15 +293,6 @@ static int free_buffer(const rb_weights_link *l)
 	return -1;
 }
 
-/* Whether a follower has loaded the version, or none has loaded any. */
-static bool is_tried(const rb_weights_link *l, uint32_t version)
-{
-	uint32_t latest = 0;
-	for (uint32_t i = 0; i < RB_GO_WEIGHT_FOLLOWERS; i++)
-		latest = (uint32_t)rb_max(latest, atomic_load(&l->followers[i].loaded));
-	return latest >= version || !latest;
-}
-
 /* SYNC POINT "weights", release side. */
 static void publish(rb_weights_link *l, uint32_t buffer, uint32_t version)
 {
@@ -311,7 +302,7 @@ static void publish(rb_weights_link *l, uint32_t buffer, uint32_t version)
 		atomic_store(&words->last, version);
 	atomic_store(&words->published, rb_now());
 	atomic_store(&words->current, (uint64_t)version << 8 | buffer);
-	if (stands(l, before) && is_tried(l, version_of(before)))
+	if (stands(l, before)) /* it may be refused later still: in_force looks */
 		atomic_store(&words->good, before);
 }
 
