@@ -64,7 +64,7 @@ func killWeights(r *run) {
 	w := r.victim("follower", victimJob{Model: weightsModel}) // lives
 	r.must(w.Expect("attached", nil, enoughTime))
 	for range 2 {
-		stops = append(stops, kill(1, "follower", followerLabels, 300))
+		stops = append(stops, kill(1, "follower", followerLabels, 60))
 		h.addLoad(r.start(testbed.Spec{Role: "asker", Job: loadJob{Socket: h.socket(), Seed: r.seed(), Load: 64}, Procs: 2}))
 	}
 	for answers := 0; answers < r.events && r.ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
