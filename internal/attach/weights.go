@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"time"
 
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
@@ -40,6 +41,7 @@ func OpenWeights(ctx context.Context, socket string, memory shm.Memory, model, n
 		return nil, fmt.Errorf("weights of %s: %w", model, err)
 	}
 	w.conn = c
+	_ = c.SetDeadline(time.Time{}) // the call's
 	return w, nil
 }
 

@@ -93,6 +93,7 @@ func (a *attachment) begin(ctx context.Context, worth func(error) bool, opts []O
 			stop := context.AfterFunc(a.life, w.HangUp)
 			w.Gone()
 			stop()
+			w.HangUp()
 			if a.life.Err() != nil {
 				return
 			}
