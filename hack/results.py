@@ -40,6 +40,7 @@ RUNS = {
     "busy": "build/python-venv/bin/python bench/peers/busy.py --clients 8",
     "busy-64": "build/python-venv/bin/python bench/peers/busy.py --clients 64",
     "embeddings": "build/peers/infinity/bin/python bench/peers/embeddings.py",
+    "weights": "build/python-venv/bin/python bench/peers/weights.py",
 }
 
 
@@ -93,7 +94,7 @@ def page() -> str:
              "`hack/results.py write` writes this page from the JSON in `docs/results/data`; `hack/results.py measure` measures again.",
              "[Benchmark](benchmark.md) explains the figures; [peers](peers.md) has other servers and busy hosts. On your machine: `make",
              "demo`, `ringbatch bench MODEL`, `make peers`.", "", readme_table().rstrip()]  # fmt: skip
-    for name in [n + cores for n in RUNS if not n.startswith(("busy", "embeddings")) for cores in ("", "-16-cores")]:
+    for name in [n + cores for n in RUNS if not n.startswith(("busy", "embeddings", "weights")) for cores in ("", "-16-cores")]:
         if not (DATA / f"{name}.json").exists() or name == "python-16-cores":  # results/python.md has it
             continue
         data = kept(name)
@@ -115,6 +116,14 @@ def page() -> str:
         ratio = median(a["requests_per_s"] / b["requests_per_s"] for a, b in zip(ours, rounds))
         rate, p50 = (number(median(r[k] for r in rounds)) for k in ("requests_per_s", "p50_ms"))
         parts.append(f"| {title} | {rate} | {p50} | {ratio:.1f} |")
+    if (DATA / "weights.json").exists():
+        parts += ["", "## Live weights", "", f"{where('weights')}: 0.6 MB, closed loops, medians of the rounds", "",
+                  "| worker | requests/s | longest gap, ms | publish → each client: median, ms | p99, ms | worst, ms |",
+                  "|---|---|---|---|---|---|"]  # fmt: skip
+        for name, turns in kept("weights")["result"]["rows"].items():
+            cells = (median(t[k] for t in turns) if k in turns[0] else ""
+                     for k in ("requests_per_s", "gap_ms", "median_ms", "p99_ms", "worst_ms"))  # fmt: skip
+            parts.append(f"| {name} | " + " | ".join(map(number, cells)) + " |")
     parts += ["", "## Producers that decode JPEGs"]
     for run in ("decode", "decode-2-cores"):
         parts += ["", where(run), "", "| | images/s | p50, ms | p99, ms |", "|---|---|---|---|"]
