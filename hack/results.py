@@ -117,10 +117,11 @@ def page() -> str:
         rate, p50 = (number(median(r[k] for r in rounds)) for k in ("requests_per_s", "p50_ms"))
         parts.append(f"| {title} | {rate} | {p50} | {ratio:.1f} |")
     if (DATA / "weights.json").exists():
-        parts += ["", "## Live weights", "", f"{where('weights')}: 0.6 MB, closed loops, medians of the rounds", "",
+        data = kept("weights")
+        parts += ["", "## Live weights", "", f"`{data['command']}`, {data['cores']} cores, {data['date']}: 0.6 MB, medians of the rounds", "",
                   "| worker | requests/s | longest gap, ms | publish → each client: median, ms | p99, ms | worst, ms |",
                   "|---|---|---|---|---|---|"]  # fmt: skip
-        for name, turns in kept("weights")["result"]["rows"].items():
+        for name, turns in data["result"]["rows"].items():
             cells = (median(t[k] for t in turns) if k in turns[0] else ""
                      for k in ("requests_per_s", "gap_ms", "median_ms", "p99_ms", "worst_ms"))  # fmt: skip
             parts.append(f"| {name} | " + " | ".join(map(number, cells)) + " |")
