@@ -68,10 +68,10 @@ func killWeights(r *run) {
 		h.addLoad(r.start(testbed.Spec{Role: "asker", Job: loadJob{Socket: h.socket(), Seed: r.seed(), Load: 64}, Procs: 2}))
 	}
 	for answers := 0; answers < r.events && r.ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
-		s, err := h.stats()
-		r.must(err)
-		answers = int(s[0].Ended[status.OK.Name()])
-		r.progress(answers)
+		if s, err := h.stats(); err == nil { // a busy machine may answer late
+			answers = int(s[0].Ended[status.OK.Name()])
+			r.progress(answers)
+		}
 	}
 	for _, stop := range slices.Backward(stops) { // publishers last: a worker may wait for a version to die at
 		stop()
