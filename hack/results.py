@@ -118,7 +118,7 @@ def page() -> str:
         parts.append(f"| {title} | {rate} | {p50} | {ratio:.1f} |")
     if (DATA / "weights.json").exists():
         data = kept("weights")
-        parts += ["", "## Live weights", "", f"`{data['command']}`, {data['cores']} cores, {data['date']}: 0.6 MB, medians of the rounds", "",
+        parts += ["", "## Live weights", "", f"`{data['command']}`, {data['cores']} cores, {data['date']}; 0.6 MB, medians of rounds", "",
                   "| worker | requests/s | longest gap, ms | publish → each client: median, ms | p99, ms | worst, ms |",
                   "|---|---|---|---|---|---|"]  # fmt: skip
         for name, turns in data["result"]["rows"].items():

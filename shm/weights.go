@@ -254,10 +254,10 @@ func (w *Weights) Publish(buffer int, v Version) {
 }
 
 // CarryOver publishes the version in force of the segment of a broker that is gone, unless
-// this one has had a later version.
+// another publisher was here first.
 func (w *Weights) CarryOver(from *Weights) {
 	v, buffer := splitWord(from.inForce())
-	if to := w.FreeBuffer(); v > w.Last() && to >= 0 {
+	if to := w.FreeBuffer(); v > 0 && w.Last() == 0 && to >= 0 {
 		copy(w.Buffer(to), from.Buffer(buffer))
 		w.Publish(to, v)
 	}

@@ -3,14 +3,16 @@
 
     python bench/peers/weights.py [--clients 8] [--rounds 3] [--seconds 3] [--every 0.1] [--json FILE]
 
-The interpreter has ringbatch, and torch for the second worker. The net has two layers of 384 (0.6 MB in float32). Clients are processes that
-send one request at a time. They run for --seconds without updates and for --seconds with one every --every; the rounds take turns.
+The interpreter has ringbatch, and torch for the second worker. The net has two layers of 384 (0.6 MB in float32). Clients are
+processes that send one request at a time. They run for --seconds without updates and for --seconds with one every --every;
+the rounds take turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import multiprocessing as mp
 import os
@@ -108,13 +110,12 @@ def measure(pipes: list[Connection], publish: Callable[[], int] | None, seconds:
 
 
 def table(rows: dict[str, list[dict]]) -> str:
-    lines = ["| worker | updates | requests/s | longest gap, ms | publish → each client: median, ms | p99, ms | worst, ms |", "|---" * 7 + "|"]
+    head = "| worker | updates | requests/s | longest gap, ms | publish → each client: median, ms | p99, ms | worst, ms |"
+    lines = [head, "|---" * 7 + "|"]
     for name, turns in rows.items():
-        def middle(key: str, turns: list[dict] = turns) -> str:
-            return f"{statistics.median(t[key] for t in turns):,.3g}" if key in turns[0] else ""
-
-        updates, rate = sum(t["updates"] for t in turns), statistics.median(t["requests_per_s"] for t in turns)
-        lines.append(f"| {name} | {updates} | {rate:,.0f} | " + " | ".join(map(middle, ("gap_ms", "median_ms", "p99_ms", "worst_ms"))) + " |")
+        updates, figures = sum(t["updates"] for t in turns), ("requests_per_s", "gap_ms", "median_ms", "p99_ms", "worst_ms")
+        cells = (f"{statistics.median(t[key] for t in turns):,.1f}" if key in turns[0] else "" for key in figures)
+        lines.append(f"| {name} | {updates} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -137,9 +138,9 @@ def main() -> None:
         for _ in range(a.rounds):
             for kind, publisher, pipes in ready:
                 for updates in (False, True):
-                    weights = net(1)
-                    turn = measure(pipes, (lambda p=publisher, w=weights: p.publish(w)) if updates else None, a.seconds, a.every)
-                    rows.setdefault(f"{kind}, {'an update each %g s' % a.every if updates else 'no updates'}", []).append(turn)
+                    publish = functools.partial(publisher.publish, net(1)) if updates else None
+                    turn = measure(pipes, publish, a.seconds, a.every)
+                    rows.setdefault(f"{kind}, {f'an update each {a.every:g} s' if updates else 'no updates'}", []).append(turn)
     print(table(rows))
     if a.json:
         Path(a.json).write_text(json.dumps({"clients": a.clients, "bytes": sum(v.nbytes for v in net(0).values()), "rows": rows}))

@@ -406,13 +406,13 @@ static int tensor_of(rb_weights *w, uint32_t k, rb_tensor *t)
 
 /* ---- the publisher ------------------------------------------------------------------- */
 
-/* Publishes the version in force at the broker before, unless the new one has had a later version. */
+/* Publishes the version in force at the broker before, unless another publisher was there first. */
 static void carry_over(rb_weights *w, rb_weights_link *from)
 {
 	uint64_t word = in_force(from);
 	int b = free_buffer(w->live);
 	w->version = (uint32_t)rb_max(w->version, atomic_load(&from->words->last));
-	if (b < 0 || version_of(word) <= atomic_load(&w->live->words->last))
+	if (b < 0 || !version_of(word) || atomic_load(&w->live->words->last))
 		return;
 	memcpy(buffer_at(w, w->live, (uint32_t)b), buffer_at(w, from, buffer_of(word)), w->buffer_bytes);
 	publish(w->live, (uint32_t)b, version_of(word));
