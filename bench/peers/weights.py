@@ -10,7 +10,6 @@ the rounds take turns.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import json

@@ -5,11 +5,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-
 import ringbatch as rb
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from weights import HIDDEN, WIDTH  # noqa: E402
+from weights import HIDDEN, WIDTH
 
 SIDES = {"inputs": {"x": ("float32", (WIDTH,))}, "outputs": {"y": ("float32", (HIDDEN,))}, "max_batch_size": 32}
 
@@ -22,12 +21,11 @@ if sys.argv[1] == "numpy":
         return h @ w["2.weight"].T + w["2.bias"]
 
 else:
+    import ringbatch.torch
     import torch
 
-    import ringbatch.torch
-
     @rb.worker("torch", **SIDES)
-    class served:  # noqa: N801
+    class served:
         def setup(self):
             self.net = torch.nn.Sequential(torch.nn.Linear(WIDTH, HIDDEN), torch.nn.ReLU(), torch.nn.Linear(HIDDEN, HIDDEN))
             ringbatch.torch.follow(self.net)
