@@ -5,6 +5,7 @@ package broker
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -51,18 +52,18 @@ func (b *conversation) serveWeights(req *control.Request) {
 		b.refuse(err)
 		return
 	}
-	defer b.weights.detach(m, follower)
 	rep := b.reply()
 	rep.Weights = &control.Weights{Tensors: tensor.SpecTexts(m.Tensors), Follower: follower}
-	if err := control.Send(b.conn, time.Now().Add(replyTime), rep, m.Segment().FD()); err != nil {
-		return
-	}
+	err = control.Send(b.conn, time.Now().Add(replyTime), rep, m.Segment().FD())
 	var one [1]byte
-	for !hasEnded(b.pidfd) { // a child of the peer may keep the connection
+	for err == nil && !hasEnded(b.pidfd) { // a child of the peer may keep the connection
 		_ = b.conn.SetReadDeadline(time.Now().Add(weightsLook))
-		if _, err := b.conn.Read(one[:]); !errors.Is(err, os.ErrDeadlineExceeded) {
-			return
+		if _, err = b.conn.Read(one[:]); errors.Is(err, os.ErrDeadlineExceeded) {
+			err = nil
 		}
+	}
+	if !errors.Is(err, net.ErrClosed) { // when this broker ends, a batch of the peer may still read its buffer
+		b.weights.detach(m, follower)
 	}
 }
 

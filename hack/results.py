@@ -42,6 +42,7 @@ RUNS = {
     "busy-64": "build/python-venv/bin/python bench/peers/busy.py --clients 64",
     "embeddings": "build/peers/infinity/bin/python bench/peers/embeddings.py",
     "torchrl": "python3 bench/peers/actors.py",
+    "weights": "build/python-venv/bin/python bench/peers/weights.py",
 }
 
 
@@ -95,7 +96,7 @@ def page() -> str:
              "`hack/results.py write` writes this page from the JSON in `docs/results/data`; `hack/results.py measure` measures again.",
              "[Benchmark](benchmark.md) explains the figures; [peers](peers.md) has other servers and busy hosts. On your machine: `make",
              "demo`, `ringbatch bench MODEL`, `make peers`.", "", readme_table().rstrip()]  # fmt: skip
-    for name in [n + cores for n in RUNS if not n.startswith(("busy", "embeddings", "torchrl")) for cores in ("", "-16-cores")]:
+    for name in [n + cores for n in RUNS if not n.startswith(("busy", "embeddings", "torchrl", "weights")) for cores in ("", "-16-cores")]:
         if not (DATA / f"{name}.json").exists():
             continue
         data = kept(name)
@@ -117,6 +118,15 @@ def page() -> str:
         ratio = median(a["requests_per_s"] / b["requests_per_s"] for a, b in zip(ours, rounds))
         rate, p50 = (number(median(r[k] for r in rounds)) for k in ("requests_per_s", "p50_ms"))
         parts.append(f"| {title} | {rate} | {p50} | {ratio:.1f} |")
+    if (DATA / "weights.json").exists():
+        data = kept("weights")
+        parts += ["", "## Live weights", "", f"`{data['command']}`, {data['cores']} cores, {data['date']}; 0.6 MB, medians of rounds", "",
+                  "| worker | requests/s | longest gap, ms | publish → each client: median, ms | p99, ms | worst, ms |",
+                  "|---|---|---|---|---|---|"]  # fmt: skip
+        for name, turns in data["result"]["rows"].items():
+            cells = (median(t[k] for t in turns) if k in turns[0] else ""
+                     for k in ("requests_per_s", "gap_ms", "median_ms", "p99_ms", "worst_ms"))  # fmt: skip
+            parts.append(f"| {name} | " + " | ".join(map(number, cells)) + " |")
     parts += ["", "## Producers that decode JPEGs"]
     for run in ("decode", "decode-2-cores"):
         parts += ["", where(run), "", "| | images/s | p50, ms | p99, ms |", "|---|---|---|---|"]

@@ -39,19 +39,19 @@ const (
 type weightWords struct {
 	// Written by the publisher.
 	Current   atomic.Uint64 // a Version and its buffer; 0: none
-	Good      atomic.Uint64 // the one before, unless that was refused
+	Good      atomic.Uint64 // the one before that was not refused
 	Last      atomic.Uint32 // the latest Version that was ever published
 	_         uint32
 	Published atomic.Int64 // when, on Now's clock
 	// Written by whoever refuses a version.
-	Refused   atomic.Uint32
+	Refused   [WeightBuffers]atomic.Uint32 // the latest version of each buffer that was refused; it never falls
 	ReasonLen atomic.Uint32
-	_         [24]byte
+	_         [12]byte
 }
 
 type followerWords struct {
 	InUse  atomic.Uint32 // 1 + the buffer that the follower reads; 0: none
-	Loaded atomic.Uint32 // the version of its last batch
+	Loaded atomic.Uint32 // the version that it has loaded last
 	_      [56]byte
 }
 
@@ -165,13 +165,15 @@ func splitWord(word uint64) (v Version, buffer int) {
 	return Version(word >> 8), int(word & 0xff % WeightBuffers)
 }
 
-// inForce is the word that followers use: Current, or Good if Current was refused.
+// inForce is the word that followers use: Current, or Good if Current was refused; 0 if both were.
 func (w *Weights) inForce() uint64 {
-	c := w.words.Current.Load()
-	if v, _ := splitWord(c); v != 0 && uint32(v) == w.words.Refused.Load() {
-		c = w.words.Good.Load()
+	for _, word := range []*atomic.Uint64{&w.words.Current, &w.words.Good} {
+		c := word.Load()
+		if v, b := splitWord(c); uint32(v) > w.words.Refused[b].Load() {
+			return c
+		}
 	}
-	return c
+	return 0
 }
 
 // InForce is the version that followers use now, and when the latest was published.
@@ -205,10 +207,10 @@ func (w *Weights) Acquire(follower int) (v Version, buffer int) {
 // Release lets publishers write the follower's buffer.
 func (w *Weights) Release(follower int) { w.followers[follower].InUse.Store(0) }
 
-// SetLoaded says which version a follower uses; it is for statistics.
+// SetLoaded says which version a follower has loaded; it is for statistics.
 func (w *Weights) SetLoaded(follower int, v Version) { w.followers[follower].Loaded.Store(uint32(v)) }
 
-// Loaded is the version that a follower used last.
+// Loaded is the version that a follower has loaded last.
 func (w *Weights) Loaded(follower int) Version { return Version(w.followers[follower].Loaded.Load()) }
 
 // ForgetFollower frees the words of a follower that is gone.
@@ -242,30 +244,43 @@ func (w *Weights) FreeBuffer() int {
 //
 // SYNC POINT "weights", release side.
 func (w *Weights) Publish(buffer int, v Version) {
-	before, good := w.words.Good.Load(), w.inForce()
-	w.words.Good.Store(good)
+	before := w.words.Current.Load()
 	w.words.Last.Store(max(w.words.Last.Load(), uint32(v)))
 	w.words.Published.Store(Now())
 	w.words.Current.Store(weightWord(v, buffer))
-	if v, _ := splitWord(good); uint32(v) == w.words.Refused.Load() { // refused at the last moment
-		w.words.Good.Store(before)
+	if old, b := splitWord(before); uint32(old) > w.words.Refused[b].Load() {
+		w.words.Good.Store(before) // it may be refused later still: inForce looks
+	}
+}
+
+// CarryOver publishes the version in force of the segment of a broker that is gone, unless
+// another publisher was here first.
+func (w *Weights) CarryOver(from *Weights) {
+	v, buffer := splitWord(from.inForce())
+	if to := w.FreeBuffer(); v > 0 && w.Last() == 0 && to >= 0 {
+		copy(w.Buffer(to), from.Buffer(buffer))
+		w.Publish(to, v)
 	}
 }
 
 // Refuse withdraws the current version if it is v: followers use the one before. It returns
 // false if another version is current, or v was refused before.
 func (w *Weights) Refuse(v Version, reason string) bool {
-	if now, _ := splitWord(w.words.Current.Load()); v == 0 || now != v || w.words.Refused.Load() == uint32(v) {
+	now, b := splitWord(w.words.Current.Load())
+	refused := w.words.Refused[b].Load()
+	if now != v || refused >= uint32(v) {
 		return false
 	}
 	n := copy(w.seg.mem[weightReasonAt:weightReasonAt+weightReasonBytes], reason)
 	w.words.ReasonLen.Store(uint32(n))
-	w.words.Refused.Store(uint32(v))
-	return true
+	return w.words.Refused[b].CompareAndSwap(refused, uint32(v))
 }
 
 // Refused is the latest version that was refused, and the reason.
 func (w *Weights) Refused() (v Version, reason string) {
+	for b := range w.words.Refused {
+		v = max(v, Version(w.words.Refused[b].Load()))
+	}
 	n := min(w.words.ReasonLen.Load(), weightReasonBytes)
-	return Version(w.words.Refused.Load()), string(w.seg.mem[weightReasonAt : weightReasonAt+int(n)])
+	return v, string(w.seg.mem[weightReasonAt : weightReasonAt+int(n)])
 }

@@ -6,7 +6,11 @@
 // The broker fills these types; package admin fetches them.
 package stats
 
-import "github.com/ringbatch/ringbatch/policy"
+import (
+	"fmt"
+
+	"github.com/ringbatch/ringbatch/policy"
+)
 
 // Broker has all statistics of a broker.
 type Broker struct {
@@ -47,6 +51,11 @@ func (w *Weights) Lag() (most uint32) {
 		}
 	}
 	return most
+}
+
+// String is the version in force and its age.
+func (w *Weights) String() string {
+	return fmt.Sprintf("weights: version %d, %.1f s old", w.Version, w.AgeS)
 }
 
 // Follower is a worker that follows the weights of a model.
@@ -324,8 +333,9 @@ type TracedRequest struct {
 	Batch        uint64  `json:"batch"`
 	Rows         int     `json:"rows"`
 	End          string  `json:"end"`
-	AskedUS      float64 `json:"asked_us,omitempty"`   // the client began to claim slots
-	ClaimedUS    float64 `json:"claimed_us,omitempty"` // the client had slots
+	Version      uint32  `json:"weights_version,omitempty"` // of the live weights that answered it
+	AskedUS      float64 `json:"asked_us,omitempty"`        // the client began to claim slots
+	ClaimedUS    float64 `json:"claimed_us,omitempty"`      // the client had slots
 	CommittedUS  float64 `json:"committed_us"`
 	DispatchedUS float64 `json:"dispatched_us"`
 	StartedUS    float64 `json:"started_us"`

@@ -35,6 +35,7 @@ type recorded struct {
 	slot, gen                                uint32
 	worker                                   int32
 	rows                                     uint32
+	version                                  shm.Version // of live weights
 	status                                   status.Code
 	read                                     bool // the client's times were read
 }
@@ -65,7 +66,7 @@ func (s *Stage) recordRequest(info *slotInfo, st status.Code, started, finished 
 	r.requests = append(r.requests, recorded{
 		committed: info.arrived, dispatched: info.dispatched, started: started, finished: finished,
 		batch: info.batch, client: info.client, slot: info.head, gen: info.gen, worker: int32(info.worker.id),
-		rows: info.commit.Rows, status: st,
+		rows: info.commit.Rows, status: st, version: s.ring.board.Record(info.head).Version,
 	})
 }
 
@@ -164,7 +165,7 @@ func (s *Stage) Trace(d time.Duration, over <-chan struct{}) (out stats.Trace, e
 	for i, r := range mine.requests {
 		out.Requests[i] = stats.TracedRequest{
 			Client: r.client.Label(), ClientID: int(r.client.first), Worker: int(r.worker), Batch: r.batch,
-			Rows: int(r.rows), End: r.status.Name(),
+			Rows: int(r.rows), End: r.status.Name(), Version: uint32(r.version),
 			AskedUS: known(r.asked), ClaimedUS: known(r.claimed), WokenUS: known(r.woken),
 			CommittedUS: at(r.committed), DispatchedUS: at(r.dispatched), StartedUS: at(r.started), FinishedUS: at(r.finished),
 		}

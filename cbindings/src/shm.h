@@ -104,19 +104,19 @@ typedef struct rb_bell {
 	uint8_t rest[60];
 } rb_bell;
 
-/* Of a weights segment; Go's shm/weights.go has the picture. Written by the publisher, and refused by any peer. */
+/* Of a weights segment; Go's shm/weights.go has the picture. Written by the publisher, and refused and reason_len by any peer. */
 typedef struct rb_weight_words {
 	_Atomic uint64_t current, good; /* a version and its buffer; 0: none */
 	_Atomic uint32_t last;          /* the latest version that was ever published */
 	uint32_t zero;
 	_Atomic int64_t published;
-	_Atomic uint32_t refused, reason_len;
-	uint8_t rest[24];
+	_Atomic uint32_t refused[4], reason_len; /* refused: the latest version of each buffer */
+	uint8_t rest[12];
 } rb_weight_words;
 
 typedef struct rb_follower_words {
 	_Atomic uint32_t in_use; /* 1 + the buffer that the follower reads; 0: none */
-	_Atomic uint32_t loaded; /* the version of its last batch */
+	_Atomic uint32_t loaded; /* the version that it has loaded last */
 	uint8_t rest[56];
 } rb_follower_words;
 

@@ -243,11 +243,19 @@ static uint8_t *buffer_at(const rb_weights *w, const rb_weights_link *l, uint32_
 	return l->segment.at + RB_GO_WEIGHT_DATA + buffer * w->buffer_bytes;
 }
 
-/* The word that followers use: current, or good if current was refused. */
+static bool stands(const rb_weights_link *l, uint64_t word)
+{
+	return version_of(word) > atomic_load(&l->words->refused[buffer_of(word)]);
+}
+
+/* The word that followers use: current, or good if current was refused; 0 if both were. */
 static uint64_t in_force(const rb_weights_link *l)
 {
 	uint64_t word = atomic_load(&l->words->current);
-	return word && version_of(word) == atomic_load(&l->words->refused) ? atomic_load(&l->words->good) : word;
+	if (stands(l, word))
+		return word;
+	word = atomic_load(&l->words->good);
+	return stands(l, word) ? word : 0;
 }
 
 /* Takes the version in force; its version is 0 if there is none. SYNC POINT "weights", acquire side. */
@@ -289,24 +297,35 @@ static int free_buffer(const rb_weights_link *l)
 static void publish(rb_weights_link *l, uint32_t buffer, uint32_t version)
 {
 	rb_weight_words *words = l->words;
-	uint64_t before = atomic_load(&words->good), good = in_force(l);
-	atomic_store(&words->good, good);
+	uint64_t before = atomic_load(&words->current);
 	if (atomic_load(&words->last) < version)
 		atomic_store(&words->last, version);
 	atomic_store(&words->published, rb_now());
 	atomic_store(&words->current, (uint64_t)version << 8 | buffer);
-	if (version_of(good) == atomic_load(&words->refused)) /* refused at the last moment */
+	if (stands(l, before)) /* it may be refused later still: in_force looks */
 		atomic_store(&words->good, before);
 }
 
 static void refuse(rb_weights_link *l, uint32_t version, const char *reason)
 {
-	if (version_of(atomic_load(&l->words->current)) != version || atomic_load(&l->words->refused) == version)
+	uint64_t word = atomic_load(&l->words->current);
+	_Atomic uint32_t *refused = &l->words->refused[buffer_of(word)];
+	uint32_t before = atomic_load(refused);
+	if (version_of(word) != version || before >= version)
 		return; /* another one is current, or a peer refused it */
 	size_t n = strnlen(reason, RB_GO_WEIGHT_REASON_BYTES);
 	memcpy(l->segment.at + RB_GO_WEIGHT_REASON, reason, n);
 	atomic_store(&l->words->reason_len, (uint32_t)n);
-	atomic_store(&l->words->refused, version);
+	atomic_compare_exchange_strong(refused, &before, version);
+}
+
+/* The latest version that was refused. */
+static uint32_t last_refused(const rb_weights_link *l)
+{
+	uint32_t version = 0;
+	for (int b = 0; b < (int)RB_GO_WEIGHT_BUFFERS; b++)
+		version = (uint32_t)rb_max(version, atomic_load(&l->words->refused[b]));
+	return version;
 }
 
 /* ---- opening and closing ----------------------------------------------------------- */
@@ -387,13 +406,13 @@ static int tensor_of(rb_weights *w, uint32_t k, rb_tensor *t)
 
 /* ---- the publisher ------------------------------------------------------------------- */
 
-/* Publishes the version in force at the broker before, unless the new one has a later version. */
+/* Publishes the version in force at the broker before, unless another publisher was there first. */
 static void carry_over(rb_weights *w, rb_weights_link *from)
 {
 	uint64_t word = in_force(from);
 	int b = free_buffer(w->live);
 	w->version = (uint32_t)rb_max(w->version, atomic_load(&from->words->last));
-	if (b < 0 || version_of(word) <= version_of(in_force(w->live)))
+	if (b < 0 || !version_of(word) || atomic_load(&w->live->words->last))
 		return;
 	memcpy(buffer_at(w, w->live, (uint32_t)b), buffer_at(w, from, buffer_of(word)), w->buffer_bytes);
 	publish(w->live, (uint32_t)b, version_of(word));
@@ -448,8 +467,7 @@ static int begin(rb_weights *w, int64_t timeout, void **buffer)
 /* Returns the reason if the last version was withdrawn, once. */
 static int withdrawn(rb_weights *w)
 {
-	rb_weight_words *words = w->live->words;
-	uint32_t version = atomic_load(&words->refused), n = atomic_load(&words->reason_len);
+	uint32_t version = last_refused(w->live), n = atomic_load(&w->live->words->reason_len);
 	if (!version || version != w->version || version == w->reported)
 		return RB_OK;
 	w->reported = version;

@@ -118,6 +118,9 @@ func printStats(out io.Writer, s *stats.Broker) {
 	for i := range s.Models {
 		printModel(out, &s.Models[i])
 	}
+	for i := range s.Weights {
+		fmt.Fprintf(out, "\n%s   %s\n", s.Weights[i].Model, &s.Weights[i])
+	}
 	printProcesses(out, s)
 }
 

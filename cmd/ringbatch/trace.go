@@ -161,7 +161,11 @@ func traceEvents(t *stats.Trace) []event {
 		}
 		name := "request of " + r.Client
 		begun, ended := whole(r)
-		begin(name, begun, map[string]any{"rows": r.Rows, "batch": r.Batch, "worker": r.Worker, "end": r.End})
+		args := map[string]any{"rows": r.Rows, "batch": r.Batch, "worker": r.Worker, "end": r.End}
+		if r.Version > 0 {
+			args["weights_version"] = r.Version
+		}
+		begin(name, begun, args)
 		for _, p := range partsOf(r) {
 			if p.known {
 				begin(p.name, p.from, nil)

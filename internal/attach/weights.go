@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"time"
 
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
@@ -40,6 +41,7 @@ func OpenWeights(ctx context.Context, socket string, memory shm.Memory, model, n
 		return nil, fmt.Errorf("weights of %s: %w", model, err)
 	}
 	w.conn = c
+	_ = c.SetDeadline(time.Time{}) // the call's
 	return w, nil
 }
 
@@ -74,3 +76,9 @@ func (w *Weights) Gone() {
 
 // HangUp ends the connection and keeps the memory.
 func (w *Weights) HangUp() { hangUp(w.conn) }
+
+// Close ends the connection and gives back the memory.
+func (w *Weights) Close() {
+	w.HangUp()
+	w.Segment().Close()
+}

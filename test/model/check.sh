@@ -60,6 +60,8 @@ runs() {
     echo "weights-versions holds -DPUBLISHES=7"
     echo "weights-publishers-die holds -DPUBLISHES=5 -DDEATHS=1"
     echo "weights-refused holds -DPUBLISHES=5 -DREFUSALS=2"
+    echo "weights-refused-and-death holds -DPUBLISHES=4 -DREFUSALS=1 -DDEATHS=1"
+    echo "weights-good-first caught -DGOOD_FIRST -DPUBLISHES=4 -DREFUSALS=1 -DDEATHS=1"
     echo "weights-in-use-ignored caught -DIGNORE_IN_USE -DPUBLISHES=6"
     echo "weights-no-second-look caught -DNO_SECOND_LOOK -DPUBLISHES=6"
     echo "weights-announced-early caught -DANNOUNCE_EARLY"

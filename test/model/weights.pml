@@ -29,25 +29,29 @@ byte cell[8];                   /* two for each buffer: the version whose bytes 
 byte version, buffer;           /* Current, one word; version 0: none */
 byte goodversion, goodbuffer;   /* Good, one word */
 byte last;                      /* Last */
-byte refused;                   /* Refused */
+byte refused[BUFFERS];          /* Refused: of each buffer, the latest version */
 byte inuse[FOLLOWERS];          /* 1 + buffer */
 byte published;                 /* the latest version whose publish has returned */
 byte deaths = DEATHS, refusals = REFUSALS;
-bool done;
+bool done, given;                /* given: a version was refused */
 
-/* The version in force and its buffer. Current and Refused are two loads. */
+/* The version in force and its buffer: Current, or Good if that was refused. Each word is a load. */
 inline InForce(v, b)
 {
 	atomic { v = version; b = buffer };
 	if
-	:: v != NONE && v == refused -> atomic { v = goodversion; b = goodbuffer }
+	:: v <= refused[b] -> atomic { v = goodversion; b = goodbuffer };
+		if
+		:: v <= refused[b] -> v = NONE
+		:: else -> skip
+		fi
 	:: else -> skip
 	fi
 }
 
 proctype Publisher()
 {
-	byte b, i, v, gv, gb, beforev, beforeb;
+	byte b, i, v, beforev, beforeb;
 	bool taken[BUFFERS];
 again:
 	do
@@ -105,17 +109,22 @@ again:
 		fi;
 		cell[2 * b + 1] = v;
 #ifndef ANNOUNCE_EARLY
-		atomic { beforev = goodversion; beforeb = goodbuffer };
-		InForce(gv, gb);
-		atomic { goodversion = gv; goodbuffer = gb };
+		atomic { beforev = version; beforeb = buffer };
 		last = v;
+#ifdef GOOD_FIRST
+		atomic { goodversion = beforev; goodbuffer = beforeb };
+#endif
 		if
 		:: atomic { deaths > 0 -> deaths--; } goto again
 		:: true
 		fi;
 		atomic { version = v; buffer = b };
 		if
-		:: gv != NONE && gv == refused -> atomic { goodversion = beforev; goodbuffer = beforeb }
+		:: atomic { deaths > 0 -> deaths--; } goto again
+		:: true
+		fi;
+		if
+		:: beforev > refused[beforeb] -> atomic { goodversion = beforev; goodbuffer = beforeb }
 		:: else -> skip
 		fi;
 #endif
@@ -126,7 +135,7 @@ again:
 
 proctype Follower(byte me)
 {
-	byte v, b, v2, b2, first, promised, mine;
+	byte v, b, v2, b2, first, promised, mine, gone;
 	do
 	:: done -> break
 	:: else ->
@@ -135,7 +144,10 @@ proctype Follower(byte me)
 		:: true ->
 			InForce(v, b);
 			if
-			:: v == NONE -> inuse[me] = 0; goto next
+			:: v == NONE ->
+				inuse[me] = 0;
+				assert(promised < 2 + DEATHS || REFUSALS > 1);  /* one refusal leaves the version before */
+				goto next
 			:: else -> skip
 			fi;
 			inuse[me] = b + 1;
@@ -153,11 +165,13 @@ proctype Follower(byte me)
 		first = cell[2 * b];
 		assert(first == v);
 		assert(cell[2 * b + 1] == v);            /* one batch, one version, never torn */
-		assert(v >= promised || refused != 0);   /* as new as promised, unless withdrawn */
-		assert(v >= mine || refused != 0);       /* never back */
+		assert(v >= promised || given);          /* as new as promised, unless withdrawn */
+		assert(v >= mine || given);              /* never back */
 		mine = v;
+		assert(v != gone);
 		if
-		:: atomic { refusals > 0 && v == version && refused != v -> refusals--; refused = v }
+		:: atomic { refusals > 0 && v == version -> refusals--; first = refused[b] };
+			atomic { first < v && refused[b] == first -> refused[b] = v; gone = v; given = true }
 		:: true
 		fi;
 		inuse[me] = 0;

@@ -56,6 +56,10 @@ func TestModelsAreSortedByTheChosenColumn(t *testing.T) {
 	if text := screen(t, v, 160, 20); !strings.Contains(text, "req/s*") || !strings.Contains(text, "not ready: no worker attached") {
 		t.Error(text)
 	}
+	v.now.Weights = []stats.Weights{{Model: "b", Version: 7, AgeS: 0.25}}
+	if text := screen(t, v, 160, 20); strings.Count(text, "weights: version 7, 0.2 s old") != 1 {
+		t.Error(text)
+	}
 }
 
 func TestAScreenOfAnySizeIsFilledAndNoTextOfAPeerLeavesItsLine(t *testing.T) {

@@ -116,6 +116,11 @@ func (v *view) modelTable() []string {
 		for _, c := range columns[1:] {
 			row = append(row, fmt.Sprintf(c.format, c.value(e.model, &e.window)))
 		}
+		for i := range v.now.Weights {
+			if w := &v.now.Weights[i]; w.Model == e.model.Name {
+				row = append(row, w.String())
+			}
+		}
 		if e.model.ReadyWorkers == 0 {
 			row = append(row, "not ready: "+e.model.NotReady)
 		}

@@ -53,9 +53,10 @@ type attachment struct {
 	model   string
 	tensors []tensor.Spec // of a publisher
 	options
-	life context.Context
-	stop context.CancelFunc
-	done sync.WaitGroup
+	failed func(error) // gets the errors of attempts to attach again
+	life   context.Context
+	stop   context.CancelFunc
+	done   sync.WaitGroup
 }
 
 const firstPause, lastPause = 5 * time.Millisecond, 500 * time.Millisecond
@@ -92,11 +93,12 @@ func (a *attachment) begin(ctx context.Context, worth func(error) bool, opts []O
 			stop := context.AfterFunc(a.life, w.HangUp)
 			w.Gone()
 			stop()
+			w.HangUp()
 			if a.life.Err() != nil {
 				return
 			}
 			slog.Info("broker went away, attaching to the weights again", "model", a.model)
-			if w, err = a.open(a.life, func(error) bool { return true }); err != nil {
+			if w, err = a.open(a.life, func(err error) bool { a.failed(err); return true }); err != nil {
 				return
 			}
 			use(w)
@@ -115,9 +117,10 @@ type Publisher struct {
 	attachment
 	mu      sync.Mutex
 	live    *attach.Weights
-	latest  Buffer      // the last published, for a new broker
-	version shm.Version // of latest
-	told    shm.Version // the latest refusal that Publish has returned
+	before  []*attach.Weights // of brokers that are gone; a Buffer may still be there
+	refusal error             // by the broker that runs now
+	version shm.Version       // the last published
+	heard   shm.Version       // the latest withdrawal that Publish has returned
 }
 
 // Buffer is memory for one version.
@@ -133,7 +136,8 @@ func (b Buffer) Tensor(k int) []byte { return b.w.Tensor(b.n, k) }
 // ErrBusy. When the broker is restarted, the publisher attaches again by itself, and
 // publishes its last version once more.
 func NewPublisher(ctx context.Context, model string, tensors []tensor.Spec, opts ...Option) (*Publisher, error) {
-	p := &Publisher{attachment: attachment{model: model, tensors: tensors}}
+	p := &Publisher{}
+	p.attachment = attachment{model: model, tensors: tensors, failed: p.failed}
 	if _, err := shm.NewWeightsLayout(tensors); err != nil {
 		return nil, err
 	}
@@ -143,32 +147,43 @@ func NewPublisher(ctx context.Context, model string, tensors []tensor.Spec, opts
 func (p *Publisher) use(w *attach.Weights) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.version > 0 {
-		if b := w.FreeBuffer(); b >= 0 { // a new segment has free ones
-			copy(w.Buffer(b), p.latest.w.Buffer(p.latest.n))
-			w.Publish(b, p.version)
-			p.latest = Buffer{w, b}
-		}
+	if p.live != nil {
+		p.version = max(p.version, p.live.Last())
+		w.CarryOver(p.live.Weights)
+		p.before = append(p.before, p.live)
 	}
-	p.live = w
+	p.live, p.refusal = w, nil
 }
 
-// Begin returns a buffer that no worker reads, and that Publish will publish. While slow
-// workers read all of them it waits.
+// failed keeps the errors that a publisher must hear: without a broker it goes on.
+func (p *Publisher) failed(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.refusal = nil; errors.Is(err, status.ErrBusy) || errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrForbidden) {
+		p.refusal = err
+	}
+}
+
+// Begin returns a buffer that no worker reads, and that the next Publish publishes. While
+// slow workers read all of them it waits.
 func (p *Publisher) Begin(ctx context.Context) (Buffer, error) {
 	for {
 		p.mu.Lock()
-		w := p.live
+		w, err := p.live, p.refusal
 		b := w.FreeBuffer()
 		p.mu.Unlock()
-		if b >= 0 {
+		switch {
+		case p.life.Err() != nil:
+			return Buffer{}, status.ErrClosed
+		case err != nil:
+			return Buffer{}, err
+		case b >= 0:
 			return Buffer{w, b}, nil
 		}
 		select {
 		case <-ctx.Done():
 			return Buffer{}, fmt.Errorf("%w: workers read all %d buffers of %q: %w", status.ErrFull, shm.WeightBuffers, p.model, ctx.Err())
 		case <-p.life.Done():
-			return Buffer{}, status.ErrClosed
 		case <-time.After(100 * time.Microsecond):
 		}
 	}
@@ -181,11 +196,13 @@ func (p *Publisher) Begin(ctx context.Context) (Buffer, error) {
 func (p *Publisher) Publish(ctx context.Context, b Buffer) (shm.Version, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.life.Err() != nil {
+	switch v, reason := p.live.Refused(); {
+	case p.life.Err() != nil:
 		return 0, status.ErrClosed
-	}
-	if v, reason := p.live.Refused(); v != 0 && v == p.version && v != p.told {
-		p.told = v
+	case p.refusal != nil:
+		return 0, p.refusal
+	case v != 0 && v == p.version && v != p.heard:
+		p.heard = v
 		return 0, fmt.Errorf("%w: version %d of %q was withdrawn: %s", status.ErrFailed, v, p.model, reason)
 	}
 	if b.w != p.live { // the broker was restarted meanwhile
@@ -198,13 +215,25 @@ func (p *Publisher) Publish(ctx context.Context, b Buffer) (shm.Version, error) 
 	}
 	p.version = max(p.version, b.w.Last()) + 1
 	b.w.Publish(b.n, p.version)
-	p.latest = b
+	p.forget()
 	return p.version, nil
 }
 
-// Close ends the publisher. Workers keep the last version.
+// forget gives back the memory of brokers that are gone.
+func (p *Publisher) forget() {
+	for _, w := range p.before {
+		w.Close()
+	}
+	p.before = nil
+}
+
+// Close ends the publisher. Workers keep the last version. Buffers are invalid afterwards.
 func (p *Publisher) Close() error {
 	p.close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.forget()
+	p.live.Close()
 	return nil
 }
 
@@ -227,7 +256,7 @@ type Follower struct {
 	mu      sync.Mutex
 	left    sync.Cond // the last batch of a version has ended
 	next    *attach.Weights
-	now     View // that load was called with
+	now     View // that load was called with; its w is next, or the one before while next has no version
 	running int  // batches with now
 }
 
@@ -237,37 +266,44 @@ type Follower struct {
 //
 // If load fails, the version is withdrawn, and the one before is loaded again.
 func Follow(ctx context.Context, model string, load func(View) error, opts ...Option) (*Follower, error) {
-	f := &Follower{attachment: attachment{model: model}, load: load}
+	f := &Follower{attachment: attachment{model: model, failed: func(error) {}}, load: load}
 	f.left.L = &f.mu
 	worth := func(err error) bool {
 		return errors.Is(err, status.ErrUnknownModel) || errors.Is(err, status.ErrNoBroker) || errors.Is(err, status.ErrBrokerGone)
 	}
-	use := func(w *attach.Weights) {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.next = w
-	}
-	if err := f.begin(ctx, worth, opts, use); err != nil {
+	if err := f.begin(ctx, worth, opts, f.use); err != nil {
 		return nil, err
 	}
-	for {
-		v, err := f.Enter()
-		switch {
-		case err != nil:
-			f.close()
-			return nil, err
-		case v.Version > 0:
-			f.Exit()
-			return f, nil
-		}
-		f.Exit()
+	for !f.hasVersion() {
 		select {
 		case <-ctx.Done():
-			f.close()
+			f.Close()
 			return nil, fmt.Errorf("%w: no version of the weights of %q: %w", status.ErrTimeout, model, ctx.Err())
 		case <-time.After(time.Millisecond):
 		}
 	}
+	if _, err := f.Enter(); err != nil {
+		f.Close()
+		return nil, err
+	}
+	f.Exit()
+	return f, nil
+}
+
+func (f *Follower) use(w *attach.Weights) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.next != nil && f.next != f.now.w {
+		f.next.Close()
+	}
+	f.next = w
+}
+
+func (f *Follower) hasVersion() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v, _ := f.next.InForce()
+	return v > 0
 }
 
 // Enter begins a batch with the version in force, which it loads if need be. While other
@@ -275,18 +311,13 @@ func Follow(ctx context.Context, model string, load func(View) error, opts ...Op
 func (f *Follower) Enter() (View, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for {
-		if f.isCurrent() && f.running > 0 {
-			break
-		}
-		if f.running > 0 {
-			f.left.Wait()
-			continue
-		}
+	for f.running > 0 && !f.isCurrent() {
+		f.left.Wait()
+	}
+	if f.running == 0 {
 		if err := f.switchOver(); err != nil {
 			return View{}, err
 		}
-		break
 	}
 	f.running++
 	return f.now, nil
@@ -295,7 +326,11 @@ func (f *Follower) Enter() (View, error) {
 // isCurrent reports whether now is the version in force.
 func (f *Follower) isCurrent() bool {
 	v, _ := f.next.InForce()
-	return f.now.w == f.next && f.now.Version == v || v == 0 && f.now.Version > 0
+	if v == 0 {
+		v, _ = f.now.w.InForce()
+		return v == f.now.Version
+	}
+	return f.now.w == f.next && v == f.now.Version
 }
 
 // switchOver acquires the version in force, and loads it if it is another one.
@@ -303,21 +338,28 @@ func (f *Follower) switchOver() error {
 	for {
 		w := f.next
 		v, buffer := w.Acquire(w.Follower)
+		if v == 0 && f.now.w != nil { // a new broker waits for its publisher
+			w = f.now.w
+			v, buffer = w.Acquire(w.Follower)
+		}
 		switch {
-		case v == 0: // none yet: a new broker waits for its publisher
-			return nil
+		case v == 0:
+			_, reason := w.Refused()
+			return fmt.Errorf("%w: no version of the weights of %q is in force: %s", status.ErrFailed, f.model, reason)
 		case f.now.w == w && f.now.Version == v:
 			return nil
 		}
-		view := View{v, w.Tensors, w, buffer}
-		err := f.load(view)
-		if err == nil {
-			f.now = view
+		err := f.load(View{v, w.Tensors, w, buffer})
+		if f.now.w != nil && f.now.w != w {
+			f.now.w.Close()
+		}
+		if f.now = (View{w: w}); err == nil {
+			f.now = View{v, w.Tensors, w, buffer}
 			w.SetLoaded(w.Follower, v)
 			return nil
 		}
-		f.now = View{}
-		if !w.Refuse(v, err.Error()) {
+		w.Refuse(v, err.Error())
+		if now, _ := w.InForce(); now == v { // it is not the current one
 			w.Release(w.Follower)
 			return fmt.Errorf("weights of %q, version %d: %w", f.model, v, err)
 		}
@@ -332,14 +374,18 @@ func (f *Follower) Exit() {
 	if f.running--; f.running > 0 {
 		return
 	}
-	if f.now.w != nil {
-		f.now.w.Release(f.now.w.Follower)
-	}
+	f.now.w.Release(f.now.w.Follower)
 	f.left.Broadcast()
 }
 
-// Close ends the follower. No batch may run.
+// Close ends the follower. No batch may run. Views are invalid afterwards.
 func (f *Follower) Close() error {
 	f.close()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.next.Close()
+	if f.now.w != nil {
+		f.now.w.Close()
+	}
 	return nil
 }

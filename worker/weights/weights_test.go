@@ -3,10 +3,13 @@
 package weights_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -186,9 +189,29 @@ func TestAnAnswerHasTheVersionThatWasPublishedBeforeIt(t *testing.T) {
 	}
 	p.Close()
 	expect(t, c, 51, 69)
-	v, err := publish(t, r.publisher(), 100) // goes on with the numbers
+	successor := r.publisher()
+	v, err := publish(t, successor, 100) // goes on with the numbers
 	must.Do(t, err)
 	expect(t, c, 52, 100)
+	recording := make(chan error, 1)
+	var trace *stats.Trace
+	go func() {
+		var err error
+		trace, err = admin.New(r.broker.Socket()).Trace(soon(t), "m", 100*time.Millisecond)
+		recording <- err
+	}()
+	for {
+		expect(t, c, 52, 100)
+		select {
+		case err := <-recording:
+			if must.Do(t, err); len(trace.Requests) == 0 || trace.Requests[0].Version != 52 {
+				t.Errorf("%+v", trace.Requests)
+			}
+		default:
+			continue
+		}
+		break
+	}
 	if s := r.stats(); s.Version != 52 || s.Last != 52 || len(s.Followers) != 1 || s.Followers[0].Version != uint32(v) {
 		t.Errorf("%+v", s)
 	}
@@ -313,4 +336,124 @@ func TestNoAnswerIsTornOrOlderThanPromised(t *testing.T) {
 	}
 	cancel()
 	clients.Wait()
+}
+
+func TestWithoutAVersionBatchesFailUntilTheNextPublish(t *testing.T) {
+	r := newRig(t)
+	p := r.publisher()
+	_, err := publish(t, p, 1)
+	must.Do(t, err)
+	r.work()
+	c := r.dial()
+	expect(t, c, 1, 1)
+	must.Do(t, admin.New(r.broker.Socket()).Withdraw(soon(t), "m", 1))
+	_, _, err = ask(soon(t), c)
+	if must.Fail(t, "without a version", err, status.ErrFailed); !strings.Contains(err.Error(), "withdrawn by hand") {
+		t.Error(err)
+	}
+	_, err = publish(t, p, 2)
+	must.Fail(t, "the next publish", err, status.ErrFailed)
+	v, err := publish(t, p, 2)
+	must.Do(t, err)
+	expect(t, c, v, 2)
+}
+
+func TestTwoWorkersThatCannotLoadAVersionGoOnWithTheOneBefore(t *testing.T) {
+	r := newRig(t)
+	p := r.publisher()
+	_, err := publish(t, p, 1)
+	must.Do(t, err)
+	met := make(chan struct{}, 2)
+	follow := func() *weights.Follower {
+		f, err := weights.Follow(soon(t), "m", func(v weights.View) error {
+			if v.Version == 1 {
+				return nil
+			}
+			met <- struct{}{} // both load it before one refuses it
+			for len(met) < 2 {
+				runtime.Gosched()
+			}
+			return errors.New("no")
+		}, r.options()...)
+		must.Do(t, err)
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	var both sync.WaitGroup
+	for _, f := range []*weights.Follower{follow(), follow()} {
+		both.Go(func() {
+			for {
+				v, err := f.Enter()
+				if err != nil || v.Version != 1 {
+					t.Errorf("version %d: %v", v.Version, err)
+					return
+				}
+				f.Exit()
+				if len(met) == 2 {
+					return
+				}
+			}
+		})
+	}
+	_, err = publish(t, p, 2)
+	must.Do(t, err)
+	both.Wait()
+}
+
+// A stopped publisher comes back after a restart of the broker, and another one was first.
+func TestAPublisherHearsThatAnotherOneTookItsPlace(t *testing.T) {
+	r := newRig(t)
+	first := r.publisher()
+	for i := range int64(3) {
+		_, err := publish(t, first, i)
+		must.Do(t, err)
+	}
+	r.work()
+	f, err := weights.Follow(soon(t), "m", func(weights.View) error { return nil }, r.options()...)
+	must.Do(t, err)
+	defer f.Close()
+	view, err := f.Enter() // a batch that runs
+	must.Do(t, err)
+	before := bytes.Clone(view.Tensor(0))
+	must.Do(t, r.broker.Stop())
+	for i := range int64(10) { // without a broker the publisher goes on
+		_, err := publish(t, first, 100+i)
+		must.Do(t, err)
+	}
+	if !bytes.Equal(before, view.Tensor(0)) {
+		t.Error("the weights of a running batch have changed")
+	}
+	f.Exit()
+	var second *weights.Publisher
+	for { // until the other one is the first to attach
+		must.Do(t, r.broker.Start())
+		if second, err = weights.NewPublisher(soon(t), "m", r.specs, r.options()...); err == nil {
+			break
+		}
+		must.Fail(t, "the second", err, status.ErrBusy)
+		must.Do(t, r.broker.Stop())
+	}
+	must.Do(t, testbed.Eventually(time.Minute, func() error {
+		if _, err := first.Begin(soon(t)); !errors.Is(err, status.ErrBusy) {
+			return fmt.Errorf("it goes on: %v", err)
+		}
+		return nil
+	}))
+	v, err := publish(t, second, 50)
+	must.Do(t, err)
+	second.Close()
+	c := r.dial()
+	must.Do(t, testbed.Eventually(time.Minute, func() error { // its worker may not have attached again yet
+		if got, fill, err := ask(soon(t), c); err != nil || got != v || fill != 50 {
+			return fmt.Errorf("version %d with %d: %v", got, fill, err)
+		}
+		return nil
+	}))
+	must.Do(t, testbed.Eventually(time.Minute, func() error { _, err := first.Begin(soon(t)); return err }))
+	v, err = publish(t, first, 60)
+	must.Do(t, err)
+	expect(t, c, v, 60)
+	if v < 14 {
+		t.Errorf("version %d after 13 of its own", v)
+	}
 }
