@@ -37,7 +37,7 @@ demo-page: build ## the page of a broker under load, until Ctrl-C
 # The last steps kill processes by the clock and run alone.
 test: downloads ## all checks and tests, as CI runs them
 	@$(MAKE) --no-print-directory -j2 --output-sync=target \
-	  unit model-check python check cuda-check race interop site envoy-test
+	  unit python model-check check cuda-check race rl-test interop site envoy-test
 	@$(MAKE) --no-print-directory onnx-go-test chaos-short hosts-short
 	@echo "all tests passed"
 
@@ -117,8 +117,8 @@ peers: ## ringbatch against Triton, mosec, LitServe, Ray Serve, BentoML; without
 	$(if $(ONLY),,python3 bench/peers/actors.py --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),2) --json build/actors.json)
 
 model-check: ## the protocol's model, exhaustively; its mutants must be caught
-	@command -v spin >/dev/null || { hack/again.sh apt-get update -qq && hack/again.sh apt-get install -y -qq spin; } || \
-	  { echo "install spin (Debian package spin) first"; exit 1; }
+	@command -v spin tcc | wc -l | grep -qx 2 || { hack/again.sh apt-get update -qq && hack/again.sh apt-get install -y -qq spin tcc; } || \
+	  { echo "install spin and tcc (Debian packages) first"; exit 1; }
 	nice bash test/model/check.sh
 
 FUZZTIME ?= 10s

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Rigs that break things on purpose, tests with other servers, and generated files. Included by the Makefile.
 
-.PHONY: envoy-test triton-test hosts-test hosts-short chaos chaos-short soak weak-check proto onnx-go-test demo-picture rl
+.PHONY: envoy-test triton-test hosts-test hosts-short chaos chaos-short soak weak-check proto onnx-go-test demo-picture
 
 # deploy/envoy with a real Envoy
 envoy-test:
@@ -64,17 +64,6 @@ onnx-go-test: onnx-go
 	    head -n 1 || true) && \
 	  ONNXRUNTIME_LIBRARY=$${ONNXRUNTIME_LIBRARY:-$$found} CGO_ENABLED=1 go test -count=1 ./...
 
-# Connect Four by self-play at full length; docs/tutorials/self-play.md has the results
-.PHONY: self-play
-self-play: build
-	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so
-	@test -x build/self-play/bin/python || python3 -m venv build/self-play
-	hack/again.sh build/self-play/bin/python -m pip install -q torch==2.15.0 open_spiel==2.0.2 pytest pytest-timeout
-	export PYTHONPATH=$(CURDIR)/python RINGBATCH_LIBRARY=$(CURDIR)/build/c/libringbatch.so RINGBATCH_BINARY=$(CURDIR)/bin/ringbatch && \
-	  (cd python/tests && ../../build/self-play/bin/python -m pytest -c ../pyproject.toml --rootdir=. test_rl_openspiel.py) && \
-	  RINGBATCH_SOCKET=$$(mktemp -d)/b.sock build/self-play/bin/python examples/python/self_play.py --json build/self-play.json
-	hack/curve.py "Connect Four: score against random rollouts" build/self-play.svg net=build/self-play.json
-
 # docs/images/page.png: the live page under load, by a headless Chromium
 demo-picture: build
 	hack/demo-picture.sh
@@ -88,22 +77,38 @@ proto:
 	cd gateway/oip && PATH=$(CURDIR)/build/proto/bin:$$PATH $(CURDIR)/build/proto/bin/python -m grpc_tools.protoc -I . \
 	  --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative inference.proto
 
-# An environment with torch, gymnasium and pytest.
+# An environment with the packages that ringbatch.rl adapts. uv unpacks PyTorch's gigabytes on all cores.
 RL_PYTHON ?= $(CURDIR)/build/rl/bin/python
+RL_PACKAGES := torch==2.15.0 torchrl==0.14.1 gymnasium==1.4.0 open_spiel==2.0.2 pytest pytest-timeout pytest-xdist
+export UV_HTTP_TIMEOUT ?= 120
+$(CURDIR)/build/rl/bin/python:
+	rm -rf build/rl && python3 -m venv build/rl && hack/again.sh build/rl/bin/python -m pip install -q uv==0.13.8
+	hack/again.sh build/rl/bin/uv pip install -q --python build/rl/bin/python $(RL_PACKAGES) || { rm -rf build/rl; exit 1; }
+
+.PHONY: rl-test rl self-play
 RL = PYTHONPATH=$(CURDIR)/python RINGBATCH_LIBRARY=$(CURDIR)/build/c/libringbatch.so RINGBATCH_BINARY=$(CURDIR)/bin/ringbatch
 
-# IMPALA in full, without and with a kill every 5 seconds, and its test; the learning curves go to docs/images (downloads torch)
-rl: build
+# the adapters with TorchRL, Gymnasium and OpenSpiel, and short runs of their examples
+rl-test: build $(RL_PYTHON)
 	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so
-	@test -x $(RL_PYTHON) || { python3 -m venv build/rl && hack/again.sh build/rl/bin/pip install -q torch gymnasium pytest pytest-timeout; }
-	cd python/tests && $(RL) $(RL_PYTHON) -m pytest -c ../pyproject.toml --rootdir=. --timeout 300 test_rl.py
+	cd python/tests && $(RL) $(RL_PYTHON) -m pytest -c ../pyproject.toml --rootdir=. --timeout 300 -n 2 --dist loadfile \
+	  test_rl.py test_rl_openspiel.py test_rl_torchrl.py
+
+# IMPALA in full, without and with kills; the learning curves go to docs/images
+rl: rl-test
 	mkdir -p -m 700 build/curves
-	for env in CartPole-v1 catch:Catch-v0; do \
-	  for kill in 0 5; do \
+	for run in CartPole-v1:5 catch:Catch-v0:20; do \
+	  env=$${run%:*}; name=$${env#*:}; every=$${run##*:}; \
+	  for kill in 0 $$every; do \
 	    $(RL) RINGBATCH_SOCKET=$(CURDIR)/build/curves/b.sock \
-	      nice $(RL_PYTHON) examples/python/impala.py --env $$env --kill $$kill --curve build/curves/$$kill.json; \
+	      $(RL_PYTHON) examples/python/impala.py --env $$env --kill $$kill --curve build/curves/$$kill.json; \
 	    tail -c 100 build/curves/$$kill.json; \
 	  done; \
-	  hack/curve.py "$${env#*:}: mean score of 100 episodes" docs/images/rl-$${env#*:}.svg \
-	    "no kills"=build/curves/0.json "a process killed every 5 s"=build/curves/5.json; \
+	  hack/curve.py "$$name: mean score of 100 episodes" docs/images/rl-$$name.svg \
+	    "no kills"=build/curves/0.json "a process killed every $$every s"=build/curves/$$every.json; \
 	done
+
+# Connect Four by self-play at full length; docs/tutorials/self-play.md has the results
+self-play: rl-test
+	$(RL) RINGBATCH_SOCKET=$$(mktemp -d)/b.sock $(RL_PYTHON) examples/python/self_play.py --json build/self-play.json
+	hack/curve.py "Connect Four: score against random rollouts" build/self-play.svg net=build/self-play.json

@@ -3,7 +3,7 @@
 # Checks the model: the real protocol must hold in every run, and every mutant
 # must be caught. Needs spin and gcc.
 #
-#   check.sh          3 minutes on 2 cores
+#   check.sh          2 minutes on 2 cores
 #   check.sh full     the larger runs too; wants 6 GB of memory
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -20,7 +20,7 @@ one() {
     case $name in waiting-*) model=$models/waiting.pml ;; weights-*) model=$models/weights.pml ;; esac
     mkdir -p "$dir" && cd "$dir"
     spin -a "$@" "$model" >/dev/null
-    gcc -O0 -DSAFETY -DNOFAIR -DVECTORSZ=2048 -o pan pan.c
+    tcc -DSAFETY -DNOFAIR -DVECTORSZ=2048 -o pan pan.c
     ./pan -m200000 -w23 >out
     local found=holds
     if grep -q 'errors: [1-9]' out; then found=caught; fi
