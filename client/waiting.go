@@ -63,8 +63,10 @@ func (l *link) await(ctx context.Context, i uint32, until int64) error {
 			over = timer.C
 		}
 		var err error
+		woken := false
 		select {
 		case <-wake:
+			woken = true
 		case <-ctx.Done():
 			err = ctx.Err()
 		case <-over:
@@ -78,8 +80,8 @@ func (l *link) await(ctx context.Context, i uint32, until int64) error {
 		l.mu.Lock()
 		if l.wait.follow[i/64]&(1<<(i%64)) != 0 { // still on the list
 			l.unfollow(i)
-		} else if err != nil {
-			<-wake // a wake-up is on its way: leave the channel empty for the next wait
+		} else if !woken {
+			<-wake // a wake-up is on its way: leave the channel empty, or the next wake-up blocks under mu
 		}
 		ended := l.hasEnded(i)
 		if err != nil || ended {
