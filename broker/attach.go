@@ -317,7 +317,7 @@ func (b *Broker) makeModel(m *model, mc ModelConfig) error {
 const maxGPUBytes = 47
 
 func receiveOffer(c *net.UnixConn, req *control.Request) (offer engine.DeviceMemory, err error) {
-	if offer.FD = -1; req.Op != control.OpWorker || req.GPU == "" {
+	if offer.FD = -1; req.Op != control.OpWorker && req.Op != control.OpWeights || req.GPU == "" {
 		return offer, nil
 	}
 	if !tensor.ValidName(req.GPU) || len(req.GPU) > maxGPUBytes {

@@ -62,9 +62,10 @@ func (o outside) Kill(p *engine.Peer) error {
 	return nil
 }
 
-// dropDevices gives the rings' device memory back after it was lost. It disconnects the
+// dropDevices gives the device memory of rings and weights back after it was lost. It disconnects the
 // clients. They attach again once the next worker has allocated new memory.
 func (b *Broker) dropDevices() {
+	b.weights.dropDevices(b)
 	for _, l := range b.loops {
 		l.LoseDevices()
 	}

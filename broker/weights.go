@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -30,7 +31,9 @@ type weights struct {
 
 type modelWeights struct {
 	*shm.Weights
-	uid       int // the user that it counts for
+	model     string
+	device    engine.DeviceMemory // with the buffers, if the tensors are there
+	uid       int                 // the user that it counts for
 	publisher *weightsPeer
 	followers [shm.WeightFollowers]*weightsPeer
 }
@@ -38,6 +41,7 @@ type modelWeights struct {
 type weightsPeer struct {
 	pid  int
 	name string
+	conn *net.UnixConn
 }
 
 // serveWeights serves a publisher or a follower until it hangs up or its process ends.
@@ -46,15 +50,24 @@ func (b *conversation) serveWeights(req *control.Request) {
 		b.refuse(b.noPidfd)
 		return
 	}
-	peer := &weightsPeer{int(b.cred.Pid), req.Name}
-	m, follower, err := b.weights.attach(b.Broker, int(b.cred.Uid), peer, req)
+	offer, err := receiveOffer(b.conn, req)
 	if err != nil {
 		b.refuse(err)
 		return
 	}
-	rep := b.reply()
-	rep.Weights = &control.Weights{Tensors: tensor.SpecTexts(m.Tensors), Follower: follower}
-	err = control.Send(b.conn, time.Now().Add(replyTime), rep, m.Segment().FD())
+	defer offer.Close() // unless the weights take it
+	rep, peer := b.reply(), &weightsPeer{int(b.cred.Pid), req.Name, b.conn}
+	m, fds, err := b.weights.attach(b.Broker, int(b.cred.Uid), peer, req, &offer, rep)
+	switch {
+	case errors.Is(err, engine.ErrNeedsDevice):
+		b.send(rep)
+		return
+	case err != nil:
+		b.refuse(err)
+		return
+	}
+	err = control.Send(b.conn, time.Now().Add(replyTime), rep, fds...)
+	control.CloseFDs(fds)
 	var one [1]byte
 	for err == nil && !hasEnded(b.pidfd) { // a child of the peer may keep the connection
 		_ = b.conn.SetReadDeadline(time.Now().Add(weightsLook))
@@ -63,78 +76,141 @@ func (b *conversation) serveWeights(req *control.Request) {
 		}
 	}
 	if !errors.Is(err, net.ErrClosed) { // when this broker ends, a batch of the peer may still read its buffer
-		b.weights.detach(m, follower)
+		b.weights.detach(m, rep.Weights.Follower)
 	}
 }
 
 // weightsLook is how long the death of a peer may go unnoticed if a child has its connection.
 const weightsLook = 500 * time.Millisecond
 
-// attach finds or makes the segment, and enters the peer. A publisher's follower is -1.
-func (w *weights) attach(b *Broker, uid int, peer *weightsPeer, req *control.Request) (m *modelWeights, follower int, err error) {
+// attach finds or makes the segment, enters the peer, and sets rep.Weights. With
+// ErrNeedsDevice it sets rep.Needs. The caller closes the descriptors.
+func (w *weights) attach(b *Broker, uid int, peer *weightsPeer, req *control.Request, offer *engine.DeviceMemory, rep *control.Reply) (
+	m *modelWeights, fds []int, err error) {
 	if !tensor.ValidName(req.Model) || req.Weights == nil {
-		return nil, 0, fmt.Errorf("%w: weights of the model %q", status.ErrInvalid, req.Model)
+		return nil, nil, fmt.Errorf("%w: weights of the model %q", status.ErrInvalid, req.Model)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	m = w.models[req.Model]
-	if !req.Weights.Publish {
-		if m == nil {
-			return nil, 0, fmt.Errorf("%w: %q has no weights yet: nothing was published", status.ErrUnknownModel, req.Model)
-		}
-		free := slices.Index(m.followers[:], nil)
-		if free < 0 {
-			return nil, 0, fmt.Errorf("%w: %d workers follow the weights of %q", status.ErrQuota, shm.WeightFollowers, req.Model)
-		}
-		m.followers[free] = peer
-		return m, free, nil
+	follower := -1
+	if req.Weights.Publish {
+		m, err = w.forPublisher(b, uid, req, offer, rep)
+	} else {
+		m, follower, err = w.forFollower(req)
 	}
-	tensors, err := tensor.ParseSpecs(req.Weights.Tensors, nil)
 	if err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
-	layout, err := shm.NewWeightsLayout(tensors)
-	if err != nil {
-		return nil, 0, err
+	if fds, err = m.descriptors(); err != nil {
+		return nil, nil, err
 	}
-	if m, err = w.forPublisher(b, uid, req.Model, layout); err != nil {
-		return nil, 0, err
+	if follower < 0 {
+		m.publisher = peer
+	} else {
+		m.followers[follower] = peer
 	}
-	m.publisher = peer
-	return m, -1, nil
+	rep.Weights = &control.Weights{Tensors: tensor.SpecTexts(m.Tensors), Follower: follower, GPU: m.device.GPU}
+	return m, fds, nil
+}
+
+func (w *weights) forFollower(req *control.Request) (m *modelWeights, free int, err error) {
+	if m = w.models[req.Model]; m == nil {
+		return nil, 0, fmt.Errorf("%w: %q has no weights yet: nothing was published", status.ErrUnknownModel, req.Model)
+	}
+	if m.DeviceSize > 0 && !req.Device {
+		return nil, 0, fmt.Errorf("%w: the weights of %q lie in device memory, which this worker does not use; "+
+			"C programs say that they can (rb_connect_options.device), Go programs cannot", status.ErrInvalid, req.Model)
+	}
+	if free = slices.Index(m.followers[:], nil); free < 0 {
+		return nil, 0, fmt.Errorf("%w: %d workers follow the weights of %q", status.ErrQuota, shm.WeightFollowers, req.Model)
+	}
+	return m, free, nil
 }
 
 // forPublisher is the segment of these tensors. While no worker follows, a publisher may
 // replace a segment by another one.
-func (w *weights) forPublisher(b *Broker, uid int, model string, layout *shm.WeightsLayout) (*modelWeights, error) {
-	m := w.models[model]
+func (w *weights) forPublisher(b *Broker, uid int, req *control.Request, offer *engine.DeviceMemory, rep *control.Reply) (*modelWeights, error) {
+	tensors, err := tensor.ParseSpecs(req.Weights.Tensors, nil)
+	if err != nil {
+		return nil, err
+	}
+	layout, err := shm.NewWeightsLayout(tensors)
+	if err != nil {
+		return nil, err
+	}
+	m := w.models[req.Model]
 	switch {
 	case m != nil && m.publisher != nil:
-		return nil, fmt.Errorf("%w: process %d publishes the weights of %q already", status.ErrBusy, m.publisher.pid, model)
+		return nil, fmt.Errorf("%w: process %d publishes the weights of %q already", status.ErrBusy, m.publisher.pid, req.Model)
 	case m != nil && m.Geometry == layout.Geometry:
 		return m, nil
 	case m != nil && slices.ContainsFunc(m.followers[:], func(p *weightsPeer) bool { return p != nil }):
 		return nil, fmt.Errorf("%w: workers follow weights of %q that differ: %s; end them, or publish under another name",
-			status.ErrSignatureMismatch, model, firstDifference(m.Tensors, layout.Tensors))
+			status.ErrSignatureMismatch, req.Model, firstDifference(m.Tensors, layout.Tensors))
+	case layout.DeviceSize > 0 && offer.FD < 0:
+		rep.Needs = &control.DeviceNeed{Bytes: layout.DeviceSize, Device: tensors[0].Device()}
+		return nil, engine.ErrNeedsDevice
 	}
 	if err := shm.CheckRoom(layout.Size); err != nil {
-		return nil, fmt.Errorf("weights of %q: %w", model, err)
+		return nil, fmt.Errorf("weights of %q: %w", req.Model, err)
 	}
-	if err := b.users.countModel(uid, 0, layout.Size); err != nil {
-		return nil, fmt.Errorf("weights of %q: %w", model, err)
+	if err := b.users.countModel(uid, 0, layout.Size+layout.DeviceSize); err != nil {
+		return nil, fmt.Errorf("weights of %q: %w", req.Model, err)
 	}
 	segment, err := shm.CreateWeights(b.cfg.Memory, layout, b.epoch)
 	if err != nil {
-		b.users.uncountModel(uid, 0, layout.Size)
+		b.users.uncountModel(uid, 0, layout.Size+layout.DeviceSize)
 		return nil, err
 	}
 	if m != nil {
-		m.Segment().Close()
-		b.users.uncountModel(m.uid, 0, m.Size)
+		w.forget(b, m)
 	}
-	m = &modelWeights{Weights: segment, uid: uid}
-	w.models[model] = m
+	m = &modelWeights{Weights: segment, model: req.Model, uid: uid, device: engine.DeviceMemory{FD: -1}}
+	if layout.DeviceSize > 0 {
+		m.device, *offer = *offer, m.device
+	}
+	w.models[req.Model] = m
 	return m, nil
+}
+
+// descriptors are copies for a peer: of the segment, and of the device memory.
+func (m *modelWeights) descriptors() (fds []int, err error) {
+	for _, fd := range []int{m.Segment().FD(), m.device.FD} {
+		if fd < 0 {
+			continue
+		}
+		if fd = engine.Dup(fd); fd < 0 {
+			control.CloseFDs(fds)
+			return nil, engine.ErrDescriptors
+		}
+		fds = append(fds, fd)
+	}
+	return fds, nil
+}
+
+// forget gives back the memory of weights that no peer uses, or whose device memory was lost.
+func (w *weights) forget(b *Broker, m *modelWeights) {
+	m.Segment().Close()
+	m.device.Close()
+	b.users.uncountModel(m.uid, 0, m.Size+m.DeviceSize)
+	delete(w.models, m.model)
+}
+
+// dropDevices gives the device memory back after it was lost, and disconnects its peers.
+func (w *weights) dropDevices(b *Broker) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, m := range w.models {
+		if m.DeviceSize == 0 {
+			continue
+		}
+		for _, p := range append(m.followers[:], m.publisher) {
+			if p != nil {
+				_ = p.conn.Close()
+			}
+		}
+		w.forget(b, m)
+	}
 }
 
 func firstDifference(has, wants []tensor.Spec) string {
@@ -154,6 +230,9 @@ func firstDifference(has, wants []tensor.Spec) string {
 func (w *weights) detach(m *modelWeights, follower int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.models[m.model] != m {
+		return // its memory was given back
+	}
 	if follower < 0 {
 		m.publisher = nil
 		return
@@ -183,7 +262,7 @@ func (w *weights) snapshot() (list []stats.Weights) {
 	defer w.mu.Unlock()
 	for name, m := range w.models {
 		v, published := m.InForce()
-		s := stats.Weights{Model: name, Version: uint32(v), Last: uint32(m.Last()), Tensors: len(m.Tensors), Bytes: m.Size}
+		s := stats.Weights{Model: name, Version: uint32(v), Last: uint32(m.Last()), Tensors: len(m.Tensors), Bytes: m.Size + m.DeviceSize}
 		if v > 0 {
 			s.AgeS = time.Duration(shm.Now() - published).Seconds()
 		}
@@ -209,6 +288,7 @@ func (w *weights) close() {
 	defer w.mu.Unlock()
 	for _, m := range w.models {
 		m.Segment().Close()
+		m.device.Close()
 	}
 	w.models = nil
 }

@@ -41,7 +41,8 @@ type bed struct {
 	env    []string
 }
 
-func deviceBed(t *testing.T, sanitizer string) *bed {
+// stubDriver is the environment of a process that uses the stub.
+func stubDriver(t *testing.T) string {
 	t.Helper()
 	stub := filepath.Join(built, "stub", "libcuda.so.1")
 	once(t, stub, func() error {
@@ -51,6 +52,11 @@ func deviceBed(t *testing.T, sanitizer string) *bed {
 		}
 		return err
 	})
+	return "RINGBATCH_LIBCUDA=" + stub
+}
+
+func deviceBed(t *testing.T, sanitizer string) *bed {
+	t.Helper()
 	exe := filepath.Join(built, "device")
 	if sanitizer != "" {
 		exe = sanitizedProgram(t, sanitizer, "device", "testdata/device.c")
@@ -62,7 +68,7 @@ func deviceBed(t *testing.T, sanitizer string) *bed {
 			return err
 		})
 	}
-	return &bed{t: t, socket: startBroker(t), exe: exe, env: []string{"RINGBATCH_LIBCUDA=" + stub}}
+	return &bed{t: t, socket: startBroker(t), exe: exe, env: []string{stubDriver(t)}}
 }
 
 // role is a process of the bed.

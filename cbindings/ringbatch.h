@@ -638,14 +638,18 @@ RB_API int rb_batch_set_version(rb_batch *batch, uint32_t version);
 typedef uint64_t rb_publisher; /* 0 is none */
 typedef uint64_t rb_follower;  /* 0 is none */
 
-/* tensors: name:dtype[dims], with blanks between them. RB_ERR_BUSY if another process
- * publishes the weights of this model. With options->wait, the call waits for a broker.
- * The publisher is the caller's until rb_publish_close. */
+/* tensors: name:dtype[dims], with blanks between them; all in host memory, or all in the
+ * memory of one GPU ("w:f32[4]@device:0"), where followers on that GPU read them.
+ * RB_ERR_BUSY if another process publishes the weights of this model. With options->wait,
+ * the call waits for a broker. The publisher is the caller's until rb_publish_close. */
 RB_API int rb_publish_open(const char *model, const char *tensors, const rb_connect_options *options, rb_publisher *publisher);
 /* The k-th tensor; its offset counts from the buffer of rb_publish_begin. */
 RB_API int rb_publish_tensor(rb_publisher publisher, uint32_t k, rb_tensor *tensor);
+/* The device memory of the weights, as of rb_map_device. */
+RB_API int rb_publish_device(rb_publisher publisher, rb_device *device);
 /* A buffer that no worker reads, to write until rb_publish_commit. It has bytes of an older
- * version. RB_ERR_FULL if slow workers read all buffers until the timeout. */
+ * version. In device memory it is a device pointer, and the GPU must have written all of it
+ * before rb_publish_commit. RB_ERR_FULL if slow workers read all buffers until the timeout. */
 RB_API int rb_publish_begin(rb_publisher publisher, int64_t timeout, void **buffer);
 /* Makes the buffer the current version. A request that is committed after this call is
  * answered with this version or a later one. If the version before was withdrawn:
@@ -658,13 +662,16 @@ RB_API int rb_publish_check(rb_publisher publisher);
 /* Workers keep the last version. */
 RB_API int rb_publish_close(rb_publisher publisher);
 
-/* With options->wait, the call waits for the first version. */
+/* With options->wait, the call waits for the first version. Without options->device, weights
+ * in device memory are refused. */
 RB_API int rb_follow_open(const char *model, const rb_connect_options *options, rb_follower *follower);
 /* RB_ERR_INVALID for the k after the last. */
 RB_API int rb_follow_tensor(rb_follower follower, uint32_t k, rb_tensor *tensor);
+RB_API int rb_follow_device(rb_follower follower, rb_device *device);
 /* Before a batch: the version in force and its buffer, which no publisher writes until
  * rb_follow_exit. While other threads have an older version, the call waits for their exit.
- * If *changed is 1, load the version, then call rb_follow_loaded or rb_follow_refuse.
+ * If *changed is 1, load the version, then call rb_follow_loaded or rb_follow_refuse. In
+ * device memory, the GPU must have read the buffer before rb_follow_exit.
  *
  * After a restart of the broker the follower keeps its weights, and attaches again in this
  * call, which takes 2 ms longer then, at most every 100 ms. */

@@ -142,13 +142,8 @@ func TestACWorkerFollowsAGoPublisher(t *testing.T) {
 
 func TestACPublisherMayDieAtAnyMoment(t *testing.T) {
 	b := newWeightsBed(t, "address")
-	p := b.start(nil, "publisher", b.socket)
-	p.until("open")
-	publish := func(fill int64) string {
-		fmt.Fprintln(p.stdin, fill)
-		return p.until("")
-	}
-	publish(1)
+	p := b.publisher()
+	p.publish(1)
 	f, err := weights.Follow(b.soon(), "m", func(v weights.View) error {
 		if int64(binary.NativeEndian.Uint64(v.Tensor(0))) < 0 {
 			return errors.New("weights below 0")
@@ -162,7 +157,7 @@ func TestACPublisherMayDieAtAnyMoment(t *testing.T) {
 	b.expect(1, 1)
 	b.start(nil, "publisher", b.socket).until("Busy")
 	for i := shm.Version(2); i < 10; i++ {
-		if said := publish(int64(i)); said != fmt.Sprint("version ", i) {
+		if said := p.publish(int64(i)); said != fmt.Sprint("version ", i) {
 			t.Fatal(said)
 		}
 		b.expect(i, int64(i))
@@ -170,20 +165,14 @@ func TestACPublisherMayDieAtAnyMoment(t *testing.T) {
 		p.until("half")
 		p.kill()
 		b.expect(i, int64(i))
-		must.Do(t, testbed.Eventually(time.Minute, func() error { // the broker may not know yet that the one before is gone
-			p = b.start(nil, "publisher", b.socket)
-			if p.lines.Scan(); p.lines.Text() != "open" {
-				return errors.New(p.lines.Text())
-			}
-			return nil
-		}))
+		p = b.publisher()
 	}
-	publish(-1)
+	p.publish(-1)
 	b.expect(9, 9)
-	if said := publish(11); said != `error version 10 of the weights of "m" was withdrawn: weights below 0` {
+	if said := p.publish(11); said != `error version 10 of the weights of "m" was withdrawn: weights below 0` {
 		t.Error(said)
 	}
-	publish(11)
+	p.publish(11)
 	b.expect(11, 11)
 	b.restart(11, 11)
 	fmt.Fprintln(p.stdin, "check")
@@ -198,6 +187,76 @@ func TestACPublisherMayDieAtAnyMoment(t *testing.T) {
 		}
 		return err
 	}))
+}
+
+// publisher starts a publisher, once the broker knows that the one before is gone.
+func (b *weightsBed) publisher() (p *role) {
+	b.t.Helper()
+	must.Do(b.t, testbed.Eventually(time.Minute, func() error {
+		p = b.start(nil, "publisher", b.socket)
+		if p.lines.Scan(); p.lines.Text() != "open" {
+			return errors.New(p.lines.Text())
+		}
+		return nil
+	}))
+	return p
+}
+
+// publish is the answer of a publisher to a number that all weights get.
+func (r *role) publish(fill int64) string {
+	fmt.Fprintln(r.stdin, fill)
+	return r.until("")
+}
+
+func TestWeightsInDeviceMemory(t *testing.T) {
+	b := newWeightsBed(t, "address")
+	b.env = []string{stubDriver(t), "TENSORS=a:i64[600]@device:0 b.c:i64[]@device:0"}
+	p := b.publisher()
+	_, err := weights.Follow(b.soon(), "m", func(weights.View) error { return nil }, weights.WithSocket(b.socket))
+	must.Fail(t, "a Go follower", err, status.ErrInvalid)
+	p.publish(1)
+	for range 2 {
+		b.start(nil, "worker", b.socket).until("attached")
+	}
+	for i := shm.Version(2); i < 10; i++ {
+		if said := p.publish(int64(i)); said != fmt.Sprint("version ", i) {
+			t.Fatal(said)
+		}
+		b.expect(i, int64(i))
+		fmt.Fprintln(p.stdin, "half")
+		p.until("half")
+		p.kill()
+		b.expect(i, int64(i))
+		p = b.publisher()
+	}
+	p.publish(-1)
+	b.expect(9, 9)
+	if said := p.publish(11); said != `error version 10 of the weights of "m" was withdrawn: weights below 0` {
+		t.Error(said)
+	}
+	p.publish(11)
+	b.restart(11, 11) // the publisher is gone: workers keep their weights
+	fmt.Fprintln(p.stdin, "check")
+	p.until("OK")
+	must.Do(t, testbed.Eventually(time.Minute, func() error { // new memory, and the old version in it
+		if said := b.start(nil, "worker", b.socket).until(""); said != "attached" {
+			return errors.New(said)
+		}
+		return nil
+	}))
+	b.expect(11, 11)
+	p.publish(12)
+	must.Do(t, testbed.Eventually(time.Minute, func() error {
+		if v, _, err := b.ask(); err != nil || v != 12 {
+			return fmt.Errorf("version %d: %w", v, err)
+		}
+		return nil
+	}))
+	p.kill()
+	b.env[1] = "TENSORS=a:i64[600]@device:0 b.c:i64[]"
+	b.start(nil, "publisher", b.socket).until("Invalid")
+	b.env[1] = "TENSORS=a:i64[600] b.c:i64[]"
+	b.start(nil, "publisher", b.socket).until("SignatureMismatch")
 }
 
 func answerWeights(_ context.Context, b *worker.Batch) error {

@@ -24,6 +24,9 @@ import (
 // A follower says which buffer it reads before it reads, and then looks at Current again.
 // So a publisher that finds a buffer neither current, nor good, nor in use may write it:
 // no lock, and a peer that dies blocks no other.
+//
+// If the tensors are in device memory, the buffers are there, one after the other from
+// byte 0, in memory that the first publisher allocates. The segment then ends with the reason.
 const (
 	WeightBuffers    = 4
 	WeightFollowers  = 256
@@ -45,8 +48,9 @@ type weightWords struct {
 	Published atomic.Int64 // when, on Now's clock
 	// Written by whoever refuses a version.
 	Refused   [WeightBuffers]atomic.Uint32 // the latest version of each buffer that was refused; it never falls
+	Reasoned  atomic.Uint32                // the latest version whose reason a peer writes, or has written
 	ReasonLen atomic.Uint32
-	_         [12]byte
+	_         [8]byte
 }
 
 type followerWords struct {
@@ -60,11 +64,12 @@ type Version uint32
 
 // WeightsLayout is the layout of a weights segment.
 type WeightsLayout struct {
-	Tensors  []tensor.Spec
-	Offsets  []int64 // of each tensor in a buffer
-	Bytes    int64   // of a buffer
-	Size     int64   // of the segment
-	Geometry uint64
+	Tensors    []tensor.Spec
+	Offsets    []int64 // of each tensor in a buffer
+	Bytes      int64   // of a buffer
+	Size       int64   // of the segment
+	DeviceSize int64   // of the device memory with the buffers; 0: they are in the segment
+	Geometry   uint64
 }
 
 // NewWeightsLayout places the tensors one after the other, each on a multiple of 64.
@@ -75,8 +80,8 @@ func NewWeightsLayout(tensors []tensor.Spec) (*WeightsLayout, error) {
 	l := &WeightsLayout{Tensors: tensors}
 	names := map[string]bool{}
 	for _, t := range tensors {
-		if names[t.Name] || len(t.Variable) > 0 || t.OnDevice() {
-			return nil, fmt.Errorf("%w: the weight %s: each needs its own name, a fixed shape, and host memory", status.ErrInvalid, t)
+		if names[t.Name] || len(t.Variable) > 0 || t.Memory != tensors[0].Memory {
+			return nil, fmt.Errorf("%w: the weight %s: each needs its own name, a fixed shape, and the memory that all have", status.ErrInvalid, t)
 		}
 		names[t.Name] = true
 		l.Offsets = append(l.Offsets, l.Bytes)
@@ -85,7 +90,11 @@ func NewWeightsLayout(tensors []tensor.Spec) (*WeightsLayout, error) {
 		}
 	}
 	l.Bytes = roundUp(l.Bytes, pageSize)
-	l.Size = weightDataAt + WeightBuffers*l.Bytes
+	if l.Size = weightDataAt; tensors[0].OnDevice() {
+		l.DeviceSize = roundUp(WeightBuffers*l.Bytes, deviceGrain)
+	} else {
+		l.Size += WeightBuffers * l.Bytes
+	}
 	h := fnv.New64a()
 	fmt.Fprintf(h, "ringbatch weights %d %s", LayoutVersion, strings.Join(tensor.SpecTexts(tensors), " "))
 	l.Geometry = h.Sum64()
@@ -147,7 +156,7 @@ func viewWeights(l *WeightsLayout, seg *Segment) *Weights {
 // Segment is the memory.
 func (w *Weights) Segment() *Segment { return w.seg }
 
-// Buffer is the memory of a buffer.
+// Buffer is the memory of a buffer in the segment.
 func (w *Weights) Buffer(b int) []byte {
 	off := weightDataAt + int64(b)*w.Bytes
 	return w.seg.mem[off : off+w.Bytes : off+w.Bytes]
@@ -271,8 +280,12 @@ func (w *Weights) Refuse(v Version, reason string) bool {
 	if now != v || refused >= uint32(v) {
 		return false
 	}
-	n := copy(w.seg.mem[weightReasonAt:weightReasonAt+weightReasonBytes], reason)
-	w.words.ReasonLen.Store(uint32(n))
+	// If several peers refuse it at once, one of them gives the reason.
+	if r := w.words.Reasoned.Load(); r < uint32(v) && w.words.Reasoned.CompareAndSwap(r, uint32(v)) {
+		w.words.ReasonLen.Store(0)
+		n := copy(w.seg.mem[weightReasonAt:weightReasonAt+weightReasonBytes], reason)
+		w.words.ReasonLen.Store(uint32(n))
+	}
 	return w.words.Refused[b].CompareAndSwap(refused, uint32(v))
 }
 

@@ -56,7 +56,7 @@ static struct {
 		(*import)(addr *, void *, int);
 	result (*reserve)(addr *, size_t, size_t, addr, addr), (*free)(addr, size_t), (*map)(addr, size_t, size_t, addr, addr),
 		(*unmap)(addr, size_t);
-	result (*allow)(addr, size_t, const access_to *, size_t), (*clear)(addr, unsigned char, size_t), (*query)(void *),
+	result (*allow)(addr, size_t, const access_to *, size_t), (*clear)(addr, unsigned char, size_t), (*copy)(addr, addr, size_t), (*query)(void *),
 		(*host_function)(void *, void (*)(void *), void *);
 	result (*name)(result, const char **);
 } cuda = {.mu = PTHREAD_MUTEX_INITIALIZER};
@@ -89,7 +89,7 @@ static bool load(void)
 		{&cuda.create, "cuMemCreate"}, {&cuda.forget, "cuMemRelease"}, {&cuda.export, "cuMemExportToShareableHandle"},
 		{&cuda.import, "cuMemImportFromShareableHandle"},
 		{&cuda.reserve, "cuMemAddressReserve"}, {&cuda.free, "cuMemAddressFree"}, {&cuda.map, "cuMemMap"}, {&cuda.unmap, "cuMemUnmap"},
-		{&cuda.allow, "cuMemSetAccess"}, {&cuda.clear, "cuMemsetD8_v2"}, {&cuda.host_function, "cuLaunchHostFunc"},
+		{&cuda.allow, "cuMemSetAccess"}, {&cuda.clear, "cuMemsetD8_v2"}, {&cuda.copy, "cuMemcpyDtoD_v2"}, {&cuda.host_function, "cuLaunchHostFunc"},
 		{&cuda.query, "cuStreamQuery"}, {&cuda.name, "cuGetErrorName"},
 	};
 	const char *path = secure_getenv("RINGBATCH_LIBCUDA");
@@ -358,15 +358,23 @@ static void postpone(const rb_device *d)
 	pthread_mutex_unlock(&later.mu);
 }
 
-int rb_device_clear(const rb_device *d, uint64_t at, uint64_t bytes)
+/* The end of a call that was pushed: waits for the GPU. */
+static int finish(result r, uint64_t bytes, const char *what)
 {
-	if (!push(d))
-		return forked();
-	result r = cuda.clear(at, 0, bytes);
 	if (!r)
 		r = cuda.synchronize();
 	pop();
-	return r ? refused(r, bytes, "clearing") : RB_OK;
+	return r ? refused(r, bytes, what) : RB_OK;
+}
+
+int rb_device_clear(const rb_device *d, uint64_t at, uint64_t bytes)
+{
+	return push(d) ? finish(cuda.clear(at, 0, bytes), bytes, "clearing") : forked();
+}
+
+int rb_device_copy(const rb_device *d, const void *to, const void *from, uint64_t bytes)
+{
+	return push(d) ? finish(cuda.copy((addr)(uintptr_t)to, (addr)(uintptr_t)from, bytes), bytes, "copying") : forked();
 }
 
 void rb_device_synchronize(const rb_device *d)

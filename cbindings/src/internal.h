@@ -207,6 +207,8 @@ int rb_device_import(rb_device *d, int fd, uint64_t bytes, const char *gpu);
 void rb_device_synchronize(const rb_device *d);
 /* Zeroes some of it, and waits until that is done. */
 int rb_device_clear(const rb_device *d, uint64_t at, uint64_t bytes);
+/* Copies within device memory, and waits for it. */
+int rb_device_copy(const rb_device *d, const void *to, const void *from, uint64_t bytes);
 /* Unmaps device memory; in a host function later. */
 void rb_device_close(rb_device *d);
 /* Whether the stream has done all its work; asks until then. */

@@ -65,7 +65,7 @@
 	SIZE(rb_bell, 64) PLACE(rb_bell, count, 0) \
 	SIZE(rb_weight_words, 64) PLACE(rb_weight_words, current, 0) PLACE(rb_weight_words, good, 8) \
 	PLACE(rb_weight_words, last, 16) PLACE(rb_weight_words, published, 24) PLACE(rb_weight_words, refused, 32) \
-	PLACE(rb_weight_words, reason_len, 48) \
+	PLACE(rb_weight_words, reasoned, 48) PLACE(rb_weight_words, reason_len, 52) \
 	SIZE(rb_follower_words, 64) PLACE(rb_follower_words, in_use, 0) PLACE(rb_follower_words, loaded, 4)
 
 #endif

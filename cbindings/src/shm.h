@@ -104,14 +104,15 @@ typedef struct rb_bell {
 	uint8_t rest[60];
 } rb_bell;
 
-/* Of a weights segment; Go's shm/weights.go has the picture. Written by the publisher, and refused and reason_len by any peer. */
+/* Of a weights segment; Go's shm/weights.go has the picture. Written by the publisher; from refused on by any peer. */
 typedef struct rb_weight_words {
 	_Atomic uint64_t current, good; /* a version and its buffer; 0: none */
 	_Atomic uint32_t last;          /* the latest version that was ever published */
 	uint32_t zero;
 	_Atomic int64_t published;
-	_Atomic uint32_t refused[4], reason_len; /* refused: the latest version of each buffer */
-	uint8_t rest[12];
+	_Atomic uint32_t refused[4];           /* the latest version of each buffer that was refused */
+	_Atomic uint32_t reasoned, reason_len; /* reasoned: the latest version whose reason a peer writes, or has written */
+	uint8_t rest[8];
 } rb_weight_words;
 
 typedef struct rb_follower_words {

@@ -11,16 +11,24 @@
 
 static rb_connect_options options;
 
+/* The stub's device pointers are addresses. */
+static const char *tensors(void) { return getenv("TENSORS") ? getenv("TENSORS") : TENSORS; }
+
 /* Publishes each number of its input: all weights have it. "half" begins and writes half of a buffer; "check" attaches again. */
 static int publisher(void)
 {
 	rb_publisher p;
 	rb_tensor t[2];
 	char line[64];
-	int status = rb_publish_open("m", TENSORS, &options, &p);
+	int status = rb_publish_open("m", tensors(), &options, &p);
 	puts(status ? rb_status_name(status) : "open");
+	rb_device d = {.size = sizeof d};
 	for (uint32_t k = 0; k < 2 && !status; k++)
 		WANT(RB_OK, rb_publish_tensor(p, k, &t[k]));
+	if (!status) {
+		WANT(RB_OK, rb_publish_device(p, &d));
+		CHECK(!d.base == !t[0].on_device && (d.ordinal >= 0) == t[0].on_device);
+	}
 	while (!status && fgets(line, sizeof line, stdin)) {
 		void *buffer;
 		uint32_t version;
@@ -91,6 +99,10 @@ static void worker(void)
 	rb_follower f;
 	rb_tensor t[2];
 	options.wait = 1;
+	options.device = 0;
+	if (getenv("TENSORS"))
+		WANT(RB_ERR_INVALID, rb_follow_open("m", &options, &f));
+	options.device = 1;
 	WANT(RB_OK, rb_follow_open("m", &options, &f));
 	for (uint32_t k = 0; k < 2; k++)
 		WANT(RB_OK, rb_follow_tensor(f, k, &t[k]));
@@ -164,6 +176,11 @@ static void misuse(void)
 	WANT(RB_OK, rb_publish_begin(p, 0, &buffer));
 	WANT(RB_OK, rb_publish_commit(p, &v));
 	WANT(RB_OK, rb_follow_open("m", &options, &f));
+	rb_device d = {.size = sizeof d};
+	WANT(RB_OK, rb_follow_device(f, &d));
+	CHECK(d.ordinal == -1 && !d.base);
+	d.size = 1;
+	WANT(RB_ERR_VERSION, rb_follow_device(f, &d));
 	WANT_ALL(RB_ERR_INVALID, rb_follow_exit(f), rb_follow_loaded(f), rb_follow_refuse(f, "no"), rb_follow_tensor(f, 2, &t));
 	WANT(RB_OK, rb_follow_enter(f, &v, &seen, &changed));
 	CHECK(v == 1 && changed && rb_answered_version() == 0);

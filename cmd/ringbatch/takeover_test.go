@@ -184,7 +184,7 @@ func TestATakeOverDoesNotDelayClientsOfOtherModels(t *testing.T) {
 			worker = m.Workers[0].Pid
 		}
 	}
-	must.Do(t, syscall.Kill(worker, syscall.SIGSTOP))
+	must.Do(t, testbed.Freeze(worker, patience))
 	defer func() { _ = syscall.Kill(worker, syscall.SIGKILL) }()
 	ended := c.infer("slow")
 	l := c.load(4, client.WithRetry(10*time.Minute))

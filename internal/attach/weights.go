@@ -56,6 +56,9 @@ func openWeights(rep *control.Reply, fds []int, memory shm.Memory) (*Weights, er
 	if err == nil {
 		layout, err = shm.NewWeightsLayout(specs)
 	}
+	if err == nil && layout.DeviceSize > 0 {
+		err = errNoDevice
+	}
 	if err != nil {
 		control.CloseFDs(fds)
 		return nil, err

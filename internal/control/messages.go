@@ -86,7 +86,7 @@ type Request struct {
 	Follows bool `msgpack:"follows,omitempty"`
 	// OpClient: the client writes shm.Times while the broker records.
 	Times bool `msgpack:"times,omitempty"`
-	// OpClient: the client can use tensors in device memory.
+	// OpClient, OpWeights: the peer can use tensors in device memory.
 	Device bool `msgpack:"device,omitempty"`
 	// OpWorker: the UUID of the GPU whose memory the worker offers, after the broker
 	// asked for it (Reply.Needs). The descriptor follows the request: SendOffer.
@@ -108,10 +108,12 @@ type WeightsPeer struct {
 	Tensors []string `msgpack:"tensors,omitempty"` // of a publisher
 }
 
-// Weights is the answer to OpWeights, with the descriptor of a shm.Weights.
+// Weights is the answer to OpWeights, with the descriptor of a shm.Weights, and that of
+// its device memory if there is one.
 type Weights struct {
 	Tensors  []string `msgpack:"tensors"`
-	Follower int      `msgpack:"follower"` // its words in the segment; -1: a publisher
+	Follower int      `msgpack:"follower"`      // its words in the segment; -1: a publisher
+	GPU      string   `msgpack:"gpu,omitempty"` // UUID of the device memory's GPU
 }
 
 // Pipeline is a model of several stages, as its workers declare it.
@@ -155,8 +157,8 @@ type Reply struct {
 	Epoch   uint64 `msgpack:"epoch"`
 
 	Attached *Attached `msgpack:"attached,omitempty"`
-	// A worker may get Needs instead of Attached: the ring has no device memory yet. The
-	// worker allocates it, which may take a while, and attaches again with its
+	// A worker or publisher may get Needs: there is no device memory yet. The
+	// peer allocates it, which may take a while, and attaches again with its
 	// descriptor on another connection.
 	Needs    *DeviceNeed `msgpack:"needs,omitempty"`
 	Models   []Model     `msgpack:"models,omitempty"`

@@ -5,10 +5,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -17,6 +13,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -28,17 +25,8 @@ func TestDeadlinesAreKeptWhileTheBrokerStandsStill(t *testing.T) {
 	other := h.dial()
 	w, err := worker.Attach(background(t), theModel.WorkerConfig(h.socket))
 	must.Do(t, err)
-	h.broker.Signal(syscall.SIGSTOP)
+	must.Do(t, testbed.Freeze(h.broker.Pid(), time.Minute))
 	defer h.broker.Signal(syscall.SIGCONT)
-	h.eventually("every thread of the broker is stopped", func() error {
-		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", h.broker.Pid()))
-		for _, file := range threads {
-			if text, _ := os.ReadFile(file); !strings.Contains(string(text), ") T ") {
-				err = fmt.Errorf("%s", text)
-			}
-		}
-		return err
-	})
 	soon := func() context.Context {
 		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 		t.Cleanup(cancel)

@@ -8,8 +8,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -117,4 +119,20 @@ func Eventually(d time.Duration, f func() error) error {
 			return err
 		}
 	}
+}
+
+// Freeze stops a process, and waits until all its threads stand still: on busy cores some run on for a while.
+func Freeze(pid int, d time.Duration) error {
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		return err
+	}
+	return Eventually(d, func() error {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		for _, file := range threads {
+			if text, _ := os.ReadFile(file); !strings.Contains(string(text), ") T ") {
+				err = fmt.Errorf("not stopped: %s", text)
+			}
+		}
+		return err
+	})
 }

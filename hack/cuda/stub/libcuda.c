@@ -217,6 +217,12 @@ CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t bytes)
 	return *at ? OK : OUT_OF_MEMORY;
 }
 CUresult cuMemFree_v2(CUdeviceptr at) { CALL; free((void *)(uintptr_t)at); return OK; }
+CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes)
+{
+	CALL;
+	memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
+	return OK;
+}
 CUresult cuMemsetD8_v2(CUdeviceptr at, unsigned char value, size_t bytes) { CALL; memset((void *)(uintptr_t)at, value, bytes); return OK; }
 
 /* ---- streams ------------------------------------------------------------------ */

@@ -27,7 +27,7 @@ from .tensors import NAMES, NUMPY, Tensor
 
 # The types of __cuda_array_interface__, which has no bfloat16 (its bits), and of torch.
 _DTYPES = {kind: np.dtype(name) for kind, name in zip(NAMES, NUMPY)}
-_TORCH = {**dict(zip(NAMES, NUMPY)), "bf16": "bfloat16"}
+TORCH = {**dict(zip(NAMES, NUMPY)), "bf16": "bfloat16"}
 
 
 def torch() -> Any:
@@ -70,7 +70,11 @@ class DeviceMemory:
 
     def plane(self, t: Tensor, offset: int) -> Any:
         """All slots of a tensor, and the bytes behind them."""
-        rows = DeviceArray(self, self.base + offset, ((self.bytes - offset) // t.stride, *t.shape), t.kind)
+        return self.array(self.base + offset, ((self.bytes - offset) // t.stride, *t.shape), t.kind)
+
+    def array(self, at: int, shape: tuple[int, ...], kind: str) -> Any:
+        """Memory of the device as a tensor of torch; without torch a DeviceArray."""
+        rows = DeviceArray(self, at, shape, kind)
         return rows if torch() is None else _tensor(rows)
 
     def has(self, at: int) -> bool:
@@ -96,7 +100,7 @@ class DeviceMemory:
 
     def empty(self, rows: int, t: Tensor) -> Any:
         found = _needed()
-        return found.empty((rows, *t.shape), dtype=getattr(found, _TORCH[t.kind]), device=f"cuda:{self.ordinal}")
+        return found.empty((rows, *t.shape), dtype=getattr(found, TORCH[t.kind]), device=f"cuda:{self.ordinal}")
 
     def scatter(self, plane: Any, slots: Any, rows: Any) -> None:
         numbers = self._numbers(slots)
@@ -259,7 +263,7 @@ def convert_on_device(t: Tensor, value: Any, cast: bool, ordinal: int) -> Any:
             f"input {t.name!r} is on cuda:{ordinal}, and this tensor on {given.device}: pass x.to('cuda:{ordinal}'), or connect with "
             "cast=True"
         )
-    want = getattr(found, _TORCH[t.kind])
+    want = getattr(found, TORCH[t.kind])
     if given.dtype == want or (cast and found.can_cast(given.dtype, want)):
         return given
     advice = f"Nothing is converted silently: pass x.to({want}), or connect with cast=True"

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ..weights import Follower, ModuleLoad
+from ..weights.following import Follower
+from ..weights.modules import ModuleLoad
 from ..worker import following
 from ..worker.ring import RingBatch
 

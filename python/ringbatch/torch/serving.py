@@ -17,8 +17,9 @@ import torch
 from .. import errors
 from ..binding.library import Duration
 from ..binding.tensors import Declared, Specs, declared, parse, signature
-from ..weights import Follower, ModuleLoad
-from ..weights import follower as open_follower
+from ..weights.following import Follower
+from ..weights.following import follower as open_follower
+from ..weights.modules import ModuleLoad
 from ..worker import trials
 from ..worker.axes import Axes, Input, Output, add_buckets, extra_inputs, pad_values
 from ..worker.import_path import name_of
@@ -186,7 +187,7 @@ def live_load(module: Any, weights: str, compile: str, device: torch.device) -> 
         return None
     if compile != "off" and device.type == "cuda":
         raise errors.Invalid("--weights live: on a GPU, compiled code has the weights folded in (--compile); leave one of them out")
-    return ModuleLoad(module)
+    return ModuleLoad(module, in_order=True)
 
 
 def _serve(

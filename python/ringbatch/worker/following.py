@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import errors
 from ..binding.library import Duration
-from ..weights import Follower, Load, ModuleLoad, follower
+from ..weights.following import Follower, Load, follower
 from .ring import Stop
 
 _setup = threading.local()  # loads: a list, while a worker is set up in this thread
@@ -22,6 +22,8 @@ class Following:
         self._model, self._wanted = model, weights == "wait"
         self._loads: list[Load] = []
         if not isinstance(weights, str):
+            from ..weights.modules import ModuleLoad
+
             self._loads.append(ModuleLoad(weights))
 
     def __enter__(self) -> Following:

@@ -17,7 +17,7 @@ from .. import errors
 from ..binding import structs as c
 from ..binding.library import Duration, encode
 from ..binding.tensors import Declared, Specs, declared, signature
-from ..weights import Follower
+from ..weights.following import Follower
 from .batch import Batch, Buffers
 from .following import Following, refuse_unknown
 from .ring import Ring, RingBatch, Stop, keep_attached, run_one, worker_options

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A follower of a model's weights."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import time
+from collections.abc import Callable
+from ctypes import addressof, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+import numpy as np
+
+from .. import errors
+from ..binding.library import SLICE_NS, Duration, check, last_error, load, seconds
+from .buffers import Buffer, Buffers, options
+
+log = logging.getLogger("ringbatch")
+
+# Loads a version, for example into a module. If it raises, the version is withdrawn.
+Load = Callable[[Buffer], None]
+
+
+class _Handle:
+    """A follower of the library. It is closed when the last array over its memory is gone."""
+
+    def __init__(self, lib: ctypes.CDLL, number: int) -> None:
+        self._lib, self.number = lib, number
+
+    def __del__(self) -> None:
+        self._lib.rb_follow_close(self.number)
+
+
+class Follower:
+    """Follows the weights of a model. One thread uses it."""
+
+    def __init__(self, model: str, number: int, load_version: Load | None) -> None:
+        self._lib, self._model, self._load = load(), model, load_version
+        self._handle = _Handle(self._lib, number)
+        self._buffers = Buffers(self._lib, "follow", number, self._handle)
+        self._address = 0
+        self.version = 0
+
+    def enter(self) -> int:
+        """Takes the version in force until exit, and loads it if it is another one. Returns the version."""
+        version, buffer, changed = c_uint32(), c_void_p(), c_uint32()
+        while True:
+            check(self._lib, self._lib.rb_follow_enter(self._handle.number, addressof(version), addressof(buffer), addressof(changed)))
+            self._address = buffer.value or 0
+            if not changed.value or self._loads(version.value):
+                self.version = version.value
+                return self.version
+
+    def _loads(self, version: int) -> bool:
+        try:
+            if self._load is not None:
+                self._load(self._buffers.at(self._address))
+        except Exception as e:
+            reason = f"{type(e).__name__}: {e}"  # a text: log handlers may keep an exception, and with it arrays
+            log.warning("version %d of the weights of %s is withdrawn, it cannot be loaded: %s", version, self._model, reason)
+            check(self._lib, self._lib.rb_follow_refuse(self._handle.number, reason.encode()))
+            return False
+        except BaseException:
+            self.exit()
+            raise
+        check(self._lib, self._lib.rb_follow_loaded(self._handle.number))
+        return True
+
+    def exit(self) -> None:
+        if self._load is None and self._buffers.device is not None:
+            self._buffers.device.synchronize()  # the batch may have queued work that reads the weights
+        self._lib.rb_follow_exit(self._handle.number)
+
+    def close(self) -> None:
+        """Ends the follower, as soon as no array over its memory is left."""
+        self._buffers.clear()
+        del self._handle
+
+    def update(self) -> int:
+        """For weights that are copied: loads the version in force and returns it."""
+        version = self.enter()
+        self.exit()
+        return version
+
+    def arrays(self) -> dict[str, Any]:
+        """The tensors of the version, to read. Copy the ones to keep: a later version is written over them."""
+        arrays = {name: a.view() if isinstance(a, np.ndarray) else a for name, a in self._buffers.at(self._address).arrays.items()}
+        for a in arrays.values():
+            if isinstance(a, np.ndarray):
+                a.setflags(write=False)
+        return arrays
+
+
+def follower(
+    model: str, socket: str | os.PathLike[str] | None, ended: Callable[[], bool], wait: Duration, load_version: Load | None
+) -> Follower | None:
+    """Waits until weights of the model are published; None if it ended meanwhile. wait: how long to wait for a broker."""
+    lib, out, patience, said = load(), c_uint64(), time.monotonic() + seconds(wait), False
+    o = options(socket, os.environ.get("RINGBATCH_WORKER_NAME"), SLICE_NS, True)
+    while not ended():
+        status = lib.rb_follow_open(model.encode(), addressof(o), addressof(out))
+        if not status:
+            return Follower(model, out.value, load_version)
+        if status not in (errors.UnknownModel.status, errors.Timeout.status):
+            e = last_error(lib, status)
+            if not e.retry_attach or time.monotonic() > patience:
+                raise e
+        elif not said:
+            said = True
+            log.info("waiting for the first version of the weights of %s", model)
+    return None
+
+
