@@ -57,7 +57,7 @@ from .errors import (
 )  # fmt: skip
 from .serve.pipeline import pipeline
 from .serve.supervisor import serve
-from .weights import Publisher, publisher
+from .weights.publishing import Publisher, publisher
 from .worker.batch import Batch, Item, Run
 from .worker.worker import Worker, worker
 

@@ -36,14 +36,16 @@ class Buffers:
 
     def __init__(self, lib: ctypes.CDLL, role: str, handle: int, keeps: Any) -> None:
         """role: "publish" or "follow". keeps: what the arrays keep alive."""
-        self.tensors, t, d = [], c.Tensor(), c.Device()
+        self.tensors: list[Tensor] = []
+        t, d = c.Tensor(), c.Device()
         while getattr(lib, f"rb_{role}_tensor")(handle, len(self.tensors), addressof(t)) == 0:
             self.tensors.append(Tensor(t, 0))
         self._bytes = max(t.offset + t.row_bytes for t in self.tensors)
         d.size = ctypes.sizeof(d)
         check(lib, getattr(lib, f"rb_{role}_device")(handle, addressof(d)))
         self.device = DeviceMemory(d, keeps) if d.ordinal >= 0 else None
-        self._keeps, self._known = keeps, dict[int, Buffer]()
+        self._known: dict[int, Buffer] = {}
+        self._keeps = keeps
 
     def at(self, address: int) -> Buffer:
         if address not in self._known:

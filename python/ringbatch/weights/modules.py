@@ -14,6 +14,7 @@ from ..binding.device import TORCH
 from ..binding.tensors import Tensor
 from .buffers import Buffer
 
+
 def put(buffer: Buffer, given: Mapping[str, Any]) -> None:
     """Copies arrays and tensors into a buffer, and waits for the GPU."""
     values = [_as_torch(t, given[t.name]) for t in buffer.tensors]
