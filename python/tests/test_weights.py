@@ -237,3 +237,112 @@ def test_ringbatch_torch_follows(at, tmp_path):
         finally:
             served.terminate()
             assert served.wait(60) == 0
+
+
+# -- in device memory
+
+
+@pytest.fixture
+def gpu():
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    return torch
+
+
+@pytest.mark.parametrize("memory", ["device", None])
+def test_versions_go_from_gpu_to_gpu(at, gpu, memory):
+    rt, learner = pytest.importorskip("ringbatch.torch"), gpu.nn.Sequential(gpu.nn.Linear(4, 64), gpu.nn.BatchNorm1d(64), gpu.nn.Linear(64, 4))
+    learner = learner.cuda().eval()
+    here, x = learner[0].weight.device, np.arange(4, dtype="float32")
+
+    @rb.worker("m", **FOUR)
+    class Run:
+        def setup(self) -> None:
+            self.net = type(learner)(gpu.nn.Linear(4, 64), gpu.nn.BatchNorm1d(64), gpu.nn.Linear(64, 4)).to(here).eval()
+            rt.follow(self.net, check_finite=True)
+
+        def __call__(self, batch):
+            with gpu.no_grad():
+                return self.net(gpu.tensor(batch.inputs["x"], device=here)).cpu()
+
+    def change() -> None:
+        with gpu.no_grad():
+            for p in learner.parameters():
+                p.normal_()
+            learner[1].num_batches_tracked += 1
+
+    with broker_at(at), rb.publisher("m", learner, memory=memory, socket=at) as p:
+        p.publish(learner)
+        with serving(Run, at), rb.connect("m", socket=at, wait=60, retry=60) as model:
+            for _ in range(50):
+                change()
+                v = p.publish(learner)
+                want = learner(gpu.tensor(x[None], device=here)).detach().cpu()[0]
+                np.testing.assert_allclose(model(x), want, rtol=1e-3, atol=1e-3)
+                assert model.version == v
+            bad = {name: gpu.full_like(t, float("nan")) if t.is_floating_point() else t for name, t in learner.state_dict().items()}
+            p.publish(bad)
+            model(x)
+            assert model.version == v
+            with pytest.raises(rb.Failed, match="has a NaN"):
+                p.publish(learner)
+
+
+def test_a_worker_gets_weights_in_device_memory_as_tensors(at, gpu):
+    @rb.worker("m", weights="wait", **FOUR)
+    def run(batch):
+        w = batch.weights["w"]
+        assert w.is_cuda
+        return (gpu.tensor(batch.inputs["x"], device=w.device) * w + batch.weights["b"].float()).cpu()
+
+    x = np.arange(4, dtype="float32")
+    with broker_at(at), rb.publisher("m", {"w": gpu.ones(4), "b": gpu.zeros((), dtype=gpu.bfloat16)}, memory="device:0", socket=at) as p:
+        p.publish({"w": gpu.ones(4), "b": gpu.zeros(())})
+        with serving(run, at), rb.connect("m", socket=at, wait=60) as model:
+            for n in range(1, 100):
+                p.publish({"w": gpu.full((4,), float(n), device="cuda"), "b": gpu.tensor(2.0)})
+                np.testing.assert_array_equal(model(x), n * x + 2)
+    with broker_at(at), rb.publisher("m", {"w": np.ones(4, "float32")}, memory="device:0", socket=at) as p:
+        p.publish({"w": np.full(4, 3, "float32")})  # NumPy's arrays, too
+
+
+@pytest.mark.parametrize("memory", ["device", None])
+def test_recorded_graphs_follow_in_order_with_the_batches(at, tmp_path, gpu, memory):
+    """Batches of many clients overlap with new versions; each answer is that of its version."""
+    (tmp_path / "nets.py").write_text(
+        "import torch\nclass Net(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.w = torch.nn.Parameter(torch.zeros(1 << 20))\n"
+        "    def forward(self, x): return x + self.w.min(), x + self.w.max()\n"
+        "def net(): return Net()\n"
+    )
+    command = [sys.executable, "-m", "ringbatch.serve.torch_cli", "nets:net", "--input", "x:f32[1]", "--output", "a:f32[1]", "--output",
+        "b:f32[1]", "--name", "m", "--weights", "live", "--socket", at, "--no_check"]  # fmt: skip
+    with broker_at(at), rb.publisher("m", {"w": gpu.zeros(1 << 20, device="cuda")}, memory=memory, socket=at) as p:
+        p.publish({"w": gpu.ones(1 << 20, device="cuda")})
+        served = [subprocess.Popen(command, cwd=tmp_path) for _ in range(2)]
+        failed, end = [], threading.Event()
+
+        def ask() -> None:
+            with rb.connect("m", socket=at, wait=120) as model:
+                while not end.is_set():
+                    floor = p.version
+                    y = model(np.zeros(1, "float32"))
+                    if not (y["a"] == y["b"] == model.version >= floor):
+                        failed.append((y, model.version, floor))
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        try:
+            rb.connect("m", socket=at, wait=120).close()
+            for t in threads:
+                t.start()
+            for n in range(2, 300):
+                assert p.publish({"w": gpu.full((1 << 20,), float(n), device="cuda")}) == n
+        finally:
+            end.set()
+            for t in threads:
+                t.join()
+            for s in served:
+                s.terminate()
+            assert [s.wait(60) for s in served] == [0, 0]
+        assert not failed, failed[:3]

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Actors with a recurrent policy on the GPU: an LSTM of 512 units whose state stays in device memory.
+
+    make gpu-bundle                                       # here: build/gpu
+    OUT=results bash bench/gpu/run.sh recurrent           # on the GPU machine: under a minute
+
+128 Python processes compute 100 µs for each step (a simulated environment that keeps a core busy) and then ask the
+policy. The bound is the same processes with random actions. Windows of both take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from device_ring import ROOT, processes, start_broker, start_workers, wait_for_all
+
+OBS, UNITS, ACTIONS = 256, 512, 18
+
+
+def policy():
+    import torch
+
+    class Policy(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = torch.nn.LSTMCell(OBS, UNITS), torch.nn.Linear(UNITS, ACTIONS)
+
+        def forward(self, obs, h, c):
+            h, c = self.cell(obs, (h, c))
+            return self.head(h).argmax(1), h, c
+
+    torch.manual_seed(0)
+    return Policy().eval()
+
+
+def simulated_environment(seconds: float) -> None:
+    """Keeps a core busy."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def actor(seed: int, step_s: float) -> None:
+    """For each line "policy|random begin end" it answers with begin and its steps between begin and end."""
+    import numpy as np
+    import ringbatch as rb
+
+    obs = np.random.default_rng(seed).random(OBS, "float32")
+    with rb.connect("policy", wait=60) as model, model.sequence() as sequence:
+        sequence.step(obs)
+        print("ready", flush=True)
+        for line in sys.stdin:
+            kind, begin, end = line.split()
+            steps = 0
+            while (now := time.monotonic()) < float(end):
+                simulated_environment(step_s)
+                action = int(sequence.step(obs)) if kind == "policy" else random.randrange(ACTIONS)
+                assert 0 <= action < ACTIONS
+                steps += now > float(begin)
+            print(begin, steps, flush=True)
+
+
+def rate(actors: list, kind: str, seconds: float) -> float:
+    begin = time.monotonic() + 1
+    for p in actors:
+        p.tell(f"{kind} {begin} {begin + seconds}\n")
+    return sum(int(p.wait_for(f"{begin} ").split()[1]) for p in actors) / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--actors", type=int, default=128)
+    parser.add_argument("--step_us", type=float, default=100.0, help="of an actor's own work in each step")
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--memory", default="@device:0", help="of the state; empty: host memory")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--actor", type=int, help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    if a.actor is not None:
+        return actor(a.actor, a.step_us / 1e6)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "bench" / "gpu"), os.environ.get("PYTHONPATH", "")])
+    flags = ["--input", f"obs:f32[{OBS}]", "--output", "action:i64[]", "--max_batch_size=128"]
+    flags += [f"--state={name}:f32[{UNITS}]{a.memory}" for name in "hc"]
+    found = []
+    for workers in a.workers:
+        with tempfile.TemporaryDirectory(prefix="rb") as folder, processes() as start:
+            start_broker(start, folder)
+            wait_for_all(start_workers(start, workers, "recurrent:policy", "policy", "host", *flags))
+            command = [sys.executable, __file__, f"--step_us={a.step_us}"]
+            actors = [start(*command, f"--actor={i}", OMP_NUM_THREADS="1") for i in range(a.actors)]
+            wait_for_all(actors)
+            turns = [(rate(actors, "random", a.seconds), rate(actors, "policy", a.seconds)) for _ in range(a.rounds)]
+        row = {"workers": workers, "random": statistics.median(r for r, _ in turns), "policy": statistics.median(p for _, p in turns),
+            "share": statistics.median(p / r for r, p in turns)}  # fmt: skip
+        print(json.dumps(row), flush=True)
+        found.append(row)
+    if a.json:
+        Path(a.json).write_text(json.dumps({"actors": a.actors, "step_us": a.step_us, "rows": found}, indent=1) + "\n")
+    return None
+
+
+if __name__ == "__main__":
+    main()
