@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import random
-import statistics
 import sys
 import tempfile
 import time
@@ -69,11 +68,17 @@ def actor(seed: int, step_s: float) -> None:
             print(begin, steps, flush=True)
 
 
-def rate(actors: list, kind: str, seconds: float) -> float:
+def measure(roles: dict[str, list], kind: str, seconds: float) -> dict[str, float]:
+    """Steps per second, and the CPU time of a step by role, in µs."""
     begin = time.monotonic() + 1
-    for p in actors:
+    for p in roles["actors"]:
         p.tell(f"{kind} {begin} {begin + seconds}\n")
-    return sum(int(p.wait_for(f"{begin} ").split()[1]) for p in actors) / seconds
+    time.sleep(begin - time.monotonic())
+    before = {role: sum(p.cpu() for p in some) for role, some in roles.items()}
+    time.sleep(begin + seconds - time.monotonic())
+    steps = {f"{role}_us": sum(p.cpu() for p in some) - before[role] for role, some in roles.items()}
+    count = sum(int(p.wait_for(f"{begin} ").split()[1]) for p in roles["actors"])
+    return {"steps_per_s": count / seconds, **{role: round(1e6 * s / count, 1) for role, s in steps.items()}}
 
 
 def main() -> None:
@@ -95,14 +100,16 @@ def main() -> None:
     found = []
     for workers in a.workers:
         with tempfile.TemporaryDirectory(prefix="rb") as folder, processes() as start:
-            start_broker(start, folder)
-            wait_for_all(start_workers(start, workers, "recurrent:policy", "policy", "host", *flags))
+            broker = start_broker(start, folder)
+            serving = start_workers(start, workers, "recurrent:policy", "policy", "host", *flags)
+            wait_for_all(serving)
             command = [sys.executable, __file__, f"--step_us={a.step_us}"]
             actors = [start(*command, f"--actor={i}", OMP_NUM_THREADS="1") for i in range(a.actors)]
             wait_for_all(actors)
-            turns = [(rate(actors, "random", a.seconds), rate(actors, "policy", a.seconds)) for _ in range(a.rounds)]
-        row = {"workers": workers, "random": statistics.median(r for r, _ in turns), "policy": statistics.median(p for _, p in turns),
-            "share": statistics.median(p / r for r, p in turns)}  # fmt: skip
+            roles = {"actors": actors, "workers": serving, "broker": [broker]}
+            turns = [[measure(roles, kind, a.seconds) for kind in ("random", "policy")] for _ in range(a.rounds)]
+        middle = sorted(turns, key=lambda t: t[1]["steps_per_s"] / t[0]["steps_per_s"])[len(turns) // 2]
+        row = {"workers": workers, "share": middle[1]["steps_per_s"] / middle[0]["steps_per_s"], "random": middle[0], "policy": middle[1]}
         print(json.dumps(row), flush=True)
         found.append(row)
     if a.json:

@@ -22,7 +22,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from device_ring import BINARY, ROOT, processes, start_broker, start_workers, wait_for_all
+from device_ring import (
+    BINARY,
+    ROOT,
+    processes,
+    start_broker,
+    start_workers,
+    wait_for_all,
+)
 
 sys.path.insert(0, str(ROOT / "bench" / "gpu"))
 MODEL, BATCH, WORKERS, EVERY_S = "resnet", 32, 3, 0.1

@@ -333,7 +333,7 @@ def test_recorded_graphs_follow_in_order_with_the_batches(at, tmp_path, gpu, mem
 
         threads = [threading.Thread(target=ask) for _ in range(8)]
         try:
-            rb.connect("m", socket=at, wait=120).close()
+            eventually(lambda: len([m for m in rb.stats(at)["models"] if m["workers_attached"] == 2]) == 1)
             for t in threads:
                 t.start()
             for n in range(2, 300):

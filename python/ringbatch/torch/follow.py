@@ -27,8 +27,12 @@ class FollowingLane:
 
     def __init__(self, lane: Any, follower: Follower) -> None:
         self._lane, self._follower = lane, follower
-        self.done, self.wait, self.patience, self.release = lane.done, lane.wait, lane.patience, lane.release
+        self.done, self.wait, self.patience = lane.done, lane.wait, lane.patience
 
     def submit(self, batch: RingBatch) -> None:
         batch.set_version(self._follower.update())
         self._lane.submit(batch)
+
+    def release(self) -> None:
+        self._lane.release()
+        self._follower.settle(wait=False)

@@ -29,6 +29,7 @@ class Buffer:
         #: The whole buffer as bytes.
         self.flat = flat
         self.device = device
+        self.pinned = False
 
 
 class Buffers:

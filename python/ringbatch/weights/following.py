@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from ctypes import addressof, c_uint32, c_uint64, c_void_p
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,8 +19,14 @@ from .buffers import Buffer, Buffers, options
 
 log = logging.getLogger("ringbatch")
 
-# Loads a version, for example into a module. If it raises, the version is withdrawn.
-Load = Callable[[Buffer], None]
+
+class Load(Protocol):
+    """Loads a version, for example into a module. If it raises, the version is withdrawn."""
+
+    def __call__(self, buffer: Buffer) -> None: ...
+
+    def done(self, wait: bool) -> bool:
+        """Whether the buffer was read. wait: until it was."""
 
 
 class _Handle:
@@ -41,6 +47,7 @@ class Follower:
         self._handle = _Handle(self._lib, number)
         self._buffers = Buffers(self._lib, "follow", number, self._handle)
         self._address = 0
+        self._reads = False  # update has entered
         self.version = 0
 
     def enter(self) -> int:
@@ -78,11 +85,21 @@ class Follower:
         self._buffers.clear()
         del self._handle
 
+    # For batches that overlap on a GPU: a ModuleLoad in order.
+
     def update(self) -> int:
-        """For weights that are copied: loads the version in force and returns it."""
+        """Loads the version in force and returns it. The buffer is kept until it was read: see settle."""
+        self.settle(wait=True)
         version = self.enter()
-        self.exit()
+        self._reads = True
+        self.settle(wait=False)
         return version
+
+    def settle(self, wait: bool) -> None:
+        """Gives the buffer back if it was read. wait: as soon as it was."""
+        if self._reads and (self._load is None or self._load.done(wait)):
+            self._reads = False
+            self.exit()
 
     def arrays(self) -> dict[str, Any]:
         """The tensors of the version, to read. Copy the ones to keep: a later version is written over them."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,25 +20,33 @@ def put(buffer: Buffer, given: Mapping[str, Any]) -> None:
     """Copies arrays and tensors into a buffer, and waits for the GPU."""
     values = [_as_torch(t, given[t.name]) for t in buffer.tensors]
     device = next((v.device for v in values if v.is_cuda), None)
-    if device is None or buffer.device is not None:
-        _copy([_as_torch(t, buffer.arrays[t.name]) for t in buffer.tensors], values)
-    else:  # gathered on the GPU: one copy over the bus instead of one for each tensor
-        staged = torch.empty(buffer.flat.shape, dtype=torch.uint8, device=device)
-        _copy(_split(staged, buffer.tensors), values)
-        torch.from_numpy(buffer.flat).copy_(staged)
     if buffer.device is not None:
-        torch.cuda.current_stream(buffer.device.ordinal).synchronize()
+        device = torch.device("cuda", buffer.device.ordinal)
+    if device is None:
+        _copy(_parts(buffer), values)
+        return
+    urgent = torch.cuda.Stream(device, priority=-1)  # the GPU's workers may keep it busy
+    urgent.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(urgent):
+        if buffer.device is not None:
+            _copy(_parts(buffer), values)
+        else:  # gathered on the GPU: one copy over the bus instead of one for each tensor
+            staged = torch.empty(buffer.flat.shape, dtype=torch.uint8, device=device)
+            _copy(_split(staged, buffer.tensors), values)
+            _pinned(buffer).copy_(staged, non_blocking=True)
+    urgent.synchronize()
 
 
 class ModuleLoad:
     """Copies versions into a torch module, in place: CUDA graphs and compiled code stay valid.
 
-    A module on one GPU gets a version in two steps. The first brings it into memory of the
-    worker's own, beside the batches that run. The second, within the GPU, is in order with them.
+    A module on one GPU gets a version in two steps. The first brings it into memory of the worker's own, beside
+    the batches that run. The second, within the GPU, is in order with them.
     """
 
     def __init__(self, net: Any, check_finite: bool = False, in_order: bool = False) -> None:
-        """in_order: all batches run on the stream that is current when a version is loaded."""
+        """in_order: all batches run on the stream that is current when a version is loaded. Then a call does not wait for
+        the GPU, and the buffer is read until `done`."""
         if not hasattr(net, "state_dict"):
             raise errors.Invalid(f"live weights are copied into a torch.nn.Module, got {type(net).__name__}")
         self._net, self._check_finite, self._in_order = net, check_finite, in_order
@@ -49,11 +58,11 @@ class ModuleLoad:
         devices = {t.device for t in state.values() if t.is_cuda}
         if len(devices) == 1:
             device = next(iter(devices))
-            if self._staged is None or self._staged.memory.device != device:
-                self._staged = _Staged(len(buffer.flat), device)
+            if self._staged is None or not self._staged.fits(state, device):
+                self._staged = _Staged(buffer, state, device)
             version = self._staged.fetch(buffer)
         else:
-            version = {t.name: _as_torch(t, buffer.arrays[t.name]) for t in buffer.tensors}
+            version = dict(zip((t.name for t in buffer.tensors), _parts(buffer)))
         if self._check_finite:
             for name, value in version.items():
                 if not torch.isfinite(value).all():
@@ -61,26 +70,45 @@ class ModuleLoad:
         if not self._in_order:
             _synchronize(devices)  # batches that still run use the weights before
         _copy(list(state.values()), [version[name] for name in state])
-        if self._staged is not None:
-            self._staged.read.record()
+        if len(devices) == 1 and self._staged is not None:
+            self._staged.read.record(torch.cuda.current_stream(device))
         if not self._in_order or len(devices) > 1:
             _synchronize(devices)
 
+    def done(self, wait: bool) -> bool:
+        """Whether the buffer was read. wait: until it was."""
+        if self._staged is None or self._staged.arrived.query():
+            return True
+        if wait:
+            self._staged.arrived.synchronize()
+        return wait
+
 
 class _Staged:
-    """A version in device memory of this process."""
+    """A version in device memory of this process, in the types and memory formats of a module."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.memory = torch.empty(size, dtype=torch.uint8, device=device)
+    def __init__(self, buffer: Buffer, state: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        self._memory = torch.empty(buffer.flat.shape, dtype=torch.uint8, device=device)
+        self._own = {name: (t.dtype, t.stride()) for name, t in state.items()}
+        self._tensors = {t.name: part for t, part in zip(buffer.tensors, _split(self._memory, buffer.tensors))}
+        others = [n for n, t in self._tensors.items() if t.dtype != state[n].dtype or not state[n].is_contiguous()]
+        self._converted = {name: torch.empty_like(state[name], device=device) for name in others}
+        self._stream = torch.cuda.Stream(device, priority=-1)
+        self.arrived = torch.cuda.Event()  # the buffer was read
         self.read = torch.cuda.Event()  # the version before was read
-        self._stream = torch.cuda.Stream(device)
+
+    def fits(self, state: Mapping[str, torch.Tensor], device: torch.device) -> bool:
+        return self._memory.device == device and self._own == {name: (t.dtype, t.stride()) for name, t in state.items()}
 
     def fetch(self, buffer: Buffer) -> dict[str, torch.Tensor]:
+        """The version, for work on the current stream."""
         self._stream.wait_event(self.read)
         with torch.cuda.stream(self._stream):
-            self.memory.copy_(torch.as_tensor(buffer.flat), non_blocking=True)
-        self._stream.synchronize()
-        return {t.name: part for t, part in zip(buffer.tensors, _split(self.memory, buffer.tensors))}
+            self._memory.copy_(buffer.flat if buffer.device is not None else _pinned(buffer), non_blocking=True)
+            self.arrived.record()
+            _copy(list(self._converted.values()), [self._tensors[name] for name in self._converted])
+        torch.cuda.current_stream(self._memory.device).wait_stream(self._stream)
+        return {**self._tensors, **self._converted}
 
 
 def _compare(state: Mapping[str, torch.Tensor], published: Sequence[Tensor]) -> None:
@@ -93,13 +121,40 @@ def _compare(state: Mapping[str, torch.Tensor], published: Sequence[Tensor]) -> 
             raise errors.Shape(f"{name!r}: the module has {list(state[name].shape)}, the version {list(shapes[name])}")
 
 
-def _copy(to: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+def _copy(to: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Copies many tensors. On a GPU, a few kernels copy those of equal types and strides."""
+    groups: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for a, b in zip(to, values):
+        if a.is_contiguous() and b.is_contiguous():  # strides of dimensions of one element may differ
+            a, b = a.view(-1), b.view(-1)
+        targets, sources = groups.setdefault((a.dtype, b.dtype, b.device, a.stride() == b.stride()), ([], []))
+        targets.append(a)
+        sources.append(b)
     with torch.no_grad():
-        torch._foreach_copy_(to, values)
+        for targets, sources in groups.values():
+            torch._foreach_copy_(targets, sources)
 
 
 def _split(flat: torch.Tensor, tensors: Sequence[Tensor]) -> list[torch.Tensor]:
     return [flat[t.offset : t.offset + t.row_bytes].view(getattr(torch, TORCH[t.kind])).view(t.shape) for t in tensors]
+
+
+def _parts(buffer: Buffer) -> list[torch.Tensor]:
+    return [_as_torch(t, buffer.arrays[t.name]) for t in buffer.tensors]
+
+
+def _pinned(buffer: Buffer) -> torch.Tensor:
+    """A buffer in host memory, pinned from its first use on, if the system allows it."""
+    address = buffer.flat.ctypes.data
+    if not buffer.pinned:
+        buffer.pinned = True
+        if int(torch.cuda.cudart().cudaHostRegister(address, buffer.flat.nbytes, 0)) == 0:
+            weakref.finalize(buffer, _unpin, address)
+    return torch.from_numpy(buffer.flat)
+
+
+def _unpin(address: int) -> None:
+    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _as_torch(t: Tensor, value: Any) -> torch.Tensor:
