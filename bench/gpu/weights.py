@@ -50,15 +50,16 @@ def watch() -> None:
 
     from ringbatch.binding.library import load
 
-    lib, out, before = load(), c_size_t(), 0
+    lib, out, before, looks = load(), c_size_t(), 0, 0
     while lib.rb_stats(None, 10**9, addressof(out)) == 0:
         text = string_at(out.value)
         lib.rb_free(out.value)
         followers = text[text.index(b'"followers"') :]
         least = min(map(int, re.findall(rb'"version": ?(\d+)', followers[: followers.index(b"]")])))
         if least > before:
-            print(time.monotonic(), least, flush=True)
+            print(time.monotonic(), least, looks, flush=True)
             before = least
+        looks += 1
 
 
 def window(seconds: float, publish) -> tuple[dict, dict[int, float]]:
@@ -78,6 +79,7 @@ def window(seconds: float, publish) -> tuple[dict, dict[int, float]]:
 
 def measure(memory: str | None, seconds: float, rounds: int, folder: str) -> dict:
     import resnet50
+
     import ringbatch as rb
 
     with processes() as start:
@@ -101,13 +103,15 @@ def measure(memory: str | None, seconds: float, rounds: int, folder: str) -> dic
                     begun |= published
                     print(json.dumps(row), flush=True)
             watcher.p.terminate()
-            seen = [(float(at), int(version)) for at, version in map(str.split, watcher.p.stdout)]
+            looked = [(float(at), int(version), int(looks)) for at, version, looks in map(str.split, watcher.p.stdout)]
+            look_ms = 1000 * (looked[-1][0] - looked[0][0]) / (looked[-1][2] - looked[0][2])
     rates = {on: statistics.median(r["images_per_s"] for r in rows if ("publish_ms" in r) == on) for on in (False, True)}
-    delays = sorted(1000 * (next(at for at, v in seen if v >= version) - start) for version, start in begun.items())
+    delays = sorted(1000 * (next(at for at, v, _ in looked if v >= version) - start) for version, start in begun.items())
     found = {
         "memory": memory or "host", "images_per_s": rates[False], "with_updates": rates[True], "share": rates[True] / rates[False],
-        "batch_ms": statistics.median(r["batch_ms"] for r in rows), "publish_ms": statistics.median(r["publish_ms"] for r in rows if "publish_ms" in r),
-        "updates": len(delays), "loaded_p50_ms": delays[len(delays) // 2], "loaded_p99_ms": delays[int(0.99 * (len(delays) - 1))], "rows": rows,
+        "batch_ms": statistics.median(r["batch_ms"] for r in rows), "updates": len(delays),
+        "publish_ms": statistics.median(r["publish_ms"] for r in rows if "publish_ms" in r), "look_ms": look_ms,
+        "loaded_p50_ms": delays[len(delays) // 2], "loaded_p99_ms": delays[int(0.99 * (len(delays) - 1))], "rows": rows,
     }  # fmt: skip
     print(json.dumps({k: v for k, v in found.items() if k != "rows"}), flush=True)
     return found

@@ -29,6 +29,8 @@ class Buffer:
         #: The whole buffer as bytes.
         self.flat = flat
         self.device = device
+        #: For weights.modules: the tensors of torch, and whether the memory is pinned.
+        self.parts: Any = None
         self.pinned = False
 
 

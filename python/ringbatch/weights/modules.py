@@ -23,16 +23,16 @@ def put(buffer: Buffer, given: Mapping[str, Any]) -> None:
     if buffer.device is not None:
         device = torch.device("cuda", buffer.device.ordinal)
     if device is None:
-        _copy(_parts(buffer), values)
+        _run(_copies(_parts(buffer), values))
         return
     urgent = torch.cuda.Stream(device, priority=-1)  # the GPU's workers may keep it busy
     urgent.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(urgent):
         if buffer.device is not None:
-            _copy(_parts(buffer), values)
+            _run(_copies(_parts(buffer), values))
         else:  # gathered on the GPU: one copy over the bus instead of one for each tensor
             staged = torch.empty(buffer.flat.shape, dtype=torch.uint8, device=device)
-            _copy(_split(staged, buffer.tensors), values)
+            _run(_copies(_split(staged, buffer.tensors), values))
             _pinned(buffer).copy_(staged, non_blocking=True)
     urgent.synchronize()
 
@@ -53,13 +53,16 @@ class ModuleLoad:
         self._staged: _Staged | None = None
 
     def __call__(self, buffer: Buffer) -> None:
+        if self._staged is not None and self._in_order:  # the module is as it was prepared for serving
+            self._staged.fetch(buffer)
+            self._staged.apply()
+            return
         state = self._net.state_dict()  # now: the module may have moved to a device, or to 16 bits
         _compare(state, buffer.tensors)
         devices = {t.device for t in state.values() if t.is_cuda}
         if len(devices) == 1:
-            device = next(iter(devices))
-            if self._staged is None or not self._staged.fits(state, device):
-                self._staged = _Staged(buffer, state, device)
+            if self._staged is None or not self._staged.fits(state):
+                self._staged = _Staged(buffer, state, next(iter(devices)))
             version = self._staged.fetch(buffer)
         else:
             version = dict(zip((t.name for t in buffer.tensors), _parts(buffer)))
@@ -69,9 +72,10 @@ class ModuleLoad:
                     raise errors.Invalid(f"{name!r} has a NaN or an infinity")
         if not self._in_order:
             _synchronize(devices)  # batches that still run use the weights before
-        _copy(list(state.values()), [version[name] for name in state])
         if len(devices) == 1 and self._staged is not None:
-            self._staged.read.record(torch.cuda.current_stream(device))
+            self._staged.apply()
+        else:
+            _run(_copies(list(state.values()), [version[name] for name in state]))
         if not self._in_order or len(devices) > 1:
             _synchronize(devices)
 
@@ -88,27 +92,39 @@ class _Staged:
     """A version in device memory of this process, in the types and memory formats of a module."""
 
     def __init__(self, buffer: Buffer, state: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        self._device, self._own = device, _formats(state)
         self._memory = torch.empty(buffer.flat.shape, dtype=torch.uint8, device=device)
-        self._own = {name: (t.dtype, t.stride()) for name, t in state.items()}
-        self._tensors = {t.name: part for t, part in zip(buffer.tensors, _split(self._memory, buffer.tensors))}
-        others = [n for n, t in self._tensors.items() if t.dtype != state[n].dtype or not state[n].is_contiguous()]
-        self._converted = {name: torch.empty_like(state[name], device=device) for name in others}
+        as_published = {t.name: part for t, part in zip(buffer.tensors, _split(self._memory, buffer.tensors))}
+        others = [n for n, t in as_published.items() if t.dtype != state[n].dtype or not state[n].is_contiguous()]
+        converted = {name: torch.empty_like(state[name]) for name in others}
+        self._convert = _copies(list(converted.values()), [as_published[name] for name in others])
+        self._version = {**as_published, **converted}
+        self._apply = _copies(list(state.values()), [self._version[name] for name in state])
         self._stream = torch.cuda.Stream(device, priority=-1)
         self.arrived = torch.cuda.Event()  # the buffer was read
-        self.read = torch.cuda.Event()  # the version before was read
+        self._read = torch.cuda.Event()  # the version before was read
 
-    def fits(self, state: Mapping[str, torch.Tensor], device: torch.device) -> bool:
-        return self._memory.device == device and self._own == {name: (t.dtype, t.stride()) for name, t in state.items()}
+    def fits(self, state: Mapping[str, torch.Tensor]) -> bool:
+        return self._own == _formats(state)
 
     def fetch(self, buffer: Buffer) -> dict[str, torch.Tensor]:
-        """The version, for work on the current stream."""
-        self._stream.wait_event(self.read)
+        """Brings a version here, for work on the current stream."""
+        self._stream.wait_event(self._read)
         with torch.cuda.stream(self._stream):
             self._memory.copy_(buffer.flat if buffer.device is not None else _pinned(buffer), non_blocking=True)
             self.arrived.record()
-            _copy(list(self._converted.values()), [self._tensors[name] for name in self._converted])
-        torch.cuda.current_stream(self._memory.device).wait_stream(self._stream)
-        return {**self._tensors, **self._converted}
+            _run(self._convert)
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        return self._version
+
+    def apply(self) -> None:
+        """Copies it into the module, on the current stream."""
+        _run(self._apply)
+        self._read.record(torch.cuda.current_stream(self._device))
+
+
+def _formats(state: Mapping[str, torch.Tensor]) -> list[Any]:
+    return [(name, t.data_ptr(), t.dtype, t.stride()) for name, t in state.items()]
 
 
 def _compare(state: Mapping[str, torch.Tensor], published: Sequence[Tensor]) -> None:
@@ -121,17 +137,25 @@ def _compare(state: Mapping[str, torch.Tensor], published: Sequence[Tensor]) -> 
             raise errors.Shape(f"{name!r}: the module has {list(state[name].shape)}, the version {list(shapes[name])}")
 
 
-def _copy(to: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Copies many tensors. On a GPU, a few kernels copy those of equal types and strides."""
+Copies = list[tuple[list[torch.Tensor], list[torch.Tensor]]]
+
+
+def _copies(to: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Copies:
+    """Pairs of tensors in groups of equal types and strides, which a few kernels copy."""
     groups: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for a, b in zip(to, values):
-        if a.is_contiguous() and b.is_contiguous():  # strides of dimensions of one element may differ
-            a, b = a.view(-1), b.view(-1)
-        targets, sources = groups.setdefault((a.dtype, b.dtype, b.device, a.stride() == b.stride()), ([], []))
+        alike = a.stride() == b.stride()
+        if not alike and a.is_contiguous() and b.is_contiguous():  # strides of dimensions of one element may differ
+            a, b, alike = a.view(-1), b.view(-1), True
+        targets, sources = groups.setdefault((a.dtype, b.dtype, b.device, alike), ([], []))
         targets.append(a)
         sources.append(b)
+    return list(groups.values())
+
+
+def _run(copies: Copies) -> None:
     with torch.no_grad():
-        for targets, sources in groups.values():
+        for targets, sources in copies:
             torch._foreach_copy_(targets, sources)
 
 
@@ -140,7 +164,9 @@ def _split(flat: torch.Tensor, tensors: Sequence[Tensor]) -> list[torch.Tensor]:
 
 
 def _parts(buffer: Buffer) -> list[torch.Tensor]:
-    return [_as_torch(t, buffer.arrays[t.name]) for t in buffer.tensors]
+    if buffer.parts is None:
+        buffer.parts = [_as_torch(t, buffer.arrays[t.name]) for t in buffer.tensors]
+    return buffer.parts
 
 
 def _pinned(buffer: Buffer) -> torch.Tensor:
@@ -149,7 +175,7 @@ def _pinned(buffer: Buffer) -> torch.Tensor:
     if not buffer.pinned:
         buffer.pinned = True
         if int(torch.cuda.cudart().cudaHostRegister(address, buffer.flat.nbytes, 0)) == 0:
-            weakref.finalize(buffer, _unpin, address)
+            weakref.finalize(buffer, _unpin, address).atexit = False
     return torch.from_numpy(buffer.flat)
 
 
