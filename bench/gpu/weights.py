@@ -79,7 +79,6 @@ def window(seconds: float, publish) -> tuple[dict, dict[int, float]]:
 
 def measure(memory: str | None, seconds: float, rounds: int, folder: str) -> dict:
     import resnet50
-
     import ringbatch as rb
 
     with processes() as start:
