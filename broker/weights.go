@@ -163,6 +163,7 @@ func (w *weights) forPublisher(b *Broker, uid int, req *control.Request, offer *
 		return nil, err
 	}
 	if m != nil {
+		segment.Continue(m.Weights)
 		w.forget(b, m)
 	}
 	m = &modelWeights{Weights: segment, model: req.Model, uid: uid, device: engine.DeviceMemory{FD: -1}}
@@ -249,7 +250,10 @@ func (w *weights) refuse(model string, version shm.Version) error {
 	if m == nil {
 		return fmt.Errorf("%w: %q has no weights", status.ErrUnknownModel, model)
 	}
-	if !m.Refuse(version, "withdrawn by hand") {
+	if m.Last() == 0 {
+		return fmt.Errorf("%w: no version of the weights of %q was published yet", status.ErrInvalid, model)
+	}
+	if !m.Withdraw(version, "withdrawn by hand") {
 		now, _ := m.InForce()
 		return fmt.Errorf("%w: version %d is not the latest of %q, or was withdrawn before; %d is in force",
 			status.ErrInvalid, version, model, now)

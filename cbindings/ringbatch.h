@@ -671,7 +671,8 @@ RB_API int rb_follow_device(rb_follower follower, rb_device *device);
 /* Before a batch: the version in force and its buffer, which no publisher writes until
  * rb_follow_exit. While other threads have an older version, the call waits for their exit.
  * If *changed is 1, load the version, then call rb_follow_loaded or rb_follow_refuse. In
- * device memory, the GPU must have read the buffer before rb_follow_exit.
+ * device memory, the GPU must have read the buffer before rb_follow_exit. If no version is
+ * in force: RB_ERR_FAILED, and *version is what was loaded last, or 0 if that was withdrawn.
  *
  * After a restart of the broker the follower keeps its weights, and attaches again in this
  * call, which takes 2 ms longer then, at most every 100 ms. */

@@ -178,14 +178,14 @@ func splitWord(word uint64) (v Version, buffer int) {
 func (w *Weights) inForce() uint64 {
 	for _, word := range []*atomic.Uint64{&w.words.Current, &w.words.Good} {
 		c := word.Load()
-		if v, b := splitWord(c); uint32(v) > w.words.Refused[b].Load() {
+		if w.stands(c) {
 			return c
 		}
 	}
 	return 0
 }
 
-// InForce is the version that followers use now, and when the latest was published.
+// InForce is the version that followers use now, and when the latest was published, on Now's clock.
 func (w *Weights) InForce() (v Version, published int64) {
 	v, _ = splitWord(w.inForce())
 	return v, w.words.Published.Load()
@@ -257,9 +257,15 @@ func (w *Weights) Publish(buffer int, v Version) {
 	w.words.Last.Store(max(w.words.Last.Load(), uint32(v)))
 	w.words.Published.Store(Now())
 	w.words.Current.Store(weightWord(v, buffer))
-	if old, b := splitWord(before); uint32(old) > w.words.Refused[b].Load() {
+	if w.stands(before) {
 		w.words.Good.Store(before) // it may be refused later still: inForce looks
 	}
+}
+
+// stands reports whether a version was not refused.
+func (w *Weights) stands(word uint64) bool {
+	v, b := splitWord(word)
+	return uint32(v) > w.words.Refused[b].Load()
 }
 
 // CarryOver publishes the version in force of the segment of a broker that is gone, unless
@@ -268,16 +274,28 @@ func (w *Weights) CarryOver(from *Weights) {
 	v, buffer := splitWord(from.inForce())
 	if to := w.FreeBuffer(); v > 0 && w.Last() == 0 && to >= 0 {
 		copy(w.Buffer(to), from.Buffer(buffer))
+		w.Continue(from)
 		w.Publish(to, v)
+		w.words.Published.Store(from.words.Published.Load())
 	}
 }
 
-// Refuse withdraws the current version if it is v: followers use the one before. It returns
-// false if another version is current, or v was refused before.
-func (w *Weights) Refuse(v Version, reason string) bool {
+// Continue makes the next version one after those of another segment.
+func (w *Weights) Continue(from *Weights) {
+	w.words.Last.Store(max(w.words.Last.Load(), from.words.Last.Load()))
+}
+
+// Withdraw refuses the current version if it is v.
+func (w *Weights) Withdraw(v Version, reason string) bool {
 	now, b := splitWord(w.words.Current.Load())
-	refused := w.words.Refused[b].Load()
-	if now != v || refused >= uint32(v) {
+	return now == v && w.Refuse(v, b, reason)
+}
+
+// Refuse withdraws a version that was published in this buffer: followers use the one
+// before. It returns false if the version was refused before.
+func (w *Weights) Refuse(v Version, buffer int, reason string) bool {
+	refused := w.words.Refused[buffer].Load()
+	if refused >= uint32(v) {
 		return false
 	}
 	// If several peers refuse it at once, one of them gives the reason.
@@ -286,7 +304,7 @@ func (w *Weights) Refuse(v Version, reason string) bool {
 		n := copy(w.seg.mem[weightReasonAt:weightReasonAt+weightReasonBytes], reason)
 		w.words.ReasonLen.Store(uint32(n))
 	}
-	return w.words.Refused[b].CompareAndSwap(refused, uint32(v))
+	return w.words.Refused[buffer].CompareAndSwap(refused, uint32(v))
 }
 
 // Refused is the latest version that was refused, and the reason.

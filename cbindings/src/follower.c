@@ -2,6 +2,7 @@
 /* Live weights: the follower. */
 #include <inttypes.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "weights.h"
@@ -25,21 +26,28 @@ static rb_weights_view acquire(rb_weights_link *l)
 	}
 }
 
-static void refuse(rb_weights_link *l, uint32_t version, const char *reason)
+static void refuse(rb_weights_view v, const char *reason)
 {
-	uint64_t word = atomic_load(&l->words->current);
-	_Atomic uint32_t *refused = &l->words->refused[rb_buffer_of(word)];
-	uint32_t before = atomic_load(refused);
-	if (rb_version_of(word) != version || before >= version)
-		return; /* another one is current, or a peer refused it */
-	uint32_t reasoned = atomic_load(&l->words->reasoned);
-	if (reasoned < version && atomic_compare_exchange_strong(&l->words->reasoned, &reasoned, version)) {
+	rb_weight_words *words = v.link->words;
+	uint32_t before = atomic_load(&words->refused[v.buffer]), reasoned = atomic_load(&words->reasoned);
+	if (before >= v.version)
+		return; /* a peer refused it */
+	if (reasoned < v.version && atomic_compare_exchange_strong(&words->reasoned, &reasoned, v.version)) {
 		size_t n = strnlen(reason, RB_GO_WEIGHT_REASON_BYTES); /* of several peers, one gives the reason */
-		atomic_store(&l->words->reason_len, 0);
-		memcpy(l->segment.at + RB_GO_WEIGHT_REASON, reason, n);
-		atomic_store(&l->words->reason_len, (uint32_t)n);
+		atomic_store(&words->reason_len, 0);
+		memcpy(v.link->segment.at + RB_GO_WEIGHT_REASON, reason, n);
+		atomic_store(&words->reason_len, (uint32_t)n);
 	}
-	atomic_compare_exchange_strong(refused, &before, version);
+	atomic_compare_exchange_strong(&words->refused[v.buffer], &before, v.version);
+}
+
+/* Keeps an error after which the worker would go on with old weights for ever. */
+static void keep_refusal(rb_weights *w, int status)
+{
+	bool lasts = status == RB_ERR_SIGNATURE_MISMATCH || status == RB_ERR_FORBIDDEN || status == RB_ERR_QUOTA || status == RB_ERR_INVALID;
+	w->why = lasts ? status : RB_OK;
+	if (lasts)
+		snprintf(w->why_text, sizeof w->why_text, "%s", rb_error());
 }
 
 /* Attaches again if the broker went away. It does not wait for a broker, and hardly for its reply. */
@@ -64,6 +72,8 @@ static void follow_broker(rb_weights *w)
 		rb_attach_cancel(&w->pending);
 	if (w->live != before && !w->before)
 		w->before = before;
+	if (w->live != before || status)
+		keep_refusal(w, status);
 }
 
 /* Takes the version in force. While a new broker has none, that of the broker before. */
@@ -87,12 +97,19 @@ static bool may_join(const rb_weights *w)
 static int enter(rb_weights *w, uint32_t *version, const void **buffer, uint32_t *changed)
 {
 	follow_broker(w);
+	if (w->why)
+		return rb_fail(w->why, "after a restart of the broker: %s", w->why_text);
 	while (w->running && !may_join(w))
 		pthread_cond_wait(&w->left, &w->mu);
 	if (!w->running) {
 		rb_weights_view v = take(w);
-		if (!v.version)
-			return rb_fail(RB_ERR_FAILED, "no version of the weights of \"%s\" is in force", w->model);
+		if (!v.version) {
+			int n;
+			const char *reason = rb_weights_reason(w->live, &n);
+			rb_weights_view k = w->kept;
+			*version = k.link && rb_weights_stand(k.link, (uint64_t)k.version << 8 | k.buffer) ? k.version : 0;
+			return rb_fail(RB_ERR_FAILED, "no version of the weights of \"%s\" is in force: %.*s", w->model, n, reason);
+		}
 		w->loaded = w->loaded && w->now.link == v.link && w->now.version == v.version;
 		w->now = v;
 	}
@@ -108,6 +125,7 @@ static int loaded(rb_weights *w)
 	if (!w->running)
 		return rb_explain(RB_ERR_INVALID, "rb_follow_enter comes first");
 	w->loaded = true;
+	w->kept = w->now;
 	atomic_store(&w->now.link->followers[w->now.link->follower].loaded, w->now.version);
 	pthread_cond_broadcast(&w->left);
 	return RB_OK;
@@ -130,7 +148,7 @@ static int refuse_now(rb_weights *w, const char *reason)
 	rb_weights_view v = w->now;
 	if (!w->running || w->loaded)
 		return rb_explain(RB_ERR_INVALID, "only a version that is not loaded can be refused");
-	refuse(v.link, v.version, reason);
+	refuse(v, reason);
 	uint32_t other = rb_version_of(rb_weights_in_force(v.link));
 	leave(w);
 	if (other && other != v.version)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Live weights: the publisher. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "weights.h"
@@ -49,12 +50,17 @@ static uint32_t last_refused(const rb_weights_link *l)
 	return version;
 }
 
+static int full(const rb_weights *w)
+{
+	return rb_explain(RB_ERR_FULL, "slow workers of \"%s\" read older versions, and no buffer is free", w->model);
+}
+
 /* Copies a buffer of the broker before into a free one of this broker. */
 static int copy_buffer(rb_weights *w, const rb_weights_link *from, uint32_t buffer, uint32_t *to)
 {
 	int b = free_buffer(w->live);
 	if (b < 0)
-		return rb_explain(RB_ERR_FULL, "workers read all %d buffers of the weights of \"%s\"", (int)RB_GO_WEIGHT_BUFFERS, w->model);
+		return full(w);
 	*to = (uint32_t)b;
 	uint8_t *target = rb_weights_buffer(w, w->live, *to), *source = rb_weights_buffer(w, from, buffer);
 	if (from->device.base)
@@ -72,9 +78,12 @@ static int carry_over(rb_weights *w, const rb_weights_link *from)
 	if (!rb_version_of(word) || atomic_load(&w->live->words->last))
 		return RB_OK;
 	int status = copy_buffer(w, from, rb_buffer_of(word), &b);
-	if (!status)
-		publish(w->live, b, rb_version_of(word));
-	return status;
+	if (status)
+		return status;
+	atomic_store(&w->live->words->last, w->version);
+	publish(w->live, b, rb_version_of(word));
+	atomic_store(&w->live->words->published, atomic_load(&from->words->published));
+	return RB_OK;
 }
 
 static int check(rb_weights *w)
@@ -84,7 +93,7 @@ static int check(rb_weights *w)
 	if (!rb_weights_gone(from))
 		return RB_OK;
 	if (now < w->next_try)
-		return rb_say(w->why);
+		return rb_fail(w->why, "%s", w->why_text);
 	w->next_try = now + RB_WEIGHTS_RETRY;
 	int status = rb_weights_begin(w, now + PUBLISHER_WAIT, -1, NULL);
 	if (!status)
@@ -94,6 +103,8 @@ static int check(rb_weights *w)
 		status = carry_over(w, from);
 		rb_weights_retire(w);
 	}
+	if (status)
+		snprintf(w->why_text, sizeof w->why_text, "%s", rb_error());
 	return w->why = status;
 }
 
@@ -116,7 +127,7 @@ static int begin(rb_weights *w, int64_t timeout, void **buffer)
 			return RB_OK;
 		}
 		if (rb_now() >= until)
-			return rb_explain(RB_ERR_FULL, "workers read all %d buffers of the weights of \"%s\"", (int)RB_GO_WEIGHT_BUFFERS, w->model);
+			return full(w);
 		pthread_mutex_unlock(&w->mu);
 		rb_weights_pause(PAUSE);
 		pthread_mutex_lock(&w->mu);
@@ -126,12 +137,13 @@ static int begin(rb_weights *w, int64_t timeout, void **buffer)
 /* Returns the reason if the last version was withdrawn, once. */
 static int withdrawn(rb_weights *w)
 {
-	uint32_t version = last_refused(w->live), n = atomic_load(&w->live->words->reason_len);
+	uint32_t version = last_refused(w->live);
+	int n;
+	const char *reason = rb_weights_reason(w->live, &n);
 	if (!version || version != w->version || version == w->reported)
 		return RB_OK;
 	w->reported = version;
-	return rb_fail(RB_ERR_FAILED, "version %u of the weights of \"%s\" was withdrawn: %.*s", version, w->model,
-		(int)rb_min(n, RB_GO_WEIGHT_REASON_BYTES), (char *)w->live->segment.at + RB_GO_WEIGHT_REASON);
+	return rb_fail(RB_ERR_FAILED, "version %u of the weights of \"%s\" was withdrawn: %.*s", version, w->model, n, reason);
 }
 
 static int commit(rb_weights *w, uint32_t *version)

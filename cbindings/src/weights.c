@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "reply.h"
@@ -26,8 +27,10 @@ static void put_peer(rb_writer *to, const rb_weights *w, const char *gpu)
 	if (!w->texts)
 		return;
 	uint32_t n = 0;
-	for (const char *at = w->texts; *at; at += strcspn(at, " "), n++)
+	for (const char *at = w->texts + strspn(w->texts, " "); *at; n++) {
+		at += strcspn(at, " ");
 		at += strspn(at, " ");
+	}
 	rb_put_true(to, "publish");
 	rb_put_string(to, "tensors");
 	rb_put_array(to, n);
@@ -265,13 +268,23 @@ void rb_weights_retire(rb_weights *w)
 	}
 }
 
+/* Waits until the broker has hung up, at most a second: after that another peer may have the role. */
+static void say_goodbye(const rb_weights_link *l)
+{
+	struct pollfd p = {.fd = l->socket, .events = POLLIN};
+	if (l->owner == getpid() && !shutdown(l->socket, SHUT_WR))
+		poll(&p, 1, SECOND / MILLISECOND);
+}
+
 void rb_weights_free(rb_weights *w)
 {
 	rb_attach_cancel(&w->pending);
 	for (rb_weights_link *l = w->links, *next; l; l = next) {
 		next = l->next;
-		if (l->socket >= 0)
+		if (l->socket >= 0) {
+			say_goodbye(l);
 			rb_hang_up(l->socket, l->owner);
+		}
 		free_link(l);
 	}
 	free(w->model);

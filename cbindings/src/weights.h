@@ -39,7 +39,8 @@ typedef struct rb_weights {
 	rb_weights_link *links, *live; /* links: newest first */
 	rb_attach pending;
 	int64_t looked, next_try;
-	int why; /* status of the publisher's last try to attach again */
+	int why; /* of the last try to attach again */
+	char why_text[256];
 
 	/* A publisher's. */
 	rb_weights_view begun;
@@ -49,6 +50,7 @@ typedef struct rb_weights {
 	rb_weights_link *before; /* the link before live, while live has no version */
 	rb_weights_view now;     /* in use, or loaded last */
 	bool loaded;             /* the caller has loaded now */
+	rb_weights_view kept;    /* what it has loaded last */
 	uint32_t running;        /* threads between enter and exit */
 	pthread_cond_t left;     /* running or loaded has changed */
 } rb_weights;
@@ -79,6 +81,13 @@ static inline uint64_t rb_weights_in_force(const rb_weights_link *l)
 		return word;
 	word = atomic_load(&l->words->good);
 	return rb_weights_stand(l, word) ? word : 0;
+}
+
+/* Why the version that was refused last was. */
+static inline const char *rb_weights_reason(const rb_weights_link *l, int *length)
+{
+	*length = (int)rb_min(atomic_load(&l->words->reason_len), RB_GO_WEIGHT_REASON_BYTES);
+	return (const char *)l->segment.at + RB_GO_WEIGHT_REASON;
 }
 
 static inline void rb_weights_pause(int64_t ns) { nanosleep(&(struct timespec){ns / SECOND, ns % SECOND}, NULL); }

@@ -77,6 +77,13 @@ func (w *Weights) Gone() {
 	}
 }
 
+// SayGoodbye asks the broker to hang up, for at most a second: after that another peer may
+// have the role.
+func (w *Weights) SayGoodbye() {
+	_ = w.conn.SetReadDeadline(time.Now().Add(time.Second))
+	_ = w.conn.CloseWrite()
+}
+
 // HangUp ends the connection and keeps the memory.
 func (w *Weights) HangUp() { hangUp(w.conn) }
 

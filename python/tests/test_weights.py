@@ -206,6 +206,13 @@ def test_a_module_is_followed_in_place_and_wrong_versions_are_withdrawn(at):
             with pytest.raises(rb.Failed, match=r"version 12 .* was withdrawn: Invalid: 'bias' has a NaN"):
                 p.publish(learner)
             agrees(model, p.publish(learner))
+            good = {name: t.clone() for name, t in learner.state_dict().items()}
+            last = p.publish(bad)
+            p.publish(bad)  # before a worker has seen the one before
+            agrees(model, last - 1)
+            with pytest.raises(rb.Failed, match="was withdrawn"):
+                p.publish(good)
+            agrees(model, p.publish(good))
             assert len(seen) == 1
         p.close()
         other = torch.nn.Linear(5, 4)

@@ -6,7 +6,7 @@
  *   PUBLISHES  versions that publishers publish
  *   DEATHS     of publishers, at any step; the successor goes on
  *   FOLLOWERS  1 or 2
- *   REFUSALS   of the current version, by a follower that cannot load it
+ *   REFUSALS   of a version, by a follower that cannot load it
  *
  * A buffer is two cells: a torn read sees two versions.
  */
@@ -170,8 +170,13 @@ proctype Follower(byte me)
 		mine = v;
 		assert(v != gone);
 		if
-		:: atomic { refusals > 0 && v == version -> refusals--; first = refused[b] };
-			atomic { first < v && refused[b] == first -> refused[b] = v; gone = v; given = true }
+		:: atomic { refusals > 0 -> refusals--; first = refused[b] };
+			atomic {
+				if
+				:: first < v && refused[b] == first -> refused[b] = v; gone = v; given = true
+				:: else -> skip /* another one was quicker */
+				fi
+			}
 		:: true
 		fi;
 		inuse[me] = 0;

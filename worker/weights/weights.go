@@ -90,7 +90,7 @@ func (a *attachment) begin(ctx context.Context, worth func(error) bool, opts []O
 	a.life, a.stop = context.WithCancel(context.Background())
 	a.done.Go(func() {
 		for {
-			stop := context.AfterFunc(a.life, w.HangUp)
+			stop := context.AfterFunc(a.life, w.SayGoodbye)
 			w.Gone()
 			stop()
 			w.HangUp()
@@ -141,7 +141,10 @@ func NewPublisher(ctx context.Context, model string, tensors []tensor.Spec, opts
 	if _, err := shm.NewWeightsLayout(tensors); err != nil {
 		return nil, err
 	}
-	return p, p.begin(ctx, func(error) bool { return false }, opts, p.use)
+	if err := p.begin(ctx, func(error) bool { return false }, opts, p.use); err != nil {
+		return nil, err
+	}
+	return p, nil
 }
 
 func (p *Publisher) use(w *attach.Weights) {
@@ -168,25 +171,34 @@ func (p *Publisher) failed(err error) {
 // slow workers read all of them it waits.
 func (p *Publisher) Begin(ctx context.Context) (Buffer, error) {
 	for {
-		p.mu.Lock()
-		w, err := p.live, p.refusal
-		b := w.FreeBuffer()
-		p.mu.Unlock()
-		switch {
-		case p.life.Err() != nil:
-			return Buffer{}, status.ErrClosed
-		case err != nil:
-			return Buffer{}, err
-		case b >= 0:
-			return Buffer{w, b}, nil
+		b, err := p.freeBuffer()
+		if err != nil || b.n >= 0 {
+			return b, err
 		}
 		select {
 		case <-ctx.Done():
-			return Buffer{}, fmt.Errorf("%w: workers read all %d buffers of %q: %w", status.ErrFull, shm.WeightBuffers, p.model, ctx.Err())
+			return Buffer{}, fmt.Errorf("%w: %w", p.full(), ctx.Err())
 		case <-p.life.Done():
 		case <-time.After(100 * time.Microsecond):
 		}
 	}
+}
+
+// freeBuffer is a buffer whose n is -1 while there is none.
+func (p *Publisher) freeBuffer() (Buffer, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.life.Err() != nil {
+		return Buffer{}, status.ErrClosed
+	}
+	if p.refusal != nil {
+		return Buffer{}, p.refusal
+	}
+	return Buffer{p.live, p.live.FreeBuffer()}, nil
+}
+
+func (p *Publisher) full() error {
+	return fmt.Errorf("%w: slow workers of %q read older versions, and no buffer is free", status.ErrFull, p.model)
 }
 
 // Publish makes a written buffer the current version. A request that is committed after
@@ -196,9 +208,10 @@ func (p *Publisher) Begin(ctx context.Context) (Buffer, error) {
 func (p *Publisher) Publish(ctx context.Context, b Buffer) (shm.Version, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch v, reason := p.live.Refused(); {
-	case p.life.Err() != nil:
+	if p.life.Err() != nil {
 		return 0, status.ErrClosed
+	}
+	switch v, reason := p.live.Refused(); {
 	case p.refusal != nil:
 		return 0, p.refusal
 	case v != 0 && v == p.version && v != p.heard:
@@ -208,7 +221,7 @@ func (p *Publisher) Publish(ctx context.Context, b Buffer) (shm.Version, error) 
 	if b.w != p.live { // the broker was restarted meanwhile
 		n := p.live.FreeBuffer()
 		if n < 0 {
-			return 0, fmt.Errorf("%w: workers read all buffers of %q", status.ErrFull, p.model)
+			return 0, p.full()
 		}
 		copy(p.live.Buffer(n), b.w.Buffer(b.n))
 		b = Buffer{p.live, n}
@@ -229,6 +242,9 @@ func (p *Publisher) forget() {
 
 // Close ends the publisher. Workers keep the last version. Buffers are invalid afterwards.
 func (p *Publisher) Close() error {
+	if p.life.Err() != nil {
+		return nil
+	}
 	p.close()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -256,8 +272,9 @@ type Follower struct {
 	mu      sync.Mutex
 	left    sync.Cond // the last batch of a version has ended
 	next    *attach.Weights
-	now     View // that load was called with; its w is next, or the one before while next has no version
-	running int  // batches with now
+	now     View  // that load was called with; its w is next, or the one before while next has no version
+	running int   // batches with now
+	refusal error // by the broker that runs now
 }
 
 // Follow waits until the weights of a model are published, and calls load with the first
@@ -266,7 +283,8 @@ type Follower struct {
 //
 // If load fails, the version is withdrawn, and the one before is loaded again.
 func Follow(ctx context.Context, model string, load func(View) error, opts ...Option) (*Follower, error) {
-	f := &Follower{attachment: attachment{model: model, failed: func(error) {}}, load: load}
+	f := &Follower{load: load}
+	f.attachment = attachment{model: model, failed: f.failed}
 	f.left.L = &f.mu
 	worth := func(err error) bool {
 		return errors.Is(err, status.ErrUnknownModel) || errors.Is(err, status.ErrNoBroker) || errors.Is(err, status.ErrBrokerGone)
@@ -296,7 +314,16 @@ func (f *Follower) use(w *attach.Weights) {
 	if f.next != nil && f.next != f.now.w {
 		f.next.Close()
 	}
-	f.next = w
+	f.next, f.refusal = w, nil
+}
+
+// failed keeps the errors after which the worker would go on with old weights for ever.
+func (f *Follower) failed(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.refusal = nil; errors.Is(err, status.ErrForbidden) || errors.Is(err, status.ErrQuota) || errors.Is(err, status.ErrInvalid) {
+		f.refusal = err
+	}
 }
 
 func (f *Follower) hasVersion() bool {
@@ -311,6 +338,12 @@ func (f *Follower) hasVersion() bool {
 func (f *Follower) Enter() (View, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	switch {
+	case f.life.Err() != nil:
+		return View{}, status.ErrClosed
+	case f.refusal != nil:
+		return View{}, fmt.Errorf("weights of %q after a restart of the broker: %w", f.model, f.refusal)
+	}
 	for f.running > 0 && !f.isCurrent() {
 		f.left.Wait()
 	}
@@ -358,11 +391,7 @@ func (f *Follower) switchOver() error {
 			w.SetLoaded(w.Follower, v)
 			return nil
 		}
-		w.Refuse(v, err.Error())
-		if now, _ := w.InForce(); now == v { // it is not the current one
-			w.Release(w.Follower)
-			return fmt.Errorf("weights of %q, version %d: %w", f.model, v, err)
-		}
+		w.Refuse(v, buffer, err.Error())
 		slog.Warn("weights withdrawn: they cannot be loaded", "model", f.model, "version", v, "reason", err)
 	}
 }
@@ -380,6 +409,9 @@ func (f *Follower) Exit() {
 
 // Close ends the follower. No batch may run. Views are invalid afterwards.
 func (f *Follower) Close() error {
+	if f.life.Err() != nil {
+		return nil
+	}
 	f.close()
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -19,6 +19,8 @@ from .buffers import Buffer, Buffers, options
 
 log = logging.getLogger("ringbatch")
 
+_MOST_PAUSE_S = 0.1  # between attempts to follow
+
 
 class Load(Protocol):
     """Loads a version, for example into a module. If it raises, the version is withdrawn."""
@@ -47,6 +49,7 @@ class Follower:
         self._handle = _Handle(self._lib, number)
         self._buffers = Buffers(self._lib, "follow", number, self._handle)
         self._address = 0
+        self._inside = False  # between enter and exit
         self._reads = False  # update has entered
         self.version = 0
 
@@ -54,7 +57,11 @@ class Follower:
         """Takes the version in force until exit, and loads it if it is another one. Returns the version."""
         version, buffer, changed = c_uint32(), c_void_p(), c_uint32()
         while True:
-            check(self._lib, self._lib.rb_follow_enter(self._handle.number, addressof(version), addressof(buffer), addressof(changed)))
+            status = self._lib.rb_follow_enter(self._handle.number, addressof(version), addressof(buffer), addressof(changed))
+            self._inside = status == 0
+            if status == errors.Failed.status and version.value and self._load is not None:
+                return self.version  # all later versions were withdrawn: the module still has this one
+            check(self._lib, status)
             self._address = buffer.value or 0
             if not changed.value or self._loads(version.value):
                 self.version = version.value
@@ -67,7 +74,8 @@ class Follower:
         except Exception as e:
             reason = f"{type(e).__name__}: {e}"  # a text: log handlers may keep an exception, and with it arrays
             log.warning("version %d of the weights of %s is withdrawn, it cannot be loaded: %s", version, self._model, reason)
-            check(self._lib, self._lib.rb_follow_refuse(self._handle.number, reason.encode()))
+            self._inside = False
+            self._lib.rb_follow_refuse(self._handle.number, reason.encode(errors="replace").replace(b"\0", b" "))
             return False
         except BaseException:
             self.exit()
@@ -78,7 +86,9 @@ class Follower:
     def exit(self) -> None:
         if self._load is None and self._buffers.device is not None:
             self._buffers.device.synchronize()  # the batch may have queued work that reads the weights
-        self._lib.rb_follow_exit(self._handle.number)
+        if self._inside:
+            self._inside = False
+            self._lib.rb_follow_exit(self._handle.number)
 
     def close(self) -> None:
         """Ends the follower, as soon as no array over its memory is left."""
@@ -114,8 +124,8 @@ def follower(
     model: str, socket: str | os.PathLike[str] | None, ended: Callable[[], bool], wait: Duration, load_version: Load | None
 ) -> Follower | None:
     """Waits until weights of the model are published; None if it ended meanwhile. wait: how long to wait for a broker."""
-    lib, out, patience, said = load(), c_uint64(), time.monotonic() + seconds(wait), False
-    o = options(socket, os.environ.get("RINGBATCH_WORKER_NAME"), SLICE_NS, True)
+    lib, out, patience, pause = load(), c_uint64(), time.monotonic() + seconds(wait), 0.0
+    o = options(socket, os.environ.get("RINGBATCH_WORKER_NAME"), SLICE_NS, False)
     while not ended():
         status = lib.rb_follow_open(model.encode(), addressof(o), addressof(out))
         if not status:
@@ -124,9 +134,8 @@ def follower(
             e = last_error(lib, status)
             if not e.retry_attach or time.monotonic() > patience:
                 raise e
-        elif not said:
-            said = True
-            log.info("waiting for the first version of the weights of %s", model)
+        elif not pause:
+            log.warning("waiting for the first version of the weights of %s: rb.publisher(%r, ...).publish(...)", model, model)
+        pause = min(2 * pause + 0.002, _MOST_PAUSE_S)
+        time.sleep(pause)
     return None
-
-

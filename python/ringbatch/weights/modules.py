@@ -19,6 +19,9 @@ from .buffers import Buffer
 def put(buffer: Buffer, given: Mapping[str, Any]) -> None:
     """Copies arrays and tensors into a buffer, and waits for the GPU."""
     values = [_as_torch(t, given[t.name]) for t in buffer.tensors]
+    for t, value in zip(buffer.tensors, values):
+        if not torch.can_cast(value.dtype, getattr(torch, TORCH[t.kind])):
+            raise errors.DType(f"weight {t.name!r}: expected {t.dtype}, got {value.dtype}")
     device = next((v.device for v in values if v.is_cuda), None)
     if buffer.device is not None:
         device = torch.device("cuda", buffer.device.ordinal)
@@ -186,6 +189,7 @@ def _unpin(address: int) -> None:
 def _as_torch(t: Tensor, value: Any) -> torch.Tensor:
     """The value as a tensor over its memory. The bits of NumPy's uint16 are those of bfloat16."""
     if isinstance(value, np.ndarray):
+        value = np.require(value, requirements=["C", "W"])  # else torch has no view of it
         return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16) if t.kind == "bf16" else torch.from_numpy(value)
     return torch.as_tensor(value).detach()
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from ..binding.library import SLICE_NS, Duration, check, load, nanoseconds, seconds
+from ..binding.library import SLICE_NS, Duration, check, last_error, load, seconds
 from ..binding.tensors import Tensor, declared, in_memory
 from .buffers import Buffer, Buffers, options
 
@@ -42,33 +43,46 @@ class Publisher:
         self, model: str, tensors: Any, memory: str | None, socket: str | os.PathLike[str] | None, name: str | None, wait: Duration
     ) -> None:
         given = _by_name(tensors)
-        specs = {key: (str(v.dtype).removeprefix("torch."), tuple(v.shape)) for key, v in given.items()}
+        specs = {key: (str(v.dtype).removeprefix("torch."), tuple(v.shape)) for key, v in sorted(given.items())}
         if memory == "device":
             memory = next((f"device:{v.device.index}" for v in given.values() if getattr(v, "is_cuda", False)), memory)
         texts = " ".join(str(in_memory(t, memory)) for t in declared(specs))
-        self._lib, out = load(), c_uint64()
-        o = options(socket, name, nanoseconds(wait), bool(wait))
-        check(self._lib, self._lib.rb_publish_open(model.encode(), texts.encode(), addressof(o), addressof(out)))
-        self._handle, self._lock = out.value, threading.Lock()
+        self._lib, self._pid = load(), os.getpid()
+        self._handle, self._lock = self._open(model, texts, socket, name, seconds(wait)), threading.Lock()
         self.model, self.version = model, 0  # version: the last one that was published here
         self._buffers = Buffers(self._lib, "publish", self._handle, None)
         threading.Thread(target=_keep_published, args=(self._lib, self._handle), name="ringbatch publisher", daemon=True).start()
+
+    def _open(self, model: str, texts: str, socket: str | os.PathLike[str] | None, name: str | None, wait: float) -> int:
+        """Waits for a broker in slices, so that Ctrl-C is heard."""
+        out, end = c_uint64(), time.monotonic() + wait
+        o = options(socket, name, SLICE_NS if wait else 0, bool(wait))
+        while status := self._lib.rb_publish_open(model.encode(), texts.encode(), addressof(o), addressof(out)):
+            error = last_error(self._lib, status)
+            if not error.retry_attach or time.monotonic() >= end:
+                raise error
+        return out.value
 
     def publish(self, tensors: Any, timeout: Duration | None = None) -> int:
         """Copies the tensors and makes them the current version, whose number it returns.
 
         A request that is sent after this call is answered with this version or a later one. If
         workers could not load the version before, or it was withdrawn, raises Failed with the
-        reason, once, and publishes nothing. While slow workers read all buffers it waits; at the
-        timeout it raises Full.
+        reason, once, and publishes nothing. While slow workers read older versions in all buffers,
+        it waits; at the timeout it raises Full.
         """
         given = _by_name(tensors)
         _compare(self.model, given, self._buffers.tensors)
-        with self._lock:
-            _put(self._buffers.at(self._begin(None if timeout is None else time.monotonic() + seconds(timeout))), given)
+        deadline = None if timeout is None else time.monotonic() + seconds(timeout)
+        if not self._lock.acquire(timeout=-1 if timeout is None else seconds(timeout)):
+            raise errors.Full("another thread of this process publishes")
+        try:
+            _put(self._buffers.at(self._begin(deadline)), given)
             version = c_uint32()
             check(self._lib, self._lib.rb_publish_commit(self._handle, addressof(version)))
             self.version = version.value
+        finally:
+            self._lock.release()
         return self.version
 
     def _begin(self, deadline: float | None) -> int:
@@ -81,7 +95,7 @@ class Publisher:
 
     def close(self) -> None:
         """Ends the publisher; workers keep the last version, and another process may publish."""
-        with self._lock:
+        with self._lock if os.getpid() == self._pid else contextlib.nullcontext():  # after a fork a thread of the parent may have it
             self._lib.rb_publish_close(self._handle)
 
     def __enter__(self) -> Publisher:
@@ -106,6 +120,11 @@ def _by_name(tensors: Any) -> dict[str, Any]:
     found = tensors.state_dict() if hasattr(tensors, "state_dict") else tensors
     if not isinstance(found, Mapping):
         raise errors.Invalid(f"weights are a module or a dict of arrays, got {type(tensors).__name__}")
+    for name, v in found.items():
+        if not isinstance(name, str) or not name or any(c in ":@\0" or c.isspace() for c in name):
+            raise errors.Invalid(f"weights have names without blanks, ':' and '@'; got {name!r}")
+        if isinstance(v, np.ma.MaskedArray):
+            raise errors.Invalid(f"weight {name!r}: a masked array, and the mask would be lost; pass x.filled(...) of it")
     return {name: v if hasattr(v, "detach") else np.asarray(v) for name, v in found.items()}
 
 
