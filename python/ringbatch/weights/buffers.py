@@ -16,6 +16,7 @@ from ..binding.device import DeviceMemory
 from ..binding.library import check, encode
 from ..binding.tensors import Tensor
 
+_REPLY_NS = 2_000_000_000  # for the broker's answer
 _MOST_KNOWN = 8  # more are buffers of brokers that are gone
 
 
@@ -73,7 +74,8 @@ class Buffers:
         return Buffer(self.tensors, arrays, device.array(address, (self._bytes,), "u8"), device)
 
 
-def options(socket: str | os.PathLike[str] | None, name: str | None, timeout_ns: int, wait: bool) -> c.ConnectOptions:
+def options(socket: str | os.PathLike[str] | None, name: str | None) -> c.ConnectOptions:
+    """Of one attempt: callers repeat it, so that Ctrl-C is heard."""
     o = c.ConnectOptions()
-    o.size, o.socket, o.name, o.timeout, o.wait, o.device = ctypes.sizeof(o), encode(socket), encode(name), timeout_ns, wait, 1
+    o.size, o.socket, o.name, o.timeout, o.device = ctypes.sizeof(o), encode(socket), encode(name), _REPLY_NS, 1
     return o

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .. import errors
-from ..binding.library import SLICE_NS, Duration, check, last_error, load, seconds
+from ..binding.library import Duration, check, last_error, load, seconds
 from .buffers import Buffer, Buffers, options
 
 log = logging.getLogger("ringbatch")
@@ -125,7 +125,7 @@ def follower(
 ) -> Follower | None:
     """Waits until weights of the model are published; None if it ended meanwhile. wait: how long to wait for a broker."""
     lib, out, patience, pause = load(), c_uint64(), time.monotonic() + seconds(wait), 0.0
-    o = options(socket, os.environ.get("RINGBATCH_WORKER_NAME"), SLICE_NS, False)
+    o = options(socket, os.environ.get("RINGBATCH_WORKER_NAME"))
     while not ended():
         status = lib.rb_follow_open(model.encode(), addressof(o), addressof(out))
         if not status:

@@ -54,13 +54,13 @@ class Publisher:
         threading.Thread(target=_keep_published, args=(self._lib, self._handle), name="ringbatch publisher", daemon=True).start()
 
     def _open(self, model: str, texts: str, socket: str | os.PathLike[str] | None, name: str | None, wait: float) -> int:
-        """Waits for a broker in slices, so that Ctrl-C is heard."""
-        out, end = c_uint64(), time.monotonic() + wait
-        o = options(socket, name, SLICE_NS if wait else 0, bool(wait))
+        """Waits for a broker."""
+        out, o, end = c_uint64(), options(socket, name), time.monotonic() + wait
         while status := self._lib.rb_publish_open(model.encode(), texts.encode(), addressof(o), addressof(out)):
             error = last_error(self._lib, status)
             if not error.retry_attach or time.monotonic() >= end:
                 raise error
+            time.sleep(0.02)
         return out.value
 
     def publish(self, tensors: Any, timeout: Duration | None = None) -> int:
