@@ -95,6 +95,12 @@ func (g *registry) takeForClient(name, signature string, follows bool, conn *net
 	return m, f, nil
 }
 
+func (g *registry) isAlias(name string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.aliases[name] != nil
+}
+
 // chooseTarget returns the target with the largest share that a client may get: of
 // its signature if it has one, and with workers if any such target has workers. nil
 // if there is none.

@@ -130,6 +130,9 @@ func (w *weights) forFollower(req *control.Request) (m *modelWeights, free int, 
 // forPublisher is the segment of these tensors. While no worker follows, a publisher may
 // replace a segment by another one.
 func (w *weights) forPublisher(b *Broker, uid int, req *control.Request, offer *engine.DeviceMemory, rep *control.Reply) (*modelWeights, error) {
+	if b.models.isAlias(req.Model) {
+		return nil, fmt.Errorf("%w: %q is an alias, and workers follow the weights of their model: publish those", status.ErrInvalid, req.Model)
+	}
 	tensors, err := tensor.ParseSpecs(req.Weights.Tensors, nil)
 	if err != nil {
 		return nil, err

@@ -165,6 +165,48 @@ def test_wrong_workers_are_refused():
         rb.worker("m", weights="wait", **FOUR)(run)
 
 
+def test_a_worker_does_not_go_on_with_old_weights_beside_a_publisher_of_others(at):
+    with broker_at(at), rb.publisher("m", TENSORS, socket=at) as p:
+        p.publish(fill(1))
+        worker = start(WORKER, RINGBATCH_SOCKET=at)
+        with rb.connect("m", socket=at, wait=60) as model:
+            assert model(np.zeros(1, "uint8"))["least"] == 1
+    try:
+        with broker_at(at), rb.connect("m", socket=at, wait=60) as model, rb.publisher("m", {"w": np.zeros(3)}, socket=at) as other:
+            other.publish({"w": np.ones(3)})
+            with pytest.raises(rb.Failed, match="other tensors now"):
+                while True:  # the worker attaches to the weights again, in the midst of its batches
+                    model(np.zeros(1, "uint8"), timeout=60)
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def test_a_closed_publisher_leaves_its_place_at_once(at):
+    with broker_at(at):
+        for order in (1, -1) * 20:
+            with rb.publisher("m", dict(list(fill(0).items())[::order]), socket=at) as p:
+                version = p.publish(fill(0))
+        assert version == 40
+
+
+def test_rows_of_several_requests_have_the_oldest_version(at):
+    with broker_at(at), rb.publisher("m", TENSORS, socket=at) as p:
+        p.publish(fill(1))
+        worker = start(WORKER.replace('"wait"', '"wait", max_batch_size=4'), RINGBATCH_SOCKET=at)
+        try:
+            with rb.connect("m", socket=at, wait=60, window=64) as model:
+                for n in range(2, 30):
+                    p.publish(fill(n))
+                    future = model.submit(np.zeros((40, 1), "uint8"))
+                    p.publish(fill(n))
+                    y = future.result()["least"]
+                    assert future.version == 2 * n - 2 or (y[0] == y[-1] and future.version == 2 * n - 1)
+        finally:
+            worker.kill()
+            worker.wait()
+
+
 # -- PyTorch
 
 

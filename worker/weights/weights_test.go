@@ -358,6 +358,24 @@ func TestWithoutAVersionBatchesFailUntilTheNextPublish(t *testing.T) {
 	expect(t, c, v, 2)
 }
 
+func TestAClosedPublisherOrFollowerSaysSo(t *testing.T) {
+	r := newRig(t)
+	p := r.publisher()
+	_, err := publish(t, p, 1)
+	must.Do(t, err)
+	f, err := weights.Follow(soon(t), "m", func(weights.View) error { return nil }, r.options()...)
+	must.Do(t, err)
+	buffer, err := p.Begin(soon(t))
+	must.Do(t, err)
+	must.Do(t, errors.Join(p.Close(), f.Close(), p.Close(), f.Close()))
+	_, err = p.Begin(soon(t))
+	must.Fail(t, "Begin", err, status.ErrClosed)
+	_, err = p.Publish(soon(t), buffer)
+	must.Fail(t, "Publish", err, status.ErrClosed)
+	_, err = f.Enter()
+	must.Fail(t, "Enter", err, status.ErrClosed)
+}
+
 func TestTwoWorkersThatCannotLoadAVersionGoOnWithTheOneBefore(t *testing.T) {
 	r := newRig(t)
 	p := r.publisher()

@@ -20,7 +20,7 @@ _PATIENCE_S = 0.01  # others hold these locks for microseconds
 class Future(concurrent.futures.Future):
     """A future that does not wait for a leaked lock: a new thread does."""
 
-    #: The version of the live weights that answered it; 0 if the model has none, or its rows were split.
+    #: The version of the live weights that answered it, the oldest one if its rows were split; 0 if the model has none.
     version = 0
     _done_callbacks: list[Any]
     _waiters: list[Any]

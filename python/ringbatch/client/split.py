@@ -46,13 +46,14 @@ def submit_split(model: Any, todo: list[Piece], timeout: Duration | None, chosen
     parts: list[Any] = [None] * len(todo)
     missing, lock = [len(todo)], threading.Lock()  # 0: the whole has its result, or its error
 
-    def arrived(i: int, part: concurrent.futures.Future) -> None:
+    def arrived(i: int, part: Future) -> None:
         error = part.exception()
         with lock:
             if not missing[0]:
                 return
             if error is None:
                 parts[i] = model._as_list(part.result())
+                whole.version = min(whole.version or part.version, part.version)
             missing[0] = missing[0] - 1 if error is None else 0
             if missing[0]:
                 return
