@@ -340,6 +340,6 @@ def test_a_restarted_broker_has_lost_the_state_until_the_reset(tmp_path):
                     use()
                 assert not caught.value.retryable
             seq.reset()
-            other.reset()
+            other.reset([True, True])  # all rows
             assert seq.step(1) == 1 and seq.step(1) == 2 and other.step([1, 1]).tolist() == [1, 1]
             stack.close()

@@ -116,7 +116,10 @@ class Sequence(Stepper):
     # -- the state
 
     def reset(self, rows: Any = None) -> None:
-        """Sets the state to zero: of all rows, of some (numbers), or by a mask (one bool for each row)."""
+        """Sets the state to zero: of all rows, of some (numbers), or by a mask (one bool for each row).
+
+        After :class:`StateLost` it must be all rows.
+        """
         self._check()
         chosen = np.arange(self._rows) if rows is None else np.atleast_1d(np.asarray(rows))
         if chosen.dtype == bool and chosen.shape == (self._rows,):
@@ -126,7 +129,8 @@ class Sequence(Stepper):
         if not chosen.size:
             return
         numbers, core = np.ascontiguousarray(chosen, np.uint32), self._core
-        some = (0, 0) if rows is None else (numbers.ctypes.data, numbers.size)
+        whole = numbers.size >= self._rows and np.unique(numbers).size == self._rows
+        some = (0, 0) if whole else (numbers.ctypes.data, numbers.size)
         core.check(core.lib.rb_sequence_reset(core.handle, self._id, *some))
 
     def state(self, name: str) -> Any:
