@@ -13,42 +13,40 @@ import multiprocessing as mp
 import os
 import random
 import signal
+import sys
 import time
 
 import gymnasium as gym
-import numpy as np
 import ringbatch as rb
 import ringbatch.torch
 import torch
 from ringbatch.rl.gymnasium import Actor, unroll_specs
 from torch import nn
-from torch.distributions import Categorical
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--env", default="CartPole-v1", help="a name that gymnasium.make takes")
+parser.add_argument("--env", default="CartPole-v1", help="a name that gymnasium.make takes; Box observations and Discrete actions")
 parser.add_argument("--target", type=float, help="the mean of 100 episodes to end with; default: the environment's own threshold")
 parser.add_argument("--kill", type=float, metavar="SECONDS", help="kill an actor or a worker of the policy so often")
 parser.add_argument("--seed", type=int, default=1)
 parser.add_argument("--curve", default="impala.json", metavar="FILE")
 args = parser.parse_args()  # worker processes get the same arguments
-
 ACTORS, ENVS, STEPS, DISCOUNT, ENTROPY = 4, 16, 20, 0.99, 0.01
 one = gym.make(args.env)
-SHAPE, ACTIONS, THRESHOLD = one.observation_space.shape, int(one.action_space.n), one.spec.reward_threshold
-TARGET = THRESHOLD if args.target is None else args.target
-BRIGHTEST, MOST = 255 if len(SHAPE) == 3 else 1, max(1, THRESHOLD / 10)  # the net sees pixels / BRIGHTEST, and rewards / MOST
+if not isinstance(one.observation_space, gym.spaces.Box) or not isinstance(one.action_space, gym.spaces.Discrete):
+    parser.error(f"{args.env} has {one.observation_space} and {one.action_space}: want Box observations and Discrete actions")
+goals = [x for x in (args.target, one.spec.reward_threshold) if x is not None] or parser.error(f"{args.env} needs a --target")
+SHAPE, ACTIONS, TARGET = one.observation_space.shape, int(one.action_space.n), goals[0]
+BRIGHTEST, MOST = 255 if len(SHAPE) == 3 else 1, max(1, goals[-1] / 10)  # the net sees pixels / BRIGHTEST, and rewards / MOST
 OBSERVATION, ANSWER = {"obs": (one.observation_space.dtype.name, SHAPE)}, {"action": ("int64", ()), "logits": ("float32", (ACTIONS,))}
 
 
-def net(outputs: int) -> nn.Module:
-    eyes = [nn.LazyConv2d(16, 4, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU(), nn.Flatten()] if len(SHAPE) == 3 else []
-    made = nn.Sequential(*eyes, nn.LazyLinear(64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
-    made(torch.zeros(1, *SHAPE))  # lazy layers take their sizes
-    return made
-
-
 def nets() -> nn.ModuleDict:
-    return nn.ModuleDict({"policy": net(ACTIONS), "value": net(1)})
+    made = nn.ModuleDict()
+    for name, outputs in ("policy", ACTIONS), ("value", 1):
+        eyes = [nn.LazyConv2d(16, 4, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU(), nn.Flatten()] if len(SHAPE) == 3 else []
+        made[name] = nn.Sequential(*eyes, nn.LazyLinear(64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
+        made[name](torch.zeros(1, *SHAPE))  # lazy layers take their sizes
+    return made
 
 
 @rb.worker("policy", inputs=OBSERVATION, outputs=ANSWER, max_batch_size=ACTORS * ENVS)
@@ -77,7 +75,7 @@ class Learn:
         u = {name: torch.tensor(batch.inputs[name]) for name in batch.inputs}  # (unrolls, STEPS, ...)
         obs = u["obs"].flatten(0, 1) / BRIGHTEST
         logits, values = (self.nets[name](obs).unflatten(0, (batch.rows, STEPS + 1)) for name in ("policy", "value"))
-        now, then = (Categorical(logits=x) for x in (logits[:, :-1], u["logits"]))
+        now, then = (torch.distributions.Categorical(logits=x) for x in (logits[:, :-1], u["logits"]))
         chosen, values = now.log_prob(u["action"]), values[..., 0]
         targets, advantages = vtrace(u, (chosen - then.log_prob(u["action"])).detach().exp(), values.detach())
         loss = 0.5 * (targets - values[:, :-1]) ** 2 - advantages * chosen - ENTROPY * now.entropy()
@@ -85,12 +83,12 @@ class Learn:
         loss[u["valid"]].mean().backward()
         nn.utils.clip_grad_norm_(self.nets.parameters(), 1.0)
         self.optimizer.step()
-        return np.full(batch.rows, self.report(u, self.publisher.publish(self.nets)))
+        return torch.full((batch.rows,), self.report(u, self.publisher.publish(self.nets)))
 
     def report(self, u: dict[str, torch.Tensor], version: int) -> bool:
         self.steps += int(u["valid"].sum())
         self.scores = (self.scores + u["score"][u["terminated"] | u["truncated"]].tolist())[-100:]
-        score, seconds = float(np.mean(self.scores or 0)), round(time.time() - self.begun, 1)
+        score, seconds = sum(self.scores) / max(1, len(self.scores)), round(time.time() - self.begun, 1)
         reached = len(self.scores) == 100 and score >= TARGET
         if reached or not self.curve or seconds > self.curve[-1]["seconds"] + 2:
             self.curve.append({"seconds": seconds, "steps": self.steps, "version": version, "score": score})
@@ -111,7 +109,6 @@ def vtrace(u: dict[str, torch.Tensor], ratios: torch.Tensor, values: torch.Tenso
 
 
 def act(number: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     policy, learn = (rb.connect(name, wait=120, window=2 * ENVS, retry=True) for name in ("policy", "learn"))
     sent = None
     for unroll in Actor(gym.make_vec(args.env, ENVS), policy, STEPS, seed=args.seed + ENVS * number):
@@ -122,29 +119,32 @@ def act(number: int) -> None:
 
 def main() -> None:
     mp.set_start_method("fork")
+    for s in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(s, lambda *_: sys.exit(130))  # of actors, too
     server = mp.Process(target=rb.serve, args=([Policy, Learn],), kwargs={"processes": [2, 1]})
     server.start()
     actors, chance = {}, random.Random(args.seed)
     try:
-        rb.connect("policy", wait=120).close()  # it is ready
-        while not any(a.exitcode == 0 for a in actors.values()):
+        while 0 not in (ends := {a.exitcode for a in actors.values()}):
+            if 1 in ends or not server.is_alive():
+                sys.exit("the server or an actor has failed: see above")
             for i in range(ACTORS):
                 if i not in actors or actors[i].exitcode:  # it was killed
                     actors[i] = mp.Process(target=act, args=(i,))
                     actors[i].start()
             time.sleep(args.kill or 1)
             if args.kill:
-                workers = [w["pid"] for m in rb.stats(timeout=60)["models"] if m["name"] == "policy" for w in m["workers"]]
-                victim = chance.choice([*workers, *(a.pid for a in actors.values() if a.is_alive())])
-                print("SIGKILL to", "a worker" if victim in workers else "an actor", flush=True)
-                os.kill(victim, signal.SIGKILL)
+                with contextlib.suppress(rb.NoBroker, ProcessLookupError):  # not there yet, or no more
+                    workers = [w["pid"] for m in rb.stats(timeout=60)["models"] if m["name"] == "policy" for w in m["workers"]]
+                    victim = chance.choice([*workers, *(a.pid for a in actors.values() if a.is_alive())])
+                    print("SIGKILL to", "a worker" if victim in workers else "an actor", flush=True)
+                    os.kill(victim, signal.SIGKILL)
     finally:
-        for a in actors.values():
-            a.kill()
-        server.terminate()
-        server.join()
+        while children := mp.active_children():
+            for p in children:
+                p.terminate()  # the second time the server waits for nothing
+                p.join(2)
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        main()
+    main()

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recurrent policy: actors share a GRU whose state stays beside their slots, and survives the worker.
 
-    python examples/python/recurrent_policy.py [actors] [steps of each]
+    python examples/python/recurrent_policy.py [actors] [steps]
 
 In the middle, actor 0 kills the worker. No actor sees it: the steps run on another worker, with the same state.
 """
 
+import argparse
+import concurrent.futures
 import multiprocessing as mp
 import os
 import signal
@@ -48,11 +50,21 @@ def act(actor: int, steps: int) -> int:
 
 
 if __name__ == "__main__":
-    actors, steps = (int(a) for a in (sys.argv[1:] or (8, 200)))
+    parser = argparse.ArgumentParser(description="Actors share a GRU whose state survives the worker.")
+    parser.add_argument("actors", type=int, nargs="?", default=8)
+    parser.add_argument("steps", type=int, nargs="?", default=200, help="of each actor")
+    a = parser.parse_args()
     server = mp.Process(target=rb.serve, args=(policy,), kwargs={"processes": 2})
     server.start()
-    with mp.Pool(actors) as pool:
-        right = sum(pool.starmap(act, [(i, steps) for i in range(actors)]))
-    server.terminate()
-    server.join()
-    print(f"{right} of {actors * steps} steps as in one process, and a worker was killed")
+    quiet = (signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends an actor without a traceback
+    pool = concurrent.futures.ProcessPoolExecutor(a.actors, initializer=signal.signal, initargs=quiet)
+    try:
+        right = sum(pool.map(act, range(a.actors), [a.steps] * a.actors))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        while children := mp.active_children():  # the server and the actors
+            for p in children:
+                p.terminate()
+                p.join(2)
+    print(f"{right} of {a.actors * a.steps} steps as in one process, and a worker was killed")

@@ -83,8 +83,8 @@ class Learn:
 
 def start_actor():
     global evaluator, learn
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends actors
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for s in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(s, signal.SIG_DFL)  # end at once, without a traceback
     evaluator, learn = Evaluator(rb.connect("net", wait=600)), rb.connect("learn", window=1, wait=600)
 
 
@@ -124,18 +124,29 @@ def measured(games: int, seconds: float, version: int, points: list) -> dict:
     return {"games": games, "seconds": seconds, "version": version, "matches": n, "score": score, "low": low, "high": high}
 
 
-def run(a: argparse.Namespace) -> list:
+def run(a: argparse.Namespace, server: mp.Process) -> list:
     """Plays all rounds; prints and returns the score after each."""
     results, seconds = [], 0.0  # seconds: of self-play, without matches
-    with concurrent.futures.ProcessPoolExecutor(a.actors, initializer=start_actor) as actors:
-        for i in range(a.rounds + 1):
-            began = time.monotonic()
-            version = max(actors.map(play, range((i - 1) * a.games, i * a.games)), default=1) if i else 1
-            seconds += (time.monotonic() - began) * (i > 0)
-            points = list(actors.map(match, range(a.matches if i in (0, a.rounds) else max(1, a.matches // 4))))
-            r = measured(i * a.games, seconds, version, points)
-            print(f"{r['games']} games, {seconds:.0f} s: {r['score']:.0%} ({r['low']:.0%} to {r['high']:.0%}) of {len(points)}", flush=True)
-            results.append(r)
+    actors = concurrent.futures.ProcessPoolExecutor(a.actors, initializer=start_actor)
+
+    def each(game, numbers: range) -> list:
+        """The results of games, in the order in which they end."""
+        found, left = [], {actors.submit(game, n) for n in numbers}
+        while left:
+            done, left = concurrent.futures.wait(left, timeout=1)
+            found += [g.result() for g in done]
+            if not server.is_alive():
+                sys.exit("the server has ended")
+        return found
+
+    for i in range(a.rounds + 1):
+        began = time.monotonic()
+        version = max(each(play, range((i - 1) * a.games, i * a.games)), default=1) if i else 1
+        seconds += (time.monotonic() - began) * (i > 0)
+        points = each(match, range(a.matches if i in (0, a.rounds) else max(1, a.matches // 4)))
+        r = measured(i * a.games, seconds, version, points)
+        print(f"{r['games']} games, {seconds:.0f} s: {r['score']:.0%} ({r['low']:.0%} to {r['high']:.0%}) of {len(points)}", flush=True)
+        results.append(r)
     return results
 
 
@@ -147,16 +158,18 @@ def main() -> int:
     parser.add_argument("--actors", type=int, default=32, help="processes that play")
     parser.add_argument("--json", help="write the results to this file")
     a = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends everything, as Ctrl-C does
     server = mp.Process(target=rb.serve, args=([net, Learn],))
     server.start()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends everything, as Ctrl-C does
     try:
-        results = run(a)
+        results = run(a, server)
     except KeyboardInterrupt:
         return 130
     finally:
-        server.terminate()
-        server.join()
+        while children := mp.active_children():  # the server and the actors
+            for p in children:
+                p.terminate()  # the second time the server waits for nothing
+                p.join(2)
     if a.json:
         pathlib.Path(a.json).write_text(json.dumps(results, indent=1) + "\n")
     return 0

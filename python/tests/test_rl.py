@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, broker_at, python, serving
+from conftest import REPOSITORY, broker_at, eventually, python, serving
 
 import ringbatch as rb
 
@@ -69,7 +70,7 @@ def episodes(mode):
             return self.look(), float(self.age), over and self.life == 3, over and self.life == 5, {}
 
     make = [lambda life=life: Episodes(life) for life in (3, 5, 3)]
-    return gym.vector.SyncVectorEnv(make, autoreset_mode=mode)
+    return gym.vector.SyncVectorEnv(make, autoreset_mode=mode, copy=False)  # each step writes into the same arrays
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
@@ -115,6 +116,39 @@ def test_an_unroll_keeps_state_and_episodes_in_step(at, mode):
     np.testing.assert_array_equal(u["reward"], np.where(u["valid"], age + 1, 0))
     np.testing.assert_array_equal(u["score"][u["valid"]], ((age + 1) * (age + 2) / 2)[u["valid"]])
     assert (np.diff(u["episode"], axis=1)[u["fresh"][:, 1:]] == 1).all()
+
+
+def test_after_a_restart_of_the_broker_a_reset_begins_all_episodes(at):
+    gym = pytest.importorskip("gymnasium")
+    from ringbatch.rl.gymnasium import Actor
+
+    with broker_at(at) as first, serving(policy("none"), at), rb.connect("policy", socket=at, wait=60) as model:
+        with Actor(episodes(gym.vector.AutoresetMode.NEXT_STEP), model, 2) as actor:
+            assert actor.unroll()["count"][:, -1].tolist() == [1] * N
+            first.kill()
+            first.wait()
+            with broker_at(at):
+                eventually(lambda: rb.stats(at).get("models"))
+                assert model(episode=0, age=np.zeros(1, "float32"), timeout=60)["count"] == 0
+                with pytest.raises(rb.StateLost):
+                    actor.unroll()
+                actor.reset()
+                u = actor.unroll()
+                assert u["count"].tolist() == [[0, 1]] * N == u["age"][:, :-1, 0].tolist() and u["fresh"][:, 0].all()
+
+
+def test_observations_that_are_no_flat_dict_are_refused(at):
+    gym = pytest.importorskip("gymnasium")
+    from ringbatch.rl.gymnasium import Actor
+
+    class Nested(gym.Env):
+        observation_space = gym.spaces.Dict({"deep": gym.spaces.Dict({"x": gym.spaces.Box(0, 1)})})
+        action_space = gym.spaces.Discrete(2)
+
+    with broker_at(at), serving(policy("none"), at), rb.connect("policy", socket=at, wait=60) as model:
+        for envs in (gym.vector.SyncVectorEnv([Nested]), gym.make_vec("Blackjack-v1", 1)):
+            with pytest.raises(rb.Invalid, match="Dict observations must be flat, Tuple observations are not supported"):
+                Actor(envs, model, 2)
 
 
 def test_a_policy_without_state_and_wrong_ones(at):
@@ -166,3 +200,62 @@ def test_impala_learns_while_its_processes_are_killed(at, tmp_path):
     assert "SIGKILL to" in said.stdout
     learned = json.loads(curve.read_text())
     assert learned[0]["score"] < 40 < 80 <= learned[-1]["score"]
+
+
+def impala(env, *more, **options):
+    """Its output ends when none of its processes has the pipe any more."""
+    pytest.importorskip("torch")
+    pytest.importorskip("gymnasium")
+    command = [sys.executable, EXAMPLES / "impala.py", "--target", "1e9", "--curve", "/dev/null", *more]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+@example
+def test_sigterm_ends_impala_with_all_its_processes(env):
+    p = impala(env)
+    assert any("score" in line for line in p.stderr)
+    p.terminate()
+    assert "Traceback" not in p.communicate()[1] and p.returncode == 130
+
+
+BOOM = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Boom(CartPoleEnv):
+    def step(self, action):
+        raise ValueError("boom")
+
+gymnasium.register("Boom-v0", Boom)
+"""
+
+
+@example
+@pytest.mark.parametrize("fails", ["an actor", "the server"])
+def test_impala_ends_if_a_part_fails_for_good(env, tmp_path, fails):
+    (tmp_path / "boom.py").write_text(BOOM)
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), env.get("PYTHONPATH", "")])
+    p = impala({**env, **({"RINGBATCH_BINARY": "/bin/false"} if fails == "the server" else {})}, "--env", "boom:Boom-v0")
+    said = p.communicate()[1]
+    assert p.returncode == 1 and "the server or an actor has failed" in said
+    assert ("boom" if fails == "an actor" else "the broker did not start") in said
+
+
+@example
+@pytest.mark.parametrize("name, why", [("Pendulum-v1", "want Box observations and Discrete actions"), ("boom:Boom-v0", "needs a --target")])
+def test_impala_says_which_environments_it_takes(env, tmp_path, name, why):
+    pytest.importorskip("torch")
+    pytest.importorskip("gymnasium")
+    (tmp_path / "boom.py").write_text(BOOM)
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), env.get("PYTHONPATH", "")])
+    said = subprocess.run([sys.executable, EXAMPLES / "impala.py", "--env", name], env=env, stderr=subprocess.PIPE, text=True)
+    assert said.returncode == 2 and f"error: {name}" in said.stderr and why in said.stderr
+
+
+@example
+def test_ctrl_c_ends_the_recurrent_policy_without_tracebacks(env):
+    command = [sys.executable, EXAMPLES / "recurrent_policy.py", "3", "1000000"]
+    p = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert any("policy is ready" in line for line in p.stderr)
+    os.killpg(p.pid, signal.SIGINT)
+    assert "Traceback" not in p.communicate()[1] and p.returncode == 130

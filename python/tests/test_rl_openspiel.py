@@ -90,6 +90,28 @@ def test_openspiels_search_with_the_evaluator_finds_a_win_and_sees_chance(socket
         assert bot.evaluator.prior(dice) == dice.chance_outcomes()
 
 
+def test_the_value_of_a_chance_node_is_the_mean_of_its_outcomes(socket):
+    game = pyspiel.load_game("pig")
+    shape = tuple(game.observation_tensor_shape())
+
+    @rb.worker("pig", inputs={"x": ("float32", shape)}, outputs={"value": ("float32", ()), "prior": ("float32", (2,))})
+    def pig(batch):
+        value = batch.inputs["x"].reshape(batch.rows, -1) @ np.arange(np.prod(shape), dtype="float32")
+        return {"value": value, "prior": np.ones((batch.rows, 2), "float32")}
+
+    dice, over = game.new_initial_state(), pyspiel.load_game("pig(horizon=1)").new_initial_state()
+    dice.apply_action(0)
+    over.apply_action(0)
+    assert dice.is_chance_node() and over.is_terminal()
+    with serving(pig, socket), rb.connect("pig", socket=socket, wait=60) as model:
+        evaluator = openspiel.Evaluator(model)
+        values = [evaluator.evaluate(dice.child(face)) for face in range(6)]
+        assert len({v[0] for v in values}) == 6 and evaluator.evaluate(dice) == pytest.approx(np.mean(values, axis=0))
+        assert evaluator.evaluate(over).tolist() == [0, 0]
+        bot = mcts.MCTSBot(game, 2.0, 50, evaluator, random_state=np.random.RandomState(0))
+        assert bot.step(game.new_initial_state()) in (0, 1)
+
+
 def test_a_model_that_does_not_fit_is_refused(socket, echo):
     with rb.connect("echo", socket=echo) as model, pytest.raises(errors.Invalid, match='outputs "value" and "prior", got .*echo'):
         openspiel.Evaluator(model)
@@ -117,11 +139,19 @@ def test_self_play_counts_its_games_and_matches(env, tmp_path):
     assert results[1]["version"] > results[0]["version"] == 1
 
 
-def test_ctrl_c_ends_self_play_with_all_its_processes(env):
+@pytest.mark.parametrize("when", ["worker process started", "0 games"])  # at the start, and after the first match
+def test_ctrl_c_ends_self_play_with_all_its_processes(env, when):
     pytest.importorskip("torch")
     command = [*SELF_PLAY, "--matches", "4", "--actors", "2"]
-    p = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert "0 games" in p.stdout.readline()  # the first match was played
+    p = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    assert any(when in line for line in p.stdout)
     os.killpg(p.pid, signal.SIGINT)
     p.stdout.read()  # ends when no process has the pipe any more
     assert p.wait(60) == 130
+
+
+def test_self_play_ends_if_the_server_does(env):
+    pytest.importorskip("torch")
+    env["RINGBATCH_BINARY"] = "/bin/false"
+    p = subprocess.run([*SELF_PLAY, "--actors", "2"], env=env, capture_output=True, text=True, timeout=200)
+    assert p.returncode == 1 and "the broker did not start" in p.stderr and p.stderr.endswith("the server has ended\n")

@@ -8,7 +8,7 @@ import functools
 
 import numpy as np
 import pytest
-from conftest import broker_at, python, serving
+from conftest import broker_at, eventually, python, serving
 
 import ringbatch as rb
 
@@ -30,6 +30,12 @@ def steps(batch):
     """The move is the number of the step in its episode."""
     n = batch.state["n"] = batch.state["n"] + 1
     return {"move": n, "twice": 2 * batch.inputs["obs"]}
+
+
+@rb.worker("counts", inputs=INPUT, outputs={"move": ("int64", ())}, state={"n": ("int64", ())})
+def counts(batch):
+    batch.state["n"] += 1
+    return batch.state["n"]
 
 
 @rb.worker("double", inputs=INPUT, outputs={"y": ("float32", (2,))}, max_batch_size=8)
@@ -110,6 +116,24 @@ def test_each_process_of_a_collector_connects_itself(served):
     assert [batch.numel() for batch in collector] == [20, 20]
     collector.shutdown()
     policy.close()
+
+
+def test_after_a_restart_of_the_broker_a_new_collector_begins_all_episodes(at):
+    with broker_at(at) as first, serving(counts, at):
+        policy = RingbatchPolicy("counts", [OBS], [MOVE], state_keys={"n": H}, socket=at, wait=60)
+        batches = iter(Collector(tracked(3), policy, frames_per_batch=6, total_frames=60))
+        next(batches)
+        first.kill()
+        first.wait()
+        with broker_at(at):
+            eventually(lambda: rb.stats(at).get("models"))
+            with rb.connect("counts", socket=at, wait=60) as other:
+                other(np.zeros(2, "float32"))
+            with pytest.raises(rb.StateLost):
+                next(batches)
+            [batch] = Collector(tracked(3), policy, frames_per_batch=6, total_frames=6)
+            assert batch[H].tolist() == [[0, 1]] * 3 == batch[OBS][..., 0].tolist()
+        policy.close()
 
 
 def test_a_policy_without_state(served):

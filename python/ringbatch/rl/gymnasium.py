@@ -19,6 +19,7 @@ from ..binding.tensors import Specs, declared
 from ..client.model import Model
 
 try:
+    from gymnasium import spaces
     from gymnasium.vector import AutoresetMode, VectorEnv
 except ImportError as e:
     raise ImportError("ringbatch.rl.gymnasium needs Gymnasium 1.1 or later: pip install 'gymnasium>=1.1'") from e
@@ -67,6 +68,10 @@ class Actor:
         self._action, self._mode = action, envs.metadata.get("autoreset_mode")
         if not isinstance(self._mode, AutoresetMode):
             raise errors.Invalid(f"the metadata of {envs} have no autoreset_mode; got {self._mode!r}")
+        space = envs.single_observation_space
+        parts = space.values() if isinstance(space, spaces.Dict) else [space]
+        if any(isinstance(part, (spaces.Dict, spaces.Tuple)) for part in parts):
+            raise errors.Invalid(f"Dict observations must be flat, Tuple observations are not supported: use a wrapper; got {space}")
         if action not in (names := [t.name for t in policy.outputs]):
             raise errors.Invalid(f"{policy.name} has no output {action!r}; it has {', '.join(names)}")
         inputs, outputs, state = ([str(t) for t in side] for side in (policy.inputs, policy.outputs, policy.state))
@@ -87,11 +92,10 @@ class Actor:
         for t in self.policy.state:
             unroll[t.name][...] = self._sequence.state(t.name)  # type: ignore[union-attr]
         for step in range(self.steps):
-            found = {**self._observed, "fresh": self._fresh, "valid": ~self._ended, **self._step()}
-            for name, value in found.items():
-                unroll[name][:, step] = value
-        for name, value in self._observed.items():
-            unroll[name][:, self.steps] = value
+            # The observation is copied before the step: environments may reuse its array.
+            _write(unroll, step, {**self._observed, "fresh": self._fresh, "valid": ~self._ended})
+            _write(unroll, step, self._step())
+        _write(unroll, self.steps, self._observed)
         return unroll
 
     def _step(self) -> dict[str, Any]:
@@ -132,3 +136,8 @@ class Actor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _write(unroll: dict[str, np.ndarray], step: int, found: Mapping[str, Any]) -> None:
+    for name, value in found.items():
+        unroll[name][:, step] = value

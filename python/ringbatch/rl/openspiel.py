@@ -45,7 +45,11 @@ class Evaluator(mcts.Evaluator):
         self.version = 0  # of the live weights that gave the answers that are kept
 
     def evaluate(self, state: Any) -> np.ndarray:
-        """The expected returns of all players."""
+        """The expected returns of all players. Those of a chance node are the mean of its outcomes'."""
+        if state.is_terminal():
+            return np.array(state.returns())
+        if state.is_chance_node():
+            return sum(share * self.evaluate(state.child(outcome)) for outcome, share in state.chance_outcomes())
         value = self._ask(state)["value"]
         return value if value.size > 1 else np.array([value.item(), -value.item()])
 

@@ -36,6 +36,9 @@ class RingbatchPolicy(TensorDictModuleBase):
     init_key: for a model with state. Where it is true, the state begins at zero. ``InitTracker`` writes it.
     state_keys: get the state before the step, by the name of the state: a learner begins its unroll there.
     timeout: of each request. connect: as in :func:`ringbatch.connect`; by default the window has room for one request.
+
+    If the broker restarts, the state is gone: calls raise StateLost until ``init_key`` is true everywhere. So reset all
+    environments. A collector ends with the error: make a new one with the same policy.
     """
 
     def __init__(
