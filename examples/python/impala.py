@@ -66,7 +66,7 @@ class Learn:
     def setup(self) -> None:
         torch.manual_seed(args.seed)
         self.nets = nets()
-        self.optimizer = torch.optim.Adam(self.nets.parameters(), lr=2e-3)
+        self.optimizer = torch.optim.Adam(self.nets.parameters(), lr=5e-4)
         self.publisher = rb.publisher("policy", self.nets, wait=60)
         self.publisher.publish(self.nets)
         self.begun, self.steps, self.scores, self.curve = time.time(), 0, [], []
