@@ -127,6 +127,19 @@ def page() -> str:
             cells = (median(t[k] for t in turns) if k in turns[0] else ""
                      for k in ("requests_per_s", "gap_ms", "median_ms", "p99_ms", "worst_ms"))  # fmt: skip
             parts.append(f"| {name} | " + " | ".join(map(number, cells)) + " |")
+    parts += ["", f"{where('weights-gpu')}: ResNet-50 fp16, 128 producers, 3 workers, 10 updates a second; batches take 6.5 ms", "",
+              "| the versions' memory | images/s | without updates | share | `publish`, ms | all workers have it after, ms: median | p99 |",
+              "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for r in kept("weights-gpu")["result"]:
+        cells = (number(r[k]) for k in ("publish_ms", "loaded_p50_ms", "loaded_p99_ms"))
+        parts.append(f"| {r['memory']} | {r['with_updates']:,.0f} | {r['images_per_s']:,.0f} | {100 * r['share']:.1f} % | " + " | ".join(cells) + " |")
+    parts += ["", "## Actors with a recurrent policy", "",
+              f"{where('recurrent')}: 128 actors of 100 µs a step, an LSTM-512 with its state in device memory", "",
+              "| workers | max_batch_size | steps/s | of random actions | CPU, µs: actor + worker + broker |", "|---|---|---|---|---|"]  # fmt: skip
+    for r in kept("recurrent")["result"]["rows"]:
+        rates, shares = (", ".join(f"{scale * run[k]:,.0f}" for run in r["runs"]) for k, scale in (("policy_per_s", 1), ("share", 100)))
+        cpu = " + ".join(number(r["runs"][0][k]) for k in ("actors_us", "workers_us", "broker_us"))
+        parts.append(f"| {r['workers']} | {r['max_batch_size']} | {rates} | {shares} % | {cpu} |")
     parts += ["", "## Producers that decode JPEGs"]
     for run in ("decode", "decode-2-cores"):
         parts += ["", where(run), "", "| | images/s | p50, ms | p99, ms |", "|---|---|---|---|"]
@@ -232,16 +245,20 @@ def embeddings_table() -> str:
 
 def torchrl_tables() -> str:
     """The tables of bench/peers/actors.py: rates, then faults and new weights."""
-    data = kept("torchrl")
+    return "\n".join(torchrl_table(kept(name)) for name in ("torchrl", "torchrl-16-cores"))
+
+
+def torchrl_table(data: dict) -> str:
     r = data["result"]
     versions, actors = ", ".join(" ".join(v) for v in r["versions"].items()), list(next(iter(r["rates"].values())))
-    parts = [f"{data['cores']} cores, `{data['command']}`, {data['date']}, load average {r['load_before']:.1f} before;", f"{versions}:", "",
+    where = f"{data['cores']} cores" + (", H200" if r["device"] == "cuda" else "")
+    parts = [f"{where}, `{data['command']}`, {data['date']}, load average {r['load_before']:.1f} before;", f"{versions}:", "",
              "| requests/s; p50; p99, ms | " + " | ".join(f"{n} actor{'s' * (n != '1')}" for n in actors) + " |",
              "|---|" + "---|" * len(actors)]  # fmt: skip
     for name, cells in r["rates"].items():
         figures = ([rounded(median(turn[k] for turn in cells[n])) for k in ("requests_per_s", "p50_ms", "p99_ms")] for n in actors)
         parts.append(f"| {name} | " + " | ".join("; ".join(f) for f in figures) + " |")
-    parts += ["", "| | " + " | ".join(r["faults"]) + " |", "|---|" + "---|" * len(r["faults"])]
+    parts += ["", "| | " + " | ".join(r["kills"]) + " |", "|---|" + "---|" * len(r["kills"])]
     faults, kills, weights = (list(r[k].values()) for k in ("faults", "kills", "weights"))
     rows = {
         "goes on after an actor was killed while it waited": [f"{f['waits']} of {f['trials']}" for f in faults],
@@ -251,7 +268,7 @@ def torchrl_tables() -> str:
         "longest gap between answers with new weights, ms": [rounded(w["gap_ms"]) for w in weights],
         "longest gap without, ms": [rounded(w["gap_without_ms"]) for w in weights],
     }
-    return "\n".join([*parts, *(f"| {what} | " + " | ".join(cells) + " |" for what, cells in rows.items())]) + "\n"
+    return "\n".join([*parts, *(f"| {what} | " + " | ".join(cells) + " |" for what, cells in rows.items() if cells)]) + "\n"
 
 
 def with_tables(path: Path, tables: dict[str, str]) -> str:

@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--step_us", type=float, default=100.0, help="of an actor's own work in each step")
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--workers", type=int, nargs="+", default=[3, 4])
     parser.add_argument("--memory", default="@device:0", help="of the state; empty: host memory")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--actor", type=int, help=argparse.SUPPRESS)
@@ -95,7 +95,7 @@ def main() -> None:
     if a.actor is not None:
         return actor(a.actor, a.step_us / 1e6)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "bench" / "gpu"), os.environ.get("PYTHONPATH", "")])
-    flags = ["--input", f"obs:f32[{OBS}]", "--output", "action:i64[]", "--max_batch_size=128"]
+    flags = ["--input", f"obs:f32[{OBS}]", "--output", "action:i64[]", "--max_batch_size=16"]
     flags += [f"--state={name}:f32[{UNITS}]{a.memory}" for name in "hc"]
     found = []
     for workers in a.workers:
