@@ -3,12 +3,19 @@
 package main
 
 import (
+	"encoding/binary"
 	"encoding/json"
+	"math"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/worker/weights"
 )
 
 func TestWeightsAreLoadedListedAndWithdrawn(t *testing.T) {
@@ -48,4 +55,52 @@ func TestWeightsAreLoadedListedAndWithdrawn(t *testing.T) {
 	if v := version(); v != 3 {
 		t.Errorf("version %d, not 3", v)
 	}
+}
+
+// All weights of the mlp are 0 and its last biases the version, so its answers are the version.
+func TestTheMLPFollowsItsWeightsBeyondATakeOver(t *testing.T) {
+	c := startCLI(t)
+	specs, err := tensor.ParseSpecs(strings.Fields("layers.0.weight:f32[4096,1024] layers.0.bias:f32[4096] "+
+		"layers.1.weight:f32[4096,4096] layers.1.bias:f32[4096] layers.2.weight:f32[1024,4096] layers.2.bias:f32[1024]"), nil)
+	must.Do(t, err)
+	p, err := weights.NewPublisher(t.Context(), "mlp", specs)
+	must.Do(t, err)
+	defer p.Close()
+	publish := func(want float32) {
+		t.Helper()
+		b, err := p.Begin(t.Context())
+		must.Do(t, err)
+		for at := b.Tensor(5); len(at) > 0; at = at[4:] {
+			binary.NativeEndian.PutUint32(at, math.Float32bits(want))
+		}
+		if v, err := p.Publish(t.Context(), b); err != nil || float32(v) != want {
+			t.Fatalf("published version %d, %v; not %v", v, err, want)
+		}
+	}
+	publish(1)
+	c.start("worker", "mlp", "--live", "--wait", "1m")
+	cl, err := client.Dial(t.Context(), "mlp", client.WaitForModel(), client.WithRetry(time.Minute))
+	must.Do(t, err)
+	defer cl.Close()
+	ask := func() float32 {
+		t.Helper()
+		y := make([]float32, 1024)
+		must.Do(t, cl.InferInto(t.Context(), []any{y}, make([]float32, 1024)))
+		if slices.Min(y) != slices.Max(y) {
+			t.Fatalf("weights of several versions: %v to %v", slices.Min(y), slices.Max(y))
+		}
+		return y[0]
+	}
+	publish(2)
+	if got := ask(); got != 2 {
+		t.Errorf("answered with version %v, not 2", got)
+	}
+	old := c.broker
+	c.broker = c.takesOver()
+	c.hasEnded(old)
+	if got := ask(); got != 2 {
+		t.Errorf("answered with version %v after the take-over, not 2", got)
+	}
+	publish(3)
+	c.until("version 3 answers", func() bool { return ask() == 3 })
 }
