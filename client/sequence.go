@@ -159,10 +159,14 @@ func (q *Sequence) Step(ctx context.Context, inputs ...any) ([]tensor.Tensor, er
 	}
 	outs, err := r.copyOutputs()
 	if err != nil {
-		q.link.slots[q.at].told = false
+		q.Undo()
 	}
 	return outs, err
 }
+
+// Undo keeps the state from before the last step, although the step was answered: its
+// caller could not use the answer. It comes before the next step.
+func (q *Sequence) Undo() { q.link.slots[q.at].told = false }
 
 // Reset makes the state of these rows zero, or of all rows if none is given.
 func (q *Sequence) Reset(rows ...int) error {

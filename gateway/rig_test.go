@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -129,6 +130,9 @@ func newRig(t *testing.T, change func(*core.Config), models ...broker.ModelConfi
 		_ = r.stop()
 	})
 	for _, m := range models {
+		if len(cfg.Models) > 0 && !slices.Contains(cfg.Models, m.Name) {
+			continue
+		}
 		r.eventually("the model is known", func() error {
 			_, _, err := g.core.Models.Get(soon(t), m.Name, "")
 			return err

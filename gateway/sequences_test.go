@@ -260,3 +260,23 @@ func TestASequenceOfAnAliasStaysWithItsModel(t *testing.T) {
 		t.Errorf("sequences began with %v", versions)
 	}
 }
+
+func TestASequenceOutlivesTheMoveOfItsAlias(t *testing.T) {
+	one, two := summer(t, "m@1"), summer(t, "m@2")
+	r := newRig(t, func(c *core.Config) { c.Models = []string{"m"} }, one, two)
+	r.worker(one, sum)
+	r.worker(two, sum)
+	r.alias("m@1=100")
+	r.until("the alias is served", func() bool { return r.infer("m", stepBody(``, 1)).Version == "1" })
+	step := func(parameters string, total float64) {
+		t.Helper()
+		if a := r.infer("m", stepBody(`"sequence_id":7`+parameters, 1)); a.status != 200 || a.Version != "1" || a.Outputs[0].Data[0] != total {
+			t.Errorf("%s: %+v, not %v", parameters, a, total)
+		}
+	}
+	step(`,"sequence_start":true`, 1)
+	r.alias("m@2=100")
+	r.until("the alias has moved", func() bool { return r.infer("m", stepBody(``, 1)).Version == "2" })
+	step(``, 2)
+	step(`,"sequence_end":true`, 3)
+}

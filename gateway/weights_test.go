@@ -24,7 +24,7 @@ func TestAnAnswerNamesTheVersionOfItsWeights(t *testing.T) {
 	for range 2 {
 		b, err := p.Begin(soon(t))
 		must.Do(t, err)
-		_, err = p.Publish(soon(t), b)
+		_, err = p.Publish(b)
 		must.Do(t, err)
 	}
 	f, err := weights.Follow(soon(t), "double", func(weights.View) error { return nil }, opts...)
@@ -35,6 +35,10 @@ func TestAnAnswerNamesTheVersionOfItsWeights(t *testing.T) {
 	r.served(goodBody)
 	if a := r.infer("double", goodBody); a.Parameters["weights_version"] != 2.0 {
 		t.Errorf("HTTP: %v", a.Parameters)
+	}
+	many := `{"inputs":[{"name":"x","shape":[9,4],"datatype":"FP32","data":[0` + strings.Repeat(",0", 35) + `]}]}`
+	if a := r.infer("double", many); len(a.Outputs) != 1 || a.Outputs[0].Shape[0] != 9 || a.Parameters["weights_version"] != 2.0 {
+		t.Errorf("more rows than a batch has: %v", a)
 	}
 	rep, err := r.client().ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "double",
 		Inputs:           []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "FP32", Shape: []int64{1, 4}}},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -48,6 +49,7 @@ type Call struct {
 	Relayed relayed // of a relay's batch; empty otherwise
 	Taken   int     // bytes counted as the caller's
 
+	weights    shm.Version
 	share      *share // of the window; nil: none
 	shareSlots int64
 
@@ -57,11 +59,14 @@ type Call struct {
 
 // WeightsVersion is the version of the live weights that made the outputs; 0: the model has none.
 func (c *Call) WeightsVersion() uint64 {
-	v, err := c.request.Version()
-	if err != nil { // a relay's batch has several requests
-		return 0
+	return uint64(c.weights)
+}
+
+// noteWeights keeps the version that answered a request: the oldest, if there are several.
+func (c *Call) noteWeights(r client.Request) {
+	if v, err := r.Version(); err == nil && (c.weights == 0 || v < c.weights) {
+		c.weights = v
 	}
-	return uint64(v)
 }
 
 // Input is an input tensor of the caller.
@@ -260,7 +265,7 @@ func (c *Call) Done() {
 	}
 	c.Model, c.Caller, c.OnFilled, c.OnWait, c.ID, c.request = nil, nil, nil, nil, "", client.Request{}
 	c.Inputs, c.Outputs, c.dims = c.Inputs[:0], c.Outputs[:0], c.dims[:0]
-	c.timeout, c.Binary, c.rows, c.Step = 0, false, 0, Step{}
+	c.timeout, c.Binary, c.rows, c.Step, c.weights = 0, false, 0, Step{}, 0
 	c.Relayed.reset()
 	c.filled, c.Ended, c.queue, c.compute = time.Time{}, time.Time{}, 0, 0
 	calls.Put(c)

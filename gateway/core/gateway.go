@@ -90,6 +90,7 @@ func (g *Gateway) Watch(ctx context.Context) {
 
 // CloseModels closes the connections to the broker, and the callers' regions.
 func (g *Gateway) CloseModels() {
+	g.sequences.closeAll()
 	for _, k := range g.Models.List() {
 		k.Close()
 	}

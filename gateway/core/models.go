@@ -54,6 +54,8 @@ type Model struct {
 	// single rows a request for many consecutive slots would wait long. Sequences keep
 	// their slots.
 	Single, Many, Relayed, Sequences Lane
+	openSequences                    int  // under G.sequences.mu
+	gone                             bool // Close was called; under G.sequences.mu
 	load                             load
 }
 
@@ -238,11 +240,19 @@ func (k *Model) ready() bool {
 	return *k.G.Models.broker.Load() == nil && k.info.Load().ready > 0
 }
 
+// Close ends the clients. That of sequences ends with the last sequence.
 func (k *Model) Close() {
 	k.Single.close()
 	k.Many.close()
 	k.Relayed.close()
-	k.Sequences.close()
+	s := &k.G.sequences
+	s.mu.Lock()
+	k.gone = true
+	idle := k.openSequences == 0
+	s.mu.Unlock()
+	if idle {
+		k.Sequences.close()
+	}
 }
 
 // Lane is a client of one model, dialled when it is first needed.

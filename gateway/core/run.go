@@ -38,6 +38,7 @@ func (c *Call) Run(ctx context.Context) error {
 // runOn runs the call on its present model.
 func (c *Call) runOn(ctx context.Context) error {
 	defer c.Model.load.begin(c.rows)()
+	c.weights = 0 // of an earlier attempt
 	if c.Step.ID != (SequenceID{}) && len(c.Model.Sig.State) > 0 {
 		return c.runStep(ctx)
 	}
@@ -138,6 +139,7 @@ func (c *Call) execute(ctx context.Context, r client.Request) error {
 	}
 	c.Ended = time.Now()
 	c.addTiming(r)
+	c.noteWeights(r)
 	return nil
 }
 
@@ -168,6 +170,7 @@ func (c *Call) runSplit(ctx context.Context, cl *client.Client, most int) (err e
 			return err
 		}
 		c.addTiming(r)
+		c.noteWeights(r)
 		for i := range c.Outputs {
 			if err := c.join(&c.Outputs[i], r); err != nil {
 				return err

@@ -140,6 +140,18 @@ func (s *sequences) endIdle(key sequenceKey, q *sequence) {
 	}
 }
 
+// closeAll ends the sequences whose steps have ended.
+func (s *sequences) closeAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key, q := range s.byKey {
+		if q.steps == 0 {
+			delete(s.byKey, key)
+			q.close()
+		}
+	}
+}
+
 func (s *sequences) end(q *sequence) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,6 +167,9 @@ func (q *sequence) close() {
 	q.share.slots.Release(q.shareSlots)
 	q.share.leave()
 	q.model.G.Limits.leave(q.address)
+	if q.model.openSequences--; q.model.openSequences == 0 && q.model.gone {
+		go q.model.Sequences.close()
+	}
 	q.state, q.model, q.share = nil, nil, nil
 }
 
@@ -226,6 +241,9 @@ func (c *Call) beginSequence(ctx context.Context, q *sequence) error {
 		return err
 	}
 	q.state, q.model, q.rows, q.address = state, c.Model, c.rows, origin(c.Caller.Remote.Addr()).String()
+	g.sequences.mu.Lock()
+	q.model.openSequences++
+	g.sequences.mu.Unlock()
 	g.Limits.join(q.address) // a caller without a connection keeps its share
 	q.share, q.shareSlots, c.share = c.share, c.shareSlots, nil
 	return nil
@@ -267,6 +285,7 @@ func (c *Call) step(ctx context.Context, q *sequence) error {
 	for i := range c.Outputs {
 		o := &c.Outputs[i]
 		if err := o.view(&c.Model.Sig, r); err != nil {
+			q.state.Undo()
 			return err
 		}
 		o.Parts = append(o.Parts[:0], bytes.Join(o.Parts, nil))
