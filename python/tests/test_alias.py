@@ -228,3 +228,29 @@ def test_a_sequence_stays_with_its_model_when_the_alias_moves(socket):
             assert once_moved(lambda: m(ONES)) == 10
             assert first.step(ONES) == 3 and third.step(ONES[:8]) == 200
             third.close()
+
+
+def test_a_copy_of_a_sequence_keeps_its_connection(socket):
+    def counts(name: str, width: int, state: str):
+        @rb.worker(name, inputs={"x": ("float32", (width,))}, outputs={"y": ("int64", ())}, state={state: ("int64", ())})
+        def count(batch):
+            batch.state[state] += 1
+            return batch.state[state]
+
+        return count
+
+    two, three = np.zeros(2, "float32"), np.zeros(3, "float32")
+    with serving(counts("s@2", 2, "n"), socket), serving(counts("s@3", 3, "k"), socket):
+        alias(socket, "s", "s@2")
+        with rb.connect("s", socket=socket) as model:
+            alias(socket, "s", "s@3")
+            once_moved(lambda: model(three))
+            assert [t.name for t in model.state] == ["k"]
+            sequence = model.sequence()
+            assert sequence.step(three) == 1
+            copied = sequence.copy()
+            sequence.close()
+            alias(socket, "s", "s@2")
+            once_moved(lambda: model(two))
+            assert copied.step(three) == 2
+            copied.close()

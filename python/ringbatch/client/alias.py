@@ -57,7 +57,7 @@ class FollowingModel(Model):
             answer.add_done_callback(lambda _: self._release(now))
             return
         if isinstance(answer, Sequence):
-            answer._at_close = lambda: self._release(now)
+            self._keep(now, answer)
             return
         with self._counting:
             now.users -= 1
@@ -66,6 +66,17 @@ class FollowingModel(Model):
                 self._left.remove(now)
         if over:
             now.close()
+
+    def _keep(self, now: _Further, sequence: Sequence) -> None:
+        """Leaves the call to a sequence, which ends it, and to its copies."""
+        sequence._at_close = lambda: self._release(now)
+
+        def copied(other: Sequence) -> None:
+            with self._counting:
+                now.users += 1
+            self._keep(now, other)
+
+        sequence._at_copy = copied
 
     def _use(self, next_: _Further | None) -> None:
         """Changes the serving connection; the old one is closed with its last call."""
@@ -161,6 +172,10 @@ class FollowingModel(Model):
     @property
     def outputs(self) -> list[Tensor]:
         return list((self._now or self)._core.signature.outputs)
+
+    @property
+    def state(self) -> list[Tensor]:
+        return list((self._now or self)._core.signature.state)
 
     def close(self) -> None:
         with self._making, self._counting:

@@ -40,6 +40,7 @@ class Sequence(Stepper):
     def __init__(self, model: Any, rows: int | None, timeout: Duration | None) -> None:
         self._out = c_uint64()  # its number, from the moment in which it is open
         self._at_close: Callable[[], None] = lambda: None
+        self._at_copy: Callable[[Sequence], None] = lambda _: None
         self._model, self._core = model, model._core
         if rows is not None and not 0 < rows < 1 << 32:  # C has 32 bits
             raise errors.Rows(f"a sequence has 1..{model.window} rows (this client's window), got {rows}")
@@ -157,6 +158,7 @@ class Sequence(Stepper):
         """Another sequence with the same state. timeout: for room in the window."""
         self._check()
         made, fresh = Sequence(self._model, None if self._single else self._rows, timeout), np.empty(self._rows, bool)
+        self._at_copy(made)
         try:
             for name in self._core.signature.state_index:
                 _write(made._in_place(name), self._in_place(name, fresh), self._core)

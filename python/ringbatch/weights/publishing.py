@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import threading
 import time
@@ -19,6 +20,8 @@ from ..binding.library import SLICE_NS, Duration, check, last_error, load, secon
 from ..binding.tensors import Tensor, declared, in_memory
 from .buffers import Buffer, Buffers, options
 
+log = logging.getLogger("ringbatch")
+
 _CHECK_S = 0.2  # between looks whether the broker was restarted
 
 
@@ -29,7 +32,7 @@ def publisher(
     """Becomes the publisher of a model's weights; raises Busy if there is another one.
 
     tensors: a torch module, its state_dict, or a dict of arrays: names, types and shapes of the
-    weights. They are not published yet. wait: how long to wait for a broker.
+    weights. They are not published yet. wait: for a broker, or for the end of the publisher before.
     memory: "device" or "device:0" publishes in the memory of that GPU ("device": where the tensors are);
     all workers must use the same GPU. The default is host memory.
     """
@@ -67,8 +70,8 @@ class Publisher:
         """Copies the tensors and makes them the current version, whose number it returns.
 
         A request that is sent after this call is answered with this version or a later one. If
-        workers could not load the version before, or it was withdrawn, raises Failed with the
-        reason, once, and publishes nothing. While slow workers read older versions in all buffers,
+        workers could not load an earlier version, or it was withdrawn, raises Failed with the
+        reason, once, and publishes nothing. While slow workers read both buffers that have not the last two good versions,
         it waits; at the timeout it raises Full.
         """
         given = _by_name(tensors)
@@ -96,6 +99,7 @@ class Publisher:
     def close(self) -> None:
         """Ends the publisher; workers keep the last version, and another process may publish."""
         with self._lock if os.getpid() == self._pid else contextlib.nullcontext():  # after a fork a thread of the parent may have it
+            self._buffers.clear()  # pinned memory is unpinned while it is mapped
             self._lib.rb_publish_close(self._handle)
 
     def __enter__(self) -> Publisher:
@@ -105,13 +109,19 @@ class Publisher:
         self.close()
 
     def __del__(self) -> None:
+        if hasattr(self, "_buffers"):
+            self._buffers.clear()
         if hasattr(self, "_handle"):
             self._lib.rb_publish_close(self._handle)
 
 
 def _keep_published(lib: ctypes.CDLL, handle: int) -> None:
     """Attaches again after a restart of the broker, until the publisher is closed."""
-    while lib.rb_publish_check(handle) != errors.Closed.status:
+    before = 0
+    while (status := lib.rb_publish_check(handle)) != errors.Closed.status:
+        if status and status != before:
+            log.warning("the weights are not published again yet: %s", last_error(lib, status))
+        before = status
         time.sleep(_CHECK_S)
 
 
