@@ -42,7 +42,7 @@ RUNS = {
     "busy-64": "build/python-venv/bin/python bench/peers/busy.py --clients 64",
     "embeddings": "build/peers/infinity/bin/python bench/peers/embeddings.py",
     "torchrl": "python3 bench/peers/actors.py",
-    "weights": "build/rl/bin/python bench/peers/weights.py",
+    "weights": "build/peers/torchrl/venv/bin/python bench/peers/weights.py",
 }
 
 
@@ -118,26 +118,26 @@ def page() -> str:
         ratio = median(a["requests_per_s"] / b["requests_per_s"] for a, b in zip(ours, rounds))
         rate, p50 = (number(median(r[k] for r in rounds)) for k in ("requests_per_s", "p50_ms"))
         parts.append(f"| {title} | {rate} | {p50} | {ratio:.1f} |")
-    if (DATA / "weights.json").exists():
-        data = kept("weights")
-        parts += ["", "## Live weights", "", f"`{data['command']}`, {data['cores']} cores, {data['date']}; 0.6 MB, medians of rounds", "",
-                  "| worker | requests/s | longest gap, ms | publish → each client: median, ms | p99, ms | worst, ms |",
-                  "|---|---|---|---|---|---|"]  # fmt: skip
-        for name, turns in data["result"]["rows"].items():
-            cells = (median(t[k] for t in turns) if k in turns[0] else ""
-                     for k in ("requests_per_s", "gap_ms", "median_ms", "p99_ms", "worst_ms"))  # fmt: skip
-            parts.append(f"| {name} | " + " | ".join(map(number, cells)) + " |")
-    parts += ["", f"{where('weights-gpu')}: ResNet-50 fp16, 128 producers, 3 workers, 10 updates a second; batches take 6.5 ms", "",
+    data = kept("weights")
+    parts += ["", "## Live weights", "", f"`{data['command']}`, {data['cores']} cores, {data['date']}; {data['result']['bytes']:,} bytes, medians of "
+              "rounds", "", "| worker | requests/s | longest gap, ms | publish → each client: median, ms | p99, ms | worst, ms |",
+              "|---|---|---|---|---|---|"]  # fmt: skip
+    for name, turns in data["result"]["rows"].items():
+        cells = (median(t[k] for t in turns) if k in turns[0] else "" for k in ("requests_per_s", "gap_ms", "median_ms", "p99_ms", "worst_ms"))
+        parts.append(f"| {name} | " + " | ".join(map(number, cells)) + " |")
+    batch = number(kept("weights-gpu")["result"][0]["batch_ms"])
+    parts += ["", f"{where('weights-gpu')}: ResNet-50 fp16, 128 producers, 3 workers, 10 updates a second; batches take {batch} ms", "",
               "| the versions' memory | images/s | without updates | share | `publish`, ms | all workers have it after, ms: median | p99 |",
               "|---|---|---|---|---|---|---|"]  # fmt: skip
     for r in kept("weights-gpu")["result"]:
         cells = (number(r[k]) for k in ("publish_ms", "loaded_p50_ms", "loaded_p99_ms"))
         parts.append(f"| {r['memory']} | {r['with_updates']:,.0f} | {r['images_per_s']:,.0f} | {100 * r['share']:.1f} % | " + " | ".join(cells) + " |")
-    parts += ["", "## Actors with a recurrent policy", "",
-              f"{where('recurrent')}: 128 actors of 100 µs a step, an LSTM-512 with its state in device memory", "",
+    recurrent = kept("recurrent")["result"]
+    actors = f"{recurrent['actors']} actors of {number(recurrent['step_us'])} µs a step"
+    parts += ["", "## Actors with a recurrent policy", "", f"{where('recurrent')}: {actors}, an LSTM-512 with its state in device memory", "",
               "| workers | max_batch_size | steps/s | of random actions | CPU, µs: actor + worker + broker |", "|---|---|---|---|---|"]  # fmt: skip
-    for r in kept("recurrent")["result"]["rows"]:
-        rates, shares = (", ".join(f"{scale * run[k]:,.0f}" for run in r["runs"]) for k, scale in (("policy_per_s", 1), ("share", 100)))
+    for r in recurrent["rows"]:
+        rates, shares = (", ".join(f"{scale * run[k]:,.0f}" for run in r["runs"]) for k, scale in (("per_s", 1), ("share", 100)))
         cpu = " + ".join(number(r["runs"][0][k]) for k in ("actors_us", "workers_us", "broker_us"))
         parts.append(f"| {r['workers']} | {r['max_batch_size']} | {rates} | {shares} % | {cpu} |")
     parts += ["", "## Producers that decode JPEGs"]

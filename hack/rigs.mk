@@ -112,4 +112,4 @@ rl: rl-test
 # Connect Four by self-play at full length; docs/tutorials/self-play.md has the results
 self-play: rl-test
 	$(RL) RINGBATCH_SOCKET=$$(mktemp -d)/b.sock $(RL_PYTHON) examples/python/self_play.py --json build/self-play.json
-	hack/curve.py "Connect Four: score against random rollouts" build/self-play.svg net=build/self-play.json
+	hack/curve.py "Connect Four: score against 64 random rollouts a move" docs/images/self-play-strength.svg net=build/self-play.json

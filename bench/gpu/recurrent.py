@@ -12,6 +12,7 @@ policy. The bound is the same processes with random actions. Windows of both tak
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -78,7 +79,7 @@ def measure(roles: dict[str, list], kind: str, seconds: float) -> dict[str, floa
     time.sleep(begin + seconds - time.monotonic())
     steps = {f"{role}_us": sum(p.cpu() for p in some) - before[role] for role, some in roles.items()}
     count = sum(int(p.wait_for(f"{begin} ").split()[1]) for p in roles["actors"])
-    return {"steps_per_s": count / seconds, **{role: round(1e6 * s / count, 1) for role, s in steps.items()}}
+    return {"per_s": count / seconds, **{role: round(1e6 * s / count, 1) for role, s in steps.items()}}
 
 
 def main() -> None:
@@ -88,6 +89,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[3, 4])
+    parser.add_argument("--max_batch_size", type=int, nargs="+", default=[16])
     parser.add_argument("--memory", default="@device:0", help="of the state; empty: host memory")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--actor", type=int, help=argparse.SUPPRESS)
@@ -95,21 +97,21 @@ def main() -> None:
     if a.actor is not None:
         return actor(a.actor, a.step_us / 1e6)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "bench" / "gpu"), os.environ.get("PYTHONPATH", "")])
-    flags = ["--input", f"obs:f32[{OBS}]", "--output", "action:i64[]", "--max_batch_size=16"]
+    flags = ["--input", f"obs:f32[{OBS}]", "--output", "action:i64[]"]
     flags += [f"--state={name}:f32[{UNITS}]{a.memory}" for name in "hc"]
     found = []
-    for workers in a.workers:
+    for batch, workers in itertools.product(a.max_batch_size, a.workers):
         with tempfile.TemporaryDirectory(prefix="rb") as folder, processes() as start:
             broker = start_broker(start, folder)
-            serving = start_workers(start, workers, "recurrent:policy", "policy", "host", *flags)
+            serving = start_workers(start, workers, "recurrent:policy", "policy", "host", *flags, f"--max_batch_size={batch}")
             wait_for_all(serving)
             command = [sys.executable, __file__, f"--step_us={a.step_us}"]
             actors = [start(*command, f"--actor={i}", OMP_NUM_THREADS="1") for i in range(a.actors)]
             wait_for_all(actors)
             roles = {"actors": actors, "workers": serving, "broker": [broker]}
             turns = [[measure(roles, kind, a.seconds) for kind in ("random", "policy")] for _ in range(a.rounds)]
-        middle = sorted(turns, key=lambda t: t[1]["steps_per_s"] / t[0]["steps_per_s"])[len(turns) // 2]
-        row = {"workers": workers, "share": middle[1]["steps_per_s"] / middle[0]["steps_per_s"], "random": middle[0], "policy": middle[1]}
+        runs = [{**p, "share": p["per_s"] / r["per_s"], "random_per_s": r["per_s"]} for r, p in turns]
+        row = {"max_batch_size": batch, "workers": workers, "runs": runs}
         print(json.dumps(row), flush=True)
         found.append(row)
     if a.json:

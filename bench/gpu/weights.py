@@ -31,7 +31,6 @@ from device_ring import (
     wait_for_all,
 )
 
-sys.path.insert(0, str(ROOT / "bench" / "gpu"))
 MODEL, BATCH, WORKERS, EVERY_S = "resnet", 32, 3, 0.1
 FLAGS = ["--input", "x:f16[3,224,224]", "--half", "--channels_last", f"--max_batch_size={BATCH}", "--wait_time=0.01", "--weights", "live"]
 
