@@ -308,7 +308,7 @@ func (b *conversation) answerCall(req *control.Request) *control.Reply {
 	case control.OpHandOver:
 		err = b.handOver()
 	case control.OpWithdraw:
-		err = b.weights.refuse(req.Model, shm.Version(req.Since))
+		err = b.weights.withdraw(req.Model, shm.Version(req.Since))
 	case control.OpAlias:
 		err = b.changeAlias(req)
 	default:

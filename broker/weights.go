@@ -245,8 +245,8 @@ func (w *weights) detach(m *modelWeights, follower int) {
 	m.ForgetFollower(follower)
 }
 
-// refuse withdraws a version for an administrator.
-func (w *weights) refuse(model string, version shm.Version) error {
+// withdraw refuses a version for an administrator.
+func (w *weights) withdraw(model string, version shm.Version) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	m := w.models[model]

@@ -110,7 +110,7 @@ func TestACWorkerFollowsAGoPublisher(t *testing.T) {
 				binary.NativeEndian.PutUint64(at, uint64(fill))
 			}
 		}
-		return p.Publish(b.soon(), buffer)
+		return p.Publish(buffer)
 	}
 	_, err = publish(1)
 	must.Do(t, err)

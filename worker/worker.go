@@ -71,7 +71,8 @@ type Config struct {
 	// Device is the GPU of a worker with tensors in device memory. The worker closes it.
 	Device shm.Device
 
-	// Weights has each batch run with one version of live weights, and name it.
+	// Weights has Serve and ServeBatches run each batch with one version of live weights,
+	// and name it.
 	Weights *weights.Follower
 	Memory  shm.Memory // for tests
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Live weights: the follower. */
-#include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -54,7 +53,7 @@ static void keep_refusal(rb_weights *w, int status)
 static void follow_broker(rb_weights *w)
 {
 	int64_t now = rb_now();
-	int status = RB_OK;
+	int status = RB_OK, patience = 0;
 	if (now - w->looked < LOOK_EVERY)
 		return;
 	w->looked = now;
@@ -63,10 +62,11 @@ static void follow_broker(rb_weights *w)
 			return;
 		w->next_try = now + RB_WEIGHTS_RETRY;
 		status = rb_weights_begin(w, now + REPLY_WAIT, -1, NULL);
+		patience = REPLY_WAIT / MILLISECOND;
 	}
 	rb_weights_link *before = w->live;
 	struct pollfd p = {.fd = w->pending.fd, .events = POLLIN};
-	if (!status && poll(&p, 1, REPLY_WAIT / MILLISECOND) > 0)
+	if (!status && poll(&p, 1, patience) > 0)
 		status = rb_weights_end(w, now + SECOND);
 	else if (!status && now > w->pending.deadline)
 		rb_attach_cancel(&w->pending);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Live weights: the publisher. */
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -9,7 +8,7 @@
 #define PUBLISHER_WAIT SECOND /* of a publisher that attaches again */
 #define PAUSE (100 * MICROSECOND)
 
-/* A buffer that the publisher may write; -1 while followers read all of them. */
+/* A buffer that the publisher may write: neither one of the last two good versions, nor one that followers read; -1: none. */
 static int free_buffer(const rb_weights_link *l)
 {
 	uint64_t words[] = {atomic_load(&l->words->current), atomic_load(&l->words->good)};
@@ -100,6 +99,7 @@ static int check(rb_weights *w)
 		status = rb_weights_end(w, now + PUBLISHER_WAIT);
 	if (!status) {
 		w->next_try = 0;
+		w->reported = (uint32_t)rb_max(w->reported, last_refused(w->live));
 		status = carry_over(w, from);
 		rb_weights_retire(w);
 	}
@@ -112,7 +112,8 @@ static int check(rb_weights *w)
 static int check_or_go_on(rb_weights *w)
 {
 	int status = check(w);
-	return status == RB_ERR_BUSY || status == RB_ERR_SIGNATURE_MISMATCH || status == RB_ERR_FORBIDDEN ? status : RB_OK;
+	bool absent = status == RB_ERR_NO_BROKER || status == RB_ERR_BROKER_GONE || status == RB_ERR_DRAINING || status == RB_ERR_TIMEOUT;
+	return absent ? RB_OK : status;
 }
 
 static int begin(rb_weights *w, int64_t timeout, void **buffer)
@@ -134,13 +135,13 @@ static int begin(rb_weights *w, int64_t timeout, void **buffer)
 	}
 }
 
-/* Returns the reason if the last version was withdrawn, once. */
+/* Returns the reason if a version was withdrawn, once. */
 static int withdrawn(rb_weights *w)
 {
 	uint32_t version = last_refused(w->live);
 	int n;
 	const char *reason = rb_weights_reason(w->live, &n);
-	if (!version || version != w->version || version == w->reported)
+	if (version <= w->reported)
 		return RB_OK;
 	w->reported = version;
 	return rb_fail(RB_ERR_FAILED, "version %u of the weights of \"%s\" was withdrawn: %.*s", version, w->model, n, reason);
@@ -174,7 +175,10 @@ int rb_publish_open(const char *model, const char *tensors, const rb_connect_opt
 	if (!model || !tensors || !publisher)
 		return rb_missing();
 	int status = rb_weights_open(model, tensors, options, &w, &until);
-	return status ? status : rb_weights_handle(&rb_publishers, w, publisher);
+	if (status)
+		return status;
+	w->reported = last_refused(w->live); /* of the publisher before */
+	return rb_weights_handle(&rb_publishers, w, publisher);
 }
 
 int rb_publish_tensor(rb_publisher p, uint32_t k, rb_tensor *t) { RB_WITH_WEIGHTS(&rb_publishers, t, p, rb_weights_tensor(w, k, t)); }

@@ -3,7 +3,6 @@
  * Live weights: what publisher.c and follower.c share. Go's shm/weights.go has the
  * picture of the segment and the protocol.
  */
-#include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>

@@ -140,6 +140,6 @@ func publishFile(ctx context.Context, socket, model, path string) (uint32, error
 			return 0, fmt.Errorf("%s: %s: %w", path, name, err)
 		}
 	}
-	v, err := p.Publish(ctx, b)
+	v, err := p.Publish(b)
 	return uint32(v), err
 }

@@ -73,7 +73,7 @@ func TestTheMLPFollowsItsWeightsBeyondATakeOver(t *testing.T) {
 		for at := b.Tensor(5); len(at) > 0; at = at[4:] {
 			binary.NativeEndian.PutUint32(at, math.Float32bits(want))
 		}
-		if v, err := p.Publish(t.Context(), b); err != nil || float32(v) != want {
+		if v, err := p.Publish(b); err != nil || float32(v) != want {
 			t.Fatalf("published version %d, %v; not %v", v, err, want)
 		}
 	}

@@ -143,7 +143,7 @@ func playPublisher(c *testbed.Child, job victimJob) error {
 		if label == "written" {
 			p.die()
 		}
-		v, err := w.Publish(ctx, b)
+		v, err := w.Publish(b)
 		switch {
 		case errors.Is(err, status.ErrFailed) && strings.Contains(err.Error(), errNegative.Error()):
 			first = true

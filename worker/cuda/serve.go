@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"gorgonia.org/cu"
 
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -39,6 +40,9 @@ func pauseAfter(polls int) {
 // finished first. An error that matches ErrLost means that only a new process
 // can go on.
 func Serve(ctx context.Context, cfg worker.Config, m *Model) error {
+	if cfg.Weights != nil {
+		return fmt.Errorf("%w: GPU models do not follow live weights", status.ErrInvalid)
+	}
 	d, err := openDevice(m.options.Device)
 	if err != nil {
 		return fmt.Errorf("worker %s: %w", cfg.Model, err)

@@ -6,7 +6,7 @@
 //	p, err := weights.NewPublisher(ctx, "policy", specs)
 //	b, err := p.Begin(ctx)               // a buffer that no worker reads
 //	copy(b.Tensor(0), w0)
-//	version, err := p.Publish(ctx, b)    // requests from now on are answered with it, or with a later one
+//	version, err := p.Publish(b)         // requests from now on are answered with it, or with a later one
 //
 //	f, err := weights.Follow(ctx, "policy", load) // waits for the first version
 //	err = worker.Serve(ctx, worker.Config{…, Weights: f}, fn)
@@ -21,6 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -120,7 +121,7 @@ type Publisher struct {
 	before  []*attach.Weights // of brokers that are gone; a Buffer may still be there
 	refusal error             // by the broker that runs now
 	version shm.Version       // the last published
-	heard   shm.Version       // the latest withdrawal that Publish has returned
+	heard   shm.Version       // the latest withdrawal that is not to be returned (again)
 }
 
 // Buffer is memory for one version.
@@ -156,19 +157,26 @@ func (p *Publisher) use(w *attach.Weights) {
 		p.before = append(p.before, p.live)
 	}
 	p.live, p.refusal = w, nil
+	withdrawn, _ := w.Refused() // of the publisher before
+	p.heard = max(p.heard, withdrawn)
 }
 
 // failed keeps the errors that a publisher must hear: without a broker it goes on.
 func (p *Publisher) failed(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.refusal = nil; errors.Is(err, status.ErrBusy) || errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrForbidden) {
-		p.refusal = err
+	if p.refusal = err; noBroker(err) {
+		p.refusal = nil
 	}
 }
 
-// Begin returns a buffer that no worker reads, and that the next Publish publishes. While
-// slow workers read all of them it waits.
+func noBroker(err error) bool {
+	return slices.ContainsFunc([]error{status.ErrNoBroker, status.ErrBrokerGone, status.ErrDraining, status.ErrTimeout, context.Canceled},
+		func(e error) bool { return errors.Is(err, e) })
+}
+
+// Begin returns a buffer that no worker reads, and that the next Publish publishes. Two of
+// the four have the last good versions; while slow workers read the others it waits.
 func (p *Publisher) Begin(ctx context.Context) (Buffer, error) {
 	for {
 		b, err := p.freeBuffer()
@@ -203,9 +211,9 @@ func (p *Publisher) full() error {
 
 // Publish makes a written buffer the current version. A request that is committed after
 // Publish has returned is answered with this version or a later one. If workers could not
-// load the version before, or it was withdrawn, Publish publishes nothing and returns
+// load an earlier version, or it was withdrawn, Publish publishes nothing and returns
 // ErrFailed with the reason, once.
-func (p *Publisher) Publish(ctx context.Context, b Buffer) (shm.Version, error) {
+func (p *Publisher) Publish(b Buffer) (shm.Version, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.life.Err() != nil {
@@ -214,7 +222,7 @@ func (p *Publisher) Publish(ctx context.Context, b Buffer) (shm.Version, error) 
 	switch v, reason := p.live.Refused(); {
 	case p.refusal != nil:
 		return 0, p.refusal
-	case v != 0 && v == p.version && v != p.heard:
+	case v > p.heard:
 		p.heard = v
 		return 0, fmt.Errorf("%w: version %d of %q was withdrawn: %s", status.ErrFailed, v, p.model, reason)
 	}

@@ -75,7 +75,7 @@ func publish(t *testing.T, p *weights.Publisher, fill int64) (shm.Version, error
 			binary.NativeEndian.PutUint64(at, uint64(fill))
 		}
 	}
-	return p.Publish(soon(t), b)
+	return p.Publish(b)
 }
 
 // work serves with the views of each batch; it refuses weights below 0.
@@ -242,6 +242,68 @@ func TestAVersionThatCannotBeLoadedIsWithdrawn(t *testing.T) {
 	must.Fail(t, "twice", admin.New(r.broker.Socket()).Withdraw(soon(t), "m", uint32(v)), status.ErrInvalid)
 }
 
+func TestAWithdrawalIsHeardAlsoIfALaterVersionIsThere(t *testing.T) {
+	r := newRig(t)
+	p := r.publisher()
+	_, err := publish(t, p, 1)
+	must.Do(t, err)
+	loading, refuse := make(chan struct{}, 8), make(chan struct{})
+	f, err := weights.Follow(soon(t), "m", func(v weights.View) error {
+		if v.Version != 2 {
+			return nil
+		}
+		loading <- struct{}{}
+		<-refuse
+		return errors.New("not this one")
+	}, r.options()...)
+	must.Do(t, err)
+	defer f.Close()
+	_, err = publish(t, p, 2)
+	must.Do(t, err)
+	entered := make(chan error)
+	go func() {
+		_, err := f.Enter()
+		entered <- err
+	}()
+	<-loading
+	_, err = publish(t, p, 3)
+	must.Do(t, err)
+	close(refuse)
+	must.Do(t, <-entered)
+	f.Exit()
+	_, err = publish(t, p, 4)
+	if must.Fail(t, "the next publish", err, status.ErrFailed); !strings.Contains(err.Error(), "version 2") {
+		t.Error(err)
+	}
+	v, err := publish(t, p, 4)
+	must.Do(t, err)
+	p.Close()
+	if next, err := publish(t, r.publisher(), 5); err != nil || next != v+1 {
+		t.Errorf("a successor: version %d, %v", next, err)
+	}
+}
+
+// A restarted broker that refuses the weights is no absent broker.
+func TestAPublisherHearsWhyItMayNotComeBack(t *testing.T) {
+	r := newRig(t)
+	p := r.publisher()
+	_, err := publish(t, p, 1)
+	must.Do(t, err)
+	must.Do(t, r.broker.Stop())
+	r.broker.Config.Limits.MaxUserBytes = 4096
+	must.Do(t, r.broker.Start())
+	must.Do(t, testbed.Eventually(time.Minute, func() error {
+		b, err := p.Begin(soon(t))
+		if err == nil {
+			_, err = p.Publish(b)
+		}
+		if !errors.Is(err, status.ErrQuota) {
+			return fmt.Errorf("want Quota, got %v", err)
+		}
+		return nil
+	}))
+}
+
 func TestWorkersServeOnWhileTheBrokerIsRestarted(t *testing.T) {
 	r := newRig(t)
 	p := r.publisher()
@@ -268,7 +330,7 @@ func TestWorkersServeOnWhileTheBrokerIsRestarted(t *testing.T) {
 	for k := range 2 {
 		clear(b.Tensor(k))
 	}
-	v, err := p.Publish(soon(t), b) // a buffer of before
+	v, err := p.Publish(b) // a buffer of before
 	must.Do(t, err)
 	must.Do(t, testbed.Eventually(time.Minute, func() error {
 		if got, fill, err := ask(soon(t), c); err != nil || got != v || fill != 0 {
@@ -370,7 +432,7 @@ func TestAClosedPublisherOrFollowerSaysSo(t *testing.T) {
 	must.Do(t, errors.Join(p.Close(), f.Close(), p.Close(), f.Close()))
 	_, err = p.Begin(soon(t))
 	must.Fail(t, "Begin", err, status.ErrClosed)
-	_, err = p.Publish(soon(t), buffer)
+	_, err = p.Publish(buffer)
 	must.Fail(t, "Publish", err, status.ErrClosed)
 	_, err = f.Enter()
 	must.Fail(t, "Enter", err, status.ErrClosed)
