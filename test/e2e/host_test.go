@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -80,6 +81,8 @@ func (h *host) start(s testbed.Spec) *proc {
 	must.Do(h.t, err)
 	h.t.Cleanup(func() {
 		if h.t.Failed() {
+			p.Signal(syscall.SIGQUIT) // it prints its goroutines
+			_ = p.Wait(patience)
 			h.t.Logf("--- %s:\n%s", p, p.Log())
 		}
 	})
@@ -368,7 +371,8 @@ func (a asking) ends(t *testing.T, want error) {
 			t.Errorf("request ended with %v, expected %v", err, want)
 		}
 	case <-time.After(patience):
-		t.Fatalf("request has no end, expected %v", want)
+		stacks := make([]byte, 1<<16)
+		t.Fatalf("request has no end, expected %v\n%s", want, stacks[:runtime.Stack(stacks, true)])
 	}
 }
 
