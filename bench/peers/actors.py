@@ -416,8 +416,8 @@ def kills(start, seconds: float) -> dict:
 
 
 def middle(rounds: list[dict]) -> dict:
-    """The round with the median share."""
-    return sorted(rounds, key=lambda r: r["share"])[len(rounds) // 2]
+    """The round with the median share; of two the worse one."""
+    return sorted(rounds, key=lambda r: r["share"])[(len(rounds) - 1) // 2]
 
 
 def answered(counts, during) -> float:
