@@ -649,7 +649,8 @@ RB_API int rb_publish_tensor(rb_publisher publisher, uint32_t k, rb_tensor *tens
 RB_API int rb_publish_device(rb_publisher publisher, rb_device *device);
 /* A buffer that no worker reads, to write until rb_publish_commit. It has bytes of an older
  * version. In device memory it is a device pointer, and the GPU must have written all of it
- * before rb_publish_commit. RB_ERR_FULL if slow workers read all buffers but the last two good versions' until the timeout. */
+ * before rb_publish_commit. RB_ERR_FULL if until the timeout slow workers read all buffers
+ * but those of the last two good versions. */
 RB_API int rb_publish_begin(rb_publisher publisher, int64_t timeout, void **buffer);
 /* Makes the buffer the current version. A request that is committed after this call is
  * answered with this version or a later one. If an earlier version was withdrawn:

@@ -166,7 +166,11 @@ func (q *Sequence) Step(ctx context.Context, inputs ...any) ([]tensor.Tensor, er
 
 // Undo keeps the state from before the last step, although the step was answered: its
 // caller could not use the answer. It comes before the next step.
-func (q *Sequence) Undo() { q.link.slots[q.at].told = false }
+func (q *Sequence) Undo() {
+	if q.link != nil && !q.done { // else the slots are not, or no longer, this sequence's
+		q.link.slots[q.at].told = false
+	}
+}
 
 // Reset makes the state of these rows zero, or of all rows if none is given.
 func (q *Sequence) Reset(rows ...int) error {

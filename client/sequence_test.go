@@ -87,8 +87,13 @@ func TestASequenceKeepsItsState(t *testing.T) {
 	must.Do(t, three.Reset(1))
 	step(t, three, []int64{1, 10, 100}, 6, 10, 600)
 	must.Do(t, one.Reset())
+	one.Undo() // of no step: nothing
 	step(t, one, []int64{4}, 4)
+	step(t, one, []int64{5}, 9)
+	one.Undo()
+	step(t, one, []int64{6}, 10)
 	must.Do(t, one.Close())
+	one.Undo()
 	step(t, begin(t, c, 1), []int64{2}, 2) // in the slot of the one before
 	must.Fail(t, "after Close", step(t, one, []int64{1}), client.ErrClosed)
 	must.Fail(t, "rows", step(t, three, []int64{1}), client.ErrRows)

@@ -228,8 +228,8 @@ func (w *Weights) ForgetFollower(follower int) {
 	w.SetLoaded(follower, 0)
 }
 
-// FreeBuffer is a buffer that the publisher may write: it has neither of the last two good versions, and no follower
-// reads it. -1: there is none.
+// FreeBuffer is a buffer that the publisher may write: it has neither of the last two good
+// versions, and no follower reads it. -1: there is none.
 func (w *Weights) FreeBuffer() int {
 	var taken [WeightBuffers]bool
 	for _, word := range []uint64{w.words.Current.Load(), w.words.Good.Load()} {

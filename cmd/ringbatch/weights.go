@@ -108,9 +108,6 @@ func printWeights(out io.Writer, list []stats.Weights) error {
 
 // publishFile publishes the tensors of a file, in the order of their names.
 func publishFile(ctx context.Context, socket, model, path string) (uint32, error) {
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		return 0, fmt.Errorf("%s: not a regular file", path)
-	}
 	file, err := safetensors.Open(path)
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", path, err)

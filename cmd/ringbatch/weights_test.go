@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 func TestWeightsAreLoadedListedAndWithdrawn(t *testing.T) {
 	c := startCLI(t)
 	const file = "../../internal/safetensors/testdata/bf16.safetensors"
+	must.Do(t, syscall.Mkfifo(c.bed.Path("pipe"), 0o600))
 	version := func() uint32 {
 		t.Helper()
 		var list []stats.Weights
@@ -34,6 +36,7 @@ func TestWeightsAreLoadedListedAndWithdrawn(t *testing.T) {
 		{"take a MODEL", "weights --load " + file},
 		{"no such file", "weights m --load absent.safetensors"},
 		{"safetensors", "weights m --load cli_test.go"},
+		{"not a regular file", "weights m --load " + c.bed.Path("pipe")},
 	} {
 		if out, _ := c.run(strings.Fields(bad.args)...); !strings.Contains(out, bad.says) {
 			t.Errorf("ringbatch %s: %s", bad.args, out)

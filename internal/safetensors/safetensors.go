@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"slices"
 	"unicode/utf8"
 
@@ -63,14 +64,14 @@ type File struct {
 
 // Open opens a file and checks its header. Close it after use.
 func Open(path string) (*File, error) {
+	if about, err := os.Stat(path); err == nil && !about.Mode().IsRegular() { // a pipe would open when it has a writer
+		return nil, errors.New("not a regular file")
+	}
 	f, err := trust.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	stat, err := f.Stat()
-	if err == nil && !stat.Mode().IsRegular() {
-		err = errors.New("not a regular file")
-	}
 	var s *File
 	if err == nil {
 		s, err = New(f, stat.Size())
