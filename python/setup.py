@@ -89,7 +89,8 @@ class BuildNative(build_py):
 
     def _cc(self, out: Path, *arguments: str) -> None:
         compiler = shlex.split(os.environ.get("CC", "cc"))
-        flags = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread", "-s", "-Wl,--build-id=none"]
+        flags = ["-std=c11", "-Werror=implicit", "-D_GNU_SOURCE", "-O2", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread", "-s"]
+        flags.append("-Wl,--build-id=none")
         command = [*compiler, *flags, f"-ffile-prefix-map={REPOSITORY}=.", "-o", str(out), *arguments, "-ldl"]
         print(" ".join(command), flush=True)
         subprocess.run(command, check=True, cwd=REPOSITORY)

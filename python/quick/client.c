@@ -48,7 +48,7 @@ static void client_dealloc(Client *c)
 	forget_views(c);
 	for (uint32_t k = 0; c->quick && k < c->inputs; k++)
 		Py_XDECREF(c->quick[k].dtype);
-	PyMem_Free(c->quick);
+	free(c->quick);
 	Py_XDECREF(c->empty);
 	Py_XDECREF(c->names);
 	Py_XDECREF(c->fixed);
@@ -82,7 +82,7 @@ static PyObject *client_dial(Client *c, PyObject *args)
 /* Fills in the inputs that the quick path takes; -1 if an exception was raised. */
 static int learn_inputs(Client *c, PyObject *inputs)
 {
-	c->quick = PyMem_Calloc(c->inputs, sizeof *c->quick);
+	c->quick = calloc(c->inputs, sizeof *c->quick);
 	if (!c->quick) {
 		PyErr_NoMemory();
 		return -1;

@@ -31,6 +31,7 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 

@@ -166,7 +166,7 @@ static void held_dealloc(Held *r)
 	PyErr_Fetch(&kind, &value, &trace);
 	Py_XDECREF(give_back(r, NULL));
 	PyErr_Restore(kind, value, trace);
-	PyMem_Free(r->view);
+	free(r->view);
 	Py_XDECREF(r->core);
 	free_object(r);
 }
@@ -310,7 +310,7 @@ static PyObject *columns_get(Columns *columns, PyObject *name)
 	uint32_t k = (uint32_t)PyLong_AsUnsignedLong(number);
 	if (!may_hand_out(r, k))
 		return NULL;
-	if (!r->view && !(r->view = PyMem_Calloc(c->tensors, sizeof *r->view)))
+	if (!r->view && !(r->view = calloc(c->tensors, sizeof *r->view)))
 		return PyErr_NoMemory();
 	if (!r->view[k]) {
 		if (r->attachment != c->cached_attachment) {

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -130,3 +131,14 @@ def test_every_function_of_the_header_has_a_prototype():
     counts = {name: 0 if arguments == "void" else arguments.count(",") + 1 for name, arguments in declared}
     for name, (_, arguments) in PROTOTYPES.items():
         assert counts[name] == len(arguments), name
+
+
+@pytest.mark.parametrize("minor", range(9, 15))
+def test_the_extension_compiles_for_every_cpython_at_hand(minor, tmp_path):
+    """A name that the limited API of 3.9 lacks would be taken for a function that returns int."""
+    roots = [Path(sys.base_prefix), *Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions").glob(f"3.{minor}.*"), Path("/usr")]
+    headers = [h for root in roots if (h := root / "include" / f"python3.{minor}") and (h / "Python.h").exists()]
+    if not headers or not shutil.which("cc") or not (REPOSITORY / "cbindings").exists():
+        pytest.skip(f"no CPython 3.{minor} with headers here, or no compiler")
+    subprocess.run(["cc", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Werror", "-Wno-missing-field-initializers", "-fPIC", "-shared", f"-I{headers[0]}",
+        f"-I{REPOSITORY / 'cbindings'}", "-o", str(tmp_path / "quick.so"), *map(str, (PACKAGE.parent / "quick").glob("*.c"))], check=True)  # fmt: skip
