@@ -16,14 +16,10 @@ import (
 	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/test/testbed"
-	"github.com/ringbatch/ringbatch/tools/svgchart"
 )
 
 // report is the outcome of a run.
-type report interface {
-	print(io.Writer)
-	figure() *svgchart.Figure
-}
+type report interface{ print(io.Writer) }
 
 // Roles of the model suite's processes, and of all suites.
 func Roles() testbed.Roles {
@@ -66,12 +62,6 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 		if err := rig.WriteJSON(o.json, r); err != nil {
 			return err
 		}
-	}
-	if o.plot != "" {
-		if err := writePlot(o.plot, r.figure()); err != nil {
-			return err
-		}
-		fmt.Fprintf(w, "\nchart: %s\n", o.plot)
 	}
 	if w.err != nil {
 		return fmt.Errorf("print the results: %w", w.err)

@@ -5,7 +5,7 @@ package bench
 import (
 	"fmt"
 
-	"github.com/ringbatch/ringbatch/bench/rig"
+	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/internal/progress"
 )
 
@@ -41,7 +41,7 @@ func (b *bound) run(f *fleet, cfg *config, to *boundWindows, say *progress.Line)
 		return fmt.Errorf("measure the bound: %w", err)
 	}
 	to.full = append(to.full, w)
-	say.Say("bound: window %d, %s items/s", len(to.full), rig.Big(w.itemsPerS))
+	say.Say("bound: window %d, %s items/s", len(to.full), printable.Number(w.itemsPerS))
 	if b.single == nil {
 		return nil
 	}
@@ -49,7 +49,7 @@ func (b *bound) run(f *fleet, cfg *config, to *boundWindows, say *progress.Line)
 		return fmt.Errorf("measure the model alone: %w", err)
 	}
 	to.single = append(to.single, w)
-	say.Say("model alone: window %d, %s ms", len(to.single), rig.Short(w.sample().Latency/1e6))
+	say.Say("model alone: window %d, %s ms", len(to.single), printable.Number(w.sample().Latency/1e6))
 	return nil
 }
 

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ringbatch/ringbatch/bench/rig"
+	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/internal/progress"
 )
 
@@ -82,7 +82,7 @@ func (r *demoReport) print(w io.Writer) {
 		if size := math.Round(l.BatchSize.Avg); size > 1 {
 			batches = fmt.Sprintf("   in batches of %.0f", size)
 		}
-		fmt.Fprintf(w, "%-36s %10s %9s ms%s\n", l.Name, rig.Big(round(l.ItemsPerS)), twoDigits(round(l.Latency.Avg)), batches)
+		fmt.Fprintf(w, "%-36s %10s %9s ms%s\n", l.Name, printable.Number(round(l.ItemsPerS)), twoDigits(round(l.Latency.Avg)), batches)
 	}
 	if s := r.sentence(); s != "" {
 		fmt.Fprintf(w, "\n%s\n", s)

@@ -20,7 +20,6 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/tools/feed"
 	"github.com/ringbatch/ringbatch/tools/profile"
-	"github.com/ringbatch/ringbatch/tools/svgchart"
 )
 
 // Load loads a running model with clients in this process. The result has the figures of
@@ -74,9 +73,6 @@ func (l *Load) run(ctx context.Context, say *progress.Line) (*Result, error) {
 
 // Print writes the result as the benchmark does.
 func (r *Result) Print(w io.Writer) { r.print(w) }
-
-// Figure draws it as the benchmark does.
-func (r *Result) Figure() *svgchart.Figure { return r.figure() }
 
 // crowd attaches the clients.
 func (l *Load) crowd(ctx context.Context) (*config, *crowd, error) {

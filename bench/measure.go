@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/bench/rig"
+	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/test/testbed"
@@ -130,7 +131,7 @@ func (c *crowd) watch(f *fleet, cfg *config, what string, bound *bound, say *pro
 			return nil, err
 		}
 		windows, samples = append(windows, w), append(samples, w.sample())
-		say.Say("%s: window %d, %s items/s, %s ms", what, len(windows), rig.Big(w.itemsPerS), rig.Short(w.sample().Latency/1e6))
+		say.Say("%s: window %d, %s items/s, %s ms", what, len(windows), printable.Number(w.itemsPerS), printable.Number(w.sample().Latency/1e6))
 		warmup = min(cfg.Warmup.d(), max(rewarm, 2*time.Duration(w.sample().Latency)))
 		if bound == nil {
 			continue

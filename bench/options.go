@@ -15,7 +15,6 @@ import (
 type options struct {
 	cfg  config
 	json string
-	plot string
 	demo bool
 }
 
@@ -23,21 +22,14 @@ func (o *options) flags() *pflag.FlagSet {
 	f := pflag.NewFlagSet("bench", pflag.ContinueOnError)
 	f.SortFlags = false
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		if name == "plot" { // its earlier name
-			name = "svg"
-		}
 		return pflag.NormalizedName(strings.ReplaceAll(name, "-", "_")) // --wait-time is --wait_time
 	})
 	o.cfg.bind(f)
 	f.StringVar(&o.json, "json", "", "write the results to this file")
-	f.StringVar(&o.plot, "svg", "", "draw the results into this SVG file")
-	f.BoolVar(&o.demo, "demo", false, "a short tour: alone, each on its own, through ringbatch, the bound; draws "+demoPlot)
+	f.BoolVar(&o.demo, "demo", false, "a short tour: alone, each on its own, through ringbatch, the bound")
 	f.Usage = func() { fmt.Fprintf(os.Stderr, usageText, f.FlagUsages()) }
 	return f
 }
-
-// demoPlot is the demo's default for --svg.
-const demoPlot = "ringbatch-demo.svg"
 
 const usageText = `Measure ringbatch: start a broker, model workers and producers as processes, load
 them, and print the figures beside the upper bound.
@@ -53,6 +45,7 @@ Other suites, each with its own flags (--help):
   bench gateway        the gateway beside bare net/http and gRPC
   bench relay          a relay beside bare gRPC, and several hosts
   bench pipeline       a pipeline beside two models
+  bench waits          wait_time auto beside fixed waits, simulated
 
 %s`
 
@@ -67,10 +60,8 @@ func (o *options) check(f *pflag.FlagSet) error {
 	if err := o.cfg.validate(); err != nil {
 		return err
 	}
-	for name, path := range map[string]string{"json": o.json, "svg": o.plot} {
-		if err := progress.CanWrite(path); err != nil {
-			return fmt.Errorf("--%s: %w", name, err)
-		}
+	if err := progress.CanWrite(o.json); err != nil {
+		return fmt.Errorf("--json: %w", err)
 	}
 	return nil
 }
@@ -84,9 +75,6 @@ func (o *options) shorten(f *pflag.FlagSet) error {
 	}
 	if !f.Changed("worker_num") {
 		o.cfg.WorkerNum = demoProducers
-	}
-	if o.plot == "" {
-		o.plot = demoPlot
 	}
 	if !f.Changed("duration") {
 		o.cfg.Duration = seconds(demoDuration)

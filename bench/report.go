@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/ringbatch/ringbatch/bench/rig"
+	"github.com/ringbatch/ringbatch/internal/printable"
 )
 
 // print writes a result as tables.
@@ -19,34 +19,34 @@ func (r *result) print(w io.Writer) {
 	if r.Note != "" {
 		fmt.Fprintf(w, "note: %s\n", r.Note)
 	}
-	fmt.Fprintf(w, "\n%-14s %s requests/s, %s items/s", "throughput", rig.Big(r.Throughput), rig.Big(r.ItemsPerS))
+	fmt.Fprintf(w, "\n%-14s %s requests/s, %s items/s", "throughput", printable.Number(r.Throughput), printable.Number(r.ItemsPerS))
 	if r.Bound != nil {
 		fmt.Fprintf(w, " = %.1f %% of the bound", 100*r.RatioToBound)
 	}
 	fmt.Fprintln(w)
 	if b := r.Bound; b != nil {
 		fmt.Fprintf(w, "%-14s %s items/s, %s ms a batch: %d process(es) feeding themselves batches of %d, in turns with the above; "+
-			"%s µs CPU an item\n", "bound", rig.Big(b.ItemsPerS), rig.Short(b.Latency.Avg), c.ModelNum, c.MaxBatchSize, rig.Short(b.CPU))
+			"%s µs CPU an item\n", "bound", printable.Number(b.ItemsPerS), printable.Number(b.Latency.Avg), c.ModelNum, c.MaxBatchSize, printable.Number(b.CPU))
 	}
 	l := r.Latency
 	fmt.Fprintf(w, "%-14s avg %s  p50 %s  p90 %s  p95 %s  p99 %s  p99.9 %s  max %s", "latency, ms",
-		rig.Short(l.Avg), rig.Short(l.P50), rig.Short(l.P90), rig.Short(l.P95), rig.Short(l.P99), rig.Short(l.P999), rig.Short(l.Max))
+		printable.Number(l.Avg), printable.Number(l.P50), printable.Number(l.P90), printable.Number(l.P95), printable.Number(l.P99), printable.Number(l.P999), printable.Number(l.Max))
 	if c.Rate > 0 {
 		fmt.Fprint(w, "   (from the intended send time)")
 	}
 	fmt.Fprintln(w)
 	if a := r.Alone; a != nil {
 		fmt.Fprintf(w, "%-14s avg %s  p50 %s: a process that runs each request by itself, in turns with the above; "+
-			"through ringbatch %+.1f %%\n", "model alone", rig.Short(a.Latency.Avg), rig.Short(a.Latency.P50), 100*(r.RatioToAlone-1))
+			"through ringbatch %+.1f %%\n", "model alone", printable.Number(a.Latency.Avg), printable.Number(a.Latency.P50), 100*(r.RatioToAlone-1))
 	}
 	if !c.NoDynamicBatch {
 		fmt.Fprintf(w, "\nwhere the time went, average per request\n")
 		printBars(w, stageNames[:], r.Breakdown.each(), "ms")
 		printBatches(w, r.BatchSize)
-		fmt.Fprintf(w, "\n%-14s broker %s  producers %s  workers %s\n", "CPU µs/request", rig.Short(r.CPU.Broker), rig.Short(r.CPU.Client),
-			rig.Short(r.CPU.Worker))
+		fmt.Fprintf(w, "\n%-14s broker %s  producers %s  workers %s\n", "CPU µs/request", printable.Number(r.CPU.Broker), printable.Number(r.CPU.Client),
+			printable.Number(r.CPU.Worker))
 	} else {
-		fmt.Fprintf(w, "%-14s %s\n", "CPU µs/request", rig.Short(r.CPU.Client))
+		fmt.Fprintf(w, "%-14s %s\n", "CPU µs/request", printable.Number(r.CPU.Client))
 	}
 	fmt.Fprintf(w, "%-14s %s\n", "errors", errorList(r.Errors))
 	r.printStability(w)
@@ -62,7 +62,7 @@ func (c *config) headline() string {
 	}
 	load := fmt.Sprintf("%d in flight each", c.InFlight)
 	if c.Rate > 0 {
-		load = fmt.Sprintf("%s requests/s arriving at random, at most %d in flight each", rig.Big(c.Rate), c.InFlight)
+		load = fmt.Sprintf("%s requests/s arriving at random, at most %d in flight each", printable.Number(c.Rate), c.InFlight)
 	}
 	return fmt.Sprintf("%s: %d producers, %d row(s) per request, %s; batches up to %d, wait %v, %d model process(es)",
 		c.ModelType, c.WorkerNum, c.WorkerBatch, load, c.MaxBatchSize, c.WaitTime, c.ModelNum)
@@ -102,13 +102,13 @@ func printBars(w io.Writer, names []string, values [len(stageNames)]float64, uni
 		if total > 0 {
 			share = values[i] / total
 		}
-		fmt.Fprintf(w, "  %-10s %9s %s %5.1f %%  %s\n", name, rig.Short(values[i]), unit, 100*share, bar(share))
+		fmt.Fprintf(w, "  %-10s %9s %s %5.1f %%  %s\n", name, printable.Number(values[i]), unit, 100*share, bar(share))
 	}
 }
 
 // printBatches draws the histogram of batch sizes, in at most a dozen lines.
 func printBatches(w io.Writer, b batchSizes) {
-	fmt.Fprintf(w, "\nbatch size, rows: average %s\n", rig.Short(b.Avg))
+	fmt.Fprintf(w, "\nbatch size, rows: average %s\n", printable.Number(b.Avg))
 	sizes := slices.Sorted(maps.Keys(b.Histogram))
 	if len(sizes) == 0 {
 		return
@@ -133,7 +133,7 @@ func printBatches(w io.Writer, b batchSizes) {
 			label = fmt.Sprintf("%d–%d", low, min(low+step-1, sizes[len(sizes)-1]))
 		}
 		share := float64(n) / float64(total)
-		fmt.Fprintf(w, "  %-10s %9s    %5.1f %%  %s\n", label, rig.Big(float64(n)), 100*share, bar(share))
+		fmt.Fprintf(w, "  %-10s %9s    %5.1f %%  %s\n", label, printable.Number(float64(n)), 100*share, bar(share))
 	}
 }
 

@@ -60,19 +60,6 @@ func TestBadFlagsOfASuiteAreRefused(t *testing.T) {
 	}
 }
 
-func TestNumbersAreReadable(t *testing.T) {
-	for v, want := range map[float64]string{0: "0", 1234567: "1,234,567", 999: "999", -1234: "-1,234", 1000: "1,000"} {
-		if got := Big(v); got != want {
-			t.Errorf("big(%v) is %s, want %s", v, got, want)
-		}
-	}
-	for v, want := range map[float64]string{0: "0", 32: "32", 123.4: "123", 12.34: "12.3", 1.234: "1.23", 0.0123: "0.012"} {
-		if got := Short(v); got != want {
-			t.Errorf("short(%v) is %s, want %s", v, got, want)
-		}
-	}
-}
-
 func TestTheMedianIsTheMiddle(t *testing.T) {
 	for _, c := range []struct {
 		v    []float64

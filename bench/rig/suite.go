@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
@@ -202,7 +203,7 @@ func (r *report) print(w io.Writer) error {
 		if !c.OK {
 			mark = "MISS"
 		}
-		fmt.Fprintf(&b, "%-20s %10s  %-8s %-4s %s\n", c.Name, Short(c.Measured), c.Must, mark, c.Behind)
+		fmt.Fprintf(&b, "%-20s %10s  %-8s %-4s %s\n", c.Name, printable.Number(c.Measured), c.Must, mark, c.Behind)
 	}
 	if _, err := io.WriteString(w, b.String()); err != nil {
 		return fmt.Errorf("print the results: %w", err)

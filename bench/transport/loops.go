@@ -10,6 +10,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/test/testbed"
@@ -38,7 +39,7 @@ func compareLoops(r *rig.Rig, name, op string, aim float64, behind string, first
 			a, b, ratios = append(a, x), append(b, y), append(ratios, y/x)
 		}
 	})
-	behind = fmt.Sprintf("%s %s / %s, %d loops; median of %d rounds", behind, rig.Big(rig.Median(b)), rig.Big(rig.Median(a)),
+	behind = fmt.Sprintf("%s %s / %s, %d loops; median of %d rounds", behind, printable.Number(rig.Median(b)), printable.Number(rig.Median(a)),
 		broker.DefaultLoops(), len(ratios))
 	if runtime.NumCPU() < loopsCores {
 		op, behind = "", behind+fmt.Sprintf("; not judged: %d cores, of %d that it takes", runtime.NumCPU(), loopsCores)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/bench/rig"
+	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
@@ -69,7 +70,7 @@ func measureSmall(r *rig.Rig) {
 		batch = m.BatchSize.Avg
 	}
 	per := func(kind string, i int) float64 { return rig.Median(cpus[kind][i]) }
-	rate := func(kind string) string { return rig.Big(rig.Median(rates[kind])) }
+	rate := func(kind string) string { return printable.Number(rig.Median(rates[kind])) }
 	r.Check("small_ratio", rig.Median(ratios), ">=", 10,
 		"%s requests/s in batches of %.0f / %s over a Unix socket (%s); stream %s, seqpacket %s; CPU a request %.2f µs (broker %.2f, "+
 			"worker %.2f, producers %.2f) / %.2f µs; %s rows/s where the %d are rows of one request; median of %d rounds",

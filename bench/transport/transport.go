@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/ringbatch/ringbatch/bench/rig"
+	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
@@ -146,7 +147,7 @@ func measureLarge(r *rig.Rig) {
 	through := rig.Median(rates[0])
 	r.Check("large_ratio", rig.Median(ratios), ">=", 0.80,
 		"%.2f GB/s through the whole exchange (%s requests/s) / %.2f GB/s of copies alone, %d producers × %d slots; median of %d rounds",
-		through/1e9, rig.Big(through/bytes), rig.Median(rates[1])/1e9, producers, inFlight, len(ratios))
+		through/1e9, printable.Number(through/bytes), rig.Median(rates[1])/1e9, producers, inFlight, len(ratios))
 }
 
 // measureInFlight keeps 10,000 requests in flight from one process. It counts the threads, and notices a lost wake-up: a
@@ -175,7 +176,7 @@ func measureInFlight(r *rig.Rig, requests int) {
 		case out := <-done:
 			r.Check("in_flight", float64(threads), "<", 64,
 				"OS threads, with %d requests in flight from one process; %s requests at %s/s, every one answered",
-				inFlight, rig.Big(float64(requests)), rig.Big(float64(out.Requests)/(float64(out.Nanos)/1e9)))
+				inFlight, printable.Number(float64(requests)), printable.Number(float64(out.Requests)/(float64(out.Nanos)/1e9)))
 			return
 		case <-tick.C:
 			u, err := testbed.UsageOf(producers[0].Pid())
@@ -188,7 +189,7 @@ func measureInFlight(r *rig.Rig, requests int) {
 			if m.Requests != answered {
 				answered, moved = m.Requests, time.Now()
 			}
-			r.Say("in flight: %s of %s requests, %d threads", rig.Big(float64(answered)), rig.Big(float64(requests)), u.Threads)
+			r.Say("in flight: %s of %s requests, %d threads", printable.Number(float64(answered)), printable.Number(float64(requests)), u.Threads)
 			if time.Since(moved) > stallTime {
 				r.Must(fmt.Errorf("a wake-up was lost: nothing has moved for %v after %d of %d requests", stallTime, answered, requests))
 			}

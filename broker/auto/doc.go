@@ -11,5 +11,5 @@
 //	replay.go     one replay: requests, workers, and which request follows which answer
 //	constants.go  all figures that were chosen
 //
-// `ringbatch simulate --grid` judges a change. Tune and judge with different seeds. Add no rule for the last cells.
+// `bench waits` judges a change. Tune and judge with different seeds. Add no rule for the last cells.
 package auto

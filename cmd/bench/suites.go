@@ -14,11 +14,13 @@ import (
 	"github.com/ringbatch/ringbatch/bench/pipeline"
 	"github.com/ringbatch/ringbatch/bench/relay"
 	"github.com/ringbatch/ringbatch/bench/transport"
+	"github.com/ringbatch/ringbatch/bench/waits"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 var suites = map[string]func(context.Context, []string, io.Writer) error{
 	"transport": transport.Run, "gateway": gateway.Run, "relay": relay.Run, "pipeline": pipeline.Run,
+	"waits": waits.Run,
 }
 
 // roles of the processes of all suites.

@@ -36,7 +36,6 @@ so far.`, `  ringbatch bench resnet50 --clients 64
 	length := f.Duration("duration", 10*time.Second, "how long to measure")
 	f.DurationVar(&l.Warmup, "warmup", time.Second, "load before that")
 	f.Int64Var(&l.Seed, "seed", 1, "of inputs and arrival times")
-	svg := f.String("svg", "", "draw it into this SVG `FILE`")
 	asJSON := f.Bool("json", false, "print JSON, as docs/benchmark.md describes it")
 	if err := parse(f, args, 1, 1); err != nil {
 		return err
@@ -58,9 +57,6 @@ so far.`, `  ringbatch bench resnet50 --clients 64
 			return fmt.Errorf("%w: --%s is %s, must be %s..%s", errUsage, r.flag, digits(r.got), digits(r.low), digits(r.high))
 		}
 	}
-	if err := progress.CanWrite(*svg); err != nil {
-		return fmt.Errorf("--svg: %w", err)
-	}
 	if err := inputs.check(); err != nil {
 		return err
 	}
@@ -79,7 +75,7 @@ so far.`, `  ringbatch bench resnet50 --clients 64
 		}
 		return err
 	}
-	if unwritten := writeResult(r, *svg, *asJSON); unwritten != nil {
+	if unwritten := writeResult(r, *asJSON); unwritten != nil {
 		return unwritten
 	}
 	if errors.Is(err, progress.ErrInterrupted) {
@@ -88,21 +84,16 @@ so far.`, `  ringbatch bench resnet50 --clients 64
 	return err
 }
 
-// writeResult prints the result even if the picture cannot be written.
-func writeResult(r *bench.Result, svg string, asJSON bool) error {
-	var undrawn error
-	if svg != "" {
-		undrawn = writeFigure(svg, r.Figure())
-	}
+func writeResult(r *bench.Result, asJSON bool) error {
 	if asJSON {
 		out := json.NewEncoder(os.Stdout)
 		out.SetIndent("", "  ")
-		return errors.Join(undrawn, out.Encode(r))
+		return out.Encode(r)
 	}
 	var text bytes.Buffer
 	r.Print(&text)
 	_, err := os.Stdout.Write(text.Bytes())
-	return errors.Join(undrawn, err)
+	return err
 }
 
 // digits writes a number without an exponent.

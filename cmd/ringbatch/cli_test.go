@@ -27,8 +27,6 @@ const commandEnv = "RINGBATCH_TEST_COMMAND"
 func TestMain(m *testing.M) {
 	switch os.Getenv(commandEnv) {
 	case "":
-	case narrowWorker:
-		serveNarrow()
 	default:
 		main()
 		os.Exit(0)

@@ -56,6 +56,7 @@ func groups() []group {
 			{"infer", "send one test request", runInfer},
 			{"demo", "show the dashboard with a broker, workers and a load", runDemo},
 			{"bench", "load a running model and measure it", runBench},
+			{"simulate", "how many workers, what batch size, and what that gives", runSimulate},
 		}},
 		{"Look", []command{
 			{"models", "list the broker's models", runModels},
@@ -72,11 +73,6 @@ func groups() []group {
 			{"restart", "replace a model's worker processes one by one", runRestart},
 			{"weights", "show, load or withdraw the live weights of a model", runWeights},
 			{"alias", "route a name to model versions (canary)", runAlias},
-		}},
-		{"Tune", []command{
-			{"profile", "measure how long a running model's batches take", runProfile},
-			{"simulate", "try a batching policy on a virtual clock", runSimulate},
-			{"tune", "find the best number of workers and batch size for a load", runTune},
 		}},
 		{"Other", []command{
 			{"completion", "print a completion script for a shell", runCompletion},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package printable escapes texts from peers for terminals, logs and pages: an escape
+// Package printable writes numbers for people, and escapes texts from peers for terminals, logs and pages: an escape
 // sequence could change the terminal, and a line feed could forge a line.
 package printable
 

@@ -59,3 +59,12 @@ func FuzzText(f *testing.F) {
 		}
 	})
 }
+
+func TestNumbersAreShortAndReadable(t *testing.T) {
+	for x, want := range map[float64]string{0: "0", 0.001: "0.001", 0.25: "0.25", 3: "3", 12.5: "12.5", 99.99: "100", 12500: "12,500",
+		-1234567: "-1,234,567"} {
+		if got := printable.Number(x); got != want {
+			t.Errorf("Number(%v) is %s, want %s", x, got, want)
+		}
+	}
+}

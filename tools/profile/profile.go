@@ -177,7 +177,7 @@ func (r *run) prepare(ctx context.Context) error {
 		return fmt.Errorf("%w: %q is a pipeline, whose batches differ from stage to stage; ringbatch bench loads it, and ringbatch "+
 			"stats shows what each stage takes", status.ErrInvalid, r.o.Model)
 	}
-	first, err := client.Dial(ctx, r.o.Model, client.WithSocket(r.o.Socket), client.WithWindow(1), client.WithName("ringbatch profile"))
+	first, err := client.Dial(ctx, r.o.Model, client.WithSocket(r.o.Socket), client.WithWindow(1), client.WithName("ringbatch simulate"))
 	if err != nil {
 		return err
 	}
@@ -209,7 +209,7 @@ func (r *run) prepare(ctx context.Context) error {
 	}
 	for range slices.Max(busy) {
 		c, err := client.Dial(ctx, r.o.Model, client.WithSocket(r.o.Socket), client.WithWindow(slices.Max(sizes)),
-			client.WithName("ringbatch profile"))
+			client.WithName("ringbatch simulate"))
 		if err != nil {
 			r.close()
 			return fmt.Errorf("%w; keeping %d workers busy with %d rows each takes that many slots besides those of other clients", err,

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/ringbatch/ringbatch/tools/svgchart"
+	"github.com/ringbatch/ringbatch/internal/printable"
 )
 
 // WriteCost writes the CSV file that `ringbatch simulate --cost` reads.
@@ -45,8 +45,8 @@ func (p *Profile) WriteText(w io.Writer) error {
 			busy = x.Busy
 			fmt.Fprintf(&b, "\n%s\n%6s %9s %21s %9s %8s\n", busyText(busy), "rows", "ms", "95 % of the median", "rows/s", "batches")
 		}
-		fmt.Fprintf(&b, "%6d %9s %21s %9s %8d  %s\n", x.Rows, svgchart.Number(x.MS), svgchart.Number(x.Low)+" … "+svgchart.Number(x.High),
-			svgchart.Number(float64(x.Rows)/x.MS*1e3), x.Batches, strings.Repeat("█", max(1, int(x.MS/longest*barWidth+0.5))))
+		fmt.Fprintf(&b, "%6d %9s %21s %9s %8d  %s\n", x.Rows, printable.Number(x.MS), printable.Number(x.Low)+" … "+printable.Number(x.High),
+			printable.Number(float64(x.Rows)/x.MS*1e3), x.Batches, strings.Repeat("█", max(1, int(x.MS/longest*barWidth+0.5))))
 	}
 	fmt.Fprintf(&b, "\n%s\n", p.Verdict())
 	for _, note := range p.Notes() {

@@ -5,29 +5,30 @@ package simulate
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"os"
-	"slices"
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/policyflag"
-	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/spf13/pflag"
 )
 
 // About and Examples are parts of the command's help.
 const (
-	About = `Drive the broker's batcher with a virtual clock: what would a policy do to a load, on a model whose batches
-take a given time? Nothing else is needed or run. The same flags always give the same result.`
+	About = `How many workers does a load need, with which max_batch_size, and what will that give? With a MODEL it measures
+how long batches of the running model take, by their rows and by the number of busy workers; meanwhile the
+model's wait_time is 0. Then it drives the broker's batcher with a virtual clock. Without a MODEL, --cost says
+how long batches take, and nothing else is needed or run. The same flags and costs always give the same result.
+Several numbers of --workers or --batch-sizes are compared in a table.`
 
-	Examples = `  # 2,000 requests a second, one worker, ResNet-50 as measured on an H200
-  ringbatch simulate --rate 2000 --cost 1=3.3ms,32=8.2ms --wait-time 2ms
+	Examples = `  # measure a running model, and compare 1 to 4 workers and its batch sizes under 2,000 requests/s
+  ringbatch simulate resnet50 --rate 2000 --latency-goal 20ms
 
-  # 128 producers that wait for each answer, three workers that share the GPU, and a picture
-  ringbatch simulate --arrivals closed --clients 128 --workers 3 --sharing 0.48 \
-      --cost 1=3.3ms,32=8.2ms --svg closed.svg
+  # the same without the model, from its costs on an H200
+  ringbatch simulate --rate 2000 --cost 1=3.3ms,32=8.2ms --workers 1,2,3 --sharing 0.48
+
+  # one setting in detail: 128 producers that wait for each answer
+  ringbatch simulate --arrivals closed --clients 128 --workers 3 --sharing 0.48 --cost 1=3.3ms,32=8.2ms
 
   # bursts, a deadline of 30 ms, preferred sizes, and the result for a script
   ringbatch simulate --arrivals bursty --rate 6000 --on 50ms --off 100ms \
@@ -43,9 +44,6 @@ take a given time? Nothing else is needed or run. The same flags always give the
 
   # a recorded load and measured costs
   ringbatch simulate --trace requests.txt --cost costs.csv
-
-  # how good is wait_time auto, in cells drawn by a seed? Takes some minutes
-  ringbatch simulate --grid --seed 7
 `
 )
 
@@ -62,7 +60,8 @@ type Command struct {
 	deadline          time.Duration
 	cost              string
 	stages            []string
-	workers, depth    int
+	workers, sizes    []int // several: compare
+	depth             int
 	sharing           float64
 	pad               string
 	hop               time.Duration
@@ -71,9 +70,7 @@ type Command struct {
 	requests          int
 	seed              uint64
 	json              bool
-	svg               string
-	grid              bool
-	sweep             bool
+	measured          io.Reader // the costs of a running model
 	set               *pflag.FlagSet
 }
 
@@ -97,8 +94,9 @@ func NewCommand(s *pflag.FlagSet) *Command {
 	s.StringArrayVar(&c.stages, "stage", nil,
 		"a further stage of a pipeline, as `COST; KEY=VALUE; …`: its --cost, workers, depth and settings (repeatable)")
 	s.StringVar(&c.cost, "cost", "1=3.3ms,32=8.2ms",
-		"time per batch size: `points` to interpolate, or a CSV file (rows, time, busy workers) of ringbatch profile --out")
-	s.IntVar(&c.workers, "workers", 1, "number of workers")
+		"time per batch size: `points` to interpolate, or a CSV file (rows, time, busy workers) of --out")
+	s.IntSliceVar(&c.workers, "workers", []int{1}, "number of workers; several, `N,N…`, are compared (default for a MODEL: 1,2,3,4)")
+	s.IntSliceVar(&c.sizes, "batch-sizes", nil, "values of max_batch_size to compare, `N,N…` (default for a MODEL: 1, 2, 4 … its own)")
 	s.IntVar(&c.depth, "depth", 1, "batches that a worker may hold, running and prefetched")
 	s.Float64Var(&c.sharing, "sharing", 0, "`share` of its time that each other busy worker adds to a batch, as on one GPU")
 	s.StringVar(&c.pad, "pad", "", "pad batches to `rows`, or to the next preferred size (\"preferred\")")
@@ -110,98 +108,60 @@ func NewCommand(s *pflag.FlagSet) *Command {
 	s.IntVar(&c.requests, "requests", 100_000, "number of requests to simulate")
 	s.Uint64Var(&c.seed, "seed", 1, "another seed is another run of chance")
 	s.BoolVar(&c.json, "json", false, "print the result as JSON")
-	s.StringVar(&c.svg, "svg", "", "draw latencies and batch sizes into an SVG `file`")
-	s.BoolVar(&c.grid, "grid", false, "compare wait_time auto, latency_goal and deadlines with fixed waits in cells that --seed draws")
-	s.BoolVar(&c.sweep, "sweep", false, "mean latency by load for wait_time auto and fixed waits, as a table, and as a picture with --svg")
 	return c
+}
+
+// Measured takes the costs of a running model, and compares its batch sizes, unless the flags say otherwise.
+func (c *Command) Measured(costs io.Reader, maxBatchSize int) error {
+	c.measured = costs
+	if c.set.Changed("cost") {
+		return bad("--cost and a MODEL exclude each other")
+	}
+	if !c.set.Changed("workers") {
+		c.workers = []int{1, 2, 3, 4}
+	}
+	if !c.set.Changed("max-batch-size") && len(c.sizes) == 0 {
+		for n := 1; n < maxBatchSize; n *= 2 {
+			c.sizes = append(c.sizes, n)
+		}
+		c.sizes = append(c.sizes, maxBatchSize)
+	}
+	return nil
 }
 
 // Run simulates, and writes the result. Its error wraps status.ErrInvalid if the flags, or
 // the files that they name, make no sense.
 func (c *Command) Run(ctx context.Context, stdout io.Writer) error {
-	if err := progress.CanWrite(c.svg); err != nil {
-		return fmt.Errorf("--svg: %w", err)
-	}
-	switch {
-	case c.grid:
-		return c.runGrid(ctx, stdout)
-	case c.sweep:
-		return c.runSweep(ctx, stdout)
-	}
 	cfg, err := c.config()
 	if err != nil {
 		return err
 	}
 	start := time.Now()
+	if len(c.workers) > 1 || len(c.sizes) > 0 {
+		t, err := c.compare(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		return c.write(stdout, t, start)
+	}
 	r, err := Run(ctx, cfg)
 	if err != nil {
 		return err
 	}
-	return c.write(stdout, r, &cfg, time.Since(start))
+	r.cfg = &cfg
+	return c.write(stdout, r, start)
 }
 
-func (c *Command) runGrid(ctx context.Context, stdout io.Writer) error {
-	used := []string{"grid", "seed", "json"}
-	if err := c.rejectUnused("--grid", func(flag string) bool { return slices.Contains(used, flag) }); err != nil {
-		return err
-	}
-	cells, err := gridCells(c.seed, 1)
-	if err != nil {
-		return err
-	}
-	line := progress.New()
-	results, err := runGridCells(ctx, cells, func(done int) { line.Say("%d of %d cells", done, len(cells)) })
-	line.Clear()
-	if err != nil {
-		return err
-	}
-	g := newGridResult(c.seed, results)
+// write writes a result for a person or for a script.
+func (c *Command) write(stdout io.Writer, r interface{ WriteText(io.Writer) error }, start time.Time) error {
 	if c.json {
-		return writeJSON(stdout, g)
+		e := json.NewEncoder(stdout)
+		e.SetIndent("", "  ")
+		return e.Encode(r)
 	}
-	return g.WriteText(stdout)
-}
-
-// rejectUnused names a given flag that this kind of run does not use.
-func (c *Command) rejectUnused(run string, uses func(flag string) bool) (err error) {
-	c.set.Visit(func(flag *pflag.Flag) {
-		if !uses(flag.Name) && err == nil {
-			err = bad("%s takes no --%s", run, flag.Name)
-		}
-	})
+	if err := r.WriteText(stdout); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(stdout, "\n(simulated in %v, seed %d)\n", time.Since(start).Round(time.Millisecond), c.seed)
 	return err
-}
-
-// write shows the result even if it cannot be drawn.
-func (c *Command) write(stdout io.Writer, r *Result, cfg *Config, took time.Duration) error {
-	var undrawn error
-	if c.svg != "" {
-		undrawn = writeFile(c.svg, func(w io.Writer) error { return r.WriteSVG(w, cfg) })
-	}
-	if c.json {
-		return errors.Join(undrawn, writeJSON(stdout, r))
-	}
-	if err := r.WriteText(stdout, cfg); err != nil {
-		return errors.Join(undrawn, err)
-	}
-	_, err := fmt.Fprintf(stdout, "\n(simulated in %v, seed %d)\n", took.Round(time.Millisecond), c.seed)
-	return errors.Join(undrawn, err)
-}
-
-func writeJSON(w io.Writer, x any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(x)
-}
-
-// writeFile makes a file, and has render fill it.
-func writeFile(name string, render func(io.Writer) error) error {
-	file, err := os.Create(name)
-	if err != nil {
-		return fmt.Errorf("--svg: %w", err)
-	}
-	if err := errors.Join(render(file), file.Close()); err != nil {
-		return fmt.Errorf("--svg %s: %w", name, err)
-	}
-	return nil
 }

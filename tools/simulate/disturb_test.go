@@ -86,11 +86,11 @@ func TestDisturbancesDoNotMakeAGoalRefuseWhatCouldBeAnswered(t *testing.T) {
 					Policy: policy.Settings{MaxBatchSize: 32}, Workers: workers, Cost: mustCost(t, cost),
 					Hop: 7 * time.Microsecond, Requests: requests, Seed: 11,
 				}
-				cfg.Arrivals = Poisson{Rate: 0.5 * capacity(&cfg)}
+				cfg.Arrivals = Poisson{Rate: 0.5 * Capacity(&cfg)}
 				late := 0
 				for _, wait := range []time.Duration{0, 20 * time.Millisecond} {
 					cfg.Policy.WaitTime, cfg.disturb = wait, both()
-					late = max(late, requests-mustRun(t, cfg).within(goal))
+					late = max(late, requests-mustRun(t, cfg).Within(goal))
 				}
 				cfg.Policy.WaitTime, cfg.Policy.LatencyGoal, cfg.disturb = policy.Auto, goal, both()
 				if r := mustRun(t, cfg); r.Outcomes.Refused > late+requests/100 {
@@ -122,9 +122,9 @@ func TestAutoDoesNotBelieveTheTimesOfColdWorkers(t *testing.T) {
 			cfg := Config{
 				Policy: policy.Settings{MaxBatchSize: 32}, Workers: c.workers, Cost: mustCost(t, c.cost), Hop: 7 * time.Microsecond,
 			}
-			cfg.Arrivals = Poisson{Rate: c.load * capacity(&cfg)}
+			cfg.Arrivals = Poisson{Rate: c.load * Capacity(&cfg)}
 			disturb := func() disturbance { return cold(4 * time.Second) }
-			isNearTheBest(t, cfg, disturb, gridWaits, 1, 6*time.Second, 12*time.Second, 1.1)
+			isNearTheBest(t, cfg, disturb, fixedWaits, 1, 6*time.Second, 12*time.Second, 1.1)
 		})
 	}
 }
@@ -136,6 +136,6 @@ func TestAutoIsNearTheBestOnAMachineWhosePaceWanders(t *testing.T) {
 		Policy: policy.Settings{MaxBatchSize: 32}, Workers: Workers{Count: 3}, Cost: mustCost(t, "1=5ms,32=5.5ms"),
 		Hop: 7 * time.Microsecond,
 	}
-	cfg.Arrivals = Poisson{Rate: 0.17 * capacity(&cfg)}
-	isNearTheBest(t, cfg, wander, gridWaits, 2, 0, 12*time.Second, 1.05)
+	cfg.Arrivals = Poisson{Rate: 0.17 * Capacity(&cfg)}
+	isNearTheBest(t, cfg, wander, fixedWaits, 2, 0, 12*time.Second, 1.05)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -18,12 +19,12 @@ import (
 func (c *Command) config() (cfg Config, err error) {
 	cfg = Config{
 		Load:     Load{Deadline: c.deadline, Shapes: c.shapes},
-		Workers:  Workers{Count: c.workers, Depth: c.depth, Sharing: c.sharing},
+		Workers:  Workers{Count: slices.Max(append([]int{0}, c.workers...)), Depth: c.depth, Sharing: c.sharing},
 		Hop:      c.hop,
 		Requests: c.requests,
 		Seed:     c.seed,
 	}
-	if c.workers < 1 || c.depth < 1 || c.shapes < 1 || c.inFlight < 1 {
+	if len(c.workers) == 0 || slices.Min(c.workers) < 1 || c.depth < 1 || c.shapes < 1 || c.inFlight < 1 {
 		return cfg, bad("--workers, --depth, --in-flight and --shapes must be at least 1")
 	}
 	for _, step := range []func(*Config) error{c.setArrivals, c.setRows, c.setCost, c.setPolicy, c.setPadding, c.setStages} {
@@ -105,6 +106,10 @@ func parseRange(text string) (low, high int, err error) {
 
 // setCost reads points, or the file of them that --cost names.
 func (c *Command) setCost(cfg *Config) (err error) {
+	if c.measured != nil {
+		cfg.Cost, cfg.Busy, err = ReadCosts(c.measured)
+		return err
+	}
 	if strings.Contains(c.cost, "=") {
 		if cfg.Cost, err = ParseCost(c.cost); err != nil {
 			return fmt.Errorf("--cost: %w", err)

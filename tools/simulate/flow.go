@@ -15,7 +15,7 @@ import (
 // arrive gives a request to the first batcher, one hop after its commit.
 func (w *world) arrive(e *event) {
 	committed := e.started
-	w.stats.first = min(w.stats.first, committed)
+	w.stats.first, w.stats.lastCommit = min(w.stats.first, committed), max(w.stats.lastCommit, committed)
 	f := flight{
 		committed: committed, deadline: batcher.Never, client: e.client,
 		rows: randomIn(w.rng, w.cfg.Load.MinRows, w.cfg.Load.MaxRows), level: w.randomLevel(),
@@ -36,7 +36,7 @@ func (w *world) arrive(e *event) {
 		ID: w.newID(), Client: e.client, Rows: f.rows, Level: f.level,
 		Arrived: committed, Deadline: f.deadline, Cost: f.cost,
 	}
-	if w.cfg.hideDeadlines {
+	if w.cfg.HideDeadlines {
 		r.Deadline = batcher.Never
 	}
 	if w.cfg.Load.Shapes > 1 {

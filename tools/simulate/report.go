@@ -8,15 +8,16 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ringbatch/ringbatch/tools/svgchart"
+	"github.com/ringbatch/ringbatch/internal/printable"
 )
 
 // WriteText writes the result for a terminal.
-func (r *Result) WriteText(w io.Writer, cfg *Config) error {
+func (r *Result) WriteText(w io.Writer) error {
 	var b strings.Builder
+	cfg := r.cfg
 	fmt.Fprintf(&b, "%s\n%s\n\n", cfg.Arrivals, cfg.describe())
 	fmt.Fprintf(&b, "throughput  %s requests/s, %s rows/s, over %v\n",
-		svgchart.Number(r.RequestsPerSecond), svgchart.Number(r.RowsPerSecond), r.Span.Round(time.Millisecond))
+		printable.Number(r.RequestsPerSecond), printable.Number(r.RowsPerSecond), r.Span.Round(time.Millisecond))
 	l := &r.Latency
 	fmt.Fprintf(&b, "latency     avg %s  p50 %s  p90 %s  p95 %s  p99 %s  p99.9 %s  max %s\n",
 		short(l.Avg), short(l.P50), short(l.P90), short(l.P95), short(l.P99), short(l.P999), short(l.Max))
@@ -30,7 +31,7 @@ func (r *Result) WriteText(w io.Writer, cfg *Config) error {
 		some(o.Late, "late"), some(o.Expired, "expired"), some(o.TimedOut, "timed out"), some(o.Refused, "refused"))
 	tokens := ""
 	if r.MeanBatchTokens > 0 {
-		tokens = fmt.Sprintf(" and %s tokens", svgchart.Number(r.MeanBatchTokens))
+		tokens = fmt.Sprintf(" and %s tokens", printable.Number(r.MeanBatchTokens))
 	}
 	fmt.Fprintf(&b, "batches     %s of %.1f rows%s on average%s%s%s%s\n", count(r.Batches), r.MeanBatchRows, tokens,
 		share(r.Reasons.Full, r.Batches, "full"), share(r.Reasons.Preferred, r.Batches, "preferred size"),
@@ -112,7 +113,7 @@ func short(d time.Duration) string {
 	return d.String()
 }
 
-func count(n int) string { return svgchart.Number(float64(n)) }
+func count(n int) string { return printable.Number(float64(n)) }
 
 func some(n int, what string) string {
 	if n == 0 {

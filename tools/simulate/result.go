@@ -28,7 +28,9 @@ type Result struct {
 	Stages            [][]WorkerResult `json:"stages,omitempty"` // workers of the further stages; all above is of the first
 	Levels            []LevelResult    `json:"levels,omitempty"` // with more than one priority level
 
-	latencies []int64 // ascending, nanoseconds
+	latencies []int64       // ascending, nanoseconds
+	cfg       *Config       // of a run that the command reports
+	arrivals  time.Duration // from the first commit to the last
 }
 
 // Outcomes says how the requests ended.
@@ -86,8 +88,8 @@ func (l Latency) MarshalJSON() ([]byte, error) {
 // Quantile is the latency that the share q of the completed requests did not exceed; 0 if none completed.
 func (r *Result) Quantile(q float64) time.Duration { return quantile(r.latencies, q) }
 
-// within is the number of completed requests that took at most limit.
-func (r *Result) within(limit time.Duration) int {
+// Within is the number of completed requests that took at most limit.
+func (r *Result) Within(limit time.Duration) int {
 	n, _ := slices.BinarySearch(r.latencies, int64(limit)+1)
 	return n
 }
@@ -120,6 +122,7 @@ func summarise(ascending []int64) (l Latency) {
 // stats collects while the simulation runs.
 type stats struct {
 	first, last batcher.Time
+	lastCommit  batcher.Time
 	outcomes    Outcomes
 	latencies   []int64
 	byLevel     [][]int64 // only with several levels
@@ -180,6 +183,7 @@ func (s *stats) result() *Result {
 	if r.Batches > 0 {
 		r.MeanBatchRows = float64(s.rows) / float64(r.Batches)
 		r.Span = time.Duration(s.last - s.first)
+		r.arrivals = time.Duration(s.lastCommit - s.first)
 		r.SpanSeconds = r.Span.Seconds()
 	}
 	if r.Span > 0 {

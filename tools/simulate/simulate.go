@@ -38,7 +38,7 @@ type Config struct {
 	Requests int // how many are sent; a trace may have fewer
 	Seed     uint64
 
-	hideDeadlines bool // from the batcher; they still count
+	HideDeadlines bool // from the batcher; they still count
 	// disturb, if set, changes the time of a batch that a worker begins.
 	disturb func(w batcher.WorkerID, rows int, start, took batcher.Time) batcher.Time
 }

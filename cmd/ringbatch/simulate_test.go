@@ -13,7 +13,6 @@ import (
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/npy"
-	"github.com/ringbatch/ringbatch/tools/profile"
 )
 
 // simulated starts workers of a model whose batches take at least 2 ms and 1 ms
@@ -35,27 +34,25 @@ func (c *cli) model(name string) *stats.Model {
 
 func (c *cli) waitTime(model string) string { return c.model(model).Policy["wait_time"] }
 
-func TestAProfileIsWhatBatchesTakeAndTheSimulatorReadsIt(t *testing.T) {
+func TestSimulateMeasuresAModelAndComparesSettings(t *testing.T) {
 	c := startCLI(t)
 	c.simulated(2)
 	costs := c.bed.Path("costs.csv")
-	out, code := c.run("profile", "simulated", "--seconds", "1", "--sizes", "1,8", "--out", costs, "--json")
-	var p struct {
-		profile.Profile
-		Verdict string `json:"verdict"`
+	out, code := c.run("simulate", "simulated", "--duration", "1", "--requests", "2000", "--out", costs, "--json")
+	var r struct {
+		Best struct {
+			MaxBatchSize int `json:"max_batch_size"`
+		}
+		Choices []struct{}
 	}
-	if err := json.Unmarshal([]byte(out), &p); err != nil || code != 0 {
+	if err := json.Unmarshal([]byte(out[strings.Index(out, "\n{")+1:]), &r); err != nil || code != 0 {
 		t.Fatalf("status %d: %v\n%s", code, err, out)
 	}
-	least := map[int]float64{1: 3, 8: 10}
-	for _, x := range p.Points {
-		if x.MS < least[x.Rows] || x.Low > x.MS || x.High < x.MS || x.Batches < 3 {
-			t.Errorf("%+v cannot be", x)
-		}
-		delete(least, x.Rows)
+	if len(r.Choices) != 4*4 || r.Best.MaxBatchSize < 4 { // 1 to 4 workers; 1, 2, 4 and 8 rows
+		t.Errorf("%+v", r)
 	}
-	if len(least) > 0 || !strings.Contains(p.Verdict, "atching") || p.Workers != 2 || p.Unfinished {
-		t.Errorf("%+v", p)
+	if !strings.Contains(out, "atching") {
+		t.Errorf("no verdict in\n%s", out)
 	}
 	if out, code := c.run("simulate", "--cost", costs, "--workers", "2", "--max-batch-size", "8", "--rate", "100", "--requests",
 		"1000"); code != 0 || !strings.Contains(out, "throughput") {
@@ -66,11 +63,11 @@ func TestAProfileIsWhatBatchesTakeAndTheSimulatorReadsIt(t *testing.T) {
 	}
 }
 
-func TestAnInterruptedProfileKeepsWhatWasMeasured(t *testing.T) {
+func TestAnInterruptedSimulateKeepsWhatWasMeasured(t *testing.T) {
 	c := startCLI(t)
 	c.simulated(1)
 	costs := c.bed.Path("costs.csv")
-	p := c.start("profile", "simulated", "--seconds", "600", "--sizes", "1,8", "--out", costs)
+	p := c.start("simulate", "simulated", "--duration", "600", "--out", costs)
 	c.until("some batches have run", func() bool { return c.model("simulated").Batches > 20 })
 	if got := c.waitTime("simulated"); got != "0s" {
 		t.Errorf("wait_time is %s while it measures", got)
@@ -87,7 +84,7 @@ func TestAnInterruptedProfileKeepsWhatWasMeasured(t *testing.T) {
 	}
 }
 
-func TestAProfileThatCannotRunSaysWhy(t *testing.T) {
+func TestAModelThatCannotBeMeasuredSaysWhy(t *testing.T) {
 	c := startCLI(t)
 	c.simulated(1)
 	text := c.bed.Path("text.npy")
@@ -103,23 +100,21 @@ func TestAProfileThatCannotRunSaysWhy(t *testing.T) {
 		code int
 		want string
 	}{
-		{"profile", 2, "profile needs a MODEL"},
-		{"profile affine", 1, "no worker that could be measured"},
-		{"profile nobody", 1, "ringbatch models lists them"},
-		{"profile simulated --seconds 0", 2, "must be more than 0"},
-		{"profile simulated --sizes 1,9", 1, "max_batch_size is 8"},
-		{"profile simulated --busy 2", 1, "the model has 1"},
-		{"profile simulated --in x=" + text, 1, "not a valid .npy file"},
-		{"profile simulated --in x", 2, "want NAME=FILE.npy"},
-		{"profile simulated --in z=/dev/null", 1, "not an .npy file"},
-		{"profile simulated --in x=" + row + " --in x=" + row, 2, "there is a file for x already"},
-		{"profile simulated --sizes 1,8 --seconds 0.1 --out /dev/full", 1, "no space left on device"},
-		{"profile simulated --sizes 1,8 --seconds 0.1 --out /dev/full", 1, "atching"}, // the results are not lost
-		{"profile simulated --sizes 4,8 --seconds 0.1", 0, "atching"},
-		{"simulate --sweep --requests 100000000 --plot /no/such/folder/x", 1, "cannot be written"}, // before it begins
-		{"simulate --requests 100 --svg /dev/full", 1, "throughput"},
-		{"profile simulated --out /no/such/folder/x", 1, "cannot be written"},
-		{"profile simulated --socket " + c.bed.Path("private/none"), 1, "broker"},
+		{"simulate affine", 1, "no worker that could be measured"},
+		{"simulate nobody", 1, "ringbatch models lists them"},
+		{"simulate simulated --duration 0", 2, "must be more than 0"},
+		{"simulate simulated --busy 2", 1, "the model has 1"},
+		{"simulate simulated --in x=" + text, 1, "not a valid .npy file"},
+		{"simulate simulated --in x", 2, "want NAME=FILE.npy"},
+		{"simulate simulated --in z=/dev/null", 1, "not an .npy file"},
+		{"simulate simulated --in x=" + row + " --in x=" + row, 2, "there is a file for x already"},
+		{"simulate simulated --duration 0.1 --out /dev/full", 1, "no space left on device"},
+		{"simulate simulated --duration 0.1 --out /dev/full", 1, "atching"}, // the results are not lost
+		{"simulate simulated --duration 0.1 --requests 1000", 0, "atching"},
+		{"simulate simulated --cost 1=1ms --duration 0.1", 2, "exclude each other"},
+		{"simulate --out x", 2, "--out needs a MODEL that runs"},
+		{"simulate simulated --out /no/such/folder/x", 1, "cannot be written"},
+		{"simulate simulated --socket " + c.bed.Path("private/none"), 1, "broker"},
 	} {
 		if out, code := c.run(strings.Fields(x.args)...); code != x.code || !strings.Contains(out, x.want) {
 			t.Errorf("%s: status %d, want %d and %q\n%s", x.args, code, x.code, x.want, out)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package simulate
+package waits
 
 import (
 	"fmt"
@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/tools/simulate"
 )
 
 // The grid is many small simulations, the cells, drawn by a seed. It compares wait_time "auto" with
@@ -34,14 +35,15 @@ var gridWaits = []time.Duration{
 
 const (
 	gridRequests = 20_000 // of a cell that is not a step
+	hop          = 7 * time.Microsecond
 	// leastStepCapacity, in requests per second: a twentieth of it must fill a second.
 	leastStepCapacity = 3000
 )
 
-// gridCell is one cell: a Config but for the wait, and its name.
+// gridCell is one cell: a simulate.Config but for the wait, and its name.
 type gridCell struct {
 	kind, name string
-	cfg        Config
+	cfg        simulate.Config
 	budget     float64 // of goals and deadlines: in full batches
 	overload   bool    // more comes than can be done
 }
@@ -52,7 +54,7 @@ func gridCells(seed uint64, part float64) (cells []gridCell, err error) {
 		d := draw{rand.New(rand.NewPCG(seed, uint64(k)))}
 		for range int(part * float64(gridSizes[kind])) {
 			c, err := d.cell(kind)
-			for err == nil && kind == "step" && capacity(&c.cfg) < leastStepCapacity {
+			for err == nil && kind == "step" && simulate.Capacity(&c.cfg) < leastStepCapacity {
 				c, err = d.cell(kind)
 			}
 			if err != nil {
@@ -69,17 +71,17 @@ type draw struct{ *rand.Rand }
 
 func (d draw) cell(kind string) (c gridCell, err error) {
 	c.kind = kind
-	cfg := Config{Hop: 7 * time.Microsecond, Requests: gridRequests, Seed: d.Uint64() >> 1}
+	cfg := simulate.Config{Hop: hop, Requests: gridRequests, Seed: d.Uint64() >> 1}
 	cfg.Policy.MaxBatchSize = 8 << d.IntN(5)
 	quickest := 30e3
 	if kind == "step" { // or a second has too many requests
 		cfg.Policy.MaxBatchSize, quickest = 8<<d.IntN(3), 500e3
 	}
-	cfg.Load = Load{MinRows: 1, MaxRows: 1}
+	cfg.Load = simulate.Load{MinRows: 1, MaxRows: 1}
 	if d.IntN(3) == 0 {
 		cfg.Load.MaxRows = 4
 	}
-	if cfg.Cost, err = ParseCost(d.cost(cfg.Policy.MaxBatchSize, quickest)); err != nil {
+	if cfg.Cost, err = simulate.ParseCost(d.cost(cfg.Policy.MaxBatchSize, quickest)); err != nil {
 		return c, err
 	}
 	cfg.Workers.Count = 1 + d.IntN(4)
@@ -96,7 +98,7 @@ func (d draw) cell(kind string) (c gridCell, err error) {
 		share := []float64{0.05, 0.2, 0.5, 0.8, 0.95, 2}[d.IntN(6)]
 		c.budget = d.between(1.5, 4)
 		c.overload = share > 1
-		cfg.Arrivals, load = Poisson{Rate: share * capacity(&cfg)}, fmt.Sprintf("poisson %g %%, %.2g full batches", 100*share, c.budget)
+		cfg.Arrivals, load = simulate.Poisson{Rate: share * simulate.Capacity(&cfg)}, fmt.Sprintf("poisson %g %%, %.2g full batches", 100*share, c.budget)
 	}
 	c.cfg = cfg
 	c.name = fmt.Sprintf("%s of %d, %d workers sharing %g, up to %d rows, %s",
@@ -119,20 +121,20 @@ func (d draw) cost(batch int, quickest float64) string {
 	return strings.Join(points, ",")
 }
 
-// steady is a Poisson load, bursts, long pauses, or a closed loop.
-func (d draw) steady(cfg *Config) (Arrivals, string) {
+// steady is a simulate.Poisson load, bursts, long pauses, or a closed loop.
+func (d draw) steady(cfg *simulate.Config) (simulate.Arrivals, string) {
 	share := d.between(0.02, 0.95)
-	rate := share * capacity(cfg)
+	rate := share * simulate.Capacity(cfg)
 	on, off := d.between(5e6, 100e6), d.between(5e6, 200e6)
 	switch d.IntN(10) {
 	case 0:
 		on, off = d.between(300e6, 2e9), d.between(300e6, 2e9)
 		fallthrough
 	case 1, 2:
-		a := Bursty{Rate: rate, On: time.Duration(on), Off: time.Duration(off)}
+		a := simulate.Bursty{Rate: rate, On: time.Duration(on), Off: time.Duration(off)}
 		return a, fmt.Sprintf("%.2g %% for %v, off for %v", 100*share, a.On, a.Off)
 	case 3, 4, 5:
-		a := ClosedLoop{Clients: int(d.between(2, float64(4*cfg.Policy.MaxBatchSize))), InFlight: 1}
+		a := simulate.ClosedLoop{Clients: int(d.between(2, float64(4*cfg.Policy.MaxBatchSize))), InFlight: 1}
 		if d.IntN(3) == 0 {
 			a.InFlight = 2 + d.IntN(3)
 		}
@@ -141,7 +143,7 @@ func (d draw) steady(cfg *Config) (Arrivals, string) {
 		}
 		return a, fmt.Sprintf("%d clients with %d in flight, think %v", a.Clients, a.InFlight, a.Think)
 	}
-	return Poisson{Rate: rate}, fmt.Sprintf("poisson %.2g %%", 100*share)
+	return simulate.Poisson{Rate: rate}, fmt.Sprintf("poisson %.2g %%", 100*share)
 }
 
 // Times of a step.
@@ -151,9 +153,9 @@ const (
 	stepTo   = stepFrom + time.Second
 )
 
-// step is a step of load or cost by ten, up or down: Poisson, bursty or, for costs, closed.
-func (d draw) step(cfg *Config) (Arrivals, []Phase, string) {
-	phase, name := Phase{From: stepAt, Rate: 1, Cost: 1}, "load"
+// step is a step of load or cost by ten, up or down: simulate.Poisson, bursty or, for costs, closed.
+func (d draw) step(cfg *simulate.Config) (simulate.Arrivals, []simulate.Phase, string) {
+	phase, name := simulate.Phase{From: stepAt, Rate: 1, Cost: 1}, "load"
 	by, share := 10.0, d.between(0.03, 0.085)
 	if d.IntN(2) == 0 {
 		by, share = 0.1, d.between(0.3, 0.85)
@@ -162,33 +164,19 @@ func (d draw) step(cfg *Config) (Arrivals, []Phase, string) {
 		phase.Rate, phase.Cost, name = 1, by, "cost"
 	}
 	name = fmt.Sprintf("%.2g %%, %s × %g", 100*share, name, by)
-	rate := share * capacity(cfg)
+	rate := share * simulate.Capacity(cfg)
 	switch kind := d.IntN(3); {
 	case kind == 0: // half of it: at more only the queue of a burst counts
 		on, off := 20*time.Millisecond, 60*time.Millisecond
-		return Bursty{Rate: rate / 2 * float64(on+off) / float64(on), On: on, Off: off}, []Phase{phase}, "bursty " + name
+		return simulate.Bursty{Rate: rate / 2 * float64(on+off) / float64(on), On: on, Off: off}, []simulate.Phase{phase}, "bursty " + name
 	case kind == 1 && phase.Rate == 1:
-		return ClosedLoop{Clients: 12 * cfg.Workers.Count, Think: cfg.Cost.Of(1)}, []Phase{phase}, "closed, " + name
+		return simulate.ClosedLoop{Clients: 12 * cfg.Workers.Count, Think: cfg.Cost.Of(1)}, []simulate.Phase{phase}, "closed, " + name
 	}
-	return Poisson{Rate: rate}, []Phase{phase}, "poisson " + name
+	return simulate.Poisson{Rate: rate}, []simulate.Phase{phase}, "poisson " + name
 }
-
-// capacity is how many requests per second the workers can do in full batches, each two hops after the
-// last, with the best number of busy workers.
-func capacity(cfg *Config) float64 {
-	best := 0.0
-	for k := 1; k <= cfg.Workers.Count; k++ {
-		took := (cfg.took(cfg.Policy.MaxBatchSize, k-1) + 2*float64(cfg.Hop)) / float64(time.Second)
-		best = max(best, float64(k*cfg.Policy.MaxBatchSize)/took)
-	}
-	return best / (float64(max(1, cfg.Load.MinRows)+max(1, cfg.Load.MaxRows)) / 2)
-}
-
-// fullBatch is the time of a full batch while all workers are busy.
-func fullBatch(cfg *Config) float64 { return cfg.took(cfg.Policy.MaxBatchSize, cfg.Workers.Count-1) }
 
 // auto is the cell with wait_time auto.
-func (c *gridCell) auto() Config {
+func (c *gridCell) auto() simulate.Config {
 	cfg := c.cfg
 	cfg.Policy.WaitTime = policy.Auto
 	return cfg

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package simulate
+package waits
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/tools/simulate"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -37,7 +37,7 @@ type CellResult struct {
 	Missed   string  `json:"missed,omitempty"` // the limit that was missed
 }
 
-// GridResult is the output of `simulate --grid --json`.
+// GridResult is the JSON of `bench waits`.
 type GridResult struct {
 	Seed    uint64        `json:"seed"`
 	Summary []KindSummary `json:"summary"`
@@ -96,11 +96,11 @@ func (c gridCell) runOnce(ctx context.Context, runs int) (CellResult, error) {
 }
 
 func (c gridCell) runSteady(ctx context.Context) (out CellResult, err error) {
-	best, wait, err := c.bestFixed(ctx, func(r *Result) float64 { return float64(r.Latency.Avg) })
+	best, wait, err := c.bestFixed(ctx, func(r *simulate.Result) float64 { return float64(r.Latency.Avg) })
 	if err != nil {
 		return out, err
 	}
-	auto, err := Run(ctx, c.auto())
+	auto, err := simulate.Run(ctx, c.auto())
 	if err != nil {
 		return out, err
 	}
@@ -114,11 +114,11 @@ func (c gridCell) runSteady(ctx context.Context) (out CellResult, err error) {
 }
 
 // bestFixed is the fixed wait with the least figure, and its result; nil if all are infinite.
-func (c gridCell) bestFixed(ctx context.Context, figure func(*Result) float64) (best *Result, wait time.Duration, err error) {
+func (c gridCell) bestFixed(ctx context.Context, figure func(*simulate.Result) float64) (best *simulate.Result, wait time.Duration, err error) {
 	least := math.Inf(1)
 	for _, w := range gridWaits {
 		c.cfg.Policy.WaitTime = w
-		r, err := Run(ctx, c.cfg)
+		r, err := simulate.Run(ctx, c.cfg)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -132,13 +132,13 @@ func (c gridCell) bestFixed(ctx context.Context, figure func(*Result) float64) (
 // runStep compares auto with the best wait after the step. A small load runs several times: a second of
 // it has few requests.
 func (c gridCell) runStep(ctx context.Context, runs int) (out CellResult, err error) {
-	runs *= max(1, min(4, int(50_000/(capacity(&c.cfg)*4))))
+	runs *= max(1, min(4, int(50_000/(simulate.Capacity(&c.cfg)*4))))
 	mean := func(wait time.Duration) (sum float64, err error) {
 		for i := range runs {
 			cfg := c.cfg
 			cfg.Policy.WaitTime = wait
 			cfg.Seed += uint64(i)
-			one, err := meanBetween(ctx, cfg, stepFrom, stepTo)
+			one, err := simulate.MeanBetween(ctx, cfg, stepFrom, stepTo)
 			if err != nil {
 				return 0, err
 			}
@@ -163,44 +163,17 @@ func (c gridCell) runStep(ctx context.Context, runs int) (out CellResult, err er
 	return out, err
 }
 
-// meanBetween is the mean latency, in nanoseconds, of requests that were committed in a part of the
-// run. The run ends after it.
-func meanBetween(ctx context.Context, cfg Config, from, to time.Duration) (float64, error) {
-	cfg.Requests = 1 << 20
-	w, err := newWorld(cfg)
-	if err != nil {
-		return 0, err
-	}
-	sum, n := 0.0, 0
-	w.answered = func(committed, answered batcher.Time) {
-		if committed >= batcher.Time(from) && committed < batcher.Time(to) {
-			sum += float64(answered - committed)
-			n++
-		}
-		if committed >= batcher.Time(to) {
-			w.scheduled = cfg.Requests // no more
-		}
-	}
-	if err := w.run(ctx); err != nil {
-		return 0, err
-	}
-	if n == 0 {
-		return 0, fmt.Errorf("no request came between %v and %v", from, to)
-	}
-	return sum / float64(n), nil
-}
-
 // runGoal checks that latency_goal is kept: by nearly all requests if a fixed wait keeps it, else by
 // nearly all accepted ones, and under overload these are enough.
 func (c gridCell) runGoal(ctx context.Context) (out CellResult, err error) {
-	goal := time.Duration(c.budget * fullBatch(&c.cfg))
-	busy := func(r *Result) float64 {
+	goal := time.Duration(c.budget * simulate.FullBatch(&c.cfg))
+	busy := func(r *simulate.Result) float64 {
 		if r.Latency.P99 > goal {
 			return math.Inf(1)
 		}
 		return busyPerRequest(r)
 	}
-	best, wait := (*Result)(nil), time.Duration(0)
+	best, wait := (*simulate.Result)(nil), time.Duration(0)
 	if !c.overload {
 		if best, wait, err = c.bestFixed(ctx, busy); err != nil {
 			return out, err
@@ -208,11 +181,11 @@ func (c gridCell) runGoal(ctx context.Context) (out CellResult, err error) {
 	}
 	cfg := c.auto()
 	cfg.Policy.LatencyGoal = goal
-	r, err := Run(ctx, cfg)
+	r, err := simulate.Run(ctx, cfg)
 	if err != nil {
 		return out, err
 	}
-	inTime := r.within(goal)
+	inTime := r.Within(goal)
 	out.P99 = float64(r.Latency.P99) / float64(goal)
 	switch {
 	case best != nil:
@@ -222,13 +195,13 @@ func (c gridCell) runGoal(ctx context.Context) (out CellResult, err error) {
 		}
 	case out.P99 > 1:
 		out.Missed = "p99"
-	case c.overload && float64(inTime)/r.Span.Seconds() < workLimit*capacity(&cfg):
+	case c.overload && float64(inTime)/r.Span.Seconds() < workLimit*simulate.Capacity(&cfg):
 		out.Missed = "work"
 	}
 	return out, nil
 }
 
-func busyPerRequest(r *Result) float64 {
+func busyPerRequest(r *simulate.Result) float64 {
 	sum := 0.0
 	for _, w := range r.Workers {
 		sum += float64(w.Busy)
@@ -240,13 +213,13 @@ func busyPerRequest(r *Result) float64 {
 // time as in the same run without refusals. Under overload refusals make room for others.
 func (c gridCell) runDeadline(ctx context.Context) (out CellResult, err error) {
 	cfg := c.auto()
-	cfg.Load.Deadline = time.Duration(c.budget * fullBatch(&cfg))
-	r, err := Run(ctx, cfg)
+	cfg.Load.Deadline = time.Duration(c.budget * simulate.FullBatch(&cfg))
+	r, err := simulate.Run(ctx, cfg)
 	if err != nil {
 		return out, err
 	}
-	cfg.hideDeadlines = true
-	anyway, err := Run(ctx, cfg)
+	cfg.HideDeadlines = true
+	anyway, err := simulate.Run(ctx, cfg)
 	if err != nil {
 		return out, err
 	}
