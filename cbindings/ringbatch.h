@@ -406,29 +406,38 @@ RB_API int rb_run_prepared(const rb_inference *inference);
  *
  * After a restart of the broker, or when another broker has taken over, every function
  * but reset and close returns RB_ERR_STATE_LOST, until all rows are reset. When an alias
- * moves to another model, the sequence stays with its own. */
+ * moves to another model, the sequence stays with its own.
+ *
+ * One thread at a time uses a sequence, from its call to the release of the request that the
+ * call began: other threads get RB_ERR_NOT_DONE. A plain request that has no room beside the
+ * sequences of its client is refused at once: RB_ERR_ROWS. */
 
 /* Opens a sequence, whose state is zero. The rest as rb_claim. RB_ERR_INVALID if the
  * model has no state. */
 RB_API int rb_sequence_open(rb_client client, uint32_t rows, int64_t timeout, uint64_t *sequence);
 
-/* Begins the next step: waits until the step before has ended and no worker uses its
- * slots (else RB_ERR_TIMEOUT), and returns the slots as a claimed request. rb_input,
+/* Begins the next step: waits until no worker uses the slots of the step before (else
+ * RB_ERR_TIMEOUT; RB_ERR_NOT_DONE if that was not waited for or released), and returns the slots as a claimed request. rb_input,
  * rb_commit, rb_wait, rb_cancel, rb_output are as ever. rb_release and
  * rb_release_on_stream cancel a step under way, and keep the slots. The number of
  * the request before is released. dims as in rb_claim. */
 RB_API int rb_sequence_request(rb_client client, uint64_t sequence, const uint32_t *dims, uint32_t ndims, int64_t timeout,
 	rb_request *request);
 
-/* rb_infer for a step. After RB_ERR_TIMEOUT with *request set, go on with rb_wait and
- * rb_collect, or rb_release. */
+/* rb_infer for a step. *request is set once the step was sent, whatever the result: after
+ * RB_ERR_TIMEOUT go on with rb_wait and rb_collect, or rb_release. */
 RB_API int rb_step(rb_client client, uint64_t sequence, const void *const *inputs, void *const *outputs, int64_t timeout,
 	int64_t slice, uint64_t *request);
 /* The same with arguments in a structure; its rows and flags are not used. */
 RB_API int rb_step_prepared(rb_inference *inference, uint64_t sequence);
 
+/* The state stays what it was before the last step, although that was answered: its caller
+ * could not use the answer. Before the next step. request: the step's, so that no other one
+ * is undone; 0: whichever was last. */
+RB_API int rb_sequence_undo(rb_client client, uint64_t sequence, uint64_t request);
+
 /* The state of these rows is zero again from the next commit on; NULL and 0: of all
- * rows. */
+ * rows. RB_ERR_ROWS if a row is given twice. */
 RB_API int rb_sequence_reset(rb_client client, uint64_t sequence, const uint32_t *rows, uint32_t count);
 
 /* The present state in place, between steps: the k-th state tensor, until the next
@@ -438,7 +447,12 @@ RB_API int rb_sequence_reset(rb_client client, uint64_t sequence, const uint32_t
  * rb_sequence_request waits for that. */
 RB_API int rb_sequence_state(rb_client client, uint64_t sequence, uint32_t k, rb_view *view, uint8_t *fresh);
 
-/* Gives the slots back; a step under way is canceled. */
+/* Opens another sequence with the present state, at the same model, also after an alias has
+ * moved to another one. The rest as rb_sequence_open. */
+RB_API int rb_sequence_copy(rb_client client, uint64_t sequence, int64_t timeout, uint64_t *copy);
+
+/* Gives the slots back; a step under way is canceled. RB_ERR_NOT_DONE, and nothing is
+ * closed, while another thread is in the sequence or waits for its step. */
 RB_API int rb_sequence_close(rb_client client, uint64_t sequence);
 
 /* ---- client: event loops ----------------------------------------------- */
@@ -688,9 +702,6 @@ RB_API int rb_follow_close(rb_follower follower);
 
 /* The version that answered an ended request; 0 if it failed, or the model has none. */
 RB_API int rb_request_version(rb_client client, uint64_t request, uint32_t *version);
-/* The same for this thread's last request that ended well, seen by rb_wait, rb_poll,
- * rb_collect, rb_infer or a prepared form. */
-RB_API uint32_t rb_answered_version(void);
 
 /* ---- statistics -------------------------------------------------------- */
 

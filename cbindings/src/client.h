@@ -72,6 +72,7 @@ typedef struct rb_link {
 	uint32_t free_words; /* of each bitmap */
 	uint32_t lowest;     /* no word of free below this one has a bit set */
 	uint32_t nfree;
+	uint32_t nkept;      /* by sequences */
 	uint32_t *abandoned; /* slots released while a worker or the broker still has them */
 	uint32_t nabandoned;
 	_Atomic uint32_t room; /* waiting claims sleep here */
@@ -209,13 +210,15 @@ struct rb_seq {
 	uint64_t id;
 	rb_link *link; /* NULL: it has no slots, since its state was lost */
 	uint32_t at, rows;
+	_Atomic bool busy;   /* a thread is inside */
+	const void *thread;  /* that began the latest request: other threads keep off until its release */
 	uint8_t half;  /* the half that the next step reads */
 	bool stepping; /* a step was committed, and its end was not looked at yet */
 	bool told;     /* the caller knows that the step ended well */
 	bool lost;
 	uint8_t row[]; /* RB_STEP_FRESH; RB_RESET: fresh after the step that is under way */
 };
-enum { RB_RESET = 4 };
+enum { RB_RESET = 4, RB_NAMED = 8 };
 
 /* request.c */
 typedef struct rb_req {
@@ -225,8 +228,15 @@ typedef struct rb_req {
 
 /* Finds a request by its number. */
 int rb_req_find(rb_conn *c, uint64_t id, rb_req *r);
+#define RB_HANDLE_BITS 32
+#define RB_SLOT_BITS 20
+#ifndef RB_LINK_MASK /* tests have fewer numbers */
+#define RB_LINK_MASK ((1u << (64 - RB_HANDLE_BITS - RB_SLOT_BITS)) - 1)
+#endif
 uint64_t rb_req_id(const rb_req *r);
 int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r);
+/* Claims slots that a sequence will keep. from: the attachment that they must be of, or NULL. */
+int rb_req_claim_kept(rb_conn *c, rb_link *from, uint32_t rows, int64_t timeout, rb_req *r);
 /* Makes a request of slots that the client has. */
 int rb_req_begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t start, int64_t now, rb_req *r);
 int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, uint32_t flags);
@@ -288,8 +298,9 @@ static inline uint8_t *rb_link_step(const rb_link *l, uint32_t at)
 }
 
 /* sequence.c */
-/* Finds a sequence by its number; rb_table_leave when done. */
+/* Finds a sequence by its number, and keeps other threads out of it until rb_seq_leave. */
 int rb_seq_enter(rb_conn *c, uint64_t id, rb_entry **entry);
+void rb_seq_leave(rb_entry *entry);
 /* The next step as a claimed request. */
 int rb_seq_request(rb_conn *c, rb_seq *q, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r);
 /* Frees all sequences of a client that is closed. */

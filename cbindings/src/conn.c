@@ -68,6 +68,20 @@ static void leave(rb_conn *c, rb_link *next)
 	}
 }
 
+/* A number for requests, which no attachment has whose requests or sequences live. */
+static uint32_t next_number(rb_conn *c)
+{
+	for (uint32_t tries = 0; tries <= RB_LINK_MASK; tries++) {
+		rb_link *l = c->links;
+		c->attached++;
+		while (l && (!l->refs || (l->number ^ c->attached) & RB_LINK_MASK))
+			l = l->next;
+		if (!l)
+			break;
+	}
+	return c->attached;
+}
+
 /* Makes l the present link. The caller holds mu. */
 bool rb_conn_use(rb_conn *c, rb_link *l)
 {
@@ -86,7 +100,7 @@ bool rb_conn_use(rb_conn *c, rb_link *l)
 	memcpy(c->info.name, s->model, sizeof c->info.name);
 	c->window = s->window;
 	c->max_batch = s->max_rows;
-	l->number = ++c->attached;
+	l->number = next_number(c);
 	l->next = c->links;
 	c->links = l;
 	c->why = 0;

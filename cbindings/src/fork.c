@@ -80,14 +80,14 @@ static void conn_in_child(void *conn)
 	rb_close_fd(&c->poke_fd);
 }
 
-static void nothing(void *sequence) { (void)sequence; }
+static void sequence_in_child(void *sequence) { ((rb_seq *)sequence)->busy = false; }
 
 static void in_child(void)
 {
 	rb_device_in_child();
 	rb_table_in_child(&rb_clients, conn_in_child);
 	rb_table_in_child(&rb_workers, rb_worker_in_child);
-	rb_table_in_child(&rb_sequences, nothing); /* they know their links */
+	rb_table_in_child(&rb_sequences, sequence_in_child); /* they know their links */
 	rb_table_in_child(&rb_publishers, weights_in_child);
 	rb_table_in_child(&rb_followers, weights_in_child);
 	rb_table_in_child(&rb_maps, rb_map_in_child); /* of closed clients and workers, too */

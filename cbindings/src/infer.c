@@ -70,6 +70,8 @@ static int infer(rb_conn *c, rb_seq *q, uint32_t rows, const void *const *inputs
 		status = submit(c, q, rows, inputs, timeout, slice, 0, &r);
 	if (status)
 		return status;
+	if (q)
+		*request = rb_req_id(&r); /* also of a step that has ended: for rb_sequence_undo */
 	status = rb_req_wait(&r, until); /* waiting for slots counted */
 	if (status == RB_ERR_TIMEOUT) {
 		*request = rb_req_id(&r);
@@ -87,7 +89,7 @@ static int step(rb_conn *c, uint64_t sequence, const void *const *inputs, void *
 		return status;
 	rb_seq *q = e->value;
 	status = infer(c, q, q->rows, inputs, outputs, timeout, slice, request);
-	rb_table_leave(e);
+	rb_seq_leave(e);
 	return status;
 }
 

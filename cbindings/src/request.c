@@ -14,24 +14,21 @@
 
 #include "client.h"
 
-#define HANDLE_BITS 32
-#define SLOT_BITS 20
-#define LINK_MASK ((1u << (64 - HANDLE_BITS - SLOT_BITS)) - 1)
-_Static_assert(1 << SLOT_BITS >= RB_GO_MAX_SLOTS, "a window's slots fit");
+_Static_assert(1 << RB_SLOT_BITS >= RB_GO_MAX_SLOTS, "a window's slots fit");
 
 #define DEFAULT_LEVEL (-1)
 #define FOLLOW_WAIT (100 * MILLISECOND) /* for attaching again at the broker's request; the next claim goes on */
 
 uint64_t rb_req_id(const rb_req *r)
 {
-	return (uint64_t)(r->link->number & LINK_MASK) << (HANDLE_BITS + SLOT_BITS) | (uint64_t)r->at << HANDLE_BITS | r->handle;
+	return (uint64_t)(r->link->number & RB_LINK_MASK) << (RB_HANDLE_BITS + RB_SLOT_BITS) | (uint64_t)r->at << RB_HANDLE_BITS | r->handle;
 }
 
 int rb_req_find(rb_conn *c, uint64_t id, rb_req *r)
 {
-	uint32_t number = (uint32_t)(id >> (HANDLE_BITS + SLOT_BITS)), at = (uint32_t)(id >> HANDLE_BITS) & ((1u << SLOT_BITS) - 1);
+	uint32_t number = (uint32_t)(id >> (RB_HANDLE_BITS + RB_SLOT_BITS)), at = (uint32_t)(id >> RB_HANDLE_BITS) & ((1u << RB_SLOT_BITS) - 1);
 	for (rb_link *l = c->links; l && id % 2; l = l->next) {
-		if ((l->number & LINK_MASK) != number || at >= l->window)
+		if ((l->number & RB_LINK_MASK) != number || at >= l->window)
 			continue;
 		if (l->parents)
 			return rb_fail(RB_ERR_FORKED, "this request is the parent process's: a forked child claims its own");
@@ -126,7 +123,15 @@ static int begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, u
 	return status;
 }
 
-int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r)
+static int all_kept(const rb_link *l)
+{
+	return rb_explain(RB_ERR_ROWS, "this client's sequences keep %u of its %u slots, so a request has at most %u rows: close some, or "
+		"connect with a larger window", l->nkept, l->window, l->window - l->nkept);
+}
+
+/* from: as in rb_req_claim_kept. kept: for a sequence. */
+static int claim_from(rb_conn *c, rb_link *from, bool kept, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout,
+	rb_req *r)
 {
 	int64_t now = rb_now(), until = rb_until(timeout, now), start = 0;
 	bool interrupted = false;
@@ -134,14 +139,16 @@ int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 	if (rows < 1 || rows > c->window || rows > c->max_batch)
 		return bad_rows(c, rows);
 	for (;;) {
-		if (!(l = rb_conn_live(c, now))) {
+		if (from && (from->dead || !rb_link_hold(from)))
+			return rb_say(RB_ERR_STATE_LOST);
+		if (!(l = from ? from : rb_conn_live(c, now))) {
 			int status = rb_conn_link(c, until, timeout != 0, &l, &interrupted);
 			if (status)
 				return status;
 		}
 		/* A caller that does not wait leaves it to the reaper, if there is one. */
 		int64_t patience = rb_min(FOLLOW_WAIT, rb_max(until - now, MILLISECOND));
-		if (l->session.again && (timeout || !c->reaping) && rb_conn_follow(c, l, patience, &interrupted)) {
+		if (!from && l->session.again && (timeout || !c->reaping) && rb_conn_follow(c, l, patience, &interrupted)) {
 			rb_link_drop(l);
 			continue;
 		}
@@ -151,13 +158,14 @@ int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 			return bad_rows(c, rows);
 		}
 		pthread_mutex_lock(&l->mu);
-		bool taken = rb_link_take(l, rows, &at);
-		if (taken || now >= until) {
+		bool taken = rb_link_take(l, rows, &at), never = !kept && rows > l->window - l->nkept;
+		if (taken || never || now >= until) {
 			pthread_mutex_unlock(&l->mu);
 			if (taken)
 				return begin(l, at, rows, dims, ndims, start, now, r);
+			int status = never ? all_kept(l) : rb_say(RB_ERR_FULL);
 			rb_link_drop(l);
-			return rb_say(RB_ERR_FULL);
+			return status;
 		}
 		uint32_t seen = l->room;
 		bool dead = l->dead;
@@ -175,6 +183,17 @@ int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 		pthread_mutex_unlock(&l->mu);
 		rb_link_drop(l);
 	}
+}
+
+int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r)
+{
+	return claim_from(c, NULL, false, rows, dims, ndims, timeout, r);
+}
+
+int rb_req_claim_kept(rb_conn *c, rb_link *from, uint32_t rows, int64_t timeout, rb_req *r)
+{
+	static const uint32_t no_dims[RB_DIMS]; /* for slots without inputs */
+	return claim_from(c, from, true, rows, no_dims, c->input_dims, timeout, r);
 }
 
 /* ---- commit ------------------------------------------------------------------- */
@@ -289,23 +308,28 @@ int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, 
 /* The broker's reason for a request whose deadline passed without a worker. */
 static const char NO_WORKER[] = "no worker attached";
 
-static _Thread_local uint32_t answered_version;
-
 static uint32_t version_of(const rb_req *r)
 {
 	rb_record *record = &r->link->session.board.records[r->link->first + r->at];
 	return __atomic_load_n(&record->version, __ATOMIC_RELAXED);
 }
 
+/* The sequence may be closed meanwhile. */
+static void tell(const rb_req *r)
+{
+	rb_slot *s = rb_req_slot(r);
+	pthread_mutex_lock(&r->link->mu);
+	if (s->sequence && s->handle == r->handle)
+		s->sequence->told = true;
+	pthread_mutex_unlock(&r->link->mu);
+}
+
 /* RB_OK, or how the request ended, with its reason. */
 static int outcome(const rb_req *r)
 {
 	int status = rb_req_slot(r)->status;
-	if (!status) {
-		answered_version = version_of(r);
-		if (rb_req_slot(r)->sequence)
-			rb_req_slot(r)->sequence->told = true;
-	}
+	if (!status && rb_req_slot(r)->sequence)
+		tell(r);
 	if (rb_req_slot(r)->broken)
 		return rb_explain(status, "its stream failed before it got to the commit; the CUDA context of this process is of no more use");
 	/* While an expired request is held, a worker may still write its reason. */
@@ -520,7 +544,6 @@ int rb_set_cost(rb_client client, uint64_t request, uint32_t cost) { WITH_REQUES
 int rb_poll(rb_client client, uint64_t request) { WITH_REQUEST(true, client, request, rb_req_poll(&r)); }
 int rb_cancel(rb_client client, uint64_t request) { WITH_REQUEST(true, client, request, cancel_request(&r)); }
 int rb_release(rb_client client, uint64_t request) { WITH_REQUEST(true, client, request, rb_req_release(&r)); }
-uint32_t rb_answered_version(void) { return answered_version; }
 int rb_request_version(rb_client client, uint64_t request, uint32_t *version)
 {
 	WITH_REQUEST(version, client, request, request_version(&r, version));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sequences. Client and worker are one thread here, so each step ends as the test wants. See every.c. */
 #define _GNU_SOURCE
+#include <pthread.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,15 +13,13 @@ static rb_client c;
 
 enum ending { WELL, FAILED, UNWRITTEN };
 
-/* Takes the next batch and runs it: h' = 10 h + x, y = h', n' = n + 1. Returns the rows. */
-static uint32_t serve(enum ending how)
+/* Runs a batch: h' = 10 h + x, y = h', n' = n + 1. Returns the rows. */
+static uint32_t run(rb_batch *b, enum ending how)
 {
-	rb_batch *b;
 	rb_view v;
 	void *x, *y, *h, *n, *next;
 	uint64_t bytes;
 	int64_t old[8], new[8];
-	WANT(RB_OK, rb_worker_next(w, minute, &b));
 	uint32_t rows = b->rows;
 	WANT_ALL(RB_ERR_INVALID, rb_batch_run(b, RB_STATE, 0, 0, &v), rb_batch_gather(b, RB_NEXT_STATE, 0, new, sizeof new),
 		rb_batch_row(b, RB_STATE, 2, 0, &h, &bytes), rb_batch_set_state(b, 2, new, sizeof new), rb_batch_set_state(b, 0, NULL, 8));
@@ -46,6 +45,13 @@ static uint32_t serve(enum ending how)
 	WANT(how == UNWRITTEN ? RB_ERR_FAILED : RB_OK, rb_batch_complete(b));
 	CHECK(how != UNWRITTEN || strstr(rb_error(), "state \"n\""));
 	return rows;
+}
+
+static uint32_t serve(enum ending how)
+{
+	rb_batch *b;
+	WANT(RB_OK, rb_worker_next(w, minute, &b));
+	return run(b, how);
 }
 
 /* The broker may have sent a step that was canceled. */
@@ -96,7 +102,7 @@ static void one_sequence(uint64_t q)
 	rb_request r = commit(q, 1, 0, 0), before;
 	rb_view v;
 	WANT(RB_ERR_NOT_DONE, rb_sequence_state(c, q, 0, &v, NULL));
-	WANT(RB_ERR_TIMEOUT, rb_sequence_request(c, q, NULL, 0, 0, &before));
+	WANT(RB_ERR_NOT_DONE, rb_sequence_request(c, q, NULL, 0, 0, &before));
 	serve(WELL);
 	CHECK(ended(r, 0) == 1 && state_of(q, 0) == 1);
 	WANT(RB_OK, rb_output(c, r.id, 0, &v)); /* still */
@@ -159,7 +165,7 @@ static void several_rows(uint64_t one, uint64_t two)
 		int64_t y[] = {ended(a, 0), ended(b, 0), ended(b, 1)};
 		CHECK(i < 3 || (y[0] == 123 && y[1] == 456 && y[2] == 789));
 	}
-	WANT(RB_ERR_ROWS, rb_sequence_reset(c, two, (uint32_t[]){0, 2}, 2));
+	WANT_ALL(RB_ERR_ROWS, rb_sequence_reset(c, two, (uint32_t[]){0, 2}, 2), rb_sequence_reset(c, two, (uint32_t[]){0, 0}, 2));
 	WANT(RB_OK, rb_sequence_reset(c, two, (uint32_t[]){1}, 1));
 	rb_request r = commit(two, 0, 5, 0);
 	serve(WELL);
@@ -186,7 +192,7 @@ static void in_one_call(uint64_t q)
 	WANT(RB_OK, rb_sequence_reset(c, q, NULL, 0));
 	WANT(RB_ERR_TIMEOUT, rb_step(c, q, &x, &y, 0, second / 50, &request));
 	CHECK(request);
-	WANT(RB_ERR_TIMEOUT, rb_step_prepared(&i, q)); /* the step before is under way */
+	WANT(RB_ERR_NOT_DONE, rb_step_prepared(&i, q)); /* the step before is under way */
 	CHECK(!i.request);
 	serve(WELL);
 	WANT(RB_OK, rb_wait(c, request, minute));
@@ -196,7 +202,71 @@ static void in_one_call(uint64_t q)
 	serve(WELL);
 	WANT(RB_OK, rb_wait(c, i.request, minute));
 	WANT(RB_OK, rb_collect(c, i.request, &y));
-	CHECK(out == 55 && state_of(q, 0) == 55);
+	CHECK(out == 55);
+	WANT(RB_OK, rb_sequence_undo(c, q, request)); /* another step's number */
+	CHECK(state_of(q, 0) == 55);
+	WANT(RB_ERR_TIMEOUT, rb_step_prepared(&i, q));
+	serve(WELL);
+	WANT(RB_OK, rb_wait(c, i.request, minute));
+	WANT(RB_OK, rb_collect(c, i.request, &y));
+	WANT_ALL(RB_OK, rb_sequence_undo(c, q, i.request), rb_sequence_undo(c, q, 0));
+	CHECK(out == 555 && state_of(q, 0) == 55);
+}
+
+static uint64_t shared, begun; /* a sequence of two threads, and its request */
+
+static void *step_elsewhere(void *slice)
+{
+	int64_t in = 7, out = 0;
+	int status = rb_step(c, shared, (const void *[]){&in}, (void *[]){&out}, 0, *(int64_t *)slice, &begun);
+	CHECK(*(int64_t *)slice < 0 ? status == RB_OK && out == 7 : status == RB_ERR_TIMEOUT && begun);
+	return NULL;
+}
+
+/* A thread that uses a sequence keeps others out: in a call, and between the calls for one step. */
+static void two_threads(uint64_t q)
+{
+	int64_t in = 1, out = 0;
+	shared = q;
+	for (int64_t slice = -1; slice < 2; slice += 2) {
+		pthread_t other;
+		uint64_t request;
+		rb_batch *b;
+		rb_view v;
+		WANT(RB_OK, rb_sequence_reset(c, q, NULL, 0));
+		CHECK(!pthread_create(&other, NULL, step_elsewhere, &slice));
+		WANT(RB_OK, rb_worker_next(w, minute, &b));
+		if (slice > 0)
+			pthread_join(other, NULL);
+		WANT_ALL(RB_ERR_NOT_DONE, rb_sequence_reset(c, q, NULL, 0), rb_sequence_state(c, q, 0, &v, NULL), rb_sequence_close(c, q),
+			rb_sequence_copy(c, q, 0, &request), rb_sequence_undo(c, q, 0),
+			rb_step(c, q, (const void *[]){&in}, (void *[]){&out}, 0, -1, &request));
+		CHECK(strstr(rb_error(), "another thread"));
+		run(b, WELL);
+		if (slice < 0) {
+			pthread_join(other, NULL);
+			continue;
+		}
+		WANT(RB_OK, rb_wait(c, begun, minute)); /* a request may change threads */
+		WANT(RB_OK, rb_collect(c, begun, (void *[]){&out}));
+	}
+	CHECK(out == 7 && state_of(q, 0) == 7);
+}
+
+/* The window has four slots, and the sequences keep three. */
+static void a_copy_takes_the_last_slot(uint64_t q)
+{
+	uint64_t copy, more;
+	rb_request r;
+	WANT(RB_OK, rb_sequence_copy(c, q, minute, &copy));
+	CHECK(state_of(q, 0) == 7 && state_of(copy, 0) == 7);
+	WANT(RB_ERR_ROWS, rb_claim(c, 1, NULL, 0, -1, &r)); /* does not wait */
+	CHECK(strstr(rb_error(), "sequences keep 4 of its 4 slots"));
+	WANT_ALL(RB_ERR_FULL, rb_sequence_open(c, 1, 0, &more), rb_sequence_copy(c, q, 0, &more));
+	WANT(RB_OK, rb_sequence_close(c, copy));
+	WANT(RB_ERR_ROWS, rb_claim(c, 2, NULL, 0, -1, &r));
+	WANT(RB_OK, rb_claim(c, 1, NULL, 0, -1, &r));
+	WANT(RB_OK, rb_release(c, r.id));
 }
 
 /* A child has none of its parent's sequences. */
@@ -244,6 +314,8 @@ void sequences(void)
 	in_child(one);
 	several_rows(one, two);
 	in_one_call(one);
+	two_threads(one);
+	a_copy_takes_the_last_slot(one);
 	commit(two, 1, 1, 0);
 	WANT(RB_OK, rb_sequence_close(c, two)); /* with a step under way */
 	drop_canceled();
