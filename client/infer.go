@@ -131,7 +131,7 @@ func (c *Client) fill(ctx context.Context, sig *tensor.Signature, inputs []any) 
 	if err != nil {
 		return Request{}, false, err
 	}
-	if r, err = c.claim(ctx, true, sig, rows, dims); err != nil {
+	if r, err = c.claim(ctx, true, sig, rows, dims, nil); err != nil {
 		return r, errors.Is(err, status.ErrSignatureMismatch), err
 	}
 	if err = r.write(sig, tensors); err != nil {

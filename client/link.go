@@ -42,6 +42,7 @@ type link struct {
 	free      []uint64 // bitmap: 1 = free
 	lowest    int      // words of free below this one are 0
 	nfree     int
+	kept      int           // by sequences
 	abandoned []uint32      // released while a worker or the broker still uses them
 	room      chan struct{} // closed when Claim should look again; nil if no Claim waits
 	wait      waiting

@@ -25,30 +25,33 @@ type Request struct {
 
 // Claim takes slots for a request of that many rows. While the window is full, Claim
 // waits for a Release. If ctx ends first, the error matches ErrFull and the context's
-// error. For a model with variable dimensions, dims are the actual sizes of all
+// error. If the client's sequences leave too few slots, it is ErrRows at once. For a model with variable dimensions, dims are the actual sizes of all
 // inputs' variable dimensions, in signature order.
 //
 // Free slots go to the first Claim that they are enough for, so a Claim of many rows
 // can starve beside many Claims of few. (A queue of Claims could deadlock: a goroutine
 // may hold slots while it claims more.) Give large requests a separate client.
 func (c *Client) Claim(ctx context.Context, rows int, dims ...int) (Request, error) {
-	return c.claim(ctx, true, c.dialed, rows, dims)
+	return c.claim(ctx, true, c.dialed, rows, dims, nil)
 }
 
 // TryClaim is Claim without waiting: if the window is full it returns ErrFull.
 func (c *Client) TryClaim(rows int, dims ...int) (Request, error) {
-	return c.claim(context.Background(), false, c.dialed, rows, dims)
+	return c.claim(context.Background(), false, c.dialed, rows, dims, nil)
 }
 
 // claim is Claim or, without wait, TryClaim. If the model's signature is not sig, the
-// error is ErrSignatureMismatch.
-func (c *Client) claim(ctx context.Context, wait bool, sig *tensor.Signature, rows int, dims []int) (Request, error) {
+// error is ErrSignatureMismatch. q is the sequence that will keep the slots, or nil.
+func (c *Client) claim(ctx context.Context, wait bool, sig *tensor.Signature, rows int, dims []int, q *Sequence) (Request, error) {
 	if info := c.info.Load(); rows < 1 || rows > info.Window || rows > info.MaxBatchSize {
 		return Request{}, info.badRows(rows)
 	}
 	var start int64
 	for {
-		l, err := c.holdLink(ctx, wait)
+		l, err := q.holdSource()
+		if l == nil && err == nil {
+			l, err = c.holdLink(ctx, wait)
+		}
 		if err != nil {
 			return Request{}, err
 		}
@@ -80,9 +83,13 @@ func (c *Client) claim(ctx context.Context, wait bool, sig *tensor.Signature, ro
 			}
 			return Request{l, uint32(at), s.handle.Add(1)}, nil
 		}
-		if !wait {
+		if left := l.info.Window - l.kept; !wait || q == nil && rows > left {
 			l.mu.Unlock()
 			l.drop()
+			if q == nil && rows > left {
+				return Request{}, fmt.Errorf("%w: this client's sequences keep %d of its %d slots, so a request has at most %d rows: close some, "+
+					"or dial with a larger window", status.ErrRows, l.info.Window-left, l.info.Window, left)
+			}
 			return Request{}, status.ErrFull
 		}
 		if start == 0 {

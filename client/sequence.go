@@ -5,6 +5,7 @@ package client
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
@@ -16,8 +17,8 @@ import (
 // row. Each step finds the state that the last answered step left. A step that fails,
 // expires or is canceled leaves the state as it was, and may be sent again.
 //
-// A Sequence keeps slots of the client's window until Close. Only one goroutine at a time
-// may use it. When the broker is restarted, or another broker takes over, the state is
+// A Sequence keeps slots of the client's window until Close. One goroutine at a time uses
+// it: the methods of others return ErrNotDone meanwhile. When the broker is restarted, or another broker takes over, the state is
 // gone: every method returns ErrStateLost until Reset.
 type Sequence struct {
 	c     *Client
@@ -28,6 +29,16 @@ type Sequence struct {
 	fresh []bool // rows whose state is zero
 	begun []bool // rows that were fresh in the step under way
 	done  bool   // closed
+	busy  atomic.Bool
+	given uint32 // handle of the latest Request
+	from  *link  // a copy's: where to claim; then nil
+}
+
+func (q *Sequence) enter() error {
+	if !q.busy.CompareAndSwap(false, true) {
+		return fmt.Errorf("%w: this sequence is busy in another goroutine: one at a time uses it", status.ErrNotDone)
+	}
+	return nil
 }
 
 // Sequence begins sequences, one for each row, with a state of zero. It waits for slots
@@ -36,21 +47,42 @@ func (c *Client) Sequence(ctx context.Context, rows int) (*Sequence, error) {
 	if len(c.dialed.State) == 0 {
 		return nil, fmt.Errorf("%w: the model %q has no state: use Infer or Claim", status.ErrInvalid, c.model)
 	}
-	q := &Sequence{c: c, rows: rows, fresh: make([]bool, max(rows, 0)), begun: make([]bool, max(rows, 0))}
+	return c.sequence(ctx, rows, nil)
+}
+
+// sequence claims from a link, or from the present one.
+func (c *Client) sequence(ctx context.Context, rows int, from *link) (*Sequence, error) {
+	q := &Sequence{c: c, rows: rows, fresh: make([]bool, max(rows, 0)), begun: make([]bool, max(rows, 0)), from: from}
 	if err := q.claim(ctx); err != nil {
 		return nil, err
 	}
 	return q, nil
 }
 
+// holdSource holds the link of the sequence that q copies; nil for others.
+func (q *Sequence) holdSource() (*link, error) {
+	if q == nil || q.from == nil {
+		return nil, nil
+	}
+	if q.from.dead.Load() {
+		return nil, status.ErrStateLost
+	}
+	q.from.hold() // the other sequence holds it, too
+	return q.from, nil
+}
+
 func (q *Sequence) claim(ctx context.Context) error {
 	dims := make([]int, tensor.VariableDims(q.c.dialed.Inputs))
-	r, err := q.c.claim(ctx, true, q.c.dialed, q.rows, dims)
+	r, err := q.c.claim(ctx, true, q.c.dialed, q.rows, dims, q)
 	if err != nil {
 		return err
 	}
-	q.link, q.at, q.half = r.link, r.at, 0
+	q.link, q.at, q.half, q.from = r.link, r.at, 0, nil
+	q.link.mu.Lock()
 	q.link.slots[q.at].kept = true
+	q.link.kept += q.rows
+	q.link.wakeClaims() // some may have no room now
+	q.link.mu.Unlock()
 	for i := range q.fresh {
 		q.fresh[i] = true
 	}
@@ -70,6 +102,9 @@ func (q *Sequence) settle(ctx context.Context) (*slot, error) {
 	}
 	l := q.link
 	s := &l.slots[q.at]
+	if s.state == slotCommitted && s.handle.Load() == q.given {
+		return nil, fmt.Errorf("%w: a step of this sequence is under way: Wait for its end, or Release it", status.ErrNotDone)
+	}
 	if s.state == slotCommitted && !l.hasEnded(q.at) {
 		if err := l.await(ctx, q.at, 0); err != nil {
 			return nil, fromContext(err)
@@ -115,9 +150,18 @@ func (q *Sequence) awaitWorker(ctx context.Context, s *slot) error {
 
 // Request returns the sequence's slots as a request for the next step: write its inputs,
 // Commit, Wait, and read its outputs before the next Request. dims are as for Claim. It
-// waits while the previous step is under way. The state advances when the caller learns
+// waits until no worker uses a previous step that was released or ended early. A step that
+// was not waited for is ErrNotDone. The state advances when the caller learns
 // of the answer (Wait, Poll, Output): a step that is released before stays without effect.
 func (q *Sequence) Request(ctx context.Context, dims ...int) (Request, error) {
+	if err := q.enter(); err != nil {
+		return Request{}, err
+	}
+	defer q.busy.Store(false)
+	return q.request(ctx, dims)
+}
+
+func (q *Sequence) request(ctx context.Context, dims []int) (Request, error) {
 	s, err := q.settle(ctx)
 	if err != nil {
 		return Request{}, err
@@ -129,12 +173,17 @@ func (q *Sequence) Request(ctx context.Context, dims ...int) (Request, error) {
 	copy(q.begun, q.fresh)
 	clear(q.fresh)
 	q.link.begin(s, int(q.at))
-	return Request{q.link, q.at, s.handle.Add(1)}, nil
+	q.given = s.handle.Add(1)
+	return Request{q.link, q.at, q.given}, nil
 }
 
 // Step runs the next step. Inputs and outputs are as for Infer. If it returns an error,
 // the state is as before.
 func (q *Sequence) Step(ctx context.Context, inputs ...any) ([]tensor.Tensor, error) {
+	if err := q.enter(); err != nil {
+		return nil, err
+	}
+	defer q.busy.Store(false)
 	sig := q.c.dialed
 	tensors, rows, dims, err := q.c.checkInputs(sig, inputs)
 	if err == nil && rows != q.rows {
@@ -143,7 +192,7 @@ func (q *Sequence) Step(ctx context.Context, inputs ...any) ([]tensor.Tensor, er
 	if err != nil {
 		return nil, err
 	}
-	r, err := q.Request(ctx, dims...)
+	r, err := q.request(ctx, dims)
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +208,7 @@ func (q *Sequence) Step(ctx context.Context, inputs ...any) ([]tensor.Tensor, er
 	}
 	outs, err := r.copyOutputs()
 	if err != nil {
-		q.Undo()
+		q.undo()
 	}
 	return outs, err
 }
@@ -167,25 +216,44 @@ func (q *Sequence) Step(ctx context.Context, inputs ...any) ([]tensor.Tensor, er
 // Undo keeps the state from before the last step, although the step was answered: its
 // caller could not use the answer. It comes before the next step.
 func (q *Sequence) Undo() {
+	if q.enter() == nil { // else there is a later step
+		q.undo()
+		q.busy.Store(false)
+	}
+}
+
+func (q *Sequence) undo() {
 	if q.link != nil && !q.done { // else the slots are not, or no longer, this sequence's
 		q.link.slots[q.at].told = false
 	}
 }
 
-// Reset makes the state of these rows zero, or of all rows if none is given.
+// Reset makes the state of these rows zero, or of all rows if none is given. A row that is
+// given twice is ErrRows.
 func (q *Sequence) Reset(rows ...int) error {
+	if err := q.enter(); err != nil {
+		return err
+	}
+	defer q.busy.Store(false)
 	if q.done {
 		return status.ErrClosed
 	}
 	lost := q.link != nil && q.link.dead.Load()
+	chosen := make([]bool, q.rows)
 	for _, row := range rows {
 		if row < 0 || row >= q.rows {
 			return fmt.Errorf("%w: row %d of a sequence of %d", status.ErrRows, row, q.rows)
 		}
+		if chosen[row] {
+			return fmt.Errorf("%w: row %d is given twice: give each row's number once; a mask is not taken", status.ErrRows, row)
+		}
 		if lost {
 			return fmt.Errorf("%w (all rows are gone: reset them all)", status.ErrStateLost)
 		}
-		q.fresh[row] = true
+		chosen[row] = true
+	}
+	for row, fresh := range chosen {
+		q.fresh[row] = q.fresh[row] || fresh
 	}
 	if len(rows) > 0 {
 		return nil
@@ -201,6 +269,10 @@ func (q *Sequence) Reset(rows ...int) error {
 
 // State is a copy of the present state of that name, for all rows.
 func (q *Sequence) State(ctx context.Context, name string) (tensor.Tensor, error) {
+	if err := q.enter(); err != nil {
+		return tensor.Tensor{}, err
+	}
+	defer q.busy.Store(false)
 	k, err := q.findState(ctx, name)
 	if err != nil {
 		return tensor.Tensor{}, err
@@ -218,6 +290,10 @@ func (q *Sequence) State(ctx context.Context, name string) (tensor.Tensor, error
 
 // SetState replaces the present state of t's name, for all rows.
 func (q *Sequence) SetState(ctx context.Context, t tensor.Tensor) error {
+	if err := q.enter(); err != nil {
+		return err
+	}
+	defer q.busy.Store(false)
 	k, err := q.findState(ctx, t.Name)
 	if err != nil {
 		return err
@@ -239,12 +315,17 @@ func (q *Sequence) SetState(ctx context.Context, t tensor.Tensor) error {
 	return nil
 }
 
-// Copy begins another sequence with the present state of this one.
+// Copy begins another sequence with the present state of this one, at the same model, also
+// after an alias has moved to another one.
 func (q *Sequence) Copy(ctx context.Context) (*Sequence, error) {
+	if err := q.enter(); err != nil {
+		return nil, err
+	}
+	defer q.busy.Store(false)
 	if _, err := q.findState(ctx, q.c.dialed.State[0].Name); err != nil {
 		return nil, err
 	}
-	other, err := q.c.Sequence(ctx, q.rows)
+	other, err := q.c.sequence(ctx, q.rows, q.link)
 	if err != nil {
 		return nil, err
 	}
@@ -257,8 +338,13 @@ func (q *Sequence) Copy(ctx context.Context) (*Sequence, error) {
 	return other, nil
 }
 
-// Close gives the slots back. A step under way is canceled.
+// Close gives the slots back. A step under way is canceled, unless a goroutine is in Step:
+// then Close returns ErrNotDone.
 func (q *Sequence) Close() error {
+	if err := q.enter(); err != nil {
+		return err
+	}
+	defer q.busy.Store(false)
 	if q.done {
 		return nil
 	}
@@ -275,6 +361,7 @@ func (q *Sequence) leave() {
 	s := &q.link.slots[q.at]
 	q.link.mu.Lock()
 	s.kept = false
+	q.link.kept -= q.rows
 	q.link.mu.Unlock()
 	_ = Request{q.link, q.at, s.handle.Add(1)}.Release()
 	q.link = nil

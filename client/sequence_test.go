@@ -274,3 +274,53 @@ func TestASequenceNeedsAModelWithState(t *testing.T) {
 		must.Fail(t, bad, err, client.ErrInvalid)
 	}
 }
+
+func TestOneGoroutineAtATimeUsesASequence(t *testing.T) {
+	r := newRing(t, summing(t))
+	q, w := begin(t, r.dial(), 2), r.taker(2)
+	answer := make(chan error, 1)
+	go func() { answer <- step(t, q, []int64{1, 2}, 1, 2) }()
+	b, err := w.Next(soon(t))
+	must.Do(t, err)
+	_, state := q.State(soon(t), "sum")
+	_, copied := q.Copy(soon(t))
+	_, request := q.Request(soon(t))
+	for _, err := range []error{step(t, q, []int64{1, 1}), state, copied, request, q.Reset(), q.Close()} {
+		must.Fail(t, "in two goroutines", err, client.ErrNotDone)
+	}
+	q.Undo() // not the other's step
+	must.Do(t, sum(soon(t), b))
+	must.Do(t, b.Complete())
+	must.Do(t, <-answer)
+	s, err := q.State(soon(t), "sum")
+	must.Do(t, err)
+	if !slices.Equal(s.Data, append(binary(1), binary(2)...)) {
+		t.Errorf("the state is %v", s.Data)
+	}
+}
+
+func TestAClaimThatSequencesLeaveNoRoomForIsRefusedAtOnce(t *testing.T) {
+	r := newRing(t, summing(t))
+	c := r.dial(client.WithWindow(2))
+	one := begin(t, c, 1)
+	held, err := c.Claim(soon(t), 1)
+	must.Do(t, err)
+	waiting, opened := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := c.Claim(context.Background(), 1)
+		waiting <- err
+	}()
+	go func() {
+		_, err := c.Sequence(soon(t), 1)
+		opened <- err
+	}()
+	_, err = c.Claim(context.Background(), 2) // never beside the first sequence
+	must.Fail(t, "two rows", err, client.ErrRows)
+	must.Do(t, held.Release())
+	if err := <-waiting; err == nil { // it was faster: the sequence waits
+		must.Do(t, one.Close())
+	} else {
+		must.Fail(t, "the last slot is a sequence's", err, client.ErrRows)
+	}
+	must.Do(t, <-opened)
+}

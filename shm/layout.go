@@ -125,8 +125,12 @@ func NewLayout(sig tensor.Signature, slots, maxBatch int) (*Layout, error) {
 // NewPipelineLayout is the layout of a ring with these planes, for a peer with the inputs
 // and outputs of sig.
 func NewPipelineLayout(planes []tensor.Spec, sig tensor.Signature, slots, maxBatch int) (*Layout, error) {
-	if len(planes) > tensor.MaxTensors {
-		return nil, fmt.Errorf("%w: a pipeline of %d tensors, at most %d", status.ErrInvalid, len(planes), tensor.MaxTensors)
+	tensors := len(planes)
+	if tensors > 0 && planes[tensors-1].Name == stepPlane.Name {
+		tensors--
+	}
+	if tensors > tensor.MaxTensors {
+		return nil, fmt.Errorf("%w: a pipeline of %d tensors, at most %d", status.ErrInvalid, tensors, tensor.MaxTensors)
 	}
 	for i := range planes {
 		if slices.ContainsFunc(planes[:i], func(t tensor.Spec) bool { return t.Name == planes[i].Name }) {

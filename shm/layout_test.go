@@ -69,6 +69,13 @@ func TestALayoutBeyondItsLimitsIsRefused(t *testing.T) {
 	if err == nil && l.PlanesSize < int64((1<<36))*MaxSlots {
 		t.Errorf("the size ran over: %d", l.PlanesSize)
 	}
+	many.State = []tensor.Spec{{Name: "h", DType: tensor.F32, Shape: []int{1}}}
+	if _, err := NewLayout(many, 1, 1); !errors.Is(err, status.ErrInvalid) {
+		t.Errorf("65 tensors: %v", err)
+	}
+	many.Inputs = many.Inputs[1:]
+	_, err = NewLayout(many, 1, 1)
+	must.Do(t, err) // the words of the steps are no tensor
 }
 
 func TestTheGeometryDiffersForEveryChange(t *testing.T) {

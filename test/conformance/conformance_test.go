@@ -60,7 +60,7 @@ func run(m *testing.M) int {
 	cDriver = filepath.Join(dir, "driver")
 	sources, _ := filepath.Glob("../../cbindings/src/*.c")
 	args := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
-		"-I../../cbindings", "-pthread", "-o", cDriver, "testdata/driver.c"}, sources...)
+		"-DRB_LINK_MASK=3", "-I../../cbindings", "-pthread", "-o", cDriver, "testdata/driver.c"}, sources...)
 	if out, err := exec.Command("cc", args...).CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "cc: %v\n%s", err, out)
 		return 1

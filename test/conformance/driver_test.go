@@ -25,6 +25,8 @@ type driver struct {
 	requests [32]client.Request
 	worker   *worker.Worker
 	batch    *worker.Batch
+
+	sequences [8]*client.Sequence
 }
 
 func drive() {
@@ -97,6 +99,10 @@ func (d *driver) do(line string) string {
 		return d.out(r)
 	case "reason":
 		return fmt.Sprint(r.WaitFor(0))
+	case "version":
+		return d.version(r)
+	case "open", "begin", "step", "state", "undo", "reset", "copy", "end":
+		return d.doSequence(what, rest)
 	case "close":
 		for _, r := range d.requests { // as rb_close does
 			_ = r.Release()
@@ -108,6 +114,8 @@ func (d *driver) do(line string) string {
 		return d.next(milliseconds(rest))
 	case "answer":
 		return name(d.answer())
+	case "sum":
+		return name(d.sum())
 	case "sizes":
 		return name(d.batch.SetOutputDims(0, n))
 	case "fail":
@@ -205,7 +213,8 @@ func (d *driver) out(r *client.Request) string {
 func (d *driver) attach(rest string) error {
 	parts := strings.SplitN(rest, "|", 3)
 	in, out, _ := strings.Cut(parts[1], "->")
-	sig, err := tensor.ParseSignature(strings.Fields(in), strings.Fields(out))
+	out, state, _ := strings.Cut(out, " state ")
+	sig, err := tensor.ParseSignature(strings.Fields(in), strings.Fields(out), strings.Fields(state)...)
 	if err != nil {
 		return err
 	}

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A client or worker that reads commands, one a line, and prints their results. driver_test.go has the same in Go. */
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@ static rb_client client;
 static rb_worker worker;
 static rb_request request[32];
 static rb_batch *batch;
+static uint64_t sequence[8];
 
 static void say(int status) { printf("%s\n", rb_status_name(status)); }
 
@@ -111,6 +113,62 @@ static void next(char *rest)
 		printf("OK %u requests %u rows\n", batch->requests, batch->rows);
 }
 
+/* Answers with the state plus the input, which is the next state. */
+static void sum(void)
+{
+	void *x, *y, *h, *next;
+	uint64_t bytes;
+	for (uint32_t i = 0; i < batch->rows; i++) {
+		rb_batch_row(batch, RB_INPUT, 0, i, &x, &bytes);
+		rb_batch_row(batch, RB_OUTPUT, 0, i, &y, &bytes);
+		rb_batch_row(batch, RB_STATE, 0, i, &h, &bytes);
+		rb_batch_row(batch, RB_NEXT_STATE, 0, i, &next, &bytes);
+		*(float *)y = *(float *)next = *(float *)h + *(float *)x;
+	}
+	say(rb_batch_complete(batch));
+}
+
+static void version(const rb_request *r)
+{
+	uint32_t v;
+	int status = rb_request_version(client, r->id, &v);
+	if (status)
+		say(status);
+	else
+		printf("OK %u\n", v);
+}
+
+static void say_first(int status, void *const *x)
+{
+	if (status)
+		say(status);
+	else
+		printf("OK %g\n", *(float *)*x);
+}
+
+/* A command about the sequence whose number it names first; false if it is another command. */
+static bool do_sequence(const char *what, char *rest)
+{
+	uint32_t n[8] = {0}, count = 0; /* s0 r1 2: 0, 1, 2 */
+	for (const char *at = rest; *at && count < 8; at += strcspn(at, " "), at += *at == ' ')
+		n[count++] = (uint32_t)atoi(at + (*at == 's' || *at == 'r'));
+	uint64_t *q = &sequence[n[0] % 8], sent;
+	uint8_t fresh[64];
+	float x = (float)n[1], y = 0;
+	void *to = &y;
+	rb_view v = {0};
+	if (!strcmp(what, "open")) say(rb_sequence_open(client, n[1], 20000 * MS, q));
+	else if (!strcmp(what, "begin")) say(rb_sequence_request(client, *q, NULL, 0, 20000 * MS, &request[n[1] % 32]));
+	else if (!strcmp(what, "step")) say_first(rb_step(client, *q, (const void *[]){&x}, &to, 0, -1, &sent), &to);
+	else if (!strcmp(what, "state")) say_first(rb_sequence_state(client, *q, 0, &v, fresh), &v.data);
+	else if (!strcmp(what, "undo")) say(rb_sequence_undo(client, *q, 0));
+	else if (!strcmp(what, "reset")) say(rb_sequence_reset(client, *q, count > 1 ? n + 1 : NULL, count - 1));
+	else if (!strcmp(what, "copy")) say(rb_sequence_copy(client, *q, 20000 * MS, &sequence[n[1] % 8]));
+	else if (!strcmp(what, "end")) say(rb_sequence_close(client, *q));
+	else return false;
+	return true;
+}
+
 int main(void)
 {
 	char line[4096];
@@ -137,10 +195,12 @@ int main(void)
 		else if (!strcmp(what, "attach")) attach(rest);
 		else if (!strcmp(what, "next")) next(rest);
 		else if (!strcmp(what, "answer")) answer();
+		else if (!strcmp(what, "sum")) sum();
+		else if (!strcmp(what, "version")) version(r);
 		else if (!strcmp(what, "sizes")) say(rb_batch_set_output_dims(batch, 0, &n, 1));
 		else if (!strcmp(what, "fail")) say((rb_batch_fail_all(batch, rest), rb_batch_complete(batch)));
 		else if (!strcmp(what, "detach")) say(rb_worker_close(worker));
-		else printf("no command %s\n", what);
+		else if (!rest || !do_sequence(what, rest)) printf("no command %s\n", what);
 		fflush(stdout);
 	}
 	return 0;
