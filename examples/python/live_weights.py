@@ -26,8 +26,9 @@ def learn(steps: int = 200) -> None:
         with rb.connect("policy") as model:
             for _ in range(steps):
                 x = random.standard_normal((8, 8), dtype="float32")
-                error = model(x) - x.sum(axis=1, keepdims=True)
-                assert model.version >= publisher.version  # never older than the last publish
+                y, version = model(x, version=True)
+                error = y - x.sum(axis=1, keepdims=True)
+                assert version >= publisher.version  # never older than the last publish
                 weights["w"] -= 0.1 * x.T @ error / len(x)
                 weights["b"] -= 0.1 * error.mean(axis=0)
                 publisher.publish(weights)

@@ -268,6 +268,14 @@ int wait_for(Client *c, uint64_t request, int64_t timeout)
 	}
 }
 
+int keep_step(Client *c, uint64_t sequence, uint64_t request, int status)
+{
+	if (status || !sequence || !PyErr_CheckSignals())
+		return status;
+	p_rb_sequence_undo(c->handle, sequence, request);
+	return -1;
+}
+
 /* Sends one item, as a step of the sequence if it is not 0, and waits for its outputs: the status, -1 if an exception was
  * raised. */
 static int infer(Client *c, uint64_t sequence, const void *const *in, void *const *out, int64_t timeout)
@@ -291,11 +299,11 @@ static int infer(Client *c, uint64_t sequence, const void *const *in, void *cons
 		}
 	}
 	if (status != RB_ERR_TIMEOUT || !request)
-		return status;
+		return keep_step(c, sequence, request, status);
 	status = PyErr_CheckSignals() ? -1 : wait_for(c, request, 0);
 	if (status < 0)
 		p_rb_release(c->handle, request);
-	return status < 0 ? status : p_rb_collect(c->handle, request, out);
+	return status < 0 ? status : keep_step(c, sequence, request, p_rb_collect(c->handle, request, out));
 }
 
 static PyMethodDef client_methods[] = {
@@ -332,7 +340,7 @@ typedef struct {
 	PyObject *core;
 	unsigned long long sequence; /* of a Stepper; 0 once it is closed */
 	unsigned int rows;
-	char busy; /* a coroutine waits for a step */
+	char busy; /* a coroutine waits for a step; of a model: a call has to warn first */
 } Caller;
 
 /* Finds the inputs by place and by name, and the timeout. False if the call is not for the quick path: it takes one item
@@ -394,7 +402,7 @@ static PyObject *caller_call(Caller *m, PyObject *args, PyObject *named)
 	PyObject *timeout = Py_None;
 	if (named && PyDict_Size(named) == 0)
 		named = NULL;
-	if (m->core && take_arguments((Client *)m->core, args, named, in, &timeout))
+	if (m->core && !m->busy && take_arguments((Client *)m->core, args, named, in, &timeout))
 		return call_quick((Client *)m->core, 0, in, timeout);
 	return call_slowly(m, args, named);
 }
@@ -436,8 +444,10 @@ static void caller_dealloc(Caller *m)
 }
 
 static PyGetSetDef caller_fields[] = {{"_core", (getter)caller_get_core, (setter)caller_set_core, NULL, NULL}, {0}};
+static PyMemberDef caller_members[] = {{"_unwarned", T_BOOL, offsetof(Caller, busy), 0, NULL}, {0}};
 static PyType_Slot caller_slots[] = {
 	{Py_tp_doc, "A model that is called."},
+	{Py_tp_members, caller_members},
 	{Py_tp_dealloc, caller_dealloc},
 	{Py_tp_call, caller_call},
 	{Py_tp_getset, caller_fields},

@@ -49,7 +49,7 @@
 #define FUNCTIONS(F)                                                                                                    \
 	F(rb_error) F(rb_connect) F(rb_close) F(rb_claim) F(rb_claim_prepared) F(rb_commit) F(rb_commit_all) F(rb_wait) \
 	F(rb_poll) F(rb_release) F(rb_commit_on_stream) F(rb_release_on_stream) F(rb_infer) F(rb_collect) F(rb_submit)  \
-	F(rb_reap) F(rb_step) F(rb_sequence_request) F(rb_worker_next) F(rb_batch_complete)
+	F(rb_reap) F(rb_step) F(rb_sequence_request) F(rb_sequence_undo) F(rb_worker_next) F(rb_batch_complete)
 #define DECLARE(name) extern __typeof__(name) *p_##name;
 FUNCTIONS(DECLARE)
 
@@ -119,6 +119,8 @@ int commit_one(Client *c, uint64_t request, int64_t timeout, uint32_t flags, PyO
 void release_one(Client *c, uint64_t request, PyObject *stream);
 /* Gives back slots that this process cannot use any more; -1 if an exception was raised. */
 int sweep(Client *c);
+/* After a step that ended with RB_OK: the status, or -1 if a handler raises, and the step is undone. */
+int keep_step(Client *c, uint64_t sequence, uint64_t request, int status);
 /* Waits until the request has ended or the time is over; -1 if a handler raised. */
 int wait_for(Client *c, uint64_t request, int64_t timeout);
 /* Whether x is one item of the k-th input. */

@@ -5,7 +5,7 @@
 typedef struct {
 	PyObject_HEAD
 	Client *core;
-	unsigned long long id;
+	unsigned long long id, sequence;
 	unsigned int slot, rows, attachment, generation;
 	char single, released, committed, ok;
 	PyObject **view; /* arrays by tensor; NULL until the first one is made */
@@ -105,6 +105,7 @@ static int held_init(Held *r, PyObject *args, PyObject *named)
 	r->attachment = taken.attachment;
 	r->rows = (unsigned int)rows;
 	r->single = (char)single;
+	r->sequence = sequence;
 	r->released = 0;
 	Py_INCREF(c);
 	r->core = c;
@@ -208,7 +209,7 @@ static PyObject *held_wait(Held *r, PyObject *number)
 	long long timeout = PyLong_AsLongLong(number);
 	if (PyErr_Occurred() || !check(r))
 		return NULL;
-	int status = wait_for(r->core, r->id, timeout);
+	int status = keep_step(r->core, r->sequence, r->id, wait_for(r->core, r->id, timeout));
 	if (status)
 		return status < 0 ? NULL : raise_status(r->core, status);
 	r->ok = 1;
@@ -241,7 +242,7 @@ static PyObject *held_run(Held *r, PyObject *args, PyObject *named)
 		return status < 0 ? NULL : raise_status(r->core, status);
 	if (end_inputs(r))
 		return NULL;
-	status = wait_for(r->core, r->id, 0);
+	status = keep_step(r->core, r->sequence, r->id, wait_for(r->core, r->id, 0));
 	if (status)
 		return status < 0 ? NULL : raise_status(r->core, status);
 	r->ok = 1;

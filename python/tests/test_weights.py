@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -64,8 +65,7 @@ class Watched:
 
     def ask(self) -> None:
         floor, x = self.published, np.zeros(1, "uint8")
-        y = self.model(x)
-        version = self.model.version
+        y, version = self.model(x, version=True)
         assert y["least"] == y["most"], f"torn: {y}"
         assert version >= floor, f"version {version}, and {floor} was published before"
         assert self.fills.setdefault(version, y["least"]) == y["least"]
@@ -106,8 +106,8 @@ def test_a_publisher_and_its_errors(at):
         return {"least": np.full(len(batch), batch.weights["deep.b"]), "most": np.full(len(batch), batch.version)}
 
     def answers(model) -> tuple:
-        y = model(np.zeros(1, "uint8"))
-        return model.version, int(y["least"]), int(y["most"])
+        y, version = model(np.zeros(1, "uint8"), version=True)
+        return version, int(y["least"]), int(y["most"])
 
     with broker_at(at), rb.publisher("m", TENSORS, socket=at) as p:
         with pytest.raises(errors.Busy, match="publishes the weights of"):
@@ -131,6 +131,7 @@ def test_a_publisher_and_its_errors(at):
                 assert future.result()["most"] == future.version == v
                 with model.request() as req:
                     assert req.run().version == v
+                assert asyncio.run(model.ainfer(np.zeros(1, "uint8"), version=True))[1] == v
 
 
 def test_weights_outlive_a_broker(at):
@@ -149,10 +150,11 @@ def test_weights_outlive_a_broker(at):
             assert model(x)["most"] == v
         stack.enter_context(broker_at(at))
         for _ in range(50):
-            assert (model(x)["least"], model.version) == (2, v)
+            y, version = model(x, version=True)
+            assert (y["least"], version) == (2, v)
         stack.enter_context(serving(run, at))  # a worker that comes now gets it, too
         assert p.publish(fill(3)) == v + 1
-        eventually(lambda: model(x)["least"] == 3 and model.version == v + 1)
+        eventually(lambda: model(x)["least"] == 3 and model(x, version=True)[1] == v + 1)
 
 
 def test_wrong_workers_are_refused():
@@ -202,6 +204,8 @@ def test_rows_of_several_requests_have_the_oldest_version(at):
                     p.publish(fill(n))
                     y = future.result()["least"]
                     assert future.version == 2 * n - 2 or (y[0] == y[-1] and future.version == 2 * n - 1)
+                rows = np.zeros((40, 1), "uint8")
+                assert model(rows, version=True)[1] == asyncio.run(model.ainfer(rows, version=True))[1] == p.version
         finally:
             worker.kill()
             worker.wait()
@@ -231,8 +235,9 @@ def test_a_module_is_followed_in_place_and_wrong_versions_are_withdrawn(at):
     x = np.arange(4, dtype="float32")
 
     def agrees(model, version: int) -> None:
-        np.testing.assert_allclose(model(x), learner(torch.from_numpy(x)).detach(), rtol=1e-5, atol=1e-5)
-        assert model.version == version
+        y, answered = model(x, version=True)
+        np.testing.assert_allclose(y, learner(torch.from_numpy(x)).detach(), rtol=1e-5, atol=1e-5)
+        assert answered == version
 
     with broker_at(at), rb.publisher("m", learner, socket=at) as p:
         p.publish(learner)
@@ -281,8 +286,9 @@ def test_ringbatch_torch_follows(at, tmp_path):
                         net.weight.normal_()
                     v = p.publish(net)
                     want = net(torch.ones(4, dtype=torch.bfloat16)).float().detach()
-                    np.testing.assert_allclose(model(np.ones(4, "float32")), want, rtol=0.05, atol=0.05)
-                    assert model.version == v
+                    y, version = model(np.ones(4, "float32"), version=True)
+                    np.testing.assert_allclose(y, want, rtol=0.05, atol=0.05)
+                    assert version == v
         finally:
             served.terminate()
             assert served.wait(60) == 0
@@ -328,12 +334,12 @@ def test_versions_go_from_gpu_to_gpu(at, gpu, memory):
                 change()
                 v = p.publish(learner)
                 want = learner(gpu.tensor(x[None], device=here)).detach().cpu()[0]
-                np.testing.assert_allclose(model(x), want, rtol=1e-3, atol=1e-3)
-                assert model.version == v
+                y, version = model(x, version=True)
+                np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-3)
+                assert version == v
             bad = {name: gpu.full_like(t, float("nan")) if t.is_floating_point() else t for name, t in learner.state_dict().items()}
             p.publish(bad)
-            model(x)
-            assert model.version == v
+            assert model(x, version=True)[1] == v
             with pytest.raises(rb.Failed, match="has a NaN"):
                 p.publish(learner)
 
@@ -376,9 +382,9 @@ def test_recorded_graphs_follow_in_order_with_the_batches(at, tmp_path, gpu, mem
             with rb.connect("m", socket=at, wait=120) as model:
                 while not end.is_set():
                     floor = p.version
-                    y = model(np.zeros(1, "float32"))
-                    if not (y["a"] == y["b"] == model.version >= floor):
-                        failed.append((y, model.version, floor))
+                    y, version = model(np.zeros(1, "float32"), version=True)
+                    if not (y["a"] == y["b"] == version >= floor):
+                        failed.append((y, version, floor))
 
         threads = [threading.Thread(target=ask) for _ in range(8)]
         try:

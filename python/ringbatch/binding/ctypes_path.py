@@ -101,6 +101,9 @@ class Client:
     def _scratch(self) -> Scratch:
         raise NotImplementedError
 
+    def undo(self, sequence: int, request: int | None) -> None:
+        raise NotImplementedError
+
     def wait(self, request: int, timeout_ns: int) -> None:
         raise NotImplementedError
 
@@ -229,6 +232,7 @@ class Caller:
     """A model, which is called."""
 
     _core: Any
+    _unwarned = False
 
     def _call(self, *inputs: Any, **named: Any) -> Any:
         raise NotImplementedError
@@ -298,14 +302,14 @@ class Columns(ByName):
 class Held:
     """A claimed request and the arrays over it."""
 
-    __slots__ = ("_committed", "_core", "_generation", "_made", "_ok", "_r", "_released", "_single", "rows")
+    __slots__ = ("_committed", "_core", "_generation", "_made", "_ok", "_r", "_released", "_sequence", "_single", "rows")
 
     def __init__(
         self, core: Client, rows: int = 1, dims: tuple[int, ...] = (), timeout_ns: int = 0, single: bool = True,
         sequence: int = 0,
     ) -> None:
         self._released = self._committed = self._ok = False
-        self._core, self._single, self.rows = core, single, rows
+        self._core, self._single, self.rows, self._sequence = core, single, rows, sequence
         self._generation = Process.generation
         self._made: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         self._r = r = c.Request()
@@ -403,7 +407,11 @@ class Held:
 
     def wait_in(self, timeout_ns: int) -> None:
         self._check()
-        self._core.wait(self._id, timeout_ns)
+        try:
+            self._core.wait(self._id, timeout_ns)
+        except BaseException:  # perhaps of a signal handler, after the wait
+            self._core.undo(self._sequence, self._id)
+            raise
         self._ok = True
 
     def run(

@@ -137,6 +137,8 @@ PROTOTYPES = {
     "rb_step_prepared": (c_int, [_address, _sequence]),
     "rb_sequence_reset": (c_int, [_client, _sequence, _address, c_uint32]),
     "rb_sequence_state": (c_int, [_client, _sequence, c_uint32, _address, _address]),
+    "rb_sequence_copy": (c_int, [_client, _sequence, c_int64, _address]),
+    "rb_sequence_undo": (c_int, [_client, _sequence, _request]),
     "rb_sequence_close": (c_int, [_client, _sequence]),
     "rb_client_fd": (c_int, [_client, _address]),
     "rb_reap": (c_int, [_client, _address, c_uint32, _address]),
@@ -178,7 +180,6 @@ PROTOTYPES = {
     "rb_follow_exit": (c_int, [c_uint64]),
     "rb_follow_close": (c_int, [c_uint64]),
     "rb_request_version": (c_int, [_client, _request, _address]),
-    "rb_answered_version": (c_uint32, []),
     "rb_stats": (c_int, [c_char_p, c_int64, _address]),
     "rb_free": (None, [_address]),
 }

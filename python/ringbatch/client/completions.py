@@ -186,9 +186,9 @@ class Completions:
         result: Any = None
         try:
             if error is None:
-                result = (read or self._core.collect_one)(request)
                 if loop is None:
-                    future.version = self._core.lib.rb_answered_version()
+                    future.version = self._core.version(request)
+                result = (read or self._core.collect_one)(request)
         except Exception as e:
             error = e
         if error is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from ctypes import addressof, c_uint64
+from ctypes import addressof, c_uint32, c_uint64
 from typing import Any, Callable, Union
 
 import numpy as np
@@ -141,6 +141,12 @@ class Core(Client):
             if status != _TIMEOUT or left <= 0:
                 raise self.error(status)
 
+    def version(self, request: int) -> int:
+        """The version of the live weights that answered an ended request; 0 if the model has none, or the request failed."""
+        v = c_uint32()
+        self.check(self.lib.rb_request_version(self.handle, request, addressof(v)))
+        return v.value
+
     def release(self, request: int) -> None:
         if self.signature.on_device:
             self.lib.rb_release_on_stream(self.handle, request, self.stream())
@@ -229,6 +235,7 @@ class Core(Client):
                 self._unsliced(call, status, deadline, sequence)
         except BaseException:
             self.release(call.request)
+            self.undo(sequence, call.request)
             raise
         self._pool.append(s)
         return outs
@@ -279,6 +286,11 @@ class Core(Client):
         return outs
 
     # -- sequences
+
+    def undo(self, sequence: int, request: int | None) -> None:
+        """Takes a step back whose caller does not get the answer; nothing if it was not sent."""
+        if sequence and request:
+            self.lib.rb_sequence_undo(self.handle, sequence, request)
 
     def state_rows(self, sequence: int, k: int, fresh: np.ndarray | None) -> Any:
         """The present state in place: an array of all rows, or a tensor of torch on the device."""

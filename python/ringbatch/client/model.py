@@ -8,6 +8,7 @@ import json
 import os
 import threading
 import time
+import warnings
 from collections import abc
 from collections.abc import Mapping
 from ctypes import addressof, c_size_t, string_at
@@ -71,7 +72,7 @@ class Model(Caller):
 
         def __call__(
             self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, split: bool = True,
-            **named: Any,
+            version: bool = False, **named: Any,
         ) -> Any:
             """Runs one item, or some rows; the same as :meth:`infer`."""
 
@@ -80,6 +81,7 @@ class Model(Caller):
         self._socket = socket
         self._cast = cast
         self._completions: Completions | None = None
+        self._unwarned = bool(core.signature.state)  # that a call does not keep the state
         sig = core.signature
         self._many_outputs = len(sig.outputs) > 1
         # For the quick check of a model's only input.
@@ -125,11 +127,6 @@ class Model(Caller):
         wait = int(self._core.info.wait_time)
         return None if wait < 0 else wait / 1e9
 
-    @property
-    def version(self) -> int:
-        """The version of the live weights that answered this thread's last call of one request, of any model; 0 if that has none."""
-        return int(load().rb_answered_version())
-
     def __repr__(self) -> str:
         return f"<ringbatch model {self.name}: {self._core.signature}>"
 
@@ -149,7 +146,7 @@ class Model(Caller):
 
     def infer(
         self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, split: bool = True,
-        **named: Any,
+        version: bool = False, **named: Any,
     ) -> Any:
         """Runs one item, or some rows; arrays in, arrays out. Calling the model is the same.
 
@@ -160,22 +157,38 @@ class Model(Caller):
         timeout: the request's deadline, as a duration from now. priority: the level, 0
         is the most urgent. cost: of each row, for a model with ``max_batch_cost``; by default
         the size of its first variable dimension. split: send more rows than a request may have as several requests.
+        version: return the answer, and the version of the live weights that gave it: the oldest one if the rows were split.
         """
         self._check()
+        if self._unwarned:
+            self._warn()
         arrays, rows = self._arrays(inputs, named)
         if split and 1 < rows > self._most:
-            return submit_split(self, pieces(arrays, rows, self._most), timeout, (priority, cost)).result()
-        return self._run(arrays, rows, timeout, (priority, cost))
+            future: Any = submit_split(self, pieces(arrays, rows, self._most), timeout, (priority, cost))
+            return (future.result(), future.version) if version else future.result()
+        return self._run(arrays, rows, timeout, (priority, cost), version)
 
-    def _run(self, arrays: list[np.ndarray], rows: int, timeout: Duration | None, chosen: Chosen, sequence: int = 0) -> Any:
+    def _warn(self) -> None:
+        self._unwarned = False
+        warnings.warn(f"{self.name} has state, and a call begins with zeros: to keep the state, use seq = {self.name}.sequence() and seq.step(x)",
+                      stacklevel=3)  # fmt: skip
+
+    def _run(
+        self, arrays: list[np.ndarray], rows: int, timeout: Duration | None, chosen: Chosen, version: bool, sequence: int = 0
+    ) -> Any:
         """Runs one request. sequence: it is its next step."""
-        if chosen == (None, None) and self._core.signature.in_c:
+        if chosen == (None, None) and self._core.signature.in_c and not version:
             arrays = [a if a.flags.c_contiguous or a.nbytes > _SMALL_BYTES else np.ascontiguousarray(a) for a in arrays]
             if all(a.flags.c_contiguous for a in arrays):
                 return self._give(self._core.infer(arrays, abs(rows), nanoseconds(timeout), sequence), rows < 0)
         with self._filled(arrays, rows, timeout, sequence) as req:
-            req.run(timeout, priority=chosen[0], cost=chosen[1])
-            return self._give(req._copies(), False)
+            try:
+                req.run(timeout, priority=chosen[0], cost=chosen[1])
+                answer = self._give(req._copies(), False)
+                return (answer, req.version) if version else answer
+            except BaseException:
+                self._core.undo(sequence, req._id)
+                raise
 
     @property
     def _most(self) -> int:
@@ -283,6 +296,8 @@ class Model(Caller):
     ) -> concurrent.futures.Future:
         """Sends one item, or some rows, and returns a Future. It waits while the window is full. The keywords are those of a call."""
         self._check()
+        if self._unwarned:
+            self._warn()
         arrays, rows = self._arrays(inputs, named)
         if split and 1 < rows > self._most:
             return submit_split(self, pieces(arrays, rows, self._most), timeout, (priority, cost))
@@ -310,7 +325,7 @@ class Model(Caller):
 
     async def ainfer(
         self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, split: bool = True,
-        **named: Any,
+        version: bool = False, **named: Any,
     ) -> Any:
         """Runs one item, or some rows, in asyncio. The keywords are those of a call."""
         import asyncio  # takes long to load
@@ -318,6 +333,8 @@ class Model(Caller):
         core = self._core
         if core.closed:
             self._check()
+        if self._unwarned:
+            self._warn()
         loop = asyncio.get_running_loop()
         completions = self._ready()
         completions.watch_by_loop(loop)
@@ -325,14 +342,15 @@ class Model(Caller):
         sent: int | None = None  # the request's number; None until it is known whether there is one
         try:
             # If shapes are fixed, the request is committed together with the others of this turn of the loop.
-            if priority is None and cost is None and len(inputs) == 1 and not named:
+            if priority is None and cost is None and len(inputs) == 1 and not named and not version:
                 sent = core.hold_one(inputs[0], completions.waiters, (future, loop, None))
             if not sent:
                 sent = 0
                 arrays, rows = self._arrays(inputs, named)
                 if split and 1 < rows > self._most:
-                    return await gather_split(self, pieces(arrays, rows, self._most), timeout, (priority, cost))
-                waiter = future, loop, self._reader(rows)
+                    whole = await gather_split(self, pieces(arrays, rows, self._most), timeout, (priority, cost))
+                    return whole if version else whole[0]
+                waiter = future, loop, self._reader(rows, version)
                 held = core.signature.in_c and priority is None and cost is None
                 sent = None
                 sent, timeout = await self._asend(waiter, arrays, rows, timeout, (priority, cost), held)
@@ -384,9 +402,12 @@ class Model(Caller):
             req._choose(*chosen)
             return req.detach_into(waiters, waiter, nanoseconds(timeout))
 
-    def _reader(self, rows: int) -> Callable[[int], Any]:
+    def _reader(self, rows: int, version: bool = False) -> Callable[[int], Any]:
         """A function that reads the result of an ended request and releases it."""
         core = self._core
+        if version:
+            of, read = core.version, self._reader(rows)
+            return lambda request: (of(request), read(request))[::-1]
         if core.single and rows < 0:
             return core.collect_one
         if core.signature.in_c:

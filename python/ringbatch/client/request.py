@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from ctypes import addressof, c_uint32
+from ctypes import addressof
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -98,9 +98,7 @@ class Request(Held):
     @property
     def version(self) -> int:
         """The version of the live weights that answered an ended request; 0 if the model has none."""
-        v = c_uint32()
-        self._core.check(self._core.lib.rb_request_version(self._core.handle, self._id, addressof(v)))
-        return v.value
+        return self._core.version(self._id)
 
     @property
     def timing(self) -> Timing:

@@ -7,6 +7,7 @@ whose worker dies, leaves the state as it was.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from ctypes import addressof, c_uint64
@@ -33,11 +34,13 @@ class Sequence(Stepper):
     if TYPE_CHECKING:  # the base has it, without a name for each argument
 
         def step(
-            self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, **named: Any
+            self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None,
+            version: bool = False, **named: Any,
         ) -> Any:
             """Runs one step. Inputs, keywords and answer are those of a call of the model."""
 
-    def __init__(self, model: Any, rows: int | None, timeout: Duration | None) -> None:
+    def __init__(self, model: Any, rows: int | None, timeout: Duration | None, source: int = 0) -> None:
+        """source: the number of the sequence that it is a copy of."""
         self._out = c_uint64()  # its number, from the moment in which it is open
         self._at_close: Callable[[], None] = lambda: None
         self._at_copy: Callable[[Sequence], None] = lambda _: None
@@ -45,11 +48,12 @@ class Sequence(Stepper):
         if rows is not None and not 0 < rows < 1 << 32:  # C has 32 bits
             raise errors.Rows(f"a sequence has 1..{model.window} rows (this client's window), got {rows}")
         self._single, self._rows = rows is None, 1 if rows is None else rows
-        self._open(nanoseconds(timeout) or FOREVER_NS)
+        self._open(nanoseconds(timeout) or FOREVER_NS, source)
 
-    def _open(self, left: int) -> None:
+    def _open(self, left: int, source: int) -> None:
         core, deadline = self._core, time.monotonic_ns() + left
-        while status := core.lib.rb_sequence_open(core.handle, self._rows, min(left, SLICE_NS), addressof(self._out)):
+        begin = core.lib.rb_sequence_copy if source else core.lib.rb_sequence_open
+        while status := begin(core.handle, source or self._rows, min(left, SLICE_NS), addressof(self._out)):
             error, left = core.error(status), deadline - time.monotonic_ns()
             if status not in _ROOM or left <= 0:
                 raise error
@@ -64,13 +68,15 @@ class Sequence(Stepper):
     # -- steps
 
     def _call(
-        self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, **named: Any
+        self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, version: bool = False,
+        **named: Any,
     ) -> Any:
         arrays, rows = self._arrays(inputs, named)
-        return self._model._run(arrays, rows, timeout, (priority, cost), self._id)
+        return self._model._run(arrays, rows, timeout, (priority, cost), version, self._id)
 
     async def astep(
-        self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, **named: Any
+        self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, version: bool = False,
+        **named: Any,
     ) -> Any:
         """A step in asyncio. If the task is canceled, the step is, and the state stays."""
         import asyncio  # takes long to load
@@ -81,19 +87,25 @@ class Sequence(Stepper):
         completions.watch_by_loop(loop)
         future = loop.create_future()
         sent: int | None = None
-        self._busy = True
         try:
+            self._busy = True
             # The task reads the answer itself: a task that is canceled before must leave the state.
             sent, _ = await model._asend((future, loop, int), arrays, rows, timeout, (priority, cost), False, self._id)
             await future
-            return model._reader(rows)(sent)
+            return model._reader(rows, version)(sent)
         except BaseException:
             completions.abandon(future, sent)
             if sent:  # the answer may have come
                 self._core.release(sent)
+            self._core.undo(self._id, sent)
             raise
         finally:
             self._busy = False
+
+    def undo(self) -> None:
+        """Keeps the state from before the last step: if its answer could not be used. To be called before the next step."""
+        self._check()
+        self._core.check(self._core.lib.rb_sequence_undo(self._core.handle, self._id, 0))
 
     def request(self, *, shapes: Mapping[str, tuple[int, ...]] | None = None, timeout: Duration | None = None) -> Request:
         """The next step without copies, as ``model.request()``. Its release cancels a step under way and keeps the slots."""
@@ -122,7 +134,11 @@ class Sequence(Stepper):
         After :class:`StateLost` it must be all rows.
         """
         self._check()
-        chosen = np.arange(self._rows) if rows is None else np.atleast_1d(np.asarray(rows))
+        chosen = np.arange(self._rows) if rows is None else np.asarray(rows)
+        if rows is not None and chosen.shape == (self._rows,) and chosen.dtype.kind in "iu" and np.isin(chosen, (0, 1)).all():
+            raise errors.Rows(f"the sequence has {self._rows} rows; {rows!r} may be numbers of rows or a mask: a mask has bools, as "
+                              "done.astype(bool), and reset() is for all rows")  # fmt: skip
+        chosen = np.atleast_1d(chosen)
         if chosen.dtype == bool and chosen.shape == (self._rows,):
             chosen = np.flatnonzero(chosen)
         if chosen.size and (chosen.dtype.kind not in "iu" or not 0 <= chosen.min() <= chosen.max() < self._rows):
@@ -155,17 +171,10 @@ class Sequence(Stepper):
             _write(self._in_place(name), array, self._core)
 
     def copy(self, *, timeout: Duration | None = 10.0) -> Sequence:
-        """Another sequence with the same state. timeout: for room in the window."""
+        """Another sequence with the same state, at the same model. timeout: for room in the window."""
         self._check()
-        made, fresh = Sequence(self._model, None if self._single else self._rows, timeout), np.empty(self._rows, bool)
+        made = Sequence(self._model, None if self._single else self._rows, timeout, self._id)
         self._at_copy(made)
-        try:
-            for name in self._core.signature.state_index:
-                _write(made._in_place(name), self._in_place(name, fresh), self._core)
-            made.reset(fresh)
-        except BaseException:
-            made.close()
-            raise
         return made
 
     def _find(self, name: str) -> int:
@@ -190,11 +199,15 @@ class Sequence(Stepper):
         raise TypeError("a sequence cannot be pickled: take its state(); seq.copy() copies it")
 
     def close(self) -> None:
-        """Returns the slots. A step under way is canceled."""
-        number, self._out.value, self._id = self._out.value, 0, 0
-        if number:
-            self._core.lib.rb_sequence_close(self._core.handle, number)
-            self._at_close()
+        """Returns the slots. A step under way is canceled; NotDone if another thread waits for it."""
+        number = self._out.value
+        if not number:
+            return
+        status = self._core.lib.rb_sequence_close(self._core.handle, number)
+        if status == errors.NotDone.status:  # another thread is in a step: the slots stay
+            raise self._core.error(status)
+        self._out.value = self._id = 0
+        self._at_close()
 
     def __enter__(self) -> Sequence:
         return self
@@ -204,7 +217,8 @@ class Sequence(Stepper):
 
     def __del__(self) -> None:
         if hasattr(self, "_core"):
-            self.close()
+            with contextlib.suppress(errors.NotDone):
+                self.close()
 
 
 def _write(rows: Any, value: Any, core: Any) -> None:

@@ -44,6 +44,7 @@ def submit_split(model: Any, todo: list[Piece], timeout: Duration | None, chosen
     whole.set_running_or_notify_cancel()
     left = _countdown(timeout)
     parts: list[Any] = [None] * len(todo)
+    versions: list[int] = []
     missing, lock = [len(todo)], threading.Lock()  # 0: the whole has its result, or its error
 
     def arrived(i: int, part: Future) -> None:
@@ -53,7 +54,8 @@ def submit_split(model: Any, todo: list[Piece], timeout: Duration | None, chosen
                 return
             if error is None:
                 parts[i] = model._as_list(part.result())
-                whole.version = min(whole.version or part.version, part.version)
+                versions.append(part.version)
+                whole.version = min(versions)
             missing[0] = missing[0] - 1 if error is None else 0
             if missing[0]:
                 return
@@ -75,17 +77,18 @@ def submit_split(model: Any, todo: list[Piece], timeout: Duration | None, chosen
     return whole
 
 
-async def gather_split(model: Any, todo: list[Piece], timeout: Duration | None, chosen: Chosen) -> Any:
+async def gather_split(model: Any, todo: list[Piece], timeout: Duration | None, chosen: Chosen) -> tuple[Any, int]:
+    """The answer, and the oldest version among those of its pieces."""
     import asyncio
 
-    how = {"timeout": timeout, "priority": chosen[0], "cost": chosen[1], "split": False}
+    how = {"timeout": timeout, "priority": chosen[0], "cost": chosen[1], "split": False, "version": True}
     tasks = [asyncio.ensure_future(model.ainfer(*piece, **how)) for piece in todo]
     try:
-        parts = [model._as_list(part) for part in await asyncio.gather(*tasks)]
+        found = await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
-    return model._give(join(parts), False)
+    return model._give(join([model._as_list(part) for part, _ in found]), False), min(version for _, version in found)
 
 
 def _countdown(timeout: Duration | None) -> Iterator[float | None]:

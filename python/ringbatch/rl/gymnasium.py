@@ -99,9 +99,17 @@ class Actor:
         return unroll
 
     def _step(self) -> dict[str, Any]:
-        answer = self._sequence.step(**self._observed) if self._sequence else self.policy(split=False, **self._observed)
-        found = answer if isinstance(answer, dict) else {self._action: answer}
-        found = {**found, "version": self.policy.version}
+        if self._sequence is None:
+            return self._act(*self.policy(split=False, version=True, **self._observed))
+        answer, version = self._sequence.step(version=True, **self._observed)
+        try:
+            return self._act(answer, version)
+        except BaseException:
+            self._sequence.undo()
+            raise
+
+    def _act(self, answer: Any, version: int) -> dict[str, Any]:
+        found = {**(answer if isinstance(answer, dict) else {self._action: answer}), "version": version}
         observation, reward, terminated, truncated, _ = self.envs.step(found[self._action])
         done = terminated | truncated
         self._score = np.where(self._fresh, 0, self._score) + reward

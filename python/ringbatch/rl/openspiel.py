@@ -69,9 +69,9 @@ class Evaluator(mcts.Evaluator):
             fits, game = (math.prod(self._input.shape), self._actions), (x.size, state.num_distinct_actions())
             if game != fits:
                 raise errors.Shape(f"{self._model!r} is for {fits[0]} numbers and {fits[1]} actions, the game has {game[0]} and {game[1]}")
-            answer = self._model(x.reshape(self._input.shape))
-            if self._model.version != self.version or len(self._answers) >= self._remember:
+            answer, version = self._model(x.reshape(self._input.shape), version=True)
+            if version != self.version or len(self._answers) >= self._remember:
                 self._answers.clear()
-            self.version = self._model.version
+            self.version = version
             self._answers[key] = answer
         return self._answers[key]

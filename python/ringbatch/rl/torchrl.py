@@ -64,13 +64,18 @@ class RingbatchPolicy(TensorDictModuleBase):
             self._sequence.reset(tensordict[self._init_key].reshape(-1).cpu().numpy())
             for name, key in self._state_keys.items():
                 tensordict.set(key, _tensor(self._sequence.state(name), shape, device))
-            answers = self._sequence.step(*inputs, timeout=self._timeout)
-        else:  # a request that is split may get several versions
-            answers = model(*inputs, timeout=self._timeout, split=self._version_key is None)
-        for key, answer in zip(self._answer_keys, answers.values() if isinstance(answers, dict) else [answers]):
-            tensordict.set(key, _tensor(answer, shape, device))
-        if self._version_key is not None:
-            tensordict.set(self._version_key, torch.full(shape, model.version, device=device))
+            answers, version = self._sequence.step(*inputs, timeout=self._timeout, version=True)
+        else:
+            answers, version = model(*inputs, timeout=self._timeout, version=True)
+        try:
+            for key, answer in zip(self._answer_keys, answers.values() if isinstance(answers, dict) else [answers]):
+                tensordict.set(key, _tensor(answer, shape, device))
+            if self._version_key is not None:
+                tensordict.set(self._version_key, torch.full(shape, version, device=device))
+        except BaseException:
+            if self._sequence is not None:
+                self._sequence.undo()
+            raise
         return tensordict
 
     def _open(self, rows: int | None) -> rb.Model:
