@@ -89,6 +89,9 @@ def test_an_unroll_keeps_state_and_episodes_in_step(at, mode):
                 unrolls += [u for _, u in zip(range(7), actor)]
                 with pytest.raises(rb.Expired):  # a step that fails leaves the actor where it was
                     actor._sequence.step(**actor._observed, timeout=1e-9)
+                with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
+                    patch.setattr(actor.envs, "step", lambda _: 1 / 0)  # after the policy's answer
+                    actor.unroll()
                 unrolls.append(actor.unroll())
     specs = unroll_specs(OBSERVATION, ANSWER, STEPS, COUNT)
     for u in unrolls:

@@ -14,7 +14,7 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import broker_at, eventually, program, serving
+from conftest import broker_at, eventually, program, python, serving
 
 import ringbatch as rb
 
@@ -160,9 +160,14 @@ def test_rows_are_reset_alone_and_fresh_says_so(count):
         seq.reset()
         assert seq.state("n").tolist() == [0, 0, 0] and seq.step(ones).tolist() == [1, 1, 1]
         assert seq.state("all")[:, 1].tolist() == [1, 1, 1]  # to look at the state does not end fresh
-        for wrong in (3, [-1], [True, False], [0.5], "a"):
+        for wrong in (3, [-1], [True, False], [0.5], "a", [0, 1, 1], np.array([1, 0, 1])):
             with pytest.raises(rb.errors.Rows, match="3 rows"):
                 seq.reset(wrong)
+        with pytest.raises(rb.errors.Rows, match="row 2 is given twice"):
+            seq.reset([2, 2])
+        assert seq.state("n").tolist() == [1, 1, 1]
+        seq.reset([2, 0, 1])  # numbers without a doubt
+        assert seq.state("n").tolist() == [0, 0, 0]
         with pytest.raises(rb.errors.Rows, match="has 3 rows, the inputs have 1"):
             seq.step(1)
 
@@ -250,7 +255,7 @@ def test_the_state_is_read_set_and_copied(count):
         assert seq.step(1) == 2 and seq.state("all").tolist() == [6, 1]
         seq.set_state(n=41)
         assert seq.step(1) == 42 and seq.state("all").tolist() == [7, 1]
-        with pytest.raises(rb.errors.DType, match="int64"):
+        with pytest.raises(rb.errors.DType, match="^state 'n'.*int64"):
             seq.set_state(n=0.5, all=[0, 0])
         with pytest.raises(rb.errors.Shape, match="expected int64 of shape"):
             seq.set_state(all=[0, 0], n=[[1]])
@@ -264,7 +269,10 @@ def test_the_state_is_read_set_and_copied(count):
 
 
 def test_a_plain_call_has_a_fresh_state_and_a_closed_sequence_none(count):
-    assert [count(1), count(1)] == [1, 1] and count([1, 1]).tolist() == [1, 1]
+    with pytest.warns(UserWarning, match="count has state.*seq.step") as warned:
+        assert [count(1), count(x=1)] == [1, 1]
+    assert len(warned) == 1
+    assert count([1, 1]).tolist() == [1, 1]
     seq = count.sequence()
     assert count(1) == 1 and seq.step(1) == 1
     seq.close()
@@ -274,8 +282,66 @@ def test_a_plain_call_has_a_fresh_state_and_a_closed_sequence_none(count):
     all_slots = [count.sequence() for _ in range(count.window)]
     with pytest.raises(rb.Full):
         count.sequence(timeout=0.05)
+    for call in (lambda: count(1), lambda: count(1, priority=0), lambda: count.submit(1), lambda: asyncio.run(count.ainfer(1))):
+        with pytest.raises(rb.errors.Rows, match="sequences keep 8 of its 8 slots"):  # at once, and not never
+            call()
     del all_slots  # forgotten ones return their slots
     count.sequence(rows=count.window).close()
+
+
+INTERRUPTED = '''
+only_ours = True
+with rb.connect("count") as m, m.sequence() as seq, m.sequence(rows=2) as two:
+    for use, of in ((lambda: seq.step(1), seq), (lambda: seq.step(1, priority=0), seq), (lambda: seq.step(1, version=True), seq),
+                    (lambda: two.step([1, 1]), two), (lambda: seq.request().run(), seq)):
+        for at in itertools.count(1):
+            before, answered = of.state("n"), []
+            more = interrupted(lambda: answered.append(use()), at)
+            assert (of.state("n") == before + len(answered)).all(), (at, before, answered)
+            if not more:
+                break
+    def interrupt(*_):
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGALRM, interrupt)
+    for n in range(100):
+        before, answered = seq.state("n"), []
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.00001 * (n + 1))
+            answered.append(seq.step(np.array(1)))
+            time.sleep(0.01)
+        except KeyboardInterrupt:
+            pass
+        assert seq.state("n") - before == len(answered)
+print("fine")
+'''
+
+
+def test_a_step_that_a_signal_handler_ends_leaves_the_state(at):
+    from test_signals import STEPS
+
+    assert python("import signal" + STEPS + INTERRUPTED, socket=at) == "fine"
+
+
+def test_a_second_thread_hears_that_the_sequence_is_busy(count):
+    said, quick = [], np.array(7)  # takes half a second
+
+    def use(seq, *how) -> None:
+        for f in how:
+            try:
+                f()
+            except rb.errors.NotDone as e:
+                said.append(str(e))
+
+    with count.sequence() as seq:
+        for step in (lambda: seq.step(quick), lambda: seq.step(7, priority=0)):
+            said.clear()
+            first = threading.Thread(target=step)
+            first.start()
+            eventually(lambda: count.stats()["slots_running"])
+            use(seq, lambda: seq.step(quick), lambda: seq.step(1, priority=0), seq.reset, seq.copy, seq.close, lambda: seq.state("n"))
+            first.join()
+            assert len(said) == 6 and all("busy in another thread" in s for s in said), said
+        assert seq.step(1) == 3
 
 
 @pytest.mark.parametrize("x, said", [

@@ -50,6 +50,15 @@ def address(a: np.ndarray) -> int:
     return a.__array_interface__["data"][0]
 
 
+class Step:
+    """A step under way, and its request's number as soon as it is known."""
+
+    __slots__ = ("request", "sequence")
+
+    def __init__(self, sequence: int) -> None:
+        self.sequence, self.request = sequence, 0
+
+
 class Core(Client):
     def __init__(self, model: str, socket: str | os.PathLike[str] | None, window: int | None, name: str | None, wait: Duration) -> None:
         self.lib = load()
@@ -220,9 +229,8 @@ class Core(Client):
         except IndexError:
             return Scratch(self.handle, len(self.signature.inputs), len(self.signature.outputs))
 
-    def infer(self, arrays: list[np.ndarray], rows: int, timeout_ns: int, sequence: int = 0) -> list[np.ndarray]:
-        """sequence: the request is its next step."""
-        s = self._scratch()
+    def infer(self, arrays: list[np.ndarray], rows: int, timeout_ns: int, step: Step | None = None) -> list[np.ndarray]:
+        s, sequence = self._scratch(), step.sequence if step else 0
         outs = self._empty(s, rows)
         for k, a in enumerate(arrays):
             s.inputs[k] = address(a)
@@ -235,8 +243,10 @@ class Core(Client):
                 self._unsliced(call, status, deadline, sequence)
         except BaseException:
             self.release(call.request)
-            self.undo(sequence, call.request)
             raise
+        finally:
+            if step:
+                step.request = call.request
         self._pool.append(s)
         return outs
 

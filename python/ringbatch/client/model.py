@@ -23,7 +23,7 @@ from ..binding.paths import Caller
 from ..binding.tensors import Tensor
 from ..binding.views import Mapping as SharedMapping
 from .completions import Completions
-from .connection import Core, Rows
+from .connection import Core, Rows, Step
 from .future import Future
 from .request import Request, claim
 from .sequence import Sequence
@@ -170,25 +170,23 @@ class Model(Caller):
 
     def _warn(self) -> None:
         self._unwarned = False
-        warnings.warn(f"{self.name} has state, and a call begins with zeros: to keep the state, use seq = {self.name}.sequence() and seq.step(x)",
-                      stacklevel=3)  # fmt: skip
+        said = f"{self.name} has state, and each call begins with zeros: to keep it, seq = model.sequence() and seq.step(x)"
+        warnings.warn(said, stacklevel=3)
 
     def _run(
-        self, arrays: list[np.ndarray], rows: int, timeout: Duration | None, chosen: Chosen, version: bool, sequence: int = 0
+        self, arrays: list[np.ndarray], rows: int, timeout: Duration | None, chosen: Chosen, version: bool, step: Step | None = None
     ) -> Any:
-        """Runs one request. sequence: it is its next step."""
+        """Runs one request, or a step."""
         if chosen == (None, None) and self._core.signature.in_c and not version:
             arrays = [a if a.flags.c_contiguous or a.nbytes > _SMALL_BYTES else np.ascontiguousarray(a) for a in arrays]
             if all(a.flags.c_contiguous for a in arrays):
-                return self._give(self._core.infer(arrays, abs(rows), nanoseconds(timeout), sequence), rows < 0)
-        with self._filled(arrays, rows, timeout, sequence) as req:
-            try:
-                req.run(timeout, priority=chosen[0], cost=chosen[1])
-                answer = self._give(req._copies(), False)
-                return (answer, req.version) if version else answer
-            except BaseException:
-                self._core.undo(sequence, req._id)
-                raise
+                return self._give(self._core.infer(arrays, abs(rows), nanoseconds(timeout), step), rows < 0)
+        with self._filled(arrays, rows, timeout, step.sequence if step else 0) as req:
+            if step:
+                step.request = req._id
+            req.run(timeout, priority=chosen[0], cost=chosen[1])
+            answer = self._give(req._copies(), False)
+            return (answer, req.version) if version else answer
 
     @property
     def _most(self) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 from .. import errors
 from ..binding.library import FOREVER_NS, SLICE_NS, Duration, nanoseconds
 from ..binding.paths import Stepper
+from .connection import Step
 from .request import Request, claim, copy_rows
 
 _ROOM = (errors.Full.status, errors.Timeout.status)  # no slots yet, or not attached yet
@@ -72,7 +73,12 @@ class Sequence(Stepper):
         **named: Any,
     ) -> Any:
         arrays, rows = self._arrays(inputs, named)
-        return self._model._run(arrays, rows, timeout, (priority, cost), version, self._id)
+        step = Step(self._id)
+        try:
+            return self._model._run(arrays, rows, timeout, (priority, cost), version, step)
+        except BaseException:  # a signal handler may raise after the answer has come
+            self._core.undo(step.sequence, step.request)
+            raise
 
     async def astep(
         self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, version: bool = False,
@@ -163,8 +169,12 @@ class Sequence(Stepper):
         arrays = {}
         for name, value in {**(state or {}), **named}.items():
             t = self._core.signature.state[self._find(name)]
-            array = self._model._convert(t, value)
-            if abs(t.rows_of(array.shape)) != self._rows:
+            try:
+                array = self._model._convert(t, value)
+                rows = abs(t.rows_of(array.shape))
+            except errors.Error as e:
+                raise type(e)(str(e).replace(f"input {name!r}", f"state {name!r}")) from None
+            if rows != self._rows:
                 raise errors.Rows(f"state {name!r}: the sequence has {self._rows} rows; got shape {tuple(array.shape)}")
             arrays[name] = array
         for name, array in arrays.items():  # after all checks: all or nothing
