@@ -282,3 +282,33 @@ func TestACallerMayHangUpWhileItWaitsForASlot(t *testing.T) {
 	}
 	r.idle()
 }
+
+// A proxy that goes by length takes the smuggled request for a body, and its answer for
+// the answer of the next caller.
+func TestARequestOfTwoLengthsEndsItsConnection(t *testing.T) {
+	r := doublingRig(t, nil)
+	const smuggled = "GET /v2/models/double HTTP/1.1\r\nHost: h\r\n\r\n"
+	chunks := fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(goodBody), goodBody)
+	both := fmt.Sprintf("Content-Length: %d\r\nTransfer-Encoding: chunked\r\n", len(chunks)+len(smuggled))
+	for name, k := range map[string]struct {
+		first string
+		ends  bool
+	}{
+		"both":               {inferDouble + both + "\r\n" + chunks, true},
+		"both, HTTP/1.0":     {strings.Replace(plainDouble(), "1.1\r\n", "1.0\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n", 1), true},
+		"both, for metadata": {"GET /v2 HTTP/1.1\r\nHost: h\r\n" + both + "\r\n0\r\n\r\n", true},
+		"a length":           {plainDouble(), false},
+	} {
+		c := r.connect()
+		fmt.Fprint(c, k.first+smuggled)
+		in := bufio.NewReader(c)
+		first, err := http.ReadResponse(in, nil)
+		must.Do(t, err)
+		if _, err := io.Copy(io.Discard, first.Body); err != nil || first.StatusCode != 200 || first.Close != k.ends {
+			t.Errorf("%s: %s, close is %v, %v", name, first.Status, first.Close, err)
+		}
+		if second, err := http.ReadResponse(in, nil); (err != nil) != k.ends || err != nil && core.IsTimeout(err) {
+			t.Errorf("%s: what follows gets %v, %v", name, second, err)
+		}
+	}
+}
