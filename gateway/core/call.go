@@ -47,7 +47,7 @@ type Call struct {
 	request client.Request // its slots hold the outputs
 	claimed bool
 	Relayed relayed // of a relay's batch; empty otherwise
-	Taken   int     // bytes counted as the caller's
+	Memory          // that the request takes in the gateway
 
 	weights    shm.Version
 	share      *share // of the window; nil: none
@@ -248,8 +248,10 @@ func (c *Call) AddOutput() *Output {
 // Making a call would be most of a small request's cost.
 var calls = sync.Pool{New: func() any { return new(Call) }}
 
-func NewCall() *Call {
+// NewCall returns a call of a model, by an alias or by its own name (nil).
+func NewCall(k *Model, as *route, who *Caller) *Call {
 	c := calls.Get().(*Call)
+	c.Model, c.As, c.Caller, c.Memory = k, as, who, k.G.NewMemory(who)
 	c.level, c.began = -1, time.Now()
 	return c
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"time"
 
@@ -318,47 +317,6 @@ func (c *Call) bufferBodies() error {
 	return body.Finish()
 }
 
-// ReadCounted appends size bytes to b, or with -1 all bytes. Memory grows, and is
-// counted, as the bytes arrive.
-func (c *Call) ReadCounted(r io.Reader, b []byte, size int) ([]byte, error) {
-	for size < 0 || len(b) < size {
-		if len(b) == cap(b) {
-			more := max(SmallBuffer, cap(b))
-			if size >= 0 {
-				more = min(more, max(size-len(b), 4<<10))
-			}
-			if cap(b)+more > SmallBuffer {
-				if err := c.Take(more); err != nil {
-					return b, err
-				}
-			}
-			b = slices.Grow(b, more)[: len(b) : len(b)+more]
-		}
-		to := b[len(b):cap(b)]
-		if size >= 0 {
-			to = to[:min(len(to), size-len(b))]
-		}
-		n, err := r.Read(to)
-		b = b[:len(b)+n]
-		if errors.Is(err, io.EOF) && (size < 0 || len(b) == size) {
-			return b, nil
-		}
-		if err != nil {
-			return b, bodyError(err)
-		}
-	}
-	return b, nil
-}
-
-// Take counts bytes of the gateway's memory as the caller's, until Done.
-func (c *Call) Take(n int) error {
-	if err := c.Model.G.Limits.takeBytes(c.Caller.Use, n, c.Taken); err != nil {
-		return err
-	}
-	c.Taken += n
-	return nil
-}
-
 // view makes an output of r readable in the slots.
 func (o *Output) view(sig *tensor.Signature, r client.Request) error {
 	spec := &sig.Outputs[o.index]
@@ -432,9 +390,6 @@ func (c *Call) release() {
 	}
 	c.Relayed.release()
 	c.giveShareBack()
-	if c.Taken > 0 {
-		c.Model.G.Limits.giveBack(c.Caller.Use, c.Taken)
-		c.Taken = 0
-	}
+	c.GiveBack()
 	c.releaseRegions()
 }
