@@ -15,7 +15,9 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	rpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ringbatch/ringbatch/gateway/core"
@@ -241,4 +243,31 @@ func TestAModelsOwnErrorIsToldOnBothProtocolsAsTextWithoutItsTraceback(t *testin
 		}
 	}
 	r.idle()
+}
+
+// A relay sends such a call to another host.
+func TestAFailedCallSaysWhetherNothingOfItHasRun(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, nil, m)
+	r.worker(m, func(context.Context, *worker.Batch) error { return errors.New("no such row") })
+	c := r.client()
+	unknown := doubleMessage()
+	unknown.ModelName = "nothing"
+	for name, k := range map[string]struct {
+		req   *oip.ModelInferRequest
+		state int32
+		want  string
+	}{
+		"an unknown model":        {unknown, core.NotDraining, "Refused"},
+		"while the gateway ends":  {doubleMessage(), core.Refusing, "Draining"},
+		"a model that has failed": {doubleMessage(), core.NotDraining, ""},
+	} {
+		r.g.Draining.Store(k.state)
+		var trailer metadata.MD
+		_, err := c.ModelInfer(soon(t), k.req, grpc.Trailer(&trailer))
+		if got := strings.Join(trailer.Get(oip.NotRunTrailer), ""); err == nil || got != k.want {
+			t.Errorf("%s: %q, want %q; %v", name, got, k.want, err)
+		}
+	}
+	r.g.Draining.Store(core.NotDraining)
 }

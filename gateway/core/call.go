@@ -44,10 +44,11 @@ type Call struct {
 	rows int
 	dims []int // the inputs' variable sizes, in signature order
 
-	request client.Request // its slots hold the outputs
-	claimed bool
-	Relayed relayed // of a relay's batch; empty otherwise
-	Memory          // that the request takes in the gateway
+	request   client.Request // its slots hold the outputs
+	claimed   bool
+	Committed bool    // a worker may have run some of it
+	Relayed   relayed // of a relay's batch; empty otherwise
+	Memory            // that the request takes in the gateway
 
 	weights    shm.Version
 	share      *share // of the window; nil: none
@@ -267,7 +268,7 @@ func (c *Call) Done() {
 	}
 	c.Model, c.Caller, c.OnFilled, c.OnWait, c.ID, c.request = nil, nil, nil, nil, "", client.Request{}
 	c.Inputs, c.Outputs, c.dims = c.Inputs[:0], c.Outputs[:0], c.dims[:0]
-	c.timeout, c.Binary, c.rows, c.Step, c.weights = 0, false, 0, Step{}, 0
+	c.timeout, c.Binary, c.rows, c.Step, c.weights, c.Committed = 0, false, 0, Step{}, 0, false
 	c.Relayed.reset()
 	c.filled, c.Ended, c.queue, c.compute = time.Time{}, time.Time{}, 0, 0
 	calls.Put(c)

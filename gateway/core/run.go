@@ -130,6 +130,7 @@ func (c *Call) execute(ctx context.Context, r client.Request) error {
 	if err := c.FinishSources(); err != nil {
 		return err
 	}
+	c.Committed = true
 	if err := r.Commit(ctx); err != nil {
 		return err
 	}
@@ -208,6 +209,7 @@ func (c *Call) runSplit(ctx context.Context, cl *client.Client, most int) (err e
 				return err
 			}
 		}
+		c.Committed = true
 		if err := r.Commit(ctx); err != nil {
 			return err
 		}

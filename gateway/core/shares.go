@@ -5,6 +5,7 @@ package core
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -13,6 +14,8 @@ import (
 
 	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc/codes"
+
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // limits bounds requests and bytes in flight. A caller is an identity (a token, a
@@ -98,8 +101,7 @@ func (m *Memory) Take(n int) error {
 	l, u, size := m.limits, m.use, int64(n)
 	switch all := int64(m.Taken) + size; {
 	case all > l.callerBytes: // a retry would not help
-		return Refuse(http.StatusRequestEntityTooLarge, codes.ResourceExhausted, "a message of %d bytes; one caller may have %d in flight",
-			all, l.callerBytes)
+		return tooLarge("a message of %d bytes; one caller may have %d in flight", all, l.callerBytes)
 	case u.Bytes.Add(size) > l.callerBytes:
 		u.Bytes.Add(-size)
 		return Refuse(http.StatusTooManyRequests, codes.ResourceExhausted, "this caller would have more than %d bytes in flight, try again",
@@ -162,7 +164,12 @@ func (l *limits) Full(u *Usage) bool {
 }
 
 func TooLarge(n int64, most int) error {
-	return Refuse(http.StatusRequestEntityTooLarge, codes.ResourceExhausted, "a message of %d bytes; the gateway takes %d at most", n, most)
+	return tooLarge("a message of %d bytes; the gateway takes %d at most", n, most)
+}
+
+func tooLarge(format string, args ...any) error {
+	return &Refusal{Meaning: Meaning{http.StatusRequestEntityTooLarge, codes.ResourceExhausted}, code: status.ErrTooLarge,
+		text: fmt.Sprintf(format, args...)}
 }
 
 // shares divides a window among callers: one semaphore for each caller that has

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/ringbatch/ringbatch/gateway/core"
@@ -32,7 +33,13 @@ func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (_ any, err
 }
 
 // run runs one inference when after is closed, and frees its message. after may be nil.
-func (d *rpcDoor) run(ctx context.Context, m *message, stream bool, after <-chan struct{}) (*rpcAnswer, error) {
+func (d *rpcDoor) run(ctx context.Context, m *message, stream bool, after <-chan struct{}) (a *rpcAnswer, err error) {
+	committed := false
+	defer func() {
+		if err != nil && !committed && !stream {
+			_ = grpc.SetTrailer(ctx, metadata.Pairs(oip.NotRunTrailer, core.NameOf(err)))
+		}
+	}()
 	freed := false
 	free := func() {
 		if !freed {
@@ -57,7 +64,8 @@ func (d *rpcDoor) run(ctx context.Context, m *message, stream bool, after <-chan
 		return nil, err
 	}
 	c := rpcCall{core.NewCall(k, as, who)}
-	a, err := d.runCall(ctx, c, m, free, conn, stream, after)
+	a, err = d.runCall(ctx, c, m, free, conn, stream, after)
+	committed = c.Committed
 	c.reportLoad(ctx)
 	if err != nil || a.call == nil {
 		c.Count(err)
