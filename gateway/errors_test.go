@@ -271,3 +271,37 @@ func TestAFailedCallSaysWhetherNothingOfItHasRun(t *testing.T) {
 	}
 	r.g.Draining.Store(core.NotDraining)
 }
+
+func TestACompressedMessageIsAnsweredAsAnyOther(t *testing.T) {
+	r := doublingRig(t, func(c *core.Config) { c.MaxMessageBytes, c.MaxBufferedBytes = 1<<20, 1<<20 }) // a caller has 256 KiB
+	c := r.client()
+	large := doubleMessage()
+	large.Id = strings.Repeat("x", 200<<10)
+	for _, name := range []string{"gzip", "deflate"} {
+		use := grpc.UseCompressor(name)
+		rep, err := c.ModelInfer(soon(t), doubleMessage(), use)
+		must.Do(t, err)
+		plain, err := c.ModelInfer(soon(t), doubleMessage())
+		must.Do(t, err)
+		if !bytes.Equal(rep.RawOutputContents[0], plain.RawOutputContents[0]) {
+			t.Errorf("%s: %v, not %v", name, rep.RawOutputContents, plain.RawOutputContents)
+		}
+		if _, err := c.ModelMetadata(soon(t), &oip.ModelMetadataRequest{Name: "double"}, use); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		s, err := c.ModelStreamInfer(soon(t), use)
+		must.Do(t, err)
+		for i, want := range []string{"an id of", "buffers are full", "an id of"} {
+			others := int64(i % 2 * 900 << 10) // bytes of other callers
+			r.g.Limits.Used.Add(others)
+			must.Do(t, s.Send(large))
+			rep, err := s.Recv()
+			must.Do(t, err)
+			if !strings.Contains(rep.ErrorMessage, want) {
+				t.Errorf("%s, message %d of a stream: %q, want %q", name, i, rep.ErrorMessage, want)
+			}
+			r.g.Limits.Used.Add(-others)
+		}
+	}
+	r.idle()
+}

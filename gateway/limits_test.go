@@ -5,17 +5,22 @@ package gateway
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	rpcstatus "google.golang.org/grpc/status"
 
+	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
@@ -311,4 +316,62 @@ func TestARequestOfTwoLengthsEndsItsConnection(t *testing.T) {
 			t.Errorf("%s: what follows gets %v, %v", name, second, err)
 		}
 	}
+}
+
+// The broker charges failures to the ring client that sent them.
+func TestACallerWhoseRequestsKeepFailingHasItsOwnRingClient(t *testing.T) {
+	tokens := filepath.Join(t.TempDir(), "tokens")
+	must.Do(t, os.WriteFile(tokens, []byte("good good-token-0123456789\nbad bad-token-0123456789\n"), 0o600))
+	m := doubler(t)
+	r := newRig(t, func(c *core.Config) { c.TokenFile = tokens }, m)
+	r.worker(m, func(ctx context.Context, b *worker.Batch) error {
+		for i := range b.Rows() {
+			if worker.Row[float32](b.Input(0), i)[0] == 13 {
+				return errors.New("unlucky")
+			}
+		}
+		return double(ctx, b)
+	})
+	poison := strings.Replace(goodBody, "[1,2,3,4]", "[13,2,3,4]", 1)
+	send := func(token, body string, want int) {
+		t.Helper()
+		r.post("/v2/models/double/infer", map[string]string{"Authorization": "Bearer " + token + "-token-0123456789"}, []byte(body)).
+			is(t, token, want)
+	}
+	clients := func(what string, want int) {
+		t.Helper()
+		r.until(fmt.Sprint(what, ": clients of the ring: ", want), func() bool { return r.stats("double").Clients == want })
+	}
+	send("good", goodBody, 200)
+	send("bad", poison, 500)
+	send("bad", goodBody, 200)
+	clients("after one failure", 1)
+	k := r.model("double")
+	shared := k.Single.Live.Load() // it will be charged with the first failures
+	var both sync.WaitGroup
+	both.Go(func() {
+		for range 20 {
+			send("bad", poison, 500)
+		}
+	})
+	both.Go(func() {
+		for range 20 {
+			send("good", goodBody, 200)
+		}
+	})
+	both.Wait()
+	send("bad", goodBody, 200)
+	r.until("the others have a new client", func() bool { return k.Single.Live.Load() != shared })
+	clients("after many", 2)
+	ring, err := client.Dial(soon(t), "double", client.WithSocket(r.socket), client.WithMemory(r.mem))
+	must.Do(t, err)
+	defer ring.Close()
+	clients("with one on the ring", 3)
+	both.Go(func() { send("bad", poison, 500) })
+	out, err := ring.Infer(soon(t), []float32{1, 2, 3, 4})
+	if err != nil {
+		t.Errorf("on the ring: %v, %v", out, err)
+	}
+	both.Wait()
+	r.idle()
 }

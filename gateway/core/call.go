@@ -51,7 +51,8 @@ type Call struct {
 	Memory            // that the request takes in the gateway
 
 	weights    shm.Version
-	share      *share // of the window; nil: none
+	on         *attachment // nil: none
+	share      *share      // of the window; nil: none
 	shareSlots int64
 
 	began, filled, Ended time.Time // for the statistics

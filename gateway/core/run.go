@@ -43,30 +43,47 @@ func (c *Call) runOn(ctx context.Context) error {
 	}
 	relayed := len(c.Relayed.requests) > 0
 	lane, window := c.Model.lane(c.rows)
+	suspect, its, alone := c.Model.suspectLane(c.Caller.Use)
 	if relayed {
 		lane, window = c.Model.relayedLane()
+	} else if suspect != nil {
+		lane, window = suspect, its
 	}
 	cl, err := lane.client(ctx, c.Model, window)
+	if lane == suspect && (errors.Is(err, status.ErrRingFull) || errors.Is(err, status.ErrQuota)) {
+		c.Model.suspects.noteFull() // it stays with the others
+		return c.runOn(ctx)
+	}
 	if err != nil {
 		return err
 	}
+	c.leaveClient() // of an earlier attempt
+	c.on = cl
+	cl.calls.Add(1)
 	m := cl.Model()
 	most := min(m.MaxBatchSize, m.Window, c.Model.info.Load().settings.MaxBatchSize)
 	if !relayed { // relays have their own lane
-		if err := c.takeShare(ctx, lane, shareOf(m.Window, most)); err != nil {
+		share := shareOf(m.Window, most)
+		if alone {
+			share = m.Window
+		}
+		if err := c.takeShare(ctx, lane, share); err != nil {
 			return err
 		}
 	}
 	switch {
 	case relayed:
-		err = c.runRelayed(ctx, cl)
+		err = c.runRelayed(ctx, cl.Client)
 	case c.rows <= most:
-		err = c.runWhole(ctx, cl)
+		err = c.runWhole(ctx, cl.Client)
 	default:
-		err = c.runSplit(ctx, cl, most)
+		err = c.runSplit(ctx, cl.Client, most)
 	}
 	if errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrClosed) {
 		lane.forget(cl) // its model came back as another one
+	}
+	if !relayed && failedInWorker(err) && c.Caller.Use.failed() && suspect == nil { // the broker has charged the others' client
+		lane.change.Do(func() { go lane.replace(c.Model, cl, window) })
 	}
 	return err
 }
@@ -385,6 +402,13 @@ func (c *Call) addTiming(r client.Request) {
 	}
 }
 
+func (c *Call) leaveClient() {
+	if c.on != nil {
+		c.on.leave()
+		c.on = nil
+	}
+}
+
 func (c *Call) release() {
 	if c.claimed {
 		_ = c.request.Release()
@@ -392,6 +416,7 @@ func (c *Call) release() {
 	}
 	c.Relayed.release()
 	c.giveShareBack()
+	c.leaveClient()
 	c.GiveBack()
 	c.releaseRegions()
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc/codes"
@@ -34,6 +35,7 @@ type limits struct {
 type Usage struct {
 	requests, Bytes atomic.Int64
 	connections     int // of an address; under limits.mu
+	standing
 }
 
 func newLimits(cfg *Config) *limits {
@@ -51,14 +53,28 @@ func (l *limits) join(address string) *Usage {
 	return u
 }
 
-// leave forgets an address with its last connection.
+// leave forgets an address with its last connection, or with its failures after that.
 func (l *limits) leave(address string) {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	if u := l.ByName[address]; u != nil {
-		if u.connections--; u.connections == 0 {
-			delete(l.ByName, address)
-		}
+		u.connections--
+		l.forget(address, u)
+	}
+}
+
+// forget needs Mu.
+func (l *limits) forget(address string, u *Usage) {
+	switch left := u.left(); {
+	case u.connections > 0 || l.ByName[address] != u:
+	case left == 0:
+		delete(l.ByName, address)
+	default:
+		time.AfterFunc(left, func() {
+			l.Mu.Lock()
+			defer l.Mu.Unlock()
+			l.forget(address, u)
+		})
 	}
 }
 
