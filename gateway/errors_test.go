@@ -15,7 +15,9 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	rpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ringbatch/ringbatch/gateway/core"
@@ -238,6 +240,67 @@ func TestAModelsOwnErrorIsToldOnBothProtocolsAsTextWithoutItsTraceback(t *testin
 		must.Do(t, err)
 		if rep.ErrorMessage != a.Error || strings.Contains(a.Error, "Traceback") || !utf8.ValidString(a.Error) {
 			t.Errorf("a stream says %q, HTTP %q", rep.ErrorMessage, a.Error)
+		}
+	}
+	r.idle()
+}
+
+// A relay sends such a call to another host.
+func TestAFailedCallSaysWhetherNothingOfItHasRun(t *testing.T) {
+	m := doubler(t)
+	r := newRig(t, nil, m)
+	r.worker(m, func(context.Context, *worker.Batch) error { return errors.New("no such row") })
+	c := r.client()
+	unknown := doubleMessage()
+	unknown.ModelName = "nothing"
+	for name, k := range map[string]struct {
+		req   *oip.ModelInferRequest
+		state int32
+		want  string
+	}{
+		"an unknown model":        {unknown, core.NotDraining, "Refused"},
+		"while the gateway ends":  {doubleMessage(), core.Refusing, "Draining"},
+		"a model that has failed": {doubleMessage(), core.NotDraining, ""},
+	} {
+		r.g.Draining.Store(k.state)
+		var trailer metadata.MD
+		_, err := c.ModelInfer(soon(t), k.req, grpc.Trailer(&trailer))
+		if got := strings.Join(trailer.Get(oip.NotRunTrailer), ""); err == nil || got != k.want {
+			t.Errorf("%s: %q, want %q; %v", name, got, k.want, err)
+		}
+	}
+	r.g.Draining.Store(core.NotDraining)
+}
+
+func TestACompressedMessageIsAnsweredAsAnyOther(t *testing.T) {
+	r := doublingRig(t, func(c *core.Config) { c.MaxMessageBytes, c.MaxBufferedBytes = 1<<20, 1<<20 }) // a caller has 256 KiB
+	c := r.client()
+	large := doubleMessage()
+	large.Id = strings.Repeat("x", 200<<10)
+	for _, name := range []string{"gzip", "deflate"} {
+		use := grpc.UseCompressor(name)
+		rep, err := c.ModelInfer(soon(t), doubleMessage(), use)
+		must.Do(t, err)
+		plain, err := c.ModelInfer(soon(t), doubleMessage())
+		must.Do(t, err)
+		if !bytes.Equal(rep.RawOutputContents[0], plain.RawOutputContents[0]) {
+			t.Errorf("%s: %v, not %v", name, rep.RawOutputContents, plain.RawOutputContents)
+		}
+		if _, err := c.ModelMetadata(soon(t), &oip.ModelMetadataRequest{Name: "double"}, use); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		s, err := c.ModelStreamInfer(soon(t), use)
+		must.Do(t, err)
+		for i, want := range []string{"an id of", "buffers are full", "an id of"} {
+			others := int64(i % 2 * 900 << 10) // bytes of other callers
+			r.g.Limits.Used.Add(others)
+			must.Do(t, s.Send(large))
+			rep, err := s.Recv()
+			must.Do(t, err)
+			if !strings.Contains(rep.ErrorMessage, want) {
+				t.Errorf("%s, message %d of a stream: %q, want %q", name, i, rep.ErrorMessage, want)
+			}
+			r.g.Limits.Used.Add(-others)
 		}
 	}
 	r.idle()

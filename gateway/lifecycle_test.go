@@ -507,8 +507,7 @@ func (r *rig) formerly(name string, size string, went bool) *core.Model {
 func callOf(t *testing.T, k *core.Model) *core.Call {
 	t.Helper()
 	spec := &k.Sig.Inputs[0]
-	c := core.NewCall()
-	c.Model, c.Caller = k, &core.Caller{Use: &core.Usage{}}
+	c := core.NewCall(k, nil, &core.Caller{Use: &core.Usage{}})
 	in := c.AddInput()
 	in.Name, in.DType, in.Shape, in.Size = spec.Name, tensor.F32, append([]int{1}, spec.Shape...), spec.RowBytes()
 	ones := core.BytesSource(bytes.Repeat(floats(1), in.Size/4))

@@ -5,17 +5,22 @@ package gateway
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	rpcstatus "google.golang.org/grpc/status"
 
+	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
@@ -280,5 +285,93 @@ func TestACallerMayHangUpWhileItWaitsForASlot(t *testing.T) {
 	if rep, err := http.ReadResponse(bufio.NewReader(first), nil); err != nil || rep.StatusCode != 200 {
 		t.Errorf("the first: %v, %v", rep, err)
 	}
+	r.idle()
+}
+
+// A proxy that goes by length takes the smuggled request for a body, and its answer for
+// the answer of the next caller.
+func TestARequestOfTwoLengthsEndsItsConnection(t *testing.T) {
+	r := doublingRig(t, nil)
+	const smuggled = "GET /v2/models/double HTTP/1.1\r\nHost: h\r\n\r\n"
+	chunks := fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(goodBody), goodBody)
+	both := fmt.Sprintf("Content-Length: %d\r\nTransfer-Encoding: chunked\r\n", len(chunks)+len(smuggled))
+	for name, k := range map[string]struct {
+		first string
+		ends  bool
+	}{
+		"both":               {inferDouble + both + "\r\n" + chunks, true},
+		"both, HTTP/1.0":     {strings.Replace(plainDouble(), "1.1\r\n", "1.0\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n", 1), true},
+		"both, for metadata": {"GET /v2 HTTP/1.1\r\nHost: h\r\n" + both + "\r\n0\r\n\r\n", true},
+		"a length":           {plainDouble(), false},
+	} {
+		c := r.connect()
+		fmt.Fprint(c, k.first+smuggled)
+		in := bufio.NewReader(c)
+		first, err := http.ReadResponse(in, nil)
+		must.Do(t, err)
+		if _, err := io.Copy(io.Discard, first.Body); err != nil || first.StatusCode != 200 || first.Close != k.ends {
+			t.Errorf("%s: %s, close is %v, %v", name, first.Status, first.Close, err)
+		}
+		if second, err := http.ReadResponse(in, nil); (err != nil) != k.ends || err != nil && core.IsTimeout(err) {
+			t.Errorf("%s: what follows gets %v, %v", name, second, err)
+		}
+	}
+}
+
+// The broker charges failures to the ring client that sent them.
+func TestACallerWhoseRequestsKeepFailingHasItsOwnRingClient(t *testing.T) {
+	tokens := filepath.Join(t.TempDir(), "tokens")
+	must.Do(t, os.WriteFile(tokens, []byte("good good-token-0123456789\nbad bad-token-0123456789\n"), 0o600))
+	m := doubler(t)
+	r := newRig(t, func(c *core.Config) { c.TokenFile = tokens }, m)
+	r.worker(m, func(ctx context.Context, b *worker.Batch) error {
+		for i := range b.Rows() {
+			if worker.Row[float32](b.Input(0), i)[0] == 13 {
+				return errors.New("unlucky")
+			}
+		}
+		return double(ctx, b)
+	})
+	poison := strings.Replace(goodBody, "[1,2,3,4]", "[13,2,3,4]", 1)
+	send := func(token, body string, want int) {
+		t.Helper()
+		r.post("/v2/models/double/infer", map[string]string{"Authorization": "Bearer " + token + "-token-0123456789"}, []byte(body)).
+			is(t, token, want)
+	}
+	clients := func(what string, want int) {
+		t.Helper()
+		r.until(fmt.Sprint(what, ": clients of the ring: ", want), func() bool { return r.stats("double").Clients == want })
+	}
+	send("good", goodBody, 200)
+	send("bad", poison, 500)
+	send("bad", goodBody, 200)
+	clients("after one failure", 1)
+	k := r.model("double")
+	shared := k.Single.Live.Load() // it will be charged with the first failures
+	var both sync.WaitGroup
+	both.Go(func() {
+		for range 20 {
+			send("bad", poison, 500)
+		}
+	})
+	both.Go(func() {
+		for range 20 {
+			send("good", goodBody, 200)
+		}
+	})
+	both.Wait()
+	send("bad", goodBody, 200)
+	r.until("the others have a new client", func() bool { return k.Single.Live.Load() != shared })
+	clients("after many", 2)
+	ring, err := client.Dial(soon(t), "double", client.WithSocket(r.socket), client.WithMemory(r.mem))
+	must.Do(t, err)
+	defer ring.Close()
+	clients("with one on the ring", 3)
+	both.Go(func() { send("bad", poison, 500) })
+	out, err := ring.Infer(soon(t), []float32{1, 2, 3, 4})
+	if err != nil {
+		t.Errorf("on the ring: %v, %v", out, err)
+	}
+	both.Wait()
 	r.idle()
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	rpcstatus "google.golang.org/grpc/status"
 
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -42,8 +43,9 @@ func (t *trip) failed(x *exchange, err error, sent bool) result {
 	}
 	s := rpcstatus.Convert(err)
 	named := func(code status.Code) error { return fmt.Errorf("%w: %s: %s", code, h.name, s.Message()) }
+	notRun := strings.Join(x.trailer.Get(oip.NotRunTrailer), "")
 	broken := waits // the outcome of a broken call
-	if sent {
+	if sent && notRun == "" {
 		broken = lost
 	}
 	switch s.Code() {
@@ -63,24 +65,23 @@ func (t *trip) failed(x *exchange, err error, sent bool) result {
 		}
 		return result{broken, requests, named(status.ErrBrokerGone)}
 	case codes.ResourceExhausted:
+		tooMuch := notRun == status.ErrTooLarge.Name() || messageTooLarge(s.Message())
 		switch {
 		case answerTooLarge(s.Message(), t.r.maxAnswer(t.b)):
 			t.fail(requests, fmt.Errorf("%s: its answer is larger than the outputs of the model can be (%s)", h.name, s.Message()))
 			return result{}
-		case messageTooLarge(s.Message()) && len(requests) > 1:
+		case tooMuch && len(requests) > 1:
 			h.tooLarge(tensorBytes(t.b, requests), s.Message())
 			return result{tooLarge, requests, fmt.Errorf("%s: %s", h.name, s.Message())}
-		case messageTooLarge(s.Message()):
+		case tooMuch:
 			t.fail(requests, fmt.Errorf("%s: a request is larger than it takes (%s): raise --max_message_bytes or --caller_bytes there",
 				h.name, s.Message()))
 			return result{}
 		}
 		h.overloaded()
-		if x.plain {
+		if notRun == "" {
 			return result{refused, requests, named(status.ErrQueueFull)}
 		}
-		// A gateway refuses a whole message at its limits only: the batch waits, as if
-		// the host's window were full.
 		return result{waits, requests, named(status.ErrQueueFull)}
 	case codes.Unauthenticated, codes.PermissionDenied, codes.NotFound, codes.Unimplemented:
 		h.markUnusable(problem(err), false)
@@ -94,10 +95,8 @@ func (t *trip) failed(x *exchange, err error, sent bool) result {
 	return result{}
 }
 
-// messageTooLarge recognizes gRPC's and a gateway's refusal of a message's size.
-func messageTooLarge(text string) bool {
-	return strings.Contains(text, "message larger than max") || strings.HasPrefix(text, "a message of ")
-}
+// messageTooLarge recognizes gRPC's refusal of a message's size.
+func messageTooLarge(text string) bool { return strings.Contains(text, "message larger than max") }
 
 // answerTooLarge reports whether gRPC refused an answer of more than most bytes
 // here. Its words are those by which a server refuses a request.
@@ -107,10 +106,10 @@ func answerTooLarge(text string, most int) bool {
 
 const tritonsQueueIsFull = "Exceeds maximum queue size"
 
-// takesNothing recognizes a host that takes no requests, and has not run this one.
+// takesNothing recognizes another server that takes no requests, and has not run this
+// one. A gateway says it by oip.NotRunTrailer.
 func takesNothing(text string) bool {
 	for _, words := range []string{
-		"shutting down", "not ready", "no broker", // a gateway's
 		"not at ready state", "has no available versions", // Triton's
 		"no healthy upstream", "remote connection failure", "delayed connect error", // Envoy's: it reached no host
 	} {

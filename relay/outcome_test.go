@@ -13,7 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	rpcstatus "google.golang.org/grpc/status"
 
 	"github.com/ringbatch/ringbatch/gateway"
@@ -27,20 +29,22 @@ import (
 
 func TestWhatAnUnavailableHostMeansForABatch(t *testing.T) {
 	for _, c := range []struct {
-		text string
-		sent bool
-		want outcome
-		full bool
+		text    string
+		trailer metadata.MD
+		sent    bool
+		want    outcome
+		full    bool
 	}{
-		{"connection refused", false, waits, false},
-		{"error reading from server: EOF", true, lost, false},
-		{"the gateway is shutting down", true, waits, false},
-		{"[request id: 7] Exceeds maximum queue size", true, waits, true},
+		{"connection refused", nil, false, waits, false},
+		{"error reading from server: EOF", nil, true, lost, false},
+		{"in words that may change", metadata.Pairs(oip.NotRunTrailer, "Draining"), true, waits, false},
+		{"the broker that ran it is shutting down, or not ready", nil, true, lost, false},
+		{"[request id: 7] Exceeds maximum queue size", nil, true, waits, true},
 	} {
 		_, byName := usableHosts("h")
 		h := byName["h"]
 		h.window = 4
-		x := &exchange{sending: &sending{call: &call{host: h}}, ctx: context.Background(), requests: []int{0}}
+		x := &exchange{sending: &sending{call: &call{host: h}}, ctx: context.Background(), requests: []int{0}, trailer: c.trailer}
 		res := (&trip{}).failed(x, rpcstatus.Error(codes.Unavailable, c.text), c.sent)
 		if res.outcome != c.want || len(res.again) != 1 || errors.Is(res.err, status.ErrQueueFull) != c.full || (h.window < 4) != c.full {
 			t.Errorf("%s: %+v, window %v", c.text, res, h.window)
@@ -116,12 +120,14 @@ func TestABatchThatAHostMayHaveRunIsNotSentAgainAfterARefusal(t *testing.T) {
 
 // leaving is a gateway of an older release that is about to go.
 type leaving struct {
+	t *testing.T
 	older
 	calls *atomic.Int32
 }
 
-func (l leaving) ModelInfer(context.Context, *oip.ModelInferRequest) (*oip.ModelInferResponse, error) {
+func (l leaving) ModelInfer(ctx context.Context, _ *oip.ModelInferRequest) (*oip.ModelInferResponse, error) {
 	l.calls.Add(1)
+	must.Do(l.t, grpc.SetTrailer(ctx, metadata.Pairs(oip.NotRunTrailer, "Draining")))
 	return nil, rpcstatus.Error(codes.Unavailable, "the gateway is shutting down")
 }
 
@@ -136,7 +142,7 @@ func TestRequestsThatComeBackByShapeKeepTheirInputs(t *testing.T) {
 		return nil
 	}, nil)
 	var calls atomic.Int32
-	first := standBefore(t, h, func(b before) oip.GRPCInferenceServiceServer { return leaving{older{b}, &calls} })
+	first := standBefore(t, h, func(b before) oip.GRPCInferenceServiceServer { return leaving{t, older{b}, &calls} })
 	l := newLocal(t, func(c *Config) {
 		c.Inputs = sig.Inputs
 		c.Policy = policy.New(policy.MaxBatchSize(3), policy.WaitTime(patience), policy.Slots(64), policy.Ragged(true))
@@ -163,6 +169,7 @@ func TestRequestsThatComeBackByShapeKeepTheirInputs(t *testing.T) {
 type full struct {
 	before
 	refusal error
+	name    string // for oip.NotRunTrailer; "": none
 	times   int
 
 	mu    sync.Mutex
@@ -175,6 +182,7 @@ func (f *full) ModelInfer(ctx context.Context, r *oip.ModelInferRequest) (*oip.M
 	refuses := len(f.calls) <= f.times
 	f.mu.Unlock()
 	if refuses {
+		_ = grpc.SetTrailer(ctx, metadata.Pairs(oip.NotRunTrailer, f.name))
 		return nil, f.refusal
 	}
 	return f.behind.ModelInfer(ctx, r)
@@ -183,13 +191,12 @@ func (f *full) ModelInfer(ctx context.Context, r *oip.ModelInferRequest) (*oip.M
 // Only that it waits for too short a time is wrong: a busy machine cannot do that.
 func TestABatchThatAHostHasNoRoomForWaits(t *testing.T) {
 	for name, refusal := range map[string]error{
-		"a gateway's limit": rpcstatus.Error(codes.ResourceExhausted,
-			"with this message the caller would have more than 1000 bytes in flight, try again"),
-		"Triton's queue": rpcstatus.Error(codes.Unavailable, "in ensemble 'm', [request id: <id_unknown>] Exceeds maximum queue size"),
+		"Refused": rpcstatus.Error(codes.ResourceExhausted, "this caller would have more than 1000 bytes in flight, try again"),
+		"":        rpcstatus.Error(codes.Unavailable, "in ensemble 'm', [request id: <id_unknown>] Exceeds maximum queue size"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t, signature(t, "x:i32[1]", "y:i32[1]"), double, nil)
-			f := &full{refusal: refusal, times: 2 * DefaultAttempts}
+			f := &full{refusal: refusal, name: name, times: 2 * DefaultAttempts}
 			l := newLocal(t, nil, standBefore(t, h, func(b before) oip.GRPCInferenceServiceServer { f.before = b; return f }))
 			q := commit(t, l.dial(), 4)[0]
 			if err := q.Wait(soon(t)); err != nil || number(t, q) != 8 {

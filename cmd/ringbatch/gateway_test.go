@@ -3,15 +3,30 @@
 package main
 
 import (
+	"bytes"
+	"compress/gzip"
+	"compress/zlib"
 	"errors"
+	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	rpcstatus "google.golang.org/grpc/status"
+
 	"github.com/ringbatch/ringbatch/broker/configfile"
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 func TestTheFileForKServeIsTakenAndAGatewayThatWouldNotStartIsNot(t *testing.T) {
@@ -71,5 +86,78 @@ func TestARelaysZerosAreRefused(t *testing.T) {
 		if name, _, _ := strings.Cut(flag, "="); !errors.Is(err, errUsage) || !strings.Contains(err.Error(), name+" must be more than 0") {
 			t.Errorf("%s: %v", flag, err)
 		}
+	}
+}
+
+// bomb compresses every message to the same bytes: 12 MiB of zeros.
+type bomb struct {
+	name  string
+	bytes bytes.Buffer
+}
+
+func newBomb(name string, pack func(io.Writer) io.WriteCloser) *bomb {
+	b := &bomb{name: name}
+	w := pack(&b.bytes)
+	_, _ = w.Write(make([]byte, 12<<20))
+	w.Close()
+	return b
+}
+
+func (b *bomb) Type() string { return b.name }
+
+func (b *bomb) Do(w io.Writer, _ []byte) error {
+	_, err := w.Write(b.bytes.Bytes())
+	return err
+}
+
+func TestAGatewayKeepsItsMemoryWhenMessagesInflate(t *testing.T) {
+	c := startCLI(t)
+	g := c.start("gateway", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--log-level", "warn", "--max-buffered-bytes", fmt.Sprint(64<<20))
+	t.Cleanup(func() { c.ends(g) })
+	for _, b := range []*bomb{newBomb("gzip", func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) }),
+		newBomb("deflate", func(w io.Writer) io.WriteCloser { return zlib.NewWriter(w) })} {
+		//lint:ignore SA1019 the client compresses beforehand, so that all messages come at once
+		conn, err := grpc.NewClient(c.door(g, "grpc"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithCompressor(b))
+		must.Do(t, err)
+		defer conn.Close()
+		rpc := oip.NewGRPCInferenceServiceClient(conn)
+		for what, isRefused := range map[string]func() bool{
+			"ModelInfer": func() bool {
+				_, err := rpc.ModelInfer(t.Context(), &oip.ModelInferRequest{ModelName: "affine"})
+				return rpcstatus.Code(err) == codes.ResourceExhausted
+			},
+			"ModelMetadata": func() bool {
+				_, err := rpc.ModelMetadata(t.Context(), &oip.ModelMetadataRequest{Name: "affine"})
+				return rpcstatus.Code(err) == codes.ResourceExhausted
+			},
+			"HTTP": func() bool {
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+c.door(g, "http")+"/v2/models/affine/infer",
+					bytes.NewReader(b.bytes.Bytes()))
+				must.Do(t, err)
+				req.Header.Set("Content-Encoding", b.name)
+				rep, err := http.DefaultClient.Do(req)
+				must.Do(t, err)
+				rep.Body.Close()
+				return rep.StatusCode == http.StatusTooManyRequests
+			},
+		} {
+			var all sync.WaitGroup
+			var refusals atomic.Int64
+			for range 100 {
+				all.Go(func() {
+					if isRefused() {
+						refusals.Add(1)
+					}
+				})
+			}
+			if all.Wait(); refusals.Load() == 0 {
+				t.Errorf("%s, %s: none of 100 was refused", what, b.name)
+			}
+		}
+	}
+	u, err := testbed.UsageOf(g.Pid())
+	must.Do(t, err)
+	if documented := int64(128<<20 + 2*64<<20); u.Peak > documented+documented/4 { // Go's limit is soft
+		t.Errorf("it had %d MiB, %d at most are documented", u.Peak>>20, documented>>20)
 	}
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // gateway starts one on a free port, and returns where its HTTP door is.
@@ -28,16 +29,21 @@ func (c *cli) gateway(flags ...string) string {
 	c.t.Helper()
 	g := c.start(append([]string{"gateway", "--http", "127.0.0.1:0", "--grpc", "off", "--log-level", "warn"}, flags...)...)
 	c.t.Cleanup(func() { c.ends(g) })
-	base := ""
+	return "http://" + c.door(g, "http")
+}
+
+// door returns the address of a gateway's door.
+func (c *cli) door(g *testbed.Process, protocol string) (address string) {
+	c.t.Helper()
 	c.until("the gateway says where it is", func() bool {
-		for _, line := range strings.Split(g.Log(), "\n") {
-			if addr, ok := strings.CutPrefix(line, "http "); ok {
-				base = "http://" + addr
+		for line := range strings.Lines(g.Log()) {
+			if a, ok := strings.CutPrefix(line, protocol+" "); ok {
+				address = strings.TrimSpace(a)
 			}
 		}
-		return base != ""
+		return address != ""
 	})
-	return base
+	return address
 }
 
 func (c *cli) affineWorker() {

@@ -25,12 +25,13 @@ func limitProcs(batchBytes int64) {
 }
 
 // collectSeldom makes the garbage collector run less often while the heap is small. With
-// all buffers in use it limits the heap to about its usual size.
+// all buffers in use it limits the heap to about its usual size: the process takes up to
+// 128 MiB and twice the buffers, the program's own pages included.
 func collectSeldom(buffers int64) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(400)
 	}
 	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(128<<20 + 2*buffers)
+		debug.SetMemoryLimit(96<<20 + 2*buffers)
 	}
 }

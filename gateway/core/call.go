@@ -44,13 +44,15 @@ type Call struct {
 	rows int
 	dims []int // the inputs' variable sizes, in signature order
 
-	request client.Request // its slots hold the outputs
-	claimed bool
-	Relayed relayed // of a relay's batch; empty otherwise
-	Taken   int     // bytes counted as the caller's
+	request   client.Request // its slots hold the outputs
+	claimed   bool
+	Committed bool    // a worker may have run some of it
+	Relayed   relayed // of a relay's batch; empty otherwise
+	Memory            // that the request takes in the gateway
 
 	weights    shm.Version
-	share      *share // of the window; nil: none
+	on         *attachment // nil: none
+	share      *share      // of the window; nil: none
 	shareSlots int64
 
 	began, filled, Ended time.Time // for the statistics
@@ -248,8 +250,10 @@ func (c *Call) AddOutput() *Output {
 // Making a call would be most of a small request's cost.
 var calls = sync.Pool{New: func() any { return new(Call) }}
 
-func NewCall() *Call {
+// NewCall returns a call of a model, by an alias or by its own name (nil).
+func NewCall(k *Model, as *route, who *Caller) *Call {
 	c := calls.Get().(*Call)
+	c.Model, c.As, c.Caller, c.Memory = k, as, who, k.G.NewMemory(who)
 	c.level, c.began = -1, time.Now()
 	return c
 }
@@ -265,7 +269,7 @@ func (c *Call) Done() {
 	}
 	c.Model, c.Caller, c.OnFilled, c.OnWait, c.ID, c.request = nil, nil, nil, nil, "", client.Request{}
 	c.Inputs, c.Outputs, c.dims = c.Inputs[:0], c.Outputs[:0], c.dims[:0]
-	c.timeout, c.Binary, c.rows, c.Step, c.weights = 0, false, 0, Step{}, 0
+	c.timeout, c.Binary, c.rows, c.Step, c.weights, c.Committed = 0, false, 0, Step{}, 0, false
 	c.Relayed.reset()
 	c.filled, c.Ended, c.queue, c.compute = time.Time{}, time.Time{}, 0, 0
 	calls.Put(c)

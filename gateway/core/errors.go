@@ -58,7 +58,8 @@ func invert(byMeaning map[Meaning][]status.Code) map[status.Code]Meaning {
 type Refusal struct {
 	Meaning
 	text  string
-	Allow string // HTTP: the allowed methods
+	Allow string      // HTTP: the allowed methods
+	code  status.Code // names it for relays; 0: Refused
 }
 
 func (r *Refusal) Error() string { return r.text }
@@ -72,7 +73,7 @@ func Refuse(http int, grpc codes.Code, format string, args ...any) error {
 
 // NotAllowed refuses a method of HTTP, and names the allowed ones.
 func NotAllowed(text, allow string) error {
-	return &Refusal{Meaning{http.StatusMethodNotAllowed, codes.Unimplemented}, text, allow}
+	return &Refusal{Meaning: Meaning{http.StatusMethodNotAllowed, codes.Unimplemented}, text: text, Allow: allow}
 }
 
 func BadRequest(format string, args ...any) error {
@@ -98,6 +99,21 @@ func MeaningOf(err error) Meaning {
 		return meanings[status.ErrCanceled]
 	}
 	return Meaning{http.StatusInternalServerError, codes.Internal}
+}
+
+// NameOf returns the name of an error for oip.NotRunTrailer.
+func NameOf(err error) string {
+	var r *Refusal
+	var code status.Code
+	if errors.As(err, &r) {
+		code = r.code
+	} else {
+		errors.As(err, &code)
+	}
+	if code == 0 {
+		return "Refused"
+	}
+	return code.Name()
 }
 
 // TextOf returns the text of an error for both protocols.
@@ -127,7 +143,8 @@ var (
 	ErrSlowBody = Refuse(http.StatusRequestTimeout, codes.DeadlineExceeded, "the request comes too slowly: less than %d KiB a second",
 		LeastRate>>10)
 	ErrFault    = Refuse(http.StatusInternalServerError, codes.Internal, "a fault in the gateway; its log says more")
-	ErrDraining = Refuse(http.StatusServiceUnavailable, codes.Unavailable, "the gateway is shutting down")
+	ErrDraining = error(&Refusal{Meaning: Meaning{http.StatusServiceUnavailable, codes.Unavailable}, code: status.ErrDraining,
+		text: "the gateway is shutting down"})
 )
 
 // LogFault logs a panic that ended one request.

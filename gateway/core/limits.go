@@ -29,6 +29,8 @@ const (
 	maxSequenceID     = 128      // bytes, as Triton's
 	maxSteps          = 256      // of a sequence, waiting
 	MaxTextBytes      = 1 << 10  // of an error's text
+	suspectLanes      = 4        // of a model
+	sparedFailures    = 4        // of a caller in good standing
 	SmallBuffer       = 64 << 10 // bytes of a request that do not count: each connection has such buffers
 
 	StreamsPerConnection = 256     // gRPC and HTTP/2
@@ -39,6 +41,8 @@ const (
 	GRPCIdleTimeout  = 10 * time.Minute       // of a gRPC connection without calls
 	KeepaliveTime    = 30 * time.Second       // until a silent gRPC peer is pinged
 	KeepaliveTimeout = 10 * time.Second       // for its answer
+	failureTime      = time.Second            // that a failed request counts against its caller
+	longestSuspicion = time.Minute            // after the last of many
 	budgetPatience   = 10 * time.Second       // of a gRPC connection without progress while its caller's buffers are full
 	earlyAnswer      = 5 * time.Millisecond   // from a gRPC call's answer to its deadline,
 	earlyShare       = 10                     // or a tenth of its time if that is less

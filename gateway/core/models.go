@@ -54,6 +54,7 @@ type Model struct {
 	// single rows a request for many consecutive slots would wait long. Sequences keep
 	// their slots.
 	Single, Many, Relayed, Sequences Lane
+	suspects                         suspects
 	openSequences                    int  // under G.sequences.mu
 	gone                             bool // Close was called; under G.sequences.mu
 	load                             load
@@ -245,6 +246,9 @@ func (k *Model) Close() {
 	k.Single.close()
 	k.Many.close()
 	k.Relayed.close()
+	for i := range k.suspects.lanes {
+		k.suspects.lanes[i].close()
+	}
 	s := &k.G.sequences
 	s.mu.Lock()
 	k.gone = true
@@ -257,8 +261,9 @@ func (k *Model) Close() {
 
 // Lane is a client of one model, dialled when it is first needed.
 type Lane struct {
-	Live   atomic.Pointer[client.Client]
+	Live   atomic.Pointer[attachment]
 	dials  singleflight.Group
+	change rarely     // see replace
 	mu     sync.Mutex // Live does not change after closed
 	closed bool
 	shares shares
@@ -266,20 +271,20 @@ type Lane struct {
 
 // client returns the lane's client. The callers who need it at once share one
 // attempt to dial, which goes on when one of them gives up.
-func (l *Lane) client(ctx context.Context, k *Model, window int) (*client.Client, error) {
+func (l *Lane) client(ctx context.Context, k *Model, window int) (*attachment, error) {
 	if c := l.Live.Load(); c != nil {
 		return c, nil
 	}
 	dialled := l.dials.DoChan("", func() (any, error) { return l.dial(k, window) })
 	select {
 	case d := <-dialled:
-		return d.Val.(*client.Client), d.Err
+		return d.Val.(*attachment), d.Err
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 }
 
-func (l *Lane) dial(k *Model, window int) (*client.Client, error) {
+func (l *Lane) dial(k *Model, window int) (*attachment, error) {
 	gone := fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, k.Name)
 	l.mu.Lock()
 	c, closed := l.Live.Load(), l.closed
@@ -308,7 +313,7 @@ func (l *Lane) dial(k *Model, window int) (*client.Client, error) {
 
 // dial connects a client. It asks for a large window, and accepts a batch's slots
 // where the ring is full or the gateway's quota is smaller.
-func (k *Model) dial(ctx context.Context, window int) (*client.Client, error) {
+func (k *Model) dial(ctx context.Context, window int) (*attachment, error) {
 	least := min(window, k.info.Load().settings.MaxBatchSize)
 	c, err := client.Dial(ctx, k.Name, client.WithSocket(k.G.Cfg.Socket), client.WithName("gateway"), client.WithWindow(window),
 		client.WithLeastWindow(least), client.WithYield(), client.WithMemory(k.G.Cfg.Memory))
@@ -319,11 +324,44 @@ func (k *Model) dial(ctx context.Context, window int) (*client.Client, error) {
 		c.Close()
 		return nil, fmt.Errorf("%w: model %q is %s now, it was %s", status.ErrSignatureMismatch, k.Name, &now, &k.Sig)
 	}
-	return c, nil
+	return &attachment{Client: c}, nil
+}
+
+// attachment is a lane's client, and counts the calls that use it.
+type attachment struct {
+	*client.Client
+	calls   atomic.Int64
+	retired atomic.Bool // to be closed after its last call
+}
+
+func (a *attachment) leave() {
+	if a.calls.Add(-1) == 0 && a.retired.Load() {
+		go a.Close()
+	}
+}
+
+// replace makes later calls use a new client, unless the ring has no room for it. The calls
+// of the old one go on.
+func (l *Lane) replace(k *Model, old *attachment, window int) {
+	ctx, cancel := context.WithTimeout(context.Background(), k.G.Cfg.ClaimWait)
+	defer cancel()
+	c, err := k.dial(ctx, window)
+	if err != nil {
+		return
+	}
+	retired := c
+	l.mu.Lock()
+	if !l.closed && l.Live.CompareAndSwap(old, c) {
+		retired = old
+	}
+	l.mu.Unlock()
+	retired.calls.Add(1)
+	retired.retired.Store(true)
+	retired.leave()
 }
 
 // forget drops a client whose model has changed.
-func (l *Lane) forget(c *client.Client) {
+func (l *Lane) forget(c *attachment) {
 	if l.Live.CompareAndSwap(c, nil) {
 		go c.Close()
 	}

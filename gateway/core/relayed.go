@@ -240,7 +240,7 @@ func (c *Call) commitRelayed(ctx context.Context, from, to int) {
 	for i := from; i < to; i++ {
 		if p := &c.Relayed.parts[i]; p.state == partClaimed {
 			list = append(list, p.request)
-			p.state = partCommitted
+			p.state, c.Committed = partCommitted, true
 		}
 	}
 	if err := client.CommitAll(ctx, list); err != nil {

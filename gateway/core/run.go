@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"time"
 
@@ -44,30 +43,47 @@ func (c *Call) runOn(ctx context.Context) error {
 	}
 	relayed := len(c.Relayed.requests) > 0
 	lane, window := c.Model.lane(c.rows)
+	suspect, its, alone := c.Model.suspectLane(c.Caller.Use)
 	if relayed {
 		lane, window = c.Model.relayedLane()
+	} else if suspect != nil {
+		lane, window = suspect, its
 	}
 	cl, err := lane.client(ctx, c.Model, window)
+	if lane == suspect && (errors.Is(err, status.ErrRingFull) || errors.Is(err, status.ErrQuota)) {
+		c.Model.suspects.noteFull() // it stays with the others
+		return c.runOn(ctx)
+	}
 	if err != nil {
 		return err
 	}
+	c.leaveClient() // of an earlier attempt
+	c.on = cl
+	cl.calls.Add(1)
 	m := cl.Model()
 	most := min(m.MaxBatchSize, m.Window, c.Model.info.Load().settings.MaxBatchSize)
 	if !relayed { // relays have their own lane
-		if err := c.takeShare(ctx, lane, shareOf(m.Window, most)); err != nil {
+		share := shareOf(m.Window, most)
+		if alone {
+			share = m.Window
+		}
+		if err := c.takeShare(ctx, lane, share); err != nil {
 			return err
 		}
 	}
 	switch {
 	case relayed:
-		err = c.runRelayed(ctx, cl)
+		err = c.runRelayed(ctx, cl.Client)
 	case c.rows <= most:
-		err = c.runWhole(ctx, cl)
+		err = c.runWhole(ctx, cl.Client)
 	default:
-		err = c.runSplit(ctx, cl, most)
+		err = c.runSplit(ctx, cl.Client, most)
 	}
 	if errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrClosed) {
 		lane.forget(cl) // its model came back as another one
+	}
+	if !relayed && failedInWorker(err) && c.Caller.Use.failed() && suspect == nil { // the broker has charged the others' client
+		lane.change.Do(func() { go lane.replace(c.Model, cl, window) })
 	}
 	return err
 }
@@ -131,6 +147,7 @@ func (c *Call) execute(ctx context.Context, r client.Request) error {
 	if err := c.FinishSources(); err != nil {
 		return err
 	}
+	c.Committed = true
 	if err := r.Commit(ctx); err != nil {
 		return err
 	}
@@ -209,6 +226,7 @@ func (c *Call) runSplit(ctx context.Context, cl *client.Client, most int) (err e
 				return err
 			}
 		}
+		c.Committed = true
 		if err := r.Commit(ctx); err != nil {
 			return err
 		}
@@ -318,47 +336,6 @@ func (c *Call) bufferBodies() error {
 	return body.Finish()
 }
 
-// ReadCounted appends size bytes to b, or with -1 all bytes. Memory grows, and is
-// counted, as the bytes arrive.
-func (c *Call) ReadCounted(r io.Reader, b []byte, size int) ([]byte, error) {
-	for size < 0 || len(b) < size {
-		if len(b) == cap(b) {
-			more := max(SmallBuffer, cap(b))
-			if size >= 0 {
-				more = min(more, max(size-len(b), 4<<10))
-			}
-			if cap(b)+more > SmallBuffer {
-				if err := c.Take(more); err != nil {
-					return b, err
-				}
-			}
-			b = slices.Grow(b, more)[: len(b) : len(b)+more]
-		}
-		to := b[len(b):cap(b)]
-		if size >= 0 {
-			to = to[:min(len(to), size-len(b))]
-		}
-		n, err := r.Read(to)
-		b = b[:len(b)+n]
-		if errors.Is(err, io.EOF) && (size < 0 || len(b) == size) {
-			return b, nil
-		}
-		if err != nil {
-			return b, bodyError(err)
-		}
-	}
-	return b, nil
-}
-
-// Take counts bytes of the gateway's memory as the caller's, until Done.
-func (c *Call) Take(n int) error {
-	if err := c.Model.G.Limits.takeBytes(c.Caller.Use, n, c.Taken); err != nil {
-		return err
-	}
-	c.Taken += n
-	return nil
-}
-
 // view makes an output of r readable in the slots.
 func (o *Output) view(sig *tensor.Signature, r client.Request) error {
 	spec := &sig.Outputs[o.index]
@@ -425,6 +402,13 @@ func (c *Call) addTiming(r client.Request) {
 	}
 }
 
+func (c *Call) leaveClient() {
+	if c.on != nil {
+		c.on.leave()
+		c.on = nil
+	}
+}
+
 func (c *Call) release() {
 	if c.claimed {
 		_ = c.request.Release()
@@ -432,9 +416,7 @@ func (c *Call) release() {
 	}
 	c.Relayed.release()
 	c.giveShareBack()
-	if c.Taken > 0 {
-		c.Model.G.Limits.giveBack(c.Caller.Use, c.Taken)
-		c.Taken = 0
-	}
+	c.leaveClient()
+	c.GiveBack()
 	c.releaseRegions()
 }

@@ -4,12 +4,19 @@ package core
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"io"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc/codes"
+
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // limits bounds requests and bytes in flight. A caller is an identity (a token, a
@@ -28,6 +35,7 @@ type limits struct {
 type Usage struct {
 	requests, Bytes atomic.Int64
 	connections     int // of an address; under limits.mu
+	standing
 }
 
 func newLimits(cfg *Config) *limits {
@@ -45,14 +53,28 @@ func (l *limits) join(address string) *Usage {
 	return u
 }
 
-// leave forgets an address with its last connection.
+// leave forgets an address with its last connection, or with its failures after that.
 func (l *limits) leave(address string) {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
 	if u := l.ByName[address]; u != nil {
-		if u.connections--; u.connections == 0 {
-			delete(l.ByName, address)
-		}
+		u.connections--
+		l.forget(address, u)
+	}
+}
+
+// forget needs Mu.
+func (l *limits) forget(address string, u *Usage) {
+	switch left := u.left(); {
+	case u.connections > 0 || l.ByName[address] != u:
+	case left == 0:
+		delete(l.ByName, address)
+	default:
+		time.AfterFunc(left, func() {
+			l.Mu.Lock()
+			defer l.Mu.Unlock()
+			l.forget(address, u)
+		})
 	}
 }
 
@@ -80,28 +102,75 @@ func (l *limits) beginRequest(u *Usage) error {
 
 func (l *limits) endRequest(u *Usage) { u.requests.Add(-1) }
 
-// takeBytes counts n more bytes of a request that has some, or refuses them.
-func (l *limits) takeBytes(u *Usage, n, has int) error {
-	size := int64(n)
-	switch all := int64(has) + size; {
+// Memory counts a request's bytes in the gateway's memory as its caller's.
+type Memory struct {
+	limits *limits
+	use    *Usage
+	Taken  int
+}
+
+// NewMemory returns the count of a caller's new request. GiveBack follows.
+func (g *Gateway) NewMemory(who *Caller) Memory { return Memory{limits: g.Limits, use: who.Use} }
+
+// Take counts n more bytes, or refuses them.
+func (m *Memory) Take(n int) error {
+	l, u, size := m.limits, m.use, int64(n)
+	switch all := int64(m.Taken) + size; {
 	case all > l.callerBytes: // a retry would not help
-		return Refuse(http.StatusRequestEntityTooLarge, codes.ResourceExhausted, "a message of %d bytes; one caller may have %d in flight",
-			all, l.callerBytes)
+		return tooLarge("a message of %d bytes; one caller may have %d in flight", all, l.callerBytes)
 	case u.Bytes.Add(size) > l.callerBytes:
 		u.Bytes.Add(-size)
 		return Refuse(http.StatusTooManyRequests, codes.ResourceExhausted, "this caller would have more than %d bytes in flight, try again",
 			l.callerBytes)
 	case l.Used.Add(size) > l.bytes:
-		l.giveBack(u, n)
+		u.Bytes.Add(-size)
+		l.Used.Add(-size)
 		return Refuse(http.StatusTooManyRequests, codes.ResourceExhausted,
 			"the gateway's buffers are full (%d MiB of requests on their way), try again", l.bytes>>20)
 	}
+	m.Taken += n
 	return nil
 }
 
-func (l *limits) giveBack(u *Usage, n int) {
-	u.Bytes.Add(-int64(n))
-	l.Used.Add(-int64(n))
+// GiveBack ends the count.
+func (m *Memory) GiveBack() {
+	if m.Taken > 0 {
+		m.use.Bytes.Add(-int64(m.Taken))
+		m.limits.Used.Add(-int64(m.Taken))
+		m.Taken = 0
+	}
+}
+
+// ReadCounted appends size bytes to b, or with -1 all bytes. Memory grows, and is
+// counted, as the bytes arrive.
+func (m *Memory) ReadCounted(r io.Reader, b []byte, size int) ([]byte, error) {
+	for size < 0 || len(b) < size {
+		if len(b) == cap(b) {
+			more := max(SmallBuffer, cap(b)/4)
+			if size >= 0 {
+				more = min(more, max(size-len(b), 4<<10))
+			}
+			if cap(b)+more > SmallBuffer {
+				if err := m.Take(more); err != nil {
+					return b, err
+				}
+			}
+			b = slices.Grow(b, more)[: len(b) : len(b)+more]
+		}
+		to := b[len(b):cap(b)]
+		if size >= 0 {
+			to = to[:min(len(to), size-len(b))]
+		}
+		n, err := r.Read(to)
+		b = b[:len(b)+n]
+		if errors.Is(err, io.EOF) && (size < 0 || len(b) == size) {
+			return b, nil
+		}
+		if err != nil {
+			return b, bodyError(err)
+		}
+	}
+	return b, nil
 }
 
 // Full reports whether this caller, or all together, have used up their bytes. It
@@ -111,7 +180,12 @@ func (l *limits) Full(u *Usage) bool {
 }
 
 func TooLarge(n int64, most int) error {
-	return Refuse(http.StatusRequestEntityTooLarge, codes.ResourceExhausted, "a message of %d bytes; the gateway takes %d at most", n, most)
+	return tooLarge("a message of %d bytes; the gateway takes %d at most", n, most)
+}
+
+func tooLarge(format string, args ...any) error {
+	return &Refusal{Meaning: Meaning{http.StatusRequestEntityTooLarge, codes.ResourceExhausted}, code: status.ErrTooLarge,
+		text: fmt.Sprintf(format, args...)}
 }
 
 // shares divides a window among callers: one semaphore for each caller that has

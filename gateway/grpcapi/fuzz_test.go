@@ -40,9 +40,8 @@ func FuzzMessage(f *testing.F) {
 			m.Data = append(m.Data, mem.SliceBuffer(rest[:n]))
 			rest = rest[n:]
 		}
-		c := core.NewCall()
+		c := core.NewCall(k, nil, &core.Caller{Peer: &core.Peer{}, Use: &core.Usage{}})
 		defer c.Done()
-		c.Model, c.Caller = k, &core.Caller{Peer: &core.Peer{}, Use: &core.Usage{}}
 		err := m.Split()
 		named(t, err)
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/ringbatch/ringbatch/gateway/core"
@@ -19,9 +20,9 @@ import (
 
 func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (_ any, err error) {
 	defer d.guard(&err)
-	m := messages.Get().(*oip.Request)
+	m := messages.Get().(*message)
 	if err := decode(m); err != nil {
-		messages.Put(m)
+		m.free()
 		return nil, err
 	}
 	a, err := d.run(ctx, m, false, nil)
@@ -32,13 +33,18 @@ func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (_ any, err
 }
 
 // run runs one inference when after is closed, and frees its message. after may be nil.
-func (d *rpcDoor) run(ctx context.Context, m *oip.Request, stream bool, after <-chan struct{}) (*rpcAnswer, error) {
+func (d *rpcDoor) run(ctx context.Context, m *message, stream bool, after <-chan struct{}) (a *rpcAnswer, err error) {
+	committed := false
+	defer func() {
+		if err != nil && !committed && !stream {
+			_ = grpc.SetTrailer(ctx, metadata.Pairs(oip.NotRunTrailer, core.NameOf(err)))
+		}
+	}()
 	freed := false
 	free := func() {
 		if !freed {
 			freed = true
-			m.Free()
-			messages.Put(m)
+			m.free()
 		}
 	}
 	defer free()
@@ -57,9 +63,9 @@ func (d *rpcDoor) run(ctx context.Context, m *oip.Request, stream bool, after <-
 	if err != nil {
 		return nil, err
 	}
-	c := rpcCall{core.NewCall()}
-	c.Model, c.As, c.Caller = k, as, who
-	a, err := d.runCall(ctx, c, m, free, conn, stream, after)
+	c := rpcCall{core.NewCall(k, as, who)}
+	a, err = d.runCall(ctx, c, m, free, conn, stream, after)
+	committed = c.Committed
 	c.reportLoad(ctx)
 	if err != nil || a.call == nil {
 		c.Count(err)
@@ -68,12 +74,14 @@ func (d *rpcDoor) run(ctx context.Context, m *oip.Request, stream bool, after <-
 	return a, err
 }
 
-func (d *rpcDoor) runCall(ctx context.Context, c rpcCall, m *oip.Request, free func(), conn *core.Conn, stream bool,
+func (d *rpcDoor) runCall(ctx context.Context, c rpcCall, m *message, free func(), conn *core.Conn, stream bool,
 	after <-chan struct{}) (*rpcAnswer, error) {
-	if err := c.Take(m.Data.Len()); err != nil {
+	if m.inflated.Taken > 0 {
+		c.Memory, m.inflated = m.inflated, core.Memory{}
+	} else if err := c.Take(m.Data.Len()); err != nil {
 		return nil, err
 	}
-	if err := c.readMessage(m); err != nil {
+	if err := c.readMessage(&m.Request); err != nil {
 		return nil, err
 	}
 	if err := c.Check(); err != nil {
@@ -95,7 +103,7 @@ func (d *rpcDoor) runCall(ctx context.Context, c rpcCall, m *oip.Request, free f
 
 // runOfStream is run for a request of a stream: an error becomes an answer with the
 // request's id.
-func (d *rpcDoor) runOfStream(ctx context.Context, m *oip.Request, id string, after <-chan struct{}) (answer any) {
+func (d *rpcDoor) runOfStream(ctx context.Context, m *message, id string, after <-chan struct{}) (answer any) {
 	var err error
 	defer func() {
 		if err != nil {
@@ -108,7 +116,7 @@ func (d *rpcDoor) runOfStream(ctx context.Context, m *oip.Request, id string, af
 }
 
 // peek reads a request's id, and which sequence of a model with state it belongs to.
-func (d *rpcDoor) peek(m *oip.Request) (id, sequence string) {
+func (d *rpcDoor) peek(m *message) (id, sequence string) {
 	var err error
 	defer d.guard(&err)
 	defer m.Reset()
@@ -211,9 +219,11 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- chan any) error {
 	steps := lastSteps{}
 	for {
-		m := messages.Get().(*oip.Request)
-		if err := s.RecvMsg(m); err != nil {
-			messages.Put(m)
+		m := messages.Get().(*message)
+		err := s.RecvMsg(m)
+		var refused *core.Refusal // of a compressed message
+		if err != nil && !errors.As(err, &refused) {
+			m.free()
 			if errors.Is(err, io.EOF) {
 				err = nil
 			}
@@ -223,9 +233,13 @@ func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- 
 		select { // a full line stops the reading of the stream
 		case line <- place:
 		case <-ctx.Done():
-			m.Free()
-			messages.Put(m)
+			m.free()
 			return ctx.Err()
+		}
+		if refused != nil {
+			m.free()
+			place <- streamError("", refused)
+			continue
 		}
 		id, sequence := d.peek(m)
 		ended := make(chan struct{})

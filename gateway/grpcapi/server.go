@@ -3,21 +3,16 @@
 package grpcapi
 
 import (
-	"compress/zlib"
 	"context"
 	"crypto/tls"
 	"errors"
-	"io"
 	"net"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/encoding"
-	_ "google.golang.org/grpc/encoding/gzip" // callers may compress
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
@@ -31,16 +26,17 @@ import (
 
 type rpcDoor struct {
 	oip.UnimplementedGRPCInferenceServiceServer
-	g *core.Gateway
+	g     *core.Gateway
+	codec oip.Codec
 }
 
 // NewGRPC makes the server of the gRPC door.
 func NewGRPC(g *core.Gateway) *grpc.Server {
-	door := &rpcDoor{g: g}
+	door := &rpcDoor{g: g, codec: oip.NewCodec()}
 	options := []grpc.ServerOption{
-		grpc.ForceServerCodecV2(oip.NewCodec()),
+		grpc.ForceServerCodecV2(door.codec),
 		grpc.Creds(rpcCredentials{g.TLSConfig("h2")}),
-		grpc.MaxRecvMsgSize(min(g.Cfg.MaxMessageBytes, g.Cfg.CallerBytes)),
+		grpc.MaxRecvMsgSize(mostReceived(&g.Cfg)),
 		grpc.MaxSendMsgSize(1<<31 - 1),
 		grpc.MaxConcurrentStreams(core.StreamsPerConnection),
 		grpc.MaxHeaderListSize(core.MaxURLHeaderBytes),
@@ -72,8 +68,8 @@ func NewGRPC(g *core.Gateway) *grpc.Server {
 			service.Streams[i].Handler = func(_ any, s grpc.ServerStream) error { return door.inferStream(s) }
 		}
 	}
-	s.RegisterService(&service, door)
-	healthpb.RegisterHealthServer(s, healthDoor{g.Health, g})
+	door.register(s, service, door)
+	door.register(s, healthpb.Health_ServiceDesc, healthDoor{g.Health, g})
 	return s
 }
 
@@ -184,8 +180,6 @@ func (rpcCredentials) Info() credentials.ProtocolInfo            { return creden
 func (c rpcCredentials) Clone() credentials.TransportCredentials { return c }
 func (rpcCredentials) OverrideServerName(string) error           { return nil }
 
-var messages = sync.Pool{New: func() any { return new(oip.Request) }}
-
 // endEarly makes a call's deadline a little shorter, so that the handler's answer
 // precedes the transport's reset at the deadline. A caller takes the reset for
 // CANCELLED if its clock is behind; the clock of gRPC's C core counts milliseconds.
@@ -205,15 +199,3 @@ func endEarly(ctx context.Context, p *core.Pace, header metadata.MD) context.Con
 	_ = cancel // the stream's end cancels it
 	return ctx
 }
-
-// deflate is a compression of gRPC callers that grpc-go does not have.
-type deflate struct{}
-
-// grpc-go wants compressors registered at initialization.
-func init() { encoding.RegisterCompressor(deflate{}) }
-
-func (deflate) Name() string { return "deflate" }
-
-func (deflate) Compress(w io.Writer) (io.WriteCloser, error) { return zlib.NewWriter(w), nil }
-
-func (deflate) Decompress(r io.Reader) (io.Reader, error) { return zlib.NewReader(r) }

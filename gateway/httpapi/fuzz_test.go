@@ -33,9 +33,8 @@ func FuzzJSONRequest(f *testing.F) {
 	}
 	k := lone(f)
 	f.Fuzz(func(t *testing.T, text []byte) {
-		c := core.NewCall()
+		c := core.NewCall(k, nil, &core.Caller{Peer: &core.Peer{}, Use: &core.Usage{}})
 		defer c.Done()
-		c.Model, c.Caller = k, &core.Caller{Peer: &core.Peer{}, Use: &core.Usage{}}
 		_, err := (httpCall{c}).readJSON(text, nil)
 		named(t, err)
 		if err != nil {
@@ -71,9 +70,8 @@ func FuzzBinaryBody(f *testing.F) {
 			length = int64(len(text))
 		}
 		b := &body{}
-		c := core.NewCall()
+		c := core.NewCall(k, nil, &core.Caller{Peer: &core.Peer{}, Use: &core.Usage{}})
 		defer c.Done()
-		c.Model, c.Caller = k, &core.Caller{Peer: &core.Peer{}, Use: &core.Usage{}}
 		err := b.open(httpCall{c}, bytes.NewReader(text), length, "")
 		if err == nil {
 			defer b.close()

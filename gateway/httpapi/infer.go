@@ -28,9 +28,8 @@ func (d httpDoor) infer(w http.ResponseWriter, r *http.Request, who *core.Caller
 	}
 	b := bodies.Get().(*body)
 	defer b.done()
-	c := core.NewCall()
+	c := core.NewCall(k, as, who)
 	defer c.Done()
-	c.Model, c.As, c.Caller = k, as, who
 	err = d.inferCall(w, r, httpCall{c}, b)
 	c.Count(err)
 	return err

@@ -106,10 +106,17 @@ func (d httpDoor) guarded(w http.ResponseWriter, r *http.Request) {
 			panic(http.ErrAbortHandler)
 		}
 	}()
-	if d.g.Draining.Load() != core.NotDraining { // the next request has to go elsewhere
+	if d.g.Draining.Load() != core.NotDraining || hasUnsureEnd(r) { // the next request has to go elsewhere
 		w.Header().Set("Connection", "close")
 	}
 	d.ServeHTTP(w, r)
+}
+
+// hasUnsureEnd reports whether a proxy in front may see another end of the request than
+// net/http, which hides a Content-Length beside a Transfer-Encoding: what follows could be
+// another caller's request. RFC 9112 (6.1, 6.3) closes such connections.
+func hasUnsureEnd(r *http.Request) bool {
+	return r.ProtoMajor == 1 && (r.ProtoMinor == 0 || len(r.TransferEncoding) > 0)
 }
 
 // isProbe reports whether a path needs no token: health, and the page, which has no

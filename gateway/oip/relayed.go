@@ -25,6 +25,9 @@ const (
 	// SignatureHeader is a header of a ModelMetadataResponse: the model's signature,
 	// with the largest sizes of variable dimensions.
 	SignatureHeader = "ringbatch-signature-bin"
+	// NotRunTrailer is a trailer of a failed ModelInfer: the gateway has run none of its
+	// requests. Its value is the name of the reason.
+	NotRunTrailer = "ringbatch-not-run"
 
 	// MaxRequests bounds the requests of a message.
 	MaxRequests = 1 << 14
