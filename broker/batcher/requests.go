@@ -52,7 +52,8 @@ type request struct {
 	level uint8 // as asked for
 	base  uint8 // the list it waits in: its level, or the last one once delayed
 	due   bool  // its ready time has passed
-	held  bool  // waiting: held back by PreserveOrder
+	held  bool  // waiting: held back by PreserveOrder, or for its client's debt
+	owed  bool  // waiting: its client is in debt
 }
 
 // describe fills in the caller's description of the request.

@@ -64,6 +64,8 @@ func (s *script) command(line string) {
 	case "done":
 		id := BatchID(number(name))
 		s.b.BatchDone(s.holders[id], id, s.now-Time(o.duration("ran")), s.now)
+	case "charge":
+		s.b.Charge(s.now, clientID(name), Time(o.duration("cost")))
 	case "count":
 		s.say("%d requests, %d rows, %d could join", s.b.Queued(), s.b.QueuedRows(), s.b.Joinable())
 	default:
