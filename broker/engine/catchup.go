@@ -78,25 +78,7 @@ func (r *Ring) followRequest(head uint32) {
 	if !info.isWithWorker() || info.gen != gen {
 		return
 	}
-	r.followBoard(head)
-}
-
-// followBoard is followRequest by the word on the board alone.
-func (r *Ring) followBoard(head uint32) {
-	info := r.slot(head)
-	w := r.board.Word(head)
-	if w.Generation() != info.gen || w.Held() {
-		return
-	}
-	if info.state == held || w.Status() != status.OK {
-		info.worker.countUnanswered(info.batch)
-	}
-	if info.state == running { // the end of a held request was counted
-		info.stage.countAnswered(info, w.Status())
-	}
-	_, finished := info.stage.timesOnBoard(info)
-	info.stage.batcher.Ended(batcher.RequestID(head), batcher.Time(finished))
-	r.freeRequest(head)
+	r.settleAnswered(head)
 }
 
 // timesOnBoard is when the worker began and finished an answered request. The worker wrote both before it answered.
@@ -167,13 +149,15 @@ func (s *Stage) finishBatch(w *WorkerSession, d *shm.Done) error {
 		finished := min(max(d.Finished, started), s.loop.now)
 		var failed *failure
 		if d.Whole != 0 {
-			failed = &failure{by: w}
+			failed = s.newFailure(w, p)
 		}
 		for _, q := range p.requests {
-			again := failed != nil && s.retryFailedRequest(q, p, failed)
-			if again || !s.finishRequest(q, p.batch, started, finished) {
+			if s.ring.stillHas(q, p.batch) && !s.finishRequest(s.ring.slot(q.head), p, failed, started, finished) {
 				p.unanswered++
 			}
+		}
+		if failed != nil && failed.left < len(p.requests) {
+			failed.excused = true
 		}
 		if p.unanswered == len(p.requests) {
 			s.batcher.Unanswered(w.id, batcher.BatchID(p.batch))
@@ -211,34 +195,25 @@ func (w *WorkerSession) countUnanswered(batch uint64) {
 	}
 }
 
-// finishRequest frees the slots of a finished request, or hands them on to the next stage.
-// It returns false if the request has no result.
-func (s *Stage) finishRequest(q mailed, batch uint64, started, finished int64) bool {
-	r := s.ring
-	info := r.slot(q.head)
-	if !r.stillHas(q, batch) {
-		return true // or followBoard has counted it
-	}
-	if info.worker.state.isGivenUp() {
-		s.batcher.Ended(batcher.RequestID(q.head), batcher.Never)
-	}
-	if info.state == held {
-		r.reclaimRequest(q.head)
+// finishRequest settles a request of a batch that ended, hands it on to the next stage, or runs
+// it again after its batch failed as a whole. It returns false if the request has no result.
+func (s *Stage) finishRequest(info *slotInfo, p *mail, failed *failure, started, finished int64) bool {
+	r, e := s.ring, ending{status.ErrFailed, "", started, finished}
+	w := r.board.Word(info.head)
+	switch isHeld := info.state == held; {
+	case isHeld || w.Generation() == info.gen:
+		r.settle(info.head, answered, e)
+		return !isHeld && w.Status() == status.OK
+	case failed != nil && s.retryFailedRequest(info, p, failed):
 		return false
-	}
-	answered := false
-	switch w := r.board.Word(q.head); {
-	case w.Generation() == q.gen:
-		answered = w.Status() == status.OK
-		s.countFinished(info, w.Status(), started, finished, false)
-	case s.next != nil:
-		s.handOnRequest(q.head, started, finished)
+	case failed == nil && s.next != nil:
+		s.handOnRequest(info.head, started, finished)
 		return true
-	default:
-		r.endRequest(q.head, status.ErrFailed, "the worker ended the batch without answering this request", false)
+	case failed == nil:
+		e.reason = "the worker ended the batch without answering this request"
 	}
-	r.freeRequest(q.head)
-	return answered
+	r.settle(info.head, ended, e) // a worker that failed its batch left the reason on the board
+	return false
 }
 
 // handOnRequest gives a finished request to the next stage, in the same slots.
@@ -254,7 +229,6 @@ func (s *Stage) handOnRequest(head uint32, started, finished int64) {
 	n.touch()
 	code := n.takeRequest(info)
 	if code != status.OK {
-		r.endRequest(head, code, "", false)
-		r.freeRequest(head)
+		r.settle(head, ended, ending{code: code})
 	}
 }

@@ -296,9 +296,7 @@ func (s *Stage) refuseQueued(code status.Code) {
 	for c := range s.ring.clients {
 		for i := c.first; i < c.first+uint32(c.window); i++ {
 			if info := s.ring.slot(i); info.state == queued && info.head == i && info.stage == s {
-				s.withdrawRequest(i)
-				s.ring.endRequest(i, code, "", false)
-				s.ring.freeRequest(i)
+				s.ring.settle(i, ended, ending{code: code})
 			}
 		}
 	}

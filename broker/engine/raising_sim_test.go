@@ -87,7 +87,7 @@ func TestAWorkerThatBeginsToRaiseIsSuspendedAndFailsNobodysRequests(t *testing.T
 		s.steps("it is suspended again", func() bool { return broken.sess.state == workerSuspended })
 		broken.raises = false
 		s.now += int64(lastBackoff)
-		s.steps("it serves again", func() bool { return broken.sess.standing == standing{} })
+		s.steps("it serves again", func() bool { return !broken.sess.doubted && !broken.sess.probation })
 		if n := s.st.stats.byStatus[status.ErrFailed]; n > 0 {
 			s.fail("%d requests failed", n)
 		}

@@ -32,12 +32,14 @@ type Stage struct {
 	settings policy.Settings                 // in force
 	inForce  atomic.Pointer[policy.Settings] // a copy, for other goroutines
 
-	batcher *auto.Batcher
-	workers []*WorkerSession // by worker id; nil where unused
-	present int              // workers
-	staffed atomic.Bool      // present > 0, for other goroutines
-	vacant  int64            // when the last worker left; 0: there never was one
-	busy    []*WorkerSession // workers with a batch, in any order
+	batcher   *auto.Batcher
+	workers   []*WorkerSession // by worker id; nil where unused
+	present   int              // workers
+	staffed   atomic.Bool      // present > 0, for other goroutines
+	lostAt    int64            // when a worker died with a batch, until the next one comes
+	startTook int64            // from such a death to the next worker, the last time
+	vacant    int64            // when the last worker left; 0: there never was one
+	busy      []*WorkerSession // workers with a batch, in any order
 
 	// For the loop; see updateLoop.
 	dirty    bool // something happened since the last decision
@@ -77,7 +79,7 @@ func newStage(r *Ring, spec *StageSpec) (*Stage, error) {
 	s := &Stage{
 		ring: r, log: r.log, name: spec.Name, layout: spec.Layout, dims: spec.Dims, most: settings.MaxBatchSize,
 		settings: settings, batcher: b, since: time.Now(),
-		timer: -1, wake: never, runningDeadline: never, leaseEnd: never, resumeAt: never,
+		timer: -1, wake: never, startTook: int64(time.Second), runningDeadline: never, leaseEnd: never, resumeAt: never,
 	}
 	s.inForce.Store(&settings)
 	s.stats.init(settings.MaxBatchSize)
@@ -179,8 +181,7 @@ func (s *Stage) cancelQueuedOf(c *ClientSession, most int) (n int, out bool) {
 	s.touch()
 	ids := s.batcher.CancelWaiting(batcher.ClientID(c.first), most)
 	for _, id := range ids {
-		s.countEnd(status.ErrCanceled)
-		s.ring.freeRequest(uint32(id))
+		s.ring.settle(uint32(id), abandoned, ending{code: status.ErrCanceled})
 	}
 	if out = len(ids) < most; out {
 		s.batcher.ClientLeft(batcher.ClientID(c.first))
@@ -239,8 +240,6 @@ func (s *Stage) takeRequest(info *slotInfo) status.Code {
 	}
 	return arriveStatus(s.batcher.Arrive(batcher.Time(now), s.describeRequest(info)))
 }
-
-func (s *Stage) withdrawRequest(head uint32) { s.batcher.Cancel(batcher.RequestID(head)) }
 
 func (s *Stage) describeRequest(info *slotInfo) batcher.Request {
 	dims := s.sizesOf(info)

@@ -169,6 +169,9 @@ func (s *Stage) attachWorker(p *Peer, info WorkerInfo) (*WorkerSession, error) {
 	desc.ID = w.id
 	w.desc = desc
 	s.describeWorker(w)
+	if s.lostAt > 0 {
+		s.startTook, s.lostAt = min(s.loop.now-s.lostAt, int64(lastBackoff)), 0
+	}
 	s.stats.attached++
 	s.touch()
 	s.noteWorker("worker attached", w)
