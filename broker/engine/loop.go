@@ -64,8 +64,8 @@ type Outside interface {
 	// pidfd reports when it happens.
 	Kill(*Peer) error
 	Offended(Process) // a peer broke the protocol
-	// WorkerCame reports a worker, the first of its model or not. A spare gets no batches.
-	WorkerCame(pid int, first bool) (spare bool)
+	// WorkerCame reports a worker with its Peer.Kin, the first of its model or not. A spare gets no batches.
+	WorkerCame(pid int, kin []int, first bool) (spare bool)
 	// WorkerLeft reports the end of a worker, and whether it had begun a batch. replace
 	// says that a spare may take its place.
 	WorkerLeft(pid int, withBatch, last bool) (replace bool)

@@ -162,7 +162,7 @@ func (s *Stage) attachWorker(p *Peer, info WorkerInfo) (*WorkerSession, error) {
 	s.workers[i] = w
 	s.present++
 	s.staffed.Store(true)
-	if spare := s.loop.outside.WorkerCame(w.Pid, s.present == 1); !spare {
+	if spare := s.loop.outside.WorkerCame(w.Pid, w.Kin, s.present == 1); !spare {
 		w.moveTo(workerServing)
 	}
 	w.id = batcher.WorkerID(i)

@@ -186,11 +186,11 @@ func (s *world) leave() {
 
 // The host is the Outside of the loops.
 
-func (h *host) Offended(Process)                {}
-func (h *host) WorkerCame(int, bool) bool       { return false }
-func (h *host) WorkerLeft(int, bool, bool) bool { return false }
-func (h *host) WorkerFailed(int) bool           { return false }
-func (h *host) Promoted(int, int)               {}
+func (h *host) Offended(Process)                 {}
+func (h *host) WorkerCame(int, []int, bool) bool { return false }
+func (h *host) WorkerLeft(int, bool, bool) bool  { return false }
+func (h *host) WorkerFailed(int) bool            { return false }
+func (h *host) Promoted(int, int)                {}
 
 func (h *host) close() {
 	for _, l := range h.loops {
