@@ -19,7 +19,7 @@ import (
 // what the failure cost. A debt is more than credit, and ends when all is paid.
 const (
 	amends = 8 // the others get the workers for that many times what a failure cost
-	credit = Time(time.Second)
+	credit = Time(time.Second / 2)
 )
 
 // Charge reports what a failed batch, or a worker's death, cost because of a client. A client

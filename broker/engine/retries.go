@@ -71,10 +71,12 @@ func (s *Stage) chargeClient(c *ClientSession, cost batcher.Time) {
 	}
 }
 
+func (s *Stage) owes(c *ClientSession) bool { return s.batcher.Owes(batcher.ClientID(c.first)) }
+
 // bill notes what a failure cost because of a request. A client in debt pays at once.
 func (s *Stage) bill(info *slotInfo, cost batcher.Time) *trouble {
 	t := s.ring.troubleOf(info.head)
-	if s.batcher.Owes(batcher.ClientID(info.client.first)) {
+	if s.owes(info.client) {
 		s.chargeClient(info.client, cost)
 	} else {
 		t.cost += cost

@@ -85,7 +85,9 @@ func (s *Stage) judgeBatch(w *WorkerSession, failed, ranWell bool) {
 func (s *Stage) accuseWorker(f *failure) {
 	w := f.by
 	for _, c := range f.clients {
-		s.chargeClient(c, f.price)
+		if !s.owes(c) { // otherwise it has paid
+			s.chargeClient(c, f.price)
+		}
 	}
 	if w.strikes++; w.strikes == 1 {
 		w.shared = f.clients
