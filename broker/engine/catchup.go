@@ -47,38 +47,31 @@ func (r *Ring) catchUpWithCommits(c *ClientSession, entries []shm.Commit) {
 		if e.Kind != shm.KindCommit {
 			continue
 		}
-		r.followSlot(c.last)
+		r.followRequest(c.last)
 		if !c.owns(e) {
 			continue
 		}
 		for s := e.Slot; s < e.Slot+r.rowsOf(e); s++ {
-			r.followSlot(s)
+			r.followRequest(s)
 		}
 	}
 }
 
-func (r *Ring) followSlot(s uint32) {
-	if info := r.slot(s); info.state != idle {
-		r.followRequest(info.head)
-	}
-}
-
-// followRequest frees a request that its worker has answered, whether the loop finds the
-// worker's "done" or only the word on the board. A held request may have an answer, too,
-// if its worker was quicker than its end.
+// followRequest frees the request of a slot if its worker has answered it, whether the loop
+// finds the worker's "done" or only the word on the board. A held request may have an
+// answer, too, if its worker was quicker than its end.
 //
 // In test/model: Follow in ReadCommit.
-func (r *Ring) followRequest(head uint32) {
-	info := r.slot(head)
-	if !info.isWithWorker() {
+func (r *Ring) followRequest(slot uint32) {
+	if !r.slot(slot).isWithWorker() {
 		return
 	}
-	gen := info.gen
+	info := r.slot(r.slot(slot).head)
+	head, gen := info.head, info.gen
 	info.stage.drainDone(info.worker)
-	if !info.isWithWorker() || info.gen != gen {
-		return
+	if info.isWithWorker() && info.head == head && info.gen == gen {
+		r.settleAnswered(head)
 	}
-	r.settleAnswered(head)
 }
 
 // timesOnBoard is when the worker began and finished an answered request. The worker wrote both before it answered.
@@ -94,19 +87,6 @@ func (r *Ring) catchUpForClient() {
 			s.touch()
 			s.catchUpForClient()
 		}
-	}
-}
-
-// countAnswered counts an answered request before its worker's "done" has its times.
-func (s *Stage) countAnswered(info *slotInfo, st status.Code) {
-	s.stats.countAnswered(info, st, s.loop.now)
-	if s.ring.whole != nil {
-		s.ring.whole.countEnd(st)
-		s.ring.whole.total.Add(time.Duration(s.loop.now - info.commit.Committed))
-	}
-	if s.recorder.takesMore() && info.worker != nil { // nil: a worker answered a request that no worker had
-		started, finished := s.timesOnBoard(info)
-		s.recordRequest(info, st, started, finished)
 	}
 }
 
@@ -186,33 +166,23 @@ func (r *Ring) stillHas(q mailed, batch uint64) bool {
 	return info.head == q.head && info.gen == q.gen && info.batch == batch && info.isWithWorker()
 }
 
-// countUnanswered counts a request of a batch that has no result.
-func (w *WorkerSession) countUnanswered(batch uint64) {
-	for _, p := range w.mails {
-		if p.batch == batch {
-			p.unanswered++
-		}
-	}
-}
-
 // finishRequest settles a request of a batch that ended, hands it on to the next stage, or runs
-// it again after its batch failed as a whole. It returns false if the request has no result.
+// it again after its batch failed. It returns false if the request has no result.
 func (s *Stage) finishRequest(info *slotInfo, p *mail, failed *failure, started, finished int64) bool {
 	r, e := s.ring, ending{status.ErrFailed, "", started, finished}
-	w := r.board.Word(info.head)
-	switch isHeld := info.state == held; {
+	switch w, isHeld := r.board.Word(info.head), info.state == held; {
 	case isHeld || w.Generation() == info.gen:
 		r.settle(info.head, answered, e)
 		return !isHeld && w.Status() == status.OK
-	case failed != nil && s.retryFailedRequest(info, p, failed):
-		return false
 	case failed == nil && s.next != nil:
 		s.handOnRequest(info.head, started, finished)
 		return true
 	case failed == nil:
 		e.reason = "the worker ended the batch without answering this request"
+	case s.retryRequest(info, p, failed) == "":
+		return false
 	}
-	r.settle(info.head, ended, e) // a worker that failed its batch left the reason on the board
+	r.settle(info.head, ended, e) // a worker that failed the batch has left the reason on the board
 	return false
 }
 
@@ -222,7 +192,7 @@ func (s *Stage) finishRequest(info *slotInfo, p *mail, failed *failure, started,
 func (s *Stage) handOnRequest(head uint32, started, finished int64) {
 	r, n := s.ring, s.next
 	info := r.slot(head)
-	s.countFinished(info, status.OK, started, finished, true)
+	s.countEnd(info, ending{status.OK, "", started, finished}, true, true)
 	r.settleTrouble(head, status.OK)
 	r.setSlots(head, queued)
 	info.stage, info.worker, info.arrived = n, nil, s.loop.now

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -294,10 +295,8 @@ func (l *Loop) EndUnserved(grace time.Duration, mayServe func(model string) bool
 func (s *Stage) refuseQueued(code status.Code) {
 	s.touch()
 	for c := range s.ring.clients {
-		for i := c.first; i < c.first+uint32(c.window); i++ {
-			if info := s.ring.slot(i); info.state == queued && info.head == i && info.stage == s {
-				s.ring.settle(i, ended, ending{code: code})
-			}
+		for _, id := range s.batcher.CancelWaiting(batcher.ClientID(c.first), c.window) {
+			s.ring.settle(uint32(id), ended, ending{code: code})
 		}
 	}
 }

@@ -155,9 +155,11 @@ func (s *Stage) workerDead(w *WorkerSession, why string) {
 	s.batcher.WorkerGone(w.id)
 	requeued, withBatch := 0, len(w.mails) > 0 && w.mails[0].number < taken
 	for _, p := range w.mails {
-		price := batcher.Time(s.loop.now-p.begun+s.startTook) / batcher.Time(len(p.requests))
+		lost := s.newFailure(w, p)
+		lost.died, lost.taken = true, p.number < taken
+		lost.price += batcher.Time(s.startTook) / batcher.Time(len(p.requests))
 		for _, q := range p.requests {
-			if s.ring.stillHas(q, p.batch) && s.retryOrphan(s.ring.slot(q.head), p, p.number < taken, price) {
+			if s.ring.stillHas(q, p.batch) && s.settleOrphan(s.ring.slot(q.head), p, lost) {
 				requeued++
 			}
 		}
@@ -196,4 +198,17 @@ func (s *Stage) promoteSpare(lost *WorkerSession) {
 			return
 		}
 	}
+}
+
+// settleOrphan settles a request of a dead worker, unless it runs again.
+func (s *Stage) settleOrphan(info *slotInfo, p *mail, lost *failure) (again bool) {
+	if info.state == held || s.ring.board.Word(info.head).Generation() == info.gen {
+		s.ring.settle(info.head, orphaned, ending{})
+		return false
+	}
+	whyNot := s.retryRequest(info, p, lost)
+	if whyNot != "" {
+		s.ring.settle(info.head, ended, ending{code: status.ErrWorkerDied, reason: whyNot})
+	}
+	return whyNot == ""
 }

@@ -14,10 +14,8 @@ import (
 // down to one by itself. So only the request that is to blame fails.
 //
 // Another worker, if one serves, runs a batch again that failed as a whole. A request
-// that failed by itself is tried once more by another worker before it fails.
-//
-// What failed batches and dead workers cost is charged to the clients whose requests end
-// with an error, each for its part of the batch. The batcher keeps the accounts.
+// that failed by itself is tried once more by another worker before it fails. Then its
+// client is charged for its part of what the failed batches took.
 
 // trouble is the history of a request that is run again. Few requests have one.
 type trouble struct {
@@ -73,78 +71,45 @@ func (s *Stage) chargeClient(c *ClientSession, cost batcher.Time) {
 
 func (s *Stage) owes(c *ClientSession) bool { return s.batcher.Owes(batcher.ClientID(c.first)) }
 
-// bill notes what a failure cost because of a request. A client in debt pays at once.
-func (s *Stage) bill(info *slotInfo, cost batcher.Time) *trouble {
-	t := s.ring.troubleOf(info.head)
-	if s.owes(info.client) {
-		s.chargeClient(info.client, cost)
-	} else {
-		t.cost += cost
-	}
-	return t
-}
-
-func (s *Stage) requeueRequest(info *slotInfo) {
-	s.ring.setSlots(info.head, queued)
-	info.worker = nil
-	s.batcher.Requeue(batcher.Time(s.loop.now), s.describeRequest(info))
-}
-
-// retryFailedRequest requeues a request of a batch that failed as a whole. It returns
-// false if the request fails.
+// retryRequest requeues a request of a failed batch, or says why it may not run again.
 //
-// In test/model: RetryFailed.
-func (s *Stage) retryFailedRequest(info *slotInfo, p *mail, f *failure) bool {
-	t := s.bill(info, f.price)
+// In test/model: RetryFailed, Orphan.
+func (s *Stage) retryRequest(info *slotInfo, p *mail, f *failure) (whyNot string) {
+	t, alone := s.ring.troubleOf(info.head), len(p.requests) == 1
+	switch {
+	case !f.taken:
+	case s.owes(info.client): // it pays at once
+		s.chargeClient(info.client, f.price)
+	default:
+		t.cost += f.price
+	}
 	if f.by.faults.has(outlivedLease) && f.by.hungWith == p.batch {
 		t.hangs++
 	}
-	alone := len(p.requests) == 1
-	if f.by.info.RunOnce || t.hangs >= maxHangs || (alone && (t.alone != nil || !s.othersServe(f.by))) {
-		return false
-	}
-	if alone {
-		t.alone = f.by
-	}
-	t.share, t.by = max(1, len(p.requests)/2), f.by
-	t.failures = append(t.failures, f)
-	f.left++
-	f.clients = append(f.clients, info.client)
-	s.stats.isolated++
-	s.requeueRequest(info)
-	return true
-}
-
-// retryOrphan requeues a request of a dead worker's batch. It returns false if the request has
-// ended: before the death, or because it has had all its attempts. taken says that the worker
-// may have begun the batch.
-//
-// In test/model: Orphan.
-func (s *Stage) retryOrphan(info *slotInfo, p *mail, taken bool, price batcher.Time) bool {
-	w := info.worker
-	if info.state == held || s.ring.board.Word(info.head).Generation() == info.gen {
-		s.ring.settle(info.head, orphaned, ending{})
-		return false
-	}
-	t := s.ring.troubleOf(info.head)
-	if taken {
-		s.bill(info, price)
+	if f.died && f.taken {
 		t.attempts++
 		t.share, t.by = 1, nil
 	}
-	if w.faults.has(outlivedLease) && p.batch == w.hungWith {
-		t.hangs++
-	}
-	if t.attempts >= s.settings.MaxAttempts || t.hangs >= maxHangs || (taken && w.info.RunOnce) {
-		reason := fmt.Sprintf("%d workers died running this request", t.attempts)
-		if t.hangs >= maxHangs {
-			reason = fmt.Sprintf("%d workers were killed because they had this request for longer than the lease, %v",
-				t.hangs, s.settings.Lease)
+	switch {
+	case t.hangs >= maxHangs:
+		return fmt.Sprintf("%d workers were killed because they had this request for longer than the lease, %v", t.hangs, s.settings.Lease)
+	case f.died && t.attempts >= s.settings.MaxAttempts || f.taken && f.by.info.RunOnce:
+		return fmt.Sprintf("%d workers died running this request", t.attempts)
+	case f.died:
+		s.stats.requeued++
+	case alone && (t.alone != nil || !s.othersServe(f.by)):
+		return "it failed by itself"
+	default:
+		if alone {
+			t.alone = f.by
 		}
-		s.ring.settle(info.head, ended, ending{code: status.ErrWorkerDied, reason: reason})
-		return false
+		t.share, t.by, t.failures = max(1, len(p.requests)/2), f.by, append(t.failures, f)
+		f.left++
+		f.clients = append(f.clients, info.client)
+		s.stats.isolated++
 	}
-	s.stats.requeued++
-	s.requeueRequest(info)
-	return true
+	s.ring.setSlots(info.head, queued)
+	info.worker = nil
+	s.batcher.Requeue(batcher.Time(s.loop.now), s.describeRequest(info))
+	return ""
 }

@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"cmp"
 	"iter"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
@@ -21,13 +22,13 @@ const (
 	abandoned               // it was queued when its client left: no peer reads its end
 )
 
-var effects = [...]struct{ writes, reclaims, rings, counts, keeps bool }{
-	answered:   {counts: true},
-	orphaned:   {counts: true, rings: true},
-	ended:      {counts: true, writes: true, rings: true},
-	endedEarly: {counts: true, writes: true, rings: true, keeps: true},
-	returned:   {reclaims: true, rings: true},
-	abandoned:  {counts: true},
+var effects = [...]struct{ writes, reclaims, rings, keeps bool }{
+	answered:   {},
+	orphaned:   {rings: true},
+	ended:      {rings: true, writes: true},
+	endedEarly: {rings: true, writes: true, keeps: true},
+	returned:   {rings: true, reclaims: true}, // it was counted when it ended
+	abandoned:  {},
 }
 
 // ending is what the caller of settle knows.
@@ -43,26 +44,22 @@ type ending struct {
 // In test/model: EndRunning, Reclaim.
 func (r *Ring) settle(head uint32, why cause, e ending) {
 	info := r.slot(head)
-	s, c, wasQueued := info.stage, info.client, info.state == queued
+	s, c, byWorker := info.stage, info.client, info.state != queued
 	if info.state == held {
 		why = returned
 	}
 	do := effects[why]
-	byWorker := !do.writes || !r.writeEnd(head, e, do.keeps)
+	if do.writes {
+		byWorker = !r.writeEnd(head, e, do.keeps)
+	}
 	if w := r.board.Word(head); w.Generation() == info.gen {
 		e.code = w.Status()
 	}
-	if do.reclaims && c.isAttached() {
-		r.board.Reclaim(head, info.gen)
-	}
 	switch {
-	case !do.counts:
-	case !byWorker || why == abandoned:
-		s.countEnd(e.code)
-	case e.started > 0:
-		s.countFinished(info, e.code, e.started, e.finished, false)
-	default:
-		s.countAnswered(info, e.code)
+	case !do.reclaims:
+		s.countEnd(info, e, byWorker, false)
+	case c.isAttached():
+		r.board.Reclaim(head, info.gen)
 	}
 	if do.rings && c.isAttached() {
 		r.board.Ring(c.first)
@@ -72,17 +69,18 @@ func (r *Ring) settle(head uint32, why cause, e ending) {
 		r.held++
 		return
 	}
-	at := batcher.Never
-	if e.finished > 0 {
-		at = batcher.Time(e.finished)
-	}
-	if wasQueued {
-		s.batcher.Cancel(batcher.RequestID(head))
-	} else {
-		s.batcher.Ended(batcher.RequestID(head), at)
-	}
+	s.batcher.Cancel(batcher.RequestID(head)) // if it waits
+	s.batcher.Ended(batcher.RequestID(head), cmp.Or(batcher.Time(e.finished), batcher.Never))
 	r.settleTrouble(head, e.code)
-	r.freeSlots(head)
+	if info.state == held {
+		r.held--
+	}
+	r.setSlots(head, idle)
+	info.stage, info.worker, info.client = nil, nil, nil
+	c.busy--
+	if c.busy == 0 && c.state == clientLeft {
+		r.loop.collectOutcome(outcome{kind: windowUnused, client: c})
+	}
 }
 
 // writeEnd writes the broker's end of a request to the board. It returns false if a worker was
@@ -96,12 +94,11 @@ func (r *Ring) writeEnd(head uint32, e ending, held bool) bool {
 		return true
 	}
 	w := r.board.Word(head)
-	if w.Generation() == gen {
-		return false
+	if w.Generation() != gen {
+		r.log.Warn("a word of the board was damaged", "slot", head, "word", w.String(), "generation", gen)
+		r.board.Repair(head, gen, e.code, held)
 	}
-	r.log.Warn("a word of the board was damaged", "slot", head, "word", w.String(), "generation", gen)
-	r.board.Repair(head, gen, e.code, held)
-	return true
+	return w.Generation() != gen
 }
 
 // settleAnswered settles a request whose answer is on the board, although the worker's "done"
@@ -112,25 +109,13 @@ func (r *Ring) settleAnswered(head uint32) {
 	if w.Generation() != info.gen || w.Held() {
 		return
 	}
-	if info.state == held || w.Status() != status.OK {
-		info.worker.countUnanswered(info.batch)
+	for _, p := range info.worker.mails {
+		if p.batch == info.batch && (info.state == held || w.Status() != status.OK) {
+			p.unanswered++
+		}
 	}
 	_, finished := info.stage.timesOnBoard(info)
 	r.settle(head, answered, ending{finished: finished})
-}
-
-func (r *Ring) freeSlots(head uint32) {
-	info := r.slot(head)
-	c := info.client
-	if info.state == held {
-		r.held--
-	}
-	r.setSlots(head, idle)
-	info.stage, info.worker, info.client = nil, nil, nil
-	c.busy--
-	if c.busy == 0 && c.state == clientLeft {
-		r.loop.collectOutcome(outcome{kind: windowUnused, client: c})
-	}
 }
 
 // runningOn are the requests that run on some workers and have not ended.

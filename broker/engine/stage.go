@@ -3,7 +3,6 @@
 package engine
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync/atomic"
@@ -238,7 +237,11 @@ func (s *Stage) takeRequest(info *slotInfo) status.Code {
 	if code := s.refusesRequest(e); code != status.OK {
 		return code
 	}
-	return arriveStatus(s.batcher.Arrive(batcher.Time(now), s.describeRequest(info)))
+	err := s.batcher.Arrive(batcher.Time(now), s.describeRequest(info))
+	if code, named := arriveStatuses[err]; named || err == nil {
+		return code
+	}
+	return status.ErrInvalid
 }
 
 func (s *Stage) describeRequest(info *slotInfo) batcher.Request {
@@ -279,22 +282,28 @@ func (s *Stage) ownSizesOf(info *slotInfo) (dims batcher.Dims) {
 	return dims
 }
 
-func (s *Stage) countEnd(code status.Code) {
-	s.stats.countEnd(code)
-	if s.ring.whole != nil {
-		s.ring.whole.countEnd(code)
+// countEnd counts a request that ends at the stage; goesOn says that the next stage gets it.
+func (s *Stage) countEnd(info *slotInfo, e ending, byWorker, goesOn bool) {
+	whole, now := s.ring.whole, s.loop.now
+	if whole != nil && !goesOn {
+		whole.countEnd(e.code)
 	}
-}
-
-// countFinished counts a finished request; goesOn says that the next stage gets it.
-func (s *Stage) countFinished(info *slotInfo, code status.Code, started, finished int64, goesOn bool) {
-	s.stats.countFinished(info, code, started, finished)
-	if s.ring.whole != nil && !goesOn {
-		s.ring.whole.countEnd(code)
-		s.ring.whole.total.Add(time.Duration(finished - info.commit.Committed))
+	switch {
+	case !byWorker:
+		s.stats.countEnd(e.code)
+		return
+	case e.started == 0: // its times are only on the board
+		s.stats.countAnswered(info, e.code, now)
+		e.started, e.finished = s.timesOnBoard(info)
+	default:
+		s.stats.countFinished(info, e.code, e.started, e.finished)
+		now = e.finished
 	}
-	if s.recorder.takesMore() {
-		s.recordRequest(info, code, started, finished)
+	if whole != nil && !goesOn {
+		whole.total.Add(time.Duration(now - info.commit.Committed))
+	}
+	if s.recorder.takesMore() && info.worker != nil { // nil: a worker answered a request that no worker had
+		s.recordRequest(info, e.code, e.started, e.finished)
 	}
 }
 
@@ -305,22 +314,8 @@ func deadlineOf(e *shm.Commit) batcher.Time {
 	return batcher.Never
 }
 
-func arriveStatus(err error) status.Code {
-	switch {
-	case err == nil:
-		return status.OK
-	case errors.Is(err, batcher.ErrTooLarge):
-		return status.ErrTooLarge
-	case errors.Is(err, batcher.ErrQueueFull):
-		return status.ErrQueueFull
-	case errors.Is(err, batcher.ErrNoLevel):
-		return status.ErrNoLevel
-	case errors.Is(err, batcher.ErrExpired):
-		return status.ErrExpired
-	case errors.Is(err, batcher.ErrLate):
-		return status.ErrOverloaded
-	case errors.Is(err, batcher.ErrTooLong):
-		return status.ErrShape
-	}
-	return status.ErrInvalid
+// arriveStatuses are the ends of requests that the batcher refuses.
+var arriveStatuses = map[error]status.Code{
+	batcher.ErrTooLarge: status.ErrTooLarge, batcher.ErrQueueFull: status.ErrQueueFull, batcher.ErrNoLevel: status.ErrNoLevel,
+	batcher.ErrExpired: status.ErrExpired, batcher.ErrLate: status.ErrOverloaded, batcher.ErrTooLong: status.ErrShape,
 }

@@ -39,9 +39,12 @@ type standing struct {
 	backoff   time.Duration
 }
 
-// failure is a batch that failed as a whole, until all its requests have ended.
+// failure is a batch that failed as a whole, until all its requests have ended, or that was lost
+// with its worker.
 type failure struct {
 	by      *WorkerSession
+	died    bool             // by has died
+	taken   bool             // by may have begun the batch
 	price   batcher.Time     // of each request: its part of the time that the batch took
 	clients []*ClientSession // of the requests that run again
 	left    int              // requests that have not ended
@@ -49,7 +52,7 @@ type failure struct {
 }
 
 func (s *Stage) newFailure(w *WorkerSession, p *mail) *failure {
-	return &failure{by: w, price: batcher.Time(s.loop.now-p.begun) / batcher.Time(len(p.requests))}
+	return &failure{by: w, taken: true, price: batcher.Time(s.loop.now-p.begun) / batcher.Time(len(p.requests))}
 }
 
 // countEnded counts a request of the failed batch that has ended, with its last worker.
@@ -92,15 +95,14 @@ func (s *Stage) accuseWorker(f *failure) {
 	if w.strikes++; w.strikes == 1 {
 		w.shared = f.clients
 	} else {
-		w.shared = slices.DeleteFunc(w.shared, func(c *ClientSession) bool { return !slices.ContainsFunc(f.clients, c.isSame) })
+		w.shared = slices.DeleteFunc(w.shared, func(c *ClientSession) bool {
+			return !slices.ContainsFunc(f.clients, func(x *ClientSession) bool { return x.Process == c.Process })
+		})
 	}
 	if w.strikes >= maxStrikes && (len(w.shared) == 0 || len(s.ring.clients) == 1) {
 		s.loop.collectOutcome(outcome{kind: failsOften, worker: w})
 	}
 }
-
-// isSame says that two sessions are of one process.
-func (c *ClientSession) isSame(other *ClientSession) bool { return c.Process == other.Process }
 
 // suspendWorker gives a worker that fails often no more batches, if others serve. The
 // worker may have run a batch well meanwhile.
