@@ -144,3 +144,39 @@ func TestTheLastWorkerIsNotSuspended(t *testing.T) {
 		s.steps("it runs batches", func() bool { return broken.sess.batches > had })
 	})
 }
+
+func TestAClientThatChangesItsInputsSuspendsNoWorker(t *testing.T) {
+	for workers := 2; workers <= 3; workers++ {
+		simulateMild(t, workers, 0, func(s *world) {
+			s.clients[0].poison = changing
+			s.play(3000)
+			if s.st.stats.suspended > 0 {
+				s.fail("a good worker was suspended")
+			}
+		})
+	}
+}
+
+// The others have what they have beside the same client with good inputs, or nearly.
+func TestAClientThatFailsTakesNoTimeFromTheOthers(t *testing.T) {
+	for _, poison := range []simPoison{raising, changing} {
+		var answers [2]int
+		for seed := range int64(4) {
+			for i, p := range []simPoison{harmless, poison} {
+				if failure := playMild(seed, 2, 0, func(s *world) {
+					s.clients[0].poison = p
+					s.play(30_000)
+					for _, c := range s.clients[1:] {
+						answers[i] += c.oks
+					}
+				}); failure != "" {
+					t.Fatalf("seed %d: %s", seed, failure)
+				}
+			}
+		}
+		t.Logf("%d answers, %d beside good inputs", answers[1], answers[0])
+		if 10*answers[1] < 8*answers[0] {
+			t.Errorf("poison %d: %d answers, %d beside good inputs", poison, answers[1], answers[0])
+		}
+	}
+}
