@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Rule 8b: what a client's failures cost the workers counts against its turn.
+// Rule 13: what a client's failures cost the workers counts against its turn.
 //
 //	              it cost the workers more than credit/amends
 //	in good standing ─────────────────────► in debt: alone, in its turn, after the others

@@ -157,7 +157,7 @@ func TestAClientThatChangesItsInputsSuspendsNoWorker(t *testing.T) {
 	}
 }
 
-// The others have what they have beside the same client with good inputs, or nearly.
+// The others have what they have beside the same client with good inputs.
 func TestAClientThatFailsTakesNoTimeFromTheOthers(t *testing.T) {
 	for _, poison := range []simPoison{raising, changing} {
 		var answers [2]int
@@ -175,7 +175,7 @@ func TestAClientThatFailsTakesNoTimeFromTheOthers(t *testing.T) {
 			}
 		}
 		t.Logf("%d answers, %d beside good inputs", answers[1], answers[0])
-		if 10*answers[1] < 8*answers[0] {
+		if answers[1] < answers[0] {
 			t.Errorf("poison %d: %d answers, %d beside good inputs", poison, answers[1], answers[0])
 		}
 	}
