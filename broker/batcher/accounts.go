@@ -22,6 +22,24 @@ const (
 	credit = Time(time.Second / 2)
 )
 
+// Account is what a client's failures cost.
+type Account struct {
+	paid Time // when all is paid
+	cost Time // of the last failure
+}
+
+// IsPaid says that nothing is left to pay.
+func (a Account) IsPaid(now Time) bool { return a.paid <= now }
+
+// AccountOf is the account of a client.
+func (b *Batcher) AccountOf(id ClientID) Account { return b.client(id).Account }
+
+// Resume gives a client that has joined the account of its earlier session.
+func (b *Batcher) Resume(now Time, id ClientID, a Account) {
+	b.client(id).Account = a
+	b.Charge(now, id, 0)
+}
+
 // Charge reports what a failed batch, or a worker's death, cost because of a client. A client
 // that has left pays nothing.
 func (b *Batcher) Charge(now Time, id ClientID, cost Time) {
@@ -29,9 +47,10 @@ func (b *Batcher) Charge(now Time, id ClientID, cost Time) {
 	if !c.joined {
 		return
 	}
-	c.cost = max(0, cost)
-	wait := amends * c.cost
-	c.paid = min(max(c.paid, now)+wait, now+b.credit+max(b.credit, wait))
+	if wait := amends * cost; wait > 0 {
+		c.cost = cost
+		c.paid = min(max(c.paid, now)+wait, now+b.credit+max(b.credit, wait))
+	}
 	if !c.owes && c.paid > now+b.credit {
 		before := c.couldJoin()
 		c.owes = true

@@ -15,10 +15,10 @@ type client struct {
 	joined     bool
 	endings    uint8 // of the current period
 
-	inFlight       int32 // waiting and running requests
-	running        int32
-	owes           bool  // it is in debt (accounts.go)
-	paid, cost     Time  // when it has paid for its failures; what the last one cost
+	inFlight int32 // waiting and running requests
+	running  int32
+	owes     bool // it is in debt (accounts.go)
+	Account
 	peak, lastPeak int32 // most requests in flight in this period, and in the one before
 
 	// With PreserveOrder: the prefix of waiting that is in the queues.

@@ -234,8 +234,10 @@ func (b *reference) Charge(now Time, id ClientID, cost Time) {
 	if !c.joined {
 		return
 	}
-	c.cost = cost
-	c.paid = min(max(c.paid, now)+8*cost, now+b.credit+max(b.credit, 8*cost))
+	if cost > 0 {
+		c.cost = cost
+		c.paid = min(max(c.paid, now)+8*cost, now+b.credit+max(b.credit, 8*cost))
+	}
 	if !c.owes && c.paid > now+b.credit {
 		c.owes = true
 		b.debtors = append(b.debtors, c)

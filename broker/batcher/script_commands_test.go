@@ -43,6 +43,11 @@ func (s *script) command(line string) {
 		for _, c := range words[1:] {
 			s.b.ClientJoined(clientID(c))
 		}
+	case "again":
+		a := s.b.AccountOf(clientID(name))
+		s.command("left " + name)
+		s.b.ClientJoined(clientID(words[2]))
+		s.b.Resume(s.now, clientID(words[2]), a)
 	case "left":
 		for _, id := range s.b.ClientLeft(clientID(name)) {
 			s.say("%s cancelled", s.names[id])

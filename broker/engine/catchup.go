@@ -16,15 +16,6 @@ import (
 // know. Therefore the broker catches up before it checks commits, and before it decides.
 // It evicts no peer on the way (outcomes.go).
 
-// fewWorkers are asked before each client's turn. More busy workers are asked once per round.
-const fewWorkers = 16
-
-func (s *Stage) catchUpForClient() {
-	if s.caughtUp != s.loop.round || len(s.busy) <= fewWorkers {
-		s.catchUp()
-	}
-}
-
 // catchUp reads the "done" messages of all workers that have batches.
 func (s *Stage) catchUp() {
 	s.caughtUp = s.loop.round
@@ -67,10 +58,10 @@ func (r *Ring) followRequest(slot uint32) {
 		return
 	}
 	info := r.slot(r.slot(slot).head)
-	head, gen := info.head, info.gen
+	gen := info.gen
 	info.stage.drainDone(info.worker)
-	if info.isWithWorker() && info.head == head && info.gen == gen {
-		r.settleAnswered(head)
+	if info.isWithWorker() && info.gen == gen {
+		r.settleAnswered(info.head)
 	}
 }
 
@@ -81,11 +72,16 @@ func (s *Stage) timesOnBoard(info *slotInfo) (started, finished int64) {
 	return started, min(max(rec.Finished, started), s.loop.now)
 }
 
+// fewWorkers are asked before each client's turn. More busy workers are asked once per round.
+const fewWorkers = 16
+
 func (r *Ring) catchUpForClient() {
 	for i, s := range r.stages {
 		if i == 0 || len(s.busy) > 0 {
 			s.touch()
-			s.catchUpForClient()
+			if s.caughtUp != s.loop.round || len(s.busy) <= fewWorkers {
+				s.catchUp()
+			}
 		}
 	}
 }

@@ -190,7 +190,7 @@ func (s *Stage) endOverdueLease(w *WorkerSession) {
 		s.stats.hung++
 		w.faults |= outlivedLease
 		w.hungWith = w.mails[0].batch
-		s.killWorker(w, hungReason)
+		s.killWorker(w, "it outlived its lease")
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -178,5 +180,24 @@ func TestAClientThatFailsTakesNoTimeFromTheOthers(t *testing.T) {
 		if answers[1] < answers[0] {
 			t.Errorf("poison %d: %d answers, %d beside good inputs", poison, answers[1], answers[0])
 		}
+	}
+}
+
+func TestAProcessThatAttachesAgainKeepsItsAccount(t *testing.T) {
+	s := newModel(t, policy.New(policy.Slots(24)))
+	owes := func() bool {
+		s.peers = 7 // the same process each time
+		c, err := s.attach("again", 4)
+		must.Do(t, err)
+		defer s.r.clientLeft(c, "simulated")
+		defer s.st.chargeClient(c, batcher.Time(time.Second))
+		return s.st.owes(c)
+	}
+	if first, second := owes(), owes(); first || !second {
+		t.Errorf("it is in debt at first: %v, and then: %v", first, second)
+	}
+	s.l.now += int64(20 * time.Second)
+	if owes() {
+		t.Error("it is in debt though all is paid")
 	}
 }

@@ -108,8 +108,6 @@ func (s *Stage) endRunningOf(c *ClientSession) {
 // maxHangs is how many workers a request may hang. Each costs the caller a whole lease.
 const maxHangs = 2
 
-const hungReason = "it outlived its lease"
-
 // isDoneAtLast says that a worker that was given up, and lives, has finished its batches.
 func (w *WorkerSession) isDoneAtLast() bool {
 	return (w.state == workerQuarantined || w.state == workerAwaited) && len(w.mails) == 0
@@ -202,13 +200,12 @@ func (s *Stage) promoteSpare(lost *WorkerSession) {
 
 // settleOrphan settles a request of a dead worker, unless it runs again.
 func (s *Stage) settleOrphan(info *slotInfo, p *mail, lost *failure) (again bool) {
-	if info.state == held || s.ring.board.Word(info.head).Generation() == info.gen {
-		s.ring.settle(info.head, orphaned, ending{})
-		return false
+	why, e := orphaned, ending{code: status.ErrWorkerDied}
+	if info.state == running && s.ring.board.Word(info.head).Generation() != info.gen {
+		if why, e.reason = ended, s.retryRequest(info, p, lost); e.reason == "" {
+			return true
+		}
 	}
-	whyNot := s.retryRequest(info, p, lost)
-	if whyNot != "" {
-		s.ring.settle(info.head, ended, ending{code: status.ErrWorkerDied, reason: whyNot})
-	}
-	return whyNot == ""
+	s.ring.settle(info.head, why, e)
+	return false
 }

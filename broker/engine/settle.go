@@ -83,8 +83,7 @@ func (r *Ring) settle(head uint32, why cause, e ending) {
 	}
 }
 
-// writeEnd writes the broker's end of a request to the board. It returns false if a worker was
-// quicker.
+// writeEnd writes a request's end to the board. It returns false if a worker was quicker.
 func (r *Ring) writeEnd(head uint32, e ending, held bool) bool {
 	gen := r.slot(head).gen
 	if e.reason != "" {
@@ -101,8 +100,7 @@ func (r *Ring) writeEnd(head uint32, e ending, held bool) bool {
 	return w.Generation() != gen
 }
 
-// settleAnswered settles a request whose answer is on the board, although the worker's "done"
-// is not there yet.
+// settleAnswered settles a request if its answer is on the board, before the worker's "done".
 func (r *Ring) settleAnswered(head uint32) {
 	info := r.slot(head)
 	w := r.board.Word(head)

@@ -5,6 +5,7 @@ package engine
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync/atomic"
 	"time"
 
@@ -32,13 +33,14 @@ type Stage struct {
 	inForce  atomic.Pointer[policy.Settings] // a copy, for other goroutines
 
 	batcher   *auto.Batcher
-	workers   []*WorkerSession // by worker id; nil where unused
-	present   int              // workers
-	staffed   atomic.Bool      // present > 0, for other goroutines
-	lostAt    int64            // when a worker died with a batch, until the next one comes
-	startTook int64            // from such a death to the next worker, the last time
-	vacant    int64            // when the last worker left; 0: there never was one
-	busy      []*WorkerSession // workers with a batch, in any order
+	workers   []*WorkerSession            // by worker id; nil where unused
+	present   int                         // workers
+	staffed   atomic.Bool                 // present > 0, for other goroutines
+	lostAt    int64                       // when a worker died with a batch, until the next one comes
+	startTook int64                       // from such a death to the next worker, the last time
+	vacant    int64                       // when the last worker left; 0: there never was one
+	busy      []*WorkerSession            // workers with a batch, in any order
+	accounts  map[Process]batcher.Account // of processes that left before they had paid
 
 	// For the loop; see updateLoop.
 	dirty    bool // something happened since the last decision
@@ -78,7 +80,7 @@ func newStage(r *Ring, spec *StageSpec) (*Stage, error) {
 	s := &Stage{
 		ring: r, log: r.log, name: spec.Name, layout: spec.Layout, dims: spec.Dims, most: settings.MaxBatchSize,
 		settings: settings, batcher: b, since: time.Now(),
-		timer: -1, wake: never, startTook: int64(time.Second), runningDeadline: never, leaseEnd: never, resumeAt: never,
+		timer: -1, wake: never, startTook: int64(time.Second), accounts: map[Process]batcher.Account{}, runningDeadline: never, leaseEnd: never, resumeAt: never,
 	}
 	s.inForce.Store(&settings)
 	s.stats.init(settings.MaxBatchSize)
@@ -171,7 +173,14 @@ func (s *Stage) applyPolicy(p policy.Settings) error {
 
 func (s *Stage) clientJoined(c *ClientSession) {
 	s.batcher.ClientJoined(batcher.ClientID(c.first))
+	s.batcher.Resume(batcher.Time(s.loop.now), batcher.ClientID(c.first), s.accounts[c.Process])
 	s.touch()
+}
+
+// keepAccount keeps the account of a client that leaves, for its next session.
+func (s *Stage) keepAccount(c *ClientSession) {
+	maps.DeleteFunc(s.accounts, func(_ Process, a batcher.Account) bool { return a.IsPaid(batcher.Time(s.loop.now)) })
+	s.accounts[c.Process] = s.batcher.AccountOf(batcher.ClientID(c.first))
 }
 
 // cancelQueuedOf cancels at most that many queued requests of a leaving client. It

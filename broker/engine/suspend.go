@@ -39,8 +39,7 @@ type standing struct {
 	backoff   time.Duration
 }
 
-// failure is a batch that failed as a whole, until all its requests have ended, or that was lost
-// with its worker.
+// failure is a batch that failed as a whole, until its requests have ended, or died with its worker.
 type failure struct {
 	by      *WorkerSession
 	died    bool             // by has died
