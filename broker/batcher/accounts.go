@@ -3,7 +3,6 @@
 package batcher
 
 import (
-	"math"
 	"slices"
 	"time"
 )
@@ -136,7 +135,7 @@ func (b *Batcher) feedDebtor(now Time) bool {
 		if c.waiting.head == none || c.paid >= paid || b.turnOf(c) > now {
 			continue
 		}
-		if x := b.idleFor(b.requests[c.waiting.head].avoided()); x != NoWorker {
+		if x := b.idleFor(b.requests[c.waiting.head].avoid); x != NoWorker {
 			best, w, paid = c.waiting.head, x, c.paid
 		}
 	}
@@ -161,20 +160,4 @@ func (b *Batcher) nextDebt(now Time) Time {
 		}
 	}
 	return at
-}
-
-// most is the most requests of a batch that the request is in.
-func (x *request) most() int {
-	if x.isRetry() {
-		return int(x.share)
-	}
-	return math.MaxInt
-}
-
-// avoided is the worker that should not get the request.
-func (x *request) avoided() WorkerID {
-	if x.isRetry() {
-		return x.avoid
-	}
-	return NoWorker
 }

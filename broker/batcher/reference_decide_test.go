@@ -261,7 +261,7 @@ func (b *reference) dispatchDebtor(now Time) bool {
 		if len(own) == 0 || b.turnOf(c) > now || batch != nil && c.paid >= batch[0].client.paid {
 			continue
 		}
-		if x := b.chooseForRetry(avoidedBy(own[0])); x != nil {
+		if x := b.chooseForRetry(own[0].Avoid); x != nil {
 			batch, w = own, x
 		}
 	}
@@ -274,13 +274,6 @@ func (b *reference) dispatchDebtor(now Time) bool {
 		b.dispatch(w, b.packRetries(batch), Alone)
 	}
 	return true
-}
-
-func avoidedBy(r *refRequest) WorkerID {
-	if r.Share == 0 {
-		return NoWorker
-	}
-	return r.Avoid
 }
 
 // heldUntil is when batches that are not full may run beside others.
@@ -365,13 +358,13 @@ func (b *reference) packRetries(retries []*refRequest) (batch []*refRequest) {
 	first := retries[0]
 	rows, cost, share := 0, 0, math.MaxInt
 	for _, r := range retries {
-		if avoidedBy(r) != avoidedBy(first) && !r.client.owes {
+		if r.Avoid != first.Avoid && !r.client.owes {
 			continue
 		}
 		if r.Share > 0 {
 			share = min(share, r.Share)
 		}
-		if len(batch) > 0 && (r.Dims != first.Dims || (r.Share > 0) != (first.Share > 0) || avoidedBy(r) != avoidedBy(first) || len(batch) >= share || rows+r.Rows > b.settings.MaxBatchSize ||
+		if len(batch) > 0 && (r.Dims != first.Dims || (r.Share > 0) != (first.Share > 0) || r.Avoid != first.Avoid || len(batch) >= share || rows+r.Rows > b.settings.MaxBatchSize ||
 			cost+r.Rows*r.Cost > b.maxCost()) {
 			break
 		}

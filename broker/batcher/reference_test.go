@@ -182,6 +182,7 @@ func (b *reference) Arrive(now Time, r Request) error {
 	if b.advisor.IsLate(now, r, b.queueBefore(r.Level)) {
 		return ErrLate
 	}
+	r.Avoid = avoidedBy(r)
 	q := &refRequest{Request: r, base: r.Level, timeout: Never, client: b.client(r.Client)}
 	if policy.DefaultTimeout > 0 {
 		q.timeout = r.Arrived + Time(policy.DefaultTimeout)
@@ -223,6 +224,13 @@ func (b *reference) queue() (q Queue) {
 	return q
 }
 
+func avoidedBy(r Request) WorkerID {
+	if r.Share == 0 {
+		return NoWorker
+	}
+	return r.Avoid
+}
+
 func (b *reference) came(now Time, r *refRequest) {
 	if !r.client.owes {
 		b.lastGood = max(b.lastGood, now)
@@ -253,7 +261,7 @@ func (b *reference) Requeue(now Time, r Request) {
 		q.batch, q.base, q.timeout = 0, q.Level, Never
 		q.seq, q.since, q.tie = q.firstSeq, q.firstSince, q.firstSeq
 		b.came(now, q)
-		q.Share, q.Avoid = r.Share, r.Avoid
+		q.Share, q.Avoid = r.Share, avoidedBy(r)
 		b.waiting = append(b.waiting, q)
 		q.wait = b.waitOf(q)
 		slices.SortFunc(b.waiting, func(x, y *refRequest) int { return cmp.Compare(x.firstSeq, y.firstSeq) })

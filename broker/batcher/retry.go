@@ -62,7 +62,7 @@ func (b *Batcher) idleFor(avoid WorkerID) WorkerID {
 // dispatchFrom gives w a batch of retries, or of a client in debt: the first of a list, and those
 // behind it that fit and avoid the same worker.
 func (b *Batcher) dispatchFrom(list chain, w WorkerID, first RequestID, now Time) {
-	s, why, avoided := b.requests[first].shape, Alone, b.requests[first].avoided()
+	s, why, avoid := b.requests[first].shape, Alone, b.requests[first].avoid
 	if b.requests[first].isRetry() {
 		why = Retry
 	}
@@ -72,8 +72,10 @@ func (b *Batcher) dispatchFrom(list chain, w WorkerID, first RequestID, now Time
 	for id := first; id != none; {
 		r := &b.requests[id]
 		n := len(b.ids) - before
-		most = min(most, r.most())
-		if n > 0 && (r.shape != s || r.isRetry() != (why == Retry) || r.avoided() != avoided || n >= most ||
+		if r.isRetry() {
+			most = min(most, int(r.share))
+		}
+		if n > 0 && (r.shape != s || r.isRetry() != (why == Retry) || r.avoid != avoid || n >= most ||
 			rows+int(r.rows) > b.settings.MaxBatchSize || b.isTooCostly(cost+int(r.cost))) {
 			break
 		}

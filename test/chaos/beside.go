@@ -50,14 +50,14 @@ func honestBesideHostile(r *run) {
 		h.load(loadJob{Load: 8, Clients: 8})
 		p := r.start(testbed.Spec{Role: "hostile client", Job: hostileClientJob{h.socket(), x.window}, Procs: 2})
 		r.must(p.Expect("ready", nil, enoughTime))
-		var good, bad besideTally
+		var good, bad latencies
 		for range r.events {
-			good.add(h.beside(p, "good", besideGood))
-			bad.add(h.beside(p, x.send, besideBad))
-			h.beside(p, "", besideRest)
+			h.beside(p, "good", besideGood, &good)
+			h.beside(p, x.send, besideBad, &bad)
+			h.beside(p, "", besideRest, &latencies{})
 		}
 		r.bed.End(p)
-		h.judgeBeside(x.name, x.least, x.kills, &good, &bad)
+		h.judgeBeside(x.name, x.least, x.kills, bad, good)
 		h.endLoads("WorkerDied")
 		suspended := h.log.count("worker suspended: it failed batches that other workers ran")
 		r.check(suspended == 0, "%s: a good worker was suspended", x.name)
@@ -66,42 +66,30 @@ func honestBesideHostile(r *run) {
 	}
 }
 
-// besideTally is what honest clients had while the hostile client sent one kind of inputs.
-type besideTally struct {
-	n    uint64
-	took time.Duration
-	p99  time.Duration // the worst of the rounds
-}
-
-func (t *besideTally) add(l latencies, took time.Duration) {
-	t.n, t.took, t.p99 = t.n+l.N, t.took+took, max(t.p99, l.P99)
-}
-
-func (t *besideTally) rate() float64 { return float64(t.n) / t.took.Seconds() }
-
-// beside has a hostile client send inputs for a time.
-func (h *host) beside(p *testbed.Process, send string, d time.Duration) (l latencies, took time.Duration) {
+// beside has a hostile client send inputs for a time, and adds what honest clients have meanwhile.
+func (h *host) beside(p *testbed.Process, send string, d time.Duration, sum *latencies) {
 	h.r.must(p.Send(send))
 	h.r.must(p.Expect("sending", nil, enoughTime))
 	h.latencies()
-	from := time.Now()
 	time.Sleep(d)
-	return h.latencies(), time.Since(from)
+	l := h.latencies()
+	sum.N, sum.P99 = sum.N+l.N, max(sum.P99, l.P99) // the worst of the rounds
 }
 
-func (h *host) judgeBeside(name string, least int, kills bool, good, bad *besideTally) {
-	r, percent := h.r, int(100*bad.rate()/good.rate())
-	text := fmt.Sprintf("%s: honest %.0f/s, p99 %v; beside good inputs %.0f/s, p99 %v: %d %%", name, bad.rate(),
-		bad.p99.Round(time.Microsecond), good.rate(), good.p99.Round(time.Microsecond), percent)
+// judgeBeside compares what honest clients had beside bad and beside good inputs.
+func (h *host) judgeBeside(name string, least int, kills bool, bad, good latencies) {
+	r, percent := h.r, int(100*float64(bad.N)/float64(max(1, good.N))*besideGood.Seconds()/besideBad.Seconds())
+	text := fmt.Sprintf("%s: honest clients have %d %%, p99 %v; beside good inputs p99 %v, n %d", name, percent,
+		bad.P99.Round(time.Microsecond), good.P99.Round(time.Microsecond), good.N)
 	fmt.Println("   " + text)
-	if min(good.n, bad.n) < enough {
+	if min(good.N, bad.N) < enough {
 		r.notJudged("%s; too few requests", text)
 		return
 	}
 	r.check(percent >= least, "%s, at least %d %% promised", text, least)
 	if kills {
 		most := 2 * r.median(workerStart)
-		r.quick(bad.p99 <= good.p99+most, "%s; two starts of a worker take %v", text, most)
+		r.quick(bad.P99 <= good.P99+most, "%s; two starts of a worker take %v", text, most)
 	}
 }
 
