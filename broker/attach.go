@@ -37,7 +37,7 @@ func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *cont
 	}
 	p := engine.NewPeer(c, int(cred.Pid), int(cred.Uid), b.process, b.takePidfd(), req.Name)
 	if req.Op == control.OpWorker {
-		b.super.AwaitStart(p.Pid)
+		p.Kin = b.super.AwaitStart(p.Pid)
 	}
 	a, err := b.attach(c, p, req, &offer)
 	if err != nil {

@@ -15,8 +15,8 @@ var _ engine.Outside = outside{}
 
 func (o outside) Offended(p engine.Process) { o.b.offenders.add(p) }
 
-func (o outside) WorkerCame(pid int, first bool) (spare bool) {
-	o.b.super.Attached(pid)
+func (o outside) WorkerCame(pid int, kin []int, first bool) (spare bool) {
+	o.b.super.Attached(pid, kin)
 	if first {
 		o.b.noteStaff()
 	}

@@ -41,6 +41,7 @@ type Advisor struct {
 	busy        int       // workers that have a batch
 	took        float64   // by a batch lately, on average, in nanoseconds
 	lastDone    Time      // when the last batch ended
+	batches     int       // learned from so far
 	shapes      []shape   // [0] is of requests without sizes
 	changes     int       // of the costs so far
 	free        []Time    // backs freeLanes

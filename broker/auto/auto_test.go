@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 )
 
@@ -87,6 +88,32 @@ func TestClientsThatSendWhenAnsweredAreSeen(t *testing.T) {
 		p.load(a, min(a.count, 200))
 		if p.closed != closed {
 			t.Errorf("%s: %v", name, p.closed)
+		}
+	}
+}
+
+// One very costly request runs, larger than all before. What it takes is not known, so nobody is
+// refused for it.
+func TestASizeNeverSeenRefusesNobody(t *testing.T) {
+	s := autoSettings(64)
+	s.MaxBatchCost = 8192
+	w := newWorld(t, s, 1, linear(2*ms, 0))
+	send := func(cost int, budget Time) error {
+		w.next++
+		return w.b.Arrive(w.now, batcher.Request{
+			ID: w.next, Client: batcher.ClientID(w.next % 64), Rows: 1, Cost: cost, Arrived: w.now, Deadline: w.now + budget,
+		})
+	}
+	for i := range 40 { // larger ones are a little slower
+		w.cost = linear(2*ms+Time(i%4)*100*us, 0)
+		must.Do(t, send(100+300*(i%4), 20_000*ms))
+		w.runUntil(w.now + 10*ms)
+	}
+	must.Do(t, send(policy.MaxCost, 20_000*ms))
+	w.runUntil(w.now + ms)
+	for i := range 20 {
+		if err := send(100, 20_000*ms); err != nil {
+			t.Errorf("request %d: %v", i, err)
 		}
 	}
 }

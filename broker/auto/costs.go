@@ -44,7 +44,7 @@ func (c *costs) observe(x sample, isFirst bool) (changed bool) {
 		return false
 	}
 	x.others = min(x.others, maxOthers)
-	expected := c.expected(x.rows, x.others)
+	expected := c.near(x.others).at(x.rows)
 	if isFirst && expected > 0 && x.took() > farOff*c.most(x.rows, x.others) {
 		return false
 	}
@@ -119,8 +119,12 @@ func (c *costs) best() *curve {
 	return best
 }
 
-// expected is the expected time of a batch, in nanoseconds; 0 if nothing is known.
-func (c *costs) expected(rows, others int) float64 { return c.near(others).at(rows) }
+// expected is the expected time of a batch, in nanoseconds; 0 if nothing is known. A batch that is
+// larger than all seen counts as the largest of them: what it takes is not known.
+func (c *costs) expected(rows, others int) float64 {
+	v := c.near(others)
+	return v.at(min(rows, sizeOf(max(0, v.seen(sizeClasses-1, -1)))))
+}
 
 // most is the longest plausible time of a batch of a new size: per row, that of the next smaller size.
 func (c *costs) most(rows, others int) float64 {

@@ -81,6 +81,7 @@ func (a *Advisor) BatchDone(w batcher.WorkerID, id batcher.BatchID, _, finished 
 	if s.observe(sample{p.rows, p.others, from, finished}, p.isFirst) {
 		a.changes++
 	}
+	a.batches++
 	if a.took == 0 {
 		a.took = took
 	}
@@ -122,7 +123,7 @@ func (a *Advisor) HoldUntil(since Time) Time {
 // IsLate says whether a request would miss its deadline or the latency goal: if the running batches,
 // full batches of all rows before it, and its own batch are expected to end too late, with the
 // margin of its level. If the queue is empty and a worker idle, it is late only if it has far less
-// time than its batch takes. If no batch ran lately, it is tried.
+// time than its batch takes. If no batch ran lately, or too few ever, it is tried.
 func (a *Advisor) IsLate(now Time, r batcher.Request, q batcher.Queue) bool {
 	a.clients = q.Clients
 	r.Rows = min(sizeOfBatch(&a.settings, r.Rows, r.Rows*r.Cost), a.settings.MaxBatchSize)
@@ -131,7 +132,7 @@ func (a *Advisor) IsLate(now Time, r batcher.Request, q batcher.Queue) bool {
 	a.lastArrival = max(a.lastArrival, r.Arrived)
 	latest, hop := a.latestEnd(now, &r)
 	s := &a.shapes[a.shapeOf(&r.Dims)]
-	if latest == batcher.Never || s.batches == 0 || a.busy == 0 && now-a.lastDone > remembered {
+	if latest == batcher.Never || s.batches == 0 || a.batches < young || a.busy == 0 && now-a.lastDone > remembered {
 		return false
 	}
 	lanes := a.freeLanes(now, hop)

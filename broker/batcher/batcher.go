@@ -101,10 +101,11 @@ const (
 	Deadline                // the wait time of the oldest is over
 	Nobody                  // no other client could join
 	Retry                   // retries
+	Alone                   // of a client in debt
 )
 
 func (r Reason) String() string {
-	return [...]string{"full", "preferred", "deadline", "nobody", "retry"}[r]
+	return [...]string{"full", "preferred", "deadline", "nobody", "retry", "alone"}[r]
 }
 
 // End is a waiting request that ended without a batch.

@@ -2,6 +2,8 @@
 
 package batcher
 
+import "slices"
+
 // peakPeriod is how many ended requests of a client one period of its peak covers. Counting
 // requests instead of time lets the peak adapt at the client's pace.
 const peakPeriod = 16
@@ -13,8 +15,10 @@ type client struct {
 	joined     bool
 	endings    uint8 // of the current period
 
-	inFlight       int32 // waiting and running requests
-	running        int32
+	inFlight int32 // waiting and running requests
+	running  int32
+	owes     bool // it is in debt (accounts.go)
+	Account
 	peak, lastPeak int32 // most requests in flight in this period, and in the one before
 
 	// With PreserveOrder: the prefix of waiting that is in the queues.
@@ -25,7 +29,9 @@ type client struct {
 
 // couldJoin says whether the client may send more requests while the present ones are in flight
 // (rule 3).
-func (c *client) couldJoin() bool { return c.joined && c.inFlight < max(1, c.peak, c.lastPeak) }
+func (c *client) couldJoin() bool {
+	return c.joined && !c.owes && c.inFlight < max(1, c.peak, c.lastPeak)
+}
 
 // client returns the record of id.
 func (b *Batcher) client(id ClientID) *client {
@@ -65,6 +71,9 @@ func (b *Batcher) ClientLeft(c ClientID) []RequestID {
 		b.cancelled = append(b.cancelled, id)
 		b.withdraw(id)
 		b.requests[id].state = unknown
+	}
+	if cl.owes {
+		b.forgive(cl, slices.Index(b.debtors, c))
 	}
 	*cl = client{generation: cl.generation + 1, waiting: emptyList, runEnd: none}
 	return b.cancelled

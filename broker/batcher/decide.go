@@ -8,7 +8,7 @@ import "github.com/ringbatch/ringbatch/policy"
 //
 //  1. end or delay the requests whose deadline or timeout has passed
 //  2. note the requests whose ready time has passed
-//  3. idle workers: first retries, then batches that are ready
+//  3. idle workers: first retries, then batches that are ready, then clients in debt
 //  4. busy workers with room: full batches only, and only in their turn
 //  5. say when to look again
 //
@@ -21,6 +21,7 @@ func (b *Batcher) Decide(now Time) *Decisions {
 
 	b.passDeadlines(now)
 	b.passReadyTimes(now)
+	b.forgiveDebts(now)
 	for !b.idle.empty() && b.feedIdle(now) {
 	}
 	for !b.roomy.empty() && b.idle.empty() && b.feedBusy(now) {
@@ -69,10 +70,11 @@ func (b *Batcher) delay(id RequestID) {
 	r := &b.requests[id]
 	b.changes.remove(uint32(id))
 	c := &b.clients[r.client]
-	if b.settings.PreserveOrder {
+	switch {
+	case b.settings.PreserveOrder:
 		b.hold(c)
 		b.unlinkOrder(id)
-	} else {
+	case !r.held:
 		b.leave(id)
 	}
 	b.lastSeq++
@@ -83,10 +85,11 @@ func (b *Batcher) delay(id RequestID) {
 	if r.deadline != Never {
 		b.changes.add(uint32(id), r.deadline, r.seq)
 	}
-	if b.settings.PreserveOrder {
+	switch {
+	case b.settings.PreserveOrder:
 		b.linkOrder(id)
 		b.release(c)
-	} else {
+	case !r.held:
 		b.enter(id)
 	}
 }
@@ -111,14 +114,14 @@ func (b *Batcher) passReadyTimes(now Time) {
 // feedIdle is one step of stage 3. False: no batch is ready, or the advisor holds it back.
 func (b *Batcher) feedIdle(now Time) bool {
 	if id, w := b.nextRetry(); id != none {
-		b.dispatchRetry(w, id, now)
+		b.dispatchFrom(b.inQueue, w, id, now)
 		return true
 	}
 	w := WorkerID(b.idle.min().id)
 	s := b.firstReady(now)
 	if s < 0 {
 		b.heldFrom = Never
-		return false
+		return b.feedDebtor(now)
 	}
 	sh := &b.shapes.shapes[s]
 	if !sh.full {
@@ -188,5 +191,5 @@ func (b *Batcher) wake(now Time) Time {
 	}
 	_, ready := b.readies.first()
 	_, reorder := b.reorders.first()
-	return min(at, ready, reorder)
+	return min(at, ready, reorder, b.nextDebt(now))
 }

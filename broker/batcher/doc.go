@@ -40,7 +40,7 @@
 // which goes before it (rule 5) but is not full. Otherwise full batches could keep all workers
 // busy, and starve a retry or a rare shape.
 //
-// 5. When several shapes are ready, retries go first, oldest first. Then comes the shape whose first
+// 5. When several shapes are ready, retries go first, oldest first, but not those of clients in debt. Then comes the shape whose first
 // request has the most urgent level, then the shape whose first request arrived first. A shape
 // never closes another's batch.
 //
@@ -68,6 +68,11 @@
 // 12. Decide does everything that is possible at now, and says when to wake up: at the next deadline
 // or timeout and, while a worker is idle, at the next ready time.
 //
+// 13. What a client's failures cost the workers (Charge) counts against its turn. A client in debt
+// shares no batch with others. It gets a batch when nothing else is ready and its turn has come:
+// none of its requests runs, and the others had the workers for eight times the cost; or the
+// others have sent nothing for as long as the last failure took. See accounts.go.
+//
 // # Files
 //
 //	batcher.go    the types: Request, Worker, Decisions; settings.go derives values from a policy
@@ -76,7 +81,7 @@
 //	clients.go    which clients could join
 //	workers.go    which worker is next; BatchDone
 //	decide.go     Decide, stage by stage; dispatch.go packs a batch
-//	retry.go      requests that run again
+//	retry.go      requests that run again; accounts.go clients in debt
 //	queue.go      the queues; filing.go finds the shape that goes first
 //	preferred.go  preferred sizes; order.go PreserveOrder; setpolicy.go changes
 //	shapes.go, requests.go, timers.go, heap.go   data structures

@@ -62,13 +62,16 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 	return nil
 }
 
-func (b *Batcher) queue() Queue { return Queue{b.queued, b.queuedRows, b.queuedCost, b.joined} }
+// queue is the queue without the requests of clients in debt, which go after the others.
+func (b *Batcher) queue() Queue {
+	return Queue{b.queued - b.owed.Requests, b.queuedRows - b.owed.Rows, b.queuedCost - b.owed.Cost, b.joined}
+}
 
 // queueBefore is the queue before a request of a level that arrives now. Less urgent levels do not
 // count, nor do levels whose requests may be delayed behind it. Rows and cost are estimated by
 // the average of the whole queue.
 func (b *Batcher) queueBefore(level int) Queue {
-	if b.queued == 0 || len(b.settings.Levels) < 2 {
+	if b.queued == b.owed.Requests || len(b.settings.Levels) < 2 {
 		return b.queue()
 	}
 	n := 0
@@ -158,9 +161,7 @@ func (b *Batcher) endWaiting(id RequestID, at Time) {
 	r.state = unknown
 	b.clientEnds(c)
 	b.advisor.RequestEnded(id, at)
-	if b.settings.PreserveOrder {
-		b.release(c)
-	}
+	b.release(c)
 }
 
 // endRunning ends a running request. at is as in Advisor.RequestEnded.
@@ -173,9 +174,7 @@ func (b *Batcher) endRunning(id RequestID, at Time) {
 	if ours {
 		b.advisor.RequestEnded(id, at)
 		b.clientEnds(c)
-		if b.settings.PreserveOrder {
-			b.release(c)
-		}
+		b.release(c)
 	}
 }
 

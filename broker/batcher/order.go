@@ -17,7 +17,7 @@ package batcher
 
 // release extends the run of c as far as it goes.
 func (b *Batcher) release(c *client) {
-	if c.running > 0 {
+	if c.running > 0 || c.owes || !b.settings.PreserveOrder {
 		return
 	}
 	for {

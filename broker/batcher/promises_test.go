@@ -20,6 +20,7 @@ type book struct {
 	batches   int // dispatched and not done
 	lastBatch BatchID
 	commits   int
+	owes      func(ClientID) bool
 	overdue   Time // until when batches that are not full are held back
 }
 
@@ -30,6 +31,7 @@ type booked struct {
 	clientLeft     bool
 	queueTimeoutAt Time
 	delayed        bool
+	owed           bool // its client was in debt, so it may have lost its place
 	wait           Time // in force when it began to wait
 }
 
@@ -168,6 +170,15 @@ func (b *book) batchDone(id WorkerID, batch BatchID) {
 	}
 }
 
+// noteDebts notes, before Decide, whose requests may lose their places.
+func (b *book) noteDebts() {
+	for _, r := range b.requests {
+		if r != nil {
+			r.owed = r.owed || b.owes(r.Client)
+		}
+	}
+}
+
 func (b *book) decided(now Time, d *Decisions) error {
 	for _, end := range d.Ended {
 		r := b.requests[end.ID]
@@ -231,6 +242,10 @@ func (b *book) dispatched(now Time, d Dispatch) error {
 			return fmt.Errorf("request %d is not waiting", id)
 		case r.Deadline <= now:
 			return fmt.Errorf("request %d has expired at %d", id, r.Deadline)
+		case b.owes(r.Client) && (r.Client != b.requests[d.Requests[0]].Client || d.Why != Alone && d.Why != Retry):
+			return fmt.Errorf("request %d of client %d, which is in debt, goes out with others as %v", id, r.Client, d.Why)
+		case !b.owes(r.Client) && d.Why == Alone:
+			return fmt.Errorf("request %d goes out alone, and client %d is not in debt", id, r.Client)
 		case r.Dims != d.Dims:
 			return fmt.Errorf("request %d has dims %v, the batch %v", id, r.Dims, d.Dims)
 		case r.Share > 0 && len(d.Requests) > r.Share:
@@ -299,7 +314,7 @@ func (b *book) strictOrder() bool { return b.settings.Ageing == 0 }
 
 func (b *book) before(x, y *booked) bool {
 	switch {
-	case x.delayed && y.delayed:
+	case x.owed || y.owed || x.delayed && y.delayed:
 		return false // by the time they timed out; left to the reference
 	case x.delayed != y.delayed:
 		return y.delayed
@@ -341,7 +356,7 @@ func (b *book) nothingWaitsInVain(now Time) error {
 		if r.Deadline <= now {
 			return fmt.Errorf("request %d waits at %d after its deadline %d", r.ID, now, r.Deadline)
 		}
-		if !idle || (b.settings.PreserveOrder && (runs[r.Client] || !b.firstOfClient(r))) {
+		if !idle || b.owes(r.Client) || (b.settings.PreserveOrder && (runs[r.Client] || !b.firstOfClient(r))) {
 			continue
 		}
 		if r.Share > 0 {
@@ -406,7 +421,7 @@ func (b *book) allEnded(x *Batcher) error {
 			return fmt.Errorf("request %d is left over: %+v", id, r)
 		}
 	}
-	if x.queued != 0 || x.queuedRows != 0 || x.queuedCost != 0 || x.dated != 0 || x.retrying != 0 ||
+	if x.queued != 0 || x.owed != (Queue{}) || x.queuedRows != 0 || x.queuedCost != 0 || x.dated != 0 || x.retrying != 0 ||
 		x.anything.occupied|x.ready.occupied|x.full.occupied != 0 {
 		return fmt.Errorf("books are not empty: %d requests, %d rows", x.queued, x.queuedRows)
 	}

@@ -26,18 +26,25 @@ func (b *Batcher) admit(now Time, id RequestID, dims *Dims) {
 	if r.deadline != Never {
 		b.dated++
 	}
-	b.linkClient(&b.clients[r.client], id)
+	c := &b.clients[r.client]
+	r.held, r.owed = b.settings.PreserveOrder || c.owes, false
+	if c.owes {
+		b.countOwed(r, 1)
+	} else {
+		b.lastGood = max(b.lastGood, now)
+	}
+	b.linkClient(c, id)
 	b.setReadyTimer(now, id)
 	if at := min(r.deadline, r.timeout); at != Never {
 		b.changes.add(uint32(id), at, r.seq)
 	}
-	if b.settings.PreserveOrder {
-		r.held = true
+	switch {
+	case b.settings.PreserveOrder:
 		b.linkOrder(id)
-		b.release(&b.clients[r.client])
-		return
+		b.release(c)
+	case !c.owes:
+		b.enter(id)
 	}
-	b.enter(id)
 }
 
 // withdraw undoes admit. The caller sets the request's next state.
@@ -69,6 +76,9 @@ func (b *Batcher) withdrawUnfiled(id RequestID) (heads uint64) {
 	b.queuedRows -= int(r.rows)
 	b.queuedCost -= int(r.cost)
 	b.queuedAt[r.level]--
+	if r.owed {
+		b.countOwed(r, -1)
+	}
 	if r.deadline != Never {
 		b.dated--
 	}

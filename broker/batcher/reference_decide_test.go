@@ -38,7 +38,7 @@ func (b *reference) joined() (n int) {
 }
 
 func (c *refClient) couldJoin() bool {
-	return c.joined && c.inFlight < max(1, c.peak, c.lastPeak)
+	return c.joined && !c.owes && c.inFlight < max(1, c.peak, c.lastPeak)
 }
 
 func (b *reference) someoneCouldJoin() bool {
@@ -52,7 +52,7 @@ func (b *reference) someoneCouldJoin() bool {
 
 // waitOf is how long r, which begins to wait, does so for others to batch with.
 func (b *reference) waitOf(r *refRequest) Time {
-	return b.advisor.WaitFor(r.Arrived, r.Deadline, Queue{len(b.waiting), b.QueuedRows(), b.queuedCost(), b.joined()})
+	return b.advisor.WaitFor(r.Arrived, r.Deadline, b.queue())
 }
 
 // readyAt is when r stops waiting for others to batch with.
@@ -81,6 +81,7 @@ func (b *reference) Decide(now Time) *Decisions {
 	b.now = now
 	for b.endOrDelayOne(now) {
 	}
+	b.forgive(now)
 	for b.dispatchOne(now) {
 	}
 	for _, r := range b.waiting {
@@ -95,6 +96,12 @@ func (b *reference) Decide(now Time) *Decisions {
 			if at := b.readyAt(r); at > now && r.Share == 0 {
 				b.out.Wake = min(b.out.Wake, at)
 			}
+			if r.client.owes {
+				b.out.Wake = min(b.out.Wake, r.client.paid)
+				if turn := b.turnOf(r.client); turn > now {
+					b.out.Wake = min(b.out.Wake, turn)
+				}
+			}
 		}
 	}
 	return &b.out
@@ -105,7 +112,7 @@ func (b *reference) endOrDelayOne(now Time) bool {
 	var first *refRequest
 	at := func(r *refRequest) Time { return min(r.Deadline, r.timeout) }
 	for _, r := range b.waiting {
-		if at(r) <= now && (first == nil || cmp.Or(cmp.Compare(at(r), at(first)), cmp.Compare(r.seq, first.seq)) < 0) {
+		if at(r) <= now && (first == nil || cmp.Or(cmp.Compare(at(r), at(first)), cmp.Compare(r.tie, first.tie)) < 0) {
 			first = r
 		}
 	}
@@ -121,7 +128,7 @@ func (b *reference) endOrDelayOne(now Time) bool {
 	default:
 		b.nextSeq++
 		b.lastSince = max(b.lastSince, first.timeout)
-		first.base, first.seq, first.since, first.timeout = b.settings.LevelCount(), b.nextSeq, b.lastSince, Never
+		first.base, first.seq, first.tie, first.since, first.timeout = b.settings.LevelCount(), b.nextSeq, b.nextSeq, b.lastSince, Never
 	}
 	return true
 }
@@ -130,12 +137,14 @@ func (b *reference) endOrDelayOne(now Time) bool {
 // would not overtake or run beside an earlier request of its client.
 func (b *reference) eligible() []*refRequest {
 	if !b.settings.PreserveOrder {
-		return slices.Clone(b.waiting)
+		return slices.DeleteFunc(slices.Clone(b.waiting), func(r *refRequest) bool { return r.client.owes })
 	}
 	last := map[*refClient]*refRequest{}
 	held := map[*refClient]bool{}
-	for _, r := range b.running {
-		held[r.client] = true
+	for _, r := range slices.Concat(b.running, b.waiting) {
+		if r.batch != 0 || r.client.owes {
+			held[r.client] = true
+		}
 	}
 	var out []*refRequest
 	for _, r := range b.waiting {
@@ -203,8 +212,68 @@ func (b *reference) dispatchOne(now Time) bool {
 	}
 	if idle != nil {
 		b.heldFrom = Never
+		return b.dispatchDebtor(now)
 	}
 	return false
+}
+
+// forgive ends the debts that are paid. Who paid first in the list of debtors goes behind.
+func (b *reference) forgive(now Time) {
+	for i := len(b.debtors) - 1; i >= 0; i-- {
+		c := b.debtors[i]
+		if c.paid > now {
+			continue
+		}
+		b.debtors = slices.Delete(b.debtors, i, i+1)
+		c.owes = false
+		for _, r := range b.waiting {
+			if r.client == c && !b.settings.PreserveOrder {
+				b.nextSeq++
+				r.seq, r.since = b.nextSeq, b.lastSince
+			}
+		}
+	}
+}
+
+func (b *reference) turnOf(c *refClient) Time {
+	turn := b.lastGood + c.cost
+	runs := slices.ContainsFunc(b.running, func(r *refRequest) bool { return r.client == c })
+	if runs && b.settings.PreserveOrder {
+		return Never
+	}
+	if !runs {
+		turn = min(turn, c.paid-b.credit)
+	}
+	return turn
+}
+
+// dispatchDebtor gives a client in debt its turn: the one whose debt ends first.
+func (b *reference) dispatchDebtor(now Time) bool {
+	var batch []*refRequest
+	var w *refWorker
+	for _, c := range b.debtors {
+		var own []*refRequest
+		for _, r := range b.waiting {
+			if r.client == c {
+				own = append(own, r)
+			}
+		}
+		if len(own) == 0 || b.turnOf(c) > now || batch != nil && c.paid >= batch[0].client.paid {
+			continue
+		}
+		if x := b.chooseForRetry(own[0].Avoid); x != nil {
+			batch, w = own, x
+		}
+	}
+	switch {
+	case batch == nil:
+		return false
+	case batch[0].Share > 0:
+		b.dispatch(w, b.packRetries(batch), Retry)
+	default:
+		b.dispatch(w, b.packRetries(batch), Alone)
+	}
+	return true
 }
 
 // heldUntil is when batches that are not full may run beside others.
@@ -284,15 +353,18 @@ func (b *reference) chooseForRetry(avoid WorkerID) (best *refWorker) {
 	return best
 }
 
-// packRetries is the batch that the first of some retries goes out with.
+// packRetries is the batch that the first of some retries, or of a client's requests, goes out with.
 func (b *reference) packRetries(retries []*refRequest) (batch []*refRequest) {
-	rows, cost, share := 0, 0, retries[0].Share
+	first := retries[0]
+	rows, cost, share := 0, 0, math.MaxInt
 	for _, r := range retries {
-		if r.Avoid != retries[0].Avoid {
+		if r.Avoid != first.Avoid && !r.client.owes {
 			continue
 		}
-		share = min(share, r.Share)
-		if len(batch) > 0 && (r.Dims != retries[0].Dims || len(batch) >= share || rows+r.Rows > b.settings.MaxBatchSize ||
+		if r.Share > 0 {
+			share = min(share, r.Share)
+		}
+		if len(batch) > 0 && (r.Dims != first.Dims || (r.Share > 0) != (first.Share > 0) || r.Avoid != first.Avoid || len(batch) >= share || rows+r.Rows > b.settings.MaxBatchSize ||
 			cost+r.Rows*r.Cost > b.maxCost()) {
 			break
 		}

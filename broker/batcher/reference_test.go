@@ -26,11 +26,15 @@ type reference struct {
 	now       Time // of the last Decide
 	heldFrom  Time // since when batches that are not full are held back
 	advisor   testAdvisor
+	credit    Time
+	debtors   []*refClient
+	lastGood  Time // when a request of a client came that is not in debt
 }
 
 type refRequest struct {
 	Request           // Level resolved, Dims bucketed, Deadline shortened
 	seq, firstSeq     int64
+	tie               int64 // of requests whose deadlines pass together
 	since, firstSince Time
 	timeout           Time // Never once it has timed out or was requeued
 	base              int  // its level; LevelCount() once delayed
@@ -43,6 +47,8 @@ type refClient struct {
 	joined                  bool
 	inFlight                int
 	peak, lastPeak, endings int
+	paid, cost              Time
+	owes                    bool
 }
 
 type refWorker struct {
@@ -56,7 +62,7 @@ func newReference(settings policy.Settings) (*reference, error) {
 	if err := settings.Validate(); err != nil {
 		return nil, err
 	}
-	b := &reference{settings: settings.Clone(), clients: map[ClientID]*refClient{}, heldFrom: Never}
+	b := &reference{settings: settings.Clone(), clients: map[ClientID]*refClient{}, heldFrom: Never, credit: credit, lastGood: -Never}
 	b.advisor.SetPolicy(&settings)
 	return b, nil
 }
@@ -110,6 +116,7 @@ func (b *reference) ClientLeft(c ClientID) []RequestID {
 		}
 		return r.Client == c
 	})
+	b.debtors = slices.DeleteFunc(b.debtors, func(x *refClient) bool { return x == b.clients[c] })
 	delete(b.clients, c) // its running requests keep the old record
 	return gone
 }
@@ -175,17 +182,19 @@ func (b *reference) Arrive(now Time, r Request) error {
 	if b.advisor.IsLate(now, r, b.queueBefore(r.Level)) {
 		return ErrLate
 	}
+	r.Avoid = avoidedBy(r)
 	q := &refRequest{Request: r, base: r.Level, timeout: Never, client: b.client(r.Client)}
 	if policy.DefaultTimeout > 0 {
 		q.timeout = r.Arrived + Time(policy.DefaultTimeout)
 	}
 	b.nextSeq++
 	b.lastSince = max(b.lastSince, r.Arrived)
-	q.seq, q.firstSeq = b.nextSeq, b.nextSeq
+	q.seq, q.firstSeq, q.tie = b.nextSeq, b.nextSeq, b.nextSeq
 	q.since, q.firstSince = b.lastSince, b.lastSince
 	q.client.joined = true
 	q.client.inFlight++
 	q.client.peak = max(q.client.peak, q.client.inFlight)
+	b.came(now, q)
 	b.waiting = append(b.waiting, q)
 	q.wait = b.waitOf(q)
 	b.advisor.RequestQueued(now, r)
@@ -194,14 +203,53 @@ func (b *reference) Arrive(now Time, r Request) error {
 
 // queueBefore is the queue before a request of a level that arrives now.
 func (b *reference) queueBefore(level int) Queue {
-	n := 0
+	n, q := 0, b.queue()
 	for _, r := range b.waiting {
-		if b.settings.LevelCount() == 1 || r.Level <= level && b.settings.Level(r.Level).OnTimeout == policy.Reject {
+		if !r.client.owes && (b.settings.LevelCount() == 1 || r.Level <= level && b.settings.Level(r.Level).OnTimeout == policy.Reject) {
 			n++
 		}
 	}
-	all := max(1, len(b.waiting))
-	return Queue{n, b.QueuedRows() * n / all, b.queuedCost() * n / all, b.joined()}
+	all := max(1, q.Requests)
+	return Queue{n, q.Rows * n / all, q.Cost * n / all, q.Clients}
+}
+
+// queue is what waits, without the requests of clients in debt.
+func (b *reference) queue() (q Queue) {
+	for _, r := range b.waiting {
+		if !r.client.owes {
+			q.Requests, q.Rows, q.Cost = q.Requests+1, q.Rows+r.Rows, q.Cost+r.Rows*r.Cost
+		}
+	}
+	q.Clients = b.joined()
+	return q
+}
+
+func avoidedBy(r Request) WorkerID {
+	if r.Share == 0 {
+		return NoWorker
+	}
+	return r.Avoid
+}
+
+func (b *reference) came(now Time, r *refRequest) {
+	if !r.client.owes {
+		b.lastGood = max(b.lastGood, now)
+	}
+}
+
+func (b *reference) Charge(now Time, id ClientID, cost Time) {
+	c := b.client(id)
+	if !c.joined {
+		return
+	}
+	if cost > 0 {
+		c.cost = cost
+		c.paid = min(max(c.paid, now)+8*cost, now+b.credit+max(b.credit, 8*cost))
+	}
+	if !c.owes && c.paid > now+b.credit {
+		c.owes = true
+		b.debtors = append(b.debtors, c)
+	}
 }
 
 func (b *reference) Requeue(now Time, r Request) {
@@ -211,8 +259,9 @@ func (b *reference) Requeue(now Time, r Request) {
 		}
 		b.running = slices.Delete(b.running, i, i+1)
 		q.batch, q.base, q.timeout = 0, q.Level, Never
-		q.seq, q.since = q.firstSeq, q.firstSince
-		q.Share, q.Avoid = r.Share, r.Avoid
+		q.seq, q.since, q.tie = q.firstSeq, q.firstSince, q.firstSeq
+		b.came(now, q)
+		q.Share, q.Avoid = r.Share, avoidedBy(r)
 		b.waiting = append(b.waiting, q)
 		q.wait = b.waitOf(q)
 		slices.SortFunc(b.waiting, func(x, y *refRequest) int { return cmp.Compare(x.firstSeq, y.firstSeq) })
@@ -273,17 +322,10 @@ func (b *reference) QueuedRows() int {
 	return rows
 }
 
-func (b *reference) queuedCost() (cost int) {
-	for _, r := range b.waiting {
-		cost += r.Rows * r.Cost
-	}
-	return cost
-}
-
 func (b *reference) QueuedAt(level int) int {
 	n := 0
 	for _, r := range b.waiting {
-		if r.Level == level {
+		if r.Level == level && !r.client.owes {
 			n++
 		}
 	}

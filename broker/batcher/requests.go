@@ -45,14 +45,15 @@ type request struct {
 	batch     int32 // running: index in Batcher.batches; -1 if its worker is gone
 	client    ClientID
 	clientGen uint32   // differs from the client's once that client has left
-	avoid     WorkerID // of a retry
+	avoid     WorkerID // of a retry; else NoWorker
 
 	share uint16 // of a retry: the most requests of its batch; 0: it is none
 	state state
 	level uint8 // as asked for
 	base  uint8 // the list it waits in: its level, or the last one once delayed
 	due   bool  // its ready time has passed
-	held  bool  // waiting: held back by PreserveOrder
+	held  bool  // waiting: held back by PreserveOrder, or for its client's debt
+	owed  bool  // waiting: its client is in debt
 }
 
 // describe fills in the caller's description of the request.
@@ -72,6 +73,9 @@ func (x *request) describe(r *Request, clientGen uint32) {
 // retryAs makes the request a retry, if r says so.
 func (x *request) retryAs(r *Request) {
 	x.share, x.avoid = uint16(min(r.Share, math.MaxUint16)), r.Avoid
+	if x.share == 0 {
+		x.avoid = NoWorker
+	}
 }
 
 // isRetry says that the request waits among the retries.

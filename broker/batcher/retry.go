@@ -2,6 +2,8 @@
 
 package batcher
 
+import "math"
+
 // Requests that are run again (rule 8). There is a list for each worker that
 // retries avoid, so that finding one for a worker never means passing over
 // thousands that it must not get.
@@ -57,25 +59,32 @@ func (b *Batcher) idleFor(avoid WorkerID) WorkerID {
 	return WorkerID(best.id)
 }
 
-// dispatchRetry gives w a batch of retries: first, and those behind it that fit.
-func (b *Batcher) dispatchRetry(w WorkerID, first RequestID, now Time) {
-	s := b.requests[first].shape
+// dispatchFrom gives w a batch of retries, or of a client in debt: the first of a list, and those
+// behind it that fit and avoid the same worker.
+func (b *Batcher) dispatchFrom(list chain, w WorkerID, first RequestID, now Time) {
+	s, why, avoid := b.requests[first].shape, Alone, b.requests[first].avoid
+	if b.requests[first].isRetry() {
+		why = Retry
+	}
 	dims := b.shapes.shapes[s].dims
 	slot, x := b.newBatch()
-	before, rows, cost, most := len(b.ids), 0, 0, int(b.requests[first].share)
+	before, rows, cost, most := len(b.ids), 0, 0, math.MaxInt
 	for id := first; id != none; {
 		r := &b.requests[id]
 		n := len(b.ids) - before
-		most = min(most, int(r.share))
-		if n > 0 && (r.shape != s || n >= most || rows+int(r.rows) > b.settings.MaxBatchSize || b.isTooCostly(cost+int(r.cost))) {
+		if r.isRetry() {
+			most = min(most, int(r.share))
+		}
+		if n > 0 && (r.shape != s || r.isRetry() != (why == Retry) || r.avoid != avoid || n >= most ||
+			rows+int(r.rows) > b.settings.MaxBatchSize || b.isTooCostly(cost+int(r.cost))) {
 			break
 		}
-		next := b.inQueue[id].next
+		next := list[id].next
 		rows += int(r.rows)
 		cost += int(r.cost)
 		b.withdraw(id)
 		b.start(r, x, slot, id)
 		id = next
 	}
-	b.handOver(w, slot, Dispatch{Requests: b.ids[before:], Rows: rows, Cost: cost, Dims: dims, Why: Retry}, now)
+	b.handOver(w, slot, Dispatch{Requests: b.ids[before:], Rows: rows, Cost: cost, Dims: dims, Why: why}, now)
 }

@@ -97,10 +97,14 @@ func runSchedule(seed uint64, log func(string, ...any)) (err error) {
 	if s.slow, err = newReference(s.settings); err != nil {
 		return err
 	}
+	s.fast.credit = 10
+	s.slow.credit = 10
 	s.book = newBook(s.settings, 24)
+	s.book.owes = s.fast.Owes
 	steps := 20 + rng.IntN(30)
 	if seed%500 == 0 { // now and then a long queue
 		s.book = newBook(s.settings, 200)
+		s.book.owes = s.fast.Owes
 		steps = 400
 	}
 	for range steps {
@@ -219,6 +223,11 @@ func (s *schedule) event() error {
 		s.advisor.hold = s.time(30)
 		s.slow.advisor.hold = s.advisor.hold
 		s.log("hold for %d", s.advisor.hold)
+	case k == 39:
+		c, cost := ClientID(s.rng.IntN(4)), s.time(5)
+		s.log("%d: client %d cost %d", s.now, c, cost)
+		s.fast.Charge(s.now, c, cost)
+		s.slow.Charge(s.now, c, cost)
 	}
 	return nil
 }
@@ -355,6 +364,7 @@ func (s *schedule) setPolicy() error {
 }
 
 func (s *schedule) decide() error {
+	s.book.noteDebts()
 	got, want := s.fast.Decide(s.now), s.slow.Decide(s.now)
 	s.log("%d: decide %+v", s.now, *got)
 	if err := sameDecisions(got, want, s.settings); err != nil {

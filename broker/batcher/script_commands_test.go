@@ -43,6 +43,11 @@ func (s *script) command(line string) {
 		for _, c := range words[1:] {
 			s.b.ClientJoined(clientID(c))
 		}
+	case "again":
+		a := s.b.AccountOf(clientID(name))
+		s.command("left " + name)
+		s.b.ClientJoined(clientID(words[2]))
+		s.b.Resume(s.now, clientID(words[2]), a)
 	case "left":
 		for _, id := range s.b.ClientLeft(clientID(name)) {
 			s.say("%s cancelled", s.names[id])
@@ -64,6 +69,8 @@ func (s *script) command(line string) {
 	case "done":
 		id := BatchID(number(name))
 		s.b.BatchDone(s.holders[id], id, s.now-Time(o.duration("ran")), s.now)
+	case "charge":
+		s.b.Charge(s.now, clientID(name), Time(o.duration("cost")))
 	case "count":
 		s.say("%d requests, %d rows, %d could join", s.b.Queued(), s.b.QueuedRows(), s.b.Joinable())
 	default:

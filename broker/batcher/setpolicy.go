@@ -100,16 +100,15 @@ func (b *Batcher) emptyQueues() []RequestID {
 func (b *Batcher) fillQueues(ids []RequestID) {
 	for _, id := range ids {
 		b.setReadyTimer(-Never, id)
+		r := &b.requests[id]
+		r.held = b.settings.PreserveOrder || r.owed
 		if b.settings.PreserveOrder {
-			b.requests[id].held = true
 			b.linkOrder(id)
-		} else {
+		} else if !r.owed {
 			b.enter(id)
 		}
 	}
-	if b.settings.PreserveOrder {
-		for i := range b.clients {
-			b.release(&b.clients[i])
-		}
+	for i := range b.clients {
+		b.release(&b.clients[i])
 	}
 }

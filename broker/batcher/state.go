@@ -51,6 +51,11 @@ type Batcher struct {
 	dated      int   // queued requests that have a deadline
 	queuedAt   []int // by level asked for, which ageing and timeouts do not change
 
+	credit   Time       // always credit, but in tests
+	debtors  []ClientID // clients in debt
+	owed     Queue      // their waiting requests
+	lastGood Time       // when another client's request came
+
 	lastSeq   int64
 	frontSeq  int64 // of requests requeued without a record: below all others, decreasing
 	lastSince Time
@@ -77,6 +82,8 @@ func NewAdvised(settings policy.Settings, advisor Advisor) (*Batcher, error) {
 		settings: settings.Clone(),
 		advisor:  advisor,
 		heldFrom: Never,
+		credit:   credit,
+		lastGood: -Never,
 		shapes:   newShapeTable(),
 	}
 	b.sizeLevels()

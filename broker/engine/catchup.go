@@ -16,15 +16,6 @@ import (
 // know. Therefore the broker catches up before it checks commits, and before it decides.
 // It evicts no peer on the way (outcomes.go).
 
-// fewWorkers are asked before each client's turn. More busy workers are asked once per round.
-const fewWorkers = 16
-
-func (s *Stage) catchUpForClient() {
-	if s.caughtUp != s.loop.round || len(s.busy) <= fewWorkers {
-		s.catchUp()
-	}
-}
-
 // catchUp reads the "done" messages of all workers that have batches.
 func (s *Stage) catchUp() {
 	s.caughtUp = s.loop.round
@@ -47,56 +38,31 @@ func (r *Ring) catchUpWithCommits(c *ClientSession, entries []shm.Commit) {
 		if e.Kind != shm.KindCommit {
 			continue
 		}
-		r.followSlot(c.last)
+		r.followRequest(c.last)
 		if !c.owns(e) {
 			continue
 		}
 		for s := e.Slot; s < e.Slot+r.rowsOf(e); s++ {
-			r.followSlot(s)
+			r.followRequest(s)
 		}
 	}
 }
 
-func (r *Ring) followSlot(s uint32) {
-	if info := r.slot(s); info.state != idle {
-		r.followRequest(info.head)
-	}
-}
-
-// followRequest frees a request that its worker has answered, whether the loop finds the
-// worker's "done" or only the word on the board. A held request may have an answer, too,
-// if its worker was quicker than its end.
+// followRequest frees the request of a slot if its worker has answered it, whether the loop
+// finds the worker's "done" or only the word on the board. A held request may have an
+// answer, too, if its worker was quicker than its end.
 //
 // In test/model: Follow in ReadCommit.
-func (r *Ring) followRequest(head uint32) {
-	info := r.slot(head)
-	if !info.isWithWorker() {
+func (r *Ring) followRequest(slot uint32) {
+	if !r.slot(slot).isWithWorker() {
 		return
 	}
+	info := r.slot(r.slot(slot).head)
 	gen := info.gen
 	info.stage.drainDone(info.worker)
-	if !info.isWithWorker() || info.gen != gen {
-		return
+	if info.isWithWorker() && info.gen == gen {
+		r.settleAnswered(info.head)
 	}
-	r.followBoard(head)
-}
-
-// followBoard is followRequest by the word on the board alone.
-func (r *Ring) followBoard(head uint32) {
-	info := r.slot(head)
-	w := r.board.Word(head)
-	if w.Generation() != info.gen || w.Held() {
-		return
-	}
-	if info.state == held || w.Status() != status.OK {
-		info.worker.countUnanswered(info.batch)
-	}
-	if info.state == running { // the end of a held request was counted
-		info.stage.countAnswered(info, w.Status())
-	}
-	_, finished := info.stage.timesOnBoard(info)
-	info.stage.batcher.Ended(batcher.RequestID(head), batcher.Time(finished))
-	r.freeRequest(head)
 }
 
 // timesOnBoard is when the worker began and finished an answered request. The worker wrote both before it answered.
@@ -106,25 +72,17 @@ func (s *Stage) timesOnBoard(info *slotInfo) (started, finished int64) {
 	return started, min(max(rec.Finished, started), s.loop.now)
 }
 
+// fewWorkers are asked before each client's turn. More busy workers are asked once per round.
+const fewWorkers = 16
+
 func (r *Ring) catchUpForClient() {
 	for i, s := range r.stages {
 		if i == 0 || len(s.busy) > 0 {
 			s.touch()
-			s.catchUpForClient()
+			if s.caughtUp != s.loop.round || len(s.busy) <= fewWorkers {
+				s.catchUp()
+			}
 		}
-	}
-}
-
-// countAnswered counts an answered request before its worker's "done" has its times.
-func (s *Stage) countAnswered(info *slotInfo, st status.Code) {
-	s.stats.countAnswered(info, st, s.loop.now)
-	if s.ring.whole != nil {
-		s.ring.whole.countEnd(st)
-		s.ring.whole.total.Add(time.Duration(s.loop.now - info.commit.Committed))
-	}
-	if s.recorder.takesMore() && info.worker != nil { // nil: a worker answered a request that no worker had
-		started, finished := s.timesOnBoard(info)
-		s.recordRequest(info, st, started, finished)
 	}
 }
 
@@ -167,13 +125,15 @@ func (s *Stage) finishBatch(w *WorkerSession, d *shm.Done) error {
 		finished := min(max(d.Finished, started), s.loop.now)
 		var failed *failure
 		if d.Whole != 0 {
-			failed = &failure{by: w}
+			failed = s.newFailure(w, p)
 		}
 		for _, q := range p.requests {
-			again := failed != nil && s.retryFailedRequest(q, p, failed)
-			if again || !s.finishRequest(q, p.batch, started, finished) {
+			if s.ring.stillHas(q, p.batch) && !s.finishRequest(s.ring.slot(q.head), p, failed, started, finished) {
 				p.unanswered++
 			}
+		}
+		if failed != nil && failed.left < len(p.requests) {
+			failed.excused = true
 		}
 		if p.unanswered == len(p.requests) {
 			s.batcher.Unanswered(w.id, batcher.BatchID(p.batch))
@@ -202,43 +162,24 @@ func (r *Ring) stillHas(q mailed, batch uint64) bool {
 	return info.head == q.head && info.gen == q.gen && info.batch == batch && info.isWithWorker()
 }
 
-// countUnanswered counts a request of a batch that has no result.
-func (w *WorkerSession) countUnanswered(batch uint64) {
-	for _, p := range w.mails {
-		if p.batch == batch {
-			p.unanswered++
-		}
-	}
-}
-
-// finishRequest frees the slots of a finished request, or hands them on to the next stage.
-// It returns false if the request has no result.
-func (s *Stage) finishRequest(q mailed, batch uint64, started, finished int64) bool {
-	r := s.ring
-	info := r.slot(q.head)
-	if !r.stillHas(q, batch) {
-		return true // or followBoard has counted it
-	}
-	if info.worker.state.isGivenUp() {
-		s.batcher.Ended(batcher.RequestID(q.head), batcher.Never)
-	}
-	if info.state == held {
-		r.reclaimRequest(q.head)
+// finishRequest settles a request of a batch that ended, hands it on to the next stage, or runs
+// it again after its batch failed. It returns false if the request has no result.
+func (s *Stage) finishRequest(info *slotInfo, p *mail, failed *failure, started, finished int64) bool {
+	r, e := s.ring, ending{status.ErrFailed, "", started, finished}
+	switch w, isHeld := r.board.Word(info.head), info.state == held; {
+	case isHeld || w.Generation() == info.gen:
+		r.settle(info.head, answered, e)
+		return !isHeld && w.Status() == status.OK
+	case failed == nil && s.next != nil:
+		s.handOnRequest(info.head, started, finished)
+		return true
+	case failed == nil:
+		e.reason = "the worker ended the batch without answering this request"
+	case s.retryRequest(info, p, failed) == "":
 		return false
 	}
-	answered := false
-	switch w := r.board.Word(q.head); {
-	case w.Generation() == q.gen:
-		answered = w.Status() == status.OK
-		s.countFinished(info, w.Status(), started, finished, false)
-	case s.next != nil:
-		s.handOnRequest(q.head, started, finished)
-		return true
-	default:
-		r.endRequest(q.head, status.ErrFailed, "the worker ended the batch without answering this request", false)
-	}
-	r.freeRequest(q.head)
-	return answered
+	r.settle(info.head, ended, e) // a worker that failed the batch has left the reason on the board
+	return false
 }
 
 // handOnRequest gives a finished request to the next stage, in the same slots.
@@ -247,14 +188,13 @@ func (s *Stage) finishRequest(q mailed, batch uint64, started, finished int64) b
 func (s *Stage) handOnRequest(head uint32, started, finished int64) {
 	r, n := s.ring, s.next
 	info := r.slot(head)
-	s.countFinished(info, status.OK, started, finished, true)
+	s.countEnd(info, ending{status.OK, "", started, finished}, true, true)
 	r.settleTrouble(head, status.OK)
 	r.setSlots(head, queued)
 	info.stage, info.worker, info.arrived = n, nil, s.loop.now
 	n.touch()
 	code := n.takeRequest(info)
 	if code != status.OK {
-		r.endRequest(head, code, "", false)
-		r.freeRequest(head)
+		r.settle(head, ended, ending{code: code})
 	}
 }

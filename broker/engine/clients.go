@@ -145,6 +145,7 @@ func (r *Ring) clientLeft(c *ClientSession, why string) {
 	_, _ = c.commits.Pending() // SYNC POINT "leave": another client soon gets its window
 	for _, s := range r.stages {
 		s.recorder.readLastTimes(c)
+		s.keepAccount(c)
 	}
 	delete(r.clients, c)
 	c.closeSession(r.loop)

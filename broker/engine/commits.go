@@ -125,8 +125,7 @@ func (r *Ring) enterRequest(c *ClientSession, e *shm.Commit) {
 	r.countBegun(e)
 	code := info.stage.admitRequest(info, e.Rows)
 	if code != status.OK {
-		r.endRequest(e.Slot, code, "", false)
-		r.freeRequest(e.Slot)
+		r.settle(e.Slot, ended, ending{code: code})
 	}
 }
 
@@ -155,11 +154,9 @@ func (r *Ring) cancelRequest(c *ClientSession, e *shm.Commit) error {
 	info.stage.touch()
 	switch info.state {
 	case queued:
-		info.stage.withdrawRequest(e.Slot)
-		r.endRequest(e.Slot, status.ErrCanceled, "", false)
-		r.freeRequest(e.Slot)
+		r.settle(e.Slot, ended, ending{code: status.ErrCanceled})
 	case running:
-		r.endRunningRequest(e.Slot, status.ErrCanceled)
+		r.settle(e.Slot, endedEarly, ending{code: status.ErrCanceled})
 	}
 	return nil
 }

@@ -45,8 +45,7 @@ func (s *Stage) endQueuedRequest(e *batcher.End) {
 		reason = shm.ReasonNoWorker
 		s.ring.slot(uint32(e.ID)).unserved = true
 	}
-	s.ring.endRequest(uint32(e.ID), code, reason, false)
-	s.ring.freeRequest(uint32(e.ID))
+	s.ring.settle(uint32(e.ID), ended, ending{code: code, reason: reason})
 }
 
 // dispatchBatch posts a batch to its worker: slot indices, never bytes.
@@ -79,7 +78,7 @@ func (s *Stage) dispatchBatch(d *batcher.Dispatch) {
 		}
 		p.requests = append(p.requests, mailed{head, info.gen})
 		if !info.client.isAttached() { // partWithClient has not come to it yet
-			s.ring.endRunningRequest(head, status.ErrCanceled)
+			s.ring.settle(head, endedEarly, ending{code: status.ErrCanceled})
 			continue
 		}
 		if info.commit.Deadline > 0 {
@@ -124,19 +123,13 @@ func (s *Stage) expireRunning() {
 		return
 	}
 	s.runningDeadline = never
-	for _, w := range s.busy {
-		for _, p := range w.mails {
-			for _, q := range p.requests {
-				info := s.ring.slot(q.head)
-				if !s.ring.stillHas(q, p.batch) || info.state != running || info.commit.Deadline == 0 {
-					continue
-				}
-				if info.commit.Deadline <= now {
-					s.ring.endRunningRequest(q.head, status.ErrExpired)
-				} else {
-					s.runningDeadline = min(s.runningDeadline, info.commit.Deadline)
-				}
-			}
+	for info := range s.ring.runningOn(s.busy...) {
+		switch due := info.commit.Deadline; {
+		case due == 0:
+		case due <= now:
+			s.ring.settle(info.head, endedEarly, ending{code: status.ErrExpired})
+		default:
+			s.runningDeadline = min(s.runningDeadline, due)
 		}
 	}
 }
@@ -197,7 +190,7 @@ func (s *Stage) endOverdueLease(w *WorkerSession) {
 		s.stats.hung++
 		w.faults |= outlivedLease
 		w.hungWith = w.mails[0].batch
-		s.killWorker(w, hungReason)
+		s.killWorker(w, "it outlived its lease")
 	}
 }
 

@@ -18,7 +18,8 @@
 //  4. slots.go     the commit is checked against the books
 //  5. stage.go     the batcher gets the request
 //  6. dispatch.go  the batcher decides; the loop posts batches to workers
-//  7. catchup.go   a worker's "done" frees slots and makes room for the next batch
+//  7. catchup.go   a worker's "done" frees slots and makes room for the next batch;
+//     settle.go    ends the request, here and wherever else a request ends
 //
 // Consequences for peers that broke a rule, or came back, wait until everything is
 // read: outcomes.go.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -64,8 +65,8 @@ type Outside interface {
 	// pidfd reports when it happens.
 	Kill(*Peer) error
 	Offended(Process) // a peer broke the protocol
-	// WorkerCame reports a worker, the first of its model or not. A spare gets no batches.
-	WorkerCame(pid int, first bool) (spare bool)
+	// WorkerCame reports a worker with its Peer.Kin, the first of its model or not. A spare gets no batches.
+	WorkerCame(pid int, kin []int, first bool) (spare bool)
 	// WorkerLeft reports the end of a worker, and whether it had begun a batch. replace
 	// says that a spare may take its place.
 	WorkerLeft(pid int, withBatch, last bool) (replace bool)
@@ -294,12 +295,8 @@ func (l *Loop) EndUnserved(grace time.Duration, mayServe func(model string) bool
 func (s *Stage) refuseQueued(code status.Code) {
 	s.touch()
 	for c := range s.ring.clients {
-		for i := c.first; i < c.first+uint32(c.window); i++ {
-			if info := s.ring.slot(i); info.state == queued && info.head == i && info.stage == s {
-				s.withdrawRequest(i)
-				s.ring.endRequest(i, code, "", false)
-				s.ring.freeRequest(i)
-			}
+		for _, id := range s.batcher.CancelWaiting(batcher.ClientID(c.first), c.window) {
+			s.ring.settle(uint32(id), ended, ending{code: code})
 		}
 	}
 }

@@ -26,6 +26,7 @@ type Process struct {
 type Peer struct {
 	conn io.Closer // closed when the session ends
 	Pid  int       // 0 in a PID namespace that the broker cannot see into
+	Kin  []int     // of a worker: pids, one of which package supervise may have started
 	UID  int
 	Process
 	Name  string

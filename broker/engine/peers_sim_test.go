@@ -23,7 +23,9 @@ type simClient struct {
 	rung    bool // a doorbell is under way
 	dead    bool
 	garbage bool
-	lied    bool // it broke a rule that must cost it its connection
+	lied    bool      // it broke a rule that must cost it its connection
+	poison  simPoison // of all its requests
+	oks     int
 }
 
 type simSlot struct {
@@ -149,7 +151,9 @@ func (c *simClient) commit() {
 	}
 	slot := c.sess.first + uint32(at)
 	e := shm.Commit{Kind: shm.KindCommit, Level: -1, Rows: uint32(rows), Slot: slot, Gen: x.gen, Committed: s.now}
-	if !s.calm && s.poison > 0 && s.chance(s.poison) {
+	if c.poison != harmless && !s.calm {
+		s.past[mailed{slot, x.gen}] = &simHistory{poison: c.poison}
+	} else if !s.calm && s.poison > 0 && s.chance(s.poison) {
 		s.past[mailed{slot, x.gen}] = &simHistory{poison: s.somePoison()}
 	}
 	if s.chance(0.3) {
@@ -220,6 +224,7 @@ func (c *simClient) check(at int, x *simSlot, w shm.Word) {
 	s, slot := c.s, c.sess.first+uint32(at)
 	switch w.Status() {
 	case status.OK:
+		c.oks++
 		for i := range uint32(x.rows) {
 			row := &c.slots[at+int(i)]
 			want := nextState(row.h, stamp(slot, x.gen))

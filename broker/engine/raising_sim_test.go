@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/broker/batcher"
+	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -87,7 +89,7 @@ func TestAWorkerThatBeginsToRaiseIsSuspendedAndFailsNobodysRequests(t *testing.T
 		s.steps("it is suspended again", func() bool { return broken.sess.state == workerSuspended })
 		broken.raises = false
 		s.now += int64(lastBackoff)
-		s.steps("it serves again", func() bool { return broken.sess.standing == standing{} })
+		s.steps("it serves again", func() bool { return !broken.sess.doubted && !broken.sess.probation })
 		if n := s.st.stats.byStatus[status.ErrFailed]; n > 0 {
 			s.fail("%d requests failed", n)
 		}
@@ -143,4 +145,59 @@ func TestTheLastWorkerIsNotSuspended(t *testing.T) {
 		had := broken.sess.batches
 		s.steps("it runs batches", func() bool { return broken.sess.batches > had })
 	})
+}
+
+func TestAClientThatChangesItsInputsSuspendsNoWorker(t *testing.T) {
+	for workers := 2; workers <= 3; workers++ {
+		simulateMild(t, workers, 0, func(s *world) {
+			s.clients[0].poison = changing
+			s.play(3000)
+			if s.st.stats.suspended > 0 {
+				s.fail("a good worker was suspended")
+			}
+		})
+	}
+}
+
+// The others have what they have beside the same client with good inputs.
+func TestAClientThatFailsTakesNoTimeFromTheOthers(t *testing.T) {
+	for _, poison := range []simPoison{raising, changing} {
+		var answers [2]int
+		for seed := range int64(4) {
+			for i, p := range []simPoison{harmless, poison} {
+				if failure := playMild(seed, 2, 0, func(s *world) {
+					s.clients[0].poison = p
+					s.play(30_000)
+					for _, c := range s.clients[1:] {
+						answers[i] += c.oks
+					}
+				}); failure != "" {
+					t.Fatalf("seed %d: %s", seed, failure)
+				}
+			}
+		}
+		t.Logf("%d answers, %d beside good inputs", answers[1], answers[0])
+		if answers[1] < answers[0] {
+			t.Errorf("poison %d: %d answers, %d beside good inputs", poison, answers[1], answers[0])
+		}
+	}
+}
+
+func TestAProcessThatAttachesAgainKeepsItsAccount(t *testing.T) {
+	s := newModel(t, policy.New(policy.Slots(24)))
+	owes := func() bool {
+		s.peers = 7 // the same process each time
+		c, err := s.attach("again", 4)
+		must.Do(t, err)
+		defer s.r.clientLeft(c, "simulated")
+		defer s.st.chargeClient(c, batcher.Time(time.Second))
+		return s.st.owes(c)
+	}
+	if first, second := owes(), owes(); first || !second {
+		t.Errorf("it is in debt at first: %v, and then: %v", first, second)
+	}
+	s.l.now += int64(20 * time.Second)
+	if owes() {
+		t.Error("it is in debt though all is paid")
+	}
 }

@@ -3,7 +3,6 @@
 package engine
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
@@ -84,13 +83,9 @@ func (s *Stage) quarantineWorker(w *WorkerSession, why string) {
 	s.log.Error("worker cannot be killed; its slots are quarantined", "worker", w.Label(), "pid", w.Pid, "why", why)
 	w.moveTo(workerQuarantined)
 	s.batcher.WorkerGone(w.id)
-	for _, p := range w.mails {
-		for _, q := range p.requests {
-			if s.ring.stillHas(q, p.batch) && s.ring.slot(q.head).state == running {
-				s.batcher.Ended(batcher.RequestID(q.head), batcher.Never)
-				s.ring.endRunningRequest(q.head, status.ErrWorkerHung)
-			}
-		}
+	for info := range s.ring.runningOn(w) {
+		s.batcher.Ended(batcher.RequestID(info.head), batcher.Never)
+		s.ring.settle(info.head, endedEarly, ending{code: status.ErrWorkerHung})
 	}
 }
 
@@ -100,29 +95,18 @@ func (s *Stage) endRunningOf(c *ClientSession) {
 	if c.busy == 0 {
 		return
 	}
-	for _, w := range s.busy {
-		for _, p := range w.mails {
-			for _, q := range p.requests {
-				if s.runsFor(c, q, p.batch) {
-					s.ring.followBoard(q.head) // the client may have the answer already
-				}
-				if s.runsFor(c, q, p.batch) {
-					s.ring.endRunningRequest(q.head, status.ErrCanceled)
-				}
-			}
+	for info := range s.ring.runningOn(s.busy...) {
+		if info.client == c {
+			s.ring.settleAnswered(info.head) // the client may have the answer already
+		}
+		if info.client == c {
+			s.ring.settle(info.head, endedEarly, ending{code: status.ErrCanceled})
 		}
 	}
 }
 
-func (s *Stage) runsFor(c *ClientSession, q mailed, batch uint64) bool {
-	info := s.ring.slot(q.head)
-	return info.client == c && info.state == running && s.ring.stillHas(q, batch)
-}
-
 // maxHangs is how many workers a request may hang. Each costs the caller a whole lease.
 const maxHangs = 2
-
-const hungReason = "it outlived its lease"
 
 // isDoneAtLast says that a worker that was given up, and lives, has finished its batches.
 func (w *WorkerSession) isDoneAtLast() bool {
@@ -169,9 +153,17 @@ func (s *Stage) workerDead(w *WorkerSession, why string) {
 	s.batcher.WorkerGone(w.id)
 	requeued, withBatch := 0, len(w.mails) > 0 && w.mails[0].number < taken
 	for _, p := range w.mails {
+		lost := s.newFailure(w, p)
+		lost.died, lost.taken = true, p.number < taken
+		lost.price += batcher.Time(s.startTook) / batcher.Time(len(p.requests))
 		for _, q := range p.requests {
-			requeued += s.settleOrphan(q, p, p.number < taken, w.faults.has(outlivedLease) && p.batch == w.hungWith)
+			if s.ring.stillHas(q, p.batch) && s.settleOrphan(s.ring.slot(q.head), p, lost) {
+				requeued++
+			}
 		}
+	}
+	if withBatch && s.lostAt == 0 {
+		s.lostAt = s.loop.now
 	}
 	s.setMails(w, nil)
 	s.workers[w.id] = nil
@@ -206,50 +198,14 @@ func (s *Stage) promoteSpare(lost *WorkerSession) {
 	}
 }
 
-// settleOrphan decides about one request of a dead worker's batch: it was answered before
-// the death, is tried once more, or fails. hung says that the batch outlived its lease.
-// It returns 1 if it requeued the request.
-//
-// In test/model: Orphan.
-func (s *Stage) settleOrphan(q mailed, p *mail, taken, hung bool) int {
-	info := s.ring.slot(q.head)
-	if !s.ring.stillHas(q, p.batch) {
-		return 0
-	}
-	id := batcher.RequestID(q.head)
-	if info.state == held {
-		s.batcher.Ended(id, batcher.Never)
-		s.ring.reclaimRequest(q.head)
-		return 0
-	}
-	if w := s.ring.board.Word(q.head); w.Generation() == q.gen {
-		s.batcher.Ended(id, batcher.Never)
-		s.countAnswered(info, w.Status())
-		// The worker may have died before it rang.
-		s.ring.board.Ring(info.client.first)
-		s.ring.freeRequest(q.head)
-		return 0
-	}
-	t := s.ring.troubleOf(q.head)
-	if taken {
-		t.attempts++
-		t.share, t.by = 1, nil
-	}
-	if hung {
-		t.hangs++
-	}
-	if t.attempts >= s.settings.MaxAttempts || t.hangs >= maxHangs || (taken && info.worker.info.RunOnce) {
-		reason := fmt.Sprintf("%d workers died running this request", t.attempts)
-		if t.hangs >= maxHangs {
-			reason = fmt.Sprintf("%d workers were killed because they had this request for longer than the lease, %v",
-				t.hangs, s.settings.Lease)
+// settleOrphan settles a request of a dead worker, unless it runs again.
+func (s *Stage) settleOrphan(info *slotInfo, p *mail, lost *failure) (again bool) {
+	why, e := orphaned, ending{code: status.ErrWorkerDied}
+	if info.state == running && s.ring.board.Word(info.head).Generation() != info.gen {
+		if why, e.reason = ended, s.retryRequest(info, p, lost); e.reason == "" {
+			return true
 		}
-		s.batcher.Ended(id, batcher.Never)
-		s.ring.endRequest(q.head, status.ErrWorkerDied, reason, false)
-		s.ring.freeRequest(q.head)
-		return 0
 	}
-	s.stats.requeued++
-	s.requeueRequest(q.head)
-	return 1
+	s.ring.settle(info.head, why, e)
+	return false
 }

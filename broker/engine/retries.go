@@ -3,6 +3,8 @@
 package engine
 
 import (
+	"fmt"
+
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -12,13 +14,15 @@ import (
 // down to one by itself. So only the request that is to blame fails.
 //
 // Another worker, if one serves, runs a batch again that failed as a whole. A request
-// that failed by itself is tried once more by another worker before it fails.
+// that failed by itself is tried once more by another worker before it fails. Then its
+// client is charged for its part of what the failed batches took.
 
 // trouble is the history of a request that is run again. Few requests have one.
 type trouble struct {
 	attempts int            // workers that died with the request
 	hangs    int            // of these, workers that outlived their lease with it
 	share    int            // the most requests of its next batch; 0: no limit
+	cost     batcher.Time   // its part of what its failed batches took
 	by       *WorkerSession // that failed its last batch as a whole; nil: none
 	alone    *WorkerSession // that failed it when it was by itself; nil: none
 	failures []*failure     // the batches that failed with it
@@ -50,47 +54,62 @@ func (r *Ring) settleTrouble(head uint32, code status.Code) {
 	t := r.troubles[head]
 	delete(r.troubles, head)
 	info.troubled = false
+	if code != status.OK && t.cost > 0 {
+		info.stage.chargeClient(info.client, t.cost)
+	}
 	for _, f := range t.failures {
 		f.countEnded(info.worker, code)
 	}
 }
 
-func (s *Stage) requeueRequest(head uint32) {
-	info := s.ring.slot(head)
-	s.ring.setSlots(head, queued)
-	info.worker = nil
-	s.batcher.Requeue(batcher.Time(s.loop.now), s.describeRequest(info))
+// chargeClient charges what failures cost the workers. A client that has left pays nothing.
+func (s *Stage) chargeClient(c *ClientSession, cost batcher.Time) {
+	if c.isAttached() {
+		s.batcher.Charge(batcher.Time(s.loop.now), batcher.ClientID(c.first), cost)
+	}
 }
 
-// retryFailedRequest requeues a request of a batch that failed as a whole. It returns
-// false if the request has ended, with the failure or an earlier answer.
+func (s *Stage) owes(c *ClientSession) bool { return s.batcher.Owes(batcher.ClientID(c.first)) }
+
+// retryRequest requeues a request of a failed batch, or says why it may not run again.
 //
-// In test/model: RetryFailed.
-func (s *Stage) retryFailedRequest(q mailed, p *mail, f *failure) bool {
-	r := s.ring
-	info := r.slot(q.head)
-	if !r.stillHas(q, p.batch) || info.state != running || r.board.Word(q.head).Generation() == q.gen {
-		f.excused = true
-		return false // the request has ended, or the worker has answered it
+// In test/model: RetryFailed, Orphan.
+func (s *Stage) retryRequest(info *slotInfo, p *mail, f *failure) (whyNot string) {
+	t, alone := s.ring.troubleOf(info.head), len(p.requests) == 1
+	switch {
+	case !f.taken:
+	case s.owes(info.client): // it pays at once
+		s.chargeClient(info.client, f.price)
+	default:
+		t.cost += f.price
 	}
-	t := r.troubleOf(q.head)
 	if f.by.faults.has(outlivedLease) && f.by.hungWith == p.batch {
 		t.hangs++
 	}
-	alone := len(p.requests) == 1
-	if f.by.info.RunOnce || t.hangs >= maxHangs || (alone && (t.alone != nil || !s.othersServe(f.by))) {
-		// The worker left the text on the board.
-		r.board.End(q.head, q.gen, status.ErrFailed, false)
-		r.board.Ring(info.client.first)
-		return false
+	if f.died && f.taken {
+		t.attempts++
+		t.share, t.by = 1, nil
 	}
-	if alone {
-		t.alone = f.by
+	switch {
+	case t.hangs >= maxHangs:
+		return fmt.Sprintf("%d workers were killed because they had this request for longer than the lease, %v", t.hangs, s.settings.Lease)
+	case f.died && t.attempts >= s.settings.MaxAttempts || f.taken && f.by.info.RunOnce:
+		return fmt.Sprintf("%d workers died running this request", t.attempts)
+	case f.died:
+		s.stats.requeued++
+	case alone && (t.alone != nil || !s.othersServe(f.by)):
+		return "it failed by itself"
+	default:
+		if alone {
+			t.alone = f.by
+		}
+		t.share, t.by, t.failures = max(1, len(p.requests)/2), f.by, append(t.failures, f)
+		f.left++
+		f.clients = append(f.clients, info.client)
+		s.stats.isolated++
 	}
-	t.share, t.by = max(1, len(p.requests)/2), f.by
-	t.failures = append(t.failures, f)
-	f.left++
-	s.stats.isolated++
-	s.requeueRequest(q.head)
-	return true
+	s.ring.setSlots(info.head, queued)
+	info.worker = nil
+	s.batcher.Requeue(batcher.Time(s.loop.now), s.describeRequest(info))
+	return ""
 }

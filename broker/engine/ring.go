@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	"github.com/ringbatch/ringbatch/shm"
-	"github.com/ringbatch/ringbatch/status"
 )
 
 // Ring is the memory of one model and the broker's books about it: segments,
@@ -165,48 +164,4 @@ func (r *Ring) closeMemory() {
 	if r.device.FD >= 0 {
 		r.device.closeAside()
 	}
-}
-
-// endRequest writes a request's end to the board, and rings its client. held says that
-// a worker may still write into its slots.
-func (r *Ring) endRequest(head uint32, s status.Code, reason string, held bool) {
-	info := r.slot(head)
-	if reason != "" {
-		r.board.SetReason(head, reason)
-	}
-	switch ended, w := r.board.End(head, info.gen, s, held), r.board.Word(head); {
-	case ended:
-		info.stage.countEnd(s)
-	case w.Generation() == info.gen: // the worker was quicker
-		info.stage.countAnswered(info, w.Status())
-	default:
-		r.log.Warn("a word of the board was damaged", "slot", head, "word", w.String(), "generation", info.gen)
-		r.board.Repair(head, info.gen, s, held)
-		info.stage.countEnd(s)
-	}
-	if info.client.isAttached() {
-		r.board.Ring(info.client.first)
-	}
-}
-
-// endRunningRequest ends a request that a worker has. Its slots are held until the
-// worker is done with the batch.
-//
-// In test/model: EndRunning.
-func (r *Ring) endRunningRequest(head uint32, s status.Code) {
-	r.endRequest(head, s, "", true)
-	r.setSlots(head, held)
-	r.held++
-}
-
-// reclaimRequest gives the slots of a request that ended early back to its client.
-//
-// In test/model: Reclaim.
-func (r *Ring) reclaimRequest(head uint32) {
-	info := r.slot(head)
-	if info.client.isAttached() {
-		r.board.Reclaim(head, info.gen)
-		r.board.Ring(info.client.first)
-	}
-	r.freeRequest(head)
 }

@@ -105,31 +105,6 @@ func (r *Ring) rowsOf(e *shm.Commit) uint32 {
 	return e.Rows
 }
 
-func (r *Ring) freeRequest(head uint32) {
-	info := r.slot(head)
-	c := info.client
-	if info.troubled {
-		code := status.ErrCanceled // unless the board says more
-		if w := r.board.Word(head); w.Generation() == info.gen {
-			code = w.Status()
-		}
-		r.settleTrouble(head, code)
-	}
-	if info.state == held {
-		r.held--
-	}
-	r.rows[info.state] -= int(info.commit.Rows)
-	r.rows[idle] += int(info.commit.Rows)
-	for s := head; s < head+info.commit.Rows; s++ {
-		r.slot(s).state = idle
-	}
-	info.stage, info.worker, info.client = nil, nil, nil
-	c.busy--
-	if c.busy == 0 && c.state == clientLeft {
-		r.loop.collectOutcome(outcome{kind: windowUnused, client: c})
-	}
-}
-
 func (r *Ring) setSlots(head uint32, st slotState) {
 	n := r.slot(head).commit.Rows
 	r.rows[r.slot(head).state] -= int(n)

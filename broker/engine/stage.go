@@ -3,9 +3,9 @@
 package engine
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync/atomic"
 	"time"
 
@@ -32,12 +32,15 @@ type Stage struct {
 	settings policy.Settings                 // in force
 	inForce  atomic.Pointer[policy.Settings] // a copy, for other goroutines
 
-	batcher *auto.Batcher
-	workers []*WorkerSession // by worker id; nil where unused
-	present int              // workers
-	staffed atomic.Bool      // present > 0, for other goroutines
-	vacant  int64            // when the last worker left; 0: there never was one
-	busy    []*WorkerSession // workers with a batch, in any order
+	batcher   *auto.Batcher
+	workers   []*WorkerSession            // by worker id; nil where unused
+	present   int                         // workers
+	staffed   atomic.Bool                 // present > 0, for other goroutines
+	lostAt    int64                       // when a worker died with a batch, until the next one comes
+	startTook int64                       // from such a death to the next worker, the last time
+	vacant    int64                       // when the last worker left; 0: there never was one
+	busy      []*WorkerSession            // workers with a batch, in any order
+	accounts  map[Process]batcher.Account // of processes that left before they had paid
 
 	// For the loop; see updateLoop.
 	dirty    bool // something happened since the last decision
@@ -77,7 +80,7 @@ func newStage(r *Ring, spec *StageSpec) (*Stage, error) {
 	s := &Stage{
 		ring: r, log: r.log, name: spec.Name, layout: spec.Layout, dims: spec.Dims, most: settings.MaxBatchSize,
 		settings: settings, batcher: b, since: time.Now(),
-		timer: -1, wake: never, runningDeadline: never, leaseEnd: never, resumeAt: never,
+		timer: -1, wake: never, startTook: int64(time.Second), accounts: map[Process]batcher.Account{}, runningDeadline: never, leaseEnd: never, resumeAt: never,
 	}
 	s.inForce.Store(&settings)
 	s.stats.init(settings.MaxBatchSize)
@@ -170,7 +173,14 @@ func (s *Stage) applyPolicy(p policy.Settings) error {
 
 func (s *Stage) clientJoined(c *ClientSession) {
 	s.batcher.ClientJoined(batcher.ClientID(c.first))
+	s.batcher.Resume(batcher.Time(s.loop.now), batcher.ClientID(c.first), s.accounts[c.Process])
 	s.touch()
+}
+
+// keepAccount keeps the account of a client that leaves, for its next session.
+func (s *Stage) keepAccount(c *ClientSession) {
+	maps.DeleteFunc(s.accounts, func(_ Process, a batcher.Account) bool { return a.IsPaid(batcher.Time(s.loop.now)) })
+	s.accounts[c.Process] = s.batcher.AccountOf(batcher.ClientID(c.first))
 }
 
 // cancelQueuedOf cancels at most that many queued requests of a leaving client. It
@@ -179,8 +189,7 @@ func (s *Stage) cancelQueuedOf(c *ClientSession, most int) (n int, out bool) {
 	s.touch()
 	ids := s.batcher.CancelWaiting(batcher.ClientID(c.first), most)
 	for _, id := range ids {
-		s.countEnd(status.ErrCanceled)
-		s.ring.freeRequest(uint32(id))
+		s.ring.settle(uint32(id), abandoned, ending{code: status.ErrCanceled})
 	}
 	if out = len(ids) < most; out {
 		s.batcher.ClientLeft(batcher.ClientID(c.first))
@@ -237,10 +246,12 @@ func (s *Stage) takeRequest(info *slotInfo) status.Code {
 	if code := s.refusesRequest(e); code != status.OK {
 		return code
 	}
-	return arriveStatus(s.batcher.Arrive(batcher.Time(now), s.describeRequest(info)))
+	err := s.batcher.Arrive(batcher.Time(now), s.describeRequest(info))
+	if code, named := arriveStatuses[err]; named || err == nil {
+		return code
+	}
+	return status.ErrInvalid
 }
-
-func (s *Stage) withdrawRequest(head uint32) { s.batcher.Cancel(batcher.RequestID(head)) }
 
 func (s *Stage) describeRequest(info *slotInfo) batcher.Request {
 	dims := s.sizesOf(info)
@@ -280,22 +291,28 @@ func (s *Stage) ownSizesOf(info *slotInfo) (dims batcher.Dims) {
 	return dims
 }
 
-func (s *Stage) countEnd(code status.Code) {
-	s.stats.countEnd(code)
-	if s.ring.whole != nil {
-		s.ring.whole.countEnd(code)
+// countEnd counts a request that ends at the stage; goesOn says that the next stage gets it.
+func (s *Stage) countEnd(info *slotInfo, e ending, byWorker, goesOn bool) {
+	whole, now := s.ring.whole, s.loop.now
+	if whole != nil && !goesOn {
+		whole.countEnd(e.code)
 	}
-}
-
-// countFinished counts a finished request; goesOn says that the next stage gets it.
-func (s *Stage) countFinished(info *slotInfo, code status.Code, started, finished int64, goesOn bool) {
-	s.stats.countFinished(info, code, started, finished)
-	if s.ring.whole != nil && !goesOn {
-		s.ring.whole.countEnd(code)
-		s.ring.whole.total.Add(time.Duration(finished - info.commit.Committed))
+	switch {
+	case !byWorker:
+		s.stats.countEnd(e.code)
+		return
+	case e.started == 0: // its times are only on the board
+		s.stats.countAnswered(info, e.code, now)
+		e.started, e.finished = s.timesOnBoard(info)
+	default:
+		s.stats.countFinished(info, e.code, e.started, e.finished)
+		now = e.finished
 	}
-	if s.recorder.takesMore() {
-		s.recordRequest(info, code, started, finished)
+	if whole != nil && !goesOn {
+		whole.total.Add(time.Duration(now - info.commit.Committed))
+	}
+	if s.recorder.takesMore() && info.worker != nil { // nil: a worker answered a request that no worker had
+		s.recordRequest(info, e.code, e.started, e.finished)
 	}
 }
 
@@ -306,22 +323,8 @@ func deadlineOf(e *shm.Commit) batcher.Time {
 	return batcher.Never
 }
 
-func arriveStatus(err error) status.Code {
-	switch {
-	case err == nil:
-		return status.OK
-	case errors.Is(err, batcher.ErrTooLarge):
-		return status.ErrTooLarge
-	case errors.Is(err, batcher.ErrQueueFull):
-		return status.ErrQueueFull
-	case errors.Is(err, batcher.ErrNoLevel):
-		return status.ErrNoLevel
-	case errors.Is(err, batcher.ErrExpired):
-		return status.ErrExpired
-	case errors.Is(err, batcher.ErrLate):
-		return status.ErrOverloaded
-	case errors.Is(err, batcher.ErrTooLong):
-		return status.ErrShape
-	}
-	return status.ErrInvalid
+// arriveStatuses are the ends of requests that the batcher refuses.
+var arriveStatuses = map[error]status.Code{
+	batcher.ErrTooLarge: status.ErrTooLarge, batcher.ErrQueueFull: status.ErrQueueFull, batcher.ErrNoLevel: status.ErrNoLevel,
+	batcher.ErrExpired: status.ErrExpired, batcher.ErrLate: status.ErrOverloaded, batcher.ErrTooLong: status.ErrShape,
 }

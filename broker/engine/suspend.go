@@ -3,8 +3,10 @@
 package engine
 
 import (
+	"slices"
 	"time"
 
+	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -29,25 +31,34 @@ const (
 
 // standing is how far a worker is trusted.
 type standing struct {
-	strikes   int
-	doubted   bool  // its last batch failed as a whole
-	probation bool  // it gets one batch at a time
-	resumeAt  int64 // when the probation of a suspended worker begins; else 0
+	strikes   int              // failed batches that others ran, since it ran one well
+	shared    []*ClientSession // that were in all of them
+	doubted   bool             // its last batch failed as a whole
+	probation bool             // it gets one batch at a time
+	resumeAt  int64            // when the probation of a suspended worker begins; else 0
 	backoff   time.Duration
 }
 
-// failure is a batch that failed as a whole, until all its requests have ended.
+// failure is a batch that failed as a whole, until its requests have ended, or died with its worker.
 type failure struct {
 	by      *WorkerSession
-	left    int  // requests that have not ended
-	excused bool // a request of it failed with others, too, or ended otherwise
+	died    bool             // by has died
+	taken   bool             // by may have begun the batch
+	price   batcher.Time     // of each request: its part of the time that the batch took
+	clients []*ClientSession // of the requests that run again
+	left    int              // requests that have not ended
+	excused bool             // a request of it failed with others, too, or ended otherwise
+}
+
+func (s *Stage) newFailure(w *WorkerSession, p *mail) *failure {
+	return &failure{by: w, taken: true, price: batcher.Time(s.loop.now-p.begun) / batcher.Time(len(p.requests))}
 }
 
 // countEnded counts a request of the failed batch that has ended, with its last worker.
 func (f *failure) countEnded(last *WorkerSession, code status.Code) {
 	f.excused = f.excused || code != status.OK || last == f.by
 	if f.left--; f.left == 0 && !f.excused {
-		f.by.stage.strikeWorker(f.by)
+		f.by.stage.accuseWorker(f)
 	}
 }
 
@@ -66,13 +77,28 @@ func (s *Stage) judgeBatch(w *WorkerSession, failed, ranWell bool) {
 		}
 		s.describeWorker(w)
 	case ranWell:
-		w.strikes = 0
+		w.strikes, w.shared = 0, nil
 	}
 }
 
-func (s *Stage) strikeWorker(w *WorkerSession) {
-	w.strikes++
-	if w.strikes >= maxStrikes {
+// accuseWorker judges a batch that a worker failed and others ran. Either the worker is broken,
+// or a client changes its inputs under the workers. So the clients pay, and the worker gets a
+// strike. It is suspended if its failed batches share no client, or there is no other client.
+func (s *Stage) accuseWorker(f *failure) {
+	w := f.by
+	for _, c := range f.clients {
+		if !s.owes(c) { // otherwise it has paid
+			s.chargeClient(c, f.price)
+		}
+	}
+	if w.strikes++; w.strikes == 1 {
+		w.shared = f.clients
+	} else {
+		w.shared = slices.DeleteFunc(w.shared, func(c *ClientSession) bool {
+			return !slices.ContainsFunc(f.clients, func(x *ClientSession) bool { return x.Process == c.Process })
+		})
+	}
+	if w.strikes >= maxStrikes && (len(w.shared) == 0 || len(s.ring.clients) == 1) {
 		s.loop.collectOutcome(outcome{kind: failsOften, worker: w})
 	}
 }

@@ -162,13 +162,16 @@ func (s *Stage) attachWorker(p *Peer, info WorkerInfo) (*WorkerSession, error) {
 	s.workers[i] = w
 	s.present++
 	s.staffed.Store(true)
-	if spare := s.loop.outside.WorkerCame(w.Pid, s.present == 1); !spare {
+	if spare := s.loop.outside.WorkerCame(w.Pid, w.Kin, s.present == 1); !spare {
 		w.moveTo(workerServing)
 	}
 	w.id = batcher.WorkerID(i)
 	desc.ID = w.id
 	w.desc = desc
 	s.describeWorker(w)
+	if s.lostAt > 0 {
+		s.startTook, s.lostAt = min(s.loop.now-s.lostAt, int64(lastBackoff)), 0
+	}
 	s.stats.attached++
 	s.touch()
 	s.noteWorker("worker attached", w)

@@ -54,7 +54,7 @@ const maxFailures = 4
 // a healthy worker, the request must have failed by itself.
 func (f *simHistory) mayFail(mild bool) bool {
 	if mild {
-		return f.poison == raising && len(f.alone) > 0
+		return f.poison >= raising && len(f.alone) > 0
 	}
 	return len(f.alone) > 0 || f.hangs >= maxHangs
 }
@@ -67,6 +67,7 @@ const (
 	deadly
 	hanging
 	raising
+	changing // its client changes it under the worker: it raises, or it does not
 )
 
 func (s *host) somePoison() simPoison {
@@ -311,7 +312,8 @@ func (w *simWorker) finish(done *shm.Done) {
 func (w *simWorker) raisesAt(b *simBatch) bool {
 	raises := w.raises
 	for i := range b.reqs {
-		raises = raises || w.pastOf(&b.reqs[i]).poison == raising
+		poison := w.pastOf(&b.reqs[i]).poison
+		raises = raises || poison == raising || poison == changing && w.s.chance(0.5)
 	}
 	return raises && !w.garbage && len(b.reqs) > 0
 }

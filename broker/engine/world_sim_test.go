@@ -28,6 +28,7 @@ type host struct {
 	mild   bool    // no faults but functions that raise
 	still  int64   // when the whole machine last stood still
 	poison float64 // the share of poisonous requests
+	peers  uint64
 	trace  []string
 }
 
@@ -185,11 +186,11 @@ func (s *world) leave() {
 
 // The host is the Outside of the loops.
 
-func (h *host) Offended(Process)                {}
-func (h *host) WorkerCame(int, bool) bool       { return false }
-func (h *host) WorkerLeft(int, bool, bool) bool { return false }
-func (h *host) WorkerFailed(int) bool           { return false }
-func (h *host) Promoted(int, int)               {}
+func (h *host) Offended(Process)                 {}
+func (h *host) WorkerCame(int, []int, bool) bool { return false }
+func (h *host) WorkerLeft(int, bool, bool) bool  { return false }
+func (h *host) WorkerFailed(int) bool            { return false }
+func (h *host) Promoted(int, int)                {}
 
 func (h *host) close() {
 	for _, l := range h.loops {
@@ -209,7 +210,10 @@ type noConn struct{}
 func (noConn) Close() error { return nil }
 
 // peer makes a connection to no process.
-func (s *world) peer(name string) *Peer { return NewPeer(noConn{}, noPid, 0, Process{}, -1, name) }
+func (s *world) peer(name string) *Peer {
+	s.peers++
+	return NewPeer(noConn{}, noPid, 0, Process{Inode: s.peers}, -1, name)
+}
 
 // report has the kernel report something to the broker, after a while.
 func (s *world) report(what string, f func()) {
@@ -446,6 +450,9 @@ func (s *world) step() {
 		s.clients[s.rng.IntN(len(s.clients))].act()
 	case k < 9 && len(s.workers) > 0:
 		s.workers[s.rng.IntN(len(s.workers))].act()
+	}
+	if due := s.l.timers.nextDue(); due != never && s.calm && s.r.rows[running]+s.r.rows[held] == 0 && s.chance(0.01) {
+		s.now = max(s.now, due) // a client in debt waits for its turn
 	}
 	s.watchWords()
 	if s.chance(0.3) || s.l.timers.nextDue() <= s.now || len(s.l.waiting) > 0 {

@@ -66,8 +66,7 @@ func TestAnExecThatHangsKeepsNoOtherProcess(t *testing.T) {
 			other := s.until("one runs, one hangs", ready)[0].Pid
 			for range 3 {
 				runtime.GC()
-				s.AwaitStart(other)
-				s.Attached(other)
+				s.Attached(other, s.AwaitStart(other))
 				s.Ready(other)
 				s.Left(other, true)
 			}
@@ -111,8 +110,7 @@ func TestAWorkerIsKnownBeforeItAttaches(t *testing.T) {
 	s.procs, s.starting = append(s.procs, p), 2 // of which another one hangs
 	known := make(chan bool, 1)
 	go func() {
-		s.AwaitStart(child.Process.Pid)
-		s.Attached(child.Process.Pid)
+		s.Attached(child.Process.Pid, s.AwaitStart(child.Process.Pid))
 		known <- s.AssignRole(child.Process.Pid)
 	}()
 	s.AwaitStart(os.Getppid()) // is no child of ours
@@ -134,7 +132,7 @@ func TestAWorkerWithoutAPidIsNoneOfOurs(t *testing.T) {
 	if p := list[1]; p.State == "running" || !strings.Contains(p.LastEnd, "no such file") {
 		t.Errorf("%+v", p)
 	}
-	s.Attached(0)
+	s.Attached(0, s.AwaitStart(0))
 	if list := s.processes(); list[0].Attached || list[1].Attached || s.AssignRole(0) || s.AwaitsReady(0) {
 		t.Errorf("it counts as %+v", list)
 	}

@@ -316,20 +316,20 @@ func (s *Supervisor) Snapshot() (list []stats.Process, mps string) {
 
 // AwaitStart waits until a worker's process is known, before the worker attaches. A spare
 // that attaches earlier would be taken for a worker. No loop calls it. A start that hangs
-// delays only workers that the supervisor started.
-func (s *Supervisor) AwaitStart(pid int) {
+// delays only workers that the supervisor started. kin is for Attached: it is read from /proc.
+func (s *Supervisor) AwaitStart(pid int) (kin []int) {
 	kin, ours := kinOf(pid)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for ours && s.starting > 0 && s.findKin(kin) == nil {
 		s.started.Wait()
 	}
+	return kin
 }
 
 // Attached reports that a process attached to the broker as a worker. The process may be
 // supervised, a child of such a process, or unknown.
-func (s *Supervisor) Attached(pid int) {
-	kin, _ := kinOf(pid)
+func (s *Supervisor) Attached(pid int, kin []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.attached[pid] = attached{kin, s.attached[pid].sessions + 1}

@@ -167,14 +167,14 @@ func TestAWorkerThatIsKilledIsStartedAgain(t *testing.T) {
 	if !s.MayServe("m") {
 		t.Error("a worker that is about to attach may serve its model")
 	}
-	s.Attached(first)
+	s.Attached(first, s.AwaitStart(first))
 	if s.MayServe("m") {
 		t.Error("an attached worker is still expected")
 	}
 	must.Do(t, syscall.Kill(first, syscall.SIGKILL))
 	p := s.nextLife(first)
 	s.Left(first, false)
-	s.Attached(p.Pid)
+	s.Attached(p.Pid, s.AwaitStart(p.Pid))
 	if p.Restarts != 1 || s.Restarts(p.Pid) != 1 || p.LastEnd != "killed by SIGKILL" || p.FailedStarts != 0 || !p.Attached {
 		t.Errorf("process %+v, restarts %d", p, s.Restarts(p.Pid))
 	}
@@ -194,7 +194,7 @@ func TestAWorkerThatIsReplacedIsEndedAndStartedAgain(t *testing.T) {
 			if s.Replace(first) {
 				t.Error("a process was replaced that is no worker")
 			}
-			s.Attached(first)
+			s.Attached(first, s.AwaitStart(first))
 			if !s.Replace(first) {
 				t.Error("the process of a worker was not replaced")
 			}
@@ -241,7 +241,7 @@ func TestAWorkerThatDiesWithABatchIsStartedAgainAtOnce(t *testing.T) {
 						return worker != 0 && (group == worker) == (kind == "in another session")
 					})
 				}
-				s.Attached(worker)
+				s.Attached(worker, s.AwaitStart(worker))
 				if !s.processes()[0].Attached {
 					t.Fatal("it is not known as ours")
 				}
@@ -276,7 +276,7 @@ func TestAWorkerThatLooksForBatchesIsWaitedForNoLonger(t *testing.T) {
 	child := exec.Command("sleep", "1000")
 	must.Do(t, p.startCommand(child))
 	defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
-	s.Attached(child.Process.Pid)
+	s.Attached(child.Process.Pid, s.AwaitStart(child.Process.Pid))
 	if !s.AwaitsReady(child.Process.Pid) {
 		t.Error("nobody waits for it")
 	}

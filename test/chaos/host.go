@@ -31,7 +31,8 @@ type host struct {
 	log     *journal
 	workers []*testbed.Process // that should live
 	loads   []*testbed.Process
-	keeps   int64 // growth of the broker that is allowed at the end; at least memoryKept
+	takes   time.Duration // a batch of the workers that keepWorkers starts
+	keeps   int64         // growth of the broker that is allowed at the end; at least memoryKept
 }
 
 // brokerJob describes a broker with the model, whose log is kept.
@@ -100,10 +101,16 @@ func (h *host) keepWorkers(n int) (stop func()) {
 	}
 }
 
+const workerStart = "start of a worker"
+
 // keepWorker replaces its worker whenever the worker dies.
 func (h *host) keepWorker(stopping <-chan struct{}) {
 	for {
-		p := h.r.victim("worker", victimJob{})
+		from := time.Now()
+		p := h.r.victim("worker", victimJob{Socket: h.socket(), Takes: h.takes})
+		if p.Expect("attached", nil, enoughTime) == nil {
+			h.r.span(workerStart, from, time.Now())
+		}
 		select {
 		case <-p.Ended():
 			h.r.bed.End(p)

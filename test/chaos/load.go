@@ -60,6 +60,7 @@ type loadJob struct {
 	Model   string // default theModel
 	Seed    uint64
 	Load    int           // goroutines
+	Clients int           // which they share; default 1
 	Pause   int           // microseconds between requests, about
 	Poison  float64       // share of requests whose workers die
 	Raise   float64       // share of requests at which workers' functions raise
@@ -72,9 +73,14 @@ func playLoad(child *testbed.Child, job loadJob) error {
 	ctx := child.Context()
 	dial, cancel := context.WithTimeout(ctx, enoughTime)
 	defer cancel()
-	c, err := client.Dial(dial, job.Model, client.WithSocket(job.Socket), client.WithWindow(2*job.Load), client.WaitForModel())
-	if err != nil {
-		return err
+	clients := make([]*client.Client, max(1, job.Clients))
+	for i := range clients {
+		c, err := client.Dial(dial, job.Model, client.WithSocket(job.Socket), client.WithWindow(2*job.Load/len(clients)), client.WaitForModel())
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		clients[i] = c
 	}
 	_ = child.Ready()
 	if job.Timeout == 0 {
@@ -104,7 +110,7 @@ func playLoad(child *testbed.Child, job loadJob) error {
 					x[0], poison = cmdRaise, status.ErrFailed
 				}
 				start := time.Now()
-				err := askWithin(c, x, job.Timeout)
+				err := askWithin(clients[k%len(clients)], x, job.Timeout)
 				took := time.Since(start)
 				if took > job.Timeout+grace {
 					time.Sleep(grace) // the watcher of stalls may have stood still too
@@ -133,7 +139,7 @@ func playLoad(child *testbed.Child, job loadJob) error {
 			}
 		case <-ended:
 			t.Stood = stalls.Since(time.Time{})
-			return errors.Join(child.Tell("tally", &t), c.Close())
+			return child.Tell("tally", &t)
 		}
 	}
 }

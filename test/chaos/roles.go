@@ -22,12 +22,13 @@ import (
 // Roles of the campaigns' processes.
 func Roles() testbed.Roles {
 	return testbed.Roles{
-		"broker":  deaf(testbed.With(testbed.PlayBroker)),
-		"worker":  deaf(testbed.With(playWorker)),
-		"client":  deaf(testbed.With(playClient)),
-		"load":    deaf(testbed.With(playLoad)),
-		"hostile": deaf(testbed.With(playHostile)),
-		"ping":    testbed.With(playPing),
+		"broker":         deaf(testbed.With(testbed.PlayBroker)),
+		"worker":         deaf(testbed.With(playWorker)),
+		"client":         deaf(testbed.With(playClient)),
+		"load":           deaf(testbed.With(playLoad)),
+		"hostile":        deaf(testbed.With(playHostile)),
+		"hostile client": deaf(testbed.With(playHostileClient)),
+		"ping":           testbed.With(playPing),
 
 		"sequence":  deaf(testbed.With(playSequence)),
 		"sequences": deaf(testbed.With(playSequences)),
@@ -63,7 +64,8 @@ type victimJob struct {
 	Model  testbed.Model // default theModel
 	Label  string        // none: it lives
 	Seed   uint64
-	After  int // requests or batches before the step
+	After  int           // requests or batches before the step
+	Takes  time.Duration // a batch of a worker
 
 	UID     int  // its user
 	OwnPIDs bool // in another PID namespace
@@ -152,6 +154,7 @@ func (p *player) compute(b *worker.Batch, label string) {
 	case "random":
 		p.dieWithin(200 * time.Microsecond)
 	}
+	time.Sleep(p.Takes)
 	if p.raises(b, label) {
 		return
 	}

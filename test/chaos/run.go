@@ -219,6 +219,12 @@ func (r *run) few(name string) bool {
 	return len(r.spans[name]) < enough
 }
 
+func (r *run) median(name string) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return quantile(slices.Sorted(slices.Values(r.spans[name])), 50)
+}
+
 // inTime checks that 99 % of the measured times stay within a bound; 90 % in a
 // short run, whose p99 is the slowest one or two.
 func (r *run) inTime(name string, bound time.Duration) {
