@@ -101,7 +101,7 @@ func (b *Broker) attach(conn *net.UnixConn, p *engine.Peer, req *control.Request
 	if req.Op == control.OpClient {
 		err = a.attachClient(p, req)
 	} else {
-		err = a.attachWorker(p, s, req, offer)
+		err = a.attachWorker(p, s, req, offer, b.super.GroupOf(p.Pid))
 	}
 	return a, err
 }
@@ -122,10 +122,11 @@ func (a *attachment) attachClient(p *engine.Peer, req *control.Request) error {
 	return nil
 }
 
-func (a *attachment) attachWorker(p *engine.Peer, s *stage, req *control.Request, offer *engine.DeviceMemory) error {
+func (a *attachment) attachWorker(p *engine.Peer, s *stage, req *control.Request, offer *engine.DeviceMemory, group string) error {
 	info := engine.WorkerInfo{
 		Depth: req.Worker.Depth, Lanes: req.Worker.Lanes, Weight: req.Worker.Weight, Pad: req.Worker.Pad, PadTo: req.Worker.PadTo,
 		GPU: req.Worker.GPU, RunOnce: req.Worker.RunOnce, Ragged: asksForRagged(req.Policy),
+		Program: req.Worker.Program, Group: group,
 	}
 	notes, err := s.differences(req)
 	if err != nil {
@@ -191,11 +192,24 @@ func (b *Broker) modelFor(req *control.Request, conn *net.UnixConn, uid int) (*m
 			return nil, nil, nil, err
 		}
 		m, f, err := b.models.takeForClient(req.Model, signature, req.Follows, conn)
+		if starting := b.super.Starting(req.Model); errors.Is(err, status.ErrUnknownModel) && len(starting) > 0 {
+			err = &unknownYet{fmt.Sprintf("there is no model %q yet; its worker may be among the processes that have been starting: %s",
+				req.Model, strings.Join(starting[:min(len(starting), mostNamed)], ", "))}
+		}
 		return m, nil, f, err
 	}
 	m, s, err := b.modelForWorker(req, uid)
 	return m, s, nil, err
 }
+
+// mostNamed bounds lists in errors.
+const mostNamed = 10
+
+// unknownYet is status.ErrUnknownModel without the advice to start a worker.
+type unknownYet struct{ text string }
+
+func (e *unknownYet) Error() string { return e.text }
+func (e *unknownYet) Unwrap() error { return status.ErrUnknownModel }
 
 // knownSignature is the signature of a client's earlier session; "" if it had none.
 func knownSignature(req *control.Request) (string, error) {

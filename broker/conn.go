@@ -245,8 +245,9 @@ const maxTextBytes = tensor.MaxNameBytes
 
 // The longest list of a policy fits.
 const (
-	maxKeyBytes   = 2 * tensor.MaxNameBytes
-	maxValueBytes = 11 * policy.MaxBuckets
+	maxProgramBytes = 2 * tensor.MaxNameBytes
+	maxKeyBytes     = 2 * tensor.MaxNameBytes
+	maxValueBytes   = 11 * policy.MaxBuckets
 )
 
 // sanitizeTexts refuses long texts, and cuts and escapes texts for a terminal.
@@ -266,6 +267,9 @@ func sanitizeTexts(req *control.Request) error {
 	req.Name = printable.Text(req.Name, maxTextBytes)
 	if req.Worker != nil {
 		req.Worker.GPU = printable.Text(req.Worker.GPU, maxTextBytes)
+		if p := printable.Text(req.Worker.Program, maxProgramBytes); p != req.Worker.Program {
+			return fmt.Errorf("%w: a worker's version has at most %d bytes, all printable; got %q", status.ErrInvalid, maxProgramBytes, p)
+		}
 	}
 	return nil
 }

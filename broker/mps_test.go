@@ -52,7 +52,7 @@ func TestUnderMPSTheKernelsOfAWorkerAreEndedBeforeItIsKilled(t *testing.T) {
 			must.Do(t, err)
 			p := engine.NewPeer(nil, first, os.Getuid(), engine.Process{}, pidfd, "worker")
 			defer p.Discard()
-			must.Do(t, (outside{s.b}).Kill(p))
+			must.Do(t, (outside{s.b}).Kill(p, false))
 			s.until("another one attaches", func(st stats.Broker) bool {
 				return attached(1)(st) && st.Models[0].Workers[0].Pid != first
 			})

@@ -43,7 +43,10 @@ func (o outside) Promoted(spare, lost int) { o.b.super.Promoted(spare, lost) }
 // Kill ends a worker's process. Under MPS it ends the worker's kernels first: a worker
 // that is killed while its kernel runs breaks the contexts of the other workers. That may
 // take seconds, so the loop does not wait for it.
-func (o outside) Kill(p *engine.Peer) error {
+func (o outside) Kill(p *engine.Peer, left bool) error {
+	if !left {
+		o.b.super.Killed(p.Pid)
+	}
 	if !o.b.super.UsesMPS(p.Pid) {
 		return p.Kill()
 	}

@@ -248,7 +248,6 @@ func (g *registry) isDraining() bool {
 
 // unknownModel lists the models, since most often the name has a typo.
 func (g *registry) unknownModel(name string) error {
-	const most = 10
 	if e := g.aliases[name]; e != nil {
 		return fmt.Errorf("%w: %q is an alias of %s; name a model", status.ErrUnknownModel, name, &e.Alias)
 	}
@@ -257,8 +256,8 @@ func (g *registry) unknownModel(name string) error {
 	switch {
 	case len(there) == 0:
 		return fmt.Errorf("%w: %q; there are none", status.ErrUnknownModel, name)
-	case len(there) > most:
-		there = append(there[:most], "…")
+	case len(there) > mostNamed:
+		there = append(there[:mostNamed], "…")
 	}
 	return fmt.Errorf("%w: %q%s; there are %s", status.ErrUnknownModel, name, meant, strings.Join(there, ", "))
 }

@@ -500,6 +500,10 @@ typedef struct rb_worker_options {
 	uint32_t lanes;           /* batches that it runs at once, at most depth. With fewer under way it also gets
 	                           * batches that are not full; 0: 1 */
 	uint32_t run_once;        /* 1: no request runs twice: if a batch fails or the worker dies, its requests fail */
+	/* What the worker computes. Beside workers of another version it is refused, RB_ERR_INVALID, unless the broker has
+	 * started them all: their answers would mix. Workers without a version (NULL) join each other; "any" joins all. */
+	const char *version;
+	uint32_t wait;            /* 1: wait for timeout for a broker that is not there yet */
 } rb_worker_options;
 
 /* signature: inputs, "->", outputs, each name:dtype[dims] and separated by

@@ -46,6 +46,7 @@ type Config struct {
 	CheckInterval time.Duration // between two checks of a host
 	CheckTimeout  time.Duration // of a check
 
+	Version       string // see worker.Config; default: the model's name on the far side
 	WaitForBroker time.Duration
 	Logger        *slog.Logger
 	Started       func(sig *tensor.Signature, maxBatch int) // called when the first host has answered
@@ -62,6 +63,7 @@ const (
 
 func (c *Config) fill() {
 	c.Remote = cmp.Or(c.Remote, c.Model)
+	c.Version = cmp.Or(c.Version, "relay of "+c.Remote)
 	c.Name = cmp.Or(c.Name, "relay")
 	c.InFlight = cmp.Or(c.InFlight, DefaultInFlight)
 	c.Attempts = cmp.Or(c.Attempts, DefaultAttempts)

@@ -76,7 +76,7 @@ func (k *keeper) attach(ctx context.Context) (*Worker, error) {
 			case <-time.After(k.delay):
 			}
 		}
-		w, err := Attach(ctx, k.cfg)
+		w, err := attachOnce(ctx, k.cfg)
 		if err == nil {
 			k.known, k.logged = true, nil
 			return w, nil

@@ -110,10 +110,14 @@ func TestABrokerThatWasNeverThereIsWaitedForAsLongAsAsked(t *testing.T) {
 	must.Do(t, err)
 	defer os.RemoveAll(dir)
 	cfg := worker.Config{Model: "m", Signature: sig, Socket: filepath.Join(dir, "s"), WaitForBroker: 100 * time.Millisecond}
-	began := time.Now()
-	err = worker.Serve(soon(t), cfg, nil)
-	if !errors.Is(err, status.ErrNoBroker) || time.Since(began) < cfg.WaitForBroker/2 {
-		t.Errorf("after %v: %v", time.Since(began), err)
+	for name, try := range map[string]func() error{
+		"Serve":  func() error { return worker.Serve(soon(t), cfg, nil) },
+		"Attach": func() error { _, err := worker.Attach(soon(t), cfg); return err },
+	} {
+		began := time.Now()
+		if err := try(); !errors.Is(err, status.ErrNoBroker) || time.Since(began) < cfg.WaitForBroker/2 {
+			t.Errorf("%s after %v: %v", name, time.Since(began), err)
+		}
 	}
 }
 

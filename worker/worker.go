@@ -4,6 +4,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -38,9 +39,14 @@ type Config struct {
 	// are not full.
 	Concurrency int
 
-	// WaitForBroker is how long Serve and KeepAttached wait for a broker that does not
-	// run yet.
+	// WaitForBroker is how long Attach, Serve and KeepAttached wait for a broker that does
+	// not run yet.
 	WaitForBroker time.Duration
+
+	// Version says what the worker computes. The broker refuses a worker beside workers of
+	// another version, unless it has started them all: their answers would mix. Workers
+	// without a version join each other; "any" joins all.
+	Version string
 
 	// Attached, if not nil, is called by Serve and KeepAttached after each
 	// attachment, before the first batch.
@@ -112,6 +118,23 @@ const DefaultDepth = 2
 
 // Attach connects to the broker and declares the model if need be.
 func Attach(ctx context.Context, cfg Config) (*Worker, error) {
+	end := time.Now().Add(cfg.WaitForBroker)
+	for delay := firstRetry; ; delay = min(2*delay, lastRetry) {
+		w, err := attachOnce(ctx, cfg)
+		var code status.Code
+		if !errors.As(err, &code) || !code.RetryAttach() || time.Now().Add(delay).After(end) {
+			return w, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(delay):
+		}
+	}
+}
+
+// attachOnce tries once.
+func attachOnce(ctx context.Context, cfg Config) (*Worker, error) {
 	if err := cfg.Signature.Validate(); err != nil {
 		return nil, fmt.Errorf("worker %s: %w", cfg.Model, err)
 	}
@@ -135,7 +158,7 @@ func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 			Inputs: tensor.SpecTexts(cfg.Signature.Inputs), Outputs: tensor.SpecTexts(cfg.Signature.Outputs),
 			State: tensor.SpecTexts(cfg.Signature.State),
 			Depth: cfg.Depth, Lanes: cfg.Concurrency, Weight: cfg.Weight, Pad: cfg.Pad, PadTo: cfg.PadTo,
-			GPU: cfg.GPU, RunOnce: cfg.RunOnce,
+			GPU: cfg.GPU, RunOnce: cfg.RunOnce, Program: cfg.Version,
 		},
 		Policy: cfg.Policy, Pipeline: cfg.Pipeline,
 	})

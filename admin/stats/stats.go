@@ -166,9 +166,18 @@ type Learned struct {
 // LearnedCost is the duration of a batch from dispatch to end, with no other worker
 // busy.
 type LearnedCost struct {
-	Rows    int     `json:"rows"`
+	Rows    int     `json:"rows,omitempty"`
+	Cost    int     `json:"cost,omitempty"` // with max_batch_cost, instead of rows
 	MS      float64 `json:"ms"`
 	Batches int     `json:"batches"` // seen
+}
+
+// Size is the batch's size as a text.
+func (c LearnedCost) Size() string {
+	if c.Cost > 0 {
+		return fmt.Sprintf("cost %d", c.Cost)
+	}
+	return fmt.Sprintf("%d rows", c.Rows)
 }
 
 // TriedWait is a wait and its latency, as a multiple of the latency without a wait.

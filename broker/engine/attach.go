@@ -3,7 +3,9 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
+	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -88,13 +90,26 @@ func (s *Stage) AttachWorker(p *Peer, info WorkerInfo, offer *DeviceMemory) (w *
 	if err := s.openWorker(p, &info); err != nil {
 		return nil, f, err
 	}
-	if !s.loop.Do(func() { w, f, err = s.beginWorker(p, info, offer) }) {
-		err = status.ErrDraining
+	for end := time.Now().Add(leavingTime); ; time.Sleep(leavingPoll) {
+		if !s.loop.Do(func() { w, f, err = s.beginWorker(p, info, offer) }) {
+			err = status.ErrDraining
+		}
+		if !errors.Is(err, ErrOtherProgram) || time.Now().After(end) {
+			return w, f, err
+		}
 	}
-	return w, f, err
 }
 
+// A worker of another program may just be leaving: on a busy machine the loop learns that late.
+const (
+	leavingTime = time.Second
+	leavingPoll = 20 * time.Millisecond
+)
+
 func (s *Stage) beginWorker(p *Peer, info WorkerInfo, offer *DeviceMemory) (w *WorkerSession, f Shared, err error) {
+	if err := s.checkProgram(&info); err != nil {
+		return nil, f, err
+	}
 	device, err := s.ring.deviceForWorker(p, &s.layout.Signature, offer)
 	if err != nil {
 		return nil, f, err

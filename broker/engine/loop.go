@@ -63,7 +63,8 @@ type Loop struct {
 type Outside interface {
 	// Kill ends a worker's process. Without an error its death is certain, and the
 	// pidfd reports when it happens.
-	Kill(*Peer) error
+	// left says that the process may have ended by itself.
+	Kill(p *Peer, left bool) error
 	Offended(Process) // a peer broke the protocol
 	// WorkerCame reports a worker with its Peer.Kin, the first of its model or not. A spare gets no batches.
 	WorkerCame(pid int, kin []int, first bool) (spare bool)

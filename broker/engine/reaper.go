@@ -52,13 +52,18 @@ func (s *Stage) killWorker(w *WorkerSession, why string) {
 	if w.state == workerQuarantined || w.state == workerAwaited {
 		return
 	}
-	err := s.loop.outside.Kill(w.Peer)
+	left := w.faults.has(hungUp) && !w.faults.has(outlivedLease) // the kernel hangs up for a process that ends
+	err := s.loop.outside.Kill(w.Peer, left)
 	switch {
 	case err == nil:
-		s.log.Warn("worker killed", "worker", w.Label(), "pid", w.Pid, "why", why)
+		said := "worker killed"
+		if left {
+			said, why = "worker lost with a batch", "its process has ended, or hung up and is killed now"
+		}
+		s.log.Warn(said, "worker", w.Label(), "pid", w.Pid, "why", why)
 		w.moveTo(workerDying)
 		s.batcher.WorkerGone(w.id)
-	case w.faults.has(hungUp) && !w.faults.has(outlivedLease):
+	case left:
 		// The kernel closes a process's descriptors before it reports the death. So the
 		// worker may be dying, and the broker waits for that report.
 		w.moveTo(workerAwaited)

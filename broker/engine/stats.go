@@ -110,7 +110,11 @@ type view struct {
 func (v *view) takeLearned(l auto.Learned) {
 	out := stats.Learned{Costs: []stats.LearnedCost{}, Slowdown: l.Slowdown, Tried: []stats.TriedWait{}, OneAtATime: l.OneAtATime}
 	for _, c := range l.Costs {
-		out.Costs = append(out.Costs, stats.LearnedCost{Rows: c.Rows, MS: ms(c.Time), Batches: c.Batches})
+		line := stats.LearnedCost{Rows: c.Rows, MS: ms(c.Time), Batches: c.Batches}
+		if most := v.settings.MaxBatchCost; most > 0 { // the size of a batch is its part of the most rows or cost
+			line.Rows, line.Cost = 0, c.Rows*most/v.settings.MaxBatchSize
+		}
+		out.Costs = append(out.Costs, line)
 	}
 	for _, t := range l.Tried {
 		out.Tried = append(out.Tried, stats.TriedWait{WaitMS: ms(t.Wait), OneAtATime: t.OneAtATime, Latency: t.Latency})

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/broker/auto"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -89,5 +91,13 @@ func TestABatchOfSeveralSecondsKeepsItsWorkerBusyInEachOfThem(t *testing.T) {
 		if w := s.seconds.lastSeconds(second*int64(time.Second), 1); w[0].Busy != want {
 			t.Errorf("in the second before %d it was busy for %v, want %v", second, w[0].Busy, want)
 		}
+	}
+}
+
+func TestLearnedCostsOfAModelWithAMaximumCostAreNotCalledRows(t *testing.T) {
+	v := view{settings: policy.Settings{MaxBatchSize: 64, MaxBatchCost: 8192}}
+	v.takeLearned(auto.Learned{Costs: []auto.LearnedCost{{Rows: 34, Batches: 1}}}) // 34/64 of the maximum
+	if c := v.out.Learned.Costs[0]; c.Rows != 0 || c.Cost != 4352 || c.Size() != "cost 4352" {
+		t.Errorf("%+v", c)
 	}
 }

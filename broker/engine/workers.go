@@ -22,6 +22,8 @@ type WorkerInfo struct {
 	GPU     string // where it computes, for statistics
 	RunOnce bool   // its requests must not be run again
 	Ragged  bool   // it can run batches that mix sizes
+	Program string // what it computes; "any" goes with all
+	Group   string // of processes that the broker replaces by each other; "": it did not start the process
 }
 
 // WorkerSession is one attached worker.
@@ -133,6 +135,36 @@ func (s *Stage) checkWorkerInfo(info *WorkerInfo) (desc batcher.Worker, err erro
 		return desc, fmt.Errorf("%w: pad is %q, must be fixed or preferred", status.ErrInvalid, info.Pad)
 	}
 	return desc, nil
+}
+
+// ErrOtherProgram refuses a worker that computes something else than those of its model.
+var ErrOtherProgram = fmt.Errorf("%w: another program serves the model", status.ErrInvalid)
+
+const anyProgram = "any"
+
+// joins says whether the answers of two workers may mix.
+func (i *WorkerInfo) joins(other *WorkerInfo) bool {
+	return i.Program == other.Program || i.Program == anyProgram || other.Program == anyProgram || i.Group != "" && i.Group == other.Group
+}
+
+// checkProgram refuses a worker that joins none of the stage's workers.
+func (s *Stage) checkProgram(info *WorkerInfo) error {
+	var other *WorkerSession
+	for _, w := range s.workers {
+		if w == nil || w.state == workerDying || w.faults.has(hungUp) {
+			continue
+		}
+		if w.info.joins(info) {
+			return nil
+		}
+		other = w
+	}
+	if other == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %q is served by pid %d as %q, this worker serves %q, and their answers would mix; end that worker, serve "+
+		"this one under another name, or let it join with --join any (in a program version=\"any\")",
+		ErrOtherProgram, s.name, other.Pid, other.info.Program, info.Program)
 }
 
 func (s *Stage) openWorker(p *Peer, info *WorkerInfo) error {

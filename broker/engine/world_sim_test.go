@@ -326,7 +326,7 @@ func (s *world) watchWords() {
 }
 
 // Kill is the broker's SIGKILL.
-func (h *host) Kill(p *Peer) error {
+func (h *host) Kill(p *Peer, _ bool) error {
 	for _, s := range h.worlds {
 		for _, w := range s.workers {
 			if w.sess.Peer != p {

@@ -52,6 +52,7 @@ type process struct {
 
 	stopping   bool // it ends for good
 	terminated int  // the pid of the life that has got SIGTERM
+	killed     int  // the pid of the life that the broker has killed
 	spare      bool
 	pid        int // 0 while it does not run
 	life       int // the pid of its present or last life
@@ -153,7 +154,7 @@ func (p *process) runLife() (group int, why string, stopped bool) {
 	err := cmd.Wait()
 	close(over)
 	<-ended
-	return cmd.Process.Pid, endOf(cmd, err), stopped
+	return cmd.Process.Pid, endOf(cmd, err) + p.killer(cmd, stopped), stopped
 }
 
 // startCommand starts the process. The command's file may be on a mount that hangs. So
@@ -322,6 +323,17 @@ func (p *process) endCommand(cmd *exec.Cmd, over <-chan struct{}) bool {
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 	<-over
 	return true
+}
+
+// killer says that SIGKILL did not come from the broker, if that is so.
+func (p *process) killer(cmd *exec.Cmd, stopped bool) string {
+	st, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	if stopped || st.Signal() != syscall.SIGKILL || p.killed == p.life {
+		return ""
+	}
+	return ", not by the broker"
 }
 
 func endOf(cmd *exec.Cmd, err error) string {

@@ -327,6 +327,36 @@ func (s *Supervisor) AwaitStart(pid int) (kin []int) {
 	return kin
 }
 
+// GroupOf names the workers that a process may replace: those of its model's declarations,
+// or of its own declaration. It is "" if the supervisor did not start the process.
+func (s *Supervisor) GroupOf(pid int) string {
+	kin, _ := kinOf(pid)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.findKin(kin)
+	if p == nil {
+		return ""
+	}
+	return cmp.Or(p.model, "worker "+strconv.Itoa(p.pool.n))
+}
+
+// Starting describes the processes that may become workers of a model and have not attached.
+func (s *Supervisor) Starting(model string) (list []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.procs {
+		if !p.mayServe(model) || p.pid == 0 {
+			continue
+		}
+		text := fmt.Sprintf("%s (pid %d) for %.0f s", p.name, p.pid, time.Since(p.since).Seconds())
+		if p.failedStarts > 0 {
+			text += fmt.Sprintf(", after %d failed starts, the last: %s", p.failedStarts, p.lastEnd)
+		}
+		list = append(list, text)
+	}
+	return list
+}
+
 // Attached reports that a process attached to the broker as a worker. The process may be
 // supervised, a child of such a process, or unknown.
 func (s *Supervisor) Attached(pid int, kin []int) {
@@ -360,10 +390,13 @@ func (s *Supervisor) AwaitsReady(pid int) bool {
 func (s *Supervisor) MayServe(model string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.ContainsFunc(s.procs, func(p *process) bool {
-		mayStart := !p.cfg.Client && p.failedStarts < hopelessStarts && p.state != "stopped"
-		return mayStart && p.sessions == 0 && (p.model == model || p.model == "")
-	})
+	return slices.ContainsFunc(s.procs, func(p *process) bool { return p.mayServe(model) })
+}
+
+// mayServe is called with the supervisor's mutex held.
+func (p *process) mayServe(model string) bool {
+	mayStart := !p.cfg.Client && p.failedStarts < hopelessStarts && p.state != "stopped"
+	return mayStart && p.sessions == 0 && (p.model == model || p.model == "")
 }
 
 // Left reports that an attached worker is gone, and whether it had begun a batch. Such a
@@ -407,10 +440,20 @@ func (s *Supervisor) Replace(pid int) bool {
 		defer s.mu.Unlock()
 		if p.pid == life && life != 0 {
 			s.log.Warn("worker process does not end, killing it", "worker", p.name, "pid", life)
+			p.killed = life
 			_ = syscall.Kill(-life, syscall.SIGKILL)
 		}
 	})
 	return true
+}
+
+// Killed reports that the broker kills an attached worker.
+func (s *Supervisor) Killed(pid int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p := s.findProcess(pid); p != nil {
+		p.killed = p.life
+	}
 }
 
 // Restarts is how often the process of an attached worker was started again.

@@ -175,7 +175,7 @@ func TestAWorkerThatIsKilledIsStartedAgain(t *testing.T) {
 	p := s.nextLife(first)
 	s.Left(first, false)
 	s.Attached(p.Pid, s.AwaitStart(p.Pid))
-	if p.Restarts != 1 || s.Restarts(p.Pid) != 1 || p.LastEnd != "killed by SIGKILL" || p.FailedStarts != 0 || !p.Attached {
+	if p.Restarts != 1 || s.Restarts(p.Pid) != 1 || p.LastEnd != "killed by SIGKILL, not by the broker" || p.FailedStarts != 0 || !p.Attached {
 		t.Errorf("process %+v, restarts %d", p, s.Restarts(p.Pid))
 	}
 	s.Left(p.Pid, false)

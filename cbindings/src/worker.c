@@ -38,7 +38,8 @@ void rb_work_leave(rb_entry *e, rb_work *w)
 static void put_worker(rb_writer *w, const rb_layout *l, const rb_worker_options *o)
 {
 	rb_put_string(w, "worker");
-	rb_put_map(w, 8 + (o->run_once != 0) + (l->states != 0));
+	bool version = o->version && *o->version;
+	rb_put_map(w, 8 + (o->run_once != 0) + (l->states != 0) + version);
 	rb_put_signature(w, l);
 	rb_put_number(w, "depth", o->depth ? o->depth : DEFAULT_DEPTH);
 	rb_put_number(w, "lanes", o->lanes);
@@ -48,6 +49,8 @@ static void put_worker(rb_writer *w, const rb_layout *l, const rb_worker_options
 	rb_put_word(w, "gpu", o->gpu);
 	if (o->run_once)
 		rb_put_true(w, "run_once");
+	if (version)
+		rb_put_word(w, "program", o->version);
 }
 
 /* A worker's request; with the UUID of the GPU whose memory it offers. */
@@ -98,6 +101,13 @@ static int offer(rb_attach *a, const char *path, int64_t until, const char *mode
 	return status;
 }
 
+/* Whether another try may succeed by itself. */
+static bool worth_waiting(int status)
+{
+	return status == RB_ERR_NO_BROKER || status == RB_ERR_BROKER_GONE || status == RB_ERR_DRAINING ||
+	       status == RB_ERR_TOO_MANY_CONNECTIONS || status == RB_ERR_NO_DESCRIPTORS;
+}
+
 static int attach(const char *model, const char *signature, const rb_worker_options *o, rb_session *s)
 {
 	char path[4096];
@@ -113,6 +123,10 @@ static int attach(const char *model, const char *signature, const rb_worker_opti
 		status = try_attach(&a, path, until, model, &l, o, -1, NULL, s);
 	for (int i = 0; status == RB_ERR_BROKER_GONE && i < RB_SUCCESSORS; i++)
 		status = try_attach(&a, path, until, model, &l, o, -1, NULL, s);
+	for (int64_t delay = RB_FIRST_RETRY; o->wait && worth_waiting(status) && rb_now() + delay < until; delay = rb_min(2 * delay, RB_LAST_RETRY)) {
+		nanosleep(&(struct timespec){delay / SECOND, delay % SECOND}, NULL);
+		status = try_attach(&a, path, until, model, &l, o, -1, NULL, s);
+	}
 	if (status == RB_NEEDS_DEVICE)
 		status = offer(&a, path, until, model, &l, o, s);
 	rb_layout_free(&l);
@@ -135,9 +149,9 @@ int rb_worker_attach(const char *model, const char *signature, const rb_worker_o
 {
 	if (!model || !signature || !worker)
 		return rb_missing();
-	/* The struct had no pipeline, and later no lanes, in earlier versions. */
+	/* The struct had no pipeline, and later no lanes and no version, in earlier versions. */
 	if (given && given->size != sizeof *given && given->size != offsetof(rb_worker_options, pipeline) &&
-		given->size != offsetof(rb_worker_options, lanes))
+		given->size != offsetof(rb_worker_options, lanes) && given->size != offsetof(rb_worker_options, version))
 		return rb_explain(RB_ERR_VERSION, "rb_worker_options.size is %u, expected %zu", given->size, sizeof *given);
 	rb_worker_options o = {0};
 	if (given)

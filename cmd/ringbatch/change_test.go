@@ -166,6 +166,10 @@ func TestASpareTakesThePlaceOfAKilledWorker(t *testing.T) {
 	}
 	must.Do(t, syscall.Kill(served.Pid, syscall.SIGKILL))
 	c.until("the spare serves", func() bool { return worker("serving").Pid == spare.Pid })
+	c.until("who killed it is not claimed", func() bool { return strings.Contains(c.broker.Log(), "killed by SIGKILL, not by the broker") })
+	if log := c.broker.Log(); strings.Contains(log, `msg="worker killed"`) {
+		t.Errorf("the broker says that it killed the worker:\n%s", log)
+	}
 	n := l.answers.Load()
 	c.until("it answers", func() bool { return l.answers.Load() > n+100 || t.Failed() })
 	c.until("the other comes back as the spare", func() bool {

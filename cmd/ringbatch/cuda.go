@@ -4,7 +4,10 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
+	"os"
+	"path/filepath"
 
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -68,4 +71,30 @@ func (g *gpuArgs) choose(kind string, o cpu.Options) (served, func(context.Conte
 	}
 	serve := func(ctx context.Context, cfg worker.Config) error { return cuda.Serve(ctx, cfg, m) }
 	return served{Signature: m.Signature, Note: m.Note}, serve, nil
+}
+
+// version is what a built-in worker computes, for worker.Config.
+func (g *gpuArgs) version(kind string, o cpu.Options, live bool) (string, error) {
+	switch {
+	case kind == "affine":
+		return fmt.Sprintf("affine scale=%g offset=%g", o.Scale, o.Offset), nil
+	case live:
+		return kind + " with live weights", nil
+	case !g.ownKernel():
+		return kind, nil
+	}
+	h := sha256.New()
+	fmt.Fprintln(h, g.Kernel, g.Block, g.Work)
+	for _, file := range []string{g.PTX, g.Weights} {
+		if file == "" {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintln(h, len(text))
+		h.Write(text)
+	}
+	return fmt.Sprintf("%s %s %x", filepath.Base(g.PTX), g.Kernel, h.Sum(nil)[:6]), nil
 }

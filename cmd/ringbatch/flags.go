@@ -173,6 +173,17 @@ func waitFlag(f *flagSet) *time.Duration {
 	return f.Duration("wait", 0, "how long to wait for a broker that does not run yet")
 }
 
+// joinFlag returns a function that reads the flag: the version of a worker, or "" for its own.
+func joinFlag(f *flagSet) func() (string, error) {
+	join := f.String("join", "", "`any`: serve the model also beside workers that compute something else")
+	return func() (string, error) {
+		if *join != "" && *join != "any" {
+			return "", fmt.Errorf("%w: --join %s: want any", errUsage, *join)
+		}
+		return *join, nil
+	}
+}
+
 func socketFlag(f *flagSet) *string {
 	return f.String("socket", "", "the broker's socket (default: $RINGBATCH_SOCKET, else ringbatch/broker.sock in the user's "+
 		"runtime folder)")

@@ -40,7 +40,7 @@ this relay declares it with the policy given here and the signature of the far s
 	inputs := f.StringArray("input", nil, "the largest sizes of an input's variable dimensions, a `SPEC` like ids:i64[<=512], if "+
 		"the far side does not say (repeatable)")
 	outputs := f.StringArray("output", nil, "the same for an output (`SPEC`)")
-	wait := waitFlag(f)
+	wait, join := waitFlag(f), joinFlag(f)
 	logs := addLogFlags(f)
 	asked := addPolicy(f)
 	if err := parse(f, args, 0, 1); err != nil {
@@ -51,6 +51,10 @@ this relay declares it with the policy given here and the signature of the far s
 			return fmt.Errorf("%w: --%s must be more than 0", errUsage, flag)
 		}
 	}
+	var err error
+	if cfg.Version, err = join(); err != nil {
+		return err
+	}
 	cfg.WaitForBroker, cfg.Model = *wait, os.Getenv("RINGBATCH_MODEL") // set by a broker that starts relays
 	if f.NArg() == 1 {
 		cfg.Model = f.Arg(0)
@@ -59,7 +63,6 @@ this relay declares it with the policy given here and the signature of the far s
 		return fmt.Errorf("%w: say which model, and --to where\nUsage: ringbatch %s", errUsage, f.usage)
 	}
 	cfg.Socket, cfg.Name = *socket, cmp.Or(os.Getenv("RINGBATCH_WORKER_NAME"), "relay")
-	var err error
 	if cfg.Inputs, err = tensor.ParseSpecs(*inputs, nil); err != nil {
 		return err
 	}

@@ -303,10 +303,10 @@ func printLearned(out io.Writer, m *stats.Model) {
 	var parts []string
 	step := max(1, (len(l.Costs)+most-1)/most)
 	for i := 0; i < len(l.Costs); i += step {
-		parts = append(parts, fmt.Sprintf("%d rows %s", l.Costs[i].Rows, inMS(l.Costs[i].MS)))
+		parts = append(parts, fmt.Sprintf("%s %s", l.Costs[i].Size(), inMS(l.Costs[i].MS)))
 	}
 	if last := len(l.Costs) - 1; last%step != 0 {
-		parts = append(parts, fmt.Sprintf("%d rows %s", l.Costs[last].Rows, inMS(l.Costs[last].MS)))
+		parts = append(parts, fmt.Sprintf("%s %s", l.Costs[last].Size(), inMS(l.Costs[last].MS)))
 	}
 	fmt.Fprintf(out, "\n  a batch takes: %s", strings.Join(parts, ", "))
 	if n := len(l.Slowdown); n > 1 {

@@ -41,7 +41,7 @@ policy given here.`, `  ringbatch worker echo
 	f.IntVar(&cfg.PadTo, "pad-to", 0, "with --pad fixed: rows, at least max_batch_size")
 	f.IntVar(&cfg.Weight, "weight", 1, "share of the work relative to other workers")
 	live := f.Bool("live", false, "mlp: follow the live weights that are published under its name (layers.N.weight, layers.N.bias)")
-	wait := waitFlag(f)
+	wait, join := waitFlag(f), joinFlag(f)
 	gpu := gpuFlags(f)
 	asked := addPolicy(f)
 	if err := parse(f, args, 0, 1); err != nil {
@@ -65,6 +65,12 @@ policy given here.`, `  ringbatch worker echo
 		return err
 	}
 	m, serve, err := gpu.choose(*kind, o)
+	if err != nil {
+		return err
+	}
+	if cfg.Version, err = join(); err == nil && cfg.Version == "" {
+		cfg.Version, err = gpu.version(*kind, o, *live)
+	}
 	if err != nil {
 		return err
 	}

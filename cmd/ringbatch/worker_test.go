@@ -3,11 +3,13 @@
 package main
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker/cuda"
 )
 
@@ -48,6 +50,44 @@ func TestAWorkerSaysThatItServesOnlyOnceItHasAttached(t *testing.T) {
 	w := c.start("worker", "echo")
 	c.until("it says so", func() bool { return strings.Contains(w.Log(), "serving echo: x:f32[16] -> ") })
 	c.ends(w)
+}
+
+func TestAWorkerOfAnotherProgramIsRefusedByName(t *testing.T) {
+	c := startCLI(t)
+	serve := func(scale string, more ...string) []string {
+		return append([]string{"worker", "affine", "--input", "x:f32[4]", "--scale", scale}, more...)
+	}
+	workers := func(n int) func() bool { return func() bool { return len(c.stats().Models[0].Workers) == n } }
+	first := c.start(serve("2")...)
+	c.until("the first serves", workers(1))
+	out, code := c.run(serve("3")...)
+	for _, want := range []string{`"affine"`, fmt.Sprint("pid ", first.Pid()), "scale=2", "scale=3", "--join any"} {
+		if code != 1 || !strings.Contains(out, want) {
+			t.Errorf("the second: status %d, without %q\n%s", code, want, out)
+		}
+	}
+	twin := c.start(serve("2")...)
+	c.until("a worker of the same program joins", workers(2))
+	other := c.start(serve("3", "--join", "any")...)
+	c.until("another may join any", workers(3))
+	for _, p := range []*testbed.Process{first, twin, other} {
+		c.ends(p)
+	}
+}
+
+func TestAClientThatFindsNoModelHearsWhichProcessesAreStarting(t *testing.T) {
+	c := startCLI(t)
+	c.reload(firstConfig + "[[worker]]\ncommand = [\"sleep\", \"1000\"]\ninstances = 2\n")
+	c.until("both processes run", func() bool {
+		s := c.stats().Processes
+		return len(s) == 2 && s[0].Pid > 0 && s[1].Pid > 0
+	})
+	out, code := c.run("infer", "late", "1")
+	for _, p := range c.stats().Processes {
+		if code != 1 || !strings.Contains(out, fmt.Sprintf("%s (pid %d) for ", p.Name, p.Pid)) {
+			t.Errorf("status %d, without %s\n%s", code, p.Name, out)
+		}
+	}
 }
 
 func TestAWorkerOnAGPUThatIsNotThereSaysSoInOneLine(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
@@ -53,8 +54,60 @@ func TestTheExamplesRunTogether(t *testing.T) {
 	}
 }
 
-func askTheService(t *testing.T, service *testbed.Process) {
-	var address string
+// TestTheServiceAnswersAllRequestsInFlightAtSIGTERM uses a model that takes a second for a
+// batch, so that the signal comes before the answers.
+func TestTheServiceAnswersAllRequestsInFlightAtSIGTERM(t *testing.T) {
+	bed, err := testbed.New(t.Context())
+	must.Do(t, err)
+	t.Cleanup(bed.Close)
+	build := exec.Command("go", "build", "-o", bed.Dir, "./service", "../../cmd/ringbatch")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	start := func(name string, args ...string) *testbed.Process {
+		p, err := bed.Start(testbed.Spec{Command: append([]string{bed.Path(name)}, args...), Env: []string{"RINGBATCH_SOCKET=" + bed.Path("private/b.sock")}})
+		must.Do(t, err)
+		return p
+	}
+	broker := start("ringbatch", "broker", "--log-level", "warn")
+	start("ringbatch", "worker", "simulated", "--name", "affine", "--simulated-fixed", "1s", "--wait", "1m")
+	service := start("service", "--listen", "127.0.0.1:0")
+	address := addressOf(t, service)
+	const requests = 16
+	answers := make(chan string, requests)
+	for range requests {
+		go func() {
+			r, err := http.Post("http://"+address, "application/json", strings.NewReader("[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]"))
+			if err != nil {
+				answers <- err.Error()
+				return
+			}
+			text, err := io.ReadAll(r.Body)
+			r.Body.Close()
+			answers <- fmt.Sprint(r.StatusCode, " ", err, " ", string(text))
+		}()
+	}
+	must.Do(t, testbed.Eventually(time.Minute, func() error { // all are in the ring
+		s, err := admin.New(bed.Path("private/b.sock")).Stats(t.Context())
+		if err == nil && (len(s.Models) == 0 || s.Models[0].Requests < requests) {
+			err = errors.New("requests are missing")
+		}
+		return err
+	}))
+	service.Signal(syscall.SIGTERM)
+	for range requests {
+		if a := <-answers; !strings.HasPrefix(a, "200 <nil> [") {
+			t.Errorf("a request in flight was answered with %q", a)
+		}
+	}
+	if err := service.Wait(time.Minute); err != nil {
+		t.Errorf("service: %v\n%s", err, service.Log())
+	}
+	broker.Signal(syscall.SIGTERM)
+}
+
+func addressOf(t *testing.T, service *testbed.Process) (address string) {
+	t.Helper()
 	if err := testbed.Eventually(time.Minute, func() error {
 		_, after, found := strings.Cut(service.Log(), "listening on ")
 		if address, _, _ = strings.Cut(after, "\n"); !found || address == "" {
@@ -64,6 +117,11 @@ func askTheService(t *testing.T, service *testbed.Process) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+	return address
+}
+
+func askTheService(t *testing.T, service *testbed.Process) {
+	address := addressOf(t, service)
 	for body, want := range map[string]string{
 		"[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]": "200 [1,3,5,7,9,11,13,15,17,19,21,23,25,27,29,31]",
 		"[1,2]": "400 ",

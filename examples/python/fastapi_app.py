@@ -22,9 +22,19 @@ async def lifespan(app):
 app = FastAPI(lifespan=lifespan)
 
 
+def status_of(error: rb.Error) -> int:
+    if isinstance(error, (rb.errors.Full, rb.errors.QueueFull, rb.errors.RingFull, rb.errors.Overloaded)):
+        return 429
+    if isinstance(error, TimeoutError):  # Expired among them
+        return 504
+    if isinstance(error, (ValueError, TypeError)):  # Shape, DType, TooLarge: the caller's mistake
+        return 400
+    return 503 if error.retryable else 500  # 500: Failed, WorkerDied
+
+
 @app.exception_handler(rb.Error)
 async def failed(request: Request, error: rb.Error):
-    return JSONResponse({"detail": str(error)}, status_code=503 if error.retryable else 400)
+    return JSONResponse({"detail": str(error)}, status_code=status_of(error))
 
 
 @app.post("/classify")

@@ -23,9 +23,12 @@ def app(environ, start_response):
     try:
         p = model()(np.array(numbers, dtype="float32"), timeout=30)
         status, answer = "200 OK", {"class": int(p.argmax()), "p": float(p.max())}
-    except ValueError as e:  # rb.Shape and rb.DType among them
+    except (ValueError, TypeError) as e:  # rb.Shape and rb.DType among them
         status, answer = "400 Bad Request", {"error": str(e)}
-    except rb.Error as e:
-        status, answer = "503 Service Unavailable", {"error": str(e), "retryable": e.retryable}
+    except TimeoutError as e:  # rb.Expired among them
+        status, answer = "504 Gateway Timeout", {"error": str(e)}
+    except rb.Error as e:  # not retryable: rb.Failed, rb.WorkerDied
+        status = "503 Service Unavailable" if e.retryable else "500 Internal Server Error"
+        answer = {"error": str(e), "retryable": e.retryable}
     start_response(status, [("Content-Type", "application/json")])
     return [json.dumps(answer).encode()]

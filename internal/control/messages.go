@@ -146,6 +146,9 @@ type WorkerInfo struct {
 	PadTo   int      `msgpack:"pad_to,omitempty"`
 	GPU     string   `msgpack:"gpu,omitempty"`      // for statistics
 	RunOnce bool     `msgpack:"run_once,omitempty"` // its batches must not run again
+	// What it computes, a printable text. A worker joins workers of the same text; "any"
+	// joins all, and all join it.
+	Program string `msgpack:"program,omitempty"`
 }
 
 // Reply is the broker's answer.

@@ -263,7 +263,7 @@ def test_worker_and_broker_log_that_the_model_has_another_policy(at, caplog, cap
     def first(batch):
         return batch.inputs["x"]
 
-    @rb.worker("policed", **FOUR, max_batch_size=4, wait_time=0.001)
+    @rb.worker("policed", **FOUR, version="any", max_batch_size=4, wait_time=0.001)
     def second(batch):
         return batch.inputs["x"]
 

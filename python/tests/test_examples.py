@@ -16,7 +16,9 @@ import urllib.error
 import urllib.request
 
 import pytest
-from conftest import REPOSITORY, program, rb_wait
+from conftest import REPOSITORY, eventually, program, rb_wait
+
+import ringbatch as rb
 
 
 EXAMPLES = REPOSITORY / "examples" / "python"
@@ -109,6 +111,56 @@ def test_fastapi_under_uvicorn_with_two_workers(served):
         for wrong, status in (("[1, 2, 3]", 400), ("[[1, 2], [3]]", 400), ("[1, 2", 422), ('["x"]', 422), ("{}", 422), ("", 422)):
             refused = client.post(url, content=wrong, headers={"Content-Type": "application/json"})
             assert refused.status_code == status and refused.json()["detail"], wrong
+
+
+HARD = """
+import os, time
+import ringbatch as rb
+
+@rb.worker("classifier", inputs="x:f32[64]", outputs="p:f32[10]", max_batch_size=4, wait_time=0)
+def run(batch):
+    first = batch.inputs["x"][:, 0]
+    if (first == 13).any():
+        os._exit(1)
+    if (first == 7).any():
+        raise RuntimeError("seven")
+    time.sleep(0.1)
+    return batch.inputs["x"][:, :10]
+
+rb.serve(run, processes=2)
+"""
+
+
+def test_fastapi_answers_requests_in_flight_when_a_worker_is_killed_and_names_what_failed(env, tmp_path):
+    httpx = pytest.importorskip("httpx")
+    pytest.importorskip("uvicorn")
+    pytest.importorskip("fastapi")
+    (tmp_path / "hard.py").write_text(HARD)
+    command = [sys.executable, "-m", "uvicorn", "--app-dir", str(EXAMPLES), "--workers", "2", "--fd", "{fd}", "--log-level", "error"]
+    patient = ["--timeout-worker-healthcheck", "300"]
+    with program(env, tmp_path / "hard.py"), listening([*command, *patient, "fastapi_app:app"], env=env) as port:
+        url, stats = f"http://127.0.0.1:{port}/classify", lambda: rb.stats(env["RINGBATCH_SOCKET"])["models"][0]
+        with httpx.Client(timeout=120) as client, concurrent.futures.ThreadPoolExecutor(32) as pool:
+            ask = lambda first: client.post(url, json=[first] * 64).status_code
+            assert ask(0) == 200
+            answers = [pool.submit(ask, 0) for _ in range(32)]
+            eventually(lambda: any(w["in_flight"] for w in stats()["workers"]))
+            os.kill(next(w["pid"] for w in stats()["workers"] if w["in_flight"]), signal.SIGKILL)
+            assert {a.result() for a in answers} == {200}
+            assert ask(7) == 500 and ask(13) == 500
+
+
+def test_fastapi_tells_its_callers_whose_fault_an_error_is(monkeypatch):
+    pytest.importorskip("fastapi")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from fastapi_app import status_of
+
+    e = rb.errors
+    wants = {
+        504: [e.Expired, e.QueueTimeout, e.Timeout], 500: [e.Failed, e.WorkerDied], 429: [e.RingFull, e.Overloaded, e.QueueFull],
+        503: [e.BrokerGone, e.Draining, e.NoWorker], 400: [e.Shape, e.DType, e.TooLarge],
+    }  # fmt: skip
+    assert {status: [status_of(kind("it")) for kind in kinds] for status, kinds in wants.items()} == {s: [s] * len(k) for s, k in wants.items()}
 
 
 def test_uploads_are_measured_with_one_model_process_and_with_copies(tmp_path):

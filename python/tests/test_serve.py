@@ -76,6 +76,40 @@ def test_serve_starts_a_broker_and_stops_everything(tmp_path, how):
     assert not os.path.exists(socket)
 
 
+AFFINE = """
+import sys
+import ringbatch as rb
+
+@rb.worker("affine", inputs="x:f32[1]", outputs="y:f32[1]", max_batch_size=1)
+def run(batch):
+    return batch.inputs["x"] * float(sys.argv[1])
+
+rb.serve(run, processes=2)
+"""
+
+
+def test_another_program_under_a_models_name_is_refused_and_the_same_one_joins(tmp_path):
+    script, socket = tmp_path / "affine.py", str(tmp_path / "b.sock")
+    script.write_text(AFFINE)
+    with contextlib.ExitStack() as after:
+
+        def start(scale: str) -> subprocess.Popen:
+            p = subprocess.Popen([sys.executable, str(script), scale], env={**os.environ, "RINGBATCH_SOCKET": socket},
+                stderr=subprocess.PIPE, text=True)
+            after.callback(p.wait, 120)
+            after.callback(p.terminate)
+            return p
+
+        start("2")
+        with rb.connect("affine", socket=socket, wait=60) as m:
+            other = start("3")
+            said = other.communicate(timeout=120)[1]
+            assert other.returncode == 1 and '"affine" is served by pid' in said and 'version="any"' in said
+            twin = start("2")
+            assert next(line for line in twin.stderr if "is ready" in line)
+            assert {float(m(np.ones(1, "float32"))[0]) for _ in range(20)} == {2.0}
+
+
 HANGS = """
 import sys, time
 import ringbatch as rb

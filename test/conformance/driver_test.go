@@ -211,20 +211,18 @@ func (d *driver) out(r *client.Request) string {
 }
 
 func (d *driver) attach(rest string) error {
-	parts := strings.SplitN(rest, "|", 3)
+	parts := append(strings.SplitN(rest, "|", 4), "", "") // model, signature, policy, version
 	in, out, _ := strings.Cut(parts[1], "->")
 	out, state, _ := strings.Cut(out, " state ")
 	sig, err := tensor.ParseSignature(strings.Fields(in), strings.Fields(out), strings.Fields(state)...)
 	if err != nil {
 		return err
 	}
-	p := policy.Policy{}
-	if len(parts) == 3 {
-		if p, err = policy.Parse(parts[2]); err != nil {
-			return err
-		}
+	p, err := policy.Parse(parts[2])
+	if err != nil {
+		return err
 	}
-	d.worker, err = worker.Attach(context.Background(), worker.Config{Model: parts[0], Signature: sig, Policy: p})
+	d.worker, err = worker.Attach(context.Background(), worker.Config{Model: parts[0], Signature: sig, Policy: p, Version: parts[3]})
 	return err
 }
 

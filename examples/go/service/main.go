@@ -51,11 +51,15 @@ func run(ctx context.Context, listen string) error {
 	}
 	fmt.Println("listening on", l.Addr())
 	server := &http.Server{Handler: handler(model), ReadHeaderTimeout: 5 * time.Second}
-	context.AfterFunc(ctx, func() { server.Shutdown(context.Background()) })
+	answered := make(chan error)
+	go func() {
+		<-ctx.Done()
+		answered <- server.Shutdown(context.Background())
+	}()
 	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
-	return nil
+	return <-answered // Serve returns at once, and the model must outlive the last request
 }
 
 func handler(model *client.Client) http.HandlerFunc {
@@ -81,7 +85,7 @@ func handler(model *client.Client) http.HandlerFunc {
 	}
 }
 
-// code is the HTTP status of an error: too late, worth another try, or a bad request.
+// code is the HTTP status of an error: too late, worth another try, a bad request, or a failure.
 func code(err error) int {
 	var named status.Code
 	switch {
@@ -89,7 +93,9 @@ func code(err error) int {
 		return http.StatusGatewayTimeout
 	case errors.As(err, &named) && named.Retryable():
 		return http.StatusServiceUnavailable
-	default:
+	case named == status.ErrShape, named == status.ErrRows, named == status.ErrSize, named == status.ErrTooLarge:
 		return http.StatusBadRequest
+	default: // client.ErrFailed, client.ErrWorkerDied
+		return http.StatusInternalServerError
 	}
 }

@@ -17,7 +17,7 @@ import onnxruntime as ort
 from .. import errors
 from ..binding.library import Duration, cores
 from ..binding.tensors import signature
-from ..worker import trials
+from ..worker import program, trials
 from ..worker.axes import Axes, Output, add_buckets, pad_values
 from ..worker.lanes import run_in_turns
 from ..worker.lost_gpu import Lost
@@ -75,6 +75,7 @@ def serve(
     """
     if str(options.get("ragged", False)).lower() == "true":
         raise errors.Invalid("a graph is given one tensor of all rows, and ragged rows have none in common: use @ringbatch.worker")
+    options.setdefault("version", program.of_target(file, [dims, state, lengths, mask, pad]))
     max_batch = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
     p = prepare(file, dims or {}, providers, threads, lengths, mask, pad, pad_sizes, options, check and max_batch > 1, tolerance, spin,
         state)
@@ -192,6 +193,8 @@ def serve_file(a: argparse.Namespace, settings: dict[str, str]) -> int:
     stop_on_signals(stop)
     try:
         how: dict[str, Any] = dict(dims=dict(map(_dim, a.dim)), state=dict(map(_state, a.state)), **settings)
+        if a.join:
+            how["version"] = a.join
         serve(
             a.file, a.name or os.environ.get("RINGBATCH_MODEL") or a.file.stem, providers=a.provider, threads=a.threads, spin=a.spin,
             lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, check=a.check, tolerance=a.tolerance, depth=a.depth, stop=stop,

@@ -16,7 +16,7 @@ import sys
 from ..worker.refusal import LASTING, refused
 from ..worker.signals import StopEvent, stop_on_signals
 from . import targets
-from .supervisor import ATTACHED_FD, CHILD, PARENT
+from .supervisor import CHILD, PARENT
 
 _PDEATHSIG = 1
 _WAIT_S = 60.0  # for the broker
@@ -30,8 +30,7 @@ def die_with(parent: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    parent, told = os.environ.get(PARENT), os.environ.get(ATTACHED_FD)
-    if parent:
+    if parent := os.environ.get(PARENT):
         die_with(int(parent))
     at = arguments.index("--")
     sys.argv = arguments[at + 1 :]  # the arguments of the script
@@ -42,14 +41,9 @@ def main(arguments: list[str]) -> None:
     if pipeline:
         worker = worker.as_stage(*pipeline)
     stop_on_signals(stop)  # once more: the script may have installed its own
-    for name in (CHILD, PARENT, ATTACHED_FD):  # not for processes that the worker starts
+    for name in (CHILD, PARENT):  # not for processes that the worker starts
         os.environ.pop(name, None)
-    worker._serve(None, stop, _WAIT_S, (lambda: _tell(int(told))) if told else None)
-
-
-def _tell(fd: int) -> None:
-    """Reports to the parent that this process has attached."""
-    os.write(fd, b"1")
+    worker._serve(None, stop, _WAIT_S)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,10 @@ def _settings(flags: Sequence[str]) -> dict[str, str]:
     return settings
 
 
+def add_join(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--join", choices=("any",), help="serve the model also beside workers that compute something else")
+
+
 def add_sizes(p: argparse.ArgumentParser) -> None:
     """Adds the flags for sizes that vary."""
     p.add_argument(

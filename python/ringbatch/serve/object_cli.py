@@ -20,7 +20,7 @@ import numpy as np
 
 from .. import errors
 from ..binding.tensors import NAMES, NUMPY, Declared, parse
-from ..worker import trials
+from ..worker import program, trials
 from ..worker.axes import Input
 from ..worker.batch import Batch
 from ..worker.import_path import imported, name_of
@@ -48,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
         help="serve also what gives other results for rows in a batch than for each alone")
     p.add_argument("--method", help="the method of the object to call (default: the object itself, or predict, or transform)")
     p.add_argument("--name", help="the model's name (default: $RINGBATCH_MODEL, or the target's)")
+    flags.add_join(p)
     p.add_argument("--socket", help="the broker's control socket")
     return p
 
@@ -196,7 +197,7 @@ def worker_for(thing: Any, a: argparse.Namespace, settings: dict[str, Any]) -> W
         unused = [f"--{key}" for key in ("input", "output", "method") if getattr(a, key)] + [f"--{key}" for key in settings]
         if unused:
             raise errors.Invalid(f"it is a @ringbatch.worker, which has its tensors and settings with it: leave {', '.join(unused)} away")
-        return thing
+        return thing.with_version(a.join) if a.join else thing
     function = function_of(thing, a.method)
     inputs = inputs_of(thing, a.input)
     if a.output and a.check:
@@ -211,6 +212,7 @@ def worker_for(thing: Any, a: argparse.Namespace, settings: dict[str, Any]) -> W
 
     signature = f"{' '.join(map(str, inputs))} -> {' '.join(outputs)}"
     name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
+    settings.setdefault("version", a.join or program.of_target(a.target, [a.method]))
     return Worker(run, name, signature, worker_options(**settings))
 
 

@@ -31,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--tolerance", type=float,
         help="how far results may differ, as a part of the largest number (default 0.001, with float16 outputs 0.02)")
     p.add_argument("--depth", type=int, default=2, help="batches handed over at once (default 2)")
+    flags.add_join(p)
     p.add_argument("--socket", help="the broker's control socket")
     return p
 

@@ -33,7 +33,6 @@ KINDS = {
     ".onnx": "onnx",
     ".joblib": "object", ".pkl": "object", ".pickle": "object",
 }  # fmt: skip
-_READY_S = 5.0  # then a worker process counts as attached
 _LOOK_S = 0.2
 _PROFILE_S = 3
 _SHORT = 16  # elements in a line of curl
@@ -76,9 +75,9 @@ def main(argv: list[str] | None = None) -> int:
         at = socket_path(a.socket)
         worker = [sys.executable, "-m", f"ringbatch.serve.{kind}_cli", a.target, "--name", name, "--socket", at, *rest]
         with stopping() as stop:
-            teller = threading.Thread(target=tell, args=(name, at, a.http, a.costs, stop), daemon=True)
-            teller.start()
-            run_commands([worker], [a.processes], at, stop, gateway_door(at, a.http, a.grpc), True, _READY_S)
+            ready = threading.Event()
+            threading.Thread(target=tell, args=(name, at, a.http, a.costs, stop, ready), daemon=True).start()
+            run_commands([worker], [a.processes], at, stop, gateway_door(at, a.http, a.grpc), True, True, lambda joined: ready.set())
             stop.set()
     except errors.Error as e:
         print(f"ringbatch serve: {e}", file=sys.stderr)
@@ -98,11 +97,11 @@ def kind_of(target: str) -> str:
     return kind
 
 
-def tell(name: str, at: str, http: str | None, costs: bool, stop: threading.Event) -> None:
-    """Waits for the model, then prints how to call it and its cost."""
+def tell(name: str, at: str, http: str | None, costs: bool, stop: threading.Event, ready: threading.Event) -> None:
+    """Waits for our workers, then prints how to call the model and its cost."""
     known = {m["name"] for m in _models(at)}
     model = None
-    while model is None:
+    while not ready.is_set() or model is None:
         if stop.wait(_LOOK_S):
             return
         there = [m for m in _models(at) if m["workers"]]

@@ -39,7 +39,6 @@ log = logging.getLogger("ringbatch")
 
 CHILD = "RINGBATCH_CHILD"  # set in worker processes
 PARENT = "RINGBATCH_PARENT"  # the process that they end with
-ATTACHED_FD = "RINGBATCH_ATTACHED_FD"  # a worker process writes to it when it has attached
 SUPERVISED = "RINGBATCH_SUPERVISED"  # the socket of the broker that started this process
 
 _DRAIN_S = 30.0  # for accepted requests at the end
@@ -142,17 +141,17 @@ class ReadyLine:
 
 
 def run_commands(
-    commands: list[list[str]], counts: list[int], at: str, stop: StopEvent, door: Door, broker: bool, ready_s: float | None = None,
+    commands: list[list[str]], counts: list[int], at: str, stop: StopEvent, door: Door, broker: bool, programs: bool = False,
     say_ready: Callable[[bool], None] = lambda joined: None,
 ) -> None:
-    """Runs worker processes until stop is set. ready_s: after this time a process counts as attached, if it does not say so itself."""
+    """Runs worker processes until stop is set. programs: the commands are no serve.child, which ends with its parent by itself."""
     broker = broker and not _supervised(at)
     with contextlib.closing(Refusals()) as refusals:
         while not stop.is_set():
             if broker and not broker_runs(at):
                 _host(commands, counts, at, stop, door, say_ready, refusals)
             else:
-                _guest(commands, counts, at, stop, door, broker, ready_s, say_ready, refusals)
+                _guest(commands, counts, at, stop, door, broker, programs, say_ready, refusals)
                 refusals.end()  # the workers have served: later starts are no first starts
 
 
@@ -374,14 +373,14 @@ def ask_broker(command: str, socket: str) -> Any:
 
 
 def _guest(
-    commands: list[list[str]], counts: list[int], socket: str, stop: StopEvent, door: Door, take_over: bool, ready_s: float | None,
+    commands: list[list[str]], counts: list[int], socket: str, stop: StopEvent, door: Door, take_over: bool, programs: bool,
     say_ready: Callable[[bool], None], refusals: Refusals,
 ) -> None:
     """Serves until stop is set, or the broker is gone and take_over is set."""
-    if ready_s is not None:
-        commands = [_with_us(*command) for command in commands]  # serve.child does that itself
+    if programs:
+        commands = [_with_us(*command) for command in commands]
     env = _environment(socket, refusals, sum(counts))
-    guests = [WatchedProcess(f"worker {i}", command, env, ready_s, refusals) for command, n in zip(commands, counts) for i in range(n)]
+    guests = [WatchedProcess(f"worker {i}", command, env, None, refusals) for command, n in zip(commands, counts) for i in range(n)]
     gateway = door()
     if gateway is not None:
         guests.append(gateway)

@@ -60,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     p.add_argument("--depth", type=int, default=2, help="batches in flight (default 2)")
     p.add_argument("--processes", type=int, default=1, help="worker processes; one that dies is started again (default 1)")
+    flags.add_join(p)
     p.add_argument("--socket", help="the broker's control socket")
     p.add_argument("--alone", type=int, metavar="ROWS", help="no broker: run full batches of own data, one for each byte on standard input")
     return p

@@ -10,7 +10,7 @@ import subprocess
 import time
 
 from .. import errors
-from ..worker.refusal import Refusals
+from ..worker.refusal import ATTACHED_FD, Refusals
 from ..worker.signals import StopEvent, ends
 
 log = logging.getLogger("ringbatch")
@@ -36,7 +36,7 @@ class WatchedProcess:
         self._attached = False
         self._pipe, told = os.pipe()
         os.set_blocking(self._pipe, False)
-        env = {**self._env, "RINGBATCH_PARENT": str(os.getpid()), "RINGBATCH_ATTACHED_FD": str(told)}
+        env = {**self._env, "RINGBATCH_PARENT": str(os.getpid()), ATTACHED_FD: str(told)}
         try:
             self._p: subprocess.Popen | None = subprocess.Popen(self._command, env=env, pass_fds=[told], start_new_session=True)
         finally:

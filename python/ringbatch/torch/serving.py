@@ -20,7 +20,7 @@ from ..binding.tensors import Declared, Specs, declared, parse, signature
 from ..weights.following import Follower
 from ..weights.following import follower as open_follower
 from ..weights.modules import ModuleLoad
-from ..worker import trials
+from ..worker import program, trials
 from ..worker.axes import Axes, Input, Output, add_buckets, extra_inputs, pad_values
 from ..worker.import_path import name_of
 from ..worker.lost_gpu import Lost
@@ -112,6 +112,7 @@ def serve(
         raise errors.Invalid("a module is given one tensor of all rows, and ragged rows have none in common: pack them (--packed), "
             "or use @ringbatch.worker")
     trials.refuse_tolerance(tolerance)
+    options.setdefault("version", program.of_function(module))
     where = device_of(device)
     if cuda_graphs is None and not isinstance(module, torch.nn.Module):
         cuda_graphs = False  # a replay would leave out the side effects of a function
@@ -251,6 +252,8 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
         stop = StopEvent()
         stop_on_signals(stop)
         name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
+        settings.setdefault("version", a.join or program.of_target(
+            a.target, [a.half, a.bfloat16, a.lengths, a.mask, a.pad, a.packed, a.state, a.input, a.weights]))
         sizes: dict[str, Any] = dict(lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, packed=a.packed, **settings)
         serve(module, name, inputs=inputs, outputs=a.output, state=a.state, check=a.check, tolerance=a.tolerance, memory=a.memory,
             weights=a.weights, stop=stop, socket=a.socket, **how, **sizes)

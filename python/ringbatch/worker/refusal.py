@@ -6,6 +6,7 @@ The text goes through memory of the serving process, so that it also arrives if 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -23,7 +24,10 @@ _MOST_BYTES = 1 << 20  # then refusals are no longer read
 
 _ADD_SEALS, _SEAL_GROW, _SEAL_WRITE = 1033, 4, 8  # <linux/fcntl.h>: not every Python's fcntl has them
 
-_told_at = os.environ.pop(TOLD_AT, "")  # not for processes that this process starts
+ATTACHED_FD = "RINGBATCH_ATTACHED_FD"  # a worker process writes to it when it has attached
+
+# Not for processes that this process starts.
+_told_at, _attached_fd = os.environ.pop(TOLD_AT, ""), os.environ.pop(ATTACHED_FD, "")
 
 
 class Refusal(NamedTuple):
@@ -72,9 +76,12 @@ def _identity(fd: int) -> str:
 
 
 def attached() -> None:
-    """In a worker process: it has served, so a later error does not condemn its target."""
-    global _told_at
-    _told_at = ""
+    """In a worker process: it serves, so a later error does not condemn its target."""
+    global _told_at, _attached_fd
+    if _attached_fd:
+        with contextlib.suppress(OSError):  # the serving process is gone
+            os.write(int(_attached_fd), b"1")
+    _told_at = _attached_fd = ""
 
 
 def refused(text: object) -> bool:

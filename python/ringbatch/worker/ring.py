@@ -57,6 +57,7 @@ def worker_options(
     pad_preferred: bool = False,
     gather_threads: int = 0,
     run_once: bool = False,
+    version: str | None = None,
     name: str | None = None,
     gpu: str | None = None,
     socket: str | os.PathLike[str] | None = None,
@@ -66,7 +67,7 @@ def worker_options(
     o = c.WorkerOptions()
     o.size = ctypes.sizeof(o)
     o.depth, o.lanes, o.weight, o.pad_to, o.pad_preferred, o.gather_threads = depth, lanes, weight, pad_to, pad_preferred, gather_threads
-    o.run_once = run_once
+    o.run_once, o.version = run_once, encode(version)
     o.name, o.gpu, o.socket = encode(name or os.environ.get("RINGBATCH_WORKER_NAME")), encode(gpu), encode(socket)
     o.policy = encode(policy_text(policy))
     return o

@@ -18,6 +18,7 @@ from ..binding import structs as c
 from ..binding.library import Duration, encode
 from ..binding.tensors import Declared, Specs, declared, signature
 from ..weights.following import Follower
+from . import program
 from .batch import Batch, Buffers
 from .following import Following, refuse_unknown
 from .ring import Ring, RingBatch, Stop, keep_attached, run_one, worker_options
@@ -45,6 +46,7 @@ def worker(
     run_once: bool = False,
     packed: bool = False,
     debug: bool | None = None,
+    version: str | None = None,
     name: str | None = None,
     gpu: str | None = None,
     memory: str | None = None,
@@ -85,6 +87,9 @@ def worker(
     gather_threads: threads that copy the rows of a batch above 1 MiB; 0 is one for each
         core, at most 16, or 1 below 4 cores.
     run_once: never run a request again: a failed batch or a dead worker fails all its requests.
+    version: what the worker computes. Beside workers of another version it is refused, unless the broker has
+        started them all: their answers would mix. "any" joins all. The default comes from the function's
+        file, the script and its arguments.
     name: of this worker, in the broker's log and statistics.
     weights: ``"wait"`` follows the live weights that a ``ringbatch.publisher`` of this model
         publishes, as ``batch.weights``. A torch.nn.Module gets them copied in place.
@@ -93,7 +98,7 @@ def worker(
         _check_packed(declared(inputs), declared(outputs), policy.setdefault("ragged", True))
     o = worker_options(
         depth=depth, weight=weight, pad_to=pad_to, pad_preferred=pad_preferred, gather_threads=gather_threads, run_once=run_once,
-        name=name, gpu=gpu, **policy,
+        version=version, name=name, gpu=gpu, **policy,
     )
     text = signature(inputs, outputs, memory, state)
 
@@ -157,10 +162,19 @@ class Worker:
         """The same worker as a stage of a pipeline; its model's name is the stage's."""
         o = c.WorkerOptions.from_buffer_copy(self._options)
         o.pipeline = encode(declaration)
-        stage = Worker(self.function, f"{pipeline}/{self.model}", self.signature, o, self._debug, self._packed, self._weights)
-        stage._follows = self._follows
-        stage._keep = (self._options, o.pipeline)  # a copied struct does not keep its texts
-        return stage
+        return self._with(o, f"{pipeline}/{self.model}")
+
+    def with_version(self, version: str) -> Worker:
+        """The same worker with another version."""
+        o = c.WorkerOptions.from_buffer_copy(self._options)
+        o.version = encode(version)
+        return self._with(o, self.model)
+
+    def _with(self, o: c.WorkerOptions, model: str) -> Worker:
+        made = Worker(self.function, model, self.signature, o, self._debug, self._packed, self._weights)
+        made._follows = self._follows
+        made._keep = (self._keep, o.pipeline, o.version)  # a copied struct does not keep its texts
+        return made
 
     def __call__(self, batch: Batch) -> Any:
         return self.function(batch)
@@ -184,6 +198,8 @@ class Worker:
         """attached is called after each attachment."""
         o = c.WorkerOptions.from_buffer_copy(self._options)
         o.socket = encode(socket)
+        if not o.version:
+            o.version = encode(program.of_function(self.function))
 
         def serve(ring: Ring) -> None:
             if attached is not None:

@@ -32,8 +32,8 @@ static char *part(char **s, char c)
 
 static void attach(char *rest)
 {
-	char *model = part(&rest, '|'), *signature = part(&rest, '|');
-	rb_worker_options o = {.size = sizeof o, .policy = rest};
+	char *model = part(&rest, '|'), *signature = part(&rest, '|'), *policy = part(&rest, '|');
+	rb_worker_options o = {.size = sizeof o, .policy = policy, .version = rest};
 	say(rb_worker_attach(model, signature, &o, &worker));
 }
 
