@@ -63,7 +63,7 @@ check: $(STATICCHECK) ## licence lines, formatting, vet, staticcheck, links, fig
 
 # Packages whose goroutines share memory run under the race detector, and only there. Processes that share mappings are
 # invisible to the detector; heap-backed segments show it the same code.
-RACE_ONLY := shm client worker worker/weights broker broker/supervise gateway gateway/core gateway/grpcapi gateway/httpapi test/testbed
+RACE_ONLY := shm client worker broker broker/supervise gateway gateway/core gateway/grpcapi gateway/httpapi test/testbed
 # These also run without it: their simulations and schedules then go further (testing.Short).
 RACE_TOO := broker/engine test/e2e relay
 # Four packages at a time, because tests mostly wait; make check vets them.

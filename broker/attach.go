@@ -294,10 +294,10 @@ func (b *Broker) declareModel(m *model, mc ModelConfig, uid int) error {
 		return err
 	}
 	bytes := layout.PlanesSize + layout.DeviceSize
-	if err := b.users.countModel(uid, layout.Slots, bytes); err != nil {
+	if err := b.users.count(uid, ofModels, layout.Slots, bytes); err != nil {
 		return fmt.Errorf("model %q: %w", mc.Name, err)
 	}
-	m.undeclare = sync.OnceFunc(func() { b.users.uncountModel(uid, layout.Slots, bytes) })
+	m.undeclare = sync.OnceFunc(func() { b.users.uncount(uid, ofModels, layout.Slots, bytes) })
 	if err := b.makeModel(m, mc); err != nil {
 		m.undeclare()
 		return err

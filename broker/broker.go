@@ -71,7 +71,7 @@ func New(cfg Config) (_ *Broker, err error) {
 		listening: make(chan struct{}),
 		handedTo:  make(chan struct{}),
 		answering: make(chan struct{}, answersAtOnce),
-		weights:   weights{models: map[string]*modelWeights{}},
+		weights:   weights{models: map[string]*modelWeights{}, waiting: map[string][]*weightsPeer{}},
 		offenders: offenders{last: map[engine.Process]time.Time{}},
 		refusals:  refusals{users: map[uint32]*refused{}},
 	}
@@ -92,6 +92,7 @@ func New(cfg Config) (_ *Broker, err error) {
 		b.loops = append(b.loops, l)
 	}
 	b.models = newRegistry(b.epoch, b.loops)
+	b.models.forgot = func() { go b.weights.forgetUnused(b) } // not on the loop: a publisher that attaches may wait for it
 	if err := checkNames(cfg.Models); err != nil {
 		return nil, err
 	}

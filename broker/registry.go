@@ -35,12 +35,13 @@ type registry struct {
 	load     map[*engine.Loop]int // rings, and their sessions
 	draining bool
 	changes  changes
+	forgot   func() // called on the loop of a model that was forgotten
 }
 
 func newRegistry(epoch uint64, loops []*engine.Loop) *registry {
 	return &registry{
 		models: map[string]*model{}, aliases: map[string]*aliasEntry{}, loops: loops, load: map[*engine.Loop]int{},
-		changes: changes{count: epoch},
+		changes: changes{count: epoch}, forgot: func() {},
 	}
 }
 
@@ -208,8 +209,24 @@ func (g *registry) leaveModel(m *model) {
 			m.loop.ForgetRing(m.ring)
 			m.undeclare()
 			m.log.Info("model forgotten: its last worker and client left")
+			g.forgot()
 		})
 	}
+}
+
+// serves reports whether there is a model, or a stage of a pipeline, of that name.
+func (g *registry) serves(name string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.models[name] != nil {
+		return true
+	}
+	for _, m := range g.models {
+		if m.made == nil && m.isPipeline && slices.Contains(m.stageNames(), m.name+"/"+name) {
+			return true
+		}
+	}
+	return false
 }
 
 // setDynamic sets m.dynamic of a taken model, and returns the old value.

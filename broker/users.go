@@ -26,11 +26,21 @@ type users struct {
 }
 
 type account struct {
-	uid                  int
-	conns, models, slots int
-	bytes                int64
-	room                 int
+	uid         int
+	conns, room int
+	has         [2]holding // ofModels, ofWeights
 }
+
+// holding is what the workers of a user have declared, or its publishers publish.
+type holding struct {
+	names, slots int
+	bytes        int64
+}
+
+const (
+	ofModels = iota
+	ofWeights
+)
 
 // Limits of one user or process. 0 stands for the default.
 type Limits struct {
@@ -167,37 +177,39 @@ func (m *member) Give(bytes int) {
 	u.account(m.uid).room -= bytes
 }
 
-// countModel counts a model that a worker of this user declares, or refuses it.
-func (u *users) countModel(uid, slots int, bytes int64) error {
+// count counts a model that a worker of this user declares, or weights that it publishes,
+// or refuses them. The same limits hold for all models, and for all weights.
+func (u *users) count(uid, kind, slots int, bytes int64) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	a, l := u.account(uid), &u.limits
+	a, l, what := u.account(uid), &u.limits, [...]string{"models of its workers", "weights of its publishers"}[kind]
+	h := &a.has[kind]
 	refuse := func(format string, args ...any) error {
 		u.dropIfEmpty(a)
 		return fmt.Errorf("%w: uid %d: %s; models of the configuration do not count", status.ErrQuota, uid, fmt.Sprintf(format, args...))
 	}
 	switch {
-	case a.models >= l.MaxUserModels:
-		return refuse("its workers have declared %d models, and max_user_models is %d", a.models, l.MaxUserModels)
-	case slots > l.MaxUserSlots-a.slots:
-		return refuse("%d slots on top of the %d that its workers' models have; max_user_slots is %d", slots, a.slots, l.MaxUserSlots)
-	case bytes > l.MaxUserBytes-a.bytes:
-		return refuse("%d MiB on top of the %d MiB that its workers' models have; max_user_bytes is %d",
-			bytes>>20, a.bytes>>20, l.MaxUserBytes)
+	case h.names >= l.MaxUserModels:
+		return refuse("there are %d %s, and max_user_models is %d", h.names, what, l.MaxUserModels)
+	case slots > l.MaxUserSlots-h.slots:
+		return refuse("%d slots on top of the %d that %s have; max_user_slots is %d", slots, h.slots, what, l.MaxUserSlots)
+	case bytes > l.MaxUserBytes-h.bytes:
+		return refuse("%d MiB on top of the %d MiB that %s have; max_user_bytes is %d", bytes>>20, h.bytes>>20, what, l.MaxUserBytes)
 	}
-	a.models++
-	a.slots += slots
-	a.bytes += bytes
+	h.names++
+	h.slots += slots
+	h.bytes += bytes
 	return nil
 }
 
-func (u *users) uncountModel(uid, slots int, bytes int64) {
+func (u *users) uncount(uid, kind, slots int, bytes int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	a := u.account(uid)
-	a.models--
-	a.slots -= slots
-	a.bytes -= bytes
+	h := &a.has[kind]
+	h.names--
+	h.slots -= slots
+	h.bytes -= bytes
 	u.dropIfEmpty(a)
 }
 

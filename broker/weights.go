@@ -5,7 +5,6 @@ package broker
 import (
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"strings"
@@ -20,13 +19,14 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// weights are the weights segments, by model. A segment stays until the broker ends: a
-// worker that is restarted finds the weights that were published last. The broker hands
-// out the memory, and clears the words of peers that have gone. It never waits, and no
-// batch passes through here.
+// weights are the weights segments, by model. A segment stays until its model and its peers
+// are gone: a worker that is restarted finds the weights that were published last. The
+// broker hands out the memory, and clears the words of peers that have gone. It never
+// waits, and no batch passes through here.
 type weights struct {
-	mu     sync.Mutex
-	models map[string]*modelWeights
+	mu      sync.Mutex
+	models  map[string]*modelWeights
+	waiting map[string][]*weightsPeer // followers of models that have none yet
 }
 
 type modelWeights struct {
@@ -39,9 +39,8 @@ type modelWeights struct {
 }
 
 type weightsPeer struct {
-	pid  int
-	name string
-	conn *net.UnixConn
+	*conversation
+	req *control.Request
 }
 
 // serveWeights serves a publisher or a follower until it hangs up or its process ends.
@@ -56,9 +55,8 @@ func (b *conversation) serveWeights(req *control.Request) {
 		return
 	}
 	defer offer.Close() // unless the weights take it
-	rep, peer := b.reply(), &weightsPeer{int(b.cred.Pid), req.Name, b.conn}
-	m, fds, err := b.weights.attach(b.Broker, int(b.cred.Uid), peer, req, &offer, rep)
-	switch {
+	rep, peer := b.reply(), &weightsPeer{b, req}
+	switch err := b.weights.attach(peer, &offer, rep); {
 	case errors.Is(err, engine.ErrNeedsDevice):
 		b.send(rep)
 		return
@@ -66,8 +64,6 @@ func (b *conversation) serveWeights(req *control.Request) {
 		b.refuse(err)
 		return
 	}
-	err = control.Send(b.conn, time.Now().Add(replyTime), rep, fds...)
-	control.CloseFDs(fds)
 	var one [1]byte
 	for err == nil && !hasEnded(b.pidfd) { // a child of the peer may keep the connection
 		_ = b.conn.SetReadDeadline(time.Now().Add(weightsLook))
@@ -75,65 +71,92 @@ func (b *conversation) serveWeights(req *control.Request) {
 			err = nil
 		}
 	}
-	if !errors.Is(err, net.ErrClosed) { // when this broker ends, a batch of the peer may still read its buffer
-		b.weights.detach(m, rep.Weights.Follower)
+	if b.closing.Err() == nil { // when this broker ends, a batch of the peer may still read its buffer
+		b.weights.detach(peer)
 	}
 }
 
 // weightsLook is how long the death of a peer may go unnoticed if a child has its connection.
 const weightsLook = 500 * time.Millisecond
 
-// attach finds or makes the segment, enters the peer, and sets rep.Weights. With
-// ErrNeedsDevice it sets rep.Needs. The caller closes the descriptors.
-func (w *weights) attach(b *Broker, uid int, peer *weightsPeer, req *control.Request, offer *engine.DeviceMemory, rep *control.Reply) (
-	m *modelWeights, fds []int, err error) {
-	if !tensor.ValidName(req.Model) || req.Weights == nil {
-		return nil, nil, fmt.Errorf("%w: weights of the model %q", status.ErrInvalid, req.Model)
+// attach enters a peer and answers it. A follower that waits is answered when there is a
+// publisher. With ErrNeedsDevice, attach sets rep.Needs.
+func (w *weights) attach(p *weightsPeer, offer *engine.DeviceMemory, rep *control.Reply) error {
+	name := p.req.Model
+	if !tensor.ValidName(name) || p.req.Weights == nil {
+		return fmt.Errorf("%w: weights of the model %q", status.ErrInvalid, name)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	follower := -1
-	if req.Weights.Publish {
-		m, err = w.forPublisher(b, uid, req, offer, rep)
-	} else {
-		m, follower, err = w.forFollower(req)
+	m := w.models[name]
+	switch {
+	case p.req.Weights.Publish:
+		m, err := w.forPublisher(p, offer, rep)
+		if err == nil {
+			err = p.answer(m, -1)
+		}
+		if err != nil {
+			return err
+		}
+		m.publisher = p
+		for _, f := range w.waiting[name] {
+			if err := m.follow(f); err != nil {
+				f.serving.Go(func() { f.refuse(err); _ = f.conn.Close() })
+			}
+		}
+		delete(w.waiting, name)
+	case m != nil:
+		return m.follow(p)
+	case p.req.Weights.Wait:
+		w.waiting[name] = append(w.waiting[name], p)
+	default:
+		return fmt.Errorf("%w: %q has no weights yet: nothing was published", status.ErrUnknownModel, name)
 	}
+	return nil
+}
+
+// follow enters a follower and answers it.
+func (m *modelWeights) follow(p *weightsPeer) error {
+	free := slices.Index(m.followers[:], nil)
+	switch {
+	case m.DeviceSize > 0 && !p.req.Device:
+		return fmt.Errorf("%w: the weights of %q lie in device memory, which this worker does not use; "+
+			"C programs say that they can (rb_connect_options.device)", status.ErrInvalid, m.model)
+	case free < 0:
+		return fmt.Errorf("%w: %d workers follow the weights of %q", status.ErrQuota, shm.WeightFollowers, m.model)
+	}
+	err := p.answer(m, free)
+	if err == nil {
+		m.followers[free] = p
+	}
+	return err
+}
+
+// answer sends a peer the segment. A peer that does not take it holds up no other.
+func (p *weightsPeer) answer(m *modelWeights, follower int) error {
+	fds, err := m.descriptors()
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	if fds, err = m.descriptors(); err != nil {
-		return nil, nil, err
-	}
-	if follower < 0 {
-		m.publisher = peer
-	} else {
-		m.followers[follower] = peer
-	}
+	rep := p.reply()
 	rep.Weights = &control.Weights{Tensors: tensor.SpecTexts(m.Tensors), Follower: follower, GPU: m.device.GPU}
-	return m, fds, nil
+	p.serving.Go(func() {
+		if control.Send(p.conn, time.Now().Add(replyTime), rep, fds...) != nil {
+			_ = p.conn.Close()
+		}
+		control.CloseFDs(fds)
+	})
+	return nil
 }
 
-func (w *weights) forFollower(req *control.Request) (m *modelWeights, free int, err error) {
-	if m = w.models[req.Model]; m == nil {
-		return nil, 0, fmt.Errorf("%w: %q has no weights yet: nothing was published", status.ErrUnknownModel, req.Model)
+// forPublisher is the segment of these tensors. A publisher may replace a segment that
+// workers do not follow, or that never had a version.
+func (w *weights) forPublisher(p *weightsPeer, offer *engine.DeviceMemory, rep *control.Reply) (*modelWeights, error) {
+	b, uid, name := p.Broker, int(p.cred.Uid), p.req.Model
+	if b.models.isAlias(name) {
+		return nil, fmt.Errorf("%w: %q is an alias, and workers follow the weights of their model: publish those", status.ErrInvalid, name)
 	}
-	if m.DeviceSize > 0 && !req.Device {
-		return nil, 0, fmt.Errorf("%w: the weights of %q lie in device memory, which this worker does not use; "+
-			"C programs say that they can (rb_connect_options.device), Go programs cannot", status.ErrInvalid, req.Model)
-	}
-	if free = slices.Index(m.followers[:], nil); free < 0 {
-		return nil, 0, fmt.Errorf("%w: %d workers follow the weights of %q", status.ErrQuota, shm.WeightFollowers, req.Model)
-	}
-	return m, free, nil
-}
-
-// forPublisher is the segment of these tensors. While no worker follows, a publisher may
-// replace a segment by another one.
-func (w *weights) forPublisher(b *Broker, uid int, req *control.Request, offer *engine.DeviceMemory, rep *control.Reply) (*modelWeights, error) {
-	if b.models.isAlias(req.Model) {
-		return nil, fmt.Errorf("%w: %q is an alias, and workers follow the weights of their model: publish those", status.ErrInvalid, req.Model)
-	}
-	tensors, err := tensor.ParseSpecs(req.Weights.Tensors, nil)
+	tensors, err := tensor.ParseSpecs(p.req.Weights.Tensors, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -141,40 +164,64 @@ func (w *weights) forPublisher(b *Broker, uid int, req *control.Request, offer *
 	if err != nil {
 		return nil, err
 	}
-	m := w.models[req.Model]
+	m := w.models[name]
 	switch {
-	case m != nil && m.publisher != nil:
-		return nil, fmt.Errorf("%w: process %d publishes the weights of %q already", status.ErrBusy, m.publisher.pid, req.Model)
-	case m != nil && m.Geometry == layout.Geometry:
+	case m == nil && !p.req.Weights.Again && len(w.waiting[name]) == 0:
+		if err := b.checkFollowed(name); err != nil {
+			return nil, err
+		}
+	case m == nil:
+	case m.publisher != nil:
+		return nil, fmt.Errorf("%w: process %d publishes the weights of %q already", status.ErrBusy, m.publisher.cred.Pid, name)
+	case m.Geometry == layout.Geometry:
 		return m, nil
-	case m != nil && slices.ContainsFunc(m.followers[:], func(p *weightsPeer) bool { return p != nil }):
+	case m.Last() > 0 && len(m.peers()) > 0:
 		return nil, fmt.Errorf("%w: workers follow weights of %q that differ: %s; end them, or publish under another name",
-			status.ErrSignatureMismatch, req.Model, firstDifference(m.Tensors, layout.Tensors))
-	case layout.DeviceSize > 0 && offer.FD < 0:
+			status.ErrSignatureMismatch, name, firstDifference(m.Tensors, layout.Tensors))
+	}
+	if layout.DeviceSize > 0 && offer.FD < 0 {
 		rep.Needs = &control.DeviceNeed{Bytes: layout.DeviceSize, Device: tensors[0].Device()}
 		return nil, engine.ErrNeedsDevice
 	}
 	if err := shm.CheckRoom(layout.Size); err != nil {
-		return nil, fmt.Errorf("weights of %q: %w", req.Model, err)
+		return nil, fmt.Errorf("weights of %q: %w", name, err)
 	}
-	if err := b.users.countModel(uid, 0, layout.Size+layout.DeviceSize); err != nil {
-		return nil, fmt.Errorf("weights of %q: %w", req.Model, err)
+	if err := b.users.count(uid, ofWeights, 0, layout.Size+layout.DeviceSize); err != nil {
+		return nil, fmt.Errorf("weights of %q: %w", name, err)
 	}
 	segment, err := shm.CreateWeights(b.cfg.Memory, layout, b.epoch)
 	if err != nil {
-		b.users.uncountModel(uid, 0, layout.Size+layout.DeviceSize)
+		b.users.uncount(uid, ofWeights, 0, layout.Size+layout.DeviceSize)
 		return nil, err
 	}
 	if m != nil {
 		segment.Continue(m.Weights)
 		w.forget(b, m)
 	}
-	m = &modelWeights{Weights: segment, model: req.Model, uid: uid, device: engine.DeviceMemory{FD: -1}}
+	m = &modelWeights{Weights: segment, model: name, uid: uid, device: engine.DeviceMemory{FD: -1}}
 	if layout.DeviceSize > 0 {
 		m.device, *offer = *offer, m.device
 	}
-	w.models[req.Model] = m
+	w.models[name] = m
 	return m, nil
+}
+
+// checkFollowed refuses new weights of a model whose workers do not follow, and of a model
+// that is not there: most often the name has a typo.
+func (b *Broker) checkFollowed(name string) error {
+	m, _, err := b.models.takeStage(name)
+	if err != nil {
+		return fmt.Errorf("weights: no worker waits for them: %w", err)
+	}
+	defer b.models.leaveModel(m)
+	_, stages, _ := m.ring.Readiness()
+	for _, s := range stages {
+		if s.Attached > 0 {
+			return fmt.Errorf("%w: the workers of %q follow no weights (in Python: weights=\"wait\" or ringbatch.torch.follow)",
+				status.ErrNoWorker, name)
+		}
+	}
+	return nil
 }
 
 // descriptors are copies for a peer: of the segment, and of the device memory.
@@ -192,28 +239,40 @@ func (m *modelWeights) descriptors() (fds []int, err error) {
 	return fds, nil
 }
 
-// forget gives back the memory of weights that no peer uses, or whose device memory was lost.
+// forget gives back the memory of weights, and disconnects their peers.
 func (w *weights) forget(b *Broker, m *modelWeights) {
+	for _, p := range m.peers() {
+		_ = p.conn.Close()
+	}
 	m.Segment().Close()
 	m.device.Close()
-	b.users.uncountModel(m.uid, 0, m.Size+m.DeviceSize)
+	b.users.uncount(m.uid, ofWeights, 0, m.Size+m.DeviceSize)
 	delete(w.models, m.model)
 }
 
-// dropDevices gives the device memory back after it was lost, and disconnects its peers.
+func (m *modelWeights) peers() []*weightsPeer {
+	return slices.DeleteFunc(append(m.followers[:len(m.followers):len(m.followers)], m.publisher), func(p *weightsPeer) bool { return p == nil })
+}
+
+// forgetUnused forgets weights whose model and peers are gone.
+func (w *weights) forgetUnused(b *Broker) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, m := range w.models {
+		if len(m.peers()) == 0 && !b.models.serves(m.model) {
+			w.forget(b, m)
+		}
+	}
+}
+
+// dropDevices gives the device memory back after it was lost.
 func (w *weights) dropDevices(b *Broker) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, m := range w.models {
-		if m.DeviceSize == 0 {
-			continue
+		if m.DeviceSize > 0 {
+			w.forget(b, m)
 		}
-		for _, p := range append(m.followers[:], m.publisher) {
-			if p != nil {
-				_ = p.conn.Close()
-			}
-		}
-		w.forget(b, m)
 	}
 }
 
@@ -231,18 +290,29 @@ func firstDifference(has, wants []tensor.Spec) string {
 	return "their order"
 }
 
-func (w *weights) detach(m *modelWeights, follower int) {
+func (w *weights) detach(p *weightsPeer) {
+	w.leave(p)
+	w.forgetUnused(p.Broker)
+}
+
+func (w *weights) leave(p *weightsPeer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.models[m.model] != m {
-		return // its memory was given back
+	name := p.req.Model
+	if w.waiting[name] = slices.DeleteFunc(w.waiting[name], func(q *weightsPeer) bool { return q == p }); len(w.waiting[name]) == 0 {
+		delete(w.waiting, name)
 	}
-	if follower < 0 {
-		m.publisher = nil
+	m := w.models[name]
+	if m == nil {
 		return
 	}
-	m.followers[follower] = nil
-	m.ForgetFollower(follower)
+	if m.publisher == p {
+		m.publisher = nil
+	}
+	if i := slices.Index(m.followers[:], p); i >= 0 {
+		m.followers[i] = nil
+		m.ForgetFollower(i)
+	}
 }
 
 // withdraw refuses a version for an administrator.
@@ -277,11 +347,11 @@ func (w *weights) snapshot() (list []stats.Weights) {
 			s.Withdrawn, s.Reason = uint32(refused), reason
 		}
 		if m.publisher != nil {
-			s.Publisher = m.publisher.pid
+			s.Publisher = int(m.publisher.cred.Pid)
 		}
 		for i, f := range m.followers {
 			if f != nil {
-				s.Followers = append(s.Followers, stats.Follower{Pid: f.pid, Name: f.name, Version: uint32(m.Loaded(i))})
+				s.Followers = append(s.Followers, stats.Follower{Pid: int(f.cred.Pid), Name: f.req.Name, Version: uint32(m.Loaded(i))})
 			}
 		}
 		list = append(list, s)

@@ -658,8 +658,10 @@ typedef uint64_t rb_follower;  /* 0 is none */
 
 /* tensors: name:dtype[dims], with blanks between them; all in host memory, or all in the
  * memory of one GPU ("w:f32[4]@device:0"), where followers on that GPU read them.
- * RB_ERR_BUSY if another process publishes the weights of this model. With options->wait,
- * the call waits for a broker. The publisher is the caller's until rb_publish_close. */
+ * RB_ERR_BUSY if another process publishes the weights of this model; RB_ERR_UNKNOWN_MODEL
+ * or RB_ERR_NO_WORKER if no worker follows. With options->wait, the call waits for a broker
+ * and a worker. The publisher is the caller's until rb_publish_close. A worker that
+ * publishes, a learner, sets run_once: else a batch that fails may be learned twice. */
 RB_API int rb_publish_open(const char *model, const char *tensors, const rb_connect_options *options, rb_publisher *publisher);
 /* The k-th tensor; its offset counts from the buffer of rb_publish_begin. */
 RB_API int rb_publish_tensor(rb_publisher publisher, uint32_t k, rb_tensor *tensor);
@@ -671,10 +673,12 @@ RB_API int rb_publish_device(rb_publisher publisher, rb_device *device);
  * but those of the last two good versions. */
 RB_API int rb_publish_begin(rb_publisher publisher, int64_t timeout, void **buffer);
 /* Makes the buffer the current version. A request that is committed after this call is
- * answered with this version or a later one. If an earlier version was withdrawn:
- * RB_ERR_FAILED with the reason, once, and nothing is published; call again. Without a
- * broker the version is published when there is one (rb_publish_check). */
+ * answered with this version or a later one. Without a broker the version is published
+ * when there is one (rb_publish_check). RB_ERR_INVALID after version 4294967295. */
 RB_API int rb_publish_commit(rb_publisher publisher, uint32_t *version);
+/* The latest version of this publisher that was withdrawn, because a worker could not load
+ * it or by hand; 0: none. reason gets at most room bytes of text; it may be NULL. */
+RB_API int rb_publish_withdrawn(rb_publisher publisher, uint32_t *version, char *reason, uint32_t room);
 /* After a restart of the broker: attaches again, and publishes the last version once more.
  * rb_publish_begin and rb_publish_commit do so, too. */
 RB_API int rb_publish_check(rb_publisher publisher);

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
@@ -19,7 +20,6 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
-	"github.com/ringbatch/ringbatch/worker/weights"
 )
 
 // weightsBed serves the model "m", whose answer is the least and the most of its weights.
@@ -27,7 +27,6 @@ type weightsBed struct {
 	bed
 	broker *testbed.Local
 	sig    tensor.Signature
-	specs  []tensor.Spec
 	client *client.Client
 }
 
@@ -37,8 +36,6 @@ func newWeightsBed(t *testing.T, sanitizer string) *weightsBed {
 	b := &weightsBed{bed: bed{t: t, exe: sanitizedProgram(t, sanitizer, "weights", "testdata/weights.c")}}
 	var err error
 	b.sig, err = tensor.ParseSignature([]string{"x:u8[1]"}, []string{"least:i64[1]", "most:i64[1]"})
-	must.Do(t, err)
-	b.specs, err = tensor.ParseSpecs([]string{"a:i64[600]", "b.c:i64[]"}, nil)
 	must.Do(t, err)
 	models := []broker.ModelConfig{{Name: "m", Signature: b.sig}}
 	b.broker, err = testbed.StartLocal(broker.Config{Models: models, DrainTime: time.Millisecond})
@@ -97,96 +94,84 @@ func (b *weightsBed) restart(version shm.Version, fill int64) {
 	}))
 }
 
-func TestACWorkerFollowsAGoPublisher(t *testing.T) {
+func TestAnAnswerHasTheVersionThatWasPublishedBeforeIt(t *testing.T) {
 	b := newWeightsBed(t, "address")
-	p, err := weights.NewPublisher(b.soon(), "m", b.specs, weights.WithSocket(b.socket))
-	must.Do(t, err)
-	defer p.Close()
-	publish := func(fill int64) (shm.Version, error) {
-		buffer, err := p.Begin(b.soon())
-		must.Do(t, err)
-		for k := range 2 {
-			for at := buffer.Tensor(k); len(at) > 0; at = at[8:] {
-				binary.NativeEndian.PutUint64(at, uint64(fill))
-			}
-		}
-		return p.Publish(buffer)
+	for range 2 {
+		b.start(nil, "worker", b.socket) // waits for a publisher
 	}
-	_, err = publish(1)
-	must.Do(t, err)
-	b.start(nil, "worker", b.socket).until("attached")
-	b.start(nil, "worker", b.socket).until("attached")
-	for i := range int64(300) {
-		b.expect(shm.Version(i+1), i+1)
-		_, err = publish(i + 2)
-		must.Do(t, err)
-	}
-	_, err = publish(-1)
-	must.Do(t, err)
-	b.expect(301, 301)
-	_, err = publish(303)
-	must.Fail(t, "after a version that cannot be loaded", err, status.ErrFailed)
-	v, err := publish(303)
-	must.Do(t, err)
-	b.expect(v, 303)
-	b.restart(v, 303)
-	_, err = publish(304)
-	must.Do(t, err)
-	must.Do(t, testbed.Eventually(time.Minute, func() error {
-		if v, _, err := b.ask(); err != nil || v != 304 {
-			return fmt.Errorf("version %d: %w", v, err)
-		}
-		return nil
-	}))
-}
-
-func TestACPublisherMayDieAtAnyMoment(t *testing.T) {
-	b := newWeightsBed(t, "address")
 	p := b.publisher()
 	p.publish(1)
-	f, err := weights.Follow(b.soon(), "m", func(v weights.View) error {
-		if int64(binary.NativeEndian.Uint64(v.Tensor(0))) < 0 {
-			return errors.New("weights below 0")
-		}
-		return nil
-	}, weights.WithSocket(b.socket))
-	must.Do(t, err)
-	defer f.Close()
-	leave := testbed.ServeLocal(worker.Config{Model: "m", Signature: b.sig, Socket: b.socket, Weights: f}, answerWeights)
-	defer func() { must.Check(t, leave()) }()
+	for i := range int64(300) {
+		b.expect(shm.Version(i+1), i+1)
+		p.publish(i + 2)
+	}
+	b.expect(301, 301)
+	p.publish(302)
+	must.Do(t, admin.New(b.socket).Withdraw(b.soon(), "m", 302))
+	b.expect(301, 301)
+	must.Fail(t, "twice", admin.New(b.socket).Withdraw(b.soon(), "m", 302), status.ErrInvalid)
+	p.say("withdrawn", "withdrawn 302 withdrawn by hand")
+	p.publish(303)
+	b.expect(303, 303)
+	b.restart(303, 303)
+	p.publish(304)
+	b.until(304)
+}
+
+func TestAPublisherMayDieAtAnyMoment(t *testing.T) {
+	for _, memory := range []string{"host", "device"} {
+		t.Run(memory, func(t *testing.T) {
+			b := newWeightsBed(t, "address")
+			if memory == "host" {
+				testDyingPublishers(b)
+				return
+			}
+			b.env = []string{stubDriver(t), "TENSORS=a:i64[600]@device:0 b.c:i64[]@device:0"}
+			testDyingPublishers(b)
+			b.env[1] = "TENSORS=a:i64[600]@device:0 b.c:i64[]"
+			b.start(nil, "publisher", b.socket).until("Invalid")
+			b.env[1] = "TENSORS=a:i64[600] b.c:i64[]"
+			b.start(nil, "publisher", b.socket).until("SignatureMismatch")
+		})
+	}
+}
+
+func testDyingPublishers(b *weightsBed) {
+	p := b.publisher()
+	p.publish(1)
+	for range 2 {
+		b.start(nil, "worker", b.socket).until("attached")
+	}
 	b.expect(1, 1)
 	b.start(nil, "publisher", b.socket).until("Busy")
 	for i := shm.Version(2); i < 10; i++ {
 		if said := p.publish(int64(i)); said != fmt.Sprint("version ", i) {
-			t.Fatal(said)
+			b.t.Fatal(said)
 		}
 		b.expect(i, int64(i))
-		fmt.Fprintln(p.stdin, "half")
-		p.until("half")
+		p.say("half", "half")
 		p.kill()
 		b.expect(i, int64(i))
 		p = b.publisher()
 	}
+	p.say("withdrawn", "withdrawn 0 ")
 	p.publish(-1)
 	b.expect(9, 9)
-	if said := p.publish(11); said != `error version 10 of the weights of "m" was withdrawn: weights below 0` {
-		t.Error(said)
-	}
+	p.say("withdrawn", "withdrawn 10 weights below 0")
 	p.publish(11)
 	b.expect(11, 11)
-	b.restart(11, 11)
-	fmt.Fprintln(p.stdin, "check")
-	p.until("OK")
-	must.Do(t, testbed.Eventually(time.Minute, func() error {
-		fresh, err := weights.Follow(b.soon(), "m", func(weights.View) error { return nil }, weights.WithSocket(b.socket))
-		if err == nil {
-			view, _ := fresh.Enter()
-			if fresh.Close(); view.Version != 11 {
-				return fmt.Errorf("version %d", view.Version)
-			}
+	b.restart(11, 11) // workers keep their weights
+	p.say("check", "OK")
+	must.Do(b.t, testbed.Eventually(time.Minute, func() error { // a new segment, and the old version in it
+		if said := b.start(nil, "worker", b.socket).until(""); said != "attached" {
+			return errors.New(said)
 		}
-		return err
+		return nil
 	}))
+	b.expect(11, 11)
+	p.publish(12)
+	b.until(12)
+	p.kill()
 }
 
 // publisher starts a publisher, once the broker knows that the one before is gone.
@@ -208,69 +193,31 @@ func (r *role) publish(fill int64) string {
 	return r.until("")
 }
 
-func TestWeightsInDeviceMemory(t *testing.T) {
-	b := newWeightsBed(t, "address")
-	b.env = []string{stubDriver(t), "TENSORS=a:i64[600]@device:0 b.c:i64[]@device:0"}
-	p := b.publisher()
-	_, err := weights.Follow(b.soon(), "m", func(weights.View) error { return nil }, weights.WithSocket(b.socket))
-	must.Fail(t, "a Go follower", err, status.ErrInvalid)
-	p.publish(1)
-	for range 2 {
-		b.start(nil, "worker", b.socket).until("attached")
-	}
-	for i := shm.Version(2); i < 10; i++ {
-		if said := p.publish(int64(i)); said != fmt.Sprint("version ", i) {
-			t.Fatal(said)
-		}
-		b.expect(i, int64(i))
-		fmt.Fprintln(p.stdin, "half")
-		p.until("half")
-		p.kill()
-		b.expect(i, int64(i))
-		p = b.publisher()
-	}
-	p.publish(-1)
-	b.expect(9, 9)
-	if said := p.publish(11); said != `error version 10 of the weights of "m" was withdrawn: weights below 0` {
-		t.Error(said)
-	}
-	p.publish(11)
-	b.restart(11, 11) // the publisher is gone: workers keep their weights
-	fmt.Fprintln(p.stdin, "check")
-	p.until("OK")
-	must.Do(t, testbed.Eventually(time.Minute, func() error { // new memory, and the old version in it
-		if said := b.start(nil, "worker", b.socket).until(""); said != "attached" {
-			return errors.New(said)
-		}
-		return nil
-	}))
-	b.expect(11, 11)
-	p.publish(12)
-	must.Do(t, testbed.Eventually(time.Minute, func() error {
-		if v, _, err := b.ask(); err != nil || v != 12 {
+// say sends a command, and waits for the line that answers it.
+func (r *role) say(command, answer string) {
+	fmt.Fprintln(r.stdin, command)
+	r.until(answer)
+}
+
+// until waits until this version answers.
+func (b *weightsBed) until(version shm.Version) {
+	b.t.Helper()
+	must.Do(b.t, testbed.Eventually(time.Minute, func() error {
+		if v, _, err := b.ask(); err != nil || v != version {
 			return fmt.Errorf("version %d: %w", v, err)
 		}
 		return nil
 	}))
-	p.kill()
-	b.env[1] = "TENSORS=a:i64[600]@device:0 b.c:i64[]"
-	b.start(nil, "publisher", b.socket).until("Invalid")
-	b.env[1] = "TENSORS=a:i64[600] b.c:i64[]"
-	b.start(nil, "publisher", b.socket).until("SignatureMismatch")
 }
 
-func answerWeights(_ context.Context, b *worker.Batch) error {
-	for row := range b.Rows() {
-		least, most := worker.Row[int64](b.Output(0), row), worker.Row[int64](b.Output(1), row)
-		least[0], most[0] = 1<<62, -1<<62
-		for k := range 2 {
-			for at := b.Weights().Tensor(k); len(at) > 0; at = at[8:] {
-				n := int64(binary.NativeEndian.Uint64(at))
-				least[0], most[0] = min(least[0], n), max(most[0], n)
-			}
-		}
-	}
-	return nil
+// Nothing reads the weights of a worker that is not there.
+func TestAPublisherNeedsAWorkerThatFollows(t *testing.T) {
+	b := newWeightsBed(t, "address")
+	end := testbed.ServeLocal(worker.Config{Model: "m", Signature: b.sig, Socket: b.socket}, func(context.Context, *worker.Batch) error { return nil })
+	b.start(nil, "publisher", b.socket).until("NoWorker")
+	must.Do(t, end())
+	p := b.publisher()
+	p.kill()
 }
 
 func TestWrongCallsAndThreadsOfLiveWeights(t *testing.T) {

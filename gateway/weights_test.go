@@ -3,34 +3,24 @@
 package gateway
 
 import (
+	"context"
 	"strings"
 	"testing"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
-	"github.com/ringbatch/ringbatch/worker/weights"
 )
 
 func TestAnAnswerNamesTheVersionOfItsWeights(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, nil, m)
-	opts := []weights.Option{weights.WithSocket(r.socket), weights.WithMemory(r.mem)}
-	p, err := weights.NewPublisher(soon(t), "double", []tensor.Spec{{Name: "w", DType: tensor.F32, Shape: []int{1}}}, opts...)
-	must.Do(t, err)
-	defer p.Close()
-	for range 2 {
-		b, err := p.Begin(soon(t))
-		must.Do(t, err)
-		_, err = p.Publish(b)
-		must.Do(t, err)
-	}
-	f, err := weights.Follow(soon(t), "double", func(weights.View) error { return nil }, opts...)
-	must.Do(t, err)
-	defer f.Close()
-	end := testbed.ServeLocal(worker.Config{Model: "double", Signature: m.Signature, Socket: r.socket, Memory: r.mem, Weights: f}, double)
+	end := testbed.ServeLocal(worker.Config{Model: "double", Signature: m.Signature, Socket: r.socket, Memory: r.mem},
+		func(ctx context.Context, b *worker.Batch) error {
+			b.SetVersion(2)
+			return double(ctx, b)
+		})
 	defer func() { must.Check(t, end()) }()
 	r.served(goodBody)
 	if a := r.infer("double", goodBody); a.Parameters["weights_version"] != 2.0 {

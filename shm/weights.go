@@ -129,23 +129,6 @@ func CreateWeights(m Memory, l *WeightsLayout, epoch uint64) (*Weights, error) {
 	return viewWeights(l, seg), nil
 }
 
-// OpenWeights maps a received segment and checks it. It takes ownership of fd.
-func OpenWeights(m Memory, fd int, l *WeightsLayout, epoch uint64) (*Weights, error) {
-	seg, err := m.Open(fd, l.Size, ReadWrite)
-	if err != nil {
-		return nil, err
-	}
-	if magic := at[atomic.Uint64](seg.mem, 0).Load(); magic == 0 { // SYNC POINT "header"
-		seg.Close()
-		return nil, fmt.Errorf("%w: not a ringbatch segment", status.ErrLayout)
-	}
-	if got, want := *at[header](seg.mem, 0), l.header(epoch); got != want {
-		seg.Close()
-		return nil, fmt.Errorf("%w: header of the weights says %+v, expected %+v", status.ErrLayout, got, want)
-	}
-	return viewWeights(l, seg), nil
-}
-
 func viewWeights(l *WeightsLayout, seg *Segment) *Weights {
 	return &Weights{
 		WeightsLayout: l, seg: seg, words: at[weightWords](seg.mem, weightWordsAt),
@@ -155,20 +138,6 @@ func viewWeights(l *WeightsLayout, seg *Segment) *Weights {
 
 // Segment is the memory.
 func (w *Weights) Segment() *Segment { return w.seg }
-
-// Buffer is the memory of a buffer in the segment.
-func (w *Weights) Buffer(b int) []byte {
-	off := weightDataAt + int64(b)*w.Bytes
-	return w.seg.mem[off : off+w.Bytes : off+w.Bytes]
-}
-
-// Tensor is the memory of the k-th tensor in a buffer.
-func (w *Weights) Tensor(b, k int) []byte {
-	n := int64(w.Tensors[k].RowBytes())
-	return w.Buffer(b)[w.Offsets[k] : w.Offsets[k]+n : w.Offsets[k]+n]
-}
-
-func weightWord(v Version, buffer int) uint64 { return uint64(v)<<8 | uint64(buffer) }
 
 func splitWord(word uint64) (v Version, buffer int) {
 	return Version(word >> 8), int(word & 0xff % WeightBuffers)
@@ -194,91 +163,19 @@ func (w *Weights) InForce() (v Version, published int64) {
 // Last is the latest version that was ever published.
 func (w *Weights) Last() Version { return Version(w.words.Last.Load()) }
 
-// Acquire makes the version in force the follower's: no publisher writes its buffer until
-// Release, or the next Acquire. If there is no version, v is 0.
-//
-// SYNC POINT "weights", acquire side.
-func (w *Weights) Acquire(follower int) (v Version, buffer int) {
-	f := &w.followers[follower]
-	for {
-		c := w.inForce()
-		if v, buffer = splitWord(c); v == 0 {
-			f.InUse.Store(0)
-			return 0, 0
-		}
-		f.InUse.Store(uint32(buffer) + 1)
-		if w.inForce() == c {
-			return v, buffer
-		}
-	}
-}
-
-// Release lets publishers write the follower's buffer.
-func (w *Weights) Release(follower int) { w.followers[follower].InUse.Store(0) }
-
-// SetLoaded says which version a follower has loaded; it is for statistics.
-func (w *Weights) SetLoaded(follower int, v Version) { w.followers[follower].Loaded.Store(uint32(v)) }
-
 // Loaded is the version that a follower has loaded last.
 func (w *Weights) Loaded(follower int) Version { return Version(w.followers[follower].Loaded.Load()) }
 
 // ForgetFollower frees the words of a follower that is gone.
 func (w *Weights) ForgetFollower(follower int) {
-	w.Release(follower)
-	w.SetLoaded(follower, 0)
-}
-
-// FreeBuffer is a buffer that the publisher may write: it has neither of the last two good
-// versions, and no follower reads it. -1: there is none.
-func (w *Weights) FreeBuffer() int {
-	var taken [WeightBuffers]bool
-	for _, word := range []uint64{w.words.Current.Load(), w.words.Good.Load()} {
-		if v, b := splitWord(word); v != 0 {
-			taken[b] = true
-		}
-	}
-	for i := range w.followers {
-		if n := w.followers[i].InUse.Load(); n != 0 {
-			taken[(n-1)%WeightBuffers] = true
-		}
-	}
-	for b, t := range taken {
-		if !t {
-			return b
-		}
-	}
-	return -1
-}
-
-// Publish makes a written buffer the current version. Only one publisher calls it.
-//
-// SYNC POINT "weights", release side.
-func (w *Weights) Publish(buffer int, v Version) {
-	before := w.words.Current.Load()
-	w.words.Last.Store(max(w.words.Last.Load(), uint32(v)))
-	w.words.Published.Store(Now())
-	w.words.Current.Store(weightWord(v, buffer))
-	if w.stands(before) {
-		w.words.Good.Store(before) // it may be refused later still: inForce looks
-	}
+	w.followers[follower].InUse.Store(0)
+	w.followers[follower].Loaded.Store(0)
 }
 
 // stands reports whether a version was not refused.
 func (w *Weights) stands(word uint64) bool {
 	v, b := splitWord(word)
 	return uint32(v) > w.words.Refused[b].Load()
-}
-
-// CarryOver publishes the version in force of the segment of a broker that is gone, unless
-// another publisher was here first.
-func (w *Weights) CarryOver(from *Weights) {
-	v, buffer := splitWord(from.inForce())
-	if to := w.FreeBuffer(); v > 0 && w.Last() == 0 && to >= 0 {
-		copy(w.Buffer(to), from.Buffer(buffer))
-		w.Continue(from)
-		w.Publish(to, v)
-		w.words.Published.Store(from.words.Published.Load())
-	}
 }
 
 // Continue makes the next version one after those of another segment.

@@ -13,7 +13,6 @@ import (
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
-	"github.com/ringbatch/ringbatch/worker/weights"
 )
 
 // Batch is a number of requests to be run together: Len requests with Rows rows in all
@@ -33,7 +32,7 @@ type Batch struct {
 	reqs    []request         // sorted by slot
 	slots   []uint32          // slot of each row
 	steps   []shm.Step        // of each row, if the model has state
-	weights weights.View
+	version uint32            // see SetVersion
 	runs    []Run
 	padTo   int
 	padding [2][]byte // a padding row to read, to write; nil without Config.Pad
@@ -121,7 +120,7 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 		}
 	}
 	b.readSteps()
-	b.weights = weights.View{}
+	b.version = 0
 	b.asked.Store(0)
 	if b.padTo = max(b.padTo, len(b.slots)); !b.w.pads { // requests that were left out leave no padding
 		b.padTo = len(b.slots)
@@ -170,8 +169,8 @@ func (b *Batch) Slots() []uint32 { return b.slots }
 // share them; in a ragged batch they are the largest.
 func (b *Batch) Dims() []uint32 { return b.dims[:] }
 
-// Weights are the weights of this batch, with Config.Weights.
-func (b *Batch) Weights() weights.View { return b.weights }
+// SetVersion names the version of the weights that made this batch's answers; 0 is none.
+func (b *Batch) SetVersion(v uint32) { b.version = v }
 
 // Level is the priority level of the batch's most urgent request; 0 is the most urgent.
 func (b *Batch) Level() int { return b.level }

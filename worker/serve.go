@@ -11,7 +11,6 @@ import (
 	"sync"
 
 	"github.com/ringbatch/ringbatch/shm"
-	"github.com/ringbatch/ringbatch/worker/weights"
 )
 
 // Func runs one batch: it reads the inputs and writes the outputs in place. It must not
@@ -66,28 +65,11 @@ func (s *server) run(ctx context.Context) {
 		if b == nil {
 			return
 		}
-		s.runBatch(ctx, b)
+		if err := call(ctx, b, s.fn); err != nil {
+			b.FailAll(err)
+		}
 		_ = b.Complete() // the requests get its error, too
 		s.w.recycle(b)
-	}
-}
-
-// runBatch calls fn with one version of the weights. If no version can be loaded, the
-// batch fails, and runs on another worker if there is one.
-func (s *server) runBatch(ctx context.Context, b *Batch) {
-	var err error
-	if f := s.w.weights; f != nil {
-		var v weights.View
-		if v, err = f.Enter(); err == nil {
-			b.weights = v
-			defer f.Exit()
-		}
-	}
-	if err == nil {
-		err = call(ctx, b, s.fn)
-	}
-	if err != nil {
-		b.FailAll(err)
 	}
 }
 

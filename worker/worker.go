@@ -18,7 +18,6 @@ import (
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
-	"github.com/ringbatch/ringbatch/worker/weights"
 )
 
 // Config describes a worker: the model, or stage of a pipeline, that it serves, and how
@@ -76,18 +75,13 @@ type Config struct {
 
 	// Device is the GPU of a worker with tensors in device memory. The worker closes it.
 	Device shm.Device
-
-	// Weights has Serve and ServeBatches run each batch with one version of live weights,
-	// and name it.
-	Weights *weights.Follower
-	Memory  shm.Memory // for tests
+	Memory shm.Memory // for tests
 }
 
 // Worker is one attachment to the broker. Only one goroutine at a time may take batches
 // (Next, TryNext, NextFor) or close the worker; any goroutine may complete a batch. To
 // stop a Next from another goroutine, end its context.
 type Worker struct {
-	weights *weights.Follower
 	session *attach.Session
 	pads    bool        // Config.Pad is set
 	direct  atomic.Bool // Planes was called: the worker may write outputs by itself
@@ -169,7 +163,6 @@ func attachOnce(ctx context.Context, cfg Config) (*Worker, error) {
 		session: s,
 		pads:    cfg.Pad != "",
 		parker:  shm.Parker{Alone: cfg.Alone},
-		weights: cfg.Weights,
 		mail:    shm.NewMailbox(s.Words, s.Info.Depth, s.Info.MaxBatch),
 		done:    shm.Producer[shm.Done]{Ring: shm.DoneRing(s.Words, s.Info.Depth)},
 	}

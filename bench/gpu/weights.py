@@ -76,9 +76,10 @@ def measure(memory: str | None, seconds: float, rounds: int, folder: str) -> dic
     with processes() as start:
         start_broker(start, folder)
         net = resnet50.make().half().cuda()
-        with rb.publisher(MODEL, net, memory=memory, wait=30) as publisher:
+        workers = start_workers(start, WORKERS, "resnet50:make", MODEL, "host", *FLAGS)
+        with rb.publisher(MODEL, net, memory=memory, wait=120) as publisher:
             publisher.publish(net)
-            wait_for_all(start_workers(start, WORKERS, "resnet50:make", MODEL, "host", *FLAGS))
+            wait_for_all(workers)
             command = [BINARY, "bench", MODEL, "--clients=1", "--duration=1h", "--json"]
             for _ in range(128):
                 start(*command, GOMAXPROCS="2")

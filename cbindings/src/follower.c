@@ -62,14 +62,13 @@ static void follow_broker(rb_weights *w)
 			return;
 		w->next_try = now + RB_WEIGHTS_RETRY;
 		status = rb_weights_begin(w, now + REPLY_WAIT, -1, NULL);
+		w->pending.deadline = INT64_MAX;
 		patience = REPLY_WAIT / MILLISECOND;
 	}
 	rb_weights_link *before = w->live;
 	struct pollfd p = {.fd = w->pending.fd, .events = POLLIN};
 	if (!status && poll(&p, 1, patience) > 0)
 		status = rb_weights_end(w, now + SECOND);
-	else if (!status && now > w->pending.deadline)
-		rb_attach_cancel(&w->pending);
 	if (w->live != before && !w->before)
 		w->before = before;
 	if (w->live != before || status)
@@ -156,26 +155,35 @@ static int refuse_now(rb_weights *w, const char *reason)
 	return rb_fail(RB_ERR_FAILED, "version %u of the weights of \"%s\" cannot be loaded: %s", v.version, w->model, reason);
 }
 
+/* Waits for the first version; RB_ERR_BROKER_GONE if the segment was replaced meanwhile, or the broker went away. */
+static int await_version(const rb_weights *w, int64_t until, bool wait)
+{
+	while (!rb_version_of(rb_weights_in_force(w->live))) {
+		if (rb_weights_gone(w->live))
+			return RB_ERR_BROKER_GONE;
+		if (!wait || rb_now() >= until)
+			return rb_fail(RB_ERR_TIMEOUT, "no version of the weights of \"%s\" was published yet", w->model);
+		rb_weights_pause(MILLISECOND);
+	}
+	return RB_OK;
+}
+
 int rb_follow_open(const char *model, const rb_connect_options *options, rb_follower *follower)
 {
-	rb_weights *w;
-	int64_t until;
 	if (!model || !follower)
 		return rb_missing();
-	int status = rb_weights_open(model, NULL, options, &w, &until);
-	if (status)
-		return status;
-	while (!rb_version_of(rb_weights_in_force(w->live))) {
-		if (!options || !options->wait || rb_now() >= until) {
-			rb_weights_free(w);
-			return rb_fail(RB_ERR_TIMEOUT, "no version of the weights of \"%s\" was published yet", model);
-		}
-		rb_weights_pause(MILLISECOND);
-		follow_broker(w);
-		w->before = NULL;
-		rb_weights_retire(w);
+	for (int64_t until = rb_weights_until(options);;) {
+		rb_weights *w;
+		int status = rb_weights_open(model, NULL, options, &w, until);
+		if (status)
+			return status;
+		status = await_version(w, until, options && options->wait);
+		if (!status)
+			return rb_weights_handle(&rb_followers, w, follower);
+		rb_weights_free(w);
+		if (status != RB_ERR_BROKER_GONE)
+			return status;
 	}
-	return rb_weights_handle(&rb_followers, w, follower);
 }
 
 int rb_follow_tensor(rb_follower f, uint32_t k, rb_tensor *t) { RB_WITH_WEIGHTS(&rb_followers, t, f, rb_weights_tensor(w, k, t)); }

@@ -10,7 +10,7 @@
  *   attach.c session.c device.c stats.c   internal/attach: call the broker, check everything, map it
  *   wake.c link.c conn.c waiting.c request.c views.c sequence.c infer.c stream.c notify.c client.c   client
  *   gather.c taken.c worker.c batch.c   worker
- *   weights.h weights.c publisher.c follower.c   shm/weights, worker/weights: publishers and followers
+ *   weights.h weights.c publisher.c follower.c   publishers and followers of live weights
  *   handles.c fork.c error.c status.c   handles, forks and errors of the C library
  *
  * In each of the last four lines a file calls only the files before it.

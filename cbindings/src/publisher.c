@@ -99,7 +99,6 @@ static int check(rb_weights *w)
 		status = rb_weights_end(w, now + PUBLISHER_WAIT);
 	if (!status) {
 		w->next_try = 0;
-		w->reported = (uint32_t)rb_max(w->reported, last_refused(w->live));
 		status = carry_over(w, from);
 		rb_weights_retire(w);
 	}
@@ -135,32 +134,34 @@ static int begin(rb_weights *w, int64_t timeout, void **buffer)
 	}
 }
 
-/* Returns the reason if a version was withdrawn, once. */
-static int withdrawn(rb_weights *w)
+static int withdrawn(const rb_weights *w, uint32_t *version, char *reason, uint32_t room)
 {
-	uint32_t version = last_refused(w->live);
 	int n;
-	const char *reason = rb_weights_reason(w->live, &n);
-	if (version <= w->reported)
-		return RB_OK;
-	w->reported = version;
-	return rb_fail(RB_ERR_FAILED, "version %u of the weights of \"%s\" was withdrawn: %.*s", version, w->model, n, reason);
+	const char *text = rb_weights_reason(w->live, &n);
+	*version = last_refused(w->live);
+	if (*version <= w->earlier)
+		*version = 0;
+	if (reason && room)
+		snprintf(reason, room, "%.*s", *version ? n : 0, text);
+	return RB_OK;
 }
 
 static int commit(rb_weights *w, uint32_t *version)
 {
 	if (!w->begun.link)
 		return rb_explain(RB_ERR_INVALID, "rb_publish_begin comes first");
-	int status = withdrawn(w);
-	if (!status)
-		status = check_or_go_on(w);
+	int status = check_or_go_on(w);
 	if (status)
 		return status;
 	if (w->begun.link != w->live) { /* the broker was restarted */
 		if ((status = copy_buffer(w, w->begun.link, w->begun.buffer, &w->begun.buffer)))
 			return status;
 	}
-	w->version = (uint32_t)rb_max(w->version, atomic_load(&w->live->words->last)) + 1;
+	uint32_t last = (uint32_t)rb_max(w->version, atomic_load(&w->live->words->last));
+	if (last == UINT32_MAX)
+		return rb_fail(RB_ERR_INVALID, "version %u of the weights of \"%s\" was the last: versions begin again with 1 after its publisher, "
+			"workers and clients have ended", last, w->model);
+	w->version = last + 1;
 	publish(w->live, w->begun.buffer, w->version);
 	w->begun.link = NULL;
 	*version = w->version;
@@ -171,13 +172,12 @@ static int commit(rb_weights *w, uint32_t *version)
 int rb_publish_open(const char *model, const char *tensors, const rb_connect_options *options, rb_publisher *publisher)
 {
 	rb_weights *w;
-	int64_t until;
 	if (!model || !tensors || !publisher)
 		return rb_missing();
-	int status = rb_weights_open(model, tensors, options, &w, &until);
+	int status = rb_weights_open(model, tensors, options, &w, rb_weights_until(options));
 	if (status)
 		return status;
-	w->reported = last_refused(w->live); /* of the publisher before */
+	w->earlier = last_refused(w->live);
 	return rb_weights_handle(&rb_publishers, w, publisher);
 }
 
@@ -185,6 +185,10 @@ int rb_publish_tensor(rb_publisher p, uint32_t k, rb_tensor *t) { RB_WITH_WEIGHT
 int rb_publish_device(rb_publisher p, rb_device *d) { RB_WITH_WEIGHTS(&rb_publishers, d, p, rb_weights_device(w, d)); }
 int rb_publish_begin(rb_publisher p, int64_t timeout, void **buffer) { RB_WITH_WEIGHTS(&rb_publishers, buffer, p, begin(w, timeout, buffer)); }
 int rb_publish_commit(rb_publisher p, uint32_t *version) { RB_WITH_WEIGHTS(&rb_publishers, version, p, commit(w, version)); }
+int rb_publish_withdrawn(rb_publisher p, uint32_t *version, char *reason, uint32_t room)
+{
+	RB_WITH_WEIGHTS(&rb_publishers, version, p, withdrawn(w, version, reason, room));
+}
 int rb_publish_check(rb_publisher p) { RB_WITH_WEIGHTS(&rb_publishers, true, p, check(w)); }
 int rb_publish_close(rb_publisher p) { return rb_weights_close(&rb_publishers, p); }
 

@@ -22,9 +22,15 @@ static void put_peer(rb_writer *to, const rb_weights *w, const char *gpu)
 	if (gpu)
 		rb_put_word(to, "gpu", gpu);
 	rb_put_string(to, "weights");
-	rb_put_map(to, w->texts ? 2 : 0);
-	if (!w->texts)
+	if (!w->texts) {
+		rb_put_map(to, w->waits);
+		if (w->waits)
+			rb_put_true(to, "wait");
 		return;
+	}
+	rb_put_map(to, 2 + (w->links != NULL));
+	if (w->links) /* its workers may come later than it comes again */
+		rb_put_true(to, "again");
 	uint32_t n = 0;
 	for (const char *at = w->texts + strspn(w->texts, " "); *at; n++) {
 		at += strcspn(at, " ");
@@ -225,20 +231,24 @@ int rb_weights_end(rb_weights *w, int64_t deadline)
 	w->pending.fd = -1;
 	l->next = w->links;
 	w->links = w->live = l;
+	w->waits = true; /* when it attaches again */
 	return RB_OK;
 }
 
-/* Attaches for the first time. */
+/* Attaches for the first time. A follower that waits is answered when there is a publisher. */
 static int first_attach(rb_weights *w, int64_t until, bool wait)
 {
+	w->waits = wait;
 	for (int64_t delay = 5 * MILLISECOND, tries = 0;; tries++) {
 		int status = rb_weights_begin(w, until, -1, NULL);
+		if (!status && wait && !w->texts)
+			w->pending.deadline = until;
 		if (!status)
 			status = rb_weights_end(w, until);
 		if (status == RB_ERR_BROKER_GONE && tries < RB_SUCCESSORS)
 			continue;
 		bool worth = status == RB_ERR_NO_BROKER || status == RB_ERR_BROKER_GONE || status == RB_ERR_DRAINING ||
-			     (status == RB_ERR_UNKNOWN_MODEL && !w->texts);
+			     status == RB_ERR_UNKNOWN_MODEL || status == RB_ERR_NO_WORKER;
 		if (!worth || !wait || rb_now() + delay >= until)
 			return status;
 		rb_weights_pause(delay);
@@ -297,7 +307,12 @@ void rb_weights_free(rb_weights *w)
 
 /* ---- handles --------------------------------------------------------------------- */
 
-int rb_weights_open(const char *model, const char *texts, const rb_connect_options *given, rb_weights **out, int64_t *until)
+int64_t rb_weights_until(const rb_connect_options *o)
+{
+	return rb_until(o && o->size == sizeof *o && o->timeout ? o->timeout : RB_CALL_TIMEOUT, rb_now());
+}
+
+int rb_weights_open(const char *model, const char *texts, const rb_connect_options *given, rb_weights **out, int64_t until)
 {
 	if (given && given->size != sizeof *given)
 		return rb_explain(RB_ERR_VERSION, "rb_connect_options.size is %u, expected %zu", given->size, sizeof *given);
@@ -313,11 +328,10 @@ int rb_weights_open(const char *model, const char *texts, const rb_connect_optio
 	w->model = strdup(model);
 	w->name = strdup(o.name ? o.name : "");
 	w->texts = texts ? strdup(texts) : NULL;
-	*until = rb_until(o.timeout ? o.timeout : RB_CALL_TIMEOUT, rb_now());
 	int status = w->model && w->name && (w->texts || !texts) ? rb_socket_path(o.socket, w->socket, sizeof w->socket) :
 								   rb_say(RB_ERR_NO_MEMORY);
 	if (!status)
-		status = first_attach(w, *until, o.wait);
+		status = first_attach(w, until, o.wait);
 	if (status)
 		rb_weights_free(w);
 	*out = w;

@@ -33,6 +33,7 @@ typedef struct rb_weights {
 	uint32_t tensors;
 	uint64_t buffer_bytes, geometry;
 	bool device;  /* the caller can use device memory */
+	bool waits;   /* a follower: the broker answers it when there is a publisher */
 	bool parents; /* opened before a fork, by the parent */
 
 	pthread_mutex_t mu; /* guards the rest */
@@ -44,7 +45,7 @@ typedef struct rb_weights {
 
 	/* A publisher's. */
 	rb_weights_view begun;
-	uint32_t version, reported; /* the last version, and the last withdrawal that rb_publish_commit has returned */
+	uint32_t version, earlier; /* the last version, and the last withdrawal of the publisher before */
 
 	/* A follower's. */
 	rb_weights_link *before; /* the link before live, while live has no version */
@@ -101,7 +102,8 @@ bool rb_weights_gone(const rb_weights_link *l);
 void rb_weights_retire(rb_weights *w);
 
 /* Handles. texts: of a publisher's tensors; NULL: a follower. */
-int rb_weights_open(const char *model, const char *texts, const rb_connect_options *given, rb_weights **out, int64_t *until);
+int64_t rb_weights_until(const rb_connect_options *o);
+int rb_weights_open(const char *model, const char *texts, const rb_connect_options *given, rb_weights **out, int64_t until);
 int rb_weights_handle(rb_table *table, rb_weights *w, uint64_t *handle);
 int rb_weights_close(rb_table *table, uint64_t handle);
 void rb_weights_free(rb_weights *w);

@@ -14,7 +14,8 @@ static rb_connect_options options;
 /* The stub's device pointers are addresses. */
 static const char *tensors(void) { return getenv("TENSORS") ? getenv("TENSORS") : TENSORS; }
 
-/* Publishes each number of its input: all weights have it. "half" begins and writes half of a buffer; "check" attaches again. */
+/* Publishes each number of its input: all weights have it. "half" begins and writes half of a buffer; "check" attaches again;
+ * "withdrawn" prints the latest version that was withdrawn. */
 static int publisher(void)
 {
 	rb_publisher p;
@@ -34,6 +35,12 @@ static int publisher(void)
 		uint32_t version;
 		if (line[0] == 'c') {
 			puts(rb_status_name(rb_publish_check(p)));
+			continue;
+		}
+		if (line[0] == 'w') {
+			char reason[64];
+			WANT(RB_OK, rb_publish_withdrawn(p, &version, reason, sizeof reason));
+			printf("withdrawn %u %s\n", version, reason);
 			continue;
 		}
 		WANT(RB_OK, rb_publish_begin(p, minute, &buffer));
@@ -170,6 +177,7 @@ static void misuse(void)
 	uint32_t v, changed;
 	WANT(RB_ERR_UNKNOWN_MODEL, rb_follow_open("m", &options, &f));
 	WANT(RB_ERR_INVALID, rb_publish_open("m", "a:i64[<=600]", &options, &p));
+	WANT(RB_ERR_UNKNOWN_MODEL, rb_publish_open("typo", TENSORS, &options, &p));
 	WANT(RB_OK, rb_publish_open("m", TENSORS, &options, &p));
 	WANT(RB_ERR_TIMEOUT, rb_follow_open("m", &options, &f));
 	WANT_ALL(RB_ERR_INVALID, rb_publish_tensor(p, 2, &t), rb_publish_commit(p, &v), rb_publish_begin(p, 0, NULL));
@@ -188,8 +196,10 @@ static void misuse(void)
 	WANT(RB_ERR_FAILED, rb_follow_enter(f, &v, &seen, &changed));
 	WANT(RB_ERR_INVALID, rb_request_version(0, 0, NULL));
 	WANT(RB_OK, rb_publish_begin(p, 0, &buffer));
-	WANT(RB_ERR_FAILED, rb_publish_commit(p, &v)); /* the first was withdrawn */
 	WANT(RB_OK, rb_publish_commit(p, &v));
+	char reason[2];
+	WANT(RB_OK, rb_publish_withdrawn(p, &v, reason, sizeof reason));
+	CHECK(v == 1 && !strcmp(reason, "n"));
 	threads(p, f);
 	pid_t child = fork();
 	if (!child) {

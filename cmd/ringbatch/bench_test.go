@@ -93,7 +93,7 @@ outputs = ["y:f32[4]"]
 	if out, code := c.run("bench", "line", "--rows", "33"); code == 0 || !strings.Contains(out, "max_batch_size is 32") {
 		t.Errorf("status %d\n%s", code, out)
 	}
-	if out, code := c.run("profile", "line"); code == 0 || !strings.Contains(out, "is a pipeline") {
+	if out, code := c.run("simulate", "line"); code == 0 || !strings.Contains(out, "is a pipeline") {
 		t.Errorf("status %d\n%s", code, out)
 	}
 	if out, _ := c.run("stats", "line"); strings.Contains(out, "no worker") || !strings.Contains(out,

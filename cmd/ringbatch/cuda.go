@@ -13,7 +13,6 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 	"github.com/ringbatch/ringbatch/worker/cpu"
 	"github.com/ringbatch/ringbatch/worker/cuda"
-	"github.com/ringbatch/ringbatch/worker/weights"
 )
 
 // gpuArgs are the flags of `ringbatch worker` about GPUs.
@@ -42,7 +41,6 @@ func (g *gpuArgs) ownKernel() bool { return g.PTX != "" }
 type served struct {
 	Signature tensor.Signature
 	Note      string
-	Load      func(weights.View) error // nil: it has no live weights
 }
 
 // choose makes the model on the CPU, or on a GPU if the flags ask for one.
@@ -53,7 +51,7 @@ func (g *gpuArgs) choose(kind string, o cpu.Options) (served, func(context.Conte
 			return served{}, nil, err
 		}
 		serve := func(ctx context.Context, cfg worker.Config) error { return worker.Serve(ctx, cfg, m.Run) }
-		return served{m.Signature, m.Note, m.Load}, serve, nil
+		return served{m.Signature, m.Note}, serve, nil
 	}
 	g.Inputs, g.Scale, g.Offset = o.Inputs, o.Scale, o.Offset
 	if g.ownKernel() {

@@ -71,7 +71,7 @@ func groups() []group {
 			{"set", "change a model's batching policy while it runs", runSet},
 			{"scale", "set the number of worker processes", runScale},
 			{"restart", "replace a model's worker processes one by one", runRestart},
-			{"weights", "show, load or withdraw the live weights of a model", runWeights},
+			{"weights", "show or withdraw the live weights of a model", runWeights},
 			{"alias", "route a name to model versions (canary)", runAlias},
 		}},
 		{"Other", []command{

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -18,37 +17,29 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/internal/printable"
-	"github.com/ringbatch/ringbatch/internal/safetensors"
 	"github.com/ringbatch/ringbatch/internal/typo"
-	"github.com/ringbatch/ringbatch/tensor"
-	"github.com/ringbatch/ringbatch/worker/weights"
 )
+
+// loadCommand publishes a file.
+const loadCommand = "python -m ringbatch weights load MODEL FILE"
 
 func runWeights(ctx context.Context, args []string) error {
 	f := flags("weights", " [MODEL]",
-		`Show the live weights of models: the version in force, its age, and the version of each worker. With --load,
-publish a file as a new version. With --withdraw, withdraw the latest version: workers go on with the one before.`,
+		`Show the live weights of models: the version in force, its age, and the version of each worker. With --withdraw,
+withdraw the latest version: workers go on with the one before. Python publishes a file, see the last example.`,
 		`  ringbatch weights
-  ringbatch weights policy --load policy.safetensors
   ringbatch weights policy --withdraw
+  `+loadCommand+`
 `)
 	socket := socketFlag(f)
-	load := f.String("load", "", "publish the tensors of this safetensors `FILE`")
 	withdraw := f.Bool("withdraw", false, "withdraw the latest version")
 	asJSON := f.Bool("json", false, "print JSON")
-	if err := parse(f, args, 0, 1); err != nil {
+	if err := parse(f, args, 0, -1); err != nil {
 		return err
 	}
 	a, model := admin.New(*socket), f.Arg(0)
-	switch {
-	case *load != "" && *withdraw || model == "" && (*load != "" || *withdraw):
-		return fmt.Errorf("%w: --load and --withdraw take a MODEL, one at a time", errUsage)
-	case *load != "":
-		version, err := publishFile(ctx, *socket, model, *load)
-		if err == nil {
-			fmt.Printf("%s has version %d\n", model, version)
-		}
-		return err
+	if f.NArg() > 1 || *withdraw && model == "" {
+		return fmt.Errorf("%w: weights takes one MODEL; a file is published by %s", errUsage, loadCommand)
 	}
 	s, err := a.Stats(ctx)
 	if err != nil {
@@ -77,7 +68,7 @@ publish a file as a new version. With --withdraw, withdraw the latest version: w
 
 func printWeights(out io.Writer, list []stats.Weights) error {
 	if len(list) == 0 {
-		fmt.Fprintln(out, "no model has live weights; publish some with rb.publisher in Python, or --load")
+		fmt.Fprintln(out, "no model has live weights; publish some with rb.publisher in Python, or "+loadCommand)
 		return nil
 	}
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
@@ -104,39 +95,4 @@ func printWeights(out io.Writer, list []stats.Weights) error {
 		}
 	}
 	return nil
-}
-
-// publishFile publishes the tensors of a file, in the order of their names.
-func publishFile(ctx context.Context, socket, model, path string) (uint32, error) {
-	file, err := safetensors.Open(path)
-	if err != nil {
-		return 0, fmt.Errorf("%s: %w", path, err)
-	}
-	defer file.Close()
-	var specs []tensor.Spec
-	names := slices.Sorted(maps.Keys(file.Tensors))
-	for _, name := range names {
-		t := file.Tensors[name]
-		dtype, err := tensor.ParseDType(t.DType)
-		if err != nil {
-			return 0, fmt.Errorf("%s: %s: %w", path, name, err)
-		}
-		specs = append(specs, tensor.Spec{Name: name, DType: dtype, Shape: t.Shape})
-	}
-	p, err := weights.NewPublisher(ctx, model, specs, weights.WithSocket(socket), weights.WithName("ringbatch weights"))
-	if err != nil {
-		return 0, err
-	}
-	defer p.Close()
-	b, err := p.Begin(ctx)
-	if err != nil {
-		return 0, err
-	}
-	for k, name := range names {
-		if _, err := io.ReadFull(file.Reader(name), b.Tensor(k)); err != nil {
-			return 0, fmt.Errorf("%s: %s: %w", path, name, err)
-		}
-	}
-	v, err := p.Publish(b)
-	return uint32(v), err
 }

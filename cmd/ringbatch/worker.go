@@ -14,7 +14,6 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 	"github.com/ringbatch/ringbatch/worker/cpu"
-	"github.com/ringbatch/ringbatch/worker/weights"
 )
 
 func runWorker(ctx context.Context, args []string) error {
@@ -40,7 +39,6 @@ policy given here.`, `  ringbatch worker echo
 	f.StringVar(&cfg.Pad, "pad", "", "pad batches: fixed (to --pad-to rows) or preferred (to the next preferred size)")
 	f.IntVar(&cfg.PadTo, "pad-to", 0, "with --pad fixed: rows, at least max_batch_size")
 	f.IntVar(&cfg.Weight, "weight", 1, "share of the work relative to other workers")
-	live := f.Bool("live", false, "mlp: follow the live weights that are published under its name (layers.N.weight, layers.N.bias)")
 	wait, join := waitFlag(f), joinFlag(f)
 	gpu := gpuFlags(f)
 	asked := addPolicy(f)
@@ -86,14 +84,6 @@ policy given here.`, `  ringbatch worker echo
 	if m.Note != "" {
 		fmt.Println("note:", m.Note)
 	}
-	if *live {
-		fmt.Printf("waiting for the weights of %s\n", cfg.Model)
-		cfg.Weights, err = weights.Follow(ctx, cfg.Model, m.Load, weights.WithSocket(*socket), weights.WithName(cfg.Name))
-		if err != nil {
-			return err
-		}
-		defer cfg.Weights.Close()
-	}
 	cfg.Attached = sync.OnceFunc(func() { fmt.Printf("serving %s: %s\n", cfg.Model, &m.Signature) })
 	return serve(ctx, cfg)
 }
@@ -110,7 +100,6 @@ func rejectUnusedFlags(f *flagSet, kind string) error {
 		{kind == "simulated", "simulated", []string{"simulated-fixed", "simulated-item"}},
 		{kind == "affine", "affine", []string{"scale", "offset"}},
 		{kind == "mlp" && f.Changed("gpu"), "mlp on a GPU (--gpu)", []string{"precision"}},
-		{kind == "mlp" && !f.Changed("gpu"), "mlp on the CPU", []string{"live"}},
 		{ptx, "--ptx", []string{"output", "weights", "kernel", "block", "threads-per-row"}},
 	} {
 		for _, flag := range c.flags {

@@ -61,7 +61,8 @@ class Policy:
         return {"action": torch.multinomial(logits.softmax(1), 1)[:, 0], "logits": logits}
 
 
-@rb.worker("learn", inputs=unroll_specs(OBSERVATION, ANSWER, STEPS), outputs={"reached": ("bool", ())}, max_batch_size=ACTORS * ENVS)
+@rb.worker("learn", inputs=unroll_specs(OBSERVATION, ANSWER, STEPS), outputs={"reached": ("bool", ())}, max_batch_size=ACTORS * ENVS,
+    run_once=True)  # a batch that fails after the step is not learned again
 class Learn:
     def setup(self) -> None:
         torch.manual_seed(args.seed)

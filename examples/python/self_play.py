@@ -50,7 +50,7 @@ def net(batch):
 
 
 @rb.worker("learn", inputs={"board": ("float32", ("<=42", *BOARD)), "visits": ("float32", ("<=42", 7)), "result": ("float32", ())},
-           outputs={"version": ("int64", ())}, packed=True, max_batch_size=8, slots=256)  # fmt: skip
+           outputs={"version": ("int64", ())}, packed=True, run_once=True, max_batch_size=8, slots=256)  # fmt: skip
 class Learn:
     def setup(self):
         import torch  # here: actors do without
@@ -61,7 +61,7 @@ class Learn:
         self.net = torch.nn.Sequential(*layers)
         self.optimizer = torch.optim.Adam(self.net.parameters(), 1e-3, weight_decay=1e-4)
         self.positions = [np.empty((0, n), "float32") for n in (84, 7, 1)]  # boards as the mover sees them, visits, results
-        self.publisher = rb.publisher("net", self.net)
+        self.publisher = rb.publisher("net", self.net, wait=60)
         self.publisher.publish(self.net)
 
     def __call__(self, batch):  # the positions of several games, one after the other

@@ -106,6 +106,8 @@ type Request struct {
 type WeightsPeer struct {
 	Publish bool     `msgpack:"publish,omitempty"`
 	Tensors []string `msgpack:"tensors,omitempty"` // of a publisher
+	Again   bool     `msgpack:"again,omitempty"`   // publisher: it has published to a broker before, and may come before its workers
+	Wait    bool     `msgpack:"wait,omitempty"`    // follower: answer when there is a publisher
 }
 
 // Weights is the answer to OpWeights, with the descriptor of a shm.Weights, and that of

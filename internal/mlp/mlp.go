@@ -123,13 +123,6 @@ func (m *MLP) Weights(i int) (w, bias []float32) {
 	return w, append([]float32(nil), l.bias[:l.out]...)
 }
 
-// SetWeights replaces layer i; the weights are as Weights returns them.
-func (m *MLP) SetWeights(i int, w, bias []float32) {
-	l := m.layers[i]
-	l.fill(func(row []float32, o int) { copy(row, w[o*l.in:(o+1)*l.in]) })
-	copy(l.bias[:l.out], bias)
-}
-
 // reserve makes room for a number of rows.
 func (m *MLP) reserve(rows int) {
 	if rows <= len(m.xTable) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m ringbatch``: the ringbatch command."""
+"""``python -m ringbatch``: the ringbatch command, and ``weights load``, which only Python has."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from .binding.library import binary_path
 
 
 def main() -> None:
+    if sys.argv[1:3] == ["weights", "load"]:
+        from .serve.weights_cli import main as load_weights
+
+        sys.exit(load_weights(sys.argv[3:]))
     os.environ["PYTHON"] = sys.executable  # for ringbatch torch, onnx and serve
     os.execv(binary_path(), ["ringbatch", *sys.argv[1:]])
 

@@ -32,7 +32,7 @@ ALLOWED = {
     "torch": {"binding", "weights", "worker"},
     "onnx": {"binding", "worker"},
     "rl": {"binding", "client"},
-    "serve": {"binding", "worker"},
+    "serve": {"binding", "weights", "worker"},
 }
 LAZY = {"serve": {"torch", "onnx"}}  # imported only inside of functions
 

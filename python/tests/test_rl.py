@@ -80,9 +80,9 @@ def test_an_unroll_keeps_state_and_episodes_in_step(at, mode):
 
     from ringbatch.rl.gymnasium import Actor, unroll_specs
 
-    with broker_at(at), rb.publisher("policy", {"w": np.zeros(1)}, socket=at) as publisher:
+    with broker_at(at), serving(policy("wait"), at), rb.publisher("policy", {"w": np.zeros(1)}, socket=at, wait=60) as publisher:
         publisher.publish({"w": np.zeros(1)})
-        with serving(policy("wait"), at), rb.connect("policy", socket=at, wait=60) as model:
+        with rb.connect("policy", socket=at, wait=60) as model:
             with Actor(episodes(AutoresetMode(mode)), model, STEPS, seed=1) as actor:
                 unrolls = [actor.unroll()]
                 version = publisher.publish({"w": np.ones(1)})

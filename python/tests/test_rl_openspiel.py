@@ -52,9 +52,10 @@ def test_weights_of_zero_are_an_even_prior_and_a_model_may_give_a_value_for_each
     state = pyspiel.load_game("tic_tac_toe").new_initial_state()
     for action in (8, 7, 6, 5, 4, 3):
         state.apply_action(action)
-    with rb.publisher("zeros", {"prior": np.zeros(9, "float32")}, socket=socket) as publisher:
-        publisher.publish({"prior": np.zeros(9, "float32")})
-        with serving(net("zeros", (2,), weights="wait"), socket), rb.connect("zeros", socket=socket, wait=60) as model:
+    prior = {"prior": np.zeros(9, "float32")}
+    with serving(net("zeros", (2,), weights="wait"), socket), rb.publisher("zeros", prior, socket=socket, wait=60) as publisher:
+        publisher.publish(prior)
+        with rb.connect("zeros", socket=socket, wait=60) as model:
             evaluator = openspiel.Evaluator(model)
             assert evaluator.prior(state) == [(a, 1 / 3) for a in range(3)] and evaluator.evaluate(state).tolist() == [0.25, 0.25]
 
@@ -65,9 +66,9 @@ def test_answers_are_forgotten_when_one_has_newer_weights(socket):
 
     first = pyspiel.load_game("tic_tac_toe").new_initial_state()
     second = first.child(4)
-    with rb.publisher("live", weights(0), socket=socket) as publisher:
+    with serving(net("live", weights="wait"), socket), rb.publisher("live", weights(0), socket=socket, wait=60) as publisher:
         publisher.publish(weights(1))
-        with serving(net("live", weights="wait"), socket), rb.connect("live", socket=socket, wait=60) as model:
+        with rb.connect("live", socket=socket, wait=60) as model:
             evaluator = openspiel.Evaluator(model)
             assert evaluator.prior(first)[1] == (1, 1.0) and evaluator.version == 1
             publisher.publish(weights(2))

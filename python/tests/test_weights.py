@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import json
 import os
 import random
 import signal
@@ -109,9 +111,9 @@ def test_a_publisher_and_its_errors(at):
         y, version = model(np.zeros(1, "uint8"), version=True)
         return version, int(y["least"]), int(y["most"])
 
-    with broker_at(at), rb.publisher("m", TENSORS, socket=at) as p:
+    with broker_at(at), serving(run, at), rb.publisher("m", TENSORS, socket=at, wait=60) as p:  # the worker waits for the first version
         with pytest.raises(errors.Busy, match="publishes the weights of"):
-            rb.publisher("m", TENSORS, socket=at)
+            rb.publisher("m", TENSORS, socket=at, wait=0)
         for wrong, error in (
             ({"w": TENSORS["w"]}, errors.Invalid),
             ({**TENSORS, "w": np.zeros(3, "float32")}, errors.Shape),
@@ -120,18 +122,17 @@ def test_a_publisher_and_its_errors(at):
         ):
             with pytest.raises(error):
                 p.publish(wrong)
-        with serving(run, at):  # waits for the first version
-            assert p.publish(fill(5)) == p.version == 1
-            with rb.connect("m", socket=at, retry=60) as model:
-                assert answers(model) == (1, 5, 1)
-                for n in range(6, 40):
-                    v = p.publish(fill(n))
-                    assert answers(model) == (v, n, v)
-                future = model.submit(np.zeros(1, "uint8"))
-                assert future.result()["most"] == future.version == v
-                with model.request() as req:
-                    assert req.run().version == v
-                assert asyncio.run(model.ainfer(np.zeros(1, "uint8"), version=True))[1] == v
+        assert p.publish(fill(5)) == p.version == 1
+        with rb.connect("m", socket=at, retry=60) as model:
+            assert answers(model) == (1, 5, 1)
+            for n in range(6, 40):
+                v = p.publish(fill(n))
+                assert answers(model) == (v, n, v)
+            future = model.submit(np.zeros(1, "uint8"))
+            assert future.result()["most"] == future.version == v
+            with model.request() as req:
+                assert req.run().version == v
+            assert asyncio.run(model.ainfer(np.zeros(1, "uint8"), version=True))[1] == v
 
 
 def test_weights_outlive_a_broker(at):
@@ -142,10 +143,10 @@ def test_weights_outlive_a_broker(at):
     x = np.zeros(1, "uint8")
     with contextlib.ExitStack() as stack:
         with broker_at(at):
-            p = stack.enter_context(rb.publisher("m", TENSORS, socket=at))
+            stack.enter_context(serving(run, at))
+            p = stack.enter_context(rb.publisher("m", TENSORS, socket=at, wait=60))
             p.publish(fill(1))
             v = p.publish(fill(2))
-            stack.enter_context(serving(run, at))
             model = stack.enter_context(rb.connect("m", socket=at, retry=60))
             assert model(x)["most"] == v
         stack.enter_context(broker_at(at))
@@ -168,13 +169,15 @@ def test_wrong_workers_are_refused():
 
 
 def test_a_worker_does_not_go_on_with_old_weights_beside_a_publisher_of_others(at):
-    with broker_at(at), rb.publisher("m", TENSORS, socket=at) as p:
+    worker = start(WORKER, RINGBATCH_SOCKET=at)
+    with broker_at(at), rb.publisher("m", TENSORS, socket=at, wait=60) as p:
         p.publish(fill(1))
-        worker = start(WORKER, RINGBATCH_SOCKET=at)
         with rb.connect("m", socket=at, wait=60) as model:
             assert model(np.zeros(1, "uint8"))["least"] == 1
     try:
-        with broker_at(at), rb.connect("m", socket=at, wait=60) as model, rb.publisher("m", {"w": np.zeros(3)}, socket=at) as other:
+        with broker_at(at), rb.connect("m", socket=at, wait=60) as model, rb.publisher(
+            "m", {"w": np.zeros(3)}, socket=at, wait=60
+        ) as other:
             other.publish({"w": np.ones(3)})
             with pytest.raises(rb.Failed, match="other tensors now"):
                 while True:  # the worker attaches to the weights again, in the midst of its batches
@@ -184,8 +187,9 @@ def test_a_worker_does_not_go_on_with_old_weights_beside_a_publisher_of_others(a
         worker.wait()
 
 
-def test_a_closed_publisher_leaves_its_place_at_once(at):
-    with broker_at(at):
+def test_a_closed_publisher_leaves_its_place_at_once(at, tmp_path):
+    (tmp_path / "b.toml").write_text('[[model]]\nname = "m"\ninputs = ["x:u8[1]"]\noutputs = ["y:u8[1]"]\n')
+    with broker_at(at, "--config", str(tmp_path / "b.toml")):  # the model is declared
         for order in (1, -1) * 20:
             with rb.publisher("m", dict(list(fill(0).items())[::order]), socket=at) as p:
                 version = p.publish(fill(0))
@@ -193,9 +197,9 @@ def test_a_closed_publisher_leaves_its_place_at_once(at):
 
 
 def test_rows_of_several_requests_have_the_oldest_version(at):
-    with broker_at(at), rb.publisher("m", TENSORS, socket=at) as p:
+    worker = start(WORKER.replace('"wait"', '"wait", max_batch_size=4'), RINGBATCH_SOCKET=at)
+    with broker_at(at), rb.publisher("m", TENSORS, socket=at, wait=60) as p:
         p.publish(fill(1))
-        worker = start(WORKER.replace('"wait"', '"wait", max_batch_size=4'), RINGBATCH_SOCKET=at)
         try:
             with rb.connect("m", socket=at, wait=60, window=64) as model:
                 for n in range(2, 30):
@@ -206,6 +210,105 @@ def test_rows_of_several_requests_have_the_oldest_version(at):
                     assert future.version == 2 * n - 2 or (y[0] == y[-1] and future.version == 2 * n - 1)
                 rows = np.zeros((40, 1), "uint8")
                 assert model(rows, version=True)[1] == asyncio.run(model.ainfer(rows, version=True))[1] == p.version
+        finally:
+            worker.kill()
+            worker.wait()
+
+
+def test_a_publisher_without_a_worker_that_follows_says_so(at, caplog):
+    @rb.worker("policy", **SIDES)
+    def run(batch):
+        return {"least": np.zeros(len(batch)), "most": np.zeros(len(batch))}
+
+    with broker_at(at), serving(run, at), rb.connect("policy", socket=at, wait=60):
+        with pytest.raises(errors.UnknownModel, match="'?polcy'?.*did you mean"):
+            rb.publisher("polcy", TENSORS, socket=at, wait=0.3)
+        assert "waiting 0.3 s for a worker that follows" in caplog.text
+        with pytest.raises(errors.NoWorker, match="follow no weights"):
+            rb.publisher("policy", TENSORS, socket=at, wait=0)
+
+
+def test_a_learner_runs_a_batch_once(at):
+    """It raises after its step: the batch may not be learned again."""
+
+    class Learn:
+        def setup(self) -> None:
+            publishers.append(rb.publisher("m", TENSORS, socket=at, wait=60))
+            publishers[-1].publish(fill(1))
+
+        def __call__(self, batch):
+            learned.extend(batch.inputs["x"][:, 0].tolist())
+            raise ValueError("after the step")
+
+    with broker_at(at):
+        worker = start(WORKER, RINGBATCH_SOCKET=at)
+        try:
+            for options in ({}, {"run_once": False}):
+                learned: list[int] = []
+                publishers: list[rb.Publisher] = []
+                learn = rb.worker("learn", inputs={"x": "u8[1]"}, outputs={"y": "u8[1]"}, max_batch_size=4, wait_time="10s", **options)(Learn)
+                with serving(learn, at), rb.connect("learn", socket=at, wait=60) as model:
+                    for round in range(50):
+                        futures = [model.submit(np.array([4 * round + i], "uint8")) for i in range(4)]
+                        assert all(isinstance(f.exception(60), rb.Failed) for f in futures)
+                        if options and len(set(learned)) < len(learned):
+                            break  # requests of a batch that fails run again
+                    else:
+                        assert not options and sorted(learned) == list(range(200))
+                publishers[0].close()
+        finally:
+            worker.kill()
+            worker.wait()
+
+
+def test_versions_end_by_name(at):
+    worker = start(WORKER, RINGBATCH_SOCKET=at)
+    try:
+        with broker_at(at), rb.publisher("m", TENSORS, socket=at, wait=60) as p:
+            first = ctypes.c_void_p()
+            assert p._lib.rb_publish_begin(p._handle, 0, ctypes.addressof(first)) == 0
+            last = ctypes.c_uint32.from_address(first.value - 20480 + 64 + 16)  # weightWords.Last; the buffer is the first one
+            last.value = 2**32 - 2
+            assert p.publish(fill(1)) == last.value == 2**32 - 1
+            with pytest.raises(errors.Invalid, match="version 4294967295 .* was the last"):
+                p.publish(fill(2))
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def test_a_file_is_published(at, tmp_path):
+    def load(file: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "ringbatch", "weights", "load", "m", str(tmp_path / file), "--socket", at, "--wait", "60"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+    def safetensors(header: object, data: bytes) -> bytes:
+        text = json.dumps(header).encode()
+        return len(text).to_bytes(8, "little") + text + data
+
+    w, b = fill(7)["w"], fill(7)["deep.b"]
+    np.savez(tmp_path / "good.npz", **fill(6))
+    header = {
+        "__metadata__": {"any": "text"}, "deep.b": {"dtype": "I64", "shape": [], "data_offsets": [0, 8]},
+        "w": {"dtype": "F32", "shape": [len(w)], "data_offsets": [8, 8 + w.nbytes]},
+    }  # fmt: skip
+    (tmp_path / "good.safetensors").write_bytes(safetensors(header, b.tobytes() + w.tobytes()))
+    (tmp_path / "long.safetensors").write_bytes(safetensors(header, b.tobytes() + w.tobytes() + b"more"))
+    (tmp_path / "short.safetensors").write_bytes(safetensors(header, b.tobytes()))
+    header["w"]["data_offsets"] = [4, 4 + w.nbytes]
+    (tmp_path / "overlap.safetensors").write_bytes(safetensors(header, b.tobytes() + w.tobytes()))
+    (tmp_path / "text.safetensors").write_text("no tensors here")
+    os.mkfifo(tmp_path / "pipe")
+    with broker_at(at):
+        worker = start(WORKER, RINGBATCH_SOCKET=at)
+        try:
+            for version, file in enumerate(("good.npz", "good.safetensors"), 1):
+                assert load(file).stdout == f"m has version {version}\n"
+                with rb.connect("m", socket=at, wait=60) as model:
+                    assert model(np.zeros(1, "uint8"))["least"] == 5 + version
+            for bad in ("long.safetensors", "short.safetensors", "overlap.safetensors", "text.safetensors", "pipe", "absent.npz"):
+                r = load(bad)
+                assert (r.returncode, r.stdout) == (1, "") and bad in r.stderr and "Traceback" not in r.stderr, r
         finally:
             worker.kill()
             worker.wait()
@@ -239,36 +342,32 @@ def test_a_module_is_followed_in_place_and_wrong_versions_are_withdrawn(at):
         np.testing.assert_allclose(y, learner(torch.from_numpy(x)).detach(), rtol=1e-5, atol=1e-5)
         assert answered == version
 
-    with broker_at(at), rb.publisher("m", learner, socket=at) as p:
-        p.publish(learner)
-        with serving(Run, at), rb.connect("m", socket=at, retry=60) as model:
+    with broker_at(at):
+        with serving(Run, at), rb.publisher("m", learner, socket=at, wait=60) as p, contextlib.ExitStack() as stack:
+            p.publish(learner)
+            model = stack.enter_context(rb.connect("m", socket=at, retry=60, wait=60))
             agrees(model, 1)
             for _ in range(10):
                 with torch.no_grad():
                     learner.weight.normal_()
                 agrees(model, p.publish(learner.state_dict()))
             bad = {**learner.state_dict(), "bias": torch.full((4,), float("nan"))}
-            assert p.publish(bad) == 12
+            assert p.withdrawn is None and p.publish(bad) == 12
             agrees(model, 11)  # the version before
-            with pytest.raises(rb.Failed, match=r"version 12 .* was withdrawn: Invalid: 'bias' has a NaN"):
-                p.publish(learner)
+            assert p.withdrawn.version == 12 and p.withdrawn.reason.startswith("Invalid: 'bias' has a NaN")
             agrees(model, p.publish(learner))
             good = {name: t.clone() for name, t in learner.state_dict().items()}
             last = p.publish(bad)
             p.publish(bad)  # before a worker has seen the one before
             agrees(model, last - 1)
-            with pytest.raises(rb.Failed, match="was withdrawn"):
-                p.publish(good)
             agrees(model, p.publish(good))
             assert len(seen) == 1
-        p.close()
         other = torch.nn.Linear(5, 4)
-        eventually(lambda: not rb.stats(at)["weights"][0].get("followers"))
-        with rb.publisher("m", other, socket=at) as q:
+        with serving(Run, at), rb.publisher("m", other, socket=at, wait=60) as q, contextlib.ExitStack() as stack:
             q.publish(other)
-            with serving(Run, at), rb.connect("m", socket=at, retry=60) as model:
-                with pytest.raises(rb.Failed, match=r"the module has \[4, 4\], the version \[4, 5\]"):
-                    model(x)
+            model = stack.enter_context(rb.connect("m", socket=at, retry=60, wait=60))
+            with pytest.raises(rb.Failed, match=r"the module has \[4, 4\], the version \[4, 5\]"):
+                model(x)
 
 
 def test_ringbatch_torch_follows(at, tmp_path):
@@ -276,11 +375,12 @@ def test_ringbatch_torch_follows(at, tmp_path):
     (tmp_path / "nets.py").write_text("import torch\ndef net(): return torch.nn.Linear(4, 2).bfloat16()\n")
     command = [sys.executable, "-m", "ringbatch.serve.torch_cli", "nets:net", "--input", "x:f32[4]", "--name", "m", "--weights", "live"]
     net = torch.nn.Linear(4, 2)
-    with broker_at(at), rb.publisher("m", net.bfloat16(), socket=at) as p:
-        p.publish(net)
+    with broker_at(at):
         served = subprocess.Popen([*command, "--bfloat16", "--device", "cpu", "--socket", at], cwd=tmp_path)
         try:
-            with rb.connect("m", socket=at, wait=60) as model:
+            with rb.publisher("m", net.bfloat16(), socket=at, wait=60) as p, contextlib.ExitStack() as stack:
+                p.publish(net)
+                model = stack.enter_context(rb.connect("m", socket=at, wait=60))
                 for _ in range(5):
                     with torch.no_grad():
                         net.weight.normal_()
@@ -327,9 +427,9 @@ def test_versions_go_from_gpu_to_gpu(at, gpu, memory):
                 p.normal_()
             learner[1].num_batches_tracked += 1
 
-    with broker_at(at), rb.publisher("m", learner, memory=memory, socket=at) as p:
+    with broker_at(at), serving(Run, at), rb.publisher("m", learner, memory=memory, socket=at, wait=60) as p:
         p.publish(learner)
-        with serving(Run, at), rb.connect("m", socket=at, wait=60, retry=60) as model:
+        with rb.connect("m", socket=at, wait=60, retry=60) as model:
             for _ in range(50):
                 change()
                 v = p.publish(learner)
@@ -339,9 +439,7 @@ def test_versions_go_from_gpu_to_gpu(at, gpu, memory):
                 assert version == v
             bad = {name: gpu.full_like(t, float("nan")) if t.is_floating_point() else t for name, t in learner.state_dict().items()}
             p.publish(bad)
-            assert model(x, version=True)[1] == v
-            with pytest.raises(rb.Failed, match="has a NaN"):
-                p.publish(learner)
+            assert model(x, version=True)[1] == v and "has a NaN" in p.withdrawn.reason
 
 
 def test_a_worker_gets_weights_in_device_memory_as_tensors(at, gpu):
@@ -352,13 +450,14 @@ def test_a_worker_gets_weights_in_device_memory_as_tensors(at, gpu):
         return (gpu.tensor(batch.inputs["x"], device=w.device) * w + batch.weights["b"].float()).cpu()
 
     x = np.arange(4, dtype="float32")
-    with broker_at(at), rb.publisher("m", {"w": gpu.ones(4), "b": gpu.zeros((), dtype=gpu.bfloat16)}, memory="device:0", socket=at) as p:
+    tensors = {"w": gpu.ones(4), "b": gpu.zeros((), dtype=gpu.bfloat16)}
+    with broker_at(at), serving(run, at), rb.publisher("m", tensors, memory="device:0", socket=at, wait=60) as p:
         p.publish({"w": gpu.ones(4), "b": gpu.zeros(())})
-        with serving(run, at), rb.connect("m", socket=at, wait=60) as model:
+        with rb.connect("m", socket=at, wait=60) as model:
             for n in range(1, 100):
                 p.publish({"w": gpu.full((4,), float(n), device="cuda"), "b": gpu.tensor(2.0)})
                 np.testing.assert_array_equal(model(x), n * x + 2)
-    with broker_at(at), rb.publisher("m", {"w": np.ones(4, "float32")}, memory="device:0", socket=at) as p:
+    with broker_at(at), serving(run, at), rb.publisher("m", {"w": np.ones(4, "float32")}, memory="device:0", socket=at, wait=60) as p:
         p.publish({"w": np.full(4, 3, "float32")})  # NumPy's arrays, too
 
 
@@ -373,9 +472,10 @@ def test_recorded_graphs_follow_in_order_with_the_batches(at, tmp_path, gpu, mem
     )
     command = [sys.executable, "-m", "ringbatch.serve.torch_cli", "nets:net", "--input", "x:f32[1]", "--output", "a:f32[1]", "--output",
         "b:f32[1]", "--name", "m", "--weights", "live", "--socket", at, "--no_check"]  # fmt: skip
-    with broker_at(at), rb.publisher("m", {"w": gpu.zeros(1 << 20, device="cuda")}, memory=memory, socket=at) as p:
-        p.publish({"w": gpu.ones(1 << 20, device="cuda")})
+    with broker_at(at), contextlib.ExitStack() as stack:
         served = [subprocess.Popen(command, cwd=tmp_path) for _ in range(2)]
+        p = stack.enter_context(rb.publisher("m", {"w": gpu.zeros(1 << 20, device="cuda")}, memory=memory, socket=at, wait=120))
+        p.publish({"w": gpu.ones(1 << 20, device="cuda")})
         failed, end = [], threading.Event()
 
         def ask() -> None:

@@ -25,15 +25,18 @@ var workerLabels = []string{"taken", "half-written", "before word", "word to don
 
 // dies starts a victim, waits until it is dead, and returns the time of its death.
 func (r *run) dies(role string, job victimJob) (pid int, at time.Time, ok bool) {
-	p := r.victim(role, job)
+	return r.died(r.victim(role, job), role, job.Label)
+}
+
+func (r *run) died(p *testbed.Process, role, label string) (pid int, at time.Time, ok bool) {
 	defer r.bed.End(p)
 	if p.Wait(enoughTime) == testbed.ErrRunning {
-		r.fail("a %s that should die at %q lives\n%s", role, job.Label, p.Log())
+		r.fail("a %s that should die at %q lives\n%s", role, label, p.Log())
 		return 0, at, false
 	}
 	var nanos int64
 	if !p.Latest("dying", &nanos) {
-		r.fail("a %s that should die at %q ended: %v", role, job.Label, p.Expect("dying", nil, 0))
+		r.fail("a %s that should die at %q ended: %v\n%s", role, label, p.Expect("dying", nil, 0), p.Log())
 		return 0, at, false
 	}
 	return p.Pid(), time.Unix(0, nanos), true

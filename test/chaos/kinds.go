@@ -3,7 +3,8 @@
 package chaos
 
 import (
-	_ "embed"
+	"embed"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,8 +20,8 @@ import (
 // library with the Python package above it; its roles are in peers/peer.py.
 var Kinds = []string{"go", "python"}
 
-//go:embed peers/peer.py
-var peerScript []byte
+//go:embed peers/*.py
+var peerScripts embed.FS
 
 // peerKit locates the programs of the other kinds, which make puts beside this one.
 type peerKit struct {
@@ -71,13 +72,17 @@ func (r *run) kinds() []string {
 }
 
 // peer starts a Python client.
-func (r *run) peer(args ...string) *testbed.Process {
+func (r *run) peer(args ...string) *testbed.Process { return r.script("peer.py", args...) }
+
+// script starts a script of the folder peers.
+func (r *run) script(name string, args ...string) *testbed.Process {
 	k := findPeers()
-	script := r.bed.Path("peer.py")
-	if _, err := os.Stat(script); err != nil {
-		r.must(os.WriteFile(script, peerScript, 0o644))
+	path := r.bed.Path(name)
+	if _, err := os.Stat(path); err != nil {
+		text, err := peerScripts.ReadFile("peers/" + name)
+		r.must(errors.Join(err, os.WriteFile(path, text, 0o644)))
 	}
-	return r.start(testbed.Spec{Program: append([]string{python(), script}, args...), Env: k.env()})
+	return r.start(testbed.Spec{Program: append([]string{python(), path}, args...), Env: k.env()})
 }
 
 // loadEveryKind starts honest clients of every kind, with their own deadlines.

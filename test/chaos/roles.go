@@ -34,9 +34,7 @@ func Roles() testbed.Roles {
 		"sequences": deaf(testbed.With(playSequences)),
 		"dropper":   deaf(testbed.With(playDropper)),
 
-		"publisher": deaf(testbed.With(playPublisher)),
-		"follower":  deaf(testbed.With(playFollower)),
-		"asker":     deaf(testbed.With(playAsker)),
+		"asker": deaf(testbed.With(playAsker)),
 
 		"nuisance": deaf(testbed.With(playNuisance)),
 		"forker":   deaf(testbed.With(playForker)),

@@ -14,7 +14,6 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
-	"github.com/ringbatch/ringbatch/worker/weights"
 )
 
 // Model is a built-in model, ready to be served.
@@ -24,8 +23,6 @@ type Model struct {
 	// Alone returns a function that runs the model on private memory of that many rows,
 	// without a broker.
 	Alone func(rows int) (run func())
-	// Load replaces the weights by live ones; nil: the model cannot.
-	Load func(weights.View) error
 	// Note warns the user, for example that the model only simulates; it may be empty.
 	Note string
 }

@@ -6,13 +6,11 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 
 	"github.com/ringbatch/ringbatch/internal/mlp"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
-	"github.com/ringbatch/ringbatch/worker/weights"
 )
 
 // newMLP is a multi-layer perceptron with weights far larger than the caches, so that
@@ -45,35 +43,7 @@ func newMLP(o Options) (*Model, error) {
 		x, y := randomRows(rows*net.In(), o.Seed), make([]float32, rows*net.Out())
 		return func() { net.Forward(y, x, rows) }
 	}
-	load := func(v weights.View) error { return loadMLP(net, v) }
-	return &Model{Signature: sig, Run: run, Alone: alone, Load: load}, nil
-}
-
-// loadMLP loads layers.N.weight and layers.N.bias, as torch's nn.Linear has them.
-func loadMLP(net *mlp.MLP, v weights.View) error {
-	sizes := net.Sizes()
-	if len(v.Tensors) != 2*net.Layers() {
-		return fmt.Errorf("%d tensors, an mlp of %d layers has %d", len(v.Tensors), net.Layers(), 2*net.Layers())
-	}
-	for i := range net.Layers() {
-		var parts [2][]float32
-		for j, want := range []tensor.Spec{
-			{Name: fmt.Sprintf("layers.%d.weight", i), DType: tensor.F32, Shape: []int{sizes[i+1], sizes[i]}},
-			{Name: fmt.Sprintf("layers.%d.bias", i), DType: tensor.F32, Shape: []int{sizes[i+1]}},
-		} {
-			k := slices.IndexFunc(v.Tensors, func(t tensor.Spec) bool { return t.String() == want.String() })
-			if k < 0 {
-				return fmt.Errorf("no tensor %s", want)
-			}
-			flat := tensor.Tensor{Name: want.Name, DType: want.DType, Shape: []int{1, want.RowElems()}, Data: v.Tensor(k)}
-			var err error
-			if parts[j], err = tensor.As[float32](flat); err != nil {
-				return err
-			}
-		}
-		net.SetWeights(i, parts[0], parts[1])
-	}
-	return nil
+	return &Model{Signature: sig, Run: run, Alone: alone}, nil
 }
 
 func randomRows(n int, seed int64) []float32 {

@@ -169,6 +169,7 @@ PROTOTYPES = {
     "rb_publish_device": (c_int, [c_uint64, _address]),
     "rb_publish_begin": (c_int, [c_uint64, c_int64, _address]),
     "rb_publish_commit": (c_int, [c_uint64, _address]),
+    "rb_publish_withdrawn": (c_int, [c_uint64, _address, _address, c_uint32]),
     "rb_publish_check": (c_int, [c_uint64]),
     "rb_publish_close": (c_int, [c_uint64]),
     "rb_follow_open": (c_int, [c_char_p, _address, _address]),

@@ -212,6 +212,8 @@ def _serve(
         nonlocal engine
         if ring.max_batch_size > engine.max_rows:
             engine = larger(ring.max_batch_size)
+        if follower is not None:
+            follower.look()
         planes = Planes(ring, where)
         engine.bind(planes.inputs, planes.outputs)
         print(f"serving {model}: {tensors} on {options.get('gpu', where)}{text}", flush=True)

@@ -16,7 +16,7 @@ from ..binding.device import DeviceMemory
 from ..binding.library import check, encode
 from ..binding.tensors import Tensor
 
-_REPLY_NS = 2_000_000_000  # for the broker's answer
+_REPLY_NS = 1_000_000_000  # for the broker's answer, and of a follower for a publisher
 _MOST_KNOWN = 8  # more are buffers of brokers that are gone
 
 

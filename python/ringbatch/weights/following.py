@@ -19,7 +19,7 @@ from .buffers import Buffer, Buffers, options
 
 log = logging.getLogger("ringbatch")
 
-_MOST_PAUSE_S = 0.1  # between attempts to follow
+_PAUSE_S = 0.002  # between attempts to follow
 
 
 class Load(Protocol):
@@ -83,6 +83,13 @@ class Follower:
         check(self._lib, self._lib.rb_follow_loaded(self._handle.number))
         return True
 
+    def look(self) -> None:
+        """Attaches again after a restart of the broker, before a batch comes: publishers look for workers that follow."""
+        self.settle(wait=True)
+        version, buffer, changed = c_uint32(), c_void_p(), c_uint32()
+        if not self._lib.rb_follow_enter(self._handle.number, addressof(version), addressof(buffer), addressof(changed)):
+            self._lib.rb_follow_exit(self._handle.number)
+
     def exit(self) -> None:
         if self._load is None and self._buffers.device is not None:
             self._buffers.device.synchronize()  # the batch may have queued work that reads the weights
@@ -124,18 +131,18 @@ def follower(
     model: str, socket: str | os.PathLike[str] | None, ended: Callable[[], bool], wait: Duration, load_version: Load | None
 ) -> Follower | None:
     """Waits until weights of the model are published; None if it ended meanwhile. wait: how long to wait for a broker."""
-    lib, out, patience, pause = load(), c_uint64(), time.monotonic() + seconds(wait), 0.0
+    lib, out, patience, warned = load(), c_uint64(), time.monotonic() + seconds(wait), False
     o = options(socket, os.environ.get("RINGBATCH_WORKER_NAME"))
+    o.wait = 1
     while not ended():
         status = lib.rb_follow_open(model.encode(), addressof(o), addressof(out))
         if not status:
             return Follower(model, out.value, load_version)
-        if status not in (errors.UnknownModel.status, errors.Timeout.status):
-            e = last_error(lib, status)
-            if not e.retry_attach or time.monotonic() > patience:
-                raise e
-        elif not pause:
+        e = last_error(lib, status)
+        if status == errors.Timeout.status and not warned:
             log.warning("waiting for the first version of the weights of %s: rb.publisher(%r, ...).publish(...)", model, model)
-        pause = min(2 * pause + 0.002, _MOST_PAUSE_S)
-        time.sleep(pause)
+            warned = True
+        elif status != errors.Timeout.status and (not e.retry_attach or time.monotonic() > patience):
+            raise e
+        time.sleep(_PAUSE_S)
     return None

@@ -27,6 +27,8 @@ def open_trusted(path: str | Path) -> BinaryIO:
     """Opens a model's file; raises Invalid. Load it from the descriptor: the name may lead elsewhere later."""
     try:
         refuse_way_of_others(path)
+        if stat.S_ISFIFO(os.stat(path).st_mode):  # open would wait for a writer
+            raise errors.Invalid(f"{path} is a pipe, not a model's file")
         f = open(path, "rb")  # noqa: SIM115 - the caller closes it
         try:
             _refuse_others(str(path), os.fstat(f.fileno()), path)

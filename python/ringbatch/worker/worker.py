@@ -18,6 +18,7 @@ from ..binding import structs as c
 from ..binding.library import Duration, encode
 from ..binding.tensors import Declared, Specs, declared, signature
 from ..weights.following import Follower
+from ..weights.publishing import publishes
 from . import program
 from .batch import Batch, Buffers
 from .following import Following, refuse_unknown
@@ -43,7 +44,7 @@ def worker(
     pad_to: int = 0,
     pad_preferred: bool = False,
     gather_threads: int = 0,
-    run_once: bool = False,
+    run_once: bool | None = None,
     packed: bool = False,
     debug: bool | None = None,
     version: str | None = None,
@@ -86,7 +87,8 @@ def worker(
     pad_to, pad_preferred: pad batches with rows of zeros.
     gather_threads: threads that copy the rows of a batch above 1 MiB; 0 is one for each
         core, at most 16, or 1 below 4 cores.
-    run_once: never run a request again: a failed batch or a dead worker fails all its requests.
+    run_once: never run a request again: a failed batch or a dead worker fails all its requests. By default a worker whose
+        process publishes weights before it attaches, for example in ``setup``, does so: a learner must not train twice.
     version: what the worker computes. Beside workers of another version it is refused, unless the broker has
         started them all: their answers would mix. "any" joins all. The default comes from the function's
         file, the script and its arguments.
@@ -97,7 +99,7 @@ def worker(
     if packed:
         _check_packed(declared(inputs), declared(outputs), policy.setdefault("ragged", True))
     o = worker_options(
-        depth=depth, weight=weight, pad_to=pad_to, pad_preferred=pad_preferred, gather_threads=gather_threads, run_once=run_once,
+        depth=depth, weight=weight, pad_to=pad_to, pad_preferred=pad_preferred, gather_threads=gather_threads, run_once=bool(run_once),
         version=version, name=name, gpu=gpu, **policy,
     )
     text = signature(inputs, outputs, memory, state)
@@ -112,7 +114,8 @@ def worker(
                 raise errors.Invalid(f"a coroutine function has concurrency 1..{_MOST_CONCURRENCY}, and as many batches are handed over: "
                     "leave depth out")
             o.depth = concurrency or _DEFAULT_CONCURRENCY
-        return Worker(function, model, text, o, bool(os.environ.get("RINGBATCH_DEBUG")) if debug is None else debug, packed, weights)
+        return Worker(function, model, text, o, bool(os.environ.get("RINGBATCH_DEBUG")) if debug is None else debug, packed, weights,
+            run_once)
 
     return made
 
@@ -149,11 +152,11 @@ class Worker:
 
     def __init__(
         self, function: Callable[[Batch], Any], model: str, text: str, options: c.WorkerOptions, debug: bool = False, packed: bool = False,
-        weights: Any = "none",
-    ) -> None:
+        weights: Any = "none", run_once: bool | None = None,
+    ) -> None:  # fmt: skip
         self.function, self.model, self.signature = function, model, text
         self._options, self._debug, self._packed = options, debug, packed
-        self._follows, self._weights = model, weights
+        self._follows, self._weights, self._run_once = model, weights, run_once
         self._keep: Any = options
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
             setattr(self, name, getattr(function, name, None))
@@ -171,7 +174,7 @@ class Worker:
         return self._with(o, self.model)
 
     def _with(self, o: c.WorkerOptions, model: str) -> Worker:
-        made = Worker(self.function, model, self.signature, o, self._debug, self._packed, self._weights)
+        made = Worker(self.function, model, self.signature, o, self._debug, self._packed, self._weights, self._run_once)
         made._follows = self._follows
         made._keep = (self._keep, o.pipeline, o.version)  # a copied struct does not keep its texts
         return made
@@ -204,6 +207,8 @@ class Worker:
         def serve(ring: Ring) -> None:
             if attached is not None:
                 attached()
+            if follower is not None:
+                follower.look()
             if loop is not None:
                 from .coroutines import AsyncServing
 
@@ -214,6 +219,8 @@ class Worker:
         with _loop_for(self.function) as loop:
             with Following(self._follows, self._weights) as following:
                 function = self._made(loop)  # before attaching: a worker that loads its model would hold batches
+            if self._run_once is None:
+                o.run_once = publishes(other_than=self._follows)
             follower = following.open(socket, ended, wait, loop is not None)
             with contextlib.closing(follower) if follower else contextlib.nullcontext():
                 keep_attached(lambda: Ring(self.model, self.signature, o, self._packed), serve, ended, wait)
