@@ -72,12 +72,10 @@ func (g *gpuArgs) choose(kind string, o cpu.Options) (served, func(context.Conte
 }
 
 // version is what a built-in worker computes, for worker.Config.
-func (g *gpuArgs) version(kind string, o cpu.Options, live bool) (string, error) {
+func (g *gpuArgs) version(kind string, o cpu.Options) (string, error) {
 	switch {
 	case kind == "affine":
 		return fmt.Sprintf("affine scale=%g offset=%g", o.Scale, o.Offset), nil
-	case live:
-		return kind + " with live weights", nil
 	case !g.ownKernel():
 		return kind, nil
 	}

@@ -67,7 +67,7 @@ policy given here.`, `  ringbatch worker echo
 		return err
 	}
 	if cfg.Version, err = join(); err == nil && cfg.Version == "" {
-		cfg.Version, err = gpu.version(*kind, o, *live)
+		cfg.Version, err = gpu.version(*kind, o)
 	}
 	if err != nil {
 		return err
