@@ -144,6 +144,69 @@ def test_a_function_may_return_its_outputs(socket):
             m(np.full(4, 2, "float32"))
 
 
+def as_returned(batch, y, value):
+    return value
+
+
+def into_the_view(batch, y, value):
+    y[...] = value
+
+
+def by_row(batch, y, value):
+    for row in range(batch.rows):
+        y[row] = value[row]
+
+
+def in_place(batch, y, value):
+    y[...] = 0
+    y += value
+
+
+def by_coroutine(batch, y, value):
+    raise NotImplementedError  # the test makes one
+
+
+BIG: dict = {  # what an output does not hold, and what is only rounded
+    "int32": [2**40 + 5, 0.5, np.nan, -(2**31) - 1], "float32": [1e300, 2**24 + 1, -1e39], "float16": [70000.0, 2049], "uint8": [256, -1],
+}  # fmt: skip
+FINE: dict = {"int32": [2**31 - 1, -(2**31)], "float32": [0.1, np.inf, 2**24, -np.inf, 1e-300], "float16": [0.1, 2048], "uint8": [np.uint8(255), True]}
+
+
+@pytest.mark.parametrize("pad_to", [0, 8])  # outputs written in place, and copied at the end
+@pytest.mark.parametrize("road", [as_returned, into_the_view, by_row, in_place, by_coroutine])
+def test_a_value_that_an_output_does_not_hold_fails_its_request(socket, road, pad_to):
+    values = {kind: BIG[kind] + FINE[kind] for kind in BIG}
+    outputs = {kind: (kind, (2,)) for kind in BIG}
+
+    def give(batch):
+        kind, k = batch.inputs["which"][0]
+        name, given = list(BIG)[kind], values[list(BIG)[kind]][k]
+        made = {n: np.zeros((batch.rows, 2), n) for n in BIG if n != name}
+        value = np.full((batch.rows, 2), given)
+        if road in (as_returned, by_coroutine):
+            return {**made, name: value}
+        for n, array in made.items():
+            batch.outputs[n][...] = array
+        return road(batch, batch.outputs[name][: batch.rows], value)
+
+    async def give_later(batch):
+        return give(batch)
+
+    how = {"inputs": {"which": ("int32", (2,))}, "outputs": outputs, "wait_time": 0, "max_batch_size": 8, "pad_to": pad_to}
+    worker = rb.worker(f"holds-{road.__name__}-{pad_to}", **how)(give_later if road is by_coroutine else give)
+    with serving(worker, socket), rb.connect(worker.model, socket=socket, wait=60) as m:
+        for kind, name in enumerate(BIG):
+            for k, value in enumerate(values[name]):
+                which = np.array([kind, k], "int32")
+                if road is in_place and name.startswith("float") and isinstance(value, int):
+                    continue  # the sum is a float64, which is rounded
+                if value in FINE[name]:
+                    np.testing.assert_array_equal(m(which)[name], np.full(2, value, name))
+                else:
+                    with pytest.raises(rb.Error, match=f"does not hold|output '{name}' is {name}, the function returned"):
+                        m(which)
+
+
 def test_requests_of_different_sizes_share_a_ragged_batch(socket):
     seen = []
 

@@ -42,6 +42,61 @@ def test_masked_arrays_and_ragged_lists_get_a_clear_error(lengths, echo):
             lengths(ragged)
 
 
+def test_a_cast_that_changes_a_value_is_refused(echo, lengths, socket):
+    ints = {"inputs": {"i": ("int32", ())}, "outputs": {"y": ("int32", ())}}
+    with serving(rb.worker("ints", **ints, wait_time=0)(lambda batch: batch.inputs["i"]), socket):
+        with rb.connect("ints", socket=socket, wait=60, cast=True) as m:
+            assert m(np.int64(5)) == 5 and m.submit([6, 7]).result(60).tolist() == [6, 7]
+            for call in (lambda x: m(x), lambda x: m.submit(x), lambda x: asyncio.run(m.ainfer(x))):
+                with pytest.raises(rb.DType, match=f"'i': int32 does not hold {2**40 + 5}"):
+                    call(np.int64(2**40 + 5))
+            with m.request() as r:
+                with pytest.raises(rb.DType, match="int32 does not hold 1.5"):
+                    r.inputs["i"][...] = 1.5
+                r.inputs["i"][...] = np.float64(8)
+                assert r.run(timeout=60).outputs["y"] == 8
+    with rb.connect("echo", socket=echo, cast=True) as m:
+        np.testing.assert_array_equal(m(np.full(16, 0.1)), np.full(16, 0.1, "float32"))
+        for x in (np.full(16, 1e300), np.full(16, 2**24 + 1)):
+            with pytest.raises(rb.DType, match="'x': float32 does not hold"):
+                m(x)
+
+
+def test_a_dict_gives_inputs_by_name_also_those_that_are_named_as_a_keyword(socket):
+    names = ("timeout", "cost", "split", "priority")
+    tensors = {"inputs": dict.fromkeys(names, ("int32", ())), "outputs": {"y": ("int32", (4,))}}
+    worker = rb.worker("named", **tensors, wait_time=0)(lambda batch: np.stack([batch.inputs[n] for n in names], 1))
+    with serving(worker, socket), rb.connect("named", socket=socket, wait=60) as m:
+        obs = {name: np.int32(k) for k, name in reversed(list(enumerate(names)))}
+        for y in (m(obs), m.submit(obs).result(60), asyncio.run(m.ainfer(obs, timeout=60))):
+            assert y.tolist() == [0, 1, 2, 3]
+        with pytest.raises(rb.Invalid, match="takes the inputs timeout, cost, split, priority; got obs"):
+            m({"obs": 1})
+
+
+def test_wrong_numbers_and_texts_raise_errors_that_say_what_is_wanted(echo, lengths):
+    nan = float("nan")
+    with rb.connect("echo", socket=echo) as m:
+        x = np.zeros(16, "float32")
+        for call in (lambda: rb.connect("echo", socket=echo, wait=nan), lambda: m(x, timeout=nan), lambda: m.submit(x, timeout="nan"),
+                lambda: m.request(timeout=nan), lambda: rb.connect("echo", socket=echo, retry=nan)):
+            with pytest.raises(rb.Invalid, match="got nan"):
+                call()
+        for how in ({"cost": 1.5}, {"priority": 0.5}, {"cost": "1"}):
+            with pytest.raises(rb.Invalid, match="is a whole number, got"):
+                m(x, **how)
+        with pytest.raises(rb.Invalid, match="rows is a whole number"):
+            m.request(rows=1.5)
+        with pytest.raises(rb.DType, match="got text: a model takes numbers"):
+            m("abc")
+    for size, error in ((-1, rb.Shape), (65, rb.Shape), (1.5, rb.Invalid)):
+        with pytest.raises(error, match="'b'"):
+            lengths.request(shapes={"b": (size,)})
+    for text in ("abc", ["ab", "cd"]):
+        with pytest.raises(rb.DType, match=r"'b'.* got text: pass its bytes, x\.encode\(\)"):
+            lengths(text)
+
+
 def test_more_rows_than_a_request_may_have_are_split_and_joined(echo):
     x = np.arange(100 * 16, dtype="float32").reshape(100, 16)
     for window in (7, 40):  # below and above max_batch_size, 32

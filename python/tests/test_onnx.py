@@ -380,11 +380,11 @@ IN_THREES = {"dims": {"n": "<=8"}, "buckets": {"x.0": [3, 8]}}
     ("what", "options", "message"),
     [
         ("fixed inside", {"max_batch_size": 4, "check": False},
-            r"^the model fails with 4 rows of \[2\]: serve fewer at once \(--max_batch_size\)\. \S.*$"),
+            r"^the model fails with 4 rows of \[2\]: serve fewer at once \(max_batch_size\)\. \S.*$"),
         ("halves", {"max_batch_size": 4, **IN_THREES},
-            r"^the model fails with 4 rows of \[3\]: .*, or other sizes \(--dim, --buckets.*\)\. \S.*$"),
+            r"^the model fails with 4 rows of \[3\]: .*, or other sizes \(dims, buckets.*\)\. \S.*$"),
         ("halves", {"max_batch_size": 1, **IN_THREES},
-            r"^the model fails with 1 row of \[3\]: serve other sizes \(--dim, --buckets.*\)\. \S.*$"),
+            r"^the model fails with 1 row of \[3\]: serve other sizes \(dims, buckets.*\)\. \S.*$"),
     ],
 )
 def test_a_model_that_fails_on_declared_sizes_is_refused_with_the_remedy(tmp_path, what, options, message):

@@ -122,17 +122,29 @@ class Estimator:
         return np.stack([x[:, 0], 1 - x[:, 0]], 1).astype("float64")
 
 
+class Small(Estimator):
+    """One that was fitted in float32."""
+
+    def __init__(self):
+        self.coef_ = np.ones(2, "float32")
+
+
 def two(a, b):
-    return a + b, (a * b).sum(1)
+    return a - b, (a * b).sum(1)
 
 
 @pytest.mark.parametrize(
     ("name", "thing", "flags", "signature", "inputs", "want"),
     [
-        ("labels", Estimator(), [], "x:f32[2] -> y:i64[]", [[1, 2]], 3),
-        ("probabilities", Estimator(), ["--method", "predict_proba"], "x:f32[2] -> y:f64[2]", [[1, 2]], [1, 0]),
+        ("labels", Estimator(), [], "x:f64[2] -> y:i64[]", [[1, 2]], 3),
+        ("probabilities", Estimator(), ["--method", "predict_proba"], "x:f64[2] -> y:f64[2]", [[1, 2]], [1, 0]),
+        ("small", Small(), [], "x:f32[2] -> y:i64[]", [[1, 2]], 3),
+        ("swapped", two, ["--input", "b:f32[2]", "--input", "a:f32[2]"], "b:f32[2] a:f32[2] -> y0:f32[2] y1:f32[]", [[1, 2], [3, 4]],
+            {"y0": [2, 2], "y1": 11}),
+        ("ordered", two, ["--input", "p:f32[2]", "--input", "q:f32[2]", "--args", "q,p"], "p:f32[2] q:f32[2] -> y0:f32[2] y1:f32[]",
+            [[1, 2], [3, 4]], {"y0": [2, 2], "y1": 11}),
         ("two", two, ["--input", "a:f32[2]", "--input", "b:f32[2]"], "a:f32[2] b:f32[2] -> y0:f32[2] y1:f32[]", [[1, 2], [3, 4]],
-            {"y0": [4, 6], "y1": 11}),
+            {"y0": [-2, -2], "y1": 11}),
     ],
 )
 def test_answers_equal_the_results_of_estimators_and_functions(socket, name, thing, flags, signature, inputs, want):
@@ -140,7 +152,7 @@ def test_answers_equal_the_results_of_estimators_and_functions(socket, name, thi
     worker = objects.worker_for(thing, a, settings)
     assert worker.signature == signature
     with serving(worker, socket), rb.connect(worker.model, socket=socket, wait=60) as m:
-        got = m(*(np.array(x, "float32") for x in inputs))
+        got = m(*(np.array(x, t.dtype) for x, t in zip(inputs, m.inputs)))
     if isinstance(want, dict):
         assert {k: v.tolist() for k, v in got.items()} == want
     else:
@@ -161,6 +173,7 @@ def decorated(batch):
     [
         (lambda x: x.sum(), ["--input", "x:f32[2]"], "rows went in"),
         (lambda x: np.array(["yes"] * len(x)), ["--input", "x:f32[2]"], "no tensor's type"),
+        (lambda x, y: x, ["--input", "a:f32[2]", "--input", "y:f32[2]"], "takes x, y; the inputs are a, y: .* order, --args a,y"),
         (lambda x: x, [], "does not tell its inputs"),
         (lambda x: x, ["--input", "x:f32[<=3]"], "do not vary"),
         (lambda x: x, ["--input", "x:f32[2]", "--method", "guess"], "no method 'guess'"),

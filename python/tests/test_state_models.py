@@ -146,11 +146,11 @@ def test_kinds_of_modules_keep_state(how, at):
 
 
 TORCH_ERRORS = {
-    "the module has no argument 'h' for the state: it takes x": lambda x: (x, x),
+    "the module has no argument 'h': it takes x": lambda x: (x, x),
     "the module returns 1 tensor: want its outputs, and then the new state, 'h'": lambda x, h: x,
     r"state h:f32\[8\]: the module returns rows of torch.float32 \[4\] in its place": lambda x, h: (h, x),
     r"state h:f32\[8\]: the module returns rows of torch.int64 \[8\] in its place": lambda x, h: (x, h.long()),
-    "the module returns y, h by name: declare the outputs, --output": lambda x, h: {"y": x, "h": h},
+    "the module returns y, h by name: declare the outputs .outputs.": lambda x, h: {"y": x, "h": h},
 }
 
 
@@ -173,9 +173,9 @@ def test_a_dict_without_the_state_and_a_name_used_twice_are_refused():
 
 
 @pytest.mark.parametrize(("pair", "says"), [
-    (("h", "h_out"), "--state s=h:h_out: the graph has no input 'h'; it has h_in, x"),
-    (("h_in", "new"), "--state s=h_in:new: the graph has no output 'new'; it has h_out, y"),
-    (("x", "h_out"), r"--state s: the graph reads f32\[batch,4\] from 'x' and writes f32\[batch,8\] to 'h_out': both have one"),
+    (("h", "h_out"), "state s=h:h_out: the graph has no input 'h'; it has h_in, x"),
+    (("h_in", "new"), "state s=h_in:new: the graph has no output 'new'; it has h_out, y"),
+    (("x", "h_out"), r"state s: the graph reads f32\[batch,4\] from 'x' and writes f32\[batch,8\] to 'h_out': both have one"),
 ])  # fmt: skip
 def test_a_graph_without_the_named_state_is_refused(tmp_path, pair, says):
     pytest.importorskip("onnxruntime")

@@ -18,6 +18,7 @@ import ringbatch as rb
 
 torch = pytest.importorskip("torch")
 rt = pytest.importorskip("ringbatch.torch")
+from ringbatch.torch import loading  # noqa: E402
 from ringbatch.torch.lanes import Engine  # noqa: E402
 from ringbatch.worker.ring import RingBatch  # noqa: E402
 
@@ -222,9 +223,10 @@ def learning_norm(x):
     ("module", "says"),
     [
         (learning_norm, "in a batch of 3 a row gives other results beside other rows"),
-        (lambda x: x.softmax(0), "in a batch of 3 a row gives other results beside other rows"),
-        (lambda x: x.view(1, 2) + 1, r"the module takes one row, and fails with 3: .*--max_batch_size=1"),
+        (lambda x: x.softmax(0), r"in a batch of 3 a row gives other results beside other rows: .*\(max_batch_size=1\) or anything"),
+        (lambda x: x.view(1, 2) + 1, r"the module takes one row, and fails with 3: .*\(max_batch_size=1\)"),
         (lambda x: {1: x}[len(x)], r"the module takes one row, and fails with 3: .*KeyError"),
+        (lambda x: (x, None), "the module gives None as result 1 of 2"),
         (lambda x: x.sum(), r"1 rows went in, and a tensor of shape \[\] came out"),
         (lambda x: x.to_sparse(), r"not dense \(torch.sparse_coo\): .* with to_dense\(\)"),
         (lambda x: x[:1], r"3 rows went in, and a tensor of shape \[1, 2\] came out"),
@@ -311,9 +313,9 @@ class Nearly(torch.nn.Module):
 
 
 def test_how_far_rows_may_differ_can_be_said(served):
-    with pytest.raises(rb.Invalid, match=r"by more than 0.001 of the largest: .*allow more \(--tolerance 0.05\)"):
+    with pytest.raises(rb.Invalid, match=r"by more than 0.001 of the largest: .*allow more \(tolerance=0.05\)"):
         rt.serve(nearly, "m", inputs=["x:f32[2]"], device="cpu")
-    with pytest.raises(rb.Invalid, match=r"by more than 0.05 of the largest: .*=1\) or anything \(--no_check\)"):
+    with pytest.raises(rb.Invalid, match=r"by more than 0.05 of the largest: .*=1\) or anything \(check=False\)"):
         rt.serve(lambda x: x.softmax(0), "m", inputs=["x:f32[2]"], device="cpu", tolerance=0.05)
     socket = served(nearly, "nearly", inputs=["x:f32[2]"], device="cpu", tolerance=0.02)
     np.testing.assert_array_equal(answer(socket, "nearly", [1, 1]), [1, 1])
@@ -413,6 +415,84 @@ def ask_two(socket: str) -> None:
         got = c(x, z)
     np.testing.assert_allclose(got["y0"], want[0], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(got["y1"], want[1], rtol=1e-4, atol=1e-4)
+
+
+class Scores(torch.nn.Module):
+    """Arguments in an order that a tokenizer does not have."""
+
+    def forward(self, ids, mask, types):
+        return (ids * 2 * mask + types * 100).float()
+
+
+SCORES = ["ids:i64[3]", "types:i64[3]", "mask:i64[3]"]
+IDS = tuple(torch.full((2, 3), n) for n in (7, 1, 4))
+
+
+def exported_scores():
+    batch = {0: torch.export.Dim("batch")}
+    shapes = {"ids": batch, "mask": batch, "types": batch}
+    return torch.export.export(Scores(), IDS[:2], {"types": IDS[2]}, dynamic_shapes=shapes).module()
+
+
+@pytest.mark.parametrize(
+    ("make", "how"),
+    [
+        (Scores, {}),
+        (lambda: torch.jit.script(Scores()), {}),
+        (lambda: torch.jit.trace(Scores(), IDS), {}),
+        (exported_scores, {}),
+        (lambda: lambda *xs: Scores()(*xs), {"args": "ids,mask,types"}),
+        (lambda: lambda a, b, c: Scores()(a, b, c), {"args": ["ids", "mask", "types"]}),
+        (lambda: lambda **xs: Scores()(**xs), {}),
+    ],
+)
+def test_inputs_are_passed_by_their_names(served, make, how):
+    socket = served(make(), "scores", inputs=SCORES, device="cpu", max_batch_size=2, **how)
+    with rb.connect("scores", socket=socket, wait=200) as c:
+        y = c(ids=np.full(3, 7), mask=np.full(3, 1), types=np.full(3, 4))
+    np.testing.assert_array_equal(np.array(y), np.full(3, 414))
+
+
+@pytest.mark.parametrize(
+    ("module", "how", "says"),
+    [
+        (lambda *xs: xs[0], {}, 'it takes arguments without names; the inputs are ids, types, mask: .* order, args="ids,types,mask"'),
+        (lambda ids, kinds, mask: ids, {}, "it takes ids, kinds, mask; the inputs are ids, types, mask"),
+        (lambda *xs: xs[0], {"args": ["ids", "mask"]}, "want each input once"),
+        (torch.add, {}, "it takes arguments without names"),
+    ],
+)
+def test_inputs_whose_place_is_not_known_are_refused(module, how, says):
+    with pytest.raises(rb.Invalid, match=says):
+        rt.serve(module, "m", inputs=SCORES, device="cpu", **how)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_output_that_does_not_hold_a_result_fails_its_request_alone(served, device, packed):
+    how = {"inputs": ["x:i64[<=4]"], "packed": "x"} if packed else {"inputs": ["x:i64[4]"]}
+    dims = "<=4" if packed else "4"
+
+    def module(x, offsets=None):
+        return x, x, x.double().pow(10)
+
+    outputs = [f"i:i32[{dims}]", f"f:f32[{dims}]", f"d:f32[{dims}]"]
+    socket = served(module, "narrow", outputs=outputs, device=device, max_batch_size=4, **how)
+    with rb.connect("narrow", socket=socket, wait=60, window=8) as c:
+        for value, says in ((2**40 + 5, "'i': torch.int32 does not hold"), (2**24 + 1, "'f': torch.float32 does not"), (10**4, "'d': ")):
+            good, bad = c.submit(np.full(4, 3)), c.submit(np.full(4, value))
+            assert good.result(60)["i"].tolist() == [3] * 4 and good.result()["d"].tolist() == [3**10] * 4
+            with pytest.raises(rb.Error, match=says):
+                bad.result(60)
+
+
+def test_a_state_dict_is_no_module(tmp_path):
+    torch.save(Two().state_dict(), path := tmp_path / "weights.pt")
+    path.chmod(0o600)
+    for name in ("weights.pt", "weights.pt2"):
+        with pytest.raises(rb.Invalid, match="written by torch.save: it is a state_dict"):
+            loading.load(str(path.rename(tmp_path / name)), "cpu")
+        path = tmp_path / name
 
 
 def exported(path, dynamic: bool) -> str:

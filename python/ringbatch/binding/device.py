@@ -22,6 +22,7 @@ import numpy as np
 
 from .. import errors
 from . import structs as c
+from .casting import converted_tensor
 from .library import check
 from .tensors import NAMES, NUMPY, Tensor
 
@@ -264,8 +265,10 @@ def convert_on_device(t: Tensor, value: Any, cast: bool, ordinal: int) -> Any:
             "cast=True"
         )
     want = getattr(found, TORCH[t.kind])
-    if given.dtype == want or (cast and found.can_cast(given.dtype, want)):
+    if given.dtype == want:
         return given
+    if cast and found.can_cast(given.dtype, want):
+        return converted_tensor(given, want, f"input {t.name!r}")
     advice = f"Nothing is converted silently: pass x.to({want}), or connect with cast=True"
     if cast:
         advice = "cast=True converts only to a type of the same kind"

@@ -128,19 +128,18 @@ def seconds(given: Duration) -> float:
     if isinstance(given, str) and re.fullmatch(f"({_PART})+", given):
         return sum(float(number) * _UNITS[unit] for number, unit in re.findall(_PART, given))
     try:
-        return float(given)
+        number = float(given)
     except (TypeError, ValueError):
         near = "".join(str(given).split()).lower()
         meant = f" (did you mean {near}?)" if re.fullmatch(f"({_PART})+", near) else ""
         raise errors.Invalid(f'"{given}" is not a duration: write 5ms, 1.5s, or seconds as a number{meant}') from None
+    if number != number:  # a wait until then would not end
+        raise errors.Invalid("a duration is a number of seconds, or None where there may be none; got nan")
+    return number
 
 
 def nanoseconds(timeout: Duration | None) -> int:
     """A timeout of Python for the C side, where 0 is no timeout, as None is here."""
     if timeout is None:
         return 0
-    if not isinstance(timeout, (float, int)):
-        timeout = seconds(timeout)
-    if timeout != timeout:
-        raise errors.Invalid("a timeout is a number of seconds, or None; got nan")
-    return max(1, int(min(timeout * 1e9, FOREVER_NS)))  # float("inf") is a timeout too
+    return max(1, int(min(seconds(timeout) * 1e9, FOREVER_NS)))  # float("inf") is a timeout too

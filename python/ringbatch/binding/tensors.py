@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import errors
 from . import structs as c
+from .casting import converted
 from .library import check
 
 # By rb_dtype. NumPy has no bfloat16: its bits travel as uint16.
@@ -89,10 +90,14 @@ class Tensor:
         array = self._array(value)
         if array.dtype == self.dtype:
             return array
+        if array.dtype.kind == "U":
+            advice = ("pass its bytes, x.encode()" if self.kind == "u8" else
+                "a model takes numbers; declare a uint8 input of variable size for the bytes of a text")
+            raise errors.DType(f"input {self.name!r}: expected {self.expected}; got text: {advice}")
         if array.size == 0 and isinstance(value, (list, tuple)):  # an empty list has no type of its own
             return array.astype(self.dtype)
         if cast and np.can_cast(array.dtype, self.dtype, "same_kind"):
-            return array.astype(self.dtype)
+            return converted(array, self.dtype, f"input {self.name!r}")
         how = f"np.array(x, {self.dtype.name!r})" if array is not value else f"x.astype({self.dtype.name!r})"
         advice = f"Nothing is converted silently: pass {how}, or connect with cast=True"
         if cast:

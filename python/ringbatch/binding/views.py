@@ -24,6 +24,7 @@ import numpy as np
 
 from .. import errors
 from . import structs as c
+from .casting import converted
 from .device import device_memory, end_device_array
 from .tensors import Tensor
 
@@ -210,6 +211,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _held(value: Any, dtype: np.dtype) -> Any:
+    """What is assigned, in a type that changes no value of it."""
+    if type(value) in (int, float) and -128 <= value < 128 and (dtype.kind == "f" or (dtype.kind == "i" and type(value) is int)):
+        return value  # fits all of them
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    return value if array.dtype is dtype else converted(array, dtype)
+
+
 class View(np.ndarray):
     """An array in shared memory, valid until its request or batch is over."""
 
@@ -239,7 +248,7 @@ class View(np.ndarray):
         life = _life_of(self)
         if life is not None and life.lives_in is not _present:
             raise life.error()
-        _setitem(self, key, value)
+        _setitem(self, key, _held(value, _dtype_of(self)))
 
     def __len__(self) -> int:
         _check(self)
@@ -260,6 +269,10 @@ class View(np.ndarray):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         out = kwargs.get("out")
+        view = out[0] if isinstance(out, tuple) and len(kwargs) == 1 and method == "__call__" else None
+        if isinstance(view, View) and view.dtype != np.result_type(*_plain(inputs)):
+            view[...] = ufunc(*_plain(inputs))  # NumPy would wrap integers
+            return view
         kwargs = {k: _plain(v) for k, v in kwargs.items()}
         result = getattr(ufunc, method)(*_plain(inputs), **kwargs)
         if isinstance(out, tuple) and len(out) == 1 and out[0] is not None:
@@ -285,4 +298,5 @@ class View(np.ndarray):
     __hash__ = None  # type: ignore[assignment]
 
 
+_dtype_of: Any = np.ndarray.__dict__["dtype"].__get__
 _life_of: Any = View.__dict__["_life"].__get__

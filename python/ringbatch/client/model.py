@@ -150,7 +150,8 @@ class Model(Caller):
     ) -> Any:
         """Runs one item, or some rows; arrays in, arrays out. Calling the model is the same.
 
-        Pass inputs in the model's order or by name. One output is returned as an
+        Pass inputs in the model's order, by name, or as one dict by name, which also takes an input
+        that has the name of a keyword of this call. One output is returned as an
         array, several as a dict. A single item gives single items. If the rows of an
         output differ in size, they are a list of arrays.
 
@@ -207,9 +208,11 @@ class Model(Caller):
                 if len(shape) == self._rank + 1 and shape[1:] == self._shape and shape[0]:
                     return [x], shape[0]
         tensors = self._core.signature.inputs
+        if not named and len(inputs) == 1 and isinstance(by_name := inputs[0], abc.Mapping):
+            inputs, named = (), by_name
         given = dict(zip((t.name for t in tensors), inputs))
         if len(inputs) > len(tensors) or given.keys() & named.keys() or (given.keys() | named.keys()) != {t.name for t in tensors}:
-            got = [f"{len(inputs)} in order"] * bool(inputs) + sorted(named)
+            got = [f"{len(inputs)} in order"] * bool(inputs) + sorted(map(str, named))
             raise errors.Invalid(f"{self.name} takes the inputs {', '.join(t.name for t in tensors)}; got {', '.join(got) or 'none'}")
         given.update(named)
         arrays = [self._convert(t, given[t.name]) for t in tensors]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from ctypes import addressof
 from typing import Any, NamedTuple, NoReturn
@@ -66,10 +67,12 @@ class Request(Held):
     def _choose(self, priority: int | None, cost: int | None) -> None:
         core = self._core
         if priority is not None:
+            priority = whole("priority", priority)
             if not 0 <= priority < 1 << 32:  # C has 32 bits
                 raise errors.NoLevel(f"{priority}, the model has 0..{core.info.levels - 1}")
             core.check(core.lib.rb_set_priority(core.handle, self._id, priority))
         if cost is not None:
+            cost = whole("cost", cost)
             if not 0 <= cost < 1 << 16:
                 raise errors.Invalid(f"the cost of a row is 0..65535, got {cost}")
             core.check(core.lib.rb_set_cost(core.handle, self._id, cost))
@@ -120,6 +123,7 @@ def claim(
     """A request of one item (rows is None) or of some rows. sequence: the request is its next step."""
     if rows is None and not sequence and timeout is None and not shapes and core.plain:
         return Request(core)
+    rows = None if rows is None else whole("rows", rows)
     if rows is not None and not 0 <= rows < 1 << 32:  # C has 32 bits
         raise errors.Rows(f"a request has 1..{core.info.window} rows (this client's window), got {rows}")
     return Request(core, 1 if rows is None else rows, tuple(_dims(core, shapes or {})), nanoseconds(timeout), rows is None, sequence)
@@ -133,7 +137,16 @@ def _dims(core: Core, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
         raise errors.Invalid(f"shapes: no input {', '.join(sorted(unknown))}; there are {', '.join(core.signature.input_names)}")
     for t in core.signature.inputs:
         shape = shapes.get(t.name, t.shape)
-        if len(shape) != len(t.shape) or any(d != n for i, (d, n) in enumerate(zip(shape, t.shape)) if i not in t.variable):
-            raise errors.Shape(f"input {t.name!r}: expected {t.expected}; got shape {tuple(shape)}")
-        dims += [int(shape[i]) for i in t.variable]
+        shape = tuple(whole(f"a size of input {t.name!r}", d) for d in shape)
+        if not t.holds(shape):
+            raise errors.Shape(f"input {t.name!r}: expected {t.expected}; got shape {shape}")
+        dims += [shape[i] for i in t.variable]
     return dims
+
+
+def whole(what: str, value: Any) -> int:
+    """A whole number; raises Invalid."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise errors.Invalid(f"{what} is a whole number, got {value!r}") from None

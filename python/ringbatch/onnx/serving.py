@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import re
 import sys
@@ -21,7 +22,7 @@ from ..worker import program, trials
 from ..worker.axes import Axes, Output, add_buckets, pad_values
 from ..worker.lanes import run_in_turns
 from ..worker.lost_gpu import Lost
-from ..worker.refusal import report
+from ..worker.refusal import for_python, report
 from ..worker.ring import Ring, keep_attached, worker_options
 from ..worker.signals import StopEvent, stop_on_signals
 from ..worker.worker import Ending
@@ -32,6 +33,7 @@ DEFAULT_MAX_BATCH = 32  # the broker's default
 CHECKED_ROWS = 3
 
 
+@for_python
 def serve(
     file: str | Path | bytes,
     model: str,
@@ -125,7 +127,8 @@ def prepare(
     if tolerance is None:
         tolerance = trials.HALF_TOLERANCE if any(o.kind == "f16" for o in graph.outputs) else trials.TOLERANCE
     try:
-        axes, outputs, note = trials.settle(runner, graph.inputs, graph.dtypes(), settings or {}, pad_sizes, pads, tolerance)
+        axes, outputs, note = trials.settle(runner, graph.inputs, graph.dtypes(), settings or {}, pad_sizes, pads, tolerance,
+            graph.extras)
     except errors.Error:
         raise
     except Exception as e:
@@ -195,7 +198,7 @@ def serve_file(a: argparse.Namespace, settings: dict[str, str]) -> int:
         how: dict[str, Any] = dict(dims=dict(map(_dim, a.dim)), state=dict(map(_state, a.state)), **settings)
         if a.join:
             how["version"] = a.join
-        serve(
+        inspect.unwrap(serve)(
             a.file, a.name or os.environ.get("RINGBATCH_MODEL") or a.file.stem, providers=a.provider, threads=a.threads, spin=a.spin,
             lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, check=a.check, tolerance=a.tolerance, depth=a.depth, stop=stop,
             socket=a.socket, **how,

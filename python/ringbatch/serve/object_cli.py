@@ -21,6 +21,7 @@ import numpy as np
 from .. import errors
 from ..binding.tensors import NAMES, NUMPY, Declared, parse
 from ..worker import program, trials
+from ..worker.arguments import in_order, listed
 from ..worker.axes import Input
 from ..worker.batch import Batch
 from ..worker.import_path import imported, name_of
@@ -43,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("target", help="model.joblib, model.pkl, or package.module:name")
     p.add_argument("--input", action="append", metavar="SPEC",
         help="input tensor of one row, like 'x:f32[4]' (repeatable; an estimator may tell its own)")
+    p.add_argument("--args", metavar="NAMES", help="the inputs in the order of the function's arguments, where those have other names: a,b")
     p.add_argument("--output", action="append", metavar="SPEC", help="output tensor (default: found by running one row)")
     p.add_argument("--no_check", action="store_false", dest="check",
         help="serve also what gives other results for rows in a batch than for each alone")
@@ -116,7 +118,14 @@ def inputs_of(thing: Any, given: Sequence[str] | None) -> list[Declared]:
     features = getattr(thing, "n_features_in_", None)
     if not given and features is None:
         raise errors.Invalid("the object does not tell its inputs: name them, --input 'x:f32[4]'")
-    return list(map(fixed, given or [f"x:f32[{features}]"]))
+    return list(map(fixed, given or [f"x:{_kind_of(thing)}[{features}]"]))
+
+
+def _kind_of(thing: Any) -> str:
+    """The type that an estimator was fitted with: float32 if all numbers that it learned are."""
+    learned = {value.dtype for name, value in getattr(thing, "__dict__", {}).items() if name.endswith("_") and isinstance(value, np.ndarray)
+        and value.dtype.kind == "f"}  # fmt: skip
+    return "f32" if learned == {np.dtype("f4")} else "f64"
 
 
 def zeros(inputs: Sequence[Declared], rows: int) -> list[np.ndarray]:
@@ -194,12 +203,13 @@ def _listed(result: Any) -> list[np.ndarray]:
 
 def worker_for(thing: Any, a: argparse.Namespace, settings: dict[str, Any]) -> Worker:
     if isinstance(thing, Worker):
-        unused = [f"--{key}" for key in ("input", "output", "method") if getattr(a, key)] + [f"--{key}" for key in settings]
+        unused = [f"--{key}" for key in ("input", "args", "output", "method") if getattr(a, key)] + [f"--{key}" for key in settings]
         if unused:
             raise errors.Invalid(f"it is a @ringbatch.worker, which has its tensors and settings with it: leave {', '.join(unused)} away")
         return thing.with_version(a.join) if a.join else thing
     function = function_of(thing, a.method)
     inputs = inputs_of(thing, a.input)
+    function = in_order(function, [t.name for t in inputs], listed(a.args))
     if a.output and a.check:
         check_outputs(function, inputs, a.output)
     outputs = a.output or outputs_of(function, inputs)
@@ -212,7 +222,7 @@ def worker_for(thing: Any, a: argparse.Namespace, settings: dict[str, Any]) -> W
 
     signature = f"{' '.join(map(str, inputs))} -> {' '.join(outputs)}"
     name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
-    settings.setdefault("version", a.join or program.of_target(a.target, [a.method]))
+    settings.setdefault("version", a.join or program.of_target(a.target, [a.method, a.args]))
     return Worker(run, name, signature, worker_options(**settings))
 
 

@@ -9,6 +9,7 @@ from typing import Any, Callable
 import torch
 
 from ..binding.tensors import Declared, parse
+from ..worker.arguments import listed
 from ..worker.axes import FIXED, Axes, Input, Output
 from ..worker.ring import Rows
 from .lanes import Engine
@@ -29,7 +30,7 @@ def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: C
     short_sleeps()
     tensors = list(map(parse, inputs))
     axes = Axes(list(map(Input.of, tensors)), None)
-    compute, _, full = prepare(module, axes, device, rows=rows, graphs=graphs, **o)
+    compute, _, full = prepare(module, axes, device, rows=rows, graphs=graphs, args=listed(o.pop("args", None)), **o)
     slots = depth * rows
     numbers = torch.arange(slots, dtype=torch.int32)
 

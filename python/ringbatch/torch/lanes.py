@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..binding.casting import not_held, of_tensor
 from ..worker.axes import FIXED, UNKNOWN, Axes, Output, Point
 from ..worker.lost_gpu import lost
 from ..worker.ring import RingBatch, Rows
@@ -52,6 +53,7 @@ MOST_SPIN_NS = 1_000_000
 # would be most of the worker's CPU time (docs/results/gpu.md).
 MOST_SLEEP_NS = 1_000_000
 
+MOST_TENSORS = 64  # of a model
 MOST_GRAPHS = 128  # of a lane; the kernels of further shapes are launched one by one
 
 
@@ -81,6 +83,10 @@ class Lane:
         self.began = 0  # the time of submit
         self.over = True  # the device is done with the batch
         self.keep: list[torch.Tensor] = []  # results, until the device has written them
+        # A conversion that may change a value of the batch: its flag's place, the plane, the type. The device writes the flags.
+        self.converted: list[tuple[int, Plane, torch.dtype]] = []
+        self.changed = torch.zeros(MOST_TENSORS, dtype=torch.bool, pin_memory=device.type == "cuda")
+        self.batch: RingBatch | None = None
         if device.type == "cuda":
             # Slot numbers, which kernels read in place. Then the halves of a state that the rows read, and those that they write.
             self.slots = torch.zeros((3, most), dtype=torch.int32, pin_memory=True)
@@ -100,6 +106,7 @@ class Lane:
 
     def submit(self, batch: RingBatch) -> None:
         """Queues the copies and the computation of a batch. The compute stream is the current one."""
+        self.batch = batch
         dims = self.start(batch)
         if dims is not None:
             batch.set_rows_dims(dims)
@@ -190,7 +197,7 @@ class Lane:
         """The outputs with one line per row, without padding inside."""
         flat = []
         for plane, shape, y in zip(self.engine.outputs, self.engine.shapes, outputs):
-            y = (y if len(y) == rows.rows else y[: rows.rows]).to(plane.rows.dtype)
+            y = self._converted(plane, y if len(y) == rows.rows else y[: rows.rows])
             lines = y.reshape(rows.rows, -1).contiguous()
             if true is not None and shape.known and not shape.prefix:
                 lines = torch.empty_like(lines)
@@ -199,6 +206,22 @@ class Lane:
                     lines[i, : math.prod(own)] = y[i][tuple(map(slice, own))].reshape(-1)
             flat.append(lines)
         return flat
+
+    def _converted(self, plane: Plane, y: torch.Tensor) -> torch.Tensor:
+        """An output in its type. release looks whether a value changed, when the device is done."""
+        kept, wrong = of_tensor(y, plane.rows.dtype)
+        if wrong is not None:
+            k = len(self.converted)
+            self.changed[k].copy_(wrong, non_blocking=True)
+            self.converted.append((k, plane, y.dtype))
+        return kept
+
+    def _fail_changed(self) -> None:
+        """Fails the batch if an output does not hold a value of the module."""
+        for k, plane, source in self.converted:
+            if self.over and self.batch is not None and self.changed[k]:
+                self.batch.fail_all(not_held(f"output {plane.name!r}", source, plane.rows.dtype))
+        self.converted, self.batch = [], None
 
     def _dims(self, outputs: list[torch.Tensor], rows: Rows, true: np.ndarray | None) -> np.ndarray | None:
         """Each row's sizes of the outputs' variable dimensions."""
@@ -256,6 +279,7 @@ class Lane:
         """Drops the results. After an error or Ctrl-C it waits for the device, which may still write into the batch's slots."""
         if not self.over:
             self.engine.check()
+        self._fail_changed()
         self.keep = []
         self.engine.ended(self)
 

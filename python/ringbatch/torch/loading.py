@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import inspect
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,10 +31,22 @@ def _scripted(target: str, f: BinaryIO, device: str) -> Callable[..., Any]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as e:
+        _refuse_saved(target, f)
         raise errors.Invalid(
             f"{target} cannot be loaded as TorchScript (torch.jit.save): {failure(e)}. If torch.save wrote it, it has weights, or a "
             "pickle: write a function without arguments that makes the module and loads them, and serve that, package.module:name"
         ) from e
+
+
+def _refuse_saved(target: str, f: BinaryIO) -> None:
+    """Refuses a file of torch.save."""
+    f.seek(0)
+    names = {name.rpartition("/")[2] for name in zipfile.ZipFile(f).namelist()} if zipfile.is_zipfile(f) else set()
+    if "data.pkl" in names and "constants.pkl" not in names:
+        raise errors.Invalid(
+            f"{target} was written by torch.save: it is a state_dict (weights without a module), or a pickle. Save the module with "
+            "torch.export.save (.pt2) or torch.jit.save, or serve a function that makes it and loads the weights, package.module:name"
+        )
 
 
 def made(target: str) -> Callable[..., Any]:
@@ -55,27 +67,13 @@ def is_exported(module: Any) -> bool:
     return isinstance(module, torch.fx.GraphModule)
 
 
-def by_position(program: Any) -> Callable[..., Any]:
-    """Passes named arguments in the places that they had when the program was exported."""
-    taken = inspect.signature(program.forward)
-    names = list(taken.parameters)
-    positions = program._in_spec.children_specs[0].num_children
-
-    def forward(*given: Any, **named: Any) -> Any:
-        rest = iter(given)
-        placed = [named.pop(name) if name in named else next(rest) for name in names[:positions]]
-        return program(*placed, **named)
-
-    forward.__signature__ = taken  # type: ignore[attr-defined]
-    return forward
-
-
 def _exported(target: str, f: BinaryIO, device: str) -> tuple[Callable[..., Any], list[str]]:
     try:
         program = torch.export.load(f)
     except torch.OutOfMemoryError:
         raise
     except Exception as e:
+        _refuse_saved(target, f)
         by = f"this PyTorch, {torch.__version__}"
         raise errors.Invalid(f"{target} is no file of torch.export.save that {by}, can load: {failure(e)}") from e
     if torch.device(device).type == "cuda":

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -12,6 +11,7 @@ import torch
 
 from .. import errors
 from ..binding.tensors import NAMES, NUMPY, Declared
+from ..worker.arguments import Passing
 from ..worker.axes import Axes, Extra, Input
 from .planes import DTYPES
 
@@ -86,23 +86,24 @@ def torch_types(inputs: Sequence[Input]) -> list[torch.dtype]:
 
 
 def named_call(
-    module: Callable[..., Any], prepare: Callable[[torch.Tensor], torch.Tensor], states: Sequence[Declared] = (),
-    outputs: Sequence[str] = (),
+    module: Callable[..., Any], prepare: Callable[[torch.Tensor], torch.Tensor], given: Sequence[str], how: Passing,
+    states: Sequence[Declared] = (), outputs: Sequence[str] = (),
 ) -> Call:  # fmt: skip
-    """Calls the module with prepared tensors, and states by name; returns a list, the new states last. outputs: their names, if known."""
+    """Calls the module with prepared tensors; returns a list, the new states last. given, outputs: their names, if known."""
     names = [t.name for t in states]
-    _refuse_missing_arguments(module, names)
 
     @torch.inference_mode()
     def call(xs: list[torch.Tensor], named: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        xs, last = [prepare(x) for x in xs], len(xs) - len(names)
-        y = module(*xs[:last], **dict(zip(names, xs[last:])), **named)
+        y = how.call(module, {**dict(zip(given, map(prepare, xs))), **named})
         if names and isinstance(y, dict):
             y = _by_name(y, outputs, names)
         ys = list(y) if isinstance(y, (tuple, list)) else [y]
-        if not all(isinstance(y, torch.Tensor) for y in ys):
-            raise errors.Invalid(f"the module gives a {type(y).__name__}: want a tensor, or a tuple of tensors; wrap it in a module that "
-                "picks them")
+        for k, one in enumerate(ys):
+            if not isinstance(one, torch.Tensor):
+                what = "None" if one is None else f"a {type(one).__name__}"
+                where = f" as result {k} of {len(ys)}" if isinstance(y, (tuple, list)) else ""
+                raise errors.Invalid(f"the module gives {what}{where}: want a tensor, or a tuple of tensors; wrap it in a module that "
+                    "picks them")
         for y in ys:
             if y.is_nested:
                 raise errors.Invalid("the module gives a nested tensor: wrap it in a module that makes it dense, with to_padded_tensor()")
@@ -116,19 +117,9 @@ def named_call(
     return call
 
 
-def _refuse_missing_arguments(module: Callable[..., Any], names: Sequence[str]) -> None:
-    try:
-        taken = inspect.signature(getattr(module, "forward", module)).parameters.values()
-    except (TypeError, ValueError):
-        return  # TorchScript, whose own error names the argument
-    for name in names:
-        if not any(p.kind == p.VAR_KEYWORD or p.name == name for p in taken):
-            raise errors.Invalid(f"the module has no argument {name!r} for the state: it takes {', '.join(p.name for p in taken)}")
-
-
 def _by_name(results: dict[str, Any], outputs: Sequence[str], states: Sequence[str]) -> list[Any]:
     if not outputs:
-        raise errors.Invalid(f"the module returns {', '.join(results)} by name: declare the outputs, --output")
+        raise errors.Invalid(f"the module returns {', '.join(results)} by name: declare the outputs (--output)")
     for name in (*outputs, *states):
         if name not in results:
             what = "the new state" if name in states else "output"

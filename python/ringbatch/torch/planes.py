@@ -24,6 +24,7 @@ class Plane:
     shape: tuple[int, ...]  # of a row, the largest
     variable: tuple[int, ...]  # its variable dimensions
     rows: torch.Tensor  # [slots, elements], in device memory, or in pinned host memory with one address for CPU and GPU
+    name: str = ""
     is_state: bool = False  # a slot has two rows, its halves: a step reads one and writes the other
 
     def __post_init__(self) -> None:
@@ -70,6 +71,6 @@ def placed(t: Declared, memory: str | None, device: torch.device) -> Declared:
 def _plane(ring: Ring, t: Tensor, is_state: bool = False) -> Plane:
     count, rows = math.prod(t.shape), ring.slots * (1 + is_state)
     if t.on_device:
-        return Plane(t.shape, t.variable, ring.mapping.plane(t)[:rows].view(rows, count), is_state)
+        return Plane(t.shape, t.variable, ring.mapping.plane(t)[:rows].view(rows, count), t.name, is_state)
     host = torch.frombuffer(ring.mapping.memory, dtype=DTYPES[NAMES.index(t.kind)], count=rows * count, offset=t.offset)
-    return Plane(t.shape, t.variable, host.view(rows, count), is_state)
+    return Plane(t.shape, t.variable, host.view(rows, count), t.name, is_state)

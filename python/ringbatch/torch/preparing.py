@@ -14,6 +14,7 @@ import torch
 
 from .. import errors
 from ..binding.tensors import Declared
+from ..worker.arguments import passing, taken_by
 from ..worker.axes import Axes, Extra, Input, Output
 from . import checks, compiling, loading
 from .lanes import agree, failure
@@ -24,18 +25,21 @@ from .planes import DTYPES, NAMES
 def prepare(
     module: Callable[..., Any], axes: Axes, device: torch.device, half: bool, bfloat16: bool, channels_last: bool, freeze: bool,
     extras: Sequence[Extra] = (), pads: Sequence[float | None] = (), compile: str = "off", rows: int = 1, graphs: bool | None = None,
-    states: Sequence[Declared] = (), outputs: Sequence[str] = (),
+    states: Sequence[Declared] = (), outputs: Sequence[str] = (), args: Sequence[str] | None = None, keywords: Sequence[str] = (),
 ) -> tuple[Compute, bool, Compute | None]:  # fmt: skip
     """Three results: the module as a function of device tensors; whether that takes the true sizes of the rows behind its
-    inputs; and code that was compiled for full batches only, if there is any.
+    inputs; and code that was compiled for full batches only, if there is any. args: the inputs in the module's order.
+    keywords: instead, the module's name for each tensor.
     """
+    names = list(keywords) or [i.name for i in axes.inputs]
+    last = 0 if keywords else len(names) - len(states)
+    how = passing(taken_by(module), names[:last], args, [*names[last:], *(e.name for e in extras)])
     dtype = torch.float16 if half else torch.bfloat16 if bfloat16 else None
     if compile not in compiling.MODES:
         raise errors.Invalid(f"compile is {compile!r}, must be one of {', '.join(compiling.MODES)}")
     if loading.is_exported(module):
         if dtype is not None or channels_last:
             raise errors.Invalid("an exported program keeps its precision and layout: export it in the ones that you want")
-        module = loading.by_position(module) if states else module
     elif isinstance(module, torch.nn.Module):
         placed: Any = module.eval().to(device)
         if dtype is not None:
@@ -50,7 +54,7 @@ def prepare(
         return x.contiguous(memory_format=torch.channels_last) if channels_last and x.dim() == 4 else x
 
     def prepared(called: Callable[..., Any]) -> tuple[Compute, bool]:
-        return sized(named_call(called, ready, states, outputs), axes, extras, pads)
+        return sized(named_call(called, ready, names, how, states, outputs), axes, extras, pads)
 
     plain, sized_too = prepared(module)
     if compile != "off" and not isinstance(module, torch.jit.ScriptModule):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import os
 import sys
 import threading
@@ -21,10 +22,11 @@ from ..weights.following import Follower
 from ..weights.following import follower as open_follower
 from ..weights.modules import ModuleLoad
 from ..worker import program, trials
+from ..worker.arguments import listed
 from ..worker.axes import Axes, Input, Output, add_buckets, extra_inputs, pad_values
 from ..worker.import_path import name_of
 from ..worker.lost_gpu import Lost
-from ..worker.refusal import report
+from ..worker.refusal import for_python, report
 from ..worker.ring import Ring, keep_attached, run, worker_options
 from ..worker.signals import StopEvent, stop_on_signals
 from ..worker.worker import Ending
@@ -40,11 +42,13 @@ from .preparing import device_of, output_texts, prepare, settle_memory, short_sl
 DEFAULT_MAX_BATCH = 32  # the broker's default
 
 
+@for_python
 def serve(
     module: Callable[..., Any],
     model: str,
     *,
     inputs: Specs,
+    args: Sequence[str] | str | None = None,
     outputs: Specs | None = None,
     state: Specs = (),
     device: str | torch.device | None = None,
@@ -72,7 +76,8 @@ def serve(
 
     model: the model's name, which clients connect to. inputs, outputs: one row of
     each tensor, as in ringbatch.worker: ["x:f32[3,224,224]"] or
-    {"x": ("float32", (3, 224, 224))}. Without outputs the module runs once to find
+    {"x": ("float32", (3, 224, 224))}. The module takes its inputs by these names. If it has
+    others, args says their order: args=["ids", "mask"]. Without outputs the module runs once to find
     them. options: those of ringbatch.worker (max_batch_size=32, wait_time=0.005),
     and socket. wait: how long to wait for a broker, 10 s by default. When the broker
     is restarted the worker attaches again. The first Ctrl-C lets running batches
@@ -125,6 +130,8 @@ def serve(
     if packed:
         if states:
             raise errors.Invalid("--packed does not go with --state")
+        if args:
+            raise errors.Invalid("--packed passes inputs by name, INPUT=KEYWORD: leave out --args")
         if lengths or mask or pad or channels_last or compile != "off":
             raise errors.Invalid("--packed goes with none of --lengths, --mask, --pad, --channels_last and --compile: there is no padding, "
                 "and the module runs as it is")
@@ -141,7 +148,7 @@ def serve(
     most = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
     compute, takes_sizes, full = prepare(
         module, plain, where, half, bfloat16, channels_last, freeze, extras, pads, compile, most, cuda_graphs, states,
-        [t.name for t in declared(outputs or ())],
+        [t.name for t in declared(outputs or ())], listed(args),
     )  # fmt: skip
     exact = tolerance is None and not checks.is_quantized(module)
     if tolerance is None:
@@ -151,7 +158,7 @@ def serve(
     shapes: list[Output] = []
     if plain or outputs is None:
         with checks.refused_inputs(brought):
-            axes, shapes, note = trials.settle(tried, brought, numpy_types(brought), options, pad_sizes, pads, tolerance)
+            axes, shapes, note = trials.settle(tried, brought, numpy_types(brought), options, pad_sizes, pads, tolerance, extras)
     elif check:
         shapes = checks.outputs_of_one_row(tried, plain)
     if note:
@@ -238,7 +245,7 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.jit")  # the user asked for TorchScript
     how: dict[str, Any] = dict(
         half=a.half, bfloat16=a.bfloat16, channels_last=a.channels_last, cuda_graphs=a.cuda_graphs, freeze=a.freeze,
-        compile=a.compile, depth=a.depth, device=a.device,
+        compile=a.compile, depth=a.depth, device=a.device, args=a.args,
     )  # fmt: skip
     try:
         if a.alone and (a.packed or a.state):
@@ -255,10 +262,10 @@ def serve_file(a: argparse.Namespace, settings: dict[str, Any]) -> int:
         stop_on_signals(stop)
         name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
         settings.setdefault("version", a.join or program.of_target(
-            a.target, [a.half, a.bfloat16, a.lengths, a.mask, a.pad, a.packed, a.state, a.input, a.weights]))
+            a.target, [a.half, a.bfloat16, a.lengths, a.mask, a.pad, a.packed, a.state, a.input, a.args, a.weights]))
         sizes: dict[str, Any] = dict(lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, packed=a.packed, **settings)
-        serve(module, name, inputs=inputs, outputs=a.output, state=a.state, check=a.check, tolerance=a.tolerance, memory=a.memory,
-            weights=a.weights, stop=stop, socket=a.socket, **how, **sizes)
+        inspect.unwrap(serve)(module, name, inputs=inputs, outputs=a.output, state=a.state, check=a.check, tolerance=a.tolerance,
+            memory=a.memory, weights=a.weights, stop=stop, socket=a.socket, **how, **sizes)
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
         report("ringbatch torch", a.target, e, failure(e))
         return 1

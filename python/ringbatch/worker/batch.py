@@ -11,6 +11,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from .. import errors
+from ..binding.casting import converted, converted_tensor
 from ..binding.ctypes_path import Columns
 from ..binding.device import DeviceMemory, is_device_array, owned_rows
 from ..binding.tensors import Tensor
@@ -292,7 +293,7 @@ class Batch:
         if self._debug:
             mark_unwritten(array)
         self._scatter.append((k, array))
-        return array
+        return self._life.view(array)
 
     def request_of(self, row: int) -> int:
         """The index in ``requests`` of a row's request."""
@@ -415,7 +416,7 @@ class Batch:
             array, shape = as_array(value), (int(self.offsets[-1]), *t.shape[1:])
             if array.shape != shape:
                 raise errors.Shape(f"output {t.name!r}: expected all rows packed, {t.dtype} of shape {shape}; got shape {array.shape}")
-            self._scatter.append((k, np.ascontiguousarray(_same_kind(t, array), t.dtype)))
+            self._scatter.append((k, np.ascontiguousarray(_same_kind(t, array))))
             return
         if t.variable and isinstance(value, (list, tuple)):  # each row in its own size
             if len(value) != self.rows:
@@ -442,7 +443,7 @@ class Batch:
                 f"{type(value).__name__} of shape {shape}"
             )
         to: Any = self.outputs[t.name]
-        to[: shape[0]].copy_(value.detach())
+        to[: shape[0]].copy_(converted_tensor(value.detach(), to.dtype, f"output {t.name!r}"))
 
     def _write_row(self, k: int, t: Tensor, row: int, part: np.ndarray) -> None:
         """Writes one row in its own size. If it does not fit, its request fails alone."""
@@ -532,7 +533,7 @@ def _corner(shape: tuple[int, ...]) -> tuple[Any, ...]:
 def _same_kind(t: Tensor, array: np.ndarray) -> np.ndarray:
     if array.size and not np.can_cast(array.dtype, t.dtype, "same_kind"):
         raise errors.DType(f"output {t.name!r} is {t.dtype}, the function returned {array.dtype}")
-    return array
+    return converted(array, t.dtype, f"output {t.name!r}")
 
 
 def _find(side: Sequence[Tensor], name: str) -> Tensor:

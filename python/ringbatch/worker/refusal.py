@@ -10,8 +10,11 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import sys
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 from .. import errors
 
@@ -103,6 +106,31 @@ def refused(text: object) -> bool:
     finally:
         os.close(fd)
     return True
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+# Flags of a command as arguments of serve.
+_ARGUMENTS = ((r"--args ([\w,]+)", r'args="\1"'),
+    (r"--no_buckets\b", "pad_sizes=False"), (r"--no_(\w+)", r"\1=False"), (r"--(input|output|dim|provider)\b", r"\1s"),
+    (r"--buckets\.([\w.]+)=([\d,]+)", r'buckets={"\1": [\2]}'), (r"--(\w+)[ =](?=[\d'A-Z])", r"\1="), (r"--(\w)", r"\1"))  # fmt: skip
+
+
+def for_python(function: _Function) -> _Function:
+    """The function for callers in Python: its errors name arguments and not the flags of a command."""
+
+    @wraps(function)
+    def called(*given: Any, **named: Any) -> Any:
+        try:
+            return function(*given, **named)
+        except errors.Error as e:
+            text = str(e)
+            for flag, argument in _ARGUMENTS:
+                text = re.sub(flag, argument, text)
+            e.args = (text,)
+            raise
+
+    return called  # type: ignore[return-value]
 
 
 def report(command: str, target: object, e: BaseException, text: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
+from ..binding.casting import converted
 from ..binding.ctypes_path import ByName
 from ..binding.device import is_device_array
 from ..binding.tensors import Tensor
@@ -41,7 +42,7 @@ class States(ByName):
         if t.on_device:
             b._device.scatter(b._mapping.plane(t), b._raw.halves() ^ 1, value.detach())
         else:
-            rows = np.ascontiguousarray(value[: b.rows], t.dtype)
+            rows = np.ascontiguousarray(converted(value[: b.rows], t.dtype, f"state {name!r}"))
             b._raw.set_state(k, rows.__array_interface__["data"][0], rows.nbytes)
         b._made_state[name] = value
         b._new_state.add(name)

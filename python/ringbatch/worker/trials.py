@@ -16,9 +16,9 @@ from typing import Any, Callable, Protocol
 import numpy as np
 
 from .. import errors
-from .axes import UNKNOWN, Axes, Input, Output, Point, given_buckets, powers_of_two, probe_outputs
+from .axes import UNKNOWN, Axes, Extra, Input, Output, Point, given_buckets, powers_of_two, probe_outputs
 
-TOLERANCE, HALF_TOLERANCE = 1e-3, 2e-2  # parts of the largest number; the second one for 16 bits
+TOLERANCE, HALF_TOLERANCE, MORE = 1e-3, 2e-2, 0.05  # parts of the largest number; the second one for 16 bits, the third one as advice
 
 
 class Model(Protocol):
@@ -123,15 +123,17 @@ def refuse_mixed_rows(
 
     exact: a row must not change by a bit with its neighbours. Alone it has another shape, so rounding may differ.
     """
-    allow = ", allow more (--tolerance 0.05)" if adjustable and tolerance < 0.05 else ""
-    advice = f"Serve single rows (--max_batch_size=1){allow} or anything (--no_check)"
+    def advice() -> str:
+        helps = adjustable and tolerance < MORE and rows_agree(model, xs, MORE, outputs)
+        return f"Serve single rows (--max_batch_size=1){f', allow more (--tolerance {MORE:g})' * helps} or anything (--no_check)"
+
     if exact and not neighbours_ignored(model, xs, outputs):
         why = "a row gives other results beside other rows: rows of this model depend on one another"
-        raise errors.Invalid(f"in a batch of {len(xs[0])} {why}. {advice}")
+        raise errors.Invalid(f"in a batch of {len(xs[0])} {why}. {advice()}")
     if not rows_agree(model, xs, tolerance, outputs):
         raise errors.Invalid(
             f"in a batch of {len(xs[0])} the rows give other results than alone, by more than {tolerance:g} of the largest: "
-            f"rows of this model depend on one another (or chance is in it). {advice}"
+            f"rows of this model depend on one another (or chance is in it). {advice()}"
         )
 
 
@@ -223,7 +225,7 @@ def _padded_points(axes: Axes, *eighths: int) -> Iterator[tuple[Point, Point]]:
 
 def settle(
     model: Model, inputs: Sequence[Input], dtypes: Sequence[np.dtype], settings: Mapping[str, Any], wanted: bool,
-    pads: Sequence[float | None], tolerance: float,
+    pads: Sequence[float | None], tolerance: float, extras: Sequence[Extra] = (),
 ) -> tuple[Axes, list[Output], str]:  # fmt: skip
     """The axes and outputs of a model, and a note if it is served without the wanted buckets.
 
@@ -248,8 +250,9 @@ def settle(
     if asked:
         return axes, outputs, f"{why}; rows are padded because buckets were asked for"
     name, sizes = axes.axes[0].names[0], ",".join(map(str, powers_of_two(axes.axes[0].most)))
-    advice = (
-        "If the model can ignore padding, pass it a mask or the true sizes (--mask NAME, --lengths NAME) or name the value that "
-        f"it ignores (--pad 0); --buckets.{name}={sizes} pads in any case"
-    )
+    told = [e.what for e in extras] + ["pad"] * any(value is not None for value in pads)
+    ways = {"mask": "pass it a mask (--mask NAME)", "lengths": "pass it the true sizes (--lengths NAME)",
+        "pad": "name the value that it ignores (--pad 0)"}  # fmt: skip
+    left = " or ".join(way for what, way in ways.items() if what not in told)
+    advice = f"{f'If the model can ignore padding, {left}; ' * bool(left)}--buckets.{name}={sizes} pads in any case"
     return Axes(inputs, None), outputs, f"only requests of equal size share a batch: {why}. {advice}"

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversions that keep every value. Only rounding to a smaller float is allowed.
+
+The same comparisons check arrays of NumPy and tensors of torch, also on a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from .. import errors
+
+# Bits of the exponent, significant bits, and whether there is a sign.
+_TYPES = {
+    "bool": (0, 1, 0), "uint8": (0, 8, 0), "uint16": (0, 16, 0), "uint32": (0, 32, 0), "uint64": (0, 64, 0),
+    "int8": (0, 7, 1), "int16": (0, 15, 1), "int32": (0, 31, 1), "int64": (0, 63, 1),
+    "float16": (5, 11, 1), "bfloat16": (8, 8, 1), "float32": (8, 24, 1), "float64": (11, 53, 1),
+}  # fmt: skip
+
+
+@cache
+def _names(source: Any, target: Any) -> tuple[str, str, bool]:
+    """The names of two types, and whether the second one holds all values of the first one."""
+    a, b = (str(t).rpartition(".")[2] for t in (source, target))  # torch.int32
+    return a, b, a in _TYPES and b in _TYPES and all(x <= y for x, y in zip(_TYPES[a], _TYPES[b]))
+
+
+def _changes(given: Any, kept: Any, back: Any, source: str, target: str) -> Any:
+    """Where a conversion changed more than a rounding. back: the converted values in their first type."""
+    reads, writes = "float" in source, "float" in target
+    if reads and writes:
+        return (abs(kept) == math.inf) & (abs(given) < math.inf)
+    if reads == writes or target == "bool":
+        return kept != given
+    f, limit = (given, 2.0 ** _TYPES[target][1]) if reads else (kept, 2.0 ** _TYPES[source][1])
+    return (abs(f) == math.inf) | (f >= limit) | (back != given)
+
+
+def converted(array: np.ndarray, dtype: np.dtype, what: str = "the array") -> np.ndarray:
+    """The array with another type; raises DType if that does not hold a value."""
+    if array.dtype == dtype:
+        return array
+    source, target, exact = _names(array.dtype, dtype)
+    if exact or array.dtype.kind not in "iufc":  # NumPy has its own errors for texts and objects
+        return array.astype(dtype)
+    if array.dtype.kind == "c":
+        raise errors.DType(f"{what}: {dtype} does not hold complex numbers")
+    with np.errstate(all="ignore"):
+        kept = array.astype(dtype)
+        if array.dtype.kind == dtype.kind == "f" and np.isfinite(kept).all():
+            return kept
+        wrong = _changes(array, kept, kept.astype(array.dtype), source, target)
+    if wrong.any():
+        raise errors.DType(f"{what}: {target} does not hold {array[wrong][0]} ({source}); only floats are rounded, to smaller floats")
+    return kept
+
+
+def of_tensor(given: Any, dtype: Any) -> tuple[Any, Any]:
+    """A tensor of torch with another type, and a tensor that says whether a value changed, or None if none can.
+    It waits for nothing on a GPU."""
+    kept = given.to(dtype)
+    source, target, exact = _names(given.dtype, dtype)
+    return kept, None if exact else _changes(given, kept, kept.to(given.dtype), source, target).any()
+
+
+def converted_tensor(given: Any, dtype: Any, what: str) -> Any:
+    """The same as converted, for a tensor of torch. If a value may change, it waits for the GPU."""
+    kept, wrong = of_tensor(given, dtype)
+    if wrong is not None and bool(wrong):
+        raise not_held(what, given.dtype, dtype)
+    return kept
+
+
+def not_held(what: str, source: Any, target: Any) -> errors.DType:
+    return errors.DType(f"{what}: {target} does not hold a value of the {source}; only floats are rounded, to smaller floats")
