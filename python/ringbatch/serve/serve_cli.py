@@ -34,7 +34,7 @@ KINDS = {
     ".joblib": "object", ".pkl": "object", ".pickle": "object",
 }  # fmt: skip
 _LOOK_S = 0.2
-_PROFILE_S = 3
+_MEASURE_S = 3
 _SHORT = 16  # elements in a line of curl
 
 # The types' names in the Open Inference Protocol.
@@ -98,7 +98,7 @@ def kind_of(target: str) -> str:
 
 
 def tell(name: str, at: str, http: str | None, costs: bool, stop: threading.Event, ready: threading.Event) -> None:
-    """Waits for our workers, then prints how to call the model and its cost."""
+    """Waits for our workers, then prints how to call the model, what its batches cost and what more workers would give."""
     known = {m["name"] for m in _models(at)}
     model = None
     while not ready.is_set() or model is None:
@@ -113,8 +113,8 @@ def tell(name: str, at: str, http: str | None, costs: bool, stop: threading.Even
     print(curl_line(name, inputs, http) if http else "curl: --http 8000 also serves HTTP")
     sys.stdout.flush()
     if costs and not stop.is_set():
-        p = subprocess.run([binary_path(), "profile", name, "--socket", at, "--duration", f"{_PROFILE_S}s"], stdout=subprocess.PIPE,
-            text=True, check=False)
+        measure = [binary_path(), "simulate", name, "--socket", at, "--duration", f"{_MEASURE_S}s", "--requests", "5000"]
+        p = subprocess.run(measure, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         print("\n" + p.stdout, flush=True)
 
 
