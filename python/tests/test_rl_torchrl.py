@@ -125,7 +125,7 @@ def test_a_forked_child_connects_again_and_begins_all_episodes(at):
     from test_rl_torchrl import *
     policy = RingbatchPolicy("counts", [OBS], [MOVE], wait=60)
     envs = tracked(2)
-    running = envs.rand_step(policy(envs.reset()))["next"]
+    running = envs.step(policy(envs.reset()))["next"]
     def child():
         try:
             policy(running.clone())
