@@ -47,6 +47,7 @@ if [ ! "$wheels" ]; then
 	"$old" -m venv "$tmp/old"
 	said=$(install "$tmp/old" ../../python 2>&1) && { echo "CPython 3.8 installs the package" >&2; exit 1; }
 	[[ $said == *"ringbatch needs Python 3.9"* ]] || { echo "CPython 3.8 is not told what is needed: $said" >&2; exit 1; }
+	echo "CPython 3.8 is told that ringbatch needs 3.9"
 	exit
 fi
 
