@@ -176,7 +176,7 @@ void rb_link_disown(rb_link *l);
 void rb_link_fail(rb_link *l);
 /* Checks the socket, unless a thread has done so within `every`. */
 bool rb_link_lost(rb_link *l, int64_t now, int64_t every);
-bool rb_link_push(rb_link *l, const rb_commit_entry *e, bool *ring); /* likewise */
+bool rb_link_push(rb_link *l, const rb_commit_entry *e, bool *ring); /* the caller holds mu */
 bool rb_link_ended(rb_link *l, uint32_t at);
 /* Checks now and then whether a request's stream has failed. */
 void rb_link_check_stream(rb_link *l, uint32_t at, int64_t now);
