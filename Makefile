@@ -37,7 +37,7 @@ demo-page: build ## the page of a broker under load, until Ctrl-C
 # The last steps kill processes by the clock and run alone.
 test: downloads ## all checks and tests, as CI runs them
 	@$(MAKE) --no-print-directory -j2 --output-sync=target \
-	  unit python model-check check cuda-check race rl-short interop site envoy-test
+	  unit python pythons model-check check cuda-check race rl-short interop site envoy-test
 	@$(MAKE) --no-print-directory onnx-go-test chaos-short hosts-short
 	@echo "all tests passed"
 

@@ -234,7 +234,7 @@ typedef uint64_t rb_client; /* 0 is none */
 /* Set size = sizeof(rb_connect_options), zero the rest, then fill in. */
 typedef struct rb_connect_options {
 	uint32_t size;
-	uint32_t window;     /* slots: rows in use at once; 0: the broker chooses, 8 or fewer */
+	uint32_t window;     /* slots: rows in use at once, at least one for each thread; 0: the broker chooses, 8 or fewer */
 	const char *socket;  /* NULL: $RINGBATCH_SOCKET, or the user's runtime folder */
 	const char *name;    /* for the broker's log and statistics; may be NULL */
 	int64_t timeout;     /* of connecting; 0: 10 s */
@@ -280,7 +280,11 @@ typedef struct rb_request {
 /* Takes slots for a request of that many rows. dims are the actual sizes of
  * all inputs' variable dimensions, in order; NULL and 0 if there are none.
  * RB_ERR_FULL if there is no room before the timeout, RB_ERR_TIMEOUT if the client
- * is still attaching (in a forked child, or after the broker's restart). The
+ * is still attaching (in a forked child, or after the broker's restart). Claims of
+ * equal rows are served in order. If the free slots are too few for the first in line,
+ * it holds up the others and lets them pass by turns, for 10 ms, 20 ms ... 2.56 s.
+ * A thread that holds requests while it claims more can wait without end for another
+ * that does the same: the window needs room for all that the threads hold. The
  * request is the caller's until rb_release, rb_collect or rb_close. */
 RB_API int rb_claim(rb_client client, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_request *request);
 

@@ -69,7 +69,8 @@ type Option func(*options)
 // broker.sock in the user's runtime folder.
 func WithSocket(path string) Option { return func(o *options) { o.socket = path } }
 
-// WithWindow asks for a number of slots: the rows that this client may use at once.
+// WithWindow asks for a number of slots: the rows that this client may use at once, at
+// least one for each goroutine that sends.
 // By default (0) the broker chooses: 8, or fewer in a small ring.
 func WithWindow(slots int) Option { return func(o *options) { o.window = slots } }
 

@@ -42,9 +42,9 @@ type link struct {
 	free      []uint64 // bitmap: 1 = free
 	lowest    int      // words of free below this one are 0
 	nfree     int
-	kept      int           // by sequences
-	abandoned []uint32      // released while a worker or the broker still uses them
-	room      chan struct{} // closed when Claim should look again; nil if no Claim waits
+	kept      int        // by sequences
+	abandoned []uint32   // released while a worker or the broker still uses them
+	line      []*claimer // see line.go
 	wait      waiting
 }
 
@@ -181,6 +181,9 @@ func (l *link) retire() {
 	if l.refs.Add(retired-1) == retired {
 		l.hangUp()
 	}
+	l.mu.Lock()
+	l.wakeClaims()
+	l.mu.Unlock()
 }
 
 // unretire unmaps the segments of a retired link, or leaves that to its last request.
@@ -215,10 +218,6 @@ func (l *link) fail() {
 // and neighbours in time become neighbours in memory. The caller holds mu.
 func (l *link) take(rows int) (int, bool) {
 	at := l.find(rows)
-	if at < 0 && len(l.abandoned) > 0 {
-		l.reapAbandoned()
-		at = l.find(rows)
-	}
 	if at < 0 {
 		return 0, false
 	}
@@ -256,22 +255,13 @@ func (l *link) find(rows int) int {
 	return -1
 }
 
-// giveBack frees slots and wakes waiting Claims. The caller holds mu.
+// giveBack frees slots; serveLine follows. The caller holds mu.
 func (l *link) giveBack(at, rows int) {
 	for i := at; i < at+rows; i++ {
 		l.free[i/64] |= 1 << (i % 64)
 	}
 	l.lowest = min(l.lowest, at/64)
 	l.nfree += rows
-	l.wakeClaims()
-}
-
-// wakeClaims makes every waiting Claim look again. The caller holds mu.
-func (l *link) wakeClaims() {
-	if l.room != nil {
-		close(l.room)
-		l.room = nil
-	}
 }
 
 // reapAbandoned frees released slots that no worker uses any more. The caller holds mu.

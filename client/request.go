@@ -28,14 +28,17 @@ type Request struct {
 // error. If the client's sequences leave too few slots, it is ErrRows at once. For a model with variable dimensions, dims are the actual sizes of all
 // inputs' variable dimensions, in signature order.
 //
-// Free slots go to the first Claim that they are enough for, so a Claim of many rows
-// can starve beside many Claims of few. (A queue of Claims could deadlock: a goroutine
-// may hold slots while it claims more.) Give large requests a separate client.
+// Claims of equal rows are served in order. If the free slots are too few for the first
+// in line, it holds up the others and lets them pass by turns, for 10 ms, 20 ms … 2.56 s:
+// many rows and few are both served. A goroutine that holds requests while it claims more
+// can wait for another that does the same, without end: give the client a window with
+// room for all that its goroutines hold.
 func (c *Client) Claim(ctx context.Context, rows int, dims ...int) (Request, error) {
 	return c.claim(ctx, true, c.dialed, rows, dims, nil)
 }
 
-// TryClaim is Claim without waiting: if the window is full it returns ErrFull.
+// TryClaim is Claim without waiting: if the window is full, or other Claims wait for its
+// slots, it returns ErrFull.
 func (c *Client) TryClaim(rows int, dims ...int) (Request, error) {
 	return c.claim(context.Background(), false, c.dialed, rows, dims, nil)
 }
@@ -63,65 +66,35 @@ func (c *Client) claim(ctx context.Context, wait bool, sig *tensor.Signature, ro
 			l.drop()
 			return Request{}, l.info.badRows(rows)
 		}
-		l.mu.Lock()
-		at, ok := l.take(rows)
-		if ok {
-			l.mu.Unlock()
-			s := &l.slots[at]
-			if err := l.setDims(s, dims); err != nil {
-				l.mu.Lock()
-				l.giveBack(at, rows)
-				l.mu.Unlock()
-				l.drop()
-				return Request{}, err
-			}
-			s.rows = uint32(rows)
-			l.writeSteps(s, at, 0, nil)
-			l.begin(s, at)
-			if start != 0 {
-				s.claimTook = shm.Now() - start
-			}
-			return Request{l, uint32(at), s.handle.Add(1)}, nil
+		at, err := l.claimSlots(ctx, wait, rows, q, &start)
+		if err == nil && at >= 0 {
+			return l.request(at, rows, dims, start)
 		}
-		if left := l.info.Window - l.kept; !wait || q == nil && rows > left {
-			l.mu.Unlock()
-			l.drop()
-			if q == nil && rows > left {
-				return Request{}, fmt.Errorf("%w: this client's sequences keep %d of its %d slots, so a request has at most %d rows: close some, "+
-					"or dial with a larger window", status.ErrRows, l.info.Window-left, l.info.Window, left)
-			}
-			return Request{}, status.ErrFull
-		}
-		if start == 0 {
-			start = shm.Now()
-		}
-		if l.room == nil {
-			l.room = make(chan struct{})
-		}
-		room := l.room
-		poll := time.Hour
-		if len(l.abandoned) > 0 { // no wake-up comes when a worker is done with these
-			poll = time.Millisecond
-		}
-		dead := l.dead.Load()
-		l.mu.Unlock()
-		if dead {
-			l.drop()
-			continue
-		}
-		t := time.NewTimer(poll)
-		select {
-		case <-room:
-		case <-t.C:
-		case <-ctx.Done():
-			err = fmt.Errorf("%w (%w)", status.ErrFull, ctx.Err())
-		}
-		t.Stop()
 		l.drop()
 		if err != nil {
 			return Request{}, err
 		}
 	}
+}
+
+// request makes slots that were claimed a request.
+func (l *link) request(at, rows int, dims []int, start int64) (Request, error) {
+	s := &l.slots[at]
+	if err := l.setDims(s, dims); err != nil {
+		l.mu.Lock()
+		l.giveBack(at, rows)
+		l.serveLine()
+		l.mu.Unlock()
+		l.drop()
+		return Request{}, err
+	}
+	s.rows = uint32(rows)
+	l.writeSteps(s, at, 0, nil)
+	l.begin(s, at)
+	if start != 0 {
+		s.claimTook = shm.Now() - start
+	}
+	return Request{l, uint32(at), s.handle.Add(1)}, nil
 }
 
 // begin makes a slot ready for the inputs of a request.
@@ -438,8 +411,8 @@ func (r Request) Release() error {
 		}
 		s.state = slotAbandoned
 		l.abandoned = append(l.abandoned, r.at)
-		l.wakeClaims() // they poll the abandoned slots from now on
 	}
+	l.serveLine()
 	kept := s.kept
 	l.mu.Unlock()
 	if ring {

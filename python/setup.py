@@ -25,9 +25,12 @@ import sysconfig
 import time
 from pathlib import Path
 
-from setuptools import Distribution, setup
-from setuptools.command.bdist_wheel import bdist_wheel
-from setuptools.command.build_py import build_py
+if sys.version_info < (3, 9):
+    sys.exit(f"ringbatch needs Python 3.9 or later, this is {sys.version.split()[0]}")
+
+from setuptools import Distribution, setup  # noqa: E402 - after the check
+from setuptools.command.bdist_wheel import bdist_wheel  # noqa: E402
+from setuptools.command.build_py import build_py  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent

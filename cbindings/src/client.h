@@ -75,8 +75,7 @@ typedef struct rb_link {
 	uint32_t nkept;      /* by sequences */
 	uint32_t *abandoned; /* slots released while a worker or the broker still has them */
 	uint32_t nabandoned;
-	_Atomic uint32_t room; /* waiting claims sleep here */
-	uint32_t claimers;     /* how many */
+	struct rb_claimer *line; /* claims that wait, in order */
 
 	/* stream.c */
 	_Atomic bool streams_are_long[2]; /* the last stream was not worth waiting for: with one request, with several */
@@ -177,9 +176,7 @@ void rb_link_disown(rb_link *l);
 void rb_link_fail(rb_link *l);
 /* Checks the socket, unless a thread has done so within `every`. */
 bool rb_link_lost(rb_link *l, int64_t now, int64_t every);
-bool rb_link_take(rb_link *l, uint32_t rows, uint32_t *at);          /* the caller holds mu */
-void rb_link_give_back(rb_link *l, uint32_t at, uint32_t rows);      /* likewise */
-bool rb_link_push(rb_link *l, const rb_commit_entry *e, bool *ring); /* likewise */
+bool rb_link_push(rb_link *l, const rb_commit_entry *e, bool *ring); /* the caller holds mu */
 bool rb_link_ended(rb_link *l, uint32_t at);
 /* Checks now and then whether a request's stream has failed. */
 void rb_link_check_stream(rb_link *l, uint32_t at, int64_t now);
@@ -305,6 +302,24 @@ void rb_seq_leave(rb_entry *entry);
 int rb_seq_request(rb_conn *c, rb_seq *q, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r);
 /* Frees all sequences of a client that is closed. */
 void rb_seqs_free(rb_conn *c);
+
+/* line.c */
+typedef struct rb_claimer {
+	struct rb_claimer *next;
+	uint32_t rows, at;
+	int64_t joined;
+	int64_t short_since; /* free slots are there but too few, while it is first; 0: not yet */
+	bool polls;          /* it looks again each millisecond */
+	_Atomic uint32_t wake; /* a futex; odd: the slots from `at` are its own */
+} rb_claimer;
+/* Takes slots, or joins the line: false. */
+bool rb_link_claim(rb_link *l, rb_claimer *w, int64_t now);
+/* Sleeps, for at most so long, while w has to wait in line; true if it is served. */
+bool rb_link_await_turn(rb_link *l, rb_claimer *w, int64_t most, bool *interrupted);
+bool rb_link_leave_line(rb_link *l, rb_claimer *w, int64_t now); /* true: it was served before */
+void rb_link_give_back(rb_link *l, uint32_t at, uint32_t rows);  /* mu */
+void rb_link_serve(rb_link *l);    /* mu: takes slots for the claimers */
+void rb_link_wake_claims(rb_link *l); /* mu: they look again */
 
 /* waiting.c */
 int rb_link_await(rb_link *l, uint32_t at, int64_t until);

@@ -39,6 +39,7 @@ void rb_link_in_child(void *link)
 		disown(&l->session);
 	l->parents = true;
 	l->dead = true;
+	l->line = NULL;
 }
 
 void rb_worker_in_child(void *worker)

@@ -106,8 +106,7 @@ void rb_link_fail(rb_link *l)
 {
 	l->dead = true;
 	pthread_mutex_lock(&l->mu);
-	atomic_fetch_add(&l->room, 1);
-	rb_futex_wake(&l->room, INT32_MAX, true);
+	rb_link_wake_claims(l);
 	rb_link_wake_reaper(l);
 	if (l->nwatched)
 		rb_eventfd_ring(l->client->notify_fd);
@@ -124,77 +123,6 @@ bool rb_link_lost(rb_link *l, int64_t now, int64_t every)
 		return false;
 	atomic_store_explicit(&l->looked, now, memory_order_relaxed);
 	return rb_session_gone(&l->session);
-}
-
-/* Finds that many consecutive free slots. */
-static bool find(rb_link *l, uint32_t rows, uint32_t *at)
-{
-	if (l->nfree < rows)
-		return false;
-	if (rows == 1) {
-		for (uint32_t w = l->lowest; w < l->free_words; w++)
-			if (l->free[w]) {
-				l->lowest = w;
-				*at = w * 64 + (uint32_t)__builtin_ctzll(l->free[w]);
-				return true;
-			}
-		return false;
-	}
-	uint32_t run = 0;
-	for (uint32_t i = l->lowest * 64; i < l->window; i++) {
-		run = BIT(l->free, i) ? run + 1 : 0;
-		if (run == rows) {
-			*at = i - rows + 1;
-			return true;
-		}
-	}
-	return false;
-}
-
-/* Frees released slots whose word says that neither broker nor worker has them any more. */
-static void reap_abandoned(rb_link *l)
-{
-	uint32_t keep = 0;
-	for (uint32_t i = 0; i < l->nabandoned; i++) {
-		uint32_t at = l->abandoned[i];
-		uint64_t w = rb_board_word(&l->session.board, l->first + at);
-		if (rb_word_gen(w) == l->gens[at] && !rb_word_held(w)) {
-			l->slots[at].state = RB_SLOT_FREE;
-			rb_link_give_back(l, at, l->slots[at].rows);
-		} else {
-			l->abandoned[keep++] = at;
-		}
-	}
-	l->nabandoned = keep;
-}
-
-/* Lowest first: the slots used last are warm in the cache, and neighbours in time become neighbours in memory. */
-bool rb_link_take(rb_link *l, uint32_t rows, uint32_t *at)
-{
-	if (!find(l, rows, at)) {
-		if (!l->nabandoned)
-			return false;
-		reap_abandoned(l);
-		if (!find(l, rows, at))
-			return false;
-	}
-	for (uint32_t i = *at; i < *at + rows; i++)
-		CLEAR_BIT(l->free, i);
-	l->nfree -= rows;
-	return true;
-}
-
-void rb_link_give_back(rb_link *l, uint32_t at, uint32_t rows)
-{
-	for (uint32_t i = at; i < at + rows; i++)
-		SET_BIT(l->free, i);
-	if (at / 64 < l->lowest)
-		l->lowest = at / 64;
-	l->nfree += rows;
-	if (l->claimers) {
-		atomic_fetch_add(&l->room, 1);
-		rb_futex_wake(&l->room, INT32_MAX, true);
-	}
 }
 
 bool rb_link_push(rb_link *l, const rb_commit_entry *e, bool *ring)

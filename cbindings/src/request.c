@@ -129,6 +129,32 @@ static int all_kept(const rb_link *l)
 		"connect with a larger window", l->nkept, l->window, l->window - l->nkept);
 }
 
+/* False if the sequences of the client have the slots that a plain request would need. */
+static bool has_room(rb_link *l, uint32_t rows, bool kept)
+{
+	pthread_mutex_lock(&l->mu);
+	bool room = kept || rows <= l->window - l->nkept;
+	pthread_mutex_unlock(&l->mu);
+	return room;
+}
+
+/* Waits for slots; false if there are none before `until`, or never, or if the client has another link or is to look for one. */
+static bool wait_in_line(rb_link *l, bool stays, bool kept, rb_claimer *w, int64_t *now, int64_t *until, int64_t *start, bool *interrupted)
+{
+	bool served = false, again = false;
+	while (!served && !again && *now < *until && !l->dead && (stays || l->client->live == l) && has_room(l, w->rows, kept)) {
+		*start = *start ? *start : *now;
+		served = rb_link_await_turn(l, w, *until - *now, interrupted);
+		*now = rb_now();
+		if (*interrupted)
+			*until = rb_interrupted(*until, *start);
+		if (!served && rb_link_lost(l, *now, PARK_SLICE / 2))
+			rb_conn_lost(l->client, l);
+		again = !stays && l->session.again;
+	}
+	return served || rb_link_leave_line(l, w, *now);
+}
+
 /* from: as in rb_req_claim_kept. kept: for a sequence. */
 static int claim_from(rb_conn *c, rb_link *from, bool kept, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout,
 	rb_req *r)
@@ -136,6 +162,7 @@ static int claim_from(rb_conn *c, rb_link *from, bool kept, uint32_t rows, const
 	int64_t now = rb_now(), until = rb_until(timeout, now), start = 0;
 	bool interrupted = false;
 	rb_link *l;
+	rb_claimer w = {.rows = rows};
 	if (rows < 1 || rows > c->window || rows > c->max_batch)
 		return bad_rows(c, rows);
 	for (;;) {
@@ -152,36 +179,16 @@ static int claim_from(rb_conn *c, rb_link *from, bool kept, uint32_t rows, const
 			rb_link_drop(l);
 			continue;
 		}
-		uint32_t at;
 		if (rows > l->window || rows > l->session.max_rows) { /* a restarted broker may have other limits */
 			rb_link_drop(l);
 			return bad_rows(c, rows);
 		}
-		pthread_mutex_lock(&l->mu);
-		bool taken = rb_link_take(l, rows, &at), never = !kept && rows > l->window - l->nkept;
-		if (taken || never || now >= until) {
-			pthread_mutex_unlock(&l->mu);
-			if (taken)
-				return begin(l, at, rows, dims, ndims, start, now, r);
-			int status = never ? all_kept(l) : rb_say(RB_ERR_FULL);
-			rb_link_drop(l);
-			return status;
-		}
-		uint32_t seen = l->room;
-		bool dead = l->dead;
-		int64_t slice = l->nabandoned ? MILLISECOND : PARK_SLICE; /* abandoned slots come back without a wake-up */
-		l->claimers++;
-		pthread_mutex_unlock(&l->mu);
-		start = start ? start : now;
-		if (!dead)
-			interrupted |= rb_futex_wait(&l->room, seen, rb_min(until - now, slice), true) == EINTR;
-		if (interrupted)
-			until = rb_interrupted(until, start);
-		now = rb_now();
-		pthread_mutex_lock(&l->mu);
-		l->claimers--;
-		pthread_mutex_unlock(&l->mu);
+		if (rb_link_claim(l, &w, now) || wait_in_line(l, from, kept, &w, &now, &until, &start, &interrupted))
+			return begin(l, w.at, rows, dims, ndims, start, now, r);
+		int status = !has_room(l, rows, kept) ? all_kept(l) : now >= until ? rb_say(RB_ERR_FULL) : RB_OK;
 		rb_link_drop(l);
+		if (status)
+			return status;
 	}
 }
 
@@ -401,10 +408,7 @@ void rb_link_abandon(rb_link *l, uint32_t at, bool cancel, bool *ring)
 		push_cancel(l, &l->slots[at], at, ring);
 	l->slots[at].state = RB_SLOT_ABANDONED;
 	l->abandoned[l->nabandoned++] = at;
-	if (l->claimers) { /* claimers now look for abandoned slots, too */
-		atomic_fetch_add(&l->room, 1);
-		rb_futex_wake(&l->room, INT32_MAX, true);
-	}
+	rb_link_serve(l); /* the first claimer looks for abandoned slots now */
 }
 
 static int cancel_request(const rb_req *r)
@@ -435,7 +439,8 @@ int rb_req_release(const rb_req *r)
 		return rb_say(RB_ERR_RELEASED);
 	}
 	rb_link_unwatch(l, r->at);
-	if (s->sequence) { /* it keeps the slots, and their hold on the link */
+	bool kept = s->sequence;
+	if (kept) { /* it keeps the slots, and their hold on the link */
 		if (s->state == RB_SLOT_COMMITTED)
 			push_cancel(l, s, r->at, &ring);
 	} else if (over) {
@@ -444,7 +449,6 @@ int rb_req_release(const rb_req *r)
 	} else {
 		rb_link_abandon(l, r->at, s->state == RB_SLOT_COMMITTED, &ring);
 	}
-	bool kept = s->sequence;
 	pthread_mutex_unlock(&l->mu);
 	if (ring)
 		rb_eventfd_ring(l->session.doorbell);

@@ -100,6 +100,7 @@ static void adopt(rb_seq *q, const rb_req *r)
 	pthread_mutex_lock(&q->link->mu);
 	slot_of(q)->sequence = q;
 	q->link->nkept += q->rows;
+	rb_link_wake_claims(q->link); /* some may have no room now */
 	pthread_mutex_unlock(&q->link->mu);
 }
 

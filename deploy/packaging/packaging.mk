@@ -17,6 +17,11 @@ wheels: $(RELEASE_VENV)/ready ## manylinux wheels for x86-64 and arm64, into dis
 wheels-test: wheels
 	./deploy/packaging/wheels_test.sh dist
 
+# the package, built from source by every CPython at hand
+.PHONY: pythons
+pythons:
+	./deploy/packaging/wheels_test.sh
+
 .PHONY: packages packages-test release reproducible
 packages: $(RELEASE_VENV)/ready ## .deb, .rpm and the bare command for amd64 and arm64, into dist/
 	./deploy/packaging/packages.sh dist

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wheels_test.sh FOLDER: installs the wheels of this machine into fresh environments
+# wheels_test.sh [FOLDER]: installs the wheels of this machine into fresh environments
 # of every CPython 3.9 to 3.14 at hand, and uses them there with nothing else on PATH.
+# Without a folder each builds the package from source. PYTHONS names other versions.
 set -euo pipefail
-wheels=$(realpath "$1")
+wheels=${1:+$(realpath "$1")}
 cd "$(dirname "$0")"
 version=$(cat ../../VERSION)
 tmp=$(mktemp -d)
@@ -26,15 +27,29 @@ install() { "$1/bin/python" -m pip install --quiet --disable-pip-version-check "
 try() { PATH=$1/bin "$1/bin/python" smoke.py "$version" "$2"; }
 
 tried=0
-for python in 3.9 3.10 3.11 3.12 3.13 3.14; do
+for python in ${PYTHONS:-3.9 3.10 3.11 3.12 3.13 3.14}; do
 	found=$(interpreter $python)
 	[ -n "$found" ] || { echo "CPython $python: not at hand"; continue; }
 	"$found" -m venv "$tmp/$python"
-	install "$tmp/$python" --only-binary :all: --find-links "$wheels" "ringbatch==$version"
+	if [ "$wheels" ]; then
+		install "$tmp/$python" --only-binary :all: --find-links "$wheels" "ringbatch==$version"
+	else
+		install "$tmp/$python" ../../python
+	fi
 	try "$tmp/$python" abi3
 	tried=$((tried + 1))
 done
 [ $tried -gt 0 ] || { echo "no CPython 3.9 to 3.14 found" >&2; exit 1; }
+
+if [ ! "$wheels" ]; then
+	old=$(interpreter 3.8)
+	[ "$old" ] || { echo "CPython 3.8: not at hand"; exit; }
+	"$old" -m venv "$tmp/old"
+	said=$(install "$tmp/old" ../../python 2>&1) && { echo "CPython 3.8 installs the package" >&2; exit 1; }
+	[[ $said == *"ringbatch needs Python 3.9"* ]] || { echo "CPython 3.8 is not told what is needed: $said" >&2; exit 1; }
+	echo "CPython 3.8 is told that ringbatch needs 3.9"
+	exit
+fi
 
 last=$(find "$tmp" -maxdepth 1 -name '3.*' | sort -V | tail -1)
 install "$last" --no-deps --force-reinstall "$wheels"/ringbatch-"$version"-py3-none-*_"$(uname -m)".whl

@@ -7,6 +7,7 @@ import asyncio
 import concurrent.futures
 import functools
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -42,6 +43,30 @@ def test_submit_from_a_callback_of_a_full_window(echo):
         for _ in range(2):
             m.submit(row(0)).add_done_callback(again)
         assert finished.wait(60)
+
+
+def test_many_rows_are_answered_beside_threads_that_fill_the_window(socket):
+    @rb.worker("slow", inputs="x:f32[1]", outputs="y:f32[1]", max_batch_size=4, wait_time=0)
+    def slow(batch):
+        time.sleep(0.03)  # the line for slots takes longer than a slice of a wait
+        return batch.inputs["x"]
+
+    enough = threading.Event()
+    with serving(slow, socket), rb.connect("slow", socket=socket, window=4, wait=60) as m:
+
+        def few() -> None:
+            while not enough.is_set():
+                m(np.zeros(1, "float32"))
+
+        with concurrent.futures.ThreadPoolExecutor(41) as pool:
+            others = [pool.submit(few) for _ in range(40)]
+            try:
+                for _ in range(3):
+                    assert pool.submit(m, np.ones((4, 1), "float32"), split=False).result(60).all()
+            finally:
+                enough.set()
+            for other in others:
+                other.result(60)
 
 
 def test_asyncio_in_several_loops_and_threads_at_once(model):

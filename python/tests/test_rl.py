@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import REPOSITORY, broker_at, eventually, python, serving
+from test_fork import CHILD
 
 import ringbatch as rb
 
@@ -138,6 +139,25 @@ def test_after_a_restart_of_the_broker_a_reset_begins_all_episodes(at):
                 actor.reset()
                 u = actor.unroll()
                 assert u["count"].tolist() == [[0, 1]] * N == u["age"][:, :-1, 0].tolist() and u["fresh"][:, 0].all()
+
+
+def test_a_forked_child_resets_its_actor(at):
+    pytest.importorskip("gymnasium")
+    code = """
+    import gymnasium as gym
+    from test_rl import *
+    from ringbatch.rl.gymnasium import Actor
+    with rb.connect("policy", wait=60) as model:
+        actor = Actor(episodes(gym.vector.AutoresetMode.NEXT_STEP), model, 2)
+        actor.unroll()
+        def child():
+            actor.reset()
+            return actor.unroll()["count"].tolist() == [[0, 1]] * N
+        assert forked(child)
+        assert actor.unroll()["count"][:, 0].tolist() == [2] * N
+    """
+    with broker_at(at), serving(policy("none"), at):
+        python(CHILD + code, socket=at, PYTHONPATH=os.path.dirname(__file__))
 
 
 def test_observations_that_are_no_flat_dict_are_refused(at):

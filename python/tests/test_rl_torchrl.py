@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 
 import numpy as np
 import pytest
 from conftest import broker_at, eventually, python, serving
+from test_fork import CHILD
 
 import ringbatch as rb
 
@@ -116,6 +118,26 @@ def test_each_process_of_a_collector_connects_itself(served):
     assert [batch.numel() for batch in collector] == [20, 20]
     collector.shutdown()
     policy.close()
+
+
+def test_a_forked_child_connects_again_and_begins_all_episodes(at):
+    code = """
+    from test_rl_torchrl import *
+    policy = RingbatchPolicy("counts", [OBS], [MOVE], wait=60)
+    envs = tracked(2)
+    running = envs.step(policy(envs.reset()))["next"]
+    def child():
+        try:
+            policy(running.clone())
+            return False
+        except rb.StateLost as e:
+            assert "reset all environments" in str(e)
+        return all((policy(envs.reset())[MOVE] == 1).all() for _ in range(2)) and (policy(running.clone())[MOVE] == 2).all()
+    assert forked(child) and forked(child)
+    assert (policy(running)[MOVE] == 2).all()
+    """
+    with broker_at(at), serving(counts, at):
+        python(CHILD + code, socket=at, PYTHONPATH=os.path.dirname(__file__))
 
 
 def test_after_a_restart_of_the_broker_a_new_collector_begins_all_episodes(at):

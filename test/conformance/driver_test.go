@@ -8,8 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
@@ -73,6 +76,8 @@ func (d *driver) do(line string) string {
 		return name(d.connect(rest))
 	case "claim":
 		return name(d.claim(r, strings.Fields(rest)))
+	case "crowd":
+		return d.crowd(strings.Fields(rest))
 	case "moved":
 		return name(d.moved(rest))
 	case "fill":
@@ -174,6 +179,41 @@ func (d *driver) moved(to string) error {
 		time.Sleep(time.Millisecond)
 	}
 	return nil
+}
+
+// crowd claims those rows a few times beside goroutines that claim one row again and again.
+func (d *driver) crowd(fields []string) string {
+	var n [3]int // goroutines, claims, rows
+	for i := range n {
+		n[i], _ = strconv.Atoi(fields[i])
+	}
+	var wg sync.WaitGroup
+	var enough atomic.Bool
+	served := make([]int, n[0])
+	for i := range served {
+		wg.Go(func() {
+			for !enough.Load() {
+				r, _ := d.client.Claim(context.Background(), 1)
+				time.Sleep(100 * time.Microsecond)
+				_ = r.Release()
+				served[i]++
+			}
+		})
+	}
+	var err error
+	for range n[1] {
+		var r client.Request
+		if err = d.claim(&r, fields[2:]); err == nil {
+			time.Sleep(time.Millisecond)
+			_ = r.Release()
+		}
+	}
+	enough.Store(true)
+	wg.Wait()
+	if least := slices.Min(served); least < 10 {
+		return fmt.Sprintf("starved: %d", served)
+	}
+	return name(err)
 }
 
 func (d *driver) fill(r *client.Request, text string) error {

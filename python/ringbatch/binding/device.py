@@ -31,6 +31,10 @@ _DTYPES = {kind: np.dtype(name) for kind, name in zip(NAMES, NUMPY)}
 TORCH = {**dict(zip(NAMES, NUMPY)), "bf16": "bfloat16"}
 
 
+_unknown = object()
+_torch: Any = _unknown  # PyPy wants it before torch()
+
+
 def torch() -> Any:
     """PyTorch, or None."""
     global _torch
@@ -42,10 +46,6 @@ def torch() -> Any:
         except ImportError:
             _torch = None
     return _torch
-
-
-_unknown = object()
-_torch: Any = _unknown
 
 
 def _needed() -> Any:

@@ -32,7 +32,7 @@ def connect(
     Durations are seconds, texts like "5ms", or timedeltas.
 
     socket: the broker's; default $RINGBATCH_SOCKET or the user's runtime folder.
-    window: rows that may be in use at once; default 8, fewer if the model's ring is small.
+    window: rows that may be in use at once, at least one for each thread; default 8, fewer if the model's ring is small.
     name: of this client, for the broker's log and statistics.
     wait: how long to wait for a broker, a model, or room in its ring; 0 raises at once.
     cast: convert inputs to the model's types within one kind (float64 to float32).

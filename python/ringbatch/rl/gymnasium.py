@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
+from ..binding.library import Process
 from ..binding.tensors import Specs, declared
 from ..client.model import Model
 
@@ -76,11 +77,17 @@ class Actor:
             raise errors.Invalid(f"{policy.name} has no output {action!r}; it has {', '.join(names)}")
         inputs, outputs, state = ([str(t) for t in side] for side in (policy.inputs, policy.outputs, policy.state))
         self._arrays = declared(unroll_specs(inputs, outputs, steps, state))
-        self._sequence = policy.sequence(rows=envs.num_envs) if policy.state else None
+        self._open()
         self.reset(seed)
 
+    def _open(self) -> None:
+        self._sequence = self.policy.sequence(rows=self.envs.num_envs) if self.policy.state else None
+        self._process = Process.generation
+
     def reset(self, seed: int | None = None) -> None:
-        """Begins an episode in each environment."""
+        """Begins an episode in each environment. A forked child calls it first: the state stayed in the parent."""
+        if self._process != Process.generation:
+            self._open()
         self._observe(self.envs.reset(seed=seed)[0])
         self._begin(np.ones(self.envs.num_envs, bool))
         self._ended = ~self._fresh  # environments whose next step only begins an episode

@@ -19,6 +19,8 @@ import numpy as np
 
 import ringbatch as rb
 
+from ..binding.library import Process
+
 try:
     import torch
     from tensordict import TensorDictBase
@@ -37,8 +39,8 @@ class RingbatchPolicy(TensorDictModuleBase):
     state_keys: get the state before the step, by the name of the state: a learner begins its unroll there.
     timeout: of each request. connect: as in :func:`ringbatch.connect`; by default the window has room for one request.
 
-    If the broker restarts, the state is gone: calls raise StateLost until ``init_key`` is true everywhere. So reset all
-    environments. A collector ends with the error: make a new one with the same policy.
+    If the broker restarts, or in a forked child, the state is gone: calls raise StateLost until ``init_key`` is true everywhere.
+    So reset all environments. A collector ends with the error: make a new one with the same policy.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class RingbatchPolicy(TensorDictModuleBase):
         self._name, self._timeout, self._connect = model, timeout, connect
         self._model: rb.Model | None = None
         self._sequence: rb.Sequence | None = None
+        self._process = Process.generation
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         shape = tuple(tensordict.batch_size)
@@ -61,7 +64,12 @@ class RingbatchPolicy(TensorDictModuleBase):
         if self._sequence is not None:
             if tensordict.get(self._init_key, None) is None:
                 raise KeyError(f"{self._name} has state, and there is no {self._init_key!r}: append InitTracker() to the environment")
-            self._sequence.reset(tensordict[self._init_key].reshape(-1).cpu().numpy())
+            init = tensordict[self._init_key].reshape(-1).cpu().numpy()
+            if self._process != Process.generation:  # forked since
+                if not init.all():
+                    raise rb.StateLost(f"the state of {self._name} stayed in the parent process: reset all environments")
+                self._sequence, self._process = model.sequence(rows), Process.generation
+            self._sequence.reset(init)
             for name, key in self._state_keys.items():
                 tensordict.set(key, _tensor(self._sequence.state(name), shape, device))
             answers, version = self._sequence.step(*inputs, timeout=self._timeout, version=True)
@@ -83,7 +91,7 @@ class RingbatchPolicy(TensorDictModuleBase):
         if (len(model.inputs), len(model.outputs)) != (len(self.in_keys), len(self._answer_keys)):
             raise rb.Invalid(f"{model!r} has other inputs or outputs than in_keys={self.in_keys}, out_keys={self._answer_keys}")
         self._sequence = model.sequence(rows) if model.state else None
-        self._model = model
+        self._model, self._process = model, Process.generation
         return model
 
     @staticmethod

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A client or worker that reads commands, one a line, and prints their results. driver_test.go has the same in Go. */
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,6 +70,44 @@ static void moved(const char *to)
 		usleep(1000);
 	}
 	say(status);
+}
+
+static atomic_int enough;
+
+static void *claim_rows(void *served)
+{
+	rb_request r;
+	for (; !enough && !rb_claim(client, 1, NULL, 0, -1, &r); ++*(int *)served) {
+		usleep(100);
+		rb_release(client, r.id);
+	}
+	return NULL;
+}
+
+/* Claims those rows a few times beside threads that claim one row again and again. */
+static void crowd(char *rest)
+{
+	pthread_t thread[16];
+	int served[16] = {0}, least = 10, status = RB_OK, threads = atoi(part(&rest, ' ')) % 16, claims = atoi(part(&rest, ' '));
+	uint32_t rows = (uint32_t)atoi(part(&rest, ' '));
+	rb_request r;
+	for (int i = 0; i < threads; i++)
+		pthread_create(&thread[i], NULL, claim_rows, &served[i]);
+	for (int i = 0; i < claims; i++)
+		if (!(status = rb_claim(client, rows, NULL, 0, timeout(rest), &r))) {
+			usleep(1000);
+			rb_release(client, r.id);
+		}
+	enough = 1;
+	for (int i = 0; i < threads; i++) {
+		pthread_join(thread[i], NULL);
+		least = served[i] < least ? served[i] : least;
+	}
+	enough = 0;
+	if (least < 10)
+		printf("starved: %d\n", least);
+	else
+		say(status);
 }
 
 static void fill(rb_request *r, float value)
@@ -181,6 +221,7 @@ int main(void)
 		uint32_t n = rest ? (uint32_t)atoi(rest) : 0;
 		if (!strcmp(what, "connect")) connect_to(rest);
 		else if (!strcmp(what, "claim")) claim(r, rest);
+		else if (!strcmp(what, "crowd")) crowd(rest);
 		else if (!strcmp(what, "moved")) moved(rest);
 		else if (!strcmp(what, "fill")) fill(r, (float)atof(rest));
 		else if (!strcmp(what, "level")) say(rb_set_priority(client, r->id, n));
