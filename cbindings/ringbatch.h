@@ -55,7 +55,7 @@
 extern "C" {
 #endif
 
-#define RB_ABI_VERSION 2
+#define RB_ABI_VERSION 3
 
 #if defined(__GNUC__)
 #define RB_API __attribute__((visibility("default")))
@@ -357,27 +357,30 @@ RB_API int rb_request_timing(rb_client client, uint64_t request, rb_timing *timi
 /* ---- client: whole requests in one call -------------------------------- */
 
 /* For models without variable dimensions and with tensors on the host (else
- * RB_ERR_INVALID). inputs and outputs are one pointer for each tensor in order, to
- * rows * row_bytes of the caller's memory. The call copies the bytes before it returns. */
+ * RB_ERR_INVALID). inputs and outputs are one pointer for each tensor in order, input_bytes
+ * and output_bytes the size of the caller's memory there: rows * row_bytes, else
+ * RB_ERR_SIZE, as for an array of another type. The call copies the bytes before it returns. */
 
 /* Claim, copy in, commit with `timeout` (0: none), wait, copy out, release. `slice`
  * limits all of that. If it ends before the commit, rb_claim's RB_ERR_FULL or
  * RB_ERR_TIMEOUT with *request 0; if it ends later, RB_ERR_TIMEOUT with *request set:
  * go on with rb_wait and rb_collect, or rb_release. */
-RB_API int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout,
-	int64_t slice, uint64_t *request);
+RB_API int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, const uint64_t *input_bytes,
+	void *const *outputs, const uint64_t *output_bytes, int64_t timeout, int64_t slice, uint64_t *request);
 
 /* The first half: claim without waiting (RB_ERR_FULL), copy in, commit. With
  * RB_HOLD rb_commit_all commits it later. */
 #define RB_HOLD 2u
-RB_API int rb_submit(rb_client client, uint32_t rows, const void *const *inputs, int64_t timeout, uint32_t flags, uint64_t *request);
+RB_API int rb_submit(rb_client client, uint32_t rows, const void *const *inputs, const uint64_t *input_bytes, int64_t timeout,
+	uint32_t flags, uint64_t *request);
 
 /* The second half: copy out and release; a failed request is released, and its status
  * returned. RB_ERR_NOT_DONE, and no release, if it has not ended. */
-RB_API int rb_collect(rb_client client, uint64_t request, void *const *outputs);
+RB_API int rb_collect(rb_client client, uint64_t request, void *const *outputs, const uint64_t *output_bytes);
 
 /* The same three, and two steps of a request without copies, with arguments in a
- * structure: for languages in which each argument of a call costs time. */
+ * structure: for languages in which each argument of a call costs time. Sizes are not
+ * checked: the caller knows that all memory is rows * row_bytes. */
 typedef struct rb_inference {
 	rb_client client;
 	const void *const *inputs; /* infer, submit */
@@ -430,9 +433,9 @@ RB_API int rb_sequence_request(rb_client client, uint64_t sequence, const uint32
 
 /* rb_infer for a step. *request is set once the step was sent, whatever the result: after
  * RB_ERR_TIMEOUT go on with rb_wait and rb_collect, or rb_release. */
-RB_API int rb_step(rb_client client, uint64_t sequence, const void *const *inputs, void *const *outputs, int64_t timeout,
-	int64_t slice, uint64_t *request);
-/* The same with arguments in a structure; its rows and flags are not used. */
+RB_API int rb_step(rb_client client, uint64_t sequence, const void *const *inputs, const uint64_t *input_bytes,
+	void *const *outputs, const uint64_t *output_bytes, int64_t timeout, int64_t slice, uint64_t *request);
+/* The same with arguments in a structure, without sizes; its rows and flags are not used. */
 RB_API int rb_step_prepared(rb_inference *inference, uint64_t sequence);
 
 /* The state stays what it was before the last step, although that was answered: its caller
@@ -641,12 +644,12 @@ RB_API int rb_batch_waiting(const rb_batch *batch, uint32_t i);
 
 /* Answers the clients and gives the batch back: *batch is invalid, whatever is returned.
  *
- * If the worker never asked for one of the outputs (rb_batch_run, rb_batch_row,
- * rb_batch_scatter, rb_batch_unpack), its slots still hold an earlier request's data. Then the requests
- * end with RB_ERR_FAILED, which is returned, and rb_error names the output. The same
- * holds for RB_NEXT_STATE (rb_batch_row, rb_batch_set_state). Tensors that the worker
- * may write past the batch (rb_worker_tensor, rb_worker_map), and tensors in device
- * memory, are not checked. */
+ * If the worker never asked for a row of an output (rb_batch_run, rb_batch_row,
+ * rb_batch_scatter, rb_batch_unpack), its slot still holds an earlier request's data. Then
+ * the row's request ends with RB_ERR_FAILED, which is returned, and rb_error names the
+ * first such output and row. The same holds for RB_NEXT_STATE (rb_batch_row,
+ * rb_batch_set_state). A call that fails writes nothing. Rows of size 0 need no call.
+ * rb_worker_map turns the check off: that worker may write rows by their addresses. */
 RB_API int rb_batch_complete(rb_batch *batch);
 
 /* The version of the weights that made the answers of this batch, 0 if none: its

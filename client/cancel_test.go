@@ -13,6 +13,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -37,7 +38,7 @@ func next(t *testing.T, w *worker.Worker) *worker.Batch {
 	t.Helper()
 	b, err := w.Next(soon(t))
 	must.Do(t, err)
-	b.Output(0) // as a worker that writes it
+	testbed.Touch(b)
 	return b
 }
 

@@ -46,7 +46,7 @@ func newBudgeted(t *testing.T, pipeline bool) *budgeted {
 	if pipeline {
 		before := b.stage
 		before.Model, before.Signature = "m/first", first
-		end := testbed.ServeLocal(before, func(_ context.Context, b *worker.Batch) error { b.Output(0); return nil })
+		end := testbed.ServeLocal(before, func(_ context.Context, b *worker.Batch) error { testbed.Touch(b); return nil })
 		t.Cleanup(func() { must.Do(t, end()) })
 		b.stage.Model, b.stage.Signature = "m/last", last
 	}

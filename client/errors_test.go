@@ -18,6 +18,7 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -136,7 +137,7 @@ func TestInferNamesWhatIsWrongWithItsArguments(t *testing.T) {
 	m := plain(t)
 	m.Signature = signature(t, []string{"x:f32[4]", "n:i32[]"}, []string{"y:f32[4]", "k:i64[2]"})
 	r := newRing(t, m)
-	r.work(func(_ context.Context, b *worker.Batch) error { b.Output(0); b.Output(1); return nil })
+	r.work(func(_ context.Context, b *worker.Batch) error { testbed.Touch(b); return nil })
 	c := r.dial(client.WithWindow(4))
 	ctx := soon(t)
 	f, i := make([]float32, 40), make([]int32, 10)
@@ -235,7 +236,7 @@ func TestEveryMisuseOfARequestIsNamed(t *testing.T) {
 func TestFailuresCarryTheirReason(t *testing.T) {
 	r := newRing(t, plain(t))
 	r.work(func(_ context.Context, b *worker.Batch) error {
-		b.Output(0)
+		testbed.Touch(b)
 		switch worker.Row[float32](b.Input(0), 0)[0] {
 		case 1:
 			return errors.New("no such thing")

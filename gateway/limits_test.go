@@ -24,6 +24,7 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -240,7 +241,7 @@ func TestABodyInChunksCountsAsItsCallersToo(t *testing.T) {
 func TestTypedContentsAreNeverLargerThanTheirShape(t *testing.T) {
 	m := modelConfig(t, "wide", []string{"x:i64[65536]"}, []string{"y:i64[1]"})
 	r := newRig(t, func(c *core.Config) { c.MaxBufferedBytes, c.CallerBytes = 6<<19, 3<<19 }, m)
-	r.worker(m, func(_ context.Context, b *worker.Batch) error { b.Output(0); return nil })
+	r.worker(m, func(_ context.Context, b *worker.Batch) error { testbed.Touch(b); return nil })
 	c := r.client()
 	ask := func(shape []int64, contents *oip.InferTensorContents) error {
 		_, err := c.ModelInfer(soon(t), &oip.ModelInferRequest{ModelName: "wide",

@@ -24,6 +24,7 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -213,7 +214,7 @@ func TestABatchThatAHostHasNoRoomForWaits(t *testing.T) {
 }
 
 func TestABatchThatAHostNeverTakesIsNotTriedAgain(t *testing.T) {
-	nothing := func(_ context.Context, b *worker.Batch) error { b.Output(0); return nil }
+	nothing := func(_ context.Context, b *worker.Batch) error { testbed.Touch(b); return nil }
 	h := newHost(t, signature(t, "x:u8[2000]", "y:u8[1]"), nothing, func(c *gateway.Config) { c.CallerBytes = 1000 })
 	l := newLocal(t, nil, h.address)
 	q, err := l.dial().Claim(soon(t), 1)

@@ -3,8 +3,10 @@
 package worker
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 	"time"
 
@@ -64,49 +66,85 @@ func endOf(err error) status.Code {
 // batches may complete in any order. The batch must not be used afterwards; a second
 // Complete does nothing.
 //
-// If the worker never asked for an output (Output, OutputNamed), its slots hold bytes of
-// earlier requests. Then Complete fails the requests and returns the reason. It does not
-// check outputs in device memory, nor a worker that called Worker.Planes.
+// If the worker never asked for a row of an output (Column.Bytes, Row, Run, Contiguous,
+// Batch.Unpack), its slot holds bytes of an earlier request. Then Complete fails the row's
+// request, and returns the first reason. It does not check outputs in device memory, nor
+// a worker that called Worker.Planes.
 //
 // In test/model: Complete, then the push of Done.
 func (b *Batch) Complete() (err error) {
 	if b.beginAnswer() {
-		if err = b.unwritten(); err != nil {
-			b.FailAll(err)
-		}
+		err = b.failUnwritten()
 		b.answer()
 	}
 	return err
 }
 
-// ask records that the worker has asked for output k.
-func (b *Batch) ask(k int) {
-	if bit := uint64(1) << k; b.asked.Load()&bit == 0 {
-		b.asked.Or(bit)
-	}
-}
-
-// unwritten returns an error if the batch would be answered with an output that the worker never asked for.
-func (b *Batch) unwritten() error {
-	asked := b.asked.Load()
-	b.mu.Lock()
-	answered := slices.ContainsFunc(b.reqs, func(q request) bool { return q.status == status.OK })
-	b.mu.Unlock()
-	if b.w.direct.Load() || !answered {
+// failUnwritten fails each request with a row of which the worker never got the memory of an
+// output. It returns the first reason.
+func (b *Batch) failUnwritten() (first error) {
+	missing := b.unasked()
+	if missing == 0 {
 		return nil
 	}
-	for k, p := range b.w.session.Layout.Outputs {
-		if asked>>k&1 == 0 && !p.Spec.OnDevice() {
-			return fmt.Errorf("the worker did not write output %q: it never asked for it (Batch.Output); write it, or fail the request",
-				p.Spec.Name)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i := range b.reqs {
+		q := &b.reqs[i]
+		if q.status != status.OK || !isOpen(b.w.session.Board, q.slot, q.gen) {
+			continue
+		}
+		if err := b.unwritten(q, missing); err != nil {
+			b.fail(i, err)
+			first = cmp.Or(first, err)
 		}
 	}
-	for k, p := range b.w.session.Layout.State {
-		if asked>>(len(b.w.session.Layout.Outputs)+k)&1 == 0 && !p.Spec.OnDevice() {
-			return fmt.Errorf("the worker did not write state %q: it never asked for it (Batch.NextState)", p.Spec.Name)
+	return first
+}
+
+// unasked are the outputs and next states that the worker must write, and did not ask for as a whole.
+func (b *Batch) unasked() (missing uint64) {
+	if b.w.direct.Load() {
+		return 0
+	}
+	layout := b.w.session.Layout
+	for k := range layout.Outputs {
+		if !layout.Outputs[k].Spec.OnDevice() {
+			missing |= 1 << k
+		}
+	}
+	for k := range layout.State {
+		if !layout.State[k].Spec.OnDevice() {
+			missing |= 1 << (len(layout.Outputs) + k)
+		}
+	}
+	return missing &^ b.asked.Load()
+}
+
+// unwritten returns an error if a row of a request lacks one of these.
+func (b *Batch) unwritten(q *request, missing uint64) error {
+	layout := b.w.session.Layout
+	for row := q.row; row < q.row+q.rows; row++ {
+		for left := missing &^ b.askedOf[row].Load(); left != 0; left &= left - 1 {
+			k := bits.TrailingZeros64(left)
+			what, planes := "output", layout.Outputs
+			if k >= len(planes) {
+				what, planes, k = "state", layout.State, k-len(planes)
+			} else if b.isEmpty(row, k) {
+				continue
+			}
+			return fmt.Errorf("the worker did not write %s %q of row %d in a batch of %d: write every row, or fail its request",
+				what, planes[k].Spec.Name, row, len(b.slots))
 		}
 	}
 	return nil
+}
+
+// isEmpty reports whether a row of an output has no elements.
+func (b *Batch) isEmpty(row uint32, k int) bool {
+	outputs := b.w.session.Layout.Outputs
+	at, n := dimsAt(outputs, k), len(outputs[k].Spec.Variable)
+	return n > 0 && slices.Contains(b.outDims[row][at:at+n], 0)
 }
 
 // beginAnswer returns true for the one caller that may answer the batch.

@@ -15,6 +15,8 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
+var errBeyond = fmt.Errorf("%w: mail of sizes beyond the maximum", status.ErrProtocol)
+
 // Batch is a number of requests to be run together: Len requests with Rows rows in all
 // (see the package's documentation). Its rows are sorted by slot, so that neighbours in
 // memory are neighbours in the batch.
@@ -40,11 +42,12 @@ type Batch struct {
 	order   []uint64                         // scratch for sorting
 	outDims [][tensor.MaxVariableDims]uint32 // by row; only if outputs have variable dimensions
 
-	asked   atomic.Uint64  // bit k: the worker asked for output k
-	ended   atomic.Bool    // answering has begun
-	kept    bool           // Serve recycles the batch, not Complete
-	mu      sync.Mutex     // guards reasons, and status of reqs
-	reasons map[int]string // texts of failed requests
+	asked   atomic.Uint64   // bit k: the worker has memory of output k to write, for all rows (Column.bit)
+	askedOf []atomic.Uint64 // the same, row by row
+	ended   atomic.Bool     // answering has begun
+	kept    bool            // Serve recycles the batch, not Complete
+	mu      sync.Mutex      // guards reasons, and status of reqs
+	reasons map[int]string  // texts of failed requests
 }
 
 // request is the part of a mail that answering needs; mails[mail] has the rest.
@@ -67,7 +70,7 @@ func newBatch(w *Worker) *Batch {
 	n := w.MaxBatchSize()
 	b := &Batch{
 		w: w, mails: make([]shm.MailRequest, 0, n), reqs: make([]request, 0, n), slots: make([]uint32, 0, n),
-		runs: make([]Run, 0, n), order: make([]uint64, 0, n),
+		runs: make([]Run, 0, n), order: make([]uint64, 0, n), askedOf: make([]atomic.Uint64, n),
 	}
 	if tensor.VariableDims(w.session.Layout.Signature.Outputs) > 0 {
 		b.outDims = make([][tensor.MaxVariableDims]uint32, 0, n)
@@ -92,17 +95,27 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 	if int(m.Requests) > len(reqs) {
 		return fmt.Errorf("%w: mail of %d requests", status.ErrProtocol, m.Requests)
 	}
+	most, variable := maxima(layout.Inputs)
+	if beyond(m.Dims[:variable], most[:]) {
+		return errBeyond
+	}
 	b.mails = append(b.mails[:0], reqs[:m.Requests]...)
+	rows := int64(0)
 	for i := range b.mails {
 		q := &b.mails[i]
-		if int64(q.Slot)+int64(q.Rows) > int64(layout.Slots) || int(q.Bell) >= layout.Slots {
+		rows += int64(q.Rows)
+		if int64(q.Slot)+int64(q.Rows) > int64(layout.Slots) || int(q.Bell) >= layout.Slots || q.Rows < 1 || rows > int64(len(reqs)) {
 			return fmt.Errorf("%w: mail names slot %d of %d", status.ErrProtocol, q.Slot, layout.Slots)
+		}
+		if beyond(q.Dims[:variable], most[:]) {
+			return errBeyond
 		}
 		if isOpen(board, q.Slot, q.Gen) {
 			b.order = append(b.order, uint64(q.Slot)<<32|uint64(i))
 		}
 	}
 	slices.Sort(b.order)
+	mostOut, _ := maxima(layout.Outputs)
 	for _, key := range b.order {
 		i := uint32(key)
 		q := &b.mails[i]
@@ -114,7 +127,7 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 				b.runs = append(b.runs, Run{Slot: s, Row: n, Rows: 1})
 			}
 			if b.outDims != nil {
-				b.outDims = append(b.outDims, outputMaxima(layout))
+				b.outDims = append(b.outDims, mostOut)
 			}
 			b.slots = append(b.slots, s)
 		}
@@ -122,11 +135,22 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 	b.readSteps()
 	b.version = 0
 	b.asked.Store(0)
-	if b.padTo = max(b.padTo, len(b.slots)); !b.w.pads { // requests that were left out leave no padding
+	clear(b.askedOf[:len(b.slots)])
+	if b.padTo = max(b.padTo, len(b.slots)); !b.w.pads || b.padTo > shm.MaxBatchRows { // requests that were left out leave no padding
 		b.padTo = len(b.slots)
 	}
 	b.started = shm.Now()
 	return nil
+}
+
+// beyond reports whether a size is larger than its maximum.
+func beyond(dims, most []uint32) bool {
+	for j, d := range dims {
+		if d > most[j] {
+			return true
+		}
+	}
+	return false
 }
 
 // isOpen reports whether a request was neither answered nor canceled and has not expired.
@@ -134,15 +158,15 @@ func isOpen(board *shm.Board, slot, gen uint32) bool {
 	return int32(gen-board.Word(slot).Generation()) > 0
 }
 
-func outputMaxima(l *shm.Layout) (dims [tensor.MaxVariableDims]uint32) {
-	n := 0
-	for _, p := range l.Outputs {
-		for _, v := range p.Spec.Variable {
-			dims[n] = uint32(p.Spec.Shape[v])
+// maxima are the largest sizes of the n variable dimensions of some tensors.
+func maxima(planes []shm.Plane) (dims [tensor.MaxVariableDims]uint32, n int) {
+	for k := range planes {
+		for _, v := range planes[k].Spec.Variable {
+			dims[n] = uint32(planes[k].Spec.Shape[v])
 			n++
 		}
 	}
-	return dims
+	return dims, n
 }
 
 // ID is the number of the batch, counted by the model.
@@ -250,28 +274,15 @@ func (b *Batch) SetRowDims(row int, dims ...int) error {
 }
 
 func (b *Batch) checkOutputDims(dims []int) (sizes [tensor.MaxVariableDims]uint32, err error) {
-	want := tensor.VariableDims(b.w.session.Layout.Signature.Outputs)
+	most, want := maxima(b.w.session.Layout.Outputs)
 	if len(dims) != want {
 		return sizes, fmt.Errorf("%w: the outputs have %d variable dimensions, %d sizes were given", status.ErrShape, want, len(dims))
 	}
-	most := outputMaxima(b.w.session.Layout)
 	for j, d := range dims {
 		if d < 0 || d > int(most[j]) {
 			return sizes, fmt.Errorf("%w: variable output dimension %d is 0..%d, got %d", status.ErrShape, j, most[j], d)
 		}
 		sizes[j] = uint32(d)
 	}
-	b.askEmpty(dims)
 	return sizes, nil
-}
-
-// askEmpty counts outputs without elements as asked for: there is nothing to write.
-func (b *Batch) askEmpty(dims []int) {
-	for k := range b.w.session.Layout.Outputs {
-		n := len(b.w.session.Layout.Outputs[k].Spec.Variable)
-		if slices.Contains(dims[:n], 0) {
-			b.ask(k)
-		}
-		dims = dims[n:]
-	}
 }

@@ -4,6 +4,7 @@ package worker
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -16,7 +17,8 @@ type Column struct {
 	plane *shm.Plane
 	shape []int // of a row: rounded up to buckets for inputs, the maximum for outputs
 	side  side
-	k     int // which of its side
+	k     int    // which of its side
+	bit   uint64 // in Batch.asked, of tensors that the worker writes: outputs, then next states
 }
 
 type side int
@@ -32,11 +34,8 @@ const (
 // a pipeline, reads the same memory.
 func (b *Batch) Input(k int) Column { return b.column(b.w.session.Layout.Inputs, k, input) }
 
-// Output is the k-th output. The worker writes it for every request that does not fail.
-func (b *Batch) Output(k int) Column {
-	b.ask(k)
-	return b.column(b.w.session.Layout.Outputs, k, output)
-}
+// Output is the k-th output. The worker writes all rows of all requests that do not fail.
+func (b *Batch) Output(k int) Column { return b.column(b.w.session.Layout.Outputs, k, output) }
 
 // InputNamed is Input by name.
 func (b *Batch) InputNamed(name string) (Column, error) {
@@ -63,7 +62,14 @@ func (b *Batch) column(planes []shm.Plane, k int, side side) Column {
 	if side == input && len(p.Spec.Variable) > 0 {
 		shape = p.Spec.Actual(b.dims[:], dimsAt(planes, k))
 	}
-	return Column{b, p, shape, side, k}
+	c := Column{b: b, plane: p, shape: shape, side: side, k: k}
+	switch side {
+	case output:
+		c.bit = 1 << k
+	case nextState:
+		c.bit = 1 << (len(b.w.session.Layout.Outputs) + k)
+	}
+	return c
 }
 
 // Spec describes the tensor.
@@ -103,6 +109,7 @@ func (c Column) Bytes(i int) []byte {
 	if i >= len(c.b.slots) {
 		return c.b.padding[c.side&1][:c.RowBytes()]
 	}
+	c.ask(i, 1)
 	if c.side >= state {
 		return c.b.w.session.Layout.HalfRow(c.b.w.session.Planes.Bytes(), c.k, c.b.slots[i], c.b.steps[i].Half()^int(c.side&1))
 	}
@@ -130,6 +137,26 @@ func (c Column) Contiguous() (tensor.Tensor, bool) {
 	return t, t.Contiguous()
 }
 
+// ask records that the worker gets the memory of some rows.
+func (c Column) ask(row, rows int) {
+	if c.bit == 0 {
+		return
+	}
+	if rows == len(c.b.slots) {
+		setBit(&c.b.asked, c.bit)
+		return
+	}
+	for i := row; i < row+rows; i++ {
+		setBit(&c.b.askedOf[i], c.bit)
+	}
+}
+
+func setBit(word *atomic.Uint64, bit uint64) {
+	if word.Load()&bit == 0 {
+		word.Or(bit)
+	}
+}
+
 // RunBytes is the memory of the batch's i-th run, gaps between rows included. States have
 // no runs: take them row by row (Bytes, Row).
 func (c Column) RunBytes(i int) []byte {
@@ -137,6 +164,7 @@ func (c Column) RunBytes(i int) []byte {
 		panic(fmt.Errorf("%w: the state %q has no runs; take it row by row", status.ErrInvalid, c.plane.Spec.Name))
 	}
 	r := c.b.runs[i]
+	c.ask(r.Row, r.Rows)
 	return c.plane.Rows(c.b.w.session.Planes.Bytes(), r.Slot, r.Rows)
 }
 

@@ -115,7 +115,7 @@ func TestConcurrencyIsTheNumberOfBatchesAtOnce(t *testing.T) {
 	served := make(chan error, 1)
 	go func() {
 		served <- worker.Serve(ctx, cfg, func(_ context.Context, b *worker.Batch) error {
-			b.Output(0)
+			testbed.Touch(b)
 			come.Done()
 			come.Wait() // all five at once, or never
 			cancel()    // and all are finished first
@@ -203,7 +203,7 @@ func TestTakeSoonTakesTheNextBatchUntilTheWorkerStops(t *testing.T) {
 		if w.TakeSoon() != nil {
 			t.Error("it took one, and none is there")
 		}
-		b.Output(0)
+		testbed.Touch(b)
 		b.Complete()
 		ends(t, q, nil)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -127,7 +128,7 @@ func TestAWorkerOutlastsARestartAndEndsWhenItsModelBecameAnother(t *testing.T) {
 	r := newEagerRing(t, 1)
 	served := make(chan error, 1)
 	go func() {
-		served <- worker.Serve(soon(t), r.config(1), func(_ context.Context, b *worker.Batch) error { b.Output(0); return nil })
+		served <- worker.Serve(soon(t), r.config(1), func(_ context.Context, b *worker.Batch) error { testbed.Touch(b); return nil })
 	}()
 	for range 3 {
 		c := r.dial()

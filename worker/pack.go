@@ -28,7 +28,6 @@ func (b *Batch) Pack(k int, to []byte) (offsets []int32, n int, err error) {
 // varies, each row has the size of its first variable input, and Unpack sets the row's
 // size. ErrShape: the output cannot hold a row, or another dimension varies.
 func (b *Batch) Unpack(k int, from []byte) error {
-	b.ask(k)
 	outputs := b.w.session.Layout.Outputs
 	offsets, step, _, err := b.packedRows(&outputs[k], 0, len(from))
 	for i := 0; err == nil && i < len(b.slots); i++ {
@@ -36,6 +35,9 @@ func (b *Batch) Unpack(k int, from []byte) error {
 		if len(outputs[k].Spec.Variable) > 0 {
 			b.outDims[i][dimsAt(outputs, k)] = uint32(offsets[i+1] - offsets[i])
 		}
+	}
+	if err == nil {
+		b.Output(k).ask(0, len(b.slots))
 	}
 	return err
 }

@@ -14,9 +14,10 @@ import (
 )
 
 // Func runs one batch: it reads the inputs and writes the outputs in place. It must not
-// write into inputs (see Batch.Input). An error, a panic, or an output that Func never
-// asked for fails the whole batch (Batch.FailAll), and the worker goes on. Batch.Fail
-// fails single requests. The batch is completed when Func returns.
+// write into inputs (see Batch.Input). An error or a panic fails the whole batch
+// (Batch.FailAll), and the worker goes on. Batch.Fail fails single requests, and so does
+// Batch.Complete for rows that Func never asked for. The batch is completed when Func
+// returns.
 //
 // ctx ends when the worker should stop. Serve waits for the running batch even then.
 type Func func(ctx context.Context, b *Batch) error

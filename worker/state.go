@@ -10,10 +10,7 @@ func (b *Batch) State(k int) Column { return b.column(b.w.session.Layout.State, 
 
 // NextState is the k-th state tensor as the next steps will find it. The worker writes it
 // for every request that does not fail. It becomes the state with the answer, not before.
-func (b *Batch) NextState(k int) Column {
-	b.ask(len(b.w.session.Layout.Outputs) + k)
-	return b.column(b.w.session.Layout.State, k, nextState)
-}
+func (b *Batch) NextState(k int) Column { return b.column(b.w.session.Layout.State, k, nextState) }
 
 // Fresh reports whether a row begins its sequence: its State is zero.
 func (b *Batch) Fresh(row int) bool { return row < len(b.steps) && b.steps[row]&shm.StepFresh != 0 }

@@ -130,7 +130,7 @@ func next(t *testing.T, w *worker.Worker) *worker.Batch {
 	t.Helper()
 	b, err := w.Next(soon(t))
 	must.Do(t, err)
-	b.Output(0) // as a worker that writes it
+	testbed.Touch(b)
 	return b
 }
 
@@ -326,7 +326,7 @@ func TestServeFinishesItsBatchAndReturnsNil(t *testing.T) {
 		served <- worker.Serve(ctx, r.config(2), func(_ context.Context, b *worker.Batch) error {
 			entered <- struct{}{}
 			<-open
-			b.Output(0)
+			testbed.Touch(b)
 			return nil
 		})
 	}()
@@ -458,9 +458,9 @@ func TestAnOutputThatTheWorkerNeverAskedForFailsTheBatch(t *testing.T) {
 		t.Errorf("a request that failed ended with %v", err)
 	}
 	b = take()
-	if _, err := b.OutputNamed("y"); err != nil {
-		t.Fatal(err)
-	}
+	y, err := b.OutputNamed("y")
+	must.Do(t, err)
+	y.Bytes(0)
 	must.Check(t, b.Complete())
 	ends(t, reqs[2], nil)
 	w.Planes() // from here on it may write anywhere

@@ -4,24 +4,62 @@
 
 #include "worker.h"
 
-/* Fails the batch if the worker cannot have written one of its outputs, or the next state. */
+/* Records that the worker gets the memory of some rows, or has written them. */
+static void ask(rb_taken *b, int side, uint32_t k, uint32_t row, uint32_t rows)
+{
+	if (side != RB_OUTPUT && side != RB_NEXT_STATE)
+		return;
+	uint64_t bit = UINT64_C(1) << (side == RB_OUTPUT ? k : b->worker->session.layout.outputs + k);
+	if (rows == b->shown.rows)
+		b->asked |= bit;
+	else
+		for (uint32_t i = row; i < row + rows; i++)
+			b->asked_of[i] |= bit;
+}
+
+/* Whether a row of an output has no elements. */
+static bool is_empty(const rb_taken *b, uint32_t row, uint32_t k)
+{
+	const rb_layout *l = &b->worker->session.layout;
+	uint32_t n = (uint32_t)__builtin_popcount(rb_tensors_of(l, RB_OUTPUT)[k].variable);
+	for (uint32_t j = 0; j < n; j++)
+		if (!b->dims[row][l->dims_at[l->inputs + k] + j])
+			return true;
+	return false;
+}
+
+/* Fails a request if a row of it lacks one of these outputs and next states. */
+static int check_request(rb_taken *b, uint32_t i, uint64_t missing)
+{
+	const rb_layout *l = &b->worker->session.layout;
+	const rb_member *m = &b->member[i];
+	for (uint32_t row = m->row; row < m->row + m->rows; row++)
+		for (uint64_t left = missing & ~b->asked_of[row]; left; left &= left - 1) {
+			uint32_t k = (uint32_t)__builtin_ctzll(left);
+			if (k < l->outputs && is_empty(b, row, k))
+				continue;
+			rb_fail(RB_ERR_FAILED, "the worker did not write %s \"%s\" of row %u in a batch of %u: write every row, or fail its request",
+				k < l->outputs ? "output" : "state", rb_tensors_of(l, RB_OUTPUT)[k].name, row, b->shown.rows);
+			rb_taken_fail(b, i, RB_ERR_FAILED, rb_error());
+			return RB_ERR_FAILED;
+		}
+	return RB_OK;
+}
+
+/* Fails the requests with rows of which the worker cannot have written an output, or the next state. */
 static int check_written(rb_taken *b)
 {
 	const rb_layout *l = &b->worker->session.layout;
-	uint64_t asked = b->asked | b->worker->direct;
-	bool answered = false;
-	for (uint32_t i = 0; i < b->shown.requests; i++)
-		answered |= !b->answer[i].status;
-	for (uint32_t k = 0; answered && k < l->outputs + l->states; k++) {
-		const rb_tensor *t = &rb_tensors_of(l, RB_OUTPUT)[k];
-		if (asked >> k & 1 || t->on_device)
-			continue;
-		rb_fail(RB_ERR_FAILED, "the worker did not write %s \"%s\": it never asked for it (%s)", k < l->outputs ? "output" : "state",
-			t->name, k < l->outputs ? "rb_batch_run, rb_batch_row, rb_batch_scatter, rb_batch_unpack" : "rb_batch_row, rb_batch_set_state");
-		rb_taken_fail_all(b, RB_ERR_FAILED, rb_error(), b->worker->session.isolates);
-		return RB_ERR_FAILED;
-	}
-	return RB_OK;
+	uint32_t n = l->outputs + l->states;
+	uint64_t missing = (n < 64 ? (UINT64_C(1) << n) - 1 : UINT64_MAX) & ~b->asked;
+	int status = RB_OK;
+	if (!missing || b->worker->direct)
+		return RB_OK;
+	for (uint32_t i = b->shown.requests; i-- > 0;) /* rb_error has the first one in the end */
+		if (!b->answer[i].status && rb_board_open(&b->worker->session.board, b->answer[i].slot, b->answer[i].gen) &&
+			check_request(b, i, missing))
+			status = RB_ERR_FAILED;
+	return status;
 }
 
 static int complete(rb_taken *b)
@@ -55,8 +93,6 @@ static int column(rb_taken *b, int side, uint32_t k, const rb_tensor **t, const 
 	int status = rb_pick(l, side, k, t, &at);
 	if (!status)
 		*dims = (side == RB_INPUT ? b->shown.dims : l->most[RB_OUTPUT]) + at;
-	if (!status && (side == RB_OUTPUT || side == RB_NEXT_STATE))
-		b->asked |= rb_written_bit(l, side, k);
 	return status;
 }
 
@@ -98,6 +134,7 @@ static int run(rb_taken *b, int side, uint32_t k, uint32_t i, rb_view *v)
 	if (ragged(b, side, t))
 		return no_shape(t);
 	rb_fill_view(v, t, dims, rb_base_of(&b->worker->session, t), b->run[i].slot, b->run[i].rows);
+	ask(b, side, k, b->run[i].row, b->run[i].rows);
 	return RB_OK;
 }
 
@@ -115,6 +152,7 @@ static int row(rb_taken *b, int side, uint32_t k, uint32_t i, void **data, uint6
 	uint64_t at = side >= RB_STATE ? (b->half[i] ^ (side == RB_NEXT_STATE)) * t->row_bytes : b->slot[i] * t->stride;
 	*data = rb_base_of(&b->worker->session, t) + t->offset + at;
 	*bytes = rb_row_bytes(t, dims);
+	ask(b, side, k, i, 1);
 	return RB_OK;
 }
 
@@ -144,10 +182,6 @@ static int set_dims(rb_taken *b, uint32_t first, uint32_t rows, const uint32_t *
 			return rb_explain(RB_ERR_SHAPE, "variable output dimension %u is 0..%u, got %u", i, l->most[RB_OUTPUT][i], dims[i]);
 	for (uint32_t j = 0; ndims && j < rows; j++)
 		memcpy(b->dims[first + j], dims, ndims * sizeof *dims);
-	for (uint32_t k = 0; k < l->outputs; k++) /* an output without elements counts as written */
-		for (uint32_t i = 0; i < (uint32_t)__builtin_popcount(rb_tensors_of(l, RB_OUTPUT)[k].variable); i++)
-			if (!dims[l->dims_at[l->inputs + k] + i])
-				b->asked |= UINT64_C(1) << k;
 	return RB_OK;
 }
 
@@ -253,6 +287,7 @@ static int scatter(rb_taken *b, int side, uint32_t k, const void *from, uint64_t
 	if (bytes < t->row_bytes * b->shown.rows)
 		return rb_explain(RB_ERR_SIZE, "%u rows of %llu bytes, the buffer has %llu", b->shown.rows, (unsigned long long)t->row_bytes,
 			(unsigned long long)bytes);
+	ask(b, side, k, 0, b->shown.rows);
 	for (uint32_t i = 0; side == RB_NEXT_STATE && i < b->shown.rows; i++)
 		memcpy(b->shown.base + t->offset + (b->half[i] ^ 1) * t->row_bytes, (const uint8_t *)from + i * t->row_bytes, t->row_bytes);
 	if (side == RB_NEXT_STATE)
@@ -321,6 +356,7 @@ static int unpack(rb_taken *b, uint32_t k, const uint8_t *from, uint64_t bytes)
 	if (status)
 		return status;
 	const rb_tensor *t = &rb_tensors_of(l, RB_OUTPUT)[k];
+	ask(b, RB_OUTPUT, k, 0, b->shown.rows);
 	for (uint64_t i = 0; i < r.count; i++) {
 		uint64_t size = r.start[i + 1] - r.start[i];
 		memcpy(b->shown.base + t->offset + r.slot[i] * t->stride, from + r.start[i], size);

@@ -18,6 +18,21 @@ static int check_side(const rb_conn *c, int side, const void *const *pointers)
 	return RB_OK;
 }
 
+/* Whether the caller's memory has the size of so many rows: an array of another type has not. */
+static int check_bytes(rb_conn *c, int side, uint32_t rows, const uint64_t *bytes)
+{
+	const char *what = side == RB_INPUT ? "input" : "output";
+	int status = bytes ? RB_OK : rb_explain(RB_ERR_INVALID, "the sizes of the %ss are NULL", what);
+	pthread_mutex_lock(&c->mu);
+	const rb_tensor *t = side == RB_INPUT ? c->layout.tensor : rb_tensors_of(&c->layout, RB_OUTPUT);
+	for (uint32_t k = 0; !status && c->sized && !c->on_device[side] && k < (side == RB_INPUT ? c->inputs : c->outputs); k++)
+		if (bytes[k] != rows * t[k].row_bytes)
+			status = rb_explain(RB_ERR_SIZE, "%s \"%s\": %u rows of %s have %llu bytes, %llu were given", what, t[k].name,
+				rows, rb_dtype_name(t[k].dtype), (unsigned long long)(rows * t[k].row_bytes), (unsigned long long)bytes[k]);
+	pthread_mutex_unlock(&c->mu);
+	return status;
+}
+
 /* Sends a plain request, or with a sequence its next step. */
 static int submit(rb_conn *c, rb_seq *q, uint32_t rows, const void *const *inputs, int64_t timeout, int64_t claim_for, uint32_t flags,
 	rb_req *r)
@@ -60,12 +75,15 @@ static int collect(rb_conn *c, const rb_req *r, void *const *outputs)
 	return rb_req_release(r);
 }
 
-static int infer(rb_conn *c, rb_seq *q, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice,
-	uint64_t *request)
+/* bytes: the sizes of the inputs and of the outputs, or NULL if the caller knows that they are right. */
+static int infer(rb_conn *c, rb_seq *q, uint32_t rows, const void *const *inputs, void *const *outputs, const uint64_t *const *bytes,
+	int64_t timeout, int64_t slice, uint64_t *request)
 {
 	rb_req r;
 	int status = check_side(c, RB_OUTPUT, (const void *const *)outputs); /* before the request is sent */
 	int64_t until = rb_until(slice, rb_now());
+	for (int side = RB_INPUT; !status && bytes && side <= RB_OUTPUT; side++)
+		status = check_bytes(c, side, rows, bytes[side]);
 	if (!status)
 		status = submit(c, q, rows, inputs, timeout, slice, 0, &r);
 	if (status)
@@ -80,15 +98,15 @@ static int infer(rb_conn *c, rb_seq *q, uint32_t rows, const void *const *inputs
 	return collect(c, &r, outputs);
 }
 
-static int step(rb_conn *c, uint64_t sequence, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice,
-	uint64_t *request)
+static int step(rb_conn *c, uint64_t sequence, const void *const *inputs, void *const *outputs, const uint64_t *const *bytes,
+	int64_t timeout, int64_t slice, uint64_t *request)
 {
 	rb_entry *e;
 	int status = rb_seq_enter(c, sequence, &e);
 	if (status)
 		return status;
 	rb_seq *q = e->value;
-	status = infer(c, q, q->rows, inputs, outputs, timeout, slice, request);
+	status = infer(c, q, q->rows, inputs, outputs, bytes, timeout, slice, request);
 	rb_seq_leave(e);
 	return status;
 }
@@ -118,47 +136,60 @@ static int run_prepared(rb_conn *c, const rb_req *r, const rb_inference *i)
 
 /* ---- the functions of the header ------------------------------------------------- */
 
-int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice,
-	uint64_t *request)
+int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, const uint64_t *input_bytes, void *const *outputs,
+	const uint64_t *output_bytes, int64_t timeout, int64_t slice, uint64_t *request)
 {
 	if (request)
 		*request = 0;
-	WITH_CLIENT(request, client, infer(c, NULL, rows, inputs, outputs, timeout, slice, request));
+	const uint64_t *bytes[] = {input_bytes, output_bytes};
+	WITH_CLIENT(request, client, infer(c, NULL, rows, inputs, outputs, bytes, timeout, slice, request));
 }
 
-int rb_submit(rb_client client, uint32_t rows, const void *const *inputs, int64_t timeout, uint32_t flags, uint64_t *request)
+int rb_submit(rb_client client, uint32_t rows, const void *const *inputs, const uint64_t *input_bytes, int64_t timeout, uint32_t flags,
+	uint64_t *request)
 {
 	rb_req r;
-	WITH_CLIENT(request, client,
-		(status = submit(c, NULL, rows, inputs, timeout, 0, flags, &r)) ? status : (*request = rb_req_id(&r), RB_OK));
+	WITH_CLIENT(request, client, (status = check_bytes(c, RB_INPUT, rows, input_bytes)) ? status
+		: (status = submit(c, NULL, rows, inputs, timeout, 0, flags, &r)) ? status : (*request = rb_req_id(&r), RB_OK));
 }
 
-int rb_collect(rb_client client, uint64_t request, void *const *outputs) { WITH_REQUEST(true, client, request, collect(c, &r, outputs)); }
+int rb_collect(rb_client client, uint64_t request, void *const *outputs, const uint64_t *output_bytes)
+{
+	WITH_REQUEST(true, client, request, (status = check_bytes(c, RB_OUTPUT, rb_req_slot(&r)->rows, output_bytes)) ? status
+		: collect(c, &r, outputs));
+}
 
-int rb_step(rb_client client, uint64_t sequence, const void *const *inputs, void *const *outputs, int64_t timeout, int64_t slice,
-	uint64_t *request)
+int rb_step(rb_client client, uint64_t sequence, const void *const *inputs, const uint64_t *input_bytes, void *const *outputs,
+	const uint64_t *output_bytes, int64_t timeout, int64_t slice, uint64_t *request)
 {
 	if (request)
 		*request = 0;
-	WITH_CLIENT(request, client, step(c, sequence, inputs, outputs, timeout, slice, request));
-}
-
-int rb_step_prepared(rb_inference *i, uint64_t sequence)
-{
-	return i ? rb_step(i->client, sequence, i->inputs, i->outputs, i->timeout, i->slice, &i->request) : rb_missing();
+	const uint64_t *bytes[] = {input_bytes, output_bytes};
+	WITH_CLIENT(request, client, step(c, sequence, inputs, outputs, bytes, timeout, slice, request));
 }
 
 _Static_assert(sizeof(rb_inference) == 64, "other languages know it word by word");
 int rb_infer_prepared(rb_inference *i)
 {
-	return i ? rb_infer(i->client, i->rows, i->inputs, i->outputs, i->timeout, i->slice, &i->request) : rb_missing();
+	if (i)
+		i->request = 0;
+	WITH_CLIENT(i, i->client, infer(c, NULL, i->rows, i->inputs, i->outputs, NULL, i->timeout, i->slice, &i->request));
+}
+
+int rb_step_prepared(rb_inference *i, uint64_t sequence)
+{
+	if (i)
+		i->request = 0;
+	WITH_CLIENT(i, i->client, step(c, sequence, i->inputs, i->outputs, NULL, i->timeout, i->slice, &i->request));
 }
 
 int rb_submit_prepared(rb_inference *i)
 {
-	return i ? rb_submit(i->client, i->rows, i->inputs, i->timeout, i->flags, &i->request) : rb_missing();
+	rb_req r;
+	WITH_CLIENT(i, i->client, (status = submit(c, NULL, i->rows, i->inputs, i->timeout, 0, i->flags, &r)) ? status
+		: (i->request = rb_req_id(&r), RB_OK));
 }
 
-int rb_collect_prepared(const rb_inference *i) { return i ? rb_collect(i->client, i->request, i->outputs) : rb_missing(); }
+int rb_collect_prepared(const rb_inference *i) { WITH_REQUEST(i, i->client, i->request, collect(c, &r, i->outputs)); }
 int rb_claim_prepared(rb_inference *i) { WITH_CLIENT(i, i->client, claim_prepared(c, i)); }
 int rb_run_prepared(const rb_inference *i) { WITH_REQUEST(i, i->client, i->request, run_prepared(c, &r, i)); }

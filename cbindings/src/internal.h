@@ -82,6 +82,7 @@ bool rb_same_tensor(const rb_tensor *a, const rb_tensor *b);
 int rb_layout_among(rb_layout *l, rb_tensor *plane, uint32_t planes);
 void rb_layout_free(rb_layout *l);
 uint64_t rb_dtype_size(uint32_t dtype);
+const char *rb_dtype_name(uint32_t dtype);
 bool rb_valid_utf8(const char *text, size_t bytes);
 static inline bool rb_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 

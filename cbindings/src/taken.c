@@ -22,6 +22,7 @@ void rb_taken_free(rb_taken *b)
 	free(b->start);
 	free(b->answer);
 	free(b->dims);
+	free(b->asked_of);
 	free(b);
 }
 
@@ -43,10 +44,11 @@ rb_taken *rb_work_spare(rb_work *w)
 	b->run = calloc(n, sizeof *b->run);
 	b->start = calloc(n + 1, sizeof *b->start);
 	b->answer = calloc(n, sizeof *b->answer);
+	b->asked_of = calloc(n, sizeof *b->asked_of);
 	b->dims = variable ? calloc(n, sizeof *b->dims) : NULL;
 	b->step = states ? calloc(n, sizeof *b->step) : NULL;
 	b->half = states ? calloc(n, sizeof *b->half) : NULL;
-	if (!b->mails || !b->order || !b->member || !b->slot || !b->run || !b->start || !b->answer || (variable && !b->dims) ||
+	if (!b->mails || !b->order || !b->member || !b->slot || !b->run || !b->start || !b->answer || !b->asked_of || (variable && !b->dims) ||
 		(states && (!b->step || !b->half))) {
 		rb_taken_free(b);
 		return NULL;
@@ -143,6 +145,7 @@ int rb_taken_read(rb_taken *b, const uint8_t *mail)
 	/* canceled rows leave no padding behind */
 	v->pad_to = b->worker->pads && m.pad_to > v->rows && m.pad_to <= RB_GO_MAX_BATCH_ROWS ? m.pad_to : v->rows;
 	b->asked = 0;
+	memset(b->asked_of, 0, v->rows * sizeof *b->asked_of);
 	b->version = 0;
 	b->started = rb_now();
 	return RB_OK;

@@ -23,6 +23,7 @@ static const struct {
 };
 
 uint64_t rb_dtype_size(uint32_t dtype) { return dtypes[dtype].bytes; }
+const char *rb_dtype_name(uint32_t dtype) { return dtypes[dtype].other; }
 
 static int bad(const char *text, size_t bytes, const char *why)
 {

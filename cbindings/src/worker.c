@@ -236,15 +236,13 @@ static int tensor_of(rb_work *w, int side, uint32_t k, rb_tensor *tensor)
 	if (status)
 		return status;
 	*tensor = *t;
-	if (side == RB_OUTPUT || side == RB_NEXT_STATE)
-		w->direct |= rb_written_bit(&w->session.layout, side, k);
 	return RB_OK;
 }
 
 static int map_of(rb_work *w, rb_map *out)
 {
 	atomic_fetch_add(&w->holds, 1);
-	w->direct = UINT64_MAX;
+	w->direct = true;
 	return rb_map_new(out, &w->session, 0, w, drop, rb_worker_in_child);
 }
 

@@ -22,7 +22,8 @@ typedef struct rb_taken {
 	rb_work *worker;
 	bool in_use;
 	uint32_t version; /* of the weights that its answers name */
-	uint64_t asked; /* the worker asked for these: rb_written_bit */
+	uint64_t asked; /* outputs, then next states, of which the worker has asked for all rows */
+	uint64_t *asked_of; /* the same, by row */
 	int64_t mailed, started;
 	rb_mail_request *mails; /* the mail's requests, copied: the broker may post over them */
 	uint64_t *order;        /* scratch of sorting */
@@ -42,7 +43,7 @@ struct rb_work {
 	uint64_t handle;
 	bool parents; /* attached before a fork, by the parent */
 	bool pads;    /* asked for padding */
-	uint64_t direct; /* the worker has asked for these addresses, and may write them past its batches: rb_written_bit */
+	bool direct;  /* it has mapped the tensors, and may write them past its batches */
 	_Atomic bool busy; /* a thread is inside; a second one is refused */
 	_Atomic uint32_t holds; /* maps, plus one until it is closed */
 	rb_mail_words *mail;
@@ -61,12 +62,6 @@ struct rb_work {
 	bool alone; /* no crew can be made */
 	rb_crew *crew;
 };
-
-/* The bit of an output, or of the next state behind the outputs. */
-static inline uint64_t rb_written_bit(const rb_layout *l, int side, uint32_t k)
-{
-	return UINT64_C(1) << (side == RB_OUTPUT ? k : l->outputs + k);
-}
 
 /* worker.c: finds a worker and refuses a second thread. */
 int rb_work_use(rb_worker id, rb_entry **entry, rb_work **w);

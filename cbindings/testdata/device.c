@@ -261,9 +261,10 @@ static int client(const char *socket, const char *model, int count, const char *
 	CHECK(rb_client_tensor(c, RB_OUTPUT, 1, &t) || !t.on_device);
 	const void *host[] = {q, q};
 	void *into[] = {q, q};
+	const uint64_t bytes[] = {ROW, sizeof(float)};
 	uint64_t id;
-	CHECK(rb_infer(c, 1, host, into, 0, 0, &id) == RB_ERR_INVALID);
-	CHECK(rb_submit(c, 1, host, 0, 0, &id) == RB_ERR_INVALID);
+	CHECK(rb_infer(c, 1, host, bytes, into, bytes, 0, 0, &id) == RB_ERR_INVALID);
+	CHECK(rb_submit(c, 1, host, bytes, 0, 0, &id) == RB_ERR_INVALID);
 	int torn = 0, gone = 0;
 	printf("connected\n");
 	for (int n = 0; n < count;) {

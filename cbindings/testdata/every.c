@@ -108,7 +108,8 @@ static void in_one_call(void)
 	uint64_t r;
 	for (uint32_t i = 0; i < 200; i++) {
 		x[3] = (float)i;
-		WANT(RB_OK, rb_infer(c, 1 + i % 2, in, out, i % 5 ? minute : 0, i % 3 ? minute : -1, &r));
+		uint64_t bytes = 16 * (1 + i % 2);
+		WANT(RB_OK, rb_infer(c, 1 + i % 2, in, &bytes, out, &bytes, i % 5 ? minute : 0, i % 3 ? minute : -1, &r));
 		CHECK(r == 0 && y[0] == 2 && y[3] == 2 * (float)i && (i % 2 == 0 || y[7] == 16));
 	}
 	for (uint32_t rows = 1; rows <= 2; rows++) {
@@ -122,6 +123,11 @@ static void in_one_call(void)
 		WANT(RB_OK, rb_collect_prepared(&prepared));
 		CHECK(y[3] == 2 * x[3]);
 	}
+	/* an array of another type, or of other rows, is refused before a byte is read or written */
+	WANT_ALL(RB_ERR_SIZE, rb_infer(c, 1, in, BYTES(32), out, BYTES(16), 0, minute, &r), rb_infer(c, 1, in, BYTES(16), out, BYTES(32), 0, minute, &r),
+		rb_infer(c, 2, in, BYTES(16), out, BYTES(32), 0, minute, &r), rb_submit(c, 1, in, BYTES(32), 0, 0, &r));
+	CHECK(strstr(rb_error(), "input \"x\": 1 rows of float32 have 16 bytes, 32 were given"));
+	WANT_ALL(RB_ERR_INVALID, rb_infer(c, 1, in, NULL, out, BYTES(16), 0, minute, &r), rb_submit(c, 1, in, NULL, 0, 0, &r));
 	rb_inference step = {.client = c, .slice = minute, .rows = 1};
 	rb_view view;
 	WANT(RB_OK, rb_claim_prepared(&step));
@@ -134,26 +140,27 @@ static void in_one_call(void)
 	WANT(RB_OK, rb_release(c, step.request));
 	WANT(RB_ERR_RELEASED, rb_run_prepared(&step));
 	x[0] = -1;
-	WANT(RB_ERR_FAILED, rb_infer(c, 1, in, out, 0, minute, &r));
+	WANT(RB_ERR_FAILED, rb_infer(c, 1, in, BYTES(16), out, BYTES(16), 0, minute, &r));
 	CHECK(strcmp(rb_error(), "minus one is refused") == 0);
 	x[0] = -3;
-	WANT(RB_ERR_QUEUE_FULL, rb_infer(c, 1, in, out, 0, minute, &r));
+	WANT(RB_ERR_QUEUE_FULL, rb_infer(c, 1, in, BYTES(16), out, BYTES(16), 0, minute, &r));
 	x[0] = -2;
-	WANT(RB_ERR_FAILED, rb_infer(c, 1, in, out, 0, minute, &r));
+	WANT(RB_ERR_FAILED, rb_infer(c, 1, in, BYTES(16), out, BYTES(16), 0, minute, &r));
 	CHECK(strcmp(rb_error(), "the whole batch is refused") == 0);
 	x[0] = 3;
 	held_back = 1;
-	WANT(RB_ERR_TIMEOUT, rb_infer(c, 1, in, out, 0, second / 1000, &r));
-	WANT(RB_ERR_NOT_DONE, rb_collect(c, r, out));
+	WANT(RB_ERR_TIMEOUT, rb_infer(c, 1, in, BYTES(16), out, BYTES(16), 0, second / 1000, &r));
+	WANT(RB_ERR_NOT_DONE, rb_collect(c, r, out, BYTES(16)));
 	held_back = 0;
 	WANT(RB_OK, rb_wait(c, r, minute));
-	WANT(RB_OK, rb_collect(c, r, out));
+	WANT(RB_ERR_SIZE, rb_collect(c, r, out, BYTES(32))); /* and the request stays */
+	WANT(RB_OK, rb_collect(c, r, out, BYTES(16)));
 	CHECK(y[0] == 6);
-	WANT(RB_ERR_RELEASED, rb_collect(c, r, out));
-	WANT(RB_ERR_TOO_LARGE, rb_submit(c, 5, in, 0, 0, &r));
+	WANT(RB_ERR_RELEASED, rb_collect(c, r, out, BYTES(16)));
+	WANT(RB_ERR_TOO_LARGE, rb_submit(c, 5, in, BYTES(80), 0, 0, &r));
 
 	/* requests in flight: first reaped by the program's thread, then through the library's descriptor */
-	WANT(RB_ERR_INVALID, rb_submit(c, 1, in, 0, RB_NOTIFY, &r)); /* no notifier yet */
+	WANT(RB_ERR_INVALID, rb_submit(c, 1, in, BYTES(16), 0, RB_NOTIFY, &r)); /* no notifier yet */
 	int fd = -1;
 	for (int round = 0; round < 40; round++) {
 		uint64_t ids[4], done[3];
@@ -163,8 +170,8 @@ static void in_one_call(void)
 		if (round == 20)
 			WANT(RB_OK, rb_client_fd(c, &fd));
 		for (int i = 0; i < 4; i++)
-			WANT(RB_OK, rb_submit(c, 1, in, 0, RB_NOTIFY, &ids[i]));
-		WANT(RB_ERR_FULL, rb_submit(c, 1, in, 0, RB_NOTIFY, &r));
+			WANT(RB_OK, rb_submit(c, 1, in, BYTES(16), 0, RB_NOTIFY, &ids[i]));
+		WANT(RB_ERR_FULL, rb_submit(c, 1, in, BYTES(16), 0, RB_NOTIFY, &r));
 		for (; got < 4; got += n) {
 			struct pollfd p = {.fd = fd, .events = POLLIN};
 			CHECK(fd < 0 || poll(&p, 1, 60000) == 1 || errno == EINTR);
@@ -172,22 +179,22 @@ static void in_one_call(void)
 			CHECK(fd >= 0 || n > 0);
 			for (uint32_t i = 0; i < n; i++) { /* a reaped request has ended */
 				WANT(RB_OK, rb_output(c, done[i], 0, &view));
-				WANT(RB_OK, rb_collect(c, done[i], out));
+				WANT(RB_OK, rb_collect(c, done[i], out, BYTES(16)));
 			}
 		}
 	}
 	uint64_t held[3];
 	for (int i = 0; i < 3; i++)
-		WANT(RB_OK, rb_submit(c, 1, in, 0, RB_HOLD, &held[i]));
+		WANT(RB_OK, rb_submit(c, 1, in, BYTES(16), 0, RB_HOLD, &held[i]));
 	WANT(RB_ERR_NOT_COMMITTED, rb_poll(c, held[0]));
 	WANT(RB_OK, rb_commit_all(c, held, 3, minute, 0));
 	WANT(RB_ERR_COMMITTED, rb_commit_all(c, held, 3, 0, 0));
 	for (int i = 0; i < 3; i++) {
 		WANT(RB_OK, rb_wait(c, held[i], minute));
-		WANT(RB_OK, rb_collect(c, held[i], out));
+		WANT(RB_OK, rb_collect(c, held[i], out, BYTES(16)));
 	}
 	WANT(RB_ERR_RELEASED, rb_commit_all(c, held, 3, 0, 0));
-	WANT(RB_OK, rb_submit(c, 1, in, 0, RB_NOTIFY, &r)); /* closing releases it */
+	WANT(RB_OK, rb_submit(c, 1, in, BYTES(16), 0, RB_NOTIFY, &r)); /* closing releases it */
 	WANT(RB_OK, rb_close(c));
 }
 
@@ -219,7 +226,7 @@ static void one_slice(void)
 		held_back = 1;
 		int64_t from = now();
 		pthread_create(&t, NULL, release_later, &b);
-		int status = rb_infer(b.c, 2, in, out, 0, 60 * second / 1000, &id); /* 50 until it is sent, and 10 are left */
+		int status = rb_infer(b.c, 2, in, BYTES(32), out, BYTES(32), 0, 60 * second / 1000, &id); /* 50 until it is sent, and 10 are left */
 		int64_t took = now() - from;
 		shortest = took < shortest ? took : shortest;
 		CHECK(status == RB_ERR_FULL || status == RB_ERR_TIMEOUT);
@@ -242,7 +249,7 @@ static void variable_dims(void)
 	uint64_t id;
 	WANT(RB_ERR_SHAPE, rb_claim(c, 1, NULL, 0, 0, &r));
 	WANT(RB_ERR_SHAPE, rb_claim(c, 1, wrong, 1, 0, &r));
-	WANT(RB_ERR_SHAPE, rb_submit(c, 1, in, 0, 0, &id));
+	WANT(RB_ERR_SHAPE, rb_submit(c, 1, in, BYTES(16), 0, 0, &id));
 	WANT(RB_OK, rb_claim(c, 2, dims, 1, 0, &r));
 	WANT(RB_OK, rb_input(c, r.id, 0, &v));
 	CHECK(v.shape[0] == 2 && v.shape[1] == 8 && v.stride == 256); /* the bucket */

@@ -52,6 +52,9 @@ static inline int64_t now(void)
 	return t.tv_sec * second + t.tv_nsec;
 }
 
+/* The sizes of a model's inputs, or of its outputs. */
+#define BYTES(...) ((const uint64_t[]){__VA_ARGS__})
+
 rb_client dial(const char *model, uint32_t window);
 
 /* serving.c */

@@ -53,8 +53,8 @@ static rb_client dial_hash(void)
 
 static int step(rb_client c, uint64_t q, const uint64_t *x, uint64_t *y)
 {
-	uint64_t request;
-	return rb_step(c, q, (const void *const[]){x}, (void *const[]){y}, 0, minute, &request);
+	rb_inference i = {.client = c, .inputs = (const void *const[]){x}, .outputs = (void *const[]){y}, .slice = minute};
+	return rb_step_prepared(&i, q);
 }
 
 /* Two sequences, of one row and of three, with a step of each under way at once. */

@@ -20,15 +20,16 @@ void wrong_arguments(void)
 	float x[8] = {1, 2, 3, 4}, y[8];
 	const void *in[] = {x}, *no_in[] = {NULL};
 	void *out[] = {y}, *no_out[] = {NULL};
+	const uint64_t n[] = {16};
 	uint64_t id, none;
-	uint32_t n;
+	uint32_t count;
 	char *json;
 	rb_request r;
 	rb_view v;
 	rb_map map;
 	WANT_ALL(RB_ERR_INVALID, rb_connect(NULL, NULL, &c), rb_connect("double", NULL, NULL), rb_client_model(c, NULL),
 		rb_client_tensor(c, RB_INPUT, 0, NULL), rb_client_map(c, NULL), rb_client_fd(c, NULL), rb_reap(c, &id, 1, NULL),
-		rb_reap(c, NULL, 1, &n), rb_reap_wait(c, 0, &id, 1, NULL), rb_reap_wait(c, 0, NULL, 1, &n), rb_stats(socket_path, second, NULL),
+		rb_reap(c, NULL, 1, &count), rb_reap_wait(c, 0, &id, 1, NULL), rb_reap_wait(c, 0, NULL, 1, &count), rb_stats(socket_path, second, NULL),
 		rb_claim(c, 1, NULL, 0, 0, NULL), rb_claim(c, 1, NULL, 1, 0, &r));
 	WANT(RB_ERR_TIMEOUT, rb_stats(socket_path, 0, &json));
 	WANT(RB_OK, rb_claim(c, 1, NULL, 0, 0, &r));
@@ -44,29 +45,30 @@ void wrong_arguments(void)
 
 	/* the number of a slot that was never claimed */
 	none = r.id + (UINT64_C(1) << 32) - 1;
-	WANT_ALL(RB_ERR_RELEASED, rb_poll(c, none), rb_wait(c, none, -1), rb_output(c, none, 0, &v), rb_collect(c, none, out),
+	WANT_ALL(RB_ERR_RELEASED, rb_poll(c, none), rb_wait(c, none, -1), rb_output(c, none, 0, &v), rb_collect(c, none, out, BYTES(16)),
 		rb_request_map(c, none, &map), rb_release(c, none));
 
 	/* timeouts that no clock reaches */
 	WANT(RB_OK, rb_commit(c, r.id, INT64_MAX, 0));
 	WANT(RB_OK, rb_wait(c, r.id, INT64_MAX));
 	WANT(RB_OK, rb_release(c, r.id));
-	WANT(RB_OK, rb_infer(c, 2, in, out, INT64_MAX, INT64_MAX, &id));
+	WANT(RB_OK, rb_infer(c, 2, in, BYTES(32), out, BYTES(32), INT64_MAX, INT64_MAX, &id));
 
 	for (int i = 0; i < 3; i++) {
-		WANT_ALL(RB_ERR_INVALID, rb_infer(c, 1, NULL, out, 0, -1, &id), rb_infer(c, 1, no_in, out, 0, -1, &id),
-			rb_infer(c, 1, in, NULL, 0, -1, &id), rb_infer(c, 1, in, no_out, 0, -1, &id), rb_infer(c, 1, in, out, 0, -1, NULL));
-		WANT(RB_OK, rb_infer(c, 1, in, out, INT64_MAX, INT64_MAX, &id));
+		WANT_ALL(RB_ERR_INVALID, rb_infer(c, 1, NULL, n, out, n, 0, -1, &id), rb_infer(c, 1, no_in, n, out, n, 0, -1, &id),
+			rb_infer(c, 1, in, n, NULL, n, 0, -1, &id), rb_infer(c, 1, in, n, no_out, n, 0, -1, &id),
+			rb_infer(c, 1, in, n, out, n, 0, -1, NULL));
+		WANT(RB_OK, rb_infer(c, 1, in, n, out, n, INT64_MAX, INT64_MAX, &id));
 	}
-	WANT_ALL(RB_ERR_INVALID, rb_submit(c, 1, NULL, 0, 0, &id), rb_submit(c, 1, no_in, 0, 0, &id), rb_submit(c, 1, in, 0, 0, NULL),
-		rb_submit(c, 1, in, 0, 4, &id), rb_infer_prepared(NULL), rb_submit_prepared(NULL), rb_collect_prepared(NULL),
+	WANT_ALL(RB_ERR_INVALID, rb_submit(c, 1, NULL, n, 0, 0, &id), rb_submit(c, 1, no_in, n, 0, 0, &id), rb_submit(c, 1, in, n, 0, 0, NULL),
+		rb_submit(c, 1, in, n, 0, 4, &id), rb_infer_prepared(NULL), rb_submit_prepared(NULL), rb_collect_prepared(NULL),
 		rb_claim_prepared(NULL), rb_run_prepared(NULL));
 	for (int i = 0; i < 4; i++) /* no refused call has kept a slot */
-		WANT(RB_OK, rb_submit(c, 1, in, 0, 0, &id));
+		WANT(RB_OK, rb_submit(c, 1, in, BYTES(16), 0, 0, &id));
 	WANT(RB_OK, rb_wait(c, id, -1));
-	WANT(RB_ERR_INVALID, rb_collect(c, id, NULL));
-	WANT(RB_ERR_INVALID, rb_collect(c, id, no_out));
-	WANT(RB_OK, rb_collect(c, id, out));
+	WANT(RB_ERR_INVALID, rb_collect(c, id, NULL, BYTES(16)));
+	WANT(RB_ERR_INVALID, rb_collect(c, id, no_out, BYTES(16)));
+	WANT(RB_OK, rb_collect(c, id, out, BYTES(16)));
 	WANT(RB_OK, rb_close(c));
 }
 
@@ -167,7 +169,7 @@ static int child(rb_client c, rb_request r, rb_map map, rb_worker w, rb_batch *b
 		rb_commit(c, r.id, 0, 0),
 		rb_commit_all(c, &r.id, 1, 0, 0),
 		rb_wait(c, r.id, -1), rb_poll(c, r.id), rb_cancel(c, r.id), rb_request_map(c, r.id, &own), rb_request_timing(c, r.id, &timing),
-		rb_collect(c, r.id, out), rb_release(c, r.id), rb_worker_model(w, &m), rb_worker_tensor(w, 0, 0, &t), rb_worker_map(w, &own),
+		rb_collect(c, r.id, out, BYTES(16)), rb_release(c, r.id), rb_worker_model(w, &m), rb_worker_tensor(w, 0, 0, &t), rb_worker_map(w, &own),
 		rb_worker_next(w, -1, &b), rb_batch_run(b, 0, 0, 0, &v), rb_batch_row(b, 0, 0, 0, &p, &u), rb_batch_shape(b, 0, 0, shape),
 		rb_batch_set_output_dims(b, 0, NULL, 0), rb_batch_fail(b, 0, ""), rb_batch_fail_as(b, 0, RB_ERR_EXPIRED, ""),
 		rb_batch_fail_all(b, ""), rb_batch_waiting(b, 0), rb_batch_gather(b, 0, 0, x, 16),
@@ -178,8 +180,8 @@ static int child(rb_client c, rb_request r, rb_map map, rb_worker w, rb_batch *b
 		return 3;
 	WANT(RB_OK, rb_map_release(map.id));
 	/* a slice that is over before it has begun to attach says nothing about the broker */
-	WANT(RB_ERR_TIMEOUT, rb_infer(c, 1, in, out, 0, 1, &u));
-	WANT(RB_OK, rb_infer(c, 1, in, out, 0, minute, &u));
+	WANT(RB_ERR_TIMEOUT, rb_infer(c, 1, in, BYTES(16), out, BYTES(16), 0, 1, &u));
+	WANT(RB_OK, rb_infer(c, 1, in, BYTES(16), out, BYTES(16), 0, minute, &u));
 	CHECK(y[3] == 8);
 	int fd;
 	WANT(RB_OK, rb_client_fd(c, &fd));
@@ -188,7 +190,7 @@ static int child(rb_client c, rb_request r, rb_map map, rb_worker w, rb_batch *b
 	WANT(RB_OK, rb_map_release(own.id));
 	WANT(RB_OK, rb_worker_close(w));
 	c2 = dial("double", 2);
-	WANT(RB_OK, rb_infer(c2, 1, in, out, 0, minute, &u));
+	WANT(RB_OK, rb_infer(c2, 1, in, BYTES(16), out, BYTES(16), 0, minute, &u));
 	WANT(RB_OK, rb_close(c2));
 	return 0;
 }
@@ -288,18 +290,21 @@ void signals(void)
 	signal(SIGALRM, SIG_DFL);
 }
 
-/* A worker that completes a batch without having asked for one of its outputs. */
+/* A worker that completes a batch without having asked for one of its outputs; test/conformance has single rows. */
 void unwritten(void)
 {
 	rb_worker_options o = {.size = sizeof o, .socket = socket_path};
 	rb_worker w;
 	WANT(RB_OK, rb_worker_attach("unwritten", "x:f32[4] -> y:f32[4] boxes:f32[<=2]", &o, &w));
 	rb_client c = dial("unwritten", 1);
-	for (int how = 0; how < 5; how++) {
+	for (int how = 0; how < 8; how++) {
 		rb_batch *b;
 		rb_request r;
 		rb_view v;
 		rb_tensor t;
+		rb_map map;
+		void *row;
+		uint64_t bytes;
 		uint32_t none = 0;
 		WANT(RB_OK, rb_claim(c, 1, NULL, 0, minute, &r));
 		WANT(RB_OK, rb_commit(c, r.id, 0, 0));
@@ -311,12 +316,21 @@ void unwritten(void)
 			WANT(RB_OK, rb_batch_set_output_dims(b, 0, &none, 1)); /* no box: nothing to write */
 		if (how == 3)
 			WANT(RB_OK, rb_batch_scatter(b, 1, (float[2]){0}, 8));
-		if (how == 4) /* from now on the worker may write there directly */
-			WANT(RB_OK, rb_worker_tensor(w, RB_OUTPUT, 1, &t));
-		WANT(how ? RB_OK : RB_ERR_FAILED, rb_batch_complete(b));
-		CHECK(how || strstr(rb_error(), "\"boxes\""));
-		WANT(how < 2 ? RB_ERR_FAILED : RB_OK, rb_wait(c, r.id, minute));
-		CHECK(how >= 2 || strstr(rb_error(), how ? "on purpose" : "\"boxes\""));
+		if (how == 4)
+			WANT(RB_ERR_SIZE, rb_batch_scatter(b, 1, (float[2]){0}, 7));
+		if (how == 5) /* a read, and a description */
+			WANT_ALL(RB_OK, rb_batch_gather(b, RB_OUTPUT, 1, (float[2]){0}, 8), rb_worker_tensor(w, RB_OUTPUT, 1, &t));
+		if (how == 6)
+			WANT(RB_OK, rb_batch_row(b, RB_OUTPUT, 1, 0, &row, &bytes));
+		if (how == 7) { /* from now on the worker may write there directly */
+			WANT(RB_OK, rb_worker_map(w, &map));
+			WANT(RB_OK, rb_map_release(map.id));
+		}
+		int caught = how == 0 || how == 4 || how == 5;
+		WANT(caught ? RB_ERR_FAILED : RB_OK, rb_batch_complete(b));
+		WANT(caught || how == 1 ? RB_ERR_FAILED : RB_OK, rb_wait(c, r.id, minute));
+		CHECK(!caught || strstr(rb_error(), "\"boxes\" of row 0 in a batch of 1"));
+		CHECK(how != 1 || strstr(rb_error(), "on purpose"));
 		WANT(RB_OK, rb_release(c, r.id));
 	}
 	WANT(RB_OK, rb_close(c));
@@ -358,6 +372,8 @@ void packed(void)
 	CHECK(!memcmp(x, "aabbccdddddddd", 14));
 	WANT(RB_OK, rb_batch_unpack(b, 0, x, 14));
 	WANT(RB_OK, rb_batch_unpack(b, 1, (int32_t[]){7, 8, 9, 10}, 16));
+	for (uint32_t i = 0; i < b->runs; i++) /* a failed unpack writes nothing */
+		WANT(RB_OK, rb_batch_run(b, RB_OUTPUT, 2, i, &v));
 	WANT(RB_OK, rb_batch_complete(b));
 	WANT(RB_OK, rb_wait(c, r[2].id, minute));
 	WANT(RB_OK, rb_output(c, r[2].id, 0, &v));

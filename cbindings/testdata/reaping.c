@@ -12,7 +12,7 @@ static uint64_t submit(rb_client c, int64_t timeout, uint32_t flags)
 {
 	const void *in[] = {x};
 	uint64_t id;
-	WANT(RB_OK, rb_submit(c, 1, in, timeout, flags, &id));
+	WANT(RB_OK, rb_submit(c, 1, in, BYTES(16), timeout, flags, &id));
 	return id;
 }
 
@@ -32,7 +32,7 @@ static void *reap_until_closed(void *arg)
 	for (int status; (status = rb_reap_wait(r->c, minute, done, 4, &n)) != RB_ERR_CLOSED;) {
 		WANT(RB_OK, status);
 		for (uint32_t i = 0; i < n; i++)
-			WANT(RB_OK, rb_collect(r->c, done[i], out));
+			WANT(RB_OK, rb_collect(r->c, done[i], out, BYTES(16)));
 		r->collected += (int)n;
 	}
 	return NULL;

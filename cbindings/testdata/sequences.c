@@ -190,25 +190,26 @@ static void in_one_call(uint64_t q)
 	uint64_t request;
 	rb_inference i = {.client = c, .inputs = &x, .outputs = &y, .slice = second / 50};
 	WANT(RB_OK, rb_sequence_reset(c, q, NULL, 0));
-	WANT(RB_ERR_TIMEOUT, rb_step(c, q, &x, &y, 0, second / 50, &request));
+	WANT(RB_ERR_SIZE, rb_step(c, q, &x, BYTES(8), &y, BYTES(4), 0, second / 50, &request));
+	WANT(RB_ERR_TIMEOUT, rb_step(c, q, &x, BYTES(8), &y, BYTES(8), 0, second / 50, &request));
 	CHECK(request);
 	WANT(RB_ERR_NOT_DONE, rb_step_prepared(&i, q)); /* the step before is under way */
 	CHECK(!i.request);
 	serve(WELL);
 	WANT(RB_OK, rb_wait(c, request, minute));
-	WANT(RB_OK, rb_collect(c, request, &y));
+	WANT(RB_OK, rb_collect(c, request, &y, BYTES(8)));
 	CHECK(out == 5);
 	WANT(RB_ERR_TIMEOUT, rb_step_prepared(&i, q));
 	serve(WELL);
 	WANT(RB_OK, rb_wait(c, i.request, minute));
-	WANT(RB_OK, rb_collect(c, i.request, &y));
+	WANT(RB_OK, rb_collect(c, i.request, &y, BYTES(8)));
 	CHECK(out == 55);
 	WANT(RB_OK, rb_sequence_undo(c, q, request)); /* another step's number */
 	CHECK(state_of(q, 0) == 55);
 	WANT(RB_ERR_TIMEOUT, rb_step_prepared(&i, q));
 	serve(WELL);
 	WANT(RB_OK, rb_wait(c, i.request, minute));
-	WANT(RB_OK, rb_collect(c, i.request, &y));
+	WANT(RB_OK, rb_collect(c, i.request, &y, BYTES(8)));
 	WANT_ALL(RB_OK, rb_sequence_undo(c, q, i.request), rb_sequence_undo(c, q, 0));
 	CHECK(out == 555 && state_of(q, 0) == 55);
 }
@@ -218,7 +219,7 @@ static uint64_t shared, begun; /* a sequence of two threads, and its request */
 static void *step_elsewhere(void *slice)
 {
 	int64_t in = 7, out = 0;
-	int status = rb_step(c, shared, (const void *[]){&in}, (void *[]){&out}, 0, *(int64_t *)slice, &begun);
+	int status = rb_step(c, shared, (const void *[]){&in}, BYTES(8), (void *[]){&out}, BYTES(8), 0, *(int64_t *)slice, &begun);
 	CHECK(*(int64_t *)slice < 0 ? status == RB_OK && out == 7 : status == RB_ERR_TIMEOUT && begun);
 	return NULL;
 }
@@ -240,7 +241,7 @@ static void two_threads(uint64_t q)
 			pthread_join(other, NULL);
 		WANT_ALL(RB_ERR_NOT_DONE, rb_sequence_reset(c, q, NULL, 0), rb_sequence_state(c, q, 0, &v, NULL), rb_sequence_close(c, q),
 			rb_sequence_copy(c, q, 0, &request), rb_sequence_undo(c, q, 0),
-			rb_step(c, q, (const void *[]){&in}, (void *[]){&out}, 0, -1, &request));
+			rb_step(c, q, (const void *[]){&in}, BYTES(8), (void *[]){&out}, BYTES(8), 0, -1, &request));
 		CHECK(strstr(rb_error(), "another thread"));
 		run(b, WELL);
 		if (slice < 0) {
@@ -248,7 +249,7 @@ static void two_threads(uint64_t q)
 			continue;
 		}
 		WANT(RB_OK, rb_wait(c, begun, minute)); /* a request may change threads */
-		WANT(RB_OK, rb_collect(c, begun, (void *[]){&out}));
+		WANT(RB_OK, rb_collect(c, begun, (void *[]){&out}, BYTES(8)));
 	}
 	CHECK(out == 7 && state_of(q, 0) == 7);
 }

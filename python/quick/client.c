@@ -281,14 +281,15 @@ int keep_step(Client *c, uint64_t sequence, uint64_t request, int status)
 static int infer(Client *c, uint64_t sequence, const void *const *in, void *const *out, int64_t timeout)
 {
 	int64_t end = ends_at(timeout), slice = timeout && timeout < SLICE ? timeout : SLICE, left = timeout;
-	uint64_t request = 0;
+	rb_inference i = {.client = c->handle, .inputs = in, .outputs = out, .rows = 1};
 	int status;
 	for (int last = 0;; last = timeout && left == 1) {
+		i.timeout = left;
+		i.slice = slice;
 		Py_BEGIN_ALLOW_THREADS
-		status = sequence ? p_rb_step(c->handle, sequence, in, out, left, slice, &request)
-				  : p_rb_infer(c->handle, 1, in, out, left, slice, &request);
+		status = sequence ? p_rb_step_prepared(&i, sequence) : p_rb_infer_prepared(&i);
 		Py_END_ALLOW_THREADS
-		if (last || (status != RB_ERR_FULL && (status != RB_ERR_TIMEOUT || request)))
+		if (last || (status != RB_ERR_FULL && (status != RB_ERR_TIMEOUT || i.request)))
 			break;
 		if (PyErr_CheckSignals() || sweep(c)) /* no slot yet, or not attached yet */
 			return -1;
@@ -298,12 +299,12 @@ static int infer(Client *c, uint64_t sequence, const void *const *in, void *cons
 			slice = left < SLICE ? left : SLICE;
 		}
 	}
-	if (status != RB_ERR_TIMEOUT || !request)
-		return keep_step(c, sequence, request, status);
-	status = PyErr_CheckSignals() ? -1 : wait_for(c, request, 0);
+	if (status != RB_ERR_TIMEOUT || !i.request)
+		return keep_step(c, sequence, i.request, status);
+	status = PyErr_CheckSignals() ? -1 : wait_for(c, i.request, 0);
 	if (status < 0)
-		p_rb_release(c->handle, request);
-	return status < 0 ? status : keep_step(c, sequence, request, p_rb_collect(c->handle, request, out));
+		p_rb_release(c->handle, i.request);
+	return status < 0 ? status : keep_step(c, sequence, i.request, p_rb_collect_prepared(&i));
 }
 
 static PyMethodDef client_methods[] = {

@@ -24,16 +24,16 @@ PyObject *list_and_commit(Client *c, uint64_t request, PyObject *waiters, PyObje
 static PyObject *send_rows(Client *c, uint32_t rows, const void *const *in, PyObject *waiters, PyObject *waiter, int64_t timeout,
 	int hold)
 {
-	uint64_t request = 0;
+	rb_inference i = {.client = c->handle, .inputs = in, .rows = rows, .flags = RB_HOLD};
 	int status;
 	Py_BEGIN_ALLOW_THREADS
-	status = p_rb_submit(c->handle, rows, in, 0, RB_HOLD, &request);
+	status = p_rb_submit_prepared(&i);
 	Py_END_ALLOW_THREADS
 	if (status == RB_ERR_FULL || status == RB_ERR_TIMEOUT)
 		return PyLong_FromLong(0);
 	if (status)
 		return raise_status(c, status);
-	return list_and_commit(c, request, waiters, waiter, timeout, hold);
+	return list_and_commit(c, i.request, waiters, waiter, timeout, hold);
 }
 
 /* submit_into(waiters, waiter, arrays, rows, timeout_ns, hold): sets waiters[request] = waiter, then sends the request; with
@@ -128,7 +128,7 @@ PyObject *client_collect_one(Client *c, PyObject *number)
 	PyObject *y = new_output(c, 0, out);
 	if (!y)
 		return NULL;
-	int status = p_rb_collect(c->handle, request, out);
+	int status = p_rb_collect_prepared(&(rb_inference){.client = c->handle, .outputs = out, .request = request});
 	if (!status)
 		return y;
 	Py_DECREF(y);

@@ -48,8 +48,9 @@
 /* The functions of the library that ctypes has loaded. */
 #define FUNCTIONS(F)                                                                                                    \
 	F(rb_error) F(rb_connect) F(rb_close) F(rb_claim) F(rb_claim_prepared) F(rb_commit) F(rb_commit_all) F(rb_wait) \
-	F(rb_poll) F(rb_release) F(rb_commit_on_stream) F(rb_release_on_stream) F(rb_infer) F(rb_collect) F(rb_submit)  \
-	F(rb_reap) F(rb_step) F(rb_sequence_request) F(rb_sequence_undo) F(rb_worker_next) F(rb_batch_complete)
+	F(rb_poll) F(rb_release) F(rb_commit_on_stream) F(rb_release_on_stream) F(rb_infer_prepared) \
+	F(rb_collect_prepared) F(rb_submit_prepared) F(rb_reap) F(rb_step_prepared) F(rb_sequence_request) F(rb_sequence_undo) \
+	F(rb_worker_next) F(rb_batch_complete)
 #define DECLARE(name) extern __typeof__(name) *p_##name;
 FUNCTIONS(DECLARE)
 

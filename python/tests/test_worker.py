@@ -70,6 +70,26 @@ def test_scattered_rows_are_gathered_and_put_back(socket):
     assert False in seen  # some batches were scattered
 
 
+def test_requests_in_runs_that_the_function_did_not_take_fail_alone(socket):
+    @rb.worker("runs", **FOUR, max_batch_size=2, wait_time=60)
+    def runs(batch):
+        for i in range(1 if batch.inputs["x"].min() > 0 else len(batch.runs)):
+            batch.output_run("y", i)[:] = batch.input_run("x", i)
+
+    with serving(runs, socket), rb.connect("runs", socket=socket, wait=60, window=3) as m, rb.connect("runs", socket=socket, window=1):
+        for value in (0, 1):  # all runs, then the first one
+            reqs = [m.request() for _ in range(3)]
+            for req in (reqs[0], reqs[2]):
+                req.inputs["x"][:] = value
+                req.commit()
+            assert (reqs[0].wait(60).outputs["y"] == value).all()
+            if value:
+                with pytest.raises(rb.Failed, match="did not write output 'y' of row 1 in a batch of 2"):
+                    reqs[2].wait(60)
+            for req in reqs:
+                req.release()
+
+
 @pytest.mark.parametrize("gap", [False, True])  # in place, and gathered
 def test_inputs_are_read_only(socket, gap):
     @rb.worker(f"scale{gap}", **FOUR, max_batch_size=2, wait_time=60)

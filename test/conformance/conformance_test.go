@@ -16,6 +16,8 @@
 //	go c1 …                  does not wait for the result, which answer c1 = … reads
 //	thief MODEL              steals wake-ups (hostile_unsafe_test.go)
 //	damage MODEL STATUS      ends requests as a broken worker could
+//	mail ROWS SIZE SIZE …    posts mail as a broken broker could, to the worker that attached last:
+//	                         sizes of the batch's dimension, then of each request of so many rows
 //
 // A line that begins with # is a comment.
 package conformance
@@ -141,7 +143,8 @@ func TestBothClientsAndWorkersBehaveAlike(t *testing.T) {
 func play(t *testing.T, script, clients, workers string) {
 	text, err := os.ReadFile(script)
 	must.Do(t, err)
-	b, err := testbed.StartLocal(broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond})
+	var mem sessions
+	b, err := testbed.StartLocal(broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond, Memory: &mem})
 	must.Do(t, err)
 	t.Cleanup(func() { _ = b.Close() })
 	peers := map[string]*peer{}
@@ -174,6 +177,9 @@ func play(t *testing.T, script, clients, workers string) {
 		case who == "kill":
 			_ = peers[what].cmd.Process.Kill()
 			_, _ = peers[what].cmd.Process.Wait()
+			continue
+		case who == "mail":
+			mem.post(t, what)
 			continue
 		case hostile(t, b.Socket(), who, what):
 			continue

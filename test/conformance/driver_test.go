@@ -121,6 +121,8 @@ func (d *driver) do(line string) string {
 		return name(d.answer())
 	case "sum":
 		return name(d.sum())
+	case "row", "run", "unpack", "complete":
+		return d.part(what, n)
 	case "sizes":
 		return name(d.batch.SetOutputDims(0, n))
 	case "fail":
@@ -277,11 +279,37 @@ func (d *driver) next(t time.Duration) string {
 
 func (d *driver) answer() error {
 	for i := range d.batch.Rows() {
-		x, y := worker.Row[float32](d.batch.Input(0), i), worker.Row[float32](d.batch.Output(0), i)
-		for j := range min(len(x), len(y)) {
-			y[j] = x[j] + 1
-		}
+		d.write(i)
 	}
 	d.batch.Complete()
 	return nil
+}
+
+// part does one part of a batch's work.
+func (d *driver) part(what string, n int) string {
+	switch what {
+	case "row": // writes one row, as answer does for all
+		d.write(n)
+	case "run":
+		r := d.batch.Runs()[n]
+		y, err := tensor.As[float32](d.batch.Output(0).Run(n))
+		for j := range y {
+			y[j] = worker.Row[float32](d.batch.Input(0), r.Row)[0] + 1
+		}
+		return name(err)
+	case "unpack": // from that many bytes
+		return name(d.batch.Unpack(0, make([]byte, n)))
+	case "complete":
+		if d.batch.Complete() != nil {
+			return "Failed"
+		}
+	}
+	return "OK"
+}
+
+func (d *driver) write(i int) {
+	x, y := worker.Row[float32](d.batch.Input(0), i), worker.Row[float32](d.batch.Output(0), i)
+	for j := range min(len(x), len(y)) {
+		y[j] = x[j] + 1
+	}
 }

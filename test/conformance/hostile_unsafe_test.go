@@ -4,6 +4,9 @@ package conformance
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -84,4 +87,45 @@ func hostile(t *testing.T, socket, who, what string) bool {
 		return false
 	}
 	return true
+}
+
+// sessions is the broker's memory. It knows the last session's segment, to post mail
+// there.
+type sessions struct {
+	shm.Memfd
+	mu   sync.Mutex
+	last *shm.Segment
+}
+
+func (s *sessions) Create(name string, size int64) (*shm.Segment, error) {
+	seg, err := s.Memfd.Create(name, size)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if name == "session" {
+		s.last = seg
+	}
+	return seg, err
+}
+
+// post posts mail of open requests to a worker of depth 2 and 4 rows.
+func (s *sessions) post(t *testing.T, text string) {
+	t.Helper()
+	var n []uint32
+	for _, field := range strings.Fields(text) {
+		v, err := strconv.ParseUint(field, 10, 32)
+		must.Do(t, err)
+		n = append(n, uint32(v))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	box := shm.NewMailbox(s.last, 2, 4)
+	number := box.Tail.Load()
+	mail, reqs := box.At(number)
+	*mail = shm.Mail{Batch: number + 1, Requests: uint32(len(n) - 2)}
+	mail.Dims[0] = n[1]
+	for i := range min(len(n)-2, len(reqs)) {
+		reqs[i] = shm.MailRequest{Slot: uint32(i) * n[0], Gen: 1, Rows: n[0]}
+		reqs[i].Dims[0] = n[2+i]
+	}
+	box.Post(number)
 }

@@ -75,6 +75,15 @@ func (l *Local) Close() error {
 	return err
 }
 
+// Touch asks for the memory of all outputs, as a worker does that writes them.
+func Touch(b *worker.Batch) {
+	for k := range b.Layout().Outputs {
+		for i := range b.Runs() {
+			b.Output(k).RunBytes(i)
+		}
+	}
+}
+
 // ServeLocal runs worker.Serve in the background. It returns when the worker is attached
 // or has failed. leave ends the worker and returns its error.
 func ServeLocal(cfg worker.Config, fn worker.Func) (leave func() error) {

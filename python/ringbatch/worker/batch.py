@@ -125,7 +125,7 @@ class Batch:
     _life: Life = _lazy(lambda batch: Life(batch._mapping.memory))
     _scatter: list[tuple[int, np.ndarray]] = _lazy(lambda _: [])
     _row_dims: dict[int, Sequence[int]] = _lazy(lambda _: {})  # sizes of the outputs' variable dimensions, if the function set them
-    _asked: set[str] = _lazy(lambda _: set())  # outputs that the function touched
+    _asked_runs: dict[str, set[int]] = _lazy(lambda _: {})  # the runs of outputs that the function took
     _failed: set[int] = _lazy(lambda _: set())  # requests
 
     #: Of a packed worker: where each row begins, and the last one ends; int32.
@@ -195,8 +195,9 @@ class Batch:
 
     def output_run(self, name: str, i: int) -> np.ndarray:
         """Run i of an output, in place. Do not mix with ``outputs[name]``."""
-        self._asked.add(name)
-        return self._run(self._sig.outputs, name, i)
+        found = self._run(self._sig.outputs, name, i)
+        self._asked_runs.setdefault(name, set()).add(i)
+        return found
 
     def input_shape(self, i: int, name: str) -> tuple[int, ...]:
         """The true shape of request i's rows; in a bucketed model the array may be larger."""
@@ -281,7 +282,6 @@ class Batch:
 
     def _output(self, k: int) -> np.ndarray:
         t = self._sig.outputs[k]
-        self._asked.add(t.name)
         packed = t.variable and self._packed
         if self.contiguous and not packed:
             return self._run(self._sig.outputs, t.name, 0)
@@ -372,7 +372,10 @@ class Batch:
             result = None  # batch.outputs itself: returning it writes nothing
         returned = {} if result is None else self._by_name(result)
         for k, t in enumerate(self._sig.outputs):
-            if t.name in self._asked:
+            if t.name in self._made_out:
+                continue
+            if t.name in self._asked_runs:
+                self._fail_other_runs(t)
                 continue
             value = returned.get(t.name)
             if value is not None:
@@ -399,15 +402,25 @@ class Batch:
             return dict(zip(names, result))
         if len(names) == 1:
             return {names[0]: result}
-        if self._asked:
+        if self._made_out or self._asked_runs:
             return {}
         raise errors.Invalid(f"the function returned {type(result).__name__}; return a dict with {', '.join(names)}, or write "
             "batch.outputs[name][...]")
 
-    def _is_awaited(self, t: Tensor) -> bool:
-        """Whether a request that has not failed has elements of this output."""
-        dims = [self._row_dims.get(row, self._sig.output_maxima) for row in range(self.rows)]
-        return any(math.prod(t.actual(dims[row])) and self.request_of(row) not in self._failed for row in range(self.rows))
+    def _is_awaited(self, t: Tensor, first: int = 0, rows: int | None = None) -> bool:
+        """Whether a request that has not failed has elements of this output, in some of the rows."""
+        dims, most = self._row_dims, self._sig.output_maxima
+        some = range(first, first + (self.rows if rows is None else rows))
+        return any(math.prod(t.actual(dims.get(row, most))) and self.request_of(row) not in self._failed for row in some)
+
+    def _fail_other_runs(self, t: Tensor) -> None:
+        """Fails the requests in runs that the function did not take."""
+        taken = self._asked_runs[t.name]
+        left = [range(row, row + rows) for i, (_, row, rows) in enumerate(self._raw.runs) if i not in taken]
+        for i, m in enumerate(self._b.request[: self._b.requests]):
+            if any(m.row in run for run in left) and self._is_awaited(t, m.row, m.rows):
+                where = f"row {m.row} in a batch of {self.rows}"
+                self.fail(i, f"the function did not write output {t.name!r} of {where}: take every output_run")
 
     def _write(self, k: int, t: Tensor, value: Any) -> None:
         if t.on_device:

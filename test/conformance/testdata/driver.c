@@ -131,17 +131,40 @@ static void out(rb_request *r)
 }
 
 /* Output = the first input's elements plus one, as far as there are some. */
-static void answer(void)
+static int row(uint32_t i)
 {
 	void *x, *y;
 	uint64_t in, most;
-	for (uint32_t i = 0; i < batch->rows; i++) {
-		rb_batch_row(batch, RB_INPUT, 0, i, &x, &in);
-		rb_batch_row(batch, RB_OUTPUT, 0, i, &y, &most);
-		for (uint64_t j = 0; j < in / 4 && j < most / 4; j++)
-			((float *)y)[j] = ((float *)x)[j] + 1;
-	}
+	rb_batch_row(batch, RB_INPUT, 0, i, &x, &in);
+	rb_batch_row(batch, RB_OUTPUT, 0, i, &y, &most);
+	for (uint64_t j = 0; j < in / 4 && j < most / 4; j++)
+		((float *)y)[j] = ((float *)x)[j] + 1;
+	return RB_OK;
+}
+
+static void answer(void)
+{
+	for (uint32_t i = 0; i < batch->rows; i++)
+		row(i);
 	say(rb_batch_complete(batch));
+}
+
+static int run(uint32_t i)
+{
+	rb_view x, y;
+	rb_batch_run(batch, RB_INPUT, 0, i, &x);
+	int status = rb_batch_run(batch, RB_OUTPUT, 0, i, &y);
+	for (uint64_t j = 0; j < y.bytes / 4; j++)
+		((float *)y.data)[j] = *(float *)x.data + 1;
+	return status;
+}
+
+static int unpack(uint32_t bytes)
+{
+	void *zeros = calloc(1, bytes);
+	int status = rb_batch_unpack(batch, 0, zeros, bytes);
+	free(zeros);
+	return status;
 }
 
 static void next(char *rest)
@@ -199,7 +222,7 @@ static bool do_sequence(const char *what, char *rest)
 	rb_view v = {0};
 	if (!strcmp(what, "open")) say(rb_sequence_open(client, n[1], 20000 * MS, q));
 	else if (!strcmp(what, "begin")) say(rb_sequence_request(client, *q, NULL, 0, 20000 * MS, &request[n[1] % 32]));
-	else if (!strcmp(what, "step")) say_first(rb_step(client, *q, (const void *[]){&x}, &to, 0, -1, &sent), &to);
+	else if (!strcmp(what, "step")) say_first(rb_step(client, *q, (const void *[]){&x}, (uint64_t[]){4}, &to, (uint64_t[]){4}, 0, -1, &sent), &to);
 	else if (!strcmp(what, "state")) say_first(rb_sequence_state(client, *q, 0, &v, fresh), &v.data);
 	else if (!strcmp(what, "undo")) say(rb_sequence_undo(client, *q, 0));
 	else if (!strcmp(what, "reset")) say(rb_sequence_reset(client, *q, count > 1 ? n + 1 : NULL, count - 1));
@@ -238,6 +261,10 @@ int main(void)
 		else if (!strcmp(what, "answer")) answer();
 		else if (!strcmp(what, "sum")) sum();
 		else if (!strcmp(what, "version")) version(r);
+		else if (!strcmp(what, "row")) say(row(n));
+		else if (!strcmp(what, "run")) say(run(n));
+		else if (!strcmp(what, "unpack")) say(unpack(n));
+		else if (!strcmp(what, "complete")) say(rb_batch_complete(batch));
 		else if (!strcmp(what, "sizes")) say(rb_batch_set_output_dims(batch, 0, &n, 1));
 		else if (!strcmp(what, "fail")) say((rb_batch_fail_all(batch, rest), rb_batch_complete(batch)));
 		else if (!strcmp(what, "detach")) say(rb_worker_close(worker));
