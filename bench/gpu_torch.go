@@ -22,7 +22,7 @@ import (
 
 // The torch model runs in a Python process, `python3 -m ringbatch.torch`, under the Go
 // process of its worker. $PYTHON names another Python; $TORCH_ARGS are further flags,
-// like --cuda_graphs.
+// like --cuda-graphs.
 //
 // The bound is processes with one batch each: copied from pinned memory, computed,
 // copied back, then the next. With $BOUND_LANES=2 they copy one batch while another
@@ -50,7 +50,7 @@ func torchArgs(j modelJob) ([]string, error) {
 	}
 	args := []string{"-m", "ringbatch.torch", j.Path, "--input", spec.String(), "--depth", strconv.Itoa(gpuLanes())}
 	if j.DType == "f16" {
-		args = append(args, "--half", "--channels_last")
+		args = append(args, "--half", "--channels-last")
 	}
 	return append(args, strings.Fields(os.Getenv("TORCH_ARGS"))...), nil
 }
@@ -67,7 +67,8 @@ func openTorch(j modelJob) (*openModel, error) {
 		Serve: func(cfg worker.Config) (int, func() error, error) {
 			args := append(slices.Clone(args), "--name", cfg.Model, "--socket", cfg.Socket)
 			for key, value := range cfg.Policy {
-				args = append(args, "--"+key+"="+value)
+				name, part, _ := strings.Cut(key, ".")
+				args = append(args, "--"+strings.TrimSuffix(strings.ReplaceAll(name, "_", "-")+"."+part, ".")+"="+value)
 			}
 			cmd := python(args)
 			said := &progress.Tail{} // its last lines say why it ended

@@ -230,7 +230,7 @@ func checkFolder(dir string, open bool) error {
 	}
 	if st.Mode&0o077 != 0 && !open {
 		return fmt.Errorf("%w: socket folder %s has mode %04o, so others may reach it; chmod 700 it, "+
-			"choose another with --socket, or allow it with --open_folder", status.ErrForbidden, dir, st.Mode&0o7777)
+			"choose another with --socket, or allow it with --open-folder", status.ErrForbidden, dir, st.Mode&0o7777)
 	}
 	return nil
 }

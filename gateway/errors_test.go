@@ -76,7 +76,7 @@ func TestABadRequestIsAnsweredWithItsReason(t *testing.T) {
 		{"an unknown priority", `{"parameters":{"priority":7},"inputs":[` + goodInput + `]}`, "priority", 400},
 		{"shared memory that is off",
 			input(`{"name":"x","shape":[1,4],"datatype":"FP32","parameters":{"shared_memory_region":"r","shared_memory_byte_size":16}}`),
-			"--system_shared_memory", 403},
+			"--system-shared-memory", 403},
 		{"too large", `{"inputs":[` + goodInput + `],"x":"` + strings.Repeat("x", 1<<20) + `"}`, "at most", 413},
 	} {
 		a := r.infer("double", c.body)
@@ -153,7 +153,7 @@ func TestABadMessageIsAnsweredWithItsReason(t *testing.T) {
 			&oip.ModelInferRequest{ModelName: "double", Inputs: x(1, 4), RawInputContents: [][]byte{good},
 				Parameters: map[string]*oip.InferParameter{
 					"priority": {ParameterChoice: &oip.InferParameter_DoubleParam{DoubleParam: 1}}}}},
-		{"shared memory that is off", "--system_shared_memory", codes.PermissionDenied,
+		{"shared memory that is off", "--system-shared-memory", codes.PermissionDenied,
 			&oip.ModelInferRequest{ModelName: "double", Inputs: []*oip.ModelInferRequest_InferInputTensor{{Name: "x", Datatype: "FP32",
 				Shape: []int64{1, 4},
 				Parameters: map[string]*oip.InferParameter{

@@ -147,8 +147,8 @@ func (g *Gateway) closeDoors() {
 	}
 }
 
-// RefusedConnections counts, by door, connections beyond --max_connections or
-// --caller_connections.
+// RefusedConnections counts, by door, connections beyond --max-connections or
+// --caller-connections.
 func (g *Gateway) RefusedConnections() map[string]uint64 {
 	n := map[string]uint64{}
 	for _, l := range g.listeners {

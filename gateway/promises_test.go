@@ -201,7 +201,7 @@ func TestConnectionsBeyondTheLimitsAreRefused(t *testing.T) {
 	for range 2 {
 		must.Do(t, r.ask(r.connect(), ask))
 	}
-	if text, _ := io.ReadAll(r.connect()); !strings.Contains(string(text), "--caller_connections") {
+	if text, _ := io.ReadAll(r.connect()); !strings.Contains(string(text), "--caller-connections") {
 		t.Errorf("the third of one address is told %q", text)
 	}
 	if err := r.ask(r.connectFrom("127.0.0.2"), ask); err != nil {
@@ -210,7 +210,7 @@ func TestConnectionsBeyondTheLimitsAreRefused(t *testing.T) {
 	if got := r.doors.RefusedConnections(); got["http"] != 1 || got["grpc"] != 0 {
 		t.Errorf("counted: %v", got)
 	}
-	if text := log.String(); !strings.Contains(text, "--max_connections") || !strings.Contains(text, "door=http") {
+	if text := log.String(); !strings.Contains(text, "--max-connections") || !strings.Contains(text, "door=http") {
 		t.Errorf("logged: %s", text)
 	}
 }
@@ -237,7 +237,7 @@ func TestOnlyKnownHostsAreServedWhereCallersNeedNoToken(t *testing.T) {
 			req.Host = host
 			a := r.do(req)
 			if allowed && a.status != 200 || !allowed && (a.status != http.StatusMisdirectedRequest ||
-				!strings.Contains(a.Error, "--allowed_host")) {
+				!strings.Contains(a.Error, "--allowed-host")) {
 				t.Errorf("%s as %s: %d %s", path, host, a.status, a.Error)
 			}
 		}

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 
-SIMULATED = ["worker", "--model", "simulated", "--name", "model", "--simulated_fixed", "5ms", "--simulated_item", "20us"]
+SIMULATED = ["worker", "simulated", "--name", "model", "--simulated-fixed", "5ms", "--simulated-item", "20us"]
 
 
 class Stack:
@@ -34,7 +34,7 @@ class Stack:
         self.processes: list[subprocess.Popen] = []
 
     def start(self) -> None:
-        self.processes.append(subprocess.Popen([self.args.ringbatch, "broker", "--log_level", "error"], env=self.env))
+        self.processes.append(subprocess.Popen([self.args.ringbatch, "broker", "--log-level", "error"], env=self.env))
         while not os.path.exists(self.env["RINGBATCH_SOCKET"]):
             time.sleep(0.02)
         command = self.args.command or [self.args.ringbatch, *SIMULATED]
@@ -59,7 +59,7 @@ class Stack:
         return subprocess.run([self.args.ringbatch, *arguments], check=True, stdout=subprocess.PIPE, text=True, env=self.env).stdout
 
     def bench(self, *flags: str) -> dict:
-        load = ["--clients", "8", "--seconds", self.args.seconds, "--warmup", "1"]
+        load = ["--clients", "8", "--duration", self.args.seconds, "--warmup", "1"]
         return json.loads(self.ringbatch("bench", "model", "--json", *load, *flags))
 
 

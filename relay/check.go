@@ -246,7 +246,7 @@ func problem(err error) string {
 	case codes.NotFound:
 		return "it does not serve the model: " + s.Message()
 	case codes.Unauthenticated, codes.PermissionDenied:
-		return "it refuses us: " + s.Message() + "; see --token_file and --tls_cert"
+		return "it refuses us: " + s.Message() + "; see --token-file and --tls-cert"
 	case codes.Unimplemented:
 		return "it does not speak the Open Inference Protocol: " + s.Message()
 	case codes.Unavailable:
@@ -272,12 +272,12 @@ func connectionProblem(err error) string {
 		{"malformed HTTP", noGRPC},
 		{"frame too large", noGRPC},
 		{"certificate has expired", "its certificate has expired, or the clocks differ"},
-		{"certificate signed by unknown authority", "its certificate is of an authority that we don't know: give it with --tls_ca"},
-		{"certificate is valid for", "its certificate is for another name: see --server_name"},
-		{"cannot validate certificate for", "its certificate does not name this address: see --server_name"},
+		{"certificate signed by unknown authority", "its certificate is of an authority that we don't know: give it with --tls-ca"},
+		{"certificate is valid for", "its certificate is for another name: see --server-name"},
+		{"cannot validate certificate for", "its certificate does not name this address: see --server-name"},
 		{"first record does not look like a TLS handshake", "it does not speak TLS"},
-		{"certificate required", "it wants a certificate of ours: give --tls_cert and --tls_key"},
-		{"expired certificate", "our certificate has expired: replace the file of --tls_cert"},
+		{"certificate required", "it wants a certificate of ours: give --tls-cert and --tls-key"},
+		{"expired certificate", "our certificate has expired: replace the file of --tls-cert"},
 		{"bad certificate", "it does not take our certificate"},
 		// we hung up
 		{"use of closed network connection", "it takes connections and says nothing: is that the gRPC port, and does it want TLS?"},

@@ -90,7 +90,7 @@ func (c *Config) check() error {
 	case c.CheckInterval < 0 || c.CheckTimeout < 0:
 		return fmt.Errorf("%w: a check interval or timeout below zero", status.ErrInvalid)
 	case c.TokenFile != "" && !c.TLS && !c.Insecure && !c.onlyThisHost():
-		return fmt.Errorf("%w: the token would cross the network in plain sight: give --tls or --tls_ca, or say --insecure if something "+
+		return fmt.Errorf("%w: the token would cross the network in plain sight: give --tls or --tls-ca, or say --insecure if something "+
 			"else guards it (a mesh, a tunnel)", status.ErrInvalid)
 	}
 	return c.checkAddresses()

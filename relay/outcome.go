@@ -74,7 +74,7 @@ func (t *trip) failed(x *exchange, err error, sent bool) result {
 			h.tooLarge(tensorBytes(t.b, requests), s.Message())
 			return result{tooLarge, requests, fmt.Errorf("%s: %s", h.name, s.Message())}
 		case tooMuch:
-			t.fail(requests, fmt.Errorf("%s: a request is larger than it takes (%s): raise --max_message_bytes or --caller_bytes there",
+			t.fail(requests, fmt.Errorf("%s: a request is larger than it takes (%s): raise --max-message-bytes or --caller-bytes there",
 				h.name, s.Message()))
 			return result{}
 		}

@@ -222,7 +222,7 @@ func TestABatchThatAHostNeverTakesIsNotTriedAgain(t *testing.T) {
 	if err = q.Commit(soon(t)); err == nil {
 		err = q.Wait(soon(t))
 	}
-	if err == nil || errors.Is(err, status.ErrQueueFull) || !strings.Contains(err.Error(), "--caller_bytes") {
+	if err == nil || errors.Is(err, status.ErrQueueFull) || !strings.Contains(err.Error(), "--caller-bytes") {
 		t.Fatalf("%v", err)
 	}
 }

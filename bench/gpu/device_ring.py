@@ -103,7 +103,7 @@ def processes():
 def start_broker(start, folder: str) -> Process:
     socket = os.path.join(folder, "b.sock")
     os.environ["RINGBATCH_SOCKET"] = socket
-    broker = start(BINARY, "broker", "--socket", socket, "--log_level", "error", "--drain_time", "1s")
+    broker = start(BINARY, "broker", "--socket", socket, "--log-level", "error", "--drain-time", "1s")
     while not os.path.exists(socket):
         if broker.p.poll() is not None:
             raise RuntimeError("the broker did not start")
@@ -160,14 +160,14 @@ def echo(parts: list[str], seconds: float, folder: str) -> list[dict]:
     subprocess.run([sys.executable, "-c", code, module], check=True)
     with processes() as start:
         broker = start_broker(start, folder)
-        flags = ("--input", f"x:{ECHO}", "--output", f"y:{ECHO}", "--max_batch_size", "32")
-        flags += ("--no_cuda_graphs", "--no_freeze", "--slots", "1024")
-        flags += ("--max_window", "64", "--depth", "3")
+        flags = ("--input", f"x:{ECHO}", "--output", f"y:{ECHO}", "--max-batch-size", "32")
+        flags += ("--no-cuda-graphs", "--no-freeze", "--slots", "1024")
+        flags += ("--max-window", "64", "--depth", "3")
         workers = {("torch", m): start_workers(start, 3, module, f"torch-{m}", m, *flags) for m in ("host", "device")}
         for m, where in (("host", ""), ("device", "@device:0")):
-            command = [BINARY, "worker", "--model", "echo", "--gpu", "0", "--name", f"native-{m}"]
-            command += ["--input", f"x:{ECHO}{where}", "--max_batch_size", "32"]
-            workers["native", m] = [start(*command, "--slots", "1024", "--max_window", "64", "--depth", "3") for _ in range(2)]
+            command = [BINARY, "worker", "echo", "--gpu", "0", "--name", f"native-{m}"]
+            command += ["--input", f"x:{ECHO}{where}", "--max-batch-size", "32"]
+            workers["native", m] = [start(*command, "--slots", "1024", "--max-window", "64", "--depth", "3") for _ in range(2)]
         producers = [start(sys.executable, __file__, "producer", OMP_NUM_THREADS="1") for _ in range(14)]
         wait_for_all(workers["torch", "host"] + workers["torch", "device"] + producers)
         rows = []
@@ -194,8 +194,8 @@ def resnet(seconds: float, folder: str) -> list[dict]:
     subprocess.run([sys.executable, str(ROOT / "bench" / "gpu" / "resnet50.py"), module], check=True)
     with processes() as start:
         broker = start_broker(start, folder)
-        flags = ("--input", f"x:{IMAGE}", "--output", "y:f32[1000]@host", "--max_batch_size", "32")
-        flags += ("--half", "--channels_last", "--slots", "2048", "--max_window", "64")
+        flags = ("--input", f"x:{IMAGE}", "--output", "y:f32[1000]@host", "--max-batch-size", "32")
+        flags += ("--half", "--channels-last", "--slots", "2048", "--max-window", "64")
         bounds = [start(sys.executable, __file__, "bound", module, OMP_NUM_THREADS="1") for _ in range(3)]
         workers = {m: start_workers(start, 3, module, f"resnet-{m}", m, *flags) for m in ("host", "device")}
         producers = [start(sys.executable, __file__, "producer", OMP_NUM_THREADS="1") for _ in range(14)]

@@ -199,8 +199,8 @@ def run(a: argparse.Namespace, start, folder: str, results: dict[str, list[dict]
     start_broker(start, folder)
     flags = ["--input", "tokens:i64[<=512]", "--device", a.device, *(["--half"] if a.device == "cuda" else [])]
     commands = {
-        "packed": ["packed:packed_model", "--packed", "tokens", f"--max_batch_size={ROWS}", f"--max_batch_cost={BUDGET}"],
-        "bucketed": ["packed:padded_model", "--mask", "mask", "--max_batch_size=32"],
+        "packed": ["packed:packed_model", "--packed", "tokens", f"--max-batch-size={ROWS}", f"--max-batch-cost={BUDGET}"],
+        "bucketed": ["packed:padded_model", "--mask", "mask", "--max-batch-size=32"],
     }
     env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([*FOLDERS, os.environ.get("PYTHONPATH", "")])}
     itself = [sys.executable, __file__]

@@ -103,7 +103,7 @@ def main() -> None:
     for batch, workers in itertools.product(a.max_batch_size, a.workers):
         with tempfile.TemporaryDirectory(prefix="rb") as folder, processes() as start:
             broker = start_broker(start, folder)
-            serving = start_workers(start, workers, "recurrent:policy", "policy", "host", *flags, f"--max_batch_size={batch}")
+            serving = start_workers(start, workers, "recurrent:policy", "policy", "host", *flags, f"--max-batch-size={batch}")
             wait_for_all(serving)
             command = [sys.executable, __file__, f"--step_us={a.step_us}"]
             actors = [start(*command, f"--actor={i}", OMP_NUM_THREADS="1") for i in range(a.actors)]

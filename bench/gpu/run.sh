@@ -33,7 +33,7 @@ mps_off() {
 	sleep 1
 }
 
-# resnet NAME SECONDS FLAGS…: ResNet-50 through ringbatch, with its bound. TORCH_ARGS=--no_cuda_graphs is without graphs.
+# resnet NAME SECONDS FLAGS…: ResNet-50 through ringbatch, with its bound. TORCH_ARGS=--no-cuda-graphs is without graphs.
 resnet() {
 	local name=$1 limit=$2
 	shift 2

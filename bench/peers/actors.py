@@ -217,10 +217,10 @@ def programs(device: str, folder: str):
     """All servers, by name. Those of ringbatch run all the time and wait without using the core."""
     os.environ.update(RINGBATCH_SOCKET=f"{folder}/b.sock", PYTHONPATH=os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
     commands = {
-        "broker": [rb.binary_path(), "broker", "--log_level", "error"],
+        "broker": [rb.binary_path(), "broker", "--log-level", "error"],
         "policy": [sys.executable, __file__, "--worker", "--device", device],
         "policy_torch": [sys.executable, "-m", "ringbatch.torch", "actors:net", "--name", "policy_torch", "--input",
-            f"observation:f32[{WIDTH}]", "--device", device, "--weights", "live", "--max_batch_size=64"],
+            f"observation:f32[{WIDTH}]", "--device", device, "--weights", "live", "--max-batch-size=64"],
     }  # fmt: skip
     with running_on(SERVERS):
         pids = {name: processes.start(command, dict(os.environ), sys.stderr, sys.stderr).pid for name, command in commands.items()}

@@ -191,7 +191,7 @@ def run(a: argparse.Namespace, folder: Path) -> dict[str, list[dict]]:
     for command in (
         [rb.binary_path(), "broker", "--log-level", "error"],
         [sys.executable, "-m", "ringbatch.torch", "embeddings:packed", "--name", "bert", "--packed", "tokens", "--device", "cpu",
-            "--input", f"tokens:i64[<={MOST}]", f"--max_batch_size={ROWS}", f"--max_batch_cost={BUDGET}"],
+            "--input", f"tokens:i64[<={MOST}]", f"--max-batch-size={ROWS}", f"--max-batch-cost={BUDGET}"],
         [rb.binary_path(), "gateway", "--http", str(http), "--grpc", "off", "--log-level", "error"],
         [str(Path(sys.executable).with_name("infinity_emb")), "v2", "--model-id", str(folder / "model"), "--served-model-name", "bert",
             "--engine", "torch", "--device", "cpu", "--dtype", "float32", "--batch-size", str(ROWS), "--port", str(port),

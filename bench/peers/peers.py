@@ -113,7 +113,7 @@ def triton_server(r: Running) -> list[Command]:
 
 def ringbatch_broker(r: Running) -> Command:
     binary = str(r.package("ringbatch") / "_native" / "ringbatch")
-    return Command([binary, "broker", "--log_level", "error"], {"RINGBATCH_SOCKET": socket_of(r)})
+    return Command([binary, "broker", "--log-level", "error"], {"RINGBATCH_SOCKET": socket_of(r)})
 
 
 def ringbatch(gateway: bool) -> Callable[[Running], list[Command]]:
@@ -122,7 +122,7 @@ def ringbatch(gateway: bool) -> Callable[[Running], list[Command]]:
         binary, env = broker.arguments[0], broker.environment
         commands += [Command([r.python(), str(HERE / "servers" / "ringbatch_worker.py"), str(size)], env) for size in r.sizes]
         if gateway:
-            commands.append(Command([binary, "gateway", "--http", str(r.ports[0]), "--grpc", str(r.ports[1]), "--log_level", "error"], env))
+            commands.append(Command([binary, "gateway", "--http", str(r.ports[0]), "--grpc", str(r.ports[1]), "--log-level", "error"], env))
         return commands
 
     return start

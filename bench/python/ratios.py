@@ -74,11 +74,11 @@ def running(*command: str):
 
 
 def echo_worker():
-    return running(rb.binary_path(), "worker", "--model", "echo", "--wait_time", "0s", "--wait_for_broker", "20s")
+    return running(rb.binary_path(), "worker", "echo", "--wait-time", "0s", "--wait", "20s")
 
 
 def go_clients(model: str, clients: int, in_flight: int, seconds: float) -> dict:
-    flags = {"clients": clients, "in_flight": in_flight, "seconds": seconds, "warmup": 0.2}
+    flags = {"clients": clients, "in-flight": in_flight, "duration": seconds, "warmup": 0.2}
     return json.loads(subprocess.check_output([rb.binary_path(), "bench", model, "--json", *(f"--{k}={v}" for k, v in flags.items())]))
 
 
@@ -197,7 +197,7 @@ def main() -> None:
     results = {}
     with tempfile.TemporaryDirectory(prefix="rb") as folder:
         os.environ["RINGBATCH_SOCKET"] = os.path.join(folder, "b.sock")
-        with running(rb.binary_path(), "broker", "--log_level", "error"):
+        with running(rb.binary_path(), "broker", "--log-level", "error"):
             for name in a.only or MEASUREMENTS:
                 results[name] = MEASUREMENTS[name](a.rounds, a.seconds)
                 print(name, json.dumps(results[name], indent=None), flush=True)

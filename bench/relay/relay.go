@@ -75,7 +75,7 @@ func (b *bed) farHost(name string, job rig.EchoJob) string {
 
 // relay serves a model of those hosts here.
 func (b *bed) relay(model, remote string, hosts ...string) {
-	b.Find(b.StartProgram(b.local, "relay", model, "--remote_model", remote, "--to", strings.Join(hosts, ",")), "relaying ")
+	b.Find(b.StartProgram(b.local, "relay", model, "--remote-model", remote, "--to", strings.Join(hosts, ",")), "relaying ")
 }
 
 // ringCallers are n clients of the ring here, each of that many goroutines.

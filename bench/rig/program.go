@@ -21,7 +21,7 @@ func (r *Rig) StartProgram(socket string, args ...string) *testbed.Process {
 		r.Must(err)
 		binary = filepath.Join(filepath.Dir(self), "ringbatch")
 	}
-	p, err := r.Start(testbed.Spec{Command: append([]string{binary}, append(args, "--log_level", "error")...),
+	p, err := r.Start(testbed.Spec{Command: append([]string{binary}, append(args, "--log-level", "error")...),
 		Env: []string{"RINGBATCH_SOCKET=" + socket}})
 	r.Must(err)
 	return p

@@ -99,7 +99,7 @@ func TestAListThatIsWrittenAsATableIsNamed(t *testing.T) {
 func TestAGatewayIsAProcessWithTheFlagsOfItsTable(t *testing.T) {
 	cfg, err := Parse("[gateway]\nhttp = 8000\ngrpc = \"off\"\nsystem_shared_memory = true\nmodel = [\"a\", \"b\"]\n")
 	must.Do(t, err)
-	const want = "gateway --grpc=off --http=8000 --model=a --model=b --system_shared_memory=true"
+	const want = "gateway --grpc=off --http=8000 --model=a --model=b --system-shared-memory=true"
 	if w := cfg.Workers[0]; strings.Join(w.Command[1:], " ") != want || !w.Client || w.Name != Gateway {
 		t.Errorf("%+v", w)
 	}

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/supervise"
@@ -47,7 +48,7 @@ func (f gatewayFlags) process() (supervise.Worker, error) {
 		for _, v := range values {
 			switch v.(type) {
 			case string, int64, bool, float64:
-				w.Command = append(w.Command, fmt.Sprintf("--%s=%v", key, v))
+				w.Command = append(w.Command, fmt.Sprintf("--%s=%v", strings.ReplaceAll(key, "_", "-"), v))
 			default:
 				return w, fmt.Errorf("%w: %s = %v", status.ErrInvalid, key, v)
 			}

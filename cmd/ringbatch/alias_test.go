@@ -24,7 +24,7 @@ import (
 func (c *cli) version(name string, scale, width int) string {
 	return fmt.Sprintf("[[model]]\nname = %q\ninputs = [\"x:f32[%d]\"]\noutputs = [\"y:f32[%d]\"]\nmax_batch_size = 16\nslots = "+
 		"256\nwait_time = 0\n"+
-		"[[model.worker]]\ncommand = [%q, \"worker\", \"--model\", \"affine\", \"--name\", %q, \"--scale\", \"%d\", \"--input\", "+
+		"[[model.worker]]\ncommand = [%q, \"worker\", \"affine\", \"--name\", %q, \"--scale\", \"%d\", \"--input\", "+
 		"\"x:f32[%d]\"]\n", name, width, width, c.bin, name, scale, width)
 }
 
@@ -249,7 +249,7 @@ func TestAnAliasThatCannotBeIsRefusedAndOneThatIsSavedSurvives(t *testing.T) {
 		{"alias nobody", 1, "no alias"},
 		{"alias m m@1 --remove", 2, "one alias"},
 		{"set m wait_time=1ms", 1, "is an alias of m@1"},
-		{"worker --model affine --name m --input x:f32[4]", 1, "is an alias"},
+		{"worker affine --name m --input x:f32[4]", 1, "is an alias"},
 	} {
 		if out, code := c.run(strings.Fields(bad.args)...); code != bad.code || !strings.Contains(out, bad.says) {
 			t.Errorf("ringbatch %s: status %d, want %d and %q\n%s", bad.args, code, bad.code, bad.says, out)

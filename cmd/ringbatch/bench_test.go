@@ -14,7 +14,7 @@ import (
 func TestARunningModelIsLoadedInAClosedAndInAnOpenLoop(t *testing.T) {
 	c := startCLI(t)
 	c.simulated(1)
-	for _, load := range []string{"--clients 2 --in-flight 2 --rows 2 --seconds 0.3", "--rate 50 --clients 3 --seconds 1"} {
+	for _, load := range []string{"--clients 2 --in-flight 2 --rows 2 --duration 0.3", "--rate 50 --clients 3 --duration 1"} {
 		c.until("every figure is there: "+load, func() bool { // a machine may stand still for so long
 			out, code := c.run(strings.Fields("bench simulated --warmup 0 --json " + load)...)
 			var r bench.Result
@@ -30,7 +30,7 @@ func TestARunningModelIsLoadedInAClosedAndInAnOpenLoop(t *testing.T) {
 	}
 	c.must("set", "simulated", "max_queue=1")
 	c.until("what is refused has a name", func() bool {
-		out, code := c.run(strings.Fields("bench simulated --seconds 0.3 --warmup 0 --clients 20")...)
+		out, code := c.run(strings.Fields("bench simulated --duration 0.3 --warmup 0 --clients 20")...)
 		if code != 0 {
 			t.Fatalf("with a short queue: status %d\n%s", code, out)
 		}
@@ -44,7 +44,7 @@ func TestAnInterruptedBenchmarkPrintsWhatThereIs(t *testing.T) {
 		"x:i64[3]")
 	t.Cleanup(func() { c.ends(w) })
 	c.until("the worker is attached", func() bool { m := c.model("simulated"); return m != nil && len(m.Workers) == 1 })
-	p := c.start("bench", "simulated", "--seconds", "3000", "--warmup", "0")
+	p := c.start("bench", "simulated", "--duration", "3000", "--warmup", "0")
 	// A window is 1 s long, and eight requests take 100 ms at least: more than that many
 	// are in the next one, however slow the machine is.
 	c.until("it has measured one window", func() bool { return c.model("simulated").Requests > 120 })
@@ -58,12 +58,12 @@ func TestAnInterruptedBenchmarkPrintsWhatThereIs(t *testing.T) {
 func TestABenchmarkThatCannotWorkSaysSo(t *testing.T) {
 	c := startCLI(t)
 	for args, want := range map[string]string{
-		"bench affine":             "no worker that could be measured",
-		"bench nobody":             "ringbatch models lists them",
-		"bench affine --clients 0": "must be 1..4096",
-		"bench affine --seconds 0": "must be 0.3..86400",
-		"bench affine --rate -1":   "must be 0..10000000",
-		"bench affine --rows 0":    "must be 1..1048576",
+		"bench affine":              "no worker that could be measured",
+		"bench nobody":              "ringbatch models lists them",
+		"bench affine --clients 0":  "must be 1..4096",
+		"bench affine --duration 0": "must be 0.3..86400",
+		"bench affine --rate -1":    "must be 0..10000000",
+		"bench affine --rows 0":     "must be 1..1048576",
 	} {
 		if out, code := c.run(strings.Fields(args)...); code == 0 || !strings.Contains(out, want) {
 			t.Errorf("%s: status %d, want %q\n%s", args, code, want, out)
@@ -86,7 +86,7 @@ outputs = ["y:f32[4]"]
 	w := c.start("worker", "affine", "--name", "line/first", "--input", "x:f32[4]")
 	t.Cleanup(func() { c.ends(w) })
 	c.until("its stage has a worker", func() bool { m := c.model("line"); return m != nil && m.ReadyWorkers == 1 })
-	out, code := c.run(strings.Fields("bench line --seconds 0.3 --warmup 0 --clients 2")...)
+	out, code := c.run(strings.Fields("bench line --duration 0.3 --warmup 0 --clients 2")...)
 	if code != 0 || !strings.Contains(out, "throughput") {
 		t.Errorf("status %d\n%s", code, out)
 	}
@@ -106,7 +106,7 @@ func TestABenchWhoseWorkersHaveGoneCanBeInterrupted(t *testing.T) {
 	c := startCLI(t)
 	w := c.start("worker", "simulated", "--simulated-fixed", "2ms")
 	c.until("the worker is attached", func() bool { m := c.model("simulated"); return m != nil && len(m.Workers) == 1 })
-	p := c.start("bench", "simulated", "--seconds", "600", "--warmup", "0")
+	p := c.start("bench", "simulated", "--duration", "600", "--warmup", "0")
 	c.until("some batches have run", func() bool { return c.model("simulated").Batches > 20 })
 	w.Kill()
 	c.until("requests wait that nobody will answer", func() bool {

@@ -22,7 +22,7 @@ import (
 
 // served is a configuration with worker processes of the broker's own.
 func (c *cli) served(scale, instances, spares int) string {
-	text := fmt.Sprintf("%s\n[[model.worker]]\ncommand = [%q, \"worker\", \"--model\", \"affine\", \"--scale\", \"%d\", "+
+	text := fmt.Sprintf("%s\n[[model.worker]]\ncommand = [%q, \"worker\", \"affine\", \"--scale\", \"%d\", "+
 		"\"--input\", \"x:f32[4]\"]\ninstances = %d\n", firstConfig, c.bin, scale, instances)
 	if spares > 0 {
 		text += fmt.Sprintf("spares = %d\n", spares)
@@ -117,7 +117,7 @@ func TestWorkersAreRestartedScaledAndChangedUnderLoadWithoutALostRequest(t *test
 	c.until("both of the new ones run", func() bool { return len(c.pids()) == 2 })
 	// Another environment, then another GPU.
 	env := strings.Replace(c.served(3, 2, 0), fmt.Sprintf("command = [%q,", c.bin),
-		fmt.Sprintf(`command = ["sh", "-c", "shift 5; exec %s worker --model affine --scale $SCALE $@", "sh",`, c.bin), 1)
+		fmt.Sprintf(`command = ["sh", "-c", "shift 4; exec %s worker affine --scale $SCALE $@", "sh",`, c.bin), 1)
 	c.reload(env + "env = { SCALE = \"4\" }\n")
 	c.until("the command with the environment answers", func() bool { return l.last.Load() == 4 || t.Failed() })
 	c.reload(env + "env = { SCALE = \"5\" }\n")
@@ -226,7 +226,7 @@ func (c *cli) savesFor(file string) {
 // broker.
 func (c *cli) brokerComesAndGoes(what string, change func()) {
 	c.t.Helper()
-	w := c.start("worker", "affine", "--scale", "2", "--input", "x:f32[4]", "--wait-for-broker", "1m")
+	w := c.start("worker", "affine", "--scale", "2", "--input", "x:f32[4]", "--wait", "1m")
 	defer c.ends(w)
 	l := c.load(4, client.WithRetry(time.Minute))
 	for range 2 {

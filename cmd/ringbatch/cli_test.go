@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -198,7 +199,6 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{[]string{"worker", "telepathy"}, 1, "echo"},
 		{[]string{"worker", "ecko"}, 1, "did you mean echo?"},
 		{[]string{"gateway", "--http", "99999"}, 2, "--http 99999: want a port, HOST:PORT or off"},
-		{[]string{"worker", "--model", "telepathy"}, 1, "echo"}, // the earlier spelling
 		{[]string{"worker", "echo", "--scale", "2"}, 2, "--scale is for affine"},
 		{[]string{"worker", "mlp", "--weights", "w.bin"}, 2, "--weights is for --ptx"},
 		{[]string{"infer", "affine", "1", "2", "3", "4", "--out", "z=z.npy"}, 1, "no output"},
@@ -208,11 +208,11 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{[]string{"infer"}, 2, "infer needs a MODEL\n  Usage: ringbatch infer [flags] MODEL [NUMBER…]\n"},
 		{[]string{"stats", "a", "b"}, 2, `stats does not take the argument "b"`},
 		{[]string{"broker", "--max-batch-sz", "3"}, 2, "no flag --max-batch-sz (did you mean --max-batch-size?); see ringbatch broker "},
-		{[]string{"broker", "--max_batch_sz", "3"}, 2, "did you mean --max-batch-size?"},
+		{[]string{"broker", "--max_batch_size", "3"}, 2, "no flag --max_batch_size (did you mean --max-batch-size?)"},
 		{[]string{"bench", "affine", "--rate", "abc"}, 2, "ringbatch: --rate abc: not a number; see ringbatch bench --help\n"},
 		{[]string{"bench", "affine", "--clients", "x"}, 2, "--clients x: not a whole number"},
 		{[]string{"bench", "affine", "--duration", "soon"}, 2, "--duration soon: not a duration: write 5ms, 1.5s, or seconds as a number"},
-		{[]string{"bench", "affine", "--seconds", "0.1"}, 2, "--duration is 0.1, must be 0.3..86400"}, // the earlier name
+		{[]string{"bench", "affine", "--duration", "0.1"}, 2, "--duration is 0.1, must be 0.3..86400"},
 		{[]string{"dashboard", "--http", "99999"}, 2, "--http 99999: not a port, 0..65535"},
 		{[]string{"dashboard", "--http", taken}, 1, "ringbatch: port " + taken + " is taken; choose another with --http PORT\n"},
 		{[]string{"gateway", "--http", taken, "--grpc", "off"}, 1, "port " + taken + " is taken; choose another with --http PORT\n"},
@@ -259,6 +259,7 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 
 func TestHelpFitsAScreenAndSpellsFlagsWithDashes(t *testing.T) {
 	t.Setenv(commandEnv, "1")
+	snakeFlag := regexp.MustCompile(`--[a-z0-9]+_`)
 	for _, name := range append([]string{"policy"}, names()...) {
 		out, err := exec.Command(os.Args[0], "help", name).Output()
 		if err != nil || snakeFlag.Match(out) {
@@ -270,12 +271,12 @@ func TestHelpFitsAScreenAndSpellsFlagsWithDashes(t *testing.T) {
 	}
 }
 
-func TestPythonsCommandsTakeBothSpellingsAndSayWhatToInstall(t *testing.T) {
+func TestPythonsCommandsSayWhatToInstall(t *testing.T) {
 	t.Setenv(commandEnv, "1")
 	python := filepath.Join(t.TempDir(), "python")
 	t.Setenv("PYTHON", python)
 	for script, want := range map[string]string{
-		`[ "$1" = -c ] || echo "$@"`: "-m ringbatch.serve.serve_cli a.b:c --no_costs --wait_time=5-6 --pad -1\n",
+		`[ "$1" = -c ] || echo "$@"`: "-m ringbatch.serve.serve_cli a.b:c --no-costs --wait-time=5-6 --pad -1\n",
 		"exit 1": "ringbatch: ringbatch is not installed for " + python + ": pip install ./python in a clone of ringbatch, " +
 			"or name another Python in $PYTHON\n",
 	} {

@@ -93,7 +93,7 @@ func TestAPodsContainersShareOnlyTheFolderOfTheSocket(t *testing.T) {
 	text := "open_folder = true\n" + firstConfig + fmt.Sprintf("[[allow]]\nusers = [%d]\nmay = [\"infer\"]\n", other)
 	must.Do(t, os.WriteFile(config, []byte(text), 0o644))
 	p.start(owner, "broker", "--config", config, "--log-level", "warn")
-	worker := p.start(owner, "worker", "affine", "--scale", "2", "--input", "x:f32[4]", "--wait-for-broker", "1m")
+	worker := p.start(owner, "worker", "affine", "--scale", "2", "--input", "x:f32[4]", "--wait", "1m")
 	expect := func(user, code int, says string, args ...string) {
 		t.Helper()
 		if out, got := p.run(user, args...); got != code || !strings.Contains(out, says) {

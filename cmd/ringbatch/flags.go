@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -26,35 +25,20 @@ type flagSet struct {
 	help   func() string
 }
 
-// renamed maps earlier names of flags, which are still accepted, to today's names.
-var renamed = map[string]string{
-	"wait-for-broker": "wait", "attach-time": "wait", "seconds": "duration", "plot": "svg", "watch": "interval", "window": "round",
-}
-
 // flags makes a flag set whose help shows how the command is used.
 func flags(name, args, about, examples string) *flagSet {
 	f := &flagSet{FlagSet: pflag.NewFlagSet(name, pflag.ContinueOnError), usage: name + " [flags]" + args}
 	f.SortFlags = false
 	f.SetOutput(io.Discard)
-	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-")) // --wait_time is --wait-time
-	})
 	f.Usage = func() {} // parse prints the help
 	f.help = func() string {
 		text := fmt.Sprintf("%s\n\nUsage: ringbatch %s\n\n%s%s", about, f.usage, f.FlagUsages(), f.policyNames())
 		if examples != "" {
 			text += "\nExamples:\n" + examples
 		}
-		return kebab(text)
+		return text
 	}
 	return f
-}
-
-var snakeFlag = regexp.MustCompile(`--[a-z0-9]+(_[a-z0-9]+)+\b`)
-
-// kebab spells the flags in a text with dashes.
-func kebab(text string) string {
-	return snakeFlag.ReplaceAllStringFunc(text, func(flag string) string { return strings.ReplaceAll(flag, "_", "-") })
 }
 
 // addPolicy adds the policy's flags. The command's help only names them.
@@ -91,7 +75,7 @@ In a configuration file and for ringbatch set, a key has underscores: wait_time 
 
 Usage: ringbatch broker|worker|relay [flags]
 
-%s`, kebab(f.FlagUsages()))
+%s`, f.FlagUsages())
 }
 
 // parse reads the flags and checks the number of arguments.
@@ -101,7 +85,6 @@ func parse(f *flagSet, args []string, least, most int) error {
 			flag.Value = duration{flag.Value}
 		}
 	})
-	f.acceptEarlierNames()
 	if err := f.Parse(args); errors.Is(err, pflag.ErrHelp) {
 		if _, unwritten := fmt.Print(f.help()); unwritten != nil {
 			return unwritten
@@ -119,28 +102,13 @@ func parse(f *flagSet, args []string, least, most int) error {
 	return nil
 }
 
-// acceptEarlierNames accepts the earlier names of the command's flags, unless the command
-// has another flag of that name.
-func (f *flagSet) acceptEarlierNames() {
-	has := map[string]bool{}
-	f.VisitAll(func(flag *pflag.Flag) { has[flag.Name] = true })
-	normalize := f.GetNormalizeFunc()
-	f.SetNormalizeFunc(func(set *pflag.FlagSet, name string) pflag.NormalizedName {
-		typed := normalize(set, name)
-		if now, ok := renamed[string(typed)]; ok && has[now] && !has[string(typed)] {
-			return pflag.NormalizedName(now)
-		}
-		return typed
-	})
-}
-
 // explain is a text about a wrong flag.
 func (f *flagSet) explain(err error) string {
 	var unknown *pflag.NotExistError
 	var invalid *pflag.InvalidValueError
 	switch {
 	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "":
-		typed := strings.ReplaceAll(unknown.GetSpecifiedName(), "_", "-")
+		typed := unknown.GetSpecifiedName()
 		var names []string
 		f.VisitAll(func(flag *pflag.Flag) { names = append(names, flag.Name) })
 		return fmt.Sprintf("no flag --%s%s", typed, strings.Replace(typo.DidYouMean(typed, names), "mean ", "mean --", 1))

@@ -80,36 +80,36 @@ func gatewayConfig(args []string) (cfg gateway.Config, logs *logFlags, err error
 	f := flags("gateway", "", `Serve the broker's models over HTTP and gRPC: Open Inference Protocol (KServe v2) with Triton's
 extensions. By default only callers on this host are served.`,
 		`  ringbatch gateway
-  ringbatch gateway --system_shared_memory
-  ringbatch gateway --http 0.0.0.0:8000 --grpc off --tls_cert cert.pem --tls_key key.pem --token_file tokens
+  ringbatch gateway --system-shared-memory
+  ringbatch gateway --http 0.0.0.0:8000 --grpc off --tls-cert cert.pem --tls-key key.pem --token-file tokens
 `)
 	socket := socketFlag(f)
 	f.StringVar(&cfg.HTTP, "http", gateway.DefaultHTTP, "address of the HTTP listener, or a port on this host, or off")
 	f.StringVar(&cfg.GRPC, "grpc", gateway.DefaultGRPC, "address of the gRPC listener, or a port on this host, or off")
 	f.StringSliceVar(&cfg.Models, "model", nil, "serve this model only (repeatable; default: all)")
-	f.StringVar(&cfg.CertFile, "tls_cert", "", "serve TLS with this certificate (PEM; read again when it changes)")
-	f.StringVar(&cfg.KeyFile, "tls_key", "", "and this key")
-	f.StringVar(&cfg.ClientCAFile, "client_ca", "", "callers have to show a certificate of these authorities (PEM)")
-	f.StringVar(&cfg.TokenFile, "token_file", "", "callers have to show one of these bearer tokens: lines of a name and a token")
+	f.StringVar(&cfg.CertFile, "tls-cert", "", "serve TLS with this certificate (PEM; read again when it changes)")
+	f.StringVar(&cfg.KeyFile, "tls-key", "", "and this key")
+	f.StringVar(&cfg.ClientCAFile, "client-ca", "", "callers have to show a certificate of these authorities (PEM)")
+	f.StringVar(&cfg.TokenFile, "token-file", "", "callers have to show one of these bearer tokens: lines of a name and a token")
 	f.BoolVar(&cfg.Insecure, "insecure", false, "serve other hosts without TLS and tokens, behind a proxy or firewall")
-	f.BoolVar(&cfg.SystemSharedMemory, "system_shared_memory", false, "callers on this host may pass tensors in POSIX shared memory")
-	f.StringSliceVar(&cfg.AllowedHosts, "allowed_host", nil, "a name by which HTTP callers without tokens may address the gateway, "+
+	f.BoolVar(&cfg.SystemSharedMemory, "system-shared-memory", false, "callers on this host may pass tensors in POSIX shared memory")
+	f.StringSliceVar(&cfg.AllowedHosts, "allowed-host", nil, "a name by which HTTP callers without tokens may address the gateway, "+
 		"besides IP addresses and localhost (repeatable; * allows any)")
-	f.IntVar(&cfg.MaxMessageBytes, "max_message_bytes", core.DefaultMaxMessageBytes, "largest HTTP body or gRPC message")
-	f.IntVar(&cfg.MaxBufferedBytes, "max_buffered_bytes", core.DefaultMaxBufferedBytes, "most bytes of requests in the gateway's memory")
-	f.IntVar(&cfg.MaxConnections, "max_connections", core.DefaultMaxConnections, "most connections of each listener")
-	f.IntVar(&cfg.CallerConnections, "caller_connections", 0, "most connections of one address at each listener (default: a quarter of "+
+	f.IntVar(&cfg.MaxMessageBytes, "max-message-bytes", core.DefaultMaxMessageBytes, "largest HTTP body or gRPC message")
+	f.IntVar(&cfg.MaxBufferedBytes, "max-buffered-bytes", core.DefaultMaxBufferedBytes, "most bytes of requests in the gateway's memory")
+	f.IntVar(&cfg.MaxConnections, "max-connections", core.DefaultMaxConnections, "most connections of each listener")
+	f.IntVar(&cfg.CallerConnections, "caller-connections", 0, "most connections of one address at each listener (default: a quarter of "+
 		"max_connections)")
-	f.IntVar(&cfg.CallerRequests, "caller_requests", core.DefaultCallerRequests, "most requests that one caller has in flight")
-	f.IntVar(&cfg.CallerBytes, "caller_bytes", 0, "most bytes of one caller in the gateway's memory (default: a quarter of "+
+	f.IntVar(&cfg.CallerRequests, "caller-requests", core.DefaultCallerRequests, "most requests that one caller has in flight")
+	f.IntVar(&cfg.CallerBytes, "caller-bytes", 0, "most bytes of one caller in the gateway's memory (default: a quarter of "+
 		"max_buffered_bytes)")
 	f.IntVar(&cfg.Window, "window", 0, "slots to ask for, per model; one caller has a quarter (default: 64 MiB worth, at most 512)")
-	f.BoolVar(&cfg.ReportLoad, "report_load", false, "send the model's load (ORCA) to every gRPC caller, not only to relays")
-	f.DurationVar(&cfg.ClaimWait, "claim_wait", core.DefaultClaimWait, "how long a request without a deadline waits for room in the ring")
-	f.DurationVar(&cfg.SequenceIdle, "sequence_idle", core.DefaultSequenceIdle, "how long a sequence may be without a step before it ends")
-	f.DurationVar(&cfg.DrainDelay, "drain_delay", 0, "after SIGTERM, how long readiness is false before requests are refused")
-	f.DurationVar(&cfg.DrainTime, "drain_time", core.DefaultDrainTime, "and how long accepted requests may take to finish")
-	f.StringVar(&cfg.AdminTokenFile, "admin_token_file", "", "settings can be changed on the page (/dashboard) with one of these "+
+	f.BoolVar(&cfg.ReportLoad, "report-load", false, "send the model's load (ORCA) to every gRPC caller, not only to relays")
+	f.DurationVar(&cfg.ClaimWait, "claim-wait", core.DefaultClaimWait, "how long a request without a deadline waits for room in the ring")
+	f.DurationVar(&cfg.SequenceIdle, "sequence-idle", core.DefaultSequenceIdle, "how long a sequence may be without a step before it ends")
+	f.DurationVar(&cfg.DrainDelay, "drain-delay", 0, "after SIGTERM, how long readiness is false before requests are refused")
+	f.DurationVar(&cfg.DrainTime, "drain-time", core.DefaultDrainTime, "and how long accepted requests may take to finish")
+	f.StringVar(&cfg.AdminTokenFile, "admin-token-file", "", "settings can be changed on the page (/dashboard) with one of these "+
 		"tokens: lines of a name and a token")
 	logs = addLogFlags(f)
 	if err := parse(f, args, 0, 0); err != nil {

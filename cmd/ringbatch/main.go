@@ -124,7 +124,7 @@ func plain(err error) string {
 	for _, sort := range []error{errUsage, status.ErrInvalid, status.ErrSize} {
 		text = strings.Replace(text, sort.Error()+": ", "", 1)
 	}
-	return kebab(text)
+	return text
 }
 
 func dispatch(ctx context.Context, args []string) error {

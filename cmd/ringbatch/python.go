@@ -46,7 +46,7 @@ func becomePython(name, needed, install string, args []string) error {
 	if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
 		help, err := helps.ReadFile("help/" + name + ".txt")
 		if err == nil {
-			_, err = fmt.Print(kebab(string(help)))
+			_, err = fmt.Print(string(help))
 		}
 		return err
 	}
@@ -66,20 +66,7 @@ func becomePython(name, needed, install string, args []string) error {
 	} else if err != nil {
 		return err
 	}
-	command := []string{python, "-m", "ringbatch.serve." + name + "_cli"}
-	for _, arg := range args {
-		command = append(command, snakeArgument(arg))
-	}
-	return syscall.Exec(python, command, os.Environ())
-}
-
-// snakeArgument spells a flag as Python does: --wait-time=5ms becomes --wait_time=5ms.
-func snakeArgument(arg string) string {
-	flag, _, _ := strings.Cut(arg, "=")
-	if !strings.HasPrefix(arg, "--") || len(flag) == 2 {
-		return arg
-	}
-	return "--" + strings.ReplaceAll(flag[2:], "-", "_") + arg[len(flag):]
+	return syscall.Exec(python, append([]string{python, "-m", "ringbatch.serve." + name + "_cli"}, args...), os.Environ())
 }
 
 // checkTarget refuses a missing target, file or port before Python is looked for.

@@ -170,8 +170,8 @@ func TestATakeOverDoesNotDelayClientsOfOtherModels(t *testing.T) {
 	c.ends(c.broker)
 	both := func(scale int) string {
 		one := c.served(scale, 1, 0)
-		return one + strings.NewReplacer(`name = "affine"`, "name = \"slow\"\nlease = \"1h\"", `"--model", "affine"`,
-			`"--model", "affine", "--name", "slow"`).Replace(one)
+		return one + strings.NewReplacer(`name = "affine"`, "name = \"slow\"\nlease = \"1h\"", `"worker", "affine"`,
+			`"worker", "affine", "--name", "slow"`).Replace(one)
 	}
 	c.write(both(2))
 	old := c.start("broker", "--config", c.config, "--drain-time", "1h")

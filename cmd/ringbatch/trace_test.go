@@ -36,7 +36,7 @@ func (c *cli) trace(file string) (text string) {
 	l := c.load(traceCallers)
 	out, code := "", 0
 	c.until("enough is recorded", func() bool { // a machine may stand still for so long
-		out, code = c.run("trace", "affine", "--seconds", "0.3", "--out", file, "--slowest", "3")
+		out, code = c.run("trace", "affine", "--duration", "0.3", "--out", file, "--slowest", "3")
 		requests := 0
 		_, _ = fmt.Sscanf(out, "%d requests", &requests)
 		return code != 0 || requests >= 10
@@ -113,10 +113,10 @@ func TestATraceHasEveryRequestAndItsPartsInTheChromeFormat(t *testing.T) {
 	if parts["claim"] != parts["fill"] || parts["fill"] < requests-2*traceCallers || parts["wake"] < parts["fill"]-traceCallers {
 		t.Errorf("%d requests, parts %v", requests, parts)
 	}
-	if out, code := c.run("trace", "affine", "--seconds", "61"); code != 2 {
+	if out, code := c.run("trace", "affine", "--duration", "61"); code != 2 {
 		t.Errorf("61 s: %d\n%s", code, out)
 	}
-	if out, code := c.run("trace", "nobody", "--seconds", "0.01"); code != 1 || !strings.Contains(out, "no such model") {
+	if out, code := c.run("trace", "nobody", "--duration", "0.01"); code != 1 || !strings.Contains(out, "no such model") {
 		t.Errorf("an unknown model: %d\n%s", code, out)
 	}
 }

@@ -27,8 +27,6 @@ policy given here.`, `  ringbatch worker echo
 `)
 	cfg, o := worker.Config{Alone: true}, cpu.Options{}
 	socket := socketFlag(f)
-	kind := f.String("model", "", "earlier spelling of the argument")
-	_ = f.MarkHidden("model")
 	f.StringVar(&cfg.Model, "name", "", "serve it under this name (default: the model's)")
 	inputs := f.StringArray("input", nil, "echo, affine, simulated: input tensor, a `SPEC` like x:f32[8] (repeatable; default x:f32[16])")
 	f.Float64Var(&o.Scale, "scale", 1, "affine: a of y = a·x + b")
@@ -45,36 +43,34 @@ policy given here.`, `  ringbatch worker echo
 	if err := parse(f, args, 0, 1); err != nil {
 		return err
 	}
-	if f.NArg() == 1 {
-		*kind = f.Arg(0)
+	kind := f.Arg(0)
+	if kind == "" && gpu.ownKernel() {
+		kind = "ptx"
 	}
-	if *kind == "" && gpu.ownKernel() {
-		*kind = "ptx"
-	}
-	if *kind == "" {
+	if kind == "" {
 		return fmt.Errorf("%w: say which built-in model to serve: %s\nUsage: ringbatch %s", errUsage,
 			strings.Join(cpu.Names(), ", "), f.usage)
 	}
-	if err := rejectUnusedFlags(f, *kind); err != nil {
+	if err := rejectUnusedFlags(f, kind); err != nil {
 		return err
 	}
 	var err error
 	if o.Inputs, err = tensor.ParseSpecs(*inputs, nil); err != nil {
 		return err
 	}
-	m, serve, err := gpu.choose(*kind, o)
+	m, serve, err := gpu.choose(kind, o)
 	if err != nil {
 		return err
 	}
 	if cfg.Version, err = join(); err == nil && cfg.Version == "" {
-		cfg.Version, err = gpu.version(*kind, o)
+		cfg.Version, err = gpu.version(kind, o)
 	}
 	if err != nil {
 		return err
 	}
 	cfg.Signature, cfg.Socket, cfg.WaitForBroker = m.Signature, *socket, *wait
-	cfg.Model = cmp.Or(cfg.Model, os.Getenv("RINGBATCH_MODEL"), *kind) // a broker sets the variables of its workers
-	cfg.Name = cmp.Or(os.Getenv("RINGBATCH_WORKER_NAME"), *kind)
+	cfg.Model = cmp.Or(cfg.Model, os.Getenv("RINGBATCH_MODEL"), kind) // a broker sets the variables of its workers
+	cfg.Name = cmp.Or(os.Getenv("RINGBATCH_WORKER_NAME"), kind)
 	if cfg.Policy, err = asked.Policy(); err == nil {
 		err = cfg.Policy.Check(m.Signature.Inputs)
 	}

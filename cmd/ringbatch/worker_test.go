@@ -41,11 +41,9 @@ func TestAWorkerAnswersWhatIsTyped(t *testing.T) {
 
 func TestAWorkerSaysThatItServesOnlyOnceItHasAttached(t *testing.T) {
 	c := startCLI(t)
-	for _, flag := range []string{"--wait_for_broker", "--wait-for-broker", "--wait"} { // two earlier spellings
-		out, code := c.run("worker", "echo", "--socket", c.bed.Path("nowhere.sock"), flag, "0.01")
-		if code != 1 || strings.Contains(out, "serving") || !strings.Contains(out, "no broker is listening") {
-			t.Errorf("without a broker: status %d\n%s", code, out)
-		}
+	out, code := c.run("worker", "echo", "--socket", c.bed.Path("nowhere.sock"), "--wait", "0.01")
+	if code != 1 || strings.Contains(out, "serving") || !strings.Contains(out, "no broker is listening") {
+		t.Errorf("without a broker: status %d\n%s", code, out)
 	}
 	w := c.start("worker", "echo")
 	c.until("it says so", func() bool { return strings.Contains(w.Log(), "serving echo: x:f32[16] -> ") })

@@ -8,7 +8,7 @@ Starts a broker and serves an encoder (random weights). Sends texts of 1..200 to
 compares each embedding with that of the text alone. On the command line the same is
 
     PYTHONPATH=examples/python ringbatch torch packed_encoder:encoder --packed tokens --half \
-        --input 'tokens:i64[<=512]' --max_batch_size=64 --max_batch_cost=8192
+        --input 'tokens:i64[<=512]' --max-batch-size=64 --max-batch-cost=8192
 """
 
 from __future__ import annotations

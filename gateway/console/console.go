@@ -39,7 +39,7 @@ func New(cfg Config) http.Handler {
 }
 
 // HostAdvice says how to allow a refused name.
-const HostAdvice = "use an IP address or localhost, or allow the name with --allowed_host"
+const HostAdvice = "use an IP address or localhost, or allow the name with --allowed-host"
 
 // HostAllowed reports whether a request's Host is an IP address, localhost, or
 // one of the names; the name * allows every host. Another site may point any

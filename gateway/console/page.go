@@ -102,8 +102,8 @@ func (a *api) change(w http.ResponseWriter, r *http.Request) {
 }
 
 var (
-	errNoChanges = errors.New("this page is for reading only: start it with --admin_token_file to change things here")
-	errNoToken   = errors.New("unknown token: it has to be one of --admin_token_file")
+	errNoChanges = errors.New("this page is for reading only: start it with --admin-token-file to change things here")
+	errNoToken   = errors.New("unknown token: it has to be one of --admin-token-file")
 )
 
 // mayChange compares the token with those of the file. It reads the file each time,

@@ -45,7 +45,7 @@ func TestThePageAnswersOnlyToKnownHosts(t *testing.T) {
 		w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/dashboard/api/stats", nil)
 		r.Host = host
 		page.ServeHTTP(w, r)
-		if w.Code != want || want == 421 && !strings.Contains(w.Body.String(), "--allowed_host") {
+		if w.Code != want || want == 421 && !strings.Contains(w.Body.String(), "--allowed-host") {
 			t.Errorf("%s: %d %s", host, w.Code, w.Body)
 		}
 	}

@@ -161,6 +161,6 @@ func (c *Config) checkAddress(address string) error {
 	if c.CertFile != "" && (c.ClientCAFile != "" || c.TokenFile != "") {
 		return nil
 	}
-	return fmt.Errorf("%w: %s can be reached from other hosts: give --tls_cert and --tls_key, and --client_ca or --token_file, or "+
+	return fmt.Errorf("%w: %s can be reached from other hosts: give --tls-cert and --tls-key, and --client-ca or --token-file, or "+
 		"say --insecure if something else guards it (a network policy, a mesh, a proxy)", status.ErrInvalid, address)
 }

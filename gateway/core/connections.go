@@ -79,7 +79,7 @@ func (l *Listener) removeConn(c *Conn) {
 func (l *Listener) refuseConn(c *Conn) {
 	n := l.Refused.Add(1)
 	l.logged.Do(func() {
-		l.G.Log.Warn("a connection was refused: there are as many as --max_connections, or as --caller_connections of its address",
+		l.G.Log.Warn("a connection was refused: there are as many as --max-connections, or as --caller-connections of its address",
 			"door", l.Door, "address", c.origin, "refused", n)
 	})
 	if len(l.Refusal) > 0 {

@@ -56,7 +56,7 @@ func newRegions(on bool) *regions {
 }
 
 var errRegionsOff = Refuse(http.StatusForbidden, codes.PermissionDenied,
-	"system shared memory is off; start the gateway with --system_shared_memory")
+	"system shared memory is off; start the gateway with --system-shared-memory")
 
 func (r *regions) allowed(who *Caller) error {
 	switch {

@@ -30,7 +30,7 @@ type httpDoor struct{ g *core.Gateway }
 func NewHTTP(g *core.Gateway, l *core.Listener) *http.Server {
 	if g.Cfg.CertFile == "" {
 		l.Refusal = []byte("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n" +
-			"Retry-After: 1\r\nConnection: close\r\n\r\n" + `{"error":"too many connections (--max_connections, --caller_connections)"}`)
+			"Retry-After: 1\r\nConnection: close\r\n\r\n" + `{"error":"too many connections (--max-connections, --caller-connections)"}`)
 	}
 	return &http.Server{
 		Handler:           http.HandlerFunc(httpDoor{g}.guarded),

@@ -70,16 +70,16 @@ def gateway() -> Iterator[Gateway]:
     with tempfile.TemporaryDirectory() as folder:
         p = Processes(folder)
         try:
-            p.start("broker", "broker", "--log_level", "warn")
-            worker = ("worker", "--wait_for_broker", "120s", "--wait_time", "0")
-            p.start("affine", *worker, "--model", "affine", "--scale", "2", "--offset", "1", "--max_batch_size", "8")
-            p.start("image", *worker, "--model", "echo", "--name", "image", "--input", "x:f32[3,64,64]")
-            p.start("text", *worker, "--model", "echo", "--name", "text", "--input", "ids:i64[<=128]", "--input", "mask:bool[<=128]")
+            p.start("broker", "broker", "--log-level", "warn")
+            worker = ("worker", "--wait", "120s", "--wait-time", "0")
+            p.start("affine", *worker, "affine", "--scale", "2", "--offset", "1", "--max-batch-size", "8")
+            p.start("image", *worker, "echo", "--name", "image", "--input", "x:f32[3,64,64]")
+            p.start("text", *worker, "echo", "--name", "text", "--input", "ids:i64[<=128]", "--input", "mask:bool[<=128]")
             types = [f"--input={d}:{d}[3]" for d in ("bool", "u8", "i8", "i16", "i32", "i64", "f16", "f32", "f64")]
-            p.start("types", *worker, "--model", "echo", "--name", "types", *types)
+            p.start("types", *worker, "echo", "--name", "types", *types)
             p.start("sum", program=SUM)
             subprocess.run([RINGBATCH, "ready", "affine", "image", "sum", "text", "types", "--wait", "2m"], env=p.env, check=True)
-            log = p.start("gateway", "gateway", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--system_shared_memory")
+            log = p.start("gateway", "gateway", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--system-shared-memory")
             wait_for(log, r"try: .*\n")
             text = log.read_text()
             yield Gateway(

@@ -13,6 +13,9 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 )
 
+// flagName is a key as a flag: wait_time is --wait-time.
+func flagName(k policy.Key) string { return strings.ReplaceAll(k.Name, "_", "-") }
+
 // Flags are the flags of a policy.
 type Flags struct {
 	set  *pflag.FlagSet
@@ -32,7 +35,7 @@ func Add(f *pflag.FlagSet, names ...string) *Flags {
 		if k.DefaultNote != "" {
 			help += " (default: " + k.DefaultNote + ")"
 		}
-		flag := f.VarPF(&text{value: k.Default, kind: k.Kind}, k.Name, "", help)
+		flag := f.VarPF(&text{value: k.Default, kind: k.Kind}, flagName(k), "", help)
 		if k.Kind == "bool" {
 			flag.NoOptDefVal = "true"
 		}
@@ -49,8 +52,8 @@ func (p *Flags) Policy() (policy.Policy, error) {
 		return nil, fmt.Errorf("--policy: %w", err)
 	}
 	for _, k := range p.keys {
-		if p.set.Changed(k.Name) {
-			asked[k.Name] = p.set.Lookup(k.Name).Value.String()
+		if p.set.Changed(flagName(k)) {
+			asked[k.Name] = p.set.Lookup(flagName(k)).Value.String()
 		}
 	}
 	return asked, nil
@@ -59,7 +62,7 @@ func (p *Flags) Policy() (policy.Policy, error) {
 // Names are the names of all flags.
 func (p *Flags) Names() (names []string) {
 	for _, k := range p.keys {
-		names = append(names, k.Name)
+		names = append(names, flagName(k))
 	}
 	return append(names, "policy")
 }

@@ -129,8 +129,9 @@ var ways = map[string]func(t *testing.T, s sample, value, toml string) (policy.P
 		f := pflag.NewFlagSet("x", pflag.ContinueOnError)
 		f.SetOutput(io.Discard)
 		flags := policyflag.Add(f)
-		arg := "--" + s.key + "=" + value
-		if f.Lookup(s.key) == nil {
+		name := strings.ReplaceAll(s.key, "_", "-")
+		arg := "--" + name + "=" + value
+		if f.Lookup(name) == nil {
 			arg = "--policy=" + s.key + "=" + value
 		}
 		must.Do(t, f.Parse([]string{arg}))

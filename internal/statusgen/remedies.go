@@ -30,7 +30,7 @@ var remedies = map[string]string{
 	"Rows":               "Give all inputs the same rows; beside sequences, raise the `window`.",
 	"Size":               "Send exactly the bytes of the declared shape.",
 	"OutputTooSmall":     "Pass a larger buffer.",
-	"Full":               "Release requests, or connect with a `window` of at least one row for each thread.",
+	"Full":               "Release requests, or connect with a `window` ≥ the number of threads.",
 	"Closed":             "Connect again.",
 	"Released":           "Copy results before the request's block ends.",
 	"Committed":          "Write inputs before `commit`.",

@@ -64,7 +64,7 @@ def broker_at(socket: str, *flags: str):
             return 0
 
     before = listens_at()  # the socket file of a killed broker
-    with running("broker", "--socket", socket, "--log_level", "error", "--drain_time", "1s", *flags) as p:
+    with running("broker", "--socket", socket, "--log-level", "error", "--drain-time", "1s", *flags) as p:
         deadline = time.monotonic() + 60
         while listens_at() in (0, before):
             assert p.poll() is None and time.monotonic() < deadline, "the broker did not start"
@@ -241,7 +241,7 @@ def in_threads(*calls):
 @pytest.fixture(scope="module")
 def echo(socket):
     """The socket of a broker with the model echo: x:f32[16] -> y:f32[16]."""
-    with go_worker(socket, "--model", "echo", "--wait_time", "200us"):
+    with go_worker(socket, "echo", "--wait-time", "200us"):
         rb_wait(socket, "echo")
         yield socket
 

@@ -49,8 +49,8 @@ def versions(socket):
     with contextlib.ExitStack() as workers:
         for scale, width in ((1, 16), (2, 16), (3, 8)):
             name = f"m@{scale}"
-            what = ("--name", name, "--scale", str(scale), "--input", f"x:f32[{width}]", "--wait_time", "0")
-            workers.enter_context(go_worker(socket, "--model", "affine", *what))
+            what = ("--name", name, "--scale", str(scale), "--input", f"x:f32[{width}]", "--wait-time", "0")
+            workers.enter_context(go_worker(socket, "affine", *what))
             alias(socket, "m", name)
         yield socket
 

@@ -330,7 +330,7 @@ def test_worker_and_broker_log_that_the_model_has_another_policy(at, caplog, cap
     def second(batch):
         return batch.inputs["x"]
 
-    with broker_at(at, "--log_level", "warn"), serving(first, at), rb.connect("policed", socket=at, wait=60) as m:
+    with broker_at(at, "--log-level", "warn"), serving(first, at), rb.connect("policed", socket=at, wait=60) as m:
         with caplog.at_level(logging.WARNING, "ringbatch"), serving(second, at):
             eventually(lambda: len(m.stats()["workers"]) == 2)
         assert [r.message for r in caplog.records] == ["model policed has another policy than this worker: max_batch_size is 8, this "

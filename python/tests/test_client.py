@@ -168,7 +168,7 @@ def test_a_broker_that_does_not_answer(tmp_path, monkeypatch):
 
 def test_connecting_outlasts_a_broker_that_drains(at):
     declared = ("--model", "m", "--input", "x:f32[1]", "--output", "y:f32[1]")
-    with broker_at(at, *declared, "--drain_time", "5m") as old, rb.connect("m", socket=at) as m:
+    with broker_at(at, *declared, "--drain-time", "5m") as old, rb.connect("m", socket=at) as m:
         m.submit(np.zeros(1, "float32"))  # there is no worker: the broker drains until the client leaves
         old.terminate()
         with pytest.raises(rb.Draining):

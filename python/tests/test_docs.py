@@ -81,9 +81,9 @@ def test_every_command_that_a_page_shows_has_the_flags_it_shows(page):
             assert re.search(rf"^  {m[1]}\b", commands, re.M), f"{page.name}: there is no `ringbatch {m[1]}`"
             if m[1] in ("torch", "worker") and ("--gpu" in line or "--ptx" in line or m[1] == "torch"):
                 continue  # a flag of another build, or of a command in Python
-            known = help_of(m[1]).replace("_", "-")  # both spellings work
+            known = help_of(m[1])
             for flag in re.findall(r"\s--([a-z_-]+)", m[2]):
-                assert f"--{flag.replace('_', '-')}" in known, f"{page.name}: `ringbatch {m[1]}` has no --{flag}"
+                assert f"--{flag}" in known, f"{page.name}: `ringbatch {m[1]}` has no --{flag}"
 
 
 @pytest.fixture(scope="module")

@@ -218,8 +218,8 @@ def test_worker_processes_share_the_cores(tmp_path, at, env):
 def test_a_module_that_fails_with_its_inputs_is_refused_at_the_first_start(tmp_path):
     torch = pytest.importorskip("torch")
     torch.jit.script(torch.nn.Linear(4, 2)).save(str(tmp_path / "m.jit"))
-    for more in ([], ["--output", "y:f32[2]", "--no_check"]):
-        command = [sys.executable, "-m", "ringbatch", "serve", str(tmp_path / "m.jit"), "--input", "x:f32[3]", "--no_costs", *more]
+    for more in ([], ["--output", "y:f32[2]", "--no-check"]):
+        command = [sys.executable, "-m", "ringbatch", "serve", str(tmp_path / "m.jit"), "--input", "x:f32[3]", "--no-costs", *more]
         p = subprocess.run([*command, "--socket", str(tmp_path / "b.sock")], capture_output=True, text=True, timeout=100)
         assert p.returncode == 1 and p.stderr.count("worker process started") == 1, p.stderr
         said = p.stderr.splitlines()[-1]

@@ -202,7 +202,7 @@ def test_a_claim_that_no_longer_fits_the_restarted_model_says_so(at):
     outcome: list[BaseException | None] = []
     with contextlib.ExitStack() as first:
         first.enter_context(broker_at(at))
-        first.enter_context(go_worker(at, "--model", "echo", "--max_batch_size", "8"))
+        first.enter_context(go_worker(at, "echo", "--max-batch-size", "8"))
         m = rb.connect("echo", socket=at, window=8, wait=60)
         held = m.request(rows=8)
     assert not os.path.exists(at)
@@ -219,7 +219,7 @@ def test_a_claim_that_no_longer_fits_the_restarted_model_says_so(at):
         except BaseException as e:
             outcome.append(e)
 
-    with broker_at(at), go_worker(at, "--model", "echo", "--max_batch_size", "2"):
+    with broker_at(at), go_worker(at, "echo", "--max-batch-size", "2"):
         with in_threads(claim):
             pass
         held.release()

@@ -13,7 +13,7 @@ from conftest import broker_at
 
 import ringbatch as rb
 
-DECLARED = ("--model", "m", "--input", "x:f32[4]", "--output", "y:f32[4]", "--max_batch_size", "1", "--wait_time", "0s")
+DECLARED = ("--model", "m", "--input", "x:f32[4]", "--output", "y:f32[4]", "--max-batch-size", "1", "--wait-time", "0s")
 
 STUB = """
     import sys, types

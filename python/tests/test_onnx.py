@@ -285,7 +285,7 @@ def test_rows_that_depend_on_one_another_are_refused(tmp_path):
     path = mixing(tmp_path / "mixing.onnx")
     with pytest.raises(rb.Invalid, match="a row gives other results beside other rows"):
         ro.prepare(path, {})
-    with pytest.raises(rb.Invalid, match=r"more than 0.05 of the largest: .*=1\) or anything \(--no_check\)"):
+    with pytest.raises(rb.Invalid, match=r"more than 0.05 of the largest: .*=1\) or anything \(--no-check\)"):
         ro.prepare(path, {}, tolerance=0.05)
     ro.prepare(path, {}, check=False)
 
@@ -320,7 +320,7 @@ def broken(tmp_path, what):
     "what, options, message",
     [
         ("fixed", {}, r"input 'x' has a fixed batch of 1, f32\[1,3,8,8\].*dynamic_axes={'x': {0: 'batch'}"),
-        ("fixed inside", {}, "takes one row, and fails with 3: a batch of 1 is fixed inside the graph.*--max_batch_size=1"),
+        ("fixed inside", {}, "takes one row, and fails with 3: a batch of 1 is fixed inside the graph.*--max-batch-size=1"),
         ("nonsense", {}, "onnxruntime cannot load it"),
         ("missing", {}, "No such file"),
         ("string", {}, r"input 'x' is a tensor\(string\), which no ring holds"),
@@ -428,7 +428,7 @@ def test_a_size_may_be_fixed(tmp_path):
 def test_the_command_serves_a_file(socket, tmp_path):
     path = graphs.encoder(tmp_path / "words.onnx")
     p = subprocess.Popen(
-        [rb.binary_path(), "onnx", path, "--dim", "seq=<=32", "--mask", "mask", "--max_batch_size=4", "--socket", socket],
+        [rb.binary_path(), "onnx", path, "--dim", "seq=<=32", "--mask", "mask", "--max-batch-size=4", "--socket", socket],
         env={**os.environ, "PYTHON": sys.executable}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

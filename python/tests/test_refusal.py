@@ -189,7 +189,7 @@ def f(x):
 @pytest.mark.parametrize("guest", [False, True])
 def test_a_passing_error_at_the_start_is_tried_again(tmp_path, at, env, guest):
     (tmp_path / "served.py").write_text(NOT_YET)
-    command = ["-m", "ringbatch.serve.serve_cli", "served:f", "--input", "x:f32[2]", "--no_costs"]
+    command = ["-m", "ringbatch.serve.serve_cli", "served:f", "--input", "x:f32[2]", "--no-costs"]
     with broker_at(at) if guest else contextlib.nullcontext(), program(env, *command, cwd=tmp_path, **SAID) as p:
         said = ""
         for line in p.stdout:

@@ -15,12 +15,12 @@ from conftest import Load, Proxy, broker_at, go_worker
 
 import ringbatch as rb
 
-SHAPE = ("--model", "m", "--input", "x:f32[4]", "--output", "y:f32[4]", "--max_batch_size", "8", "--wait_time", "0")
+SHAPE = ("--model", "m", "--input", "x:f32[4]", "--output", "y:f32[4]", "--max-batch-size", "8", "--wait-time", "0")
 
 
 def test_a_killed_broker_is_a_pause_for_a_model_that_retries(at):
     x = np.arange(4, dtype="float32")
-    with broker_at(at, *SHAPE) as first, go_worker(at, "--model", "echo", "--name", "m", "--input", "x:f32[4]"):
+    with broker_at(at, *SHAPE) as first, go_worker(at, "echo", "--name", "m", "--input", "x:f32[4]"):
         m = rb.connect("m", socket=at, wait=60, retry=60.0)
         plain = rb.connect("m", socket=at, wait=60)
 
@@ -43,7 +43,7 @@ def test_a_killed_broker_is_a_pause_for_a_model_that_retries(at):
 
 
 def test_a_lasting_error_is_not_retried(at):
-    with broker_at(at, *SHAPE, "--no_worker", "refuse"):
+    with broker_at(at, *SHAPE, "--no-worker", "refuse"):
         m = rb.connect("m", socket=at, wait=60, retry=True)
         with pytest.raises(rb.NoWorker):
             for seconds in (0.2, 2, 20):  # a slow broker may need longer to refuse

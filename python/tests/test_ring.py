@@ -17,7 +17,7 @@ from ringbatch.worker import worker
 from ringbatch.worker.ring import Ring, RingBatch, keep_attached, run, run_one, worker_options
 
 TEXT = "x:f32[4] -> y:f32[4]"
-DECLARED = ("--model", "m", "--input", "x:f32[4]", "--max_batch_size", "1", "--wait_time", "0s")
+DECLARED = ("--model", "m", "--input", "x:f32[4]", "--max-batch-size", "1", "--wait-time", "0s")
 
 
 class Slow:

@@ -36,7 +36,7 @@ def pickled(path, thing):
 def test_a_pickled_function_is_served_with_lines_that_work_and_a_cost_table(tmp_path):
     file, port = pickled(tmp_path / "plus.pkl", functools.partial(np.add, np.float32(1))), free_port()
     env = {**os.environ, "RINGBATCH_SOCKET": str(tmp_path / "b.sock"), "PYTHON": sys.executable}
-    command = [rb.binary_path(), "serve", file, "--input", "x:f32[3]", "--max_batch_size", "4", "--http", str(port)]
+    command = [rb.binary_path(), "serve", file, "--input", "x:f32[3]", "--max-batch-size", "4", "--http", str(port)]
     p = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
     try:
         said: dict[str, str] = {}
@@ -92,7 +92,7 @@ def test_the_type_of_a_file_says_how_it_is_served(tmp_path):
         ("nope:f", [], "nope:f: No module named 'nope'", False),
         ("wrong:nope", [], "wrong:nope: module 'wrong' has no attribute 'nope'", True),
         ("wrong:two", [], r"wrong:two: given x:f32\[2\], rows of zeros, it raises TypeError: two\(\) .*", False),
-        ("wrong:one", ["--max_batch_size=many"], "wrong:one: max_batch_size=many: .*", True),
+        ("wrong:one", ["--max-batch-size=many"], "wrong:one: max_batch_size=many: .*", True),
         ("wrong:one", ["stray"], "'stray' belongs to no flag", False),
         ("wrong.pkl", [], r".*wrong\.pkl cannot be loaded: .*", True),
     ],
@@ -182,7 +182,7 @@ def decorated(batch):
         (lambda x: x, ["--input", "x:f32[2]", "--output", "y:f32[3]"], r"shape \(1, 2\) came out, not \(1, 3\)"),
         (lambda x: {"a": x}, ["--input", "x:f32[2]", "--output", "b:f32[2]"], "it gives 1 outputs: a"),
         (coroutine, ["--input", "x:f32[2]"], "decorate it with @ringbatch.worker"),
-        (decorated, ["--input", "x:f32[2]", "--max_batch_size=4"], "leave --input, --max_batch_size away"),
+        (decorated, ["--input", "x:f32[2]", "--max-batch-size=4"], "leave --input, --max-batch-size away"),
     ],
 )
 def test_a_wrong_target_is_refused_before_serving(thing, flags, says):
@@ -216,7 +216,7 @@ def test_a_function_that_writes_into_its_arrays_writes_into_copies(socket):
 
 
 def test_rows_that_depend_on_one_another_are_served_on_request():
-    for flags in (["--no_check"], ["--max_batch_size=1"]):
+    for flags in (["--no-check"], ["--max-batch-size=1"]):
         a, settings = objects.flags.parse(objects.parser(), ["m:thing", "--input", "x:f32[2]", *flags])
         assert objects.worker_for(lambda x: x - x.mean(0), a, settings).signature == "x:f32[2] -> y:f32[2]"
 

@@ -132,7 +132,7 @@ def test_every_way_at_once_on_one_client_ends_also_when_workers_die(at):
                 pass
         return right
 
-    flags = "--model", "echo", "--wait_time", "200us"
+    flags = "echo", "--wait-time", "200us"
     with broker_at(at), go_worker(at, *flags):
         rb_wait(at, "echo")
         with rb.connect("echo", socket=at, window=6) as client, concurrent.futures.ThreadPoolExecutor(8) as pool:

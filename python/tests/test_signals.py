@@ -141,7 +141,7 @@ def test_submit_has_one_thread_and_so_has_ainfer(echo):
 @pytest.fixture
 def still(at):
     """A broker with the model echo, which stands still."""
-    with broker_at(at) as broker, go_worker(at, "--model", "echo", "--wait_time", "0s"):
+    with broker_at(at) as broker, go_worker(at, "echo", "--wait-time", "0s"):
         rb_wait(at, "echo")
         with rb.connect("echo", socket=at, window=8, wait=60) as m:
             m(x)

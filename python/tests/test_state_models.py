@@ -83,7 +83,7 @@ def test_a_recurrent_model_goes_on_where_its_killed_worker_was(kind, at, tmp_pat
         want, flags = gru(file, X), [file, "--state", "h=h_in:h_out", "--threads", "1"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "ringbatch.serve.serve_cli", *flags]
-    command += ["--name", "tiny", "--processes", "2", "--socket", at, "--no_costs"]
+    command += ["--name", "tiny", "--processes", "2", "--socket", at, "--no-costs"]
     with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as server:
         try:
             eventually(lambda: len(workers(at)) == 2)

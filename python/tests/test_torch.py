@@ -505,7 +505,7 @@ def exported(path, dynamic: bool) -> str:
 
 
 def test_an_exported_program_is_served_by_several_processes_without_declared_inputs(tmp_path, at, env):
-    flags = ["--processes", "2", "--device", "cpu", "--max_batch_size", "8"]
+    flags = ["--processes", "2", "--device", "cpu", "--max-batch-size", "8"]
     with broker_at(at), program(env, "-m", "ringbatch.serve.torch_cli", exported(tmp_path / "two.pt2", True), *flags):
         ask_two(at)
 

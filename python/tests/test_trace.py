@@ -19,7 +19,7 @@ def test_a_recording_has_when_python_claimed_and_woke(echo, tmp_path, way):
             import subprocess
             with rb.connect("echo") as model:
                 model(x)
-                command = [rb.binary_path(), "trace", "echo", "--seconds", "{seconds}", "--out", {file!r}]
+                command = [rb.binary_path(), "trace", "echo", "--duration", "{seconds}", "--out", {file!r}]
                 trace = subprocess.Popen(command, stdout=subprocess.DEVNULL)
                 while trace.poll() is None:
                     model(x)

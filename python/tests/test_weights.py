@@ -471,7 +471,7 @@ def test_recorded_graphs_follow_in_order_with_the_batches(at, tmp_path, gpu, mem
         "def net(): return Net()\n"
     )
     command = [sys.executable, "-m", "ringbatch.serve.torch_cli", "nets:net", "--input", "x:f32[1]", "--output", "a:f32[1]", "--output",
-        "b:f32[1]", "--name", "m", "--weights", "live", "--socket", at, "--no_check"]  # fmt: skip
+        "b:f32[1]", "--name", "m", "--weights", "live", "--socket", at, "--no-check"]  # fmt: skip
     with broker_at(at), contextlib.ExitStack() as stack:
         served = [subprocess.Popen(command, cwd=tmp_path) for _ in range(2)]
         p = stack.enter_context(rb.publisher("m", {"w": gpu.zeros(1 << 20, device="cuda")}, memory=memory, socket=at, wait=120))

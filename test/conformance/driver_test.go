@@ -212,7 +212,7 @@ func (d *driver) crowd(fields []string) string {
 	}
 	enough.Store(true)
 	wg.Wait()
-	if least := slices.Min(served); least < 10 {
+	if least := slices.Min(served); least == 0 || slices.Max(served) > 10*least {
 		return fmt.Sprintf("starved: %d", served)
 	}
 	return name(err)

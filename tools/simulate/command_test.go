@@ -19,9 +19,6 @@ import (
 func command(t *testing.T, args ...string) (stdout string, err error) {
 	t.Helper()
 	set := pflag.NewFlagSet("simulate", pflag.ContinueOnError)
-	set.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
-	})
 	c := NewCommand(set)
 	must.Do(t, set.Parse(args))
 	var out strings.Builder
@@ -61,7 +58,7 @@ func TestTheCommandReplaysATraceWithMeasuredCosts(t *testing.T) {
 	trace, costs := filepath.Join(dir, "requests.txt"), filepath.Join(dir, "costs.csv")
 	must.Do(t, os.WriteFile(trace, []byte("0 4\n0 2\n0.001 2\n0.002 6\n0.002 2\n"), 0o600))
 	must.Do(t, os.WriteFile(costs, []byte("rows,seconds\n1,0.003\n8,0.003\n"), 0o600))
-	out, err := command(t, "--trace", trace, "--cost", costs, "--max-batch-size", "8", "--wait_time", "1500us", "--hop", "0")
+	out, err := command(t, "--trace", trace, "--cost", costs, "--max-batch-size", "8", "--wait-time", "1500us", "--hop", "0")
 	must.Do(t, err)
 	for _, want := range []string{"trace requests.txt, 5 requests", "over 7ms", "2 of 8.0 rows on average, 100.0 % full"} {
 		if !strings.Contains(out, want) {
@@ -107,9 +104,9 @@ func TestABadFlagIsNamed(t *testing.T) {
 		"--priority share=-1":                              "a share is a number, at least 0",
 		"--priority on_timeout=wait":                       "on_timeout.0=wait: must be reject or delay",
 		"--workers 0":                                      "must be at least 1",
-		"--max_batch_size 0":                               "max_batch_size=0: must be a number, 1..1048576",
-		"--preferred_batch_sizes 8,4":                      "preferred_batch_sizes are [8 4], must ascend",
-		"--default_priority 1":                             "default_priority is 1, must be 0..0",
+		"--max-batch-size 0":                               "max_batch_size=0: must be a number, 1..1048576",
+		"--preferred-batch-sizes 8,4":                      "preferred_batch_sizes are [8 4], must ascend",
+		"--default-priority 1":                             "default_priority is 1, must be 0..0",
 		"--requests 0":                                     "requests is 0, must be 1..1000000000",
 		"--rate 1e-9":                                      "it takes more than 36 years",
 		"--rate 1e-300":                                    "it takes more than 36 years",

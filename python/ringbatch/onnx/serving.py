@@ -154,7 +154,7 @@ def _check(session: ort.InferenceSession, runner: Runner, graph: Graph, axes: Ax
             e,
             session.get_providers(),
             f"the model takes one row, and fails with {CHECKED_ROWS}: a batch of 1 is fixed inside the graph, for example in a Reshape. "
-            "Export it with a free batch, or serve single rows (--max_batch_size=1). ",
+            "Export it with a free batch, or serve single rows (--max-batch-size=1). ",
         ) from None
 
 
@@ -169,7 +169,7 @@ def warm_up(p: Prepared, max_batch: int) -> None:
                 p.runner.run([x[:n] for x in xs], None)
             except Exception as e:
                 what = f"the model fails with {n} row{'s' * (n > 1)} of {' and '.join(str(list(s)) for s in shapes)}: "
-                ways = ["fewer at once (--max_batch_size)"] * (n > 1) + ["other sizes (--dim, --buckets.INPUT.DIMENSION)"] * bool(p.axes)
+                ways = ["fewer at once (--max-batch-size)"] * (n > 1) + ["other sizes (--dim, --buckets.INPUT.DIMENSION)"] * bool(p.axes)
                 advice = f"serve {', or '.join(ways)}. " if ways else ""
                 raise failure(e, p.session.get_providers(), what + advice) from None
 

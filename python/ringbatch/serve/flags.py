@@ -42,7 +42,7 @@ def _value(a: argparse.Action) -> list[str]:
     return ["|".join(a.choices) if a.choices else str(a.metavar or kind)]
 
 
-POLICY = "Other flags are settings of the model's policy, which the broker reads: --max_batch_size=32 --wait_time=5ms"
+POLICY = "Other flags are settings of the model's policy, which the broker reads: --max-batch-size=32 --wait-time=5ms"
 
 
 def say_missing(command: str, e: ModuleNotFoundError) -> int:
@@ -69,6 +69,8 @@ def _settings(flags: Sequence[str]) -> dict[str, str]:
         if flag.startswith("--"):
             key, _, value = flag[2:].partition("=")
             name, dot, part = key.partition(".")
+            if "_" in name:
+                raise ValueError(f"no flag --{name}; did you mean --{name.replace('_', '-')}?")
             key = name.replace("-", "_") + dot + part
             settings[key] = value or "true"
         elif settings.get(key) == "true":
@@ -92,5 +94,5 @@ def add_sizes(p: argparse.ArgumentParser) -> None:
     p.add_argument("--mask", metavar="NAME", help="argument of the model that takes their mask: one in true places, zero in padding")
     known = "the value that the model knows padding by (default none)"
     p.add_argument("--pad", action="append", default=[], metavar="[INPUT=]VALUE", help=known)
-    p.add_argument("--no_buckets", action="store_false", dest="buckets",
+    p.add_argument("--no-buckets", action="store_false", dest="buckets",
         help="don't round sizes up: only requests of equal size share a batch")

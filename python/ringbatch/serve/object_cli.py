@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
         help="input tensor of one row, like 'x:f32[4]' (repeatable; an estimator may tell its own)")
     p.add_argument("--args", metavar="NAMES", help="the inputs in the order of the function's arguments, where those have other names: a,b")
     p.add_argument("--output", action="append", metavar="SPEC", help="output tensor (default: found by running one row)")
-    p.add_argument("--no_check", action="store_false", dest="check",
+    p.add_argument("--no-check", action="store_false", dest="check",
         help="serve also what gives other results for rows in a batch than for each alone")
     p.add_argument("--method", help="the method of the object to call (default: the object itself, or predict, or transform)")
     p.add_argument("--name", help="the model's name (default: $RINGBATCH_MODEL, or the target's)")
@@ -203,7 +203,7 @@ def _listed(result: Any) -> list[np.ndarray]:
 
 def worker_for(thing: Any, a: argparse.Namespace, settings: dict[str, Any]) -> Worker:
     if isinstance(thing, Worker):
-        unused = [f"--{key}" for key in ("input", "args", "output", "method") if getattr(a, key)] + [f"--{key}" for key in settings]
+        unused = [f"--{key}" for key in ("input", "args", "output", "method") if getattr(a, key)] + [f"--{key.replace('_', '-')}" for key in settings]
         if unused:
             raise errors.Invalid(f"it is a @ringbatch.worker, which has its tensors and settings with it: leave {', '.join(unused)} away")
         return thing.with_version(a.join) if a.join else thing

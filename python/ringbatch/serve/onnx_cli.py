@@ -23,10 +23,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--provider", action="append",
         help="cpu, cuda or another of onnxruntime's; the first that can run an operation does (default cpu)")
     p.add_argument("--threads", type=int, default=0, help="threads of one operation (default: one per core)")
-    p.add_argument("--no_spin", action="store_false", dest="spin",
+    p.add_argument("--no-spin", action="store_false", dest="spin",
         help="threads sleep between operations: where other processes need the cores")
     flags.add_sizes(p)
-    p.add_argument("--no_check", action="store_false", dest="check",
+    p.add_argument("--no-check", action="store_false", dest="check",
         help="serve also a model whose rows give other results in a batch than alone")
     p.add_argument("--tolerance", type=float,
         help="how far results may differ, as a part of the largest number (default 0.001, with float16 outputs 0.02)")

@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
         "estimator, a torch.nn.Module, a @ringbatch.worker, or a function without arguments that makes one). Starts a broker if none "
         f"runs. Beware: {WARNING}.",
         "Other flags are those of `ringbatch torch` or `ringbatch onnx`, or settings of the model's policy: --input 'x:f32[4]' "
-        "--max_batch_size=32. Of a Python object: --input and --output, one row each, --method and --no_check.",
+        "--max-batch-size=32. Of a Python object: --input and --output, one row each, --method and --no-check.",
     )
     p.add_argument("target", help="the file, or package.module:name")
     p.add_argument("--name", help="the model's name (default: the target's)")
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--socket", help="the broker's control socket")
     p.add_argument("--http", metavar="PORT", help="also serve HTTP, at this port of this host or this address (docs/gateway.md)")
     p.add_argument("--grpc", metavar="PORT", help="also serve gRPC")
-    p.add_argument("--no_costs", action="store_false", dest="costs", help="don't measure what batches cost, once the model answers")
+    p.add_argument("--no-costs", action="store_false", dest="costs", help="don't measure what batches cost, once the model answers")
     return p
 
 

@@ -309,7 +309,7 @@ def _start_broker(config: str, socket: str, env: dict[str, str]) -> subprocess.P
     try:
         os.write(fd, config.encode())
         return subprocess.Popen(
-            _with_us(binary_path(), "broker", "--socket", socket, "--config", f"/proc/self/fd/{fd}", "--drain_time", f"{_DRAIN_S:g}s"),
+            _with_us(binary_path(), "broker", "--socket", socket, "--config", f"/proc/self/fd/{fd}", "--drain-time", f"{_DRAIN_S:g}s"),
             env=env,
             pass_fds=[fd],
             start_new_session=True,  # the terminal's Ctrl-C is for us only

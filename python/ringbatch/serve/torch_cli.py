@@ -34,11 +34,11 @@ def parser() -> argparse.ArgumentParser:
         help="live: follow the weights that a ringbatch.publisher of this model publishes (default none)")
     p.add_argument("--half", action="store_true", help="compute in float16")
     p.add_argument("--bfloat16", action="store_true", help="compute in bfloat16")
-    p.add_argument("--channels_last", action="store_true", help="lay images out channels last")
-    p.add_argument("--cuda_graphs", action="store_true", default=None,
+    p.add_argument("--channels-last", action="store_true", help="lay images out channels last")
+    p.add_argument("--cuda-graphs", action="store_true", default=None,
         help="record the model once per batch size and replay it (default: where that works)")
-    p.add_argument("--no_cuda_graphs", action="store_false", dest="cuda_graphs", help="launch the model's kernels one by one")
-    p.add_argument("--no_freeze", action="store_false", dest="freeze", help="leave the module as it is: fold and fuse no operations")
+    p.add_argument("--no-cuda-graphs", action="store_false", dest="cuda_graphs", help="launch the model's kernels one by one")
+    p.add_argument("--no-freeze", action="store_false", dest="freeze", help="leave the module as it is: fold and fuse no operations")
     p.add_argument(
         "--compile", choices=("auto", "on", "off"), default="off",
         help="torch.compile: auto takes it where results agree and a full batch is quicker, measured before serving; "
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
         "0.02 on a GPU, and with 16 bits or a quantized model)",
     )  # fmt: skip
     p.add_argument(
-        "--no_check", action="store_false", dest="check",
+        "--no-check", action="store_false", dest="check",
         help="serve also a model whose rows give other results in a batch than alone, or whose outputs are others than --output says (not "
         "where inputs vary)",
     )  # fmt: skip
@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     a, settings = flags.parse(parser(), argv)
     if a.processes > 1:
-        return serve_cli.main(["--kind", "torch", "--no_costs", *(sys.argv[1:] if argv is None else argv)])
+        return serve_cli.main(["--kind", "torch", "--no-costs", *(sys.argv[1:] if argv is None else argv)])
     try:
         from ..torch.serving import serve_file
     except ModuleNotFoundError as e:

@@ -9,7 +9,7 @@ or from the command line, for an exported program, a TorchScript file, or a
 function that makes a module:
 
     ringbatch torch resnet50.pt2
-    ringbatch torch resnet50.jit --input 'x:f32[3,224,224]' --half --channels_last
+    ringbatch torch resnet50.jit --input 'x:f32[3,224,224]' --half --channels-last
     ringbatch torch mymodels.vision:resnet50 --input 'x:f32[3,224,224]' --processes 2
 
 The ring is pinned once. Inputs are copied on a second stream while the batch before

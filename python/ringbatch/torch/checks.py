@@ -82,7 +82,7 @@ def refuse_mixed_rows(tried: Module, axes: Axes, most: int, tolerance: float, ou
             raise
         raise errors.Invalid(
             f"the module takes one row, and fails with {rows}: a batch of 1 is fixed in it, in the shape of a view, say. "
-            f"Make it for any number of rows, or serve single rows (--max_batch_size=1). {failure(e)}"
+            f"Make it for any number of rows, or serve single rows (--max-batch-size=1). {failure(e)}"
         ) from None
     trials.refuse_mixed_rows(tried, xs, tolerance, outputs, exact=exact)
 

@@ -319,7 +319,7 @@ class Trial:
 
     def _advice(self, rows: list[Row], together: list[Row]) -> str:
         near = all(trials.agree(_numbers(y), _numbers(self.run([row])[0][0]), trials.MORE) for row, y in zip(rows, together))
-        return f"Allow {f'more (--tolerance {trials.MORE:g}), or ' * near}anything (--no_check)"
+        return f"Allow {f'more (--tolerance {trials.MORE:g}), or ' * near}anything (--no-check)"
 
 
 def _numbers(row: Row) -> list[np.ndarray]:

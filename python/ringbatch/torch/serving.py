@@ -133,7 +133,7 @@ def serve(
         if args:
             raise errors.Invalid("--packed passes inputs by name, INPUT=KEYWORD: leave out --args")
         if lengths or mask or pad or channels_last or compile != "off":
-            raise errors.Invalid("--packed goes with none of --lengths, --mask, --pad, --channels_last and --compile: there is no padding, "
+            raise errors.Invalid("--packed goes with none of --lengths, --mask, --pad, --channels-last and --compile: there is no padding, "
                 "and the module runs as it is")
         rows = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
         found, make = packing.plan(module, packed, tensors, None if outputs is None else declared(outputs), where, options, half=half,
@@ -179,7 +179,7 @@ def serve(
     def larger(rows: int) -> Engine:
         if full is not None:
             print(f"serving the module as it is: it was compiled for {most} rows, and the broker has batches of {rows}; "
-                  f"start with --max_batch_size={rows}", file=sys.stderr, flush=True)  # fmt: skip
+                  f"start with --max-batch-size={rows}", file=sys.stderr, flush=True)  # fmt: skip
         return Engine(compute, specs, rows, where, depth, cuda_graphs, axes, shapes, takes_sizes)
 
     with checks.refused_inputs(brought):  # before attaching: a worker that is still warming up would hold batches

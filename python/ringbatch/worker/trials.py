@@ -125,7 +125,7 @@ def refuse_mixed_rows(
     """
     def advice() -> str:
         helps = adjustable and tolerance < MORE and rows_agree(model, xs, MORE, outputs)
-        return f"Serve single rows (--max_batch_size=1){f', allow more (--tolerance {MORE:g})' * helps} or anything (--no_check)"
+        return f"Serve single rows (--max-batch-size=1){f', allow more (--tolerance {MORE:g})' * helps} or anything (--no-check)"
 
     if exact and not neighbours_ignored(model, xs, outputs):
         why = "a row gives other results beside other rows: rows of this model depend on one another"

@@ -138,8 +138,8 @@ func (h *host) ringbatch(name string, args ...string) error {
 // boot starts a GPU host's processes.
 func (h *host) boot() error {
 	_, err := h.start("worker", testbed.Spec{Role: "worker", Wrap: h.inside()})
-	return errors.Join(err, h.ringbatch("broker", "--log_level", "warn"), h.ringbatch("gateway", "--http", "off",
-		"--grpc", h.address+":8001", "--insecure", "--drain_delay", "700ms", "--log_level", "warn"))
+	return errors.Join(err, h.ringbatch("broker", "--log-level", "warn"), h.ringbatch("gateway", "--http", "off",
+		"--grpc", h.address+":8001", "--insecure", "--drain-delay", "700ms", "--log-level", "warn"))
 }
 
 // bootProducer starts a producer host's broker and relay.
@@ -148,8 +148,8 @@ func (h *host) bootProducer() error {
 	for _, g := range h.w.hosts[:gpuHosts] {
 		to = append(to, g.address+":8001")
 	}
-	return errors.Join(h.ringbatch("broker", "--log_level", "warn"),
-		h.ringbatch("relay", "m", "--to", strings.Join(to, ","), "--wait_for_broker", "120s", "--wait_time", "1ms"))
+	return errors.Join(h.ringbatch("broker", "--log-level", "warn"),
+		h.ringbatch("relay", "m", "--to", strings.Join(to, ","), "--wait", "120s", "--wait-time", "1ms"))
 }
 
 // signal reaches every process of the host.

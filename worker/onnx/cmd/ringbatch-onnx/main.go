@@ -37,13 +37,6 @@ func main() {
 func run(ctx context.Context, args []string) error {
 	f := pflag.NewFlagSet("ringbatch-onnx", pflag.ContinueOnError)
 	f.SortFlags = false
-	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		name = strings.ReplaceAll(name, "_", "-") // --wait_time is --wait-time
-		if name == "wait-for-broker" {
-			name = "wait"
-		}
-		return pflag.NormalizedName(name)
-	})
 	f.Usage = func() {
 		fmt.Printf("Serve an ONNX file with ONNX Runtime, without Python.\n\nUsage: ringbatch-onnx [flags] FILE\n\n%s\nExample:\n"+
 			"  ringbatch-onnx resnet50.onnx --library /usr/lib/libonnxruntime.so --max-batch-size 32\n", f.FlagUsages())
