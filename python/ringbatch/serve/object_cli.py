@@ -203,7 +203,8 @@ def _listed(result: Any) -> list[np.ndarray]:
 
 def worker_for(thing: Any, a: argparse.Namespace, settings: dict[str, Any]) -> Worker:
     if isinstance(thing, Worker):
-        unused = [f"--{key}" for key in ("input", "args", "output", "method") if getattr(a, key)] + [f"--{key.replace('_', '-')}" for key in settings]
+        given = [key for key in ("input", "args", "output", "method") if getattr(a, key)]
+        unused = [f"--{key.replace('_', '-')}" for key in (*given, *settings)]
         if unused:
             raise errors.Invalid(f"it is a @ringbatch.worker, which has its tensors and settings with it: leave {', '.join(unused)} away")
         return thing.with_version(a.join) if a.join else thing
