@@ -72,7 +72,7 @@ def host(a: device.DeviceArray) -> np.ndarray:
 
 
 @rb.worker("double", inputs={"x": ("float32", (ROW,))}, outputs={"y": ("float32", (ROW,)), "first": ("float32", (), "host")},
-    memory="device:0", max_batch_size=8)
+    memory="device:0", max_batch_size=8, version="of two scripts")
 def double(batch):
     for i in range(len(batch.runs)):
         x = host(batch.input_run("x", i))
