@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says why a command of a page or of a measurement cannot be run from this tree."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = {p.name for p in ROOT.iterdir() if p.is_dir()} - {"bin", "build"}
+
+
+def commands() -> set[str]:
+    """The sub-commands of ringbatch."""
+    return {"help", *re.findall(r'^\t+\{"([a-z]+)", "', (ROOT / "cmd/ringbatch/main.go").read_text(), re.M)}
+
+
+def targets() -> set[str]:
+    files = [ROOT / "Makefile", *ROOT.glob("hack/**/*.mk"), *ROOT.glob("deploy/**/*.mk")]
+    return {name for f in files for names in re.findall(r"^([\w. -]+):(?!=)", f.read_text(), re.M) for name in names.split()}
+
+
+def is_built(name: str) -> bool:
+    """Whether a main package of that name exists."""
+    return any("package main" in f.read_text() for f in ROOT.glob(f"**/cmd/{name}/main.go"))
+
+
+def missing(command: str) -> str:
+    """Why the command's program does not exist; "" if it does."""
+    words = [w for w in command.split() if not re.match(r"[A-Z_]+=", w)]
+    while words and words[0] in ("nice", "-n", "10", "taskset", "-c", "0-4"):
+        words.pop(0)
+    if not words:
+        return "no program"
+    program, *rest = words
+    if program.startswith("bin/") and program != "bin/ringbatch":
+        return "" if is_built(program[4:]) else f"no main package builds {program}"
+    if program in ("ringbatch", "bin/ringbatch"):
+        return "" if rest and rest[0] in commands() else f"ringbatch has no command {' '.join(rest[:1])!r}"
+    if program == "make":
+        return "" if rest and rest[0] in targets() else f"no target {' '.join(rest[:1])!r}"
+    if program == "go":
+        folders = [w for w in rest if w.startswith("./")]
+        return next((f"no folder {f}" for f in folders if not (ROOT / f.removesuffix("/...")).exists()), "")
+    if re.fullmatch(r"(.*/)?(python3?|bash|sh)", program):
+        if rest[:1] == ["-m"] and rest[1].split(".")[0] != "ringbatch":
+            return ""  # a module of somebody else
+        path = f"python/{rest[1].replace('.', '/')}" if rest[:1] == ["-m"] else next((w for w in rest if not w.startswith("-")), "")
+        return "" if (ROOT / path).exists() or (ROOT / f"{path}.py").exists() else f"no script {path}"
+    return "" if "/" in program and (ROOT / program).exists() else f"no program {program}"
+
+
+def of_page(text: str) -> Iterator[str]:
+    """The commands in a page's code that belong to this tree: in spans, and in lines of shell blocks."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+    for line in [line.strip() for b in blocks for line in b.splitlines()] + spans:
+        try:
+            words = [w for w in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", w)]
+        except ValueError:
+            continue
+        if len(words) < 2 and not line.startswith("bin/"):
+            continue
+        first, second = words[0], words[1] if len(words) > 1 else ""
+        script = re.fullmatch(r"(.*/)?(python3?|bash)", first) and second.split("/")[0] in FOLDERS
+        known = first in ("ringbatch", "make") and re.fullmatch(r"[a-z][a-z-]+", second)
+        if script or known or re.fullmatch(r"\w*bench", first) or first.startswith("bin/") or "/" in first and first.split("/")[0] in FOLDERS and Path(first).suffix in (".py", ".sh"):
+            yield " ".join(words)
