@@ -56,7 +56,6 @@ MEASURED = {
 # A measurement may be older than the last change of what it measured by this much: most changes move no figure.
 GRACE = datetime.timedelta(days=14)
 
-
 def judge(runs: dict[str, str], measured: dict[str, list[str]], kept: dict[str, dict], changed: dict[str, datetime.date]) -> Iterator[str]:
     """What is wrong with the kept measurements. changed is the last change of what each measured, as far as git knows it."""
     for name in sorted({*runs, *measured} - set(kept)):
@@ -74,7 +73,6 @@ def judge(runs: dict[str, str], measured: dict[str, list[str]], kept: dict[str, 
         if name in changed and (old := changed[name] - datetime.date.fromisoformat(data["date"])) > GRACE:
             yield f"{name}: measured {old.days} days before the last change of what it measures, {GRACE.days} are allowed; measure again"
 
-
 def ratios(data: object, inside: bool = False) -> Iterator[float]:
     """Every number whose key, or a key above it, says that it compares."""
     if isinstance(data, dict):
@@ -85,7 +83,6 @@ def ratios(data: object, inside: bool = False) -> Iterator[float]:
             yield from ratios(value, inside)
     elif inside and isinstance(data, (int, float)):
         yield data
-
 
 def last_changes() -> dict[str, datetime.date]:
     """The date of the last commit of what each run measured; empty where git has no history."""
@@ -99,7 +96,6 @@ def last_changes() -> dict[str, datetime.date]:
         log = [*git, "log", "-1", "--format=%cs", "--", *CORE, *paths, ":!*_test.go", ":!*.md"]
         found[name] = datetime.date.fromisoformat(subprocess.check_output(log, text=True).strip())
     return found
-
 
 def selftest() -> None:
     """Each rule must find its own fault, and nothing else."""
@@ -129,7 +125,6 @@ def selftest() -> None:
     page = "`bin/torture --x` `ringbatch profile m` `gatebench --only http`\n```sh\nbash hack/gone.sh\nmake peers   # text\n```\n"
     assert [bool(programs.missing(c)) for c in programs.of_page(page)] == [True, False, True, True, True], list(programs.of_page(page))
 
-
 def check() -> Iterator[str]:
     selftest()
     yield from judge(RUNS, MEASURED, {f.stem: json.loads(f.read_text()) for f in DATA.glob("*.json")}, last_changes())
@@ -141,7 +136,6 @@ def check() -> Iterator[str]:
         if path.read_text() != text:
             yield f"{path.relative_to(ROOT)} differs from docs/results/data; run: hack/results.py write"
 
-
 def measure(names: list[str]) -> None:
     for name in names or RUNS:
         with tempfile.NamedTemporaryFile(suffix=".json") as out:
@@ -152,18 +146,16 @@ def measure(names: list[str]) -> None:
         DATA.mkdir(parents=True, exist_ok=True)
         (DATA / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
 
-
 def number(v: object) -> str:
     if isinstance(v, bool) or not isinstance(v, (int, float)):
         return str(v)
     return f"{v:,.0f}" if abs(v) >= 100 else f"{v:.3g}"
 
-
 def page() -> str:
     parts = ["# Performance", "",
              "`hack/results.py write` writes this page from the JSON in `docs/results/data`; `hack/results.py measure` measures again.",
              "[Benchmark](benchmark.md) explains the figures; [peers](peers.md) has other servers and busy hosts. On your machine: `make",
-             "demo`, `ringbatch bench MODEL`, `make peers`.", "", readme_table().rstrip()]  # fmt: skip
+             "demo`, `ringbatch bench MODEL`, `make peers`. [README](../README.md#results) has the main figures."]  # fmt: skip
     setup = "encoder of 12 layers, 768 wide, fp16; texts of 8 to 500 tokens; two workers"
     parts += ["", "## Packed batches", "", f"{where('packed')}: {setup}", "",
               "| | sequences/s | rows a batch | p50, ms | p99, ms |", "|---|---|---|---|---|"]  # fmt: skip
@@ -206,29 +198,23 @@ def page() -> str:
         parts += [f"| {name} | " + " | ".join(map(number, r.values())) + " |" for name, r in kept(run)["result"].items()]
     return "\n".join(parts) + "\n"
 
-
 def kept(name: str) -> dict:
     return json.loads((DATA / f"{name}.json").read_text())
-
 
 def rounded(v: float) -> str:
     """Three digits: a measurement has no more."""
     decimals = 3 - len(str(int(v)))
     return f"{round(v, decimals):,.{max(0, decimals)}f}"
 
-
 def between(values: list[float]) -> str:
     return f"{rounded(min(values))} … {rounded(max(values))}"
-
 
 def bold(v: float) -> str:
     return f"**{rounded(v)}**"
 
-
 def rates(peer: str, cell: str) -> list[float]:
     """Requests per second of a peer in one column, by round."""
     return [r["requests_per_s"] for r in kept("peers")["peers"][peer]["cells"][cell]["rounds"]]
-
 
 def against_peers(cell: str) -> tuple[str, str]:
     """Ours, with its range, and the others; of Triton's two ways the faster."""
@@ -240,13 +226,11 @@ def against_peers(cell: str) -> tuple[str, str]:
     others = (f"{title} {rounded(max(mean(rates(name, cell)) for name in names))}" for title, names in peers.items())
     return f"{bold(mean(ours))} ({between(ours)})", ", ".join(others)
 
-
 def where(name: str) -> str:
     data = kept(name)
     machine = data["machine"] if isinstance(data["machine"], str) else f"{data['machine']['cores']} cores, Intel Xeon 2.5 GHz"
     rounds = f", {data['rounds']} rounds of {data['seconds']:.0f} s" if "rounds" in data else ""
     return f"`{data['command']}`{rounds}, {machine}, {data['date']}"
-
 
 def readme_table() -> str:
     """README's table, in absolute units."""
@@ -267,7 +251,6 @@ def readme_table() -> str:
     lines = [f"| {what} | {ours} | {beside} | {runs.index(name) + 1} |" for what, ours, beside, name in rows]
     commands = [f"{i}. {where(name)}" for i, name in enumerate(runs, 1)]
     return "\n".join(["| | ringbatch | for comparison | run |", "|---|---|---|---|", *lines, "", *commands]) + "\n"
-
 
 def busy_tables() -> str:
     """The tables of bench/peers/busy.py: ringbatch against the plain program, by cores and clients."""
@@ -290,7 +273,6 @@ def busy_tables() -> str:
         parts.append("")
     return "\n".join(parts).rstrip() + "\n"
 
-
 def embeddings_table() -> str:
     """The table of bench/peers/embeddings.py."""
     data = kept("embeddings")
@@ -302,11 +284,9 @@ def embeddings_table() -> str:
         parts.append(f"| {program} | {load} | " + " | ".join(rounded(r[k]) for k in ("texts_per_s", "p50_ms", "p99_ms")) + " |")
     return "\n".join(parts) + "\n"
 
-
 def torchrl_tables() -> str:
     """The tables of bench/peers/actors.py: rates, then faults and new weights."""
     return "\n".join(torchrl_table(kept(name)) for name in ("torchrl", "torchrl-16-cores"))
-
 
 def torchrl_table(data: dict) -> str:
     r = data["result"]
@@ -330,7 +310,6 @@ def torchrl_table(data: dict) -> str:
     }
     return "\n".join([*parts, *(f"| {what} | " + " | ".join(cells) + " |" for what, cells in rows.items() if cells)]) + "\n"
 
-
 def with_tables(path: Path, tables: dict[str, str]) -> str:
     """The page with each table between its two marks."""
     text = path.read_text()
@@ -342,11 +321,9 @@ def with_tables(path: Path, tables: dict[str, str]) -> str:
         text = before + begin + table + end + after
     return text
 
-
 def pages() -> dict[Path, str]:
     of_peers = {BEGIN: busy_tables(), BEGIN_EMBEDDINGS: embeddings_table(), BEGIN_TORCHRL: torchrl_tables()}
     return {PAGE: page(), README: with_tables(README, {BEGIN: readme_table()}), PEERS: with_tables(PEERS, of_peers)}
-
 
 def main() -> None:
     verb, names = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
@@ -361,7 +338,6 @@ def main() -> None:
         selftest()
     else:
         sys.exit(__doc__)
-
 
 if __name__ == "__main__":
     main()
