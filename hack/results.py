@@ -38,7 +38,6 @@ BEGIN_TORCHRL = "<!-- torchrl: written by hack/results.py write -->\n"
 # The measurements, run in the repository's root after `make build` and `python/test.sh`. Each takes --json FILE.
 RUNS = {
     "busy": "build/python-venv/bin/python bench/peers/busy.py --clients 8",
-    "busy-64": "build/python-venv/bin/python bench/peers/busy.py --clients 64",
     "embeddings": "build/peers/infinity/bin/python bench/peers/embeddings.py",
     "torchrl": "python3 bench/peers/actors.py",
     "weights": "build/peers/torchrl/venv/bin/python bench/peers/weights.py",
@@ -48,7 +47,7 @@ RUNS = {
 CORE = ["shm", "broker", "client", "worker"]
 PYTHON = ["cbindings/src", "python/ringbatch"]
 MEASURED = {
-    **dict.fromkeys([*RUNS, "busy-16-cores", "busy-128-16-cores", "torchrl-16-cores", "peers", "state", "decode", "decode-2-cores"], PYTHON),
+    **dict.fromkeys([*RUNS, "busy-16-cores", "torchrl-16-cores", "peers", "state", "decode", "decode-2-cores"], PYTHON),
     **dict.fromkeys(["gpu", "packed", "recurrent", "weights-gpu"], [*PYTHON, "bench/gpu"]),
     "small": ["bench/transport"],
     "torture": ["test/chaos"],
@@ -255,9 +254,7 @@ def readme_table() -> str:
 def busy_tables() -> str:
     """The tables of bench/peers/busy.py: ringbatch against the plain program, by cores and clients."""
     parts = []
-    for name in ("busy", "busy-64", "busy-16-cores", "busy-128-16-cores"):
-        if not (DATA / f"{name}.json").exists():
-            continue
+    for name in ("busy", "busy-16-cores"):
         data = kept(name)
         rows = {(r["cell"], r["bytes"], r["program"]): r for r in data["result"]["rows"]}
         parts += [f"{data['cores']} cores, {data['result']['clients']} clients, `{data['command']}`, {data['date']}:", ""]
