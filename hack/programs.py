@@ -24,7 +24,7 @@ def targets() -> set[str]:
 
 def is_built(name: str) -> bool:
     """Whether a main package of that name exists."""
-    return any("package main" in f.read_text() for f in ROOT.glob(f"**/cmd/{name}/main.go"))
+    return any((ROOT / folder / name / "main.go").exists() for folder in ("cmd", "test/cmd", "worker/onnx/cmd"))
 
 
 def missing(command: str) -> str:
@@ -43,6 +43,9 @@ def missing(command: str) -> str:
         return "" if rest and rest[0] in targets() else f"no target {' '.join(rest[:1])!r}"
     if program == "go":
         folders = [w for w in rest if w.startswith("./")]
+        named = re.search(r" -run (\w{3,})", command)
+        if named and not any(re.search(rf"func Test\w*{named[1]}", t.read_text()) for f in folders for t in (ROOT / f).glob("*_test.go")):
+            return f"no test {named[1]} in {' '.join(folders)}"
         return next((f"no folder {f}" for f in folders if not (ROOT / f.removesuffix("/...")).exists()), "")
     if re.fullmatch(r"(.*/)?(python3?|bash|sh)", program):
         if rest[:1] == ["-m"] and rest[1].split(".")[0] != "ringbatch":
@@ -65,6 +68,6 @@ def of_page(text: str) -> Iterator[str]:
             continue
         first, second = words[0], words[1] if len(words) > 1 else ""
         script = re.fullmatch(r"(.*/)?(python3?|bash)", first) and second.split("/")[0] in FOLDERS
-        known = first in ("ringbatch", "make") and re.fullmatch(r"[a-z][a-z-]+", second)
+        known = first in ("ringbatch", "make", "go") and re.fullmatch(r"[a-z][a-z-]+", second)
         if script or known or re.fullmatch(r"\w*bench", first) or first.startswith("bin/") or "/" in first and first.split("/")[0] in FOLDERS and Path(first).suffix in (".py", ".sh"):
             yield " ".join(words)
