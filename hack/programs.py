@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = {p.name for p in ROOT.iterdir() if p.is_dir()} - {"bin", "build"}
+FOLDERS = "|".join({p.name for p in ROOT.iterdir() if p.is_dir()} - {"bin", "build"})
 
 
 def commands() -> set[str]:
@@ -57,17 +56,10 @@ def missing(command: str) -> str:
 
 def of_page(text: str) -> Iterator[str]:
     """The commands in a page's code that belong to this tree: in spans, and in lines of shell blocks."""
+    ours = re.compile(rf"bin/|\w*bench |(ringbatch|make|go) [a-z]{{2}}|(\S*/)?(python3?|bash) ({FOLDERS})/|({FOLDERS})/\S+\.(py|sh)( |$)")
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)
     spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
-    for line in [line.strip() for b in blocks for line in b.splitlines()] + spans:
-        try:
-            words = [w for w in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", w)]
-        except ValueError:
-            continue
-        if len(words) < 2 and not line.startswith("bin/"):
-            continue
-        first, second = words[0], words[1] if len(words) > 1 else ""
-        script = re.fullmatch(r"(.*/)?(python3?|bash)", first) and second.split("/")[0] in FOLDERS
-        known = first in ("ringbatch", "make", "go") and re.fullmatch(r"[a-z][a-z-]+", second)
-        if script or known or re.fullmatch(r"\w*bench", first) or first.startswith("bin/") or "/" in first and first.split("/")[0] in FOLDERS and Path(first).suffix in (".py", ".sh"):
-            yield " ".join(words)
+    for line in "\n".join(blocks).splitlines() + spans:
+        command = re.sub(r"^(\s*[A-Z_]+=\S+)* *| +#.*", "", line)
+        if ours.match(command):
+            yield command

@@ -55,13 +55,16 @@ MEASURED = {
 # A measurement may be older than the last change of what it measured by this much: most changes move no figure.
 GRACE = datetime.timedelta(days=14)
 
+
 def judge(runs: dict[str, str], measured: dict[str, list[str]], kept: dict[str, dict], changed: dict[str, datetime.date]) -> Iterator[str]:
     """What is wrong with the kept measurements. changed is the last change of what each measured, as far as git knows it."""
     for name in sorted({*runs, *measured} - set(kept)):
         yield f"{name}: the run has no JSON in docs/results/data"
     for name in sorted(set(kept) - set(measured)):
         yield f"{name}: nothing says what it measured (MEASURED)"
-    commands = {f"{name} in RUNS": command for name, command in runs.items()} | {name: data.get("command", "") for name, data in kept.items()}
+    commands = {f"{name} in RUNS": command for name, command in runs.items()} | {
+        name: data.get("command", "") for name, data in kept.items()
+    }
     for name, command in commands.items():
         if why := programs.missing(command):
             yield f"{name}: {why}: {command}"
@@ -71,6 +74,7 @@ def judge(runs: dict[str, str], measured: dict[str, list[str]], kept: dict[str, 
                 yield f"{name}: the ratio {ratio:g} is negative"
         if name in changed and (old := changed[name] - datetime.date.fromisoformat(data["date"])) > GRACE:
             yield f"{name}: measured {old.days} days before the last change of what it measures, {GRACE.days} are allowed; measure again"
+
 
 def ratios(data: object, inside: bool = False) -> Iterator[float]:
     """Every number whose key, or a key above it, says that it compares."""
@@ -82,6 +86,7 @@ def ratios(data: object, inside: bool = False) -> Iterator[float]:
             yield from ratios(value, inside)
     elif inside and isinstance(data, (int, float)):
         yield data
+
 
 def last_changes() -> dict[str, datetime.date]:
     """The date of the last commit of what each run measured; empty where git has no history."""
@@ -95,6 +100,7 @@ def last_changes() -> dict[str, datetime.date]:
         log = [*git, "log", "-1", "--format=%cs", "--", *CORE, *paths, ":!*_test.go", ":!*.md"]
         found[name] = datetime.date.fromisoformat(subprocess.check_output(log, text=True).strip())
     return found
+
 
 def selftest() -> None:
     """Each rule must find its own fault, and nothing else."""
@@ -125,6 +131,7 @@ def selftest() -> None:
     page = "`bin/torture --x` `ringbatch profile m` `gatebench --only http`\n```sh\nbash hack/gone.sh\nmake peers   # text\n```\n"
     assert [bool(programs.missing(c)) for c in programs.of_page(page)] == [True, False, True, True, True], list(programs.of_page(page))
 
+
 def check() -> Iterator[str]:
     selftest()
     faults = list(judge(RUNS, MEASURED, {f.stem: json.loads(f.read_text()) for f in DATA.glob("*.json")}, last_changes()))
@@ -137,6 +144,7 @@ def check() -> Iterator[str]:
         if path.read_text() != text:
             yield f"{path.relative_to(ROOT)} differs from docs/results/data; run: hack/results.py write"
 
+
 def measure(names: list[str]) -> None:
     for name in names or RUNS:
         with tempfile.NamedTemporaryFile(suffix=".json") as out:
@@ -147,10 +155,12 @@ def measure(names: list[str]) -> None:
         DATA.mkdir(parents=True, exist_ok=True)
         (DATA / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
 
+
 def number(v: object) -> str:
     if isinstance(v, bool) or not isinstance(v, (int, float)):
         return str(v)
     return f"{v:,.0f}" if abs(v) >= 100 else f"{v:.3g}"
+
 
 def page() -> str:
     parts = ["# Performance", "",
@@ -176,7 +186,9 @@ def page() -> str:
               "rounds", "", "| worker | requests/s | longest gap, ms | publish → each client: median, ms | p99, ms | worst, ms |",
               "|---|---|---|---|---|---|"]  # fmt: skip
     for name, turns in data["result"]["rows"].items():
-        cells = (median(t[k] for t in turns) if k in turns[0] else "" for k in ("requests_per_s", "gap_ms", "median_ms", "p99_ms", "worst_ms"))
+        cells = (
+            median(t[k] for t in turns) if k in turns[0] else "" for k in ("requests_per_s", "gap_ms", "median_ms", "p99_ms", "worst_ms")
+        )
         parts.append(f"| {name} | " + " | ".join(map(number, cells)) + " |")
     batch = number(kept("weights-gpu")["result"][0]["batch_ms"])
     parts += ["", f"{where('weights-gpu')}: ResNet-50 fp16, 128 producers, 3 workers, 10 updates a second; batches take {batch} ms", "",
@@ -184,7 +196,11 @@ def page() -> str:
               "|---|---|---|---|---|---|---|"]  # fmt: skip
     for r in kept("weights-gpu")["result"]:
         cells = (number(r[k]) for k in ("publish_ms", "loaded_p50_ms", "loaded_p99_ms"))
-        parts.append(f"| {r['memory']} | {r['with_updates']:,.0f} | {r['images_per_s']:,.0f} | {100 * r['share']:.1f} % | " + " | ".join(cells) + " |")
+        parts.append(
+            f"| {r['memory']} | {r['with_updates']:,.0f} | {r['images_per_s']:,.0f} | {100 * r['share']:.1f} % | "
+            + " | ".join(cells)
+            + " |"
+        )
     recurrent = kept("recurrent")["result"]
     actors = f"{recurrent['actors']} actors of {number(recurrent['step_us'])} µs a step"
     parts += ["", "## Actors with a recurrent policy", "", f"{where('recurrent')}: {actors}, an LSTM-512 with its state in device memory", "",
@@ -199,23 +215,29 @@ def page() -> str:
         parts += [f"| {name} | " + " | ".join(map(number, r.values())) + " |" for name, r in kept(run)["result"].items()]
     return "\n".join(parts) + "\n"
 
+
 def kept(name: str) -> dict:
     return json.loads((DATA / f"{name}.json").read_text())
+
 
 def rounded(v: float) -> str:
     """Three digits: a measurement has no more."""
     decimals = 3 - len(str(int(v)))
     return f"{round(v, decimals):,.{max(0, decimals)}f}"
 
+
 def between(values: list[float]) -> str:
     return f"{rounded(min(values))} … {rounded(max(values))}"
+
 
 def bold(v: float) -> str:
     return f"**{rounded(v)}**"
 
+
 def rates(peer: str, cell: str) -> list[float]:
     """Requests per second of a peer in one column, by round."""
     return [r["requests_per_s"] for r in kept("peers")["peers"][peer]["cells"][cell]["rounds"]]
+
 
 def against_peers(cell: str) -> tuple[str, str]:
     """Ours, with its range, and the others; of Triton's two ways the faster."""
@@ -227,11 +249,13 @@ def against_peers(cell: str) -> tuple[str, str]:
     others = (f"{title} {rounded(max(mean(rates(name, cell)) for name in names))}" for title, names in peers.items())
     return f"{bold(mean(ours))} ({between(ours)})", ", ".join(others)
 
+
 def where(name: str) -> str:
     data = kept(name)
     machine = data["machine"] if isinstance(data["machine"], str) else f"{data['machine']['cores']} cores, Intel Xeon 2.5 GHz"
     rounds = f", {data['rounds']} rounds of {data['seconds']:.0f} s" if "rounds" in data else ""
     return f"`{data['command']}`{rounds}, {machine}, {data['date']}"
+
 
 def readme_table() -> str:
     """README's table, in absolute units."""
@@ -253,6 +277,7 @@ def readme_table() -> str:
     commands = [f"{i}. {where(name)}" for i, name in enumerate(runs, 1)]
     return "\n".join(["| | ringbatch | for comparison | run |", "|---|---|---|---|", *lines, "", *commands]) + "\n"
 
+
 def busy_tables() -> str:
     """The tables of bench/peers/busy.py: ringbatch against the plain program, by cores and clients."""
     parts = []
@@ -272,6 +297,7 @@ def busy_tables() -> str:
         parts.append("")
     return "\n".join(parts).rstrip() + "\n"
 
+
 def embeddings_table() -> str:
     """The table of bench/peers/embeddings.py."""
     data = kept("embeddings")
@@ -283,9 +309,11 @@ def embeddings_table() -> str:
         parts.append(f"| {program} | {load} | " + " | ".join(rounded(r[k]) for k in ("texts_per_s", "p50_ms", "p99_ms")) + " |")
     return "\n".join(parts) + "\n"
 
+
 def torchrl_tables() -> str:
     """The tables of bench/peers/actors.py: rates, then faults and new weights."""
     return "\n".join(torchrl_table(kept(name)) for name in ("torchrl", "torchrl-16-cores"))
+
 
 def torchrl_table(data: dict) -> str:
     r = data["result"]
@@ -309,6 +337,7 @@ def torchrl_table(data: dict) -> str:
     }
     return "\n".join([*parts, *(f"| {what} | " + " | ".join(cells) + " |" for what, cells in rows.items() if cells)]) + "\n"
 
+
 def with_tables(path: Path, tables: dict[str, str]) -> str:
     """The page with each table between its two marks."""
     text = path.read_text()
@@ -320,9 +349,11 @@ def with_tables(path: Path, tables: dict[str, str]) -> str:
         text = before + begin + table + end + after
     return text
 
+
 def pages() -> dict[Path, str]:
     of_peers = {BEGIN: busy_tables(), BEGIN_EMBEDDINGS: embeddings_table(), BEGIN_TORCHRL: torchrl_tables()}
     return {PAGE: page(), README: with_tables(README, {BEGIN: readme_table()}), PEERS: with_tables(PEERS, of_peers)}
+
 
 def main() -> None:
     verb, names = (sys.argv[1] if len(sys.argv) > 1 else ""), sys.argv[2:]
@@ -337,6 +368,7 @@ def main() -> None:
         selftest()
     else:
         sys.exit(__doc__)
+
 
 if __name__ == "__main__":
     main()
