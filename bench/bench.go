@@ -16,10 +16,11 @@ import (
 	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/test/testbed"
+	"github.com/ringbatch/ringbatch/tools/load"
 )
 
 // report is the outcome of a run.
-type report interface{ print(io.Writer) }
+type report interface{ Print(io.Writer) }
 
 // Roles of the model suite's processes, and of all suites.
 func Roles() testbed.Roles {
@@ -53,7 +54,7 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	say.Clear()
 	w := &reportWriter{out: out}
 	if r != nil {
-		r.print(w)
+		r.Print(w)
 	}
 	if err != nil {
 		return err
@@ -96,7 +97,7 @@ func (o *options) run(ctx context.Context, say *progress.Line) (report, error) {
 }
 
 // runSingle measures one configuration, with its bound.
-func runSingle(ctx context.Context, cfg *config, say *progress.Line) (*result, error) {
+func runSingle(ctx context.Context, cfg *config, say *progress.Line) (*load.Result, error) {
 	f, err := newFleet(ctx)
 	if err != nil {
 		return nil, err
@@ -110,7 +111,7 @@ func runSingle(ctx context.Context, cfg *config, say *progress.Line) (*result, e
 	if err != nil {
 		return nil, err
 	}
-	r.Config, r.Note = cfg, cfg.note()
+	r.Config, r.Note = &cfg.Config, cfg.note()
 	return r, nil
 }
 
@@ -123,7 +124,7 @@ func newFleet(ctx context.Context) (*fleet, error) {
 }
 
 // measureOnce measures producers through the broker, or each by itself.
-func (f *fleet) measureOnce(cfg *config, bound *bound, say *progress.Line) (*result, error) {
+func (f *fleet) measureOnce(cfg *config, bound *bound, say *progress.Line) (*load.Result, error) {
 	if cfg.NoDynamicBatch {
 		return f.alone(cfg, cfg.WorkerNum, cfg.WorkerBatch, bound, say)
 	}

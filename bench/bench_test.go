@@ -16,6 +16,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/test/testbed"
+	"github.com/ringbatch/ringbatch/tools/load"
 )
 
 // TestMain lets the test binary run the roles of the benchmark.
@@ -43,7 +44,7 @@ func TestAShortRunReportsEverything(t *testing.T) {
 
 // measuredRun is a short run and its output. If the machine stands still for a whole
 // window, it runs again with longer ones.
-func measuredRun(t *testing.T, args string) (printed string, r result) {
+func measuredRun(t *testing.T, args string) (printed string, r load.Result) {
 	t.Helper()
 	js := filepath.Join(t.TempDir(), "r.json")
 	for i := range 8 {
@@ -61,7 +62,7 @@ func measuredRun(t *testing.T, args string) (printed string, r result) {
 }
 
 // written reads the file of --json.
-func written(t *testing.T, path string) (r result) {
+func written(t *testing.T, path string) (r load.Result) {
 	t.Helper()
 	data, err := os.ReadFile(path)
 	must.Do(t, err)

@@ -16,33 +16,13 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/tools/load"
 )
 
-// config is the flags of a benchmark, and the key "config" of the JSON. Names follow the
-// SimpleDBI benchmark.
+// config is the flags of a benchmark.
 type config struct {
-	WorkerNum      int     `json:"worker_num"`
-	WorkerBatch    int     `json:"worker_batch"`
-	MaxBatchSize   int     `json:"max_batch_size"`
-	ModelNum       int     `json:"model_num"`
-	WaitTime       seconds `json:"wait_time"` // in seconds
-	NoDynamicBatch bool    `json:"no_dynamic_batch"`
-	ModelType      string  `json:"model_type"`
-	ModelPath      string  `json:"model_path,omitempty"`
-	DataType       string  `json:"data_type"`
-	InputShape     []int   `json:"input_shape,omitempty"`
-	Duration       seconds `json:"duration"` // of one window
-	Warmup         seconds `json:"warmup"`
-	InFlight       int     `json:"in_flight"`
-	Rate           float64 `json:"rate,omitempty"` // requests per second of all producers; 0: closed loop
-	Bound          bool    `json:"-"`
-	Stability      float64 `json:"stability_percent"`
-	MaxWindows     int     `json:"max_windows"`
-	Seed           int64   `json:"seed"`
-	SimulatedFixed seconds `json:"simulated_fixed,omitempty"`
-	SimulatedItem  seconds `json:"simulated_item,omitempty"`
-
-	allWindows bool // measure all of MaxWindows, and count all
+	load.Config
+	Bound bool `json:"-"`
 }
 
 // Limits of the flags.
@@ -50,7 +30,6 @@ const (
 	maxModels    = 256
 	maxInFlight  = 1 << 16
 	minWindow    = 100 * time.Millisecond
-	minWindows   = 3 // that must agree
 	maxWaitTime  = time.Minute
 	maxPerSecond = 1e7
 )
@@ -60,7 +39,7 @@ func (c *config) bind(f *pflag.FlagSet) {
 	f.IntVar(&c.WorkerBatch, "worker_batch", 1, "rows per request")
 	f.IntVar(&c.MaxBatchSize, "max_batch_size", 32, "most rows of a batch")
 	f.IntVar(&c.ModelNum, "model_num", 1, "model worker processes")
-	c.WaitTime = seconds(5 * time.Millisecond)
+	c.WaitTime = load.Seconds(5 * time.Millisecond)
 	f.Var(waitTime{&c.WaitTime}, "wait_time",
 		"how long the oldest request waits for others to batch with: seconds as a number, like 10ms, or auto")
 	f.BoolVar(&c.NoDynamicBatch, "no_dynamic_batch", false, "every producer runs the model by itself: the baseline")
@@ -68,9 +47,9 @@ func (c *config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.ModelPath, "model_path", "", "torch: a file, or an import path, module:name")
 	f.StringVar(&c.DataType, "data_type", "f32", "element type of the input")
 	f.IntSliceVar(&c.InputShape, "input_shape", []int{16}, "echo, affine, simulated, torch: shape of a row")
-	c.Duration = seconds(2 * time.Second)
+	c.Duration = load.Seconds(2 * time.Second)
 	f.Var(&c.Duration, "duration", "length of one measuring window; windows repeat until the last three agree")
-	c.Warmup = seconds(time.Second)
+	c.Warmup = load.Seconds(time.Second)
 	f.Var(&c.Warmup, "warmup", "time before the first window")
 	f.IntVar(&c.InFlight, "in_flight", 0, "requests that each producer has in flight (default 1; 64 with --rate)")
 	f.Float64Var(&c.Rate, "rate", 0, "open loop: requests per second of all producers together, Poisson arrivals (default: closed loop)")
@@ -78,7 +57,7 @@ func (c *config) bind(f *pflag.FlagSet) {
 	f.Float64Var(&c.Stability, "stability", 10, "the last three windows must agree within this percentage")
 	f.IntVar(&c.MaxWindows, "max_windows", 10, "stop waiting for stability after this many windows")
 	f.Int64Var(&c.Seed, "seed", 1, "of weights, inputs and arrival times")
-	c.SimulatedFixed, c.SimulatedItem = seconds(3*time.Millisecond), seconds(100*time.Microsecond)
+	c.SimulatedFixed, c.SimulatedItem = load.Seconds(3*time.Millisecond), load.Seconds(100*time.Microsecond)
 	f.Var(&c.SimulatedFixed, "simulated_fixed", "simulated: cost of a batch")
 	f.Var(&c.SimulatedItem, "simulated_item", "simulated: cost of each row")
 }
@@ -117,7 +96,7 @@ func (c *config) validate() error {
 		{"max_batch_size", c.MaxBatchSize, 1, shm.MaxBatchRows},
 		{"model_num", c.ModelNum, 1, maxModels},
 		{"in_flight", c.InFlight, 1, maxInFlight},
-		{"max_windows", c.MaxWindows, minWindows, 1000},
+		{"max_windows", c.MaxWindows, load.MinWindows, 1000},
 	} {
 		if r.got < r.low || r.got > r.high {
 			return fmt.Errorf("--%s is %d, must be %d..%d", r.flag, r.got, r.low, r.high)
@@ -127,9 +106,9 @@ func (c *config) validate() error {
 	case c.WorkerBatch < 1 || c.WorkerBatch > c.MaxBatchSize:
 		return fmt.Errorf("--worker_batch is %d, must be 1..%d: a request cannot have more rows than --max_batch_size", c.WorkerBatch,
 			c.MaxBatchSize)
-	case c.WaitTime.d() != policy.Auto && c.WaitTime < 0 || c.WaitTime.d() > maxWaitTime:
+	case c.WaitTime.D() != policy.Auto && c.WaitTime < 0 || c.WaitTime.D() > maxWaitTime:
 		return fmt.Errorf("--wait_time is %v, must be 0..%v", c.WaitTime, maxWaitTime)
-	case c.Duration.d() < minWindow:
+	case c.Duration.D() < minWindow:
 		return fmt.Errorf("--duration is %v, must be at least %v", c.Duration, minWindow)
 	case c.Warmup < 0:
 		return fmt.Errorf("--warmup is %v, must not be negative", c.Warmup)
@@ -163,16 +142,16 @@ func (c *config) slots() int {
 }
 
 // window is the slots of one producer.
-func (c *config) window() int { return c.producer().window() }
+func (c *config) window() int { return c.producer().Window() }
 
 // producer is the job of all producers.
-func (c *config) producer() producerJob {
-	return producerJob{Model: modelName, Rows: c.WorkerBatch, InFlight: c.InFlight}
+func (c *config) producer() load.Job {
+	return load.Job{Model: modelName, Rows: c.WorkerBatch, InFlight: c.InFlight}
 }
 
 func (c *config) model() modelJob {
 	return modelJob{Type: c.ModelType, Path: c.ModelPath, DType: c.DataType, Shape: c.InputShape, Seed: c.Seed,
-		Fixed: c.SimulatedFixed.d(), Item: c.SimulatedItem.d()}
+		Fixed: c.SimulatedFixed.D(), Item: c.SimulatedItem.D()}
 }
 
 // note is the remark about the model in every output.
@@ -181,4 +160,15 @@ func (c *config) note() string {
 		return k.note(c.model())
 	}
 	return ""
+}
+
+// waitTime is the value of --wait_time: seconds, or auto.
+type waitTime struct{ *load.Seconds }
+
+func (w waitTime) Set(text string) error {
+	if text == "auto" {
+		*w.Seconds = load.Seconds(policy.Auto)
+		return nil
+	}
+	return w.Seconds.Set(text)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/tools/load"
 )
 
 // parse runs the flags as main does, without running anything.
@@ -82,9 +83,9 @@ func TestBadFlagsAreRefusedWithTheReason(t *testing.T) {
 func TestASimulatedModelSaysSoEverywhere(t *testing.T) {
 	o, err := parse("--model_type=simulated")
 	must.Do(t, err)
-	r := &result{Config: &o.cfg, Note: o.cfg.note(), Stable: true}
+	r := &load.Result{Config: &o.cfg.Config, Note: o.cfg.note(), Stable: true}
 	var table strings.Builder
-	r.print(&table)
+	r.Print(&table)
 	for where, text := range map[string]string{"table": table.String(), "note": r.Note} {
 		if !strings.Contains(text, "simulated") {
 			t.Errorf("the %s does not say that it is simulated: %q", where, text)
@@ -95,7 +96,7 @@ func TestASimulatedModelSaysSoEverywhere(t *testing.T) {
 func TestFlagsAreTakenWithDashesAndWithUnderscores(t *testing.T) {
 	for _, flag := range []string{"--wait_time=1ms", "--wait-time=1ms"} {
 		var o options
-		if err := o.flags().Parse([]string{flag}); err != nil || o.cfg.WaitTime.d() != time.Millisecond {
+		if err := o.flags().Parse([]string{flag}); err != nil || o.cfg.WaitTime.D() != time.Millisecond {
 			t.Errorf("%s: %v, %v", flag, err, o.cfg.WaitTime)
 		}
 	}

@@ -13,19 +13,20 @@ import (
 
 	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/internal/progress"
+	"github.com/ringbatch/ringbatch/tools/load"
 )
 
 // demoReport is the JSON of the demo, which prints three lines and one sentence.
 type demoReport struct {
-	Suite  string     `json:"suite"`
-	Config *config    `json:"config"`
-	Note   string     `json:"note,omitempty"`
-	Lines  []demoLine `json:"lines"`
+	Suite  string       `json:"suite"`
+	Config *load.Config `json:"config"`
+	Note   string       `json:"note,omitempty"`
+	Lines  []demoLine   `json:"lines"`
 }
 
 type demoLine struct {
 	Name string `json:"name"`
-	*result
+	*load.Result
 }
 
 const (
@@ -44,7 +45,7 @@ const (
 )
 
 func runDemo(ctx context.Context, cfg *config, say *progress.Line) (*demoReport, error) {
-	r := &demoReport{Suite: "demo", Config: cfg, Note: cfg.note()}
+	r := &demoReport{Suite: "demo", Config: &cfg.Config, Note: cfg.note()}
 	f, err := newFleet(ctx)
 	if err != nil {
 		return r, err
@@ -57,11 +58,11 @@ func runDemo(ctx context.Context, cfg *config, say *progress.Line) (*demoReport,
 	n := cfg.WorkerNum
 	for _, l := range []struct {
 		name string
-		run  func() (*result, error)
+		run  func() (*load.Result, error)
 	}{
-		{"one process alone", func() (*result, error) { return f.alone(cfg, 1, 1, nil, say) }},
-		{fmt.Sprintf("%d processes, each on its own", n), func() (*result, error) { return f.alone(cfg, n, 1, nil, say) }},
-		{fmt.Sprintf("%d processes through ringbatch", n), func() (*result, error) { return f.measureOnce(cfg, bound, say) }},
+		{"one process alone", func() (*load.Result, error) { return f.alone(cfg, 1, 1, nil, say) }},
+		{fmt.Sprintf("%d processes, each on its own", n), func() (*load.Result, error) { return f.alone(cfg, n, 1, nil, say) }},
+		{fmt.Sprintf("%d processes through ringbatch", n), func() (*load.Result, error) { return f.measureOnce(cfg, bound, say) }},
 	} {
 		res, err := l.run()
 		if err != nil {
@@ -72,7 +73,7 @@ func runDemo(ctx context.Context, cfg *config, say *progress.Line) (*demoReport,
 	return r, nil
 }
 
-func (r *demoReport) print(w io.Writer) {
+func (r *demoReport) Print(w io.Writer) {
 	if r.Note != "" {
 		fmt.Fprintf(w, "note: %s\n", r.Note)
 	}
@@ -87,7 +88,7 @@ func (r *demoReport) print(w io.Writer) {
 	if s := r.sentence(); s != "" {
 		fmt.Fprintf(w, "\n%s\n", s)
 	}
-	if others := r.others(); others >= busyPercent {
+	if others := r.others(); others >= load.BusyPercent {
 		fmt.Fprintf(w, "Other programs used up to %.0f %% of this machine meanwhile.\n", others)
 	}
 }
@@ -124,7 +125,7 @@ func (r *demoReport) sentence() string {
 	if len(r.Lines) < demoLines {
 		return ""
 	}
-	each, batched := r.Lines[demoEach].result, r.Lines[demoBatched].result
+	each, batched := r.Lines[demoEach].Result, r.Lines[demoBatched].Result
 	note := ""
 	if r.Note != "" {
 		note = " (simulated)"

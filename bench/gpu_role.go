@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/test/testbed"
+	"github.com/ringbatch/ringbatch/tools/load"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -55,7 +55,7 @@ func endedEarly(err error) error {
 
 func awaitWorker(socket string, pid int, c *testbed.Child) error {
 	for end := time.Now().Add(startTime); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		st, err := rig.ModelStats(background, socket, modelName)
+		st, err := load.ModelStats(background, socket, modelName)
 		if err != nil {
 			continue // no worker has declared the model yet
 		}

@@ -7,8 +7,10 @@ import (
 	"os"
 	"strings"
 
-	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/spf13/pflag"
+
+	"github.com/ringbatch/ringbatch/internal/progress"
+	"github.com/ringbatch/ringbatch/tools/load"
 )
 
 // options are all flags.
@@ -77,10 +79,10 @@ func (o *options) shorten(f *pflag.FlagSet) error {
 		o.cfg.WorkerNum = demoProducers
 	}
 	if !f.Changed("duration") {
-		o.cfg.Duration = seconds(demoDuration)
+		o.cfg.Duration = load.Seconds(demoDuration)
 	}
 	if !f.Changed("warmup") {
-		o.cfg.Warmup = seconds(demoWarmup)
+		o.cfg.Warmup = load.Seconds(demoWarmup)
 	}
 	if !f.Changed("max_windows") {
 		o.cfg.MaxWindows = demoWindows

@@ -10,6 +10,7 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/test/testbed"
+	"github.com/ringbatch/ringbatch/tools/load"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -79,14 +80,14 @@ func aloneRole(c *testbed.Child, job aloneJob) error {
 	}
 	run := m.Alone(job.Rows)
 	run()
-	return eachWindow(c, func(r *recorder) {
-		for now := shm.Now(); now < r.window.End; {
+	return eachWindow(c, func(r *load.Recorder) {
+		for now := shm.Now(); !r.Over(now); {
 			start := now
 			run()
 			now = shm.Now()
-			var st stages
-			st[stageCompute] = now - start
-			r.add(now, now-start, job.Rows, st)
+			var st load.Stages
+			st[load.StageCompute] = now - start
+			r.Add(now, now-start, job.Rows, st)
 		}
 	})
 }

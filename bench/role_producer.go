@@ -4,226 +4,28 @@ package bench
 
 import (
 	"context"
-	"errors"
-	"math/rand/v2"
-	"sync"
-	"sync/atomic"
-	"time"
 
-	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/internal/pad"
-	"github.com/ringbatch/ringbatch/shm"
-	"github.com/ringbatch/ringbatch/status"
-	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
-	"github.com/ringbatch/ringbatch/tools/feed"
+	"github.com/ringbatch/ringbatch/tools/load"
 )
 
-// producerJob is one producer process.
-type producerJob struct {
-	Socket   string
-	Model    string
-	Rows     int
-	InFlight int
-	Rate     float64 // requests per second of this producer; 0: closed loop
-	Seed     uint64
-}
-
-// window is the slots that the producer uses.
-func (j producerJob) window() int { return j.InFlight * j.Rows }
-
-// producerRole sends requests with one copy, of the input into the slot: claim, write in
-// place, commit, wait, read in place, release.
-func producerRole(c *testbed.Child, job producerJob) error {
+func producerRole(c *testbed.Child, job load.Job) error {
 	ctx := context.Background()
-	conn, err := client.Dial(ctx, job.Model, client.WithSocket(job.Socket), client.WithWindow(job.window()))
+	conn, err := client.Dial(ctx, job.Model, client.WithSocket(job.Socket), client.WithWindow(job.Window()))
 	if err != nil {
 		return err
 	}
-	p := &producer{job: job, conn: conn, inputs: randomInputs(conn, job)}
-	return eachWindow(c, func(r *recorder) { p.load(ctx, r) })
+	p := load.NewProducer(conn, job)
+	return eachWindow(c, func(r *load.Recorder) { p.Load(ctx, r) })
 }
 
-func (p *producer) load(ctx context.Context, r *recorder) {
-	if p.job.Rate > 0 {
-		p.openLoop(ctx, r)
-	} else {
-		p.closedLoop(ctx, r)
-	}
-}
-
-type producer struct {
-	job    producerJob
-	conn   *client.Client
-	inputs []inputRows // of requests, in turn
-	sent   atomic.Uint64
-	dims   []int // sizes of all variable dimensions
-
-	windows int // open loops run so far
-}
-
-// inputRows are the rows of a request.
-type inputRows struct {
-	plain [][]byte        // per input tensor, as laid out in a slot
-	given []tensor.Tensor // for models with variable sizes, whose rows are padded in the slot
-}
-
-// next is the input of the next request.
-func (p *producer) next() *inputRows {
-	if len(p.inputs) == 1 {
-		return &p.inputs[0]
-	}
-	return &p.inputs[p.sent.Add(1)%uint64(len(p.inputs))]
-}
-
-// closedLoop keeps InFlight requests in flight.
-func (p *producer) closedLoop(ctx context.Context, rec *recorder) {
-	loop := func() {
-		for now := shm.Now(); !rec.over(now); {
-			now = p.request(ctx, rec, now)
-		}
-	}
-	var others sync.WaitGroup
-	for range p.job.InFlight - 1 {
-		others.Go(loop)
-	}
-	loop()
-	others.Wait()
-}
-
-// openLoop sends at the intended times, independently of answers. Latency counts from
-// the intended time, also of a request that waits for one of the InFlight places.
-// Requests that could not be sent before the end are counted as errors.
-func (p *producer) openLoop(ctx context.Context, rec *recorder) {
-	end := rec.window.End
-	arrivals := make(chan int64, 1<<16)
-	var unsent atomic.Int64
-	var places sync.WaitGroup
-	for range p.job.InFlight {
-		places.Go(func() {
-			for at := range arrivals {
-				if rec.over(shm.Now()) {
-					unsent.Add(1)
-					continue
-				}
-				p.request(ctx, rec, at)
-			}
-		})
-	}
-	// Every window has other arrivals, all from the seed.
-	s := newSchedule(rec.window.Start, p.job.Rate, p.job.Seed+uint64(p.windows)<<32)
-	p.windows++
-	for at := s.arrival(); at < end; at = s.arrival() {
-		rec.due(at)
-		if rec.over(shm.Now()) { // the rate is too high for this loop
-			unsent.Add(1)
-			continue
-		}
-		rig.SleepUntil(at)
-		arrivals <- at
-	}
-	close(arrivals)
-	places.Wait()
-	rec.fail(end-1, "not_sent_in_time", unsent.Load())
-}
-
-// request runs a request that is due at the intended time, and returns its end.
-func (p *producer) request(ctx context.Context, rec *recorder, intended int64) int64 {
-	st, err := p.exchange(ctx, intended)
-	now := shm.Now()
-	if err != nil {
-		rec.fail(now, errorName(err), 1)
-		time.Sleep(time.Millisecond) // no storm of refusals
-		return shm.Now()
-	}
-	rec.add(now, now-intended, p.job.Rows, st)
-	return now
-}
-
-// exchange runs one request and returns its stages. Waiting for a place in flight counts
-// as waiting to claim.
-func (p *producer) exchange(ctx context.Context, intended int64) (stages, error) {
-	r, err := p.conn.Claim(ctx, p.job.Rows, p.dims...)
-	if err != nil {
-		return stages{}, err
-	}
-	defer r.Release()
-	claimed := shm.Now()
-	if err := p.write(r); err != nil {
-		return stages{}, err
-	}
-	written := shm.Now()
-	if err := r.Commit(ctx); err != nil {
-		return stages{}, err
-	}
-	st, err := p.wait(ctx, r)
-	st[stageClaim], st[stageWrite] = claimed-intended, written-claimed
-	return st, err
-}
-
-func (p *producer) write(r client.Request) error {
-	in := p.next()
-	for _, t := range in.given {
-		dst, err := r.Input(t.Name)
-		if err == nil {
-			err = pad.Copy(dst, t)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	for k, rows := range in.plain {
-		dst, err := r.InputBytes(k)
-		if err != nil {
-			return err
-		}
-		copy(dst, rows)
-	}
-	return nil
-}
-
-// wait waits for the answer and returns the stages after the commit.
-func (p *producer) wait(ctx context.Context, r client.Request) (stages, error) {
-	if err := r.Wait(ctx); err != nil {
-		return stages{}, err
-	}
-	t, err := r.Timing()
-	return stages{0, 0, int64(t.Queue), int64(t.Dispatch), int64(t.Compute), int64(t.Wake)}, err
-}
-
-// randomInputs are the rows of every request.
-func randomInputs(c *client.Client, job producerJob) []inputRows {
-	sig := c.Model().Signature
-	var rows inputRows
-	for i := range sig.Inputs {
-		rows.plain = append(rows.plain, feed.Random(&sig.Inputs[i], job.Rows, job.Seed+uint64(i)<<40).Data)
-	}
-	return []inputRows{rows}
-}
-
-// errorName is the named error behind err, or its text.
-func errorName(err error) string {
-	var s status.Code
-	if errors.As(err, &s) {
-		return s.Name()
-	}
-	return err.Error()
-}
-
-// schedule is the Poisson arrivals of an open loop, the same for the same seed.
-type schedule struct {
-	rnd  *rand.Rand
-	gap  float64 // mean, in nanoseconds
-	next float64
-}
-
-func newSchedule(start int64, perSecond float64, seed uint64) *schedule {
-	return &schedule{rnd: rand.New(rand.NewPCG(seed, 1)), gap: 1e9 / perSecond, next: float64(start)}
-}
-
-// arrival is the next intended send time, in nanoseconds.
-func (s *schedule) arrival() int64 {
-	s.next = min(s.next+s.rnd.ExpFloat64()*s.gap, 1<<62) // larger numbers are no times
-	return int64(s.next)
+// eachWindow sends "ready" and runs the load for every window that the parent orders.
+func eachWindow(c *testbed.Child, run func(*load.Recorder)) error {
+	return testbed.Serve(c, func(o load.Order) (*load.Report, error) {
+		r := load.NewRecorder(o)
+		load.SleepUntil(o.Start)
+		run(r)
+		return r.Report(), nil
+	})
 }

@@ -88,8 +88,8 @@ func listenBeside(path string, openFolder bool) (*listener, error) {
 	return ln, nil
 }
 
-// takeSocket takes the lock and the path. over says that another broker has given the
-// lock up: then the path always has a socket, and this one keeps its other name, too.
+// takeSocket takes the lock and the path. over says that a running broker has handed
+// its lock over: the socket is then replaced in one step, so that the path is never empty, and keeps its own name, too.
 func (l *listener) takeSocket(over bool) error {
 	if err := l.takeLock(); err != nil {
 		return err

@@ -255,7 +255,7 @@ func (l *link) find(rows int) int {
 	return -1
 }
 
-// giveBack frees slots; serveLine follows. The caller holds mu.
+// giveBack frees slots. Call serveLine afterwards. The caller holds mu.
 func (l *link) giveBack(at, rows int) {
 	for i := at; i < at+rows; i++ {
 		l.free[i/64] |= 1 << (i % 64)

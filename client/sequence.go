@@ -213,8 +213,8 @@ func (q *Sequence) Step(ctx context.Context, inputs ...any) ([]tensor.Tensor, er
 	return outs, err
 }
 
-// Undo keeps the state from before the last step, although the step was answered: its
-// caller could not use the answer. It comes before the next step.
+// Undo discards the state that the last step wrote. Call it before the next step, if the
+// answer could not be used.
 func (q *Sequence) Undo() {
 	if q.enter() == nil { // else there is a later step
 		q.undo()

@@ -21,7 +21,6 @@ import textwrap
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import commands
 import links
 
 ROOT = links.ROOT
@@ -67,8 +66,9 @@ def command_reference() -> str:
     """Every command's --help. `torch` and `onnx` are Python's commands, which need not be installed here."""
     binary = BUILD / "ringbatch"
     subprocess.run(["go", "build", "-o", str(binary), "./cmd/ringbatch"], cwd=ROOT, check=True)
-    out = ["# Flags of every command", "", "What `ringbatch COMMAND --help` prints. [Commands](../commands.md) has the overview.", ""]
-    for name in ("policy", *(n for names in commands.groups(str(binary)).values() for n in names if n not in ("torch", "onnx"))):
+    overview = subprocess.run([str(binary), "help"], capture_output=True, text=True, check=True).stdout.strip()
+    out = ["# Commands", "", "```text", overview, "```", ""]
+    for name in ("policy", *(n for n in re.findall(r"^  ([a-z]+) +\S", overview, re.M) if n not in ("torch", "onnx"))):
         text = subprocess.run([str(binary), name, "--help"], capture_output=True, text=True).stdout.strip()
         out += [f"## ringbatch {name}", "", "```text", text, "```", ""]
     return "\n".join(out)

@@ -4,7 +4,8 @@
 
     hack/results.py measure [NAME…]   run the commands below, keep their JSON in docs/results/data (a quiet machine; half an hour)
     hack/results.py write             write the page and the tables from that JSON
-    hack/results.py check             fail if one of them differs from the JSON
+    hack/results.py check             fail if a table differs from its JSON, or a rule of judge() is broken
+    hack/results.py selftest          fail if judge() passes bad measurements; check begins with it
 
 Every figure of README comes from docs/results/data, with its machine, date and
 command. Other pages link to the results and repeat no figure.
@@ -15,11 +16,15 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean, median
+
+import programs
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs/results/data"
@@ -32,18 +37,112 @@ BEGIN_TORCHRL = "<!-- torchrl: written by hack/results.py write -->\n"
 
 # The measurements, run in the repository's root after `make build` and `python/test.sh`. Each takes --json FILE.
 RUNS = {
-    "cpu-64": "bin/bench --worker_num=64 --max_batch_size=32 --model_num=1 --wait_time=0.005",
-    "cpu-1": "bin/bench --worker_num=1 --max_batch_size=32",
-    "transport": "bin/bench transport",
-    "python": "build/python-venv/bin/python bench/python/ratios.py --rounds 3",
-    "gateway": "bin/bench gateway",
-    "relay": "bin/bench relay",
     "busy": "build/python-venv/bin/python bench/peers/busy.py --clients 8",
-    "busy-64": "build/python-venv/bin/python bench/peers/busy.py --clients 64",
     "embeddings": "build/peers/infinity/bin/python bench/peers/embeddings.py",
     "torchrl": "python3 bench/peers/actors.py",
     "weights": "build/peers/torchrl/venv/bin/python bench/peers/weights.py",
 }
+
+# What each kept measurement measured, beside the core and its own program. Some ran on other machines, by hand.
+CORE = ["shm", "broker", "client", "worker"]
+PYTHON = ["cbindings/src", "python/ringbatch"]
+MEASURED = {
+    **dict.fromkeys([*RUNS, "busy-16-cores", "torchrl-16-cores", "peers", "state", "decode", "decode-2-cores"], PYTHON),
+    **dict.fromkeys(["gpu", "packed", "recurrent", "weights-gpu"], [*PYTHON, "bench/gpu"]),
+    "small": ["bench/transport"],
+    "torture": ["test/chaos"],
+}
+# A measurement may be older than the last change of what it measured by this much: most changes move no figure.
+GRACE = datetime.timedelta(days=14)
+
+
+def judge(runs: dict[str, str], measured: dict[str, list[str]], kept: dict[str, dict], changed: dict[str, datetime.date]) -> Iterator[str]:
+    """What is wrong with the kept measurements. changed is the last change of what each measured, as far as git knows it."""
+    for name in sorted({*runs, *measured} - set(kept)):
+        yield f"{name}: the run has no JSON in docs/results/data"
+    for name in sorted(set(kept) - set(measured)):
+        yield f"{name}: nothing says what it measured (MEASURED)"
+    commands = {f"{name} in RUNS": command for name, command in runs.items()} | {
+        name: data.get("command", "") for name, data in kept.items()
+    }
+    for name, command in commands.items():
+        if why := programs.missing(command):
+            yield f"{name}: {why}: {command}"
+    for name, data in kept.items():
+        for ratio in ratios(data):
+            if ratio < 0:
+                yield f"{name}: the ratio {ratio:g} is negative"
+        if name in changed and (old := changed[name] - datetime.date.fromisoformat(data["date"])) > GRACE:
+            yield f"{name}: measured {old.days} days before the last change of what it measures, {GRACE.days} are allowed; measure again"
+
+
+def ratios(data: object, inside: bool = False) -> Iterator[float]:
+    """Every number whose key, or a key above it, says that it compares."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from ratios(value, inside or bool(re.search("ratio|share|measured", key)))
+    elif isinstance(data, list):
+        for value in data:
+            yield from ratios(value, inside)
+    elif inside and isinstance(data, (int, float)):
+        yield data
+
+
+def last_changes() -> dict[str, datetime.date]:
+    """The date of the last commit of what each run measured; empty where git has no history."""
+    git = ["git", "-C", str(ROOT)]
+    shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], capture_output=True, text=True)
+    if shallow.stdout.strip() != "false":
+        print("results: no git history here, so the age of measurements is not checked")
+        return {}
+    found = {}
+    for name, paths in MEASURED.items():
+        log = [*git, "log", "-1", "--format=%cs", "--", *CORE, *paths, ":!*_test.go", ":!*.md"]
+        found[name] = datetime.date.fromisoformat(subprocess.check_output(log, text=True).strip())
+    return found
+
+
+def selftest() -> None:
+    """Each rule must find its own fault, and nothing else."""
+    day = datetime.date(2026, 1, 1)
+    good = {"command": "make peers", "date": "2026-01-01", "result": {"ratio": 1.5, "measured": [0.5], "waits_ms": -1}}
+    faults = {
+        "": {},
+        "no main package builds bin/gatebench": {"command": "bin/gatebench --rounds 4"},
+        "ringbatch has no command 'tune'": {"command": "ringbatch tune m"},
+        "no script bench/nothing.py": {"command": "python3 bench/nothing.py"},
+        "no program relaybench": {"command": "relaybench --rounds 3"},
+        "no target 'nothing'": {"command": "make nothing"},
+        "no test Simulated in ./broker": {"command": "go test ./broker -run Simulated"},
+        "the ratio -2.28 is negative": {"result": {"checks": [{"name": "x", "measured": -2.28}]}},
+        "the ratio -0.6 is negative": {"result": {"ratio_to_futex": [1, -0.6]}},
+        "measured 15 days before": {"date": str(day - GRACE)},
+    }
+    for fault, change in faults.items():
+        got = list(judge({"a": "bin/bench transport"}, {"a": []}, {"a": good | change}, {"a": day + datetime.timedelta(days=1)}))
+        assert len(got) == (fault != "") and fault in "".join(got), (fault, got)
+    for runs, measured, kept, fault in (
+        ({"b": "make peers"}, {"a": [], "b": []}, {"a": good}, "b: the run has no JSON"),
+        ({}, {"a": []}, {"a": good, "old": good}, "old: nothing says what it measured"),
+        ({"a": "bin/torture"}, {"a": []}, {"a": good}, "a in RUNS: no main package builds bin/torture"),
+    ):
+        got = list(judge(runs, measured, kept, {}))
+        assert len(got) == 1 and fault in got[0], (fault, got)
+    page = "`bin/torture --x` `ringbatch profile m` `gatebench --only http`\n```sh\nbash hack/gone.sh\nmake peers   # text\n```\n"
+    assert [bool(programs.missing(c)) for c in programs.of_page(page)] == [True, False, True, True, True], list(programs.of_page(page))
+
+
+def check() -> Iterator[str]:
+    selftest()
+    faults = list(judge(RUNS, MEASURED, {f.stem: json.loads(f.read_text()) for f in DATA.glob("*.json")}, last_changes()))
+    yield from faults
+    for page in [README, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("**/*.md")]:
+        for command in programs.of_page(page.read_text()):
+            if why := programs.missing(command):
+                yield f"{page.relative_to(ROOT)}: {why}: {command}"
+    for path, text in [] if faults else pages().items():
+        if path.read_text() != text:
+            yield f"{path.relative_to(ROOT)} differs from docs/results/data; run: hack/results.py write"
 
 
 def measure(names: list[str]) -> None:
@@ -57,34 +156,6 @@ def measure(names: list[str]) -> None:
         (DATA / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
 
 
-def single(r: dict) -> list[str]:
-    """A run of one configuration, against its bound."""
-    lat = r["latency_ms"]
-    rows = [f"| requests/s | {r['throughput']:,.0f} |", f"| share of the bound | {100 * r['ratio_to_bound']:.0f} % |"]
-    if "ratio_to_alone" in r:
-        rows.append(f"| latency against the model alone | {100 * (r['ratio_to_alone'] - 1):+.1f} % |")
-    return ["| | |", "|---|---|", *rows, f"| latency avg / p50 / p99, ms | {lat['avg']:.2f} / {lat['p50']:.2f} / {lat['p99']:.2f} |"]
-
-
-def checks(suite: dict) -> list[str]:
-    """A suite whose checks name their own aim."""
-    rows = []
-    for c in suite["checks"]:
-        reached = "yes" if c["ok"] else "**no**"
-        rows.append(f"| {c['name']} | {c['measured']:.3g} | {c['must']} | {reached} | {c['behind']} |")
-    return ["| what | measured | aim | reached | behind it |", "|---|---|---|---|---|", *rows]
-
-
-def ratios(r: dict) -> list[str]:
-    """bench/python/ratios.py: one entry per measurement."""
-    rows = []
-    for name, entry in r.items():
-        plain = {k: v for k, v in entry.items() if k not in ("ratio", "want") and not isinstance(v, (dict, list))}
-        rest = ", ".join(f"{k.replace('_', ' ')} {number(v)}" for k, v in plain.items())
-        rows.append(f"| {name} | {number(entry['ratio'])} | {entry['want']} | {rest} |")
-    return ["| what | measured | aim | behind it |", "|---|---|---|---|", *rows]
-
-
 def number(v: object) -> str:
     if isinstance(v, bool) or not isinstance(v, (int, float)):
         return str(v)
@@ -95,15 +166,7 @@ def page() -> str:
     parts = ["# Performance", "",
              "`hack/results.py write` writes this page from the JSON in `docs/results/data`; `hack/results.py measure` measures again.",
              "[Benchmark](benchmark.md) explains the figures; [peers](peers.md) has other servers and busy hosts. On your machine: `make",
-             "demo`, `ringbatch bench MODEL`, `make peers`.", "", readme_table().rstrip()]  # fmt: skip
-    for name in [n + cores for n in RUNS if not n.startswith(("busy", "embeddings", "torchrl", "weights")) for cores in ("", "-16-cores")]:
-        if not (DATA / f"{name}.json").exists():
-            continue
-        data = kept(name)
-        r = data["result"]
-        suite = r.get(str(r.get("suite")))
-        table = checks(suite) if suite else single(r) if "latency_ms" in r else ratios(r)
-        parts += ["", f"## {name}", "", f"`{data['command']}`, {data['cores']} cores, {data['date']}", "", *table]
+             "demo`, `ringbatch bench MODEL`, `make peers`. [README](../README.md#results) has the main figures."]  # fmt: skip
     setup = "encoder of 12 layers, 768 wide, fp16; texts of 8 to 500 tokens; two workers"
     parts += ["", "## Packed batches", "", f"{where('packed')}: {setup}", "",
               "| | sequences/s | rows a batch | p50, ms | p99, ms |", "|---|---|---|---|---|"]  # fmt: skip
@@ -123,7 +186,9 @@ def page() -> str:
               "rounds", "", "| worker | requests/s | longest gap, ms | publish → each client: median, ms | p99, ms | worst, ms |",
               "|---|---|---|---|---|---|"]  # fmt: skip
     for name, turns in data["result"]["rows"].items():
-        cells = (median(t[k] for t in turns) if k in turns[0] else "" for k in ("requests_per_s", "gap_ms", "median_ms", "p99_ms", "worst_ms"))
+        cells = (
+            median(t[k] for t in turns) if k in turns[0] else "" for k in ("requests_per_s", "gap_ms", "median_ms", "p99_ms", "worst_ms")
+        )
         parts.append(f"| {name} | " + " | ".join(map(number, cells)) + " |")
     batch = number(kept("weights-gpu")["result"][0]["batch_ms"])
     parts += ["", f"{where('weights-gpu')}: ResNet-50 fp16, 128 producers, 3 workers, 10 updates a second; batches take {batch} ms", "",
@@ -131,7 +196,11 @@ def page() -> str:
               "|---|---|---|---|---|---|---|"]  # fmt: skip
     for r in kept("weights-gpu")["result"]:
         cells = (number(r[k]) for k in ("publish_ms", "loaded_p50_ms", "loaded_p99_ms"))
-        parts.append(f"| {r['memory']} | {r['with_updates']:,.0f} | {r['images_per_s']:,.0f} | {100 * r['share']:.1f} % | " + " | ".join(cells) + " |")
+        parts.append(
+            f"| {r['memory']} | {r['with_updates']:,.0f} | {r['images_per_s']:,.0f} | {100 * r['share']:.1f} % | "
+            + " | ".join(cells)
+            + " |"
+        )
     recurrent = kept("recurrent")["result"]
     actors = f"{recurrent['actors']} actors of {number(recurrent['step_us'])} µs a step"
     parts += ["", "## Actors with a recurrent policy", "", f"{where('recurrent')}: {actors}, an LSTM-512 with its state in device memory", "",
@@ -184,13 +253,13 @@ def against_peers(cell: str) -> tuple[str, str]:
 def where(name: str) -> str:
     data = kept(name)
     machine = data["machine"] if isinstance(data["machine"], str) else f"{data['machine']['cores']} cores, Intel Xeon 2.5 GHz"
-    command = f"`{data['command']}`" if "command" in data else f"`make peers`, {data['rounds']} rounds of {data['seconds']:.0f} s"
-    return f"{command}, {machine}, {data['date']}"
+    rounds = f", {data['rounds']} rounds of {data['seconds']:.0f} s" if "rounds" in data else ""
+    return f"`{data['command']}`{rounds}, {machine}, {data['date']}"
 
 
 def readme_table() -> str:
     """README's table, in absolute units."""
-    gpu, small, clients = kept("gpu")["result"]["resnet50_fp16"], kept("small")["result"], kept("torture")["result"]["clients"]
+    gpu, small, kills = kept("gpu")["result"]["resnet50_fp16"], kept("small")["result"], kept("torture")["result"]
     bound = rounded(gpu["bound_images_per_s"])
     futex = between([us / ratio for us, ratio in zip(small["request_us"], small["ratio_to_futex"])])
     socket = between([n / ratio / 1e6 for n, ratio in zip(small["small_per_s"], small["ratio_to_raw_socket"])])
@@ -201,7 +270,7 @@ def readme_table() -> str:
         ("128 clients, ResNet-50 fp16, 3 workers, images/s", bold(gpu["images_per_s"]), f"{bound} when the workers feed themselves", "gpu"),
         ("one request, nothing computed, µs", micros, f"{futex} for a futex round trip of two processes", "small"),
         ("8 clients × 16 small requests in flight, million/s", million, f"{socket} over Unix sockets with raw calls", "small"),
-        ("clients killed under load", f"**{clients['killed']:,}**", f"{clients['lost']} requests of other clients lost", "torture"),
+        ("clients killed under load, and workers", f"**{kills['clients']['killed']:,}** each", f"{kills['wrong']} wrong of {kills['answered_right']:,} answers to others", "torture"),
     ]  # fmt: skip
     runs = list(dict.fromkeys(name for *_, name in rows))
     lines = [f"| {what} | {ours} | {beside} | {runs.index(name) + 1} |" for what, ours, beside, name in rows]
@@ -212,9 +281,7 @@ def readme_table() -> str:
 def busy_tables() -> str:
     """The tables of bench/peers/busy.py: ringbatch against the plain program, by cores and clients."""
     parts = []
-    for name in ("busy", "busy-64", "busy-16-cores", "busy-128-16-cores"):
-        if not (DATA / f"{name}.json").exists():
-            continue
+    for name in ("busy", "busy-16-cores"):
         data = kept(name)
         rows = {(r["cell"], r["bytes"], r["program"]): r for r in data["result"]["rows"]}
         parts += [f"{data['cores']} cores, {data['result']['clients']} clients, `{data['command']}`, {data['date']}:", ""]
@@ -296,9 +363,9 @@ def main() -> None:
         for path, text in pages().items():
             path.write_text(text)
     elif verb == "check" and not names:
-        for path, text in pages().items():
-            if path.read_text() != text:
-                sys.exit(f"{path.relative_to(ROOT)} differs from docs/results/data; run: hack/results.py write")
+        sys.exit("\n".join(check()) or None)
+    elif verb == "selftest" and not names:
+        selftest()
     else:
         sys.exit(__doc__)
 

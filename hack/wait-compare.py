@@ -94,7 +94,7 @@ def main() -> None:
         stack = Stack(args, folder)
         try:
             stack.start()
-            windows = sorted(stack.bench("--in_flight", "32")["windows_items_per_s"])
+            windows = sorted(stack.bench("--in-flight", "32")["windows_items_per_s"])
             columns = ["load", *args.waits.split(","), "best fixed", "auto / best"]
             print(f"| {' | '.join(columns)} |\n" + "|---" * len(columns) + "|")
             for load in args.loads.split(","):

@@ -320,7 +320,7 @@ type call struct {
 	cancel context.CancelCauseFunc
 }
 
-// beginCall counts a call; endCall follows. The caller holds mu.
+// beginCall counts a call. Call endCall when it has ended. The caller holds mu.
 func (h *host) beginCall(cancel context.CancelCauseFunc) *call {
 	c := &call{h, cancel}
 	h.calls[c] = struct{}{}

@@ -25,7 +25,7 @@ type sending struct {
 	first  *exchange // of the first group
 }
 
-// send sends requests to a host, and does not wait for the answer; receive follows.
+// send sends requests to a host, and does not wait for the answer: call receive.
 // It returns nil if no host is usable.
 func (t *trip) send(ctx context.Context, requests []int, been []*host) (s *sending) {
 	ctx, cancel := context.WithCancelCause(ctx)

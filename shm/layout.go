@@ -46,7 +46,7 @@ type header struct {
 // magic is "RINGBTCH" read as a little-endian number.
 const magic uint64 = 0x484354_42474e4952
 
-// Kind is the kind of a segment.
+// A Kind tells segments apart.
 type Kind uint32
 
 const (

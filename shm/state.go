@@ -14,7 +14,7 @@ import (
 // loses its worker leaves the state as it was.
 //
 // The client writes a Step into each row of the request before it commits, as it writes
-// inputs. Broker and mails know nothing of it.
+// inputs. The broker only counts fresh rows; mails know nothing of it.
 //
 //	state h:f32[64]      plane h:f32[2,64]
 //	Step                 plane @step:u8[64], of which byte 0 is used

@@ -194,7 +194,7 @@ def least_cosine() -> float:
 
 
 def run(a: argparse.Namespace, start, folder: str, results: dict[str, list[dict]]) -> None:
-    from device_ring import start_broker
+    from processes import start_broker
 
     start_broker(start, folder)
     flags = ["--input", "tokens:i64[<=512]", "--device", a.device, *(["--half"] if a.device == "cuda" else [])]
@@ -231,7 +231,7 @@ def run(a: argparse.Namespace, start, folder: str, results: dict[str, list[dict]
 
 
 def main() -> int:
-    from device_ring import processes
+    from processes import processes
 
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--seconds", type=float, default=4.0, help="of each measurement")

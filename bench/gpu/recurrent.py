@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from device_ring import ROOT, processes, start_broker, start_workers, wait_for_all
+from processes import ROOT, processes, start_broker, start_workers, wait_for_all
 
 OBS, UNITS, ACTIONS = 256, 512, 18
 

@@ -13,7 +13,7 @@ cd "$(dirname "$0")/../.."
 bundle=$PWD/build/gpu
 OUT=$(mkdir -p "${OUT:-gpu-results}" && cd "${OUT:-gpu-results}" && pwd)
 export PYTHONUNBUFFERED=1 PYTHONPATH=$bundle/python RINGBATCH_LIBRARY=$bundle/libringbatch.so RINGBATCH_BINARY=$bundle/ringbatch
-parts=${*:-fp32 fp16 small single ring native}
+parts=${*:-fp32 fp16 small single native}
 model=/tmp/ringbatch-res50.jit
 began=$SECONDS
 chmod +x "$bundle"/* 2>/dev/null
@@ -44,7 +44,6 @@ fp32() { resnet fp32 120 --worker_num=128 --model_num=3 --max_batch_size=32 --wa
 fp16() { resnet fp16 120 --worker_num=128 --model_num=3 --max_batch_size=32 --wait_time=0.010 --data_type=float16; }
 small() { resnet small 90 --worker_num=8 --model_num=2 --max_batch_size=4 --wait_time=0.003 --data_type=float32; }
 single() { resnet single 60 --worker_num=1 --model_num=1 --max_batch_size=1 --wait_time=0.010 --data_type=float32; }
-ring() { timeout 200 python3 bench/gpu/device_ring.py --out "$OUT/ring.json"; } # tensors in device memory
 packed() { timeout 200 python3 bench/gpu/packed.py --json "$OUT/packed.json"; } # an encoder on texts of all lengths
 weights() { timeout 200 python3 bench/gpu/weights.py --json "$OUT/weights.json"; } # live weights
 recurrent() { timeout 120 python3 bench/gpu/recurrent.py --json "$OUT/recurrent.json"; } # actors with state

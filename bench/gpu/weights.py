@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from device_ring import BINARY, ROOT, processes, start_broker, start_workers, wait_for_all
+from processes import BINARY, ROOT, processes, start_broker, start_workers, wait_for_all
 
 MODEL, BATCH, WORKERS, EVERY_S = "resnet", 32, 3, 0.1
 FLAGS = ["--input", "x:f16[3,224,224]", "--half", "--channels-last", f"--max-batch-size={BATCH}", "--wait-time=0.01", "--weights", "live"]

@@ -14,9 +14,11 @@ import (
 
 	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/cputime"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/test/testbed"
+	"github.com/ringbatch/ringbatch/tools/load"
 )
 
 // producerJob attaches one process to a model.
@@ -80,8 +82,8 @@ func (t *transport) run(ctx context.Context, o order) (outcome, error) {
 		return outcome{}, fmt.Errorf("no such measurement")
 	}
 	input := t.input()
-	rig.SleepUntil(o.Start)
-	before, err := testbed.CPUTime(os.Getpid())
+	load.SleepUntil(o.Start)
+	before, err := cputime.Of(os.Getpid())
 	if err != nil {
 		return outcome{}, err
 	}
@@ -89,7 +91,7 @@ func (t *transport) run(ctx context.Context, o order) (outcome, error) {
 	if err != nil {
 		return res, err
 	}
-	after, err := testbed.CPUTime(os.Getpid())
+	after, err := cputime.Of(os.Getpid())
 	res.CPU = int64(after - before)
 	return res, err
 }
@@ -184,7 +186,7 @@ func (t *transport) paced(ctx context.Context, o order, input []byte) (outcome, 
 		if int64(at) >= o.Until {
 			break
 		}
-		rig.SleepUntil(int64(at))
+		load.SleepUntil(int64(at))
 		if err := rig.Ask(ctx, t.session, input); err != nil {
 			return outcome{}, err
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/test/testbed"
+	"github.com/ringbatch/ringbatch/tools/load"
 )
 
 const (
@@ -66,7 +67,7 @@ func measureSmall(r *rig.Rig) {
 		ratios = append(ratios, rate/rates[best][i])
 	}
 	batch := 0.0
-	if m, err := rig.ModelStats(r.Context(), e.socket, "small"); err == nil {
+	if m, err := load.ModelStats(r.Context(), e.socket, "small"); err == nil {
 		batch = m.BatchSize.Avg
 	}
 	per := func(kind string, i int) float64 { return rig.Median(cpus[kind][i]) }
@@ -87,7 +88,7 @@ func streamRate(r *rig.Rig, serving [][]*testbed.Process, producers []*testbed.P
 // socketRate is the same for a socket server, the first process, and its clients.
 func socketRate(r *rig.Rig, procs []*testbed.Process, d time.Duration) (float64, []float64) {
 	return rateOf(r, [][]*testbed.Process{procs[:1]}, d, func() []outcome {
-		o := socketOrder{InFlight: smallInFlight, Start: shm.Now() + int64(rig.LeadTime)}
+		o := socketOrder{InFlight: smallInFlight, Start: shm.Now() + int64(load.LeadTime)}
 		o.Until = o.Start + int64(d)
 		return rig.OrderAll[outcome](r, procs[1:], o)
 	})

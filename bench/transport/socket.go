@@ -13,9 +13,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ringbatch/ringbatch/bench/rig"
+	"github.com/ringbatch/ringbatch/internal/cputime"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/test/testbed"
+	"github.com/ringbatch/ringbatch/tools/load"
 )
 
 // The same exchange as one message each way over a Unix socket, SOCK_STREAM or SOCK_SEQPACKET, with blocking system calls and a
@@ -82,14 +83,14 @@ func socketClientRole(c *testbed.Child) error {
 	debug.SetGCPercent(-1)
 	s := rawSocket(3)
 	return testbed.Serve(c, func(o socketOrder) (r outcome, err error) {
-		before, err := testbed.CPUTime(os.Getpid())
+		before, err := cputime.Of(os.Getpid())
 		if err != nil {
 			return r, err
 		}
 		if r.Requests, err = socketStream(s, o); err != nil {
 			return r, err
 		}
-		after, err := testbed.CPUTime(os.Getpid())
+		after, err := cputime.Of(os.Getpid())
 		r.CPU = int64(after - before)
 		return r, err
 	})
@@ -101,7 +102,7 @@ func socketStream(s rawSocket, o socketOrder) (answered int, err error) {
 	for i := range request {
 		request[i] = byte(i)
 	}
-	rig.SleepUntil(o.Start)
+	load.SleepUntil(o.Start)
 	under := 0
 	for now := shm.Now(); ; now = shm.Now() {
 		if now < o.Until && under < o.InFlight {

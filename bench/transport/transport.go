@@ -16,6 +16,7 @@ import (
 	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/test/testbed"
+	"github.com/ringbatch/ringbatch/tools/load"
 )
 
 // Roles of this suite's processes.
@@ -80,7 +81,7 @@ func startProducers(r *rig.Rig, n int, job producerJob) []*testbed.Process {
 
 // together gives all producers the same order with a common start and end.
 func together(r *rig.Rig, procs []*testbed.Process, o order, d time.Duration) []outcome {
-	o.Start = shm.Now() + int64(rig.LeadTime)
+	o.Start = shm.Now() + int64(load.LeadTime)
 	o.Until = o.Start + int64(d)
 	return rig.OrderAll[outcome](r, procs, o)
 }
@@ -103,12 +104,12 @@ func measureIdle(r *rig.Rig, d time.Duration) {
 	e := startEcho(r, workers, job)
 	producers := startProducers(r, clients, producerJob{Socket: e.socket, Model: "idle", Window: 8})
 	together(r, producers, order{Do: "latency", Count: 100}, 0)
-	r.Must(rig.Pause(r.Context(), settle))
+	r.Must(load.Pause(r.Context(), settle))
 	groups := [][]*testbed.Process{{e.broker}, e.workers, producers}
 	before := r.CPUTimes(groups)
 	r.Say("idle: watching for %v", d)
 	start := time.Now()
-	r.Must(rig.Pause(r.Context(), d))
+	r.Must(load.Pause(r.Context(), d))
 	after := r.CPUTimes(groups)
 	var sum time.Duration
 	var ms []any
@@ -184,7 +185,7 @@ func measureInFlight(r *rig.Rig, requests int) {
 				continue // the process has ended, and the other case has the reason
 			}
 			threads = max(threads, u.Threads)
-			m, err := rig.ModelStats(r.Context(), e.socket, "flight")
+			m, err := load.ModelStats(r.Context(), e.socket, "flight")
 			r.Must(err)
 			if m.Requests != answered {
 				answered, moved = m.Requests, time.Now()

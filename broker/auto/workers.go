@@ -92,7 +92,7 @@ func (x *worker) find(id batcher.BatchID) int {
 	return slices.IndexFunc(x.batches, func(p batch) bool { return p.id == id })
 }
 
-// began is when a worker could begin with a batch that is its next.
+// began is the earliest time at which the worker could start this batch.
 func (x *worker) began(p *batch) Time {
 	if x.Lanes > 1 {
 		return p.sent

@@ -11,7 +11,7 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Only here the books follow the answers of living workers. A worker answers its client
+// Only here the books learn of the answers of living workers. A worker answers its client
 // first and the broker after, so a client may act on an answer that the broker does not
 // know. Therefore the broker catches up before it checks commits, and before it decides.
 // It evicts no peer on the way (outcomes.go).
@@ -24,13 +24,13 @@ func (s *Stage) catchUp() {
 	}
 }
 
-// catchUpWithCommits follows the slots that a client's commits use again, and the
+// catchUpWithCommits looks at the slots that a client's commits use again, and at the
 // client's last request, which usually caused the commits. The client wrote the entries
 // after it saw the answers, and the loop took the entries before it reads the board here.
-// So the books follow at least as far as the client saw.
+// So the books know at least what the client saw.
 //
-// Cancels are not followed. A worker may die after an answer and before it rings, and
-// the broker does not ring for a request that the books have followed. A client looks at
+// Cancels are not looked at. A worker may die after an answer and before it rings, and
+// the broker does not ring for a request that has ended in the books. A client looks at
 // all its answers when a commit ends.
 func (r *Ring) catchUpWithCommits(c *ClientSession, entries []shm.Commit) {
 	for i := range entries {

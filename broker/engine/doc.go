@@ -14,7 +14,7 @@
 //
 //  1. loop.go      the loop is woken (poller.go) and runs a round
 //  2. commits.go   the client that rang has its turn: the loop reads its commits
-//  3. catchup.go   the books follow the answers that workers gave meanwhile
+//  3. catchup.go   the books catch up with the answers that workers gave meanwhile
 //  4. slots.go     the commit is checked against the books
 //  5. stage.go     the batcher gets the request
 //  6. dispatch.go  the batcher decides; the loop posts batches to workers

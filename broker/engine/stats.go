@@ -123,7 +123,7 @@ func (v *view) takeLearned(l auto.Learned) {
 }
 
 // lookAtStage copies a stage for a snapshot, and changes nothing. The copy also counts
-// finished batches that the books have not followed yet.
+// finished batches that the books do not know yet.
 func (s *Stage) lookAtStage(v *view) {
 	r, sizes := s.ring, v.stats.sizes
 	v.now = s.loop.now

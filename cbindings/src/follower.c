@@ -49,7 +49,7 @@ static void keep_refusal(rb_weights *w, int status)
 		snprintf(w->why_text, sizeof w->why_text, "%s", rb_error());
 }
 
-/* Attaches again if the broker went away. It does not wait for a broker, and hardly for its reply. */
+/* Attaches again if the broker went away. Never waits for a broker, and only briefly for its reply. */
 static void follow_broker(rb_weights *w)
 {
 	int64_t now = rb_now();

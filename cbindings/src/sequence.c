@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Sequences. Each state tensor has two halves in a slot: a step reads one and writes
- * the other. Broker and worker know no sequence. The client writes the half to read into
+ * the other. Broker and worker read the steps, and know no sequence. The client writes the half to read into
  * the step words before each commit, and changes halves after a step that ended well:
  *
  *	request -- commit: step words --> under way -- RB_OK, which the caller saw --> change halves

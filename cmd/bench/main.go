@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/ringbatch/ringbatch/bench"
@@ -23,7 +22,7 @@ func main() {
 	defer stop()
 	run, args := bench.Run, os.Args[1:]
 	if len(args) > 0 {
-		if suite := suites[strings.TrimPrefix(args[0], "--suite=")]; suite != nil { // --suite=NAME is the older way to say it
+		if suite := suites[args[0]]; suite != nil {
 			run, args = suite, args[1:]
 		}
 	}

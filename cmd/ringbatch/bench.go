@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
-	"github.com/ringbatch/ringbatch/bench"
 	"github.com/ringbatch/ringbatch/internal/progress"
+	"github.com/ringbatch/ringbatch/tools/load"
 	"github.com/ringbatch/ringbatch/tools/profile"
 )
 
@@ -25,7 +25,7 @@ and latency counts from the time at which a request should have been sent. Ctrl-
 so far.`, `  ringbatch bench resnet50 --clients 64
   ringbatch bench resnet50 --rate 500 --duration 30s --in x=images.npy --json > result.json
 `)
-	l := bench.Load{Patience: profile.UsualPatience}
+	l := load.Load{Patience: profile.UsualPatience}
 	socket := socketFlag(f)
 	inputs := addFeedFlags(f)
 	f.IntVar(&l.Clients, "clients", 8, "connections, all of this process")
@@ -84,7 +84,7 @@ so far.`, `  ringbatch bench resnet50 --clients 64
 	return err
 }
 
-func writeResult(r *bench.Result, asJSON bool) error {
+func writeResult(r *load.Result, asJSON bool) error {
 	if asJSON {
 		out := json.NewEncoder(os.Stdout)
 		out.SetIndent("", "  ")

@@ -8,22 +8,22 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/ringbatch/ringbatch/bench"
+	"github.com/ringbatch/ringbatch/tools/load"
 )
 
 func TestARunningModelIsLoadedInAClosedAndInAnOpenLoop(t *testing.T) {
 	c := startCLI(t)
 	c.simulated(1)
-	for _, load := range []string{"--clients 2 --in-flight 2 --rows 2 --duration 0.3", "--rate 50 --clients 3 --duration 1"} {
-		c.until("every figure is there: "+load, func() bool { // a machine may stand still for so long
-			out, code := c.run(strings.Fields("bench simulated --warmup 0 --json " + load)...)
-			var r bench.Result
+	for _, flags := range []string{"--clients 2 --in-flight 2 --rows 2 --duration 0.3", "--rate 50 --clients 3 --duration 1"} {
+		c.until("every figure is there: "+flags, func() bool { // a machine may stand still for so long
+			out, code := c.run(strings.Fields("bench simulated --warmup 0 --json " + flags)...)
+			var r load.Result
 			if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 {
-				t.Fatalf("%s: status %d: %v\n%s", load, code, err, out)
+				t.Fatalf("%s: status %d: %v\n%s", flags, code, err, out)
 			}
 			// Each batch takes at least 3 ms: less cannot be.
 			if r.Requests > 0 && (r.Throughput <= 0 || r.Latency.P50 < 3 || r.Breakdown.Compute < 3) {
-				t.Fatalf("%s: %s", load, out)
+				t.Fatalf("%s: %s", flags, out)
 			}
 			return r.Requests > 0 && len(r.BatchSize.Histogram) > 0 && r.CPU.Worker > 0
 		})

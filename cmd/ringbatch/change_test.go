@@ -36,9 +36,9 @@ func (c *cli) reload(config string) {
 	c.broker.Signal(syscall.SIGHUP)
 }
 
-// load sends requests until it is ended; each has to be answered, by a worker
+// traffic sends requests until it is ended; each has to be answered, by a worker
 // that multiplies by one of the scales.
-type load struct {
+type traffic struct {
 	t       *testing.T
 	stop    chan struct{}
 	done    sync.WaitGroup
@@ -46,9 +46,9 @@ type load struct {
 	last    atomic.Int64 // the scale that answered last
 }
 
-func (c *cli) load(callers int, options ...client.Option) *load {
+func (c *cli) load(callers int, options ...client.Option) *traffic {
 	c.t.Helper()
-	l := &load{t: c.t, stop: make(chan struct{})}
+	l := &traffic{t: c.t, stop: make(chan struct{})}
 	cl, err := client.Dial(c.t.Context(), "affine", append([]client.Option{client.WithWindow(callers)}, options...)...)
 	must.Do(c.t, err)
 	for range callers {
@@ -74,7 +74,7 @@ func (c *cli) load(callers int, options ...client.Option) *load {
 	return l
 }
 
-func (l *load) end() {
+func (l *traffic) end() {
 	select {
 	case <-l.stop:
 	default:

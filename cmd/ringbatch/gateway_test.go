@@ -29,13 +29,11 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
-func TestTheFileForKServeIsTakenAndAGatewayThatWouldNotStartIsNot(t *testing.T) {
-	cfg, err := configfile.Load("../../deploy/kserve/ringbatch.toml")
-	must.Do(t, err)
-	must.Check(t, checkGateway(cfg.Workers))
+func TestAGatewayThatWouldNotStartIsRefused(t *testing.T) {
 	for text, want := range map[string]error{
 		"[gateway]\n": nil,
-		"[gateway]\nhttp = 8000\ndrain_delay = \"1s\"\n": nil,
+		"[gateway]\nhttp = \"0.0.0.0:8000\"\ninsecure = true\nallowed_host = \"*\"\ndrain_delay = \"5s\"\n": nil,
+		"[gateway]\nhttp = 8000\ndrain_delay = \"1s\"\n":                                                    nil,
 		"[gateway]\nhttpp = 8000\n":                      errUsage,
 		"[gateway]\nhttp = \"0.0.0.0:8000\"\n":           status.ErrInvalid,
 		"[gateway]\ntls_cert = \"/there/is/none.pem\"\n": status.ErrInvalid,

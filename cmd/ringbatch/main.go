@@ -82,7 +82,6 @@ func groups() []group {
 	}
 }
 
-// commands are the commands of all groups.
 func commands() (list []command) {
 	for _, g := range groups() {
 		list = append(list, g.commands...)

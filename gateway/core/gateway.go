@@ -56,7 +56,7 @@ func New(cfg Config) (*Gateway, error) {
 	return g, nil
 }
 
-// BeginRequest admits an inference of a caller; EndRequest follows.
+// BeginRequest admits an inference of a caller. Call EndRequest when it has ended.
 func (g *Gateway) BeginRequest(who *Caller) error {
 	if g.Draining.Load() == Refusing {
 		return ErrDraining

@@ -95,7 +95,7 @@ func (g *Gateway) HasState(name, version string) bool {
 	return k != nil && len(k.Sig.State) > 0
 }
 
-// join puts a step into the line of its sequence; leave follows.
+// join queues a step behind the earlier steps of its sequence. Call leave when it has ended.
 func (s *sequences) join(key sequenceKey) (*sequence, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -109,7 +109,7 @@ type Memory struct {
 	Taken  int
 }
 
-// NewMemory returns the count of a caller's new request. GiveBack follows.
+// NewMemory returns the count of a caller's new request. Call GiveBack at its end.
 func (g *Gateway) NewMemory(who *Caller) Memory { return Memory{limits: g.Limits, use: who.Use} }
 
 // Take counts n more bytes, or refuses them.

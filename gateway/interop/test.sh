@@ -9,7 +9,7 @@ mkdir -p "$root"
 again=$PWD/hack/again.sh
 
 # tritonclient, the newest for this Python.
-want="tritonclient[all]==2.73.0 pytest==9.1.1 kubernetes-validate==1.37.0 jsonschema==4.26.0 pyyaml==6.0.3"
+want="tritonclient[all]==2.73.0 pytest==9.1.1 kubernetes-validate==1.37.0 pyyaml==6.0.3"
 if [ "$(cat "$root/installed" 2>/dev/null)" != "$want" ]; then
   # shellcheck disable=SC2086
   hack/venv.sh "$root/venv" $want

@@ -199,10 +199,6 @@ def test_the_quickstarts_go_client_is_answered(tmp_path, go_tool):
     assert out == "[2 4 6 8]\n"
 
 
-def test_the_page_of_commands_lists_every_command_in_its_own_words():
-    subprocess.run([sys.executable, str(REPOSITORY / "hack" / "commands.py"), "check", rb.binary_path()], check=True)
-
-
 def test_the_producers_of_the_python_manual_are_answered(socket, monkeypatch):
     connect, in_place, in_flight = blocks(DOCS / "python.md", "python")[:3]
     monkeypatch.setenv("RINGBATCH_SOCKET", socket)

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/cputime"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
@@ -73,7 +74,7 @@ func newRun(ctx context.Context, name string, seed uint64, events int) (*run, er
 type cpuTimes struct{ machine, own time.Duration }
 
 func (r *run) cpuTimes() cpuTimes {
-	machine, err := testbed.MachineTime()
+	machine, err := cputime.Machine()
 	if err != nil {
 		r.fail("%v", err)
 	}

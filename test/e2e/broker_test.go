@@ -16,6 +16,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/cputime"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/test/testbed"
@@ -211,12 +212,12 @@ func TestAnIdleBrokerSleeps(t *testing.T) {
 	c := h.dial()
 	works(t, c, 10)
 	h.eventually("it sleeps", func() error { // on a machine that stands still, CPU time is charged to any process
-		before, err := testbed.CPUTime(h.broker.Pid())
+		before, err := cputime.Of(h.broker.Pid())
 		if err != nil {
 			return err
 		}
 		time.Sleep(500 * time.Millisecond)
-		after, err := testbed.CPUTime(h.broker.Pid())
+		after, err := cputime.Of(h.broker.Pid())
 		if err == nil && after-before > 100*time.Millisecond {
 			err = fmt.Errorf("it used %v of CPU in half a second of nothing", after-before)
 		}

@@ -8,6 +8,11 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ringbatch/ringbatch/internal/cputime"
 )
 
 // Usage is a process's resources that must not leak.
@@ -91,4 +96,24 @@ func Children() (pids []int, err error) {
 		}
 	}
 	return pids, nil
+}
+
+// CPUTime is the CPU time so far of this process, of its ended children and of the
+// bed's processes.
+func (b *Bed) CPUTime() (sum time.Duration) {
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var u unix.Rusage
+		if unix.Getrusage(who, &u) == nil {
+			sum += time.Duration(u.Utime.Nano() + u.Stime.Nano())
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, p := range b.processes {
+		if p.Running() {
+			d, _ := cputime.Of(p.Pid()) // it may have ended just now
+			sum += d
+		}
+	}
+	return sum
 }

@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+package load
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"sync/atomic"
 	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
-	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/policy"
@@ -50,18 +48,13 @@ func (l *Load) Run(ctx context.Context, say *progress.Line) (*Result, error) {
 func (l *Load) run(ctx context.Context, say *progress.Line) (*Result, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	f, err := newFleet(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
 	cfg, c, err := l.crowd(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer c.close()
 	go func() { stop(profile.AwaitNoWorker(ctx, admin.New(l.Socket), l.Model, l.Patience)) }()
-	r, err := c.watch(f, cfg, fmt.Sprintf("%d clients", l.Clients), nil, say)
+	r, err := c.Watch(ctx, cfg, fmt.Sprintf("%d clients", l.Clients), nil, say)
 	if r != nil {
 		r.Config = cfg
 	}
@@ -71,16 +64,13 @@ func (l *Load) run(ctx context.Context, say *progress.Line) (*Result, error) {
 	return r, err
 }
 
-// Print writes the result as the benchmark does.
-func (r *Result) Print(w io.Writer) { r.print(w) }
-
 // crowd attaches the clients.
-func (l *Load) crowd(ctx context.Context) (*config, *crowd, error) {
+func (l *Load) crowd(ctx context.Context) (*Config, *Crowd, error) {
 	s, err := admin.New(l.Socket).Stats(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	m, err := rig.ModelStats(ctx, l.Socket, l.Model)
+	m, err := ModelStats(ctx, l.Socket, l.Model)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -89,13 +79,13 @@ func (l *Load) crowd(ctx context.Context) (*config, *crowd, error) {
 			m.MaxBatchSize)
 	}
 	inFlight := l.inFlight(m.SlotsFree)
-	cfg := &config{
-		WorkerNum: l.Clients, WorkerBatch: l.Rows, MaxBatchSize: m.MaxBatchSize, ModelNum: len(m.Workers), WaitTime: seconds(policy.Auto),
-		ModelType: l.Model, Duration: seconds(l.Window), Warmup: seconds(l.Warmup), InFlight: inFlight, Rate: l.Rate,
-		Stability: 10, MaxWindows: l.Windows, Seed: l.Seed, allWindows: true,
+	cfg := &Config{
+		WorkerNum: l.Clients, WorkerBatch: l.Rows, MaxBatchSize: m.MaxBatchSize, ModelNum: len(m.Workers), WaitTime: Seconds(policy.Auto),
+		ModelType: l.Model, Duration: Seconds(l.Window), Warmup: Seconds(l.Warmup), InFlight: inFlight, Rate: l.Rate,
+		Stability: 10, MaxWindows: l.Windows, Seed: l.Seed, AllWindows: true,
 	}
 	if !m.WaitAuto {
-		cfg.WaitTime = seconds(m.WaitTimeMS * float64(time.Millisecond))
+		cfg.WaitTime = Seconds(m.WaitTimeMS * float64(time.Millisecond))
 	}
 	var workers []int
 	for _, w := range m.Workers {
@@ -103,8 +93,8 @@ func (l *Load) crowd(ctx context.Context) (*config, *crowd, error) {
 			workers = append(workers, w.Pid)
 		}
 	}
-	c := &crowd{groups: [3]cpuGroup{foreignCPU(s.Pid), foreignCPU(os.Getpid()), foreignCPU(workers...)},
-		socket: admin.New(l.Socket).Socket(), model: l.Model}
+	c := &Crowd{Groups: [3]CPUGroup{foreignCPU(s.Pid), foreignCPU(os.Getpid()), foreignCPU(workers...)},
+		Socket: admin.New(l.Socket).Socket(), Model: l.Model}
 	quit := new(atomic.Bool)
 	var rows *feed.Feed
 	var inputs []inputRows
@@ -124,7 +114,7 @@ func (l *Load) crowd(ctx context.Context) (*config, *crowd, error) {
 		}
 		p.quit, p.inputs, p.dims = quit, inputs, rows.Dims()
 		p.sent.Store(uint64(i * len(inputs) / l.Clients)) // clients start at different inputs
-		c.reporters = append(c.reporters, p)
+		c.Reporters = append(c.Reporters, p)
 	}
 	return cfg, c, nil
 }
@@ -169,46 +159,38 @@ func (l *Load) inputs(rows *feed.Feed) (all []inputRows) {
 }
 
 func (l *Load) attach(ctx context.Context, i, inFlight int) (*localProducer, error) {
-	job := producerJob{Model: l.Model, Rows: l.Rows, InFlight: inFlight, Rate: l.Rate / float64(l.Clients),
+	job := Job{Model: l.Model, Rows: l.Rows, InFlight: inFlight, Rate: l.Rate / float64(l.Clients),
 		Seed: uint64(l.Seed)<<20 + uint64(i)}
-	conn, err := client.Dial(ctx, l.Model, client.WithSocket(l.Socket), client.WithWindow(job.window()), client.WithName("ringbatch bench"))
+	conn, err := client.Dial(ctx, l.Model, client.WithSocket(l.Socket), client.WithWindow(job.Window()), client.WithName("ringbatch bench"))
 	if err != nil {
 		return nil, err
 	}
 	interrupted := ctx.Done()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	return &localProducer{producer: &producer{job: job, conn: conn}, interrupted: interrupted, ctx: ctx, cancel: cancel,
-		reports: make(chan windowReport, 1), failures: make(chan error, 1)}, nil
+	return &localProducer{Producer: &Producer{job: job, conn: conn}, interrupted: interrupted, ctx: ctx, cancel: cancel,
+		reports: make(chan Report, 1)}, nil
 }
 
 // localProducer is a producer in this process.
 type localProducer struct {
-	*producer
+	*Producer
 	ctx     context.Context
 	cancel  context.CancelFunc
 	quit    *atomic.Bool
 	running bool // a window was sent and not received
 
 	interrupted <-chan struct{}
-	reports     chan windowReport
-	failures    chan error
+	reports     chan Report
 }
-
-func (p *localProducer) String() string { return "a client of " + p.job.Model }
 
 func (p *localProducer) Send(command any) error {
 	p.running = true
-	r := newRecorder(command.(windowOrder))
+	r := NewRecorder(command.(Order))
 	r.quit = p.quit
 	go func() {
-		rig.SleepUntil(r.window.Start)
-		p.load(p.ctx, r)
-		report, err := r.result()
-		if err != nil {
-			p.failures <- err
-			return
-		}
-		p.reports <- *report
+		SleepUntil(r.window.Start)
+		p.Load(p.ctx, r)
+		p.reports <- *r.Report()
 	}()
 	return nil
 }
@@ -216,17 +198,12 @@ func (p *localProducer) Send(command any) error {
 func (p *localProducer) Receive(into any) error {
 	p.running = false
 	select {
-	case err := <-p.failures:
-		return err
-	case *into.(*windowReport) = <-p.reports:
+	case *into.(*Report) = <-p.reports:
 		return nil
 	case <-p.interrupted:
 	}
 	p.cancel() // requests in flight may have no answer
-	select {
-	case <-p.failures:
-	case <-p.reports:
-	}
+	<-p.reports
 	return progress.ErrInterrupted
 }
 
@@ -234,19 +211,19 @@ func (p *localProducer) Receive(into any) error {
 func (p *localProducer) end() {
 	p.cancel()
 	if p.running {
-		_ = p.Receive(new(windowReport))
+		_ = p.Receive(new(Report))
 	}
 	_ = p.conn.Close()
 }
 
 // close ends the clients of this process.
-func (c *crowd) close() {
-	for _, r := range c.reporters {
+func (c *Crowd) close() {
+	for _, r := range c.Reporters {
 		if p, ok := r.(*localProducer); ok {
 			p.quit.Store(true)
 		}
 	}
-	for _, r := range c.reporters {
+	for _, r := range c.Reporters {
 		if p, ok := r.(*localProducer); ok {
 			p.end()
 		}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package testbed
+// Package cputime reads the CPU time of processes and of the machine.
+package cputime
 
 import (
 	"bufio"
@@ -13,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CPUTime is the CPU time, user and system, of a process so far, from its CPU clock:
+// Of is the CPU time, user and system, of a process so far, from its CPU clock:
 // /proc would count in ticks.
-func CPUTime(pid int) (time.Duration, error) {
+func Of(pid int) (time.Duration, error) {
 	const schedClock = 2
 	var ts unix.Timespec
 	if err := unix.ClockGettime(int32(^pid)<<3|schedClock, &ts); err != nil {
@@ -24,29 +25,9 @@ func CPUTime(pid int) (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// CPUTime is the CPU time so far of this process, of its ended children and of the
-// bed's processes.
-func (b *Bed) CPUTime() (sum time.Duration) {
-	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
-		var u unix.Rusage
-		if unix.Getrusage(who, &u) == nil {
-			sum += time.Duration(u.Utime.Nano() + u.Stime.Nano())
-		}
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, p := range b.processes {
-		if p.Running() {
-			d, _ := CPUTime(p.Pid()) // it may have ended just now
-			sum += d
-		}
-	}
-	return sum
-}
-
-// MachineTime is the CPU time of all programs of this machine so far, including the
+// Machine is the CPU time of all programs of this machine so far, including the
 // time that a hypervisor took. It counts in ticks.
-func MachineTime() (time.Duration, error) {
+func Machine() (time.Duration, error) {
 	f, err := os.Open("/proc/stat")
 	if err != nil {
 		return 0, err
@@ -56,11 +37,11 @@ func MachineTime() (time.Duration, error) {
 	if err != nil {
 		return 0, fmt.Errorf("read /proc/stat: %w", err)
 	}
-	return parseMachineTime(line)
+	return parseMachine(line)
 }
 
-// parseMachineTime reads: cpu user nice system idle iowait irq softirq steal …
-func parseMachineTime(line string) (time.Duration, error) {
+// parseMachine reads: cpu user nice system idle iowait irq softirq steal …
+func parseMachine(line string) (time.Duration, error) {
 	const idle, iowait, steal = 4, 5, 8
 	fields := strings.Fields(line)
 	if len(fields) <= steal || fields[0] != "cpu" {

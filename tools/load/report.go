@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+package load
 
 import (
 	"fmt"
@@ -12,8 +12,8 @@ import (
 	"github.com/ringbatch/ringbatch/internal/printable"
 )
 
-// print writes a result as tables.
-func (r *result) print(w io.Writer) {
+// Print writes the result as tables.
+func (r *Result) Print(w io.Writer) {
 	c := r.Config
 	fmt.Fprintln(w, c.headline())
 	if r.Note != "" {
@@ -56,7 +56,7 @@ func (r *result) print(w io.Writer) {
 }
 
 // headline names the measured configuration.
-func (c *config) headline() string {
+func (c *Config) headline() string {
 	if c.NoDynamicBatch {
 		return fmt.Sprintf("%s: %d processes, each running the model by itself on %d row(s)", c.ModelType, c.WorkerNum, c.WorkerBatch)
 	}
@@ -68,26 +68,27 @@ func (c *config) headline() string {
 		c.ModelType, c.WorkerNum, c.WorkerBatch, load, c.MaxBatchSize, c.WaitTime, c.ModelNum)
 }
 
-func (r *result) printStability(w io.Writer) {
+func (r *Result) printStability(w io.Writer) {
 	c := r.Config
 	if r.Stable {
-		fmt.Fprintf(w, "%-14s the last %d of %d windows of %v agree within %v %%\n", "stability", minWindows, len(r.Windows), c.Duration,
+		fmt.Fprintf(w, "%-14s the last %d of %d windows of %v agree within %v %%\n", "stability", MinWindows, len(r.Windows), c.Duration,
 			c.Stability)
 	} else {
 		fmt.Fprintf(w, "%-14s NOT STABLE: the last %d of %d windows of %v do not agree within %v %%; measure for longer\n", "stability",
-			min(minWindows, len(r.Windows)), len(r.Windows), c.Duration, c.Stability)
+			min(MinWindows, len(r.Windows)), len(r.Windows), c.Duration, c.Stability)
 	}
 }
 
 // busy warns of other programs, which spoil the figures.
-func (r *result) busy() string {
-	if r.OtherCPU < busyPercent {
+func (r *Result) busy() string {
+	if r.OtherCPU < BusyPercent {
 		return ""
 	}
 	return fmt.Sprintf("other programs used %.0f %% of this machine", r.OtherCPU)
 }
 
-const busyPercent = 5
+// BusyPercent of other programs spoil the figures.
+const BusyPercent = 5
 
 func bar(share float64) string { return strings.Repeat("█", int(share*40+0.5)) }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+package load
 
 import (
 	"encoding/json"
@@ -12,17 +12,17 @@ import (
 func TestSecondsAreANumberOrADuration(t *testing.T) {
 	for text, want := range map[string]time.Duration{"0.005": 5 * time.Millisecond, "10ms": 10 * time.Millisecond, "0": 0,
 		"2": 2 * time.Second, "1.5s": 1500 * time.Millisecond} {
-		var s seconds
-		if err := s.Set(text); err != nil || s.d() != want {
+		var s Seconds
+		if err := s.Set(text); err != nil || s.D() != want {
 			t.Errorf("%s: %v, %v; want %v", text, s, err, want)
 		}
 	}
 	for _, text := range []string{"", "ten", "NaN", "1e99", "5 ms"} {
-		if err := new(seconds).Set(text); err == nil {
+		if err := new(Seconds).Set(text); err == nil {
 			t.Errorf("%q was accepted", text)
 		}
 	}
-	data, err := json.Marshal(seconds(5 * time.Millisecond))
+	data, err := json.Marshal(Seconds(5 * time.Millisecond))
 	if err != nil || string(data) != "0.005" {
 		t.Errorf("as JSON %s, %v", data, err)
 	}

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+package load
 
 import (
 	"time"
-
-	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// result is one measured point. docs/benchmark.md documents its JSON keys, which may
+// Result is one measured point. docs/benchmark.md documents its JSON keys, which may
 // only grow.
-type result struct {
-	Config       *config          `json:"config,omitempty"`
+type Result struct {
+	Config       *Config          `json:"config,omitempty"`
 	Note         string           `json:"note,omitempty"` // "simulated: …" where the model only simulates
 	Throughput   float64          `json:"throughput"`     // requests per second
 	ItemsPerS    float64          `json:"items_per_s"`
@@ -20,9 +18,9 @@ type result struct {
 	Breakdown    breakdown        `json:"breakdown_ms"` // averages
 	CPU          cpuPerRequest    `json:"cpu_us_per_request"`
 	Errors       map[string]int64 `json:"errors"`
-	Bound        *boundResult     `json:"bound,omitempty"`
+	Bound        *Bound           `json:"bound,omitempty"`
 	RatioToBound float64          `json:"ratio_to_bound,omitempty"`
-	Alone        *boundResult     `json:"alone,omitempty"`          // single producer: the model alone on its requests
+	Alone        *Bound           `json:"alone,omitempty"`          // single producer: the model alone on its requests
 	RatioToAlone float64          `json:"ratio_to_alone,omitempty"` // of the average latencies
 	Stable       bool             `json:"stable"`
 	Windows      []float64        `json:"windows_items_per_s"` // all windows, the last three of which count
@@ -31,9 +29,6 @@ type result struct {
 
 	Each []Figures `json:"-"` // of all windows
 }
-
-// Result is one measured point.
-type Result = result
 
 // Figures are the main ones of a window.
 type Figures struct {
@@ -72,6 +67,32 @@ type cpuPerRequest struct {
 	Worker float64 `json:"worker"`
 }
 
+// Config is the key "config" of the JSON. Names follow the
+// SimpleDBI benchmark.
+type Config struct {
+	WorkerNum      int     `json:"worker_num"`
+	WorkerBatch    int     `json:"worker_batch"`
+	MaxBatchSize   int     `json:"max_batch_size"`
+	ModelNum       int     `json:"model_num"`
+	WaitTime       Seconds `json:"wait_time"` // in seconds
+	NoDynamicBatch bool    `json:"no_dynamic_batch"`
+	ModelType      string  `json:"model_type"`
+	ModelPath      string  `json:"model_path,omitempty"`
+	DataType       string  `json:"data_type"`
+	InputShape     []int   `json:"input_shape,omitempty"`
+	Duration       Seconds `json:"duration"` // of one window
+	Warmup         Seconds `json:"warmup"`
+	InFlight       int     `json:"in_flight"`
+	Rate           float64 `json:"rate,omitempty"` // requests per second of all producers; 0: closed loop
+	Stability      float64 `json:"stability_percent"`
+	MaxWindows     int     `json:"max_windows"`
+	Seed           int64   `json:"seed"`
+	SimulatedFixed Seconds `json:"simulated_fixed,omitempty"`
+	SimulatedItem  Seconds `json:"simulated_item,omitempty"`
+
+	AllWindows bool `json:"-"` // measure all of MaxWindows, and count all
+}
+
 // usage counts CPU time and batches up to some moment.
 type usage struct {
 	cpu     [3]time.Duration // broker, producers, workers
@@ -80,30 +101,26 @@ type usage struct {
 	span    time.Duration    // of all cores
 }
 
-// window is one measuring window, all producers together.
-type window struct {
+// Window is one measuring Window, all producers together.
+type Window struct {
 	requests, items int64
 	duePerSecond    float64
 	perSecond       float64 // requests
 	itemsPerS       float64
 	sum             int64
-	stages          stages
+	stages          Stages
 	errors          map[string]int64
-	latency         *hdrhistogram.Histogram
+	latency         durations
 	used            usage
 }
 
-func newWindow() *window {
-	return &window{errors: map[string]int64{}, latency: newHistogram(), used: usage{batches: map[int]uint64{}}}
+func newWindow() *Window {
+	return &Window{errors: map[string]int64{}, latency: durations{}, used: usage{batches: map[int]uint64{}}}
 }
 
 // addReport adds the report of one producer.
-func (w *window) addReport(r *windowReport) error {
-	h, err := hdrhistogram.Decode(r.Latency)
-	if err != nil {
-		return err
-	}
-	w.latency.Merge(h)
+func (w *Window) addReport(r *Report) {
+	w.latency.merge(r.Latency)
 	w.requests += r.Requests
 	w.items += r.Items
 	w.duePerSecond += float64(r.Due) / (float64(r.Nanos) / 1e9)
@@ -116,11 +133,10 @@ func (w *window) addReport(r *windowReport) error {
 	for name, n := range r.Errors {
 		w.errors[name] += n
 	}
-	return nil
 }
 
 // addUsage adds the usage between two moments.
-func (w *window) addUsage(before, after usage) {
+func (w *Window) addUsage(before, after usage) {
 	for i := range w.used.cpu {
 		w.used.cpu[i] += after.cpu[i] - before.cpu[i]
 	}
@@ -133,12 +149,12 @@ func (w *window) addUsage(before, after usage) {
 	}
 }
 
-func (w *window) sample() sample {
+func (w *Window) sample() sample {
 	return sample{w.itemsPerS, float64(w.sum) / float64(max(w.requests, 1))}
 }
 
 // merge makes one window of several; rates become their mean.
-func merge(windows []*window) *window {
+func merge(windows []*Window) *Window {
 	m := newWindow()
 	for _, w := range windows {
 		m.requests += w.requests
@@ -152,16 +168,16 @@ func merge(windows []*window) *window {
 		for name, n := range w.errors {
 			m.errors[name] += n
 		}
-		m.latency.Merge(w.latency)
+		m.latency.merge(w.latency)
 		m.addUsage(usage{}, w.used)
 	}
 	return m
 }
 
-// summarize turns windows into a result, of which the last ones count.
-func summarize(windows []*window, isStable bool, counted int) *result {
+// Summarize turns windows into a result, of which the last ones count.
+func Summarize(windows []*Window, isStable bool, counted int) *Result {
 	m := merge(windows[max(0, len(windows)-counted):])
-	r := &result{
+	r := &Result{
 		Throughput: m.perSecond, ItemsPerS: m.itemsPerS, Requests: m.requests, Errors: m.errors, Stable: isStable,
 		Latency: m.latencies(), BatchSize: batchSizes{Histogram: m.used.batches},
 	}
@@ -189,18 +205,43 @@ func summarize(windows []*window, isStable bool, counted int) *result {
 	return r
 }
 
-func (w *window) latencies() latencies {
-	at := func(q float64) float64 { return float64(w.latency.ValueAtQuantile(q)) / 1e6 }
+func (w *Window) latencies() latencies {
 	if w.requests == 0 {
 		return latencies{}
 	}
-	return latencies{
-		Avg: float64(w.sum) / float64(w.requests) / 1e6,
-		P50: at(50), P90: at(90), P95: at(95), P99: at(99), P999: at(99.9), Max: float64(w.latency.Max()) / 1e6,
-	}
+	at := w.latency.milliseconds(.5, .9, .95, .99, .999, 1)
+	return latencies{Avg: float64(w.sum) / float64(w.requests) / 1e6, P50: at[0], P90: at[1], P95: at[2], P99: at[3], P999: at[4], Max: at[5]}
 }
 
 // each names the parts of the breakdown, in order.
 func (b breakdown) each() [len(stageNames)]float64 {
 	return [...]float64{b.Claim, b.Write, b.Queue, b.Dispatch, b.Compute, b.Wake}
+}
+
+// Bound is the keys "bound" and "alone".
+type Bound struct {
+	ItemsPerS float64   `json:"items_per_s"`
+	Latency   latencies `json:"latency_ms"`
+	CPU       float64   `json:"cpu_us_per_item"`
+	Windows   []float64 `json:"windows_items_per_s"`
+}
+
+// boundOf summarizes the bound's windows, of which the last three count.
+func boundOf(windows []*Window) *Bound {
+	r := Summarize(windows, true, MinWindows)
+	perItem := r.CPU.Client * r.Throughput / max(r.ItemsPerS, 1)
+	return &Bound{ItemsPerS: r.ItemsPerS, Latency: r.Latency, CPU: perItem, Windows: r.Windows}
+}
+
+// Compare puts beside the result what the model gives without a broker: with full batches, and for a single producer alone.
+// Both may be empty.
+func (r *Result) Compare(full, single []*Window) {
+	if len(full) > 0 {
+		r.Bound = boundOf(full)
+		r.RatioToBound = r.ItemsPerS / max(r.Bound.ItemsPerS, 1e-9)
+	}
+	if len(single) > 0 {
+		r.Alone = boundOf(single)
+		r.RatioToAlone = r.Latency.Avg / max(r.Alone.Latency.Avg, 1e-9)
+	}
 }

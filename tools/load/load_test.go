@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+package load
 
 import (
 	"slices"
@@ -21,7 +21,7 @@ func TestRequestsSendTheGivenRowsInTurn(t *testing.T) {
 		2: {{1, 1, 2, 2}, {3, 3, 1, 1}},
 		4: {{1, 1, 2, 2, 3, 3, 1, 1}},
 	} {
-		p := &producer{inputs: (&Load{Rows: perRequest}).inputs(rows)}
+		p := &Producer{inputs: (&Load{Rows: perRequest}).inputs(rows)}
 		var got [][]byte
 		for range want {
 			got = append(got, p.next().plain[0])

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bench
+package load
 
 import (
 	"encoding/json"
@@ -16,24 +16,22 @@ import (
 
 // recorded makes the report of a producer that saw these latencies in one
 // second.
-func recorded(t *testing.T, rows int, latencies ...time.Duration) *windowReport {
+func recorded(t *testing.T, rows int, latencies ...time.Duration) *Report {
 	t.Helper()
-	r := newRecorder(windowOrder{Begin: 100, End: 100 + int64(time.Second)})
+	r := NewRecorder(Order{Begin: 100, End: 100 + int64(time.Second)})
 	for _, d := range latencies {
-		r.add(200, int64(d), rows, stages{1, 2, 3, 4, 5, 6})
+		r.Add(200, int64(d), rows, Stages{1, 2, 3, 4, 5, 6})
 	}
 	r.fail(200, errorName(fmt.Errorf("sending: %w", status.ErrQueueFull)), 1)
 	r.fail(200, errorName(errors.New("odd")), 1)
-	w, err := r.result()
-	must.Do(t, err)
-	return w
+	return r.Report()
 }
 
-func windowOf(t *testing.T, reports ...*windowReport) *window {
+func windowOf(t *testing.T, reports ...*Report) *Window {
 	t.Helper()
 	w := newWindow()
 	for _, r := range reports {
-		must.Do(t, w.addReport(r))
+		w.addReport(r)
 	}
 	return w
 }
@@ -43,7 +41,7 @@ func TestWindowsOfManyProducersAddUp(t *testing.T) {
 	w := windowOf(t, recorded(t, 2, 1*ms, 3*ms), recorded(t, 2, 8*ms))
 	w.addUsage(usage{batches: map[int]uint64{4: 1}}, usage{cpu: [3]time.Duration{3 * time.Microsecond, 6 * time.Microsecond,
 		9 * time.Microsecond}, batches: map[int]uint64{2: 1, 4: 2}})
-	r := summarize([]*window{w, w, w, w}, true, minWindows)
+	r := Summarize([]*Window{w, w, w, w}, true, MinWindows)
 	if r.Throughput != 3 || r.ItemsPerS != 6 || r.Requests != 9 {
 		t.Errorf("%v requests/s, %v items/s, %d requests; want 3, 6, 9", r.Throughput, r.ItemsPerS, r.Requests)
 	}
@@ -66,27 +64,21 @@ func TestWindowsOfManyProducersAddUp(t *testing.T) {
 }
 
 func TestOnlyWhatEndsInTheWindowCounts(t *testing.T) {
-	r := newRecorder(windowOrder{Start: 0, Begin: 1000, End: 2000})
+	r := NewRecorder(Order{Start: 0, Begin: 1000, End: 2000})
 	for _, at := range []int64{0, 999, 1000, 1999, 2000, 5000} {
-		r.add(at, 500, 1, stages{})
+		r.Add(at, 500, 1, Stages{})
 		r.fail(at, "odd", 1)
 	}
-	w, err := r.result()
-	must.Do(t, err)
+	w := r.Report()
 	if w.Requests != 2 || w.Errors["odd"] != 2 || w.Nanos != 1000 {
 		t.Errorf("got %d requests, errors %v, %d ns; want 2, 2, 1000", w.Requests, w.Errors, w.Nanos)
 	}
 }
 
 func TestTheJSONKeysAreTheDocumentedOnes(t *testing.T) {
-	o, err := parse("--worker_num=2")
-	must.Do(t, err)
-	r := summarize([]*window{windowOf(t, recorded(t, 1, time.Millisecond))}, false, minWindows)
-	r.Config = &o.cfg
-	r.compare(&boundWindows{
-		full:   []*window{windowOf(t, recorded(t, 2, time.Millisecond))},
-		single: []*window{windowOf(t, recorded(t, 1, 500*time.Microsecond))},
-	})
+	r := Summarize([]*Window{windowOf(t, recorded(t, 1, time.Millisecond))}, false, MinWindows)
+	r.Config = &Config{WorkerNum: 2}
+	r.Compare([]*Window{windowOf(t, recorded(t, 2, time.Millisecond))}, []*Window{windowOf(t, recorded(t, 1, 500*time.Microsecond))})
 	got := keys(t, r)
 	for _, key := range []string{"config", "throughput", "items_per_s", "latency_ms", "batch_size", "breakdown_ms", "cpu_us_per_request",
 		"errors", "bound", "ratio_to_bound", "alone", "ratio_to_alone", "stable"} {
