@@ -19,6 +19,9 @@ import (
 const (
 	amends = 8 // the others get the workers for that many times what a failure cost
 	credit = Time(time.Second / 2)
+
+	// Suspicion is a cost that brings a client into debt at once.
+	Suspicion = credit/amends + 1
 )
 
 // Account is what a client's failures cost.

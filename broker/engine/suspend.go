@@ -83,7 +83,9 @@ func (s *Stage) judgeBatch(w *WorkerSession, failed, ranWell bool) {
 
 // accuseWorker judges a batch that a worker failed and others ran. Either the worker is broken,
 // or a client changes its inputs under the workers. So the clients pay, and the worker gets a
-// strike. It is suspended if its failed batches share no client, or there is no other client.
+// strike. It is suspended if its failed batches share no client, or the model has no others.
+// The shared ones go into debt, so that their next batches are their own: a broken worker fails
+// the batches of the others, too.
 func (s *Stage) accuseWorker(f *failure) {
 	w := f.by
 	for _, c := range f.clients {
@@ -94,13 +96,26 @@ func (s *Stage) accuseWorker(f *failure) {
 	if w.strikes++; w.strikes == 1 {
 		w.shared = f.clients
 	} else {
-		w.shared = slices.DeleteFunc(w.shared, func(c *ClientSession) bool {
-			return !slices.ContainsFunc(f.clients, func(x *ClientSession) bool { return x.Process == c.Process })
-		})
+		w.shared = slices.DeleteFunc(w.shared, func(c *ClientSession) bool { return !c.isAmong(f.clients) })
 	}
-	if w.strikes >= maxStrikes && (len(w.shared) == 0 || len(s.ring.clients) == 1) {
+	others := false
+	for c := range s.ring.clients {
+		others = others || !c.isAmong(w.shared)
+	}
+	switch {
+	case w.strikes < maxStrikes:
+	case len(w.shared) == 0 || !others:
 		s.loop.collectOutcome(outcome{kind: failsOften, worker: w})
+	default:
+		for _, c := range w.shared {
+			s.chargeClient(c, batcher.Suspicion)
+		}
 	}
+}
+
+// isAmong says whether one of the clients is of the same process.
+func (c *ClientSession) isAmong(clients []*ClientSession) bool {
+	return slices.ContainsFunc(clients, func(x *ClientSession) bool { return x.Process == c.Process })
 }
 
 // suspendWorker gives a worker that fails often no more batches, if others serve. The
