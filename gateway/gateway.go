@@ -13,19 +13,7 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/grpcapi"
 	"github.com/ringbatch/ringbatch/gateway/httpapi"
-	"github.com/ringbatch/ringbatch/gateway/oip"
 	"google.golang.org/grpc"
-)
-
-// Config is how a gateway runs. The zero value serves every model of the user's
-// broker to callers on this host.
-type Config = core.Config
-
-// Default addresses, and the word that closes a door.
-const (
-	DefaultHTTP = core.DefaultHTTP
-	DefaultGRPC = oip.DefaultGRPC
-	Off         = core.Off
 )
 
 // Gateway serves one broker.
@@ -36,14 +24,8 @@ type Gateway struct {
 	rpc       *grpc.Server // nil without gRPC
 }
 
-// New checks the configuration and reads its files.
-func New(cfg core.Config) (*Gateway, error) {
-	c, err := core.New(cfg)
-	if err != nil {
-		return nil, err
-	}
-	return &Gateway{core: c}, nil
-}
+// New gives a gateway its doors.
+func New(c *core.Gateway) *Gateway { return &Gateway{core: c} }
 
 // The doors, as logs, metrics and flags name them.
 const (

@@ -21,7 +21,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
-	"github.com/ringbatch/ringbatch/gateway"
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
@@ -238,7 +238,7 @@ func TestAPartIsAnsweredAlsoWhenNobodyWaitsForTheOneBefore(t *testing.T) {
 			copy(b.Output(0).Bytes(b.Request(i).Row), in)
 		}
 		return nil
-	}, func(c *gateway.Config) { c.MaxMessageBytes = 3000 })
+	}, func(c *core.Config) { c.MaxMessageBytes = 3000 })
 	l := newLocal(t, func(c *Config) {
 		c.Policy = policy.New(policy.MaxBatchSize(2), policy.WaitTime(patience), policy.Slots(64))
 	}, h.address)

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/ringbatch/ringbatch/gateway"
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/test/testbed"
@@ -114,7 +114,7 @@ func askEnvoy(adminFile, path string) (string, error) {
 
 func TestAHostThatDiesBehindEnvoyCostsNoRequest(t *testing.T) {
 	sig := signature(t, "x:i32[1]", "y:i32[1]")
-	quick := func(c *gateway.Config) { c.DrainTime = 1 } // it hangs up on calls in flight
+	quick := func(c *core.Config) { c.DrainTime = 1 } // it hangs up on calls in flight
 	a, b := newHost(t, sig, double, quick), newHost(t, sig, double, quick)
 	envoy := startEnvoy(t, a.address, b.address)
 	l := newLocal(t, nil, envoy)

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	rpcstatus "google.golang.org/grpc/status"
 
-	"github.com/ringbatch/ringbatch/gateway"
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
@@ -215,7 +215,7 @@ func TestABatchThatAHostHasNoRoomForWaits(t *testing.T) {
 
 func TestABatchThatAHostNeverTakesIsNotTriedAgain(t *testing.T) {
 	nothing := func(_ context.Context, b *worker.Batch) error { testbed.Touch(b); return nil }
-	h := newHost(t, signature(t, "x:u8[2000]", "y:u8[1]"), nothing, func(c *gateway.Config) { c.CallerBytes = 1000 })
+	h := newHost(t, signature(t, "x:u8[2000]", "y:u8[1]"), nothing, func(c *core.Config) { c.CallerBytes = 1000 })
 	l := newLocal(t, nil, h.address)
 	q, err := l.dial().Claim(soon(t), 1)
 	must.Do(t, err)
@@ -230,9 +230,9 @@ func TestABatchThatAHostNeverTakesIsNotTriedAgain(t *testing.T) {
 // How full batches are is a matter of load, and must not decide which of them end well.
 func TestABatchThatIsTooLargeForAHostGoesThereInParts(t *testing.T) {
 	sig := signature(t, "x:u8[<=4000]", "y:u8[<=4000]")
-	for name, limit := range map[string]func(*gateway.Config){
-		"gRPC's":     func(c *gateway.Config) { c.MaxMessageBytes = 3000 },
-		"a caller's": func(c *gateway.Config) { c.CallerBytes = 3000 },
+	for name, limit := range map[string]func(*core.Config){
+		"gRPC's":     func(c *core.Config) { c.MaxMessageBytes = 3000 },
+		"a caller's": func(c *core.Config) { c.CallerBytes = 3000 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t, sig, func(_ context.Context, b *worker.Batch) error {

@@ -21,6 +21,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/gateway"
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
@@ -57,7 +58,7 @@ func signature(t testing.TB, in, out string) tensor.Signature {
 	return sig
 }
 
-func newHost(t *testing.T, sig tensor.Signature, fn worker.Func, change func(*gateway.Config)) *testHost {
+func newHost(t *testing.T, sig tensor.Signature, fn worker.Func, change func(*core.Config)) *testHost {
 	t.Helper()
 	h := &testHost{t: t, mem: shm.NewHeap()}
 	slots := 2048 // a gateway asks for many
@@ -81,11 +82,11 @@ func newHost(t *testing.T, sig tensor.Signature, fn worker.Func, change func(*ga
 }
 
 // serve opens the gateway, at the same address as before if there was one.
-func (h *testHost) serve(change func(*gateway.Config)) {
+func (h *testHost) serve(change func(*core.Config)) {
 	h.t.Helper()
 	// Not 127.0.0.1: connections of this machine have ports of that one, and would
 	// keep the gateway from opening its own again.
-	cfg := gateway.Config{Socket: h.broker.Socket(), HTTP: gateway.Off, GRPC: "127.0.0.2:0", Memory: h.mem,
+	cfg := core.Config{Socket: h.broker.Socket(), HTTP: core.Off, GRPC: "127.0.0.2:0", Memory: h.mem,
 		Logger: slog.New(slog.DiscardHandler), DrainTime: 50 * time.Millisecond}
 	if h.address != "" {
 		cfg.GRPC = h.address
@@ -95,11 +96,11 @@ func (h *testHost) serve(change func(*gateway.Config)) {
 	}
 	started := make(chan struct{})
 	cfg.Started = func(_, rpc net.Addr) { h.address = rpc.String(); close(started) }
-	g, err := gateway.New(cfg)
+	g, err := core.New(cfg)
 	must.Do(h.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- g.Serve(ctx) }()
+	go func() { ended <- gateway.New(g).Serve(ctx) }()
 	select {
 	case <-started:
 	case err := <-ended:

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/gateway"
+	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/test/certs"
 )
@@ -65,7 +65,7 @@ func (g *guarded) writeOurs(valid time.Duration) {
 	}
 }
 
-func (g *guarded) host(c *gateway.Config) {
+func (g *guarded) host(c *core.Config) {
 	c.CertFile, c.KeyFile, c.ClientCAFile, c.TokenFile = g.cert, g.key, g.clientCA, g.tokens
 }
 

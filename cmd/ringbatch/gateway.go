@@ -52,10 +52,11 @@ func runGateway(ctx context.Context, args []string) error {
 	}
 	go manager.Watchdog(ctx, func() {})
 	context.AfterFunc(ctx, manager.Stopping)
-	g, err := gateway.New(cfg)
+	c, err := core.New(cfg)
 	if err != nil {
 		return err
 	}
+	g := gateway.New(c)
 	doors.gateway = g
 	collectSeldom(int64(cfg.MaxBufferedBytes))
 	return g.Serve(ctx)
@@ -76,7 +77,7 @@ func (m *doorMetrics) Collect(ch chan<- prometheus.Metric) {
 }
 
 // gatewayConfig reads the flags, or the section [gateway] of a broker's file as flags.
-func gatewayConfig(args []string) (cfg gateway.Config, logs *logFlags, err error) {
+func gatewayConfig(args []string) (cfg core.Config, logs *logFlags, err error) {
 	f := flags("gateway", "", `Serve the broker's models over HTTP and gRPC: Open Inference Protocol (KServe v2) with Triton's
 extensions. By default only callers on this host are served.`,
 		`  ringbatch gateway
@@ -84,8 +85,8 @@ extensions. By default only callers on this host are served.`,
   ringbatch gateway --http 0.0.0.0:8000 --grpc off --tls-cert cert.pem --tls-key key.pem --token-file tokens
 `)
 	socket := socketFlag(f)
-	f.StringVar(&cfg.HTTP, "http", gateway.DefaultHTTP, "address of the HTTP listener, or a port on this host, or off")
-	f.StringVar(&cfg.GRPC, "grpc", gateway.DefaultGRPC, "address of the gRPC listener, or a port on this host, or off")
+	f.StringVar(&cfg.HTTP, "http", core.DefaultHTTP, "address of the HTTP listener, or a port on this host, or off")
+	f.StringVar(&cfg.GRPC, "grpc", core.DefaultGRPC, "address of the gRPC listener, or a port on this host, or off")
 	f.StringSliceVar(&cfg.Models, "model", nil, "serve this model only (repeatable; default: all)")
 	f.StringVar(&cfg.CertFile, "tls-cert", "", "serve TLS with this certificate (PEM; read again when it changes)")
 	f.StringVar(&cfg.KeyFile, "tls-key", "", "and this key")
@@ -152,7 +153,7 @@ func checkGateway(workers []supervise.Worker) error {
 			_, err = logs.handler()
 		}
 		if err == nil {
-			_, err = gateway.New(cfg)
+			_, err = core.New(cfg)
 		}
 		if err != nil {
 			return fmt.Errorf("[gateway]: %w", err)
@@ -162,7 +163,7 @@ func checkGateway(workers []supervise.Worker) error {
 }
 
 // greet prints the addresses, and a line to try.
-func greet(ctx context.Context, cfg *gateway.Config, web, rpc net.Addr) {
+func greet(ctx context.Context, cfg *core.Config, web, rpc net.Addr) {
 	if rpc != nil {
 		fmt.Printf("grpc %s\n", rpc)
 	}

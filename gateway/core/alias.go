@@ -20,7 +20,7 @@ type route struct {
 }
 
 func (m *models) newRoutes(list []admin.Alias, models map[string]*Model) map[string]*route {
-	old := *m.Routes.Load()
+	old := *m.routes.Load()
 	next := make(map[string]*route, len(list))
 	for _, a := range list {
 		if !m.serves(a.Name) {
@@ -113,7 +113,7 @@ func versionOf(model string) string {
 // find looks up a model, and its alias if the name is one. turn: for a request.
 func (m *models) find(name, version string, turn bool) (*Model, *route) {
 	models := *m.byName.Load()
-	if r := (*m.Routes.Load())[name]; r != nil {
+	if r := (*m.routes.Load())[name]; r != nil {
 		var k *Model
 		switch {
 		case version != "":

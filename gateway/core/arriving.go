@@ -63,6 +63,6 @@ func (a *arriving) endConn(c *Conn) {
 // count needs mu.
 func (a *arriving) count(c *Conn, n int) {
 	a.bytes += n
-	c.Who.Use.Bytes.Add(int64(n))
-	c.L.G.Limits.Used.Add(int64(n))
+	c.Who.Use.bytes.Add(int64(n))
+	c.L.G.Limits.used.Add(int64(n))
 }

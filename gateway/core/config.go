@@ -57,7 +57,7 @@ type Config struct {
 	Memory         shm.Memory                        // default: shm.Memfd; tests use shm.Heap
 
 	Pace     Pace            // for tests; default: limits.go
-	EndDelay <-chan struct{} // for tests: ends the DrainDelay
+	endDelay <-chan struct{} // for tests: ends the DrainDelay
 }
 
 // Pace bounds the time that callers may take. limits.go has the defaults.
@@ -101,7 +101,7 @@ func (c *Config) fill() {
 	orDefault(&p.Stall, stallPatience)
 	orDefault(&p.Workers, workersPatience)
 	orDefault(&p.Early, earlyAnswer)
-	orDefault(&p.Rate, LeastRate)
+	orDefault(&p.Rate, leastRate)
 	orDefault(&p.EarlyShare, earlyShare)
 	if c.Logger == nil {
 		c.Logger = slog.Default()

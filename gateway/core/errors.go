@@ -133,15 +133,15 @@ func TextOf(err error) string {
 	// The lines after the first of a model's text, such as a Python traceback, name
 	// files of this host.
 	text, _, _ = strings.Cut(strings.TrimSpace(text), "\n")
-	if len(text) > MaxTextBytes {
-		text = text[:MaxTextBytes] + "…"
+	if len(text) > maxTextBytes {
+		text = text[:maxTextBytes] + "…"
 	}
 	return strings.ToValidUTF8(text, "?")
 }
 
 var (
 	ErrSlowBody = Refuse(http.StatusRequestTimeout, codes.DeadlineExceeded, "the request comes too slowly: less than %d KiB a second",
-		LeastRate>>10)
+		leastRate>>10)
 	ErrFault    = Refuse(http.StatusInternalServerError, codes.Internal, "a fault in the gateway; its log says more")
 	ErrDraining = error(&Refusal{Meaning: Meaning{http.StatusServiceUnavailable, codes.Unavailable}, code: status.ErrDraining,
 		text: "the gateway is shutting down"})

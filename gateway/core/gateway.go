@@ -104,7 +104,7 @@ func (g *Gateway) BeginDrain() {
 	g.Log.Info("draining: not ready any more", "delay", g.Cfg.DrainDelay, "in_flight", g.InFlight.Load())
 	select {
 	case <-time.After(g.Cfg.DrainDelay):
-	case <-g.Cfg.EndDelay:
+	case <-g.Cfg.endDelay:
 	}
 	g.Draining.Store(Refusing)
 	close(g.Refuses) // ends streams, which the drain would wait for

@@ -28,7 +28,7 @@ const (
 	maxRows           = 1 << 20  // of a request, before it is split
 	maxSequenceID     = 128      // bytes, as Triton's
 	maxSteps          = 256      // of a sequence, waiting
-	MaxTextBytes      = 1 << 10  // of an error's text
+	maxTextBytes      = 1 << 10  // of an error's text
 	suspectLanes      = 4        // of a model
 	sparedFailures    = 4        // of a caller in good standing
 	SmallBuffer       = 64 << 10 // bytes of a request that do not count: each connection has such buffers
@@ -46,9 +46,9 @@ const (
 	budgetPatience   = 10 * time.Second       // of a gRPC connection without progress while its caller's buffers are full
 	earlyAnswer      = 5 * time.Millisecond   // from a gRPC call's answer to its deadline,
 	earlyShare       = 10                     // or a tenth of its time if that is less
-	AnswerPatience   = 30 * time.Second       // for a caller to read its answer, besides its bytes at LeastRate
-	BodyPatience     = 10 * time.Second       // for headers, a handshake, or a body, besides its bytes at LeastRate
-	LeastRate        = 1 << 20                // bytes a second
+	AnswerPatience   = 30 * time.Second       // for a caller to read its answer, besides its bytes at leastRate
+	BodyPatience     = 10 * time.Second       // for headers, a handshake, or a body, besides its bytes at leastRate
+	leastRate        = 1 << 20                // bytes a second
 	stallPatience    = 2 * time.Second        // of a drain, for requests that do not arrive completely
 	idleCheck        = 50 * time.Millisecond  // between a drain's looks at requests in flight
 	reloadInterval   = time.Second            // between looks at certificates and tokens
@@ -56,5 +56,5 @@ const (
 	brokerPatience   = 2 * time.Second        // for the broker's answer, twice
 	workersPatience  = 15 * time.Second       // for workers to attach again after a restart of the broker
 	noBrokerInterval = 250 * time.Millisecond // between questions while there is no broker
-	LookupInterval   = 100 * time.Millisecond // between questions because of an unknown model
+	lookupInterval   = 100 * time.Millisecond // between questions because of an unknown model
 )

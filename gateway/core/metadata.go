@@ -93,7 +93,7 @@ func (g *Gateway) Index() *oip.RepositoryIndexResponse {
 	for _, k := range g.Models.List() {
 		add(k.Name, modelVersion, k)
 	}
-	routes := *g.Models.Routes.Load()
+	routes := *g.Models.routes.Load()
 	for _, name := range slices.Sorted(maps.Keys(routes)) {
 		for i, version := range routes[name].versions() {
 			add(name, version, routes[name].to[i])

@@ -29,12 +29,12 @@ import (
 type models struct {
 	g      *Gateway
 	byName atomic.Pointer[map[string]*Model]
-	Routes atomic.Pointer[map[string]*route] // by alias
+	routes atomic.Pointer[map[string]*route] // by alias
 	broker atomic.Pointer[error]             // of the last question to the broker; nil in it: it answered
 
-	Asking sync.Mutex // guards asked and Epoch, and one question at a time
+	asking sync.Mutex // guards asked and epoch, and one question at a time
 	asked  time.Time
-	Epoch  uint64 // of the broker that answered; 0: none has
+	epoch  uint64 // of the broker that answered; 0: none has
 	// Workers may attach again until then, after a restart of the broker; nil: there
 	// was none.
 	workersUntil atomic.Pointer[time.Time]
@@ -47,13 +47,13 @@ type Model struct {
 	Sig  tensor.Signature
 	info atomic.Pointer[modelInfo]
 
-	VariableInputs int // variable dimensions of all the inputs
+	variableInputs int // variable dimensions of all the inputs
 	counts         counters
 
 	// Requests of one row, of several rows, and of relays have separate clients: among
 	// single rows a request for many consecutive slots would wait long. Sequences keep
 	// their slots.
-	Single, Many, Relayed, Sequences Lane
+	single, many, relayed, sequences lane
 	suspects                         suspects
 	openSequences                    int  // under G.sequences.mu
 	gone                             bool // Close was called; under G.sequences.mu
@@ -79,7 +79,7 @@ func (m *models) newInfo(b *admin.Model) *modelInfo {
 
 // NewModel makes a model from the broker's listing.
 func NewModel(g *Gateway, b *admin.Model) *Model {
-	k := &Model{G: g, Name: b.Name, Sig: b.Signature, VariableInputs: tensor.VariableDims(b.Signature.Inputs)}
+	k := &Model{G: g, Name: b.Name, Sig: b.Signature, variableInputs: tensor.VariableDims(b.Signature.Inputs)}
 	k.info.Store(g.Models.newInfo(b))
 	return k
 }
@@ -87,7 +87,7 @@ func NewModel(g *Gateway, b *admin.Model) *Model {
 func newModels(g *Gateway) *models {
 	m := &models{g: g}
 	m.byName.Store(&map[string]*Model{})
-	m.Routes.Store(&map[string]*route{})
+	m.routes.Store(&map[string]*route{})
 	never := error(status.ErrNoBroker)
 	m.broker.Store(&never)
 	return m
@@ -99,7 +99,7 @@ func (m *models) watch(ctx context.Context) {
 		changed, cancel := context.WithTimeout(ctx, modelsInterval)
 		now, err := m.g.admin.Changed(changed, known)
 		cancel()
-		m.RefreshSoon(ctx) // also after a timeout: a policy may have been set
+		m.refreshSoon(ctx) // also after a timeout: a policy may have been set
 		if err == nil {
 			known = now
 		} else if !errors.Is(err, context.DeadlineExceeded) { // no broker
@@ -111,26 +111,26 @@ func (m *models) watch(ctx context.Context) {
 	}
 }
 
-// RefreshSoon asks the broker, at the earliest LookupInterval after the last question.
-func (m *models) RefreshSoon(ctx context.Context) {
-	m.Asking.Lock()
+// refreshSoon asks the broker, at the earliest lookupInterval after the last question.
+func (m *models) refreshSoon(ctx context.Context) {
+	m.asking.Lock()
 	last := m.asked
-	m.Asking.Unlock()
+	m.asking.Unlock()
 	select {
 	case <-ctx.Done():
 		return
-	case <-time.After(time.Until(last.Add(LookupInterval))):
+	case <-time.After(time.Until(last.Add(lookupInterval))):
 	}
-	m.Asking.Lock()
-	defer m.Asking.Unlock()
+	m.asking.Lock()
+	defer m.asking.Unlock()
 	m.ask(ctx)
 }
 
-// refresh asks the broker, unless the last question is less than LookupInterval ago.
+// refresh asks the broker, unless the last question is less than lookupInterval ago.
 func (m *models) refresh(ctx context.Context) {
-	m.Asking.Lock()
-	defer m.Asking.Unlock()
-	if time.Since(m.asked) < LookupInterval {
+	m.asking.Lock()
+	defer m.asking.Unlock()
+	if time.Since(m.asked) < lookupInterval {
 		return
 	}
 	// The answer is for all callers: the end of this one must not look like a broker
@@ -138,7 +138,7 @@ func (m *models) refresh(ctx context.Context) {
 	m.ask(context.WithoutCancel(ctx))
 }
 
-// ask updates models and routes. The caller holds Asking.
+// ask updates models and routes. The caller holds asking.
 func (m *models) ask(ctx context.Context) {
 	var has admin.Listing
 	err := askTwice(ctx, func(ctx context.Context) (err error) {
@@ -168,7 +168,7 @@ func (m *models) ask(ctx context.Context) {
 	}
 	m.byName.Store(&next)
 	routes := m.newRoutes(has.Aliases, next)
-	m.Routes.Store(&routes)
+	m.routes.Store(&routes)
 	for name, k := range old {
 		if next[name] != k {
 			go k.Close()
@@ -213,7 +213,7 @@ func (m *models) look(ctx context.Context, name, version string, turn bool) (*Mo
 	}
 	if version != "" {
 		has := []string{modelVersion}
-		if r := (*m.Routes.Load())[name]; r != nil {
+		if r := (*m.routes.Load())[name]; r != nil {
 			has = r.versions()
 		} else if (*m.byName.Load())[name] == nil {
 			has = nil
@@ -243,9 +243,9 @@ func (k *Model) ready() bool {
 
 // Close ends the clients. That of sequences ends with the last sequence.
 func (k *Model) Close() {
-	k.Single.close()
-	k.Many.close()
-	k.Relayed.close()
+	k.single.close()
+	k.many.close()
+	k.relayed.close()
 	for i := range k.suspects.lanes {
 		k.suspects.lanes[i].close()
 	}
@@ -255,24 +255,24 @@ func (k *Model) Close() {
 	idle := k.openSequences == 0
 	s.mu.Unlock()
 	if idle {
-		k.Sequences.close()
+		k.sequences.close()
 	}
 }
 
-// Lane is a client of one model, dialled when it is first needed.
-type Lane struct {
-	Live   atomic.Pointer[attachment]
+// lane is a client of one model, dialled when it is first needed.
+type lane struct {
+	live   atomic.Pointer[attachment]
 	dials  singleflight.Group
 	change rarely     // see replace
-	mu     sync.Mutex // Live does not change after closed
+	mu     sync.Mutex // live does not change after closed
 	closed bool
 	shares shares
 }
 
 // client returns the lane's client. The callers who need it at once share one
 // attempt to dial, which goes on when one of them gives up.
-func (l *Lane) client(ctx context.Context, k *Model, window int) (*attachment, error) {
-	if c := l.Live.Load(); c != nil {
+func (l *lane) client(ctx context.Context, k *Model, window int) (*attachment, error) {
+	if c := l.live.Load(); c != nil {
 		return c, nil
 	}
 	dialled := l.dials.DoChan("", func() (any, error) { return l.dial(k, window) })
@@ -284,10 +284,10 @@ func (l *Lane) client(ctx context.Context, k *Model, window int) (*attachment, e
 	}
 }
 
-func (l *Lane) dial(k *Model, window int) (*attachment, error) {
+func (l *lane) dial(k *Model, window int) (*attachment, error) {
 	gone := fmt.Errorf("%w: model %q is gone", status.ErrUnknownModel, k.Name)
 	l.mu.Lock()
-	c, closed := l.Live.Load(), l.closed
+	c, closed := l.live.Load(), l.closed
 	l.mu.Unlock()
 	switch {
 	case closed:
@@ -307,7 +307,7 @@ func (l *Lane) dial(k *Model, window int) (*attachment, error) {
 		go c.Close()
 		return nil, gone
 	}
-	l.Live.Store(c)
+	l.live.Store(c)
 	return c, nil
 }
 
@@ -342,7 +342,7 @@ func (a *attachment) leave() {
 
 // replace makes later calls use a new client, unless the ring has no room for it. The calls
 // of the old one go on.
-func (l *Lane) replace(k *Model, old *attachment, window int) {
+func (l *lane) replace(k *Model, old *attachment, window int) {
 	ctx, cancel := context.WithTimeout(context.Background(), k.G.Cfg.ClaimWait)
 	defer cancel()
 	c, err := k.dial(ctx, window)
@@ -351,7 +351,7 @@ func (l *Lane) replace(k *Model, old *attachment, window int) {
 	}
 	retired := c
 	l.mu.Lock()
-	if !l.closed && l.Live.CompareAndSwap(old, c) {
+	if !l.closed && l.live.CompareAndSwap(old, c) {
 		retired = old
 	}
 	l.mu.Unlock()
@@ -361,16 +361,16 @@ func (l *Lane) replace(k *Model, old *attachment, window int) {
 }
 
 // forget drops a client whose model has changed.
-func (l *Lane) forget(c *attachment) {
-	if l.Live.CompareAndSwap(c, nil) {
+func (l *lane) forget(c *attachment) {
+	if l.live.CompareAndSwap(c, nil) {
 		go c.Close()
 	}
 }
 
-func (l *Lane) close() {
+func (l *lane) close() {
 	l.mu.Lock()
 	l.closed = true
-	c := l.Live.Swap(nil)
+	c := l.live.Swap(nil)
 	l.mu.Unlock()
 	if c != nil {
 		_ = c.Close()
@@ -378,13 +378,13 @@ func (l *Lane) close() {
 }
 
 // lane returns the lane for a request of that many rows, and its window.
-func (k *Model) lane(rows int) (*Lane, int) {
+func (k *Model) lane(rows int) (*lane, int) {
 	info := k.info.Load()
 	if k.G.Cfg.Window > 0 {
 		if rows == 1 {
-			return &k.Single, k.G.Cfg.Window
+			return &k.single, k.G.Cfg.Window
 		}
-		return &k.Many, max(k.G.Cfg.Window, info.settings.MaxBatchSize)
+		return &k.many, max(k.G.Cfg.Window, info.settings.MaxBatchSize)
 	}
 	row := 1
 	for _, side := range [][]tensor.Spec{k.Sig.Inputs, k.Sig.Outputs} {
@@ -403,9 +403,9 @@ func (k *Model) lane(rows int) (*Lane, int) {
 		most = max(slots/lanes, batch)
 	}
 	if rows == 1 {
-		return &k.Single, min(window, most)
+		return &k.single, min(window, most)
 	}
-	return &k.Many, min(max(window, 4*batch), most)
+	return &k.many, min(max(window, 4*batch), most)
 }
 
 // Default windows. Attaching touches a window's memory.
@@ -416,13 +416,13 @@ const (
 
 // noteRestart gives workers time to attach again if the broker drains or is a new
 // one. Models that only workers declare are gone until then. The caller holds
-// Asking.
+// asking.
 func (m *models) noteRestart(has *admin.Listing) {
-	if has.Draining || m.Epoch != 0 && m.Epoch != has.Epoch {
+	if has.Draining || m.epoch != 0 && m.epoch != has.Epoch {
 		until := time.Now().Add(m.g.Cfg.Pace.Workers)
 		m.workersUntil.Store(&until)
 	}
-	m.Epoch = has.Epoch
+	m.epoch = has.Epoch
 }
 
 // awaited returns an error that passes while workers may still attach again after

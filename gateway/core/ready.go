@@ -16,7 +16,7 @@ import (
 )
 
 // Ready is nil if every served model would answer, by the rule of
-// admin.Client.Ready. The broker is asked at most every LookupInterval.
+// admin.Client.Ready. The broker is asked at most every lookupInterval.
 func (g *Gateway) Ready() error {
 	if err := g.askBroker(); err != nil {
 		return err
@@ -78,7 +78,7 @@ func (g *Gateway) Live() error {
 	p := &g.pinged
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if time.Since(p.at) < LookupInterval {
+	if time.Since(p.at) < lookupInterval {
 		return p.err
 	}
 	p.err = askTwice(context.Background(), func(ctx context.Context) error {
@@ -116,7 +116,7 @@ func (g *Gateway) updateHealth() {
 		all = all && well
 		say(k.Name, well)
 	}
-	for name, r := range *g.Models.Routes.Load() {
+	for name, r := range *g.Models.routes.Load() {
 		k := r.main()
 		say(name, k != nil && k.unready() == nil)
 	}

@@ -47,7 +47,7 @@ const (
 
 // ReadRelayed reads RequestsParameter.
 func (c *Call) ReadRelayed(text []byte) (err error) {
-	if c.Relayed.requests, err = oip.ParseRequests(c.Relayed.requests[:0], text, c.Model.VariableInputs); err != nil {
+	if c.Relayed.requests, err = oip.ParseRequests(c.Relayed.requests[:0], text, c.Model.variableInputs); err != nil {
 		return BadRequest("%v", err)
 	}
 	return nil
@@ -110,9 +110,9 @@ func (r *relayed) bytesOf(sig *tensor.Signature, k int) (n int) {
 	return n
 }
 
-func (k *Model) relayedLane() (*Lane, int) {
+func (k *Model) relayedLane() (*lane, int) {
 	_, window := k.lane(2)
-	return &k.Relayed, window
+	return &k.relayed, window
 }
 
 // runRelayed runs the requests of a relay's batch, in steps:
@@ -155,7 +155,7 @@ func (c *Call) runRelayed(ctx context.Context, cl *client.Client) error {
 	if c.filled.IsZero() { // every request was refused
 		c.filled = time.Now()
 	}
-	if err := c.FinishSources(); err != nil {
+	if err := c.finishSources(); err != nil {
 		return err
 	}
 	c.commitRelayed(ctx, committed, len(r.parts))
@@ -173,7 +173,7 @@ func (c *Call) runRelayed(ctx context.Context, cl *client.Client) error {
 func (c *Call) claimRelayed(ctx context.Context, cl *client.Client, q *oip.RelayedRequest, i int, first,
 	committed *int) (client.Request, error) {
 	dims := c.dims[:0]
-	for k := range c.Model.VariableInputs {
+	for k := range c.Model.variableInputs {
 		dims = append(dims, int(q.Dims[k]))
 	}
 	c.dims = dims
@@ -203,7 +203,7 @@ func (c *Call) claimRelayed(ctx context.Context, cl *client.Client, q *oip.Relay
 }
 
 func (c *Call) setShapes(q *oip.RelayedRequest) {
-	if c.Model.VariableInputs == 0 {
+	if c.Model.variableInputs == 0 {
 		return
 	}
 	at := 0

@@ -144,7 +144,7 @@ func (c *Call) execute(ctx context.Context, r client.Request) error {
 	if err := c.send(ctx, r, c.rows); err != nil {
 		return err
 	}
-	if err := c.FinishSources(); err != nil {
+	if err := c.finishSources(); err != nil {
 		return err
 	}
 	c.Committed = true
@@ -222,7 +222,7 @@ func (c *Call) runSplit(ctx context.Context, cl *client.Client, most int) (err e
 			return err
 		}
 		if from += n; from == c.rows {
-			if err := c.FinishSources(); err != nil {
+			if err := c.finishSources(); err != nil {
 				return err
 			}
 		}
@@ -299,8 +299,8 @@ func (c *Call) fill(r client.Request, in *Input, rows int) error {
 	return nil
 }
 
-// FinishSources checks that sources of unknown size are at their end.
-func (c *Call) FinishSources() error {
+// finishSources checks that sources of unknown size are at their end.
+func (c *Call) finishSources() error {
 	for i := range c.Inputs {
 		if s, ok := c.Inputs[i].Src.(interface{ Finish() error }); ok {
 			if err := s.Finish(); err != nil {

@@ -168,7 +168,7 @@ func (q *sequence) close() {
 	q.share.leave()
 	q.model.G.Limits.leave(q.address)
 	if q.model.openSequences--; q.model.openSequences == 0 && q.model.gone {
-		go q.model.Sequences.close()
+		go q.model.sequences.close()
 	}
 	q.state, q.model, q.share = nil, nil, nil
 }
@@ -215,7 +215,7 @@ func (c *Call) beginSequence(ctx context.Context, q *sequence) error {
 	g := c.Model.G
 	g.sequences.end(q)
 	_, window := c.Model.lane(2)
-	lane := &c.Model.Sequences
+	lane := &c.Model.sequences
 	cl, err := lane.client(ctx, c.Model, window)
 	if err != nil {
 		return err

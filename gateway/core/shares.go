@@ -25,54 +25,54 @@ type limits struct {
 	requests    int64 // of a caller
 	bytes       int64 // of all callers, in the gateway's memory
 	callerBytes int64 // of a caller
-	Used        atomic.Int64
+	used        atomic.Int64
 
-	Mu     sync.Mutex
-	ByName map[string]*Usage
+	mu     sync.Mutex
+	byName map[string]*Usage
 }
 
 // Usage counts a caller's requests and bytes in flight.
 type Usage struct {
-	requests, Bytes atomic.Int64
+	requests, bytes atomic.Int64
 	connections     int // of an address; under limits.mu
 	standing
 }
 
 func newLimits(cfg *Config) *limits {
 	return &limits{requests: int64(cfg.CallerRequests), bytes: int64(cfg.MaxBufferedBytes), callerBytes: int64(cfg.CallerBytes),
-		ByName: map[string]*Usage{}}
+		byName: map[string]*Usage{}}
 }
 
 // join counts a connection of an address.
 func (l *limits) join(address string) *Usage {
 	u := l.of(address)
-	l.Mu.Lock()
-	defer l.Mu.Unlock()
-	l.ByName[address] = u // the end of another connection may have removed it
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.byName[address] = u // the end of another connection may have removed it
 	u.connections++
 	return u
 }
 
 // leave forgets an address with its last connection, or with its failures after that.
 func (l *limits) leave(address string) {
-	l.Mu.Lock()
-	defer l.Mu.Unlock()
-	if u := l.ByName[address]; u != nil {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if u := l.byName[address]; u != nil {
 		u.connections--
 		l.forget(address, u)
 	}
 }
 
-// forget needs Mu.
+// forget needs mu.
 func (l *limits) forget(address string, u *Usage) {
 	switch left := u.left(); {
-	case u.connections > 0 || l.ByName[address] != u:
+	case u.connections > 0 || l.byName[address] != u:
 	case left == 0:
-		delete(l.ByName, address)
+		delete(l.byName, address)
 	default:
 		time.AfterFunc(left, func() {
-			l.Mu.Lock()
-			defer l.Mu.Unlock()
+			l.mu.Lock()
+			defer l.mu.Unlock()
 			l.forget(address, u)
 		})
 	}
@@ -81,12 +81,12 @@ func (l *limits) forget(address string, u *Usage) {
 // of returns a caller's usage. The usage of an identity stays: files and
 // authorities bound their number.
 func (l *limits) of(name string) *Usage {
-	l.Mu.Lock()
-	defer l.Mu.Unlock()
-	u := l.ByName[name]
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	u := l.byName[name]
 	if u == nil {
 		u = &Usage{}
-		l.ByName[name] = u
+		l.byName[name] = u
 	}
 	return u
 }
@@ -118,13 +118,13 @@ func (m *Memory) Take(n int) error {
 	switch all := int64(m.Taken) + size; {
 	case all > l.callerBytes: // a retry would not help
 		return tooLarge("a message of %d bytes; one caller may have %d in flight", all, l.callerBytes)
-	case u.Bytes.Add(size) > l.callerBytes:
-		u.Bytes.Add(-size)
+	case u.bytes.Add(size) > l.callerBytes:
+		u.bytes.Add(-size)
 		return Refuse(http.StatusTooManyRequests, codes.ResourceExhausted, "this caller would have more than %d bytes in flight, try again",
 			l.callerBytes)
-	case l.Used.Add(size) > l.bytes:
-		u.Bytes.Add(-size)
-		l.Used.Add(-size)
+	case l.used.Add(size) > l.bytes:
+		u.bytes.Add(-size)
+		l.used.Add(-size)
 		return Refuse(http.StatusTooManyRequests, codes.ResourceExhausted,
 			"the gateway's buffers are full (%d MiB of requests on their way), try again", l.bytes>>20)
 	}
@@ -135,8 +135,8 @@ func (m *Memory) Take(n int) error {
 // GiveBack ends the count.
 func (m *Memory) GiveBack() {
 	if m.Taken > 0 {
-		m.use.Bytes.Add(-int64(m.Taken))
-		m.limits.Used.Add(-int64(m.Taken))
+		m.use.bytes.Add(-int64(m.Taken))
+		m.limits.used.Add(-int64(m.Taken))
 		m.Taken = 0
 	}
 }
@@ -176,7 +176,7 @@ func (m *Memory) ReadCounted(r io.Reader, b []byte, size int) ([]byte, error) {
 // Full reports whether this caller, or all together, have used up their bytes. It
 // leaves room for the frames of the largest message.
 func (l *limits) Full(u *Usage) bool {
-	return u.Bytes.Load() > l.callerBytes+l.callerBytes/64+SmallBuffer || l.Used.Load() > l.bytes+l.bytes/64+SmallBuffer
+	return u.bytes.Load() > l.callerBytes+l.callerBytes/64+SmallBuffer || l.used.Load() > l.bytes+l.bytes/64+SmallBuffer
 }
 
 func TooLarge(n int64, most int) error {
@@ -232,7 +232,7 @@ func (s *share) leave() {
 
 // takeShare waits for room in the caller's share of a window, at most ClaimWait. A
 // request larger than the share takes all of it.
-func (c *Call) takeShare(ctx context.Context, lane *Lane, most int) error {
+func (c *Call) takeShare(ctx context.Context, lane *lane, most int) error {
 	c.giveShareBack() // of an earlier attempt
 	own := lane.shares.of(c.Caller.Use, most)
 	n := int64(min(c.rows, own.most))

@@ -53,13 +53,13 @@ func failedInWorker(err error) bool {
 type suspects struct {
 	mu     sync.Mutex
 	owners [suspectLanes - 1]*Usage
-	lanes  [suspectLanes]Lane
+	lanes  [suspectLanes]lane
 	full   time.Time // the ring had no room for another client
 }
 
 // suspectLane returns the lane of a suspect, its window, and whether the lane is the
 // caller's alone. It returns nil for other callers, and while the ring has no room.
-func (k *Model) suspectLane(u *Usage) (lane *Lane, window int, alone bool) {
+func (k *Model) suspectLane(u *Usage) (lane *lane, window int, alone bool) {
 	if !u.isSuspect() {
 		return nil, 0, false
 	}

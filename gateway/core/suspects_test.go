@@ -28,7 +28,7 @@ func TestTheFirstSuspectsHaveAClientEachAndTheOthersShareOne(t *testing.T) {
 		}
 		callers[i].failed()
 	}
-	lanes := map[*Lane]int{}
+	lanes := map[*lane]int{}
 	for i, u := range callers {
 		lane, window, alone := k.suspectLane(u)
 		if again, _, _ := k.suspectLane(u); again != lane || lane == nil || window == 0 || alone != (i < suspectLanes-1) {
@@ -62,7 +62,7 @@ func TestAnAddressIsRememberedUntilItsFailuresAreForgotten(t *testing.T) {
 		t.Fatal("another connection makes it a caller in good standing")
 	}
 	u.until.Store(1)
-	if l.leave("192.0.2.1"); len(l.ByName) != 0 {
+	if l.leave("192.0.2.1"); len(l.byName) != 0 {
 		t.Error("it is never forgotten")
 	}
 }

@@ -77,7 +77,14 @@ func readAll(c *core.Call) ([][]byte, error) {
 			return nil, err
 		}
 	}
-	return all, c.FinishSources()
+	for i := range c.Inputs {
+		if s, ok := c.Inputs[i].Src.(interface{ Finish() error }); ok {
+			if err := s.Finish(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return all, nil
 }
 
 // named fails the test for an error without a meaning.

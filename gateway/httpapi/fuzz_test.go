@@ -90,9 +90,6 @@ func FuzzBinaryBody(f *testing.F) {
 				t.Errorf("%q: %q", text, all)
 			}
 		}
-		if n := k.G.Limits.Used.Load() - int64(c.Taken); n != 0 {
-			t.Errorf("%d bytes of the budget", n)
-		}
 	})
 }
 
@@ -119,7 +116,14 @@ func readAll(c *core.Call) ([][]byte, error) {
 			return nil, err
 		}
 	}
-	return all, c.FinishSources()
+	for i := range c.Inputs {
+		if s, ok := c.Inputs[i].Src.(interface{ Finish() error }); ok {
+			if err := s.Finish(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return all, nil
 }
 
 // named fails the test for an error without a meaning.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package gateway
+package core_test
 
 import (
 	"context"
@@ -84,7 +84,7 @@ func TestAnAliasSharesRequestsAndIsSwitchedUnderLoadWithoutALostOne(t *testing.T
 	end()
 
 	r.alias("m@1=80", "m@2=20")
-	r.until("the share is known", func() bool { return len((*r.g.Models.Routes.Load())["m"].To) == 2 })
+	r.until("the share is known", func() bool { return r.g.TargetsOf("m") == 2 })
 	var shares [4]int
 	for range 100 {
 		shares[int(r.infer("m", good).Outputs[0].Data[0].(float64))]++

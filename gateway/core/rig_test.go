@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package gateway
+package core_test
 
 import (
 	"bufio"
@@ -28,6 +28,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/gateway"
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
@@ -51,7 +52,7 @@ type rig struct {
 	socket string
 	mem    shm.Memory
 	g      *core.Gateway
-	doors  *Gateway
+	doors  *gateway.Gateway
 	http   string // base of URLs
 	grpc   string
 	stop   func() error // drains the gateway
@@ -104,12 +105,12 @@ func newRig(t *testing.T, change func(*core.Config), models ...broker.ModelConfi
 		}
 		close(started)
 	}
-	g, err := New(cfg)
+	g, err := core.New(cfg)
 	must.Do(t, err)
-	r.g, r.doors = g.core, g
+	r.g, r.doors = g, gateway.New(g)
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
-	go func() { served <- g.Serve(ctx) }()
+	go func() { served <- r.doors.Serve(ctx) }()
 	select {
 	case <-started:
 	case err := <-served:
@@ -134,7 +135,7 @@ func newRig(t *testing.T, change func(*core.Config), models ...broker.ModelConfi
 			continue
 		}
 		r.eventually("the model is known", func() error {
-			_, _, err := g.core.Models.Get(soon(t), m.Name, "")
+			_, _, err := g.Models.Get(soon(t), m.Name, "")
 			return err
 		})
 	}
@@ -265,42 +266,17 @@ func (r *rig) idle() {
 		if n := r.g.InFlight.Load(); n != 0 {
 			return fmt.Errorf("%d in flight", n)
 		}
-		runtime.GC()                                           // the transport forgets the buffers of broken connections
-		if n := r.g.Limits.Used.Load(); n > core.SmallBuffer { // frames of connections that live
+		runtime.GC()                                      // the transport forgets the buffers of broken connections
+		if n := r.g.Used().Load(); n > core.SmallBuffer { // frames of connections that live
 			return fmt.Errorf("%d bytes are counted", n)
 		}
 		for _, k := range r.g.Models.List() {
-			for _, l := range []*core.Lane{&k.Single, &k.Many, &k.Relayed, &k.Sequences} {
-				c := l.Live.Load()
-				if c == nil {
-					continue
-				}
-				if err := wholeWindow(c.Model().Window, min(c.Model().Window, c.Model().MaxBatchSize), k, l); err != nil {
-					return err
-				}
+			if err := k.AllFree(); err != nil {
+				return err
 			}
 		}
 		return nil
 	})
-}
-
-// wholeWindow claims every slot of a lane, in requests of a batch each.
-func wholeWindow(window, most int, k *core.Model, l *core.Lane) error {
-	c := l.Live.Load()
-	dims := make([]int, k.VariableInputs)
-	for i := range dims {
-		dims[i] = 1
-	}
-	for left := window; left > 0; {
-		n := min(left, most)
-		q, err := c.TryClaim(n, dims...)
-		if err != nil {
-			return fmt.Errorf("%d of %d slots of %s are not free: %w", left, window, k.Name, err)
-		}
-		defer q.Release()
-		left -= n
-	}
-	return nil
 }
 
 func (r *rig) client(opts ...grpc.DialOption) oip.GRPCInferenceServiceClient {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package gateway
+package core_test
 
 import (
 	"bufio"
@@ -178,10 +178,10 @@ func TestAChangeRightAfterALookIsNotMissed(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, nil, m)
 	for range 5 {
-		r.g.Models.RefreshSoon(soon(t)) // the look
+		r.g.Refresh(soon(t)) // the look
 		leave := r.worker(m, double)
 		r.until("the broker has the worker", func() bool { return len(r.stats("double").Workers) != 0 })
-		r.g.Models.RefreshSoon(soon(t)) // because of the change
+		r.g.Refresh(soon(t)) // because of the change
 		must.Do(t, r.g.ModelReady(r.model("double")))
 		leave()
 		r.until("it is seen to be gone", func() bool { return r.g.ModelReady(r.model("double")) != nil })
@@ -229,10 +229,8 @@ func TestABodyInChunksCountsAsItsCallersToo(t *testing.T) {
 		t.Errorf("much: %d %q", a.status, a.Error)
 	}
 	r.idle()
-	r.g.Limits.Mu.Lock()
-	defer r.g.Limits.Mu.Unlock()
-	for name, u := range r.g.Limits.ByName {
-		if n := u.Bytes.Load(); n != 0 {
+	for name, n := range r.g.BytesOf() {
+		if n != 0 {
 			t.Errorf("%d bytes are still counted for %s", n, name)
 		}
 	}
@@ -348,7 +346,7 @@ func TestACallerWhoseRequestsKeepFailingHasItsOwnRingClient(t *testing.T) {
 	send("bad", goodBody, 200)
 	clients("after one failure", 1)
 	k := r.model("double")
-	shared := k.Single.Live.Load() // it will be charged with the first failures
+	shared := k.SingleClient() // it will be charged with the first failures
 	var both sync.WaitGroup
 	both.Go(func() {
 		for range 20 {
@@ -362,7 +360,7 @@ func TestACallerWhoseRequestsKeepFailingHasItsOwnRingClient(t *testing.T) {
 	})
 	both.Wait()
 	send("bad", goodBody, 200)
-	r.until("the others have a new client", func() bool { return k.Single.Live.Load() != shared })
+	r.until("the others have a new client", func() bool { return k.SingleClient() != shared })
 	clients("after many", 2)
 	ring, err := client.Dial(soon(t), "double", client.WithSocket(r.socket), client.WithMemory(r.mem))
 	must.Do(t, err)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package gateway
+package core_test
 
 import (
 	"bytes"
@@ -293,14 +293,14 @@ func TestACompressedMessageIsAnsweredAsAnyOther(t *testing.T) {
 		must.Do(t, err)
 		for i, want := range []string{"an id of", "buffers are full", "an id of"} {
 			others := int64(i % 2 * 900 << 10) // bytes of other callers
-			r.g.Limits.Used.Add(others)
+			r.g.Used().Add(others)
 			must.Do(t, s.Send(large))
 			rep, err := s.Recv()
 			must.Do(t, err)
 			if !strings.Contains(rep.ErrorMessage, want) {
 				t.Errorf("%s, message %d of a stream: %q, want %q", name, i, rep.ErrorMessage, want)
 			}
-			r.g.Limits.Used.Add(-others)
+			r.g.Used().Add(-others)
 		}
 	}
 	r.idle()

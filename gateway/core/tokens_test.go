@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package gateway
+package core_test
 
 import (
 	"context"
@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -217,20 +216,5 @@ func TestOnlyListedModelsAreServed(t *testing.T) {
 	a := r.post("/v2/repository/index", nil, nil)
 	if a.status != 200 || strings.Contains(fmt.Sprint(a), "secret") {
 		t.Errorf("%+v", a)
-	}
-}
-
-func TestATakenPortIsRefusedWithItsFlagBeforeAnyDoorOpens(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must.Do(t, err)
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	for flag, cfg := range map[string]core.Config{"--http": {HTTP: port, GRPC: Off}, "--grpc": {HTTP: "127.0.0.1:0", GRPC: port}} {
-		cfg.Started = func(net.Addr, net.Addr) { t.Errorf("%s: a door is open", flag) }
-		g, err := New(cfg)
-		must.Do(t, err)
-		if err := g.Serve(soon(t)); err == nil || err.Error() != "port "+port+" is taken; choose another with "+flag+" PORT" {
-			t.Errorf("%s: %v", flag, err)
-		}
 	}
 }

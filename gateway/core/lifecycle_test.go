@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package gateway
+package core_test
 
 import (
 	"bytes"
@@ -291,16 +291,11 @@ func TestModelsThatWorkersDeclareAreAwaitedAfterARestartOfTheBroker(t *testing.T
 	r.served(goodBody)
 	known := callOf(t, r.formerly("double", "4", true))
 	defer known.Done()
-	epoch := func() uint64 {
-		r.g.Models.Asking.Lock()
-		defer r.g.Models.Asking.Unlock()
-		return r.g.Models.Epoch
-	}
-	old := epoch()
+	old := r.g.Epoch()
 	r.broker()
 	leave() // or it would be back at once
 	r.startBroker()
-	r.until("the new broker is known", func() bool { return epoch() != old })
+	r.until("the new broker is known", func() bool { return r.g.Epoch() != old })
 	for _, path := range []string{"/v2/models/double/infer", "/v2/models/double/versions/1/infer"} {
 		if a := r.post(path, nil, []byte(goodBody)); a.status != 503 || a.header.Get("Retry-After") == "" ||
 			!strings.Contains(a.Error, "not back yet") {
@@ -322,7 +317,7 @@ func TestDrainingTurnsNotReadyFirstAndFinishesWhatWasAccepted(t *testing.T) {
 	t.Parallel()
 	m := doubler(t)
 	endDelay := make(chan struct{})
-	r := newRig(t, func(c *core.Config) { c.DrainDelay, c.EndDelay = time.Hour, endDelay }, m)
+	r := newRig(t, func(c *core.Config) { c.DrainDelay = time.Hour; c.SetEndDelay(endDelay) }, m)
 	_, release := r.holds(m)
 	c := r.client()
 	var wg sync.WaitGroup

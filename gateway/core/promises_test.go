@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package gateway
+package core_test
 
 import (
 	"context"
@@ -36,7 +36,7 @@ func TestAnnouncedBodiesCostOthersNothing(t *testing.T) {
 	}
 	r.underWay(8)
 	must.Check(t, r.ask(r.connect(), plainDouble()))
-	if n := r.g.Limits.Used.Load(); n > 1<<20 {
+	if n := r.g.Used().Load(); n > 1<<20 {
 		t.Errorf("%d bytes are counted, eight have come", n)
 	}
 }
@@ -47,7 +47,7 @@ func TestOneCallerHasAQuarterOfTheBuffers(t *testing.T) {
 	if _, err := fmt.Fprintf(c, inferDouble+"Content-Length: %d\r\n\r\n%s", 1<<20, strings.Repeat(" ", 1<<20-100)); err != nil {
 		t.Fatal(err)
 	}
-	r.until("it has come", func() bool { return r.g.Limits.Used.Load() >= 3<<18 })
+	r.until("it has come", func() bool { return r.g.Used().Load() >= 3<<18 })
 	large := fmt.Sprintf(inferDouble+"Content-Length: %d\r\n\r\n%s", 1<<19, strings.Repeat(" ", 1<<19-100)+fmt.Sprintf("%100s", goodBody))
 	if err := r.ask(r.connect(), large); err == nil || !strings.Contains(err.Error(), "429") {
 		t.Errorf("the same caller: %v", err)
@@ -67,7 +67,7 @@ func TestHalfBodiesHoldNoSlots(t *testing.T) {
 	}
 	r.underWay(32)
 	must.Check(t, r.ask(r.connect(), plainDouble()))
-	if k := r.model("double"); wholeWindow(8, 8, k, &k.Single) != nil {
+	if k := r.model("double"); k.AllFree() != nil {
 		t.Error("they hold slots")
 	}
 }
@@ -106,7 +106,7 @@ func TestACallerIsNotSlowWhileItWaitsForASlot(t *testing.T) {
 	t.Parallel()
 	const size = 256 << 10 // does not fit ahead of the slot
 	m := modelConfig(t, "large", []string{fmt.Sprintf("x:u8[%d]", size)}, []string{fmt.Sprintf("y:u8[%d]", size)})
-	r := newRig(t, func(c *Config) { c.Window, c.Pace.Body = 1, 100*time.Millisecond }, m)
+	r := newRig(t, func(c *core.Config) { c.Window, c.Pace.Body = 1, 100*time.Millisecond }, m)
 	begun, goOn := make(chan struct{}, 8), make(chan struct{})
 	r.worker(m, func(ctx context.Context, b *worker.Batch) error {
 		begun <- struct{}{}
@@ -161,12 +161,12 @@ func TestHalfMessagesHaveAQuarterOfTheBuffers(t *testing.T) {
 			}
 		}
 	}()
-	r.until("its half messages are counted", func() bool { return r.g.Limits.Used.Load() >= 1<<20 })
+	r.until("its half messages are counted", func() bool { return r.g.Used().Load() >= 1<<20 })
 	for range 5 {
 		if _, err := r.client().ModelInfer(soon(t), largeMessage()); err != nil {
 			t.Error(err)
 		}
-		if n := r.g.Limits.Used.Load(); n > 6<<20 {
+		if n := r.g.Used().Load(); n > 6<<20 {
 			t.Errorf("%d bytes are counted", n)
 		}
 	}
