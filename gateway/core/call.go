@@ -3,6 +3,7 @@
 package core
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -19,10 +20,9 @@ import (
 //
 //  1. a door reads the request: names, types, shapes, parameters, and the source of
 //     each input's bytes
-//  2. Check compares them with the model's signature
+//  2. Check compares them with the model's signature, and chooses the runner
 //  3. Run claims slots, fills them from the sources, commits and waits
-//  4. the door sends the outputs from the slots, or WriteRegions writes them into
-//     the caller's shared memory
+//  4. the door sends the outputs from the slots
 //  5. Done gives the slots back
 type Call struct {
 	Model  *Model
@@ -35,27 +35,44 @@ type Call struct {
 
 	Inputs  []Input
 	Outputs []Output // none: all; Check fills them in
+	regions bool     // some tensors are in the caller's shared memory
 
 	level   int           // priority level; -1: the model's default
 	timeout time.Duration // 0: none
 	Binary  bool          // HTTP: outputs are binary by default
-	Step    Step          // of a sequence; models without state ignore it
+
+	runner  runner // Check chooses it
+	plain   plain
+	Step    Step    // of a sequence; models without state ignore it
+	relayed relayed // a relay's batch
 
 	rows int
 	dims []int // the inputs' variable sizes, in signature order
 
-	request   client.Request // its slots hold the outputs
-	claimed   bool
-	Committed bool    // a worker may have run some of it
-	Relayed   relayed // of a relay's batch; empty otherwise
+	Committed  bool   // a worker may have run some of it
+	Parameters []byte // of the answer, encoded
 	Memory            // that the request takes in the gateway
-
 	weights    shm.Version
 	on         *attachment // nil: none
-	share      *share      // of the window; nil: none
-	shareSlots int64
+	share      heldShare
+	times
+}
 
-	began, filled, Ended time.Time // for the statistics
+// runner is a way to run a call: plain (run.go), as a step of a sequence (sequences.go), or
+// as a relay's batch (relayed.go).
+type runner interface {
+	// prepare checks what only this way has.
+	prepare(c *Call) error
+	// inputBytes is the size of an input that has so many bytes by its shape.
+	inputBytes(c *Call, in *Input, shaped int) int
+	// run runs the call on its present model. Its outputs can be read until release.
+	run(ctx context.Context, c *Call) error
+	release()
+}
+
+// times are for the statistics.
+type times struct {
+	began, filled, Ended time.Time
 	queue, compute       time.Duration
 }
 
@@ -80,14 +97,14 @@ type Input struct {
 	Size  int // bytes of the source; -1: its Finish checks them
 	index int // in the signature
 
-	Region RegionUse // of an input in shared memory
+	Region *RegionUse // nil: not in shared memory
 }
 
 // Output is an output tensor, in the form that the caller wants.
 type Output struct {
 	Name   string
-	index  int // in the signature
-	Region RegionUse
+	index  int        // in the signature
+	Region *RegionUse // nil: not in shared memory
 	Form   outputForm
 
 	DType tensor.DType
@@ -107,8 +124,10 @@ const (
 // Check compares the call with the signature, and checks every number in it.
 func (c *Call) Check() error {
 	sig := &c.Model.Sig
-	if c.Step.ID == (SequenceID{}) && (c.Step.Start || c.Step.End) && len(sig.State) > 0 {
-		return BadRequest("sequence_start and sequence_end need a sequence_id, which is neither 0 nor empty")
+	if c.runner == nil {
+		if c.runner = &c.plain; len(sig.State) > 0 && c.Step != (Step{}) {
+			c.runner = &c.Step
+		}
 	}
 	if err := c.matchInputs(sig); err != nil {
 		return err
@@ -125,21 +144,22 @@ func (c *Call) Check() error {
 		}
 		c.rows = in.Shape[0]
 	}
-	levels := c.Model.info.Load().settings.LevelCount()
-	if len(c.Relayed.requests) > 0 { // the relay's host may have more levels
-		c.level = min(c.level, levels-1)
+	if err := c.runner.prepare(c); err != nil {
+		return err
 	}
-	if c.level >= levels {
+	if levels := c.levels(); c.level >= levels {
 		return fmt.Errorf("%w: priority %d, the model has 1..%d", status.ErrNoLevel, c.level+1, levels)
 	}
 	if err := c.matchOutputs(sig); err != nil {
 		return err
 	}
-	if err := c.checkRelayed(); err != nil {
-		return err
+	if c.regions {
+		return c.useRegions()
 	}
-	return c.checkRegions()
+	return nil
 }
+
+func (c *Call) levels() int { return c.Model.info.Load().settings.LevelCount() }
 
 func (c *Call) matchInputs(sig *tensor.Signature) error {
 	for i := range c.Inputs {
@@ -191,10 +211,7 @@ func (c *Call) checkInput(spec *tensor.Spec, in *Input) error {
 		}
 		bytes *= got
 	}
-	need := bytes * in.Shape[0]
-	if len(c.Relayed.requests) > 0 && len(spec.Variable) > 0 {
-		need = c.Relayed.bytesOf(&c.Model.Sig, in.index)
-	}
+	need := c.runner.inputBytes(c, in, bytes*in.Shape[0])
 	if in.Size >= 0 && in.Size != need {
 		return fmt.Errorf("%w: input %q of shape %v takes %d bytes, got %d", status.ErrSize, in.Name, in.Shape, need, in.Size)
 	} else if need > c.Model.G.Cfg.MaxMessageBytes {
@@ -260,18 +277,22 @@ func NewCall(k *Model, as *route, who *Caller) *Call {
 
 // Done gives everything back, also after an error.
 func (c *Call) Done() {
-	c.release()
+	if c.runner != nil {
+		c.runner.release()
+	}
+	c.share.giveBack()
+	c.leaveClient()
+	c.GiveBack()
+	if c.regions {
+		c.leaveRegions()
+	}
 	for i := range c.Inputs {
 		c.Inputs[i].Src = nil
 	}
 	for i := range c.Outputs {
 		clear(c.Outputs[i].Parts)
 	}
-	c.Model, c.Caller, c.OnFilled, c.OnWait, c.ID, c.request = nil, nil, nil, nil, "", client.Request{}
-	c.Inputs, c.Outputs, c.dims = c.Inputs[:0], c.Outputs[:0], c.dims[:0]
-	c.timeout, c.Binary, c.rows, c.Step, c.weights, c.Committed = 0, false, 0, Step{}, 0, false
-	c.Relayed.reset()
-	c.filled, c.Ended, c.queue, c.compute = time.Time{}, time.Time{}, 0, 0
+	*c = Call{Inputs: c.Inputs[:0], Outputs: c.Outputs[:0], dims: c.dims[:0], Parameters: c.Parameters[:0], relayed: c.relayed.emptied()}
 	calls.Put(c)
 }
 
@@ -311,15 +332,3 @@ func (c *Call) NameOf(name []byte) string {
 
 // ErrClassification refuses an extension of Triton's.
 var ErrClassification = BadRequest("the classification extension is not supported; ask for the output itself")
-
-// WriteRegions puts those outputs into shared memory that are wanted there.
-func (c *Call) WriteRegions() error {
-	for i := range c.Outputs {
-		if o := &c.Outputs[i]; o.Region.Region != nil {
-			if err := o.writeRegion(); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}

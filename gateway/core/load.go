@@ -45,7 +45,7 @@ func (l *load) rate(now time.Time) float64 {
 // LoadReport returns the model's load. Relays want it, and with ReportLoad every
 // caller.
 func (c *Call) LoadReport() (report oip.Load, wanted bool) {
-	if len(c.Relayed.requests) == 0 && !c.Model.G.Cfg.ReportLoad {
+	if c.runner != &c.relayed && !c.Model.G.Cfg.ReportLoad {
 		return report, false
 	}
 	info := c.Model.info.Load()
@@ -55,7 +55,7 @@ func (c *Call) LoadReport() (report oip.Load, wanted bool) {
 		PerSecond:   c.Model.load.rate(time.Now()),
 		Queue:       c.queue, Compute: c.compute,
 	}
-	if n := len(c.Relayed.requests); n > 1 { // queue and compute are sums
+	if n := len(c.relayed.requests); n > 1 { // queue and compute are sums
 		report.Queue, report.Compute = c.queue/time.Duration(n), c.compute/time.Duration(n)
 	}
 	return report, true

@@ -269,18 +269,25 @@ type lane struct {
 	shares shares
 }
 
-// client returns the lane's client. The callers who need it at once share one
-// attempt to dial, which goes on when one of them gives up.
+// client enters the lane's client; leave follows. The callers who need it at once share
+// one attempt to dial, which goes on when one of them gives up.
 func (l *lane) client(ctx context.Context, k *Model, window int) (*attachment, error) {
-	if c := l.live.Load(); c != nil {
-		return c, nil
-	}
-	dialled := l.dials.DoChan("", func() (any, error) { return l.dial(k, window) })
-	select {
-	case d := <-dialled:
-		return d.Val.(*attachment), d.Err
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	for {
+		if a := l.live.Load(); a == nil {
+			dialled := l.dials.DoChan("", func() (any, error) { return l.dial(k, window) })
+			select {
+			case d := <-dialled:
+				if d.Err != nil {
+					return nil, d.Err
+				}
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		} else if a.calls.Add(1); !a.retired.Load() {
+			return a, nil
+		} else { // replaced meanwhile
+			a.leave()
+		}
 	}
 }
 
@@ -360,10 +367,10 @@ func (l *lane) replace(k *Model, old *attachment, window int) {
 	retired.leave()
 }
 
-// forget drops a client whose model has changed.
-func (l *lane) forget(c *attachment) {
-	if l.live.CompareAndSwap(c, nil) {
-		go c.Close()
+// forgetAfter drops a client after an error that says that its model came back as another one.
+func (l *lane) forgetAfter(err error, a *attachment) {
+	if (errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrClosed)) && l.live.CompareAndSwap(a, nil) {
+		go a.Close()
 	}
 }
 

@@ -48,7 +48,7 @@ type region struct {
 type RegionUse struct {
 	Name         string
 	Offset, Size int64
-	Region       *region
+	region       *region // nil: not found yet
 }
 
 func newRegions(on bool) *regions {
@@ -207,19 +207,8 @@ func (r *regions) use(who *Caller, u *RegionUse) error {
 		return BadRequest("%d bytes at offset %d are out of range, shared-memory region %q has %d", u.Size, u.Offset, u.Name, k.size)
 	}
 	k.users++
-	u.Region = k
+	u.region = k
 	return nil
-}
-
-func (k *Model) leaveRegion(u *RegionUse) {
-	if u.Region == nil {
-		return
-	}
-	r := k.G.Regions
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.drop(u.Region)
-	u.Region = nil
 }
 
 // drop gives up one use. The caller holds mu.
@@ -255,56 +244,43 @@ func (s *regionSource) ReadFull(p []byte) error {
 	return nil
 }
 
-func (o *Output) writeRegion() error {
-	if int64(o.Size) > o.Region.Size {
-		return fmt.Errorf("%w: output %q takes %d bytes, its place in shared memory has %d", status.ErrOutputTooSmall, o.Name, o.Size,
-			o.Region.Size)
+// Place returns a tensor's place in shared memory, for a door to fill in.
+func (c *Call) Place(u **RegionUse) *RegionUse {
+	if *u == nil {
+		*u, c.regions = &RegionUse{}, true
 	}
-	at := o.Region.Region.offset + o.Region.Offset
-	// A write past the end would make the file longer.
-	file := o.Region.Region.file
-	if info, err := file.Stat(); err == nil && at+int64(o.Size) > info.Size() {
-		return BadRequest("writing shared-memory region %q: its owner has shortened it", o.Region.Name)
-	}
-	for _, p := range o.Parts {
-		n, err := file.WriteAt(p, at)
-		if err != nil {
-			return BadRequest("writing shared-memory region %q: %v", o.Region.Name, err)
-		}
-		at += int64(n)
-	}
-	return nil
+	return *u
 }
 
-// checkRegions finds the call's regions. An output must not overlap another tensor
+// useRegions finds the call's regions. An output must not overlap another tensor
 // of the call.
-func (c *Call) checkRegions() error {
-	g := c.Model.G
+func (c *Call) useRegions() error {
+	r := c.Model.G.Regions
 	for i := range c.Inputs {
 		in := &c.Inputs[i]
-		if in.Region.Name == "" {
+		if in.Region == nil {
 			continue
 		}
-		if err := g.Regions.use(c.Caller, &in.Region); err != nil {
+		if err := r.use(c.Caller, in.Region); err != nil {
 			return fmt.Errorf("input %q: %w", in.Name, err)
 		}
-		in.Src = &regionSource{in.Region.Region, in.Region.Region.offset + in.Region.Offset}
+		in.Src = &regionSource{in.Region.region, in.Region.start()}
 	}
 	for i := range c.Outputs {
 		o := &c.Outputs[i]
-		if o.Region.Name == "" {
+		if o.Region == nil {
 			continue
 		}
-		if err := g.Regions.use(c.Caller, &o.Region); err != nil {
+		if err := r.use(c.Caller, o.Region); err != nil {
 			return fmt.Errorf("output %q: %w", o.Name, err)
 		}
 		for j := range c.Inputs {
-			if o.Region.overlaps(&c.Inputs[j].Region) {
+			if o.Region.overlaps(c.Inputs[j].Region) {
 				return BadRequest("output %q overlaps input %q in shared memory", o.Name, c.Inputs[j].Name)
 			}
 		}
 		for j := range i {
-			if o.Region.overlaps(&c.Outputs[j].Region) {
+			if o.Region.overlaps(c.Outputs[j].Region) {
 				return BadRequest("output %q overlaps output %q in shared memory", o.Name, c.Outputs[j].Name)
 			}
 		}
@@ -312,20 +288,68 @@ func (c *Call) checkRegions() error {
 	return nil
 }
 
+// writeRegions moves the outputs that the caller wants in shared memory there.
+func (c *Call) writeRegions() error {
+	for i := range c.Outputs {
+		o := &c.Outputs[i]
+		if o.Region == nil {
+			continue
+		}
+		if int64(o.Size) > o.Region.Size {
+			return fmt.Errorf("%w: output %q takes %d bytes, its place in shared memory has %d", status.ErrOutputTooSmall, o.Name, o.Size,
+				o.Region.Size)
+		}
+		if err := o.Region.write(o.Parts, o.Size); err != nil {
+			return err
+		}
+		clear(o.Parts)
+		o.Parts, o.Size = o.Parts[:0], 0
+	}
+	return nil
+}
+
+func (u *RegionUse) write(parts [][]byte, size int) error {
+	at, file := u.start(), u.region.file
+	// A write past the end would make the file longer.
+	if info, err := file.Stat(); err == nil && at+int64(size) > info.Size() {
+		return BadRequest("writing shared-memory region %q: its owner has shortened it", u.Name)
+	}
+	for _, p := range parts {
+		n, err := file.WriteAt(p, at)
+		if err != nil {
+			return BadRequest("writing shared-memory region %q: %v", u.Name, err)
+		}
+		at += int64(n)
+	}
+	return nil
+}
+
+// start is the place's offset in the file.
+func (u *RegionUse) start() int64 { return u.region.offset + u.Offset }
+
 func (u *RegionUse) overlaps(v *RegionUse) bool {
-	if u.Region == nil || v.Region == nil || u.Region.device != v.Region.device || u.Region.node != v.Region.node {
+	if v == nil || u.region.device != v.region.device || u.region.node != v.region.node {
 		return false
 	}
-	a, b := u.Region.offset+u.Offset, v.Region.offset+v.Offset
+	a, b := u.start(), v.start()
 	return a < b+v.Size && b < a+u.Size
 }
 
-func (c *Call) releaseRegions() {
+// leaveRegions ends the use of those regions that useRegions has found.
+func (c *Call) leaveRegions() {
+	r := c.Model.G.Regions
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	leave := func(u *RegionUse) {
+		if u != nil && u.region != nil {
+			r.drop(u.region)
+		}
+	}
 	for i := range c.Inputs {
-		c.Model.leaveRegion(&c.Inputs[i].Region)
+		leave(c.Inputs[i].Region)
 	}
 	for i := range c.Outputs {
-		c.Model.leaveRegion(&c.Outputs[i].Region)
+		leave(c.Outputs[i].Region)
 	}
 }
 

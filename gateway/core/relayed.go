@@ -21,8 +21,6 @@ import (
 type relayed struct {
 	requests []oip.RelayedRequest
 	parts    []relayedPart // one per request
-	failed   []byte        // oip.FailedParameter
-	sizes    []byte        // oip.SizesParameter
 }
 
 type relayedPart struct {
@@ -47,31 +45,28 @@ const (
 
 // ReadRelayed reads RequestsParameter.
 func (c *Call) ReadRelayed(text []byte) (err error) {
-	if c.Relayed.requests, err = oip.ParseRequests(c.Relayed.requests[:0], text, c.Model.variableInputs); err != nil {
+	if c.relayed.requests, err = oip.ParseRequests(c.relayed.requests[:0], text, c.Model.variableInputs); err != nil {
 		return BadRequest("%v", err)
 	}
+	c.runner = &c.relayed
 	return nil
 }
 
-func (c *Call) checkRelayed() error {
-	if len(c.Relayed.requests) == 0 {
-		return nil
-	}
+func (r *relayed) prepare(c *Call) error {
 	if c.Step.ID != (SequenceID{}) {
 		return BadRequest("%s and sequence_id are not for one request", oip.RequestsParameter)
 	}
 	rows := 0
-	for i := range c.Relayed.requests {
-		rows += c.Relayed.requests[i].Rows
+	for i := range r.requests {
+		rows += r.requests[i].Rows
 	}
 	if rows != c.rows {
 		return fmt.Errorf("%w: %s has %d rows, the inputs have %d", status.ErrRows, oip.RequestsParameter, rows, c.rows)
 	}
-	for i := range c.Inputs {
-		if c.Inputs[i].Region.Name != "" {
-			return BadRequest("%s and shared memory are not for one request", oip.RequestsParameter)
-		}
+	if c.regions {
+		return BadRequest("%s and shared memory are not for one request", oip.RequestsParameter)
 	}
+	c.level = min(c.level, c.levels()-1) // the relay's host may have more
 	return nil
 }
 
@@ -97,11 +92,14 @@ func rowBytes(sig *tensor.Signature, k int, dims []uint32) int {
 	return size
 }
 
-// bytesOf returns the size of input k, each request in its own sizes.
-func (r *relayed) bytesOf(sig *tensor.Signature, k int) (n int) {
+// inputBytes counts each request in its own sizes.
+func (r *relayed) inputBytes(c *Call, in *Input, shaped int) (n int) {
+	if len(c.Model.Sig.Inputs[in.index].Variable) == 0 {
+		return shaped
+	}
 	for i := range r.requests {
 		q := &r.requests[i]
-		size := rowBytes(sig, k, q.Dims[:])
+		size := rowBytes(&c.Model.Sig, in.index, q.Dims[:])
 		if size < 0 {
 			return -1
 		}
@@ -110,9 +108,15 @@ func (r *relayed) bytesOf(sig *tensor.Signature, k int) (n int) {
 	return n
 }
 
-func (k *Model) relayedLane() (*lane, int) {
-	_, window := k.lane(2)
-	return &k.relayed, window
+// run runs the call in a lane of relays, which have no shares.
+func (r *relayed) run(ctx context.Context, c *Call) error {
+	_, window := c.Model.lane(2)
+	a, err := c.attach(ctx, &c.Model.relayed, window)
+	if err == nil {
+		err = c.runRelayed(ctx, a.Client)
+		c.Model.relayed.forgetAfter(err, a)
+	}
+	return err
 }
 
 // runRelayed runs the requests of a relay's batch, in steps:
@@ -123,7 +127,7 @@ func (k *Model) relayedLane() (*lane, int) {
 //
 // If the window has too few slots, the message goes in pieces.
 func (c *Call) runRelayed(ctx context.Context, cl *client.Client) error {
-	r := &c.Relayed
+	r := &c.relayed
 	r.release() // of an earlier attempt
 	r.parts = append(r.parts[:0], make([]relayedPart, len(r.requests))...)
 	now := time.Now()
@@ -189,7 +193,7 @@ func (c *Call) claimRelayed(ctx context.Context, cl *client.Client, q *oip.Relay
 		if *committed = i; *first == i {
 			return c.claim(ctx, cl, q.Rows)
 		}
-		part := &c.Relayed.parts[*first]
+		part := &c.relayed.parts[*first]
 		*first++
 		if err := c.waitRelayed(ctx, part); err != nil {
 			return client.Request{}, err
@@ -238,7 +242,7 @@ func (c *Call) skipRelayed(q *oip.RelayedRequest) error {
 func (c *Call) commitRelayed(ctx context.Context, from, to int) {
 	list := make([]client.Request, 0, to-from)
 	for i := from; i < to; i++ {
-		if p := &c.Relayed.parts[i]; p.state == partClaimed {
+		if p := &c.relayed.parts[i]; p.state == partClaimed {
 			list = append(list, p.request)
 			p.state, c.Committed = partCommitted, true
 		}
@@ -246,7 +250,7 @@ func (c *Call) commitRelayed(ctx context.Context, from, to int) {
 	if err := client.CommitAll(ctx, list); err != nil {
 		// Some were claimed before a restart of the broker.
 		for i := from; i < to; i++ {
-			if p := &c.Relayed.parts[i]; p.state == partCommitted {
+			if p := &c.relayed.parts[i]; p.state == partCommitted {
 				p.fail(fmt.Errorf("%w: %w", status.ErrBrokerGone, err))
 			}
 		}
@@ -347,28 +351,29 @@ func (c *Call) sizesOf(r client.Request) (text []byte, err error) {
 
 // viewRelayed makes the outputs of all requests readable, and lists the failed ones.
 func (c *Call) viewRelayed() error {
-	r := &c.Relayed
+	r := &c.relayed
+	var failed, sizes []byte
 	for i := range c.Outputs {
 		o := &c.Outputs[i]
 		spec := &c.Model.Sig.Outputs[o.index]
 		o.DType, o.Shape, o.Parts, o.Size = spec.DType, append(append(o.Shape[:0], c.rows), spec.Shape...), o.Parts[:0], 0
 		for k := range r.parts {
 			p := &r.parts[k]
-			var sizes []byte
+			var its []byte
 			switch p.state {
 			case partHeld:
 				var err error
-				if o.Parts, sizes, err = c.rowsOf(p.request, o, o.Parts); err != nil {
+				if o.Parts, its, err = c.rowsOf(p.request, o, o.Parts); err != nil {
 					return err
 				}
 			case partCopied:
-				o.Parts, sizes = append(o.Parts, p.outputs[i]), p.sizes
+				o.Parts, its = append(o.Parts, p.outputs[i]), p.sizes
 			}
-			if i == 0 && len(sizes) > 0 {
-				if len(r.sizes) > 0 {
-					r.sizes = append(r.sizes, ';')
+			if i == 0 && len(its) > 0 {
+				if len(sizes) > 0 {
+					sizes = append(sizes, ';')
 				}
-				r.sizes = append(r.sizes, sizes...)
+				sizes = append(sizes, its...)
 			}
 		}
 		for _, part := range o.Parts {
@@ -377,8 +382,15 @@ func (c *Call) viewRelayed() error {
 	}
 	for k := range r.parts {
 		if p := &r.parts[k]; p.state == partFailed {
-			r.failed = oip.AppendFailed(r.failed, k, nameOfEnd(p.err), TextOf(p.err))
+			failed = oip.AppendFailed(failed, k, nameOfEnd(p.err), TextOf(p.err))
 		}
+	}
+	c.Parameters = c.Parameters[:0]
+	if len(failed) > 0 {
+		c.Parameters = oip.AppendText(c.Parameters, oip.FailedParameter, failed)
+	}
+	if len(sizes) > 0 {
+		c.Parameters = oip.AppendText(c.Parameters, oip.SizesParameter, sizes)
 	}
 	return nil
 }
@@ -395,17 +407,6 @@ func nameOfEnd(err error) string {
 	return status.ErrFailed.Name()
 }
 
-// AppendParameters writes the failed requests and the sizes, if there are any.
-func (r *relayed) AppendParameters(b []byte) []byte {
-	if len(r.failed) > 0 {
-		b = oip.AppendText(b, oip.FailedParameter, r.failed)
-	}
-	if len(r.sizes) > 0 {
-		b = oip.AppendText(b, oip.SizesParameter, r.sizes)
-	}
-	return b
-}
-
 func (r *relayed) release() {
 	for i := range r.parts {
 		if p := &r.parts[i]; p.state != partNone && p.state != partCopied && p.state != partFailed {
@@ -415,7 +416,8 @@ func (r *relayed) release() {
 	}
 }
 
-func (r *relayed) reset() {
+// emptied keeps the memory.
+func (r *relayed) emptied() relayed {
 	clear(r.parts)
-	*r = relayed{requests: r.requests[:0], parts: r.parts[:0], failed: r.failed[:0], sizes: r.sizes[:0]}
+	return relayed{requests: r.requests[:0], parts: r.parts[:0]}
 }

@@ -38,52 +38,60 @@ func (c *Call) Run(ctx context.Context) error {
 func (c *Call) runOn(ctx context.Context) error {
 	defer c.Model.load.begin(c.rows)()
 	c.weights = 0 // of an earlier attempt
-	if c.Step.ID != (SequenceID{}) && len(c.Model.Sig.State) > 0 {
-		return c.runStep(ctx)
+	return c.runner.run(ctx, c)
+}
+
+// attach enters a lane's client, and leaves that of an earlier attempt.
+func (c *Call) attach(ctx context.Context, l *lane, window int) (*attachment, error) {
+	a, err := l.client(ctx, c.Model, window)
+	if err == nil {
+		c.leaveClient()
+		c.on = a
 	}
-	relayed := len(c.Relayed.requests) > 0
+	return a, err
+}
+
+// plain runs a call as one request, or as several that together have its rows.
+type plain struct{ request client.Request } // its slots hold the outputs
+
+func (*plain) prepare(*Call) error { return nil }
+
+func (*plain) inputBytes(_ *Call, _ *Input, shaped int) int { return shaped }
+
+func (p *plain) release() { _ = p.request.Release() } // or there is none
+
+func (p *plain) run(ctx context.Context, c *Call) error {
+	p.release() // of an earlier attempt
 	lane, window := c.Model.lane(c.rows)
 	suspect, its, alone := c.Model.suspectLane(c.Caller.Use)
-	if relayed {
-		lane, window = c.Model.relayedLane()
-	} else if suspect != nil {
+	if suspect != nil {
 		lane, window = suspect, its
 	}
-	cl, err := lane.client(ctx, c.Model, window)
+	a, err := c.attach(ctx, lane, window)
 	if lane == suspect && (errors.Is(err, status.ErrRingFull) || errors.Is(err, status.ErrQuota)) {
 		c.Model.suspects.noteFull() // it stays with the others
-		return c.runOn(ctx)
+		return p.run(ctx, c)
 	}
 	if err != nil {
 		return err
 	}
-	c.leaveClient() // of an earlier attempt
-	c.on = cl
-	cl.calls.Add(1)
-	m := cl.Model()
+	m := a.Model()
 	most := min(m.MaxBatchSize, m.Window, c.Model.info.Load().settings.MaxBatchSize)
-	if !relayed { // relays have their own lane
-		share := shareOf(m.Window, most)
-		if alone {
-			share = m.Window
-		}
-		if err := c.takeShare(ctx, lane, share); err != nil {
-			return err
-		}
+	share := shareOf(m.Window, most)
+	if alone {
+		share = m.Window
 	}
-	switch {
-	case relayed:
-		err = c.runRelayed(ctx, cl.Client)
-	case c.rows <= most:
-		err = c.runWhole(ctx, cl.Client)
-	default:
-		err = c.runSplit(ctx, cl.Client, most)
+	if err := c.takeShare(ctx, lane, share); err != nil {
+		return err
 	}
-	if errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrClosed) {
-		lane.forget(cl) // its model came back as another one
+	if c.rows <= most {
+		err = c.runWhole(ctx, a.Client)
+	} else {
+		err = c.runSplit(ctx, a.Client, most)
 	}
-	if !relayed && failedInWorker(err) && c.Caller.Use.failed() && suspect == nil { // the broker has charged the others' client
-		lane.change.Do(func() { go lane.replace(c.Model, cl, window) })
+	lane.forgetAfter(err, a)
+	if failedInWorker(err) && c.Caller.Use.failed() && suspect == nil { // the broker has charged the others' client
+		lane.change.Do(func() { go lane.replace(c.Model, a, window) })
 	}
 	return err
 }
@@ -127,14 +135,22 @@ func (c *Call) runWhole(ctx context.Context, cl *client.Client) error {
 	if err != nil {
 		return err
 	}
-	c.request, c.claimed = r, true
+	c.plain.request = r
 	if err := c.execute(ctx, r); err != nil {
 		return err
 	}
+	return c.view(r)
+}
+
+// view makes the outputs of r readable, or writes them into the caller's shared memory.
+func (c *Call) view(r client.Request) error {
 	for i := range c.Outputs {
 		if err := c.Outputs[i].view(&c.Model.Sig, r); err != nil {
 			return err
 		}
+	}
+	if c.regions {
+		return c.writeRegions()
 	}
 	return nil
 }
@@ -198,7 +214,7 @@ func (c *Call) runSplit(ctx context.Context, cl *client.Client, most int) (err e
 	}
 	for from := 0; from < c.rows || len(parts) > 0; {
 		n := min(most, c.rows-from)
-		if from == c.rows || held > 0 && held+n > c.share.most {
+		if from == c.rows || held > 0 && held+n > c.share.of.most {
 			if err := finish(); err != nil {
 				return err
 			}
@@ -232,6 +248,9 @@ func (c *Call) runSplit(ctx context.Context, cl *client.Client, most int) (err e
 		}
 	}
 	c.Ended = time.Now()
+	if c.regions {
+		return c.writeRegions()
+	}
 	return nil
 }
 
@@ -407,16 +426,4 @@ func (c *Call) leaveClient() {
 		c.on.leave()
 		c.on = nil
 	}
-}
-
-func (c *Call) release() {
-	if c.claimed {
-		_ = c.request.Release()
-		c.claimed = false
-	}
-	c.Relayed.release()
-	c.giveShareBack()
-	c.leaveClient()
-	c.GiveBack()
-	c.releaseRegions()
 }

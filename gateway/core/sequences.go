@@ -73,12 +73,11 @@ type sequence struct {
 	turn *semaphore.Weighted // one step at a time, in the order of arrival
 
 	// The step whose turn it is changes these.
-	state      *client.Sequence // nil: the sequence has not begun
-	model      *Model           // a sequence of an alias stays with one model
-	rows       int
-	address    string // of the caller
-	share      *share
-	shareSlots int64
+	state   *client.Sequence // nil: the sequence has not begun
+	model   *Model           // a sequence of an alias stays with one model
+	rows    int
+	address string // of the caller
+	share   heldShare
 
 	steps int       // that run or wait; under sequences.mu
 	left  time.Time // end of the last step
@@ -164,18 +163,28 @@ func (q *sequence) close() {
 		return
 	}
 	_ = q.state.Close()
-	q.share.slots.Release(q.shareSlots)
-	q.share.leave()
+	q.share.giveBack()
 	q.model.G.Limits.leave(q.address)
 	if q.model.openSequences--; q.model.openSequences == 0 && q.model.gone {
 		go q.model.sequences.close()
 	}
-	q.state, q.model, q.share = nil, nil, nil
+	q.state, q.model = nil, nil
 }
 
-// runStep runs the call as a step of its sequence, after the steps that came before it.
+func (s *Step) prepare(*Call) error {
+	if s.ID == (SequenceID{}) {
+		return BadRequest("sequence_start and sequence_end need a sequence_id, which is neither 0 nor empty")
+	}
+	return nil
+}
+
+func (*Step) inputBytes(_ *Call, _ *Input, shaped int) int { return shaped }
+
+func (*Step) release() {} // the sequence keeps its slots
+
+// run runs the call as a step of its sequence, after the steps that came before it.
 // The outputs are copied: the next step does not wait until the caller has read them.
-func (c *Call) runStep(ctx context.Context) error {
+func (*Step) run(ctx context.Context, c *Call) error {
 	s, key := &c.Model.G.sequences, c.sequenceKey()
 	q, err := s.join(key)
 	if err != nil {
@@ -191,6 +200,10 @@ func (c *Call) runStep(ctx context.Context) error {
 		}
 	}
 	defer q.turn.Release(1)
+	if c.Caller.Use.isSuspect() { // sequences cannot move to another client
+		return Refuse(http.StatusTooManyRequests, codes.ResourceExhausted,
+			"too many requests of this caller have just failed in workers: sequence %v keeps its state, try again", c.Step.ID)
+	}
 	if c.Step.Start {
 		err = c.beginSequence(ctx, q)
 	} else {
@@ -199,7 +212,9 @@ func (c *Call) runStep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = c.step(ctx, q)
+	if err = c.step(ctx, q); failedInWorker(err) {
+		c.Caller.Use.failed()
+	}
 	lost := errors.Is(err, status.ErrStateLost) || errors.Is(err, status.ErrBrokerGone)
 	if lost || err != nil && c.Step.Start || err == nil && c.Step.End {
 		s.end(q)
@@ -216,11 +231,11 @@ func (c *Call) beginSequence(ctx context.Context, q *sequence) error {
 	g.sequences.end(q)
 	_, window := c.Model.lane(2)
 	lane := &c.Model.sequences
-	cl, err := lane.client(ctx, c.Model, window)
+	a, err := c.attach(ctx, lane, window)
 	if err != nil {
 		return err
 	}
-	m := cl.Model()
+	m := a.Model()
 	if err := c.takeShare(ctx, lane, shareOf(m.Window, min(m.MaxBatchSize, m.Window))); err != nil {
 		return err
 	}
@@ -229,15 +244,13 @@ func (c *Call) beginSequence(ctx context.Context, q *sequence) error {
 	}
 	wait, cancel := context.WithTimeout(ctx, g.Cfg.ClaimWait)
 	defer cancel()
-	state, err := cl.Sequence(wait, c.rows)
+	state, err := a.Sequence(wait, c.rows)
 	switch {
 	case errors.Is(err, status.ErrFull) && ctx.Err() == nil:
 		return Refuse(http.StatusServiceUnavailable, codes.ResourceExhausted,
 			"sequences of model %q use all its %d slots (--window): end some, or try again", c.Model.Name, m.Window)
-	case errors.Is(err, status.ErrSignatureMismatch) || errors.Is(err, status.ErrClosed):
-		lane.forget(cl)
-		return err
 	case err != nil:
+		lane.forgetAfter(err, a)
 		return err
 	}
 	q.state, q.model, q.rows, q.address = state, c.Model, c.rows, origin(c.Caller.Remote.Addr()).String()
@@ -245,7 +258,7 @@ func (c *Call) beginSequence(ctx context.Context, q *sequence) error {
 	q.model.openSequences++
 	g.sequences.mu.Unlock()
 	g.Limits.join(q.address) // a caller without a connection keeps its share
-	q.share, q.shareSlots, c.share = c.share, c.shareSlots, nil
+	q.share, c.share = c.share, heldShare{}
 	return nil
 }
 
@@ -282,12 +295,12 @@ func (c *Call) step(ctx context.Context, q *sequence) error {
 	if err := c.execute(ctx, r); err != nil {
 		return err
 	}
+	if err := c.view(r); err != nil {
+		q.state.Undo()
+		return err
+	}
 	for i := range c.Outputs {
 		o := &c.Outputs[i]
-		if err := o.view(&c.Model.Sig, r); err != nil {
-			q.state.Undo()
-			return err
-		}
 		o.Parts = append(o.Parts[:0], bytes.Join(o.Parts, nil))
 	}
 	return nil

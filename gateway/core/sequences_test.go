@@ -58,6 +58,12 @@ func stepBody(parameters string, x ...float32) string {
 		strings.ReplaceAll(fmt.Sprint(x), " ", ","))
 }
 
+// sumFrom is a step by hand.
+func sumFrom(parameters string) string {
+	body := stepBody(parameters, 1)
+	return fmt.Sprintf("POST /v2/models/sum/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+}
+
 // sums fails the test if a step is not answered with that total.
 func (r *rig) sums(parameters string, x float32, total float64) {
 	r.t.Helper()
@@ -153,9 +159,7 @@ func TestSequencesAreBounded(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections() // a caller keeps its share without a connection
 	r.refused(start(5), 429, "share of the window", 1)
 	ask := func(address string, id int) error {
-		body := stepBody(start(id), 1)
-		return r.ask(r.connectFrom(address), fmt.Sprintf("POST /v2/models/sum/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s",
-			len(body), body))
+		return r.ask(r.connectFrom(address), sumFrom(start(id)))
 	}
 	for id := 5; id <= 8; id++ {
 		must.Do(t, ask("127.0.0.2", id))
@@ -279,4 +283,39 @@ func TestASequenceOutlivesTheMoveOfItsAlias(t *testing.T) {
 	r.until("the alias has moved", func() bool { return r.infer("m", stepBody(``, 1)).Version == "2" })
 	step(``, 2)
 	step(`,"sequence_end":true`, 3)
+}
+
+// All callers' sequences are one client of the ring, which pays for failures.
+func TestACallerWhoseStepsKeepFailingWaitsAndKeepsItsState(t *testing.T) {
+	r := summingRig(t, nil)
+	r.sums(`"sequence_id":7,"sequence_start":true`, 1, 1)
+	refused := func() *httpAnswer {
+		for {
+			if a := r.infer("sum", stepBody(`"sequence_id":7`, -1)); a.status != 500 {
+				return a
+			}
+		}
+	}
+	if a := refused(); a.status != 429 || a.header.Get("Retry-After") == "" || !strings.Contains(a.Error, "sequence 7 keeps its state") {
+		t.Errorf("after many failures: %+v", a)
+	}
+	must.Do(t, r.ask(r.connectFrom("127.0.0.2"), sumFrom(`"sequence_id":7,"sequence_start":true`)))
+	r.until("it may go on", func() bool { return r.infer("sum", stepBody(`"sequence_id":7`, 2)).status == 200 })
+	r.sums(`"sequence_id":7,"sequence_end":true`, 1, 4)
+	r.idle()
+}
+
+func TestAStepWhoseAnswerDoesNotFitInSharedMemoryChangesNothing(t *testing.T) {
+	r := summingRig(t, sharing)
+	key := r.shared("step", make([]byte, 8))
+	r.register("out", key, 0, 8).is(t, "", 200)
+	r.sums(`"sequence_id":7,"sequence_start":true`, 1, 1)
+	step := func(size int) *httpAnswer {
+		return r.infer("sum", fmt.Sprintf(`%s,"outputs":[{"name":"y","parameters":{"shared_memory_region":"out","shared_memory_byte_size":%d}}]}`,
+			strings.TrimSuffix(stepBody(`"sequence_id":7`, 2), "}"), size))
+	}
+	step(2).is(t, "two bytes", 400, "takes 4 bytes")
+	step(4).is(t, "four bytes", 200)
+	r.sums(`"sequence_id":7,"sequence_end":true`, 1, 4)
+	r.idle()
 }

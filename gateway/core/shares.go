@@ -222,6 +222,20 @@ func (s *shares) of(u *Usage, most int) *share {
 	return own
 }
 
+// heldShare is a caller's use of some slots of its share.
+type heldShare struct {
+	of    *share // nil: none
+	slots int64
+}
+
+func (h *heldShare) giveBack() {
+	if h.of != nil {
+		h.of.slots.Release(h.slots)
+		h.of.leave()
+		*h = heldShare{}
+	}
+}
+
 func (s *share) leave() {
 	s.all.mu.Lock()
 	defer s.all.mu.Unlock()
@@ -233,7 +247,7 @@ func (s *share) leave() {
 // takeShare waits for room in the caller's share of a window, at most ClaimWait. A
 // request larger than the share takes all of it.
 func (c *Call) takeShare(ctx context.Context, lane *lane, most int) error {
-	c.giveShareBack() // of an earlier attempt
+	c.share.giveBack() // of an earlier attempt
 	own := lane.shares.of(c.Caller.Use, most)
 	n := int64(min(c.rows, own.most))
 	if !own.slots.TryAcquire(n) {
@@ -242,7 +256,7 @@ func (c *Call) takeShare(ctx context.Context, lane *lane, most int) error {
 			return err
 		}
 	}
-	c.share, c.shareSlots = own, n
+	c.share = heldShare{own, n}
 	return nil
 }
 
@@ -258,12 +272,4 @@ func (c *Call) awaitShare(ctx context.Context, own *share, n int64) error {
 			"this caller has %d slots of model %q in use, which is its share of the window; try again", own.most, c.Model.Name)
 	}
 	return err
-}
-
-func (c *Call) giveShareBack() {
-	if c.share != nil {
-		c.share.slots.Release(c.shareSlots)
-		c.share.leave()
-		c.share = nil
-	}
 }

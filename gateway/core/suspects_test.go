@@ -66,3 +66,20 @@ func TestAnAddressIsRememberedUntilItsFailuresAreForgotten(t *testing.T) {
 		t.Error("it is never forgotten")
 	}
 }
+
+func TestACallNeverEntersAClientThatIsBeingClosed(t *testing.T) {
+	l, old, now := &lane{}, &attachment{}, &attachment{}
+	old.retired.Store(true)
+	old.calls.Store(1) // of another call, so that it stays open
+	l.live.Store(old)
+	entered := make(chan *attachment)
+	go func() {
+		a, _ := l.client(t.Context(), nil, 0)
+		entered <- a
+	}()
+	time.Sleep(10 * time.Millisecond)
+	l.live.Store(now)
+	if a := <-entered; a != now || old.calls.Load() != 1 || now.calls.Load() != 1 {
+		t.Errorf("it entered the new one: %v; calls %d and %d", a == now, old.calls.Load(), now.calls.Load())
+	}
+}

@@ -28,9 +28,6 @@ type rpcAnswer struct {
 
 func (c rpcCall) encode(conn *core.Conn, stream bool) (*rpcAnswer, error) {
 	a := &rpcAnswer{g: c.Model.G, conn: conn}
-	if err := c.WriteRegions(); err != nil {
-		return nil, err
-	}
 	head := make([]byte, 0, 128+c.smallBytes())
 	if stream {
 		head = oip.AppendSize(head, 2, c.messageSize())
@@ -38,10 +35,6 @@ func (c rpcCall) encode(conn *core.Conn, stream bool) (*rpcAnswer, error) {
 	a.SetOwn(c.appendMeta(head))
 	for i := range c.Outputs {
 		o := &c.Outputs[i]
-		if o.Region.Region != nil { // each output has an entry
-			a.SetOwn(oip.AppendSize(a.Own(), rawOutputs, 0))
-			continue
-		}
 		a.SetOwn(oip.AppendSize(a.Own(), rawOutputs, o.Size))
 		a.AppendSlots(o.Parts)
 	}
@@ -64,7 +57,7 @@ func (c rpcCall) appendMeta(b []byte) []byte {
 	if c.ID != "" {
 		b = oip.AppendString(b, 3, c.ID)
 	}
-	b = c.Relayed.AppendParameters(b)
+	b = append(b, c.Parameters...)
 	if v := c.WeightsVersion(); v > 0 {
 		b = oip.AppendNumber(b, "weights_version", v)
 	}
@@ -78,11 +71,7 @@ func (c rpcCall) appendMeta(b []byte) []byte {
 func (c rpcCall) messageSize() int {
 	n := len(c.appendMeta(nil))
 	for i := range c.Outputs {
-		if o := &c.Outputs[i]; o.Region.Region != nil {
-			n += 2
-		} else {
-			n += 1 + protowire.SizeBytes(o.Size)
-		}
+		n += 1 + protowire.SizeBytes(c.Outputs[i].Size)
 	}
 	return n
 }
@@ -90,7 +79,7 @@ func (c rpcCall) messageSize() int {
 func (c rpcCall) smallBytes() int {
 	n := 64 * len(c.Outputs)
 	for i := range c.Outputs {
-		if o := &c.Outputs[i]; o.Region.Region == nil && o.Size < smallAnswer {
+		if o := &c.Outputs[i]; o.Size < smallAnswer {
 			n += o.Size
 		}
 	}

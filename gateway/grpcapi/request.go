@@ -13,19 +13,19 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
+type rpcCall struct{ *core.Call }
+
 // readRegionParameter reads a parameter of a tensor's place in shared memory.
-func readRegionParameter(p *oip.Parameter, u *core.RegionUse) {
+func (c rpcCall) readRegionParameter(p *oip.Parameter, u **core.RegionUse) {
 	switch string(p.Key) {
 	case "shared_memory_region":
-		u.Name = string(p.Text)
+		c.Place(u).Name = string(p.Text)
 	case "shared_memory_offset":
-		u.Offset = p.Number
+		c.Place(u).Offset = p.Number
 	case "shared_memory_byte_size":
-		u.Size = p.Number
+		c.Place(u).Size = p.Number
 	}
 }
-
-type rpcCall struct{ *core.Call }
 
 // readMessage reads a request that is split. Its buffers are the inputs' sources.
 func (c rpcCall) readMessage(m *oip.Request) error {
@@ -76,7 +76,7 @@ func (c rpcCall) readMessage(m *oip.Request) error {
 			return err
 		}
 		switch {
-		case in.Region.Name != "":
+		case in.Region != nil:
 			if contents != nil {
 				return core.BadRequest("input %q has contents and lies in shared memory too", in.Name)
 			}
@@ -146,7 +146,7 @@ func (c rpcCall) readInputMessage(b []byte) (in *core.Input, contents []byte, er
 			if err != nil {
 				return err
 			}
-			readRegionParameter(&p, &in.Region)
+			c.readRegionParameter(&p, &in.Region)
 		case 5:
 			contents, has = bytes, true
 		}
@@ -172,7 +172,7 @@ func (c rpcCall) readOutputMessage(b []byte) error {
 			if string(p.Key) == "classification" && p.Number > 0 {
 				return core.ErrClassification
 			}
-			readRegionParameter(&p, &o.Region)
+			c.readRegionParameter(&p, &o.Region)
 		}
 		return nil
 	})

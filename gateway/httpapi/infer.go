@@ -67,9 +67,6 @@ func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c httpCall, 
 
 // writeHTTP sends the JSON of the answer, and then the tensors from the slots.
 func (c httpCall) writeHTTP(w http.ResponseWriter, control *http.ResponseController, b *body) error {
-	if err := c.WriteRegions(); err != nil {
-		return err
-	}
 	if n := c.mostJSONBytes(); n > core.SmallBuffer {
 		if err := c.Take(n); err != nil {
 			return err
@@ -106,7 +103,7 @@ const smallAnswer = 4 << 10
 // eachBinary calls each for the pieces of the tensors that follow the JSON.
 func (c httpCall) eachBinary(each func(p []byte)) {
 	for i := range c.Outputs {
-		if o := &c.Outputs[i]; o.Region.Region == nil && c.isBinary(o) {
+		if o := &c.Outputs[i]; c.isBinary(o) {
 			for _, p := range o.Parts {
 				each(p)
 			}

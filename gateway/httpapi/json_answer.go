@@ -43,7 +43,7 @@ func (c httpCall) appendAnswer(b []byte) (_ []byte, binary int) {
 		}
 		b = append(b, ']')
 		switch {
-		case o.Region.Region != nil: // load tools want no parameters here
+		case o.Region != nil: // load tools want no parameters here
 		case c.isBinary(o):
 			b = strconv.AppendInt(append(b, `,"parameters":{"binary_data_size":`...), int64(o.Size), 10)
 			b = append(b, '}')
@@ -63,7 +63,7 @@ func (c httpCall) isBinary(o *core.Output) bool {
 func (c httpCall) mostJSONBytes() int {
 	n := 0
 	for i := range c.Outputs {
-		if o := &c.Outputs[i]; o.Region.Region == nil && !c.isBinary(o) {
+		if o := &c.Outputs[i]; !c.isBinary(o) {
 			n += o.Size / o.DType.Size() * codec.MaxJSONBytes(o.DType)
 		}
 	}

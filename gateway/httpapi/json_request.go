@@ -104,7 +104,7 @@ func (c httpCall) readInput(s *codec.Scanner, body *core.BodySource) (binary int
 				if string(key) == "binary_data_size" {
 					size = s.Integer()
 				} else {
-					readRegion(&in.Region, s, key)
+					c.readRegion(&in.Region, s, key)
 				}
 			})
 		default:
@@ -120,7 +120,7 @@ func (c httpCall) readInput(s *codec.Scanner, body *core.BodySource) (binary int
 		ways++
 		in.Src, in.Size, binary = body, int(size), int(size)
 	}
-	if in.Region.Name != "" {
+	if in.Region != nil {
 		ways++
 		in.Size = int(in.Region.Size)
 	}
@@ -168,7 +168,7 @@ func (c httpCall) readOutput(s *codec.Scanner) {
 						s.Check(core.ErrClassification)
 					}
 				default:
-					readRegion(&o.Region, s, key)
+					c.readRegion(&o.Region, s, key)
 				}
 			})
 		default:
@@ -179,14 +179,14 @@ func (c httpCall) readOutput(s *codec.Scanner) {
 
 // readRegion reads a parameter of a tensor's place in shared memory, and skips
 // others.
-func readRegion(u *core.RegionUse, s *codec.Scanner, key []byte) {
+func (c httpCall) readRegion(u **core.RegionUse, s *codec.Scanner, key []byte) {
 	switch string(key) {
 	case "shared_memory_region":
-		u.Name = string(s.Text())
+		c.Place(u).Name = string(s.Text())
 	case "shared_memory_offset":
-		u.Offset = s.Integer()
+		c.Place(u).Offset = s.Integer()
 	case "shared_memory_byte_size":
-		u.Size = s.Integer()
+		c.Place(u).Size = s.Integer()
 	default:
 		s.Skip()
 	}
