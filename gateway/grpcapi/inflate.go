@@ -3,25 +3,56 @@
 package grpcapi
 
 import (
+	"compress/gzip"
 	"compress/zlib"
 	"context"
-	"encoding/binary"
-	"errors"
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
-	_ "google.golang.org/grpc/encoding/gzip" // callers may compress
+	_ "google.golang.org/grpc/encoding/gzip" // of answers
 	"google.golang.org/grpc/mem"
 
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 )
 
-// message is a received ModelInferRequest.
+// grpc-go would inflate a message before the gateway can count it. Its decompressors
+// therefore mark a message and leave it compressed, and receiveMessage inflates it. No message of
+// protobuf begins with a zero.
+const (
+	markGzip    = "\x00g"
+	markDeflate = "\x00z"
+)
+
+// keepGzip is the decompressor of one server.
+type keepGzip struct{}
+
+func (keepGzip) Type() string { return "gzip" }
+
+func (keepGzip) Do(r io.Reader) ([]byte, error) {
+	return io.ReadAll(io.MultiReader(strings.NewReader(markGzip), r))
+}
+
+// keepDeflate is a compression that grpc-go does not have. The registry is that of all
+// clients and servers of the process: only the gateway may receive it.
+type keepDeflate struct{}
+
+var registerDeflate = sync.OnceFunc(func() { encoding.RegisterCompressor(keepDeflate{}) })
+
+func (keepDeflate) Name() string { return "deflate" }
+
+func (keepDeflate) Compress(w io.Writer) (io.WriteCloser, error) { return zlib.NewWriter(w), nil }
+
+func (keepDeflate) Decompress(r io.Reader) (io.Reader, error) {
+	return io.MultiReader(strings.NewReader(markDeflate), r), nil
+}
+
+// message is a received message, as a rule a ModelInferRequest.
 type message struct {
 	oip.Request
 	inflated core.Memory // of a compressed message, until the call has it
@@ -35,114 +66,82 @@ func (m *message) free() {
 	messages.Put(m)
 }
 
-// incoming is the part of grpc-go's stream below RecvMsg. RecvMsg inflates a message
-// before the gateway can count it.
-type incoming interface {
-	RecvCompress() string
-	ReadMessageHeader(head []byte) error
-	Read(n int) (mem.BufferSlice, error)
-}
-
-var errNoIncoming = errors.New("this release of grpc-go hides its streams: see grpcapi/inflate.go")
-
-// register registers a service, and makes it receive compressed messages by receiveCounted.
+// register registers a service whose messages are counted.
 func (d *rpcDoor) register(s *grpc.Server, service grpc.ServiceDesc, impl any) {
 	service.Methods, service.Streams = slices.Clone(service.Methods), slices.Clone(service.Streams)
 	for i := range service.Methods {
 		usual := service.Methods[i].Handler
 		service.Methods[i].Handler = func(impl any, ctx context.Context, decode func(any) error, next grpc.UnaryServerInterceptor) (any, error) {
-			return usual(impl, ctx, d.receiver(ctx, decode), next)
+			return usual(impl, ctx, func(v any) error { return d.receiveMessage(ctx, decode, v) }, next)
 		}
 	}
 	for i := range service.Streams {
 		usual := service.Streams[i].Handler
-		service.Streams[i].Handler = func(impl any, s grpc.ServerStream) error {
-			return usual(impl, countedStream{s, d.receiver(s.Context(), s.RecvMsg)})
-		}
+		service.Streams[i].Handler = func(impl any, s grpc.ServerStream) error { return usual(impl, inflatingStream{s, d}) }
 	}
 	s.RegisterService(&service, impl)
 }
 
-type countedStream struct {
+type inflatingStream struct {
 	grpc.ServerStream
-	receive func(any) error
+	d *rpcDoor
 }
 
-func (s countedStream) RecvMsg(m any) error { return s.receive(m) }
+func (s inflatingStream) RecvMsg(v any) error { return s.d.receiveMessage(s.Context(), s.ServerStream.RecvMsg, v) }
 
-// receiver returns what receives the messages of a call: usual, unless they may be compressed.
-func (d *rpcDoor) receiver(ctx context.Context, usual func(any) error) func(any) error {
-	s, ok := grpc.ServerTransportStreamFromContext(ctx).(incoming)
-	if !ok {
-		return func(any) error { return errNoIncoming }
+// receiveMessage receives v by usual, and counts what it inflates. A stream goes on after a Refusal.
+func (d *rpcDoor) receiveMessage(ctx context.Context, usual func(any) error, v any) error {
+	m, isInfer := v.(*message)
+	if !isInfer {
+		m = messages.Get().(*message)
+		defer m.free()
 	}
-	if name := s.RecvCompress(); name == "" || name == encoding.Identity {
-		return usual
+	err := usual(m)
+	if err == nil && isMarked(m.Data) {
+		err = d.inflate(ctx, m, isInfer)
 	}
-	return func(v any) error { return d.receiveCounted(ctx, s, v) }
+	if err == nil && !isInfer {
+		err = d.codec.Unmarshal(m.Data, v)
+	}
+	return err
 }
 
-// receiveCounted receives a message as RecvMsg does, but counts what it inflates.
-func (d *rpcDoor) receiveCounted(ctx context.Context, s incoming, v any) error {
-	var head [5]byte
-	if err := s.ReadMessageHeader(head[:]); err != nil {
-		return err
-	}
-	n, most := int(binary.BigEndian.Uint32(head[1:])), mostReceived(&d.g.Cfg)
-	if n > most {
-		return rpcError(core.TooLarge(int64(n), most)) // no Refusal: the rest of the stream is lost
-	}
-	data, err := s.Read(n)
-	if errors.Is(err, io.EOF) {
-		return rpcError(core.BadRequest("the message ends early"))
-	} else if err != nil {
-		return err
-	}
-	defer data.Free()
-	conn := connOfRPC(ctx)
-	defer conn.Arriving.Arrived(conn, len(head)+n)
-	if head[0] == 0 { // not compressed
-		return d.codec.Unmarshal(data, v)
-	}
-	who, memory := &conn.Who, new(core.Memory)
-	if m, ok := v.(*message); ok {
+func isMarked(data mem.BufferSlice) bool {
+	return len(data) > 0 && data[0].Len() > 0 && data[0].ReadOnlyData()[0] == 0
+}
+
+// inflate replaces a compressed message. Those of calls other than inference are small.
+func (d *rpcDoor) inflate(ctx context.Context, m *message, isInfer bool) (err error) {
+	who, most := &connOfRPC(ctx).Who, core.MaxSmallBody
+	if isInfer {
+		most = mostReceived(&d.g.Cfg)
 		if who, _, err = d.rpcCall(ctx); err != nil {
 			return rpcError(err)
 		}
-		memory = &m.inflated
-	} else {
-		most = min(most, core.MaxSmallBody)
-		defer memory.GiveBack()
 	}
-	*memory = d.g.NewMemory(who)
-	all, err := inflate(s.RecvCompress(), data.Reader(), most, memory)
-	if err != nil {
+	compressed := d.g.NewMemory(who)
+	defer compressed.GiveBack()
+	if err := compressed.Take(m.Data.Len()); err != nil {
 		return err
 	}
-	return d.codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(all)}, v)
+	r, mark := io.Reader(m.Data.Reader()), make([]byte, len(markGzip))
+	if _, err := io.ReadFull(r, mark); err != nil {
+		return core.BadRequest("no message begins with a zero")
+	}
+	if string(mark) == markGzip {
+		r, err = gzip.NewReader(r)
+	} else {
+		_ = grpc.SetSendCompressor(ctx, encoding.Identity) // a client of this process would keep the answer deflated
+		r, err = zlib.NewReader(r)
+	}
+	if err != nil {
+		return core.BadRequest("the message is not compressed as it says: %v", err)
+	}
+	m.inflated = d.g.NewMemory(who)
+	all, err := m.inflated.ReadCounted(http.MaxBytesReader(nil, io.NopCloser(r), int64(most)), nil, -1)
+	m.Data.Free()
+	m.Data = mem.BufferSlice{mem.SliceBuffer(all)}
+	return err
 }
 
 func mostReceived(cfg *core.Config) int { return min(cfg.MaxMessageBytes, cfg.CallerBytes) }
-
-func inflate(name string, data io.Reader, most int, memory *core.Memory) ([]byte, error) {
-	r, err := encoding.GetCompressor(name).Decompress(data)
-	if err != nil {
-		return nil, core.BadRequest("the message is no %s: %v", name, err)
-	}
-	if c, ok := r.(io.Closer); ok {
-		defer c.Close()
-	}
-	return memory.ReadCounted(http.MaxBytesReader(nil, io.NopCloser(r), int64(most)), nil, -1)
-}
-
-// deflate is a compression of gRPC callers that grpc-go does not have.
-type deflate struct{}
-
-// grpc-go wants compressors registered at initialization.
-func init() { encoding.RegisterCompressor(deflate{}) }
-
-func (deflate) Name() string { return "deflate" }
-
-func (deflate) Compress(w io.Writer) (io.WriteCloser, error) { return zlib.NewWriter(w), nil }
-
-func (deflate) Decompress(r io.Reader) (io.Reader, error) { return zlib.NewReader(r) }

@@ -32,11 +32,14 @@ type rpcDoor struct {
 
 // NewGRPC makes the server of the gRPC door.
 func NewGRPC(g *core.Gateway) *grpc.Server {
+	registerDeflate()
 	door := &rpcDoor{g: g, codec: oip.NewCodec()}
 	options := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(door.codec),
 		grpc.Creds(rpcCredentials{g.TLSConfig("h2")}),
 		grpc.MaxRecvMsgSize(mostReceived(&g.Cfg)),
+		//lint:ignore SA1019 the registry that it names is that of all of the process
+		grpc.RPCDecompressor(keepGzip{}),
 		grpc.MaxSendMsgSize(1<<31 - 1),
 		grpc.MaxConcurrentStreams(core.StreamsPerConnection),
 		grpc.MaxHeaderListSize(core.MaxURLHeaderBytes),
