@@ -28,6 +28,7 @@ func Roles() testbed.Roles {
 		"load":           deaf(testbed.With(playLoad)),
 		"hostile":        deaf(testbed.With(playHostile)),
 		"hostile client": deaf(testbed.With(playHostileClient)),
+		"gateway":        testbed.With(playGateway),
 		"ping":           testbed.With(playPing),
 
 		"sequence":  deaf(testbed.With(playSequence)),
