@@ -223,7 +223,7 @@ func (m *models) look(ctx context.Context, name, version string, turn bool) (*Mo
 				strings.Join(has, ", "), version)
 		}
 	}
-	return nil, nil, Refuse(http.StatusNotFound, codes.NotFound, "no model %q is served here", name)
+	return nil, nil, Refuse(http.StatusNotFound, codes.NotFound, "Request for unknown model: no model %q is served here", name) // as Triton begins
 }
 
 // List returns all models, sorted by name.

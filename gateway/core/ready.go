@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -95,8 +96,8 @@ func (g *Gateway) Live() error {
 }
 
 // updateHealth updates the gRPC health service (grpc.health.v1) for Envoy,
-// Kubernetes and gRPC clients that watch: "" is the gateway, other names are
-// models. It does not ask the broker.
+// Kubernetes and gRPC clients that watch: "" and the service are the gateway,
+// other names are models. It does not ask the broker.
 func (g *Gateway) updateHealth() {
 	broken := *g.Models.broker.Load()
 	if g.Draining.Load() != NotDraining {
@@ -121,4 +122,5 @@ func (g *Gateway) updateHealth() {
 		say(name, k != nil && k.unready() == nil)
 	}
 	say("", all)
+	say(oip.GRPCInferenceService_ServiceDesc.ServiceName, all)
 }

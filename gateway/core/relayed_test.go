@@ -20,7 +20,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
+	reflectpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	rpcstatus "google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
@@ -216,6 +218,34 @@ func TestHealthOfAModelIsToldAndFollowsItsWorkers(t *testing.T) {
 	next(healthpb.HealthCheckResponse_NOT_SERVING) // no worker yet
 	leave := r.worker(m, echo)
 	next(healthpb.HealthCheckResponse_SERVING)
+	for _, service := range []string{"", "inference.GRPCInferenceService"} {
+		rep, err := healthpb.NewHealthClient(conn).Check(soon(t), &healthpb.HealthCheckRequest{Service: service})
+		if err != nil || rep.Status != healthpb.HealthCheckResponse_SERVING {
+			t.Errorf("%q: %v, %v", service, rep, err)
+		}
+	}
 	leave()
 	next(healthpb.HealthCheckResponse_NOT_SERVING)
+}
+
+// Tools like grpcurl ask what a server serves.
+func TestTheGRPCDoorDescribesItsServices(t *testing.T) {
+	r := newRig(t, nil)
+	conn, err := grpc.NewClient(r.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.UseCompressor("gzip")))
+	must.Do(t, err)
+	defer conn.Close()
+	s, err := reflectpb.NewServerReflectionClient(conn).ServerReflectionInfo(soon(t))
+	must.Do(t, err)
+	for want, ask := range map[string]*reflectpb.ServerReflectionRequest{
+		"inference.GRPCInferenceService": {MessageRequest: &reflectpb.ServerReflectionRequest_ListServices{}},
+		"raw_input_contents": {MessageRequest: &reflectpb.ServerReflectionRequest_FileContainingSymbol{
+			FileContainingSymbol: "inference.GRPCInferenceService"}},
+	} {
+		must.Do(t, s.Send(ask))
+		rep, err := s.Recv()
+		must.Do(t, err)
+		if text, err := proto.Marshal(rep); err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("nothing of %s in %v, %v", want, rep, err)
+		}
+	}
 }

@@ -66,8 +66,14 @@ func (m *message) free() {
 	messages.Put(m)
 }
 
-// register registers a service whose messages are counted.
-func (d *rpcDoor) register(s *grpc.Server, service grpc.ServiceDesc, impl any) {
+// registrar registers services whose messages are counted.
+type registrar struct {
+	*grpc.Server
+	d *rpcDoor
+}
+
+func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
+	d, service := r.d, *desc
 	service.Methods, service.Streams = slices.Clone(service.Methods), slices.Clone(service.Streams)
 	for i := range service.Methods {
 		usual := service.Methods[i].Handler
@@ -79,7 +85,7 @@ func (d *rpcDoor) register(s *grpc.Server, service grpc.ServiceDesc, impl any) {
 		usual := service.Streams[i].Handler
 		service.Streams[i].Handler = func(impl any, s grpc.ServerStream) error { return usual(impl, inflatingStream{s, d}) }
 	}
-	s.RegisterService(&service, impl)
+	r.Server.RegisterService(&service, impl)
 }
 
 type inflatingStream struct {
@@ -87,7 +93,9 @@ type inflatingStream struct {
 	d *rpcDoor
 }
 
-func (s inflatingStream) RecvMsg(v any) error { return s.d.receiveMessage(s.Context(), s.ServerStream.RecvMsg, v) }
+func (s inflatingStream) RecvMsg(v any) error {
+	return s.d.receiveMessage(s.Context(), s.ServerStream.RecvMsg, v)
+}
 
 // receiveMessage receives v by usual, and counts what it inflates. A stream goes on after a Refusal.
 func (d *rpcDoor) receiveMessage(ctx context.Context, usual func(any) error, v any) error {

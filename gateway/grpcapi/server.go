@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	rpcpeer "google.golang.org/grpc/peer"
+	"google.golang.org/grpc/reflection"
 	rpcstatus "google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
@@ -71,8 +72,10 @@ func NewGRPC(g *core.Gateway) *grpc.Server {
 			service.Streams[i].Handler = func(_ any, s grpc.ServerStream) error { return door.inferStream(s) }
 		}
 	}
-	door.register(s, service, door)
-	door.register(s, healthpb.Health_ServiceDesc, healthDoor{g.Health, g})
+	r := registrar{s, door}
+	r.RegisterService(&service, door)
+	healthpb.RegisterHealthServer(r, healthDoor{g.Health, g})
+	reflection.Register(r)
 	return s
 }
 
