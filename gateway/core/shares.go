@@ -34,7 +34,8 @@ type limits struct {
 // Usage counts a caller's requests and bytes in flight.
 type Usage struct {
 	requests, bytes atomic.Int64
-	connections     int // of an address; under limits.mu
+	connections     int         // of an address; under limits.mu
+	forgets         *time.Timer // runs forget; nil: does not run; under limits.mu
 	standing
 }
 
@@ -69,10 +70,11 @@ func (l *limits) forget(address string, u *Usage) {
 	case u.connections > 0 || l.byName[address] != u:
 	case left == 0:
 		delete(l.byName, address)
-	default:
-		time.AfterFunc(left, func() {
+	case u.forgets == nil: // a caller may end thousands of connections a second
+		u.forgets = time.AfterFunc(left, func() {
 			l.mu.Lock()
 			defer l.mu.Unlock()
+			u.forgets = nil
 			l.forget(address, u)
 		})
 	}

@@ -61,6 +61,15 @@ func TestAnAddressIsRememberedUntilItsFailuresAreForgotten(t *testing.T) {
 	if l.join("192.0.2.1") != u {
 		t.Fatal("another connection makes it a caller in good standing")
 	}
+	l.leave("192.0.2.1")
+	timer := u.forgets
+	if l.join("192.0.2.1"); timer == nil {
+		t.Fatal("no timer forgets it")
+	}
+	if l.leave("192.0.2.1"); u.forgets != timer {
+		t.Error("each connection has a timer")
+	}
+	l.join("192.0.2.1")
 	u.until.Store(1)
 	if l.leave("192.0.2.1"); len(l.byName) != 0 {
 		t.Error("it is never forgotten")

@@ -117,7 +117,7 @@ func (h *host) sendNow(p *testbed.Process, kind string) (l latencies) {
 // judgeBeside compares what honest clients had beside bad and beside good inputs.
 func (h *host) judgeBeside(name string, least int, kills bool, bad, good latencies) {
 	r, percent := h.r, int(100*float64(bad.N)/float64(max(1, good.N))*besideGood.Seconds()/besideBad.Seconds())
-	text := fmt.Sprintf("%s have %d %%, p99 %v; beside good inputs p99 %v, n %d", name, percent,
+	text := fmt.Sprintf("%s: %d %%, p99 %v; beside good inputs p99 %v, n %d", name, percent,
 		bad.P99.Round(time.Microsecond), good.P99.Round(time.Microsecond), good.N)
 	fmt.Println("   " + text)
 	if min(good.N, bad.N) < enough {
