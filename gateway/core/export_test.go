@@ -16,6 +16,8 @@ const (
 	LeastRate      = leastRate
 )
 
+var NewAuthority = newAuthority
+
 func (c *Config) SetEndDelay(ends <-chan struct{}) { c.endDelay = ends }
 
 // Used counts the bytes of all callers.

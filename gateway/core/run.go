@@ -214,21 +214,17 @@ func (c *Call) runSplit(ctx context.Context, cl *client.Client, most int) (err e
 	}
 	for from := 0; from < c.rows || len(parts) > 0; {
 		n := min(most, c.rows-from)
-		if from == c.rows || held > 0 && held+n > c.share.of.most {
+		r, err := client.Request{}, error(status.ErrFull)
+		if from < c.rows && (held == 0 || held+n <= c.share.of.most) {
+			r, err = cl.TryClaim(n, c.dims...)
+		}
+		if errors.Is(err, status.ErrFull) && len(parts) > 0 {
 			if err := finish(); err != nil {
 				return err
 			}
 			continue
 		}
-		r, err := cl.TryClaim(n, c.dims...)
-		switch {
-		case err == nil:
-		case errors.Is(err, status.ErrFull) && len(parts) > 0:
-			if err := finish(); err != nil {
-				return err
-			}
-			continue
-		default:
+		if err != nil {
 			if r, err = c.claim(ctx, cl, n); err != nil {
 				return err
 			}

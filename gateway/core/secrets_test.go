@@ -25,8 +25,8 @@ func TestOtherHostsAreServedOnlyIfCallersShowWhoTheyAre(t *testing.T) {
 	dir := t.TempDir()
 	a := newAuthority(t)
 	cert, key, ca, tokens := filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "a"), filepath.Join(dir, "t")
-	a.write("gateway", cert, key)
-	a.file(ca)
+	a.Issue("gateway", cert, key)
+	a.File(ca)
 	must.Do(t, os.WriteFile(tokens, []byte("me 0123456789abcdef\n"), 0o600))
 	for _, c := range []struct {
 		cfg Config
@@ -82,7 +82,7 @@ func TestABrokenCertificateDoesNotKeepRemovedTokensAlive(t *testing.T) {
 	if _, ok := now.bearer("second-token-0123456789"); !ok {
 		t.Error("the new token does not count")
 	}
-	newAuthority(t).write("gateway", cert, key)
+	newAuthority(t).Issue("gateway", cert, key)
 	g.secrets.reload()
 	if g.secrets.now.Load().certificate == before.certificate {
 		t.Error("the new certificate was not read")
@@ -147,8 +147,8 @@ func doorOfCallers(t *testing.T) (*Gateway, *authority) {
 	dir := t.TempDir()
 	cert, key, ca := filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "a")
 	callers := newAuthority(t)
-	newAuthority(t).write("gateway", cert, key)
-	callers.file(ca)
+	newAuthority(t).Issue("gateway", cert, key)
+	callers.File(ca)
 	g, err := New(Config{CertFile: cert, KeyFile: key, ClientCAFile: ca, Logger: slog.New(slog.DiscardHandler)})
 	must.Do(t, err)
 	return g, callers
@@ -239,14 +239,14 @@ func newAuthority(t *testing.T) *authority {
 	return &authority{t, a}
 }
 
-// write puts a new certificate and its key into files.
-func (a *authority) write(name, certFile, keyFile string) tls.Certificate {
+// Issue puts a new certificate and its key into files.
+func (a *authority) Issue(name, certFile, keyFile string) tls.Certificate {
 	pair, err := a.Write(name, time.Now().Add(time.Hour), certFile, keyFile)
 	must.Do(a.t, err)
 	return pair
 }
 
-func (a *authority) file(path string) {
+func (a *authority) File(path string) {
 	must.Do(a.t, a.WriteOwn(path))
 }
 
@@ -258,7 +258,7 @@ func secretFiles(t *testing.T) (cert, key, tokens string, write func(file, text 
 		t.Helper()
 		must.Do(t, os.WriteFile(file, []byte(text), 0o600))
 	}
-	newAuthority(t).write("gateway", cert, key)
+	newAuthority(t).Issue("gateway", cert, key)
 	write(tokens, "first first-token-0123456789\n")
 	return cert, key, tokens, write
 }

@@ -24,31 +24,7 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/test/certs"
 )
-
-// authority makes certificates, or ends the test.
-type authority struct {
-	t *testing.T
-	*certs.Authority
-}
-
-func newAuthority(t *testing.T) *authority {
-	a, err := certs.NewAuthority()
-	must.Do(t, err)
-	return &authority{t, a}
-}
-
-// write puts a new certificate and its key into files.
-func (a *authority) write(name, certFile, keyFile string) tls.Certificate {
-	pair, err := a.Write(name, time.Now().Add(time.Hour), certFile, keyFile)
-	must.Do(a.t, err)
-	return pair
-}
-
-func (a *authority) file(path string) {
-	must.Do(a.t, a.WriteOwn(path))
-}
 
 func TestTokensAreAskedForAndReadAgainWhenTheyChange(t *testing.T) {
 	tokens := filepath.Join(t.TempDir(), "tokens")
@@ -119,10 +95,10 @@ func TestTokensAreAskedForAndReadAgainWhenTheyChange(t *testing.T) {
 func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T) {
 	dir := t.TempDir()
 	cert, key, ca := filepath.Join(dir, "c"), filepath.Join(dir, "k"), filepath.Join(dir, "a")
-	server, callers := newAuthority(t), newAuthority(t)
-	server.write("first", cert, key)
-	callers.file(ca)
-	mine := callers.write("me", "", "")
+	server, callers := core.NewAuthority(t), core.NewAuthority(t)
+	server.Issue("first", cert, key)
+	callers.File(ca)
+	mine := callers.Issue("me", "", "")
 	r := doublingRig(t, func(c *core.Config) { watchful(c); c.CertFile, c.KeyFile, c.ClientCAFile = cert, key, ca })
 	url := "https" + strings.TrimPrefix(r.http, "http") + "/v2/models/double/infer"
 	ask := func(certs ...tls.Certificate) (name string, err error) {
@@ -148,7 +124,7 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 		t.Errorf("%q %v", name, err)
 	}
 	must.Check(t, rpc(mine))
-	stranger := newAuthority(t).write("stranger", "", "")
+	stranger := core.NewAuthority(t).Issue("stranger", "", "")
 	for _, certs := range [][]tls.Certificate{nil, {stranger}} {
 		if _, err := ask(certs...); err == nil {
 			t.Error("HTTP: a stranger was served")
@@ -162,7 +138,7 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 			t.Error("it was served without TLS")
 		}
 	}
-	server.write("second", cert, key)
+	server.Issue("second", cert, key)
 	r.eventually("the new certificate is shown", func() error {
 		name, err := ask(mine)
 		if err == nil && name != "second" {
@@ -186,7 +162,7 @@ func TestTLSWithClientCertificatesAndANewCertificateWithoutARestart(t *testing.T
 	if _, err := remote.ModelInfer(soon(t), doubleMessage()); err != nil || web() != 200 {
 		t.Fatal(err)
 	}
-	newAuthority(t).file(ca)
+	core.NewAuthority(t).File(ca)
 	r.until("the old authority does not count", func() bool { return web() == http.StatusUnauthorized })
 	if _, err := remote.ModelInfer(soon(t), doubleMessage()); rpcstatus.Code(err) != codes.Unauthenticated {
 		t.Errorf("inference: %v", err)

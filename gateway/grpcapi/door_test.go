@@ -4,7 +4,6 @@ package grpcapi
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"testing"
@@ -14,11 +13,9 @@ import (
 	"google.golang.org/grpc/metadata"
 	rpcstatus "google.golang.org/grpc/status"
 
-	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -51,48 +48,6 @@ func TestAFaultEndsOneCallNotTheGateway(t *testing.T) {
 	door := &rpcDoor{g: g}
 	if _, err := door.infer(t.Context(), func(any) error { panic("a fault of gRPC") }); rpcstatus.Code(err) != codes.Internal {
 		t.Error(err)
-	}
-}
-
-// lone returns a model of a gateway without a broker.
-func lone(t testing.TB) *core.Model {
-	g, err := core.New(core.Config{MaxMessageBytes: 1 << 20})
-	must.Do(t, err)
-	sig, err := tensor.ParseSignature([]string{"x:f32[2]", "v:i16[<=3]"}, []string{"y:f32[2]"})
-	must.Do(t, err)
-	return core.NewModel(g, &admin.Model{Name: "m", Signature: sig})
-}
-
-// readAll reads a checked call's sources.
-func readAll(c *core.Call) ([][]byte, error) {
-	all := make([][]byte, len(c.Inputs))
-	for i := range c.Inputs {
-		in := &c.Inputs[i]
-		size := in.DType.Size()
-		for _, d := range in.Shape {
-			size *= d
-		}
-		all[i] = make([]byte, size)
-		if err := in.Src.ReadFull(all[i]); err != nil {
-			return nil, err
-		}
-	}
-	for i := range c.Inputs {
-		if s, ok := c.Inputs[i].Src.(interface{ Finish() error }); ok {
-			if err := s.Finish(); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return all, nil
-}
-
-// named fails the test for an error without a meaning.
-func named(t *testing.T, err error) {
-	var r *core.Refusal
-	var code status.Code
-	if err != nil && !errors.As(err, &r) && !errors.As(err, &code) {
-		t.Errorf("an error without a meaning: %v", err)
 	}
 }
 

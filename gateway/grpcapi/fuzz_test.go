@@ -9,6 +9,7 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/test/gatecall"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 )
@@ -32,7 +33,7 @@ func FuzzMessage(f *testing.F) {
 	}
 	f.Add([]byte{0x3a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}, byte(3))
 	f.Add([]byte{0x2a, 0x02, 0x1a}, byte(1))
-	k := lone(f)
+	k := gatecall.Lone(f)
 	f.Fuzz(func(t *testing.T, data []byte, cut byte) {
 		m := &oip.Request{} // in parts, as a transport has it
 		for rest := data; len(rest) > 0; {
@@ -43,7 +44,7 @@ func FuzzMessage(f *testing.F) {
 		c := core.NewCall(k, nil, &core.Caller{Peer: &core.Peer{}, Use: &core.Usage{}})
 		defer c.Done()
 		err := m.Split()
-		named(t, err)
+		gatecall.Named(t, err)
 		if err != nil {
 			return
 		}
@@ -62,9 +63,9 @@ func FuzzMessage(f *testing.F) {
 		}
 		if err = (rpcCall{c}).readMessage(m); err == nil {
 			if err = c.Check(); err == nil {
-				_, err = readAll(c)
+				_, err = gatecall.ReadAll(c)
 			}
 		}
-		named(t, err)
+		gatecall.Named(t, err)
 	})
 }

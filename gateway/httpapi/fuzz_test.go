@@ -5,16 +5,12 @@ package httpapi
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/gateway/core"
-	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/status"
-	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/test/gatecall"
 )
 
 var requestSeeds = []string{
@@ -31,12 +27,12 @@ func FuzzJSONRequest(f *testing.F) {
 	for _, s := range requestSeeds {
 		f.Add([]byte(s))
 	}
-	k := lone(f)
+	k := gatecall.Lone(f)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		c := core.NewCall(k, nil, &core.Caller{Peer: &core.Peer{}, Use: &core.Usage{}})
 		defer c.Done()
 		_, err := (httpCall{c}).readJSON(text, nil)
-		named(t, err)
+		gatecall.Named(t, err)
 		if err != nil {
 			return
 		}
@@ -45,9 +41,9 @@ func FuzzJSONRequest(f *testing.F) {
 			t.Errorf("%q was taken for JSON", text)
 		}
 		if err = c.Check(); err == nil {
-			_, err = readAll(c)
+			_, err = gatecall.ReadAll(c)
 		}
-		named(t, err)
+		gatecall.Named(t, err)
 	})
 }
 
@@ -63,7 +59,7 @@ func FuzzBinaryBody(f *testing.F) {
 		f.Add(strconv.Itoa(len(s)), []byte(s), true)
 		f.Add("", []byte(s), false)
 	}
-	k := lone(f)
+	k := gatecall.Lone(f)
 	f.Fuzz(func(t *testing.T, header string, text []byte, known bool) {
 		length := int64(-1)
 		if known {
@@ -82,55 +78,13 @@ func FuzzBinaryBody(f *testing.F) {
 		}
 		var got [][]byte
 		if err == nil {
-			got, err = readAll(c)
+			got, err = gatecall.ReadAll(c)
 		}
-		named(t, err)
+		gatecall.Named(t, err)
 		if err == nil && header != "" { // the tensors are the end of the body
 			if all := bytes.Join(got, nil); !bytes.HasSuffix(text, all) && !strings.Contains(string(text), `"data"`) {
 				t.Errorf("%q: %q", text, all)
 			}
 		}
 	})
-}
-
-// lone returns a model of a gateway without a broker.
-func lone(t testing.TB) *core.Model {
-	g, err := core.New(core.Config{MaxMessageBytes: 1 << 20})
-	must.Do(t, err)
-	sig, err := tensor.ParseSignature([]string{"x:f32[2]", "v:i16[<=3]"}, []string{"y:f32[2]"})
-	must.Do(t, err)
-	return core.NewModel(g, &admin.Model{Name: "m", Signature: sig})
-}
-
-// readAll reads a checked call's sources.
-func readAll(c *core.Call) ([][]byte, error) {
-	all := make([][]byte, len(c.Inputs))
-	for i := range c.Inputs {
-		in := &c.Inputs[i]
-		size := in.DType.Size()
-		for _, d := range in.Shape {
-			size *= d
-		}
-		all[i] = make([]byte, size)
-		if err := in.Src.ReadFull(all[i]); err != nil {
-			return nil, err
-		}
-	}
-	for i := range c.Inputs {
-		if s, ok := c.Inputs[i].Src.(interface{ Finish() error }); ok {
-			if err := s.Finish(); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return all, nil
-}
-
-// named fails the test for an error without a meaning.
-func named(t *testing.T, err error) {
-	var r *core.Refusal
-	var code status.Code
-	if err != nil && !errors.As(err, &r) && !errors.As(err, &code) {
-		t.Errorf("an error without a meaning: %v", err)
-	}
 }
