@@ -34,8 +34,8 @@ type Call struct {
 	ID               string
 
 	Inputs  []Input
-	Outputs []Output // none: all; Check fills them in
-	regions bool     // some tensors are in the caller's shared memory
+	Outputs []Output     // none: all; Check fills them in
+	regions []*RegionUse // of tensors in the caller's shared memory
 
 	level   int           // priority level; -1: the model's default
 	timeout time.Duration // 0: none
@@ -153,7 +153,7 @@ func (c *Call) Check() error {
 	if err := c.matchOutputs(sig); err != nil {
 		return err
 	}
-	if c.regions {
+	if len(c.regions) > 0 {
 		return c.useRegions()
 	}
 	return nil
@@ -283,7 +283,7 @@ func (c *Call) Done() {
 	c.share.giveBack()
 	c.leaveClient()
 	c.GiveBack()
-	if c.regions {
+	if len(c.regions) > 0 {
 		c.leaveRegions()
 	}
 	for i := range c.Inputs {

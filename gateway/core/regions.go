@@ -49,6 +49,7 @@ type RegionUse struct {
 	Name         string
 	Offset, Size int64
 	region       *region // nil: not found yet
+	of           string  // for errors
 }
 
 func newRegions(on bool) *regions {
@@ -247,7 +248,8 @@ func (s *regionSource) ReadFull(p []byte) error {
 // Place returns a tensor's place in shared memory, for a door to fill in.
 func (c *Call) Place(u **RegionUse) *RegionUse {
 	if *u == nil {
-		*u, c.regions = &RegionUse{}, true
+		*u = &RegionUse{}
+		c.regions = append(c.regions, *u)
 	}
 	return *u
 }
@@ -255,14 +257,13 @@ func (c *Call) Place(u **RegionUse) *RegionUse {
 // useRegions finds the call's regions. An output must not overlap another tensor
 // of the call.
 func (c *Call) useRegions() error {
-	r := c.Model.G.Regions
 	for i := range c.Inputs {
 		in := &c.Inputs[i]
 		if in.Region == nil {
 			continue
 		}
-		if err := r.use(c.Caller, in.Region); err != nil {
-			return fmt.Errorf("input %q: %w", in.Name, err)
+		if err := c.useRegion(in.Region, "input", in.Name); err != nil {
+			return err
 		}
 		in.Src = &regionSource{in.Region.region, in.Region.start()}
 	}
@@ -271,19 +272,22 @@ func (c *Call) useRegions() error {
 		if o.Region == nil {
 			continue
 		}
-		if err := r.use(c.Caller, o.Region); err != nil {
-			return fmt.Errorf("output %q: %w", o.Name, err)
+		if err := c.useRegion(o.Region, "output", o.Name); err != nil {
+			return err
 		}
-		for j := range c.Inputs {
-			if o.Region.overlaps(c.Inputs[j].Region) {
-				return BadRequest("output %q overlaps input %q in shared memory", o.Name, c.Inputs[j].Name)
+		for _, other := range c.regions {
+			if o.Region.overlaps(other) {
+				return BadRequest("%s overlaps %s in shared memory", o.Region.of, other.of)
 			}
 		}
-		for j := range i {
-			if o.Region.overlaps(c.Outputs[j].Region) {
-				return BadRequest("output %q overlaps output %q in shared memory", o.Name, c.Outputs[j].Name)
-			}
-		}
+	}
+	return nil
+}
+
+func (c *Call) useRegion(u *RegionUse, what, name string) error {
+	u.of = fmt.Sprintf("%s %q", what, name)
+	if err := c.Model.G.Regions.use(c.Caller, u); err != nil {
+		return fmt.Errorf("%s: %w", u.of, err)
 	}
 	return nil
 }
@@ -328,7 +332,7 @@ func (u *RegionUse) write(parts [][]byte, size int) error {
 func (u *RegionUse) start() int64 { return u.region.offset + u.Offset }
 
 func (u *RegionUse) overlaps(v *RegionUse) bool {
-	if v == nil || u.region.device != v.region.device || u.region.node != v.region.node {
+	if v == u || v.region == nil || u.region.device != v.region.device || u.region.node != v.region.node {
 		return false
 	}
 	a, b := u.start(), v.start()
@@ -340,16 +344,10 @@ func (c *Call) leaveRegions() {
 	r := c.Model.G.Regions
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	leave := func(u *RegionUse) {
-		if u != nil && u.region != nil {
+	for _, u := range c.regions {
+		if u.region != nil {
 			r.drop(u.region)
 		}
-	}
-	for i := range c.Inputs {
-		leave(c.Inputs[i].Region)
-	}
-	for i := range c.Outputs {
-		leave(c.Outputs[i].Region)
 	}
 }
 

@@ -63,7 +63,7 @@ func (r *relayed) prepare(c *Call) error {
 	if rows != c.rows {
 		return fmt.Errorf("%w: %s has %d rows, the inputs have %d", status.ErrRows, oip.RequestsParameter, rows, c.rows)
 	}
-	if c.regions {
+	if len(c.regions) > 0 {
 		return BadRequest("%s and shared memory are not for one request", oip.RequestsParameter)
 	}
 	c.level = min(c.level, c.levels()-1) // the relay's host may have more

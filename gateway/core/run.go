@@ -149,7 +149,7 @@ func (c *Call) view(r client.Request) error {
 			return err
 		}
 	}
-	if c.regions {
+	if len(c.regions) > 0 {
 		return c.writeRegions()
 	}
 	return nil
@@ -244,7 +244,7 @@ func (c *Call) runSplit(ctx context.Context, cl *client.Client, most int) (err e
 		}
 	}
 	c.Ended = time.Now()
-	if c.regions {
+	if len(c.regions) > 0 {
 		return c.writeRegions()
 	}
 	return nil

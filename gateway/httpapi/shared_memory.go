@@ -28,20 +28,12 @@ func (d httpDoor) sharedMemory(w http.ResponseWriter, r *http.Request, who *core
 	if err := checkMethod(r, allowed); err != nil {
 		return err
 	}
-	if kind == "cudasharedmemory" {
-		switch path[0] {
-		case "status":
-			writeJSON(w, []byte("[]"))
-			return nil
-		case "unregister":
-			return nil
-		case "register":
-			return core.ErrNoCUDA
-		}
-		return errNoPath
-	}
-	switch path[0] {
-	case "status":
+	switch kind + "/" + path[0] {
+	case "cudasharedmemory/status":
+		writeJSON(w, []byte("[]"))
+	case "cudasharedmemory/register":
+		return core.ErrNoCUDA
+	case "systemsharedmemory/status":
 		list, err := d.g.Regions.Status(who, name)
 		if err != nil {
 			return err
@@ -54,8 +46,7 @@ func (d httpDoor) sharedMemory(w http.ResponseWriter, r *http.Request, who *core
 			b = appendMessage(b, k.Message())
 		}
 		writeJSON(w, append(b, ']'))
-		return nil
-	case "register":
+	case "systemsharedmemory/register":
 		var ask struct {
 			Key    string `json:"key"`
 			Offset uint64 `json:"offset"`
@@ -72,8 +63,8 @@ func (d httpDoor) sharedMemory(w http.ResponseWriter, r *http.Request, who *core
 			return core.BadRequest("register a region: %v", err)
 		}
 		return d.g.Regions.Register(who, name, ask.Key, ask.Offset, ask.Size)
-	case "unregister":
+	case "systemsharedmemory/unregister":
 		return d.g.Regions.Unregister(who, name)
 	}
-	return errNoPath
+	return nil
 }
