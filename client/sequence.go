@@ -27,7 +27,8 @@ type Sequence struct {
 	at    uint32
 	half  int    // of each row: the present state
 	fresh []bool // rows whose state is zero
-	begun []bool // rows that were fresh in the step under way
+	begun []bool // rows that were fresh in the step under way, or in the last one if moved
+	moved bool   // half has changed for the last step: Undo changes it back
 	done  bool   // closed
 	busy  atomic.Bool
 	given uint32 // handle of the latest Request
@@ -77,7 +78,7 @@ func (q *Sequence) claim(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	q.link, q.at, q.half, q.from = r.link, r.at, 0, nil
+	q.link, q.at, q.half, q.moved, q.from = r.link, r.at, 0, false, nil
 	q.link.mu.Lock()
 	q.link.slots[q.at].kept = true
 	q.link.kept += q.rows
@@ -115,15 +116,16 @@ func (q *Sequence) settle(ctx context.Context) (*slot, error) {
 	}
 	if s.state == slotEnded && s.told {
 		q.half ^= 1
-	} else {
+		q.moved = true
+	} else if !q.moved {
 		if err := q.awaitWorker(ctx, s); err != nil {
 			return nil, err
 		}
 		for i, begun := range q.begun {
 			q.fresh[i] = q.fresh[i] || begun
 		}
+		clear(q.begun)
 	}
-	clear(q.begun)
 	s.state, s.held, s.told = slotClaimed, false, false
 	return s, nil
 }
@@ -172,6 +174,7 @@ func (q *Sequence) request(ctx context.Context, dims []int) (Request, error) {
 	q.link.writeSteps(s, int(q.at), q.half, q.fresh)
 	copy(q.begun, q.fresh)
 	clear(q.fresh)
+	q.moved = false
 	q.link.begin(s, int(q.at))
 	q.given = s.handle.Add(1)
 	return Request{q.link, q.at, q.given}, nil
@@ -225,6 +228,13 @@ func (q *Sequence) Undo() {
 func (q *Sequence) undo() {
 	if q.link != nil && !q.done { // else the slots are not, or no longer, this sequence's
 		q.link.slots[q.at].told = false
+		if q.moved { // to the other half, which no step has written since
+			q.half, q.moved = q.half^1, false
+			for i, begun := range q.begun {
+				q.fresh[i] = q.fresh[i] || begun
+			}
+			clear(q.begun)
+		}
 	}
 }
 

@@ -83,10 +83,12 @@ static int settle(rb_seq *q, int64_t until)
 			return rb_explain(RB_ERR_TIMEOUT, "a worker still has the step before");
 		nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
 	}
-	bool advanced = q->told;
-	q->half ^= advanced;
-	for (uint32_t i = 0; i < q->rows; i++)
-		q->row[i] = q->row[i] & RB_RESET ? RB_STEP_FRESH : advanced ? 0 : q->row[i];
+	q->advanced = q->told;
+	q->half ^= q->advanced;
+	for (uint32_t i = 0; i < q->rows; i++) {
+		uint8_t was = q->row[i] & RB_STEP_FRESH, now = q->row[i] & RB_RESET ? RB_STEP_FRESH : q->advanced ? 0 : was;
+		q->row[i] = now | (was ? RB_WAS_FRESH : 0);
+	}
 	q->stepping = false;
 	return RB_OK;
 }
@@ -116,7 +118,7 @@ static void give_slots_back(rb_seq *q)
 	atomic_store(&slot_of(q)->handle, r.handle); /* also if the caller has released the step */
 	rb_req_release(&r);
 	q->link = NULL;
-	q->stepping = false;
+	q->stepping = q->advanced = false;
 }
 
 /* Sees to it that the sequence has slots. Slots of a broker that is gone are given up, with their state. */
@@ -154,6 +156,7 @@ int rb_seq_request(rb_conn *c, rb_seq *q, const uint32_t *dims, uint32_t ndims, 
 	rb_link_unwatch(q->link, q->at);
 	pthread_mutex_unlock(&q->link->mu);
 	q->thread = &this_thread;
+	q->advanced = false;
 	return rb_req_begin(q->link, q->at, q->rows, dims, ndims, start, rb_now(), r);
 }
 
@@ -268,7 +271,7 @@ static int refresh(rb_seq *q, uint8_t *fresh)
 		if (fresh)
 			fresh[i] = q->row[i] & RB_STEP_FRESH ? 1 : 0;
 		else
-			q->row[i] = 0;
+			q->row[i] &= RB_WAS_FRESH;
 	}
 	return RB_OK;
 }
@@ -355,8 +358,15 @@ static int copy_sequence(rb_conn *c, rb_seq *q, int64_t timeout, uint64_t *copy)
 static int undo(rb_seq *q, uint64_t request)
 {
 	uint32_t last = q->link ? (slot_of(q)->handle - 1) | 1 : 0;
-	if (q->stepping && (!request || request == rb_req_id(&(rb_req){q->link, q->at, last})))
-		q->told = false;
+	if (!q->link || (request && request != rb_req_id(&(rb_req){q->link, q->at, last})))
+		return RB_OK;
+	q->told = false;
+	if (q->stepping || !q->advanced)
+		return RB_OK;
+	q->advanced = false; /* back to the other half, which no step has written since */
+	q->half ^= 1;
+	for (uint32_t i = 0; i < q->rows; i++)
+		q->row[i] = q->row[i] & (RB_STEP_FRESH | RB_WAS_FRESH) ? RB_STEP_FRESH : 0;
 	return RB_OK;
 }
 
