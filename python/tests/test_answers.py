@@ -162,6 +162,36 @@ def in_place(batch, y, value):
     y += value
 
 
+def by_copyto(batch, y, value):
+    np.copyto(y, value)
+
+
+def by_function(batch, y, value):
+    np.concatenate([value[:1], value[1:]], out=y)
+
+
+def where(batch, y, value):
+    y[...] = 0
+    np.add(value, np.zeros_like(value), out=y, where=np.ones(y.shape, bool))
+
+
+def summed(batch, y, value):
+    np.sum(np.stack([value, np.zeros_like(value)]), axis=0, out=y)
+
+
+def accumulated(batch, y, value):
+    np.maximum.accumulate(value, out=y)
+
+
+def filled(batch, y, value):
+    y.fill(value.flat[0])
+
+
+def at_places(batch, y, value):
+    y[...] = 0
+    np.add.at(y, (...,), value)
+
+
 def by_coroutine(batch, y, value):
     raise NotImplementedError  # the test makes one
 
@@ -173,7 +203,8 @@ FINE: dict = {"int32": [2**31 - 1, -(2**31)], "float32": [0.1, np.inf, 2**24, -n
 
 
 @pytest.mark.parametrize("pad_to", [0, 8])  # outputs written in place, and copied at the end
-@pytest.mark.parametrize("road", [as_returned, into_the_view, by_row, in_place, by_coroutine])
+@pytest.mark.parametrize("road", [as_returned, into_the_view, by_row, in_place, by_copyto, by_function, where, summed, accumulated, filled,
+                                  at_places, by_coroutine])  # fmt: skip
 def test_a_value_that_an_output_does_not_hold_fails_its_request(socket, road, pad_to):
     values = {kind: BIG[kind] + FINE[kind] for kind in BIG}
     outputs = {kind: (kind, (2,)) for kind in BIG}

@@ -219,6 +219,31 @@ def _held(value: Any, dtype: np.dtype) -> Any:
     return value if array.dtype is dtype else converted(array, dtype)
 
 
+# What writes into its first argument, and the place of the values.
+_WRITERS: dict[Any, int] = {np.copyto: 1, np.fill_diagonal: 1, np.put: 2, np.putmask: 2, np.place: 2, np.put_along_axis: 2}
+
+
+def _floats(dtype: np.dtype, values: Any) -> bool:
+    """Whether all arrays of the arguments have this type of floats: the result fits then."""
+    given = [v for v in _leaves(values) if not isinstance(v, (int, str, type, np.dtype, type(None)))]
+    return dtype.kind == "f" and bool(given) and all(getattr(v, "dtype", None) == dtype for v in given)
+
+
+def _leaves(values: Any) -> Any:
+    for v in values:
+        if isinstance(v, (list, tuple)):
+            yield from _leaves(v)
+        else:
+            yield v
+
+
+def _into(view: View, result: Any) -> View:
+    if np.shape(result) != view.shape:
+        raise errors.Shape(f"out has the shape {view.shape}, the result has {np.shape(result)}")
+    view[...] = result
+    return view
+
+
 class View(np.ndarray):
     """An array in shared memory, valid until its request or batch is over."""
 
@@ -267,20 +292,42 @@ class View(np.ndarray):
         _check(self)
         return super().__ne__(other)
 
+    def fill(self, value: Any) -> None:
+        self[...] = value
+
+    # NumPy wraps and overflows where a function writes an array of another type, unless the caller says casting=.
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         out = kwargs.get("out")
-        view = out[0] if isinstance(out, tuple) and len(kwargs) == 1 and method == "__call__" else None
-        if isinstance(view, View) and view.dtype != np.result_type(*_plain(inputs)):
-            view[...] = ufunc(*_plain(inputs))  # NumPy would wrap integers
+        view = out[0] if isinstance(out, tuple) and len(out) == 1 else None
+        if method == "at" and isinstance(inputs[0], View):
+            inputs = (*inputs[:2], *(_held(v, inputs[0].dtype) for v in inputs[2:]))
+        plain, named = _plain(inputs), {k: _plain(v) for k, v in kwargs.items()}
+        if not isinstance(view, View) or "casting" in named:
+            pass
+        elif method != "__call__" and not _floats(view.dtype, plain):
+            del named["out"]
+            return _into(view, getattr(ufunc, method)(*plain, **named))
+        elif method == "__call__" and view.dtype != np.result_type(*(np.asarray(v) if isinstance(v, (list, tuple)) else v for v in plain)):
+            named["out"] = None  # NumPy warns of a where without it
+            result = ufunc(*plain, **named)
+            where: Any = ...
+            if "where" in named:
+                where = np.broadcast_to(named["where"], view.shape)
+                result = np.broadcast_to(result, view.shape)[where]
+            view[where] = result
             return view
-        kwargs = {k: _plain(v) for k, v in kwargs.items()}
-        result = getattr(ufunc, method)(*_plain(inputs), **kwargs)
-        if isinstance(out, tuple) and len(out) == 1 and out[0] is not None:
-            return out[0]
-        return result
+        result = getattr(ufunc, method)(*plain, **named)
+        return result if not isinstance(out, tuple) or len(out) > 1 or out[0] is None else out[0]
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return func(*_plain(args), **{k: _plain(v) for k, v in kwargs.items()})
+        written, at, view = args[0] if args else None, _WRITERS.get(func, 0), kwargs.get("out")
+        if isinstance(written, View) and 0 < at < len(args) and "casting" not in kwargs:
+            args = (*args[:at], _held(args[at], written.dtype), *args[at + 1 :])
+        plain, named = _plain(args), {k: _plain(v) for k, v in kwargs.items()}
+        if not isinstance(view, View) or "casting" in named or _floats(view.dtype, plain):
+            return func(*plain, **named)
+        del named["out"]
+        return _into(view, func(*plain, **named))
 
     def __reduce__(self) -> Any:
         return np.array(self, subok=False).__reduce__()
