@@ -356,8 +356,8 @@ RB_API int rb_request_timing(rb_client client, uint64_t request, rb_timing *timi
 
 /* ---- client: whole requests in one call -------------------------------- */
 
-/* For models without variable dimensions and with tensors on the host (else
- * RB_ERR_INVALID). inputs and outputs are one pointer for each tensor in order, input_bytes
+/* For models without variable dimensions (else RB_ERR_SHAPE) and with tensors on the host
+ * (else RB_ERR_INVALID). inputs and outputs are one pointer for each tensor in order, input_bytes
  * and output_bytes the size of the caller's memory there: rows * row_bytes, else
  * RB_ERR_SIZE, as for an array of another type. The call copies the bytes before it returns. */
 

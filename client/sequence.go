@@ -21,18 +21,19 @@ import (
 // it: the methods of others return ErrNotDone meanwhile. When the broker is restarted, or another broker takes over, the state is
 // gone: every method returns ErrStateLost until Reset.
 type Sequence struct {
-	c     *Client
-	rows  int
-	link  *link // nil: to be claimed
-	at    uint32
-	half  int    // of each row: the present state
-	fresh []bool // rows whose state is zero
-	begun []bool // rows that were fresh in the step under way, or in the last one if moved
-	moved bool   // half has changed for the last step: Undo changes it back
-	done  bool   // closed
-	busy  atomic.Bool
-	given uint32 // handle of the latest Request
-	from  *link  // a copy's: where to claim; then nil
+	c      *Client
+	rows   int
+	link   *link // nil: to be claimed
+	at     uint32
+	half   int    // of each row: the present state
+	fresh  []bool // rows whose state is zero
+	begun  []bool // rows that were fresh in the step under way, or in the last one if moved
+	moved  bool   // half has changed for the last step: Undo changes it back
+	undone bool   // the last step does not change half
+	done   bool   // closed
+	busy   atomic.Bool
+	given  uint32 // handle of the latest Request
+	from   *link  // a copy's: where to claim; then nil
 }
 
 func (q *Sequence) enter() error {
@@ -114,7 +115,7 @@ func (q *Sequence) settle(ctx context.Context) (*slot, error) {
 	if l.dead.Load() {
 		return nil, status.ErrStateLost
 	}
-	if s.state == slotEnded && s.told {
+	if s.state == slotEnded && s.told && !q.undone {
 		q.half ^= 1
 		q.moved = true
 	} else if !q.moved {
@@ -174,7 +175,7 @@ func (q *Sequence) request(ctx context.Context, dims []int) (Request, error) {
 	q.link.writeSteps(s, int(q.at), q.half, q.fresh)
 	copy(q.begun, q.fresh)
 	clear(q.fresh)
-	q.moved = false
+	q.moved, q.undone = false, false
 	q.link.begin(s, int(q.at))
 	q.given = s.handle.Add(1)
 	return Request{q.link, q.at, q.given}, nil
@@ -227,7 +228,7 @@ func (q *Sequence) Undo() {
 
 func (q *Sequence) undo() {
 	if q.link != nil && !q.done { // else the slots are not, or no longer, this sequence's
-		q.link.slots[q.at].told = false
+		q.undone = true
 		if q.moved { // to the other half, which no step has written since
 			q.half, q.moved = q.half^1, false
 			for i, begun := range q.begun {

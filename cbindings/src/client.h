@@ -212,6 +212,7 @@ struct rb_seq {
 	uint8_t half;  /* the half that the next step reads */
 	bool stepping; /* a step was committed, and its end was not looked at yet */
 	bool told;     /* the caller knows that the step ended well */
+	bool undone;   /* it asked for the state from before it */
 	bool advanced; /* the last step changed halves, for which undo changes them back */
 	bool lost;
 	uint8_t row[]; /* RB_STEP_FRESH; RB_RESET: fresh after the step that is under way; RB_WAS_FRESH: before the last one */

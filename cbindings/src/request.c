@@ -226,7 +226,7 @@ void rb_link_book(rb_link *l, uint32_t at, int64_t now, uint32_t flags)
 		*rb_link_step(l, at + i) = s->sequence->half | (s->sequence->row[i] & RB_STEP_FRESH);
 	if (s->sequence) {
 		s->sequence->stepping = true;
-		s->sequence->told = false;
+		s->sequence->told = s->sequence->undone = false;
 	}
 	if (flags & RB_NOTIFY)
 		rb_link_watch(l, at);

@@ -83,7 +83,7 @@ static int settle(rb_seq *q, int64_t until)
 			return rb_explain(RB_ERR_TIMEOUT, "a worker still has the step before");
 		nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
 	}
-	q->advanced = q->told;
+	q->advanced = q->told && !q->undone;
 	q->half ^= q->advanced;
 	for (uint32_t i = 0; i < q->rows; i++) {
 		uint8_t was = q->row[i] & RB_STEP_FRESH, now = q->row[i] & RB_RESET ? RB_STEP_FRESH : q->advanced ? 0 : was;
@@ -360,7 +360,7 @@ static int undo(rb_seq *q, uint64_t request)
 	uint32_t last = q->link ? (slot_of(q)->handle - 1) | 1 : 0;
 	if (!q->link || (request && request != rb_req_id(&(rb_req){q->link, q->at, last})))
 		return RB_OK;
-	q->told = false;
+	q->undone = true;
 	if (q->stepping || !q->advanced)
 		return RB_OK;
 	q->advanced = false; /* back to the other half, which no step has written since */
