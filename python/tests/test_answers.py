@@ -116,13 +116,16 @@ def test_a_function_may_return_its_outputs(socket):
         if kind == 7:
             batch.outputs["y"][...] = x + 1
             return "done"  # ignored, since the output is written
+        if kind == 8:
+            return np.ma.masked_array(x, mask=x > 0)
         return x + 1
 
     with serving(one, socket), rb.connect("one", socket=socket, wait=60) as m:
         for kind in (0, 1, 2, 3, 7):
             for x in (np.full(4, kind, "float32"), np.full((3, 4), kind, "float32")):
                 assert (m(x) == x + 1).all()
-        for kind, says in ((4, r"expected rows of float32 of shape \(4,\)"), (5, "returned z; the outputs are y"), (6, "complex64")):
+        for kind, says in ((4, r"expected rows of float32 of shape \(4,\)"), (5, "returned z; the outputs are y"), (6, "complex64"),
+                           (8, "masked array")):
             with pytest.raises(rb.Failed, match=says):
                 m(np.full(4, kind, "float32"))
 

@@ -72,6 +72,8 @@ def test_a_dict_gives_inputs_by_name_also_those_that_are_named_as_a_keyword(sock
             assert y.tolist() == [0, 1, 2, 3]
         with pytest.raises(rb.Invalid, match="takes the inputs timeout, cost, split, priority; got obs"):
             m({"obs": 1})
+        with pytest.raises(rb.Invalid, match="timeout= are keywords of a call: give all inputs in one dict"):
+            m(timeout=np.int32(0), cost=np.int32(1), split=np.int32(2), priority=np.int32(3))
 
 
 def test_wrong_numbers_and_texts_raise_errors_that_say_what_is_wanted(echo, lengths):
@@ -87,6 +89,11 @@ def test_wrong_numbers_and_texts_raise_errors_that_say_what_is_wanted(echo, leng
                 m(x, **how)
         with pytest.raises(rb.Invalid, match="rows is a whole number"):
             m.request(rows=1.5)
+        for window in ("8", 8.0):
+            with pytest.raises(rb.Invalid, match="window is a whole number"):
+                rb.connect("echo", socket=echo, window=window)
+        with pytest.raises(rb.DType, match="got object"):  # not a list of rows that differ in size
+            m([2**70] * 16)
         with pytest.raises(rb.DType, match="got text: a model takes numbers"):
             m("abc")
     for size, error in ((-1, rb.Shape), (65, rb.Shape), (1.5, rb.Invalid)):

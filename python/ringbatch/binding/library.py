@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 import re
 import sys
@@ -136,6 +137,14 @@ def seconds(given: Duration) -> float:
     if number != number:  # a wait until then would not end
         raise errors.Invalid("a duration is a number of seconds, or None where there may be none; got nan")
     return number
+
+
+def whole(what: str, value: Any) -> int:
+    """A whole number; raises Invalid."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise errors.Invalid(f"{what} is a whole number, got {value!r}") from None
 
 
 def nanoseconds(timeout: Duration | None) -> int:

@@ -120,7 +120,8 @@ class Tensor:
             if isinstance(value, (list, tuple)):
                 raise self._ragged() from e
             raise
-        if array.dtype == object and isinstance(value, (list, tuple)):  # NumPy before 1.24 makes no error of it
+        # NumPy before 1.24 makes no error of it. A list with a number that is too large has no rows.
+        if array.dtype == object and isinstance(value, (list, tuple)) and any(np.ndim(v) for v in array.flat):
             raise self._ragged()
         return array
 

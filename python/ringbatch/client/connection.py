@@ -18,7 +18,7 @@ from .. import errors
 from ..binding import structs as c
 from ..binding.ctypes_path import Scratch
 from ..binding.device import DeviceMemory
-from ..binding.library import FOREVER_NS, SLICE_NS, Duration, encode, last_error, load, seconds
+from ..binding.library import FOREVER_NS, SLICE_NS, Duration, encode, last_error, load, seconds, whole
 from ..binding.paths import Client, quick
 from ..binding.tensors import Tensor, signature_of
 from ..binding.views import Mapping, View, Weakly, end_view, fresh, released, strided
@@ -97,7 +97,7 @@ class Core(Client):
         return self._info
 
     def _connect(self, model: str, socket: str | os.PathLike[str] | None, window: int | None, name: str | None, wait: Duration) -> None:
-        if window is not None and not 1 <= window <= _MOST_WINDOW:  # C has 32 bits, and 0 is the default
+        if window is not None and not 1 <= whole("window", window) <= _MOST_WINDOW:  # C has 32 bits, and 0 is the default
             raise errors.Invalid(f"window is 1..{_MOST_WINDOW} rows, got {window}")
         start, delay = time.monotonic(), _FIRST_RETRY_S
         deadline = start + seconds(wait)

@@ -213,7 +213,10 @@ class Model(Caller):
         given = dict(zip((t.name for t in tensors), inputs))
         if len(inputs) > len(tensors) or given.keys() & named.keys() or (given.keys() | named.keys()) != {t.name for t in tensors}:
             got = [f"{len(inputs)} in order"] * bool(inputs) + sorted(map(str, named))
-            raise errors.Invalid(f"{self.name} takes the inputs {', '.join(t.name for t in tensors)}; got {', '.join(got) or 'none'}")
+            taken = sorted({t.name for t in tensors} & {"cost", "priority", "split", "timeout", "version"})
+            advice = f"; {', '.join(taken)}= are keywords of a call: give all inputs in one dict" if taken else ""
+            raise errors.Invalid(
+                f"{self.name} takes the inputs {', '.join(t.name for t in tensors)}; got {', '.join(got) or 'none'}{advice}")
         given.update(named)
         arrays = [self._convert(t, given[t.name]) for t in tensors]
         rows = [t.rows_of(a.shape) for t, a in zip(tensors, arrays)]

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from ctypes import addressof
 from typing import Any, NamedTuple, NoReturn
@@ -12,7 +11,7 @@ import numpy as np
 
 from .. import errors
 from ..binding import structs as c
-from ..binding.library import Duration, nanoseconds
+from ..binding.library import Duration, nanoseconds, whole
 from ..binding.paths import Held
 from .connection import Core
 
@@ -143,10 +142,3 @@ def _dims(core: Core, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
         dims += [shape[i] for i in t.variable]
     return dims
 
-
-def whole(what: str, value: Any) -> int:
-    """A whole number; raises Invalid."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise errors.Invalid(f"{what} is a whole number, got {value!r}") from None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 
 from .. import errors
-from ..binding.library import FOREVER_NS, SLICE_NS, Duration, nanoseconds
+from ..binding.library import FOREVER_NS, SLICE_NS, Duration, nanoseconds, whole
 from ..binding.paths import Stepper
 from .connection import Step
 from .request import Request, claim, copy_rows
@@ -46,7 +46,7 @@ class Sequence(Stepper):
         self._at_close: Callable[[], None] = lambda: None
         self._at_copy: Callable[[Sequence], None] = lambda _: None
         self._model, self._core = model, model._core
-        if rows is not None and not 0 < rows < 1 << 32:  # C has 32 bits
+        if rows is not None and not 0 < whole("rows", rows) < 1 << 32:  # C has 32 bits
             raise errors.Rows(f"a sequence has 1..{model.window} rows (this client's window), got {rows}")
         self._single, self._rows = rows is None, 1 if rows is None else rows
         self._open(nanoseconds(timeout) or FOREVER_NS, source)

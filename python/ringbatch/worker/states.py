@@ -82,6 +82,8 @@ def _check(t: Tensor, value: Any, b: Any) -> None:
 
 
 def as_array(value: Any) -> np.ndarray:
+    if isinstance(value, np.ma.MaskedArray):
+        raise errors.Invalid("the function gave a masked array, and the mask would be lost: give y.filled(...) of it")
     if hasattr(value, "detach"):  # a torch tensor
         value = value.detach().cpu()
     return np.asarray(value)
