@@ -486,6 +486,17 @@ def test_an_output_that_does_not_hold_a_result_fails_its_request_alone(served, d
                 bad.result(60)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_output_that_is_not_declared_keeps_64_bits(served, packed):
+    how = {"inputs": ["x:f32[<=4]"], "packed": "x"} if packed else {"inputs": ["x:f32[4]"]}
+    socket = served(lambda x, offsets=None: (x.double() / 3, x.bfloat16()), "wide", device="cpu", max_batch_size=4, **how)
+    with rb.connect("wide", socket=socket, wait=60) as c:
+        y = c(np.ones(4, "float32"))
+        assert y["y0"].dtype == "float64" and (y["y0"] == 1 / 3).all() and y["y1"].dtype == "float32"
+    with pytest.raises(rb.Invalid, match=r"the module gives torch\.complex64: tensors have one of the types bool"):
+        rt.serve(lambda x, offsets=None: torch.complex(x, x), "complex", device="cpu", max_batch_size=1, **how)
+
+
 def test_a_state_dict_is_no_module(tmp_path):
     torch.save(Two().state_dict(), path := tmp_path / "weights.pt")
     path.chmod(0o600)

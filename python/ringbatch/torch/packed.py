@@ -21,14 +21,14 @@ import numpy as np
 import torch
 
 from .. import errors
-from ..binding.tensors import NAMES, Declared, parse
+from ..binding.tensors import Declared, parse
 from ..worker import trials
 from ..worker.axes import FIXED, Axes, Input, Output
 from ..worker.ring import Rows
 from . import checks
 from .lanes import Engine, Lane, agree, recorded_sizes
 from .module_call import Compute, _tensor, numpy_types, torch_types
-from .planes import DTYPES
+from .planes import output_kind
 from .preparing import prepare
 
 Row = list[torch.Tensor]  # one item of each input, or of each output
@@ -298,7 +298,7 @@ class Trial:
             packed = len(y) == sum(self.sizes) != len(self.sizes)
             largest = (_most(self.inputs), *y.shape[1:]) if packed else tuple(y.shape[1:])
             found.append(Output(largest, (0 if packed else FIXED, *[FIXED] * (y.dim() - 1))[: len(largest)]))
-            kinds.append(NAMES[DTYPES.index(first if y.is_floating_point() and first.is_floating_point else y.dtype)])
+            kinds.append(output_kind(y, first))
         return found, kinds
 
     def refuse_mixed_rows(self, tolerance: float, exact: bool) -> None:

@@ -19,7 +19,7 @@ from ..worker.axes import Axes, Extra, Input, Output
 from . import checks, compiling, loading
 from .lanes import agree, failure
 from .module_call import Compute, named_call, sized, torch_types
-from .planes import DTYPES, NAMES
+from .planes import output_kind
 
 
 def prepare(
@@ -102,13 +102,12 @@ def example_rows(axes: Axes, sized: bool, device: torch.device, rows: int = 1) -
 def output_texts(
     compute: Compute, shapes: Sequence[Output], inputs: Sequence[Input], axes: Axes, sized: bool, device: torch.device
 ) -> list[str]:
-    """The outputs of one row, as texts. Floating-point outputs take the first input's type."""
+    """The outputs of one row, as texts."""
     first = torch_types(inputs[:1])[0]
     ys = compute(example_rows(axes, sized, device))
     texts = []
     for k, (y, shape) in enumerate(zip(ys, shapes)):
-        dtype = first if y.is_floating_point() and first.is_floating_point else y.dtype
-        texts.append(shape.dims(NAMES[DTYPES.index(dtype)], "y" if len(shapes) == 1 else f"y{k}"))
+        texts.append(shape.dims(output_kind(y, first), "y" if len(shapes) == 1 else f"y{k}"))
     return texts
 
 
