@@ -3,6 +3,7 @@
 package ringbatch
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,6 +44,22 @@ func TestTheChangelogAndTheManifestsNameThisVersion(t *testing.T) {
 	}
 	if images == 0 {
 		t.Errorf("no image found in %d manifests", len(manifests))
+	}
+}
+
+func TestTheCHeaderHasThisVersion(t *testing.T) {
+	var major, minor, patch int
+	if _, err := fmt.Sscanf(Version(), "%d.%d.%d", &major, &minor, &patch); err != nil {
+		t.Fatal(err)
+	}
+	header := read(t, "cbindings/ringbatch.h")
+	for _, line := range []string{
+		fmt.Sprintf("#define RINGBATCH_VERSION %q\n", Version()),
+		fmt.Sprintf("#define RINGBATCH_VERSION_NUMBER %d ", 10000*major+100*minor+patch),
+	} {
+		if !strings.Contains(header, line) {
+			t.Errorf("cbindings/ringbatch.h needs the line %q", line)
+		}
 	}
 }
 

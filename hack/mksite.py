@@ -95,6 +95,9 @@ def go_text(text: str) -> list[str]:
 
 def c_reference() -> str:
     header = (ROOT / "cbindings" / "ringbatch.h").read_text()
+    for more in "weights", "cuda":
+        text = (ROOT / "cbindings" / f"ringbatch_{more}.h").read_text()
+        header += f"\n/* ---- ringbatch_{more}.h ---- */\n" + text.split('extern "C" {\n#endif', 1)[1]
     head, *sections = re.split(r"^/\* -{2,} (.+?) -{2,} \*/$", header, flags=re.M)
     comment = re.search(r"/\*\n(.*?)\*/", head, re.S)
     intro = "The header `cbindings/ringbatch.h`, which is the contract. [The guide](../c-abi.md) says how to build with it."

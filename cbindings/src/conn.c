@@ -140,12 +140,11 @@ static void end_attach(rb_conn *c, int status, rb_link *l)
 		rb_link_drop(l);
 		rb_link_free(l);
 	} else if (!status) {
-		c->delay = RB_FIRST_RETRY;
+		c->backoff = 0;
 	} else if (status != RB_ERR_TIMEOUT || (c->pending.fd < 0 && rb_now() - c->unbegun > RB_CALL_TIMEOUT)) {
 		snprintf(c->why_text, sizeof c->why_text, "%s", rb_error());
 		c->why = status;
-		c->next_try = rb_now() + c->delay;
-		c->delay = rb_min(2 * c->delay, RB_LAST_RETRY);
+		c->next_try = rb_now() + rb_backoff(&c->backoff);
 		if (status == RB_ERR_SIGNATURE_MISMATCH)
 			leave(c, NULL);
 	}
@@ -175,9 +174,8 @@ bool rb_conn_follow(rb_conn *c, rb_link *held, int64_t patience, bool *interrupt
 	if (c->live == held)
 		return false;
 	pthread_mutex_lock(&held->mu); /* the reaper moves to the other link */
-	rb_link_wake_reaper(held);
-	if (held->reapers_waiting)
-		rb_link_pass_turn(held);
+	rb_link_wake_idle(held);
+	rb_link_wake_waiting(held);
 	pthread_mutex_unlock(&held->mu);
 	rb_link_kick(held);
 	return true;

@@ -8,7 +8,7 @@
  *   msgpack.c control.c socket.c reply.h reply.c   internal/control: messages, frames, descriptors
  *   policy.c           policy: its texts on the wire
  *   attach.c session.c device.c stats.c   internal/attach: call the broker, check everything, map it
- *   wake.c link.c conn.c waiting.c request.c views.c sequence.c infer.c stream.c notify.c client.c   client
+ *   link.c conn.c waiting.c request.c views.c sequence.c infer.c stream.c notify.c client.c   client
  *   gather.c taken.c worker.c batch.c   worker
  *   weights.h weights.c publisher.c follower.c   publishers and followers of live weights
  *   handles.c fork.c error.c status.c   handles, forks and errors of the C library
@@ -21,8 +21,10 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/types.h>
+#include <time.h>
 
-#include "../ringbatch.h"
+#include "../ringbatch_cuda.h"
+#include "../ringbatch_weights.h"
 #include "shm.h"
 
 #define SECOND INT64_C(1000000000)
@@ -338,6 +340,11 @@ void rb_watch_forks(void);
 int rb_map_new(rb_map *out, const rb_session *s, uint32_t attachment, void *owner, void (*release)(void *owner),
 	void (*in_child)(void *owner));
 
+/* Copies a caller's struct of options, which begins with its size and may be NULL; what the caller's lacks is 0. Refuses
+ * fields that are set and that this library lacks. */
+int rb_copy_options(void *options, const void *given, uint32_t bytes);
+/* Copies to a caller's struct that says its size: the fields that it has. */
+int rb_give_device(rb_device *to, const rb_device *from);
 /* Refuses other flags than these. */
 int rb_check_flags(uint32_t flags, uint32_t all);
 
@@ -351,6 +358,29 @@ int rb_check_flags(uint32_t flags, uint32_t all);
 static inline int64_t rb_interrupted(int64_t until, int64_t start)
 {
 	return until == INT64_MAX ? until : rb_min(until, start + INTERRUPTED_AFTER);
+}
+
+static inline void rb_sleep(int64_t ns) { nanosleep(&(struct timespec){ns / SECOND, ns % SECOND}, NULL); }
+
+/*
+ * The pause before another try to attach: 5 ms, then twice the one before, at most 500 ms,
+ * less up to a quarter so that the peers of a broker that has started do not come all at once.
+ * *backoff begins with 0.
+ */
+static inline int64_t rb_backoff(int64_t *backoff)
+{
+	*backoff = *backoff ? rb_min(2 * *backoff, 500 * MILLISECOND) : 5 * MILLISECOND;
+	return *backoff - rb_now() % (*backoff / 4);
+}
+
+/* Sleeps before another try; false if that would take until `until`. */
+static inline bool rb_back_off(int64_t *backoff, int64_t until)
+{
+	int64_t pause = rb_backoff(backoff);
+	if (rb_now() >= until - pause)
+		return false;
+	rb_sleep(pause);
+	return true;
 }
 
 /* A caller's timeout as a point in time; negative means never. */

@@ -11,7 +11,6 @@
  * The sequence stays with its attachment, even if the client is asked to attach again.
  */
 #include <string.h>
-#include <time.h>
 
 #include "client.h"
 
@@ -81,7 +80,7 @@ static int settle(rb_seq *q, int64_t until)
 	for (int64_t nap = 20 * MICROSECOND; is_held(q); nap = rb_min(2 * nap, MILLISECOND)) {
 		if (rb_now() >= until)
 			return rb_explain(RB_ERR_TIMEOUT, "a worker still has the step before");
-		nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
+		rb_sleep(nap);
 	}
 	bool advanced = q->told;
 	q->half ^= advanced;

@@ -35,7 +35,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "ringbatch.h"
+#include "ringbatch_weights.h"
 
 /* Blocking calls return at least this often, so that Python can handle signals. */
 #define SLICE INT64_C(50000000)
