@@ -132,6 +132,8 @@ struct rb_conn {
 rb_link *rb_conn_live(rb_conn *c, int64_t now);
 /* The same, attaching again if need be, for at most until the deadline. */
 int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool *interrupted);
+/* A link for a claim, which follows the broker's request to attach again. */
+int rb_conn_hold(rb_conn *c, int64_t until, bool may_wait, int64_t now, rb_link **link, bool *interrupted);
 /* Attaches again at the broker's request, for at most `patience`, while the caller's link goes on. True if the client has
  * another link afterwards, or none. */
 bool rb_conn_follow(rb_conn *c, rb_link *held, int64_t patience, bool *interrupted);
@@ -228,8 +230,10 @@ uint64_t rb_req_id(const rb_req *r);
 int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r);
 /* Claims slots that a sequence will keep. from: the attachment that they must be of, or NULL. */
 int rb_req_claim_kept(rb_conn *c, rb_link *from, uint32_t rows, int64_t timeout, rb_req *r);
+/* Whether these are sizes of the inputs. */
+int rb_link_check_dims(const rb_link *l, const uint32_t *dims, uint32_t ndims);
 /* Makes a request of slots that the client has. */
-int rb_req_begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t start, int64_t now, rb_req *r);
+void rb_req_begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, int64_t start, int64_t now, rb_req *r);
 int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, uint32_t flags);
 /* Finds requests by their numbers and commits them with a function. */
 typedef int (*rb_committer)(rb_conn *c, const rb_req *r, uint32_t count, uint32_t flags, const void *how);
@@ -301,16 +305,18 @@ void rb_seqs_free(rb_conn *c);
 typedef struct rb_claimer {
 	struct rb_claimer *next;
 	uint32_t rows, at;
+	bool kept;                 /* a sequence will keep the slots */
+	bool stays;                /* they must be of this attachment */
+	bool interrupted;          /* a signal's handler ran */
+	int64_t now, start, until; /* start: since when it waits; 0: it does not */
 	int64_t joined;
 	int64_t short_since; /* free slots are there but too few, while it is first; 0: not yet */
 	bool polls;          /* it looks again each millisecond */
 	_Atomic uint32_t wake; /* a futex; odd: the slots from `at` are its own */
 } rb_claimer;
-/* Takes slots, or joins the line: false. */
-bool rb_link_claim(rb_link *l, rb_claimer *w, int64_t now);
-/* Sleeps, for at most so long, while w has to wait in line; true if it is served. */
-bool rb_link_await_turn(rb_link *l, rb_claimer *w, int64_t most, bool *interrupted);
-bool rb_link_leave_line(rb_link *l, rb_claimer *w, int64_t now); /* true: it was served before */
+/* Takes slots, or waits in line for them. RB_LOOK_AGAIN: the client has another link, or is to look for one. */
+int rb_link_claim(rb_link *l, rb_claimer *w);
+#define RB_LOOK_AGAIN (-2)
 void rb_link_give_back(rb_link *l, uint32_t at, uint32_t rows);  /* mu */
 void rb_link_serve(rb_link *l);    /* mu: takes slots for the claimers */
 void rb_link_wake_claims(rb_link *l); /* mu: they look again */

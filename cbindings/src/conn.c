@@ -8,16 +8,6 @@
 
 #define LOOK_EVERY (5 * MILLISECOND) /* a claim checks the socket at most this often */
 
-static bool same_tensors(const rb_layout *a, const rb_layout *b)
-{
-	if (a->inputs != b->inputs || a->outputs != b->outputs || a->states != b->states)
-		return false;
-	for (uint32_t k = 0; k < rb_tensors(a); k++)
-		if (!rb_same_tensor(&a->tensor[k], &b->tensor[k]))
-			return false;
-	return true;
-}
-
 /* Attaches, or goes on attaching: RB_ERR_TIMEOUT if there is no reply yet. Only the thread that set `attaching` calls it. */
 int rb_conn_attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupted)
 {
@@ -42,7 +32,7 @@ int rb_conn_attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupt
 	}
 	if (!status)
 		status = rb_attach_end(&c->pending, deadline, &s, interrupted);
-	if (!status && c->attached && !same_tensors(&s.layout, &c->layout)) {
+	if (!status && c->attached && !rb_same_tensors(&s.layout, &c->layout)) {
 		rb_session_close(&s);
 		status = rb_explain(RB_ERR_SIGNATURE_MISMATCH, "%s is not what it was when this client connected", c->model);
 	}
@@ -236,6 +226,21 @@ int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool 
 			until = rb_interrupted(until, start);
 		if (!may_wait || rb_now() >= until)
 			return no_link(c);
+	}
+}
+
+#define FOLLOW_WAIT (100 * MILLISECOND) /* for attaching again at the broker's request; the next claim goes on */
+
+int rb_conn_hold(rb_conn *c, int64_t until, bool may_wait, int64_t now, rb_link **link, bool *interrupted)
+{
+	for (;;) {
+		int status = (*link = rb_conn_live(c, now)) ? RB_OK : rb_conn_link(c, until, may_wait, link, interrupted);
+		/* A caller that does not wait leaves it to the reaper, if there is one. */
+		if (status || !(*link)->session.again || (!may_wait && c->reaping))
+			return status;
+		if (!rb_conn_follow(c, *link, rb_min(FOLLOW_WAIT, rb_max(until - now, MILLISECOND)), interrupted))
+			return RB_OK;
+		rb_link_drop(*link);
 	}
 }
 

@@ -5,9 +5,9 @@
  *   shm.h shm.c        shm: words, rings, bells, clock
  *   tensor.c layout.c  tensor, shm/layout: signatures, where everything lies
  *   segment.c cgroup.c shm/segment, shm/populate, internal/cgroup
- *   msgpack.c control.c socket.c reply.h reply.c   internal/control: messages, frames, descriptors
+ *   msgpack.c control.c reply.h reply.c   internal/control: messages, frames, descriptors
  *   policy.c           policy: its texts on the wire
- *   attach.c session.c device.c stats.c   internal/attach: call the broker, check everything, map it
+ *   attach.c device.c stats.c   internal/attach: call the broker, check everything, map it
  *   link.c conn.c waiting.c request.c views.c sequence.c infer.c stream.c notify.c client.c   client
  *   gather.c taken.c worker.c batch.c   worker
  *   weights.h weights.c publisher.c follower.c   publishers and followers of live weights
@@ -79,7 +79,7 @@ size_t rb_format_tensor(const rb_tensor *t, char *to, size_t room);
 int rb_parse_signature(const char *text, rb_layout *l);
 /* Checks the tensors of l and computes the places. */
 int rb_layout_place(rb_layout *l, uint32_t slots, uint32_t max_batch);
-bool rb_same_tensor(const rb_tensor *a, const rb_tensor *b);
+bool rb_same_tensors(const rb_layout *a, const rb_layout *b);
 /* For the ring of a pipeline, or of a model with state, after rb_layout_place: the tensors of l are some of these planes. */
 int rb_layout_among(rb_layout *l, rb_tensor *plane, uint32_t planes);
 void rb_layout_free(rb_layout *l);

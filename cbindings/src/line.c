@@ -159,12 +159,13 @@ static void leave(rb_link *l, const rb_claimer *w, int64_t now)
 	*at = w->next;
 }
 
-bool rb_link_claim(rb_link *l, rb_claimer *w, int64_t now)
+/* Takes slots, or joins the line: false. */
+static bool take_or_join(rb_link *l, rb_claimer *w)
 {
 	pthread_mutex_lock(&l->mu);
 	bool taken = !l->line && take(l, w->rows, &w->at);
 	if (!taken) {
-		join(l, w, now);
+		join(l, w, w->now);
 		rb_link_serve(l);
 		taken = served(w);
 	}
@@ -172,7 +173,8 @@ bool rb_link_claim(rb_link *l, rb_claimer *w, int64_t now)
 	return taken;
 }
 
-bool rb_link_await_turn(rb_link *l, rb_claimer *w, int64_t most, bool *interrupted)
+/* Sleeps while w has to wait; true if it is served. */
+static bool await_turn(rb_link *l, rb_claimer *w)
 {
 	pthread_mutex_lock(&l->mu);
 	uint32_t seen = w->wake;
@@ -180,7 +182,7 @@ bool rb_link_await_turn(rb_link *l, rb_claimer *w, int64_t most, bool *interrupt
 	w->polls = l->line == w && may_change(l);
 	pthread_mutex_unlock(&l->mu);
 	if (wait)
-		*interrupted |= rb_futex_wait(&w->wake, seen, rb_min(most, w->polls ? MILLISECOND : PARK_SLICE), true) == EINTR;
+		w->interrupted |= rb_futex_wait(&w->wake, seen, rb_min(w->until - w->now, w->polls ? MILLISECOND : PARK_SLICE), true) == EINTR;
 	if (served(w))
 		return true;
 	pthread_mutex_lock(&l->mu);
@@ -189,13 +191,46 @@ bool rb_link_await_turn(rb_link *l, rb_claimer *w, int64_t most, bool *interrupt
 	return served(w);
 }
 
-bool rb_link_leave_line(rb_link *l, rb_claimer *w, int64_t now)
+/* False if the sequences of the client have the slots that a plain request would need. */
+static bool has_room(rb_link *l, const rb_claimer *w)
 {
 	pthread_mutex_lock(&l->mu);
+	bool room = w->kept || w->rows <= l->window - l->nkept;
+	pthread_mutex_unlock(&l->mu);
+	return room;
+}
+
+/* Waits in line until w is served, late, or without hope here. */
+static bool wait_in_line(rb_link *l, rb_claimer *w)
+{
+	bool again = false;
+	while (!again && w->now < w->until && !l->dead && (w->stays || l->client->live == l) && has_room(l, w)) {
+		w->start = w->start ? w->start : w->now;
+		bool mine = await_turn(l, w);
+		w->now = rb_now();
+		if (w->interrupted)
+			w->until = rb_interrupted(w->until, w->start);
+		if (mine)
+			return true;
+		if (rb_link_lost(l, w->now, PARK_SLICE / 2))
+			rb_conn_lost(l->client, l);
+		again = !w->stays && l->session.again;
+	}
+	pthread_mutex_lock(&l->mu);
 	if (!served(w)) {
-		leave(l, w, now);
+		leave(l, w, w->now);
 		rb_link_serve(l);
 	}
 	pthread_mutex_unlock(&l->mu);
 	return served(w);
+}
+
+int rb_link_claim(rb_link *l, rb_claimer *w)
+{
+	if (take_or_join(l, w) || wait_in_line(l, w))
+		return RB_OK;
+	if (!has_room(l, w))
+		return rb_explain(RB_ERR_ROWS, "this client's sequences keep %u of its %u slots, so a request has at most %u rows: close some, or "
+			"connect with a larger window", l->nkept, l->window, l->window - l->nkept);
+	return w->now >= w->until ? rb_say(RB_ERR_FULL) : RB_LOOK_AGAIN;
 }

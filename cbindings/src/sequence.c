@@ -147,13 +147,16 @@ int rb_seq_request(rb_conn *c, rb_seq *q, const uint32_t *dims, uint32_t ndims, 
 {
 	int64_t start = rb_now();
 	int status = ready(c, q, timeout);
+	if (!status)
+		status = rb_link_check_dims(q->link, dims, ndims);
 	if (status)
 		return status;
 	pthread_mutex_lock(&q->link->mu);
 	rb_link_unwatch(q->link, q->at);
 	pthread_mutex_unlock(&q->link->mu);
 	q->thread = &this_thread;
-	return rb_req_begin(q->link, q->at, q->rows, dims, ndims, start, rb_now(), r);
+	rb_req_begin(q->link, q->at, q->rows, dims, start, rb_now(), r);
+	return RB_OK;
 }
 
 int rb_seq_enter(rb_conn *c, uint64_t id, rb_entry **entry)

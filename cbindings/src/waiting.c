@@ -64,11 +64,12 @@ static bool await_lead(rb_link *l, rb_waiter *w)
 		if (rb_futex_wait(&w->wake, seen, rb_min(rb_min(w->until, ends) - now, SECOND), true) == EINTR)
 			w->until = rb_interrupted(w->until, w->start);
 		pthread_mutex_lock(&l->mu);
-		for (rb_waiter **at = &l->waiting; w->listed; at = &(*at)->next)
-			if (*at == w) {
-				*at = w->next;
-				w->listed = false;
-			}
+		rb_waiter **at = &l->waiting;
+		while (w->listed && *at != w)
+			at = &(*at)->next;
+		if (w->listed)
+			*at = w->next;
+		w->listed = false;
 	}
 	bool lead = !done && !l->leading;
 	l->leading |= lead;
