@@ -314,12 +314,14 @@ typedef struct rb_claimer {
 	bool polls;          /* it looks again each millisecond */
 	_Atomic uint32_t wake; /* a futex; odd: the slots from `at` are its own */
 } rb_claimer;
+enum { RB_SERVED = 1, RB_LOOK = 2 };                /* added to wake */
+void rb_claimer_wake(rb_claimer *w, uint32_t add);
+void rb_link_wake_claims(rb_link *l); /* mu: all look again; link.c */
 /* Takes slots, or waits in line for them. RB_LOOK_AGAIN: the client has another link, or is to look for one. */
 int rb_link_claim(rb_link *l, rb_claimer *w);
 #define RB_LOOK_AGAIN (-2)
 void rb_link_give_back(rb_link *l, uint32_t at, uint32_t rows);  /* mu */
 void rb_link_serve(rb_link *l);    /* mu: takes slots for the claimers */
-void rb_link_wake_claims(rb_link *l); /* mu: they look again */
 
 /* waiting.c */
 int rb_link_await(rb_link *l, uint32_t at, int64_t until);

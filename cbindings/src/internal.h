@@ -8,7 +8,7 @@
  *   msgpack.c control.c reply.h reply.c   internal/control: messages, frames, descriptors
  *   policy.c           policy: its texts on the wire
  *   attach.c device.c stats.c   internal/attach: call the broker, check everything, map it
- *   link.c conn.c waiting.c request.c views.c sequence.c infer.c stream.c notify.c client.c   client
+ *   link.c conn.c line.c waiting.c request.c views.c sequence.c infer.c stream.c notify.c client.c   client
  *   gather.c taken.c worker.c batch.c   worker
  *   weights.h weights.c publisher.c follower.c   publishers and followers of live weights
  *   handles.c fork.c error.c status.c   handles, forks and errors of the C library

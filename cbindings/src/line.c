@@ -71,7 +71,6 @@ static bool take(rb_link *l, uint32_t rows, uint32_t *at)
 }
 
 #define HOLD_STEP (10 * MILLISECOND)
-enum { SERVED = 1, LOOK = 2 }; /* added to rb_claimer.wake */
 
 /*
  * Whether claimers behind the first wait for it, although fewer rows would fit. By turns it
@@ -87,13 +86,6 @@ static bool holds_up(rb_claimer *first, int64_t now)
 
 static bool served(const rb_claimer *w) { return w->wake % 2; }
 
-/* Wakes a claimer to look again, or because it was served. It may leave at the new value: then the wake-up meets nothing. */
-static void wake(rb_claimer *w, uint32_t add)
-{
-	atomic_fetch_add(&w->wake, add);
-	rb_futex_wake(&w->wake, 1, true);
-}
-
 /* A claimer may be served without a wake-up: when the first one's turn to hold up the others is over, or when a worker is
  * done with abandoned slots. */
 static bool may_change(const rb_link *l) { return l->nfree || l->nabandoned; }
@@ -106,7 +98,7 @@ void rb_link_serve(rb_link *l)
 	for (rb_claimer **at = &l->line, *w = *at; w && l->nfree; w = *at) {
 		if (take(l, w->rows, &w->at)) {
 			*at = w->next;
-			wake(w, SERVED);
+			rb_claimer_wake(w, RB_SERVED);
 		} else if (w == l->line && holds_up(w, rb_now())) {
 			break;
 		} else {
@@ -114,19 +106,13 @@ void rb_link_serve(rb_link *l)
 		}
 	}
 	if (l->line && !l->line->polls && may_change(l))
-		wake(l->line, LOOK);
+		rb_claimer_wake(l->line, RB_LOOK);
 }
 
 void rb_link_give_back(rb_link *l, uint32_t at, uint32_t rows)
 {
 	set_free(l, at, rows);
 	rb_link_serve(l);
-}
-
-void rb_link_wake_claims(rb_link *l)
-{
-	for (rb_claimer *w = l->line; w; w = w->next)
-		wake(w, LOOK);
 }
 
 /* The last claim of this thread that gave up. Waits that are cut into slices, as Python's are, keep their place. */

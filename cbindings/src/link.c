@@ -22,6 +22,19 @@ void rb_link_wake_waiting(rb_link *l)
 		rb_waiter_wake(&l->waiting);
 }
 
+/* It may leave at the new value: then the wake-up meets nothing. */
+void rb_claimer_wake(rb_claimer *w, uint32_t add)
+{
+	atomic_fetch_add(&w->wake, add);
+	rb_futex_wake(&w->wake, 1, true);
+}
+
+void rb_link_wake_claims(rb_link *l)
+{
+	for (rb_claimer *w = l->line; w; w = w->next)
+		rb_claimer_wake(w, RB_LOOK);
+}
+
 void rb_link_wake_idle(rb_link *l)
 {
 	if (l->idle) {
