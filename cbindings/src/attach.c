@@ -9,7 +9,6 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -210,14 +209,13 @@ static int check_clock(const rb_reply *p, int64_t asked)
 			  "they are in different time namespaces; start both in one", (clock - now) / SECOND);
 }
 
-/* Maps the device memory and closes the descriptor. */
-static int open_device(rb_session *s, const rb_reply *p, int fd)
+int rb_open_device(rb_device *d, int fd, uint64_t bytes, const char *gpu, uint32_t gpu_bytes)
 {
-	char gpu[RB_GPU_BYTES] = "";
-	int status = p->gpu_bytes < sizeof gpu ? RB_OK : rb_malformed("gpu");
+	char uuid[RB_GPU_BYTES] = "";
+	int status = gpu_bytes < sizeof uuid ? RB_OK : rb_malformed("gpu");
 	if (!status) {
-		memcpy(gpu, p->gpu ? p->gpu : "", p->gpu_bytes);
-		status = rb_device_import(&s->device, fd, p->device_size, gpu);
+		memcpy(uuid, gpu ? gpu : "", gpu_bytes);
+		status = rb_device_import(d, fd, bytes, uuid);
 	}
 	close(fd);
 	return status;
@@ -236,7 +234,7 @@ static int open_session(rb_frame *f, const rb_reply *p, rb_session *s, bool work
 		return status;
 	rb_tensor *fit = realloc(s->layout.tensor, rb_tensors(&s->layout) * sizeof(rb_tensor));
 	s->layout.tensor = fit ? fit : s->layout.tensor;
-	if (p->device_size && (status = open_device(s, p, f->fds[--f->nfds])))
+	if (p->device_size && (status = rb_open_device(&s->device, f->fds[--f->nfds], p->device_size, p->gpu, p->gpu_bytes)))
 		return status;
 	s->doorbell = f->fds[--f->nfds];
 	if ((status = check_doorbell(s->doorbell)))
@@ -287,19 +285,10 @@ void rb_session_hang_up(rb_session *s)
 		rb_hang_up(fd, s->owner);
 }
 
-/* A broker takes less than a millisecond. If it stands still, the close goes on after this. */
-#define LEAVE_TIME SECOND
-
 void rb_session_leave(rb_session *s)
 {
 	rb_device_synchronize(&s->device);
-	int fd = s->socket;
-	if (fd >= 0 && getpid() == s->owner && !shutdown(fd, SHUT_WR)) {
-		struct pollfd p = {.fd = fd, .events = POLLRDHUP};
-		int64_t until = rb_now() + LEAVE_TIME, left = LEAVE_TIME;
-		while (poll(&p, 1, (int)(left / MILLISECOND)) < 0 && errno == EINTR && (left = until - rb_now()) > 0)
-			;
-	}
+	rb_say_goodbye(s->socket, s->owner);
 	rb_session_hang_up(s);
 }
 

@@ -227,6 +227,7 @@ int rb_req_find(rb_conn *c, uint64_t id, rb_req *r);
 #define RB_LINK_MASK ((1u << (64 - RB_HANDLE_BITS - RB_SLOT_BITS)) - 1)
 #endif
 uint64_t rb_req_id(const rb_req *r);
+rb_request rb_req_shown(const rb_req *r);
 int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r);
 /* Claims slots that a sequence will keep. from: the attachment that they must be of, or NULL. */
 int rb_req_claim_kept(rb_conn *c, rb_link *from, uint32_t rows, int64_t timeout, rb_req *r);

@@ -266,6 +266,19 @@ int rb_receive_frame(int fd, int64_t deadline, rb_frame *f)
 
 /* ---- the end -------------------------------------------------------------------- */
 
+/* A broker takes less than a millisecond. If it stands still, the close goes on after this. */
+#define LEAVE_TIME SECOND
+
+void rb_say_goodbye(int fd, pid_t owner)
+{
+	struct pollfd p = {.fd = fd, .events = POLLRDHUP};
+	int64_t until = rb_now() + LEAVE_TIME, left = LEAVE_TIME;
+	if (fd < 0 || getpid() != owner || shutdown(fd, SHUT_WR))
+		return;
+	while (poll(&p, 1, (int)(left / MILLISECOND)) < 0 && errno == EINTR && (left = until - rb_now()) > 0)
+		;
+}
+
 void rb_hang_up(int fd, pid_t owner)
 {
 	if (getpid() == owner)

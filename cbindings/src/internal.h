@@ -214,6 +214,8 @@ int rb_device_clear(const rb_device *d, uint64_t at, uint64_t bytes);
 int rb_device_copy(const rb_device *d, const void *to, const void *from, uint64_t bytes);
 /* Unmaps device memory; in a host function later. */
 void rb_device_close(rb_device *d);
+/* Maps the memory of a broker's reply and closes the descriptor. */
+int rb_open_device(rb_device *d, int fd, uint64_t bytes, const char *gpu, uint32_t gpu_bytes);
 /* Whether the stream has done all its work; asks until then. */
 bool rb_device_idle(const rb_device *d, void *stream, int64_t until);
 /* Runs f on a driver thread after the stream's work so far. f calls rb_device_host_function(true) first and (false) last:
@@ -285,11 +287,13 @@ bool rb_session_gone(rb_session *s);
 /* The same, from the result of a poll for POLLRDHUP and POLLIN. */
 bool rb_session_judge(rb_session *s, short events);
 void rb_session_hang_up(rb_session *s);
-/* Hangs up and waits until the broker has ended the session, for LEAVE_TIME at most. */
+/* Hangs up and waits until the broker has ended the session. */
 void rb_session_leave(rb_session *s);
 /* Hangs up and unmaps. */
 void rb_session_close(rb_session *s);
 void rb_close_fd(_Atomic int *fd);
+/* Waits until the broker has ended a connection, for a second at most. */
+void rb_say_goodbye(int fd, pid_t owner);
 /* Ends a connection, with every copy of a forked child. Any process but the owner only closes its descriptor. */
 void rb_hang_up(int fd, pid_t owner);
 

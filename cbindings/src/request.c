@@ -36,6 +36,12 @@ int rb_req_find(rb_conn *c, uint64_t id, rb_req *r)
 	return rb_say(RB_ERR_RELEASED);
 }
 
+rb_request rb_req_shown(const rb_req *r)
+{
+	return (rb_request){.id = rb_req_id(r), .base = r->link->session.planes.at, .slot = r->link->first + r->at,
+			    .rows = rb_req_slot(r)->rows, .attachment = r->link->number};
+}
+
 /* ---- claim -------------------------------------------------------------------- */
 
 static int bad_rows(rb_conn *c, uint32_t rows)
@@ -405,8 +411,7 @@ static int claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 	rb_req r;
 	int status = rb_req_claim(c, rows, dims, ndims, timeout, &r);
 	if (!status)
-		*request = (rb_request){.id = rb_req_id(&r), .base = r.link->session.planes.at, .slot = r.link->first + r.at, .rows = rows,
-					.attachment = r.link->number};
+		*request = rb_req_shown(&r);
 	return status;
 }
 

@@ -215,8 +215,7 @@ static int begin_step(rb_conn *c, rb_seq *q, const uint32_t *dims, uint32_t ndim
 	rb_req r;
 	int status = rb_seq_request(c, q, dims, ndims, timeout, &r);
 	if (!status)
-		*request = (rb_request){.id = rb_req_id(&r), .base = r.link->session.planes.at, .slot = r.link->first + r.at, .rows = q->rows,
-					.attachment = r.link->number};
+		*request = rb_req_shown(&r);
 	return status;
 }
 

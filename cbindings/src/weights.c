@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "reply.h"
@@ -115,20 +114,10 @@ static int read_weights(rb_reader r, told *to)
 			status = read_texts(value, &to->tensor, &to->tensors);
 		else if (rb_is(key, bytes, "follower"))
 			rb_get_uint(&value, &to->follower);
-		else if (rb_is(key, bytes, "gpu") && (!rb_get_text(&value, &to->gpu, &to->gpu_bytes) || to->gpu_bytes >= RB_GPU_BYTES))
+		else if (rb_is(key, bytes, "gpu") && !rb_get_text(&value, &to->gpu, &to->gpu_bytes))
 			return rb_malformed("gpu");
 	}
 	return status || to->tensor ? status : rb_malformed("weights");
-}
-
-/* Maps the device memory and closes the descriptor. */
-static int open_device(rb_weights_link *l, int fd, const told *t)
-{
-	char gpu[RB_GPU_BYTES] = "";
-	memcpy(gpu, t->gpu ? t->gpu : "", t->gpu_bytes);
-	int status = rb_device_import(&l->device, fd, rb_round_up(RB_GO_WEIGHT_BUFFERS * t->bytes, RB_GO_DEVICE_GRAIN), gpu);
-	close(fd);
-	return status;
 }
 
 /* Maps the segment and checks its header. SYNC POINT "header", acquire side. */
@@ -137,7 +126,8 @@ static int open_segment(const rb_weights *w, rb_frame *f, const rb_reply *p, rb_
 	bool on_device = t->tensor->on_device;
 	if (f->nfds != 1 + on_device)
 		return rb_malformed("number of descriptors");
-	int status = on_device ? open_device(l, f->fds[--f->nfds], t) : RB_OK;
+	int status = on_device ? rb_open_device(&l->device, f->fds[--f->nfds],
+		rb_round_up(RB_GO_WEIGHT_BUFFERS * t->bytes, RB_GO_DEVICE_GRAIN), t->gpu, t->gpu_bytes) : RB_OK;
 	uint64_t bytes = RB_GO_WEIGHT_DATA + (on_device ? 0 : RB_GO_WEIGHT_BUFFERS * t->bytes);
 	if (!status)
 		status = rb_segment_open(&l->segment, f->fds[--f->nfds], bytes, true);
@@ -276,21 +266,13 @@ void rb_weights_retire(rb_weights *w)
 	}
 }
 
-/* Waits until the broker has hung up, at most a second: after that another peer may have the role. */
-static void say_goodbye(const rb_weights_link *l)
-{
-	struct pollfd p = {.fd = l->socket, .events = POLLIN};
-	if (l->owner == getpid() && !shutdown(l->socket, SHUT_WR))
-		poll(&p, 1, SECOND / MILLISECOND);
-}
-
 void rb_weights_free(rb_weights *w)
 {
 	rb_attach_cancel(&w->pending);
 	for (rb_weights_link *l = w->links, *next; l; l = next) {
 		next = l->next;
 		if (l->socket >= 0) {
-			say_goodbye(l);
+			rb_say_goodbye(l->socket, l->owner); /* after that another peer may have the role */
 			rb_hang_up(l->socket, l->owner);
 		}
 		free_link(l);

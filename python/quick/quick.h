@@ -35,6 +35,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "ringbatch_cuda.h"
 #include "ringbatch_weights.h"
 
 /* Blocking calls return at least this often, so that Python can handle signals. */
