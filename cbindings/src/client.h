@@ -173,7 +173,7 @@ typedef struct rb_waiter {
 void rb_waiter_wake(rb_waiter **at);      /* mu: takes it off the list; it looks again */
 void rb_link_wake_waiting(rb_link *l);    /* mu: all of them */
 void rb_link_wake_idle(rb_link *l);       /* mu: an idle leader looks around */
-void rb_link_kick(rb_link *l);            /* a parked leader looks around */
+void rb_link_stir(rb_link *l);            /* every thread that waits in the link looks again */
 void rb_link_watch(rb_link *l, uint32_t at);   /* mu; before the commit */
 void rb_link_unwatch(rb_link *l, uint32_t at); /* mu */
 static inline bool rb_link_recorded(const rb_link *l)
@@ -315,9 +315,9 @@ typedef struct rb_claimer {
 	bool polls;          /* it looks again each millisecond */
 	_Atomic uint32_t wake; /* a futex; odd: the slots from `at` are its own */
 } rb_claimer;
+void rb_link_wake_claims(rb_link *l); /* mu: all look again; link.c */
 enum { RB_SERVED = 1, RB_LOOK = 2 };                /* added to wake */
 void rb_claimer_wake(rb_claimer *w, uint32_t add);
-void rb_link_wake_claims(rb_link *l); /* mu: all look again; link.c */
 /* Takes slots, or waits in line for them. RB_LOOK_AGAIN: the client has another link, or is to look for one. */
 int rb_link_claim(rb_link *l, rb_claimer *w);
 #define RB_LOOK_AGAIN (-2)

@@ -163,11 +163,7 @@ bool rb_conn_follow(rb_conn *c, rb_link *held, int64_t patience, bool *interrupt
 	try_attach(c, rb_later(now, patience), interrupted);
 	if (c->live == held)
 		return false;
-	pthread_mutex_lock(&held->mu); /* the reaper moves to the other link */
-	rb_link_wake_idle(held);
-	rb_link_wake_waiting(held);
-	pthread_mutex_unlock(&held->mu);
-	rb_link_kick(held);
+	rb_link_stir(held); /* the reaper and claims move to the other link */
 	return true;
 }
 
@@ -250,7 +246,7 @@ void rb_conn_look_at_left(rb_conn *c)
 	c->left = true;
 	rb_eventfd_ring(c->poke_fd); /* the reaper may be idle */
 	if (l && rb_link_hold(l)) {
-		rb_link_kick(l);
+		rb_link_stir(l);
 		rb_link_drop(l);
 	}
 }

@@ -44,13 +44,25 @@ void rb_link_wake_idle(rb_link *l)
 }
 
 /* A futex wake before the wait is lost, hence the loop; it ends as soon as the leader has moved. */
-void rb_link_kick(rb_link *l)
+static void kick(rb_link *l)
 {
 	uint64_t p = l->parked;
 	while (p % 2 == 1 && l->parked == p) {
 		rb_futex_wake(&l->session.board.bells[l->first].count, INT32_MAX, false);
 		usleep(20);
 	}
+}
+
+void rb_link_stir(rb_link *l)
+{
+	pthread_mutex_lock(&l->mu);
+	rb_link_wake_claims(l);
+	rb_link_wake_idle(l);
+	rb_link_wake_waiting(l);
+	if (l->dead && l->nwatched)
+		rb_eventfd_ring(l->client->notify_fd);
+	pthread_mutex_unlock(&l->mu);
+	kick(l);
 }
 
 void rb_link_watch(rb_link *l, uint32_t at)
@@ -170,14 +182,7 @@ int rb_link_map(rb_link *l, rb_map *out)
 void rb_link_fail(rb_link *l)
 {
 	l->dead = true;
-	pthread_mutex_lock(&l->mu);
-	rb_link_wake_claims(l);
-	rb_link_wake_idle(l);
-	rb_link_wake_waiting(l);
-	if (l->nwatched)
-		rb_eventfd_ring(l->client->notify_fd);
-	pthread_mutex_unlock(&l->mu);
-	rb_link_kick(l);
+	rb_link_stir(l);
 }
 
 bool rb_link_lost(rb_link *l, int64_t now, int64_t every)

@@ -170,7 +170,7 @@ static int park(rb_link *l, uint32_t seen, int64_t most)
 {
 	int error = 0;
 	rb_ask_short_slice();
-	/* Store parked, then load dead; rb_link_kick's caller stores its cause, then loads parked: one sees the other. */
+	/* Store parked, then load dead; rb_link_stir's caller stores its cause, then loads parked: one sees the other. */
 	atomic_fetch_add(&l->parked, 1);
 	if (!l->dead)
 		error = rb_futex_wait(&l->session.board.bells[l->first].count, seen, most, false);
