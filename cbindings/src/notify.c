@@ -13,6 +13,7 @@
  * restart of the broker it also attaches again. A program that has a thread
  * for this calls rb_reap_wait instead, and the library starts none.
  */
+#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
@@ -130,22 +131,23 @@ static int reap_now(rb_conn *c, uint64_t *requests, uint32_t max, uint32_t *coun
 	return status;
 }
 
-/* Waits until a request may have ended: in the reaper's place, or for the reaper if there is one. A signal's handler
- * moves *until. */
-static void watch(rb_conn *c, int64_t *until, int64_t now)
+/* Waits until a request may have ended: in the reaper's place, or for the reaper if there is one. Returns `until`, or earlier
+ * after a signal. */
+static int64_t watch(rb_conn *c, int64_t start, int64_t until, int64_t now)
 {
 	rb_link *l;
 	bool interrupted = false;
 	uint32_t seen = c->change;
 	if (c->reaping) {
 		struct pollfd p = {.fd = c->notify_fd, .events = POLLIN};
-		poll(&p, 1, (int)(rb_min(*until - now, 50 * MILLISECOND) / MILLISECOND));
-	} else if (rb_conn_link(c, rb_min(*until, now + SECOND), true, &l, &interrupted) == RB_OK) {
-		*until = rb_link_await_watched(l, false, *until);
+		interrupted = poll(&p, 1, (int)(rb_min(until - now, 50 * MILLISECOND) / MILLISECOND)) < 0;
+	} else if (rb_conn_link(c, rb_min(until, now + SECOND), true, &l, &interrupted) == RB_OK) {
+		until = rb_link_await_watched(l, false, until);
 		rb_link_drop(l);
 	} else {
-		rb_futex_wait(&c->change, seen, rb_max(1, rb_min(*until - now, PARK_SLICE)), true);
+		interrupted |= rb_futex_wait(&c->change, seen, rb_max(1, rb_min(until - now, PARK_SLICE)), true) == EINTR;
 	}
+	return interrupted ? rb_interrupted(until, start) : until;
 }
 
 static int reap_wait(rb_conn *c, int64_t timeout, uint64_t *requests, uint32_t max, uint32_t *count)
@@ -154,7 +156,7 @@ static int reap_wait(rb_conn *c, int64_t timeout, uint64_t *requests, uint32_t m
 	int status = open_notifier(c);
 	pthread_mutex_unlock(&c->mu);
 	*count = 0;
-	for (int64_t now = rb_now(), until = rb_until(timeout, now); !status; now = rb_now()) {
+	for (int64_t now = rb_now(), start = now, until = rb_until(timeout, now); !status; now = rb_now()) {
 		if (c->final != RB_ERR_CLOSED)
 			reap_all(c, requests, max, count);
 		if (*count || now >= until)
@@ -162,7 +164,7 @@ static int reap_wait(rb_conn *c, int64_t timeout, uint64_t *requests, uint32_t m
 		if (c->final)
 			status = rb_say(c->final);
 		else
-			watch(c, &until, now);
+			until = watch(c, start, until, now);
 	}
 	return status;
 }

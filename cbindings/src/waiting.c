@@ -142,7 +142,7 @@ static void spin(rb_link *l, uint32_t at, uint32_t seen, int64_t now, int64_t en
 }
 
 /* Sleeps while nothing is under way. Not on the bell: another process could steal the wake-up. */
-static bool idle(rb_conn *c, rb_link *l, int64_t most)
+static bool idle(rb_conn *c, rb_link *l, rb_waiter *w)
 {
 	if (l->session.again) /* the client is to attach again now */
 		return false;
@@ -153,7 +153,8 @@ static bool idle(rb_conn *c, rb_link *l, int64_t most)
 		return false;
 	/* POLLIN even if another thread has just seen that the client is to attach again. */
 	struct pollfd p[2] = {{.fd = c->poke_fd, .events = POLLIN}, {.fd = l->session.socket, .events = POLLRDHUP | POLLIN}};
-	poll(p, 2, (int)(rb_min(most, 3600 * SECOND) / MILLISECOND));
+	if (poll(p, 2, (int)(rb_min(w->until - rb_now(), 3600 * SECOND) / MILLISECOND)) < 0)
+		w->until = rb_interrupted(w->until, w->start);
 	uint64_t count;
 	if (p[0].revents && read(p[0].fd, &count, sizeof count) < 0) { /* another thread has read it */
 	}
@@ -205,7 +206,7 @@ static void lead(rb_link *l, rb_waiter *w)
 			spin(l, w->at, seen, now, rb_min(start + SPIN, w->until));
 			continue;
 		}
-		if (quiet && idle(c, l, w->until - now)) {
+		if (quiet && idle(c, l, w)) {
 			quiet = false;
 			continue;
 		}

@@ -307,7 +307,7 @@ void signals(void)
 		sigaction(n, NULL, &was[n]);
 	pthread_sigmask(SIG_BLOCK, NULL, &before);
 	WANT(RB_OK, rb_worker_attach("interrupted", "x:f32[4] -> y:f32[4]", &o, &w));
-	rb_client c = dial("interrupted", 1);
+	rb_client c = dial("interrupted", 1), alone = dial("interrupted", 1);
 	int fd;
 	WANT(RB_OK, rb_client_fd(c, &fd)); /* the library's thread too */
 	pthread_sigmask(SIG_BLOCK, NULL, &after);
@@ -326,11 +326,17 @@ void signals(void)
 	WANT(RB_ERR_TIMEOUT, rb_wait(c, r.id, minute));
 	rb_request none;
 	WANT(RB_ERR_FULL, rb_claim(c, 1, NULL, 0, minute, &none));
+	for (int reaper = 0; reaper < 2; reaper++) { /* in its thread, or for the library's */
+		uint64_t ended;
+		uint32_t count;
+		WANT(RB_OK, rb_reap_wait(reaper ? c : alone, minute, &ended, 1, &count));
+		CHECK(count == 0);
+	}
 	CHECK(handled >= 2 && now() - from < 30 * second);
 	ualarm(0, 0);
 	WANT(RB_OK, rb_worker_close(w)); /* its batch fails */
 	WANT(RB_ERR_FAILED, rb_wait(c, r.id, -1));
-	WANT(RB_OK, rb_close(c));
+	WANT_ALL(RB_OK, rb_close(c), rb_close(alone));
 	signal(SIGALRM, SIG_DFL);
 }
 
