@@ -264,12 +264,6 @@ int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, 
 /* The broker's reason for a request whose deadline passed without a worker. */
 static const char NO_WORKER[] = "no worker attached";
 
-static uint32_t version_of(const rb_req *r)
-{
-	rb_record *record = &r->link->session.board.records[r->link->first + r->at];
-	return __atomic_load_n(&record->version, __ATOMIC_RELAXED);
-}
-
 /* The sequence may be closed meanwhile. */
 static void tell(const rb_req *r)
 {
@@ -419,7 +413,8 @@ static int request_version(const rb_req *r, uint32_t *version)
 {
 	if (rb_req_slot(r)->state == RB_SLOT_CLAIMED || !rb_link_ended(r->link, r->at))
 		return rb_say(RB_ERR_NOT_DONE);
-	*version = rb_req_slot(r)->status ? 0 : version_of(r);
+	const rb_record *record = &r->link->session.board.records[r->link->first + r->at];
+	*version = rb_req_slot(r)->status ? 0 : __atomic_load_n(&record->version, __ATOMIC_RELAXED);
 	return RB_OK;
 }
 
