@@ -3,8 +3,8 @@
  * ringbatch.h: the C ABI of ringbatch, for producers (clients) and workers.
  *
  * This file is written by hand and is the contract: version RB_ABI_VERSION.
- * Within a version, functions and constants are only added, and structs that
- * begin with `size` may grow at their end.
+ * Within a version, functions and constants are only added. ringbatch_weights.h has
+ * live weights, ringbatch_cuda.h device memory.
  *
  * A producer                                A worker
  *
@@ -28,8 +28,15 @@
  *   then has the text, for the calling thread.
  * - Strings are UTF-8 and end with a zero byte. The function copies its string
  *   arguments before it returns: the caller keeps them.
- * - Times are nanoseconds. A timeout of 0 does not wait, a negative one has no
- *   limit. Points in time are on CLOCK_MONOTONIC.
+ * - Times are nanoseconds, and points in time are on CLOCK_MONOTONIC. The parameter
+ *   timeout says how long a call waits: 0 does not wait, a negative one has no limit.
+ *   The parameter expires says how long after the commit a request that has not ended
+ *   ends with RB_ERR_EXPIRED: 0 or less is never.
+ * - A struct of options begins with its size, and a field of 0 or NULL is its default.
+ *   Structs that begin with their size grow at their end, and programs that were
+ *   compiled with a shorter one go on: fields that they lack are 0. A longer struct is
+ *   refused, RB_ERR_VERSION, if it has more than zeros in the fields that this library
+ *   lacks.
  * - Handles are numbers. A closed handle is refused: RB_ERR_CLOSED for clients and
  *   workers, RB_ERR_RELEASED for requests.
  * - If a needed pointer is NULL or a flag is unknown, the function does nothing and
@@ -55,7 +62,11 @@
 extern "C" {
 #endif
 
-#define RB_ABI_VERSION 3
+#define RB_ABI_VERSION 1
+
+/* The release. */
+#define RINGBATCH_VERSION "0.1.0"
+#define RINGBATCH_VERSION_NUMBER 100 /* 10000 * major + 100 * minor + patch */
 
 #if defined(__GNUC__)
 #define RB_API __attribute__((visibility("default")))
@@ -215,18 +226,6 @@ typedef struct rb_map {
 
 RB_API int rb_map_release(uint64_t map);
 
-/* The device memory of a mapping, which stays mapped as long. Set size =
- * sizeof(rb_device) first. ordinal is -1, and base 0, if there is none. */
-typedef struct rb_device {
-	uint32_t size;
-	int32_t ordinal;      /* of the GPU in this process; the model's text may have another number */
-	uint64_t base;        /* a CUdeviceptr of this process */
-	uint64_t bytes;
-	void *context;        /* CUcontext: the GPU's primary context, retained as long */
-	char gpu[48];         /* its UUID, as nvidia-smi prints it */
-} rb_device;
-RB_API int rb_map_device(uint64_t map, rb_device *device);
-
 /* ---- client: connecting ------------------------------------------------ */
 
 typedef uint64_t rb_client; /* 0 is none */
@@ -237,8 +236,8 @@ typedef struct rb_connect_options {
 	uint32_t window;     /* slots: rows in use at once, at least one for each thread; 0: the broker chooses, 8 or fewer */
 	const char *socket;  /* NULL: $RINGBATCH_SOCKET, or the user's runtime folder */
 	const char *name;    /* for the broker's log and statistics; may be NULL */
-	int64_t timeout;     /* of connecting; 0: 10 s */
-	uint32_t wait;       /* 1: wait that long for a broker or model that is not there yet */
+	int64_t patience;    /* how long to try to connect; 0: 10 s, negative: no limit */
+	uint32_t wait;       /* 1: also wait for a broker or model that is not there yet */
 	uint32_t device;     /* 1: this program can use device pointers; 0: a model with tensors in device
 	                      * memory is refused, RB_ERR_INVALID */
 } rb_connect_options;
@@ -307,29 +306,15 @@ RB_API int rb_set_priority(rb_client client, uint64_t request, uint32_t level);
  * size of the model's first variable dimension, or 1. Before rb_commit. */
 RB_API int rb_set_cost(rb_client client, uint64_t request, uint32_t cost);
 
-/* Hands the request over; its inputs now belong to the worker. A timeout above 0 is
- * the request's deadline: it then ends with RB_ERR_EXPIRED. With RB_NOTIFY its end
+/* Hands the request over; its inputs now belong to the worker. With RB_NOTIFY its end
  * makes the descriptor of rb_client_fd readable. */
 #define RB_NOTIFY 1u
-RB_API int rb_commit(rb_client client, uint64_t request, int64_t timeout, uint32_t flags);
+RB_API int rb_commit(rb_client client, uint64_t request, int64_t expires, uint32_t flags);
 
 /* Hands several requests over, with one wake-up of the broker. If one of them cannot
  * be committed, none is, unless some were claimed before and some after a restart of
  * the broker. */
-RB_API int rb_commit_all(rb_client client, const uint64_t *requests, uint32_t count, int64_t timeout, uint32_t flags);
-
-/* For models with tensors in device memory: commits the requests after the stream's
- * work so far (a CUstream; NULL is the default stream), without waiting for it. For
- * the caller the requests are committed; the timeout counts from the stream's arrival.
- * (With rb_commit, the caller's writes must have happened.) If one of them cannot be
- * committed, or the driver refuses, none is. A request that is released earlier is
- * canceled when the stream arrives; until then its slots stay in use. If the stream
- * fails first, rb_wait returns RB_ERR_FAILED. */
-RB_API int rb_commit_on_stream(rb_client client, const uint64_t *requests, uint32_t count, void *stream, int64_t timeout, uint32_t flags);
-
-/* rb_release after the stream's work so far, which may still read the outputs. For the
- * caller the request is released at once. */
-RB_API int rb_release_on_stream(rb_client client, uint64_t request, void *stream);
+RB_API int rb_commit_all(rb_client client, const uint64_t *requests, uint32_t count, int64_t expires, uint32_t flags);
 
 /* Waits until the request has ended: RB_OK, or the status of its end; RB_ERR_TIMEOUT
  * if it has not. */
@@ -361,17 +346,17 @@ RB_API int rb_request_timing(rb_client client, uint64_t request, rb_timing *timi
  * and output_bytes the size of the caller's memory there: rows * row_bytes, else
  * RB_ERR_SIZE, as for an array of another type. The call copies the bytes before it returns. */
 
-/* Claim, copy in, commit with `timeout` (0: none), wait, copy out, release. `slice`
- * limits all of that. If it ends before the commit, rb_claim's RB_ERR_FULL or
+/* Claim, copy in, commit, wait, copy out, release. The timeout limits all of that. If
+ * it ends before the commit, rb_claim's RB_ERR_FULL or
  * RB_ERR_TIMEOUT with *request 0; if it ends later, RB_ERR_TIMEOUT with *request set:
  * go on with rb_wait and rb_collect, or rb_release. */
 RB_API int rb_infer(rb_client client, uint32_t rows, const void *const *inputs, const uint64_t *input_bytes,
-	void *const *outputs, const uint64_t *output_bytes, int64_t timeout, int64_t slice, uint64_t *request);
+	void *const *outputs, const uint64_t *output_bytes, int64_t expires, int64_t timeout, uint64_t *request);
 
 /* The first half: claim without waiting (RB_ERR_FULL), copy in, commit. With
  * RB_HOLD rb_commit_all commits it later. */
 #define RB_HOLD 2u
-RB_API int rb_submit(rb_client client, uint32_t rows, const void *const *inputs, const uint64_t *input_bytes, int64_t timeout,
+RB_API int rb_submit(rb_client client, uint32_t rows, const void *const *inputs, const uint64_t *input_bytes, int64_t expires,
 	uint32_t flags, uint64_t *request);
 
 /* The second half: copy out and release; a failed request is released, and its status
@@ -434,7 +419,7 @@ RB_API int rb_sequence_request(rb_client client, uint64_t sequence, const uint32
 /* rb_infer for a step. *request is set once the step was sent, whatever the result: after
  * RB_ERR_TIMEOUT go on with rb_wait and rb_collect, or rb_release. */
 RB_API int rb_step(rb_client client, uint64_t sequence, const void *const *inputs, const uint64_t *input_bytes,
-	void *const *outputs, const uint64_t *output_bytes, int64_t timeout, int64_t slice, uint64_t *request);
+	void *const *outputs, const uint64_t *output_bytes, int64_t expires, int64_t timeout, uint64_t *request);
 /* The same with arguments in a structure, without sizes; its rows and flags are not used. */
 RB_API int rb_step_prepared(rb_inference *inference, uint64_t sequence);
 
@@ -490,7 +475,7 @@ typedef struct rb_worker_options {
 	const char *socket;
 	const char *name;
 	const char *gpu;          /* for statistics */
-	int64_t timeout;          /* of attaching; 0: 10 s */
+	int64_t patience;         /* how long to try to attach; 0: 10 s, negative: no limit */
 	uint32_t weight;          /* share of the work relative to other workers; 0: 1 */
 	uint32_t pad_to;          /* pad every batch to that many rows; 0: no */
 	uint32_t pad_preferred;   /* 1: pad to the next preferred size */
@@ -510,7 +495,7 @@ typedef struct rb_worker_options {
 	/* What the worker computes. Beside workers of another version it is refused, RB_ERR_INVALID, unless the broker has
 	 * started them all: their answers would mix. Workers without a version (NULL) join each other; "any" joins all. */
 	const char *version;
-	uint32_t wait;            /* 1: wait for timeout for a broker that is not there yet */
+	uint32_t wait;            /* 1: also wait for a broker that is not there yet */
 } rb_worker_options;
 
 /* signature: inputs, "->", outputs, each name:dtype[dims] and separated by
@@ -559,7 +544,7 @@ typedef struct rb_batch {
 	const uint32_t *slot;                     /* rows long: the slot of each row */
 	const rb_run *run;                        /* runs long */
 	uint32_t place;                           /* the library's own */
-	uint32_t ragged;                          /* 1: each request has its own sizes (rb_batch_row, rb_batch_shape) */
+	uint32_t ragged;                          /* 1: each request has its own sizes (rb_batch_row) */
 	/* Rows long; NULL if the model has no state. Bit 0: the half that the row's step reads. Bit 1: fresh, that half
 	 * counts as zero. The library has zeroed it, except in device memory. */
 	const uint8_t *step;
@@ -615,14 +600,8 @@ RB_API int rb_batch_pack(const rb_batch *batch, uint32_t k, void *to, uint64_t b
  * dims are set; RB_ERR_SHAPE if the output cannot hold a row. */
 RB_API int rb_batch_unpack(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes);
 
-/* The true shape of request i's rows in the k-th input: rank numbers. */
-RB_API int rb_batch_shape(const rb_batch *batch, uint32_t i, uint32_t k, uint64_t shape[RB_MAX_RANK]);
-
-/* The actual sizes, 0 included, of the variable dimensions of request i's
- * outputs, in order, for all its rows; without it they are the maximum. */
-RB_API int rb_batch_set_output_dims(rb_batch *batch, uint32_t i, const uint32_t *dims, uint32_t ndims);
-
-/* The same for one row of the batch. */
+/* The actual sizes, 0 included, of the variable dimensions of one row's outputs, in
+ * order; without it they are the maximum. */
 RB_API int rb_batch_set_row_dims(rb_batch *batch, uint32_t row, const uint32_t *dims, uint32_t ndims);
 
 /* Ends request i alone, with RB_ERR_FAILED and the first 1024 bytes of this text. */
@@ -651,72 +630,6 @@ RB_API int rb_batch_waiting(const rb_batch *batch, uint32_t i);
  * rb_batch_set_state). A call that fails writes nothing. Rows of size 0 need no call.
  * rb_worker_map turns the check off: that worker may write rows by their addresses. */
 RB_API int rb_batch_complete(rb_batch *batch);
-
-/* The version of the weights that made the answers of this batch, 0 if none: its
- * clients see it. */
-RB_API int rb_batch_set_version(rb_batch *batch, uint32_t version);
-
-/* ---- live weights ------------------------------------------------------- */
-
-/* A publisher, one for each model, writes versions of a model's tensors into shared
- * memory; workers follow. Each batch runs with one version. docs/weights.md. */
-typedef uint64_t rb_publisher; /* 0 is none */
-typedef uint64_t rb_follower;  /* 0 is none */
-
-/* tensors: name:dtype[dims], with blanks between them; all in host memory, or all in the
- * memory of one GPU ("w:f32[4]@device:0"), where followers on that GPU read them.
- * RB_ERR_BUSY if another process publishes the weights of this model; RB_ERR_UNKNOWN_MODEL
- * or RB_ERR_NO_WORKER if no worker follows. With options->wait, the call waits for a broker
- * and a worker. The publisher is the caller's until rb_publish_close. A worker that
- * publishes, a learner, sets run_once: else a batch that fails may be learned twice. */
-RB_API int rb_publish_open(const char *model, const char *tensors, const rb_connect_options *options, rb_publisher *publisher);
-/* The k-th tensor; its offset counts from the buffer of rb_publish_begin. */
-RB_API int rb_publish_tensor(rb_publisher publisher, uint32_t k, rb_tensor *tensor);
-/* The device memory of the weights, as of rb_map_device. */
-RB_API int rb_publish_device(rb_publisher publisher, rb_device *device);
-/* A buffer that no worker reads, to write until rb_publish_commit. It has bytes of an older
- * version. In device memory it is a device pointer, and the GPU must have written all of it
- * before rb_publish_commit. RB_ERR_FULL if until the timeout slow workers read all buffers
- * but those of the last two good versions. */
-RB_API int rb_publish_begin(rb_publisher publisher, int64_t timeout, void **buffer);
-/* Makes the buffer the current version. A request that is committed after this call is
- * answered with this version or a later one. Without a broker the version is published
- * when there is one (rb_publish_check). RB_ERR_INVALID after version 4294967295. */
-RB_API int rb_publish_commit(rb_publisher publisher, uint32_t *version);
-/* The latest version of this publisher that was withdrawn, because a worker could not load
- * it or by hand; 0: none. reason gets at most room bytes of text; it may be NULL. */
-RB_API int rb_publish_withdrawn(rb_publisher publisher, uint32_t *version, char *reason, uint32_t room);
-/* After a restart of the broker: attaches again, and publishes the last version once more.
- * rb_publish_begin and rb_publish_commit do so, too. */
-RB_API int rb_publish_check(rb_publisher publisher);
-/* Workers keep the last version. */
-RB_API int rb_publish_close(rb_publisher publisher);
-
-/* With options->wait, the call waits for the first version. Without options->device, weights
- * in device memory are refused. */
-RB_API int rb_follow_open(const char *model, const rb_connect_options *options, rb_follower *follower);
-/* RB_ERR_INVALID for the k after the last. */
-RB_API int rb_follow_tensor(rb_follower follower, uint32_t k, rb_tensor *tensor);
-RB_API int rb_follow_device(rb_follower follower, rb_device *device);
-/* Before a batch: the version in force and its buffer, which no publisher writes until
- * rb_follow_exit. While other threads have an older version, the call waits for their exit.
- * If *changed is 1, load the version, then call rb_follow_loaded or rb_follow_refuse. In
- * device memory, the GPU must have read the buffer before rb_follow_exit. If no version is
- * in force: RB_ERR_FAILED, and *version is what was loaded last, or 0 if that was withdrawn.
- *
- * After a restart of the broker the follower keeps its weights, and attaches again in this
- * call, which takes 2 ms longer then, at most every 100 ms. */
-RB_API int rb_follow_enter(rb_follower follower, uint32_t *version, const void **buffer, uint32_t *changed);
-RB_API int rb_follow_loaded(rb_follower follower);
-/* The version cannot be loaded: withdraws it, and is the exit. The next rb_follow_enter has the
- * version before; RB_ERR_FAILED with the reason if there is none. */
-RB_API int rb_follow_refuse(rb_follower follower, const char *reason);
-RB_API int rb_follow_exit(rb_follower follower);
-/* Buffers are invalid afterwards. No thread may be between enter and exit. */
-RB_API int rb_follow_close(rb_follower follower);
-
-/* The version that answered an ended request; 0 if it failed, or the model has none. */
-RB_API int rb_request_version(rb_client client, uint64_t request, uint32_t *version);
 
 /* ---- statistics -------------------------------------------------------- */
 

@@ -95,9 +95,12 @@ def go_text(text: str) -> list[str]:
 
 def c_reference() -> str:
     header = (ROOT / "cbindings" / "ringbatch.h").read_text()
+    for more in "weights", "cuda":
+        text = (ROOT / "cbindings" / f"ringbatch_{more}.h").read_text()
+        header += f"\n/* ---- ringbatch_{more}.h ---- */\n" + text.split('extern "C" {\n#endif', 1)[1]
     head, *sections = re.split(r"^/\* -{2,} (.+?) -{2,} \*/$", header, flags=re.M)
     comment = re.search(r"/\*\n(.*?)\*/", head, re.S)
-    intro = "The header `cbindings/ringbatch.h`, which is the contract. [The guide](../c-abi.md) says how to build with it."
+    intro = "The headers `cbindings/ringbatch*.h`, which are the contract. [The guide](../c-abi.md) says how to build with it."
     out = ["# C reference", "", intro, ""]
     out += ["```text", textwrap.dedent(re.sub(r"^ \* ?", "", comment.group(1), flags=re.M)).strip() if comment else "", "```", ""]
     for title, body in zip(sections[::2], sections[1::2]):

@@ -69,14 +69,13 @@ class BuildNative(build_py):
         self._library(native / "libringbatch.so")
         self._extension(native.parent / EXTENSION)
         self._go(native / "ringbatch", "./cmd/ringbatch")
-        shutil.copy(REPOSITORY / "cbindings" / "ringbatch.h", native)
+        for header in (REPOSITORY / "cbindings").glob("ringbatch*.h"):
+            shutil.copy(header, native)
         self.progress.say("built")
 
     def _library(self, out: Path) -> None:
         self.progress.say("C library")
-        version = VERSION.read_text(encoding="utf-8").strip()
-        self._cc(out, f'-DRB_VERSION="{version}"',
-            *sorted(str(c.relative_to(REPOSITORY)) for c in (REPOSITORY / "cbindings" / "src").glob("*.c")))
+        self._cc(out, *sorted(str(c.relative_to(REPOSITORY)) for c in (REPOSITORY / "cbindings" / "src").glob("*.c")))
 
     def _extension(self, out: Path) -> None:
         """Builds one extension for every CPython from 3.9 on (the limited API)."""

@@ -18,7 +18,7 @@ static void use(rb_taken *b, uint8_t choice)
 	uint8_t buffer[4096];
 	rb_view v;
 	void *data;
-	uint64_t bytes, shape[RB_MAX_RANK];
+	uint64_t bytes;
 	for (int side = 0; side < 2; side++)
 		for (uint32_t k = 0; k < 2; k++) {
 			for (uint32_t i = 0; i < b->shown.runs; i++)
@@ -31,9 +31,7 @@ static void use(rb_taken *b, uint8_t choice)
 	rb_batch_scatter(&b->shown, 0, buffer, sizeof buffer);
 	for (uint32_t i = 0; i <= b->shown.requests; i++) {
 		uint32_t dims[] = {choice % 9, 2};
-		rb_batch_shape(&b->shown, i, 0, shape);
-		rb_batch_set_output_dims(&b->shown, i, dims, choice % 2 + 1);
-		rb_batch_set_row_dims(&b->shown, i, dims, 1);
+		rb_batch_set_row_dims(&b->shown, i, dims, choice % 2 + 1);
 		if (choice & 4)
 			rb_batch_fail(&b->shown, i, "no");
 	}

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Attaching, for clients and workers: call the broker, receive the segments and
- * check everything. Numbers are checked against one another before memory is touched.
+ * A session of a client or a worker, from the call of the broker to the end: attaching receives
+ * the segments and checks everything, numbers against one another before memory is touched.
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -208,14 +209,13 @@ static int check_clock(const rb_reply *p, int64_t asked)
 			  "they are in different time namespaces; start both in one", (clock - now) / SECOND);
 }
 
-/* Maps the device memory and closes the descriptor. */
-static int open_device(rb_session *s, const rb_reply *p, int fd)
+int rb_open_device(rb_device *d, int fd, uint64_t bytes, const char *gpu, uint32_t gpu_bytes)
 {
-	char gpu[RB_GPU_BYTES] = "";
-	int status = p->gpu_bytes < sizeof gpu ? RB_OK : rb_malformed("gpu");
+	char uuid[RB_GPU_BYTES] = "";
+	int status = gpu_bytes < sizeof uuid ? RB_OK : rb_malformed("gpu");
 	if (!status) {
-		memcpy(gpu, p->gpu ? p->gpu : "", p->gpu_bytes);
-		status = rb_device_import(&s->device, fd, p->device_size, gpu);
+		memcpy(uuid, gpu ? gpu : "", gpu_bytes);
+		status = rb_device_import(d, fd, bytes, uuid);
 	}
 	close(fd);
 	return status;
@@ -234,7 +234,7 @@ static int open_session(rb_frame *f, const rb_reply *p, rb_session *s, bool work
 		return status;
 	rb_tensor *fit = realloc(s->layout.tensor, rb_tensors(&s->layout) * sizeof(rb_tensor));
 	s->layout.tensor = fit ? fit : s->layout.tensor;
-	if (p->device_size && (status = open_device(s, p, f->fds[--f->nfds])))
+	if (p->device_size && (status = rb_open_device(&s->device, f->fds[--f->nfds], p->device_size, p->gpu, p->gpu_bytes)))
 		return status;
 	s->doorbell = f->fds[--f->nfds];
 	if ((status = check_doorbell(s->doorbell)))
@@ -260,6 +260,63 @@ static int open_session(rb_frame *f, const rb_reply *p, rb_session *s, bool work
 	s->board = rb_board_at(&s->layout, s->board_segment.at);
 	return RB_OK;
 }
+
+/* ---- the end of a session -------------------------------------------------------- */
+
+bool rb_session_judge(rb_session *s, short events)
+{
+	if (events & POLLIN) /* the byte stays where it is */
+		s->again = true;
+	return events & ~POLLIN;
+}
+
+bool rb_session_gone(rb_session *s)
+{
+	struct pollfd p = {.fd = s->socket, .events = s->again ? POLLRDHUP : POLLRDHUP | POLLIN};
+	return p.fd < 0 || (poll(&p, 1, 0) > 0 && rb_session_judge(s, p.revents));
+}
+
+/* The broker leases the slots again as soon as it sees the end: the GPU must have stopped writing to them. */
+void rb_session_hang_up(rb_session *s)
+{
+	rb_device_synchronize(&s->device);
+	int fd = atomic_exchange(&s->socket, -1);
+	if (fd >= 0)
+		rb_hang_up(fd, s->owner);
+}
+
+void rb_session_leave(rb_session *s)
+{
+	rb_device_synchronize(&s->device);
+	rb_say_goodbye(s->socket, s->owner);
+	rb_session_hang_up(s);
+}
+
+static void free_session(rb_session *s)
+{
+	rb_layout_free(&s->layout);
+	for (int i = 0; i < (int)RB_DIMS; i++) {
+		free(s->bucket[i]);
+		s->bucket[i] = NULL;
+		s->buckets[i] = 0;
+	}
+	free(s->notes);
+	s->notes = NULL;
+}
+
+void rb_session_close(rb_session *s)
+{
+	rb_session_hang_up(s);
+	rb_close_fd(&s->doorbell);
+	if (s->device.base)
+		rb_device_close(&s->device);
+	rb_segment_close(&s->planes);
+	rb_segment_close(&s->board_segment);
+	rb_segment_close(&s->words);
+	free_session(s);
+}
+
+/* ---- the reply ------------------------------------------------------------------- */
 
 int rb_attach_end(rb_attach *a, int64_t deadline, rb_session *s, bool *interrupted)
 {

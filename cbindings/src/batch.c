@@ -156,46 +156,19 @@ static int row(rb_taken *b, int side, uint32_t k, uint32_t i, void **data, uint6
 	return RB_OK;
 }
 
-static int shape(rb_taken *b, uint32_t i, uint32_t k, uint64_t out[RB_MAX_RANK])
-{
-	const rb_tensor *t;
-	const uint32_t *dims;
-	int status = column(b, RB_INPUT, k, &t, &dims);
-	if (!status)
-		status = request_of(b, i);
-	if (status)
-		return status;
-	dims = b->member[i].dims + (dims - b->shown.dims);
-	for (uint32_t j = 0; j < t->rank; j++)
-		out[j] = t->variable >> j & 1 ? *dims++ : t->shape[j];
-	return RB_OK;
-}
-
-/* Sets the sizes of some rows' outputs. */
-static int set_dims(rb_taken *b, uint32_t first, uint32_t rows, const uint32_t *dims, uint32_t ndims)
-{
-	const rb_layout *l = &b->worker->session.layout;
-	if (ndims != l->dims[RB_OUTPUT])
-		return rb_explain(RB_ERR_SHAPE, "the outputs have %u variable dimensions, %u sizes were given", l->dims[RB_OUTPUT], ndims);
-	for (uint32_t i = 0; i < ndims; i++)
-		if (dims[i] > l->most[RB_OUTPUT][i])
-			return rb_explain(RB_ERR_SHAPE, "variable output dimension %u is 0..%u, got %u", i, l->most[RB_OUTPUT][i], dims[i]);
-	for (uint32_t j = 0; ndims && j < rows; j++)
-		memcpy(b->dims[first + j], dims, ndims * sizeof *dims);
-	return RB_OK;
-}
-
-static int set_output_dims(rb_taken *b, uint32_t i, const uint32_t *dims, uint32_t ndims)
-{
-	int status = request_of(b, i);
-	return status ? status : set_dims(b, b->member[i].row, b->member[i].rows, dims, ndims);
-}
-
 static int set_row_dims(rb_taken *b, uint32_t i, const uint32_t *dims, uint32_t ndims)
 {
+	const rb_layout *l = &b->worker->session.layout;
 	if (i >= b->shown.rows)
 		return rb_explain(RB_ERR_ROWS, "row %u of a batch of %u", i, b->shown.rows);
-	return set_dims(b, i, 1, dims, ndims);
+	if (ndims != l->dims[RB_OUTPUT])
+		return rb_explain(RB_ERR_SHAPE, "the outputs have %u variable dimensions, %u sizes were given", l->dims[RB_OUTPUT], ndims);
+	for (uint32_t j = 0; j < ndims; j++)
+		if (dims[j] > l->most[RB_OUTPUT][j])
+			return rb_explain(RB_ERR_SHAPE, "variable output dimension %u is 0..%u, got %u", j, l->most[RB_OUTPUT][j], dims[j]);
+	if (ndims)
+		memcpy(b->dims[i], dims, ndims * sizeof *dims);
+	return RB_OK;
 }
 
 /* Whether a request can end with it. */
@@ -379,13 +352,6 @@ int rb_batch_run(const rb_batch *batch, int side, uint32_t k, uint32_t i, rb_vie
 int rb_batch_row(const rb_batch *batch, int side, uint32_t k, uint32_t i, void **data, uint64_t *bytes)
 {
 	WITH(data && bytes, batch, row(b, side, k, i, data, bytes));
-}
-
-int rb_batch_shape(const rb_batch *batch, uint32_t i, uint32_t k, uint64_t out[RB_MAX_RANK]) { WITH(out, batch, shape(b, i, k, out)); }
-
-int rb_batch_set_output_dims(rb_batch *batch, uint32_t i, const uint32_t *dims, uint32_t ndims)
-{
-	WITH(dims || !ndims, batch, set_output_dims(b, i, dims, ndims));
 }
 
 int rb_batch_set_row_dims(rb_batch *batch, uint32_t i, const uint32_t *dims, uint32_t ndims)

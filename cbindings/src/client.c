@@ -15,12 +15,6 @@ static bool worth_waiting(int status)
 	       status == RB_ERR_NO_WORKER; /* no worker has allocated the device memory yet */
 }
 
-static void pause_for(int64_t ns)
-{
-	struct timespec t = {ns / SECOND, ns % SECOND};
-	nanosleep(&t, NULL);
-}
-
 static void free_conn(rb_conn *c)
 {
 	while (c->links) {
@@ -37,7 +31,7 @@ static void free_conn(rb_conn *c)
 
 static int first_attach(rb_conn *c, int64_t timeout, bool wait)
 {
-	int64_t start = rb_now(), until = rb_until(timeout, start), delay = RB_FIRST_RETRY;
+	int64_t start = rb_now(), until = rb_until(timeout, start), backoff = 0;
 	int last = RB_OK;
 	char text[512];
 	rb_link *l;
@@ -71,10 +65,8 @@ static int first_attach(rb_conn *c, int64_t timeout, bool wait)
 			return status;
 		last = status;
 		snprintf(text, sizeof text, "%s", rb_error());
-		if (rb_now() + delay >= until)
+		if (!rb_back_off(&backoff, until))
 			return rb_fail(last, "%s (%s)", text, rb_status_text(RB_ERR_TIMEOUT));
-		pause_for(delay);
-		delay = rb_min(2 * delay, RB_LAST_RETRY);
 	}
 }
 
@@ -82,9 +74,10 @@ int rb_connect(const char *model, const rb_connect_options *given, rb_client *cl
 {
 	if (!model || !client)
 		return rb_missing();
-	if (given && given->size != sizeof *given)
-		return rb_explain(RB_ERR_VERSION, "rb_connect_options.size is %u, expected %zu", given->size, sizeof *given);
-	rb_connect_options o = given ? *given : (rb_connect_options){0};
+	rb_connect_options o;
+	int status = rb_copy_options(&o, given, sizeof o);
+	if (status)
+		return status;
 	if (o.window > RB_GO_MAX_SLOTS)
 		return rb_explain(RB_ERR_INVALID, "window of %u slots, must be 1..%d", o.window, (int)RB_GO_MAX_SLOTS);
 	rb_watch_forks();
@@ -94,15 +87,14 @@ int rb_connect(const char *model, const rb_connect_options *given, rb_client *cl
 	c->notify_fd = -1;
 	c->poke_fd = -1;
 	c->pending.fd = -1;
-	c->delay = RB_FIRST_RETRY;
 	c->window_wanted = o.window;
 	c->device = o.device;
 	c->model = strdup(model);
 	c->name = strdup(o.name ? o.name : "");
 	pthread_mutex_init(&c->mu, NULL);
-	int status = c->model && c->name ? rb_socket_path(o.socket, c->socket, sizeof c->socket) : rb_say(RB_ERR_NO_MEMORY);
+	status = c->model && c->name ? rb_socket_path(o.socket, c->socket, sizeof c->socket) : rb_say(RB_ERR_NO_MEMORY);
 	if (!status)
-		status = first_attach(c, o.timeout ? o.timeout : RB_CALL_TIMEOUT, o.wait);
+		status = first_attach(c, o.patience ? o.patience : RB_CALL_TIMEOUT, o.wait);
 	if (!status && !(*client = rb_table_put(&rb_clients, c))) {
 		rb_link_drop(c->live);
 		status = rb_say(RB_ERR_NO_MEMORY);

@@ -25,7 +25,6 @@ typedef struct rb_seq rb_seq;
 
 typedef struct rb_slot {
 	_Atomic uint32_t handle; /* +1 at every claim and release: a stale number no longer matches */
-	_Atomic uint32_t wake;   /* a follower sleeps here, see waiting.c */
 	uint8_t state, status;   /* the status once ended */
 	int8_t level;
 	uint16_t cost; /* of one row; 0: by its size */
@@ -81,19 +80,14 @@ typedef struct rb_link {
 	_Atomic bool streams_are_long[2]; /* the last stream was not worth waiting for: with one request, with several */
 
 	/* waiting.c */
-	bool leading;
+	bool leading;      /* a thread does */
+	bool idle;         /* the leader polls descriptors: nothing is under way */
 	bool spin_pays;    /* the last leader waited for less than SPIN; the leader's */
 	int64_t spin_rest; /* no spin before this time; the leader's */
-	uint64_t *follow; /* bitmap of slots with a follower */
-	uint32_t followers;
-	_Atomic uint64_t parked; /* odd while the leader is parked; +1 at each change */
-
-	/* notify.c */
-	uint64_t *watched; /* bitmap of slots */
+	struct rb_waiter *waiting; /* threads that do not lead */
+	_Atomic uint64_t parked;   /* odd while the leader is parked; +1 at each change */
+	uint64_t *watched; /* bitmap of slots whose end rings the notifier */
 	uint32_t nwatched;
-	uint32_t reapers_waiting; /* for the lead, on turn: the reaper, and threads in rb_reap_wait */
-	bool reaper_idle;         /* the reaper polls its descriptors: nothing is under way */
-	_Atomic uint32_t turn;
 } rb_link;
 
 struct rb_conn {
@@ -119,7 +113,7 @@ struct rb_conn {
 	rb_layout layout;   /* likewise; tensors only */
 	bool attaching;     /* a thread is attaching, and uses pending */
 	rb_attach pending;
-	int64_t next_try, delay;
+	int64_t next_try, backoff;
 	int64_t unbegun;    /* since when no try could send its request; 0 if the last one could */
 	int why;            /* status of the last try to attach again; 0 while there is a link */
 	char why_text[512];
@@ -133,27 +127,13 @@ struct rb_conn {
 	_Atomic bool closing;
 };
 
-/* wake.c; "mu": the caller holds mu */
-void rb_link_wake_ended(rb_link *l);     /* wakes followers, and rings the notifier, for requests that have ended */
-void rb_link_wake_followers(rb_link *l); /* all of them: the link is dead */
-void rb_link_kick(rb_link *l);           /* makes a parked leader look around */
-void rb_link_resign(rb_link *l);
-void rb_link_promote(rb_link *l);                /* mu: without a leader, wakes a follower to take the lead */
-void rb_link_pass_turn(rb_link *l);              /* mu: wakes every thread that waits for the lead in notify.c */
-void rb_link_unfollow(rb_link *l, uint32_t at);  /* mu */
-bool rb_link_any_over(const rb_link *l);         /* mu: a watched request has ended */
-void rb_link_ring_notifier(rb_link *l);          /* mu: rings if a watched request has ended */
-void rb_link_wake_reaper(rb_link *l);            /* mu */
-void rb_link_watch(rb_link *l, uint32_t at);     /* mu; before the commit */
-void rb_link_unwatch(rb_link *l, uint32_t at);   /* mu */
-
 /* conn.c */
-#define RB_FIRST_RETRY (5 * MILLISECOND) /* pause between tries to attach; doubles each time */
-#define RB_LAST_RETRY (500 * MILLISECOND)
 /* The present link, held; NULL if there is none. */
 rb_link *rb_conn_live(rb_conn *c, int64_t now);
 /* The same, attaching again if need be, for at most until the deadline. */
 int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool *interrupted);
+/* A link for a claim, which follows the broker's request to attach again. */
+int rb_conn_hold(rb_conn *c, int64_t until, bool may_wait, int64_t now, rb_link **link, bool *interrupted);
 /* Attaches again at the broker's request, for at most `patience`, while the caller's link goes on. True if the client has
  * another link afterwards, or none. */
 bool rb_conn_follow(rb_conn *c, rb_link *held, int64_t patience, bool *interrupted);
@@ -165,7 +145,7 @@ int rb_conn_attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupt
 void rb_conn_changed(rb_conn *c); /* live or final has changed */
 void rb_conn_look_at_left(rb_conn *c); /* wakes the reaper for links that the client has left */
 
-/* link.c */
+/* link.c; "mu": the caller holds mu */
 rb_link *rb_link_new(rb_conn *c, rb_session *s, int *status); /* takes the session over */
 void rb_link_free(rb_link *l);
 bool rb_link_hold(rb_link *l); /* false: it is unmapped already */
@@ -180,6 +160,22 @@ bool rb_link_push(rb_link *l, const rb_commit_entry *e, bool *ring); /* the call
 bool rb_link_ended(rb_link *l, uint32_t at);
 /* Checks now and then whether a request's stream has failed. */
 void rb_link_check_stream(rb_link *l, uint32_t at, int64_t now);
+/* A thread that waits; on its stack. */
+typedef struct rb_waiter {
+	struct rb_waiter *next;
+	uint32_t at; /* the slot of its request; RB_WATCHES: all watched ones */
+	bool reaper; /* it is the library's thread */
+	bool listed;
+	_Atomic uint32_t wake; /* a futex */
+	int64_t start, until;
+} rb_waiter;
+#define RB_WATCHES UINT32_MAX
+void rb_waiter_wake(rb_waiter **at);      /* mu: takes it off the list; it looks again */
+void rb_link_wake_waiting(rb_link *l);    /* mu: all of them */
+void rb_link_wake_idle(rb_link *l);       /* mu: an idle leader looks around */
+void rb_link_stir(rb_link *l);            /* every thread that waits in the link looks again */
+void rb_link_watch(rb_link *l, uint32_t at);   /* mu; before the commit */
+void rb_link_unwatch(rb_link *l, uint32_t at); /* mu */
 static inline bool rb_link_recorded(const rb_link *l)
 {
 	return l->record && atomic_load_explicit(&l->record->recording, memory_order_relaxed);
@@ -233,11 +229,14 @@ int rb_req_find(rb_conn *c, uint64_t id, rb_req *r);
 #define RB_LINK_MASK ((1u << (64 - RB_HANDLE_BITS - RB_SLOT_BITS)) - 1)
 #endif
 uint64_t rb_req_id(const rb_req *r);
+rb_request rb_req_shown(const rb_req *r);
 int rb_req_claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_req *r);
 /* Claims slots that a sequence will keep. from: the attachment that they must be of, or NULL. */
 int rb_req_claim_kept(rb_conn *c, rb_link *from, uint32_t rows, int64_t timeout, rb_req *r);
+/* Whether these are sizes of the inputs. */
+int rb_link_check_dims(const rb_link *l, const uint32_t *dims, uint32_t ndims);
 /* Makes a request of slots that the client has. */
-int rb_req_begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t start, int64_t now, rb_req *r);
+void rb_req_begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, int64_t start, int64_t now, rb_req *r);
 int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, uint32_t flags);
 /* Finds requests by their numbers and commits them with a function. */
 typedef int (*rb_committer)(rb_conn *c, const rb_req *r, uint32_t count, uint32_t flags, const void *how);
@@ -309,22 +308,29 @@ void rb_seqs_free(rb_conn *c);
 typedef struct rb_claimer {
 	struct rb_claimer *next;
 	uint32_t rows, at;
+	bool kept;                 /* a sequence will keep the slots */
+	bool stays;                /* they must be of this attachment */
+	bool interrupted;          /* a signal's handler ran */
+	int64_t now, start, until; /* start: since when it waits; 0: it does not */
 	int64_t joined;
 	int64_t short_since; /* free slots are there but too few, while it is first; 0: not yet */
 	bool polls;          /* it looks again each millisecond */
 	_Atomic uint32_t wake; /* a futex; odd: the slots from `at` are its own */
 } rb_claimer;
-/* Takes slots, or joins the line: false. */
-bool rb_link_claim(rb_link *l, rb_claimer *w, int64_t now);
-/* Sleeps, for at most so long, while w has to wait in line; true if it is served. */
-bool rb_link_await_turn(rb_link *l, rb_claimer *w, int64_t most, bool *interrupted);
-bool rb_link_leave_line(rb_link *l, rb_claimer *w, int64_t now); /* true: it was served before */
+void rb_link_wake_claims(rb_link *l); /* mu: all look again; link.c */
+enum { RB_SERVED = 1, RB_LOOK = 2 };                /* added to wake */
+void rb_claimer_wake(rb_claimer *w, uint32_t add);
+/* Takes slots, or waits in line for them. RB_LOOK_AGAIN: the client has another link, or is to look for one. */
+int rb_link_claim(rb_link *l, rb_claimer *w);
+#define RB_LOOK_AGAIN (-2)
 void rb_link_give_back(rb_link *l, uint32_t at, uint32_t rows);  /* mu */
 void rb_link_serve(rb_link *l);    /* mu: takes slots for the claimers */
-void rb_link_wake_claims(rb_link *l); /* mu: they look again */
 
 /* waiting.c */
 int rb_link_await(rb_link *l, uint32_t at, int64_t until);
+/* Wakes waiters and rings the notifier while this is the client's link: the reaper until then, a thread in rb_reap_wait until
+ * a watched request has ended. Returns `until`, or earlier after a signal. */
+int64_t rb_link_await_watched(rb_link *l, bool reaper, int64_t until);
 
 /* How long a leader spins before it parks; as Go's shm.LeastSpin. */
 #define SPIN (50 * MICROSECOND)

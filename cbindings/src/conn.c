@@ -8,16 +8,6 @@
 
 #define LOOK_EVERY (5 * MILLISECOND) /* a claim checks the socket at most this often */
 
-static bool same_tensors(const rb_layout *a, const rb_layout *b)
-{
-	if (a->inputs != b->inputs || a->outputs != b->outputs || a->states != b->states)
-		return false;
-	for (uint32_t k = 0; k < rb_tensors(a); k++)
-		if (!rb_same_tensor(&a->tensor[k], &b->tensor[k]))
-			return false;
-	return true;
-}
-
 /* Attaches, or goes on attaching: RB_ERR_TIMEOUT if there is no reply yet. Only the thread that set `attaching` calls it. */
 int rb_conn_attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupted)
 {
@@ -42,7 +32,7 @@ int rb_conn_attach(rb_conn *c, int64_t deadline, rb_link **link, bool *interrupt
 	}
 	if (!status)
 		status = rb_attach_end(&c->pending, deadline, &s, interrupted);
-	if (!status && c->attached && !same_tensors(&s.layout, &c->layout)) {
+	if (!status && c->attached && !rb_same_tensors(&s.layout, &c->layout)) {
 		rb_session_close(&s);
 		status = rb_explain(RB_ERR_SIGNATURE_MISMATCH, "%s is not what it was when this client connected", c->model);
 	}
@@ -140,12 +130,11 @@ static void end_attach(rb_conn *c, int status, rb_link *l)
 		rb_link_drop(l);
 		rb_link_free(l);
 	} else if (!status) {
-		c->delay = RB_FIRST_RETRY;
+		c->backoff = 0;
 	} else if (status != RB_ERR_TIMEOUT || (c->pending.fd < 0 && rb_now() - c->unbegun > RB_CALL_TIMEOUT)) {
 		snprintf(c->why_text, sizeof c->why_text, "%s", rb_error());
 		c->why = status;
-		c->next_try = rb_now() + c->delay;
-		c->delay = rb_min(2 * c->delay, RB_LAST_RETRY);
+		c->next_try = rb_now() + rb_backoff(&c->backoff);
 		if (status == RB_ERR_SIGNATURE_MISMATCH)
 			leave(c, NULL);
 	}
@@ -174,12 +163,7 @@ bool rb_conn_follow(rb_conn *c, rb_link *held, int64_t patience, bool *interrupt
 	try_attach(c, rb_later(now, patience), interrupted);
 	if (c->live == held)
 		return false;
-	pthread_mutex_lock(&held->mu); /* the reaper moves to the other link */
-	rb_link_wake_reaper(held);
-	if (held->reapers_waiting)
-		rb_link_pass_turn(held);
-	pthread_mutex_unlock(&held->mu);
-	rb_link_kick(held);
+	rb_link_stir(held); /* the reaper and claims move to the other link */
 	return true;
 }
 
@@ -241,13 +225,28 @@ int rb_conn_link(rb_conn *c, int64_t until, bool may_wait, rb_link **link, bool 
 	}
 }
 
+#define FOLLOW_WAIT (100 * MILLISECOND) /* for attaching again at the broker's request; the next claim goes on */
+
+int rb_conn_hold(rb_conn *c, int64_t until, bool may_wait, int64_t now, rb_link **link, bool *interrupted)
+{
+	for (;;) {
+		int status = (*link = rb_conn_live(c, now)) ? RB_OK : rb_conn_link(c, until, may_wait, link, interrupted);
+		/* A caller that does not wait leaves it to the reaper, if there is one. */
+		if (status || !(*link)->session.again || (!may_wait && c->reaping))
+			return status;
+		if (!rb_conn_follow(c, *link, rb_min(FOLLOW_WAIT, rb_max(until - now, MILLISECOND)), interrupted))
+			return RB_OK;
+		rb_link_drop(*link);
+	}
+}
+
 void rb_conn_look_at_left(rb_conn *c)
 {
 	rb_link *l = c->live;
 	c->left = true;
 	rb_eventfd_ring(c->poke_fd); /* the reaper may be idle */
 	if (l && rb_link_hold(l)) {
-		rb_link_kick(l);
+		rb_link_stir(l);
 		rb_link_drop(l);
 	}
 }

@@ -6,6 +6,7 @@
 #include "internal.h"
 
 #define MESSAGE_BYTES 2048
+#define MOST_OPTIONS 4096 /* bytes of a struct; a larger size was not set */
 
 /*
  * Each thread's buffer for the text of an error, made at its first error. Not
@@ -118,6 +119,31 @@ int rb_missing(void) { return rb_explain(RB_ERR_INVALID, "a pointer that this fu
 int rb_check_flags(uint32_t flags, uint32_t all)
 {
 	return flags & ~all ? rb_explain(RB_ERR_INVALID, "flags %#x", flags & ~all) : RB_OK;
+}
+
+int rb_copy_options(void *options, const void *given, uint32_t bytes)
+{
+	uint32_t size = given ? *(const uint32_t *)given : 0;
+	memset(options, 0, bytes);
+	if (given && (size < sizeof size || size > MOST_OPTIONS))
+		return rb_explain(RB_ERR_VERSION, "a struct of options has size %u: set it to sizeof", size);
+	for (uint32_t i = bytes; i < size; i++)
+		if (((const uint8_t *)given)[i])
+			return rb_explain(RB_ERR_VERSION, "an option beyond the %u bytes that this library knows is set", bytes);
+	if (given)
+		memcpy(options, given, size < bytes ? size : bytes);
+	return RB_OK;
+}
+
+int rb_give_device(rb_device *to, const rb_device *from)
+{
+	uint32_t size = to->size;
+	if (size < sizeof size || size > MOST_OPTIONS)
+		return rb_explain(RB_ERR_VERSION, "rb_device.size is %u: set it to sizeof", size);
+	memset(to, 0, size);
+	memcpy(to, from, size < sizeof *from ? size : sizeof *from);
+	to->size = size;
+	return RB_OK;
 }
 
 int rb_abi_version(void) { return RB_ABI_VERSION; }

@@ -60,7 +60,7 @@ static void follow_broker(rb_weights *w)
 	if (w->pending.fd < 0) {
 		if (!rb_weights_gone(w->live) || now < w->next_try)
 			return;
-		w->next_try = now + RB_WEIGHTS_RETRY;
+		w->next_try = now + rb_backoff(&w->backoff);
 		status = rb_weights_begin(w, now + REPLY_WAIT, -1, NULL);
 		w->pending.deadline = INT64_MAX;
 		patience = REPLY_WAIT / MILLISECOND;
@@ -163,7 +163,7 @@ static int await_version(const rb_weights *w, int64_t until, bool wait)
 			return RB_ERR_BROKER_GONE;
 		if (!wait || rb_now() >= until)
 			return rb_fail(RB_ERR_TIMEOUT, "no version of the weights of \"%s\" was published yet", w->model);
-		rb_weights_pause(MILLISECOND);
+		rb_sleep(MILLISECOND);
 	}
 	return RB_OK;
 }
@@ -172,12 +172,15 @@ int rb_follow_open(const char *model, const rb_connect_options *options, rb_foll
 {
 	if (!model || !follower)
 		return rb_missing();
-	for (int64_t until = rb_weights_until(options);;) {
+	rb_connect_options o;
+	int status = rb_copy_options(&o, options, sizeof o);
+	for (int64_t until = rb_weights_until(&o);;) {
 		rb_weights *w;
-		int status = rb_weights_open(model, NULL, options, &w, until);
+		if (!status)
+			status = rb_weights_open(model, NULL, &o, &w, until);
 		if (status)
 			return status;
-		status = await_version(w, until, options && options->wait);
+		status = await_version(w, until, o.wait);
 		if (!status)
 			return rb_weights_handle(&rb_followers, w, follower);
 		rb_weights_free(w);

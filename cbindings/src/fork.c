@@ -40,6 +40,7 @@ void rb_link_in_child(void *link)
 	l->parents = true;
 	l->dead = true;
 	l->line = NULL;
+	l->waiting = NULL;
 }
 
 void rb_worker_in_child(void *worker)

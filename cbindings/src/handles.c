@@ -124,15 +124,12 @@ int rb_map_device(uint64_t id, rb_device *device)
 {
 	if (!device)
 		return rb_missing();
-	if (device->size != sizeof *device)
-		return rb_explain(RB_ERR_VERSION, "rb_device.size is %u, expected %zu", device->size, sizeof *device);
 	rb_entry *e = rb_table_enter(&rb_maps, id);
 	if (!e)
 		return no_map();
-	*device = ((map *)e->value)->device;
-	device->size = sizeof *device;
+	int status = rb_give_device(device, &((map *)e->value)->device);
 	rb_table_leave(e);
-	return RB_OK;
+	return status;
 }
 
 int rb_map_release(uint64_t id)

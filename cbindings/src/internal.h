@@ -5,10 +5,10 @@
  *   shm.h shm.c        shm: words, rings, bells, clock
  *   tensor.c layout.c  tensor, shm/layout: signatures, where everything lies
  *   segment.c cgroup.c shm/segment, shm/populate, internal/cgroup
- *   msgpack.c control.c socket.c reply.h reply.c   internal/control: messages, frames, descriptors
+ *   msgpack.c control.c reply.h reply.c   internal/control: messages, frames, descriptors
  *   policy.c           policy: its texts on the wire
- *   attach.c session.c device.c stats.c   internal/attach: call the broker, check everything, map it
- *   wake.c link.c conn.c waiting.c request.c views.c sequence.c infer.c stream.c notify.c client.c   client
+ *   attach.c device.c stats.c   internal/attach: call the broker, check everything, map it
+ *   link.c conn.c line.c waiting.c request.c views.c sequence.c infer.c stream.c notify.c client.c   client
  *   gather.c taken.c worker.c batch.c   worker
  *   weights.h weights.c publisher.c follower.c   publishers and followers of live weights
  *   handles.c fork.c error.c status.c   handles, forks and errors of the C library
@@ -21,8 +21,10 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/types.h>
+#include <time.h>
 
-#include "../ringbatch.h"
+#include "../ringbatch_cuda.h"
+#include "../ringbatch_weights.h"
 #include "shm.h"
 
 #define SECOND INT64_C(1000000000)
@@ -77,7 +79,7 @@ size_t rb_format_tensor(const rb_tensor *t, char *to, size_t room);
 int rb_parse_signature(const char *text, rb_layout *l);
 /* Checks the tensors of l and computes the places. */
 int rb_layout_place(rb_layout *l, uint32_t slots, uint32_t max_batch);
-bool rb_same_tensor(const rb_tensor *a, const rb_tensor *b);
+bool rb_same_tensors(const rb_layout *a, const rb_layout *b);
 /* For the ring of a pipeline, or of a model with state, after rb_layout_place: the tensors of l are some of these planes. */
 int rb_layout_among(rb_layout *l, rb_tensor *plane, uint32_t planes);
 void rb_layout_free(rb_layout *l);
@@ -212,6 +214,8 @@ int rb_device_clear(const rb_device *d, uint64_t at, uint64_t bytes);
 int rb_device_copy(const rb_device *d, const void *to, const void *from, uint64_t bytes);
 /* Unmaps device memory; in a host function later. */
 void rb_device_close(rb_device *d);
+/* Maps the memory of a broker's reply and closes the descriptor. */
+int rb_open_device(rb_device *d, int fd, uint64_t bytes, const char *gpu, uint32_t gpu_bytes);
 /* Whether the stream has done all its work; asks until then. */
 bool rb_device_idle(const rb_device *d, void *stream, int64_t until);
 /* Runs f on a driver thread after the stream's work so far. f calls rb_device_host_function(true) first and (false) last:
@@ -283,11 +287,13 @@ bool rb_session_gone(rb_session *s);
 /* The same, from the result of a poll for POLLRDHUP and POLLIN. */
 bool rb_session_judge(rb_session *s, short events);
 void rb_session_hang_up(rb_session *s);
-/* Hangs up and waits until the broker has ended the session, for LEAVE_TIME at most. */
+/* Hangs up and waits until the broker has ended the session. */
 void rb_session_leave(rb_session *s);
 /* Hangs up and unmaps. */
 void rb_session_close(rb_session *s);
 void rb_close_fd(_Atomic int *fd);
+/* Waits until the broker has ended a connection, for a second at most. */
+void rb_say_goodbye(int fd, pid_t owner);
 /* Ends a connection, with every copy of a forked child. Any process but the owner only closes its descriptor. */
 void rb_hang_up(int fd, pid_t owner);
 
@@ -338,6 +344,11 @@ void rb_watch_forks(void);
 int rb_map_new(rb_map *out, const rb_session *s, uint32_t attachment, void *owner, void (*release)(void *owner),
 	void (*in_child)(void *owner));
 
+/* Copies a caller's struct of options, which begins with its size and may be NULL; what the caller's lacks is 0. Refuses
+ * fields that are set and that this library lacks. */
+int rb_copy_options(void *options, const void *given, uint32_t bytes);
+/* Copies to a caller's struct that says its size: the fields that it has. */
+int rb_give_device(rb_device *to, const rb_device *from);
 /* Refuses other flags than these. */
 int rb_check_flags(uint32_t flags, uint32_t all);
 
@@ -351,6 +362,29 @@ int rb_check_flags(uint32_t flags, uint32_t all);
 static inline int64_t rb_interrupted(int64_t until, int64_t start)
 {
 	return until == INT64_MAX ? until : rb_min(until, start + INTERRUPTED_AFTER);
+}
+
+static inline void rb_sleep(int64_t ns) { nanosleep(&(struct timespec){ns / SECOND, ns % SECOND}, NULL); }
+
+/*
+ * The pause before another try to attach: 5 ms, then twice the one before, at most 500 ms,
+ * less up to a quarter so that the peers of a broker that has started do not come all at once.
+ * *backoff begins with 0.
+ */
+static inline int64_t rb_backoff(int64_t *backoff)
+{
+	*backoff = *backoff ? rb_min(2 * *backoff, 500 * MILLISECOND) : 5 * MILLISECOND;
+	return *backoff - rb_now() % (*backoff / 4);
+}
+
+/* Sleeps before another try; false if that would take until `until`. */
+static inline bool rb_back_off(int64_t *backoff, int64_t until)
+{
+	int64_t pause = rb_backoff(backoff);
+	if (rb_now() >= until - pause)
+		return false;
+	rb_sleep(pause);
+	return true;
 }
 
 /* A caller's timeout as a point in time; negative means never. */

@@ -72,11 +72,19 @@ static int place_planes(rb_layout *l, rb_tensor *t, uint32_t count)
 	return RB_OK;
 }
 
-bool rb_same_tensor(const rb_tensor *a, const rb_tensor *b)
+static bool same_tensor(const rb_tensor *a, const rb_tensor *b)
 {
 	char x[1024], y[1024];
 	size_t n = rb_format_tensor(a, x, sizeof x);
 	return n == rb_format_tensor(b, y, sizeof y) && !memcmp(x, y, rb_min((int64_t)n, sizeof x - 1));
+}
+
+bool rb_same_tensors(const rb_layout *a, const rb_layout *b)
+{
+	bool same = a->inputs == b->inputs && a->outputs == b->outputs && a->states == b->states;
+	for (uint32_t k = 0; same && k < rb_tensors(a); k++)
+		same = same_tensor(&a->tensor[k], &b->tensor[k]);
+	return same;
 }
 
 static const rb_tensor step_words = {.name = "@step", .dtype = RB_U8, .rank = 1, .shape = {RB_STEP_BYTES}};
@@ -84,7 +92,7 @@ static const rb_tensor step_words = {.name = "@step", .dtype = RB_U8, .rank = 1,
 static int find_plane(const rb_tensor *plane, uint32_t planes, const rb_tensor *t, uint64_t *offset)
 {
 	for (uint32_t i = 0; i < planes; i++)
-		if (rb_same_tensor(&plane[i], t)) {
+		if (same_tensor(&plane[i], t)) {
 			*offset = plane[i].offset;
 			return RB_OK;
 		}

@@ -71,7 +71,6 @@ static bool take(rb_link *l, uint32_t rows, uint32_t *at)
 }
 
 #define HOLD_STEP (10 * MILLISECOND)
-enum { SERVED = 1, LOOK = 2 }; /* added to rb_claimer.wake */
 
 /*
  * Whether claimers behind the first wait for it, although fewer rows would fit. By turns it
@@ -87,13 +86,6 @@ static bool holds_up(rb_claimer *first, int64_t now)
 
 static bool served(const rb_claimer *w) { return w->wake % 2; }
 
-/* Wakes a claimer to look again, or because it was served. It may leave at the new value: then the wake-up meets nothing. */
-static void wake(rb_claimer *w, uint32_t add)
-{
-	atomic_fetch_add(&w->wake, add);
-	rb_futex_wake(&w->wake, 1, true);
-}
-
 /* A claimer may be served without a wake-up: when the first one's turn to hold up the others is over, or when a worker is
  * done with abandoned slots. */
 static bool may_change(const rb_link *l) { return l->nfree || l->nabandoned; }
@@ -106,7 +98,7 @@ void rb_link_serve(rb_link *l)
 	for (rb_claimer **at = &l->line, *w = *at; w && l->nfree; w = *at) {
 		if (take(l, w->rows, &w->at)) {
 			*at = w->next;
-			wake(w, SERVED);
+			rb_claimer_wake(w, RB_SERVED);
 		} else if (w == l->line && holds_up(w, rb_now())) {
 			break;
 		} else {
@@ -114,19 +106,13 @@ void rb_link_serve(rb_link *l)
 		}
 	}
 	if (l->line && !l->line->polls && may_change(l))
-		wake(l->line, LOOK);
+		rb_claimer_wake(l->line, RB_LOOK);
 }
 
 void rb_link_give_back(rb_link *l, uint32_t at, uint32_t rows)
 {
 	set_free(l, at, rows);
 	rb_link_serve(l);
-}
-
-void rb_link_wake_claims(rb_link *l)
-{
-	for (rb_claimer *w = l->line; w; w = w->next)
-		wake(w, LOOK);
 }
 
 /* The last claim of this thread that gave up. Waits that are cut into slices, as Python's are, keep their place. */
@@ -159,12 +145,13 @@ static void leave(rb_link *l, const rb_claimer *w, int64_t now)
 	*at = w->next;
 }
 
-bool rb_link_claim(rb_link *l, rb_claimer *w, int64_t now)
+/* Takes slots, or joins the line: false. */
+static bool take_or_join(rb_link *l, rb_claimer *w)
 {
 	pthread_mutex_lock(&l->mu);
 	bool taken = !l->line && take(l, w->rows, &w->at);
 	if (!taken) {
-		join(l, w, now);
+		join(l, w, w->now);
 		rb_link_serve(l);
 		taken = served(w);
 	}
@@ -172,7 +159,8 @@ bool rb_link_claim(rb_link *l, rb_claimer *w, int64_t now)
 	return taken;
 }
 
-bool rb_link_await_turn(rb_link *l, rb_claimer *w, int64_t most, bool *interrupted)
+/* Sleeps while w has to wait; true if it is served. */
+static bool await_turn(rb_link *l, rb_claimer *w)
 {
 	pthread_mutex_lock(&l->mu);
 	uint32_t seen = w->wake;
@@ -180,7 +168,7 @@ bool rb_link_await_turn(rb_link *l, rb_claimer *w, int64_t most, bool *interrupt
 	w->polls = l->line == w && may_change(l);
 	pthread_mutex_unlock(&l->mu);
 	if (wait)
-		*interrupted |= rb_futex_wait(&w->wake, seen, rb_min(most, w->polls ? MILLISECOND : PARK_SLICE), true) == EINTR;
+		w->interrupted |= rb_futex_wait(&w->wake, seen, rb_min(w->until - w->now, w->polls ? MILLISECOND : PARK_SLICE), true) == EINTR;
 	if (served(w))
 		return true;
 	pthread_mutex_lock(&l->mu);
@@ -189,13 +177,46 @@ bool rb_link_await_turn(rb_link *l, rb_claimer *w, int64_t most, bool *interrupt
 	return served(w);
 }
 
-bool rb_link_leave_line(rb_link *l, rb_claimer *w, int64_t now)
+/* False if the sequences of the client have the slots that a plain request would need. */
+static bool has_room(rb_link *l, const rb_claimer *w)
 {
 	pthread_mutex_lock(&l->mu);
+	bool room = w->kept || w->rows <= l->window - l->nkept;
+	pthread_mutex_unlock(&l->mu);
+	return room;
+}
+
+/* Waits in line until w is served, late, or without hope here. */
+static bool wait_in_line(rb_link *l, rb_claimer *w)
+{
+	bool again = false;
+	while (!again && w->now < w->until && !l->dead && (w->stays || l->client->live == l) && has_room(l, w)) {
+		w->start = w->start ? w->start : w->now;
+		bool mine = await_turn(l, w);
+		w->now = rb_now();
+		if (w->interrupted)
+			w->until = rb_interrupted(w->until, w->start);
+		if (mine)
+			return true;
+		if (rb_link_lost(l, w->now, PARK_SLICE / 2))
+			rb_conn_lost(l->client, l);
+		again = !w->stays && l->session.again;
+	}
+	pthread_mutex_lock(&l->mu);
 	if (!served(w)) {
-		leave(l, w, now);
+		leave(l, w, w->now);
 		rb_link_serve(l);
 	}
 	pthread_mutex_unlock(&l->mu);
 	return served(w);
+}
+
+int rb_link_claim(rb_link *l, rb_claimer *w)
+{
+	if (take_or_join(l, w) || wait_in_line(l, w))
+		return RB_OK;
+	if (!has_room(l, w))
+		return rb_explain(RB_ERR_ROWS, "this client's sequences keep %u of its %u slots, so a request has at most %u rows: close some, or "
+			"connect with a larger window", l->nkept, l->window, l->window - l->nkept);
+	return w->now >= w->until ? rb_say(RB_ERR_FULL) : RB_LOOK_AGAIN;
 }

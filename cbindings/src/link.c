@@ -1,7 +1,86 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* One attachment of a client: its life, and waking the threads that wait in it. client.h describes the functions. */
 #include <string.h>
+#include <unistd.h>
 
 #include "client.h"
+
+/* ---- waking ------------------------------------------------------------------ */
+
+void rb_waiter_wake(rb_waiter **at)
+{
+	rb_waiter *w = *at; /* it leaves only with mu */
+	*at = w->next;
+	w->listed = false;
+	atomic_fetch_add(&w->wake, 1);
+	rb_futex_wake(&w->wake, 1, true);
+}
+
+void rb_link_wake_waiting(rb_link *l)
+{
+	while (l->waiting)
+		rb_waiter_wake(&l->waiting);
+}
+
+/* It may leave at the new value: then the wake-up meets nothing. */
+void rb_claimer_wake(rb_claimer *w, uint32_t add)
+{
+	atomic_fetch_add(&w->wake, add);
+	rb_futex_wake(&w->wake, 1, true);
+}
+
+void rb_link_wake_claims(rb_link *l)
+{
+	for (rb_claimer *w = l->line; w; w = w->next)
+		rb_claimer_wake(w, RB_LOOK);
+}
+
+void rb_link_wake_idle(rb_link *l)
+{
+	if (l->idle) {
+		l->idle = false;
+		rb_eventfd_ring(l->client->poke_fd);
+	}
+}
+
+/* A futex wake before the wait is lost, hence the loop; it ends as soon as the leader has moved. */
+static void kick(rb_link *l)
+{
+	uint64_t p = l->parked;
+	while (p % 2 == 1 && l->parked == p) {
+		rb_futex_wake(&l->session.board.bells[l->first].count, INT32_MAX, false);
+		usleep(20);
+	}
+}
+
+void rb_link_stir(rb_link *l)
+{
+	pthread_mutex_lock(&l->mu);
+	rb_link_wake_claims(l);
+	rb_link_wake_idle(l);
+	rb_link_wake_waiting(l);
+	if (l->dead && l->nwatched)
+		rb_eventfd_ring(l->client->notify_fd);
+	pthread_mutex_unlock(&l->mu);
+	kick(l);
+}
+
+void rb_link_watch(rb_link *l, uint32_t at)
+{
+	SET_BIT(l->watched, at);
+	l->nwatched++;
+	rb_link_wake_idle(l);
+}
+
+void rb_link_unwatch(rb_link *l, uint32_t at)
+{
+	if (l->nwatched && BIT(l->watched, at)) {
+		CLEAR_BIT(l->watched, at);
+		l->nwatched--;
+	}
+}
+
+/* ---- life -------------------------------------------------------------------- */
 
 rb_link *rb_link_new(rb_conn *c, rb_session *s, int *status)
 {
@@ -14,10 +93,9 @@ rb_link *rb_link_new(rb_conn *c, rb_session *s, int *status)
 		l->gens = calloc(n, sizeof *l->gens);
 		l->abandoned = calloc(n, sizeof *l->abandoned);
 		l->free = calloc(words, 8);
-		l->follow = calloc(words, 8);
 		l->watched = calloc(words, 8);
 	}
-	if (!l || !l->slots || !l->gens || !l->abandoned || !l->free || !l->follow || !l->watched)
+	if (!l || !l->slots || !l->gens || !l->abandoned || !l->free || !l->watched)
 		*status = rb_say(RB_ERR_NO_MEMORY);
 	/* Touch the window's pages now: a refusal is an error here, not a SIGBUS later, and no request pays for page faults. */
 	for (uint32_t k = 0; k < tensors; k++) {
@@ -63,7 +141,6 @@ void rb_link_free(rb_link *l)
 	free(l->gens);
 	free(l->abandoned);
 	free(l->free);
-	free(l->follow);
 	free(l->watched);
 	free(l);
 }
@@ -105,14 +182,7 @@ int rb_link_map(rb_link *l, rb_map *out)
 void rb_link_fail(rb_link *l)
 {
 	l->dead = true;
-	pthread_mutex_lock(&l->mu);
-	rb_link_wake_claims(l);
-	rb_link_wake_reaper(l);
-	if (l->nwatched)
-		rb_eventfd_ring(l->client->notify_fd);
-	pthread_mutex_unlock(&l->mu);
-	rb_link_kick(l);
-	rb_link_wake_followers(l);
+	rb_link_stir(l);
 }
 
 bool rb_link_lost(rb_link *l, int64_t now, int64_t every)

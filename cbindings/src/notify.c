@@ -13,6 +13,7 @@
  * restart of the broker it also attaches again. A program that has a thread
  * for this calls rb_reap_wait instead, and the library starts none.
  */
+#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
@@ -20,144 +21,6 @@
 #include <unistd.h>
 
 #include "client.h"
-
-/* Waits until another thread passes the turn, or for ns. The caller holds mu. */
-static void await_turn(rb_link *l, int64_t ns)
-{
-	uint32_t seen = l->turn;
-	pthread_mutex_unlock(&l->mu);
-	rb_futex_wait(&l->turn, seen, rb_min(ns, SECOND), true);
-	pthread_mutex_lock(&l->mu);
-}
-
-/* Waits for the leader to resign while the client has this link; false if the caller does not lead. A thread in
- * rb_reap_wait gives up at `until`, when a watched request has ended, or when there is a reaper. */
-static bool take_lead(rb_conn *c, rb_link *l, bool reaper, int64_t until)
-{
-	pthread_mutex_lock(&l->mu);
-	l->reapers_waiting++;
-	for (int64_t now = rb_now(); l->leading && c->live == l; now = rb_now()) {
-		if (!reaper && (c->reaping || now >= until || rb_link_any_over(l)))
-			break;
-		await_turn(l, until - now);
-	}
-	l->reapers_waiting--;
-	bool lead = !l->leading;
-	l->leading = true;
-	if (reaper && l->reapers_waiting)
-		rb_link_pass_turn(l); /* threads in rb_reap_wait stop waiting for the lead */
-	pthread_mutex_unlock(&l->mu);
-	return lead;
-}
-
-/* Sleeps while nothing is under way. Not on the bell: another process could steal the wake-up. */
-static bool idle(rb_conn *c, rb_link *l, int64_t left)
-{
-	if (l->session.again) /* the client is to attach again now */
-		return false;
-	pthread_mutex_lock(&l->mu);
-	l->reaper_idle = l->nwatched + l->followers == 0 && !l->dead && !c->closing;
-	bool sleep = l->reaper_idle;
-	pthread_mutex_unlock(&l->mu);
-	if (!sleep)
-		return false;
-	/* POLLIN even if another thread has just seen that the client is to attach again. */
-	struct pollfd p[2] = {{.fd = c->poke_fd, .events = POLLIN}, {.fd = l->session.socket, .events = POLLRDHUP | POLLIN}};
-	poll(p, 2, (int)(rb_min(left, 3600 * SECOND) / MILLISECOND));
-	uint64_t count;
-	if (p[0].revents && read(p[0].fd, &count, sizeof count) < 0) { /* another thread has read it */
-	}
-	pthread_mutex_lock(&l->mu);
-	l->reaper_idle = false;
-	pthread_mutex_unlock(&l->mu);
-	if (rb_session_judge(&l->session, p[1].revents))
-		rb_conn_lost(c, l);
-	return true;
-}
-
-/* Checks the requests of links that the client has left: these have no leader. True if any is still watched;
- * *over if one has ended. */
-static bool look_at_left(rb_conn *c, rb_link *present, bool *over)
-{
-	bool watched = false;
-	if (!c->left)
-		return false;
-	c->left = false; /* before the check: a thread that leaves a link meanwhile sets it again */
-	for (rb_link *l = c->links; l; l = l->next) {
-		if (l == present || l->parents || !rb_link_hold(l))
-			continue;
-		if (rb_link_lost(l, rb_now(), PARK_SLICE))
-			rb_conn_lost(c, l);
-		pthread_mutex_lock(&l->mu);
-		watched |= l->nwatched > 0;
-		*over |= rb_link_any_over(l);
-		rb_link_ring_notifier(l);
-		pthread_mutex_unlock(&l->mu);
-		rb_link_drop(l);
-	}
-	if (watched)
-		c->left = true;
-	return watched;
-}
-
-/* One check by a leader: the bell's count before it, and how long the leader may sleep. */
-typedef struct look {
-	uint32_t seen;
-	int64_t slice;
-	bool over; /* a watched request has ended */
-} look;
-
-static bool leads(rb_conn *c, rb_link *l) { return !l->dead && !c->closing && c->live == l; }
-
-/* Wakes every waiter whose request has ended; false if the client has another link now. */
-static bool look_around(rb_conn *c, rb_link *l, look *k)
-{
-	bool interrupted = false;
-	*k = (look){.seen = l->session.board.bells[l->first].count, .slice = PARK_SLICE};
-	if (l->session.again && rb_conn_follow(c, l, MILLISECOND, &interrupted))
-		return false;
-	rb_link_wake_ended(l);
-	if (look_at_left(c, l, &k->over))
-		k->slice = MILLISECOND;
-	return true;
-}
-
-/* Parks until the bell rings, or for a slice; true if the bell stayed silent. */
-static bool park(rb_conn *c, rb_link *l, const look *k)
-{
-	_Atomic uint32_t *bell = &l->session.board.bells[l->first].count;
-	int64_t parked = rb_now();
-	atomic_fetch_add(&l->parked, 1);
-	if (!l->dead && !c->closing) /* as in lead */
-		rb_futex_wait(bell, k->seen, k->slice, false);
-	atomic_fetch_add(&l->parked, 1);
-	l->woke = rb_now();
-	bool slept = l->woke - parked >= k->slice;
-	if (slept && rb_session_gone(&l->session))
-		rb_conn_lost(c, l);
-	return slept && *bell == k->seen;
-}
-
-/* The reaper leads while the link lives; a thread in rb_reap_wait until `until`, or until a watched request has ended. */
-static void lead(rb_conn *c, rb_link *l, bool reaper, int64_t until)
-{
-	look k;
-	if (!take_lead(c, l, reaper, until))
-		return;
-	for (bool quiet = false; leads(c, l) && look_around(c, l, &k);) {
-		int64_t left = until - rb_now();
-		if (!reaper) {
-			pthread_mutex_lock(&l->mu);
-			k.over |= rb_link_any_over(l);
-			pthread_mutex_unlock(&l->mu);
-			if (left <= 0 || k.over)
-				break;
-			k.slice = rb_min(k.slice, left);
-		}
-		quiet = quiet && idle(c, l, left) ? false : park(c, l, &k);
-	}
-	rb_link_resign(l);
-}
 
 static void *reap(void *conn)
 {
@@ -168,7 +31,7 @@ static void *reap(void *conn)
 		bool interrupted = false;
 		uint32_t seen = c->change;
 		if (rb_conn_link(c, rb_later(rb_now(), SECOND), true, &l, &interrupted) == RB_OK) {
-			lead(c, l, true, INT64_MAX);
+			rb_link_await_watched(l, true, INT64_MAX);
 			rb_link_drop(l);
 		} else if (!c->closing) {
 			rb_futex_wait(&c->change, seen, PARK_SLICE, true);
@@ -268,21 +131,23 @@ static int reap_now(rb_conn *c, uint64_t *requests, uint32_t max, uint32_t *coun
 	return status;
 }
 
-/* Waits until a request may have ended: in the reaper's place, or for the reaper if there is one. */
-static void watch(rb_conn *c, int64_t until, int64_t now)
+/* Waits until a request may have ended: in the reaper's place, or for the reaper if there is one. Returns `until`, or earlier
+ * after a signal. */
+static int64_t watch(rb_conn *c, int64_t start, int64_t until, int64_t now)
 {
 	rb_link *l;
 	bool interrupted = false;
 	uint32_t seen = c->change;
 	if (c->reaping) {
 		struct pollfd p = {.fd = c->notify_fd, .events = POLLIN};
-		poll(&p, 1, (int)(rb_min(until - now, 50 * MILLISECOND) / MILLISECOND));
+		interrupted = poll(&p, 1, (int)(rb_min(until - now, 50 * MILLISECOND) / MILLISECOND)) < 0;
 	} else if (rb_conn_link(c, rb_min(until, now + SECOND), true, &l, &interrupted) == RB_OK) {
-		lead(c, l, false, until);
+		until = rb_link_await_watched(l, false, until);
 		rb_link_drop(l);
 	} else {
-		rb_futex_wait(&c->change, seen, rb_max(1, rb_min(until - now, PARK_SLICE)), true);
+		interrupted |= rb_futex_wait(&c->change, seen, rb_max(1, rb_min(until - now, PARK_SLICE)), true) == EINTR;
 	}
+	return interrupted ? rb_interrupted(until, start) : until;
 }
 
 static int reap_wait(rb_conn *c, int64_t timeout, uint64_t *requests, uint32_t max, uint32_t *count)
@@ -291,7 +156,7 @@ static int reap_wait(rb_conn *c, int64_t timeout, uint64_t *requests, uint32_t m
 	int status = open_notifier(c);
 	pthread_mutex_unlock(&c->mu);
 	*count = 0;
-	for (int64_t now = rb_now(), until = rb_until(timeout, now); !status; now = rb_now()) {
+	for (int64_t now = rb_now(), start = now, until = rb_until(timeout, now); !status; now = rb_now()) {
 		if (c->final != RB_ERR_CLOSED)
 			reap_all(c, requests, max, count);
 		if (*count || now >= until)
@@ -299,7 +164,7 @@ static int reap_wait(rb_conn *c, int64_t timeout, uint64_t *requests, uint32_t m
 		if (c->final)
 			status = rb_say(c->final);
 		else
-			watch(c, until, now);
+			until = watch(c, start, until, now);
 	}
 	return status;
 }

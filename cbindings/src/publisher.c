@@ -93,7 +93,7 @@ static int check(rb_weights *w)
 		return RB_OK;
 	if (now < w->next_try)
 		return rb_fail(w->why, "%s", w->why_text);
-	w->next_try = now + RB_WEIGHTS_RETRY;
+	w->next_try = now + rb_backoff(&w->backoff);
 	int status = rb_weights_begin(w, now + PUBLISHER_WAIT, -1, NULL);
 	if (!status)
 		status = rb_weights_end(w, now + PUBLISHER_WAIT);
@@ -129,7 +129,7 @@ static int begin(rb_weights *w, int64_t timeout, void **buffer)
 		if (rb_now() >= until)
 			return full(w);
 		pthread_mutex_unlock(&w->mu);
-		rb_weights_pause(PAUSE);
+		rb_sleep(PAUSE);
 		pthread_mutex_lock(&w->mu);
 	}
 }
@@ -174,7 +174,10 @@ int rb_publish_open(const char *model, const char *tensors, const rb_connect_opt
 	rb_weights *w;
 	if (!model || !tensors || !publisher)
 		return rb_missing();
-	int status = rb_weights_open(model, tensors, options, &w, rb_weights_until(options));
+	rb_connect_options o;
+	int status = rb_copy_options(&o, options, sizeof o);
+	if (!status)
+		status = rb_weights_open(model, tensors, &o, &w, rb_weights_until(&o));
 	if (status)
 		return status;
 	w->earlier = last_refused(w->live);

@@ -9,7 +9,6 @@
  *
  * link is the attachment's number; slots are counted from the window's first.
  */
-#include <errno.h>
 #include <string.h>
 
 #include "client.h"
@@ -17,7 +16,6 @@
 _Static_assert(1 << RB_SLOT_BITS >= RB_GO_MAX_SLOTS, "a window's slots fit");
 
 #define DEFAULT_LEVEL (-1)
-#define FOLLOW_WAIT (100 * MILLISECOND) /* for attaching again at the broker's request; the next claim goes on */
 
 uint64_t rb_req_id(const rb_req *r)
 {
@@ -38,6 +36,12 @@ int rb_req_find(rb_conn *c, uint64_t id, rb_req *r)
 	return rb_say(RB_ERR_RELEASED);
 }
 
+rb_request rb_req_shown(const rb_req *r)
+{
+	return (rb_request){.id = rb_req_id(r), .base = r->link->session.planes.at, .slot = r->link->first + r->at,
+			    .rows = rb_req_slot(r)->rows, .attachment = r->link->number};
+}
+
 /* ---- claim -------------------------------------------------------------------- */
 
 static int bad_rows(rb_conn *c, uint32_t rows)
@@ -47,15 +51,14 @@ static int bad_rows(rb_conn *c, uint32_t rows)
 	return rb_explain(RB_ERR_ROWS, "a request has 1..%u rows (this client's window), got %u", c->window, rows);
 }
 
-static int set_dims(const rb_layout *l, rb_slot *s, const uint32_t *dims, uint32_t ndims)
+int rb_link_check_dims(const rb_link *l, const uint32_t *dims, uint32_t ndims)
 {
-	if (ndims != l->dims[RB_INPUT])
-		return rb_explain(RB_ERR_SHAPE, "the inputs have %u variable dimensions, %u sizes were given", l->dims[RB_INPUT], ndims);
-	for (uint32_t i = 0; i < ndims; i++) {
-		if (dims[i] > l->most[RB_INPUT][i])
-			return rb_explain(RB_ERR_SHAPE, "variable input dimension %u is 0..%u, got %u", i, l->most[RB_INPUT][i], dims[i]);
-		s->dims[i] = dims[i];
-	}
+	const rb_layout *of = &l->session.layout;
+	if (ndims != of->dims[RB_INPUT])
+		return rb_explain(RB_ERR_SHAPE, "the inputs have %u variable dimensions, %u sizes were given", of->dims[RB_INPUT], ndims);
+	for (uint32_t i = 0; i < ndims; i++)
+		if (dims[i] > of->most[RB_INPUT][i])
+			return rb_explain(RB_ERR_SHAPE, "variable input dimension %u is 0..%u, got %u", i, of->most[RB_INPUT][i], dims[i]);
 	return RB_OK;
 }
 
@@ -86,12 +89,11 @@ static void clear_padding(const rb_req *r)
 			memset(rb_req_rows(r, &l->tensor[k]), 0, s->rows * l->tensor[k].stride);
 }
 
-int rb_req_begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t start, int64_t now, rb_req *r)
+void rb_req_begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, int64_t start, int64_t now, rb_req *r)
 {
 	rb_slot *s = &l->slots[at];
-	int status = ndims || l->session.layout.dims[RB_INPUT] ? set_dims(&l->session.layout, s, dims, ndims) : RB_OK;
-	if (status)
-		return status;
+	for (uint32_t i = 0; i < l->session.layout.dims[RB_INPUT]; i++)
+		s->dims[i] = dims[i];
 	s->state = RB_SLOT_CLAIMED;
 	s->rows = rows;
 	s->level = DEFAULT_LEVEL;
@@ -106,88 +108,35 @@ int rb_req_begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, u
 	for (uint32_t i = 0; l->session.layout.states && i < rows; i++)
 		*rb_link_step(l, at + i) = RB_STEP_FRESH;
 	clear_padding(r);
-	return RB_OK;
-}
-
-/* Makes a request of the slots that were just taken. */
-static int begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t start, int64_t now, rb_req *r)
-{
-	l->slots[at].sequence = NULL;
-	int status = rb_req_begin(l, at, rows, dims, ndims, start, now, r);
-	if (status) {
-		pthread_mutex_lock(&l->mu);
-		rb_link_give_back(l, at, rows);
-		pthread_mutex_unlock(&l->mu);
-		rb_link_drop(l);
-	}
-	return status;
-}
-
-static int all_kept(const rb_link *l)
-{
-	return rb_explain(RB_ERR_ROWS, "this client's sequences keep %u of its %u slots, so a request has at most %u rows: close some, or "
-		"connect with a larger window", l->nkept, l->window, l->window - l->nkept);
-}
-
-/* False if the sequences of the client have the slots that a plain request would need. */
-static bool has_room(rb_link *l, uint32_t rows, bool kept)
-{
-	pthread_mutex_lock(&l->mu);
-	bool room = kept || rows <= l->window - l->nkept;
-	pthread_mutex_unlock(&l->mu);
-	return room;
-}
-
-/* Waits for slots; false if there are none before `until`, or never, or if the client has another link or is to look for one. */
-static bool wait_in_line(rb_link *l, bool stays, bool kept, rb_claimer *w, int64_t *now, int64_t *until, int64_t *start, bool *interrupted)
-{
-	bool served = false, again = false;
-	while (!served && !again && *now < *until && !l->dead && (stays || l->client->live == l) && has_room(l, w->rows, kept)) {
-		*start = *start ? *start : *now;
-		served = rb_link_await_turn(l, w, *until - *now, interrupted);
-		*now = rb_now();
-		if (*interrupted)
-			*until = rb_interrupted(*until, *start);
-		if (!served && rb_link_lost(l, *now, PARK_SLICE / 2))
-			rb_conn_lost(l->client, l);
-		again = !stays && l->session.again;
-	}
-	return served || rb_link_leave_line(l, w, *now);
 }
 
 /* from: as in rb_req_claim_kept. kept: for a sequence. */
 static int claim_from(rb_conn *c, rb_link *from, bool kept, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout,
 	rb_req *r)
 {
-	int64_t now = rb_now(), until = rb_until(timeout, now), start = 0;
-	bool interrupted = false;
-	rb_link *l;
-	rb_claimer w = {.rows = rows};
+	rb_claimer w = {.rows = rows, .kept = kept, .stays = from, .now = rb_now()};
+	w.until = rb_until(timeout, w.now);
 	if (rows < 1 || rows > c->window || rows > c->max_batch)
 		return bad_rows(c, rows);
-	for (;;) {
-		if (from && (from->dead || !rb_link_hold(from)))
-			return rb_say(RB_ERR_STATE_LOST);
-		if (!(l = from ? from : rb_conn_live(c, now))) {
-			int status = rb_conn_link(c, until, timeout != 0, &l, &interrupted);
-			if (status)
-				return status;
-		}
-		/* A caller that does not wait leaves it to the reaper, if there is one. */
-		int64_t patience = rb_min(FOLLOW_WAIT, rb_max(until - now, MILLISECOND));
-		if (!from && l->session.again && (timeout || !c->reaping) && rb_conn_follow(c, l, patience, &interrupted)) {
-			rb_link_drop(l);
-			continue;
-		}
-		if (rows > l->window || rows > l->session.max_rows) { /* a restarted broker may have other limits */
-			rb_link_drop(l);
-			return bad_rows(c, rows);
-		}
-		if (rb_link_claim(l, &w, now) || wait_in_line(l, from, kept, &w, &now, &until, &start, &interrupted))
-			return begin(l, w.at, rows, dims, ndims, start, now, r);
-		int status = !has_room(l, rows, kept) ? all_kept(l) : now >= until ? rb_say(RB_ERR_FULL) : RB_OK;
-		rb_link_drop(l);
+	for (int status;;) {
+		rb_link *l = from;
+		if (from)
+			status = !from->dead && rb_link_hold(from) ? RB_OK : rb_say(RB_ERR_STATE_LOST);
+		else
+			status = rb_conn_hold(c, w.until, timeout != 0, w.now, &l, &w.interrupted);
 		if (status)
+			return status;
+		if (rows > l->window || rows > l->session.max_rows) /* a restarted broker may have other limits */
+			status = bad_rows(c, rows);
+		else if (!(status = rb_link_check_dims(l, dims, ndims)))
+			status = rb_link_claim(l, &w);
+		if (!status) {
+			l->slots[w.at].sequence = NULL;
+			rb_req_begin(l, w.at, rows, dims, w.start, w.now, r);
+			return RB_OK;
+		}
+		rb_link_drop(l);
+		if (status != RB_LOOK_AGAIN)
 			return status;
 	}
 }
@@ -314,12 +263,6 @@ int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, 
 
 /* The broker's reason for a request whose deadline passed without a worker. */
 static const char NO_WORKER[] = "no worker attached";
-
-static uint32_t version_of(const rb_req *r)
-{
-	rb_record *record = &r->link->session.board.records[r->link->first + r->at];
-	return __atomic_load_n(&record->version, __ATOMIC_RELAXED);
-}
 
 /* The sequence may be closed meanwhile. */
 static void tell(const rb_req *r)
@@ -462,8 +405,7 @@ static int claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims
 	rb_req r;
 	int status = rb_req_claim(c, rows, dims, ndims, timeout, &r);
 	if (!status)
-		*request = (rb_request){.id = rb_req_id(&r), .base = r.link->session.planes.at, .slot = r.link->first + r.at, .rows = rows,
-					.attachment = r.link->number};
+		*request = rb_req_shown(&r);
 	return status;
 }
 
@@ -471,7 +413,8 @@ static int request_version(const rb_req *r, uint32_t *version)
 {
 	if (rb_req_slot(r)->state == RB_SLOT_CLAIMED || !rb_link_ended(r->link, r->at))
 		return rb_say(RB_ERR_NOT_DONE);
-	*version = rb_req_slot(r)->status ? 0 : version_of(r);
+	const rb_record *record = &r->link->session.board.records[r->link->first + r->at];
+	*version = rb_req_slot(r)->status ? 0 : __atomic_load_n(&record->version, __ATOMIC_RELAXED);
 	return RB_OK;
 }
 

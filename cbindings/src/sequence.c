@@ -11,7 +11,6 @@
  * The sequence stays with its attachment, even if the client is asked to attach again.
  */
 #include <string.h>
-#include <time.h>
 
 #include "client.h"
 
@@ -81,7 +80,7 @@ static int settle(rb_seq *q, int64_t until)
 	for (int64_t nap = 20 * MICROSECOND; is_held(q); nap = rb_min(2 * nap, MILLISECOND)) {
 		if (rb_now() >= until)
 			return rb_explain(RB_ERR_TIMEOUT, "a worker still has the step before");
-		nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
+		rb_sleep(nap);
 	}
 	q->advanced = q->told && !q->undone;
 	q->half ^= q->advanced;
@@ -150,6 +149,8 @@ int rb_seq_request(rb_conn *c, rb_seq *q, const uint32_t *dims, uint32_t ndims, 
 {
 	int64_t start = rb_now();
 	int status = ready(c, q, timeout);
+	if (!status)
+		status = rb_link_check_dims(q->link, dims, ndims);
 	if (status)
 		return status;
 	pthread_mutex_lock(&q->link->mu);
@@ -157,7 +158,8 @@ int rb_seq_request(rb_conn *c, rb_seq *q, const uint32_t *dims, uint32_t ndims, 
 	pthread_mutex_unlock(&q->link->mu);
 	q->thread = &this_thread;
 	q->advanced = false;
-	return rb_req_begin(q->link, q->at, q->rows, dims, ndims, start, rb_now(), r);
+	rb_req_begin(q->link, q->at, q->rows, dims, start, rb_now(), r);
+	return RB_OK;
 }
 
 int rb_seq_enter(rb_conn *c, uint64_t id, rb_entry **entry)
@@ -216,8 +218,7 @@ static int begin_step(rb_conn *c, rb_seq *q, const uint32_t *dims, uint32_t ndim
 	rb_req r;
 	int status = rb_seq_request(c, q, dims, ndims, timeout, &r);
 	if (!status)
-		*request = (rb_request){.id = rb_req_id(&r), .base = r.link->session.planes.at, .slot = r.link->first + r.at, .rows = q->rows,
-					.attachment = r.link->number};
+		*request = rb_req_shown(&r);
 	return status;
 }
 

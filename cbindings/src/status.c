@@ -2,10 +2,6 @@
 /* The names and texts of the statuses. */
 #include "../ringbatch.h"
 
-#ifndef RB_VERSION
-#define RB_VERSION "unknown" /* builds pass the text of the file VERSION */
-#endif
-
 static const struct {
 	const char *name, *text;
 	int retryable;
@@ -65,7 +61,7 @@ static const struct {
 
 static int known(int status) { return status >= 0 && status < RB_STATUS_COUNT; }
 
-const char *rb_version(void) { return RB_VERSION; }
+const char *rb_version(void) { return RINGBATCH_VERSION; }
 const char *rb_status_name(int status) { return known(status) ? statuses[status].name : "Unknown"; }
 const char *rb_status_text(int status) { return known(status) ? statuses[status].text : "unknown status"; }
 int rb_status_retryable(int status) { return known(status) && statuses[status].retryable; }

@@ -17,8 +17,6 @@
  * client was closed meanwhile, only the hold ends. A host function never calls the
  * driver, and mu is never held during a call of the driver.
  */
-#include <time.h>
-
 #include "client.h"
 
 #define STREAM_SPIN (25 * MICROSECOND)
@@ -37,7 +35,7 @@ static bool done_in_a_moment(rb_link *l, void *stream, uint32_t count)
 	int64_t start = rb_now(), end = start + worth_waiting(count);
 	bool idle = rb_device_idle(&l->session.device, stream, patient ? start + STREAM_SPIN : 0);
 	while (!idle && patient && rb_now() < end) {
-		nanosleep(&(struct timespec){.tv_nsec = STREAM_NAP}, NULL);
+		rb_sleep(STREAM_NAP);
 		idle = rb_device_idle(&l->session.device, stream, 0);
 	}
 	if (!idle)

@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "reply.h"
@@ -115,20 +114,10 @@ static int read_weights(rb_reader r, told *to)
 			status = read_texts(value, &to->tensor, &to->tensors);
 		else if (rb_is(key, bytes, "follower"))
 			rb_get_uint(&value, &to->follower);
-		else if (rb_is(key, bytes, "gpu") && (!rb_get_text(&value, &to->gpu, &to->gpu_bytes) || to->gpu_bytes >= RB_GPU_BYTES))
+		else if (rb_is(key, bytes, "gpu") && !rb_get_text(&value, &to->gpu, &to->gpu_bytes))
 			return rb_malformed("gpu");
 	}
 	return status || to->tensor ? status : rb_malformed("weights");
-}
-
-/* Maps the device memory and closes the descriptor. */
-static int open_device(rb_weights_link *l, int fd, const told *t)
-{
-	char gpu[RB_GPU_BYTES] = "";
-	memcpy(gpu, t->gpu ? t->gpu : "", t->gpu_bytes);
-	int status = rb_device_import(&l->device, fd, rb_round_up(RB_GO_WEIGHT_BUFFERS * t->bytes, RB_GO_DEVICE_GRAIN), gpu);
-	close(fd);
-	return status;
 }
 
 /* Maps the segment and checks its header. SYNC POINT "header", acquire side. */
@@ -137,7 +126,8 @@ static int open_segment(const rb_weights *w, rb_frame *f, const rb_reply *p, rb_
 	bool on_device = t->tensor->on_device;
 	if (f->nfds != 1 + on_device)
 		return rb_malformed("number of descriptors");
-	int status = on_device ? open_device(l, f->fds[--f->nfds], t) : RB_OK;
+	int status = on_device ? rb_open_device(&l->device, f->fds[--f->nfds],
+		rb_round_up(RB_GO_WEIGHT_BUFFERS * t->bytes, RB_GO_DEVICE_GRAIN), t->gpu, t->gpu_bytes) : RB_OK;
 	uint64_t bytes = RB_GO_WEIGHT_DATA + (on_device ? 0 : RB_GO_WEIGHT_BUFFERS * t->bytes);
 	if (!status)
 		status = rb_segment_open(&l->segment, f->fds[--f->nfds], bytes, true);
@@ -232,6 +222,7 @@ int rb_weights_end(rb_weights *w, int64_t deadline)
 	l->next = w->links;
 	w->links = w->live = l;
 	w->waits = true; /* when it attaches again */
+	w->backoff = 0;
 	return RB_OK;
 }
 
@@ -239,7 +230,7 @@ int rb_weights_end(rb_weights *w, int64_t deadline)
 static int first_attach(rb_weights *w, int64_t until, bool wait)
 {
 	w->waits = wait;
-	for (int64_t delay = 5 * MILLISECOND, tries = 0;; tries++) {
+	for (int64_t backoff = 0, tries = 0;; tries++) {
 		int status = rb_weights_begin(w, until, -1, NULL);
 		if (!status && wait && !w->texts)
 			w->pending.deadline = until;
@@ -249,10 +240,8 @@ static int first_attach(rb_weights *w, int64_t until, bool wait)
 			continue;
 		bool worth = status == RB_ERR_NO_BROKER || status == RB_ERR_BROKER_GONE || status == RB_ERR_DRAINING ||
 			     status == RB_ERR_UNKNOWN_MODEL || status == RB_ERR_NO_WORKER;
-		if (!worth || !wait || rb_now() + delay >= until)
+		if (!worth || !wait || !rb_back_off(&backoff, until))
 			return status;
-		rb_weights_pause(delay);
-		delay = rb_min(2 * delay, RB_WEIGHTS_RETRY);
 	}
 }
 
@@ -277,21 +266,13 @@ void rb_weights_retire(rb_weights *w)
 	}
 }
 
-/* Waits until the broker has hung up, at most a second: after that another peer may have the role. */
-static void say_goodbye(const rb_weights_link *l)
-{
-	struct pollfd p = {.fd = l->socket, .events = POLLIN};
-	if (l->owner == getpid() && !shutdown(l->socket, SHUT_WR))
-		poll(&p, 1, SECOND / MILLISECOND);
-}
-
 void rb_weights_free(rb_weights *w)
 {
 	rb_attach_cancel(&w->pending);
 	for (rb_weights_link *l = w->links, *next; l; l = next) {
 		next = l->next;
 		if (l->socket >= 0) {
-			say_goodbye(l);
+			rb_say_goodbye(l->socket, l->owner); /* after that another peer may have the role */
 			rb_hang_up(l->socket, l->owner);
 		}
 		free_link(l);
@@ -307,31 +288,23 @@ void rb_weights_free(rb_weights *w)
 
 /* ---- handles --------------------------------------------------------------------- */
 
-int64_t rb_weights_until(const rb_connect_options *o)
+int rb_weights_open(const char *model, const char *texts, const rb_connect_options *o, rb_weights **out, int64_t until)
 {
-	return rb_until(o && o->size == sizeof *o && o->timeout ? o->timeout : RB_CALL_TIMEOUT, rb_now());
-}
-
-int rb_weights_open(const char *model, const char *texts, const rb_connect_options *given, rb_weights **out, int64_t until)
-{
-	if (given && given->size != sizeof *given)
-		return rb_explain(RB_ERR_VERSION, "rb_connect_options.size is %u, expected %zu", given->size, sizeof *given);
-	rb_connect_options o = given ? *given : (rb_connect_options){0};
 	rb_watch_forks();
 	rb_weights *w = calloc(1, sizeof *w);
 	if (!w)
 		return rb_say(RB_ERR_NO_MEMORY);
 	w->pending.fd = -1;
-	w->device = o.device || texts; /* the publisher's tensors say it */
+	w->device = o->device || texts; /* the publisher's tensors say it */
 	pthread_mutex_init(&w->mu, NULL);
 	pthread_cond_init(&w->left, NULL);
 	w->model = strdup(model);
-	w->name = strdup(o.name ? o.name : "");
+	w->name = strdup(o->name ? o->name : "");
 	w->texts = texts ? strdup(texts) : NULL;
-	int status = w->model && w->name && (w->texts || !texts) ? rb_socket_path(o.socket, w->socket, sizeof w->socket) :
+	int status = w->model && w->name && (w->texts || !texts) ? rb_socket_path(o->socket, w->socket, sizeof w->socket) :
 								   rb_say(RB_ERR_NO_MEMORY);
 	if (!status)
-		status = first_attach(w, until, o.wait);
+		status = first_attach(w, until, o->wait);
 	if (status)
 		rb_weights_free(w);
 	*out = w;
@@ -367,10 +340,5 @@ int rb_weights_tensor(const rb_weights *w, uint32_t k, rb_tensor *t)
 
 int rb_weights_device(const rb_weights *w, rb_device *d)
 {
-	if (d->size != sizeof *d)
-		return rb_explain(RB_ERR_VERSION, "rb_device.size is %u, expected %zu", d->size, sizeof *d);
-	*d = w->live->device;
-	if (!d->base)
-		*d = (rb_device){.size = sizeof *d, .ordinal = -1};
-	return RB_OK;
+	return rb_give_device(d, w->live->device.base ? &w->live->device : &(rb_device){.ordinal = -1});
 }

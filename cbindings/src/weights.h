@@ -3,8 +3,6 @@
 #ifndef RB_WEIGHTS_H
 #define RB_WEIGHTS_H
 
-#include <time.h>
-
 #include "internal.h"
 
 /* One attachment. A link that is no longer needed has private zeros in place of the segment, until the handle is closed. */
@@ -39,7 +37,7 @@ typedef struct rb_weights {
 	pthread_mutex_t mu; /* guards the rest */
 	rb_weights_link *links, *live; /* links: newest first */
 	rb_attach pending;
-	int64_t looked, next_try;
+	int64_t looked, next_try, backoff;
 	int why; /* of the last try to attach again */
 	char why_text[256];
 
@@ -55,8 +53,6 @@ typedef struct rb_weights {
 	uint32_t running;        /* threads between enter and exit */
 	pthread_cond_t left;     /* running or loaded has changed */
 } rb_weights;
-
-#define RB_WEIGHTS_RETRY (100 * MILLISECOND) /* between attempts to attach again */
 
 static inline uint32_t rb_version_of(uint64_t word) { return (uint32_t)(word >> 8); }
 static inline uint32_t rb_buffer_of(uint64_t word) { return (word & 0xff) % RB_GO_WEIGHT_BUFFERS; }
@@ -91,8 +87,6 @@ static inline const char *rb_weights_reason(const rb_weights_link *l, int *lengt
 	return (const char *)l->segment.at + RB_GO_WEIGHT_REASON;
 }
 
-static inline void rb_weights_pause(int64_t ns) { nanosleep(&(struct timespec){ns / SECOND, ns % SECOND}, NULL); }
-
 /* Attaches again: sends the request. A publisher may offer device memory, else memory is -1. */
 int rb_weights_begin(rb_weights *w, int64_t deadline, int memory, const char *gpu);
 /* Waits for the reply; the new link is live. A publisher allocates device memory if there is none. */
@@ -102,8 +96,11 @@ bool rb_weights_gone(const rb_weights_link *l);
 void rb_weights_retire(rb_weights *w);
 
 /* Handles. texts: of a publisher's tensors; NULL: a follower. */
-int64_t rb_weights_until(const rb_connect_options *o);
-int rb_weights_open(const char *model, const char *texts, const rb_connect_options *given, rb_weights **out, int64_t until);
+static inline int64_t rb_weights_until(const rb_connect_options *o)
+{
+	return rb_until(o->patience ? o->patience : RB_CALL_TIMEOUT, rb_now());
+}
+int rb_weights_open(const char *model, const char *texts, const rb_connect_options *o, rb_weights **out, int64_t until);
 int rb_weights_handle(rb_table *table, rb_weights *w, uint64_t *handle);
 int rb_weights_close(rb_table *table, uint64_t handle);
 void rb_weights_free(rb_weights *w);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -113,7 +112,7 @@ static int attach(const char *model, const char *signature, const rb_worker_opti
 	char path[4096];
 	rb_layout l;
 	rb_attach a;
-	int64_t until = rb_until(o->timeout ? o->timeout : RB_CALL_TIMEOUT, rb_now());
+	int64_t until = rb_until(o->patience ? o->patience : RB_CALL_TIMEOUT, rb_now());
 	int status = rb_parse_signature(signature, &l);
 	if (!status)
 		status = rb_layout_place(&l, 1, 1); /* for its checks */
@@ -123,10 +122,8 @@ static int attach(const char *model, const char *signature, const rb_worker_opti
 		status = try_attach(&a, path, until, model, &l, o, -1, NULL, s);
 	for (int i = 0; status == RB_ERR_BROKER_GONE && i < RB_SUCCESSORS; i++)
 		status = try_attach(&a, path, until, model, &l, o, -1, NULL, s);
-	for (int64_t delay = RB_FIRST_RETRY; o->wait && worth_waiting(status) && rb_now() + delay < until; delay = rb_min(2 * delay, RB_LAST_RETRY)) {
-		nanosleep(&(struct timespec){delay / SECOND, delay % SECOND}, NULL);
+	for (int64_t backoff = 0; o->wait && worth_waiting(status) && rb_back_off(&backoff, until);)
 		status = try_attach(&a, path, until, model, &l, o, -1, NULL, s);
-	}
 	if (status == RB_NEEDS_DEVICE)
 		status = offer(&a, path, until, model, &l, o, s);
 	rb_layout_free(&l);
@@ -149,18 +146,15 @@ int rb_worker_attach(const char *model, const char *signature, const rb_worker_o
 {
 	if (!model || !signature || !worker)
 		return rb_missing();
-	/* The struct had no pipeline, and later no lanes and no version, in earlier versions. */
-	if (given && given->size != sizeof *given && given->size != offsetof(rb_worker_options, pipeline) &&
-		given->size != offsetof(rb_worker_options, lanes) && given->size != offsetof(rb_worker_options, version))
-		return rb_explain(RB_ERR_VERSION, "rb_worker_options.size is %u, expected %zu", given->size, sizeof *given);
-	rb_worker_options o = {0};
-	if (given)
-		memcpy(&o, given, given->size);
+	rb_worker_options o;
+	int status = rb_copy_options(&o, given, sizeof o);
+	if (status)
+		return status;
 	rb_watch_forks();
 	rb_work *w = calloc(1, sizeof *w);
 	if (!w)
 		return rb_say(RB_ERR_NO_MEMORY);
-	int status = attach(model, signature, &o, &w->session);
+	status = attach(model, signature, &o, &w->session);
 	if (status) {
 		free(w);
 		return status;

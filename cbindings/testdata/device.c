@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "ringbatch.h"
+#include "ringbatch_cuda.h"
 
 #define WIDTH 1024 /* elements of x and y */
 #define ROW (WIDTH * sizeof(float))

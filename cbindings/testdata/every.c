@@ -30,7 +30,7 @@ static int entries(const char *folder)
 
 rb_client dial(const char *model, uint32_t window)
 {
-	rb_connect_options o = {.size = sizeof o, .window = window, .socket = socket_path, .name = "every", .timeout = minute, .wait = 1};
+	rb_connect_options o = {.size = sizeof o, .window = window, .socket = socket_path, .name = "every", .patience = minute, .wait = 1};
 	rb_client c;
 	WANT(RB_OK, rb_connect(model, &o, &c));
 	return c;
@@ -320,6 +320,7 @@ static void everything(void)
 	closing();
 	reaping();
 	errors_have_names();
+	structs_grow();
 	unwritten();
 	sequences();
 	if (!getenv("RB_NO_FORK"))

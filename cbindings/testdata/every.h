@@ -66,6 +66,7 @@ void wrong_arguments(void);
 void thread_ends(void);
 void no_descriptors(void);
 void errors_have_names(void);
+void structs_grow(void);
 void forked(void);
 void unwritten(void);
 void packed(void);

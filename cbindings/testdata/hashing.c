@@ -45,7 +45,7 @@ static void serve(int batches)
 
 static rb_client dial_hash(void)
 {
-	rb_connect_options o = {.size = sizeof o, .window = 8, .timeout = minute, .wait = 1};
+	rb_connect_options o = {.size = sizeof o, .window = 8, .patience = minute, .wait = 1};
 	rb_client c;
 	WANT(RB_OK, rb_connect("hash", &o, &c));
 	return c;

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../ringbatch_cuda.h"
 #include "every.h"
 
 /* Wrong arguments end in an error, and nothing is done. */
@@ -118,6 +119,51 @@ void no_descriptors(void)
 	}
 }
 
+/* Structs of programs that were compiled with an older header, or with a newer one. */
+void structs_grow(void)
+{
+	rb_client c;
+	rb_worker w;
+	rb_map map;
+	const char *nowhere = "/nonexistent/ringbatch.sock", *signature = "x:f32[4] -> y:f32[4]";
+	rb_connect_options o = {.size = offsetof(rb_connect_options, name), .socket = socket_path, .patience = 1}; /* not long enough */
+	WANT(RB_OK, rb_connect("double", &o, &c));
+	WANT(RB_OK, rb_client_map(c, &map));
+	WANT(RB_OK, rb_close(c));
+	for (int i = 0; i < 3; i++) { /* not set, too short, not set */
+		o.size = (const uint32_t[]){0, 3, 1 << 20}[i];
+		WANT(RB_ERR_VERSION, rb_connect("double", &o, &c));
+	}
+	struct {
+		rb_connect_options known;
+		const void *newer;
+	} longer = {{.size = sizeof longer, .socket = socket_path}, NULL};
+	WANT(RB_OK, rb_connect("double", &longer.known, &c));
+	WANT(RB_OK, rb_close(c));
+	longer.newer = &c;
+	WANT(RB_ERR_VERSION, rb_connect("double", &longer.known, &c));
+	rb_worker_options older = {.size = offsetof(rb_worker_options, policy), .socket = socket_path, .policy = "no policy"};
+	WANT(RB_OK, rb_worker_attach("grown", signature, &older, &w));
+	WANT(RB_OK, rb_worker_close(w));
+	struct {
+		rb_worker_options known;
+		uint64_t newer;
+	} later = {{.size = sizeof later, .socket = nowhere}, 1};
+	WANT(RB_ERR_VERSION, rb_worker_attach("grown", signature, &later.known, &w));
+	later.newer = 0;
+	WANT(RB_ERR_NO_BROKER, rb_worker_attach("grown", signature, &later.known, &w));
+	struct {
+		rb_device known;
+		uint64_t newer;
+	} d = {{.size = sizeof d}, 1};
+	WANT(RB_OK, rb_map_device(map.id, &d.known));
+	CHECK(d.known.size == sizeof d && d.known.ordinal == -1 && !d.newer);
+	d.known = (rb_device){.size = offsetof(rb_device, bytes), .bytes = 7};
+	WANT(RB_OK, rb_map_device(map.id, &d.known));
+	CHECK(d.known.ordinal == -1 && d.known.bytes == 7); /* beyond its size nothing is written */
+	WANT(RB_OK, rb_map_release(map.id));
+}
+
 void errors_have_names(void)
 {
 	CHECK(rb_abi_version() == RB_ABI_VERSION && rb_version()[0] && rb_cores() > 0);
@@ -142,8 +188,6 @@ void errors_have_names(void)
 	CHECK(mbstowcs(NULL, rb_error(), 0) != (size_t)-1);
 	o.socket = "/nonexistent/ringbatch.sock";
 	WANT(RB_ERR_NO_BROKER, rb_connect("double", &o, &c));
-	o.size = 7;
-	WANT(RB_ERR_VERSION, rb_connect("double", &o, &c));
 	char *json;
 	WANT(RB_OK, rb_stats(socket_path, minute, &json));
 	CHECK(strstr(json, "\"double\""));
@@ -163,15 +207,15 @@ static int child(rb_client c, rb_request r, rb_map map, rb_worker w, rb_batch *b
 	float x[4] = {1, 2, 3, 4}, y[4] = {0};
 	const void *in[] = {x};
 	void *out[] = {y}, *p;
-	uint64_t u, shape[RB_MAX_RANK];
+	uint64_t u;
 	WANT_ALL(RB_ERR_FORKED,
 		rb_input(c, r.id, 0, &v), rb_output(c, r.id, 0, &v), rb_set_priority(c, r.id, 0), rb_set_cost(c, r.id, 0),
 		rb_commit(c, r.id, 0, 0),
 		rb_commit_all(c, &r.id, 1, 0, 0),
 		rb_wait(c, r.id, -1), rb_poll(c, r.id), rb_cancel(c, r.id), rb_request_map(c, r.id, &own), rb_request_timing(c, r.id, &timing),
 		rb_collect(c, r.id, out, BYTES(16)), rb_release(c, r.id), rb_worker_model(w, &m), rb_worker_tensor(w, 0, 0, &t), rb_worker_map(w, &own),
-		rb_worker_next(w, -1, &b), rb_batch_run(b, 0, 0, 0, &v), rb_batch_row(b, 0, 0, 0, &p, &u), rb_batch_shape(b, 0, 0, shape),
-		rb_batch_set_output_dims(b, 0, NULL, 0), rb_batch_fail(b, 0, ""), rb_batch_fail_as(b, 0, RB_ERR_EXPIRED, ""),
+		rb_worker_next(w, -1, &b), rb_batch_run(b, 0, 0, 0, &v), rb_batch_row(b, 0, 0, 0, &p, &u),
+		rb_batch_set_row_dims(b, 0, NULL, 0), rb_batch_fail(b, 0, ""), rb_batch_fail_as(b, 0, RB_ERR_EXPIRED, ""),
 		rb_batch_fail_all(b, ""), rb_batch_waiting(b, 0), rb_batch_gather(b, 0, 0, x, 16),
 		rb_batch_scatter(b, 0, x, 16), rb_batch_pack(b, 0, x, 16, NULL), rb_batch_unpack(b, 0, x, 16), rb_batch_complete(b));
 	if (!strstr(rb_error(), "fork"))
@@ -263,7 +307,7 @@ void signals(void)
 		sigaction(n, NULL, &was[n]);
 	pthread_sigmask(SIG_BLOCK, NULL, &before);
 	WANT(RB_OK, rb_worker_attach("interrupted", "x:f32[4] -> y:f32[4]", &o, &w));
-	rb_client c = dial("interrupted", 1);
+	rb_client c = dial("interrupted", 1), alone = dial("interrupted", 1);
 	int fd;
 	WANT(RB_OK, rb_client_fd(c, &fd)); /* the library's thread too */
 	pthread_sigmask(SIG_BLOCK, NULL, &after);
@@ -282,11 +326,17 @@ void signals(void)
 	WANT(RB_ERR_TIMEOUT, rb_wait(c, r.id, minute));
 	rb_request none;
 	WANT(RB_ERR_FULL, rb_claim(c, 1, NULL, 0, minute, &none));
+	for (int reaper = 0; reaper < 2; reaper++) { /* in its thread, or for the library's */
+		uint64_t ended;
+		uint32_t count;
+		WANT(RB_OK, rb_reap_wait(reaper ? c : alone, minute, &ended, 1, &count));
+		CHECK(count == 0);
+	}
 	CHECK(handled >= 2 && now() - from < 30 * second);
 	ualarm(0, 0);
 	WANT(RB_OK, rb_worker_close(w)); /* its batch fails */
 	WANT(RB_ERR_FAILED, rb_wait(c, r.id, -1));
-	WANT(RB_OK, rb_close(c));
+	WANT_ALL(RB_OK, rb_close(c), rb_close(alone));
 	signal(SIGALRM, SIG_DFL);
 }
 
@@ -313,7 +363,7 @@ void unwritten(void)
 		if (how == 1)
 			WANT(RB_OK, rb_batch_fail(b, 0, "on purpose"));
 		if (how == 2)
-			WANT(RB_OK, rb_batch_set_output_dims(b, 0, &none, 1)); /* no box: nothing to write */
+			WANT(RB_OK, rb_batch_set_row_dims(b, 0, &none, 1)); /* no box: nothing to write */
 		if (how == 3)
 			WANT(RB_OK, rb_batch_scatter(b, 1, (float[2]){0}, 8));
 		if (how == 4)

@@ -5,6 +5,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../ringbatch_cuda.h"
+#include "../ringbatch_weights.h"
 #include "every.h"
 
 #define TENSORS "a:i64[600] b.c:i64[]"
@@ -178,6 +180,7 @@ static void misuse(void)
 	WANT(RB_ERR_UNKNOWN_MODEL, rb_follow_open("m", &options, &f));
 	WANT(RB_ERR_INVALID, rb_publish_open("m", "a:i64[<=600]", &options, &p));
 	WANT(RB_ERR_UNKNOWN_MODEL, rb_publish_open("typo", TENSORS, &options, &p));
+	WANT_ALL(RB_ERR_VERSION, rb_publish_open("m", TENSORS, &(rb_connect_options){0}, &p), rb_follow_open("m", &(rb_connect_options){0}, &f));
 	WANT(RB_OK, rb_publish_open("m", TENSORS, &options, &p));
 	WANT(RB_ERR_TIMEOUT, rb_follow_open("m", &options, &f));
 	WANT_ALL(RB_ERR_INVALID, rb_publish_tensor(p, 2, &t), rb_publish_commit(p, &v), rb_publish_begin(p, 0, NULL));
@@ -219,7 +222,7 @@ int main(int argc, char **argv)
 	if (argc != 3)
 		return 2;
 	setlinebuf(stdout);
-	options = (rb_connect_options){.size = sizeof options, .socket = argv[2], .timeout = minute};
+	options = (rb_connect_options){.size = sizeof options, .socket = argv[2], .patience = minute};
 	if (argv[1][0] == 'p')
 		return publisher();
 	argv[1][0] == 'w' ? worker() : misuse();

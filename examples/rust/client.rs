@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A client in Rust, bound to the C library by hand: only what it uses.
 //!
-//!     rustc -O examples/rust/client.rs -L cbindings/build -l ringbatch -o client
-//!     ./client MODEL        # of one f32 input and one f32 output
+//!     make -C cbindings install PREFIX=$HOME/.local
+//!     rustc -O examples/rust/client.rs -L $HOME/.local/lib -l ringbatch -C link-arg=-Wl,-rpath,$HOME/.local/lib
+//!     ./client echo        # or another model of one f32 input and one f32 output
 //!
 //! The structs are those of cbindings/ringbatch.h, field by field.
 

@@ -66,7 +66,7 @@ static PyObject *client_dial(Client *c, PyObject *args)
 	rb_client handle = 0;
 	if (!PyArg_ParseTuple(args, "yOOIL", &model, &socket, &name, &window, &timeout))
 		return NULL;
-	rb_connect_options o = {.size = sizeof o, .window = window, .timeout = timeout, .device = 1,
+	rb_connect_options o = {.size = sizeof o, .window = window, .patience = timeout, .device = 1,
 				.socket = socket == Py_None ? NULL : PyBytes_AsString(socket),
 				.name = name == Py_None ? NULL : PyBytes_AsString(name)};
 	if (PyErr_Occurred())

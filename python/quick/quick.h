@@ -35,7 +35,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "ringbatch.h"
+#include "ringbatch_cuda.h"
+#include "ringbatch_weights.h"
 
 /* Blocking calls return at least this often, so that Python can handle signals. */
 #define SLICE INT64_C(50000000)

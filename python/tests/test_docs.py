@@ -59,7 +59,7 @@ def test_the_sites_reference_has_every_public_name_of_python_and_c():
     site = runpy.run_path(str(REPOSITORY / "hack" / "mksite.py"))
     python, c = site["python_reference"](), site["c_reference"]()
     assert not [name for name in rb.__all__ if f"## ringbatch.{name}\n" not in python and f"| `{name}` |" not in python]
-    declared = set(re.findall(r"^[^/*#\n]*\b(rb_\w+)\(", (REPOSITORY / "cbindings" / "ringbatch.h").read_text(), re.M))
+    declared = set(re.findall(r"^[^/*#\n]*\b(rb_\w+)\(", "".join(h.read_text() for h in (REPOSITORY / "cbindings").glob("ringbatch*.h")), re.M))
     assert declared and not [name for name in declared if name not in c]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ctypes import POINTER, Structure, c_char, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
 
-ABI_VERSION = 3
+ABI_VERSION = 1
 MAX_VARIABLE_DIMS = 8
 MAX_RANK = 8
 NOTIFY, HOLD = 1, 2

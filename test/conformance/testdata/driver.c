@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ringbatch.h"
+#include "ringbatch_weights.h"
 
 #define MS INT64_C(1000000)
 
@@ -43,7 +43,7 @@ static void attach(char *rest)
 static void connect_to(char *rest)
 {
 	char *model = part(&rest, ' ');
-	rb_connect_options o = {.size = sizeof o, .window = (uint32_t)atoi(part(&rest, ' ')), .timeout = 10000 * MS};
+	rb_connect_options o = {.size = sizeof o, .window = (uint32_t)atoi(part(&rest, ' ')), .patience = 10000 * MS};
 	say(rb_connect(model, &o, &client));
 }
 
@@ -234,6 +234,15 @@ static bool do_sequence(const char *what, char *rest)
 	return true;
 }
 
+/* Gives the rows of the first request a size. */
+static int sizes(uint32_t n)
+{
+	int status = RB_OK;
+	for (uint32_t i = 0; i < batch->request[0].rows && !status; i++)
+		status = rb_batch_set_row_dims(batch, batch->request[0].row + i, &n, 1);
+	return status;
+}
+
 int main(void)
 {
 	char line[4096];
@@ -267,7 +276,7 @@ int main(void)
 		else if (!strcmp(what, "run")) say(run(n));
 		else if (!strcmp(what, "unpack")) say(unpack(n));
 		else if (!strcmp(what, "complete")) say(rb_batch_complete(batch));
-		else if (!strcmp(what, "sizes")) say(rb_batch_set_output_dims(batch, 0, &n, 1));
+		else if (!strcmp(what, "sizes")) say(sizes(n));
 		else if (!strcmp(what, "fail")) say((rb_batch_fail_all(batch, rest), rb_batch_complete(batch)));
 		else if (!strcmp(what, "detach")) say(rb_worker_close(worker));
 		else if (!rest || !do_sequence(what, rest)) printf("no command %s\n", what);
