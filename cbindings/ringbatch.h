@@ -284,7 +284,9 @@ typedef struct rb_request {
  * it holds up the others and lets them pass by turns, for 10 ms, 20 ms ... 2.56 s.
  * A thread that holds requests while it claims more can wait without end for another
  * that does the same: the window needs room for all that the threads hold. The
- * request is the caller's until rb_release, rb_collect or rb_close. */
+ * request is the caller's until rb_release, rb_collect or rb_close. With the timeout
+ * RB_AT_ONCE it returns RB_ERR_FULL instead of waiting, even for an attachment. */
+#define RB_AT_ONCE INT64_MIN
 RB_API int rb_claim(rb_client client, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_request *request);
 
 /* The k-th input of a request that is not committed yet: write here. If the model
@@ -363,31 +365,6 @@ RB_API int rb_submit(rb_client client, uint32_t rows, const void *const *inputs,
  * returned. RB_ERR_NOT_DONE, and no release, if it has not ended. */
 RB_API int rb_collect(rb_client client, uint64_t request, void *const *outputs, const uint64_t *output_bytes);
 
-/* The same three, and two steps of a request without copies, with arguments in a
- * structure: for languages in which each argument of a call costs time. Sizes are not
- * checked: the caller knows that all memory is rows * row_bytes. */
-typedef struct rb_inference {
-	rb_client client;
-	const void *const *inputs; /* infer, submit */
-	void *const *outputs;      /* infer, collect */
-	int64_t timeout;           /* infer, submit, run */
-	int64_t slice;             /* infer, claim, run */
-	uint64_t request;          /* set by infer, and by submit and claim if they return RB_OK; taken by collect and run */
-	uint32_t rows;             /* infer, submit, claim */
-	uint32_t flags;            /* submit, claim */
-	uint32_t slot, attachment; /* set by claim, as in rb_request */
-} rb_inference;
-RB_API int rb_infer_prepared(rb_inference *inference);
-RB_API int rb_submit_prepared(rb_inference *inference);
-RB_API int rb_collect_prepared(const rb_inference *inference);
-
-/* rb_claim without dims, for at most `slice`. With RB_AT_ONCE it returns RB_ERR_FULL
- * instead of waiting, even for an attachment. */
-#define RB_AT_ONCE 4u
-RB_API int rb_claim_prepared(rb_inference *inference);
-/* rb_commit, then rb_wait for at most `slice`; after RB_ERR_TIMEOUT go on with rb_wait. */
-RB_API int rb_run_prepared(const rb_inference *inference);
-
 /* ---- client: sequences ------------------------------------------------- */
 
 /* A sequence is a request of fixed slots that runs again and again: its steps. Each
@@ -420,8 +397,6 @@ RB_API int rb_sequence_request(rb_client client, uint64_t sequence, const uint32
  * RB_ERR_TIMEOUT go on with rb_wait and rb_collect, or rb_release. */
 RB_API int rb_step(rb_client client, uint64_t sequence, const void *const *inputs, const uint64_t *input_bytes,
 	void *const *outputs, const uint64_t *output_bytes, int64_t expires, int64_t timeout, uint64_t *request);
-/* The same with arguments in a structure, without sizes; its rows and flags are not used. */
-RB_API int rb_step_prepared(rb_inference *inference, uint64_t sequence);
 
 /* The state stays what it was before the last step, although that was answered: its caller
  * could not use the answer. Before the next step. request: the step's, so that no other one

@@ -75,14 +75,14 @@ static int collect(rb_conn *c, const rb_req *r, void *const *outputs)
 	return rb_req_release(r);
 }
 
-/* bytes: the sizes of the inputs and of the outputs, or NULL if the caller knows that they are right. */
+/* bytes: the sizes of the inputs and of the outputs. */
 static int infer(rb_conn *c, rb_seq *q, uint32_t rows, const void *const *inputs, void *const *outputs, const uint64_t *const *bytes,
 	int64_t timeout, int64_t slice, uint64_t *request)
 {
 	rb_req r;
 	int status = check_side(c, RB_OUTPUT, (const void *const *)outputs); /* before the request is sent */
 	int64_t until = rb_until(slice, rb_now());
-	for (int side = RB_INPUT; !status && bytes && side <= RB_OUTPUT; side++)
+	for (int side = RB_INPUT; !status && side <= RB_OUTPUT; side++)
 		status = check_bytes(c, side, rows, bytes[side]);
 	if (!status)
 		status = submit(c, q, rows, inputs, timeout, slice, 0, &r);
@@ -109,29 +109,6 @@ static int step(rb_conn *c, uint64_t sequence, const void *const *inputs, void *
 	status = infer(c, q, q->rows, inputs, outputs, bytes, timeout, slice, request);
 	rb_seq_leave(e);
 	return status;
-}
-
-static int claim_prepared(rb_conn *c, rb_inference *i)
-{
-	rb_req r;
-	bool at_once = i->flags & RB_AT_ONCE;
-	int status = rb_check_flags(i->flags, RB_AT_ONCE);
-	if (!status && at_once && !c->live)
-		status = rb_say(RB_ERR_FULL);
-	if (!status)
-		status = rb_req_claim(c, i->rows, NULL, 0, at_once ? 0 : i->slice, &r);
-	if (!status) {
-		i->request = rb_req_id(&r);
-		i->slot = r.link->first + r.at;
-		i->attachment = r.link->number;
-	}
-	return status;
-}
-
-static int run_prepared(rb_conn *c, const rb_req *r, const rb_inference *i)
-{
-	int status = rb_req_commit(c, r, 1, i->timeout, 0);
-	return status ? status : rb_req_wait(r, rb_until(i->slice, i->slice < 0 ? 0 : rb_now()));
 }
 
 /* ---- the functions of the header ------------------------------------------------- */
@@ -167,29 +144,3 @@ int rb_step(rb_client client, uint64_t sequence, const void *const *inputs, cons
 	const uint64_t *bytes[] = {input_bytes, output_bytes};
 	WITH_CLIENT(request, client, step(c, sequence, inputs, outputs, bytes, timeout, slice, request));
 }
-
-_Static_assert(sizeof(rb_inference) == 64, "other languages know it word by word");
-int rb_infer_prepared(rb_inference *i)
-{
-	if (i)
-		i->request = 0;
-	WITH_CLIENT(i, i->client, infer(c, NULL, i->rows, i->inputs, i->outputs, NULL, i->timeout, i->slice, &i->request));
-}
-
-int rb_step_prepared(rb_inference *i, uint64_t sequence)
-{
-	if (i)
-		i->request = 0;
-	WITH_CLIENT(i, i->client, step(c, sequence, i->inputs, i->outputs, NULL, i->timeout, i->slice, &i->request));
-}
-
-int rb_submit_prepared(rb_inference *i)
-{
-	rb_req r;
-	WITH_CLIENT(i, i->client, (status = submit(c, NULL, i->rows, i->inputs, i->timeout, 0, i->flags, &r)) ? status
-		: (i->request = rb_req_id(&r), RB_OK));
-}
-
-int rb_collect_prepared(const rb_inference *i) { WITH_REQUEST(i, i->client, i->request, collect(c, &r, i->outputs)); }
-int rb_claim_prepared(rb_inference *i) { WITH_CLIENT(i, i->client, claim_prepared(c, i)); }
-int rb_run_prepared(const rb_inference *i) { WITH_REQUEST(i, i->client, i->request, run_prepared(c, &r, i)); }

@@ -403,7 +403,8 @@ int rb_req_release(const rb_req *r)
 static int claim(rb_conn *c, uint32_t rows, const uint32_t *dims, uint32_t ndims, int64_t timeout, rb_request *request)
 {
 	rb_req r;
-	int status = rb_req_claim(c, rows, dims, ndims, timeout, &r);
+	bool at_once = timeout == RB_AT_ONCE;
+	int status = at_once && !c->live ? rb_say(RB_ERR_FULL) : rb_req_claim(c, rows, dims, ndims, at_once ? 0 : timeout, &r);
 	if (!status)
 		*request = rb_req_shown(&r);
 	return status;

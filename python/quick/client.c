@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A connection, and the call of a model. */
+/* A connection: its waits and its tensors. */
 #include "quick.h"
+
+/* Blocking calls return at least this often, so that Python can handle signals. */
+#define SLICE INT64_C(50000000)
 
 PyTypeObject *client_type;
 
@@ -46,12 +49,10 @@ static void client_dealloc(Client *c)
 {
 	Py_XDECREF(client_close(c, NULL));
 	forget_views(c);
-	for (uint32_t k = 0; c->quick && k < c->inputs; k++)
-		Py_XDECREF(c->quick[k].dtype);
-	free(c->quick);
-	Py_XDECREF(c->empty);
+	for (uint32_t k = 0; c->tensor && k < c->tensors; k++)
+		Py_XDECREF(c->tensor[k].one);
+	free(c->tensor);
 	Py_XDECREF(c->names);
-	Py_XDECREF(c->fixed);
 	free_object(c);
 }
 
@@ -79,91 +80,46 @@ static PyObject *client_dial(Client *c, PyObject *args)
 	return PyLong_FromLong(status);
 }
 
-/* Fills in the inputs that the quick path takes; -1 if an exception was raised. */
-static int learn_inputs(Client *c, PyObject *inputs)
+/* Fills in a tensor; -1 if an exception was raised. */
+static int learn_tensor(Tensor *t, PyObject *given)
 {
-	c->quick = calloc(c->inputs, sizeof *c->quick);
-	if (!c->quick) {
-		PyErr_NoMemory();
+	PyObject *one, *shape;
+	if (!PyArg_ParseTuple(given, "O!nI", &PyTuple_Type, &one, &t->item, &t->variable) ||
+	    !PyArg_ParseTuple(one, "O!O", &PyTuple_Type, &shape, &t->dtype))
 		return -1;
-	}
-	for (uint32_t k = 0; k < c->inputs; k++) {
-		PyObject *dtype, *shape;
-		Input *x = &c->quick[k];
-		if (!PyArg_ParseTuple(PyTuple_GetItem(inputs, k), "OO!", &dtype, &PyTuple_Type, &shape))
-			return -1;
-		Py_INCREF(x->dtype = dtype);
-		for (; x->rank < PyTuple_Size(shape) && x->rank < MOST_RANK; x->rank++)
-			x->shape[x->rank] = PyLong_AsSsize_t(PyTuple_GetItem(shape, x->rank));
+	t->one = one;
+	Py_INCREF(t->one);
+	t->bytes = t->item;
+	for (; t->rank < PyTuple_Size(shape) && t->rank < MOST_RANK; t->rank++) {
+		t->shape[t->rank] = PyLong_AsSsize_t(PyTuple_GetItem(shape, t->rank));
+		t->bytes *= t->shape[t->rank];
 	}
 	return PyErr_Occurred() ? -1 : 0;
 }
 
-/* learn(names, fixed, plain, inputs, outputs, on_device): the model's tensors. inputs has (dtype, shape) of each one, outputs
- * (shape, dtype); both are empty if the model has no quick path. */
+/* learn(names, tensors, in_c): the model's tensors: ((shape, dtype), bytes of a number, variable dimensions) of each one. */
 static PyObject *client_learn(Client *c, PyObject *args)
 {
-	PyObject *names, *fixed, *inputs, *outputs;
-	int plain, on_device;
-	if (!PyArg_ParseTuple(args, "O!O!pO!O!p", &PyTuple_Type, &names, &PyTuple_Type, &fixed, &plain, &PyTuple_Type, &inputs,
-			      &PyTuple_Type, &outputs, &on_device))
+	PyObject *names, *tensors;
+	int in_c;
+	if (!PyArg_ParseTuple(args, "O!O!p", &PyTuple_Type, &names, &PyTuple_Type, &tensors, &in_c))
 		return NULL;
-	if (c->names || PyTuple_Size(names) != 2 || PyTuple_Size(fixed) > MOST_TENSORS)
+	if (c->names || PyTuple_Size(names) != 2 || PyTuple_Size(tensors) > MOST_TENSORS)
 		return PyErr_Format(PyExc_ValueError, "learn: once, and two sides");
-	c->plain = (char)plain;
-	c->tensors = (uint32_t)PyTuple_Size(fixed);
 	c->inputs = (uint32_t)PyDict_Size(PyTuple_GetItem(names, 0));
+	if (!(c->tensor = calloc((size_t)PyTuple_Size(tensors), sizeof *c->tensor)))
+		return PyErr_NoMemory();
+	c->plain = c->sized = 1;
+	for (; c->tensors < PyTuple_Size(tensors); c->tensors++) {
+		Tensor *t = &c->tensor[c->tensors];
+		if (learn_tensor(t, PyTuple_GetItem(tensors, c->tensors)))
+			return NULL;
+		c->plain &= !t->variable || c->tensors >= c->inputs;
+		c->sized &= !t->variable;
+	}
 	Py_INCREF(c->names = names);
-	Py_INCREF(c->fixed = fixed);
-	c->on_device = (char)on_device;
-	if (PyTuple_Size(outputs)) {
-		Py_INCREF(c->empty = outputs);
-		c->single = c->inputs == 1 && PyTuple_Size(outputs) == 1;
-		for (Py_ssize_t k = 0; k < PyTuple_Size(outputs); k++)
-			c->scalar |= PyTuple_Size(PyTuple_GetItem(PyTuple_GetItem(outputs, k), 0)) == 0;
-		if (learn_inputs(c, inputs))
-			return NULL;
-	}
+	c->in_c = (char)in_c;
 	Py_RETURN_NONE;
-}
-
-int fits(const Client *c, uint32_t k, PyObject *x)
-{
-	const Array *a = (const Array *)x;
-	const Input *want = &c->quick[k];
-	return Py_TYPE(x) == (PyTypeObject *)ndarray && a->dtype == want->dtype && a->rank == want->rank && a->flags & CONTIGUOUS &&
-	       !memcmp(a->shape, want->shape, (size_t)a->rank * sizeof *a->shape);
-}
-
-PyObject *new_output(const Client *c, Py_ssize_t k, void **data)
-{
-	PyObject *y = PyObject_Call(np_empty, PyTuple_GetItem(c->empty, k), NULL);
-	if (y && Py_TYPE(y) != (PyTypeObject *)ndarray) {
-		Py_DECREF(y);
-		return PyErr_Format(PyExc_TypeError, "numpy.empty gave no ndarray");
-	}
-	if (y)
-		*data = ((Array *)y)->data;
-	return y;
-}
-
-/* An array, or a dict of several by name. */
-static PyObject *new_outputs(const Client *c, void **data)
-{
-	PyObject *name, *number, *all = PyTuple_Size(c->empty) == 1 ? new_output(c, 0, data) : PyDict_New();
-	if (!all || PyTuple_Size(c->empty) == 1)
-		return all;
-	Py_ssize_t at = 0;
-	for (Py_ssize_t k = 0; PyDict_Next(PyTuple_GetItem(c->names, 1), &at, &name, &number); k++) {
-		PyObject *y = new_output(c, k, &data[k]);
-		int failed = !y || PyDict_SetItem(all, name, y);
-		Py_XDECREF(y);
-		if (failed) {
-			Py_DECREF(all);
-			return NULL;
-		}
-	}
-	return all;
 }
 
 /* The stream that orders the work on the device; -1 if an exception was raised. */
@@ -175,25 +131,47 @@ static int find_stream(Client *c, PyObject *given, void **stream)
 	return PyErr_Occurred() ? -1 : 0;
 }
 
-int commit_one(Client *c, uint64_t request, int64_t timeout, uint32_t flags, PyObject *given)
+int commit_all(Client *c, const uint64_t *requests, uint32_t count, int64_t timeout, uint32_t flags, PyObject *given)
 {
 	void *stream;
 	int status;
-	if (!c->on_device)
-		return p_rb_commit(c->handle, request, timeout, flags);
+	if (c->in_c)
+		return p_rb_commit_all(c->handle, requests, count, timeout, flags);
 	if (find_stream(c, given, &stream))
 		return -1;
 	Py_BEGIN_ALLOW_THREADS /* the driver may wait for room in the stream */
-	status = p_rb_commit_on_stream(c->handle, &request, 1, stream, timeout, flags);
+	status = p_rb_commit_on_stream(c->handle, requests, count, stream, timeout, flags);
 	Py_END_ALLOW_THREADS
 	return status;
+}
+
+/* commit_all(requests, timeout_ns, flags, stream=None) */
+static PyObject *client_commit_all(Client *c, PyObject *args)
+{
+	PyObject *requests, *stream = NULL;
+	long long timeout;
+	unsigned int flags;
+	if (!PyArg_ParseTuple(args, "O!LI|O", &PyList_Type, &requests, &timeout, &flags, &stream))
+		return NULL;
+	uint32_t count = (uint32_t)PyList_Size(requests);
+	uint64_t few[64], *ids = count <= 64 ? few : malloc(count * sizeof *ids);
+	if (!ids)
+		return PyErr_NoMemory();
+	for (uint32_t i = 0; i < count; i++)
+		ids[i] = PyLong_AsUnsignedLongLong(PyList_GetItem(requests, i));
+	int status = PyErr_Occurred() ? -1 : commit_all(c, ids, count, timeout, flags, stream);
+	if (ids != few)
+		free(ids);
+	if (status)
+		return status < 0 ? NULL : raise_status(c, status);
+	Py_RETURN_NONE;
 }
 
 void release_one(Client *c, uint64_t request, PyObject *given)
 {
 	PyObject *kind, *value, *trace;
 	void *stream;
-	if (!c->on_device) {
+	if (c->in_c) {
 		p_rb_release(c->handle, request);
 		return;
 	}
@@ -209,14 +187,42 @@ void release_one(Client *c, uint64_t request, PyObject *given)
 	PyErr_Restore(kind, value, trace);
 }
 
-int sweep(Client *c)
+/* release_one(request): gives its slots back. */
+static PyObject *client_release(Client *c, PyObject *number)
 {
-	PyObject *done = PyObject_CallMethod((PyObject *)c, "sweep", NULL);
-	Py_XDECREF(done);
-	return done ? 0 : -1;
+	uint64_t request = PyLong_AsUnsignedLongLong(number);
+	if (PyErr_Occurred())
+		return NULL;
+	release_one(c, request, NULL);
+	Py_RETURN_NONE;
 }
 
-int64_t now_ns(void)
+/* place(request, k, row): (address, bytes from row to row, shape) of the rows of the k-th tensor, or of one row if row is not
+ * -1; None if the rows differ in size. */
+static PyObject *client_place(Client *c, PyObject *args)
+{
+	unsigned long long request;
+	unsigned int k;
+	int row;
+	rb_view v;
+	if (!PyArg_ParseTuple(args, "KIi", &request, &k, &row))
+		return NULL;
+	int status = k < c->inputs ? p_rb_input(c->handle, request, k, &v)
+		: row < 0 ? p_rb_output(c->handle, request, k - c->inputs, &v)
+		: p_rb_output_row(c->handle, request, k - c->inputs, (uint32_t)row, &v);
+	if (status == RB_ERR_SHAPE)
+		Py_RETURN_NONE;
+	if (status)
+		return raise_status(c, status);
+	PyObject *shape = PyTuple_New(v.rank);
+	for (uint32_t i = 0; shape && i < v.rank; i++)
+		PyTuple_SetItem(shape, i, PyLong_FromUnsignedLongLong(v.shape[i]));
+	return shape ? Py_BuildValue("KKN", (unsigned long long)(uintptr_t)v.data, (unsigned long long)v.stride, shape) : NULL;
+}
+
+/* ---- waiting ---------------------------------------------------------------- */
+
+static int64_t now_ns(void)
 {
 	struct timespec t;
 	clock_gettime(CLOCK_MONOTONIC, &t);
@@ -229,10 +235,10 @@ int64_t ends_at(int64_t timeout)
 	return !timeout || timeout > INT64_MAX - now ? INT64_MAX : now + timeout;
 }
 
-int64_t slice_until(int64_t end)
+int64_t left_until(int64_t end)
 {
-	int64_t left = end == INT64_MAX ? SLICE : end - now_ns();
-	return left < 0 ? 0 : left < SLICE ? left : SLICE;
+	int64_t left = end == INT64_MAX ? 0 : end - now_ns();
+	return end == INT64_MAX || left > 1 ? left : 1;
 }
 
 int timeout_ns(PyObject *timeout, int64_t *ns)
@@ -252,21 +258,51 @@ int timeout_ns(PyObject *timeout, int64_t *ns)
 	return PyErr_Occurred() ? -1 : 0;
 }
 
-int wait_for(Client *c, uint64_t request, int64_t timeout)
+int in_slices(Client *c, int64_t end, Attempt attempt, void *what)
 {
-	int64_t end = ends_at(timeout);
-	for (;;) {
-		int64_t slice = slice_until(end);
-		int status;
-		Py_BEGIN_ALLOW_THREADS
-		status = p_rb_wait(c->handle, request, slice);
-		Py_END_ALLOW_THREADS
-		if (status != RB_ERR_TIMEOUT || !slice)
+	for (int64_t left = left_until(end), last = 0;; last = left == 1) {
+		int status = attempt(c, what, left && left < SLICE ? left : SLICE);
+		if (last || (status != RB_ERR_FULL && status != RB_ERR_TIMEOUT))
 			return status;
-		if (PyErr_CheckSignals())
+		PyObject *swept = PyErr_CheckSignals() ? NULL : PyObject_CallMethod((PyObject *)c, "sweep", NULL);
+		if (!swept)
 			return -1;
+		Py_DECREF(swept);
+		left = left_until(end);
 	}
 }
+
+static int call_python(Client *Py_UNUSED(c), void *function, int64_t slice)
+{
+	PyObject *number = PyObject_CallFunction(function, "L", (long long)slice);
+	long status = number ? PyLong_AsLong(number) : -1;
+	Py_XDECREF(number);
+	return (int)status;
+}
+
+/* in_slices(call, timeout_ns): call(ns) waits for at most so long, and returns a status. */
+static PyObject *client_in_slices(Client *c, PyObject *args)
+{
+	PyObject *function;
+	long long timeout;
+	if (!PyArg_ParseTuple(args, "OL", &function, &timeout))
+		return NULL;
+	int status = in_slices(c, ends_at(timeout), call_python, function);
+	if (status)
+		return status < 0 ? NULL : raise_status(c, status);
+	Py_RETURN_NONE;
+}
+
+static int wait_once(Client *c, void *request, int64_t slice)
+{
+	int status;
+	Py_BEGIN_ALLOW_THREADS
+	status = p_rb_wait(c->handle, *(const uint64_t *)request, slice);
+	Py_END_ALLOW_THREADS
+	return status;
+}
+
+int wait_for(Client *c, uint64_t request, int64_t timeout) { return in_slices(c, ends_at(timeout), wait_once, &request); }
 
 int keep_step(Client *c, uint64_t sequence, uint64_t request, int status)
 {
@@ -276,45 +312,17 @@ int keep_step(Client *c, uint64_t sequence, uint64_t request, int status)
 	return -1;
 }
 
-/* Sends one item, as a step of the sequence if it is not 0, and waits for its outputs: the status, -1 if an exception was
- * raised. */
-static int infer(Client *c, uint64_t sequence, const void *const *in, void *const *out, int64_t timeout)
-{
-	int64_t end = ends_at(timeout), slice = timeout && timeout < SLICE ? timeout : SLICE, left = timeout;
-	rb_inference i = {.client = c->handle, .inputs = in, .outputs = out, .rows = 1};
-	int status;
-	for (int last = 0;; last = timeout && left == 1) {
-		i.timeout = left;
-		i.slice = slice;
-		Py_BEGIN_ALLOW_THREADS
-		status = sequence ? p_rb_step_prepared(&i, sequence) : p_rb_infer_prepared(&i);
-		Py_END_ALLOW_THREADS
-		if (last || (status != RB_ERR_FULL && (status != RB_ERR_TIMEOUT || i.request)))
-			break;
-		if (PyErr_CheckSignals() || sweep(c)) /* no slot yet, or not attached yet */
-			return -1;
-		if (timeout) { /* after its end one more try: the sweep may have made room */
-			left = end - now_ns();
-			left = left > 1 ? left : 1;
-			slice = left < SLICE ? left : SLICE;
-		}
-	}
-	if (status != RB_ERR_TIMEOUT || !i.request)
-		return keep_step(c, sequence, i.request, status);
-	status = PyErr_CheckSignals() ? -1 : wait_for(c, i.request, 0);
-	if (status < 0)
-		p_rb_release(c->handle, i.request);
-	return status < 0 ? status : keep_step(c, sequence, i.request, p_rb_collect_prepared(&i));
-}
-
 static PyMethodDef client_methods[] = {
 	{"dial", (PyCFunction)client_dial, METH_VARARGS, NULL},
 	{"learn", (PyCFunction)client_learn, METH_VARARGS, NULL},
-	{"submit_into", (PyCFunction)client_submit_into, METH_VARARGS, NULL},
-	{"hold_one", (PyCFunction)client_hold_one, METH_VARARGS, NULL},
-	{"commit_held", (PyCFunction)client_commit_held, METH_VARARGS, NULL},
+	{"infer", (PyCFunction)client_infer, METH_VARARGS, NULL},
+	{"send", (PyCFunction)client_send, METH_VARARGS, NULL},
+	{"in_slices", (PyCFunction)client_in_slices, METH_VARARGS, NULL},
+	{"commit_all", (PyCFunction)client_commit_all, METH_VARARGS, NULL},
+	{"collect", (PyCFunction)client_collect, METH_VARARGS, NULL},
 	{"drain", (PyCFunction)client_drain, METH_VARARGS, NULL},
-	{"collect_one", (PyCFunction)client_collect_one, METH_O, NULL},
+	{"release_one", (PyCFunction)client_release, METH_O, NULL},
+	{"place", (PyCFunction)client_place, METH_VARARGS, NULL},
 	{"close", (PyCFunction)client_close, METH_NOARGS, NULL},
 	{0},
 };
@@ -322,7 +330,7 @@ static PyMemberDef client_members[] = {
 	{"handle", T_ULONGLONG, offsetof(Client, handle), READONLY, NULL},
 	{"closed", T_BOOL, offsetof(Client, closed), READONLY, NULL},
 	{"plain", T_BOOL, offsetof(Client, plain), READONLY, NULL},
-	{"single", T_BOOL, offsetof(Client, single), READONLY, NULL},
+	{"in_c", T_BOOL, offsetof(Client, in_c), READONLY, NULL},
 	{0},
 };
 static PyType_Slot client_slots[] = {
@@ -333,145 +341,3 @@ static PyType_Slot client_slots[] = {
 	{0},
 };
 PyType_Spec client_spec = {"ringbatch._quick.Client", sizeof(Client), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, client_slots};
-
-/* ---- model(x, …) ------------------------------------------------------------ */
-
-typedef struct {
-	PyObject_HEAD
-	PyObject *core;
-	unsigned long long sequence; /* of a Stepper; 0 once it is closed */
-	unsigned int rows;
-	char busy; /* a coroutine waits for a step; of a model: a call has to warn first */
-} Caller;
-
-/* Finds the inputs by place and by name, and the timeout. False if the call is not for the quick path: it takes one item
- * of contiguous arrays with the model's types and shapes, and no keyword but the inputs and timeout. */
-static int take_arguments(const Client *c, PyObject *args, PyObject *named, const void **in, PyObject **timeout)
-{
-	Py_ssize_t count = PyTuple_Size(args), at = 0;
-	uint32_t given = 0;
-	PyObject *key, *x;
-	if (!c->quick || count > c->inputs || (c->scalar && (named || !c->single)))
-		return 0;
-	memset(in, 0, c->inputs * sizeof *in);
-	for (; given < count; given++) {
-		x = PyTuple_GetItem(args, given);
-		if (!fits(c, given, x))
-			return 0;
-		in[given] = ((Array *)x)->data;
-	}
-	while (named && PyDict_Next(named, &at, &key, &x)) {
-		if (key == name_timeout || PyUnicode_Compare(key, name_timeout) == 0) {
-			*timeout = x;
-			continue;
-		}
-		PyObject *number = PyDict_GetItemWithError(PyTuple_GetItem(c->names, 0), key);
-		uint32_t k = number ? (uint32_t)PyLong_AsUnsignedLong(number) : 0;
-		if (!number || in[k] || !fits(c, k, x))
-			return 0;
-		in[k] = ((Array *)x)->data;
-		given++;
-	}
-	return given == c->inputs;
-}
-
-static PyObject *call_quick(Client *c, uint64_t sequence, const void *const *in, PyObject *timeout)
-{
-	void *out[MOST_TENSORS];
-	int64_t ns;
-	PyObject *y = timeout_ns(timeout, &ns) ? NULL : new_outputs(c, out);
-	if (!y)
-		return NULL;
-	int status = infer(c, sequence, in, out, ns);
-	if (!status)
-		return y;
-	Py_DECREF(y);
-	return status < 0 ? NULL : raise_status(c, status);
-}
-
-static PyObject *call_slowly(Caller *m, PyObject *args, PyObject *named)
-{
-	PyObject *general = PyErr_Occurred() ? NULL : PyObject_GetAttrString((PyObject *)m, "_call");
-	PyObject *y = general ? PyObject_Call(general, args, named) : NULL;
-	Py_XDECREF(general);
-	return y;
-}
-
-static PyObject *caller_call(Caller *m, PyObject *args, PyObject *named)
-{
-	const void *in[MOST_TENSORS];
-	PyObject *timeout = Py_None;
-	if (named && PyDict_Size(named) == 0)
-		named = NULL;
-	if (m->core && !m->busy && take_arguments((Client *)m->core, args, named, in, &timeout))
-		return call_quick((Client *)m->core, 0, in, timeout);
-	return call_slowly(m, args, named);
-}
-
-/* step(x, …) */
-static PyObject *stepper_step(Caller *m, PyObject *args, PyObject *named)
-{
-	const void *in[MOST_TENSORS];
-	PyObject *timeout = Py_None;
-	if (named && PyDict_Size(named) == 0)
-		named = NULL;
-	if (!m->core || !m->sequence || m->busy || m->rows != 1 || !take_arguments((Client *)m->core, args, named, in, &timeout))
-		return call_slowly(m, args, named);
-	return call_quick((Client *)m->core, m->sequence, in, timeout);
-}
-
-static int caller_set_core(Caller *m, PyObject *core, void *Py_UNUSED(closure))
-{
-	if (!core || !PyObject_TypeCheck(core, client_type) || m->core) {
-		PyErr_SetString(PyExc_TypeError, "a model has one connection");
-		return -1;
-	}
-	Py_INCREF(m->core = core);
-	return 0;
-}
-
-static PyObject *caller_get_core(Caller *m, void *Py_UNUSED(closure))
-{
-	if (!m->core)
-		return PyErr_Format(PyExc_AttributeError, "_core");
-	Py_INCREF(m->core);
-	return m->core;
-}
-
-static void caller_dealloc(Caller *m)
-{
-	Py_XDECREF(m->core);
-	free_object(m);
-}
-
-static PyGetSetDef caller_fields[] = {{"_core", (getter)caller_get_core, (setter)caller_set_core, NULL, NULL}, {0}};
-static PyMemberDef caller_members[] = {{"_unwarned", T_BOOL, offsetof(Caller, busy), 0, NULL}, {0}};
-static PyType_Slot caller_slots[] = {
-	{Py_tp_doc, "A model that is called."},
-	{Py_tp_members, caller_members},
-	{Py_tp_dealloc, caller_dealloc},
-	{Py_tp_call, caller_call},
-	{Py_tp_getset, caller_fields},
-	{0},
-};
-PyType_Spec caller_spec = {"ringbatch._quick.Caller", sizeof(Caller), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, caller_slots};
-
-static PyMethodDef stepper_methods[] = {
-	{"step", (PyCFunction)(void (*)(void))stepper_step, METH_VARARGS | METH_KEYWORDS, "Runs one step."},
-	{0},
-};
-static PyMemberDef stepper_members[] = {
-	{"_id", T_ULONGLONG, offsetof(Caller, sequence), 0, NULL},
-	{"_rows", T_UINT, offsetof(Caller, rows), 0, NULL},
-	{"_busy", T_BOOL, offsetof(Caller, busy), 0, NULL},
-	{0},
-};
-static PyType_Slot stepper_slots[] = {
-	{Py_tp_doc, "A sequence that is stepped."},
-	{Py_tp_dealloc, caller_dealloc},
-	{Py_tp_methods, stepper_methods},
-	{Py_tp_members, stepper_members},
-	{Py_tp_getset, caller_fields},
-	{0},
-};
-PyType_Spec stepper_spec = {"ringbatch._quick.Stepper", sizeof(Caller), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, stepper_slots};

@@ -2,11 +2,13 @@
 /* Many requests in flight, for submit and asyncio: sending them, and resolving the futures of ended requests. */
 #include "quick.h"
 
+enum { PLAIN, WITH_VERSION, LEAVE }; /* how a future gets its answer; completions.py has the same */
+
 PyObject *list_and_commit(Client *c, uint64_t request, PyObject *waiters, PyObject *waiter, int64_t timeout, int hold)
 {
 	PyObject *id = PyLong_FromUnsignedLongLong(request);
 	if (id && !PyDict_SetItem(waiters, id, waiter)) {
-		int status = hold ? RB_OK : commit_one(c, request, timeout, RB_NOTIFY, NULL);
+		int status = hold ? RB_OK : commit_all(c, &request, 1, timeout, RB_NOTIFY, NULL);
 		if (!status)
 			return id;
 		if (status > 0)
@@ -21,77 +23,38 @@ PyObject *list_and_commit(Client *c, uint64_t request, PyObject *waiters, PyObje
 	return NULL;
 }
 
-static PyObject *send_rows(Client *c, uint32_t rows, const void *const *in, PyObject *waiters, PyObject *waiter, int64_t timeout,
-	int hold)
+/* send(inputs, named, waiters, future, loop, how, timeout_ns, priority, cost, hold, split, sequence): sets waiters[request] =
+ * (future, loop, rows, how), then sends the request; with hold it is not committed yet. The request's number; 0 if there is no
+ * room yet, None if the inputs are not arrays of the model's types and shapes, or too many rows that may be split. */
+PyObject *client_send(Client *c, PyObject *args)
 {
-	rb_inference i = {.client = c->handle, .inputs = in, .rows = rows, .flags = RB_HOLD};
-	int status;
-	Py_BEGIN_ALLOW_THREADS
-	status = p_rb_submit_prepared(&i);
-	Py_END_ALLOW_THREADS
+	PyObject *inputs, *named, *waiters, *future, *loop, *priority, *cost, *id = NULL;
+	int how, hold, split;
+	long long timeout;
+	Call q;
+	if (!PyArg_ParseTuple(args, "O!OO!OOiLOOppK", &PyTuple_Type, &inputs, &named, &PyDict_Type, &waiters, &future, &loop, &how, &timeout,
+			      &priority, &cost, &hold, &split, &q.sequence))
+		return NULL;
+	q.priority = q.cost = -1;
+	int took = take(c, inputs, PyDict_Check(named) ? named : NULL, 0, &q);
+	if (took > 0 && split && q.rows > 1) {
+		int64_t most = most_rows(c);
+		took = most < 0 ? -1 : q.rows <= most;
+	}
+	if (took <= 0 || !take_number(priority, INT64_C(1) << 32, &q.priority) || !take_number(cost, 1 << 16, &q.cost))
+		return took < 0 ? NULL : (Py_INCREF(Py_None), Py_None);
+	int status = fill(c, &q, 0);
 	if (status == RB_ERR_FULL || status == RB_ERR_TIMEOUT)
 		return PyLong_FromLong(0);
 	if (status)
 		return raise_status(c, status);
-	return list_and_commit(c, i.request, waiters, waiter, timeout, hold);
-}
-
-/* submit_into(waiters, waiter, arrays, rows, timeout_ns, hold): sets waiters[request] = waiter, then sends the request; with
- * hold it is not committed yet. The request's number; 0 if there is no room yet. */
-PyObject *client_submit_into(Client *c, PyObject *args)
-{
-	PyObject *waiters, *waiter, *arrays;
-	unsigned int rows;
-	long long timeout;
-	int hold;
-	const void *in[MOST_TENSORS];
-	if (!PyArg_ParseTuple(args, "O!OO!ILp", &PyDict_Type, &waiters, &waiter, &PyTuple_Type, &arrays, &rows, &timeout, &hold))
-		return NULL;
-	Py_ssize_t count = PyTuple_Size(arrays);
-	for (Py_ssize_t i = 0; i < count; i++) {
-		Array *a = (Array *)PyTuple_GetItem(arrays, i);
-		if (count > MOST_TENSORS || Py_TYPE((PyObject *)a) != (PyTypeObject *)ndarray || !(a->flags & CONTIGUOUS))
-			return PyErr_Format(PyExc_TypeError, "contiguous arrays only");
-		in[i] = a->data;
-	}
-	return send_rows(c, rows, in, waiters, waiter, timeout, hold);
-}
-
-/* hold_one(x, waiters, waiter): submit_into with hold for one item; None if x is not for the quick path. */
-PyObject *client_hold_one(Client *c, PyObject *args)
-{
-	PyObject *x, *waiters, *waiter;
-	if (!PyArg_ParseTuple(args, "OO!O", &x, &PyDict_Type, &waiters, &waiter))
-		return NULL;
-	if (!c->single || !fits(c, 0, x))
-		Py_RETURN_NONE;
-	const void *in[1] = {((Array *)x)->data};
-	return send_rows(c, 1, in, waiters, waiter, 0, 1);
-}
-
-/* commit_held(requests, waiters, timeout_ns): commits the requests that are still in waiters; the others were canceled. */
-PyObject *client_commit_held(Client *c, PyObject *args)
-{
-	PyObject *requests, *waiters;
-	long long timeout;
-	if (!PyArg_ParseTuple(args, "O!O!L", &PyList_Type, &requests, &PyDict_Type, &waiters, &timeout))
-		return NULL;
-	for (Py_ssize_t i = 0; i < PyList_Size(requests);) {
-		uint64_t ids[64];
-		uint32_t count = 0;
-		for (; i < PyList_Size(requests) && count < 64; i++) {
-			PyObject *id = PyList_GetItem(requests, i);
-			int listed = PyDict_Contains(waiters, id);
-			if (listed > 0)
-				ids[count++] = PyLong_AsUnsignedLongLong(id);
-			if (PyErr_Occurred())
-				return NULL;
-		}
-		int status = count ? p_rb_commit_all(c->handle, ids, count, timeout, RB_NOTIFY) : RB_OK;
-		if (status)
-			return raise_status(c, status);
-	}
-	Py_RETURN_NONE;
+	PyObject *waiter = Py_BuildValue("OOLi", future, loop, (long long)q.rows, how);
+	if (waiter)
+		id = list_and_commit(c, q.request, waiters, waiter, timeout, hold);
+	else
+		p_rb_release(c->handle, q.request);
+	Py_XDECREF(waiter);
+	return id;
 }
 
 /* Appends the numbers of the requests that have ended: 1; 0 once the client is closed, -1 if an exception was raised. */
@@ -118,23 +81,6 @@ static int reap_into(Client *c, PyObject *ended)
 	return 1;
 }
 
-/* collect_one(request): the output of an ended request, which is released. */
-PyObject *client_collect_one(Client *c, PyObject *number)
-{
-	uint64_t request = PyLong_AsUnsignedLongLong(number);
-	if (PyErr_Occurred())
-		return NULL;
-	void *out[1];
-	PyObject *y = new_output(c, 0, out);
-	if (!y)
-		return NULL;
-	int status = p_rb_collect_prepared(&(rb_inference){.client = c->handle, .outputs = out, .request = request});
-	if (!status)
-		return y;
-	Py_DECREF(y);
-	return raise_status(c, status);
-}
-
 /* Resolves a future of the running loop, unless it was canceled. */
 static PyObject *resolve(PyObject *future, PyObject *result)
 {
@@ -146,15 +92,19 @@ static PyObject *resolve(PyObject *future, PyObject *result)
 	return done;
 }
 
-/* Resolves the future of an ended request: here if hold_one has sent it from this loop, otherwise by deliver(request, waiter,
- * loop, error). */
+/* Resolves the future of an ended request: here if it is of this loop, otherwise by deliver(request, waiter, loop, error). */
 static PyObject *deliver(Client *c, PyObject *id, PyObject *waiter, PyObject *loop, PyObject *others)
 {
-	PyObject *future, *its_loop, *read, *kind, *error = NULL, *trace;
-	if (!PyArg_ParseTuple(waiter, "OOO", &future, &its_loop, &read))
+	PyObject *future, *its_loop, *kind, *error = NULL, *trace;
+	int how;
+	long long rows;
+	if (!PyArg_ParseTuple(waiter, "OOLi", &future, &its_loop, &rows, &how))
 		return NULL;
-	if (its_loop == loop && read == Py_None) {
-		PyObject *y = client_collect_one(c, id);
+	if (c->in_c && its_loop == loop && how != LEAVE) {
+		Call q = {.request = PyLong_AsUnsignedLongLong(id), .rows = rows};
+		PyObject *y = collect(c, &q);
+		if (y && how == WITH_VERSION)
+			y = Py_BuildValue("NI", y, q.version);
 		if (y) {
 			PyObject *done = resolve(future, y);
 			Py_DECREF(y);

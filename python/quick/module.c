@@ -8,7 +8,7 @@
 FUNCTIONS(DEFINE)
 
 PyObject *ndarray, *np_empty, *columns_class, *end_view, *nanoseconds, *err_released, *err_committed, *err_parents;
-PyObject *name_done, *name_set_result, *name_timeout;
+PyObject *name_done, *name_set_result, *keyword_numbers;
 unsigned int generation;
 
 /* Whether an ndarray has the fields of Array; tried with a probe of shape (2, 3). */
@@ -119,10 +119,10 @@ PyMODINIT_FUNC PyInit__quick(void)
 		return NULL;
 	name_done = PyUnicode_InternFromString("done");
 	name_set_result = PyUnicode_InternFromString("set_result");
-	name_timeout = PyUnicode_InternFromString("timeout");
-	client_type = name_done && name_set_result && name_timeout ? add_type(module, "Client", &client_spec) : NULL;
-	if (client_type && add_type(module, "Caller", &caller_spec) && add_type(module, "Stepper", &stepper_spec) &&
-	    add_type(module, "Held", &held_spec) &&
+	keyword_numbers = Py_BuildValue("{sisisisisi}", "timeout", 0, "priority", 1, "cost", 2, "split", 3, "version", 4);
+	client_type = name_done && name_set_result && keyword_numbers ? add_type(module, "Client", &client_spec) : NULL;
+	stepper_type = client_type ? add_type(module, "Stepper", &stepper_spec) : NULL;
+	if (stepper_type && add_type(module, "Caller", &caller_spec) && add_type(module, "Held", &held_spec) &&
 	    add_type(module, "Columns", &columns_spec))
 		return module;
 	Py_DECREF(module);

@@ -4,8 +4,8 @@
  * arrays, run and release. binding/ctypes_path.py has the same classes over ctypes, for
  * systems without a compiler; binding/paths.py chooses.
  *
- *   client.c    Client    base of Core: a connection, and whole requests in one call
- *               Caller    base of Model: model(x, …) without a Python function in between
+ *   client.c    Client    base of Core: a connection, its waits and its tensors
+ *   call.c      Caller    base of Model: model(x, …) without a Python function in between
  *               Stepper   base of Sequence: the same for step(x, …)
  *   many.c                requests in flight, and their futures
  *   request.c   Held      base of Request: one claimed request and the arrays over it
@@ -38,8 +38,6 @@
 #include "ringbatch_cuda.h"
 #include "ringbatch_weights.h"
 
-/* Blocking calls return at least this often, so that Python can handle signals. */
-#define SLICE INT64_C(50000000)
 #define MOST_DIMS RB_MAX_VARIABLE_DIMS
 #define MOST_RANK RB_MAX_RANK
 #define MOST_TENSORS 64
@@ -47,17 +45,18 @@
 /* ---- what Python gave (module.c) ------------------------------------------- */
 
 /* The functions of the library that ctypes has loaded. */
-#define FUNCTIONS(F)                                                                                                    \
-	F(rb_error) F(rb_connect) F(rb_close) F(rb_claim) F(rb_claim_prepared) F(rb_commit) F(rb_commit_all) F(rb_wait) \
-	F(rb_poll) F(rb_release) F(rb_commit_on_stream) F(rb_release_on_stream) F(rb_infer_prepared) \
-	F(rb_collect_prepared) F(rb_submit_prepared) F(rb_reap) F(rb_step_prepared) F(rb_sequence_request) F(rb_sequence_undo) \
-	F(rb_worker_next) F(rb_batch_complete)
+#define FUNCTIONS(F)                                                                                                   \
+	F(rb_connect) F(rb_close) F(rb_client_model) F(rb_claim) F(rb_sequence_request) F(rb_input) F(rb_set_priority) \
+	F(rb_set_cost) F(rb_commit) F(rb_commit_all) F(rb_wait) F(rb_poll) F(rb_output) F(rb_output_row) F(rb_release) \
+	F(rb_request_version) F(rb_commit_on_stream) F(rb_release_on_stream) F(rb_infer) F(rb_step) F(rb_collect)      \
+	F(rb_sequence_undo) F(rb_reap) F(rb_worker_next) F(rb_batch_complete)
 #define DECLARE(name) extern __typeof__(name) *p_##name;
 FUNCTIONS(DECLARE)
 
 /* Of NumPy, and Python functions for the slower cases. */
 extern PyObject *ndarray, *np_empty, *columns_class, *end_view, *nanoseconds, *err_released, *err_committed, *err_parents;
-extern PyObject *name_done, *name_set_result, *name_timeout; /* of a future's methods, and of a keyword */
+extern PyObject *name_done, *name_set_result; /* of a future's methods */
+extern PyObject *keyword_numbers;             /* the keywords of a call, numbered: module.c */
 
 extern unsigned int generation; /* +1 in a forked child */
 
@@ -78,25 +77,24 @@ typedef struct {
 
 #define CACHED 256u
 
+/* A tensor of the model: a row of it. */
 typedef struct {
-	PyObject *dtype;
-	int rank;
+	PyObject *dtype, *one; /* one: the arguments of np.empty for one row */
+	Py_ssize_t item, bytes; /* of one number; of the largest row */
 	Py_ssize_t shape[MOST_RANK];
-} Input;
+	uint32_t rank, variable;
+} Tensor;
 
 typedef struct {
 	PyObject_HEAD
 	unsigned long long handle;
-	/* plain: every input has a fixed shape; single: one input and one output with a quick path;
-	 * scalar: an output has no dimensions; on_device: a stream orders commits and releases */
-	char closed, plain, single, scalar, on_device;
-	/* Calls with one item of a model with fixed shapes on the host; NULL for other models. */
-	Input *quick;    /* by input */
-	PyObject *empty; /* by output: arguments of np.empty */
-	/* Unused arrays over single slots, for the next request in the slot. */
-	PyObject *names;   /* side -> {name: k}, outputs counted on from the inputs */
-	PyObject *fixed;   /* k -> whether the tensor has a fixed shape */
+	/* plain: the inputs have fixed shapes, and sized: the outputs, too; in_c: all tensors are on the host, and whole requests
+	 * are made here. Otherwise a stream orders commits and releases. */
+	char closed, plain, sized, in_c;
+	PyObject *names; /* side -> {name: k}, outputs counted on from the inputs */
+	Tensor *tensor;  /* the inputs, then the outputs */
 	uint32_t tensors, inputs;
+	/* Unused arrays over single slots, for the next request in the slot. */
 	unsigned int cached_attachment;
 	struct {
 		uint64_t key; /* slot * tensors + k */
@@ -104,7 +102,7 @@ typedef struct {
 	} cache[CACHED];
 } Client;
 
-extern PyTypeObject *client_type;
+extern PyTypeObject *client_type, *stepper_type;
 extern PyType_Spec client_spec, caller_spec, stepper_spec, held_spec, columns_spec;
 
 /* Raises the status as an exception; NULL. */
@@ -116,36 +114,60 @@ void free_object(void *object);
 /* Drops the unused arrays. */
 void forget_views(Client *c);
 /* Commits; the status, -1 if an exception was raised. stream: the caller's, or NULL. */
-int commit_one(Client *c, uint64_t request, int64_t timeout, uint32_t flags, PyObject *stream);
+int commit_all(Client *c, const uint64_t *requests, uint32_t count, int64_t timeout, uint32_t flags, PyObject *stream);
 /* Gives the slots back; on the device after the work of the stream. */
 void release_one(Client *c, uint64_t request, PyObject *stream);
-/* Gives back slots that this process cannot use any more; -1 if an exception was raised. */
-int sweep(Client *c);
 /* After a step that ended with RB_OK: the status, or -1 if a handler raises, and the step is undone. */
 int keep_step(Client *c, uint64_t sequence, uint64_t request, int status);
-/* Waits until the request has ended or the time is over; -1 if a handler raised. */
-int wait_for(Client *c, uint64_t request, int64_t timeout);
-/* Whether x is one item of the k-th input. */
-int fits(const Client *c, uint32_t k, PyObject *x);
-/* An array for the k-th output, and its memory. */
-PyObject *new_output(const Client *c, Py_ssize_t k, void **data);
 
-int64_t now_ns(void);
 /* When a timeout ends; 0 has no end: INT64_MAX. */
 int64_t ends_at(int64_t timeout);
-/* The time until then, at most SLICE; 0 if it has come. */
-int64_t slice_until(int64_t end);
+/* The time until then, at least 1; 0 if there is no end. */
+int64_t left_until(int64_t end);
 /* Python's timeout, None or seconds; -1 if an exception was raised. */
 int timeout_ns(PyObject *timeout, int64_t *ns);
+/* Attempts in slices, between which Python handles signals and sweep makes room, until the time is over: the status, -1 if an
+ * exception was raised. After the end there is one more attempt: the sweep may have made room. */
+typedef int (*Attempt)(Client *c, void *what, int64_t slice);
+int in_slices(Client *c, int64_t end, Attempt attempt, void *what);
+/* Waits until the request has ended or the time is over; -1 if a handler raised. */
+int wait_for(Client *c, uint64_t request, int64_t timeout);
+
+/* ---- whole requests (call.c) ------------------------------------------------ */
+
+/* What a caller gave, and the request that it became. */
+typedef struct {
+	PyObject *x[MOST_TENSORS]; /* the inputs */
+	const void *in[MOST_TENSORS];
+	void *out[MOST_TENSORS];
+	uint64_t bytes[MOST_TENSORS]; /* of the inputs, then of the outputs */
+	uint32_t dims[MOST_DIMS], ndims, given;
+	int64_t rows; /* -1: one item, whose outputs have no rows */
+	int64_t timeout, end, priority, cost; /* priority and cost: -1 is the default */
+	uint64_t sequence, request;
+	uint32_t version;
+	char with_version, under_way;
+} Call;
+
+/* Takes inputs by place and by name, or as one dict: 1, or 0 if they are not arrays of the model's types and shapes, contiguous
+ * and of equal rows; -1 if an exception was raised. keywords: whether named has the keywords of a call, too. */
+int take(Client *c, PyObject *args, PyObject *named, int keywords, Call *q);
+/* The most rows of a request; -1 if an exception was raised. */
+int64_t most_rows(Client *c);
+/* A number of Python below the limit, or None; false if it is another one. */
+int take_number(PyObject *given, int64_t limit, int64_t *number);
+/* An attempt to claim slots and to write the inputs: RB_OK, with the request. */
+int fill(Client *c, void *call, int64_t slice);
+/* The outputs and the version of an ended request, which is released. */
+PyObject *collect(Client *c, Call *q);
+PyObject *client_infer(Client *c, PyObject *args);
+PyObject *client_collect(Client *c, PyObject *args);
 
 /* ---- many in flight (many.c) ------------------------------------------------ */
 
 /* Lists a filled request in waiters and commits it. After an exception it is released. */
 PyObject *list_and_commit(Client *c, uint64_t request, PyObject *waiters, PyObject *waiter, int64_t timeout, int hold);
-PyObject *client_submit_into(Client *c, PyObject *args);
-PyObject *client_hold_one(Client *c, PyObject *args);
-PyObject *client_commit_held(Client *c, PyObject *args);
-PyObject *client_collect_one(Client *c, PyObject *number);
+PyObject *client_send(Client *c, PyObject *args);
 PyObject *client_drain(Client *c, PyObject *args);
 
 #endif

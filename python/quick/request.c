@@ -5,7 +5,7 @@
 typedef struct {
 	PyObject_HEAD
 	Client *core;
-	unsigned long long id, sequence;
+	uint64_t id, sequence;
 	unsigned int slot, rows, attachment, generation;
 	char single, released, committed, ok;
 	PyObject **view; /* arrays by tensor; NULL until the first one is made */
@@ -22,7 +22,7 @@ static int end_views(Held *r, uint32_t from, uint32_t to, PyObject *error)
 		if (!v)
 			continue;
 		r->view[k] = NULL;
-		int fixed = r->single && PyTuple_GetItem(c->fixed, k) == Py_True;
+		int fixed = r->single && !c->tensor[k].variable;
 		if (Py_REFCNT(v) == 1 && fixed && !c->closed && r->attachment == c->cached_attachment) {
 			uint64_t key = (uint64_t)r->slot * c->tensors + k;
 			PyObject *before = c->cache[key % CACHED].view;
@@ -47,6 +47,24 @@ static PyObject *check(Held *r)
 	if (!r->core || r->released)
 		return raise_from(err_released);
 	return Py_None;
+}
+
+typedef struct {
+	const uint32_t *dims;
+	uint32_t ndims, rows;
+	uint64_t sequence;
+	rb_request taken;
+} Claim;
+
+static int claim_once(Client *c, void *claim, int64_t slice)
+{
+	Claim *q = claim;
+	int status;
+	Py_BEGIN_ALLOW_THREADS
+	status = q->sequence ? p_rb_sequence_request(c->handle, q->sequence, q->dims, q->ndims, slice, &q->taken)
+			     : p_rb_claim(c->handle, q->rows, q->dims, q->ndims, slice, &q->taken);
+	Py_END_ALLOW_THREADS
+	return status;
 }
 
 /* Held(core, rows=1, dims=(), timeout_ns=0, single=True, sequence=0): waits for room in the window, or for the step before. */
@@ -79,30 +97,18 @@ static int held_init(Held *r, PyObject *args, PyObject *named)
 	}
 	r->generation = generation;
 	r->released = 1;
-	rb_inference now = {.client = c->handle, .rows = (uint32_t)rows, .flags = RB_AT_ONCE};
-	status = ndims || sequence ? RB_ERR_FULL : p_rb_claim_prepared(&now);
-	rb_request taken = {.id = now.request, .slot = now.slot, .attachment = now.attachment};
+	Claim q = {sizes, (uint32_t)ndims, (uint32_t)rows, sequence, {0}};
+	status = sequence ? RB_ERR_FULL : p_rb_claim(c->handle, q.rows, sizes, q.ndims, RB_AT_ONCE, &q.taken);
+	if (status == RB_ERR_FULL)
+		status = in_slices(c, ends_at(timeout), claim_once, &q);
 	if (status) {
-		for (int64_t end = ends_at(timeout), slice = timeout && timeout < SLICE ? timeout : SLICE;;) {
-			if (sweep(c)) /* first: there may be time for one try only */
-				return -1;
-			Py_BEGIN_ALLOW_THREADS
-			status = sequence ? p_rb_sequence_request(c->handle, sequence, sizes, (uint32_t)ndims, slice, &taken)
-					  : p_rb_claim(c->handle, (uint32_t)rows, sizes, (uint32_t)ndims, slice, &taken);
-			Py_END_ALLOW_THREADS
-			if ((status != RB_ERR_FULL && status != RB_ERR_TIMEOUT) || !(slice = slice_until(end)))
-				break;
-			if (PyErr_CheckSignals())
-				return -1;
-		}
-		if (status) {
+		if (status > 0)
 			raise_status(c, status);
-			return -1;
-		}
+		return -1;
 	}
-	r->id = taken.id;
-	r->slot = taken.slot;
-	r->attachment = taken.attachment;
+	r->id = q.taken.id;
+	r->slot = q.taken.slot;
+	r->attachment = q.taken.attachment;
 	r->rows = (unsigned int)rows;
 	r->single = (char)single;
 	r->sequence = sequence;
@@ -187,11 +193,28 @@ static PyObject *held_commit(Held *r, PyObject *args)
 	PyObject *stream = NULL;
 	if (!PyArg_ParseTuple(args, "LI|O", &timeout, &flags, &stream) || !check(r))
 		return NULL;
-	int status = commit_one(r->core, r->id, timeout, flags, stream);
+	int status = commit_all(r->core, &r->id, 1, timeout, flags, stream);
 	if (status)
 		return status < 0 ? NULL : raise_status(r->core, status);
 	if (end_inputs(r))
 		return NULL;
+	Py_RETURN_NONE;
+}
+
+/* choose(priority, cost): None, or numbers in their range. */
+static PyObject *held_choose(Held *r, PyObject *args)
+{
+	int64_t priority = -1, cost = -1;
+	PyObject *level, *each;
+	if (!PyArg_ParseTuple(args, "OO", &level, &each) || !check(r))
+		return NULL;
+	if (!take_number(level, INT64_C(1) << 32, &priority) || !take_number(each, 1 << 16, &cost))
+		return PyErr_Format(PyExc_TypeError, "numbers only");
+	int status = priority < 0 ? RB_OK : p_rb_set_priority(r->core->handle, r->id, (uint32_t)priority);
+	if (!status && cost >= 0)
+		status = p_rb_set_cost(r->core->handle, r->id, (uint32_t)cost);
+	if (status)
+		return raise_status(r->core, status);
 	Py_RETURN_NONE;
 }
 
@@ -237,7 +260,7 @@ static PyObject *held_run(Held *r, PyObject *args, PyObject *named)
 	}
 	if (timeout_ns(timeout, &within))
 		return NULL;
-	int status = commit_one(r->core, r->id, within, 0, stream);
+	int status = commit_all(r->core, &r->id, 1, within, 0, stream);
 	if (status)
 		return status < 0 ? NULL : raise_status(r->core, status);
 	if (end_inputs(r))
@@ -372,6 +395,7 @@ static PyMethodDef held_methods[] = {
 	{"release", (PyCFunction)(void (*)(void))held_release, METH_VARARGS | METH_KEYWORDS,
 	 "Gives the slots back; the views of this request are over."},
 	{"commit_in", (PyCFunction)held_commit, METH_VARARGS, NULL},
+	{"choose", (PyCFunction)held_choose, METH_VARARGS, NULL},
 	{"was_committed", (PyCFunction)held_was_committed, METH_NOARGS, NULL},
 	{"wait_in", (PyCFunction)held_wait, METH_O, NULL},
 	{"detach_into", (PyCFunction)held_detach_into, METH_VARARGS, NULL},

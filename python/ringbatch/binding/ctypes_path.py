@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ctypes path of a request: the classes of ``quick/*.c`` in Python, if the extension was not built.
 
+It is plain rather than quick: every call takes a :class:`Held`, writes its arrays, runs it and copies the outputs.
 A signal handler may raise between any two steps here. So the library writes the
 number of a claimed request into a struct that an object and :attr:`Client.owed`
 know already. The object's destructor releases it, or :meth:`Client.sweep` does.
@@ -13,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from ctypes import addressof, c_uint32, c_uint64, c_void_p
+from ctypes import addressof, c_uint32, c_uint64
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,18 +28,6 @@ _FULL = errors.Full.status
 _TIMEOUT = errors.Timeout.status
 
 
-class Scratch:
-    """Room for the arguments of a call."""
-
-    __slots__ = ("call", "call_at", "inputs", "outputs")
-
-    def __init__(self, handle: int, inputs: int, outputs: int) -> None:
-        self.inputs = (c_void_p * inputs)()
-        self.outputs = (c_void_p * outputs)()
-        self.call = c.Inference(handle, addressof(self.inputs), addressof(self.outputs), 0, SLICE_NS)
-        self.call_at = addressof(self.call)
-
-
 class _Reaped(threading.local):
     """The numbers of ended requests, as the library writes them.
 
@@ -50,25 +39,19 @@ class _Reaped(threading.local):
         self.ids, self.count = (c_uint64 * 64)(), c_uint32()
 
 
-class _Owner:
-    """Lives as long as a call; see Client.owed."""
-
-    __slots__ = ("__weakref__",)
-
-
 class Client:
-    """A connection: its handle, and whole requests."""
+    """A connection: its handle, its waits and its tensors."""
 
     handle = 0
     closed = False
-    _pool: list[Scratch]
+    in_c = False  # only the extension makes whole requests
     _opened: ClassVar[dict[int, tuple[weakref.ref, c_uint64]]] = {}  # like owed, for connections
 
     def __init__(self) -> None:
         self._lib = load()
         self._out = c_uint64()
         #: Claimed requests, by the address of the struct with their number. See sweep.
-        self.owed: dict[int, tuple[weakref.ref, Any]] = {}
+        self.owed: dict[int, tuple[weakref.ref, c.Request]] = {}
         self._on_device = False
         self._reaped = _Reaped()
 
@@ -83,14 +66,10 @@ class Client:
         self.handle = self._out.value
         return status
 
-    def learn(
-        self, names: tuple[dict[str, int], dict[str, int]], fixed: tuple[bool, ...], plain: bool,
-        inputs: tuple[tuple[Any, tuple[int, ...]], ...], outputs: tuple[tuple[tuple[int, ...], Any], ...], on_device: bool,
-    ) -> None:  # fmt: skip
-        """on_device: a tensor is on the device, and a stream orders commits and releases."""
-        self.names, self.fixed, self.plain = names, fixed, plain
-        self._on_device = on_device
-        self.single = False  # no quick path for one item
+    def learn(self, names: tuple[dict[str, int], dict[str, int]], tensors: tuple[tuple[Any, int, int], ...], on_host: bool) -> None:
+        """tensors: the arguments of np.empty, the bytes of a number, and the variable dimensions as bits."""
+        self.names, self._on_device = names, not on_host
+        self.plain = not any(variable for _, _, variable in tensors[: len(names[0])])
 
     def error(self, status: int) -> errors.Error:
         raise NotImplementedError
@@ -98,21 +77,52 @@ class Client:
     def stream(self, given: Any = None) -> int:
         raise NotImplementedError
 
-    def _scratch(self) -> Scratch:
-        raise NotImplementedError
-
     def undo(self, sequence: int, request: int | None) -> None:
         raise NotImplementedError
 
-    def wait(self, request: int, timeout_ns: int) -> None:
-        raise NotImplementedError
+    def in_slices(self, call: Callable[[int], int], timeout_ns: int) -> None:
+        """Calls for at most 50 ms at a time, between which handlers of signals run and sweep makes room. Raises the last
+        error once the time is over."""
+        left = timeout_ns or FOREVER_NS
+        deadline = time.monotonic_ns() + left
+        while status := call(min(left, SLICE_NS)):
+            error = self.error(status)
+            if status not in (_FULL, _TIMEOUT):
+                raise error
+            self.sweep()  # also when the time is over: the caller may try again
+            left = deadline - time.monotonic_ns()
+            if left <= 0:
+                raise error
 
-    def commit_one(self, request: int, timeout_ns: int, flags: int, stream: Any = None) -> int:
-        """Commits a request; returns the status."""
-        if not self._on_device:
-            return self._lib.rb_commit(self.handle, request, timeout_ns, flags)
-        at, number = self.stream(stream), c_uint64(request)  # the name keeps the number alive
-        return self._lib.rb_commit_on_stream(self.handle, addressof(number), 1, at, timeout_ns, flags)
+    def wait(self, request: int, timeout_ns: int) -> None:
+        """Waits for the request's end; raises Timeout."""
+        self.in_slices(lambda ns: self._lib.rb_wait(self.handle, request, ns), timeout_ns)
+
+    def commit_all(self, requests: list[int], timeout_ns: int, flags: int, stream: Any = None) -> None:
+        ids = (c_uint64 * len(requests))(*requests)
+        if self._on_device:
+            at = self.stream(stream)
+            status = self._lib.rb_commit_on_stream(self.handle, addressof(ids), len(ids), at, timeout_ns, flags)
+        else:
+            status = self._lib.rb_commit_all(self.handle, addressof(ids), len(ids), timeout_ns, flags)
+        if status:
+            raise self.error(status)
+
+    def place(self, request: int, k: int, row: int) -> Any:
+        """The address of the rows of the k-th tensor, the bytes from row to row, and their shape; of one row if row is not -1.
+        None if the rows differ in size."""
+        v, output = c.View(), k - len(self.names[0])
+        if output < 0:
+            status = self._lib.rb_input(self.handle, request, k, addressof(v))
+        elif row < 0:
+            status = self._lib.rb_output(self.handle, request, output, addressof(v))
+        else:
+            status = self._lib.rb_output_row(self.handle, request, output, row, addressof(v))
+        if status == errors.Shape.status:
+            return None
+        if status:
+            raise self.error(status)
+        return v.data, v.stride, tuple(v.shape[: v.rank])
 
     def release_one(self, request: int, stream: Any = None) -> None:
         """Returns the request's slots; on the device after the stream's queued work."""
@@ -141,63 +151,17 @@ class Client:
             owner, r = owes
             # The same entry: another thread may have reused the struct for its own call.
             if owner() is None and self.owed.get(at) is owes:
-                self.release_one(r.id if isinstance(r, c.Request) else r.request)
+                self.release_one(r.id)
                 self.owed.pop(at, None)
 
-    def submit_into(
-        self, waiters: dict[int, Any], waiter: Any, arrays: tuple[np.ndarray, ...], rows: int, timeout_ns: int, hold: bool
-    ) -> int:
-        """Sends a request; lists waiters[request] = waiter before it is committed. hold: do not commit yet.
-        Returns the request's number; 0 if there is no room."""
-        s = self._scratch()
-        for k, a in enumerate(arrays):
-            s.inputs[k] = a.__array_interface__["data"][0]
-        call = s.call
-        call.rows, call.timeout, call.flags, call.request = rows, 0, c.HOLD, 0
-        owner = _Owner()
-        self.owed[addressof(call)] = weakref.ref(owner), call
-        try:
-            status = self._lib.rb_submit_prepared(s.call_at)
-            request = call.request  # before another thread takes the struct from the pool
-            if not status:
-                self._list_and_commit(request, waiters, waiter, timeout_ns, hold)
-        except BaseException:  # of a signal handler, whose traceback keeps the owner alive
-            self.release_one(call.request)
-            raise
-        self.owed.pop(addressof(call), None)
-        if status and status not in (_FULL, _TIMEOUT):
-            raise self.error(status)
-        self._pool.append(s)
-        if status:  # no slot yet, or not attached yet
-            self.sweep()
-            return 0
-        return request
+    def send(self, *_: Any) -> int | None:
+        """None: only the extension sends a request in one call."""
 
-    def _list_and_commit(self, request: int, waiters: dict[int, Any], waiter: Any, timeout_ns: int, hold: bool) -> None:
-        try:
-            waiters[request] = waiter
-            status = 0 if hold else self.commit_one(request, timeout_ns, c.NOTIFY)
-            if status:
-                raise self.error(status)
-        except BaseException:  # perhaps a signal's handler raised it
-            waiters.pop(request, None)
-            self.release_one(request)
-            raise
-
-    def hold_one(self, x: Any, waiters: dict[int, Any], waiter: Any) -> int | None:
-        """None: only the extension has a quick path for one item."""
-        return None
-
-    def collect_one(self, request: int) -> np.ndarray:
+    def infer(self, *_: Any) -> Any:
         raise NotImplementedError
 
-    def commit_held(self, requests: list[int], waiters: dict[int, Any], timeout_ns: int) -> None:
-        """Commits the requests that are still in waiters; the others were canceled."""
-        listed = [r for r in requests if r in waiters]
-        ids = (c_uint64 * len(listed))(*listed)
-        status = self._lib.rb_commit_all(self.handle, addressof(ids), len(listed), timeout_ns, c.NOTIFY) if listed else 0
-        if status:
-            raise self.error(status)
+    def collect(self, request: int, rows: int) -> tuple[Any, int]:
+        raise NotImplementedError
 
     def drain(self, ended: list[int], waiters: dict[int, Any], loop: Any, deliver: Callable[[int, Any, Any, Any], None]) -> None:
         """Calls deliver for each ended request. If that raises, the request stays in ended and in waiters."""
@@ -245,6 +209,7 @@ class Stepper(Caller):
     """A sequence, which is stepped."""
 
     _id = 0
+    _sent = 0  # the last step's request, 0 if it was not sent
     _rows = 1
     _busy = False  # a coroutine waits for a step
 
@@ -321,22 +286,10 @@ class Held:
             raise
 
     def _claim(self, dims: tuple[int, ...], timeout_ns: int, sequence: int) -> None:
-        core = self._core
+        core, at = self._core, addressof(self._r)
         claim = core._lib.rb_sequence_request if sequence else core._lib.rb_claim
         sizes = (c_uint32 * len(dims))(*dims)
-        left = timeout_ns or FOREVER_NS
-        deadline = time.monotonic_ns() + left
-        while True:
-            status = claim(core.handle, sequence or self.rows, addressof(sizes), len(dims), min(left, SLICE_NS), addressof(self._r))
-            if status == 0:
-                return
-            error = core.error(status)
-            if status not in (_FULL, _TIMEOUT):
-                raise error
-            core.sweep()  # also when the time is over: the caller may try again
-            left = deadline - time.monotonic_ns()
-            if left <= 0:
-                raise error
+        core.in_slices(lambda ns: claim(core.handle, sequence or self.rows, addressof(sizes), len(dims), ns, at), timeout_ns)
 
     @property
     def _id(self) -> int:
@@ -389,10 +342,16 @@ class Held:
 
     def commit_in(self, timeout_ns: int, flags: int, stream: Any = None) -> None:
         self._check()
-        status = self._core.commit_one(self._id, timeout_ns, flags, stream)
-        if status:
-            raise self._core.error(status)
+        self._core.commit_all([self._id], timeout_ns, flags, stream)
         self.was_committed()
+
+    def choose(self, priority: int | None, cost: int | None) -> None:
+        core, lib = self._core, self._core._lib
+        status = 0 if priority is None else lib.rb_set_priority(core.handle, self._id, priority)
+        if not status and cost is not None:
+            status = lib.rb_set_cost(core.handle, self._id, cost)
+        if status:
+            raise core.error(status)
 
     def was_committed(self) -> None:
         """Ends the input arrays: they belong to the worker now."""
@@ -444,13 +403,19 @@ class Held:
             self._end(side, released)
 
     def detach_into(self, waiters: dict[int, Any], waiter: Any, timeout_ns: int) -> int:
-        """Ends the arrays, lists the waiter and commits, as submit_into does."""
+        """Ends the arrays, sets waiters[request] = waiter and commits."""
         self._check()
         self._end_views()
-        self._core._list_and_commit(self._r.id, waiters, waiter, timeout_ns, False)
+        number = self._r.id
+        try:
+            waiters[number] = waiter
+            self._core.commit_all([number], timeout_ns, c.NOTIFY)
+        except BaseException:  # perhaps a signal's handler raised it
+            waiters.pop(number, None)
+            raise
         self._released = True  # last: release must work if a signal handler raises before
         self._core.owed.pop(addressof(self._r), None)
-        return self._r.id
+        return number
 
     def __enter__(self) -> Any:
         return self

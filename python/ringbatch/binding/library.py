@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Union
@@ -114,6 +115,18 @@ def check(lib: ctypes.CDLL, status: int) -> None:
 # may have reached another thread: so Python can run its handlers.
 SLICE_NS = 50_000_000
 FOREVER_NS = 1 << 62
+
+
+class Pauses:
+    """The pauses between attempts: 2 ms, then twice as long each time, up to 0.2 s."""
+
+    def __init__(self) -> None:
+        self._next = 0.002
+
+    def next(self, deadline: float | None = None) -> float | None:
+        """In seconds; None if the next attempt would not come before the deadline."""
+        pause, self._next = self._next, min(2 * self._next, 0.2)
+        return pause if deadline is None or time.monotonic() + pause < deadline else None
 
 
 # Seconds, a text like "5ms" or "1m30s", or a timedelta.

@@ -8,7 +8,7 @@ from ctypes import POINTER, Structure, c_char, c_char_p, c_int, c_int32, c_int64
 ABI_VERSION = 1
 MAX_VARIABLE_DIMS = 8
 MAX_RANK = 8
-NOTIFY, HOLD = 1, 2
+NOTIFY = 1
 INPUT, OUTPUT, STATE = 0, 1, 2
 
 
@@ -53,13 +53,6 @@ class ConnectOptions(Structure):
 
 class Request(Structure):
     _fields_ = [("id", c_uint64), ("base", c_void_p), ("slot", c_uint32), ("rows", c_uint32), ("attachment", c_uint32)]
-
-
-class Inference(Structure):
-    _fields_ = [
-        ("client", c_uint64), ("inputs", c_void_p), ("outputs", c_void_p), ("timeout", c_int64), ("slice", c_int64),
-        ("request", c_uint64), ("rows", c_uint32), ("flags", c_uint32), ("slot", c_uint32), ("attachment", c_uint32),
-    ]  # fmt: skip
 
 
 class Timing(Structure):
@@ -129,12 +122,8 @@ PROTOTYPES = {
     "rb_release_on_stream": (c_int, [_client, _request, _address]),
     "rb_request_map": (c_int, [_client, _request, _address]),
     "rb_request_timing": (c_int, [_client, _request, _address]),
-    "rb_infer_prepared": (c_int, [_address]),
-    "rb_submit_prepared": (c_int, [_address]),
-    "rb_collect_prepared": (c_int, [_address]),
     "rb_sequence_open": (c_int, [_client, c_uint32, c_int64, _address]),
     "rb_sequence_request": (c_int, [_client, _sequence, _address, c_uint32, c_int64, _address]),
-    "rb_step_prepared": (c_int, [_address, _sequence]),
     "rb_sequence_reset": (c_int, [_client, _sequence, _address, c_uint32]),
     "rb_sequence_state": (c_int, [_client, _sequence, c_uint32, _address, _address]),
     "rb_sequence_copy": (c_int, [_client, _sequence, c_int64, _address]),

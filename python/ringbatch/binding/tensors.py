@@ -253,8 +253,6 @@ class Signature:
         self.output_maxima = tuple(t.shape[i] for t in outputs for i in t.variable)
         self.sized = self.variable_inputs + self.variable_outputs == 0
         self.on_device = any(t.on_device for t in [*inputs, *outputs])
-        self.in_c = self.sized and not self.on_device  # the library copies whole requests
-        self.single = self.in_c and len(inputs) == len(outputs) == 1
 
     def __repr__(self) -> str:
         return " ".join(map(str, [*self.inputs, "->", *self.outputs, *["state"] * bool(self.state), *self.state]))

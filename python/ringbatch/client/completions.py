@@ -26,12 +26,12 @@ from .connection import Core
 if TYPE_CHECKING:  # asyncio takes long to load
     import asyncio
 
-    # A future, its loop (None: it is not asyncio's), and the function that reads and
-    # releases its ended request (None: collect_one).
-    Waiter = tuple[Any, Optional[asyncio.AbstractEventLoop], Optional[Callable[[int], Any]]]
+    # A future, its loop (None: it is not asyncio's), the rows (-1: one item), and how it gets its answer.
+    Waiter = tuple[Any, Optional[asyncio.AbstractEventLoop], int, int]
 
 log = logging.getLogger("ringbatch")
 
+PLAIN, WITH_VERSION, LEAVE = range(3)  # how a future gets its answer; LEAVE: the caller reads it. many.c has the same
 _REAP = 256  # requests collected at once
 _HOLD = 16  # requests held before a commit: then a worker can start while the loop sends the rest
 _ROOM_RETRY_S = 0.005  # slots may return without a notice
@@ -113,17 +113,18 @@ class Completions:
             requests = self._held.get((loop, timeout_ns), requests)
             self._held.pop((loop, timeout_ns), None)
             if requests:
-                self._core.commit_held(requests, self.waiters, timeout_ns)
+                self._core.commit_all([r for r in requests if r in self.waiters], timeout_ns, c.NOTIFY)
         except errors.Error as e:
             for request in requests:
                 waiter = self.waiters.pop(request, None)
                 if waiter is not None:
-                    self._core.release(request)
+                    self._core.release_one(request)
                     _resolve(waiter[0], None, e)
         except BaseException:  # of a signal handler: commit the rest
             requests = self._held.pop((loop, timeout_ns), requests)
             for request in [r for r in requests if r in self.waiters]:
-                self._core.lib.rb_commit(self._core.handle, request, timeout_ns, c.NOTIFY)
+                with contextlib.suppress(errors.Error):  # committed before
+                    self._core.commit_all([request], timeout_ns, c.NOTIFY)
             raise
 
     # -- delivery
@@ -134,7 +135,7 @@ class Completions:
         if sent is None:
             sent = next((request for request, waiter in self.waiters.copy().items() if waiter[0] is future), 0)
         if sent in self.waiters:
-            self._core.release(sent)
+            self._core.release_one(sent)
             self.waiters.pop(sent, None)
             self.room()
 
@@ -145,9 +146,9 @@ class Completions:
             return
         for key in [key for key in self._held.copy() if key[0].is_closed()]:
             self._held.pop(key, None)
-        for request, (_, its_loop, _) in self.waiters.copy().items():
+        for request, (_, its_loop, *_) in self.waiters.copy().items():
             if its_loop is not None and its_loop.is_closed():
-                self._core.release(request)
+                self._core.release_one(request)
                 self.waiters.pop(request, None)
         for loop, closing in over:
             closing()
@@ -182,17 +183,18 @@ class Completions:
 
     def _deliver(self, request: int, waiter: Waiter, here: asyncio.AbstractEventLoop | None, error: BaseException | None = None) -> None:
         """Resolves a future. error: raised by reading the request."""
-        future, loop, read = waiter
+        future, loop, rows, how = waiter
         result: Any = None
         try:
-            if error is None:
+            if error is None and how != LEAVE:
+                answer = self._core.collect(request, rows)
+                result = answer if how == WITH_VERSION else answer[0]
                 if loop is None:
-                    future.version = self._core.version(request)
-                result = (read or self._core.collect_one)(request)
+                    future.version = answer[1]
         except Exception as e:
             error = e
         if error is not None:
-            self._core.release(request)  # a signal handler may have raised before the release
+            self._core.release_one(request)  # a signal handler may have raised before the release
         if loop is None or loop is here:
             _resolve(future, result, error)
         else:
@@ -239,7 +241,7 @@ class Completions:
             self._thread.join()
         error = errors.Closed("the client was closed")
         while self.waiters:
-            _, (future, its_loop, _) = self.waiters.popitem()
+            _, (future, its_loop, *_) = self.waiters.popitem()
             if its_loop is None:
                 _resolve(future, None, error)
             else:

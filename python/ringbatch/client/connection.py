@@ -9,29 +9,25 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from ctypes import addressof, c_uint32, c_uint64
+from collections.abc import Sequence
+from ctypes import addressof, c_uint32
 from typing import Any, Callable, Union
 
 import numpy as np
 
 from .. import errors
 from ..binding import structs as c
-from ..binding.ctypes_path import Scratch
 from ..binding.device import DeviceMemory
-from ..binding.library import FOREVER_NS, SLICE_NS, Duration, encode, last_error, load, seconds, whole
+from ..binding.library import Duration, Pauses, encode, last_error, load, seconds, whole
 from ..binding.paths import Client, quick
 from ..binding.tensors import Tensor, signature_of
 from ..binding.views import Mapping, View, Weakly, end_view, fresh, released, strided
 
-_FULL = errors.Full.status
 _TIMEOUT = errors.Timeout.status
-_SHAPE = errors.Shape.status
 
 # Rows of an output: an array, or a list of one array per row if rows differ in size.
 Rows = Union[np.ndarray, list[np.ndarray]]
 
-# Between two attempts to connect.
-_FIRST_RETRY_S, _LAST_RETRY_S = 0.005, 0.2
 _WORTH_WAITING = (
     errors.NoBroker,
     errors.UnknownModel,
@@ -43,20 +39,6 @@ _WORTH_WAITING = (
 )
 _MOST_WINDOW = (1 << 32) - 1
 _CONNECT_TIMEOUT_NS = 5_000_000_000
-
-
-def address(a: np.ndarray) -> int:
-    """The address of a contiguous array."""
-    return a.__array_interface__["data"][0]
-
-
-class Step:
-    """A step under way, and its request's number as soon as it is known."""
-
-    __slots__ = ("request", "sequence")
-
-    def __init__(self, sequence: int) -> None:
-        self.sequence, self.request = sequence, 0
 
 
 class Core(Client):
@@ -76,12 +58,8 @@ class Core(Client):
         self.signature = s = signature_of(self.lib, self.lib.rb_client_tensor, self.handle, info)
         every = self._tensors = [*s.inputs, *s.outputs]
         names = {t.name: k for k, t in enumerate(s.inputs)}, {t.name: len(s.inputs) + k for k, t in enumerate(s.outputs)}
-        fixed = tuple(not t.variable for t in every)
-        takes = tuple((t.dtype, t.shape) for t in s.inputs) if s.in_c else ()
-        gives = tuple((t.shape, t.dtype) for t in s.outputs) if s.in_c else ()
-        self.learn(names, fixed, not s.variable_inputs, takes, gives, s.on_device)
-        # A pool and not one for each thread: a signal handler may call in the middle of a call.
-        self._pool: list[Scratch] = []
+        tensors = tuple(((t.shape, t.dtype), t.dtype.itemsize, sum(1 << i for i in t.variable)) for t in every)
+        self.learn(names, tensors, not s.on_device)
 
     @property
     def model(self) -> str:
@@ -99,7 +77,7 @@ class Core(Client):
     def _connect(self, model: str, socket: str | os.PathLike[str] | None, window: int | None, name: str | None, wait: Duration) -> None:
         if window is not None and not 1 <= whole("window", window) <= _MOST_WINDOW:  # C has 32 bits, and 0 is the default
             raise errors.Invalid(f"window is 1..{_MOST_WINDOW} rows, got {window}")
-        start, delay = time.monotonic(), _FIRST_RETRY_S
+        start, pauses = time.monotonic(), Pauses()
         deadline = start + seconds(wait)
         while True:
             status = self.dial(model.encode(), encode(socket), encode(name), window or 0, _CONNECT_TIMEOUT_NS)
@@ -108,10 +86,9 @@ class Core(Client):
             error = last_error(self.lib, status)
             if status == _TIMEOUT and time.monotonic() < start + _CONNECT_TIMEOUT_NS / 1e9:
                 continue  # interrupted by a signal
-            if not isinstance(error, _WORTH_WAITING) or time.monotonic() + delay > deadline:
+            if not isinstance(error, _WORTH_WAITING) or (pause := pauses.next(deadline)) is None:
                 raise error
-            time.sleep(delay)
-            delay = min(2 * delay, _LAST_RETRY_S)
+            time.sleep(pause)
 
     def check(self, status: int) -> None:
         if status:
@@ -138,29 +115,11 @@ class Core(Client):
 
     # -- steps of a request
 
-    def wait(self, request: int, timeout_ns: int) -> None:
-        """Waits for the request's end, in slices; raises Timeout."""
-        left = timeout_ns or FOREVER_NS
-        deadline = time.monotonic_ns() + left
-        while True:
-            status = self.lib.rb_wait(self.handle, request, min(left, SLICE_NS))
-            if status == 0:
-                return
-            left = deadline - time.monotonic_ns()
-            if status != _TIMEOUT or left <= 0:
-                raise self.error(status)
-
     def version(self, request: int) -> int:
         """The version of the live weights that answered an ended request; 0 if the model has none, or the request failed."""
         v = c_uint32()
         self.check(self.lib.rb_request_version(self.handle, request, addressof(v)))
         return v.value
-
-    def release(self, request: int) -> None:
-        if self.signature.on_device:
-            self.lib.rb_release_on_stream(self.handle, request, self.stream())
-        else:
-            self.lib.rb_release(self.handle, request)
 
     @property
     def device(self) -> DeviceMemory:
@@ -196,104 +155,24 @@ class Core(Client):
     def view(self, k: int, request: int, slot: int, rows: int, attachment: int, single: bool) -> View | list[View]:
         """An array over the slots of the k-th tensor; outputs follow the inputs."""
         t, mapping = self._tensors[k], self.mapping(request, attachment)
-        output = k - len(self.signature.inputs)
         if t not in mapping.offsets:  # the first use of this tensor
-            v = c.View()
-            if output < 0:
-                self.check(self.lib.rb_input(self.handle, request, k, addressof(v)))
-            else:
-                self.check(self.lib.rb_output_row(self.handle, request, output, 0, addressof(v)))
-            mapping.offsets[t] = v.data - mapping.base_of(t) - slot * t.stride
+            mapping.offsets[t] = self.place(request, k, 0)[0] - mapping.base_of(t) - slot * t.stride
         if t.on_device:  # a new array, since this request's end takes its memory away
             plane = mapping.plane(t)
             return plane[slot] if single else plane[slot : slot + rows]
         if single and not t.variable:
             return self._hand_out(mapping.row(t, slot), mapping)
-        shape = t.shape if not t.variable else self._input_shape(request, k) if output < 0 else self._output_shapes(request, output, rows)
-        if isinstance(shape, list):  # rows differ in size
-            return [self._hand_out(mapping.rows(t, slot + row, 1, own)[0], mapping) for row, own in enumerate(shape)]
-        all_rows = mapping.rows(t, slot, rows, shape)
+        at = self.place(request, k, -1) if t.variable else (0, 0, (rows, *t.shape))
+        if at is None:  # rows differ in size
+            each = [self.place(request, k, row)[2][1:] for row in range(rows)]
+            return [self._hand_out(mapping.rows(t, slot + row, 1, own)[0], mapping) for row, own in enumerate(each)]
+        all_rows = mapping.rows(t, slot, rows, at[2][1:])
         return self._hand_out(all_rows[0, ...] if single else all_rows, mapping)
 
     def _hand_out(self, array: np.ndarray, mapping: Mapping) -> View:
         view = fresh(array, mapping.memory)
         self._handed_out.add(view)
         return view
-
-    # -- whole requests, for models of fixed shapes and contiguous arrays
-
-    def _scratch(self) -> Scratch:
-        """A free scratch; after a successful call it returns to the pool."""
-        try:
-            return self._pool.pop()
-        except IndexError:
-            return Scratch(self.handle, len(self.signature.inputs), len(self.signature.outputs))
-
-    def infer(self, arrays: list[np.ndarray], rows: int, timeout_ns: int, step: Step | None = None) -> list[np.ndarray]:
-        s, sequence = self._scratch(), step.sequence if step else 0
-        outs = self._empty(s, rows)
-        for k, a in enumerate(arrays):
-            s.inputs[k] = address(a)
-        call = s.call
-        call.rows, call.timeout, call.slice, call.request = rows, timeout_ns, min(timeout_ns or SLICE_NS, SLICE_NS), 0
-        deadline = time.monotonic_ns() + timeout_ns
-        try:
-            status = self._infer_slice(s.call_at, sequence)
-            if status:
-                self._unsliced(call, status, deadline, sequence)
-        except BaseException:
-            self.release(call.request)
-            raise
-        finally:
-            if step:
-                step.request = call.request
-        self._pool.append(s)
-        return outs
-
-    def _infer_slice(self, call_at: int, sequence: int) -> int:
-        return self.lib.rb_step_prepared(call_at, sequence) if sequence else self.lib.rb_infer_prepared(call_at)
-
-    def _unsliced(self, call: c.Inference, status: int, deadline: int, sequence: int) -> None:
-        """Continues a call after its first slice, or raises. The deadline counts if the call has a timeout."""
-        while status == _FULL or (status == _TIMEOUT and not call.request):  # no slot yet, or not attached yet
-            error = self.error(status)
-            self.sweep()
-            if call.timeout:
-                left = deadline - time.monotonic_ns()
-                if left <= 0:
-                    raise error
-                call.timeout, call.slice = left, min(left, SLICE_NS)
-            status = self._infer_slice(addressof(call), sequence)
-        if status == _TIMEOUT and call.request:
-            self.wait(call.request, 0)
-            status = self.lib.rb_collect_prepared(addressof(call))
-        self.check(status)
-
-    def commit_several(self, requests: list[int], timeout_ns: int, stream: Any) -> None:
-        """Commits claimed requests."""
-        ids = (c_uint64 * len(requests))(*requests)
-        if self.signature.on_device:
-            status = self.lib.rb_commit_on_stream(self.handle, addressof(ids), len(requests), self.stream(stream), timeout_ns, 0)
-        else:
-            status = self.lib.rb_commit_all(self.handle, addressof(ids), len(requests), timeout_ns, 0)
-        self.check(status)
-
-    def collect(self, request: int, rows: int) -> list[np.ndarray]:
-        """The outputs of an ended request, which is released."""
-        s = self._scratch()
-        outs = self._empty(s, rows)
-        s.call.request = request
-        self.check(self.lib.rb_collect_prepared(s.call_at))
-        self._pool.append(s)
-        return outs
-
-    def _empty(self, s: Scratch, rows: int) -> list[np.ndarray]:
-        outs = []
-        for k, t in enumerate(self.signature.outputs):
-            out = np.empty((rows, *t.shape), t.dtype)
-            s.outputs[k] = address(out)
-            outs.append(out)
-        return outs
 
     # -- sequences
 
@@ -305,62 +184,43 @@ class Core(Client):
     def state_rows(self, sequence: int, k: int, fresh: np.ndarray | None) -> Any:
         """The present state in place: an array of all rows, or a tensor of torch on the device."""
         v, t = c.View(), self.signature.state[k]
-        self.check(self.lib.rb_sequence_state(self.handle, sequence, k, addressof(v), None if fresh is None else address(fresh)))
+        self.check(self.lib.rb_sequence_state(self.handle, sequence, k, addressof(v), None if fresh is None else fresh.ctypes.data))
         shape = tuple(v.shape[: v.rank])
         if t.on_device:
             return self.device.halves(v.data, shape, t.kind)
         return strided((ctypes.c_uint8 * v.bytes).from_address(v.data), t.dtype, 0, v.stride, shape)
 
-    # -- requests of models with variable dimensions
+    # -- answers
 
-    def take(self, request: int, rows: int) -> list[Rows]:
-        """Copies of the outputs of an ended request, which is released."""
+    def give(self, outs: Sequence[Rows]) -> Any:
+        """The answer: an array, or a dict of several by name."""
+        return outs[0] if len(outs) == 1 else dict(zip(self.signature.output_names, outs))
+
+    def collect(self, request: int, rows: int) -> tuple[Any, int]:
+        """The answer and the version of an ended request, which is released. rows: -1 for one item."""
+        if self.in_c:
+            return super().collect(request, rows)
         try:
-            self.check(self.lib.rb_poll(self.handle, request))
-            outs: list[Rows] = []
-            v = c.View()
-            for k, t in enumerate(self.signature.outputs):
-                status = self.lib.rb_output(self.handle, request, k, addressof(v))
-                if t.on_device:
-                    self.check(status)
-                    outs.append(self._device_copy(request, t, v))
-                elif status == _SHAPE:
-                    outs.append([_copy(t, self._row(request, k, row, v))[0] for row in range(rows)])
-                else:
-                    self.check(status)
-                    outs.append(_copy(t, v))
-            return outs
+            version = self.version(request)
+            outs = [self._copy(request, k, abs(rows)) for k in range(len(self.signature.inputs), len(self._tensors))]
         finally:
-            self.release(request)
+            self.release_one(request)
+        return self.give([o if rows > 0 else o[0] if isinstance(o, list) else o[0, ...] for o in outs]), version
 
-    def _device_copy(self, request: int, t: Tensor, v: c.View) -> Any:
-        """A copy of an output on the device, ready for every stream."""
+    def _copy(self, request: int, k: int, rows: int) -> Any:
+        """A copy of an output; on the device one that is ready for every stream."""
+        t, at = self._tensors[k], self.place(request, k, -1)
+        if at is None:  # rows differ in size
+            return [_copy(t, *self.place(request, k, row))[0] for row in range(rows)]
+        if not t.on_device:
+            return _copy(t, *at)
         m = self._mapping
-        if m is None or m.device is None or not m.device.has(v.data):
+        if m is None or m.device is None or not m.device.has(at[0]):
             m = self._mapping = self._map(self.lib.rb_request_map, self.handle, request)
             assert m.device
-        return m.device.copy(v.data, tuple(v.shape[: v.rank]), t.kind)
-
-    def _row(self, request: int, k: int, row: int, v: c.View) -> c.View:
-        self.check(self.lib.rb_output_row(self.handle, request, k, row, addressof(v)))
-        return v
-
-    def _output_shapes(self, request: int, k: int, rows: int) -> tuple[int, ...] | list[tuple[int, ...]]:
-        """The actual shape of the rows of a variable output; a list of shapes if they differ."""
-        v = c.View()
-        status = self.lib.rb_output(self.handle, request, k, addressof(v))
-        if status == _SHAPE:
-            return [tuple(self._row(request, k, row, v).shape[1 : v.rank]) for row in range(rows)]
-        self.check(status)
-        return tuple(v.shape[1 : v.rank])
-
-    def _input_shape(self, request: int, k: int) -> tuple[int, ...]:
-        """The shape of the rows of a variable input, rounded up to the model's buckets."""
-        v = c.View()
-        self.check(self.lib.rb_input(self.handle, request, k, addressof(v)))
-        return tuple(v.shape[1 : v.rank])
+        return m.device.copy(at[0], at[2], t.kind)
 
 
-def _copy(t: Tensor, v: c.View) -> np.ndarray:
-    memory = (ctypes.c_uint8 * v.bytes).from_address(v.data)
-    return np.array(strided(memory, t.dtype, 0, v.stride, tuple(v.shape[: v.rank])))
+def _copy(t: Tensor, address: int, stride: int, shape: tuple[int, ...]) -> np.ndarray:
+    memory = (ctypes.c_uint8 * (shape[0] * stride)).from_address(address)
+    return np.array(strided(memory, t.dtype, 0, stride, shape))

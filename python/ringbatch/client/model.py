@@ -12,7 +12,7 @@ import warnings
 from collections import abc
 from collections.abc import Mapping
 from ctypes import addressof, c_size_t, string_at
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,15 +22,14 @@ from ..binding.library import Duration, Process, check, encode, load, nanosecond
 from ..binding.paths import Caller
 from ..binding.tensors import Tensor
 from ..binding.views import Mapping as SharedMapping
-from .completions import Completions
-from .connection import Core, Rows, Step
+from .completions import PLAIN, WITH_VERSION, Completions
+from .connection import Core, Rows
 from .future import Future
-from .request import Request, claim
+from .request import Chosen, Request, chosen, claim
 from .sequence import Sequence
-from .split import Chosen, gather_split, pieces, submit_split
+from .split import gather_split, pieces, submit_split
 
 _making = threading.Lock()  # held while completions are made
-_SMALL_BYTES = 16 << 10  # up to this size a strided array is copied first; a larger one is written to its slot directly
 
 
 def _in_child() -> None:
@@ -82,13 +81,6 @@ class Model(Caller):
         self._cast = cast
         self._completions: Completions | None = None
         self._unwarned = bool(core.signature.state)  # that a call does not keep the state
-        sig = core.signature
-        self._many_outputs = len(sig.outputs) > 1
-        # For the quick check of a model's only input.
-        self._one_input = sig.in_c and len(sig.inputs) == 1
-        self._dtype, self._shape = sig.inputs[0].dtype, sig.inputs[0].shape
-        self._rank = len(self._shape)
-
     # -- about the model
 
     @property
@@ -164,10 +156,11 @@ class Model(Caller):
         if self._unwarned:
             self._warn()
         arrays, rows = self._arrays(inputs, named)
+        choice = chosen(self._core, priority, cost)
         if split and 1 < rows > self._most:
-            future: Any = submit_split(self, pieces(arrays, rows, self._most), timeout, (priority, cost))
+            future: Any = submit_split(self, pieces(arrays, rows, self._most), timeout, choice)
             return (future.result(), future.version) if version else future.result()
-        return self._run(arrays, rows, timeout, (priority, cost), version)
+        return self._run(arrays, rows, timeout, choice, version)
 
     def _warn(self) -> None:
         self._unwarned = False
@@ -175,18 +168,20 @@ class Model(Caller):
         warnings.warn(said, stacklevel=3)
 
     def _run(
-        self, arrays: list[np.ndarray], rows: int, timeout: Duration | None, chosen: Chosen, version: bool, step: Step | None = None
+        self, arrays: list[np.ndarray], rows: int, timeout: Duration | None, choice: Chosen, version: bool, step: Sequence | None = None
     ) -> Any:
         """Runs one request, or a step."""
-        if chosen == (None, None) and self._core.signature.in_c and not version:
-            arrays = [a if a.flags.c_contiguous or a.nbytes > _SMALL_BYTES else np.ascontiguousarray(a) for a in arrays]
-            if all(a.flags.c_contiguous for a in arrays):
-                return self._give(self._core.infer(arrays, abs(rows), nanoseconds(timeout), step), rows < 0)
-        with self._filled(arrays, rows, timeout, step.sequence if step else 0) as req:
+        core, left = self._core, nanoseconds(timeout)
+        if core.in_c:
+            return core.infer(tuple(arrays), left, *choice, version, step)
+        end = time.monotonic_ns() + left
+        with self._filled(arrays, rows, left, step._id if step else 0) as req:
             if step:
-                step.request = req._id
-            req.run(timeout, priority=chosen[0], cost=chosen[1])
-            answer = self._give(req._copies(), False)
+                step._sent = req._id
+            req.choose(*choice)
+            req.commit_in(left and max(1, end - time.monotonic_ns()), 0)
+            req.wait_in(0)
+            answer = core.give(req._copies())
             return (answer, req.version) if version else answer
 
     @property
@@ -199,14 +194,6 @@ class Model(Caller):
 
     def _arrays(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[list[np.ndarray], int]:
         """The inputs in order, checked; rows is -1 for a single item."""
-        if self._one_input and len(inputs) == 1 and not named and type(inputs[0]) is np.ndarray:
-            x = inputs[0]
-            if x.dtype is self._dtype:
-                shape = x.shape
-                if shape == self._shape:
-                    return [x], -1
-                if len(shape) == self._rank + 1 and shape[1:] == self._shape and shape[0]:
-                    return [x], shape[0]
         tensors = self._core.signature.inputs
         if not named and len(inputs) == 1 and isinstance(by_name := inputs[0], abc.Mapping):
             inputs, named = (), by_name
@@ -229,13 +216,16 @@ class Model(Caller):
         """The caller's value as an array of the tensor's type, in its memory."""
         if t.on_device:
             return convert_on_device(t, value, self._cast, self._core.device.ordinal)
-        return t.convert(to_host(t, value, self._cast), self._cast)
+        array = t.convert(to_host(t, value, self._cast), self._cast)
+        if not self._core.in_c or (array.flags.c_contiguous and array.dtype is t.dtype):
+            return array
+        return np.array(array, t.dtype, order="C")
 
-    def _filled(self, arrays: list[np.ndarray], rows: int, timeout: Duration | None, sequence: int = 0) -> Request:
+    def _filled(self, arrays: list[np.ndarray], rows: int, timeout_ns: int, sequence: int = 0) -> Request:
         """A request with its inputs written, in one copy."""
         tensors = self._core.signature.inputs
         shapes = {t.name: a.shape if rows < 0 else a.shape[1:] for t, a in zip(tensors, arrays)}
-        req = claim(self._core, None if rows < 0 else rows, shapes, timeout, sequence)
+        req = claim(self._core, None if rows < 0 else rows, shapes, timeout_ns, sequence)
         try:
             for t, a in zip(tensors, arrays):
                 view: Any = req.inputs[t.name]
@@ -249,16 +239,9 @@ class Model(Caller):
             raise
         return req
 
-    def _give(self, outs: abc.Sequence[Rows], single: bool) -> Any:
-        if single:
-            return self._give([o[0] for o in outs], False)
-        if self._many_outputs:
-            return {t.name: o for t, o in zip(self._core.signature.outputs, outs)}
-        return outs[0]
-
     def _as_list(self, given: Any) -> list[Rows]:
-        """The inverse of _give."""
-        return list(given.values()) if self._many_outputs else [given]
+        """The inverse of Core.give."""
+        return list(given.values()) if len(self._core.signature.outputs) > 1 else [given]
 
     # -- without copies
 
@@ -273,11 +256,11 @@ class Model(Caller):
         core = self._core
         if rows is None and timeout is None and shapes is None and core.plain:
             return Request(core)
-        return claim(core, rows, shapes, timeout)
+        return claim(core, rows, shapes, nanoseconds(timeout))
 
     def commit(self, requests: abc.Sequence[Request], timeout: Duration | None = None, *, stream: Any = None) -> None:
         """Commits several requests at once, with one wake-up of the broker."""
-        self._core.commit_several([r._id for r in requests], nanoseconds(timeout), stream)
+        self._core.commit_all([r._id for r in requests], nanoseconds(timeout), 0, stream)
         for r in requests:
             r.was_committed()
 
@@ -302,20 +285,24 @@ class Model(Caller):
         self._check()
         if self._unwarned:
             self._warn()
-        arrays, rows = self._arrays(inputs, named)
-        if split and 1 < rows > self._most:
-            return submit_split(self, pieces(arrays, rows, self._most), timeout, (priority, cost))
-        return self._submit(arrays, rows, timeout, (priority, cost))
+        return self._submit(inputs, named, timeout, chosen(self._core, priority, cost), split)
 
-    def _submit(self, arrays: list[np.ndarray], rows: int, timeout: Duration | None, chosen: Chosen) -> concurrent.futures.Future:
+    def _submit(
+        self, inputs: tuple[Any, ...], named: Mapping[str, Any], timeout: Duration | None, choice: Chosen, split: bool
+    ) -> concurrent.futures.Future:
         completions = self._ready()
         completions.watch_by_thread()
         future = Future()
         future.set_running_or_notify_cancel()
-        waiter = future, None, self._reader(rows)
-        deadline = None if timeout is None else time.monotonic() + seconds(timeout)
+        left = nanoseconds(timeout)
         try:
-            while not self._send(completions.waiters, waiter, arrays, rows, timeout, chosen):
+            if self._core.send(inputs, named, completions.waiters, future, None, PLAIN, left, *choice, False, split, 0):
+                return future
+            arrays, rows = self._arrays(inputs, named)
+            if split and 1 < rows > self._most:
+                return submit_split(self, pieces(arrays, rows, self._most), timeout, choice)
+            deadline = None if timeout is None else time.monotonic() + seconds(timeout)
+            while not self._send(future, None, PLAIN, arrays, rows, timeout, choice):
                 # The watching thread makes room, and runs callbacks that submit. No other
                 # thread collects: a signal handler that raises could leave a future locked.
                 completions.drain_if_ours()
@@ -344,38 +331,35 @@ class Model(Caller):
         completions.watch_by_loop(loop)
         future = loop.create_future()
         sent: int | None = None  # the request's number; None until it is known whether there is one
+        choice, how = chosen(core, priority, cost), WITH_VERSION if version else PLAIN
         try:
-            # If shapes are fixed, the request is committed together with the others of this turn of the loop.
-            if priority is None and cost is None and len(inputs) == 1 and not named and not version:
-                sent = core.hold_one(inputs[0], completions.waiters, (future, loop, None))
+            sent = core.send(inputs, named, completions.waiters, future, loop, how, 0, *choice, True, split, 0)
             if not sent:
                 sent = 0
                 arrays, rows = self._arrays(inputs, named)
                 if split and 1 < rows > self._most:
-                    whole = await gather_split(self, pieces(arrays, rows, self._most), timeout, (priority, cost))
+                    whole = await gather_split(self, pieces(arrays, rows, self._most), timeout, choice)
                     return whole if version else whole[0]
-                waiter = future, loop, self._reader(rows, version)
-                held = core.signature.in_c and priority is None and cost is None
                 sent = None
-                sent, timeout = await self._asend(waiter, arrays, rows, timeout, (priority, cost), held)
-                if not held:
-                    return await future
-            completions.commit_soon(loop, sent, nanoseconds(timeout))
+                sent, timeout = await self._asend(future, loop, how, arrays, rows, timeout, choice, core.in_c)
+            if core.in_c:  # committed together with the others of this turn of the loop
+                completions.commit_soon(loop, sent, nanoseconds(timeout))
             return await future
         except BaseException:  # canceled, the loop ended, or a signal handler raised
             completions.abandon(future, sent)
             raise
 
     async def _asend(
-        self, waiter: Any, arrays: list[np.ndarray], rows: int, timeout: Duration | None, chosen: Chosen, hold: bool, sequence: int = 0
+        self, future: Any, loop: Any, how: int, arrays: list[np.ndarray], rows: int, timeout: Duration | None, choice: Chosen,
+        hold: bool = False, sequence: int = 0,
     ) -> tuple[int, Duration | None]:
-        """Sends a request and lists its waiter, as soon as there is room. Returns its number and the time left."""
+        """Sends a request and lists its future, as soon as there is room. Returns its number and the time left."""
         completions = self._ready()
         deadline = None if timeout is None else time.monotonic() + seconds(timeout)
-        while not (sent := self._send(completions.waiters, waiter, arrays, rows, timeout, chosen, hold, sequence)):
+        while not (sent := self._send(future, loop, how, arrays, rows, timeout, choice, hold, sequence)):
             timeout = _left(deadline)
             completions.sweep()
-            await completions.wait_for_room(waiter[1])
+            await completions.wait_for_room(loop)
             self._check()
         return sent, timeout
 
@@ -390,33 +374,20 @@ class Model(Caller):
         return ready
 
     def _send(
-        self, waiters: dict[int, Any], waiter: Any, arrays: list[np.ndarray], rows: int, timeout: Duration | None, chosen: Chosen,
+        self, future: Any, loop: Any, how: int, arrays: list[np.ndarray], rows: int, timeout: Duration | None, choice: Chosen,
         hold: bool = False, sequence: int = 0,
     ) -> int:
-        """Sends a request and lists its waiter; 0 if there is no room. hold: do not commit yet."""
-        core = self._core
-        if core.signature.in_c and chosen == (None, None) and not sequence:
-            whole = tuple([a if a.flags.c_contiguous and type(a) is np.ndarray else np.array(a, order="C", subok=False) for a in arrays])
-            return core.submit_into(waiters, waiter, whole, abs(rows), nanoseconds(timeout), hold)
+        """Sends a request and lists its future; 0 if there is no room. hold: do not commit yet."""
+        core, waiters, left = self._core, self._ready().waiters, nanoseconds(timeout)
+        if core.in_c:
+            return core.send(tuple(arrays), None, waiters, future, loop, how, left, *choice, hold, False, sequence)
         try:
-            req = self._filled(arrays, rows, 1e-9, sequence)
+            req = self._filled(arrays, rows, 1, sequence)
         except (errors.Full, errors.Timeout):  # no slot yet, or not attached yet
             return 0
         with req:
-            req._choose(*chosen)
-            return req.detach_into(waiters, waiter, nanoseconds(timeout))
-
-    def _reader(self, rows: int, version: bool = False) -> Callable[[int], Any]:
-        """A function that reads the result of an ended request and releases it."""
-        core = self._core
-        if version:
-            of, read = core.version, self._reader(rows)
-            return lambda request: (of(request), read(request))[::-1]
-        if core.single and rows < 0:
-            return core.collect_one
-        if core.signature.in_c:
-            return lambda request: self._give(core.collect(request, abs(rows)), rows < 0)
-        return lambda request: self._give(core.take(request, abs(rows)), rows < 0)
+            req.choose(*choice)
+            return req.detach_into(waiters, (future, loop, rows, how), left)
 
     # -- the end
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from ctypes import addressof
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Optional
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from ..binding import structs as c
 from ..binding.library import Duration, nanoseconds, whole
 from ..binding.paths import Held
 from .connection import Core
+
+Chosen = tuple[Optional[int], Optional[int]]  # priority and cost
 
 
 class Timing(NamedTuple):
@@ -64,17 +66,7 @@ class Request(Held):
         return self
 
     def _choose(self, priority: int | None, cost: int | None) -> None:
-        core = self._core
-        if priority is not None:
-            priority = whole("priority", priority)
-            if not 0 <= priority < 1 << 32:  # C has 32 bits
-                raise errors.NoLevel(f"{priority}, the model has 0..{core.info.levels - 1}")
-            core.check(core.lib.rb_set_priority(core.handle, self._id, priority))
-        if cost is not None:
-            cost = whole("cost", cost)
-            if not 0 <= cost < 1 << 16:
-                raise errors.Invalid(f"the cost of a row is 0..65535, got {cost}")
-            core.check(core.lib.rb_set_cost(core.handle, self._id, cost))
+        self.choose(*chosen(self._core, priority, cost))
 
     def wait(self, timeout: Duration | None = None) -> Request:
         """Waits for the request's end; raises its error, or Timeout."""
@@ -110,6 +102,19 @@ class Request(Held):
         return Timing(*(getattr(t, name) / 1e9 for name in Timing._fields))
 
 
+def chosen(core: Core, priority: int | None, cost: int | None) -> Chosen:
+    """Checks a priority and a cost for C, which has 32 and 16 bits."""
+    if priority is not None:
+        priority = whole("priority", priority)
+        if not 0 <= priority < 1 << 32:
+            raise errors.NoLevel(f"{priority}, the model has 0..{core.info.levels - 1}")
+    if cost is not None:
+        cost = whole("cost", cost)
+        if not 0 <= cost < 1 << 16:
+            raise errors.Invalid(f"the cost of a row is 0..65535, got {cost}")
+    return priority, cost
+
+
 def copy_rows(rows: Any) -> Any:
     if isinstance(rows, list):
         return [np.array(row) for row in rows]
@@ -117,15 +122,15 @@ def copy_rows(rows: Any) -> Any:
 
 
 def claim(
-    core: Core, rows: int | None, shapes: Mapping[str, tuple[int, ...]] | None, timeout: Duration | None, sequence: int = 0
+    core: Core, rows: int | None, shapes: Mapping[str, tuple[int, ...]] | None, timeout_ns: int = 0, sequence: int = 0
 ) -> Request:
     """A request of one item (rows is None) or of some rows. sequence: the request is its next step."""
-    if rows is None and not sequence and timeout is None and not shapes and core.plain:
+    if rows is None and not (sequence or timeout_ns or shapes) and core.plain:
         return Request(core)
     rows = None if rows is None else whole("rows", rows)
     if rows is not None and not 0 <= rows < 1 << 32:  # C has 32 bits
         raise errors.Rows(f"a request has 1..{core.info.window} rows (this client's window), got {rows}")
-    return Request(core, 1 if rows is None else rows, tuple(_dims(core, shapes or {})), nanoseconds(timeout), rows is None, sequence)
+    return Request(core, 1 if rows is None else rows, tuple(_dims(core, shapes or {})), timeout_ns, rows is None, sequence)
 
 
 def _dims(core: Core, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:

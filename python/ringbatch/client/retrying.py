@@ -6,15 +6,12 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from .. import errors
-from ..binding.library import Duration, seconds
+from ..binding.library import Duration, Pauses, seconds
 from .future import Future
 from .model import Model
-
-_FIRST, _LAST = 0.001, 0.1  # seconds between two attempts, doubled each time
 
 
 class RetryingModel(Model):
@@ -101,22 +98,15 @@ class _Attempts:
     def __init__(self, timeout: Duration | None, most: float | None, began: float | None = None) -> None:
         limit = most if timeout is None else seconds(timeout)
         self._end = None if limit is None else (time.monotonic() if began is None else began) + limit
-        self._pauses = _pauses()
+        self._pauses = Pauses()
 
     def left(self) -> float | None:
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
     def pause(self, error: BaseException) -> float:
         """Seconds before the next attempt; raises the error if there is none."""
-        pause = next(self._pauses)
-        left = self.left()
-        if not (isinstance(error, errors.Error) and error.retryable) or (left is not None and left <= pause):
+        pause = self._pauses.next(self._end)
+        if pause is None or not (isinstance(error, errors.Error) and error.retryable):
             raise error
         return pause
 
-
-def _pauses() -> Iterator[float]:
-    pause = _FIRST
-    while True:
-        yield pause
-        pause = min(2 * pause, _LAST)

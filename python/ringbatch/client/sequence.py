@@ -8,7 +8,6 @@ whose worker dies, leaves the state as it was.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping
 from ctypes import addressof, c_uint64
 from typing import TYPE_CHECKING, Any, Callable
@@ -16,12 +15,10 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 
 from .. import errors
-from ..binding.library import FOREVER_NS, SLICE_NS, Duration, nanoseconds, whole
+from ..binding.library import Duration, nanoseconds, whole
 from ..binding.paths import Stepper
-from .connection import Step
-from .request import Request, claim, copy_rows
-
-_ROOM = (errors.Full.status, errors.Timeout.status)  # no slots yet, or not attached yet
+from .completions import LEAVE
+from .request import Request, chosen, claim, copy_rows
 
 
 class Sequence(Stepper):
@@ -49,16 +46,9 @@ class Sequence(Stepper):
         if rows is not None and not 0 < whole("rows", rows) < 1 << 32:  # C has 32 bits
             raise errors.Rows(f"a sequence has 1..{model.window} rows (this client's window), got {rows}")
         self._single, self._rows = rows is None, 1 if rows is None else rows
-        self._open(nanoseconds(timeout) or FOREVER_NS, source)
-
-    def _open(self, left: int, source: int) -> None:
-        core, deadline = self._core, time.monotonic_ns() + left
+        core = self._core
         begin = core.lib.rb_sequence_copy if source else core.lib.rb_sequence_open
-        while status := begin(core.handle, source or self._rows, min(left, SLICE_NS), addressof(self._out)):
-            error, left = core.error(status), deadline - time.monotonic_ns()
-            if status not in _ROOM or left <= 0:
-                raise error
-            core.sweep()
+        core.in_slices(lambda ns: begin(core.handle, source or self._rows, ns, addressof(self._out)), nanoseconds(timeout))
         self._id = self._out.value
 
     @property
@@ -73,11 +63,12 @@ class Sequence(Stepper):
         **named: Any,
     ) -> Any:
         arrays, rows = self._arrays(inputs, named)
-        step = Step(self._id)
+        choice = chosen(self._core, priority, cost)
+        self._sent = 0
         try:
-            return self._model._run(arrays, rows, timeout, (priority, cost), version, step)
+            return self._model._run(arrays, rows, timeout, choice, version, self)
         except BaseException:  # a signal handler may raise after the answer has come
-            self._core.undo(step.sequence, step.request)
+            self._core.undo(self._id, self._sent)
             raise
 
     async def astep(
@@ -96,13 +87,15 @@ class Sequence(Stepper):
         try:
             self._busy = True
             # The task reads the answer itself: a task that is canceled before must leave the state.
-            sent, _ = await model._asend((future, loop, int), arrays, rows, timeout, (priority, cost), False, self._id)
+            choice = chosen(self._core, priority, cost)
+            sent, _ = await model._asend(future, loop, LEAVE, arrays, rows, timeout, choice, False, self._id)
             await future
-            return model._reader(rows, version)(sent)
+            answer = self._core.collect(sent, rows)
+            return answer if version else answer[0]
         except BaseException:
             completions.abandon(future, sent)
             if sent:  # the answer may have come
-                self._core.release(sent)
+                self._core.release_one(sent)
             self._core.undo(self._id, sent)
             raise
         finally:
@@ -116,7 +109,7 @@ class Sequence(Stepper):
     def request(self, *, shapes: Mapping[str, tuple[int, ...]] | None = None, timeout: Duration | None = None) -> Request:
         """The next step without copies, as ``model.request()``. Its release cancels a step under way and keeps the slots."""
         self._check()
-        return claim(self._core, None if self._single else self._rows, shapes, timeout, self._id)
+        return claim(self._core, None if self._single else self._rows, shapes, nanoseconds(timeout), self._id)
 
     def _arrays(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[list[np.ndarray], int]:
         self._check()
@@ -200,7 +193,7 @@ class Sequence(Stepper):
         try:
             return self._core.state_rows(self._id, k, fresh)
         except errors.NotDone:  # a worker still has the last step, which has expired or was canceled
-            claim(self._core, None if self._single else self._rows, None, None, self._id).release()
+            claim(self._core, None if self._single else self._rows, None, 0, self._id).release()
             return self._core.state_rows(self._id, k, fresh)
 
     # -- the end

@@ -8,7 +8,7 @@ import functools
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,9 @@ from ..binding.device import concatenate
 from ..binding.library import Duration, seconds
 from .connection import Rows
 from .future import Future
+from .request import Chosen
 
 Piece = list[np.ndarray]
-Chosen = tuple[Optional[int], Optional[int]]  # priority and cost
 
 
 def pieces(arrays: list[np.ndarray], rows: int, most: int) -> list[Piece]:
@@ -39,7 +39,7 @@ def join(parts: list[list[Rows]]) -> list[Rows]:
     return joined
 
 
-def submit_split(model: Any, todo: list[Piece], timeout: Duration | None, chosen: Chosen) -> concurrent.futures.Future:
+def submit_split(model: Any, todo: list[Piece], timeout: Duration | None, choice: Chosen) -> concurrent.futures.Future:
     whole = Future()
     whole.set_running_or_notify_cancel()
     left = _countdown(timeout)
@@ -62,13 +62,13 @@ def submit_split(model: Any, todo: list[Piece], timeout: Duration | None, chosen
         if error is not None:
             whole.set_exception(error)
         else:
-            whole.set_result(model._give(join(parts), False))
+            whole.set_result(model._core.give(join(parts)))
 
     for i, piece in enumerate(todo):
         if not missing[0]:  # a piece has failed
             break
         try:
-            part = model._submit(piece, len(piece[0]), next(left), chosen)
+            part = model._submit(tuple(piece), {}, next(left), choice, False)
         except errors.Full:
             if not i:
                 raise
@@ -77,18 +77,18 @@ def submit_split(model: Any, todo: list[Piece], timeout: Duration | None, chosen
     return whole
 
 
-async def gather_split(model: Any, todo: list[Piece], timeout: Duration | None, chosen: Chosen) -> tuple[Any, int]:
+async def gather_split(model: Any, todo: list[Piece], timeout: Duration | None, choice: Chosen) -> tuple[Any, int]:
     """The answer, and the oldest version among those of its pieces."""
     import asyncio
 
-    how = {"timeout": timeout, "priority": chosen[0], "cost": chosen[1], "split": False, "version": True}
+    how = {"timeout": timeout, "priority": choice[0], "cost": choice[1], "split": False, "version": True}
     tasks = [asyncio.ensure_future(model.ainfer(*piece, **how)) for piece in todo]
     try:
         found = await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
-    return model._give(join([model._as_list(part) for part, _ in found]), False), min(version for _, version in found)
+    return model._core.give(join([model._as_list(part) for part, _ in found])), min(version for _, version in found)
 
 
 def _countdown(timeout: Duration | None) -> Iterator[float | None]:

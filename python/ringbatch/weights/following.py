@@ -14,12 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from .. import errors
-from ..binding.library import Duration, check, last_error, load, seconds
+from ..binding.library import Duration, Pauses, check, last_error, load, seconds
 from .buffers import Buffer, Buffers, options
 
 log = logging.getLogger("ringbatch")
-
-_PAUSE_S = 0.002  # between attempts to follow
 
 
 class Load(Protocol):
@@ -133,7 +131,7 @@ def follower(
     """Waits until weights of the model are published; None if it ended meanwhile. wait: how long to wait for a broker."""
     lib, out, patience, warned = load(), c_uint64(), time.monotonic() + seconds(wait), False
     o = options(socket, os.environ.get("RINGBATCH_WORKER_NAME"))
-    o.wait = 1
+    o.wait, pauses = 1, Pauses()
     while not ended():
         status = lib.rb_follow_open(model.encode(), addressof(o), addressof(out))
         if not status:
@@ -142,7 +140,8 @@ def follower(
         if status == errors.Timeout.status and not warned:
             log.warning("waiting for the first version of the weights of %s: rb.publisher(%r, ...).publish(...)", model, model)
             warned = True
-        elif status != errors.Timeout.status and (not e.retry_attach or time.monotonic() > patience):
+        pause = pauses.next(None if status == errors.Timeout.status else patience)
+        if not e.retry_attach or pause is None:
             raise e
-        time.sleep(_PAUSE_S)
+        time.sleep(pause)
     return None

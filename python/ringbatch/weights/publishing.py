@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import errors
-from ..binding.library import SLICE_NS, Duration, check, last_error, load, seconds
+from ..binding.library import SLICE_NS, Duration, Pauses, check, last_error, load, seconds
 from ..binding.tensors import Tensor, declared, in_memory
 from .buffers import Buffer, Buffers, options
 
@@ -78,16 +78,17 @@ class Publisher:
     def _open(self, model: str, texts: str, socket: str | os.PathLike[str] | None, name: str | None, wait: float) -> int:
         """Waits for a broker, and for a worker that follows."""
         out, o, end = c_uint64(), options(socket, name), time.monotonic() + wait
-        warned = False
+        pauses, warned = Pauses(), False
         while status := self._lib.rb_publish_open(model.encode(), texts.encode(), addressof(o), addressof(out)):
             error = last_error(self._lib, status)
             unfollowed = isinstance(error, (errors.UnknownModel, errors.NoWorker))
-            if not (error.retry_attach or unfollowed) or time.monotonic() >= end:
+            pause = pauses.next(end)
+            if not (error.retry_attach or unfollowed) or pause is None:
                 raise error
             if unfollowed and not warned:
                 log.warning("waiting %g s for a worker that follows: %s", wait, error)
                 warned = True
-            time.sleep(0.02)
+            time.sleep(pause)
         return out.value
 
     def publish(self, tensors: Any, timeout: Duration | None = None) -> int:

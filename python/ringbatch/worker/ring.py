@@ -25,7 +25,7 @@ import numpy as np
 
 from .. import errors
 from ..binding import structs as c
-from ..binding.library import SLICE_NS, Duration, check, encode, last_error, load, seconds
+from ..binding.library import SLICE_NS, Duration, Pauses, check, encode, last_error, load, seconds
 from ..binding.paths import complete_batch, next_batch
 from ..binding.tensors import signature_of
 from ..binding.views import Mapping as SharedMapping
@@ -35,7 +35,6 @@ from .policy import policy_text
 
 log = logging.getLogger("ringbatch")
 
-_FIRST_RETRY_S, _LAST_RETRY_S = 0.01, 1.0
 _REASON_BYTES = 1024  # room for the text of a failure
 _LINE_BYTES = 320  # room for its first line, if a traceback follows
 
@@ -293,16 +292,17 @@ def keep_attached(attach: Callable[[], Ring], serve: Callable[[Ring], None], sto
     waited for without end. An error that another try would repeat
     (``retry_attach`` is False: a wrong version or signature) is raised.
     """
-    patience, delay = time.monotonic() + seconds(wait), 0.0
-    while not stop.wait(delay):
-        delay = min(max(2 * delay, _FIRST_RETRY_S), _LAST_RETRY_S)
+    patience, pauses, pause = time.monotonic() + seconds(wait), Pauses(), 0.0
+    while not stop.wait(pause):
         try:
             ring = attach()
         except errors.Error as e:
             if isinstance(e, (errors.BrokerGone, errors.Draining)):  # the broker is being restarted
                 patience = float("inf")
-            if not e.retry_attach or time.monotonic() + delay > patience:
+            later = pauses.next(patience)
+            if not e.retry_attach or later is None:
                 raise
+            pause = later
             continue
         patience, attached = float("inf"), time.monotonic()
         try:
@@ -315,8 +315,9 @@ def keep_attached(attach: Callable[[], Ring], serve: Callable[[Ring], None], sto
             ring.close()
             raise
         ring.close()
-        if time.monotonic() - attached > _LAST_RETRY_S:
-            delay = _FIRST_RETRY_S
+        if time.monotonic() - attached > 1:
+            pauses = Pauses()
+        pause = pauses.next() or 0.0
 
 
 class Lane(Protocol):
