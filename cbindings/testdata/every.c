@@ -53,7 +53,7 @@ static void step_by_step(void)
 	rb_view v;
 	WANT(RB_ERR_TOO_LARGE, rb_claim(c, 5, NULL, 0, 0, &r));
 	WANT(RB_ERR_ROWS, rb_claim(c, 0, NULL, 0, 0, &r));
-	WANT(RB_OK, rb_claim(c, 2, NULL, 0, 0, &r));
+	WANT(RB_OK, rb_claim(c, 2, NULL, 0, RB_AT_ONCE, &r));
 	CHECK(r.rows == 2 && r.base == map.base && r.attachment == map.attachment);
 	WANT(RB_OK, rb_input(c, r.id, 0, &v));
 	CHECK((uint8_t *)v.data == r.base + t.offset + r.slot * t.stride && v.shape[0] == 2 && v.shape[1] == 4);
@@ -106,6 +106,7 @@ static void in_one_call(void)
 	const void *in[] = {x};
 	void *out[] = {y};
 	uint64_t r;
+	rb_view view;
 	for (uint32_t i = 0; i < 200; i++) {
 		x[3] = (float)i;
 		uint64_t bytes = 16 * (1 + i % 2);
@@ -113,14 +114,11 @@ static void in_one_call(void)
 		CHECK(r == 0 && y[0] == 2 && y[3] == 2 * (float)i && (i % 2 == 0 || y[7] == 16));
 	}
 	for (uint32_t rows = 1; rows <= 2; rows++) {
-		rb_inference prepared = {.client = c, .inputs = in, .outputs = out, .slice = minute, .request = 1, .rows = rows};
-		x[7] = (float)rows;
-		WANT(RB_OK, rb_infer_prepared(&prepared));
-		CHECK(prepared.request == 0 && y[7] == (rows == 1 ? 16 : 4));
+		uint64_t bytes = 16 * rows;
+		WANT(RB_OK, rb_submit(c, rows, in, &bytes, 0, 0, &r));
+		WANT(RB_OK, rb_wait(c, r, minute));
 		y[3] = 0;
-		WANT(RB_OK, rb_submit_prepared(&prepared));
-		WANT(RB_OK, rb_wait(c, prepared.request, minute));
-		WANT(RB_OK, rb_collect_prepared(&prepared));
+		WANT(RB_OK, rb_collect(c, r, out, &bytes));
 		CHECK(y[3] == 2 * x[3]);
 	}
 	/* an array of another type, or of other rows, is refused before a byte is read or written */
@@ -128,17 +126,6 @@ static void in_one_call(void)
 		rb_infer(c, 2, in, BYTES(16), out, BYTES(32), 0, minute, &r), rb_submit(c, 1, in, BYTES(32), 0, 0, &r));
 	CHECK(strstr(rb_error(), "input \"x\": 1 rows of float32 have 16 bytes, 32 were given"));
 	WANT_ALL(RB_ERR_INVALID, rb_infer(c, 1, in, NULL, out, BYTES(16), 0, minute, &r), rb_submit(c, 1, in, NULL, 0, 0, &r));
-	rb_inference step = {.client = c, .slice = minute, .rows = 1};
-	rb_view view;
-	WANT(RB_OK, rb_claim_prepared(&step));
-	WANT(RB_OK, rb_input(c, step.request, 0, &view));
-	memcpy(view.data, x, view.bytes);
-	WANT(RB_OK, rb_run_prepared(&step));
-	WANT(RB_ERR_COMMITTED, rb_run_prepared(&step));
-	WANT(RB_OK, rb_output(c, step.request, 0, &view));
-	CHECK(((float *)view.data)[3] == 2 * x[3]);
-	WANT(RB_OK, rb_release(c, step.request));
-	WANT(RB_ERR_RELEASED, rb_run_prepared(&step));
 	x[0] = -1;
 	WANT(RB_ERR_FAILED, rb_infer(c, 1, in, BYTES(16), out, BYTES(16), 0, minute, &r));
 	CHECK(strcmp(rb_error(), "minus one is refused") == 0);

@@ -51,10 +51,10 @@ static rb_client dial_hash(void)
 	return c;
 }
 
-static int step(rb_client c, uint64_t q, const uint64_t *x, uint64_t *y)
+static int step(rb_client c, uint64_t q, uint64_t rows, const uint64_t *x, uint64_t *y)
 {
-	rb_inference i = {.client = c, .inputs = (const void *const[]){x}, .outputs = (void *const[]){y}, .slice = minute};
-	return rb_step_prepared(&i, q);
+	uint64_t request;
+	return rb_step(c, q, (const void *const[]){x}, BYTES(8 * rows), (void *const[]){y}, BYTES(8 * rows), 0, minute, &request);
 }
 
 /* Two sequences, of one row and of three, with a step of each under way at once. */
@@ -77,7 +77,7 @@ static void run_client(void)
 		WANT(RB_OK, rb_input(c, r.id, 0, &v));
 		memcpy(v.data, x + 1, 24);
 		WANT(RB_OK, rb_commit(c, r.id, 0, 0));
-		WANT(RB_OK, step(c, one, x, y));
+		WANT(RB_OK, step(c, one, 1, x, y));
 		WANT(RB_OK, rb_wait(c, r.id, minute));
 		WANT(RB_OK, rb_output(c, r.id, 0, &v));
 		memcpy(y + 1, v.data, 24);
@@ -97,17 +97,17 @@ static void run_restart(void)
 	rb_view v;
 	rb_request r;
 	WANT(RB_OK, rb_sequence_open(c, 2, minute, &q));
-	WANT(RB_OK, step(c, q, x, y));
+	WANT(RB_OK, step(c, q, 2, x, y));
 	CHECK(y[0] == hash(0, 5));
 	puts("ready");
 	fflush(stdout);
 	CHECK(getchar() == '\n');
 	usleep(20000); /* a client looks at its socket every 5 ms at most */
 	for (int i = 0; i < 2; i++)
-		WANT_ALL(RB_ERR_STATE_LOST, step(c, q, x, y), rb_sequence_state(c, q, 0, &v, NULL), rb_sequence_reset(c, q, &row, 1),
+		WANT_ALL(RB_ERR_STATE_LOST, step(c, q, 2, x, y), rb_sequence_state(c, q, 0, &v, NULL), rb_sequence_reset(c, q, &row, 1),
 			rb_sequence_request(c, q, NULL, 0, 0, &r));
 	WANT(RB_OK, rb_sequence_reset(c, q, NULL, 0));
-	WANT(RB_OK, step(c, q, x, y));
+	WANT(RB_OK, step(c, q, 2, x, y));
 	CHECK(y[0] == hash(0, 5) && y[1] == hash(0, 6));
 	WANT(RB_OK, rb_close(c));
 }

@@ -62,8 +62,7 @@ void wrong_arguments(void)
 		WANT(RB_OK, rb_infer(c, 1, in, n, out, n, INT64_MAX, INT64_MAX, &id));
 	}
 	WANT_ALL(RB_ERR_INVALID, rb_submit(c, 1, NULL, n, 0, 0, &id), rb_submit(c, 1, no_in, n, 0, 0, &id), rb_submit(c, 1, in, n, 0, 0, NULL),
-		rb_submit(c, 1, in, n, 0, 4, &id), rb_infer_prepared(NULL), rb_submit_prepared(NULL), rb_collect_prepared(NULL),
-		rb_claim_prepared(NULL), rb_run_prepared(NULL));
+		rb_submit(c, 1, in, n, 0, 4, &id));
 	for (int i = 0; i < 4; i++) /* no refused call has kept a slot */
 		WANT(RB_OK, rb_submit(c, 1, in, BYTES(16), 0, 0, &id));
 	WANT(RB_OK, rb_wait(c, id, -1));

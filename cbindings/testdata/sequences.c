@@ -187,30 +187,29 @@ static void in_one_call(uint64_t q)
 	int64_t in = 5, out = 0;
 	const void *x = &in;
 	void *y = &out;
-	uint64_t request;
-	rb_inference i = {.client = c, .inputs = &x, .outputs = &y, .slice = second / 50};
+	uint64_t request, next;
 	WANT(RB_OK, rb_sequence_reset(c, q, NULL, 0));
 	WANT(RB_ERR_SIZE, rb_step(c, q, &x, BYTES(8), &y, BYTES(4), 0, second / 50, &request));
 	WANT(RB_ERR_TIMEOUT, rb_step(c, q, &x, BYTES(8), &y, BYTES(8), 0, second / 50, &request));
 	CHECK(request);
-	WANT(RB_ERR_NOT_DONE, rb_step_prepared(&i, q)); /* the step before is under way */
-	CHECK(!i.request);
+	WANT(RB_ERR_NOT_DONE, rb_step(c, q, &x, BYTES(8), &y, BYTES(8), 0, second / 50, &next)); /* the step before is under way */
+	CHECK(!next);
 	serve(WELL);
 	WANT(RB_OK, rb_wait(c, request, minute));
 	WANT(RB_OK, rb_collect(c, request, &y, BYTES(8)));
 	CHECK(out == 5);
-	WANT(RB_ERR_TIMEOUT, rb_step_prepared(&i, q));
+	WANT(RB_ERR_TIMEOUT, rb_step(c, q, &x, BYTES(8), &y, BYTES(8), 0, second / 50, &next));
 	serve(WELL);
-	WANT(RB_OK, rb_wait(c, i.request, minute));
-	WANT(RB_OK, rb_collect(c, i.request, &y, BYTES(8)));
+	WANT(RB_OK, rb_wait(c, next, minute));
+	WANT(RB_OK, rb_collect(c, next, &y, BYTES(8)));
 	CHECK(out == 55);
 	WANT(RB_OK, rb_sequence_undo(c, q, request)); /* another step's number */
 	CHECK(state_of(q, 0) == 55);
-	WANT(RB_ERR_TIMEOUT, rb_step_prepared(&i, q));
+	WANT(RB_ERR_TIMEOUT, rb_step(c, q, &x, BYTES(8), &y, BYTES(8), 0, second / 50, &next));
 	serve(WELL);
-	WANT(RB_OK, rb_wait(c, i.request, minute));
-	WANT(RB_OK, rb_collect(c, i.request, &y, BYTES(8)));
-	WANT_ALL(RB_OK, rb_sequence_undo(c, q, i.request), rb_sequence_undo(c, q, 0));
+	WANT(RB_OK, rb_wait(c, next, minute));
+	WANT(RB_OK, rb_collect(c, next, &y, BYTES(8)));
+	WANT_ALL(RB_OK, rb_sequence_undo(c, q, next), rb_sequence_undo(c, q, 0));
 	CHECK(out == 555 && state_of(q, 0) == 55);
 }
 
@@ -308,7 +307,7 @@ void sequences(void)
 	WANT(RB_ERR_FULL, rb_sequence_open(c, 2, 0, &three));
 	WANT_ALL(RB_ERR_INVALID, rb_sequence_open(c, 1, 0, NULL), rb_sequence_request(c, one, NULL, 0, 0, NULL),
 		rb_sequence_reset(c, one, NULL, 1), rb_sequence_state(c, one, 0, NULL, NULL), rb_sequence_state(c, one, 2, &v, NULL),
-		rb_step_prepared(NULL, one));
+		rb_step(c, one, NULL, NULL, NULL, NULL, 0, 0, NULL));
 	WANT_ALL(RB_ERR_RELEASED, rb_sequence_reset(other, one, NULL, 0), rb_sequence_close(other, one), rb_sequence_state(c, 12345, 0, &v, NULL));
 	WANT(RB_OK, rb_close(other));
 	one_sequence(one);

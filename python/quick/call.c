@@ -78,7 +78,9 @@ int64_t most_rows(Client *c)
 	return m.window < m.max_batch_size ? m.window : m.max_batch_size;
 }
 
-int take(Client *c, PyObject *args, PyObject *named, int keywords, Call *q)
+/* Takes inputs by place and by name, or as one dict: 1, or 0 if they are not arrays of the model's types and shapes, contiguous
+ * and of equal rows; -1 if an exception was raised. keywords: whether named has the keywords of a call, too. */
+static int take(Client *c, PyObject *args, PyObject *named, int keywords, Call *q)
 {
 	Py_ssize_t count = PyTuple_Size(args), at = 0;
 	PyObject *key, *x, *number, *by_name = NULL;
@@ -112,6 +114,16 @@ int take(Client *c, PyObject *args, PyObject *named, int keywords, Call *q)
 			return most < 0 ? -1 : 0;
 	}
 	return 1;
+}
+
+int take_all(Client *c, PyObject *arrays, PyObject *priority, PyObject *cost, Call *q)
+{
+	int took = take(c, arrays, NULL, 0, q);
+	if (took > 0 && take_number(priority, INT64_C(1) << 32, &q->priority) && take_number(cost, 1 << 16, &q->cost))
+		return 0;
+	if (took >= 0)
+		PyErr_SetString(PyExc_TypeError, "arrays of the model's types and shapes, and numbers in their range");
+	return -1;
 }
 
 /* ---- the call ------------------------------------------------------------------ */
@@ -164,15 +176,14 @@ static PyObject *new_output(Client *c, Call *q, uint32_t k)
 }
 
 /* An attempt at the whole request: RB_OK also once it is under way. */
-static int infer_once(Client *c, void *call, int64_t slice)
+static int infer_once(Client *c, void *call, int64_t left, int64_t slice)
 {
 	Call *q = call;
 	const uint64_t *in = q->bytes, *out = q->bytes + c->inputs;
-	int64_t timeout = left_until(q->end);
 	int status;
 	Py_BEGIN_ALLOW_THREADS
-	status = q->sequence ? p_rb_step(c->handle, q->sequence, q->in, in, q->out, out, timeout, slice, &q->request)
-			     : p_rb_infer(c->handle, count_rows(q), q->in, in, q->out, out, timeout, slice, &q->request);
+	status = q->sequence ? p_rb_step(c->handle, q->sequence, q->in, in, q->out, out, left, slice, &q->request)
+			     : p_rb_infer(c->handle, count_rows(q), q->in, in, q->out, out, left, slice, &q->request);
 	Py_END_ALLOW_THREADS
 	q->under_way = status == RB_ERR_TIMEOUT && q->request;
 	return q->under_way ? RB_OK : status;
@@ -186,7 +197,7 @@ static PyObject *infer_whole(Client *c, Call *q)
 		return NULL;
 	for (uint32_t k = 0; k < c->inputs; k++)
 		q->bytes[k] = count_rows(q) * (uint64_t)c->tensor[k].bytes;
-	int status = in_slices(c, q->end, infer_once, q);
+	int status = in_slices(c, q->timeout, infer_once, q);
 	if (q->under_way) {
 		status = PyErr_CheckSignals() ? -1 : wait_for(c, q->request, 0);
 		if (status < 0)
@@ -226,9 +237,10 @@ static void write_input(const Tensor *t, const rb_view *v, const Array *a, int64
 		copy_into((char *)v->data + row * v->stride, v->shape + 1, a->data + row * step, shape, t->rank, (size_t)t->item);
 }
 
-int fill(Client *c, void *call, int64_t slice)
+int fill(Client *c, void *call, int64_t left, int64_t slice)
 {
 	Call *q = call;
+	q->left = left;
 	rb_request r;
 	rb_view v;
 	int status;
@@ -299,10 +311,10 @@ PyObject *collect(Client *c, Call *q)
 static PyObject *infer_parts(Client *c, Call *q)
 {
 	PyObject *y = NULL;
-	int status = in_slices(c, q->end, fill, q);
+	int status = in_slices(c, q->timeout, fill, q);
 	if (status)
 		return status < 0 ? NULL : raise_status(c, status);
-	status = p_rb_commit(c->handle, q->request, left_until(q->end), 0);
+	status = p_rb_commit(c->handle, q->request, q->left, 0);
 	if (!status)
 		status = wait_for(c, q->request, 0);
 	if (!status)
@@ -320,14 +332,33 @@ static PyObject *infer_parts(Client *c, Call *q)
 	return NULL;
 }
 
+/* Most of a Call is an array for each tensor: those stay as they are. */
+static void begin(Call *q, uint64_t sequence)
+{
+	q->timeout = 0;
+	q->priority = q->cost = -1;
+	q->sequence = sequence;
+	q->request = 0;
+	q->with_version = q->under_way = 0;
+}
+
 static PyObject *run(Client *c, Caller *m, Call *q)
 {
 	int whole = c->sized && q->priority < 0 && q->cost < 0 && !q->with_version;
-	q->end = ends_at(q->timeout);
 	PyObject *y = whole ? infer_whole(c, q) : infer_parts(c, q);
 	if (m)
 		m->sent = q->request;
 	return y;
+}
+
+/* rows_of(inputs): the rows of arrays that infer and send take, -1: one item; 0 if something is to be converted. */
+PyObject *client_rows_of(Client *c, PyObject *inputs)
+{
+	Call q;
+	if (!PyTuple_Check(inputs) || (PyTuple_Size(inputs) == 1 && PyDict_Check(PyTuple_GetItem(inputs, 0))))
+		return PyLong_FromLong(0);
+	int took = take(c, inputs, NULL, 0, &q);
+	return took < 0 ? NULL : PyLong_FromLongLong(took ? q.rows : 0);
 }
 
 /* infer(arrays, timeout_ns, priority, cost, with_version, step): priority, cost: None, or numbers in their range. step: the
@@ -341,16 +372,10 @@ PyObject *client_infer(Client *c, PyObject *args)
 	if (!PyArg_ParseTuple(args, "O!LOOpO", &PyTuple_Type, &arrays, &timeout, &priority, &cost, &with_version, &step))
 		return NULL;
 	Caller *m = PyObject_TypeCheck(step, stepper_type) ? (Caller *)step : NULL;
+	begin(&q, m ? m->sequence : 0);
 	q.timeout = timeout;
-	q.priority = q.cost = -1;
-	q.sequence = m ? m->sequence : 0;
-	q.request = 0;
 	q.with_version = (char)with_version;
-	q.under_way = 0;
-	int took = take(c, arrays, NULL, 0, &q);
-	if (took <= 0 || !take_number(priority, INT64_C(1) << 32, &q.priority) || !take_number(cost, 1 << 16, &q.cost))
-		return took < 0 ? NULL : PyErr_Format(PyExc_TypeError, "arrays of the model's types and shapes only");
-	return run(c, m, &q);
+	return take_all(c, arrays, priority, cost, &q) ? NULL : run(c, m, &q);
 }
 
 /* collect(request, rows): (answer, version) of an ended request, which is released. rows: -1 for one item. */
@@ -377,11 +402,7 @@ static PyObject *call(Caller *m, int is_step, PyObject *args, PyObject *named)
 	if (named && PyDict_Size(named) == 0)
 		named = NULL;
 	if (m->core && !m->busy && (m->sequence || !is_step)) {
-		q.timeout = 0;
-		q.priority = q.cost = -1;
-		q.sequence = m->sequence;
-		q.request = 0;
-		q.with_version = q.under_way = 0;
+		begin(&q, m->sequence);
 		took = take((Client *)m->core, args, named, 1, &q);
 		if (took > 0 && is_step && count_rows(&q) != m->rows)
 			took = 0;

@@ -229,18 +229,6 @@ static int64_t now_ns(void)
 	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
-int64_t ends_at(int64_t timeout)
-{
-	int64_t now = timeout ? now_ns() : 0;
-	return !timeout || timeout > INT64_MAX - now ? INT64_MAX : now + timeout;
-}
-
-int64_t left_until(int64_t end)
-{
-	int64_t left = end == INT64_MAX ? 0 : end - now_ns();
-	return end == INT64_MAX || left > 1 ? left : 1;
-}
-
 int timeout_ns(PyObject *timeout, int64_t *ns)
 {
 	*ns = 0;
@@ -258,21 +246,24 @@ int timeout_ns(PyObject *timeout, int64_t *ns)
 	return PyErr_Occurred() ? -1 : 0;
 }
 
-int in_slices(Client *c, int64_t end, Attempt attempt, void *what)
+int in_slices(Client *c, int64_t timeout, Attempt attempt, void *what)
 {
-	for (int64_t left = left_until(end), last = 0;; last = left == 1) {
-		int status = attempt(c, what, left && left < SLICE ? left : SLICE);
+	int64_t now = timeout ? now_ns() : 0, left = timeout;
+	int64_t end = timeout > INT64_MAX - now ? INT64_MAX : now + timeout;
+	for (int last = 0;; last = left == 1) {
+		int status = attempt(c, what, left, left && left < SLICE ? left : SLICE);
 		if (last || (status != RB_ERR_FULL && status != RB_ERR_TIMEOUT))
 			return status;
 		PyObject *swept = PyErr_CheckSignals() ? NULL : PyObject_CallMethod((PyObject *)c, "sweep", NULL);
 		if (!swept)
 			return -1;
 		Py_DECREF(swept);
-		left = left_until(end);
+		if (timeout)
+			left = (left = end - now_ns()) > 1 ? left : 1;
 	}
 }
 
-static int call_python(Client *Py_UNUSED(c), void *function, int64_t slice)
+static int call_python(Client *Py_UNUSED(c), void *function, int64_t Py_UNUSED(left), int64_t slice)
 {
 	PyObject *number = PyObject_CallFunction(function, "L", (long long)slice);
 	long status = number ? PyLong_AsLong(number) : -1;
@@ -287,13 +278,13 @@ static PyObject *client_in_slices(Client *c, PyObject *args)
 	long long timeout;
 	if (!PyArg_ParseTuple(args, "OL", &function, &timeout))
 		return NULL;
-	int status = in_slices(c, ends_at(timeout), call_python, function);
+	int status = in_slices(c, timeout, call_python, function);
 	if (status)
 		return status < 0 ? NULL : raise_status(c, status);
 	Py_RETURN_NONE;
 }
 
-static int wait_once(Client *c, void *request, int64_t slice)
+static int wait_once(Client *c, void *request, int64_t Py_UNUSED(left), int64_t slice)
 {
 	int status;
 	Py_BEGIN_ALLOW_THREADS
@@ -302,7 +293,7 @@ static int wait_once(Client *c, void *request, int64_t slice)
 	return status;
 }
 
-int wait_for(Client *c, uint64_t request, int64_t timeout) { return in_slices(c, ends_at(timeout), wait_once, &request); }
+int wait_for(Client *c, uint64_t request, int64_t timeout) { return in_slices(c, timeout, wait_once, &request); }
 
 int keep_step(Client *c, uint64_t sequence, uint64_t request, int status)
 {
@@ -312,9 +303,17 @@ int keep_step(Client *c, uint64_t sequence, uint64_t request, int status)
 	return -1;
 }
 
+static PyObject *client_most_rows(Client *c, PyObject *Py_UNUSED(none))
+{
+	int64_t most = most_rows(c);
+	return most < 0 ? NULL : PyLong_FromLongLong(most);
+}
+
 static PyMethodDef client_methods[] = {
 	{"dial", (PyCFunction)client_dial, METH_VARARGS, NULL},
 	{"learn", (PyCFunction)client_learn, METH_VARARGS, NULL},
+	{"rows_of", (PyCFunction)client_rows_of, METH_O, NULL},
+	{"most_rows", (PyCFunction)client_most_rows, METH_NOARGS, NULL},
 	{"infer", (PyCFunction)client_infer, METH_VARARGS, NULL},
 	{"send", (PyCFunction)client_send, METH_VARARGS, NULL},
 	{"in_slices", (PyCFunction)client_in_slices, METH_VARARGS, NULL},

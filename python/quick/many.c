@@ -23,27 +23,21 @@ PyObject *list_and_commit(Client *c, uint64_t request, PyObject *waiters, PyObje
 	return NULL;
 }
 
-/* send(inputs, named, waiters, future, loop, how, timeout_ns, priority, cost, hold, split, sequence): sets waiters[request] =
+/* send(arrays, waiters, future, loop, how, timeout_ns, priority, cost, hold, sequence): sets waiters[request] =
  * (future, loop, rows, how), then sends the request; with hold it is not committed yet. The request's number; 0 if there is no
- * room yet, None if the inputs are not arrays of the model's types and shapes, or too many rows that may be split. */
+ * room yet. */
 PyObject *client_send(Client *c, PyObject *args)
 {
-	PyObject *inputs, *named, *waiters, *future, *loop, *priority, *cost, *id = NULL;
-	int how, hold, split;
+	PyObject *arrays, *waiters, *future, *loop, *priority, *cost, *id = NULL;
+	int how, hold;
 	long long timeout;
-	Call q;
-	if (!PyArg_ParseTuple(args, "O!OO!OOiLOOppK", &PyTuple_Type, &inputs, &named, &PyDict_Type, &waiters, &future, &loop, &how, &timeout,
-			      &priority, &cost, &hold, &split, &q.sequence))
+	Call q = {.priority = -1, .cost = -1};
+	if (!PyArg_ParseTuple(args, "O!O!OOiLOOpK", &PyTuple_Type, &arrays, &PyDict_Type, &waiters, &future, &loop, &how, &timeout, &priority,
+			      &cost, &hold, &q.sequence))
 		return NULL;
-	q.priority = q.cost = -1;
-	int took = take(c, inputs, PyDict_Check(named) ? named : NULL, 0, &q);
-	if (took > 0 && split && q.rows > 1) {
-		int64_t most = most_rows(c);
-		took = most < 0 ? -1 : q.rows <= most;
-	}
-	if (took <= 0 || !take_number(priority, INT64_C(1) << 32, &q.priority) || !take_number(cost, 1 << 16, &q.cost))
-		return took < 0 ? NULL : (Py_INCREF(Py_None), Py_None);
-	int status = fill(c, &q, 0);
+	if (take_all(c, arrays, priority, cost, &q))
+		return NULL;
+	int status = fill(c, &q, 0, 0);
 	if (status == RB_ERR_FULL || status == RB_ERR_TIMEOUT)
 		return PyLong_FromLong(0);
 	if (status)

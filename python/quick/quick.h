@@ -120,16 +120,12 @@ void release_one(Client *c, uint64_t request, PyObject *stream);
 /* After a step that ended with RB_OK: the status, or -1 if a handler raises, and the step is undone. */
 int keep_step(Client *c, uint64_t sequence, uint64_t request, int status);
 
-/* When a timeout ends; 0 has no end: INT64_MAX. */
-int64_t ends_at(int64_t timeout);
-/* The time until then, at least 1; 0 if there is no end. */
-int64_t left_until(int64_t end);
 /* Python's timeout, None or seconds; -1 if an exception was raised. */
 int timeout_ns(PyObject *timeout, int64_t *ns);
-/* Attempts in slices, between which Python handles signals and sweep makes room, until the time is over: the status, -1 if an
- * exception was raised. After the end there is one more attempt: the sweep may have made room. */
-typedef int (*Attempt)(Client *c, void *what, int64_t slice);
-int in_slices(Client *c, int64_t end, Attempt attempt, void *what);
+/* Attempts in slices of the time left (0: without end), between which Python handles signals and sweep makes room: the last
+ * status, or -1 if an exception was raised. After the end there is one more attempt: the sweep may have made room. */
+typedef int (*Attempt)(Client *c, void *what, int64_t left, int64_t slice);
+int in_slices(Client *c, int64_t timeout, Attempt attempt, void *what);
 /* Waits until the request has ended or the time is over; -1 if a handler raised. */
 int wait_for(Client *c, uint64_t request, int64_t timeout);
 
@@ -143,23 +139,23 @@ typedef struct {
 	uint64_t bytes[MOST_TENSORS]; /* of the inputs, then of the outputs */
 	uint32_t dims[MOST_DIMS], ndims, given;
 	int64_t rows; /* -1: one item, whose outputs have no rows */
-	int64_t timeout, end, priority, cost; /* priority and cost: -1 is the default */
+	int64_t timeout, left, priority, cost; /* priority and cost: -1 is the default */
 	uint64_t sequence, request;
 	uint32_t version;
 	char with_version, under_way;
 } Call;
 
-/* Takes inputs by place and by name, or as one dict: 1, or 0 if they are not arrays of the model's types and shapes, contiguous
- * and of equal rows; -1 if an exception was raised. keywords: whether named has the keywords of a call, too. */
-int take(Client *c, PyObject *args, PyObject *named, int keywords, Call *q);
+/* Takes arrays by place, all as the library wants them; -1 if an exception was raised. */
+int take_all(Client *c, PyObject *arrays, PyObject *priority, PyObject *cost, Call *q);
 /* The most rows of a request; -1 if an exception was raised. */
 int64_t most_rows(Client *c);
 /* A number of Python below the limit, or None; false if it is another one. */
 int take_number(PyObject *given, int64_t limit, int64_t *number);
 /* An attempt to claim slots and to write the inputs: RB_OK, with the request. */
-int fill(Client *c, void *call, int64_t slice);
+int fill(Client *c, void *call, int64_t left, int64_t slice);
 /* The outputs and the version of an ended request, which is released. */
 PyObject *collect(Client *c, Call *q);
+PyObject *client_rows_of(Client *c, PyObject *inputs);
 PyObject *client_infer(Client *c, PyObject *args);
 PyObject *client_collect(Client *c, PyObject *args);
 

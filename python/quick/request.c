@@ -56,7 +56,7 @@ typedef struct {
 	rb_request taken;
 } Claim;
 
-static int claim_once(Client *c, void *claim, int64_t slice)
+static int claim_once(Client *c, void *claim, int64_t Py_UNUSED(left), int64_t slice)
 {
 	Claim *q = claim;
 	int status;
@@ -100,7 +100,7 @@ static int held_init(Held *r, PyObject *args, PyObject *named)
 	Claim q = {sizes, (uint32_t)ndims, (uint32_t)rows, sequence, {0}};
 	status = sequence ? RB_ERR_FULL : p_rb_claim(c->handle, q.rows, sizes, q.ndims, RB_AT_ONCE, &q.taken);
 	if (status == RB_ERR_FULL)
-		status = in_slices(c, ends_at(timeout), claim_once, &q);
+		status = in_slices(c, timeout, claim_once, &q);
 	if (status) {
 		if (status > 0)
 			raise_status(c, status);

@@ -216,14 +216,18 @@ def test_an_array_on_a_gpu_is_not_copied_down_silently(echo):
 
 
 def test_the_number_of_a_request_lives_as_long_as_its_commit_over_ctypes():
+    seen = []
+
     class Library:
         def rb_commit_on_stream(self, handle, requests, count, stream, timeout, flags):
             others = [ctypes.c_uint64(0) for _ in range(100)]  # take the memory of freed objects
-            return ctypes.c_uint64.from_address(requests).value, len(others)
+            seen.append((ctypes.c_uint64.from_address(requests).value, count, len(others)))
+            return 0
 
     client = ctypes_path.Client.__new__(ctypes_path.Client)
     client._lib, client._on_device, client.stream = Library(), True, lambda given: 0
-    assert client.commit_one(12345, 0, 0) == (12345, 100)
+    client.commit_all([12345], 0, 0)
+    assert seen == [(12345, 1, 100)]
 
 
 def test_scattered_rows_on_a_device_are_refused_with_the_call_to_use(socket):

@@ -15,6 +15,7 @@ from conftest import broker_at, go_worker, rb_wait
 
 import ringbatch as rb
 from ringbatch.binding import paths
+from ringbatch.client.request import claim
 
 over_ctypes = pytest.mark.skipif(paths.quick is not None, reason="of the way over ctypes: RINGBATCH_CTYPES=1")
 
@@ -29,9 +30,16 @@ def core(echo):
         yield m._core
 
 
+def submit(core, waiters: dict) -> int:
+    """Sends x, and forgets the object of its request."""
+    request = claim(core, None, None)
+    request.inputs["x"][...] = x
+    return request.detach_into(waiters, object(), 0)
+
+
 @over_ctypes
 def test_two_threads_that_collect_at_once_get_each_request_once(core):
-    request = core.submit_into({}, object(), (x,), 1, 0, False)
+    request = submit(core, {})
     core.wait(request, 0)
     lib, both_have = core._lib, threading.Barrier(2)
 
@@ -65,7 +73,7 @@ def test_a_sweep_does_not_release_a_submitted_request(core):
             return now
 
     class Waiters(dict):
-        """Starts a sweep in another thread during submit_into."""
+        """Starts a sweep in another thread while the request is detached."""
 
         def __setitem__(self, request, waiter):
             super().__setitem__(request, waiter)
@@ -74,24 +82,11 @@ def test_a_sweep_does_not_release_a_submitted_request(core):
 
     core.owed = Owed(core.owed)
     sweeper = threading.Thread(target=core.sweep)
-    request = core.submit_into(Waiters(), object(), (x,), 1, 0, False)
+    request = submit(core, Waiters())
     handed_on.set()
     sweeper.join()
     core.wait(request, 0)  # not Released
-    assert (core.collect(request, 1)[0] == x).all()
-
-
-@over_ctypes
-def test_a_requests_number_is_its_own_when_another_thread_uses_the_struct_next(core):
-    class Pool(list):
-        def append(self, scratch):
-            scratch.call.request = 0  # as the next user does
-            super().append(scratch)
-
-    core._pool, waiters = Pool(), {}
-    request = core.submit_into(waiters, object(), (x,), 1, 0, True)
-    assert [request] == list(waiters)
-    core.release(request)
+    assert (core.collect(request, -1)[0] == x).all()
 
 
 def test_a_loop_is_watched_after_an_exception_in_its_first_call(echo, monkeypatch):

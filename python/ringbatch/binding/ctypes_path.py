@@ -154,14 +154,22 @@ class Client:
                 self.release_one(r.id)
                 self.owed.pop(at, None)
 
-    def send(self, *_: Any) -> int | None:
-        """None: only the extension sends a request in one call."""
+    def most_rows(self) -> int:
+        """The most rows of a request."""
+        m = c.Model()
+        status = self._lib.rb_client_model(self.handle, addressof(m))
+        if status:
+            raise self.error(status)
+        return min(m.max_batch_size, m.window)
+
+    def rows_of(self, inputs: tuple[Any, ...]) -> int:
+        """0: only the extension takes arrays as they are, and has infer and send."""
+        return 0
 
     def infer(self, *_: Any) -> Any:
         raise NotImplementedError
 
-    def collect(self, request: int, rows: int) -> tuple[Any, int]:
-        raise NotImplementedError
+    send = collect = infer
 
     def drain(self, ended: list[int], waiters: dict[int, Any], loop: Any, deliver: Callable[[int, Any, Any, Any], None]) -> None:
         """Calls deliver for each ended request. If that raises, the request stays in ended and in waiters."""

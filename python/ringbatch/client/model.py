@@ -27,7 +27,7 @@ from .connection import Core, Rows
 from .future import Future
 from .request import Chosen, Request, chosen, claim
 from .sequence import Sequence
-from .split import gather_split, pieces, submit_split
+from .split import Arrays, gather_split, pieces, submit_split
 
 _making = threading.Lock()  # held while completions are made
 
@@ -157,8 +157,8 @@ class Model(Caller):
             self._warn()
         arrays, rows = self._arrays(inputs, named)
         choice = chosen(self._core, priority, cost)
-        if split and 1 < rows > self._most:
-            future: Any = submit_split(self, pieces(arrays, rows, self._most), timeout, choice)
+        if split and 1 < rows > (most := self._core.most_rows()):
+            future: Any = submit_split(self, pieces(arrays, rows, most), timeout, choice)
             return (future.result(), future.version) if version else future.result()
         return self._run(arrays, rows, timeout, choice, version)
 
@@ -168,12 +168,12 @@ class Model(Caller):
         warnings.warn(said, stacklevel=3)
 
     def _run(
-        self, arrays: list[np.ndarray], rows: int, timeout: Duration | None, choice: Chosen, version: bool, step: Sequence | None = None
+        self, arrays: Arrays, rows: int, timeout: Duration | None, choice: Chosen, version: bool, step: Sequence | None = None
     ) -> Any:
         """Runs one request, or a step."""
         core, left = self._core, nanoseconds(timeout)
         if core.in_c:
-            return core.infer(tuple(arrays), left, *choice, version, step)
+            return core.infer(arrays, left, *choice, version, step)
         end = time.monotonic_ns() + left
         with self._filled(arrays, rows, left, step._id if step else 0) as req:
             if step:
@@ -184,16 +184,12 @@ class Model(Caller):
             answer = core.give(req._copies())
             return (answer, req.version) if version else answer
 
-    @property
-    def _most(self) -> int:
-        """The maximum rows of a request."""
-        info = self._core.info
-        return min(info.max_batch_size, info.window)
-
     _call = infer
 
-    def _arrays(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[list[np.ndarray], int]:
+    def _arrays(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Arrays, int]:
         """The inputs in order, checked; rows is -1 for a single item."""
+        if not named and (found := self._core.rows_of(inputs)):
+            return inputs, found
         tensors = self._core.signature.inputs
         if not named and len(inputs) == 1 and isinstance(by_name := inputs[0], abc.Mapping):
             inputs, named = (), by_name
@@ -205,7 +201,7 @@ class Model(Caller):
             raise errors.Invalid(
                 f"{self.name} takes the inputs {', '.join(t.name for t in tensors)}; got {', '.join(got) or 'none'}{advice}")
         given.update(named)
-        arrays = [self._convert(t, given[t.name]) for t in tensors]
+        arrays = tuple(self._convert(t, given[t.name]) for t in tensors)
         rows = [t.rows_of(a.shape) for t, a in zip(tensors, arrays)]
         if len(set(rows)) != 1:
             said = ", ".join(f"{t.name!r} has {'one item' if n < 0 else f'{n} rows'}" for t, n in zip(tensors, rows))
@@ -221,7 +217,7 @@ class Model(Caller):
             return array
         return np.array(array, t.dtype, order="C")
 
-    def _filled(self, arrays: list[np.ndarray], rows: int, timeout_ns: int, sequence: int = 0) -> Request:
+    def _filled(self, arrays: Arrays, rows: int, timeout_ns: int, sequence: int = 0) -> Request:
         """A request with its inputs written, in one copy."""
         tensors = self._core.signature.inputs
         shapes = {t.name: a.shape if rows < 0 else a.shape[1:] for t, a in zip(tensors, arrays)}
@@ -285,23 +281,19 @@ class Model(Caller):
         self._check()
         if self._unwarned:
             self._warn()
-        return self._submit(inputs, named, timeout, chosen(self._core, priority, cost), split)
+        arrays, rows = self._arrays(inputs, named)
+        choice = chosen(self._core, priority, cost)
+        if split and 1 < rows > (most := self._core.most_rows()):
+            return submit_split(self, pieces(arrays, rows, most), timeout, choice)
+        return self._submit(arrays, rows, timeout, choice)
 
-    def _submit(
-        self, inputs: tuple[Any, ...], named: Mapping[str, Any], timeout: Duration | None, choice: Chosen, split: bool
-    ) -> concurrent.futures.Future:
+    def _submit(self, arrays: Arrays, rows: int, timeout: Duration | None, choice: Chosen) -> concurrent.futures.Future:
         completions = self._ready()
         completions.watch_by_thread()
         future = Future()
         future.set_running_or_notify_cancel()
-        left = nanoseconds(timeout)
+        deadline = None if timeout is None else time.monotonic() + seconds(timeout)
         try:
-            if self._core.send(inputs, named, completions.waiters, future, None, PLAIN, left, *choice, False, split, 0):
-                return future
-            arrays, rows = self._arrays(inputs, named)
-            if split and 1 < rows > self._most:
-                return submit_split(self, pieces(arrays, rows, self._most), timeout, choice)
-            deadline = None if timeout is None else time.monotonic() + seconds(timeout)
             while not self._send(future, None, PLAIN, arrays, rows, timeout, choice):
                 # The watching thread makes room, and runs callbacks that submit. No other
                 # thread collects: a signal handler that raises could leave a future locked.
@@ -326,22 +318,18 @@ class Model(Caller):
             self._check()
         if self._unwarned:
             self._warn()
+        choice, how = chosen(core, priority, cost), WITH_VERSION if version else PLAIN
+        arrays, rows = self._arrays(inputs, named)
+        if split and 1 < rows > (most := core.most_rows()):
+            whole = await gather_split(self, pieces(arrays, rows, most), timeout, choice)
+            return whole if version else whole[0]
         loop = asyncio.get_running_loop()
         completions = self._ready()
         completions.watch_by_loop(loop)
         future = loop.create_future()
         sent: int | None = None  # the request's number; None until it is known whether there is one
-        choice, how = chosen(core, priority, cost), WITH_VERSION if version else PLAIN
         try:
-            sent = core.send(inputs, named, completions.waiters, future, loop, how, 0, *choice, True, split, 0)
-            if not sent:
-                sent = 0
-                arrays, rows = self._arrays(inputs, named)
-                if split and 1 < rows > self._most:
-                    whole = await gather_split(self, pieces(arrays, rows, self._most), timeout, choice)
-                    return whole if version else whole[0]
-                sent = None
-                sent, timeout = await self._asend(future, loop, how, arrays, rows, timeout, choice, core.in_c)
+            sent, timeout = await self._asend(future, loop, how, arrays, rows, timeout, choice, core.in_c)
             if core.in_c:  # committed together with the others of this turn of the loop
                 completions.commit_soon(loop, sent, nanoseconds(timeout))
             return await future
@@ -350,7 +338,7 @@ class Model(Caller):
             raise
 
     async def _asend(
-        self, future: Any, loop: Any, how: int, arrays: list[np.ndarray], rows: int, timeout: Duration | None, choice: Chosen,
+        self, future: Any, loop: Any, how: int, arrays: Arrays, rows: int, timeout: Duration | None, choice: Chosen,
         hold: bool = False, sequence: int = 0,
     ) -> tuple[int, Duration | None]:
         """Sends a request and lists its future, as soon as there is room. Returns its number and the time left."""
@@ -374,13 +362,13 @@ class Model(Caller):
         return ready
 
     def _send(
-        self, future: Any, loop: Any, how: int, arrays: list[np.ndarray], rows: int, timeout: Duration | None, choice: Chosen,
+        self, future: Any, loop: Any, how: int, arrays: Arrays, rows: int, timeout: Duration | None, choice: Chosen,
         hold: bool = False, sequence: int = 0,
     ) -> int:
         """Sends a request and lists its future; 0 if there is no room. hold: do not commit yet."""
         core, waiters, left = self._core, self._ready().waiters, nanoseconds(timeout)
         if core.in_c:
-            return core.send(tuple(arrays), None, waiters, future, loop, how, left, *choice, hold, False, sequence)
+            return core.send(arrays, waiters, future, loop, how, left, *choice, hold, sequence)
         try:
             req = self._filled(arrays, rows, 1, sequence)
         except (errors.Full, errors.Timeout):  # no slot yet, or not attached yet

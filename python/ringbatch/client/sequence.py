@@ -19,6 +19,7 @@ from ..binding.library import Duration, nanoseconds, whole
 from ..binding.paths import Stepper
 from .completions import LEAVE
 from .request import Request, chosen, claim, copy_rows
+from .split import Arrays
 
 
 class Sequence(Stepper):
@@ -111,7 +112,7 @@ class Sequence(Stepper):
         self._check()
         return claim(self._core, None if self._single else self._rows, shapes, nanoseconds(timeout), self._id)
 
-    def _arrays(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[list[np.ndarray], int]:
+    def _arrays(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Arrays, int]:
         self._check()
         arrays, rows = self._model._arrays(inputs, named)
         if abs(rows) != self._rows:

@@ -19,11 +19,11 @@ from .connection import Rows
 from .future import Future
 from .request import Chosen
 
-Piece = list[np.ndarray]
+Arrays = tuple[np.ndarray, ...]  # of the inputs, in order
 
 
-def pieces(arrays: list[np.ndarray], rows: int, most: int) -> list[Piece]:
-    return [[a[i : i + most] for a in arrays] for i in range(0, rows, most)]
+def pieces(arrays: Arrays, rows: int, most: int) -> list[Arrays]:
+    return [tuple(a[i : i + most] for a in arrays) for i in range(0, rows, most)]
 
 
 def join(parts: list[list[Rows]]) -> list[Rows]:
@@ -39,7 +39,7 @@ def join(parts: list[list[Rows]]) -> list[Rows]:
     return joined
 
 
-def submit_split(model: Any, todo: list[Piece], timeout: Duration | None, choice: Chosen) -> concurrent.futures.Future:
+def submit_split(model: Any, todo: list[Arrays], timeout: Duration | None, choice: Chosen) -> concurrent.futures.Future:
     whole = Future()
     whole.set_running_or_notify_cancel()
     left = _countdown(timeout)
@@ -68,7 +68,7 @@ def submit_split(model: Any, todo: list[Piece], timeout: Duration | None, choice
         if not missing[0]:  # a piece has failed
             break
         try:
-            part = model._submit(tuple(piece), {}, next(left), choice, False)
+            part = model._submit(piece, len(piece[0]), next(left), choice)
         except errors.Full:
             if not i:
                 raise
@@ -77,7 +77,7 @@ def submit_split(model: Any, todo: list[Piece], timeout: Duration | None, choice
     return whole
 
 
-async def gather_split(model: Any, todo: list[Piece], timeout: Duration | None, choice: Chosen) -> tuple[Any, int]:
+async def gather_split(model: Any, todo: list[Arrays], timeout: Duration | None, choice: Chosen) -> tuple[Any, int]:
     """The answer, and the oldest version among those of its pieces."""
     import asyncio
 
