@@ -273,7 +273,9 @@ class View(np.ndarray):
         life = _life_of(self)
         if life is not None and life.lives_in is not _present:
             raise life.error()
-        _setitem(self, key, _held(value, _dtype_of(self)))
+        if type(value) is not np.ndarray or value.dtype is not _dtype_of(self):
+            value = _held(value, _dtype_of(self))
+        _setitem(self, key, value)
 
     def __len__(self) -> int:
         _check(self)
