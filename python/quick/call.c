@@ -89,9 +89,10 @@ static int take(Client *c, PyObject *args, PyObject *named, int keywords, Call *
 		return 0;
 	memset(q->x, 0, c->inputs * sizeof *q->x);
 	q->given = 0;
-	if (count == 1 && PyDict_CheckExact(x = PyTuple_GetItem(args, 0)))
-		by_name = x;
-	else
+	if (keywords && count == 1 && PyDict_CheckExact(x = PyTuple_GetItem(args, 0))) {
+		if (!(by_name = q->kept = PyDict_Copy(x))) /* other threads may change the caller's */
+			return -1;
+	} else
 		for (uint32_t k = 0; k < count; k++)
 			if (!take_input(c, q, k, PyTuple_GetItem(args, k)))
 				return 0;
@@ -339,6 +340,7 @@ static void begin(Call *q, uint64_t sequence)
 	q->priority = q->cost = -1;
 	q->sequence = sequence;
 	q->request = 0;
+	q->kept = NULL;
 	q->with_version = q->under_way = 0;
 }
 
@@ -346,7 +348,7 @@ static PyObject *run(Client *c, Caller *m, Call *q)
 {
 	int whole = c->sized && q->priority < 0 && q->cost < 0 && !q->with_version;
 	PyObject *y = whole ? infer_whole(c, q) : infer_parts(c, q);
-	if (m)
+	if (q->sequence)
 		m->sent = q->request;
 	return y;
 }
@@ -355,9 +357,7 @@ static PyObject *run(Client *c, Caller *m, Call *q)
 PyObject *client_rows_of(Client *c, PyObject *inputs)
 {
 	Call q;
-	if (!PyTuple_Check(inputs) || (PyTuple_Size(inputs) == 1 && PyDict_Check(PyTuple_GetItem(inputs, 0))))
-		return PyLong_FromLong(0);
-	int took = take(c, inputs, NULL, 0, &q);
+	int took = PyTuple_Check(inputs) ? take(c, inputs, NULL, 0, &q) : 0;
 	return took < 0 ? NULL : PyLong_FromLongLong(took ? q.rows : 0);
 }
 
@@ -397,20 +397,22 @@ PyObject *client_collect(Client *c, PyObject *args)
 /* Runs a call whose arguments are as the library wants them; others go to _call. */
 static PyObject *call(Caller *m, int is_step, PyObject *args, PyObject *named)
 {
+	Client *c = (Client *)m->core;
 	Call q;
 	int took = 0;
 	if (named && PyDict_Size(named) == 0)
 		named = NULL;
-	if (m->core && !m->busy && (m->sequence || !is_step)) {
-		begin(&q, m->sequence);
-		took = take((Client *)m->core, args, named, 1, &q);
-		if (took > 0 && is_step && count_rows(&q) != m->rows)
-			took = 0;
-	}
+	begin(&q, m->sequence);
+	if (c && !m->busy && (m->sequence || !is_step))
+		took = take(c, args, named, 1, &q);
+	if (took > 0 && is_step && count_rows(&q) != m->rows)
+		took = 0;
+	PyObject *y = took > 0 ? run(c, m, &q) : NULL;
+	Py_XDECREF(q.kept);
 	if (took)
-		return took < 0 ? NULL : run((Client *)m->core, m, &q);
+		return y;
 	PyObject *general = PyObject_GetAttrString((PyObject *)m, "_call");
-	PyObject *y = general ? PyObject_Call(general, args, named) : NULL;
+	y = general ? PyObject_Call(general, args, named) : NULL;
 	Py_XDECREF(general);
 	return y;
 }

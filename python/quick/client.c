@@ -154,14 +154,13 @@ static PyObject *client_commit_all(Client *c, PyObject *args)
 	if (!PyArg_ParseTuple(args, "O!LI|O", &PyList_Type, &requests, &timeout, &flags, &stream))
 		return NULL;
 	uint32_t count = (uint32_t)PyList_Size(requests);
-	uint64_t few[64], *ids = count <= 64 ? few : malloc(count * sizeof *ids);
+	uint64_t *ids = malloc((count + 1) * sizeof *ids);
 	if (!ids)
 		return PyErr_NoMemory();
 	for (uint32_t i = 0; i < count; i++)
 		ids[i] = PyLong_AsUnsignedLongLong(PyList_GetItem(requests, i));
 	int status = PyErr_Occurred() ? -1 : commit_all(c, ids, count, timeout, flags, stream);
-	if (ids != few)
-		free(ids);
+	free(ids);
 	if (status)
 		return status < 0 ? NULL : raise_status(c, status);
 	Py_RETURN_NONE;

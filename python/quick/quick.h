@@ -133,7 +133,8 @@ int wait_for(Client *c, uint64_t request, int64_t timeout);
 
 /* What a caller gave, and the request that it became. */
 typedef struct {
-	PyObject *x[MOST_TENSORS]; /* the inputs */
+	PyObject *x[MOST_TENSORS]; /* the inputs, which the caller's arguments keep */
+	PyObject *kept;            /* or this dict */
 	const void *in[MOST_TENSORS];
 	void *out[MOST_TENSORS];
 	uint64_t bytes[MOST_TENSORS]; /* of the inputs, then of the outputs */
