@@ -27,5 +27,5 @@ status=0
 pytest -n 2 --dist loadfile . || status=$?
 echo "the client's tests without the extension, over ctypes"
 export RINGBATCH_CTYPES=1
-pytest -n 2 --dist loadfile test_client.py test_views.py test_many.py test_hostile.py test_signals.py test_shared.py test_device.py test_state.py || status=$?
+pytest -n 2 --dist loadfile test_client.py test_calls.py test_inputs.py test_answers.py test_views.py test_many.py test_hostile.py test_signals.py test_shared.py test_device.py test_state.py || status=$?
 exit $status
