@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/backoff"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -99,12 +100,6 @@ func WithYield() Option { return func(o *options) { o.yields = true } }
 // WithMemory replaces the shared memory in tests.
 func WithMemory(m shm.Memory) Option { return func(o *options) { o.memory = m } }
 
-// Pauses between two attempts to attach: doubled each time.
-const (
-	firstRetry = 5 * time.Millisecond
-	lastRetry  = 500 * time.Millisecond
-)
-
 // Dial attaches to a model of the broker, or to an alias. The context bounds Dial only,
 // not the life of the client.
 //
@@ -123,7 +118,7 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 		return nil, fmt.Errorf("%w: window of %d slots, must be 0 (what fits)..%d", status.ErrInvalid, o.window, shm.MaxSlots)
 	}
 	c := &Client{model: model, opts: o, change: make(chan struct{})}
-	delay := firstRetry
+	var pause backoff.Backoff
 	var last error // of the attempt before
 	for {
 		l, err := c.attach(ctx)
@@ -135,14 +130,11 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 			c.dialed = &l.info.Signature
 			break
 		}
-		if !o.wait || !worthWaiting(err) {
+		if !o.wait || !status.RetryAttach(err) {
 			return nil, fmt.Errorf("dial %s: %w", model, err)
 		}
-		select {
-		case <-ctx.Done():
+		if !pause.Wait(ctx) {
 			return nil, fmt.Errorf("dial %s: %w (%w)", model, err, ctx.Err())
-		case <-time.After(delay):
-			delay = min(2*delay, lastRetry)
 		}
 	}
 	life, cancel := context.WithCancel(context.Background())
@@ -150,17 +142,6 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 	first := c.link
 	c.done.Go(func() { c.keepAttached(life, first) })
 	return c, nil
-}
-
-// worthWaiting reports whether a new broker, or the model's first worker, may remove
-// the cause of err. A draining broker is being replaced.
-func worthWaiting(err error) bool {
-	for _, e := range []error{status.ErrUnknownModel, status.ErrNoBroker, status.ErrBrokerGone, status.ErrDraining, status.ErrTimeout} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
 }
 
 // attach attaches to the model of that name. Of an alias's models it prefers one with
@@ -240,7 +221,8 @@ func (c *Client) keepAttached(life context.Context, l *link) {
 // attachUntil tries until it is attached. It returns nil if the client is closed, or
 // gone is closed, before that.
 func (c *Client) attachUntil(life context.Context, gone <-chan struct{}) *link {
-	for delay := firstRetry; ; delay = min(2*delay, lastRetry) {
+	var pause backoff.Backoff
+	for {
 		l, err := c.attach(life)
 		if err == nil && life.Err() == nil {
 			return l
@@ -258,7 +240,7 @@ func (c *Client) attachUntil(life context.Context, gone <-chan struct{}) *link {
 			return nil
 		case <-gone:
 			return nil
-		case <-time.After(delay):
+		case <-time.After(pause.Next()):
 		}
 	}
 }

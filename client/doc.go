@@ -25,14 +25,10 @@
 // When the broker is restarted, requests in flight end with ErrBrokerGone. The client
 // attaches again by itself, and Claim waits for that.
 //
-// Every error that a caller may act on matches one of the named errors below, which
-// are those of package status; compare with errors.Is. Code.Retryable reports whether
-// the same request may succeed if it is sent again:
-//
-//	var code status.Code
-//	if errors.As(err, &code) && code.Retryable() {
-//		…
-//	}
+// Every error that a caller may act on matches one of the named errors of package
+// status: compare with errors.Is. ErrExpired also matches context.DeadlineExceeded,
+// ErrCanceled also context.Canceled. status.Retryable reports whether the same request
+// may succeed if it is sent again.
 //
 // Package admin lists the models and the statistics of a broker.
 package client

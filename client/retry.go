@@ -4,9 +4,9 @@ package client
 
 import (
 	"context"
-	"errors"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/backoff"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -24,12 +24,6 @@ func WithRetry(most time.Duration) Option {
 	return func(o *options) { o.retry, o.retryFor = true, most }
 }
 
-// Pauses between two attempts: doubled each time.
-const (
-	firstResend = time.Millisecond
-	lastResend  = 100 * time.Millisecond
-)
-
 // retrying calls once until it succeeds or fails for good.
 func (c *Client) retrying(ctx context.Context, once func(context.Context) error) error {
 	if !c.opts.retry {
@@ -40,22 +34,11 @@ func (c *Client) retrying(ctx context.Context, once func(context.Context) error)
 		ctx, cancel = context.WithTimeout(ctx, c.opts.retryFor)
 		defer cancel()
 	}
-	for delay := firstResend; ; delay = min(2*delay, lastResend) {
+	var pause backoff.Backoff
+	for {
 		err := once(ctx)
-		if !isRetryable(err) || ctx.Err() != nil {
-			return err
-		}
-		wait := time.NewTimer(delay)
-		select {
-		case <-wait.C:
-		case <-ctx.Done():
-			wait.Stop()
+		if !status.Retryable(err) || !pause.Wait(ctx) {
 			return err // it says more than ctx.Err()
 		}
 	}
-}
-
-func isRetryable(err error) bool {
-	var code status.Code
-	return errors.As(err, &code) && code.Retryable()
 }

@@ -244,7 +244,7 @@ func TestARestartOfTheBrokerLosesTheStateByName(t *testing.T) {
 	_, err := q.State(soon(t), "sum")
 	must.Fail(t, "the state", err, client.ErrStateLost)
 	must.Fail(t, "one row", q.Reset(1), client.ErrStateLost)
-	if status.ErrStateLost.Retryable() {
+	if status.Retryable(status.ErrStateLost) {
 		t.Error("a lost state is retried")
 	}
 	must.Do(t, q.Reset())

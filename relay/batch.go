@@ -260,7 +260,7 @@ func (t *trip) answered(h *host, requests []int, failed map[int]failure) (res re
 		code := codeNamed(f.name)
 		err := fmt.Errorf("%w: %s: %s", code, h.name, f.text)
 		switch {
-		case code.Retryable():
+		case status.Retryable(code):
 			res = result{refused, append(res.again, i), err}
 		case code.Group() == status.Ends && code != status.ErrFailed:
 			t.fail([]int{i}, err)

@@ -49,5 +49,5 @@
 // the broker is no error: Serve and KeepAttached attach again. They end with an error
 // that another attempt cannot remove: ErrVersion and ErrLayout (the broker is another
 // release), ErrSignatureMismatch (the model has other tensors), ErrForbidden (this user
-// may not connect), ErrInvalid (a bad Config). See status.Code.RetryAttach.
+// may not connect), ErrInvalid (a bad Config). See status.RetryAttach.
 package worker

@@ -4,7 +4,6 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/backoff"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
@@ -113,16 +113,11 @@ const DefaultDepth = 2
 // Attach connects to the broker and declares the model if need be.
 func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 	end := time.Now().Add(cfg.WaitForBroker)
-	for delay := firstRetry; ; delay = min(2*delay, lastRetry) {
+	var pause backoff.Backoff
+	for {
 		w, err := attachOnce(ctx, cfg)
-		var code status.Code
-		if !errors.As(err, &code) || !code.RetryAttach() || time.Now().Add(delay).After(end) {
+		if !status.RetryAttach(err) || time.Now().After(end) || !pause.Wait(ctx) {
 			return w, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-time.After(delay):
 		}
 	}
 }

@@ -9,13 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ringbatch/ringbatch/internal/backoff"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
@@ -26,9 +26,6 @@ import (
 // callTimeout bounds one exchange with a broker that does not answer, unless the caller's
 // context ends earlier.
 const callTimeout = 10 * time.Second
-
-// Mean pause before another attempt to connect to a broker whose queue is full: doubled each time.
-const shortestQueuePause, longestQueuePause = time.Millisecond, 32 * time.Millisecond
 
 // Session is an attached connection with its mapped segments.
 type Session struct {
@@ -84,7 +81,8 @@ func dial(ctx context.Context, socket string, patience time.Duration) (net.Conn,
 	var d net.Dialer
 	var full error
 	end := time.Now().Add(patience)
-	for pause := shortestQueuePause; ; pause = min(2*pause, longestQueuePause) {
+	var pause backoff.Backoff
+	for {
 		c, err := d.DialContext(ctx, "unix", socket)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
@@ -94,13 +92,8 @@ func dial(ctx context.Context, socket string, patience time.Duration) (net.Conn,
 		default:
 			return c, err
 		}
-		if time.Now().After(end) {
+		if time.Now().After(end) || !pause.Wait(ctx) {
 			return nil, full
-		}
-		select {
-		case <-ctx.Done():
-			return nil, full
-		case <-time.After(pause/2 + rand.N(pause)):
 		}
 	}
 }

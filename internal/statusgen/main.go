@@ -162,15 +162,12 @@ func cEnum(out *bytes.Buffer) {
 
 func cTable(out *bytes.Buffer) {
 	for _, s := range status.All() {
-		flag := 0
-		if s.Retryable() {
-			flag = 1
-		}
-		line := "\t[%s] = {%s, %s, %d},\n"
+		line := "\t[%s] = {%s, %s, %t, %t},\n"
 		if len(line)+len(constant(s))+len(s.Name())+len(s.Error()) > columns {
-			line = "\t[%s] = {%s,\n\t\t%s, %d},\n"
+			line = "\t[%s] = {%s,\n\t\t%s, %t, %t},\n"
 		}
-		fmt.Fprintf(out, line, constant(s), strconv.Quote(s.Name()), strconv.Quote(s.Error()), flag)
+		fmt.Fprintf(out, line, constant(s), strconv.Quote(s.Name()), strconv.Quote(s.Error()),
+			status.Retryable(s), status.RetryAttach(s))
 	}
 }
 
@@ -195,10 +192,10 @@ func pythonClasses(out *bytes.Buffer) {
 			base += ", " + kind
 		}
 		base += fmt.Sprintf(", status=%d", uint8(s))
-		if s.Retryable() {
+		if status.Retryable(s) {
 			base += ", retryable=True"
 		}
-		if s.RetryAttach() {
+		if status.RetryAttach(s) {
 			base += ", retry_attach=True"
 		}
 		m := s.Meaning()
@@ -235,7 +232,7 @@ func markdown(out *bytes.Buffer) {
 	yes := map[bool]string{true: "yes"}
 	for _, s := range status.All() {
 		fmt.Fprintf(out, "| %d | %s | %s | %s | %s | %s |\n", uint8(s), s.Name(), s.Error(), remedies[s.Name()],
-			yes[s.Retryable()], yes[s.RetryAttach()])
+			yes[status.Retryable(s)], yes[status.RetryAttach(s)])
 	}
 	out.WriteByte('\n')
 }

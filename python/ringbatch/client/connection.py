@@ -32,15 +32,6 @@ Rows = Union[np.ndarray, list[np.ndarray]]
 
 # Between two attempts to connect.
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.005, 0.2
-_WORTH_WAITING = (
-    errors.NoBroker,
-    errors.UnknownModel,
-    errors.BrokerGone,
-    errors.Draining,
-    errors.Timeout,
-    errors.NoWorker,  # a worker allocates device memory
-    errors.RingFull,  # other clients return their windows
-)
 _MOST_WINDOW = (1 << 32) - 1
 _CONNECT_TIMEOUT_NS = 5_000_000_000
 
@@ -108,7 +99,7 @@ class Core(Client):
             error = last_error(self.lib, status)
             if status == _TIMEOUT and time.monotonic() < start + _CONNECT_TIMEOUT_NS / 1e9:
                 continue  # interrupted by a signal
-            if not isinstance(error, _WORTH_WAITING) or time.monotonic() + delay > deadline:
+            if not error.retry_attach or time.monotonic() + delay > deadline:
                 raise error
             time.sleep(delay)
             delay = min(2 * delay, _LAST_RETRY_S)

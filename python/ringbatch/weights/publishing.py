@@ -82,7 +82,7 @@ class Publisher:
         while status := self._lib.rb_publish_open(model.encode(), texts.encode(), addressof(o), addressof(out)):
             error = last_error(self._lib, status)
             unfollowed = isinstance(error, (errors.UnknownModel, errors.NoWorker))
-            if not (error.retry_attach or unfollowed) or time.monotonic() >= end:
+            if not error.retry_attach or time.monotonic() >= end:
                 raise error
             if unfollowed and not warned:
                 log.warning("waiting %g s for a worker that follows: %s", wait, error)
