@@ -13,6 +13,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/testhooks"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -43,8 +44,8 @@ type Config struct {
 	Save func(model string, settings policy.Policy, instances int) error
 	// SaveAlias keeps a change of an alias; without targets, its removal.
 	SaveAlias func(alias.Alias) error
-	Memory    shm.Memory // default: shm.Memfd; tests use shm.Heap
 
+	create        testhooks.Create
 	firstLookTime time.Duration // see awaitFirstLook
 	replaceTime   time.Duration // see awaitSuccessor
 	noPeerPidfd   bool          // as before Linux 6.5, for tests
@@ -91,8 +92,8 @@ func (c *Config) fill() {
 	c.firstLookTime = cmp.Or(c.firstLookTime, defaultFirstLookTime)
 	c.replaceTime = cmp.Or(c.replaceTime, defaultReplaceTime)
 	c.Logger = cmp.Or(c.Logger, slog.Default())
-	if c.Memory == nil {
-		c.Memory = shm.Memfd{}
+	if c.create == nil {
+		c.create = testhooks.SegmentsOf(c.Socket)
 	}
 }
 

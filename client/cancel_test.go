@@ -27,7 +27,7 @@ func modelStats(t *testing.T, r *ring) *stats.Model {
 // taker is a worker that the test drives by hand, one batch at a time.
 func (r *ring) taker(depth int) *worker.Worker {
 	r.t.Helper()
-	w, err := worker.Attach(soon(r.t), worker.Config{Model: "m", Signature: r.model.Signature, Socket: r.socket, Memory: r.mem,
+	w, err := worker.Attach(soon(r.t), worker.Config{Model: "m", Signature: r.model.Signature, Socket: r.socket,
 		Depth: depth})
 	must.Do(r.t, err)
 	r.t.Cleanup(w.Close)
@@ -140,7 +140,7 @@ func TestAClosedClientKeepsItsWindowUntilItsLastRequestIsReleased(t *testing.T) 
 	expect(t, "the one in flight", queued.Wait(soon(t)), client.ErrBrokerGone)
 	expect(t, "release", queued.Release(), nil)
 	dial := func() error {
-		next, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem), client.WithWindow(32))
+		next, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithWindow(32))
 		if err == nil {
 			next.Close()
 		}

@@ -57,7 +57,6 @@ type options struct {
 	wait   bool
 	timing bool
 	yields bool
-	memory shm.Memory
 
 	retry    bool
 	retryFor time.Duration
@@ -97,9 +96,6 @@ func WithTiming() Option { return func(o *options) { o.timing = true } }
 // it saves.
 func WithYield() Option { return func(o *options) { o.yields = true } }
 
-// WithMemory replaces the shared memory in tests.
-func WithMemory(m shm.Memory) Option { return func(o *options) { o.memory = m } }
-
 // Dial attaches to a model of the broker, or to an alias. The context bounds Dial only,
 // not the life of the client.
 //
@@ -109,7 +105,7 @@ func WithMemory(m shm.Memory) Option { return func(o *options) { o.memory = m } 
 // that signature. Claim, and inputs of the old signature, get ErrSignatureMismatch
 // until the alias has a model of the old signature again.
 func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
-	o := options{memory: shm.Memfd{}}
+	o := options{}
 	for _, f := range opts {
 		f(&o)
 	}
@@ -162,10 +158,10 @@ func (c *Client) attachWindow(ctx context.Context, window int) (*link, error) {
 		req.Inputs, req.Outputs = tensor.SpecTexts(info.Signature.Inputs), tensor.SpecTexts(info.Signature.Outputs)
 		req.State = tensor.SpecTexts(info.Signature.State)
 	}
-	s, err := attach.Open(ctx, c.opts.socket, c.opts.memory, &req)
+	s, err := attach.Open(ctx, c.opts.socket, &req)
 	if errors.Is(err, status.ErrSignatureMismatch) {
 		req.Inputs, req.Outputs, req.State = nil, nil, nil
-		s, err = attach.Open(ctx, c.opts.socket, c.opts.memory, &req)
+		s, err = attach.Open(ctx, c.opts.socket, &req)
 	}
 	if err != nil {
 		return nil, err

@@ -41,7 +41,7 @@ func newBudgeted(t *testing.T, pipeline bool) *budgeted {
 		m.Policy = limits.Over(m.Policy)
 	}
 	b := &budgeted{t: t, r: newRing(t, m), ended: map[int]error{}}
-	b.stage = worker.Config{Model: "m", Signature: m.Signature, Socket: b.r.socket, Memory: b.r.mem,
+	b.stage = worker.Config{Model: "m", Signature: m.Signature, Socket: b.r.socket,
 		Policy: policy.New(policy.Ragged(true))}
 	if pipeline {
 		before := b.stage

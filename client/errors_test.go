@@ -40,7 +40,7 @@ func expect(t *testing.T, what string, got error, want ...error) {
 func TestDialNamesWhatIsWrong(t *testing.T) {
 	r := newRing(t, plain(t))
 	dial := func(model string, opts ...client.Option) error {
-		c, err := client.Dial(soon(t), model, append([]client.Option{client.WithSocket(r.socket), client.WithMemory(r.mem)}, opts...)...)
+		c, err := client.Dial(soon(t), model, append([]client.Option{client.WithSocket(r.socket)}, opts...)...)
 		if err == nil {
 			c.Close()
 		}
@@ -65,7 +65,7 @@ func TestDialNamesWhatIsWrong(t *testing.T) {
 func TestAnotherLayoutVersionIsNamed(t *testing.T) {
 	r := newRing(t, plain(t))
 	tamper := func(at int, with byte) error {
-		s, err := attach.Open(soon(t), r.socket, r.mem, &control.Request{Op: control.OpWorker, Model: "m", Worker: &control.WorkerInfo{
+		s, err := attach.Open(soon(t), r.socket, &control.Request{Op: control.OpWorker, Model: "m", Worker: &control.WorkerInfo{
 			Inputs: tensor.SpecTexts(r.model.Signature.Inputs), Outputs: tensor.SpecTexts(r.model.Signature.Outputs), Depth: 1}})
 		must.Do(t, err)
 		defer s.Close()
@@ -73,7 +73,7 @@ func TestAnotherLayoutVersionIsNamed(t *testing.T) {
 		was := b[at]
 		b[at] += with
 		defer func() { b[at] = was }()
-		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem))
+		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket))
 		if err == nil {
 			c.Close()
 		}

@@ -73,8 +73,7 @@ func TestRequestsOfDifferentSizesShareARaggedBatch(t *testing.T) {
 		Policy: asks(policy.Slots(64), policy.Ragged(true), policy.WaitTime(patience))}
 	// A batch goes out when it is full: all sizes are in one.
 	r := newRing(t, m)
-	if _, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket,
-		Memory: r.mem}); !errors.Is(err, client.ErrInvalid) {
+	if _, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket}); !errors.Is(err, client.ErrInvalid) {
 		t.Errorf("a worker that did not ask for ragged batches: %v", err)
 	}
 	sizes := make(chan int, 8)
@@ -144,7 +143,7 @@ func TestWindowsThatAreLeftOpenFitTheRing(t *testing.T) {
 		}
 	}
 	for {
-		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem))
+		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket))
 		if err != nil {
 			if !errors.Is(err, client.ErrRingFull) || !strings.Contains(err.Error(), "raise the model's slots") {
 				t.Errorf("a full ring: %v", err)
@@ -164,7 +163,7 @@ func TestAWindowThatIsAskedForIsGivenWholeOrRefusedWithWhatHelps(t *testing.T) {
 			t.Errorf("a window of %d, not 7", n)
 		}
 	}
-	_, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem), client.WithWindow(9))
+	_, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithWindow(9))
 	if !errors.Is(err, client.ErrRingFull) || !strings.Contains(err.Error(), "smaller window") {
 		t.Errorf("9 where 8 are free: %v", err)
 	}
@@ -174,7 +173,7 @@ func TestAWorkerGetsNotesAboutADifferentPolicy(t *testing.T) {
 	m := plain(t)
 	r := newRing(t, m)
 	attach := func(p ...policy.Setting) []string {
-		w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket, Memory: r.mem,
+		w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket,
 			Policy: policy.New(p...)})
 		must.Do(t, err)
 		defer w.Close()

@@ -147,7 +147,7 @@ func TestDialThatWaitsOutlastsABrokerThatDrains(t *testing.T) {
 	drained := make(chan struct{})
 	go func() { defer close(drained); r.stop() }()
 	for { // until it says so
-		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem))
+		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket))
 		if errors.Is(err, client.ErrDraining) {
 			break
 		}
@@ -156,7 +156,7 @@ func TestDialThatWaitsOutlastsABrokerThatDrains(t *testing.T) {
 	}
 	dialled := make(chan error, 1)
 	go func() {
-		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem), client.WaitForModel())
+		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WaitForModel())
 		if err == nil {
 			c.Close()
 		}

@@ -72,7 +72,7 @@ func Run(ctx context.Context, cfg Config) error {
 	return worker.KeepAttached(ctx, worker.Config{
 		Model: cfg.Model, Signature: *r.sig, Socket: cfg.Socket, Name: cfg.Name, Depth: cfg.InFlight, Concurrency: max(1, min(lanes,
 			cfg.InFlight)),
-		Policy: r.policy(), WaitForBroker: cfg.WaitForBroker, Memory: cfg.Memory, Version: cfg.Version,
+		Policy: r.policy(), WaitForBroker: cfg.WaitForBroker, Version: cfg.Version,
 	}, r.serve)
 }
 

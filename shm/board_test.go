@@ -38,8 +38,8 @@ func testLayout(t *testing.T, slots, maxBatch int) *Layout {
 func segments(t *testing.T, size int64) map[string]*Segment {
 	t.Helper()
 	all := map[string]*Segment{}
-	for name, mem := range map[string]Memory{"memfd": Memfd{}, "heap": NewHeap()} {
-		s, err := mem.Create("test", size)
+	for name, create := range map[string]func(string, int64) (*Segment, error){"memfd": Create, "heap": CreateOnHeap} {
+		s, err := create("test", size)
 		must.Do(t, err)
 		t.Cleanup(s.Close)
 		all[name] = s

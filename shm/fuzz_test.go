@@ -23,8 +23,7 @@ var fuzzSignature = tensor.Signature{
 func FuzzCheckHeader(f *testing.F) {
 	layout, err := NewLayout(fuzzSignature, 8, 4)
 	must.Do(f, err)
-	mem := NewHeap()
-	seg, err := mem.Create("fuzz", layout.BoardSize)
+	seg, err := CreateOnHeap("fuzz", layout.BoardSize)
 	must.Do(f, err)
 	layout.WriteHeader(seg, KindBoard, 7)
 	const size = int(unsafe.Offsetof(header{}.MaxBatch)) + 4 // what follows is reserved

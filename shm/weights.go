@@ -117,8 +117,8 @@ func (l *WeightsLayout) header(epoch uint64) header {
 }
 
 // CreateWeights makes a segment without a version, for the broker.
-func CreateWeights(m Memory, l *WeightsLayout, epoch uint64) (*Weights, error) {
-	seg, err := m.Create("weights", l.Size)
+func CreateWeights(l *WeightsLayout, epoch uint64) (*Weights, error) {
+	seg, err := Create("weights", l.Size)
 	if err != nil {
 		return nil, err
 	}

@@ -46,7 +46,7 @@ func askMany(t *testing.T, r *ring, clients, goroutines, requests int) {
 	t.Helper()
 	var all sync.WaitGroup
 	for k := range clients {
-		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem), client.WithWindow(8))
+		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithWindow(8))
 		must.Do(t, err)
 		defer c.Close()
 		for g := range goroutines {

@@ -74,8 +74,7 @@ type Config struct {
 	Pipeline string
 
 	// Device is the GPU of a worker with tensors in device memory. The worker closes it.
-	Device shm.Device
-	Memory shm.Memory // for tests
+	Device attach.Device
 }
 
 // Worker is one attachment to the broker. Only one goroutine at a time may take batches
@@ -138,10 +137,7 @@ func attachOnce(ctx context.Context, cfg Config) (*Worker, error) {
 		return nil, fmt.Errorf("worker %s: %w: concurrency %d, must be 0..%d (the depth)", cfg.Model,
 			status.ErrInvalid, cfg.Concurrency, cfg.Depth)
 	}
-	if cfg.Memory == nil {
-		cfg.Memory = shm.Memfd{}
-	}
-	s, err := attach.OpenWith(ctx, control.SocketPath(cfg.Socket), cfg.Memory, cfg.Device, &control.Request{
+	s, err := attach.OpenWith(ctx, control.SocketPath(cfg.Socket), cfg.Device, &control.Request{
 		Op: control.OpWorker, Model: cfg.Model, Name: cfg.Name,
 		Worker: &control.WorkerInfo{
 			Inputs: tensor.SpecTexts(cfg.Signature.Inputs), Outputs: tensor.SpecTexts(cfg.Signature.Outputs),

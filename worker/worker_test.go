@@ -36,7 +36,6 @@ type ring struct {
 	t      *testing.T
 	broker *testbed.Local
 	socket string
-	mem    *shm.Heap
 	client *client.Client
 }
 
@@ -55,10 +54,10 @@ func newEagerRing(t *testing.T, maxBatch int) *ring {
 
 func ringThatWaits(t *testing.T, maxBatch int, wait time.Duration) *ring {
 	t.Helper()
-	r := &ring{t: t, mem: shm.NewHeap()}
+	r := &ring{t: t}
 	var err error
-	r.broker, err = testbed.StartLocal(broker.Config{
-		Memory: r.mem, DrainTime: time.Millisecond,
+	r.broker, err = testbed.StartOnHeap(broker.Config{
+		DrainTime: time.Millisecond,
 		Models: []broker.ModelConfig{{Name: "m", Signature: sig,
 			Policy: policy.New(policy.Slots(128), policy.MaxBatchSize(maxBatch), policy.WaitTime(wait))}},
 	})
@@ -86,14 +85,14 @@ func (r *ring) restart(s tensor.Signature) {
 
 func (r *ring) dial() *client.Client {
 	r.t.Helper()
-	c, err := client.Dial(soon(r.t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem), client.WithWindow(32))
+	c, err := client.Dial(soon(r.t), "m", client.WithSocket(r.socket), client.WithWindow(32))
 	must.Do(r.t, err)
 	r.t.Cleanup(func() { c.Close() })
 	return c
 }
 
 func (r *ring) config(depth int) worker.Config {
-	return worker.Config{Model: "m", Signature: sig, Socket: r.socket, Memory: r.mem, Depth: depth}
+	return worker.Config{Model: "m", Signature: sig, Socket: r.socket, Depth: depth}
 }
 
 func (r *ring) attach(cfg worker.Config) *worker.Worker {

@@ -160,7 +160,7 @@ func (h *host) add(p policy.Policy) (*world, error) {
 	}
 	s := &world{host: h, name: fmt.Sprintf("sim%d", len(h.worlds)), past: map[mailed]*simHistory{}}
 	s.r, err = NewRing(&RingSpec{
-		Name: s.name, Layout: layout, Memory: shm.Unshared{}, Epoch: 1, UserShare: 100, Log: slog.New(slog.DiscardHandler),
+		Name: s.name, Layout: layout, Create: shm.CreateUnshared, Epoch: 1, UserShare: 100, Log: slog.New(slog.DiscardHandler),
 		SessionEnded: s.leave, Stages: []StageSpec{{Name: s.name, Settings: settings, Layout: layout}},
 	})
 	if err != nil {

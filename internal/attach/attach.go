@@ -37,7 +37,7 @@ type Session struct {
 	Board    *shm.Board
 	Words    *shm.Segment // the session's own segment
 	Doorbell shm.Doorbell
-	Device   shm.Device // nil if no tensor of this peer is in device memory
+	Device   Device // nil if no tensor of this peer is in device memory
 
 	conn *net.UnixConn
 }
@@ -219,15 +219,14 @@ func (e *statusError) Error() string { return e.text }
 func (e *statusError) Unwrap() error { return e.status }
 
 // Open attaches: it sends req (OpClient or OpWorker) and maps the segments of the reply.
-func Open(ctx context.Context, socket string, mem shm.Memory, req *control.Request) (*Session, error) {
-	return OpenWith(ctx, socket, mem, nil, req)
+func Open(ctx context.Context, socket string, req *control.Request) (*Session, error) {
+	return OpenWith(ctx, socket, nil, req)
 }
 
 // attacher has the arguments of an attachment.
 type attacher struct {
 	socket string
-	mem    shm.Memory
-	device shm.Device // nil: none
+	device Device // nil: none
 }
 
 // attach asks for a session, with a descriptor of device memory or -1. The broker may
@@ -350,7 +349,7 @@ func (at *attacher) open(op control.Op, rep *control.Reply, fds []int) (s *Sessi
 	} {
 		fd := left[0]
 		left = left[1:]
-		if *m.into, err = at.mem.Open(fd, m.size, m.access); err != nil {
+		if *m.into, err = shm.Open(fd, m.size, m.access); err != nil {
 			return s, fmt.Errorf("attach %s: %w", a.Model, err)
 		}
 		(*m.into).CloseFD() // the mapping stays

@@ -19,7 +19,6 @@ import (
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
@@ -71,7 +70,7 @@ func TestAClientThatForkedAndDiedIsNoticedWhileItsChildKeepsTheConnection(t *tes
 // client's next request must not count as its second in flight.
 func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
 	t.Parallel()
-	r := inProcess(t, shm.NewHeap(), testbed.Model{Name: "m", Slots: 16, MaxBatch: 8, Wait: time.Minute, Lease: 2 * time.Minute})
+	r := inProcess(t, testbed.Model{Name: "m", Slots: 16, MaxBatch: 8, Wait: time.Minute, Lease: 2 * time.Minute})
 	r.worker(2, obey)
 	c := r.dial()
 	const n = 30
@@ -99,7 +98,7 @@ func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
 
 func TestARequestEndsAfterTheMostTimeOfItsLevelAlsoWhileItRuns(t *testing.T) {
 	t.Parallel()
-	r := inProcess(t, shm.NewHeap(), testbed.Model{Name: "m", Slots: 16, MaxBatch: 8, Lease: time.Minute})
+	r := inProcess(t, testbed.Model{Name: "m", Slots: 16, MaxBatch: 8, Lease: time.Minute})
 	release := make(chan struct{})
 	r.worker(1, func(ctx context.Context, b *worker.Batch) error {
 		<-release
@@ -165,7 +164,7 @@ func TestASlotOfAPrivateModelIsClearedBeforeAnotherHasIt(t *testing.T) {
 	failed.ends(t, client.ErrFailed)
 	first.Close()
 	h.settled() // its window is back
-	s, err := attach.Open(t.Context(), h.socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: "m", Window: 8})
+	s, err := attach.Open(t.Context(), h.socket, &control.Request{Op: control.OpClient, Model: "m", Window: 8})
 	must.Do(t, err)
 	defer s.Close()
 	for what, mem := range map[string][]byte{"planes": s.Planes.Bytes(), "board": s.BoardSeg.Bytes()} {

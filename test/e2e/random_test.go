@@ -15,7 +15,6 @@ import (
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -87,7 +86,7 @@ func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
 			return r.serveAs(at, fn)
 		}
 	}
-	r := inProcess(t, shm.NewHeap(), m)
+	r := inProcess(t, m)
 	exp := &expected{ends: map[string]int{}, t: t}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
 	defer cancel()
@@ -255,7 +254,7 @@ func giveUp(ctx context.Context, c *client.Client, rows int, exp *expected) {
 // at any moment.
 func TestNoWaitIsForgotten(t *testing.T) {
 	t.Parallel()
-	r := inProcess(t, shm.NewHeap(), testbed.Model{Name: "m", Slots: 64, MaxBatch: 16, Lease: lease})
+	r := inProcess(t, testbed.Model{Name: "m", Slots: 64, MaxBatch: 16, Lease: lease})
 	r.worker(2, obey)
 	c := r.dial(client.WithWindow(56))
 	ctx, cancel := context.WithTimeout(context.Background(), 1500*time.Millisecond)
@@ -294,7 +293,7 @@ func TestLoopsServeTheirModelsWithoutTouchingOneAnothers(t *testing.T) {
 		models = append(models, testbed.Model{Name: fmt.Sprint("m", i), Slots: 64, MaxBatch: 1 + 3*i,
 			Wait: time.Duration(i) * 200 * time.Microsecond, Lease: lease, Width: 4 + i})
 	}
-	r := onLoops(t, shm.NewHeap(), 3, models...)
+	r := onLoops(t, 3, models...)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	var wg sync.WaitGroup
@@ -306,7 +305,7 @@ func TestLoopsServeTheirModelsWithoutTouchingOneAnothers(t *testing.T) {
 			wg.Go(func() {
 				rng := rand.New(rand.NewSource(int64(10*i + k)))
 				for range 3 { // clients come and go
-					c, err := client.Dial(ctx, m.Name, client.WithSocket(r.socket), client.WithMemory(r.mem),
+					c, err := client.Dial(ctx, m.Name, client.WithSocket(r.socket),
 						client.WithWindow(1+rng.Intn(8)))
 					if err != nil {
 						t.Error(err)

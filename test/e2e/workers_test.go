@@ -156,7 +156,7 @@ func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing
 // A broker and a worker in one process: the broker cannot kill itself.
 func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsDone(t *testing.T) {
 	t.Parallel()
-	r := inProcess(t, nil, testbed.Model{Name: "m", Slots: 16, MaxBatch: 1, Lease: time.Second})
+	r := inProcess(t, testbed.Model{Name: "m", Slots: 16, MaxBatch: 1, Lease: time.Second})
 	release := make(chan struct{})
 	entered := make(chan struct{}, 16)
 	r.worker(2, func(ctx context.Context, b *worker.Batch) error {

@@ -10,11 +10,12 @@ import (
 	"sync"
 
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/internal/testhooks"
+	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// Local is a broker in this process: for the race detector, which sees only heap
-// memory, and for examples.
+// Local is a broker in this process.
 type Local struct {
 	Config broker.Config // may be changed while the broker is stopped
 	dir    string
@@ -22,9 +23,16 @@ type Local struct {
 	ended  chan error
 }
 
+// StartOnHeap is StartLocal for tests whose peers all live in this process, too: the
+// race detector sees their shared memory.
+func StartOnHeap(cfg broker.Config) (*Local, error) { return StartWith(cfg, shm.CreateOnHeap) }
+
 // StartLocal serves until Close. By default the socket is in a new folder and the log
 // is silent.
-func StartLocal(cfg broker.Config) (*Local, error) {
+func StartLocal(cfg broker.Config) (*Local, error) { return StartWith(cfg, nil) }
+
+// StartWith is StartLocal with a function that makes the broker's segments.
+func StartWith(cfg broker.Config, create testhooks.Create) (*Local, error) {
 	dir, err := os.MkdirTemp("", "rb") // the path of t.TempDir can be too long for a socket
 	if err != nil {
 		return nil, err
@@ -34,6 +42,9 @@ func StartLocal(cfg broker.Config) (*Local, error) {
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if create != nil {
+		testhooks.MakeSegments(cfg.Socket, create)
 	}
 	l := &Local{Config: cfg, dir: dir}
 	if err := l.Start(); err != nil {
