@@ -31,7 +31,6 @@ type Config struct {
 	WorkerGrace time.Duration // how long a drain waits for the worker of a model without any; default 3 s
 	MaxClients  int           // connections at once; default 4096
 	Loops       int           // goroutines that serve the models; default: DefaultLoops
-	Alone       bool          // the process does little else: loops may keep half of its Ps while they sleep
 	Models      []ModelConfig
 	Aliases     []alias.Alias      // names of models, which need not exist yet
 	Workers     []supervise.Worker // processes to start that declare their models themselves

@@ -272,7 +272,7 @@ func TestABrokerThatHasEndedHasNoModels(t *testing.T) {
 func TestModelsGoToTheLoopWithTheLeastToDo(t *testing.T) {
 	b := &Broker{cfg: Config{create: shm.CreateUnshared}, log: slog.New(slog.DiscardHandler)}
 	for i := range 3 {
-		l, err := engine.NewLoop(i, false, outside{b})
+		l, err := engine.NewLoop(i, outside{b})
 		must.Do(t, err)
 		defer l.Close()
 		defer l.ReleaseRings()

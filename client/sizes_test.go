@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
@@ -166,28 +165,5 @@ func TestAWindowThatIsAskedForIsGivenWholeOrRefusedWithWhatHelps(t *testing.T) {
 	_, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithWindow(9))
 	if !errors.Is(err, client.ErrRingFull) || !strings.Contains(err.Error(), "smaller window") {
 		t.Errorf("9 where 8 are free: %v", err)
-	}
-}
-
-func TestAWorkerGetsNotesAboutADifferentPolicy(t *testing.T) {
-	m := plain(t)
-	r := newRing(t, m)
-	attach := func(p ...policy.Setting) []string {
-		w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket,
-			Policy: policy.New(p...)})
-		must.Do(t, err)
-		defer w.Close()
-		return w.Notes()
-	}
-	if notes := attach(); len(notes) > 0 {
-		t.Errorf("a worker that asked for nothing is told %q", notes)
-	}
-	if notes := attach(policy.MaxBatchSize(8), policy.Slots(32)); len(notes) > 0 {
-		t.Errorf("a worker that asked for what there is is told %q", notes)
-	}
-	notes := attach(policy.MaxBatchSize(4), policy.WaitTime(7*time.Millisecond))
-	if len(notes) != 2 || notes[0] != "max_batch_size is 8, this worker asked for 4" ||
-		!strings.Contains(notes[1], "this worker asked for 7ms") {
-		t.Errorf("the differences are %q", notes)
 	}
 }

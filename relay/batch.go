@@ -292,8 +292,8 @@ const maxMessage = 1<<31 - 1
 // recognizes it.
 func (r *relay) maxAnswer(b *worker.Batch) int {
 	n := oip.MaxMetaBytes
-	for k := range b.Layout().Outputs {
-		n += b.Rows() * int(b.Layout().Outputs[k].Stride)
+	for k := range b.Signature().Outputs {
+		n += b.Rows() * b.Output(k).RowBytes()
 	}
 	return min(n|1, maxMessage)
 }

@@ -66,10 +66,9 @@ func endOf(err error) status.Code {
 // batches may complete in any order. The batch must not be used afterwards; a second
 // Complete does nothing.
 //
-// If the worker never asked for a row of an output (Column.Bytes, Row, Run, Contiguous,
-// Batch.Unpack), its slot holds bytes of an earlier request. Then Complete fails the row's
-// request, and returns the first reason. It does not check outputs in device memory, nor
-// a worker that called Worker.Planes.
+// If the worker never asked for a row of an output (Column.Bytes, Row, Run, Contiguous),
+// its slot holds bytes of an earlier request. Then Complete fails the row's request, and
+// returns the first reason. It does not check outputs in device memory.
 //
 // In test/model: Complete, then the push of Done.
 func (b *Batch) Complete() (err error) {

@@ -199,7 +199,7 @@ func (b *Batch) SetVersion(v uint32) { b.version = v }
 // Level is the priority level of the batch's most urgent request; 0 is the most urgent.
 func (b *Batch) Level() int { return b.level }
 
-// Dispatched is when the broker handed the batch over, on shm.Now's clock.
+// Dispatched is when the broker handed the batch over, in nanoseconds of CLOCK_MONOTONIC.
 func (b *Batch) Dispatched() int64 { return b.mailed }
 
 // Ragged reports whether requests keep their sizes (InputShape) instead of sharing one.
@@ -214,21 +214,21 @@ func (b *Batch) requestOf(row int) int {
 	return i - 1
 }
 
-// Layout is the layout of the model's shared memory.
-func (b *Batch) Layout() *shm.Layout { return b.w.session.Layout }
+// Signature is the model's.
+func (b *Batch) Signature() *tensor.Signature { return &b.w.session.Layout.Signature }
 
 // Request describes the i-th request.
 func (b *Batch) Request(i int) Request {
 	q := &b.reqs[i]
 	m := &b.mails[q.mail]
-	return Request{Row: int(q.row), Rows: int(q.rows), Deadline: m.Deadline, Committed: m.Committed, dims: m.Dims}
+	return Request{Row: int(q.row), Rows: int(q.rows), Deadline: m.Deadline, dims: m.Dims}
 }
 
 // Request describes one request of a batch: its rows in the batch, and its sizes.
 type Request struct {
-	Row, Rows           int
-	Deadline, Committed int64 // on shm.Now's clock; Deadline 0 if none
-	dims                [tensor.MaxVariableDims]uint32
+	Row, Rows int
+	Deadline  int64 // nanoseconds of CLOCK_MONOTONIC; 0 if none
+	dims      [tensor.MaxVariableDims]uint32
 }
 
 // Dims are the true sizes of the variable dimensions of all inputs, in

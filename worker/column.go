@@ -37,25 +37,6 @@ func (b *Batch) Input(k int) Column { return b.column(b.w.session.Layout.Inputs,
 // Output is the k-th output. The worker writes all rows of all requests that do not fail.
 func (b *Batch) Output(k int) Column { return b.column(b.w.session.Layout.Outputs, k, output) }
 
-// InputNamed is Input by name.
-func (b *Batch) InputNamed(name string) (Column, error) {
-	return b.named(b.w.session.Layout.Inputs, name, b.Input)
-}
-
-// OutputNamed is Output by name.
-func (b *Batch) OutputNamed(name string) (Column, error) {
-	return b.named(b.w.session.Layout.Outputs, name, b.Output)
-}
-
-func (b *Batch) named(planes []shm.Plane, name string, column func(k int) Column) (Column, error) {
-	for k := range planes {
-		if planes[k].Spec.Name == name {
-			return column(k), nil
-		}
-	}
-	return Column{}, fmt.Errorf("%w: no tensor %q", status.ErrInvalid, name)
-}
-
 func (b *Batch) column(planes []shm.Plane, k int, side side) Column {
 	p := &planes[k]
 	shape := p.Spec.Shape

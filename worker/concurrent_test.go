@@ -153,74 +153,6 @@ func TestAnyGoroutineCompletesWhileAnotherTakes(t *testing.T) {
 	all.Wait()
 }
 
-func TestAWorkerThatPassesBatchesOnGetsOthersMeanwhileUntilItIsToStop(t *testing.T) {
-	r := newRing(t, 1)
-	w := r.attach(r.config(4))
-	ctx, cancel := context.WithCancel(context.Background())
-	passed := make(chan *worker.Batch, w.Depth())
-	stopped := make(chan error, 1)
-	go func() { stopped <- w.TakeBatches(ctx, func(b *worker.Batch) { passed <- b }) }()
-	reqs := r.commit(w.Depth())
-	var all []*worker.Batch
-	for range reqs { // none of them is completed
-		all = append(all, <-passed)
-	}
-	cancel()
-	if err := <-stopped; !errors.Is(err, context.Canceled) {
-		t.Errorf("stopped with %v", err)
-	}
-	for _, b := range all {
-		must.Check(t, double(ctx, b))
-		b.Complete()
-	}
-	for _, q := range reqs {
-		ends(t, q, nil)
-	}
-}
-
-func TestTakeSoonTakesTheNextBatchUntilTheWorkerStops(t *testing.T) {
-	r := newRing(t, 1)
-	w := r.attach(r.config(4))
-	mailed := func() client.Request {
-		t.Helper()
-		q := r.commit(1)[0]
-		if err := testbed.Eventually(patience, func() error {
-			if !w.Mailed() {
-				return errors.New("there is no batch yet")
-			}
-			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
-		return q
-	}
-	for range 3 {
-		q := mailed()
-		b := w.TakeSoon()
-		if b == nil {
-			t.Fatal("it took none, and one is there")
-		}
-		if w.TakeSoon() != nil {
-			t.Error("it took one, and none is there")
-		}
-		testbed.Touch(b)
-		b.Complete()
-		ends(t, q, nil)
-	}
-	if w.TakeSoon() != nil {
-		t.Error("it took one, and none follows")
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	if err := w.TakeBatches(ctx, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("stopped with %v", err)
-	}
-	mailed()
-	if w.TakeSoon() != nil {
-		t.Error("it took one after it was to stop")
-	}
-}
-
 // The first of both answers, and only once.
 func TestCloseAndCompleteMayMeet(t *testing.T) {
 	r := newRing(t, 1)
@@ -237,7 +169,7 @@ func TestCloseAndCompleteMayMeet(t *testing.T) {
 			})
 		}
 		close(start)
-		w.Leave() // not Close, which says that no batch is in use any more
+		w.Inside().Leave() // not Close, which says that no batch is in use any more
 		all.Wait()
 		for _, req := range reqs {
 			if err := req.Wait(soon(t)); err != nil && err.Error() != "the worker was closed before it ran this request" {

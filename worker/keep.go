@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/backoff"
+	"github.com/ringbatch/ringbatch/internal/inside"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -30,11 +31,14 @@ func KeepAttached(ctx context.Context, cfg Config, serve func(context.Context, *
 		if w == nil { // ctx has ended
 			return nil
 		}
+		for _, note := range w.session.Info.Notes {
+			slog.Warn("the model has another policy than this worker", "model", cfg.Model, "note", note)
+		}
 		if cfg.Attached != nil {
 			cfg.Attached()
 		}
 		attached := time.Now()
-		err = serve(ctx, w)
+		err = serve(inside.With(ctx, inner{w}), w)
 		w.Close()
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 			return nil

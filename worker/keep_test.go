@@ -14,6 +14,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/inside"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -127,14 +128,14 @@ func TestAnAbandonedBatchIsNotAnswered(t *testing.T) {
 	err := worker.KeepAttached(soon(t), r.config(1), func(ctx context.Context, attached *worker.Worker) error {
 		w = attached
 		next(t, w)
-		w.Abandon()
+		inside.Of(ctx).Abandon()
 		return lost
 	})
 	if !errors.Is(err, lost) {
 		t.Errorf("KeepAttached: %v", err)
 	}
 	must.Fail(t, "it was answered", reqs[0].Wait(ended()), context.Canceled)
-	w.Leave() // for this test; else only the end of the process would free it
+	w.Inside().Leave() // for this test; else only the end of the process would free it
 	ends(t, reqs[0], client.ErrFailed)
 }
 

@@ -37,13 +37,13 @@ func TestAWorkerThatTakesLanesBackGetsNoMoreThanItAskedFor(t *testing.T) {
 	w := r.attach(cfg)
 	r.commit(6)
 	b := next(t, w)
-	w.SetLanes(1)
+	w.Inside().SetLanes(1)
 	b.Complete() // with this the broker learns of it
 	for range 3 {
 		next(t, w).Complete()
 	}
 	last := next(t, w)
-	if b, err := w.NextFor(50 * time.Millisecond); !errors.Is(err, status.ErrTimeout) {
+	if b, err := w.Next(within(50 * time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("a second batch while the only lane is taken: %v, %v", b, err)
 	}
 	last.Complete()
@@ -100,7 +100,7 @@ func TestABatchHasItsLevelAndItsWaitingRequests(t *testing.T) {
 		hasty = send(1, time.Now().Add(limit))
 		for ended := false; b == nil && !ended; {
 			ended = !errors.Is(hasty.Poll(), status.ErrNotDone)
-			b, _ = w.NextFor(5 * time.Millisecond)
+			b, _ = w.Next(within(5 * time.Millisecond))
 		}
 		if b != nil && b.Len() < 2 { // it expired on its way
 			b.Complete()

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math"
 	"runtime/debug"
 	"sync"
 
@@ -28,7 +27,7 @@ type Func func(ctx context.Context, b *Batch) error
 // running batches and returns nil. Otherwise it returns the error that ended it.
 func Serve(ctx context.Context, cfg Config, fn Func) error {
 	return KeepAttached(ctx, cfg, func(ctx context.Context, w *Worker) error {
-		return w.ServeBatches(ctx, max(1, cfg.Concurrency), fn)
+		return w.serve(ctx, max(1, cfg.Concurrency), fn)
 	})
 }
 
@@ -41,9 +40,9 @@ type server struct {
 	err  error      // why there are no more batches; guarded by turn
 }
 
-// ServeBatches runs fn, in a number of goroutines, for every batch of one attachment,
-// until ctx ends or the broker goes away. Serve is KeepAttached with ServeBatches.
-func (w *Worker) ServeBatches(ctx context.Context, goroutines int, fn Func) error {
+// serve runs fn, in a number of goroutines, for every batch of one attachment, until ctx
+// ends or the broker goes away.
+func (w *Worker) serve(ctx context.Context, goroutines int, fn Func) error {
 	stop := context.AfterFunc(ctx, w.poke) // once, not for every batch
 	defer stop()
 	// A goroutine that spins, or sleeps past the scheduler, could keep the core that the
@@ -85,7 +84,7 @@ func (s *server) take(ctx context.Context) *Batch {
 		return nil
 	}
 	var b *Batch
-	if b, s.err = s.w.await(ctx, math.MaxInt64); b != nil {
+	if b, s.err = s.w.await(ctx); b != nil {
 		b.kept = true // fn may use it until it returns, even if it completes the batch
 	}
 	return b

@@ -103,6 +103,13 @@ func (r *ring) attach(cfg worker.Config) *worker.Worker {
 	return w
 }
 
+// within is a context that ends after d.
+func within(d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	time.AfterFunc(2*d, cancel)
+	return ctx
+}
+
 // commit sends requests of one row each: i, then i again.
 func (r *ring) commit(n int) (reqs []client.Request) {
 	r.t.Helper()
@@ -148,7 +155,7 @@ func TestTheNextBatchIsThereWhileOneRuns(t *testing.T) {
 	if first.ID() == second.ID() || first.Len() != 2 || second.Len() != 2 {
 		t.Errorf("batches %d of %d and %d of %d", first.ID(), first.Len(), second.ID(), second.Len())
 	}
-	if b, err := w.TryNext(); b != nil || err != nil {
+	if b, err := w.Next(ended()); b != nil || !errors.Is(err, context.Canceled) {
 		t.Errorf("a third batch for a worker of depth 2: %v", err)
 	}
 	second.Complete() // in any order
@@ -169,8 +176,23 @@ func TestNextEndsWithItsContextOrInTime(t *testing.T) {
 	if _, err := w.Next(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("Next: %v", err)
 	}
-	if _, err := w.NextFor(20 * time.Millisecond); !errors.Is(err, status.ErrTimeout) {
-		t.Errorf("NextFor: %v", err)
+	if _, err := w.Next(within(20 * time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Next: %v", err)
+	}
+}
+
+func TestAWorkerGetsNotesAboutADifferentPolicy(t *testing.T) {
+	r := newRing(t, 8)
+	notes := func(p ...policy.Setting) []string {
+		cfg := r.config(1)
+		cfg.Policy = policy.New(p...)
+		return r.attach(cfg).Notes()
+	}
+	if n := append(notes(), notes(policy.MaxBatchSize(8))...); len(n) > 0 {
+		t.Errorf("workers that asked for what there is are told %q", n)
+	}
+	if n := notes(policy.MaxBatchSize(4)); !slices.Equal(n, []string{"max_batch_size is 8, this worker asked for 4"}) {
+		t.Errorf("the difference is %q", n)
 	}
 }
 
@@ -457,12 +479,10 @@ func TestAnOutputThatTheWorkerNeverAskedForFailsTheBatch(t *testing.T) {
 		t.Errorf("a request that failed ended with %v", err)
 	}
 	b = take()
-	y, err := b.OutputNamed("y")
-	must.Do(t, err)
-	y.Bytes(0)
+	b.Output(0).Bytes(0)
 	must.Check(t, b.Complete())
 	ends(t, reqs[2], nil)
-	w.Planes() // from here on it may write anywhere
+	w.Inside().Session() // from here on it may write anywhere
 	must.Check(t, take().Complete())
 	ends(t, reqs[3], nil)
 }

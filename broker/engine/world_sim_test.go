@@ -84,7 +84,7 @@ func (s *host) chance(p float64) bool { return s.rng.Float64() < p }
 func newHost(seed int64, loops, rings int) (*host, error) {
 	h := &host{rng: rand.New(rand.NewPCG(uint64(seed), 7)), now: int64(time.Hour)}
 	for i := range loops {
-		l, err := NewLoop(i, false, h)
+		l, err := NewLoop(i, h)
 		if err != nil {
 			return nil, err
 		}

@@ -25,7 +25,7 @@ policy given here.`, `  ringbatch worker echo
   ringbatch worker mlp --gpu 0 --precision f16
   ringbatch worker --ptx my.ptx --kernel forward --input 'x:f32[8]' --output 'y:f32[8]'
 `)
-	cfg, o := worker.Config{Alone: true}, cpu.Options{}
+	cfg, o := worker.Config{}, cpu.Options{}
 	socket := socketFlag(f)
 	f.StringVar(&cfg.Model, "name", "", "serve it under this name (default: the model's)")
 	inputs := f.StringArray("input", nil, "echo, affine, simulated: input tensor, a `SPEC` like x:f32[8] (repeatable; default x:f32[16])")

@@ -177,7 +177,7 @@ func (r *rig) worker(m broker.ModelConfig, fn worker.Func) (leave func()) {
 
 // echo gives each output the bytes of the input of its place.
 func echo(_ context.Context, b *worker.Batch) error {
-	for k := range b.Layout().Outputs {
+	for k := range b.Signature().Outputs {
 		for i := range b.Rows() {
 			copy(b.Output(k).Bytes(i), b.Input(k).Bytes(i))
 		}

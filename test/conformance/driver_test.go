@@ -269,7 +269,9 @@ func (d *driver) attach(rest string) error {
 }
 
 func (d *driver) next(t time.Duration) string {
-	b, err := d.worker.NextFor(t)
+	ctx, cancel := context.WithTimeout(context.Background(), t)
+	defer cancel()
+	b, err := d.worker.Next(ctx)
 	if err != nil {
 		return name(err)
 	}
@@ -297,8 +299,6 @@ func (d *driver) part(what string, n int) string {
 			y[j] = worker.Row[float32](d.batch.Input(0), r.Row)[0] + 1
 		}
 		return name(err)
-	case "unpack": // from that many bytes
-		return name(d.batch.Unpack(0, make([]byte, n)))
 	case "complete":
 		if d.batch.Complete() != nil {
 			return "Failed"

@@ -88,7 +88,7 @@ func (l *Local) Close() error {
 
 // Touch asks for the memory of all outputs, as a worker does that writes them.
 func Touch(b *worker.Batch) {
-	for k := range b.Layout().Outputs {
+	for k := range b.Signature().Outputs {
 		for i := range b.Runs() {
 			b.Output(k).RunBytes(i)
 		}
@@ -104,10 +104,8 @@ func ServeLocal(cfg worker.Config, fn worker.Func) (leave func() error) {
 	var err error
 	go func() {
 		defer close(ended)
-		err = worker.KeepAttached(ctx, cfg, func(ctx context.Context, w *worker.Worker) error {
-			come()
-			return w.ServeBatches(ctx, max(1, cfg.Concurrency), fn)
-		})
+		cfg.Attached = come
+		err = worker.Serve(ctx, cfg, fn)
 	}()
 	select {
 	case <-attached:
