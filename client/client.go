@@ -56,7 +56,6 @@ type options struct {
 	name   string
 	wait   bool
 	timing bool
-	yields bool
 
 	retry    bool
 	retryFor time.Duration
@@ -89,12 +88,6 @@ func WaitForModel() Option { return func(o *options) { o.wait = true } }
 // WithTiming makes Request.Timing report Write, too. It costs one more reading of the
 // clock per request.
 func WithTiming() Option { return func(o *options) { o.timing = true } }
-
-// WithYield makes every waiting goroutine yield to others before it parks. By default
-// it yields only while other goroutines wait on the same client. The option is for
-// servers, where many goroutines are ready at any time; elsewhere it costs more than
-// it saves.
-func WithYield() Option { return func(o *options) { o.yields = true } }
 
 // Dial attaches to a model of the broker, or to an alias. The context bounds Dial only,
 // not the life of the client.
@@ -171,7 +164,7 @@ func (c *Client) attachWindow(ctx context.Context, window int) (*link, error) {
 		s.Close()
 		return nil, err
 	}
-	l.timing, l.wait.yields = c.opts.timing, c.opts.yields
+	l.timing = c.opts.timing
 	return l, nil
 }
 

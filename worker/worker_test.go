@@ -106,7 +106,7 @@ func (r *ring) attach(cfg worker.Config) *worker.Worker {
 // within is a context that ends after d.
 func within(d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
-	time.AfterFunc(2*d, cancel)
+	time.AfterFunc(patience, cancel)
 	return ctx
 }
 
