@@ -15,7 +15,6 @@ import (
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/testhooks"
 	"github.com/ringbatch/ringbatch/policy"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -96,11 +95,17 @@ func (c *Config) fill() {
 	}
 }
 
-// Resolve is the model's policy in force, with its slots, and its memory.
-func (m *ModelConfig) Resolve() (policy.Settings, *shm.Layout, error) {
+// Check returns an error if a broker would refuse the model.
+func (m *ModelConfig) Check() error {
+	_, err := m.resolve()
+	return err
+}
+
+// resolve is plan with the model's name in the error.
+func (m *ModelConfig) resolve() (plan, error) {
 	p, err := m.plan()
 	if err != nil {
 		err = fmt.Errorf("model %q: %w", m.Name, err)
 	}
-	return p.settings, p.layout, err
+	return p, err
 }

@@ -316,7 +316,7 @@ func (w *weights) leave(p *weightsPeer) {
 }
 
 // withdraw refuses a version for an administrator.
-func (w *weights) withdraw(model string, version shm.Version) error {
+func (w *weights) withdraw(model string, version uint32) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	m := w.models[model]

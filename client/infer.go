@@ -42,48 +42,6 @@ func (r Request) copyOutputs() (outs []tensor.Tensor, err error) {
 	return outs, nil
 }
 
-// InferInto is Infer into the caller's memory: one slice per output, in signature order.
-// If a slice is smaller than the result, the error is ErrOutputTooSmall.
-func (c *Client) InferInto(ctx context.Context, outputs []any, inputs ...any) error {
-	fits := func(sig *tensor.Signature) error {
-		if n := len(sig.Outputs); len(outputs) != n {
-			err := fmt.Errorf("%w: the model has %d outputs, %d buffers were given", status.ErrInvalid, n, len(outputs))
-			return c.misfit(sig, err)
-		}
-		return nil
-	}
-	if err := fits(&c.current().Signature); err != nil {
-		return err // before anything is sent
-	}
-	return c.run(ctx, inputs, func(r Request) error {
-		sig := &r.link.info.Signature
-		if err := fits(sig); err != nil {
-			return err
-		}
-		specs := sig.Outputs
-		for i, spec := range specs {
-			view, err := r.Output(spec.Name)
-			if err != nil {
-				return err
-			}
-			dst, err := bufferOf(&specs[i], outputs[i])
-			if err != nil {
-				return c.misfit(sig, err)
-			}
-			need := view.Rows() * view.RowBytes()
-			if len(dst.Data) < need {
-				return fmt.Errorf("%w: output %q takes %d bytes, the buffer has %d", status.ErrOutputTooSmall,
-					spec.Name, need, len(dst.Data))
-			}
-			dst.Shape, dst.Data, dst.Stride = view.Shape, dst.Data[:need], 0
-			if err := tensor.Copy(dst, view); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
 // run sends a request, with retries, and reads its outputs in place.
 func (c *Client) run(ctx context.Context, inputs []any, read func(Request) error) error {
 	return c.retrying(ctx, func(ctx context.Context) error { return c.once(ctx, inputs, read) })

@@ -15,6 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -29,7 +30,7 @@ func found(_ context.Context, b *worker.Batch) error {
 				n++
 			}
 		}
-		if err := b.SetRowDims(row, -1); !errors.Is(err, client.ErrShape) {
+		if err := b.SetRowDims(row, -1); !errors.Is(err, status.ErrShape) {
 			return fmt.Errorf("a size below 0: %w", err)
 		}
 		if err := b.SetRowDims(row, n); err != nil {
@@ -50,7 +51,7 @@ func TestEachRowOfARequestHasItsOwnOutputSize(t *testing.T) {
 	defer req.Release()
 	must.Do(t, req.Commit(soon(t)))
 	must.Do(t, req.Wait(soon(t)))
-	if _, err := req.Output("y"); !errors.Is(err, client.ErrShape) {
+	if _, err := req.Output("y"); !errors.Is(err, status.ErrShape) {
 		t.Errorf("rows of different sizes have a common view: %v", err)
 	}
 	for i, x := range rows {
@@ -62,7 +63,7 @@ func TestEachRowOfARequestHasItsOwnOutputSize(t *testing.T) {
 			t.Errorf("row %d is %v of shape %v, %v", i, y, row.Shape, err)
 		}
 	}
-	if _, err := req.OutputRow("y", 3); !errors.Is(err, client.ErrRows) {
+	if _, err := req.OutputRow("y", 3); !errors.Is(err, status.ErrRows) {
 		t.Errorf("row 3 of 3: %v", err)
 	}
 }
@@ -72,7 +73,7 @@ func TestRequestsOfDifferentSizesShareARaggedBatch(t *testing.T) {
 		Policy: asks(policy.Slots(64), policy.Ragged(true), policy.WaitTime(patience))}
 	// A batch goes out when it is full: all sizes are in one.
 	r := newRing(t, m)
-	if _, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket}); !errors.Is(err, client.ErrInvalid) {
+	if _, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket}); !errors.Is(err, status.ErrInvalid) {
 		t.Errorf("a worker that did not ask for ragged batches: %v", err)
 	}
 	sizes := make(chan int, 8)
@@ -144,7 +145,7 @@ func TestWindowsThatAreLeftOpenFitTheRing(t *testing.T) {
 	for {
 		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket))
 		if err != nil {
-			if !errors.Is(err, client.ErrRingFull) || !strings.Contains(err.Error(), "raise the model's slots") {
+			if !errors.Is(err, status.ErrRingFull) || !strings.Contains(err.Error(), "raise the model's slots") {
 				t.Errorf("a full ring: %v", err)
 			}
 			return
@@ -163,7 +164,7 @@ func TestAWindowThatIsAskedForIsGivenWholeOrRefusedWithWhatHelps(t *testing.T) {
 		}
 	}
 	_, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithWindow(9))
-	if !errors.Is(err, client.ErrRingFull) || !strings.Contains(err.Error(), "smaller window") {
+	if !errors.Is(err, status.ErrRingFull) || !strings.Contains(err.Error(), "smaller window") {
 		t.Errorf("9 where 8 are free: %v", err)
 	}
 }

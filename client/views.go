@@ -117,7 +117,7 @@ func (r Request) OutputBytes(k int) ([]byte, error) {
 }
 
 // Version is the version of the live weights that made the outputs; 0: the model has none.
-func (r Request) Version() (shm.Version, error) {
+func (r Request) Version() (uint32, error) {
 	if _, err := r.doneSlot(); err != nil {
 		return 0, err
 	}

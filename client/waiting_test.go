@@ -13,6 +13,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -49,7 +50,7 @@ func TestWaitingCallsEndWhenTheBrokerIsGone(t *testing.T) {
 		q := send(t, c)
 		wg.Go(func() {
 			// Requests that the broker had not read when it began to drain end with Draining.
-			if err := q.Wait(soon(t)); !errors.Is(err, client.ErrBrokerGone) && !errors.Is(err, client.ErrDraining) {
+			if err := q.Wait(soon(t)); !errors.Is(err, status.ErrBrokerGone) && !errors.Is(err, status.ErrDraining) {
 				t.Error(err)
 			}
 			must.Check(t, q.Release())
@@ -70,7 +71,7 @@ func TestWaitForEndsInTimeAndTheRequestGoesOn(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 3 { // one leads, the others follow
 		q := send(t, c)
-		wg.Go(func() { expect(t, "a short wait", q.WaitFor(20*time.Millisecond), client.ErrTimeout) })
+		wg.Go(func() { expect(t, "a short wait", q.WaitFor(20*time.Millisecond), status.ErrTimeout) })
 	}
 	wg.Wait()
 	longest := make(chan error)
@@ -110,21 +111,21 @@ func TestAClientThatCannotAttachAgainSaysWhy(t *testing.T) {
 				break
 			}
 		}
-		for _, e := range []error{want, client.ErrBrokerGone, context.DeadlineExceeded} {
+		for _, e := range []error{want, status.ErrBrokerGone, context.DeadlineExceeded} {
 			if !errors.Is(err, e) {
 				t.Errorf("%v does not say: %v", err, e)
 			}
 		}
 	}
-	says(client.ErrNoBroker)
+	says(status.ErrNoBroker)
 	was := r.model
 	r.model.Policy = asks(policy.Slots(8))
 	r.start()
-	says(client.ErrRingFull)
+	says(status.ErrRingFull)
 	r.stop()
 	r.model.Name = "other"
 	r.start()
-	says(client.ErrUnknownModel)
+	says(status.ErrUnknownModel)
 	r.stop()
 	r.model = was
 	r.start()
@@ -148,7 +149,7 @@ func TestDialThatWaitsOutlastsABrokerThatDrains(t *testing.T) {
 	go func() { defer close(drained); r.stop() }()
 	for { // until it says so
 		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket))
-		if errors.Is(err, client.ErrDraining) {
+		if errors.Is(err, status.ErrDraining) {
 			break
 		}
 		must.Do(t, err)

@@ -70,7 +70,7 @@ type Record struct {
 	Started    int64
 	Finished   int64
 	ReasonLen  uint32
-	Version    Version // of the weights; 0: none
+	Version    uint32 // of the weights, from 1; 0: none
 	Dims       [tensor.MaxVariableDims]uint32
 }
 

@@ -178,7 +178,7 @@ func (b *Batch) answer() {
 		if mine && isOpen(board, q.slot, q.gen) {
 			rec := board.Record(q.slot)
 			rec.Dispatched, rec.Started, rec.Finished, rec.ReasonLen = b.mailed, b.started, done.Finished, 0
-			rec.Version = shm.Version(b.version)
+			rec.Version = b.version
 			if b.outDims != nil {
 				for k := range q.rows {
 					board.Record(q.slot + k).Dims = b.outDims[q.row+k]

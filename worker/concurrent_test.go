@@ -14,6 +14,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
@@ -58,7 +59,7 @@ func askMany(t *testing.T, r *ring, clients, goroutines, requests int) {
 					}
 					outs, err := c.Infer(soon(t), []int32{v, v + 1})
 					if v < 0 {
-						if want := fmt.Sprintf("%d is negative", v); !errors.Is(err, client.ErrFailed) || err.Error() != want {
+						if want := fmt.Sprintf("%d is negative", v); !errors.Is(err, status.ErrFailed) || err.Error() != want {
 							t.Errorf("%d ended with %v", v, err)
 						}
 						continue
@@ -208,7 +209,7 @@ func TestABrokerThatGoesWhileBatchesRunIsAttachedToAgain(t *testing.T) {
 	held := r.commit(1)
 	<-entered
 	r.restart(sig)
-	ends(t, held[0], client.ErrBrokerGone) // before an answer can come
+	ends(t, held[0], status.ErrBrokerGone) // before an answer can come
 	close(open)
 	askMany(t, r, 2, 2, 20)
 	cancel()
@@ -232,7 +233,7 @@ func TestRequestsOfALostBrokerMayBeSentAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.Close()
-		ends(t, reqs[0], client.ErrBrokerGone)
+		ends(t, reqs[0], status.ErrBrokerGone)
 	}
 }
 

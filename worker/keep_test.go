@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/inside"
 	"github.com/ringbatch/ringbatch/internal/must"
@@ -136,7 +135,7 @@ func TestAnAbandonedBatchIsNotAnswered(t *testing.T) {
 	}
 	must.Fail(t, "it was answered", reqs[0].Wait(ended()), context.Canceled)
 	w.Inside().Leave() // for this test; else only the end of the process would free it
-	ends(t, reqs[0], client.ErrFailed)
+	ends(t, reqs[0], status.ErrFailed)
 }
 
 // ended is a context that has.

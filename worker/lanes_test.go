@@ -128,7 +128,7 @@ func TestABatchsContextEndsOnceNoClientWaits(t *testing.T) {
 		t.Error("requests without a deadline have one")
 	}
 	must.Do(t, reqs[0].Cancel())
-	ends(t, reqs[0], client.ErrCanceled)
+	ends(t, reqs[0], status.ErrCanceled)
 	if b.Waiting(0) || !b.Waiting(1) || ctx.Err() != nil {
 		t.Errorf("after one of two was canceled: %v, %v, %v", b.Waiting(0), b.Waiting(1), ctx.Err())
 	}

@@ -203,7 +203,7 @@ func TestCloseFailsWhatWasTakenAndPassesOnTheRest(t *testing.T) {
 	next(t, w) // the second is in its mailbox, or will be
 	w.Close()
 	w.Close()
-	if err := reqs[0].Wait(soon(t)); !errors.Is(err, client.ErrFailed) ||
+	if err := reqs[0].Wait(soon(t)); !errors.Is(err, status.ErrFailed) ||
 		err.Error() != "the worker was closed before it ran this request" {
 		t.Errorf("the taken one: %v", err)
 	}
@@ -242,7 +242,7 @@ func TestABatchIsSortedBySlotAndShowsItsRuns(t *testing.T) {
 	b.Complete()
 	for i, req := range reqs {
 		if i == 1 {
-			ends(t, req, client.ErrFailed)
+			ends(t, req, status.ErrFailed)
 			continue
 		}
 		ends(t, req, nil)
@@ -291,7 +291,7 @@ func TestRowsThatAreLeftOutAreNotPadding(t *testing.T) {
 		reqs := r.commit(3)
 		time.Sleep(50 * time.Millisecond) // the mail is there, not yet read
 		must.Do(t, reqs[1].Cancel())
-		ends(t, reqs[1], client.ErrCanceled)
+		ends(t, reqs[1], status.ErrCanceled)
 		r.commit(1) // fills the batch if the cancelation was quicker after all
 		b := next(t, w)
 		if want := max(b.Rows(), cfg.PadTo); b.PadTo() != want {
@@ -333,7 +333,7 @@ func TestAttachNamesWhatIsWrong(t *testing.T) {
 		c.change(&cfg)
 		must.Fail(t, c.what, worker.Serve(soon(t), cfg, nil), c.want)
 	}
-	if _, err := client.Dial(soon(t), "n", client.WithSocket(r.socket)); !errors.Is(err, client.ErrUnknownModel) {
+	if _, err := client.Dial(soon(t), "n", client.WithSocket(r.socket)); !errors.Is(err, status.ErrUnknownModel) {
 		t.Errorf("a refused model is there: %v", err)
 	}
 }
@@ -381,7 +381,7 @@ func TestAnErrorOfAWorkerThatRunsOnceFailsWhatHasNotFailedAlready(t *testing.T) 
 	defer func() { cancel(); <-served }()
 	for i, req := range r.commit(3) {
 		want := map[bool]string{true: "the first", false: "all of them"}[i == 0]
-		if err := req.Wait(soon(t)); !errors.Is(err, client.ErrFailed) || err.Error() != want {
+		if err := req.Wait(soon(t)); !errors.Is(err, status.ErrFailed) || err.Error() != want {
 			t.Errorf("request %d: %v", i, err)
 		}
 	}
@@ -416,7 +416,7 @@ func TestOnlyThePoisonOfABatchFails(t *testing.T) {
 				if err != nil {
 					t.Errorf("request %d: %v", i, err)
 				}
-			case !errors.Is(err, client.ErrFailed) || err.Error() != fmt.Sprintf("no %d, please", i):
+			case !errors.Is(err, status.ErrFailed) || err.Error() != fmt.Sprintf("no %d, please", i):
 				t.Errorf("poison %d: %v", i, err)
 			}
 		}
@@ -447,7 +447,7 @@ func TestTheReasonOfALateWorkerIsNotRead(t *testing.T) {
 			continue
 		}
 		b.WriteReason(0, shm.ReasonNoWorker)
-		if err := req.Wait(soon(t)); !errors.Is(err, client.ErrExpired) || strings.Contains(err.Error(), shm.ReasonNoWorker) {
+		if err := req.Wait(soon(t)); !errors.Is(err, status.ErrExpired) || strings.Contains(err.Error(), shm.ReasonNoWorker) {
 			t.Error(err)
 		}
 		b.Complete()
@@ -469,7 +469,7 @@ func TestAnOutputThatTheWorkerNeverAskedForFailsTheBatch(t *testing.T) {
 	if err := take().Complete(); err == nil || !strings.Contains(err.Error(), `output "y"`) {
 		t.Errorf("Complete: %v", err)
 	}
-	if err := reqs[0].Wait(soon(t)); !errors.Is(err, client.ErrFailed) || !strings.Contains(err.Error(), `output "y"`) {
+	if err := reqs[0].Wait(soon(t)); !errors.Is(err, status.ErrFailed) || !strings.Contains(err.Error(), `output "y"`) {
 		t.Errorf("the request ended with %v", err)
 	}
 	b := take()

@@ -29,7 +29,6 @@ var targets = []struct {
 }{
 	{"python/ringbatch/worker/policy.py", pythonKeys},
 	{"status/codes.go", goConstants},
-	{"client/errors.go", clientErrors},
 	{"cbindings/ringbatch.h", cEnum},
 	{"cbindings/src/status.c", cTable},
 	{"python/ringbatch/errors.py", pythonClasses},
@@ -129,10 +128,6 @@ func grouped(out *bytes.Buffer, open, shut string, line func(status.Code) string
 func goConstants(out *bytes.Buffer) {
 	out.WriteString("\tOK Code = 0\n")
 	grouped(out, "// ", "", func(s status.Code) string { return fmt.Sprintf("Err%s Code = %d", s.Name(), uint8(s)) })
-}
-
-func clientErrors(out *bytes.Buffer) {
-	grouped(out, "// ", "", func(s status.Code) string { return fmt.Sprintf("Err%s = status.Err%[1]s", s.Name()) })
 }
 
 // constant is a status's name in C: QueueFull becomes RB_ERR_QUEUE_FULL.

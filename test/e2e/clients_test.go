@@ -109,7 +109,7 @@ func TestARequestEndsAfterTheMostTimeOfItsLevelAlsoWhileItRuns(t *testing.T) {
 	defer c.Close()
 	for most := 50 * time.Millisecond; ; most *= 2 {
 		r.set("max_timeout", most.String())
-		askLater(background(t), c, cmdAnswer, 0).ends(t, client.ErrExpired)
+		askLater(background(t), c, cmdAnswer, 0).ends(t, status.ErrExpired)
 		if r.model("m").Batches == 1 {
 			return // it expired in the worker
 		}
@@ -125,7 +125,7 @@ func TestAFullRingRefusesTheNextClientAndTakesItOnceThereIsRoom(t *testing.T) {
 	first := h.dial(client.WithWindow(40))
 	for _, window := range []int{25, 65} { // of 24 free slots, of a ring of 64
 		_, err := h.tryDial(client.WithWindow(window))
-		must.Fail(t, fmt.Sprintf("a window of %d", window), err, client.ErrRingFull)
+		must.Fail(t, fmt.Sprintf("a window of %d", window), err, status.ErrRingFull)
 	}
 	if _, err := h.tryDial(client.WithWindow(64)); !errors.Is(err, status.ErrQuota) ||
 		!strings.Contains(err.Error(), "may have 56 (max_window)") {
@@ -134,7 +134,7 @@ func TestAFullRingRefusesTheNextClientAndTakesItOnceThereIsRoom(t *testing.T) {
 	second := h.dial(client.WithWindow(24))
 	works(t, first, 60)
 	works(t, second, 60)
-	h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: theModel, Do: "read", Window: 1}}).refused(client.ErrRingFull)
+	h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: theModel, Do: "read", Window: 1}}).refused(status.ErrRingFull)
 	first.Close()
 	h.eventually("room again", func() error {
 		c, err := h.tryDial(client.WithWindow(40))
@@ -161,7 +161,7 @@ func TestASlotOfAPrivateModelIsClearedBeforeAnotherHasIt(t *testing.T) {
 	}
 	must.Do(t, testbed.Ask(background(t), first, x, testbed.Width))
 	failed := askLater(background(t), first, cmdFail, secret) // its reason is on the board
-	failed.ends(t, client.ErrFailed)
+	failed.ends(t, status.ErrFailed)
 	first.Close()
 	h.settled() // its window is back
 	s, err := attach.Open(t.Context(), h.socket, &control.Request{Op: control.OpClient, Model: "m", Window: 8})

@@ -60,7 +60,7 @@ func TestASlowStagePushesBackOnTheClients(t *testing.T) {
 		return nil
 	})
 	for _, c := range all {
-		if _, err := c.TryClaim(1); !errors.Is(err, client.ErrFull) {
+		if _, err := c.TryClaim(1); !errors.Is(err, status.ErrFull) {
 			t.Errorf("a client whose window is full claims: %v", err)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -188,8 +189,8 @@ func unsteady(m testbed.Model, k int, seed int64) worker.Func {
 
 // randomTurns runs sequences until the client's life ends.
 func randomTurns(life context.Context, c *client.Client, rng *rand.Rand, exp *expected) {
-	allowed := []error{client.ErrFailed, client.ErrClosed, client.ErrBrokerGone, client.ErrStateLost, client.ErrCanceled, client.ErrExpired,
-		client.ErrOverloaded, client.ErrFull, client.ErrTimeout}
+	allowed := []error{status.ErrFailed, status.ErrClosed, status.ErrBrokerGone, status.ErrStateLost, status.ErrCanceled, status.ErrExpired,
+		status.ErrOverloaded, status.ErrFull, status.ErrTimeout}
 	for life.Err() == nil {
 		q, err := testbed.NewSequence(life, c, 1+rng.Intn(min(3, c.Model().Window, c.Model().MaxBatchSize)), rng.Uint64())
 		if err != nil {
@@ -210,8 +211,8 @@ func randomRequests(life context.Context, c *client.Client, m testbed.Model, rng
 	for life.Err() == nil {
 		rows := 1 + rng.Intn(min(3, c.Model().Window, m.MaxBatch))
 		ctx, cancel := life, context.CancelFunc(func() {})
-		allowed := []error{client.ErrFailed, client.ErrClosed, client.ErrBrokerGone, client.ErrCanceled, client.ErrExpired,
-			client.ErrOverloaded, client.ErrFull}
+		allowed := []error{status.ErrFailed, status.ErrClosed, status.ErrBrokerGone, status.ErrCanceled, status.ErrExpired,
+			status.ErrOverloaded, status.ErrFull}
 		switch rng.Intn(6) {
 		case 0: // a short deadline
 			ctx, cancel = context.WithTimeout(context.Background(), time.Duration(rng.Intn(3000))*time.Microsecond)
@@ -233,7 +234,7 @@ func randomRequests(life context.Context, c *client.Client, m testbed.Model, rng
 func giveUp(ctx context.Context, c *client.Client, rows int, exp *expected) {
 	req, err := c.Claim(ctx, rows)
 	if err != nil {
-		exp.end(err, client.ErrFull, client.ErrClosed, client.ErrBrokerGone)
+		exp.end(err, status.ErrFull, status.ErrClosed, status.ErrBrokerGone)
 		return
 	}
 	if b, err := req.InputBytes(0); err == nil {
@@ -247,7 +248,7 @@ func giveUp(ctx context.Context, c *client.Client, rows int, exp *expected) {
 	if err := req.Release(); err != nil {
 		exp.t.Errorf("release: %v", err)
 	}
-	must.Fail(exp.t, "second release", req.Release(), client.ErrReleased)
+	must.Fail(exp.t, "second release", req.Release(), status.ErrReleased)
 }
 
 // Many goroutines wait on one client, as leaders and followers, and deadlines hit them
@@ -271,7 +272,7 @@ func TestNoWaitIsForgotten(t *testing.T) {
 				err := ask(own, c, cmdAnswer, 0, 1)
 				end()
 				if err != nil {
-					must.Fail(t, "request", err, client.ErrExpired, client.ErrOverloaded, client.ErrFull)
+					must.Fail(t, "request", err, status.ErrExpired, status.ErrOverloaded, status.ErrFull)
 				}
 				if rng.Intn(8) == 0 { // at times no other answer wakes a leader
 					time.Sleep(time.Duration(rng.Intn(2000)) * time.Microsecond)

@@ -15,6 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -90,7 +91,7 @@ func TestAModelThatAWorkerDeclaredOutlivesItForItsClients(t *testing.T) {
 	})
 	h.settled()
 	_, err := h.tryDial()
-	must.Fail(t, "dial to a forgotten model", err, client.ErrUnknownModel)
+	must.Fail(t, "dial to a forgotten model", err, status.ErrUnknownModel)
 }
 
 func TestAWorkerThatIsToldToStopFinishesAndIsNotKilled(t *testing.T) {
@@ -142,7 +143,7 @@ func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing
 			break
 		}
 	}
-	hang.ends(t, client.ErrWorkerDied)
+	hang.ends(t, status.ErrWorkerDied)
 	h.set("lease", lease.String()) // an honest worker that is not scheduled for a while is not killed
 	h.worker(m)                    // the last one may have been the second that hung
 	works(t, c, 10)
@@ -171,7 +172,7 @@ func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsDone(t *testing.T) {
 	ctx := background(t)
 	hung := askLater(ctx, c, cmdHang, 0)
 	<-entered
-	hung.ends(t, client.ErrWorkerHung)
+	hung.ends(t, status.ErrWorkerHung)
 	// Its slot stays held; requests in other slots wait for a worker.
 	next := askLater(ctx, c, cmdAnswer, 0)
 	r.until("quarantined", "m", func(m stats.Model) bool {
@@ -220,7 +221,7 @@ func TestALeaseIsNotProlongedByBatchesThatCameAfter(t *testing.T) {
 			}
 		})
 	}
-	hung.ends(t, client.ErrWorkerDied) // after it hung both
+	hung.ends(t, status.ErrWorkerDied) // after it hung both
 	stop()
 	busy.Wait()
 	c.Close()
