@@ -64,39 +64,28 @@ type options struct {
 // Option changes how Dial connects.
 type Option func(*options)
 
-// WithSocket names the broker's socket; the default is $RINGBATCH_SOCKET, or
-// broker.sock in the user's runtime folder.
+// WithSocket: default $RINGBATCH_SOCKET, or the user's runtime folder.
 func WithSocket(path string) Option { return func(o *options) { o.socket = path } }
 
-// WithWindow asks for a number of slots: the rows that this client may use at once, at
-// least one for each goroutine that sends.
-// By default (0) the broker chooses: 8, or fewer in a small ring.
+// WithWindow sets the rows in use at once: one per goroutine, or more.
 func WithWindow(slots int) Option { return func(o *options) { o.window = slots } }
 
-// WithLeastWindow accepts a smaller window, down to that many slots, where the
-// ring or the user's quota has no room for WithWindow's. It holds as well when
-// the client attaches again after a restart of the broker.
+// WithLeastWindow accepts a smaller window where there is no room.
 func WithLeastWindow(slots int) Option { return func(o *options) { o.least = slots } }
 
 // WithName names this client in the broker's log and statistics.
 func WithName(name string) Option { return func(o *options) { o.name = name } }
 
-// WaitForModel makes Dial wait, until its context ends, for a broker that does not run
-// yet and for a model that no worker has registered yet.
+// WaitForModel makes Dial try again while status.RetryAttach is true.
 func WaitForModel() Option { return func(o *options) { o.wait = true } }
 
-// WithTiming makes Request.Timing report Write, too. It costs one more reading of the
-// clock per request.
+// WithTiming makes Request.Timing report Write, too.
 func WithTiming() Option { return func(o *options) { o.timing = true } }
 
-// Dial attaches to a model of the broker, or to an alias. The context bounds Dial only,
-// not the life of the client.
-//
-// A client of an alias is attached to one of the alias's models, and follows when the
-// alias changes. A request ends at the model at which it was claimed, so none is lost.
-// If the new model has another signature, Infer, InferInto and Fill accept inputs of
-// that signature. Claim, and inputs of the old signature, get ErrSignatureMismatch
-// until the alias has a model of the old signature again.
+// Dial attaches to a model of the broker, or to an alias, within ctx. A client of an
+// alias follows when the alias changes; requests end where they were claimed. Infer and
+// Fill then take inputs of the new model's signature; Claim gets ErrSignatureMismatch
+// until the alias is back at the old one.
 func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 	o := options{}
 	for _, f := range opts {
@@ -273,9 +262,7 @@ func (c *Client) use(l *link) {
 	}
 }
 
-// Close detaches. Requests in flight end with ErrClosed or ErrBrokerGone. Views of a
-// request stay valid until its Release. The window goes back to the broker with the
-// last request.
+// Close detaches. Requests in flight end; views stay valid until Release.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	l := c.link
@@ -299,7 +286,7 @@ func (c *Client) current() *Model {
 	return c.info.Load()
 }
 
-// Model describes the model that the client is, or was last, attached to.
+// Model describes the model of the latest attachment.
 func (c *Client) Model() Model { return *c.info.Load() }
 
 // holdLink returns the current link with a hold on it. If wait, it waits for a broker

@@ -262,7 +262,7 @@ func TestAFullQueueAndALongWaitInItAreNamed(t *testing.T) {
 		expect(t, "first", first.Wait(soon(t)), status.ErrQueueTimeout)
 		break
 	}
-	if t1, err := first.Timing(); err != nil || t1.Total() < 0 {
+	if t1, err := first.Timing(); err != nil || t1.Queue < 0 {
 		t.Errorf("timing of a failed request: %+v, %v", t1, err)
 	}
 }

@@ -13,9 +13,8 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Infer runs one request: it copies the inputs into slots, waits, and copies the outputs
-// out, both in signature order. An input is a tensor.Tensor (see tensor.Of). If its
-// shape is fixed, it may be a plain slice of its element type with whole rows.
+// Infer returns copies of all outputs, in signature order. An input is a tensor.Tensor
+// or, for fixed shapes, a slice of whole rows.
 func (c *Client) Infer(ctx context.Context, inputs ...any) ([]tensor.Tensor, error) {
 	var outs []tensor.Tensor
 	err := c.run(ctx, inputs, func(r Request) (err error) {
@@ -62,8 +61,7 @@ func (c *Client) once(ctx context.Context, inputs []any, read func(Request) erro
 	return read(r)
 }
 
-// Fill claims a request and writes its inputs, which are given as for Infer. The inputs
-// decide the number of rows and the variable sizes.
+// Fill claims a request for these inputs and writes them.
 func (c *Client) Fill(ctx context.Context, inputs ...any) (Request, error) {
 	for {
 		r, moved, err := c.fill(ctx, &c.current().Signature, inputs)

@@ -10,16 +10,9 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// WithRetry makes Infer and InferInto send a request again if it ended with a retryable
-// error (status.Code.Retryable): the broker went away or drains, the queue is full, no
-// worker is attached. They try until the context's deadline. Without a deadline they
-// try for at most the given time; 0 is as long as the context lives. With WithRetry a
-// restart of the broker is a pause for the caller, not an error.
-//
-// A request never runs twice at the same time: it is sent again only after its broker
-// has ended it, or is gone. It may run twice one after the other, so a model with side
-// effects should not be called this way. Requests that are claimed and committed by
-// hand are not sent again.
+// WithRetry makes Infer send a request again while status.Retryable is true: a restart of
+// the broker is a pause. It ends with the context's deadline; without one, after that
+// time, unless 0. The request may run twice, one after the other.
 func WithRetry(most time.Duration) Option {
 	return func(o *options) { o.retry, o.retryFor = true, most }
 }

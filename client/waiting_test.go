@@ -5,7 +5,6 @@ package client_test
 import (
 	"context"
 	"errors"
-	"math"
 	"sync"
 	"testing"
 	"time"
@@ -64,21 +63,25 @@ func TestWaitingCallsEndWhenTheBrokerIsGone(t *testing.T) {
 	must.Check(t, errors.Join(q.Wait(soon(t)), q.Release()))
 }
 
-func TestWaitForEndsInTimeAndTheRequestGoesOn(t *testing.T) {
+func TestAWaitEndsWithItsContextAndTheRequestGoesOn(t *testing.T) {
 	r, open := gated(t)
 	c := r.dial(client.WithWindow(4))
 	first := send(t, c)
 	var wg sync.WaitGroup
 	for range 3 { // one leads, the others follow
 		q := send(t, c)
-		wg.Go(func() { expect(t, "a short wait", q.WaitFor(20*time.Millisecond), status.ErrTimeout) })
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer cancel()
+			expect(t, "a short wait", q.Wait(ctx), context.DeadlineExceeded)
+		})
 	}
 	wg.Wait()
 	longest := make(chan error)
-	go func() { longest <- first.WaitFor(math.MaxInt64) }() // no clock goes that far
+	go func() { longest <- first.Wait(t.Context()) }()
 	open()
 	expect(t, "the longest wait", <-longest, nil)
-	expect(t, "another wait", first.WaitFor(patience), nil)
+	expect(t, "another wait", first.Wait(soon(t)), nil)
 }
 
 func TestManyCancelsDoNotFlood(t *testing.T) {

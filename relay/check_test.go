@@ -172,7 +172,8 @@ func take(t *testing.T) *taken {
 	if b.batch, err = w.Next(soon(t)); err != nil {
 		t.Fatal(err)
 	}
-	b.settings = w.Settings()
+	b.settings, err = policy.New(policy.WaitTime(0)).Resolve(nil)
+	must.Do(t, err)
 	return b
 }
 

@@ -127,9 +127,9 @@ func (r *relay) connect() error {
 
 // serve relays the batches of one attachment.
 func (r *relay) serve(ctx context.Context, w *worker.Worker) error {
-	settings := w.Settings()
-	r.levels = settings.LevelCount()
 	in := inside.Of(ctx)
+	settings := in.Settings()
+	r.levels = settings.LevelCount()
 	in.Polite() // the finishers need the cores
 	r.hosts.mu.Lock()
 	r.hosts.onLanes = in.SetLanes

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -16,6 +17,8 @@ func (w inner) Session() *attach.Session {
 	w.direct.Store(true)
 	return w.session
 }
+
+func (w inner) Settings() policy.Settings { return w.session.Settings }
 
 func (w inner) SetLanes(n int) {
 	w.mu.Lock()

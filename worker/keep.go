@@ -13,14 +13,10 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// KeepAttached attaches, calls serve on this goroutine, and closes the worker. It does
-// so again whenever serve returns ErrBrokerGone: the broker is being restarted. Serve
-// uses it; it is for workers that take their batches themselves.
-//
-// KeepAttached tries again after an error of attaching for which status.RetryAttach is
-// true. For a broker that never ran it tries for cfg.WaitForBroker, for a broker that
-// went away until ctx ends. It returns nil when ctx has ended or serve returned nil,
-// otherwise the error that ended it.
+// KeepAttached attaches and calls serve on this goroutine, which takes batches with Next.
+// It does so again whenever serve returns ErrBrokerGone, and after errors of attaching
+// for which status.RetryAttach is true: for cfg.WaitForBroker if the broker never ran. It
+// returns nil when ctx has ended or serve returned nil.
 func KeepAttached(ctx context.Context, cfg Config, serve func(context.Context, *Worker) error) error {
 	k := keeper{cfg: cfg, patience: time.Now().Add(cfg.WaitForBroker)}
 	for {

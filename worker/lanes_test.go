@@ -124,7 +124,7 @@ func TestABatchsContextEndsOnceNoClientWaits(t *testing.T) {
 	reqs := r.commit(2)
 	b := next(t, w)
 	ctx, cancel := b.Context(soon(t))
-	if _, ok := b.Deadline(); ok {
+	if _, ok := ctx.Deadline(); ok {
 		t.Error("requests without a deadline have one")
 	}
 	must.Do(t, reqs[0].Cancel())

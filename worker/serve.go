@@ -12,19 +12,13 @@ import (
 	"github.com/ringbatch/ringbatch/shm"
 )
 
-// Func runs one batch: it reads the inputs and writes the outputs in place. It must not
-// write into inputs (see Batch.Input). An error or a panic fails the whole batch
-// (Batch.FailAll), and the worker goes on. Batch.Fail fails single requests, and so does
-// Batch.Complete for rows that Func never asked for. The batch is completed when Func
-// returns.
-//
-// ctx ends when the worker should stop. Serve waits for the running batch even then.
+// Func runs one batch, which is completed when it returns. An error or a panic is
+// FailAll. ctx ends when the worker should stop; Serve waits for the running batch even
+// then.
 type Func func(ctx context.Context, b *Batch) error
 
-// Serve attaches and runs fn for every batch until ctx ends. When the broker is
-// restarted it attaches again (see KeepAttached). With cfg.Concurrency, several calls
-// of fn run at once and complete in any order. When ctx ends, Serve finishes the
-// running batches and returns nil. Otherwise it returns the error that ended it.
+// Serve attaches (see KeepAttached) and runs fn for every batch until ctx ends; then it
+// finishes the running batches and returns nil.
 func Serve(ctx context.Context, cfg Config, fn Func) error {
 	return KeepAttached(ctx, cfg, func(ctx context.Context, w *Worker) error {
 		return w.serve(ctx, max(1, cfg.Concurrency), fn)

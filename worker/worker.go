@@ -20,58 +20,30 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Config describes a worker: the model, or stage of a pipeline, that it serves, and how
-// it attaches. If the broker knows the model already, from its configuration or from an
-// earlier worker, the signatures must agree, and the broker's policy counts.
+// Config describes a worker. If the broker knows the model already, the signatures must
+// agree, and the broker's policy counts.
 type Config struct {
 	Model     string
 	Signature tensor.Signature
 
 	Socket string // of the broker; default as for clients
 	Name   string // for logs and statistics
-	Depth  int    // batches handed over at once, running ones included; default 2, or Concurrency + 1
+	GPU    string // for statistics
+	Depth  int    // batches handed over at once; default 2, or Concurrency + 1
 	Weight int    // share of the work relative to other workers; default 1
-	GPU    string // the GPU that it computes on, for statistics
 
-	// Concurrency is the number of batches that Serve runs at once, each in a
-	// goroutine; default 1. While fewer batches run, the broker hands over batches that
-	// are not full.
-	Concurrency int
-
-	// WaitForBroker is how long Attach, Serve and KeepAttached wait for a broker that does
-	// not run yet.
-	WaitForBroker time.Duration
-
-	// Version says what the worker computes. The broker refuses a worker beside workers of
-	// another version, unless it has started them all: their answers would mix. Workers
-	// without a version join each other; "any" joins all.
-	Version string
-
-	// Attached, if not nil, is called by Serve and KeepAttached after each
-	// attachment, before the first batch.
-	Attached func()
-
-	// RunOnce forbids the broker to run a batch of this worker again. If the batch
-	// fails or the worker dies, all its requests fail.
-	RunOnce bool
-
-	// Pad asks for batches padded to PadTo rows ("fixed"), or to the next preferred
-	// size ("preferred"). Padding rows are zero and private, and are not answered.
-	Pad   string
-	PadTo int
-
-	// Policy is the model's policy if this worker is the first to name the model. The
-	// broker's defaults fill in the other keys.
-	Policy policy.Policy
-
-	// Pipeline declares, as JSON (docs/pipelines.md), the pipeline whose stage Model
-	// (PIPELINE/STAGE) is, if this worker is the first to name it.
-	Pipeline string
+	Concurrency   int           // calls of fn at once, in goroutines; default 1
+	RunOnce       bool          // a batch that fails is never run again
+	WaitForBroker time.Duration // for a broker that does not run yet
+	Attached      func()        // called by Serve and KeepAttached before the first batch
+	Version       string        // workers of another one are refused, unless the broker started all; "any" joins all
+	Pad           string        // zero rows up to PadTo ("fixed") or to a preferred size ("preferred")
+	PadTo         int
+	Policy        policy.Policy // of the model, if this worker is the first to name it
+	Pipeline      string        // as JSON (docs/pipelines.md), if Model is PIPELINE/STAGE
 }
 
-// Worker is one attachment to the broker. Only one goroutine at a time may take batches
-// (Next) or close the worker; any goroutine may complete a batch. To
-// stop a Next from another goroutine, end its context.
+// Worker is one attachment. One goroutine at a time may call Next or Close.
 type Worker struct {
 	session *attach.Session
 	pads    bool        // Config.Pad is set
@@ -97,10 +69,10 @@ type Worker struct {
 	closed bool
 }
 
-// DefaultDepth lets the broker hand over the next batch while one runs.
-const DefaultDepth = 2
+// defaultDepth lets the broker hand over the next batch while one runs.
+const defaultDepth = 2
 
-// Attach connects to the broker and declares the model if need be.
+// Attach attaches once; it waits for the broker as KeepAttached does.
 func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 	end := time.Now().Add(cfg.WaitForBroker)
 	var pause backoff.Backoff
@@ -123,7 +95,7 @@ func attachOnce(ctx context.Context, cfg Config) (*Worker, error) {
 			status.ErrNoGPU, t)
 	}
 	if cfg.Depth == 0 {
-		cfg.Depth = min(max(DefaultDepth, cfg.Concurrency+1), shm.MaxMailDepth)
+		cfg.Depth = min(max(defaultDepth, cfg.Concurrency+1), shm.MaxMailDepth)
 	}
 	if cfg.Concurrency < 0 || cfg.Concurrency > cfg.Depth {
 		return nil, fmt.Errorf("worker %s: %w: concurrency %d, must be 0..%d (the depth)", cfg.Model,
@@ -158,9 +130,8 @@ func attachOnce(ctx context.Context, cfg Config) (*Worker, error) {
 	return w, nil
 }
 
-// Close detaches. Batches that were taken and not completed fail; batches that were not
-// taken go to other workers. The memory of all batches is unmapped, so no goroutine may
-// use a batch any more.
+// Close detaches and unmaps all batches. Those that were taken fail; the others go to
+// other workers.
 func (w *Worker) Close() {
 	w.mu.Lock()
 	closed := w.closed
@@ -184,15 +155,9 @@ func (w *Worker) poke() {
 	}
 }
 
-// MaxBatchSize is the most rows of a batch.
-func (w *Worker) MaxBatchSize() int { return w.session.Info.MaxBatch }
-
-// Settings are the model's policy at the time when this worker attached.
-func (w *Worker) Settings() policy.Settings { return w.session.Settings }
-
-// Next waits for the next batch until ctx ends. If ctx has ended before, Next only takes
-// a batch that is there. A worker may take up to Config.Depth batches before it completes
-// one. If the broker went away, the error matches ErrBrokerGone.
+// Next waits for a batch until ctx ends; if it has ended before, it takes only one that
+// is there. A worker may take Config.Depth batches before it completes one.
+// ErrBrokerGone: attach again.
 func (w *Worker) Next(ctx context.Context) (*Batch, error) {
 	if b, err := w.tryNext(); b != nil || err != nil {
 		return b, err

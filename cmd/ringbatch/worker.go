@@ -33,7 +33,7 @@ policy given here.`, `  ringbatch worker echo
 	f.Float64Var(&o.Offset, "offset", 0, "affine: b of y = a·x + b")
 	f.DurationVar(&o.FixedCost, "simulated-fixed", 3*time.Millisecond, "simulated: time per batch")
 	f.DurationVar(&o.ItemCost, "simulated-item", 100*time.Microsecond, "simulated: time per row")
-	f.IntVar(&cfg.Depth, "depth", worker.DefaultDepth, "batches handed over at once")
+	f.IntVar(&cfg.Depth, "depth", 2, "batches handed over at once")
 	f.StringVar(&cfg.Pad, "pad", "", "pad batches: fixed (to --pad-to rows) or preferred (to the next preferred size)")
 	f.IntVar(&cfg.PadTo, "pad-to", 0, "with --pad fixed: rows, at least max_batch_size")
 	f.IntVar(&cfg.Weight, "weight", 1, "share of the work relative to other workers")

@@ -8,6 +8,7 @@ import (
 	"context"
 
 	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/policy"
 )
 
 // Worker is the inner side of a worker.Worker.
@@ -15,6 +16,9 @@ type Worker interface {
 	// Session has the mappings. After a call Batch.Complete no longer checks that all
 	// outputs were written.
 	Session() *attach.Session
+
+	// Settings are the model's policy when this worker attached.
+	Settings() policy.Settings
 
 	// SetLanes sets the number of batches, 1 … Depth, that this worker runs at once from
 	// now on. The broker hands over no more; further requests wait in the queue, where

@@ -85,7 +85,7 @@ func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
 		if i > 0 {
 			_ = last.Release()
 		}
-		must.Do(t, req.WaitFor(patience))
+		must.Do(t, testbed.WaitFor(&req, patience))
 		last = req
 	}
 	if why := r.model("m").Reasons; why["nobody"] != n {

@@ -4,14 +4,18 @@ package testbed
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/testhooks"
 	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -86,11 +90,22 @@ func (l *Local) Close() error {
 	return err
 }
 
+// WaitFor waits for a request for at most d: status.ErrTimeout if it goes on.
+func WaitFor(r *client.Request, d time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	err := r.Wait(ctx)
+	if ctx.Err() != nil && errors.Is(r.Poll(), status.ErrNotDone) {
+		return status.ErrTimeout
+	}
+	return err
+}
+
 // Touch asks for the memory of all outputs, as a worker does that writes them.
 func Touch(b *worker.Batch) {
 	for k := range b.Signature().Outputs {
 		for i := range b.Runs() {
-			b.Output(k).RunBytes(i)
+			b.Output(k).Run(i)
 		}
 	}
 }
