@@ -77,7 +77,7 @@ func FuzzLayout(f *testing.F) {
 			}
 			end = p.Offset + p.Stride*int64(slots)
 		}
-		if end > l.PlanesSize || l.PlanesSize < 0 || l.reasonsAt+int64(slots)*ReasonBytes > l.BoardSize {
+		if end > l.PlanesSize || l.PlanesSize < 0 || l.reasonsAt+int64(slots)*reasonBytes > l.BoardSize {
 			t.Fatalf("planes end at %d of %d, reasons at %d of %d", end, l.PlanesSize, l.reasonsAt, l.BoardSize)
 		}
 	})

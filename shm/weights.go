@@ -12,7 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// A weights segment has the tensors of a model in WeightBuffers versions at a time. One
+// A weights segment has the tensors of a model in weightBuffers versions at a time. One
 // publisher writes them, workers follow:
 //
 //	0      64         128                  16512           20480
@@ -28,9 +28,9 @@ import (
 // If the tensors are in device memory, the buffers are there, one after the other from
 // byte 0, in memory that the first publisher allocates. The segment then ends with the reason.
 const (
-	WeightBuffers    = 4
+	weightBuffers    = 4
 	WeightFollowers  = 256
-	MaxWeightTensors = 4096
+	maxWeightTensors = 4096
 
 	weightReasonBytes = 1024
 	weightWordsAt     = 64
@@ -47,7 +47,7 @@ type weightWords struct {
 	_         uint32
 	Published atomic.Int64 // when, on Now's clock
 	// Written by whoever refuses a version.
-	Refused   [WeightBuffers]atomic.Uint32 // the latest version of each buffer that was refused; it never falls
+	Refused   [weightBuffers]atomic.Uint32 // the latest version of each buffer that was refused; it never falls
 	Reasoned  atomic.Uint32                // the latest version whose reason a peer writes, or has written
 	ReasonLen atomic.Uint32
 	_         [8]byte
@@ -71,8 +71,8 @@ type WeightsLayout struct {
 
 // NewWeightsLayout places the tensors one after the other, each on a multiple of 64.
 func NewWeightsLayout(tensors []tensor.Spec) (*WeightsLayout, error) {
-	if len(tensors) < 1 || len(tensors) > MaxWeightTensors {
-		return nil, fmt.Errorf("%w: weights of %d tensors, want 1..%d", status.ErrInvalid, len(tensors), MaxWeightTensors)
+	if len(tensors) < 1 || len(tensors) > maxWeightTensors {
+		return nil, fmt.Errorf("%w: weights of %d tensors, want 1..%d", status.ErrInvalid, len(tensors), maxWeightTensors)
 	}
 	l := &WeightsLayout{Tensors: tensors}
 	names := map[string]bool{}
@@ -88,9 +88,9 @@ func NewWeightsLayout(tensors []tensor.Spec) (*WeightsLayout, error) {
 	}
 	l.Bytes = roundUp(l.Bytes, pageSize)
 	if l.Size = weightDataAt; tensors[0].OnDevice() {
-		l.DeviceSize = roundUp(WeightBuffers*l.Bytes, deviceGrain)
+		l.DeviceSize = roundUp(weightBuffers*l.Bytes, deviceGrain)
 	} else {
-		l.Size += WeightBuffers * l.Bytes
+		l.Size += weightBuffers * l.Bytes
 	}
 	h := fnv.New64a()
 	fmt.Fprintf(h, "ringbatch weights %d %s", LayoutVersion, strings.Join(tensor.SpecTexts(tensors), " "))
@@ -109,8 +109,8 @@ type Weights struct {
 }
 
 func (l *WeightsLayout) header(epoch uint64) header {
-	return header{Magic: magic, Version: LayoutVersion, Kind: KindWeights, Size: uint64(l.Size), Epoch: epoch, Geometry: l.Geometry,
-		Slots: WeightBuffers, MaxBatch: WeightFollowers}
+	return header{Magic: magic, Version: LayoutVersion, Kind: kindWeights, Size: uint64(l.Size), Epoch: epoch, Geometry: l.Geometry,
+		Slots: weightBuffers, MaxBatch: WeightFollowers}
 }
 
 // CreateWeights makes a segment without a version, for the broker.
@@ -137,7 +137,7 @@ func viewWeights(l *WeightsLayout, seg *Segment) *Weights {
 func (w *Weights) Segment() *Segment { return w.seg }
 
 func splitWord(word uint64) (v uint32, buffer int) {
-	return uint32(word >> 8), int(word & 0xff % WeightBuffers)
+	return uint32(word >> 8), int(word & 0xff % weightBuffers)
 }
 
 // inForce is the word that followers use: Current, or Good if Current was refused; 0 if both were.
