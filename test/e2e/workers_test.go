@@ -200,30 +200,3 @@ func strangers(t *testing.T, models ...testbed.Model) (h *host, user int) {
 	h.job.OpenFolder = true
 	return h, other
 }
-
-func TestALeaseIsNotProlongedByBatchesThatCameAfter(t *testing.T) {
-	m := theModel
-	m.MaxBatch, m.Lease = 1, time.Second
-	h := newHost(t, m)
-	for range 2 { // replaced when they die: a worker that is not scheduled for a second is killed too
-		defer h.keepWorker(job{Model: m, AtOnce: 3})()
-	}
-	c := h.dial(client.WithWindow(8))
-	hung := askLater(background(t), c, cmdHang, 0)
-	ctx, stop := context.WithCancel(background(t))
-	var busy sync.WaitGroup
-	for range 4 {
-		busy.Go(func() {
-			for ctx.Err() == nil {
-				x := make([]int64, testbed.Width)
-				x[0] = 1 << 40
-				_ = testbed.Ask(ctx, c, x, testbed.Width)
-			}
-		})
-	}
-	hung.ends(t, status.ErrWorkerDied) // after it hung both
-	stop()
-	busy.Wait()
-	c.Close()
-	h.settled()
-}
