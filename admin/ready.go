@@ -7,8 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
+	"github.com/ringbatch/ringbatch/internal/backoff"
 	"github.com/ringbatch/ringbatch/internal/typo"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -61,9 +61,9 @@ func modelsOf(names []string, known []Alias) (models []string) {
 
 // WaitReady waits until Ready is nil, or returns its last error when ctx ends.
 func (c *Client) WaitReady(ctx context.Context, models ...string) error {
-	const first, last = 5 * time.Millisecond, 250 * time.Millisecond
 	var why error
-	for delay := first; ; delay = min(2*delay, last) {
+	var pause backoff.Backoff
+	for {
 		err := c.Ready(ctx, models...)
 		if err == nil {
 			return nil
@@ -71,10 +71,8 @@ func (c *Client) WaitReady(ctx context.Context, models ...string) error {
 		if why == nil || ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) { // a timeout explains nothing
 			why = err
 		}
-		select {
-		case <-ctx.Done():
+		if !pause.Wait(ctx) {
 			return why
-		case <-time.After(delay):
 		}
 	}
 }

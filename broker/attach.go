@@ -286,10 +286,11 @@ func (b *Broker) takeForWorker(req *control.Request, sig tensor.Signature, uid i
 }
 
 func (b *Broker) declareModel(m *model, mc ModelConfig, uid int) error {
-	_, layout, err := mc.Resolve()
+	p, err := mc.resolve()
 	if err != nil {
 		return err
 	}
+	layout := p.layout
 	if err := checkRing(mc.Name, layout); err != nil {
 		return err
 	}

@@ -85,7 +85,7 @@ func New(cfg Config) (_ *Broker, err error) {
 		}
 	}()
 	for i := range cfg.Loops {
-		l, err := engine.NewLoop(i, cfg.Alone, outside{b})
+		l, err := engine.NewLoop(i, outside{b})
 		if err != nil {
 			return nil, err
 		}

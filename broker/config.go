@@ -13,8 +13,8 @@ import (
 	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/testhooks"
 	"github.com/ringbatch/ringbatch/policy"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -30,7 +30,6 @@ type Config struct {
 	WorkerGrace time.Duration // how long a drain waits for the worker of a model without any; default 3 s
 	MaxClients  int           // connections at once; default 4096
 	Loops       int           // goroutines that serve the models; default: DefaultLoops
-	Alone       bool          // the process does little else: loops may keep half of its Ps while they sleep
 	Models      []ModelConfig
 	Aliases     []alias.Alias      // names of models, which need not exist yet
 	Workers     []supervise.Worker // processes to start that declare their models themselves
@@ -43,8 +42,8 @@ type Config struct {
 	Save func(model string, settings policy.Policy, instances int) error
 	// SaveAlias keeps a change of an alias; without targets, its removal.
 	SaveAlias func(alias.Alias) error
-	Memory    shm.Memory // default: shm.Memfd; tests use shm.Heap
 
+	create        testhooks.Create
 	firstLookTime time.Duration // see awaitFirstLook
 	replaceTime   time.Duration // see awaitSuccessor
 	noPeerPidfd   bool          // as before Linux 6.5, for tests
@@ -91,16 +90,22 @@ func (c *Config) fill() {
 	c.firstLookTime = cmp.Or(c.firstLookTime, defaultFirstLookTime)
 	c.replaceTime = cmp.Or(c.replaceTime, defaultReplaceTime)
 	c.Logger = cmp.Or(c.Logger, slog.Default())
-	if c.Memory == nil {
-		c.Memory = shm.Memfd{}
+	if c.create == nil {
+		c.create = testhooks.SegmentsOf(c.Socket)
 	}
 }
 
-// Resolve is the model's policy in force, with its slots, and its memory.
-func (m *ModelConfig) Resolve() (policy.Settings, *shm.Layout, error) {
+// Check returns an error if a broker would refuse the model.
+func (m *ModelConfig) Check() error {
+	_, err := m.resolve()
+	return err
+}
+
+// resolve is plan with the model's name in the error.
+func (m *ModelConfig) resolve() (plan, error) {
 	p, err := m.plan()
 	if err != nil {
 		err = fmt.Errorf("model %q: %w", m.Name, err)
 	}
-	return p.settings, p.layout, err
+	return p, err
 }

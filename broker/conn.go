@@ -312,7 +312,7 @@ func (b *conversation) answerCall(req *control.Request) *control.Reply {
 	case control.OpHandOver:
 		err = b.handOver()
 	case control.OpWithdraw:
-		err = b.weights.withdraw(req.Model, shm.Version(req.Since))
+		err = b.weights.withdraw(req.Model, uint32(req.Since))
 	case control.OpAlias:
 		err = b.changeAlias(req)
 	default:

@@ -88,8 +88,9 @@ func listenBeside(path string, openFolder bool) (*listener, error) {
 	return ln, nil
 }
 
-// takeSocket takes the lock and the path. over says that a running broker has handed
-// its lock over: the socket is then replaced in one step, so that the path is never empty, and keeps its own name, too.
+// takeSocket takes the lock and the path. over: a running broker has handed us
+// its lock. We replace its socket in one step, so that the path is never empty, and keep
+// our own name as well.
 func (l *listener) takeSocket(over bool) error {
 	if err := l.takeLock(); err != nil {
 		return err

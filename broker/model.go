@@ -57,7 +57,7 @@ func (m *model) buildRing(b *Broker, cfg ModelConfig) error {
 	m.layout, m.settings, m.signature, m.shape = p.layout, p.settings, p.layout.Signature.String(), cfg.shape()
 	m.log, m.isPipeline = b.log.With("model", cfg.Name), len(cfg.Stages) > 0
 	spec := engine.RingSpec{
-		Name: cfg.Name, Layout: p.layout, Memory: b.cfg.Memory, Epoch: b.epoch, UserShare: b.cfg.Limits.UserShare, Log: m.log,
+		Name: cfg.Name, Layout: p.layout, Create: b.cfg.create, Epoch: b.epoch, UserShare: b.cfg.Limits.UserShare, Log: m.log,
 		Pipeline: m.isPipeline, SessionEnded: func() { b.models.leaveModel(m) },
 	}
 	for i := range p.stages {

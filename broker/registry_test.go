@@ -36,9 +36,8 @@ func openFDs(t *testing.T) int {
 // workers that declare the same few models, clients, admins. It ends when ctx
 // does, or the broker.
 type everybody struct {
-	s   *supervised
-	mem shm.Memory
-	wg  sync.WaitGroup
+	s  *supervised
+	wg sync.WaitGroup
 
 	mu   sync.Mutex
 	seen map[string]int // how attachments and calls ended
@@ -72,7 +71,7 @@ func (e *everybody) run(ctx context.Context, n int, act func(ctx context.Context
 }
 
 func (e *everybody) attach(ctx context.Context, rng *rand.Rand, what string, req *control.Request) {
-	a, err := attach.Open(ctx, e.s.b.Socket(), e.mem, req)
+	a, err := attach.Open(ctx, e.s.b.Socket(), req)
 	e.note(what, err)
 	if err == nil {
 		time.Sleep(time.Duration(rng.IntN(3)) * time.Millisecond)
@@ -121,8 +120,8 @@ func (e *everybody) start(ctx context.Context) {
 }
 
 func newEverybody(t *testing.T) *everybody {
-	e := &everybody{mem: shm.NewHeap(), seen: map[string]int{}}
-	e.s = serve(t, func(c *Config) { c.Loops, c.Memory = 3, e.mem })
+	e := &everybody{seen: map[string]int{}}
+	e.s = serve(t, func(c *Config) { c.Loops, c.create = 3, shm.CreateOnHeap })
 	return e
 }
 
@@ -271,9 +270,9 @@ func TestABrokerThatHasEndedHasNoModels(t *testing.T) {
 
 // Models go to the loop with the fewest rings and sessions.
 func TestModelsGoToTheLoopWithTheLeastToDo(t *testing.T) {
-	b := &Broker{cfg: Config{Memory: shm.Unshared{}}, log: slog.New(slog.DiscardHandler)}
+	b := &Broker{cfg: Config{create: shm.CreateUnshared}, log: slog.New(slog.DiscardHandler)}
 	for i := range 3 {
-		l, err := engine.NewLoop(i, false, outside{b})
+		l, err := engine.NewLoop(i, outside{b})
 		must.Do(t, err)
 		defer l.Close()
 		defer l.ReleaseRings()

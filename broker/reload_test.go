@@ -15,7 +15,6 @@ import (
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -24,7 +23,7 @@ import (
 // with its workers, and does not go with the first worker.
 func TestAReloadedFileTakesOverAModelThatAWorkerDeclared(t *testing.T) {
 	s := serve(t, func(c *Config) { c.Models = nil })
-	first, err := attach.Open(context.Background(), s.b.Socket(), shm.Memfd{}, workerOf("m"))
+	first, err := attach.Open(context.Background(), s.b.Socket(), workerOf("m"))
 	must.Do(t, err)
 	sig, err := tensor.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
 	must.Do(t, err)
@@ -47,7 +46,7 @@ func TestAReloadedFileTakesOverAModelThatAWorkerDeclared(t *testing.T) {
 func TestAStageAndAModelOfOneNameAreRefused(t *testing.T) {
 	s := serve(t, func(c *Config) { c.Models = nil })
 	early := workerOf("line/net")
-	first, err := attach.Open(context.Background(), s.b.Socket(), shm.Memfd{}, early)
+	first, err := attach.Open(context.Background(), s.b.Socket(), early)
 	must.Do(t, err)
 	sig, err := tensor.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
 	must.Do(t, err)
@@ -63,7 +62,7 @@ func TestAStageAndAModelOfOneNameAreRefused(t *testing.T) {
 	first.Close()
 	s.until("the model is forgotten", func(b stats.Broker) bool { return len(b.Models) == 0 })
 	must.Do(t, s.b.Reload(cfg))
-	second, err := attach.Open(context.Background(), s.b.Socket(), shm.Memfd{}, early)
+	second, err := attach.Open(context.Background(), s.b.Socket(), early)
 	must.Do(t, err)
 	defer second.Close()
 	s.until("it is the stage's worker", func(b stats.Broker) bool {

@@ -79,7 +79,7 @@ func workerOf(model string) *control.Request {
 }
 
 func attachOrExit(ctx context.Context, req *control.Request) *attach.Session {
-	s, err := attach.Open(ctx, control.SocketPath(""), shm.Memfd{}, req)
+	s, err := attach.Open(ctx, control.SocketPath(""), req)
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(3)

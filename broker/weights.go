@@ -189,7 +189,7 @@ func (w *weights) forPublisher(p *weightsPeer, offer *engine.DeviceMemory, rep *
 	if err := b.users.count(uid, ofWeights, 0, layout.Size+layout.DeviceSize); err != nil {
 		return nil, fmt.Errorf("weights of %q: %w", name, err)
 	}
-	segment, err := shm.CreateWeights(b.cfg.Memory, layout, b.epoch)
+	segment, err := shm.CreateWeights(layout, b.epoch)
 	if err != nil {
 		b.users.uncount(uid, ofWeights, 0, layout.Size+layout.DeviceSize)
 		return nil, err
@@ -316,7 +316,7 @@ func (w *weights) leave(p *weightsPeer) {
 }
 
 // withdraw refuses a version for an administrator.
-func (w *weights) withdraw(model string, version shm.Version) error {
+func (w *weights) withdraw(model string, version uint32) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	m := w.models[model]

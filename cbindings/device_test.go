@@ -19,6 +19,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/inside"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -348,7 +349,8 @@ func TestADescriptorWithoutDeviceMemoryIsRefused(t *testing.T) {
 	}
 	for what, fd := range map[string]int{"no-handle": memfd("else", 2<<20), "too-small": memfd("stub-cuda-a", 4096),
 		"too-large": memfd("stub-cuda-a", 64<<20)} {
-		w, err := worker.Attach(t.Context(), worker.Config{Model: what, Signature: signature, Socket: b.socket, Device: &liar{fd}})
+		w, err := worker.Attach(inside.WithDevice(t.Context(), &liar{fd}),
+			worker.Config{Model: what, Signature: signature, Socket: b.socket})
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
@@ -360,8 +362,8 @@ func TestADescriptorWithoutDeviceMemoryIsRefused(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	must.Do(t, err)
 	defer func() { _, _ = syscall.Close(pair[0]), syscall.Close(pair[1]) }()
-	if _, err := worker.Attach(t.Context(), worker.Config{Model: "liar", Signature: signature, Socket: b.socket,
-		Device: &liar{pair[0]}}); !errors.Is(err, status.ErrInvalid) {
+	if _, err := worker.Attach(inside.WithDevice(t.Context(), &liar{pair[0]}),
+		worker.Config{Model: "liar", Signature: signature, Socket: b.socket}); !errors.Is(err, status.ErrInvalid) {
 		t.Errorf("a socket: %v", err)
 	}
 	b.worker("m") // others are served

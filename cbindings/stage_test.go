@@ -65,8 +65,10 @@ func TestAStageOfAPipelineInC(t *testing.T) {
 		for i := range x {
 			x[i] = byte(255 * want)
 		}
-		y := make([]float32, 1)
-		if err := c.InferInto(ctx, []any{y}, x); err != nil || y[0] < want-1e-4 || y[0] > want+1e-4 {
+		outs, err := c.Infer(ctx, x)
+		must.Do(t, err)
+		y, err := tensor.As[float32](outs[0])
+		if err != nil || y[0] < want-1e-4 || y[0] > want+1e-4 {
 			t.Errorf("the mean of bytes at %v: %v, %v", want, y, err)
 		}
 	}

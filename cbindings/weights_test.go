@@ -15,7 +15,6 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
@@ -55,7 +54,7 @@ func (b *weightsBed) soon() context.Context {
 }
 
 // ask is a version and the number that its weights are filled with.
-func (b *weightsBed) ask() (v shm.Version, fill int64, err error) {
+func (b *weightsBed) ask() (v uint32, fill int64, err error) {
 	req, err := b.client.Fill(b.soon(), []uint8{1})
 	if err != nil {
 		return 0, 0, err
@@ -73,7 +72,7 @@ func (b *weightsBed) ask() (v shm.Version, fill int64, err error) {
 	return v, int64(binary.NativeEndian.Uint64(least)), err
 }
 
-func (b *weightsBed) expect(version shm.Version, fill int64) {
+func (b *weightsBed) expect(version uint32, fill int64) {
 	b.t.Helper()
 	if v, f, err := b.ask(); err != nil || v != version || f != fill {
 		b.t.Errorf("version %d with %d, %v; not version %d with %d", v, f, err, version, fill)
@@ -81,7 +80,7 @@ func (b *weightsBed) expect(version shm.Version, fill int64) {
 }
 
 // restart waits until requests are answered again, always with this version.
-func (b *weightsBed) restart(version shm.Version, fill int64) {
+func (b *weightsBed) restart(version uint32, fill int64) {
 	b.t.Helper()
 	must.Do(b.t, b.broker.Stop())
 	must.Do(b.t, b.broker.Start())
@@ -102,7 +101,7 @@ func TestAnAnswerHasTheVersionThatWasPublishedBeforeIt(t *testing.T) {
 	p := b.publisher()
 	p.publish(1)
 	for i := range int64(300) {
-		b.expect(shm.Version(i+1), i+1)
+		b.expect(uint32(i+1), i+1)
 		p.publish(i + 2)
 	}
 	b.expect(301, 301)
@@ -144,7 +143,7 @@ func testDyingPublishers(b *weightsBed) {
 	}
 	b.expect(1, 1)
 	b.start(nil, "publisher", b.socket).until("Busy")
-	for i := shm.Version(2); i < 10; i++ {
+	for i := uint32(2); i < 10; i++ {
 		if said := p.publish(int64(i)); said != fmt.Sprint("version ", i) {
 			b.t.Fatal(said)
 		}
@@ -200,7 +199,7 @@ func (r *role) say(command, answer string) {
 }
 
 // until waits until this version answers.
-func (b *weightsBed) until(version shm.Version) {
+func (b *weightsBed) until(version uint32) {
 	b.t.Helper()
 	must.Do(b.t, testbed.Eventually(time.Minute, func() error {
 		if v, _, err := b.ask(); err != nil || v != version {

@@ -13,7 +13,6 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
@@ -21,19 +20,18 @@ import (
 
 // In one process, so that the race detector sees it.
 func TestOneClientOfManyGoroutinesFollowsAnAliasAndLosesNothing(t *testing.T) {
-	mem := shm.NewHeap()
-	cfg := broker.Config{OpenFolder: true, Memory: mem}
+	cfg := broker.Config{OpenFolder: true}
 	for i := range 2 {
 		m := plain(t)
 		m.Name = fmt.Sprintf("m@%d", i+1)
 		cfg.Models = append(cfg.Models, m)
 		cfg.Aliases = []alias.Alias{{Name: "m", To: []alias.Target{{Model: "m@1", Share: alias.Whole}}}}
 	}
-	b, err := testbed.StartLocal(cfg)
+	b, err := testbed.StartOnHeap(cfg)
 	must.Do(t, err)
 	t.Cleanup(func() { _ = b.Close() })
 	for i, m := range cfg.Models {
-		leave := testbed.ServeLocal(worker.Config{Model: m.Name, Signature: m.Signature, Socket: b.Socket(), Memory: mem},
+		leave := testbed.ServeLocal(worker.Config{Model: m.Name, Signature: m.Signature, Socket: b.Socket()},
 			func(_ context.Context, batch *worker.Batch) error {
 				for row := range batch.Rows() {
 					worker.Row[float32](batch.Output(0), row)[0] = float32(i+1) * worker.Row[float32](batch.Input(0), row)[0]
@@ -42,7 +40,7 @@ func TestOneClientOfManyGoroutinesFollowsAnAliasAndLosesNothing(t *testing.T) {
 			})
 		t.Cleanup(func() { _ = leave() })
 	}
-	c, err := client.Dial(soon(t), "m", client.WithSocket(b.Socket()), client.WithMemory(mem), client.WithWindow(4))
+	c, err := client.Dial(soon(t), "m", client.WithSocket(b.Socket()), client.WithWindow(4))
 	must.Do(t, err)
 	answers := make(chan float32, 64)
 	stop := make(chan struct{})

@@ -13,6 +13,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -27,7 +28,7 @@ func modelStats(t *testing.T, r *ring) *stats.Model {
 // taker is a worker that the test drives by hand, one batch at a time.
 func (r *ring) taker(depth int) *worker.Worker {
 	r.t.Helper()
-	w, err := worker.Attach(soon(r.t), worker.Config{Model: "m", Signature: r.model.Signature, Socket: r.socket, Memory: r.mem,
+	w, err := worker.Attach(soon(r.t), worker.Config{Model: "m", Signature: r.model.Signature, Socket: r.socket,
 		Depth: depth})
 	must.Do(r.t, err)
 	r.t.Cleanup(w.Close)
@@ -60,7 +61,7 @@ func TestACanceledRequestIsTakenOutOfAPostedBatch(t *testing.T) {
 		}
 	}
 	expect(t, "cancel", second[0].Cancel(), nil)
-	expect(t, "the canceled one", second[0].Wait(soon(t)), client.ErrCanceled)
+	expect(t, "the canceled one", second[0].Wait(soon(t)), status.ErrCanceled)
 	running.Complete()
 	b := next(t, w)
 	if b.Len() != 1 || b.Rows() != 1 {
@@ -114,8 +115,8 @@ func TestAnAnswerThatRacesWithItsDeadlineIsNoOffence(t *testing.T) {
 		expect(t, "commit", req.Commit(ctx), nil)
 		if err := req.Wait(soon(t)); err == nil {
 			ok++
-		} else if !errors.Is(err, client.ErrOverloaded) { // the broker knows the cost of a batch by now
-			expect(t, "request", err, client.ErrExpired)
+		} else if !errors.Is(err, status.ErrOverloaded) { // the broker knows the cost of a batch by now
+			expect(t, "request", err, status.ErrExpired)
 		}
 		expect(t, "release", req.Release(), nil)
 		cancel()
@@ -137,16 +138,16 @@ func TestAClosedClientKeepsItsWindowUntilItsLastRequestIsReleased(t *testing.T) 
 	x, err := claimed.InputBytes(0)
 	expect(t, "input", err, nil)
 	expect(t, "close", c.Close(), nil)
-	expect(t, "the one in flight", queued.Wait(soon(t)), client.ErrBrokerGone)
+	expect(t, "the one in flight", queued.Wait(soon(t)), status.ErrBrokerGone)
 	expect(t, "release", queued.Release(), nil)
 	dial := func() error {
-		next, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem), client.WithWindow(32))
+		next, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithWindow(32))
 		if err == nil {
 			next.Close()
 		}
 		return err
 	}
-	expect(t, "while it may write", dial(), client.ErrRingFull)
+	expect(t, "while it may write", dial(), status.ErrRingFull)
 	clear(x)
 	expect(t, "release", claimed.Release(), nil)
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {

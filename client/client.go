@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/backoff"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -55,8 +56,6 @@ type options struct {
 	name   string
 	wait   bool
 	timing bool
-	yields bool
-	memory shm.Memory
 
 	retry    bool
 	retryFor time.Duration
@@ -65,56 +64,30 @@ type options struct {
 // Option changes how Dial connects.
 type Option func(*options)
 
-// WithSocket names the broker's socket; the default is $RINGBATCH_SOCKET, or
-// broker.sock in the user's runtime folder.
+// WithSocket: default $RINGBATCH_SOCKET, or the user's runtime folder.
 func WithSocket(path string) Option { return func(o *options) { o.socket = path } }
 
-// WithWindow asks for a number of slots: the rows that this client may use at once, at
-// least one for each goroutine that sends.
-// By default (0) the broker chooses: 8, or fewer in a small ring.
+// WithWindow sets the rows in use at once: one per goroutine, or more.
 func WithWindow(slots int) Option { return func(o *options) { o.window = slots } }
 
-// WithLeastWindow accepts a smaller window, down to that many slots, where the
-// ring or the user's quota has no room for WithWindow's. It holds as well when
-// the client attaches again after a restart of the broker.
+// WithLeastWindow accepts a smaller window where there is no room.
 func WithLeastWindow(slots int) Option { return func(o *options) { o.least = slots } }
 
 // WithName names this client in the broker's log and statistics.
 func WithName(name string) Option { return func(o *options) { o.name = name } }
 
-// WaitForModel makes Dial wait, until its context ends, for a broker that does not run
-// yet and for a model that no worker has registered yet.
+// WaitForModel makes Dial try again while status.RetryAttach is true.
 func WaitForModel() Option { return func(o *options) { o.wait = true } }
 
-// WithTiming makes Request.Timing report Write, too. It costs one more reading of the
-// clock per request.
+// WithTiming makes Request.Timing report Write, too.
 func WithTiming() Option { return func(o *options) { o.timing = true } }
 
-// WithYield makes every waiting goroutine yield to others before it parks. By default
-// it yields only while other goroutines wait on the same client. The option is for
-// servers, where many goroutines are ready at any time; elsewhere it costs more than
-// it saves.
-func WithYield() Option { return func(o *options) { o.yields = true } }
-
-// WithMemory replaces the shared memory in tests.
-func WithMemory(m shm.Memory) Option { return func(o *options) { o.memory = m } }
-
-// Pauses between two attempts to attach: doubled each time.
-const (
-	firstRetry = 5 * time.Millisecond
-	lastRetry  = 500 * time.Millisecond
-)
-
-// Dial attaches to a model of the broker, or to an alias. The context bounds Dial only,
-// not the life of the client.
-//
-// A client of an alias is attached to one of the alias's models, and follows when the
-// alias changes. A request ends at the model at which it was claimed, so none is lost.
-// If the new model has another signature, Infer, InferInto and Fill accept inputs of
-// that signature. Claim, and inputs of the old signature, get ErrSignatureMismatch
-// until the alias has a model of the old signature again.
+// Dial attaches to a model of the broker, or to an alias, within ctx. A client of an
+// alias follows when the alias changes; requests end where they were claimed. Infer and
+// Fill then take inputs of the new model's signature; Claim gets ErrSignatureMismatch
+// until the alias is back at the old one.
 func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
-	o := options{memory: shm.Memfd{}}
+	o := options{}
 	for _, f := range opts {
 		f(&o)
 	}
@@ -123,7 +96,7 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 		return nil, fmt.Errorf("%w: window of %d slots, must be 0 (what fits)..%d", status.ErrInvalid, o.window, shm.MaxSlots)
 	}
 	c := &Client{model: model, opts: o, change: make(chan struct{})}
-	delay := firstRetry
+	var pause backoff.Backoff
 	var last error // of the attempt before
 	for {
 		l, err := c.attach(ctx)
@@ -135,14 +108,11 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 			c.dialed = &l.info.Signature
 			break
 		}
-		if !o.wait || !worthWaiting(err) {
+		if !o.wait || !status.RetryAttach(err) {
 			return nil, fmt.Errorf("dial %s: %w", model, err)
 		}
-		select {
-		case <-ctx.Done():
+		if !pause.Wait(ctx) {
 			return nil, fmt.Errorf("dial %s: %w (%w)", model, err, ctx.Err())
-		case <-time.After(delay):
-			delay = min(2*delay, lastRetry)
 		}
 	}
 	life, cancel := context.WithCancel(context.Background())
@@ -150,17 +120,6 @@ func Dial(ctx context.Context, model string, opts ...Option) (*Client, error) {
 	first := c.link
 	c.done.Go(func() { c.keepAttached(life, first) })
 	return c, nil
-}
-
-// worthWaiting reports whether a new broker, or the model's first worker, may remove
-// the cause of err. A draining broker is being replaced.
-func worthWaiting(err error) bool {
-	for _, e := range []error{status.ErrUnknownModel, status.ErrNoBroker, status.ErrBrokerGone, status.ErrDraining, status.ErrTimeout} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
 }
 
 // attach attaches to the model of that name. Of an alias's models it prefers one with
@@ -181,10 +140,10 @@ func (c *Client) attachWindow(ctx context.Context, window int) (*link, error) {
 		req.Inputs, req.Outputs = tensor.SpecTexts(info.Signature.Inputs), tensor.SpecTexts(info.Signature.Outputs)
 		req.State = tensor.SpecTexts(info.Signature.State)
 	}
-	s, err := attach.Open(ctx, c.opts.socket, c.opts.memory, &req)
+	s, err := attach.Open(ctx, c.opts.socket, &req)
 	if errors.Is(err, status.ErrSignatureMismatch) {
 		req.Inputs, req.Outputs, req.State = nil, nil, nil
-		s, err = attach.Open(ctx, c.opts.socket, c.opts.memory, &req)
+		s, err = attach.Open(ctx, c.opts.socket, &req)
 	}
 	if err != nil {
 		return nil, err
@@ -194,7 +153,7 @@ func (c *Client) attachWindow(ctx context.Context, window int) (*link, error) {
 		s.Close()
 		return nil, err
 	}
-	l.timing, l.wait.yields = c.opts.timing, c.opts.yields
+	l.timing = c.opts.timing
 	return l, nil
 }
 
@@ -240,7 +199,8 @@ func (c *Client) keepAttached(life context.Context, l *link) {
 // attachUntil tries until it is attached. It returns nil if the client is closed, or
 // gone is closed, before that.
 func (c *Client) attachUntil(life context.Context, gone <-chan struct{}) *link {
-	for delay := firstRetry; ; delay = min(2*delay, lastRetry) {
+	var pause backoff.Backoff
+	for {
 		l, err := c.attach(life)
 		if err == nil && life.Err() == nil {
 			return l
@@ -258,7 +218,7 @@ func (c *Client) attachUntil(life context.Context, gone <-chan struct{}) *link {
 			return nil
 		case <-gone:
 			return nil
-		case <-time.After(delay):
+		case <-time.After(pause.Next()):
 		}
 	}
 }
@@ -302,9 +262,7 @@ func (c *Client) use(l *link) {
 	}
 }
 
-// Close detaches. Requests in flight end with ErrClosed or ErrBrokerGone. Views of a
-// request stay valid until its Release. The window goes back to the broker with the
-// last request.
+// Close detaches. Requests in flight end; views stay valid until Release.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	l := c.link
@@ -328,7 +286,7 @@ func (c *Client) current() *Model {
 	return c.info.Load()
 }
 
-// Model describes the model that the client is, or was last, attached to.
+// Model describes the model of the latest attachment.
 func (c *Client) Model() Model { return *c.info.Load() }
 
 // holdLink returns the current link with a hold on it. If wait, it waits for a broker

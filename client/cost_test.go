@@ -14,6 +14,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -41,7 +42,7 @@ func newBudgeted(t *testing.T, pipeline bool) *budgeted {
 		m.Policy = limits.Over(m.Policy)
 	}
 	b := &budgeted{t: t, r: newRing(t, m), ended: map[int]error{}}
-	b.stage = worker.Config{Model: "m", Signature: m.Signature, Socket: b.r.socket, Memory: b.r.mem,
+	b.stage = worker.Config{Model: "m", Signature: m.Signature, Socket: b.r.socket,
 		Policy: policy.New(policy.Ragged(true))}
 	if pipeline {
 		before := b.stage
@@ -63,9 +64,9 @@ func (b *budgeted) send(ctx context.Context, size, level int) client.Request {
 	x, err := req.InputBytes(0)
 	must.Do(b.t, err)
 	x[0] = byte(len(b.requests))
-	expect(b.t, "cost 65536", req.SetCost(65536), client.ErrInvalid)
+	expect(b.t, "cost 65536", req.SetCost(65536), status.ErrInvalid)
 	must.Do(b.t, errors.Join(req.SetPriority(level), req.SetCost(b.cost), req.Commit(ctx)))
-	expect(b.t, "cost after commit", req.SetCost(1), client.ErrCommitted)
+	expect(b.t, "cost after commit", req.SetCost(1), status.ErrCommitted)
 	b.requests = append(b.requests, req)
 	for arrived := uint64(0); arrived < uint64(len(b.requests)); time.Sleep(time.Millisecond) {
 		s, err := admin.New(b.r.socket).Stats(soon(b.t))
@@ -105,14 +106,14 @@ func TestACostLimitsBatchesBesideEverythingElse(t *testing.T) {
 		{"deadlines", 0, func(b *budgeted) {
 			ctx, cancel := context.WithTimeout(soon(b.t), 300*time.Millisecond)
 			defer cancel()
-			b.ended[0] = client.ErrExpired
-			expect(b.t, "after its deadline", b.send(ctx, 6, 1).Wait(soon(b.t)), client.ErrExpired)
+			b.ended[0] = status.ErrExpired
+			expect(b.t, "after its deadline", b.send(ctx, 6, 1).Wait(soon(b.t)), status.ErrExpired)
 			b.sendSizes(6, 4)
 		}, [][]int{{1, 2}}},
 		{"cancellation", 0, func(b *budgeted) {
 			b.sendSizes(2, 6, 1)
 			must.Do(b.t, b.requests[1].Cancel())
-			b.ended[1] = client.ErrCanceled
+			b.ended[1] = status.ErrCanceled
 			b.sendSizes(7)
 		}, [][]int{{0, 2, 3}}},
 		{"retries", 1, func(b *budgeted) { b.sendSizes(1, 1, 1, 1, 6) }, [][]int{{0, 1, 2, 3, 4}, {0, 1}, {2, 3}, {4}}},

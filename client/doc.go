@@ -2,37 +2,22 @@
 
 // Package client sends requests to models that a ringbatch broker serves.
 //
-// The simple case copies in and out:
-//
 //	c, err := client.Dial(ctx, "affine")
-//	outs, err := c.Infer(ctx, []float32{1, 2, 3, 4})
-//	y, err := tensor.As[float32](outs[0])
+//	outs, err := c.Infer(ctx, []float32{1, 2, 3, 4}) // copies in and out
 //
-// Without copies, write into the slot and read from it:
+// Without copies:
 //
-//	r, err := c.Claim(ctx, 1)        // slots of the client's window
-//	defer r.Release()                // gives them back
-//	x, err := r.Input("x")           // a view into shared memory
+//	r, err := c.Claim(ctx, 1) // slots of the client's window
+//	defer r.Release()         // gives them back
+//	x, err := r.Input("x")    // a view into shared memory
 //	…write…
-//	err = r.Commit(ctx)              // the worker owns the slots from here on
-//	err = r.Wait(ctx)                // nil, or a named error
-//	y, err := r.Output("y")          // a view again, valid until Release
+//	err = r.Commit(ctx) // the worker owns the slots from here on
+//	err = r.Wait(ctx)
+//	y, err := r.Output("y") // a view again, valid until Release
 //
-// A client may have as many rows in flight as its window has slots (WithWindow), from
-// one goroutine or from many. When the window is full, Claim waits and TryClaim returns
-// ErrFull. However many goroutines wait, they occupy one OS thread.
+// However many goroutines wait, they occupy one OS thread. When the broker is restarted,
+// requests in flight end with ErrBrokerGone, and the client attaches again by itself.
 //
-// When the broker is restarted, requests in flight end with ErrBrokerGone. The client
-// attaches again by itself, and Claim waits for that.
-//
-// Every error that a caller may act on matches one of the named errors below, which
-// are those of package status; compare with errors.Is. Code.Retryable reports whether
-// the same request may succeed if it is sent again:
-//
-//	var code status.Code
-//	if errors.As(err, &code) && code.Retryable() {
-//		…
-//	}
-//
-// Package admin lists the models and the statistics of a broker.
+// Errors match those of package status. ErrExpired also matches
+// context.DeadlineExceeded, ErrCanceled also context.Canceled.
 package client

@@ -13,9 +13,8 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Infer runs one request: it copies the inputs into slots, waits, and copies the outputs
-// out, both in signature order. An input is a tensor.Tensor (see tensor.Of). If its
-// shape is fixed, it may be a plain slice of its element type with whole rows.
+// Infer returns copies of all outputs, in signature order. An input is a tensor.Tensor
+// or, for fixed shapes, a slice of whole rows.
 func (c *Client) Infer(ctx context.Context, inputs ...any) ([]tensor.Tensor, error) {
 	var outs []tensor.Tensor
 	err := c.run(ctx, inputs, func(r Request) (err error) {
@@ -42,48 +41,6 @@ func (r Request) copyOutputs() (outs []tensor.Tensor, err error) {
 	return outs, nil
 }
 
-// InferInto is Infer into the caller's memory: one slice per output, in signature order.
-// If a slice is smaller than the result, the error is ErrOutputTooSmall.
-func (c *Client) InferInto(ctx context.Context, outputs []any, inputs ...any) error {
-	fits := func(sig *tensor.Signature) error {
-		if n := len(sig.Outputs); len(outputs) != n {
-			err := fmt.Errorf("%w: the model has %d outputs, %d buffers were given", status.ErrInvalid, n, len(outputs))
-			return c.misfit(sig, err)
-		}
-		return nil
-	}
-	if err := fits(&c.current().Signature); err != nil {
-		return err // before anything is sent
-	}
-	return c.run(ctx, inputs, func(r Request) error {
-		sig := &r.link.info.Signature
-		if err := fits(sig); err != nil {
-			return err
-		}
-		specs := sig.Outputs
-		for i, spec := range specs {
-			view, err := r.Output(spec.Name)
-			if err != nil {
-				return err
-			}
-			dst, err := bufferOf(&specs[i], outputs[i])
-			if err != nil {
-				return c.misfit(sig, err)
-			}
-			need := view.Rows() * view.RowBytes()
-			if len(dst.Data) < need {
-				return fmt.Errorf("%w: output %q takes %d bytes, the buffer has %d", status.ErrOutputTooSmall,
-					spec.Name, need, len(dst.Data))
-			}
-			dst.Shape, dst.Data, dst.Stride = view.Shape, dst.Data[:need], 0
-			if err := tensor.Copy(dst, view); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
 // run sends a request, with retries, and reads its outputs in place.
 func (c *Client) run(ctx context.Context, inputs []any, read func(Request) error) error {
 	return c.retrying(ctx, func(ctx context.Context) error { return c.once(ctx, inputs, read) })
@@ -104,8 +61,7 @@ func (c *Client) once(ctx context.Context, inputs []any, read func(Request) erro
 	return read(r)
 }
 
-// Fill claims a request and writes its inputs, which are given as for Infer. The inputs
-// decide the number of rows and the variable sizes.
+// Fill claims a request for these inputs and writes them.
 func (c *Client) Fill(ctx context.Context, inputs ...any) (Request, error) {
 	for {
 		r, moved, err := c.fill(ctx, &c.current().Signature, inputs)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // inLine is a context that tells when a Claim waits: then Claim asks for Done.
@@ -46,7 +47,7 @@ func TestClaimsOfEqualRowsAreServedInOrder(t *testing.T) {
 		want = append(want, i)
 	}
 	_, err = c.TryClaim(1)
-	expect(t, "a claim that does not wait", err, client.ErrFull)
+	expect(t, "a claim that does not wait", err, status.ErrFull)
 	expect(t, "release", first.Release(), nil)
 	for range want {
 		got = append(got, <-served)
@@ -64,7 +65,7 @@ func TestAClaimThatGivesUpNoLongerHoldsUpTheOthers(t *testing.T) {
 	ended := make(chan error, 1)
 	queue(large, c, 2, func(_ client.Request, err error) { ended <- err })
 	giveUp()
-	expect(t, "the large claim", <-ended, client.ErrFull, context.Canceled)
+	expect(t, "the large claim", <-ended, status.ErrFull, context.Canceled)
 	_, err = c.TryClaim(1)
 	expect(t, "the other slot", err, nil)
 	expect(t, "release", first.Release(), nil)

@@ -14,31 +14,23 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Request is a handle of one request: consecutive slots of the window. It is small and
-// passed by value. After Release every method of every copy returns ErrReleased. Only
-// one goroutine at a time may use a Request.
+// Request is a handle, passed by value and used by one goroutine at a time. After Release
+// the methods of all copies return ErrReleased.
 type Request struct {
 	link   *link
 	at     uint32 // first slot, counted from the start of the window
 	handle uint32
 }
 
-// Claim takes slots for a request of that many rows. While the window is full, Claim
-// waits for a Release. If ctx ends first, the error matches ErrFull and the context's
-// error. If the client's sequences leave too few slots, it is ErrRows at once. For a model with variable dimensions, dims are the actual sizes of all
-// inputs' variable dimensions, in signature order.
-//
-// Claims of equal rows are served in order. If the free slots are too few for the first
-// in line, it holds up the others and lets them pass by turns, for 10 ms, 20 ms … 2.56 s:
-// many rows and few are both served. A goroutine that holds requests while it claims more
-// can wait for another that does the same, without end: give the client a window with
-// room for all that its goroutines hold.
+// Claim takes slots for that many rows, and waits for them until ctx ends: ErrFull. dims
+// are the sizes of all inputs' variable dimensions, in signature order. Claims of equal
+// rows are served in order. Goroutines that hold requests while they claim more can wait
+// for one another: give the client a window for all of them.
 func (c *Client) Claim(ctx context.Context, rows int, dims ...int) (Request, error) {
 	return c.claim(ctx, true, c.dialed, rows, dims, nil)
 }
 
-// TryClaim is Claim without waiting: if the window is full, or other Claims wait for its
-// slots, it returns ErrFull.
+// TryClaim is Claim without waiting.
 func (c *Client) TryClaim(rows int, dims ...int) (Request, error) {
 	return c.claim(context.Background(), false, c.dialed, rows, dims, nil)
 }
@@ -180,7 +172,7 @@ func (r Request) Rows() int {
 	return int(s.rows)
 }
 
-// SetPriority chooses a priority level; 0 is the most urgent. Call it before Commit.
+// SetPriority chooses a priority level before Commit; 0 is most urgent.
 func (r Request) SetPriority(level int) error {
 	s, err := r.claimedSlot()
 	if err != nil {
@@ -193,9 +185,7 @@ func (r Request) SetPriority(level int) error {
 	return nil
 }
 
-// SetCost sets the cost of each row of the request, 0..65535, which counts against
-// max_batch_cost. 0, the default: a row costs the size of the model's first variable
-// dimension, or 1. Call it before Commit.
+// SetCost sets each row's cost before Commit (max_batch_cost).
 func (r Request) SetCost(cost int) error {
 	s, err := r.claimedSlot()
 	if err != nil {
@@ -208,9 +198,7 @@ func (r Request) SetCost(cost int) error {
 	return nil
 }
 
-// SetDeadline sets a deadline that replaces the deadline of Commit's context; the zero
-// time removes it. Call it before Commit. A request ends by its deadline even while the
-// broker is stopped.
+// SetDeadline replaces the deadline of Commit's context; zero: none.
 func (r Request) SetDeadline(at time.Time) error {
 	s, err := r.claimedSlot()
 	if err != nil {
@@ -222,16 +210,13 @@ func (r Request) SetDeadline(at time.Time) error {
 	return nil
 }
 
-// Commit hands the request to the broker. The inputs belong to the worker from here on.
-// The context's deadline, if any, becomes the request's deadline: the broker drops a
-// request that expires in the queue.
+// Commit hands the request over. The deadline of ctx becomes its own.
 func (r Request) Commit(ctx context.Context) error {
 	one := [1]Request{r}
 	return CommitAll(ctx, one[:])
 }
 
-// CommitAll commits requests of one client together and wakes the broker once. If one
-// request cannot be committed, none is.
+// CommitAll commits requests of one client, all or none.
 func CommitAll(ctx context.Context, requests []Request) error {
 	deadline := int64(0) // none
 	if d, ok := ctx.Deadline(); ok {
@@ -286,32 +271,19 @@ func CommitAll(ctx context.Context, requests []Request) error {
 	return nil
 }
 
-// Wait blocks until the request has ended and returns nil or its named error. If ctx
-// ends first, the request goes on; Release then cancels it.
-func (r Request) Wait(ctx context.Context) error { return r.wait(ctx, 0) }
-
-// WaitFor is Wait for at most d; if the request takes longer it returns ErrTimeout. It
-// does not allocate, and it sets no timer if only one goroutine waits.
-func (r Request) WaitFor(d time.Duration) error {
-	until := shm.Now() + int64(d)
-	if d > 0 && until < 0 { // longer than the clock goes
-		until = math.MaxInt64
-	}
-	return r.wait(context.Background(), max(1, until))
-}
-
 // endGrace is how long the client waits, after the deadline of a request, for the
 // broker to end it: the broker knows why it is late. If the broker does not run, the
 // client ends the request.
 const endGrace = 2 * time.Millisecond
 
-func (r Request) wait(ctx context.Context, until int64) error {
+// Wait returns the request's end. If ctx ends first, the request goes on.
+func (r Request) Wait(ctx context.Context) error {
 	s, err := r.committedSlot()
 	if err != nil {
 		return err
 	}
 	if !r.link.hasEnded(r.at) {
-		err = r.link.await(ctx, r.at, until)
+		err = r.link.await(ctx, r.at, 0)
 	}
 	if err != nil {
 		err = fromContext(err)
@@ -322,7 +294,7 @@ func (r Request) wait(ctx context.Context, until int64) error {
 	return r.outcome(s)
 }
 
-// Poll is Wait without waiting: while the request is in flight it returns ErrNotDone.
+// Poll is Wait without waiting: ErrNotDone while it is in flight.
 func (r Request) Poll() error {
 	s, err := r.committedSlot()
 	if err != nil {
@@ -352,8 +324,7 @@ func (r Request) outcome(s *slot) error {
 	}
 }
 
-// Cancel asks the broker to end the request. It does not wait. Unless the request ends
-// otherwise first, Wait returns ErrCanceled.
+// Cancel asks the broker to end the request, and does not wait.
 func (r Request) Cancel() error {
 	s, err := r.committedSlot()
 	if err != nil {
@@ -381,9 +352,7 @@ func (l *link) pushCancel(s *slot, at uint32) (ring bool) {
 	return l.push(&shm.Commit{Kind: shm.KindCancel, Rows: s.rows, Slot: l.first + at, Gen: l.gens[at]})
 }
 
-// Release gives the slots back. Views into them must not be used any more. A request
-// that was not committed is forgotten; a request that has not ended is canceled. The
-// slots of a Sequence stay with it.
+// Release gives the slots back, with all views; it cancels what runs.
 func (r Request) Release() error {
 	s, err := r.slot()
 	if err != nil {

@@ -11,7 +11,6 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
@@ -25,16 +24,15 @@ type ring struct {
 	t      *testing.T
 	model  broker.ModelConfig
 	socket string
-	mem    *shm.Heap
 	broker *testbed.Local
 }
 
 func newRing(t *testing.T, model broker.ModelConfig) *ring {
 	t.Helper()
 	model.Name = "m"
-	r := &ring{t: t, model: model, mem: shm.NewHeap()}
+	r := &ring{t: t, model: model}
 	var err error
-	r.broker, err = testbed.StartLocal(broker.Config{Memory: r.mem, Models: []broker.ModelConfig{model}, DrainTime: 10 * time.Millisecond})
+	r.broker, err = testbed.StartOnHeap(broker.Config{Models: []broker.ModelConfig{model}, DrainTime: 10 * time.Millisecond})
 	must.Do(t, err)
 	r.socket = r.broker.Socket()
 	t.Cleanup(func() {
@@ -63,7 +61,7 @@ func (r *ring) work(fn worker.Func) (leave func()) { return r.workAs(worker.Conf
 
 // workAs is work with another configuration.
 func (r *ring) workAs(cfg worker.Config, fn worker.Func) (leave func()) {
-	cfg.Model, cfg.Signature, cfg.Socket, cfg.Memory = "m", r.model.Signature, r.socket, r.mem
+	cfg.Model, cfg.Signature, cfg.Socket = "m", r.model.Signature, r.socket
 	end := testbed.ServeLocal(cfg, fn)
 	leave = sync.OnceFunc(func() {
 		if err := end(); err != nil {
@@ -76,7 +74,7 @@ func (r *ring) workAs(cfg worker.Config, fn worker.Func) (leave func()) {
 
 func (r *ring) dial(opts ...client.Option) *client.Client {
 	r.t.Helper()
-	c, err := client.Dial(soon(r.t), "m", append([]client.Option{client.WithSocket(r.socket), client.WithMemory(r.mem)}, opts...)...)
+	c, err := client.Dial(soon(r.t), "m", append([]client.Option{client.WithSocket(r.socket)}, opts...)...)
 	must.Do(r.t, err)
 	r.t.Cleanup(func() { c.Close() })
 	return c

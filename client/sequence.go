@@ -13,13 +13,10 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Sequence is a number of sequences that a model with state runs in step, one for each
-// row. Each step finds the state that the last answered step left. A step that fails,
-// expires or is canceled leaves the state as it was, and may be sent again.
-//
-// A Sequence keeps slots of the client's window until Close. One goroutine at a time uses
-// it: the methods of others return ErrNotDone meanwhile. When the broker is restarted, or another broker takes over, the state is
-// gone: every method returns ErrStateLost until Reset.
+// Sequence is sequences of a model with state, one for each row. A step finds the state
+// of the last answered step; one that fails leaves it as it was. A Sequence keeps slots
+// until Close. One goroutine at a time uses it: others get ErrNotDone. With another
+// broker every method returns ErrStateLost until Reset.
 type Sequence struct {
 	c      *Client
 	rows   int
@@ -43,8 +40,7 @@ func (q *Sequence) enter() error {
 	return nil
 }
 
-// Sequence begins sequences, one for each row, with a state of zero. It waits for slots
-// as Claim does.
+// Sequence begins a sequence for each row, with a state of zero.
 func (c *Client) Sequence(ctx context.Context, rows int) (*Sequence, error) {
 	if len(c.dialed.State) == 0 {
 		return nil, fmt.Errorf("%w: the model %q has no state: use Infer or Claim", status.ErrInvalid, c.model)
@@ -151,11 +147,9 @@ func (q *Sequence) awaitWorker(ctx context.Context, s *slot) error {
 	return nil
 }
 
-// Request returns the sequence's slots as a request for the next step: write its inputs,
-// Commit, Wait, and read its outputs before the next Request. dims are as for Claim. It
-// waits until no worker uses a previous step that was released or ended early. A step that
-// was not waited for is ErrNotDone. The state advances when the caller learns
-// of the answer (Wait, Poll, Output): a step that is released before stays without effect.
+// Request returns the slots for the next step, once no worker uses them. The state
+// advances when the caller learns of the answer (Wait, Poll, Output), not with Release
+// alone.
 func (q *Sequence) Request(ctx context.Context, dims ...int) (Request, error) {
 	if err := q.enter(); err != nil {
 		return Request{}, err
@@ -181,8 +175,7 @@ func (q *Sequence) request(ctx context.Context, dims []int) (Request, error) {
 	return Request{q.link, q.at, q.given}, nil
 }
 
-// Step runs the next step. Inputs and outputs are as for Infer. If it returns an error,
-// the state is as before.
+// Step is Infer for the next step. After an error the state is as before.
 func (q *Sequence) Step(ctx context.Context, inputs ...any) ([]tensor.Tensor, error) {
 	if err := q.enter(); err != nil {
 		return nil, err
@@ -217,8 +210,7 @@ func (q *Sequence) Step(ctx context.Context, inputs ...any) ([]tensor.Tensor, er
 	return outs, err
 }
 
-// Undo discards the state that the last step wrote. Call it before the next step, if the
-// answer could not be used.
+// Undo discards the last step's state. Call it before the next step.
 func (q *Sequence) Undo() {
 	if q.enter() == nil { // else there is a later step
 		q.undo()
@@ -239,8 +231,7 @@ func (q *Sequence) undo() {
 	}
 }
 
-// Reset makes the state of these rows zero, or of all rows if none is given. A row that is
-// given twice is ErrRows.
+// Reset makes the state of these rows, or of all, zero.
 func (q *Sequence) Reset(rows ...int) error {
 	if err := q.enter(); err != nil {
 		return err
@@ -326,8 +317,7 @@ func (q *Sequence) SetState(ctx context.Context, t tensor.Tensor) error {
 	return nil
 }
 
-// Copy begins another sequence with the present state of this one, at the same model, also
-// after an alias has moved to another one.
+// Copy begins another sequence with the present state of this one.
 func (q *Sequence) Copy(ctx context.Context) (*Sequence, error) {
 	if err := q.enter(); err != nil {
 		return nil, err
@@ -349,8 +339,7 @@ func (q *Sequence) Copy(ctx context.Context) (*Sequence, error) {
 	return other, nil
 }
 
-// Close gives the slots back. A step under way is canceled, unless a goroutine is in Step:
-// then Close returns ErrNotDone.
+// Close gives the slots back; ErrNotDone while a goroutine is in Step.
 func (q *Sequence) Close() error {
 	if err := q.enter(); err != nil {
 		return err

@@ -95,8 +95,8 @@ func TestASequenceKeepsItsState(t *testing.T) {
 	must.Do(t, one.Close())
 	one.Undo()
 	step(t, begin(t, c, 1), []int64{2}, 2) // in the slot of the one before
-	must.Fail(t, "after Close", step(t, one, []int64{1}), client.ErrClosed)
-	must.Fail(t, "rows", step(t, three, []int64{1}), client.ErrRows)
+	must.Fail(t, "after Close", step(t, one, []int64{1}), status.ErrClosed)
+	must.Fail(t, "rows", step(t, three, []int64{1}), status.ErrRows)
 }
 
 func TestAStepThatIsNotAnsweredLeavesTheState(t *testing.T) {
@@ -118,7 +118,7 @@ func TestAStepThatIsNotAnsweredLeavesTheState(t *testing.T) {
 	failed := func() {
 		t.Helper()
 		go run()
-		must.Fail(t, "failed", step(t, q, []int64{1, -1}), client.ErrFailed)
+		must.Fail(t, "failed", step(t, q, []int64{1, -1}), status.ErrFailed)
 	}
 	failed() // a sequence that begins with a failure still begins with zero
 	answered([]int64{1, 2}, 1, 2)
@@ -130,7 +130,7 @@ func TestAStepThatIsNotAnsweredLeavesTheState(t *testing.T) {
 
 	cancel := func(req client.Request) error {
 		must.Check(t, req.Cancel())
-		must.Fail(t, "canceled", req.Wait(soon(t)), client.ErrCanceled)
+		must.Fail(t, "canceled", req.Wait(soon(t)), status.ErrCanceled)
 		return nil
 	}
 	for _, give := range []func(client.Request) error{cancel, client.Request.Release} {
@@ -159,7 +159,7 @@ func TestAStepThatIsNotAnsweredLeavesTheState(t *testing.T) {
 	ctx, end := context.WithTimeout(soon(t), 20*time.Millisecond)
 	defer end()
 	_, err := q.Step(ctx, []int64{5, 5}) // no worker takes it
-	must.Fail(t, "expired", err, client.ErrExpired)
+	must.Fail(t, "expired", err, status.ErrExpired)
 	r.work(sum)
 	step(t, q, []int64{1, 1}, 2, 7)
 }
@@ -193,11 +193,11 @@ func TestAStateIsReadSetAndCopied(t *testing.T) {
 	step(t, q, []int64{1, 1}, 3, 5)
 
 	_, err = q.State(soon(t), "h")
-	must.Fail(t, "unknown", err, client.ErrInvalid)
+	must.Fail(t, "unknown", err, status.ErrInvalid)
 	short, wide, one, kind := saved, saved, saved, saved
 	short.Data, wide.Shape, kind.DType = saved.Data[:8], []int{1, 2}, tensor.F64
 	one.Shape, one.Data = []int{1, 1}, saved.Data[:8]
-	for want, c := range map[error]tensor.Tensor{client.ErrSize: short, client.ErrShape: wide, client.ErrRows: one, client.ErrDType: kind} {
+	for want, c := range map[error]tensor.Tensor{status.ErrSize: short, status.ErrShape: wide, status.ErrRows: one, status.ErrDType: kind} {
 		must.Fail(t, "set", q.SetState(soon(t), c), want)
 	}
 	is(q, 3, 5)
@@ -238,13 +238,13 @@ func TestARestartOfTheBrokerLosesTheStateByName(t *testing.T) {
 	r.stop()
 	r.start()
 	for range 2 {
-		must.Fail(t, "a step", step(t, q, []int64{1, 2}), client.ErrStateLost, client.ErrBrokerGone)
+		must.Fail(t, "a step", step(t, q, []int64{1, 2}), status.ErrStateLost, status.ErrBrokerGone)
 	}
-	must.Fail(t, "a step", step(t, q, []int64{1, 2}), client.ErrStateLost)
+	must.Fail(t, "a step", step(t, q, []int64{1, 2}), status.ErrStateLost)
 	_, err := q.State(soon(t), "sum")
-	must.Fail(t, "the state", err, client.ErrStateLost)
-	must.Fail(t, "one row", q.Reset(1), client.ErrStateLost)
-	if status.ErrStateLost.Retryable() {
+	must.Fail(t, "the state", err, status.ErrStateLost)
+	must.Fail(t, "one row", q.Reset(1), status.ErrStateLost)
+	if status.Retryable(status.ErrStateLost) {
 		t.Error("a lost state is retried")
 	}
 	must.Do(t, q.Reset())
@@ -260,7 +260,7 @@ func TestAStateThatTheWorkerForgotFailsTheStepByName(t *testing.T) {
 		return nil
 	})
 	err := step(t, begin(t, r.dial(), 1), []int64{1})
-	if must.Fail(t, "forgotten", err, client.ErrFailed); !strings.Contains(fmt.Sprint(err), `state "sum"`) {
+	if must.Fail(t, "forgotten", err, status.ErrFailed); !strings.Contains(fmt.Sprint(err), `state "sum"`) {
 		t.Error(err)
 	}
 }
@@ -268,10 +268,10 @@ func TestAStateThatTheWorkerForgotFailsTheStepByName(t *testing.T) {
 func TestASequenceNeedsAModelWithState(t *testing.T) {
 	r := newRing(t, plain(t))
 	_, err := r.dial().Sequence(soon(t), 1)
-	must.Fail(t, "no state", err, client.ErrInvalid)
+	must.Fail(t, "no state", err, status.ErrInvalid)
 	for _, bad := range []string{"x:i64[1]", "h:i64[<=4]", "h:i64[1,1,1,1,1,1,1,1]"} {
 		_, err := tensor.ParseSignature([]string{"x:i64[1]"}, []string{"y:i64[1]"}, bad)
-		must.Fail(t, bad, err, client.ErrInvalid)
+		must.Fail(t, bad, err, status.ErrInvalid)
 	}
 }
 
@@ -286,7 +286,7 @@ func TestOneGoroutineAtATimeUsesASequence(t *testing.T) {
 	_, copied := q.Copy(soon(t))
 	_, request := q.Request(soon(t))
 	for _, err := range []error{step(t, q, []int64{1, 1}), state, copied, request, q.Reset(), q.Close()} {
-		must.Fail(t, "in two goroutines", err, client.ErrNotDone)
+		must.Fail(t, "in two goroutines", err, status.ErrNotDone)
 	}
 	q.Undo() // not the other's step
 	must.Do(t, sum(soon(t), b))
@@ -315,12 +315,12 @@ func TestAClaimThatSequencesLeaveNoRoomForIsRefusedAtOnce(t *testing.T) {
 		opened <- err
 	}()
 	_, err = c.Claim(context.Background(), 2) // never beside the first sequence
-	must.Fail(t, "two rows", err, client.ErrRows)
+	must.Fail(t, "two rows", err, status.ErrRows)
 	must.Do(t, held.Release())
 	if err := <-waiting; err == nil { // it was faster: the sequence waits
 		must.Do(t, one.Close())
 	} else {
-		must.Fail(t, "the last slot is a sequence's", err, client.ErrRows)
+		must.Fail(t, "the last slot is a sequence's", err, status.ErrRows)
 	}
 	must.Do(t, <-opened)
 }

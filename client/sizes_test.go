@@ -10,12 +10,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -30,7 +30,7 @@ func found(_ context.Context, b *worker.Batch) error {
 				n++
 			}
 		}
-		if err := b.SetRowDims(row, -1); !errors.Is(err, client.ErrShape) {
+		if err := b.SetRowDims(row, -1); !errors.Is(err, status.ErrShape) {
 			return fmt.Errorf("a size below 0: %w", err)
 		}
 		if err := b.SetRowDims(row, n); err != nil {
@@ -51,7 +51,7 @@ func TestEachRowOfARequestHasItsOwnOutputSize(t *testing.T) {
 	defer req.Release()
 	must.Do(t, req.Commit(soon(t)))
 	must.Do(t, req.Wait(soon(t)))
-	if _, err := req.Output("y"); !errors.Is(err, client.ErrShape) {
+	if _, err := req.Output("y"); !errors.Is(err, status.ErrShape) {
 		t.Errorf("rows of different sizes have a common view: %v", err)
 	}
 	for i, x := range rows {
@@ -63,7 +63,7 @@ func TestEachRowOfARequestHasItsOwnOutputSize(t *testing.T) {
 			t.Errorf("row %d is %v of shape %v, %v", i, y, row.Shape, err)
 		}
 	}
-	if _, err := req.OutputRow("y", 3); !errors.Is(err, client.ErrRows) {
+	if _, err := req.OutputRow("y", 3); !errors.Is(err, status.ErrRows) {
 		t.Errorf("row 3 of 3: %v", err)
 	}
 }
@@ -73,8 +73,7 @@ func TestRequestsOfDifferentSizesShareARaggedBatch(t *testing.T) {
 		Policy: asks(policy.Slots(64), policy.Ragged(true), policy.WaitTime(patience))}
 	// A batch goes out when it is full: all sizes are in one.
 	r := newRing(t, m)
-	if _, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket,
-		Memory: r.mem}); !errors.Is(err, client.ErrInvalid) {
+	if _, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket}); !errors.Is(err, status.ErrInvalid) {
 		t.Errorf("a worker that did not ask for ragged batches: %v", err)
 	}
 	sizes := make(chan int, 8)
@@ -144,9 +143,9 @@ func TestWindowsThatAreLeftOpenFitTheRing(t *testing.T) {
 		}
 	}
 	for {
-		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem))
+		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket))
 		if err != nil {
-			if !errors.Is(err, client.ErrRingFull) || !strings.Contains(err.Error(), "raise the model's slots") {
+			if !errors.Is(err, status.ErrRingFull) || !strings.Contains(err.Error(), "raise the model's slots") {
 				t.Errorf("a full ring: %v", err)
 			}
 			return
@@ -164,31 +163,8 @@ func TestAWindowThatIsAskedForIsGivenWholeOrRefusedWithWhatHelps(t *testing.T) {
 			t.Errorf("a window of %d, not 7", n)
 		}
 	}
-	_, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem), client.WithWindow(9))
-	if !errors.Is(err, client.ErrRingFull) || !strings.Contains(err.Error(), "smaller window") {
+	_, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithWindow(9))
+	if !errors.Is(err, status.ErrRingFull) || !strings.Contains(err.Error(), "smaller window") {
 		t.Errorf("9 where 8 are free: %v", err)
-	}
-}
-
-func TestAWorkerGetsNotesAboutADifferentPolicy(t *testing.T) {
-	m := plain(t)
-	r := newRing(t, m)
-	attach := func(p ...policy.Setting) []string {
-		w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: m.Signature, Socket: r.socket, Memory: r.mem,
-			Policy: policy.New(p...)})
-		must.Do(t, err)
-		defer w.Close()
-		return w.Notes()
-	}
-	if notes := attach(); len(notes) > 0 {
-		t.Errorf("a worker that asked for nothing is told %q", notes)
-	}
-	if notes := attach(policy.MaxBatchSize(8), policy.Slots(32)); len(notes) > 0 {
-		t.Errorf("a worker that asked for what there is is told %q", notes)
-	}
-	notes := attach(policy.MaxBatchSize(4), policy.WaitTime(7*time.Millisecond))
-	if len(notes) != 2 || notes[0] != "max_batch_size is 8, this worker asked for 4" ||
-		!strings.Contains(notes[1], "this worker asked for 7ms") {
-		t.Errorf("the differences are %q", notes)
 	}
 }

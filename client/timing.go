@@ -18,13 +18,7 @@ type Timing struct {
 	Wake     time.Duration // from its end until this client noticed
 }
 
-// Total is the sum of all parts.
-func (t Timing) Total() time.Duration {
-	return t.Claim + t.Write + t.Queue + t.Dispatch + t.Compute + t.Wake
-}
-
-// Timing reports where the time of an ended request went. If the request did not end
-// well, only the client's side is known: Claim, Write, and the whole wait as Queue.
+// Timing reports where an ended request's time went.
 func (r Request) Timing() (Timing, error) {
 	s, err := r.slot()
 	if err != nil {

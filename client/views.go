@@ -12,9 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Input is a view of an input tensor's rows in shared memory, to be written before
-// Commit. If the model has buckets for a variable dimension, the view has the bucket's
-// size, and elements that are not written are zero.
+// Input is a view of an input's rows, to write before Commit.
 func (r Request) Input(name string) (tensor.Tensor, error) {
 	s, err := r.claimedSlot()
 	if err != nil {
@@ -33,9 +31,7 @@ func (r Request) Input(name string) (tensor.Tensor, error) {
 	return tensor.Tensor{}, fmt.Errorf("%w: no input %q; the model has %s", status.ErrInvalid, name, &l.Signature)
 }
 
-// Output is a view of an output tensor's rows in shared memory, from the time when Wait
-// returned nil until Release. If the rows differ in size, the error is ErrShape, and
-// OutputRow returns them one by one.
+// Output is a view until Release; ErrShape if rows differ in size.
 func (r Request) Output(name string) (tensor.Tensor, error) {
 	s, err := r.doneSlot()
 	if err != nil {
@@ -61,7 +57,7 @@ func (r Request) Output(name string) (tensor.Tensor, error) {
 	return r.view(p, 0, s.rows, dims[:], at), nil
 }
 
-// OutputRow is a view of one row of an output tensor, in the size of that row.
+// OutputRow is a view of one row, in its own size.
 func (r Request) OutputRow(name string, row int) (tensor.Tensor, error) {
 	s, err := r.doneSlot()
 	if err != nil {
@@ -95,8 +91,7 @@ func (r Request) rowDims(row uint32) [tensor.MaxVariableDims]uint32 {
 	return clampDims(r.link.session.Layout.Outputs, r.link.board.Record(r.link.first+r.at+row).Dims)
 }
 
-// InputBytes is the memory of the k-th input's rows: the quickest way to write the
-// inputs of a model with fixed shapes.
+// InputBytes is the memory of the k-th input: quickest for fixed shapes.
 func (r Request) InputBytes(k int) ([]byte, error) {
 	s, err := r.claimedSlot()
 	if err != nil {
@@ -106,7 +101,7 @@ func (r Request) InputBytes(k int) ([]byte, error) {
 	return l.session.Layout.Inputs[k].Rows(l.session.Planes.Bytes(), l.first+r.at, int(s.rows)), nil
 }
 
-// OutputBytes is the memory of the k-th output's rows, after Wait.
+// OutputBytes is the memory of the k-th output.
 func (r Request) OutputBytes(k int) ([]byte, error) {
 	s, err := r.doneSlot()
 	if err != nil {
@@ -116,8 +111,8 @@ func (r Request) OutputBytes(k int) ([]byte, error) {
 	return l.session.Layout.Outputs[k].Rows(l.session.Planes.Bytes(), l.first+r.at, int(s.rows)), nil
 }
 
-// Version is the version of the live weights that made the outputs; 0: the model has none.
-func (r Request) Version() (shm.Version, error) {
+// Version is that of the live weights of the answer; 0: none.
+func (r Request) Version() (uint32, error) {
 	if _, err := r.doneSlot(); err != nil {
 		return 0, err
 	}

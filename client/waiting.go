@@ -20,7 +20,6 @@ import (
 // channels. When the leader's request has ended, it hands the lead to a follower. A
 // single waiter is the leader: one futex call wakes it, without another goroutine.
 type waiting struct {
-	yields  bool            // see WithYield
 	leading bool            // under link.mu
 	others  int             // looks during which other goroutines of this client may be ready; the leader's
 	parker  shm.Parker      // the leader's
@@ -129,7 +128,7 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 		if l.hasEnded(i) {
 			return nil
 		}
-		if l.wait.yields || l.wait.others > 0 {
+		if l.wait.others > 0 {
 			if letOthersRun(); l.hasEnded(i) {
 				continue
 			}
@@ -142,7 +141,7 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 			slice = min(slice, time.Duration(by-now))
 		}
 		if ctx.Err() == nil && !l.dead.Load() {
-			l.wait.parker.Single = !l.wait.yields && l.wait.others == 0
+			l.wait.parker.Single = l.wait.others == 0
 			l.bell.Wait(&l.wait.parker, seen, slice)
 			l.woke.Store(shm.Now())
 		}

@@ -5,7 +5,6 @@ package client_test
 import (
 	"context"
 	"errors"
-	"math"
 	"sync"
 	"testing"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -49,7 +49,7 @@ func TestWaitingCallsEndWhenTheBrokerIsGone(t *testing.T) {
 		q := send(t, c)
 		wg.Go(func() {
 			// Requests that the broker had not read when it began to drain end with Draining.
-			if err := q.Wait(soon(t)); !errors.Is(err, client.ErrBrokerGone) && !errors.Is(err, client.ErrDraining) {
+			if err := q.Wait(soon(t)); !errors.Is(err, status.ErrBrokerGone) && !errors.Is(err, status.ErrDraining) {
 				t.Error(err)
 			}
 			must.Check(t, q.Release())
@@ -63,21 +63,25 @@ func TestWaitingCallsEndWhenTheBrokerIsGone(t *testing.T) {
 	must.Check(t, errors.Join(q.Wait(soon(t)), q.Release()))
 }
 
-func TestWaitForEndsInTimeAndTheRequestGoesOn(t *testing.T) {
+func TestAWaitEndsWithItsContextAndTheRequestGoesOn(t *testing.T) {
 	r, open := gated(t)
 	c := r.dial(client.WithWindow(4))
 	first := send(t, c)
 	var wg sync.WaitGroup
 	for range 3 { // one leads, the others follow
 		q := send(t, c)
-		wg.Go(func() { expect(t, "a short wait", q.WaitFor(20*time.Millisecond), client.ErrTimeout) })
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer cancel()
+			expect(t, "a short wait", q.Wait(ctx), context.DeadlineExceeded)
+		})
 	}
 	wg.Wait()
 	longest := make(chan error)
-	go func() { longest <- first.WaitFor(math.MaxInt64) }() // no clock goes that far
+	go func() { longest <- first.Wait(t.Context()) }()
 	open()
 	expect(t, "the longest wait", <-longest, nil)
-	expect(t, "another wait", first.WaitFor(patience), nil)
+	expect(t, "another wait", first.Wait(soon(t)), nil)
 }
 
 func TestManyCancelsDoNotFlood(t *testing.T) {
@@ -110,21 +114,21 @@ func TestAClientThatCannotAttachAgainSaysWhy(t *testing.T) {
 				break
 			}
 		}
-		for _, e := range []error{want, client.ErrBrokerGone, context.DeadlineExceeded} {
+		for _, e := range []error{want, status.ErrBrokerGone, context.DeadlineExceeded} {
 			if !errors.Is(err, e) {
 				t.Errorf("%v does not say: %v", err, e)
 			}
 		}
 	}
-	says(client.ErrNoBroker)
+	says(status.ErrNoBroker)
 	was := r.model
 	r.model.Policy = asks(policy.Slots(8))
 	r.start()
-	says(client.ErrRingFull)
+	says(status.ErrRingFull)
 	r.stop()
 	r.model.Name = "other"
 	r.start()
-	says(client.ErrUnknownModel)
+	says(status.ErrUnknownModel)
 	r.stop()
 	r.model = was
 	r.start()
@@ -147,8 +151,8 @@ func TestDialThatWaitsOutlastsABrokerThatDrains(t *testing.T) {
 	drained := make(chan struct{})
 	go func() { defer close(drained); r.stop() }()
 	for { // until it says so
-		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem))
-		if errors.Is(err, client.ErrDraining) {
+		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket))
+		if errors.Is(err, status.ErrDraining) {
 			break
 		}
 		must.Do(t, err)
@@ -156,7 +160,7 @@ func TestDialThatWaitsOutlastsABrokerThatDrains(t *testing.T) {
 	}
 	dialled := make(chan error, 1)
 	go func() {
-		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem), client.WaitForModel())
+		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WaitForModel())
 		if err == nil {
 			c.Close()
 		}

@@ -54,7 +54,7 @@ func (a *answer) write(b *worker.Batch, requests []int) (failed map[int]failure,
 	for _, i := range requests {
 		sent += b.Request(i).Rows
 	}
-	places, err := a.find(b.Layout().Signature.Outputs, sent)
+	places, err := a.find(b.Signature().Outputs, sent)
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +113,7 @@ func checkOutput(spec *tensor.Spec, o *oip.ModelInferResponse_InferOutputTensor,
 
 // sizes returns the sizes of variable outputs of each row; nil without variable ones.
 func (a *answer) sizes(b *worker.Batch, rows, places []int) ([][]int, error) {
-	sig := &b.Layout().Signature
+	sig := b.Signature()
 	n := tensor.VariableDims(sig.Outputs)
 	if n == 0 || len(rows) == 0 {
 		return nil, nil
@@ -150,7 +150,7 @@ func (a *answer) sizes(b *worker.Batch, rows, places []int) ([][]int, error) {
 
 // writeOutput copies one output into the slots.
 func writeOutput(b *worker.Batch, rows []int, k int, raw *oip.Spans, sizes [][]int) error {
-	sig := &b.Layout().Signature
+	sig := b.Signature()
 	spec, col := &sig.Outputs[k], b.Output(k)
 	first := tensor.VariableDims(sig.Outputs[:k])
 	rowBytes := func(i int) int {

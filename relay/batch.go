@@ -260,7 +260,7 @@ func (t *trip) answered(h *host, requests []int, failed map[int]failure) (res re
 		code := codeNamed(f.name)
 		err := fmt.Errorf("%w: %s: %s", code, h.name, f.text)
 		switch {
-		case code.Retryable():
+		case status.Retryable(code):
 			res = result{refused, append(res.again, i), err}
 		case code.Group() == status.Ends && code != status.ErrFailed:
 			t.fail([]int{i}, err)
@@ -292,8 +292,8 @@ const maxMessage = 1<<31 - 1
 // recognizes it.
 func (r *relay) maxAnswer(b *worker.Batch) int {
 	n := oip.MaxMetaBytes
-	for k := range b.Layout().Outputs {
-		n += b.Rows() * int(b.Layout().Outputs[k].Stride)
+	for k := range b.Signature().Outputs {
+		n += b.Rows() * b.Output(k).RowBytes()
 	}
 	return min(n|1, maxMessage)
 }

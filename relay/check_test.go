@@ -25,7 +25,6 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
@@ -160,21 +159,21 @@ type taken struct {
 
 func take(t *testing.T) *taken {
 	t.Helper()
-	b := &taken{local: &local{t: t, mem: shm.NewHeap(), log: &testlog.Log{}}}
+	b := &taken{local: &local{t: t, log: &testlog.Log{}}}
 	var err error
-	if b.broker, err = testbed.StartLocal(broker.Config{Memory: b.mem, DrainTime: time.Millisecond}); err != nil {
+	if b.broker, err = testbed.StartOnHeap(broker.Config{DrainTime: time.Millisecond}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = b.broker.Close() })
-	w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: signature(t, "x:i32[1]", "y:i32[1]"), Socket: b.broker.Socket(),
-		Memory: b.mem, Policy: policy.New(policy.WaitTime(0))})
+	w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: signature(t, "x:i32[1]", "y:i32[1]"), Socket: b.broker.Socket(), Policy: policy.New(policy.WaitTime(0))})
 	must.Do(t, err)
 	t.Cleanup(w.Close)
 	b.q = commit(t, b.dial(), 2)[0]
 	if b.batch, err = w.Next(soon(t)); err != nil {
 		t.Fatal(err)
 	}
-	b.settings = w.Settings()
+	b.settings, err = policy.New(policy.WaitTime(0)).Resolve(nil)
+	must.Do(t, err)
 	return b
 }
 

@@ -50,7 +50,6 @@ type Config struct {
 	WaitForBroker time.Duration
 	Logger        *slog.Logger
 	Started       func(sig *tensor.Signature, maxBatch int) // called when the first host has answered
-	Memory        shm.Memory                                // for tests
 }
 
 // Defaults.

@@ -28,7 +28,7 @@ const rawInputs = 7 // raw_input_contents of a ModelInferRequest
 
 func (r *relay) encode(b *worker.Batch, requests []int, plain bool) *message {
 	m := &message{leases: &r.leases}
-	sig := &b.Layout().Signature
+	sig := b.Signature()
 	rows := 0
 	for _, i := range requests {
 		rows += b.Request(i).Rows
@@ -155,7 +155,7 @@ func groups(b *worker.Batch, requests []int, plain bool, maxRows, maxBytes int) 
 // shapesOf returns a key of the shapes of a request's inputs.
 func shapesOf(b *worker.Batch, request int) string {
 	var key strings.Builder
-	for k := range b.Layout().Inputs {
+	for k := range b.Signature().Inputs {
 		fmt.Fprint(&key, b.InputShape(request, k))
 	}
 	return key.String()
@@ -163,7 +163,7 @@ func shapesOf(b *worker.Batch, request int) string {
 
 // tensorBytes returns the size of the requests' inputs.
 func tensorBytes(b *worker.Batch, requests []int) (size int) {
-	for k := range b.Layout().Inputs {
+	for k := range b.Signature().Inputs {
 		for _, i := range requests {
 			n := b.Input(k).Spec().DType.Size() * b.Request(i).Rows
 			for _, d := range b.InputShape(i, k) {

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/resolver/manual"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/internal/inside"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -72,7 +73,7 @@ func Run(ctx context.Context, cfg Config) error {
 	return worker.KeepAttached(ctx, worker.Config{
 		Model: cfg.Model, Signature: *r.sig, Socket: cfg.Socket, Name: cfg.Name, Depth: cfg.InFlight, Concurrency: max(1, min(lanes,
 			cfg.InFlight)),
-		Policy: r.policy(), WaitForBroker: cfg.WaitForBroker, Memory: cfg.Memory, Version: cfg.Version,
+		Policy: r.policy(), WaitForBroker: cfg.WaitForBroker, Version: cfg.Version,
 	}, r.serve)
 }
 
@@ -126,35 +127,32 @@ func (r *relay) connect() error {
 
 // serve relays the batches of one attachment.
 func (r *relay) serve(ctx context.Context, w *worker.Worker) error {
-	settings := w.Settings()
+	in := inside.Of(ctx)
+	settings := in.Settings()
 	r.levels = settings.LevelCount()
+	in.Polite() // the finishers need the cores
 	r.hosts.mu.Lock()
-	r.hosts.onLanes = w.SetLanes
-	w.SetLanes(max(1, r.hosts.lanes))
+	r.hosts.onLanes = in.SetLanes
+	in.SetLanes(max(1, r.hosts.lanes))
 	r.hosts.mu.Unlock()
+	f := finishers{trips: make(chan *trip)}
 	// The goroutine that takes a batch also sends it, so that a batch waits for no
 	// other goroutine. When the relay stops, it finishes the taken batches; the
 	// lease bounds that.
-	begin := func(b *worker.Batch) *trip {
-		t := newTrip(r, b, &settings)
-		t.start()
-		return t
-	}
-	f := finishers{trips: make(chan *trip), next: func() *trip {
-		if b := w.TakeSoon(); b != nil {
-			return begin(b)
+	var err error
+	for b := (*worker.Batch)(nil); err == nil; {
+		if b, err = w.Next(ctx); err == nil {
+			t := newTrip(r, b, &settings)
+			t.start()
+			f.finish(t)
+			letItBeWritten()
 		}
-		return nil
-	}}
-	err := w.TakeBatches(ctx, func(b *worker.Batch) {
-		f.finish(begin(b))
-		letItBeWritten()
-	})
+	}
 	f.wait()
 	r.hosts.mu.Lock()
 	r.hosts.onLanes = func(int) {}
 	r.hosts.mu.Unlock()
-	r.settle(w)
+	r.settle(in)
 	return err
 }
 
@@ -162,7 +160,6 @@ func (r *relay) serve(ctx context.Context, w *worker.Worker) error {
 // once. A new goroutine for each batch would grow its stack again.
 type finishers struct {
 	trips chan *trip
-	next  func() *trip // begins a trip if a batch is ready, else nil
 	all   sync.WaitGroup
 }
 
@@ -173,9 +170,7 @@ func (f *finishers) finish(t *trip) {
 	default: // all are busy
 		f.all.Go(func() {
 			for more := true; more; t, more = <-f.trips {
-				for ; t != nil; t = f.next() {
-					t.finish()
-				}
+				t.finish()
 			}
 		})
 	}
@@ -196,7 +191,7 @@ func letItBeWritten() {
 }
 
 // settle waits until the transport has freed the slots, which are unmapped next.
-func (r *relay) settle(w *worker.Worker) {
+func (r *relay) settle(w inside.Worker) {
 	for end := time.Now().Add(settleTime); r.leases.Load() > 0; time.Sleep(time.Millisecond) {
 		runtime.GC() // frees buffers of broken connections
 		if time.Now().After(end) {

@@ -45,7 +45,7 @@ func TestABatchTravelsAsOneAndItsRequestsFailAlone(t *testing.T) {
 	l := newLocal(t, func(c *Config) {
 		c.Policy = policy.New(policy.MaxBatchSize(4), policy.WaitTime(patience), policy.Slots(64))
 	}, h.address)
-	there, err := client.Dial(soon(t), "m", client.WithSocket(h.broker.Socket()), client.WithMemory(h.mem))
+	there, err := client.Dial(soon(t), "m", client.WithSocket(h.broker.Socket()))
 	must.Do(t, err)
 	defer there.Close()
 	commit(t, there, 1000)

@@ -25,7 +25,6 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/test/testlog"
@@ -46,7 +45,6 @@ func soon(t testing.TB) context.Context {
 type testHost struct {
 	t       *testing.T
 	broker  *testbed.Local
-	mem     *shm.Heap
 	address string
 	stop    func() // ends the gateway
 }
@@ -60,18 +58,18 @@ func signature(t testing.TB, in, out string) tensor.Signature {
 
 func newHost(t *testing.T, sig tensor.Signature, fn worker.Func, change func(*core.Config)) *testHost {
 	t.Helper()
-	h := &testHost{t: t, mem: shm.NewHeap()}
+	h := &testHost{t: t}
 	slots := 2048 // a gateway asks for many
 	if sig.Inputs[0].RowBytes() > 1<<10 {
 		slots = 64
 	}
 	var err error
-	h.broker, err = testbed.StartLocal(broker.Config{Memory: h.mem, DrainTime: time.Millisecond, Models: []broker.ModelConfig{{
+	h.broker, err = testbed.StartOnHeap(broker.Config{DrainTime: time.Millisecond, Models: []broker.ModelConfig{{
 		Name: "m", Signature: sig, Policy: policy.New(policy.MaxBatchSize(8), policy.WaitTime(0), policy.Slots(slots),
 			policy.Priorities(3)),
 	}}})
 	must.Do(t, err)
-	leave := testbed.ServeLocal(worker.Config{Model: "m", Signature: sig, Socket: h.broker.Socket(), Memory: h.mem}, fn)
+	leave := testbed.ServeLocal(worker.Config{Model: "m", Signature: sig, Socket: h.broker.Socket()}, fn)
 	h.serve(change)
 	t.Cleanup(func() {
 		h.stop()
@@ -86,7 +84,7 @@ func (h *testHost) serve(change func(*core.Config)) {
 	h.t.Helper()
 	// Not 127.0.0.1: connections of this machine have ports of that one, and would
 	// keep the gateway from opening its own again.
-	cfg := core.Config{Socket: h.broker.Socket(), HTTP: core.Off, GRPC: "127.0.0.2:0", Memory: h.mem,
+	cfg := core.Config{Socket: h.broker.Socket(), HTTP: core.Off, GRPC: "127.0.0.2:0",
 		Logger: slog.New(slog.DiscardHandler), DrainTime: 50 * time.Millisecond}
 	if h.address != "" {
 		cfg.GRPC = h.address
@@ -114,19 +112,18 @@ func (h *testHost) serve(change func(*core.Config)) {
 type local struct {
 	t      *testing.T
 	broker *testbed.Local
-	mem    *shm.Heap
 	log    *testlog.Log
 }
 
 // newLocal starts a broker, and a relay to the hosts.
 func newLocal(t *testing.T, change func(*Config), addresses ...string) *local {
 	t.Helper()
-	l := &local{t: t, mem: shm.NewHeap(), log: &testlog.Log{}}
+	l := &local{t: t, log: &testlog.Log{}}
 	var err error
-	if l.broker, err = testbed.StartLocal(broker.Config{Memory: l.mem, DrainTime: time.Millisecond}); err != nil {
+	if l.broker, err = testbed.StartOnHeap(broker.Config{DrainTime: time.Millisecond}); err != nil {
 		t.Fatal(err)
 	}
-	cfg := Config{Model: "m", Target: strings.Join(addresses, ","), Socket: l.broker.Socket(), Memory: l.mem, WaitForBroker: patience,
+	cfg := Config{Model: "m", Target: strings.Join(addresses, ","), Socket: l.broker.Socket(), WaitForBroker: patience,
 		Logger: slog.New(slog.NewTextHandler(l.log, nil)), CheckInterval: 20 * time.Millisecond, CheckTimeout: patience / 3,
 		Policy: policy.New(policy.WaitTime(0), policy.Slots(64), policy.Priorities(3))}
 	if change != nil {
@@ -150,7 +147,7 @@ func newLocal(t *testing.T, change func(*Config), addresses ...string) *local {
 
 func (l *local) dial() *client.Client {
 	l.t.Helper()
-	c, err := client.Dial(soon(l.t), "m", client.WithSocket(l.broker.Socket()), client.WithMemory(l.mem), client.WithWindow(32),
+	c, err := client.Dial(soon(l.t), "m", client.WithSocket(l.broker.Socket()), client.WithWindow(32),
 		client.WaitForModel())
 	must.Do(l.t, err)
 	l.t.Cleanup(func() { c.Close() })

@@ -70,7 +70,7 @@ type Record struct {
 	Started    int64
 	Finished   int64
 	ReasonLen  uint32
-	Version    Version // of the weights; 0: none
+	Version    uint32 // of the weights, from 1; 0: none
 	Dims       [tensor.MaxVariableDims]uint32
 }
 
@@ -88,7 +88,7 @@ func NewBoard(l *Layout, s *Segment) *Board {
 		bells:   array[Bell](s.mem, l.bellsAt, l.Slots),
 		words:   array[atomic.Uint64](s.mem, l.wordsAt, l.Slots),
 		records: array[Record](s.mem, l.recordsAt, l.Slots),
-		reasons: s.mem[l.reasonsAt : l.reasonsAt+int64(l.Slots)*ReasonBytes],
+		reasons: s.mem[l.reasonsAt : l.reasonsAt+int64(l.Slots)*reasonBytes],
 	}
 }
 
@@ -144,7 +144,7 @@ func (b *Board) Reset(slot, gen uint32) {
 // Clear erases the record and the reason of a slot that no peer uses.
 func (b *Board) Clear(slot uint32) {
 	b.records[slot] = Record{}
-	clear(b.reasons[int64(slot)*ReasonBytes : int64(slot+1)*ReasonBytes])
+	clear(b.reasons[int64(slot)*reasonBytes : int64(slot+1)*reasonBytes])
 }
 
 // ReasonNoWorker is the broker's reason for a request that expired in the queue while the
@@ -157,14 +157,14 @@ func (b *Board) Record(slot uint32) *Record { return &b.records[slot] }
 
 // SetReason writes the text of a failure. Call it before End.
 func (b *Board) SetReason(slot uint32, text string) {
-	area := b.reasons[int64(slot)*ReasonBytes : int64(slot+1)*ReasonBytes]
+	area := b.reasons[int64(slot)*reasonBytes : int64(slot+1)*reasonBytes]
 	b.records[slot].ReasonLen = uint32(copy(area, text))
 }
 
 // Reason reads the text of a failure that Word has shown.
 func (b *Board) Reason(slot uint32) string {
-	n := min(b.records[slot].ReasonLen, ReasonBytes)
-	area := b.reasons[int64(slot)*ReasonBytes : int64(slot+1)*ReasonBytes]
+	n := min(b.records[slot].ReasonLen, reasonBytes)
+	area := b.reasons[int64(slot)*reasonBytes : int64(slot+1)*reasonBytes]
 	return string(area[:n])
 }
 

@@ -38,8 +38,8 @@ func testLayout(t *testing.T, slots, maxBatch int) *Layout {
 func segments(t *testing.T, size int64) map[string]*Segment {
 	t.Helper()
 	all := map[string]*Segment{}
-	for name, mem := range map[string]Memory{"memfd": Memfd{}, "heap": NewHeap()} {
-		s, err := mem.Create("test", size)
+	for name, create := range map[string]func(string, int64) (*Segment, error){"memfd": Create, "heap": CreateOnHeap} {
+		s, err := create("test", size)
 		must.Do(t, err)
 		t.Cleanup(s.Close)
 		all[name] = s
@@ -126,19 +126,19 @@ func TestReclaimTakesOnlyTheHeldMarkOfItsGeneration(t *testing.T) {
 func TestAReasonIsCutToItsRoomAndADamagedLengthIsNotBelieved(t *testing.T) {
 	l := testLayout(t, 3, 1)
 	b := NewBoard(l, segments(t, l.BoardSize)["memfd"])
-	long := make([]byte, 3*ReasonBytes)
+	long := make([]byte, 3*reasonBytes)
 	for i := range long {
 		long[i] = 'x'
 	}
 	b.SetReason(1, string(long))
-	if got := b.Reason(1); len(got) != ReasonBytes {
+	if got := b.Reason(1); len(got) != reasonBytes {
 		t.Errorf("%d bytes of reason", len(got))
 	}
 	if b.Reason(0) != "" || b.Reason(2) != "" {
 		t.Error("it ran over into a neighbour")
 	}
 	b.Record(1).ReasonLen = ^uint32(0)
-	if got := b.Reason(1); len(got) != ReasonBytes {
+	if got := b.Reason(1); len(got) != reasonBytes {
 		t.Errorf("%d bytes of a damaged reason", len(got))
 	}
 }

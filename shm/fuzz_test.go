@@ -23,8 +23,7 @@ var fuzzSignature = tensor.Signature{
 func FuzzCheckHeader(f *testing.F) {
 	layout, err := NewLayout(fuzzSignature, 8, 4)
 	must.Do(f, err)
-	mem := NewHeap()
-	seg, err := mem.Create("fuzz", layout.BoardSize)
+	seg, err := CreateOnHeap("fuzz", layout.BoardSize)
 	must.Do(f, err)
 	layout.WriteHeader(seg, KindBoard, 7)
 	const size = int(unsafe.Offsetof(header{}.MaxBatch)) + 4 // what follows is reserved
@@ -78,7 +77,7 @@ func FuzzLayout(f *testing.F) {
 			}
 			end = p.Offset + p.Stride*int64(slots)
 		}
-		if end > l.PlanesSize || l.PlanesSize < 0 || l.reasonsAt+int64(slots)*ReasonBytes > l.BoardSize {
+		if end > l.PlanesSize || l.PlanesSize < 0 || l.reasonsAt+int64(slots)*reasonBytes > l.BoardSize {
 			t.Fatalf("planes end at %d of %d, reasons at %d of %d", end, l.PlanesSize, l.reasonsAt, l.BoardSize)
 		}
 	})

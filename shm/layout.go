@@ -54,7 +54,7 @@ const (
 	KindBoard
 	KindClient
 	KindWorker
-	KindWeights
+	kindWeights
 )
 
 // Plane is the place of one tensor: its row of slot i is at Offset + i*Stride. Stride is
@@ -214,7 +214,7 @@ func place(specs []tensor.Spec, slots, maxBatch int) (*Layout, error) {
 	l.wordsAt = roundUp(l.bellsAt+n*cacheLine, pageSize)
 	l.recordsAt = roundUp(l.wordsAt+n*8, pageSize)
 	l.reasonsAt = roundUp(l.recordsAt+n*64, pageSize)
-	l.BoardSize = roundUp(l.reasonsAt+n*ReasonBytes, pageSize)
+	l.BoardSize = roundUp(l.reasonsAt+n*reasonBytes, pageSize)
 	return l, nil
 }
 

@@ -126,7 +126,7 @@ func TestAHeaderIsCheckedFieldByField(t *testing.T) {
 }
 
 func TestASegmentIsSealedAndOfTheSizeItShouldHave(t *testing.T) {
-	s, err := Memfd{}.Create("test", 8192)
+	s, err := Create("test", 8192)
 	must.Do(t, err)
 	defer s.Close()
 	if err := unix.Ftruncate(s.FD(), 4096); err == nil {
@@ -140,13 +140,13 @@ func TestASegmentIsSealedAndOfTheSizeItShouldHave(t *testing.T) {
 		must.Do(t, err)
 		return fd
 	}
-	if _, err := (Memfd{}).Open(dup(), 4096, ReadOnly); !errors.Is(err, status.ErrLayout) {
+	if _, err := Open(dup(), 4096, ReadOnly); !errors.Is(err, status.ErrLayout) {
 		t.Errorf("another size: %v", err)
 	}
 	plain, err := unix.MemfdCreate("plain", 0)
 	must.Do(t, err)
 	_ = unix.Ftruncate(plain, 8192)
-	if _, err := (Memfd{}).Open(plain, 8192, ReadOnly); !errors.Is(err, status.ErrLayout) {
+	if _, err := Open(plain, 8192, ReadOnly); !errors.Is(err, status.ErrLayout) {
 		t.Errorf("not sealed: %v", err)
 	}
 	ro, err := s.ReadOnlyFD()
@@ -154,7 +154,7 @@ func TestASegmentIsSealedAndOfTheSizeItShouldHave(t *testing.T) {
 	if _, err := unix.Mmap(ro, 0, 8192, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); !errors.Is(err, unix.EACCES) {
 		t.Errorf("mapping a read-only descriptor for writing: %v", err)
 	}
-	view, err := Memfd{}.Open(ro, 8192, ReadOnly)
+	view, err := Open(ro, 8192, ReadOnly)
 	must.Do(t, err)
 	defer view.Close()
 	s.Bytes()[5000] = 42
@@ -164,7 +164,7 @@ func TestASegmentIsSealedAndOfTheSizeItShouldHave(t *testing.T) {
 }
 
 func TestAHugeSegmentIsRefused(t *testing.T) {
-	if _, err := (Memfd{}).Create("test", 1<<62); !errors.Is(err, status.ErrNoMemory) {
+	if _, err := Create("test", 1<<62); !errors.Is(err, status.ErrNoMemory) {
 		t.Errorf("4 EiB: %v", err)
 	}
 }

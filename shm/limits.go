@@ -9,7 +9,7 @@ import "time"
 const (
 	LayoutVersion = 2
 
-	ReasonBytes  = 1024 // room for the text of a failure, per slot
+	reasonBytes  = 1024 // room for the text of a failure, per slot
 	MaxSlots     = 1 << 20
 	MaxBatchRows = 1 << 14
 	MaxMailDepth = 64 // batches one worker may hold

@@ -37,12 +37,6 @@ type Parker struct {
 // sleepers is the number of threads of this process that sleep past the scheduler.
 var sleepers atomic.Int32
 
-// held is the time, in nanoseconds, of all their sleeps.
-var held atomic.Int64
-
-// HeldTime is how long sleeping threads of this process held Ps, in total.
-func HeldTime() time.Duration { return time.Duration(held.Load()) }
-
 const (
 	shortSleep = 200 * time.Microsecond
 	// Between requests from a network, or on busy cores, each sleep of a broker's loop
@@ -62,7 +56,6 @@ func (p *Parker) Sleep(d time.Duration, sleep func(raw bool, d time.Duration)) {
 		sleepers.Add(1)
 		sleep(true, min(d, rawSlice))
 		sleepers.Add(-1)
-		held.Add(Now() - start)
 	} else {
 		sleep(false, d)
 	}

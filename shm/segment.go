@@ -5,7 +5,6 @@ package shm
 import (
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 
 	"github.com/ringbatch/ringbatch/status"
@@ -29,17 +28,8 @@ type Segment struct {
 	mem    []byte
 	fd     int // -1 after CloseFD or TakeFD
 	mapped bool
+	heap   *heap // nil: not of CreateOnHeap
 	once   sync.Once
-}
-
-// Memory makes and maps segments. Memfd is for production; Heap keeps the bytes on the Go
-// heap of one process, where the race detector sees them.
-type Memory interface {
-	// Create makes a sealed segment and maps it for reading and writing.
-	Create(name string, size int64) (*Segment, error)
-	// Open maps a segment received from the broker, after it has checked seals and
-	// size. It takes ownership of fd.
-	Open(fd int, size int64, access Access) (*Segment, error)
 }
 
 // Bytes is the whole mapping.
@@ -96,10 +86,9 @@ func OutOfDescriptors(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)
 }
 
-// Memfd is anonymous, sealed shared memory that disappears with its last user.
-type Memfd struct{}
-
-func (Memfd) Create(name string, size int64) (*Segment, error) {
+// Create makes a segment and maps it for reading and writing. It is anonymous, sealed
+// shared memory that disappears with its last user.
+func Create(name string, size int64) (*Segment, error) {
 	fd, err := unix.MemfdCreate("ringbatch-"+name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		code := status.ErrNoMemory
@@ -122,13 +111,18 @@ func (Memfd) Create(name string, size int64) (*Segment, error) {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("protect segment %s: %w", name, err)
 	}
-	return Memfd{}.Open(fd, size, ReadWrite)
+	return Open(fd, size, ReadWrite)
 }
 
-func (Memfd) Open(fd int, size int64, access Access) (*Segment, error) {
+// Open maps a segment of the broker, after it has checked seals and size. It takes
+// ownership of fd.
+func Open(fd int, size int64, access Access) (*Segment, error) {
 	if err := checkSegmentFD(fd, size); err != nil {
 		_ = unix.Close(fd)
 		return nil, err
+	}
+	if s := openHeap(fd); s != nil {
+		return s, nil
 	}
 	prot := unix.PROT_READ
 	if access == ReadWrite {
@@ -157,69 +151,4 @@ func checkSegmentFD(fd int, size int64) error {
 		return fmt.Errorf("%w: segment has %d bytes, expected %d", status.ErrLayout, st.Size, size)
 	}
 	return nil
-}
-
-// Heap is Memory for tests under the race detector: broker, clients and workers of one
-// process share bytes of the Go heap. Each segment has a memfd, without data, as its
-// identity.
-type Heap struct {
-	mu  sync.Mutex
-	mem map[uint64][]byte // by inode
-}
-
-// NewHeap makes an empty Heap; all peers of a test share one.
-func NewHeap() *Heap { return &Heap{mem: map[uint64][]byte{}} }
-
-func (h *Heap) Create(name string, size int64) (*Segment, error) {
-	s, err := Memfd{}.Create(name, size)
-	if err != nil {
-		return nil, err
-	}
-	_ = unix.Munmap(s.mem)
-	s.mem, s.mapped = alignedHeap(size), false
-	ino, err := inode(s.fd)
-	if err != nil {
-		return nil, err
-	}
-	h.mu.Lock()
-	h.mem[ino] = s.mem
-	h.mu.Unlock()
-	return s, nil
-}
-
-func (h *Heap) Open(fd int, size int64, _ Access) (*Segment, error) {
-	if err := checkSegmentFD(fd, size); err != nil {
-		_ = unix.Close(fd)
-		return nil, err
-	}
-	ino, err := inode(fd)
-	if err != nil {
-		return nil, err
-	}
-	h.mu.Lock()
-	mem := h.mem[ino]
-	h.mu.Unlock()
-	if mem == nil {
-		_ = unix.Close(fd)
-		return nil, os.ErrNotExist
-	}
-	return &Segment{mem: mem, fd: fd}, nil
-}
-
-// Unshared is Memory for simulations: heap bytes without a descriptor, which no peer can
-// open. A simulation makes dozens of segments, and a memfd costs eleven system calls.
-type Unshared struct{}
-
-func (Unshared) Create(_ string, size int64) (*Segment, error) {
-	return &Segment{mem: alignedHeap(size), fd: -1}, nil
-}
-
-func (Unshared) Open(int, int64, Access) (*Segment, error) { return nil, os.ErrNotExist }
-
-func inode(fd int) (uint64, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return 0, fmt.Errorf("stat segment: %w", err)
-	}
-	return st.Ino, nil
 }

@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Slice is the time slice that AskShortSlice asks for. Since Linux 6.12 the
+// shortSlice is the time slice that AskShortSlice asks for. Since Linux 6.12 the
 // scheduler runs a thread with a short slice sooner after a wake-up, so a
 // request waits less on its way when every core is busy.
-const Slice = 100 * time.Microsecond
+const shortSlice = 100 * time.Microsecond
 
 // SliceVariable is the environment variable that switches short slices off
 // ("off") in a process: broker, worker, C and Python alike.
@@ -26,7 +26,7 @@ const SliceVariable = "RINGBATCH_SHORT_SLICE"
 // it is.
 func AskShortSlice() (undo func()) {
 	runtime.LockOSThread()
-	if os.Getenv(SliceVariable) == "off" || !setSlice(Slice) {
+	if os.Getenv(SliceVariable) == "off" || !setSlice(shortSlice) {
 		return runtime.UnlockOSThread
 	}
 	return func() {
@@ -40,11 +40,11 @@ func ShortSliceWorks() bool {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	defer setSlice(0)
-	if !setSlice(Slice) {
+	if !setSlice(shortSlice) {
 		return false
 	}
 	attr, err := unix.SchedGetAttr(0, 0)
-	return err == nil && attr.Runtime == uint64(Slice)
+	return err == nil && attr.Runtime == uint64(shortSlice)
 }
 
 func setSlice(d time.Duration) bool {

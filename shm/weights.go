@@ -12,7 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// A weights segment has the tensors of a model in WeightBuffers versions at a time. One
+// A weights segment has the tensors of a model in weightBuffers versions at a time. One
 // publisher writes them, workers follow:
 //
 //	0      64         128                  16512           20480
@@ -28,9 +28,9 @@ import (
 // If the tensors are in device memory, the buffers are there, one after the other from
 // byte 0, in memory that the first publisher allocates. The segment then ends with the reason.
 const (
-	WeightBuffers    = 4
+	weightBuffers    = 4
 	WeightFollowers  = 256
-	MaxWeightTensors = 4096
+	maxWeightTensors = 4096
 
 	weightReasonBytes = 1024
 	weightWordsAt     = 64
@@ -41,13 +41,13 @@ const (
 
 type weightWords struct {
 	// Written by the publisher.
-	Current   atomic.Uint64 // a Version and its buffer; 0: none
+	Current   atomic.Uint64 // a version and its buffer; 0: none
 	Good      atomic.Uint64 // the one before that was not refused
-	Last      atomic.Uint32 // the latest Version that was ever published
+	Last      atomic.Uint32 // the latest version that was ever published
 	_         uint32
 	Published atomic.Int64 // when, on Now's clock
 	// Written by whoever refuses a version.
-	Refused   [WeightBuffers]atomic.Uint32 // the latest version of each buffer that was refused; it never falls
+	Refused   [weightBuffers]atomic.Uint32 // the latest version of each buffer that was refused; it never falls
 	Reasoned  atomic.Uint32                // the latest version whose reason a peer writes, or has written
 	ReasonLen atomic.Uint32
 	_         [8]byte
@@ -58,9 +58,6 @@ type followerWords struct {
 	Loaded atomic.Uint32 // the version that it has loaded last
 	_      [56]byte
 }
-
-// Version numbers the weights of a model, from 1. 0 is none.
-type Version uint32
 
 // WeightsLayout is the layout of a weights segment.
 type WeightsLayout struct {
@@ -74,8 +71,8 @@ type WeightsLayout struct {
 
 // NewWeightsLayout places the tensors one after the other, each on a multiple of 64.
 func NewWeightsLayout(tensors []tensor.Spec) (*WeightsLayout, error) {
-	if len(tensors) < 1 || len(tensors) > MaxWeightTensors {
-		return nil, fmt.Errorf("%w: weights of %d tensors, want 1..%d", status.ErrInvalid, len(tensors), MaxWeightTensors)
+	if len(tensors) < 1 || len(tensors) > maxWeightTensors {
+		return nil, fmt.Errorf("%w: weights of %d tensors, want 1..%d", status.ErrInvalid, len(tensors), maxWeightTensors)
 	}
 	l := &WeightsLayout{Tensors: tensors}
 	names := map[string]bool{}
@@ -91,9 +88,9 @@ func NewWeightsLayout(tensors []tensor.Spec) (*WeightsLayout, error) {
 	}
 	l.Bytes = roundUp(l.Bytes, pageSize)
 	if l.Size = weightDataAt; tensors[0].OnDevice() {
-		l.DeviceSize = roundUp(WeightBuffers*l.Bytes, deviceGrain)
+		l.DeviceSize = roundUp(weightBuffers*l.Bytes, deviceGrain)
 	} else {
-		l.Size += WeightBuffers * l.Bytes
+		l.Size += weightBuffers * l.Bytes
 	}
 	h := fnv.New64a()
 	fmt.Fprintf(h, "ringbatch weights %d %s", LayoutVersion, strings.Join(tensor.SpecTexts(tensors), " "))
@@ -112,13 +109,13 @@ type Weights struct {
 }
 
 func (l *WeightsLayout) header(epoch uint64) header {
-	return header{Magic: magic, Version: LayoutVersion, Kind: KindWeights, Size: uint64(l.Size), Epoch: epoch, Geometry: l.Geometry,
-		Slots: WeightBuffers, MaxBatch: WeightFollowers}
+	return header{Magic: magic, Version: LayoutVersion, Kind: kindWeights, Size: uint64(l.Size), Epoch: epoch, Geometry: l.Geometry,
+		Slots: weightBuffers, MaxBatch: WeightFollowers}
 }
 
 // CreateWeights makes a segment without a version, for the broker.
-func CreateWeights(m Memory, l *WeightsLayout, epoch uint64) (*Weights, error) {
-	seg, err := m.Create("weights", l.Size)
+func CreateWeights(l *WeightsLayout, epoch uint64) (*Weights, error) {
+	seg, err := Create("weights", l.Size)
 	if err != nil {
 		return nil, err
 	}
@@ -139,8 +136,8 @@ func viewWeights(l *WeightsLayout, seg *Segment) *Weights {
 // Segment is the memory.
 func (w *Weights) Segment() *Segment { return w.seg }
 
-func splitWord(word uint64) (v Version, buffer int) {
-	return Version(word >> 8), int(word & 0xff % WeightBuffers)
+func splitWord(word uint64) (v uint32, buffer int) {
+	return uint32(word >> 8), int(word & 0xff % weightBuffers)
 }
 
 // inForce is the word that followers use: Current, or Good if Current was refused; 0 if both were.
@@ -155,16 +152,16 @@ func (w *Weights) inForce() uint64 {
 }
 
 // InForce is the version that followers use now, and when the latest was published, on Now's clock.
-func (w *Weights) InForce() (v Version, published int64) {
+func (w *Weights) InForce() (v uint32, published int64) {
 	v, _ = splitWord(w.inForce())
 	return v, w.words.Published.Load()
 }
 
 // Last is the latest version that was ever published.
-func (w *Weights) Last() Version { return Version(w.words.Last.Load()) }
+func (w *Weights) Last() uint32 { return w.words.Last.Load() }
 
 // Loaded is the version that a follower has loaded last.
-func (w *Weights) Loaded(follower int) Version { return Version(w.followers[follower].Loaded.Load()) }
+func (w *Weights) Loaded(follower int) uint32 { return w.followers[follower].Loaded.Load() }
 
 // ForgetFollower frees the words of a follower that is gone.
 func (w *Weights) ForgetFollower(follower int) {
@@ -175,7 +172,7 @@ func (w *Weights) ForgetFollower(follower int) {
 // stands reports whether a version was not refused.
 func (w *Weights) stands(word uint64) bool {
 	v, b := splitWord(word)
-	return uint32(v) > w.words.Refused[b].Load()
+	return v > w.words.Refused[b].Load()
 }
 
 // Continue makes the next version one after those of another segment.
@@ -184,31 +181,31 @@ func (w *Weights) Continue(from *Weights) {
 }
 
 // Withdraw refuses the current version if it is v.
-func (w *Weights) Withdraw(v Version, reason string) bool {
+func (w *Weights) Withdraw(v uint32, reason string) bool {
 	now, b := splitWord(w.words.Current.Load())
 	return now == v && w.Refuse(v, b, reason)
 }
 
 // Refuse withdraws a version that was published in this buffer: followers use the one
 // before. It returns false if the version was refused before.
-func (w *Weights) Refuse(v Version, buffer int, reason string) bool {
+func (w *Weights) Refuse(v uint32, buffer int, reason string) bool {
 	refused := w.words.Refused[buffer].Load()
-	if refused >= uint32(v) {
+	if refused >= v {
 		return false
 	}
 	// If several peers refuse it at once, one of them gives the reason.
-	if r := w.words.Reasoned.Load(); r < uint32(v) && w.words.Reasoned.CompareAndSwap(r, uint32(v)) {
+	if r := w.words.Reasoned.Load(); r < v && w.words.Reasoned.CompareAndSwap(r, v) {
 		w.words.ReasonLen.Store(0)
 		n := copy(w.seg.mem[weightReasonAt:weightReasonAt+weightReasonBytes], reason)
 		w.words.ReasonLen.Store(uint32(n))
 	}
-	return w.words.Refused[buffer].CompareAndSwap(refused, uint32(v))
+	return w.words.Refused[buffer].CompareAndSwap(refused, v)
 }
 
 // Refused is the latest version that was refused, and the reason.
-func (w *Weights) Refused() (v Version, reason string) {
+func (w *Weights) Refused() (v uint32, reason string) {
 	for b := range w.words.Refused {
-		v = max(v, Version(w.words.Refused[b].Load()))
+		v = max(v, w.words.Refused[b].Load())
 	}
 	n := min(w.words.ReasonLen.Load(), weightReasonBytes)
 	return v, string(w.seg.mem[weightReasonAt : weightReasonAt+int(n)])

@@ -5,6 +5,5 @@
 // on the wire and in docs/errors.md.
 //
 //	if errors.Is(err, status.ErrDraining) { … }
-//	var code status.Code
-//	if errors.As(err, &code) && code.Retryable() { … }
+//	if status.Retryable(err) { … } // the same request may succeed if sent again
 package status

@@ -4,6 +4,7 @@ package status
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 )
 
@@ -41,14 +42,18 @@ func (s Code) Error() string {
 	return fmt.Sprintf("unknown status %d", uint8(s))
 }
 
-// Retryable reports whether the same request may succeed if sent again.
-func (s Code) Retryable() bool { return s.is(retryable) }
+// Retryable reports whether the request that ended with err may succeed if sent again.
+func Retryable(err error) bool { return is(err, retryable) }
 
-// RetryAttach reports whether a worker that could not attach because of s should try
-// again: a later attempt may succeed by itself.
-func (s Code) RetryAttach() bool { return s.is(retryAttach) }
+// RetryAttach reports whether a client, worker or publisher that could not attach
+// because of err may succeed later by itself: a broker or worker starts, or room becomes
+// free. Those that were told to wait try again.
+func RetryAttach(err error) bool { return is(err, retryAttach) }
 
-func (s Code) is(f flags) bool { return s.Valid() && table[s].is&f != 0 }
+func is(err error, f flags) bool {
+	var s Code
+	return errors.As(err, &s) && s.Valid() && table[s].is&f != 0
+}
 
 // Group is the kind of situation in which the status occurs.
 func (s Code) Group() Group {

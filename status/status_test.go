@@ -18,20 +18,21 @@ func TestEveryStatusHasANameAndAText(t *testing.T) {
 	if s := Code(200); s.Valid() || s.Name() == "" || s.Error() == "" {
 		t.Error("an unknown status has no text")
 	}
-	if !errors.Is(error(ErrFull), ErrFull) || !ErrFull.Retryable() || ErrShape.Retryable() {
+	if !errors.Is(error(ErrFull), ErrFull) || !Retryable(ErrFull) || Retryable(ErrShape) || Retryable(nil) {
 		t.Error("a status does not compare as an error")
 	}
 }
 
-func TestAWorkerTriesAgainOnlyAfterErrorsThatPass(t *testing.T) {
+func TestAttachingIsTriedAgainOnlyAfterErrorsThatPass(t *testing.T) {
 	for _, s := range []Code{ErrVersion, ErrLayout, ErrSignatureMismatch, ErrForbidden, ErrInvalid, Code(200)} {
-		if s.RetryAttach() {
-			t.Errorf("a worker would try for ever after %s", s.Name())
+		if RetryAttach(s) {
+			t.Errorf("a peer would try for ever after %s", s.Name())
 		}
 	}
-	for _, s := range []Code{ErrNoBroker, ErrBrokerGone, ErrDraining, ErrTooManyConnections, ErrNoDescriptors} {
-		if !s.RetryAttach() {
-			t.Errorf("a worker would not outlast a restart of its broker: %s", s.Name())
+	for _, s := range []Code{ErrNoBroker, ErrBrokerGone, ErrDraining, ErrTooManyConnections, ErrNoDescriptors, ErrTimeout,
+		ErrRingFull, ErrUnknownModel, ErrNoWorker} {
+		if !RetryAttach(s) {
+			t.Errorf("a peer would give up too early after %s", s.Name())
 		}
 	}
 }

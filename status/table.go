@@ -16,8 +16,8 @@ type entry struct {
 type flags uint8
 
 const (
-	retryable   flags = 1 << iota // see Code.Retryable
-	retryAttach                   // see Code.RetryAttach
+	retryable   flags = 1 << iota // see Retryable
+	retryAttach                   // see RetryAttach
 )
 
 // Group is the kind of situation in which a status occurs.
@@ -56,7 +56,7 @@ var table = [...]entry{
 	{Connecting, "NoBroker", "no broker is listening; start one with: ringbatch broker",
 		"nothing listens on the socket", retryable | retryAttach},
 	{Connecting, "UnknownModel", "the broker has no such model; declare it, or start a worker that registers it",
-		"the broker has no model of that name", 0},
+		"the broker has no model of that name", retryAttach},
 	{Connecting, "Version", "version mismatch; use the same ringbatch release on both sides",
 		"the peer speaks another version of the protocol", 0},
 	{Connecting, "Layout", "segment geometry does not match its description", "", 0},
@@ -91,7 +91,7 @@ var table = [...]entry{
 	{Connecting, "NoDescriptors", "no file descriptor is free; raise the limit of open files (ulimit -n, LimitNOFILE)",
 		"the broker or this process has no file descriptor left", retryable | retryAttach},
 	{Ends, "NoWorker", "no worker attached: nobody runs this model now; start one, or see ringbatch ready",
-		"no worker is attached, and the model's policy says no_worker=refuse", retryable},
+		"no worker is attached, and the model's policy says no_worker=refuse", retryable | retryAttach},
 	{Connecting, "Quota", "this user or process has as much of the broker as one may have",
 		"this user or process has as much of the broker as one may have; the text says of what, and which setting raises it", retryAttach},
 	{Connecting, "Namespace", "this process and the broker cannot serve each other across their namespaces",

@@ -16,21 +16,16 @@ import (
 
 var errClosed = errors.New("the worker was closed before it ran this request")
 
-// Fail ends the i-th request with err when the batch completes. Other requests are not
-// affected. If err matches a status of the group status.Ends, the request ends with
-// that status, otherwise with ErrFailed. The client gets err's text with ErrFailed and
-// ErrWorkerDied.
+// Fail ends the i-th request with err when the batch completes: with the status of group
+// status.Ends that err matches, else with ErrFailed and err's text.
 func (b *Batch) Fail(i int, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.fail(i, err)
 }
 
-// FailAll fails the batch as a whole, except for requests that Fail has failed already.
-// The broker runs the requests again in smaller batches, if possible on another worker.
-// A request that fails alone ends with ErrFailed and err's text. With Config.RunOnce,
-// or if err matches another status of the group status.Ends, FailAll is Fail for each
-// request.
+// FailAll fails all other requests as a whole: unless Config.RunOnce, or err matches a
+// status of group status.Ends, the broker runs them again in smaller batches.
 func (b *Batch) FailAll(err error) {
 	b.failAll(err, b.w.session.Info.Isolates && endOf(err) == status.ErrFailed)
 }
@@ -62,17 +57,12 @@ func endOf(err error) status.Code {
 	return status.ErrFailed
 }
 
-// Complete answers the clients and gives the batch back. Any goroutine may call it, and
-// batches may complete in any order. The batch must not be used afterwards; a second
-// Complete does nothing.
-//
-// If the worker never asked for a row of an output (Column.Bytes, Row, Run, Contiguous,
-// Batch.Unpack), its slot holds bytes of an earlier request. Then Complete fails the row's
-// request, and returns the first reason. It does not check outputs in device memory, nor
-// a worker that called Worker.Planes.
-//
-// In test/model: Complete, then the push of Done.
+// Complete answers the clients, in any order of batches and from any goroutine. A second
+// Complete does nothing. A row of an output that the worker never asked for (Bytes, Row,
+// Run, Contiguous) holds old bytes: Complete fails its request, and returns why, except
+// for device memory.
 func (b *Batch) Complete() (err error) {
+	// In test/model: Complete, then the push of Done.
 	if b.beginAnswer() {
 		err = b.failUnwritten()
 		b.answer()
@@ -179,7 +169,7 @@ func (b *Batch) answer() {
 		if mine && isOpen(board, q.slot, q.gen) {
 			rec := board.Record(q.slot)
 			rec.Dispatched, rec.Started, rec.Finished, rec.ReasonLen = b.mailed, b.started, done.Finished, 0
-			rec.Version = shm.Version(b.version)
+			rec.Version = b.version
 			if b.outDims != nil {
 				for k := range q.rows {
 					board.Record(q.slot + k).Dims = b.outDims[q.row+k]

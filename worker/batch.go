@@ -17,12 +17,8 @@ import (
 
 var errBeyond = fmt.Errorf("%w: mail of sizes beyond the maximum", status.ErrProtocol)
 
-// Batch is a number of requests to be run together: Len requests with Rows rows in all
-// (see the package's documentation). Its rows are sorted by slot, so that neighbours in
-// memory are neighbours in the batch.
-//
-// Several goroutines may share a batch if no two write the same row and none uses it
-// after Complete.
+// Batch is the requests to run together, sorted by slot. Goroutines may share it if no
+// two write the same row, and none uses it after Complete.
 type Batch struct {
 	w       *Worker
 	id      uint64
@@ -59,7 +55,7 @@ type request struct {
 	whole                 bool // it failed with its batch: the broker runs it again or ends it
 }
 
-// Run is a part of a batch whose rows are contiguous in memory.
+// Run is rows that are contiguous in memory.
 type Run struct {
 	Slot uint32 // of its first row
 	Row  int    // its first row in the batch
@@ -67,7 +63,7 @@ type Run struct {
 }
 
 func newBatch(w *Worker) *Batch {
-	n := w.MaxBatchSize()
+	n := w.session.Info.MaxBatch
 	b := &Batch{
 		w: w, mails: make([]shm.MailRequest, 0, n), reqs: make([]request, 0, n), slots: make([]uint32, 0, n),
 		runs: make([]Run, 0, n), order: make([]uint64, 0, n), askedOf: make([]atomic.Uint64, n),
@@ -172,37 +168,35 @@ func maxima(planes []shm.Plane) (dims [tensor.MaxVariableDims]uint32, n int) {
 // ID is the number of the batch, counted by the model.
 func (b *Batch) ID() uint64 { return b.id }
 
-// Len is the number of requests, the range of Request, Fail and SetOutputDims.
+// Len is the number of requests.
 func (b *Batch) Len() int { return len(b.reqs) }
 
-// Rows is the number of rows of all requests, the range of columns and Slots.
+// Rows is the number of rows of all requests.
 func (b *Batch) Rows() int { return len(b.slots) }
 
-// PadTo is the number of rows that the model should compute: Rows, or more with
-// Config.Pad. Rows beyond Rows() are zero and are not answered.
+// PadTo is the number of rows to compute: Rows, or more with Config.Pad.
 func (b *Batch) PadTo() int { return b.padTo }
 
-// Runs are the parts of the batch that are contiguous in memory, in row order, without
-// padding.
+// Runs are the contiguous parts, in row order, without padding.
 func (b *Batch) Runs() []Run { return b.runs }
 
-// Slots is the slot of each row, for a worker that gathers by index.
+// Slots is the slot of each row.
 func (b *Batch) Slots() []uint32 { return b.slots }
 
-// Dims are the sizes of the inputs' variable dimensions, in signature order. All rows
-// share them; in a ragged batch they are the largest.
+// Dims are the sizes of the inputs' variable dimensions: of all rows, or if Ragged the
+// largest.
 func (b *Batch) Dims() []uint32 { return b.dims[:] }
 
-// SetVersion names the version of the weights that made this batch's answers; 0 is none.
+// SetVersion names the version of the weights of the answers; 0: none.
 func (b *Batch) SetVersion(v uint32) { b.version = v }
 
-// Level is the priority level of the batch's most urgent request; 0 is the most urgent.
+// Level is the priority level of the most urgent request.
 func (b *Batch) Level() int { return b.level }
 
-// Dispatched is when the broker handed the batch over, on shm.Now's clock.
+// Dispatched is when the broker handed it over, by CLOCK_MONOTONIC.
 func (b *Batch) Dispatched() int64 { return b.mailed }
 
-// Ragged reports whether requests keep their sizes (InputShape) instead of sharing one.
+// Ragged reports whether each request keeps its size (InputShape).
 func (b *Batch) Ragged() bool { return b.w.session.Settings.Ragged }
 
 // requestOf is the request of a row.
@@ -214,30 +208,28 @@ func (b *Batch) requestOf(row int) int {
 	return i - 1
 }
 
-// Layout is the layout of the model's shared memory.
-func (b *Batch) Layout() *shm.Layout { return b.w.session.Layout }
+// Signature is the model's.
+func (b *Batch) Signature() *tensor.Signature { return &b.w.session.Layout.Signature }
 
 // Request describes the i-th request.
 func (b *Batch) Request(i int) Request {
 	q := &b.reqs[i]
 	m := &b.mails[q.mail]
-	return Request{Row: int(q.row), Rows: int(q.rows), Deadline: m.Deadline, Committed: m.Committed, dims: m.Dims}
+	return Request{Row: int(q.row), Rows: int(q.rows), Deadline: m.Deadline, dims: m.Dims}
 }
 
-// Request describes one request of a batch: its rows in the batch, and its sizes.
+// Request describes one request of a batch.
 type Request struct {
-	Row, Rows           int
-	Deadline, Committed int64 // on shm.Now's clock; Deadline 0 if none
-	dims                [tensor.MaxVariableDims]uint32
+	Row, Rows int
+	Deadline  int64 // nanoseconds of CLOCK_MONOTONIC; 0 if none
+	dims      [tensor.MaxVariableDims]uint32
 }
 
-// Dims are the true sizes of the variable dimensions of all inputs, in
-// signature order.
+// Dims are the true sizes of all inputs' variable dimensions.
 func (r Request) Dims() []uint32 { return r.dims[:] }
 
-// InputShape is the true shape of request i's rows in the k-th input, without the row
-// dimension. In a bucketed model it can be smaller than the column's shape; the other
-// elements are zero.
+// InputShape is the true shape of request i's rows in the k-th input. With buckets the
+// column can be larger: the rest is zero.
 func (b *Batch) InputShape(i, k int) []int {
 	inputs := b.w.session.Layout.Inputs
 	return inputs[k].Spec.Actual(b.mails[b.reqs[i].mail].Dims[:], dimsAt(inputs, k))
@@ -252,9 +244,9 @@ func dimsAt(planes []shm.Plane, k int) int {
 	return at
 }
 
-// SetOutputDims sets the actual sizes of the variable dimensions of request i's outputs,
-// in signature order, for all its rows. The default is the maximum. The client reads
-// each row in that shape, without gaps, from the start of the row.
+// SetOutputDims sets the sizes of the variable dimensions of request i's outputs, in
+// signature order; default: the maximum. A row of that shape begins at the start of the
+// slot, without gaps.
 func (b *Batch) SetOutputDims(i int, dims ...int) error {
 	sizes, err := b.checkOutputDims(dims)
 	for row := b.reqs[i].row; err == nil && row < b.reqs[i].row+b.reqs[i].rows; row++ {
@@ -263,8 +255,7 @@ func (b *Batch) SetOutputDims(i int, dims ...int) error {
 	return err
 }
 
-// SetRowDims is SetOutputDims for one row of the batch: three images of one request may
-// have different numbers of boxes.
+// SetRowDims is SetOutputDims for one row of the batch.
 func (b *Batch) SetRowDims(row int, dims ...int) error {
 	sizes, err := b.checkOutputDims(dims)
 	if err == nil {

@@ -30,31 +30,11 @@ const (
 	nextState // the half that it writes
 )
 
-// Input is the k-th input. A worker must not write into it: a retry, or a later stage of
-// a pipeline, reads the same memory.
+// Input is the k-th input, not to be written.
 func (b *Batch) Input(k int) Column { return b.column(b.w.session.Layout.Inputs, k, input) }
 
-// Output is the k-th output. The worker writes all rows of all requests that do not fail.
+// Output is the k-th output. The worker writes all rows that do not fail.
 func (b *Batch) Output(k int) Column { return b.column(b.w.session.Layout.Outputs, k, output) }
-
-// InputNamed is Input by name.
-func (b *Batch) InputNamed(name string) (Column, error) {
-	return b.named(b.w.session.Layout.Inputs, name, b.Input)
-}
-
-// OutputNamed is Output by name.
-func (b *Batch) OutputNamed(name string) (Column, error) {
-	return b.named(b.w.session.Layout.Outputs, name, b.Output)
-}
-
-func (b *Batch) named(planes []shm.Plane, name string, column func(k int) Column) (Column, error) {
-	for k := range planes {
-		if planes[k].Spec.Name == name {
-			return column(k), nil
-		}
-	}
-	return Column{}, fmt.Errorf("%w: no tensor %q", status.ErrInvalid, name)
-}
 
 func (b *Batch) column(planes []shm.Plane, k int, side side) Column {
 	p := &planes[k]
@@ -75,11 +55,10 @@ func (b *Batch) column(planes []shm.Plane, k int, side side) Column {
 // Spec describes the tensor.
 func (c Column) Spec() *tensor.Spec { return &c.plane.Spec }
 
-// RowShape is the shape of all rows in this batch. For an input of a ragged batch it is
-// the smallest shape that holds each row.
+// RowShape is the shape of all rows; if Ragged, it holds the largest.
 func (c Column) RowShape() []int { return c.shape }
 
-// RowBytes is the size of a row of shape RowShape.
+// RowBytes is the size of a row of RowShape.
 func (c Column) RowBytes() int { return c.bytesOf(c.shape) }
 
 func (c Column) bytesOf(shape []int) int {
@@ -103,8 +82,8 @@ func (c Column) shapeOf(i int) []int {
 	return c.shape
 }
 
-// Bytes is row i in place; in a ragged batch it has the size of that row. Rows from
-// Batch.Rows() up to PadTo() are padding: zero for inputs, scratch memory for outputs.
+// Bytes is row i in place. From Batch.Rows() to PadTo() it is padding: zero for inputs,
+// scratch for outputs.
 func (c Column) Bytes(i int) []byte {
 	if i >= len(c.b.slots) {
 		return c.b.padding[c.side&1][:c.RowBytes()]
@@ -116,8 +95,7 @@ func (c Column) Bytes(i int) []byte {
 	return c.plane.Row(c.b.w.session.Planes.Bytes(), c.b.slots[i])[:c.bytesOf(c.shapeOf(i))]
 }
 
-// Row is row i in place, as elements. It panics if T is not the tensor's element type; a
-// panic fails the batch.
+// Row is row i in place, as elements. It panics if T is another type.
 func Row[T tensor.Element](c Column, i int) []T {
 	t := tensor.Tensor{Name: c.plane.Spec.Name, DType: c.plane.Spec.DType, Shape: append([]int{1}, c.shapeOf(i)...), Data: c.Bytes(i)}
 	s, err := tensor.As[T](t)
@@ -127,8 +105,7 @@ func Row[T tensor.Element](c Column, i int) []T {
 	return s
 }
 
-// Contiguous is all rows as one tensor. It returns false if there are gaps between the
-// rows, or padding.
+// Contiguous is all rows as one tensor; false if there are gaps.
 func (c Column) Contiguous() (tensor.Tensor, bool) {
 	if len(c.b.runs) != 1 || c.side >= state || c.b.padTo > len(c.b.slots) || c.ragged() {
 		return tensor.Tensor{}, false
@@ -157,8 +134,7 @@ func setBit(word *atomic.Uint64, bit uint64) {
 	}
 }
 
-// RunBytes is the memory of the batch's i-th run, gaps between rows included. States have
-// no runs: take them row by row (Bytes, Row).
+// RunBytes is the memory of the i-th run, with gaps.
 func (c Column) RunBytes(i int) []byte {
 	if c.side >= state {
 		panic(fmt.Errorf("%w: the state %q has no runs; take it row by row", status.ErrInvalid, c.plane.Spec.Name))
@@ -168,13 +144,10 @@ func (c Column) RunBytes(i int) []byte {
 	return c.plane.Rows(c.b.w.session.Planes.Bytes(), r.Slot, r.Rows)
 }
 
-// Run is the rows of the batch's i-th run (see Batch.Runs) as one tensor. Variable
-// dimensions may leave gaps between rows. Variable inputs of a ragged batch have no
-// runs: take them row by row (Bytes, Row).
+// Run is the i-th run as one tensor. States, and variable inputs if Ragged, have none.
 func (c Column) Run(i int) tensor.Tensor {
-	r := c.b.runs[i]
 	return tensor.Tensor{
-		Name: c.plane.Spec.Name, DType: c.plane.Spec.DType, Shape: append([]int{r.Rows}, c.shape...), Stride: int(c.plane.Stride),
+		Name: c.plane.Spec.Name, DType: c.plane.Spec.DType, Shape: append([]int{c.b.runs[i].Rows}, c.shape...), Stride: int(c.plane.Stride),
 		Data: c.RunBytes(i),
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
@@ -46,7 +47,7 @@ func askMany(t *testing.T, r *ring, clients, goroutines, requests int) {
 	t.Helper()
 	var all sync.WaitGroup
 	for k := range clients {
-		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem), client.WithWindow(8))
+		c, err := client.Dial(soon(t), "m", client.WithSocket(r.socket), client.WithWindow(8))
 		must.Do(t, err)
 		defer c.Close()
 		for g := range goroutines {
@@ -58,7 +59,7 @@ func askMany(t *testing.T, r *ring, clients, goroutines, requests int) {
 					}
 					outs, err := c.Infer(soon(t), []int32{v, v + 1})
 					if v < 0 {
-						if want := fmt.Sprintf("%d is negative", v); !errors.Is(err, client.ErrFailed) || err.Error() != want {
+						if want := fmt.Sprintf("%d is negative", v); !errors.Is(err, status.ErrFailed) || err.Error() != want {
 							t.Errorf("%d ended with %v", v, err)
 						}
 						continue
@@ -153,74 +154,6 @@ func TestAnyGoroutineCompletesWhileAnotherTakes(t *testing.T) {
 	all.Wait()
 }
 
-func TestAWorkerThatPassesBatchesOnGetsOthersMeanwhileUntilItIsToStop(t *testing.T) {
-	r := newRing(t, 1)
-	w := r.attach(r.config(4))
-	ctx, cancel := context.WithCancel(context.Background())
-	passed := make(chan *worker.Batch, w.Depth())
-	stopped := make(chan error, 1)
-	go func() { stopped <- w.TakeBatches(ctx, func(b *worker.Batch) { passed <- b }) }()
-	reqs := r.commit(w.Depth())
-	var all []*worker.Batch
-	for range reqs { // none of them is completed
-		all = append(all, <-passed)
-	}
-	cancel()
-	if err := <-stopped; !errors.Is(err, context.Canceled) {
-		t.Errorf("stopped with %v", err)
-	}
-	for _, b := range all {
-		must.Check(t, double(ctx, b))
-		b.Complete()
-	}
-	for _, q := range reqs {
-		ends(t, q, nil)
-	}
-}
-
-func TestTakeSoonTakesTheNextBatchUntilTheWorkerStops(t *testing.T) {
-	r := newRing(t, 1)
-	w := r.attach(r.config(4))
-	mailed := func() client.Request {
-		t.Helper()
-		q := r.commit(1)[0]
-		if err := testbed.Eventually(patience, func() error {
-			if !w.Mailed() {
-				return errors.New("there is no batch yet")
-			}
-			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
-		return q
-	}
-	for range 3 {
-		q := mailed()
-		b := w.TakeSoon()
-		if b == nil {
-			t.Fatal("it took none, and one is there")
-		}
-		if w.TakeSoon() != nil {
-			t.Error("it took one, and none is there")
-		}
-		testbed.Touch(b)
-		b.Complete()
-		ends(t, q, nil)
-	}
-	if w.TakeSoon() != nil {
-		t.Error("it took one, and none follows")
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	if err := w.TakeBatches(ctx, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("stopped with %v", err)
-	}
-	mailed()
-	if w.TakeSoon() != nil {
-		t.Error("it took one after it was to stop")
-	}
-}
-
 // The first of both answers, and only once.
 func TestCloseAndCompleteMayMeet(t *testing.T) {
 	r := newRing(t, 1)
@@ -237,7 +170,7 @@ func TestCloseAndCompleteMayMeet(t *testing.T) {
 			})
 		}
 		close(start)
-		w.Leave() // not Close, which says that no batch is in use any more
+		w.Inside().Leave() // not Close, which says that no batch is in use any more
 		all.Wait()
 		for _, req := range reqs {
 			if err := req.Wait(soon(t)); err != nil && err.Error() != "the worker was closed before it ran this request" {
@@ -276,7 +209,7 @@ func TestABrokerThatGoesWhileBatchesRunIsAttachedToAgain(t *testing.T) {
 	held := r.commit(1)
 	<-entered
 	r.restart(sig)
-	ends(t, held[0], client.ErrBrokerGone) // before an answer can come
+	ends(t, held[0], status.ErrBrokerGone) // before an answer can come
 	close(open)
 	askMany(t, r, 2, 2, 20)
 	cancel()
@@ -300,7 +233,7 @@ func TestRequestsOfALostBrokerMayBeSentAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.Close()
-		ends(t, reqs[0], client.ErrBrokerGone)
+		ends(t, reqs[0], status.ErrBrokerGone)
 	}
 }
 

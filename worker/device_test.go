@@ -16,6 +16,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/inside"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -56,7 +57,7 @@ func value(w *Worker, d *memfdDevice, p *shm.Plane, slot uint32) []byte {
 	if p.Spec.OnDevice() {
 		return d.mem[p.Offset+int64(slot)*p.Stride:][:4]
 	}
-	return p.Row(w.Planes().Bytes(), slot)
+	return p.Row(inner{w}.Session().Planes.Bytes(), slot)
 }
 
 // serveDevices starts a broker until the test ends.
@@ -86,10 +87,10 @@ func TestAPipelineHasDeviceMemoryBetweenItsStages(t *testing.T) {
 	} {
 		signature, err := tensor.ParseSignature(stage[1:2], stage[2:])
 		must.Do(t, err)
-		d := &memfdDevice{allocated: &allocated}
+		d, ctx := &memfdDevice{allocated: &allocated}, ctx
 		cfg := Config{Model: stage[0], Signature: signature, Socket: socket, Pipeline: pipeline}
 		if stage[0] != "p/c" { // nothing of it is on the device
-			cfg.Device = d
+			ctx = inside.WithDevice(ctx, d)
 		}
 		w, err := Attach(ctx, cfg)
 		must.Do(t, err)
@@ -102,8 +103,8 @@ func TestAPipelineHasDeviceMemoryBetweenItsStages(t *testing.T) {
 					return
 				}
 				for _, slot := range b.Slots() {
-					in := math.Float32frombits(binary.LittleEndian.Uint32(value(w, d, &w.Layout().Inputs[0], slot)))
-					binary.LittleEndian.PutUint32(value(w, d, &w.Layout().Outputs[0], slot), math.Float32bits(in+1))
+					in := math.Float32frombits(binary.LittleEndian.Uint32(value(w, d, &w.session.Layout.Inputs[0], slot)))
+					binary.LittleEndian.PutUint32(value(w, d, &w.session.Layout.Outputs[0], slot), math.Float32bits(in+1))
 				}
 				b.Complete()
 			}
@@ -133,10 +134,10 @@ func TestClosingWaitsForTheGPU(t *testing.T) {
 	d := &memfdDevice{allocated: &allocated}
 	signature, err := tensor.ParseSignature([]string{"x:f32[1]"}, []string{"h:f32[1]@device:0"})
 	must.Do(t, err)
-	cfg := Config{Model: "p/a", Signature: signature, Socket: serveDevices(t), Device: d, Pipeline: `{"inputs": ["x:f32[1]"],
+	cfg := Config{Model: "p/a", Signature: signature, Socket: serveDevices(t), Pipeline: `{"inputs": ["x:f32[1]"],
 		"stages": [{"name": "a", "inputs": ["x"], "outputs": ["h:f32[1]@device:0"]},
 			{"name": "b", "inputs": ["h"], "outputs": ["y:f32[1]"]}]}`}
-	w, err := Attach(t.Context(), cfg)
+	w, err := Attach(inside.WithDevice(t.Context(), d), cfg)
 	must.Do(t, err)
 	c, err := client.Dial(t.Context(), "p", client.WithSocket(cfg.Socket))
 	must.Do(t, err)

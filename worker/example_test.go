@@ -10,6 +10,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
@@ -64,7 +65,7 @@ func ExampleServe() {
 	defer c.Close()
 	for _, x := range []float64{17, -1} {
 		outs, err := c.Infer(ctx, []float64{x})
-		if errors.Is(err, client.ErrFailed) {
+		if errors.Is(err, status.ErrFailed) {
 			fmt.Println("failed:", err)
 			continue
 		} else if err != nil {

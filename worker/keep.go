@@ -8,23 +8,15 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/ringbatch/ringbatch/internal/backoff"
+	"github.com/ringbatch/ringbatch/internal/inside"
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// Pauses between two attempts to attach: doubled each time.
-const (
-	firstRetry = 10 * time.Millisecond
-	lastRetry  = time.Second
-)
-
-// KeepAttached attaches, calls serve on this goroutine, and closes the worker. It does
-// so again whenever serve returns ErrBrokerGone: the broker is being restarted. Serve
-// uses it; it is for workers that take their batches themselves.
-//
-// KeepAttached tries again after an error of attaching for which Code.RetryAttach is
-// true. For a broker that never ran it tries for cfg.WaitForBroker, for a broker that
-// went away until ctx ends. It returns nil when ctx has ended or serve returned nil,
-// otherwise the error that ended it.
+// KeepAttached attaches and calls serve on this goroutine, which takes batches with Next.
+// It does so again whenever serve returns ErrBrokerGone, and after errors of attaching
+// for which status.RetryAttach is true: for cfg.WaitForBroker if the broker never ran. It
+// returns nil when ctx has ended or serve returned nil.
 func KeepAttached(ctx context.Context, cfg Config, serve func(context.Context, *Worker) error) error {
 	k := keeper{cfg: cfg, patience: time.Now().Add(cfg.WaitForBroker)}
 	for {
@@ -35,11 +27,14 @@ func KeepAttached(ctx context.Context, cfg Config, serve func(context.Context, *
 		if w == nil { // ctx has ended
 			return nil
 		}
+		for _, note := range w.session.Info.Notes {
+			slog.Warn("the model has another policy than this worker", "model", cfg.Model, "note", note)
+		}
 		if cfg.Attached != nil {
 			cfg.Attached()
 		}
 		attached := time.Now()
-		err = serve(ctx, w)
+		err = serve(inside.With(ctx, inner{w}), w)
 		w.Close()
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 			return nil
@@ -47,67 +42,56 @@ func KeepAttached(ctx context.Context, cfg Config, serve func(context.Context, *
 		if !errors.Is(err, status.ErrBrokerGone) {
 			return err
 		}
-		if ctx.Err() != nil {
+		slog.Info("broker went away, attaching again", "model", cfg.Model)
+		if time.Since(attached) > backoff.Last { // a broker that dies at once gets longer pauses
+			k.pause = backoff.Backoff{}
+		}
+		if !k.pause.Wait(ctx) {
 			return nil
 		}
-		slog.Info("broker went away, attaching again", "model", cfg.Model)
-		if time.Since(attached) > lastRetry { // a broker that dies at once gets longer pauses
-			k.delay = 0
-		}
-		k.backOff()
 	}
 }
 
 // keeper attaches until it succeeds or another attempt makes no sense.
 type keeper struct {
 	cfg      Config
-	known    bool          // a broker has answered
-	patience time.Time     // until then a broker may answer for the first time
-	delay    time.Duration // before the next attempt
-	logged   error         // the last reason
+	known    bool            // a broker has answered
+	patience time.Time       // until then a broker may answer for the first time
+	pause    backoff.Backoff // before the next attempt
+	logged   status.Code     // the last reason
 }
 
 // attach returns nil, nil when ctx ends first.
 func (k *keeper) attach(ctx context.Context) (*Worker, error) {
 	for {
-		if k.delay > 0 {
-			select {
-			case <-ctx.Done():
-			case <-time.After(k.delay):
-			}
-		}
 		w, err := attachOnce(ctx, k.cfg)
 		if err == nil {
-			k.known, k.logged = true, nil
+			k.known, k.logged = true, status.OK
 			return w, nil
 		}
 		if ctx.Err() != nil {
 			return nil, nil
 		}
-		k.backOff()
 		if !k.triesAgain(err) {
 			return nil, err
+		}
+		if !k.pause.Wait(ctx) {
+			return nil, nil
 		}
 	}
 }
 
-func (k *keeper) backOff() { k.delay = min(max(2*k.delay, firstRetry), lastRetry) }
-
 // triesAgain reports whether to try again after err.
 func (k *keeper) triesAgain(err error) bool {
-	var code status.Code
-	if !errors.As(err, &code) || !code.RetryAttach() {
-		return false
-	}
-	if code == status.ErrBrokerGone || code == status.ErrDraining { // the broker is being restarted
+	if errors.Is(err, status.ErrBrokerGone) || errors.Is(err, status.ErrDraining) { // the broker is being restarted
 		k.known = true
 	}
-	if !k.known && time.Now().Add(k.delay).After(k.patience) {
+	if !status.RetryAttach(err) || !k.known && time.Now().After(k.patience) {
 		return false
 	}
-	if !errors.Is(k.logged, code) { // once per reason, not per attempt
+	if !errors.Is(err, k.logged) { // once per reason, not per attempt
 		slog.Warn("cannot attach yet, trying again", "model", k.cfg.Model, "error", err)
-		k.logged = code
+		_ = errors.As(err, &k.logged)
 	}
 	return true
 }

@@ -12,34 +12,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/inside"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
-
-// tried says for every status whether a worker tries again after attaching
-// ended with it. A new status is put here on purpose, or the test fails.
-var tried = map[status.Code]bool{
-	status.ErrBusy: true, status.ErrStateLost: false,
-	status.ErrNoBroker: true, status.ErrBrokerGone: true, status.ErrDraining: true, status.ErrTimeout: true,
-	status.ErrRingFull: true, status.ErrNoMemory: true, status.ErrTooManyConnections: true, status.ErrNoDescriptors: true,
-	status.ErrQuota: true, status.ErrNamespace: false, status.ErrNoWorker: false,
-	status.ErrOverloaded: false,
-
-	status.ErrVersion: false, status.ErrLayout: false, status.ErrProtocol: false, status.ErrSignatureMismatch: false,
-	status.ErrUnknownModel: false, status.ErrForbidden: false, status.ErrInvalid: false, status.ErrDType: false,
-	status.ErrShape: false, status.ErrRows: false, status.ErrSize: false, status.ErrTooLarge: false, status.ErrNoLevel: false,
-	status.ErrOutputTooSmall: false, status.ErrNoGPU: false, status.ErrWrongGPU: false, status.ErrForked: false,
-	status.ErrClosed: false, status.ErrBrokerRunning: false,
-
-	status.ErrFailed: false, status.ErrExpired: false, status.ErrCanceled: false, status.ErrQueueFull: false, status.ErrQueueTimeout: false,
-	status.ErrWorkerDied: false, status.ErrWorkerHung: false, status.ErrFull: false, status.ErrReleased: false, status.ErrCommitted: false,
-	status.ErrNotCommitted: false, status.ErrNotDone: false,
-}
 
 // refusing is a broker that answers every attach in the same way.
 func refusing(t *testing.T, reply control.Reply) (socket string, asked *atomic.Int32) {
@@ -69,12 +49,7 @@ func refusing(t *testing.T, reply control.Reply) (socket string, asked *atomic.I
 
 func TestEveryStatusEndsAWorkerOrIsTriedAgain(t *testing.T) {
 	for _, code := range status.All() {
-		again, ok := tried[code]
 		if code == status.OK {
-			continue
-		}
-		if !ok {
-			t.Errorf("%s: say above whether a worker that attaches tries again after it, and in the table of package status", code.Name())
 			continue
 		}
 		t.Run(code.Name(), func(t *testing.T) {
@@ -85,7 +60,7 @@ func TestEveryStatusEndsAWorkerOrIsTriedAgain(t *testing.T) {
 			cfg := worker.Config{Model: "m", Signature: sig, Socket: socket, WaitForBroker: 2 * patience}
 			served := make(chan error, 1)
 			go func() { served <- worker.Serve(ctx, cfg, nil) }()
-			if !again {
+			if !status.RetryAttach(code) {
 				if err := <-served; !errors.Is(err, code) || asked.Load() != 1 {
 					t.Errorf("ended with %v after %d tries", err, asked.Load())
 				}
@@ -152,15 +127,15 @@ func TestAnAbandonedBatchIsNotAnswered(t *testing.T) {
 	err := worker.KeepAttached(soon(t), r.config(1), func(ctx context.Context, attached *worker.Worker) error {
 		w = attached
 		next(t, w)
-		w.Abandon()
+		inside.Of(ctx).Abandon()
 		return lost
 	})
 	if !errors.Is(err, lost) {
 		t.Errorf("KeepAttached: %v", err)
 	}
 	must.Fail(t, "it was answered", reqs[0].Wait(ended()), context.Canceled)
-	w.Leave() // for this test; else only the end of the process would free it
-	ends(t, reqs[0], client.ErrFailed)
+	w.Inside().Leave() // for this test; else only the end of the process would free it
+	ends(t, reqs[0], status.ErrFailed)
 }
 
 // ended is a context that has.

@@ -37,13 +37,13 @@ func TestAWorkerThatTakesLanesBackGetsNoMoreThanItAskedFor(t *testing.T) {
 	w := r.attach(cfg)
 	r.commit(6)
 	b := next(t, w)
-	w.SetLanes(1)
+	w.Inside().SetLanes(1)
 	b.Complete() // with this the broker learns of it
 	for range 3 {
 		next(t, w).Complete()
 	}
 	last := next(t, w)
-	if b, err := w.NextFor(50 * time.Millisecond); !errors.Is(err, status.ErrTimeout) {
+	if b, err := w.Next(within(50 * time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("a second batch while the only lane is taken: %v, %v", b, err)
 	}
 	last.Complete()
@@ -100,7 +100,7 @@ func TestABatchHasItsLevelAndItsWaitingRequests(t *testing.T) {
 		hasty = send(1, time.Now().Add(limit))
 		for ended := false; b == nil && !ended; {
 			ended = !errors.Is(hasty.Poll(), status.ErrNotDone)
-			b, _ = w.NextFor(5 * time.Millisecond)
+			b, _ = w.Next(within(5 * time.Millisecond))
 		}
 		if b != nil && b.Len() < 2 { // it expired on its way
 			b.Complete()
@@ -124,11 +124,11 @@ func TestABatchsContextEndsOnceNoClientWaits(t *testing.T) {
 	reqs := r.commit(2)
 	b := next(t, w)
 	ctx, cancel := b.Context(soon(t))
-	if _, ok := b.Deadline(); ok {
+	if _, ok := ctx.Deadline(); ok {
 		t.Error("requests without a deadline have one")
 	}
 	must.Do(t, reqs[0].Cancel())
-	ends(t, reqs[0], client.ErrCanceled)
+	ends(t, reqs[0], status.ErrCanceled)
 	if b.Waiting(0) || !b.Waiting(1) || ctx.Err() != nil {
 		t.Errorf("after one of two was canceled: %v, %v, %v", b.Waiting(0), b.Waiting(1), ctx.Err())
 	}

@@ -6,29 +6,22 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math"
 	"runtime/debug"
 	"sync"
 
 	"github.com/ringbatch/ringbatch/shm"
 )
 
-// Func runs one batch: it reads the inputs and writes the outputs in place. It must not
-// write into inputs (see Batch.Input). An error or a panic fails the whole batch
-// (Batch.FailAll), and the worker goes on. Batch.Fail fails single requests, and so does
-// Batch.Complete for rows that Func never asked for. The batch is completed when Func
-// returns.
-//
-// ctx ends when the worker should stop. Serve waits for the running batch even then.
+// Func runs one batch, which is completed when it returns. An error or a panic is
+// FailAll. ctx ends when the worker should stop; Serve waits for the running batch even
+// then.
 type Func func(ctx context.Context, b *Batch) error
 
-// Serve attaches and runs fn for every batch until ctx ends. When the broker is
-// restarted it attaches again (see KeepAttached). With cfg.Concurrency, several calls
-// of fn run at once and complete in any order. When ctx ends, Serve finishes the
-// running batches and returns nil. Otherwise it returns the error that ended it.
+// Serve attaches (see KeepAttached) and runs fn for every batch until ctx ends; then it
+// finishes the running batches and returns nil.
 func Serve(ctx context.Context, cfg Config, fn Func) error {
 	return KeepAttached(ctx, cfg, func(ctx context.Context, w *Worker) error {
-		return w.ServeBatches(ctx, max(1, cfg.Concurrency), fn)
+		return w.serve(ctx, max(1, cfg.Concurrency), fn)
 	})
 }
 
@@ -41,9 +34,9 @@ type server struct {
 	err  error      // why there are no more batches; guarded by turn
 }
 
-// ServeBatches runs fn, in a number of goroutines, for every batch of one attachment,
-// until ctx ends or the broker goes away. Serve is KeepAttached with ServeBatches.
-func (w *Worker) ServeBatches(ctx context.Context, goroutines int, fn Func) error {
+// serve runs fn, in a number of goroutines, for every batch of one attachment, until ctx
+// ends or the broker goes away.
+func (w *Worker) serve(ctx context.Context, goroutines int, fn Func) error {
 	stop := context.AfterFunc(ctx, w.poke) // once, not for every batch
 	defer stop()
 	// A goroutine that spins, or sleeps past the scheduler, could keep the core that the
@@ -85,7 +78,7 @@ func (s *server) take(ctx context.Context) *Batch {
 		return nil
 	}
 	var b *Batch
-	if b, s.err = s.w.await(ctx, math.MaxInt64); b != nil {
+	if b, s.err = s.w.await(ctx); b != nil {
 		b.kept = true // fn may use it until it returns, even if it completes the batch
 	}
 	return b

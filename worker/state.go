@@ -4,15 +4,13 @@ package worker
 
 import "github.com/ringbatch/ringbatch/shm"
 
-// State is the k-th state tensor as the steps of this batch find it; zero in fresh rows.
-// A worker must not write into it: a retry reads the same memory.
+// State is the k-th state as this step finds it, not to be written; zero in fresh rows.
 func (b *Batch) State(k int) Column { return b.column(b.w.session.Layout.State, k, state) }
 
-// NextState is the k-th state tensor as the next steps will find it. The worker writes it
-// for every request that does not fail. It becomes the state with the answer, not before.
+// NextState is the k-th state for the next step, which the worker writes.
 func (b *Batch) NextState(k int) Column { return b.column(b.w.session.Layout.State, k, nextState) }
 
-// Fresh reports whether a row begins its sequence: its State is zero.
+// Fresh reports whether a row begins its sequence.
 func (b *Batch) Fresh(row int) bool { return row < len(b.steps) && b.steps[row]&shm.StepFresh != 0 }
 
 // readSteps reads each row's Step, and zeroes the states on the host that fresh rows read.

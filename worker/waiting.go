@@ -14,8 +14,7 @@ import (
 // cancellation is a word in shared memory and wakes no worker.
 const watchEvery = 5 * time.Millisecond
 
-// Waiting reports whether a client still waits for request i. It is false after the
-// request was canceled or has expired, and after the broker went away.
+// Waiting reports whether a client still waits for request i.
 func (b *Batch) Waiting(i int) bool {
 	q := &b.reqs[i]
 	return !b.w.gone.Load() && isOpen(b.w.session.Board, q.slot, q.gen)
@@ -30,9 +29,8 @@ func (b *Batch) anyWaiting() bool {
 	return false
 }
 
-// Deadline is when the last request of the batch expires. It returns false if a request
-// has no deadline.
-func (b *Batch) Deadline() (time.Time, bool) {
+// deadline is when the last request expires; false if one never does.
+func (b *Batch) deadline() (time.Time, bool) {
 	last := int64(0)
 	for i := range b.reqs {
 		d := b.mails[b.reqs[i].mail].Deadline
@@ -44,13 +42,12 @@ func (b *Batch) Deadline() (time.Time, bool) {
 	return time.Now().Add(time.Duration(last - shm.Now())), true
 }
 
-// Context is a context for work that can be given up, such as a call to another host.
-// It ends with parent, at the batch's Deadline, or shortly after no client waits for
-// the batch any more; then its cause is ErrCanceled. Call cancel before Complete.
+// Context ends with parent, at the last deadline, or with ErrCanceled shortly after no client
+// waits any more. Call cancel before Complete.
 func (b *Batch) Context(parent context.Context) (ctx context.Context, cancel context.CancelFunc) {
 	ctx, give := context.WithCancelCause(parent)
 	release := func() {}
-	if at, ok := b.Deadline(); ok {
+	if at, ok := b.deadline(); ok {
 		ctx, release = context.WithDeadline(ctx, at)
 	}
 	watched := make(chan struct{})

@@ -4,83 +4,46 @@ package worker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/attach"
+	"github.com/ringbatch/ringbatch/internal/backoff"
 	"github.com/ringbatch/ringbatch/internal/control"
+	"github.com/ringbatch/ringbatch/internal/inside"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
-// Config describes a worker: the model, or stage of a pipeline, that it serves, and how
-// it attaches. If the broker knows the model already, from its configuration or from an
-// earlier worker, the signatures must agree, and the broker's policy counts.
+// Config describes a worker. If the broker knows the model already, the signatures must
+// agree, and the broker's policy counts.
 type Config struct {
 	Model     string
 	Signature tensor.Signature
 
 	Socket string // of the broker; default as for clients
 	Name   string // for logs and statistics
-	Depth  int    // batches handed over at once, running ones included; default 2, or Concurrency + 1
+	GPU    string // for statistics
+	Depth  int    // batches handed over at once; default 2, or Concurrency + 1
 	Weight int    // share of the work relative to other workers; default 1
-	GPU    string // the GPU that it computes on, for statistics
 
-	// Concurrency is the number of batches that Serve runs at once, each in a
-	// goroutine; default 1. While fewer batches run, the broker hands over batches that
-	// are not full.
-	Concurrency int
-
-	// WaitForBroker is how long Attach, Serve and KeepAttached wait for a broker that does
-	// not run yet.
-	WaitForBroker time.Duration
-
-	// Version says what the worker computes. The broker refuses a worker beside workers of
-	// another version, unless it has started them all: their answers would mix. Workers
-	// without a version join each other; "any" joins all.
-	Version string
-
-	// Attached, if not nil, is called by Serve and KeepAttached after each
-	// attachment, before the first batch.
-	Attached func()
-
-	// RunOnce forbids the broker to run a batch of this worker again. If the batch
-	// fails or the worker dies, all its requests fail.
-	RunOnce bool
-
-	// Alone says that the process does little besides serving this model. A worker that
-	// waits for milliseconds between batches may then keep one of several Ps, so that
-	// it wakes sooner and costs less.
-	Alone bool
-
-	// Pad asks for batches padded to PadTo rows ("fixed"), or to the next preferred
-	// size ("preferred"). Padding rows are zero and private, and are not answered.
-	Pad   string
-	PadTo int
-
-	// Policy is the model's policy if this worker is the first to name the model. The
-	// broker's defaults fill in the other keys.
-	Policy policy.Policy
-
-	// Pipeline declares, as JSON (docs/pipelines.md), the pipeline whose stage Model
-	// (PIPELINE/STAGE) is, if this worker is the first to name it.
-	Pipeline string
-
-	// Device is the GPU of a worker with tensors in device memory. The worker closes it.
-	Device shm.Device
-	Memory shm.Memory // for tests
+	Concurrency   int           // calls of fn at once, in goroutines; default 1
+	RunOnce       bool          // a batch that fails is never run again
+	WaitForBroker time.Duration // for a broker that does not run yet
+	Attached      func()        // called by Serve and KeepAttached before the first batch
+	Version       string        // workers of another one are refused, unless the broker started all; "any" joins all
+	Pad           string        // zero rows up to PadTo ("fixed") or to a preferred size ("preferred")
+	PadTo         int
+	Policy        policy.Policy // of the model, if this worker is the first to name it
+	Pipeline      string        // as JSON (docs/pipelines.md), if Model is PIPELINE/STAGE
 }
 
-// Worker is one attachment to the broker. Only one goroutine at a time may take batches
-// (Next, TryNext, NextFor) or close the worker; any goroutine may complete a batch. To
-// stop a Next from another goroutine, end its context.
+// Worker is one attachment. One goroutine at a time may call Next or Close.
 type Worker struct {
 	session *attach.Session
 	pads    bool        // Config.Pad is set
@@ -93,7 +56,6 @@ type Worker struct {
 	parker shm.Parker
 	spin   shm.Spin
 	next   uint64 // number of the mail to take next
-	taking taking
 
 	// Written when a batch is completed, read by that goroutine; nanoseconds.
 	spinFor  atomic.Int64 // how long to spin for the next batch
@@ -107,46 +69,39 @@ type Worker struct {
 	closed bool
 }
 
-// DefaultDepth lets the broker hand over the next batch while one runs.
-const DefaultDepth = 2
+// defaultDepth lets the broker hand over the next batch while one runs.
+const defaultDepth = 2
 
-// Attach connects to the broker and declares the model if need be.
+// Attach attaches once; it waits for the broker as KeepAttached does.
 func Attach(ctx context.Context, cfg Config) (*Worker, error) {
 	end := time.Now().Add(cfg.WaitForBroker)
-	for delay := firstRetry; ; delay = min(2*delay, lastRetry) {
+	var pause backoff.Backoff
+	for {
 		w, err := attachOnce(ctx, cfg)
-		var code status.Code
-		if !errors.As(err, &code) || !code.RetryAttach() || time.Now().Add(delay).After(end) {
+		if !status.RetryAttach(err) || time.Now().After(end) || !pause.Wait(ctx) {
 			return w, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-time.After(delay):
 		}
 	}
 }
 
 // attachOnce tries once.
 func attachOnce(ctx context.Context, cfg Config) (*Worker, error) {
+	device := inside.DeviceOf(ctx)
 	if err := cfg.Signature.Validate(); err != nil {
 		return nil, fmt.Errorf("worker %s: %w", cfg.Model, err)
 	}
-	if t := cfg.Signature.FirstOnDevice(); t != nil && cfg.Device == nil {
+	if t := cfg.Signature.FirstOnDevice(); t != nil && device == nil {
 		return nil, fmt.Errorf("worker %s: %w: %s lies in device memory, and this worker has no GPU", cfg.Model,
 			status.ErrNoGPU, t)
 	}
 	if cfg.Depth == 0 {
-		cfg.Depth = min(max(DefaultDepth, cfg.Concurrency+1), shm.MaxMailDepth)
+		cfg.Depth = min(max(defaultDepth, cfg.Concurrency+1), shm.MaxMailDepth)
 	}
 	if cfg.Concurrency < 0 || cfg.Concurrency > cfg.Depth {
 		return nil, fmt.Errorf("worker %s: %w: concurrency %d, must be 0..%d (the depth)", cfg.Model,
 			status.ErrInvalid, cfg.Concurrency, cfg.Depth)
 	}
-	if cfg.Memory == nil {
-		cfg.Memory = shm.Memfd{}
-	}
-	s, err := attach.OpenWith(ctx, control.SocketPath(cfg.Socket), cfg.Memory, cfg.Device, &control.Request{
+	s, err := attach.OpenWith(ctx, control.SocketPath(cfg.Socket), device, &control.Request{
 		Op: control.OpWorker, Model: cfg.Model, Name: cfg.Name,
 		Worker: &control.WorkerInfo{
 			Inputs: tensor.SpecTexts(cfg.Signature.Inputs), Outputs: tensor.SpecTexts(cfg.Signature.Outputs),
@@ -162,7 +117,7 @@ func attachOnce(ctx context.Context, cfg Config) (*Worker, error) {
 	w := &Worker{
 		session: s,
 		pads:    cfg.Pad != "",
-		parker:  shm.Parker{Alone: cfg.Alone},
+		parker:  shm.Parker{Single: true},
 		mail:    shm.NewMailbox(s.Words, s.Info.Depth, s.Info.MaxBatch),
 		done:    shm.Producer[shm.Done]{Ring: shm.DoneRing(s.Words, s.Info.Depth)},
 	}
@@ -175,9 +130,8 @@ func attachOnce(ctx context.Context, cfg Config) (*Worker, error) {
 	return w, nil
 }
 
-// Close detaches. Batches that were taken and not completed fail; batches that were not
-// taken go to other workers. The memory of all batches is unmapped, so no goroutine may
-// use a batch any more.
+// Close detaches and unmaps all batches. Those that were taken fail; the others go to
+// other workers.
 func (w *Worker) Close() {
 	w.mu.Lock()
 	closed := w.closed
@@ -185,45 +139,11 @@ func (w *Worker) Close() {
 	if closed {
 		return
 	}
-	w.Leave()
+	w.leave()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.closed = true
 	w.session.Close()
-}
-
-// Leave is Close without unmapping: views into batches stay readable until Close.
-func (w *Worker) Leave() {
-	w.mu.Lock()
-	left := slices.Clone(w.taken)
-	w.mu.Unlock()
-	w.session.Synchronize() // GPU kernels may still write outputs of these requests
-	why := errClosed
-	if w.gone.Load() { // the clients may send the requests again
-		why = status.ErrBrokerGone
-	}
-	for _, b := range left {
-		if b.beginAnswer() {
-			b.failAll(why, false)
-			b.answer()
-		}
-	}
-	w.mu.Lock()
-	for len(w.taken) > 0 { // another goroutine is completing it
-		w.idle.Wait()
-	}
-	w.mu.Unlock()
-	w.session.HangUp()
-	w.watch.Wait()
-}
-
-// Abandon makes Close do nothing: the memory stays mapped, and taken batches stay
-// unanswered. It is for a worker whose device may still write into them. The process
-// must end then; the broker runs its batches again on other workers.
-func (w *Worker) Abandon() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.closed = true
 }
 
 // poke makes Next look again. Any goroutine may call it.
@@ -235,88 +155,44 @@ func (w *Worker) poke() {
 	}
 }
 
-// Layout is the layout of the model's shared memory.
-func (w *Worker) Layout() *shm.Layout { return w.session.Layout }
-
-// Planes is the mapping with all tensors, for example to pin it for a GPU. After a call
-// of Planes, Batch.Complete no longer checks that all outputs were written.
-func (w *Worker) Planes() *shm.Segment {
-	w.direct.Store(true)
-	return w.session.Planes
-}
-
-// MaxBatchSize is the most rows of a batch.
-func (w *Worker) MaxBatchSize() int { return w.session.Info.MaxBatch }
-
-// Settings are the model's policy at the time when this worker attached.
-func (w *Worker) Settings() policy.Settings { return w.session.Settings }
-
-// Notes are sentences about differences between the model's policy and Config.Policy.
-func (w *Worker) Notes() []string { return w.session.Info.Notes }
-
-// ID is the number that the broker gave this worker.
-func (w *Worker) ID() uint32 { return w.session.Info.WorkerID }
-
-// Depth is the most batches that may be taken and not completed.
-func (w *Worker) Depth() int { return w.session.Info.Depth }
-
-// SetLanes sets the number of batches, 1 … Depth, that this worker runs at once from now
-// on. The broker hands over no more; further requests wait in the queue, where batches
-// grow. It is for a worker that passes batches on, and learns only then how many the
-// other side takes. The broker reads the number when it next reads a batch's end.
-func (w *Worker) SetLanes(n int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !w.closed {
-		w.mail.Lanes.Store(uint32(min(max(n, 1), w.Depth())))
-	}
-}
-
-// Next waits for the next batch until ctx ends. A worker may take up to Depth batches
-// before it completes one. If the broker went away, the error matches ErrBrokerGone.
+// Next waits for a batch until ctx ends; if it has ended before, it takes only one that
+// is there. A worker may take Config.Depth batches before it completes one.
+// ErrBrokerGone: attach again.
 func (w *Worker) Next(ctx context.Context) (*Batch, error) {
-	if b, err := w.TryNext(); b != nil || err != nil {
+	if b, err := w.tryNext(); b != nil || err != nil {
 		return b, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
 	}
 	if ctx.Done() != nil {
 		stop := context.AfterFunc(ctx, w.poke)
 		defer stop()
 	}
-	return w.await(ctx, math.MaxInt64)
+	return w.await(ctx)
 }
 
-// NextFor is Next for at most d; if no batch comes it returns ErrTimeout. It does not
-// allocate and sets no timer.
-func (w *Worker) NextFor(d time.Duration) (*Batch, error) {
-	return w.await(context.Background(), shm.Now()+int64(d))
-}
-
-// await is Next until a time on shm.Now's clock. The caller pokes the worker when ctx
-// ends.
-func (w *Worker) await(ctx context.Context, until int64) (*Batch, error) {
+// await is Next for a caller that pokes the worker when ctx ends.
+func (w *Worker) await(ctx context.Context) (*Batch, error) {
 	for {
 		seen := w.mail.Bell.Load()
-		if b, err := w.TryNext(); b != nil || err != nil {
+		if b, err := w.tryNext(); b != nil || err != nil {
 			return b, err
 		}
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		left := until - shm.Now()
-		if left <= 0 {
-			return nil, status.ErrTimeout
-		}
-		if w.parker.Polite || !w.spin.Until(w.hasNext, until) {
-			w.mail.Wait(&w.parker, seen, w.next, time.Duration(left))
+		if w.parker.Polite || !w.spin.Until(w.hasNext, math.MaxInt64) {
+			w.mail.Wait(&w.parker, seen, w.next, math.MaxInt64)
 		}
 	}
 }
 
-// hasNext reports whether TryNext has a batch or an error to return.
+// hasNext reports whether tryNext has a batch or an error to return.
 func (w *Worker) hasNext() bool { return w.mail.Tail.Load() != w.next || w.gone.Load() }
 
-// TryNext takes the next batch. It returns nil if there is none.
-func (w *Worker) TryNext() (*Batch, error) {
+// tryNext takes the next batch. It returns nil if there is none.
+func (w *Worker) tryNext() (*Batch, error) {
 	w.spin.Limit = w.spinFor.Load()
 	w.spin.Anew(w.answered.Load())
 	for {
@@ -328,8 +204,8 @@ func (w *Worker) TryNext() (*Batch, error) {
 			}
 			return nil, nil
 		}
-		if tail-w.next > uint64(w.Depth()) { // the broker breaks the protocol
-			return nil, fmt.Errorf("%w: %d batches at once, %d fit", status.ErrProtocol, tail-w.next, w.Depth())
+		if tail-w.next > uint64(w.session.Info.Depth) { // the broker breaks the protocol
+			return nil, fmt.Errorf("%w: %d batches at once, %d fit", status.ErrProtocol, tail-w.next, w.session.Info.Depth)
 		}
 		w.spin.Over()
 		b, err := w.take()

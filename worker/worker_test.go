@@ -36,7 +36,6 @@ type ring struct {
 	t      *testing.T
 	broker *testbed.Local
 	socket string
-	mem    *shm.Heap
 	client *client.Client
 }
 
@@ -55,10 +54,10 @@ func newEagerRing(t *testing.T, maxBatch int) *ring {
 
 func ringThatWaits(t *testing.T, maxBatch int, wait time.Duration) *ring {
 	t.Helper()
-	r := &ring{t: t, mem: shm.NewHeap()}
+	r := &ring{t: t}
 	var err error
-	r.broker, err = testbed.StartLocal(broker.Config{
-		Memory: r.mem, DrainTime: time.Millisecond,
+	r.broker, err = testbed.StartOnHeap(broker.Config{
+		DrainTime: time.Millisecond,
 		Models: []broker.ModelConfig{{Name: "m", Signature: sig,
 			Policy: policy.New(policy.Slots(128), policy.MaxBatchSize(maxBatch), policy.WaitTime(wait))}},
 	})
@@ -86,14 +85,14 @@ func (r *ring) restart(s tensor.Signature) {
 
 func (r *ring) dial() *client.Client {
 	r.t.Helper()
-	c, err := client.Dial(soon(r.t), "m", client.WithSocket(r.socket), client.WithMemory(r.mem), client.WithWindow(32))
+	c, err := client.Dial(soon(r.t), "m", client.WithSocket(r.socket), client.WithWindow(32))
 	must.Do(r.t, err)
 	r.t.Cleanup(func() { c.Close() })
 	return c
 }
 
 func (r *ring) config(depth int) worker.Config {
-	return worker.Config{Model: "m", Signature: sig, Socket: r.socket, Memory: r.mem, Depth: depth}
+	return worker.Config{Model: "m", Signature: sig, Socket: r.socket, Depth: depth}
 }
 
 func (r *ring) attach(cfg worker.Config) *worker.Worker {
@@ -102,6 +101,13 @@ func (r *ring) attach(cfg worker.Config) *worker.Worker {
 	must.Do(r.t, err)
 	r.t.Cleanup(w.Close)
 	return w
+}
+
+// within is a context that ends after d.
+func within(d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	time.AfterFunc(patience, cancel)
+	return ctx
 }
 
 // commit sends requests of one row each: i, then i again.
@@ -149,7 +155,7 @@ func TestTheNextBatchIsThereWhileOneRuns(t *testing.T) {
 	if first.ID() == second.ID() || first.Len() != 2 || second.Len() != 2 {
 		t.Errorf("batches %d of %d and %d of %d", first.ID(), first.Len(), second.ID(), second.Len())
 	}
-	if b, err := w.TryNext(); b != nil || err != nil {
+	if b, err := w.Next(ended()); b != nil || !errors.Is(err, context.Canceled) {
 		t.Errorf("a third batch for a worker of depth 2: %v", err)
 	}
 	second.Complete() // in any order
@@ -170,8 +176,23 @@ func TestNextEndsWithItsContextOrInTime(t *testing.T) {
 	if _, err := w.Next(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("Next: %v", err)
 	}
-	if _, err := w.NextFor(20 * time.Millisecond); !errors.Is(err, status.ErrTimeout) {
-		t.Errorf("NextFor: %v", err)
+	if _, err := w.Next(within(20 * time.Millisecond)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Next: %v", err)
+	}
+}
+
+func TestAWorkerGetsNotesAboutADifferentPolicy(t *testing.T) {
+	r := newRing(t, 8)
+	notes := func(p ...policy.Setting) []string {
+		cfg := r.config(1)
+		cfg.Policy = policy.New(p...)
+		return r.attach(cfg).Notes()
+	}
+	if n := append(notes(), notes(policy.MaxBatchSize(8))...); len(n) > 0 {
+		t.Errorf("workers that asked for what there is are told %q", n)
+	}
+	if n := notes(policy.MaxBatchSize(4)); !slices.Equal(n, []string{"max_batch_size is 8, this worker asked for 4"}) {
+		t.Errorf("the difference is %q", n)
 	}
 }
 
@@ -182,7 +203,7 @@ func TestCloseFailsWhatWasTakenAndPassesOnTheRest(t *testing.T) {
 	next(t, w) // the second is in its mailbox, or will be
 	w.Close()
 	w.Close()
-	if err := reqs[0].Wait(soon(t)); !errors.Is(err, client.ErrFailed) ||
+	if err := reqs[0].Wait(soon(t)); !errors.Is(err, status.ErrFailed) ||
 		err.Error() != "the worker was closed before it ran this request" {
 		t.Errorf("the taken one: %v", err)
 	}
@@ -221,7 +242,7 @@ func TestABatchIsSortedBySlotAndShowsItsRuns(t *testing.T) {
 	b.Complete()
 	for i, req := range reqs {
 		if i == 1 {
-			ends(t, req, client.ErrFailed)
+			ends(t, req, status.ErrFailed)
 			continue
 		}
 		ends(t, req, nil)
@@ -270,7 +291,7 @@ func TestRowsThatAreLeftOutAreNotPadding(t *testing.T) {
 		reqs := r.commit(3)
 		time.Sleep(50 * time.Millisecond) // the mail is there, not yet read
 		must.Do(t, reqs[1].Cancel())
-		ends(t, reqs[1], client.ErrCanceled)
+		ends(t, reqs[1], status.ErrCanceled)
 		r.commit(1) // fills the batch if the cancelation was quicker after all
 		b := next(t, w)
 		if want := max(b.Rows(), cfg.PadTo); b.PadTo() != want {
@@ -312,7 +333,7 @@ func TestAttachNamesWhatIsWrong(t *testing.T) {
 		c.change(&cfg)
 		must.Fail(t, c.what, worker.Serve(soon(t), cfg, nil), c.want)
 	}
-	if _, err := client.Dial(soon(t), "n", client.WithSocket(r.socket)); !errors.Is(err, client.ErrUnknownModel) {
+	if _, err := client.Dial(soon(t), "n", client.WithSocket(r.socket)); !errors.Is(err, status.ErrUnknownModel) {
 		t.Errorf("a refused model is there: %v", err)
 	}
 }
@@ -360,7 +381,7 @@ func TestAnErrorOfAWorkerThatRunsOnceFailsWhatHasNotFailedAlready(t *testing.T) 
 	defer func() { cancel(); <-served }()
 	for i, req := range r.commit(3) {
 		want := map[bool]string{true: "the first", false: "all of them"}[i == 0]
-		if err := req.Wait(soon(t)); !errors.Is(err, client.ErrFailed) || err.Error() != want {
+		if err := req.Wait(soon(t)); !errors.Is(err, status.ErrFailed) || err.Error() != want {
 			t.Errorf("request %d: %v", i, err)
 		}
 	}
@@ -395,7 +416,7 @@ func TestOnlyThePoisonOfABatchFails(t *testing.T) {
 				if err != nil {
 					t.Errorf("request %d: %v", i, err)
 				}
-			case !errors.Is(err, client.ErrFailed) || err.Error() != fmt.Sprintf("no %d, please", i):
+			case !errors.Is(err, status.ErrFailed) || err.Error() != fmt.Sprintf("no %d, please", i):
 				t.Errorf("poison %d: %v", i, err)
 			}
 		}
@@ -426,7 +447,7 @@ func TestTheReasonOfALateWorkerIsNotRead(t *testing.T) {
 			continue
 		}
 		b.WriteReason(0, shm.ReasonNoWorker)
-		if err := req.Wait(soon(t)); !errors.Is(err, client.ErrExpired) || strings.Contains(err.Error(), shm.ReasonNoWorker) {
+		if err := req.Wait(soon(t)); !errors.Is(err, status.ErrExpired) || strings.Contains(err.Error(), shm.ReasonNoWorker) {
 			t.Error(err)
 		}
 		b.Complete()
@@ -448,7 +469,7 @@ func TestAnOutputThatTheWorkerNeverAskedForFailsTheBatch(t *testing.T) {
 	if err := take().Complete(); err == nil || !strings.Contains(err.Error(), `output "y"`) {
 		t.Errorf("Complete: %v", err)
 	}
-	if err := reqs[0].Wait(soon(t)); !errors.Is(err, client.ErrFailed) || !strings.Contains(err.Error(), `output "y"`) {
+	if err := reqs[0].Wait(soon(t)); !errors.Is(err, status.ErrFailed) || !strings.Contains(err.Error(), `output "y"`) {
 		t.Errorf("the request ended with %v", err)
 	}
 	b := take()
@@ -458,12 +479,10 @@ func TestAnOutputThatTheWorkerNeverAskedForFailsTheBatch(t *testing.T) {
 		t.Errorf("a request that failed ended with %v", err)
 	}
 	b = take()
-	y, err := b.OutputNamed("y")
-	must.Do(t, err)
-	y.Bytes(0)
+	b.Output(0).Bytes(0)
 	must.Check(t, b.Complete())
 	ends(t, reqs[2], nil)
-	w.Planes() // from here on it may write anywhere
+	w.Inside().Session() // from here on it may write anywhere
 	must.Check(t, take().Complete())
 	ends(t, reqs[3], nil)
 }

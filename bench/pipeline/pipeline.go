@@ -6,6 +6,7 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -70,13 +71,10 @@ func brokerRole(c *testbed.Child, socket string) error {
 }
 
 func workerRole(c *testbed.Child, p part) error {
-	cfg := worker.Config{Socket: p.Socket, Model: p.Model, Signature: p.signature()}
-	return worker.KeepAttached(c.Context(), cfg, func(ctx context.Context, w *worker.Worker) error {
-		if err := c.Ready(); err != nil {
-			return err
-		}
-		return w.ServeBatches(ctx, 1, func(_ context.Context, b *worker.Batch) error { testbed.Touch(b); return nil })
-	})
+	var ready error
+	cfg := worker.Config{Socket: p.Socket, Model: p.Model, Signature: p.signature(), Attached: func() { ready = c.Ready() }}
+	err := worker.Serve(c.Context(), cfg, func(_ context.Context, b *worker.Batch) error { testbed.Touch(b); return nil })
+	return errors.Join(ready, err)
 }
 
 // Run is `bench pipeline`.

@@ -12,7 +12,6 @@ import (
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/printable"
 	"github.com/ringbatch/ringbatch/policy"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
@@ -110,7 +109,7 @@ func idleModelsRole(c *testbed.Child, job idleModelsJob) error {
 	var sessions []*attach.Session
 	defer func() { runtime.KeepAlive(sessions) }()
 	for i := range job.Models {
-		s, err := attach.Open(c.Context(), job.Socket, shm.Memfd{}, &control.Request{
+		s, err := attach.Open(c.Context(), job.Socket, &control.Request{
 			Op: control.OpWorker, Model: fmt.Sprint("idle", i), Policy: policy.New(policy.Slots(32), policy.MaxBatchSize(4)),
 			Worker: &control.WorkerInfo{Inputs: []string{"x:u8[64]"}, Outputs: []string{"y:u8[64]"}, Depth: 1},
 		})

@@ -274,7 +274,7 @@ func (f *fileModel) parseStages(table map[string]any, m *broker.ModelConfig) (er
 	if err := m.ParseTensors(f.Inputs, f.Outputs, texts); err != nil {
 		return err
 	}
-	_, _, err = m.Resolve()
+	err = m.Check()
 	return err
 }
 

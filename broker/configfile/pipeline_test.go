@@ -41,11 +41,7 @@ func TestAPipelineIsReadWithTheWorkersAndSettingsOfEachStage(t *testing.T) {
 		m.Stages[0].Workers[0].Instances != 2 || m.Stages[0].Policy["max_batch_size"] != "4" || m.Policy["wait_time"] != "3ms" {
 		t.Errorf("%+v", m)
 	}
-	_, layout, err := m.Resolve()
-	if err != nil || len(layout.Planes) != 4 || layout.MaxBatch != 32 || len(layout.Inputs) != 2 ||
-		layout.Outputs[0].Offset != layout.Planes[3].Offset {
-		t.Errorf("%+v, %v", layout, err)
-	}
+	must.Do(t, m.Check())
 	saved := NewSaved(filepath.Join(t.TempDir(), "c.toml"), "")
 	must.Do(t, errors.Join(saved.Save("p/a", policy.Policy{"wait_time": "1ms"}, 5), saved.Apply(&cfg)))
 	if s := cfg.Models[0].Stages[0]; s.Policy["wait_time"] != "1ms" || s.Workers[0].Instances != 5 {
@@ -73,7 +69,7 @@ func TestMemoryIsTheDefaultOfAllTensors(t *testing.T) {
 	for _, wrong := range []string{"memory = \"gpu\"", "memory = \"device:64\"", "memory = \"device:0\"\nprivate = true"} {
 		cfg, err := Parse("[[model]]\nname = \"m\"\ninputs = [\"x:f32[4]\"]\noutputs = [\"y:f32[2]\"]\n" + wrong + "\n")
 		if err == nil {
-			_, _, err = cfg.Models[0].Resolve()
+			err = cfg.Models[0].Check()
 		}
 		if !errors.Is(err, status.ErrInvalid) {
 			t.Errorf("%s: %v", wrong, err)

@@ -101,7 +101,7 @@ func (saved *savedModel) applyToModel(m *broker.ModelConfig) (err error) {
 	for i := range m.Stages {
 		if s := &m.Stages[i]; m.Name+"/"+s.Name == saved.Name {
 			s.Policy = saved.apply(s.Policy, s.Workers)
-			_, _, err = m.Resolve()
+			err = m.Check()
 		}
 	}
 	return err

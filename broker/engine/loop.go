@@ -77,14 +77,14 @@ type Outside interface {
 	WorkerFailed(pid int) (replaced bool)
 }
 
-// NewLoop makes a loop for Run. alone says that the process does little else, so that
-// the loop may keep one of its Ps while it sleeps for milliseconds.
-func NewLoop(number int, alone bool, out Outside) (*Loop, error) {
+// NewLoop makes a loop for Run. It may keep a P while it sleeps for milliseconds; all
+// loops together keep half of the process's Ps at most.
+func NewLoop(number int, out Outside) (*Loop, error) {
 	p, err := newPoller()
 	if err != nil {
 		return nil, err
 	}
-	p.parker.Alone = alone
+	p.parker.Alone = true
 	p.yields = number >= DefaultLoops()
 	return &Loop{
 		poller: p, number: number, rings: map[*Ring]struct{}{}, now: shm.Now(), ended: make(chan struct{}),

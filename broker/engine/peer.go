@@ -58,7 +58,7 @@ func (p *Peer) Label() string {
 
 // openSession makes the session segment and the doorbell, and the peer's end of it.
 func (p *Peer) openSession(r *Ring, kind shm.Kind, size int64) (err error) {
-	if p.seg, err = r.memory.Create("session", size); err != nil {
+	if p.seg, err = r.create("session", size); err != nil {
 		return err
 	}
 	r.layout.WriteHeader(p.seg, kind, r.epoch)

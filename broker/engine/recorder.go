@@ -35,7 +35,7 @@ type recorded struct {
 	slot, gen                                uint32
 	worker                                   int32
 	rows                                     uint32
-	version                                  shm.Version // of live weights
+	version                                  uint32 // of live weights
 	status                                   status.Code
 	read                                     bool // the client's times were read
 }

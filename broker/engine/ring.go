@@ -18,7 +18,7 @@ type Ring struct {
 	loop    *Loop
 	name    string
 	log     *slog.Logger
-	memory  shm.Memory
+	create  func(name string, size int64) (*shm.Segment, error)
 	epoch   uint64
 	layout  *shm.Layout
 	planes  *shm.Segment
@@ -54,8 +54,8 @@ type Ring struct {
 // RingSpec describes a ring to be made.
 type RingSpec struct {
 	Name      string
-	Layout    *shm.Layout // as clients see it
-	Memory    shm.Memory
+	Layout    *shm.Layout                                         // as clients see it
+	Create    func(name string, size int64) (*shm.Segment, error) // shm.Create
 	Epoch     uint64
 	UserShare int // percent of the slots that one user may have
 	Log       *slog.Logger
@@ -69,7 +69,7 @@ type RingSpec struct {
 // The caller has checked that there is memory for it.
 func NewRing(spec *RingSpec) (*Ring, error) {
 	r := &Ring{
-		name: spec.Name, log: spec.Log, memory: spec.Memory, epoch: spec.Epoch, layout: spec.Layout, boardRO: -1,
+		name: spec.Name, log: spec.Log, create: spec.Create, epoch: spec.Epoch, layout: spec.Layout, boardRO: -1,
 		device: DeviceMemory{FD: -1}, isPipeline: spec.Pipeline, sessionEnded: spec.SessionEnded, share: spec.UserShare,
 		books:   make([][]slotInfo, (spec.Layout.Slots+chunkSlots-1)/chunkSlots),
 		windows: newWindows(spec.Layout.Slots), clients: map[*ClientSession]struct{}{},
@@ -105,10 +105,10 @@ func (r *Ring) addStages(specs []StageSpec) error {
 }
 
 func (r *Ring) createMemory() (err error) {
-	if r.planes, err = r.memory.Create("planes-"+r.name, r.layout.PlanesSize); err != nil {
+	if r.planes, err = r.create("planes-"+r.name, r.layout.PlanesSize); err != nil {
 		return err
 	}
-	if r.bseg, err = r.memory.Create("board-"+r.name, r.layout.BoardSize); err != nil {
+	if r.bseg, err = r.create("board-"+r.name, r.layout.BoardSize); err != nil {
 		return err
 	}
 	if r.boardRO, err = r.bseg.ReadOnlyFD(); err != nil {

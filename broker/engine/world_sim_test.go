@@ -84,7 +84,7 @@ func (s *host) chance(p float64) bool { return s.rng.Float64() < p }
 func newHost(seed int64, loops, rings int) (*host, error) {
 	h := &host{rng: rand.New(rand.NewPCG(uint64(seed), 7)), now: int64(time.Hour)}
 	for i := range loops {
-		l, err := NewLoop(i, false, h)
+		l, err := NewLoop(i, h)
 		if err != nil {
 			return nil, err
 		}
@@ -160,7 +160,7 @@ func (h *host) add(p policy.Policy) (*world, error) {
 	}
 	s := &world{host: h, name: fmt.Sprintf("sim%d", len(h.worlds)), past: map[mailed]*simHistory{}}
 	s.r, err = NewRing(&RingSpec{
-		Name: s.name, Layout: layout, Memory: shm.Unshared{}, Epoch: 1, UserShare: 100, Log: slog.New(slog.DiscardHandler),
+		Name: s.name, Layout: layout, Create: shm.CreateUnshared, Epoch: 1, UserShare: 100, Log: slog.New(slog.DiscardHandler),
 		SessionEnded: s.leave, Stages: []StageSpec{{Name: s.name, Settings: settings, Layout: layout}},
 	})
 	if err != nil {

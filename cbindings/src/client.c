@@ -8,13 +8,6 @@
 
 /* ---- connecting ------------------------------------------------------------ */
 
-/* Whether a broker or worker that starts later may change that. A draining broker is being replaced. */
-static bool worth_waiting(int status)
-{
-	return status == RB_ERR_UNKNOWN_MODEL || status == RB_ERR_NO_BROKER || status == RB_ERR_BROKER_GONE || status == RB_ERR_DRAINING ||
-	       status == RB_ERR_NO_WORKER; /* no worker has allocated the device memory yet */
-}
-
 static void free_conn(rb_conn *c)
 {
 	while (c->links) {
@@ -61,7 +54,7 @@ static int first_attach(rb_conn *c, int64_t timeout, bool wait)
 		}
 		if (status == RB_ERR_TIMEOUT && last)
 			return rb_fail(last, "%s", text);
-		if (!wait || !worth_waiting(status))
+		if (!wait || !rb_retry_attach(status))
 			return status;
 		last = status;
 		snprintf(text, sizeof text, "%s", rb_error());

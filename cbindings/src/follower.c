@@ -43,7 +43,7 @@ static void refuse(rb_weights_view v, const char *reason)
 /* Keeps an error after which the worker would go on with old weights for ever. */
 static void keep_refusal(rb_weights *w, int status)
 {
-	bool lasts = status == RB_ERR_SIGNATURE_MISMATCH || status == RB_ERR_FORBIDDEN || status == RB_ERR_QUOTA || status == RB_ERR_INVALID;
+	bool lasts = status && !rb_retry_attach(status);
 	w->why = lasts ? status : RB_OK;
 	if (lasts)
 		snprintf(w->why_text, sizeof w->why_text, "%s", rb_error());

@@ -150,6 +150,9 @@ static inline bool rb_is(const char *key, uint32_t bytes, const char *name)
 /* A broker that hangs up instead of answering may have been replaced: how often its successor is asked. */
 #define RB_SUCCESSORS 4
 
+/* Whether attaching may succeed later by itself: the column "attach again" of the status table. */
+bool rb_retry_attach(int status);
+
 /* The path of the broker's socket. */
 int rb_socket_path(const char *given, char *path, size_t size);
 int rb_dial(const char *socket, int64_t deadline, int *fd);

@@ -238,9 +238,7 @@ static int first_attach(rb_weights *w, int64_t until, bool wait)
 			status = rb_weights_end(w, until);
 		if (status == RB_ERR_BROKER_GONE && tries < RB_SUCCESSORS)
 			continue;
-		bool worth = status == RB_ERR_NO_BROKER || status == RB_ERR_BROKER_GONE || status == RB_ERR_DRAINING ||
-			     status == RB_ERR_UNKNOWN_MODEL || status == RB_ERR_NO_WORKER;
-		if (!worth || !wait || !rb_back_off(&backoff, until))
+		if (!rb_retry_attach(status) || !wait || !rb_back_off(&backoff, until))
 			return status;
 	}
 }

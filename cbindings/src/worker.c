@@ -100,13 +100,6 @@ static int offer(rb_attach *a, const char *path, int64_t until, const char *mode
 	return status;
 }
 
-/* Whether another try may succeed by itself. */
-static bool worth_waiting(int status)
-{
-	return status == RB_ERR_NO_BROKER || status == RB_ERR_BROKER_GONE || status == RB_ERR_DRAINING ||
-	       status == RB_ERR_TOO_MANY_CONNECTIONS || status == RB_ERR_NO_DESCRIPTORS;
-}
-
 static int attach(const char *model, const char *signature, const rb_worker_options *o, rb_session *s)
 {
 	char path[4096];
@@ -122,7 +115,7 @@ static int attach(const char *model, const char *signature, const rb_worker_opti
 		status = try_attach(&a, path, until, model, &l, o, -1, NULL, s);
 	for (int i = 0; status == RB_ERR_BROKER_GONE && i < RB_SUCCESSORS; i++)
 		status = try_attach(&a, path, until, model, &l, o, -1, NULL, s);
-	for (int64_t backoff = 0; o->wait && worth_waiting(status) && rb_back_off(&backoff, until);)
+	for (int64_t backoff = 0; o->wait && rb_retry_attach(status) && rb_back_off(&backoff, until);)
 		status = try_attach(&a, path, until, model, &l, o, -1, NULL, s);
 	if (status == RB_NEEDS_DEVICE)
 		status = offer(&a, path, until, model, &l, o, s);

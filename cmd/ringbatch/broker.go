@@ -96,7 +96,7 @@ worker that registers one. SIGTERM and Ctrl-C drain, a second one does not wait;
 				cfg.DrainTime = -1 // 0 is the default
 			}
 		}
-		cfg.Logger, cfg.Alone = log, true
+		cfg.Logger = log
 		return cfg, nil
 	}
 	cfg, err := load()

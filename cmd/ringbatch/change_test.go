@@ -18,6 +18,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // served is a configuration with worker processes of the broker's own.
@@ -59,11 +60,12 @@ func (c *cli) load(callers int, options ...client.Option) *traffic {
 					return
 				default:
 				}
-				var y [4]float32
-				if err := cl.InferInto(c.t.Context(), []any{y[:]}, []float32{1, 1, 1, 1}); err != nil {
+				outs, err := cl.Infer(c.t.Context(), []float32{1, 1, 1, 1})
+				if err != nil {
 					c.t.Errorf("after %d answers: %v", l.answers.Load(), err)
 					return
 				}
+				y, _ := tensor.As[float32](outs[0])
 				l.answers.Add(1)
 				l.last.Store(int64(y[0]))
 			}

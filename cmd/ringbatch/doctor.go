@@ -79,7 +79,7 @@ func checkKernel() finding {
 }
 
 func checkMemfd() finding {
-	s, err := shm.Memfd{}.Create("doctor", 1<<20)
+	s, err := shm.Create("doctor", 1<<20)
 	if err != nil {
 		return finding{"shared memory", "bad", err.Error(), "allow memfd_create (a seccomp profile may forbid it)"}
 	}

@@ -83,7 +83,8 @@ input), or one --in NAME=FILE per input: a .npy file, or raw little-endian bytes
 	if *timing {
 		t, _ := r.Timing()
 		fmt.Fprintf(os.Stderr, "claim %v, write %v, queue %v, dispatch %v, compute %v, wake %v, total %v\n",
-			t.Claim, t.Write, t.Queue, t.Dispatch, t.Compute, t.Wake, t.Total())
+			t.Claim, t.Write, t.Queue, t.Dispatch, t.Compute, t.Wake,
+			t.Claim+t.Write+t.Queue+t.Dispatch+t.Compute+t.Wake)
 	}
 	return nil
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
@@ -158,7 +159,7 @@ func TestABrokerThatHandedOverEndsRequestsWithoutAWorker(t *testing.T) {
 	c.until("the request waits", func() bool { return c.stats().Models[0].SlotsQueued == 1 })
 	c.write(c.served(3, 1, 0))
 	c.broker = c.takesOver()
-	if err := <-ended; !errors.Is(err, client.ErrDraining) {
+	if err := <-ended; !errors.Is(err, status.ErrDraining) {
 		t.Errorf("the request ended with %v", err)
 	}
 	c.hasEnded(old)

@@ -25,7 +25,7 @@ policy given here.`, `  ringbatch worker echo
   ringbatch worker mlp --gpu 0 --precision f16
   ringbatch worker --ptx my.ptx --kernel forward --input 'x:f32[8]' --output 'y:f32[8]'
 `)
-	cfg, o := worker.Config{Alone: true}, cpu.Options{}
+	cfg, o := worker.Config{}, cpu.Options{}
 	socket := socketFlag(f)
 	f.StringVar(&cfg.Model, "name", "", "serve it under this name (default: the model's)")
 	inputs := f.StringArray("input", nil, "echo, affine, simulated: input tensor, a `SPEC` like x:f32[8] (repeatable; default x:f32[16])")
@@ -33,7 +33,7 @@ policy given here.`, `  ringbatch worker echo
 	f.Float64Var(&o.Offset, "offset", 0, "affine: b of y = a·x + b")
 	f.DurationVar(&o.FixedCost, "simulated-fixed", 3*time.Millisecond, "simulated: time per batch")
 	f.DurationVar(&o.ItemCost, "simulated-item", 100*time.Microsecond, "simulated: time per row")
-	f.IntVar(&cfg.Depth, "depth", worker.DefaultDepth, "batches handed over at once")
+	f.IntVar(&cfg.Depth, "depth", 2, "batches handed over at once")
 	f.StringVar(&cfg.Pad, "pad", "", "pad batches: fixed (to --pad-to rows) or preferred (to the next preferred size)")
 	f.IntVar(&cfg.PadTo, "pad-to", 0, "with --pad fixed: rows, at least max_batch_size")
 	f.IntVar(&cfg.Weight, "weight", 1, "share of the work relative to other workers")

@@ -11,7 +11,6 @@ import (
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/gateway/oip"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -52,7 +51,7 @@ type Call struct {
 	Committed  bool   // a worker may have run some of it
 	Parameters []byte // of the answer, encoded
 	Memory            // that the request takes in the gateway
-	weights    shm.Version
+	weights    uint32
 	on         *attachment // nil: none
 	share      heldShare
 	times

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 )
 
@@ -54,7 +53,6 @@ type Config struct {
 	Other          http.Handler // paths outside the protocol; default: 404
 	Logger         *slog.Logger
 	Started        func(httpAddr, grpcAddr net.Addr) // called when the doors are open
-	Memory         shm.Memory                        // default: shm.Memfd; tests use shm.Heap
 
 	Pace     Pace            // for tests; default: limits.go
 	endDelay <-chan struct{} // for tests: ends the DrainDelay
@@ -105,9 +103,6 @@ func (c *Config) fill() {
 	orDefault(&p.EarlyShare, earlyShare)
 	if c.Logger == nil {
 		c.Logger = slog.Default()
-	}
-	if c.Memory == nil {
-		c.Memory = shm.Memfd{}
 	}
 	for _, address := range []*string{&c.HTTP, &c.GRPC} {
 		if _, err := strconv.ParseUint(*address, 10, 16); err == nil { // a port of this host

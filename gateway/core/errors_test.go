@@ -36,7 +36,7 @@ func TestEveryNamedErrorHasAMeaningOnBothProtocols(t *testing.T) {
 		}
 		// Load tools and proxies retry these by themselves.
 		retried := m.HTTP == 429 || m.HTTP == 503
-		if retried && !code.Retryable() && m.GRPC != codes.Unavailable && m.GRPC != codes.ResourceExhausted {
+		if retried && !status.Retryable(code) && m.GRPC != codes.Unavailable && m.GRPC != codes.ResourceExhausted {
 			t.Errorf("%s may be retried over HTTP only", code.Name())
 		}
 	}

@@ -302,7 +302,7 @@ func TestABatchOfTheGatewaysRequestsIsFullWhenItsRowsCostEnough(t *testing.T) {
 		batches <- b.Rows()
 		return nil
 	})
-	idle, err := client.Dial(soon(t), "texts", client.WithSocket(r.socket), client.WithMemory(r.mem))
+	idle, err := client.Dial(soon(t), "texts", client.WithSocket(r.socket))
 	must.Do(t, err)
 	defer idle.Close() // could always join, so that only full batches go out
 	var wg sync.WaitGroup

@@ -362,7 +362,7 @@ func TestACallerWhoseRequestsKeepFailingHasItsOwnRingClient(t *testing.T) {
 	send("bad", goodBody, 200)
 	r.until("the others have a new client", func() bool { return k.SingleClient() != shared })
 	clients("after many", 2)
-	ring, err := client.Dial(soon(t), "double", client.WithSocket(r.socket), client.WithMemory(r.mem))
+	ring, err := client.Dial(soon(t), "double", client.WithSocket(r.socket))
 	must.Do(t, err)
 	defer ring.Close()
 	clients("with one on the ring", 3)

@@ -323,7 +323,7 @@ func (l *lane) dial(k *Model, window int) (*attachment, error) {
 func (k *Model) dial(ctx context.Context, window int) (*attachment, error) {
 	least := min(window, k.info.Load().settings.MaxBatchSize)
 	c, err := client.Dial(ctx, k.Name, client.WithSocket(k.G.Cfg.Socket), client.WithName("gateway"), client.WithWindow(window),
-		client.WithLeastWindow(least), client.WithYield(), client.WithMemory(k.G.Cfg.Memory))
+		client.WithLeastWindow(least))
 	if err != nil {
 		return nil, err
 	}

@@ -32,6 +32,7 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/internal/testhooks"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -50,7 +51,6 @@ const patience = 2 * time.Minute
 type rig struct {
 	t      *testing.T
 	socket string
-	mem    shm.Memory
 	g      *core.Gateway
 	doors  *gateway.Gateway
 	http   string // base of URLs
@@ -88,9 +88,10 @@ func newRig(t *testing.T, change func(*core.Config), models ...broker.ModelConfi
 	dir, err := os.MkdirTemp("", "rb") // a test's own can be too long for a socket
 	must.Do(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	r := &rig{t: t, socket: filepath.Join(dir, "b.sock"), mem: shm.NewHeap()}
+	r := &rig{t: t, socket: filepath.Join(dir, "b.sock")}
+	testhooks.MakeSegments(r.socket, shm.CreateOnHeap)
 	r.startBroker(models...)
-	cfg := core.Config{Socket: r.socket, HTTP: "127.0.0.1:0", GRPC: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Memory: r.mem,
+	cfg := core.Config{Socket: r.socket, HTTP: "127.0.0.1:0", GRPC: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler),
 		ClaimWait: patience, DrainTime: patience, AllowedHosts: []string{"h"}, Pace: core.Pace{Stall: patience}}
 	if change != nil {
 		change(&cfg)
@@ -144,7 +145,7 @@ func newRig(t *testing.T, change func(*core.Config), models ...broker.ModelConfi
 
 func (r *rig) startBroker(models ...broker.ModelConfig) {
 	r.t.Helper()
-	b, err := broker.New(broker.Config{Socket: r.socket, Models: models, Memory: r.mem, DrainTime: time.Second,
+	b, err := broker.New(broker.Config{Socket: r.socket, Models: models, DrainTime: time.Second,
 		Logger: slog.New(slog.DiscardHandler)})
 	must.Do(r.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -164,7 +165,7 @@ func (r *rig) startBroker(models ...broker.ModelConfig) {
 // worker serves a declared model until the test ends, or leave is called.
 func (r *rig) worker(m broker.ModelConfig, fn worker.Func) (leave func()) {
 	r.t.Helper()
-	end := testbed.ServeLocal(worker.Config{Model: m.Name, Signature: m.Signature, Socket: r.socket, Memory: r.mem}, fn)
+	end := testbed.ServeLocal(worker.Config{Model: m.Name, Signature: m.Signature, Socket: r.socket}, fn)
 	leave = sync.OnceFunc(func() {
 		if err := end(); err != nil {
 			r.t.Logf("worker: %v", err)
@@ -176,7 +177,7 @@ func (r *rig) worker(m broker.ModelConfig, fn worker.Func) (leave func()) {
 
 // echo gives each output the bytes of the input of its place.
 func echo(_ context.Context, b *worker.Batch) error {
-	for k := range b.Layout().Outputs {
+	for k := range b.Signature().Outputs {
 		for i := range b.Rows() {
 			copy(b.Output(k).Bytes(i), b.Input(k).Bytes(i))
 		}

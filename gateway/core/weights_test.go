@@ -16,7 +16,7 @@ import (
 func TestAnAnswerNamesTheVersionOfItsWeights(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, nil, m)
-	end := testbed.ServeLocal(worker.Config{Model: "double", Signature: m.Signature, Socket: r.socket, Memory: r.mem},
+	end := testbed.ServeLocal(worker.Config{Model: "double", Signature: m.Signature, Socket: r.socket},
 		func(ctx context.Context, b *worker.Batch) error {
 			b.SetVersion(2)
 			return double(ctx, b)

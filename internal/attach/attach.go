@@ -9,13 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ringbatch/ringbatch/internal/backoff"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
@@ -27,9 +27,6 @@ import (
 // context ends earlier.
 const callTimeout = 10 * time.Second
 
-// Mean pause before another attempt to connect to a broker whose queue is full: doubled each time.
-const shortestQueuePause, longestQueuePause = time.Millisecond, 32 * time.Millisecond
-
 // Session is an attached connection with its mapped segments.
 type Session struct {
 	Info     control.Attached
@@ -40,7 +37,7 @@ type Session struct {
 	Board    *shm.Board
 	Words    *shm.Segment // the session's own segment
 	Doorbell shm.Doorbell
-	Device   shm.Device // nil if no tensor of this peer is in device memory
+	Device   Device // nil if no tensor of this peer is in device memory
 
 	conn *net.UnixConn
 }
@@ -84,7 +81,8 @@ func dial(ctx context.Context, socket string, patience time.Duration) (net.Conn,
 	var d net.Dialer
 	var full error
 	end := time.Now().Add(patience)
-	for pause := shortestQueuePause; ; pause = min(2*pause, longestQueuePause) {
+	var pause backoff.Backoff
+	for {
 		c, err := d.DialContext(ctx, "unix", socket)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
@@ -94,13 +92,8 @@ func dial(ctx context.Context, socket string, patience time.Duration) (net.Conn,
 		default:
 			return c, err
 		}
-		if time.Now().After(end) {
+		if time.Now().After(end) || !pause.Wait(ctx) {
 			return nil, full
-		}
-		select {
-		case <-ctx.Done():
-			return nil, full
-		case <-time.After(pause/2 + rand.N(pause)):
 		}
 	}
 }
@@ -226,15 +219,14 @@ func (e *statusError) Error() string { return e.text }
 func (e *statusError) Unwrap() error { return e.status }
 
 // Open attaches: it sends req (OpClient or OpWorker) and maps the segments of the reply.
-func Open(ctx context.Context, socket string, mem shm.Memory, req *control.Request) (*Session, error) {
-	return OpenWith(ctx, socket, mem, nil, req)
+func Open(ctx context.Context, socket string, req *control.Request) (*Session, error) {
+	return OpenWith(ctx, socket, nil, req)
 }
 
 // attacher has the arguments of an attachment.
 type attacher struct {
 	socket string
-	mem    shm.Memory
-	device shm.Device // nil: none
+	device Device // nil: none
 }
 
 // attach asks for a session, with a descriptor of device memory or -1. The broker may
@@ -357,7 +349,7 @@ func (at *attacher) open(op control.Op, rep *control.Reply, fds []int) (s *Sessi
 	} {
 		fd := left[0]
 		left = left[1:]
-		if *m.into, err = at.mem.Open(fd, m.size, m.access); err != nil {
+		if *m.into, err = shm.Open(fd, m.size, m.access); err != nil {
 			return s, fmt.Errorf("attach %s: %w", a.Model, err)
 		}
 		(*m.into).CloseFD() // the mapping stays

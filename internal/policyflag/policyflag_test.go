@@ -22,7 +22,6 @@ import (
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/internal/policyflag"
 	"github.com/ringbatch/ringbatch/policy"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -59,7 +58,6 @@ var samples = []sample{
 type host struct {
 	t      *testing.T
 	socket string
-	mem    *shm.Heap
 	sig    tensor.Signature
 	broker *broker.Broker
 	log    *bytes.Buffer // to be read only while the broker says nothing
@@ -71,8 +69,8 @@ func serve(t *testing.T, models ...broker.ModelConfig) (*host, error) {
 	dir, err := os.MkdirTemp("", "rb") // t.TempDir is too long for a socket
 	must.Do(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	h := &host{t: t, socket: filepath.Join(dir, "s", "b"), mem: shm.NewHeap(), sig: sig, log: &bytes.Buffer{}}
-	b, err := broker.New(broker.Config{Socket: h.socket, Memory: h.mem, Models: models, Logger: slog.New(slog.NewTextHandler(h.log, nil)),
+	h := &host{t: t, socket: filepath.Join(dir, "s", "b"), sig: sig, log: &bytes.Buffer{}}
+	b, err := broker.New(broker.Config{Socket: h.socket, Models: models, Logger: slog.New(slog.NewTextHandler(h.log, nil)),
 		DrainTime: -1})
 	if err != nil {
 		return nil, err
@@ -100,7 +98,7 @@ func (h *host) inForce() policy.Policy {
 
 // declare attaches a worker that declares the model.
 func (h *host) declare(p policy.Policy) error {
-	w, err := worker.Attach(h.t.Context(), worker.Config{Model: "m", Signature: h.sig, Socket: h.socket, Memory: h.mem, Policy: p})
+	w, err := worker.Attach(h.t.Context(), worker.Config{Model: "m", Signature: h.sig, Socket: h.socket, Policy: p})
 	if err == nil {
 		h.t.Cleanup(w.Close)
 	}

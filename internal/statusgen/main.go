@@ -29,7 +29,6 @@ var targets = []struct {
 }{
 	{"python/ringbatch/worker/policy.py", pythonKeys},
 	{"status/codes.go", goConstants},
-	{"client/errors.go", clientErrors},
 	{"cbindings/ringbatch.h", cEnum},
 	{"cbindings/src/status.c", cTable},
 	{"python/ringbatch/errors.py", pythonClasses},
@@ -131,10 +130,6 @@ func goConstants(out *bytes.Buffer) {
 	grouped(out, "// ", "", func(s status.Code) string { return fmt.Sprintf("Err%s Code = %d", s.Name(), uint8(s)) })
 }
 
-func clientErrors(out *bytes.Buffer) {
-	grouped(out, "// ", "", func(s status.Code) string { return fmt.Sprintf("Err%s = status.Err%[1]s", s.Name()) })
-}
-
 // constant is a status's name in C: QueueFull becomes RB_ERR_QUEUE_FULL.
 func constant(s status.Code) string {
 	if s == 0 {
@@ -162,15 +157,12 @@ func cEnum(out *bytes.Buffer) {
 
 func cTable(out *bytes.Buffer) {
 	for _, s := range status.All() {
-		flag := 0
-		if s.Retryable() {
-			flag = 1
-		}
-		line := "\t[%s] = {%s, %s, %d},\n"
+		line := "\t[%s] = {%s, %s, %t, %t},\n"
 		if len(line)+len(constant(s))+len(s.Name())+len(s.Error()) > columns {
-			line = "\t[%s] = {%s,\n\t\t%s, %d},\n"
+			line = "\t[%s] = {%s,\n\t\t%s, %t, %t},\n"
 		}
-		fmt.Fprintf(out, line, constant(s), strconv.Quote(s.Name()), strconv.Quote(s.Error()), flag)
+		fmt.Fprintf(out, line, constant(s), strconv.Quote(s.Name()), strconv.Quote(s.Error()),
+			status.Retryable(s), status.RetryAttach(s))
 	}
 }
 
@@ -195,10 +187,10 @@ func pythonClasses(out *bytes.Buffer) {
 			base += ", " + kind
 		}
 		base += fmt.Sprintf(", status=%d", uint8(s))
-		if s.Retryable() {
+		if status.Retryable(s) {
 			base += ", retryable=True"
 		}
-		if s.RetryAttach() {
+		if status.RetryAttach(s) {
 			base += ", retry_attach=True"
 		}
 		m := s.Meaning()
@@ -235,7 +227,7 @@ func markdown(out *bytes.Buffer) {
 	yes := map[bool]string{true: "yes"}
 	for _, s := range status.All() {
 		fmt.Fprintf(out, "| %d | %s | %s | %s | %s | %s |\n", uint8(s), s.Name(), s.Error(), remedies[s.Name()],
-			yes[s.Retryable()], yes[s.RetryAttach()])
+			yes[status.Retryable(s)], yes[status.RetryAttach(s)])
 	}
 	out.WriteByte('\n')
 }

@@ -17,9 +17,10 @@ import (
 
 // public are the packages that users of the module import.
 var public = []string{"tensor", "status", "policy", "admin", "admin/stats", "admin/alias", "client", "worker", "broker",
-	"broker/supervise", "shm"}
+	"broker/supervise"}
 
-// A user can neither name nor make a type of an internal package.
+// A user can neither name nor make a type of an internal package. Package shm promises
+// programs nothing.
 func TestNoPublicSignatureHasAnInternalType(t *testing.T) {
 	for _, pkg := range public {
 		files, err := filepath.Glob(filepath.Join("../..", pkg, "*.go"))
@@ -35,7 +36,7 @@ func TestNoPublicSignatureHasAnInternalType(t *testing.T) {
 			must.Do(t, err)
 			internal := map[string]bool{} // by the name that the file uses
 			for _, spec := range file.Imports {
-				if full, _ := strconv.Unquote(spec.Path.Value); strings.Contains(full, "/internal/") {
+				if full, _ := strconv.Unquote(spec.Path.Value); strings.Contains(full, "/internal/") || strings.HasSuffix(full, "/shm") {
 					name := full[strings.LastIndexByte(full, '/')+1:]
 					if spec.Name != nil {
 						name = spec.Name.Name

@@ -13,7 +13,7 @@ class Error(Exception):
 
     status: int = -1
     retryable: bool = False  # the same request may succeed if sent again
-    retry_attach: bool = False  # a worker that could not attach for this reason tries again
+    retry_attach: bool = False  # a peer that could not attach for this reason may succeed later
 
     def __init_subclass__(cls, **status: int) -> None:
         for name, value in status.items():
@@ -67,7 +67,7 @@ class NoBroker(Error, ConnectionError, status=11, retryable=True, retry_attach=T
     """Nothing listens on the socket."""
 
 
-class UnknownModel(Error, LookupError, status=12):
+class UnknownModel(Error, LookupError, status=12, retry_attach=True):
     """The broker has no model of that name."""
 
 
@@ -175,7 +175,7 @@ class NoDescriptors(Error, OSError, status=38, retryable=True, retry_attach=True
     """The broker or this process has no file descriptor left."""
 
 
-class NoWorker(Error, status=39, retryable=True):
+class NoWorker(Error, status=39, retryable=True, retry_attach=True):
     """No worker is attached, and the model's policy says no_worker=refuse."""
 
 

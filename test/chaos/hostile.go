@@ -11,7 +11,6 @@ import (
 
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
@@ -83,7 +82,7 @@ func playHostile(c *testbed.Child, job hostileJob) error {
 			continue
 		}
 		req := &control.Request{Op: control.OpClient, Model: theModel.Name, Window: 1 + rng.IntN(8)}
-		s, err := attach.Open(ctx, job.Socket, shm.Memfd{}, req)
+		s, err := attach.Open(ctx, job.Socket, req)
 		if err != nil {
 			return fmt.Errorf("attach: %w", err)
 		}

@@ -149,7 +149,7 @@ func playNuisance(c *testbed.Child, job nuisanceJob) error {
 const turn = 50 * time.Millisecond
 
 func floodCancels(ctx context.Context, socket, model string, window int) (n int, err error) {
-	s, err := attach.Open(ctx, socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: model, Window: window})
+	s, err := attach.Open(ctx, socket, &control.Request{Op: control.OpClient, Model: model, Window: window})
 	if err != nil {
 		return 0, err
 	}
@@ -172,7 +172,7 @@ func floodCancels(ctx context.Context, socket, model string, window int) (n int,
 // floodCommits sends requests whose deadline has passed.
 func floodCommits(ctx context.Context, socket string, rng *rand.Rand) (n int, err error) {
 	window := 1 + rng.IntN(64)
-	s, err := attach.Open(ctx, socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: theModel.Name, Window: window})
+	s, err := attach.Open(ctx, socket, &control.Request{Op: control.OpClient, Model: theModel.Name, Window: window})
 	if err != nil {
 		return 0, err
 	}
@@ -213,7 +213,7 @@ const hugeModel = "huge"
 // cancels.
 func hugeRing(ctx context.Context, socket string, rng *rand.Rand) (int, error) {
 	slots := 1 << (16 + rng.IntN(5))
-	s, err := attach.Open(ctx, socket, shm.Memfd{}, wide(hugeModel, slots))
+	s, err := attach.Open(ctx, socket, wide(hugeModel, slots))
 	if err != nil {
 		return 1, err
 	}
@@ -233,7 +233,7 @@ func attachStorm(ctx context.Context, socket string, rng *rand.Rand) (int, error
 
 // visit attaches and leaves.
 func visit(ctx context.Context, socket string, req *control.Request) error {
-	s, err := attach.Open(ctx, socket, shm.Memfd{}, req)
+	s, err := attach.Open(ctx, socket, req)
 	if err == nil {
 		s.HangUp()
 		s.Close()

@@ -144,7 +144,7 @@ func play(t *testing.T, script, clients, workers string) {
 	text, err := os.ReadFile(script)
 	must.Do(t, err)
 	var mem sessions
-	b, err := testbed.StartLocal(broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond, Memory: &mem})
+	b, err := testbed.StartWith(broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond}, mem.Create)
 	must.Do(t, err)
 	t.Cleanup(func() { _ = b.Close() })
 	peers := map[string]*peer{}

@@ -19,6 +19,7 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -93,7 +94,7 @@ func (d *driver) do(line string) string {
 		}
 		return name(r.Commit(ctx))
 	case "wait":
-		return name(r.WaitFor(milliseconds(rest)))
+		return name(testbed.WaitFor(r, milliseconds(rest)))
 	case "poll":
 		return name(r.Poll())
 	case "cancel":
@@ -103,7 +104,7 @@ func (d *driver) do(line string) string {
 	case "out":
 		return d.out(r)
 	case "reason":
-		return fmt.Sprint(r.WaitFor(0))
+		return fmt.Sprint(r.Poll())
 	case "version":
 		return d.version(r)
 	case "open", "begin", "step", "state", "undo", "reset", "copy", "end":
@@ -269,7 +270,9 @@ func (d *driver) attach(rest string) error {
 }
 
 func (d *driver) next(t time.Duration) string {
-	b, err := d.worker.NextFor(t)
+	ctx, cancel := context.WithTimeout(context.Background(), t)
+	defer cancel()
+	b, err := d.worker.Next(ctx)
 	if err != nil {
 		return name(err)
 	}
@@ -297,8 +300,6 @@ func (d *driver) part(what string, n int) string {
 			y[j] = worker.Row[float32](d.batch.Input(0), r.Row)[0] + 1
 		}
 		return name(err)
-	case "unpack": // from that many bytes
-		return name(d.batch.Unpack(0, make([]byte, n)))
 	case "complete":
 		if d.batch.Complete() != nil {
 			return "Failed"

@@ -29,7 +29,7 @@ const (
 // process that may read the board can.
 func steal(t *testing.T, socket, model string) {
 	t.Helper()
-	s, err := attach.Open(t.Context(), socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: model, Window: 1})
+	s, err := attach.Open(t.Context(), socket, &control.Request{Op: control.OpClient, Model: model, Window: 1})
 	must.Do(t, err)
 	stop, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -55,7 +55,7 @@ func steal(t *testing.T, socket, model string) {
 // broken worker could.
 func damage(t *testing.T, socket, model string, with status.Code) {
 	t.Helper()
-	s, err := attach.Open(t.Context(), socket, shm.Memfd{}, &control.Request{Op: control.OpWorker, Model: model,
+	s, err := attach.Open(t.Context(), socket, &control.Request{Op: control.OpWorker, Model: model,
 		Worker: &control.WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[4]"}, Depth: 1}})
 	must.Do(t, err)
 	for slot := range uint32(slots) {
@@ -89,16 +89,15 @@ func hostile(t *testing.T, socket, who, what string) bool {
 	return true
 }
 
-// sessions is the broker's memory. It knows the last session's segment, to post mail
+// sessions makes the broker's segments. It knows the last session's, to post mail
 // there.
 type sessions struct {
-	shm.Memfd
 	mu   sync.Mutex
 	last *shm.Segment
 }
 
 func (s *sessions) Create(name string, size int64) (*shm.Segment, error) {
-	seg, err := s.Memfd.Create(name, size)
+	seg, err := shm.Create(name, size)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if name == "session" {

@@ -123,7 +123,7 @@ func TestTimesThatCannotBeAreLeftOutOfARecording(t *testing.T) {
 	for _, tells := range []bool{true, false} { // an older client has no room for times
 		n := 0
 		trace := recorded(t, b.Socket(), func() {
-			s, err := attach.Open(t.Context(), b.Socket(), shm.Memfd{},
+			s, err := attach.Open(t.Context(), b.Socket(),
 				&control.Request{Op: control.OpClient, Model: "m", Window: 1, Times: tells})
 			must.Do(t, err)
 			defer s.Close()

@@ -15,7 +15,6 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
-	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/cputime"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
@@ -32,9 +31,9 @@ func TestSIGTERMLetsAcceptedRequestsFinishAndRefusesNewOnes(t *testing.T) {
 	h.until("both are accepted", "m", func(m stats.Model) bool { return m.Requests == 2 })
 	h.broker.Signal(syscall.SIGTERM)
 	h.draining()
-	askLater(background(t), c, cmdAnswer, 0).ends(t, client.ErrDraining)
+	askLater(background(t), c, cmdAnswer, 0).ends(t, status.ErrDraining)
 	_, err := h.tryDial()
-	must.Fail(t, "a new client of a draining broker", err, client.ErrDraining)
+	must.Fail(t, "a new client of a draining broker", err, status.ErrDraining)
 	w.Signal(syscall.SIGUSR1)
 	for _, a := range accepted {
 		a.ends(t, nil)
@@ -68,8 +67,8 @@ func TestADrainGivesUpWaitingForAWorker(t *testing.T) {
 		drain, grace time.Duration
 		want         error
 	}{
-		{"the drain's time is over", 200 * time.Millisecond, 10 * patience, client.ErrBrokerGone},
-		{"no worker came within its grace", 10 * patience, 50 * time.Millisecond, client.ErrDraining},
+		{"the drain's time is over", 200 * time.Millisecond, 10 * patience, status.ErrBrokerGone},
+		{"no worker came within its grace", 10 * patience, 50 * time.Millisecond, status.ErrDraining},
 	} {
 		t.Run(c.about, func(t *testing.T) {
 			h := idleHost(t, theModel)
@@ -127,7 +126,7 @@ func TestTheSocketOfAKilledBrokerIsTakenOver(t *testing.T) {
 		t.Fatalf("no stale socket to take over: %v", err)
 	}
 	_, err := h.tryDial()
-	must.Fail(t, "dial to a stale socket", err, client.ErrNoBroker)
+	must.Fail(t, "dial to a stale socket", err, status.ErrNoBroker)
 	// Exactly one of several brokers gets the socket.
 	var all []*proc
 	for range 5 {
@@ -177,7 +176,7 @@ func TestOtherUsersAreRefusedUnlessListed(t *testing.T) {
 
 	h.startBroker()
 	h.worker(theModel)
-	asNobody("client", "read").refused(client.ErrForbidden, "uid 65534 is not on its list")
+	asNobody("client", "read").refused(status.ErrForbidden, "uid 65534 is not on its list")
 	h.stop()
 
 	h.job.AllowedUIDs = []int{nobody}
@@ -202,7 +201,7 @@ func TestOtherUsersAreRefusedUnlessListed(t *testing.T) {
 	h.socket = h.bed.Path("private/b.sock")
 	h.job.Socket = h.socket
 	h.startBroker()
-	asNobody("client", "read").refused(client.ErrForbidden) // the folder decides, listed or not
+	asNobody("client", "read").refused(status.ErrForbidden) // the folder decides, listed or not
 	h.stop()
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
@@ -90,7 +91,7 @@ func TestABrokerInASmallMemoryCgroupRefusesWhatDoesNotFitAndServesTheRest(t *tes
 	h.limits.Group = g.dir
 	h.startBroker()
 
-	h.newWorker(job{Model: sized("large", 512)}).refused(client.ErrNoMemory, "memory cgroup "+g.dir)
+	h.newWorker(job{Model: sized("large", 512)}).refused(status.ErrNoMemory, "memory cgroup "+g.dir)
 	w, c := h.worker(theModel), h.dial()
 	works(t, c, 20)
 	fits := sized("small", 16)
@@ -114,7 +115,7 @@ func TestABrokerInASmallMemoryCgroupRefusesWhatDoesNotFitAndServesTheRest(t *tes
 
 	h.job.Models = append(h.job.Models, sized("large", 512))
 	configured := h.launch()
-	configured.refused(client.ErrNoMemory)
+	configured.refused(status.ErrNoMemory)
 	configured.exits(1)
 	g.noKills()
 }
@@ -137,7 +138,7 @@ func TestAClientInASmallMemoryCgroupIsToldNoMemory(t *testing.T) {
 			Limits: testbed.Limits{Group: g.dir}})
 	}
 	large := with(4) // 128 MiB
-	large.refused(client.ErrNoMemory)
+	large.refused(status.ErrNoMemory)
 	large.exits(1)
 	for range 3 { // the pages of the first fill the group, and the others reuse them
 		p := with(1)

@@ -19,7 +19,6 @@ import (
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
@@ -71,7 +70,7 @@ func TestAClientThatForkedAndDiedIsNoticedWhileItsChildKeepsTheConnection(t *tes
 // client's next request must not count as its second in flight.
 func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
 	t.Parallel()
-	r := inProcess(t, shm.NewHeap(), testbed.Model{Name: "m", Slots: 16, MaxBatch: 8, Wait: time.Minute, Lease: 2 * time.Minute})
+	r := inProcess(t, testbed.Model{Name: "m", Slots: 16, MaxBatch: 8, Wait: time.Minute, Lease: 2 * time.Minute})
 	r.worker(2, obey)
 	c := r.dial()
 	const n = 30
@@ -86,7 +85,7 @@ func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
 		if i > 0 {
 			_ = last.Release()
 		}
-		must.Do(t, req.WaitFor(patience))
+		must.Do(t, testbed.WaitFor(&req, patience))
 		last = req
 	}
 	if why := r.model("m").Reasons; why["nobody"] != n {
@@ -99,7 +98,7 @@ func TestAClientThatWaitsForEachAnswerNeverWaitsForItself(t *testing.T) {
 
 func TestARequestEndsAfterTheMostTimeOfItsLevelAlsoWhileItRuns(t *testing.T) {
 	t.Parallel()
-	r := inProcess(t, shm.NewHeap(), testbed.Model{Name: "m", Slots: 16, MaxBatch: 8, Lease: time.Minute})
+	r := inProcess(t, testbed.Model{Name: "m", Slots: 16, MaxBatch: 8, Lease: time.Minute})
 	release := make(chan struct{})
 	r.worker(1, func(ctx context.Context, b *worker.Batch) error {
 		<-release
@@ -110,7 +109,7 @@ func TestARequestEndsAfterTheMostTimeOfItsLevelAlsoWhileItRuns(t *testing.T) {
 	defer c.Close()
 	for most := 50 * time.Millisecond; ; most *= 2 {
 		r.set("max_timeout", most.String())
-		askLater(background(t), c, cmdAnswer, 0).ends(t, client.ErrExpired)
+		askLater(background(t), c, cmdAnswer, 0).ends(t, status.ErrExpired)
 		if r.model("m").Batches == 1 {
 			return // it expired in the worker
 		}
@@ -126,7 +125,7 @@ func TestAFullRingRefusesTheNextClientAndTakesItOnceThereIsRoom(t *testing.T) {
 	first := h.dial(client.WithWindow(40))
 	for _, window := range []int{25, 65} { // of 24 free slots, of a ring of 64
 		_, err := h.tryDial(client.WithWindow(window))
-		must.Fail(t, fmt.Sprintf("a window of %d", window), err, client.ErrRingFull)
+		must.Fail(t, fmt.Sprintf("a window of %d", window), err, status.ErrRingFull)
 	}
 	if _, err := h.tryDial(client.WithWindow(64)); !errors.Is(err, status.ErrQuota) ||
 		!strings.Contains(err.Error(), "may have 56 (max_window)") {
@@ -135,7 +134,7 @@ func TestAFullRingRefusesTheNextClientAndTakesItOnceThereIsRoom(t *testing.T) {
 	second := h.dial(client.WithWindow(24))
 	works(t, first, 60)
 	works(t, second, 60)
-	h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: theModel, Do: "read", Window: 1}}).refused(client.ErrRingFull)
+	h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: theModel, Do: "read", Window: 1}}).refused(status.ErrRingFull)
 	first.Close()
 	h.eventually("room again", func() error {
 		c, err := h.tryDial(client.WithWindow(40))
@@ -162,10 +161,10 @@ func TestASlotOfAPrivateModelIsClearedBeforeAnotherHasIt(t *testing.T) {
 	}
 	must.Do(t, testbed.Ask(background(t), first, x, testbed.Width))
 	failed := askLater(background(t), first, cmdFail, secret) // its reason is on the board
-	failed.ends(t, client.ErrFailed)
+	failed.ends(t, status.ErrFailed)
 	first.Close()
 	h.settled() // its window is back
-	s, err := attach.Open(t.Context(), h.socket, shm.Memfd{}, &control.Request{Op: control.OpClient, Model: "m", Window: 8})
+	s, err := attach.Open(t.Context(), h.socket, &control.Request{Op: control.OpClient, Model: "m", Window: 8})
 	must.Do(t, err)
 	defer s.Close()
 	for what, mem := range map[string][]byte{"planes": s.Planes.Bytes(), "board": s.BoardSeg.Bytes()} {

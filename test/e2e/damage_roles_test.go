@@ -13,7 +13,6 @@ import (
 
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
@@ -33,7 +32,7 @@ func playDamage(c *testbed.Child, j job) error {
 	if strings.HasPrefix(j.Do, "worker") {
 		req = workerRequest(j.Model.Name, j.Model.Signature())
 	}
-	s, err := attach.Open(ctx, j.Socket, shm.Memfd{}, req)
+	s, err := attach.Open(ctx, j.Socket, req)
 	if err != nil {
 		return err
 	}

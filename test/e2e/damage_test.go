@@ -11,6 +11,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
@@ -93,11 +94,11 @@ func TestAWorkerThatWritesGarbageIsKilledAndItsRequestsGoToAnother(t *testing.T)
 func TestAModelLargerThanTheMachineIsRefused(t *testing.T) {
 	huge := testbed.Model{Name: "m", Slots: 1 << 20, MaxBatch: 1, Width: 1 << 22}
 	_, err := broker.New(broker.Config{Socket: t.TempDir() + "/s", OpenFolder: true, Models: []broker.ModelConfig{huge.Config()}})
-	if !errors.Is(err, client.ErrNoMemory) {
+	if !errors.Is(err, status.ErrNoMemory) {
 		t.Errorf("declared: %v", err)
 	}
 	h := newHost(t)
-	h.newWorker(job{Model: huge}).refused(client.ErrNoMemory)
+	h.newWorker(job{Model: huge}).refused(status.ErrNoMemory)
 	h.settled()
 	if n := len(h.stats().Models); n != 0 {
 		t.Errorf("%d models are left", n)
@@ -110,7 +111,7 @@ var big = testbed.Model{Name: "m", Slots: 64, MaxBatch: 8, Wait: time.Millisecon
 func TestAClientThatIsRefusedTheMemorySaysSo(t *testing.T) {
 	h := newHost(t, big)
 	p := h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: big, Do: "read"}, Limits: testbed.Limits{AddressMiB: 700}})
-	p.refused(client.ErrNoMemory)
+	p.refused(status.ErrNoMemory)
 	p.exits(1)
 	h.worker(big)
 	c := h.dial(client.WithWindow(2))
@@ -127,7 +128,7 @@ func TestABrokerThatIsRefusedTheMemoryRefusesTheModelAndServesOthers(t *testing.
 	h.startBroker()
 	other := big
 	other.Name = "big"
-	h.newWorker(job{Model: other}).refused(client.ErrNoMemory)
+	h.newWorker(job{Model: other}).refused(status.ErrNoMemory)
 	h.worker(theModel)
 	c := h.dial()
 	works(t, c, 5)
@@ -136,5 +137,5 @@ func TestABrokerThatIsRefusedTheMemoryRefusesTheModelAndServesOthers(t *testing.
 	h.stop()
 
 	h.job.Models = append(h.job.Models, other)
-	h.launch().refused(client.ErrNoMemory)
+	h.launch().refused(status.ErrNoMemory)
 }

@@ -121,23 +121,6 @@ func (h *host) newWorker(j job) *proc {
 	return h.start(testbed.Spec{Role: "worker", Job: j, Limits: testbed.Limits{Group: h.limits.Group}})
 }
 
-// keepWorker replaces a worker that dies, until stop is called.
-func (h *host) keepWorker(j job) (stop func()) {
-	stopping := make(chan struct{})
-	var keeper sync.WaitGroup
-	keeper.Go(func() {
-		for {
-			w := h.newWorker(j)
-			select {
-			case <-w.Ended():
-			case <-stopping:
-				return
-			}
-		}
-	})
-	return func() { close(stopping); keeper.Wait() }
-}
-
 // workerStats has the statistics of a worker.
 func (h *host) workerStats(model string, p *proc) (*stats.Worker, error) {
 	ws := h.model(model).Workers

@@ -11,36 +11,28 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// ring is a broker with workers and clients in this process. If mem is a heap, the race
-// detector sees them all.
-type ring struct {
-	observer
-	mem shm.Memory
-}
+// ring is a broker with workers and clients in this process.
+type ring struct{ observer }
 
-func inProcess(t *testing.T, mem shm.Memory, models ...testbed.Model) *ring {
+func inProcess(t *testing.T, models ...testbed.Model) *ring {
 	t.Helper()
-	return onLoops(t, mem, 0, models...)
+	return onLoops(t, 0, models...)
 }
 
 // onLoops is inProcess with a number of loops; 0 is the default.
-func onLoops(t *testing.T, mem shm.Memory, loops int, models ...testbed.Model) *ring {
+func onLoops(t *testing.T, loops int, models ...testbed.Model) *ring {
 	t.Helper()
-	if mem == nil {
-		mem = shm.Memfd{}
-	}
-	cfg := broker.Config{Memory: mem, Loops: loops}
+	cfg := broker.Config{Loops: loops}
 	for _, m := range models {
 		cfg.Models = append(cfg.Models, m.Config())
 	}
-	b, err := testbed.StartLocal(cfg)
+	b, err := testbed.StartOnHeap(cfg)
 	must.Do(t, err)
-	r := &ring{observer: observer{t, b.Socket()}, mem: mem}
+	r := &ring{observer{t, b.Socket()}}
 	t.Cleanup(func() { must.Check(t, b.Close()) })
 	return r
 }
@@ -58,7 +50,6 @@ func (r *ring) serve(cfg worker.Config, fn worker.Func) (leave func()) {
 
 // serveAs is serve for the model or stage of the configuration.
 func (r *ring) serveAs(cfg worker.Config, fn worker.Func) (leave func()) {
-	cfg.Memory = r.mem
 	end := testbed.ServeLocal(cfg, fn)
 	leave = sync.OnceFunc(func() {
 		if err := end(); err != nil && !errors.Is(err, context.Canceled) {
@@ -73,7 +64,7 @@ func (r *ring) dial(opts ...client.Option) *client.Client {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	c, err := client.Dial(ctx, "m", append([]client.Option{client.WithSocket(r.socket), client.WithMemory(r.mem), client.WaitForModel()},
+	c, err := client.Dial(ctx, "m", append([]client.Option{client.WithSocket(r.socket), client.WaitForModel()},
 		opts...)...)
 	must.Do(r.t, err)
 	return c

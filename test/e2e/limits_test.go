@@ -27,7 +27,6 @@ import (
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
@@ -269,7 +268,7 @@ func TestTheNamesOfPeersArePrintableAndShort(t *testing.T) {
 	for _, name := range []string{strings.Repeat("long", 16_000), "\x1b[2J\x1b[1;1HFORGED\x1b]0;title\x07", "worker\nFORGED: fine\r\n",
 		"\u202eFORGED\u2066\u200b\ufeff", "\xff\xfe\x80\x00\x7f\u0085FORGED", strings.Repeat("é", 5_000)} {
 		req.Name, req.Worker.GPU = name, name
-		s, err := attach.Open(t.Context(), h.socket, shm.Memfd{}, req)
+		s, err := attach.Open(t.Context(), h.socket, req)
 		must.Do(t, err)
 		for _, w := range h.model("m").Workers {
 			for _, text := range []string{w.Name, w.GPU} {

@@ -27,7 +27,7 @@ func TestASlowStagePushesBackOnTheClients(t *testing.T) {
 	t.Parallel()
 	const clients, window, each = 2, 8, 20
 	m := testbed.Model{Name: "m", Slots: 64, MaxBatch: 4, Wait: time.Millisecond, Lease: patience, Stages: 2}
-	r := inProcess(t, shm.NewHeap(), m)
+	r := inProcess(t, m)
 	goOn := make(chan struct{})
 	for stage := 1; stage <= 2; stage++ {
 		r.serveAs(m.StageConfig(stage, r.socket), func(_ context.Context, b *worker.Batch) error {
@@ -60,7 +60,7 @@ func TestASlowStagePushesBackOnTheClients(t *testing.T) {
 		return nil
 	})
 	for _, c := range all {
-		if _, err := c.TryClaim(1); !errors.Is(err, client.ErrFull) {
+		if _, err := c.TryClaim(1); !errors.Is(err, status.ErrFull) {
 			t.Errorf("a client whose window is full claims: %v", err)
 		}
 	}
@@ -127,7 +127,7 @@ func TestAHostileWorkerOfAMiddleStageIsHeldAsAnyOther(t *testing.T) {
 }
 
 func playEvilStage(c *testbed.Child, j job) error {
-	s, err := attach.Open(c.Context(), j.Socket, shm.Memfd{}, workerRequest(j.Model.Name+"/s2", j.Model.StageSignature(2)))
+	s, err := attach.Open(c.Context(), j.Socket, workerRequest(j.Model.Name+"/s2", j.Model.StageSignature(2)))
 	if err != nil {
 		return err
 	}

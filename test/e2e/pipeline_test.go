@@ -91,7 +91,7 @@ func TestARequestGoesThroughAllStagesAndTheirStatisticsTellOfEach(t *testing.T) 
 	for _, rows := range []int{2, 5, 8} {
 		must.Check(t, ask(background(t), c, cmdAnswer, 0, rows))
 	}
-	must.Fail(t, "more rows than a batch", ask(background(t), c, cmdAnswer, 0, 9), client.ErrTooLarge)
+	must.Fail(t, "more rows than a batch", ask(background(t), c, cmdAnswer, 0, 9), status.ErrTooLarge)
 	c.Close()
 	h.settled()
 	whole := h.model("m")
@@ -139,7 +139,7 @@ func TestAPoisonousRequestOfALaterStageFailsThere(t *testing.T) {
 		_ = all[1].end()
 		all[1] = h.newStage(thePipeline, 2, "")
 	}
-	poison.ends(t, client.ErrWorkerDied)
+	poison.ends(t, status.ErrWorkerDied)
 	works(t, c, 10)
 	c.Close()
 	h.settled()
@@ -159,7 +159,7 @@ func TestARequestThatFailsInTheMiddleEndsThereAndItsNeighboursGoOn(t *testing.T)
 	for range 5 {
 		good = append(good, askLater(background(t), c, cmdAnswer, 0))
 	}
-	bad.ends(t, client.ErrFailed)
+	bad.ends(t, status.ErrFailed)
 	for _, a := range good {
 		a.ends(t, nil)
 	}
@@ -193,7 +193,7 @@ func TestDeadlineCancelAndDeathOfTheClientCountInEveryStage(t *testing.T) {
 			for ; !there && len(expires) == 0; time.Sleep(time.Millisecond) {
 				there = h.model(name).QueueLength == 1
 			}
-			if err := <-expires; !errors.Is(err, client.ErrExpired) && (there || !errors.Is(err, client.ErrOverloaded)) {
+			if err := <-expires; !errors.Is(err, status.ErrExpired) && (there || !errors.Is(err, status.ErrOverloaded)) {
 				t.Errorf("a request in stage %d ended with %v at its deadline", k, err)
 			}
 			end()
@@ -203,7 +203,7 @@ func TestDeadlineCancelAndDeathOfTheClientCountInEveryStage(t *testing.T) {
 		gone := command(ctx, c, k, cmdAnswer, 0)
 		inStage(k, 1)
 		cancel()
-		gone.ends(t, client.ErrCanceled)
+		gone.ends(t, status.ErrCanceled)
 		inStage(k, 0)
 		// A client dies whose request is in the queue.
 		dying := h.start(testbed.Spec{Role: "client", Job: job{Socket: h.socket, Model: thePipeline, Do: testbed.StepCommit}})
@@ -218,7 +218,7 @@ func TestDeadlineCancelAndDeathOfTheClientCountInEveryStage(t *testing.T) {
 		held := command(running, c, k, cmdSlow, 1)
 		all[k-1].expect("slow")
 		stop()
-		held.ends(t, client.ErrCanceled)
+		held.ends(t, status.ErrCanceled)
 		all[k-1].Signal(syscall.SIGUSR1)
 		works(t, c, 5)
 		// A client dies while the worker has its request.
@@ -249,7 +249,7 @@ func TestADrainingBrokerFinishesWhatIsInAnyStage(t *testing.T) {
 	}
 	h.broker.Signal(syscall.SIGTERM)
 	h.draining()
-	must.Fail(t, "accepted while draining", ask(background(t), c, cmdAnswer, 0, 1), client.ErrDraining)
+	must.Fail(t, "accepted while draining", ask(background(t), c, cmdAnswer, 0, 1), status.ErrDraining)
 	for k := 2; k >= 0; k-- {
 		all[k].Signal(syscall.SIGUSR1)
 		asked[k].ends(t, nil)

@@ -15,7 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -87,7 +87,7 @@ func randomSchedule(t *testing.T, seed int64, lasts time.Duration) {
 			return r.serveAs(at, fn)
 		}
 	}
-	r := inProcess(t, shm.NewHeap(), m)
+	r := inProcess(t, m)
 	exp := &expected{ends: map[string]int{}, t: t}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
 	defer cancel()
@@ -189,8 +189,8 @@ func unsteady(m testbed.Model, k int, seed int64) worker.Func {
 
 // randomTurns runs sequences until the client's life ends.
 func randomTurns(life context.Context, c *client.Client, rng *rand.Rand, exp *expected) {
-	allowed := []error{client.ErrFailed, client.ErrClosed, client.ErrBrokerGone, client.ErrStateLost, client.ErrCanceled, client.ErrExpired,
-		client.ErrOverloaded, client.ErrFull, client.ErrTimeout}
+	allowed := []error{status.ErrFailed, status.ErrClosed, status.ErrBrokerGone, status.ErrStateLost, status.ErrCanceled, status.ErrExpired,
+		status.ErrOverloaded, status.ErrFull, status.ErrTimeout}
 	for life.Err() == nil {
 		q, err := testbed.NewSequence(life, c, 1+rng.Intn(min(3, c.Model().Window, c.Model().MaxBatchSize)), rng.Uint64())
 		if err != nil {
@@ -211,8 +211,8 @@ func randomRequests(life context.Context, c *client.Client, m testbed.Model, rng
 	for life.Err() == nil {
 		rows := 1 + rng.Intn(min(3, c.Model().Window, m.MaxBatch))
 		ctx, cancel := life, context.CancelFunc(func() {})
-		allowed := []error{client.ErrFailed, client.ErrClosed, client.ErrBrokerGone, client.ErrCanceled, client.ErrExpired,
-			client.ErrOverloaded, client.ErrFull}
+		allowed := []error{status.ErrFailed, status.ErrClosed, status.ErrBrokerGone, status.ErrCanceled, status.ErrExpired,
+			status.ErrOverloaded, status.ErrFull}
 		switch rng.Intn(6) {
 		case 0: // a short deadline
 			ctx, cancel = context.WithTimeout(context.Background(), time.Duration(rng.Intn(3000))*time.Microsecond)
@@ -234,7 +234,7 @@ func randomRequests(life context.Context, c *client.Client, m testbed.Model, rng
 func giveUp(ctx context.Context, c *client.Client, rows int, exp *expected) {
 	req, err := c.Claim(ctx, rows)
 	if err != nil {
-		exp.end(err, client.ErrFull, client.ErrClosed, client.ErrBrokerGone)
+		exp.end(err, status.ErrFull, status.ErrClosed, status.ErrBrokerGone)
 		return
 	}
 	if b, err := req.InputBytes(0); err == nil {
@@ -248,14 +248,14 @@ func giveUp(ctx context.Context, c *client.Client, rows int, exp *expected) {
 	if err := req.Release(); err != nil {
 		exp.t.Errorf("release: %v", err)
 	}
-	must.Fail(exp.t, "second release", req.Release(), client.ErrReleased)
+	must.Fail(exp.t, "second release", req.Release(), status.ErrReleased)
 }
 
 // Many goroutines wait on one client, as leaders and followers, and deadlines hit them
 // at any moment.
 func TestNoWaitIsForgotten(t *testing.T) {
 	t.Parallel()
-	r := inProcess(t, shm.NewHeap(), testbed.Model{Name: "m", Slots: 64, MaxBatch: 16, Lease: lease})
+	r := inProcess(t, testbed.Model{Name: "m", Slots: 64, MaxBatch: 16, Lease: lease})
 	r.worker(2, obey)
 	c := r.dial(client.WithWindow(56))
 	ctx, cancel := context.WithTimeout(context.Background(), 1500*time.Millisecond)
@@ -272,7 +272,7 @@ func TestNoWaitIsForgotten(t *testing.T) {
 				err := ask(own, c, cmdAnswer, 0, 1)
 				end()
 				if err != nil {
-					must.Fail(t, "request", err, client.ErrExpired, client.ErrOverloaded, client.ErrFull)
+					must.Fail(t, "request", err, status.ErrExpired, status.ErrOverloaded, status.ErrFull)
 				}
 				if rng.Intn(8) == 0 { // at times no other answer wakes a leader
 					time.Sleep(time.Duration(rng.Intn(2000)) * time.Microsecond)
@@ -294,7 +294,7 @@ func TestLoopsServeTheirModelsWithoutTouchingOneAnothers(t *testing.T) {
 		models = append(models, testbed.Model{Name: fmt.Sprint("m", i), Slots: 64, MaxBatch: 1 + 3*i,
 			Wait: time.Duration(i) * 200 * time.Microsecond, Lease: lease, Width: 4 + i})
 	}
-	r := onLoops(t, shm.NewHeap(), 3, models...)
+	r := onLoops(t, 3, models...)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	var wg sync.WaitGroup
@@ -306,7 +306,7 @@ func TestLoopsServeTheirModelsWithoutTouchingOneAnothers(t *testing.T) {
 			wg.Go(func() {
 				rng := rand.New(rand.NewSource(int64(10*i + k)))
 				for range 3 { // clients come and go
-					c, err := client.Dial(ctx, m.Name, client.WithSocket(r.socket), client.WithMemory(r.mem),
+					c, err := client.Dial(ctx, m.Name, client.WithSocket(r.socket),
 						client.WithWindow(1+rng.Intn(8)))
 					if err != nil {
 						t.Error(err)

@@ -13,6 +13,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -46,7 +47,7 @@ func TestDeadlinesAreKeptWhileTheBrokerStandsStill(t *testing.T) {
 	}
 	expired := func(what string, err error) {
 		t.Helper()
-		if !errors.Is(err, client.ErrExpired) {
+		if !errors.Is(err, status.ErrExpired) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -60,7 +61,7 @@ func TestDeadlinesAreKeptWhileTheBrokerStandsStill(t *testing.T) {
 	all.Wait()
 	expired("Poll", held[0].Poll())
 	polled := claim(time.Now().Add(100 * time.Millisecond))
-	for err = polled.Poll(); errors.Is(err, client.ErrNotDone); err = polled.Poll() {
+	for err = polled.Poll(); errors.Is(err, status.ErrNotDone); err = polled.Poll() {
 		time.Sleep(time.Millisecond)
 	}
 	expired("Poll until it ends", err)
@@ -80,7 +81,7 @@ func TestDeadlinesAreKeptWhileTheBrokerStandsStill(t *testing.T) {
 		"Next": func() error { _, err := w.Next(soon()); return err },
 	} {
 		all.Go(func() {
-			if err := call(); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, client.ErrExpired) {
+			if err := call(); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, status.ErrExpired) {
 				t.Errorf("%s: %v", what, err)
 			}
 		})

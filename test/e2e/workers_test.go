@@ -15,6 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
@@ -90,7 +91,7 @@ func TestAModelThatAWorkerDeclaredOutlivesItForItsClients(t *testing.T) {
 	})
 	h.settled()
 	_, err := h.tryDial()
-	must.Fail(t, "dial to a forgotten model", err, client.ErrUnknownModel)
+	must.Fail(t, "dial to a forgotten model", err, status.ErrUnknownModel)
 }
 
 func TestAWorkerThatIsToldToStopFinishesAndIsNotKilled(t *testing.T) {
@@ -142,7 +143,7 @@ func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing
 			break
 		}
 	}
-	hang.ends(t, client.ErrWorkerDied)
+	hang.ends(t, status.ErrWorkerDied)
 	h.set("lease", lease.String()) // an honest worker that is not scheduled for a while is not killed
 	h.worker(m)                    // the last one may have been the second that hung
 	works(t, c, 10)
@@ -156,7 +157,7 @@ func TestAWorkerThatOutlivesItsLeaseIsKilledAndItsRequestsGoToAnother(t *testing
 // A broker and a worker in one process: the broker cannot kill itself.
 func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsDone(t *testing.T) {
 	t.Parallel()
-	r := inProcess(t, nil, testbed.Model{Name: "m", Slots: 16, MaxBatch: 1, Lease: time.Second})
+	r := inProcess(t, testbed.Model{Name: "m", Slots: 16, MaxBatch: 1, Lease: time.Second})
 	release := make(chan struct{})
 	entered := make(chan struct{}, 16)
 	r.worker(2, func(ctx context.Context, b *worker.Batch) error {
@@ -171,7 +172,7 @@ func TestAHungWorkerThatMayNotBeKilledIsQuarantinedUntilItIsDone(t *testing.T) {
 	ctx := background(t)
 	hung := askLater(ctx, c, cmdHang, 0)
 	<-entered
-	hung.ends(t, client.ErrWorkerHung)
+	hung.ends(t, status.ErrWorkerHung)
 	// Its slot stays held; requests in other slots wait for a worker.
 	next := askLater(ctx, c, cmdAnswer, 0)
 	r.until("quarantined", "m", func(m stats.Model) bool {
@@ -198,31 +199,4 @@ func strangers(t *testing.T, models ...testbed.Model) (h *host, user int) {
 	h.uid = owner
 	h.job.OpenFolder = true
 	return h, other
-}
-
-func TestALeaseIsNotProlongedByBatchesThatCameAfter(t *testing.T) {
-	m := theModel
-	m.MaxBatch, m.Lease = 1, time.Second
-	h := newHost(t, m)
-	for range 2 { // replaced when they die: a worker that is not scheduled for a second is killed too
-		defer h.keepWorker(job{Model: m, AtOnce: 3})()
-	}
-	c := h.dial(client.WithWindow(8))
-	hung := askLater(background(t), c, cmdHang, 0)
-	ctx, stop := context.WithCancel(background(t))
-	var busy sync.WaitGroup
-	for range 4 {
-		busy.Go(func() {
-			for ctx.Err() == nil {
-				x := make([]int64, testbed.Width)
-				x[0] = 1 << 40
-				_ = testbed.Ask(ctx, c, x, testbed.Width)
-			}
-		})
-	}
-	hung.ends(t, client.ErrWorkerDied) // after it hung both
-	stop()
-	busy.Wait()
-	c.Close()
-	h.settled()
 }

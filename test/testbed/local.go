@@ -4,17 +4,22 @@ package testbed
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/testhooks"
+	"github.com/ringbatch/ringbatch/shm"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// Local is a broker in this process: for the race detector, which sees only heap
-// memory, and for examples.
+// Local is a broker in this process.
 type Local struct {
 	Config broker.Config // may be changed while the broker is stopped
 	dir    string
@@ -22,9 +27,16 @@ type Local struct {
 	ended  chan error
 }
 
+// StartOnHeap is StartLocal for tests whose peers all live in this process, too: the
+// race detector sees their shared memory.
+func StartOnHeap(cfg broker.Config) (*Local, error) { return StartWith(cfg, shm.CreateOnHeap) }
+
 // StartLocal serves until Close. By default the socket is in a new folder and the log
 // is silent.
-func StartLocal(cfg broker.Config) (*Local, error) {
+func StartLocal(cfg broker.Config) (*Local, error) { return StartWith(cfg, nil) }
+
+// StartWith is StartLocal with a function that makes the broker's segments.
+func StartWith(cfg broker.Config, create testhooks.Create) (*Local, error) {
 	dir, err := os.MkdirTemp("", "rb") // the path of t.TempDir can be too long for a socket
 	if err != nil {
 		return nil, err
@@ -34,6 +46,9 @@ func StartLocal(cfg broker.Config) (*Local, error) {
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if create != nil {
+		testhooks.MakeSegments(cfg.Socket, create)
 	}
 	l := &Local{Config: cfg, dir: dir}
 	if err := l.Start(); err != nil {
@@ -75,11 +90,22 @@ func (l *Local) Close() error {
 	return err
 }
 
+// WaitFor waits for a request for at most d: status.ErrTimeout if it goes on.
+func WaitFor(r *client.Request, d time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	err := r.Wait(ctx)
+	if ctx.Err() != nil && errors.Is(r.Poll(), status.ErrNotDone) {
+		return status.ErrTimeout
+	}
+	return err
+}
+
 // Touch asks for the memory of all outputs, as a worker does that writes them.
 func Touch(b *worker.Batch) {
-	for k := range b.Layout().Outputs {
+	for k := range b.Signature().Outputs {
 		for i := range b.Runs() {
-			b.Output(k).RunBytes(i)
+			b.Output(k).Run(i)
 		}
 	}
 }
@@ -93,10 +119,8 @@ func ServeLocal(cfg worker.Config, fn worker.Func) (leave func() error) {
 	var err error
 	go func() {
 		defer close(ended)
-		err = worker.KeepAttached(ctx, cfg, func(ctx context.Context, w *worker.Worker) error {
-			come()
-			return w.ServeBatches(ctx, max(1, cfg.Concurrency), fn)
-		})
+		cfg.Attached = come
+		err = worker.Serve(ctx, cfg, fn)
 	}()
 	select {
 	case <-attached:

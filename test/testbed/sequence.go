@@ -224,7 +224,7 @@ func (q *Sequence) stepByStep(ctx context.Context, giveUp int, soon time.Duratio
 		time.Sleep(soon)
 		return nil
 	case 4: // the wait ends first, and the answer may come after it
-		err := req.WaitFor(soon / 4)
+		err := WaitFor(&req, soon/4)
 		if err == nil {
 			break
 		}

@@ -100,7 +100,7 @@ func MirrorDims(b *worker.Batch, variable int) error {
 			return err
 		}
 		if !b.Ragged() && !slices.Equal(b.Request(i).Dims(), b.Dims()) {
-			for k := range b.Layout().Outputs {
+			for k := range b.Signature().Outputs {
 				unpad(b, i, k)
 			}
 		}

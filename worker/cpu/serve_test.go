@@ -12,7 +12,6 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
@@ -20,8 +19,7 @@ import (
 
 func TestWhatWasPaddedToABucketComesBackInItsOwnShape(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	mem := shm.NewHeap()
-	b, err := testbed.StartLocal(broker.Config{Memory: mem})
+	b, err := testbed.StartOnHeap(broker.Config{})
 	must.Do(t, err)
 	socket, ended := b.Socket(), make(chan error, 3)
 	inputs := []tensor.Spec{
@@ -31,12 +29,12 @@ func TestWhatWasPaddedToABucketComesBackInItsOwnShape(t *testing.T) {
 	for _, name := range []string{"echo", "affine"} {
 		m, err := New(name, Options{Inputs: inputs, Scale: 1})
 		must.Do(t, err)
-		cfg := worker.Config{Model: name, Signature: m.Signature, Socket: socket, Memory: mem}
+		cfg := worker.Config{Model: name, Signature: m.Signature, Socket: socket}
 		cfg.Policy = policy.New(policy.Slots(64), policy.Buckets("x", 0, 2, 4), policy.Buckets("x", 1, 4), policy.Buckets("k", 0, 8))
 		go func() { ended <- worker.Serve(ctx, cfg, m.Run) }()
 	}
 	for _, name := range []string{"echo", "affine"} {
-		c, err := client.Dial(ctx, name, client.WithSocket(socket), client.WithMemory(mem), client.WaitForModel())
+		c, err := client.Dial(ctx, name, client.WithSocket(socket), client.WaitForModel())
 		must.Do(t, err)
 		for n := 1; n <= 4; n++ {
 			x, k := make([]int32, 2*n*(5-n)*2), make([]int64, 2*n)

@@ -32,7 +32,7 @@ func Alone(m *Model, rows, lanes int) (run func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	seg, err := shm.Memfd{}.Create("alone", layout.PlanesSize)
+	seg, err := shm.Create("alone", layout.PlanesSize)
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"gorgonia.org/cu"
 
-	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/internal/inside"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -40,9 +40,6 @@ func pauseAfter(polls int) {
 // finished first. An error that matches ErrLost means that only a new process
 // can go on.
 func Serve(ctx context.Context, cfg worker.Config, m *Model) error {
-	if cfg.Weights != nil {
-		return fmt.Errorf("%w: GPU models do not follow live weights", status.ErrInvalid)
-	}
 	d, err := openDevice(m.options.Device)
 	if err != nil {
 		return fmt.Errorf("worker %s: %w", cfg.Model, err)
@@ -60,17 +57,24 @@ func Serve(ctx context.Context, cfg worker.Config, m *Model) error {
 	var shared *sharedMemory
 	if cfg.Signature.FirstOnDevice() != nil {
 		shared = &sharedMemory{d: d}
-		cfg.Device = shared
+		ctx = inside.WithDevice(ctx, shared)
 	}
 	// On this goroutine, which has the device's context on its thread.
 	return worker.KeepAttached(ctx, cfg, func(ctx context.Context, w *worker.Worker) error {
 		err := serveAttached(ctx, w, d, p, shared)
 		if errors.Is(err, ErrLost) {
-			w.Abandon() // a batch that may still be written to must not be answered
+			inside.Of(ctx).Abandon() // a batch that may still be written to must not be answered
 		}
 		return err
 	})
 }
+
+// ended is a context that has.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
 
 // server runs the batches of one attachment. A lane is in exactly one of free
 // and busy.
@@ -83,18 +87,19 @@ type server struct {
 
 func serveAttached(ctx context.Context, w *worker.Worker, d *device, p program, shared *sharedMemory) error {
 	start := time.Now()
-	r, err := openRing(w.Layout(), w.Planes(), shared)
+	session := inside.Of(ctx).Session()
+	r, err := openRing(session.Layout, session.Planes, shared)
 	if err != nil {
 		return fmt.Errorf("register the ring with the driver: %w", err)
 	}
 	defer func() { _ = r.close() }()
-	lanes, err := newLanes(d, r, p, w.Depth())
+	lanes, err := newLanes(d, r, p, session.Info.Depth)
 	if err != nil {
 		return err
 	}
 	s := &server{w: w, p: p, free: lanes}
 	defer func() { closeLanes(append(s.free, s.busy...)) }()
-	slog.Info("ring registered with the GPU", "gpu", d.name, "bytes", w.Planes().Size(), "lanes", len(lanes),
+	slog.Info("ring registered with the GPU", "gpu", d.name, "bytes", session.Planes.Size(), "lanes", len(lanes),
 		"took", time.Since(start).Round(time.Microsecond))
 	return s.run(ctx)
 }
@@ -125,7 +130,7 @@ func (s *server) run(ctx context.Context) error {
 		}
 		if len(s.free) > 0 && ctx.Err() == nil {
 			// If the broker is gone, Next says so when the GPU is idle.
-			if b, err := s.w.TryNext(); err == nil && b != nil {
+			if b, err := s.w.Next(ended); err == nil {
 				if err := s.submit(b); err != nil {
 					return err
 				}

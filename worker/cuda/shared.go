@@ -71,7 +71,7 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// sharedMemory is the device memory of a ring on the worker's GPU; a shm.Device.
+// sharedMemory is the device memory of a ring on the worker's GPU; an attach.Device.
 // It is used on the thread that has the device's context.
 type sharedMemory struct {
 	d    *device

@@ -87,15 +87,14 @@ func handler(model *client.Client) http.HandlerFunc {
 
 // code is the HTTP status of an error: too late, worth another try, a bad request, or a failure.
 func code(err error) int {
-	var named status.Code
 	switch {
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, client.ErrExpired):
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, status.ErrExpired):
 		return http.StatusGatewayTimeout
-	case errors.As(err, &named) && named.Retryable():
+	case status.Retryable(err):
 		return http.StatusServiceUnavailable
-	case named == status.ErrShape, named == status.ErrRows, named == status.ErrSize, named == status.ErrTooLarge:
+	case errors.Is(err, status.ErrShape), errors.Is(err, status.ErrRows), errors.Is(err, status.ErrSize), errors.Is(err, status.ErrTooLarge):
 		return http.StatusBadRequest
-	default: // client.ErrFailed, client.ErrWorkerDied
+	default: // status.ErrFailed, status.ErrWorkerDied
 		return http.StatusInternalServerError
 	}
 }

@@ -28,15 +28,6 @@ _TIMEOUT = errors.Timeout.status
 # Rows of an output: an array, or a list of one array per row if rows differ in size.
 Rows = Union[np.ndarray, list[np.ndarray]]
 
-_WORTH_WAITING = (
-    errors.NoBroker,
-    errors.UnknownModel,
-    errors.BrokerGone,
-    errors.Draining,
-    errors.Timeout,
-    errors.NoWorker,  # a worker allocates device memory
-    errors.RingFull,  # other clients return their windows
-)
 _MOST_WINDOW = (1 << 32) - 1
 _CONNECT_TIMEOUT_NS = 5_000_000_000
 
@@ -86,7 +77,7 @@ class Core(Client):
             error = last_error(self.lib, status)
             if status == _TIMEOUT and time.monotonic() < start + _CONNECT_TIMEOUT_NS / 1e9:
                 continue  # interrupted by a signal
-            if not isinstance(error, _WORTH_WAITING) or (pause := pauses.next(deadline)) is None:
+            if not error.retry_attach or (pause := pauses.next(deadline)) is None:
                 raise error
             time.sleep(pause)
 

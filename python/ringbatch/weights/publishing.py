@@ -83,7 +83,7 @@ class Publisher:
             error = last_error(self._lib, status)
             unfollowed = isinstance(error, (errors.UnknownModel, errors.NoWorker))
             pause = pauses.next(end)
-            if not (error.retry_attach or unfollowed) or pause is None:
+            if not error.retry_attach or pause is None:
                 raise error
             if unfollowed and not warned:
                 log.warning("waiting %g s for a worker that follows: %s", wait, error)

@@ -161,14 +161,6 @@ static int run(uint32_t i)
 	return status;
 }
 
-static int unpack(uint32_t bytes)
-{
-	void *zeros = calloc(1, bytes);
-	int status = rb_batch_unpack(batch, 0, zeros, bytes);
-	free(zeros);
-	return status;
-}
-
 static void next(char *rest)
 {
 	int status = rb_worker_next(worker, timeout(rest), &batch);
@@ -274,7 +266,6 @@ int main(void)
 		else if (!strcmp(what, "version")) version(r);
 		else if (!strcmp(what, "row")) say(row(n));
 		else if (!strcmp(what, "run")) say(run(n));
-		else if (!strcmp(what, "unpack")) say(unpack(n));
 		else if (!strcmp(what, "complete")) say(rb_batch_complete(batch));
 		else if (!strcmp(what, "sizes")) say(sizes(n));
 		else if (!strcmp(what, "fail")) say((rb_batch_fail_all(batch, rest), rb_batch_complete(batch)));

@@ -50,7 +50,7 @@ func run(ctx context.Context, args []string) error {
 	f.BoolVar(&cfg.NoCheck, "no-check", false, "serve also a model whose rows give other results in a batch than alone")
 	f.Float64Var(&cfg.Tolerance, "tolerance", 0, "how far results may differ, as a part of the largest number (default 0.001, "+
 		"with half precision outputs 0.02)")
-	f.IntVar(&cfg.Worker.Depth, "depth", worker.DefaultDepth, "batches handed over at once")
+	f.IntVar(&cfg.Worker.Depth, "depth", 2, "batches handed over at once")
 	f.StringVar(&cfg.Worker.Socket, "socket", "", "the broker's control socket (default: $RINGBATCH_SOCKET, else "+
 		"ringbatch/broker.sock in the user's runtime folder)")
 	f.DurationVar(&cfg.Worker.WaitForBroker, "wait", 0, "how long to wait for a broker that does not run yet")
