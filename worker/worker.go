@@ -30,7 +30,7 @@ type Config struct {
 	Socket string // of the broker; default as for clients
 	Name   string // for logs and statistics
 	Depth  int    // batches handed over at once, running ones included; default 2, or Concurrency + 1
-	Weight int    // share of the work relative to other workers; default 1
+	Share  int    // of the work, relative to other workers; default 1
 	GPU    string // the GPU that it computes on, for statistics
 
 	// Concurrency is the number of batches that Serve runs at once, each in a
@@ -151,7 +151,7 @@ func attachOnce(ctx context.Context, cfg Config) (*Worker, error) {
 		Worker: &control.WorkerInfo{
 			Inputs: tensor.SpecTexts(cfg.Signature.Inputs), Outputs: tensor.SpecTexts(cfg.Signature.Outputs),
 			State: tensor.SpecTexts(cfg.Signature.State),
-			Depth: cfg.Depth, Lanes: cfg.Concurrency, Weight: cfg.Weight, Pad: cfg.Pad, PadTo: cfg.PadTo,
+			Depth: cfg.Depth, Lanes: cfg.Concurrency, Share: cfg.Share, Pad: cfg.Pad, PadTo: cfg.PadTo,
 			GPU: cfg.GPU, RunOnce: cfg.RunOnce, Program: cfg.Version,
 		},
 		Policy: cfg.Policy, Pipeline: cfg.Pipeline,

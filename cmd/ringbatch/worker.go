@@ -36,7 +36,7 @@ policy given here.`, `  ringbatch worker echo
 	f.IntVar(&cfg.Depth, "depth", worker.DefaultDepth, "batches handed over at once")
 	f.StringVar(&cfg.Pad, "pad", "", "pad batches: fixed (to --pad-to rows) or preferred (to the next preferred size)")
 	f.IntVar(&cfg.PadTo, "pad-to", 0, "with --pad fixed: rows, at least max_batch_size")
-	f.IntVar(&cfg.Weight, "weight", 1, "share of the work relative to other workers")
+	f.IntVar(&cfg.Share, "share", 1, "share of the work, relative to other workers")
 	wait, join := waitFlag(f), joinFlag(f)
 	gpu := gpuFlags(f)
 	asked := addPolicy(f)

@@ -52,7 +52,7 @@ def worker_options(
     *,
     depth: int = 0,
     lanes: int = 0,
-    weight: int = 0,
+    share: int = 0,
     pad_to: int = 0,
     pad_preferred: bool = False,
     gather_threads: int = 0,
@@ -66,7 +66,7 @@ def worker_options(
     """The keywords of all workers, for C. policy: settings of the model."""
     o = c.WorkerOptions()
     o.size = ctypes.sizeof(o)
-    o.depth, o.lanes, o.weight, o.pad_to, o.pad_preferred, o.gather_threads = depth, lanes, weight, pad_to, pad_preferred, gather_threads
+    o.depth, o.lanes, o.share, o.pad_to, o.pad_preferred, o.gather_threads = depth, lanes, share, pad_to, pad_preferred, gather_threads
     o.run_once, o.version = run_once, encode(version)
     o.name, o.gpu, o.socket = encode(name or os.environ.get("RINGBATCH_WORKER_NAME")), encode(gpu), encode(socket)
     o.policy = encode(policy_text(policy))
