@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 	"gorgonia.org/cu"
 
-	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -40,9 +39,6 @@ func pauseAfter(polls int) {
 // finished first. An error that matches ErrLost means that only a new process
 // can go on.
 func Serve(ctx context.Context, cfg worker.Config, m *Model) error {
-	if cfg.Weights != nil {
-		return fmt.Errorf("%w: GPU models do not follow live weights", status.ErrInvalid)
-	}
 	d, err := openDevice(m.options.Device)
 	if err != nil {
 		return fmt.Errorf("worker %s: %w", cfg.Model, err)
@@ -64,7 +60,7 @@ func Serve(ctx context.Context, cfg worker.Config, m *Model) error {
 	}
 	// On this goroutine, which has the device's context on its thread.
 	return worker.KeepAttached(ctx, cfg, func(ctx context.Context, w *worker.Worker) error {
-		err := serveAttached(ctx, w, d, p, shared)
+		err := serveAttached(ctx, w, d, p, shared, cfg.PadTo)
 		if errors.Is(err, ErrLost) {
 			w.Abandon() // a batch that may still be written to must not be answered
 		}
@@ -81,14 +77,14 @@ type server struct {
 	polls      int // since a batch came or was done
 }
 
-func serveAttached(ctx context.Context, w *worker.Worker, d *device, p program, shared *sharedMemory) error {
+func serveAttached(ctx context.Context, w *worker.Worker, d *device, p program, shared *sharedMemory, padTo int) error {
 	start := time.Now()
 	r, err := openRing(w.Layout(), w.Planes(), shared)
 	if err != nil {
 		return fmt.Errorf("register the ring with the driver: %w", err)
 	}
 	defer func() { _ = r.close() }()
-	lanes, err := newLanes(d, r, p, w.Depth())
+	lanes, err := newLanes(d, r, p, w.Depth(), max(w.Layout().MaxBatch, padTo))
 	if err != nil {
 		return err
 	}

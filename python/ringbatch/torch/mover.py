@@ -17,6 +17,13 @@ BLOCKS, THREADS, CHUNK = 48, 512, 16384  # the same as in worker/cuda/lane.go
 DEVICE_BLOCKS = 264  # within device memory no kernel waits for the bus: as many as fit
 
 
+def _kernels() -> Path:
+    """worker/cuda/kernels/move.ptx: of the wheel, or of the checkout in which this package lies."""
+    package = Path(__file__).parents[1]
+    installed = package / "_native" / "move.ptx"
+    return installed if installed.exists() else package.parents[1] / "worker" / "cuda" / "kernels" / "move.ptx"
+
+
 class Kernel:
     """A kernel whose arguments have 64 bits each; the driver copies them at the launch."""
 
@@ -39,7 +46,7 @@ class Mover:
 
     def __init__(self) -> None:
         self.driver = ctypes.CDLL("libcuda.so.1")
-        ptx = Path(__file__).with_name("move.ptx").read_bytes()
+        ptx = _kernels().read_bytes()
         self.module = c_void_p()
         self.check("cuModuleLoadData", self.driver.cuModuleLoadData(ctypes.byref(self.module), ptx))
         self.launch = self.driver.cuLaunchKernel
