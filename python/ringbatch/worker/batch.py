@@ -88,7 +88,7 @@ class Batch:
     read-only: a retry, or the next stage of a pipeline, reads them again.
 
     With ``ragged=True`` an input of variable size is a list with a view of each row. With
-    ``packed=True`` it is one array of all rows, one after the other without padding; row i is
+    ``packed=["tokens"]`` it is one array of all rows, one after the other without padding; row i is
     ``[offsets[i]:offsets[i + 1]]``. Outputs of variable size have that form, too.
 
     For tensors on the device the arrays are torch tensors on its GPU. The batch is
@@ -229,7 +229,7 @@ class Batch:
 
     def _offsets(self) -> np.ndarray:
         if not self._packed:
-            raise errors.Invalid("only the batches of a packed worker (packed=True) have offsets")
+            raise errors.Invalid("only the batches of a packed worker (packed=[...]) have offsets")
         varying = [k for k, t in enumerate(self._sig.inputs) if t.variable]
         found = np.empty((len(varying), self.rows + 1), np.int32)
         for k, offsets in zip(varying, found):
