@@ -151,6 +151,16 @@ class RingBatch(Rows):
             raise errors.Invalid("the model has no state: @rb.worker(state=...) declares it")
         return np.array((c_uint8 * self.rows).from_address(self.c.step), np.intp)
 
+    def fresh(self) -> np.ndarray:
+        """Whether each row begins its sequence."""
+        return self.steps() & 2 != 0
+
+    def clear_fresh(self, rows: Any) -> None:
+        """Zeroes the fresh rows of a state that was gathered on a GPU. On the host the library has cleared them in their slots."""
+        found = np.flatnonzero(self.fresh())
+        if len(found):
+            rows[found.tolist()] = 0
+
     def halves(self) -> np.ndarray:
         """The half of a state's plane that each row reads, counted over all slots; the row writes the half ``^ 1``."""
         return 2 * self.slots() + (self.steps() & 1)
@@ -175,9 +185,20 @@ class RingBatch(Rows):
         """Copies rows of the k-th output into their slots."""
         check(self._lib, self._lib.rb_batch_scatter(self._at, k, of, size))
 
-    def pack(self, k: int, to: int | None, size: int, offsets: int | None = None) -> None:
-        """Copies the rows of the k-th input one after the other, each in its true size, and says where each begins."""
-        check(self._lib, self._lib.rb_batch_pack(self._at, k, to, size, offsets))
+    def pack(self, k: int, to: int, size: int) -> None:
+        """Copies the rows of the k-th input one after the other, each in its true size."""
+        check(self._lib, self._lib.rb_batch_pack(self._at, k, to, size, None))
+
+    def offsets(self) -> np.ndarray:
+        """Where each packed row begins, and the last one ends; int32."""
+        varying = [k for k, t in enumerate(self._ring.signature.inputs) if t.variable]
+        found = np.empty((len(varying), self.rows + 1), np.int32)
+        for k, offsets in zip(varying, found):
+            check(self._lib, self._lib.rb_batch_pack(self._at, k, None, 0, offsets.ctypes.data))
+        if (found != found[0]).any():
+            names = ", ".join(self._ring.signature.input_names[k] for k in varying)
+            raise errors.Shape(f"the model is packed: in a request, all of {names} have the same size")
+        return found[0]
 
     def unpack(self, k: int, of: int, size: int) -> None:
         """Copies packed rows of the k-th output into their slots, and sets their sizes."""
@@ -208,6 +229,10 @@ class RingBatch(Rows):
     def complete(self) -> None:
         """Answers the clients; the batch is over."""
         check(self._lib, complete_batch(self._at))
+
+    def answer_failed(self, error: BaseException) -> None:
+        self.fail_all(error)
+        self.complete()
 
 
 def _said(error: object) -> str:
@@ -413,12 +438,17 @@ def _submit(lane: Any, batch: RingBatch) -> bool:
         lane.submit(batch)
         return True
     except BaseException as e:
-        if isinstance(e, Exception):
-            log.exception("a batch of %d rows failed", batch.rows)
-            end_if_lost(e)
-        lane.release()
-        batch.fail_all(e)
-        batch.complete()
-        if not isinstance(e, Exception):
-            raise
+        fail(batch, e, lane.release)
         return False
+
+
+def fail(batch: RingBatch, e: BaseException, release: Callable[[], None]) -> None:
+    """Answers a batch that failed with e, and raises e again unless it is an Exception. If the GPU is lost, the process ends
+    without an answer. release: forgets the batch, before it is answered."""
+    if isinstance(e, Exception):
+        log.error("a batch of %d rows failed", batch.rows, exc_info=e)
+        end_if_lost(e)
+    release()
+    batch.answer_failed(e)
+    if not isinstance(e, Exception):
+        raise e

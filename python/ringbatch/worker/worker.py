@@ -21,7 +21,8 @@ from ..weights.following import Follower
 from ..weights.publishing import publishes
 from . import following, program
 from .axes import check_packed
-from .batch import Batch, Buffers
+from .batch import Batch
+from .buffers import Buffers
 from .refusal import for_python
 from .ring import Ring, RingBatch, Stop, keep_attached, run_one, worker_options
 
