@@ -25,7 +25,9 @@ from ..worker.import_path import is_import_path, name_of
 from ..worker.signals import stopping
 from ..worker.trust import WARNING, open_trusted
 from . import flags
-from .supervisor import ask_broker, gateway_door, run_commands, socket_path
+from .broker import ask_broker, socket_path
+from .gateway import gateway_door
+from .supervisor import run_commands
 
 # By the end of the file's name: the module of this package that serves it.
 KINDS = {

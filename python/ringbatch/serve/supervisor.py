@@ -14,24 +14,23 @@ starts a broker when the other one goes, unless that one had started serve.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import math
 import os
-import socket as sockets
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NamedTuple
 
 from .. import errors
-from ..binding.library import binary_path, cores
+from ..binding.library import cores
 from ..worker.refusal import TOLD_AT, Refusal, Refusals
 from ..worker.signals import StopEvent, ends, stopping
 from . import targets
+from .broker import DRAIN_S, START_S, ask_broker, broker_runs, hurry, socket_path, start_broker, wait_for_broker, with_us
+from .gateway import Door, gateway_door
 from .targets import Reached, Served
 from .watched import WatchedProcess
 
@@ -41,14 +40,9 @@ CHILD = "RINGBATCH_CHILD"  # set in worker processes
 PARENT = "RINGBATCH_PARENT"  # the process that they end with
 SUPERVISED = "RINGBATCH_SUPERVISED"  # the socket of the broker that started this process
 
-_DRAIN_S = 30.0  # for accepted requests at the end
-_STOP_S = _DRAIN_S + 15.0  # for the workers and the broker to end
-_HURRY_S = 10.0  # for a broker after a second signal; its workers have two of them
-_INSIST_S = 0.3  # between two signals to a broker
-_START_S = 60.0  # the machine may be busy; a broker that fails is seen at once
+_STOP_S = DRAIN_S + 15.0  # for the workers and the broker to end
 _FAILED_STARTS = 5  # of a worker that never attached: its script is broken
 _LOOK_S = 0.1
-_ASK_S = 5.0  # for a broker's answer
 _LOOK_FOR_BROKER_S = 1.0
 _LOOK_AT_STARTS_S = 0.5
 
@@ -140,6 +134,24 @@ class ReadyLine:
             print(f'{name} is ready: rb.connect("{name}"{where}){broker}', file=sys.stderr, flush=True)
 
 
+class _Job(NamedTuple):
+    """What is served."""
+
+    commands: list[list[str]]  # of worker processes
+    counts: list[int]
+    socket: str
+    door: Door
+    say_ready: Callable[[bool], None]  # True: to a broker of another process
+    refusals: Refusals
+
+    def environment(self) -> dict[str, str]:
+        """Of the worker processes."""
+        path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        ours = {CHILD: "1", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "RINGBATCH_SOCKET": self.socket, TOLD_AT: self.refusals.path}
+        # A share of the cores: more threads than cores slow all processes down.
+        return {"OMP_NUM_THREADS": str(max(1, cores() // max(1, sum(self.counts)))), **os.environ, **ours}
+
+
 def run_commands(
     commands: list[list[str]], counts: list[int], at: str, stop: StopEvent, door: Door, broker: bool, programs: bool = False,
     say_ready: Callable[[bool], None] = lambda joined: None,
@@ -147,11 +159,13 @@ def run_commands(
     """Runs worker processes until stop is set. programs: the commands are no serve.child, which ends with its parent by itself."""
     broker = broker and not _supervised(at)
     with contextlib.closing(Refusals()) as refusals:
+        job = _Job(commands, counts, at, door, say_ready, refusals)
+        bound = job._replace(commands=[with_us(*command) for command in commands]) if programs else job
         while not stop.is_set():
             if broker and not broker_runs(at):
-                _host(commands, counts, at, stop, door, say_ready, refusals)
+                _host(job, stop)
             else:
-                _guest(commands, counts, at, stop, door, broker, programs, say_ready, refusals)
+                _guest(bound, stop, broker)
                 refusals.end()  # the workers have served: later starts are no first starts
 
 
@@ -160,13 +174,6 @@ def _supervised(at: str) -> bool:
     broker takes over while this one finishes its accepted requests, with our workers."""
     its = os.environ.get(SUPERVISED)
     return bool(its) and os.path.abspath(str(its)) == at
-
-
-def _environment(socket: str, refusals: Refusals, processes: int) -> dict[str, str]:
-    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    ours = {CHILD: "1", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "RINGBATCH_SOCKET": socket, TOLD_AT: refusals.path}
-    # A share of the cores: more threads than cores slow all processes down.
-    return {"OMP_NUM_THREADS": str(max(1, cores() // max(1, processes))), **os.environ, **ours}
 
 
 # -- in this process
@@ -181,7 +188,7 @@ def in_threads(workers: Sequence[targets.Worker], socket: str, ending: StopEvent
 
     def run(i: int, worker: targets.Worker) -> None:
         try:
-            worker._serve(socket, stop, _START_S, lambda: attached.add(i))
+            worker._serve(socket, stop, START_S, lambda: attached.add(i))
         except BaseException as e:
             failures.append(e)
             ending.set()
@@ -201,33 +208,31 @@ def in_threads(workers: Sequence[targets.Worker], socket: str, ending: StopEvent
 # -- our own broker, which starts the workers
 
 
-def _host(
-    commands: list[list[str]], counts: list[int], socket: str, stop: StopEvent, door: Door,
-    say_ready: Callable[[bool], None], refusals: Refusals,
-) -> None:
+def _host(job: _Job, stop: StopEvent) -> None:
     """Serves until stop is set or the broker ends."""
-    config = "".join(f"[[worker]]\ncommand = {json.dumps(c, ensure_ascii=False)}\ninstances = {n}\n" for c, n in zip(commands, counts))
-    p = _start_broker(config, socket, _environment(socket, refusals, sum(counts)))
+    workers = zip(job.commands, job.counts)
+    config = "".join(f"[[worker]]\ncommand = {json.dumps(c, ensure_ascii=False)}\ninstances = {n}\n" for c, n in workers)
+    p = start_broker(config, job.socket, job.environment())
     gateway: WatchedProcess | None = None
     try:
-        if not _wait_for_broker(p, socket, stop):
+        if not wait_for_broker(p, job.socket, stop):
             return  # another broker started first
-        gateway = door()
-        ready, look = not commands, time.monotonic()
+        gateway = job.door()
+        ready, look = not job.commands, time.monotonic()
         told: list[Refusal] = []
         while not stop.wait(_LOOK_S):
             if gateway is not None:
                 gateway.revive()
-            told += refusals.take()
-            if told and (started := _processes(socket)) is not None:  # None: ask again in the next round
+            told += job.refusals.take()
+            if told and (started := _processes(job.socket)) is not None:  # None: ask again in the next round
                 _judge(told, started)
                 told = []
             if not ready and time.monotonic() >= look:
-                ready, look = _all_attached(socket), time.monotonic() + _LOOK_AT_STARTS_S
+                ready, look = _all_attached(job.socket), time.monotonic() + _LOOK_AT_STARTS_S
                 if ready:
-                    refusals.end()
+                    job.refusals.end()
             if ready:
-                say_ready(False)
+                job.say_ready(False)
             if p.poll() is not None:
                 log.warning("the broker ended with status %s, starting it again", p.returncode)
                 stop.wait(_LOOK_S)
@@ -239,99 +244,7 @@ def _host(
         if gateway is not None:
             gateway.stop(stop)
         if not ends(lambda: p.poll() is not None, _STOP_S, stop):
-            _hurry(p)
-
-
-def _hurry(p: subprocess.Popen) -> None:
-    """Signals a broker until it ends. It ignores a signal that follows another too soon."""
-    for _ in range(int(_HURRY_S / _INSIST_S)):
-        p.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            p.wait(_INSIST_S)
-            return
-    p.kill()
-    p.wait()
-
-
-# Has the kernel end the process with us, then becomes the command.
-_DIE_WITH_PARENT = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); "
-    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
-)
-
-
-Door = Callable[[], Optional[WatchedProcess]]
-_DOOR_READY_S = 5.0
-
-
-def gateway_door(socket: str, http: int | str | None, grpc: int | str | None) -> Door:
-    """A function that starts the gateway, or nothing if no port is given."""
-    if http is None and grpc is None:
-        return lambda: None
-    for flag, given in ("http", http), ("grpc", grpc):
-        _check_free(_address(given), flag)
-    command = _with_us(binary_path(), "gateway", "--socket", socket, "--http", _address(http), "--grpc", _address(grpc))
-    return lambda: WatchedProcess("gateway", command, dict(os.environ), _DOOR_READY_S)
-
-
-def _address(given: int | str | None) -> str:
-    if given is None:
-        return "off"
-    if not str(given).isdigit():
-        return str(given)
-    if int(given) > 65535:
-        raise errors.Invalid(f"{given} is no port: want 0..65535, or an address, 0.0.0.0:8000")
-    return f"127.0.0.1:{given}"
-
-
-def _check_free(address: str, flag: str) -> None:
-    """Raises if another process listens on the address. The gateway reports other errors."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit():
-        return
-    with sockets.socket() as s:
-        s.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
-        try:
-            s.bind((host, int(port)))
-        except OSError as e:
-            if e.errno == errno.EADDRINUSE:
-                raise errors.Invalid(f"port {port} is taken; choose another with {flag}=PORT") from None
-
-
-def _with_us(*command: str) -> list[str]:
-    """The command, for a process that the kernel ends with this one."""
-    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
-
-
-def _start_broker(config: str, socket: str, env: dict[str, str]) -> subprocess.Popen:
-    """The configuration is a memory file, which goes with its last process."""
-    fd = os.memfd_create("ringbatch-serve")
-    try:
-        os.write(fd, config.encode())
-        return subprocess.Popen(
-            _with_us(binary_path(), "broker", "--socket", socket, "--config", f"/proc/self/fd/{fd}", "--drain-time", f"{_DRAIN_S:g}s"),
-            env=env,
-            pass_fds=[fd],
-            start_new_session=True,  # the terminal's Ctrl-C is for us only
-        )
-    finally:
-        os.close(fd)
-
-
-def _wait_for_broker(p: subprocess.Popen, socket: str, stop: threading.Event) -> bool:
-    """False if another broker has taken the socket."""
-    deadline = time.monotonic() + _START_S
-    while not stop.is_set():
-        if p.poll() is not None:
-            if broker_runs(socket):
-                return False
-            raise errors.NoBroker("the broker did not start; see its message above")
-        if broker_runs(socket):
-            return True
-        if time.monotonic() > deadline:
-            raise errors.NoBroker(f"the broker does not answer at {socket}")
-        stop.wait(0.02)
-    return True
+            hurry(p)
 
 
 def _all_attached(socket: str) -> bool:
@@ -359,29 +272,14 @@ def _processes(socket: str) -> list[dict[str, Any]] | None:
     return None if told is None else told.get("processes") or []
 
 
-def ask_broker(command: str, socket: str) -> Any:
-    """The answer of a command, None if there is none. As a process: this one stays without a connection, free to fork."""
-    try:
-        asked = [binary_path(), command, "--json", "--socket", socket]
-        answer = subprocess.run(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False, timeout=_ASK_S)
-    except subprocess.TimeoutExpired:
-        return None
-    return json.loads(answer.stdout) if answer.returncode == 0 and answer.stdout else None
-
-
 # -- another process's broker
 
 
-def _guest(
-    commands: list[list[str]], counts: list[int], socket: str, stop: StopEvent, door: Door, take_over: bool, programs: bool,
-    say_ready: Callable[[bool], None], refusals: Refusals,
-) -> None:
+def _guest(job: _Job, stop: StopEvent, take_over: bool) -> None:
     """Serves until stop is set, or the broker is gone and take_over is set."""
-    if programs:
-        commands = [_with_us(*command) for command in commands]
-    env = _environment(socket, refusals, sum(counts))
-    guests = [WatchedProcess(f"worker {i}", command, env, None, refusals) for command, n in zip(commands, counts) for i in range(n)]
-    gateway = door()
+    env, some = job.environment(), zip(job.commands, job.counts)
+    guests = [WatchedProcess(f"worker {i}", command, env, None, job.refusals) for command, n in some for i in range(n)]
+    gateway = job.door()
     if gateway is not None:
         guests.append(gateway)
     there, look = True, 0.0
@@ -390,47 +288,21 @@ def _guest(
             for guest in guests:
                 guest.revive()
             if all(guest.has_attached() for guest in guests if guest is not gateway):
-                say_ready(True)
+                job.say_ready(True)
             look += _LOOK_S
             if look < _LOOK_FOR_BROKER_S:
                 continue
             look, was = 0.0, there
-            there = broker_runs(socket)
+            there = broker_runs(job.socket)
             if was and not there:
                 if take_over:
-                    log.warning("the broker at %s is gone: starting one", socket)
+                    log.warning("the broker at %s is gone: starting one", job.socket)
                     return
-                log.warning("the broker at %s is gone: waiting for one", socket)
+                log.warning("the broker at %s is gone: waiting for one", job.socket)
             elif there and not was:
-                log.warning("there is a broker at %s again", socket)
+                log.warning("there is a broker at %s again", job.socket)
     finally:
         for guest in guests:
             guest.terminate()
         for guest in guests:
             guest.stop(stop)
-
-
-# -- sockets
-
-
-def socket_path(given: str | os.PathLike[str] | None) -> str:
-    """As docs/protocol.md says."""
-    if given or os.environ.get("RINGBATCH_SOCKET"):
-        return os.path.abspath(os.fspath(given) if given else os.environ["RINGBATCH_SOCKET"])
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime:
-        return os.path.join(runtime, "ringbatch", "broker.sock")
-    return os.path.join(os.environ.get("TMPDIR") or "/tmp", f"ringbatch-{os.getuid()}", "broker.sock")
-
-
-def broker_runs(socket: str) -> bool:
-    """Whether a broker listens. By a plain socket: this process stays free to fork."""
-    with sockets.socket(sockets.AF_UNIX) as s:
-        s.settimeout(5.0)
-        try:
-            s.connect(socket)
-        except BlockingIOError:  # its queue of connections is full
-            return True
-        except OSError:
-            return False
-        return True
