@@ -53,8 +53,6 @@ class Mover:
         self.launch.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
         self._copy = self.driver.cuMemcpyAsync
         self._copy.argtypes = [c_uint64, c_uint64, ctypes.c_size_t, c_void_p]
-        self._clear = self.driver.cuMemsetD8Async
-        self._clear.argtypes = [c_uint64, ctypes.c_ubyte, ctypes.c_size_t, c_void_p]
         self._gather, self._scatter = Kernel(self, "rb_gather", 8), Kernel(self, "rb_scatter", 7)
         self._gather_packed = Kernel(self, "rb_gather_packed", 9)
 
@@ -69,10 +67,6 @@ class Mover:
         status = self._copy(to, source, size, stream)
         if status:
             self.check("cuMemcpyAsync", status)
-
-    def clear(self, stream: int, to: int, size: int) -> None:
-        """Writes zeros into device memory."""
-        self.check("cuMemsetD8Async", self._clear(to, 0, size, stream))
 
     def gather(self, stream: int, to: int, plane: int, stride: int, slots: int, row_bytes: int, rows: int, on_device: bool = False) -> None:
         """Copies rows of a plane, by slot number, to adjacent rows in device memory."""

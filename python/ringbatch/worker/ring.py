@@ -157,9 +157,8 @@ class RingBatch(Rows):
 
     def clear_fresh(self, rows: Any) -> None:
         """Zeroes the fresh rows of a state that was gathered on a GPU. On the host the library has cleared them in their slots."""
-        found = np.flatnonzero(self.fresh())
-        if len(found):
-            rows[found.tolist()] = 0
+        for row in np.flatnonzero(self.fresh()).tolist():
+            rows[row] = 0
 
     def halves(self) -> np.ndarray:
         """The half of a state's plane that each row reads, counted over all slots; the row writes the half ``^ 1``."""
