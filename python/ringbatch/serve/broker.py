@@ -66,7 +66,7 @@ _DIE_WITH_PARENT = (
 )
 
 
-def with_us(*command: str) -> list[str]:
+def _with_us(*command: str) -> list[str]:
     """The command, for a process that the kernel ends with this one."""
     return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
 
@@ -77,7 +77,7 @@ def start_broker(config: str, socket: str, env: dict[str, str]) -> subprocess.Po
     try:
         os.write(fd, config.encode())
         return subprocess.Popen(
-            with_us(binary_path(), "broker", "--socket", socket, "--config", f"/proc/self/fd/{fd}", "--drain-time", f"{DRAIN_S:g}s"),
+            _with_us(binary_path(), "broker", "--socket", socket, "--config", f"/proc/self/fd/{fd}", "--drain-time", f"{DRAIN_S:g}s"),
             env=env,
             pass_fds=[fd],
             start_new_session=True,  # the terminal's Ctrl-C is for us only

@@ -4,27 +4,20 @@
 from __future__ import annotations
 
 import errno
-import os
+import json
 import socket as sockets
-from typing import Callable, Optional
 
 from .. import errors
-from ..binding.library import binary_path
-from .broker import with_us
-from .watched import WatchedProcess
-
-Door = Callable[[], Optional[WatchedProcess]]
-_DOOR_READY_S = 5.0
 
 
-def gateway_door(socket: str, http: int | str | None, grpc: int | str | None) -> Door:
-    """A function that starts the gateway, or nothing if no port is given."""
+def gateway_table(socket: str, http: int | str | None, grpc: int | str | None) -> str:
+    """The gateway in a broker's configuration; empty if no port is given."""
     if http is None and grpc is None:
-        return lambda: None
+        return ""
     for flag, given in ("http", http), ("grpc", grpc):
         _check_free(_address(given), flag)
-    command = with_us(binary_path(), "gateway", "--socket", socket, "--http", _address(http), "--grpc", _address(grpc))
-    return lambda: WatchedProcess("gateway", command, dict(os.environ), _DOOR_READY_S)
+    flags = {"socket": socket, "http": _address(http), "grpc": _address(grpc)}
+    return "[gateway]\n" + "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in flags.items())
 
 
 def _address(given: int | str | None) -> str:

@@ -4,11 +4,11 @@
 ::
 
     no broker runs      serve ── starts ──► broker ── starts, watches ──► workers
-    one runs already    serve ── starts, watches ──► workers ──► that broker
+    one runs already    serve ── starts ──► supervisor ── starts, watches ──► workers ──► that broker
 
-In the first case the broker supervises: at the end it refuses new requests,
-finishes accepted ones, and ends the workers last. In the second case serve
-starts a broker when the other one goes, unless that one had started serve.
+The supervisor of the second case is a broker without models. At the end a broker refuses
+new requests, finishes accepted ones, and ends the workers last. When the other broker
+goes, serve starts one in its place, unless that one had started serve.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ import logging
 import math
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 
 from .. import errors
 from ..binding.library import cores
 from ..worker.refusal import TOLD_AT, Refusal, Refusals
 from ..worker.signals import StopEvent, ends, stopping
 from . import targets
-from .broker import DRAIN_S, START_S, ask_broker, broker_runs, hurry, socket_path, start_broker, wait_for_broker, with_us
-from .gateway import Door, gateway_door
+from .broker import DRAIN_S, START_S, ask_broker, broker_runs, hurry, socket_path, start_broker, wait_for_broker
+from .gateway import gateway_table
 from .targets import Reached, Served
-from .watched import WatchedProcess
 
 log = logging.getLogger("ringbatch")
 
 CHILD = "RINGBATCH_CHILD"  # set in worker processes
-PARENT = "RINGBATCH_PARENT"  # the process that they end with
 SUPERVISED = "RINGBATCH_SUPERVISED"  # the socket of the broker that started this process
 
 _STOP_S = DRAIN_S + 15.0  # for the workers and the broker to end
+_BATCH_S = 30  # for workers of another broker to finish a batch at the end
 _FAILED_STARTS = 5  # of a worker that never attached: its script is broken
 _LOOK_S = 0.1
 _LOOK_FOR_BROKER_S = 1.0
@@ -105,11 +105,11 @@ def serve_all(
     here = [targets.worker_of(item) for item, n in zip(served, counts) if n == 0]
     if pipeline:
         here = [worker.as_stage(*pipeline) for worker in here]
-    door = gateway_door(at, http, grpc)
+    gateway = gateway_table(at, http, grpc)
     with stopping() as stop, in_threads(here, at, stop) as threads_attached:
         names = [pipeline[0]] if pipeline else [getattr(item, "model", None) for item in served]
         say_ready = ReadyLine(names, at, threads_attached)
-        run_commands(commands, counts_of, at, stop, door, broker, say_ready=say_ready)
+        run_commands(commands, counts_of, at, stop, gateway, broker, say_ready)
 
 
 class ReadyLine:
@@ -140,9 +140,18 @@ class _Job(NamedTuple):
     commands: list[list[str]]  # of worker processes
     counts: list[int]
     socket: str
-    door: Door
+    gateway: str  # its part of the configuration
     say_ready: Callable[[bool], None]  # True: to a broker of another process
     refusals: Refusals
+
+    def config(self, joined: bool) -> str:
+        """The configuration of the supervising broker."""
+        tables = [self.gateway]
+        for command, n in zip(self.commands, self.counts):
+            tables.append(f"[[worker]]\ncommand = {_toml(command)}\ninstances = {n}\n")
+            if joined:
+                tables.append(f'stop_time = "{_BATCH_S}s"\nenv = {{ RINGBATCH_SOCKET = {_toml(self.socket)} }}\n')
+        return "".join(tables)
 
     def environment(self) -> dict[str, str]:
         """Of the worker processes."""
@@ -152,21 +161,24 @@ class _Job(NamedTuple):
         return {"OMP_NUM_THREADS": str(max(1, cores() // max(1, sum(self.counts)))), **os.environ, **ours}
 
 
+def _toml(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def run_commands(
-    commands: list[list[str]], counts: list[int], at: str, stop: StopEvent, door: Door, broker: bool, programs: bool = False,
+    commands: list[list[str]], counts: list[int], at: str, stop: StopEvent, gateway: str, broker: bool,
     say_ready: Callable[[bool], None] = lambda joined: None,
 ) -> None:
-    """Runs worker processes until stop is set. programs: the commands are no serve.child, which ends with its parent by itself."""
+    """Runs worker processes until stop is set."""
     broker = broker and not _supervised(at)
     with contextlib.closing(Refusals()) as refusals:
-        job = _Job(commands, counts, at, door, say_ready, refusals)
-        bound = job._replace(commands=[with_us(*command) for command in commands]) if programs else job
+        job = _Job(commands, counts, at, gateway, say_ready, refusals)
         while not stop.is_set():
             if broker and not broker_runs(at):
-                _host(job, stop)
-            else:
-                _guest(bound, stop, broker)
-                refusals.end()  # the workers have served: later starts are no first starts
+                _supervise(job, at, stop, False, broker)
+                continue
+            with tempfile.TemporaryDirectory(prefix="ringbatch-") as folder:
+                _supervise(job, os.path.join(folder, "b.sock"), stop, True, broker)
 
 
 def _supervised(at: str) -> bool:
@@ -205,104 +217,79 @@ def in_threads(workers: Sequence[targets.Worker], socket: str, ending: StopEvent
         raise failures[0]
 
 
-# -- our own broker, which starts the workers
+# -- the broker that supervises
 
 
-def _host(job: _Job, stop: StopEvent) -> None:
-    """Serves until stop is set or the broker ends."""
-    workers = zip(job.commands, job.counts)
-    config = "".join(f"[[worker]]\ncommand = {json.dumps(c, ensure_ascii=False)}\ninstances = {n}\n" for c, n in workers)
-    p = start_broker(config, job.socket, job.environment())
-    gateway: WatchedProcess | None = None
+def _supervise(job: _Job, at: str, stop: StopEvent, joined: bool, take_over: bool) -> None:
+    """Serves until stop is set, the supervising broker ends, or, with take_over, the joined one has gone."""
+    config = job.config(joined)
+    p = start_broker(config, at, job.environment()) if config or not joined else None  # None: it would have nothing to do
+    attached: set[str] = set()  # the processes that have said so
+    look_for = _LookFor(job.socket, take_over) if joined else None
     try:
-        if not wait_for_broker(p, job.socket, stop):
+        if p is not None and not wait_for_broker(p, at, stop):
             return  # another broker started first
-        gateway = job.door()
-        ready, look = not job.commands, time.monotonic()
-        told: list[Refusal] = []
+        ready, look = not job.commands or (joined and job.refusals.over), time.monotonic()
         while not stop.wait(_LOOK_S):
-            if gateway is not None:
-                gateway.revive()
-            told += job.refusals.take()
-            if told and (started := _processes(job.socket)) is not None:  # None: ask again in the next round
-                _judge(told, started)
-                told = []
+            for told in job.refusals.take():
+                _hear(told, attached)
             if not ready and time.monotonic() >= look:
-                ready, look = _all_attached(job.socket), time.monotonic() + _LOOK_AT_STARTS_S
+                ready, look = _all_attached(at, attached), time.monotonic() + _LOOK_AT_STARTS_S
                 if ready:
                     job.refusals.end()
             if ready:
-                job.say_ready(False)
-            if p.poll() is not None:
+                job.say_ready(joined)
+            if p is not None and p.poll() is not None:
                 log.warning("the broker ended with status %s, starting it again", p.returncode)
                 stop.wait(_LOOK_S)
                 return
+            if look_for is not None and look_for.is_gone():
+                return
     finally:
         # The broker refuses new requests, finishes accepted ones and ends the
-        # workers. Those in threads here see it go. The gateway drains meanwhile.
-        p.terminate()
-        if gateway is not None:
-            gateway.stop(stop)
-        if not ends(lambda: p.poll() is not None, _STOP_S, stop):
-            hurry(p)
+        # gateway and the workers. Those in threads here see it go.
+        if p is not None:
+            p.terminate()
+            if not ends(lambda: p.poll() is not None, _STOP_S, stop):
+                hurry(p)
 
 
-def _all_attached(socket: str) -> bool:
+class _LookFor:
+    """Looks now and then whether the broker of another process is there."""
+
+    def __init__(self, socket: str, take_over: bool) -> None:
+        self._socket, self._take_over, self._there, self._at = socket, take_over, True, 0.0
+
+    def is_gone(self) -> bool:
+        """Whether to start one in its place."""
+        if time.monotonic() < self._at:
+            return False
+        self._at, was = time.monotonic() + _LOOK_FOR_BROKER_S, self._there
+        self._there = broker_runs(self._socket)
+        if was and not self._there:
+            log.warning("the broker at %s is gone: %s one", self._socket, "starting" if self._take_over else "waiting for")
+        elif self._there and not was:
+            log.warning("there is a broker at %s again", self._socket)
+        return self._take_over and not self._there
+
+
+def _all_attached(at: str, attached: set[str]) -> bool:
     """Whether every worker has attached once; raises if one cannot."""
-    started = _processes(socket) or []
-    for s in started:
-        if s["failed_starts"] >= _FAILED_STARTS and not s["attached"]:
+    told = ask_broker("stats", at)
+    started = [s for s in (told or {}).get("processes") or [] if not s.get("client")]
+    waiting = [s for s in started if not s["attached"] and s["name"] not in attached]
+    for s in waiting:
+        if s["failed_starts"] >= _FAILED_STARTS:
             raise errors.WorkerDied(f"{s['name']} ended {s['failed_starts']} times before it was ready ({s['last_end']}); see its "
                 "messages above")
-    return bool(started) and all(s["attached"] for s in started)
+    return bool(started) and not waiting
 
 
-def _judge(told: list[Refusal], started: list[dict[str, Any]]) -> None:
-    """Raises the first refusal of a process that has never attached. A process that has attached is started again."""
-    attached = {s["name"] for s in started if s["attached"]}
-    for refusal in told:
-        if refusal.name not in attached:
-            raise errors.Invalid(refusal.text)
-        log.warning("%s, which has served, is started again: %s", refusal.name, refusal.text)
-
-
-def _processes(socket: str) -> list[dict[str, Any]] | None:
-    """None if there is no answer."""
-    told = ask_broker("stats", socket)
-    return None if told is None else told.get("processes") or []
-
-
-# -- another process's broker
-
-
-def _guest(job: _Job, stop: StopEvent, take_over: bool) -> None:
-    """Serves until stop is set, or the broker is gone and take_over is set."""
-    env, some = job.environment(), zip(job.commands, job.counts)
-    guests = [WatchedProcess(f"worker {i}", command, env, None, job.refusals) for command, n in some for i in range(n)]
-    gateway = job.door()
-    if gateway is not None:
-        guests.append(gateway)
-    there, look = True, 0.0
-    try:
-        while not stop.wait(_LOOK_S):
-            for guest in guests:
-                guest.revive()
-            if all(guest.has_attached() for guest in guests if guest is not gateway):
-                job.say_ready(True)
-            look += _LOOK_S
-            if look < _LOOK_FOR_BROKER_S:
-                continue
-            look, was = 0.0, there
-            there = broker_runs(job.socket)
-            if was and not there:
-                if take_over:
-                    log.warning("the broker at %s is gone: starting one", job.socket)
-                    return
-                log.warning("the broker at %s is gone: waiting for one", job.socket)
-            elif there and not was:
-                log.warning("there is a broker at %s again", job.socket)
-    finally:
-        for guest in guests:
-            guest.terminate()
-        for guest in guests:
-            guest.stop(stop)
+def _hear(told: Refusal, attached: set[str]) -> None:
+    """Raises the refusal of a process that has never attached. A process that has attached is started again."""
+    if not told.text:
+        attached.add(told.name)
+    elif told.name not in attached:
+        raise errors.Invalid(told.text)
+    else:
+        log.warning("%s, which has served, is started again: %s", told.name, told.text)

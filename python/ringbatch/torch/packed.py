@@ -97,7 +97,7 @@ class PackedLane(Lane):
         if not self.engine.varies[k]:
             return super().fill(form, k, plane, x)
         assert isinstance(form.rows, RingBatch)
-        form.rows.pack(k, x.data_ptr(), x.nbytes)
+        form.rows.pack(k, self.inputs_at[k], x.nbytes)  # x has no address if all rows are empty
 
     def lines(self, form: Form, plane: Plane, output: Output, y: torch.Tensor) -> torch.Tensor:
         n = form.amount if output.variable else form.rows.rows
@@ -109,7 +109,8 @@ class PackedLane(Lane):
             return super().write(form, k, plane, lines)
         assert isinstance(rows, RingBatch) and form.true is not None
         if e.device.type != "cuda":
-            rows.unpack(k, lines.data_ptr(), lines.nbytes)
+            if form.amount:
+                rows.unpack(k, lines.data_ptr(), lines.nbytes)
             return
         at, item = lines.data_ptr(), lines.shape[1] * lines.element_size()
         for slot, n in zip(rows.slots().tolist(), form.true[:, 0].tolist()):
