@@ -373,7 +373,7 @@ def test_a_module_is_followed_in_place_and_wrong_versions_are_withdrawn(at):
 def test_ringbatch_torch_follows(at, tmp_path):
     torch = pytest.importorskip("torch")
     (tmp_path / "nets.py").write_text("import torch\ndef net(): return torch.nn.Linear(4, 2).bfloat16()\n")
-    command = [sys.executable, "-m", "ringbatch.serve.torch_cli", "nets:net", "--input", "x:f32[4]", "--name", "m", "--live_weights"]
+    command = [sys.executable, "-m", "ringbatch.serve.torch_cli", "nets:net", "--input", "x:f32[4]", "--name", "m", "--live-weights"]
     net = torch.nn.Linear(4, 2)
     with broker_at(at):
         served = subprocess.Popen([*command, "--bfloat16", "--device", "cpu", "--socket", at], cwd=tmp_path)

@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--name", help="the model's name (default: $RINGBATCH_MODEL, or the file's)")
     p.add_argument("--device", help="cuda, cuda:1 or cpu (default: a GPU if there is one)")
     p.add_argument("--memory", help="device: the tensors lie in the GPU's memory, for producers that have theirs there; host (default)")
-    p.add_argument("--live_weights", action="store_true", help="follow the weights that a ringbatch.publisher of this model publishes")
+    p.add_argument("--live-weights", action="store_true", help="follow the weights that a ringbatch.publisher of this model publishes")
     p.add_argument("--half", action="store_true", help="compute in float16")
     p.add_argument("--bfloat16", action="store_true", help="compute in bfloat16")
     p.add_argument("--channels-last", action="store_true", help="lay images out channels last")

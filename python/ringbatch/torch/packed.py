@@ -152,7 +152,7 @@ def plan(
 ) -> Plan:  # fmt: skip
     check_packed(packed, tensors)
     if o.lengths or o.mask or o.pad or o.channels_last or o.compile != "off":
-        raise errors.Invalid("--packed goes with none of --lengths, --mask, --pad, --channels_last and --compile: there is no padding, "
+        raise errors.Invalid("--packed goes with none of --lengths, --mask, --pad, --channels-last and --compile: there is no padding, "
             "and the module runs as it is")
     inputs = list(map(Input.of, tensors))
     exact = o.tolerance is None and not checks.is_quantized(module)

@@ -145,7 +145,7 @@ def plan(
     def engine(most: int) -> PaddedEngine:
         if full is not None and most != rows:
             print(f"serving the module as it is: it was compiled for {rows} rows, and the broker has batches of {most}; "
-                  f"start with --max_batch_size={most}", file=sys.stderr, flush=True)  # fmt: skip
+                  f"start with --max-batch-size={most}", file=sys.stderr, flush=True)  # fmt: skip
         return PaddedEngine(compute, brought, most, device, o.depth, o.cuda_graphs, axes, shapes, takes_sizes,
             full if most == rows else None)  # fmt: skip
 

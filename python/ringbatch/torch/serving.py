@@ -102,7 +102,7 @@ def serve(
     load = None
     if live_weights:
         if o.compile != "off" and where.type == "cuda":
-            raise errors.Invalid("--live_weights: on a GPU, compiled code has the weights folded in (--compile); leave one of them out")
+            raise errors.Invalid("--live-weights: on a GPU, compiled code has the weights folded in (--compile); leave one of them out")
         load = ModuleLoad(module, in_order=True)
         o = replace(o, freeze=False)  # it would fold the weights
     rows = int(policy.get("max_batch_size") or DEFAULT_MAX_BATCH)
