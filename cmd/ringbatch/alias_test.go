@@ -163,11 +163,6 @@ func TestAnAliasIsSwitchedUnderLoadWithoutALostRequest(t *testing.T) {
 	}
 }
 
-func atoi(text string) (n int) {
-	_, _ = fmt.Sscan(text, &n)
-	return n
-}
-
 func TestAVersionWithoutWorkersGetsNoClientsWhileAnotherHasSome(t *testing.T) {
 	c := startCLI(t)
 	c.serveVersions("[alias]\nm = \"m@1\"\n")
