@@ -112,7 +112,7 @@ def test_tensors_that_cannot_be_packed_are_refused_at_the_decoration(inputs, pac
 
 @pytest.mark.parametrize("packed", [True, "x", ["x", "y"], ["words"]])
 def test_the_inputs_to_pack_are_a_list_of_all_that_vary(packed):
-    with pytest.raises(rb.Invalid, match=r"^packed .*: want a list of all inputs whose size varies, \['x'\]"):
+    with pytest.raises(rb.Invalid, match=r"^packed.*: want a list of all inputs whose size varies, \['x'\]"):
         rb.worker("never", inputs="x:f32[<=8]", outputs="y:f32[<=8]", packed=packed)
     with pytest.raises(rb.Invalid, match="ragged=False"):
         rb.worker("never", inputs="x:f32[<=8]", outputs="y:f32[<=8]", packed=["x"], ragged=False)
