@@ -124,7 +124,7 @@ func (a *attachment) attachClient(p *engine.Peer, req *control.Request) error {
 
 func (a *attachment) attachWorker(p *engine.Peer, s *stage, req *control.Request, offer *engine.DeviceMemory, group string) error {
 	info := engine.WorkerInfo{
-		Depth: req.Worker.Depth, Lanes: req.Worker.Lanes, Weight: req.Worker.Weight, Pad: req.Worker.Pad, PadTo: req.Worker.PadTo,
+		Depth: req.Worker.Depth, Lanes: req.Worker.Lanes, Share: req.Worker.Share, Pad: req.Worker.Pad, PadTo: req.Worker.PadTo,
 		GPU: req.Worker.GPU, RunOnce: req.Worker.RunOnce, Ragged: asksForRagged(req.Policy),
 		Program: req.Worker.Program, Group: group,
 	}

@@ -217,7 +217,7 @@ func (b *Broker) checkFollowed(name string) error {
 	_, stages, _ := m.ring.Readiness()
 	for _, s := range stages {
 		if s.Attached > 0 {
-			return fmt.Errorf("%w: the workers of %q follow no weights (in Python: weights=\"wait\" or ringbatch.torch.follow)",
+			return fmt.Errorf("%w: the workers of %q follow no weights (in Python: live_weights=True or ringbatch.torch.follow)",
 				status.ErrNoWorker, name)
 		}
 	}

@@ -451,7 +451,7 @@ typedef struct rb_worker_options {
 	const char *name;
 	const char *gpu;          /* for statistics */
 	int64_t patience;         /* how long to try to attach; 0: 10 s, negative: no limit */
-	uint32_t weight;          /* share of the work relative to other workers; 0: 1 */
+	uint32_t share;           /* of the work, relative to other workers; 0: 1 */
 	uint32_t pad_to;          /* pad every batch to that many rows; 0: no */
 	uint32_t pad_preferred;   /* 1: pad to the next preferred size */
 	uint32_t gather_threads;  /* of rb_batch_gather, for batches above 1 MiB, the caller's included;

@@ -69,8 +69,8 @@ class BuildNative(build_py):
         self._library(native / "libringbatch.so")
         self._extension(native.parent / EXTENSION)
         self._go(native / "ringbatch", "./cmd/ringbatch")
-        for header in (REPOSITORY / "cbindings").glob("ringbatch*.h"):
-            shutil.copy(header, native)
+        for copied in (*(REPOSITORY / "cbindings").glob("ringbatch*.h"), REPOSITORY / "worker" / "cuda" / "kernels" / "move.ptx"):
+            shutil.copy(copied, native)
         self.progress.say("built")
 
     def _library(self, out: Path) -> None:

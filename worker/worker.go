@@ -30,7 +30,7 @@ type Config struct {
 	Name   string // for logs and statistics
 	GPU    string // for statistics
 	Depth  int    // batches handed over at once; default 2, or Concurrency + 1
-	Weight int    // share of the work relative to other workers; default 1
+	Share  int    // of the work, relative to other workers; default 1
 
 	Concurrency   int           // calls of fn at once, in goroutines; default 1
 	RunOnce       bool          // a batch that fails is never run again
@@ -106,7 +106,7 @@ func attachOnce(ctx context.Context, cfg Config) (*Worker, error) {
 		Worker: &control.WorkerInfo{
 			Inputs: tensor.SpecTexts(cfg.Signature.Inputs), Outputs: tensor.SpecTexts(cfg.Signature.Outputs),
 			State: tensor.SpecTexts(cfg.Signature.State),
-			Depth: cfg.Depth, Lanes: cfg.Concurrency, Weight: cfg.Weight, Pad: cfg.Pad, PadTo: cfg.PadTo,
+			Depth: cfg.Depth, Lanes: cfg.Concurrency, Share: cfg.Share, Pad: cfg.Pad, PadTo: cfg.PadTo,
 			GPU: cfg.GPU, RunOnce: cfg.RunOnce, Program: cfg.Version,
 		},
 		Policy: cfg.Policy, Pipeline: cfg.Pipeline,

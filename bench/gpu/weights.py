@@ -25,7 +25,7 @@ from pathlib import Path
 from processes import BINARY, ROOT, processes, start_broker, start_workers, wait_for_all
 
 MODEL, BATCH, WORKERS, EVERY_S = "resnet", 32, 3, 0.1
-FLAGS = ["--input", "x:f16[3,224,224]", "--half", "--channels-last", f"--max-batch-size={BATCH}", "--wait-time=0.01", "--weights", "live"]
+FLAGS = ["--input", "x:f16[3,224,224]", "--half", "--channels-last", f"--max-batch-size={BATCH}", "--wait-time=0.01", "--live-weights"]
 
 
 def snapshot() -> tuple[float, int, int]:

@@ -220,7 +220,7 @@ def programs(device: str, folder: str):
         "broker": [rb.binary_path(), "broker", "--log-level", "error"],
         "policy": [sys.executable, __file__, "--worker", "--device", device],
         "policy_torch": [sys.executable, "-m", "ringbatch.torch", "actors:net", "--name", "policy_torch", "--input",
-            f"observation:f32[{WIDTH}]", "--device", device, "--weights", "live", "--max-batch-size=64"],
+            f"observation:f32[{WIDTH}]", "--device", device, "--live-weights", "--max-batch-size=64"],
     }  # fmt: skip
     with running_on(SERVERS):
         pids = {name: processes.start(command, dict(os.environ), sys.stderr, sys.stderr).pid for name, command in commands.items()}

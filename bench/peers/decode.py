@@ -106,7 +106,8 @@ def serve(name: str) -> None:
 
         torch.manual_seed(0)
         net = torchvision.models.resnet50(weights=None).eval()
-        flags = {"half": True, "channels_last": True, "max_batch_size": plain.MOST, "wait": 60}
+        options = ringbatch.torch.Options(channels_last=True)
+        flags = {"dtype": torch.float16, "options": options, "max_batch_size": plain.MOST, "wait": 60}
         ringbatch.torch.serve(net, "net", inputs=["x:f32[3,224,224]"], **flags)
         return
     import ringbatch as rb

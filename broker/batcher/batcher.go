@@ -60,12 +60,12 @@ const DefaultLevel = -1
 
 // Worker describes one worker when it attaches.
 type Worker struct {
-	ID     WorkerID
-	Weight int     // share of the work relative to other workers; 0 means 1
-	Lanes  int     // batches it runs at once: it is idle while it holds fewer; 0 means 1
-	Depth  int     // batches it may hold at once, running and prefetched; 0 means 1
-	Pad    Padding // padding it asks for
-	PadTo  int     // with PadFixed: the size, ≥ the batch
+	ID    WorkerID
+	Share int     // of the work, relative to other workers; 0 means 1
+	Lanes int     // batches it runs at once: it is idle while it holds fewer; 0 means 1
+	Depth int     // batches it may hold at once, running and prefetched; 0 means 1
+	Pad   Padding // padding it asks for
+	PadTo int     // with PadFixed: the size, ≥ the batch
 
 	Paused  bool // it gets no batches
 	Doubted bool // it gets no retries while a worker without doubts could

@@ -59,7 +59,7 @@ func (b *Batcher) handOver(w WorkerID, slot int32, d Dispatch, now Time) {
 	d.Batch = b.batches[slot].id
 	d.PadTo = padTo(&b.settings, &x.Worker, d.Rows)
 	x.batches = append(x.batches, slot)
-	x.pass += int64(d.Rows) * passScale / int64(x.Weight)
+	x.pass += int64(d.Rows) * passScale / int64(x.Share)
 	b.fileWorker(w)
 	b.out.Dispatches = append(b.out.Dispatches, d)
 	b.advisor.BatchSent(now, d)

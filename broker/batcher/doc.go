@@ -45,7 +45,7 @@
 // never closes another's batch.
 //
 // 6. Among idle workers, and then among busy ones with room, the worker with the fewest rows per
-// weight so far is chosen (stride scheduling), then the smallest id. A new worker, and a worker
+// share so far is chosen (stride scheduling), then the smallest id. A new worker, and a worker
 // after its pause, start at the smallest count. A paused worker gets nothing.
 //
 // 7. A request whose Deadline has come is never dispatched: it ends Expired. MaxTimeout of its level

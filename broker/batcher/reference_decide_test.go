@@ -322,7 +322,7 @@ func (b *reference) maxCost() int {
 }
 
 // chooseWorker picks the idle, or else the busy but not full, worker that has
-// had the least rows for its weight.
+// had the least rows for its share.
 func (b *reference) chooseWorker(idle bool) *refWorker {
 	var best *refWorker
 	for _, w := range b.workers {
@@ -388,7 +388,7 @@ func (b *reference) dispatch(w *refWorker, requests []*refRequest, why Reason) {
 	}
 	d.PadTo = padTo(&b.settings, &w.Worker, d.Rows)
 	w.batches, w.dispatches = append(w.batches, d.Batch), append(w.dispatches, d)
-	w.pass += int64(d.Rows) << 16 / int64(w.Weight)
+	w.pass += int64(d.Rows) << 16 / int64(w.Share)
 	b.out.Dispatches = append(b.out.Dispatches, d)
 	b.advisor.BatchSent(b.now, d)
 }

@@ -122,7 +122,7 @@ func (b *reference) ClientLeft(c ClientID) []RequestID {
 }
 
 func (b *reference) WorkerReady(w Worker) {
-	w.Weight, w.Lanes = max(1, w.Weight), max(1, w.Lanes)
+	w.Share, w.Lanes = max(1, w.Share), max(1, w.Lanes)
 	w.Depth = max(w.Lanes, w.Depth)
 	b.advisor.WorkerReady(w)
 	pass, found := int64(0), false

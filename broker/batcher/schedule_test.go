@@ -186,7 +186,7 @@ func (s *schedule) event() error {
 		s.now += 1 + s.time(10)
 	case k < 31:
 		w := Worker{
-			ID: WorkerID(s.rng.IntN(3)), Weight: s.rng.IntN(4), Lanes: s.rng.IntN(3), Depth: s.rng.IntN(4),
+			ID: WorkerID(s.rng.IntN(3)), Share: s.rng.IntN(4), Lanes: s.rng.IntN(3), Depth: s.rng.IntN(4),
 			Pad: Padding(s.rng.IntN(3)), PadTo: s.rng.IntN(10),
 			Paused: s.rng.IntN(6) == 0, Doubted: s.rng.IntN(3) == 0,
 		}

@@ -128,7 +128,7 @@ func (s *script) change(o options) (policy.Settings, error) {
 }
 
 func describedWorker(name string, o options) Worker {
-	w := Worker{ID: workerID(name), Weight: o.int("weight"), Lanes: o.int("lanes"), Depth: o.int("depth")}
+	w := Worker{ID: workerID(name), Share: o.int("share"), Lanes: o.int("lanes"), Depth: o.int("depth")}
 	w.Paused, w.Doubted = o.has("paused"), o.has("doubted")
 	switch {
 	case o["pad"] == "preferred":

@@ -7,7 +7,7 @@ import "slices"
 // worker is the record of one worker, at index WorkerID of Batcher.workers.
 //
 // Workers are chosen by stride scheduling: pass is the number of rows that the worker was given,
-// divided by its weight, and the smallest pass goes first. A new worker, and a worker after its
+// divided by its share, and the smallest pass goes first. A new worker, and a worker after its
 // pause, start at the smallest pass: they need not catch up.
 type worker struct {
 	Worker
@@ -16,7 +16,7 @@ type worker struct {
 	batches  []int32 // the batches that it holds, oldest first; indexes in Batcher.batches
 }
 
-// passScale is the pass of one row at weight 1. 2^63 is reached after 10^14
+// passScale is the pass of one row at share 1. 2^63 is reached after 10^14
 // rows: four years at a million rows a second.
 const passScale = 1 << 16
 
@@ -28,7 +28,7 @@ type batch struct {
 
 // WorkerReady reports that w attached, or changed its description.
 func (b *Batcher) WorkerReady(w Worker) {
-	w.Weight = max(1, w.Weight)
+	w.Share = max(1, w.Share)
 	w.Lanes = max(1, w.Lanes)
 	w.Depth = max(w.Lanes, w.Depth)
 	b.workers = grown(b.workers, int(w.ID))

@@ -16,7 +16,7 @@ import (
 type WorkerInfo struct {
 	Depth   int // batches that it may hold
 	Lanes   int // batches that it runs at once; 0 counts as 1
-	Weight  int
+	Share   int
 	Pad     string // "", "fixed", "preferred"
 	PadTo   int
 	GPU     string // where it computes, for statistics
@@ -121,7 +121,7 @@ func (s *Stage) checkWorkerInfo(info *WorkerInfo) (desc batcher.Worker, err erro
 	if info.Lanes < 0 || info.Lanes > info.Depth {
 		return desc, fmt.Errorf("%w: lanes %d, must be 0..%d (the depth)", status.ErrInvalid, info.Lanes, info.Depth)
 	}
-	desc = batcher.Worker{Weight: max(1, info.Weight), Lanes: max(1, info.Lanes), Depth: info.Depth, PadTo: info.PadTo}
+	desc = batcher.Worker{Share: max(1, info.Share), Lanes: max(1, info.Lanes), Depth: info.Depth, PadTo: info.PadTo}
 	switch most := s.most; info.Pad {
 	case "":
 	case "fixed":

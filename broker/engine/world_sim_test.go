@@ -406,7 +406,7 @@ func (s *world) attachWorker() {
 	}
 	name := fmt.Sprintf("worker%d of %s", len(s.workers), s.name)
 	depth := 1 + s.rng.IntN(3)
-	p, info := s.peer(name), WorkerInfo{Depth: depth, Weight: 1}
+	p, info := s.peer(name), WorkerInfo{Depth: depth, Share: 1}
 	if err := s.st.openWorker(p, &info); err != nil {
 		s.fail("open worker: %v", err)
 	}

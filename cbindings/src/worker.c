@@ -42,7 +42,7 @@ static void put_worker(rb_writer *w, const rb_layout *l, const rb_worker_options
 	rb_put_signature(w, l);
 	rb_put_number(w, "depth", o->depth ? o->depth : DEFAULT_DEPTH);
 	rb_put_number(w, "lanes", o->lanes);
-	rb_put_number(w, "weight", o->weight);
+	rb_put_number(w, "share", o->share);
 	rb_put_word(w, "pad", o->pad_to ? "fixed" : o->pad_preferred ? "preferred" : "");
 	rb_put_number(w, "pad_to", o->pad_to);
 	rb_put_word(w, "gpu", o->gpu);

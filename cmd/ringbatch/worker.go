@@ -22,7 +22,7 @@ func runWorker(ctx context.Context, args []string) error {
 policy given here.`, `  ringbatch worker echo
   ringbatch worker affine --scale 2 --offset 1 --input 'x:f32[8]' --max-batch-size 64 --wait-time 1ms
   ringbatch worker echo --name thumbnails --input 'img:u8[<=512,<=512,3]'
-  ringbatch worker mlp --gpu 0 --precision f16
+  ringbatch worker mlp --gpu 0
   ringbatch worker --ptx my.ptx --kernel forward --input 'x:f32[8]' --output 'y:f32[8]'
 `)
 	cfg, o := worker.Config{}, cpu.Options{}
@@ -36,7 +36,7 @@ policy given here.`, `  ringbatch worker echo
 	f.IntVar(&cfg.Depth, "depth", 2, "batches handed over at once")
 	f.StringVar(&cfg.Pad, "pad", "", "pad batches: fixed (to --pad-to rows) or preferred (to the next preferred size)")
 	f.IntVar(&cfg.PadTo, "pad-to", 0, "with --pad fixed: rows, at least max_batch_size")
-	f.IntVar(&cfg.Weight, "weight", 1, "share of the work relative to other workers")
+	f.IntVar(&cfg.Share, "share", 1, "share of the work, relative to other workers")
 	wait, join := waitFlag(f), joinFlag(f)
 	gpu := gpuFlags(f)
 	asked := addPolicy(f)
@@ -95,7 +95,6 @@ func rejectUnusedFlags(f *flagSet, kind string) error {
 		{ptx || kind == "echo" || kind == "affine" || kind == "simulated", "echo, affine, simulated and --ptx", []string{"input"}},
 		{kind == "simulated", "simulated", []string{"simulated-fixed", "simulated-item"}},
 		{kind == "affine", "affine", []string{"scale", "offset"}},
-		{kind == "mlp" && f.Changed("gpu"), "mlp on a GPU (--gpu)", []string{"precision"}},
 		{ptx, "--ptx", []string{"output", "weights", "kernel", "block", "threads-per-row"}},
 	} {
 		for _, flag := range c.flags {

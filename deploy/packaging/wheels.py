@@ -74,7 +74,8 @@ def judge(wheel: Path, machine: str) -> None:
         sys.exit(f"{wheel.name}: auditwheel does not find it consistent with {policy}:\n{shown}")
     with zipfile.ZipFile(wheel) as z:
         names = set(z.namelist())
-    wanted = {f"ringbatch/_native/{f}" for f in ("libringbatch.so", "ringbatch", "ringbatch.h", "ringbatch_weights.h", "ringbatch_cuda.h")}
+    files = ("libringbatch.so", "ringbatch", "ringbatch.h", "ringbatch_weights.h", "ringbatch_cuda.h", "move.ptx")
+    wanted = {f"ringbatch/_native/{f}" for f in files}
     if "-abi3-" in wheel.name:
         wanted.add("ringbatch/_quick.abi3.so")
     if wanted - names:

@@ -11,7 +11,7 @@ import numpy as np
 import ringbatch as rb
 
 
-@rb.worker("policy", inputs={"x": ("float32", (8,))}, outputs={"y": ("float32", (1,))}, weights="wait")
+@rb.worker("policy", inputs={"x": ("float32", (8,))}, outputs={"y": ("float32", (1,))}, live_weights=True)
 def policy(batch):
     w = batch.weights  # of one version, for the whole batch
     return batch.inputs["x"] @ w["w"] + w["b"]

@@ -88,7 +88,8 @@ def served(model: nn.Module, socket: str):
     """A broker, and the model in a thread of this process."""
     broker = subprocess.Popen([rb.binary_path(), "broker", "--socket", socket, "--log-level", "error"])
     stop = threading.Event()
-    how = dict(packed="tokens", inputs=["tokens:i64[<=512]"], half=torch.cuda.is_available(), max_batch_size=64)
+    dtype = torch.float16 if torch.cuda.is_available() else None
+    how = dict(packed=["tokens"], inputs=["tokens:i64[<=512]"], dtype=dtype, max_batch_size=64)
     thread = threading.Thread(target=ringbatch.torch.serve, args=(model, "encoder"), kwargs=dict(how, socket=socket, stop=stop))
     thread.start()
     try:

@@ -39,7 +39,7 @@ def seen_by_mover(boards):
     return np.where(sign[:, None] > 0, np.hstack([first, second]), np.hstack([second, first])), sign
 
 
-@rb.worker("net", inputs={"board": ("float32", BOARD)}, outputs={"value": ("float32", ()), "prior": ("float32", (7,))}, weights="wait")
+@rb.worker("net", inputs={"board": ("float32", BOARD)}, outputs={"value": ("float32", ()), "prior": ("float32", (7,))}, live_weights=True)
 def net(batch):
     w = batch.weights  # of one version, for the whole batch
     x, sign = seen_by_mover(batch.inputs["board"])
@@ -50,7 +50,7 @@ def net(batch):
 
 
 @rb.worker("learn", inputs={"board": ("float32", ("<=42", *BOARD)), "visits": ("float32", ("<=42", 7)), "result": ("float32", ())},
-           outputs={"version": ("int64", ())}, packed=True, run_once=True, max_batch_size=8, slots=256)  # fmt: skip
+           outputs={"version": ("int64", ())}, packed=["board", "visits"], run_once=True, max_batch_size=8, slots=256)  # fmt: skip
 class Learn:
     def setup(self):
         import torch  # here: actors do without

@@ -49,6 +49,7 @@ gpu-bundle: cuda-toolchain gpu-python
 # The package as installed: without the extension Python would use ctypes, and measure that.
 gpu-python:
 	rm -rf build/gpu/python && mkdir -p build/gpu/python && cp -r python/ringbatch build/gpu/python/
+	mkdir -p build/gpu/python/ringbatch/_native && cp worker/cuda/kernels/move.ptx build/gpu/python/ringbatch/_native/
 	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -fPIC -fvisibility=hidden -shared -pthread -s -Icbindings \
 	  -I$$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["include"])') \
 	  -o build/gpu/python/ringbatch/_quick.abi3.so python/quick/*.c -ldl

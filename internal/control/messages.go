@@ -143,7 +143,7 @@ type WorkerInfo struct {
 	State   []string `msgpack:"state,omitempty"`
 	Depth   int      `msgpack:"depth"`           // batches that it may hold
 	Lanes   int      `msgpack:"lanes,omitempty"` // batches that it runs at once; 0 counts as 1
-	Weight  int      `msgpack:"weight,omitempty"`
+	Share   int      `msgpack:"share,omitempty"`
 	Pad     string   `msgpack:"pad,omitempty"` // "", "fixed", "preferred"
 	PadTo   int      `msgpack:"pad_to,omitempty"`
 	GPU     string   `msgpack:"gpu,omitempty"`      // for statistics

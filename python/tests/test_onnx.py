@@ -411,7 +411,7 @@ def test_a_graph_with_offsets_runs_in_a_packed_worker(socket, tmp_path):
     constants = {"zero": np.int64(0), "zeros": np.array([0]), "one": np.array([1]), "minus": np.array([-1]), "most": np.array([2**31])}
     session = ort.InferenceSession(graphs.save(tmp_path / "p.onnx", nodes, inputs, {"y": (T.INT64, ["rows"])}, constants))
 
-    @rb.worker("sums", inputs="tokens:i64[<=32]", outputs="y:i64[]", packed=True, max_batch_cost=64)
+    @rb.worker("sums", inputs="tokens:i64[<=32]", outputs="y:i64[]", packed=["tokens"], max_batch_cost=64)
     def sums(batch):
         return session.run(["y"], {"tokens": batch.inputs["tokens"], "offsets": batch.offsets})[0]
 

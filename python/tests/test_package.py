@@ -107,6 +107,11 @@ def test_the_package_the_library_and_the_command_have_the_version_of_the_file():
         assert subprocess.check_output(command, text=True).split()[:2] == ["ringbatch", version]
 
 
+def test_the_package_has_the_kernels_of_the_native_worker():
+    kernels = REPOSITORY / "worker" / "cuda" / "kernels" / "move.ptx"
+    assert (Path(rb.__file__).parent / "_native" / "move.ptx").read_bytes() == kernels.read_bytes()
+
+
 def test_the_library_counts_the_cores_that_this_process_may_use():
     assert 1 <= library.cores() <= len(os.sched_getaffinity(0))
 

@@ -50,7 +50,7 @@ def test_rows_of_all_sizes_share_a_batch_and_come_back_in_their_own(tmp_path, de
     more = {"max_batch_cost": budget} if budget else {}
     rng = np.random.default_rng(0)
     texts = [rng.integers(0, 9, n) for n in (*rng.integers(0, 41, 60), 40, 40, 40, 1)]
-    with served(tmp_path, Sums(), [*TOKENS, "k:i64[]"], "tokens=ids,offsets=cu", device=device, max_batch_size=16, **more) as m:
+    with served(tmp_path, Sums(), [*TOKENS, "k:i64[]"], ["tokens"], args=["tokens", "k", "offsets"], device=device, max_batch_size=16, **more) as m:
         got = [f.result() for f in [m.submit(text, np.int64(i)) for i, text in enumerate(texts)]]
         pair = m(np.array([[1, 2], [3, 4]]), np.array([5, 6]))  # two rows in one request
         batches = m.stats()["batches"]
@@ -65,9 +65,9 @@ def test_a_request_whose_inputs_differ_in_size_fails_alone(tmp_path):
     def both(tokens, types, offsets):
         return (tokens + types).float()
 
-    with served(tmp_path, both, [*TOKENS, "types:i64[<=40]"], "tokens", device="cpu", max_batch_size=8) as m:
+    with served(tmp_path, both, [*TOKENS, "types:i64[<=40]"], ["tokens", "types"], device="cpu", max_batch_size=8) as m:
         futures = [m.submit(np.arange(n), np.arange(n + (n == 3))) for n in range(1, 7)]
-        with pytest.raises(rb.Failed, match=r"Shape: .* differ in size"):
+        with pytest.raises(rb.Failed, match="Shape: .*all of tokens, types have the same size"):
             futures.pop(2).result()
         assert [len(f.result()) for f in futures] == [1, 2, 4, 5, 6]
 
@@ -80,14 +80,14 @@ def test_a_request_whose_inputs_differ_in_size_fails_alone(tmp_path):
         (lambda tokens, offsets: tokens[:2], {}, r"3 rows of 73 tokens went in, and a tensor of shape \[2\] came out"),
         (lambda tokens: tokens, {}, "the module has no argument 'offsets': it takes tokens"),
         (lambda tokens, offsets: tokens, {"outputs": ["y:i64[<=39]"]}, "dimension 0 is 40, not 39"),
-        (lambda tokens, offsets: tokens, {"packed": "words"}, "there is no input 'words'; there are tokens, and offsets"),
-        (lambda tokens, offsets: tokens, {"inputs": ["tokens:i64[4,<=40]"]}, "an input whose first dimension varies"),
-        (lambda tokens, offsets: tokens, {"mask": "mask"}, "packed goes with none of"),
+        (lambda tokens, offsets: tokens, {"packed": ["words"]}, r"want a list of all inputs whose size varies, \['tokens'\]"),
+        (lambda tokens, offsets: tokens, {"inputs": ["tokens:i64[4,<=40]"]}, "an input's first dimension varies"),
+        (lambda tokens, offsets: tokens, {"options": rt.Options(mask="mask")}, "packed goes with none of"),
     ],
 )
 def test_a_module_that_cannot_be_packed_is_refused(module, more, says):
     with pytest.raises(rb.Invalid, match=says):
-        rt.serve(module, "m", device="cpu", **{"inputs": TOKENS, "packed": "tokens", **more})
+        rt.serve(module, "m", device="cpu", **{"inputs": TOKENS, "packed": ["tokens"], **more})
 
 
 def test_graphs_are_recorded_at_parts_of_the_budget():

@@ -17,6 +17,7 @@ TENSORS = {
     "inputs": {"tokens": ("int32", ("<=64",)), "pairs": ("float32", ("<=64", 2)), "k": ("int32", ())},
     "outputs": {"total": ("int64", ()), "scaled": ("float32", ("<=64", 2)), "same": ("int32", ("<=64",))},
 }
+PACKED = ["tokens", "pairs"]
 seen = []  # the sizes of the rows of each batch
 
 
@@ -48,7 +49,7 @@ def written(batch):
 def test_rows_of_many_clients_are_answered_as_alone(socket, function, debug):
     seen.clear()
     rng, model = np.random.default_rng(4), f"packed-{function.__name__}-{debug}"
-    made = rb.worker(model, **TENSORS, packed=True, max_batch_size=8, wait_time=60, debug=debug)(function)
+    made = rb.worker(model, **TENSORS, packed=PACKED, max_batch_size=8, wait_time=60, debug=debug)(function)
 
     def rows_of(size, *rows):
         k = rng.integers(1, 9, rows or 1, "int32")
@@ -74,7 +75,7 @@ def test_rows_of_many_clients_are_answered_as_alone(socket, function, debug):
 
 
 def test_a_large_batch_is_packed_by_several_threads(socket):
-    @rb.worker("large", inputs=["x:f32[<=99999,4]"], outputs=["y:f32[<=99999,4]"], packed=True, max_batch_size=4, slots=8, gather_threads=3)
+    @rb.worker("large", inputs=["x:f32[<=99999,4]"], outputs=["y:f32[<=99999,4]"], packed=["x"], max_batch_size=4, slots=8, gather_threads=3)
     def large(batch):
         return batch.inputs["x"] + 1
 
@@ -85,7 +86,7 @@ def test_a_large_batch_is_packed_by_several_threads(socket):
 
 
 def test_only_wrong_requests_and_answers_fail(socket):
-    @rb.worker("wrong", **TENSORS, packed=True, max_batch_size=4, wait_time=60)
+    @rb.worker("wrong", **TENSORS, packed=PACKED, max_batch_size=4, wait_time=60)
     def wrong(batch):
         out = returned(batch)
         if (batch.inputs["k"] == 9).any():
@@ -102,12 +103,19 @@ def test_only_wrong_requests_and_answers_fail(socket):
             assert text in str(failure.value)
 
 
-@pytest.mark.parametrize("inputs", ["x:f32[4]", "x:f32[4,<=8]", "x:f32[<=8,<=8]", "x:f32[<=8] m:f32[<=9]", "x:f32[<=4]"])
-def test_tensors_that_cannot_be_packed_are_refused_at_the_decoration(inputs):
+@pytest.mark.parametrize(("inputs", "packed"), [("x:f32[4,<=8]", "x"), ("x:f32[<=8,<=8]", "x"), ("x:f32[<=8] m:f32[<=9]", "mx"),
+    ("x:f32[<=4]", "x")])  # fmt: skip
+def test_tensors_that_cannot_be_packed_are_refused_at_the_decoration(inputs, packed):
     with pytest.raises(rb.Invalid, match="no inner dimension does, and all have one maximum; got x:f32"):
-        rb.worker("never", inputs=inputs, outputs="y:f32[<=8]", packed=True)
+        rb.worker("never", inputs=inputs, outputs="y:f32[<=8]", packed=list(packed))
+
+
+@pytest.mark.parametrize("packed", [True, "x", ["x", "y"], ["words"]])
+def test_the_inputs_to_pack_are_a_list_of_all_that_vary(packed):
+    with pytest.raises(rb.Invalid, match=r"^packed.*: want a list of all inputs whose size varies, \['x'\]"):
+        rb.worker("never", inputs="x:f32[<=8]", outputs="y:f32[<=8]", packed=packed)
     with pytest.raises(rb.Invalid, match="ragged=False"):
-        rb.worker("never", inputs="x:f32[<=8]", outputs="y:f32[<=8]", packed=True, ragged=False)
+        rb.worker("never", inputs="x:f32[<=8]", outputs="y:f32[<=8]", packed=["x"], ragged=False)
 
 
 def test_every_kind_of_call_takes_a_cost(model):
@@ -126,7 +134,7 @@ def test_every_kind_of_call_takes_a_cost(model):
 
 
 def test_a_batch_is_full_at_max_batch_cost(socket):
-    made = rb.worker("budget", **TENSORS, packed=True, max_batch_size=32, max_batch_cost=100, wait_time=60)(returned)
+    made = rb.worker("budget", **TENSORS, packed=PACKED, max_batch_size=32, max_batch_cost=100, wait_time=60)(returned)
     with serving(made, socket), rb.connect("budget", socket=socket, wait=60, window=32) as m, rb.connect("budget", socket=socket):
         for sizes, cost, batches in (([50] * 6, None, 3), ([1] * 8, 25, 2), ([64, 30, 6, 50, 50], None, 2), ([3, 4], 200, 2)):
             seen.clear()

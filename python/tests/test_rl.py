@@ -31,10 +31,10 @@ ANSWER = {"action": ("int64", ()), "count": ("float32", ())}
 COUNT = {"count_before": ("float32", ())}
 
 
-def policy(weights: str) -> rb.Worker:
+def policy(live_weights: bool) -> rb.Worker:
     """Its answer is the number of steps since its state was zero."""
 
-    @rb.worker("policy", inputs=OBSERVATION, outputs=ANSWER, state=COUNT, weights=weights)
+    @rb.worker("policy", inputs=OBSERVATION, outputs=ANSWER, state=COUNT, live_weights=live_weights)
     def run(batch):
         count = batch.state["count_before"]
         batch.state["count_before"] = count + 1
@@ -81,7 +81,7 @@ def test_an_unroll_keeps_state_and_episodes_in_step(at, mode):
 
     from ringbatch.rl.gymnasium import Actor, unroll_specs
 
-    with broker_at(at), serving(policy("wait"), at), rb.publisher("policy", {"w": np.zeros(1)}, socket=at, wait=60) as publisher:
+    with broker_at(at), serving(policy(True), at), rb.publisher("policy", {"w": np.zeros(1)}, socket=at, wait=60) as publisher:
         publisher.publish({"w": np.zeros(1)})
         with rb.connect("policy", socket=at, wait=60) as model:
             with Actor(episodes(AutoresetMode(mode)), model, STEPS, seed=1) as actor:
@@ -126,7 +126,7 @@ def test_after_a_restart_of_the_broker_a_reset_begins_all_episodes(at):
     gym = pytest.importorskip("gymnasium")
     from ringbatch.rl.gymnasium import Actor
 
-    with broker_at(at) as first, serving(policy("none"), at), rb.connect("policy", socket=at, wait=60) as model:
+    with broker_at(at) as first, serving(policy(False), at), rb.connect("policy", socket=at, wait=60) as model:
         with Actor(episodes(gym.vector.AutoresetMode.NEXT_STEP), model, 2) as actor:
             assert actor.unroll()["count"][:, -1].tolist() == [1] * N
             first.kill()
@@ -156,7 +156,7 @@ def test_a_forked_child_resets_its_actor(at):
         assert forked(child)
         assert actor.unroll()["count"][:, 0].tolist() == [2] * N
     """
-    with broker_at(at), serving(policy("none"), at):
+    with broker_at(at), serving(policy(False), at):
         python(CHILD + code, socket=at, PYTHONPATH=os.path.dirname(__file__))
 
 
@@ -168,7 +168,7 @@ def test_observations_that_are_no_flat_dict_are_refused(at):
         observation_space = gym.spaces.Dict({"deep": gym.spaces.Dict({"x": gym.spaces.Box(0, 1)})})
         action_space = gym.spaces.Discrete(2)
 
-    with broker_at(at), serving(policy("none"), at), rb.connect("policy", socket=at, wait=60) as model:
+    with broker_at(at), serving(policy(False), at), rb.connect("policy", socket=at, wait=60) as model:
         for envs in (gym.vector.SyncVectorEnv([Nested]), gym.make_vec("Blackjack-v1", 1)):
             with pytest.raises(rb.Invalid, match="Dict observations must be flat, Tuple observations are not supported"):
                 Actor(envs, model, 2)

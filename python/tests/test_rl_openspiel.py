@@ -53,7 +53,7 @@ def test_weights_of_zero_are_an_even_prior_and_a_model_may_give_a_value_for_each
     for action in (8, 7, 6, 5, 4, 3):
         state.apply_action(action)
     prior = {"prior": np.zeros(9, "float32")}
-    with serving(net("zeros", (2,), weights="wait"), socket), rb.publisher("zeros", prior, socket=socket, wait=60) as publisher:
+    with serving(net("zeros", (2,), live_weights=True), socket), rb.publisher("zeros", prior, socket=socket, wait=60) as publisher:
         publisher.publish(prior)
         with rb.connect("zeros", socket=socket, wait=60) as model:
             evaluator = openspiel.Evaluator(model)
@@ -66,7 +66,7 @@ def test_answers_are_forgotten_when_one_has_newer_weights(socket):
 
     first = pyspiel.load_game("tic_tac_toe").new_initial_state()
     second = first.child(4)
-    with serving(net("live", weights="wait"), socket), rb.publisher("live", weights(0), socket=socket, wait=60) as publisher:
+    with serving(net("live", live_weights=True), socket), rb.publisher("live", weights(0), socket=socket, wait=60) as publisher:
         publisher.publish(weights(1))
         with rb.connect("live", socket=socket, wait=60) as model:
             evaluator = openspiel.Evaluator(model)

@@ -27,7 +27,7 @@ OBS, MOVE, H = ("agent", "obs"), ("agent", "move"), ("agent", "h")
 INPUT = {"obs": ("float32", (2,))}
 
 
-@rb.worker("steps", inputs=INPUT, outputs={"move": ("int64", ()), "twice": ("float32", (2,))}, state={"n": ("int64", ())}, weights="wait")
+@rb.worker("steps", inputs=INPUT, outputs={"move": ("int64", ()), "twice": ("float32", (2,))}, state={"n": ("int64", ())}, live_weights=True)
 def steps(batch):
     """The move is the number of the step in its episode."""
     n = batch.state["n"] = batch.state["n"] + 1

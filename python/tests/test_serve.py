@@ -113,10 +113,9 @@ def test_another_program_under_a_models_name_is_refused_and_the_same_one_joins(t
 HANGS = """
 import sys, time
 import ringbatch as rb
-from ringbatch.serve import watched
-from ringbatch.serve import supervisor
+from ringbatch.serve import broker, supervisor
 
-supervisor._DRAIN_S = watched._STOP_S = 3600.0
+broker.DRAIN_S = supervisor._BATCH_S = 3600
 supervisor._STOP_S = 7200.0
 
 @rb.worker("hangs", inputs={"x": ("float32", (1,))}, outputs={"y": ("float32", (1,))})

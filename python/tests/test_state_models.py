@@ -138,7 +138,7 @@ def test_kinds_of_modules_keep_state(how, at):
         assert inputs_of("m.pt2", ["x:f32[3]", "n:i64[]", "total:f32[1]"], None, ["n:i64[]", "total:f32[1]"]) == ["x:f32[3]"]
     elif how == "varying":
         options["inputs"] = ["x:f32[<=3]"]
-    with broker_at(at), until_stopped(rt.serve, module, "sums", socket=at, bfloat16=how == "bfloat16", **options):
+    with broker_at(at), until_stopped(rt.serve, module, "sums", socket=at, dtype=torch.bfloat16 if how == "bfloat16" else None, **options):
         with rb.connect("sums", socket=at, wait=60) as model, model.sequence(rows=2) as seq:
             for t in range(1, 6):
                 assert seq.step(np.ones((2, 3), "float32")).tolist() == [[3 * t]] * 2

@@ -62,7 +62,7 @@ def test_answers_equal_the_results_of_the_module(served, device, graphs, script)
     torch.manual_seed(0)
     net = Net().eval()
     module = torch.jit.trace(net, torch.rand(2, 3, 8, 8)) if script else net
-    socket = served(module, "net", inputs=["x:f32[3,8,8]"], device=device, max_batch_size=4, cuda_graphs=graphs)
+    socket = served(module, "net", inputs=["x:f32[3,8,8]"], device=device, max_batch_size=4, options=rt.Options(cuda_graphs=graphs))
     x = np.random.default_rng(1).standard_normal((40, 3, 8, 8)).astype("float32")
     with torch.no_grad():
         want = net.to(device)(torch.from_numpy(x).to(device)).cpu().numpy()
@@ -138,7 +138,7 @@ def attends_a_little(x):
 @pytest.mark.parametrize("graphs", [False, None])
 def test_a_module_that_padding_disturbs_a_little_gets_no_buckets(served, script, graphs, capfd):
     module = torch.jit.script(attends_a_little) if script else attends_a_little
-    socket = served(module, "little", inputs=["x:f32[<=64]"], outputs=["y:f32[<=64]"], device="cpu", cuda_graphs=graphs)
+    socket = served(module, "little", inputs=["x:f32[<=64]"], outputs=["y:f32[<=64]"], device="cpu", options=rt.Options(cuda_graphs=graphs))
     assert len(ask_at_once(socket, "little", [np.ones(3, "float32")])) == 1
     assert "the results of a row change with its padding" in capfd.readouterr().err
 
@@ -158,7 +158,7 @@ def test_lengths_that_vary_share_batches_and_come_back_as_if_alone(served, devic
     torch.manual_seed(0)
     net = Encoder().eval()
     module = torch.jit.script(net) if script else net
-    socket = served(module, "enc", inputs=["tokens:i64[<=64]"], device=device, max_batch_size=8, mask="mask")
+    socket = served(module, "enc", inputs=["tokens:i64[<=64]"], device=device, max_batch_size=8, options=rt.Options(mask="mask"))
     rows = [np.random.default_rng(n).integers(1, 50, n) for n in LENGTHS]
     answers = ask_at_once(socket, "enc", rows)
     assert "tokens:i64[<=64] -> y0:f32[<=64,16] y1:f32[16]" in (said := capfd.readouterr().out)
@@ -180,7 +180,7 @@ def test_the_worker_pads_and_passes_the_true_lengths(served, device):
 
     socket = served(
         sums, "sums", inputs=["x:f32[2,<=8]"], outputs=["y:f32[2,<=8]", "n:i32[]", "sum:f32[]"], device=device,
-        max_batch_size=4, lengths="n", pad=3, buckets={"x.1": [4, 8]},
+        max_batch_size=4, options=rt.Options(lengths="n", pad=3), buckets={"x.1": [4, 8]},
     )  # fmt: skip
     rows = [np.arange(2 * n, dtype="float32").reshape(2, n) for n in (1, 3, 4, 5, 8)]
     for x, y in zip(rows, ask_at_once(socket, "sums", rows)):
@@ -293,7 +293,7 @@ def test_a_module_that_learns_its_sizes_from_the_first_row_is_served(served, com
     from ringbatch.torch import compiling
 
     monkeypatch.setattr(compiling, "choose", lambda *a: None)  # without measuring
-    socket = served(torch.nn.LazyLinear(2), "lazy", inputs=["x:f32[4]"], device="cpu", compile=compile)
+    socket = served(torch.nn.LazyLinear(2), "lazy", inputs=["x:f32[4]"], device="cpu", options=rt.Options(compile=compile))
     assert answer(socket, "lazy", [1] * 4).size == 2
 
 
@@ -316,8 +316,8 @@ def test_how_far_rows_may_differ_can_be_said(served):
     with pytest.raises(rb.Invalid, match=r"by more than 0.001 of the largest: .*allow more \(tolerance=0.05\)"):
         rt.serve(nearly, "m", inputs=["x:f32[2]"], device="cpu")
     with pytest.raises(rb.Invalid, match=r"by more than 0.05 of the largest: .*=1\) or anything \(check=False\)"):
-        rt.serve(lambda x: x.softmax(0), "m", inputs=["x:f32[2]"], device="cpu", tolerance=0.05)
-    socket = served(nearly, "nearly", inputs=["x:f32[2]"], device="cpu", tolerance=0.02)
+        rt.serve(lambda x: x.softmax(0), "m", inputs=["x:f32[2]"], device="cpu", options=rt.Options(tolerance=0.05))
+    socket = served(nearly, "nearly", inputs=["x:f32[2]"], device="cpu", options=rt.Options(tolerance=0.02))
     np.testing.assert_array_equal(answer(socket, "nearly", [1, 1]), [1, 1])
 
 
@@ -347,7 +347,7 @@ def test_a_quantized_module_whose_scale_is_of_the_whole_batch_is_served(served):
 @pytest.mark.parametrize("buckets", [True, False])
 def test_only_fixed_sizes_use_attention_that_builds_a_plan_for_each(served, buckets):
     torch.backends.cuda.enable_cudnn_sdp(True)
-    socket = served(torch.nn.ReLU(), "m", inputs=["x:f32[<=8]"], device="cpu", pad_sizes=buckets)
+    socket = served(torch.nn.ReLU(), "m", inputs=["x:f32[<=8]"], device="cpu", options=rt.Options(pad_sizes=buckets))
     answer(socket, "m", [1] * 3)
     assert torch.backends.cuda.cudnn_sdp_enabled() is buckets
     torch.backends.cuda.enable_cudnn_sdp(True)
@@ -355,7 +355,7 @@ def test_only_fixed_sizes_use_attention_that_builds_a_plan_for_each(served, buck
 
 def test_where_inputs_vary_outputs_must_be_the_modules_also_without_the_check():
     with pytest.raises(rb.Invalid, match="dimension 0 is 8, not 4"):
-        rt.serve(lambda x: x * 2, "m", inputs=["x:f32[<=8]"], outputs=["y:f32[<=4]"], device="cpu", check=False)
+        rt.serve(lambda x: x * 2, "m", inputs=["x:f32[<=8]"], outputs=["y:f32[<=4]"], device="cpu", options=rt.Options(check=False))
 
 
 class Counting(torch.nn.Module):
@@ -470,7 +470,7 @@ def test_inputs_whose_place_is_not_known_are_refused(module, how, says):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_output_that_does_not_hold_a_result_fails_its_request_alone(served, device, packed):
-    how = {"inputs": ["x:i64[<=4]"], "packed": "x"} if packed else {"inputs": ["x:i64[4]"]}
+    how = {"inputs": ["x:i64[<=4]"], "packed": ["x"]} if packed else {"inputs": ["x:i64[4]"]}
     dims = "<=4" if packed else "4"
 
     def module(x, offsets=None):

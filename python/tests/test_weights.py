@@ -27,7 +27,7 @@ SIDES = {"inputs": {"x": "u8[1]"}, "outputs": {"least": "f32[]", "most": "f32[]"
 
 WORKER = f"""
 import numpy as np, ringbatch as rb
-@rb.worker("m", weights="wait", **{SIDES!r})
+@rb.worker("m", live_weights=True, **{SIDES!r})
 def run(batch):
     w, b = batch.weights["w"], batch.weights["deep.b"]
     assert not w.flags.writeable and batch.version > 0
@@ -103,7 +103,7 @@ def test_publishers_and_workers_die_and_no_answer_is_torn_or_old(at):
 
 
 def test_a_publisher_and_its_errors(at):
-    @rb.worker("m", weights="wait", **SIDES)
+    @rb.worker("m", live_weights=True, **SIDES)
     def run(batch):
         return {"least": np.full(len(batch), batch.weights["deep.b"]), "most": np.full(len(batch), batch.version)}
 
@@ -136,7 +136,7 @@ def test_a_publisher_and_its_errors(at):
 
 
 def test_weights_outlive_a_broker(at):
-    @rb.worker("m", weights="wait", **SIDES)
+    @rb.worker("m", live_weights=True, **SIDES)
     def run(batch):
         return {"least": np.full(len(batch), batch.weights["deep.b"]), "most": np.full(len(batch), batch.version)}
 
@@ -159,13 +159,13 @@ def test_weights_outlive_a_broker(at):
 
 
 def test_wrong_workers_are_refused():
-    with pytest.raises(rb.Invalid, match="'none', 'wait'"):
-        rb.worker("m", weights="live", **FOUR)(lambda batch: None)
+    with pytest.raises(rb.Invalid, match="want True, or the torch.nn.Module"):
+        rb.worker("m", live_weights="wait", **FOUR)(lambda batch: None)
 
     async def run(batch): ...
 
     with pytest.raises(rb.Invalid, match="coroutine"):
-        rb.worker("m", weights="wait", **FOUR)(run)
+        rb.worker("m", live_weights=True, **FOUR)(run)
 
 
 def test_a_worker_does_not_go_on_with_old_weights_beside_a_publisher_of_others(at):
@@ -197,7 +197,7 @@ def test_a_closed_publisher_leaves_its_place_at_once(at, tmp_path):
 
 
 def test_rows_of_several_requests_have_the_oldest_version(at):
-    worker = start(WORKER.replace('"wait"', '"wait", max_batch_size=4'), RINGBATCH_SOCKET=at)
+    worker = start(WORKER.replace('live_weights=True', 'live_weights=True, max_batch_size=4'), RINGBATCH_SOCKET=at)
     with broker_at(at), rb.publisher("m", TENSORS, socket=at, wait=60) as p:
         p.publish(fill(1))
         try:
@@ -373,7 +373,7 @@ def test_a_module_is_followed_in_place_and_wrong_versions_are_withdrawn(at):
 def test_ringbatch_torch_follows(at, tmp_path):
     torch = pytest.importorskip("torch")
     (tmp_path / "nets.py").write_text("import torch\ndef net(): return torch.nn.Linear(4, 2).bfloat16()\n")
-    command = [sys.executable, "-m", "ringbatch.serve.torch_cli", "nets:net", "--input", "x:f32[4]", "--name", "m", "--weights", "live"]
+    command = [sys.executable, "-m", "ringbatch.serve.torch_cli", "nets:net", "--input", "x:f32[4]", "--name", "m", "--live-weights"]
     net = torch.nn.Linear(4, 2)
     with broker_at(at):
         served = subprocess.Popen([*command, "--bfloat16", "--device", "cpu", "--socket", at], cwd=tmp_path)
@@ -443,7 +443,7 @@ def test_versions_go_from_gpu_to_gpu(at, gpu, memory):
 
 
 def test_a_worker_gets_weights_in_device_memory_as_tensors(at, gpu):
-    @rb.worker("m", weights="wait", **FOUR)
+    @rb.worker("m", live_weights=True, **FOUR)
     def run(batch):
         w = batch.weights["w"]
         assert w.is_cuda
@@ -471,7 +471,7 @@ def test_recorded_graphs_follow_in_order_with_the_batches(at, tmp_path, gpu, mem
         "def net(): return Net()\n"
     )
     command = [sys.executable, "-m", "ringbatch.serve.torch_cli", "nets:net", "--input", "x:f32[1]", "--output", "a:f32[1]", "--output",
-        "b:f32[1]", "--name", "m", "--weights", "live", "--socket", at, "--no-check"]  # fmt: skip
+        "b:f32[1]", "--name", "m", "--live-weights", "--socket", at, "--no-check"]  # fmt: skip
     with broker_at(at), contextlib.ExitStack() as stack:
         served = [subprocess.Popen(command, cwd=tmp_path) for _ in range(2)]
         p = stack.enter_context(rb.publisher("m", {"w": gpu.zeros(1 << 20, device="cuda")}, memory=memory, socket=at, wait=120))

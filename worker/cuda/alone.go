@@ -43,7 +43,7 @@ func Alone(m *Model, rows, lanes int) (run func() error, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("register memory with the driver: %w", err)
 	}
-	all, err := newLanes(d, r, p, lanes)
+	all, err := newLanes(d, r, p, lanes, rows)
 	if err != nil {
 		return nil, err
 	}

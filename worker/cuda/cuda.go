@@ -21,10 +21,9 @@ type Options struct {
 	Scale, Offset float64       // affine: y = Scale·x + Offset
 
 	// mlp: as on the CPU, from a seed.
-	Sizes     []int
-	Seed      int64
-	Weights   string // ptx: a file, put into device memory as it is
-	Precision string // mlp: f32 (default), f16 or bf16 for the products; sums, inputs and outputs are f32
+	Sizes   []int
+	Seed    int64
+	Weights string // ptx: a file, put into device memory as it is
 
 	// ptx: the user's own kernel, see docs/gpu.md for how it is launched.
 	PTX       string // file

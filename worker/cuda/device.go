@@ -25,8 +25,6 @@ var (
 	affinePTX string
 	//go:embed kernels/dense.ptx
 	densePTX string
-	//go:embed kernels/dense_bf16.ptx
-	denseBF16PTX string
 )
 
 // device is one GPU with a context that belongs to the calling thread.
@@ -34,7 +32,6 @@ type device struct {
 	dev             cu.Device
 	ctx             cu.CUContext
 	name            string
-	capability      int // 75, 80, 90 …
 	gather, scatter cu.Function
 }
 
@@ -90,7 +87,7 @@ func openDevice(number int) (d *device, err error) {
 	if err != nil {
 		return nil, checked("cuDeviceGetAttribute", err)
 	}
-	if d.capability = 10*major + minor; d.capability < 75 {
+	if 10*major+minor < 75 {
 		return nil, fmt.Errorf("%w: %s has compute capability %d.%d, 7.5 is the least", status.ErrNoGPU, d.name, major, minor)
 	}
 	runtime.LockOSThread()

@@ -3,7 +3,7 @@
 // Package cuda is the GPU worker: models whose kernels run on an NVIDIA GPU
 // straight from and into the ring.
 //
-//	m, err := cuda.New("mlp", cuda.Options{Precision: "f16"})
+//	m, err := cuda.New("mlp", cuda.Options{})
 //	err = cuda.Serve(ctx, worker.Config{Model: "mlp", Signature: m.Signature}, m)
 //
 // It needs the build tag cuda (make cuda-build). Without it, and on a machine

@@ -22,20 +22,14 @@ func TestKernelsOnHost(t *testing.T) {
 	if err != nil {
 		t.Skip("no C++ compiler here")
 	}
-	dir := t.TempDir()
-	build := func(name string, defines ...string) string {
-		bin := filepath.Join(dir, name)
-		args := append([]string{"-std=c++20", "-O2", "-pthread", "-fno-strict-aliasing", "-ffp-contract=off", "kernels/host/run.cc",
-			"-o", bin}, defines...)
-		if out, err := exec.Command(cxx, args...).CombinedOutput(); err != nil {
-			t.Fatalf("compile kernels for the host: %v\n%s", err, out)
-		}
-		return bin
+	bin := filepath.Join(t.TempDir(), "kernels")
+	args := []string{"-std=c++20", "-O2", "-pthread", "-fno-strict-aliasing", "-ffp-contract=off", "kernels/host/run.cc", "-o", bin}
+	if out, err := exec.Command(cxx, args...).CombinedOutput(); err != nil {
+		t.Fatalf("compile kernels for the host: %v\n%s", err, out)
 	}
-	programs := map[bool]string{false: build("f16"), true: build("bf16", "-DRB_BF16")}
 	for _, v := range vectors() {
 		t.Run(v.name, func(t *testing.T) {
-			after, err := runOnHost(programs[v.bf16], &v)
+			after, err := runOnHost(bin, &v)
 			must.Do(t, err)
 			must.Check(t, v.check(after))
 		})

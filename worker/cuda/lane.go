@@ -28,10 +28,6 @@ const (
 // more, the gather kernel is faster (docs/gpu.md has figures).
 const copyRuns = 2
 
-// rowTile: device buffers have a multiple of it in rows, since the tensor-core
-// kernels compute whole tiles.
-const rowTile = 32
-
 // deviceBlocks is how many blocks move rows within device memory, which is many
 // times as fast as the bus.
 const deviceBlocks = 264
@@ -95,8 +91,7 @@ func (b ringBatch) RowShape(side, k int) []int {
 }
 
 // lane is room for one batch in flight: a stream, and device memory for every
-// tensor. Its buffers hold whole tiles of rows, packed by the row size of the
-// batch.
+// tensor. Its buffers hold rows packed by the row size of the batch.
 type lane struct {
 	d        *device
 	r        *ring
@@ -112,13 +107,13 @@ type lane struct {
 	scratch  any            // of the model
 }
 
-// newLanes makes lanes that are prepared for a program.
-func newLanes(d *device, r *ring, p program, count int) (list []*lane, err error) {
+// newLanes makes lanes for batches of at most some rows, with their padding, that are prepared for a program.
+func newLanes(d *device, r *ring, p program, count, rows int) (list []*lane, err error) {
 	for range count {
-		l, err := newLane(d, r, p.inPlace())
+		l, err := newLane(d, r, p.inPlace(), int64(rows))
 		if err == nil {
 			list = append(list, l)
-			err = p.prepare(l, r.layout)
+			err = p.prepare(l, rows)
 		}
 		if err != nil {
 			closeLanes(list)
@@ -134,7 +129,7 @@ func closeLanes(list []*lane) {
 	}
 }
 
-func newLane(d *device, r *ring, sameInOut bool) (l *lane, err error) {
+func newLane(d *device, r *ring, sameInOut bool, rows int64) (l *lane, err error) {
 	l = &lane{d: d, r: r}
 	defer func() {
 		if err != nil {
@@ -157,7 +152,6 @@ func newLane(d *device, r *ring, sameInOut bool) (l *lane, err error) {
 			return l, err
 		}
 	}
-	rows := int64(roundUp(layout.MaxBatch, rowTile))
 	if l.room, err = l.buffers(layout.Inputs, rows); err != nil {
 		return l, err
 	}
@@ -305,5 +299,3 @@ func (l *lane) done() (bool, error) {
 	}
 	return err == nil, err
 }
-
-func roundUp(n, to int) int { return (n + to - 1) / to * to }

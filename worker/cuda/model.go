@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
@@ -29,8 +28,8 @@ type program interface {
 	inPlace() bool
 	// readsSlots: the kernels only read inputs, and only the batch's rows, so the rows may stay in their slots.
 	readsSlots() bool
-	// prepare makes the model's buffers of a lane.
-	prepare(l *lane, layout *shm.Layout) error
+	// prepare makes the model's buffers of a lane, for at most some rows.
+	prepare(l *lane, rows int) error
 	// enqueue queues the kernels that turn l.in into l.out.
 	enqueue(l *lane) error
 	// finish may still set output dimensions before the answer.
@@ -63,9 +62,9 @@ func newModel(name string, o Options) (*Model, error) {
 // plain has the methods that most programs share.
 type plain struct{ variable int }
 
-func (plain) inPlace() bool                    { return false }
-func (plain) readsSlots() bool                 { return false }
-func (plain) prepare(*lane, *shm.Layout) error { return nil }
+func (plain) inPlace() bool            { return false }
+func (plain) readsSlots() bool         { return false }
+func (plain) prepare(*lane, int) error { return nil }
 
 // finish gives every request's outputs the variable sizes of its inputs.
 func (p plain) finish(b *worker.Batch) error { return cpu.MirrorDims(b, p.variable) }

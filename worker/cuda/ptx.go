@@ -12,7 +12,6 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/ringbatch/ringbatch/internal/trust"
-	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -100,7 +99,7 @@ type shapes struct {
 	dev   cu.DevicePtr
 }
 
-func (p *userKernel) prepare(l *lane, _ *shm.Layout) (err error) {
+func (p *userKernel) prepare(l *lane, _ int) (err error) {
 	n := 1
 	for _, side := range [][]tensor.Spec{p.sig.Inputs, p.sig.Outputs} {
 		for _, t := range side {

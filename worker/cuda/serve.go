@@ -61,7 +61,7 @@ func Serve(ctx context.Context, cfg worker.Config, m *Model) error {
 	}
 	// On this goroutine, which has the device's context on its thread.
 	return worker.KeepAttached(ctx, cfg, func(ctx context.Context, w *worker.Worker) error {
-		err := serveAttached(ctx, w, d, p, shared)
+		err := serveAttached(ctx, w, d, p, shared, cfg.PadTo)
 		if errors.Is(err, ErrLost) {
 			inside.Of(ctx).Abandon() // a batch that may still be written to must not be answered
 		}
@@ -85,7 +85,7 @@ type server struct {
 	polls      int // since a batch came or was done
 }
 
-func serveAttached(ctx context.Context, w *worker.Worker, d *device, p program, shared *sharedMemory) error {
+func serveAttached(ctx context.Context, w *worker.Worker, d *device, p program, shared *sharedMemory, padTo int) error {
 	start := time.Now()
 	session := inside.Of(ctx).Session()
 	r, err := openRing(session.Layout, session.Planes, shared)
@@ -93,7 +93,7 @@ func serveAttached(ctx context.Context, w *worker.Worker, d *device, p program, 
 		return fmt.Errorf("register the ring with the driver: %w", err)
 	}
 	defer func() { _ = r.close() }()
-	lanes, err := newLanes(d, r, p, session.Info.Depth)
+	lanes, err := newLanes(d, r, p, session.Info.Depth, max(session.Layout.MaxBatch, padTo))
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,6 @@ import (
 // vectors run on the CPU (kernels_test.go) and on a GPU (gpu_test.go).
 type vector struct {
 	name, kernel string
-	bf16         bool
 	gridX, gridY int
 	block        int
 	args         []any // []byte: a buffer, as it is before; uint64: a number
@@ -35,9 +34,6 @@ func vectors() []vector {
 	list = append(list, affineF32(), affineI64())
 	for _, s := range []struct{ rows, in, out int }{{1, 16, 16}, {5, 100, 70}, {33, 64, 130}} {
 		list = append(list, denseF32(s.rows, s.in, s.out))
-	}
-	for _, bf16 := range []bool{false, true} {
-		list = append(list, packHalf(bf16), denseHalf(bf16, 7, 64, 48, true), denseHalf(bf16, 40, 160, 32, false))
 	}
 	return list
 }
@@ -205,113 +201,6 @@ func denseF32(rows, in, out int) vector {
 			return same(after[0], toBytes(want))
 		},
 	}
-}
-
-// packHalf rounds to nearest even and fills up with zeros.
-func packHalf(bf16 bool) vector {
-	from := []float32{1, -2, 0.1, 1 + 1.0/2048, 1 + 3.0/2048, 65504, 1 + 1.0/256, 1 + 3.0/256}
-	want := []uint16{0x3c00, 0xc000, 0x2e66, 0x3c00, 0x3c02, 0x7bff, 0x3c04, 0x3c0c}
-	if bf16 {
-		want = []uint16{0x3f80, 0xc000, 0x3dcd, 0x3f80, 0x3f80, 0x4780, 0x3f80, 0x3f82}
-	}
-	return vector{
-		name: fmt.Sprintf("pack, bf16 %v", bf16), kernel: "rb_pack_half", bf16: bf16, gridX: 1, gridY: 1, block: 32,
-		args: []any{random(1, 2*3*6), uint64(3), uint64(6), toBytes(from), uint64(4), uint64(2), uint64(4)},
-		check: func(after [][]byte) error {
-			got := fromBytes[uint16](after[0], 18)
-			for r := range 3 {
-				for c := range 6 {
-					var w uint16
-					if r < 2 && c < 4 {
-						w = want[r*4+c]
-					}
-					if got[r*6+c] != w {
-						return fmt.Errorf("row %d column %d is %04x, want %04x", r, c, got[r*6+c], w)
-					}
-				}
-			}
-			return nil
-		},
-	}
-}
-
-// denseHalf multiplies exactly representable numbers, so that only the order
-// of the f32 sums is free.
-func denseHalf(bf16 bool, rows, in, out int, last bool) vector {
-	padded := (rows + 31) / 32 * 32
-	r := rand.New(rand.NewPCG(uint64(rows), 3))
-	small := func(n int) []float32 {
-		v := make([]float32, n)
-		for i := range v {
-			v[i] = float32(r.IntN(33)-16) / 16
-		}
-		return v
-	}
-	x, w, bias := small(padded*in), small(out*in), small(out)
-	relu, isLast, size := uint64(1), uint64(0), 2
-	if last {
-		relu, isLast, size = 0, 1, 4
-	}
-	return vector{
-		name: fmt.Sprintf("dense half %d×%d→%d, bf16 %v", rows, in, out,
-			bf16), kernel: "rb_dense_half", bf16: bf16, gridX: out / 16, gridY: padded / 32, block: 256,
-		args: []any{random(2, size*padded*out), uint64(out), toBytes(halves(x, bf16)), toBytes(halves(w, bf16)), toBytes(bias),
-			uint64(in), relu, isLast},
-		check: func(after [][]byte) error {
-			want := make([]float32, rows*out)
-			for i := range rows {
-				for o := range out {
-					sum := float64(bias[o])
-					for k := range in {
-						sum += float64(x[i*in+k]) * float64(w[o*in+k])
-					}
-					if !last {
-						sum = max(0, sum)
-					}
-					want[i*out+o] = float32(sum)
-				}
-			}
-			if last {
-				return near(fromBytes[float32](after[0], rows*out), want, 1e-6)
-			}
-			got := make([]float32, rows*out)
-			for i, h := range fromBytes[uint16](after[0], rows*out) {
-				got[i] = widen(h, bf16)
-			}
-			return near(got, want, 5e-3) // the stored activations are rounded
-		},
-	}
-}
-
-// halves converts numbers that both formats hold exactly (sixteenths up to 1).
-func halves(v []float32, bf16 bool) []uint16 {
-	h := make([]uint16, len(v))
-	for i, f := range v {
-		bits := math.Float32bits(f)
-		switch {
-		case bf16:
-			h[i] = uint16(bits >> 16)
-		case f == 0:
-		default:
-			h[i] = uint16(bits>>16&0x8000 | (bits>>23&0xff-112)<<10 | bits>>13&0x3ff)
-		}
-	}
-	return h
-}
-
-func widen(h uint16, bf16 bool) float32 {
-	if bf16 {
-		return math.Float32frombits(uint32(h) << 16)
-	}
-	e, m := int(h>>10&31), float64(h&0x3ff)
-	v := math.Ldexp(1024+m, e-25)
-	if e == 0 {
-		v = math.Ldexp(m, -24)
-	}
-	if h>>15 != 0 {
-		v = -v
-	}
-	return float32(v)
 }
 
 // near compares by ‖got − want‖ / ‖want‖; NaN never passes.

@@ -14,7 +14,7 @@ SIDES = {"inputs": {"x": ("float32", (WIDTH,))}, "outputs": {"y": ("float32", (H
 
 if sys.argv[1] == "numpy":
 
-    @rb.worker("numpy", weights="wait", **SIDES)
+    @rb.worker("numpy", live_weights=True, **SIDES)
     def served(batch):
         w = batch.weights
         h = np.maximum(batch.inputs["x"] @ w["0.weight"].T + w["0.bias"], 0)

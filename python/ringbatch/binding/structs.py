@@ -62,7 +62,7 @@ class Timing(Structure):
 class WorkerOptions(Structure):
     _fields_ = [
         ("size", c_uint32), ("depth", c_uint32), ("socket", c_char_p), ("name", c_char_p), ("gpu", c_char_p),
-        ("timeout", c_int64), ("weight", c_uint32), ("pad_to", c_uint32), ("pad_preferred", c_uint32),
+        ("timeout", c_int64), ("share", c_uint32), ("pad_to", c_uint32), ("pad_preferred", c_uint32),
         ("gather_threads", c_uint32), ("policy", c_char_p), ("pipeline", c_char_p), ("lanes", c_uint32),
         ("run_once", c_uint32), ("version", c_char_p), ("wait", c_uint32),
     ]  # fmt: skip

@@ -200,8 +200,8 @@ def serve_file(a: argparse.Namespace, settings: dict[str, str]) -> int:
             how["version"] = a.join
         inspect.unwrap(serve)(
             a.file, a.name or os.environ.get("RINGBATCH_MODEL") or a.file.stem, providers=a.provider, threads=a.threads, spin=a.spin,
-            lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.buckets, check=a.check, tolerance=a.tolerance, depth=a.depth, stop=stop,
-            socket=a.socket, **how,
+            lengths=a.lengths, mask=a.mask, pad=a.pad, pad_sizes=a.pad_sizes, check=a.check, tolerance=a.tolerance, depth=a.depth,
+            stop=stop, socket=a.socket, **how,
         )  # fmt: skip
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
         report("ringbatch onnx", a.file, e, first_line(e))

@@ -94,5 +94,5 @@ def add_sizes(p: argparse.ArgumentParser) -> None:
     p.add_argument("--mask", metavar="NAME", help="argument of the model that takes their mask: one in true places, zero in padding")
     known = "the value that the model knows padding by (default none)"
     p.add_argument("--pad", action="append", default=[], metavar="[INPUT=]VALUE", help=known)
-    p.add_argument("--no-buckets", action="store_false", dest="buckets",
+    p.add_argument("--no-buckets", action="store_false", dest="pad_sizes",
         help="don't round sizes up: only requests of equal size share a batch")

@@ -25,7 +25,9 @@ from ..worker.import_path import is_import_path, name_of
 from ..worker.signals import stopping
 from ..worker.trust import WARNING, open_trusted
 from . import flags
-from .supervisor import ask_broker, gateway_door, run_commands, socket_path
+from .broker import ask_broker, socket_path
+from .gateway import gateway_table
+from .supervisor import run_commands
 
 # By the end of the file's name: the module of this package that serves it.
 KINDS = {
@@ -77,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         with stopping() as stop:
             ready = threading.Event()
             threading.Thread(target=tell, args=(name, at, a.http, a.costs, stop, ready), daemon=True).start()
-            run_commands([worker], [a.processes], at, stop, gateway_door(at, a.http, a.grpc), True, True, lambda joined: ready.set())
+            run_commands([worker], [a.processes], at, stop, gateway_table(at, a.http, a.grpc), True, lambda joined: ready.set())
             stop.set()
     except errors.Error as e:
         print(f"ringbatch serve: {e}", file=sys.stderr)

@@ -4,51 +4,45 @@
 ::
 
     no broker runs      serve ── starts ──► broker ── starts, watches ──► workers
-    one runs already    serve ── starts, watches ──► workers ──► that broker
+    one runs already    serve ── starts ──► supervisor ── starts, watches ──► workers ──► that broker
 
-In the first case the broker supervises: at the end it refuses new requests,
-finishes accepted ones, and ends the workers last. In the second case serve
-starts a broker when the other one goes, unless that one had started serve.
+The supervisor of the second case is a broker without models. At the end a broker refuses
+new requests, finishes accepted ones, and ends the workers last. When the other broker
+goes, serve starts one in its place, unless that one had started serve.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import math
 import os
-import socket as sockets
-import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, Optional
+from typing import Callable, NamedTuple
 
 from .. import errors
-from ..binding.library import binary_path, cores
+from ..binding.library import cores
 from ..worker.refusal import TOLD_AT, Refusal, Refusals
 from ..worker.signals import StopEvent, ends, stopping
 from . import targets
+from .broker import DRAIN_S, START_S, ask_broker, broker_runs, hurry, socket_path, start_broker, wait_for_broker
+from .gateway import gateway_table
 from .targets import Reached, Served
-from .watched import WatchedProcess
 
 log = logging.getLogger("ringbatch")
 
 CHILD = "RINGBATCH_CHILD"  # set in worker processes
-PARENT = "RINGBATCH_PARENT"  # the process that they end with
 SUPERVISED = "RINGBATCH_SUPERVISED"  # the socket of the broker that started this process
 
-_DRAIN_S = 30.0  # for accepted requests at the end
-_STOP_S = _DRAIN_S + 15.0  # for the workers and the broker to end
-_HURRY_S = 10.0  # for a broker after a second signal; its workers have two of them
-_INSIST_S = 0.3  # between two signals to a broker
-_START_S = 60.0  # the machine may be busy; a broker that fails is seen at once
+_STOP_S = DRAIN_S + 15.0  # for the workers and the broker to end
+_BATCH_S = 30  # for workers of another broker to finish a batch at the end
 _FAILED_STARTS = 5  # of a worker that never attached: its script is broken
 _LOOK_S = 0.1
-_ASK_S = 5.0  # for a broker's answer
 _LOOK_FOR_BROKER_S = 1.0
 _LOOK_AT_STARTS_S = 0.5
 
@@ -111,11 +105,11 @@ def serve_all(
     here = [targets.worker_of(item) for item, n in zip(served, counts) if n == 0]
     if pipeline:
         here = [worker.as_stage(*pipeline) for worker in here]
-    door = gateway_door(at, http, grpc)
+    gateway = gateway_table(at, http, grpc)
     with stopping() as stop, in_threads(here, at, stop) as threads_attached:
         names = [pipeline[0]] if pipeline else [getattr(item, "model", None) for item in served]
         say_ready = ReadyLine(names, at, threads_attached)
-        run_commands(commands, counts_of, at, stop, door, broker, say_ready=say_ready)
+        run_commands(commands, counts_of, at, stop, gateway, broker, say_ready)
 
 
 class ReadyLine:
@@ -140,19 +134,51 @@ class ReadyLine:
             print(f'{name} is ready: rb.connect("{name}"{where}){broker}', file=sys.stderr, flush=True)
 
 
+class _Job(NamedTuple):
+    """What is served."""
+
+    commands: list[list[str]]  # of worker processes
+    counts: list[int]
+    socket: str
+    gateway: str  # its part of the configuration
+    say_ready: Callable[[bool], None]  # True: to a broker of another process
+    refusals: Refusals
+
+    def config(self, joined: bool) -> str:
+        """The configuration of the supervising broker."""
+        tables = [self.gateway]
+        for command, n in zip(self.commands, self.counts):
+            tables.append(f"[[worker]]\ncommand = {_toml(command)}\ninstances = {n}\n")
+            if joined:
+                tables.append(f'stop_time = "{_BATCH_S}s"\nenv = {{ RINGBATCH_SOCKET = {_toml(self.socket)} }}\n')
+        return "".join(tables)
+
+    def environment(self) -> dict[str, str]:
+        """Of the worker processes."""
+        path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        ours = {CHILD: "1", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "RINGBATCH_SOCKET": self.socket, TOLD_AT: self.refusals.path}
+        # A share of the cores: more threads than cores slow all processes down.
+        return {"OMP_NUM_THREADS": str(max(1, cores() // max(1, sum(self.counts)))), **os.environ, **ours}
+
+
+def _toml(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def run_commands(
-    commands: list[list[str]], counts: list[int], at: str, stop: StopEvent, door: Door, broker: bool, programs: bool = False,
+    commands: list[list[str]], counts: list[int], at: str, stop: StopEvent, gateway: str, broker: bool,
     say_ready: Callable[[bool], None] = lambda joined: None,
 ) -> None:
-    """Runs worker processes until stop is set. programs: the commands are no serve.child, which ends with its parent by itself."""
+    """Runs worker processes until stop is set."""
     broker = broker and not _supervised(at)
     with contextlib.closing(Refusals()) as refusals:
+        job = _Job(commands, counts, at, gateway, say_ready, refusals)
         while not stop.is_set():
             if broker and not broker_runs(at):
-                _host(commands, counts, at, stop, door, say_ready, refusals)
-            else:
-                _guest(commands, counts, at, stop, door, broker, programs, say_ready, refusals)
-                refusals.end()  # the workers have served: later starts are no first starts
+                _supervise(job, at, stop, False, broker)
+                continue
+            with tempfile.TemporaryDirectory(prefix="ringbatch-") as folder:
+                _supervise(job, os.path.join(folder, "b.sock"), stop, True, broker)
 
 
 def _supervised(at: str) -> bool:
@@ -160,13 +186,6 @@ def _supervised(at: str) -> bool:
     broker takes over while this one finishes its accepted requests, with our workers."""
     its = os.environ.get(SUPERVISED)
     return bool(its) and os.path.abspath(str(its)) == at
-
-
-def _environment(socket: str, refusals: Refusals, processes: int) -> dict[str, str]:
-    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    ours = {CHILD: "1", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "RINGBATCH_SOCKET": socket, TOLD_AT: refusals.path}
-    # A share of the cores: more threads than cores slow all processes down.
-    return {"OMP_NUM_THREADS": str(max(1, cores() // max(1, processes))), **os.environ, **ours}
 
 
 # -- in this process
@@ -181,7 +200,7 @@ def in_threads(workers: Sequence[targets.Worker], socket: str, ending: StopEvent
 
     def run(i: int, worker: targets.Worker) -> None:
         try:
-            worker._serve(socket, stop, _START_S, lambda: attached.add(i))
+            worker._serve(socket, stop, START_S, lambda: attached.add(i))
         except BaseException as e:
             failures.append(e)
             ending.set()
@@ -198,239 +217,79 @@ def in_threads(workers: Sequence[targets.Worker], socket: str, ending: StopEvent
         raise failures[0]
 
 
-# -- our own broker, which starts the workers
+# -- the broker that supervises
 
 
-def _host(
-    commands: list[list[str]], counts: list[int], socket: str, stop: StopEvent, door: Door,
-    say_ready: Callable[[bool], None], refusals: Refusals,
-) -> None:
-    """Serves until stop is set or the broker ends."""
-    config = "".join(f"[[worker]]\ncommand = {json.dumps(c, ensure_ascii=False)}\ninstances = {n}\n" for c, n in zip(commands, counts))
-    p = _start_broker(config, socket, _environment(socket, refusals, sum(counts)))
-    gateway: WatchedProcess | None = None
+def _supervise(job: _Job, at: str, stop: StopEvent, joined: bool, take_over: bool) -> None:
+    """Serves until stop is set, the supervising broker ends, or, with take_over, the joined one has gone."""
+    config = job.config(joined)
+    p = start_broker(config, at, job.environment()) if config or not joined else None  # None: it would have nothing to do
+    attached: set[str] = set()  # the processes that have said so
+    look_for = _LookFor(job.socket, take_over) if joined else None
     try:
-        if not _wait_for_broker(p, socket, stop):
+        if p is not None and not wait_for_broker(p, at, stop):
             return  # another broker started first
-        gateway = door()
-        ready, look = not commands, time.monotonic()
-        told: list[Refusal] = []
+        ready, look = not job.commands or (joined and job.refusals.over), time.monotonic()
         while not stop.wait(_LOOK_S):
-            if gateway is not None:
-                gateway.revive()
-            told += refusals.take()
-            if told and (started := _processes(socket)) is not None:  # None: ask again in the next round
-                _judge(told, started)
-                told = []
+            for told in job.refusals.take():
+                _hear(told, attached)
             if not ready and time.monotonic() >= look:
-                ready, look = _all_attached(socket), time.monotonic() + _LOOK_AT_STARTS_S
+                ready, look = _all_attached(at, attached), time.monotonic() + _LOOK_AT_STARTS_S
                 if ready:
-                    refusals.end()
+                    job.refusals.end()
             if ready:
-                say_ready(False)
-            if p.poll() is not None:
+                job.say_ready(joined)
+            if p is not None and p.poll() is not None:
                 log.warning("the broker ended with status %s, starting it again", p.returncode)
                 stop.wait(_LOOK_S)
                 return
+            if look_for is not None and look_for.is_gone():
+                return
     finally:
         # The broker refuses new requests, finishes accepted ones and ends the
-        # workers. Those in threads here see it go. The gateway drains meanwhile.
-        p.terminate()
-        if gateway is not None:
-            gateway.stop(stop)
-        if not ends(lambda: p.poll() is not None, _STOP_S, stop):
-            _hurry(p)
+        # gateway and the workers. Those in threads here see it go.
+        if p is not None:
+            p.terminate()
+            if not ends(lambda: p.poll() is not None, _STOP_S, stop):
+                hurry(p)
 
 
-def _hurry(p: subprocess.Popen) -> None:
-    """Signals a broker until it ends. It ignores a signal that follows another too soon."""
-    for _ in range(int(_HURRY_S / _INSIST_S)):
-        p.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            p.wait(_INSIST_S)
-            return
-    p.kill()
-    p.wait()
+class _LookFor:
+    """Looks now and then whether the broker of another process is there."""
+
+    def __init__(self, socket: str, take_over: bool) -> None:
+        self._socket, self._take_over, self._there, self._at = socket, take_over, True, 0.0
+
+    def is_gone(self) -> bool:
+        """Whether to start one in its place."""
+        if time.monotonic() < self._at:
+            return False
+        self._at, was = time.monotonic() + _LOOK_FOR_BROKER_S, self._there
+        self._there = broker_runs(self._socket)
+        if was and not self._there:
+            log.warning("the broker at %s is gone: %s one", self._socket, "starting" if self._take_over else "waiting for")
+        elif self._there and not was:
+            log.warning("there is a broker at %s again", self._socket)
+        return self._take_over and not self._there
 
 
-# Has the kernel end the process with us, then becomes the command.
-_DIE_WITH_PARENT = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); "
-    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
-)
-
-
-Door = Callable[[], Optional[WatchedProcess]]
-_DOOR_READY_S = 5.0
-
-
-def gateway_door(socket: str, http: int | str | None, grpc: int | str | None) -> Door:
-    """A function that starts the gateway, or nothing if no port is given."""
-    if http is None and grpc is None:
-        return lambda: None
-    for flag, given in ("http", http), ("grpc", grpc):
-        _check_free(_address(given), flag)
-    command = _with_us(binary_path(), "gateway", "--socket", socket, "--http", _address(http), "--grpc", _address(grpc))
-    return lambda: WatchedProcess("gateway", command, dict(os.environ), _DOOR_READY_S)
-
-
-def _address(given: int | str | None) -> str:
-    if given is None:
-        return "off"
-    if not str(given).isdigit():
-        return str(given)
-    if int(given) > 65535:
-        raise errors.Invalid(f"{given} is no port: want 0..65535, or an address, 0.0.0.0:8000")
-    return f"127.0.0.1:{given}"
-
-
-def _check_free(address: str, flag: str) -> None:
-    """Raises if another process listens on the address. The gateway reports other errors."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit():
-        return
-    with sockets.socket() as s:
-        s.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
-        try:
-            s.bind((host, int(port)))
-        except OSError as e:
-            if e.errno == errno.EADDRINUSE:
-                raise errors.Invalid(f"port {port} is taken; choose another with {flag}=PORT") from None
-
-
-def _with_us(*command: str) -> list[str]:
-    """The command, for a process that the kernel ends with this one."""
-    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
-
-
-def _start_broker(config: str, socket: str, env: dict[str, str]) -> subprocess.Popen:
-    """The configuration is a memory file, which goes with its last process."""
-    fd = os.memfd_create("ringbatch-serve")
-    try:
-        os.write(fd, config.encode())
-        return subprocess.Popen(
-            _with_us(binary_path(), "broker", "--socket", socket, "--config", f"/proc/self/fd/{fd}", "--drain-time", f"{_DRAIN_S:g}s"),
-            env=env,
-            pass_fds=[fd],
-            start_new_session=True,  # the terminal's Ctrl-C is for us only
-        )
-    finally:
-        os.close(fd)
-
-
-def _wait_for_broker(p: subprocess.Popen, socket: str, stop: threading.Event) -> bool:
-    """False if another broker has taken the socket."""
-    deadline = time.monotonic() + _START_S
-    while not stop.is_set():
-        if p.poll() is not None:
-            if broker_runs(socket):
-                return False
-            raise errors.NoBroker("the broker did not start; see its message above")
-        if broker_runs(socket):
-            return True
-        if time.monotonic() > deadline:
-            raise errors.NoBroker(f"the broker does not answer at {socket}")
-        stop.wait(0.02)
-    return True
-
-
-def _all_attached(socket: str) -> bool:
+def _all_attached(at: str, attached: set[str]) -> bool:
     """Whether every worker has attached once; raises if one cannot."""
-    started = _processes(socket) or []
-    for s in started:
-        if s["failed_starts"] >= _FAILED_STARTS and not s["attached"]:
+    told = ask_broker("stats", at)
+    started = [s for s in (told or {}).get("processes") or [] if not s.get("client")]
+    waiting = [s for s in started if not s["attached"] and s["name"] not in attached]
+    for s in waiting:
+        if s["failed_starts"] >= _FAILED_STARTS:
             raise errors.WorkerDied(f"{s['name']} ended {s['failed_starts']} times before it was ready ({s['last_end']}); see its "
                 "messages above")
-    return bool(started) and all(s["attached"] for s in started)
+    return bool(started) and not waiting
 
 
-def _judge(told: list[Refusal], started: list[dict[str, Any]]) -> None:
-    """Raises the first refusal of a process that has never attached. A process that has attached is started again."""
-    attached = {s["name"] for s in started if s["attached"]}
-    for refusal in told:
-        if refusal.name not in attached:
-            raise errors.Invalid(refusal.text)
-        log.warning("%s, which has served, is started again: %s", refusal.name, refusal.text)
-
-
-def _processes(socket: str) -> list[dict[str, Any]] | None:
-    """None if there is no answer."""
-    told = ask_broker("stats", socket)
-    return None if told is None else told.get("processes") or []
-
-
-def ask_broker(command: str, socket: str) -> Any:
-    """The answer of a command, None if there is none. As a process: this one stays without a connection, free to fork."""
-    try:
-        asked = [binary_path(), command, "--json", "--socket", socket]
-        answer = subprocess.run(asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False, timeout=_ASK_S)
-    except subprocess.TimeoutExpired:
-        return None
-    return json.loads(answer.stdout) if answer.returncode == 0 and answer.stdout else None
-
-
-# -- another process's broker
-
-
-def _guest(
-    commands: list[list[str]], counts: list[int], socket: str, stop: StopEvent, door: Door, take_over: bool, programs: bool,
-    say_ready: Callable[[bool], None], refusals: Refusals,
-) -> None:
-    """Serves until stop is set, or the broker is gone and take_over is set."""
-    if programs:
-        commands = [_with_us(*command) for command in commands]
-    env = _environment(socket, refusals, sum(counts))
-    guests = [WatchedProcess(f"worker {i}", command, env, None, refusals) for command, n in zip(commands, counts) for i in range(n)]
-    gateway = door()
-    if gateway is not None:
-        guests.append(gateway)
-    there, look = True, 0.0
-    try:
-        while not stop.wait(_LOOK_S):
-            for guest in guests:
-                guest.revive()
-            if all(guest.has_attached() for guest in guests if guest is not gateway):
-                say_ready(True)
-            look += _LOOK_S
-            if look < _LOOK_FOR_BROKER_S:
-                continue
-            look, was = 0.0, there
-            there = broker_runs(socket)
-            if was and not there:
-                if take_over:
-                    log.warning("the broker at %s is gone: starting one", socket)
-                    return
-                log.warning("the broker at %s is gone: waiting for one", socket)
-            elif there and not was:
-                log.warning("there is a broker at %s again", socket)
-    finally:
-        for guest in guests:
-            guest.terminate()
-        for guest in guests:
-            guest.stop(stop)
-
-
-# -- sockets
-
-
-def socket_path(given: str | os.PathLike[str] | None) -> str:
-    """As docs/protocol.md says."""
-    if given or os.environ.get("RINGBATCH_SOCKET"):
-        return os.path.abspath(os.fspath(given) if given else os.environ["RINGBATCH_SOCKET"])
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime:
-        return os.path.join(runtime, "ringbatch", "broker.sock")
-    return os.path.join(os.environ.get("TMPDIR") or "/tmp", f"ringbatch-{os.getuid()}", "broker.sock")
-
-
-def broker_runs(socket: str) -> bool:
-    """Whether a broker listens. By a plain socket: this process stays free to fork."""
-    with sockets.socket(sockets.AF_UNIX) as s:
-        s.settimeout(5.0)
-        try:
-            s.connect(socket)
-        except BlockingIOError:  # its queue of connections is full
-            return True
-        except OSError:
-            return False
-        return True
+def _hear(told: Refusal, attached: set[str]) -> None:
+    """Raises the refusal of a process that has never attached. A process that has attached is started again."""
+    if not told.text:
+        attached.add(told.name)
+    elif told.name not in attached:
+        raise errors.Invalid(told.text)
+    else:
+        log.warning("%s, which has served, is started again: %s", told.name, told.text)

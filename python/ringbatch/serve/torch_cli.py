@@ -30,8 +30,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--name", help="the model's name (default: $RINGBATCH_MODEL, or the file's)")
     p.add_argument("--device", help="cuda, cuda:1 or cpu (default: a GPU if there is one)")
     p.add_argument("--memory", help="device: the tensors lie in the GPU's memory, for producers that have theirs there; host (default)")
-    p.add_argument("--weights", choices=("none", "live"), default="none",
-        help="live: follow the weights that a ringbatch.publisher of this model publishes (default none)")
+    p.add_argument("--live-weights", action="store_true", help="follow the weights that a ringbatch.publisher of this model publishes")
     p.add_argument("--half", action="store_true", help="compute in float16")
     p.add_argument("--bfloat16", action="store_true", help="compute in bfloat16")
     p.add_argument("--channels-last", action="store_true", help="lay images out channels last")
@@ -46,9 +45,9 @@ def parser() -> argparse.ArgumentParser:
         "(default off)",
     )  # fmt: skip
     flags.add_sizes(p)
-    p.add_argument("--packed", metavar="INPUT",
-        help="rows of all sizes of this input share a batch without padding: the model gets it as one tensor, and offsets "
-        "(INPUT=KEYWORD,offsets=KEYWORD for other keywords of the model)")
+    p.add_argument("--packed", metavar="NAMES",
+        help="all inputs whose size varies: rows of all sizes share a batch without padding, and the model gets each input as one tensor, "
+        "and offsets")
     p.add_argument(
         "--tolerance", type=float,
         help="how far results of a row may differ in a batch from those alone, as a part of the largest number (default 0.001; "

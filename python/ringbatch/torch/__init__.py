@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves a PyTorch module: whole batches straight from the ring.
 
-    import ringbatch.torch
+    import ringbatch.torch as rt
 
-    ringbatch.torch.serve(module, "resnet50", inputs=["x:f32[3,224,224]"], max_batch_size=32, half=True)
+    rt.serve(module, "resnet50", inputs=["x:f32[3,224,224]"], dtype=torch.float16, max_batch_size=32)
 
 or from the command line, for an exported program, a TorchScript file, or a
 function that makes a module:
@@ -18,6 +18,7 @@ that works.
 """
 
 from .follow import follow
+from .options import Options
 from .serving import serve
 
-__all__ = ["follow", "serve"]
+__all__ = ["Options", "follow", "serve"]

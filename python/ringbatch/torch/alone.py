@@ -12,39 +12,39 @@ from ..binding.tensors import Declared, parse
 from ..worker.arguments import listed
 from ..worker.axes import FIXED, Axes, Input, Output
 from ..worker.ring import Rows
-from .lanes import Engine
-from .module_call import torch_types
+from .options import Options
+from .padded import PaddedEngine
 from .planes import DTYPES, NAMES, Plane
 from .preparing import device_of, example_rows, output_texts, prepare, settle_memory, short_sleeps
 
 
-def alone(module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: Callable[[], bool], done: Callable[[], Any],
-        **o: Any) -> None:
+def alone(
+    module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: Callable[[], bool], done: Callable[[], Any], *,
+    args: Sequence[str] | str | None, device: str | None, dtype: torch.dtype | None, options: Options,
+) -> None:  # fmt: skip
     """Runs full batches from this process's pinned memory, as many in flight as a worker has.
 
     go_on is called before each wait for a batch, and ends the run by returning False;
     done is called after each batch.
     """
-    device = device_of(o.pop("device", None))
-    depth, graphs = o.pop("depth", 2), o.pop("cuda_graphs", None)
+    where, depth = device_of(device), options.depth
     short_sleeps()
     tensors = list(map(parse, inputs))
     axes = Axes(list(map(Input.of, tensors)), None)
-    compute, _, full = prepare(module, axes, device, rows=rows, graphs=graphs, args=listed(o.pop("args", None)), **o)
+    compute, _, full = prepare(module, axes, where, dtype, options, rows=rows, args=listed(args))
     slots = depth * rows
     numbers = torch.arange(slots, dtype=torch.int32)
 
     def plane(t: Declared) -> Plane:
         host = torch.rand((slots, int(torch.Size(t.shape).numel()))).to(DTYPES[NAMES.index(t.kind)])
-        return Plane(t.shape, t.variable, host.pin_memory() if device.type == "cuda" else host)
+        return Plane(t.shape, t.variable, host.pin_memory() if where.type == "cuda" else host)
 
-    specs = [(dtype, i.shape) for i, dtype in zip(axes.inputs, torch_types(axes.inputs))]
-    engine = Engine(compute, specs, rows, device, depth, graphs, full=full)
-    largest = [Output(tuple(y.shape[1:]), (FIXED,) * (y.dim() - 1)) for y in compute(example_rows(axes, False, device))]
-    outputs = output_texts(compute, largest, axes.inputs, axes, False, device)
+    engine = PaddedEngine(compute, axes.inputs, rows, where, depth, options.cuda_graphs, full=full)
+    largest = [Output(tuple(y.shape[1:]), (FIXED,) * (y.dim() - 1)) for y in compute(example_rows(axes, False, where))]
+    outputs = output_texts(compute, largest, axes.inputs, axes, False, where)
     engine.bind(list(map(plane, tensors)), [plane(parse(text)) for text in outputs])
     settle_memory()
-    shapes = [shape for _, shape in specs]
+    shapes = [i.shape for i in axes.inputs]
     batches = [Rows(rows, numbers[n * rows :].data_ptr(), [(n * rows, 0, rows)], shapes) for n in range(depth)]
     with engine.current():
         for lane, batch in zip(engine.lanes, batches):

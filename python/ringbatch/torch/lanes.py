@@ -6,6 +6,9 @@ copied on a second stream:
 
     copy stream      in A │ in B │        │ in C …
     compute stream        │ A, out A      │ B, out B …
+
+How the rows lie in a lane's buffers is up to two kinds of lanes: padded.py (rows of one
+size) and packed.py (one row behind the other).
 """
 
 from __future__ import annotations
@@ -18,16 +21,18 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..binding.casting import not_held, of_tensor
-from ..worker.axes import FIXED, UNKNOWN, Axes, Output, Point
+from ..binding.tensors import Declared
+from ..worker.axes import FIXED, UNKNOWN, Output, Point
 from ..worker.lost_gpu import lost
 from ..worker.ring import RingBatch, Rows
+from .module_call import Compute
 from .mover import Mover
 from .planes import Plane
 
@@ -71,10 +76,22 @@ def recorded_sizes(most: int) -> list[int]:
     return [*found, most]
 
 
+class Form(NamedTuple):
+    """How a batch lies in the buffers of a lane."""
+
+    rows: Rows
+    amount: int  # rows, or the items of packed rows
+    graph: int  # the amount that the graph to replay was recorded for; 0: there is none
+    shapes: list[tuple[int, ...]]  # of a row, or of a packed item, in each buffer
+    point: Point = ()  # the sizes of the axes that rows are padded to
+    true: np.ndarray | None = None  # of each row, the true sizes of the axes
+
+
 class Lane:
     """Buffers for one batch. On the CPU submit computes it."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, sizes: torch.Tensor | None = None) -> None:
+        """sizes: the true sizes of rows as the module takes them, on the host."""
         self.engine = engine
         device, most = engine.device, engine.max_rows
         self.inputs = [torch.zeros(most * math.prod(shape), dtype=dtype, device=device) for dtype, shape in engine.specs]
@@ -84,7 +101,7 @@ class Lane:
         self.over = True  # the device is done with the batch
         self.keep: list[torch.Tensor] = []  # results, until the device has written them
         # A conversion that may change a value of the batch: its flag's place, the plane, the type. The device writes the flags.
-        self.converted: list[tuple[int, Plane, torch.dtype]] = []
+        self.conversions: list[tuple[int, Plane, torch.dtype]] = []
         self.changed = torch.zeros(MOST_TENSORS, dtype=torch.bool, pin_memory=device.type == "cuda")
         self.batch: RingBatch | None = None
         if device.type == "cuda":
@@ -95,14 +112,63 @@ class Lane:
             self.near_at = self.near.data_ptr()
             self.slots_at = self.slots.data_ptr()
             self.arrived, self.finished = torch.cuda.Event(), torch.cuda.Event()
-        # The true sizes of padded rows, which are copied into the last buffer.
-        self.sizes = torch.zeros((most, len(engine.axes)), dtype=torch.int64, pin_memory=device.type == "cuda") if engine.sized else None
+        self.sizes = sizes.pin_memory() if sizes is not None and device.type == "cuda" else sizes
+        self.module_sizes = None if self.sizes is None else self.sizes.to(device)  # on the CPU the same tensor
         self.graphs: dict[tuple[int, Point], tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]] = {}
 
-    def view(self, k: int, rows: int, shape: tuple[int, ...]) -> torch.Tensor:
-        if shape == self.engine.specs[k][1]:
-            return self.whole[k][:rows]
-        return self.inputs[k][: rows * math.prod(shape)].view(rows, *shape)
+    # -- for the two kinds of lanes
+
+    def form(self, rows: Rows) -> Form:
+        """Writes the true sizes of the rows into `sizes`."""
+        raise NotImplementedError
+
+    def arguments(self, form: Form) -> list[torch.Tensor]:
+        """The module's arguments, views of the buffers."""
+        raise NotImplementedError
+
+    def example(self, amount: int, point: Point) -> list[torch.Tensor]:
+        """The module's arguments for a graph that is recorded."""
+        raise NotImplementedError
+
+    def exact_example(self, amount: int, point: Point) -> list[torch.Tensor]:
+        """The same, without padding."""
+        return self.example(amount, point)
+
+    def lines(self, form: Form, plane: Plane, output: Output, y: torch.Tensor) -> torch.Tensor:
+        """A result in the output's type and without padding: a line for each row, or for each item of packed rows."""
+        raise NotImplementedError
+
+    def fetch(self, form: Form, k: int, plane: Plane) -> None:
+        """Queues the copying of an input into its buffer."""
+        size = math.prod(form.shapes[k]) * plane.rows.element_size()
+        self._gather(form.rows, plane, self.inputs_at[k], size)
+        if plane.is_state and plane.on_device and isinstance(form.rows, RingBatch):
+            with torch.cuda.stream(self.engine.copies):
+                form.rows.clear_fresh(self.view(k, form.rows.rows, form.shapes[k]))
+
+    def fill(self, form: Form, k: int, plane: Plane, x: torch.Tensor) -> None:
+        """Copies an input into its buffer, on the CPU."""
+        flat = x.view(form.rows.rows, -1)
+        if len(form.rows.runs) == 1 and not plane.is_state and flat.shape[1] == plane.rows.shape[1]:  # torch needs longer than the copy
+            ctypes.memmove(x.data_ptr(), plane.base + form.rows.runs[0][0] * plane.stride, form.rows.rows * plane.stride)
+        else:
+            torch.index_select(plane.rows[:, : flat.shape[1]], 0, _places(form.rows, plane), out=flat)
+
+    def write(self, form: Form, k: int, plane: Plane, lines: torch.Tensor) -> None:
+        """Copies an output into its slots; on a GPU it queues that."""
+        rows, e, size = form.rows, self.engine, lines.shape[1] * lines.element_size()
+        whole = len(rows.runs) == 1 and size == plane.stride and not plane.is_state
+        if e.device.type == "cuda" and whole:
+            e.mover.copy(e.computing_at, plane.base + rows.runs[0][0] * size, lines.data_ptr(), size * rows.rows)
+        elif e.device.type == "cuda":
+            e.mover.scatter(e.computing_at, plane.base, plane.stride, lines.data_ptr(), self.numbers(plane, True), size, rows.rows,
+                plane.on_device)
+        elif whole:
+            ctypes.memmove(plane.base + rows.runs[0][0] * size, lines.data_ptr(), size * rows.rows)
+        else:
+            plane.rows[:, : lines.shape[1]].index_copy_(0, _places(rows, plane, 1), lines)
+
+    # -- a batch
 
     def submit(self, batch: RingBatch) -> None:
         """Queues the copies and the computation of a batch. The compute stream is the current one."""
@@ -113,143 +179,97 @@ class Lane:
 
     def start(self, rows: Rows) -> np.ndarray | None:
         """Queues some rows; returns each row's sizes of the outputs' variable dimensions."""
-        self.began, self.over = time.monotonic_ns(), False
         e = self.engine
-        e.newest = self
-        point, true = self._true_sizes(rows)
-        if e.device.type != "cuda":
-            return self._on_cpu(rows, true)
-        ctypes.memmove(self.slots_at, rows.slots_at, 4 * rows.rows)
-        fresh = self._number_states(rows) if e.states else []
-        if e.near and (len(rows.runs) > 1 or e.states):
-            e.mover.copy(e.copies_at, self.near_at, self.slots_at, 4 * (self.slots.numel() if e.states else rows.rows))
-        for plane, to, shape in zip(e.inputs, self.inputs_at, self._shapes(rows)):
-            size = math.prod(shape) * plane.rows.element_size()
-            in_runs = copied(len(rows.runs), rows.rows * size) and size == plane.stride and not plane.is_state
-            if in_runs and not (plane.on_device and len(rows.runs) > 1):
-                for slot, row, n in rows.runs:
-                    e.mover.copy(e.copies_at, to + row * size, plane.base + slot * size, n * size)
-            else:
-                e.mover.gather(e.copies_at, to, plane.base, plane.stride, self._numbers(plane), size, rows.rows, plane.on_device)
-            for row in fresh if plane.is_state and plane.on_device else []:  # on the host the library has cleared them
-                e.mover.clear(e.copies_at, to + row * size, size)
-        if self.sizes is not None:
-            e.mover.copy(e.copies_at, self.inputs_at[-1], self.sizes.data_ptr(), rows.rows * self.sizes.stride(0) * 8)
+        self.began, self.over, e.newest = time.monotonic_ns(), False, self
+        form, on_gpu = self.form(rows), e.device.type == "cuda"
+        ys = self._on_gpu(form) if on_gpu else self._on_cpu(form)
+        for k, (plane, output, y) in enumerate(zip(e.outputs, e.shapes, ys)):
+            lines = self.lines(form, plane, output, y)
+            self.keep.append(lines)
+            self.write(form, k, plane, lines)
+        if on_gpu:
+            self.finished.record(e.computing)
+        return self._dims(ys, form)
+
+    def _on_cpu(self, form: Form) -> list[torch.Tensor]:
+        xs = self.arguments(form)
+        for k, (plane, x) in enumerate(zip(self.engine.inputs, xs)):
+            self.fill(form, k, plane, x)
+        return self.engine.compute(xs)
+
+    def _on_gpu(self, form: Form) -> list[torch.Tensor]:
+        e = self.engine
+        self._number(form.rows)
+        for k, plane in enumerate(e.inputs):
+            self.fetch(form, k, plane)
         self.arrived.record(e.copies)
         e.computing.wait_event(self.arrived)
-        dims = self._write(self._compute(rows, point), rows, true)
-        self.finished.record(e.computing)
-        return dims
-
-    def _number_states(self, rows: Rows) -> list[int]:
-        """Sets the halves of the states that a batch reads and writes; returns its fresh rows."""
-        assert isinstance(rows, RingBatch)
-        read = rows.halves()
-        self.slots.numpy()[1:, : rows.rows] = read, read ^ 1
-        return np.flatnonzero(rows.steps() & 2).tolist()
-
-    def _shapes(self, rows: Rows) -> list[tuple[int, ...]]:
-        return rows.shapes + self.engine.states
-
-    def _true_sizes(self, rows: Rows) -> tuple[Point, np.ndarray | None]:
-        """The common sizes of the rows, and the true size of each, which also go into the lane's buffer."""
-        e = self.engine
-        if not e.axes:
-            return (), None
-        point = e.axes.point(rows.shapes)
-        true = np.broadcast_to(point, (rows.rows, len(point))) if rows.sizes is None else e.axes.of_rows(rows.sizes)
-        if self.sizes is not None:
-            self.sizes.numpy()[: rows.rows] = true
-        return point, true
-
-    def _compute(self, rows: Rows, point: Point) -> list[torch.Tensor]:
-        e = self.engine
-        size = next((s for s in e.graph_sizes if s >= rows.rows), 0)
-        recorded = self.graphs.get((size, point))
+        recorded = self.graphs.get((form.graph, form.point))
         if recorded is None:
-            return e.computes(rows.rows)(self._views(rows))
+            return e.computes(form.rows.rows)(self.arguments(form))
         graph, outputs = recorded
         graph.replay()
         return outputs
 
-    def _views(self, rows: Rows) -> list[torch.Tensor]:
-        """The module's arguments: the inputs, and the true sizes if it takes them."""
-        views = [self.view(k, rows.rows, shape) for k, shape in enumerate(self._shapes(rows))]
-        return [*views, self.view(-1, rows.rows, (len(self.engine.axes),))] if self.sizes is not None else views
-
-    def _write(self, outputs: list[torch.Tensor], rows: Rows, true: np.ndarray | None) -> np.ndarray | None:
+    def _number(self, rows: Rows) -> None:
+        """Hands the device the slots of the rows, and their true sizes."""
         e = self.engine
-        for plane, flat in zip(e.outputs, self._flat(outputs, rows, true)):
-            self.keep.append(flat)
-            size = flat.shape[1] * flat.element_size()
-            if len(rows.runs) == 1 and size == plane.stride and not plane.is_state:
-                e.mover.copy(e.computing_at, plane.base + rows.runs[0][0] * size, flat.data_ptr(), size * rows.rows)
-            else:
-                e.mover.scatter(e.computing_at, plane.base, plane.stride, flat.data_ptr(), self._numbers(plane, True), size, rows.rows,
-                    plane.on_device)
-        return self._dims(outputs, rows, true)
+        ctypes.memmove(self.slots_at, rows.slots_at, 4 * rows.rows)
+        if e.states:
+            assert isinstance(rows, RingBatch)
+            read = rows.halves()
+            self.slots.numpy()[1:, : rows.rows] = read, read ^ 1
+        if e.near and (len(rows.runs) > 1 or e.states or e.packed):
+            e.mover.copy(e.copies_at, self.near_at, self.slots_at, 4 * (self.slots.numel() if e.states else rows.rows))
+        if self.sizes is not None and self.module_sizes is not None:
+            e.mover.copy(e.copies_at, self.module_sizes.data_ptr(), self.sizes.data_ptr(), self.sizes.nbytes)
 
-    def _numbers(self, plane: Plane, write: bool = False) -> int:
-        """The address of the slot numbers, for kernels that move rows of a plane."""
-        return (self.near_at if plane.on_device else self.slots_at) + 4 * self.engine.max_rows * ((1 + write) * plane.is_state)
-
-    def _flat(self, outputs: list[torch.Tensor], rows: Rows, true: np.ndarray | None) -> list[torch.Tensor]:
-        """The outputs with one line per row, without padding inside."""
-        flat = []
-        for plane, shape, y in zip(self.engine.outputs, self.engine.shapes, outputs):
-            y = self._converted(plane, y if len(y) == rows.rows else y[: rows.rows])
-            lines = y.reshape(rows.rows, -1).contiguous()
-            if true is not None and shape.known and not shape.prefix:
-                lines = torch.empty_like(lines)
-                for i, sizes in enumerate(true.tolist()):
-                    own = shape.shape(tuple(sizes))
-                    lines[i, : math.prod(own)] = y[i][tuple(map(slice, own))].reshape(-1)
-            flat.append(lines)
-        return flat
-
-    def _converted(self, plane: Plane, y: torch.Tensor) -> torch.Tensor:
+    def converted(self, plane: Plane, y: torch.Tensor) -> torch.Tensor:
         """An output in its type. release looks whether a value changed, when the device is done."""
         kept, wrong = of_tensor(y, plane.rows.dtype)
         if wrong is not None:
-            k = len(self.converted)
+            k = len(self.conversions)
             self.changed[k].copy_(wrong, non_blocking=True)
-            self.converted.append((k, plane, y.dtype))
+            self.conversions.append((k, plane, y.dtype))
         return kept
 
     def _fail_changed(self) -> None:
         """Fails the batch if an output does not hold a value of the module."""
-        for k, plane, source in self.converted:
+        for k, plane, source in self.conversions:
             if self.over and self.batch is not None and self.changed[k]:
                 self.batch.fail_all(not_held(f"output {plane.name!r}", source, plane.rows.dtype))
-        self.converted, self.batch = [], None
+        self.conversions, self.batch = [], None
 
-    def _dims(self, outputs: list[torch.Tensor], rows: Rows, true: np.ndarray | None) -> np.ndarray | None:
+    def _dims(self, outputs: list[torch.Tensor], form: Form) -> np.ndarray | None:
         """Each row's sizes of the outputs' variable dimensions."""
-        columns = []
+        columns, true = [], form.true
         for shape, y in zip(self.engine.shapes, outputs):
             for d in shape.variable:
                 follows = shape.follows[d]
-                columns.append(true[:, follows] if true is not None and follows != UNKNOWN else np.full(rows.rows, y.shape[1 + d]))
+                columns.append(true[:, follows] if true is not None and follows != UNKNOWN else np.full(form.rows.rows, y.shape[1 + d]))
         return np.stack(columns, axis=1) if columns else None
 
-    def _on_cpu(self, rows: Rows, true: np.ndarray | None) -> np.ndarray | None:
+    def _gather(self, rows: Rows, plane: Plane, to: int, size: int) -> None:
+        """Queues the copying of the first bytes of each row."""
         e = self.engine
-        xs = self._views(rows)
-        for plane, to, x, shape in zip(e.inputs, self.inputs_at, xs, self._shapes(rows)):
-            if len(rows.runs) == 1 and not plane.is_state and math.prod(shape) == plane.rows.shape[1]:  # torch needs longer than the copy
-                ctypes.memmove(to, plane.base + rows.runs[0][0] * plane.stride, rows.rows * plane.stride)
-            else:
-                flat = x.view(rows.rows, -1)
-                torch.index_select(plane.rows[:, : flat.shape[1]], 0, _places(rows, plane), out=flat)
-        if self.sizes is not None:
-            xs[-1].copy_(self.sizes[: rows.rows])
-        ys = e.compute(xs)
-        for plane, flat in zip(e.outputs, self._flat(ys, rows, true)):
-            if len(rows.runs) == 1 and not plane.is_state and flat.shape[1] == plane.rows.shape[1]:
-                ctypes.memmove(plane.base + rows.runs[0][0] * plane.stride, flat.data_ptr(), rows.rows * plane.stride)
-            else:
-                plane.rows[:, : flat.shape[1]].index_copy_(0, _places(rows, plane, 1), flat)
-        return self._dims(ys, rows, true)
+        in_runs = copied(len(rows.runs), rows.rows * size) and size == plane.stride and not plane.is_state
+        if in_runs and not (plane.on_device and len(rows.runs) > 1):
+            for slot, row, n in rows.runs:
+                e.mover.copy(e.copies_at, to + row * size, plane.base + slot * size, n * size)
+        else:
+            e.mover.gather(e.copies_at, to, plane.base, plane.stride, self.numbers(plane), size, rows.rows, plane.on_device)
+
+    def numbers(self, plane: Plane, write: bool = False) -> int:
+        """The address of the slot numbers, for kernels that move rows of a plane."""
+        return (self.near_at if plane.on_device else self.slots_at) + 4 * self.engine.max_rows * ((1 + write) * plane.is_state)
+
+    def view(self, k: int, rows: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """The first rows of a buffer, if each has this shape."""
+        if shape == self.engine.specs[k][1]:
+            return self.whole[k][:rows]
+        return self.inputs[k][: rows * math.prod(shape)].view(rows, *shape)
+
+    # -- its end
 
     def done(self) -> bool:
         try:
@@ -283,16 +303,6 @@ class Lane:
         self.keep = []
         self.engine.ended(self)
 
-    def example(self, size: int, point: Point) -> list[torch.Tensor]:
-        """The buffers of size rows, if the axes have these sizes."""
-        shapes = [shape for _, shape in self.engine.specs]
-        if self.engine.axes:
-            shapes[: len(self.engine.axes.inputs)] = self.engine.axes.shapes(point)
-        xs = [self.view(k, size, shape) for k, shape in enumerate(shapes)]
-        if self.sizes is not None:
-            xs[-1].copy_(torch.tensor(point).expand(size, -1))
-        return xs
-
     def capture(self, sizes: list[int], pool: Any) -> None:
         """Records the model once per batch size and bucket, over this lane's buffers."""
         e = self.engine
@@ -314,23 +324,16 @@ class Lane:
 class Engine:
     """A module with its lanes, warmed up before there is a ring."""
 
-    lane_type: type[Lane] = Lane
+    packed = False
+    points: Sequence[Point] = ((),)  # the sizes that batches are padded to
 
     def __init__(
-        self, compute: Callable[[list[torch.Tensor]], list[torch.Tensor]], specs: list[tuple[torch.dtype, tuple[int, ...]]],
-        max_rows: int, device: torch.device, lanes: int, graphs: bool | None,
-        axes: Axes | None = None, shapes: list[Output] | None = None, sized: bool = False,
-        full: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None,
+        self, compute: Compute, specs: list[tuple[torch.dtype, tuple[int, ...]]], max_rows: int, device: torch.device, graphs: bool | None,
+        shapes: list[Output] | None,
     ) -> None:  # fmt: skip
-        """graphs: None records them if that works and the results agree. full: computes full batches only.
-
-        axes, shapes: the sizes that vary, and the outputs that follow them.
-        sized: compute takes the true sizes of the rows as one more input.
-        """
-        self.axes, self.shapes, self.sized = axes or Axes([], None), shapes or [], sized
-        self.points = self.axes.points()  # the sizes of batches
-        specs = [*specs, (torch.int64, (len(self.axes),))] if sized else specs
-        self.compute, self.specs, self.max_rows, self.device, self.full = compute, specs, max_rows, device, full
+        """specs: of the inputs. shapes: of the outputs; None: bind tells them."""
+        self.compute, self.specs, self.max_rows, self.device = compute, specs, max_rows, device
+        self.shapes, self._graphs = shapes or [], graphs
         self.inputs: list[Plane] = []
         self.outputs: list[Plane] = []
         self.states: list[tuple[int, ...]] = []  # the shapes of the states, the last of the inputs and of the outputs
@@ -343,27 +346,43 @@ class Engine:
             # The copy stream has the higher priority.
             self.copies, self.computing = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device)
             self.copies_at, self.computing_at = self.copies.cuda_stream, self.computing.cuda_stream
-        self.lanes = [self.lane_type(self) for _ in range(lanes)]
+
+    def get_ready(self, lanes: Sequence[Lane]) -> None:
+        """graphs: None records them if that works and the results agree."""
+        self.lanes = list(lanes)
         with self.current():
-            self._warm_up(self.warm_sizes())
-            if device.type == "cuda":
+            self._warm_up()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
                 self.mover = Mover()
-                if graphs is not False:
-                    self._record(self.sizes_to_record(), optional=graphs is None)
+                if self._graphs is not False:
+                    self._record(self.sizes_to_record(), optional=self._graphs is None)
+
+    # -- for the two kinds of engines
 
     def warm_sizes(self) -> list[int]:
-        return doublings(self.max_rows)
+        raise NotImplementedError
 
     def sizes_to_record(self) -> list[int]:
-        return recorded_sizes(self.max_rows)
+        raise NotImplementedError
+
+    def compared(self, size: int) -> int:
+        """The amount with which a graph of this size is compared with the module."""
+        return size
+
+    def computes(self, rows: int) -> Compute:
+        """The function for a batch of this size."""
+        return self.compute
+
+    def worth_it(self, sizes: list[int]) -> list[int]:
+        """The sizes whose graphs are used."""
+        return sizes
+
+    # -- all of them
 
     def current(self) -> Any:
         """Makes the compute stream the current one, as submit needs it."""
         return torch.cuda.stream(self.computing) if self.device.type == "cuda" else contextlib.nullcontext()
-
-    def computes(self, rows: int) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
-        """The function for a batch of this size."""
-        return self.full if self.full is not None and rows == self.max_rows else self.compute
 
     def bind(self, inputs: list[Plane], outputs: list[Plane]) -> None:
         """Sets the memory of the batches' rows."""
@@ -374,6 +393,10 @@ class Engine:
             self.shapes = [Output(p.shape, tuple(UNKNOWN if d in p.variable else FIXED for d in range(len(p.shape)))) for p in outputs]
         if not all(s.known for s in self.shapes):
             self.graph_sizes = []  # a recorded graph has outputs of one size
+
+    def graph_for(self, amount: int) -> int:
+        """The amount that the next larger graph was recorded for; 0: there is none."""
+        return next((s for s in self.graph_sizes if s >= amount), 0)
 
     def check(self) -> None:
         """Waits for the device; raises Lost if that fails."""
@@ -387,15 +410,13 @@ class Engine:
         now = time.monotonic_ns()
         self.took, self.last = now - max(lane.began, self.last), now
 
-    def _warm_up(self, sizes: list[int]) -> None:
+    def _warm_up(self) -> None:
         """Runs all batch sizes, so that the first requests are not slow."""
         # TorchScript specialises on its first input and compiles on the second run: the
         # full batch comes first, and each size several times.
         for point in self.points:
-            for size in [s for s in reversed(sizes) for _ in range(3)]:
-                self.computes(size)(self.lanes[0].example(size, point))
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            for size in [s for s in reversed(self.warm_sizes()) for _ in range(3)]:
+                self.computes(size)(self.lanes[0].exact_example(size, point))
 
     def _record(self, sizes: list[int], optional: bool) -> None:
         try:
@@ -407,7 +428,7 @@ class Engine:
             torch.cuda.synchronize(self.device)
             if optional:
                 self._compare(sizes)
-            self.graph_sizes = sizes if self.full is None else self._worth_it(sizes)
+            self.graph_sizes = self.worth_it(sizes)
         except (RuntimeError, ValueError) as e:
             if not optional:
                 raise
@@ -418,20 +439,26 @@ class Engine:
 
     def _compare(self, sizes: list[int]) -> None:
         """Compares the smallest and the largest graph with the module, on random numbers."""
+        lane = self.lanes[0]
         for size in (sizes[0], sizes[-1]):
-            xs = self.lanes[0].example(size, self.points[0])
-            for x in xs:
-                if x.is_floating_point():
-                    x.copy_(torch.rand_like(x))
-            graph, replayed = self.lanes[0].graphs[size, self.points[0]]
+            xs = lane.exact_example(self.compared(size), self.points[0])
+            for x in lane.inputs:
+                if x.is_floating_point() or self.packed:  # a random mask may hide whole rows, which makes NaNs
+                    x.copy_(torch.rand_like(x) if x.is_floating_point() else torch.randint(0, 2, x.shape, device=x.device))
+            graph, replayed = lane.graphs[size, self.points[0]]
             graph.replay()
-            if not agree(replayed, self.computes(size)(xs)):
-                raise ValueError("the recorded graph gives other results than the module")
+            want = self.computes(size)(xs)
+            if not agree([y[: len(z)] for y, z in zip(replayed, want)], want):
+                raise ValueError(f"the recorded graph gives other results than the module{' on padding' * self.packed}")
 
-    def _worth_it(self, sizes: list[int]) -> list[int]:
-        """The sizes whose graph is faster than the full batch's."""
-        took = {size: _time_of(self.lanes[0].graphs[size, self.points[0]][0]) for size in sizes}
-        return [size for size in sizes if size == sizes[-1] or took[size] < took[sizes[-1]]]
+
+class Plan(NamedTuple):
+    """A module that was tried."""
+
+    outputs: Sequence[Declared]
+    engine: Callable[[int], Engine]  # makes one for batches of at most some rows
+    text: str  # how batches are made, as the end of a log line
+    policy: dict[str, Any]
 
 
 def _places(rows: Rows, plane: Plane, write: int = 0) -> torch.Tensor:
@@ -439,16 +466,6 @@ def _places(rows: Rows, plane: Plane, write: int = 0) -> torch.Tensor:
     if plane.is_state and isinstance(rows, RingBatch):
         return torch.from_numpy(rows.halves() ^ write)
     return torch.tensor((ctypes.c_uint32 * rows.rows).from_address(rows.slots_at), dtype=torch.int64)
-
-
-def _time_of(graph: torch.cuda.CUDAGraph) -> float:
-    """The best time of some replays, in milliseconds."""
-    ends = [torch.cuda.Event(enable_timing=True) for _ in range(6)]
-    for end in ends:
-        graph.replay()
-        end.record()
-    ends[-1].synchronize()
-    return min(a.elapsed_time(b) for a, b in zip(ends, ends[1:]))
 
 
 def failure(e: BaseException) -> str:

@@ -17,6 +17,13 @@ BLOCKS, THREADS, CHUNK = 48, 512, 16384  # the same as in worker/cuda/lane.go
 DEVICE_BLOCKS = 264  # within device memory no kernel waits for the bus: as many as fit
 
 
+def _kernels() -> Path:
+    """worker/cuda/kernels/move.ptx: of the wheel, or of the checkout in which this package lies."""
+    package = Path(__file__).parents[1]
+    installed = package / "_native" / "move.ptx"
+    return installed if installed.exists() else package.parents[1] / "worker" / "cuda" / "kernels" / "move.ptx"
+
+
 class Kernel:
     """A kernel whose arguments have 64 bits each; the driver copies them at the launch."""
 
@@ -39,15 +46,13 @@ class Mover:
 
     def __init__(self) -> None:
         self.driver = ctypes.CDLL("libcuda.so.1")
-        ptx = Path(__file__).with_name("move.ptx").read_bytes()
+        ptx = _kernels().read_bytes()
         self.module = c_void_p()
         self.check("cuModuleLoadData", self.driver.cuModuleLoadData(ctypes.byref(self.module), ptx))
         self.launch = self.driver.cuLaunchKernel
         self.launch.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
         self._copy = self.driver.cuMemcpyAsync
         self._copy.argtypes = [c_uint64, c_uint64, ctypes.c_size_t, c_void_p]
-        self._clear = self.driver.cuMemsetD8Async
-        self._clear.argtypes = [c_uint64, ctypes.c_ubyte, ctypes.c_size_t, c_void_p]
         self._gather, self._scatter = Kernel(self, "rb_gather", 8), Kernel(self, "rb_scatter", 7)
         self._gather_packed = Kernel(self, "rb_gather_packed", 9)
 
@@ -62,10 +67,6 @@ class Mover:
         status = self._copy(to, source, size, stream)
         if status:
             self.check("cuMemcpyAsync", status)
-
-    def clear(self, stream: int, to: int, size: int) -> None:
-        """Writes zeros into device memory."""
-        self.check("cuMemsetD8Async", self._clear(to, 0, size, stream))
 
     def gather(self, stream: int, to: int, plane: int, stride: int, slots: int, row_bytes: int, rows: int, on_device: bool = False) -> None:
         """Copies rows of a plane, by slot number, to adjacent rows in device memory."""

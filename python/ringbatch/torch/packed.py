@@ -9,11 +9,10 @@ larger graph: zeros follow its tokens, and empty rows follow its rows.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,149 +22,105 @@ import torch
 from .. import errors
 from ..binding.tensors import Declared, parse
 from ..worker import trials
-from ..worker.axes import FIXED, Axes, Input, Output
-from ..worker.ring import Rows
+from ..worker.arguments import listed
+from ..worker.axes import FIXED, Axes, Input, Output, Point, check_packed
+from ..worker.ring import RingBatch, Rows
 from . import checks
-from .lanes import Engine, Lane, agree, recorded_sizes
+from .lanes import Engine, Form, Lane, Plan, recorded_sizes
 from .module_call import Compute, _tensor, numpy_types, torch_types
-from .planes import output_kind
+from .options import Options
+from .planes import Plane, output_kind
 from .preparing import prepare
 
 Row = list[torch.Tensor]  # one item of each input, or of each output
 
 
 class PackedLane(Lane):
-    """Room for one packed batch, also if all its rows have the largest size."""
+    """Its `sizes` are the offsets of the rows, and of empty rows behind them."""
 
     engine: PackedEngine
 
     def __init__(self, engine: PackedEngine) -> None:
-        super().__init__(engine)
-        self.offsets = torch.zeros(engine.max_rows + 1, dtype=torch.int32, pin_memory=engine.device.type == "cuda")
-        self.module_offsets = self.offsets.to(engine.device)
+        super().__init__(engine, torch.zeros(engine.max_rows + 1, dtype=torch.int32))
 
-    def set_offsets(self, sizes: np.ndarray) -> int:
-        """Writes the offsets of rows, and of empty rows behind them; returns the number of tokens."""
-        offsets = self.offsets.numpy()
-        offsets[1 : len(sizes) + 1] = np.cumsum(sizes)
-        offsets[len(sizes) + 1 :] = offsets[len(sizes)]
-        return int(offsets[-1])
+    def _set_offsets(self, offsets: np.ndarray) -> None:
+        assert self.sizes is not None
+        kept = self.sizes.numpy()
+        kept[: len(offsets)] = offsets
+        kept[len(offsets) :] = offsets[-1]
 
-    def set_example(self, total: int) -> int:
+    def form(self, rows: Rows) -> Form:
+        assert isinstance(rows, RingBatch)
+        offsets = rows.offsets()
+        self._set_offsets(offsets)
+        total = int(offsets[-1])
+        return Form(rows, total, self.engine.graph_for(total), self.engine.items, true=np.diff(offsets)[:, None])
+
+    def arguments(self, form: Form) -> list[torch.Tensor]:
+        return self._views(form.amount, form.rows.rows)
+
+    def example(self, amount: int, point: Point) -> list[torch.Tensor]:
+        self._set_example(amount)
+        return self._views(amount, self.engine.max_rows)
+
+    def exact_example(self, amount: int, point: Point) -> list[torch.Tensor]:
+        return self._views(amount, self._set_example(amount))
+
+    def _set_example(self, total: int) -> int:
         """Sets the offsets to rows of the largest size, and a smaller last one; returns the number of rows."""
         most = self.engine.most
-        sizes = [most] * (total // most) + [total % most] * (total % most > 0)
-        self.set_offsets(np.array(sizes))
-        self.module_offsets.copy_(self.offsets)
-        return len(sizes)
+        offsets = [*range(0, total, most), total]
+        self._set_offsets(np.array(offsets))
+        if self.sizes is not None and self.module_sizes is not None:
+            self.module_sizes.copy_(self.sizes)
+        return len(offsets) - 1
 
-    def arguments(self, total: int, rows: int) -> list[torch.Tensor]:
-        """The module's arguments: the inputs, and the offsets."""
+    def _views(self, total: int, rows: int) -> list[torch.Tensor]:
+        """The inputs, and the offsets."""
+        assert self.module_sizes is not None
         views = []
-        for x, (_, shape), varies in zip(self.inputs, self.engine.specs, self.engine.varies):
-            n, item = (total, shape[1:]) if varies else (rows, shape)
+        for x, item, varies in zip(self.inputs, self.engine.items, self.engine.varies):
+            n = total if varies else rows
             views.append(x[: n * math.prod(item)].view(n, *item))
-        return [*views, self.module_offsets[: rows + 1]]
+        return [*views, self.module_sizes[: rows + 1]]
 
-    def example(self, size: int, point: tuple[int, ...] = ()) -> list[torch.Tensor]:
-        self.set_example(size)
-        return self.arguments(size, self.engine.max_rows)
-
-    def start(self, rows: Rows) -> np.ndarray | None:
-        """Queues some rows; returns each row's sizes of the outputs' variable dimensions."""
-        self.began, self.over = time.monotonic_ns(), False
+    def fetch(self, form: Form, k: int, plane: Plane) -> None:
         e = self.engine
-        e.newest = self
-        columns = rows.sizes
-        assert columns is not None
-        sizes = columns[:, 0].astype(np.int64)
-        if (columns != columns[:, :1]).any():
-            raise errors.Shape("the variable inputs of a request differ in size: rows are packed by one size")
-        total = self.set_offsets(sizes)
-        if e.device.type == "cuda":
-            ys = self._on_gpu(rows, total, int(sizes.max()))
-            self._write(ys, rows, sizes)
-            self.finished.record(e.computing)
-        else:
-            self._on_cpu(rows, sizes)
-        varying = sum(len(shape.variable) for shape in e.shapes)
-        return np.repeat(sizes[:, None], varying, axis=1) if varying else None
+        if not e.varies[k]:
+            return super().fetch(form, k, plane)
+        assert self.module_sizes is not None and form.true is not None
+        item = math.prod(form.shapes[k]) * plane.rows.element_size()
+        e.mover.gather_packed(e.copies_at, self.inputs_at[k], plane.base, plane.stride, self.numbers(plane), self.module_sizes.data_ptr(),
+            item, form.rows.rows, int(form.true.max()) * item, form.graph or form.amount, plane.on_device)
 
-    def _on_gpu(self, rows: Rows, total: int, longest: int) -> list[torch.Tensor]:
-        """Queues the gathering and the module."""
-        e = self.engine
-        size = next((s for s in e.graph_sizes if s >= total), 0)
-        ctypes.memmove(self.slots_at, rows.slots_at, 4 * rows.rows)
-        if e.near:
-            e.mover.copy(e.copies_at, self.near_at, self.slots_at, 4 * rows.rows)
-        e.mover.copy(e.copies_at, self.module_offsets.data_ptr(), self.offsets.data_ptr(), 4 * len(self.offsets))
-        for plane, to, varies in zip(e.inputs, self.inputs_at, e.varies):
-            item = math.prod(plane.shape[varies:]) * plane.rows.element_size()
-            where = e.copies_at, to, plane.base, plane.stride, self._numbers(plane)
-            if varies:
-                e.mover.gather_packed(*where, self.module_offsets.data_ptr(), item, rows.rows, longest * item, size or total,
-                    plane.on_device)
-            else:
-                e.mover.gather(*where, item, rows.rows, plane.on_device)
-        self.arrived.record(e.copies)
-        e.computing.wait_event(self.arrived)
-        if not size:
-            return e.compute(self.arguments(total, rows.rows))
-        graph, outputs = self.graphs[size, ()]
-        graph.replay()
-        return outputs
+    def fill(self, form: Form, k: int, plane: Plane, x: torch.Tensor) -> None:
+        if not self.engine.varies[k]:
+            return super().fill(form, k, plane, x)
+        assert isinstance(form.rows, RingBatch)
+        form.rows.pack(k, self.inputs_at[k], x.nbytes)  # x has no address if all rows are empty
 
-    def _lines(self, outputs: list[torch.Tensor], rows: Rows, sizes: np.ndarray) -> list[torch.Tensor]:
-        """The outputs without padding, a line for each row, or for each token."""
-        lines = []
-        for plane, shape, y in zip(self.engine.outputs, self.engine.shapes, outputs):
-            n = int(sizes.sum()) if shape.variable else rows.rows
-            lines.append(self._converted(plane, y[:n]).reshape(n, math.prod(y.shape[1:])).contiguous())
-        return lines
+    def lines(self, form: Form, plane: Plane, output: Output, y: torch.Tensor) -> torch.Tensor:
+        n = form.amount if output.variable else form.rows.rows
+        return self.converted(plane, y[:n]).reshape(n, math.prod(y.shape[1:])).contiguous()
 
-    def _write(self, outputs: list[torch.Tensor], rows: Rows, sizes: np.ndarray | None) -> None:
-        assert sizes is not None
-        e = self.engine
-        for plane, shape, lines in zip(e.outputs, e.shapes, self._lines(outputs, rows, sizes)):
-            self.keep.append(lines)
-            at, item = lines.data_ptr(), lines.shape[1] * lines.element_size()
-            if not shape.variable:
-                e.mover.scatter(e.computing_at, plane.base, plane.stride, at, self._numbers(plane), item, rows.rows, plane.on_device)
-                continue
-            for slot, n in zip(_slots(rows), sizes.tolist()):
-                if n:
-                    e.mover.copy(e.computing_at, plane.base + slot * plane.stride, at, n * item)
-                at += n * item
-
-    def _on_cpu(self, rows: Rows, sizes: np.ndarray | None) -> None:
-        assert sizes is not None
-        e = self.engine
-        slots, lengths = _slots(rows), sizes.tolist()
-        index = torch.tensor(slots)
-        xs = self.arguments(int(self.offsets[-1]), rows.rows)
-        for plane, x, varies in zip(e.inputs, xs, e.varies):
-            if varies:
-                for slot, part in zip(slots, x.split(lengths)):
-                    part.view(-1).copy_(plane.rows[slot, : part.numel()])
-            else:
-                torch.index_select(plane.rows, 0, index, out=x.view(rows.rows, plane.rows.shape[1]))
-        for plane, shape, lines in zip(e.outputs, e.shapes, self._lines(e.compute(xs), rows, sizes)):
-            if shape.variable:
-                for slot, part in zip(slots, lines.split(lengths)):
-                    plane.rows[slot, : part.numel()] = part.reshape(-1)
-            else:
-                plane.rows[:, : lines.shape[1]].index_copy_(0, index, lines)
-
-
-def _slots(rows: Rows) -> list[int]:
-    return list((ctypes.c_uint32 * rows.rows).from_address(rows.slots_at))
+    def write(self, form: Form, k: int, plane: Plane, lines: torch.Tensor) -> None:
+        e, rows = self.engine, form.rows
+        if not plane.variable:
+            return super().write(form, k, plane, lines)
+        assert isinstance(rows, RingBatch) and form.true is not None
+        if e.device.type != "cuda":
+            if form.amount:
+                rows.unpack(k, lines.data_ptr(), lines.nbytes)
+            return
+        at, item = lines.data_ptr(), lines.shape[1] * lines.element_size()
+        for slot, n in zip(rows.slots().tolist(), form.true[:, 0].tolist()):
+            if n:
+                e.mover.copy(e.computing_at, plane.base + slot * plane.stride, at, n * item)
+            at += n * item
 
 
 class PackedEngine(Engine):
-    """A module of packed batches, with its lanes."""
-
-    lane_type = PackedLane
-    lanes: list[PackedLane]  # type: ignore[assignment]
+    packed = True
 
     def __init__(
         self, compute: Compute, inputs: Sequence[Input], max_rows: int, budget: int, device: torch.device, lanes: int, graphs: bool | None,
@@ -173,55 +128,40 @@ class PackedEngine(Engine):
     ) -> None:  # fmt: skip
         """budget: the largest number of tokens in a batch, except for single rows; 0: as many as its rows may have."""
         self.most, self.varies = _most(inputs), [bool(i.variable) for i in inputs]
-        self.budget = min(budget or sys.maxsize, max_rows * self.most)
-        specs = [(dtype, i.shape) for i, dtype in zip(inputs, torch_types(inputs))]
-        super().__init__(compute, specs, max_rows, device, lanes, graphs, shapes=shapes)
+        self.items = [i.shape[1:] if i.variable else i.shape for i in inputs]
+        self._budget = min(budget or sys.maxsize, max_rows * self.most)
+        super().__init__(compute, [(dtype, i.shape) for i, dtype in zip(inputs, torch_types(inputs))], max_rows, device, graphs, shapes)
+        self.get_ready([PackedLane(self) for _ in range(lanes)])
 
     def warm_sizes(self) -> list[int]:
-        return [min(self.most, self.budget), *([self.budget] if self.device.type == "cuda" else [])]
+        return [min(self.most, self._budget), *([self._budget] if self.device.type == "cuda" else [])]
 
     def sizes_to_record(self) -> list[int]:
-        return sorted({-(-self.budget * part // 64) for part in recorded_sizes(64)})
+        return sorted({-(-self._budget * part // 64) for part in recorded_sizes(64)})
 
-    def _warm_up(self, sizes: list[int]) -> None:
-        for size in sizes * 2:
-            self.compute(self.lanes[0].arguments(size, self.lanes[0].set_example(size)))
-
-    def _compare(self, sizes: list[int]) -> None:
-        """Compares graphs that are not quite full with the module without padding, on random numbers."""
-        lane = self.lanes[0]
-        for size in (sizes[0], sizes[-1]):
-            total = max(1, size * 7 // 8)
-            rows = lane.set_example(total)
-            for x in lane.inputs:
-                x.copy_(torch.rand_like(x) if x.is_floating_point() else torch.randint(0, 2, x.shape, device=x.device))
-            graph, replayed = lane.graphs[size, ()]
-            graph.replay()
-            cut = [y[: total if shape.variable else rows] for y, shape in zip(replayed, self.shapes)]
-            if not agree(cut, self.compute(lane.arguments(total, rows))):
-                raise ValueError("the module gives other results behind padding tokens and empty rows")
+    def compared(self, size: int) -> int:
+        return max(1, size * 7 // 8)  # the graph has padding then, and empty rows
 
 
 # -- before serving
 
 
 def plan(
-    module: Callable[..., Any], packed: str, tensors: Sequence[Declared], outputs: Sequence[Declared] | None, device: torch.device,
-    options: dict[str, Any], *, half: bool, bfloat16: bool, graphs: bool | None, check: bool, tolerance: float | None, depth: int,
-) -> tuple[list[Declared], Callable[[int], PackedEngine]]:  # fmt: skip
-    """The outputs of a module after trials, and a function that makes an engine for batches of some rows.
-
-    Adds to options that requests of different sizes share a batch.
-    """
+    module: Callable[..., Any], packed: Sequence[str], tensors: Sequence[Declared], outputs: Sequence[Declared] | None,
+    args: Sequence[str] | str | None, device: torch.device, dtype: torch.dtype | None, o: Options, rows: int, policy: Mapping[str, Any],
+) -> Plan:  # fmt: skip
+    check_packed(packed, tensors)
+    if o.lengths or o.mask or o.pad or o.channels_last or o.compile != "off":
+        raise errors.Invalid("--packed goes with none of --lengths, --mask, --pad, --channels-last and --compile: there is no padding, "
+            "and the module runs as it is")
     inputs = list(map(Input.of, tensors))
-    exact = tolerance is None and not checks.is_quantized(module)
-    if tolerance is None:
-        tolerance = checks.tolerance(module, half or bfloat16 or device.type == "cuda")
-    compute, _, _ = prepare(module, Axes(inputs, None), device, half, bfloat16, False, False, keywords=keywords(packed, inputs))
+    exact = o.tolerance is None and not checks.is_quantized(module)
+    tolerance = checks.tolerance(module, dtype is not None or device.type == "cuda") if o.tolerance is None else o.tolerance
+    compute, _, _ = prepare(module, Axes(inputs, None), device, dtype, replace(o, freeze=False), args=listed(args), packed=True)
     trial = Trial(compute, inputs, device)
     with checks.refused_inputs(inputs):
         shapes, kinds = trial.outputs()
-        if check:
+        if o.check:
             trial.refuse_mixed_rows(tolerance, exact)
     if outputs is None:
         outputs = [parse(s.dims(kind, "y" if len(shapes) == 1 else f"y{k}")) for k, (s, kind) in enumerate(zip(shapes, kinds))]
@@ -229,29 +169,12 @@ def plan(
         shapes = checks.fit(outputs, shapes)
         if not all(s.known for s in shapes):
             raise errors.Invalid("a packed module has outputs of one size for each row, or of the row's own size: declare fixed ones so")
-    options["ragged"] = True
-    budget = int(options.get("max_batch_cost") or 0)
+    budget = int(policy.get("max_batch_cost") or 0)
 
-    def engine(rows: int) -> PackedEngine:
-        return PackedEngine(compute, inputs, rows, budget, device, depth, graphs, shapes)
+    def engine(most: int) -> PackedEngine:
+        return PackedEngine(compute, inputs, most, budget, device, o.depth, o.cuda_graphs, shapes)
 
-    return list(outputs), engine
-
-
-def keywords(packed: str, inputs: Sequence[Input]) -> list[str]:
-    """The module's keyword for each input and for the offsets. packed: "tokens", or "tokens=ids,offsets=cu"."""
-    given = dict(text.strip().partition("=")[::2] for text in packed.split(","))
-    names = [i.name for i in inputs]
-    for name in given:
-        if name not in (*names, "offsets"):
-            raise errors.Invalid(f"--packed {name}: there is no input {name!r}; there are {', '.join(names)}, and offsets")
-    varying = [i for i in inputs if i.variable]
-    if not any(i.name in given for i in varying) or any(i.variable != (0,) for i in varying):
-        raise errors.Invalid(
-            f"--packed {packed}: want the name of an input whose first dimension varies, and no other does, like tokens:i64[<=512]; "
-            f"there are {', '.join(map(str, inputs))}"
-        )
-    return [given.get(name) or name for name in (*names, "offsets")]
+    return Plan(outputs, engine, "; rows are packed", {**policy, "ragged": True})
 
 
 def _most(inputs: Sequence[Input]) -> int:

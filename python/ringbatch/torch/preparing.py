@@ -19,46 +19,46 @@ from ..worker.axes import Axes, Extra, Input, Output
 from . import checks, compiling, loading
 from .lanes import agree, failure
 from .module_call import Compute, named_call, sized, torch_types
+from .options import Options
 from .planes import output_kind
 
 
 def prepare(
-    module: Callable[..., Any], axes: Axes, device: torch.device, half: bool, bfloat16: bool, channels_last: bool, freeze: bool,
-    extras: Sequence[Extra] = (), pads: Sequence[float | None] = (), compile: str = "off", rows: int = 1, graphs: bool | None = None,
-    states: Sequence[Declared] = (), outputs: Sequence[str] = (), args: Sequence[str] | None = None, keywords: Sequence[str] = (),
+    module: Callable[..., Any], axes: Axes, device: torch.device, dtype: torch.dtype | None, o: Options,
+    extras: Sequence[Extra] = (), pads: Sequence[float | None] = (), rows: int = 1, states: Sequence[Declared] = (),
+    outputs: Sequence[str] = (), args: Sequence[str] | None = None, packed: bool = False,
 ) -> tuple[Compute, bool, Compute | None]:  # fmt: skip
     """Three results: the module as a function of device tensors; whether that takes the true sizes of the rows behind its
     inputs; and code that was compiled for full batches only, if there is any. args: the inputs in the module's order.
-    keywords: instead, the module's name for each tensor.
+    packed: the offsets of the rows are the last input.
     """
-    names = list(keywords) or [i.name for i in axes.inputs]
-    last = 0 if keywords else len(names) - len(states)
-    how = passing(taken_by(module), names[:last], args, [*names[last:], *(e.name for e in extras)])
-    dtype = torch.float16 if half else torch.bfloat16 if bfloat16 else None
-    if compile not in compiling.MODES:
-        raise errors.Invalid(f"compile is {compile!r}, must be one of {', '.join(compiling.MODES)}")
+    names = [i.name for i in axes.inputs] + ["offsets"] * packed
+    by_name = [t.name for t in states] + [e.name for e in extras] if args or not packed else names
+    how = passing(taken_by(module), [name for name in names if name not in by_name], args, by_name)
+    if o.compile not in compiling.MODES:
+        raise errors.Invalid(f"compile is {o.compile!r}, must be one of {', '.join(compiling.MODES)}")
     if loading.is_exported(module):
-        if dtype is not None or channels_last:
+        if dtype is not None or o.channels_last:
             raise errors.Invalid("an exported program keeps its precision and layout: export it in the ones that you want")
     elif isinstance(module, torch.nn.Module):
         placed: Any = module.eval().to(device)
         if dtype is not None:
             placed = placed.to(dtype)
-        if channels_last:
+        if o.channels_last:
             placed = placed.to(memory_format=torch.channels_last)
         module = placed
 
     def ready(x: torch.Tensor) -> torch.Tensor:
         if dtype is not None and x.is_floating_point():
             x = x.to(dtype)
-        return x.contiguous(memory_format=torch.channels_last) if channels_last and x.dim() == 4 else x
+        return x.contiguous(memory_format=torch.channels_last) if o.channels_last and x.dim() == 4 else x
 
     def prepared(called: Callable[..., Any]) -> tuple[Compute, bool]:
         return sized(named_call(called, ready, names, how, states, outputs), axes, extras, pads)
 
     plain, sized_too = prepared(module)
-    if compile != "off" and not isinstance(module, torch.jit.ScriptModule):
-        recorded, within = device.type == "cuda" and graphs is not False, checks.tolerance(module, dtype is not None)
+    if o.compile != "off" and not isinstance(module, torch.jit.ScriptModule):
+        recorded, within = device.type == "cuda" and o.cuda_graphs is not False, checks.tolerance(module, dtype is not None)
         one_size = recorded and not axes  # code for one number of rows is faster, and compiles faster
         examples = [example_rows(axes, sized_too, device, n) for n in ([rows] if one_size else sorted({rows, 1}, reverse=True))]
 
@@ -72,12 +72,12 @@ def prepare(
                 found(examples[0])
             return found
 
-        found = compiling.choose(compile, plain, compiled, examples, within, recorded)
+        found = compiling.choose(o.compile, plain, compiled, examples, within, recorded)
         return (plain, sized_too, found) if one_size else (found or plain, sized_too, None)
-    if compile != "off":
+    if o.compile != "off":
         print("serving TorchScript, which cannot be compiled: export the module (.pt2), or name what makes it (package.module:name)",
             file=sys.stderr)
-    if not freeze or not isinstance(module, torch.jit.ScriptModule):
+    if not o.freeze or not isinstance(module, torch.jit.ScriptModule):
         return plain, sized_too, None
     try:
         folded = torch.jit.freeze(module)  # parameters are constants: batch norms go into the convolutions before them

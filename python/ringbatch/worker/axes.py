@@ -192,6 +192,18 @@ def pad(array: np.ndarray, sizes: Sequence[Sequence[int]], variable: Sequence[in
             row[(slice(None),) * d + (slice(n, None),)] = value
 
 
+def check_packed(packed: Sequence[str], inputs: Sequence[Declared], outputs: Sequence[Declared] = ()) -> None:
+    """Raises Invalid unless packed names all inputs of variable size, and their rows can be packed."""
+    names = [t.name for t in inputs if t.variable]
+    told = " ".join(map(str, [*inputs, *outputs]))
+    if not isinstance(packed, (list, tuple)) or sorted(packed) != sorted(names) or not names:
+        raise errors.Invalid(f"--packed {packed}: want a list of all inputs whose size varies, {names}; got {told}")
+    varying = [t for t in (*inputs, *outputs) if t.variable]
+    if {t.variable for t in varying} != {(0,)} or len({t.shape[0] for t in varying}) > 1:
+        raise errors.Invalid(f"--packed {','.join(packed)}: an input's first dimension varies ('<=512'), no inner dimension does, and all "
+            f"have one maximum; got {told}")
+
+
 # -- outputs
 
 

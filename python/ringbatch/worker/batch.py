@@ -16,6 +16,7 @@ from ..binding.ctypes_path import Columns
 from ..binding.device import DeviceMemory, is_device_array, owned_rows
 from ..binding.tensors import Tensor
 from ..binding.views import Life, released
+from .buffers import Buffers
 from .lost_gpu import lost
 from .ring import Ring, RingBatch
 from .states import States, as_array
@@ -41,20 +42,6 @@ class Item(NamedTuple):
     @property
     def slice(self) -> slice:
         return slice(self.row, self.row + self.rows)
-
-
-class Buffers:
-    """Arrays for batches that are not contiguous, reused by later batches."""
-
-    def __init__(self) -> None:
-        self._arrays: dict[tuple[str, str, tuple[int, ...]], np.ndarray] = {}
-
-    def get(self, side: str, t: Tensor, rows: int, shape: tuple[int, ...]) -> np.ndarray:
-        key = (side, t.name, shape)
-        array = self._arrays.get(key)
-        if array is None or len(array) < rows:
-            array = self._arrays[key] = np.empty((rows, *shape), t.dtype)
-        return array[:rows]
 
 
 class _Lazy:
@@ -88,7 +75,7 @@ class Batch:
     read-only: a retry, or the next stage of a pipeline, reads them again.
 
     With ``ragged=True`` an input of variable size is a list with a view of each row. With
-    ``packed=True`` it is one array of all rows, one after the other without padding; row i is
+    ``packed=["tokens"]`` it is one array of all rows, one after the other without padding; row i is
     ``[offsets[i]:offsets[i + 1]]``. Outputs of variable size have that form, too.
 
     For tensors on the device the arrays are torch tensors on its GPU. The batch is
@@ -146,19 +133,14 @@ class Batch:
         """All rows of each output, by name: write them."""
         return Columns(self._sig.output_index, self._output, self._made_out)
 
-    _made_state: dict[str, Any] = _lazy(lambda _: {})
-    _new_state: set[str] = _lazy(lambda _: set())  # the states that the function assigned
-
-    @property
-    def state(self) -> States:
-        """The state of each row's sequence, by name: reading gives a copy, assigning writes the next step's state."""
-        return States(self)
+    #: The state of each row's sequence, by name: reading gives a copy, assigning writes the next step's state.
+    state: States = _lazy(lambda batch: States(batch._sig.state, batch._mapping, batch._raw, batch._buffers))
 
     @property
     def fresh(self) -> np.ndarray:
         """Whether each row begins a sequence, so that its state is zero. A plain request does, and padding."""
         found = np.ones(self.padded, bool)
-        found[: self.rows] = self._raw.steps() & 2
+        found[: self.rows] = self._raw.fresh()
         return found
 
     @property
@@ -229,15 +211,8 @@ class Batch:
 
     def _offsets(self) -> np.ndarray:
         if not self._packed:
-            raise errors.Invalid("only the batches of a packed worker (packed=True) have offsets")
-        varying = [k for k, t in enumerate(self._sig.inputs) if t.variable]
-        found = np.empty((len(varying), self.rows + 1), np.int32)
-        for k, offsets in zip(varying, found):
-            self._raw.pack(k, None, 0, offsets.ctypes.data)
-        if (found != found[0]).any():
-            names = ", ".join(self._sig.input_names[k] for k in varying)
-            raise errors.Shape(f"the model is packed: in a request, all of {names} have the same size")
-        return _read_only(found[0])
+            raise errors.Invalid("only the batches of a packed worker (packed=[...]) have offsets")
+        return _read_only(self._raw.offsets())
 
     def _packed_rows(self, side: str, t: Tensor) -> np.ndarray:
         return self._buffers.get(side, t, int(self.offsets[-1]), t.shape[1:])
@@ -385,7 +360,7 @@ class Batch:
                 advice = f'return the output, or write batch.outputs["{t.name}"][...]'
                 raise errors.Invalid(f"the function returned {said} and wrote no output {t.name!r}: {advice}")
         for t in self._sig.state:
-            if t.name not in self._new_state and len(self._failed) < self._raw.requests:
+            if t.name not in self.state.assigned and len(self._failed) < self._raw.requests:
                 raise errors.Invalid(f'state {t.name!r} was not assigned: write batch.state["{t.name}"] = ..., also if it stays the same')
 
     def _by_name(self, result: Any) -> dict[str, Any]:

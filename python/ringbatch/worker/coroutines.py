@@ -16,17 +16,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from .. import errors
 from ..binding.library import SLICE_NS, Process
-from .batch import Batch, Buffers
-from .lost_gpu import end_if_lost
-from .ring import Ring, RingBatch, Stop
-
-log = logging.getLogger("ringbatch")
+from .batch import Batch
+from .buffers import Buffers
+from .ring import Ring, RingBatch, Stop, fail
 
 _LOOK_S = 0.05  # between looks whether batches are still wanted
 
@@ -120,17 +117,13 @@ class AsyncServing:
             batch._take(result)
             batch._finish()
             batch._end()
-        except BaseException as e:
-            if isinstance(e, Exception):
-                log.exception("a batch of %d rows failed", raw.rows)
-                end_if_lost(e)
+        except asyncio.CancelledError as e:
             batch._end()
-            if self._gone and isinstance(e, asyncio.CancelledError):
-                return  # Ring.close tells the clients, which may send again
-            raw.fail_all(e)
-            raw.complete()
-            if not isinstance(e, (Exception, asyncio.CancelledError)):
-                raise
+            if not self._gone:  # otherwise Ring.close tells the clients, which may send again
+                raw.answer_failed(e)
+            return
+        except BaseException as e:
+            fail(raw, e, batch._end)
             return
         finally:
             self._spare.append(buffers)

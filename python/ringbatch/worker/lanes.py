@@ -15,7 +15,6 @@ the computed one: no thread is woken in between.
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from collections import deque
@@ -25,10 +24,7 @@ from typing import Protocol
 import numpy as np
 
 from ..binding.library import SLICE_NS
-from .lost_gpu import end_if_lost
-from .ring import Ring, RingBatch, Stop
-
-log = logging.getLogger("ringbatch")
+from .ring import Ring, RingBatch, Stop, fail
 
 
 class Lane(Protocol):
@@ -58,12 +54,6 @@ class _Job:
     def __init__(self, lane: Lane, batch: RingBatch) -> None:
         self.lane, self.batch = lane, batch
         self.failure: BaseException | None = None
-
-    def failed(self, e: BaseException) -> None:
-        self.failure = e
-        if isinstance(e, Exception):
-            log.exception("a batch of %d rows failed", self.batch.rows)
-            end_if_lost(e)
 
 
 class _Turns:
@@ -131,7 +121,7 @@ class _Turns:
             with self._using:
                 job.lane.gather(job.batch)
         except BaseException as e:
-            job.failed(e)
+            job.failure = e
             return job
         with self._turn:
             lead = self._computing < self._at_once
@@ -147,7 +137,7 @@ class _Turns:
             try:
                 job.lane.compute()
             except BaseException as e:
-                job.failed(e)
+                job.failure = e
             with self._turn:
                 if not self._gathered:
                     self._computing -= 1
@@ -171,11 +161,12 @@ class _Turns:
                 with self._using:
                     job.batch.set_rows_dims(dims)
         except BaseException as e:
-            job.failed(e)
+            job.failure = e
         with self._using:
-            if job.failure is not None:
-                job.batch.fail_all(job.failure)
-            job.batch.complete()
-            self._taken -= 1  # last: at 0 a thread uses the ring without _using
-        if job.failure is not None and not isinstance(job.failure, Exception):
-            raise job.failure
+            try:
+                if job.failure is None:
+                    job.batch.complete()
+                else:
+                    fail(job.batch, job.failure, lambda: None)
+            finally:
+                self._taken -= 1  # last: at 0 a thread uses the ring without _using

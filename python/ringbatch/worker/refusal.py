@@ -6,7 +6,6 @@ The text goes through memory of the serving process, so that it also arrives if 
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -27,16 +26,13 @@ _MOST_BYTES = 1 << 20  # then refusals are no longer read
 
 _ADD_SEALS, _SEAL_GROW, _SEAL_WRITE = 1033, 4, 8  # <linux/fcntl.h>: not every Python's fcntl has them
 
-ATTACHED_FD = "RINGBATCH_ATTACHED_FD"  # a worker process writes to it when it has attached
-
 # Not for processes that this process starts.
-_told_at, _attached_fd = os.environ.pop(TOLD_AT, ""), os.environ.pop(ATTACHED_FD, "")
+_told_at = os.environ.pop(TOLD_AT, "")
 
 
 class Refusal(NamedTuple):
-    pid: int
-    name: str  # the broker's for the process; empty if no broker started it
-    text: str
+    name: str  # of the process, by its supervisor
+    text: str  # empty: the process has attached
 
 
 class Refusals:
@@ -44,29 +40,26 @@ class Refusals:
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("ringbatch-refusal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        self._over = False
+        self.over = False
         self._read = 0  # bytes; they stay in the file, since a worker may be appending
-        self._told: list[Refusal] = []
         self.path = f"/proc/{os.getpid()}/fd/{self._fd}:{_identity(self._fd)}"
 
-    def take(self, pid: int | None = None) -> list[Refusal]:
-        """The refusals since the last call; with a pid, those of one process."""
-        if not self._over and (size := os.fstat(self._fd).st_size) > self._read:
-            told = os.pread(self._fd, size - self._read, self._read)
-            whole = told[: told.rfind(b"\n") + 1]  # the rest is being written
-            self._read += len(whole)
-            self._told += [Refusal(*json.loads(line)) for line in whole.splitlines()]
-            if self._read > _MOST_BYTES:
-                self.end()
-        mine = [r for r in self._told if pid in (None, r.pid)]
-        self._told = [r for r in self._told if r not in mine]
-        return mine
+    def take(self) -> list[Refusal]:
+        """The refusals since the last call."""
+        if self.over or (size := os.fstat(self._fd).st_size) <= self._read:
+            return []
+        told = os.pread(self._fd, size - self._read, self._read)
+        whole = told[: told.rfind(b"\n") + 1]  # the rest is being written
+        self._read += len(whole)
+        if self._read > _MOST_BYTES:
+            self.end()
+        return [Refusal(*json.loads(line)) for line in whole.splitlines()]
 
     def end(self) -> None:
         """From here on workers log their refusals. The descriptor stays open: workers know its number."""
-        if not self._over:
+        if not self.over:
             fcntl.fcntl(self._fd, _ADD_SEALS, _SEAL_GROW | _SEAL_WRITE)
-            self._over = True
+            self.over = True
 
     def close(self) -> None:
         """Once the worker processes are gone."""
@@ -80,15 +73,17 @@ def _identity(fd: int) -> str:
 
 def attached() -> None:
     """In a worker process: it serves, so a later error does not condemn its target."""
-    global _told_at, _attached_fd
-    if _attached_fd:
-        with contextlib.suppress(OSError):  # the serving process is gone
-            os.write(int(_attached_fd), b"1")
-    _told_at = _attached_fd = ""
+    global _told_at
+    _tell("")
+    _told_at = ""
 
 
 def refused(text: object) -> bool:
     """In a worker process: reports to the serving process; False if none listens."""
+    return _tell(" ".join(str(text).split()) or "refused")
+
+
+def _tell(text: str) -> bool:
     path, _, identity = _told_at.partition(":")
     if not path:
         return False
@@ -99,8 +94,7 @@ def refused(text: object) -> bool:
     try:
         if _identity(fd) != identity:
             return False  # another process has the number, or another file
-        told = Refusal(os.getpid(), os.environ.get("RINGBATCH_WORKER_NAME", ""), " ".join(str(text).split()))
-        os.write(fd, json.dumps(told).encode() + b"\n")
+        os.write(fd, json.dumps(Refusal(os.environ.get("RINGBATCH_WORKER_NAME", ""), text)).encode() + b"\n")
     except OSError:
         return False
     finally:

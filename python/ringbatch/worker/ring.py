@@ -51,7 +51,7 @@ def worker_options(
     *,
     depth: int = 0,
     lanes: int = 0,
-    weight: int = 0,
+    share: int = 0,
     pad_to: int = 0,
     pad_preferred: bool = False,
     gather_threads: int = 0,
@@ -65,7 +65,7 @@ def worker_options(
     """The keywords of all workers, for C. policy: settings of the model."""
     o = c.WorkerOptions()
     o.size = ctypes.sizeof(o)
-    o.depth, o.lanes, o.weight, o.pad_to, o.pad_preferred, o.gather_threads = depth, lanes, weight, pad_to, pad_preferred, gather_threads
+    o.depth, o.lanes, o.share, o.pad_to, o.pad_preferred, o.gather_threads = depth, lanes, share, pad_to, pad_preferred, gather_threads
     o.run_once, o.version = run_once, encode(version)
     o.name, o.gpu, o.socket = encode(name or os.environ.get("RINGBATCH_WORKER_NAME")), encode(gpu), encode(socket)
     o.policy = encode(policy_text(policy))
@@ -150,6 +150,15 @@ class RingBatch(Rows):
             raise errors.Invalid("the model has no state: @rb.worker(state=...) declares it")
         return np.array((c_uint8 * self.rows).from_address(self.c.step), np.intp)
 
+    def fresh(self) -> np.ndarray:
+        """Whether each row begins its sequence."""
+        return self.steps() & 2 != 0
+
+    def clear_fresh(self, rows: Any) -> None:
+        """Zeroes the fresh rows of a state that was gathered on a GPU. On the host the library has cleared them in their slots."""
+        for row in np.flatnonzero(self.fresh()).tolist():
+            rows[row] = 0
+
     def halves(self) -> np.ndarray:
         """The half of a state's plane that each row reads, counted over all slots; the row writes the half ``^ 1``."""
         return 2 * self.slots() + (self.steps() & 1)
@@ -174,9 +183,21 @@ class RingBatch(Rows):
         """Copies rows of the k-th output into their slots."""
         check(self._lib, self._lib.rb_batch_scatter(self._at, k, of, size))
 
-    def pack(self, k: int, to: int | None, size: int, offsets: int | None = None) -> None:
-        """Copies the rows of the k-th input one after the other, each in its true size, and says where each begins."""
-        check(self._lib, self._lib.rb_batch_pack(self._at, k, to, size, offsets))
+    def pack(self, k: int, to: int, size: int) -> None:
+        """Copies the rows of the k-th input one after the other, each in its true size."""
+        check(self._lib, self._lib.rb_batch_pack(self._at, k, to, size, None))
+
+    def offsets(self) -> np.ndarray:
+        """Where each packed row begins, and the last one ends; int32."""
+        sizes = self.sizes
+        assert sizes is not None
+        if (sizes != sizes[:, :1]).any():
+            names = ", ".join(t.name for t in self._ring.signature.inputs if t.variable)
+            raise errors.Shape(f"the model is packed: in a request, all of {names} have the same size")
+        ends = np.cumsum(sizes[:, 0], dtype=np.int64)
+        if ends[-1] >= 1 << 31:
+            raise errors.Size("the packed rows are too long for offsets of 32 bits")
+        return np.concatenate([[0], ends]).astype(np.int32)
 
     def unpack(self, k: int, of: int, size: int) -> None:
         """Copies packed rows of the k-th output into their slots, and sets their sizes."""
@@ -207,6 +228,10 @@ class RingBatch(Rows):
     def complete(self) -> None:
         """Answers the clients; the batch is over."""
         check(self._lib, complete_batch(self._at))
+
+    def answer_failed(self, error: BaseException) -> None:
+        self.fail_all(error)
+        self.complete()
 
 
 def _said(error: object) -> str:
@@ -414,12 +439,17 @@ def _submit(lane: Any, batch: RingBatch) -> bool:
         lane.submit(batch)
         return True
     except BaseException as e:
-        if isinstance(e, Exception):
-            log.exception("a batch of %d rows failed", batch.rows)
-            end_if_lost(e)
-        lane.release()
-        batch.fail_all(e)
-        batch.complete()
-        if not isinstance(e, Exception):
-            raise
+        fail(batch, e, lane.release)
         return False
+
+
+def fail(batch: RingBatch, e: BaseException, release: Callable[[], None]) -> None:
+    """Answers a batch that failed with e, and raises e again unless it is an Exception. If the GPU is lost, the process ends
+    without an answer. release: forgets the batch, before it is answered."""
+    if isinstance(e, Exception):
+        log.error("a batch of %d rows failed", batch.rows, exc_info=e)
+        end_if_lost(e)
+    release()
+    batch.answer_failed(e)
+    if not isinstance(e, Exception):
+        raise e

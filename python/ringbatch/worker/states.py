@@ -8,7 +8,7 @@ old state again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,64 +18,69 @@ from ..binding.casting import converted
 from ..binding.ctypes_path import ByName
 from ..binding.device import is_device_array
 from ..binding.tensors import Tensor
+from ..binding.views import Mapping as SharedMapping
+from .buffers import Buffers
+from .ring import RingBatch
 
 
 class States(ByName):
     """The state of all rows by name. Reading gives a copy, zero where the row is fresh; assigning writes the next state."""
 
-    __slots__ = ("_batch",)
+    __slots__ = ("_buffers", "_made", "_mapping", "_raw", "_tensors", "assigned")
 
-    def __init__(self, batch: Any) -> None:
-        self._batch = batch
+    def __init__(self, tensors: Sequence[Tensor], mapping: SharedMapping, raw: RingBatch, buffers: Buffers) -> None:
+        self._tensors, self._mapping, self._raw, self._buffers = tensors, mapping, raw, buffers
+        self._made: dict[str, Any] = {}
+        self.assigned: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
-        made = self._batch._made_state
-        if name not in made:
-            made[name] = self._gather(self._find(name))
-        return made[name]
+        if name not in self._made:
+            self._made[name] = self._gather(self._find(name))
+        return self._made[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        b, k = self._batch, self._find(name)
-        t = b._sig.state[k]
+        k = self._find(name)
+        t = self._tensors[k]
         value = value if t.on_device else as_array(value)
-        _check(t, value, b)
+        _check(t, value, self._raw)
         if t.on_device:
-            b._device.scatter(b._mapping.plane(t), b._raw.halves() ^ 1, value.detach())
+            assert self._mapping.device
+            self._mapping.device.scatter(self._mapping.plane(t), self._raw.halves() ^ 1, value.detach())
         else:
-            rows = np.ascontiguousarray(converted(value[: b.rows], t.dtype, f"state {name!r}"))
-            b._raw.set_state(k, rows.__array_interface__["data"][0], rows.nbytes)
-        b._made_state[name] = value
-        b._new_state.add(name)
+            rows = np.ascontiguousarray(converted(value[: self._raw.rows], t.dtype, f"state {name!r}"))
+            self._raw.set_state(k, rows.__array_interface__["data"][0], rows.nbytes)
+        self._made[name] = value
+        self.assigned.add(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._batch._sig.state_index)
+        return (t.name for t in self._tensors)
 
     def __len__(self) -> int:
-        return len(self._batch._sig.state)
+        return len(self._tensors)
 
     def _find(self, name: str) -> int:
-        k = self._batch._sig.state_index.get(name)
-        if k is None:
-            raise errors.Invalid(f"no state {name!r}; there are {', '.join(self) or 'none: @rb.worker(state=...) declares them'}")
-        return k
+        for k, t in enumerate(self._tensors):
+            if t.name == name:
+                return k
+        raise errors.Invalid(f"no state {name!r}; there are {', '.join(self) or 'none: @rb.worker(state=...) declares them'}")
 
     def _gather(self, k: int) -> Any:
-        b = self._batch
-        t = b._sig.state[k]
+        t = self._tensors[k]
         if t.on_device:
-            rows = b._device.gather(b._mapping.plane(t), b._raw.halves(), b.padded)
-            rows[np.flatnonzero(b.fresh).tolist()] = 0  # on the host the library has cleared them
+            assert self._mapping.device
+            rows = self._mapping.device.gather(self._mapping.plane(t), self._raw.halves(), self._raw.pad_to)
+            self._raw.clear_fresh(rows)
             return rows
-        array = b._buffers.get("state", t, b.padded, t.shape)
-        b._raw.gather_state(k, array.__array_interface__["data"][0], array.nbytes)
+        array = self._buffers.get("state", t, self._raw.pad_to, t.shape)
+        self._raw.gather_state(k, array.__array_interface__["data"][0], array.nbytes)
         return array
 
 
-def _check(t: Tensor, value: Any, b: Any) -> None:
+def _check(t: Tensor, value: Any, b: RingBatch) -> None:
     shape, wanted = tuple(getattr(value, "shape", ())), f"{b.rows} rows of {t.expected_row}"
     if t.on_device and not is_device_array(value):
         raise errors.Invalid(f"state {t.name!r} is on the GPU: expected {wanted} there; got {type(value).__name__}")
-    if shape[1:] != t.shape or shape[:1] not in ((b.rows,), (b.padded,)):
+    if shape[1:] != t.shape or shape[:1] not in ((b.rows,), (b.pad_to,)):
         raise errors.Shape(f"state {t.name!r}: expected {wanted}; got shape {shape}")
     if not t.on_device and not np.can_cast(value.dtype, t.dtype, "same_kind"):
         raise errors.DType(f"state {t.name!r}: expected {wanted}; got {value.dtype}")

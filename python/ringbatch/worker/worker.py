@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 from .. import errors
@@ -19,9 +19,11 @@ from ..binding.library import Duration, encode
 from ..binding.tensors import Declared, Specs, declared, signature
 from ..weights.following import Follower
 from ..weights.publishing import publishes
-from . import program
-from .batch import Batch, Buffers
-from .following import Following, refuse_unknown
+from . import following, program
+from .axes import check_packed
+from .batch import Batch
+from .buffers import Buffers
+from .refusal import for_python
 from .ring import Ring, RingBatch, Stop, keep_attached, run_one, worker_options
 
 if TYPE_CHECKING:  # asyncio takes long to load
@@ -40,18 +42,18 @@ def worker(
     state: Specs = (),
     depth: int = 0,
     concurrency: int = 0,
-    weight: int = 0,
+    share: int = 0,
     pad_to: int = 0,
     pad_preferred: bool = False,
     gather_threads: int = 0,
     run_once: bool | None = None,
-    packed: bool = False,
+    packed: Sequence[str] = (),
     debug: bool | None = None,
     version: str | None = None,
     name: str | None = None,
     gpu: str | None = None,
     memory: str | None = None,
-    weights: Any = "none",
+    live_weights: Any = False,
     **policy: Any,
 ) -> Callable[[Callable[[Batch], Any]], Worker]:
     """Makes a function of batches a worker of a model.
@@ -78,11 +80,11 @@ def worker(
         ``buckets={"tokens.0": [64, 512]}``. Wrong ones raise Invalid. With
         ``ragged=True`` requests of different sizes share a batch without padding: an
         input of variable size is then a list with a view of each row.
-    packed: ragged, and the rows of variable size are one array: ``batch.inputs["tokens"]`` has
-        shape (total, ...), ``batch.offsets`` is where each row begins. The function returns
+    packed: all inputs of variable size, ``["tokens"]``: ragged, and their rows are one array. ``batch.inputs["tokens"]``
+        has shape (total, ...), ``batch.offsets`` is where each row begins. The function returns
         outputs of variable size in that form. Only first dimensions vary, and have one size in a request.
     debug: fail requests whose outputs were not written in full; default $RINGBATCH_DEBUG.
-    depth: batches handed over at once. weight: share of the work.
+    depth: batches handed over at once. share: of the work, relative to other workers.
     concurrency: batches in flight of a coroutine function (default 4, at most 64).
     pad_to, pad_preferred: pad batches with rows of zeros.
     gather_threads: threads that copy the rows of a batch above 1 MiB; 0 is one for each
@@ -93,19 +95,19 @@ def worker(
         started them all: their answers would mix. "any" joins all. The default comes from the function's
         file, the script and its arguments.
     name: of this worker, in the broker's log and statistics.
-    weights: ``"wait"`` follows the live weights that a ``ringbatch.publisher`` of this model
-        publishes, as ``batch.weights``. A torch.nn.Module gets them copied in place.
+    live_weights: follow the weights that a ``ringbatch.publisher`` of this model publishes, as
+        ``batch.weights``: the worker waits for the first version. A torch.nn.Module gets them copied in place.
     """
     if packed:
-        _check_packed(declared(inputs), declared(outputs), policy.setdefault("ragged", True))
+        _check_packed(packed, declared(inputs), declared(outputs), policy.setdefault("ragged", True))
     o = worker_options(
-        depth=depth, weight=weight, pad_to=pad_to, pad_preferred=pad_preferred, gather_threads=gather_threads, run_once=bool(run_once),
+        depth=depth, share=share, pad_to=pad_to, pad_preferred=pad_preferred, gather_threads=gather_threads, run_once=bool(run_once),
         version=version, name=name, gpu=gpu, **policy,
     )
     text = signature(inputs, outputs, memory, state)
 
     def made(function: Callable[[Batch], Any]) -> Worker:
-        refuse_unknown(weights, _is_async(function))
+        following.check(live_weights, _is_async(function))
         if not _is_async(function) and concurrency:
             raise errors.Invalid("concurrency is for coroutine functions (async def): others run one batch at a time; depth is the "
                 "number of batches handed over")
@@ -114,20 +116,17 @@ def worker(
                 raise errors.Invalid(f"a coroutine function has concurrency 1..{_MOST_CONCURRENCY}, and as many batches are handed over: "
                     "leave depth out")
             o.depth = concurrency or _DEFAULT_CONCURRENCY
-        return Worker(function, model, text, o, bool(os.environ.get("RINGBATCH_DEBUG")) if debug is None else debug, packed, weights,
-            run_once)
+        return Worker(function, model, text, o, bool(os.environ.get("RINGBATCH_DEBUG")) if debug is None else debug, bool(packed),
+            live_weights, run_once)
 
     return made
 
 
-def _check_packed(inputs: list[Declared], outputs: list[Declared], ragged: Any) -> None:
-    """Raises Invalid if rows of variable size cannot be packed."""
-    varying = [t for t in [*inputs, *outputs] if t.variable]
-    if not any(t.variable for t in inputs) or {t.variable for t in varying} != {(0,)} or len({t.shape[0] for t in varying}) > 1:
-        raise errors.Invalid("packed=True: an input's first dimension varies ('<=512'), no inner dimension does, and all have one maximum; "
-            f"got {', '.join(map(str, [*inputs, *outputs]))}")
+@for_python
+def _check_packed(packed: Sequence[str], inputs: list[Declared], outputs: list[Declared], ragged: Any) -> None:
+    check_packed(packed, inputs, outputs)
     if str(ragged).lower() not in ("true", "t", "1"):
-        raise errors.Invalid(f"packed=True: requests of different sizes share a batch; got ragged={ragged}")
+        raise errors.Invalid(f"--packed {','.join(packed)}: requests of different sizes share a batch; got ragged={ragged}")
 
 
 def _is_async(function: Any) -> bool:
@@ -152,11 +151,11 @@ class Worker:
 
     def __init__(
         self, function: Callable[[Batch], Any], model: str, text: str, options: c.WorkerOptions, debug: bool = False, packed: bool = False,
-        weights: Any = "none", run_once: bool | None = None,
+        live_weights: Any = False, run_once: bool | None = None,
     ) -> None:  # fmt: skip
         self.function, self.model, self.signature = function, model, text
         self._options, self._debug, self._packed = options, debug, packed
-        self._follows, self._weights, self._run_once = model, weights, run_once
+        self._follows, self._live_weights, self._run_once = model, live_weights, run_once
         self._keep: Any = options
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
             setattr(self, name, getattr(function, name, None))
@@ -174,7 +173,7 @@ class Worker:
         return self._with(o, self.model)
 
     def _with(self, o: c.WorkerOptions, model: str) -> Worker:
-        made = Worker(self.function, model, self.signature, o, self._debug, self._packed, self._weights, self._run_once)
+        made = Worker(self.function, model, self.signature, o, self._debug, self._packed, self._live_weights, self._run_once)
         made._follows = self._follows
         made._keep = (self._keep, o.pipeline, o.version)  # a copied struct does not keep its texts
         return made
@@ -217,11 +216,11 @@ class Worker:
                 run_one(ring, FunctionLane(ring, function, self._debug, follower), ended)
 
         with _loop_for(self.function) as loop:
-            with Following(self._follows, self._weights) as following:
+            with following.Following(self._follows, self._live_weights) as follows:
                 function = self._made(loop)  # before attaching: a worker that loads its model would hold batches
             if self._run_once is None:
                 o.run_once = publishes(other_than=self._follows)
-            follower = following.open(socket, ended, wait, loop is not None)
+            follower = follows.open(socket, ended, wait, loop is not None)
             with contextlib.closing(follower) if follower else contextlib.nullcontext():
                 keep_attached(lambda: Ring(self.model, self.signature, o, self._packed), serve, ended, wait)
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // ptx: move.ptx compute_75
-// ptx: ../../../python/ringbatch/torch/move.ptx compute_75
 //
 // Rows between the ring, which is host memory mapped into the device, and
 // contiguous device memory.
