@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Rigs that break things on purpose, tests with other servers, and generated files. Included by the Makefile.
 
-.PHONY: envoy-test triton-test hosts-test hosts-short chaos chaos-short soak weak-check orders proto onnx-go-test demo-picture
+.PHONY: envoy-test triton-test hosts-test hosts-short chaos chaos-short soak weak-check orders compat proto onnx-go-test demo-picture
 
 # deploy/envoy with a real Envoy
 envoy-test:
@@ -40,6 +40,10 @@ weak-check:
 orders:
 	@command -v cargo >/dev/null || { echo "install cargo (rustup.rs, or the Debian package) first" >&2; exit 1; }
 	cd test/model/orders && CARGO_TARGET_DIR=$(CURDIR)/build/orders nice cargo run --quiet --locked
+
+# this tree's broker with the clients and workers of an earlier commit, in Go and C, and the other way round
+compat:
+	nice test/compat/check.sh
 
 # kill campaigns on real processes, at full length; CHAOS has flags, like --only sequences
 chaos: chaos-build
