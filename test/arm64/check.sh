@@ -21,7 +21,7 @@ export GOARCH=arm64 CGO_ENABLED=0
 emulate() {
 	mv "$1" "$1.arm64"
 	printf '#!/bin/sh\nexec qemu-aarch64-static -L %q -0 %q %q "$@"\n' "$2" "$1" "$1.arm64" >"$1"
-	chmod +x "$1"
+	chmod +x "$1" "$1.arm64"
 }
 
 part_go() {
@@ -51,16 +51,17 @@ python_root() {
 	}
 	private update && private install -y --download-only python3-numpy || return
 	for deb in "$apt"/cache/archives/*.deb; do dpkg-deb -x "$deb" "$work/root"; done
-	emulate "$work/root/usr/bin/python3.11" "$work/root"
+	emulate "$(realpath "$work/root/usr/bin/python3")" "$work/root"
 	for deb in blas lapack; do ln -sf $deb/lib$deb.so.3 "$work/root/usr/lib/aarch64-linux-gnu/"; done
 }
 
 part_python() {
-	local root=$work/root packages=$work/root/usr/lib/python3/dist-packages python=$work/root/usr/bin/python3.11
+	local root=$work/root packages=$work/root/usr/lib/python3/dist-packages python
 	[ -e "$packages/numpy" ] || python_root || { echo "arm64: Python skipped: Debian's packages for arm64 cannot be had here"; return; }
+	python=$(realpath "$root/usr/bin/python3")
 	[ -e "$work/venv/bin/python" ] || hack/venv.sh "$work/venv" setuptools==83.0.0
 	(cd python && CC=aarch64-linux-gnu-gcc RINGBATCH_WHEEL_PLATFORM=linux_aarch64 RINGBATCH_WHEEL_ABI=abi3 "$work/venv/bin/python" setup.py \
-		--quiet build --build-base "$work/build" egg_info --egg-base "$work" bdist_wheel --bdist-dir "$work/wheel" --dist-dir "$work/dist")
+		--quiet build --build-base "$work/build" egg_info --egg-base "$work" bdist_wheel --bdist-dir "$work/wheel" --dist-dir "$work/dist" >"$work/wheel.log" 2>&1) || { cat "$work/wheel.log" >&2; return 1; }
 	rm -rf "$packages"/ringbatch*
 	python3 -m zipfile -e "$work"/dist/ringbatch-*-linux_aarch64.whl "$packages"
 	emulate "$packages/ringbatch/_native/ringbatch" /
