@@ -194,11 +194,11 @@ func (c *conversation) receiveRequest(req *control.Request) bool {
 	case broken:
 		c.refuse(fmt.Errorf("%w: %w", status.ErrProtocol, err))
 	case err != nil:
-	case req.Version != control.Version:
-		err = fmt.Errorf("%w: %s", status.ErrVersion, control.VersionAdvice("the broker", control.Version, "this program", req.Version))
-		c.refuse(err)
 	default:
-		if err = sanitizeTexts(req); err != nil {
+		if err = control.CheckVersion(req.Version); err == nil {
+			err = sanitizeTexts(req)
+		}
+		if err != nil {
 			c.refuse(err)
 		}
 	}

@@ -5,6 +5,7 @@ package client_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"path/filepath"
 	"strings"
@@ -85,33 +86,29 @@ func TestAnotherLayoutVersionIsNamed(t *testing.T) {
 	expect(t, "nothing", tamper(0, 0), nil)
 }
 
-// The error for a peer of another version names the side to update,
-// even where its messages cannot be read any more.
+// The error for a peer of another version names the side to update.
 func TestAnotherControlVersionIsNamedOnBothSides(t *testing.T) {
 	r := newRing(t, plain(t))
-	first := map[string]any{"version": 1, "op": "worker", "model": "m",
-		"worker": map[string]any{"inputs": []string{"x:f32[4]"}, "outputs": []string{"y:f32[4]"}, "depth": 1},
-		// as version 1 wrote it
-		"policy": map[string]any{"max_batch_size": 8, "wait_time_ns": -1, "levels": []any{map[string]any{"max_queue": 1}}}}
+	serves := fmt.Sprintf("the broker serves control versions %d to %d, this program speaks ", control.Oldest, control.Version)
 	for _, x := range []struct {
-		req  any
-		says string
+		version int
+		says    string
 	}{
-		{first, "the broker speaks control version 4, this program 1; bring this program up to date"},
-		{&control.Request{Version: control.Version + 1, Op: control.OpPing}, "bring the broker up to date"},
+		{control.Oldest - 1, fmt.Sprintf("%s%d; bring this program up to date", serves, control.Oldest-1)},
+		{control.Version + 1, fmt.Sprintf("%s%d; bring the broker up to date", serves, control.Version+1)},
 	} {
 		c, err := attach.Dial(soon(t), r.socket)
 		must.Do(t, err)
 		defer c.Close()
 		var rep control.Reply
-		must.Do(t, control.Send(c, time.Now().Add(patience), x.req))
+		must.Do(t, control.Send(c, time.Now().Add(patience), &control.Request{Version: x.version, Op: control.OpPing}))
 		if _, err := control.Receive(c, time.Now().Add(patience), &rep); err != nil || status.Code(rep.Code) != status.ErrVersion ||
 			!strings.Contains(rep.Message, x.says) {
 			t.Errorf("the broker says %v, %+v", err, rep)
 		}
 	}
 
-	// A broker of version 1 cannot read our policy, and refuses it as damage.
+	// A broker that answers in an older version.
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "old"))
 	must.Do(t, err)
 	defer l.Close()
@@ -122,7 +119,7 @@ func TestAnotherControlVersionIsNamedOnBothSides(t *testing.T) {
 				return
 			}
 			_ = control.Send(c.(*net.UnixConn), time.Now().Add(patience),
-				map[string]any{"version": 1, "code": int(status.ErrProtocol), "message": "damaged frame"})
+				&control.Reply{Version: control.Version - 1})
 			c.Close()
 		}
 	}()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Rigs that break things on purpose, tests with other servers, and generated files. Included by the Makefile.
 
-.PHONY: envoy-test triton-test hosts-test hosts-short chaos chaos-short soak weak-check proto onnx-go-test demo-picture
+.PHONY: envoy-test triton-test hosts-test hosts-short chaos chaos-short soak weak-check orders compat arm64 proto onnx-go-test demo-picture
 
 # deploy/envoy with a real Envoy
 envoy-test:
@@ -35,6 +35,19 @@ export RINGBATCH_PYTHON ?= $(firstword $(wildcard $(CURDIR)/build/python-venv/bi
 # the C half of every sync point under weaker memory models; wants genmc
 weak-check:
 	test/model/weak/check.sh
+
+# the memory orders of the words that processes share, in every execution of the C11 model; wants cargo and its registry
+orders:
+	@command -v cargo >/dev/null || { echo "install cargo (rustup.rs, or the Debian package) first" >&2; exit 1; }
+	cd test/model/orders && CARGO_TARGET_DIR=$(CURDIR)/build/orders nice cargo run --quiet --locked
+
+# this tree's broker with the clients and workers of an earlier commit, in Go and C, and the other way round
+compat:
+	nice test/compat/check.sh
+
+# broker, C and Go peers and the Python package for arm64, under qemu's user emulation (PARTS="go c python")
+arm64:
+	nice test/arm64/check.sh $(PARTS)
 
 # kill campaigns on real processes, at full length; CHAOS has flags, like --only sequences
 chaos: chaos-build

@@ -5,9 +5,9 @@ package shm
 import "time"
 
 // Specification: part of the protocol, the same for every peer in every language. A
-// change needs a new LayoutVersion.
+// change that makes old programs wrong needs a new LayoutVersion.
 const (
-	LayoutVersion = 2
+	LayoutVersion = 1
 
 	reasonBytes  = 1024 // room for the text of a failure, per slot
 	MaxSlots     = 1 << 20

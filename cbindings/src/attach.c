@@ -119,17 +119,17 @@ static int read_notes(rb_reader r, rb_session *s)
 }
 
 /* SYNC POINT "header", acquire side. */
-static int check_header(const rb_session *s, const rb_segment *segment, uint32_t kind)
+int rb_check_header(const rb_segment *segment, rb_header want, const char *model)
 {
-	rb_header got, want = {.magic = RB_GO_MAGIC, .version = RB_GO_LAYOUT_VERSION, .kind = kind, .size = segment->bytes, .epoch = s->epoch,
-			       .geometry = s->layout.geometry, .slots = s->layout.slots, .max_batch = s->layout.max_batch};
+	rb_header got;
+	want.magic = RB_GO_MAGIC, want.version = RB_GO_LAYOUT_VERSION, want.size = segment->bytes;
 	if (atomic_load((_Atomic uint64_t *)(void *)segment->at) != RB_GO_MAGIC)
 		return rb_explain(RB_ERR_LAYOUT, "not a ringbatch segment");
 	rb_read_once(&got, segment->at, sizeof got);
 	if (got.version != RB_GO_LAYOUT_VERSION)
 		return rb_explain(RB_ERR_VERSION, "segment has version %u, this build speaks %d", got.version, (int)RB_GO_LAYOUT_VERSION);
 	if (memcmp(&got, &want, sizeof got))
-		return rb_explain(RB_ERR_LAYOUT, "the header of %s's segment is not as expected", s->model);
+		return rb_explain(RB_ERR_LAYOUT, "the header of a segment of \"%s\" is not as expected", model);
 	return RB_OK;
 }
 
@@ -249,11 +249,13 @@ static int open_session(rb_frame *f, const rb_reply *p, rb_session *s, bool work
 		{&s->board_segment, p->board_size, worker, RB_KIND_BOARD},
 		{&s->planes, p->planes_size, true, RB_KIND_PLANES},
 	};
+	rb_header want = {.epoch = s->epoch, .geometry = s->layout.geometry, .slots = s->layout.slots, .max_batch = s->layout.max_batch};
 	for (int i = 0; i < 3; i++) {
+		want.kind = segments[i].kind;
 		status = rb_segment_open(segments[i].to, f->fds[--f->nfds], segments[i].bytes, segments[i].writable);
 		/* Any client can write into the planes, so their header proves nothing. */
 		if (!status && segments[i].kind != RB_KIND_PLANES)
-			status = check_header(s, segments[i].to, segments[i].kind);
+			status = rb_check_header(segments[i].to, want, s->model);
 		if (status)
 			return status;
 	}

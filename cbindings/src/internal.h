@@ -186,6 +186,8 @@ typedef struct rb_segment {
 
 /* Checks seals and size of a received memfd, and maps it. Closes fd in any case. */
 int rb_segment_open(rb_segment *s, int fd, uint64_t bytes, bool writable);
+/* Compares the header of a received segment with want, which needs no magic, version or size. */
+int rb_check_header(const rb_segment *segment, rb_header want, const char *model);
 void rb_segment_close(rb_segment *s);
 /* Maps private zeros over the segment: pointers into it stay valid, and reach no slot. */
 bool rb_segment_detach(rb_segment *s);

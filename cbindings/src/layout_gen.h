@@ -2,7 +2,7 @@
 /* Generated from Go's package shm: go test ./shm -run CLibrary -update */
 #ifndef RB_LAYOUT_GEN_H
 #define RB_LAYOUT_GEN_H
-#define RB_GO_LAYOUT_VERSION 0x2ull
+#define RB_GO_LAYOUT_VERSION 0x1ull
 #define RB_GO_MAGIC 0x48435442474e4952ull
 #define RB_GO_KIND_PLANES 0x1ull
 #define RB_GO_HELD_BIT 0x100ull
@@ -35,7 +35,7 @@
 #define RB_GO_WEIGHT_REASON_BYTES 0x400ull
 #define RB_GO_WEIGHT_DATA 0x5000ull
 #define RB_GO_SEALS 0x7ull
-#define RB_GO_CONTROL_VERSION 0x4ull
+#define RB_GO_CONTROL_VERSION 0x1ull
 #define RB_GO_MAX_FRAME 0x100000ull
 
 /* For each struct SIZE(type, bytes) and for each of its fields PLACE(type, field, offset). */

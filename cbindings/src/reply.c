@@ -85,8 +85,8 @@ int rb_read_reply(const rb_frame *f, rb_reply *p)
 		int code = p->code < RB_STATUS_COUNT ? (int)p->code : RB_ERR_PROTOCOL;
 		return p->message_bytes ? rb_fail(code, "%.*s", (int)p->message_bytes, p->message) : rb_say(code);
 	}
-	if (p->version != RB_GO_CONTROL_VERSION)
-		return rb_explain(RB_ERR_VERSION, "broker speaks control version %" PRIu64 ", this build %d", p->version,
-			(int)RB_GO_CONTROL_VERSION);
+	if (p->version < RB_GO_CONTROL_VERSION)
+		return rb_explain(RB_ERR_VERSION, "the broker speaks control version %" PRIu64 ", this program %d; bring the broker up to date",
+			p->version, (int)RB_GO_CONTROL_VERSION);
 	return RB_OK;
 }

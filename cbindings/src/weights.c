@@ -133,12 +133,10 @@ static int open_segment(const rb_weights *w, rb_frame *f, const rb_reply *p, rb_
 		status = rb_segment_open(&l->segment, f->fds[--f->nfds], bytes, true);
 	if (status)
 		return status;
-	rb_header got, want = {.magic = RB_GO_MAGIC, .version = RB_GO_LAYOUT_VERSION, .kind = RB_GO_KIND_WEIGHTS, .size = bytes,
-		.epoch = p->epoch, .geometry = t->geometry, .slots = RB_GO_WEIGHT_BUFFERS, .max_batch = RB_GO_WEIGHT_FOLLOWERS};
-	atomic_thread_fence(memory_order_acquire);
-	rb_read_once(&got, l->segment.at, sizeof got);
-	if (memcmp(&got, &want, sizeof got))
-		return rb_explain(RB_ERR_LAYOUT, "the header of the weights of \"%s\" is not as expected", w->model);
+	status = rb_check_header(&l->segment, (rb_header){.kind = RB_GO_KIND_WEIGHTS, .epoch = p->epoch, .geometry = t->geometry,
+		.slots = RB_GO_WEIGHT_BUFFERS, .max_batch = RB_GO_WEIGHT_FOLLOWERS}, w->model);
+	if (status)
+		return status;
 	l->words = (void *)(l->segment.at + RB_GO_WEIGHT_WORDS);
 	l->followers = (void *)(l->segment.at + RB_GO_WEIGHT_FOLLOWER_WORDS);
 	l->follower = (uint32_t)t->follower;

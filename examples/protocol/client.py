@@ -125,9 +125,9 @@ class Segment:
         self.bytes = memoryview((ctypes.c_ubyte * size).from_address(self.at)).cast("B")
         self.u32, self.u64 = self.bytes.cast("I"), self.bytes.cast("Q")
         got = struct.unpack_from("<QIIQQQII16s", self.bytes)
-        want = (0x48435442474E4952, 2, kind, size, epoch, a["geometry"], a["slots"], a["max_batch"], bytes(16))
+        want = (0x48435442474E4952, 1, kind, size, epoch, a["geometry"], a["slots"], a["max_batch"], bytes(16))
         if kind != 1 and got != want:
-            raise Error(VERSION if got[1] != 2 else LAYOUT, f"segment {kind} has the header {got}, not {want}")
+            raise Error(VERSION if got[1] != 1 else LAYOUT, f"segment {kind} has the header {got}, not {want}")
 
 
 def up(n: int) -> int:
@@ -158,7 +158,7 @@ class Client:
 
     def __init__(self, path: str, model: str, window: int) -> None:
         asked = time.monotonic_ns()
-        self.sock, reply, fds = call(path, {"version": 4, "op": "client", "model": model, "name": "protocol", "window": window})
+        self.sock, reply, fds = call(path, {"version": 1, "op": "client", "model": model, "name": "protocol", "window": window})
         a, epoch = reply["attached"], reply["epoch"]
         if not asked <= a["clock"] <= time.monotonic_ns():
             raise Error(LAYOUT, "the broker is in another time namespace: deadlines would be off")
@@ -176,7 +176,7 @@ class Client:
         sizes = end, up(self.reasons + 1024 * slots), up(4096 + 64 * self.capacity)
         if sizes != (a["planes_size"], a["board_size"], a["session_size"]):
             raise Error(LAYOUT, f"the segments should have {sizes} bytes")
-        if fnv1a(f"ringbatch 2 slots={slots} max_batch={a['max_batch']} {tensors}") != a["geometry"]:
+        if fnv1a(f"ringbatch 1 slots={slots} max_batch={a['max_batch']} {tensors}") != a["geometry"]:
             raise Error(LAYOUT, "the geometry is of something else")
         self.planes, self.board, self.session = (Segment(fds[i], sizes[i], i + 1, a, epoch) for i in range(3))
         self.doorbell, self.tail, self.fence = fds[3], 0, threading.Lock()
@@ -277,7 +277,7 @@ def main(path: str, model: str, idle: str) -> None:
     slot = w.commit([0] * 4)
     w.cancel(slot)
     tell("cancel", lambda: w.wait(slot))
-    tell("version", lambda: call(path, {"version": 1, "op": "ping"}))
+    tell("version", lambda: call(path, {"version": 99, "op": "ping"}))
     tell("model", lambda: Client(path, "nobody's", 1))
     tell("window", lambda: Client(path, model, 1 << 20))
     w.generation[w.first] += 1  # skips one: the broker hangs up

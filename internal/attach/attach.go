@@ -139,10 +139,10 @@ func callWith(ctx context.Context, c *net.UnixConn, req *control.Request, offer 
 		}
 		return nil, nil, fmt.Errorf("%w: %s: %w", status.ErrBrokerGone, req.Op, err)
 	}
-	if rep.Version != control.Version { // the rest of the reply may mean something else
+	if rep.Version < control.Version { // a newer broker serves this version, or says why not
 		control.CloseFDs(fds)
-		advice := control.VersionAdvice("the broker", rep.Version, "this program", control.Version)
-		return nil, nil, fmt.Errorf("%w: %s", status.ErrVersion, advice)
+		return nil, nil, fmt.Errorf("%w: the broker speaks control version %d, this program %d; bring the broker up to date",
+			status.ErrVersion, rep.Version, control.Version)
 	}
 	if rep.Code != 0 {
 		control.CloseFDs(fds)

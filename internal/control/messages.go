@@ -10,18 +10,29 @@ package control
 import (
 	"fmt"
 	"time"
+
+	"github.com/ringbatch/ringbatch/status"
 )
 
-// Version of the messages. A peer of another version is refused.
-const Version = 4
+// The broker serves programs whose messages have a version from Oldest to Version; a
+// program sends Version. A new key that old peers may pass over changes neither. Oldest
+// rises only when the broker can no longer serve the version below.
+const (
+	Version = 1
+	Oldest  = 1
+)
 
-// VersionAdvice says which of two sides with different versions should be updated.
-func VersionAdvice(one string, version int, other string, otherVersion int) string {
-	older := one
-	if otherVersion < version {
-		older = other
+// CheckVersion is the broker's check of a program's version. The error says which side to update.
+func CheckVersion(program int) error {
+	old := "this program"
+	switch {
+	case program > Version:
+		old = "the broker"
+	case program >= Oldest:
+		return nil
 	}
-	return fmt.Sprintf("%s speaks control version %d, %s %d; bring %s up to date", one, version, other, otherVersion, older)
+	return fmt.Errorf("%w: the broker serves control versions %d to %d, this program speaks %d; bring %s up to date",
+		status.ErrVersion, Oldest, Version, program, old)
 }
 
 // WatchTime is the longest time until the broker answers OpWatch. If nothing has changed,

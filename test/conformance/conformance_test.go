@@ -20,6 +20,8 @@
 //	                         sizes of the batch's dimension, then of each request of so many rows
 //
 // A line that begins with # is a comment.
+//
+// RINGBATCH_GO_DRIVER and RINGBATCH_C_DRIVER name other drivers, of another commit (test/compat) or another machine.
 package conformance
 
 import (
@@ -43,7 +45,8 @@ import (
 
 const driverEnv = "RB_CONFORMANCE_DRIVER"
 
-var cDriver string // the built testdata/driver.c
+// The programs that play peers: this test, and the built testdata/driver.c.
+var goDriver, cDriver = os.Args[0], os.Getenv("RINGBATCH_C_DRIVER")
 
 func TestMain(m *testing.M) {
 	if os.Getenv(driverEnv) != "" {
@@ -54,6 +57,12 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
+	if other := os.Getenv("RINGBATCH_GO_DRIVER"); other != "" {
+		goDriver = other
+	}
+	if cDriver != "" {
+		return m.Run()
+	}
 	dir, err := os.MkdirTemp("", "conformance")
 	if err != nil {
 		panic(err)
@@ -79,7 +88,7 @@ type peer struct {
 
 func start(t *testing.T, language, socket string) *peer {
 	t.Helper()
-	p := &peer{cmd: exec.Command(os.Args[0]), lines: make(chan string, 100)}
+	p := &peer{cmd: exec.Command(goDriver), lines: make(chan string, 100)}
 	if language == "C" {
 		p.cmd = exec.Command(cDriver)
 	}

@@ -3,6 +3,7 @@
 package testbed
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -111,8 +112,8 @@ func (b *Bed) command(p *Process, s *Spec) (err error) {
 		p.cmd = exec.Command(s.Command[0], s.Command[1:]...)
 		p.cmd.Stdout = &p.log
 	default:
-		p.cmd = exec.Command("/proc/self/exe")
-		p.cmd.Args[0] = filepath.Base(os.Args[0]) + " " + s.Role // for ps
+		p.cmd = exec.Command(cmp.Or(os.Getenv("RINGBATCH_TEST_SELF"), "/proc/self/exe")) // under an emulator that is the emulator
+		p.cmd.Args[0] = filepath.Base(os.Args[0]) + " " + s.Role                         // for ps
 		p.cmd.Stdout = &lines{each: p.hear}
 	}
 	p.cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0") // -race: end at once
