@@ -60,14 +60,13 @@ const MAIL_TAIL: &[Code] = &[
     (WORKER, "has_mail", "atomic_load(&w->mail->tail)"),
     (BELL, "Wait", "m.Tail.Load()"),
     ("worker/worker.go", "hasNext", "w.mail.Tail.Load()"),
-    ("worker/worker.go", "TryNext", "w.mail.Tail.Load()"),
+    ("worker/worker.go", "tryNext", "w.mail.Tail.Load()"),
 ];
 const BELL_ADD: &[Code] = &[(SESSION, "Poke", "m.Bell.Add(1)")];
 const BELL_LOAD: &[Code] = &[
     (WORKER, "next", "uint32_t seen = w->mail->bell;"),
     (WORKER, "rb_worker_wait", "uint32_t seen = w->mail->bell;"),
     ("worker/worker.go", "await", "w.mail.Bell.Load()"),
-    ("worker/take.go", "TakeBatches", "w.mail.Bell.Load()"),
 ];
 const POST_TAIL: &[Code] = &[(SESSION, "Post", "m.Tail.Store(n + 1)")];
 const IN_USE_STORE: &[Code] = &[(FOLLOWER, "acquire", "atomic_store(in_use, rb_buffer_of(word) + 1)")];
