@@ -15,6 +15,7 @@ done
 [ ${#missing[@]} = 0 ] || { echo "arm64: install these Debian packages first: ${missing[*]}" >&2; exit 1; }
 work=$PWD/build/arm64
 mkdir -p "$work"
+rm -f "$work"/*.test "$work/driver" # scripts, of a run before
 export GOARCH=arm64 CGO_ENABLED=0
 
 # emulate PROGRAM ROOT: puts a script in its place, which runs it with the libraries of ROOT. So programs start one another.
