@@ -62,6 +62,8 @@ def converted(array: np.ndarray, dtype: np.dtype, what: str = "the array") -> np
 def of_tensor(given: Any, dtype: Any) -> tuple[Any, Any]:
     """A tensor of torch with another type, and a tensor that says whether a value changed, or None if none can.
     It waits for nothing on a GPU."""
+    if given.dtype == dtype:
+        return given, None
     kept = given.to(dtype)
     source, target, exact = _names(given.dtype, dtype)
     return kept, None if exact else _changes(given, kept, kept.to(given.dtype), source, target).any()

@@ -99,6 +99,7 @@ class Lane:
         self.inputs_at = [x.data_ptr() for x in self.inputs]
         self.began = 0  # the time of submit
         self.over = True  # the device is done with the batch
+        self.fresh = False  # a row begins with a state of zeros
         self.keep: list[torch.Tensor] = []  # results, until the device has written them
         # A conversion that may change a value of the batch: its flag's place, the plane, the type. The device writes the flags.
         self.conversions: list[tuple[int, Plane, torch.dtype]] = []
@@ -142,7 +143,7 @@ class Lane:
         """Queues the copying of an input into its buffer."""
         size = math.prod(form.shapes[k]) * plane.rows.element_size()
         self._gather(form.rows, plane, self.inputs_at[k], size)
-        if plane.is_state and plane.on_device and isinstance(form.rows, RingBatch):
+        if self.fresh and plane.is_state and plane.on_device and isinstance(form.rows, RingBatch):
             with torch.cuda.stream(self.engine.copies):
                 form.rows.clear_fresh(self.view(k, form.rows.rows, form.shapes[k]))
 
@@ -219,6 +220,7 @@ class Lane:
             assert isinstance(rows, RingBatch)
             read = rows.halves()
             self.slots.numpy()[1:, : rows.rows] = read, read ^ 1
+            self.fresh = bool(rows.fresh().any())
         if e.near and (len(rows.runs) > 1 or e.states or e.packed):
             e.mover.copy(e.copies_at, self.near_at, self.slots_at, 4 * (self.slots.numel() if e.states else rows.rows))
         if self.sizes is not None and self.module_sizes is not None:
