@@ -132,6 +132,18 @@ func TestABrokenWorkerIsSuspendedAmongPoison(t *testing.T) {
 	})
 }
 
+func TestABrokenWorkerIsSuspendedBesideIdleClients(t *testing.T) {
+	simulateMild(t, 2, 0, func(s *world) {
+		idle := s.clients[1:]
+		s.clients = s.clients[:1]
+		defer func() { s.clients = append(s.clients, idle...) }()
+		s.play(s.rng.IntN(500))
+		broken := s.workers[s.rng.IntN(2)]
+		broken.raises = true
+		s.steps("a broken worker is suspended", func() bool { return broken.sess.state == workerSuspended })
+	})
+}
+
 func TestTheLastWorkerIsNotSuspended(t *testing.T) {
 	simulateMild(t, 2, 0, func(s *world) {
 		broken, healthy := s.workers[0], s.workers[1]
