@@ -33,6 +33,9 @@ type Account struct {
 // IsPaid says that nothing is left to pay.
 func (a Account) IsPaid(now Time) bool { return a.paid <= now }
 
+// IsWorse says that a is paid later than x.
+func (a Account) IsWorse(x Account) bool { return a.paid > x.paid }
+
 // AccountOf is the account of a client.
 func (b *Batcher) AccountOf(id ClientID) Account { return b.client(id).Account }
 

@@ -197,19 +197,33 @@ func TestAClientThatFailsTakesNoTimeFromTheOthers(t *testing.T) {
 
 func TestAProcessThatAttachesAgainKeepsItsAccount(t *testing.T) {
 	s := newModel(t, policy.New(policy.Slots(24)))
-	owes := func() bool {
+	attach := func() *ClientSession {
 		s.peers = 7 // the same process each time
 		c, err := s.attach("again", 4)
 		must.Do(t, err)
-		defer s.r.clientLeft(c, "simulated")
-		defer s.st.chargeClient(c, batcher.Time(time.Second))
-		return s.st.owes(c)
+		return c
 	}
-	if first, second := owes(), owes(); first || !second {
-		t.Errorf("it is in debt at first: %v, and then: %v", first, second)
+	leave := func(sessions ...*ClientSession) {
+		for _, c := range sessions {
+			s.r.clientLeft(c, "simulated")
+		}
 	}
+	first := attach()
+	s.st.chargeClient(first, batcher.Time(time.Second))
+	beside := attach()
+	leave(first)
+	again := attach()
+	if s.st.owes(beside) || s.st.owes(again) {
+		t.Error("a session pays for another one of its process")
+	}
+	leave(again, beside)
+	last := attach()
+	if !s.st.owes(last) {
+		t.Error("the process is in no debt after it was away")
+	}
+	leave(last)
 	s.l.now += int64(20 * time.Second)
-	if owes() {
+	if s.st.owes(attach()) {
 		t.Error("it is in debt though all is paid")
 	}
 }

@@ -173,14 +173,20 @@ func (s *Stage) applyPolicy(p policy.Settings) error {
 
 func (s *Stage) clientJoined(c *ClientSession) {
 	s.batcher.ClientJoined(batcher.ClientID(c.first))
-	s.batcher.Resume(batcher.Time(s.loop.now), batcher.ClientID(c.first), s.accounts[c.Process])
+	if !c.hasSibling() {
+		s.batcher.Resume(batcher.Time(s.loop.now), batcher.ClientID(c.first), s.accounts[c.Process])
+	}
 	s.touch()
 }
 
-// keepAccount keeps the account of a client that leaves, for its next session.
+// keepAccount keeps the account of a client that leaves, for a process that attaches again.
+// A session beside others is not charged for them: a gateway has one for each kind of caller.
 func (s *Stage) keepAccount(c *ClientSession) {
-	maps.DeleteFunc(s.accounts, func(_ Process, a batcher.Account) bool { return a.IsPaid(batcher.Time(s.loop.now)) })
-	s.accounts[c.Process] = s.batcher.AccountOf(batcher.ClientID(c.first))
+	now := batcher.Time(s.loop.now)
+	maps.DeleteFunc(s.accounts, func(_ Process, a batcher.Account) bool { return a.IsPaid(now) })
+	if a := s.batcher.AccountOf(batcher.ClientID(c.first)); a.IsWorse(s.accounts[c.Process]) {
+		s.accounts[c.Process] = a
+	}
 }
 
 // cancelQueuedOf cancels at most that many queued requests of a leaving client. It
