@@ -166,6 +166,9 @@ func (r *Ring) stillHas(q mailed, batch uint64) bool {
 // it again after its batch failed. It returns false if the request has no result.
 func (s *Stage) finishRequest(info *slotInfo, p *mail, failed *failure, started, finished int64) bool {
 	r, e := s.ring, ending{status.ErrFailed, "", started, finished}
+	if failed != nil && info.state == held {
+		s.chargeEnded(info.client, failed)
+	}
 	switch w, isHeld := r.board.Word(info.head), info.state == held; {
 	case isHeld || w.Generation() == info.gen:
 		r.settle(info.head, answered, e)

@@ -195,6 +195,53 @@ func TestAClientThatFailsTakesNoTimeFromTheOthers(t *testing.T) {
 	}
 }
 
+// A request whose deadline passes while it waits for another worker is not to blame for the death.
+func TestOneDeathOfAWorkerPutsNobodyIntoDebt(t *testing.T) {
+	simulateMild(t, 2, 0, func(s *world) {
+		s.steps("a worker has a batch", func() bool { return len(s.workers[0].batches) > 0 })
+		s.workers[0].die("dies")
+		for range 500 {
+			s.step()
+			for _, c := range s.clients {
+				if s.st.owes(c.sess) {
+					s.fail("%s is in debt", c.name)
+				}
+			}
+		}
+		s.attachWorker()
+	})
+}
+
+func TestAClientThatCancelsRequestsWhichKillIsInDebt(t *testing.T) {
+	simulateMild(t, 1, 0, func(s *world) {
+		c := s.clients[0]
+		runs := func(state slotState) (w *simWorker) {
+			for _, w := range s.workers {
+				for _, p := range w.sess.mails {
+					for _, q := range p.requests {
+						info, taken := s.r.slot(q.head), p.number < w.box.Taken.Load()
+						if s.r.stillHas(q, p.batch) && info.client == c.sess && info.state == state && taken && !w.dead {
+							return w
+						}
+					}
+				}
+			}
+			return nil
+		}
+		s.steps("it is in debt", func() bool {
+			if runs(running) != nil {
+				c.cancel()
+			}
+			if w := runs(held); w != nil {
+				w.die("dies of it")
+				s.now += int64(200 * time.Millisecond)
+				s.attachWorker()
+			}
+			return s.st.owes(c.sess)
+		})
+	})
+}
+
 func TestAProcessThatAttachesAgainKeepsItsAccount(t *testing.T) {
 	s := newModel(t, policy.New(policy.Slots(24)))
 	attach := func() *ClientSession {

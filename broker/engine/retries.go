@@ -4,6 +4,7 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/status"
@@ -23,6 +24,7 @@ type trouble struct {
 	hangs    int            // of these, workers that outlived their lease with it
 	share    int            // the most requests of its next batch; 0: no limit
 	cost     batcher.Time   // its part of what its failed batches took
+	lost     batcher.Time   // likewise of deaths that are perhaps another's fault
 	by       *WorkerSession // that failed its last batch as a whole; nil: none
 	alone    *WorkerSession // that failed it when it was by itself; nil: none
 	failures []*failure     // the batches that failed with it
@@ -54,11 +56,37 @@ func (r *Ring) settleTrouble(head uint32, code status.Code) {
 	t := r.troubles[head]
 	delete(r.troubles, head)
 	info.troubled = false
+	if code == status.ErrWorkerDied || code == status.ErrWorkerHung {
+		t.cost += t.lost
+	}
 	if code != status.OK && t.cost > 0 {
 		info.stage.chargeClient(info.client, t.cost)
 	}
 	for _, f := range t.failures {
 		f.countEnded(info.worker, code)
+	}
+}
+
+// countDeadly counts the clients of the batches that a worker died with. A worker dies of them, or
+// of something else: only clients that all such batches share pay for a request that they
+// give up, or whose deadline passes.
+func (s *Stage) countDeadly(clients []*ClientSession) {
+	if len(clients) == 0 {
+		return
+	}
+	s.deadly = slices.DeleteFunc(s.deadly, func(c *ClientSession) bool { return !c.isAmong(clients) })
+	if s.deaths++; len(s.deadly) == 0 {
+		s.deadly, s.deaths = clients, 1
+	}
+}
+
+func (s *Stage) isDeadly(c *ClientSession) bool { return s.deaths > 1 && c.isAmong(s.deadly) }
+
+// chargeEnded charges for a request of a failed batch that ended while it ran: its client may have
+// given it up because of that.
+func (s *Stage) chargeEnded(c *ClientSession, f *failure) {
+	if f.taken && (!f.died || s.isDeadly(c)) {
+		s.chargeClient(c, f.price)
 	}
 }
 
@@ -78,6 +106,8 @@ func (s *Stage) retryRequest(info *slotInfo, p *mail, f *failure) (whyNot string
 	t, alone := s.ring.troubleOf(info.head), len(p.requests) == 1
 	switch {
 	case !f.taken:
+	case f.died && !s.isDeadly(info.client):
+		t.lost += f.price
 	case s.owes(info.client): // it pays at once
 		s.chargeClient(info.client, f.price)
 	default:
