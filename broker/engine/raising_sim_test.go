@@ -215,24 +215,11 @@ func TestOneDeathOfAWorkerPutsNobodyIntoDebt(t *testing.T) {
 func TestAClientThatCancelsRequestsWhichKillIsInDebt(t *testing.T) {
 	simulateMild(t, 1, 0, func(s *world) {
 		c := s.clients[0]
-		runs := func(state slotState) (w *simWorker) {
-			for _, w := range s.workers {
-				for _, p := range w.sess.mails {
-					for _, q := range p.requests {
-						info, taken := s.r.slot(q.head), p.number < w.box.Taken.Load()
-						if s.r.stillHas(q, p.batch) && info.client == c.sess && info.state == state && taken && !w.dead {
-							return w
-						}
-					}
-				}
-			}
-			return nil
-		}
 		s.steps("it is in debt", func() bool {
-			if runs(running) != nil {
+			if c.runsOn(running) != nil {
 				c.cancel()
 			}
-			if w := runs(held); w != nil {
+			if w := c.runsOn(held); w != nil {
 				w.die("dies of it")
 				s.now += int64(200 * time.Millisecond)
 				s.attachWorker()
@@ -240,6 +227,51 @@ func TestAClientThatCancelsRequestsWhichKillIsInDebt(t *testing.T) {
 			return s.st.owes(c.sess)
 		})
 	})
+}
+
+func TestAProcessThatLeavesRequestsWhichKillIsInDebt(t *testing.T) {
+	simulateMild(t, 1, 0, func(s *world) {
+		c, again := s.clients[0], 0
+		process := c.sess.Process.Inode
+		s.steps("it is in debt", func() bool {
+			w := c.runsOn(running)
+			if w == nil {
+				return false
+			}
+			c.dead = true
+			s.r.clientLeft(c.sess, "simulated")
+			w.die("dies of its request")
+			s.now += int64(200 * time.Millisecond)
+			s.attachWorker()
+			s.steps("its window returns", func() bool { return c.sess.state == clientReturned })
+			if again++; again > 5 {
+				s.fail("it attached %d times", again)
+			}
+			peers := s.peers
+			for n := len(s.clients); len(s.clients) == n; { // until its window fits
+				s.peers = process - 1
+				s.attachClient()
+			}
+			s.peers, c = peers, s.clients[len(s.clients)-1]
+			return s.st.owes(c.sess)
+		})
+	})
+}
+
+// runsOn is a worker that has taken a request of the client.
+func (c *simClient) runsOn(state slotState) *simWorker {
+	s := c.s
+	for _, w := range s.workers {
+		for _, p := range w.sess.mails {
+			for _, q := range p.requests {
+				info, taken := s.r.slot(q.head), p.number < w.box.Taken.Load()
+				if s.r.stillHas(q, p.batch) && info.client == c.sess && info.state == state && taken && !w.dead {
+					return w
+				}
+			}
+		}
+	}
+	return nil
 }
 
 func TestAProcessThatAttachesAgainKeepsItsAccount(t *testing.T) {
@@ -270,7 +302,13 @@ func TestAProcessThatAttachesAgainKeepsItsAccount(t *testing.T) {
 	}
 	leave(last)
 	s.l.now += int64(20 * time.Second)
-	if s.st.owes(attach()) {
+	late := attach()
+	if s.st.owes(late) {
 		t.Error("it is in debt though all is paid")
+	}
+	leave(late)
+	s.st.chargeClient(late, batcher.Time(time.Second)) // a worker dies with its requests
+	if !s.st.owes(attach()) {
+		t.Error("the process does not pay for requests that failed after it left")
 	}
 }

@@ -90,10 +90,14 @@ func (s *Stage) chargeEnded(c *ClientSession, f *failure) {
 	}
 }
 
-// chargeClient charges what failures cost the workers. A client that has left pays nothing.
+// chargeClient charges what failures cost the workers. For a client that has left, its process pays
+// when it attaches again.
 func (s *Stage) chargeClient(c *ClientSession, cost batcher.Time) {
+	now := batcher.Time(s.loop.now)
 	if c.isAttached() {
-		s.batcher.Charge(batcher.Time(s.loop.now), batcher.ClientID(c.first), cost)
+		s.batcher.Charge(now, batcher.ClientID(c.first), cost)
+	} else {
+		s.accounts[c.Process] = s.accounts[c.Process].Charged(now, cost)
 	}
 }
 
