@@ -126,6 +126,7 @@ func (s *Stage) finishBatch(w *WorkerSession, d *shm.Done) error {
 		var failed *failure
 		if d.Whole != 0 {
 			failed = s.newFailure(w, p)
+			s.blame(s.clientsOf(p, nil))
 		}
 		for _, q := range p.requests {
 			if s.ring.stillHas(q, p.batch) && !s.finishRequest(s.ring.slot(q.head), p, failed, started, finished) {

@@ -212,6 +212,25 @@ func TestOneDeathOfAWorkerPutsNobodyIntoDebt(t *testing.T) {
 	})
 }
 
+func TestOneSlowFailureOfAWorkerPutsNobodyIntoDebt(t *testing.T) {
+	simulateMild(t, 2, 0, func(s *world) {
+		w := s.workers[0]
+		w.raises = true
+		s.steps("it has a batch", func() bool { return len(w.batches) > 0 })
+		s.now += int64(time.Second)
+		s.steps("it fails the batch", func() bool { return len(w.finished) > 0 })
+		w.raises = false
+		for range 500 {
+			s.step()
+			for _, c := range s.clients {
+				if s.st.owes(c.sess) {
+					s.fail("%s is in debt", c.name)
+				}
+			}
+		}
+	})
+}
+
 func TestAClientThatCancelsRequestsWhichKillIsInDebt(t *testing.T) {
 	simulateMild(t, 1, 0, func(s *world) {
 		c := s.clients[0]

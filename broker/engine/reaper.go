@@ -159,22 +159,21 @@ func (s *Stage) workerDead(w *WorkerSession, why string) {
 	requeued, withBatch := 0, len(w.mails) > 0 && w.mails[0].number < taken
 	var with []*ClientSession
 	for _, p := range w.mails {
+		if p.number < taken {
+			with = s.clientsOf(p, with)
+		}
+	}
+	s.blame(with)
+	for _, p := range w.mails {
 		lost := s.newFailure(w, p)
 		lost.died, lost.taken = true, p.number < taken
 		lost.price += batcher.Time(s.startTook) / batcher.Time(len(p.requests))
 		for _, q := range p.requests {
-			if !s.ring.stillHas(q, p.batch) {
-				continue
-			}
-			if info := s.ring.slot(q.head); lost.taken && !info.client.isAmong(with) {
-				with = append(with, info.client)
-			}
-			if s.settleOrphan(s.ring.slot(q.head), p, lost) {
+			if s.ring.stillHas(q, p.batch) && s.settleOrphan(s.ring.slot(q.head), p, lost) {
 				requeued++
 			}
 		}
 	}
-	s.countDeadly(with)
 	if withBatch && s.lostAt == 0 {
 		s.lostAt = s.loop.now
 	}

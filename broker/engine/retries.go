@@ -24,7 +24,7 @@ type trouble struct {
 	hangs    int            // of these, workers that outlived their lease with it
 	share    int            // the most requests of its next batch; 0: no limit
 	cost     batcher.Time   // its part of what its failed batches took
-	lost     batcher.Time   // likewise of deaths that are perhaps another's fault
+	lost     batcher.Time   // likewise, perhaps another's fault
 	by       *WorkerSession // that failed its last batch as a whole; nil: none
 	alone    *WorkerSession // that failed it when it was by itself; nil: none
 	failures []*failure     // the batches that failed with it
@@ -56,7 +56,7 @@ func (r *Ring) settleTrouble(head uint32, code status.Code) {
 	t := r.troubles[head]
 	delete(r.troubles, head)
 	info.troubled = false
-	if code == status.ErrWorkerDied || code == status.ErrWorkerHung {
+	if code == status.ErrFailed || code == status.ErrWorkerDied || code == status.ErrWorkerHung {
 		t.cost += t.lost
 	}
 	if code != status.OK && t.cost > 0 {
@@ -67,25 +67,34 @@ func (r *Ring) settleTrouble(head uint32, code status.Code) {
 	}
 }
 
-// countDeadly counts the clients of the batches that a worker died with. A worker dies of them, or
-// of something else: only clients that all such batches share pay for a request that they
-// give up, or whose deadline passes.
-func (s *Stage) countDeadly(clients []*ClientSession) {
+// blame notes the clients of a batch that failed as a whole, or of those with which a worker died. The
+// worker, or any of them, may have caused it: only clients that all such batches share pay
+// for a request that they give up, or whose deadline passes.
+func (s *Stage) blame(clients []*ClientSession) {
 	if len(clients) == 0 {
 		return
 	}
-	s.deadly = slices.DeleteFunc(s.deadly, func(c *ClientSession) bool { return !c.isAmong(clients) })
-	if s.deaths++; len(s.deadly) == 0 {
-		s.deadly, s.deaths = clients, 1
+	s.blamed = slices.DeleteFunc(s.blamed, func(c *ClientSession) bool { return !c.isAmong(clients) })
+	if s.bad++; len(s.blamed) == 0 {
+		s.blamed, s.bad = clients, 1
 	}
 }
 
-func (s *Stage) isDeadly(c *ClientSession) bool { return s.deaths > 1 && c.isAmong(s.deadly) }
+func (s *Stage) isBlamed(c *ClientSession) bool { return s.bad > 2 && c.isAmong(s.blamed) }
 
-// chargeEnded charges for a request of a failed batch that ended while it ran: its client may have
-// given it up because of that.
+// clientsOf adds the clients of a batch's requests.
+func (s *Stage) clientsOf(p *mail, clients []*ClientSession) []*ClientSession {
+	for _, q := range p.requests {
+		if info := s.ring.slot(q.head); s.ring.stillHas(q, p.batch) && !info.client.isAmong(clients) {
+			clients = append(clients, info.client)
+		}
+	}
+	return clients
+}
+
+// chargeEnded charges for a request of a failed batch that ended while it ran.
 func (s *Stage) chargeEnded(c *ClientSession, f *failure) {
-	if f.taken && (!f.died || s.isDeadly(c)) {
+	if f.taken && s.isBlamed(c) {
 		s.chargeClient(c, f.price)
 	}
 }
@@ -110,7 +119,7 @@ func (s *Stage) retryRequest(info *slotInfo, p *mail, f *failure) (whyNot string
 	t, alone := s.ring.troubleOf(info.head), len(p.requests) == 1
 	switch {
 	case !f.taken:
-	case f.died && !s.isDeadly(info.client):
+	case !s.isBlamed(info.client) && (f.died || !s.owes(info.client)):
 		t.lost += f.price
 	case s.owes(info.client): // it pays at once
 		s.chargeClient(info.client, f.price)

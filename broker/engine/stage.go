@@ -38,8 +38,8 @@ type Stage struct {
 	staffed   atomic.Bool                 // present > 0, for other goroutines
 	lostAt    int64                       // when a worker died with a batch, until the next one comes
 	startTook int64                       // from such a death to the next worker, the last time
-	deadly    []*ClientSession            // that the batches share with which the last workers died
-	deaths    int                         // of these
+	blamed    []*ClientSession            // that the last batches share which failed, or with which workers died
+	bad       int                         // of these batches
 	vacant    int64                       // when the last worker left; 0: there never was one
 	busy      []*WorkerSession            // workers with a batch, in any order
 	accounts  map[Process]batcher.Account // of processes that left before they had paid
