@@ -5,6 +5,7 @@ package broker
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -168,7 +169,7 @@ func (w *weights) forPublisher(p *weightsPeer, offer *engine.DeviceMemory, rep *
 	switch {
 	case m == nil && !p.req.Weights.Again && len(w.waiting[name]) == 0:
 		if err := b.checkFollowed(name); err != nil {
-			return nil, err
+			return nil, w.sayWaiting(err)
 		}
 	case m == nil:
 	case m.publisher != nil:
@@ -222,6 +223,14 @@ func (b *Broker) checkFollowed(name string) error {
 		}
 	}
 	return nil
+}
+
+// sayWaiting adds the names whose workers wait for weights: most often one of them is meant.
+func (w *weights) sayWaiting(err error) error {
+	if len(w.waiting) == 0 || !errors.Is(err, status.ErrUnknownModel) {
+		return err
+	}
+	return fmt.Errorf("%w; workers wait for weights of %q", err, slices.Sorted(maps.Keys(w.waiting)))
 }
 
 // descriptors are copies for a peer: of the segment, and of the device memory.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -116,6 +117,17 @@ func TestAPublisherOfAModelThatFollowsNothingIsRefused(t *testing.T) {
 	r := newWeightsRig(t, broker.Config{Models: []broker.ModelConfig{{Name: "policy", Signature: sig}}})
 	_, err = r.attach("polcy", publishes("w:f32[4]"))
 	must.Fail(t, "a typo", err, status.ErrUnknownModel)
+	f, _ := r.attach("actor", waits)
+	must.Do(t, testbed.Eventually(time.Minute, func() error {
+		_, err := r.attach("acto", publishes("w:f32[4]"))
+		if !errors.Is(err, status.ErrUnknownModel) {
+			t.Fatal(err)
+		}
+		if !strings.Contains(err.Error(), `workers wait for weights of ["actor"]`) {
+			return err
+		}
+		return f.Close()
+	}))
 	end := testbed.ServeLocal(worker.Config{Model: "policy", Signature: sig, Socket: r.broker.Socket()}, nil)
 	_, err = r.attach("policy", publishes("w:f32[4]"))
 	must.Fail(t, "workers that do not follow", err, status.ErrNoWorker)

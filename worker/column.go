@@ -83,8 +83,11 @@ func (c Column) shapeOf(i int) []int {
 }
 
 // Bytes is row i in place. From Batch.Rows() to PadTo() it is padding: zero for inputs,
-// scratch for outputs.
+// scratch for outputs. It panics for any other row, which fails the batch.
 func (c Column) Bytes(i int) []byte {
+	if most := max(len(c.b.slots), c.b.padTo); uint(i) >= uint(most) {
+		panic(fmt.Errorf("%w: row %d of %q: the batch has rows 0 to %d", status.ErrRows, i, c.plane.Spec.Name, most-1))
+	}
 	if i >= len(c.b.slots) {
 		return c.b.padding[c.side&1][:c.RowBytes()]
 	}

@@ -274,6 +274,15 @@ func TestPaddingRowsAreZeroAndPrivate(t *testing.T) {
 	if x := worker.Row[int32](b.Input(0), 7); x[0] != 0 {
 		t.Errorf("the output's padding is the input's: %v", x)
 	}
+	for _, i := range []int{-1, b.PadTo()} {
+		func() {
+			defer func() {
+				err, _ := recover().(error)
+				must.Fail(t, fmt.Sprint("row ", i), err, status.ErrRows)
+			}()
+			worker.Row[int32](b.Output(0), i)
+		}()
+	}
 	b.Complete()
 	for _, req := range reqs {
 		ends(t, req, nil)

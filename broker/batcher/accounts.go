@@ -33,6 +33,20 @@ type Account struct {
 // IsPaid says that nothing is left to pay.
 func (a Account) IsPaid(now Time) bool { return a.paid <= now }
 
+// Charged is the account after a failure of a client that has left.
+func (a Account) Charged(now, cost Time) Account { return a.charged(now, cost, credit) }
+
+func (a Account) charged(now, cost, credit Time) Account {
+	wait := amends * cost
+	if wait <= 0 {
+		return a
+	}
+	return Account{min(max(a.paid, now)+wait, now+credit+max(credit, wait)), cost}
+}
+
+// IsWorse says that a is paid later than x.
+func (a Account) IsWorse(x Account) bool { return a.paid > x.paid }
+
 // AccountOf is the account of a client.
 func (b *Batcher) AccountOf(id ClientID) Account { return b.client(id).Account }
 
@@ -43,16 +57,13 @@ func (b *Batcher) Resume(now Time, id ClientID, a Account) {
 }
 
 // Charge reports what a failed batch, or a worker's death, cost because of a client. A client
-// that has left pays nothing.
+// that has left does not pay here: see Charged.
 func (b *Batcher) Charge(now Time, id ClientID, cost Time) {
 	c := b.client(id)
 	if !c.joined {
 		return
 	}
-	if wait := amends * cost; wait > 0 {
-		c.cost = cost
-		c.paid = min(max(c.paid, now)+wait, now+b.credit+max(b.credit, wait))
-	}
+	c.Account = c.charged(now, cost, b.credit)
 	if !c.owes && c.paid > now+b.credit {
 		before := c.couldJoin()
 		c.owes = true

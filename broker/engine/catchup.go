@@ -126,6 +126,7 @@ func (s *Stage) finishBatch(w *WorkerSession, d *shm.Done) error {
 		var failed *failure
 		if d.Whole != 0 {
 			failed = s.newFailure(w, p)
+			s.blame(s.clientsOf(p, nil))
 		}
 		for _, q := range p.requests {
 			if s.ring.stillHas(q, p.batch) && !s.finishRequest(s.ring.slot(q.head), p, failed, started, finished) {
@@ -166,6 +167,9 @@ func (r *Ring) stillHas(q mailed, batch uint64) bool {
 // it again after its batch failed. It returns false if the request has no result.
 func (s *Stage) finishRequest(info *slotInfo, p *mail, failed *failure, started, finished int64) bool {
 	r, e := s.ring, ending{status.ErrFailed, "", started, finished}
+	if failed != nil && info.state == held {
+		s.chargeEnded(info.client, failed)
+	}
 	switch w, isHeld := r.board.Word(info.head), info.state == held; {
 	case isHeld || w.Generation() == info.gen:
 		r.settle(info.head, answered, e)

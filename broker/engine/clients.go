@@ -31,6 +31,16 @@ func (c *ClientSession) owns(e *shm.Commit) bool {
 	return e.Rows >= 1 && e.Slot >= c.first && uint64(e.Slot)+uint64(e.Rows) <= uint64(c.first)+uint64(c.window)
 }
 
+// hasSibling says that the process has another session.
+func (c *ClientSession) hasSibling() bool {
+	for x := range c.ring.clients {
+		if x != c && x.Process == c.Process {
+			return true
+		}
+	}
+	return false
+}
+
 func (r *Ring) openClient(p *Peer, window int, times bool) error {
 	if window < 0 || window > r.layout.Slots {
 		return fmt.Errorf("%w: window of %d slots, the ring has %d; ask for fewer, or raise the model's slots",

@@ -132,6 +132,18 @@ func TestABrokenWorkerIsSuspendedAmongPoison(t *testing.T) {
 	})
 }
 
+func TestABrokenWorkerIsSuspendedBesideIdleClients(t *testing.T) {
+	simulateMild(t, 2, 0, func(s *world) {
+		idle := s.clients[1:]
+		s.clients = s.clients[:1]
+		defer func() { s.clients = append(s.clients, idle...) }()
+		s.play(s.rng.IntN(500))
+		broken := s.workers[s.rng.IntN(2)]
+		broken.raises = true
+		s.steps("a broken worker is suspended", func() bool { return broken.sess.state == workerSuspended })
+	})
+}
+
 func TestTheLastWorkerIsNotSuspended(t *testing.T) {
 	simulateMild(t, 2, 0, func(s *world) {
 		broken, healthy := s.workers[0], s.workers[1]
@@ -183,21 +195,139 @@ func TestAClientThatFailsTakesNoTimeFromTheOthers(t *testing.T) {
 	}
 }
 
+// A request whose deadline passes while it waits for another worker is not to blame for the death.
+func TestOneDeathOfAWorkerPutsNobodyIntoDebt(t *testing.T) {
+	simulateMild(t, 2, 0, func(s *world) {
+		s.steps("a worker has a batch", func() bool { return len(s.workers[0].batches) > 0 })
+		s.workers[0].die("dies")
+		for range 500 {
+			s.step()
+			for _, c := range s.clients {
+				if s.st.owes(c.sess) {
+					s.fail("%s is in debt", c.name)
+				}
+			}
+		}
+		s.attachWorker()
+	})
+}
+
+func TestOneSlowFailureOfAWorkerPutsNobodyIntoDebt(t *testing.T) {
+	simulateMild(t, 2, 0, func(s *world) {
+		w := s.workers[0]
+		w.raises = true
+		s.steps("it has a batch", func() bool { return len(w.batches) > 0 })
+		s.now += int64(time.Second)
+		s.steps("it fails the batch", func() bool { return len(w.finished) > 0 })
+		w.raises = false
+		for range 500 {
+			s.step()
+			for _, c := range s.clients {
+				if s.st.owes(c.sess) {
+					s.fail("%s is in debt", c.name)
+				}
+			}
+		}
+	})
+}
+
+func TestAClientThatCancelsRequestsWhichKillIsInDebt(t *testing.T) {
+	simulateMild(t, 1, 0, func(s *world) {
+		c := s.clients[0]
+		s.steps("it is in debt", func() bool {
+			if c.runsOn(running) != nil {
+				c.cancel()
+			}
+			if w := c.runsOn(held); w != nil {
+				w.die("dies of it")
+				s.now += int64(200 * time.Millisecond)
+				s.attachWorker()
+			}
+			return s.st.owes(c.sess)
+		})
+	})
+}
+
+func TestAProcessThatLeavesRequestsWhichKillIsInDebt(t *testing.T) {
+	simulateMild(t, 1, 0, func(s *world) {
+		c, again := s.clients[0], 0
+		process := c.sess.Process.Inode
+		s.steps("it is in debt", func() bool {
+			w := c.runsOn(running)
+			if w == nil {
+				return false
+			}
+			c.dead = true
+			s.r.clientLeft(c.sess, "simulated")
+			w.die("dies of its request")
+			s.now += int64(200 * time.Millisecond)
+			s.attachWorker()
+			s.steps("its window returns", func() bool { return c.sess.state == clientReturned })
+			if again++; again > 5 {
+				s.fail("it attached %d times", again)
+			}
+			peers := s.peers
+			for n := len(s.clients); len(s.clients) == n; { // until its window fits
+				s.peers = process - 1
+				s.attachClient()
+			}
+			s.peers, c = peers, s.clients[len(s.clients)-1]
+			return s.st.owes(c.sess)
+		})
+	})
+}
+
+// runsOn is a worker that has taken a request of the client.
+func (c *simClient) runsOn(state slotState) *simWorker {
+	s := c.s
+	for _, w := range s.workers {
+		for _, p := range w.sess.mails {
+			for _, q := range p.requests {
+				info, taken := s.r.slot(q.head), p.number < w.box.Taken.Load()
+				if s.r.stillHas(q, p.batch) && info.client == c.sess && info.state == state && taken && !w.dead {
+					return w
+				}
+			}
+		}
+	}
+	return nil
+}
+
 func TestAProcessThatAttachesAgainKeepsItsAccount(t *testing.T) {
 	s := newModel(t, policy.New(policy.Slots(24)))
-	owes := func() bool {
+	attach := func() *ClientSession {
 		s.peers = 7 // the same process each time
 		c, err := s.attach("again", 4)
 		must.Do(t, err)
-		defer s.r.clientLeft(c, "simulated")
-		defer s.st.chargeClient(c, batcher.Time(time.Second))
-		return s.st.owes(c)
+		return c
 	}
-	if first, second := owes(), owes(); first || !second {
-		t.Errorf("it is in debt at first: %v, and then: %v", first, second)
+	leave := func(sessions ...*ClientSession) {
+		for _, c := range sessions {
+			s.r.clientLeft(c, "simulated")
+		}
 	}
+	first := attach()
+	s.st.chargeClient(first, batcher.Time(time.Second))
+	beside := attach()
+	leave(first)
+	again := attach()
+	if s.st.owes(beside) || s.st.owes(again) {
+		t.Error("a session pays for another one of its process")
+	}
+	leave(again, beside)
+	last := attach()
+	if !s.st.owes(last) {
+		t.Error("the process is in no debt after it was away")
+	}
+	leave(last)
 	s.l.now += int64(20 * time.Second)
-	if owes() {
+	late := attach()
+	if s.st.owes(late) {
 		t.Error("it is in debt though all is paid")
+	}
+	leave(late)
+	s.st.chargeClient(late, batcher.Time(time.Second)) // a worker dies with its requests
+	if !s.st.owes(attach()) {
+		t.Error("the process does not pay for requests that failed after it left")
 	}
 }

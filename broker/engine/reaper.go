@@ -157,6 +157,13 @@ func (s *Stage) workerDead(w *WorkerSession, why string) {
 	w.moveTo(workerGone)
 	s.batcher.WorkerGone(w.id)
 	requeued, withBatch := 0, len(w.mails) > 0 && w.mails[0].number < taken
+	var with []*ClientSession
+	for _, p := range w.mails {
+		if p.number < taken {
+			with = s.clientsOf(p, with)
+		}
+	}
+	s.blame(with)
 	for _, p := range w.mails {
 		lost := s.newFailure(w, p)
 		lost.died, lost.taken = true, p.number < taken
@@ -210,6 +217,9 @@ func (s *Stage) settleOrphan(info *slotInfo, p *mail, lost *failure) (again bool
 		if why, e.reason = ended, s.retryRequest(info, p, lost); e.reason == "" {
 			return true
 		}
+	}
+	if info.state == held {
+		s.chargeEnded(info.client, lost)
 	}
 	s.ring.settle(info.head, why, e)
 	return false

@@ -4,6 +4,7 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/status"
@@ -23,6 +24,7 @@ type trouble struct {
 	hangs    int            // of these, workers that outlived their lease with it
 	share    int            // the most requests of its next batch; 0: no limit
 	cost     batcher.Time   // its part of what its failed batches took
+	lost     batcher.Time   // likewise, perhaps another's fault
 	by       *WorkerSession // that failed its last batch as a whole; nil: none
 	alone    *WorkerSession // that failed it when it was by itself; nil: none
 	failures []*failure     // the batches that failed with it
@@ -54,6 +56,9 @@ func (r *Ring) settleTrouble(head uint32, code status.Code) {
 	t := r.troubles[head]
 	delete(r.troubles, head)
 	info.troubled = false
+	if code == status.ErrFailed || code == status.ErrWorkerDied || code == status.ErrWorkerHung {
+		t.cost += t.lost
+	}
 	if code != status.OK && t.cost > 0 {
 		info.stage.chargeClient(info.client, t.cost)
 	}
@@ -62,10 +67,46 @@ func (r *Ring) settleTrouble(head uint32, code status.Code) {
 	}
 }
 
-// chargeClient charges what failures cost the workers. A client that has left pays nothing.
+// blame notes the clients of a batch that failed as a whole, or of those with which a worker died. The
+// worker, or any of them, may have caused it: only clients that all such batches share pay
+// for a request that they give up, or whose deadline passes.
+func (s *Stage) blame(clients []*ClientSession) {
+	if len(clients) == 0 {
+		return
+	}
+	s.blamed = slices.DeleteFunc(s.blamed, func(c *ClientSession) bool { return !c.isAmong(clients) })
+	if s.bad++; len(s.blamed) == 0 {
+		s.blamed, s.bad = clients, 1
+	}
+}
+
+func (s *Stage) isBlamed(c *ClientSession) bool { return s.bad > 2 && c.isAmong(s.blamed) }
+
+// clientsOf adds the clients of a batch's requests.
+func (s *Stage) clientsOf(p *mail, clients []*ClientSession) []*ClientSession {
+	for _, q := range p.requests {
+		if info := s.ring.slot(q.head); s.ring.stillHas(q, p.batch) && !info.client.isAmong(clients) {
+			clients = append(clients, info.client)
+		}
+	}
+	return clients
+}
+
+// chargeEnded charges for a request of a failed batch that ended while it ran.
+func (s *Stage) chargeEnded(c *ClientSession, f *failure) {
+	if f.taken && s.isBlamed(c) {
+		s.chargeClient(c, f.price)
+	}
+}
+
+// chargeClient charges what failures cost the workers. For a client that has left, its process pays
+// when it attaches again.
 func (s *Stage) chargeClient(c *ClientSession, cost batcher.Time) {
+	now := batcher.Time(s.loop.now)
 	if c.isAttached() {
-		s.batcher.Charge(batcher.Time(s.loop.now), batcher.ClientID(c.first), cost)
+		s.batcher.Charge(now, batcher.ClientID(c.first), cost)
+	} else {
+		s.accounts[c.Process] = s.accounts[c.Process].Charged(now, cost)
 	}
 }
 
@@ -78,6 +119,8 @@ func (s *Stage) retryRequest(info *slotInfo, p *mail, f *failure) (whyNot string
 	t, alone := s.ring.troubleOf(info.head), len(p.requests) == 1
 	switch {
 	case !f.taken:
+	case !s.isBlamed(info.client) && (f.died || !s.owes(info.client)):
+		t.lost += f.price
 	case s.owes(info.client): // it pays at once
 		s.chargeClient(info.client, f.price)
 	default:

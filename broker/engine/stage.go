@@ -38,6 +38,8 @@ type Stage struct {
 	staffed   atomic.Bool                 // present > 0, for other goroutines
 	lostAt    int64                       // when a worker died with a batch, until the next one comes
 	startTook int64                       // from such a death to the next worker, the last time
+	blamed    []*ClientSession            // that the last batches share which failed, or with which workers died
+	bad       int                         // of these batches
 	vacant    int64                       // when the last worker left; 0: there never was one
 	busy      []*WorkerSession            // workers with a batch, in any order
 	accounts  map[Process]batcher.Account // of processes that left before they had paid
@@ -173,14 +175,20 @@ func (s *Stage) applyPolicy(p policy.Settings) error {
 
 func (s *Stage) clientJoined(c *ClientSession) {
 	s.batcher.ClientJoined(batcher.ClientID(c.first))
-	s.batcher.Resume(batcher.Time(s.loop.now), batcher.ClientID(c.first), s.accounts[c.Process])
+	if !c.hasSibling() {
+		s.batcher.Resume(batcher.Time(s.loop.now), batcher.ClientID(c.first), s.accounts[c.Process])
+	}
 	s.touch()
 }
 
-// keepAccount keeps the account of a client that leaves, for its next session.
+// keepAccount keeps the account of a client that leaves, for a process that attaches again.
+// A session beside others is not charged for them: a gateway has one for each kind of caller.
 func (s *Stage) keepAccount(c *ClientSession) {
-	maps.DeleteFunc(s.accounts, func(_ Process, a batcher.Account) bool { return a.IsPaid(batcher.Time(s.loop.now)) })
-	s.accounts[c.Process] = s.batcher.AccountOf(batcher.ClientID(c.first))
+	now := batcher.Time(s.loop.now)
+	maps.DeleteFunc(s.accounts, func(_ Process, a batcher.Account) bool { return a.IsPaid(now) })
+	if a := s.batcher.AccountOf(batcher.ClientID(c.first)); a.IsWorse(s.accounts[c.Process]) {
+		s.accounts[c.Process] = a
+	}
 }
 
 // cancelQueuedOf cancels at most that many queued requests of a leaving client. It

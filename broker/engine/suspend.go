@@ -82,14 +82,14 @@ func (s *Stage) judgeBatch(w *WorkerSession, failed, ranWell bool) {
 }
 
 // accuseWorker judges a batch that a worker failed and others ran. Either the worker is broken,
-// or a client changes its inputs under the workers. So the clients pay, and the worker gets a
-// strike. It is suspended if its failed batches share no client, or the model has no others.
+// or a client changes its inputs under the workers. So the blamed clients pay, and the worker gets a
+// strike. It is suspended if its failed batches share no client, or no others sent anything lately.
 // The shared ones go into debt, so that their next batches are their own: a broken worker fails
 // the batches of the others, too.
 func (s *Stage) accuseWorker(f *failure) {
 	w := f.by
 	for _, c := range f.clients {
-		if !s.owes(c) { // otherwise it has paid
+		if s.isBlamed(c) && !s.owes(c) { // otherwise it has paid
 			s.chargeClient(c, f.price)
 		}
 	}
@@ -100,7 +100,7 @@ func (s *Stage) accuseWorker(f *failure) {
 	}
 	others := false
 	for c := range s.ring.clients {
-		others = others || !c.isAmong(w.shared)
+		others = others || !c.isAmong(w.shared) && s.loop.now-s.ring.slot(c.last).arrived < int64(firstBackoff)
 	}
 	switch {
 	case w.strikes < maxStrikes:

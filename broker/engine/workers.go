@@ -142,9 +142,9 @@ var ErrOtherProgram = fmt.Errorf("%w: another program serves the model", status.
 
 const anyProgram = "any"
 
-// joins says whether the answers of two workers may mix.
-func (i *WorkerInfo) joins(other *WorkerInfo) bool {
-	return i.Program == other.Program || i.Program == anyProgram || other.Program == anyProgram || i.Group != "" && i.Group == other.Group
+// joins says whether the answers of a worker may mix with those of one that serves.
+func (i *WorkerInfo) joins(serving *WorkerInfo) bool {
+	return i.Program == serving.Program || i.Program == anyProgram || i.Group != "" && i.Group == serving.Group
 }
 
 // checkProgram refuses a worker that joins none of the stage's workers.
@@ -154,10 +154,12 @@ func (s *Stage) checkProgram(info *WorkerInfo) error {
 		if w == nil || w.state == workerDying || w.faults.has(hungUp) {
 			continue
 		}
-		if w.info.joins(info) {
+		if info.joins(&w.info) {
 			return nil
 		}
-		other = w
+		if w.info.Program != anyProgram { // that one does not speak for others
+			other = w
+		}
 	}
 	if other == nil {
 		return nil

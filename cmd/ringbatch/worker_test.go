@@ -68,6 +68,9 @@ func TestAWorkerOfAnotherProgramIsRefusedByName(t *testing.T) {
 	c.until("a worker of the same program joins", workers(2))
 	other := c.start(serve("3", "--join", "any")...)
 	c.until("another may join any", workers(3))
+	if out, code := c.run(serve("4")...); code != 1 || !strings.Contains(out, "scale=4") {
+		t.Errorf("a third program, which does not say that it joins: status %d\n%s", code, out)
+	}
 	for _, p := range []*testbed.Process{first, twin, other} {
 		c.ends(p)
 	}

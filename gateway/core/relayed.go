@@ -108,13 +108,20 @@ func (r *relayed) inputBytes(c *Call, in *Input, shaped int) (n int) {
 	return n
 }
 
-// run runs the call in a lane of relays, which have no shares.
+// run runs the call in the lane of relays, of which a caller may have half.
 func (r *relayed) run(ctx context.Context, c *Call) error {
 	_, window := c.Model.lane(2)
-	a, err := c.attach(ctx, &c.Model.relayed, window)
-	if err == nil {
-		err = c.runRelayed(ctx, a.Client)
-		c.Model.relayed.forgetAfter(err, a)
+	e, err := c.enter(ctx, &c.Model.relayed, window)
+	if err != nil {
+		return err
+	}
+	if err := c.takeShare(ctx, e.lane, e.share(max(1, e.a.Model().Window/2))); err != nil {
+		return err
+	}
+	err = c.runRelayed(ctx, e.a.Client)
+	e.lane.forgetAfter(err, e.a)
+	for i := range r.parts {
+		c.noteFailure(e, r.parts[i].err)
 	}
 	return err
 }

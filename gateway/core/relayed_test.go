@@ -122,6 +122,19 @@ func TestARelayedMessageLargerThanTheWindowGoesInPieces(t *testing.T) {
 	r.idle()
 }
 
+// Any caller can send relayed requests, so their failures count against it, too.
+func TestFailuresOfRelayedRequestsMakeASuspect(t *testing.T) {
+	m := modelConfig(t, "m", []string{"x:i32[1]"}, []string{"y:i32[1]"})
+	r := newRig(t, nil, m)
+	r.worker(m, picky)
+	for range 2 {
+		_, err := r.client().ModelInfer(soon(t), relayedCall("1;1;1;1;1;1", 1, 3, 5, 7, 9, 11))
+		must.Do(t, err)
+	}
+	r.until("it has a client beside that of the others", func() bool { return r.stats("m").Clients == 2 })
+	r.idle()
+}
+
 func TestARelayedRequestExpiresByItself(t *testing.T) {
 	m := modelConfig(t, "m", []string{"x:i32[1]"}, []string{"y:i32[1]"})
 	r := newRig(t, nil, m)

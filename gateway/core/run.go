@@ -62,38 +62,62 @@ func (p *plain) release() { _ = p.request.Release() } // or there is none
 
 func (p *plain) run(ctx context.Context, c *Call) error {
 	p.release() // of an earlier attempt
-	lane, window := c.Model.lane(c.rows)
-	suspect, its, alone := c.Model.suspectLane(c.Caller.Use)
-	if suspect != nil {
-		lane, window = suspect, its
-	}
-	a, err := c.attach(ctx, lane, window)
-	if lane == suspect && (errors.Is(err, status.ErrRingFull) || errors.Is(err, status.ErrQuota)) {
-		c.Model.suspects.noteFull() // it stays with the others
-		return p.run(ctx, c)
-	}
+	l, window := c.Model.lane(c.rows)
+	e, err := c.enter(ctx, l, window)
 	if err != nil {
 		return err
 	}
-	m := a.Model()
+	m := e.a.Model()
 	most := min(m.MaxBatchSize, m.Window, c.Model.info.Load().settings.MaxBatchSize)
-	share := shareOf(m.Window, most)
-	if alone {
-		share = m.Window
-	}
-	if err := c.takeShare(ctx, lane, share); err != nil {
+	if err := c.takeShare(ctx, e.lane, e.share(shareOf(m.Window, most))); err != nil {
 		return err
 	}
 	if c.rows <= most {
-		err = c.runWhole(ctx, a.Client)
+		err = c.runWhole(ctx, e.a.Client)
 	} else {
-		err = c.runSplit(ctx, a.Client, most)
+		err = c.runSplit(ctx, e.a.Client, most)
 	}
-	lane.forgetAfter(err, a)
-	if failedInWorker(err) && c.Caller.Use.failed() && suspect == nil { // the broker has charged the others' client
-		lane.change.Do(func() { go lane.replace(c.Model, a, window) })
-	}
+	e.lane.forgetAfter(err, e.a)
+	c.noteFailure(e, err)
 	return err
+}
+
+// entry is a call's use of a lane's client.
+type entry struct {
+	*lane
+	a              *attachment
+	window         int
+	suspect, alone bool
+}
+
+// share is the caller's slots of the window: usual, or all of it.
+func (e *entry) share(usual int) int {
+	if e.alone {
+		return e.a.Model().Window
+	}
+	return usual
+}
+
+// enter enters the client of lane l, or that of a suspect.
+func (c *Call) enter(ctx context.Context, l *lane, window int) (e entry, err error) {
+	e = entry{lane: l, window: window}
+	if lane, its, alone := c.Model.suspectLane(c.Caller.Use); lane != nil {
+		e = entry{lane: lane, window: its, suspect: true, alone: alone}
+	}
+	e.a, err = c.attach(ctx, e.lane, e.window)
+	if e.suspect && (errors.Is(err, status.ErrRingFull) || errors.Is(err, status.ErrQuota)) {
+		c.Model.suspects.noteFull() // it stays with the others
+		return c.enter(ctx, l, window)
+	}
+	return e, err
+}
+
+// noteFailure counts a failure in a worker against the caller. The broker has charged it to
+// the client, so that of others is replaced.
+func (c *Call) noteFailure(e entry, err error) {
+	if failedInWorker(err) && c.Caller.Use.failed() && !e.suspect {
+		e.change.Do(func() { go e.replace(c.Model, e.a, e.window) })
+	}
 }
 
 // follow looks up a model that has gone: after a restart of the broker it is back as
