@@ -2,7 +2,9 @@
 """Builds the shared library, the extension and the ringbatch command into the package.
 
 The library and the extension are C, the command is Go. At run time the wheel needs
-only NumPy. Without the extension (no Python headers) the package uses ctypes.
+only NumPy. Without the extension (no Python headers) the package uses ctypes. Without Go
+the package has clients and workers, and no command. Without a C compiler it uses a
+libringbatch.so.1 of the system.
 
 deploy/packaging/wheels.py builds the released wheels with these variables:
 
@@ -36,7 +38,7 @@ HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 VERSION = REPOSITORY / "VERSION"
 EXTENSION = "_quick.abi3.so"
-NEEDS = "building ringbatch needs a C compiler, Go and the whole repository: pip install ./python from its root"
+NEEDS = "building ringbatch needs the whole repository: pip install ./python from its root"
 
 
 class Progress:
@@ -63,12 +65,18 @@ class BuildNative(build_py):
         super().run()
         native = Path(self.build_lib, "ringbatch", "_native").resolve()
         native.mkdir(parents=True, exist_ok=True)
-        if not shutil.which("go") or not (REPOSITORY / "go.mod").exists():
+        if not (REPOSITORY / "go.mod").exists():
             sys.exit(NEEDS)
         self.progress = Progress()
-        self._library(native / "libringbatch.so")
-        self._extension(native.parent / EXTENSION)
-        self._go(native / "ringbatch", "./cmd/ringbatch")
+        if shutil.which(shlex.split(os.environ.get("CC", "cc"))[0]):
+            self._library(native / "libringbatch.so")
+            self._extension(native.parent / EXTENSION)
+        else:
+            self.progress.say("no C compiler: the package will look for libringbatch.so.1 or $RINGBATCH_LIBRARY")
+        if shutil.which("go"):
+            self._go(native / "ringbatch", "./cmd/ringbatch")
+        else:
+            self.progress.say("no Go: clients and workers without the ringbatch command and ringbatch.serve")
         for copied in (*(REPOSITORY / "cbindings").glob("ringbatch*.h"), REPOSITORY / "worker" / "cuda" / "kernels" / "move.ptx"):
             shutil.copy(copied, native)
         self.progress.say("built")

@@ -7,6 +7,7 @@ import os
 import sys
 
 from .binding.library import binary_path
+from .errors import Error
 
 
 def main() -> None:
@@ -15,7 +16,11 @@ def main() -> None:
 
         sys.exit(load_weights(sys.argv[3:]))
     os.environ["PYTHON"] = sys.executable  # for ringbatch torch, onnx and serve
-    os.execv(binary_path(), ["ringbatch", *sys.argv[1:]])
+    try:
+        command = binary_path()
+    except Error as e:
+        sys.exit(f"ringbatch: {e}")
+    os.execv(command, ["ringbatch", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -147,3 +147,34 @@ def test_the_extension_compiles_for_every_cpython_at_hand(minor, tmp_path):
         pytest.skip(f"no CPython 3.{minor} with headers here, or no compiler")
     subprocess.run(["cc", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Werror", "-Wno-missing-field-initializers", "-fPIC", "-shared", f"-I{headers[0]}",
         f"-I{REPOSITORY / 'cbindings'}", "-o", str(tmp_path / "quick.so"), *map(str, (PACKAGE.parent / "quick").glob("*.c"))], check=True)  # fmt: skip
+
+
+@pytest.mark.parametrize(("missing", "built", "says"), [
+    ("go", ["_quick.abi3.so", "_native/libringbatch.so"], "built without Go"),
+    ("cc", [], "name it in $RINGBATCH_LIBRARY"),
+])
+def test_without_go_or_a_compiler_the_package_installs_and_says_what_is_missing(tmp_path, missing, built, says):
+    pytest.importorskip("setuptools")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("cc", "as", "ld", "git"):
+        if name != missing and (found := shutil.which(name)):
+            (tools / name).symlink_to(found)
+    source = tmp_path / "source"
+    shutil.copytree(REPOSITORY, source, ignore=shutil.ignore_patterns("build", "bin", ".git", "docs", "dist", "*.egg-info"))
+    target, env = tmp_path / "installed", {**os.environ, "PATH": str(tools), "CC": "cc"}
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--target", str(target),
+        str(source / "python")], env=env, check=True)  # fmt: skip
+    assert not (target / "ringbatch" / "_native" / "ringbatch").exists()
+    assert all((target / "ringbatch" / file).exists() for file in built)
+    code = """
+import ringbatch as rb
+try:
+    rb.connect("m", socket="none")
+except rb.NoBroker:  # the library works
+    rb.binary_path()
+"""
+    p = subprocess.run([sys.executable, "-c", code], env={**env, "PYTHONPATH": str(target)}, capture_output=True, text=True)
+    assert says in p.stderr.splitlines()[-1], p.stderr
+    p = subprocess.run([sys.executable, "-m", "ringbatch", "version"], env={**env, "PYTHONPATH": str(target)}, capture_output=True, text=True)
+    assert p.returncode == 1 and p.stderr.startswith("ringbatch: there is no ringbatch command")

@@ -52,13 +52,18 @@ def use(quick: Any) -> None:
 
 
 def library_path() -> str:
-    """The path of libringbatch.so; $RINGBATCH_LIBRARY names another."""
-    return os.environ.get("RINGBATCH_LIBRARY") or str(_NATIVE / "libringbatch.so")
+    """The path of libringbatch.so; $RINGBATCH_LIBRARY names another. Without a C compiler at the package's build it is the system's."""
+    own = _NATIVE / "libringbatch.so"
+    return os.environ.get("RINGBATCH_LIBRARY") or (str(own) if own.exists() else "libringbatch.so.1")
 
 
 def binary_path() -> str:
     """The path of the ringbatch command; $RINGBATCH_BINARY names another."""
-    return os.environ.get("RINGBATCH_BINARY") or str(_NATIVE / "ringbatch")
+    path = os.environ.get("RINGBATCH_BINARY") or str(_NATIVE / "ringbatch")
+    if not os.path.exists(path):
+        raise errors.Error(f"there is no ringbatch command at {path}: a package that was built without Go has clients and workers only; "
+            "install Go 1.26 and the package again, or name a command in $RINGBATCH_BINARY")
+    return path
 
 
 def load() -> ctypes.CDLL:
@@ -71,7 +76,8 @@ def load() -> ctypes.CDLL:
             try:
                 lib = ctypes.CDLL(library_path())
             except OSError as e:
-                raise errors.Error(f"cannot load {library_path()}: {e}; reinstall ringbatch") from e
+                raise errors.Error(f"cannot load {library_path()}: {e}; install a C compiler and ringbatch again, or the C library, or "
+                    "name it in $RINGBATCH_LIBRARY") from e
             if lib.rb_abi_version() != ABI_VERSION:
                 raise errors.Version(f"{library_path()} has ABI version {lib.rb_abi_version()}, this package needs {ABI_VERSION}")
             for name, (result, arguments) in PROTOTYPES.items():
