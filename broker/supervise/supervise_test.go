@@ -84,7 +84,7 @@ func startWith(t *testing.T, mps bool, faulted func(), workers ...Worker) *super
 	log := &testlog.Log{}
 	s := &supervised{New(slog.New(slog.NewTextHandler(log, nil)), filepath.Join(t.TempDir(), "b.sock")), t, log}
 	s.Faulted = faulted
-	s.Start(mps, Group{"m", workers})
+	s.Start(mps, Group{Model: "m", Workers: workers})
 	t.Cleanup(s.end)
 	return s
 }
@@ -341,11 +341,11 @@ func TestNoClientIsStartedAfterClientsWereStopped(t *testing.T) {
 	s.StopClients()
 	client.Env = role("stubborn").Env
 	must.Do(t, client.Fill())
-	if err := s.Apply(t.Context(), Group{"m", []Worker{client}}); !errors.Is(err, status.ErrDraining) {
+	if err := s.Apply(t.Context(), Group{Model: "m", Workers: []Worker{client}}); !errors.Is(err, status.ErrDraining) {
 		t.Error(err)
 	}
-	s.Add(Group{"n", []Worker{client}})
-	s.StartClients(Group{"o", []Worker{client}})
+	s.Add(Group{Model: "n", Workers: []Worker{client}})
+	s.StartClients(Group{Model: "o", Workers: []Worker{client}})
 	if list := s.processes(); len(list) > 0 {
 		t.Errorf("%+v", list)
 	}
