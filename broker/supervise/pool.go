@@ -18,11 +18,10 @@ import (
 // pool is one declaration and its processes. The changes of a model are made one at a time
 // (changeModel). A new process looks for batches before an old one is ended.
 type pool struct {
-	model  string
-	n      int // of the model's declarations
-	cfg    *Worker
-	asleep bool       // it has no processes until Wake; the supervisor's mutex guards it
-	procs  []*process // instances and spares; the supervisor's mutex guards it
+	model string
+	n     int // of the model's declarations
+	cfg   *Worker
+	procs []*process // instances and spares; the supervisor's mutex guards it
 }
 
 // startTime is how long a change waits for a new process to be ready.
@@ -147,7 +146,7 @@ func (s *Supervisor) growPool(w *pool, cfg *Worker) (fresh, surplus []*process, 
 		want  int
 	}{{false, cfg.Instances}, {true, cfg.Spares}} {
 		s.mu.Lock()
-		if w.asleep {
+		if s.asleep[w.model] {
 			kind.want = 0
 		}
 		var have []*process
@@ -267,7 +266,7 @@ func (s *Supervisor) Apply(ctx context.Context, g Group) error {
 		cfg := g.Workers[i]
 		at := slices.IndexFunc(have, func(w *pool) bool { return w.n == i })
 		if at < 0 {
-			s.startPool(&g, i, &cfg)
+			s.startPool(g.Model, i, &cfg)
 			continue
 		}
 		if err := s.changePool(ctx, have[at], &cfg); err != nil {
@@ -305,8 +304,8 @@ func (s *Supervisor) changePool(ctx context.Context, w *pool, cfg *Worker) error
 	return s.resizePool(ctx, w, cfg)
 }
 
-func (s *Supervisor) startPool(g *Group, n int, cfg *Worker) {
-	w := &pool{model: g.Model, n: n, cfg: cfg, asleep: g.Asleep}
+func (s *Supervisor) startPool(model string, n int, cfg *Worker) {
+	w := &pool{model: model, n: n, cfg: cfg}
 	if _, _, err := s.growPool(w, cfg); err != nil {
 		return
 	}

@@ -24,7 +24,8 @@ func (s *Supervisor) changeModel(model string) (end func()) {
 	return one.Unlock
 }
 
-// Sleep ends the processes of these models, as Stop does, and waits for them.
+// Sleep ends the processes of these models, as Stop does, and waits for them. A model that
+// has none yet gets none.
 func (s *Supervisor) Sleep(models ...string) {
 	var ending sync.WaitGroup
 	for _, model := range models {
@@ -42,9 +43,9 @@ func (s *Supervisor) Wake(models ...string) {
 
 func (s *Supervisor) setAsleep(model string, asleep bool) {
 	defer s.changeModel(model)()
+	s.locked(func() { s.asleep[model] = asleep })
 	list, _ := s.poolsOf(model)
 	for _, w := range list {
-		s.locked(func() { w.asleep = asleep })
 		s.fitPool(w, w.cfg)
 	}
 }

@@ -99,7 +99,6 @@ func (w *Worker) Fill() error {
 type Group struct {
 	Model   string
 	Workers []Worker
-	Asleep  bool // none is started until Wake
 }
 
 // Supervisor runs declared worker processes. Any goroutine may call its methods.
@@ -113,6 +112,7 @@ type Supervisor struct {
 	mps            *mps                   // nil unless it is wanted
 	pools          []*pool
 	procs          []*process       // of all pools, also while they are being replaced
+	asleep         map[string]bool  // models without processes until Wake
 	attached       map[int]attached // the broker's workers, by pid
 	starting       int              // processes without a known pid
 	started        *sync.Cond       // a start has ended
@@ -137,7 +137,7 @@ type attached struct {
 
 // New makes a supervisor whose workers find their broker at socket.
 func New(log *slog.Logger, socket string) *Supervisor {
-	s := &Supervisor{log: log, socket: socket, reach: socket, attached: map[int]attached{}, changing: map[string]*sync.Mutex{}, hurry: make(chan struct{})}
+	s := &Supervisor{log: log, socket: socket, reach: socket, attached: map[int]attached{}, changing: map[string]*sync.Mutex{}, asleep: map[string]bool{}, hurry: make(chan struct{})}
 	s.started = sync.NewCond(&s.mu)
 	return s
 }
@@ -221,7 +221,7 @@ func (s *Supervisor) Add(g Group) {
 func (s *Supervisor) addGroup(g Group, clients bool) {
 	for i := range g.Workers {
 		if g.Workers[i].Client == clients {
-			s.startPool(&g, i, &g.Workers[i])
+			s.startPool(g.Model, i, &g.Workers[i])
 		}
 	}
 }
