@@ -86,12 +86,17 @@ func (r *Ring) Loads() (list []Load, ok bool) {
 
 func (s *Stage) load() Load {
 	now := s.loop.now
-	v := Load{Queued: s.batcher.Queued(), Busy: len(s.busy), Workers: s.present, Idle: time.Since(s.since)}
+	v := Load{Queued: s.batcher.Queued(), Workers: s.present, Idle: time.Since(s.since)}
 	if s.arrived > 0 {
 		v.Idle = time.Duration(now - s.arrived)
 	}
 	for _, code := range []status.Code{status.ErrOverloaded, status.ErrQueueFull, status.ErrQueueTimeout} {
 		v.Refused += s.stats.byStatus[code]
+	}
+	for _, w := range s.busy {
+		if n, err := w.done.Pending(); err != nil || n < len(w.mails) { // else it has finished all
+			v.Busy++
+		}
 	}
 	for _, w := range s.workers {
 		if w != nil {
