@@ -47,7 +47,7 @@ type staffed struct {
 	began  staffing.Time // of its last start
 	why    string        // of the state
 	waits  bool          // for room
-	holder string        // who holds that room
+	holder string        // the models that hold that room, as text
 	failed string        // why its start failed; "" after failPause
 	failAt staffing.Time
 	used   staffing.Time // its last request
@@ -88,7 +88,7 @@ func (s *staff) wantLook() {
 	}
 }
 
-// declare enters a model, or changes what it declares, before its groups are started. The
+// declare enters a model, or changes its declaration, before its groups are started. The
 // loops run.
 func (s *staff) declare(m *model, mc *ModelConfig) {
 	s.mu.Lock()
@@ -126,7 +126,7 @@ func (s *staff) declare(m *model, mc *ModelConfig) {
 		if x.state == staffing.Asleep {
 			s.super.Sleep(x.names()...)
 		}
-		defer s.tell(x)
+		defer s.informRing(x)
 	}
 	x.idle, x.keep, x.groups = mc.Idle, mc.Keep, groups
 	s.wantLook()
@@ -225,7 +225,7 @@ func (s *staff) look() (pause time.Duration) {
 		case staffing.Asleep:
 			if x.failed != "" && now >= x.failAt+failPause {
 				x.failed = ""
-				s.tell(x)
+				s.informRing(x)
 			}
 			if x.failed != "" {
 				x.asked.Store(false)
@@ -316,10 +316,14 @@ func (s *staff) sleep(x *staffed, now staffing.Time, why string) {
 
 // wake starts a model's workers.
 func (s *staff) wake(x *staffed, now staffing.Time) {
+	why := "a request came"
+	if x.byHand {
+		why = "by hand"
+	}
 	x.waits, x.byHand, x.holder, x.began, x.used = false, false, "", now, now
 	x.asked.Store(false)
 	x.setLeast()
-	s.move(x, staffing.Waking, now, "wanted")
+	s.move(x, staffing.Waking, now, why)
 	for i, name := range x.names() {
 		s.super.Resize(name, x.have[i])
 	}
@@ -329,12 +333,12 @@ func (s *staff) wake(x *staffed, now staffing.Time) {
 func (s *staff) move(x *staffed, to staffing.State, now staffing.Time, why string) {
 	x.state, x.since, x.why = to, now, why
 	s.log.Info("model is "+to.String(), "model", x.m.name, "why", why)
-	s.tell(x)
+	s.informRing(x)
 	s.models.changes.noteChange()
 }
 
-// tell has the model's loop know how its requests get workers.
-func (s *staff) tell(x *staffed) {
+// informRing gives the model's loop the new way in which its requests get workers.
+func (s *staff) informRing(x *staffed) {
 	x.m.onDemand.Store(x.state != staffing.Awake && x.failed == "")
 	f := engine.Staffing{}
 	switch {
@@ -359,7 +363,7 @@ func (s *staff) tell(x *staffed) {
 func (s *staff) tenants() (list []staffing.Tenant) {
 	for _, x := range s.list {
 		t := staffing.Tenant{
-			Name: x.m.name, State: x.state, Needs: staffing.Bytes{}, Stays: x.keep, Waits: x.waits, Since: x.since, Used: x.used, Busy: x.busy,
+			Name: x.m.name, State: x.state, Needs: staffing.Bytes{}, Stays: x.keep || x.m.layout.DeviceSize > 0, Waits: x.waits, Since: x.since, Used: x.used, Busy: x.busy,
 			Took: x.took,
 		}
 		if x.state == staffing.Awake {
@@ -407,7 +411,7 @@ func (s *staff) shareRoom(now staffing.Time) {
 		}
 		if holder := p.Holders[x.m.name]; holder != "" && holder != x.holder {
 			x.holder = holder
-			s.tell(x)
+			s.informRing(x)
 		}
 	}
 }

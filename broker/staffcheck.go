@@ -66,7 +66,7 @@ func (mc *ModelConfig) checkStaffing(cfg *Config, kept staffing.Bytes) error {
 		if budget, bound := cfg.GPUMemory[gpu]; bound && bytes > budget {
 			return fmt.Errorf("%w: its workers take %d MiB of GPU %d, whose budget is %d MiB", status.ErrInvalid, bytes>>20, gpu, budget>>20)
 		}
-		if mc.Keep {
+		if mc.Keep || mc.onDevice() {
 			kept[gpu] += bytes
 		}
 	}

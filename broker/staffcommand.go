@@ -55,7 +55,7 @@ func (s *staff) begin(m *model, awake bool) error {
 		return fmt.Errorf("%w: the broker starts no workers of %q; only those that it starts can sleep and wake", status.ErrInvalid, m.name)
 	case awake && x.state != staffing.Awake:
 		x.failed, x.byHand = "", true
-		s.tell(x)
+		s.informRing(x)
 		x.asked.Store(true)
 		s.wantLook()
 		return nil

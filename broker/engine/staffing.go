@@ -10,14 +10,14 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// The broker ends workers that nobody needs, and starts them again for a request
-// (package staffing). A stage tells how much it has to do, and that a request waits for a
-// worker. Its ring, clients and queue do not change meanwhile.
+// The broker ends idle workers, and starts them again for a request (package staffing). A
+// stage reports its load, and a request that waits for a worker. Its ring, clients and queue
+// do not change meanwhile.
 
 // Staffing is how a stage gets workers.
 type Staffing struct {
 	// Want asks for workers, since a request waits and none is attached. Then requests wait,
-	// also with no_worker=refuse. It may not wait. nil: nobody starts workers.
+	// also with no_worker=refuse. It may not wait. nil: the broker starts no workers for a request.
 	Want func()
 	// Failed: workers could not be started. Then requests end as NoWorker.
 	Failed bool

@@ -47,7 +47,7 @@ const (
 	lightLoad = 0.6
 )
 
-// Decide returns the number of workers that the model should have. have counts those that start.
+// Decide returns the number of workers that the model should have. have includes starting ones.
 func (f *Follower) Decide(now Time, w *Work, have, least, most int) int {
 	least = max(1, least)
 	needs, known := w.needs()

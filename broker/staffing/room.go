@@ -19,8 +19,8 @@ import (
 //     the end of the line
 //   - a model whose start hangs after HangTime
 //
-// Until the first one fits, nobody behind it gets room of the same GPU. So a large model
-// is not overtaken by small ones for ever, and none waits for more than a turn of each other.
+// Until the first one fits, no model behind it gets room of the same GPU. So small models
+// do not starve a large one, and each waits for at most one turn of each other model.
 const (
 	LeastStay = 2 * time.Second
 	Turn      = 10 * time.Second
@@ -37,7 +37,7 @@ type Bytes map[int]int64
 type Tenant struct {
 	Name  string
 	State State
-	Needs Bytes // of its workers; while it sleeps, those that it starts with
+	Needs Bytes // of its workers; while it sleeps, of the workers with which it starts
 	Stays bool  // it never sleeps for others
 	Waits bool  // it is asleep, and wants to wake
 	Since Time  // when it began to wait, or to wake
@@ -49,7 +49,7 @@ type Tenant struct {
 // Plan is what the rule of room decides.
 type Plan struct {
 	Wake, Sleep []string
-	Holders     map[string]string // of each model that goes on waiting: who holds its room
+	Holders     map[string]string // for each model that goes on waiting: the holders of its room
 }
 
 // Room shares the memory of GPUs. A GPU without a budget has room for all.
@@ -80,7 +80,7 @@ func Room(now Time, budgets Bytes, tenants []Tenant) Plan {
 	return p
 }
 
-// Fits says whether a model that is awake may take more room: it is free, and nobody waits for it.
+// Fits says whether a model that is awake may take more room: it is free, and no model waits for it.
 func Fits(budgets, more Bytes, tenants []Tenant) bool {
 	free := budgets.clone()
 	for i := range tenants {

@@ -378,3 +378,42 @@ func TestNothingThatAWorkerStartedOutlivesIt(t *testing.T) {
 		})
 	}
 }
+
+func TestAModelThatSleepsHasNoProcessesUntilItWakes(t *testing.T) {
+	w := role("worker")
+	w.Most, w.Spares = 4, 1
+	s := start(t, false, w)
+	list := s.until("it works, and its spare", s.says("msg=working", 2))
+	s.Sleep("m")
+	for _, p := range list {
+		if err := syscall.Kill(p.Pid, 0); err != syscall.ESRCH {
+			t.Errorf("process %s (%d) still there: %v", p.Name, p.Pid, err)
+		}
+	}
+	s.Resize("m", 3)
+	if list := s.processes(); len(list) > 0 {
+		t.Errorf("it sleeps and has %+v", list)
+	}
+	must.Do(t, s.Restart(t.Context(), "m"))
+	s.Wake("m")
+	s.until("three work, and a spare", s.says("msg=working", 6))
+	s.Resize("m", 1)
+	if list := s.processes(); len(list) != 2 {
+		t.Errorf("one and a spare should be left: %+v", list)
+	}
+	if err := s.Scale(t.Context(), "m", 2); err == nil {
+		t.Error("the number follows the load, and was set by hand")
+	}
+}
+
+func TestAStartThatKeepsFailingIsReported(t *testing.T) {
+	s := start(t, false, role("broken"))
+	s.until("it is hopeless", func([]stats.Process) bool { return s.Failing("m") != "" })
+	if why := s.Failing("m"); !strings.Contains(why, "exit status 7") {
+		t.Error(why)
+	}
+	s.Sleep("m")
+	if why := s.Failing("m"); why != "" {
+		t.Errorf("a model that sleeps fails: %s", why)
+	}
+}
