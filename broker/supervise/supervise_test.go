@@ -396,7 +396,9 @@ func TestAModelThatSleepsHasNoProcessesUntilItWakes(t *testing.T) {
 	}
 	must.Do(t, s.Restart(t.Context(), "m"))
 	s.Wake("m")
-	s.until("three work, and a spare", s.says("msg=working", 6))
+	s.until("three work, and a spare", func(list []stats.Process) bool {
+		return len(list) == 4 && strings.Count(s.log.String(), "msg=working") == 6
+	})
 	s.Resize("m", 1)
 	if list := s.processes(); len(list) != 2 {
 		t.Errorf("one and a spare should be left: %+v", list)
