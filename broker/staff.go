@@ -132,12 +132,16 @@ func (s *staff) declare(m *model, mc *ModelConfig) {
 	s.wantLook()
 }
 
-// declareAll declares the models of the configuration in its order: the first get room first.
+// declareAll declares the models of the configuration. Those that stay get room first, then
+// the others in their order.
 func (s *staff) declareAll() {
 	made := s.models.listModels()
-	for i := range s.cfg.Models {
-		mc := &s.cfg.Models[i]
-		s.declare(made[slices.IndexFunc(made, func(m *model) bool { return m.name == mc.Name })], mc)
+	for _, stays := range []bool{true, false} {
+		for i := range s.cfg.Models {
+			if mc := &s.cfg.Models[i]; mc.stays() == stays {
+				s.declare(made[slices.IndexFunc(made, func(m *model) bool { return m.name == mc.Name })], mc)
+			}
+		}
 	}
 }
 
@@ -409,9 +413,30 @@ func (s *staff) shareRoom(now staffing.Time) {
 				s.sleep(x, now, "another model needs the room")
 			}
 		}
-		if holder := p.Holders[x.m.name]; holder != "" && holder != x.holder {
-			x.holder = holder
-			s.informRing(x)
+		if holder := p.Holders[x.m.name]; holder != "" && x.waits {
+			s.endExtras(x.needs())
+			if holder != x.holder {
+				x.holder = holder
+				s.informRing(x)
+			}
+		}
+	}
+}
+
+// endExtras ends workers above the least number, which hold room that another model needs.
+func (s *staff) endExtras(needed staffing.Bytes) {
+	for _, y := range s.list {
+		for i := range y.groups {
+			w := y.groups[i].Workers
+			if y.state != staffing.Awake || y.resizes > 0 || len(w) == 0 || w[0].Most == 0 || y.have[i] <= max(1, w[0].Least) {
+				continue
+			}
+			for gpu := range needs(&w[0], y.have[i]) {
+				if _, bound := s.budgets[gpu]; bound && needed[gpu] > 0 {
+					s.resize(y, i, max(1, w[0].Least))
+					break
+				}
+			}
 		}
 	}
 }

@@ -20,57 +20,67 @@ func checkStaffing(cfg *Config) error {
 			return err
 		}
 	}
+	all := make([]staffing.Bytes, len(cfg.Models))
 	for i := range cfg.Models {
 		mc := &cfg.Models[i]
-		if err := mc.checkStaffing(cfg, kept); err != nil {
+		var err error
+		if all[i], err = mc.checkStaffing(cfg); err != nil {
 			return fmt.Errorf("model %q: %w", mc.Name, err)
 		}
+		for gpu, bytes := range all[i] {
+			if mc.stays() {
+				kept[gpu] += bytes
+			}
+		}
 	}
-	for gpu, bytes := range kept {
-		if budget, bound := cfg.GPUMemory[gpu]; bound && bytes > budget {
+	for gpu, budget := range cfg.GPUMemory {
+		if kept[gpu] > budget {
 			return fmt.Errorf("%w: the workers that always run take %d MiB of GPU %d, its budget is %d MiB", status.ErrInvalid,
-				bytes>>20, gpu, budget>>20)
+				kept[gpu]>>20, gpu, budget>>20)
+		}
+		for i := range cfg.Models {
+			if mc := &cfg.Models[i]; !mc.stays() && all[i][gpu] > budget-kept[gpu] {
+				return fmt.Errorf("%w: model %q: its workers take %d MiB of GPU %d, whose budget leaves %d MiB beside workers that always run",
+					status.ErrInvalid, mc.Name, all[i][gpu]>>20, gpu, (budget-kept[gpu])>>20)
+			}
 		}
 	}
 	return nil
 }
 
-func (mc *ModelConfig) checkStaffing(cfg *Config, kept staffing.Bytes) error {
-	workers, all := 0, staffing.Bytes{}
+// stays says that the model does not sleep for others.
+func (mc *ModelConfig) stays() bool { return mc.Keep || mc.onDevice() }
+
+// checkStaffing returns the memory with which the model starts.
+func (mc *ModelConfig) checkStaffing(cfg *Config) (all staffing.Bytes, err error) {
+	workers := 0
+	all = staffing.Bytes{}
 	for _, g := range mc.workerGroups() {
 		for i := range g.Workers {
 			w := &g.Workers[i]
 			workers++
 			if w.Most > 0 && len(g.Workers) > 1 {
-				return fmt.Errorf("%w: instances from %d to %d: a model with several kinds of workers cannot follow its load",
+				return nil, fmt.Errorf("%w: instances from %d to %d: a model with several kinds of workers cannot follow its load",
 					status.ErrInvalid, w.Least, w.Most)
 			}
 			if w.Most > 0 && w.Least == 0 && (mc.Idle == 0 || mc.Keep) {
-				return fmt.Errorf("%w: instances from 0: say after what time without a request the last worker ends, as in idle = \"10m\"; "+
+				return nil, fmt.Errorf("%w: instances from 0: say after what time without a request the last worker ends, as in idle = \"10m\"; "+
 					"and not keep", status.ErrInvalid)
 			}
 			if err := cfg.checkWorker(w, all, false); err != nil {
-				return err
+				return nil, err
 			}
 		}
 	}
 	switch {
 	case mc.Idle < 0:
-		return fmt.Errorf("%w: idle is %v, must be positive", status.ErrInvalid, mc.Idle)
+		return nil, fmt.Errorf("%w: idle is %v, must be positive", status.ErrInvalid, mc.Idle)
 	case mc.Idle > 0 && workers == 0:
-		return fmt.Errorf("%w: idle: the broker starts no workers of this model; declare them, as [[model.worker]]", status.ErrInvalid)
+		return nil, fmt.Errorf("%w: idle: the broker starts no workers of this model; declare them, as [[model.worker]]", status.ErrInvalid)
 	case mc.Idle > 0 && mc.onDevice():
-		return fmt.Errorf("%w: idle: the model has tensors in device memory, which its workers hold; it cannot sleep", status.ErrInvalid)
+		return nil, fmt.Errorf("%w: idle: the model has tensors in device memory, which its workers hold; it cannot sleep", status.ErrInvalid)
 	}
-	for gpu, bytes := range all {
-		if budget, bound := cfg.GPUMemory[gpu]; bound && bytes > budget {
-			return fmt.Errorf("%w: its workers take %d MiB of GPU %d, whose budget is %d MiB", status.ErrInvalid, bytes>>20, gpu, budget>>20)
-		}
-		if mc.Keep || mc.onDevice() {
-			kept[gpu] += bytes
-		}
-	}
-	return nil
+	return all, nil
 }
 
 func (mc *ModelConfig) onDevice() bool {

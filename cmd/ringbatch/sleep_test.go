@@ -58,7 +58,7 @@ func (c *cli) dial(model string) *client.Client {
 
 func TestAnIdleModelSleepsAndTheNextRequestWakesIt(t *testing.T) {
 	c := startCLIWith(t, sleeper("nap", 3, "idle = \"1s\"\nno_worker = \"refuse\"", "instances = 2"))
-	c.untilState("nap", "awake")
+	c.until("nap has woken", func() bool { return c.staffing("nap").Wakes > 0 })
 	cl := c.dial("nap")
 	for range 3 {
 		c.untilState("nap", "asleep")
@@ -148,10 +148,13 @@ func TestTwoModelsTakeTurnsInTheRoomOfOne(t *testing.T) {
 		}
 		done <- nil
 	}()
-	if _, err := askFor(t.Context(), two, 700*time.Millisecond); !errors.Is(err, status.ErrExpired) && !errors.Is(err, context.DeadlineExceeded) {
+	// On a slow machine the first turn may be over already.
+	if _, err := askFor(t.Context(), two, 700*time.Millisecond); errors.Is(err, status.ErrExpired) {
+		if !strings.Contains(err.Error(), "kept, one held the room of GPU 0") {
+			t.Errorf("the error does not name the holders of the room: %v", err)
+		}
+	} else if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a request that cannot wait: %v", err)
-	} else if errors.Is(err, status.ErrExpired) && !strings.Contains(err.Error(), "held the room of GPU 0") {
-		t.Errorf("the error does not say who holds the room: %v", err)
 	}
 	for range 2 {
 		if y, err := askFor(t.Context(), two, patience); y != 2 || err != nil {
@@ -207,4 +210,29 @@ func TestWorkersFollowTheLoad(t *testing.T) {
 		t.Errorf("scale: %d, %s", code, out)
 	}
 	must.Do(t, admin.New("").Restart(t.Context(), "affine"))
+}
+
+func TestFurtherWorkersGiveTheirRoomToAModelThatWaits(t *testing.T) {
+	room := "gpus = [0]\nmemory = \"4GiB\""
+	config := strings.Replace(sleeper("busy", 1, "keep = true", "instances = [1, 2]\n"+room), `"affine", "--scale", "1",`,
+		`"simulated", "--simulated-fixed", "50ms", "--depth", "1",`, 1)
+	config = strings.Replace(config, "max_batch_size = 8", "max_batch_size = 1", 1)
+	c := startCLIWith(t, "[[gpu]]\nnumber = 0\nmemory = \"10GiB\"\n"+config+sleeper("other", 2, "idle = \"1s\"", room))
+	c.untilState("other", "asleep")
+	cl := c.dial("busy")
+	busy, stop := context.WithCancel(t.Context())
+	defer stop()
+	for range 8 {
+		go func() {
+			for busy.Err() == nil {
+				if _, err := askFor(t.Context(), cl, patience); err != nil && busy.Err() == nil {
+					t.Errorf("under load: %v", err)
+				}
+			}
+		}()
+	}
+	c.until("the busy one has two workers", func() bool { s := c.stats(); return len(s.Model("busy").Workers) == 2 })
+	if y, err := askFor(t.Context(), c.dial("other"), patience); y != 2 || err != nil {
+		t.Errorf("the other one: %d, %v", y, err)
+	}
 }
