@@ -17,6 +17,7 @@ import (
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // sleeper is the configuration of a model whose worker multiplies by scale.
@@ -43,8 +44,11 @@ func (c *cli) untilState(model, state string) {
 func askFor(ctx context.Context, cl *client.Client, within time.Duration) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	var y [4]float32
-	err := cl.InferInto(ctx, []any{y[:]}, []float32{1, 1, 1, 1})
+	outs, err := cl.Infer(ctx, []float32{1, 1, 1, 1})
+	if err != nil {
+		return 0, err
+	}
+	y, err := tensor.As[float32](outs[0])
 	return int(y[0]), err
 }
 
