@@ -240,3 +240,26 @@ func TestFurtherWorkersGiveTheirRoomToAModelThatWaits(t *testing.T) {
 		t.Errorf("the other one: %d, %v", y, err)
 	}
 }
+
+func TestAPipelineSleepsAsAWhole(t *testing.T) {
+	stage := func(name, in, out string, scale int) string {
+		return fmt.Sprintf("[[model.stage]]\nname = %q\ninputs = [%q]\noutputs = [%q]\nmax_batch_size = 8\n[[model.stage.worker]]\n"+
+			"command = [%q, \"worker\", \"affine\", \"--scale\", \"%d\", \"--input\", \"%s:f32[4]\"]\n", name, in, out+":f32[4]", os.Args[0], scale, in)
+	}
+	c := startCLIWith(t, "[[model]]\nname = \"pipe\"\ninputs = [\"x:f32[4]\"]\noutputs = [\"y_out\"]\nslots = 64\nidle = \"1s\"\n"+
+		stage("first", "x", "y", 2)+stage("second", "y", "y_out", 3))
+	c.until("it has woken", func() bool { return c.staffing("pipe").Wakes > 0 })
+	cl := c.dial("pipe")
+	for range 2 {
+		c.untilState("pipe", "asleep")
+		if pids := c.pids(); len(pids) > 0 {
+			t.Errorf("a sleeping pipeline has processes: %v", pids)
+		}
+		if z, err := askFor(t.Context(), cl, patience); z != 6 || err != nil {
+			t.Fatalf("a request to a sleeping pipeline: %d, %v\n%s", z, err, c.broker.Log())
+		}
+	}
+	if out, code := c.run("sleep", "pipe/first"); code != 1 || !strings.Contains(out, "name the pipeline") {
+		t.Errorf("sleep of a stage: %d, %s", code, out)
+	}
+}
