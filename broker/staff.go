@@ -125,6 +125,8 @@ func (s *staff) declare(m *model, mc *ModelConfig) {
 		s.list = append(s.list, x)
 		if x.state == staffing.Asleep {
 			s.super.Sleep(x.names()...)
+		} else {
+			s.super.Wake(x.names()...) // it may have slept under an earlier configuration
 		}
 		defer s.informRing(x)
 	}
