@@ -75,6 +75,7 @@ type Model struct {
 	Clients   int           // attached now
 	Ready     int           // workers that can be counted on: see Client.Ready
 	NotReady  string        // why no worker is ready
+	Asleep    bool          // it has no workers, and a request starts some
 }
 
 // Models lists the broker's models, sorted by name.
@@ -96,7 +97,7 @@ func (c *Client) models(ctx context.Context) ([]Model, *control.Reply, error) {
 			return nil, nil, fmt.Errorf("model %q: %w", m.Name, err)
 		}
 		list = append(list, Model{Name: m.Name, Signature: sig, Policy: m.Policy, Workers: m.Workers, Clients: m.Clients,
-			Ready: m.ReadyWorkers, NotReady: m.NotReady})
+			Ready: m.ReadyWorkers, NotReady: m.NotReady, Asleep: m.Asleep})
 	}
 	slices.SortFunc(list, func(x, y Model) int { return strings.Compare(x.Name, y.Name) })
 	return list, rep, nil
@@ -166,6 +167,19 @@ func (c *Client) Restart(ctx context.Context, model string) error {
 // returns when they have attached, or ended. save: as in SetAndSave.
 func (c *Client) Scale(ctx context.Context, model string, instances int, save bool) error {
 	_, err := c.call(ctx, &control.Request{Op: control.OpScale, Model: model, Instances: instances, Save: save})
+	return err
+}
+
+// Sleep ends the worker processes that the broker started for a model. It returns when they
+// have ended. The ring, its clients and its sequences stay, and the next request starts them.
+func (c *Client) Sleep(ctx context.Context, model string) error {
+	_, err := c.call(ctx, &control.Request{Op: control.OpSleep, Model: model})
+	return err
+}
+
+// Wake starts the worker processes of a model that sleeps. It returns when they have attached.
+func (c *Client) Wake(ctx context.Context, model string) error {
+	_, err := c.call(ctx, &control.Request{Op: control.OpWake, Model: model})
 	return err
 }
 

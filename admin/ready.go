@@ -14,7 +14,8 @@ import (
 )
 
 // Ready returns nil if each of these models, or each model if none is named, has a
-// ready worker: idle, or in a batch that does not take unusually long. An alias
+// ready worker: idle, or in a batch that does not take unusually long. A model that sleeps
+// or wakes is ready, too: a request waits for its workers. An alias
 // counts as all its models. Otherwise the error names the models without one, and
 // why. A broker that drains or has no model is not ready.
 func (c *Client) Ready(ctx context.Context, models ...string) error {
@@ -39,7 +40,7 @@ func (c *Client) Ready(ctx context.Context, models ...string) error {
 		}
 	}
 	for i := range list {
-		if m := &list[i]; m.Ready == 0 && (len(models) == 0 || slices.Contains(models, m.Name)) {
+		if m := &list[i]; m.Ready == 0 && !m.Asleep && (len(models) == 0 || slices.Contains(models, m.Name)) {
 			not = append(not, fmt.Errorf("model %q is not ready: %s", m.Name, m.NotReady))
 		}
 	}

@@ -119,7 +119,7 @@ func neededPermission(op control.Op) Permissions {
 		return MayInfer
 	case control.OpWorker, control.OpWeights:
 		return MayServe
-	case control.OpSet, control.OpRestart, control.OpScale, control.OpAlias, control.OpHandOver, control.OpTrace,
+	case control.OpSet, control.OpRestart, control.OpScale, control.OpSleep, control.OpWake, control.OpAlias, control.OpHandOver, control.OpTrace,
 		control.OpWithdraw:
 		return MayAdminister
 	}

@@ -112,7 +112,7 @@ func (g *registry) chooseTarget(e *aliasEntry, signature string) (best *alias.Ta
 		if m == nil || m.made != nil || signature != "" && signature != m.signature {
 			continue
 		}
-		if now := m.isStaffed(); best == nil || now && !staffed || now == staffed && t.Share > best.Share {
+		if now := m.isStaffed() || m.onDemand.Load(); best == nil || now && !staffed || now == staffed && t.Share > best.Share {
 			best, staffed = t, now
 		}
 	}

@@ -27,6 +27,7 @@ type Broker struct {
 	weights   weights
 	listener  *listener
 	super     *supervise.Supervisor
+	staff     *staff
 	serving   sync.WaitGroup // the goroutines of acceptConns and of the connections
 	closing   context.Context
 	closeAll  context.CancelFunc // closes all connections
@@ -96,6 +97,9 @@ func New(cfg Config) (_ *Broker, err error) {
 	if err := checkNames(cfg.Models); err != nil {
 		return nil, err
 	}
+	if err := checkStaffing(&cfg); err != nil {
+		return nil, err
+	}
 	for _, mc := range cfg.Models {
 		m, _, err := b.models.reserveName(mc.Name)
 		if err != nil {
@@ -114,6 +118,7 @@ func New(cfg Config) (_ *Broker, err error) {
 	b.models.putAliases(cfg.Aliases)
 	b.super = supervise.New(b.log, cfg.Socket)
 	b.super.Faulted = b.dropDevices
+	b.staff = newStaff(b)
 	if cfg.TakeOver != nil {
 		b.listener, err = listenBeside(cfg.Socket, cfg.OpenFolder)
 	} else if b.listener, err = listen(cfg.Socket, cfg.OpenFolder); err == nil {
@@ -155,12 +160,14 @@ func (b *Broker) Serve(ctx context.Context) error {
 			l.Stop()
 		}
 	}()
+	b.staff.declareAll()
 	b.serving.Go(b.acceptConns)
 	if b.cfg.TakeOver == nil {
 		b.super.Start(b.cfg.MPS, b.declaredWorkers()...)
 	} else if err := b.takeOver(ctx); err != nil {
 		return fmt.Errorf("take over: %w", err)
 	}
+	running.Go(func() { b.staff.run(ctx) })
 	select {
 	case <-ctx.Done():
 		b.ending.Store(true)

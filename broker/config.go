@@ -33,6 +33,7 @@ type Config struct {
 	Models      []ModelConfig
 	Aliases     []alias.Alias      // names of models, which need not exist yet
 	Workers     []supervise.Worker // processes to start that declare their models themselves
+	GPUMemory   map[int]int64      // of each GPU, the bytes that workers may take together; a GPU that is not there has no budget
 	MPS         bool               // have supervised GPU workers share GPUs through MPS
 	Logger      *slog.Logger       // default: slog.Default()
 	// TakeOver, if not nil, has the old broker give up Socket, after this one's workers are ready.
@@ -56,6 +57,9 @@ type ModelConfig struct {
 	Policy    policy.Policy      // without a key: its default
 	Workers   []supervise.Worker // processes to start for it
 	Stages    []StageConfig      // of a pipeline; then clients see Signature, and all stages share Policy
+	// Idle is how long without a request until Workers end. The next request starts them. 0: never.
+	Idle time.Duration
+	Keep bool // Workers do not end for others that need their GPU's memory
 }
 
 // Defaults. Package policy has those of a policy.

@@ -166,7 +166,7 @@ func (c *conversation) serveRequests() {
 			if !c.answerTrace(&req) {
 				return
 			}
-		case control.OpRestart, control.OpScale: // they wait for workers, and must not hold up other calls
+		case control.OpRestart, control.OpScale, control.OpSleep, control.OpWake: // they wait for workers, and must not hold up other calls
 			if !c.send(c.answerCall(&req)) {
 				return
 			}
@@ -304,6 +304,8 @@ func (b *conversation) answerCall(req *control.Request) *control.Reply {
 		rep.Stats, err = json.Marshal(&s)
 	case control.OpSet, control.OpRestart, control.OpScale:
 		err = b.changeModel(req)
+	case control.OpSleep, control.OpWake:
+		err = b.staff.command(req.Model, req.Op == control.OpWake)
 	case control.OpBatches:
 		var s stats.Batches
 		if s, err = b.batchesSince(req.Model, req.Since); err == nil {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/ringbatch/ringbatch/broker/engine"
 	"github.com/ringbatch/ringbatch/internal/control"
@@ -27,6 +28,7 @@ type model struct {
 	layout     *shm.Layout // of the ring
 	log        *slog.Logger
 	isPipeline bool
+	onDemand   atomic.Bool     // it has no workers, and a request starts some
 	settings   policy.Settings // of a pipeline: the ring's, and the stages' common ones
 
 	undeclare func() // ends the count of the model for the user that declared it

@@ -33,6 +33,7 @@ func (o outside) WorkerLeft(pid int, withBatch, last bool) (replace bool) {
 // noteStaff notes that a model has got its first worker or lost its last.
 func (b *Broker) noteStaff() {
 	b.models.changes.noteChange()
+	b.staff.wantLook()
 	go b.models.moveAllFollowers() // not on the loop: it may move many clients
 }
 

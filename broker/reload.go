@@ -5,6 +5,7 @@ package broker
 import (
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -34,6 +35,9 @@ func (b *Broker) Reload(cfg Config) (err error) {
 	if err := checkNames(cfg.Models); err != nil {
 		return err
 	}
+	if err := checkStaffing(&cfg); err != nil {
+		return err
+	}
 	var undo, finish []func()
 	defer func() {
 		if err != nil {
@@ -61,6 +65,7 @@ func (b *Broker) Reload(cfg Config) (err error) {
 			})
 			finish = append(finish, func() {
 				b.models.publishModel(m, false)
+				b.staff.declare(m, &mc)
 				for _, g := range mc.workerGroups() {
 					b.super.Add(g)
 				}
@@ -83,6 +88,7 @@ func (b *Broker) Reload(cfg Config) (err error) {
 			if adopted {
 				m.undeclare() // it is the configuration's now
 			}
+			b.staff.declare(m, &mc)
 			for _, g := range mc.workerGroups() {
 				b.applyWorkers(g)
 			}
@@ -213,6 +219,7 @@ func (b *Broker) restartFor(cfg *Config) (keys []string, err error) {
 		{"drain_time", cfg.DrainTime == b.cfg.DrainTime},
 		{"max_clients", cfg.MaxClients == b.cfg.MaxClients},
 		{"loops", cfg.Loops == b.cfg.Loops},
+		{"gpu", maps.Equal(cfg.GPUMemory, b.cfg.GPUMemory)},
 		{"mps", cfg.MPS == b.cfg.MPS},
 	} {
 		if !c.same {

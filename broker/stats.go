@@ -55,6 +55,11 @@ func (b *Broker) snapshotModel(m *model) []stats.Model {
 	if m.isPipeline {
 		lines = append([]stats.Model{m.sumStages(whole, lines)}, lines...)
 	}
+	if lines[0].Staffing = b.staff.snapshot(m); lines[0].Staffing.IsAsleep() {
+		for i := range lines {
+			lines[i].NotReady = ""
+		}
+	}
 	return lines
 }
 
@@ -98,6 +103,9 @@ func (b *Broker) listModels() (list []control.Model) {
 					line.NotReady = "stage " + m.stages[i].Name() + ": " + s.Why
 				}
 			}
+		}
+		if line.Asleep = m.onDemand.Load(); line.Asleep {
+			line.NotReady = ""
 		}
 		list = append(list, line)
 	}

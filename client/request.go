@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/ringbatch/ringbatch/shm"
@@ -313,12 +314,16 @@ func (r Request) outcome(s *slot) error {
 		return nil
 	case status.ErrFailed, status.ErrWorkerDied:
 		return &ended{s.status, r.link.board.Reason(r.link.first + r.at)}
-	case status.ErrExpired:
+	case status.ErrExpired, status.ErrNoWorker:
 		// If the slot is held, the worker may be writing a reason.
-		if !s.held && r.link.board.Reason(r.link.first+r.at) == shm.ReasonNoWorker {
-			return &ended{s.status, s.status.Error() + ": " + shm.ReasonNoWorker}
+		reason := r.link.board.Reason(r.link.first + r.at)
+		switch {
+		case s.held || !strings.HasPrefix(reason, shm.ReasonNoWorker):
+			reason = ""
+		case s.status == status.ErrExpired:
+			reason = s.status.Error() + ": " + reason
 		}
-		return &ended{status: s.status}
+		return &ended{s.status, reason}
 	default:
 		return &ended{status: s.status}
 	}

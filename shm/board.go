@@ -147,7 +147,7 @@ func (b *Board) Clear(slot uint32) {
 	clear(b.reasons[int64(slot)*reasonBytes : int64(slot+1)*reasonBytes])
 }
 
-// ReasonNoWorker is the broker's reason for a request that expired in the queue while the
+// ReasonNoWorker begins the broker's reason for a request that ended in the queue while the
 // model had no worker. If a worker holds the slot of an expired request, the reason is
 // undefined: the worker may be writing it.
 const ReasonNoWorker = "no worker attached"

@@ -116,6 +116,8 @@ type Model struct {
 	ReadyWorkers int    `json:"ready_workers"`
 	NotReady     string `json:"not_ready,omitempty"` // why no worker is ready
 
+	Staffing *Staffing `json:"staffing,omitempty"` // nil: the broker starts no workers of it
+
 	// Windows are the last 1, 10 and 60 whole seconds.
 	Windows []Window `json:"windows"`
 
@@ -150,6 +152,36 @@ type Model struct {
 	Offenders        uint64   `json:"offenders"`         // peers disconnected for breaking the protocol
 	Workers          []Worker `json:"workers"`
 }
+
+// Staffing says whether a model has workers. The broker starts them for a request, and ends
+// those that nobody needs.
+type Staffing struct {
+	State         string      `json:"state"` // asleep, waking, awake, ending
+	Why           string      `json:"why"`   // of the state
+	SinceS        float64     `json:"since_s"`
+	Failed        string      `json:"failed,omitempty"` // why the last start failed, for 10 s after it
+	IdleS         float64     `json:"idle_s,omitempty"` // without a request, before it sleeps
+	Keep          bool        `json:"keep,omitempty"`
+	Least         int         `json:"least,omitempty"` // of Instances, if they follow the load
+	Most          int         `json:"most,omitempty"`
+	Instances     int         `json:"instances,omitempty"`
+	Sleeps        uint64      `json:"sleeps"`
+	Wakes         uint64      `json:"wakes"`
+	FailedWakes   uint64      `json:"failed_wakes"`
+	WakeMS        float64     `json:"wake_ms"` // the last time from the start to the first worker
+	LongestWakeMS float64     `json:"longest_wake_ms"`
+	Memory        []GPUMemory `json:"memory,omitempty"` // as declared
+}
+
+// GPUMemory is the memory of a GPU that a model's workers take.
+type GPUMemory struct {
+	GPU   int   `json:"gpu"`
+	Bytes int64 `json:"bytes"`
+	Held  bool  `json:"held"` // now
+}
+
+// IsAsleep says that a request starts the model's workers.
+func (s *Staffing) IsAsleep() bool { return s != nil && s.State != "awake" && s.Failed == "" }
 
 // Learned has the batcher's measurements of the model.
 type Learned struct {

@@ -31,10 +31,13 @@ import (
 //	max_batch_size = 32
 //	wait_time = "5ms"
 //
+//	idle = "10m"
+//
 //	[[model.worker]]
 //	command = ["ringbatch", "torch", "resnet50.jit"]
-//	instances = 3
+//	instances = [1, 3]
 //	gpus = [0]
+//	memory = "6GiB"
 //
 //	[[model]] # a pipeline
 //	name = "ocr"
@@ -68,6 +71,7 @@ type file struct {
 	MaxUserSlots      fileCount `toml:"max_user_slots"`
 	MaxUserBytes      int64     `toml:"max_user_bytes"`
 
+	GPUs    []fileGPU    `toml:"gpu"`
 	MPS     bool         `toml:"mps"`
 	Models  []fileModel  `toml:"model"`
 	Workers []fileWorker `toml:"worker"`
@@ -75,9 +79,15 @@ type file struct {
 	Gateway gatewayFlags `toml:"gateway"`
 }
 
+type fileGPU struct {
+	Number int       `toml:"number"`
+	Memory fileBytes `toml:"memory"` // that workers may take together
+}
+
 type fileWorker struct {
 	Command          []string          `toml:"command"`
-	Instances        fileCount         `toml:"instances"`
+	Instances        fileInstances     `toml:"instances"`
+	Memory           fileBytes         `toml:"memory"` // of its GPU
 	Spares           int               `toml:"spares"`
 	GPUs             []int             `toml:"gpus"`
 	Env              map[string]string `toml:"env"`
@@ -87,7 +97,8 @@ type fileWorker struct {
 
 func (f *fileWorker) parseWorker() (supervise.Worker, error) {
 	w := supervise.Worker{
-		Command: f.Command, Instances: int(f.Instances), Spares: f.Spares, GPUs: f.GPUs, Env: f.Env,
+		Command: f.Command, Instances: f.Instances.fixed, Least: f.Instances.least, Most: f.Instances.most, Memory: int64(f.Memory),
+		Spares: f.Spares, GPUs: f.GPUs, Env: f.Env,
 		ThreadPercentage: int(f.ThreadPercentage), StopTime: f.StopTime.value(),
 	}
 	if f.StopTime != nil && w.StopTime == 0 {
@@ -105,6 +116,9 @@ type fileModel struct {
 	Memory  string       `toml:"memory"` // the default of all tensors, those of stages, too
 	Workers []fileWorker `toml:"worker"`
 	Stages  []fileStage  `toml:"stage"`
+
+	Idle *fileDuration `toml:"idle"` // without a request, until the workers end
+	Keep bool          `toml:"keep"`
 }
 
 // fileStage is a stage of a pipeline without its policy.
@@ -144,6 +158,51 @@ func (c *fileCount) UnmarshalTOML(v any) error {
 	return nil
 }
 
+// fileInstances is a number, or a list of the least and the most.
+type fileInstances struct{ fixed, least, most int }
+
+func (f *fileInstances) UnmarshalTOML(v any) error {
+	ends, isRange := v.([]any)
+	if !isRange {
+		var n fileCount
+		err := n.UnmarshalTOML(v)
+		f.fixed = int(n)
+		return err
+	}
+	if len(ends) == 2 {
+		least, ok1 := ends[0].(int64)
+		most, ok2 := ends[1].(int64)
+		if ok1 && ok2 && least >= 0 && most >= max(least, 1) && most <= math.MaxInt32 {
+			f.least, f.most = int(least), int(most)
+			return nil
+		}
+	}
+	return fmt.Errorf("%v is neither a number of 1 or more, nor the least and the most, as [1, 4]", v)
+}
+
+// fileBytes is written "6GiB" or as a number of bytes.
+type fileBytes int64
+
+var byteUnits = []struct {
+	name  string
+	bytes float64
+}{{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40}, {"", 1}}
+
+func (b *fileBytes) UnmarshalTOML(v any) error {
+	text := strings.TrimSpace(fmt.Sprint(v))
+	for _, unit := range byteUnits {
+		if number, is := strings.CutSuffix(text, unit.name); is {
+			n, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+			if n *= unit.bytes; err != nil || !(n >= 1 && n < math.MaxInt64/2) {
+				break
+			}
+			*b = fileBytes(n)
+			return nil
+		}
+	}
+	return fmt.Errorf("%v is no memory: write it as \"6GiB\", \"500MiB\" or a number of bytes", v)
+}
+
 // Load reads a configuration file. Unknown keys are errors: a misspelt
 // wait_time must not pass as "default".
 func Load(path string) (broker.Config, error) {
@@ -162,7 +221,7 @@ func Load(path string) (broker.Config, error) {
 func listError(text string, err error) error {
 	var all map[string]any
 	if _, bad := toml.Decode(text, &all); bad == nil {
-		for _, key := range []string{"model", "worker", "allow"} {
+		for _, key := range []string{"model", "worker", "allow", "gpu"} {
 			if _, single := all[key].(map[string]any); single {
 				return fmt.Errorf("there may be several of %q: begin each with [[%s]], and write its name inside", key, key)
 			}
@@ -197,6 +256,16 @@ func Parse(text string) (broker.Config, error) {
 			UserShare: int(f.UserShare), MaxProcessClients: int(f.MaxProcessClients), MaxUserModels: int(f.MaxUserModels),
 			MaxUserSlots: int(f.MaxUserSlots), MaxUserBytes: f.MaxUserBytes,
 		},
+	}
+	for _, g := range f.GPUs {
+		if _, twice := cfg.GPUMemory[g.Number]; twice || g.Number < 0 || g.Memory == 0 {
+			return broker.Config{}, fmt.Errorf("%w: gpu: each [[gpu]] has its own number, 0 or more, and memory, as \"40GiB\"; got number %d",
+				status.ErrInvalid, g.Number)
+		}
+		if cfg.GPUMemory == nil {
+			cfg.GPUMemory = map[int]int64{}
+		}
+		cfg.GPUMemory[g.Number] = int64(g.Memory)
 	}
 	for i := range f.Allow {
 		g, err := f.Allow[i].parseGrant()
@@ -237,7 +306,10 @@ func isWorkers(key toml.Key) bool {
 }
 
 func (f *fileModel) parseModel(table map[string]any) (m broker.ModelConfig, err error) {
-	m = broker.ModelConfig{Name: f.Name, Policy: settings(table)}
+	m = broker.ModelConfig{Name: f.Name, Policy: settings(table), Idle: f.Idle.value(), Keep: f.Keep}
+	if f.Idle != nil && m.Idle <= 0 {
+		return m, fmt.Errorf("%w: idle is %v, must be positive", status.ErrInvalid, m.Idle)
+	}
 	if m.Workers, err = parseWorkers(f.Workers); err != nil {
 		return m, err
 	}
@@ -295,7 +367,7 @@ func settings(table map[string]any) policy.Policy {
 	p := policy.Policy{}
 	for key, value := range table {
 		switch key {
-		case "name", "inputs", "outputs", "state", "memory", "worker", "stage":
+		case "name", "inputs", "outputs", "state", "memory", "idle", "keep", "worker", "stage":
 			continue
 		case "priority":
 			if levels, ok := value.([]map[string]any); ok {

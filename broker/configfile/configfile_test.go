@@ -4,10 +4,12 @@ package configfile
 
 import (
 	"errors"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -116,4 +118,39 @@ func TestAGatewayIsAProcessWithTheFlagsOfItsTable(t *testing.T) {
 	if _, err := Parse("[gateway]\nhttp = { port = 1 }\n"); !errors.Is(err, status.ErrInvalid) {
 		t.Error(err)
 	}
+}
+
+func TestSleepAndRoomAreRead(t *testing.T) {
+	cfg, err := Parse(staffed("idle = \"10m\"\nkeep = false", "instances = [0, 4]\ngpus = [0]\nmemory = \"1.5GiB\"\n[[gpu]]\nnumber = 0\nmemory = \"6GiB\""))
+	must.Do(t, err)
+	m, w := cfg.Models[0], cfg.Models[0].Workers[0]
+	if m.Idle != 10*time.Minute || m.Keep || w.Least != 0 || w.Most != 4 || w.Instances != 1 || w.Memory != 3<<29 || cfg.GPUMemory[0] != 6<<30 {
+		t.Errorf("%+v, %+v", cfg.Models[0], cfg.GPUMemory)
+	}
+	for _, bad := range []struct{ model, worker, says string }{
+		{"idle = 0", "", "positive"}, {"", "instances = [3, 1]", "the least and the most"}, {"", "instances = []", "the least and the most"},
+		{"", "memory = \"6GB\"", "6GiB"}, {"", "memory = \"6GiB\"", "name the GPU"}, {"", "[[gpu]]\nnumber = 0", "memory"},
+		{"", "[[gpu]]\nnumber = 0\nmemory = 1\n[[gpu]]\nnumber = 0\nmemory = 1", "its own number"},
+	} {
+		if _, err := Parse(staffed(bad.model, bad.worker)); err == nil || !strings.Contains(err.Error(), bad.says) {
+			t.Errorf("%q, %q: %v", bad.model, bad.worker, err)
+		}
+	}
+	for _, bad := range []struct{ model, worker, says string }{
+		{"", "instances = [0, 4]", "idle"}, {"memory = \"device:0\"\nidle = \"1m\"", "", "cannot sleep"},
+		{"", "gpus = [0]\n[[gpu]]\nnumber = 0\nmemory = \"6GiB\"", "say how much memory"},
+		{"", "gpus = [0]\nmemory = \"7GiB\"\n[[gpu]]\nnumber = 0\nmemory = \"6GiB\"", "budget"},
+		{"", "instances = [1, 2]\n[[model.worker]]\ncommand = [\"x\"]", "several kinds"},
+	} {
+		cfg, err := Parse(staffed(bad.model, bad.worker))
+		must.Do(t, err)
+		cfg.Socket = filepath.Join(t.TempDir(), "s", "b.sock")
+		if _, err := broker.New(cfg); err == nil || !strings.Contains(err.Error(), bad.says) {
+			t.Errorf("%q, %q: %v", bad.model, bad.worker, err)
+		}
+	}
+}
+
+func staffed(model, worker string) string {
+	return "[[model]]\nname = \"m\"\ninputs = [\"x:f32[4]\"]\noutputs = [\"y:f32[4]\"]\n" + model + "\n[[model.worker]]\ncommand = [\"x\"]\n" + worker
 }

@@ -125,7 +125,11 @@ func (r *Ring) enterRequest(c *ClientSession, e *shm.Commit) {
 	r.countBegun(e)
 	code := info.stage.admitRequest(info, e.Rows)
 	if code != status.OK {
-		r.settle(e.Slot, ended, ending{code: code})
+		end := ending{code: code}
+		if code == status.ErrNoWorker && info.stage.staffing.Failed {
+			end.reason = info.stage.whyNoWorker()
+		}
+		r.settle(e.Slot, ended, end)
 	}
 }
 

@@ -42,8 +42,7 @@ func (s *Stage) endQueuedRequest(e *batcher.End) {
 	case e.Why == batcher.TimedOut:
 		code = status.ErrQueueTimeout
 	case s.present == 0:
-		reason = shm.ReasonNoWorker
-		s.ring.slot(uint32(e.ID)).unserved = true
+		reason = s.whyNoWorker()
 	}
 	s.ring.settle(uint32(e.ID), ended, ending{code: code, reason: reason})
 }

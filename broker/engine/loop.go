@@ -287,17 +287,17 @@ func (l *Loop) EndUnserved(grace time.Duration, mayServe func(model string) bool
 			since := max(s.vacant, l.drainSince)
 			if s.present == 0 && s.batcher.Queued() > 0 && l.now >= since+int64(grace) && !mayServe(s.name) {
 				s.log.Warn("no worker is there to finish what was accepted: it ends as Draining", "requests", s.batcher.Queued())
-				s.refuseQueued(status.ErrDraining)
+				s.refuseQueued(ending{code: status.ErrDraining})
 			}
 		}
 	}
 }
 
-func (s *Stage) refuseQueued(code status.Code) {
+func (s *Stage) refuseQueued(e ending) {
 	s.touch()
 	for c := range s.ring.clients {
 		for _, id := range s.batcher.CancelWaiting(batcher.ClientID(c.first), c.window) {
-			s.ring.settle(uint32(id), ended, ending{code: code})
+			s.ring.settle(uint32(id), ended, e)
 		}
 	}
 }

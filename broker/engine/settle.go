@@ -88,6 +88,7 @@ func (r *Ring) writeEnd(head uint32, e ending, held bool) bool {
 	gen := r.slot(head).gen
 	if e.reason != "" {
 		r.board.SetReason(head, e.reason)
+		r.slot(head).unserved = e.code == status.ErrExpired || e.code == status.ErrNoWorker
 	}
 	if r.board.End(head, gen, e.code, held) {
 		return true

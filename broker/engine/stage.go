@@ -33,14 +33,15 @@ type Stage struct {
 	inForce  atomic.Pointer[policy.Settings] // a copy, for other goroutines
 
 	batcher   *auto.Batcher
-	workers   []*WorkerSession            // by worker id; nil where unused
-	present   int                         // workers
-	staffed   atomic.Bool                 // present > 0, for other goroutines
-	lostAt    int64                       // when a worker died with a batch, until the next one comes
-	startTook int64                       // from such a death to the next worker, the last time
-	blamed    []*ClientSession            // that the last batches share which failed, or with which workers died
-	bad       int                         // of these batches
-	vacant    int64                       // when the last worker left; 0: there never was one
+	workers   []*WorkerSession // by worker id; nil where unused
+	present   int              // workers
+	staffed   atomic.Bool      // present > 0, for other goroutines
+	lostAt    int64            // when a worker died with a batch, until the next one comes
+	startTook int64            // from such a death to the next worker, the last time
+	blamed    []*ClientSession // that the last batches share which failed, or with which workers died
+	bad       int              // of these batches
+	vacant    int64            // when the last worker left; 0: there never was one
+	staffing  Staffing
 	busy      []*WorkerSession            // workers with a batch, in any order
 	accounts  map[Process]batcher.Account // of processes that left before they had paid
 
@@ -237,7 +238,7 @@ func (s *Stage) refusesRequest(e *shm.Commit) status.Code {
 	switch {
 	case int(e.Rows) > s.settings.MaxBatchSize:
 		return status.ErrTooLarge
-	case s.present == 0 && s.settings.NoWorker == policy.RefuseWithoutWorker:
+	case s.refusesWithoutWorker():
 		return status.ErrNoWorker
 	}
 	return status.OK
@@ -253,6 +254,9 @@ func (s *Stage) takeRequest(info *slotInfo) status.Code {
 	}
 	if code := s.refusesRequest(e); code != status.OK {
 		return code
+	}
+	if s.present == 0 && s.staffing.Want != nil {
+		s.staffing.Want()
 	}
 	err := s.batcher.Arrive(batcher.Time(now), s.describeRequest(info))
 	if code, named := arriveStatuses[err]; named || err == nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// pool is one declaration and its processes. Changes are made one at a time
-// (Supervisor.changing). A new process looks for batches before an old one is ended.
+// pool is one declaration and its processes. The changes of a model are made one at a time
+// (changeModel). A new process looks for batches before an old one is ended.
 type pool struct {
 	model string
 	n     int // of the model's declarations
@@ -123,13 +123,32 @@ func (s *Supervisor) replaceProcess(ctx context.Context, w *pool, cfg *Worker, i
 	return nil
 }
 
-// resizePool starts or ends processes until there are as many as cfg says.
+// resizePool starts or ends processes until there are as many as cfg says. New ones are ready
+// before surplus ones end.
 func (s *Supervisor) resizePool(ctx context.Context, w *pool, cfg *Worker) error {
+	fresh, surplus, err := s.growPool(w, cfg)
+	for _, p := range fresh {
+		if err == nil {
+			err = p.awaitReady(ctx) // after an error the process is started again
+		}
+	}
+	if err == nil {
+		s.shrinkPool(w, surplus)
+	}
+	return err
+}
+
+// growPool starts the processes that a pool lacks, and returns them and the surplus ones. A
+// pool that sleeps lacks none.
+func (s *Supervisor) growPool(w *pool, cfg *Worker) (fresh, surplus []*process, err error) {
 	for _, kind := range []struct {
 		spare bool
 		want  int
 	}{{false, cfg.Instances}, {true, cfg.Spares}} {
 		s.mu.Lock()
+		if s.asleep[w.model] {
+			kind.want = 0
+		}
 		var have []*process
 		for _, p := range w.procs {
 			if p.spare == kind.spare {
@@ -137,28 +156,27 @@ func (s *Supervisor) resizePool(ctx context.Context, w *pool, cfg *Worker) error
 			}
 		}
 		s.mu.Unlock()
-		var fresh []*process
 		for n := len(have); n < kind.want; n++ {
 			p := s.startProcess(w, cfg, w.unused(), kind.spare)
 			if p == nil {
-				return status.ErrDraining
+				return fresh, nil, status.ErrDraining
 			}
 			s.locked(func() { w.procs = append(w.procs, p) })
 			fresh = append(fresh, p)
 		}
-		for _, p := range fresh {
-			if err := p.awaitReady(ctx); err != nil {
-				return err // the process is started again
-			}
-		}
-		var ending sync.WaitGroup
-		for _, p := range have[min(kind.want, len(have)):] {
-			s.locked(func() { w.procs = slices.DeleteFunc(w.procs, func(x *process) bool { return x == p }) })
-			ending.Go(func() { s.retireProcess(p) })
-		}
-		ending.Wait()
+		surplus = append(surplus, have[min(kind.want, len(have)):]...)
 	}
-	return nil
+	return fresh, surplus, nil
+}
+
+// shrinkPool ends processes of a pool, and waits for them.
+func (s *Supervisor) shrinkPool(w *pool, surplus []*process) {
+	var ending sync.WaitGroup
+	for _, p := range surplus {
+		s.locked(func() { w.procs = slices.DeleteFunc(w.procs, func(x *process) bool { return x == p }) })
+		ending.Go(func() { s.retireProcess(p) })
+	}
+	ending.Wait()
 }
 
 func (w *pool) unused() int {
@@ -186,8 +204,7 @@ func (s *Supervisor) poolsOf(model string) (list []*pool, err error) {
 // Restart replaces the processes of a model one by one, each when its successor is ready.
 // If a successor does not come up, the remaining processes stay.
 func (s *Supervisor) Restart(ctx context.Context, model string) error {
-	s.changing.Lock()
-	defer s.changing.Unlock()
+	defer s.changeModel(model)()
 	list, err := s.poolsOf(model)
 	if err != nil {
 		return err
@@ -205,8 +222,7 @@ func (s *Supervisor) Restart(ctx context.Context, model string) error {
 
 // Scale changes the number of instances of a model's workers.
 func (s *Supervisor) Scale(ctx context.Context, model string, instances int) error {
-	s.changing.Lock()
-	defer s.changing.Unlock()
+	defer s.changeModel(model)()
 	list, err := s.poolsOf(model)
 	if err != nil {
 		return err
@@ -216,6 +232,10 @@ func (s *Supervisor) Scale(ctx context.Context, model string, instances int) err
 			status.ErrInvalid, model, len(list))
 	}
 	cfg := *list[0].cfg
+	if cfg.Most > 0 {
+		return fmt.Errorf("%w: instances = [%d, %d] of %q: the broker follows the load; change the range in the configuration file, and reload it",
+			status.ErrInvalid, cfg.Least, cfg.Most, model)
+	}
 	cfg.Instances = instances
 	if err := cfg.Fill(); err != nil || instances < 1 {
 		return fmt.Errorf("%w: %d instances, must be 1..%d", status.ErrInvalid, instances, maxInstances)
@@ -233,8 +253,7 @@ func (s *Supervisor) setConfig(w *pool, cfg *Worker) {
 
 // Apply starts new workers of a group, ends removed ones, and replaces changed ones.
 func (s *Supervisor) Apply(ctx context.Context, g Group) error {
-	s.changing.Lock()
-	defer s.changing.Unlock()
+	defer s.changeModel(g.Model)()
 	s.mu.Lock()
 	var have []*pool
 	for _, w := range s.pools {
@@ -269,7 +288,10 @@ func (s *Supervisor) Apply(ctx context.Context, g Group) error {
 func (s *Supervisor) changePool(ctx context.Context, w *pool, cfg *Worker) error {
 	was := *w.cfg
 	same := was
-	same.Instances, same.Spares = cfg.Instances, cfg.Spares
+	same.Instances, same.Spares, same.Least, same.Most, same.Memory = cfg.Instances, cfg.Spares, cfg.Least, cfg.Most, cfg.Memory
+	if cfg.Most > 0 {
+		cfg.Instances = min(max(was.Instances, cfg.Instances), cfg.Most)
+	}
 	s.setConfig(w, cfg)
 	if !reflect.DeepEqual(same, *cfg) {
 		for i := range w.procs[:min(len(w.procs), cfg.Instances+cfg.Spares)] {
@@ -284,12 +306,8 @@ func (s *Supervisor) changePool(ctx context.Context, w *pool, cfg *Worker) error
 
 func (s *Supervisor) startPool(model string, n int, cfg *Worker) {
 	w := &pool{model: model, n: n, cfg: cfg}
-	for i := range cfg.Instances + cfg.Spares {
-		p := s.startProcess(w, cfg, i, i >= cfg.Instances)
-		if p == nil {
-			return
-		}
-		s.locked(func() { w.procs = append(w.procs, p) })
+	if _, _, err := s.growPool(w, cfg); err != nil {
+		return
 	}
 	s.locked(func() { s.pools = append(s.pools, w) })
 }

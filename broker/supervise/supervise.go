@@ -30,10 +30,13 @@ import (
 type Worker struct {
 	Name      string // for logs and statistics; default: the model's
 	Command   []string
-	Instances int               // processes; default 1
-	Spares    int               // further processes that are kept warm, to take the place of a lost one
-	GPUs      []int             // instance i gets GPUs[i modulo their number]; none: all are visible
-	Env       map[string]string // on top of the broker's environment
+	Instances int // processes; default 1
+	// Least and Most bound Instances, if Most is not 0: then Resize changes it with the load.
+	Least, Most int
+	Memory      int64             // bytes of its GPU that each process needs; 0: unknown
+	Spares      int               // further processes that are kept warm, to take the place of a lost one
+	GPUs        []int             // instance i gets GPUs[i modulo their number]; none: all are visible
+	Env         map[string]string // on top of the broker's environment
 	// ThreadPercentage is each process's share of a GPU's multiprocessors under MPS; 0: all.
 	ThreadPercentage int
 	StopTime         time.Duration // between SIGTERM and SIGKILL; default 10 s
@@ -58,6 +61,9 @@ const (
 
 // Fill sets defaults, and refuses a bad declaration.
 func (w *Worker) Fill() error {
+	if w.Most > 0 {
+		w.Instances = min(max(w.Instances, w.Least, 1), w.Most)
+	}
 	w.Instances = cmp.Or(w.Instances, 1)
 	w.StopTime = cmp.Or(w.StopTime, DefaultStopTime)
 	switch {
@@ -67,6 +73,10 @@ func (w *Worker) Fill() error {
 		return fmt.Errorf("%w: %d spares of a worker, must be 0..%d", status.ErrInvalid, w.Spares, maxInstances)
 	case w.Instances < 1 || w.Instances > maxInstances:
 		return fmt.Errorf("%w: %d instances of a worker, must be 1..%d", status.ErrInvalid, w.Instances, maxInstances)
+	case w.Most < 0 || w.Most > maxInstances || w.Least < 0 || w.Least > w.Most:
+		return fmt.Errorf("%w: instances of a worker from %d to %d, must be 0..%d, in this order", status.ErrInvalid, w.Least, w.Most, maxInstances)
+	case w.Memory < 0 || w.Memory > 0 && len(w.GPUs) == 0:
+		return fmt.Errorf("%w: memory of a worker is that of its GPU: name the GPU, as in gpus = [0]", status.ErrInvalid)
 	case w.ThreadPercentage < 0 || w.ThreadPercentage > 100:
 		return fmt.Errorf("%w: thread_percentage is %d, must be 1..100", status.ErrInvalid, w.ThreadPercentage)
 	case w.StopTime < 0:
@@ -96,13 +106,13 @@ type Supervisor struct {
 	log    *slog.Logger
 	socket string
 
-	changing sync.Mutex // one change of the pools at a time
-
 	mu             sync.Mutex
-	reach          string // the broker's address for new processes: socket, or for a while another name
-	mps            *mps   // nil unless it is wanted
+	changing       map[string]*sync.Mutex // one change of a model's pools at a time; see changeModel
+	reach          string                 // the broker's address for new processes: socket, or for a while another name
+	mps            *mps                   // nil unless it is wanted
 	pools          []*pool
 	procs          []*process       // of all pools, also while they are being replaced
+	asleep         map[string]bool  // models without processes until Wake
 	attached       map[int]attached // the broker's workers, by pid
 	starting       int              // processes without a known pid
 	started        *sync.Cond       // a start has ended
@@ -127,7 +137,7 @@ type attached struct {
 
 // New makes a supervisor whose workers find their broker at socket.
 func New(log *slog.Logger, socket string) *Supervisor {
-	s := &Supervisor{log: log, socket: socket, reach: socket, attached: map[int]attached{}, hurry: make(chan struct{})}
+	s := &Supervisor{log: log, socket: socket, reach: socket, attached: map[int]attached{}, changing: map[string]*sync.Mutex{}, asleep: map[string]bool{}, hurry: make(chan struct{})}
 	s.started = sync.NewCond(&s.mu)
 	return s
 }

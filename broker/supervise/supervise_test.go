@@ -84,7 +84,7 @@ func startWith(t *testing.T, mps bool, faulted func(), workers ...Worker) *super
 	log := &testlog.Log{}
 	s := &supervised{New(slog.New(slog.NewTextHandler(log, nil)), filepath.Join(t.TempDir(), "b.sock")), t, log}
 	s.Faulted = faulted
-	s.Start(mps, Group{"m", workers})
+	s.Start(mps, Group{Model: "m", Workers: workers})
 	t.Cleanup(s.end)
 	return s
 }
@@ -341,11 +341,11 @@ func TestNoClientIsStartedAfterClientsWereStopped(t *testing.T) {
 	s.StopClients()
 	client.Env = role("stubborn").Env
 	must.Do(t, client.Fill())
-	if err := s.Apply(t.Context(), Group{"m", []Worker{client}}); !errors.Is(err, status.ErrDraining) {
+	if err := s.Apply(t.Context(), Group{Model: "m", Workers: []Worker{client}}); !errors.Is(err, status.ErrDraining) {
 		t.Error(err)
 	}
-	s.Add(Group{"n", []Worker{client}})
-	s.StartClients(Group{"o", []Worker{client}})
+	s.Add(Group{Model: "n", Workers: []Worker{client}})
+	s.StartClients(Group{Model: "o", Workers: []Worker{client}})
 	if list := s.processes(); len(list) > 0 {
 		t.Errorf("%+v", list)
 	}
@@ -376,5 +376,46 @@ func TestNothingThatAWorkerStartedOutlivesIt(t *testing.T) {
 			}
 			s.until("the first child is gone", func([]stats.Process) bool { return gone() })
 		})
+	}
+}
+
+func TestAModelThatSleepsHasNoProcessesUntilItWakes(t *testing.T) {
+	w := role("worker")
+	w.Most, w.Spares = 4, 1
+	s := start(t, false, w)
+	list := s.until("it works, and its spare", s.says("msg=working", 2))
+	s.Sleep("m")
+	for _, p := range list {
+		if err := syscall.Kill(p.Pid, 0); err != syscall.ESRCH {
+			t.Errorf("process %s (%d) still there: %v", p.Name, p.Pid, err)
+		}
+	}
+	s.Resize("m", 3)
+	if list := s.processes(); len(list) > 0 {
+		t.Errorf("it sleeps and has %+v", list)
+	}
+	must.Do(t, s.Restart(t.Context(), "m"))
+	s.Wake("m")
+	s.until("three work, and a spare", func(list []stats.Process) bool {
+		return len(list) == 4 && strings.Count(s.log.String(), "msg=working") == 6
+	})
+	s.Resize("m", 1)
+	if list := s.processes(); len(list) != 2 {
+		t.Errorf("one and a spare should be left: %+v", list)
+	}
+	if err := s.Scale(t.Context(), "m", 2); err == nil {
+		t.Error("the number follows the load, and was set by hand")
+	}
+}
+
+func TestAStartThatKeepsFailingIsReported(t *testing.T) {
+	s := start(t, false, role("broken"))
+	s.until("it is hopeless", func([]stats.Process) bool { return s.Failing("m") != "" })
+	if why := s.Failing("m"); !strings.Contains(why, "exit status 7") {
+		t.Error(why)
+	}
+	s.Sleep("m")
+	if why := s.Failing("m"); why != "" {
+		t.Errorf("a model that sleeps fails: %s", why)
 	}
 }

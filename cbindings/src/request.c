@@ -261,7 +261,7 @@ int rb_req_commit(rb_conn *c, const rb_req *r, uint32_t count, int64_t timeout, 
 
 /* ---- the end -------------------------------------------------------------------- */
 
-/* The broker's reason for a request whose deadline passed without a worker. */
+/* So begins the broker's reason for a request that ended while there was no worker. */
 static const char NO_WORKER[] = "no worker attached";
 
 /* The sequence may be closed meanwhile. */
@@ -283,7 +283,8 @@ static int outcome(const rb_req *r)
 	if (rb_req_slot(r)->broken)
 		return rb_explain(status, "its stream failed before it got to the commit; the CUDA context of this process is of no more use");
 	/* While an expired request is held, a worker may still write its reason. */
-	if (status != RB_ERR_FAILED && status != RB_ERR_WORKER_DIED && (status != RB_ERR_EXPIRED || rb_req_slot(r)->held))
+	bool queued = status == RB_ERR_EXPIRED || status == RB_ERR_NO_WORKER;
+	if (status != RB_ERR_FAILED && status != RB_ERR_WORKER_DIED && (!queued || rb_req_slot(r)->held))
 		return status ? rb_say(status) : RB_OK;
 	uint32_t slot = r->link->first + r->at;
 	char text[RB_GO_REASON_BYTES];
@@ -291,10 +292,10 @@ static int outcome(const rb_req *r)
 	rb_read_once(&record, &r->link->session.board.records[slot], sizeof record);
 	size_t n = record.reason_len < sizeof text ? record.reason_len : sizeof text;
 	memcpy(text, r->link->session.board.reasons + (size_t)slot * RB_GO_REASON_BYTES, n);
-	if (status == RB_ERR_EXPIRED) { /* any other text comes from a late worker */
-		bool unserved = n == sizeof NO_WORKER - 1 && !memcmp(text, NO_WORKER, n);
-		return unserved ? rb_explain(status, "%s", NO_WORKER) : rb_say(status);
-	}
+	if (queued && (n < sizeof NO_WORKER - 1 || memcmp(text, NO_WORKER, sizeof NO_WORKER - 1)))
+		return rb_say(status); /* the text comes from a late worker */
+	if (status == RB_ERR_EXPIRED)
+		return rb_explain(status, "%.*s", (int)n, text);
 	return n ? rb_fail(status, "%.*s", (int)n, text) : rb_say(status);
 }
 

@@ -98,6 +98,29 @@ ends with status 1, and the old workers that are left go on.`,
 	return nil
 }
 
+func runSleep(ctx context.Context, args []string) error {
+	return runStaffing(ctx, args, "sleep", `End the worker processes that the broker started for a model, and free their memory. Its clients and
+sequences stay, and the next request starts workers again. A model with requests is refused.`, "asleep", (*admin.Client).Sleep)
+}
+
+func runWake(ctx context.Context, args []string) error {
+	return runStaffing(ctx, args, "wake", `Start the worker processes of a model that sleeps. It returns when they have attached. If their
+GPU has no room, it waits for its turn.`, "awake", (*admin.Client).Wake)
+}
+
+func runStaffing(ctx context.Context, args []string, name, about, done string, do func(*admin.Client, context.Context, string) error) error {
+	f := flags(name, " MODEL", about, "  ringbatch "+name+" resnet50\n")
+	socket := socketFlag(f)
+	if err := parse(f, args, 1, 1); err != nil {
+		return err
+	}
+	if err := do(admin.New(*socket), ctx, f.Arg(0)); err != nil {
+		return err
+	}
+	fmt.Println(done)
+	return nil
+}
+
 func runScale(ctx context.Context, args []string) error {
 	f := flags("scale", " MODEL COUNT", `Set the number of a model's worker processes. When it returns, new ones have attached, and
 superfluous ones have finished their batches and ended.`, "  ringbatch scale resnet50 3 --save\n")

@@ -54,14 +54,16 @@ slots = 32
 wait_time = "5ms"
 `
 
-func startCLI(t *testing.T) *cli {
+func startCLI(t *testing.T) *cli { return startCLIWith(t, firstConfig) }
+
+func startCLIWith(t *testing.T, config string) *cli {
 	bed, err := testbed.New(context.Background())
 	must.Do(t, err)
 	t.Cleanup(bed.Close)
 	c := &cli{t: t, bin: os.Args[0], bed: bed, config: bed.Path("ringbatch.toml")}
 	t.Setenv(commandEnv, "1")
 	t.Setenv("RINGBATCH_SOCKET", bed.Path("private/b.sock"))
-	c.write(firstConfig)
+	c.write(config)
 	c.broker = c.start("broker", "--config", c.config, "--log-level", "warn")
 	t.Cleanup(func() { c.ends(c.broker) })
 	c.until("the broker answers", func() bool { _, code := c.run("stats"); return code == 0 })

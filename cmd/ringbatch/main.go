@@ -70,6 +70,8 @@ func groups() []group {
 		{"Change", []command{
 			{"set", "change a model's batching policy while it runs", runSet},
 			{"scale", "set the number of worker processes", runScale},
+			{"sleep", "end a model's worker processes until a request comes", runSleep},
+			{"wake", "start the worker processes of a model that sleeps", runWake},
 			{"restart", "replace a model's worker processes one by one", runRestart},
 			{"weights", "show or withdraw the live weights of a model", runWeights},
 			{"alias", "route a name to model versions (canary)", runAlias},

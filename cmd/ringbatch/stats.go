@@ -127,6 +127,10 @@ func printStats(out io.Writer, s *stats.Broker) {
 func printModel(out io.Writer, m *stats.Model) {
 	fmt.Fprintf(out, "\n%s   %s\n", m.Name, m.Signature)
 	printWindows(out, m)
+	if s := m.Staffing; s != nil {
+		fmt.Fprintf(out, "  %s for %s: %s; woke %d times, the last in %.1f s, slept %d times, %d starts failed\n", s.State, seconds(s.SinceS),
+			cmp.Or(s.Failed, s.Why), s.Wakes, s.WakeMS/1e3, s.Sleeps, s.FailedWakes)
+	}
 	fmt.Fprintf(out, "  max_batch_size %d, wait_time %s; %d clients, %d of %d slots free, %d queued, %d running\n",
 		m.MaxBatchSize, waitText(m), m.Clients, m.SlotsFree, m.Slots, m.SlotsQueued, m.SlotsRunning)
 	fmt.Fprintf(out, "  queue %d requests (%d rows); since the start %d requests, %d batches, %.1f rows a batch\n",

@@ -87,13 +87,18 @@ var (
 	workers = newMetric(gauge, "model_workers", "Workers that are attached, by state.", "model", "state")
 	ready   = newMetric(gauge, "model_workers_ready",
 		"Workers that can be counted on: they wait for work, or their batch does not take unusually long.", "model")
-	attached  = newMetric(counter, "model_workers_attached_total", "Workers that ever attached.", "model")
-	suspended = newMetric(counter, "model_workers_suspended_total", "Suspensions of workers that failed what others ran.", "model")
-	lost      = newMetric(counter, "model_workers_lost_total", "Workers that left or died.", "model")
-	hung      = newMetric(counter, "model_workers_hung_total", "Workers that outlived their lease.", "model")
-	offenders = newMetric(counter, "model_offenders_total", "Peers that broke the protocol and were disconnected.", "model")
-	maxBatch  = newMetric(gauge, "model_max_batch_rows", "Setting max_batch_size: most rows of a batch.", "model")
-	waitTime  = newMetric(gauge, "model_wait_time_seconds",
+	attached    = newMetric(counter, "model_workers_attached_total", "Workers that ever attached.", "model")
+	awake       = newMetric(gauge, "model_awake", "1 if the broker has started the model's workers and one attached.", "model")
+	wakes       = newMetric(counter, "model_wakes_total", "Starts of the model's workers that succeeded.", "model")
+	wakesFailed = newMetric(counter, "model_wakes_failed_total", "Starts of the model's workers that failed.", "model")
+	wakeTime    = newMetric(gauge, "model_wake_seconds", "From the last start to the first worker.", "model")
+	gpuMemory   = newMetric(gauge, "model_gpu_memory_bytes", "Memory that the model's workers hold, as declared.", "model", "gpu")
+	suspended   = newMetric(counter, "model_workers_suspended_total", "Suspensions of workers that failed what others ran.", "model")
+	lost        = newMetric(counter, "model_workers_lost_total", "Workers that left or died.", "model")
+	hung        = newMetric(counter, "model_workers_hung_total", "Workers that outlived their lease.", "model")
+	offenders   = newMetric(counter, "model_offenders_total", "Peers that broke the protocol and were disconnected.", "model")
+	maxBatch    = newMetric(gauge, "model_max_batch_rows", "Setting max_batch_size: most rows of a batch.", "model")
+	waitTime    = newMetric(gauge, "model_wait_time_seconds",
 		"How long the oldest request waits for others to batch with, as it is in force.", "model")
 	latencyGoal = newMetric(gauge, "model_latency_goal_seconds", "Setting latency_goal, where it is set.", "model")
 
@@ -183,6 +188,15 @@ func collectModel(ch chan<- prometheus.Metric, put func(m *metric, value float64
 	}
 	if goal, err := policy.ParseDuration(m.Policy["latency_goal"]); err == nil && goal > 0 {
 		put(latencyGoal, goal.Seconds(), m.Name)
+	}
+	if s := m.Staffing; s != nil {
+		put(awake, number(s.State == "awake"), m.Name)
+		put(wakes, float64(s.Wakes), m.Name)
+		put(wakesFailed, float64(s.FailedWakes), m.Name)
+		put(wakeTime, s.WakeMS/1e3, m.Name)
+		for _, b := range s.Memory {
+			put(gpuMemory, float64(b.Bytes)*number(b.Held), m.Name, strconv.Itoa(b.GPU))
+		}
 	}
 	states := map[string]int{"idle": 0, "busy": 0, "suspended": 0, "dying": 0, "quarantined": 0}
 	for _, w := range m.Workers {

@@ -74,11 +74,11 @@ func (r *route) main() *Model {
 
 // readyModel returns k if k is ready, else another model of the alias.
 func (r *route) readyModel(k *Model) *Model {
-	if k != nil && k.info.Load().ready > 0 {
+	if k != nil && k.info.Load().ready {
 		return k
 	}
 	for _, other := range r.to {
-		if other != nil && (k == nil || other.info.Load().ready > 0) {
+		if other != nil && (k == nil || other.info.Load().ready) {
 			k = other
 		}
 	}

@@ -87,6 +87,8 @@ func (g *Gateway) Index() *oip.RepositoryIndexResponse {
 		m := &oip.RepositoryIndexResponse_ModelIndex{Name: name, Version: version, State: "READY"}
 		if k == nil || !k.ready() {
 			m.State, m.Reason = "UNAVAILABLE", "no worker is attached"
+		} else if k.info.Load().asleep {
+			m.Reason = "asleep: a request starts its workers"
 		}
 		all.Models = append(all.Models, m)
 	}

@@ -64,7 +64,8 @@ type Model struct {
 type modelInfo struct {
 	settings *policy.Settings
 	workers  int
-	ready    int    // workers
+	ready    bool // a worker is ready, or a request starts one
+	asleep   bool
 	notReady string // why no worker is ready
 }
 
@@ -74,7 +75,7 @@ func (m *models) newInfo(b *admin.Model) *modelInfo {
 		m.g.Log.Warn("the broker's policy is not understood, defaults are told instead", "model", b.Name, "error", err)
 		s, _ = policy.Policy{}.Resolve(b.Signature.Inputs)
 	}
-	return &modelInfo{settings: &s, workers: b.Workers, ready: b.Ready, notReady: b.NotReady}
+	return &modelInfo{settings: &s, workers: b.Workers, ready: b.Ready > 0 || b.Asleep, asleep: b.Asleep, notReady: b.NotReady}
 }
 
 // NewModel makes a model from the broker's listing.
@@ -236,9 +237,9 @@ func (m *models) List() []*Model {
 	return all
 }
 
-// ready reports whether a request would find a ready worker.
+// ready reports whether a request would find a ready worker, or start one.
 func (k *Model) ready() bool {
-	return *k.G.Models.broker.Load() == nil && k.info.Load().ready > 0
+	return *k.G.Models.broker.Load() == nil && k.info.Load().ready
 }
 
 // Close ends the clients. That of sequences ends with the last sequence.

@@ -112,7 +112,7 @@ func callWith(ctx context.Context, c *net.UnixConn, req *control.Request, offer 
 		deadline = deadline.Add(control.WatchTime)
 	case control.OpTrace:
 		deadline = deadline.Add(2 * time.Duration(req.Millis) * time.Millisecond)
-	case control.OpRestart, control.OpScale:
+	case control.OpRestart, control.OpScale, control.OpSleep, control.OpWake:
 		deadline = deadline.Add(control.ChangeTime)
 	}
 	stop := context.AfterFunc(ctx, func() { hangUp(c) })

@@ -65,6 +65,8 @@ const (
 	// The broker answers these when they are done, within ChangeTime.
 	OpRestart Op = "restart" // replace a model's worker processes, one by one
 	OpScale   Op = "scale"   // change the number of a model's worker processes
+	OpSleep   Op = "sleep"   // end a model's worker processes until a request comes
+	OpWake    Op = "wake"    // start them
 
 	OpAlias    Op = "alias"    // route a name to other models, or to none
 	OpHandOver Op = "handover" // give the socket to another broker, then drain
@@ -252,6 +254,7 @@ type Model struct {
 	// Workers that answer, and the reason if there are none.
 	ReadyWorkers int    `msgpack:"ready_workers"`
 	NotReady     string `msgpack:"not_ready,omitempty"`
+	Asleep       bool   `msgpack:"asleep,omitempty"` // it has no workers, and a request starts some
 	// The stages of a pipeline, in order.
 	Stages []string `msgpack:"stages,omitempty"`
 }

@@ -27,6 +27,7 @@ var campaigns = []campaign{
 	{"workers", "SIGKILL of workers in the middle of batches", 5000, 120, killWorkers, false},
 	{"sequences", "deaths in sequences with state: SIGKILL of workers and clients, hang-ups of clients", 150_000, 360, killSequences, false},
 	{"weights", "SIGKILL of publishers and workers of live weights; events are answers", 10_000_000, 50_000, killWeights, false},
+	{"sleep", "SIGKILL of workers of 8 models that take turns in room for 3, starts that fail", 2000, 40, sleepModels, false},
 	{"stops", "SIGSTOP of workers past their lease, then SIGCONT", 500, 12, stopWorkers, false},
 	{"brokers", "SIGKILL of the broker under load, and its restart", 500, 8, killBrokers, false},
 	{"poison", "1 to 10 % of the inputs kill their worker; events are batches", 2000, 60, poisonBatches, false},

@@ -35,6 +35,8 @@ func Roles() testbed.Roles {
 		"sequences": deaf(testbed.With(playSequences)),
 		"dropper":   deaf(testbed.With(playDropper)),
 
+		"sleeping broker": testbed.With(playSleepingBroker),
+
 		"asker": deaf(testbed.With(playAsker)),
 
 		"nuisance": deaf(testbed.With(playNuisance)),

@@ -39,7 +39,10 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/alias"
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/broker/supervise"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
@@ -153,7 +156,11 @@ func play(t *testing.T, script, clients, workers string) {
 	text, err := os.ReadFile(script)
 	must.Do(t, err)
 	var mem sessions
-	b, err := testbed.StartWith(broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond}, mem.Create)
+	cfg := broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond}
+	if strings.HasPrefix(string(text), sleepers) {
+		cfg.Models = []broker.ModelConfig{sleeper(t, "broken", "false"), sleeper(t, "slow", "sleep", "1000")}
+	}
+	b, err := testbed.StartWith(cfg, mem.Create)
 	must.Do(t, err)
 	t.Cleanup(func() { _ = b.Close() })
 	peers := map[string]*peer{}
@@ -217,6 +224,16 @@ func play(t *testing.T, script, clients, workers string) {
 			t.Fatalf("%s:%d: %s\n  is  %s\n  not %s", script, i+1, command, got, want)
 		}
 	}
+}
+
+// sleepers begins a script whose broker has models that sleep. Their workers never attach.
+const sleepers = "# broken and slow sleep:"
+
+func sleeper(t *testing.T, name string, command ...string) broker.ModelConfig {
+	sig, err := tensor.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
+	must.Do(t, err)
+	return broker.ModelConfig{Name: name, Signature: sig, Policy: policy.New(policy.Slots(64)), Idle: time.Hour,
+		Workers: []supervise.Worker{{Command: command, Most: 1}}}
 }
 
 // ended returns nil once the broker has ended at least as many requests as want says.

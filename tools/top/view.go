@@ -121,7 +121,10 @@ func (v *view) modelTable() []string {
 				row = append(row, w.String())
 			}
 		}
-		if e.model.ReadyWorkers == 0 {
+		switch s := e.model.Staffing; {
+		case s.IsAsleep():
+			row = append(row, s.State+": "+s.Why)
+		case e.model.ReadyWorkers == 0:
 			row = append(row, "not ready: "+e.model.NotReady)
 		}
 		rows = append(rows, row)

@@ -28,6 +28,7 @@ import (
 )
 
 func main() {
+	chaos.PlaySleeper()
 	testbed.Play(chaos.Roles())
 	o := chaos.Options{}
 	flag.Uint64Var(&o.Seed, "seed", 1, "seed of every random choice")

@@ -1,0 +1,503 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package broker
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/engine"
+	"github.com/ringbatch/ringbatch/broker/staffing"
+	"github.com/ringbatch/ringbatch/broker/supervise"
+)
+
+// staff carries out the rules of package staffing for the models whose workers the broker
+// starts. One goroutine looks at the models when a request wants workers, when workers came
+// or left, and when time has passed. Its lock is never taken on a loop.
+type staff struct {
+	*Broker
+	poke    chan struct{}  // a look is due; holds one
+	budgets staffing.Bytes // of the GPUs, without the workers that always run
+
+	mu   sync.Mutex
+	list []*staffed // in the order of their declaration
+}
+
+// staffed is a model of which the broker starts the workers. The staff's lock guards it.
+type staffed struct {
+	m      *model
+	idle   time.Duration // without requests, before it sleeps; 0: it does not by itself
+	keep   bool
+	groups []supervise.Group // one for each stage
+	have   []int             // instances that are wanted, of each group
+	follow []staffing.Follower
+
+	resizing sync.WaitGroup
+	resizes  int  // changes of have that are under way
+	byHand   bool // a command wants it awake
+
+	asked atomic.Bool // a request, or a command, wants it awake; set on loops
+
+	state  staffing.State
+	since  staffing.Time // of the state
+	began  staffing.Time // of its last start
+	why    string        // of the state
+	waits  bool          // for room
+	holder string        // the models that hold that room, as text
+	failed string        // why its start failed; "" after failPause
+	failAt staffing.Time
+	used   staffing.Time // its last request
+	busy   bool
+	loads  []engine.Load
+
+	wakes, sleeps, failures uint64
+	took, longest           time.Duration // of its starts
+}
+
+const (
+	failPause    = 10 * time.Second       // after a failed start, before a request starts workers again
+	lookTime     = 500 * time.Millisecond // between looks at a load, or at who may yield
+	turningTime  = 50 * time.Millisecond  // between looks at a model that wakes
+	longestPause = time.Minute
+)
+
+func newStaff(b *Broker) *staff {
+	s := &staff{Broker: b, poke: make(chan struct{}, 1), budgets: staffing.Bytes{}}
+	for gpu, bytes := range b.cfg.GPUMemory {
+		s.budgets[gpu] = bytes
+	}
+	for i := range b.cfg.Workers {
+		for gpu, bytes := range needs(&b.cfg.Workers[i], b.cfg.Workers[i].Instances) {
+			s.budgets[gpu] -= bytes
+		}
+	}
+	return s
+}
+
+func (b *Broker) clock() staffing.Time { return time.Since(b.started) }
+
+// wantLook has the staff look soon. Any goroutine may call it.
+func (s *staff) wantLook() {
+	select {
+	case s.poke <- struct{}{}:
+	default:
+	}
+}
+
+// declare enters a model, or changes its declaration, before its groups are started. The
+// loops run.
+func (s *staff) declare(m *model, mc *ModelConfig) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	groups := mc.workerGroups()
+	workers := 0
+	for _, g := range groups {
+		workers += len(g.Workers)
+	}
+	x := s.find(m)
+	switch {
+	case workers == 0 && x != nil:
+		s.list = slices.DeleteFunc(s.list, func(y *staffed) bool { return x == y })
+		m.ring.SetStaffing(engine.Staffing{})
+		return
+	case workers == 0:
+		return
+	case x == nil:
+		x = &staffed{m: m, state: staffing.Awake, have: make([]int, len(groups)), used: s.clock(), since: s.clock(), began: s.clock(),
+			groups: groups, why: "it was declared"}
+		x.setLeast()
+		fromZero := false
+		for _, g := range groups {
+			for i := range g.Workers {
+				fromZero = fromZero || g.Workers[i].Most > 0 && g.Workers[i].Least == 0
+			}
+		}
+		switch fits := staffing.Fits(s.budgets, x.needs(), s.tenants()); {
+		case fromZero, !fits:
+			x.state = staffing.Asleep
+		case mc.Idle > 0 || len(x.needs()) > 0:
+			x.state = staffing.Waking
+		}
+		s.list = append(s.list, x)
+		if x.state == staffing.Asleep {
+			s.super.Sleep(x.names()...)
+		} else {
+			s.super.Wake(x.names()...) // it may have slept under an earlier configuration
+		}
+		defer s.informRing(x)
+	}
+	x.idle, x.keep, x.groups = mc.Idle, mc.Keep, groups
+	s.wantLook()
+}
+
+// declareAll declares the models of the configuration. Those that stay get room first, then
+// the others in their order.
+func (s *staff) declareAll() {
+	made := s.models.listModels()
+	for _, stays := range []bool{true, false} {
+		for i := range s.cfg.Models {
+			if mc := &s.cfg.Models[i]; mc.stays() == stays {
+				s.declare(made[slices.IndexFunc(made, func(m *model) bool { return m.name == mc.Name })], mc)
+			}
+		}
+	}
+}
+
+func (s *staff) find(m *model) *staffed {
+	for _, x := range s.list {
+		if x.m == m {
+			return x
+		}
+	}
+	return nil
+}
+
+// setLeast sets the instances with which the model starts.
+func (x *staffed) setLeast() {
+	x.follow = make([]staffing.Follower, len(x.groups))
+	for i := range x.groups {
+		if w := x.groups[i].Workers; len(w) > 0 && w[0].Most > 0 {
+			x.have[i] = max(1, w[0].Least)
+		}
+	}
+}
+
+// needs is the memory that processes of a declaration take on each GPU.
+func needs(w *supervise.Worker, instances int) staffing.Bytes {
+	b := staffing.Bytes{}
+	for i := range instances + w.Spares {
+		if w.Memory > 0 {
+			b[w.GPUs[i%len(w.GPUs)]] += w.Memory
+		}
+	}
+	return b
+}
+
+func (x *staffed) needs() staffing.Bytes {
+	all := staffing.Bytes{}
+	for i := range x.groups {
+		for k := range x.groups[i].Workers {
+			w := &x.groups[i].Workers[k]
+			n := w.Instances
+			if w.Most > 0 {
+				n = x.have[i]
+			}
+			for gpu, bytes := range needs(w, n) {
+				all[gpu] += bytes
+			}
+		}
+	}
+	return all
+}
+
+// names are the supervisor's names of the model.
+func (x *staffed) names() (list []string) {
+	for i := range x.groups {
+		list = append(list, x.groups[i].Model)
+	}
+	return list
+}
+
+// run looks until ctx ends.
+func (s *staff) run(ctx context.Context) {
+	next := time.NewTimer(0)
+	defer next.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.handedTo:
+			return
+		case <-s.poke:
+		case <-next.C:
+		}
+		next.Reset(s.look())
+	}
+}
+
+// look brings all models on, and returns after what time to look again.
+func (s *staff) look() (pause time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now, pause := s.clock(), longestPause
+	again := func(d time.Duration) { pause = min(pause, max(d, time.Millisecond)) }
+	waiting := false
+	for _, x := range s.list {
+		switch x.state {
+		case staffing.Asleep:
+			if x.failed != "" && now >= x.failAt+failPause {
+				x.failed = ""
+				s.informRing(x)
+			}
+			if x.failed != "" {
+				x.asked.Store(false)
+				again(x.failAt + failPause - now)
+			} else if x.asked.Load() && !x.waits {
+				x.waits, x.since = true, now
+			}
+			waiting = waiting || x.waits
+		case staffing.Waking:
+			s.lookAtStart(x, now)
+			again(turningTime)
+		case staffing.Awake:
+			if due := x.used + x.idle; x.idle > 0 && !x.keep {
+				if now >= due {
+					x.observe(now)
+				}
+				if due = x.used + x.idle; now >= due && !x.busy {
+					s.sleep(x, now, fmt.Sprintf("idle for %v", x.idle))
+					break
+				}
+				again(max(due-now, turningTime))
+			}
+			if s.followLoad(x, now) {
+				again(lookTime)
+			}
+		}
+	}
+	if waiting {
+		s.shareRoom(now)
+		again(lookTime)
+	}
+	return pause
+}
+
+// observe asks the model's loop for its load.
+func (x *staffed) observe(now staffing.Time) {
+	x.loads, _ = x.m.ring.Loads()
+	x.busy = false
+	for i := range x.loads {
+		l := &x.loads[i]
+		if x.busy = x.busy || l.Queued > 0 || l.Busy > 0; x.busy {
+			x.used = now
+		}
+		x.used = max(x.used, now-l.Idle)
+	}
+}
+
+func (s *staff) lookAtStart(x *staffed, now staffing.Time) {
+	if x.m.isStaffed() {
+		x.took = now - x.began
+		x.longest = max(x.longest, x.took)
+		x.wakes++
+		x.used = max(x.used, now)
+		s.move(x, staffing.Awake, now, x.why)
+		return
+	}
+	for _, name := range x.names() {
+		if why := s.super.Failing(name); why != "" {
+			s.fail(x, now, why)
+			return
+		}
+	}
+}
+
+// fail ends a start that does not succeed. Requests end as NoWorker until failPause is over.
+func (s *staff) fail(x *staffed, now staffing.Time, why string) {
+	x.failed, x.failAt = why, now
+	x.failures++
+	s.log.Error("model does not wake", "model", x.m.name, "why", why)
+	s.sleep(x, now, why)
+}
+
+// sleep ends a model's workers. Requests that come meanwhile run, or wait for the next start.
+func (s *staff) sleep(x *staffed, now staffing.Time, why string) {
+	x.asked.Store(false)
+	x.sleeps++
+	s.move(x, staffing.Ending, now, why)
+	names := x.names()
+	go func() {
+		x.resizing.Wait()
+		s.super.Sleep(names...)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.move(x, staffing.Asleep, s.clock(), x.why)
+		s.wantLook()
+	}()
+}
+
+// wake starts a model's workers.
+func (s *staff) wake(x *staffed, now staffing.Time) {
+	why := "a request came"
+	if x.byHand {
+		why = "by hand"
+	}
+	x.waits, x.byHand, x.holder, x.began, x.used = false, false, "", now, now
+	x.asked.Store(false)
+	x.setLeast()
+	s.move(x, staffing.Waking, now, why)
+	for i, name := range x.names() {
+		s.super.Resize(name, x.have[i])
+	}
+	s.super.Wake(x.names()...)
+}
+
+func (s *staff) move(x *staffed, to staffing.State, now staffing.Time, why string) {
+	x.state, x.since, x.why = to, now, why
+	s.log.Info("model is "+to.String(), "model", x.m.name, "why", why)
+	s.informRing(x)
+	s.models.changes.noteChange()
+}
+
+// informRing gives the model's loop the new way in which its requests get workers.
+func (s *staff) informRing(x *staffed) {
+	x.m.onDemand.Store(x.state != staffing.Awake && x.failed == "")
+	f := engine.Staffing{}
+	switch {
+	case x.state == staffing.Awake:
+	case x.failed != "":
+		f.Failed, f.Why = true, x.failed
+	default:
+		f.Want = func() { // on the loop
+			if !x.asked.Swap(true) {
+				s.wantLook()
+			}
+		}
+		f.Why = "its workers were starting"
+		if x.holder != "" {
+			f.Why = x.holder
+		}
+	}
+	x.m.ring.SetStaffing(f)
+}
+
+// tenants are the models as the rule of room sees them. The caller has observed them.
+func (s *staff) tenants() (list []staffing.Tenant) {
+	for _, x := range s.list {
+		t := staffing.Tenant{
+			Name: x.m.name, State: x.state, Needs: staffing.Bytes{}, Stays: x.keep || x.m.layout.DeviceSize > 0, Waits: x.waits, Since: x.since, Used: x.used, Busy: x.busy,
+			Took: x.took,
+		}
+		if x.state == staffing.Awake {
+			t.Since = x.began
+		}
+		for gpu, bytes := range x.needs() {
+			if _, bound := s.budgets[gpu]; bound {
+				t.Needs[gpu] = bytes
+			}
+		}
+		list = append(list, t)
+	}
+	return list
+}
+
+// shareRoom wakes models that wait, and has others sleep for them. A model whose requests
+// have ended meanwhile waits no longer.
+func (s *staff) shareRoom(now staffing.Time) {
+	for _, x := range s.list {
+		switch {
+		case x.waits:
+			x.asked.Store(false) // a request that comes after the look below sets it again
+			if x.observe(now); !x.busy && !x.byHand {
+				x.waits, x.holder = false, ""
+			}
+		case x.state == staffing.Awake && len(s.budgets) > 0 && len(x.needs()) > 0:
+			x.observe(now)
+		}
+	}
+	p := staffing.Room(now, s.budgets, s.tenants())
+	for _, x := range s.list {
+		for _, name := range p.Wake {
+			if name == x.m.name {
+				s.wake(x, now)
+			}
+		}
+		for _, name := range p.Sleep {
+			switch {
+			case name != x.m.name || x.state == staffing.Ending:
+			case x.state == staffing.Waking:
+				s.fail(x, now, fmt.Sprintf("no worker came in %v, and others waited for the room", now-x.began))
+			default:
+				s.sleep(x, now, "another model needs the room")
+			}
+		}
+		if holder := p.Holders[x.m.name]; holder != "" && x.waits {
+			s.endExtras(x.needs())
+			if holder != x.holder {
+				x.holder = holder
+				s.informRing(x)
+			}
+		}
+	}
+}
+
+// endExtras ends workers above the least number, which hold room that another model needs.
+func (s *staff) endExtras(needed staffing.Bytes) {
+	for _, y := range s.list {
+		for i := range y.groups {
+			w := y.groups[i].Workers
+			if y.state != staffing.Awake || y.resizes > 0 || len(w) == 0 || w[0].Most == 0 || y.have[i] <= max(1, w[0].Least) {
+				continue
+			}
+			for gpu := range needs(&w[0], y.have[i]) {
+				if _, bound := s.budgets[gpu]; bound && needed[gpu] > 0 {
+					s.resize(y, i, max(1, w[0].Least))
+					break
+				}
+			}
+		}
+	}
+}
+
+// followLoad changes the number of workers of the stages that have a range. It returns
+// false if there is none.
+func (s *staff) followLoad(x *staffed, now staffing.Time) (follows bool) {
+	for i := range x.groups {
+		w := x.groups[i].Workers
+		if len(w) == 0 || w[0].Most <= max(1, w[0].Least) {
+			continue
+		}
+		if !follows {
+			x.observe(now)
+		}
+		follows = true
+		if i >= len(x.loads) || x.resizes > 0 {
+			continue
+		}
+		l := &x.loads[i]
+		work := staffing.Work{
+			Queued: l.Queued, Busy: l.Busy, Workers: l.Workers, Lanes: l.Lanes, Refused: l.Refused, Goal: x.m.stages[i].InForce().LatencyGoal,
+			Span: l.Span, Requests: l.Requests, Answered: l.Answered, Computed: l.Computed,
+		}
+		have := x.have[i]
+		want := x.follow[i].Decide(now, &work, have, w[0].Least, w[0].Most)
+		for want > have {
+			more := needs(&w[0], want)
+			for gpu, bytes := range needs(&w[0], have) {
+				more[gpu] -= bytes
+			}
+			if staffing.Fits(s.budgets, more, s.tenants()) {
+				break
+			}
+			want--
+		}
+		if want != have {
+			s.resize(x, i, want)
+		}
+	}
+	return follows
+}
+
+func (s *staff) resize(x *staffed, i, want int) {
+	s.log.Info("workers follow the load", "model", x.groups[i].Model, "from", x.have[i], "to", want)
+	name, more := x.groups[i].Model, want > x.have[i]
+	if more {
+		x.have[i] = want // before it starts: it takes room
+	}
+	x.resizes++
+	x.resizing.Add(1)
+	go func() {
+		s.super.Resize(name, want)
+		x.resizing.Done()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if !more && x.state == staffing.Awake {
+			x.have[i] = want
+		}
+		x.resizes--
+	}()
+}

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ringbatch/ringbatch/admin"
+	"github.com/ringbatch/ringbatch/admin/stats"
+	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
+)
+
+// sleeper is the configuration of a model whose worker multiplies by scale.
+func sleeper(name string, scale int, keys, workerKeys string) string {
+	return fmt.Sprintf("[[model]]\nname = %q\ninputs = [\"x:f32[4]\"]\noutputs = [\"y:f32[4]\"]\nslots = 64\nmax_batch_size = 8\n"+
+		"wait_time = \"0s\"\n%s\n[[model.worker]]\ncommand = [%q, \"worker\", \"affine\", \"--scale\", \"%d\", \"--input\", \"x:f32[4]\"]\n%s\n",
+		name, keys, os.Args[0], scale, workerKeys)
+}
+
+func (c *cli) staffing(model string) stats.Staffing {
+	s := c.stats()
+	if m := s.Model(model); m != nil && m.Staffing != nil {
+		return *m.Staffing
+	}
+	return stats.Staffing{}
+}
+
+func (c *cli) untilState(model, state string) {
+	c.t.Helper()
+	c.until(model+" is "+state, func() bool { return c.staffing(model).State == state })
+}
+
+// askFor sends one request within a time, and returns the scale that answered.
+func askFor(ctx context.Context, cl *client.Client, within time.Duration) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	outs, err := cl.Infer(ctx, []float32{1, 1, 1, 1})
+	if err != nil {
+		return 0, err
+	}
+	y, err := tensor.As[float32](outs[0])
+	return int(y[0]), err
+}
+
+func (c *cli) dial(model string) *client.Client {
+	c.t.Helper()
+	cl, err := client.Dial(c.t.Context(), model, client.WithWindow(8))
+	must.Do(c.t, err)
+	c.t.Cleanup(func() { cl.Close() })
+	return cl
+}
+
+func TestAnIdleModelSleepsAndTheNextRequestWakesIt(t *testing.T) {
+	c := startCLIWith(t, sleeper("nap", 3, "idle = \"1s\"\nno_worker = \"refuse\"", "instances = 2"))
+	c.until("nap has woken", func() bool { return c.staffing("nap").Wakes > 0 })
+	cl := c.dial("nap")
+	for range 3 {
+		c.untilState("nap", "asleep")
+		if pids := c.pids(); len(pids) > 0 {
+			t.Errorf("a sleeping model has processes: %v", pids)
+		}
+		c.must("ready", "nap")
+		if y, err := askFor(t.Context(), cl, patience); y != 3 || err != nil {
+			t.Fatalf("a request to a sleeping model: %d, %v", y, err)
+		}
+	}
+	if s := c.staffing("nap"); s.Wakes < 4 || s.Sleeps < 3 || s.WakeMS <= 0 || s.FailedWakes > 0 {
+		t.Errorf("%+v", s)
+	}
+	if out := c.must("stats", "nap"); !strings.Contains(out, "woke") {
+		t.Errorf("stats say nothing of it:\n%s", out)
+	}
+}
+
+func TestAModelSleepsAndWakesByCommand(t *testing.T) {
+	c := startCLIWith(t, sleeper("a", 2, "", "")+sleeper("pinned", 2, "keep = true", "")+sleeper("bare", 2, "", ""))
+	c.must("ready", "--wait", "2m")
+	if out := c.must("sleep", "a"); out != "asleep\n" || c.staffing("a").State != "asleep" || len(c.pids()) != 2 {
+		t.Errorf("sleep: %q, %+v, processes %v", out, c.staffing("a"), c.pids())
+	}
+	c.must("sleep", "a")
+	if y, err := askFor(t.Context(), c.dial("a"), patience); y != 2 || err != nil {
+		t.Errorf("connect to a sleeping model: %d, %v", y, err)
+	}
+	c.must("sleep", "a")
+	if out := c.must("wake", "a"); out != "awake\n" || c.staffing("a").State != "awake" || len(c.pids()) != 3 {
+		t.Errorf("wake: %q, %+v, processes %v", out, c.staffing("a"), c.pids())
+	}
+	for model, why := range map[string]string{"pinned": "keep = true", "none": "no such model"} {
+		if out, code := c.run("sleep", model); code != 1 || !strings.Contains(out, why) {
+			t.Errorf("sleep %s: %d, %s", model, code, out)
+		}
+	}
+}
+
+func TestRequestsOfAModelWhoseStartFailsEndWithTheReason(t *testing.T) {
+	may := filepath.Join(t.TempDir(), "may")
+	config := sleeper("m", 2, "idle = \"1s\"", "instances = [0, 1]")
+	c := startCLIWith(t, strings.Replace(config, "command = [", fmt.Sprintf(`command = ["sh", "-c", "test -e %s && exec \"$@\" || exit 7", "sh", `, may), 1))
+	c.until("it is declared", func() bool { return c.staffing("m").State == "asleep" })
+	cl := c.dial("m")
+	_, err := askFor(t.Context(), cl, patience)
+	if !errors.Is(err, status.ErrNoWorker) || !strings.Contains(err.Error(), "exit status 7") {
+		t.Fatalf("a request whose worker cannot start: %v", err)
+	}
+	began := time.Now()
+	if _, err := askFor(t.Context(), cl, patience); !errors.Is(err, status.ErrNoWorker) && time.Since(began) < 5*time.Second {
+		t.Errorf("the next one: %v", err)
+	}
+	if out, code := c.run("ready", "m"); code == 0 && c.staffing("m").Failed != "" {
+		t.Errorf("ready after a start that failed: %s", out)
+	}
+	if out, code := c.run("wake", "m"); code != 1 || !strings.Contains(out, "exit status 7") {
+		t.Errorf("wake: %d, %s", code, out)
+	}
+	must.Do(t, os.WriteFile(may, nil, 0o600))
+	c.until("it starts once it can", func() bool {
+		y, err := askFor(t.Context(), cl, patience)
+		return y == 2 && err == nil
+	})
+}
+
+func TestTwoModelsTakeTurnsInTheRoomOfOne(t *testing.T) {
+	room := "gpus = [0]\nmemory = \"6GiB\""
+	c := startCLIWith(t, "[[gpu]]\nnumber = 0\nmemory = \"10GiB\"\n"+sleeper("one", 1, "", room)+sleeper("two", 2, "", room)+
+		sleeper("kept", 3, "keep = true", "gpus = [0]\nmemory = \"4GiB\""))
+	c.untilState("one", "awake")
+	c.untilState("kept", "awake")
+	if s := c.staffing("two"); s.State != "asleep" {
+		t.Errorf("two: %+v", s)
+	}
+	one, two := c.dial("one"), c.dial("two")
+	busy, stop := context.WithCancel(t.Context())
+	defer stop()
+	done := make(chan error, 1)
+	go func() { // keeps one busy: its turn lasts 10 s
+		for busy.Err() == nil {
+			if y, err := askFor(t.Context(), one, patience); y != 1 || err != nil {
+				done <- fmt.Errorf("%d, %w", y, err)
+				return
+			}
+		}
+		done <- nil
+	}()
+	// On a slow machine the first turn may be over already.
+	if _, err := askFor(t.Context(), two, 700*time.Millisecond); errors.Is(err, status.ErrExpired) {
+		if !strings.Contains(err.Error(), "kept, one held the room of GPU 0") {
+			t.Errorf("the error does not name the holders of the room: %v", err)
+		}
+	} else if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a request that cannot wait: %v", err)
+	}
+	for range 2 {
+		if y, err := askFor(t.Context(), two, patience); y != 2 || err != nil {
+			t.Errorf("the other one: %d, %v", y, err)
+		}
+		s := c.stats()
+		held := int64(0)
+		for i := range s.Models {
+			for _, b := range s.Models[i].Staffing.Memory {
+				if b.Held {
+					held += b.Bytes
+				}
+			}
+		}
+		if held > 10<<30 {
+			t.Errorf("the workers hold %d GiB of 10", held>>30)
+		}
+		c.untilState("one", "awake") // its requests go on waiting
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Errorf("a request of the busy model: %v", err)
+	}
+	if s := c.staffing("kept"); s.Sleeps > 0 {
+		t.Errorf("kept: %+v", s)
+	}
+}
+
+func TestWorkersFollowTheLoad(t *testing.T) {
+	config := strings.Replace(sleeper("affine", 1, "", "instances = [1, 3]"), `"affine", "--scale", "1",`,
+		`"simulated", "--simulated-fixed", "50ms", "--depth", "1",`, 1)
+	c := startCLIWith(t, strings.Replace(config, "max_batch_size = 8", "max_batch_size = 1", 1))
+	c.untilState("affine", "awake")
+	if s := c.staffing("affine"); s.Instances != 1 || s.Most != 3 {
+		t.Errorf("%+v", s)
+	}
+	cl, err := client.Dial(t.Context(), "affine", client.WithWindow(32))
+	must.Do(t, err)
+	defer cl.Close()
+	busy, stop := context.WithCancel(t.Context())
+	for range 16 {
+		go func() {
+			for busy.Err() == nil {
+				if _, err := askFor(t.Context(), cl, patience); err != nil && busy.Err() == nil {
+					t.Errorf("under load: %v", err)
+				}
+			}
+		}()
+	}
+	c.until("more workers serve a queue that grows", func() bool { s := c.stats(); return len(s.Model("affine").Workers) == 3 })
+	stop()
+	if out, code := c.run("scale", "affine", "2"); code != 1 || !strings.Contains(out, "follows the load") {
+		t.Errorf("scale: %d, %s", code, out)
+	}
+	must.Do(t, admin.New("").Restart(t.Context(), "affine"))
+}
+
+func TestFurtherWorkersGiveTheirRoomToAModelThatWaits(t *testing.T) {
+	room := "gpus = [0]\nmemory = \"4GiB\""
+	config := strings.Replace(sleeper("busy", 1, "keep = true", "instances = [1, 2]\n"+room), `"affine", "--scale", "1",`,
+		`"simulated", "--simulated-fixed", "50ms", "--depth", "1",`, 1)
+	config = strings.Replace(config, "max_batch_size = 8", "max_batch_size = 1", 1)
+	c := startCLIWith(t, "[[gpu]]\nnumber = 0\nmemory = \"10GiB\"\n"+config+sleeper("other", 2, "idle = \"1s\"", room))
+	c.untilState("other", "asleep")
+	cl := c.dial("busy")
+	busy, stop := context.WithCancel(t.Context())
+	defer stop()
+	for range 8 {
+		go func() {
+			for busy.Err() == nil {
+				if _, err := askFor(t.Context(), cl, patience); err != nil && busy.Err() == nil {
+					t.Errorf("under load: %v", err)
+				}
+			}
+		}()
+	}
+	c.until("the busy one has two workers", func() bool { s := c.stats(); return len(s.Model("busy").Workers) == 2 })
+	if y, err := askFor(t.Context(), c.dial("other"), patience); y != 2 || err != nil {
+		t.Errorf("the other one: %d, %v", y, err)
+	}
+}
+
+func TestAPipelineSleepsAsAWhole(t *testing.T) {
+	stage := func(name, in, out string, scale int) string {
+		return fmt.Sprintf("[[model.stage]]\nname = %q\ninputs = [%q]\noutputs = [%q]\nmax_batch_size = 8\n[[model.stage.worker]]\n"+
+			"command = [%q, \"worker\", \"affine\", \"--scale\", \"%d\", \"--input\", \"%s:f32[4]\"]\n", name, in, out+":f32[4]", os.Args[0], scale, in)
+	}
+	c := startCLIWith(t, "[[model]]\nname = \"pipe\"\ninputs = [\"x:f32[4]\"]\noutputs = [\"y_out\"]\nslots = 64\nidle = \"1s\"\n"+
+		stage("first", "x", "y", 2)+stage("second", "y", "y_out", 3))
+	c.until("it has woken", func() bool { return c.staffing("pipe").Wakes > 0 })
+	cl := c.dial("pipe")
+	for range 2 {
+		c.untilState("pipe", "asleep")
+		if pids := c.pids(); len(pids) > 0 {
+			t.Errorf("a sleeping pipeline has processes: %v", pids)
+		}
+		if z, err := askFor(t.Context(), cl, patience); z != 6 || err != nil {
+			t.Fatalf("a request to a sleeping pipeline: %d, %v\n%s", z, err, c.broker.Log())
+		}
+	}
+	if out, code := c.run("sleep", "pipe/first"); code != 1 || !strings.Contains(out, "name the pipeline") {
+		t.Errorf("sleep of a stage: %d, %s", code, out)
+	}
+}
