@@ -438,6 +438,8 @@ class Held:
 
 # -- a worker's batches
 
+# Tensors on the host of one shape: their number, name, type, shape and bytes of a row.
+Plain = tuple[tuple[int, str, np.dtype, tuple[int, ...], int], ...]
 
 def next_batch(worker: int, timeout_ns: int) -> tuple[int, int, int, int, int] | int | None:
     """(address, requests, rows, runs, pad_to), or None if no batch came, or the status of an error."""
@@ -447,6 +449,16 @@ def next_batch(worker: int, timeout_ns: int) -> tuple[int, int, int, int, int] |
         return None if status == _TIMEOUT else status
     b = c.Batch.from_address(out.value)
     return out.value, b.requests, b.rows, b.runs, b.pad_to
+
+
+def copy_inputs(at: int, tensors: Plain, most_bytes: int) -> dict[str, Any]:
+    """Copies of the inputs that are not larger, by name: the extension makes them."""
+    return {}
+
+
+def write_outputs(at: int, tensors: Plain, result: Any) -> bool:
+    """Writes what a function returned, if it is arrays of the outputs' types and shapes: the extension does that."""
+    return False
 
 
 def complete_batch(at: int) -> int:
