@@ -22,7 +22,6 @@ from .lost_gpu import lost
 from .ring import Ring, RingBatch
 from .states import States, as_array
 
-
 _COPIED_BYTES = 32 << 10  # inputs up to this size are copies, which need no guard
 
 
