@@ -41,49 +41,36 @@ PyObject *next_batch(PyObject *Py_UNUSED(module), PyObject *args)
 /* A read-only copy of all rows of an input, and of the padding. */
 static PyObject *copy_input(const rb_batch *b, const Plain *t)
 {
-	Py_ssize_t rank = PyTuple_Size(t->shape);
-	PyObject *shape = PyTuple_New(1 + rank), *x;
-	for (Py_ssize_t i = 0; shape && i <= rank; i++) {
-		PyObject *d = i ? PyTuple_GetItem(t->shape, i - 1) : PyLong_FromUnsignedLong(b->pad_to);
-		if (i)
-			Py_INCREF(d);
-		PyTuple_SetItem(shape, i, d);
+	PyObject *rows = Py_BuildValue("(I)", b->pad_to), *shape = rows ? PySequence_Concat(rows, t->shape) : NULL;
+	PyObject *x = shape ? PyObject_CallFunction(np_empty, "NO", shape, t->dtype) : NULL;
+	Py_XDECREF(rows);
+	if (x && Py_TYPE(x) == (PyTypeObject *)ndarray &&
+	    !p_rb_batch_gather(b, RB_INPUT, t->k, ((Array *)x)->data, b->pad_to * (uint64_t)t->bytes)) {
+		((Array *)x)->flags &= ~WRITEABLE;
+		return x;
 	}
-	x = shape ? PyObject_CallFunctionObjArgs(np_empty, shape, t->dtype, NULL) : NULL;
-	Py_XDECREF(shape);
-	if (!x || Py_TYPE(x) != (PyTypeObject *)ndarray ||
-	    p_rb_batch_gather(b, RB_INPUT, t->k, ((Array *)x)->data, b->pad_to * (uint64_t)t->bytes)) {
-		Py_XDECREF(x);
-		return NULL;
-	}
-	((Array *)x)->flags &= ~WRITEABLE;
-	return x;
+	Py_XDECREF(x);
+	return NULL;
 }
 
-/* copy_inputs(batch, tensors, most_bytes): copies of the inputs that are not larger, by name. */
+/* copy_inputs(batch, tensors, most_bytes): copies of the inputs that are not larger, by name. Python takes the others, and says
+ * the error of one that failed. */
 PyObject *copy_inputs(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	unsigned long long at;
-	PyObject *tensors, *all = PyDict_New();
+	PyObject *tensors, *all = NULL;
 	Py_ssize_t most;
 	Plain t;
-	if (!all || !PyArg_ParseTuple(args, "KO!n", &at, &PyTuple_Type, &tensors, &most))
-		goto failed;
+	if (!PyArg_ParseTuple(args, "KO!n", &at, &PyTuple_Type, &tensors, &most) || !(all = PyDict_New()))
+		return NULL;
 	const rb_batch *b = (const rb_batch *)(uintptr_t)at;
-	for (Py_ssize_t i = 0; i < PyTuple_Size(tensors); i++) {
-		if (!plain(tensors, i, &t))
-			goto failed;
-		PyObject *x = t.bytes * (Py_ssize_t)b->pad_to <= most ? copy_input(b, &t) : NULL;
-		if (x ? PyDict_SetItem(all, t.name, x) : PyErr_Occurred() != NULL) {
-			Py_XDECREF(x);
-			goto failed;
-		}
+	for (Py_ssize_t i = 0; all && i < PyTuple_Size(tensors); i++) {
+		PyObject *x = plain(tensors, i, &t) && t.bytes * (Py_ssize_t)b->pad_to <= most ? copy_input(b, &t) : NULL;
+		if (x ? PyDict_SetItem(all, t.name, x) : PyErr_Occurred() != NULL)
+			Py_CLEAR(all);
 		Py_XDECREF(x);
 	}
 	return all;
-failed:
-	Py_XDECREF(all);
-	return NULL;
 }
 
 /* Whether it is an array of all rows of the output, perhaps with the padding. */

@@ -438,9 +438,6 @@ class Held:
 
 # -- a worker's batches
 
-# Tensors on the host of one shape: their number, name, type, shape and bytes of a row.
-Plain = tuple[tuple[int, str, np.dtype, tuple[int, ...], int], ...]
-
 def next_batch(worker: int, timeout_ns: int) -> tuple[int, int, int, int, int] | int | None:
     """(address, requests, rows, runs, pad_to), or None if no batch came, or the status of an error."""
     out = ctypes.c_size_t()
@@ -451,13 +448,12 @@ def next_batch(worker: int, timeout_ns: int) -> tuple[int, int, int, int, int] |
     return out.value, b.requests, b.rows, b.runs, b.pad_to
 
 
-def copy_inputs(at: int, tensors: Plain, most_bytes: int) -> dict[str, Any]:
-    """Copies of the inputs that are not larger, by name: the extension makes them."""
+def copy_inputs(*_: Any) -> dict[str, Any]:
+    """Only the extension takes several inputs, and writes outputs, in one call."""
     return {}
 
 
-def write_outputs(at: int, tensors: Plain, result: Any) -> bool:
-    """Writes what a function returned, if it is arrays of the outputs' types and shapes: the extension does that."""
+def write_outputs(*_: Any) -> bool:
     return False
 
 
