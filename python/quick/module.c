@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The module: its setup by Python, and a worker's batches. */
+/* The module: its setup by Python. */
 #include "quick.h"
 
 #include <dlfcn.h>
@@ -17,39 +17,7 @@ static int knows_arrays(PyObject *probe, PyObject *dtype, unsigned long long add
 	Array *a = (Array *)probe;
 	return Py_TYPE(probe) == (PyTypeObject *)ndarray && (unsigned long long)(uintptr_t)a->data == address && a->rank == 2 &&
 	       a->shape[0] == 2 && a->shape[1] == 3 && a->strides[0] == 3 * item && a->strides[1] == item && a->base == NULL &&
-	       a->dtype == dtype && a->flags & CONTIGUOUS;
-}
-
-/* ---- a worker's batches ---------------------------------------------------- */
-
-/* next_batch(worker, timeout_ns): (address, requests, rows, runs, pad_to), None if
- * none came; a number is the status of an error. */
-static PyObject *next_batch(PyObject *Py_UNUSED(module), PyObject *args)
-{
-	unsigned long long worker;
-	long long timeout;
-	rb_batch *b = NULL;
-	if (!PyArg_ParseTuple(args, "KL", &worker, &timeout))
-		return NULL;
-	int status = p_rb_worker_next(worker, 0, &b); /* there may be one already */
-	if (status == RB_ERR_TIMEOUT && timeout) {
-		Py_BEGIN_ALLOW_THREADS
-		status = p_rb_worker_next(worker, timeout, &b);
-		Py_END_ALLOW_THREADS
-	}
-	if (status == RB_ERR_TIMEOUT)
-		Py_RETURN_NONE;
-	if (status)
-		return PyLong_FromLong(status);
-	return Py_BuildValue("KIIII", (unsigned long long)(uintptr_t)b, b->requests, b->rows, b->runs, b->pad_to);
-}
-
-static PyObject *complete_batch(PyObject *Py_UNUSED(module), PyObject *at)
-{
-	rb_batch *batch = PyLong_AsVoidPtr(at);
-	if (PyErr_Occurred())
-		return NULL;
-	return PyLong_FromLong(p_rb_batch_complete(batch));
+	       a->dtype == dtype && a->flags & CONTIGUOUS && a->flags & WRITEABLE;
 }
 
 /* ---- the module ------------------------------------------------------------ */
@@ -96,6 +64,8 @@ static PyMethodDef functions[] = {
 	{"load", load, METH_O, NULL},
 	{"forked", forked, METH_NOARGS, NULL},
 	{"next_batch", next_batch, METH_VARARGS, NULL},
+	{"copy_inputs", copy_inputs, METH_VARARGS, NULL},
+	{"write_outputs", write_outputs, METH_VARARGS, NULL},
 	{"complete_batch", complete_batch, METH_O, NULL},
 	{0},
 };

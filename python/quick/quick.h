@@ -10,7 +10,8 @@
  *   many.c                requests in flight, and their futures
  *   request.c   Held      base of Request: one claimed request and the arrays over it
  *               Columns   the arrays of one side of it, by name
- *   module.c    the module, its setup by Python, and a worker's batches
+ *   batch.c               a worker's batches
+ *   module.c    the module, and its setup by Python
  *
  * Two rules for everything here:
  *
@@ -49,7 +50,7 @@
 	F(rb_connect) F(rb_close) F(rb_client_model) F(rb_claim) F(rb_sequence_request) F(rb_input) F(rb_set_priority) \
 	F(rb_set_cost) F(rb_commit) F(rb_commit_all) F(rb_wait) F(rb_poll) F(rb_output) F(rb_output_row) F(rb_release) \
 	F(rb_request_version) F(rb_commit_on_stream) F(rb_release_on_stream) F(rb_infer) F(rb_step) F(rb_collect)      \
-	F(rb_sequence_undo) F(rb_reap) F(rb_worker_next) F(rb_batch_complete)
+	F(rb_sequence_undo) F(rb_reap) F(rb_worker_next) F(rb_batch_gather) F(rb_batch_scatter) F(rb_batch_complete)
 #define DECLARE(name) extern __typeof__(name) *p_##name;
 FUNCTIONS(DECLARE)
 
@@ -72,6 +73,7 @@ typedef struct {
 } Array;
 
 #define CONTIGUOUS 1 /* NPY_ARRAY_C_CONTIGUOUS */
+#define WRITEABLE 0x0400 /* NPY_ARRAY_WRITEABLE */
 
 /* ---- a connection ---------------------------------------------------------- */
 
@@ -166,5 +168,12 @@ PyObject *client_collect(Client *c, PyObject *args);
 PyObject *list_and_commit(Client *c, uint64_t request, PyObject *waiters, PyObject *waiter, int64_t timeout, int hold);
 PyObject *client_send(Client *c, PyObject *args);
 PyObject *client_drain(Client *c, PyObject *args);
+
+/* ---- a worker's batches (batch.c) ------------------------------------------- */
+
+PyObject *next_batch(PyObject *module, PyObject *args);
+PyObject *copy_inputs(PyObject *module, PyObject *args);
+PyObject *write_outputs(PyObject *module, PyObject *args);
+PyObject *complete_batch(PyObject *module, PyObject *at);
 
 #endif

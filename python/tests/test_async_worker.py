@@ -101,7 +101,7 @@ def test_views_of_a_batch_are_over_when_its_coroutine_is(socket):
 
     @rb.worker("kept", **FOUR, concurrency=2)
     async def keep(batch):
-        kept.append(batch.inputs["x"])
+        kept.append(batch.input_run("x", 0))
         return batch.inputs["x"]
 
     with serving(keep, socket), rb.connect("kept", socket=socket, wait=60) as m:

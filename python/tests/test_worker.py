@@ -206,18 +206,33 @@ def test_the_first_line_of_a_failure_has_no_places_and_no_notes():
 def test_views_of_a_batch_end_with_it(socket):
     kept = []
 
-    @rb.worker("keeper", **FOUR, wait_time=0)
+    @rb.worker("keeper", inputs={"x": ("float32", (1 << 16,))}, outputs={"y": ("float32", (1 << 16,))}, wait_time=0)
     def keeper(batch):
         kept.append(batch.inputs["x"])
         kept.append(np.asarray(batch.inputs["x"]))
         batch.outputs["y"][...] = batch.inputs["x"]
 
     with serving(keeper, socket), rb.connect("keeper", socket=socket, wait=60) as m:
-        m(np.zeros(4, "float32"))
-        m(np.zeros(4, "float32"))  # the first batch is over for sure
+        m(np.zeros(1 << 16, "float32"))
+        m(np.zeros(1 << 16, "float32"))  # the first batch is over for sure
         with pytest.raises(rb.Released):
             kept[0].sum()
     assert kept[1].sum() == kept[1].sum()  # stale, not a crash, also after the worker has left
+
+
+@pytest.mark.parametrize("pad_to", [0, 4])
+def test_small_inputs_keep_their_values_after_their_batch(socket, pad_to):
+    kept = []
+
+    @rb.worker(f"notes{pad_to}", **FOUR, max_batch_size=4, wait_time=0, pad_to=pad_to)
+    def notes(batch):
+        kept.append(batch.inputs["x"])
+        return kept[-1]
+
+    with serving(notes, socket), rb.connect(notes.model, socket=socket, wait=60) as m:
+        for i in range(20):
+            assert (m(np.full(4, i, "float32")) == i).all()
+    assert [x[0].tolist() for x in kept] == [[i] * 4 for i in range(20)] and not any(x.flags.writeable for x in kept)
 
 
 def test_several_inputs_and_outputs_of_all_types(socket):

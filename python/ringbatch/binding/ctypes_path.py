@@ -438,7 +438,6 @@ class Held:
 
 # -- a worker's batches
 
-
 def next_batch(worker: int, timeout_ns: int) -> tuple[int, int, int, int, int] | int | None:
     """(address, requests, rows, runs, pad_to), or None if no batch came, or the status of an error."""
     out = ctypes.c_size_t()
@@ -447,6 +446,15 @@ def next_batch(worker: int, timeout_ns: int) -> tuple[int, int, int, int, int] |
         return None if status == _TIMEOUT else status
     b = c.Batch.from_address(out.value)
     return out.value, b.requests, b.rows, b.runs, b.pad_to
+
+
+def copy_inputs(*_: Any) -> dict[str, Any]:
+    """Only the extension takes several inputs, and writes outputs, in one call."""
+    return {}
+
+
+def write_outputs(*_: Any) -> bool:
+    return False
 
 
 def complete_batch(at: int) -> int:

@@ -17,7 +17,7 @@ from . import ctypes_path, library
 from .views import committed, end_view, parents, released
 
 if TYPE_CHECKING:
-    from .ctypes_path import Caller, Client, Held, Stepper, complete_batch, next_batch
+    from .ctypes_path import Caller, Client, Held, Stepper, complete_batch, copy_inputs, next_batch, write_outputs
 
 
 def _quick() -> Any:
@@ -46,5 +46,7 @@ quick = _quick()
 if not TYPE_CHECKING:
     _taken = quick or ctypes_path
     Caller, Client, Held, Stepper = _taken.Caller, _taken.Client, _taken.Held, _taken.Stepper
-    next_batch, complete_batch = _taken.next_batch, _taken.complete_batch
+    next_batch, copy_inputs, write_outputs, complete_batch = (
+        _taken.next_batch, _taken.copy_inputs, _taken.write_outputs, _taken.complete_batch,
+    )  # fmt: skip
 library.use(quick)

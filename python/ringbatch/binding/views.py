@@ -4,8 +4,8 @@
 A slot belongs to its request, and a request ends. Three rules make late arrays
 harmless:
 
-1. Users get a :class:`View`, an ndarray that asks its :class:`Life` before every
-   use, and so does every slice of it. After the end each use raises.
+1. Users get a :class:`View`, an ndarray that belongs to a :class:`Life`, and so does
+   every slice of it. At the end it becomes an :class:`Over`, each use of which raises.
 2. Views and their slices lose their memory at the end: ``np.asarray`` of one gives
    an empty array then.
 3. Plain arrays and tensors that were made of a view *before* the end
@@ -86,17 +86,6 @@ def strided(memory: Any, dtype: np.dtype, offset: int, stride: int, shape: tuple
     return np.ndarray(shape, dtype, memory, offset, (stride, *strides[: len(shape) - 1]))
 
 
-_present = object()  # this process; a forked child's is another
-
-
-def _in_child() -> None:
-    global _present
-    _present = object()
-
-
-os.register_at_fork(after_in_child=_in_child)
-
-
 _FEW = 64
 
 
@@ -121,14 +110,14 @@ class Weakly(list):
 class Life:
     """How long some views may be used."""
 
-    __slots__ = ("_memory", "_slices", "_views", "error", "lives_in")
+    __slots__ = ("__weakref__", "_memory", "_slices", "_views", "error")
 
     def __init__(self, memory: Any) -> None:
         self._memory = memory  # stays mapped for addresses that were taken from a view
-        self.error: Callable[[], errors.Error] = parents  # raised by each use once lives_in is not this process
-        self.lives_in: object = _present
+        self.error: Callable[[], errors.Error] = released  # raised by each use after the end
         self._views: list[Any] = []
         self._slices = Weakly()  # a slice of a view ends with it
+        _lives.add(self)
 
     def view(self, array: Any) -> Any:
         """A view of the array that ends with this life. Arrays on the device are returned as they are."""
@@ -140,11 +129,26 @@ class Life:
         return v
 
     def end(self, error: Callable[[], errors.Error]) -> None:
-        self.error, self.lives_in = error, None
+        self.error = error
         for v in [*self._views, *self._slices.arrays()]:
             _end(v, error)
         self._views.clear()
         self._slices.clear()
+
+
+_lives: weakref.WeakSet[Life] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    """The parent's views are over in a forked child."""
+    for life in list(_lives):
+        life.error = parents
+        for v in [*life._views, *life._slices.arrays()]:
+            if isinstance(v, View):
+                v.__class__ = Over
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def fresh(array: Any, memory: Any) -> Any:
@@ -152,22 +156,25 @@ def fresh(array: Any, memory: Any) -> Any:
     if not isinstance(array, np.ndarray):
         return array
     v = array.view(View)
-    v._life = Life(memory)
+    v._life = life = Life(memory)
+    life._slices.add(v)
     return v
 
 
 def end_view(view: Any, error: Callable[[], errors.Error]) -> None:
     """Ends a view of fresh, or a list of them."""
     for v in view if isinstance(view, list) else [view]:
-        if isinstance(v, View):
-            _life_of(v).end(error)
-        _end(v, error)
+        if isinstance(v, View) and v._life is not None:
+            v._life.end(error)
+        else:
+            _end(v, error)
 
 
 def _end(view: Any, error: Callable[[], errors.Error]) -> None:
     """Takes the view's memory away."""
     if isinstance(view, View):
         _setstate(view, _EMPTY)
+        view.__class__ = Over
     else:
         end_device_array(view, error)
 
@@ -185,27 +192,16 @@ def committed() -> errors.Error:
 
 
 _get = np.ndarray.__getattribute__
-_getitem, _setitem = np.ndarray.__getitem__, np.ndarray.__setitem__
+_setitem = np.ndarray.__setitem__
 _setstate: Any = np.ndarray.__setstate__
 _EMPTY = (1, (0,), np.dtype("u1"), False, b"")  # of an array that has lost its memory
 _QUIET = frozenset(("__class__", "__array_finalize__", "__array_priority__", "_life"))
 
 
-def _over(array: Any) -> bool:
-    life = _life_of(array)
-    return life is not None and life.lives_in is not _present
-
-
-def _check(array: Any) -> None:
-    if _over(array):
-        raise _life_of(array).error()
-
-
 def _plain(value: Any) -> Any:
-    """Views, checked, as plain arrays; also inside of tuples and lists."""
+    """Views as plain arrays; also inside of tuples and lists."""
     if isinstance(value, View):
-        _check(value)
-        return _get(value, "view")(np.ndarray)
+        return value.view(np.ndarray)
     if isinstance(value, (tuple, list)):
         return type(value)([_plain(v) for v in value])
     return value
@@ -252,47 +248,14 @@ class View(np.ndarray):
 
     def __array_finalize__(self, parent: Any) -> None:
         # A slice shares the life of its view; a copy has none.
-        shares = isinstance(parent, View) and not _get(self, "flags").owndata
-        self._life = life = _life_of(parent) if shares else None
+        self._life = life = parent._life if isinstance(parent, View) and not self.flags.owndata else None
         if life is not None:
             life._slices.add(self)
 
-    def __getattribute__(self, name: str) -> Any:
-        if name not in _QUIET:
-            _check(self)
-        return _get(self, name)
-
-    # Every request calls these two: the check is inlined.
-    def __getitem__(self, key: Any) -> Any:
-        life = _life_of(self)
-        if life is not None and life.lives_in is not _present:
-            raise life.error()
-        return _getitem(self, key)
-
     def __setitem__(self, key: Any, value: Any) -> None:
-        life = _life_of(self)
-        if life is not None and life.lives_in is not _present:
-            raise life.error()
-        if type(value) is not np.ndarray or value.dtype is not _dtype_of(self):
-            value = _held(value, _dtype_of(self))
+        if type(value) is not np.ndarray or value.dtype is not self.dtype:
+            value = _held(value, self.dtype)
         _setitem(self, key, value)
-
-    def __len__(self) -> int:
-        _check(self)
-        return super().__len__()
-
-    def __iter__(self) -> Any:
-        _check(self)
-        return super().__iter__()
-
-    # NumPy before 1.25 turns errors of == and != into a warning and False.
-    def __eq__(self, other: Any) -> Any:
-        _check(self)
-        return super().__eq__(other)
-
-    def __ne__(self, other: Any) -> Any:
-        _check(self)
-        return super().__ne__(other)
 
     def fill(self, value: Any) -> None:
         self[...] = value
@@ -335,17 +298,31 @@ class View(np.ndarray):
         return np.array(self, subok=False).__reduce__()
 
     def __repr__(self) -> str:
-        if _over(self):
-            return "<ringbatch view that is over>"
-        return repr(_get(self, "view")(np.ndarray))
+        return repr(self.view(np.ndarray))
 
     def __str__(self) -> str:
-        if _over(self):
-            return repr(self)
-        return str(_get(self, "view")(np.ndarray))
+        return str(self.view(np.ndarray))
 
     __hash__ = None  # type: ignore[assignment]
 
 
-_dtype_of: Any = np.ndarray.__dict__["dtype"].__get__
-_life_of: Any = View.__dict__["_life"].__get__
+def _raise(over: View, *_: Any, **__: Any) -> Any:
+    assert over._life is not None
+    raise over._life.error()
+
+
+class Over(View):
+    """A view whose request or batch is over."""
+
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        return _get(self, name) if name in _QUIET else _raise(self)
+
+    # NumPy before 1.25 turns errors of == and != into a warning and False.
+    __getitem__ = __setitem__ = __len__ = __iter__ = __eq__ = __ne__ = __array_ufunc__ = __array_function__ = __reduce__ = _raise
+
+    def __repr__(self) -> str:
+        return "<ringbatch view that is over>"
+
+    __str__ = __repr__

@@ -14,12 +14,15 @@ from .. import errors
 from ..binding.casting import converted, converted_tensor
 from ..binding.ctypes_path import Columns
 from ..binding.device import DeviceMemory, is_device_array, owned_rows
+from ..binding.paths import copy_inputs, write_outputs
 from ..binding.tensors import Tensor
 from ..binding.views import Life, released
 from .buffers import Buffers
 from .lost_gpu import lost
 from .ring import Ring, RingBatch
 from .states import States, as_array
+
+_COPIED_BYTES = 32 << 10  # inputs up to this size are copies, which need no guard
 
 
 class Run(NamedTuple):
@@ -70,7 +73,8 @@ class Batch:
     ``len(batch)`` and ``batch.rows`` count rows; ``requests`` has the rows of each request.
 
     ``inputs[name]`` and ``outputs[name]`` have all rows of the batch. They are views
-    of shared memory if the rows are adjacent there, otherwise copies. To avoid the
+    of shared memory if the rows are adjacent there, otherwise copies. Inputs up to 32 KiB
+    are copies, and may be kept. To avoid the
     copy use :attr:`runs`, :meth:`input_run` and :meth:`output_run`. Inputs are
     read-only: a retry, or the next stage of a pipeline, reads them again.
 
@@ -95,7 +99,7 @@ class Batch:
     _gathered_bytes = 1 << 20  # the library's limit for that
 
     def __init__(self, ring: Ring, buffers: Buffers, batch: RingBatch, debug: bool = False) -> None:
-        self._sig, self._mapping, self._buffers = ring.signature, ring.mapping, buffers
+        self._ring, self._sig, self._mapping, self._buffers = ring, ring.signature, ring.mapping, buffers
         self._raw = batch
         self._debug, self._packed = debug, ring.packed
         if debug:
@@ -120,7 +124,7 @@ class Batch:
 
     # The arrays by name. Columns refer to the batch, so the batch must not keep them: a forgotten
     # batch goes at once, without the garbage collector.
-    _made_in: dict[str, Any] = _lazy(lambda _: {})
+    _made_in: dict[str, Any] = _lazy(lambda batch: copy_inputs(batch._raw.at, batch._ring.plain_inputs, _COPIED_BYTES))
     _made_out: dict[str, Any] = _lazy(lambda _: {})
 
     @property
@@ -201,7 +205,7 @@ class Batch:
 
     @property
     def contiguous(self) -> bool:
-        """Whether the arrays are the shared memory itself."""
+        """Whether the rows are adjacent in shared memory, and there is no padding."""
         return self._raw.pieces == 1 and self.padded == self.rows
 
     @property
@@ -226,12 +230,13 @@ class Batch:
         if t.variable and self.ragged:
             return self._exact_rows(t)
         shape = self._shape(t, self._sig.inputs)
-        if self.contiguous:
+        small = not t.on_device and self.padded * t.row_bytes <= _COPIED_BYTES
+        if self.contiguous and not small:
             rows = self._run(self._sig.inputs, t.name, 0)
             return owned_rows(rows) if t.on_device else rows
         if t.on_device:
             return self._device.gather(self._mapping.plane(t), self.slots, self.padded)
-        array = self._buffers.get("input", t, self.padded, shape)
+        array = np.empty((self.padded, *shape), t.dtype) if small else self._buffers.get("input", t, self.padded, shape)
         self._raw.gather(k, array.__array_interface__["data"][0], array.nbytes)
         if array.nbytes > self._gathered_bytes:
             self._gathered, self._gathered_bytes = k, array.nbytes
@@ -343,6 +348,14 @@ class Batch:
     def _take(self, result: Any) -> None:
         """Writes the returned outputs. If the function touched batch.outputs[name], the returned value is ignored.
         An output that was neither returned nor touched fails the batch: the slots still have the bytes of earlier requests."""
+        touched = "_made_out" in self.__dict__ or "_asked_runs" in self.__dict__
+        if touched or not write_outputs(self._raw.at, self._ring.plain_outputs, result):
+            self._take_each(result)
+        for t in self._sig.state:
+            if t.name not in self.state.assigned and len(self._failed) < self._raw.requests:
+                raise errors.Invalid(f'state {t.name!r} was not assigned: write batch.state["{t.name}"] = ..., also if it stays the same')
+
+    def _take_each(self, result: Any) -> None:
         if isinstance(result, Columns) and result.of(self._made_out):
             result = None  # batch.outputs itself: returning it writes nothing
         returned = {} if result is None else self._by_name(result)
@@ -359,9 +372,6 @@ class Batch:
                 said = ", ".join(name for name in returned if returned[name] is not None) or "None"
                 advice = f'return the output, or write batch.outputs["{t.name}"][...]'
                 raise errors.Invalid(f"the function returned {said} and wrote no output {t.name!r}: {advice}")
-        for t in self._sig.state:
-            if t.name not in self.state.assigned and len(self._failed) < self._raw.requests:
-                raise errors.Invalid(f'state {t.name!r} was not assigned: write batch.state["{t.name}"] = ..., also if it stays the same')
 
     def _by_name(self, result: Any) -> dict[str, Any]:
         """The returned outputs by name."""
@@ -418,7 +428,8 @@ class Batch:
         if not t.variable:
             if array.shape[1:] != t.shape:
                 raise errors.Shape(f"output {t.name!r}: expected rows of {t.expected_row}; got shape {array.shape}")
-            self.outputs[t.name][: len(array)] = _same_kind(t, array)
+            array = np.ascontiguousarray(_same_kind(t, array))
+            self._raw.scatter(k, array.__array_interface__["data"][0], array.nbytes)
             return
         for row in range(self.rows):
             self._write_row(k, t, row, array[row])
@@ -467,7 +478,7 @@ class Batch:
 
     def _end(self) -> None:
         """Ends the arrays."""
-        if self._sig.on_device or any(t.on_device for t in self._sig.state):  # queued work still uses the slots
+        if self._mapping.device is not None:  # queued work still uses the slots
             try:
                 self._device.synchronize()
             except RuntimeError as e:

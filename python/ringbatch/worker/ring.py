@@ -93,10 +93,10 @@ _MEMBER = np.dtype(c.Member)
 class RingBatch(Rows):
     """A batch of a ring."""
 
-    __slots__ = ("_at", "_c", "_lib", "_ring", "_runs", "pad_to", "pieces", "requests")
+    __slots__ = ("_c", "_lib", "_ring", "_runs", "at", "pad_to", "pieces", "requests")
 
     def __init__(self, ring: Ring, at: int, requests: int, rows: int, pieces: int, pad_to: int) -> None:
-        self._ring, self._lib, self._at = ring, ring.lib, at
+        self._ring, self._lib, self.at = ring, ring.lib, at
         self.requests, self.rows, self.pad_to = requests, rows, pad_to
         self.pieces = pieces  # the number of runs
         self._c: Any = None
@@ -108,7 +108,7 @@ class RingBatch(Rows):
     def c(self) -> Any:
         """The batch as C has it."""
         if self._c is None:
-            self._c = c.Batch.from_address(self._at)
+            self._c = c.Batch.from_address(self.at)
         return self._c
 
     @property
@@ -165,27 +165,27 @@ class RingBatch(Rows):
 
     def gather(self, k: int, to: int, size: int) -> None:
         """Copies the rows of the k-th input together, with zeros for the padding; without the GIL."""
-        check(self._lib, self._lib.rb_batch_gather(self._at, c.INPUT, k, to, size))
+        check(self._lib, self._lib.rb_batch_gather(self.at, c.INPUT, k, to, size))
 
     def gather_state(self, k: int, to: int, size: int) -> None:
         """The same for the k-th state before this step."""
-        check(self._lib, self._lib.rb_batch_gather(self._at, c.STATE, k, to, size))
+        check(self._lib, self._lib.rb_batch_gather(self.at, c.STATE, k, to, size))
 
     def set_state(self, k: int, of: int, size: int) -> None:
         """Copies the k-th state after this step into the slots."""
-        check(self._lib, self._lib.rb_batch_set_state(self._at, k, of, size))
+        check(self._lib, self._lib.rb_batch_set_state(self.at, k, of, size))
 
     def prefetch(self, k: int, to: int, size: int) -> None:
         """Starts to gather, in threads of the library; gather with the same arguments finishes."""
-        check(self._lib, self._lib.rb_batch_prefetch(self._at, k, to, size))
+        check(self._lib, self._lib.rb_batch_prefetch(self.at, k, to, size))
 
     def scatter(self, k: int, of: int, size: int) -> None:
         """Copies rows of the k-th output into their slots."""
-        check(self._lib, self._lib.rb_batch_scatter(self._at, k, of, size))
+        check(self._lib, self._lib.rb_batch_scatter(self.at, k, of, size))
 
     def pack(self, k: int, to: int, size: int) -> None:
         """Copies the rows of the k-th input one after the other, each in its true size."""
-        check(self._lib, self._lib.rb_batch_pack(self._at, k, to, size, None))
+        check(self._lib, self._lib.rb_batch_pack(self.at, k, to, size, None))
 
     def offsets(self) -> np.ndarray:
         """Where each packed row begins, and the last one ends; int32."""
@@ -201,33 +201,35 @@ class RingBatch(Rows):
 
     def unpack(self, k: int, of: int, size: int) -> None:
         """Copies packed rows of the k-th output into their slots, and sets their sizes."""
-        check(self._lib, self._lib.rb_batch_unpack(self._at, k, of, size))
+        check(self._lib, self._lib.rb_batch_unpack(self.at, k, of, size))
 
     def set_row_dims(self, row: int, dims: Sequence[int]) -> None:
         """The sizes of the variable dimensions of a row's outputs."""
         sizes = (c_uint32 * len(dims))(*dims)
-        check(self._lib, self._lib.rb_batch_set_row_dims(self._at, row, addressof(sizes), len(dims)))
+        check(self._lib, self._lib.rb_batch_set_row_dims(self.at, row, addressof(sizes), len(dims)))
 
     def fail(self, i: int, error: BaseException | str) -> None:
-        if isinstance(error, errors.Error) and self._lib.rb_batch_fail_as(self._at, i, error.status, _reason(error)) == 0:
+        if isinstance(error, errors.Error) and self._lib.rb_batch_fail_as(self.at, i, error.status, _reason(error)) == 0:
             return  # otherwise a request cannot end with that status
-        check(self._lib, self._lib.rb_batch_fail(self._at, i, _reason(error)))
+        check(self._lib, self._lib.rb_batch_fail(self.at, i, _reason(error)))
 
     def fail_all(self, error: BaseException | str) -> None:
         """Fails the batch as a whole; requests that have failed already keep their error."""
-        check(self._lib, self._lib.rb_batch_fail_all(self._at, _reason(error)))
+        check(self._lib, self._lib.rb_batch_fail_all(self.at, _reason(error)))
 
     def wanted(self) -> bool:
         """Whether a client still waits for one of its requests."""
-        return any(self._lib.rb_batch_waiting(self._at, i) != errors.Canceled.status for i in range(self.requests))
+        return any(self._lib.rb_batch_waiting(self.at, i) != errors.Canceled.status for i in range(self.requests))
 
     def set_version(self, version: int) -> None:
         """Names the version of the weights in the answers."""
-        check(self._lib, self._lib.rb_batch_set_version(self._at, version))
+        check(self._lib, self._lib.rb_batch_set_version(self.at, version))
 
     def complete(self) -> None:
         """Answers the clients; the batch is over."""
-        check(self._lib, complete_batch(self._at))
+        status = complete_batch(self.at)
+        if status:
+            raise last_error(self._lib, status)
 
     def answer_failed(self, error: BaseException) -> None:
         self.fail_all(error)
@@ -281,6 +283,12 @@ class Ring:
         check(lib, lib.rb_worker_notes(self._handle, addressof(notes)))
         for note in (notes.value or b"").decode().splitlines():
             log.warning("model %s has another policy than this worker: %s", model, note)
+        # For the extension: inputs of one shape on the host; and the outputs, if all of them are.
+        self.plain_inputs, outputs = (
+            tuple((k, t.name, t.dtype, t.shape, t.row_bytes) for k, t in enumerate(side) if not t.variable and not t.on_device)
+            for side in (self.signature.inputs, self.signature.outputs)
+        )  # fmt: skip
+        self.plain_outputs = outputs if len(outputs) == len(self.signature.outputs) else ()
         # The usual case: all rows of the model have one shape.
         self._shapes = None if self.signature.variable_inputs else [t.shape for t in self.signature.inputs]
 
