@@ -87,7 +87,7 @@ def refuse_mixed_rows(
             f"the module takes one row, and fails with {rows}: a batch of 1 is fixed in it, in the shape of a view, say. "
             f"Make it for any number of rows, or serve single rows (--max-batch-size=1). {failure(e)}"
         ) from None
-    grown = [k for k, (y, o) in enumerate(zip(ys, outputs)) if o.known and y.shape[1:] != o.largest]
+    grown = [k for k, (y, o) in enumerate(zip(ys, outputs)) if o.known and math.prod(y.shape[1:]) != math.prod(o.largest)]
     for k in grown:
         raise errors.Invalid(f"a row of output {k} has shape {list(outputs[k].largest)} alone, and {list(ys[k].shape[1:])} in a batch of "
             f"{rows}: rows of this model depend on one another{taken.others(grown)}")
