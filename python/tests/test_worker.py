@@ -4,6 +4,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import warnings
 
 import numpy as np
 import pytest

@@ -133,7 +133,7 @@ def main() -> int:
                 names, most = [], 0
                 text = re.sub(r"\s+", " ", str(error))
                 ok = e.refused is not None and re.search(e.refused, text) is not None
-                text = f"refused: {text[:200]}" if ok else f"FAILS: {text[:300]}"
+                text = f"refused: {text[:300]}" if ok else f"FAILS: {text[:300]}"
                 if not ok:
                     said.write(traceback.format_exc())
             failed += [] if ok else [e.name]
