@@ -64,7 +64,6 @@ def test_tensors_are_named_as_the_model_names_them(result, names, left_out):
         ((None, A), [], False, ["y"], [A]),  # only one is left
         ((A, B), ["b", "a"], False, ["b", "a"], [A, B]),  # by place: the module has no names
         ({"a": A, "b": B}, ["b", "a"], False, ["b", "a"], [B, A]),
-        ({"a": A}, ["z"], False, ["z"], [A]),
         ({"a": A, "b": B, "c": C}, ["c", "a"], True, ["c", "a"], [C, A]),
         ((A, B), ["y1"], True, ["y1"], [B]),
         (A, ["y"], True, ["y"], [A]),
@@ -82,6 +81,7 @@ def test_outputs_are_picked_and_ordered_by_name(result, declared, picked, names,
     [
         ({"a": A, "b": B}, ["c"], True, "the model has no output 'c': it gives a, b"),
         ({"a": A, "b": B}, ["x", "y"], False, "the model gives a, b by name, and x, y are declared"),
+        ({"a": A}, ["x"], False, "the model gives a by name, and x are declared: use those names"),
         ({"a": {"b": A}, "a.b": B}, [], False, "two results with the name 'a.b'"),
         ({"a": None}, [], False, r"the model gives no tensor: a \(None\)"),
         ({}, [], False, "the model gives no tensor: its result is empty"),

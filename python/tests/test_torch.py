@@ -284,7 +284,7 @@ def test_rows_may_be_padded_to_the_longest_of_their_batch(served):
     ids=["one", "open", "fixed", "follows", "fewer", "more"],
 )
 def test_only_sizes_that_are_not_known_may_be_others_in_a_batch(module, inputs, outputs):
-    with pytest.raises(rb.Invalid, match="in a batch of 3 (the rows give other results than alone|a row gives other results)"):
+    with pytest.raises(rb.Invalid, match="in a batch of 3 (the rows give other results than alone|a row gives other results)|gave y0.* in its first run"):
         rt.serve(module, "m", inputs=inputs, outputs=outputs, device="cpu", max_batch_size=4)
 
 
@@ -488,7 +488,7 @@ def test_an_output_that_does_not_hold_a_result_fails_its_request_alone(served, d
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_output_that_is_not_declared_keeps_64_bits(served, packed):
-    how = {"inputs": ["x:f32[<=4]"], "packed": "x"} if packed else {"inputs": ["x:f32[4]"]}
+    how = {"inputs": ["x:f32[<=4]"], "packed": ["x"]} if packed else {"inputs": ["x:f32[4]"]}
     socket = served(lambda x, offsets=None: (x.double() / 3, x.bfloat16()), "wide", device="cpu", max_batch_size=4, **how)
     with rb.connect("wide", socket=socket, wait=60) as c:
         y = c(np.ones(4, "float32"))

@@ -89,8 +89,9 @@ def refuse_mixed_rows(
         ) from None
     grown = [k for k, (y, o) in enumerate(zip(ys, outputs)) if o.known and math.prod(y.shape[1:]) != math.prod(o.largest)]
     for k in grown:
-        raise errors.Invalid(f"a row of output {k} has shape {list(outputs[k].largest)} alone, and {list(ys[k].shape[1:])} in a batch of "
-            f"{rows}: rows of this model depend on one another{taken.others(grown)}")
+        raise errors.Invalid(f"in a batch of {rows} a row gives other results than alone: its {taken.names[k]!r} has shape "
+            f"{list(ys[k].shape[1:])} there, and {list(outputs[k].largest)} alone, so rows of this model depend on one another"
+            f"{taken.others(grown)}")
     trials.refuse_mixed_rows(tried, xs, tolerance, outputs, exact=exact)
 
 

@@ -103,7 +103,7 @@ class Outputs:
             keys, names = [keys[0] if name == "y" and name in names else name for name in self._declared], self._declared
         elif self._declared and r.by_name and {*self._declared} <= {*keys}:
             keys = names = self._declared
-        elif self._declared and r.by_name and len(keys) > 1:
+        elif self._declared and r.by_name:
             raise errors.Invalid(f"the model gives {_listed(keys)} by name, and {_listed(self._declared)} are declared: use those names, "
                 "or name the outputs to serve, --output NAME")
         elif len(self._declared) == len(keys):
