@@ -114,7 +114,8 @@ def check(model, one, three, want, at) -> None:
     np.testing.assert_allclose(model(X[0]), want[0], atol=1e-5)  # without a sequence
 
 
-@pytest.mark.parametrize("how", ["module", "dict", "dict without declarations", "script", "exported", "exported by name", "bfloat16", "varying"])
+@pytest.mark.parametrize(
+    "how", ["module", "dict", "dict without declarations", "script", "exported", "exported by name", "bfloat16", "varying"])  # fmt: skip
 def test_kinds_of_modules_keep_state(how, at):
     torch, rt = pytest.importorskip("torch"), pytest.importorskip("ringbatch.torch")
     from ringbatch.torch.loading import inputs_of
