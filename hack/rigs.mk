@@ -122,6 +122,14 @@ rl: rl-test
 	    "no kills"=build/curves/0.json "a process killed every 5 s"=build/curves/5.json; \
 	done
 
+# architectures of six libraries, each served by one line and compared with a direct call; docs/results/zoo.md has the table
+.PHONY: zoo
+zoo: build
+	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so
+	@test -e build/zoo/bin/pytest || hack/venv.sh build/zoo torch==2.15.0 torchvision==0.29.2 transformers==5.23.0 timm==1.0.31 \
+	  segmentation-models-pytorch==0.6.0 diffusers==0.42.1 scikit-learn==1.9.1 pytest
+	$(RL) nice build/zoo/bin/python python/zoo/run.py --table docs/results/zoo.md
+
 # Connect Four by self-play at full length; docs/tutorials/self-play.md has the results
 self-play: rl-test
 	$(RL) RINGBATCH_SOCKET=$$(mktemp -d)/b.sock $(RL_PYTHON) examples/python/self_play.py --json build/self-play.json

@@ -180,7 +180,7 @@ def decorated(batch):
         (3, ["--input", "x:f32[2]"], "cannot be served"),
         (lambda x: x - x.mean(0), ["--input", "x:f32[2]"], "depend on one another"),
         (lambda x: x, ["--input", "x:f32[2]", "--output", "y:f32[3]"], r"shape \(1, 2\) came out, not \(1, 3\)"),
-        (lambda x: {"a": x}, ["--input", "x:f32[2]", "--output", "b:f32[2]"], "it gives 1 outputs: a"),
+        (lambda x: {"a": x}, ["--input", "x:f32[2]", "--output", "b:f32[2]"], "the model gives a by name, and b are declared"),
         (coroutine, ["--input", "x:f32[2]"], "decorate it with @ringbatch.worker"),
         (decorated, ["--input", "x:f32[2]", "--max-batch-size=4"], "leave --input, --max-batch-size away"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import warnings
 
 import numpy as np
 import pytest
@@ -438,3 +439,26 @@ def test_large_batches_are_gathered_by_several_threads_while_the_one_before_runs
         with concurrent.futures.ThreadPoolExecutor(24) as pool:
             list(pool.map(functools.partial(call, m), range(24)))
         assert max(shapes) > 4
+
+
+def test_a_worker_is_declared_from_samples():
+    made = rb.worker("m", like={"x": np.zeros((2, 3), "float32"), "n": 1}, returns={"y": np.float16(0)})(print)
+    assert made.signature == "x:f32[2,3] n:i64[] -> y:f16[]"
+    for wrong in ({"returns": {"y": 1}}, {"inputs": "x:f32[1]", "like": {"x": 1}, "returns": {"y": 1}}):
+        with pytest.raises(rb.Invalid, match="say the inputs once: inputs="):
+            rb.worker("m", **wrong)
+    with pytest.raises(rb.Invalid, match="tensor 'x': dtype '<U2'"):
+        rb.worker("m", like={"x": "no"}, returns={"y": 1})
+
+
+def test_a_decorator_warns_of_small_batches():
+    tensors = {"inputs": "t:i64[<=512]", "outputs": "y:f32[2]"}
+    with pytest.warns(UserWarning, match=r"the size of 't' varies, .* Write packed=\['t'\], ragged=True or buckets=\"auto\"") as seen:
+        rb.worker("m", **tensors)
+    assert seen[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for settings in ({"buckets": "auto"}, {"ragged": False}, {"packed": ["t"]}, {"max_batch_size": 1}):
+            rb.worker("m", **tensors, **settings)
+    with pytest.raises(rb.Invalid, match="packed rows follow one another without padding, so there are no buckets"):
+        rb.worker("m", **tensors, packed=["t"], buckets="auto")

@@ -26,6 +26,7 @@ from ..worker.axes import Input
 from ..worker.batch import Batch
 from ..worker.import_path import imported, name_of
 from ..worker.refusal import report
+from ..worker.results import Outputs, only_names
 from ..worker.ring import worker_options
 from ..worker.signals import StopEvent, stop_on_signals
 from ..worker.trust import WARNING, open_trusted
@@ -45,7 +46,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--input", action="append", metavar="SPEC",
         help="input tensor of one row, like 'x:f32[4]' (repeatable; an estimator may tell its own)")
     p.add_argument("--args", metavar="NAMES", help="the inputs in the order of the function's arguments, where those have other names: a,b")
-    p.add_argument("--output", action="append", metavar="SPEC", help="output tensor (default: found by running one row)")
+    p.add_argument("--output", action="append", metavar="SPEC",
+        help="an output by its name, like logits, or a declared one, like 'y:f32[4]' (default: all, found by running one row)")
     p.add_argument("--no-check", action="store_false", dest="check",
         help="serve also what gives other results for rows in a batch than for each alone")
     p.add_argument("--method", help="the method of the object to call (default: the object itself, or predict, or transform)")
@@ -132,43 +134,47 @@ def zeros(inputs: Sequence[Declared], rows: int) -> list[np.ndarray]:
     return [np.zeros((rows, *t.shape), t.dtype) for t in inputs]
 
 
-def outputs_of(function: Callable[..., Any], inputs: Sequence[Declared]) -> list[str]:
+def is_array(value: Any) -> bool:
+    """Whether a result is an array: a list has its rows."""
+    return isinstance(value, (list, bool, int, float)) or hasattr(value, "__array__")
+
+
+def outputs_of(function: Callable[..., Any], inputs: Sequence[Declared], taken: Outputs) -> list[str]:
     """Runs one row of zeros, then three: as many rows must come out."""
     try:
-        tried = [_listed(function(*zeros(inputs, rows))) for rows in (1, 3)]
+        tried = [list(map(np.asarray, taken(function(*zeros(inputs, rows))))) for rows in (1, 3)]
     except errors.Error:
         raise
     except _WRONG as e:
         why = f"given {' and '.join(map(str, inputs))}, rows of zeros, it raises {type(e).__name__}: {e}"
         raise errors.Invalid(f"{why}. If it takes no zeros, say what it gives: --output 'y:f32[4]'") from e
     for rows, ys in zip((1, 3), tried):
-        for y in ys:
-            if not y.ndim or len(y) != rows:
-                raise errors.Invalid(f"{rows} rows went in, and an array of shape {y.shape} came out: a served function returns a row for "
-                    "each row")
+        wrong = [k for k, y in enumerate(ys) if not y.ndim or len(y) != rows]
+        for k in wrong:
+            raise errors.Invalid(f"{rows} rows went in, and an array of shape {ys[k].shape} came out: a served function returns a row for "
+                f"each row{taken.others(wrong)}")
     texts = []
-    for k, y in enumerate(tried[0]):
+    for name, y in zip(taken.names, tried[0]):
         kind = next((n for n, t in zip(NAMES, NUMPY) if n != "bf16" and np.dtype(t) == y.dtype), None)
         if kind is None:
             raise errors.Invalid(f"it gives {y.dtype}, which is no tensor's type; --method predict_proba gives numbers, and so may your "
                 "own function")
-        texts.append(f"{'y' if len(tried[0]) == 1 else f'y{k}'}:{kind}[{','.join(map(str, y.shape[1:]))}]")
+        texts.append(f"{name}:{kind}[{','.join(map(str, y.shape[1:]))}]")
     return texts
 
 
-def check_outputs(function: Callable[..., Any], inputs: Sequence[Declared], outputs: Sequence[str]) -> None:
+def check_outputs(function: Callable[..., Any], inputs: Sequence[Declared], outputs: Sequence[str], taken: Outputs) -> None:
     """Refuses a function whose outputs for a row of zeros differ from --output."""
     try:
         specs = list(map(fixed, outputs))
         result = function(*zeros(inputs, 1))
     except Exception:  # the sizes vary, or the function takes no zeros
         return
-    given = result if isinstance(result, dict) else dict(zip([t.name for t in specs], _listed(result)))
-    for name, _, shape, *_ in specs:
-        if name not in given:
-            raise errors.Invalid(f"--output {name}: it gives {len(given)} "
-                f"outputs{': ' + ', '.join(map(str, given)) if isinstance(result, dict) else ''}")
-        got = np.shape(given[name])
+    ys = taken(result)
+    if len(ys) != len(specs):
+        raise errors.Invalid(f"--output {', '.join(t.name for t in specs)}: it gives {len(ys)} outputs: {', '.join(taken.names)}")
+    for (name, _, shape, *_), y in zip(specs, ys):
+        got = np.shape(y)
         if got != (1, *shape):
             raise errors.Invalid(f"--output {name}: one row went in, and an array of shape {got} came out, not {(1, *shape)}")
 
@@ -176,29 +182,22 @@ def check_outputs(function: Callable[..., Any], inputs: Sequence[Declared], outp
 class _Tried:
     """The function, for trials before serving."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[..., Any], taken: Outputs) -> None:
+        self._function, self._taken = function, taken
 
     def run(self, rows: Sequence[np.ndarray], true: object) -> list[np.ndarray]:
-        result = self._function(*(x.copy() for x in rows))  # it may write into them
-        return list(map(np.asarray, result.values())) if isinstance(result, dict) else _listed(result)
+        return list(map(np.asarray, self._taken(self._function(*(x.copy() for x in rows)))))  # it may write into them
 
 
-def check_rows(function: Callable[..., Any], inputs: Sequence[Declared]) -> None:
+def check_rows(function: Callable[..., Any], inputs: Sequence[Declared], taken: Outputs) -> None:
     """Refuses a function whose rows give other results in a batch than alone."""
     xs = trials.example(list(map(Input.of, inputs)), [t.shape for t in inputs], [t.dtype for t in inputs], 3)
     try:
-        trials.refuse_mixed_rows(_Tried(function), xs, trials.TOLERANCE, adjustable=False)
+        trials.refuse_mixed_rows(_Tried(function, taken), xs, trials.TOLERANCE, adjustable=False)
     except errors.Invalid:
         raise
     except Exception:  # it takes no random numbers
         return
-
-
-def _listed(result: Any) -> list[np.ndarray]:
-    if isinstance(result, dict):
-        raise errors.Invalid("it gives a dict: name its outputs, --output 'boxes:f32[4]'")
-    return [np.asarray(y) for y in result] if isinstance(result, tuple) else [np.asarray(result)]
 
 
 def worker_for(thing: Any, a: argparse.Namespace, settings: dict[str, Any]) -> Worker:
@@ -211,15 +210,18 @@ def worker_for(thing: Any, a: argparse.Namespace, settings: dict[str, Any]) -> W
     function = function_of(thing, a.method)
     inputs = inputs_of(thing, a.input)
     function = in_order(function, [t.name for t in inputs], listed(a.args))
-    if a.output and a.check:
-        check_outputs(function, inputs, a.output)
-    outputs = a.output or outputs_of(function, inputs)
+    picked = only_names(a.output)
+    taken = Outputs(is_array, [parse(text).name for text in a.output or ()] if picked is None else picked, picked is not None)
+    if a.output and not picked and a.check:
+        check_outputs(function, inputs, a.output, taken)
+    outputs = a.output if a.output and not picked else outputs_of(function, inputs, taken)
     if a.check and str(settings.get("max_batch_size")) != "1":
-        check_rows(function, inputs)
+        check_rows(function, inputs, taken)
 
     def run(batch: Batch) -> Any:
         # Copies: the function may write into its arguments.
-        return function(*(np.array(batch.inputs[t.name]) for t in inputs))
+        ys = taken(function(*(np.array(batch.inputs[t.name]) for t in inputs)))
+        return dict(zip(taken.names, ys))
 
     signature = f"{' '.join(map(str, inputs))} -> {' '.join(outputs)}"
     name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)

@@ -23,7 +23,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--input", action="append", metavar="SPEC",
         help="input tensor of one row, like 'x:f32[3,224,224]' (repeatable; .pt2 files tell theirs)")
     p.add_argument("--args", metavar="NAMES", help="the inputs in the order of the module's arguments, where those have other names: a,b")
-    p.add_argument("--output", action="append", metavar="SPEC", help="output tensor (default: found by running the model once)")
+    p.add_argument("--output", action="append", metavar="SPEC",
+        help="an output by its name, like logits, or a declared one, like 'y:f32[10]' (default: all, found by running the model once)")
     p.add_argument("--state", action="append", default=[], metavar="SPEC",
         help="state tensor of a sequence, like 'h:f32[512]' (repeatable): a keyword argument of the model, which returns the new state "
         "behind its outputs")

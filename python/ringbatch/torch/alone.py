@@ -15,12 +15,12 @@ from ..worker.ring import Rows
 from .options import Options
 from .padded import PaddedEngine
 from .planes import DTYPES, NAMES, Plane
-from .preparing import device_of, example_rows, output_texts, prepare, settle_memory, short_sleeps
+from .preparing import device_of, example_rows, output_texts, outputs_of, prepare, settle_memory, short_sleeps
 
 
 def alone(
     module: Callable[..., Any], inputs: Sequence[str], rows: int, go_on: Callable[[], bool], done: Callable[[], Any], *,
-    args: Sequence[str] | str | None, device: str | None, dtype: torch.dtype | None, options: Options,
+    outputs: Sequence[str] | None, args: Sequence[str] | str | None, device: str | None, dtype: torch.dtype | None, options: Options,
 ) -> None:  # fmt: skip
     """Runs full batches from this process's pinned memory, as many in flight as a worker has.
 
@@ -31,7 +31,8 @@ def alone(
     short_sleeps()
     tensors = list(map(parse, inputs))
     axes = Axes(list(map(Input.of, tensors)), None)
-    compute, _, full = prepare(module, axes, where, dtype, options, rows=rows, args=listed(args))
+    taken = outputs_of(outputs)
+    compute, _, full = prepare(module, axes, where, dtype, options, rows=rows, outputs=taken, args=listed(args))
     slots = depth * rows
     numbers = torch.arange(slots, dtype=torch.int32)
 
@@ -41,8 +42,8 @@ def alone(
 
     engine = PaddedEngine(compute, axes.inputs, rows, where, depth, options.cuda_graphs, full=full)
     largest = [Output(tuple(y.shape[1:]), (FIXED,) * (y.dim() - 1)) for y in compute(example_rows(axes, False, where))]
-    outputs = output_texts(compute, largest, axes.inputs, axes, False, where)
-    engine.bind(list(map(plane, tensors)), [plane(parse(text)) for text in outputs])
+    texts = output_texts(compute, largest, axes.inputs, axes, False, where, taken)
+    engine.bind(list(map(plane, tensors)), [plane(parse(text)) for text in texts])
     settle_memory()
     shapes = [i.shape for i in axes.inputs]
     batches = [Rows(rows, numbers[n * rows :].data_ptr(), [(n * rows, 0, rows)], shapes) for n in range(depth)]

@@ -14,6 +14,7 @@ from ..binding.tensors import Declared, dims_text
 from ..worker import trials
 from ..worker.axes import FIXED, UNKNOWN, Axes, Input, Output
 from ..worker.lost_gpu import Lost
+from ..worker.results import Outputs
 from .lanes import failure
 from .module_call import Module, numpy_types
 
@@ -46,10 +47,10 @@ def outputs_of_one_row(tried: Module, axes: Axes) -> list[Output]:
         return []
 
 
-def fit(declared: Sequence[Declared], found: Sequence[Output]) -> list[Output]:
+def fit(declared: Sequence[Declared], found: Sequence[Output], taken: Outputs) -> list[Output]:
     """The declared outputs. Each dimension follows the input's size that the trial found."""
     if len(declared) != len(found):
-        gives = " and ".join(str(list(o.largest)) for o in found)
+        gives = " and ".join(f"{name} {list(o.largest)}" if len(found) > 1 else str(list(o.largest)) for name, o in zip(taken.names, found))
         raise errors.Invalid(f"the module gives {len(found)} output{'s' * (len(found) != 1)}, {gives}, and {len(declared)} are declared")
     return [_fit(d, f) for d, f in zip(declared, found)]
 
@@ -71,12 +72,14 @@ def _fit(declared: Declared, found: Output) -> Output:
     return Output(shape, tuple(follows))
 
 
-def refuse_mixed_rows(tried: Module, axes: Axes, most: int, tolerance: float, outputs: Sequence[Output], exact: bool) -> None:
+def refuse_mixed_rows(
+    tried: Module, axes: Axes, most: int, tolerance: float, outputs: Sequence[Output], exact: bool, taken: Outputs
+) -> None:
     """Refuses a module that fails with several rows, or whose rows depend on one another."""
     rows = min(CHECKED_ROWS, most)
     xs = trials.example(axes.inputs, axes.shapes(axes.largest()), numpy_types(axes.inputs), rows)
     try:
-        tried.run(xs, None)
+        ys = tried.run(xs, None)
     except Exception as e:
         if isinstance(e, errors.Error) or _of_the_machine(e):
             raise
@@ -84,6 +87,11 @@ def refuse_mixed_rows(tried: Module, axes: Axes, most: int, tolerance: float, ou
             f"the module takes one row, and fails with {rows}: a batch of 1 is fixed in it, in the shape of a view, say. "
             f"Make it for any number of rows, or serve single rows (--max-batch-size=1). {failure(e)}"
         ) from None
+    grown = [k for k, (y, o) in enumerate(zip(ys, outputs)) if o.known and math.prod(y.shape[1:]) != math.prod(o.largest)]
+    for k in grown:
+        raise errors.Invalid(f"in a batch of {rows} a row gives other results than alone: its {taken.names[k]!r} has shape "
+            f"{list(ys[k].shape[1:])} there, and {list(outputs[k].largest)} alone, so rows of this model depend on one another"
+            f"{taken.others(grown)}")
     trials.refuse_mixed_rows(tried, xs, tolerance, outputs, exact=exact)
 
 

@@ -13,6 +13,7 @@ from .. import errors
 from ..binding.tensors import NAMES, NUMPY, Declared
 from ..worker.arguments import Passing
 from ..worker.axes import Axes, Extra, Input
+from ..worker.results import Outputs
 from .planes import DTYPES
 
 Compute = Callable[[list[torch.Tensor]], list[torch.Tensor]]
@@ -55,8 +56,8 @@ def _padding(x: torch.Tensor, dimension: int, true: torch.Tensor) -> torch.Tenso
 class Module:
     """A computation on NumPy arrays, for trials."""
 
-    def __init__(self, compute: Compute, axes: Axes, sized: bool, device: torch.device) -> None:
-        self._compute, self._axes, self._sized, self._device = compute, axes, sized, device
+    def __init__(self, compute: Compute, axes: Axes, sized: bool, device: torch.device, outputs: Outputs) -> None:
+        self._compute, self._axes, self._sized, self._device, self._outputs = compute, axes, sized, device, outputs
 
     def run(self, rows: Sequence[np.ndarray], true: Sequence[Sequence[int]] | None) -> list[np.ndarray]:
         xs = [_tensor(x, i.kind).to(self._device) for x, i in zip(rows, self._axes.inputs)]
@@ -66,10 +67,10 @@ class Module:
         with torch.jit.optimized_execution(False):  # type: ignore[no-untyped-call, attr-defined, unused-ignore]
             ys = self._compute(xs)  # TorchScript must not specialise on trials
         n = len(rows[0])
-        for y in ys:
-            if y.dim() == 0 or len(y) != n:
-                raise errors.Invalid(f"{n} rows went in, and a tensor of shape {list(y.shape)} came out: a served module returns a row "
-                    "for each row")
+        wrong = {k: y for k, y in enumerate(ys) if y.dim() == 0 or len(y) != n}
+        for y in wrong.values():
+            raise errors.Invalid(f"{n} rows went in, and a tensor of shape {list(y.shape)} came out: a served module returns a row "
+                f"for each row{self._outputs.others([*wrong])}")
         return [(y.float() if y.is_floating_point() else y).cpu().numpy() for y in ys]
 
 
@@ -86,53 +87,23 @@ def torch_types(inputs: Sequence[Input]) -> list[torch.dtype]:
 
 
 def named_call(
-    module: Callable[..., Any], prepare: Callable[[torch.Tensor], torch.Tensor], given: Sequence[str], how: Passing,
-    states: Sequence[Declared] = (), outputs: Sequence[str] = (),
+    module: Callable[..., Any], prepare: Callable[[torch.Tensor], torch.Tensor], given: Sequence[str], how: Passing, outputs: Outputs,
+    states: Sequence[Declared] = (),
 ) -> Call:  # fmt: skip
-    """Calls the module with prepared tensors; returns a list, the new states last. given, outputs: their names, if known."""
-    names = [t.name for t in states]
+    """Calls the module with prepared tensors; returns its outputs, the new states last. given: the names of the tensors."""
 
     @torch.inference_mode()
     def call(xs: list[torch.Tensor], named: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        y = how.call(module, {**dict(zip(given, map(prepare, xs))), **named})
-        if names and isinstance(y, dict):
-            y = _by_name(y, outputs, names)
-        ys = list(y) if isinstance(y, (tuple, list)) else [y]
-        for k, one in enumerate(ys):
-            if not isinstance(one, torch.Tensor):
-                what = "None" if one is None else f"a {type(one).__name__}"
-                where = f" as result {k} of {len(ys)}" if isinstance(y, (tuple, list)) else ""
-                raise errors.Invalid(f"the module gives {what}{where}: want a tensor, or a tuple of tensors; wrap it in a module that "
-                    "picks them")
+        ys: list[torch.Tensor] = outputs(how.call(module, {**dict(zip(given, map(prepare, xs))), **named}))
         for y in ys:
             if y.is_nested:
                 raise errors.Invalid("the module gives a nested tensor: wrap it in a module that makes it dense, with to_padded_tensor()")
             if y.layout != torch.strided:
                 raise errors.Invalid(f"the module gives a tensor that is not dense ({y.layout}): wrap it in a module that makes it so, "
                     "with to_dense()")
-        if states:
-            _check_states(ys, states, outputs)
+        for t, y in zip(states, ys[len(ys) - len(states) :]):
+            if tuple(y.shape[1:]) != t.shape or y.is_floating_point() != DTYPES[NAMES.index(t.kind)].is_floating_point:
+                raise errors.Invalid(f"state {t}: the module returns rows of {y.dtype} {list(y.shape[1:])} in its place")
         return ys
 
     return call
-
-
-def _by_name(results: dict[str, Any], outputs: Sequence[str], states: Sequence[str]) -> list[Any]:
-    if not outputs:
-        raise errors.Invalid(f"the module returns {', '.join(results)} by name: declare the outputs (--output)")
-    for name in (*outputs, *states):
-        if name not in results:
-            what = "the new state" if name in states else "output"
-            raise errors.Invalid(f"the module returns {', '.join(results)}, and not {what} {name!r}")
-    return [results[name] for name in (*outputs, *states)]
-
-
-def _check_states(ys: list[torch.Tensor], states: Sequence[Declared], outputs: Sequence[str]) -> None:
-    """Refuses results without the new states. They would be written over the state of the sequence."""
-    if len(ys) <= len(states) or (outputs and len(ys) != len(outputs) + len(states)):
-        wanted = ", ".join(outputs) or "its outputs"
-        new = ", ".join(repr(t.name) for t in states)
-        raise errors.Invalid(f"the module returns {len(ys)} tensor{'s' * (len(ys) != 1)}: want {wanted}, and then the new state, {new}")
-    for t, y in zip(states, ys[-len(states) :]):
-        if tuple(y.shape[1:]) != t.shape or y.is_floating_point() != DTYPES[NAMES.index(t.kind)].is_floating_point:
-            raise errors.Invalid(f"state {t}: the module returns rows of {y.dtype} {list(y.shape[1:])} in its place")

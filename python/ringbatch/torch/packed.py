@@ -24,6 +24,7 @@ from ..binding.tensors import Declared, parse
 from ..worker import trials
 from ..worker.arguments import listed
 from ..worker.axes import FIXED, Axes, Input, Output, Point, check_packed
+from ..worker.results import Outputs
 from ..worker.ring import RingBatch, Rows
 from . import checks
 from .lanes import Engine, Form, Lane, Plan, recorded_sizes
@@ -149,6 +150,7 @@ class PackedEngine(Engine):
 def plan(
     module: Callable[..., Any], packed: Sequence[str], tensors: Sequence[Declared], outputs: Sequence[Declared] | None,
     args: Sequence[str] | str | None, device: torch.device, dtype: torch.dtype | None, o: Options, rows: int, policy: Mapping[str, Any],
+    taken: Outputs,
 ) -> Plan:  # fmt: skip
     check_packed(packed, tensors)
     if o.lengths or o.mask or o.pad or o.channels_last or o.compile != "off":
@@ -157,16 +159,17 @@ def plan(
     inputs = list(map(Input.of, tensors))
     exact = o.tolerance is None and not checks.is_quantized(module)
     tolerance = checks.tolerance(module, dtype is not None or device.type == "cuda") if o.tolerance is None else o.tolerance
-    compute, _, _ = prepare(module, Axes(inputs, None), device, dtype, replace(o, freeze=False), args=listed(args), packed=True)
-    trial = Trial(compute, inputs, device)
+    compute, _, _ = prepare(module, Axes(inputs, None), device, dtype, replace(o, freeze=False), outputs=taken, args=listed(args),
+        packed=True)  # fmt: skip
+    trial = Trial(compute, inputs, device, taken)
     with checks.refused_inputs(inputs):
         shapes, kinds = trial.outputs()
         if o.check:
             trial.refuse_mixed_rows(tolerance, exact)
     if outputs is None:
-        outputs = [parse(s.dims(kind, "y" if len(shapes) == 1 else f"y{k}")) for k, (s, kind) in enumerate(zip(shapes, kinds))]
+        outputs = [parse(s.dims(kind, name)) for name, s, kind in zip(taken.names, shapes, kinds)]
     else:
-        shapes = checks.fit(outputs, shapes)
+        shapes = checks.fit(outputs, shapes, taken)
         if not all(s.known for s in shapes):
             raise errors.Invalid("a packed module has outputs of one size for each row, or of the row's own size: declare fixed ones so")
     budget = int(policy.get("max_batch_cost") or 0)
@@ -185,8 +188,8 @@ def _most(inputs: Sequence[Input]) -> int:
 class Trial:
     """Runs the module on rows of random numbers that differ in size."""
 
-    def __init__(self, compute: Compute, inputs: Sequence[Input], device: torch.device) -> None:
-        self.compute, self.inputs, self.device = compute, inputs, device
+    def __init__(self, compute: Compute, inputs: Sequence[Input], device: torch.device, taken: Outputs) -> None:
+        self.compute, self.inputs, self.device, self.taken = compute, inputs, device, taken
         most = _most(inputs)
         self.sizes = [max(1, most // 3), most, max(1, most // 2)]
 
@@ -205,10 +208,11 @@ class Trial:
         offsets = torch.tensor([0, *np.cumsum(sizes)], dtype=torch.int32)
         ys = self.compute([x.to(self.device) for x in (*columns, offsets)])
         parts = []
-        for y in ys:
-            if y.dim() == 0 or len(y) not in (len(rows), sum(sizes)):
+        wrong = [k for k, y in enumerate(ys) if y.dim() == 0 or len(y) not in (len(rows), sum(sizes))]
+        for k, y in enumerate(ys):
+            if k in wrong:
                 raise errors.Invalid(f"{len(rows)} rows of {sum(sizes)} tokens went in, and a tensor of shape {list(y.shape)} came out: a "
-                    "packed module returns a line for each row, or for each token")
+                    f"packed module returns a line for each row, or for each token{self.taken.others(wrong)}")
             parts.append(y.split(sizes if len(y) == sum(sizes) else 1))
         return [list(row) for row in zip(*parts)], ys
 
@@ -217,11 +221,11 @@ class Trial:
         _, ys = self.run(self.rows(0))
         first = torch_types(self.inputs)[0]
         found, kinds = [], []
-        for y in ys:
+        for y, name in zip(ys, self.taken.names):
             packed = len(y) == sum(self.sizes) != len(self.sizes)
             largest = (_most(self.inputs), *y.shape[1:]) if packed else tuple(y.shape[1:])
             found.append(Output(largest, (0 if packed else FIXED, *[FIXED] * (y.dim() - 1))[: len(largest)]))
-            kinds.append(output_kind(y, first))
+            kinds.append(output_kind(y, first, name))
         return found, kinds
 
     def refuse_mixed_rows(self, tolerance: float, exact: bool) -> None:

@@ -15,6 +15,7 @@ from ..binding.tensors import Declared, parse
 from ..worker import trials
 from ..worker.arguments import listed
 from ..worker.axes import Axes, Input, Output, Point, add_buckets, extra_inputs, pad_values
+from ..worker.results import Outputs
 from ..worker.ring import Rows
 from . import checks
 from .lanes import Engine, Form, Lane, Plan, doublings, recorded_sizes
@@ -114,15 +115,15 @@ def _time_of(graph: torch.cuda.CUDAGraph) -> float:
 def plan(
     module: Callable[..., Any], tensors: Sequence[Declared], outputs: Sequence[Declared] | None, states: Sequence[Declared],
     args: Sequence[str] | str | None, device: torch.device, dtype: torch.dtype | None, o: Options, rows: int, policy: Mapping[str, Any],
+    taken: Outputs,
 ) -> Plan:  # fmt: skip
     brought = list(map(Input.of, [*tensors, *states]))
     plain = Axes(brought, None)
     extras, pads = extra_inputs(plain, o.lengths, o.mask), pad_values(o.pad, brought)
-    compute, takes_sizes, full = prepare(module, plain, device, dtype, o, extras, pads, rows, states, [t.name for t in outputs or ()],
-        listed(args))  # fmt: skip
+    compute, takes_sizes, full = prepare(module, plain, device, dtype, o, extras, pads, rows, states, taken, listed(args))
     exact = o.tolerance is None and not checks.is_quantized(module)
     tolerance = checks.tolerance(module, dtype is not None or device.type == "cuda") if o.tolerance is None else o.tolerance
-    tried = Module(compute, plain, takes_sizes, device)
+    tried = Module(compute, plain, takes_sizes, device, taken)
     axes, note = plain, ""
     shapes: list[Output] = []
     if plain or outputs is None:
@@ -136,11 +137,11 @@ def plan(
         torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention takes 40 ms to plan each new size
     last = len(shapes) - len(states)  # the new state is behind the outputs
     if outputs is None:
-        outputs = [parse(text) for text in output_texts(compute, shapes[:last], brought, plain, takes_sizes, device)]
+        outputs = [parse(text) for text in output_texts(compute, shapes[:last], brought, plain, takes_sizes, device, taken)]
     elif shapes:
-        shapes = checks.fit(outputs, shapes[:last]) + shapes[last:]
+        shapes = checks.fit(outputs, shapes[:last], taken) + shapes[last:]
     if o.check and shapes and rows > 1:
-        checks.refuse_mixed_rows(tried, plain, rows, tolerance, shapes, exact)
+        checks.refuse_mixed_rows(tried, plain, rows, tolerance, shapes, exact, taken)
 
     def engine(most: int) -> PaddedEngine:
         if full is not None and most != rows:

@@ -13,9 +13,10 @@ from typing import Any, Callable
 import torch
 
 from .. import errors
-from ..binding.tensors import Declared
+from ..binding.tensors import Declared, Specs, declared
 from ..worker.arguments import passing, taken_by
 from ..worker.axes import Axes, Extra, Input, Output
+from ..worker.results import Outputs, only_names
 from . import checks, compiling, loading
 from .lanes import agree, failure
 from .module_call import Compute, named_call, sized, torch_types
@@ -26,12 +27,13 @@ from .planes import output_kind
 def prepare(
     module: Callable[..., Any], axes: Axes, device: torch.device, dtype: torch.dtype | None, o: Options,
     extras: Sequence[Extra] = (), pads: Sequence[float | None] = (), rows: int = 1, states: Sequence[Declared] = (),
-    outputs: Sequence[str] = (), args: Sequence[str] | None = None, packed: bool = False,
+    outputs: Outputs | None = None, args: Sequence[str] | None = None, packed: bool = False,
 ) -> tuple[Compute, bool, Compute | None]:  # fmt: skip
     """Three results: the module as a function of device tensors; whether that takes the true sizes of the rows behind its
     inputs; and code that was compiled for full batches only, if there is any. args: the inputs in the module's order.
-    packed: the offsets of the rows are the last input.
+    packed: the offsets of the rows are the last input. outputs: what is taken of its results, by default all.
     """
+    taken = outputs or outputs_of(None)
     names = [i.name for i in axes.inputs] + ["offsets"] * packed
     by_name = [t.name for t in states] + [e.name for e in extras] if args or not packed else names
     how = passing(taken_by(module), [name for name in names if name not in by_name], args, by_name)
@@ -54,7 +56,7 @@ def prepare(
         return x.contiguous(memory_format=torch.channels_last) if o.channels_last and x.dim() == 4 else x
 
     def prepared(called: Callable[..., Any]) -> tuple[Compute, bool]:
-        return sized(named_call(called, ready, names, how, states, outputs), axes, extras, pads)
+        return sized(named_call(called, ready, names, how, taken, states), axes, extras, pads)
 
     plain, sized_too = prepared(module)
     if o.compile != "off" and not isinstance(module, torch.jit.ScriptModule):
@@ -99,16 +101,19 @@ def example_rows(axes: Axes, sized: bool, device: torch.device, rows: int = 1) -
     return [*xs, torch.tensor([axes.largest()] * rows, dtype=torch.int64, device=device)] if sized else xs
 
 
+def outputs_of(given: Specs | None, states: Sequence[Declared] = ()) -> Outputs:
+    """What is taken of a module's results: outputs=["logits"] names some; declarations name all."""
+    picked = only_names(given)
+    names = [t.name for t in declared(given or ())] if picked is None else picked
+    return Outputs(lambda y: isinstance(y, torch.Tensor), names, picked is not None, [t.name for t in states])
+
+
 def output_texts(
-    compute: Compute, shapes: Sequence[Output], inputs: Sequence[Input], axes: Axes, sized: bool, device: torch.device
+    compute: Compute, shapes: Sequence[Output], inputs: Sequence[Input], axes: Axes, sized: bool, device: torch.device, outputs: Outputs
 ) -> list[str]:
     """The outputs of one row, as texts."""
-    first = torch_types(inputs[:1])[0]
     ys = compute(example_rows(axes, sized, device))
-    texts = []
-    for k, (y, shape) in enumerate(zip(ys, shapes)):
-        texts.append(shape.dims(output_kind(y, first), "y" if len(shapes) == 1 else f"y{k}"))
-    return texts
+    return [s.dims(output_kind(y, torch_types(inputs[:1])[0], name), name) for y, s, name in zip(ys, shapes, outputs.names)]
 
 
 # -- the process

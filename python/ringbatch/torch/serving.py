@@ -28,6 +28,7 @@ from ..worker.axes import Input
 from ..worker.import_path import name_of
 from ..worker.lost_gpu import Lost
 from ..worker.refusal import for_python, report
+from ..worker.results import only_names
 from ..worker.ring import Ring, keep_attached, run, worker_options
 from ..worker.signals import StopEvent, stop_on_signals
 from ..worker.worker import Ending
@@ -38,7 +39,7 @@ from .follow import FollowingLane
 from .lanes import Engine, Plan, failure
 from .options import Options
 from .planes import Planes, placed
-from .preparing import device_of, settle_memory, short_sleeps
+from .preparing import device_of, outputs_of, settle_memory, short_sleeps
 
 DEFAULT_MAX_BATCH = 32  # the broker's default
 
@@ -66,8 +67,9 @@ def serve(
     model: the model's name, which clients connect to. inputs, outputs: one row of
     each tensor, as in ringbatch.worker: ["x:f32[3,224,224]"] or
     {"x": ("float32", (3, 224, 224))}. The module takes its inputs by these names. If it has
-    others, args says their order: args=["ids", "mask"]. Without outputs the module runs once to find
-    them. dtype: compute in torch.float16 or torch.bfloat16, independent of the tensors' types.
+    others, args says their order: args=["ids", "mask"]. Without outputs the module runs once to find them: tensors in
+    dicts, dataclasses and tuples get names like logits and past.0. outputs=["logits"] serves some of them.
+    dtype: compute in torch.float16 or torch.bfloat16, independent of the tensors' types.
     policy: the other arguments of ringbatch.worker (max_batch_size=32, wait_time=0.005, share=2),
     and socket. wait: how long to wait for a broker, 10 s by default. When the broker
     is restarted the worker attaches again. The first Ctrl-C lets running batches
@@ -97,8 +99,9 @@ def serve(
     if o.cuda_graphs is None and not isinstance(module, torch.nn.Module):
         o = replace(o, cuda_graphs=False)  # a replay would leave out the side effects of a function
     tensors, states = declared(inputs), declared(state)
-    wanted = None if outputs is None else declared(outputs)
-    signature(inputs, outputs or (), state=state)  # refuses a name that is used twice
+    taken = outputs_of(outputs, states)
+    wanted = None if outputs is None or only_names(outputs) else declared(outputs)
+    signature(inputs, [str(t) for t in wanted or ()], state=state)  # refuses a name that is used twice
     load = None
     if live_weights:
         if o.compile != "off" and where.type == "cuda":
@@ -107,9 +110,9 @@ def serve(
         o = replace(o, freeze=False)  # it would fold the weights
     rows = int(policy.get("max_batch_size") or DEFAULT_MAX_BATCH)
     if packed:
-        plan = packing.plan(module, packed, tensors, wanted, args, where, dtype, o, rows, policy)
+        plan = packing.plan(module, packed, tensors, wanted, args, where, dtype, o, rows, policy, taken)
     else:
-        plan = padded.plan(module, tensors, wanted, states, args, where, dtype, o, rows, policy)
+        plan = padded.plan(module, tensors, wanted, states, args, where, dtype, o, rows, policy, taken)
     with checks.refused_inputs(list(map(Input.of, [*tensors, *states]))):  # before attaching: a worker that warms up would hold batches
         engine = plan.engine(rows)
     reads, writes, keeps = ([str(placed(t, o.memory, where)) for t in side] for side in (tensors, plan.outputs, states))
@@ -170,7 +173,7 @@ def serve_file(a: argparse.Namespace, policy: dict[str, Any]) -> int:
         module, told = loading.load(a.target, a.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         inputs = loading.inputs_of(a.target, told, a.input, a.state)
         if a.alone:
-            alone(module, inputs, a.alone, lambda: os.read(0, 1) != b"", lambda: os.write(answers, b"."), **how)
+            alone(module, inputs, a.alone, lambda: os.read(0, 1) != b"", lambda: os.write(answers, b"."), outputs=a.output, **how)
             return 0
         stop = StopEvent()
         stop_on_signals(stop)

@@ -10,8 +10,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable
+
+import numpy as np
 
 from .. import errors
 from ..binding import structs as c
@@ -37,8 +40,10 @@ _LOOK_S = 0.05  # between looks whether to stop
 def worker(
     model: str,
     *,
-    inputs: Specs,
-    outputs: Specs,
+    inputs: Specs = (),
+    outputs: Specs = (),
+    like: Mapping[str, Any] | None = None,
+    returns: Mapping[str, Any] | None = None,
     state: Specs = (),
     depth: int = 0,
     concurrency: int = 0,
@@ -69,6 +74,7 @@ def worker(
         ``{"x": ("float32", (3, 224, 224))}``, ``{"x": "f32[3,224,224]"}`` or
         ``["x:f32[3,224,224]"]``. ``"<=512"`` is a dimension whose size each request
         chooses. ``"bfloat16"`` travels as uint16.
+    like, returns: the same from samples: a row of each tensor, ``like={"x": np.zeros(4, "float32")}``.
     state: tensors that a client's sequence keeps from one step to the next, declared as inputs are,
         with fixed shapes. The function reads ``batch.state["h"]`` and assigns it; docs/state.md.
     memory: ``"device:0"`` puts the tensors into the memory of that GPU, for producers
@@ -98,8 +104,12 @@ def worker(
     live_weights: follow the weights that a ``ringbatch.publisher`` of this model publishes, as
         ``batch.weights``: the worker waits for the first version. A torch.nn.Module gets them copied in place.
     """
+    inputs, outputs = _either("inputs", inputs, "like", like), _either("outputs", outputs, "returns", returns)
     if packed:
+        if any(key.partition(".")[0] == "buckets" for key in policy):
+            raise errors.Invalid("packed rows follow one another without padding, so there are no buckets: leave buckets out")
         _check_packed(packed, declared(inputs), declared(outputs), policy.setdefault("ragged", True))
+    _warn_of_small_batches(model, declared(inputs), policy)
     o = worker_options(
         depth=depth, share=share, pad_to=pad_to, pad_preferred=pad_preferred, gather_threads=gather_threads, run_once=bool(run_once),
         version=version, name=name, gpu=gpu, **policy,
@@ -120,6 +130,33 @@ def worker(
             live_weights, run_once)
 
     return made
+
+
+def _either(name: str, specs: Specs, sampled: str, samples: Mapping[str, Any] | None) -> Specs:
+    """The specs of one side, which has them or samples."""
+    if bool(specs) == bool(samples):
+        raise errors.Invalid(f'say the {name} once: {name}={{"x": ("float32", (4,))}}, or {sampled}={{"x": a row}}')
+    return specs or {n: _spec_of(x) for n, x in (samples or {}).items()}
+
+
+def _spec_of(row: Any) -> tuple[str, tuple[int, ...]]:
+    """The type and shape of a sample: an array, a tensor of torch, or what NumPy makes an array of."""
+    x = row if hasattr(row, "dtype") and hasattr(row, "shape") else np.asarray(row)
+    return str(x.dtype).removeprefix("torch."), tuple(x.shape)
+
+
+def _warn_of_small_batches(model: str, inputs: list[Declared], policy: Mapping[str, Any]) -> None:
+    """Warns if only requests of equal size share a batch."""
+    varying = [t for t in inputs if t.variable]
+    if not varying or str(policy.get("max_batch_size")) == "1" or any(key.partition(".")[0] in ("buckets", "ragged") for key in policy):
+        return
+    first = varying[0]
+    packs = f"packed={[t.name for t in varying]}, " if {t.variable for t in varying} == {(0,)} else ""
+    warnings.warn(
+        f"model {model!r}: the size of {first.name!r} varies, and only requests of equal size share a batch, so batches will be small. "
+        f'Write {packs}ragged=True or buckets="auto" into the decorator (docs/sizes.md), or ragged=False to leave it so',
+        stacklevel=3,
+    )
 
 
 @for_python
