@@ -303,6 +303,7 @@ with rb.connect("count") as m, m.sequence() as seq, m.sequence(rows=2) as two:
     def interrupt(*_):
         raise KeyboardInterrupt
     signal.signal(signal.SIGALRM, interrupt)
+    late = 0  # signals between the return of step and append, where no library can act
     for n in range(100):
         before, answered = seq.state("n"), []
         try:
@@ -311,7 +312,8 @@ with rb.connect("count") as m, m.sequence() as seq, m.sequence(rows=2) as two:
             time.sleep(0.01)
         except KeyboardInterrupt:
             pass
-        assert seq.state("n") - before == len(answered)
+        late += seq.state("n") - before - len(answered)
+    assert 0 <= late <= 5, late  # without the undo nearly all
 print("fine")
 '''
 
