@@ -46,7 +46,7 @@ def test_other_types_are_refused_and_named(model, bad):
 def test_cast_is_possible_when_asked_for(echo):
     with rb.connect("echo", socket=echo, cast=True) as m:
         assert m([0.5] * 16).dtype == np.float32
-        with pytest.raises(rb.DType, match="same kind") as e:  # another kind
+        with pytest.raises(rb.DType, match="does not convert") as e:  # another kind
             m(np.zeros(16, "complex128"))
         assert "connect with" not in str(e.value)
 

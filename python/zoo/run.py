@@ -162,7 +162,7 @@ def page(lines: list[str], served: int, libraries: int) -> str:
 {datetime.date.today()}, `make zoo`, {platform.machine()}, CPU; {versions}.
 
 {served} architectures of {libraries} libraries, in small configurations with random weights. Each is served as its library makes it,
-by `rb.torch.serve(model, name, inputs=[…])`; estimators by `ringbatch serve`. {ROWS} requests of one row are in flight at once.
+by `rb.torch.serve(model, name, inputs=[…])`; estimators by the worker that `ringbatch serve` makes of them. {ROWS} requests of one row are in flight at once.
 *batch* is the rows of the largest batch (estimators are not counted). *difference* is the largest from a direct call of the model
 with that row alone, as a part of the largest number; up to {TOLERANCE:g} passes.
 

@@ -271,7 +271,7 @@ def convert_on_device(t: Tensor, value: Any, cast: bool, ordinal: int) -> Any:
         return converted_tensor(given, want, f"input {t.name!r}")
     advice = f"Nothing is converted silently: pass x.to({want}), or connect with cast=True"
     if cast:
-        advice = "cast=True converts only to a type of the same kind"
+        advice = f"cast=True does not convert {given.dtype} to {want}"
     got = f"{given.dtype} of shape {tuple(given.shape)}"
     raise errors.DType(f"input {t.name!r}: expected {want} of shape {t.shape}, or rows of it; got {got}. {advice}")
 

@@ -99,9 +99,11 @@ class Tensor:
         if cast and np.can_cast(array.dtype, self.dtype, "same_kind"):
             return converted(array, self.dtype, f"input {self.name!r}")
         how = f"np.array(x, {self.dtype.name!r})" if array is not value else f"x.astype({self.dtype.name!r})"
-        advice = f"Nothing is converted silently: pass {how}, or connect with cast=True"
-        if cast:
-            advice = "cast=True converts only to a type of the same kind"
+        advice = f"Nothing is converted silently: pass {how}, or connect with cast=True, which refuses values that do not fit"
+        if self.kind == "bf16":
+            advice = "NumPy has no bfloat16: pass the bits, with torch x.bfloat16().view(torch.uint16).numpy()"
+        elif cast:
+            advice = f"cast=True does not convert {array.dtype} to {self.dtype}"
         raise errors.DType(f"input {self.name!r}: expected {self.expected}; got {array.dtype} of shape {_shape(array.shape)}. {advice}")
 
 
