@@ -315,10 +315,12 @@ func (r Request) outcome(s *slot) error {
 	case status.ErrFailed, status.ErrWorkerDied:
 		return &ended{s.status, r.link.board.Reason(r.link.first + r.at)}
 	case status.ErrExpired, status.ErrNoWorker:
-		// If the slot is held, the worker may be writing a reason.
+		if s.held { // the worker may be writing a reason
+			return &ended{status: s.status}
+		}
 		reason := r.link.board.Reason(r.link.first + r.at)
 		switch {
-		case s.held || !strings.HasPrefix(reason, shm.ReasonNoWorker):
+		case !strings.HasPrefix(reason, shm.ReasonNoWorker):
 			reason = ""
 		case s.status == status.ErrExpired:
 			reason = s.status.Error() + ": " + reason
