@@ -157,7 +157,8 @@ def test_a_forked_child_resets_its_actor(at):
         assert actor.unroll()["count"][:, 0].tolist() == [2] * N
     """
     with broker_at(at), serving(policy(False), at):
-        python(CHILD + code, socket=at, PYTHONPATH=os.path.dirname(__file__))
+        folders = filter(None, [os.path.dirname(__file__), os.environ.get("PYTHONPATH")])
+        python(CHILD + code, socket=at, PYTHONPATH=os.pathsep.join(folders))
 
 
 def test_observations_that_are_no_flat_dict_are_refused(at):
