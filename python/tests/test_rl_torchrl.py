@@ -137,7 +137,8 @@ def test_a_forked_child_connects_again_and_begins_all_episodes(at):
     assert (policy(running)[MOVE] == 2).all()
     """
     with broker_at(at), serving(counts, at):
-        python(CHILD + code, socket=at, PYTHONPATH=os.path.dirname(__file__))
+        folders = filter(None, [os.path.dirname(__file__), os.environ.get("PYTHONPATH")])
+        python(CHILD + code, socket=at, PYTHONPATH=os.pathsep.join(folders))
 
 
 def test_after_a_restart_of_the_broker_a_new_collector_begins_all_episodes(at):
