@@ -252,7 +252,7 @@ def play_forks(who: str, seed: str) -> None:
         stop, batches = threading.Event(), 1 + rng.randrange(4)
         fork_at, seen = rng.randrange(batches), 0
 
-        @rb.worker(model, inputs={"x": ("int64", (WIDTH,))}, outputs={"y": ("int64", (WIDTH,))})
+        @rb.worker(model, inputs={"x": ("int64", (WIDTH,))}, outputs={"y": ("int64", (WIDTH,))}, version="any")
         def run(batch: rb.Batch) -> None:
             nonlocal child, seen
             if seen == fork_at:

@@ -96,7 +96,7 @@ class Load:
         return True
 
 
-@rb.worker(model, inputs={"x": ("int64", (16,))}, outputs={"y": ("int64", (16,))}, live_weights=True)
+@rb.worker(model, inputs={"x": ("int64", (16,))}, outputs={"y": ("int64", (16,))}, live_weights=True, version="any")
 class Follower:
     def setup(self) -> None:
         self.load, self.batches = Load(), 0
