@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/ringbatch/ringbatch/internal/policyflag"
 	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/worker"
@@ -67,8 +68,7 @@ func openTorch(j modelJob) (*openModel, error) {
 		Serve: func(cfg worker.Config) (int, func() error, error) {
 			args := append(slices.Clone(args), "--name", cfg.Model, "--socket", cfg.Socket)
 			for key, value := range cfg.Policy {
-				name, part, _ := strings.Cut(key, ".")
-				args = append(args, "--"+strings.TrimSuffix(strings.ReplaceAll(name, "_", "-")+"."+part, ".")+"="+value)
+				args = append(args, "--"+policyflag.Name(key)+"="+value)
 			}
 			cmd := python(args)
 			said := &progress.Tail{} // its last lines say why it ended

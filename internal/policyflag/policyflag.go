@@ -13,8 +13,11 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-// flagName is a key as a flag: wait_time is --wait-time.
-func flagName(k policy.Key) string { return strings.ReplaceAll(k.Name, "_", "-") }
+// Name is the flag of a policy's key: wait-time of wait_time, and buckets.a_b.0 of itself.
+func Name(key string) string {
+	name, _, _ := strings.Cut(key, ".")
+	return strings.ReplaceAll(name, "_", "-") + key[len(name):]
+}
 
 // Flags are the flags of a policy.
 type Flags struct {
@@ -35,7 +38,7 @@ func Add(f *pflag.FlagSet, names ...string) *Flags {
 		if k.DefaultNote != "" {
 			help += " (default: " + k.DefaultNote + ")"
 		}
-		flag := f.VarPF(&text{value: k.Default, kind: k.Kind}, flagName(k), "", help)
+		flag := f.VarPF(&text{value: k.Default, kind: k.Kind}, Name(k.Name), "", help)
 		if k.Kind == "bool" {
 			flag.NoOptDefVal = "true"
 		}
@@ -52,8 +55,8 @@ func (p *Flags) Policy() (policy.Policy, error) {
 		return nil, fmt.Errorf("--policy: %w", err)
 	}
 	for _, k := range p.keys {
-		if p.set.Changed(flagName(k)) {
-			asked[k.Name] = p.set.Lookup(flagName(k)).Value.String()
+		if p.set.Changed(Name(k.Name)) {
+			asked[k.Name] = p.set.Lookup(Name(k.Name)).Value.String()
 		}
 	}
 	return asked, nil
@@ -62,7 +65,7 @@ func (p *Flags) Policy() (policy.Policy, error) {
 // Names are the names of all flags.
 func (p *Flags) Names() (names []string) {
 	for _, k := range p.keys {
-		names = append(names, flagName(k))
+		names = append(names, Name(k.Name))
 	}
 	return append(names, "policy")
 }

@@ -127,7 +127,7 @@ var ways = map[string]func(t *testing.T, s sample, value, toml string) (policy.P
 		f := pflag.NewFlagSet("x", pflag.ContinueOnError)
 		f.SetOutput(io.Discard)
 		flags := policyflag.Add(f)
-		name := strings.ReplaceAll(s.key, "_", "-")
+		name := policyflag.Name(s.key)
 		arg := "--" + name + "=" + value
 		if f.Lookup(name) == nil {
 			arg = "--policy=" + s.key + "=" + value
