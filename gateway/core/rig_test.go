@@ -264,10 +264,10 @@ func (r *rig) stats(model string) *stats.Model {
 func (r *rig) idle() {
 	r.t.Helper()
 	r.eventually("everything is given back", func() error {
+		runtime.GC() // the transport forgets the buffers of broken connections
 		if n := r.g.InFlight.Load(); n != 0 {
 			return fmt.Errorf("%d in flight", n)
 		}
-		runtime.GC()                                      // the transport forgets the buffers of broken connections
 		if n := r.g.Used().Load(); n > core.SmallBuffer { // frames of connections that live
 			return fmt.Errorf("%d bytes are counted", n)
 		}

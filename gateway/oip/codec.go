@@ -85,7 +85,8 @@ func (m *Outgoing) InPlace() int { return m.slots }
 
 // Marshal gives the transport the message. freed is called for each piece in place
 // that the transport has sent. When a connection breaks, the transport forgets the
-// rest; then the garbage collector frees those pieces together.
+// rest; then the garbage collector, which runs every two minutes at least, frees
+// those pieces together.
 func (m *Outgoing) Marshal(freed func(n int)) mem.BufferSlice {
 	left := &piecesLeft{freed: freed}
 	left.n.Store(int64(m.slots))
