@@ -84,6 +84,12 @@ def test_wrong_numbers_and_texts_raise_errors_that_say_what_is_wanted(echo, leng
                 lambda: m.request(timeout=nan), lambda: rb.connect("echo", socket=echo, retry=nan)):
             with pytest.raises(rb.Invalid, match="got nan"):
                 call()
+        for wrong in ({"wait": -1}, {"wait": True}, {"wait": b"1"}, {"retry": -1}, {"retry": b"1"}, {"cast": "no"}):
+            with pytest.raises(rb.Invalid, match="got -1|is not a duration|True or False"):
+                rb.connect("echo", socket=echo, **wrong)
+        for wrong in (True, b"1"):
+            with pytest.raises(rb.Invalid, match="is not a duration"):
+                m(x, timeout=wrong)
         for how in ({"cost": 1.5}, {"priority": 0.5}, {"cost": "1"}):
             with pytest.raises(rb.Invalid, match="is a whole number, got"):
                 m(x, **how)

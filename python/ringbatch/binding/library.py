@@ -148,6 +148,8 @@ def seconds(given: Duration) -> float:
     if isinstance(given, str) and re.fullmatch(f"({_PART})+", given):
         return sum(float(number) * _UNITS[unit] for number, unit in re.findall(_PART, given))
     try:
+        if isinstance(given, (bool, bytes, bytearray)):
+            raise TypeError
         number = float(given)
     except (TypeError, ValueError):
         near = "".join(str(given).split()).lower()
@@ -156,6 +158,13 @@ def seconds(given: Duration) -> float:
     if number != number:  # a wait until then would not end
         raise errors.Invalid("a duration is a number of seconds, or None where there may be none; got nan")
     return number
+
+
+def not_negative(what: str, given: Duration) -> float:
+    """A duration of 0 or more as a number of seconds; raises Invalid."""
+    if (length := seconds(given)) < 0:
+        raise errors.Invalid(f"{what} is a duration of 0 or more, got {given!r}")
+    return length
 
 
 def whole(what: str, value: Any) -> int:

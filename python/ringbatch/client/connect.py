@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 
 from .. import errors
-from ..binding.library import Duration, seconds
+from ..binding.library import Duration, not_negative
 from .alias import FollowingModel, RetryingFollowingModel
 from .connection import Core
 from .model import Model
@@ -45,16 +45,19 @@ def connect(
         raise TypeError(f"connect takes the name of a model, got {type(model).__name__}")
     if "\0" in model:
         raise errors.Invalid(f"no model has a name like {model!r}")
+    if not isinstance(cast, bool):
+        raise errors.Invalid(f"cast is True or False, got {cast!r}")
+    limit = retry if isinstance(retry, bool) else not_negative("retry", retry)
     core = Core(model, socket, window, name, wait)
     follows = core.model != model  # the name is an alias
-    if retry is False and not follows:
+    if limit is False and not follows:
         return Model(core, socket, cast)
     made: Model
-    if retry is False:
+    if limit is False:
         made = FollowingModel(core, socket, cast)
     else:
         made = (RetryingFollowingModel if follows else RetryingModel)(core, socket, cast)
-        made._retry = None if retry is True else seconds(retry)
+        made._retry = None if limit is True else limit
     if isinstance(made, FollowingModel):
         made._start(lambda: Core(model, socket, window, name, 0))
     return made

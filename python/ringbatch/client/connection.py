@@ -18,7 +18,7 @@ import numpy as np
 from .. import errors
 from ..binding import structs as c
 from ..binding.device import DeviceMemory
-from ..binding.library import Duration, Pauses, encode, last_error, load, seconds, whole
+from ..binding.library import Duration, Pauses, encode, last_error, load, not_negative, whole
 from ..binding.paths import Client, quick
 from ..binding.tensors import Tensor, signature_of
 from ..binding.views import Mapping, View, Weakly, end_view, fresh, released, strided
@@ -69,7 +69,7 @@ class Core(Client):
         if window is not None and not 1 <= whole("window", window) <= _MOST_WINDOW:  # C has 32 bits, and 0 is the default
             raise errors.Invalid(f"window is 1..{_MOST_WINDOW} rows, got {window}")
         start, pauses = time.monotonic(), Pauses()
-        deadline = start + seconds(wait)
+        deadline = start + not_negative("wait", wait)
         while True:
             status = self.dial(model.encode(), encode(socket), encode(name), window or 0, _CONNECT_TIMEOUT_NS)
             if status == 0:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .. import errors
-from ..binding.library import Duration, Pauses, check, last_error, load, seconds
+from ..binding.library import Duration, Pauses, check, last_error, load, not_negative
 from .buffers import Buffer, Buffers, options
 
 log = logging.getLogger("ringbatch")
@@ -129,7 +129,7 @@ def follower(
     model: str, socket: str | os.PathLike[str] | None, ended: Callable[[], bool], wait: Duration, load_version: Load | None
 ) -> Follower | None:
     """Waits until weights of the model are published; None if it ended meanwhile. wait: how long to wait for a broker."""
-    lib, out, patience, warned = load(), c_uint64(), time.monotonic() + seconds(wait), False
+    lib, out, patience, warned = load(), c_uint64(), time.monotonic() + not_negative("wait", wait), False
     o = options(socket, os.environ.get("RINGBATCH_WORKER_NAME"))
     o.wait, pauses = 1, Pauses()
     while not ended():

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import errors
-from ..binding.library import SLICE_NS, Duration, Pauses, check, last_error, load, seconds
+from ..binding.library import SLICE_NS, Duration, Pauses, check, last_error, load, not_negative, seconds
 from ..binding.tensors import Tensor, declared, in_memory
 from .buffers import Buffer, Buffers, options
 
@@ -69,7 +69,7 @@ class Publisher:
             memory = next((f"device:{v.device.index}" for v in given.values() if getattr(v, "is_cuda", False)), memory)
         texts = " ".join(str(in_memory(t, memory)) for t in declared(specs))
         self._lib, self.pid = load(), os.getpid()
-        self._handle, self._lock = self._open(model, texts, socket, name, seconds(wait)), threading.Lock()
+        self._handle, self._lock = self._open(model, texts, socket, name, not_negative("wait", wait)), threading.Lock()
         self.model, self.version = model, 0  # version: the last one that was published here
         self._buffers = Buffers(self._lib, "publish", self._handle, None)
         threading.Thread(target=_keep_published, args=(self._lib, self._handle, model), name="ringbatch publisher", daemon=True).start()

@@ -25,7 +25,7 @@ import numpy as np
 
 from .. import errors
 from ..binding import structs as c
-from ..binding.library import SLICE_NS, Duration, Pauses, check, encode, last_error, load, seconds
+from ..binding.library import SLICE_NS, Duration, Pauses, check, encode, last_error, load, not_negative
 from ..binding.paths import complete_batch, next_batch
 from ..binding.tensors import signature_of
 from ..binding.views import Mapping as SharedMapping
@@ -325,7 +325,7 @@ def keep_attached(attach: Callable[[], Ring], serve: Callable[[Ring], None], sto
     waited for without end. An error that another try would repeat
     (``retry_attach`` is False: a wrong version or signature) is raised.
     """
-    patience, pauses, pause = time.monotonic() + seconds(wait), Pauses(), 0.0
+    patience, pauses, pause = time.monotonic() + not_negative("wait", wait), Pauses(), 0.0
     while not stop.wait(pause):
         try:
             ring = attach()
