@@ -49,9 +49,7 @@ compat:
 arm64:
 	nice test/arm64/check.sh $(PARTS)
 
-# kill campaigns on real processes, at full length; CHAOS has flags, like --only sequences. Python peers need NumPy, which the
-# Python tests' environment has.
-chaos chaos-short torture: export RINGBATCH_PYTHON ?= $(wildcard $(CURDIR)/build/python-venv/bin/python)
+# kill campaigns on real processes, at full length; CHAOS has flags, like --only sequences
 chaos: chaos-build
 	./bin/chaos $(CHAOS)
 
