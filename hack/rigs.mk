@@ -29,8 +29,8 @@ chaos-build: build
 	cp build/c/libringbatch.so bin/
 	rm -rf bin/python && mkdir bin/python && cp -r python/ringbatch bin/python/
 
-# A Python with NumPy: the one of the Python tests, where they have been run.
-export RINGBATCH_PYTHON ?= $(firstword $(wildcard $(CURDIR)/build/python-venv/bin/python) python3)
+# Its Python peers need NumPy: the Python of the Python tests, where they have been run.
+CHAOS_RUN = RINGBATCH_PYTHON=$${RINGBATCH_PYTHON:-$(wildcard $(CURDIR)/build/python-venv/bin/python)} ./bin/chaos
 
 # the C half of every sync point under weaker memory models; wants genmc
 weak-check:
@@ -51,24 +51,24 @@ arm64:
 
 # kill campaigns on real processes, at full length; CHAOS has flags, like --only sequences
 chaos: chaos-build
-	./bin/chaos $(CHAOS)
+	$(CHAOS_RUN) $(CHAOS)
 
 # the same in a minute or two
 chaos-short: chaos-build
-	./bin/chaos --short
+	$(CHAOS_RUN) --short
 
 # the long runs: hours on 2 cores; docs/results/torture.md has the results
 .PHONY: torture
 torture: chaos-build
 	go test -count=1 -timeout 0 -v -run Simulated ./broker/engine -seeds 1000000
 	go test -count=1 -timeout 0 -v -run RandomSchedules ./broker/batcher -schedules 1000000
-	./bin/chaos --seeds 10 --only clients,workers,brokers,stops,poison,signals,hostile
-	./bin/chaos --soak 2h
+	$(CHAOS_RUN) --seeds 10 --only clients,workers,brokers,stops,poison,signals,hostile
+	$(CHAOS_RUN) --soak 2h
 
 SOAK ?= 20m
 # everything at once at low intensity for SOAK
 soak: chaos-build
-	./bin/chaos --soak $(SOAK)
+	$(CHAOS_RUN) --soak $(SOAK)
 
 # ONNX files served from Go, with the ONNX Runtime of the Python tests
 onnx-go-test: onnx-go
