@@ -47,7 +47,7 @@ RUNS = {
 CORE = ["shm", "broker", "client", "worker"]
 PYTHON = ["cbindings/src", "python/ringbatch"]
 MEASURED = {
-    **dict.fromkeys([*RUNS, "busy-16-cores", "torchrl-16-cores", "peers", "state", "decode", "decode-2-cores"], PYTHON),
+    **dict.fromkeys([*RUNS, "busy-16-cores", "torchrl-16-cores", "peers"], PYTHON),
     **dict.fromkeys(["gpu", "packed", "recurrent", "weights-gpu"], [*PYTHON, "bench/gpu"]),
     "small": ["bench/transport"],
     "torture": ["test/chaos"],
@@ -173,14 +173,6 @@ def page() -> str:
     for name, r in kept("packed")["result"]["rows"].items():
         cells = (number(r[k]) if k in r else "" for k in ("rate", "rows_per_batch", "p50_ms", "p99_ms"))
         parts.append(f"| {name} | " + " | ".join(cells) + " |")
-    parts += ["", "## State: sequences", "", f"{where('state')}: GRU-64 in NumPy, 32 client processes, medians", "",
-              "| | steps/s | p50, ms | ringbatch's sequences ÷ it |", "|---|---|---|---|"]  # fmt: skip
-    cells = {p["title"]: p["cells"]["256x32"]["rounds"] for p in kept("state")["result"]["peers"].values()}
-    ours, *_ = cells.values()
-    for title, rounds in cells.items():
-        ratio = median(a["requests_per_s"] / b["requests_per_s"] for a, b in zip(ours, rounds))
-        rate, p50 = (number(median(r[k] for r in rounds)) for k in ("requests_per_s", "p50_ms"))
-        parts.append(f"| {title} | {rate} | {p50} | {ratio:.1f} |")
     data = kept("weights")
     parts += ["", "## Live weights", "", f"`{data['command']}`, {data['cores']} cores, {data['date']}; {data['result']['bytes']:,} bytes, medians of "
               "rounds", "", "| worker | requests/s | longest gap, ms | publish → each client: median, ms | p99, ms | worst, ms |",
@@ -209,10 +201,6 @@ def page() -> str:
         rates, shares = (", ".join(f"{scale * run[k]:,.0f}" for run in r["runs"]) for k, scale in (("per_s", 1), ("share", 100)))
         cpu = " + ".join(number(r["runs"][0][k]) for k in ("actors_us", "workers_us", "broker_us"))
         parts.append(f"| {r['workers']} | {r['max_batch_size']} | {rates} | {shares} % | {cpu} |")
-    parts += ["", "## Producers that decode JPEGs"]
-    for run in ("decode", "decode-2-cores"):
-        parts += ["", where(run), "", "| | images/s | p50, ms | p99, ms |", "|---|---|---|---|"]
-        parts += [f"| {name} | " + " | ".join(map(number, r.values())) + " |" for name, r in kept(run)["result"].items()]
     return "\n".join(parts) + "\n"
 
 

@@ -34,7 +34,7 @@ FIGURES = ("requests_per_s", "p50_ms", "p99_ms")
 
 
 def flags(doc: str, seconds: float) -> argparse.ArgumentParser:
-    """The flags of this program and of decode.py."""
+    """The flags of this program and of weights.py."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", action="append", default=[], metavar="NAME=PYTHON", help="another build, by its interpreter")
     parser.add_argument("--rounds", type=int, default=5)
