@@ -27,11 +27,15 @@ from statistics import mean, median
 import programs
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "bench" / "peers"))
+import report  # noqa: E402
+
 DATA = ROOT / "docs/results/data"
 PAGE = ROOT / "docs/performance.md"
 README = ROOT / "README.md"
 PEERS = ROOT / "docs/peers.md"
 BEGIN, END = "<!-- results: written by hack/results.py write -->\n", "<!-- end of results -->"
+BEGIN_PEERS = "<!-- peers: written by hack/results.py write -->\n"
 BEGIN_EMBEDDINGS = "<!-- embeddings: written by hack/results.py write -->\n"
 BEGIN_TORCHRL = "<!-- torchrl: written by hack/results.py write -->\n"
 
@@ -48,7 +52,7 @@ CORE = ["shm", "broker", "client", "worker"]
 PYTHON = ["cbindings/src", "python/ringbatch"]
 MEASURED = {
     **dict.fromkeys([*RUNS, "busy-16-cores", "torchrl-16-cores", "peers"], PYTHON),
-    **dict.fromkeys(["gpu", "packed", "recurrent", "weights-gpu"], [*PYTHON, "bench/gpu"]),
+    **dict.fromkeys(["gpu", "packed", "recurrent"], [*PYTHON, "bench/gpu"]),
     "small": ["bench/transport"],
     "torture": ["test/chaos"],
 }
@@ -182,17 +186,6 @@ def page() -> str:
             median(t[k] for t in turns) if k in turns[0] else "" for k in ("requests_per_s", "gap_ms", "median_ms", "p99_ms", "worst_ms")
         )
         parts.append(f"| {name} | " + " | ".join(map(number, cells)) + " |")
-    batch = number(kept("weights-gpu")["result"][0]["batch_ms"])
-    parts += ["", f"{where('weights-gpu')}: ResNet-50 fp16, 128 producers, 3 workers, 10 updates a second; batches take {batch} ms", "",
-              "| the versions' memory | images/s | without updates | share | `publish`, ms | all workers have it after, ms: median | p99 |",
-              "|---|---|---|---|---|---|---|"]  # fmt: skip
-    for r in kept("weights-gpu")["result"]:
-        cells = (number(r[k]) for k in ("publish_ms", "loaded_p50_ms", "loaded_p99_ms"))
-        parts.append(
-            f"| {r['memory']} | {r['with_updates']:,.0f} | {r['images_per_s']:,.0f} | {100 * r['share']:.1f} % | "
-            + " | ".join(cells)
-            + " |"
-        )
     recurrent = kept("recurrent")["result"]
     actors = f"{recurrent['actors']} actors of {number(recurrent['step_us'])} µs a step"
     parts += ["", "## Actors with a recurrent policy", "", f"{where('recurrent')}: {actors}, an LSTM-512 with its state in device memory", "",
@@ -339,7 +332,8 @@ def with_tables(path: Path, tables: dict[str, str]) -> str:
 
 
 def pages() -> dict[Path, str]:
-    of_peers = {BEGIN: busy_tables(), BEGIN_EMBEDDINGS: embeddings_table(), BEGIN_TORCHRL: torchrl_tables()}
+    peers = kept("peers")
+    of_peers = {BEGIN_PEERS: f"{report.dated(peers)}\n\n{report.table(peers)}", BEGIN: busy_tables(), BEGIN_EMBEDDINGS: embeddings_table(), BEGIN_TORCHRL: torchrl_tables()}
     return {PAGE: page(), README: with_tables(README, {BEGIN: readme_table()}), PEERS: with_tables(PEERS, of_peers)}
 
 
