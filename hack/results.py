@@ -44,7 +44,6 @@ RUNS = {
     "busy": "build/python-venv/bin/python bench/peers/busy.py --clients 8",
     "embeddings": "build/peers/infinity/bin/python bench/peers/embeddings.py",
     "torchrl": "python3 bench/peers/actors.py",
-    "weights": "build/peers/torchrl/venv/bin/python bench/peers/weights.py",
 }
 
 # What each kept measurement measured, beside the core and its own program. Some ran on other machines, by hand.
@@ -177,15 +176,6 @@ def page() -> str:
     for name, r in kept("packed")["result"]["rows"].items():
         cells = (number(r[k]) if k in r else "" for k in ("rate", "rows_per_batch", "p50_ms", "p99_ms"))
         parts.append(f"| {name} | " + " | ".join(cells) + " |")
-    data = kept("weights")
-    parts += ["", "## Live weights", "", f"`{data['command']}`, {data['cores']} cores, {data['date']}; {data['result']['bytes']:,} bytes, medians of "
-              "rounds", "", "| worker | requests/s | longest gap, ms | publish → each client: median, ms | p99, ms | worst, ms |",
-              "|---|---|---|---|---|---|"]  # fmt: skip
-    for name, turns in data["result"]["rows"].items():
-        cells = (
-            median(t[k] for t in turns) if k in turns[0] else "" for k in ("requests_per_s", "gap_ms", "median_ms", "p99_ms", "worst_ms")
-        )
-        parts.append(f"| {name} | " + " | ".join(map(number, cells)) + " |")
     recurrent = kept("recurrent")["result"]
     actors = f"{recurrent['actors']} actors of {number(recurrent['step_us'])} µs a step"
     parts += ["", "## Actors with a recurrent policy", "", f"{where('recurrent')}: {actors}, an LSTM-512 with its state in device memory", "",
