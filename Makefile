@@ -26,8 +26,8 @@ build: ## the commands, into bin/
 
 demo: ## what batching wins on this machine, in half a minute
 	@mkdir -p bin
-	go build -tags demo -o bin/bench-demo ./cmd/bench
-	./bin/bench-demo --demo
+	go build -o bin/bench ./cmd/bench
+	./bin/bench --demo
 	@echo "make demo-page shows a broker at work, live: http://127.0.0.1:8002/dashboard"
 
 demo-page: build ## the page of a broker under load, until Ctrl-C
@@ -113,7 +113,7 @@ site: ## the documentation as a site, in build/site/html
 peers: ## ringbatch against Triton, mosec, LitServe, Ray Serve, BentoML; without ONLY also TorchRL
 	@mkdir -p build
 	python3 bench/peers/run.py $(ONLY) --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),2) \
-	  --json build/peers.json --table build/peers.md --chart build/peers.svg
+	  --json build/peers.json
 	$(if $(ONLY),,python3 bench/peers/actors.py --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),2) --json build/actors.json)
 
 model-check: ## the protocol's model, exhaustively; its mutants must be caught

@@ -44,9 +44,6 @@ them, and print the figures beside the upper bound.
 Other suites, each with its own flags (--help):
 
   bench transport      the cost of ringbatch itself, without a model
-  bench gateway        the gateway beside bare net/http and gRPC
-  bench relay          a relay beside bare gRPC, and several hosts
-  bench pipeline       a pipeline beside two models
   bench waits          wait_time auto beside fixed waits, simulated
 
 %s`

@@ -120,21 +120,13 @@ var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 func startBroker(t *testing.T) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "b.sock")
-	serveAt(t, socket)
-	return socket
-}
-
-// serveAt starts a broker; stop ends it before the test does.
-func serveAt(t *testing.T, socket string) (stop func()) {
-	t.Helper()
 	b, err := broker.New(broker.Config{Socket: socket, OpenFolder: true, DrainTime: time.Second, Logger: quiet})
 	must.Do(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = b.Serve(ctx) }()
-	stop = func() { cancel(); <-done }
-	t.Cleanup(stop)
-	return stop
+	t.Cleanup(func() { cancel(); <-done })
+	return socket
 }
 
 // execute runs a program that must print ok.

@@ -230,27 +230,6 @@ func TestALookAtTheStateLeavesARowFresh(t *testing.T) {
 	step(t, q, []int64{1, 2}, 102, 2)
 }
 
-func TestARestartOfTheBrokerLosesTheStateByName(t *testing.T) {
-	r := newRing(t, summing(t))
-	r.work(sum)
-	q := begin(t, r.dial(), 2)
-	step(t, q, []int64{1, 2}, 1, 2)
-	r.stop()
-	r.start()
-	for range 2 {
-		must.Fail(t, "a step", step(t, q, []int64{1, 2}), status.ErrStateLost, status.ErrBrokerGone)
-	}
-	must.Fail(t, "a step", step(t, q, []int64{1, 2}), status.ErrStateLost)
-	_, err := q.State(soon(t), "sum")
-	must.Fail(t, "the state", err, status.ErrStateLost)
-	must.Fail(t, "one row", q.Reset(1), status.ErrStateLost)
-	if status.Retryable(status.ErrStateLost) {
-		t.Error("a lost state is retried")
-	}
-	must.Do(t, q.Reset())
-	step(t, q, []int64{1, 2}, 1, 2)
-}
-
 func TestAStateThatTheWorkerForgotFailsTheStepByName(t *testing.T) {
 	r := newRing(t, summing(t))
 	r.work(func(_ context.Context, b *worker.Batch) error {

@@ -27,11 +27,15 @@ from statistics import mean, median
 import programs
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "bench" / "peers"))
+import report  # noqa: E402
+
 DATA = ROOT / "docs/results/data"
 PAGE = ROOT / "docs/performance.md"
 README = ROOT / "README.md"
 PEERS = ROOT / "docs/peers.md"
 BEGIN, END = "<!-- results: written by hack/results.py write -->\n", "<!-- end of results -->"
+BEGIN_PEERS = "<!-- peers: written by hack/results.py write -->\n"
 BEGIN_EMBEDDINGS = "<!-- embeddings: written by hack/results.py write -->\n"
 BEGIN_TORCHRL = "<!-- torchrl: written by hack/results.py write -->\n"
 
@@ -40,15 +44,14 @@ RUNS = {
     "busy": "build/python-venv/bin/python bench/peers/busy.py --clients 8",
     "embeddings": "build/peers/infinity/bin/python bench/peers/embeddings.py",
     "torchrl": "python3 bench/peers/actors.py",
-    "weights": "build/peers/torchrl/venv/bin/python bench/peers/weights.py",
 }
 
 # What each kept measurement measured, beside the core and its own program. Some ran on other machines, by hand.
 CORE = ["shm", "broker", "client", "worker"]
 PYTHON = ["cbindings/src", "python/ringbatch"]
 MEASURED = {
-    **dict.fromkeys([*RUNS, "busy-16-cores", "torchrl-16-cores", "peers", "state", "decode", "decode-2-cores"], PYTHON),
-    **dict.fromkeys(["gpu", "packed", "recurrent", "weights-gpu"], [*PYTHON, "bench/gpu"]),
+    **dict.fromkeys([*RUNS, "busy-16-cores", "torchrl-16-cores", "peers"], PYTHON),
+    **dict.fromkeys(["gpu", "packed", "recurrent"], [*PYTHON, "bench/gpu"]),
     "small": ["bench/transport"],
     "torture": ["test/chaos"],
 }
@@ -173,34 +176,6 @@ def page() -> str:
     for name, r in kept("packed")["result"]["rows"].items():
         cells = (number(r[k]) if k in r else "" for k in ("rate", "rows_per_batch", "p50_ms", "p99_ms"))
         parts.append(f"| {name} | " + " | ".join(cells) + " |")
-    parts += ["", "## State: sequences", "", f"{where('state')}: GRU-64 in NumPy, 32 client processes, medians", "",
-              "| | steps/s | p50, ms | ringbatch's sequences ÷ it |", "|---|---|---|---|"]  # fmt: skip
-    cells = {p["title"]: p["cells"]["256x32"]["rounds"] for p in kept("state")["result"]["peers"].values()}
-    ours, *_ = cells.values()
-    for title, rounds in cells.items():
-        ratio = median(a["requests_per_s"] / b["requests_per_s"] for a, b in zip(ours, rounds))
-        rate, p50 = (number(median(r[k] for r in rounds)) for k in ("requests_per_s", "p50_ms"))
-        parts.append(f"| {title} | {rate} | {p50} | {ratio:.1f} |")
-    data = kept("weights")
-    parts += ["", "## Live weights", "", f"`{data['command']}`, {data['cores']} cores, {data['date']}; {data['result']['bytes']:,} bytes, medians of "
-              "rounds", "", "| worker | requests/s | longest gap, ms | publish → each client: median, ms | p99, ms | worst, ms |",
-              "|---|---|---|---|---|---|"]  # fmt: skip
-    for name, turns in data["result"]["rows"].items():
-        cells = (
-            median(t[k] for t in turns) if k in turns[0] else "" for k in ("requests_per_s", "gap_ms", "median_ms", "p99_ms", "worst_ms")
-        )
-        parts.append(f"| {name} | " + " | ".join(map(number, cells)) + " |")
-    batch = number(kept("weights-gpu")["result"][0]["batch_ms"])
-    parts += ["", f"{where('weights-gpu')}: ResNet-50 fp16, 128 producers, 3 workers, 10 updates a second; batches take {batch} ms", "",
-              "| the versions' memory | images/s | without updates | share | `publish`, ms | all workers have it after, ms: median | p99 |",
-              "|---|---|---|---|---|---|---|"]  # fmt: skip
-    for r in kept("weights-gpu")["result"]:
-        cells = (number(r[k]) for k in ("publish_ms", "loaded_p50_ms", "loaded_p99_ms"))
-        parts.append(
-            f"| {r['memory']} | {r['with_updates']:,.0f} | {r['images_per_s']:,.0f} | {100 * r['share']:.1f} % | "
-            + " | ".join(cells)
-            + " |"
-        )
     recurrent = kept("recurrent")["result"]
     actors = f"{recurrent['actors']} actors of {number(recurrent['step_us'])} µs a step"
     parts += ["", "## Actors with a recurrent policy", "", f"{where('recurrent')}: {actors}, an LSTM-512 with its state in device memory", "",
@@ -209,10 +184,6 @@ def page() -> str:
         rates, shares = (", ".join(f"{scale * run[k]:,.0f}" for run in r["runs"]) for k, scale in (("per_s", 1), ("share", 100)))
         cpu = " + ".join(number(r["runs"][0][k]) for k in ("actors_us", "workers_us", "broker_us"))
         parts.append(f"| {r['workers']} | {r['max_batch_size']} | {rates} | {shares} % | {cpu} |")
-    parts += ["", "## Producers that decode JPEGs"]
-    for run in ("decode", "decode-2-cores"):
-        parts += ["", where(run), "", "| | images/s | p50, ms | p99, ms |", "|---|---|---|---|"]
-        parts += [f"| {name} | " + " | ".join(map(number, r.values())) + " |" for name, r in kept(run)["result"].items()]
     return "\n".join(parts) + "\n"
 
 
@@ -351,7 +322,8 @@ def with_tables(path: Path, tables: dict[str, str]) -> str:
 
 
 def pages() -> dict[Path, str]:
-    of_peers = {BEGIN: busy_tables(), BEGIN_EMBEDDINGS: embeddings_table(), BEGIN_TORCHRL: torchrl_tables()}
+    peers = kept("peers")
+    of_peers = {BEGIN_PEERS: f"{report.dated(peers)}\n\n{report.table(peers)}", BEGIN: busy_tables(), BEGIN_EMBEDDINGS: embeddings_table(), BEGIN_TORCHRL: torchrl_tables()}
     return {PAGE: page(), README: with_tables(README, {BEGIN: readme_table()}), PEERS: with_tables(PEERS, of_peers)}
 
 

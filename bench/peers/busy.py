@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Callable
 
 import processes
 
@@ -33,19 +32,9 @@ CELLS = {"quiet": (False, 0.0), "loops": (True, 0.0), "compute": (False, 1.0), "
 FIGURES = ("requests_per_s", "p50_ms", "p99_ms")
 
 
-def flags(doc: str, seconds: float) -> argparse.ArgumentParser:
-    """The flags of this program and of decode.py."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", action="append", default=[], metavar="NAME=PYTHON", help="another build, by its interpreter")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=seconds)
-    parser.add_argument("--json", metavar="FILE")
-    return parser
-
-
 @contextlib.contextmanager
-def rings(builds: list[str], workers: Callable[[str], list[list[str]]]):
-    """Starts a broker and workers of each build; yields the interpreter and the environment of its clients, by name."""
+def rings(builds: list[str], sizes: list[int]):
+    """Starts a broker and a worker for each size, of each build; yields the interpreter and the environment of its clients, by name."""
     started = {}
     processes.adopt()
     with contextlib.ExitStack() as stack:
@@ -54,7 +43,8 @@ def rings(builds: list[str], workers: Callable[[str], list[list[str]]]):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="busy"))
             env = {**os.environ, **processes.ONE_THREAD, "RINGBATCH_SOCKET": f"{folder}/broker.sock"}
             where = subprocess.check_output([python, "-c", "import ringbatch; print(ringbatch.__path__[0])"], text=True, cwd="/").strip()
-            for command in [[f"{where}/_native/ringbatch", "broker"], *workers(python)]:
+            workers = ([python, str(HERE / "servers" / "ringbatch_worker.py"), str(size)] for size in sizes)
+            for command in [[f"{where}/_native/ringbatch", "broker"], *workers]:
                 processes.start(command, env, subprocess.DEVNULL, subprocess.DEVNULL)
             started[name] = python, env
         yield started
@@ -112,14 +102,17 @@ def table(rows: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = flags(__doc__, 2.0)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", action="append", default=[], metavar="NAME=PYTHON", help="another build, by its interpreter")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--cells", type=lambda s: s.split(","), default=list(CELLS))
     parser.add_argument("--bytes", type=lambda s: [int(n) for n in s.split(",")], default=SIZES)
     a = parser.parse_args()
     programs = {"plain": ([sys.executable, str(HERE / "plain.py")], {**os.environ, **processes.ONE_THREAD})}
-    worker = str(HERE / "servers" / "ringbatch_worker.py")
-    with rings(a.build, lambda python: [[python, worker, str(size)] for size in a.bytes]) as started:
+    with rings(a.build, a.bytes) as started:
         for name, (python, env) in started.items():
             programs[name] = [python, str(HERE / "load.py"), "ringbatch", env["RINGBATCH_SOCKET"]], env
         time.sleep(3)  # workers come up; clients wait for them anyway

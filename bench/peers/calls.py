@@ -161,76 +161,7 @@ def triton_shm(address: str, size: int):
     return make
 
 
-def counted(x: np.ndarray, step):
-    """A client of the GRU: it compares its first answers with the net in its own process, and the count in all. The sum of x
-    says that an answer is right."""
-    import gru
-
-    state, count, right = np.zeros((1, gru.STATE), np.float32), 0, float(x.sum(dtype=np.float64))
-
-    def call() -> float:
-        nonlocal state, count
-        y = step(count == 0)
-        count += 1
-        if count <= 50:
-            want, state = gru.step(x[None], state)
-            np.testing.assert_allclose(y, want[0], atol=1e-4)
-        return right if y[-1] == count else -1
-
-    return call
-
-
-def gru_sequence(address: str, size: int):
-    import ringbatch as rb
-
-    def make(i: int, x: np.ndarray):
-        os.environ["RINGBATCH_SOCKET"] = address
-        seq = rb.connect("gru", window=1, wait=20).sequence()
-        return counted(x, lambda _: seq.step(x))
-
-    return make
-
-
-def gru_carried(address: str, size: int):
-    import gru
-    import ringbatch as rb
-
-    def make(i: int, x: np.ndarray):
-        os.environ["RINGBATCH_SOCKET"] = address
-        model, h = rb.connect("gru", window=1, wait=20), np.zeros(gru.STATE, np.float32)
-
-        def step(_: bool) -> np.ndarray:
-            nonlocal h
-            answer = model(x, h)
-            h = answer["next"]
-            return answer["y"]
-
-        return counted(x, step)
-
-    return make
-
-
-def gru_triton(address: str, size: int):
-    import tritonclient.grpc as triton
-
-    def make(i: int, x: np.ndarray):
-        c = triton.InferenceServerClient(address)
-        wanted = [triton.InferRequestedOutput("y")]
-
-        def step(first: bool) -> np.ndarray:
-            given = triton.InferInput("x", [1, len(x)], "FP32")
-            given.set_data_from_numpy(x[None])
-            return c.infer("gru", [given], outputs=wanted, sequence_id=i + 1, sequence_start=first).as_numpy("y")[0]
-
-        return counted(x, step)
-
-    return make
-
-
 KINDS = {
-    "gru": gru_sequence,
-    "gru_carried": gru_carried,
-    "gru_triton": gru_triton,
     "http": http,
     "ringbatch": ringbatch,
     "gateway": gateway,

@@ -93,12 +93,7 @@ output [{{ name: "y" data_type: TYPE_FP32 dims: [1] }}]
 instance_group [{{ kind: KIND_CPU count: 1 }}]
 dynamic_batching {{ max_queue_delay_microseconds: {1000 * r.wait_ms} }}
 """)
-    return triton_server(r)
-
-
-def triton_server(r: Running) -> list[Command]:
-    home = r.package("pytriton") / "tritonserver"
-    models, backends = r.folder / "models", r.folder / "backends"
+    home, backends = r.package("pytriton") / "tritonserver", r.folder / "backends"
     shutil.copytree(home / "backends", backends)  # with the stub for this Python, as PyTriton does it
     shutil.copy(home / "python_backend_stubs" / f"{sys.version_info.major}.{sys.version_info.minor}" / "triton_python_backend_stub",
         backends / "python")
@@ -111,15 +106,10 @@ def triton_server(r: Running) -> list[Command]:
     return [Command(command, env)]
 
 
-def ringbatch_broker(r: Running) -> Command:
-    binary = str(r.package("ringbatch") / "_native" / "ringbatch")
-    return Command([binary, "broker", "--log-level", "error"], {"RINGBATCH_SOCKET": socket_of(r)})
-
-
 def ringbatch(gateway: bool) -> Callable[[Running], list[Command]]:
     def start(r: Running) -> list[Command]:
-        commands = [broker := ringbatch_broker(r)]
-        binary, env = broker.arguments[0], broker.environment
+        binary, env = str(r.package("ringbatch") / "_native" / "ringbatch"), {"RINGBATCH_SOCKET": socket_of(r)}
+        commands = [Command([binary, "broker", "--log-level", "error"], env)]
         commands += [Command([r.python(), str(HERE / "servers" / "ringbatch_worker.py"), str(size)], env) for size in r.sizes]
         if gateway:
             commands.append(Command([binary, "gateway", "--http", str(r.ports[0]), "--grpc", str(r.ports[1]), "--log-level", "error"], env))

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's results as a table (Markdown) and as a chart (SVG)."""
+"""A run's results as a table in Markdown."""
 
 from __future__ import annotations
 
 import statistics
-from html import escape
 
 OURS = "ringbatch"
 
@@ -73,48 +72,3 @@ def dated(results: dict) -> str:
         f"{results['rounds']} rounds of {results['seconds']:g} s; load average {results['load_before']:.1f} before, "
         f"{results['load_after']:.1f} after."
     )
-
-
-WIDTH, LABELS, ROW = 860, 330, 24
-OUR_COLOUR, THEIR_COLOUR, INK, FAINT = "#0072b2", "#9aa5b1", "#222222", "#555555"
-
-
-def chart(results: dict) -> str:
-    """Bars for a small and a large payload with many clients."""
-    wanted = [(s, results["clients"][-1]) for s in results["sizes"]]
-    out: list[str] = []
-    y = 34
-
-    def text(x: float, at: float, what: str, size: int = 12, anchor: str = "start", colour: str = INK, bold: bool = False) -> None:
-        weight = ' font-weight="bold"' if bold else ""
-        style = f'font-size="{size}" text-anchor="{anchor}" fill="{colour}"{weight}'
-        out.append(f'<text x="{x:.1f}" y="{at:.1f}" {style}>{escape(what)}</text>')
-
-    text(24, y, "The same model and clients, requests per second", 18, bold=True)
-    y += 20
-    m = results["machine"]
-    busy = ", which others used too" if results["load_before"] > m["cores"] else ""
-    measured = f"medians of {results['rounds']} rounds in turns; {m['cores']} cores{busy}; {results['date']}"
-    text(24, y, f"Python clients on the same host, one request at a time each; {measured}", colour=FAINT)
-    for size, clients in wanted:
-        name = cell(size, clients)
-        rows = sorted(((r, p) for p in results["peers"] if (r := median(results, p, name))), reverse=True)
-        if not rows:
-            continue
-        y += 34
-        text(24, y, f"{clients} client{'s' * (clients > 1)}, {size:,} bytes each", 14, bold=True)
-        y += 12
-        room = WIDTH - LABELS - 150
-        for r, peer in rows:
-            width = max(1.0, room * r / rows[0][0])
-            colour = OUR_COLOUR if peer == OURS or peer.startswith("gateway") else THEIR_COLOUR
-            text(LABELS - 10, y + 16, results["peers"][peer]["title"], anchor="end", bold=peer == OURS)
-            against = ratio(results, peer, name)
-            label = number(r) + ("" if peer == OURS or not against else f"   (ringbatch {times(against)} ×)")
-            out.append(f'<rect x="{LABELS}" y="{y + 3}" width="{width:.1f}" height="{ROW - 7}" rx="2" fill="{colour}"/>')
-            text(LABELS + width + 8, y + 16, label)
-            y += ROW
-    y += 16
-    font = 'font-family="Helvetica, Arial, sans-serif"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" viewBox="0 0 {WIDTH} {y}" {font}>'
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{y}" fill="#ffffff"/>', *out, "</svg>"]) + "\n"

@@ -2,16 +2,14 @@
 """ringbatch and other servers: the same model, payloads and clients, in turns.
 
     make peers                                    # or:
-    python3 bench/peers/run.py [--only NAME]... [--rounds 3] [--seconds 2]
-            [--json FILE] [--table FILE] [--chart FILE] [--from FILE]
+    python3 bench/peers/run.py [--only NAME]... [--rounds 3] [--seconds 2] [--json FILE]
 
 Each peer is installed from PyPI into its own environment under build/peers
 (once; a gigabyte or two), started, loaded by client processes, and ended. In the
 first round each is tried with all its waits; the better one of each cell goes on.
 If a peer cannot be installed or started, the run names it and goes on with the rest.
 The model sums its input: it reads every byte, and every answer is checked.
-
---from draws table and chart of an earlier run's JSON, without measuring.
+hack/results.py writes the table of docs/peers.md from docs/results/data/peers.json.
 """
 
 from __future__ import annotations
@@ -245,39 +243,15 @@ def main() -> int:
     parser.add_argument("--bytes", type=int, action="append", help=f"payloads (default {SIZES})")
     parser.add_argument("--clients", type=int, action="append", help=f"client processes (default {CLIENTS})")
     parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--table", metavar="FILE",
-        help="write the table, in Markdown; between <!-- measured --> marks, if the file has them (docs/peers.md)")
-    parser.add_argument("--chart", metavar="FILE", help="write the chart, as SVG")
-    parser.add_argument("--from", dest="earlier", metavar="FILE", help="an earlier run's JSON: table and chart of it")
     a = parser.parse_args()
     if a.rounds < 1 or a.seconds <= 0 or any(b < 4 or b % 4 for b in a.bytes or []) or any(c < 1 for c in a.clients or []):
         parser.error("--rounds and --clients are at least 1, --seconds more than 0, --bytes multiples of 4")
-    if a.earlier:
-        try:
-            results = json.loads(Path(a.earlier).read_text())
-        except (OSError, ValueError) as e:
-            parser.error(f"--from {a.earlier}: {e}")
-    else:
-        SIZES, CLIENTS = a.bytes or SIZES, a.clients or CLIENTS
-        results = run(a, [p for p in PEERS if not a.only or p.name in a.only or p.name == "ringbatch"])
+    SIZES, CLIENTS = a.bytes or SIZES, a.clients or CLIENTS
+    results = run(a, [p for p in PEERS if not a.only or p.name in a.only or p.name == "ringbatch"])
     say("\n" + report.table(results))
-    if a.json and not a.earlier:
+    if a.json:
         Path(a.json).write_text(json.dumps(results, indent=1) + "\n")
-    if a.table:
-        picture = f"![requests per second]({os.path.relpath(a.chart, Path(a.table).parent)})\n\n" if a.chart else ""
-        put(Path(a.table), f"{picture}{report.dated(results)}\n\n{report.table(results)}")
-    if a.chart:
-        Path(a.chart).write_text(report.chart(results))
     return 130 if results.get("interrupted") else 0
-
-
-def put(file: Path, table: str) -> None:
-    """Writes the table between the page's two marks, or as a whole file."""
-    begin, end = "<!-- measured -->\n", "<!-- /measured -->"
-    old = file.read_text() if file.exists() else ""
-    if begin in old and end in old:
-        table = old.split(begin)[0] + begin + table + end + old.split(end)[1]
-    file.write_text(table)
 
 
 def run(a: argparse.Namespace, chosen: list[Peer]) -> dict:
@@ -285,7 +259,7 @@ def run(a: argparse.Namespace, chosen: list[Peer]) -> dict:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs the finally below
     results: dict = {
-        "date": datetime.date.today().isoformat(), "machine": machine(), "load_before": os.getloadavg()[0],
+        "command": "make peers", "date": datetime.date.today().isoformat(), "machine": machine(), "load_before": os.getloadavg()[0],
         "seconds": a.seconds, "rounds": a.rounds, "sizes": SIZES, "clients": CLIENTS, "peers": {}, "failed": {},
     }  # fmt: skip
     commit = subprocess.run(["git", "describe", "--always", "--abbrev=12", "--dirty=+changes", "--exclude", "*"], cwd=REPOSITORY,

@@ -22,7 +22,6 @@ type EchoJob struct {
 	MaxBatch int
 	WaitTime time.Duration // 0: no waiting
 	Slots    int
-	Cost     time.Duration // a batch takes that long
 }
 
 // EchoWorker is the role "echo worker" of a process.
@@ -47,9 +46,6 @@ func EchoWorker(c *testbed.Child, job EchoJob) error {
 		b, err := w.Next(ctx)
 		if err != nil {
 			return err
-		}
-		if job.Cost > 0 {
-			time.Sleep(job.Cost)
 		}
 		in, out := b.Input(0), b.Output(0)
 		if in.RowBytes() == out.RowBytes() {

@@ -34,3 +34,15 @@ func (r *Rig) CPUTimes(groups [][]*testbed.Process) []time.Duration {
 	}
 	return sums
 }
+
+// OrderAll sends one command to all processes and gathers their answers.
+func OrderAll[R any](r *Rig, procs []*testbed.Process, order any) []R {
+	for _, p := range procs {
+		r.Must(p.Send(order))
+	}
+	results := make([]R, len(procs))
+	for i, p := range procs {
+		r.Must(p.Receive(&results[i]))
+	}
+	return results
+}

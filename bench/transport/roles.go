@@ -9,8 +9,6 @@ import (
 	"os"
 	"runtime/debug"
 	"slices"
-	"sync"
-	"sync/atomic"
 
 	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/client"
@@ -32,8 +30,8 @@ type producerJob struct {
 // order is one measurement. Times are on shm.Now's clock, which all processes share, so
 // producers start and stop together.
 type order struct {
-	Do    string // "latency", "stream", "copy", "paced", "in flight"
-	Count int    // latency, in flight: requests
+	Do    string // "latency", "stream", "copy", "paced"
+	Count int    // latency: requests
 	Start int64
 	Until int64
 	Rate  float64 // paced: requests per second of this process
@@ -43,7 +41,7 @@ type order struct {
 // outcome is the result of an order.
 type outcome struct {
 	Requests int
-	Nanos    int64 // latency: median; in flight: the whole time
+	Nanos    int64 // latency: median
 	P99      int64 // latency, paced
 	Bytes    int64 // of input, written
 	CPU      int64 // nanoseconds of CPU time of this process, from the start on
@@ -76,7 +74,7 @@ type transport struct {
 
 func (t *transport) run(ctx context.Context, o order) (outcome, error) {
 	do := map[string]func(context.Context, order, []byte) (outcome, error){
-		"latency": t.latency, "stream": t.stream, "copy": t.copyOnly, "paced": t.paced, "in flight": t.inFlight,
+		"latency": t.latency, "stream": t.stream, "copy": t.copyOnly, "paced": t.paced,
 	}[o.Do]
 	if do == nil {
 		return outcome{}, fmt.Errorf("no such measurement")
@@ -197,30 +195,4 @@ func (t *transport) paced(ctx context.Context, o order, input []byte) (outcome, 
 	}
 	slices.Sort(ns)
 	return outcome{Requests: len(ns), P99: ns[len(ns)*99/100]}, nil
-}
-
-// inFlight keeps the whole window in flight, one goroutine per slot, until that many requests have been answered.
-func (t *transport) inFlight(ctx context.Context, o order, input []byte) (outcome, error) {
-	var left atomic.Int64
-	left.Store(int64(o.Count))
-	var wg sync.WaitGroup
-	errs := make(chan error, t.job.Window)
-	start := shm.Now()
-	for range t.job.Window {
-		wg.Go(func() {
-			for left.Add(-1) >= 0 {
-				if err := rig.Ask(ctx, t.session, input); err != nil {
-					errs <- err
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	select {
-	case err := <-errs:
-		return outcome{}, err
-	default:
-		return outcome{Requests: o.Count, Nanos: shm.Now() - start}, nil
-	}
 }

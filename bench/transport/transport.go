@@ -5,7 +5,6 @@ package transport
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -34,17 +33,14 @@ func Roles() testbed.Roles {
 // Run is `bench transport`.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	var idle time.Duration
-	var requests int
 	s := rig.Suite{
 		Name: "transport", About: "The cost of ringbatch itself, without a model; see docs/benchmark.md.", Rounds: 7, Round: time.Second,
 		Flags: func(f *pflag.FlagSet) {
 			f.DurationVar(&idle, "idle", 6*time.Second, "how long idleness is watched")
-			f.IntVar(&requests, "requests", 1_000_000, "requests of the in_flight part")
 		},
 		Parts: []rig.Part{
 			{Name: "latency", Run: measureLatency}, {Name: "small", Run: measureSmall}, {Name: "large", Run: measureLarge},
 			{Name: "idle", Run: func(r *rig.Rig) { measureIdle(r, max(idle, 100*time.Millisecond)) }},
-			{Name: "in_flight", Run: func(r *rig.Rig) { measureInFlight(r, max(requests, 1)) }},
 			{Name: "loops", Run: measureLoops},
 		},
 	}
@@ -149,51 +145,4 @@ func measureLarge(r *rig.Rig) {
 	r.Check("large_ratio", rig.Median(ratios), ">=", 0.80,
 		"%.2f GB/s through the whole exchange (%s requests/s) / %.2f GB/s of copies alone, %d producers × %d slots; median of %d rounds",
 		through/1e9, printable.Number(through/bytes), rig.Median(rates[1])/1e9, producers, inFlight, len(ratios))
-}
-
-// measureInFlight keeps 10,000 requests in flight from one process. It counts the threads, and notices a lost wake-up: a
-// request that is not answered although every worker is idle.
-func measureInFlight(r *rig.Rig, requests int) {
-	const inFlight, stallTime = 10_000, 20 * time.Second
-	e := startEcho(r, 1, small64("flight", 1024, 1<<14))
-	producers := startProducers(r, 1, producerJob{Socket: e.socket, Model: "flight", Window: inFlight})
-	done := make(chan outcome, 1)
-	failed := make(chan error, 1)
-	go func() {
-		var out outcome
-		if err := errors.Join(producers[0].Send(order{Do: "in flight", Count: requests}), producers[0].Receive(&out)); err != nil {
-			failed <- err
-			return
-		}
-		done <- out
-	}()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	threads, answered, moved := 0, uint64(0), time.Now()
-	for {
-		select {
-		case err := <-failed:
-			r.Must(err)
-		case out := <-done:
-			r.Check("in_flight", float64(threads), "<", 64,
-				"OS threads, with %d requests in flight from one process; %s requests at %s/s, every one answered",
-				inFlight, printable.Number(float64(requests)), printable.Number(float64(out.Requests)/(float64(out.Nanos)/1e9)))
-			return
-		case <-tick.C:
-			u, err := testbed.UsageOf(producers[0].Pid())
-			if err != nil {
-				continue // the process has ended, and the other case has the reason
-			}
-			threads = max(threads, u.Threads)
-			m, err := load.ModelStats(r.Context(), e.socket, "flight")
-			r.Must(err)
-			if m.Requests != answered {
-				answered, moved = m.Requests, time.Now()
-			}
-			r.Say("in flight: %s of %s requests, %d threads", printable.Number(float64(answered)), printable.Number(float64(requests)), u.Threads)
-			if time.Since(moved) > stallTime {
-				r.Must(fmt.Errorf("a wake-up was lost: nothing has moved for %v after %d of %d requests", stallTime, answered, requests))
-			}
-		}
-	}
 }

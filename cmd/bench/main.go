@@ -7,14 +7,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/ringbatch/ringbatch/bench"
+	"github.com/ringbatch/ringbatch/bench/transport"
+	"github.com/ringbatch/ringbatch/bench/waits"
 	"github.com/ringbatch/ringbatch/internal/progress"
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
+
+var suites = map[string]func(context.Context, []string, io.Writer) error{"transport": transport.Run, "waits": waits.Run}
+
+// roles of the processes of all suites.
+func roles() testbed.Roles {
+	all := bench.Roles()
+	maps.Copy(all, transport.Roles())
+	return all
+}
 
 func main() {
 	testbed.Play(roles())

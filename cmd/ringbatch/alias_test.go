@@ -8,14 +8,11 @@ import (
 	"net/http"
 	"os"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/tensor"
-	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // version is a model whose worker multiplies by its scale.
@@ -63,66 +60,36 @@ func (c *cli) alias(args ...string) {
 	}
 }
 
-func TestAnAliasIsSwitchedUnderLoadWithoutALostRequest(t *testing.T) {
+// client/alias_test.go, gateway/core and python/tests have the load that loses no request.
+func TestAClientOnTheRingFollowsAnAlias(t *testing.T) {
 	c := startCLI(t)
 	c.serveVersions("[alias]\nm = \"m@1\"\n")
-	var last [4]atomic.Int64 // the scale of the version that answered each caller last
-	stop := make(chan struct{})
-	var callers sync.WaitGroup
-	for i := range last {
-		cl, err := client.Dial(t.Context(), "m")
-		must.Do(t, err)
-		callers.Go(func() {
-			defer cl.Close()
-			for x := float32(1); ; x++ {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				outs, err := cl.Infer(t.Context(), []float32{x, x, x, x, x, x, x, x}) // two rows, or one of m@wide
-				if err != nil {
-					t.Errorf("caller %d: %v", i, err)
-					return
-				}
-				y, _ := tensor.As[float32](outs[0])
-				last[i].Store(int64(y[7] / x))
-			}
-		})
-	}
-	t.Cleanup(callers.Wait)
-	all := func(scale int64) {
+	cl, err := client.Dial(t.Context(), "m")
+	must.Do(t, err)
+	defer cl.Close()
+	answeredBy := func(scale float32) {
 		t.Helper()
-		c.until("all have the other version", func() bool {
-			n := 0
-			for i := range last {
-				if last[i].Load() == scale {
-					n++
-				}
-			}
-			return n == len(last) || t.Failed()
+		c.until(fmt.Sprint("version ", scale, " answers"), func() bool {
+			outs, err := cl.Infer(t.Context(), []float32{1, 1, 1, 1, 1, 1, 1, 1}) // two rows, or one of m@wide
+			must.Do(t, err)
+			y, _ := tensor.As[float32](outs[0])
+			return y[7] == scale
 		})
 	}
-	for i := range 6 {
-		c.alias("m", fmt.Sprintf("m@%d", 2-i%2))
-		all(int64(2 - i%2))
-	}
+	answeredBy(1)
+	c.alias("m", "m@2")
+	answeredBy(2)
 	c.alias("m", "m@wide") // the inputs fit this signature, too
-	all(3)
+	answeredBy(3)
 	// Shares are a gateway's: clients on the ring have the model with the largest that has a worker.
-	fourth := func() *testbed.Process {
-		return c.start("worker", "affine", "--name", "m@4", "--scale", "4", "--input", "x:f32[4]")
-	}
-	w := fourth()
+	w := c.start("worker", "affine", "--name", "m@4", "--scale", "4", "--input", "x:f32[4]")
 	c.must("ready", "m@4", "--wait", "1m")
 	c.alias("m", "m@1=40", "m@4=60")
-	all(4)
+	answeredBy(4)
 	c.ends(w)
-	c.until("all have left it", func() bool { return c.stats().Aliases[0].To[1].Clients == 0 })
-	w = fourth() // it also answers what was claimed there
-	all(4)
-	close(stop)
-	callers.Wait()
+	c.until("it has left", func() bool { return c.stats().Aliases[0].To[1].Clients == 0 })
+	w = c.start("worker", "affine", "--name", "m@4", "--scale", "4", "--input", "x:f32[4]")
+	answeredBy(4)
 	c.ends(w)
 }
 

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/gateway/console"
-	"github.com/ringbatch/ringbatch/tools/top"
 )
 
 func runDashboard(ctx context.Context, args []string) error {
@@ -69,18 +68,4 @@ func serveConsole(ctx context.Context, l net.Listener, socket, tokens string, ho
 		return err
 	}
 	return nil
-}
-
-func runTop(ctx context.Context, args []string) error {
-	f := flags("top", " [MODEL]", "Show models and workers as a table in the terminal, live. s sorts by the next column, q quits.\n"+
-		"`ringbatch dashboard` serves a page that shows more.", "  ringbatch top\n  ringbatch top resnet50 --interval 200ms\n")
-	socket := socketFlag(f)
-	interval := f.Duration("interval", time.Second, "how often to ask the broker, at least 100ms")
-	if err := parse(f, args, 0, 1); err != nil {
-		return err
-	}
-	if *interval < 100*time.Millisecond {
-		return fmt.Errorf("%w: --interval is %v, must be at least 100ms", errUsage, *interval)
-	}
-	return top.Run(ctx, top.Config{Socket: *socket, Model: f.Arg(0), Interval: *interval})
 }

@@ -56,11 +56,10 @@ func TestTheLogOnATerminalIsShortAndLeavesAWorkersOutputAsItIs(t *testing.T) {
 	c.write("[[worker]]\ncommand = [\"sh\", \"-c\", \"printf 'Traceback (most recent call last):\\\\n  File\\\\nValueError: " +
 		"x\\\\n'; exec sleep 1000\"]\n")
 	p := c.inTerminal(100, 24, "broker", "--config", c.config, "--socket", c.bed.Path("b.sock"))
-	c.shows(p, "the log", "worker-0 | Traceback (most recent call last):", "worker-0 |   File", "worker-0 | ValueError: x",
+	p.shows("worker-0 | Traceback (most recent call last):", "worker-0 |   File", "worker-0 | ValueError: x",
 		" broker listening socket=")
 	if text := p.text(); strings.Contains(text, "level=") || strings.Contains(text, "msg=") {
 		t.Error(text)
 	}
-	p.press("\x03")
-	<-p.ended
+	p.interrupt()
 }

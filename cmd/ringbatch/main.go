@@ -157,6 +157,8 @@ func dispatch(ctx context.Context, args []string) error {
 	switch {
 	case args[0] == "manual": // for packages
 		return runManual(ctx, args[1:])
+	case args[0] == "complete": // for shells
+		return runComplete(ctx, args[1:])
 	case slices.Equal(args, []string{"policy", "--help"}):
 		_, err := fmt.Print(policyHelp())
 		return err

@@ -59,7 +59,6 @@ type Command struct {
 	shapes            int
 	deadline          time.Duration
 	cost              string
-	stages            []string
 	workers, sizes    []int // several: compare
 	depth             int
 	sharing           float64
@@ -91,8 +90,6 @@ func NewCommand(s *pflag.FlagSet) *Command {
 		"tokens per row, a `number` or a range like 8-500: the cost for max_batch_cost, and --cost is by tokens then")
 	s.IntVar(&c.shapes, "shapes", 1, "number of different shapes; requests of different shapes share no batch")
 	s.DurationVar(&c.deadline, "deadline", 0, "time budget of each request (0: none)")
-	s.StringArrayVar(&c.stages, "stage", nil,
-		"a further stage of a pipeline, as `COST; KEY=VALUE; …`: its --cost, workers, depth and settings (repeatable)")
 	s.StringVar(&c.cost, "cost", "1=3.3ms,32=8.2ms",
 		"time per batch size: `points` to interpolate, or a CSV file (rows, time, busy workers) of --out")
 	s.IntSliceVar(&c.workers, "workers", []int{1}, "number of workers; several, `N,N…`, are compared (default for a MODEL: 1,2,3,4)")

@@ -31,7 +31,7 @@ func TestTheCommandPrintsAReportThatAPersonCanRead(t *testing.T) {
 	must.Do(t, err)
 	for _, want := range []string{
 		"Poisson arrivals, 3000 requests/s", "max_batch_size 32, wait_time 2ms, 2 levels", "throughput", "p99.9", "level 1",
-		"5,000 completed", "% wait time over", "% busy", "rows per batch", "█", "seed 1",
+		"5,000 completed", "% wait time over", "% busy", "seed 1",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("does not say %q:\n%s", want, out)

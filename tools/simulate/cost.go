@@ -175,9 +175,7 @@ func (c Cost) reaching(alone Cost) Cost {
 }
 
 // took is the time of a batch of rows rows that starts while others other workers are busy.
-func (c *Config) took(rows, others int) float64 { return c.stages()[0].took(rows, others) }
-
-func (c *Stage) took(rows, others int) float64 {
+func (c *Config) took(rows, others int) float64 {
 	alone := float64(c.Cost.Of(rows))
 	n := len(c.Busy)
 	switch {

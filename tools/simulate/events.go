@@ -14,8 +14,7 @@ type event struct {
 	order             int              // of scheduling; breaks ties
 	number            uint32           // of a commit, from 1; 0: a batch ended
 	client            batcher.ClientID // of a commit
-	stage             int              // of a batch
-	worker            batcher.WorkerID
+	worker            batcher.WorkerID // of a batch
 	batch             batcher.BatchID
 	started, finished batcher.Time // of a batch; started is also the time of a commit
 }

@@ -27,7 +27,7 @@ func (c *Command) config() (cfg Config, err error) {
 	if len(c.workers) == 0 || slices.Min(c.workers) < 1 || c.depth < 1 || c.shapes < 1 || c.inFlight < 1 {
 		return cfg, bad("--workers, --depth, --in-flight and --shapes must be at least 1")
 	}
-	for _, step := range []func(*Config) error{c.setArrivals, c.setRows, c.setCost, c.setPolicy, c.setPadding, c.setStages} {
+	for _, step := range []func(*Config) error{c.setArrivals, c.setRows, c.setCost, c.setPolicy, c.setPadding} {
 		if err := step(&cfg); err != nil {
 			return cfg, err
 		}
@@ -123,39 +123,6 @@ func (c *Command) setCost(cfg *Config) (err error) {
 	defer file.Close()
 	if cfg.Cost, cfg.Busy, err = ReadCosts(file); err != nil {
 		return fmt.Errorf("--cost: %w", err)
-	}
-	return nil
-}
-
-// setStages reads further stages: "1=2ms,32=9ms; workers=2; max_batch_size=8". They inherit the rest
-// from the first.
-func (c *Command) setStages(cfg *Config) (err error) {
-	for i, text := range c.stages {
-		cost, rest, _ := strings.Cut(text, ";")
-		s := Stage{Workers: cfg.Workers}
-		if s.Cost, err = ParseCost(strings.TrimSpace(cost)); err != nil {
-			return fmt.Errorf("--stage: %w", err)
-		}
-		p := cfg.Policy.Policy(nil)
-		delete(p, "slots") // not simulated
-		for _, option := range strings.FieldsFunc(rest, func(r rune) bool { return r == ';' || r == ' ' }) {
-			key, value, _ := strings.Cut(option, "=")
-			switch key {
-			case "workers":
-				s.Workers.Count, err = strconv.Atoi(value)
-			case "depth":
-				s.Workers.Depth, err = strconv.Atoi(value)
-			default:
-				p = policy.Policy{key: value}.Over(p)
-			}
-			if err != nil {
-				return bad("--stage %q: %s is %q, must be a number", text, key, value)
-			}
-		}
-		if s.Policy, err = p.Resolve(nil); err != nil {
-			return fmt.Errorf("--stage %d: %w", i+2, err)
-		}
-		cfg.Stages = append(cfg.Stages, s)
 	}
 	return nil
 }

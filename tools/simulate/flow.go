@@ -12,7 +12,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker/batcher"
 )
 
-// arrive gives a request to the first batcher, one hop after its commit.
+// arrive gives a request to the batcher, one hop after its commit.
 func (w *world) arrive(e *event) {
 	committed := e.started
 	w.stats.first, w.stats.lastCommit = min(w.stats.first, committed), max(w.stats.lastCommit, committed)
@@ -42,29 +42,15 @@ func (w *world) arrive(e *event) {
 	if w.cfg.Load.Shapes > 1 {
 		r.Dims[0] = 1 + uint32(w.rng.IntN(w.cfg.Load.Shapes))
 	}
-	f.dims = r.Dims
 	w.flights[r.ID] = f
-	w.enter(w.stages[0], r)
+	w.enter(r)
 	w.cfg.Arrivals.committed(w)
 }
 
-// handOn gives requests that one stage has finished to the next.
-func (w *world) handOn(to *station, ids []batcher.RequestID) {
-	for _, id := range ids {
-		f := &w.flights[id]
-		w.enter(to, batcher.Request{
-			ID: id, Client: f.client, Rows: f.rows, Level: f.level, Arrived: w.now, Deadline: f.deadline, Dims: f.dims,
-			Cost: f.cost,
-		})
-	}
-}
-
-func (w *world) isLast(s *station) bool { return s.number == len(w.stages)-1 }
-
-// enter gives a request to a stage's batcher.
-func (w *world) enter(s *station, r batcher.Request) {
+// enter gives a request to the batcher.
+func (w *world) enter(r batcher.Request) {
 	f := &w.flights[r.ID]
-	switch err := s.b.Arrive(w.now, r); {
+	switch err := w.b.Arrive(w.now, r); {
 	case err == nil:
 	case errors.Is(err, batcher.ErrExpired):
 		w.free = append(w.free, r.ID)
@@ -82,17 +68,9 @@ func (w *world) answer(f *flight, at batcher.Time) {
 	w.cfg.Arrivals.answered(w, f.client, at+batcher.Time(w.cfg.Hop))
 }
 
-// decide carries out the decisions of the batchers, and returns when to decide again at the latest.
+// decide carries out the decisions of the batcher, and returns when to decide again at the latest.
 func (w *world) decide() batcher.Time {
-	wake := batcher.Never
-	for _, s := range w.stages {
-		wake = min(wake, w.decideAt(s))
-	}
-	return wake
-}
-
-func (w *world) decideAt(s *station) batcher.Time {
-	d := s.b.Decide(w.now)
+	d := w.b.Decide(w.now)
 	for _, e := range d.Ended {
 		if e.Why == batcher.Expired {
 			w.stats.outcomes.Expired++
@@ -103,21 +81,21 @@ func (w *world) decideAt(s *station) batcher.Time {
 		w.free = append(w.free, e.ID)
 	}
 	for i := range d.Dispatches {
-		w.serve(s, &d.Dispatches[i])
+		w.serve(&d.Dispatches[i])
 	}
-	s.b.Learn(w.now)
+	w.b.Learn(w.now)
 	return d.Wake
 }
 
 // serve lets a worker run a batch. The end of the batch is known at once.
-func (w *world) serve(s *station, d *batcher.Dispatch) {
-	x := &s.workers[d.Worker]
+func (w *world) serve(d *batcher.Dispatch) {
+	x := &w.workers[d.Worker]
 	start := max(w.now+batcher.Time(w.cfg.Hop), x.freeAt)
 	size := d.PadTo
 	if w.cfg.Load.MaxTokens > 0 {
 		size = d.Cost
 	}
-	took := batcher.Time(min(s.took(size, s.othersBusy(start, x))*w.phase(start).Cost, float64(endOfTime)))
+	took := batcher.Time(min(w.cfg.took(size, w.othersBusy(start, x))*w.phase(start).Cost, float64(endOfTime)))
 	if w.cfg.disturb != nil {
 		took = w.cfg.disturb(d.Worker, d.PadTo, start, took)
 	}
@@ -128,14 +106,10 @@ func (w *world) serve(s *station, d *batcher.Dispatch) {
 
 	x.given = append(x.given, slices.Clone(d.Requests))
 	seen := x.freeAt + batcher.Time(w.cfg.Hop)
-	w.events.push(event{at: seen, stage: s.number, worker: d.Worker, batch: d.Batch, started: start, finished: x.freeAt})
+	w.events.push(event{at: seen, worker: d.Worker, batch: d.Batch, started: start, finished: x.freeAt})
 
-	if w.stats.last = max(w.stats.last, seen); s.number == 0 {
-		w.stats.batch(d)
-	}
-	if !w.isLast(s) {
-		return
-	}
+	w.stats.last = max(w.stats.last, seen)
+	w.stats.batch(d)
 	for _, id := range d.Requests {
 		f := &w.flights[id]
 		w.stats.answer(f, seen)
@@ -148,9 +122,9 @@ func (w *world) serve(s *station, d *batcher.Dispatch) {
 }
 
 // othersBusy is how many workers other than x are busy at a time.
-func (s *station) othersBusy(at batcher.Time, x *simulatedWorker) (n int) {
-	for i := range s.workers {
-		if y := &s.workers[i]; y != x && y.freeAt > at {
+func (w *world) othersBusy(at batcher.Time, x *simulatedWorker) (n int) {
+	for i := range w.workers {
+		if y := &w.workers[i]; y != x && y.freeAt > at {
 			n++
 		}
 	}
@@ -190,21 +164,13 @@ func (w *world) result() *Result {
 	if w.cfg.Load.MaxTokens > 0 {
 		r.MeanBatchTokens = float64(w.stats.cost) / float64(max(1, r.Batches))
 	}
-	for _, s := range w.stages {
-		var list []WorkerResult
-		for i := range s.workers {
-			x := &s.workers[i]
-			u := 0.0
-			if r.Span > 0 {
-				u = float64(x.busy) / float64(r.Span)
-			}
-			list = append(list, WorkerResult{Utilisation: u, Batches: x.total, Rows: x.rows, Busy: time.Duration(x.busy)})
+	for i := range w.workers {
+		x := &w.workers[i]
+		u := 0.0
+		if r.Span > 0 {
+			u = float64(x.busy) / float64(r.Span)
 		}
-		if s.number == 0 {
-			r.Workers = list
-		} else {
-			r.Stages = append(r.Stages, list)
-		}
+		r.Workers = append(r.Workers, WorkerResult{Utilisation: u, Batches: x.total, Rows: x.rows, Busy: time.Duration(x.busy)})
 	}
 	return r
 }

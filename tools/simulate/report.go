@@ -45,19 +45,6 @@ func (r *Result) WriteText(w io.Writer) error {
 		fmt.Fprintf(&b, " %.1f %%", 100*x.Utilisation)
 	}
 	b.WriteString(" busy\n")
-	for i, workers := range r.Stages {
-		sum := WorkerResult{}
-		for _, x := range workers {
-			sum.Batches, sum.Rows = sum.Batches+x.Batches, sum.Rows+x.Rows
-			sum.Utilisation += x.Utilisation / float64(len(workers))
-		}
-		fmt.Fprintf(&b, "stage %-5d %s batches of %.1f rows on average, workers %.1f %% busy\n",
-			i+2, count(sum.Batches), float64(sum.Rows)/float64(max(1, sum.Batches)), 100*sum.Utilisation)
-	}
-	b.WriteByte('\n')
-	writeHistogram(&b, "rows per batch", sizeBins(r.BatchSizes, 16))
-	b.WriteByte('\n')
-	writeHistogram(&b, "latency", r.latencyBins(16))
 	_, err := io.WriteString(w, b.String())
 	return err
 }
@@ -81,11 +68,6 @@ func (c *Config) describe() string {
 		b.WriteString(", preserve_order")
 	}
 	fmt.Fprintf(&b, "; workers %d, batch cost %s, hop %v", c.Workers.Count, c.Cost.summary(), c.Hop)
-	for i := range c.Stages {
-		s := &c.Stages[i]
-		fmt.Fprintf(&b, "; stage %d: max_batch_size %d, %d workers, batch cost %s",
-			i+2, s.Policy.MaxBatchSize, s.Workers.Count, s.Cost.summary())
-	}
 	return b.String()
 }
 

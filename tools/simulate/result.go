@@ -13,20 +13,19 @@ import (
 
 // Result is the result of a simulation.
 type Result struct {
-	Span              time.Duration    `json:"-"` // from the first commit to the last answer
-	SpanSeconds       float64          `json:"span_seconds"`
-	Outcomes          Outcomes         `json:"outcomes"`
-	RequestsPerSecond float64          `json:"requests_per_second"` // completed in time
-	RowsPerSecond     float64          `json:"rows_per_second"`     // run by workers
-	Latency           Latency          `json:"latency_ms"`          // from commit to answer, of completed requests
-	Batches           int              `json:"batches"`
-	MeanBatchRows     float64          `json:"mean_batch_rows"`
-	MeanBatchTokens   float64          `json:"mean_batch_tokens,omitempty"`
-	BatchSizes        []SizeCount      `json:"batch_sizes"` // ascending; only sizes that occurred
-	Reasons           Reasons          `json:"dispatched_because"`
-	Workers           []WorkerResult   `json:"workers"`
-	Stages            [][]WorkerResult `json:"stages,omitempty"` // workers of the further stages; all above is of the first
-	Levels            []LevelResult    `json:"levels,omitempty"` // with more than one priority level
+	Span              time.Duration  `json:"-"` // from the first commit to the last answer
+	SpanSeconds       float64        `json:"span_seconds"`
+	Outcomes          Outcomes       `json:"outcomes"`
+	RequestsPerSecond float64        `json:"requests_per_second"` // completed in time
+	RowsPerSecond     float64        `json:"rows_per_second"`     // run by workers
+	Latency           Latency        `json:"latency_ms"`          // from commit to answer, of completed requests
+	Batches           int            `json:"batches"`
+	MeanBatchRows     float64        `json:"mean_batch_rows"`
+	MeanBatchTokens   float64        `json:"mean_batch_tokens,omitempty"`
+	BatchSizes        []SizeCount    `json:"batch_sizes"` // ascending; only sizes that occurred
+	Reasons           Reasons        `json:"dispatched_because"`
+	Workers           []WorkerResult `json:"workers"`
+	Levels            []LevelResult  `json:"levels,omitempty"` // with more than one priority level
 
 	latencies []int64       // ascending, nanoseconds
 	cfg       *Config       // of a run that the command reports
@@ -143,7 +142,7 @@ func newStats(cfg *Config) stats {
 	return s
 }
 
-// batch counts a batch of the first stage.
+// batch counts a batch.
 func (s *stats) batch(d *batcher.Dispatch) {
 	s.sizes[d.Rows]++
 	s.reasons[d.Why]++

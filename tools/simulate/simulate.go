@@ -30,7 +30,6 @@ type Config struct {
 	Workers  Workers
 	Cost     Cost
 	Busy     []Cost  // the cost with 1, 2 … other workers busy, if measured; else Workers.Sharing counts
-	Stages   []Stage // the further stages of a pipeline, in order
 	Phases   []Phase // changes of the load or the cost; each holds until the next begins
 	// Hop is the time from one process to the next: client to broker, broker to worker, worker to
 	// client. Every request takes three.
@@ -49,14 +48,6 @@ type Phase struct {
 	Rate, Cost float64
 }
 
-// Stage is a further stage of a pipeline, as Config is the first.
-type Stage struct {
-	Policy  policy.Settings
-	Workers Workers
-	Cost    Cost
-	Busy    []Cost
-}
-
 // Load describes the requests.
 type Load struct {
 	MinRows, MaxRows int // rows per request, uniform; 0 means 1
@@ -68,7 +59,7 @@ type Load struct {
 	LevelShares          []float64     // shares of requests per priority level; nil: all have the default level
 }
 
-// Workers describes the workers of a stage.
+// Workers describes the workers.
 type Workers struct {
 	Count int
 	Depth int // batches a worker may hold; 0 means 1
@@ -108,39 +99,22 @@ func (c *Config) validate() error {
 	); err != nil {
 		return err
 	}
-	levels := c.Policy.LevelCount()
-	for i, s := range c.stages() {
-		if err := cmp.Or(
-			s.validate(),
-			need(s.Policy.LevelCount() == levels, "stage %d has %d priority levels, the first %d", i+1, s.Policy.LevelCount(), levels),
-			c.Load.validate(&s.Policy),
-		); err != nil {
-			return err
-		}
-	}
-	return c.Arrivals.validate()
-}
-
-// stages are the first stage and the further ones.
-func (c *Config) stages() []Stage {
-	return append([]Stage{{Policy: c.Policy, Workers: c.Workers, Cost: c.Cost, Busy: c.Busy}}, c.Stages...)
-}
-
-func (s *Stage) validate() error {
-	for _, cost := range append([]Cost{s.Cost}, s.Busy...) {
+	for _, cost := range append([]Cost{c.Cost}, c.Busy...) {
 		if err := cost.validate(); err != nil {
 			return err
 		}
 	}
-	w := &s.Workers
+	w := &c.Workers
 	return cmp.Or(
-		s.Policy.Validate(),
+		c.Policy.Validate(),
 		need(w.Count >= 1 && w.Count <= maxWorkers, "workers is %d, must be 1..%d", w.Count, maxWorkers),
 		need(w.Depth >= 0, "depth is %d, must be at least 1", w.Depth),
 		need(w.PadTo <= policy.MaxRows, "batches are padded to %d rows, must be at most %d", w.PadTo, policy.MaxRows),
 		need(w.Sharing >= 0 && w.Sharing <= maxSharing, "sharing is %v, must be 0..%d", w.Sharing, maxSharing),
-		need(len(s.Busy) == 0 || w.Sharing == 0,
+		need(len(c.Busy) == 0 || w.Sharing == 0,
 			"the cost was measured with other workers busy, so it includes how they slow each other down; leave --sharing out"),
+		c.Load.validate(&c.Policy),
+		c.Arrivals.validate(),
 	)
 }
 

@@ -16,7 +16,8 @@ import (
 // world is one simulation in progress.
 type world struct {
 	cfg     Config
-	stages  []*station
+	b       *auto.Batcher
+	workers []simulatedWorker
 	rng     *rand.Rand
 	now     batcher.Time
 	events  eventQueue
@@ -42,15 +43,6 @@ type flight struct {
 	committed, deadline batcher.Time
 	client              batcher.ClientID
 	rows, level, cost   int
-	dims                batcher.Dims
-}
-
-// station is a stage: its batcher and its workers.
-type station struct {
-	Stage
-	number  int
-	b       *auto.Batcher
-	workers []simulatedWorker
 }
 
 // simulatedWorker runs its batches one after the other.
@@ -72,22 +64,16 @@ func newWorld(cfg Config) (*world, error) {
 		sum += share
 		w.shares = append(w.shares, sum)
 	}
-	for i, stage := range cfg.stages() {
-		b, err := auto.NewBatcher(stage.Policy)
-		if err != nil {
-			return nil, err
-		}
-		s := &station{Stage: stage, number: i, b: b, workers: make([]simulatedWorker, stage.Workers.Count)}
-		w.stages = append(w.stages, s)
-		for c := range cfg.Arrivals.clients() {
-			b.ClientJoined(batcher.ClientID(c))
-		}
-		for k := range s.workers {
-			b.WorkerReady(batcher.Worker{
-				ID: batcher.WorkerID(k), Depth: stage.Workers.Depth,
-				Pad: stage.Workers.Pad, PadTo: stage.Workers.PadTo,
-			})
-		}
+	var err error
+	if w.b, err = auto.NewBatcher(cfg.Policy); err != nil {
+		return nil, err
+	}
+	for c := range cfg.Arrivals.clients() {
+		w.b.ClientJoined(batcher.ClientID(c))
+	}
+	w.workers = make([]simulatedWorker, cfg.Workers.Count)
+	for k := range w.workers {
+		w.b.WorkerReady(batcher.Worker{ID: batcher.WorkerID(k), Depth: cfg.Workers.Depth, Pad: cfg.Workers.Pad, PadTo: cfg.Workers.PadTo})
 	}
 	return w, nil
 }
@@ -114,10 +100,8 @@ func (w *world) run(ctx context.Context) error {
 		}
 		wake = w.decide()
 	}
-	for _, s := range w.stages {
-		if s.b.Queued() > 0 {
-			return errors.New("some requests are never served") // a bug of the batcher
-		}
+	if w.b.Queued() > 0 {
+		return errors.New("some requests are never served") // a bug of the batcher
 	}
 	return nil
 }
@@ -141,16 +125,10 @@ func (w *world) handle(e *event) {
 		w.arrive(e)
 		return
 	}
-	s := w.stages[e.stage]
-	s.b.BatchDone(e.worker, e.batch, e.started, e.finished)
-	x := &s.workers[e.worker]
-	ids := x.given[0]
+	w.b.BatchDone(e.worker, e.batch, e.started, e.finished)
+	x := &w.workers[e.worker]
+	w.free = append(w.free, x.given[0]...)
 	x.given = slices.Delete(x.given, 0, 1)
-	if w.isLast(s) {
-		w.free = append(w.free, ids...)
-	} else {
-		w.handOn(w.stages[e.stage+1], ids)
-	}
 }
 
 // commitAt schedules the commit of one more request, unless all have been sent. The broker sees

@@ -124,13 +124,13 @@ func (p *userKernel) enqueue(l *lane) error {
 	var args []uint64
 	for k, in := range l.in {
 		args = append(args, word(in))
-		put(b.RowShape(0, k))
+		put(b.Input(k).RowShape())
 	}
 	for k, out := range l.out {
 		args = append(args, word(out))
-		put(b.RowShape(1, k))
+		put(b.Output(k).RowShape())
 	}
 	args = append(args, word(b.PadTo()), word(s.dev), word(p.weights))
 	threads := b.PadTo() * p.work
-	return launch(l.stream, p.kernel, dims{gridX: (threads + p.block - 1) / p.block, block: p.block}, args...)
+	return launch(l.stream, p.kernel, dims{grid: (threads + p.block - 1) / p.block, block: p.block}, args...)
 }
