@@ -23,6 +23,8 @@ var (
 	movePTX string
 	//go:embed kernels/affine.ptx
 	affinePTX string
+	//go:embed kernels/dense.ptx
+	densePTX string
 )
 
 // device is one GPU with a context that belongs to the calling thread.
@@ -140,8 +142,17 @@ func alloc(size int64) (cu.DevicePtr, error) {
 	return p, nil
 }
 
+// upload copies floats into new device memory.
+func upload(v []float32) (cu.DevicePtr, error) {
+	p, err := alloc(int64(4 * len(v)))
+	if err != nil {
+		return 0, err
+	}
+	return p, checked("cuMemcpyHtoD", cu.MemcpyHtoD(p, unsafe.Pointer(&v[0]), int64(4*len(v))))
+}
+
 // dims is the shape of a launch.
-type dims struct{ grid, block int }
+type dims struct{ gridX, gridY, block int }
 
 // launch queues a kernel. All kernels take 64-bit words only, see
 // kernels/common.h.
@@ -150,12 +161,12 @@ func launch(stream cu.Stream, f cu.Function, d dims, args ...uint64) error {
 	for i := range args {
 		params[i] = unsafe.Pointer(&args[i])
 	}
-	return checked("cuLaunchKernel", f.Launch(d.grid, 1, 1, d.block, 1, 1, 0, stream, params))
+	return checked("cuLaunchKernel", f.Launch(d.gridX, max(d.gridY, 1), 1, d.block, 1, 1, 0, stream, params))
 }
 
 // spread is a launch of about n threads in blocks of 256, for kernels that
 // loop over their elements.
-func spread(n int) dims { return dims{grid: min(max(1, (n+255)/256), 4096), block: 256} }
+func spread(n int) dims { return dims{gridX: min(max(1, (n+255)/256), 4096), block: 256} }
 
 // word is a device pointer or a number as a kernel's argument.
 func word[T cu.DevicePtr | int | int64 | uint64](v T) uint64 { return uint64(v) }

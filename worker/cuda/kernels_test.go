@@ -40,7 +40,7 @@ func runOnHost(bin string, v *vector) ([][]byte, error) {
 	var in, errs bytes.Buffer
 	in.WriteString(v.kernel + "\x00")
 	put := func(n uint64) { _ = binary.Write(&in, binary.LittleEndian, n) }
-	for _, n := range []int{v.grid, v.block, len(v.args)} {
+	for _, n := range []int{v.gridX, v.gridY, v.block, len(v.args)} {
 		put(uint64(n))
 	}
 	for _, a := range v.args {

@@ -62,13 +62,32 @@ func (r *ring) plane(p *shm.Plane) cu.DevicePtr {
 	return r.dev + cu.DevicePtr(p.Offset)
 }
 
+// rows is a batch as a lane sees it.
+type rows interface {
+	Rows() int
+	PadTo() int
+	Slots() []uint32
+	Runs() []worker.Run
+	RowShape(side, k int) []int // side 0: inputs
+}
+
 // rowBytes is the size of a row of the k-th input in this batch.
-func rowBytes(b *worker.Batch, layout *shm.Layout, k int) int64 {
+func rowBytes(b rows, layout *shm.Layout, k int) int64 {
 	n := int64(layout.Inputs[k].Spec.DType.Size())
-	for _, d := range b.Input(k).RowShape() {
+	for _, d := range b.RowShape(0, k) {
 		n *= int64(d)
 	}
 	return n
+}
+
+// ringBatch is a batch of the ring.
+type ringBatch struct{ *worker.Batch }
+
+func (b ringBatch) RowShape(side, k int) []int {
+	if side == 0 {
+		return b.Input(k).RowShape()
+	}
+	return b.Output(k).RowShape()
 }
 
 // lane is room for one batch in flight: a stream, and device memory for every
@@ -83,7 +102,7 @@ type lane struct {
 	near     cu.DevicePtr   // a copy of slots in device memory, for planes there: reading the host's would delay 264 blocks; or 0
 	room     []cu.DevicePtr // for the inputs
 	in, out  []cu.DevicePtr // in is room, or the slots of a batch that is read in place
-	batch    *worker.Batch  // nil while the lane is free
+	batch    rows           // nil while the lane is free
 	owned    []cu.DevicePtr // to be freed
 	scratch  any            // of the model
 }
@@ -182,7 +201,7 @@ func (l *lane) close() {
 }
 
 // submit queues a batch: inputs, model, outputs, and the event at its end.
-func (l *lane) submit(b *worker.Batch, p program) error {
+func (l *lane) submit(b rows, p program) error {
 	l.batch = b
 	copy(l.slots, b.Slots())
 	if l.near != 0 && len(b.Runs()) > 1 {
@@ -267,7 +286,7 @@ func moveDims(p *shm.Plane, rowBytes int64, rows int) dims {
 	if p.Spec.OnDevice() {
 		most = deviceBlocks
 	}
-	return dims{grid: int(min(units, most)), block: moveThreads}
+	return dims{gridX: int(min(units, most)), block: moveThreads}
 }
 
 // done reports whether the batch is done. After an error of a kernel or a copy

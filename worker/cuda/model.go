@@ -46,7 +46,7 @@ func New(name string, o Options) (*Model, error) {
 }
 
 func newModel(name string, o Options) (*Model, error) {
-	kinds := map[string]func(Options) (*Model, error){"echo": newEcho, "affine": newAffine, "ptx": newPTX}
+	kinds := map[string]func(Options) (*Model, error){"echo": newEcho, "affine": newAffine, "mlp": newMLP, "ptx": newPTX}
 	make, ok := kinds[name]
 	if !ok {
 		return nil, fmt.Errorf("%w: no GPU model %q; there are %s", status.ErrInvalid, name, strings.Join(Names(), ", "))

@@ -124,13 +124,13 @@ func (p *userKernel) enqueue(l *lane) error {
 	var args []uint64
 	for k, in := range l.in {
 		args = append(args, word(in))
-		put(b.Input(k).RowShape())
+		put(b.RowShape(0, k))
 	}
 	for k, out := range l.out {
 		args = append(args, word(out))
-		put(b.Output(k).RowShape())
+		put(b.RowShape(1, k))
 	}
 	args = append(args, word(b.PadTo()), word(s.dev), word(p.weights))
 	threads := b.PadTo() * p.work
-	return launch(l.stream, p.kernel, dims{grid: (threads + p.block - 1) / p.block, block: p.block}, args...)
+	return launch(l.stream, p.kernel, dims{gridX: (threads + p.block - 1) / p.block, block: p.block}, args...)
 }

@@ -150,7 +150,7 @@ func (s *server) run(ctx context.Context) error {
 // process end, and runs its batches elsewhere.
 func (s *server) submit(b *worker.Batch) error {
 	l := s.free[len(s.free)-1]
-	err := l.submit(b, s.p)
+	err := l.submit(ringBatch{b}, s.p)
 	if err == nil {
 		s.free = s.free[:len(s.free)-1]
 		s.busy = append(s.busy, l)
@@ -193,7 +193,7 @@ func (s *server) reap() (any bool, err error) {
 			i++
 			continue
 		}
-		b := l.batch
+		b := l.batch.(ringBatch).Batch
 		if err := s.p.finish(b); err != nil {
 			b.FailAll(err)
 		}

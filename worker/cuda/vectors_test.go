@@ -8,13 +8,16 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+
+	"github.com/ringbatch/ringbatch/internal/mlp"
 )
 
 // A vector is one launch of a kernel and the check of its result. The same
 // vectors run on the CPU (kernels_test.go) and on a GPU (gpu_test.go).
 type vector struct {
 	name, kernel string
-	grid, block  int
+	gridX, gridY int
+	block        int
 	args         []any // []byte: a buffer, as it is before; uint64: a number
 	check        func(after [][]byte) error
 }
@@ -29,6 +32,9 @@ func vectors() []vector {
 		list = append(list, packedVector(item, []int{3, 0, 500, 1, 64}, 568), packedVector(item, []int{7, 2}, 1000))
 	}
 	list = append(list, affineF32(), affineI64())
+	for _, s := range []struct{ rows, in, out int }{{1, 16, 16}, {5, 100, 70}, {33, 64, 130}} {
+		list = append(list, denseF32(s.rows, s.in, s.out))
+	}
 	return list
 }
 
@@ -56,6 +62,12 @@ func toBytes[T any](v []T) []byte {
 	return b.Bytes()
 }
 
+func fromBytes[T any](b []byte, n int) []T {
+	v := make([]T, n)
+	_ = binary.Read(bytes.NewReader(b), binary.LittleEndian, v)
+	return v
+}
+
 // scattered are slots in no order, none twice.
 func scattered(rows int) []uint32 {
 	all := []uint32{9, 2, 14, 3, 7, 0, 11, 5}
@@ -73,7 +85,7 @@ func gatherVector(size, rows, padded int) vector {
 	to := random(3, padded*size) // never zero beforehand
 	return vector{
 		name: fmt.Sprintf("gather %d rows of %d bytes padded to %d", rows, size,
-			padded), kernel: "rb_gather", grid: 3, block: 64,
+			padded), kernel: "rb_gather", gridX: 3, gridY: 1, block: 64,
 		args: []any{to, uint64(size), plane, uint64(stride), toBytes(slots), uint64(size), uint64(rows), uint64(padded)},
 		check: func(after [][]byte) error {
 			want := make([]byte, padded*size)
@@ -96,7 +108,7 @@ func packedVector(item int, sizes []int, padded int) vector {
 	}
 	return vector{
 		name: fmt.Sprintf("gather packed rows of %v items of %d bytes padded to %d", sizes, item, padded), kernel: "rb_gather_packed",
-		grid: 3, block: 64,
+		gridX: 3, gridY: 1, block: 64,
 		args: []any{random(3, padded*item), plane, uint64(stride), toBytes(slots), toBytes(offsets), uint64(item), uint64(len(sizes)),
 			uint64(most), uint64(padded)},
 		check: func(after [][]byte) error { return same(after[0], want[:padded*item]) },
@@ -107,7 +119,7 @@ func scatterVector(size, rows int) vector {
 	stride := size
 	plane, slots, from := random(5, ringSlots*stride), scattered(rows), random(uint64(size), rows*size)
 	return vector{
-		name: fmt.Sprintf("scatter %d rows of %d bytes", rows, size), kernel: "rb_scatter", grid: 2, block: 64,
+		name: fmt.Sprintf("scatter %d rows of %d bytes", rows, size), kernel: "rb_scatter", gridX: 2, gridY: 1, block: 64,
 		args: []any{plane, uint64(stride), from, uint64(size), toBytes(slots), uint64(size), uint64(rows)},
 		check: func(after [][]byte) error {
 			want := bytes.Clone(plane) // slots that are not named stay as they are
@@ -132,7 +144,7 @@ func affineF32() vector {
 	x := floats(1, 1000)
 	scale, offset := float32(1.7), float32(-0.3)
 	return vector{
-		name: "affine f32 rounds after the product", kernel: "rb_affine_f32", grid: 2, block: 128,
+		name: "affine f32 rounds after the product", kernel: "rb_affine_f32", gridX: 2, gridY: 1, block: 128,
 		args: []any{make([]byte, 4000), toBytes(x), uint64(1000), uint64(math.Float32bits(scale)), uint64(math.Float32bits(offset))},
 		check: func(after [][]byte) error {
 			want := make([]float32, len(x))
@@ -148,7 +160,7 @@ func affineF32() vector {
 func affineI64() vector {
 	x := []int64{0, 1, -1, math.MaxInt64, math.MinInt64, 1 << 40}
 	return vector{
-		name: "affine i64 wraps around", kernel: "rb_affine_i64", grid: 1, block: 32,
+		name: "affine i64 wraps around", kernel: "rb_affine_i64", gridX: 1, gridY: 1, block: 32,
 		args: []any{make([]byte, 48), toBytes(x), uint64(6), uint64(3), ^uint64(0)},
 		check: func(after [][]byte) error {
 			want := make([]int64, len(x))
@@ -158,4 +170,49 @@ func affineI64() vector {
 			return same(after[0], toBytes(want))
 		},
 	}
+}
+
+// denseF32 must give the bits of the CPU's vector kernels.
+func denseF32(rows, in, out int) vector {
+	m, err := mlp.New(mlp.Config{Sizes: []int{in, out}, Seed: 5})
+	if err != nil {
+		panic(err)
+	}
+	w, bias := m.Weights(0)
+	turned := make([]float32, len(w))
+	for o := range out {
+		for k := range in {
+			turned[k*out+o] = w[o*in+k]
+		}
+	}
+	x := floats(uint64(in), rows*in)
+	return vector{
+		name: fmt.Sprintf("dense f32 %d×%d→%d is the CPU's model", rows, in, out), kernel: "rb_dense_f32", gridX: (out +
+			63) / 64, gridY: (rows + 3) / 4, block: 64,
+		args: []any{make([]byte, 4*rows*out), uint64(out), toBytes(x), uint64(in), toBytes(turned), toBytes(bias), uint64(rows),
+			uint64(in), uint64(out), uint64(0)},
+		check: func(after [][]byte) error {
+			want := make([]float32, rows*out)
+			m.Forward(want, x, rows)
+			got := fromBytes[float32](after[0], rows*out)
+			if m.Kernel() == "portable" { // rounds after the product: not the same bits
+				return near(got, want, 1e-6)
+			}
+			return same(after[0], toBytes(want))
+		},
+	}
+}
+
+// near compares by ‖got − want‖ / ‖want‖; NaN never passes.
+func near(got, want []float32, tolerance float64) error {
+	var off, all float64
+	for i := range want {
+		d := float64(got[i]) - float64(want[i])
+		off += d * d
+		all += float64(want[i]) * float64(want[i])
+	}
+	if e := math.Sqrt(off / all); !(e <= tolerance) {
+		return fmt.Errorf("relative error %.2g, at most %.2g", e, tolerance)
+	}
+	return nil
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs kernels on the CPU as told on standard input, for vectors_test.go:
 //
-//	name, NUL · u64 grid, block, arguments
+//	name, NUL · u64 gridX, gridY, block, arguments
 //	per argument: u64 length and so many bytes of a buffer, or u64 ~0 and a u64 value
 //
 // and writes all buffers back in the same order.
@@ -9,6 +9,7 @@
 #include "../common.h"
 
 #include "../affine.cu"
+#include "../dense.cu"
 #include "../move.cu"
 
 #include <cstdio>
@@ -23,7 +24,7 @@ typedef void (*kernel)(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64);
 #define KERNEL(name) {#name, (void *)name}
 static const std::map<std::string, void *> kernels = {
     KERNEL(rb_gather),     KERNEL(rb_scatter),    KERNEL(rb_affine_f32), KERNEL(rb_affine_f64),
-    KERNEL(rb_affine_i32), KERNEL(rb_affine_i64), KERNEL(rb_gather_packed),
+    KERNEL(rb_affine_i32), KERNEL(rb_affine_i64), KERNEL(rb_dense_f32),  KERNEL(rb_gather_packed),
 };
 
 static void take(void *p, size_t n) {
@@ -36,18 +37,19 @@ static u64 take64() {
   return v;
 }
 
-static void launch(kernel f, unsigned grid, unsigned block, u64 *a) {
+static void launch(kernel f, unsigned grid_x, unsigned grid_y, unsigned block, u64 *a) {
   std::barrier<> barrier(block);
   host_block = &barrier;
-  blockDim.x = block, gridDim.x = grid;
+  blockDim.x = block, gridDim.x = grid_x, gridDim.y = grid_y;
   std::vector<std::thread> threads;
   for (unsigned t = 0; t < block; t++)
     threads.emplace_back([=] {
       threadIdx.x = t;
-      for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) {
-        f(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9]);
-        host_block->arrive_and_wait(); // the next block uses the same shared memory
-      }
+      for (blockIdx.y = 0; blockIdx.y < grid_y; blockIdx.y++)
+        for (blockIdx.x = 0; blockIdx.x < grid_x; blockIdx.x++) {
+          f(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9]);
+          host_block->arrive_and_wait(); // the next block uses the same shared memory
+        }
     });
   for (auto &t : threads) t.join();
 }
@@ -57,7 +59,7 @@ int main() {
   for (int c; (c = getchar()) > 0;) name += (char)c;
   auto found = kernels.find(name);
   if (found == kernels.end()) return 2;
-  u64 grid = take64(), block = take64(), count = take64(), args[10] = {};
+  u64 grid_x = take64(), grid_y = take64(), block = take64(), count = take64(), args[10] = {};
   std::vector<std::pair<void *, size_t>> buffers;
   for (u64 i = 0; i < count && i < 10; i++) {
     u64 n = take64();
@@ -70,7 +72,7 @@ int main() {
     args[i] = (u64)p;
     buffers.push_back({p, n});
   }
-  launch((kernel)found->second, (unsigned)grid, (unsigned)block, args);
+  launch((kernel)found->second, (unsigned)grid_x, (unsigned)grid_y, (unsigned)block, args);
   for (auto &[p, n] : buffers) fwrite(p, 1, n, stdout);
   return 0;
 }
