@@ -51,7 +51,7 @@ CORE = ["shm", "broker", "client", "worker"]
 PYTHON = ["cbindings/src", "python/ringbatch"]
 MEASURED = {
     **dict.fromkeys([*RUNS, "busy-16-cores", "torchrl-16-cores", "peers"], PYTHON),
-    **dict.fromkeys(["gpu", "packed", "recurrent"], [*PYTHON, "bench/gpu"]),
+    **dict.fromkeys(["gpu", "packed", "recurrent", "weights-gpu"], [*PYTHON, "bench/gpu"]),
     "small": ["bench/transport"],
     "torture": ["test/chaos"],
 }
@@ -176,6 +176,17 @@ def page() -> str:
     for name, r in kept("packed")["result"]["rows"].items():
         cells = (number(r[k]) if k in r else "" for k in ("rate", "rows_per_batch", "p50_ms", "p99_ms"))
         parts.append(f"| {name} | " + " | ".join(cells) + " |")
+    batch = number(kept("weights-gpu")["result"][0]["batch_ms"])
+    parts += ["", "## Live weights", "", f"{where('weights-gpu')}: ResNet-50 fp16, 128 producers, 3 workers, 10 updates a second; batches take {batch} ms", "",
+              "| the versions' memory | images/s | without updates | share | `publish`, ms | all workers have it after, ms: median | p99 |",
+              "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for r in kept("weights-gpu")["result"]:
+        cells = (number(r[k]) for k in ("publish_ms", "loaded_p50_ms", "loaded_p99_ms"))
+        parts.append(
+            f"| {r['memory']} | {r['with_updates']:,.0f} | {r['images_per_s']:,.0f} | {100 * r['share']:.1f} % | "
+            + " | ".join(cells)
+            + " |"
+        )
     recurrent = kept("recurrent")["result"]
     actors = f"{recurrent['actors']} actors of {number(recurrent['step_us'])} µs a step"
     parts += ["", "## Actors with a recurrent policy", "", f"{where('recurrent')}: {actors}, an LSTM-512 with its state in device memory", "",
