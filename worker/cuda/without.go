@@ -33,6 +33,3 @@ func Serve(context.Context, worker.Config, *Model) error { return errNotBuilt }
 
 // Describe says which GPUs there are, or why there are none.
 func Describe() ([]string, error) { return nil, errNotBuilt }
-
-// Alone refuses: this build has no GPU workers.
-func Alone(*Model, int, int) (func() error, error) { return nil, errNotBuilt }
