@@ -102,7 +102,7 @@ void no_descriptors(void)
 {
 	if (getenv("RB_SLOW")) /* valgrind sets its own limits */
 		return;
-	rb_connect_options o = {.size = sizeof o, .socket = socket_path, .wait = 1, .patience = second / 20};
+	rb_connect_options o = {.size = sizeof o, .socket = socket_path};
 	struct rlimit all, few;
 	CHECK(getrlimit(RLIMIT_NOFILE, &all) == 0);
 	int next = dup(0), status;
