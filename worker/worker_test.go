@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -392,51 +391,6 @@ func TestAnErrorOfAWorkerThatRunsOnceFailsWhatHasNotFailedAlready(t *testing.T) 
 		want := map[bool]string{true: "the first", false: "all of them"}[i == 0]
 		if err := req.Wait(soon(t)); !errors.Is(err, status.ErrFailed) || err.Error() != want {
 			t.Errorf("request %d: %v", i, err)
-		}
-	}
-}
-
-func TestOnlyThePoisonOfABatchFails(t *testing.T) {
-	for workers := range 2 {
-		r := newRing(t, 16)
-		ctx, cancel := context.WithCancel(context.Background())
-		var sizes []int // only one worker's, which is the only one to write it
-		var serving sync.WaitGroup
-		for i := range 1 + workers {
-			serving.Go(func() {
-				_ = worker.Serve(ctx, r.config(1), func(_ context.Context, b *worker.Batch) error {
-					if i == 0 {
-						sizes = append(sizes, b.Len())
-					}
-					for row := range b.Rows() {
-						x := b.Input(0).Bytes(row)
-						if x[0] == 5 || x[0] == 11 {
-							return fmt.Errorf("no %d, please", x[0])
-						}
-						copy(b.Output(0).Bytes(row), x)
-					}
-					return nil
-				})
-			})
-		}
-		for i, req := range r.commit(16) {
-			switch err := req.Wait(soon(t)); {
-			case i != 5 && i != 11:
-				if err != nil {
-					t.Errorf("request %d: %v", i, err)
-				}
-			case !errors.Is(err, status.ErrFailed) || err.Error() != fmt.Sprintf("no %d, please", i):
-				t.Errorf("poison %d: %v", i, err)
-			}
-		}
-		cancel()
-		serving.Wait()
-		// Each poison is found by halving, and every half is run once.
-		if want := []int{16, 8, 8, 4, 4, 4, 4, 2, 2, 2, 2, 1, 1, 1, 1}; workers == 0 {
-			slices.SortFunc(sizes, func(x, y int) int { return y - x })
-			if !slices.Equal(sizes, want) {
-				t.Errorf("batches of %v, not %v", sizes, want)
-			}
 		}
 	}
 }

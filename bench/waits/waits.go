@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package waits compares wait_time "auto" with fixed waits in the simulator: in cells that a seed draws, or by load.
+// Package waits compares wait_time "auto" with fixed waits in the simulator, in cells that a seed draws.
 package waits
 
 import (
@@ -14,19 +14,15 @@ import (
 
 	"github.com/ringbatch/ringbatch/bench/rig"
 	"github.com/ringbatch/ringbatch/internal/progress"
-	"github.com/ringbatch/ringbatch/policy"
-	"github.com/ringbatch/ringbatch/tools/simulate"
 )
 
-const about = `Compare wait_time auto with fixed waits, simulated: in 380 cells that --seed draws (some minutes), or with --sweep
-by load, for one model.`
+const about = `Compare wait_time auto with fixed waits, simulated, in 380 cells that --seed draws: some minutes.`
 
 // Run is `bench waits`.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	f := pflag.NewFlagSet("bench waits", pflag.ContinueOnError)
 	f.SortFlags = false
 	seed := f.Uint64("seed", 1, "another seed draws other cells")
-	sweep := f.Bool("sweep", false, "the mean latency by load, of 3 workers whose batches take 5 ms, and 0.5 ms more if full")
 	path := f.String("json", "", "write the results to this file")
 	f.Usage = func() { fmt.Fprintf(os.Stderr, "%s\n\n%s", about, f.FlagUsages()) }
 	if err := f.Parse(args); errors.Is(err, pflag.ErrHelp) {
@@ -40,11 +36,7 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	if err := progress.CanWrite(*path); err != nil {
 		return fmt.Errorf("--json: %w", err)
 	}
-	measure := runGrid
-	if *sweep {
-		measure = runSweep
-	}
-	result, err := measure(ctx, *seed)
+	result, err := runGrid(ctx, *seed)
 	if err != nil {
 		return err
 	}
@@ -54,9 +46,7 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	return rig.WriteJSON(*path, result)
 }
 
-type result interface{ WriteText(io.Writer) error }
-
-func runGrid(ctx context.Context, seed uint64) (result, error) {
+func runGrid(ctx context.Context, seed uint64) (*GridResult, error) {
 	cells, err := gridCells(seed, 1)
 	if err != nil {
 		return nil, err
@@ -65,12 +55,4 @@ func runGrid(ctx context.Context, seed uint64) (result, error) {
 	results, err := runGridCells(ctx, cells, func(done int) { line.Say("%d of %d cells", done, len(cells)) })
 	line.Clear()
 	return newGridResult(seed, results), err
-}
-
-// sweptModel is a model for which no fixed wait is right at every load.
-func sweptModel(seed uint64) (cfg simulate.Config, err error) {
-	cfg = simulate.Config{Policy: policy.Settings{MaxBatchSize: 32}, Workers: simulate.Workers{Count: 3}, Requests: gridRequests, Seed: seed,
-		Hop: hop}
-	cfg.Cost, err = simulate.ParseCost("1=5ms,32=5.5ms")
-	return cfg, err
 }

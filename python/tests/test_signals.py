@@ -22,6 +22,7 @@ x = np.zeros(16, "f4")
 
 
 STEPPED = {
+    "connect": "rb.connect('echo', window=1).close()",
     "call": "m(x)",
     "rows": "m(np.zeros((3, 16), 'f4'))",
     "priority": "m(x, priority=0)",

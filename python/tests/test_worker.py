@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-from conftest import FOUR, broker_at, serving
+from conftest import FOUR, serving
 
 import ringbatch as rb
 from ringbatch.worker import ring
@@ -29,17 +29,6 @@ def test_a_function_of_batches(socket):
         for i, f in enumerate(futures):
             y = f.result(60)
             assert y.shape == (1 + i % 3, 4) and (y == 2 * i).all()
-
-
-def test_a_worker_of_the_library_waits_for_its_broker_if_asked_to(at):
-    o = ring.worker_options(socket=at)
-    with pytest.raises(rb.NoBroker):
-        ring.Ring("late", "x:f32[4] -> y:f32[4]", o)
-    o.wait, o.timeout = 1, 60 * 10**9
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        late = pool.submit(ring.Ring, "late", "x:f32[4] -> y:f32[4]", o)
-        with broker_at(at):
-            late.result(60).close()
 
 
 def test_scattered_rows_are_gathered_and_put_back(socket):

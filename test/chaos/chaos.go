@@ -40,7 +40,6 @@ var campaigns = []campaign{
 	{"nuisances", "legal but costly: floods, huge rings, attach storms, unfinished frames, a refused user", 24, 3, annoy, true},
 	{"standstill", "SIGSTOP of the broker past the deadlines of Go, C and Python clients", 50, 3, standstill, false},
 	{"namespaces", "deaths and an offender in other PID namespaces", 400, 30, namespaces, true},
-	{"mishaps", "exceptions of signal handlers, closed event loops and raising callbacks in Python clients", 20, 1, pythonMishaps, false},
 }
 
 // Names lists the campaigns.

@@ -24,31 +24,6 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-func TestAClientKilledAtAnyMomentLeavesNothingBehind(t *testing.T) {
-	for _, stage := range []string{"attach", "claim", "write", "wait", "wait while it runs", "read"} {
-		t.Run(stage, func(t *testing.T) {
-			h := newHost(t, theModel)
-			w := h.worker(theModel)
-			other := h.dial()
-			for range 3 {
-				do, running := strings.CutSuffix(stage, " while it runs")
-				victim := h.client(do)
-				victim.expect(do)
-				if running {
-					w.expect("slow")
-				}
-				victim.Kill()
-				works(t, other, 4)
-			}
-			other.Close()
-			h.settled()
-			w.Kill()
-			h.settled()
-			h.stop()
-		})
-	}
-}
-
 func TestAClientThatForkedAndDiedIsNoticedWhileItsChildKeepsTheConnection(t *testing.T) {
 	h := newHost(t, theModel)
 	h.worker(theModel)

@@ -103,7 +103,6 @@ func (p *Producer) openLoop(ctx context.Context, rec *Recorder) {
 	s := newSchedule(rec.window.Start, p.job.Rate, p.job.Seed+uint64(p.windows)<<32)
 	p.windows++
 	for at := s.arrival(); at < end; at = s.arrival() {
-		rec.due(at)
 		if rec.Over(shm.Now()) { // the rate is too high for this loop
 			unsent.Add(1)
 			continue

@@ -30,7 +30,6 @@ type Recorder struct {
 // Report is one window of one producer, as sent to the parent.
 type Report struct {
 	Nanos    int64 // length of the window
-	Due      int64 // open loop: requests due in it
 	Requests int64 // answered
 	Items    int64
 	Sum      int64 // of latencies
@@ -56,13 +55,6 @@ func (r *Recorder) Over(now int64) bool {
 }
 
 func (r *Recorder) counts(at int64) bool { return at >= r.window.Begin && at < r.window.End }
-
-// due counts a request that is due at the given time.
-func (r *Recorder) due(at int64) {
-	if r.counts(at) {
-		r.report.Due++
-	}
-}
 
 // Add counts a request that was answered at the given time.
 func (r *Recorder) Add(at, latency int64, rows int, st Stages) {

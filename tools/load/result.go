@@ -26,15 +26,6 @@ type Result struct {
 	Windows      []float64        `json:"windows_items_per_s"` // all windows, the last three of which count
 	Requests     int64            `json:"requests"`            // measured
 	OtherCPU     float64          `json:"other_cpu_percent"`   // of the machine, used by other programs
-
-	Each []Figures `json:"-"` // of all windows
-}
-
-// Figures are the main ones of a window.
-type Figures struct {
-	DuePerSecond  float64 // open loop: requests due
-	PerSecond     float64 // requests answered
-	MeanMS, P99MS float64
 }
 
 type latencies struct {
@@ -104,7 +95,6 @@ type usage struct {
 // Window is one measuring Window, all producers together.
 type Window struct {
 	requests, items int64
-	duePerSecond    float64
 	perSecond       float64 // requests
 	itemsPerS       float64
 	sum             int64
@@ -123,7 +113,6 @@ func (w *Window) addReport(r *Report) {
 	w.latency.merge(r.Latency)
 	w.requests += r.Requests
 	w.items += r.Items
-	w.duePerSecond += float64(r.Due) / (float64(r.Nanos) / 1e9)
 	w.perSecond += float64(r.Requests) / (float64(r.Nanos) / 1e9)
 	w.itemsPerS += float64(r.Items) / (float64(r.Nanos) / 1e9)
 	w.sum += r.Sum
@@ -183,8 +172,6 @@ func Summarize(windows []*Window, isStable bool, counted int) *Result {
 	}
 	for _, w := range windows {
 		r.Windows = append(r.Windows, w.itemsPerS)
-		l := w.latencies()
-		r.Each = append(r.Each, Figures{DuePerSecond: w.duePerSecond, PerSecond: w.perSecond, MeanMS: l.Avg, P99MS: l.P99})
 	}
 	n := float64(max(m.requests, 1))
 	at := func(i int) float64 { return float64(m.stages[i]) / n / 1e6 }

@@ -3,20 +3,16 @@
 package simulate
 
 import (
-	"bufio"
 	"cmp"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/policy"
 )
 
-// Arrivals is the process by which requests come: Poisson, Bursty, ClosedLoop or Trace.
+// Arrivals is the process by which requests come: Poisson, Bursty or ClosedLoop.
 type Arrivals interface {
 	fmt.Stringer
 	validate() error
@@ -55,21 +51,6 @@ type ClosedLoop struct {
 	Clients  int
 	InFlight int           // per client; 0 means 1
 	Think    time.Duration // mean, exponential; 0 = at once
-}
-
-// Trace replays recorded arrivals, in order of time.
-type Trace struct {
-	Name    string
-	Entries []TraceEntry
-	Clients int // as in Poisson
-	openLoop
-}
-
-// TraceEntry is one recorded request.
-type TraceEntry struct {
-	At    time.Duration
-	Rows  int
-	Level int // batcher.DefaultLevel if not given
 }
 
 const (
@@ -175,67 +156,4 @@ func (p ClosedLoop) committed(*world) {}
 
 func (p ClosedLoop) answered(w *world, c batcher.ClientID, at batcher.Time) {
 	w.commitAt(at+exponential(w.rng, float64(p.Think)), c)
-}
-
-func (p Trace) String() string {
-	return fmt.Sprintf("trace %s, %d requests through %d clients", p.Name, len(p.Entries), p.clients())
-}
-
-func (p Trace) validate() error {
-	return cmp.Or(need(len(p.Entries) > 0, "the trace has no requests"), checkClients(p.Clients))
-}
-
-func (p Trace) clients() int   { return or(p.Clients, defaultClients) }
-func (p Trace) begin(w *world) { p.committed(w) }
-
-func (p Trace) committed(w *world) {
-	if w.traced == len(p.Entries) {
-		return
-	}
-	e := p.Entries[w.traced]
-	w.traced++
-	w.commitAt(batcher.Time(e.At), w.nextInTurn(p.clients()))
-}
-
-// ReadTrace reads lines of `seconds rows [level]`, times ascending. It skips empty lines and comments (#).
-func ReadTrace(name string, r io.Reader) (Trace, error) {
-	t := Trace{Name: name}
-	lines := bufio.NewScanner(r)
-	for n := 1; lines.Scan(); n++ {
-		line := strings.TrimSpace(lines.Text())
-		if line == "" || line[0] == '#' {
-			continue
-		}
-		e, err := parseTraceEntry(strings.Fields(line))
-		if err == nil && len(t.Entries) > 0 && e.At < t.Entries[len(t.Entries)-1].At {
-			err = bad("time goes backwards")
-		}
-		if err != nil {
-			return t, fmt.Errorf("trace %s, line %d: %w", name, n, err)
-		}
-		t.Entries = append(t.Entries, e)
-	}
-	if err := lines.Err(); err != nil {
-		return t, fmt.Errorf("read trace %s: %w", name, err)
-	}
-	return t, nil
-}
-
-func parseTraceEntry(fields []string) (e TraceEntry, err error) {
-	e.Level = batcher.DefaultLevel
-	if len(fields) < 2 || len(fields) > 3 {
-		return e, bad("a line must be: seconds rows [level]")
-	}
-	if e.At, err = parseTime(fields[0]); err != nil {
-		return e, bad("%q is not a time in seconds", fields[0])
-	}
-	if e.Rows, err = strconv.Atoi(fields[1]); err != nil || e.Rows < 1 {
-		return e, bad("%q is not a number of rows", fields[1])
-	}
-	if len(fields) == 3 {
-		if e.Level, err = strconv.Atoi(fields[2]); err != nil || e.Level < 0 {
-			return e, bad("%q is not a level", fields[2])
-		}
-	}
-	return e, nil
 }

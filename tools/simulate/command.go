@@ -41,9 +41,6 @@ Several numbers of --workers or --batch-sizes are compared in a table.`
   # an encoder of texts that packs up to 8,192 tokens; batches cost by tokens
   ringbatch simulate --arrivals closed --clients 64 --workers 2 --tokens 8-500 --max-batch-size 128 \
       --max-batch-cost 8192 --cost 256=1ms,8192=4.2ms
-
-  # a recorded load and measured costs
-  ringbatch simulate --trace requests.txt --cost costs.csv
 `
 )
 
@@ -54,7 +51,6 @@ type Command struct {
 	on, off           time.Duration
 	clients, inFlight int
 	think             time.Duration
-	trace             string
 	rows, tokens      string
 	shapes            int
 	deadline          time.Duration
@@ -76,7 +72,7 @@ type Command struct {
 // NewCommand adds the command's flags to a set.
 func NewCommand(s *pflag.FlagSet) *Command {
 	c := &Command{set: s}
-	s.StringVar(&c.arrivals, "arrivals", "poisson", "how requests come: poisson, bursty, closed or trace")
+	s.StringVar(&c.arrivals, "arrivals", "poisson", "how requests come: poisson, bursty or closed")
 	s.Float64Var(&c.rate, "rate", 1000, "poisson, bursty: `requests` per second (bursty: while on)")
 	s.DurationVar(&c.on, "on", 100*time.Millisecond, "bursty: mean length of a burst")
 	s.DurationVar(&c.off, "off", 100*time.Millisecond, "bursty: mean length of a pause")
@@ -84,7 +80,6 @@ func NewCommand(s *pflag.FlagSet) *Command {
 		"closed: number of clients (default 32); otherwise requests come through as many in turn (default 64)")
 	s.IntVar(&c.inFlight, "in-flight", 1, "closed: requests that each client keeps in flight")
 	s.DurationVar(&c.think, "think", 0, "closed: mean pause of a client between answer and next request")
-	s.StringVar(&c.trace, "trace", "", "replay a `file` with lines of: seconds rows [level]")
 	s.StringVar(&c.rows, "rows", "1", "rows per request, a `number` or a range like 1-4")
 	s.StringVar(&c.tokens, "tokens", "",
 		"tokens per row, a `number` or a range like 8-500: the cost for max_batch_cost, and --cost is by tokens then")

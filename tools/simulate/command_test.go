@@ -53,14 +53,12 @@ func TestTheCommandWritesJSON(t *testing.T) {
 	}
 }
 
-func TestTheCommandReplaysATraceWithMeasuredCosts(t *testing.T) {
-	dir := t.TempDir()
-	trace, costs := filepath.Join(dir, "requests.txt"), filepath.Join(dir, "costs.csv")
-	must.Do(t, os.WriteFile(trace, []byte("0 4\n0 2\n0.001 2\n0.002 6\n0.002 2\n"), 0o600))
+func TestTheCommandTakesMeasuredCosts(t *testing.T) {
+	costs := filepath.Join(t.TempDir(), "costs.csv")
 	must.Do(t, os.WriteFile(costs, []byte("rows,seconds\n1,0.003\n8,0.003\n"), 0o600))
-	out, err := command(t, "--trace", trace, "--cost", costs, "--max-batch-size", "8", "--wait-time", "1500us", "--hop", "0")
+	out, err := command(t, "--arrivals=closed", "--clients=8", "--requests=16", "--cost", costs, "--max-batch-size", "8", "--hop", "0")
 	must.Do(t, err)
-	for _, want := range []string{"trace requests.txt, 5 requests", "over 7ms", "2 of 8.0 rows on average, 100.0 % full"} {
+	for _, want := range []string{"closed loop, 8 clients", "over 6ms", "2 of 8.0 rows on average, 100.0 % full"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("does not say %q:\n%s", want, out)
 		}
@@ -72,7 +70,7 @@ func TestEveryExampleOfTheHelpRuns(t *testing.T) {
 	ran := 0
 	for _, line := range strings.Split(text, "\n") {
 		args, found := strings.CutPrefix(strings.TrimSpace(line), "ringbatch simulate ")
-		if !found || strings.Contains(line, "--trace") || strings.Contains(line, "simulate resnet50") { // they need files, or a model
+		if !found || strings.Contains(line, "simulate resnet50") { // it needs a model
 			continue
 		}
 		if _, err := command(t, append(strings.Fields(args), "--requests", "2000")...); err != nil {
@@ -87,19 +85,17 @@ func TestEveryExampleOfTheHelpRuns(t *testing.T) {
 
 func TestABadFlagIsNamed(t *testing.T) {
 	for args, want := range map[string]string{
-		"--rate -1":                   "rate is -1 requests per second, must be more than 0",
-		"--rate 1e12":                 "at most 1e9",
-		"--arrivals sometimes":        `--arrivals is "sometimes", must be poisson, bursty, closed or trace`,
-		"--arrivals trace":            "--arrivals trace needs --trace FILE",
-		"--arrivals closed --trace x": "--trace and --arrivals closed exclude each other",
-		"--rows 0":                    `--rows is "0", must be a number or a range like 1-4`,
-		"--rows 4-x":                  `--rows is "4-x"`,
-		"--tokens 0-8":                `--tokens is "0-8", must be a number or a range like 8-500`,
-		"--tokens 9-8":                "tokens per request are 9 to 8, must be ascending",
-		"--rows 40":                   "requests have up to 40 rows, max_batch_size is 32",
-		"--cost 1=1ms,2":              `cost point "2" is not like 32=8.2ms`,
-		"--pad 8":                     `--pad is "8", must be preferred, or rows of at least --max-batch-size`,
-		"--priority x=1":              `unknown key "x"`,
+		"--rate -1":            "rate is -1 requests per second, must be more than 0",
+		"--rate 1e12":          "at most 1e9",
+		"--arrivals sometimes": `--arrivals is "sometimes", must be poisson, bursty or closed`,
+		"--rows 0":             `--rows is "0", must be a number or a range like 1-4`,
+		"--rows 4-x":           `--rows is "4-x"`,
+		"--tokens 0-8":         `--tokens is "0-8", must be a number or a range like 8-500`,
+		"--tokens 9-8":         "tokens per request are 9 to 8, must be ascending",
+		"--rows 40":            "requests have up to 40 rows, max_batch_size is 32",
+		"--cost 1=1ms,2":       `cost point "2" is not like 32=8.2ms`,
+		"--pad 8":              `--pad is "8", must be preferred, or rows of at least --max-batch-size`,
+		"--priority x=1":       `unknown key "x"`,
 		"--priority share=1 --priority default_timeout=1s": "give a share= to every level or to none",
 		"--priority share=-1":                              "a share is a number, at least 0",
 		"--priority on_timeout=wait":                       "on_timeout.0=wait: must be reject or delay",
@@ -131,11 +127,8 @@ func TestABadFlagIsNamed(t *testing.T) {
 
 func TestAFileThatCannotBeUsedIsNamed(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing", "file")
-	for _, flag := range []string{"--trace", "--cost"} {
-		_, err := command(t, flag, missing, "--requests", "100")
-		if err == nil || errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), flag+": ") {
-			t.Errorf("%s: %v", flag, err)
-		}
+	if _, err := command(t, "--cost", missing); err == nil || errors.Is(err, status.ErrInvalid) || !strings.Contains(err.Error(), "--cost: ") {
+		t.Error(err)
 	}
 }
 

@@ -46,7 +46,7 @@ func (c *Command) compare(ctx context.Context, cfg Config) (*Comparison, error) 
 	if len(sizes) == 0 {
 		sizes = []int{cfg.Policy.MaxBatchSize}
 	}
-	if c.measured != nil && !c.set.Changed("rate") && !c.set.Changed("arrivals") && c.trace == "" {
+	if c.measured != nil && !c.set.Changed("rate") && !c.set.Changed("arrivals") {
 		cfg.Arrivals = ClosedLoop{Clients: or(c.clients, 64), InFlight: c.inFlight, Think: c.think}
 	}
 	_, closed := cfg.Arrivals.(ClosedLoop)

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,46 +35,16 @@ func (c *Command) config() (cfg Config, err error) {
 }
 
 func (c *Command) setArrivals(cfg *Config) error {
-	kind := c.arrivals
-	if c.trace != "" {
-		if c.set.Changed("arrivals") && kind != "trace" {
-			return bad("--trace and --arrivals %s exclude each other", kind)
-		}
-		kind = "trace"
-	}
-	switch kind {
+	switch c.arrivals {
 	case "poisson":
 		cfg.Arrivals = Poisson{Rate: c.rate, Clients: c.clients}
 	case "bursty":
 		cfg.Arrivals = Bursty{Rate: c.rate, On: c.on, Off: c.off, Clients: c.clients}
 	case "closed":
 		cfg.Arrivals = ClosedLoop{Clients: or(c.clients, 32), InFlight: c.inFlight, Think: c.think}
-	case "trace":
-		if c.trace == "" {
-			return bad("--arrivals trace needs --trace FILE")
-		}
-		return c.readTrace(cfg)
 	default:
-		return bad("--arrivals is %q, must be poisson, bursty, closed or trace", kind)
+		return bad("--arrivals is %q, must be poisson, bursty or closed", c.arrivals)
 	}
-	return nil
-}
-
-func (c *Command) readTrace(cfg *Config) error {
-	file, err := os.Open(c.trace)
-	if err != nil {
-		return fmt.Errorf("--trace: %w", err)
-	}
-	defer file.Close()
-	t, err := ReadTrace(filepath.Base(c.trace), file)
-	if err != nil {
-		return fmt.Errorf("--trace: %w", err)
-	}
-	t.Clients = c.clients
-	if !c.set.Changed("requests") {
-		cfg.Requests = max(1, len(t.Entries))
-	}
-	cfg.Arrivals = t
 	return nil
 }
 

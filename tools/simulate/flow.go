@@ -21,10 +21,6 @@ func (w *world) arrive(e *event) {
 		rows: randomIn(w.rng, w.cfg.Load.MinRows, w.cfg.Load.MaxRows), level: w.randomLevel(),
 		cost: randomIn(w.rng, w.cfg.Load.MinTokens, w.cfg.Load.MaxTokens),
 	}
-	if t, ok := w.cfg.Arrivals.(Trace); ok {
-		entry := t.Entries[e.number-1]
-		f.rows, f.level = entry.Rows, entry.Level
-	}
 	if f.level == batcher.DefaultLevel {
 		f.level = w.cfg.Policy.DefaultPriority
 	}

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 )
@@ -56,29 +55,6 @@ func TestABadCostIsNamed(t *testing.T) {
 		"1=1s,1=2s": `the cost has two times for 1 rows`,
 	} {
 		if _, err := ParseCost(text); !errors.Is(err, status.ErrInvalid) || !strings.HasSuffix(err.Error(), want) {
-			t.Errorf("%q: %v, want %s", text, err, want)
-		}
-	}
-}
-
-func TestATraceIsReadLineByLine(t *testing.T) {
-	got, err := ReadTrace("t", strings.NewReader("# seconds rows level\n0 1\n0.5 2 3\n\n1.5s 4\n"))
-	want := []TraceEntry{{0, 1, batcher.DefaultLevel}, {time.Second / 2, 2, 3}, {1500 * time.Millisecond, 4, batcher.DefaultLevel}}
-	if err != nil || !reflect.DeepEqual(got.Entries, want) {
-		t.Errorf("%+v, %v", got, err)
-	}
-	for text, want := range map[string]string{
-		"1":         "line 1: invalid value: a line must be: seconds rows [level]",
-		"1 2 3 4":   "line 1: invalid value: a line must be: seconds rows [level]",
-		"x 1":       `line 1: invalid value: "x" is not a time in seconds`,
-		"-1 1":      `line 1: invalid value: "-1" is not a time in seconds`,
-		"-5ms 1":    `line 1: invalid value: "-5ms" is not a time in seconds`,
-		"999999h 1": `line 1: invalid value: "999999h" is not a time in seconds`,
-		"1 0":       `line 1: invalid value: "0" is not a number of rows`,
-		"1 1 -1":    `line 1: invalid value: "-1" is not a level`,
-		"2 1\n1 1":  "line 2: invalid value: time goes backwards",
-	} {
-		if _, err := ReadTrace("t", strings.NewReader(text)); !errors.Is(err, status.ErrInvalid) || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", text, err, want)
 		}
 	}

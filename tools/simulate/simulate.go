@@ -34,7 +34,7 @@ type Config struct {
 	// Hop is the time from one process to the next: client to broker, broker to worker, worker to
 	// client. Every request takes three.
 	Hop      time.Duration
-	Requests int // how many are sent; a trace may have fewer
+	Requests int // how many are sent
 	Seed     uint64
 
 	HideDeadlines bool // from the batcher; they still count

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/broker/batcher"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
@@ -229,7 +228,6 @@ func TestABadSimulationIsRefused(t *testing.T) {
 		"no clients":     func(c *Config) { c.Arrivals = ClosedLoop{} },
 		"think":          func(c *Config) { c.Arrivals = ClosedLoop{Clients: 1, Think: -1} },
 		"loop in flight": func(c *Config) { c.Arrivals = ClosedLoop{Clients: 1, InFlight: -1} },
-		"empty trace":    func(c *Config) { c.Arrivals = Trace{} },
 	} {
 		cfg := good()
 		spoil(&cfg)
@@ -249,7 +247,7 @@ func BenchmarkSimulatedRequest(b *testing.B) {
 func TestTheMostTimeOfALevelIsADeadlineWhileItRunsToo(t *testing.T) {
 	r := mustRun(t, Config{
 		Policy:   policy.Settings{MaxBatchSize: 1, Levels: []policy.Level{{MaxTimeout: 5 * time.Millisecond}}},
-		Arrivals: Trace{Entries: []TraceEntry{{0, 1, batcher.DefaultLevel}}}, Workers: Workers{Count: 1},
+		Arrivals: Poisson{Rate: 1}, Workers: Workers{Count: 1},
 		Cost: mustCost(t, "1=10ms"), Requests: 1,
 	})
 	if r.Outcomes != (Outcomes{Late: 1}) {

@@ -29,7 +29,6 @@ type world struct {
 	commitTime batcher.Time // of the last commit that was scheduled in turn
 	turn       int
 	burstEnd   batcher.Time // Bursty
-	traced     int          // Trace: entries scheduled
 
 	stats    stats
 	answered func(committed, answered batcher.Time) // called for each answer, if set

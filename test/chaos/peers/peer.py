@@ -4,8 +4,6 @@
     peer.py load SOCKET MODEL SEED THREADS PAUSE_US TIMEOUT_MS   honest requests until SIGTERM
     peer.py victims SOCKET MODEL                                 for each line '"STEP AFTER SEED"' a client that dies there
     peer.py forks SOCKET MODEL client|worker SEED                ends a session in good order while a forked child lives on
-    peer.py signals SOCKET MODEL SEED SECONDS                    exceptions of signal handlers strike anywhere
-    peer.py loops SOCKET MODEL SEED ROUNDS                       event loops and coroutines are closed over requests
 
 Its messages are lines of JSON, as testbed.Child writes them.
 """
@@ -14,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import ctypes
 import faulthandler
-import gc
 import json
 import os
 import random
@@ -268,202 +264,9 @@ def play_forks(who: str, seed: str) -> None:
     os.kill(child, signal.SIGKILL)
 
 
-# ---- signals
-
-
-class Struck(Exception):
-    pass
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def play_signals(seed: str, seconds: str) -> None:
-    """A timer's handler raises at any moment of connect, close, request, submit and a call."""
-    rng = random.Random(seed)
-    armed = False
-
-    def strike(*_: object) -> None:
-        nonlocal armed
-        if armed:
-            armed = False
-            raise (Struck if rng.random() < 0.5 else KeyboardInterrupt)
-
-    signal.signal(signal.SIGALRM, strike)
-    window = 8
-
-    def connect_and_close() -> None:
-        with rb.connect(model, socket=socket, window=1):
-            pass
-
-    def held(client: rb.Client) -> None:
-        with client.request(timeout=PATIENCE) as req:
-            req.inputs["x"][...] = 0
-            req.run(timeout=PATIENCE)
-
-    def submitted() -> None:
-        nonlocal armed
-        x = some_rows(rng, 1)
-        future = client.submit(x, timeout=PATIENCE)
-        armed = False  # concurrent.futures does not survive an exception while it waits
-        check(x, future.result(2 * PATIENCE))
-
-    with rb.connect(model, socket=socket, window=window) as client:
-        connect_and_close()
-        by_future(client, some_rows(rng, 1), PATIENCE)
-        by_coroutine(client, some_rows(rng, 1), PATIENCE)
-        baseline = descriptors()
-        ways = {
-            "connect": connect_and_close,
-            "request": lambda: held(client),
-            "submit": submitted,
-            "call": lambda: by_call(client, some_rows(rng, 2), PATIENCE),
-            # not asyncio: it does not survive an exception inside its own machinery
-        }
-        # measure each call, so that the signal falls inside it
-        usual = {}
-        for name, way in ways.items():
-            start = time.monotonic()
-            for _ in range(20):
-                way()
-            usual[name] = (time.monotonic() - start) / 20
-        struck: collections.Counter = collections.Counter()
-        tries, complaints = 0, []
-        end = time.monotonic() + float(seconds)
-        while time.monotonic() < end:
-            name = rng.choice(list(ways))
-            tries += 1
-            error = None
-            try:  # the handler raises once, and this catches it
-                try:
-                    armed = True
-                    signal.setitimer(signal.ITIMER_REAL, max(1e-5, rng.random() * 1.2 * usual[name]))
-                    ways[name]()
-                except (rb.Error, WrongBytes) as e:
-                    error = e
-                finally:
-                    armed = False
-            except (Struck, KeyboardInterrupt):
-                struck[name] += 1
-            armed = False
-            if error is not None and len(complaints) < 5:
-                complaints.append(f"{name}, after {dict(struck)}: {type(error).__name__}: {error}")
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        problems = complaints + whole_window(client, window) + settled_descriptors(baseline)
-        tell("result", {"Tries": tries, "Struck": dict(struck), "Problems": problems})
-
-
-def whole_window(client: rb.Client, window: int) -> list[str]:
-    """Are all slots of the window still there?"""
-    with contextlib.ExitStack() as all:
-        try:
-            for i in range(window):
-                all.enter_context(client.request(timeout=PATIENCE))
-        except rb.Error as e:
-            return [f"only {i} of {window} slots are left: {type(e).__name__}"]
-    return []
-
-
-def settled_descriptors(baseline: int) -> list[str]:
-    gc.collect()
-    end = time.monotonic() + PATIENCE
-    while (now := descriptors()) > baseline + 1:
-        if time.monotonic() > end:
-            return [f"{now} descriptors, {baseline} before"]
-        time.sleep(0.01)
-    return []
-
-
-# ---- event loops
-
-
-def play_loops(seed: str, rounds: str) -> None:
-    """Close loops, drop coroutines and raise in callbacks while requests are in flight."""
-    rng = random.Random(seed)
-    window = 8
-    with rb.connect(model, socket=socket, window=window) as client:
-        by_coroutine(client, some_rows(rng, 1), PATIENCE)
-        by_future(client, some_rows(rng, 1), PATIENCE)
-        baseline = descriptors()
-        done: collections.Counter = collections.Counter()
-        problems = []
-        for _ in range(int(rounds)):
-            way = rng.choice([closed_loop, dropped_coroutine, cancelled_tasks, raising_callback])
-            try:
-                way(client, rng)
-            except BaseException as e:
-                problems.append(f"{way.__name__}: {type(e).__name__}: {e}")
-                break
-            done[way.__name__] += 1
-        try:  # a new loop returns the slots of closed ones
-            by_coroutine(client, some_rows(rng, 1), PATIENCE)
-            by_future(client, some_rows(rng, 1), PATIENCE)
-        except Exception as e:
-            problems.append(f"no answer afterwards: {type(e).__name__}: {e}")
-        problems += whole_window(client, window) + settled_descriptors(baseline)
-        tell("result", {"Tries": sum(done.values()), "Struck": dict(done), "Problems": problems})
-        if problems:
-            os._exit(0)  # without closing the client, which may hang
-
-
-def closed_loop(client: rb.Client, rng: random.Random) -> None:
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda *_: None)
-    tasks = [loop.create_task(client.ainfer(some_rows(rng, 1))) for _ in range(1 + rng.randrange(6))]
-    for _ in range(rng.randrange(4)):
-        loop.call_soon(loop.stop)
-        loop.run_forever()
-    loop.close()
-    for t in tasks:
-        t._log_destroy_pending = False
-    del tasks
-
-
-def dropped_coroutine(client: rb.Client, rng: random.Random) -> None:
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-
-    async def start() -> None:
-        c = client.ainfer(some_rows(rng, 1))
-        with contextlib.suppress(StopIteration):
-            c.send(None)
-        c.close()  # GeneratorExit
-
-    loop.run_until_complete(start())
-    loop.close()
-    asyncio.set_event_loop(None)
-
-
-def cancelled_tasks(client: rb.Client, rng: random.Random) -> None:
-    async def start() -> None:
-        tasks = [asyncio.ensure_future(client.ainfer(some_rows(rng, 1))) for _ in range(1 + rng.randrange(12))]
-        await asyncio.sleep(rng.random() * 0.001)
-        for t in tasks:
-            t.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    asyncio.run(start())
-
-
-def raising_callback(client: rb.Client, rng: random.Random) -> None:
-    x = some_rows(rng, 1)
-    future = client.submit(x)
-    wrong = rng.choice([SystemExit, KeyboardInterrupt, ValueError])
-
-    def raises(_: object) -> None:
-        raise wrong("a callback's own")
-
-    with contextlib.suppress(wrong):  # if the request has ended, the callback runs here
-        future.add_done_callback(raises)
-    check(x, future.result(PATIENCE))
-
-
 if __name__ == "__main__":
     if sys.argv[1] == "load":
         sys.unraisablehook = lambda *_: None
-    elif sys.argv[1] in ("signals", "loops"):
-        faulthandler.dump_traceback_later(2 * PATIENCE, exit=True)  # where it hangs
     threading.excepthook = lambda *_: None
-    plays = {"load": play_load, "victims": play_victims, "forks": play_forks, "signals": play_signals, "loops": play_loops}
+    plays = {"load": play_load, "victims": play_victims, "forks": play_forks}
     plays[sys.argv[1]](*sys.argv[4:])
