@@ -104,7 +104,11 @@ func helpOf(ctx context.Context, command string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	out, err := exec.CommandContext(ctx, self, strings.Fields(command+" --help")...).Output()
+	args := []string{command, "--help"}
+	if command == "" {
+		args = args[1:]
+	}
+	out, err := exec.CommandContext(ctx, self, args...).Output()
 	return string(out), err
 }
 
