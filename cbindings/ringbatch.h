@@ -374,8 +374,8 @@ RB_API int rb_collect(rb_client client, uint64_t request, void *const *outputs, 
  * It is the caller's until rb_sequence_close or rb_close, and keeps its slots that long.
  *
  * After a restart of the broker, or when another broker has taken over, every function
- * but reset and close returns RB_ERR_STATE_LOST, until all rows are reset. When an alias
- * moves to another model, the sequence stays with its own.
+ * but reset and close returns RB_ERR_STATE_LOST, until all rows are reset; a sequence whose
+ * state is zero goes on. When an alias moves to another model, the sequence stays with its own.
  *
  * One thread at a time uses a sequence, from its call to the release of the request that the
  * call began: other threads get RB_ERR_NOT_DONE. A plain request that has no room beside the

@@ -16,7 +16,7 @@ import (
 // Sequence is sequences of a model with state, one for each row. A step finds the state
 // of the last answered step; one that fails leaves it as it was. A Sequence keeps slots
 // until Close. One goroutine at a time uses it: others get ErrNotDone. With another
-// broker every method returns ErrStateLost until Reset.
+// broker every method returns ErrStateLost until Reset, unless the state is zero.
 type Sequence struct {
 	c      *Client
 	rows   int
@@ -109,7 +109,11 @@ func (q *Sequence) settle(ctx context.Context) (*slot, error) {
 		}
 	}
 	if l.dead.Load() {
-		return nil, status.ErrStateLost
+		if !q.isZero() {
+			return nil, status.ErrStateLost
+		}
+		q.leave()
+		return q.settle(ctx)
 	}
 	if s.state == slotEnded && s.told && !q.undone {
 		q.half ^= 1
@@ -125,6 +129,19 @@ func (q *Sequence) settle(ctx context.Context) (*slot, error) {
 	}
 	s.state, s.held, s.told = slotClaimed, false, false
 	return s, nil
+}
+
+// isZero reports that no row has begun, or that all were reset.
+func (q *Sequence) isZero() bool {
+	if s := &q.link.slots[q.at]; s.state == slotEnded && s.told && !q.undone {
+		return false
+	}
+	for i, fresh := range q.fresh {
+		if !fresh && (q.moved || !q.begun[i]) {
+			return false
+		}
+	}
+	return true
 }
 
 // awaitWorker waits while a worker may write into the slots of a step that ended early. No
@@ -240,7 +257,7 @@ func (q *Sequence) Reset(rows ...int) error {
 	if q.done {
 		return status.ErrClosed
 	}
-	lost := q.link != nil && q.link.dead.Load()
+	lost := q.link != nil && q.link.dead.Load() && !q.isZero()
 	chosen := make([]bool, q.rows)
 	for _, row := range rows {
 		if row < 0 || row >= q.rows {

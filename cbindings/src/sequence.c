@@ -222,6 +222,13 @@ static int begin_step(rb_conn *c, rb_seq *q, const uint32_t *dims, uint32_t ndim
 	return status;
 }
 
+/* Whether no row has begun, or all were reset. */
+static bool is_zero(const rb_seq *q)
+{
+	bool advances = q->stepping && q->told && !q->undone;
+	return all_fresh(q) && !advances;
+}
+
 static int reset(rb_seq *q, const uint32_t *rows, uint32_t count)
 {
 	int status = RB_OK;
@@ -237,7 +244,7 @@ static int reset(rb_seq *q, const uint32_t *rows, uint32_t count)
 		q->row[i] &= (uint8_t)~RB_NAMED;
 	if (status)
 		return status;
-	if (q->lost && count)
+	if (count && (q->lost || (q->link && is_gone(q->link) && !is_zero(q))))
 		return rb_say(RB_ERR_STATE_LOST);
 	q->lost = false;
 	uint8_t how = q->stepping ? RB_RESET : RB_STEP_FRESH;
