@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/policy"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 func saveFlag(f *flagSet) *bool {
@@ -111,14 +113,27 @@ GPU has no room, it waits for its turn.`, "awake", (*admin.Client).Wake)
 func runStaffing(ctx context.Context, args []string, name, about, done string, do func(*admin.Client, context.Context, string) error) error {
 	f := flags(name, " MODEL", about, "  ringbatch "+name+" resnet50\n")
 	socket := socketFlag(f)
+	asJSON := f.Bool("json", false, "print the model's staffing as JSON, as docs/stats.md describes it")
 	if err := parse(f, args, 1, 1); err != nil {
 		return err
 	}
-	if err := do(admin.New(*socket), ctx, f.Arg(0)); err != nil {
+	a := admin.New(*socket)
+	if err := do(a, ctx, f.Arg(0)); err != nil {
 		return err
 	}
-	fmt.Println(done)
-	return nil
+	if !*asJSON {
+		_, err := fmt.Println(done)
+		return err
+	}
+	s, err := a.Stats(ctx)
+	if err != nil {
+		return err
+	}
+	m := s.Model(f.Arg(0))
+	if m == nil {
+		return fmt.Errorf("%w: %s has gone", status.ErrUnknownModel, f.Arg(0))
+	}
+	return json.NewEncoder(os.Stdout).Encode(m.Staffing)
 }
 
 func runScale(ctx context.Context, args []string) error {

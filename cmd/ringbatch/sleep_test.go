@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -92,7 +93,11 @@ func TestAModelSleepsAndWakesByCommand(t *testing.T) {
 	if y, err := askFor(t.Context(), c.dial("a"), patience); y != 2 || err != nil {
 		t.Errorf("connect to a sleeping model: %d, %v", y, err)
 	}
-	c.must("sleep", "a")
+	var told stats.Staffing
+	must.Do(t, json.Unmarshal([]byte(c.must("sleep", "a", "--json")), &told))
+	if told.State != "asleep" || told.Why != "by hand" {
+		t.Errorf("sleep --json: %+v", told)
+	}
 	if out := c.must("wake", "a"); out != "awake\n" || c.staffing("a").State != "awake" || len(c.pids()) != 3 {
 		t.Errorf("wake: %q, %+v, processes %v", out, c.staffing("a"), c.pids())
 	}

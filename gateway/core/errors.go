@@ -158,8 +158,10 @@ func IsTimeout(err error) bool {
 }
 
 var (
-	ErrNoLoading = Refuse(http.StatusBadRequest, codes.Unimplemented,
-		"models come and go with their workers; the gateway neither loads nor unloads them")
+	errNoParameters = Refuse(http.StatusBadRequest, codes.InvalidArgument,
+		"a model is loaded as the broker's configuration declares it; give no parameters")
+	errNoUnloading = Refuse(http.StatusForbidden, codes.PermissionDenied,
+		"callers of a gateway with tokens or certificates cannot unload models; use ringbatch sleep on its host")
 	ErrNoCUDA = Refuse(http.StatusBadRequest, codes.Unimplemented,
 		"CUDA shared memory is not supported by the gateway; use system shared memory, which workers read straight into the GPU, or "+
 			"connect to the broker itself: a model with memory = \"device:0\" takes tensors that are on the GPU")

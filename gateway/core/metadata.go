@@ -3,10 +3,13 @@
 package core
 
 import (
+	"context"
+	"errors"
 	"maps"
 	"slices"
 
 	"github.com/ringbatch/ringbatch/gateway/oip"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
 )
 
@@ -79,6 +82,35 @@ func (k *Model) batching(info *modelInfo) *oip.ModelDynamicBatching {
 		b.PriorityLevels, b.DefaultPriorityLevel = uint64(n), uint64(s.DefaultPriority+1)
 	}
 	return b
+}
+
+// Load wakes a model, as its next request would.
+func (g *Gateway) Load(ctx context.Context, name string, parameters int) error {
+	k, _, err := g.Models.About(ctx, name, "")
+	switch {
+	case err != nil:
+		return err
+	case parameters > 0:
+		return errNoParameters
+	}
+	defer g.Models.refreshSoon(ctx) // so that its callers see the new state
+	if err = g.admin.Wake(ctx, k.Name); errors.Is(err, status.ErrInvalid) && k.ready() {
+		return nil // the broker does not start its workers, and they are there
+	}
+	return err
+}
+
+// Unload has a model sleep. A request wakes it again.
+func (g *Gateway) Unload(ctx context.Context, name string) error {
+	k, _, err := g.Models.About(ctx, name, "")
+	switch {
+	case err != nil:
+		return err
+	case g.Cfg.TokenFile != "" || g.Cfg.ClientCAFile != "":
+		return errNoUnloading
+	}
+	defer g.Models.refreshSoon(ctx)
+	return g.admin.Sleep(ctx, k.Name)
 }
 
 func (g *Gateway) Index() *oip.RepositoryIndexResponse {

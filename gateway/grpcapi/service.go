@@ -59,12 +59,13 @@ func (d *rpcDoor) RepositoryIndex(context.Context, *oip.RepositoryIndexRequest) 
 	return d.g.Index(), nil
 }
 
-func (d *rpcDoor) RepositoryModelLoad(context.Context, *oip.RepositoryModelLoadRequest) (*oip.RepositoryModelLoadResponse, error) {
-	return nil, core.ErrNoLoading
+func (d *rpcDoor) RepositoryModelLoad(ctx context.Context, r *oip.RepositoryModelLoadRequest) (*oip.RepositoryModelLoadResponse, error) {
+	return &oip.RepositoryModelLoadResponse{}, d.g.Load(ctx, r.ModelName, len(r.Parameters))
 }
 
-func (d *rpcDoor) RepositoryModelUnload(context.Context, *oip.RepositoryModelUnloadRequest) (*oip.RepositoryModelUnloadResponse, error) {
-	return nil, core.ErrNoLoading
+func (d *rpcDoor) RepositoryModelUnload(ctx context.Context,
+	r *oip.RepositoryModelUnloadRequest) (*oip.RepositoryModelUnloadResponse, error) {
+	return &oip.RepositoryModelUnloadResponse{}, d.g.Unload(ctx, r.ModelName)
 }
 
 func (d *rpcDoor) SystemSharedMemoryStatus(ctx context.Context,

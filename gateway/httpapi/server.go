@@ -3,8 +3,10 @@
 package httpapi
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -274,7 +276,14 @@ func (d httpDoor) repository(w http.ResponseWriter, r *http.Request, path []stri
 		if err := checkMethod(r, toChange); err != nil {
 			return err
 		}
-		return core.ErrNoLoading
+		if path[2] == "unload" {
+			return d.g.Unload(r.Context(), path[1])
+		}
+		var body struct{ Parameters map[string]any }
+		if err := json.NewDecoder(r.Body).Decode(&body); err != nil && err != io.EOF {
+			return core.Refuse(http.StatusBadRequest, codes.InvalidArgument, "load: its body is not JSON: %v", err)
+		}
+		return d.g.Load(r.Context(), path[1], len(body.Parameters))
 	}
 	return errNoPath
 }

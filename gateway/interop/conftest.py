@@ -70,7 +70,10 @@ def gateway() -> Iterator[Gateway]:
     with tempfile.TemporaryDirectory() as folder:
         p = Processes(folder)
         try:
-            p.start("broker", "broker", "--log-level", "warn")
+            config = pathlib.Path(folder) / "ringbatch.toml"
+            config.write_text('[[model]]\nname = "nap"\ninputs = ["x:f32[16]"]\noutputs = ["y:f32[16]"]\nwait_time = 0\n'
+                f'[[model.worker]]\ncommand = ["{RINGBATCH}", "worker", "affine", "--scale", "3"]\n')  # fmt: skip
+            p.start("broker", "broker", "--log-level", "warn", "--config", str(config))
             worker = ("worker", "--wait", "120s", "--wait-time", "0")
             p.start("affine", *worker, "affine", "--scale", "2", "--offset", "1", "--max-batch-size", "8")
             p.start("image", *worker, "echo", "--name", "image", "--input", "x:f32[3,64,64]")

@@ -58,11 +58,29 @@ def test_the_server_and_its_models_describe_themselves(gateway: Gateway, kind: s
         assert config["max_batch_size"] == 8 and config["input"][0]["data_type"] == "TYPE_FP32"
         index = c.get_model_repository_index(**options)
         models = index["models"] if kind == "grpc" else index
-        assert {m["name"] for m in models} == {"affine", "image", "sum", "text", "types"}
+        assert {m["name"] for m in models} == {"affine", "image", "nap", "sum", "text", "types"}
         with pytest.raises(InferenceServerException, match="no model"):
             c.get_model_metadata("nothing")
-        with pytest.raises(InferenceServerException, match="neither loads"):
-            c.load_model("affine")
+        c.load_model("affine")  # it is
+        with pytest.raises(InferenceServerException, match="starts no workers"):
+            c.unload_model("affine")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unload_and_load_end_and_start_a_models_workers(gateway: Gateway, kind: str) -> None:
+    with client(gateway, kind) as c:
+        for _ in range(2):
+            c.unload_model("nap")
+            index = c.get_model_repository_index(**({"as_json": True} if kind == "grpc" else {}))
+            told = {m["name"]: m for m in (index["models"] if kind == "grpc" else index)}
+            assert told["nap"]["reason"].startswith("asleep") and c.is_model_ready("nap")
+            c.load_model("nap")
+        c.unload_model("nap")
+        assert (c.infer("nap", [given(kind, "x", X)]).as_numpy("y") == 3 * X).all()  # a request loads it, too
+        with pytest.raises(InferenceServerException, match="as the broker's configuration declares it"):
+            c.load_model("nap", config="{}")
+        with pytest.raises(InferenceServerException, match="no model"):
+            c.load_model("nothing")
 
 
 @pytest.mark.parametrize("kind", KINDS)
