@@ -39,6 +39,10 @@ func (b *conversation) serveSession(c *net.UnixConn, cred *unix.Ucred, req *cont
 	if req.Op == control.OpWorker {
 		p.Kin = b.super.AwaitStart(p.Pid)
 	}
+	if req.Op == control.OpClient && b.super.GroupOf(p.Pid) == "" {
+		b.idleness.count(1)
+		defer b.idleness.count(-1)
+	}
 	a, err := b.attach(c, p, req, &offer)
 	if err != nil {
 		p.Discard()

@@ -38,6 +38,7 @@ type Broker struct {
 	handedTo  chan struct{}      // closed when another broker has the socket
 	applied   chan struct{}      // closed when the processes are as the last Reload declared; nil before the first
 	offenders offenders
+	idleness  idleness
 	users     *users
 	refusals  refusals
 	answering chan struct{} // bounds the calls that are answered at a time
@@ -144,6 +145,7 @@ func (b *Broker) Serve(ctx context.Context) error {
 	defer b.super.Wait()
 	defer b.release()
 	defer b.super.Stop() // before release, or workers would look for another broker
+	b.idleness.count(0)  // from now on
 	drained := make(chan struct{}, len(b.loops))
 	failed := make(chan error, len(b.loops))
 	var running sync.WaitGroup
@@ -155,6 +157,8 @@ func (b *Broker) Serve(ctx context.Context) error {
 		})
 	}
 	defer running.Wait()
+	ctx, endServe := context.WithCancel(ctx)
+	defer endServe()
 	defer func() {
 		for _, l := range b.loops {
 			l.Stop()
@@ -168,6 +172,12 @@ func (b *Broker) Serve(ctx context.Context) error {
 		return fmt.Errorf("take over: %w", err)
 	}
 	running.Go(func() { b.staff.run(ctx) })
+	if b.cfg.Idle > 0 {
+		running.Go(func() {
+			b.awaitIdle(ctx)
+			endServe()
+		})
+	}
 	select {
 	case <-ctx.Done():
 		b.ending.Store(true)

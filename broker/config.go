@@ -34,6 +34,7 @@ type Config struct {
 	Aliases     []alias.Alias      // names of models, which need not exist yet
 	Workers     []supervise.Worker // processes to start that declare their models themselves
 	GPUMemory   map[int]int64      // of each GPU, the bytes that workers may take together; a GPU that is not there has no budget
+	Idle        time.Duration      // without a client, until Serve drains and returns; 0: never
 	MPS         bool               // have supervised GPU workers share GPUs through MPS
 	Logger      *slog.Logger       // default: slog.Default()
 	// TakeOver, if not nil, has the old broker give up Socket, after this one's workers are ready.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
@@ -36,11 +37,23 @@ worker that registers one. SIGTERM and Ctrl-C drain, a second one does not wait;
 	drain := f.Duration("drain-time", broker.DefaultDrainTime, "how long accepted requests may take to finish after SIGTERM")
 	loops := f.Int("loops", 0, "event loops that share the models (default: one for every two cores, 8 at most)")
 	mps := f.Bool("mps", false, "let the broker's GPU workers share GPUs through MPS: use a running daemon or start a private one")
+	idle := f.Duration("idle", 0, "end after that long without a client (default: never)")
+	detach := f.Bool("detach", false, "start the broker in the background, unless one runs, and return when it listens; its log is "+
+		"SOCKET.log, its configuration without --config $RINGBATCH_CONFIG, or ringbatch/ringbatch.toml in ~/.config")
 	takeOver := f.Bool("take-over", false, "start the workers, then take the socket over from the running broker, which finishes "+
 		"its requests and ends")
 	logs := addLogFlags(f)
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
+	}
+	if f.Changed("idle") && *idle < time.Second {
+		return fmt.Errorf("%w: --idle is %v, must be 1s or more: clients need some time to connect", errUsage, *idle)
+	}
+	if *detach && *takeOver {
+		return fmt.Errorf("%w: --detach starts a broker if none runs, and --take-over replaces one; give one of them", errUsage)
+	}
+	if *detach {
+		return detachBroker(ctx, *socket, *config == "" && *model.name == "", args)
 	}
 	log, written, err := logs.open(os.Stderr)
 	if err != nil {
@@ -85,7 +98,7 @@ worker that registers one. SIGTERM and Ctrl-C drain, a second one does not wait;
 			cfg.Grants = append(cfg.Grants, g)
 		}
 		cfg.OpenFolder = cfg.OpenFolder || *open
-		cfg.MPS = cfg.MPS || *mps
+		cfg.MPS, cfg.Idle = cfg.MPS || *mps, *idle
 		if f.Changed("loops") {
 			if cfg.Loops = *loops; *loops < 1 { // 0 is the default
 				return cfg, fmt.Errorf("%w: --loops must be 1..%d", errUsage, broker.MaxLoops)

@@ -11,6 +11,7 @@ from .alias import FollowingModel, RetryingFollowingModel
 from .connection import Core
 from .model import Model
 from .retrying import RetryingModel
+from .starting import Starter
 
 
 def connect(
@@ -22,6 +23,7 @@ def connect(
     wait: Duration = 10.0,
     cast: bool = False,
     retry: bool | Duration = False,
+    start: bool | Duration = False,
 ) -> Model:
     """Connects to a model of the broker on this host, or to an alias.
 
@@ -40,6 +42,9 @@ def connect(
     retry: send a request again if the broker restarts, the queue is full or no worker
         is attached. It stops at the request's timeout, or without one after this
         duration; True never stops. It is for calls, submit and ainfer, not for request().
+    start: start a broker if none runs, as ``ringbatch broker --detach`` does. Its models come from
+        $RINGBATCH_CONFIG, or ~/.config/ringbatch/ringbatch.toml. It ends after this duration without
+        clients, True: 10 minutes. With retry, it is started again if it goes.
     """
     if not isinstance(model, str):
         raise TypeError(f"connect takes the name of a model, got {type(model).__name__}")
@@ -48,7 +53,11 @@ def connect(
     if not isinstance(cast, bool):
         raise errors.Invalid(f"cast is True or False, got {cast!r}")
     limit = retry if isinstance(retry, bool) else not_negative("retry", retry)
-    core = Core(model, socket, window, name, wait)
+    if start is False:
+        core = Core(model, socket, window, name, wait)
+    else:
+        started = Starter(socket, "10m" if start is True else start)
+        core = started.connected(lambda wait: Core(model, socket, window, name, wait), wait)
     follows = core.model != model  # the name is an alias
     if limit is False and not follows:
         return Model(core, socket, cast)
@@ -58,6 +67,7 @@ def connect(
     else:
         made = (RetryingFollowingModel if follows else RetryingModel)(core, socket, cast)
         made._retry = None if limit is True else limit
+        made._start_broker = started.start if start is not False else None
     if isinstance(made, FollowingModel):
         made._start(lambda: Core(model, socket, window, name, 0))
     return made

@@ -6,7 +6,7 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
-from typing import Any
+from typing import Any, Callable
 
 from .. import errors
 from ..binding.library import Duration, Pauses, seconds
@@ -18,6 +18,7 @@ class RetryingModel(Model):
     """The model of ``connect(retry=…)``."""
 
     _retry: float | None = None  # seconds to retry a request without a timeout; None: without end
+    _start_broker: Callable[[], None] | None = None  # of connect(start=…)
 
     def __call__(self, *inputs: Any, timeout: Duration | None = None, **more: Any) -> Any:
         limit = self._retry if timeout is None else seconds(timeout)
@@ -28,12 +29,12 @@ class RetryingModel(Model):
             began = time.monotonic()
             return super().__call__(*inputs, timeout=limit, **more)
         except errors.Error as e:
-            attempts = _Attempts(timeout, self._retry, began)
+            attempts = _Attempts(self, timeout, began)
             time.sleep(attempts.pause(e))
         return self._infer(attempts, inputs, more)
 
     def infer(self, *inputs: Any, timeout: Duration | None = None, **more: Any) -> Any:
-        return self._infer(_Attempts(timeout, self._retry), inputs, more)
+        return self._infer(_Attempts(self, timeout), inputs, more)
 
     def _infer(self, attempts: _Attempts, inputs: tuple[Any, ...], more: dict[str, Any]) -> Any:
         while True:
@@ -45,7 +46,7 @@ class RetryingModel(Model):
     async def ainfer(self, *inputs: Any, timeout: Duration | None = None, **more: Any) -> Any:
         import asyncio
 
-        attempts = _Attempts(timeout, self._retry)
+        attempts = _Attempts(self, timeout)
         while True:
             try:
                 return await super().ainfer(*inputs, timeout=attempts.left(), **more)
@@ -53,7 +54,7 @@ class RetryingModel(Model):
                 await asyncio.sleep(attempts.pause(e))
 
     def submit(self, *inputs: Any, timeout: Duration | None = None, **more: Any) -> concurrent.futures.Future:
-        attempts = _Attempts(timeout, self._retry)
+        attempts = _Attempts(self, timeout)
         outer = Future()
         outer.set_running_or_notify_cancel()
         send_first = super().submit
@@ -95,8 +96,9 @@ class RetryingModel(Model):
 class _Attempts:
     """The time left for a request, and the pauses between its attempts."""
 
-    def __init__(self, timeout: Duration | None, most: float | None, began: float | None = None) -> None:
-        limit = most if timeout is None else seconds(timeout)
+    def __init__(self, model: RetryingModel, timeout: Duration | None, began: float | None = None) -> None:
+        limit = model._retry if timeout is None else seconds(timeout)
+        self._start_broker = model._start_broker
         self._end = None if limit is None else (time.monotonic() if began is None else began) + limit
         self._pauses = Pauses()
 
@@ -108,5 +110,7 @@ class _Attempts:
         pause = self._pauses.next(self._end)
         if pause is None or not (isinstance(error, errors.Error) and error.retryable):
             raise error
+        if self._start_broker and isinstance(error, (errors.BrokerGone, errors.NoBroker)):
+            self._start_broker()
         return pause
 

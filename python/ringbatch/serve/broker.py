@@ -71,13 +71,15 @@ def _with_us(*command: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
 
 
-def start_broker(config: str, socket: str, env: dict[str, str]) -> subprocess.Popen:
+def start_broker(config: str, socket: str, env: dict[str, str], *flags: str) -> subprocess.Popen:
     """The configuration is a memory file, which goes with its last process."""
     fd = os.memfd_create("ringbatch-serve")
     try:
         os.write(fd, config.encode())
         return subprocess.Popen(
-            _with_us(binary_path(), "broker", "--socket", socket, "--config", f"/proc/self/fd/{fd}", "--drain-time", f"{DRAIN_S:g}s"),
+            _with_us(
+                binary_path(), "broker", "--socket", socket, "--config", f"/proc/self/fd/{fd}", "--drain-time", f"{DRAIN_S:g}s", *flags
+            ),
             env=env,
             pass_fds=[fd],
             start_new_session=True,  # the terminal's Ctrl-C is for us only

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import errors
-from ..binding.library import binary_path
+from ..binding.library import binary_path, seconds
 from ..binding.tensors import NAMES, NUMPY, parse
 from ..worker.import_path import is_import_path, name_of
 from ..worker.signals import stopping
@@ -58,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--processes", type=int, default=1, help="worker processes; one that dies is started again (default 1)")
     p.add_argument("--kind", choices=("torch", "onnx", "object"), help="how to serve it (default: by the target's type)")
     p.add_argument("--socket", help="the broker's control socket")
+    p.add_argument("--idle", metavar="DURATION", help="end after that long without a client, like 10m (default: never)")
     p.add_argument("--http", metavar="PORT", help="also serve HTTP, at this port of this host or this address (docs/gateway.md)")
     p.add_argument("--grpc", metavar="PORT", help="also serve gRPC")
     p.add_argument("--no-costs", action="store_false", dest="costs", help="don't measure what batches cost, once the model answers")
@@ -70,6 +71,8 @@ def main(argv: list[str] | None = None) -> int:
     if a.processes < 1:
         p.error("--processes is a number from 1 on")
     try:
+        if a.idle is not None and seconds(a.idle) < 1:
+            raise errors.Invalid(f"--idle is {a.idle}, must be 1s or more: clients need some time to connect")
         kind = a.kind or kind_of(a.target)
         if Path(a.target).exists():
             open_trusted(a.target).close()  # checked again when it is loaded
@@ -79,7 +82,8 @@ def main(argv: list[str] | None = None) -> int:
         with stopping() as stop:
             ready = threading.Event()
             threading.Thread(target=tell, args=(name, at, a.http, a.costs, stop, ready), daemon=True).start()
-            run_commands([worker], [a.processes], at, stop, gateway_table(at, a.http, a.grpc), True, lambda joined: ready.set())
+            run_commands([worker], [a.processes], at, stop, gateway_table(at, a.http, a.grpc), True, lambda joined: ready.set(),
+                seconds(a.idle or 0))
             stop.set()
     except errors.Error as e:
         print(f"ringbatch serve: {e}", file=sys.stderr)

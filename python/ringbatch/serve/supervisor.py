@@ -143,6 +143,7 @@ class _Job(NamedTuple):
     gateway: str  # its part of the configuration
     say_ready: Callable[[bool], None]  # True: to a broker of another process
     refusals: Refusals
+    idle: float  # after so many seconds without a client a broker of ours ends, and serve; 0: never
 
     def config(self, joined: bool) -> str:
         """The configuration of the supervising broker."""
@@ -167,12 +168,12 @@ def _toml(value: object) -> str:
 
 def run_commands(
     commands: list[list[str]], counts: list[int], at: str, stop: StopEvent, gateway: str, broker: bool,
-    say_ready: Callable[[bool], None] = lambda joined: None,
+    say_ready: Callable[[bool], None] = lambda joined: None, idle: float = 0,
 ) -> None:
     """Runs worker processes until stop is set."""
     broker = broker and not _supervised(at)
     with contextlib.closing(Refusals()) as refusals:
-        job = _Job(commands, counts, at, gateway, say_ready, refusals)
+        job = _Job(commands, counts, at, gateway, say_ready, refusals, idle)
         while not stop.is_set():
             if broker and not broker_runs(at):
                 _supervise(job, at, stop, False, broker)
@@ -223,7 +224,8 @@ def in_threads(workers: Sequence[targets.Worker], socket: str, ending: StopEvent
 def _supervise(job: _Job, at: str, stop: StopEvent, joined: bool, take_over: bool) -> None:
     """Serves until stop is set, the supervising broker ends, or, with take_over, the joined one has gone."""
     config = job.config(joined)
-    p = start_broker(config, at, job.environment()) if config or not joined else None  # None: it would have nothing to do
+    flags = ["--idle", f"{job.idle:.9f}s"] if job.idle and not joined else []
+    p = start_broker(config, at, job.environment(), *flags) if config or not joined else None  # None: it would have nothing to do
     attached: set[str] = set()  # the processes that have said so
     look_for = _LookFor(job.socket, take_over) if joined else None
     try:
@@ -239,7 +241,9 @@ def _supervise(job: _Job, at: str, stop: StopEvent, joined: bool, take_over: boo
                     job.refusals.end()
             if ready:
                 job.say_ready(joined)
-            if p is not None and p.poll() is not None:
+            if p is not None and p.poll() == 0 and flags and not broker_runs(at):
+                stop.set()
+            elif p is not None and p.poll() is not None:
                 log.warning("the broker ended with status %s, starting it again", p.returncode)
                 stop.wait(_LOOK_S)
                 return

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brokers that clients start: one, whoever races, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from conftest import eventually
+
+import ringbatch as rb
+
+X = np.ones((1, 4), "float32")
+TOOL = """
+import sys, numpy as np, ringbatch as rb
+with rb.connect("triple", start=sys.argv[1], wait=60, retry=60) as model:
+    print("connected", flush=True)
+    for line in sys.stdin:
+        print(model(np.ones((1, 4), "float32"))[0, 0], flush=True)
+"""
+
+
+@pytest.fixture
+def at(tmp_path, monkeypatch):
+    """The socket of a user whose configuration has one model, that sleeps at first."""
+    config = tmp_path / "models.toml"
+    command = f'["{rb.binary_path()}", "worker", "affine", "--scale", "3", "--input", "x:f32[4]"]'
+    config.write_text(
+        f'[[model]]\nname = "triple"\ninputs = ["x:f32[4]"]\noutputs = ["y:f32[4]"]\nidle = "1s"\n[[model.worker]]\ncommand = {command}\n'
+        "instances = [0, 1]\n"
+    )
+    monkeypatch.setenv("RINGBATCH_CONFIG", str(config))
+    monkeypatch.setenv("RINGBATCH_SOCKET", str(tmp_path / "run" / "b.sock"))
+    return tmp_path / "run" / "b.sock"
+
+
+def tool(idle: str) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", TOOL, idle], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def ask(p: subprocess.Popen) -> str:
+    p.stdin.write("\n")
+    p.stdin.flush()
+    return p.stdout.readline().strip()
+
+
+def brokers(at) -> list[int]:
+    """The processes that have the socket as an argument."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                words = f.read().split(b"\0")
+        except OSError:
+            continue
+        if str(at).encode() in words and b"--detach" not in words:
+            found.append(int(pid))
+    return found
+
+
+def nothing_is_left(at) -> bool:
+    return not brokers(at) and os.listdir(at.parent) == [at.name + ".log"]
+
+
+def test_ten_tools_that_race_share_one_broker_and_the_last_ends_it(at):
+    tools = [tool("1s") for _ in range(10)]
+    assert [p.stdout.readline() for p in tools] == ["connected\n"] * 10
+    eventually(lambda: len(brokers(at)) == 1)  # the losers end
+    tools[0].kill()  # it may have started the broker
+    assert [ask(p) for p in tools[1:]] == ["3.0"] * 9
+    for p in tools:
+        p.communicate()
+    eventually(lambda: nothing_is_left(at))
+
+
+def test_a_killed_broker_is_started_again_with_the_next_call(at):
+    first, second = tool("1s"), tool("1s")
+    assert [p.stdout.readline() for p in (first, second)] == ["connected\n"] * 2
+    for _ in range(2):
+        os.kill(rb.stats()["pid"], signal.SIGKILL)
+        assert [ask(p) for p in (first, second)] == ["3.0"] * 2
+    for p in (first, second):
+        p.communicate()
+    eventually(lambda: nothing_is_left(at))
+
+
+def test_a_client_that_comes_as_the_broker_ends_starts_another(at):
+    for k in range(10):
+        with rb.connect("triple", start="1s", wait=60) as model:
+            assert model(X)[0, 0] == 3
+        time.sleep(0.98 + 0.005 * k)
+    eventually(lambda: nothing_is_left(at))
+
+
+def test_a_broker_that_cannot_start_is_reported(at, tmp_path, monkeypatch):
+    monkeypatch.setenv("RINGBATCH_CONFIG", str(tmp_path / "none.toml"))
+    with pytest.raises(rb.NoBroker, match=r"none\.toml: no such file"):
+        rb.connect("triple", start=True)
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("model = 3")
+    monkeypatch.setenv("RINGBATCH_CONFIG", str(wrong))
+    with pytest.raises(rb.NoBroker, match=r"did not start.*wrong\.toml.*log is"):
+        rb.connect("triple", start=True)
+    with pytest.raises(rb.Invalid, match="without clients"):
+        rb.connect("triple", start=0)
+
+
+def test_serve_ends_when_nobody_has_come_for_its_idle_time(at, tmp_path):
+    (tmp_path / "double.py").write_text("def double(x):\n    return x * 2\n")
+    command = [rb.binary_path(), "serve", "double:double", "--input", "x:f32[4]", "--idle", "2s", "--no-costs"]
+    p = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHON": sys.executable})
+    with rb.connect("double", wait=60) as model:
+        assert model(X)[0, 0] == 2
+        time.sleep(3)  # a client holds it
+        assert model(X)[0, 0] == 2
+    assert p.wait(60) == 0
+    assert not brokers(at) and not os.listdir(at.parent)
+    p = subprocess.run([*command, "--idle", "0"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHON": sys.executable})  # fmt: skip
+    assert p.returncode == 1 and "1s or more" in p.stderr
