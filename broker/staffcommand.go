@@ -88,16 +88,20 @@ func (s *staff) isDone(m *model, awake bool) (bool, error) {
 	return false, nil
 }
 
-// snapshot is the state of a model; nil if the broker starts no workers of it.
-func (s *staff) snapshot(m *model) *stats.Staffing {
+// snapshot is the state of each model of which the broker starts the workers, at one moment.
+func (s *staff) snapshot() map[*model]*stats.Staffing {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	x := s.find(m)
-	if x == nil {
-		return nil
+	all := make(map[*model]*stats.Staffing, len(s.list))
+	for _, x := range s.list {
+		all[x.m] = x.snapshot(s.clock())
 	}
+	return all
+}
+
+func (x *staffed) snapshot(now staffing.Time) *stats.Staffing {
 	out := &stats.Staffing{
-		State: x.state.String(), SinceS: (s.clock() - x.since).Seconds(), Why: x.why, Failed: x.failed, IdleS: x.idle.Seconds(), Keep: x.keep,
+		State: x.state.String(), SinceS: (now - x.since).Seconds(), Why: x.why, Failed: x.failed, IdleS: x.idle.Seconds(), Keep: x.keep,
 		Wakes: x.wakes, Sleeps: x.sleeps, FailedWakes: x.failures, WakeMS: ms(x.took), LongestWakeMS: ms(x.longest),
 	}
 	if x.waits && x.holder != "" {

@@ -34,14 +34,15 @@ func (b *Broker) Snapshot() stats.Broker {
 	}
 	s.Processes, s.MPS = b.super.Snapshot()
 	s.Weights = b.weights.snapshot()
+	staffing := b.staff.snapshot()
 	for _, m := range b.models.listModels() {
-		s.Models = append(s.Models, b.snapshotModel(m)...)
+		s.Models = append(s.Models, b.snapshotModel(m, staffing[m])...)
 	}
 	return s
 }
 
 // snapshotModel is the lines of a model: of a pipeline, the whole and each stage.
-func (b *Broker) snapshotModel(m *model) []stats.Model {
+func (b *Broker) snapshotModel(m *model, staffing *stats.Staffing) []stats.Model {
 	lines, whole, ok := m.ring.Snapshot()
 	if !ok {
 		return nil
@@ -55,7 +56,7 @@ func (b *Broker) snapshotModel(m *model) []stats.Model {
 	if m.isPipeline {
 		lines = append([]stats.Model{m.sumStages(whole, lines)}, lines...)
 	}
-	if lines[0].Staffing = b.staff.snapshot(m); lines[0].Staffing.IsAsleep() {
+	if lines[0].Staffing = staffing; staffing.IsAsleep() {
 		for i := range lines {
 			lines[i].NotReady = ""
 		}

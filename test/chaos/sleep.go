@@ -4,15 +4,20 @@ package chaos
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
@@ -26,15 +31,24 @@ import (
 
 // Models that share the room of a GPU, which need not be there.
 const (
-	sleepers     = 8
+	sleepers     = 20
 	sleeperBytes = 1 << 30
-	sleeperRoom  = 3 * sleeperBytes
+	sleeperRooms = 5
 	sleeperIdle  = 2 * time.Second
-	mostStart    = 300 * time.Millisecond
-	failedStarts = 10 // percent
-	brokenStarts = 80 // of the last model, whose start often fails for good
-	napPatience  = time.Minute
+	sleeperStart = 300 * time.Millisecond
+	napPatience  = 2 * time.Minute
+
+	// The starts of the last two models: most fail, or some hang.
+	brokenSleeper, hangingSleeper = sleepers - 1, sleepers - 2
 )
+
+// sleeperJob is how the workers of a sleeper start. Rooms is a folder of files; a process
+// that holds the lock of one has the memory of a worker.
+type sleeperJob struct {
+	Name        string
+	Rooms       string
+	Fails, Hang int // percent
+}
 
 func sleeper(i int) testbed.Model {
 	m := theModel
@@ -42,24 +56,36 @@ func sleeper(i int) testbed.Model {
 	return m
 }
 
-// sleeperEnv makes this program a worker of a sleeper, as the broker's supervisor starts it. Its
-// value is the percentage of starts that fail.
+// sleeperEnv makes this program a worker of a sleeper, as the broker's supervisor starts it.
 const sleeperEnv = "RINGBATCH_CHAOS_SLEEPER"
 
 // PlaySleeper runs a worker that the supervisor started, and exits; in any other process it
-// does nothing. Some starts fail, and all take a while.
+// does nothing.
 func PlaySleeper() {
-	if os.Getenv(sleeperEnv) == "" {
+	var job sleeperJob
+	if json.Unmarshal([]byte(os.Getenv(sleeperEnv)), &job) != nil {
 		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	time.Sleep(rand.N(mostStart))
-	if fails, _ := strconv.Atoi(os.Getenv(sleeperEnv)); rand.N(100) < fails {
+	stolen := isStolen(job.Rooms)
+	room := takeRoom(job.Rooms)
+	if room == nil {
+		if !stolen && !isStolen(job.Rooms) {
+			_ = os.WriteFile(filepath.Join(job.Rooms, "exceeded"), []byte(job.Name), 0o600)
+		}
+		os.Exit(5) // as a process that finds no memory
+	}
+	defer room.Close()
+	time.Sleep(sleeperStart)
+	if rand.N(100) < job.Fails {
 		os.Exit(3)
 	}
+	if rand.N(100) < job.Hang {
+		<-ctx.Done()
+	}
 	m := theModel
-	m.Name, m.Slots = os.Getenv("RINGBATCH_MODEL"), 64
+	m.Name, m.Slots = job.Name, 64
 	w, err := worker.Attach(ctx, m.WorkerConfig(""))
 	if err != nil {
 		os.Exit(4)
@@ -76,21 +102,72 @@ func PlaySleeper() {
 	os.Exit(0)
 }
 
+// takeRoom locks one of the rooms; nil if there is none.
+func takeRoom(folder string) *os.File {
+	for i := range sleeperRooms {
+		f, err := os.OpenFile(filepath.Join(folder, strconv.Itoa(i)), os.O_CREATE|os.O_RDWR, 0o600)
+		if err == nil && unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+			return f
+		}
+		_ = f.Close()
+	}
+	return nil
+}
+
+func isStolen(folder string) bool {
+	_, err := os.Stat(filepath.Join(folder, "stolen"))
+	return err == nil
+}
+
+// stealRoom takes a room now and then, as another program takes memory of the GPU.
+func stealRoom(ctx context.Context, folder string) {
+	for ctx.Err() == nil {
+		_ = os.WriteFile(filepath.Join(folder, "stolen"), nil, 0o600)
+		room := takeRoom(folder)
+		wait(ctx, 3*time.Second)
+		_ = room.Close()
+		_ = os.Remove(filepath.Join(folder, "stolen"))
+		wait(ctx, 12*time.Second)
+	}
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+type sleepingJob struct {
+	Socket, Rooms string
+	Faults        bool
+}
+
 // playSleepingBroker runs a broker with room for some of its models.
-func playSleepingBroker(c *testbed.Child, socket string) error {
+func playSleepingBroker(c *testbed.Child, job sleepingJob) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	cfg := broker.Config{Socket: socket, GPUMemory: map[int]int64{0: sleeperRoom},
+	cfg := broker.Config{Socket: job.Socket, GPUMemory: map[int]int64{0: sleeperRooms * sleeperBytes},
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))}
 	for i := range sleepers {
 		m := sleeper(i).Config()
-		fails := failedStarts
-		if i == sleepers-1 {
-			fails = brokenStarts
+		start := sleeperJob{Name: m.Name, Rooms: job.Rooms}
+		switch {
+		case !job.Faults:
+		case i == brokenSleeper:
+			start.Fails = 80
+		case i == hangingSleeper:
+			start.Hang = 20
+		default:
+			start.Fails = 10
 		}
-		m.Workers = []supervise.Worker{{Command: []string{self}, Env: map[string]string{sleeperEnv: strconv.Itoa(fails)}, GPUs: []int{0},
+		env, err := json.Marshal(start)
+		if err != nil {
+			return err
+		}
+		m.Workers = []supervise.Worker{{Command: []string{self}, Env: map[string]string{sleeperEnv: string(env)}, GPUs: []int{0},
 			Memory: sleeperBytes}}
 		if i%2 == 0 {
 			m.Idle = sleeperIdle
@@ -107,10 +184,17 @@ func playSleepingBroker(c *testbed.Child, socket string) error {
 	return err
 }
 
-// sleepModels kills workers of models that take turns in a GPU's memory. Each request ends
-// with the right bytes or a named error, each model answers, and the budget holds.
-func sleepModels(r *run) {
-	b := r.start(testbed.Spec{Role: "sleeping broker", Job: r.socket(), Procs: 2})
+// turnModels has models take turns under a random load. No request fails; events are seconds.
+func turnModels(r *run) { sleepModels(r, false) }
+
+// disturbModels kills workers beside that; starts fail or hang, and another program takes
+// memory. Each request ends with the right bytes or a named error.
+func disturbModels(r *run) { sleepModels(r, true) }
+
+func sleepModels(r *run, faults bool) {
+	rooms := r.bed.Path("rooms")
+	r.must(os.Mkdir(rooms, 0o700))
+	b := r.start(testbed.Spec{Role: "sleeping broker", Job: sleepingJob{r.socket(), rooms, faults}, Procs: 2})
 	r.must(b.Expect("ready", nil, enoughTime))
 	ctx, stop := context.WithCancel(r.ctx)
 	defer stop()
@@ -121,22 +205,29 @@ func sleepModels(r *run) {
 		seed := r.seed()
 		loads.Go(func() { r.guard(func() { r.askInBursts(ctx, sleeper(i).Name, seed, &tallies[i]) }) })
 	}
+	if faults {
+		loads.Go(func() { stealRoom(ctx, rooms) })
+	}
 	a := admin.New(r.socket())
-	var s *stats.Broker
-	for kills := 0; kills < r.events && r.ctx.Err() == nil; {
-		time.Sleep(time.Duration(200+r.intn(800)) * time.Millisecond)
-		var err error
-		if s, err = a.Stats(r.ctx); err != nil {
+	for done := 0; done < r.events && r.ctx.Err() == nil; {
+		if !faults {
+			done++
+			wait(r.ctx, time.Second)
+		} else {
+			wait(r.ctx, time.Duration(200+r.intn(800))*time.Millisecond)
+		}
+		s, err := a.Stats(r.ctx)
+		if err != nil {
 			r.check(false, "statistics: %v", err)
 			break
 		}
 		r.checkRoom(s)
-		if p := &s.Processes; len(*p) > 0 {
+		if p := &s.Processes; faults && len(*p) > 0 {
 			if pid := (*p)[r.intn(len(*p))].Pid; pid > 1 && syscall.Kill(pid, syscall.SIGKILL) == nil {
-				kills++
-				r.progress(kills)
+				done++
 			}
 		}
+		r.progress(done)
 	}
 	stop()
 	loads.Wait()
@@ -144,13 +235,16 @@ func sleepModels(r *run) {
 	for i := range tallies {
 		t := &tallies[i]
 		all.add(t)
-		broken := i == sleepers-1 && t.Named[status.ErrNoWorker.Name()] > 0
+		broken := faults && i == brokenSleeper && t.Named[status.ErrNoWorker.Name()] > 0
 		r.check(t.OK > 0 || broken, "%s got no answer: %v", sleeper(i).Name, t.Named)
 		r.check(len(t.Wrong) == 0, "%s: %v", sleeper(i).Name, t.Wrong)
 		r.check(len(t.Late) == 0, "%s: %v", sleeper(i).Name, t.Late)
 	}
-	var wakes, sleeps, failed uint64
-	err := testbed.Eventually(enoughTime, func() (err error) {
+	r.check(faults || len(all.Named) == 0, "requests failed: %v", all.Named)
+	exceeded, err := os.ReadFile(filepath.Join(rooms, "exceeded"))
+	r.check(err != nil, "%s was started without room", exceeded)
+	var s *stats.Broker
+	err = testbed.Eventually(enoughTime, func() (err error) {
 		if s, err = a.Stats(r.ctx); err != nil {
 			return err
 		}
@@ -162,13 +256,18 @@ func sleepModels(r *run) {
 		return nil
 	})
 	r.check(err == nil, "the broker at the end: %v", err)
+	var wakes, sleeps, failed uint64
+	var took []time.Duration // beyond the start itself
 	for i := range s.Models {
 		x := s.Models[i].Staffing
 		wakes, sleeps, failed = wakes+x.Wakes, sleeps+x.Sleeps, failed+x.FailedWakes
+		took = append(took, time.Duration(x.WakeMS*float64(time.Millisecond))-sleeperStart)
 	}
+	slices.Sort(took)
 	r.check(sleeps > 0, "no model slept")
-	fmt.Printf("   %d answers, named errors %v, the slowest after %v; %d wakes, %d sleeps, %d failed\n", all.OK, all.Named,
-		all.Slowest.Round(time.Millisecond), wakes, sleeps, failed)
+	fmt.Printf("   %d answers, named errors %v, the slowest after %v; %d wakes, %d sleeps, %d failed; the models' last wakes took %v to %v "+
+		"longer than their start\n", all.OK, all.Named, all.Slowest.Round(time.Millisecond), wakes, sleeps, failed,
+		took[0].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
 	r.check(b.Stop(enoughTime) == nil, "the broker: %s", b.Log())
 }
 
@@ -188,7 +287,7 @@ func (r *run) checkRoom(s *stats.Broker) {
 			running++
 		}
 	}
-	r.check(held <= sleeperRoom && running*sleeperBytes <= sleeperRoom, "%d processes, %d MiB held of %d", running, held>>20, sleeperRoom>>20)
+	r.check(held <= sleeperRooms*sleeperBytes && running <= sleeperRooms, "%d processes, %d MiB held of %d", running, held>>20, sleeperRooms*sleeperBytes>>20)
 }
 
 // askInBursts sends requests for some seconds, and none for some, until ctx ends.
@@ -211,9 +310,6 @@ func (r *run) askInBursts(ctx context.Context, model string, seed uint64, t *tal
 			t.count(err, time.Since(start), napPatience+r.stalls.Longest(start, time.Now()), status.OK)
 			time.Sleep(time.Duration(rng.IntN(20)) * time.Millisecond)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(time.Duration(rng.IntN(4000)) * time.Millisecond):
-		}
+		wait(ctx, time.Duration(rng.IntN(4000))*time.Millisecond)
 	}
 }
