@@ -5,6 +5,7 @@ package broker
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -67,11 +68,9 @@ const (
 
 func newStaff(b *Broker) *staff {
 	s := &staff{Broker: b, poke: make(chan struct{}, 1), budgets: staffing.Bytes{}}
-	for gpu, bytes := range b.cfg.GPUMemory {
-		s.budgets[gpu] = bytes
-	}
+	maps.Copy(s.budgets, b.cfg.GPUMemory)
 	for i := range b.cfg.Workers {
-		for gpu, bytes := range needs(&b.cfg.Workers[i], b.cfg.Workers[i].Instances) {
+		for gpu, bytes := range s.bound(needs(&b.cfg.Workers[i], b.cfg.Workers[i].Instances)) {
 			s.budgets[gpu] -= bytes
 		}
 	}
@@ -110,14 +109,11 @@ func (s *staff) declare(m *model, mc *ModelConfig) {
 		x = &staffed{m: m, state: staffing.Awake, have: make([]int, len(groups)), used: s.clock(), since: s.clock(), began: s.clock(),
 			groups: groups, why: "it was declared"}
 		x.setLeast()
-		fromZero := false
-		for _, g := range groups {
-			for i := range g.Workers {
-				fromZero = fromZero || g.Workers[i].Most > 0 && g.Workers[i].Least == 0
-			}
-		}
-		switch fits := staffing.Fits(s.budgets, x.needs(), s.tenants()); {
-		case fromZero, !fits:
+		fromZero := slices.ContainsFunc(groups, func(g supervise.Group) bool {
+			return slices.ContainsFunc(g.Workers, func(w supervise.Worker) bool { return w.Most > 0 && w.Least == 0 })
+		})
+		switch {
+		case fromZero || !staffing.Fits(s.budgets, s.bound(x.needs()), s.tenants()):
 			x.state = staffing.Asleep
 		case mc.Idle > 0 || len(x.needs()) > 0:
 			x.state = staffing.Waking
@@ -369,20 +365,24 @@ func (s *staff) informRing(x *staffed) {
 func (s *staff) tenants() (list []staffing.Tenant) {
 	for _, x := range s.list {
 		t := staffing.Tenant{
-			Name: x.m.name, State: x.state, Needs: staffing.Bytes{}, Stays: x.keep || x.m.layout.DeviceSize > 0, Waits: x.waits, Since: x.since, Used: x.used, Busy: x.busy,
-			Took: x.took,
+			Name: x.m.name, State: x.state, Needs: s.bound(x.needs()), Stays: x.keep || x.m.layout.DeviceSize > 0, Waits: x.waits,
+			Since: x.since, Used: x.used, Busy: x.busy, Took: x.took,
 		}
 		if x.state == staffing.Awake {
 			t.Since = x.began
 		}
-		for gpu, bytes := range x.needs() {
-			if _, bound := s.budgets[gpu]; bound {
-				t.Needs[gpu] = bytes
-			}
-		}
 		list = append(list, t)
 	}
 	return list
+}
+
+// bound is the part of b on GPUs with a budget.
+func (s *staff) bound(b staffing.Bytes) staffing.Bytes {
+	maps.DeleteFunc(b, func(gpu int, _ int64) bool {
+		_, has := s.budgets[gpu]
+		return !has
+	})
+	return b
 }
 
 // shareRoom wakes models that wait, and has others sleep for them. A model whose requests
@@ -401,22 +401,17 @@ func (s *staff) shareRoom(now staffing.Time) {
 	}
 	p := staffing.Room(now, s.budgets, s.tenants())
 	for _, x := range s.list {
-		for _, name := range p.Wake {
-			if name == x.m.name {
-				s.wake(x, now)
-			}
-		}
-		for _, name := range p.Sleep {
-			switch {
-			case name != x.m.name || x.state == staffing.Ending:
-			case x.state == staffing.Waking:
-				s.fail(x, now, fmt.Sprintf("no worker came in %v, and others waited for the room", now-x.began))
-			default:
-				s.sleep(x, now, "another model needs the room")
-			}
+		switch name := x.m.name; {
+		case slices.Contains(p.Wake, name):
+			s.wake(x, now)
+		case !slices.Contains(p.Sleep, name) || x.state == staffing.Ending:
+		case x.state == staffing.Waking:
+			s.fail(x, now, fmt.Sprintf("no worker came in %v, and others waited for the room", now-x.began))
+		default:
+			s.sleep(x, now, "another model needs the room")
 		}
 		if holder := p.Holders[x.m.name]; holder != "" && x.waits {
-			s.endExtras(x.needs())
+			s.endExtras(s.bound(x.needs()))
 			if holder != x.holder {
 				x.holder = holder
 				s.informRing(x)
@@ -434,7 +429,7 @@ func (s *staff) endExtras(needed staffing.Bytes) {
 				continue
 			}
 			for gpu := range needs(&w[0], y.have[i]) {
-				if _, bound := s.budgets[gpu]; bound && needed[gpu] > 0 {
+				if needed[gpu] > 0 {
 					s.resize(y, i, max(1, w[0].Least))
 					break
 				}
@@ -458,19 +453,15 @@ func (s *staff) followLoad(x *staffed, now staffing.Time) (follows bool) {
 		if i >= len(x.loads) || x.resizes > 0 {
 			continue
 		}
-		l := &x.loads[i]
-		work := staffing.Work{
-			Queued: l.Queued, Busy: l.Busy, Workers: l.Workers, Lanes: l.Lanes, Refused: l.Refused, Goal: x.m.stages[i].InForce().LatencyGoal,
-			Span: l.Span, Requests: l.Requests, Answered: l.Answered, Computed: l.Computed,
-		}
-		have := x.have[i]
+		work, have := x.loads[i].Work, x.have[i]
+		work.Goal = x.m.stages[i].InForce().LatencyGoal
 		want := x.follow[i].Decide(now, &work, have, w[0].Least, w[0].Most)
 		for want > have {
 			more := needs(&w[0], want)
 			for gpu, bytes := range needs(&w[0], have) {
 				more[gpu] -= bytes
 			}
-			if staffing.Fits(s.budgets, more, s.tenants()) {
+			if staffing.Fits(s.budgets, s.bound(more), s.tenants()) {
 				break
 			}
 			want--

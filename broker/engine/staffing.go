@@ -5,6 +5,7 @@ package engine
 import (
 	"time"
 
+	"github.com/ringbatch/ringbatch/broker/staffing"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
@@ -58,18 +59,8 @@ func (s *Stage) refusesWithoutWorker() bool {
 
 // Load is what a stage has to do.
 type Load struct {
-	Queued  int           // requests
-	Busy    int           // workers with a batch
-	Workers int           // attached
-	Lanes   int           // batches that they run at once
-	Idle    time.Duration // since the last request; since the stage was made if there was none
-	Refused uint64        // requests ever that the queue or the latency goal refused
-
-	// Of the last whole seconds, as many as had answers: 2, 10 or 60.
-	Span     time.Duration
-	Requests uint64
-	Answered uint64
-	Computed time.Duration // by all workers
+	staffing.Work               // without the goal; Span is as many whole seconds as had answers: 2, 10 or 60
+	Idle          time.Duration // since the last request; since the stage was made if there was none
 }
 
 var loadSpans = []int64{2, 10, 60}
@@ -86,7 +77,7 @@ func (r *Ring) Loads() (list []Load, ok bool) {
 
 func (s *Stage) load() Load {
 	now := s.loop.now
-	v := Load{Queued: s.batcher.Queued(), Workers: s.present, Idle: time.Since(s.since)}
+	v := Load{staffing.Work{Queued: s.batcher.Queued(), Workers: s.present}, time.Since(s.since)}
 	if s.arrived > 0 {
 		v.Idle = time.Duration(now - s.arrived)
 	}

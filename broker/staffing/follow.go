@@ -9,11 +9,11 @@ import (
 
 // Work is what a model has had to do lately.
 type Work struct {
-	Queued  int // requests
-	Busy    int // workers with a batch
-	Workers int // attached
-	Lanes   int // batches that they run at once
-	Refused uint64
+	Queued  int           // requests
+	Busy    int           // workers with a batch
+	Workers int           // attached
+	Lanes   int           // batches that they run at once
+	Refused uint64        // requests ever that the queue or the latency goal refused
 	Goal    time.Duration // latency_goal; 0: none
 
 	Span     time.Duration // of the counts below

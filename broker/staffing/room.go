@@ -5,6 +5,8 @@ package staffing
 import (
 	"cmp"
 	"fmt"
+	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -37,7 +39,7 @@ type Bytes map[int]int64
 type Tenant struct {
 	Name  string
 	State State
-	Needs Bytes // of its workers; while it sleeps, of the workers with which it starts
+	Needs Bytes // of its workers on GPUs with a budget; while it sleeps, of those with which it starts
 	Stays bool  // it never sleeps for others
 	Waits bool  // it is asleep, and wants to wake
 	Since Time  // when it began to wait, or to wake
@@ -52,44 +54,39 @@ type Plan struct {
 	Holders     map[string]string // for each model that goes on waiting: the holders of its room
 }
 
-// Room shares the memory of GPUs. A GPU without a budget has room for all.
+// Room shares the memory of GPUs.
 func Room(now Time, budgets Bytes, tenants []Tenant) Plan {
 	p := Plan{Holders: map[string]string{}}
-	free := budgets.clone()
+	free := maps.Clone(budgets)
 	for i := range tenants {
 		if t := &tenants[i]; t.State != Asleep {
 			free.add(t.Needs, -1)
 		}
 	}
-	reserved := map[int]bool{}
 	for _, t := range line(tenants) {
-		switch {
-		case t.Needs.touches(reserved):
-		case free.lacksNothing(t.Needs):
+		if free.has(t.Needs) {
 			free.add(t.Needs, -1)
 			p.Wake = append(p.Wake, t.Name)
 			continue
-		default:
-			p.Sleep = append(p.Sleep, makeRoom(now, free.clone(), t, tenants)...)
 		}
+		p.Sleep = append(p.Sleep, makeRoom(now, maps.Clone(free), t, tenants)...)
 		for gpu := range t.Needs {
-			reserved[gpu] = true
+			free[gpu] = math.MinInt64 / 2 // nobody behind it gets any
 		}
-		p.Holders[t.Name] = holders(budgets, t, tenants)
+		p.Holders[t.Name] = holders(t, tenants)
 	}
 	return p
 }
 
 // Fits says whether a model that is awake may take more room: it is free, and no model waits for it.
 func Fits(budgets, more Bytes, tenants []Tenant) bool {
-	free := budgets.clone()
+	free := maps.Clone(budgets)
 	for i := range tenants {
-		t := &tenants[i]
-		if t.State != Asleep || t.Waits {
+		if t := &tenants[i]; t.State != Asleep || t.Waits {
 			free.add(t.Needs, -1)
 		}
 	}
-	return free.lacksNothing(more)
+	return free.has(more)
 }
 
 // line is the models that wait, in the order in which they came.
@@ -117,15 +114,12 @@ func makeRoom(now Time, free Bytes, for_ *Tenant, tenants []Tenant) (names []str
 	}
 	slices.SortStableFunc(may, func(x, y *Tenant) int { return cmp.Compare(x.usedAt(now), y.usedAt(now)) })
 	for _, t := range may {
-		if free.lacksNothing(for_.Needs) {
-			break
-		}
-		if free.wouldGain(t.Needs, for_.Needs) {
+		if free.lacksSomeOf(t.Needs, for_.Needs) {
 			free.add(t.Needs, +1)
 			names = append(names, t.Name)
 		}
 	}
-	if !free.lacksNothing(for_.Needs) {
+	if !free.has(for_.Needs) {
 		return nil
 	}
 	return names
@@ -153,74 +147,35 @@ func (t *Tenant) usedAt(now Time) Time {
 }
 
 // holders names the models that hold the room of a model, and its GPUs.
-func holders(budgets Bytes, t *Tenant, tenants []Tenant) string {
-	var names, gpus []string
+func holders(t *Tenant, tenants []Tenant) string {
+	gpus := strings.Trim(fmt.Sprint(slices.Sorted(maps.Keys(t.Needs))), "[]")
+	var names []string
 	for i := range tenants {
 		x := &tenants[i]
-		if x.State != Asleep && slices.ContainsFunc(t.Needs.list(), func(g int) bool { return x.Needs[g] > 0 && budgets.has(g) }) {
-			names = append(names, x.Name)
-		}
-	}
-	for _, g := range t.Needs.list() {
-		if budgets.has(g) {
-			gpus = append(gpus, fmt.Sprint(g))
+		for gpu := range t.Needs {
+			if x.State != Asleep && x.Needs[gpu] > 0 && !slices.Contains(names, x.Name) {
+				names = append(names, x.Name)
+			}
 		}
 	}
 	if len(names) == 0 {
-		return "its turn for GPU " + strings.Join(gpus, ", ") + " has not come"
+		return "its turn for GPU " + gpus + " has not come"
 	}
-	return fmt.Sprintf("%s held the room of GPU %s", strings.Join(names, ", "), strings.Join(gpus, ", "))
+	return fmt.Sprintf("%s held the room of GPU %s", strings.Join(names, ", "), gpus)
 }
 
-func (b Bytes) clone() Bytes {
-	c := Bytes{}
-	for g, n := range b {
-		c[g] = n
-	}
-	return c
-}
-
-func (b Bytes) has(gpu int) bool { _, there := b[gpu]; return there }
-
-func (b Bytes) list() (gpus []int) {
-	for g := range b {
-		gpus = append(gpus, g)
-	}
-	slices.Sort(gpus)
-	return gpus
-}
-
-// add changes the memory of GPUs with a budget.
 func (b Bytes) add(needs Bytes, sign int64) {
 	for g, n := range needs {
-		if b.has(g) {
-			b[g] += sign * n
-		}
+		b[g] += sign * n
 	}
 }
 
-func (b Bytes) lacksNothing(needs Bytes) bool {
+func (b Bytes) has(needs Bytes) bool { return !b.lacksSomeOf(needs, needs) }
+
+// lacksSomeOf says whether it has too little on a GPU on which another one has some.
+func (b Bytes) lacksSomeOf(others, needs Bytes) bool {
 	for g, n := range needs {
-		if b.has(g) && n > b[g] {
-			return false
-		}
-	}
-	return true
-}
-
-// wouldGain says whether one more's memory is on a GPU that lacks it.
-func (b Bytes) wouldGain(from, needs Bytes) bool {
-	for g, n := range needs {
-		if b.has(g) && n > b[g] && from[g] > 0 {
-			return true
-		}
-	}
-	return false
-}
-
-func (b Bytes) touches(gpus map[int]bool) bool {
-	for g := range b {
-		if gpus[g] {
+		if n > b[g] && others[g] > 0 {
 			return true
 		}
 	}

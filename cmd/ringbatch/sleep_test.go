@@ -157,9 +157,9 @@ func TestTwoModelsTakeTurnsInTheRoomOfOne(t *testing.T) {
 		}
 		done <- nil
 	}()
-	// On a slow machine the first turn may be over already.
+	// On a slow machine the first turn may be over already, or the client may see its deadline before the broker's end.
 	if _, err := askFor(t.Context(), two, 700*time.Millisecond); errors.Is(err, status.ErrExpired) {
-		if !strings.Contains(err.Error(), "kept, one held the room of GPU 0") {
+		if _, why, told := strings.Cut(err.Error(), "no worker attached: "); told && why != "kept, one held the room of GPU 0" {
 			t.Errorf("the error does not name the holders of the room: %v", err)
 		}
 	} else if err != nil && !errors.Is(err, context.DeadlineExceeded) {
@@ -192,27 +192,35 @@ func TestTwoModelsTakeTurnsInTheRoomOfOne(t *testing.T) {
 	}
 }
 
-func TestWorkersFollowTheLoad(t *testing.T) {
-	config := strings.Replace(sleeper("affine", 1, "", "instances = [1, 3]"), `"affine", "--scale", "1",`,
-		`"simulated", "--simulated-fixed", "50ms", "--depth", "1",`, 1)
-	c := startCLIWith(t, strings.Replace(config, "max_batch_size = 8", "max_batch_size = 1", 1))
-	c.untilState("affine", "awake")
-	if s := c.staffing("affine"); s.Instances != 1 || s.Most != 3 {
-		t.Errorf("%+v", s)
-	}
-	cl, err := client.Dial(t.Context(), "affine", client.WithWindow(32))
-	must.Do(t, err)
-	defer cl.Close()
-	busy, stop := context.WithCancel(t.Context())
-	for range 16 {
+// slow is a sleeper whose worker takes 50 ms for each request.
+func slow(name, keys, workerKeys string) string {
+	return strings.NewReplacer(`"affine", "--scale", "1",`, fmt.Sprintf(`"simulated", "--name", %q, "--simulated-fixed", "50ms", "--depth", "1",`, name),
+		"max_batch_size = 8", "max_batch_size = 1").Replace(sleeper(name, 1, keys, workerKeys))
+}
+
+// keepBusy sends requests at once until the returned function is called.
+func (c *cli) keepBusy(model string, atOnce int) (stop func()) {
+	cl := c.dial(model)
+	busy, stop := context.WithCancel(c.t.Context())
+	for range atOnce {
 		go func() {
 			for busy.Err() == nil {
-				if _, err := askFor(t.Context(), cl, patience); err != nil && busy.Err() == nil {
-					t.Errorf("under load: %v", err)
+				if _, err := askFor(busy, cl, patience); err != nil && busy.Err() == nil {
+					c.t.Errorf("under load: %v", err)
 				}
 			}
 		}()
 	}
+	return stop
+}
+
+func TestWorkersFollowTheLoad(t *testing.T) {
+	c := startCLIWith(t, slow("affine", "", "instances = [1, 3]"))
+	c.untilState("affine", "awake")
+	if s := c.staffing("affine"); s.Instances != 1 || s.Most != 3 {
+		t.Errorf("%+v", s)
+	}
+	stop := c.keepBusy("affine", 8)
 	c.until("more workers serve a queue that grows", func() bool { s := c.stats(); return len(s.Model("affine").Workers) == 3 })
 	stop()
 	if out, code := c.run("scale", "affine", "2"); code != 1 || !strings.Contains(out, "follows the load") {
@@ -223,23 +231,10 @@ func TestWorkersFollowTheLoad(t *testing.T) {
 
 func TestFurtherWorkersGiveTheirRoomToAModelThatWaits(t *testing.T) {
 	room := "gpus = [0]\nmemory = \"4GiB\""
-	config := strings.Replace(sleeper("busy", 1, "keep = true", "instances = [1, 2]\n"+room), `"affine", "--scale", "1",`,
-		`"simulated", "--simulated-fixed", "50ms", "--depth", "1",`, 1)
-	config = strings.Replace(config, "max_batch_size = 8", "max_batch_size = 1", 1)
-	c := startCLIWith(t, "[[gpu]]\nnumber = 0\nmemory = \"10GiB\"\n"+config+sleeper("other", 2, "idle = \"1s\"", room))
+	c := startCLIWith(t, "[[gpu]]\nnumber = 0\nmemory = \"10GiB\"\n"+slow("busy", "keep = true", "instances = [1, 2]\n"+room)+
+		sleeper("other", 2, "idle = \"1s\"", room))
 	c.untilState("other", "asleep")
-	cl := c.dial("busy")
-	busy, stop := context.WithCancel(t.Context())
-	defer stop()
-	for range 8 {
-		go func() {
-			for busy.Err() == nil {
-				if _, err := askFor(t.Context(), cl, patience); err != nil && busy.Err() == nil {
-					t.Errorf("under load: %v", err)
-				}
-			}
-		}()
-	}
+	defer c.keepBusy("busy", 8)()
 	c.until("the busy one has two workers", func() bool { s := c.stats(); return len(s.Model("busy").Workers) == 2 })
 	if y, err := askFor(t.Context(), c.dial("other"), patience); y != 2 || err != nil {
 		t.Errorf("the other one: %d, %v", y, err)
