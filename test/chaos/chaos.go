@@ -29,6 +29,7 @@ var campaigns = []campaign{
 	{"weights", "SIGKILL of publishers and workers of live weights; events are answers", 10_000_000, 50_000, killWeights, false},
 	{"turns", "20 models with room for 5 under random load; events are seconds", 600, 30, turnModels, false},
 	{"sleep", "the same, with SIGKILL of workers, starts that fail or hang, and another program's memory", 1000, 40, disturbModels, false},
+	{"steps", "a load that rises tenfold, and workers that follow it; events are seconds at the high load", 180, 20, stepLoad, false},
 	{"stops", "SIGSTOP of workers past their lease, then SIGCONT", 500, 12, stopWorkers, false},
 	{"brokers", "SIGKILL of the broker under load, and its restart", 500, 8, killBrokers, false},
 	{"poison", "1 to 10 % of the inputs kill their worker; events are batches", 2000, 60, poisonBatches, false},

@@ -36,6 +36,7 @@ func Roles() testbed.Roles {
 		"dropper":   deaf(testbed.With(playDropper)),
 
 		"sleeping broker": testbed.With(playSleepingBroker),
+		"stepped broker":  testbed.With(playSteppedBroker),
 
 		"asker": deaf(testbed.With(playAsker)),
 

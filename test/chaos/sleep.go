@@ -47,7 +47,8 @@ const (
 type sleeperJob struct {
 	Name        string
 	Rooms       string
-	Fails, Hang int // percent
+	Fails, Hang int           // percent
+	Takes       time.Duration // a batch
 }
 
 func sleeper(i int) testbed.Model {
@@ -70,7 +71,7 @@ func PlaySleeper() {
 	defer stop()
 	stolen := isStolen(job.Rooms)
 	room := takeRoom(job.Rooms)
-	if room == nil {
+	if room == nil && job.Takes == 0 {
 		if !stolen && !isStolen(job.Rooms) {
 			_ = os.WriteFile(filepath.Join(job.Rooms, "exceeded"), []byte(job.Name), 0o600)
 		}
@@ -96,6 +97,7 @@ func PlaySleeper() {
 		if err != nil {
 			break
 		}
+		time.Sleep(job.Takes)
 		p.compute(b, "")
 	}
 	w.Close()
@@ -138,6 +140,10 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
+func quietLog() *slog.Logger {
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+}
+
 type sleepingJob struct {
 	Socket, Rooms string
 	Faults        bool
@@ -150,7 +156,7 @@ func playSleepingBroker(c *testbed.Child, job sleepingJob) error {
 		return err
 	}
 	cfg := broker.Config{Socket: job.Socket, GPUMemory: map[int]int64{0: sleeperRooms * sleeperBytes},
-		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))}
+		Logger: quietLog()}
 	for i := range sleepers {
 		m := sleeper(i).Config()
 		start := sleeperJob{Name: m.Name, Rooms: job.Rooms}
