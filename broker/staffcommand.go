@@ -83,7 +83,7 @@ func (s *staff) isDone(m *model, awake bool) (bool, error) {
 	case x.state == staffing.Awake:
 		return true, nil
 	case x.failed != "":
-		return false, fmt.Errorf("%w: %s", status.ErrNoWorker, x.failed)
+		return false, fmt.Errorf("%w: %q does not wake: %s", status.ErrNoWorker, m.name, x.failed)
 	}
 	return false, nil
 }

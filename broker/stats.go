@@ -87,6 +87,7 @@ func (b *Broker) traceModel(name string, d time.Duration, over <-chan struct{}) 
 }
 
 func (b *Broker) listModels() (list []control.Model) {
+	staffing := b.staff.snapshot()
 	for _, m := range b.models.listModels() {
 		clients, stages, ok := m.ring.Readiness()
 		if !ok {
@@ -105,8 +106,10 @@ func (b *Broker) listModels() (list []control.Model) {
 				}
 			}
 		}
-		if line.Asleep = m.onDemand.Load(); line.Asleep {
-			line.NotReady = ""
+		if x := staffing[m]; x.IsAsleep() {
+			line.Asleep, line.NotReady = true, ""
+		} else if x != nil && x.Failed != "" {
+			line.NotReady = x.Failed
 		}
 		list = append(list, line)
 	}
