@@ -407,15 +407,3 @@ func TestAModelThatSleepsHasNoProcessesUntilItWakes(t *testing.T) {
 		t.Error("the number follows the load, and was set by hand")
 	}
 }
-
-func TestAStartThatKeepsFailingIsReported(t *testing.T) {
-	s := start(t, false, role("broken"))
-	s.until("it is hopeless", func([]stats.Process) bool { return s.Failing("m") != "" })
-	if why := s.Failing("m"); !strings.Contains(why, "exit status 7") {
-		t.Error(why)
-	}
-	s.Sleep("m")
-	if why := s.Failing("m"); why != "" {
-		t.Errorf("a model that sleeps fails: %s", why)
-	}
-}

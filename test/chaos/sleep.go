@@ -69,15 +69,17 @@ func PlaySleeper() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	stolen := isStolen(job.Rooms)
-	room := takeRoom(job.Rooms)
-	if room == nil && job.Takes == 0 {
-		if !stolen && !isStolen(job.Rooms) {
-			_ = os.WriteFile(filepath.Join(job.Rooms, "exceeded"), []byte(job.Name), 0o600)
+	if job.Rooms != "" {
+		stolen := isStolen(job.Rooms)
+		room := takeRoom(job.Rooms)
+		if room == nil {
+			if !stolen && !isStolen(job.Rooms) {
+				_ = os.WriteFile(filepath.Join(job.Rooms, "exceeded"), []byte(job.Name), 0o600)
+			}
+			os.Exit(5) // as a process that finds no memory
 		}
-		os.Exit(5) // as a process that finds no memory
+		defer room.Close()
 	}
-	defer room.Close()
 	time.Sleep(sleeperStart)
 	if rand.N(100) < job.Fails {
 		os.Exit(3)
@@ -140,23 +142,21 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-func quietLog() *slog.Logger {
-	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
-}
-
 type sleepingJob struct {
 	Socket, Rooms string
 	Faults        bool
 }
 
+// worker declares the process that plays the job.
+func (j sleeperJob) worker() supervise.Worker {
+	self, _ := os.Executable() // without it the broker refuses the worker
+	env, _ := json.Marshal(j)
+	return supervise.Worker{Command: []string{self}, Env: map[string]string{sleeperEnv: string(env)}}
+}
+
 // playSleepingBroker runs a broker with room for some of its models.
 func playSleepingBroker(c *testbed.Child, job sleepingJob) error {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	cfg := broker.Config{Socket: job.Socket, GPUMemory: map[int]int64{0: sleeperRooms * sleeperBytes},
-		Logger: quietLog()}
+	cfg := broker.Config{Socket: job.Socket, GPUMemory: map[int]int64{0: sleeperRooms * sleeperBytes}}
 	for i := range sleepers {
 		m := sleeper(i).Config()
 		start := sleeperJob{Name: m.Name, Rooms: job.Rooms}
@@ -169,17 +169,19 @@ func playSleepingBroker(c *testbed.Child, job sleepingJob) error {
 		default:
 			start.Fails = 10
 		}
-		env, err := json.Marshal(start)
-		if err != nil {
-			return err
-		}
-		m.Workers = []supervise.Worker{{Command: []string{self}, Env: map[string]string{sleeperEnv: string(env)}, GPUs: []int{0},
-			Memory: sleeperBytes}}
+		w := start.worker()
+		w.GPUs, w.Memory = []int{0}, sleeperBytes
+		m.Workers = []supervise.Worker{w}
 		if i%2 == 0 {
 			m.Idle = sleeperIdle
 		}
 		cfg.Models = append(cfg.Models, m)
 	}
+	return serveBroker(c, cfg)
+}
+
+func serveBroker(c *testbed.Child, cfg broker.Config) error {
+	cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
 	b, err := broker.New(cfg)
 	if err == nil {
 		err = c.Ready()

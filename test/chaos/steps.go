@@ -4,9 +4,7 @@ package chaos
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
@@ -30,32 +28,19 @@ const (
 )
 
 func playSteppedBroker(c *testbed.Child, job sleepingJob) error {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
 	m := sleeper(0).Config()
 	m.Policy["latency_goal"], m.Policy["max_batch_size"] = stepGoal.String(), "1"
 	delete(m.Policy, "wait_time") // auto
-	env, err := json.Marshal(sleeperJob{Name: m.Name, Rooms: job.Rooms, Takes: stepTakes})
-	if err != nil {
-		return err
-	}
-	m.Workers = []supervise.Worker{{Command: []string{self}, Env: map[string]string{sleeperEnv: string(env)}, Least: 1, Most: stepMost}}
-	b, err := broker.New(broker.Config{Socket: job.Socket, Models: []broker.ModelConfig{m}, Logger: quietLog()})
-	if err == nil {
-		err = c.Ready()
-	}
-	if err == nil {
-		err = b.Serve(c.Context())
-	}
-	return err
+	w := sleeperJob{Name: m.Name, Takes: stepTakes}.worker()
+	w.Least, w.Most = 1, stepMost
+	m.Workers = []supervise.Worker{w}
+	return serveBroker(c, broker.Config{Socket: job.Socket, Models: []broker.ModelConfig{m}})
 }
 
 // stepLoad raises a load tenfold: the workers must follow, and then stay. Events are seconds
 // of the high load.
 func stepLoad(r *run) {
-	b := r.start(testbed.Spec{Role: "stepped broker", Job: sleepingJob{r.socket(), r.bed.Path(""), false}, Procs: 2})
+	b := r.start(testbed.Spec{Role: "stepped broker", Job: sleepingJob{Socket: r.socket()}, Procs: 2})
 	r.must(b.Expect("ready", nil, enoughTime))
 	a, name := admin.New(r.socket()), sleeper(0).Name
 	r.must(a.WaitReady(r.ctx, name))
