@@ -39,7 +39,7 @@ worker that registers one. SIGTERM and Ctrl-C drain, a second one does not wait;
 	mps := f.Bool("mps", false, "let the broker's GPU workers share GPUs through MPS: use a running daemon or start a private one")
 	idle := f.Duration("idle", 0, "end after that long without a client (default: never)")
 	detach := f.Bool("detach", false, "start the broker in the background, unless one runs, and return when it listens; its log is "+
-		"SOCKET.log, its configuration without --config $RINGBATCH_CONFIG, or ringbatch/ringbatch.toml in ~/.config")
+		"SOCKET.log, its configuration without --config ringbatch/ringbatch.toml in $XDG_CONFIG_HOME, ~/.config by default")
 	takeOver := f.Bool("take-over", false, "start the workers, then take the socket over from the running broker, which finishes "+
 		"its requests and ends")
 	logs := addLogFlags(f)

@@ -21,13 +21,7 @@ import (
 	"github.com/ringbatch/ringbatch/status"
 )
 
-// configEnv names the configuration of the broker that --detach starts.
-const configEnv = "RINGBATCH_CONFIG"
-
-const (
-	mostLogBytes = 1 << 20 // of an earlier broker's log; a longer one is begun anew
-	lookPause    = 10 * time.Millisecond
-)
+const detachPause = 10 * time.Millisecond // between looks at a broker that starts
 
 // detachBroker starts `ringbatch broker` with these arguments, less --detach, as a process
 // that outlives this one. Of brokers that start at once, the socket's lock leaves one.
@@ -43,10 +37,13 @@ func detachBroker(ctx context.Context, socket string, userConfig bool, args []st
 	}
 	cmd := exec.Command(self, append(append([]string{"broker"}, args...), "--socket", socket)...)
 	if userConfig {
-		config, err := userConfigFile()
+		folder, err := os.UserConfigDir()
+		config := filepath.Join(folder, "ringbatch", "ringbatch.toml")
+		if err == nil {
+			_, err = os.Stat(config)
+		}
 		if err != nil {
-			return fmt.Errorf("no broker runs, and none can be started: %w; write a configuration with models there, or name another in $%s",
-				err, configEnv)
+			return fmt.Errorf("no broker runs, and none can be started: %w; write a configuration with models there", err)
 		}
 		cmd.Args, cmd.Dir = append(cmd.Args, "--config", config), filepath.Dir(config)
 	}
@@ -58,9 +55,6 @@ func detachBroker(ctx context.Context, socket string, userConfig bool, args []st
 		return fmt.Errorf("the broker's log: %w", err)
 	}
 	defer log.Close()
-	if st, err := log.Stat(); err == nil && st.Size() > mostLogBytes {
-		_ = log.Truncate(0)
-	}
 	before, _ := log.Seek(0, io.SeekEnd)
 	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = log, log, &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
@@ -72,7 +66,7 @@ func detachBroker(ctx context.Context, socket string, userConfig bool, args []st
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(lookPause):
+		case <-time.After(detachPause):
 		case err := <-ended:
 			said := make([]byte, 64<<10)
 			n, _ := log.ReadAt(said, before)
@@ -93,18 +87,4 @@ func isListening(socket string) bool {
 		_ = c.Close()
 	}
 	return err == nil || errors.Is(err, syscall.EAGAIN) // its queue of connections is full
-}
-
-func userConfigFile() (path string, err error) {
-	if path = os.Getenv(configEnv); path == "" {
-		var folder string
-		if folder, err = os.UserConfigDir(); err != nil {
-			return "", err
-		}
-		path = filepath.Join(folder, "ringbatch", "ringbatch.toml")
-	}
-	if path, err = filepath.Abs(path); err == nil {
-		_, err = os.Stat(path)
-	}
-	return path, err
 }

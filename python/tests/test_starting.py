@@ -28,13 +28,14 @@ with rb.connect("triple", start=sys.argv[1], wait=60, retry=60) as model:
 @pytest.fixture
 def at(tmp_path, monkeypatch):
     """The socket of a user whose configuration has one model, that sleeps at first."""
-    config = tmp_path / "models.toml"
+    config = tmp_path / "ringbatch" / "ringbatch.toml"
+    config.parent.mkdir()
     command = f'["{rb.binary_path()}", "worker", "affine", "--scale", "3", "--input", "x:f32[4]"]'
     config.write_text(
         f'[[model]]\nname = "triple"\ninputs = ["x:f32[4]"]\noutputs = ["y:f32[4]"]\nidle = "1s"\n[[model.worker]]\ncommand = {command}\n'
         "instances = [0, 1]\n"
     )
-    monkeypatch.setenv("RINGBATCH_CONFIG", str(config))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("RINGBATCH_SOCKET", str(tmp_path / "run" / "b.sock"))
     return tmp_path / "run" / "b.sock"
 
@@ -97,14 +98,13 @@ def test_a_client_that_comes_as_the_broker_ends_starts_another(at):
     eventually(lambda: nothing_is_left(at))
 
 
-def test_a_broker_that_cannot_start_is_reported(at, tmp_path, monkeypatch):
-    monkeypatch.setenv("RINGBATCH_CONFIG", str(tmp_path / "none.toml"))
-    with pytest.raises(rb.NoBroker, match=r"none\.toml: no such file"):
+def test_a_broker_that_cannot_start_is_reported(at, tmp_path):
+    config = tmp_path / "ringbatch" / "ringbatch.toml"
+    config.write_text("model = 3")
+    with pytest.raises(rb.NoBroker, match=r"did not start.*ringbatch\.toml.*log is"):
         rb.connect("triple", start=True)
-    wrong = tmp_path / "wrong.toml"
-    wrong.write_text("model = 3")
-    monkeypatch.setenv("RINGBATCH_CONFIG", str(wrong))
-    with pytest.raises(rb.NoBroker, match=r"did not start.*wrong\.toml.*log is"):
+    config.unlink()
+    with pytest.raises(rb.NoBroker, match=r"ringbatch\.toml: no such file"):
         rb.connect("triple", start=True)
     with pytest.raises(rb.Invalid, match="without clients"):
         rb.connect("triple", start=0)

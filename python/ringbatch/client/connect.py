@@ -43,8 +43,8 @@ def connect(
         is attached. It stops at the request's timeout, or without one after this
         duration; True never stops. It is for calls, submit and ainfer, not for request().
     start: start a broker if none runs, as ``ringbatch broker --detach`` does. Its models come from
-        $RINGBATCH_CONFIG, or ~/.config/ringbatch/ringbatch.toml. It ends after this duration without
-        clients, True: 10 minutes. With retry, it is started again if it goes.
+        ~/.config/ringbatch/ringbatch.toml. It ends after this duration without clients, True: 10 minutes.
+        With retry, it is started again if it goes.
     """
     if not isinstance(model, str):
         raise TypeError(f"connect takes the name of a model, got {type(model).__name__}")
