@@ -60,7 +60,7 @@ chaos-short: chaos-build
 # 20 models with room for 5 under random load for ten minutes, then the same with faults; SECONDS for shorter
 .PHONY: sleep-test
 sleep-test: chaos-build
-	./bin/chaos --only turns,sleep,steps $(if $(SECONDS),--events $(SECONDS))
+	$(CHAOS_RUN) --only turns,sleep,steps $(if $(SECONDS),--events $(SECONDS))
 
 # the long runs: hours on 2 cores; docs/results/torture.md has the results
 .PHONY: torture

@@ -9,7 +9,7 @@ import time
 from typing import Callable, TypeVar
 
 from .. import errors
-from ..binding.library import Duration, Pauses, binary_path, seconds
+from ..binding.library import Duration, Pauses, binary_path, not_negative, seconds
 
 _LOOK_S = 0.5  # how long an attempt to connect waits for a broker, which may have just ended
 _START_S = 60.0
@@ -36,7 +36,7 @@ class Starter:
 
     def connected(self, connect: Callable[[float], T], wait: Duration) -> T:
         """connect takes how long it may wait. A broker that ends meanwhile is replaced."""
-        deadline, pauses = time.monotonic() + seconds(wait), Pauses()
+        deadline, pauses = time.monotonic() + not_negative("wait", wait), Pauses()
         while True:
             self.start()
             left = max(0.0, deadline - time.monotonic())
