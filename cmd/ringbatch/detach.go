@@ -55,6 +55,9 @@ func detachBroker(ctx context.Context, socket string, userConfig bool, args []st
 		return fmt.Errorf("the broker's log: %w", err)
 	}
 	defer log.Close()
+	if st, err := log.Stat(); err != nil || st.Sys().(*syscall.Stat_t).Uid != uint32(os.Getuid()) {
+		return fmt.Errorf("the broker's log: %s belongs to another user", log.Name())
+	}
 	before, _ := log.Seek(0, io.SeekEnd)
 	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = log, log, &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
