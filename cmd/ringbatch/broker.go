@@ -37,7 +37,7 @@ worker that registers one. SIGTERM and Ctrl-C drain, a second one does not wait;
 	drain := f.Duration("drain-time", broker.DefaultDrainTime, "how long accepted requests may take to finish after SIGTERM")
 	loops := f.Int("loops", 0, "event loops that share the models (default: one for every two cores, 8 at most)")
 	mps := f.Bool("mps", false, "let the broker's GPU workers share GPUs through MPS: use a running daemon or start a private one")
-	idle := f.Duration("idle", 0, "end after that long without a client (default: never)")
+	idle := f.Duration("idle", 0, "end after that long without a client, like 10m; 0s is never")
 	detach := f.Bool("detach", false, "start the broker in the background, unless one runs, and return when it listens; its log is "+
 		"SOCKET.log, its configuration without --config ringbatch/ringbatch.toml in $XDG_CONFIG_HOME, ~/.config by default")
 	takeOver := f.Bool("take-over", false, "start the workers, then take the socket over from the running broker, which finishes "+
@@ -46,7 +46,7 @@ worker that registers one. SIGTERM and Ctrl-C drain, a second one does not wait;
 	if err := parse(f, args, 0, 0); err != nil {
 		return err
 	}
-	if f.Changed("idle") && *idle < time.Second {
+	if *idle != 0 && *idle < time.Second {
 		return fmt.Errorf("%w: --idle is %v, must be 1s or more: clients need some time to connect", errUsage, *idle)
 	}
 	if *detach && *takeOver {
