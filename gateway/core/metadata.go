@@ -119,6 +119,9 @@ func (g *Gateway) Index() *oip.RepositoryIndexResponse {
 		m := &oip.RepositoryIndexResponse_ModelIndex{Name: name, Version: version, State: "READY"}
 		if k == nil || !k.ready() {
 			m.State, m.Reason = "UNAVAILABLE", "no worker is attached"
+			if k != nil && k.info.Load().notReady != "" {
+				m.Reason = k.info.Load().notReady
+			}
 		} else if k.info.Load().asleep {
 			m.Reason = "asleep: a request starts its workers"
 		}
