@@ -160,9 +160,7 @@ func play(t *testing.T, script, clients, workers string) {
 	if strings.HasPrefix(string(text), sleepers) {
 		cfg.Models = []broker.ModelConfig{sleeper(t, "broken", "false"), sleeper(t, "slow", "sleep", "1000")}
 	}
-	b, err := testbed.StartWith(cfg, mem.Create)
-	must.Do(t, err)
-	t.Cleanup(func() { _ = b.Close() })
+	b := testbed.StartWith(t, cfg, mem.Create)
 	peers := map[string]*peer{}
 	for i, line := range strings.Split(string(text), "\n") {
 		line = strings.TrimSpace(line)

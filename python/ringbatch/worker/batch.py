@@ -369,9 +369,7 @@ class Batch:
             if value is not None:
                 self._write(k, t, value)
             elif self._is_awaited(t):
-                said = ", ".join(name for name in returned if returned[name] is not None) or "None"
-                advice = f'return the output, or write batch.outputs["{t.name}"][...]'
-                raise errors.Invalid(f"the function returned {said} and wrote no output {t.name!r}: {advice}")
+                raise forgotten(t.name, returned)
 
     def _by_name(self, result: Any) -> dict[str, Any]:
         """The returned outputs by name."""
@@ -494,6 +492,13 @@ class Batch:
     @staticmethod
     def _on_host(side: list[Tensor]) -> list[Tensor]:
         return [t for t in side if not t.on_device]
+
+
+def forgotten(name: str, returned: Mapping[str, Any]) -> errors.Invalid:
+    """The error of an output that the function neither returned nor touched."""
+    said = ", ".join(other for other in returned if returned[other] is not None) or "None"
+    advice = f'return the output, or write batch.outputs["{name}"][...]'
+    return errors.Invalid(f"the function returned {said} and wrote no output {name!r}: {advice}")
 
 
 # -- debug mode: outputs are filled with a pattern before the function runs
