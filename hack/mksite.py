@@ -183,6 +183,7 @@ def main() -> int:
     for page in sorted(DOCS.rglob("*.md")):
         if (copied := source / page.relative_to(DOCS)).exists():
             copied.write_text(tabs(to_repository(page, page.read_text())))
+    shutil.copy(ROOT / "llms.txt", source)
     (source / "reference").mkdir(exist_ok=True)
     for name, make in {"commands": command_reference, "go": go_reference, "c": c_reference, "python": python_reference}.items():
         (source / "reference" / f"{name}.md").write_text(make())
