@@ -16,10 +16,11 @@ from ..binding.tensors import NAMES, Signature, Tensor, parse, sides
 from ..client.future import Future
 from ..client.model import Model
 from ..client.request import chosen
+from ..serve.targets import Served, check, worker_of
 from ..worker.batch import Batch, Item, _read_only, _same_kind, forgotten
 from ..worker.ring import _reason
 from ..worker.states import as_array
-from ..worker.worker import Worker, _is_async
+from ..worker.worker import _is_async
 
 
 class FakeModel(Model):
@@ -36,8 +37,9 @@ class FakeModel(Model):
     _core: Any = property(lambda self: self._fake_core)  # type: ignore[assignment]  # the base takes a connection only
     _unwarned = False
 
-    def __init__(self, worker: Worker, *, cast: bool = False) -> None:
-        self._cast = cast
+    def __init__(self, worker: Served, *, cast: bool = False) -> None:
+        check(worker)
+        worker, self._cast = worker_of(worker), cast
         reads, writes, keeps = sides(worker.signature)
         policy = dict(line.split("=", 1) for line in (worker._options.policy or b"").decode().splitlines())
         has = ["state"] * bool(keeps) + ["tensors on a GPU"] * ("@" in worker.signature)
