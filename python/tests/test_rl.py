@@ -277,6 +277,7 @@ def test_impala_says_which_environments_it_takes(env, tmp_path, name, why):
 
 
 @example
+@pytest.mark.timeout(900)  # it imports PyTorch twelve times
 def test_two_runs_of_synchronous_ppo_learn_the_same_weights(env):
     pytest.importorskip("torch")
     pytest.importorskip("gymnasium")
