@@ -22,6 +22,7 @@ void rb_taken_free(rb_taken *b)
 	free(b->start);
 	free(b->answer);
 	free(b->dims);
+	free(b->progress);
 	free(b->asked_of);
 	free(b);
 }
@@ -46,9 +47,12 @@ rb_taken *rb_work_spare(rb_work *w)
 	b->answer = calloc(n, sizeof *b->answer);
 	b->asked_of = calloc(n, sizeof *b->asked_of);
 	b->dims = variable ? calloc(n, sizeof *b->dims) : NULL;
+	uint32_t dim;
+	bool grows = rb_growing(&w->session.layout, &dim) && !w->session.hands_on;
+	b->progress = grows ? calloc(n, sizeof *b->progress) : NULL;
 	b->step = states ? calloc(n, sizeof *b->step) : NULL;
 	b->half = states ? calloc(n, sizeof *b->half) : NULL;
-	if (!b->mails || !b->order || !b->member || !b->slot || !b->run || !b->start || !b->answer || !b->asked_of || (variable && !b->dims) ||
+	if (!b->mails || !b->order || !b->member || !b->slot || !b->run || !b->start || !b->answer || !b->asked_of || (variable && !b->dims) || (grows && !b->progress) ||
 		(states && (!b->step || !b->half))) {
 		rb_taken_free(b);
 		return NULL;
@@ -140,6 +144,8 @@ int rb_taken_read(rb_taken *b, const uint8_t *mail)
 		qsort(b->order, live, sizeof *b->order, by_number);
 	for (uint32_t i = 0; i < live; i++)
 		add(b, &b->mails[(uint32_t)b->order[i]]);
+	if (b->progress)
+		rb_taken_begin(b);
 	if (b->step)
 		read_steps(b);
 	/* canceled rows leave no padding behind */
