@@ -538,6 +538,8 @@ typedef struct rb_batch {
 	/* Rows long; NULL if the model has no state. Bit 0: the half that the row's step reads. Bit 1: fresh, that half
 	 * counts as zero. The library has zeroed it, except in device memory. */
 	const uint8_t *step;
+	/* Rows long; NULL if no output can grow. 1: the row's client takes parts; the others need no rb_batch_show. */
+	const uint8_t *streamed;
 } rb_batch;
 
 /* Takes the next batch; RB_ERR_TIMEOUT if none comes, RB_ERR_BROKER_GONE when

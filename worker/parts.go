@@ -35,6 +35,9 @@ func (b *Batch) beginAttempts() {
 	}
 }
 
+// Streamed reports whether a row's client takes parts. The other rows need no Show.
+func (b *Batch) Streamed(row int) bool { return b.shown != nil && b.shown[row].streamed }
+
 // Show says that the first n steps of a row's growing output are written, and stay: the
 // first output of which only the first dimension varies. A client that takes parts
 // (client.Stream) gets them now. The row's size is n, unless it grows further.
@@ -43,8 +46,6 @@ func (b *Batch) Show(row, n int) error {
 	switch layout := w.session.Layout; {
 	case b.shown == nil:
 		return shm.NoGrowing(&layout.Signature)
-	case w.session.Info.HandsOn:
-		return fmt.Errorf("%w: another stage follows: only the last one shows parts of an answer", status.ErrInvalid)
 	case row < 0 || row >= len(b.slots):
 		return fmt.Errorf("%w: row %d of a batch of %d", status.ErrRows, row, len(b.slots))
 	case n < int(b.shown[row].steps):

@@ -15,12 +15,14 @@ void rb_taken_begin(rb_taken *b)
 	for (uint32_t i = 0; i < b->shown.requests; i++) {
 		const rb_member *m = &b->member[i];
 		rb_bell *bell = &s->board.bells[b->answer[i].slot];
-		for (uint32_t row = m->row; row < m->row + m->rows; row++)
+		for (uint32_t row = m->row; row < m->row + m->rows; row++) {
 			b->progress[row] = (rb_progress){.request = i};
-		if (bell->streams != b->answer[i].gen)
+			b->streamed[row] = 0;
+		}
+		if (s->hands_on || bell->streams != b->answer[i].gen)
 			continue;
 		rb_progress *p = &b->progress[m->row];
-		p->streamed = true;
+		b->streamed[m->row] = 1;
 		p->attempt = rb_shown_attempt(bell->shown) + 1;
 		bell->plane = rb_page_of(t);
 		/* Before the worker writes: a reader that sees a new step sees the new attempt. */
@@ -47,8 +49,6 @@ int rb_taken_show(rb_taken *b, uint32_t row, uint32_t steps)
 	const rb_tensor *t = rb_growing(&s->layout, &dim);
 	if (!t)
 		return rb_no_growing();
-	if (s->hands_on)
-		return rb_explain(RB_ERR_INVALID, "another stage follows: only the last one shows parts of an answer");
 	if (row >= b->shown.rows)
 		return rb_explain(RB_ERR_ROWS, "row %u of a batch of %u", row, b->shown.rows);
 	rb_progress *p = &b->progress[row];
@@ -59,7 +59,7 @@ int rb_taken_show(rb_taken *b, uint32_t row, uint32_t steps)
 		return rb_explain(RB_ERR_SHAPE, "output \"%s\" grows to %llu at most, not %u", t->name, (unsigned long long)t->shape[0], steps);
 	bool more = steps > p->steps;
 	p->steps = b->dims[row][dim] = steps;
-	if (more && p->streamed && rb_board_open(&s->board, a->slot, a->gen)) {
+	if (more && b->streamed[row] && rb_board_open(&s->board, a->slot, a->gen)) {
 		/* SYNC POINT "parts", release side. */
 		atomic_store_explicit(&s->board.bells[a->slot].shown, (uint64_t)p->attempt << 32 | steps, memory_order_release);
 		rb_board_ring(&s->board, a->bell);

@@ -23,6 +23,7 @@ void rb_taken_free(rb_taken *b)
 	free(b->answer);
 	free(b->dims);
 	free(b->progress);
+	free(b->streamed);
 	free(b->asked_of);
 	free(b);
 }
@@ -48,18 +49,19 @@ rb_taken *rb_work_spare(rb_work *w)
 	b->asked_of = calloc(n, sizeof *b->asked_of);
 	b->dims = variable ? calloc(n, sizeof *b->dims) : NULL;
 	uint32_t dim;
-	bool grows = rb_growing(&w->session.layout, &dim) && !w->session.hands_on;
+	bool grows = rb_growing(&w->session.layout, &dim);
 	b->progress = grows ? calloc(n, sizeof *b->progress) : NULL;
+	b->streamed = grows ? calloc(n, sizeof *b->streamed) : NULL;
 	b->step = states ? calloc(n, sizeof *b->step) : NULL;
 	b->half = states ? calloc(n, sizeof *b->half) : NULL;
-	if (!b->mails || !b->order || !b->member || !b->slot || !b->run || !b->start || !b->answer || !b->asked_of || (variable && !b->dims) || (grows && !b->progress) ||
+	if (!b->mails || !b->order || !b->member || !b->slot || !b->run || !b->start || !b->answer || !b->asked_of || (variable && !b->dims) || (grows && (!b->progress || !b->streamed)) ||
 		(states && (!b->step || !b->half))) {
 		rb_taken_free(b);
 		return NULL;
 	}
 	b->worker = w;
 	b->shown = (rb_batch){.worker = w->handle, .base = w->session.planes.at, .request = b->member, .slot = b->slot,
-		.run = b->run, .place = w->batches, .ragged = w->session.ragged, .step = b->step};
+		.run = b->run, .place = w->batches, .ragged = w->session.ragged, .step = b->step, .streamed = b->streamed};
 	w->batch[w->batches++] = b;
 	return b;
 }

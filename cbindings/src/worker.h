@@ -16,7 +16,6 @@ typedef struct rb_answer {
 /* How far the growing output of a row is. */
 typedef struct rb_progress {
 	uint32_t steps, attempt, request;
-	bool streamed; /* its client takes parts */
 } rb_progress;
 
 typedef struct rb_work rb_work;
@@ -42,6 +41,7 @@ typedef struct rb_taken {
 	rb_answer *answer;           /* by request */
 	uint32_t (*dims)[RB_DIMS];   /* sizes of the outputs, by row; only of models with variable outputs */
 	rb_progress *progress;       /* by row; NULL if no output can grow */
+	uint8_t *streamed;           /* by row; likewise */
 } rb_taken;
 
 struct rb_work {
