@@ -183,6 +183,8 @@ void rb_link_wake_idle(rb_link *l);       /* mu: an idle leader looks around */
 void rb_link_stir(rb_link *l);            /* every thread that waits in the link looks again */
 void rb_link_watch(rb_link *l, uint32_t at);   /* mu; before the commit */
 void rb_link_unwatch(rb_link *l, uint32_t at); /* mu */
+void rb_link_book_parts(rb_link *l, uint32_t at, uint32_t flags); /* mu; before the commit of a request with RB_PARTS */
+void rb_link_await_parts(rb_link *l, uint32_t at, bool on); /* whether a wait for the request ends with a part */
 static inline bool rb_link_recorded(const rb_link *l)
 {
 	return l->record && atomic_load_explicit(&l->record->recording, memory_order_relaxed);
@@ -269,11 +271,6 @@ void rb_link_after_send(rb_conn *c, rb_link *l, bool ring, bool full, uint32_t f
 bool rb_req_is_over(const rb_req *r);
 /* Lists a released slot, which is free after its word has come, and cancels the request if asked. The caller holds mu. */
 void rb_link_abandon(rb_link *l, uint32_t at, bool cancel, bool *ring);
-/* parts.c */
-int rb_req_check_parts(const rb_req *r);
-void rb_link_book_parts(rb_link *l, uint32_t at, uint32_t flags); /* the caller holds mu */
-/* Says whether a wait for the request ends with a part. */
-void rb_link_await_parts(rb_link *l, uint32_t at, bool await);
 int rb_req_wait(const rb_req *r, int64_t until);
 int rb_req_poll(const rb_req *r);
 int rb_req_release(const rb_req *r);

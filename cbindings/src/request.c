@@ -155,13 +155,21 @@ int rb_req_claim_kept(rb_conn *c, rb_link *from, uint32_t rows, int64_t timeout,
 
 /* ---- commit ------------------------------------------------------------------- */
 
+static int check_parts(const rb_req *r)
+{
+	uint32_t dim, rows = rb_req_slot(r)->rows;
+	if (rows != 1)
+		return rb_explain(RB_ERR_ROWS, "an answer in parts has one row, this request has %u", rows);
+	return rb_growing(&r->link->session.layout, &dim) ? RB_OK : rb_no_growing();
+}
+
 int rb_req_check_commit(rb_conn *c, const rb_req *r, uint32_t flags)
 {
 	if (rb_req_slot(r)->state != RB_SLOT_CLAIMED)
 		return rb_say(RB_ERR_COMMITTED);
 	if (flags & RB_NOTIFY && c->notify_fd < 0)
 		return rb_explain(RB_ERR_INVALID, "this client has no notifier; call rb_client_fd first");
-	return flags & RB_PARTS ? rb_req_check_parts(r) : RB_OK;
+	return flags & RB_PARTS ? check_parts(r) : RB_OK;
 }
 
 void rb_link_book(rb_link *l, uint32_t at, int64_t now, uint32_t flags)

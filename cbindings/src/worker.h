@@ -94,7 +94,7 @@ rb_taken *rb_work_spare(rb_work *w);
 /* Copies a mail, without requests that have ended meanwhile. */
 int rb_taken_read(rb_taken *b, const uint8_t *mail);
 void rb_taken_complete(rb_taken *b);
-/* parts.c: begins an attempt of the rows whose clients take parts. */
+/* show.c: begins an attempt of the rows whose clients take parts. */
 void rb_taken_begin(rb_taken *b);
 /* Whether a row is smaller than it was shown; the text is in rb_error. */
 bool rb_taken_took_back(const rb_taken *b, uint32_t row);
