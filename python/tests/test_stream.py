@@ -100,8 +100,12 @@ def test_an_answer_comes_in_parts(socket):
         for _ in range(20):
             for _ in m.stream(np.array([33, 0], "int32")):
                 break
-        with m.stream(np.array([1, 0], "int32")) as stream:
-            assert bytes(next(stream).values) == b"a"
+        with m.stream(np.array([33, 0], "int32")) as stream:
+            assert next(stream).values[0] == ord("a")
+            with pytest.raises(rb.Invalid):
+                asyncio.run(stream.__anext__())
+        with pytest.raises(rb.Closed):  # not an end: parts are missing
+            next(stream)
 
         async def canceled():
             for _ in range(20):

@@ -43,7 +43,7 @@ class Stream:
         self._model, self._core, self._arrays, self._rows, self._choice = model, model._core, arrays, rows, choice
         self._at_close: Callable[[], None] = lambda: None
         self._req: Request | None = None
-        self._over = False
+        self._over = self._ended = self._notifies = False
         self._deadline = None if timeout is None else time.monotonic() + seconds(timeout)
         t = growing(self._core.signature.outputs)
         if t is None:
@@ -57,6 +57,12 @@ class Stream:
 
     def _left_ns(self) -> int:
         return 0 if self._deadline is None else nanoseconds(max(0.0, self._deadline - time.monotonic()))
+
+    def _is_over(self) -> bool:
+        """Whether the stream has ended well; raises Closed if it was left before."""
+        if self._over and not self._ended:
+            raise errors.Closed("the stream was closed, or has failed: its parts are not the whole answer")
+        return self._over
 
     def _look(self, ns: int) -> int:
         """The status of rb_next_part."""
@@ -77,6 +83,7 @@ class Stream:
             return Part(self._buffer[:n].copy(), again)
         assert self._req is not None
         self.answer = self._core.give(self._req._copies())
+        self._ended = True
         self.close()
         return None
 
@@ -86,7 +93,7 @@ class Stream:
         return self
 
     def __next__(self) -> Part:
-        if self._over:
+        if self._is_over():
             raise StopIteration
         try:
             if self._req is None:
@@ -111,8 +118,10 @@ class Stream:
     async def __anext__(self) -> Part:
         import asyncio
 
-        if self._over:
+        if self._is_over():
             raise StopAsyncIteration
+        if self._req is not None and not self._notifies:
+            raise errors.Invalid("this stream began with for: go on with that, not with async for")
         loop, completions = asyncio.get_running_loop(), self._model._ready()
         waiters, number = completions.waiters, 0
         try:
@@ -129,6 +138,7 @@ class Stream:
                     continue
                 self._req = req
                 req.choose(*self._choice)
+                self._notifies = True
                 req.commit_in(self._left_ns(), c.PARTS | c.NOTIFY)
             number = self._req._id
             while True:
