@@ -16,6 +16,7 @@
 //	go c1 …                  does not wait for the result, which answer c1 = … reads
 //	thief MODEL              steals wake-ups (hostile_unsafe_test.go)
 //	damage MODEL STATUS      ends requests as a broken worker could
+//	lie MODEL ATTEMPTS STEPS shows impossible progress, of an attempt so much later
 //	mail ROWS SIZE SIZE …    posts mail as a broken broker could, to the worker that attached last:
 //	                         sizes of the batch's dimension, then of each request of so many rows
 //

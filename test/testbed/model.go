@@ -26,6 +26,7 @@ type Model struct {
 	Private     bool
 	Stages      int  // of a pipeline; see pipeline.go
 	State       bool // the model runs sequences; see sequence.go
+	Streams     bool // the output grows
 }
 
 // Width is the default length of a row.
@@ -43,6 +44,9 @@ func (m Model) Signature() tensor.Signature {
 	sig := tensor.Signature{
 		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.I64, Shape: []int{n}}},
 		Outputs: []tensor.Spec{{Name: "y", DType: tensor.I64, Shape: []int{n}}},
+	}
+	if m.Streams {
+		sig.Outputs[0].Variable = []int{0}
 	}
 	if m.State {
 		sig.State = []tensor.Spec{{Name: "h", DType: tensor.I64, Shape: []int{n}}}
