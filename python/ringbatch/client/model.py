@@ -224,6 +224,9 @@ class Model(Caller):
         req = claim(self._core, None if rows < 0 else rows, shapes, timeout_ns, sequence)
         try:
             for t, a in zip(tensors, arrays):
+                if t.is_text:
+                    req._set_text(self._core.signature.input_index[t.name], a)
+                    continue
                 view: Any = req.inputs[t.name]
                 if t.on_device:
                     view.copy_(a, non_blocking=getattr(a, "is_cuda", False))
