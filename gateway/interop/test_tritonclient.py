@@ -58,7 +58,7 @@ def test_the_server_and_its_models_describe_themselves(gateway: Gateway, kind: s
         assert config["max_batch_size"] == 8 and config["input"][0]["data_type"] == "TYPE_FP32"
         index = c.get_model_repository_index(**options)
         models = index["models"] if kind == "grpc" else index
-        assert {m["name"] for m in models} == {"affine", "image", "nap", "sum", "text", "types"}
+        assert {m["name"] for m in models} == {"affine", "image", "nap", "sum", "text", "types", "words"}
         with pytest.raises(InferenceServerException, match="no model"):
             c.get_model_metadata("nothing")
         c.load_model("affine")  # it is
@@ -90,6 +90,31 @@ def test_one_inference(gateway: Gateway, kind: str) -> None:
         np.testing.assert_array_equal(got.as_numpy("y"), 2 * X + 1)
         answer = got.get_response()
         assert (answer["id"] if kind == "http" else answer.id) == "seven"
+
+
+WORDS = np.array([["hello", ""], ["grüße", "a\0b"]], dtype=object)
+
+
+def words(got) -> list[list[str]]:
+    return [[text.decode() for text in row] for row in got.as_numpy("x_out")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts(gateway: Gateway, kind: str) -> None:
+    with client(gateway, kind) as c:
+        about = c.get_model_metadata("words", **({"as_json": True} if kind == "grpc" else {}))
+        assert about["inputs"][0]["datatype"] == "BYTES" and [int(d) for d in about["inputs"][0]["shape"]] == [-1, 2]
+        assert words(c.infer("words", [given(kind, "x", WORDS)])) == WORDS.tolist()
+        assert words(c.infer("words", [given(kind, "x", WORDS.repeat(9, axis=0))])) == WORDS.repeat(9, axis=0).tolist()
+        for bad, says in [("x" * 17, "at most 16"), (b"\xc3(", "not UTF-8")]:
+            with pytest.raises(InferenceServerException, match=says):
+                c.infer("words", [given(kind, "x", np.array([["a", bad]], object))])
+
+
+def test_texts_as_json(gateway: Gateway) -> None:
+    with client(gateway, "http") as c:
+        got = c.infer("words", [given("http", "x", WORDS, binary_data=False)], outputs=[http.InferRequestedOutput("x_out", binary_data=False)])
+        assert got.as_numpy("x_out").tolist() == WORDS.tolist()
 
 
 def test_inputs_and_outputs_as_json(gateway: Gateway) -> None:

@@ -83,8 +83,8 @@ def test_what_is_no_text_says_so(model):
         (b"a", rb.errors.DType, "got bytes; pass text.decode()"), (None, rb.errors.DType, "got NoneType"), (7, rb.errors.DType, "got int"),
         (["a", None], rb.errors.DType, "got NoneType"), (np.zeros(16, "u1"), rb.errors.DType, "array of uint8"),
         ("\udc80", rb.errors.DType, "surrogates"), ("x" * 17, rb.errors.Size, "17 bytes of UTF-8, at most 16"),
-        ("ü" * 9, rb.errors.Size, "declare str[<=18]"), (["a", ["b"]], rb.errors.Shape, "lists beside str"), ([], rb.errors.Rows, "one row"),
-        ([["a"]], rb.errors.Shape, "got shape (1, 1)"),
+        ("ü" * 9, rb.errors.Size, "declare str[<=18]"), (["a", ["b"]], rb.errors.Shape, "lists beside str"),
+        ([], rb.errors.Rows, "one row"), ([["a"]], rb.errors.Shape, "got shape (1, 1)"),
     ]:  # fmt: skip
         with pytest.raises(error) as e:
             model(value)
@@ -147,3 +147,20 @@ def test_numbers_in_and_a_text_out_is_a_str(socket):
     with serving(worker, socket), rb.connect("say", socket=socket, wait=60) as m:
         assert m(np.int32(7)) == "7" and m(np.array([1, 22], "i4")) == ["1", "22"]
         assert m.submit(np.int32(5)).result() == "5"
+
+
+class Spam:
+    def predict(self, texts):
+        return np.array(["spam" if "win" in text else "ham" for text in texts])
+
+
+def test_an_object_takes_and_gives_texts(socket):
+    from ringbatch.serve import object_cli
+
+    def worker(*args):
+        return object_cli.worker_for(Spam(), *object_cli.flags.parse(object_cli.parser(), ["spam", "--name", "spam", *args]))
+
+    with pytest.raises(rb.Invalid, match="y:str"):
+        worker("--input", "x:str[<=64]")
+    with serving(worker("--input", "x:str[<=64]", "--output", "y:str[<=8]"), socket), rb.connect("spam", socket=socket, wait=60) as m:
+        assert m(["you win", "hello"]) == ["spam", "ham"]

@@ -160,6 +160,11 @@ class Declared(NamedTuple):
         return f"{self.name}:{self.kind}[{dims_text(self.shape, _varies(self))}]{'@' * bool(self.memory)}{self.memory}"
 
     @property
+    def items(self) -> tuple[int, ...]:
+        """The shape of a row for a caller: of a str without the bytes of a text."""
+        return self.shape[:-1] if self.kind == "str" else self.shape
+
+    @property
     def dtype(self) -> np.dtype:
         return np.dtype(NUMPY[NAMES.index(self.kind)])
 
@@ -188,6 +193,15 @@ def declared(given: Specs) -> list[Declared]:
     if not isinstance(given, Mapping):
         return [parse(text) for text in given]
     return [_of_spec(name, spec) for name, spec in given.items()]
+
+
+def numbers(given: Specs) -> list[Declared]:
+    """The same for a module, which takes and gives no text."""
+    found = declared(given)
+    for t in found:
+        if t.kind == "str":
+            raise errors.Invalid(f"tensor {t}: a module takes and gives numbers; make them of text in a @ringbatch.worker")
+    return found
 
 
 def _of_spec(name: str, spec: Spec) -> Declared:
