@@ -127,7 +127,7 @@ func readInputs(sig *tensor.Signature, numbers, files []string, shape []int) ([]
 		}
 	}
 	if len(numbers) > 0 && (len(sig.Inputs) != 1 || len(files) > 0) {
-		return nil, fmt.Errorf("%w: numbers are for models with one input; this one is %s", errUsage, sig)
+		return nil, fmt.Errorf("%w: numbers and texts are for models with one input; this one is %s", errUsage, sig)
 	}
 	var tensors []any
 	for i := range sig.Inputs {

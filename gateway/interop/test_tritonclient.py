@@ -96,7 +96,7 @@ WORDS = np.array([["hello", ""], ["grüße", "a\0b"]], dtype=object)
 
 
 def words(got) -> list[list[str]]:
-    return [[text.decode() for text in row] for row in got.as_numpy("x_out")]
+    return [[text.decode() for text in row] for row in got.as_numpy("y")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,8 +113,9 @@ def test_texts(gateway: Gateway, kind: str) -> None:
 
 def test_texts_as_json(gateway: Gateway) -> None:
     with client(gateway, "http") as c:
-        got = c.infer("words", [given("http", "x", WORDS, binary_data=False)], outputs=[http.InferRequestedOutput("x_out", binary_data=False)])
-        assert got.as_numpy("x_out").tolist() == WORDS.tolist()
+        wanted = [http.InferRequestedOutput("y", binary_data=False)]
+        got = c.infer("words", [given("http", "x", WORDS, binary_data=False)], outputs=wanted)
+        assert got.as_numpy("y").tolist() == WORDS.tolist()
 
 
 def test_inputs_and_outputs_as_json(gateway: Gateway) -> None:
