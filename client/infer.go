@@ -150,7 +150,12 @@ func tensorOf(spec *tensor.Spec, v any) (tensor.Tensor, error) {
 		return spec.OfTexts(v)
 	}
 	t, err := bufferOf(spec, v)
-	if _, whole := v.(tensor.Tensor); whole || err != nil {
+	_, whole := v.(tensor.Tensor)
+	if spec.DType == tensor.Str && !whole {
+		return t, fmt.Errorf("%w: %q is text, of at most %d bytes: want a string or a []string, got %T", status.ErrDType, spec.Name,
+			spec.TextBytes(), v)
+	}
+	if whole || err != nil {
 		return t, err
 	}
 	if len(spec.Variable) > 0 {
@@ -194,9 +199,6 @@ func bufferOf(spec *tensor.Spec, v any) (t tensor.Tensor, err error) {
 	case []float64:
 		t = tensor.Of(spec.Name, v)
 	default:
-		if spec.DType == tensor.Str {
-			return t, fmt.Errorf("%w: %q is text, str[<=%d]: want a string or a []string, got %T", status.ErrDType, spec.Name, spec.TextBytes(), v)
-		}
 		return t, fmt.Errorf("%w: %q wants a tensor.Tensor or a slice of %s, got %T", status.ErrDType, spec.Name, spec.DType, v)
 	}
 	if t.DType != spec.DType {

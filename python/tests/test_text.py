@@ -164,3 +164,25 @@ def test_an_object_takes_and_gives_texts(socket):
         worker("--input", "x:str[<=64]")
     with serving(worker("--input", "x:str[<=64]", "--output", "y:str[<=8]"), socket), rb.connect("spam", socket=socket, wait=60) as m:
         assert m(["you win", "hello"]) == ["spam", "ham"]
+
+
+def test_steps_of_a_sequence_take_texts(socket):
+    def run(batch):
+        before = batch.state["n"]
+        batch.state["n"] = before + 1
+        return [f"{text}{n}" for text, n in zip(batch.inputs["x"], before)]
+
+    worker = rb.worker("steps", inputs="x:str[<=8]", outputs="y:str[<=8]", state="n:i32[]", max_batch_size=4)(run)
+    with serving(worker, socket), rb.connect("steps", socket=socket, wait=60) as m, m.sequence() as seq:
+        assert [seq.step("a"), seq.step(x="b")] == ["a0", "b1"]
+        assert asyncio.run(seq.astep("c")) == "c2"
+        with seq.request() as req:
+            req.inputs["x"] = "d"
+            assert req.run().outputs["y"] == "d3"
+
+
+def test_a_second_request_in_a_slot_has_its_own_text(model):
+    for text in "abc":
+        with model.request() as req:
+            req.inputs["x"] = text
+            assert req.run().outputs["y"] == text.upper()

@@ -100,7 +100,7 @@ class Tensor:
             return array
         if array.dtype.kind == "U":
             advice = ("pass its bytes, x.encode()" if self.kind == "u8" else
-                "this input takes numbers; a model declares str[<=256] for a text")
+                "a model takes numbers, or declares str[<=256] for a text")
             raise errors.DType(f"input {self.name!r}: expected {self.expected}; got text: {advice}")
         if array.size == 0 and isinstance(value, (list, tuple)):  # an empty list has no type of its own
             return array.astype(self.dtype)
