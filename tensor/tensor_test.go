@@ -49,8 +49,8 @@ func TestATensorSaysWhereItLies(t *testing.T) {
 	if _, err := ParseSignature([]string{"x:f32[4]@device:0"}, []string{"y:f32[4]@device:1"}); !errors.Is(err, status.ErrInvalid) {
 		t.Errorf("tensors on two GPUs: %v", err)
 	}
-	want := []string{"x:f32[4]@device:2", "y:f32[4]@host", "h"}
-	if got := PlaceTexts([]string{"x:f32[4]", "y:f32[4]@host", "h"}, "device:2"); !slices.Equal(got, want) {
+	want := []string{"x:f32[4]@device:2", "y:f32[4]@host", "h", "t:str[<=4]"}
+	if got := PlaceTexts([]string{"x:f32[4]", "y:f32[4]@host", "h", "t:str[<=4]"}, "device:2"); !slices.Equal(got, want) {
 		t.Errorf("%q", got)
 	}
 }

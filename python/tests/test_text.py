@@ -10,6 +10,7 @@ import pytest
 from conftest import serving
 
 import ringbatch as rb
+from ringbatch.binding.tensors import numbers
 
 
 def upper(batch):
@@ -122,10 +123,13 @@ def test_a_worker_that_answers_something_else_fails_that_request(pairs):
 def test_texts_have_rules():
     for spec, says in [
         ("x:str[16]", "most bytes last"), ("x:str[<=2,<=4]", "most bytes last"), ("x:str[]", "most bytes last"),
-        ({"x": ("str", 4)}, "most bytes last"),
+        ({"x": ("str", 4)}, "most bytes last"), ({"x": ("str", "<=4", "device")}, "host memory"),
     ]:  # fmt: skip
         with pytest.raises(rb.Invalid, match=says):
             rb.worker("m", inputs=spec, outputs="y:f32[1]")
+    with pytest.raises(rb.Invalid, match="a module takes and gives numbers"):
+        numbers("x:str[<=4]")
+    assert "x:str[<=4] y:f32[1]@device" in repr(rb.worker("m", inputs="x:str[<=4] y:f32[1]", outputs="z:f32[1]", memory="device")(upper))
     with pytest.raises(rb.Invalid, match="state has numbers"):
         rb.worker("m", inputs="x:str[<=4]", outputs="y:f32[1]", state="h:str[<=4]")
 

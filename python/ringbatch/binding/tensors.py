@@ -60,8 +60,8 @@ class Tensor:
     def expected_row(self) -> str:
         """For messages: one row."""
         if self.is_text:
-            of = f"lists of shape {_shape(self.shape[:-1])} of " if self.shape[1:] else "a "
-            return f"{of}str, of at most {self.shape[-1]} bytes of UTF-8"
+            of = f"lists of shape {_shape(self.shape[:-1])} of " if self.shape[1:] else ""
+            return f"{of}str of at most {self.shape[-1]} bytes of UTF-8"
         bits = " (the bits of bfloat16)" if self.kind == "bf16" else ""
         return f"{self.dtype}{bits} of shape {_shape([f'0..{d}' if i in self.variable else d for i, d in enumerate(self.shape)])}"
 
@@ -82,12 +82,12 @@ class Tensor:
 
     def rows_of(self, shape: tuple[int, ...]) -> int:
         """-1 for one item of this tensor, n for n rows of it; raises otherwise."""
+        got = shape[:-1] if self.is_text else shape
         for rows, row in ((-1, shape), (shape[0] if shape else 0, shape[1:])):
             if self.holds(row):
                 if rows == 0:
-                    raise errors.Rows(f"input {self.name!r}: expected at least one row, got shape {_shape(shape)}")
+                    raise errors.Rows(f"input {self.name!r}: expected at least one row, got shape {_shape(got)}")
                 return rows
-        got = shape[:-1] if self.is_text else shape
         raise errors.Shape(f"input {self.name!r}: expected {self.expected}; got shape {_shape(got)}")
 
     def convert(self, value: Any, cast: bool) -> np.ndarray:
@@ -231,6 +231,8 @@ def _declared(name: str, dtype: Any, dims: Sequence[Dimension], memory: str | No
         if variable != (len(shape) - 1,):
             raise errors.Invalid(f"tensor {name!r}: a str has its most bytes last, and only them with <=: 'str[<=256]' or ('str', '<=256')")
         variable = ()  # its memory is fixed
+        if memory not in (None, "host"):
+            raise errors.Invalid(f"tensor {name!r}: a str is in host memory")
     return Declared(name, kind, shape, variable, _memory(memory))
 
 
@@ -271,7 +273,7 @@ def sides(text: str) -> tuple[list[str], list[str], list[str]]:
 
 def in_memory(t: Declared, memory: str | None) -> Declared:
     """The tensor with its memory, empty for the host's. memory: the default."""
-    where = t.memory or _memory(memory)
+    where = t.memory or ("" if t.kind == "str" else _memory(memory))
     return t._replace(memory="" if where == "host" else where)
 
 

@@ -140,7 +140,7 @@ class Model(Caller):
         self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, split: bool = True,
         version: bool = False, **named: Any,
     ) -> Any:
-        """Runs one item, or some rows; arrays in, arrays out. Calling the model is the same.
+        """Runs one item, or some rows; arrays in, arrays out. Calling the model is the same. Text is a str, its rows a list of str.
 
         Pass inputs in the model's order, by name, or as one dict by name, which also takes an input
         that has the name of a keyword of this call. One output is returned as an

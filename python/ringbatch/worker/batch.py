@@ -83,6 +83,8 @@ class Batch:
     ``packed=["tokens"]`` it is one array of all rows, one after the other without padding; row i is
     ``[offsets[i]:offsets[i + 1]]``. Outputs of variable size have that form, too.
 
+    Text has no arrays: ``inputs[name]`` is a list of str, and such a list is returned.
+
     For tensors on the device the arrays are torch tensors on its GPU. The batch is
     answered when torch's current stream is done. ``inputs[name]`` is a copy on the GPU,
     since torch has no read-only tensors; ``input_run`` is the shared memory.
