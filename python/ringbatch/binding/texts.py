@@ -7,14 +7,11 @@ The last dimension of the tensor is the memory of one text: UTF-8, which has no 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .. import errors
-
-if TYPE_CHECKING:
-    from .tensors import Tensor
 
 #: The type of the arrays of texts. No array of a caller has it: texts come from encode.
 BYTE = np.dtype([("utf8", "u1")])
@@ -22,8 +19,8 @@ END = np.frombuffer(b"\xff", BYTE)[0]
 _END = b"\xff"
 
 
-def encode(value: Any, t: Tensor, side: str) -> np.ndarray:
-    """A str, or nested lists or an array of them, as the tensor's memory: of one item, or of rows."""
+def encode(value: Any, t: Any, side: str) -> np.ndarray:
+    """A str, or nested lists or an array of them, as the memory of a Tensor: of one item, or of rows."""
     if getattr(value, "dtype", None) is BYTE:
         return value
     shape, flat = _flat(value, t, side)
@@ -32,7 +29,7 @@ def encode(value: Any, t: Tensor, side: str) -> np.ndarray:
     return np.frombuffer(bytearray().join(each), BYTE).reshape(*shape, most)
 
 
-def _flat(value: Any, t: Tensor, side: str) -> tuple[tuple[int, ...], list[Any]]:
+def _flat(value: Any, t: Any, side: str) -> tuple[tuple[int, ...], list[Any]]:
     """The shape of nested lists, and what is in them."""
     if hasattr(value, "__array__") and not isinstance(value, str):
         array = np.asarray(value)
@@ -47,7 +44,7 @@ def _flat(value: Any, t: Tensor, side: str) -> tuple[tuple[int, ...], list[Any]]
     return (len(parts), *(parts[0][0] if parts else ())), [text for _, flat in parts for text in flat]
 
 
-def _bytes(text: Any, t: Tensor, side: str, most: int) -> bytes:
+def _bytes(text: Any, t: Any, side: str, most: int) -> bytes:
     if not isinstance(text, str):
         advice = "; pass text.decode()" if isinstance(text, (bytes, bytearray)) else ""
         raise errors.DType(f"{side} {t.name!r}: expected {t.expected}; got {type(text).__name__}{advice}")
@@ -61,7 +58,7 @@ def _bytes(text: Any, t: Tensor, side: str, most: int) -> bytes:
     return data.ljust(most, _END)
 
 
-def decode(array: np.ndarray, t: Tensor) -> Any:
+def decode(array: np.ndarray, t: Any) -> Any:
     """The str of one text, or nested lists of them."""
     most, data = array.shape[-1], array.tobytes()
     flat: list[Any] = [_text(data, at, most, t) for at in range(0, len(data), most)]
@@ -70,7 +67,7 @@ def decode(array: np.ndarray, t: Tensor) -> Any:
     return flat if array.ndim > 1 else flat[0]
 
 
-def _text(data: bytes, at: int, most: int, t: Tensor) -> str:
+def _text(data: bytes, at: int, most: int, t: Any) -> str:
     end = data.find(_END, at, at + most)
     try:
         return data[at : at + most if end < 0 else end].decode()
