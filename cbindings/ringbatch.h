@@ -166,7 +166,7 @@ RB_API uint32_t rb_cores(void);
 /* ---- tensors ----------------------------------------------------------- */
 
 typedef enum rb_dtype {
-	RB_BOOL = 1, RB_U8, RB_I8, RB_I16, RB_I32, RB_I64, RB_F16, RB_BF16, RB_F32, RB_F64
+	RB_BOOL = 1, RB_U8, RB_I8, RB_I16, RB_I32, RB_I64, RB_F16, RB_BF16, RB_F32, RB_F64, RB_STR
 } rb_dtype;
 
 /* A state tensor has two halves in each slot. RB_STATE is the half that a step reads,
@@ -189,6 +189,15 @@ typedef struct rb_tensor {
 	uint64_t row_bytes;        /* of the largest row */
 	uint64_t offset, stride;   /* in bytes */
 } rb_tensor;
+
+/* A tensor of RB_STR has texts: shape[rank - 1] is the memory of one, in bytes. A text is UTF-8, which has no byte 0xff, and
+ * such bytes follow one that is shorter. rb_commit and rb_batch_complete refuse other bytes: RB_ERR_DTYPE.
+ *
+ * Writes a text into its memory of that many bytes. RB_ERR_SIZE if it is longer, RB_ERR_DTYPE if it is not UTF-8. */
+RB_API int rb_text_write(void *to, uint64_t most, const char *text, uint64_t bytes);
+
+/* The size of the text in this memory, which begins at from. RB_ERR_DTYPE if it is not UTF-8. */
+RB_API int rb_text_size(const void *from, uint64_t most, uint64_t *bytes);
 
 /* Rows of a tensor in shared memory; in device memory, data is a device pointer.
  * shape[0] is the number of rows. stride is the distance between rows in bytes;
@@ -306,7 +315,7 @@ RB_API int rb_output_row(rb_client client, uint64_t request, uint32_t k, uint32_
 RB_API int rb_set_priority(rb_client client, uint64_t request, uint32_t level);
 
 /* Cost of each row, 0..65535, for a model with max_batch_cost. 0, the default, is the
- * size of the model's first variable dimension, or 1. Before rb_commit. */
+ * size of the model's first variable dimension, or the bytes of the longest text, or 1. Before rb_commit. */
 RB_API int rb_set_cost(rb_client client, uint64_t request, uint32_t cost);
 
 /* Hands the request over; its inputs now belong to the worker. With RB_NOTIFY its end

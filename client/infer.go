@@ -14,7 +14,7 @@ import (
 )
 
 // Infer returns copies of all outputs, in signature order. An input is a tensor.Tensor
-// or, for fixed shapes, a slice of whole rows.
+// or, for fixed shapes, a slice of whole rows; text is a string or a []string.
 func (c *Client) Infer(ctx context.Context, inputs ...any) ([]tensor.Tensor, error) {
 	var outs []tensor.Tensor
 	err := c.run(ctx, inputs, func(r Request) (err error) {
@@ -143,8 +143,19 @@ func (r Request) write(sig *tensor.Signature, tensors []tensor.Tensor) error {
 
 // tensorOf takes a Tensor, or makes one of a slice with rows of fixed shape.
 func tensorOf(spec *tensor.Spec, v any) (tensor.Tensor, error) {
+	switch v := v.(type) {
+	case string:
+		return spec.OfTexts([]string{v})
+	case []string:
+		return spec.OfTexts(v)
+	}
 	t, err := bufferOf(spec, v)
-	if _, whole := v.(tensor.Tensor); whole || err != nil {
+	_, whole := v.(tensor.Tensor)
+	if spec.DType == tensor.Str && !whole {
+		return t, fmt.Errorf("%w: %q is text, of at most %d bytes: want a string or a []string, got %T", status.ErrDType, spec.Name,
+			spec.TextBytes(), v)
+	}
+	if whole || err != nil {
 		return t, err
 	}
 	if len(spec.Variable) > 0 {

@@ -217,6 +217,24 @@ func (r Request) Commit(ctx context.Context) error {
 	return CommitAll(ctx, one[:])
 }
 
+// checkTexts refuses a request with a text that is not UTF-8. By default a row costs the bytes of its text.
+func (r Request) checkTexts() error {
+	l, s := r.link, &r.link.slots[r.at]
+	inputs := l.session.Layout.Inputs
+	for i := range inputs {
+		if p := &inputs[i]; p.Spec.DType == tensor.Str && s.state == slotClaimed {
+			longest, err := p.Spec.CheckTexts(p.Rows(l.session.Planes.Bytes(), l.first+r.at, int(s.rows)))
+			if err != nil {
+				return fmt.Errorf("input %w", err)
+			}
+			if s.cost == 0 && tensor.VariableDims(l.session.Layout.Signature.Inputs) == 0 {
+				s.cost = uint16(min(longest, math.MaxUint16))
+			}
+		}
+	}
+	return nil
+}
+
 // CommitAll commits requests of one client, all or none.
 func CommitAll(ctx context.Context, requests []Request) error {
 	deadline := int64(0) // none
@@ -232,6 +250,9 @@ func CommitAll(ctx context.Context, requests []Request) error {
 		}
 		if r.link != requests[0].link {
 			return fmt.Errorf("%w: requests of different clients, or of before and after a broker restart", status.ErrInvalid)
+		}
+		if err := r.checkTexts(); err != nil {
+			return err
 		}
 	}
 	l := requests[0].link

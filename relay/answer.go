@@ -101,8 +101,9 @@ func checkOutput(spec *tensor.Spec, o *oip.ModelInferResponse_InferOutputTensor,
 	if d, err := oip.ParseType(o.Datatype); err != nil || d != spec.DType {
 		return fmt.Errorf("%w: output %q is of type %s, want %s", errAnswer, o.Name, o.Datatype, spec.DType)
 	}
-	fits := len(o.Shape) == 1+len(spec.Shape) && o.Shape[0] == int64(rows)
-	for d := 0; fits && d < len(spec.Shape); d++ {
+	row := oip.WireRow(spec, spec.Shape)
+	fits := len(o.Shape) == 1+len(row) && o.Shape[0] == int64(rows)
+	for d := 0; fits && d < len(row); d++ {
 		fits = o.Shape[d+1] == int64(spec.Shape[d]) || slices.Contains(spec.Variable, d)
 	}
 	if !fits {
@@ -166,6 +167,19 @@ func writeOutput(b *worker.Batch, rows []int, k int, raw *oip.Spans, sizes [][]i
 			n *= most
 		}
 		return n
+	}
+	if spec.DType == tensor.Str {
+		left := raw.Size()
+		src := oip.TextSource{Src: raw, Spec: spec, Left: &left}
+		for _, row := range rows {
+			if err := src.ReadFull(col.Bytes(row)); err != nil {
+				return fmt.Errorf("%w: %w", errAnswer, err)
+			}
+		}
+		if left > 0 {
+			return fmt.Errorf("%w: output %q has %d bytes behind its last text", errAnswer, spec.Name, left)
+		}
+		return nil
 	}
 	want := 0
 	for i := range rows {

@@ -15,6 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -293,7 +294,11 @@ const maxMessage = 1<<31 - 1
 func (r *relay) maxAnswer(b *worker.Batch) int {
 	n := oip.MaxMetaBytes
 	for k := range b.Signature().Outputs {
-		n += b.Rows() * b.Output(k).RowBytes()
+		row := b.Output(k).RowBytes()
+		if spec := b.Output(k).Spec(); spec.DType == tensor.Str {
+			row += 4 * spec.RowElems() / spec.TextBytes() // lengths of texts
+		}
+		n += b.Rows() * row
 	}
 	return min(n|1, maxMessage)
 }

@@ -210,6 +210,10 @@ func specOf(t *oip.ModelMetadataResponse_TensorMetadata, given []tensor.Spec, fl
 		}
 	}
 	spec = tensor.Spec{Name: t.Name, DType: d}
+	if d == tensor.Str {
+		return spec, fmt.Errorf("tensor %q is text: say how many bytes it can have, with %s '%s:str[<=N]', behind %v if it has several", t.Name,
+			flag, t.Name, t.Shape[1:])
+	}
 	for _, n := range t.Shape[1:] {
 		if n < 1 {
 			return spec, fmt.Errorf("tensor %q has shape %v: say how large it can be, with %s '%s:%s[<=N,…]'", t.Name, t.Shape, flag,
@@ -223,11 +227,12 @@ func specOf(t *oip.ModelMetadataResponse_TensorMetadata, given []tensor.Spec, fl
 // fits reports whether the user's shape only fills in dimensions that the far side
 // leaves open.
 func fits(given *tensor.Spec, d tensor.DType, shape []int64) bool {
-	if given.DType != d || len(given.Shape) != len(shape) {
+	row := oip.WireRow(given, given.Shape)
+	if given.DType != d || len(row) != len(shape) {
 		return false
 	}
 	for i, n := range shape {
-		if n >= 1 && (given.Shape[i] != int(n) || slices.Contains(given.Variable, i)) {
+		if n >= 1 && (row[i] != int(n) || slices.Contains(given.Variable, i)) {
 			return false
 		}
 	}

@@ -42,7 +42,7 @@ func (r *relay) encode(b *worker.Batch, requests []int, plain bool) *message {
 	}
 	for k := range sig.Inputs {
 		spec := &sig.Inputs[k]
-		head = oip.AppendTensor(head, spec.Name, spec.DType, append([]int{rows}, largest(b, requests, k)...)...)
+		head = oip.AppendTensor(head, spec.Name, spec.DType, append([]int{rows}, oip.WireRow(spec, largest(b, requests, k))...)...)
 	}
 	m.SetOwn(head)
 	for k := range sig.Inputs {
@@ -120,10 +120,27 @@ func inputs(b *worker.Batch, requests []int, k int) (pieces [][]byte, size int) 
 			}
 		}
 	}
+	if spec.DType == tensor.Str {
+		pieces = encodeTexts(spec, pieces)
+	}
 	for _, p := range pieces {
 		size += len(p)
 	}
 	return pieces, size
+}
+
+// encodeTexts copies texts as elements of BYTES. What a broken client wrote instead of one is empty.
+func encodeTexts(spec *tensor.Spec, pieces [][]byte) [][]byte {
+	var all []byte
+	for _, p := range pieces {
+		for text := range slices.Chunk(p, spec.TextBytes()) {
+			var err error
+			if all, err = oip.AppendTexts(all, spec, text); err != nil {
+				all = append(all, 0, 0, 0, 0)
+			}
+		}
+	}
+	return [][]byte{all}
 }
 
 // groups divides requests into messages. A gateway takes all requests in one
@@ -168,6 +185,9 @@ func tensorBytes(b *worker.Batch, requests []int) (size int) {
 			n := b.Input(k).Spec().DType.Size() * b.Request(i).Rows
 			for _, d := range b.InputShape(i, k) {
 				n *= d
+			}
+			if spec := b.Input(k).Spec(); spec.DType == tensor.Str {
+				n += 4 * n / spec.TextBytes() // their lengths
 			}
 			size += n
 		}

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -149,6 +150,26 @@ func TestLargeBatchesTravel(t *testing.T) {
 		if out, err := q.OutputBytes(0); err != nil || !bytes.Equal(out, requests[i][0].(tensor.Tensor).Data) {
 			t.Fatalf("request %d: another answer of %d bytes, %v", i, len(out), err)
 		}
+	}
+}
+
+func TestTextsTravel(t *testing.T) {
+	sig := signature(t, "x:str[2,<=12]", "y:str[<=24]")
+	h := newHost(t, sig, func(_ context.Context, b *worker.Batch) error {
+		for i := range b.Rows() {
+			b.Output(0).SetTexts(i, strings.Join(b.Input(0).Texts(i), ""))
+		}
+		return nil
+	}, nil)
+	c := newLocal(t, nil, h.address).dial()
+	outs, err := c.Infer(soon(t), []string{"grüße, ", "a\x00b", "", "", "123456789012", "123456789012"})
+	must.Do(t, err)
+	got, err := tensor.Texts(outs[0])
+	if want := []string{"grüße, a\x00b", "", "123456789012123456789012"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("%q, %v", got, err)
+	}
+	if _, err := c.Infer(soon(t), []int32{1}); !errors.Is(err, status.ErrDType) || !strings.Contains(err.Error(), "want a string") {
+		t.Errorf("numbers for text: %v", err)
 	}
 }
 

@@ -22,6 +22,7 @@ const (
 	BF16
 	F32
 	F64
+	Str // UTF-8: see PutText
 )
 
 // Float16 and BFloat16 are raw bits: ringbatch moves them but does not compute with them.
@@ -36,10 +37,10 @@ var dtypes = [...]struct {
 }{
 	Bool: {"bool", "bool", 1}, U8: {"u8", "uint8", 1}, I8: {"i8", "int8", 1}, I16: {"i16", "int16", 2}, I32: {"i32", "int32", 4},
 	I64: {"i64", "int64", 8}, F16: {"f16", "float16", 2}, BF16: {"bf16", "bfloat16", 2}, F32: {"f32", "float32", 4},
-	F64: {"f64", "float64", 8},
+	F64: {"f64", "float64", 8}, Str: {"str", "str", 1},
 }
 
-// Size is the size of one element in bytes.
+// Size is the size of one element in bytes; of a str 1, a byte.
 func (d DType) Size() int { return dtypes[d].size }
 
 func (d DType) String() string {
@@ -49,17 +50,17 @@ func (d DType) String() string {
 	return fmt.Sprintf("dtype(%d)", uint8(d))
 }
 
-// Valid reports whether d is one of the ten types.
-func (d DType) Valid() bool { return d >= Bool && d <= F64 }
+// Valid reports whether d is one of these types.
+func (d DType) Valid() bool { return d >= Bool && d <= Str }
 
 // ParseDType reads a name as String writes it, or a name of NumPy.
 func ParseDType(name string) (DType, error) {
-	for d := Bool; d <= F64; d++ {
+	for d := Bool; d <= Str; d++ {
 		if dtypes[d].name == name || dtypes[d].numpy == name {
 			return d, nil
 		}
 	}
-	return 0, fmt.Errorf("%w: dtype %q (have bool, u8, i8, i16, i32, i64, f16, bf16, f32, f64)", status.ErrInvalid, name)
+	return 0, fmt.Errorf("%w: dtype %q (have bool, u8, i8, i16, i32, i64, f16, bf16, f32, f64, str)", status.ErrInvalid, name)
 }
 
 // Element is a Go type of a tensor's elements.

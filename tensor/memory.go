@@ -75,14 +75,14 @@ func CheckOneDevice(tensors []Spec) error {
 }
 
 // PlaceTexts adds a memory to the texts of tensors that name none. A text that is only a
-// name stays as it is.
+// name stays as it is, and so does a str, which is in host memory.
 func PlaceTexts(texts []string, memory string) []string {
 	if memory == "" {
 		return texts
 	}
 	placed := slices.Clone(texts)
 	for i, text := range placed {
-		if strings.HasSuffix(text, "]") {
+		if strings.HasSuffix(text, "]") && !strings.Contains(text, ":str[") {
 			placed[i] = text + "@" + memory
 		}
 	}

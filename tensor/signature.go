@@ -61,6 +61,8 @@ func (t Spec) String() string {
 		if v < len(t.Variable) && t.Variable[v] == i {
 			b.WriteString("<=")
 			v++
+		} else if t.DType == Str && i == len(t.Shape)-1 {
+			b.WriteString("<=")
 		}
 		b.WriteString(strconv.Itoa(d))
 	}
@@ -73,7 +75,7 @@ func (t Spec) String() string {
 }
 
 // ParseSpec reads name:dtype[dims]. A dimension is a size, or "<=" and the maximum of a
-// variable dimension. "y:f32[]" is one number per row. A suffix names the memory:
+// variable dimension. "y:f32[]" is one number per row, "t:str[<=256]" one text. A suffix names the memory:
 // "@device:0" or "@host".
 func ParseSpec(s string) (Spec, error) {
 	bad := func(why string) (Spec, error) {
@@ -116,6 +118,12 @@ func ParseSpec(s string) (Spec, error) {
 			}
 			t.Shape = append(t.Shape, n)
 		}
+	}
+	if last := len(t.Shape) - 1; d == Str {
+		if !slices.Equal(t.Variable, []int{last}) {
+			return bad("a str has its most bytes last, and only them with <=: str[<=256], or str[16,<=256] for 16 texts")
+		}
+		t.Variable = nil // its memory is fixed
 	}
 	if err := t.validate(); err != nil {
 		return Spec{}, err
@@ -164,6 +172,9 @@ func (t Spec) validate() error {
 			return fail("variable dimension %d is %d, at most %d", v, t.Shape[v], uint32(math.MaxUint32))
 		}
 		last = v
+	}
+	if t.DType == Str && (len(t.Shape) == 0 || last >= 0 || t.Memory != "") {
+		return fail("a str has its most bytes last, str[<=256], no variable dimensions, and is in host memory")
 	}
 	if t.Memory == "" {
 		return nil
@@ -214,6 +225,8 @@ func (s *Signature) validateState() error {
 		switch others := slices.Concat(s.Inputs, s.Outputs, s.State[:i]); {
 		case slices.ContainsFunc(others, func(o Spec) bool { return o.Name == t.Name }):
 			return fmt.Errorf("%w: the state %q needs a name that no other tensor has", status.ErrInvalid, t.Name)
+		case t.DType == Str:
+			return fmt.Errorf("%w: the state %s is text; a state has numbers, which begin as zeros", status.ErrInvalid, t)
 		case len(t.Variable) > 0:
 			return fmt.Errorf("%w: the state %s has a variable dimension; a state has one size", status.ErrInvalid, t)
 		case len(t.Shape) == MaxRank:

@@ -49,8 +49,8 @@ func TestATensorSaysWhereItLies(t *testing.T) {
 	if _, err := ParseSignature([]string{"x:f32[4]@device:0"}, []string{"y:f32[4]@device:1"}); !errors.Is(err, status.ErrInvalid) {
 		t.Errorf("tensors on two GPUs: %v", err)
 	}
-	want := []string{"x:f32[4]@device:2", "y:f32[4]@host", "h"}
-	if got := PlaceTexts([]string{"x:f32[4]", "y:f32[4]@host", "h"}, "device:2"); !slices.Equal(got, want) {
+	want := []string{"x:f32[4]@device:2", "y:f32[4]@host", "h", "t:str[<=4]"}
+	if got := PlaceTexts([]string{"x:f32[4]", "y:f32[4]@host", "h", "t:str[<=4]"}, "device:2"); !slices.Equal(got, want) {
 		t.Errorf("%q", got)
 	}
 }
@@ -81,7 +81,7 @@ func TestEveryDTypeIsReadAsItsGoType(t *testing.T) {
 			t.Errorf("dtype %q: %v", name, err)
 		}
 	}
-	if DType(0).Valid() || DType(11).Valid() {
+	if DType(0).Valid() || DType(12).Valid() {
 		t.Error("a dtype that is none counts as one")
 	}
 }
@@ -154,7 +154,7 @@ func TestCheckInputNamesWhatIsWrong(t *testing.T) {
 }
 
 func TestASpecIsReadAsItIsWritten(t *testing.T) {
-	for _, text := range []string{"x:f32[3,224,224]", "tokens:i32[<=512]", "y:f64[]", "a.b/c:bool[<=1,2,<=3]", "ü:u8[1]"} {
+	for _, text := range []string{"x:f32[3,224,224]", "tokens:i32[<=512]", "y:f64[]", "a.b/c:bool[<=1,2,<=3]", "ü:u8[1]", "t:str[<=256]", "t:str[2,<=8]"} {
 		spec, err := ParseSpec(text)
 		if err != nil || spec.String() != text {
 			t.Errorf("%s became %v, %v", text, spec, err)
@@ -162,7 +162,7 @@ func TestASpecIsReadAsItIsWritten(t *testing.T) {
 	}
 	for _, text := range []string{
 		"", "x", "x:f32", "x:f32[", "x:f32]", ":f32[1]", "x:f33[1]", "x:f32[0]", "x:f32[-1]", "x:f32[<=0]", "x:f32[1,]", "x:f32[,]",
-		"x:f32[a]", "x:f32[1]]", "x y:f32[1]", "x:f32[1,1,1,1,1,1,1,1,1]", "x:f64[99999999999]", "x:f64[99999,99999,99999]",
+		"x:f32[a]", "t:str[]", "t:str[8]", "t:str[<=8,2]", "t:str[<=2,<=8]", "t:str[<=8]@device:0", "x:f32[1]]", "x y:f32[1]", "x:f32[1,1,1,1,1,1,1,1,1]", "x:f64[99999999999]", "x:f64[99999,99999,99999]",
 		"x:f64[9223372036854775807]", strings.Repeat("n", MaxNameBytes+1) + ":f32[1]",
 	} {
 		if spec, err := ParseSpec(text); !errors.Is(err, status.ErrInvalid) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 var errClosed = errors.New("the worker was closed before it ran this request")
@@ -64,7 +65,7 @@ func endOf(err error) status.Code {
 func (b *Batch) Complete() (err error) {
 	// In test/model: Complete, then the push of Done.
 	if b.beginAnswer() {
-		err = b.failUnwritten()
+		err = cmp.Or(b.failUnwritten(), b.failTexts())
 		b.answer()
 	}
 	return err
@@ -87,6 +88,29 @@ func (b *Batch) failUnwritten() (first error) {
 		if err := cmp.Or(b.unwritten(q, missing), b.tookBack(q)); err != nil {
 			b.fail(i, err)
 			first = cmp.Or(first, err)
+		}
+	}
+	return first
+}
+
+// failTexts fails each request with a text in an output that is not UTF-8. It returns the first reason.
+func (b *Batch) failTexts() (first error) {
+	session := b.w.session
+	for k := range session.Layout.Outputs {
+		p := &session.Layout.Outputs[k]
+		if p.Spec.DType != tensor.Str {
+			continue
+		}
+		for i := range b.reqs {
+			q := &b.reqs[i]
+			if q.status != status.OK || !isOpen(session.Board, q.slot, q.gen) {
+				continue
+			}
+			if _, err := p.Spec.CheckTexts(p.Rows(session.Planes.Bytes(), q.slot, int(q.rows))); err != nil {
+				err = fmt.Errorf("the worker wrote output %w", err)
+				b.Fail(i, err)
+				first = cmp.Or(first, err)
+			}
 		}
 	}
 	return first

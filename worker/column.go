@@ -108,6 +108,35 @@ func Row[T tensor.Element](c Column, i int) []T {
 	return s
 }
 
+// Texts are the texts of row i of a str tensor. Padding has empty ones. It panics if a text
+// is not UTF-8, which fails the batch, and in the end only that text's request.
+func (c Column) Texts(i int) []string {
+	if i >= len(c.b.slots) {
+		return make([]string, c.plane.Spec.RowElems()/c.plane.Spec.TextBytes())
+	}
+	t := tensor.Tensor{Name: c.plane.Spec.Name, DType: c.plane.Spec.DType, Shape: append([]int{1}, c.shape...), Data: c.Bytes(i)}
+	texts, err := tensor.Texts(t)
+	if err != nil {
+		panic(err)
+	}
+	return texts
+}
+
+// SetTexts writes row i of a str output. It fails the row's request if a text is too long,
+// or not UTF-8.
+func (c Column) SetTexts(i int, texts ...string) {
+	t, err := c.plane.Spec.OfTexts(texts)
+	if err == nil && t.Rows() != 1 {
+		err = fmt.Errorf("%w: %d texts for a row of %s", status.ErrSize, len(texts), c.plane.Spec)
+	}
+	to := c.Bytes(i)
+	if err != nil {
+		c.b.Fail(c.b.requestOf(i), fmt.Errorf("output %w", err))
+		return
+	}
+	copy(to, t.Data)
+}
+
 // Contiguous is all rows as one tensor; false if there are gaps.
 func (c Column) Contiguous() (tensor.Tensor, bool) {
 	if len(c.b.runs) != 1 || c.side >= state || c.b.padTo > len(c.b.slots) || c.ragged() {

@@ -69,9 +69,31 @@ static int check_written(rb_taken *b)
 	return status;
 }
 
+/* Fails the requests with a text in an output that is not UTF-8. */
+static int check_texts(rb_taken *b)
+{
+	const rb_layout *l = &b->worker->session.layout;
+	const rb_tensor *t = rb_tensors_of(l, RB_OUTPUT);
+	uint64_t longest = 0;
+	int status = RB_OK;
+	for (uint32_t k = 0; k < l->outputs; k++)
+		for (uint32_t i = 0; t[k].dtype == RB_STR && i < b->shown.requests; i++) {
+			const rb_member *m = &b->member[i];
+			if (b->answer[i].status || !rb_board_open(&b->worker->session.board, b->answer[i].slot, b->answer[i].gen) ||
+				!rb_check_texts("the worker wrote output", &t[k], b->shown.base + t[k].offset + b->slot[m->row] * t[k].stride,
+					m->rows, &longest))
+				continue;
+			status = RB_ERR_FAILED;
+			rb_taken_fail(b, i, status, rb_error());
+		}
+	return status;
+}
+
 static int complete(rb_taken *b)
 {
 	int status = check_written(b);
+	int texts = check_texts(b);
+	status = status ? status : texts;
 	rb_taken_complete(b);
 	return status;
 }

@@ -91,6 +91,8 @@ void rb_layout_free(rb_layout *l);
 uint64_t rb_dtype_size(uint32_t dtype);
 const char *rb_dtype_name(uint32_t dtype);
 bool rb_valid_utf8(const char *text, size_t bytes);
+/* Checks rows of a str tensor; longest becomes the bytes of the longest text. what: for the error. */
+int rb_check_texts(const char *what, const rb_tensor *t, const uint8_t *rows, uint32_t count, uint64_t *longest);
 static inline bool rb_blank(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 uint64_t rb_times_at(uint32_t window);

@@ -163,13 +163,31 @@ static int check_parts(const rb_req *r)
 	return rb_growing(&r->link->session.layout, &dim) ? RB_OK : rb_no_growing();
 }
 
+/* Refuses a text that is not UTF-8. By default a row costs the bytes of its text. */
+static int check_texts(const rb_req *r)
+{
+	const rb_layout *l = &r->link->session.layout;
+	rb_slot *s = rb_req_slot(r);
+	for (uint32_t k = 0; k < l->inputs; k++) {
+		uint64_t longest = 0;
+		if (l->tensor[k].dtype != RB_STR)
+			continue;
+		if (rb_check_texts("input", &l->tensor[k], rb_req_rows(r, &l->tensor[k]), s->rows, &longest))
+			return RB_ERR_DTYPE;
+		if (!s->cost && !l->dims[RB_INPUT])
+			s->cost = (uint16_t)(longest < UINT16_MAX ? longest : UINT16_MAX);
+	}
+	return RB_OK;
+}
+
 int rb_req_check_commit(rb_conn *c, const rb_req *r, uint32_t flags)
 {
 	if (rb_req_slot(r)->state != RB_SLOT_CLAIMED)
 		return rb_say(RB_ERR_COMMITTED);
 	if (flags & RB_NOTIFY && c->notify_fd < 0)
 		return rb_explain(RB_ERR_INVALID, "this client has no notifier; call rb_client_fd first");
-	return flags & RB_PARTS ? check_parts(r) : RB_OK;
+	int status = flags & RB_PARTS ? check_parts(r) : RB_OK;
+	return status ? status : check_texts(r);
 }
 
 void rb_link_book(rb_link *l, uint32_t at, int64_t now, uint32_t flags)

@@ -20,6 +20,7 @@ static const struct {
 	[RB_BF16] = {"bf16", "bfloat16", 2},
 	[RB_F32] = {"f32", "float32", 4},
 	[RB_F64] = {"f64", "float64", 8},
+	[RB_STR] = {"str", "str", 1},
 };
 
 uint64_t rb_dtype_size(uint32_t dtype) { return dtypes[dtype].bytes; }
@@ -80,7 +81,7 @@ int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t)
 		return bad(text, bytes, "a name has 1..128 bytes, printable, without : [ ] , or blanks");
 	memcpy(t->name, text, (size_t)(colon - text));
 	uint32_t dtype_bytes = (uint32_t)(open - colon - 1);
-	for (uint32_t d = RB_BOOL; d <= RB_F64; d++)
+	for (uint32_t d = RB_BOOL; d <= RB_STR; d++)
 		if (rb_is(colon + 1, dtype_bytes, dtypes[d].name) || rb_is(colon + 1, dtype_bytes, dtypes[d].other))
 			t->dtype = d;
 	if (!t->dtype)
@@ -116,6 +117,10 @@ int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t)
 		if (at < last && (*at++ != ',' || at == last))
 			return bad(text, bytes, "a dimension is not a number");
 	}
+	if (t->dtype == RB_STR && (!t->rank || t->variable != 1u << (t->rank - 1) || t->on_device))
+		return bad(text, bytes, "a str has its most bytes last, and only them with <=: str[<=256]; it is in host memory");
+	if (t->dtype == RB_STR)
+		t->variable = 0; /* its memory is fixed */
 	if (t->on_device && t->variable)
 		return bad(text, bytes, "a tensor in device memory has no variable dimensions");
 	t->stride = t->row_bytes;
@@ -126,7 +131,8 @@ size_t rb_format_tensor(const rb_tensor *t, char *to, size_t room)
 {
 	size_t n = (size_t)snprintf(to, room, "%s:%s[", t->name, dtypes[t->dtype].name);
 	for (uint32_t i = 0; i < t->rank; i++)
-		n += (size_t)snprintf(n < room ? to + n : NULL, n < room ? room - n : 0, "%s%s%llu", i ? "," : "", t->variable >> i & 1 ? "<=" : "",
+		n += (size_t)snprintf(n < room ? to + n : NULL, n < room ? room - n : 0, "%s%s%llu", i ? "," : "",
+				      t->variable >> i & 1 || (t->dtype == RB_STR && i + 1 == t->rank) ? "<=" : "",
 				      (unsigned long long)t->shape[i]);
 	n += (size_t)snprintf(n < room ? to + n : NULL, n < room ? room - n : 0, "]");
 	if (t->on_device)
@@ -205,4 +211,43 @@ void rb_fill_view(rb_view *v, const rb_tensor *t, const uint32_t *dims, uint8_t 
 	v->shape[0] = rows;
 	for (uint32_t i = 0; i < t->rank; i++)
 		v->shape[1 + i] = t->variable >> i & 1 ? *dims++ : t->shape[i];
+}
+
+/* ---- texts ------------------------------------------------------------------------ */
+
+#define TEXT_END 0xff /* not a byte of UTF-8 */
+
+int rb_text_write(void *to, uint64_t most, const char *text, uint64_t bytes)
+{
+	if (!to || !text)
+		return rb_explain(RB_ERR_INVALID, "the text, or the memory for it, is NULL");
+	if (bytes > most)
+		return rb_explain(RB_ERR_SIZE, "a text of %llu bytes, at most %llu: shorten it, or declare str[<=%llu]", (unsigned long long)bytes,
+			(unsigned long long)most, (unsigned long long)bytes);
+	if (!rb_valid_utf8(text, bytes))
+		return rb_explain(RB_ERR_DTYPE, "a text that is not UTF-8; bytes of other kinds are u8");
+	memmove(to, text, bytes);
+	memset((uint8_t *)to + bytes, TEXT_END, most - bytes);
+	return RB_OK;
+}
+
+int rb_text_size(const void *from, uint64_t most, uint64_t *bytes)
+{
+	if (!from || !bytes)
+		return rb_explain(RB_ERR_INVALID, "the text, or the memory for its size, is NULL");
+	const uint8_t *end = memchr(from, TEXT_END, most);
+	*bytes = end ? (uint64_t)(end - (const uint8_t *)from) : most;
+	return rb_valid_utf8(from, *bytes) ? RB_OK : rb_explain(RB_ERR_DTYPE, "the text is not UTF-8");
+}
+
+int rb_check_texts(const char *what, const rb_tensor *t, const uint8_t *rows, uint32_t count, uint64_t *longest)
+{
+	uint64_t size, most = t->shape[t->rank - 1];
+	for (uint64_t at = 0; at < count * t->row_bytes; at += most) {
+		if (rb_text_size(rows + at, most, &size))
+			return rb_fail(RB_ERR_DTYPE, "%s \"%s\", row %llu: %s: the text is not UTF-8", what, t->name,
+				(unsigned long long)(at / t->row_bytes), rb_status_text(RB_ERR_DTYPE));
+		*longest = size > *longest ? size : *longest;
+	}
+	return RB_OK;
 }

@@ -262,6 +262,25 @@ static void variable_dims(void)
 	WANT(RB_OK, rb_close(c));
 }
 
+static void texts(void)
+{
+	char row[4];
+	uint64_t bytes;
+	WANT(RB_OK, rb_text_write(row, sizeof row, "ab", 2));
+	WANT(RB_OK, rb_text_size(row, sizeof row, &bytes));
+	CHECK(bytes == 2 && !memcmp(row, "ab\xff\xff", 4));
+	WANT(RB_OK, rb_text_write(row, sizeof row, "abcd", 4));
+	WANT(RB_OK, rb_text_size(row, sizeof row, &bytes));
+	CHECK(bytes == 4);
+	WANT(RB_ERR_SIZE, rb_text_write(row, sizeof row, "abcde", 5));
+	CHECK(strstr(rb_error(), "a text of 5 bytes, at most 4"));
+	WANT(RB_ERR_DTYPE, rb_text_write(row, sizeof row, "\xc3(", 2));
+	WANT(RB_ERR_INVALID, rb_text_write(NULL, sizeof row, "a", 1));
+	WANT(RB_ERR_INVALID, rb_text_size(NULL, sizeof row, &bytes));
+	memcpy(row, "\xc3(", 2);
+	WANT(RB_ERR_DTYPE, rb_text_size(row, sizeof row, &bytes));
+}
+
 static void *wait_until_closed(void *arg)
 {
 	rb_client c = *(rb_client *)arg;
@@ -302,6 +321,7 @@ static void everything(void)
 	one_slice();
 	thread_ends();
 	variable_dims();
+	texts();
 	no_descriptors(); /* both workers have theirs: they have answered */
 	packed();
 	closing();

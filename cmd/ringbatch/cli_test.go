@@ -207,7 +207,7 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{[]string{"infer", "affine", "1", "2", "3", "4", "--out", "y=/no/such/y.npy"}, 1, "cannot be written"},
 		{[]string{"trace", "affine", "--out", "/no/such/trace.json"}, 1, "cannot be written"},
 		{[]string{"gateway", "--window", "x"}, 2, "--window x: not a whole number"},
-		{[]string{"infer"}, 2, "infer needs a MODEL\n  Usage: ringbatch infer [flags] MODEL [NUMBER…]\n"},
+		{[]string{"infer"}, 2, "infer needs a MODEL\n  Usage: ringbatch infer [flags] MODEL [NUMBER…|TEXT…]\n"},
 		{[]string{"stats", "a", "b"}, 2, `stats does not take the argument "b"`},
 		{[]string{"broker", "--max-batch-sz", "3"}, 2, "no flag --max-batch-sz (did you mean --max-batch-size?); see ringbatch broker "},
 		{[]string{"broker", "--max_batch_size", "3"}, 2, "no flag --max_batch_size (did you mean --max-batch-size?)"},

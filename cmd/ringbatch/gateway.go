@@ -206,7 +206,7 @@ func example(sig *tensor.Signature) string {
 	for i := range sig.Inputs {
 		spec := &sig.Inputs[i]
 		shape, n := []string{"1"}, 1
-		for d, size := range spec.Shape {
+		for d, size := range oip.WireRow(spec, spec.Shape) {
 			if slices.Contains(spec.Variable, d) {
 				size = 1
 			}
@@ -216,8 +216,11 @@ func example(sig *tensor.Signature) string {
 			return ""
 		}
 		zero := "0"
-		if spec.DType == tensor.Bool {
+		switch spec.DType {
+		case tensor.Bool:
 			zero = "false"
+		case tensor.Str:
+			zero = `"text"`
 		}
 		zeros := strings.TrimSuffix(strings.Repeat(zero+",", n), ",")
 		inputs = append(inputs, fmt.Sprintf(`{"name":"%s","datatype":"%s","shape":[%s],"data":[%s]}`, spec.Name, oip.TypeName(spec.DType),

@@ -27,10 +27,11 @@ import (
 )
 
 func runInfer(ctx context.Context, args []string) error {
-	f := flags("infer", " MODEL [NUMBER…]",
-		`Send one request and print the outputs. Inputs are numbers on the command line (for a model with one
-input), or one --in NAME=FILE per input: a .npy file, or raw little-endian bytes.`,
+	f := flags("infer", " MODEL [NUMBER…|TEXT…]",
+		`Send one request and print the outputs. Inputs are numbers or texts on the command line (for a model with
+one input), or one --in NAME=FILE per input: a .npy file, raw little-endian bytes, or one text.`,
 		`  ringbatch infer affine 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
+  ringbatch infer shout "hello world"
   ringbatch infer resnet50 --in x=image.npy --out y=scores.npy --timeout 2s
 `)
 	socket := socketFlag(f)
@@ -126,7 +127,7 @@ func readInputs(sig *tensor.Signature, numbers, files []string, shape []int) ([]
 		}
 	}
 	if len(numbers) > 0 && (len(sig.Inputs) != 1 || len(files) > 0) {
-		return nil, fmt.Errorf("%w: numbers are for models with one input; this one is %s", errUsage, sig)
+		return nil, fmt.Errorf("%w: numbers and texts are for models with one input; this one is %s", errUsage, sig)
 	}
 	var tensors []any
 	for i := range sig.Inputs {
@@ -136,6 +137,8 @@ func readInputs(sig *tensor.Signature, numbers, files []string, shape []int) ([]
 		switch file, ok := byName[spec.Name]; {
 		case ok:
 			t, err = readInput(spec, file)
+		case len(numbers) > 0 && spec.DType == tensor.Str:
+			t, err = spec.OfTexts(numbers)
 		case len(numbers) > 0:
 			t.Data, err = encode(spec.DType, numbers)
 		default:
@@ -197,6 +200,13 @@ func readInput(spec *tensor.Spec, file string) (tensor.Tensor, error) {
 		defer f.Close()
 	}
 	r := bufio.NewReader(f)
+	if spec.DType == tensor.Str {
+		data, err := io.ReadAll(io.LimitReader(r, maxInputFile))
+		if err != nil {
+			return tensor.Tensor{}, err
+		}
+		return spec.OfTexts([]string{string(data)})
+	}
 	if start, _ := r.Peek(len(npy.Magic)); string(start) == npy.Magic {
 		t, err := codec.ReadNPY(r, spec, maxInputFile)
 		if err != nil {
@@ -234,6 +244,9 @@ func outputFiles(sig *tensor.Signature, outs []string) (map[string]string, error
 		if !slices.ContainsFunc(sig.Outputs, func(t tensor.Spec) bool { return t.Name == name }) {
 			return nil, fmt.Errorf("no output %q; the model is %s", name, sig)
 		}
+		if slices.ContainsFunc(sig.Outputs, func(t tensor.Spec) bool { return t.Name == name && t.DType == tensor.Str }) {
+			return nil, fmt.Errorf("%w: --out %s: an .npy file has no str; --json prints it", errUsage, text)
+		}
 		if err := progress.CanWrite(file); err != nil {
 			return nil, fmt.Errorf("--out: %w", err)
 		}
@@ -260,6 +273,12 @@ func writeOutputs(sig *tensor.Signature, r client.Request, files map[string]stri
 		if err := tensor.Copy(t, view); err != nil {
 			return err
 		}
+		if t.DType == tensor.Str {
+			if err := printTexts(t, &spec, result, asJSON); err != nil {
+				return err
+			}
+			continue
+		}
 		switch file, ok := files[spec.Name]; {
 		case ok:
 			if err := writeFile(file, func(w io.Writer) error { return codec.WriteNPY(w, t) }); err != nil {
@@ -277,6 +296,21 @@ func writeOutputs(sig *tensor.Signature, r client.Request, files map[string]stri
 		return json.NewEncoder(os.Stdout).Encode(result)
 	}
 	return nil
+}
+
+func printTexts(t tensor.Tensor, spec *tensor.Spec, result map[string]printed, asJSON bool) error {
+	texts, err := tensor.Texts(t)
+	if err != nil {
+		return err
+	}
+	shape := append([]int{t.Rows()}, spec.Shape[:len(spec.Shape)-1]...)
+	if asJSON {
+		data, err := json.Marshal(texts)
+		result[t.Name] = printed{data, t.DType.String(), shape}
+		return err
+	}
+	_, err = fmt.Printf("%s %s%v\n%s\n", t.Name, t.DType, shape, strings.Join(texts, "\n"))
+	return err
 }
 
 func jsonList(t tensor.Tensor) json.RawMessage {

@@ -51,7 +51,7 @@ func TestABadRequestIsAnsweredWithItsReason(t *testing.T) {
 		{"an input twice", input(goodInput + `,` + goodInput), "twice", 400},
 		{"another type", input(`{"name":"x","shape":[1,4],"datatype":"INT32","data":[1,2,3,4]}`), "FP32", 400},
 		{"an unknown type", input(`{"name":"x","shape":[1,4],"datatype":"FP31","data":[1,2,3,4]}`), "FP31", 400},
-		{"a type that no ring has", input(`{"name":"x","shape":[1,4],"datatype":"BYTES","data":["a"]}`), "BYTES", 400},
+		{"a type that no ring has", input(`{"name":"x","shape":[1,4],"datatype":"UINT64","data":[1,2,3,4]}`), "UINT64", 400},
 		{"another shape", input(`{"name":"x","shape":[1,5],"datatype":"FP32","data":[1,2,3,4,5]}`), "shape", 400},
 		{"no rows dimension", input(`{"name":"x","shape":[4],"datatype":"FP32","data":[1,2,3,4]}`), "[-1 4]", 400},
 		{"no rows", input(`{"name":"x","shape":[0,4],"datatype":"FP32","data":[]}`), "rows", 400},

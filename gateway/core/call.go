@@ -99,9 +99,22 @@ type Input struct {
 	Shape []int // rows first
 	Src   source
 	Size  int // bytes of the source; -1: its Finish checks them
+	left  int // of text: bytes of the source that are left
 	index int // in the signature
 
 	Region *RegionUse // nil: not in shared memory
+}
+
+// source reads the input into slots.
+func (in *Input) source(spec *tensor.Spec) source {
+	if spec.DType != tensor.Str {
+		return in.Src
+	}
+	if s, ok := in.Src.(JSONSource); ok {
+		s.TextBytes = spec.TextBytes()
+		return s
+	}
+	return oip.TextSource{Src: in.Src, Spec: spec, Left: &in.left}
 }
 
 // Output is an output tensor, in the form that the caller wants.
@@ -192,8 +205,12 @@ func (c *Call) checkInput(spec *tensor.Spec, in *Input) error {
 	if in.DType != spec.DType {
 		return fmt.Errorf("%w: input %q is %s, got %s", status.ErrDType, in.Name, oip.TypeName(spec.DType), oip.TypeName(in.DType))
 	}
+	if most := spec.TextBytes(); most > 0 {
+		in.left = in.Size
+		in.Shape = append(in.Shape, most)
+	}
 	wrong := func() error {
-		return fmt.Errorf("%w: input %q has shape %v, got %v", status.ErrShape, in.Name, oip.WireShape(spec), in.Shape)
+		return fmt.Errorf("%w: input %q has shape %v, got %v", status.ErrShape, in.Name, oip.WireShape(spec), oip.WireRow(spec, in.Shape))
 	}
 	if len(in.Shape) != len(spec.Shape)+1 {
 		return wrong()
@@ -216,6 +233,9 @@ func (c *Call) checkInput(spec *tensor.Spec, in *Input) error {
 		bytes *= got
 	}
 	need := c.runner.inputBytes(c, in, bytes*in.Shape[0])
+	if spec.DType == tensor.Str {
+		need = in.Size // texts are shorter than their memory
+	}
 	if in.Size >= 0 && in.Size != need {
 		return fmt.Errorf("%w: input %q of shape %v takes %d bytes, got %d", status.ErrSize, in.Name, in.Shape, need, in.Size)
 	} else if need > c.Model.G.Cfg.MaxMessageBytes {

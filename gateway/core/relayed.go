@@ -234,6 +234,12 @@ func (c *Call) skipRelayed(q *oip.RelayedRequest) error {
 	var scratch [4 << 10]byte
 	for i := range c.Inputs {
 		in := &c.Inputs[i]
+		if spec := &c.Model.Sig.Inputs[in.index]; spec.DType == tensor.Str {
+			if err := in.source(spec).ReadFull(make([]byte, q.Rows*spec.RowBytes())); err != nil {
+				return err
+			}
+			continue
+		}
 		for left := q.Rows * rowBytes(&c.Model.Sig, in.index, q.Dims[:]); left > 0; {
 			n := min(left, len(scratch))
 			if err := in.Src.ReadFull(scratch[:n]); err != nil {
@@ -391,6 +397,9 @@ func (c *Call) viewRelayed() error {
 		if p := &r.parts[k]; p.state == partFailed {
 			failed = oip.AppendFailed(failed, k, nameOfEnd(p.err), TextOf(p.err))
 		}
+	}
+	if err := c.finishOutputs(); err != nil {
+		return err
 	}
 	c.Parameters = c.Parameters[:0]
 	if len(failed) > 0 {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/pad"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -173,9 +174,39 @@ func (c *Call) view(r client.Request) error {
 			return err
 		}
 	}
+	return c.finishOutputs()
+}
+
+// finishOutputs makes texts elements of BYTES, and writes outputs into the caller's shared memory.
+func (c *Call) finishOutputs() error {
+	for i := range c.Outputs {
+		if o := &c.Outputs[i]; o.DType == tensor.Str {
+			if err := c.encodeTexts(o); err != nil {
+				return err
+			}
+		}
+	}
 	if len(c.regions) > 0 {
 		return c.writeRegions()
 	}
+	return nil
+}
+
+func (c *Call) encodeTexts(o *Output) error {
+	spec := &c.Model.Sig.Outputs[o.index]
+	o.Shape = oip.WireRow(spec, o.Shape)
+	texts := o.Size / spec.TextBytes()
+	if err := c.Take(o.Size + 4*texts); err != nil {
+		return err
+	}
+	var all []byte
+	for _, p := range o.Parts {
+		var err error
+		if all, err = oip.AppendTexts(all, spec, p); err != nil {
+			return fmt.Errorf("%w: the worker answered output %w", status.ErrFailed, err)
+		}
+	}
+	o.Parts, o.Size = append(o.Parts[:0], all), len(all)
 	return nil
 }
 
@@ -274,10 +305,7 @@ func (c *Call) runSplit(ctx context.Context, cl *client.Client, most int) (err e
 		}
 	}
 	c.Ended = time.Now()
-	if len(c.regions) > 0 {
-		return c.writeRegions()
-	}
-	return nil
+	return c.finishOutputs()
 }
 
 // send fills the slots of r from the sources, in the body's order.
@@ -304,13 +332,14 @@ func (c *Call) send(ctx context.Context, r client.Request, rows int) error {
 
 func (c *Call) fill(r client.Request, in *Input, rows int) error {
 	spec := &c.Model.Sig.Inputs[in.index]
+	src := in.source(spec)
 	if len(spec.Variable) == 0 {
 		p, err := r.InputBytes(in.index)
 		if err != nil {
 			return err
 		}
 		if len(p) == rows*spec.RowBytes() { // no gaps between rows
-			return in.Src.ReadFull(p)
+			return src.ReadFull(p)
 		}
 	}
 	view, err := r.Input(in.Name)
@@ -324,10 +353,10 @@ func (c *Call) fill(r client.Request, in *Input, rows int) error {
 	}
 	if slices.Equal(actual, view.Shape[1:]) {
 		if view.Contiguous() {
-			return in.Src.ReadFull(view.Data[:rows*size])
+			return src.ReadFull(view.Data[:rows*size])
 		}
 		for i := range rows {
-			if err := in.Src.ReadFull(view.Row(i).Data[:size]); err != nil {
+			if err := src.ReadFull(view.Row(i).Data[:size]); err != nil {
 				return err
 			}
 		}
@@ -335,7 +364,7 @@ func (c *Call) fill(r client.Request, in *Input, rows int) error {
 	}
 	row := make([]byte, size) // the slot's bucket is larger
 	for i := range rows {
-		if err := in.Src.ReadFull(row); err != nil {
+		if err := src.ReadFull(row); err != nil {
 			return err
 		}
 		to := view.Row(i)
@@ -347,6 +376,9 @@ func (c *Call) fill(r client.Request, in *Input, rows int) error {
 // finishSources checks that sources of unknown size are at their end.
 func (c *Call) finishSources() error {
 	for i := range c.Inputs {
+		if in := &c.Inputs[i]; in.DType == tensor.Str && in.left > 0 {
+			return fmt.Errorf("%w: input %q has %d bytes behind its last text", status.ErrSize, in.Name, in.left)
+		}
 		if s, ok := c.Inputs[i].Src.(interface{ Finish() error }); ok {
 			if err := s.Finish(); err != nil {
 				return fmt.Errorf("input %q: %w", c.Inputs[i].Name, err)

@@ -74,6 +74,11 @@ func (c rpcCall) readContents(in *core.Input, encoded []byte) error {
 			out = le.AppendUint64(out, math.Float64bits(v))
 		}
 		lists.Fp64Contents = nil
+	case tensor.Str:
+		for _, v := range lists.BytesContents {
+			out = append(le.AppendUint32(out, uint32(len(v))), v...)
+		}
+		lists.BytesContents = nil
 	default:
 		return core.BadRequest("input %q: %s has to come in raw_input_contents", in.Name, oip.TypeName(in.DType))
 	}

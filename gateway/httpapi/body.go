@@ -5,6 +5,8 @@ package httpapi
 import (
 	"compress/gzip"
 	"compress/zlib"
+	"encoding/binary"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -14,6 +16,8 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/gateway/core"
+	"github.com/ringbatch/ringbatch/status"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // body is a request's body, with memory for the JSON of request and answer.
@@ -115,12 +119,30 @@ func (b *body) rawInput(c httpCall) error {
 	}
 	spec := &c.Model.Sig.Inputs[0]
 	size := b.length
+	if spec.DType == tensor.Str && len(spec.Shape) == 1 { // the body is the text
+		return b.rawText(c, spec)
+	}
 	if size < 0 || size%int64(spec.RowBytes()) != 0 {
 		return core.BadRequest("the body is to be whole rows of %d bytes, and as long as its Content-Length says", spec.RowBytes())
 	}
 	in := c.AddInput()
 	in.Name, in.DType, in.Src, in.Size = spec.Name, spec.DType, &b.source, int(size)
 	in.Shape = append(append(in.Shape, int(size)/spec.RowBytes()), spec.Shape...)
+	c.Binary = true
+	return nil
+}
+
+// rawText takes the whole body for one text.
+func (b *body) rawText(c httpCall, spec *tensor.Spec) error {
+	if b.length > int64(spec.TextBytes()) {
+		return fmt.Errorf("%w: input %q: a text of %d bytes, at most %d", status.ErrSize, spec.Name, b.length, spec.TextBytes())
+	}
+	if err := b.readText(c, b.length); err != nil {
+		return err
+	}
+	in := c.AddInput()
+	data := core.BytesSource(append(binary.LittleEndian.AppendUint32(nil, uint32(len(b.text))), b.text...))
+	in.Name, in.DType, in.Src, in.Size, in.Shape = spec.Name, spec.DType, &data, len(data), append(in.Shape, 1)
 	c.Binary = true
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ringbatch/ringbatch/gateway/core"
+	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/codec"
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -39,7 +40,7 @@ func (c httpCall) readGenerate(text []byte) error {
 	return s.Err()
 }
 
-// readField reads an input of one row: a number, or lists nested like the row's shape.
+// readField reads an input of one row: a number, a text, or lists nested like the row's shape.
 func (c httpCall) readField(s *codec.Scanner, spec *tensor.Spec) {
 	if len(c.Inputs) >= tensor.MaxTensors {
 		s.Fail("too many inputs")
@@ -50,7 +51,7 @@ func (c httpCall) readField(s *codec.Scanner, spec *tensor.Spec) {
 		return
 	}
 	in := c.AddInput()
-	in.Name, in.DType, in.Shape = spec.Name, spec.DType, append(append(in.Shape[:0], 1), spec.Shape...)
+	in.Name, in.DType, in.Shape = spec.Name, spec.DType, append(append(in.Shape[:0], 1), oip.WireRow(spec, spec.Shape)...)
 	for at, first := 1, value; len(spec.Variable) > 0 && at < len(in.Shape); at++ {
 		in.Shape[at] = 0
 		list := codec.NewScanner(first)
@@ -66,19 +67,21 @@ func (c httpCall) readField(s *codec.Scanner, spec *tensor.Spec) {
 	in.Src = core.JSONSource{Reader: codec.NewReader(row, in.DType, in.Shape)}
 }
 
-// appendFields writes the outputs of one row as fields: a number, or a flat list.
+// appendFields writes the outputs of one row as fields: a number, a text, or a flat list.
 func (c httpCall) appendFields(b []byte, outputs []core.Output) []byte {
 	b = append(b, '{')
 	if c.ID != "" {
-		b = append(appendString(append(b, `"id":`...), c.ID), ',')
+		b = append(codec.AppendString(append(b, `"id":`...), c.ID), ',')
 	}
-	b = appendString(append(b, `"model_name":`...), c.ModelName())
-	b = appendString(append(b, `,"model_version":`...), c.ModelVersion())
+	b = codec.AppendString(append(b, `"model_name":`...), c.ModelName())
+	b = codec.AppendString(append(b, `,"model_version":`...), c.ModelVersion())
 	for i := range outputs {
 		o := &outputs[i]
-		b = append(appendString(append(b, ','), o.Name), ':')
+		b = append(codec.AppendString(append(b, ','), o.Name), ':')
 		if len(o.Shape) > 1 {
 			b = appendData(b, o)
+		} else if o.DType == tensor.Str {
+			oip.Texts(o.Parts[0], func(text []byte) { b = codec.AppendString(b, string(text)) })
 		} else {
 			b = codec.AppendJSON(b, o.DType, o.Parts[0], false)
 		}
@@ -144,7 +147,7 @@ func (c httpCall) stream(w http.ResponseWriter, r *http.Request, control *http.R
 		}
 	}
 	if err != nil { // the status was sent
-		_ = event(append(append(appendString([]byte(`data: {"error":`), core.TextOf(err)), '}'), "\n\n"...))
+		_ = event(append(append(codec.AppendString([]byte(`data: {"error":`), core.TextOf(err)), '}'), "\n\n"...))
 	}
 	return err
 }

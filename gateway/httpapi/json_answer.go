@@ -3,7 +3,6 @@
 package httpapi
 
 import (
-	"encoding/json"
 	"strconv"
 
 	"google.golang.org/protobuf/proto"
@@ -12,6 +11,7 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/codec"
+	"github.com/ringbatch/ringbatch/tensor"
 )
 
 // appendAnswer writes the JSON of an answer, and returns the size of the tensors
@@ -19,10 +19,10 @@ import (
 func (c httpCall) appendAnswer(b []byte) (_ []byte, binary int) {
 	b = append(b, '{')
 	if c.ID != "" {
-		b = append(appendString(append(b, `"id":`...), c.ID), ',')
+		b = append(codec.AppendString(append(b, `"id":`...), c.ID), ',')
 	}
-	b = appendString(append(b, `"model_name":`...), c.ModelName())
-	b = appendString(append(b, `,"model_version":`...), c.ModelVersion())
+	b = codec.AppendString(append(b, `"model_name":`...), c.ModelName())
+	b = codec.AppendString(append(b, `,"model_version":`...), c.ModelVersion())
 	if v := c.WeightsVersion(); v > 0 {
 		b = append(strconv.AppendUint(append(b, `,"parameters":{"weights_version":`...), v, 10), '}')
 	}
@@ -32,7 +32,7 @@ func (c httpCall) appendAnswer(b []byte) (_ []byte, binary int) {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = appendString(append(b, `{"name":`...), o.Name)
+		b = codec.AppendString(append(b, `{"name":`...), o.Name)
 		b = append(append(b, `,"datatype":"`...), oip.TypeName(o.DType)...)
 		b = append(b, `","shape":[`...)
 		for j, d := range o.Shape {
@@ -72,6 +72,18 @@ func (c httpCall) mostJSONBytes() int {
 
 func appendData(b []byte, o *core.Output) []byte {
 	b = append(b, '[')
+	if o.DType == tensor.Str {
+		comma := false
+		for _, p := range o.Parts {
+			oip.Texts(p, func(text []byte) {
+				if comma {
+					b = append(b, ',')
+				}
+				b, comma = codec.AppendString(b, string(text)), true
+			})
+		}
+		return append(b, ']')
+	}
 	for i, p := range o.Parts {
 		if i > 0 && len(p) > 0 {
 			b = append(b, ',')
@@ -79,16 +91,6 @@ func appendData(b []byte, o *core.Output) []byte {
 		b = codec.AppendJSON(b, o.DType, p, false)
 	}
 	return append(b, ']')
-}
-
-func appendString(b []byte, s string) []byte {
-	for i := range len(s) {
-		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
-			text, _ := json.Marshal(s)
-			return append(b, text...)
-		}
-	}
-	return append(append(append(b, '"'), s...), '"')
 }
 
 // appendMessage writes a message of the protocol as Triton writes it over
@@ -110,7 +112,7 @@ func appendReflected(b []byte, m protoreflect.Message) []byte {
 			b = append(b, ',')
 		}
 		first = false
-		b = append(appendString(b, string(f.Name())), ':')
+		b = append(codec.AppendString(b, string(f.Name())), ':')
 		v := m.Get(f)
 		if !f.IsList() {
 			b = appendValue(b, f, v)
@@ -133,9 +135,9 @@ func appendValue(b []byte, f protoreflect.FieldDescriptor, v protoreflect.Value)
 	case protoreflect.MessageKind:
 		return appendReflected(b, v.Message())
 	case protoreflect.EnumKind:
-		return appendString(b, string(f.Enum().Values().ByNumber(v.Enum()).Name()))
+		return codec.AppendString(b, string(f.Enum().Values().ByNumber(v.Enum()).Name()))
 	case protoreflect.StringKind:
-		return appendString(b, v.String())
+		return codec.AppendString(b, v.String())
 	case protoreflect.BoolKind:
 		return strconv.AppendBool(b, v.Bool())
 	case protoreflect.Uint64Kind:

@@ -20,6 +20,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/gateway/console"
 	"github.com/ringbatch/ringbatch/gateway/core"
+	"github.com/ringbatch/ringbatch/internal/codec"
 )
 
 // headerLength is the header with the length of a binary body's JSON.
@@ -304,7 +305,7 @@ var (
 
 func writeError(w http.ResponseWriter, err error) {
 	m := core.MeaningOf(err)
-	b := append(appendString([]byte(`{"error":`), core.TextOf(err)), '}')
+	b := append(codec.AppendString([]byte(`{"error":`), core.TextOf(err)), '}')
 	h := w.Header()
 	h["Content-Type"] = typeJSON
 	h["Content-Length"] = []string{strconv.Itoa(len(b))}

@@ -59,7 +59,7 @@ def test_the_server_and_its_models_describe_themselves(gateway: Gateway, kind: s
         assert config["max_batch_size"] == 8 and config["input"][0]["data_type"] == "TYPE_FP32"
         index = c.get_model_repository_index(**options)
         models = index["models"] if kind == "grpc" else index
-        assert {m["name"] for m in models} == {"affine", "image", "letters", "nap", "sum", "text", "types"}
+        assert {m["name"] for m in models} == {"affine", "image", "letters", "nap", "sum", "text", "types", "words"}
         with pytest.raises(InferenceServerException, match="no model"):
             c.get_model_metadata("nothing")
         c.load_model("affine")  # it is
@@ -91,6 +91,32 @@ def test_one_inference(gateway: Gateway, kind: str) -> None:
         np.testing.assert_array_equal(got.as_numpy("y"), 2 * X + 1)
         answer = got.get_response()
         assert (answer["id"] if kind == "http" else answer.id) == "seven"
+
+
+WORDS = np.array([["hello", ""], ["grüße", "a\0b"]], dtype=object)
+
+
+def words(got) -> list[list[str]]:
+    return [[text.decode() for text in row] for row in got.as_numpy("y")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts(gateway: Gateway, kind: str) -> None:
+    with client(gateway, kind) as c:
+        about = c.get_model_metadata("words", **({"as_json": True} if kind == "grpc" else {}))
+        assert about["inputs"][0]["datatype"] == "BYTES" and [int(d) for d in about["inputs"][0]["shape"]] == [-1, 2]
+        assert words(c.infer("words", [given(kind, "x", WORDS)])) == WORDS.tolist()
+        assert words(c.infer("words", [given(kind, "x", WORDS.repeat(9, axis=0))])) == WORDS.repeat(9, axis=0).tolist()
+        for bad, says in [("x" * 17, "at most 16"), (b"\xc3(", "not UTF-8")]:
+            with pytest.raises(InferenceServerException, match=says):
+                c.infer("words", [given(kind, "x", np.array([["a", bad]], object))])
+
+
+def test_texts_as_json(gateway: Gateway) -> None:
+    with client(gateway, "http") as c:
+        wanted = [http.InferRequestedOutput("y", binary_data=False)]
+        got = c.infer("words", [given("http", "x", WORDS, binary_data=False)], outputs=wanted)
+        assert got.as_numpy("y").tolist() == WORDS.tolist()
 
 
 def test_inputs_and_outputs_as_json(gateway: Gateway) -> None:
@@ -242,13 +268,14 @@ def test_a_decoupled_stream(gateway: Gateway) -> None:
 
 
 def test_the_generate_extension(gateway: Gateway) -> None:
-    def post(how: str):
-        url, body = f"http://{gateway.http}/v2/models/letters/{how}", json.dumps({"n": 5, "parameters": {"priority": 1}}).encode()
-        return urllib.request.urlopen(urllib.request.Request(url, body), timeout=60)
+    def post(how: str, model: str = "letters", **fields):
+        body = json.dumps(fields or {"n": 5, "parameters": {"priority": 1}}).encode()
+        return urllib.request.urlopen(urllib.request.Request(f"http://{gateway.http}/v2/models/{model}/{how}", body), timeout=60)
 
     assert json.load(post("generate")) == {"model_name": "letters", "model_version": "1", "text": [97, 98, 99, 100, 101]}
     events = [json.loads(line[6:]) for line in post("generate_stream") if line.strip()]
     assert len(events) > 1 and sum((e["text"] for e in events), []) == [97, 98, 99, 100, 101]
+    assert json.load(post("generate", "words", x=["a", "é"]))["y"] == ["a", "é"]
 
 
 def test_sequences_of_a_stream(gateway: Gateway) -> None:

@@ -17,6 +17,7 @@ const DefaultGRPC = "127.0.0.1:8001"
 var typeNames = [...]string{
 	tensor.Bool: "BOOL", tensor.U8: "UINT8", tensor.I8: "INT8", tensor.I16: "INT16", tensor.I32: "INT32",
 	tensor.I64: "INT64", tensor.F16: "FP16", tensor.BF16: "BF16", tensor.F32: "FP32", tensor.F64: "FP64",
+	tensor.Str: "BYTES",
 }
 
 // ConfigTypes are the element types as a ModelConfig has them.
@@ -25,6 +26,7 @@ var ConfigTypes = [...]DataType{
 	tensor.I16: DataType_TYPE_INT16, tensor.I32: DataType_TYPE_INT32, tensor.I64: DataType_TYPE_INT64,
 	tensor.F16: DataType_TYPE_FP16, tensor.BF16: DataType_TYPE_BF16,
 	tensor.F32: DataType_TYPE_FP32, tensor.F64: DataType_TYPE_FP64,
+	tensor.Str: DataType_TYPE_STRING,
 }
 
 // TypeName returns the protocol's name of an element type.
@@ -43,8 +45,8 @@ func ParseType(name string) (tensor.DType, error) {
 		}
 	}
 	switch name {
-	case "UINT16", "UINT32", "UINT64", "BYTES":
-		return 0, fmt.Errorf("%w: element type %s: a ring has %s; text and images can be sent as UINT8", status.ErrDType, name,
+	case "UINT16", "UINT32", "UINT64":
+		return 0, fmt.Errorf("%w: element type %s: a ring has %s", status.ErrDType, name,
 			strings.Join(typeNames[tensor.Bool:], ", "))
 	}
 	return 0, fmt.Errorf("%w: element type %q is unknown", status.ErrDType, name)
@@ -58,8 +60,9 @@ func WireShape(spec *tensor.Spec) []int64 {
 
 // RowShape returns the shape of a row, with -1 for variable dimensions.
 func RowShape(spec *tensor.Spec) []int64 {
-	shape := make([]int64, len(spec.Shape))
-	for i, d := range spec.Shape {
+	row := WireRow(spec, spec.Shape)
+	shape := make([]int64, len(row))
+	for i, d := range row {
 		shape[i] = int64(d)
 	}
 	for _, v := range spec.Variable {

@@ -3,6 +3,7 @@
 package codec
 
 import (
+	"encoding/json"
 	"fmt"
 
 	"github.com/ringbatch/ringbatch/status"
@@ -20,6 +21,8 @@ type Reader struct {
 	dtype tensor.DType
 	shape []int
 
+	TextBytes int // of a str tensor: the memory of one text
+
 	nested  bool
 	started bool
 	depth   int   // open lists
@@ -29,7 +32,7 @@ type Reader struct {
 }
 
 // NewReader returns a Reader of the array at the start of text. The first size of shape is
-// the number of rows. The Reader keeps shape and text.
+// the number of rows; a str tensor has no dimension for the bytes of a text there. The Reader keeps shape and text.
 func NewReader(text []byte, d tensor.DType, shape []int) *Reader {
 	r := &Reader{cursor: cursor{text: text}, dtype: d, shape: shape}
 	r.items = r.room[:]
@@ -42,7 +45,7 @@ func NewReader(text []byte, d tensor.DType, shape []int) *Reader {
 // Fill reads as many elements as fit into p. If rows are not contiguous in memory, the
 // caller calls Fill for each row.
 func (r *Reader) Fill(p []byte) error {
-	size := r.dtype.Size()
+	size := max(r.dtype.Size(), r.TextBytes)
 	for ; len(p) >= size; p = p[size:] {
 		word, err := r.next()
 		if err != nil {
@@ -51,7 +54,7 @@ func (r *Reader) Fill(p []byte) error {
 		if word == nil {
 			return fmt.Errorf("%w: %d elements, the shape %v has more", status.ErrSize, r.read, r.shape)
 		}
-		if err := r.put(p, word); err != nil {
+		if err := r.put(p[:size], word); err != nil {
 			return fmt.Errorf("element %d: %w", r.read, err)
 		}
 		r.read++
@@ -73,6 +76,9 @@ func (r *Reader) End() (int, error) {
 
 // put is Put with the syntax of JSON.
 func (r *Reader) put(p, word []byte) error {
+	if r.dtype == tensor.Str {
+		return tensor.PutText(p, string(word))
+	}
 	float := r.dtype == tensor.F16 || r.dtype == tensor.BF16 || r.dtype == tensor.F32 || r.dtype == tensor.F64
 	special := float && (string(word) == "NaN" || string(word) == "Infinity" || string(word) == "-Infinity")
 	if r.dtype != tensor.Bool && !special && !IsNumber(word) { // Put checks the words of a bool
@@ -161,6 +167,15 @@ func (r *Reader) endItem() (done bool, err error) {
 // word reads up to the next separator, without quotes.
 func (r *Reader) word() ([]byte, error) {
 	quoted := r.text[r.at] == '"'
+	if r.dtype == tensor.Str {
+		s := NewScanner(r.text[r.at:])
+		if !quoted {
+			return nil, fmt.Errorf("%w: element %d begins with %q: want a string", status.ErrDType, r.read, r.text[r.at])
+		}
+		text := s.Text()
+		r.at += s.at
+		return text, s.Err()
+	}
 	if quoted {
 		r.at++
 	}
@@ -250,8 +265,19 @@ func AppendJSON(b []byte, d tensor.DType, data []byte, null bool) []byte {
 }
 
 // MaxJSONBytes is an upper bound for the bytes that AppendJSON appends for one element and
-// its comma.
+// its comma, or AppendString for one byte.
 func MaxJSONBytes(d tensor.DType) int { return mostDigits[d] }
 
 var mostDigits = [...]int{tensor.Bool: 6, tensor.U8: 4, tensor.I8: 5, tensor.I16: 7, tensor.I32: 12, tensor.I64: 21,
-	tensor.F16: 25, tensor.BF16: 25, tensor.F32: 25, tensor.F64: 26}
+	tensor.F16: 25, tensor.BF16: 25, tensor.F32: 25, tensor.F64: 26, tensor.Str: 6}
+
+// AppendString appends a string of JSON.
+func AppendString(b []byte, s string) []byte {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			text, _ := json.Marshal(s)
+			return append(b, text...)
+		}
+	}
+	return append(append(append(b, '"'), s...), '"')
+}

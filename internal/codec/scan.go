@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/ringbatch/ringbatch/status"
@@ -153,14 +154,23 @@ func (s *Scanner) Text() []byte {
 	return nil
 }
 
+var replaced = []byte("\ufffd")
+
 func (s *Scanner) escaped(from int) []byte {
 	for s.at < len(s.text) {
 		switch c := s.text[s.at]; {
 		case c == '"':
 			s.at++
 			var text string
-			if err := json.Unmarshal(s.text[from-1:s.at], &text); err != nil {
+			raw := s.text[from-1 : s.at]
+			if err := json.Unmarshal(raw, &text); err != nil {
 				s.Fail("bad string")
+				return nil
+			}
+			// Unmarshal replaces what is not UTF-8.
+			given := bytes.Count(raw, replaced) + bytes.Count(bytes.ToLower(raw), []byte(`\ufffd`))
+			if !utf8.Valid(raw) || strings.Count(text, string(replaced)) > given {
+				s.Fail("bad UTF-8 in a string")
 				return nil
 			}
 			return []byte(text)

@@ -278,7 +278,11 @@ static PyObject *copy_rows(const Tensor *t, const rb_view *v, int item)
 		step *= v->shape[i];
 	for (uint64_t row = 0; y && row < v->shape[0]; row++)
 		memcpy(((Array *)y)->data + row * step, (char *)v->data + row * v->stride, step);
-	return y;
+	if (!y || !t->texts)
+		return y;
+	PyObject *made = PyObject_CallFunctionObjArgs(t->texts, y, NULL);
+	Py_DECREF(y);
+	return made;
 }
 
 /* A copy of the k-th output; a list of rows if they differ in size. */

@@ -49,8 +49,10 @@ static void client_dealloc(Client *c)
 {
 	Py_XDECREF(client_close(c, NULL));
 	forget_views(c);
-	for (uint32_t k = 0; c->tensor && k < c->tensors; k++)
+	for (uint32_t k = 0; c->tensor && k < c->tensors; k++) {
 		Py_XDECREF(c->tensor[k].one);
+		Py_XDECREF(c->tensor[k].texts);
+	}
 	free(c->tensor);
 	Py_XDECREF(c->names);
 	free_object(c);
@@ -83,12 +85,14 @@ static PyObject *client_dial(Client *c, PyObject *args)
 /* Fills in a tensor; -1 if an exception was raised. */
 static int learn_tensor(Tensor *t, PyObject *given)
 {
-	PyObject *one, *shape;
-	if (!PyArg_ParseTuple(given, "O!nI", &PyTuple_Type, &one, &t->item, &t->variable) ||
+	PyObject *one, *shape, *texts;
+	if (!PyArg_ParseTuple(given, "O!nIO", &PyTuple_Type, &one, &t->item, &t->variable, &texts) ||
 	    !PyArg_ParseTuple(one, "O!O", &PyTuple_Type, &shape, &t->dtype))
 		return -1;
 	t->one = one;
 	Py_INCREF(t->one);
+	if (texts != Py_None)
+		Py_INCREF(t->texts = texts);
 	t->bytes = t->item;
 	for (; t->rank < PyTuple_Size(shape) && t->rank < MOST_RANK; t->rank++) {
 		t->shape[t->rank] = PyLong_AsSsize_t(PyTuple_GetItem(shape, t->rank));
@@ -97,7 +101,8 @@ static int learn_tensor(Tensor *t, PyObject *given)
 	return PyErr_Occurred() ? -1 : 0;
 }
 
-/* learn(names, tensors, in_c): the model's tensors: ((shape, dtype), bytes of a number, variable dimensions) of each one. */
+/* learn(names, tensors, in_c): the model's tensors: ((shape, dtype), bytes of a number, variable dimensions, what
+ * makes texts of rows or None) of each one. */
 static PyObject *client_learn(Client *c, PyObject *args)
 {
 	PyObject *names, *tensors;
@@ -115,7 +120,7 @@ static PyObject *client_learn(Client *c, PyObject *args)
 		if (learn_tensor(t, PyTuple_GetItem(tensors, c->tensors)))
 			return NULL;
 		c->plain &= !t->variable || c->tensors >= c->inputs;
-		c->sized &= !t->variable;
+		c->sized &= !t->variable && !(t->texts && c->tensors >= c->inputs); /* texts are made of outputs that have come */
 	}
 	Py_INCREF(c->names = names);
 	c->in_c = (char)in_c;

@@ -82,6 +82,7 @@ typedef struct {
 /* A tensor of the model: a row of it. */
 typedef struct {
 	PyObject *dtype, *one; /* one: the arguments of np.empty for one row */
+	PyObject *texts;       /* of a tensor of text: makes its str of an array of rows; else NULL */
 	Py_ssize_t item, bytes; /* of one number; of the largest row */
 	Py_ssize_t shape[MOST_RANK];
 	uint32_t rank, variable;

@@ -22,7 +22,7 @@ static int end_views(Held *r, uint32_t from, uint32_t to, PyObject *error)
 		if (!v)
 			continue;
 		r->view[k] = NULL;
-		int fixed = r->single && !c->tensor[k].variable;
+		int fixed = r->single && !c->tensor[k].variable && !c->tensor[k].texts;
 		if (Py_REFCNT(v) == 1 && fixed && !c->closed && r->attachment == c->cached_attachment) {
 			uint64_t key = (uint64_t)r->slot * c->tensors + k;
 			PyObject *before = c->cache[key % CACHED].view;
@@ -360,9 +360,17 @@ static PyObject *columns_get(Columns *columns, PyObject *name)
 	return r->view[k];
 }
 
-static int columns_set(Columns *c, PyObject *name, PyObject *Py_UNUSED(value))
+static int columns_set(Columns *c, PyObject *name, PyObject *value)
 {
-	(void)c;
+	PyObject *names = names_of(c), *number = names && value ? PyDict_GetItemWithError(names, name) : NULL;
+	if (!names || PyErr_Occurred())
+		return -1;
+	uint32_t k = number ? (uint32_t)PyLong_AsUnsignedLong(number) : 0;
+	if (number && c->side == 0 && c->request->core->tensor[k].texts) {
+		PyObject *set = may_hand_out(c->request, k) ? PyObject_CallMethod((PyObject *)c->request, "_set_text", "IO", k, value) : NULL;
+		Py_XDECREF(set);
+		return set ? 0 : -1;
+	}
 	PyErr_Format(PyExc_TypeError, "the arrays are where they are: write into them, [%R][...] = value", name);
 	return -1;
 }

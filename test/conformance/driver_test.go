@@ -123,6 +123,16 @@ func (d *driver) do(line string) string {
 		return d.version(r)
 	case "open", "begin", "step", "state", "undo", "reset", "copy", "end":
 		return d.doSequence(what, rest)
+	case "text": // one for each row, with | between them
+		return name(d.text(r, strings.Split(rest, "|")))
+	case "texts":
+		return d.texts(r)
+	case "spoil":
+		x, err := r.Input(d.client.Model().Signature.Inputs[0].Name)
+		if err == nil {
+			copy(x.Data, "\xc3(")
+		}
+		return name(err)
 	case "close":
 		for _, r := range d.requests { // as rb_close does
 			_ = r.Release()
@@ -136,7 +146,7 @@ func (d *driver) do(line string) string {
 		return name(d.answer())
 	case "sum":
 		return name(d.sum())
-	case "row", "run", "unpack", "complete":
+	case "exclaim", "row", "run", "spoilt", "unpack", "complete":
 		return d.part(what, n)
 	case "sizes":
 		return name(d.batch.SetOutputDims(0, n))
@@ -309,6 +319,26 @@ func (d *driver) out(r *client.Request) string {
 	return fmt.Sprintf("OK %dx%d %g", y.Shape[0], y.Shape[1], first)
 }
 
+func (d *driver) text(r *client.Request, rows []string) error {
+	x, err := r.Input(d.client.Model().Signature.Inputs[0].Name)
+	for i := 0; i < len(rows) && err == nil; i++ {
+		err = tensor.PutText(x.Row(i).Data, rows[i])
+	}
+	return err
+}
+
+func (d *driver) texts(r *client.Request) string {
+	y, err := r.Output(d.client.Model().Signature.Outputs[0].Name)
+	if err != nil {
+		return name(err)
+	}
+	all, err := tensor.Texts(y)
+	if err != nil {
+		return name(err)
+	}
+	return "OK " + strings.Join(all, "|")
+}
+
 func (d *driver) attach(rest string) error {
 	parts := append(strings.SplitN(rest, "|", 4), "", "") // model, signature, policy, version
 	in, out, _ := strings.Cut(parts[1], "->")
@@ -347,6 +377,15 @@ func (d *driver) answer() error {
 // part does one part of a batch's work.
 func (d *driver) part(what string, n int) string {
 	switch what {
+	case "exclaim": // answers each text with two marks behind it
+		for i := range d.batch.Rows() {
+			d.batch.Output(0).SetTexts(i, d.batch.Input(0).Texts(i)[0]+"!!")
+		}
+		d.batch.Complete()
+	case "spoilt":
+		for i := range d.batch.Rows() {
+			copy(d.batch.Output(0).Bytes(i), "\xc3(")
+		}
 	case "row": // writes one row, as answer does for all
 		d.write(n)
 	case "run":

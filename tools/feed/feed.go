@@ -102,6 +102,8 @@ func Random(spec *tensor.Spec, rows int, seed uint64) tensor.Tensor {
 			for k := range size {
 				at[k] = byte(rnd.IntN(64))
 			}
+		case tensor.Str:
+			at[0] = " aeinorst"[rnd.IntN(9)]
 		default: // little-endian
 			at[0] = byte(rnd.IntN(64))
 		}

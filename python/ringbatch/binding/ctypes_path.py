@@ -66,10 +66,10 @@ class Client:
         self.handle = self._out.value
         return status
 
-    def learn(self, names: tuple[dict[str, int], dict[str, int]], tensors: tuple[tuple[Any, int, int], ...], on_host: bool) -> None:
-        """tensors: the arguments of np.empty, the bytes of a number, and the variable dimensions as bits."""
+    def learn(self, names: tuple[dict[str, int], dict[str, int]], tensors: tuple[tuple[Any, int, int, Any], ...], on_host: bool) -> None:
+        """tensors: the arguments of np.empty, the bytes of a number, the variable dimensions as bits, and what makes texts of rows."""
         self.names, self._on_device = names, not on_host
-        self.plain = not any(variable for _, _, variable in tensors[: len(names[0])])
+        self.plain = not any(variable for _, _, variable, _ in tensors[: len(names[0])])
 
     def error(self, status: int) -> errors.Error:
         raise NotImplementedError
@@ -244,10 +244,13 @@ class Columns(ByName):
     request goes at once, without the garbage collector.
     """
 
-    __slots__ = ("_made", "_make", "_names")
+    __slots__ = ("_made", "_make", "_names", "_set")
 
-    def __init__(self, names: Mapping[str, int], make: Callable[[int], np.ndarray], made: dict[str, np.ndarray]) -> None:
-        self._names, self._make, self._made = names, make, made
+    def __init__(
+        self, names: Mapping[str, int], make: Callable[[int], np.ndarray], made: dict[str, np.ndarray],
+        set_text: Callable[[int, Any], None] | None = None,
+    ) -> None:
+        self._names, self._make, self._made, self._set = names, make, made, set_text
 
     def __getitem__(self, name: str) -> np.ndarray:
         made = self._made.get(name)
@@ -263,7 +266,9 @@ class Columns(ByName):
         return self._made is made
 
     def __setitem__(self, name: str, value: Any) -> None:
-        raise TypeError(f"arrays cannot be replaced: write into them, [{name!r}][...] = value")
+        if self._set is None or name not in self._names:
+            raise TypeError(f"arrays cannot be replaced: write into them, [{name!r}][...] = value")
+        self._set(self._names[name], value)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -320,7 +325,7 @@ class Held:
     @property
     def inputs(self) -> Mapping[str, np.ndarray]:
         """The arrays to write, by name, until the request is committed."""
-        return Columns(self._core.names[0], self._input, self._made[0])
+        return Columns(self._core.names[0], self._input, self._made[0], self._set_input)
 
     @property
     def outputs(self) -> Mapping[str, np.ndarray]:
@@ -332,6 +337,15 @@ class Held:
         if self._committed:
             raise committed()
         return self._fresh(k)
+
+    def _set_input(self, k: int, value: Any) -> None:
+        self._check()
+        if self._committed:
+            raise committed()
+        self._set_text(k, value)
+
+    def _set_text(self, k: int, value: Any) -> None:
+        raise NotImplementedError
 
     def _output(self, k: int) -> Any:
         self._check()

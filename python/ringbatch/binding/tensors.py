@@ -12,13 +12,14 @@ import numpy as np
 
 from .. import errors
 from . import structs as c
+from . import texts
 from .casting import converted
 from .library import check
 
-# By rb_dtype. NumPy has no bfloat16: its bits travel as uint16.
-NAMES = ("bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64")
-NUMPY = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "uint16", "float32", "float64")
-_BY_NAME = {**dict(zip(NUMPY, NAMES)), **{d: d for d in NAMES}, "bfloat16": "bf16"}
+# By rb_dtype. NumPy has no bfloat16: its bits travel as uint16. A text is so many bytes of a type that no array of a caller has.
+NAMES = ("bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64", "str")
+NUMPY: tuple[Any, ...] = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "uint16", "float32", "float64", texts.BYTE)
+_BY_NAME = {**dict(zip(NUMPY[:-1], NAMES)), **{d: d for d in NAMES}, "bfloat16": "bf16"}
 del _BY_NAME["uint16"]  # as a declaration it would be taken for bfloat16
 
 Dimension = Union[int, str]
@@ -31,7 +32,7 @@ Specs = Union[Mapping[str, Spec], Sequence[str], str]
 class Tensor:
     """One tensor of a model: a row of it, without the batch dimension."""
 
-    __slots__ = ("dims_at", "dtype", "kind", "memory", "name", "offset", "on_device", "row_bytes", "shape", "stride", "variable")
+    __slots__ = ("dims_at", "dtype", "is_text", "kind", "memory", "name", "offset", "on_device", "row_bytes", "shape", "stride", "variable")
 
     def __init__(self, t: c.Tensor, dims_at: int) -> None:
         self.name: str = t.name.decode()
@@ -44,10 +45,11 @@ class Tensor:
         self.row_bytes: int = t.row_bytes
         self.offset: int = t.offset
         self.stride: int = t.stride
+        self.is_text = self.kind == "str"
         self.dims_at = dims_at  # where its sizes begin among the variable dimensions of its side
 
     def __repr__(self) -> str:
-        return f"{self.name}:{self.kind}[{dims_text(self.shape, self.variable)}]{f'@{self.memory}' if self.on_device else ''}"
+        return f"{self.name}:{self.kind}[{dims_text(self.shape, _varies(self))}]{f'@{self.memory}' if self.on_device else ''}"
 
     @property
     def expected(self) -> str:
@@ -57,6 +59,9 @@ class Tensor:
     @property
     def expected_row(self) -> str:
         """For messages: one row."""
+        if self.is_text:
+            of = f"lists of shape {_shape(self.shape[:-1])} of " if self.shape[1:] else ""
+            return f"{of}str of at most {self.shape[-1]} bytes of UTF-8"
         bits = " (the bits of bfloat16)" if self.kind == "bf16" else ""
         return f"{self.dtype}{bits} of shape {_shape([f'0..{d}' if i in self.variable else d for i, d in enumerate(self.shape)])}"
 
@@ -77,22 +82,25 @@ class Tensor:
 
     def rows_of(self, shape: tuple[int, ...]) -> int:
         """-1 for one item of this tensor, n for n rows of it; raises otherwise."""
+        got = shape[:-1] if self.is_text else shape
         for rows, row in ((-1, shape), (shape[0] if shape else 0, shape[1:])):
             if self.holds(row):
                 if rows == 0:
-                    raise errors.Rows(f"input {self.name!r}: expected at least one row, got shape {_shape(shape)}")
+                    raise errors.Rows(f"input {self.name!r}: expected at least one row, got shape {_shape(got)}")
                 return rows
-        raise errors.Shape(f"input {self.name!r}: expected {self.expected}; got shape {_shape(shape)}")
+        raise errors.Shape(f"input {self.name!r}: expected {self.expected}; got shape {_shape(got)}")
 
     def convert(self, value: Any, cast: bool) -> np.ndarray:
         """The caller's array with this tensor's type, or an error."""
+        if self.is_text:
+            return texts.encode(value, self, "input")
         getattr(value, "dtype", None)  # raises for a view that is over
         array = self._array(value)
         if array.dtype == self.dtype:
             return array
         if array.dtype.kind == "U":
             advice = ("pass its bytes, x.encode()" if self.kind == "u8" else
-                "a model takes numbers; declare a uint8 input of variable size for the bytes of a text")
+                "a model takes numbers, or declares str[<=256] for a text")
             raise errors.DType(f"input {self.name!r}: expected {self.expected}; got text: {advice}")
         if array.size == 0 and isinstance(value, (list, tuple)):  # an empty list has no type of its own
             return array.astype(self.dtype)
@@ -149,11 +157,21 @@ class Declared(NamedTuple):
     memory: str  # "" if the declaration leaves it out
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.kind}[{dims_text(self.shape, self.variable)}]{'@' * bool(self.memory)}{self.memory}"
+        return f"{self.name}:{self.kind}[{dims_text(self.shape, _varies(self))}]{'@' * bool(self.memory)}{self.memory}"
+
+    @property
+    def items(self) -> tuple[int, ...]:
+        """The shape of a row for a caller: of a str without the bytes of a text."""
+        return self.shape[:-1] if self.kind == "str" else self.shape
 
     @property
     def dtype(self) -> np.dtype:
         return np.dtype(NUMPY[NAMES.index(self.kind)])
+
+
+def _varies(t: Tensor | Declared) -> tuple[int, ...]:
+    """The dimensions that are written with <=: of a str the bytes of a text, too."""
+    return (len(t.shape) - 1,) if t.kind == "str" else t.variable
 
 
 def dims_text(shape: Sequence[int], variable: Sequence[int]) -> str:
@@ -177,6 +195,15 @@ def declared(given: Specs) -> list[Declared]:
     return [_of_spec(name, spec) for name, spec in given.items()]
 
 
+def numbers(given: Specs) -> list[Declared]:
+    """The same for a module, which takes and gives no text."""
+    found = declared(given)
+    for t in found:
+        if t.kind == "str":
+            raise errors.Invalid(f"tensor {t}: a module takes and gives numbers; make them of text in a @ringbatch.worker")
+    return found
+
+
 def _of_spec(name: str, spec: Spec) -> Declared:
     if isinstance(spec, str):
         return parse(f"{name}:{spec}")
@@ -191,15 +218,22 @@ def _of_spec(name: str, spec: Spec) -> Declared:
 
 
 def _declared(name: str, dtype: Any, dims: Sequence[Dimension], memory: str | None) -> Declared:
-    kind = _BY_NAME.get(dtype if isinstance(dtype, str) else np.dtype(dtype).name)
+    kind = "str" if dtype is str else _BY_NAME.get(dtype if isinstance(dtype, str) else np.dtype(dtype).name)
     if kind is None:
         raise errors.Invalid(f"tensor {name!r}: dtype {dtype!r}; there are {', '.join(sorted(_BY_NAME))}")
-    texts = [str(d).replace(" ", "") for d in dims]
-    for d in texts:
+    sizes = [str(d).replace(" ", "") for d in dims]
+    for d in sizes:
         if not re.fullmatch(r"(<=)?\d+", d):
             raise errors.Invalid(f"tensor {name!r}: dimension {d!r}; write 224, or '<=224' for a variable one")
-    shape = tuple(int(d.removeprefix("<=")) for d in texts)
-    return Declared(name, kind, shape, tuple(i for i, d in enumerate(texts) if d.startswith("<=")), _memory(memory))
+    shape = tuple(int(d.removeprefix("<=")) for d in sizes)
+    variable = tuple(i for i, d in enumerate(sizes) if d.startswith("<="))
+    if kind == "str":
+        if variable != (len(shape) - 1,):
+            raise errors.Invalid(f"tensor {name!r}: a str has its most bytes last, and only them with <=: 'str[<=256]' or ('str', '<=256')")
+        variable = ()  # its memory is fixed
+        if memory not in (None, "host"):
+            raise errors.Invalid(f"tensor {name!r}: a str is in host memory")
+    return Declared(name, kind, shape, variable, _memory(memory))
 
 
 def _memory(given: str | None) -> str:
@@ -219,6 +253,8 @@ def signature(inputs: Specs, outputs: Specs, memory: str | None = None, state: S
 def _check_state(inputs: list[Declared], outputs: list[Declared], state: list[Declared]) -> None:
     taken = {**{t.name: "an output" for t in outputs}, **{t.name: "an input" for t in inputs}}
     for t in state:
+        if t.kind == "str":
+            raise errors.Invalid(f"state {t}: a state has numbers, which begin as zeros")
         if t.variable:
             raise errors.Invalid(f"state {t}: the shape of a state is fixed; declare its largest size")
         if len(t.shape) >= c.MAX_RANK:
@@ -237,7 +273,7 @@ def sides(text: str) -> tuple[list[str], list[str], list[str]]:
 
 def in_memory(t: Declared, memory: str | None) -> Declared:
     """The tensor with its memory, empty for the host's. memory: the default."""
-    where = t.memory or _memory(memory)
+    where = t.memory or ("" if t.kind == "str" else _memory(memory))
     return t._replace(memory="" if where == "host" else where)
 
 
@@ -253,6 +289,7 @@ class Signature:
         self.variable_inputs = sum(len(t.variable) for t in inputs)
         self.variable_outputs = sum(len(t.variable) for t in outputs)
         self.output_maxima = tuple(t.shape[i] for t in outputs for i in t.variable)
+        self.texts = any(t.is_text for t in [*inputs, *outputs])
         self.sized = self.variable_inputs + self.variable_outputs == 0
         self.on_device = any(t.on_device for t in [*inputs, *outputs])
 

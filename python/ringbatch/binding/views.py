@@ -175,7 +175,7 @@ def _end(view: Any, error: Callable[[], errors.Error]) -> None:
     if isinstance(view, View):
         _setstate(view, _EMPTY)
         view.__class__ = Over
-    else:
+    elif not isinstance(view, (str, list)):  # texts are copies
         end_device_array(view, error)
 
 

@@ -11,12 +11,14 @@ import os
 import time
 from collections.abc import Sequence
 from ctypes import addressof, c_uint32
+from functools import partial
 from typing import Any, Callable, Union
 
 import numpy as np
 
 from .. import errors
 from ..binding import structs as c
+from ..binding import texts
 from ..binding.device import DeviceMemory
 from ..binding.library import Duration, Pauses, encode, last_error, load, not_negative, whole
 from ..binding.paths import Client, quick
@@ -49,7 +51,9 @@ class Core(Client):
         self.signature = s = signature_of(self.lib, self.lib.rb_client_tensor, self.handle, info)
         every = self._tensors = [*s.inputs, *s.outputs]
         names = {t.name: k for k, t in enumerate(s.inputs)}, {t.name: len(s.inputs) + k for k, t in enumerate(s.outputs)}
-        tensors = tuple(((t.shape, t.dtype), t.dtype.itemsize, sum(1 << i for i in t.variable)) for t in every)
+        tensors = tuple(
+            ((t.shape, t.dtype), t.dtype.itemsize, sum(1 << i for i in t.variable), partial(texts.decode, t=t) if t.is_text else None)
+            for t in every)
         self.learn(names, tensors, not s.on_device)
 
     @property
@@ -146,11 +150,16 @@ class Core(Client):
     def view(self, k: int, request: int, slot: int, rows: int, attachment: int, single: bool) -> View | list[View]:
         """An array over the slots of the k-th tensor; outputs follow the inputs."""
         t, mapping = self._tensors[k], self.mapping(request, attachment)
+        if t.is_text and k < len(self.signature.inputs):
+            raise errors.Invalid(f'input {t.name!r} is text: assign it, request.inputs["{t.name}"] = "…"')
         if t not in mapping.offsets:  # the first use of this tensor
             mapping.offsets[t] = self.place(request, k, 0)[0] - mapping.base_of(t) - slot * t.stride
         if t.on_device:  # a new array, since this request's end takes its memory away
             plane = mapping.plane(t)
             return plane[slot] if single else plane[slot : slot + rows]
+        if t.is_text:  # a copy
+            rows_of_it = mapping.rows(t, slot, rows, t.shape)
+            return texts.decode(rows_of_it[0] if single else rows_of_it, t)
         if single and not t.variable:
             return self._hand_out(mapping.row(t, slot), mapping)
         at = self.place(request, k, -1) if t.variable else (0, 0, (rows, *t.shape))
@@ -159,6 +168,18 @@ class Core(Client):
             return [self._hand_out(mapping.rows(t, slot + row, 1, own)[0], mapping) for row, own in enumerate(each)]
         all_rows = mapping.rows(t, slot, rows, at[2][1:])
         return self._hand_out(all_rows[0, ...] if single else all_rows, mapping)
+
+    def set_text(self, k: int, request: int, single: bool, value: Any) -> None:
+        """Writes an input of text before the commit."""
+        t = self._tensors[k]
+        if not t.is_text:
+            raise TypeError(f"arrays cannot be replaced: write into them, [{t.name!r}][...] = value")
+        address, _, shape = self.place(request, k, -1)
+        data = texts.encode(value, t, "input")
+        if data.shape != (shape[1:] if single else shape):
+            rows = "" if single else f"{shape[0]} rows of "
+            raise errors.Shape(f"input {t.name!r}: expected {rows}{t.expected_row}; got another number of them")
+        ctypes.memmove(address, data.ctypes.data, data.nbytes)
 
     def _hand_out(self, array: np.ndarray, mapping: Mapping) -> View:
         view = fresh(array, mapping.memory)
@@ -203,6 +224,8 @@ class Core(Client):
         t, at = self._tensors[k], self.place(request, k, -1)
         if at is None:  # rows differ in size
             return [_copy(t, *self.place(request, k, row))[0] for row in range(rows)]
+        if t.is_text:
+            return texts.decode(_copy(t, *at), t)
         if not t.on_device:
             return _copy(t, *at)
         m = self._mapping

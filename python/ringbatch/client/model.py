@@ -141,7 +141,7 @@ class Model(Caller):
         self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None, split: bool = True,
         version: bool = False, **named: Any,
     ) -> Any:
-        """Runs one item, or some rows; arrays in, arrays out. Calling the model is the same.
+        """Runs one item, or some rows; arrays in, arrays out. Calling the model is the same. Text is a str, its rows a list of str.
 
         Pass inputs in the model's order, by name, or as one dict by name, which also takes an input
         that has the name of a keyword of this call. One output is returned as an
@@ -225,6 +225,9 @@ class Model(Caller):
         req = claim(self._core, None if rows < 0 else rows, shapes, timeout_ns, sequence)
         try:
             for t, a in zip(tensors, arrays):
+                if t.is_text:
+                    req._set_text(self._core.signature.input_index[t.name], a)
+                    continue
                 view: Any = req.inputs[t.name]
                 if t.on_device:
                     view.copy_(a, non_blocking=getattr(a, "is_cuda", False))

@@ -49,6 +49,10 @@ class Request(Held):
         """An array over the k-th tensor; outputs follow the inputs."""
         return self._core.view(k, self._id, self._slot, self.rows, self._attachment, self._single)
 
+    def _set_text(self, k: int, value: Any) -> None:
+        """Writes the k-th input, which is text."""
+        self._core.set_text(k, self._id, self._single, value)
+
     def _no_tensor(self, side: int, name: object) -> NoReturn:
         names = self._core.signature.output_names if side else self._core.signature.input_names
         raise errors.Invalid(f"no tensor {name!r}; there are {', '.join(names)}")
@@ -116,6 +120,8 @@ def chosen(core: Core, priority: int | None, cost: int | None) -> Chosen:
 
 
 def copy_rows(rows: Any) -> Any:
+    if isinstance(rows, str) or (isinstance(rows, list) and not isinstance(rows[0], np.ndarray)):
+        return rows  # texts
     if isinstance(rows, list):
         return [np.array(row) for row in rows]
     return np.array(rows) if isinstance(rows, np.ndarray) else rows.clone()

@@ -131,7 +131,8 @@ def _kind_of(thing: Any) -> str:
 
 
 def zeros(inputs: Sequence[Declared], rows: int) -> list[np.ndarray]:
-    return [np.zeros((rows, *t.shape), t.dtype) for t in inputs]
+    """Rows of zeros, or of empty texts."""
+    return [np.full((rows, *t.items), "", object) if t.kind == "str" else np.zeros((rows, *t.shape), t.dtype) for t in inputs]
 
 
 def is_array(value: Any) -> bool:
@@ -157,8 +158,9 @@ def outputs_of(function: Callable[..., Any], inputs: Sequence[Declared], taken: 
     for name, y in zip(taken.names, tried[0]):
         kind = next((n for n, t in zip(NAMES, NUMPY) if n != "bf16" and np.dtype(t) == y.dtype), None)
         if kind is None:
+            text = f", for text --output '{name}:str[<=64]'" if y.dtype.kind in "UO" else ""
             raise errors.Invalid(f"it gives {y.dtype}, which is no tensor's type; --method predict_proba gives numbers, and so may your "
-                "own function")
+                f"own function{text}")
         texts.append(f"{name}:{kind}[{','.join(map(str, y.shape[1:]))}]")
     return texts
 
@@ -173,10 +175,10 @@ def check_outputs(function: Callable[..., Any], inputs: Sequence[Declared], outp
     ys = taken(result)
     if len(ys) != len(specs):
         raise errors.Invalid(f"--output {', '.join(t.name for t in specs)}: it gives {len(ys)} outputs: {', '.join(taken.names)}")
-    for (name, _, shape, *_), y in zip(specs, ys):
+    for t, y in zip(specs, ys):
         got = np.shape(y)
-        if got != (1, *shape):
-            raise errors.Invalid(f"--output {name}: one row went in, and an array of shape {got} came out, not {(1, *shape)}")
+        if got != (1, *t.items):
+            raise errors.Invalid(f"--output {t.name}: one row went in, and an array of shape {got} came out, not {(1, *t.items)}")
 
 
 class _Tried:
@@ -191,7 +193,8 @@ class _Tried:
 
 def check_rows(function: Callable[..., Any], inputs: Sequence[Declared], taken: Outputs) -> None:
     """Refuses a function whose rows give other results in a batch than alone."""
-    xs = trials.example(list(map(Input.of, inputs)), [t.shape for t in inputs], [t.dtype for t in inputs], 3)
+    texts = np.array(["a", "text", ""], object)
+    xs = [np.resize(texts, (3, *t.items)) if t.kind == "str" else trials.example([Input.of(t)], [t.shape], [t.dtype], 3)[0] for t in inputs]
     try:
         trials.refuse_mixed_rows(_Tried(function, taken), xs, trials.TOLERANCE, adjustable=False)
     except errors.Invalid:
@@ -220,7 +223,7 @@ def worker_for(thing: Any, a: argparse.Namespace, settings: dict[str, Any]) -> W
 
     def run(batch: Batch) -> Any:
         # Copies: the function may write into its arguments.
-        ys = taken(function(*(np.array(batch.inputs[t.name]) for t in inputs)))
+        ys = taken(function(*(np.array(batch.inputs[t.name], object if t.kind == "str" else None) for t in inputs)))
         return dict(zip(taken.names, ys))
 
     signature = f"{' '.join(map(str, inputs))} -> {' '.join(outputs)}"

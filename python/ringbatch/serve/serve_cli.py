@@ -40,7 +40,7 @@ _MEASURE_S = 3
 _SHORT = 16  # elements in a line of curl
 
 # The types' names in the Open Inference Protocol.
-_OIP = dict(zip(NAMES, ("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64")))
+_OIP = dict(zip(NAMES, ("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "BF16", "FP32", "FP64", "BYTES")))
 _NUMPY = dict(zip(NAMES, NUMPY))
 
 
@@ -131,11 +131,16 @@ def _models(at: str) -> list[dict[str, Any]]:
 def _spec(text: str) -> tuple[str, str, list[int]]:
     """Name, type and shape of an example row: a size that varies is 1."""
     t = parse(text)
-    return t.name, t.kind, [1 if i in t.variable else d for i, d in enumerate(t.shape)]
+    return t.name, t.kind, [1 if i in t.variable else d for i, d in enumerate(t.items)]
+
+
+def _value(kind: str) -> Any:
+    return {"bool": False, "str": "text"}.get(kind, 0)
 
 
 def python_line(name: str, inputs: list[tuple[str, str, list[int]]], at: str) -> str:
-    arrays = ", ".join(f"np.zeros({tuple(shape)}, {_NUMPY[kind]!r})" for _, kind, shape in inputs)
+    arrays = ", ".join(
+        f"np.full({tuple(shape)}, 'text')" if kind == "str" else f"np.zeros({tuple(shape)}, {_NUMPY[kind]!r})" for _, kind, shape in inputs)
     where = "" if at == socket_path(None) else f", socket={at!r}"
     return f'python: python3 -c "import numpy as np, ringbatch as rb; print(rb.connect({name!r}{where})({arrays}))"'
 
@@ -143,10 +148,10 @@ def python_line(name: str, inputs: list[tuple[str, str, list[int]]], at: str) ->
 def curl_line(name: str, inputs: list[tuple[str, str, list[int]]], http: str) -> str:
     url = f"http://{'127.0.0.1:' + http if http.isdigit() else http}/v2/models/{name}/infer"
     if sum(math.prod(shape) for _, _, shape in inputs) <= _SHORT:
-        zeros = [[False if k == "bool" else 0] * math.prod(s) for _, k, s in inputs]
+        zeros = [[_value(k)] * math.prod(s) for _, k, s in inputs]
         tensors = [{"name": n, "datatype": _OIP[k], "shape": [1, *s], "data": data} for (n, k, s), data in zip(inputs, zeros)]
         return f"curl: curl {url} -d '{json.dumps({'inputs': tensors}, separators=(',', ':'))}'"
-    texts = [f"[{'False' if k == 'bool' else 0}]*{math.prod(s)}" for _, k, s in inputs]
+    texts = [f"[{'False' if k == 'bool' else json.dumps(_value(k))}]*{math.prod(s)}" for _, k, s in inputs]
     made = ",".join(f'{{"name":"{n}","datatype":"{_OIP[k]}","shape":{[1, *s]},"data":{z}}}' for (n, k, s), z in zip(inputs, texts))
     return f"curl: python3 -c 'import json; print(json.dumps({{\"inputs\":[{made}]}}))' | curl {url} -d @-"
 

@@ -18,7 +18,7 @@ import torch
 
 from .. import errors
 from ..binding.library import Duration
-from ..binding.tensors import Specs, declared, signature
+from ..binding.tensors import Specs, declared, numbers, signature
 from ..weights.following import Follower
 from ..weights.following import follower as open_follower
 from ..weights.modules import ModuleLoad
@@ -98,9 +98,9 @@ def serve(
     where = device_of(device)
     if o.cuda_graphs is None and not isinstance(module, torch.nn.Module):
         o = replace(o, cuda_graphs=False)  # a replay would leave out the side effects of a function
-    tensors, states = declared(inputs), declared(state)
+    tensors, states = numbers(inputs), declared(state)
     taken = outputs_of(outputs, states)
-    wanted = None if outputs is None or only_names(outputs) else declared(outputs)
+    wanted = None if outputs is None or only_names(outputs) else numbers(outputs)
     signature(inputs, [str(t) for t in wanted or ()], state=state)  # refuses a name that is used twice
     load = None
     if live_weights:

@@ -11,6 +11,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from .. import errors
+from ..binding import texts
 from ..binding.casting import converted, converted_tensor
 from ..binding.ctypes_path import Columns
 from ..binding.device import DeviceMemory, is_device_array, owned_rows
@@ -81,6 +82,8 @@ class Batch:
     With ``ragged=True`` an input of variable size is a list with a view of each row. With
     ``packed=["tokens"]`` it is one array of all rows, one after the other without padding; row i is
     ``[offsets[i]:offsets[i + 1]]``. Outputs of variable size have that form, too.
+
+    Text has no arrays: ``inputs[name]`` is a list of str, and such a list is returned.
 
     For tensors on the device the arrays are torch tensors on its GPU. The batch is
     answered when torch's current stream is done. ``inputs[name]`` is a copy on the GPU,
@@ -190,8 +193,13 @@ class Batch:
         """The true shape of request i's rows; in a bucketed model the array may be larger."""
         return _find(self._sig.inputs, name).actual(self._b.request[i].dims)
 
+    def _check_numbers(self, t: Tensor, advice: str) -> None:
+        if t.is_text:
+            raise errors.Invalid(f"{t.name!r} is text, and has no array: {advice}")
+
     def _run(self, side: list[Tensor], name: str, i: int) -> np.ndarray:
         t = _find(side, name)
+        self._check_numbers(t, "inputs[name] is a list of str, and outputs are returned as one")
         if t.variable and side is self._sig.inputs and self.ragged:
             raise errors.Shape(f"the batch is ragged: the rows of {name!r} have no array in common; inputs[{name!r}] is a list of them")
         if not 0 <= i < len(self._raw.runs):
@@ -224,6 +232,8 @@ class Batch:
 
     def _input(self, k: int) -> Any:
         t = self._sig.inputs[k]
+        if t.is_text:
+            return self._raw.texts(k)
         if t.variable and self._packed:
             array = self._packed_rows("input", t)
             self._raw.pack(k, array.__array_interface__["data"][0], array.nbytes)
@@ -265,6 +275,7 @@ class Batch:
         t = self._sig.outputs[k]
         if t.name in self._appended:
             raise errors.Invalid(f"output {t.name!r}: append to it, or write batch.outputs, not both")
+        self._check_numbers(t, "return a list with a str for each row")
         packed = t.variable and self._packed
         if self.contiguous and not packed:
             return self._run(self._sig.outputs, t.name, 0)
@@ -455,6 +466,8 @@ class Batch:
     def _write(self, k: int, t: Tensor, value: Any) -> None:
         if t.on_device:
             return self._write_on_device(t, value)
+        if t.is_text:
+            return self._write_texts(k, t, value)
         if t.variable and self._packed:
             array, shape = as_array(value), (int(self.offsets[-1]), *t.shape[1:])
             if array.shape != shape:
@@ -478,6 +491,22 @@ class Batch:
             return
         for row in range(self.rows):
             self._write_row(k, t, row, array[row])
+
+    def _write_texts(self, k: int, t: Tensor, value: Any) -> None:
+        """Writes a list of str. If one does not fit, its request fails alone."""
+        if isinstance(value, str) or not hasattr(value, "__len__") or len(value) not in (self.rows, self.padded):
+            got = f"{len(value)} of them" if isinstance(value, (list, tuple, np.ndarray)) else type(value).__name__
+            raise errors.Shape(f"output {t.name!r}: expected a list of {self.rows} rows of {t.expected_row}; got {got}")
+        array = np.full((self.rows, *t.shape), texts.END)
+        for row in range(self.rows):
+            try:
+                text = texts.encode(value[row], t, "output")
+                if text.shape != t.shape:
+                    raise errors.Shape(f"output {t.name!r}: expected rows of {t.expected_row}; got shape {text.shape[:-1]}")
+                array[row] = text
+            except (errors.Shape, errors.Size, errors.DType) as e:
+                self.fail(self.request_of(row), e)
+        self._raw.scatter(k, array.ctypes.data, array.nbytes)
 
     def _write_on_device(self, t: Tensor, value: Any) -> None:
         shape = tuple(getattr(value, "shape", ()))

@@ -25,6 +25,7 @@ import numpy as np
 
 from .. import errors
 from ..binding import structs as c
+from ..binding import texts
 from ..binding.library import SLICE_NS, Duration, Pauses, check, encode, last_error, load, not_negative
 from ..binding.paths import complete_batch, next_batch
 from ..binding.tensors import growing, signature_of
@@ -167,6 +168,14 @@ class RingBatch(Rows):
         """Copies the rows of the k-th input together, with zeros for the padding; without the GIL."""
         check(self._lib, self._lib.rb_batch_gather(self.at, c.INPUT, k, to, size))
 
+    def texts(self, k: int) -> list[Any]:
+        """The k-th input, which is text: a str of each row, and empty ones for the padding."""
+        t = self._ring.signature.inputs[k]
+        rows = np.empty((self.pad_to, *t.shape), t.dtype)
+        self.gather(k, rows.ctypes.data, rows.nbytes)
+        rows[self.rows :] = texts.END
+        return texts.decode(rows, t)
+
     def gather_state(self, k: int, to: int, size: int) -> None:
         """The same for the k-th state before this step."""
         check(self._lib, self._lib.rb_batch_gather(self.at, c.STATE, k, to, size))
@@ -289,9 +298,9 @@ class Ring:
         check(lib, lib.rb_worker_notes(self._handle, addressof(notes)))
         for note in (notes.value or b"").decode().splitlines():
             log.warning("model %s has another policy than this worker: %s", model, note)
-        # For the extension: inputs of one shape on the host; and the outputs, if all of them are.
+        # For the extension: inputs of numbers, of one shape on the host; and the outputs, if all of them are.
         self.plain_inputs, outputs = (
-            tuple((k, t.name, t.dtype, t.shape, t.row_bytes) for k, t in enumerate(side) if not t.variable and not t.on_device)
+            tuple((k, t.name, t.dtype, t.shape, t.row_bytes) for k, t in enumerate(side) if not (t.variable or t.on_device or t.is_text))
             for side in (self.signature.inputs, self.signature.outputs)
         )  # fmt: skip
         self.plain_outputs = outputs if len(outputs) == len(self.signature.outputs) else ()

@@ -162,6 +162,77 @@ static void show(char *rest)
 	say(status ? status : rb_batch_show(batch, i, n));
 }
 
+/* Writes texts, one for each row, with | between them. */
+static void text(rb_request *r, char *rest)
+{
+	rb_view v;
+	int status = rb_input(client, r->id, 0, &v);
+	char none[] = "";
+	rest = rest ? rest : none;
+	for (uint64_t row = 0; !status && rest; row++) {
+		const char *each = part(&rest, '|');
+		status = rb_text_write((char *)v.data + row * v.stride, v.shape[1], each, strlen(each));
+	}
+	say(status);
+}
+
+static void spoil(rb_request *r)
+{
+	rb_view v;
+	int status = rb_input(client, r->id, 0, &v);
+	if (!status)
+		memcpy(v.data, "\xc3(", 2);
+	say(status);
+}
+
+static void texts(rb_request *r)
+{
+	rb_view v;
+	char all[256];
+	int status = rb_output(client, r->id, 0, &v), n = 0;
+	for (uint64_t row = 0; !status && row < v.shape[0]; row++) {
+		const char *at = (char *)v.data + row * v.stride;
+		uint64_t bytes;
+		if (!(status = rb_text_size(at, v.shape[1], &bytes)))
+			n += sprintf(all + n, "%s%.*s", row ? "|" : "", (int)bytes, at);
+	}
+	if (status)
+		say(status);
+	else
+		printf("OK %s\n", all);
+}
+
+/* Answers each text with two marks behind it. */
+static void exclaim(void)
+{
+	void *x, *y;
+	char longer[64];
+	uint64_t room, bytes;
+	for (uint32_t i = 0; i < batch->rows; i++) {
+		rb_batch_row(batch, RB_INPUT, 0, i, &x, &room);
+		rb_text_size(x, room, &bytes);
+		sprintf(longer, "%.*s!!", (int)bytes, (char *)x);
+		rb_batch_row(batch, RB_OUTPUT, 0, i, &y, &room);
+		for (uint32_t j = 0; rb_text_write(y, room, longer, bytes + 2) && j < batch->requests; j++)
+			if (i >= batch->request[j].row && i < batch->request[j].row + batch->request[j].rows) {
+				rb_batch_fail(batch, j, rb_error());
+				break;
+			}
+	}
+	say(rb_batch_complete(batch));
+}
+
+static int spoilt(void)
+{
+	void *y;
+	uint64_t bytes;
+	int status = RB_OK;
+	for (uint32_t i = 0; i < batch->rows && !status; i++)
+		if (!(status = rb_batch_row(batch, RB_OUTPUT, 0, i, &y, &bytes)))
+			memcpy(y, "\xc3(", 2);
+	return status;
+}
+
 static void out(rb_request *r)
 {
 	rb_view v;
@@ -291,6 +362,11 @@ int main(void)
 		else if (!strcmp(what, "crowd")) crowd(rest);
 		else if (!strcmp(what, "moved")) moved(rest);
 		else if (!strcmp(what, "fill")) fill(r, (float)atof(rest));
+		else if (!strcmp(what, "text")) text(r, rest);
+		else if (!strcmp(what, "spoil")) spoil(r);
+		else if (!strcmp(what, "texts")) texts(r);
+		else if (!strcmp(what, "exclaim")) exclaim();
+		else if (!strcmp(what, "spoilt")) say(spoilt());
 		else if (!strcmp(what, "level")) say(rb_set_priority(client, r->id, n));
 		else if (!strcmp(what, "commit")) say(rb_commit(client, r->id, timeout(rest), 0));
 		else if (!strcmp(what, "wait")) say(rb_wait(client, r->id, timeout(rest)));
