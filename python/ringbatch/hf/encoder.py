@@ -40,10 +40,10 @@ def packed_attention(module: Any, query: Any, key: Any, value: Any, attention_ma
     if query.is_cuda:
         from torch.nn.attention.varlen import varlen_attn  # PyTorch 2.10 or newer
 
-        scale = {} if scaling is None else {"scale": scaling}
+        scale: dict[str, Any] = {} if scaling is None else {"scale": scaling}
         q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
         y = varlen_attn(q, k, v, _now.offsets, _now.offsets, _now.most, _now.most, **_causal(causal), **scale)
-        return y[None], None
+        return torch.unsqueeze(y, 0), None  # type: ignore[arg-type]
     y = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
     begin = 0
     for end in _now.ends:

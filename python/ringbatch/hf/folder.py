@@ -75,7 +75,7 @@ def head_of(folder: Path, pickles: bool) -> Head:
         kind, part = m["type"].rpartition(".")[2], folder / m["path"]
         if kind == "Transformer":
             about = next(filter(None, (read_json(part / f"sentence_{name}_config.json") for name in ("bert", "roberta", "distilbert",
-                "camembert", "albert", "xlm-roberta", "xlnet"))), {})  # fmt: skip
+                "camembert", "albert", "xlm-roberta", "xlnet"))), {})  # type: dict[str, Any]  # fmt: skip
             head = head._replace(path=part, max_tokens=about.get("max_seq_length"), lower=bool(about.get("do_lower_case")))
         elif kind == "Pooling":
             head = head._replace(pooling=_pooling(part / "config.json"))
@@ -125,7 +125,7 @@ def _dense(part: Path, pickles: bool) -> list[torch.nn.Module]:
     return [linear, getattr(torch.nn, name)()]
 
 
-def load(path: Path, task: str, dtype: torch.dtype | None, pickles: bool) -> tuple[torch.nn.Module, Any]:
+def load(path: Path, task: str, dtype: torch.dtype | None, pickles: bool) -> tuple[Any, Any]:
     """The model and its tokenizer. Nothing is downloaded, and no code of the folder runs."""
     import transformers
 
@@ -146,8 +146,8 @@ def load(path: Path, task: str, dtype: torch.dtype | None, pickles: bool) -> tup
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **own)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as e:
         raise errors.Invalid(f"{path} cannot be loaded by transformers {transformers.__version__}: {failure(e)}") from e
-    made = [key for key in found["missing_keys"] if task == "classify" or "pooler" not in key]
-    if made or found.get("mismatched_keys"):
-        raise errors.Invalid(f"{path} lacks weights of {type(model).__name__}: {', '.join(map(str, (*made, *found['mismatched_keys'])))[:200]}"
-            + ". Was it made for another task?" * (task == "classify"))
+    lacks = [key for key in found["missing_keys"] if task == "classify" or "pooler" not in key] + [*found["mismatched_keys"]]
+    if lacks:
+        raise errors.Invalid(f"{path} lacks weights of {type(model).__name__}: {', '.join(map(str, lacks))[:200]}"
+            + ". Was it made for another task?" * (task == "classify"))  # fmt: skip
     return model.eval(), tokenizer

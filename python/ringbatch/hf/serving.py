@@ -127,8 +127,8 @@ class TextModel:
                     "with --truncate"))
             elif n == 0:
                 wrong.setdefault(i, BadText("the text has no tokens"))
-        for i, e in wrong.items():
-            batch.fail(batch.request_of(i), e)
+        for i, why in wrong.items():
+            batch.fail(batch.request_of(i), why)
         good = [i for i in range(len(tokens)) if i not in wrong]
         found = self._lines([tokens[i] for i in good]) if good else np.zeros((0, self.width), "float32")
         lines = np.zeros((len(tokens), self.width), "float32")

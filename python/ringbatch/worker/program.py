@@ -43,7 +43,8 @@ def of_target(target: str | Path | bytes, options: Iterable[object] = ()) -> str
 
 def of_folder(folder: Path, options: Iterable[object]) -> str:
     """Of the files in a folder and in the folders below it."""
-    files = sorted(str(f) for f in (*folder.glob("*"), *folder.glob("*/*")) if f.suffix in (".json", ".txt", ".model", ".safetensors", ".bin"))
+    ends = (".json", ".txt", ".model", ".safetensors", ".bin")
+    files = sorted(str(f) for f in (*folder.glob("*"), *folder.glob("*/*")) if f.suffix in ends)
     return _text(folder.resolve().name, files, options)
 
 
