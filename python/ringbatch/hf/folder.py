@@ -21,6 +21,9 @@ POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lastt
 _OLD_POOLINGS = {f"pooling_mode_{name}": mode for name, mode in (("cls_token", "cls"), ("max_tokens", "max"), ("mean_tokens", "mean"),
     ("mean_sqrt_len_tokens", "mean_sqrt_len_tokens"), ("weightedmean_tokens", "weightedmean"), ("lasttoken", "lasttoken"))}  # fmt: skip
 
+# In the names of sentence_bert_config.json and its older siblings.
+_TRANSFORMERS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+
 
 class Head(NamedTuple):
     """What follows the transformer, as modules.json says."""
@@ -74,8 +77,8 @@ def head_of(folder: Path, pickles: bool) -> Head:
     for m in read_json(folder / "modules.json"):
         kind, part = m["type"].rpartition(".")[2], folder / m["path"]
         if kind == "Transformer":
-            about = next(filter(None, (read_json(part / f"sentence_{name}_config.json") for name in ("bert", "roberta", "distilbert",
-                "camembert", "albert", "xlm-roberta", "xlnet"))), {})  # type: dict[str, Any]  # fmt: skip
+            files = (read_json(part / f"sentence_{name}_config.json") for name in _TRANSFORMERS)
+            about: dict[str, Any] = next(filter(None, files), {})
             head = head._replace(path=part, max_tokens=about.get("max_seq_length"), lower=bool(about.get("do_lower_case")))
         elif kind == "Pooling":
             head = head._replace(pooling=_pooling(part / "config.json"))

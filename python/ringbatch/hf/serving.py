@@ -58,15 +58,14 @@ def serve(
     dtype: compute in torch.float16 or torch.bfloat16. policy: as in ringbatch.worker, max_batch_size=64.
     """
     path = Path(folder)
-    texts = TextModel(path, task_of(path, task), device_of(device), dtype, allow_pickle, truncate, max_bytes)
+    texts = TextModel(path, task, device, dtype, allow_pickle, truncate, max_bytes)
     texts.choose_way()
     if texts.device.type == "cuda":
         policy.setdefault("gpu", f"{texts.device.index} {torch.cuda.get_device_name(texts.device)}")
     policy.setdefault("version", program.of_folder(path, [texts.task, texts.signature, dtype, truncate]))
     short_sleeps()
     settle_memory()
-    worker = Worker(texts, model or name_of(str(path)), texts.signature, worker_options(depth=2, **{"ragged": True,
-        **policy}))  # fmt: skip
+    worker = Worker(texts, model or name_of(str(path)), texts.signature, worker_options(depth=2, **policy))
     print(f"serving {worker.model}: {worker.signature} on {policy.get('gpu', texts.device)}; {texts.said}", flush=True)
     worker.run(socket=socket, stop=stop, wait=wait)
 
@@ -79,8 +78,10 @@ class TextModel:
     """A function of batches of texts."""
 
     def __init__(
-        self, path: Path, task: str, device: torch.device, dtype: torch.dtype | None, pickles: bool, truncate: bool, max_bytes: int | None
+        self, path: Path, task: str | None = None, device: str | torch.device | None = None, dtype: torch.dtype | None = None,
+        pickles: bool = False, truncate: bool = False, max_bytes: int | None = None,
     ) -> None:  # fmt: skip
+        task, device = task_of(path, task), device_of(device)
         self.task, self.device, self._truncate, self.said = task, device, truncate, ""
         self.head = head_of(path, pickles) if task == "embed" else Head(path)
         module, self.tokenizer = load(self.head.path, task, dtype, pickles)
@@ -96,11 +97,12 @@ class TextModel:
         self._scores = _scores_of(config)
         size = max_bytes or min(8 * self.most, _MOST_BYTES)
         try:
-            self.width = self._lines(self.tokens(["a"])).shape[1]
+            self.width = self.lines(self.tokens(["a"])).shape[1]
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as e:
             raise errors.Invalid(f"{path}: {type(module).__name__} cannot {task}: {failure(e)}") from e
-        outs = f"embedding:f32[{self.width}]" if task == "embed" else f"label:i64[] score:f32[] scores:f32[{self.width}]"
-        self.signature = f"text:u8[<={size}] -> {outs} tokens:i32[]"
+        longest = max((len(label.encode()) for label in self.labels), default=0)
+        outs = f"embedding:f32[{self.width}]" if task == "embed" else f"label:str[<={longest}] score:f32[] scores:f32[{self.width}]"
+        self.signature = f"text:str[<={size}] -> {outs} tokens:i32[]"
 
     def tokens(self, texts: Sequence[str]) -> list[Tokens]:
         """Of each text, whatever its length."""
@@ -110,32 +112,24 @@ class TextModel:
         return [dict(zip(found.keys(), values)) for values in zip(*found.values())]
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
-        rows = batch.inputs["text"]
-        texts: list[str] = []
-        wrong: dict[int, BaseException] = {}
-        for i, row in enumerate(rows):
-            try:
-                texts.append(bytes(row).decode())
-            except UnicodeDecodeError as e:
-                texts.append("")
-                wrong[i] = BadText(f"the text is not UTF-8: {e}")
+        texts: Any = batch.inputs["text"]
         tokens = self.tokens(texts)
+        wrong: dict[int, BadText] = {}
         for i, t in enumerate(tokens):
             n = len(t["input_ids"])
             if n > self.most:
-                wrong.setdefault(i, BadText(f"the text has {n} tokens, and the model takes {self.most}: cut it, or serve the model "
-                    "with --truncate"))
+                wrong[i] = BadText(f"the text has {n} tokens, and the model takes {self.most}: cut it, or serve the model with --truncate")
             elif n == 0:
-                wrong.setdefault(i, BadText("the text has no tokens"))
+                wrong[i] = BadText("the text has no tokens")
         for i, why in wrong.items():
             batch.fail(batch.request_of(i), why)
         good = [i for i in range(len(tokens)) if i not in wrong]
-        found = self._lines([tokens[i] for i in good]) if good else np.zeros((0, self.width), "float32")
+        found = self.lines([tokens[i] for i in good]) if good else np.zeros((0, self.width), "float32")
         lines = np.zeros((len(tokens), self.width), "float32")
         lines[good] = found
         return {**self._outputs(lines), "tokens": np.array([len(t["input_ids"]) for t in tokens], "int32")}
 
-    def _lines(self, tokens: Sequence[Tokens]) -> np.ndarray:
+    def lines(self, tokens: Sequence[Tokens]) -> np.ndarray:
         """A vector for each text, or its logits."""
         made: torch.Tensor | None = None
         for some, y, sizes in self.encoder.run(tokens):
@@ -148,24 +142,24 @@ class TextModel:
         assert made is not None
         return made.cpu().numpy()
 
-    def _outputs(self, lines: np.ndarray) -> dict[str, np.ndarray]:
+    def _outputs(self, lines: np.ndarray) -> dict[str, Any]:
         if self.task == "embed":
             return {"embedding": lines}
         scores = self._scores(lines)
         best = scores.argmax(1)
-        return {"label": best, "score": scores[np.arange(len(best)), best], "scores": scores}
+        return {"label": [self.labels[i] for i in best], "score": scores[np.arange(len(best)), best], "scores": scores}
 
     # -- before serving
 
     def choose_way(self) -> None:
         """Takes the first way whose results are those of each text alone."""
         texts = self._examples()
-        alone = np.concatenate([self._lines([t]) for t in texts])
+        alone = np.concatenate([self.lines([t]) for t in texts])
         within, why = trials.HALF_TOLERANCE if self.coarse else tolerance(self.encoder.model, False), []
         for way in WAYS:
             try:
                 self.encoder.take(way)
-                if all(trials.agree([self._lines(texts[:n])], [alone[:n]], within) for n in (_SHORT_TEXTS, len(texts))):
+                if all(trials.agree([self.lines(texts[:n])], [alone[:n]], within) for n in (_SHORT_TEXTS, len(texts))):
                     break
                 why.append(f"{way}: results differ")
             except (NotImplementedError, RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, ImportError) as e:
