@@ -78,10 +78,11 @@ class TextModel:
     """A function of batches of texts."""
 
     def __init__(
-        self, path: Path, task: str | None = None, device: str | torch.device | None = None, dtype: torch.dtype | None = None,
+        self, folder: str | os.PathLike[str], task: str | None = None, device: str | torch.device | None = None, dtype: torch.dtype | None = None,
         pickles: bool = False, truncate: bool = False, max_bytes: int | None = None,
     ) -> None:  # fmt: skip
-        task, device = task_of(path, task), device_of(device)
+        path, device = Path(folder), device_of(device)
+        task = task_of(path, task)
         self.task, self.device, self._truncate, self.said = task, device, truncate, ""
         self.head = head_of(path, pickles) if task == "embed" else Head(path)
         module, self.tokenizer = load(self.head.path, task, dtype, pickles)
