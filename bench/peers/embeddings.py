@@ -178,9 +178,9 @@ def run(a: argparse.Namespace, folder: Path) -> dict[str, list[dict]]:
         [rb.binary_path(), "gateway", "--http", str(http), "--grpc", "off", "--log-level", "error"],
     ]
     if infinity.exists():
-        dtype = "float16" if half else "float32"
-        commands.append([str(infinity), "v2", "--model-id", served, "--served-model-name", "bert", "--engine", "torch", "--device", a.device,
-            "--dtype", dtype, "--batch-size", str(ROWS), "--port", str(port), "--host", "127.0.0.1", "--log-level", "error"])  # fmt: skip
+        commands.append([str(infinity), "v2", "--model-id", served, "--served-model-name", "bert", "--engine", "torch",
+            "--device", a.device, "--dtype", "float16" if half else "float32", "--batch-size", str(ROWS), "--port", str(port),
+            "--host", "127.0.0.1", "--log-level", "error"])  # fmt: skip
     for command in commands:
         processes.start(command, dict(os.environ), sys.stderr, sys.stderr)
     loops = {name: subprocess.Popen([*itself, role, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

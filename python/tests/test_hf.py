@@ -117,7 +117,7 @@ def test_texts_become_vectors_and_a_text_that_is_too_long_fails_alone(folder, at
             np.testing.assert_allclose(answer.result()["embedding"], direct(path, "AutoModel", text).mean(0), atol=1e-5)
             assert answer.result()["tokens"] == len(text.split()) + 2
         both = [m.submit("ba " * 69), m.submit("ba")]
-        with pytest.raises(rb.Failed, match="^BadText: the text has 71 tokens, and the model takes 70"):
+        with pytest.raises(rb.Failed, match=r"^BadText: the text has 71 tokens, and the model takes 70"):
             both[0].result()
         assert both[1].result()["tokens"] == 3
 
@@ -150,9 +150,9 @@ def test_a_classifier_answers_with_labels_and_scores(folder, at):
 )
 def test_the_pooling_is_that_of_sentence_transformers(folder, pooling, want):
     path = bert(folder)
-    parts = [{"name": name, "path": name, "type": f"sentence_transformers.models.{name[2:] or 'Transformer'}"} for name in ("", "1_Pooling", "2_Normalize")]
-    write(path, "modules.json", parts)
-    write(path, "1_Pooling/config.json", pooling)
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    write(path, "modules.json", [{"name": at, "path": at, "type": f"sentence_transformers.models.{kind}"} for at, kind in kinds.items()])
+    write(path, "1_Pooling/config.json", {"word_embedding_dimension": 32, **pooling})
     write(path, "sentence_bert_config.json", {"max_seq_length": 60})
     write(path, "config_sentence_transformers.json", {"prompts": {"q": "ka "}, "default_prompt_name": "q"})
     m = TextModel(path, device="cpu")
@@ -180,7 +180,9 @@ def test_folders_that_cannot_be_served_say_why(folder, tmp_path):
     write(path, "modules.json", [{"path": "", "type": "sentence_transformers.models.Transformer"}, {"path": "", "type": "a.CNN"}])
     refused("module a.CNN cannot be served")
     os.remove(f"{path}/modules.json")
-    write(path, "config.json", {**json.load(open(f"{path}/config.json")), "architectures": ["BertForMaskedLM"]})
+    with open(f"{path}/config.json") as f:
+        about = json.load(f)
+    write(path, "config.json", {**about, "architectures": ["BertForMaskedLM"]})
     refused("BertForMaskedLM.*task embed")
     os.chmod(f"{path}/tokenizer.json", 0o666)
     refused("tokenizer.json.*chmod", task="embed")

@@ -78,8 +78,8 @@ class TextModel:
     """A function of batches of texts."""
 
     def __init__(
-        self, folder: str | os.PathLike[str], task: str | None = None, device: str | torch.device | None = None, dtype: torch.dtype | None = None,
-        pickles: bool = False, truncate: bool = False, max_bytes: int | None = None,
+        self, folder: str | os.PathLike[str], task: str | None = None, device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None, pickles: bool = False, truncate: bool = False, max_bytes: int | None = None,
     ) -> None:  # fmt: skip
         path, device = Path(folder), device_of(device)
         task = task_of(path, task)

@@ -48,11 +48,11 @@ def parser() -> argparse.ArgumentParser:
     p = flags.Parser(
         "serve",
         f"Serve a model: a file that ends in {', '.join(KINDS)}, a Hugging Face folder, or a Python object, package.module:name (a "
-        "function of arrays, an estimator, a torch.nn.Module, a @ringbatch.worker, or a function without arguments that makes one). Starts a broker if none "
-        f"runs. Beware: {WARNING}.",
+        "function of arrays, an estimator, a torch.nn.Module, a @ringbatch.worker, or a function without arguments that makes one). "
+        f"Starts a broker if none runs. Beware: {WARNING}.",
         "Other flags are those of `ringbatch torch` or `ringbatch onnx`, or settings of the model's policy: --input 'x:f32[4]' "
-        "--max-batch-size=32. Of a Python object: --input and --output, one row each, --method and --no-check. Of a folder: --task embed or "
-        "classify, --truncate, --max-bytes, --allow-pickle, --device, --half and --bfloat16.",
+        "--max-batch-size=32. Of a Python object: --input and --output, one row each, --method and --no-check. Of a folder: --task embed "
+        "or classify, --truncate, --max-bytes, --allow-pickle, --device, --half and --bfloat16.",
     )
     p.add_argument("target", help="the file, or package.module:name")
     p.add_argument("--name", help="the model's name (default: the target's)")
