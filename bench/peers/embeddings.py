@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import concurrent.futures
 import contextlib
 import importlib.metadata
 import itertools
@@ -39,7 +40,7 @@ import run as peers
 HERE = Path(__file__).resolve().parent
 TEXTS, MOST, ROWS, START_S = 512, 512, 64, 180
 DEVICE = os.environ.get("EMBEDDINGS_DEVICE", "cpu")
-OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
 
 
 def texts() -> list[str]:
@@ -111,7 +112,14 @@ def bound(folder: Path) -> None:
 
     model = TextModel(folder / "bert", device=DEVICE, dtype=torch.float16 if DEVICE == "cuda" else None)
     model.choose_way()
-    loop(folder, lambda some: model.lines(model.tokens(some)))
+
+    def encode(some: list[str]) -> np.ndarray:
+        """While a batch is encoded, a thread tokenizes the next one."""
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            tokens = [thread.submit(model.tokens, some[at : at + ROWS]) for at in range(0, len(some), ROWS)]
+            return np.concatenate([model.lines(t.result()) for t in tokens])
+
+    loop(folder, encode)
 
 
 def check(got: np.ndarray, want: np.ndarray) -> None:
@@ -163,7 +171,8 @@ def until_it_answers(embed_with) -> None:
 
 def run(a: argparse.Namespace, folder: Path) -> dict[str, list[dict]]:
     threads = processes.ONE_THREAD if a.device == "cpu" else {}
-    os.environ.update(OFFLINE, **threads, RINGBATCH_SOCKET=str(folder / "run" / "b.sock"), EMBEDDINGS_DEVICE=a.device)
+    os.environ.update(OFFLINE, **threads, TOKENIZERS_PARALLELISM=str(a.device != "cpu").lower(), EMBEDDINGS_DEVICE=a.device)
+    os.environ["RINGBATCH_SOCKET"] = str(folder / "run" / "b.sock")
     (folder / "run").mkdir(mode=0o700)
     itself = [sys.executable, __file__, "--role"]
     subprocess.run([*itself, "make", str(folder), str(a.layers), str(a.width)], check=True, stdout=subprocess.DEVNULL)

@@ -18,6 +18,7 @@ import ringbatch as rb
 from conftest import broker_at, free_port, until_stopped
 
 torch = pytest.importorskip("torch")
+torch.set_num_threads(1)
 tf = pytest.importorskip("transformers")
 import ringbatch.hf  # noqa: E402
 from ringbatch.hf.serving import TextModel  # noqa: E402
@@ -151,7 +152,8 @@ def test_a_classifier_answers_with_labels_and_scores(folder, at):
 def test_the_pooling_is_that_of_sentence_transformers(folder, pooling, want):
     path = bert(folder)
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
-    write(path, "modules.json", [{"name": at, "path": at, "type": f"sentence_transformers.models.{kind}"} for at, kind in kinds.items()])
+    parts = [{"name": at or "0", "path": at, "type": f"sentence_transformers.models.{kind}"} for at, kind in kinds.items()]
+    write(path, "modules.json", parts)
     write(path, "1_Pooling/config.json", {"word_embedding_dimension": 32, **pooling})
     write(path, "sentence_bert_config.json", {"max_seq_length": 60})
     write(path, "config_sentence_transformers.json", {"prompts": {"q": "ka "}, "default_prompt_name": "q"})

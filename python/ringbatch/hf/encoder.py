@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -40,7 +41,7 @@ def packed_attention(module: Any, query: Any, key: Any, value: Any, attention_ma
     if query.is_cuda:
         from torch.nn.attention.varlen import varlen_attn  # PyTorch 2.10 or newer
 
-        scale: dict[str, Any] = {} if scaling is None else {"scale": scaling}
+        scale: dict[str, Any] = {} if scaling in (None, query.shape[3] ** -0.5) else {"scale": scaling}
         q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
         y = varlen_attn(q, k, v, _now.offsets, _now.offsets, _now.most, _now.most, **_causal(causal), **scale)
         return torch.unsqueeze(y, 0), None  # type: ignore[arg-type]
@@ -54,6 +55,7 @@ def packed_attention(module: Any, query: Any, key: Any, value: Any, attention_ma
     return y, None
 
 
+@functools.lru_cache
 def _causal(causal: bool) -> dict[str, Any]:
     from inspect import signature
 
