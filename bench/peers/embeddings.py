@@ -5,7 +5,7 @@
     build/peers/infinity/bin/pip install 'infinity-emb[server,torch]' './python[hf]'
     build/peers/infinity/bin/python bench/peers/embeddings.py [--clients 8 64] [--rounds 3] [--seconds 3] [--json FILE]
 
-The folder has a BERT (--layers 6 --width 384) with random weights, mean pooling and a WordPiece tokenizer, made here. A client
+The folder has a BERT (--layers 2 --width 128) with random weights, mean pooling and a WordPiece tokenizer, made here. A client
 sends one text of 8 to 500 tokens at a time and compares the answer with the text's embedding alone. All tokenize in the server.
 The bound is a process that tokenizes and encodes its own texts with ringbatch's code, as many in a batch as ringbatch's
 largest; the loop is sentence-transformers' encode. Without --device cuda each process computes with one thread. The programs
@@ -228,8 +228,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--clients", type=int, nargs="+", default=[8, 64])
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--width", type=int, default=384)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--processes", type=int, default=1, help="workers of ringbatch")
     parser.add_argument("--role", nargs="+", help=argparse.SUPPRESS)
