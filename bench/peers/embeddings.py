@@ -38,7 +38,7 @@ import ringbatch as rb
 import run as peers
 
 HERE = Path(__file__).resolve().parent
-TEXTS, MOST, ROWS, START_S = 512, 512, 64, 180
+TEXTS, MOST, ROWS, START_S = 512, 512, 64, 600
 DEVICE = os.environ.get("EMBEDDINGS_DEVICE", "cpu")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
 
