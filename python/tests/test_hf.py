@@ -165,7 +165,8 @@ def test_the_pooling_is_that_of_sentence_transformers(folder, pooling, want):
     with contextlib.suppress(ImportError):
         from sentence_transformers import SentenceTransformer
 
-        np.testing.assert_allclose(m.lines(m.tokens(TEXTS)), SentenceTransformer(path, device="cpu").encode(TEXTS), atol=1e-5)
+        short = [text for text in TEXTS if len(text.split()) < 58]  # it cuts the others
+        np.testing.assert_allclose(m.lines(m.tokens(short)), SentenceTransformer(path, device="cpu").encode(short), atol=1e-5)
 
 
 def test_folders_that_cannot_be_served_say_why(folder, tmp_path):
