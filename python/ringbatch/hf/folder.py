@@ -41,8 +41,7 @@ def task_of(folder: Path, given: str | None) -> str:
     if given and given not in TASKS:
         raise errors.Invalid(f"--task {given}: want {' or '.join(TASKS)}")
     if not folder.is_dir():
-        raise errors.Invalid(f"{folder}: there is no such folder. A model of the Hugging Face Hub is downloaded before: hf download "
-            "NAME --local-dir ./my-model")
+        raise errors.Invalid(f"{folder}: there is no such folder. Download a model of the Hugging Face Hub before (hf download)")
     if given:
         return given
     if (folder / "modules.json").exists():
