@@ -132,7 +132,9 @@ rl: rl-test
 zoo: build
 	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so
 	@test -e build/zoo/bin/pytest || hack/venv.sh build/zoo torch==2.15.0 torchvision==0.29.2 transformers==5.23.0 timm==1.0.31 \
-	  segmentation-models-pytorch==0.6.0 diffusers==0.42.1 scikit-learn==1.9.1 pytest
+	  segmentation-models-pytorch==0.6.0 diffusers==0.42.1 scikit-learn==1.9.1 sentence-transformers==6.2.0 \
+	  pytest pytest-timeout
+	cd python/tests && $(RL) nice $(CURDIR)/build/zoo/bin/python -m pytest -c ../pyproject.toml --rootdir=. --timeout 300 test_hf.py
 	$(RL) nice build/zoo/bin/python python/zoo/run.py --table docs/results/zoo.md
 
 # Connect Four by self-play at full length; docs/tutorials/self-play.md has the results

@@ -94,7 +94,8 @@ func checkTarget(name string, args []string) error {
 		}
 	}
 	ends := suffixes()
-	_, missing := os.Stat(target)
+	about, missing := os.Stat(target)
+	kind = kind || missing == nil && about.IsDir() // of Hugging Face
 	switch {
 	case target == "" && values == 0:
 		return fmt.Errorf("%w: %s needs a TARGET\nUsage: ringbatch %s [flags] TARGET", errUsage, name, name)
@@ -110,7 +111,7 @@ func checkTarget(name string, args []string) error {
 // suffixes are the file name suffixes that ringbatch serve supports, from its help.
 func suffixes() []string {
 	help, _ := helps.ReadFile("help/serve.txt")
-	list, _, _ := strings.Cut(string(help), "or a Python object")
+	list, _, _ := strings.Cut(string(help), "a Hugging Face folder")
 	return regexp.MustCompile(`\.[a-z0-9]+\b`).FindAllString(list, -1)
 }
 

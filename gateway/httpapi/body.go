@@ -33,8 +33,8 @@ type body struct {
 
 var bodies = sync.Pool{New: func() any { return new(body) }}
 
-func (b *body) open(c httpCall, r io.Reader, length int64, encoding string) error {
-	b.g, b.length = c.Model.G, length
+func (b *body) open(g *core.Gateway, r io.Reader, length int64, encoding string) error {
+	b.g, b.length = g, length
 	b.source.R = r
 	switch strings.ToLower(encoding) {
 	case "", "identity":

@@ -68,7 +68,7 @@ func FuzzBinaryBody(f *testing.F) {
 		b := &body{}
 		c := core.NewCall(k, nil, &core.Caller{Peer: &core.Peer{}, Use: &core.Usage{}})
 		defer c.Done()
-		err := b.open(httpCall{c}, bytes.NewReader(text), length, "")
+		err := b.open(k.G, bytes.NewReader(text), length, "")
 		if err == nil {
 			defer b.close()
 			err = b.read(httpCall{c}, header)

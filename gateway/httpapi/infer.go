@@ -48,7 +48,7 @@ func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c httpCall, 
 		return core.TooLarge(r.ContentLength, most)
 	}
 	paced := newPacedBody(w, r, &d.g.Cfg.Pace)
-	if err := b.open(c, paced, r.ContentLength, r.Header.Get("Content-Encoding")); err != nil {
+	if err := b.open(d.g, paced, r.ContentLength, r.Header.Get("Content-Encoding")); err != nil {
 		return err
 	}
 	defer b.close()

@@ -73,20 +73,27 @@ func (d httpDoor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if n := len(path); n > 1 && path[n-1] == "" {
 		path = path[:n-1]
 	}
+	form := jsonError
+	isOpenAI := len(path) > 1 && path[0] == "v1"
+	if isOpenAI {
+		form = openAIError
+	}
 	if err := d.checkHost(r.Host); err != nil {
-		writeError(w, err)
+		writeError(w, err, form)
 		return
 	}
 	who, err := d.g.Identify(core.ConnOf(r.Context()), r.Header.Get("Authorization"), r.TLS)
 	if err == nil || isProbe(path) {
-		if len(path) > 2 && isInference(path[len(path)-1]) && r.Method == http.MethodPost {
+		if isOpenAI {
+			err = d.openAI(w, r, who, path[1:])
+		} else if len(path) > 2 && isInference(path[len(path)-1]) && r.Method == http.MethodPost {
 			err = d.infer(w, r, who, path)
 		} else {
 			err = d.ask(w, r, who, path)
 		}
 	}
 	if err != nil {
-		writeError(w, err)
+		writeError(w, err, form)
 	}
 }
 
@@ -303,9 +310,12 @@ var (
 	typeBinary = []string{"application/octet-stream"}
 )
 
-func writeError(w http.ResponseWriter, err error) {
-	m := core.MeaningOf(err)
-	b := append(codec.AppendString([]byte(`{"error":`), core.TextOf(err)), '}')
+func jsonError(err error) []byte {
+	return append(codec.AppendString([]byte(`{"error":`), core.TextOf(err)), '}')
+}
+
+func writeError(w http.ResponseWriter, err error, form func(error) []byte) {
+	m, b := core.MeaningOf(err), form(err)
 	h := w.Header()
 	h["Content-Type"] = typeJSON
 	h["Content-Length"] = []string{strconv.Itoa(len(b))}

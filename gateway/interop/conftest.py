@@ -82,7 +82,7 @@ def gateway() -> Iterator[Gateway]:
             p.start("types", *worker, "echo", "--name", "types", *types)
             p.start("words", *worker, "echo", "--name", "words", "--input", "x:str[2,<=16]")
             p.start("sum", program=SUM)
-            subprocess.run([RINGBATCH, "ready", "affine", "image", "letters", "sum", "text", "types", "words", "--wait", "2m"], env=p.env, check=True)
+            subprocess.run([RINGBATCH, "ready", "affine", "embedder", "image", "letters", "sum", "text", "types", "words", "--wait", "2m"], env=p.env, check=True)
             log = p.start("gateway", "gateway", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--system-shared-memory")
             wait_for(log, r"try: .*\n")
             text = log.read_text()

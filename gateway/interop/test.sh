@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Tests the gateway with NVIDIA's own programs: tritonclient (HTTP, gRPC, asyncio,
-# system shared memory) and perf_analyzer. Installed once, into build/interop.
+# Tests the gateway with NVIDIA's own programs, tritonclient (HTTP, gRPC, asyncio,
+# system shared memory) and perf_analyzer, and with OpenAI's client. Installed once, into build/interop.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 root=$PWD/build/interop
@@ -9,7 +9,7 @@ mkdir -p "$root"
 again=$PWD/hack/again.sh
 
 # tritonclient, the newest for this Python.
-want="tritonclient[all]==2.73.0 pytest==9.1.1 kubernetes-validate==1.37.0 pyyaml==6.0.3"
+want="tritonclient[all]==2.73.0 pytest==9.1.1 kubernetes-validate==1.37.0 pyyaml==6.0.3 openai==3.51.0"
 if [ "$(cat "$root/installed" 2>/dev/null)" != "$want" ]; then
   # shellcheck disable=SC2086
   hack/venv.sh "$root/venv" $want

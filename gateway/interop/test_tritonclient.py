@@ -59,7 +59,7 @@ def test_the_server_and_its_models_describe_themselves(gateway: Gateway, kind: s
         assert config["max_batch_size"] == 8 and config["input"][0]["data_type"] == "TYPE_FP32"
         index = c.get_model_repository_index(**options)
         models = index["models"] if kind == "grpc" else index
-        assert {m["name"] for m in models} == {"affine", "image", "letters", "nap", "sum", "text", "types", "words"}
+        assert {m["name"] for m in models} == {"affine", "embedder", "image", "letters", "nap", "sum", "text", "types", "words"}
         with pytest.raises(InferenceServerException, match="no model"):
             c.get_model_metadata("nothing")
         c.load_model("affine")  # it is

@@ -30,11 +30,12 @@ ALLOWED = {
     "weights": {"binding"},
     "worker": {"binding", "weights"},
     "torch": {"binding", "weights", "worker"},
+    "hf": {"binding", "torch", "worker"},
     "onnx": {"binding", "worker"},
     "rl": {"binding", "client"},
     "serve": {"binding", "weights", "worker"},
 }
-LAZY = {"serve": {"torch", "onnx"}}  # imported only inside of functions
+LAZY = {"serve": {"torch", "hf", "onnx"}}  # imported only inside of functions
 
 # By their place in the package: ("client", "model").
 MODULES = {p.relative_to(PACKAGE).with_suffix("").parts: ast.parse(p.read_text(encoding="utf-8")) for p in PACKAGE.rglob("*.py")}

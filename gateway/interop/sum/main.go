@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command sum has two workers for the gateway's tests: sum has state, and answers each
-// step with the sum of its sequence's inputs; letters shows its answer in parts.
+// Command sum has workers for the gateway's tests: sum has state, and answers each step with the sum of its
+// sequence's inputs; letters shows its answer in parts; embedder makes embeddings of text: 3, 4 and its size.
 package main
 
 import (
@@ -21,15 +21,29 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	sig, err := tensor.ParseSignature([]string{"x:f32[16]"}, []string{"y:f32[16]"}, "total:f32[16]")
+	go serve(ctx, "embedder", []string{"text:str[<=64]"}, []string{"embedding:f32[3]", "tokens:i32[]"}, nil, embed)
+	go serve(ctx, "letters", []string{"n:i32[]"}, []string{"text:u8[<=64]"}, nil, letters)
+	serve(ctx, "sum", []string{"x:f32[16]"}, []string{"y:f32[16]"}, []string{"total:f32[16]"}, sum)
+}
+
+func serve(ctx context.Context, model string, inputs, outputs, state []string, fn worker.Func) {
+	sig, err := tensor.ParseSignature(inputs, outputs, state...)
 	if err != nil {
 		log.Fatal(err)
 	}
-	go letters(ctx)
-	cfg := worker.Config{Model: "sum", Signature: sig, WaitForBroker: 2 * time.Minute, Policy: policy.New(policy.WaitTime(0))}
-	if err := worker.Serve(ctx, cfg, sum); err != nil {
+	cfg := worker.Config{Model: model, Signature: sig, WaitForBroker: 2 * time.Minute, Policy: policy.New(policy.WaitTime(0))}
+	if err := worker.Serve(ctx, cfg, fn); err != nil {
 		log.Fatal(err)
 	}
+}
+
+func embed(_ context.Context, b *worker.Batch) error {
+	for i := range b.Rows() {
+		size := len(b.Input(0).Texts(i)[0])
+		copy(worker.Row[float32](b.Output(0), i), []float32{3, 4, float32(size)})
+		worker.Row[int32](b.Output(1), i)[0] = int32(size)
+	}
+	return nil
 }
 
 func sum(_ context.Context, b *worker.Batch) error {
@@ -45,26 +59,16 @@ func sum(_ context.Context, b *worker.Batch) error {
 }
 
 // letters answers with n letters, one after the other.
-func letters(ctx context.Context) {
-	sig, err := tensor.ParseSignature([]string{"n:i32[]"}, []string{"text:u8[<=64]"})
-	if err != nil {
-		log.Fatal(err)
-	}
-	cfg := worker.Config{Model: "letters", Signature: sig, WaitForBroker: 2 * time.Minute, Policy: policy.New(policy.WaitTime(0))}
-	err = worker.Serve(ctx, cfg, func(_ context.Context, b *worker.Batch) error {
-		for row := range b.Rows() {
-			text := b.Output(0).Bytes(row)
-			for i := range worker.Row[int32](b.Input(0), row)[0] {
-				text[i] = 'a' + byte(i)
-				if err := b.Show(row, int(i)+1); err != nil {
-					return err
-				}
-				time.Sleep(20 * time.Millisecond)
+func letters(_ context.Context, b *worker.Batch) error {
+	for row := range b.Rows() {
+		text := b.Output(0).Bytes(row)
+		for i := range worker.Row[int32](b.Input(0), row)[0] {
+			text[i] = 'a' + byte(i)
+			if err := b.Show(row, int(i)+1); err != nil {
+				return err
 			}
+			time.Sleep(20 * time.Millisecond)
 		}
-		return nil
-	})
-	if err != nil {
-		log.Fatal(err)
 	}
+	return nil
 }

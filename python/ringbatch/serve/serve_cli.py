@@ -47,16 +47,17 @@ _NUMPY = dict(zip(NAMES, NUMPY))
 def parser() -> argparse.ArgumentParser:
     p = flags.Parser(
         "serve",
-        f"Serve a model: a file that ends in {', '.join(KINDS)}, or a Python object, package.module:name (a function of arrays, an "
-        "estimator, a torch.nn.Module, a @ringbatch.worker, or a function without arguments that makes one). Starts a broker if none "
-        f"runs. Beware: {WARNING}.",
+        f"Serve a model: a file that ends in {', '.join(KINDS)}, a Hugging Face folder, or a Python object, package.module:name (a "
+        "function of arrays, an estimator, a torch.nn.Module, a @ringbatch.worker, or a function without arguments that makes one). "
+        f"Starts a broker if none runs. Beware: {WARNING}.",
         "Other flags are those of `ringbatch torch` or `ringbatch onnx`, or settings of the model's policy: --input 'x:f32[4]' "
-        "--max-batch-size=32. Of a Python object: --input and --output, one row each, --method and --no-check.",
+        "--max-batch-size=32. Of a Python object: --input and --output, one row each, --method and --no-check. Of a folder: --task embed "
+        "or classify, --truncate, --max-bytes, --allow-pickle, --device, --half and --bfloat16.",
     )
     p.add_argument("target", help="the file, or package.module:name")
     p.add_argument("--name", help="the model's name (default: the target's)")
     p.add_argument("--processes", type=int, default=1, help="worker processes; one that dies is started again (default 1)")
-    p.add_argument("--kind", choices=("torch", "onnx", "object"), help="how to serve it (default: by the target's type)")
+    p.add_argument("--kind", choices=("torch", "onnx", "object", "hf"), help="how to serve it (default: by the target's type)")
     p.add_argument("--socket", help="the broker's control socket")
     p.add_argument("--idle", metavar="DURATION", help="end after that long without a client, like 10m (default: never)")
     p.add_argument("--http", metavar="PORT", help="also serve HTTP, at this port of this host or this address (docs/gateway.md)")
@@ -74,14 +75,14 @@ def main(argv: list[str] | None = None) -> int:
         if a.idle is not None and seconds(a.idle) < 1:
             raise errors.Invalid(f"--idle is {a.idle}, must be 1s or more: clients need some time to connect")
         kind = a.kind or kind_of(a.target)
-        if Path(a.target).exists():
+        if Path(a.target).is_file():
             open_trusted(a.target).close()  # checked again when it is loaded
         name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
         at = socket_path(a.socket)
         worker = [sys.executable, "-m", f"ringbatch.serve.{kind}_cli", a.target, "--name", name, "--socket", at, *rest]
         with stopping() as stop:
             ready = threading.Event()
-            threading.Thread(target=tell, args=(name, at, a.http, a.costs, stop, ready), daemon=True).start()
+            threading.Thread(target=tell, args=(name, at, a.http, a.costs and kind != "hf", stop, ready), daemon=True).start()
             run_commands([worker], [a.processes], at, stop, gateway_table(at, a.http, a.grpc), True, lambda joined: ready.set(),
                 seconds(a.idle or 0))
             stop.set()
@@ -92,7 +93,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def kind_of(target: str) -> str:
-    """torch, onnx or object."""
+    """torch, onnx, object, or hf for a folder."""
+    if Path(target).is_dir():
+        return "hf"
     if is_import_path(target):
         return "object"
     kind = KINDS.get(Path(target).suffix.lower())

@@ -18,7 +18,8 @@ def is_import_path(target: str) -> bool:
 
 def name_of(target: str) -> str:
     """The default name of a model."""
-    return target.partition(":")[2] if is_import_path(target) else Path(target).stem
+    path = Path(target)
+    return target.partition(":")[2] if is_import_path(target) else path.resolve().name if path.is_dir() else path.stem
 
 
 def imported(target: str) -> Any:

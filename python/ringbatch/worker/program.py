@@ -41,6 +41,13 @@ def of_target(target: str | Path | bytes, options: Iterable[object] = ()) -> str
     return _text(Path(text).name, [text], options)
 
 
+def of_folder(folder: Path, options: Iterable[object]) -> str:
+    """Of the files in a folder and in the folders below it."""
+    ends = (".json", ".txt", ".model", ".safetensors", ".bin")
+    files = sorted(str(f) for f in (*folder.glob("*"), *folder.glob("*/*")) if f.suffix in ends)
+    return _text(folder.resolve().name, files, options)
+
+
 def _text(name: str, files: Iterable[str], parts: Iterable[object]) -> str:
     h = hashlib.sha256()
     for part in parts:
