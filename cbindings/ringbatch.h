@@ -78,6 +78,7 @@ extern "C" {
 #define RB_MAX_VARIABLE_DIMS 8
 #define RB_MAX_RANK 8
 #define RB_MAX_NAME_BYTES 128
+#define RB_MAX_DIM_NAME_BYTES 31 /* of a variable dimension */
 
 /* ---- status ------------------------------------------------------------ */
 
@@ -187,6 +188,8 @@ typedef struct rb_tensor {
 	uint64_t shape[RB_MAX_RANK];
 	uint64_t row_bytes;        /* of the largest row */
 	uint64_t offset, stride;   /* in bytes */
+	/* The names of variable dimensions, as in atoms<=200; "" without one. Dimensions of one name have one size. */
+	char dim[RB_MAX_RANK][RB_MAX_DIM_NAME_BYTES + 1];
 } rb_tensor;
 
 /* Rows of a tensor in shared memory; in device memory, data is a device pointer.
