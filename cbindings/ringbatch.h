@@ -477,7 +477,8 @@ typedef struct rb_worker_options {
 } rb_worker_options;
 
 /* signature: inputs, "->", outputs, each name:dtype[dims] and separated by
- * blanks: "x:f32[3,224,224] -> y:f32[1000]"; a variable dimension is "<=512".
+ * blanks: "x:f32[3,224,224] -> y:f32[1000]"; a variable dimension is "<=512", or with a name
+ * "atoms<=200": inputs that share a name have one size in a request, and so has an output.
  * "x:f32[4]@device:0" is in the memory of this worker's GPU 0; the first worker
  * allocates it for all. A worker completes a batch when its streams are done with it.
  * State tensors follow the word state: "x:f32[4] -> y:f32[2] state h:f32[64]".
@@ -574,12 +575,13 @@ RB_API int rb_batch_set_state(rb_batch *batch, uint32_t k, const void *from, uin
 RB_API int rb_batch_pack(const rb_batch *batch, uint32_t k, void *to, uint64_t bytes, int32_t *offsets);
 
 /* The inverse for the k-th output: copies packed rows to their slots. If the first
- * dimension varies, each row has the size of its first variable input, and its output
- * dims are set; RB_ERR_SHAPE if the output cannot hold a row. */
+ * dimension varies, each row has the size of the input whose name it has, or else of the
+ * first variable input, and its output dims are set; RB_ERR_SHAPE if the output cannot hold a row. */
 RB_API int rb_batch_unpack(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes);
 
 /* The actual sizes, 0 included, of the variable dimensions of one row's outputs, in
- * order; without it they are the maximum. */
+ * order; without it they are that of the input that has the same name, or the maximum.
+ * RB_ERR_SHAPE for another size than that input's. */
 RB_API int rb_batch_set_row_dims(rb_batch *batch, uint32_t row, const uint32_t *dims, uint32_t ndims);
 
 /* Ends request i alone, with RB_ERR_FAILED and the first 1024 bytes of this text. */

@@ -31,7 +31,7 @@ Specs = Union[Mapping[str, Spec], Sequence[str], str]
 class Tensor:
     """One tensor of a model: a row of it, without the batch dimension."""
 
-    __slots__ = ("dims_at", "dtype", "kind", "memory", "name", "offset", "on_device", "row_bytes", "shape", "stride", "variable")
+    __slots__ = ("dims_at", "dtype", "kind", "memory", "name", "names", "offset", "on_device", "row_bytes", "shape", "stride", "variable")
 
     def __init__(self, t: c.Tensor, dims_at: int) -> None:
         self.name: str = t.name.decode()
@@ -41,13 +41,14 @@ class Tensor:
         self.dtype = np.dtype(NUMPY[t.dtype - 1])
         self.shape: tuple[int, ...] = tuple(t.shape[: t.rank])
         self.variable = tuple(i for i in range(t.rank) if t.variable >> i & 1)
+        self.names = tuple(t.dim[i].value.decode() for i in self.variable)  # of the variable dimensions, "" if they have none
         self.row_bytes: int = t.row_bytes
         self.offset: int = t.offset
         self.stride: int = t.stride
         self.dims_at = dims_at  # where its sizes begin among the variable dimensions of its side
 
     def __repr__(self) -> str:
-        return f"{self.name}:{self.kind}[{dims_text(self.shape, self.variable)}]{f'@{self.memory}' if self.on_device else ''}"
+        return f"{self.name}:{self.kind}[{dims_text(self.shape, self.variable, self.names)}]{f'@{self.memory}' if self.on_device else ''}"
 
     @property
     def expected(self) -> str:
@@ -147,17 +148,19 @@ class Declared(NamedTuple):
     shape: tuple[int, ...]  # the largest
     variable: tuple[int, ...]  # dimensions
     memory: str  # "" if the declaration leaves it out
+    names: tuple[str, ...]  # of the variable dimensions, "" without one; dimensions of one name have one size
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.kind}[{dims_text(self.shape, self.variable)}]{'@' * bool(self.memory)}{self.memory}"
+        return f"{self.name}:{self.kind}[{dims_text(self.shape, self.variable, self.names)}]{'@' * bool(self.memory)}{self.memory}"
 
     @property
     def dtype(self) -> np.dtype:
         return np.dtype(NUMPY[NAMES.index(self.kind)])
 
 
-def dims_text(shape: Sequence[int], variable: Sequence[int]) -> str:
-    return ",".join(f"<={d}" if i in variable else str(d) for i, d in enumerate(shape))
+def dims_text(shape: Sequence[int], variable: Sequence[int], names: Sequence[str] = ()) -> str:
+    named = dict(zip(variable, names))
+    return ",".join(f"{named.get(i, '')}<={d}" if i in variable else str(d) for i, d in enumerate(shape))
 
 
 def parse(text: str) -> Declared:
@@ -196,10 +199,11 @@ def _declared(name: str, dtype: Any, dims: Sequence[Dimension], memory: str | No
         raise errors.Invalid(f"tensor {name!r}: dtype {dtype!r}; there are {', '.join(sorted(_BY_NAME))}")
     texts = [str(d).replace(" ", "") for d in dims]
     for d in texts:
-        if not re.fullmatch(r"(<=)?\d+", d):
-            raise errors.Invalid(f"tensor {name!r}: dimension {d!r}; write 224, or '<=224' for a variable one")
-    shape = tuple(int(d.removeprefix("<=")) for d in texts)
-    return Declared(name, kind, shape, tuple(i for i, d in enumerate(texts) if d.startswith("<=")), _memory(memory))
+        if not re.fullmatch(r"(([A-Za-z][A-Za-z0-9_]{0,30})?<=)?\d+", d):
+            raise errors.Invalid(f"tensor {name!r}: dimension {d!r}; write 224, '<=224' for a variable one, or 'atoms<=224' with a name")
+    shape = tuple(int(d.rpartition("<=")[2]) for d in texts)
+    variable = tuple(i for i, d in enumerate(texts) if "<=" in d)
+    return Declared(name, kind, shape, variable, _memory(memory), tuple(texts[i].partition("<=")[0] for i in variable))
 
 
 def _memory(given: str | None) -> str:
@@ -252,6 +256,13 @@ class Signature:
         self.state_index = {t.name: k for k, t in enumerate(state)}
         self.variable_inputs = sum(len(t.variable) for t in inputs)
         self.variable_outputs = sum(len(t.variable) for t in outputs)
+        #: The variable input dimension from which packed rows take their lengths, by its name; "" for those without.
+        self.lengths: dict[str, int] = {}
+        for column, name in enumerate(name for t in inputs for name in t.names):
+            self.lengths.setdefault(name, column)
+        #: Of each variable dimension of the outputs: the input dimension of the same name, or None.
+        self.output_from = tuple(self.lengths.get(name) if name else None for t in outputs for name in t.names)
+        self.tied = any(column is not None for column in self.output_from)
         self.output_maxima = tuple(t.shape[i] for t in outputs for i in t.variable)
         self.sized = self.variable_inputs + self.variable_outputs == 0
         self.on_device = any(t.on_device for t in [*inputs, *outputs])
