@@ -165,7 +165,7 @@ class _Batch:
 
     def answers(self, result: Any) -> list[Any]:
         """The rows of each output, checked as ringbatch.Batch does."""
-        returned = {} if result is None or result is self.outputs else Batch._by_name(self, result)  # type: ignore[arg-type]
+        returned = {} if result is None or result is self.outputs else Batch._by_name(self, result)[0]  # type: ignore[arg-type]
         if self._failed_with:
             raise self._failed_with
         found = {**returned, **self.outputs}

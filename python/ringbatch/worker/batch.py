@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
@@ -19,6 +20,7 @@ from ..binding.tensors import Tensor
 from ..binding.views import Life, released
 from .buffers import Buffers
 from .lost_gpu import lost
+from .results import of_batch
 from .ring import Ring, RingBatch
 from .states import States, as_array
 
@@ -388,7 +390,7 @@ class Batch:
     def _take_each(self, result: Any) -> None:
         if isinstance(result, Columns) and result.of(self._made_out):
             result = None  # batch.outputs itself: returning it writes nothing
-        returned = {} if result is None else self._by_name(result)
+        returned, said = self._by_name({} if result is None else result)
         for k, t in enumerate(self._sig.outputs):
             if t.name in self._made_out:
                 continue
@@ -399,26 +401,16 @@ class Batch:
             if value is not None:
                 self._write(k, t, value)
             elif self._is_awaited(t):
-                raise forgotten(t.name, returned)
+                raise forgotten(t.name, {**returned, **dict.fromkeys(said, True)})
+        if said:
+            warnings.warn(f"model {self._ring.model!r}: the function also returned {', '.join(said)}, which is no output", stacklevel=1)
 
-    def _by_name(self, result: Any) -> dict[str, Any]:
-        """The returned outputs by name."""
-        names = self._sig.output_names
-        if isinstance(result, Mapping):
-            unknown = result.keys() - set(names)
-            for name in unknown & self._sig.state_index.keys():
-                raise errors.Invalid(f'the function returned the state {name!r}: assign it, batch.state["{name}"] = ...')
-            if unknown:
-                raise errors.Invalid(f"the function returned {', '.join(sorted(map(str, unknown)))}; the outputs are {', '.join(names)}")
-            return dict(result)
-        if isinstance(result, tuple) and len(result) == len(names) > 1:
-            return dict(zip(names, result))
-        if len(names) == 1:
-            return {names[0]: result}
-        if self._made_out or self._asked_runs:
-            return {}
-        raise errors.Invalid(f"the function returned {type(result).__name__}; return a dict with {', '.join(names)}, or write "
-            "batch.outputs[name][...]")
+    def _by_name(self, result: Any) -> tuple[dict[str, Any], list[str]]:
+        """The returned outputs by name, and what else was returned."""
+        returned, others = of_batch(result, {t.name: len(t.shape) for t in self._sig.outputs})
+        for name in others.keys() & self._sig.state_index.keys():
+            raise errors.Invalid(f'the function returned the state {name!r}: assign it, batch.state["{name}"] = ...')
+        return returned, [f"{name} ({kind})" for name, kind in others.items() if name not in self._sig.output_index]
 
     def _is_awaited(self, t: Tensor, first: int = 0, rows: int | None = None) -> bool:
         """Whether a request that has not failed has elements of this output, in some of the rows."""

@@ -64,7 +64,7 @@ def worker(
     """Makes a function of batches a worker of a model.
 
     The function writes ``batch.outputs[name][...]`` or returns the output: an array of
-    all rows, a list of rows if sizes vary, a dict of several outputs. An output that it
+    all rows, a list of rows if sizes vary; several outputs as a dict, dataclass or tuple. An output that it
     neither returns nor touches fails the batch. If it raises, its requests run again in
     smaller batches; a request that fails by itself gets the exception's text.
     A coroutine function, ``async def run(batch)``, has several batches in flight in one
