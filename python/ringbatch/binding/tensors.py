@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import errors
 from . import structs as c
-from .casting import converted
+from .casting import converted, is_masked
 from .library import check
 
 # By rb_dtype. NumPy has no bfloat16: its bits travel as uint16.
@@ -110,7 +110,7 @@ class Tensor:
 
     def _array(self, value: Any) -> np.ndarray:
         """The caller's value as an array of its own type."""
-        if isinstance(value, np.ma.MaskedArray):
+        if is_masked(value):
             raise errors.Invalid(f"input {self.name!r}: a masked array, and the mask would be lost; pass x.filled(...) of it")
         if self.kind == "u8":
             if isinstance(value, bytes):

@@ -115,6 +115,8 @@ def _tensors(texts: list[str]) -> list[Tensor]:
     for d in map(parse, texts):
         t = c.Tensor(name=d.name.encode(), dtype=1 + NAMES.index(d.kind), rank=len(d.shape), variable=sum(1 << i for i in d.variable))
         t.shape[: len(d.shape)] = d.shape
+        for i, name in zip(d.variable, d.names):
+            t.dim[i].value = name.encode()
         found.append(Tensor(t, sum(len(f.variable) for f in found)))
     return found
 
