@@ -75,6 +75,19 @@ def test_labels_of_tokens_lose_the_padding_of_their_bucket(socket, form, how):
             assert np.array_equal(y["labels"], np.stack([x, -x], -1)) and np.array_equal(y["pairs"], x[:, None] + x)
 
 
+def test_outputs_that_share_a_name_have_one_size_in_a_row(socket):
+    @rb.worker("found", inputs="x:i64[]", outputs="boxes:f32[found<=9,2] labels:i64[found<=9]", max_batch_size=4, wait_time=60)
+    def run(batch):
+        n = batch.inputs["x"].tolist()
+        return {"boxes": [np.ones((k, 2), "float32") for k in n], "labels": [np.arange(k + (k == 3)) for k in n]}
+
+    with serving(run, socket), rb.connect("found", socket=socket, wait=60) as m, rb.connect("found", socket=socket):
+        futures = [m.submit(np.int64(k)) for k in (0, 9, 3, 5)]
+        assert [len(futures[i].result(60)["labels"]) for i in (0, 1, 3)] == [0, 9, 5]
+        with pytest.raises(rb.Failed, match='output "boxes" has 3 found, output "labels" has 4'):
+            futures[2].result(60)
+
+
 @pytest.mark.parametrize(
     ("inputs", "outputs", "packed", "says"),
     [

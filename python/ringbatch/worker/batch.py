@@ -118,6 +118,7 @@ class Batch:
     _life: Life = _lazy(lambda batch: Life(batch._mapping.memory))
     _scatter: list[tuple[int, np.ndarray]] = _lazy(lambda _: [])
     _row_dims: dict[int, Sequence[int]] = _lazy(lambda _: {})  # sizes of the outputs' variable dimensions, if the function set them
+    _sized: set[int] = _lazy(lambda _: set())  # rows whose sizes follow from what the function returned
     _asked_runs: dict[str, set[int]] = _lazy(lambda _: {})  # the runs of outputs that the function took
     _failed: set[int] = _lazy(lambda _: set())  # requests
 
@@ -475,7 +476,8 @@ class Batch:
             return
         dims = list(self._dims_of(row))
         dims[t.dims_at : t.dims_at + len(t.variable)] = (part.shape[i] for i in t.variable)
-        self._set_dims([row], 0, dims)
+        self._row_dims[row] = tuple(dims)
+        self._sized.add(row)
 
     # -- the end
 
@@ -484,6 +486,11 @@ class Batch:
         made = self.__dict__
         if "_scatter" in made:
             self._put_in_place()
+        for row in made.get("_sized", ()):
+            try:
+                self._raw.set_row_dims(row, self._row_dims[row])
+            except errors.Shape as e:  # outputs that share a name differ
+                self.fail(self.request_of(row), e)
         if self._debug:
             self._fail_unwritten()
         if "_row_dims" in made or self._sig.tied:
