@@ -103,15 +103,15 @@ func checkStageKeys(p policy.Policy) error {
 func (m *ModelConfig) inherited(s *StageConfig) policy.Policy {
 	p := policy.Policy{}
 	for key, text := range m.Policy {
-		name, sub, _ := strings.Cut(key, ".")
+		name, _, _ := strings.Cut(key, ".")
 		switch name {
 		case "ragged":
 			if tensor.VariableDims(s.Signature.Inputs) == 0 {
 				continue
 			}
-		case "buckets":
-			if !slices.ContainsFunc(s.Signature.Inputs, func(t tensor.Spec) bool { return strings.HasPrefix(sub, t.Name+".") }) {
-				continue
+		case "cost", "buckets":
+			if (policy.Policy{key: text}).Check(s.Signature.Inputs) != nil {
+				continue // no input of this stage has the dimension
 			}
 		}
 		p[key] = text

@@ -78,6 +78,7 @@ extern "C" {
 #define RB_MAX_VARIABLE_DIMS 8
 #define RB_MAX_RANK 8
 #define RB_MAX_NAME_BYTES 128
+#define RB_MAX_DIM_NAME_BYTES 31 /* of a variable dimension */
 
 /* ---- status ------------------------------------------------------------ */
 
@@ -188,6 +189,8 @@ typedef struct rb_tensor {
 	uint64_t shape[RB_MAX_RANK];
 	uint64_t row_bytes;        /* of the largest row */
 	uint64_t offset, stride;   /* in bytes */
+	/* The names of variable dimensions, as in atoms<=200; "" without one. Dimensions of one name have one size. */
+	char dim[RB_MAX_RANK][RB_MAX_DIM_NAME_BYTES + 1];
 } rb_tensor;
 
 /* A tensor of RB_STR has texts: shape[rank - 1] is the memory of one, in bytes. A text is UTF-8, which has no byte 0xff, and
@@ -498,7 +501,8 @@ typedef struct rb_worker_options {
 } rb_worker_options;
 
 /* signature: inputs, "->", outputs, each name:dtype[dims] and separated by
- * blanks: "x:f32[3,224,224] -> y:f32[1000]"; a variable dimension is "<=512".
+ * blanks: "x:f32[3,224,224] -> y:f32[1000]"; a variable dimension is "<=512", or with a name
+ * "atoms<=200": inputs that share a name have one size in a request, and so has an output.
  * "x:f32[4]@device:0" is in the memory of this worker's GPU 0; the first worker
  * allocates it for all. A worker completes a batch when its streams are done with it.
  * State tensors follow the word state: "x:f32[4] -> y:f32[2] state h:f32[64]".
@@ -597,12 +601,13 @@ RB_API int rb_batch_set_state(rb_batch *batch, uint32_t k, const void *from, uin
 RB_API int rb_batch_pack(const rb_batch *batch, uint32_t k, void *to, uint64_t bytes, int32_t *offsets);
 
 /* The inverse for the k-th output: copies packed rows to their slots. If the first
- * dimension varies, each row has the size of its first variable input, and its output
- * dims are set; RB_ERR_SHAPE if the output cannot hold a row. */
+ * dimension varies, each row has the size of the input whose name it has, or else of the
+ * first variable input, and its output dims are set; RB_ERR_SHAPE if the output cannot hold a row. */
 RB_API int rb_batch_unpack(rb_batch *batch, uint32_t k, const void *from, uint64_t bytes);
 
 /* The actual sizes, 0 included, of the variable dimensions of one row's outputs, in
- * order; without it they are the maximum. */
+ * order; without it they are that of the input that has the same name, or the maximum.
+ * RB_ERR_SHAPE for another size than that input's. */
 RB_API int rb_batch_set_row_dims(rb_batch *batch, uint32_t row, const uint32_t *dims, uint32_t ndims);
 
 /* The first `steps` steps of a row's growing output are written, and stay: the first output

@@ -131,7 +131,7 @@ func (l *link) setDims(s *slot, dims []int) error {
 			n++
 		}
 	}
-	return nil
+	return l.session.Layout.Ties.CheckSizes(inputs, s.dims[:n])
 }
 
 // slot returns the first slot of a request that was not released.

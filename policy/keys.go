@@ -23,8 +23,10 @@ var (
 		number(1, MaxRows), func(at *place) *int { return &at.s.MaxBatchSize })
 	MaxBatchCost = row(Key{Name: "max_batch_cost", Default: "0", Live: true,
 		Help: "maximum cost of a batch, the sum of its rows; a row costs what its client says, or else the size of the model's first " +
-			"variable dimension (tokens); a request above the maximum runs alone; 0: none"},
+			"variable dimension (tokens; cost names another one); a request above the maximum runs alone; 0: none"},
 		number(0, MaxCost), func(at *place) *int { return &at.s.MaxBatchCost })
+	_ = add(&Key{Name: "cost", Kind: "dimension", Help: "the variable dimension of an input whose size a row costs: its name, like edges, " +
+		"or INPUT.DIMENSION; if left out, the first", read: readCost, write: writeCost})
 	WaitTime = row(Key{Name: "wait_time", Default: "auto", Live: true,
 		Help: "how long the oldest request waits for others to batch with; 0: not at all; auto: as long as it pays (docs/batching.md)"},
 		durationOrAuto(), func(at *place) *time.Duration { return &at.s.WaitTime })
@@ -82,10 +84,14 @@ var (
 		read:  func(*place, string) error { return nil }, // makeLevels has read it
 		write: func(at *place, put func(sub, text string)) { put("", strconv.Itoa(at.s.LevelCount())) }})
 	_ = add(&Key{Name: "buckets", Sub: "INPUT.DIMENSION", Whole: "auto", Kind: "list",
-		Help: "sizes that a variable dimension of an input is rounded up to, ascending, the last one its maximum; " +
+		Help: "sizes that a variable dimension of an input is rounded up to, ascending, the last one its maximum; buckets.atoms: of " +
+			"the dimensions of that name; " +
 			"`buckets=auto`: powers of two from 16, for all of them",
 		read: readBuckets, write: writeBuckets})
 )
+
+// Cost is the variable dimension whose size a row costs: its name, or INPUT.DIMENSION.
+func Cost(dimension string) Setting { return Setting{"cost", dimension} }
 
 // Priorities is the number of priority levels.
 func Priorities(n int) Setting { return Setting{prioritiesKey.Name, strconv.Itoa(n)} }

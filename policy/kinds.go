@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -172,22 +173,49 @@ func readBuckets(at *place, text string) error {
 		return err
 	}
 	names := variableDims(at.inputs)
-	i := slices.IndexFunc(names, func(d variableDim) bool { return d.name == at.sub })
-	if i < 0 {
-		var known []string
-		for _, d := range names {
-			known = append(known, d.name)
-		}
-		return fmt.Errorf("no such variable dimension of an input; there are %d: %s", len(known), strings.Join(known, ", "))
+	found, err := findDim(names, at.sub)
+	if err != nil {
+		return err
 	}
-	if n := len(sizes); n > 0 && sizes[n-1] != names[i].size {
-		return fmt.Errorf("the last one must be the dimension's maximum, %d", names[i].size)
+	if n := len(sizes); n > 0 && sizes[n-1] != names[found].size {
+		return fmt.Errorf("the last one must be the dimension's maximum, %d", names[found].size)
 	}
 	for len(at.s.Buckets) < len(names) {
 		at.s.Buckets = append(at.s.Buckets, nil)
 	}
-	at.s.Buckets[i] = sizes
+	for i, d := range names {
+		if i == found || d.shared != "" && d.shared == names[found].shared {
+			at.s.Buckets[i] = sizes
+		}
+	}
 	return nil
+}
+
+// findDim is the index of a dimension: INPUT.DIMENSION, or its own name.
+func findDim(names []variableDim, name string) (int, error) {
+	i := slices.IndexFunc(names, func(d variableDim) bool { return d.name == name || d.shared == name })
+	if i >= 0 && name != "" {
+		return i, nil
+	}
+	var known []string
+	for _, d := range names {
+		known = append(known, d.name)
+		if d.shared != "" {
+			known = append(known, d.shared)
+		}
+	}
+	return 0, fmt.Errorf("no such variable dimension of an input; there are %d: %s", len(names), strings.Join(known, ", "))
+}
+
+func readCost(at *place, text string) (err error) {
+	at.s.Cost, err = findDim(variableDims(at.inputs), text)
+	return err
+}
+
+func writeCost(at *place, put func(sub, text string)) {
+	if names := variableDims(at.inputs); at.s.Cost > 0 && at.s.Cost < len(names) {
+		put("", cmp.Or(names[at.s.Cost].shared, names[at.s.Cost].name))
+	}
 }
 
 func writeBuckets(at *place, put func(sub, text string)) {
@@ -199,14 +227,15 @@ func writeBuckets(at *place, put func(sub, text string)) {
 }
 
 type variableDim struct {
-	name string // INPUT.DIMENSION
-	size uint32 // its maximum
+	name   string // INPUT.DIMENSION
+	shared string // the name in the signature, or ""
+	size   uint32 // its maximum
 }
 
 func variableDims(inputs []tensor.Spec) (list []variableDim) {
 	for _, t := range inputs {
-		for _, v := range t.Variable {
-			list = append(list, variableDim{fmt.Sprintf("%s.%d", t.Name, v), uint32(t.Shape[v])})
+		for i, v := range t.Variable {
+			list = append(list, variableDim{fmt.Sprintf("%s.%d", t.Name, v), t.DimName(i), uint32(t.Shape[v])})
 		}
 	}
 	return list

@@ -123,13 +123,13 @@ func TestAnyPolicyIsWrittenAndReadBackAsItself(t *testing.T) {
 }
 
 func TestTypedSettingsAndTextsAreTheSame(t *testing.T) {
-	typed := policy.New(policy.MaxBatchSize(32), policy.MaxBatchCost(8192), policy.WaitTime(1500*time.Microsecond),
+	typed := policy.New(policy.MaxBatchSize(32), policy.MaxBatchCost(8192), policy.Cost("t.0"), policy.WaitTime(1500*time.Microsecond),
 		policy.LatencyGoal(0), policy.PreferredBatchSizes([]int{8, 16}), policy.Slots(64), policy.MaxWindow(8), policy.Private(true),
 		policy.Lease(20*time.Second), policy.MaxAttempts(2), policy.PreserveOrder(true), policy.Ragged(false),
 		policy.NoWorker(policy.RefuseWithoutWorker), policy.Priorities(2), policy.DefaultPriority(1), policy.Ageing(time.Nanosecond),
 		policy.MaxQueue(100), policy.MaxQueue(7).At(1), policy.DefaultTimeout(time.Minute), policy.MaxTimeout(time.Hour),
 		policy.OnTimeout(policy.Delay).At(0), policy.Buckets("t", 0, 64, 512))
-	texts, err := policy.Parse(`max_batch_size=32 max_batch_cost=8192 wait_time=0.0015 latency_goal=0 preferred_batch_sizes=8,16 slots=64
+	texts, err := policy.Parse(`max_batch_size=32 max_batch_cost=8192 cost=t.0 wait_time=0.0015 latency_goal=0 preferred_batch_sizes=8,16 slots=64
 		max_window=8 private=true lease=20 max_attempts=2 preserve_order=true ragged=false no_worker=refuse priorities=2 default_priority=1
 		ageing=1ns max_queue=100 max_queue.1=7 default_timeout=1m max_timeout=1h on_timeout.0=delay buckets.t.0=64,512`)
 	must.Do(t, err)

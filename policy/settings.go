@@ -17,6 +17,7 @@ import (
 type Settings struct {
 	MaxBatchSize int           // rows
 	MaxBatchCost int           // of all rows of a batch; 0: no limit
+	Cost         int           // the variable dimension, over all inputs, that a row costs by default
 	WaitTime     time.Duration // how long the oldest request waits for others; Auto: as long as it pays
 	// LatencyGoal, if positive, bounds p99. Batches are filled as far as it allows, and
 	// requests that would take longer are refused.
@@ -130,6 +131,9 @@ func (s *Settings) Validate() error {
 	}
 	if s.MaxBatchCost < 0 || s.MaxBatchCost > MaxCost {
 		return refuse("max_batch_cost is %d, must be 0..%d", s.MaxBatchCost, MaxCost)
+	}
+	if s.Cost < 0 || s.Cost >= tensor.MaxVariableDims {
+		return refuse("cost is variable dimension %d, must be 0..%d", s.Cost, tensor.MaxVariableDims-1)
 	}
 	if n := s.LevelCount(); s.DefaultPriority < 0 || s.DefaultPriority >= n {
 		return refuse("default_priority is %d, must be 0..%d", s.DefaultPriority, n-1)

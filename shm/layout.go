@@ -92,6 +92,7 @@ type Plane struct {
 // NewPipelineLayout and View.
 type Layout struct {
 	Signature       tensor.Signature
+	Ties            tensor.Ties // of the signature
 	Slots, MaxBatch int
 	Inputs, Outputs []Plane
 	State           []Plane // a row has two halves: see StatePlanes
@@ -117,7 +118,7 @@ func NewLayout(sig tensor.Signature, slots, maxBatch int) (*Layout, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.Signature, l.Geometry = sig, geometry(sig.String(), slots, maxBatch)
+	l.Signature, l.Ties, l.Geometry = sig, sig.Ties(), geometry(sig.String(), slots, maxBatch)
 	l.Inputs, l.Outputs = l.Planes[:len(sig.Inputs):len(sig.Inputs)], l.Planes[len(sig.Inputs):]
 	return l, nil
 }
@@ -153,7 +154,7 @@ func (l *Layout) View(sig tensor.Signature) (*Layout, error) {
 		return nil, err
 	}
 	v := *l
-	v.Signature = sig
+	v.Signature, v.Ties = sig, sig.Ties()
 	find := func(side []tensor.Spec) (planes []Plane, err error) {
 		for _, t := range side {
 			i := slices.IndexFunc(l.Planes, func(p Plane) bool { return p.Spec.String() == t.String() })

@@ -50,7 +50,7 @@ func cHeader() []byte {
 		{"PAGE", pageSize}, {"CACHE_LINE", cacheLine}, {"SEGMENT_HEADER", segmentHeader}, {"DEVICE_GRAIN", deviceGrain}, {"MAX_DEVICES",
 			tensor.MaxDevices}, {"RING_WORDS", ringWordsAt}, {"MAIL_WORDS", mailWordsAt}, {"RECORD_WORDS", recordWordsAt},
 		{"MAX_VARIABLE_DIMS", tensor.MaxVariableDims}, {"MAX_RANK", tensor.MaxRank}, {"MAX_TENSORS",
-			tensor.MaxTensors}, {"MAX_NAME_BYTES", tensor.MaxNameBytes},
+			tensor.MaxTensors}, {"MAX_NAME_BYTES", tensor.MaxNameBytes}, {"MAX_DIM_NAME_BYTES", tensor.MaxDimNameBytes},
 		{"KIND_WEIGHTS", uint64(kindWeights)}, {"WEIGHT_BUFFERS", weightBuffers}, {"WEIGHT_FOLLOWERS", WeightFollowers},
 		{"MAX_WEIGHT_TENSORS", maxWeightTensors}, {"MAX_WEIGHT_BYTES", maxWeightBytes}, {"WEIGHT_WORDS", weightWordsAt},
 		{"WEIGHT_FOLLOWER_WORDS", followersAt}, {"WEIGHT_REASON", weightReasonAt}, {"WEIGHT_REASON_BYTES", weightReasonBytes},

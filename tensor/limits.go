@@ -9,5 +9,6 @@ const (
 	MaxRank         = 8   // dimensions of one tensor's row
 	MaxTensors      = 64  // inputs plus outputs of one model
 	MaxNameBytes    = 128 // of a model or tensor name
+	MaxDimNameBytes = 31  // of a variable dimension's name
 	MaxDevices      = 64  // numbers of GPUs in device:N
 )

@@ -3,8 +3,10 @@
 package tensor
 
 import (
+	"cmp"
 	"fmt"
 	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +24,9 @@ type Spec struct {
 	// Variable lists, ascending, the dimensions whose size (0..Shape[i]) each request
 	// chooses; the others are fixed.
 	Variable []int `msgpack:"variable,omitempty"`
+	// Names has the name of each variable dimension, "" if it has none; nil if none has one.
+	// Dimensions of a model that share a name have one size in a request.
+	Names []string `msgpack:"names,omitempty"`
 	// Memory is "" for host memory or "device:N" for the memory of a GPU, as the worker
 	// that allocates the ring's device memory counts GPUs.
 	Memory string `msgpack:"memory,omitempty"`
@@ -59,7 +64,7 @@ func (t Spec) String() string {
 			b.WriteByte(',')
 		}
 		if v < len(t.Variable) && t.Variable[v] == i {
-			b.WriteString("<=")
+			b.WriteString(t.DimName(v) + "<=")
 			v++
 		} else if t.DType == Str && i == len(t.Shape)-1 {
 			b.WriteString("<=")
@@ -74,8 +79,16 @@ func (t Spec) String() string {
 	return b.String()
 }
 
+// DimName is the name of the v-th variable dimension.
+func (t Spec) DimName(v int) string {
+	if v < len(t.Names) {
+		return t.Names[v]
+	}
+	return ""
+}
+
 // ParseSpec reads name:dtype[dims]. A dimension is a size, or "<=" and the maximum of a
-// variable dimension. "y:f32[]" is one number per row, "t:str[<=256]" one text. A suffix names the memory:
+// variable dimension, which may have a name: "atoms<=200". "y:f32[]" is one number per row, "t:str[<=256]" one text. A suffix names the memory:
 // "@device:0" or "@host".
 func ParseSpec(s string) (Spec, error) {
 	bad := func(why string) (Spec, error) {
@@ -108,8 +121,9 @@ func ParseSpec(s string) (Spec, error) {
 	if dims != "" {
 		for i, f := range strings.Split(dims, ",") {
 			f = strings.TrimSpace(f)
-			if rest, ok := strings.CutPrefix(f, "<="); ok {
+			if name, rest, ok := strings.Cut(f, "<="); ok {
 				t.Variable = append(t.Variable, i)
+				t.Names = append(t.Names, strings.TrimSpace(name))
 				f = strings.TrimSpace(rest)
 			}
 			n, err := strconv.Atoi(f)
@@ -119,8 +133,11 @@ func ParseSpec(s string) (Spec, error) {
 			t.Shape = append(t.Shape, n)
 		}
 	}
+	if strings.Join(t.Names, "") == "" {
+		t.Names = nil
+	}
 	if last := len(t.Shape) - 1; d == Str {
-		if !slices.Equal(t.Variable, []int{last}) {
+		if !slices.Equal(t.Variable, []int{last}) || t.Names != nil {
 			return bad("a str has its most bytes last, and only them with <=: str[<=256], or str[16,<=256] for 16 texts")
 		}
 		t.Variable = nil // its memory is fixed
@@ -139,6 +156,8 @@ func ValidName(name string) bool {
 }
 
 const maxRowBytes = 1 << 36
+
+var dimNames = regexp.MustCompile(fmt.Sprintf(`^[A-Za-z][A-Za-z0-9_]{0,%d}$`, MaxDimNameBytes-1))
 
 func (t Spec) validate() error {
 	fail := func(format string, a ...any) error {
@@ -176,6 +195,14 @@ func (t Spec) validate() error {
 	if t.DType == Str && (len(t.Shape) == 0 || last >= 0 || t.Memory != "") {
 		return fail("a str has its most bytes last, str[<=256], no variable dimensions, and is in host memory")
 	}
+	if len(t.Names) != 0 && len(t.Names) != len(t.Variable) {
+		return fail("%d names of %d variable dimensions", len(t.Names), len(t.Variable))
+	}
+	for _, name := range t.Names {
+		if name != "" && !dimNames.MatchString(name) {
+			return fail("dimension name %q: a letter, then letters, digits and _, %d at most", name, MaxDimNameBytes)
+		}
+	}
 	if t.Memory == "" {
 		return nil
 	}
@@ -211,7 +238,7 @@ func (s *Signature) Validate() error {
 			return fmt.Errorf("%w: %d variable dimensions on one side, at most %d", status.ErrInvalid, variable, MaxVariableDims)
 		}
 	}
-	if err := s.validateState(); err != nil {
+	if err := cmp.Or(s.validateState(), s.validateNames()); err != nil {
 		return err
 	}
 	return CheckOneDevice(slices.Concat(s.Inputs, s.Outputs, s.State))

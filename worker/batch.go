@@ -128,6 +128,7 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 			}
 			if b.outDims != nil {
 				b.outDims = append(b.outDims, mostOut)
+				layout.Ties.Follow(b.outDims[len(b.outDims)-1][:], q.Dims[:])
 			}
 			b.slots = append(b.slots, s)
 		}
@@ -250,10 +251,11 @@ func dimsAt(planes []shm.Plane, k int) int {
 }
 
 // SetOutputDims sets the sizes of the variable dimensions of request i's outputs, in
-// signature order; default: the maximum. A row of that shape begins at the start of the
+// signature order. The default is the size of the input dimension that has the same name, or
+// the maximum. A row of that shape begins at the start of the
 // slot, without gaps.
 func (b *Batch) SetOutputDims(i int, dims ...int) error {
-	sizes, err := b.checkOutputDims(dims)
+	sizes, err := b.checkOutputDims(i, dims)
 	for row := b.reqs[i].row; err == nil && row < b.reqs[i].row+b.reqs[i].rows; row++ {
 		b.outDims[row] = sizes
 	}
@@ -262,14 +264,14 @@ func (b *Batch) SetOutputDims(i int, dims ...int) error {
 
 // SetRowDims is SetOutputDims for one row of the batch.
 func (b *Batch) SetRowDims(row int, dims ...int) error {
-	sizes, err := b.checkOutputDims(dims)
+	sizes, err := b.checkOutputDims(b.requestOf(row), dims)
 	if err == nil {
 		b.outDims[row] = sizes
 	}
 	return err
 }
 
-func (b *Batch) checkOutputDims(dims []int) (sizes [tensor.MaxVariableDims]uint32, err error) {
+func (b *Batch) checkOutputDims(i int, dims []int) (sizes [tensor.MaxVariableDims]uint32, err error) {
 	most, want := maxima(b.w.session.Layout.Outputs)
 	if len(dims) != want {
 		return sizes, fmt.Errorf("%w: the outputs have %d variable dimensions, %d sizes were given", status.ErrShape, want, len(dims))
@@ -280,5 +282,6 @@ func (b *Batch) checkOutputDims(dims []int) (sizes [tensor.MaxVariableDims]uint3
 		}
 		sizes[j] = uint32(d)
 	}
-	return sizes, nil
+	layout := b.w.session.Layout
+	return sizes, layout.Ties.CheckOutputs(&layout.Signature, b.mails[b.reqs[i].mail].Dims[:], sizes[:want])
 }

@@ -42,7 +42,7 @@ type Request struct {
 	Arrived  Time // when the client committed it; the wait time counts from here
 	Deadline Time // when it ends wherever it is; Never if none
 	Dims     Dims
-	Cost     int // of each row, which counts against MaxBatchCost; 0: the first of Dims, at least 1
+	Cost     int // of each row, which counts against MaxBatchCost; 0: the size of Dims[Settings.Cost], at least 1
 	// Share, if not 0, makes the request a retry: its last batch killed its worker or failed as
 	// a whole, and a single request may be to blame. A retry goes out before everything
 	// else, in a batch of at most Share requests; 1 is alone.

@@ -29,7 +29,7 @@ func (b *Batcher) Arrive(now Time, r Request) error {
 			return err
 		}
 	}
-	r.Cost = costOfRow(&r)
+	r.Cost = costOfRow(&b.settings, &r)
 	r.Arrived = min(r.Arrived, now)
 	r.Deadline = DeadlineOf(&b.settings, r.Level, r.Arrived, r.Deadline)
 	timeout := Never
@@ -122,7 +122,7 @@ func (b *Batcher) requeueUnknown(now Time, r Request, x *request, c *client) {
 		r.Level = b.settings.DefaultPriority
 	}
 	r.Rows = max(1, r.Rows)
-	r.Cost = costOfRow(&r)
+	r.Cost = costOfRow(&b.settings, &r)
 	if r.Rows > b.settings.MaxBatchSize {
 		r.Share = 1
 	}

@@ -36,11 +36,11 @@ func bucket(s *policy.Settings, d Dims) (Dims, error) {
 }
 
 // costOfRow is the cost of a row of r, whose Dims are bucketed.
-func costOfRow(r *Request) int {
+func costOfRow(s *policy.Settings, r *Request) int {
 	if r.Cost > 0 {
 		return min(r.Cost, policy.MaxCost)
 	}
-	return int(min(max(1, r.Dims[0]), policy.MaxCost))
+	return int(min(max(1, r.Dims[s.Cost]), policy.MaxCost))
 }
 
 // padTo is the number of rows w should see for a batch of rows rows.

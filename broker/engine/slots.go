@@ -88,6 +88,9 @@ func (r *Ring) checkCommit(c *ClientSession, e *shm.Commit) error {
 			n++
 		}
 	}
+	if err := r.layout.Ties.CheckSizes(r.layout.Signature.Inputs, e.Dims[:n]); err != nil {
+		return bad("%v", err)
+	}
 	for ; n < len(e.Dims); n++ {
 		if e.Dims[n] != 0 {
 			return bad("dimension %d is not variable", n)

@@ -270,7 +270,7 @@ func (s *Stage) describeRequest(info *slotInfo) batcher.Request {
 	cost := int(info.commit.Cost)
 	if s.settings.Ragged {
 		if cost == 0 {
-			cost = int(dims[0])
+			cost = int(dims[s.settings.Cost])
 		}
 		dims = batcher.Dims{} // all sizes are one shape
 	}

@@ -47,6 +47,7 @@ module ringbatch
     integer(c_int8_t) :: on_device
     integer(c_int32_t) :: dtype, rank, variable
     integer(c_int64_t) :: shape(8), row_bytes, offset, stride
+    character(kind=c_char) :: dim(32, 8)
   end type
 
   interface

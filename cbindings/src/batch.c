@@ -195,9 +195,10 @@ static int set_row_dims(rb_taken *b, uint32_t i, const uint32_t *dims, uint32_t 
 	for (uint32_t j = 0; j < ndims; j++)
 		if (dims[j] > l->most[RB_OUTPUT][j])
 			return rb_explain(RB_ERR_SHAPE, "variable output dimension %u is 0..%u, got %u", j, l->most[RB_OUTPUT][j], dims[j]);
-	if (ndims)
+	int status = rb_check_output_sizes(l, b->member[owner(b, i)].dims, dims);
+	if (ndims && !status)
 		memcpy(b->dims[i], dims, ndims * sizeof *dims);
-	return RB_OK;
+	return status;
 }
 
 /* Whether a request can end with it. */
@@ -301,7 +302,7 @@ static int scatter(rb_taken *b, int side, uint32_t k, const void *from, uint64_t
 }
 
 /* Finds where the packed rows of a tensor begin; step is the size of one step of the first dimension. An output's
- * rows are as long as those of the first variable input. */
+ * rows are as long as those of the input that has its dimension, or else of the first variable input. */
 static int packed_rows(rb_taken *b, int side, uint32_t k, uint64_t bytes, rb_rows *r, uint64_t *step)
 {
 	const rb_tensor *t;
@@ -314,7 +315,9 @@ static int packed_rows(rb_taken *b, int side, uint32_t k, uint64_t bytes, rb_row
 	if (t->variable > 1 || (t->variable && !b->worker->session.layout.dims[RB_INPUT]))
 		return rb_explain(RB_ERR_SHAPE, "the rows of \"%s\" cannot be packed: only the first dimension may vary, as that of an input does",
 			t->name);
-	uint64_t at = side == RB_INPUT ? (uint64_t)(dims - b->shown.dims) : 0, most = t->rank ? t->shape[0] : 1, next = 0;
+	const rb_layout *l = &b->worker->session.layout;
+	int from = side == RB_OUTPUT && t->variable ? l->ties.from[l->dims_at[t - l->tensor]] : -1;
+	uint64_t at = side == RB_INPUT ? (uint64_t)(dims - b->shown.dims) : from > 0 ? (uint64_t)from : 0, most = t->rank ? t->shape[0] : 1, next = 0;
 	*step = t->row_bytes / most;
 	for (uint32_t i = 0, row = 0; i < b->shown.requests; i++) {
 		uint64_t size = t->variable ? b->member[i].dims[at] : most;

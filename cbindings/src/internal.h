@@ -47,6 +47,13 @@ int rb_missing(void); /* a pointer is NULL */
 
 /* ---- tensors and layout ------------------------------------------------- */
 
+/* Which variable dimensions have one size, because they share a name (tensor.Ties in Go). */
+typedef struct rb_ties {
+	uint8_t same[2][RB_DIMS];            /* by side: the first dimension of the same name; itself if there is none before it */
+	int8_t from[RB_DIMS];                /* of an output's dimension: the first input dimension of its name, or -1 */
+	bool named;                          /* some output's dimension has an input's name */
+} rb_ties;
+
 /* The places of everything in a model's segments. They follow from the signature, the slots and the maximum batch. */
 typedef struct rb_layout {
 	uint32_t inputs, outputs, states, slots, max_batch;
@@ -54,6 +61,7 @@ typedef struct rb_layout {
 	uint8_t dims_at[RB_GO_MAX_TENSORS];  /* a tensor's first variable dimension among those of its side */
 	uint32_t dims[2];                    /* variable dimensions, by side */
 	uint32_t most[2][RB_DIMS];           /* their maxima */
+	rb_ties ties;
 	uint64_t planes_size, board_size, device_size, geometry;
 	bool on_device;                      /* this peer has a tensor in device memory */
 	uint64_t words_at, records_at, reasons_at;
@@ -82,6 +90,10 @@ int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t);
 size_t rb_format_tensor(const rb_tensor *t, char *to, size_t room);
 /* Reads "x:f32[4] -> y:f32[2] state h:f32[8]" into l, without places. */
 int rb_parse_signature(const char *text, rb_layout *l);
+/* Refuses sizes of inputs that differ though they share a name. */
+int rb_check_sizes(const rb_layout *l, const uint32_t *dims);
+/* The same for a row's outputs; given are the sizes of its inputs. */
+int rb_check_output_sizes(const rb_layout *l, const uint32_t *given, const uint32_t *dims);
 /* Checks the tensors of l and computes the places. */
 int rb_layout_place(rb_layout *l, uint32_t slots, uint32_t max_batch);
 bool rb_same_tensors(const rb_layout *a, const rb_layout *b);

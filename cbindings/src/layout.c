@@ -25,6 +25,78 @@ static int check_side(rb_layout *l, int side, uint32_t count)
 	return RB_OK;
 }
 
+/* The variable dimension of a side with that index, and its tensor. */
+static const char *dim_name(const rb_layout *l, int side, uint32_t index, const rb_tensor **t)
+{
+	for (*t = rb_tensors_of(l, side);; ++*t)
+		for (uint32_t i = 0; i < (*t)->rank; i++)
+			if ((*t)->variable >> i & 1 && index-- == 0)
+				return (*t)->dim[i];
+}
+
+/* The first dimension of a side, below end, with that name, or other. */
+static uint32_t first_named(const rb_layout *l, int side, uint32_t end, const char *name, uint32_t other)
+{
+	const rb_tensor *t;
+	for (uint32_t i = 0; *name && i < end; i++)
+		if (!strcmp(dim_name(l, side, i, &t), name))
+			return i;
+	return other;
+}
+
+static int tie(rb_layout *l)
+{
+	const rb_tensor *t, *other;
+	memset(&l->ties, 0, sizeof l->ties);
+	for (int side = RB_INPUT; side <= RB_OUTPUT; side++)
+		for (uint32_t i = 0; i < l->dims[side]; i++) {
+			const char *name = dim_name(l, side, i, &t);
+			uint32_t j = first_named(l, side, i, name, i), from = first_named(l, RB_INPUT, l->dims[RB_INPUT], name, UINT8_MAX);
+			l->ties.same[side][i] = (uint8_t)j;
+			if (side == RB_OUTPUT) {
+				l->ties.from[i] = (int8_t)(uint8_t)from;
+				l->ties.named |= from != UINT8_MAX;
+			}
+			int of = side == RB_OUTPUT && from != UINT8_MAX ? RB_INPUT : side;
+			uint32_t at = of != side ? from : j;
+			dim_name(l, of, at, &other);
+			if (l->most[of][at] != l->most[side][i])
+				return rb_explain(RB_ERR_INVALID, "%s has at most %u in \"%s\" and %u in \"%s\": tensors that share a dimension's name share "
+					"its maximum", name, l->most[of][at], other->name, l->most[side][i], t->name);
+		}
+	return RB_OK;
+}
+
+static int differ(const rb_layout *l, int a, uint32_t i, uint32_t size, int b, uint32_t j, uint32_t other)
+{
+	static const char *const what[] = {"input", "output"};
+	const rb_tensor *t, *u;
+	const char *name = dim_name(l, a, i, &t);
+	dim_name(l, b, j, &u);
+	return rb_explain(RB_ERR_SHAPE, "%s \"%s\" has %u %s, %s \"%s\" has %u", what[a], t->name, size, name, what[b], u->name, other);
+}
+
+int rb_check_sizes(const rb_layout *l, const uint32_t *dims)
+{
+	for (uint32_t i = 0; i < l->dims[RB_INPUT]; i++)
+		if (dims[i] != dims[l->ties.same[RB_INPUT][i]])
+			return differ(l, RB_INPUT, l->ties.same[RB_INPUT][i], dims[l->ties.same[RB_INPUT][i]], RB_INPUT, i, dims[i]);
+	return RB_OK;
+}
+
+int rb_check_output_sizes(const rb_layout *l, const uint32_t *given, const uint32_t *dims)
+{
+	for (uint32_t i = 0; i < l->dims[RB_OUTPUT]; i++) {
+		int from = l->ties.from[i];
+		uint32_t j = l->ties.same[RB_OUTPUT][i];
+		if (from >= 0 && dims[i] != given[from])
+			return differ(l, RB_INPUT, (uint32_t)from, given[from], RB_OUTPUT, i, dims[i]);
+		if (dims[i] != dims[j])
+			return differ(l, RB_OUTPUT, j, dims[j], RB_OUTPUT, i, dims[i]);
+	}
+	return RB_OK;
+}
+
 static int check_states(rb_layout *l)
 {
 	const rb_tensor *t = rb_tensors_of(l, RB_STATE), *other = l->tensor;
@@ -132,6 +204,8 @@ int rb_layout_place(rb_layout *l, uint32_t slots, uint32_t max_batch)
 		status = check_side(l, RB_OUTPUT, l->outputs);
 	if (!status)
 		status = check_states(l);
+	if (!status)
+		status = tie(l);
 	if (status)
 		return status;
 	if (slots < 1 || slots > RB_GO_MAX_SLOTS)

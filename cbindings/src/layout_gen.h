@@ -25,6 +25,7 @@
 #define RB_GO_MAX_RANK 0x8ull
 #define RB_GO_MAX_TENSORS 0x40ull
 #define RB_GO_MAX_NAME_BYTES 0x80ull
+#define RB_GO_MAX_DIM_NAME_BYTES 0x1full
 #define RB_GO_KIND_WEIGHTS 0x5ull
 #define RB_GO_WEIGHT_BUFFERS 0x4ull
 #define RB_GO_WEIGHT_FOLLOWERS 0x100ull

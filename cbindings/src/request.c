@@ -59,7 +59,7 @@ int rb_link_check_dims(const rb_link *l, const uint32_t *dims, uint32_t ndims)
 	for (uint32_t i = 0; i < ndims; i++)
 		if (dims[i] > of->most[RB_INPUT][i])
 			return rb_explain(RB_ERR_SHAPE, "variable input dimension %u is 0..%u, got %u", i, of->most[RB_INPUT][i], dims[i]);
-	return RB_OK;
+	return rb_check_sizes(of, dims);
 }
 
 void rb_link_padded(const rb_link *l, const rb_slot *s, uint32_t dims[RB_DIMS])

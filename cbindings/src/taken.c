@@ -72,6 +72,15 @@ static int by_number(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
+/* A row's outputs have the sizes of the inputs whose dimensions they share, else the maximum. */
+static void default_sizes(const rb_layout *l, const uint32_t *given, uint32_t *dims)
+{
+	memcpy(dims, l->most[RB_OUTPUT], sizeof l->most[RB_OUTPUT]);
+	for (uint32_t i = 0; l->ties.named && i < l->dims[RB_OUTPUT]; i++)
+		if (l->ties.from[i] >= 0)
+			dims[i] = given[l->ties.from[i]];
+}
+
 /* Appends a request's rows to the batch. */
 static void add(rb_taken *b, const rb_mail_request *q)
 {
@@ -88,7 +97,7 @@ static void add(rb_taken *b, const rb_mail_request *q)
 			b->run[v->runs++] = (rb_run){.slot = slot, .row = v->rows, .rows = 1};
 		b->slot[v->rows] = slot;
 		if (b->dims)
-			memcpy(b->dims[v->rows], b->worker->session.layout.most[RB_OUTPUT], sizeof *b->dims);
+			default_sizes(&b->worker->session.layout, q->dims, b->dims[v->rows]);
 	}
 }
 

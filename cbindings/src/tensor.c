@@ -26,6 +26,17 @@ static const struct {
 uint64_t rb_dtype_size(uint32_t dtype) { return dtypes[dtype].bytes; }
 const char *rb_dtype_name(uint32_t dtype) { return dtypes[dtype].other; }
 
+/* Whether a dimension may have that name. */
+static bool valid_dim_name(const char *name, size_t bytes)
+{
+	for (size_t i = 0; i < bytes; i++) {
+		bool letter = (name[i] | 0x20) >= 'a' && (name[i] | 0x20) <= 'z';
+		if (!letter && (i == 0 || !((name[i] >= '0' && name[i] <= '9') || name[i] == '_')))
+			return false;
+	}
+	return bytes <= RB_MAX_DIM_NAME_BYTES;
+}
+
 static int bad(const char *text, size_t bytes, const char *why)
 {
 	return rb_explain(RB_ERR_INVALID, "tensor \"%.*s\": %s (want name:dtype[dims], like x:f32[3,224,224] or tokens:i32[<=512])",
@@ -93,9 +104,16 @@ int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t)
 			return bad(text, bytes, "more than 8 dimensions");
 		while (at < last && rb_blank(*at))
 			at++;
-		if (last - at >= 2 && at[0] == '<' && at[1] == '=') {
+		const char *comma = memchr(at, ',', (size_t)(last - at)), *most = memmem(at, (size_t)((comma ? comma : last) - at), "<=", 2);
+		if (most) {
 			t->variable |= 1u << t->rank;
-			for (at += 2; at < last && rb_blank(*at);)
+			const char *name_end = most;
+			while (name_end > at && rb_blank(name_end[-1]))
+				name_end--;
+			if (!valid_dim_name(at, (size_t)(name_end - at)))
+				return bad(text, bytes, "a dimension's name is a letter, then letters, digits and _, 31 at most");
+			memcpy(t->dim[t->rank], at, (size_t)(name_end - at));
+			for (at = most + 2; at < last && rb_blank(*at);)
 				at++;
 		}
 		uint64_t n = 0;
@@ -117,7 +135,7 @@ int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t)
 		if (at < last && (*at++ != ',' || at == last))
 			return bad(text, bytes, "a dimension is not a number");
 	}
-	if (t->dtype == RB_STR && (!t->rank || t->variable != 1u << (t->rank - 1) || t->on_device))
+	if (t->dtype == RB_STR && (!t->rank || t->variable != 1u << (t->rank - 1) || *t->dim[t->rank - 1] || t->on_device))
 		return bad(text, bytes, "a str has its most bytes last, and only them with <=: str[<=256]; it is in host memory");
 	if (t->dtype == RB_STR)
 		t->variable = 0; /* its memory is fixed */
@@ -131,7 +149,7 @@ size_t rb_format_tensor(const rb_tensor *t, char *to, size_t room)
 {
 	size_t n = (size_t)snprintf(to, room, "%s:%s[", t->name, dtypes[t->dtype].name);
 	for (uint32_t i = 0; i < t->rank; i++)
-		n += (size_t)snprintf(n < room ? to + n : NULL, n < room ? room - n : 0, "%s%s%llu", i ? "," : "",
+		n += (size_t)snprintf(n < room ? to + n : NULL, n < room ? room - n : 0, "%s%s%s%llu", i ? "," : "", t->dim[i],
 				      t->variable >> i & 1 || (t->dtype == RB_STR && i + 1 == t->rank) ? "<=" : "",
 				      (unsigned long long)t->shape[i]);
 	n += (size_t)snprintf(n < room ? to + n : NULL, n < room ? room - n : 0, "]");

@@ -425,6 +425,15 @@ def test_a_size_may_be_fixed(tmp_path):
     assert p.signature == "tokens:i64[8] mask:i64[8] -> states:f32[8,16] pooled:f32[16]"
 
 
+def test_outputs_are_picked_by_name(tmp_path):
+    path = graphs.encoder(tmp_path / "e.onnx")
+    for names, text in ((["pooled"], "pooled:f32[16]"), (["pooled", "states"], "pooled:f32[16] states:f32[8,16]")):
+        assert ro.prepare(path, {"seq": "8"}, outputs=names).signature.endswith(f" -> {text}")
+    for names in (["other"], ["pooled", "pooled"]):
+        with pytest.raises(rb.Invalid, match=f"--output {names[0]}: want different outputs of the graph; it has states, pooled"):
+            ro.prepare(path, {"seq": "8"}, outputs=names)
+
+
 def test_the_command_serves_a_file(socket, tmp_path):
     path = graphs.encoder(tmp_path / "words.onnx")
     p = subprocess.Popen(

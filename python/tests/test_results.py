@@ -13,7 +13,7 @@ from conftest import broker_at, serving, until_stopped
 
 import ringbatch as rb
 from ringbatch.serve import object_cli
-from ringbatch.worker.results import Outputs, named, only_names
+from ringbatch.worker.results import Outputs, named, of_batch, only_names
 
 
 def is_array(value) -> bool:
@@ -216,3 +216,41 @@ def test_some_outputs_of_a_module_are_served(at):
         with rb.connect("clip", socket=at, wait=60) as model:
             x = np.ones((2, 3), "float32")
             np.testing.assert_allclose(model.infer(x), module(torch.from_numpy(x)).detach().numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("result", "found", "others"),
+    [
+        (A, {"a": A}, []),
+        ([A[0], B[0]], {"a": [A[0], B[0]]}, []),
+        ((A[0], B[0]), {"a": (A[0], B[0])}, []),
+        ((A, None), {"a": A}, ["y1"]),
+        ((A, (None, "text")), {"a": A}, ["y1.0", "y1.1"]),
+        ({"a": [A[0], B[0]], "loss": None, "more": (B,)}, {"a": [A[0], B[0]]}, ["loss", "more.0"]),
+        ({"b": A}, {}, ["b"]),
+        ((A, B), {"a": None, "b": None}, []),
+        ([A, B], {"a": None, "b": None}, []),
+        ((A, (None, B)), {"a": A, "b": (None, B)}, []),
+        ((A, (B,), None), {"a": None, "b": None}, ["y2"]),
+        ((None, A), {"a": None, "b": A}, []),
+        (Answer(A, past=(B,)), {"logits": A, "past.0": B}, ["loss"]),
+        (Pair(A, B), {"scores": B}, ["boxes"]),
+    ],
+)
+def test_results_of_a_worker_are_its_outputs(result, found, others):
+    got, left = of_batch(result, dict.fromkeys(found or ["a"], 1))
+    assert list(left) == others and list(got) == [name for name in found]
+    assert all(value is None or got[name] is value or repr(got[name]) == repr(value) for name, value in found.items())
+
+
+def test_a_worker_returns_a_models_result(socket):
+    @rb.worker("model-output", inputs="x:f32[3]", outputs="logits:f32[3] past.0:f32[3]")
+    def run(batch):
+        x = batch.inputs["x"]
+        return Answer(x, past=(2 * x,)) if x[0, 0] else {"logits": x}
+
+    with serving(run, socket), rb.connect("model-output", socket=socket, wait=60) as m, pytest.warns(UserWarning, match=r"loss \(None\)"):
+        y = m(A[0] + 1)
+        assert (y["logits"] == 1).all() and (y["past.0"] == 2).all()
+        with pytest.raises(rb.Failed, match="the function returned logits and wrote no output 'past.0'"):
+            m(A[0])

@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import eventually, python
+from conftest import eventually, python, serving
 
 import ringbatch as rb
 from ringbatch.serve import supervisor
@@ -32,15 +32,15 @@ def run(batch):
 
 if not os.environ.get("RINGBATCH_CHILD"):
     print("serving", flush=True)
-rb.serve(run, processes=int(sys.argv[1]) if len(sys.argv) > 1 else 2)
+rb.serve(run, processes=int(sys.argv[1]) if len(sys.argv) > 1 else 2, spares=len(sys.argv) > 2)
 print("served", flush=True)
 """
 
 
-def start(tmp_path) -> tuple[subprocess.Popen, str]:
+def start(tmp_path, *arguments: str) -> tuple[subprocess.Popen, str]:
     script, socket = tmp_path / "server.py", str(tmp_path / "b.sock")
     script.write_text(SERVER)
-    p = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "RINGBATCH_SOCKET": socket}, stdout=subprocess.PIPE, text=True)
+    p = subprocess.Popen([sys.executable, str(script), *arguments], env={**os.environ, "RINGBATCH_SOCKET": socket}, stdout=subprocess.PIPE, text=True)
     assert p.stdout.readline() == "serving\n"
     return p, socket
 
@@ -183,6 +183,37 @@ def test_nothing_is_left_when_the_server_is_killed(tmp_path):
     p.wait()
     p.stdout.close()
     wait_for_nobody(socket)
+
+
+def test_a_spare_that_has_loaded_replaces_a_dead_worker(tmp_path):
+    p, socket = start(tmp_path, "1", "and a spare")
+
+    def there():
+        return {s["pid"]: s.get("spare", False) for s in rb.stats(socket)["processes"] if s["attached"]}
+
+    with rb.connect("pids", socket=socket, wait=60) as m:
+        eventually(lambda: len(there()) == 2)
+        before = there()
+        worker = int(m(np.zeros(1, "float32"), timeout=60))
+        assert sorted(before.values()) == [False, True] and not before[worker]
+        os.kill(worker, signal.SIGKILL)
+        assert {int(m(np.zeros(1, "float32"), timeout=60)), worker} == set(before)
+    p.terminate()
+    assert p.communicate(timeout=120)[0] == "served\n" and p.returncode == 0
+
+
+def test_the_first_request_imports_nothing(socket):
+    @rb.worker("sizes-of-bytes", inputs="x:u8[<=9] n:i64[2]", outputs="y:i64[]", ragged=True)
+    def sizes(batch):
+        return np.array([len(x) for x in batch.inputs["x"]])
+
+    code = """
+        with rb.connect("sizes-of-bytes", wait=60) as m:
+            before = set(sys.modules)
+            print(m(b"four", [1, 2]), sorted(set(sys.modules) - before))
+    """
+    with serving(sizes, socket):
+        assert python(code, socket=socket) == "4 []"
 
 
 def test_serve_uses_the_broker_that_runs(tmp_path, socket):

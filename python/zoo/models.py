@@ -17,6 +17,7 @@ class Entry(NamedTuple):
     inputs: list[str]
     outputs: list[str] | None = None  # those to serve, by name
     refused: str | None = None  # what the refusal says
+    lists: bool = False  # list in, list of dicts out
 
 
 ENTRIES: list[Entry] = []
@@ -102,7 +103,23 @@ for name in ("resnet18", "mobilenet_v3_small", "squeezenet1_1", "shufflenet_v2_x
 vision("googlenet", init_weights=False)
 vision("lraspp_mobilenet_v3_large", weights_backbone=None)
 vision("deeplabv3_mobilenet_v3_large", weights_backbone=None, aux_loss=True)
-vision("fasterrcnn_mobilenet_v3_large_320_fpn", weights_backbone=None, refused=".")
+FOUND = ["boxes:f32[found<=20,4]", "labels:i64[found<=20]", "scores:f32[found<=20]"]
+
+
+def detector(name: str, **settings: Any):
+    def make() -> Any:
+        import torchvision
+
+        return torchvision.models.detection.__dict__[name](weights=None, weights_backbone=None, **settings)
+
+    ENTRIES.append(Entry("torchvision", name, make, ["image:f32[3,64,64]"], FOUND, lists=True))
+
+
+SMALL = dict(min_size=64, max_size=64)
+detector("fasterrcnn_mobilenet_v3_large_320_fpn", box_detections_per_img=20, box_score_thresh=0.0, **SMALL)
+detector("retinanet_resnet50_fpn", detections_per_img=20, score_thresh=0.0, **SMALL)
+detector("fcos_resnet50_fpn", detections_per_img=20, score_thresh=0.0, **SMALL)
+detector("ssdlite320_mobilenet_v3_large", detections_per_img=20, score_thresh=0.0)
 
 
 # -- timm

@@ -53,12 +53,14 @@ def row(entry: Entry, rng: np.random.Generator) -> dict[str, np.ndarray]:
     return made
 
 
-def direct(model: Any, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def direct(model: Any, x: dict[str, np.ndarray], lists: bool = False) -> dict[str, np.ndarray]:
     """A call of the model itself with one row."""
     if not isinstance(model, torch.nn.Module):
         return {"y": np.asarray(object_cli.function_of(model, None)(x["x"][None]))[0]}
     tensors = {name: torch.from_numpy(np.asarray(value)[None]) for name, value in x.items()}
     with torch.inference_mode():
+        if lists:
+            return {name: y.numpy() for name, y in model([torch.from_numpy(x["image"])])[0].items()}
         result = model(*tensors.values()) if "x" in tensors else model(**tensors)
     found = named(result, torch.is_tensor)
     names = ["y"] if len(found.tensors) == 1 and not found.by_name else list(found.tensors)
@@ -83,7 +85,7 @@ def check(entry: Entry, socket: str, name: str) -> tuple[list[str], float, int]:
     if isinstance(model, torch.nn.Module):
         model.eval()
         line: dict[str, Any] = dict(inputs=entry.inputs, outputs=entry.outputs, device="cpu", max_batch_size=4,
-            wait_time=0.05, socket=socket)  # fmt: skip
+            wait_time=0.05, socket=socket, **({"lists": True} if entry.lists else {}))  # fmt: skip
         sizes: list[int] = []
         model.register_forward_pre_hook(lambda _, args, by_name: sizes.append(len([*args, *by_name.values()][0])), with_kwargs=True)
         if entry.refused:
@@ -101,8 +103,8 @@ def check(entry: Entry, socket: str, name: str) -> tuple[list[str], float, int]:
         most = max(sizes, default=0)
         names, worst = [t.name for t in client.outputs], 0.0
         for x, answer in zip(rows, answers):
-            want = direct(model, x)
-            if {*names} != {*(entry.outputs or want)}:
+            want = direct(model, x, entry.lists)
+            if {*names} != {name.partition(":")[0] for name in entry.outputs or want}:
                 raise AssertionError(f"served {names}, a direct call gives {list(want)}")
             for output in names:
                 y = np.asarray(answer if len(names) == 1 else answer[output])
@@ -162,7 +164,7 @@ def page(lines: list[str], served: int, libraries: int) -> str:
 {datetime.date.today()}, `make zoo`, {platform.machine()}, CPU; {versions}.
 
 {served} architectures of {libraries} libraries, in small configurations with random weights. Each is served as its library makes it,
-by `rb.torch.serve(model, name, inputs=[…])`; estimators by the worker that `ringbatch serve` makes of them. {ROWS} requests of one row are in flight at once.
+by `rb.torch.serve(model, name, inputs=[…])`, detectors with their outputs and `lists=True`; estimators by the worker that `ringbatch serve` makes of them. {ROWS} requests of one row are in flight at once.
 *batch* is the rows of the largest batch (estimators are not counted). *difference* is the largest from a direct call of the model
 with that row alone, as a part of the largest number; up to {TOLERANCE:g} passes.
 

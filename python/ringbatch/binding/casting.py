@@ -7,6 +7,7 @@ The same comparisons check arrays of NumPy and tensors of torch, also on a GPU.
 from __future__ import annotations
 
 import math
+import sys
 from functools import cache
 from typing import Any
 
@@ -20,6 +21,11 @@ _TYPES = {
     "int8": (0, 7, 1), "int16": (0, 15, 1), "int32": (0, 31, 1), "int64": (0, 63, 1),
     "float16": (5, 11, 1), "bfloat16": (8, 8, 1), "float32": (8, 24, 1), "float64": (11, 53, 1),
 }  # fmt: skip
+
+
+def is_masked(value: Any) -> bool:
+    """Whether it is a masked array. NumPy imports their module when one is made, which takes long."""
+    return isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ()))
 
 
 @cache

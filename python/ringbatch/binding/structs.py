@@ -16,6 +16,7 @@ class Tensor(Structure):
     _fields_ = [
         ("name", c_char * 129), ("on_device", c_uint8), ("dtype", c_uint32), ("rank", c_uint32), ("variable", c_uint32),
         ("shape", c_uint64 * MAX_RANK), ("row_bytes", c_uint64), ("offset", c_uint64), ("stride", c_uint64),
+        ("dim", c_char * 32 * MAX_RANK),
     ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from .. import errors
 from . import structs as c
 from . import texts
-from .casting import converted
+from .casting import converted, is_masked
 from .library import check
 
 # By rb_dtype. NumPy has no bfloat16: its bits travel as uint16. A text is so many bytes of a type that no array of a caller has.
@@ -32,7 +32,9 @@ Specs = Union[Mapping[str, Spec], Sequence[str], str]
 class Tensor:
     """One tensor of a model: a row of it, without the batch dimension."""
 
-    __slots__ = ("dims_at", "dtype", "is_text", "kind", "memory", "name", "offset", "on_device", "row_bytes", "shape", "stride", "variable")
+    __slots__ = (
+        "dims_at", "dtype", "is_text", "kind", "memory", "name", "names", "offset", "on_device", "row_bytes", "shape", "stride", "variable",
+    )  # fmt: skip
 
     def __init__(self, t: c.Tensor, dims_at: int) -> None:
         self.name: str = t.name.decode()
@@ -42,6 +44,7 @@ class Tensor:
         self.dtype = np.dtype(NUMPY[t.dtype - 1])
         self.shape: tuple[int, ...] = tuple(t.shape[: t.rank])
         self.variable = tuple(i for i in range(t.rank) if t.variable >> i & 1)
+        self.names = tuple(t.dim[i].value.decode() for i in self.variable)  # of the variable dimensions, "" if they have none
         self.row_bytes: int = t.row_bytes
         self.offset: int = t.offset
         self.stride: int = t.stride
@@ -49,7 +52,7 @@ class Tensor:
         self.dims_at = dims_at  # where its sizes begin among the variable dimensions of its side
 
     def __repr__(self) -> str:
-        return f"{self.name}:{self.kind}[{dims_text(self.shape, _varies(self))}]{f'@{self.memory}' if self.on_device else ''}"
+        return f"{self.name}:{self.kind}[{dims_text(self.shape, _varies(self), self.names)}]{f'@{self.memory}' if self.on_device else ''}"
 
     @property
     def expected(self) -> str:
@@ -117,7 +120,7 @@ class Tensor:
 
     def _array(self, value: Any) -> np.ndarray:
         """The caller's value as an array of its own type."""
-        if isinstance(value, np.ma.MaskedArray):
+        if is_masked(value):
             raise errors.Invalid(f"input {self.name!r}: a masked array, and the mask would be lost; pass x.filled(...) of it")
         if self.kind == "u8":
             if isinstance(value, bytes):
@@ -155,9 +158,10 @@ class Declared(NamedTuple):
     shape: tuple[int, ...]  # the largest
     variable: tuple[int, ...]  # dimensions
     memory: str  # "" if the declaration leaves it out
+    names: tuple[str, ...]  # of the variable dimensions, "" without one; dimensions of one name have one size
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.kind}[{dims_text(self.shape, _varies(self))}]{'@' * bool(self.memory)}{self.memory}"
+        return f"{self.name}:{self.kind}[{dims_text(self.shape, _varies(self), self.names)}]{'@' * bool(self.memory)}{self.memory}"
 
     @property
     def items(self) -> tuple[int, ...]:
@@ -174,8 +178,9 @@ def _varies(t: Tensor | Declared) -> tuple[int, ...]:
     return (len(t.shape) - 1,) if t.kind == "str" else t.variable
 
 
-def dims_text(shape: Sequence[int], variable: Sequence[int]) -> str:
-    return ",".join(f"<={d}" if i in variable else str(d) for i, d in enumerate(shape))
+def dims_text(shape: Sequence[int], variable: Sequence[int], names: Sequence[str] = ()) -> str:
+    named = dict(zip(variable, names))
+    return ",".join(f"{named.get(i, '')}<={d}" if i in variable else str(d) for i, d in enumerate(shape))
 
 
 def parse(text: str) -> Declared:
@@ -223,17 +228,18 @@ def _declared(name: str, dtype: Any, dims: Sequence[Dimension], memory: str | No
         raise errors.Invalid(f"tensor {name!r}: dtype {dtype!r}; there are {', '.join(sorted(_BY_NAME))}")
     sizes = [str(d).replace(" ", "") for d in dims]
     for d in sizes:
-        if not re.fullmatch(r"(<=)?\d+", d):
-            raise errors.Invalid(f"tensor {name!r}: dimension {d!r}; write 224, or '<=224' for a variable one")
-    shape = tuple(int(d.removeprefix("<=")) for d in sizes)
-    variable = tuple(i for i, d in enumerate(sizes) if d.startswith("<="))
+        if not re.fullmatch(r"(([A-Za-z][A-Za-z0-9_]{0,30})?<=)?\d+", d):
+            raise errors.Invalid(f"tensor {name!r}: dimension {d!r}; write 224, '<=224' for a variable one, or 'atoms<=224' with a name")
+    shape = tuple(int(d.rpartition("<=")[2]) for d in sizes)
+    variable = tuple(i for i, d in enumerate(sizes) if "<=" in d)
+    names = tuple(sizes[i].partition("<=")[0] for i in variable)
     if kind == "str":
-        if variable != (len(shape) - 1,):
+        if variable != (len(shape) - 1,) or names != ("",):
             raise errors.Invalid(f"tensor {name!r}: a str has its most bytes last, and only them with <=: 'str[<=256]' or ('str', '<=256')")
-        variable = ()  # its memory is fixed
+        variable = names = ()  # its memory is fixed
         if memory not in (None, "host"):
             raise errors.Invalid(f"tensor {name!r}: a str is in host memory")
-    return Declared(name, kind, shape, variable, _memory(memory))
+    return Declared(name, kind, shape, variable, _memory(memory), names)
 
 
 def _memory(given: str | None) -> str:
@@ -288,6 +294,13 @@ class Signature:
         self.state_index = {t.name: k for k, t in enumerate(state)}
         self.variable_inputs = sum(len(t.variable) for t in inputs)
         self.variable_outputs = sum(len(t.variable) for t in outputs)
+        #: The variable input dimension from which packed rows take their lengths, by its name; "" for those without.
+        self.lengths: dict[str, int] = {}
+        for column, name in enumerate(name for t in inputs for name in t.names):
+            self.lengths.setdefault(name, column)
+        #: Of each variable dimension of the outputs: the input dimension of the same name, or None.
+        self.output_from = tuple(self.lengths.get(name) if name else None for t in outputs for name in t.names)
+        self.tied = any(column is not None for column in self.output_from)
         self.output_maxima = tuple(t.shape[i] for t in outputs for i in t.variable)
         self.texts = any(t.is_text for t in [*inputs, *outputs])
         self.sized = self.variable_inputs + self.variable_outputs == 0

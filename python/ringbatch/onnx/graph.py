@@ -49,7 +49,7 @@ class Graph:
 
     def __init__(
         self, session: ort.InferenceSession, dims: Mapping[str, str], lengths: str | None, mask: str | None,
-        states: Mapping[str, tuple[str, str]] | None = None,
+        states: Mapping[str, tuple[str, str]] | None = None, outputs: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
         nodes = [_node("input", n) for n in session.get_inputs()]
         results = [_node("output", n) for n in session.get_outputs()]
@@ -57,7 +57,7 @@ class Graph:
         for side in zip(*self.states):
             if len(set(side)) < len(self.states):
                 raise errors.Invalid("each --state has its own input and output of the graph")
-        self.outputs = _last(results, [s.write for s in self.states])
+        self.outputs = _last(_picked(results, outputs), [s.write for s in self.states])
         made = {text.partition("=")[0]: what for what, text in (("lengths", lengths), ("mask", mask)) if text}
         for name, what in made.items():
             if name not in [n.name for n in nodes]:
@@ -141,6 +141,16 @@ def _state(name: str, read: str, write: str, inputs: Sequence[Node], outputs: Se
             raise errors.Invalid(f"--state {name}={read}:{write}: the graph has no {side} {wanted!r}; it has "
                 f"{', '.join(n.name for n in nodes)}")
     return State(name, *(next(n for n in nodes if n.name == wanted) for wanted, nodes in ((read, inputs), (write, outputs))))
+
+
+def _picked(results: Sequence[Node], names: Sequence[str] | None) -> list[Node]:
+    """The outputs with these names, in their order; all without names."""
+    if not names:
+        return list(results)
+    for name in names:
+        if not any(name in (n.name, n.public) for n in results) or names.count(name) > 1:
+            raise errors.Invalid(f"--output {name}: want different outputs of the graph; it has {', '.join(n.name for n in results)}")
+    return [next(n for n in results if name in (n.name, n.public)) for name in names]
 
 
 def _last(nodes: Sequence[Node], states: list[Node]) -> list[Node]:

@@ -39,6 +39,7 @@ def serve(
     model: str,
     *,
     dims: Mapping[str, str] | None = None,
+    outputs: Sequence[str] | None = None,
     state: Mapping[str, tuple[str, str]] | None = None,
     providers: Sequence[str] | None = None,
     threads: int = 0,
@@ -61,6 +62,7 @@ def serve(
     dims: the largest size of each dimension that the graph leaves open, besides
         the batch: ``{"seq": "<=512"}``, or ``{"seq": 128}`` if it never changes.
         A dimension without a symbol is named by its place in a row: ``tokens.0``.
+    outputs: the names of the graph's outputs to serve, in this order; default: all.
     state: of sequences (docs/state.md), ``{"h": ("h_in", "h_out")}``: the graph's input for
         the state, and its output for the next one.
     providers: of onnxruntime; the first that can run an operation does. threads: of
@@ -77,10 +79,10 @@ def serve(
     """
     if str(options.get("ragged", False)).lower() == "true":
         raise errors.Invalid("a graph is given one tensor of all rows, and ragged rows have none in common: use @ringbatch.worker")
-    options.setdefault("version", program.of_target(file, [dims, state, lengths, mask, pad]))
+    options.setdefault("version", program.of_target(file, [dims, outputs, state, lengths, mask, pad]))
     max_batch = int(options.get("max_batch_size") or DEFAULT_MAX_BATCH)
     p = prepare(file, dims or {}, providers, threads, lengths, mask, pad, pad_sizes, options, check and max_batch > 1, tolerance, spin,
-        state)
+        state, outputs)
     options.setdefault("name", os.environ.get("RINGBATCH_WORKER_NAME", "onnx"))
     options.setdefault("gather_threads", min(8, max(1, cores() // 2)))  # another lane computes meanwhile
     add_buckets(options, p.axes)
@@ -116,31 +118,31 @@ def prepare(
     lengths: str | None = None,
     mask: str | None = None, pad: Sequence[str] | str | float | None = None, pad_sizes: bool = True,
     settings: Mapping[str, Any] | None = None, check: bool = True, tolerance: float | None = None, spin: bool = True,
-    state: Mapping[str, tuple[str, str]] | None = None,
+    state: Mapping[str, tuple[str, str]] | None = None, outputs: Sequence[str] | None = None,
 ) -> Prepared:  # fmt: skip
     """Loads a model, finds its signature and tries whether it may be batched and padded."""
     trials.refuse_tolerance(tolerance)
     session = session_of(model, threads, providers, spin)
-    graph = Graph(session, dims, lengths, mask, state)
+    graph = Graph(session, dims, lengths, mask, state, outputs)
     runner = Runner(session, graph)
     pads, exact = pad_values(pad, graph.inputs), tolerance is None
     if tolerance is None:
         tolerance = trials.HALF_TOLERANCE if any(o.kind == "f16" for o in graph.outputs) else trials.TOLERANCE
     try:
-        axes, outputs, note = trials.settle(runner, graph.inputs, graph.dtypes(), settings or {}, pad_sizes, pads, tolerance,
+        axes, shapes, note = trials.settle(runner, graph.inputs, graph.dtypes(), settings or {}, pad_sizes, pads, tolerance,
             graph.extras)
     except errors.Error:
         raise
     except Exception as e:
         raise failure(e, session.get_providers(), "the model fails on rows of zeros and ones: ") from None
-    refuse_states(graph.states, graph.inputs, outputs)
+    refuse_states(graph.states, graph.inputs, shapes)
     if check:
         _check(session, runner, graph, axes, tolerance, exact)
     if note:
         print(f"note: {note}", file=sys.stderr, flush=True)
-    reads, writes = [str(i) for i in graph.inputs], [o.dims(n.kind, n.public) for n, o in zip(graph.outputs, outputs)]
+    reads, writes = [str(i) for i in graph.inputs], [o.dims(n.kind, n.public) for n, o in zip(graph.outputs, shapes)]
     ins, outs = len(reads) - len(graph.states), len(writes) - len(graph.states)
-    return Prepared(session, graph, runner, axes, outputs, pads, signature(reads[:ins], writes[:outs], state=reads[ins:]))
+    return Prepared(session, graph, runner, axes, shapes, pads, signature(reads[:ins], writes[:outs], state=reads[ins:]))
 
 
 def _check(session: ort.InferenceSession, runner: Runner, graph: Graph, axes: Axes, tolerance: float, exact: bool) -> None:
@@ -195,7 +197,7 @@ def serve_file(a: argparse.Namespace, settings: dict[str, str]) -> int:
     stop = StopEvent()
     stop_on_signals(stop)
     try:
-        how: dict[str, Any] = dict(dims=dict(map(_dim, a.dim)), state=dict(map(_state, a.state)), **settings)
+        how: dict[str, Any] = dict(dims=dict(map(_dim, a.dim)), outputs=a.output, state=dict(map(_state, a.state)), **settings)
         if a.join:
             how["version"] = a.join
         inspect.unwrap(serve)(

@@ -17,6 +17,7 @@ def parser() -> argparse.ArgumentParser:
         "--dim", action="append", default=[], metavar="NAME='<=SIZE'",
         help="largest size of a dimension that the graph leaves open, or NAME=SIZE if it never changes (repeatable)",
     )  # fmt: skip
+    p.add_argument("--output", action="append", metavar="NAME", help="an output of the graph to serve (repeatable; default: all)")
     p.add_argument("--state", action="append", default=[], metavar="NAME=IN:OUT",
         help="state of sequences: the graph's input for it, and the output for the next one, like h=h_in:h_out (repeatable)")
     p.add_argument("--name", help="the model's name (default: $RINGBATCH_MODEL, or the file's)")

@@ -51,6 +51,7 @@ def serve(
     run: Served | Sequence[Served],
     *,
     processes: int | Sequence[int] = 1,
+    spares: int = 0,
     socket: str | os.PathLike[str] | None = None,
     broker: bool = True,
     http: int | str | None = None,
@@ -68,6 +69,7 @@ def serve(
     processes: worker processes of each, or a list with a number for each; 0
         serves in this process. Without $OMP_NUM_THREADS, each computes with its
         share of the cores.
+    spares: more processes of each model, which have loaded it and wait: one takes the place of a worker that dies, at once.
     socket: the broker's; default $RINGBATCH_SOCKET or the user's runtime folder.
     broker: start a broker if none runs. It ends with serve.
     http, grpc: also serve the network: a port of this host, or an address. See
@@ -78,7 +80,7 @@ def serve(
     classes and call factories. A worker that dies is started again.
     """
     served = [run] if isinstance(run, (str, targets.Worker)) or callable(run) else list(run)
-    serve_all(served, processes, socket, broker, http, grpc)
+    serve_all(served, processes, socket, broker, http, grpc, spares=spares)
 
 
 def serve_all(
@@ -90,12 +92,15 @@ def serve_all(
     grpc: int | str | None,
     pipeline: tuple[str, str] | None = None,
     until: tuple[StopEvent, Callable[[], None]] | None = None,
+    spares: int = 0,
 ) -> None:
     """pipeline: the name and declaration, if the workers are its stages. until: ends it, instead of signals; and is called when all
     models are ready, instead of a line on standard error."""
     if os.environ.get(CHILD):
         raise Reached(served)
     counts = [processes] * len(served) if isinstance(processes, int) else list(processes)
+    if spares < 0 or (spares and 0 in counts):
+        raise errors.Invalid(f"serve: spares={spares!r} of processes={processes!r}; spares replace worker processes")
     if not served or len(counts) != len(served) or any(n < 0 for n in counts):
         raise errors.Invalid(f"serve: {len(served)} models and processes={processes!r}; give one number, or one for each")
     for item in served:
@@ -111,7 +116,7 @@ def serve_all(
     with contextlib.nullcontext(until[0]) if until else stopping() as stop, in_threads(here, at, stop) as threads_attached:
         names = [pipeline[0]] if pipeline else [getattr(item, "model", None) for item in served]
         say_ready = ReadyLine(names, at, threads_attached, until and until[1])
-        run_commands(commands, counts_of, at, stop, gateway, broker, say_ready)
+        run_commands(commands, counts_of, at, stop, gateway, broker, say_ready, spares=spares)
 
 
 class ReadyLine:
@@ -150,12 +155,13 @@ class _Job(NamedTuple):
     say_ready: Callable[[bool], None]  # True: to a broker of another process
     refusals: Refusals
     idle: float  # after so many seconds without a client a broker of ours ends, and serve; 0: never
+    spares: int  # for each command
 
     def config(self, joined: bool) -> str:
         """The configuration of the supervising broker."""
         tables = [self.gateway]
         for command, n in zip(self.commands, self.counts):
-            tables.append(f"[[worker]]\ncommand = {_toml(command)}\ninstances = {n}\n")
+            tables.append(f"[[worker]]\ncommand = {_toml(command)}\ninstances = {n}\nspares = {self.spares:d}\n")
             if joined:
                 tables.append(f'stop_time = "{_BATCH_S}s"\nenv = {{ RINGBATCH_SOCKET = {_toml(self.socket)} }}\n')
         return "".join(tables)
@@ -174,12 +180,12 @@ def _toml(value: object) -> str:
 
 def run_commands(
     commands: list[list[str]], counts: list[int], at: str, stop: StopEvent, gateway: str, broker: bool,
-    say_ready: Callable[[bool], None] = lambda joined: None, idle: float = 0,
+    say_ready: Callable[[bool], None] = lambda joined: None, idle: float = 0, spares: int = 0,
 ) -> None:
     """Runs worker processes until stop is set."""
     broker = broker and not _supervised(at)
     with contextlib.closing(Refusals()) as refusals:
-        job = _Job(commands, counts, at, gateway, say_ready, refusals, idle)
+        job = _Job(commands, counts, at, gateway, say_ready, refusals, idle, spares)
         while not stop.is_set():
             if broker and not broker_runs(at):
                 _supervise(job, at, stop, False, broker)

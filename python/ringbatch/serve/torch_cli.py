@@ -49,6 +49,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--packed", metavar="NAMES",
         help="all inputs whose size varies: rows of all sizes share a batch without padding, and the model gets each input as one tensor, "
         "and offsets")
+    p.add_argument("--lists", action="store_true",
+        help="the model takes a list of rows for each input, and returns a list with a result for each row, as detectors do: declare the "
+        "most that a row may have, --output 'boxes:f32[<=100,4]'")
     p.add_argument(
         "--tolerance", type=float,
         help="how far results of a row may differ in a batch from those alone, as a part of the largest number (default 0.001; "

@@ -115,6 +115,8 @@ def _tensors(texts: list[str]) -> list[Tensor]:
     for d in map(parse, texts):
         t = c.Tensor(name=d.name.encode(), dtype=1 + NAMES.index(d.kind), rank=len(d.shape), variable=sum(1 << i for i in d.variable))
         t.shape[: len(d.shape)] = d.shape
+        for i, name in zip(d.variable, d.names):
+            t.dim[i].value = name.encode()
         found.append(Tensor(t, sum(len(f.variable) for f in found)))
     return found
 
@@ -165,7 +167,7 @@ class _Batch:
 
     def answers(self, result: Any) -> list[Any]:
         """The rows of each output, checked as ringbatch.Batch does."""
-        returned = {} if result is None or result is self.outputs else Batch._by_name(self, result)  # type: ignore[arg-type]
+        returned = {} if result is None or result is self.outputs else Batch._by_name(self, result)[0]  # type: ignore[arg-type]
         if self._failed_with:
             raise self._failed_with
         found = {**returned, **self.outputs}

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,8 +43,16 @@ def _refuse_saved(target: str, f: BinaryIO) -> None:
     f.seek(0)
     names = {name.rpartition("/")[2] for name in zipfile.ZipFile(f).namelist()} if zipfile.is_zipfile(f) else set()
     if "data.pkl" in names and "constants.pkl" not in names:
+        f.seek(0)
+        try:
+            found = torch.load(f, weights_only=True, map_location="meta")
+            what = f"has {type(found).__name__}"
+            if isinstance(found, Mapping) and found and all(isinstance(v, torch.Tensor) for v in found.values()):
+                what = f"is a state_dict, the weights of a module without the module: {next(iter(found))} and {len(found) - 1} others"
+        except Exception:  # it has other classes
+            what = "is a pickle of a module or of other objects"
         raise errors.Invalid(
-            f"{target} was written by torch.save: it is a state_dict (weights without a module), or a pickle. Save the module with "
+            f"{target} was written by torch.save and {what}. Save the module with "
             "torch.export.save (.pt2) or torch.jit.save, or serve a function that makes it and loads the weights, package.module:name"
         )
 

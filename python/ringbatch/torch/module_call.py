@@ -70,7 +70,7 @@ class Module:
         wrong = {k: y for k, y in enumerate(ys) if y.dim() == 0 or len(y) != n}
         for y in wrong.values():
             raise errors.Invalid(f"{n} rows went in, and a tensor of shape {list(y.shape)} came out: a served module returns a row "
-                f"for each row{self._outputs.others([*wrong])}")
+                f"for each row, or a list of them (--lists){self._outputs.others([*wrong])}")
         return [(y.float() if y.is_floating_point() else y).cpu().numpy() for y in ys]
 
 

@@ -157,6 +157,9 @@ def plan(
         raise errors.Invalid("--packed goes with none of --lengths, --mask, --pad, --channels-last and --compile: there is no padding, "
             "and the module runs as it is")
     inputs = list(map(Input.of, tensors))
+    if len({i.symbols for i in inputs if i.variable}) > 1:
+        raise errors.Invalid(f"--packed {','.join(packed)}: a module gets one array of offsets, and the lengths of "
+            f"{' '.join(map(str, tensors))} differ: write a worker (rb.worker), which gets offsets for each dimension")
     exact = o.tolerance is None and not checks.is_quantized(module)
     tolerance = checks.tolerance(module, dtype is not None or device.type == "cuda") if o.tolerance is None else o.tolerance
     compute, _, _ = prepare(module, Axes(inputs, None), device, dtype, replace(o, freeze=False), outputs=taken, args=listed(args),

@@ -33,6 +33,7 @@ from ..worker.ring import Ring, keep_attached, run, worker_options
 from ..worker.signals import StopEvent, stop_on_signals
 from ..worker.worker import Ending
 from . import checks, loading, padded
+from . import lists as listing
 from . import packed as packing
 from .alone import alone
 from .follow import FollowingLane
@@ -54,6 +55,7 @@ def serve(
     args: Sequence[str] | str | None = None,
     state: Specs = (),
     packed: Sequence[str] = (),
+    lists: bool = False,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     live_weights: bool = False,
@@ -84,11 +86,15 @@ def serve(
     offsets, int32 of rows + 1; with args by position, offsets among them. Set max_batch_cost, the
     tokens of a batch.
 
+    lists: the module takes a list of tensors for each input, and returns a list with a result for each row, as detectors do.
+    Outputs are declared, {"boxes": ("float32", ("<=100", 4))}: each row has its own number of them, up to that. It runs as
+    it is, without graphs; images of different sizes share a batch.
+
     live_weights: follow the versions that a ringbatch.publisher of this model publishes: they
     are copied into the module in place. The worker waits for the first one.
     """
     o = options
-    if not packed and str(policy.get("ragged", False)).lower() == "true":
+    if not packed and not lists and str(policy.get("ragged", False)).lower() == "true":
         raise errors.Invalid("a module is given one tensor of all rows, and ragged rows have none in common: pack them (--packed), "
             "or use @ringbatch.worker")
     if packed and state:
@@ -102,6 +108,18 @@ def serve(
     taken = outputs_of(outputs, states)
     wanted = None if outputs is None or only_names(outputs) else numbers(outputs)
     signature(inputs, [str(t) for t in wanted or ()], state=state)  # refuses a name that is used twice
+    if lists:
+        plain = replace(o, check=True, tolerance=None, cuda_graphs=None) == Options()
+        if wanted is None or packed or state or live_weights or dtype is not None or not plain:
+            raise errors.Invalid("--lists wants all outputs declared, --output 'boxes:f32[<=100,4]', and of the module's other flags only "
+                "--args, --device, --no-check and --tolerance")
+        if any(t.variable for t in tensors):
+            policy.setdefault("ragged", True)
+        if isinstance(module, torch.nn.Module):
+            module = module.eval().to(where)
+        made = listing.Lists(module, tensors, listed(args), where, taken)
+        made.try_rows(o.check, checks.tolerance(module, where.type == "cuda") if o.tolerance is None else o.tolerance)
+        return listing.serve(made, model, inputs, [str(t) for t in wanted], policy, stop, wait)
     load = None
     if live_weights:
         if o.compile != "off" and where.type == "cuda":
@@ -165,8 +183,8 @@ def serve_file(a: argparse.Namespace, policy: dict[str, Any]) -> int:
     dtype = torch.float16 if a.half else torch.bfloat16 if a.bfloat16 else None
     how: dict[str, Any] = dict(args=a.args, device=a.device, dtype=dtype, options=options)
     try:
-        if a.alone and (a.packed or a.state):
-            raise errors.Invalid("--alone runs rows of one size without state: leave out --packed and --state")
+        if a.alone and (a.packed or a.state or a.lists):
+            raise errors.Invalid("--alone runs rows of one size without state: leave out --packed, --state and --lists")
         if a.alone:
             answers = os.dup(1)
             os.dup2(2, 1)  # bytes on standard output count as batches
@@ -179,9 +197,9 @@ def serve_file(a: argparse.Namespace, policy: dict[str, Any]) -> int:
         stop_on_signals(stop)
         name = a.name or os.environ.get("RINGBATCH_MODEL") or name_of(a.target)
         policy.setdefault("version", a.join or program.of_target(
-            a.target, [a.half, a.bfloat16, a.lengths, a.mask, a.pad, a.packed, a.state, a.input, a.args, a.live_weights]))
+            a.target, [a.half, a.bfloat16, a.lengths, a.mask, a.pad, a.packed, a.state, a.input, a.args, a.live_weights, a.lists]))
         inspect.unwrap(serve)(module, name, inputs=inputs, outputs=a.output, state=a.state, packed=listed(a.packed) or (),
-            live_weights=a.live_weights, stop=stop, socket=a.socket, **how, **policy)
+            live_weights=a.live_weights, lists=a.lists, stop=stop, socket=a.socket, **how, **policy)
     except (errors.Error, Lost, OSError, RuntimeError, ValueError) as e:
         report("ringbatch torch", a.target, e, failure(e))
         return 1

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import errors
+from ..binding.casting import is_masked
 from ..binding.library import SLICE_NS, Duration, Pauses, check, last_error, load, not_negative, seconds
 from ..binding.tensors import Tensor, declared, in_memory
 from .buffers import Buffer, Buffers, options
@@ -163,7 +164,7 @@ def _by_name(tensors: Any) -> dict[str, Any]:
     for name, v in found.items():
         if not isinstance(name, str) or not name or any(c in ":@\0" or c.isspace() for c in name):
             raise errors.Invalid(f"weights have names without blanks, ':' and '@'; got {name!r}")
-        if isinstance(v, np.ma.MaskedArray):
+        if is_masked(v):
             raise errors.Invalid(f"weight {name!r}: a masked array, and the mask would be lost; pass x.filled(...) of it")
     return {name: v if hasattr(v, "detach") else np.asarray(v) for name, v in found.items()}
 

@@ -37,8 +37,9 @@ class Input(NamedTuple):
 
     @classmethod
     def of(cls, t: Declared) -> Input:
-        """Variable dimensions with the same maximum have one size: tokens:i64[<=512] and mask:i64[<=512] go together."""
-        return cls(t.name, t.kind, t.shape, t.variable, tuple(f"<={t.shape[d]}" for d in t.variable))
+        """Variable dimensions with the same name, or without one and with the same maximum, have one size:
+        tokens:i64[<=512] and mask:i64[<=512] go together."""
+        return cls(t.name, t.kind, t.shape, t.variable, tuple(name or f"<={t.shape[d]}" for d, name in zip(t.variable, t.names)))
 
     def __str__(self) -> str:
         return f"{self.name}:{self.kind}[{dims_text(self.shape, self.variable)}]"
@@ -84,7 +85,7 @@ class Axes:
         for symbol, places in found.items():
             names = tuple(name for name, _, _ in places)
             most = max(most for _, _, most in places)
-            given = None if buckets is None else next((tuple(buckets[n]) for n in names if n in buckets), powers_of_two(most))
+            given = None if buckets is None else next((tuple(buckets[n]) for n in (symbol, *names) if n in buckets), powers_of_two(most))
             self.axes.append(Axis(symbol, most, names, tuple(column for _, column, _ in places), given or ()))
         self._axis_of = {c: n for n, a in enumerate(self.axes) for c in a.columns}
 
@@ -199,9 +200,14 @@ def check_packed(packed: Sequence[str], inputs: Sequence[Declared], outputs: Seq
     if not isinstance(packed, (list, tuple)) or sorted(packed) != sorted(names) or not names:
         raise errors.Invalid(f"--packed {packed}: want a list of all inputs whose size varies, {names}; got {told}")
     varying = [t for t in (*inputs, *outputs) if t.variable]
-    if {t.variable for t in varying} != {(0,)} or len({t.shape[0] for t in varying}) > 1:
+    most = {(t.names, t.shape[0]) for t in varying}
+    if {t.variable for t in varying} != {(0,)} or (len(most) > 1 and (("",) in {name for name, _ in most})):
         raise errors.Invalid(f"--packed {','.join(packed)}: an input's first dimension varies ('<=512'), no inner dimension does, and all "
-            f"have one maximum; got {told}")
+            f"have one maximum, or all have names ('atoms<=200', 'edges<=2000'); got {told}")
+    lengths = {t.names for t in inputs if t.variable}
+    for t in outputs:
+        if t.variable and t.names not in lengths:
+            raise errors.Invalid(f"--packed {','.join(packed)}: no input has the dimension of the output {t}: its rows have no length")
 
 
 # -- outputs

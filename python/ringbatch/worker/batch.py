@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
@@ -20,6 +21,7 @@ from ..binding.tensors import Tensor
 from ..binding.views import Life, released
 from .buffers import Buffers
 from .lost_gpu import lost
+from .results import of_batch
 from .ring import Ring, RingBatch
 from .states import States, as_array
 
@@ -81,7 +83,7 @@ class Batch:
 
     With ``ragged=True`` an input of variable size is a list with a view of each row. With
     ``packed=["tokens"]`` it is one array of all rows, one after the other without padding; row i is
-    ``[offsets[i]:offsets[i + 1]]``. Outputs of variable size have that form, too.
+    ``[offsets[i]:offsets[i + 1]]``. If its dimension has a name, use ``offsets[name]``. Outputs of variable size have that form, too.
 
     Text has no arrays: ``inputs[name]`` is a list of str, and such a list is returned.
 
@@ -119,12 +121,15 @@ class Batch:
     _life: Life = _lazy(lambda batch: Life(batch._mapping.memory))
     _scatter: list[tuple[int, np.ndarray]] = _lazy(lambda _: [])
     _row_dims: dict[int, Sequence[int]] = _lazy(lambda _: {})  # sizes of the outputs' variable dimensions, if the function set them
+    _sized: set[int] = _lazy(lambda _: set())  # rows whose sizes follow from what the function returned
     _asked_runs: dict[str, set[int]] = _lazy(lambda _: {})  # the runs of outputs that the function took
     _appended: dict[str, list[int]] = _lazy(lambda _: {})  # the size of each row, of outputs that the function appended to
     _failed: set[int] = _lazy(lambda _: set())  # requests
 
-    #: Of a packed worker: where each row begins, and the last one ends; int32.
-    offsets: np.ndarray = _lazy(lambda batch: batch._offsets())
+    #: Of a packed worker: where each row begins, and the last one ends; int32. By name, if the dimensions have names.
+    offsets: Any = _lazy(lambda batch: batch._offsets())
+    # Sizes of the outputs' variable dimensions that the function did not set, by row.
+    _default_dims: Sequence[Sequence[int]] = _lazy(lambda batch: batch._find_default_dims())
 
     # The arrays by name. Columns refer to the batch, so the batch must not keep them: a forgotten
     # batch goes at once, without the garbage collector.
@@ -222,13 +227,20 @@ class Batch:
         """Whether requests of different sizes share this batch."""
         return bool(self._b.ragged)
 
-    def _offsets(self) -> np.ndarray:
+    def _offsets(self) -> np.ndarray | dict[str, np.ndarray]:
         if not self._packed:
             raise errors.Invalid("only the batches of a packed worker (packed=[...]) have offsets")
-        return _read_only(self._raw.offsets())
+        lengths = self._sig.lengths
+        if "" in lengths:
+            return _read_only(self._raw.offsets())
+        return {name: _read_only(self._raw.offsets(name)) for name in lengths}
+
+    def _total(self, t: Tensor) -> int:
+        """The length of a packed tensor."""
+        return int((self.offsets[t.names[0]] if t.names[0] else self.offsets)[-1])
 
     def _packed_rows(self, side: str, t: Tensor) -> np.ndarray:
-        return self._buffers.get(side, t, int(self.offsets[-1]), t.shape[1:])
+        return self._buffers.get(side, t, self._total(t), t.shape[1:])
 
     def _input(self, k: int) -> Any:
         t = self._sig.inputs[k]
@@ -383,18 +395,39 @@ class Batch:
                 self._device.scatter(self._mapping.plane(t), self.slots, array)
             elif t.variable and self._packed:
                 self._raw.unpack(k, array.ctypes.data, array.nbytes)
-                for row, size in enumerate(np.diff(self.offsets).tolist() if self._debug else ()):
+                for row, size in enumerate(np.diff(self.offsets).tolist() if self._debug and not self._sig.tied else ()):
                     self._row_dims[row] = (size,) * self._sig.variable_outputs
             else:
                 self._raw.scatter(k, array.ctypes.data, array.nbytes)
+
+    def _find_default_dims(self) -> Sequence[Sequence[int]]:
+        sig, sizes = self._sig, self._raw.sizes
+        if not sig.tied or sizes is None:
+            return [sig.output_maxima] * self.rows
+        return [tuple(most if k is None else row[k] for most, k in zip(sig.output_maxima, sig.output_from)) for row in sizes.tolist()]
+
+    def _dims_of(self, row: int) -> Sequence[int]:
+        """The sizes of the outputs' variable dimensions."""
+        return self._row_dims.get(row) or self._default_dims[row]
+
+    def _own_size(self, t: Tensor, row: int, part: np.ndarray) -> np.ndarray:
+        """A row without its padding in the dimensions that an input has, too."""
+        for n, i in enumerate(t.variable):
+            column, true = self._sig.output_from[t.dims_at + n], self._default_dims[row][t.dims_at + n]
+            if column is None or part.shape[i] == true:
+                continue
+            if part.shape[i] != self._b.dims[column]:
+                raise errors.Shape(f"output {t.name!r}: this row has {true} {t.names[n]} in the inputs; got shape {part.shape}")
+            part = part[(slice(None),) * i + (slice(true),)]
+        return part
 
     def _pack(self) -> None:
         """Closes the gaps in outputs that are smaller than their maximum in an inner dimension."""
         for t in self._sig.outputs:
             if not any(t.variable):  # none, or only the first dimension
                 continue
-            for row, dims in self._row_dims.items():
-                shape = t.actual(dims)
+            for row in range(self.rows) if self._sig.tied else self._row_dims:
+                shape = t.actual(self._dims_of(row))
                 if shape[1:] == t.shape[1:]:
                     continue
                 whole = self._mapping.rows(t, self._b.slot[row], 1, t.shape)[0]
@@ -416,7 +449,7 @@ class Batch:
     def _take_each(self, result: Any) -> None:
         if isinstance(result, Columns) and result.of(self._made_out):
             result = None  # batch.outputs itself: returning it writes nothing
-        returned = {} if result is None else self._by_name(result)
+        returned, said = self._by_name({} if result is None else result)
         for k, t in enumerate(self._sig.outputs):
             if t.name in self._made_out or t.name in self._appended:
                 continue
@@ -427,32 +460,21 @@ class Batch:
             if value is not None:
                 self._write(k, t, value)
             elif self._is_awaited(t):
-                raise forgotten(t.name, returned)
+                raise forgotten(t.name, {**returned, **dict.fromkeys(said, True)})
+        if said:
+            warnings.warn(f"model {self._ring.model!r}: the function also returned {', '.join(said)}, which is no output", stacklevel=1)
 
-    def _by_name(self, result: Any) -> dict[str, Any]:
-        """The returned outputs by name."""
-        names = self._sig.output_names
-        if isinstance(result, Mapping):
-            unknown = result.keys() - set(names)
-            for name in unknown & self._sig.state_index.keys():
-                raise errors.Invalid(f'the function returned the state {name!r}: assign it, batch.state["{name}"] = ...')
-            if unknown:
-                raise errors.Invalid(f"the function returned {', '.join(sorted(map(str, unknown)))}; the outputs are {', '.join(names)}")
-            return dict(result)
-        if isinstance(result, tuple) and len(result) == len(names) > 1:
-            return dict(zip(names, result))
-        if len(names) == 1:
-            return {names[0]: result}
-        if self._made_out or self._asked_runs or self._appended:
-            return {}
-        raise errors.Invalid(f"the function returned {type(result).__name__}; return a dict with {', '.join(names)}, or write "
-            "batch.outputs[name][...]")
+    def _by_name(self, result: Any) -> tuple[dict[str, Any], list[str]]:
+        """The returned outputs by name, and what else was returned."""
+        returned, others = of_batch(result, {t.name: len(t.shape) - t.is_text for t in self._sig.outputs})
+        for name in others.keys() & self._sig.state_index.keys():
+            raise errors.Invalid(f'the function returned the state {name!r}: assign it, batch.state["{name}"] = ...')
+        return returned, [f"{name} ({kind})" for name, kind in others.items() if name not in self._sig.output_index]
 
     def _is_awaited(self, t: Tensor, first: int = 0, rows: int | None = None) -> bool:
         """Whether a request that has not failed has elements of this output, in some of the rows."""
-        dims, most = self._row_dims, self._sig.output_maxima
         some = range(first, first + (self.rows if rows is None else rows))
-        return any(math.prod(t.actual(dims.get(row, most))) and self.request_of(row) not in self._failed for row in some)
+        return any(math.prod(t.actual(self._dims_of(row))) and self.request_of(row) not in self._failed for row in some)
 
     def _fail_other_runs(self, t: Tensor) -> None:
         """Fails the requests in runs that the function did not take."""
@@ -469,7 +491,7 @@ class Batch:
         if t.is_text:
             return self._write_texts(k, t, value)
         if t.variable and self._packed:
-            array, shape = as_array(value), (int(self.offsets[-1]), *t.shape[1:])
+            array, shape = as_array(value), (self._total(t), *t.shape[1:])
             if array.shape != shape:
                 raise errors.Shape(f"output {t.name!r}: expected all rows packed, {t.dtype} of shape {shape}; got shape {array.shape}")
             self._scatter.append((k, np.ascontiguousarray(_same_kind(t, array))))
@@ -523,13 +545,15 @@ class Batch:
         try:
             if not t.holds(part.shape):
                 raise errors.Shape(f"output {t.name!r}: expected a row of {t.expected_row}; got shape {part.shape}")
+            part = self._own_size(t, row, part)
             self.outputs[t.name][row][_corner(part.shape)] = _same_kind(t, part)
         except (errors.Shape, errors.DType) as e:
             self.fail(self.request_of(row), e)
             return
-        dims = list(self._row_dims.get(row, self._sig.output_maxima))
+        dims = list(self._dims_of(row))
         dims[t.dims_at : t.dims_at + len(t.variable)] = (part.shape[i] for i in t.variable)
-        self._set_dims([row], 0, dims)
+        self._row_dims[row] = tuple(dims)
+        self._sized.add(row)
 
     # -- the end
 
@@ -538,15 +562,20 @@ class Batch:
         made = self.__dict__
         if "_scatter" in made:
             self._put_in_place()
+        for row in made.get("_sized", ()):
+            try:
+                self._raw.set_row_dims(row, self._row_dims[row])
+            except errors.Shape as e:  # outputs that share a name differ
+                self.fail(self.request_of(row), e)
         if self._debug:
             self._fail_unwritten()
-        if "_row_dims" in made:
+        if "_row_dims" in made or self._sig.tied:
             self._pack()
 
     def _fail_unwritten(self) -> None:
         for t in self._on_host(self._sig.outputs):
             for row in range(self.rows):
-                shape = t.actual(self._row_dims.get(row, self._sig.output_maxima))
+                shape = t.actual(self._dims_of(row))
                 if is_unwritten(self._mapping.rows(t, self._b.slot[row], 1, t.shape)[0][_corner(shape)]):
                     self.fail(self.request_of(row), f"output {t.name!r} of this request was not written, or not all of it")
 

@@ -17,6 +17,7 @@ from ..binding.library import seconds
 KEYS = {
     "max_batch_size": "number",
     "max_batch_cost": "number",
+    "cost": "dimension",
     "wait_time": "duration or auto",
     "latency_goal": "duration",
     "preferred_batch_sizes": "list",
@@ -70,7 +71,7 @@ def _check(key: str, value: Any) -> None:
         except errors.Invalid as e:
             why = f"{e}{', or auto' * kind.endswith('auto')}"
         raise errors.Invalid(f"{key}={text}: {why}")
-    patterns = {"number": r"\d+", "list": r"\[?\d*(,\d+)*\]?", "bool": "true|false|[tTfF10]"}
+    patterns = {"number": r"\d+", "list": r"\[?\d*(,\d+)*\]?", "bool": "true|false|[tTfF10]", "dimension": r"\S+"}
     if not re.fullmatch(patterns.get(kind, kind.replace(" or ", "|")), text if kind != "bool" else text.lower()):
         want = {"number": "a number", "list": "numbers, like 8,16,32", "bool": "true or false"}.get(kind, kind)
         raise errors.Invalid(f"{key}={text}: must be {want}")

@@ -13,7 +13,10 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Number
 from typing import Any, Callable, NamedTuple
+
+import numpy as np
 
 from .. import errors
 
@@ -36,6 +39,31 @@ def named(result: Any, is_tensor: Callable[[Any], bool]) -> Results:
         else:
             left_out[name] = "None" if value is None else type(value).__name__
     return Results(tensors, left_out, not is_tensor(result) and _fields(result) is not None)
+
+
+def of_batch(result: Any, ranks: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What a worker's function returned, by output, and the types of all else. ranks: of the outputs' rows.
+
+    A list is the rows of one output, and so is a tuple of rows. Other results without names are the outputs in order.
+    """
+    names, fields = list(ranks), _fields(result)
+    found: dict[str, Any] = {}
+    if fields is not None:
+        found = {name: fields.pop(name) for name in names if fields.get(name) is not None}
+        result = fields
+    elif isinstance(result, (tuple, list)) and len(result) == len(names) > 1:
+        return dict(zip(names, result)), {}
+    elif len(names) == 1 and (not isinstance(result, tuple) or all(_rank(v) == ranks[names[0]] for v in result)):
+        return {names[0]: result}, {}
+    tensors, left_out, _ = named(result, lambda v: isinstance(v, (list, Number)) or hasattr(v, "dtype"))
+    if fields is None and len(tensors) == len(names):
+        return dict(zip(names, tensors.values())), left_out
+    found.update((name, tensors.pop(name)) for name in names if name in tensors)
+    return found, {**left_out, **{name: type(v).__name__ for name, v in tensors.items()}}
+
+
+def _rank(value: Any) -> int | None:
+    return None if value is None or _fields(value) is not None else np.ndim(value)
 
 
 def _fields(value: Any) -> dict[str, Any] | None:

@@ -196,14 +196,14 @@ class RingBatch(Rows):
         """Copies the rows of the k-th input one after the other, each in its true size."""
         check(self._lib, self._lib.rb_batch_pack(self.at, k, to, size, None))
 
-    def offsets(self) -> np.ndarray:
-        """Where each packed row begins, and the last one ends; int32."""
-        sizes = self.sizes
+    def offsets(self, name: str = "") -> np.ndarray:
+        """Where each packed row begins, and the last one ends; int32. name: of the dimension, if there are several."""
+        sizes, lengths = self.sizes, self._ring.signature.lengths
         assert sizes is not None
-        if (sizes != sizes[:, :1]).any():
+        if "" in lengths and (sizes != sizes[:, :1]).any():
             names = ", ".join(t.name for t in self._ring.signature.inputs if t.variable)
             raise errors.Shape(f"the model is packed: in a request, all of {names} have the same size")
-        ends = np.cumsum(sizes[:, 0], dtype=np.int64)
+        ends = np.cumsum(sizes[:, lengths[name] if name else 0], dtype=np.int64)
         if ends[-1] >= 1 << 31:
             raise errors.Size("the packed rows are too long for offsets of 32 bits")
         return np.concatenate([[0], ends]).astype(np.int32)

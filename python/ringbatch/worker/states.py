@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from ..binding.casting import converted
+from ..binding.casting import converted, is_masked
 from ..binding.ctypes_path import ByName
 from ..binding.device import is_device_array
 from ..binding.tensors import Tensor
@@ -87,7 +87,7 @@ def _check(t: Tensor, value: Any, b: RingBatch) -> None:
 
 
 def as_array(value: Any) -> np.ndarray:
-    if isinstance(value, np.ma.MaskedArray):
+    if is_masked(value):
         raise errors.Invalid("the function gave a masked array, and the mask would be lost: give y.filled(...) of it")
     if hasattr(value, "detach"):  # a torch tensor
         value = value.detach().cpu()

@@ -64,7 +64,7 @@ def worker(
     """Makes a function of batches a worker of a model.
 
     The function writes ``batch.outputs[name][...]`` or returns the output: an array of
-    all rows, a list of rows if sizes vary, a dict of several outputs. An output that it
+    all rows, a list of rows if sizes vary; several outputs as a dict, dataclass or tuple. An output that it
     neither returns nor touches fails the batch. If it raises, its requests run again in
     smaller batches; a request that fails by itself gets the exception's text.
     A coroutine function, ``async def run(batch)``, has several batches in flight in one
@@ -73,7 +73,7 @@ def worker(
     inputs, outputs: the type of each tensor and the shape of one row:
         ``{"x": ("float32", (3, 224, 224))}``, ``{"x": "f32[3,224,224]"}`` or
         ``["x:f32[3,224,224]"]``. ``"<=512"`` is a dimension whose size each request
-        chooses. ``"bfloat16"`` travels as uint16.
+        chooses; tensors that share a name, ``"atoms<=200"``, share its size. ``"bfloat16"`` travels as uint16.
     like, returns: the same from samples: a row of each tensor, ``like={"x": np.zeros(4, "float32")}``.
     state: tensors that a client's sequence keeps from one step to the next, declared as inputs are,
         with fixed shapes. The function reads ``batch.state["h"]`` and assigns it; docs/state.md.
@@ -88,7 +88,8 @@ def worker(
         input of variable size is then a list with a view of each row.
     packed: all inputs of variable size, ``["tokens"]``: ragged, and their rows are one array. ``batch.inputs["tokens"]``
         has shape (total, ...), ``batch.offsets`` is where each row begins. The function returns
-        outputs of variable size in that form. Only first dimensions vary, and have one size in a request.
+        outputs of variable size in that form. Only first dimensions vary. Without names they have one size in a
+        request; with names, ``batch.offsets["atoms"]`` are those of one name.
     debug: fail requests whose outputs were not written in full; default $RINGBATCH_DEBUG.
     depth: batches handed over at once. share: of the work, relative to other workers.
     concurrency: batches in flight of a coroutine function (default 4, at most 64).
