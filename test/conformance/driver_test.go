@@ -4,9 +4,12 @@ package conformance
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -29,6 +32,7 @@ type driver struct {
 	requests [32]client.Request
 	worker   *worker.Worker
 	batch    *worker.Batch
+	held     [8]*worker.Batch
 
 	sequences [8]*client.Sequence
 }
@@ -126,6 +130,19 @@ func (d *driver) do(line string) string {
 		return d.part(what, n)
 	case "sizes":
 		return name(d.batch.SetOutputDims(0, n))
+	case "append":
+		return name(d.append(strings.Fields(rest)))
+	case "wanted":
+		if !d.batch.Waiting(0) {
+			return "Canceled"
+		}
+		return "OK"
+	case "hold":
+		d.held[n%len(d.held)] = d.batch
+		return "OK"
+	case "take":
+		d.batch = d.held[n%len(d.held)]
+		return "OK"
 	case "fail":
 		d.batch.FailAll(errors.New(rest))
 		d.batch.Complete()
@@ -254,7 +271,7 @@ func (d *driver) out(r *client.Request) string {
 }
 
 func (d *driver) attach(rest string) error {
-	parts := append(strings.SplitN(rest, "|", 4), "", "") // model, signature, policy, version
+	parts := append(strings.SplitN(rest, "|", 5), "", "", "") // model, signature, policy, version, lanes
 	in, out, _ := strings.Cut(parts[1], "->")
 	out, state, _ := strings.Cut(out, " state ")
 	sig, err := tensor.ParseSignature(strings.Fields(in), strings.Fields(out), strings.Fields(state)...)
@@ -265,7 +282,10 @@ func (d *driver) attach(rest string) error {
 	if err != nil {
 		return err
 	}
-	d.worker, err = worker.Attach(context.Background(), worker.Config{Model: parts[0], Signature: sig, Policy: p, Version: parts[3]})
+	lanes, _ := strconv.Atoi(parts[4])
+	d.worker, err = worker.Attach(context.Background(), worker.Config{
+		Model: parts[0], Signature: sig, Policy: p, Version: parts[3], Depth: lanes, Concurrency: lanes,
+	})
 	return err
 }
 
@@ -306,6 +326,18 @@ func (d *driver) part(what string, n int) string {
 		}
 	}
 	return "OK"
+}
+
+// append appends a number of equal numbers to a row.
+func (d *driver) append(words []string) error {
+	row, _ := strconv.Atoi(words[0])
+	n, _ := strconv.Atoi(words[1])
+	y, err := strconv.ParseFloat(words[2], 32)
+	if err != nil {
+		return err
+	}
+	data := bytes.Repeat(binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(y))), n)
+	return d.batch.Append(0, row, data)
 }
 
 func (d *driver) write(i int) {

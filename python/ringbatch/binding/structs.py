@@ -140,6 +140,7 @@ PROTOTYPES = {
     "rb_worker_map": (c_int, [_worker, _address]),
     "rb_worker_next": (c_int, [_worker, c_int64, _address]),
     "rb_worker_wait": (c_int, [_worker, c_int64]),
+    "rb_worker_unwanted": (c_int, [_worker, _address, c_uint32, _address]),
     "rb_batch_set_row_dims": (c_int, [_address, c_uint32, _address, c_uint32]),
     "rb_batch_gather": (c_int, [_address, c_int, c_uint32, _address, c_uint64]),
     "rb_batch_prefetch": (c_int, [_address, c_uint32, _address, c_uint64]),
