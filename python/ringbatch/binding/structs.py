@@ -166,6 +166,7 @@ PROTOTYPES = {
     "rb_follow_tensor": (c_int, [c_uint64, c_uint32, _address]),
     "rb_follow_device": (c_int, [c_uint64, _address]),
     "rb_follow_enter": (c_int, [c_uint64, _address, _address, _address]),
+    "rb_follow_current": (c_int, [c_uint64, _address]),
     "rb_follow_loaded": (c_int, [c_uint64]),
     "rb_follow_refuse": (c_int, [c_uint64, c_char_p]),
     "rb_follow_exit": (c_int, [c_uint64]),
