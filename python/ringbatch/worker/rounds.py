@@ -82,7 +82,7 @@ class NewRows:
                 self.inputs[t.name] = m.plane(t)[slots]
         self.state = {t.name: m.plane(t)[halves] for t in sig.state}
         #: Whether each row begins its sequence, so that its state is zero.
-        self.fresh = np.array([b.c.step[0] & 2 != 0 for b in batches]) if sig.state else np.ones(len(batches), bool)
+        self.fresh = np.array([bool(b.fresh()[0]) for b in batches]) if sig.state else np.ones(len(batches), bool)
 
     def __len__(self) -> int:
         return len(self.fresh)
@@ -184,7 +184,7 @@ class Rounds:
         slots = self._slot[lanes] = [b.c.slot[0] for b in new]
         halves = None
         if self._ring.signature.state:
-            halves = self._half[lanes] = [2 * slot + (b.c.step[0] & 1) for slot, b in zip(slots, new)]
+            halves = self._half[lanes] = [int(b.halves()[0]) for b in new]
         for lane, batch in zip(lanes.tolist(), new):
             self._batch[lane], self._lane_of[batch.at] = batch, lane
         for g in self._growing.values():
@@ -200,10 +200,9 @@ class Rounds:
                 for batch in new:
                     batch.set_version(rows.version)
             failed = self._model.start(lanes, rows)
+            self._fail({} if failed is None else failed)
         except Exception as e:
             self._divide(lanes, e)
-            return
-        self._fail({} if failed is None else failed)
 
     def _go_round(self) -> None:
         for at in self._ring.unwanted():
@@ -222,10 +221,10 @@ class Rounds:
                 raise errors.Invalid(f"step: done is one bool for each lane; got {done.dtype} of shape {done.shape}")
             failed = dict(result[2]) if len(result) == 3 else {}
             self._write(outputs, lanes, done, failed)
+            self._fail(failed)
         except Exception as e:
             self._divide(lanes, e)
             return
-        self._fail(failed)
         if done.any():
             for lane in lanes[done].tolist():
                 if self._batch[lane] is not None:
@@ -261,7 +260,7 @@ class Rounds:
                 self._ring.mapping.plane(t)[to] = _same_kind(t, values)
 
     def _append(self, g: _Growing, value: Any, lanes: np.ndarray, failed: dict[int, Any]) -> None:
-        """Value: an element for each lane, some elements for each, or a list of arrays, each with its own number of elements."""
+        """Value: an element for each lane, as many elements for each, or a list with a number of elements for each."""
         name = g.t.name
         if isinstance(value, (list, tuple)):
             if len(value) not in (lanes.size, self._lanes):
@@ -270,13 +269,16 @@ class Rounds:
             of = range(lanes.size) if len(value) == lanes.size else lanes.tolist()
             parts = [(lanes[i : i + 1], self._busy_slots[i : i + 1], as_array(value[k])[None]) for i, k in enumerate(of)]
         else:
-            array = self._of_lanes(name, value, lanes)
-            parts = [(lanes, self._busy_slots, array[:, None] if array.ndim == 1 + len(g.rest) else array)]
+            parts = [(lanes, self._busy_slots, self._of_lanes(name, value, lanes))]
         for some, slots, values in parts:
+            if not values.size:
+                continue
+            if values.ndim == 1 + len(g.rest):
+                values = values[:, None]  # one element for each
             if values.shape[2:] != g.rest or values.ndim != 2 + len(g.rest):
                 raise errors.Shape(f"output {name!r}: {g.t.expected_row} grows by elements of shape {g.rest}; got shape {values.shape[1:]}")
             if values.dtype != g.t.dtype:
-                values = _same_kind(g.t, values) if values.size else values.astype(g.t.dtype)
+                values = _same_kind(g.t, values)
             for lane in g.grow(some, slots, values).tolist():
                 failed.setdefault(lane, errors.Size(f"output {name!r} has at most {g.most}, and the row grew beyond: say done before"))
 
@@ -285,9 +287,9 @@ class Rounds:
     def _fail(self, failed: Mapping[int, Any]) -> None:
         """Ends the rows of some lanes with an error each."""
         for lane, error in failed.items():
-            batch = self._batch[lane]
+            batch = self._batch[lane] if 0 <= lane < self._lanes else None
             if batch is None:
-                raise errors.Invalid(f"lane {lane} was failed ({error}), and has no row")
+                raise errors.Invalid(f"{{lane: error}} names lane {lane} ({error}), which has no row")
             batch.fail(0, error)
             self._answer(int(lane))
         if failed:
