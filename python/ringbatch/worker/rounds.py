@@ -71,7 +71,7 @@ class NewRows:
     #: The version of the live weights; 0 if the worker follows none.
     version = 0
 
-    def __init__(self, ring: Ring, batches: Sequence[RingBatch], slots: np.ndarray, halves: np.ndarray | None) -> None:
+    def __init__(self, ring: Ring, batches: Sequence[RingBatch], slots: np.ndarray, halves: np.ndarray) -> None:
         sig, m = ring.signature, ring.mapping
         self.inputs: dict[str, Any] = {}
         for t in sig.inputs:
@@ -81,11 +81,15 @@ class NewRows:
             else:
                 self.inputs[t.name] = m.plane(t)[slots]
         self.state = {t.name: m.plane(t)[halves] for t in sig.state}
-        #: Whether each row begins its sequence, so that its state is zero.
-        self.fresh = np.array([bool(b.fresh()[0]) for b in batches]) if sig.state else np.ones(len(batches), bool)
+        self._batches = batches
+
+    @property
+    def fresh(self) -> np.ndarray:
+        """Whether each row begins its sequence, so that its state is zero."""
+        return np.array([bool(b.fresh()[0]) for b in self._batches])
 
     def __len__(self) -> int:
-        return len(self.fresh)
+        return len(self._batches)
 
 
 class _Growing:
@@ -132,6 +136,7 @@ class Rounds:
         self._fixed = {t.name: t for t in [*sig.outputs, *sig.state] if not t.variable}
         self._names = {t.name for t in [*sig.outputs, *sig.state]}
         self._busy = self._busy_slots = self._slot[:0]
+        self._changed = False  # lanes are busy or free that were not when _busy was counted
         self._suspects: list[list[RingBatch]] = []  # rows of a round that failed: each list begins again by itself
         self._entered = False  # the follower
 
@@ -139,16 +144,16 @@ class Rounds:
         """Serves until stop is set and busy lanes are done. Raises BrokerGone."""
         try:
             while True:
-                if not self._busy.size and self._entered:
+                if not self._lane_of and self._entered:
                     self._leave_weights()
                 if self._suspects:
-                    if not self._busy.size:
+                    if not self._lane_of:
                         self._start([b for b in self._suspects.pop() if self._is_wanted(b)])
                 elif not stop.is_set():
                     self._start(self._take())
-                elif not self._busy.size:
+                elif not self._lane_of:
                     return
-                if self._busy.size:
+                if self._lane_of:
                     self._go_round()
         except errors.BrokerGone:
             raise
@@ -165,7 +170,7 @@ class Rounds:
         if self._entered and self._follower is not None and self._follower.is_newer():
             return []
         new: list[RingBatch] = []
-        patience = 0 if self._busy.size else SLICE_NS
+        patience = 0 if self._lane_of else SLICE_NS
         while len(new) < len(self._free):
             batch = self._ring.next(patience)
             if batch is None:
@@ -180,18 +185,18 @@ class Rounds:
     def _start(self, new: list[RingBatch]) -> None:
         if not new:
             return
-        lanes = np.array([self._free.pop() for _ in new])
-        slots = self._slot[lanes] = [b.c.slot[0] for b in new]
-        halves = None
+        taken = [self._free.pop() for _ in new]
+        lanes, slots = np.array(taken), np.array([b.c.slot[0] for b in new], np.intp)
+        self._slot[lanes] = slots
         if self._ring.signature.state:
-            halves = self._half[lanes] = [int(b.halves()[0]) for b in new]
-        for lane, batch in zip(lanes.tolist(), new):
+            self._half[lanes] = [int(b.halves()[0]) for b in new]
+        for lane, batch in zip(taken, new):
             self._batch[lane], self._lane_of[batch.at] = batch, lane
         for g in self._growing.values():
             g.size[lanes] = 0
-        self._count_busy()
+        self._changed = True
         try:
-            rows = NewRows(self._ring, new, np.array(slots), None if halves is None else np.array(halves))
+            rows = NewRows(self._ring, new, slots, self._half[lanes])
             if self._follower is not None:
                 if not self._entered:
                     self._follower.enter()
@@ -208,28 +213,26 @@ class Rounds:
         for at in self._ring.unwanted():
             if at in self._lane_of:
                 self._answer(self._lane_of[at])
-        self._count_busy()
-        lanes = self._busy
+        lanes = self._count_busy()
         if not lanes.size:
             return
         try:
             result = self._model.step(lanes)
             if not isinstance(result, tuple) or len(result) not in (2, 3):
                 raise errors.Invalid(f"step returned {type(result).__name__}: want outputs, done; or outputs, done, {{lane: error}}")
-            outputs, done = result[0], self._of_lanes("done", result[1], lanes)
-            if done.dtype != bool or done.ndim != 1:
+            done = self._of_lanes("done", result[1], lanes)
+            if done.dtype.kind != "b" or done.ndim != 1:
                 raise errors.Invalid(f"step: done is one bool for each lane; got {done.dtype} of shape {done.shape}")
             failed = dict(result[2]) if len(result) == 3 else {}
-            self._write(outputs, lanes, done, failed)
+            ended = lanes[done]
+            self._write(result[0], lanes, done, ended, failed)
             self._fail(failed)
         except Exception as e:
             self._divide(lanes, e)
             return
-        if done.any():
-            for lane in lanes[done].tolist():
-                if self._batch[lane] is not None:
-                    self._answer(lane)
-            self._count_busy()
+        for lane in ended.tolist():
+            if self._batch[lane] is not None:
+                self._answer(lane)
 
     def _of_lanes(self, name: str, value: Any, lanes: np.ndarray) -> np.ndarray:
         """An array with an entry for each busy lane, of one that may have an entry for every lane."""
@@ -241,21 +244,20 @@ class Rounds:
             return array[lanes]
         raise errors.Shape(f"step: {name} has shape {array.shape}; want {lanes.size} entries, for the busy lanes, or {self._lanes}")
 
-    def _write(self, outputs: Any, lanes: np.ndarray, done: np.ndarray, failed: dict[int, Any]) -> None:
+    def _write(self, outputs: Any, lanes: np.ndarray, done: np.ndarray, ended: np.ndarray, failed: dict[int, Any]) -> None:
         """Appends to outputs of variable size, and writes the others of rows that are done."""
-        if not isinstance(outputs, Mapping) or not outputs.keys() <= self._names:
+        if type(outputs) is not dict and not isinstance(outputs, Mapping) or not outputs.keys() <= self._names:
             said = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else type(outputs).__name__
             raise errors.Invalid(f"step returned {said}; want a dict of {', '.join(sorted(self._names))}")
-        if done.any() and len(outputs) < len(self._names):
+        if ended.size and len(outputs) < len(self._names):
             raise errors.Invalid(f"step ends a row, and returned no {', '.join(sorted(self._names - outputs.keys()))}")
         for name, value in outputs.items():
             if name in self._growing:
                 self._append(self._growing[name], value, lanes, failed)
-            elif done.any():
+            elif ended.size:
                 t, values = self._fixed[name], self._of_lanes(name, value, lanes)[done]
                 if values.shape[1:] != t.shape:
                     raise errors.Shape(f"{name!r}: expected rows of {t.expected_row}; got shape {values.shape[1:]}")
-                ended = lanes[done]
                 to = self._half[ended] ^ 1 if name in self._ring.signature.state_index else self._slot[ended]
                 self._ring.mapping.plane(t)[to] = _same_kind(t, values)
 
@@ -292,8 +294,6 @@ class Rounds:
                 raise errors.Invalid(f"{{lane: error}} names lane {lane} ({error}), which has no row")
             batch.fail(0, error)
             self._answer(int(lane))
-        if failed:
-            self._count_busy()
 
     def _answer(self, lane: int) -> None:
         batch = self._release(lane)
@@ -306,6 +306,7 @@ class Rounds:
         assert batch is not None
         del self._lane_of[batch.at]
         self._free.append(lane)
+        self._changed = True
         return batch
 
     def _divide(self, lanes: np.ndarray, e: Exception) -> None:
@@ -314,7 +315,6 @@ class Rounds:
         log.error("a round of %d rows failed", lanes.size, exc_info=e)
         end_if_lost(e)
         rows = [self._release(lane) for lane in lanes.tolist() if self._batch[lane] is not None]
-        self._count_busy()
         if len(rows) > 1 and not self._run_once:
             self._suspects += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
             return
@@ -327,9 +327,12 @@ class Rounds:
             return False
         return True
 
-    def _count_busy(self) -> None:
-        self._busy = np.array(sorted(self._lane_of.values()), np.intp)
-        self._busy_slots = self._slot[self._busy]
+    def _count_busy(self) -> np.ndarray:
+        """The busy lanes, in order."""
+        if self._changed:
+            self._busy = np.array(sorted(self._lane_of.values()), np.intp)
+            self._busy_slots, self._changed = self._slot[self._busy], False
+        return self._busy
 
     def _leave_weights(self) -> None:
         assert self._follower is not None
