@@ -583,11 +583,6 @@ RB_API int rb_batch_unpack(rb_batch *batch, uint32_t k, const void *from, uint64
  * order; without it they are the maximum. */
 RB_API int rb_batch_set_row_dims(rb_batch *batch, uint32_t row, const uint32_t *dims, uint32_t ndims);
 
-/* Appends to row `row` of the k-th output, on the host, whose first dimension alone varies: whole
- * steps of that dimension. The row's output dims grow with it, from 0 on. RB_ERR_SIZE if the bytes are no
- * whole steps, or the row is full; RB_ERR_SHAPE for another output. */
-RB_API int rb_batch_append(rb_batch *batch, uint32_t k, uint32_t row, const void *from, uint64_t bytes);
-
 /* Ends request i alone, with RB_ERR_FAILED and the first 1024 bytes of this text. */
 RB_API int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text);
 
@@ -608,7 +603,7 @@ RB_API int rb_batch_waiting(const rb_batch *batch, uint32_t i);
 /* Answers the clients and gives the batch back: *batch is invalid, whatever is returned.
  *
  * If the worker never asked for a row of an output (rb_batch_run, rb_batch_row,
- * rb_batch_scatter, rb_batch_unpack, rb_batch_append), its slot still holds an earlier request's data. Then
+ * rb_batch_scatter, rb_batch_unpack), its slot still holds an earlier request's data. Then
  * the row's request ends with RB_ERR_FAILED, which is returned, and rb_error names the
  * first such output and row. The same holds for RB_NEXT_STATE (rb_batch_row,
  * rb_batch_set_state). A call that fails writes nothing. Rows of size 0 need no call.

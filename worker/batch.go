@@ -264,33 +264,6 @@ func (b *Batch) SetRowDims(row int, dims ...int) error {
 	return err
 }
 
-// Append appends data to a row of the k-th output, whose first dimension alone varies: whole steps of
-// that dimension. The row's size grows with it, from 0 on. A row that is full is ErrSize.
-func (b *Batch) Append(k, row int, data []byte) error {
-	c := b.Output(k)
-	spec := c.Spec()
-	if !slices.Equal(spec.Variable, []int{0}) || spec.OnDevice() {
-		return fmt.Errorf("%w: output %q does not grow: only its first dimension may vary, on the host", status.ErrShape, spec.Name)
-	}
-	most, at := spec.Shape[0], 0
-	step := c.RowBytes() / most
-	size := &b.outDims[row][dimsAt(b.w.session.Layout.Outputs, k)]
-	if (b.asked.Load()|b.askedOf[row].Load())&c.bit != 0 {
-		at = int(*size)
-	}
-	switch n := len(data) / step; {
-	case len(data)%step != 0:
-		return fmt.Errorf("%w: output %q: %d bytes are no multiple of %d", status.ErrSize, spec.Name, len(data), step)
-	case n > most-at:
-		return fmt.Errorf("%w: output %q has at most %d, and row %d has %d already", status.ErrSize, spec.Name, most, row, at)
-	default:
-		copy(c.Bytes(row)[at*step:], data)
-		setBit(&b.askedOf[row], c.bit)
-		*size = uint32(at + n)
-	}
-	return nil
-}
-
 func (b *Batch) checkOutputDims(dims []int) (sizes [tensor.MaxVariableDims]uint32, err error) {
 	most, want := maxima(b.w.session.Layout.Outputs)
 	if len(dims) != want {

@@ -25,11 +25,11 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")  # before NumPy reads them
+import numpy as np  # noqa: E402
 
 LANES, MOST, MEDIAN, SIGMA = 32, 256, 24, 0.75
 TENSORS = {"inputs": {"n": ("int32", (2,))}, "outputs": {"text": ("int32", (f"<={MOST}",))}}
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def rows(seed: int):
@@ -223,7 +223,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--json", metavar="FILE")
     a = parser.parse_args()
-    os.environ.update(ONE_THREAD)
     import ringbatch as rb
 
     context, found = mp.get_context("fork"), {"loop": [], "lanes": [], "whole": []}

@@ -171,36 +171,6 @@ static int set_row_dims(rb_taken *b, uint32_t i, const uint32_t *dims, uint32_t 
 	return RB_OK;
 }
 
-/* A row grows in place: its size is the number of steps of the first dimension that were appended. */
-static int append(rb_taken *b, uint32_t k, uint32_t i, const void *from, uint64_t bytes)
-{
-	const rb_tensor *t;
-	const uint32_t *dims;
-	int status = column(b, RB_OUTPUT, k, &t, &dims);
-	if (!status)
-		status = rb_check_on_host(t);
-	if (status)
-		return status;
-	if (i >= b->shown.rows)
-		return rb_explain(RB_ERR_ROWS, "row %u of a batch of %u", i, b->shown.rows);
-	if (t->variable != 1)
-		return rb_explain(RB_ERR_SHAPE, "output \"%s\" does not grow: only its first dimension may vary", t->name);
-	uint64_t step = t->row_bytes / t->shape[0], bit = UINT64_C(1) << k;
-	uint32_t *size = &b->dims[i][dims - b->worker->session.layout.most[RB_OUTPUT]];
-	uint64_t at = (b->asked | b->asked_of[i]) & bit ? *size : 0;
-	if (bytes % step)
-		return rb_explain(RB_ERR_SIZE, "output \"%s\": %llu bytes are no multiple of %llu", t->name, (unsigned long long)bytes,
-			(unsigned long long)step);
-	if (bytes / step > t->shape[0] - at)
-		return rb_explain(RB_ERR_SIZE, "output \"%s\" has at most %llu, and row %u has %llu already", t->name,
-			(unsigned long long)t->shape[0], i, (unsigned long long)at);
-	if (bytes)
-		memcpy(b->shown.base + t->offset + b->slot[i] * t->stride + at * step, from, bytes);
-	*size = (uint32_t)(at + bytes / step);
-	b->asked_of[i] |= bit;
-	return RB_OK;
-}
-
 /* Whether a request can end with it. */
 static bool is_end(int status)
 {
@@ -387,11 +357,6 @@ int rb_batch_row(const rb_batch *batch, int side, uint32_t k, uint32_t i, void *
 int rb_batch_set_row_dims(rb_batch *batch, uint32_t i, const uint32_t *dims, uint32_t ndims)
 {
 	WITH(dims || !ndims, batch, set_row_dims(b, i, dims, ndims));
-}
-
-int rb_batch_append(rb_batch *batch, uint32_t k, uint32_t i, const void *from, uint64_t bytes)
-{
-	WITH(from || !bytes, batch, append(b, k, i, from, bytes));
 }
 
 int rb_batch_gather(const rb_batch *batch, int side, uint32_t k, void *to, uint64_t bytes)

@@ -4,12 +4,9 @@ package conformance
 
 import (
 	"bufio"
-	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -130,8 +127,6 @@ func (d *driver) do(line string) string {
 		return d.part(what, n)
 	case "sizes":
 		return name(d.batch.SetOutputDims(0, n))
-	case "append":
-		return name(d.append(strings.Fields(rest)))
 	case "wanted":
 		if !d.batch.Waiting(0) {
 			return "Canceled"
@@ -326,18 +321,6 @@ func (d *driver) part(what string, n int) string {
 		}
 	}
 	return "OK"
-}
-
-// append appends a number of equal numbers to a row.
-func (d *driver) append(words []string) error {
-	row, _ := strconv.Atoi(words[0])
-	n, _ := strconv.Atoi(words[1])
-	y, err := strconv.ParseFloat(words[2], 32)
-	if err != nil {
-		return err
-	}
-	data := bytes.Repeat(binary.LittleEndian.AppendUint32(nil, math.Float32bits(float32(y))), n)
-	return d.batch.Append(0, row, data)
 }
 
 func (d *driver) write(i int) {

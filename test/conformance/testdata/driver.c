@@ -237,16 +237,6 @@ static int sizes(uint32_t n)
 	return status;
 }
 
-/* Appends that many numbers to a row. */
-static int append(char *rest)
-{
-	float y[64];
-	uint32_t row = (uint32_t)atoi(part(&rest, ' ')), n = (uint32_t)atoi(part(&rest, ' '));
-	for (uint32_t i = 0; i < 64; i++)
-		y[i] = (float)atof(rest);
-	return rb_batch_append(batch, 0, row, y, n * sizeof *y);
-}
-
 /* Whether a client waits for the batch. */
 static int wanted(void)
 {
@@ -292,7 +282,6 @@ int main(void)
 		else if (!strcmp(what, "run")) say(run(n));
 		else if (!strcmp(what, "complete")) say(rb_batch_complete(batch));
 		else if (!strcmp(what, "sizes")) say(sizes(n));
-		else if (!strcmp(what, "append")) say(append(rest));
 		else if (!strcmp(what, "wanted")) say(wanted());
 		else if (!strcmp(what, "hold")) held[n % 8] = batch, say(RB_OK);
 		else if (!strcmp(what, "take")) batch = held[n % 8], say(RB_OK);
