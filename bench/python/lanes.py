@@ -189,8 +189,7 @@ def server(name: str, device: str, asked) -> None:
 
     made = {"lanes": Decoder, "whole": Whole}[name](device)
     how = {"lanes": {"lanes": LANES}, "whole": {"max_batch_size": LANES}}[name]
-    worker = rb.worker(name, **TENSORS, slots=1024, **how)(lambda: None)
-    worker.function, stop = made, threading.Event()
+    worker, stop = rb.worker(name, **TENSORS, slots=1024, **how)(made), threading.Event()
     threading.Thread(target=lambda: (asked.recv(), stop.set()), daemon=True).start()
     worker.run(stop=stop, wait=60)
     asked.send({f"{gone} out, {came} in": (statistics.median(g) * 1e6, len(g)) for (gone, came), g in getattr(made, "gaps", {}).items()})

@@ -53,8 +53,7 @@ def check(answer, first: int, length: int) -> None:
 
 @contextlib.contextmanager
 def counting(socket: str, model: str, made, **options):
-    worker = rb.worker(model, **COUNT, lanes=LANES, **options)(lambda: made) if not isinstance(made, rb.Worker) else made
-    worker.function = made
+    worker = rb.worker(model, **COUNT, lanes=LANES, **options)(made)
     with serving(worker, socket), rb.connect(model, socket=socket, wait=60, window=32) as m:
         yield m
 
@@ -236,8 +235,7 @@ def test_a_row_that_kills_workers_between_rounds_fails_alone(env, tmp_path):
 def test_rows_begin_again_on_the_next_broker(at):
     made = Counter()
     made.step, step = (lambda lanes: (time.sleep(0.001), step(lanes))[1]), made.step
-    worker = rb.worker("again", **COUNT, lanes=LANES)(Counter)
-    worker.function = made
+    worker = rb.worker("again", **COUNT, lanes=LANES)(made)
     with broker_at(at) as first, serving(worker, at):
         with rb.connect("again", socket=at, wait=60, retry=60, window=16) as m:
             futures = [m.submit(np.array([i, 60], np.int32)) for i in range(8)]
@@ -282,7 +280,7 @@ def test_wrong_models_and_rounds_are_refused_by_name(socket):
     with pytest.raises(rb.Invalid, match="first dimension"):
         rb.worker("wrong", inputs="x:f32[]", outputs="y:f32[4,<=4]", lanes=2)
     with pytest.raises(rb.Invalid, match="step"):
-        rb.worker("wrong", **COUNT, lanes=2)(type("NoStep", (), {"start": print})).run(socket=socket)
+        rb.worker("wrong", **COUNT, lanes=2)(type("NoStep", (), {"start": print}))
     made = Counter()
     with counting(socket, "wrong", made) as m:
         for result, said in [

@@ -11,6 +11,7 @@ sequences and sleep are those of all batches.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
@@ -55,10 +56,12 @@ def check_lanes(lanes: int, outputs: Sequence[Declared], others: Mapping[str, An
 
 
 def check_model(model: Any) -> Any:
-    """The object that goes round."""
+    """The object that goes round, or its class."""
     for name, arguments in (("start", "lanes, rows"), ("step", "lanes")):
-        if not callable(getattr(model, name, None)):
-            raise errors.Invalid(f"{model!r} has no {name}(self, {arguments}): a worker with lanes is a class with start and step")
+        method = getattr(model, name, None)
+        if not callable(method) or inspect.iscoroutinefunction(method):
+            raise errors.Invalid(f"{model!r} has no {name}(self, {arguments}): a worker with lanes is a class with start and step, which "
+                "are no coroutines")
     return model
 
 

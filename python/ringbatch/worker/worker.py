@@ -125,6 +125,8 @@ def worker(
 
     def made(function: Callable[[Batch], Any]) -> Worker:
         following.check(live_weights, _is_async(function))
+        if lanes:
+            check_model(function)
         if not _is_async(function) and concurrency:
             raise errors.Invalid("concurrency is for coroutine functions (async def): others run one batch at a time; depth is the "
                 "number of batches handed over")
