@@ -243,14 +243,18 @@ def main() -> None:
         crowd = [started(client, i) for i in range(a.clients)]
         for p in (bound, *crowd):
             p.recv()
-        for _ in range(a.rounds):
+        for turn in range(a.rounds + 1):  # the first one warms up
             bound.send(a.seconds)
-            found["loop"].append({"rows_per_s": bound.recv()})
+            rows_per_s = bound.recv()
+            if turn:
+                found["loop"].append({"rows_per_s": rows_per_s})
             for name in servers:
                 begin = time.monotonic() + 1
                 for p in crowd:
                     p.send((name, begin, begin + a.seconds))
                 took = np.sort(np.concatenate([p.recv() for p in crowd])) * 1e3
+                if not turn:
+                    continue
                 if not len(took):
                     raise SystemExit(f"{name}: no answer in {a.seconds} s: take longer, --seconds")
                 p50, p99 = (float(took[int(len(took) * q)]) for q in (0.5, 0.99))
