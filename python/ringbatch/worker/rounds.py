@@ -249,7 +249,7 @@ class Rounds:
 
     def _write(self, outputs: Any, lanes: np.ndarray, done: np.ndarray, ended: np.ndarray, failed: dict[int, Any]) -> None:
         """Appends to outputs of variable size, and writes the others of rows that are done."""
-        if type(outputs) is not dict and not isinstance(outputs, Mapping) or not outputs.keys() <= self._names:
+        if (type(outputs) is not dict and not isinstance(outputs, Mapping)) or not outputs.keys() <= self._names:
             said = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else type(outputs).__name__
             raise errors.Invalid(f"step returned {said}; want a dict of {', '.join(sorted(self._names))}")
         if ended.size and len(outputs) < len(self._names):
