@@ -10,6 +10,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client/ringbatchtest"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -35,12 +36,9 @@ var signature = func() tensor.Signature {
 }()
 
 // start runs a broker until the test ends.
-func start(t *testing.T, models ...broker.ModelConfig) *testbed.Local {
+func start(t *testing.T, models ...broker.ModelConfig) *ringbatchtest.Broker {
 	t.Helper()
-	b, err := testbed.StartLocal(broker.Config{Models: models})
-	must.Do(t, err)
-	t.Cleanup(func() { must.Check(t, b.Close()) })
-	return b
+	return ringbatchtest.Start(t, broker.Config{Models: models})
 }
 
 func attach(t *testing.T, socket, model string) *worker.Worker {
@@ -175,9 +173,7 @@ func TestAWaitEndsWithItsBrokerAndTheNextBrokerCountsOtherwise(t *testing.T) {
 
 // A waiting caller has a connection, and gives it back at the end.
 func TestACallerThatStopsWaitingLeavesNothingInTheBroker(t *testing.T) {
-	b, err := testbed.StartLocal(broker.Config{MaxClients: 3})
-	must.Do(t, err)
-	defer b.Close()
+	b := ringbatchtest.Start(t, broker.Config{MaxClients: 3})
 	a := admin.New(b.Socket())
 	known := changesNow(t, a)
 	for range 4 * 3 {

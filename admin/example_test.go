@@ -9,8 +9,8 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client/ringbatchtest"
 	"github.com/ringbatch/ringbatch/tensor"
-	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // serveDouble runs a broker with one model, as another process of the host
@@ -20,7 +20,7 @@ func serveDouble() (socket string, stop func()) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	b, err := testbed.StartLocal(broker.Config{Models: []broker.ModelConfig{{Name: "double", Signature: sig}}})
+	b, err := ringbatchtest.Open(broker.Config{Models: []broker.ModelConfig{{Name: "double", Signature: sig}}})
 	if err != nil {
 		log.Fatal(err)
 	}

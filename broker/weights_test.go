@@ -14,6 +14,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client/ringbatchtest"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/must"
@@ -26,15 +27,12 @@ import (
 // weightsRig plays publishers and followers that only attach.
 type weightsRig struct {
 	*testing.T
-	broker *testbed.Local
+	broker *ringbatchtest.Broker
 }
 
 func newWeightsRig(t *testing.T, cfg broker.Config) *weightsRig {
 	t.Helper()
-	b, err := testbed.StartLocal(cfg)
-	must.Do(t, err)
-	t.Cleanup(func() { must.Check(t, b.Close()) })
-	return &weightsRig{t, b}
+	return &weightsRig{t, ringbatchtest.Start(t, cfg)}
 }
 
 func (r *weightsRig) soon() context.Context {
@@ -100,14 +98,14 @@ func TestWeightsGoWithTheirModelAndTheirPeers(t *testing.T) {
 		f.Close()
 		r.weights(1)
 	}
-	end := testbed.ServeLocal(worker.Config{Model: "declared", Signature: sig, Socket: r.broker.Socket()}, nil)
+	end := r.broker.Serve(r.T, worker.Config{Model: "declared", Signature: sig}, nil)
 	f, _ := r.attach("declared", waits)
 	p := r.publisher("declared") // weights count apart from models
 	f.Close()
 	p.Close()
 	_, err = r.attach("other", control.WeightsPeer{Publish: true, Tensors: []string{"w:f32[4]"}, Again: true})
 	must.Fail(t, "a third name", err, status.ErrQuota)
-	must.Do(t, end())
+	end()
 	r.weights(1)
 }
 
@@ -128,10 +126,10 @@ func TestAPublisherOfAModelThatFollowsNothingIsRefused(t *testing.T) {
 		}
 		return f.Close()
 	}))
-	end := testbed.ServeLocal(worker.Config{Model: "policy", Signature: sig, Socket: r.broker.Socket()}, nil)
+	end := r.broker.Serve(r.T, worker.Config{Model: "policy", Signature: sig}, nil)
 	_, err = r.attach("policy", publishes("w:f32[4]"))
 	must.Fail(t, "workers that do not follow", err, status.ErrNoWorker)
-	must.Do(t, end())
+	end()
 }
 
 func TestAWorkerThatWaitsForAVersionDoesNotKeepTheTensors(t *testing.T) {

@@ -138,8 +138,9 @@ typedef enum rb_status {
 	RB_ERR_FORKED = 35,           /* this process was forked from the process that connected */
 	RB_ERR_NO_GPU = 36,           /* this needs a GPU and there is none */
 	RB_ERR_STATE_LOST = 44,       /* the sequence's state is gone with its broker; reset the sequence */
+	RB_ERR_RESTARTED = 46,        /* a stream that must not begin again did: its worker is gone */
 
-	RB_STATUS_COUNT = 46 /* not a status */
+	RB_STATUS_COUNT = 47 /* not a status */
 	/* END statuses */
 } rb_status;
 
@@ -317,6 +318,20 @@ RB_API int rb_commit(rb_client client, uint64_t request, int64_t expires, uint32
  * be committed, none is, unless some were claimed before and some after a restart of
  * the broker. */
 RB_API int rb_commit_all(rb_client client, const uint64_t *requests, uint32_t count, int64_t expires, uint32_t flags);
+
+/* With RB_PARTS the client takes the answer to one row in parts: rb_next_part. */
+#define RB_PARTS 4u
+
+/* Waits for the next part of the answer, the steps that the worker has shown since
+ * (rb_batch_show), and copies it, or as much as there is room for. *bytes of 0, and
+ * *restarted of 0, is the end of a request that ended well: all parts since the last restart,
+ * joined, are the answer, and rb_output has all outputs. If the row began again on another
+ * worker, *restarted is 1, the caller's parts do not count, and this one, which may be empty,
+ * is the first; if restarted is NULL, RB_ERR_RESTARTED. RB_ERR_TIMEOUT; or the status of the
+ * request's end. With RB_NOTIFY, RB_ERR_TIMEOUT says that the descriptor of rb_client_fd
+ * tells of the next part, once: rb_reap then lists the request. */
+RB_API int rb_next_part(rb_client client, uint64_t request, void *to, uint64_t room, int64_t timeout, uint64_t *bytes,
+	uint32_t *restarted);
 
 /* Waits until the request has ended: RB_OK, or the status of its end; RB_ERR_TIMEOUT
  * if it has not. */
@@ -523,6 +538,8 @@ typedef struct rb_batch {
 	/* Rows long; NULL if the model has no state. Bit 0: the half that the row's step reads. Bit 1: fresh, that half
 	 * counts as zero. The library has zeroed it, except in device memory. */
 	const uint8_t *step;
+	/* Rows long; NULL if no output can grow. 1: the row's client takes parts; the others need no rb_batch_show. */
+	const uint8_t *streamed;
 } rb_batch;
 
 /* Takes the next batch; RB_ERR_TIMEOUT if none comes, RB_ERR_BROKER_GONE when
@@ -582,6 +599,11 @@ RB_API int rb_batch_unpack(rb_batch *batch, uint32_t k, const void *from, uint64
 /* The actual sizes, 0 included, of the variable dimensions of one row's outputs, in
  * order; without it they are the maximum. */
 RB_API int rb_batch_set_row_dims(rb_batch *batch, uint32_t row, const uint32_t *dims, uint32_t ndims);
+
+/* The first `steps` steps of a row's growing output are written, and stay: the first output
+ * of which only the first dimension varies. A client that takes parts gets them now. The
+ * row's size is `steps`, unless it grows further. RB_ERR_INVALID for fewer steps than before. */
+RB_API int rb_batch_show(rb_batch *batch, uint32_t row, uint32_t steps);
 
 /* Ends request i alone, with RB_ERR_FAILED and the first 1024 bytes of this text. */
 RB_API int rb_batch_fail(rb_batch *batch, uint32_t i, const char *text);

@@ -14,6 +14,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/client/ringbatchtest"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -24,7 +25,7 @@ import (
 // weightsBed serves the model "m", whose answer is the least and the most of its weights.
 type weightsBed struct {
 	bed
-	broker *testbed.Local
+	broker *ringbatchtest.Broker
 	sig    tensor.Signature
 	client *client.Client
 }
@@ -37,9 +38,7 @@ func newWeightsBed(t *testing.T, sanitizer string) *weightsBed {
 	b.sig, err = tensor.ParseSignature([]string{"x:u8[1]"}, []string{"least:i64[1]", "most:i64[1]"})
 	must.Do(t, err)
 	models := []broker.ModelConfig{{Name: "m", Signature: b.sig}}
-	b.broker, err = testbed.StartLocal(broker.Config{Models: models, DrainTime: time.Millisecond})
-	must.Do(t, err)
-	t.Cleanup(func() { must.Check(t, b.broker.Close()) })
+	b.broker = ringbatchtest.Start(t, broker.Config{Models: models, DrainTime: time.Millisecond})
 	b.socket = b.broker.Socket()
 	b.client, err = client.Dial(b.soon(), "m", client.WithSocket(b.socket))
 	must.Do(t, err)
@@ -212,9 +211,9 @@ func (b *weightsBed) until(version uint32) {
 // Nothing reads the weights of a worker that is not there.
 func TestAPublisherNeedsAWorkerThatFollows(t *testing.T) {
 	b := newWeightsBed(t, "address")
-	end := testbed.ServeLocal(worker.Config{Model: "m", Signature: b.sig, Socket: b.socket}, func(context.Context, *worker.Batch) error { return nil })
+	end := b.broker.Serve(t, worker.Config{Model: "m", Signature: b.sig}, func(context.Context, *worker.Batch) error { return nil })
 	b.start(nil, "publisher", b.socket).until("NoWorker")
-	must.Do(t, end())
+	end()
 	p := b.publisher()
 	p.kill()
 }

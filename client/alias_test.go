@@ -27,18 +27,15 @@ func TestOneClientOfManyGoroutinesFollowsAnAliasAndLosesNothing(t *testing.T) {
 		cfg.Models = append(cfg.Models, m)
 		cfg.Aliases = []alias.Alias{{Name: "m", To: []alias.Target{{Model: "m@1", Share: alias.Whole}}}}
 	}
-	b, err := testbed.StartOnHeap(cfg)
-	must.Do(t, err)
-	t.Cleanup(func() { _ = b.Close() })
+	b := testbed.StartOnHeap(t, cfg)
 	for i, m := range cfg.Models {
-		leave := testbed.ServeLocal(worker.Config{Model: m.Name, Signature: m.Signature, Socket: b.Socket()},
+		b.Serve(t, worker.Config{Model: m.Name, Signature: m.Signature},
 			func(_ context.Context, batch *worker.Batch) error {
 				for row := range batch.Rows() {
 					worker.Row[float32](batch.Output(0), row)[0] = float32(i+1) * worker.Row[float32](batch.Input(0), row)[0]
 				}
 				return nil
 			})
-		t.Cleanup(func() { _ = leave() })
 	}
 	c, err := client.Dial(soon(t), "m", client.WithSocket(b.Socket()), client.WithWindow(4))
 	must.Do(t, err)

@@ -45,8 +45,7 @@ func newBudgeted(t *testing.T, pipeline bool) *budgeted {
 	if pipeline {
 		before := b.stage
 		before.Model, before.Signature = "m/first", first
-		end := testbed.ServeLocal(before, func(_ context.Context, b *worker.Batch) error { testbed.Touch(b); return nil })
-		t.Cleanup(func() { must.Do(t, end()) })
+		b.r.broker.Serve(t, before, func(_ context.Context, b *worker.Batch) error { testbed.Touch(b); return nil })
 		b.stage.Model, b.stage.Signature = "m/last", last
 	}
 	b.r.dial() // could always join, so that only full batches go out

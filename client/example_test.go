@@ -9,15 +9,15 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/client/ringbatchtest"
 	"github.com/ringbatch/ringbatch/tensor"
-	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
 // serveDouble runs a broker and a worker that doubles four numbers, as other
 // processes of the host would. It returns the broker's socket.
 func serveDouble() (socket string, stop func()) {
-	b, err := testbed.StartLocal(broker.Config{})
+	b, err := ringbatchtest.Open(broker.Config{})
 	if err != nil {
 		log.Fatal(err)
 	}

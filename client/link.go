@@ -72,7 +72,9 @@ type slot struct {
 	kept   bool   // by a Sequence: Release does not give the slot back
 	told   bool   // the caller knows that the request ended well
 	traced bool   // the broker records requests and reads their times
-	cancel bool   // a cancel was sent to the broker
+	stream bool   // the caller takes parts; parts has more
+	parts  parts
+	cancel bool // a cancel was sent to the broker
 	rows   uint32
 	status status.Code // once ended
 	dims   [tensor.MaxVariableDims]uint32

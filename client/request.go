@@ -92,7 +92,7 @@ func (l *link) request(at, rows int, dims []int, start int64) (Request, error) {
 
 // begin makes a slot ready for the inputs of a request.
 func (l *link) begin(s *slot, at int) {
-	s.state, s.level, s.cost = slotClaimed, defaultLevel, 0
+	s.state, s.level, s.cost, s.stream, s.parts.awaited = slotClaimed, defaultLevel, 0, false, false
 	l.clearPadding(s, at)
 	s.claimed, s.claimTook, s.deadline = 0, 0, 0
 	if s.traced = l.times.Wanted(); s.traced || l.timing {
@@ -251,6 +251,10 @@ func CommitAll(ctx context.Context, requests []Request) error {
 	for _, r := range requests {
 		s := &l.slots[r.at]
 		s.committed, s.cancel = e.Committed, false
+		if e.Kind = shm.KindCommit; s.stream {
+			e.Kind = shm.KindStream
+			s.parts.attempt = l.board.Shown(l.first + r.at).Attempt()
+		}
 		l.gens[r.at]++
 		e.Level, e.Cost, e.Rows, e.Slot, e.Gen, e.Dims = s.level, s.cost, s.rows, l.first+r.at, l.gens[r.at], s.dims
 		if e.Deadline = deadline; s.deadline != 0 {
@@ -283,16 +287,26 @@ func (r Request) Wait(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if !r.link.hasEnded(r.at) {
-		err = r.link.await(ctx, r.at, 0)
-	}
-	if err != nil {
-		err = fromContext(err)
-		if !errors.Is(err, status.ErrExpired) || r.link.await(context.Background(), r.at, shm.Now()+int64(endGrace)) != nil {
-			return err
-		}
+	s.parts.awaited = false
+	if err := r.await(ctx); err != nil {
+		return err
 	}
 	return r.outcome(s)
+}
+
+// await waits for the request's end, or for its next part if the caller awaits that.
+func (r Request) await(ctx context.Context) error {
+	if r.link.isReady(r.at) {
+		return nil
+	}
+	err := r.link.await(ctx, r.at, 0)
+	if err == nil {
+		return nil
+	}
+	if err = fromContext(err); errors.Is(err, status.ErrExpired) && r.link.await(context.Background(), r.at, shm.Now()+int64(endGrace)) == nil {
+		return nil
+	}
+	return err
 }
 
 // Poll is Wait without waiting: ErrNotDone while it is in flight.

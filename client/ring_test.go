@@ -4,12 +4,12 @@ package client_test
 
 import (
 	"context"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/client/ringbatchtest"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/tensor"
 	"github.com/ringbatch/ringbatch/test/testbed"
@@ -24,22 +24,15 @@ type ring struct {
 	t      *testing.T
 	model  broker.ModelConfig
 	socket string
-	broker *testbed.Local
+	broker *ringbatchtest.Broker
 }
 
 func newRing(t *testing.T, model broker.ModelConfig) *ring {
 	t.Helper()
 	model.Name = "m"
 	r := &ring{t: t, model: model}
-	var err error
-	r.broker, err = testbed.StartOnHeap(broker.Config{Models: []broker.ModelConfig{model}, DrainTime: 10 * time.Millisecond})
-	must.Do(t, err)
+	r.broker = testbed.StartOnHeap(t, broker.Config{Models: []broker.ModelConfig{model}, DrainTime: 10 * time.Millisecond})
 	r.socket = r.broker.Socket()
-	t.Cleanup(func() {
-		if err := r.broker.Close(); err != nil {
-			t.Errorf("broker: %v", err)
-		}
-	})
 	return r
 }
 
@@ -61,15 +54,8 @@ func (r *ring) work(fn worker.Func) (leave func()) { return r.workAs(worker.Conf
 
 // workAs is work with another configuration.
 func (r *ring) workAs(cfg worker.Config, fn worker.Func) (leave func()) {
-	cfg.Model, cfg.Signature, cfg.Socket = "m", r.model.Signature, r.socket
-	end := testbed.ServeLocal(cfg, fn)
-	leave = sync.OnceFunc(func() {
-		if err := end(); err != nil {
-			r.t.Errorf("worker: %v", err)
-		}
-	})
-	r.t.Cleanup(leave)
-	return leave
+	cfg.Model, cfg.Signature = "m", r.model.Signature
+	return r.broker.Serve(r.t, cfg, fn)
 }
 
 func (r *ring) dial(opts ...client.Option) *client.Client {

@@ -34,10 +34,10 @@ func (w *waiting) init(n int) {
 	w.wake = make([]chan struct{}, n)
 }
 
-// await blocks until the request in slot i has ended, or ctx ends, or Now reaches until
+// await blocks until the request in slot i has ended or has an awaited part, or ctx ends, or Now reaches until
 // (0 is never), in which case the error is ErrTimeout.
 func (l *link) await(ctx context.Context, i uint32, until int64) error {
-	for !l.hasEnded(i) {
+	for !l.isReady(i) {
 		l.mu.Lock()
 		if !l.wait.leading {
 			l.wait.leading = true
@@ -51,7 +51,7 @@ func (l *link) await(ctx context.Context, i uint32, until int64) error {
 		}
 		l.wait.follow[i/64] |= 1 << (i % 64)
 		l.wait.count++
-		if l.hasEnded(i) { // the leader may have looked before this follower was listed
+		if l.isReady(i) { // the leader may have looked before this follower was listed
 			l.wakeFollower(i)
 		}
 		l.mu.Unlock()
@@ -82,7 +82,7 @@ func (l *link) await(ctx context.Context, i uint32, until int64) error {
 		} else if !woken {
 			<-wake // a wake-up is on its way: leave the channel empty, or the next wake-up blocks under mu
 		}
-		ended := l.hasEnded(i)
+		ended := l.isReady(i)
 		if err != nil || ended {
 			l.promote() // the wake-up may have been for the lead: pass it on
 		}
@@ -112,7 +112,7 @@ func (l *link) unfollow(i uint32) {
 // futexes. A stolen wake-up delays an answer by at most this time.
 const parkSlice = 50 * time.Millisecond
 
-// lead parks on the bell until the leader's request has ended.
+// lead parks on the bell until the leader's request is ready.
 //
 // In test/model: Look, then FUTEX_WAIT.
 func (l *link) lead(ctx context.Context, i uint32, until int64) error {
@@ -125,11 +125,11 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 	for {
 		seen := l.bell.Count.Load()
 		l.wakeEnded()
-		if l.hasEnded(i) {
+		if l.isReady(i) {
 			return nil
 		}
 		if l.wait.others > 0 {
-			if letOthersRun(); l.hasEnded(i) {
+			if letOthersRun(); l.isReady(i) {
 				continue
 			}
 		}
@@ -146,10 +146,10 @@ func (l *link) lead(ctx context.Context, i uint32, until int64) error {
 			l.woke.Store(shm.Now())
 		}
 		l.wait.parked.Add(1)
-		if err := ctx.Err(); err != nil && !l.hasEnded(i) {
+		if err := ctx.Err(); err != nil && !l.isReady(i) {
 			return err
 		}
-		if until != 0 && now >= until && !l.hasEnded(i) {
+		if until != 0 && now >= until && !l.isReady(i) {
 			return status.ErrTimeout
 		}
 	}
@@ -193,7 +193,7 @@ func (l *link) kick() {
 	}
 }
 
-// wakeEnded wakes the followers whose requests have ended. Only a leader calls it.
+// wakeEnded wakes the followers whose requests are ready. Only a leader calls it.
 func (l *link) wakeEnded() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -203,7 +203,7 @@ func (l *link) wakeEnded() {
 	}
 	l.wait.others = othersFor
 	for i := range l.wait.followers() {
-		if l.board.Word(l.first+i).Generation() == l.gens[i] {
+		if l.board.Word(l.first+i).Generation() == l.gens[i] || l.hasPart(i) {
 			l.wakeFollower(i)
 		}
 	}

@@ -27,7 +27,7 @@ ROOT = links.ROOT
 DOCS, BUILD = ROOT / "docs", ROOT / "build" / "site"
 REPOSITORY = "https://github.com/ringbatch/ringbatch"
 LEFT_OUT = ("model", "results")  # the checked model and the lab notebook: for contributors, in the repository
-GO_PACKAGES = ["client", "worker", "tensor", "admin", "admin/alias", "admin/stats", "policy", "status", "broker", "gateway", "relay"]
+GO_PACKAGES = ["client", "client/ringbatchtest", "worker", "tensor", "admin", "admin/alias", "admin/stats", "policy", "status", "broker", "gateway", "relay"]
 
 
 def to_repository(page: Path, text: str) -> str:
@@ -122,6 +122,8 @@ def python_reference() -> str:
                 out += python_item(defined[name], f"ringbatch.{name}", "##")
     for module in "torch", "onnx":
         out += python_item(definitions(package / module / "serving.py")["serve"], f"ringbatch.{module}.serve", "##")
+    for module, name in ("__init__", "running"), ("fake", "FakeModel"):
+        out += python_item(definitions(package / "testing" / f"{module}.py")[name], f"ringbatch.testing.{name}", "##")
     errors = [n for name, n in definitions(package / "errors.py").items() if isinstance(n, ast.ClassDef) and not name.startswith("_")]
     out += ["## Errors", "", "| | is also | when |", "|---|---|---|"]
     for n in errors:
@@ -181,6 +183,7 @@ def main() -> int:
     for page in sorted(DOCS.rglob("*.md")):
         if (copied := source / page.relative_to(DOCS)).exists():
             copied.write_text(tabs(to_repository(page, page.read_text())))
+    shutil.copy(ROOT / "llms.txt", source)
     (source / "reference").mkdir(exist_ok=True)
     for name, make in {"commands": command_reference, "go": go_reference, "c": c_reference, "python": python_reference}.items():
         (source / "reference" / f"{name}.md").write_text(make())

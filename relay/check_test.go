@@ -160,11 +160,7 @@ type taken struct {
 func take(t *testing.T) *taken {
 	t.Helper()
 	b := &taken{local: &local{t: t, log: &testlog.Log{}}}
-	var err error
-	if b.broker, err = testbed.StartOnHeap(broker.Config{DrainTime: time.Millisecond}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = b.broker.Close() })
+	b.broker = testbed.StartOnHeap(t, broker.Config{DrainTime: time.Millisecond})
 	w, err := worker.Attach(soon(t), worker.Config{Model: "m", Signature: signature(t, "x:i32[1]", "y:i32[1]"), Socket: b.broker.Socket(), Policy: policy.New(policy.WaitTime(0))})
 	must.Do(t, err)
 	t.Cleanup(w.Close)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/client/ringbatchtest"
 	"github.com/ringbatch/ringbatch/gateway"
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
@@ -44,7 +45,7 @@ func soon(t testing.TB) context.Context {
 // would have them.
 type testHost struct {
 	t       *testing.T
-	broker  *testbed.Local
+	broker  *ringbatchtest.Broker
 	address string
 	stop    func() // ends the gateway
 }
@@ -63,19 +64,13 @@ func newHost(t *testing.T, sig tensor.Signature, fn worker.Func, change func(*co
 	if sig.Inputs[0].RowBytes() > 1<<10 {
 		slots = 64
 	}
-	var err error
-	h.broker, err = testbed.StartOnHeap(broker.Config{DrainTime: time.Millisecond, Models: []broker.ModelConfig{{
+	h.broker = testbed.StartOnHeap(t, broker.Config{DrainTime: time.Millisecond, Models: []broker.ModelConfig{{
 		Name: "m", Signature: sig, Policy: policy.New(policy.MaxBatchSize(8), policy.WaitTime(0), policy.Slots(slots),
 			policy.Priorities(3)),
 	}}})
-	must.Do(t, err)
-	leave := testbed.ServeLocal(worker.Config{Model: "m", Signature: sig, Socket: h.broker.Socket()}, fn)
+	h.broker.Serve(t, worker.Config{Model: "m", Signature: sig}, fn)
 	h.serve(change)
-	t.Cleanup(func() {
-		h.stop()
-		_ = leave()
-		_ = h.broker.Close()
-	})
+	t.Cleanup(func() { h.stop() })
 	return h
 }
 
@@ -111,7 +106,7 @@ func (h *testHost) serve(change func(*core.Config)) {
 // local is this host: a broker, a relay and a client.
 type local struct {
 	t      *testing.T
-	broker *testbed.Local
+	broker *ringbatchtest.Broker
 	log    *testlog.Log
 }
 
@@ -119,10 +114,7 @@ type local struct {
 func newLocal(t *testing.T, change func(*Config), addresses ...string) *local {
 	t.Helper()
 	l := &local{t: t, log: &testlog.Log{}}
-	var err error
-	if l.broker, err = testbed.StartOnHeap(broker.Config{DrainTime: time.Millisecond}); err != nil {
-		t.Fatal(err)
-	}
+	l.broker = testbed.StartOnHeap(t, broker.Config{DrainTime: time.Millisecond})
 	cfg := Config{Model: "m", Target: strings.Join(addresses, ","), Socket: l.broker.Socket(), WaitForBroker: patience,
 		Logger: slog.New(slog.NewTextHandler(l.log, nil)), CheckInterval: 20 * time.Millisecond, CheckTimeout: patience / 3,
 		Policy: policy.New(policy.WaitTime(0), policy.Slots(64), policy.Priorities(3))}
@@ -137,7 +129,6 @@ func newLocal(t *testing.T, change func(*Config), addresses ...string) *local {
 		if err := <-ended; err != nil {
 			t.Errorf("relay: %v", err)
 		}
-		_ = l.broker.Close()
 		if t.Failed() {
 			t.Log(l.log.String())
 		}

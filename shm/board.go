@@ -57,9 +57,14 @@ func (w Word) Held() bool          { return w&heldBit != 0 }
 // Bell is the futex that a waiting client parks on. Each window has one, at its first
 // slot. Workers and the broker add one and wake; the client only reads. One word has
 // one waiter, so that no other waiter takes its wake-up.
+//
+// The other fields are of the slot itself, whose request's client takes parts: see parts.go.
 type Bell struct {
-	Count atomic.Uint32
-	_     [60]byte
+	Count   atomic.Uint32
+	streams atomic.Uint32 // by the broker
+	shown   atomic.Uint64 // by the worker, as plane
+	plane   atomic.Uint32 // page at which the growing output's plane begins
+	_       [44]byte
 }
 
 // Record is written by the worker before the word. Its times and reason are about the
@@ -80,6 +85,7 @@ type Board struct {
 	words   []atomic.Uint64
 	records []Record
 	reasons []byte
+	fence   atomic.Uint32 // see AfterCopy
 }
 
 // NewBoard views a segment whose header was checked.

@@ -45,7 +45,7 @@ func cHeader() []byte {
 		value uint64
 	}{
 		{"LAYOUT_VERSION", LayoutVersion}, {"MAGIC", magic}, {"KIND_PLANES", uint64(KindPlanes)},
-		{"HELD_BIT", uint64(heldBit)}, {"KIND_COMMIT", uint64(KindCommit)}, {"KIND_CANCEL", uint64(KindCancel)},
+		{"HELD_BIT", uint64(heldBit)}, {"KIND_COMMIT", uint64(KindCommit)}, {"KIND_CANCEL", uint64(KindCancel)}, {"KIND_STREAM", uint64(KindStream)},
 		{"REASON_BYTES", reasonBytes}, {"MAX_SLOTS", MaxSlots}, {"MAX_BATCH_ROWS", MaxBatchRows}, {"MAX_MAIL_DEPTH", MaxMailDepth},
 		{"PAGE", pageSize}, {"CACHE_LINE", cacheLine}, {"SEGMENT_HEADER", segmentHeader}, {"DEVICE_GRAIN", deviceGrain}, {"MAX_DEVICES",
 			tensor.MaxDevices}, {"RING_WORDS", ringWordsAt}, {"MAIL_WORDS", mailWordsAt}, {"RECORD_WORDS", recordWordsAt},

@@ -34,6 +34,7 @@ type CommitKind uint8
 const (
 	KindCommit CommitKind = 1
 	KindCancel CommitKind = 2
+	KindStream CommitKind = 3 // a commit whose client takes parts
 )
 
 // Commit is the client's message "slots Slot … Slot+Rows-1 hold a request".

@@ -71,10 +71,10 @@ func (b *Batch) Complete() (err error) {
 }
 
 // failUnwritten fails each request with a row of which the worker never got the memory of an
-// output. It returns the first reason.
+// output, or took back steps that it had shown. It returns the first reason.
 func (b *Batch) failUnwritten() (first error) {
 	missing := b.unasked()
-	if missing == 0 {
+	if missing == 0 && b.shown == nil {
 		return nil
 	}
 	b.mu.Lock()
@@ -84,7 +84,7 @@ func (b *Batch) failUnwritten() (first error) {
 		if q.status != status.OK || !isOpen(b.w.session.Board, q.slot, q.gen) {
 			continue
 		}
-		if err := b.unwritten(q, missing); err != nil {
+		if err := cmp.Or(b.unwritten(q, missing), b.tookBack(q)); err != nil {
 			b.fail(i, err)
 			first = cmp.Or(first, err)
 		}

@@ -37,6 +37,7 @@ type Batch struct {
 
 	order   []uint64                         // scratch for sorting
 	outDims [][tensor.MaxVariableDims]uint32 // by row; only if outputs have variable dimensions
+	shown   []shownRow                       // by row; only if an output grows
 
 	asked   atomic.Uint64   // bit k: the worker has memory of output k to write, for all rows (Column.bit)
 	askedOf []atomic.Uint64 // the same, row by row
@@ -70,6 +71,9 @@ func newBatch(w *Worker) *Batch {
 	}
 	if tensor.VariableDims(w.session.Layout.Signature.Outputs) > 0 {
 		b.outDims = make([][tensor.MaxVariableDims]uint32, 0, n)
+	}
+	if w.growing >= 0 {
+		b.shown = make([]shownRow, n)
 	}
 	if w.pads {
 		l := w.session.Layout
@@ -128,6 +132,7 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 			b.slots = append(b.slots, s)
 		}
 	}
+	b.beginAttempts()
 	b.readSteps()
 	b.version = 0
 	b.asked.Store(0)

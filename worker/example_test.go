@@ -10,15 +10,15 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/client/ringbatchtest"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
-	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
 // exampleBroker runs a broker, as another process of the host would.
 func exampleBroker() (socket string, stop func()) {
-	b, err := testbed.StartLocal(broker.Config{})
+	b, err := ringbatchtest.Open(broker.Config{})
 	if err != nil {
 		log.Fatal(err)
 	}

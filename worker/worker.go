@@ -47,6 +47,8 @@ type Config struct {
 type Worker struct {
 	session *attach.Session
 	pads    bool        // Config.Pad is set
+	growing int         // the output that grows, or -1
+	growDim int         // the place of its size in outDims
 	direct  atomic.Bool // Planes was called: the worker may write outputs by itself
 	gone    atomic.Bool
 	watch   sync.WaitGroup
@@ -121,6 +123,7 @@ func attachOnce(ctx context.Context, cfg Config) (*Worker, error) {
 		mail:    shm.NewMailbox(s.Words, s.Info.Depth, s.Info.MaxBatch),
 		done:    shm.Producer[shm.Done]{Ring: shm.DoneRing(s.Words, s.Info.Depth)},
 	}
+	w.growing, w.growDim = s.Layout.Growing()
 	w.idle = sync.NewCond(&w.mu)
 	w.watch.Go(func() {
 		s.Gone()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/client/ringbatchtest"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
@@ -33,7 +34,7 @@ var sig = tensor.Signature{
 // ring is a broker in this process, on heap memory.
 type ring struct {
 	t      *testing.T
-	broker *testbed.Local
+	broker *ringbatchtest.Broker
 	socket string
 	client *client.Client
 }
@@ -54,17 +55,10 @@ func newEagerRing(t *testing.T, maxBatch int) *ring {
 func ringThatWaits(t *testing.T, maxBatch int, wait time.Duration) *ring {
 	t.Helper()
 	r := &ring{t: t}
-	var err error
-	r.broker, err = testbed.StartOnHeap(broker.Config{
+	r.broker = testbed.StartOnHeap(t, broker.Config{
 		DrainTime: time.Millisecond,
 		Models: []broker.ModelConfig{{Name: "m", Signature: sig,
 			Policy: policy.New(policy.Slots(128), policy.MaxBatchSize(maxBatch), policy.WaitTime(wait))}},
-	})
-	must.Do(t, err)
-	t.Cleanup(func() {
-		if err := r.broker.Close(); err != nil {
-			t.Errorf("broker: %v", err)
-		}
 	})
 	r.socket = r.broker.Socket()
 	r.dial() // the silent one

@@ -22,6 +22,8 @@ import (
 func Roles() testbed.Roles {
 	return testbed.Roles{
 		"transport":     testbed.With(producerRole),
+		"parts worker":  testbed.With(partsWorker),
+		"parts reader":  testbed.With(partsReader),
 		"idle models":   testbed.With(idleModelsRole),
 		"futex ping":    futexPingRole,
 		"futex pong":    futexPongRole,
@@ -39,7 +41,7 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 			f.DurationVar(&idle, "idle", 6*time.Second, "how long idleness is watched")
 		},
 		Parts: []rig.Part{
-			{Name: "latency", Run: measureLatency}, {Name: "small", Run: measureSmall}, {Name: "large", Run: measureLarge},
+			{Name: "latency", Run: measureLatency}, {Name: "parts", Run: measureParts}, {Name: "small", Run: measureSmall}, {Name: "large", Run: measureLarge},
 			{Name: "idle", Run: func(r *rig.Rig) { measureIdle(r, max(idle, 100*time.Millisecond)) }},
 			{Name: "loops", Run: measureLoops},
 		},

@@ -35,7 +35,7 @@ func (s *Stage) catchUp() {
 func (r *Ring) catchUpWithCommits(c *ClientSession, entries []shm.Commit) {
 	for i := range entries {
 		e := &entries[i]
-		if e.Kind != shm.KindCommit {
+		if e.Kind == shm.KindCancel {
 			continue
 		}
 		r.followRequest(c.last)

@@ -88,7 +88,7 @@ func (r *Ring) disconnectClient(c *ClientSession, err error) {
 // readCommit takes one entry of a client into the books, which are up to date.
 func (r *Ring) readCommit(c *ClientSession, e *shm.Commit) error {
 	switch e.Kind {
-	case shm.KindCommit:
+	case shm.KindCommit, shm.KindStream:
 		if err := r.checkCommit(c, e); err != nil {
 			return err
 		}
@@ -115,6 +115,9 @@ func (r *Ring) enterRequest(c *ClientSession, e *shm.Commit) {
 	if info.unserved { // the text is about the previous request
 		info.unserved = false
 		r.board.SetReason(e.Slot, "")
+	}
+	if e.Kind == shm.KindStream {
+		r.board.SetStreams(e.Slot, e.Gen)
 	}
 	r.setSlots(e.Slot, queued)
 	c.busy++

@@ -33,7 +33,11 @@ static int check_request(rb_taken *b, uint32_t i, uint64_t missing)
 {
 	const rb_layout *l = &b->worker->session.layout;
 	const rb_member *m = &b->member[i];
-	for (uint32_t row = m->row; row < m->row + m->rows; row++)
+	for (uint32_t row = m->row; row < m->row + m->rows; row++) {
+		if (b->progress && rb_taken_took_back(b, row)) {
+			rb_taken_fail(b, i, RB_ERR_FAILED, rb_error());
+			return RB_ERR_FAILED;
+		}
 		for (uint64_t left = missing & ~b->asked_of[row]; left; left &= left - 1) {
 			uint32_t k = (uint32_t)__builtin_ctzll(left);
 			if (k < l->outputs && is_empty(b, row, k))
@@ -43,17 +47,20 @@ static int check_request(rb_taken *b, uint32_t i, uint64_t missing)
 			rb_taken_fail(b, i, RB_ERR_FAILED, rb_error());
 			return RB_ERR_FAILED;
 		}
+	}
 	return RB_OK;
 }
 
-/* Fails the requests with rows of which the worker cannot have written an output, or the next state. */
+/* Fails the requests with rows of which the worker cannot have written an output, or the next state, or took steps back. */
 static int check_written(rb_taken *b)
 {
 	const rb_layout *l = &b->worker->session.layout;
 	uint32_t n = l->outputs + l->states;
 	uint64_t missing = (n < 64 ? (UINT64_C(1) << n) - 1 : UINT64_MAX) & ~b->asked;
 	int status = RB_OK;
-	if (!missing || b->worker->direct)
+	if (b->worker->direct)
+		missing = 0;
+	if (!missing && !b->progress)
 		return RB_OK;
 	for (uint32_t i = b->shown.requests; i-- > 0;) /* rb_error has the first one in the end */
 		if (!b->answer[i].status && rb_board_open(&b->worker->session.board, b->answer[i].slot, b->answer[i].gen) &&
@@ -358,6 +365,8 @@ int rb_batch_set_row_dims(rb_batch *batch, uint32_t i, const uint32_t *dims, uin
 {
 	WITH(dims || !ndims, batch, set_row_dims(b, i, dims, ndims));
 }
+
+int rb_batch_show(rb_batch *batch, uint32_t row, uint32_t steps) { WITH(true, batch, rb_taken_show(b, row, steps)); }
 
 int rb_batch_gather(const rb_batch *batch, int side, uint32_t k, void *to, uint64_t bytes)
 {

@@ -38,6 +38,13 @@ typedef struct rb_slot {
 	int64_t claim_took, claimed, committed, seen;
 	_Atomic int64_t stream_looked; /* last check of its stream */
 	int64_t ends; /* its deadline and END_GRACE; INT64_MAX without a deadline */
+	/* Of a request whose client takes parts. A thread that waits in its place reads the first three, under mu. */
+	bool parts;
+	bool awaited;    /* the wait is over when a part is there */
+	bool notified;   /* it was committed with RB_NOTIFY */
+	bool begun;      /* the caller was given a part */
+	uint64_t seen_shown; /* at the last look */
+	uint32_t attempt, given; /* the attempt that the caller's steps are of, before the first an earlier request's; the steps */
 	rb_seq *sequence; /* that keeps the slots; NULL: a plain request */
 } rb_slot;
 
@@ -176,6 +183,8 @@ void rb_link_wake_idle(rb_link *l);       /* mu: an idle leader looks around */
 void rb_link_stir(rb_link *l);            /* every thread that waits in the link looks again */
 void rb_link_watch(rb_link *l, uint32_t at);   /* mu; before the commit */
 void rb_link_unwatch(rb_link *l, uint32_t at); /* mu */
+void rb_link_book_parts(rb_link *l, uint32_t at, uint32_t flags); /* mu; before the commit of a request with RB_PARTS */
+void rb_link_await_parts(rb_link *l, uint32_t at, bool on); /* whether a wait for the request ends with a part */
 static inline bool rb_link_recorded(const rb_link *l)
 {
 	return l->record && atomic_load_explicit(&l->record->recording, memory_order_relaxed);
@@ -187,10 +196,17 @@ static inline bool rb_link_expired(const rb_link *l, uint32_t at)
 {
 	return l->slots[at].ends != INT64_MAX && rb_now() >= l->slots[at].ends;
 }
-/* Whether the request has ended; does not change the slot's state. */
+/* Whether an awaited part may be there. */
+static inline bool rb_link_has_part(const rb_link *l, uint32_t at)
+{
+	const rb_slot *s = &l->slots[at];
+	return s->awaited && atomic_load_explicit(&l->session.board.bells[l->first + at].shown, memory_order_acquire) != s->seen_shown;
+}
+/* Whether the request has ended, or has an awaited part; does not change the slot's state. */
 static inline bool rb_link_over(const rb_link *l, uint32_t at)
 {
-	return rb_word_gen(rb_board_word(&l->session.board, l->first + at)) == l->gens[at] || l->dead || rb_link_expired(l, at);
+	return rb_word_gen(rb_board_word(&l->session.board, l->first + at)) == l->gens[at] || l->dead || rb_link_expired(l, at) ||
+		rb_link_has_part(l, at);
 }
 
 /*
@@ -287,6 +303,8 @@ static inline uint8_t *rb_req_rows(const rb_req *r, const rb_tensor *t)
 {
 	return r->link->session.planes.at + t->offset + (r->link->first + r->at) * t->stride;
 }
+/* The sizes of one row's outputs as the worker reported them, cut to the slot's. */
+void rb_req_row_dims(const rb_req *r, uint32_t row, uint32_t dims[RB_DIMS]);
 /* Sizes of a request's inputs, rounded up to the model's buckets. */
 void rb_link_padded(const rb_link *l, const rb_slot *s, uint32_t dims[RB_DIMS]);
 

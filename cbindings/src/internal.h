@@ -71,6 +71,11 @@ static inline rb_board rb_board_at(const rb_layout *l, uint8_t *at)
 	return (rb_board){.bells = (void *)(at + RB_GO_SEGMENT_HEADER), .words = (void *)(at + l->words_at),
 			  .records = (void *)(at + l->records_at), .reasons = (char *)(at + l->reasons_at)};
 }
+/* The output that grows, and the place of its size among the outputs' dims: the first output of which only the first
+ * dimension varies. NULL if none does. */
+const rb_tensor *rb_growing(const rb_layout *l, uint32_t *dim);
+int rb_no_growing(void);
+static inline uint32_t rb_page_of(const rb_tensor *t) { return (uint32_t)(t->offset / RB_GO_PAGE); }
 /* Reads one tensor's text. */
 int rb_parse_tensor(const char *text, size_t bytes, rb_tensor *t);
 /* Writes a tensor's text; returns its length, which may be more than the room. */

@@ -150,6 +150,21 @@ int rb_layout_place(rb_layout *l, uint32_t slots, uint32_t max_batch)
 	return RB_OK;
 }
 
+const rb_tensor *rb_growing(const rb_layout *l, uint32_t *dim)
+{
+	for (uint32_t k = l->inputs; k < l->inputs + l->outputs; k++)
+		if (l->tensor[k].variable == 1 && !l->tensor[k].on_device) {
+			*dim = l->dims_at[k];
+			return &l->tensor[k];
+		}
+	return NULL;
+}
+
+int rb_no_growing(void)
+{
+	return rb_explain(RB_ERR_INVALID, "no output of the model can grow: declare one whose first dimension alone varies (text:u8[<=64])");
+}
+
 void rb_layout_free(rb_layout *l)
 {
 	free(l->tensor);

@@ -8,6 +8,7 @@
 #define RB_GO_HELD_BIT 0x100ull
 #define RB_GO_KIND_COMMIT 0x1ull
 #define RB_GO_KIND_CANCEL 0x2ull
+#define RB_GO_KIND_STREAM 0x3ull
 #define RB_GO_REASON_BYTES 0x400ull
 #define RB_GO_MAX_SLOTS 0x100000ull
 #define RB_GO_MAX_BATCH_ROWS 0x4000ull
@@ -62,7 +63,7 @@
 	SIZE(rb_record_words, 64) PLACE(rb_record_words, recording, 0) \
 	SIZE(rb_times, 64) PLACE(rb_times, gen, 0) PLACE(rb_times, asked, 8) PLACE(rb_times, claimed, 16) \
 	PLACE(rb_times, woken, 24) \
-	SIZE(rb_bell, 64) PLACE(rb_bell, count, 0) \
+	SIZE(rb_bell, 64) PLACE(rb_bell, count, 0) PLACE(rb_bell, streams, 4) PLACE(rb_bell, shown, 8) PLACE(rb_bell, plane, 16) \
 	SIZE(rb_weight_words, 64) PLACE(rb_weight_words, current, 0) PLACE(rb_weight_words, good, 8) \
 	PLACE(rb_weight_words, last, 16) PLACE(rb_weight_words, published, 24) PLACE(rb_weight_words, refused, 32) \
 	PLACE(rb_weight_words, reasoned, 48) PLACE(rb_weight_words, reason_len, 52) \

@@ -80,6 +80,31 @@ void rb_link_unwatch(rb_link *l, uint32_t at)
 	}
 }
 
+void rb_link_book_parts(rb_link *l, uint32_t at, uint32_t flags)
+{
+	rb_slot *s = &l->slots[at];
+	s->parts = true;
+	s->begun = false;
+	s->given = 0;
+	s->notified = s->awaited = flags & RB_NOTIFY;
+	s->seen_shown = l->session.board.bells[l->first + at].shown;
+	s->attempt = rb_shown_attempt(s->seen_shown);
+}
+
+void rb_link_await_parts(rb_link *l, uint32_t at, bool on)
+{
+	rb_slot *s = &l->slots[at];
+	pthread_mutex_lock(&l->mu);
+	s->awaited = on;
+	if (on && s->notified) {
+		rb_link_unwatch(l, at);
+		rb_link_watch(l, at);
+		if (rb_link_over(l, at)) /* the watching thread may have looked before */
+			rb_eventfd_ring(l->client->notify_fd);
+	}
+	pthread_mutex_unlock(&l->mu);
+}
+
 /* ---- life -------------------------------------------------------------------- */
 
 rb_link *rb_link_new(rb_conn *c, rb_session *s, int *status)

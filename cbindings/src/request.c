@@ -98,6 +98,7 @@ void rb_req_begin(rb_link *l, uint32_t at, uint32_t rows, const uint32_t *dims, 
 	s->rows = rows;
 	s->level = DEFAULT_LEVEL;
 	s->cost = 0;
+	s->parts = s->awaited = false;
 	if (s->broken) /* only then: an atomic store costs */
 		s->broken = false;
 	s->traced = rb_link_recorded(l);
@@ -154,13 +155,21 @@ int rb_req_claim_kept(rb_conn *c, rb_link *from, uint32_t rows, int64_t timeout,
 
 /* ---- commit ------------------------------------------------------------------- */
 
+static int check_parts(const rb_req *r)
+{
+	uint32_t dim, rows = rb_req_slot(r)->rows;
+	if (rows != 1)
+		return rb_explain(RB_ERR_ROWS, "an answer in parts has one row, this request has %u", rows);
+	return rb_growing(&r->link->session.layout, &dim) ? RB_OK : rb_no_growing();
+}
+
 int rb_req_check_commit(rb_conn *c, const rb_req *r, uint32_t flags)
 {
 	if (rb_req_slot(r)->state != RB_SLOT_CLAIMED)
 		return rb_say(RB_ERR_COMMITTED);
 	if (flags & RB_NOTIFY && c->notify_fd < 0)
 		return rb_explain(RB_ERR_INVALID, "this client has no notifier; call rb_client_fd first");
-	return RB_OK;
+	return flags & RB_PARTS ? check_parts(r) : RB_OK;
 }
 
 void rb_link_book(rb_link *l, uint32_t at, int64_t now, uint32_t flags)
@@ -177,6 +186,8 @@ void rb_link_book(rb_link *l, uint32_t at, int64_t now, uint32_t flags)
 		s->sequence->stepping = true;
 		s->sequence->told = s->sequence->undone = false;
 	}
+	if (flags & RB_PARTS)
+		rb_link_book_parts(l, at, flags);
 	if (flags & RB_NOTIFY)
 		rb_link_watch(l, at);
 }
@@ -190,7 +201,7 @@ static bool push_cancel_entry(rb_link *l, uint32_t at, bool *ring)
 bool rb_link_send(rb_link *l, uint32_t at, int64_t now, int64_t timeout, bool *ring)
 {
 	rb_slot *s = &l->slots[at];
-	rb_commit_entry e = {.kind = RB_GO_KIND_COMMIT, .committed = now, .deadline = timeout > 0 ? rb_later(now, timeout) : 0,
+	rb_commit_entry e = {.kind = s->parts ? RB_GO_KIND_STREAM : RB_GO_KIND_COMMIT, .committed = now, .deadline = timeout > 0 ? rb_later(now, timeout) : 0,
 			     .level = s->level, .cost = s->cost, .rows = s->rows, .slot = l->first + at, .gen = l->gens[at]};
 	memcpy(e.dims, s->dims, sizeof e.dims);
 	s->committed = now;
@@ -303,6 +314,8 @@ int rb_req_wait(const rb_req *r, int64_t until)
 {
 	if (rb_req_slot(r)->state == RB_SLOT_CLAIMED)
 		return rb_say(RB_ERR_NOT_COMMITTED);
+	if (rb_req_slot(r)->awaited)
+		rb_link_await_parts(r->link, r->at, false);
 	if (!rb_link_ended(r->link, r->at)) {
 		int status = rb_link_await(r->link, r->at, until);
 		if (status)
@@ -446,7 +459,7 @@ static int set_cost(const rb_req *r, uint32_t cost)
 int rb_reqs_commit(rb_conn *c, const uint64_t *requests, uint32_t count, uint32_t flags, rb_committer commit, const void *how)
 {
 	rb_req few[FEW], *all = count <= FEW ? few : malloc(count * sizeof *all);
-	int status = rb_check_flags(flags, RB_NOTIFY);
+	int status = rb_check_flags(flags, RB_NOTIFY | RB_PARTS);
 	if (!status && !all)
 		status = rb_say(RB_ERR_NO_MEMORY);
 	for (uint32_t i = 0; i < count && !status; i++)
@@ -472,7 +485,7 @@ int rb_claim(rb_client client, uint32_t rows, const uint32_t *dims, uint32_t ndi
 
 int rb_commit(rb_client client, uint64_t request, int64_t timeout, uint32_t flags)
 {
-	int bad = rb_check_flags(flags, RB_NOTIFY);
+	int bad = rb_check_flags(flags, RB_NOTIFY | RB_PARTS);
 	if (bad)
 		return bad;
 	WITH_REQUEST(true, client, request, rb_req_commit(c, &r, 1, timeout, flags));

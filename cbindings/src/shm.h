@@ -101,8 +101,15 @@ typedef struct rb_times {
 
 typedef struct rb_bell {
 	_Atomic uint32_t count;
-	uint8_t rest[60];
+	/* Of the slot itself, whose request's client takes parts. Go's shm/parts.go has the picture. */
+	_Atomic uint32_t streams; /* the request's generation; the broker's */
+	_Atomic uint64_t shown;   /* attempt << 32 | steps; the worker's, as plane */
+	_Atomic uint32_t plane;   /* page at which the growing output's plane begins */
+	uint8_t rest[44];
 } rb_bell;
+
+static inline uint32_t rb_shown_attempt(uint64_t shown) { return (uint32_t)(shown >> 32); }
+static inline uint32_t rb_shown_steps(uint64_t shown) { return (uint32_t)shown; }
 
 /* Of a weights segment; Go's shm/weights.go has the picture. Written by the publisher; from refused on by any peer. */
 typedef struct rb_weight_words {

@@ -22,6 +22,8 @@ void rb_taken_free(rb_taken *b)
 	free(b->start);
 	free(b->answer);
 	free(b->dims);
+	free(b->progress);
+	free(b->streamed);
 	free(b->asked_of);
 	free(b);
 }
@@ -46,16 +48,20 @@ rb_taken *rb_work_spare(rb_work *w)
 	b->answer = calloc(n, sizeof *b->answer);
 	b->asked_of = calloc(n, sizeof *b->asked_of);
 	b->dims = variable ? calloc(n, sizeof *b->dims) : NULL;
+	uint32_t dim;
+	bool grows = rb_growing(&w->session.layout, &dim);
+	b->progress = grows ? calloc(n, sizeof *b->progress) : NULL;
+	b->streamed = grows ? calloc(n, sizeof *b->streamed) : NULL;
 	b->step = states ? calloc(n, sizeof *b->step) : NULL;
 	b->half = states ? calloc(n, sizeof *b->half) : NULL;
-	if (!b->mails || !b->order || !b->member || !b->slot || !b->run || !b->start || !b->answer || !b->asked_of || (variable && !b->dims) ||
+	if (!b->mails || !b->order || !b->member || !b->slot || !b->run || !b->start || !b->answer || !b->asked_of || (variable && !b->dims) || (grows && (!b->progress || !b->streamed)) ||
 		(states && (!b->step || !b->half))) {
 		rb_taken_free(b);
 		return NULL;
 	}
 	b->worker = w;
 	b->shown = (rb_batch){.worker = w->handle, .base = w->session.planes.at, .request = b->member, .slot = b->slot,
-		.run = b->run, .place = w->batches, .ragged = w->session.ragged, .step = b->step};
+		.run = b->run, .place = w->batches, .ragged = w->session.ragged, .step = b->step, .streamed = b->streamed};
 	w->batch[w->batches++] = b;
 	return b;
 }
@@ -140,6 +146,8 @@ int rb_taken_read(rb_taken *b, const uint8_t *mail)
 		qsort(b->order, live, sizeof *b->order, by_number);
 	for (uint32_t i = 0; i < live; i++)
 		add(b, &b->mails[(uint32_t)b->order[i]]);
+	if (b->progress)
+		rb_taken_begin(b);
 	if (b->step)
 		read_steps(b);
 	/* canceled rows leave no padding behind */

@@ -4,8 +4,7 @@
 
 #include "client.h"
 
-/* The sizes of one row's outputs as the worker reported them, cut to the slot's. */
-static void row_dims(const rb_req *r, uint32_t row, uint32_t dims[RB_DIMS])
+void rb_req_row_dims(const rb_req *r, uint32_t row, uint32_t dims[RB_DIMS])
 {
 	const rb_layout *l = &r->link->session.layout;
 	rb_record record;
@@ -19,7 +18,7 @@ static bool same_size(const rb_req *r, const rb_tensor *t, uint32_t dims_at, con
 {
 	uint32_t other[RB_DIMS], count = (uint32_t)__builtin_popcount(t->variable);
 	for (uint32_t row = 1; count && row < rb_req_slot(r)->rows; row++) {
-		row_dims(r, row, other);
+		rb_req_row_dims(r, row, other);
 		if (memcmp(other + dims_at, dims + dims_at, count * sizeof *dims))
 			return false;
 	}
@@ -42,7 +41,7 @@ static int view(const rb_req *r, int side, uint32_t k, rb_view *v)
 	} else {
 		if ((status = rb_req_poll(r)))
 			return status;
-		row_dims(r, 0, dims);
+		rb_req_row_dims(r, 0, dims);
 		if (!same_size(r, t, dims_at, dims))
 			return rb_explain(RB_ERR_SHAPE, "the rows of output \"%s\" differ in size; take them with rb_output_row", t->name);
 	}
@@ -61,7 +60,7 @@ static int output_row(const rb_req *r, uint32_t k, uint32_t row, rb_view *v)
 		return status;
 	if (row >= rb_req_slot(r)->rows)
 		return rb_explain(RB_ERR_ROWS, "row %u of a request of %u", row, rb_req_slot(r)->rows);
-	row_dims(r, row, dims);
+	rb_req_row_dims(r, row, dims);
 	rb_fill_view(v, t, dims + dims_at, rb_base_of(&r->link->session, t), r->link->first + r->at + row, 1);
 	return RB_OK;
 }

@@ -33,7 +33,7 @@ static bool is_done(rb_link *l, const rb_waiter *w)
 {
 	const rb_conn *c = l->client;
 	if (!watches(w))
-		return rb_link_ended(l, w->at);
+		return rb_link_ended(l, w->at) || rb_link_has_part(l, w->at);
 	return l->dead || c->closing || c->live != l || (!w->reaper && (c->reaping || any_over(l)));
 }
 
@@ -228,7 +228,7 @@ int rb_link_await(rb_link *l, uint32_t at, int64_t until)
 	rb_waiter w = {.at = at, .start = rb_now(), .until = until};
 	if (await_lead(l, &w))
 		lead(l, &w);
-	return rb_link_ended(l, at) ? RB_OK : rb_say(RB_ERR_TIMEOUT);
+	return rb_link_ended(l, at) || rb_link_has_part(l, at) ? RB_OK : rb_say(RB_ERR_TIMEOUT);
 }
 
 int64_t rb_link_await_watched(rb_link *l, bool reaper, int64_t until)

@@ -13,6 +13,11 @@ typedef struct rb_answer {
 	char *reason; /* of a failed request */
 } rb_answer;
 
+/* How far the growing output of a row is. */
+typedef struct rb_progress {
+	uint32_t steps, attempt, request;
+} rb_progress;
+
 typedef struct rb_work rb_work;
 typedef struct rb_crew rb_crew; /* gather.c */
 
@@ -35,6 +40,8 @@ typedef struct rb_taken {
 	uint64_t *start; /* scratch of packing: where each row begins, and the last one ends, in bytes */
 	rb_answer *answer;           /* by request */
 	uint32_t (*dims)[RB_DIMS];   /* sizes of the outputs, by row; only of models with variable outputs */
+	rb_progress *progress;       /* by row; NULL if no output can grow */
+	uint8_t *streamed;           /* by row; likewise */
 } rb_taken;
 
 struct rb_work {
@@ -89,6 +96,11 @@ int rb_taken_read(rb_taken *b, const uint8_t *mail);
 /* Whether a client waits for one of its requests. */
 bool rb_taken_wanted(const rb_taken *b);
 void rb_taken_complete(rb_taken *b);
+/* show.c: begins an attempt of the rows whose clients take parts. */
+void rb_taken_begin(rb_taken *b);
+/* Whether a row is smaller than it was shown; the text is in rb_error. */
+bool rb_taken_took_back(const rb_taken *b, uint32_t row);
+int rb_taken_show(rb_taken *b, uint32_t row, uint32_t steps);
 void rb_taken_free(rb_taken *b);
 void rb_taken_fail(rb_taken *b, uint32_t i, int status, const char *text);
 /* whole: the broker may run its requests again. */

@@ -28,6 +28,7 @@ void wrong_arguments(void)
 	rb_request r;
 	rb_view v;
 	rb_map map;
+	uint64_t u;
 	WANT_ALL(RB_ERR_INVALID, rb_connect(NULL, NULL, &c), rb_connect("double", NULL, NULL), rb_client_model(c, NULL),
 		rb_client_tensor(c, RB_INPUT, 0, NULL), rb_client_map(c, NULL), rb_client_fd(c, NULL), rb_reap(c, &id, 1, NULL),
 		rb_reap(c, NULL, 1, &count), rb_reap_wait(c, 0, &id, 1, NULL), rb_reap_wait(c, 0, NULL, 1, &count), rb_stats(socket_path, second, NULL),
@@ -35,8 +36,10 @@ void wrong_arguments(void)
 	WANT(RB_ERR_TIMEOUT, rb_stats(socket_path, 0, &json));
 	WANT(RB_OK, rb_claim(c, 1, NULL, 0, 0, &r));
 	WANT_ALL(RB_ERR_INVALID, rb_input(c, r.id, 0, NULL), rb_output(c, r.id, 0, NULL), rb_request_map(c, r.id, NULL),
-		rb_request_timing(c, r.id, NULL), rb_commit(c, r.id, 0, RB_HOLD), rb_commit(c, r.id, 0, 4), rb_commit_all(c, NULL, 1, 0, 0),
-		rb_commit_all(c, &r.id, 1, 0, RB_HOLD));
+		rb_request_timing(c, r.id, NULL), rb_commit(c, r.id, 0, RB_HOLD), rb_commit(c, r.id, 0, 8), rb_commit_all(c, NULL, 1, 0, 0),
+		rb_commit_all(c, &r.id, 1, 0, RB_HOLD), rb_commit(c, r.id, 0, RB_PARTS), rb_next_part(c, r.id, NULL, 8, 0, &u, NULL),
+		rb_next_part(c, r.id, &u, 8, 0, NULL, NULL));
+	WANT(RB_ERR_NOT_COMMITTED, rb_next_part(c, r.id, &u, 8, 0, &u, NULL));
 	uint64_t two[] = {r.id, 77};
 	WANT(RB_ERR_RELEASED, rb_commit_all(c, two, 2, 0, 0));
 	WANT(RB_ERR_NOT_COMMITTED, rb_poll(c, r.id));
@@ -216,8 +219,9 @@ static int child(rb_client c, rb_request r, rb_map map, rb_worker w, rb_batch *b
 		rb_collect(c, r.id, out, BYTES(16)), rb_release(c, r.id), rb_worker_model(w, &m), rb_worker_tensor(w, 0, 0, &t), rb_worker_map(w, &own),
 		rb_worker_next(w, -1, &b), rb_batch_run(b, 0, 0, 0, &v), rb_batch_row(b, 0, 0, 0, &p, &u),
 		rb_batch_set_row_dims(b, 0, NULL, 0), rb_batch_fail(b, 0, ""), rb_batch_fail_as(b, 0, RB_ERR_EXPIRED, ""),
-		rb_batch_fail_all(b, ""), rb_batch_waiting(b, 0), rb_batch_gather(b, 0, 0, x, 16),
-		rb_batch_scatter(b, 0, x, 16), rb_batch_pack(b, 0, x, 16, NULL), rb_batch_unpack(b, 0, x, 16), rb_worker_unwanted(w, &b, 1, &n), rb_batch_complete(b));
+		rb_next_part(c, r.id, &u, 8, 0, &u, NULL), rb_batch_show(b, 0, 1), rb_batch_fail_all(b, ""), rb_batch_waiting(b, 0), rb_batch_gather(b, 0, 0, x, 16),
+		rb_batch_scatter(b, 0, x, 16), rb_batch_pack(b, 0, x, 16, NULL), rb_batch_unpack(b, 0, x, 16),
+		rb_worker_unwanted(w, &b, 1, &n), rb_batch_complete(b));
 	if (!strstr(rb_error(), "fork"))
 		return 2;
 	if (map.base[4096] != 0) /* the parent's slots are not here */

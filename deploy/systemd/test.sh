@@ -61,6 +61,21 @@ chmod 755 "$root/etc/ringbatch"
 mkdir "$root/etc/systemd/system/ringbatch-broker.service.d"
 printf '[Service]\nWatchdogSec=2\n' >"$root/etc/systemd/system/ringbatch-broker.service.d/try.conf"
 install -m 755 "$here/try.sh" "$root/try/try.sh"
+# The web service of deploy/web, if `make python` has made an environment for the system's Python, which all users may run.
+venv=${RINGBATCH_VENV:-$here/../../build/python-venv}
+lib=lib/$(/usr/bin/python3 -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
+if [ -x "$venv/bin/uvicorn" ] && [ -d "$venv/$lib" ]; then
+  chroot "$root" useradd --system web
+  chroot "$root" /usr/bin/python3 -m venv --without-pip /srv/app/venv
+  cp -r "$venv/$lib/site-packages" "$root/srv/app/venv/$lib"
+  for command in ringbatch uvicorn; do
+    sed '1s|.*|#!/srv/app/venv/bin/python|' "$venv/bin/$command" >"$root/srv/app/venv/bin/$command"
+    chmod 755 "$root/srv/app/venv/bin/$command"
+  done
+  cp "$here"/../../examples/python/{numpy_worker,fastapi_app}.py "$here/../web/ringbatch.toml" "$root/srv/app"
+  cp "$here/../web/web.service" "$root/etc/systemd/system"
+  cp "$here/../web/broker.conf" "$root/try"
+fi
 cat >"$root/etc/systemd/system/try.service" <<END
 [Unit]
 DefaultDependencies=no

@@ -55,5 +55,19 @@ expect ready as_ringbatch ready affine echo --wait 30s
 expect "" systemctl stop ringbatch-gateway ringbatch-worker@echo ringbatch-broker
 for unit in ringbatch-broker ringbatch-gateway ringbatch-worker@echo; do expect success value Result $unit; done
 expect "" nobody_left
+
+# A web service in a virtual environment, as another user than the broker's.
+if [ -x /srv/app/venv/bin/uvicorn ]; then
+  cp /try/broker.conf /etc/systemd/system/ringbatch-broker.service.d/venv.conf
+  systemctl daemon-reload
+  expect "" systemctl start ringbatch-broker web
+  body="[$(seq -s, 64)]"
+  expect '"class":' curl -s -m 30 --json "$body" http://127.0.0.1:8000/classify
+  expect "" systemctl reload web
+  expect '"class":' curl -s -m 30 --json "$body" http://127.0.0.1:8000/classify
+  expect "may not use this broker" sh -c "runuser -u web -- /srv/app/venv/bin/ringbatch scale classifier 3 2>&1 || true"
+  expect "" systemctl stop web ringbatch-broker
+  for unit in ringbatch-broker web; do expect success value Result $unit; done
+fi
 [ "$failed" = 0 ] || journalctl --no-pager -n 40 2>&1 | tail -40
 systemctl exit $failed

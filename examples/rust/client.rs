@@ -3,7 +3,7 @@
 //!
 //!     make -C cbindings install PREFIX=$HOME/.local
 //!     rustc -O examples/rust/client.rs -L $HOME/.local/lib -l ringbatch -C link-arg=-Wl,-rpath,$HOME/.local/lib
-//!     ./client echo        # or another model of one f32 input and one f32 output
+//!     ./client echo        # a model that returns its one f32 input
 //!
 //! The structs are those of cbindings/ringbatch.h, field by field.
 
@@ -11,6 +11,8 @@ use std::ffi::{c_char, c_int, c_void, CStr, CString};
 use std::{env, process, ptr, slice};
 
 type Client = u64;
+
+const RB_F32: u32 = 9; // of enum rb_dtype
 
 #[repr(C)]
 struct Request {
@@ -57,9 +59,12 @@ impl View {
         View { data: ptr::null_mut(), bytes: 0, stride: 0, dtype: 0, rank: 0, shape: [0; 9] }
     }
 
-    /// The elements, in the slot itself; until the request is released.
-    unsafe fn floats(&self) -> &mut [f32] {
-        slice::from_raw_parts_mut(self.data as *mut f32, self.bytes as usize / 4)
+    /// The elements, in the slot itself; until the request is released. Other types are refused.
+    unsafe fn floats(&mut self) -> Result<&mut [f32], String> {
+        if self.dtype != RB_F32 {
+            return Err(format!("the tensor's type is {}, not f32", self.dtype));
+        }
+        Ok(slice::from_raw_parts_mut(self.data as *mut f32, self.bytes as usize / 4))
     }
 }
 
@@ -73,12 +78,13 @@ fn run(model: &str) -> Result<(), String> {
             let (mut x, mut y) = (View::new(), View::new());
             check(rb_claim(client, 1, ptr::null(), 0, -1, &mut request))?;
             check(rb_input(client, request.id, 0, &mut x))?;
-            x.floats().fill(n as f32);
+            x.floats()?.fill(n as f32);
             check(rb_commit(client, request.id, 0, 0))?;
             check(rb_wait(client, request.id, -1))?;
             check(rb_output(client, request.id, 0, &mut y))?;
-            if y.floats()[0] != n as f32 {
-                return Err(format!("sent {}, got {}", n, y.floats()[0]));
+            let got = y.floats()?[0];
+            if got != n as f32 {
+                return Err(format!("sent {}, got {}", n, got));
             }
             check(rb_release(client, request.id))?;
         }

@@ -27,6 +27,11 @@ type Call struct {
 	Model  *Model
 	As     *route // the alias that the caller named; nil: none
 	Caller *Caller
+	// OnPart, if not nil, gets the parts of an answer of one row, if an output grows. Its
+	// error ends the call. Streamed is the last part; nil: there was none.
+	OnPart   func(o *Output) error
+	Parts    bool // gRPC: the caller can take parts
+	Streamed *Output
 	// OnFilled is called when the sources are read, OnWait after a wait for slots.
 	// Either may be nil.
 	OnFilled, OnWait func()

@@ -30,8 +30,8 @@ var meanings = invert(map[Meaning][]status.Code{
 	{http.StatusRequestEntityTooLarge, codes.InvalidArgument}: {status.ErrTooLarge},
 	{http.StatusTooManyRequests, codes.ResourceExhausted}: {status.ErrQueueFull, status.ErrOverloaded, status.ErrRingFull,
 		status.ErrFull},
-	{http.StatusConflict, codes.Aborted}: {status.ErrStateLost}, // the caller begins the sequence again
-	{499, codes.Canceled}:                {status.ErrCanceled},  // the caller has gone
+	{http.StatusConflict, codes.Aborted}: {status.ErrStateLost, status.ErrRestarted}, // the caller begins the sequence, or the stream, again
+	{499, codes.Canceled}:                {status.ErrCanceled},                       // the caller has gone
 	{http.StatusInternalServerError, codes.Internal}: {status.ErrFailed, status.ErrBrokerRunning, status.ErrReleased,
 		status.ErrCommitted, status.ErrNotCommitted, status.ErrNotDone, status.ErrForked,
 		status.ErrWorkerDied, status.ErrWorkerHung}, // a retry might kill more workers

@@ -28,6 +28,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client/ringbatchtest"
 	"github.com/ringbatch/ringbatch/gateway"
 	"github.com/ringbatch/ringbatch/gateway/core"
 	"github.com/ringbatch/ringbatch/gateway/oip"
@@ -36,7 +37,6 @@ import (
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/shm"
 	"github.com/ringbatch/ringbatch/tensor"
-	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -165,7 +165,7 @@ func (r *rig) startBroker(models ...broker.ModelConfig) {
 // worker serves a declared model until the test ends, or leave is called.
 func (r *rig) worker(m broker.ModelConfig, fn worker.Func) (leave func()) {
 	r.t.Helper()
-	end := testbed.ServeLocal(worker.Config{Model: m.Name, Signature: m.Signature, Socket: r.socket}, fn)
+	end := ringbatchtest.Serve(worker.Config{Model: m.Name, Signature: m.Signature, Socket: r.socket}, fn)
 	leave = sync.OnceFunc(func() {
 		if err := end(); err != nil {
 			r.t.Logf("worker: %v", err)

@@ -188,8 +188,14 @@ func (c *Call) execute(ctx context.Context, r client.Request) error {
 		return err
 	}
 	c.Committed = true
+	parts := c.wantsParts(r)
 	if err := r.Commit(ctx); err != nil {
 		return err
+	}
+	if parts {
+		if err := c.passParts(ctx, r); err != nil {
+			return err
+		}
 	}
 	if err := r.Wait(ctx); err != nil {
 		return err

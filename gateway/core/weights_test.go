@@ -7,16 +7,16 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ringbatch/ringbatch/client/ringbatchtest"
 	"github.com/ringbatch/ringbatch/gateway/oip"
 	"github.com/ringbatch/ringbatch/internal/must"
-	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
 func TestAnAnswerNamesTheVersionOfItsWeights(t *testing.T) {
 	m := doubler(t)
 	r := newRig(t, nil, m)
-	end := testbed.ServeLocal(worker.Config{Model: "double", Signature: m.Signature, Socket: r.socket},
+	end := ringbatchtest.Serve(worker.Config{Model: "double", Signature: m.Signature, Socket: r.socket},
 		func(ctx context.Context, b *worker.Batch) error {
 			b.SetVersion(2)
 			return double(ctx, b)

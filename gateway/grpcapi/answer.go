@@ -24,6 +24,27 @@ type rpcAnswer struct {
 	call *core.Call // nil: no tensor is sent from a slot
 	left atomic.Int64
 	slow *time.Timer // hangs up on a caller that does not read
+	part int         // bytes of a part, or of what follows parts; 0: another answer
+}
+
+// copied is an answer of a stream that holds no slots.
+func (c rpcCall) copied(conn *core.Conn) *rpcAnswer {
+	a := &rpcAnswer{g: c.Model.G, conn: conn, part: c.messageSize()}
+	b := c.appendMeta(oip.AppendSize(make([]byte, 0, a.part+16), 2, a.part))
+	for i := range c.Outputs {
+		o := &c.Outputs[i]
+		b = oip.AppendSize(b, rawOutputs, o.Size)
+		for _, p := range o.Parts {
+			b = append(b, p...)
+		}
+	}
+	a.SetOwn(b)
+	return a
+}
+
+func (a *rpcAnswer) hangUp() {
+	a.g.Log.Warn("a caller does not read its answer, hung up", "address", a.conn.Peer.Remote)
+	a.conn.Close()
 }
 
 func (c rpcCall) encode(conn *core.Conn, stream bool) (*rpcAnswer, error) {
@@ -93,10 +114,7 @@ func (a *rpcAnswer) Marshal() mem.BufferSlice {
 		for i := range a.call.Outputs {
 			size += a.call.Outputs[i].Size
 		}
-		a.slow = time.AfterFunc(a.g.AnswerTime(size), func() {
-			a.g.Log.Warn("a caller does not read its answer, hung up", "address", a.conn.Peer.Remote)
-			a.conn.Close() // the only way to make the transport free the slots
-		})
+		a.slow = time.AfterFunc(a.g.AnswerTime(size), a.hangUp) // the only way to make the transport free the slots
 	}
 	return a.Outgoing.Marshal(a.free)
 }

@@ -25,7 +25,7 @@ func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (_ any, err
 		m.free()
 		return nil, err
 	}
-	a, err := d.run(ctx, m, false, nil)
+	a, err := d.run(ctx, m, nil, nil)
 	if err != nil {
 		return nil, rpcError(err)
 	}
@@ -33,10 +33,11 @@ func (d *rpcDoor) infer(ctx context.Context, decode func(any) error) (_ any, err
 }
 
 // run runs one inference when after is closed, and frees its message. after may be nil.
-func (d *rpcDoor) run(ctx context.Context, m *message, stream bool, after <-chan struct{}) (a *rpcAnswer, err error) {
+// send sends an answer of a stream before the last; nil: it is no stream.
+func (d *rpcDoor) run(ctx context.Context, m *message, send func(any) error, after <-chan struct{}) (a *rpcAnswer, err error) {
 	committed := false
 	defer func() {
-		if err != nil && !committed && !stream {
+		if err != nil && !committed && send == nil {
 			_ = grpc.SetTrailer(ctx, metadata.Pairs(oip.NotRunTrailer, core.NameOf(err)))
 		}
 	}()
@@ -64,7 +65,7 @@ func (d *rpcDoor) run(ctx context.Context, m *message, stream bool, after <-chan
 		return nil, err
 	}
 	c := rpcCall{core.NewCall(k, as, who)}
-	a, err = d.runCall(ctx, c, m, free, conn, stream, after)
+	a, err = d.runCall(ctx, c, m, free, conn, send, after)
 	committed = c.Committed
 	c.reportLoad(ctx)
 	if err != nil || a.call == nil {
@@ -74,7 +75,7 @@ func (d *rpcDoor) run(ctx context.Context, m *message, stream bool, after <-chan
 	return a, err
 }
 
-func (d *rpcDoor) runCall(ctx context.Context, c rpcCall, m *message, free func(), conn *core.Conn, stream bool,
+func (d *rpcDoor) runCall(ctx context.Context, c rpcCall, m *message, free func(), conn *core.Conn, send func(any) error,
 	after <-chan struct{}) (*rpcAnswer, error) {
 	if m.inflated.Taken > 0 {
 		c.Memory, m.inflated = m.inflated, core.Memory{}
@@ -95,15 +96,59 @@ func (d *rpcDoor) runCall(ctx context.Context, c rpcCall, m *message, free func(
 		}
 	}
 	c.OnFilled = free // the transport gets its buffers back before the wait
+	if send != nil && c.Parts {
+		return c.runInParts(ctx, conn, send)
+	}
 	if err := c.Run(ctx); err != nil {
 		return nil, err
 	}
-	return c.encode(conn, stream)
+	return c.encode(conn, send != nil)
+}
+
+// runInParts answers as Triton's decoupled models do: an answer for each part, one with
+// the other outputs, and at last an empty one that says that it is the last.
+func (c rpcCall) runInParts(ctx context.Context, conn *core.Conn, send func(any) error) (*rpcAnswer, error) {
+	answer := func(outputs []core.Output, last bool) *rpcAnswer {
+		one := *c.Call
+		one.Outputs, one.Parameters = outputs, oip.AppendBool(nil, "triton_final_response", last)
+		return rpcCall{&one}.copied(conn)
+	}
+	taken := 0
+	take := func(size int) error {
+		more := 2*size - taken // the part and its copy
+		if more <= 0 {
+			return nil
+		}
+		taken += more
+		return c.Take(more)
+	}
+	c.OnPart = func(o *core.Output) error {
+		if err := take(o.Size); err != nil {
+			return err
+		}
+		return send(answer([]core.Output{*o}, false))
+	}
+	if err := c.Run(ctx); err != nil {
+		return nil, err
+	}
+	if rest := c.Rest(); len(rest) > 0 {
+		size := 0
+		for i := range rest {
+			size += rest[i].Size
+		}
+		if err := take(size); err != nil {
+			return nil, err
+		}
+		if err := send(answer(rest, false)); err != nil {
+			return nil, err
+		}
+	}
+	return answer(nil, true), nil
 }
 
 // runOfStream is run for a request of a stream: an error becomes an answer with the
 // request's id.
-func (d *rpcDoor) runOfStream(ctx context.Context, m *message, id string, after <-chan struct{}) (answer any) {
+func (d *rpcDoor) runOfStream(ctx context.Context, m *message, id string, after <-chan struct{}, send func(any) error) (answer any) {
 	var err error
 	defer func() {
 		if err != nil {
@@ -111,7 +156,7 @@ func (d *rpcDoor) runOfStream(ctx context.Context, m *message, id string, after 
 		}
 	}()
 	defer d.guard(&err)
-	answer, err = d.run(ctx, m, true, after)
+	answer, err = d.run(ctx, m, send, after)
 	return answer
 }
 
@@ -165,7 +210,7 @@ const streamDepth = 64
 //
 //  1. a second goroutine receives requests and starts each
 //  2. a place in line waits for each answer, in order
-//  3. this goroutine sends the answers
+//  3. this goroutine sends the answers: several for a request that takes parts
 //
 // A drain ends the stream after the answers of accepted requests: a request gets
 // its place before it is accepted.
@@ -204,13 +249,21 @@ func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 			}
 			return failed
 		}
-		if a := <-place; failed == nil {
-			failed = s.SendMsg(a)
-		} else if a, ok := a.(*rpcAnswer); ok {
-			a.drop()
-		}
-		if failed != nil {
-			cancel()
+		for a := range place {
+			answer, _ := a.(*rpcAnswer)
+			switch {
+			case failed != nil && answer != nil:
+				answer.drop()
+			case failed == nil && answer != nil && answer.part > 0:
+				slow := time.AfterFunc(d.g.AnswerTime(answer.part), answer.hangUp)
+				failed = s.SendMsg(a)
+				slow.Stop()
+			case failed == nil:
+				failed = s.SendMsg(a)
+			}
+			if failed != nil {
+				cancel()
+			}
 		}
 	}
 }
@@ -239,6 +292,7 @@ func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- 
 		if refused != nil {
 			m.free()
 			place <- streamError("", refused)
+			close(place)
 			continue
 		}
 		id, sequence := d.peek(m)
@@ -246,7 +300,15 @@ func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- 
 		before := steps.add(sequence, ended)
 		go func() {
 			defer close(ended)
-			place <- d.runOfStream(ctx, m, id, before)
+			defer close(place)
+			place <- d.runOfStream(ctx, m, id, before, func(part any) error {
+				select {
+				case place <- part:
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			})
 		}()
 	}
 }

@@ -57,6 +57,8 @@ func (c rpcCall) readMessage(m *oip.Request) error {
 			} else {
 				c.Step.End = p.Bits != 0
 			}
+		case key == "triton_enable_empty_final_response":
+			c.Parts = p.Choice == oip.ChoiceBool && p.Bits != 0
 		case key != "priority" && key != "timeout":
 		case p.IsOther:
 			err = core.BadRequest("parameter %q is to be a whole number", key)

@@ -24,6 +24,7 @@ type body struct {
 	text   []byte
 	ahead  []byte // see readAhead
 	unzip  io.Closer
+	begun  bool // an event was sent
 }
 
 var bodies = sync.Pool{New: func() any { return new(body) }}
@@ -73,6 +74,7 @@ func (b *body) done() {
 	if cap(b.text) > core.SmallBuffer {
 		b.text = nil
 	}
+	b.begun = false
 	bodies.Put(b)
 }
 

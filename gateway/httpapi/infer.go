@@ -9,7 +9,12 @@ import (
 	"github.com/ringbatch/ringbatch/gateway/core"
 )
 
-// infer answers POST /v2/models/NAME[/versions/VERSION]/infer.
+// isInference reports whether a path that ends with this runs a model.
+func isInference(last string) bool {
+	return last == "infer" || last == "generate" || last == "generate_stream"
+}
+
+// infer answers POST /v2/models/NAME[/versions/VERSION]/infer, generate and generate_stream.
 func (d httpDoor) infer(w http.ResponseWriter, r *http.Request, who *core.Caller, path []string) error {
 	if len(path) < 4 || path[0] != "v2" || path[1] != "models" {
 		return d.other(w, r)
@@ -30,12 +35,15 @@ func (d httpDoor) infer(w http.ResponseWriter, r *http.Request, who *core.Caller
 	defer b.done()
 	c := core.NewCall(k, as, who)
 	defer c.Done()
-	err = d.inferCall(w, r, httpCall{c}, b)
+	err = d.inferCall(w, r, httpCall{c}, b, rest[0])
 	c.Count(err)
+	if b.begun {
+		return nil // the caller has the error
+	}
 	return err
 }
 
-func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c httpCall, b *body) error {
+func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c httpCall, b *body, how string) error {
 	if most := d.g.Cfg.MaxMessageBytes; r.ContentLength > int64(most) {
 		return core.TooLarge(r.ContentLength, most)
 	}
@@ -44,7 +52,14 @@ func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c httpCall, 
 		return err
 	}
 	defer b.close()
-	if err := b.read(c, r.Header.Get(headerLength)); err != nil {
+	if how != "infer" {
+		if err := b.readText(c, b.length); err != nil {
+			return err
+		}
+		if err := c.readGenerate(b.text); err != nil {
+			return err
+		}
+	} else if err := b.read(c, r.Header.Get(headerLength)); err != nil {
 		return err
 	}
 	if err := c.Check(); err != nil {
@@ -59,8 +74,14 @@ func (d httpDoor) inferCall(w http.ResponseWriter, r *http.Request, c httpCall, 
 	} else {
 		c.OnWait, c.OnFilled = paced.restart, paced.endPace
 	}
+	if how == "generate_stream" {
+		return c.stream(w, r, paced.control, b)
+	}
 	if err := c.Run(r.Context()); err != nil {
 		return err
+	}
+	if how == "generate" {
+		return c.writeGenerated(w, paced.control, b)
 	}
 	return c.writeHTTP(w, paced.control, b)
 }

@@ -78,7 +78,7 @@ func (d httpDoor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	who, err := d.g.Identify(core.ConnOf(r.Context()), r.Header.Get("Authorization"), r.TLS)
 	if err == nil || isProbe(path) {
-		if len(path) > 2 && path[len(path)-1] == "infer" && r.Method == http.MethodPost {
+		if len(path) > 2 && isInference(path[len(path)-1]) && r.Method == http.MethodPost {
 			err = d.infer(w, r, who, path)
 		} else {
 			err = d.ask(w, r, who, path)
@@ -207,7 +207,7 @@ func (d httpDoor) health(w http.ResponseWriter, r *http.Request, path []string) 
 func (d httpDoor) model(w http.ResponseWriter, r *http.Request, path []string) error {
 	name, version, path := modelPath(path)
 	allowed := toRead
-	if len(path) == 1 && path[0] == "infer" {
+	if len(path) == 1 && isInference(path[0]) {
 		allowed = toChange
 	}
 	if err := checkMethod(r, allowed); err != nil {

@@ -81,7 +81,7 @@ def gateway() -> Iterator[Gateway]:
             types = [f"--input={d}:{d}[3]" for d in ("bool", "u8", "i8", "i16", "i32", "i64", "f16", "f32", "f64")]
             p.start("types", *worker, "echo", "--name", "types", *types)
             p.start("sum", program=SUM)
-            subprocess.run([RINGBATCH, "ready", "affine", "image", "sum", "text", "types", "--wait", "2m"], env=p.env, check=True)
+            subprocess.run([RINGBATCH, "ready", "affine", "image", "letters", "sum", "text", "types", "--wait", "2m"], env=p.env, check=True)
             log = p.start("gateway", "gateway", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--system-shared-memory")
             wait_for(log, r"try: .*\n")
             text = log.read_text()

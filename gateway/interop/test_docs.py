@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 
-import numpy as np
 from conftest import ROOT, Gateway
 
 TEXT = (ROOT / "docs" / "gateway.md").read_text()
@@ -21,10 +20,10 @@ def blocks(language: str, gateway: Gateway) -> list[str]:
     return [b.replace("127.0.0.1:8000", gateway.http).replace("127.0.0.1:8001", gateway.grpc) for b in found]
 
 
-def test_the_curl_examples(gateway: Gateway) -> None:
-    as_json, raw = (subprocess.run(["bash", "-c", b], capture_output=True, check=True).stdout for b in blocks("sh", gateway))
+def test_the_curl_examples(gateway: Gateway, tmp_path: pathlib.Path) -> None:
+    as_json, raw = (subprocess.run(["bash", "-ec", b], cwd=tmp_path, capture_output=True, check=True).stdout for b in blocks("sh", gateway))
     assert json.loads(as_json)["outputs"][0]["data"] == [2 * i + 1 for i in range(16)]
-    assert np.frombuffer(raw[-64:], np.float32).tolist() == [1] * 16
+    assert raw.split() == [b"1"] * 16
 
 
 def test_the_python_example(gateway: Gateway) -> None:

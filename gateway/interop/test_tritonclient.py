@@ -11,6 +11,7 @@ import queue
 import re
 import subprocess
 import time
+import urllib.request
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def test_the_server_and_its_models_describe_themselves(gateway: Gateway, kind: s
         assert config["max_batch_size"] == 8 and config["input"][0]["data_type"] == "TYPE_FP32"
         index = c.get_model_repository_index(**options)
         models = index["models"] if kind == "grpc" else index
-        assert {m["name"] for m in models} == {"affine", "image", "nap", "sum", "text", "types"}
+        assert {m["name"] for m in models} == {"affine", "image", "letters", "nap", "sum", "text", "types"}
         with pytest.raises(InferenceServerException, match="no model"):
             c.get_model_metadata("nothing")
         c.load_model("affine")  # it is
@@ -218,6 +219,36 @@ def test_a_sequence(gateway: Gateway, kind: str, sequence: int | str) -> None:
         assert step(4, sequence_id=sequence, sequence_end=True) == 10
         with pytest.raises(InferenceServerException, match="begin it with sequence_start"):
             step(1, sequence_id=sequence)
+
+
+def test_a_decoupled_stream(gateway: Gateway) -> None:
+    with client(gateway, "grpc") as c:
+        answers: queue.Queue = queue.Queue()
+        c.start_stream(lambda result, error: answers.put((result, error)))
+        n = given("grpc", "n", np.array([5], np.int32))
+        c.async_stream_infer("letters", [n], request_id="five", enable_empty_final_response=True)
+        text, parts, last = b"", 0, False
+        while not last:
+            got, error = answers.get(timeout=60)
+            assert error is None and got.get_response().id == "five"
+            last = got.get_response().parameters["triton_final_response"].bool_param
+            if not last:
+                text, parts = text + got.as_numpy("text").tobytes(), parts + 1
+        assert text == b"abcde" and parts > 1 and not got.get_response().outputs
+        c.async_stream_infer("letters", [n])
+        got, error = answers.get(timeout=60)
+        assert error is None and got.as_numpy("text").tobytes() == b"abcde"
+        c.stop_stream()
+
+
+def test_the_generate_extension(gateway: Gateway) -> None:
+    def post(how: str):
+        url, body = f"http://{gateway.http}/v2/models/letters/{how}", json.dumps({"n": 5, "parameters": {"priority": 1}}).encode()
+        return urllib.request.urlopen(urllib.request.Request(url, body), timeout=60)
+
+    assert json.load(post("generate")) == {"model_name": "letters", "model_version": "1", "text": [97, 98, 99, 100, 101]}
+    events = [json.loads(line[6:]) for line in post("generate_stream") if line.strip()]
+    assert len(events) > 1 and sum((e["text"] for e in events), []) == [97, 98, 99, 100, 101]
 
 
 def test_sequences_of_a_stream(gateway: Gateway) -> None:

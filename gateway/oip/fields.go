@@ -113,6 +113,11 @@ func AppendNumber(b []byte, key string, n uint64) []byte {
 	return appendParameter(b, key, protowire.AppendVarint(protowire.AppendTag(nil, 2, protowire.VarintType), n))
 }
 
+// AppendBool appends a bool as a parameter of a request or response.
+func AppendBool(b []byte, key string, value bool) []byte {
+	return appendParameter(b, key, protowire.AppendVarint(protowire.AppendTag(nil, ChoiceBool, protowire.VarintType), protowire.EncodeBool(value)))
+}
+
 func appendParameter(b []byte, key string, value []byte) []byte {
 	entry := AppendString(nil, 1, key)
 	entry = protowire.AppendBytes(protowire.AppendTag(entry, 2, protowire.BytesType), value)

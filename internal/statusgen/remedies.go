@@ -49,4 +49,5 @@ var remedies = map[string]string{
 	"WrongGPU":           "Make the model's GPU visible to this process.",
 	"Busy":               "Publish from one process at a time.",
 	"StateLost":          "Reset the sequence, and begin it again.",
+	"Restarted":          "Send the request again, or take the stream from its start (from_start=True).",
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // public are the packages that users of the module import.
-var public = []string{"tensor", "status", "policy", "admin", "admin/stats", "admin/alias", "client", "worker", "broker",
+var public = []string{"tensor", "status", "policy", "admin", "admin/stats", "admin/alias", "client", "client/ringbatchtest", "worker", "broker",
 	"broker/supervise"}
 
 // A user can neither name nor make a type of an internal package. Package shm promises

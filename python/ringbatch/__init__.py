@@ -36,6 +36,7 @@ from .client.connect import connect
 from .client.model import Model, stats
 from .client.request import Request, Timing
 from .client.sequence import Sequence
+from .client.stream import Part, Stream
 from .errors import (
     BrokerGone,
     Canceled,
@@ -50,6 +51,7 @@ from .errors import (
     Overloaded,
     QueueFull,
     QueueTimeout,
+    Restarted,
     StateLost,
     Timeout,
     UnknownModel,
@@ -64,9 +66,9 @@ from .worker.worker import Worker, worker
 # The exceptions that callers catch; ringbatch.errors has all of them.
 __all__ = [
     "Batch", "BrokerGone", "Canceled", "Draining", "Error", "Expired", "Failed", "Full", "Invalid", "Item", "Model", "NoBroker",
-    "NoWorker", "Overloaded", "Publisher", "QueueFull", "QueueTimeout", "Request", "Run", "Sequence", "StateLost", "Tensor", "Timeout",
-    "Timing", "UnknownModel", "View", "Worker", "WorkerDied", "binary_path", "connect", "library_path", "pipeline", "publisher", "serve",
-    "stats", "worker",
+    "NoWorker", "Overloaded", "Part", "Publisher", "QueueFull", "QueueTimeout", "Request", "Restarted", "Run", "Sequence", "StateLost",
+    "Stream", "Tensor", "Timeout", "Timing", "UnknownModel", "View", "Worker", "WorkerDied", "binary_path", "connect", "library_path",
+    "pipeline", "publisher", "serve", "stats", "worker",
 ]  # fmt: skip
 
 __version__: str  # the library's, read at the first use

@@ -203,13 +203,17 @@ class Busy(Error, status=45, retry_attach=True):
     """Another process publishes the weights of this model."""
 
 
+class Restarted(Error, status=46, retryable=True):
+    """A stream that must not begin again did: its worker is gone."""
+
+
 __all__ = [
     "BrokerGone", "BrokerRunning", "Busy", "Canceled", "Closed", "Committed", "DType", "Draining", "Error", "Expired",
     "Failed", "Forbidden", "Forked", "ForkedClient", "Full", "Invalid", "Layout", "Namespace", "NoBroker",
     "NoDescriptors", "NoGPU", "NoLevel", "NoMemory", "NoWorker", "NotCommitted", "NotDone", "OutputTooSmall",
-    "Overloaded", "Protocol", "QueueFull", "QueueTimeout", "Quota", "Released", "RingFull", "Rows", "Shape",
-    "SignatureMismatch", "Size", "StateLost", "Timeout", "TooLarge", "TooManyConnections", "UnknownModel", "Version",
-    "WorkerDied", "WorkerHung", "WrongGPU",
+    "Overloaded", "Protocol", "QueueFull", "QueueTimeout", "Quota", "Released", "Restarted", "RingFull", "Rows",
+    "Shape", "SignatureMismatch", "Size", "StateLost", "Timeout", "TooLarge", "TooManyConnections", "UnknownModel",
+    "Version", "WorkerDied", "WorkerHung", "WrongGPU",
 ]
 
 # END statuses

@@ -55,6 +55,13 @@ def test_a_tutorial_shows_lines_of_examples_that_the_tests_run(page):
         assert any(text in s for s in sources), f"{page.name} shows what no example has:\n{text}"
 
 
+def test_the_index_for_programs_and_the_gallery_leave_nothing_out():
+    index, gallery = (REPOSITORY / "llms.txt").read_text(), (EXAMPLES / "README.md").read_text()
+    assert not [p for p in PAGES if p.name != "README.md" and f"/docs/{p.relative_to(DOCS)})" not in index]
+    programs = [p.relative_to(EXAMPLES) for end in ("py", "go", "c", "rs", "sh") for p in EXAMPLES.rglob(f"*.{end}")]
+    assert not [p for p in programs if f"({p})" not in gallery and not p.name.endswith("_test.go") and p.name != "net.py"]
+
+
 def test_the_sites_reference_has_every_public_name_of_python_and_c():
     site = runpy.run_path(str(REPOSITORY / "hack" / "mksite.py"))
     python, c = site["python_reference"](), site["c_reference"]()

@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from conftest import REPOSITORY, eventually, program, rb_wait
+from conftest import REPOSITORY, Load, eventually, program, rb_wait
 
 import ringbatch as rb
 
@@ -148,6 +148,52 @@ def test_fastapi_answers_requests_in_flight_when_a_worker_is_killed_and_names_wh
             os.kill(next(w["pid"] for w in stats()["workers"] if w["in_flight"]), signal.SIGKILL)
             assert {a.result() for a in answers} == {200}
             assert ask(7) == 500 and ask(13) == 500
+
+
+def test_the_deployed_web_service_is_reloaded_and_loses_a_model_process_under_load(env, at, tmp_path):
+    """The commands of compose.yaml, which are those of the units, with folders of the test."""
+    httpx = pytest.importorskip("httpx")
+    pytest.importorskip("uvicorn")
+    pytest.importorskip("fastapi")
+    deploy, bin = REPOSITORY / "deploy" / "web", os.path.dirname(sys.executable)
+
+    def here(text: str) -> str:
+        return text.replace("/srv/app/venv/bin", bin).replace("/srv/app/ringbatch.toml", str(tmp_path / "ringbatch.toml")).replace(
+            "/srv/app", str(EXAMPLES)).replace("/run/ringbatch/broker.sock", at)
+
+    toml = re.sub(r"(?s)\[\[allow.*?\n\n", "", (deploy / "ringbatch.toml").read_text())
+    (tmp_path / "ringbatch.toml").write_text(here(toml))
+    compose = (deploy / "compose.yaml").read_text()
+    broker, web = (json.loads(here(text)) for text in re.findall(r"command: (\[.*\])", compose))
+    units = (deploy / "broker.conf").read_text() + (deploy / "web.service").read_text()
+    assert all(here(units).count(" ".join(command[:5])) == 1 for command in (broker, web))
+    at_port = web.index("--host")
+    web[at_port : at_port + 2] = ["--fd", "{fd}", "--app-dir", str(EXAMPLES), "--log-level", "error"]
+    with subprocess.Popen(broker, env=env, stderr=subprocess.DEVNULL) as p, contextlib.ExitStack() as stack:
+        stack.callback(p.terminate)
+        rb_wait(at, "classifier")
+        port = stack.enter_context(listening(web, env=env))
+        masters = [int(pid) for pid in subprocess.check_output(["pgrep", "-P", str(os.getpid()), "-f", "fastapi_app"]).split()]
+
+        def post() -> None:
+            for _ in range(20):  # as a proxy does: a process that ends closes connections without a request
+                with contextlib.suppress(httpx.TransportError):
+                    answer = httpx.post(f"http://127.0.0.1:{port}/classify", json=[0.5] * 64, timeout=120)
+                    assert answer.status_code == 200, answer.text
+                    return
+            raise AssertionError("no connection")
+
+        post()
+        workers = lambda: rb.stats(at)["models"][0]["workers"]
+        processes = lambda: set(subprocess.run(["pgrep", "-P", str(masters[0]), "-f", "spawn_main"], capture_output=True).stdout.split())
+        before = processes()
+        with Load(post, post, post) as load:
+            load.wait_for_answers(20)
+            os.kill(masters[0], signal.SIGHUP)
+            os.kill(workers()[0]["pid"], signal.SIGKILL)
+            load.wait_for(lambda: not before & processes())
+            load.wait_for_answers(20)
+            load.wait_for(lambda: len(workers()) == 3)  # two, and the spare
 
 
 def test_fastapi_tells_its_callers_whose_fault_an_error_is(monkeypatch):

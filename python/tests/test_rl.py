@@ -277,6 +277,16 @@ def test_impala_says_which_environments_it_takes(env, tmp_path, name, why):
 
 
 @example
+@pytest.mark.timeout(900)  # it imports PyTorch twelve times
+def test_two_runs_of_synchronous_ppo_learn_the_same_weights(env):
+    pytest.importorskip("torch")
+    pytest.importorskip("gymnasium")
+    command = [sys.executable, EXAMPLES / "ppo.py", "--updates", "3", "--actors", "2"]
+    runs = [subprocess.check_output(command, env=env, stderr=subprocess.DEVNULL, text=True) for _ in range(2)]
+    assert runs[0] == runs[1] and runs[0].count("weights") == 3
+
+
+@example
 def test_ctrl_c_ends_the_recurrent_policy_without_tracebacks(env):
     command = [sys.executable, EXAMPLES / "recurrent_policy.py", "3", "1000000"]
     p = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)

@@ -27,6 +27,7 @@ var campaigns = []campaign{
 	{"workers", "SIGKILL of workers in the middle of batches", 5000, 120, killWorkers, false},
 	{"sequences", "deaths in sequences with state: SIGKILL of workers and clients, hang-ups of clients", 150_000, 360, killSequences, false},
 	{"lanes", "SIGKILL of workers between the rounds of 16 rows, and of clients", 4000, 60, killLanes, false},
+	{"streams", "SIGKILL of workers and clients in the middle of streams; events are answers", 1_000_000, 4000, killStreams, false},
 	{"weights", "SIGKILL of publishers and workers of live weights; events are answers", 10_000_000, 50_000, killWeights, false},
 	{"turns", "20 models with room for 5 under random load; events are seconds", 600, 30, turnModels, false},
 	{"sleep", "the same, with SIGKILL of workers, starts that fail or hang, and another program's memory", 1000, 40, disturbModels, false},

@@ -26,7 +26,7 @@ type tally struct {
 	Stood    time.Duration  // for which this process, or the whole machine, stood still
 	Slowest  time.Duration
 
-	Sequences, Steps int
+	Sequences, Steps, Restarts int
 }
 
 func (t *tally) add(u *tally) {
@@ -34,6 +34,7 @@ func (t *tally) add(u *tally) {
 	t.Poisoned += u.Poisoned
 	t.Sequences += u.Sequences
 	t.Steps += u.Steps
+	t.Restarts += u.Restarts
 	t.Stood = max(t.Stood, u.Stood)
 	t.Slowest = max(t.Slowest, u.Slowest)
 	for name, n := range u.Named {

@@ -35,6 +35,10 @@ func Roles() testbed.Roles {
 		"sequences": deaf(testbed.With(playSequences)),
 		"dropper":   deaf(testbed.With(playDropper)),
 
+		"writer":  deaf(testbed.With(playWriter)),
+		"reader":  deaf(testbed.With(playReader)),
+		"readers": deaf(testbed.With(playReaders)),
+
 		"sleeping broker": testbed.With(playSleepingBroker),
 		"stepped broker":  testbed.With(playSteppedBroker),
 

@@ -16,6 +16,7 @@
 //	go c1 …                  does not wait for the result, which answer c1 = … reads
 //	thief MODEL              steals wake-ups (hostile_unsafe_test.go)
 //	damage MODEL STATUS      ends requests as a broken worker could
+//	lie MODEL ATTEMPTS STEPS shows impossible progress, of an attempt so much later
 //	mail ROWS SIZE SIZE …    posts mail as a broken broker could, to the worker that attached last:
 //	                         sizes of the batch's dimension, then of each request of so many rows
 //
@@ -160,9 +161,7 @@ func play(t *testing.T, script, clients, workers string) {
 	if strings.HasPrefix(string(text), sleepers) {
 		cfg.Models = []broker.ModelConfig{sleeper(t, "broken", "false"), sleeper(t, "slow", "sleep", "1000")}
 	}
-	b, err := testbed.StartWith(cfg, mem.Create)
-	must.Do(t, err)
-	t.Cleanup(func() { _ = b.Close() })
+	b := testbed.StartWith(t, cfg, mem.Create)
 	peers := map[string]*peer{}
 	for i, line := range strings.Split(string(text), "\n") {
 		line = strings.TrimSpace(line)

@@ -4,9 +4,11 @@ package conformance
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -30,6 +32,8 @@ type driver struct {
 	worker   *worker.Worker
 	batch    *worker.Batch
 	held     [8]*worker.Batch
+
+	shown [64]int // see show
 
 	sequences [8]*client.Sequence
 }
@@ -102,6 +106,16 @@ func (d *driver) do(line string) string {
 		return name(r.Cancel())
 	case "release":
 		return name(r.Release())
+	case "stream":
+		err := r.SetParts(rest != "once")
+		if err == nil {
+			err = r.Commit(context.Background())
+		}
+		return name(err)
+	case "part":
+		return nextPart(r, milliseconds(rest))
+	case "show":
+		return name(d.show(rest))
 	case "out":
 		return d.out(r)
 	case "reason":
@@ -249,6 +263,48 @@ func (d *driver) fill(r *client.Request, text string) error {
 	return nil
 }
 
+func nextPart(r *client.Request, t time.Duration) string {
+	ctx, cancel := context.WithTimeout(context.Background(), t)
+	defer cancel()
+	part, err := r.NextPart(ctx)
+	if errors.Is(err, io.EOF) {
+		return "End"
+	}
+	if errors.Is(err, status.ErrExpired) && errors.Is(r.Poll(), status.ErrNotDone) {
+		return "Timeout" // of this wait
+	}
+	if err != nil {
+		return name(err)
+	}
+	text := "OK"
+	if part.Restarted {
+		text = "Again"
+	}
+	steps, err := tensor.As[float32](part.Tensor)
+	for _, x := range steps {
+		text += fmt.Sprintf(" %g", x)
+	}
+	return cmp.Or(text, name(err))
+}
+
+// show ROW STEPS VALUE fills the row's steps up to there, and shows them.
+func (d *driver) show(rest string) error {
+	var row, n int
+	var value float32
+	if _, err := fmt.Sscan(rest, &row, &n, &value); err != nil {
+		return err
+	}
+	if row >= d.batch.Rows() {
+		return d.batch.Show(row, n)
+	}
+	y := worker.Row[float32](d.batch.Output(0), row)
+	for j := d.shown[row]; j < min(n, len(y)); j++ {
+		y[j] = value
+	}
+	d.shown[row] = n
+	return d.batch.Show(row, n)
+}
+
 func (d *driver) out(r *client.Request) string {
 	y, err := r.Output(d.client.Model().Signature.Outputs[0].Name)
 	if err != nil {
@@ -291,7 +347,7 @@ func (d *driver) next(t time.Duration) string {
 	if err != nil {
 		return name(err)
 	}
-	d.batch = b
+	d.batch, d.shown = b, [64]int{}
 	return fmt.Sprintf("OK %d requests %d rows", b.Len(), b.Rows())
 }
 

@@ -70,7 +70,21 @@ func damage(t *testing.T, socket, model string, with status.Code) {
 	t.Cleanup(func() { s.Close() })
 }
 
-// hostile runs the commands thief and damage.
+// lie shows that many steps of every request, of an attempt so much later, as a broken
+// worker could.
+func lie(t *testing.T, socket, model string, attempts, steps uint32) {
+	t.Helper()
+	s, err := attach.Open(t.Context(), socket, &control.Request{Op: control.OpWorker, Model: model,
+		Worker: &control.WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[<=6]"}, Depth: 1}})
+	must.Do(t, err)
+	for slot := range uint32(slots) {
+		s.Board.Show(slot, s.Board.Shown(slot).Attempt()+attempts, steps)
+		s.Board.Ring(slot)
+	}
+	t.Cleanup(func() { s.Close() })
+}
+
+// hostile runs the commands thief, damage and lie.
 func hostile(t *testing.T, socket, who, what string) bool {
 	t.Helper()
 	switch who {
@@ -83,6 +97,13 @@ func hostile(t *testing.T, socket, who, what string) bool {
 			t.Fatal(err)
 		}
 		damage(t, socket, model, status.Code(with))
+	case "lie":
+		var model string
+		var attempts, steps uint32
+		if _, err := fmt.Sscan(what, &model, &attempts, &steps); err != nil {
+			t.Fatal(err)
+		}
+		lie(t, socket, model, attempts, steps)
 	default:
 		return false
 	}

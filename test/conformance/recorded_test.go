@@ -10,11 +10,11 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client/ringbatchtest"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/shm"
-	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // recorded repeats a request and returns a recording of the model m meanwhile.
@@ -49,11 +49,9 @@ func recorded(t *testing.T, socket string, request func()) *stats.Trace {
 }
 
 // startWorker starts a broker and a worker of the model m.
-func startWorker(t *testing.T) (*testbed.Local, *peer) {
+func startWorker(t *testing.T) (*ringbatchtest.Broker, *peer) {
 	t.Helper()
-	b, err := testbed.StartLocal(broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond})
-	must.Do(t, err)
-	t.Cleanup(func() { _ = b.Close() })
+	b := ringbatchtest.Start(t, broker.Config{OpenFolder: true, DrainTime: 100 * time.Millisecond})
 	worker := start(t, "Go", b.Socket())
 	worker.do(t, "attach m|x:f32[4] -> y:f32[4]|wait_time=0 slots=64", "OK")
 	return b, worker

@@ -10,9 +10,9 @@ import (
 
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/broker"
+	"github.com/ringbatch/ringbatch/client/ringbatchtest"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/tensor"
-	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
 // A client attaches to the old broker until the new broker has the socket, and then to
@@ -23,9 +23,7 @@ func TestBothClientsFindABrokerDuringATakeOver(t *testing.T) {
 			sig, err := tensor.ParseSignature([]string{"x:f32[4]"}, []string{"y:f32[4]"})
 			must.Do(t, err)
 			cfg := broker.Config{OpenFolder: true, Models: []broker.ModelConfig{{Name: "m", Signature: sig}}}
-			old, err := testbed.StartLocal(cfg)
-			must.Do(t, err)
-			t.Cleanup(func() { _ = old.Close() })
+			old := ringbatchtest.Start(t, cfg)
 			c := start(t, language, old.Socket())
 			given, take := make(chan error, 1), make(chan struct{})
 			cfg.Socket = old.Socket()
@@ -35,9 +33,7 @@ func TestBothClientsFindABrokerDuringATakeOver(t *testing.T) {
 				<-take
 				return err
 			}
-			next, err := testbed.StartLocal(cfg)
-			must.Do(t, err)
-			t.Cleanup(func() { _ = next.Close() })
+			ringbatchtest.Start(t, cfg)
 			must.Do(t, <-given)
 			before, err := os.Stat(cfg.Socket)
 			must.Do(t, err)

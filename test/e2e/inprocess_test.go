@@ -10,6 +10,7 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/client/ringbatchtest"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
@@ -30,11 +31,7 @@ func onLoops(t *testing.T, loops int, models ...testbed.Model) *ring {
 	for _, m := range models {
 		cfg.Models = append(cfg.Models, m.Config())
 	}
-	b, err := testbed.StartOnHeap(cfg)
-	must.Do(t, err)
-	r := &ring{observer{t, b.Socket()}}
-	t.Cleanup(func() { must.Check(t, b.Close()) })
-	return r
+	return &ring{observer{t, testbed.StartOnHeap(t, cfg).Socket()}}
 }
 
 // worker serves until the returned function is called, or the test ends.
@@ -50,7 +47,7 @@ func (r *ring) serve(cfg worker.Config, fn worker.Func) (leave func()) {
 
 // serveAs is serve for the model or stage of the configuration.
 func (r *ring) serveAs(cfg worker.Config, fn worker.Func) (leave func()) {
-	end := testbed.ServeLocal(cfg, fn)
+	end := ringbatchtest.Serve(cfg, fn)
 	leave = sync.OnceFunc(func() {
 		if err := end(); err != nil && !errors.Is(err, context.Canceled) {
 			r.t.Errorf("worker: %v", err)

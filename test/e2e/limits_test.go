@@ -23,6 +23,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/client/ringbatchtest"
 	"github.com/ringbatch/ringbatch/internal/attach"
 	"github.com/ringbatch/ringbatch/internal/control"
 	"github.com/ringbatch/ringbatch/internal/must"
@@ -308,10 +309,7 @@ func TestRepliesLongerThanAFrameArriveWhole(t *testing.T) {
 		}
 		cfg.Models = append(cfg.Models, broker.ModelConfig{Name: fmt.Sprint("m", i), Signature: sig, Policy: p})
 	}
-	l, err := testbed.StartLocal(cfg)
-	must.Do(t, err)
-	defer l.Close()
-	a := admin.New(l.Socket())
+	a := admin.New(ringbatchtest.Start(t, cfg).Socket())
 	list, err := a.Models(t.Context())
 	if err != nil || len(list) != models || len(list[0].Policy["buckets.x.0"]) < 30_000 {
 		t.Errorf("%d models, %v", len(list), err)

@@ -15,6 +15,7 @@ import (
 	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/client/ringbatchtest"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/test/testbed"
@@ -291,7 +292,7 @@ func TestWorkersDeclareAPipelineThatGoesWithTheLastOfThem(t *testing.T) {
 	for k := 3; k >= 1; k-- {
 		cfg := thePipeline.StageConfig(k, h.socket)
 		cfg.Pipeline = declared
-		leave = append(leave, testbed.ServeLocal(cfg, func(_ context.Context, b *worker.Batch) error {
+		leave = append(leave, ringbatchtest.Serve(cfg, func(_ context.Context, b *worker.Batch) error {
 			for i := range b.Rows() {
 				thePipeline.RunStage(k, b, i)
 			}

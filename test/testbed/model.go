@@ -27,6 +27,7 @@ type Model struct {
 	Stages      int  // of a pipeline; see pipeline.go
 	Lanes       int  // rows that a worker holds at once, which go round
 	State       bool // the model runs sequences; see sequence.go
+	Streams     bool // the output grows
 }
 
 // Width is the default length of a row.
@@ -44,6 +45,9 @@ func (m Model) Signature() tensor.Signature {
 	sig := tensor.Signature{
 		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.I64, Shape: []int{n}}},
 		Outputs: []tensor.Spec{{Name: "y", DType: tensor.I64, Shape: []int{n}}},
+	}
+	if m.Streams {
+		sig.Outputs[0].Variable = []int{0}
 	}
 	if m.State {
 		sig.State = []tensor.Spec{{Name: "h", DType: tensor.I64, Shape: []int{n}}}

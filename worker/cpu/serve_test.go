@@ -19,8 +19,7 @@ import (
 
 func TestWhatWasPaddedToABucketComesBackInItsOwnShape(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	b, err := testbed.StartOnHeap(broker.Config{})
-	must.Do(t, err)
+	b := testbed.StartOnHeap(t, broker.Config{})
 	socket, ended := b.Socket(), make(chan error, 3)
 	inputs := []tensor.Spec{
 		{Name: "x", DType: tensor.I32, Shape: []int{4, 4, 2}, Variable: []int{0, 1}},

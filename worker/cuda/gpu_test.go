@@ -21,12 +21,12 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/client/ringbatchtest"
 	"github.com/ringbatch/ringbatch/internal/mlp"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
-	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
@@ -112,9 +112,7 @@ func host(t *testing.T, name string, o Options, settings policy.Policy, more ...
 		t.Skip(err)
 	}
 	must.Do(t, err)
-	b, err := testbed.StartLocal(broker.Config{DrainTime: time.Second, Logger: slog.Default()})
-	must.Do(t, err)
-	socket := b.Socket()
+	socket := ringbatchtest.Start(t, broker.Config{DrainTime: time.Second, Logger: slog.Default()}).Socket()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	served := make(chan error, 1)
@@ -123,7 +121,7 @@ func host(t *testing.T, name string, o Options, settings policy.Policy, more ...
 		set(&cfg)
 	}
 	wg.Go(func() { served <- Serve(ctx, cfg, m) })
-	t.Cleanup(func() { cancel(); wg.Wait(); _ = b.Close() })
+	t.Cleanup(func() { cancel(); wg.Wait() })
 	dial, stop := context.WithTimeout(ctx, 30*time.Second)
 	defer stop()
 	c, err := client.Dial(dial, "m", client.WithSocket(socket), client.WithWindow(64), client.WaitForModel())

@@ -15,9 +15,9 @@ import (
 
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
+	"github.com/ringbatch/ringbatch/client/ringbatchtest"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/tensor"
-	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 	"github.com/ringbatch/ringbatch/worker/onnx"
 )
@@ -32,10 +32,7 @@ func needLibrary(t *testing.T) {
 func serve(t *testing.T, file string, settings ...policy.Setting) *client.Client {
 	t.Helper()
 	needLibrary(t)
-	b, err := testbed.StartLocal(broker.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := ringbatchtest.Start(t, broker.Config{})
 	ctx, leave := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	go func() {
@@ -48,14 +45,8 @@ func serve(t *testing.T, file string, settings ...policy.Setting) *client.Client
 		if err := <-served; err != nil {
 			t.Errorf("served: %v", err)
 		}
-		_ = b.Close()
 	})
-	c, err := client.Dial(ctx, "m", client.WithSocket(b.Socket()), client.WaitForModel())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	return c
+	return b.Dial(t, "m", client.WaitForModel())
 }
 
 func TestRowsOfManyClientsAreAnsweredRightWhereverTheyLie(t *testing.T) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command sum is a worker with state for the gateway's tests: each step is answered with
-// the sum of its sequence's inputs.
+// Command sum has two workers for the gateway's tests: sum has state, and answers each
+// step with the sum of its sequence's inputs; letters shows its answer in parts.
 package main
 
 import (
@@ -25,6 +25,7 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	go letters(ctx)
 	cfg := worker.Config{Model: "sum", Signature: sig, WaitForBroker: 2 * time.Minute, Policy: policy.New(policy.WaitTime(0))}
 	if err := worker.Serve(ctx, cfg, sum); err != nil {
 		log.Fatal(err)
@@ -41,4 +42,29 @@ func sum(_ context.Context, b *worker.Batch) error {
 		}
 	}
 	return nil
+}
+
+// letters answers with n letters, one after the other.
+func letters(ctx context.Context) {
+	sig, err := tensor.ParseSignature([]string{"n:i32[]"}, []string{"text:u8[<=64]"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	cfg := worker.Config{Model: "letters", Signature: sig, WaitForBroker: 2 * time.Minute, Policy: policy.New(policy.WaitTime(0))}
+	err = worker.Serve(ctx, cfg, func(_ context.Context, b *worker.Batch) error {
+		for row := range b.Rows() {
+			text := b.Output(0).Bytes(row)
+			for i := range worker.Row[int32](b.Input(0), row)[0] {
+				text[i] = 'a' + byte(i)
+				if err := b.Show(row, int(i)+1); err != nil {
+					return err
+				}
+				time.Sleep(20 * time.Millisecond)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
 }

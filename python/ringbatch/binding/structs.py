@@ -8,7 +8,7 @@ from ctypes import POINTER, Structure, c_char, c_char_p, c_int, c_int32, c_int64
 ABI_VERSION = 1
 MAX_VARIABLE_DIMS = 8
 MAX_RANK = 8
-NOTIFY = 1
+NOTIFY, PARTS = 1, 4
 INPUT, OUTPUT, STATE = 0, 1, 2
 
 
@@ -84,6 +84,7 @@ class Batch(Structure):
         ("id", c_uint64), ("worker", c_uint64), ("base", c_void_p), ("requests", c_uint32), ("rows", c_uint32),
         ("runs", c_uint32), ("pad_to", c_uint32), ("dims", c_uint32 * MAX_VARIABLE_DIMS), ("request", POINTER(Member)),
         ("slot", POINTER(c_uint32)), ("run", POINTER(Run)), ("place", c_uint32), ("ragged", c_uint32), ("step", c_void_p),
+        ("streamed", c_void_p),
     ]  # fmt: skip
 
 
@@ -115,6 +116,7 @@ PROTOTYPES = {
     "rb_commit": (c_int, [_client, _request, c_int64, c_uint32]),
     "rb_commit_all": (c_int, [_client, _address, c_uint32, c_int64, c_uint32]),
     "rb_commit_on_stream": (c_int, [_client, _address, c_uint32, _address, c_int64, c_uint32]),
+    "rb_next_part": (c_int, [_client, _request, _address, c_uint64, c_int64, _address, _address]),
     "rb_wait": (c_int, [_client, _request, c_int64]),
     "rb_poll": (c_int, [_client, _request]),
     "rb_cancel": (c_int, [_client, _request]),
@@ -142,6 +144,7 @@ PROTOTYPES = {
     "rb_worker_wait": (c_int, [_worker, c_int64]),
     "rb_worker_unwanted": (c_int, [_worker, _address, c_uint32, _address]),
     "rb_batch_set_row_dims": (c_int, [_address, c_uint32, _address, c_uint32]),
+    "rb_batch_show": (c_int, [_address, c_uint32, c_uint32]),
     "rb_batch_gather": (c_int, [_address, c_int, c_uint32, _address, c_uint64]),
     "rb_batch_prefetch": (c_int, [_address, c_uint32, _address, c_uint64]),
     "rb_batch_scatter": (c_int, [_address, c_uint32, _address, c_uint64]),

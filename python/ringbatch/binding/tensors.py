@@ -288,3 +288,8 @@ def tensors_of(lib: Any, function: Any, handle: int, side: int, count: int) -> l
         found.append(Tensor(t, dims))
         dims += len(found[-1].variable)
     return found
+
+
+def growing(outputs: list[Tensor]) -> Tensor | None:
+    """The output that grows: the first one of which only the first dimension varies."""
+    return next((t for t in outputs if tuple(t.variable) == (0,) and not t.on_device), None)

@@ -18,6 +18,7 @@ from .connection import Core
 from .model import Model
 from .retrying import RetryingModel
 from .sequence import Sequence
+from .stream import Stream
 
 _MISFITS = (errors.SignatureMismatch, errors.Shape, errors.DType, errors.Rows, errors.Size, errors.Invalid)
 _LOOK_TIME = 0.2  # for room in the window
@@ -58,6 +59,9 @@ class FollowingModel(Model):
             return
         if isinstance(answer, Sequence):
             self._keep(now, answer)
+            return
+        if isinstance(answer, Stream):
+            answer._at_close = lambda: self._release(now)
             return
         with self._counting:
             now.users -= 1
@@ -148,6 +152,9 @@ class FollowingModel(Model):
 
     def submit(self, *inputs: Any, **named: Any) -> concurrent.futures.Future:
         return self._call_on(Model.submit, inputs, named)
+
+    def stream(self, *inputs: Any, **named: Any) -> Stream:
+        return self._call_on(Model.stream, inputs, named)
 
     def sequence(self, *rows: Any, **named: Any) -> Sequence:
         return self._call_on(Model.sequence, rows, named)

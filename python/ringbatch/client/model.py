@@ -28,6 +28,7 @@ from .future import Future
 from .request import Chosen, Request, chosen, claim
 from .sequence import Sequence
 from .split import Arrays, gather_split, pieces, submit_split
+from .stream import Stream
 
 _making = threading.Lock()  # held while completions are made
 
@@ -238,6 +239,23 @@ class Model(Caller):
     def _as_list(self, given: Any) -> list[Rows]:
         """The inverse of Core.give."""
         return list(given.values()) if len(self._core.signature.outputs) > 1 else [given]
+
+    # -- in parts
+
+    def stream(
+        self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None,
+        from_start: bool = True, **named: Any,
+    ) -> Stream:
+        """Sends one item, and yields its answer in parts while the worker appends to it: ``for part in model.stream(x)``,
+        or ``async for``. The other keywords are those of a call.
+
+        A part is ``(values, restarted)``. If the row begins again on another worker, the next part says
+        ``restarted``, and the parts before it do not count; with ``from_start=False`` the stream then
+        raises :class:`Restarted` instead.
+        """
+        self._check()
+        arrays, rows = self._arrays(inputs, named)
+        return Stream(self, arrays, rows, timeout, chosen(self._core, priority, cost), from_start)
 
     # -- without copies
 

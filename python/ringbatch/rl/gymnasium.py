@@ -4,7 +4,7 @@
     envs = gymnasium.make_vec("CartPole-v1", num_envs=16)
     with rb.connect("policy", window=16) as policy, rb.connect("learn", window=16) as learn:
         for unroll in Actor(envs, policy, steps=20):
-            learn(**unroll)  # one request of 16 rows
+            learn(unroll)  # one request of 16 rows
 """
 
 from __future__ import annotations

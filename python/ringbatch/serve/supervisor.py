@@ -89,8 +89,10 @@ def serve_all(
     http: int | str | None,
     grpc: int | str | None,
     pipeline: tuple[str, str] | None = None,
+    until: tuple[StopEvent, Callable[[], None]] | None = None,
 ) -> None:
-    """pipeline: the name and declaration, if the workers are its stages."""
+    """pipeline: the name and declaration, if the workers are its stages. until: ends it, instead of signals; and is called when all
+    models are ready, instead of a line on standard error."""
     if os.environ.get(CHILD):
         raise Reached(served)
     counts = [processes] * len(served) if isinstance(processes, int) else list(processes)
@@ -106,18 +108,20 @@ def serve_all(
     if pipeline:
         here = [worker.as_stage(*pipeline) for worker in here]
     gateway = gateway_table(at, http, grpc)
-    with stopping() as stop, in_threads(here, at, stop) as threads_attached:
+    with contextlib.nullcontext(until[0]) if until else stopping() as stop, in_threads(here, at, stop) as threads_attached:
         names = [pipeline[0]] if pipeline else [getattr(item, "model", None) for item in served]
-        say_ready = ReadyLine(names, at, threads_attached)
+        say_ready = ReadyLine(names, at, threads_attached, until and until[1])
         run_commands(commands, counts_of, at, stop, gateway, broker, say_ready)
 
 
 class ReadyLine:
     """Says once that all models are ready, and how to call them."""
 
-    def __init__(self, names: Sequence[str | None], at: str, threads_attached: Callable[[], bool]) -> None:
-        """names: None for a factory or an import path, whose name only its worker process knows."""
-        self._names, self._at, self._threads_attached = names, at, threads_attached
+    def __init__(
+        self, names: Sequence[str | None], at: str, threads_attached: Callable[[], bool], instead: Callable[[], None] | None = None
+    ) -> None:
+        """names: None for a factory or an import path, whose name only its worker process knows. instead: is called instead."""
+        self._names, self._at, self._threads_attached, self._instead = names, at, threads_attached, instead
         self._said = False
 
     def __call__(self, joined: bool) -> None:
@@ -125,6 +129,8 @@ class ReadyLine:
         if self._said or not self._threads_attached():
             return
         self._said = True
+        if self._instead:
+            return self._instead()
         names = [name for name in self._names if name]
         if len(names) < len(self._names):
             names = [m["name"] for m in ask_broker("models", self._at) or [] if m["workers"]]

@@ -117,6 +117,7 @@ class Batch:
     _scatter: list[tuple[int, np.ndarray]] = _lazy(lambda _: [])
     _row_dims: dict[int, Sequence[int]] = _lazy(lambda _: {})  # sizes of the outputs' variable dimensions, if the function set them
     _asked_runs: dict[str, set[int]] = _lazy(lambda _: {})  # the runs of outputs that the function took
+    _appended: dict[str, list[int]] = _lazy(lambda _: {})  # the size of each row, of outputs that the function appended to
     _failed: set[int] = _lazy(lambda _: set())  # requests
 
     #: Of a packed worker: where each row begins, and the last one ends; int32.
@@ -262,6 +263,8 @@ class Batch:
 
     def _output(self, k: int) -> np.ndarray:
         t = self._sig.outputs[k]
+        if t.name in self._appended:
+            raise errors.Invalid(f"output {t.name!r}: append to it, or write batch.outputs, not both")
         packed = t.variable and self._packed
         if self.contiguous and not packed:
             return self._run(self._sig.outputs, t.name, 0)
@@ -297,6 +300,46 @@ class Batch:
         """Sets them for one row: three images of one request have three numbers of boxes."""
         self._set_dims([row], self.request_of(row), dims)
 
+    def append(self, name: str, row: int, values: Any) -> None:
+        """Appends to a row of an output of which only the first dimension varies: one step, an array of some, or bytes.
+
+        Rows grow from size 0 on. A client that takes the answer in parts (``model.stream``) gets the first
+        such output of the model at once. More than there is room for fails the row's request alone.
+        """
+        t = _find(self._sig.outputs, name)
+        if tuple(t.variable) != (0,) or t.on_device:
+            raise errors.Invalid(f"output {name!r} does not grow: declare it on the host, and let its first dimension alone vary")
+        if not 0 <= row < self.rows:
+            raise errors.Rows(f"row {row} of a batch of {self.rows}")
+        part = _steps(t, values)
+        if part.ndim == len(t.shape) - 1:
+            part = part[None]
+        if part.shape[1:] != t.shape[1:] or part.ndim != len(t.shape):
+            raise errors.Shape(f"output {name!r} grows by steps of shape {t.shape[1:]}; got shape {part.shape}")
+        sizes = self._appended.get(name) or self._begin_appending(t)
+        at, size = sizes[row], sizes[row] + len(part)
+        if size > t.shape[0]:
+            self.fail(self.request_of(row), errors.Shape(f"output {name!r} has at most {t.shape[0]}, row {row} would have {size}"))
+            return
+        self._mapping.rows(t, self._b.slot[row], 1, t.shape)[0][at:size] = part
+        sizes[row] = size
+        self._grow(t, row, size)
+        if t is self._ring.growing:
+            self._raw.show(row, size)
+
+    def _begin_appending(self, t: Tensor) -> list[int]:
+        if t.name in self._made_out or t.name in self._asked_runs:
+            raise errors.Invalid(f"output {t.name!r}: append to it, or write batch.outputs, not both")
+        sizes = self._appended[t.name] = [0] * self.rows
+        for row in range(self.rows):
+            self._grow(t, row, 0)
+        return sizes
+
+    def _grow(self, t: Tensor, row: int, size: int) -> None:
+        dims = list(self._row_dims.get(row, self._sig.output_maxima))
+        dims[t.dims_at] = size
+        self._set_dims([row], 0, dims)
+
     def _set_dims(self, rows: Iterable[int], i: int, dims: Sequence[int]) -> None:
         if len(dims) != self._sig.variable_outputs:
             raise errors.Shape(f"the outputs have {self._sig.variable_outputs} variable dimensions, {len(dims)} sizes were given")
@@ -305,6 +348,10 @@ class Batch:
                 self.fail(i, errors.Shape(f"variable output dimension {n} is 0..{most}, got {d}"))
                 return
         for row in rows:
+            for name, sizes in self._appended.items():
+                if dims[_find(self._sig.outputs, name).dims_at] < sizes[row]:
+                    self.fail(i, errors.Shape(f"output {name!r}: row {row} took back steps: {sizes[row]} were appended, and stay"))
+                    return
             self._raw.set_row_dims(row, dims)
             self._row_dims[row] = tuple(dims)
 
@@ -348,7 +395,7 @@ class Batch:
     def _take(self, result: Any) -> None:
         """Writes the returned outputs. If the function touched batch.outputs[name], the returned value is ignored.
         An output that was neither returned nor touched fails the batch: the slots still have the bytes of earlier requests."""
-        touched = "_made_out" in self.__dict__ or "_asked_runs" in self.__dict__
+        touched = not self.__dict__.keys().isdisjoint(("_made_out", "_asked_runs", "_appended"))
         if touched or not write_outputs(self._raw.at, self._ring.plain_outputs, result):
             self._take_each(result)
         for t in self._sig.state:
@@ -360,7 +407,7 @@ class Batch:
             result = None  # batch.outputs itself: returning it writes nothing
         returned = {} if result is None else self._by_name(result)
         for k, t in enumerate(self._sig.outputs):
-            if t.name in self._made_out:
+            if t.name in self._made_out or t.name in self._appended:
                 continue
             if t.name in self._asked_runs:
                 self._fail_other_runs(t)
@@ -369,9 +416,7 @@ class Batch:
             if value is not None:
                 self._write(k, t, value)
             elif self._is_awaited(t):
-                said = ", ".join(name for name in returned if returned[name] is not None) or "None"
-                advice = f'return the output, or write batch.outputs["{t.name}"][...]'
-                raise errors.Invalid(f"the function returned {said} and wrote no output {t.name!r}: {advice}")
+                raise forgotten(t.name, returned)
 
     def _by_name(self, result: Any) -> dict[str, Any]:
         """The returned outputs by name."""
@@ -387,7 +432,7 @@ class Batch:
             return dict(zip(names, result))
         if len(names) == 1:
             return {names[0]: result}
-        if self._made_out or self._asked_runs:
+        if self._made_out or self._asked_runs or self._appended:
             return {}
         raise errors.Invalid(f"the function returned {type(result).__name__}; return a dict with {', '.join(names)}, or write "
             "batch.outputs[name][...]")
@@ -496,6 +541,13 @@ class Batch:
         return [t for t in side if not t.on_device]
 
 
+def forgotten(name: str, returned: Mapping[str, Any]) -> errors.Invalid:
+    """The error of an output that the function neither returned nor touched."""
+    said = ", ".join(other for other in returned if returned[other] is not None) or "None"
+    advice = f'return the output, or write batch.outputs["{name}"][...]'
+    return errors.Invalid(f"the function returned {said} and wrote no output {name!r}: {advice}")
+
+
 # -- debug mode: outputs are filled with a pattern before the function runs
 
 _PATTERN_BYTE = 0xA5
@@ -533,6 +585,19 @@ def _same_kind(t: Tensor, array: np.ndarray) -> np.ndarray:
     if array.size and not np.can_cast(array.dtype, t.dtype, "same_kind"):
         raise errors.DType(f"output {t.name!r} is {t.dtype}, the function returned {array.dtype}")
     return converted(array, t.dtype, f"output {t.name!r}")
+
+
+def _steps(t: Tensor, values: Any) -> np.ndarray:
+    """What a function appends: an array, a number, a list of numbers, or bytes."""
+    if isinstance(values, (bytes, bytearray)):
+        values = np.frombuffer(values, np.uint8)
+    array = as_array(values)
+    if hasattr(values, "dtype") or array.dtype.kind != "i" or t.dtype.kind not in "iu":
+        return _same_kind(t, array)
+    cast = array.astype(t.dtype)  # Python's whole numbers fit any whole type that has room for them
+    if (cast != array).any():
+        raise errors.DType(f"output {t.name!r} is {t.dtype}, which has no room for {values!r}")
+    return cast
 
 
 def _find(side: Sequence[Tensor], name: str) -> Tensor:

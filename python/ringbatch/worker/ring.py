@@ -27,7 +27,7 @@ from .. import errors
 from ..binding import structs as c
 from ..binding.library import SLICE_NS, Duration, Pauses, check, encode, last_error, load, not_negative
 from ..binding.paths import complete_batch, next_batch
-from ..binding.tensors import signature_of
+from ..binding.tensors import growing, signature_of
 from ..binding.views import Mapping as SharedMapping
 from . import refusal
 from .lost_gpu import Lost, end_if_lost, end_process
@@ -208,6 +208,10 @@ class RingBatch(Rows):
         sizes = (c_uint32 * len(dims))(*dims)
         check(self._lib, self._lib.rb_batch_set_row_dims(self.at, row, addressof(sizes), len(dims)))
 
+    def show(self, row: int, steps: int) -> None:
+        """The first steps of a row's growing output are written, and stay."""
+        check(self._lib, self._lib.rb_batch_show(self.at, row, steps))
+
     def fail(self, i: int, error: BaseException | str) -> None:
         if isinstance(error, errors.Error) and self._lib.rb_batch_fail_as(self.at, i, error.status, _reason(error)) == 0:
             return  # otherwise a request cannot end with that status
@@ -278,6 +282,8 @@ class Ring:
         self.signature = signature_of(lib, lib.rb_worker_tensor, self._handle, info)
         #: Stays mapped until the last array over it is gone.
         self.mapping = SharedMapping(lib, m)
+        #: The output that a client may take in parts.
+        self.growing = growing(self.signature.outputs)
         self.mapping.offsets.update((t, t.offset) for t in self.signature.inputs + self.signature.outputs + self.signature.state)
         notes = c_char_p()
         check(lib, lib.rb_worker_notes(self._handle, addressof(notes)))

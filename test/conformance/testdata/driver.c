@@ -124,6 +124,46 @@ static void fill(rb_request *r, float value)
 	say(status);
 }
 
+/* stream r0 [once]: commits; once: it must not begin again. part r0: its next part. */
+static bool once[32];
+
+static void stream(rb_request *r, const char *rest)
+{
+	once[r - request] = !strcmp(rest, "once");
+	say(rb_commit(client, r->id, 0, RB_PARTS));
+}
+
+static void next_part(const rb_request *r, const char *rest)
+{
+	float x[64];
+	uint64_t bytes;
+	uint32_t again = 0;
+	int status = rb_next_part(client, r->id, x, sizeof x, timeout(rest), &bytes, once[r - request] ? NULL : &again);
+	if (status) {
+		say(status);
+		return;
+	}
+	printf(!bytes && !again ? "End" : again ? "Again" : "OK");
+	for (uint64_t i = 0; i < bytes / sizeof *x; i++)
+		printf(" %g", x[i]);
+	printf("\n");
+}
+
+static uint32_t shown[64];
+
+/* show ROW STEPS VALUE: fills the row's steps up to there, and shows them. */
+static void show(char *rest)
+{
+	uint32_t i = (uint32_t)atoi(part(&rest, ' ')) % 64, n = (uint32_t)atoi(part(&rest, ' '));
+	void *y;
+	uint64_t most;
+	int status = rb_batch_row(batch, RB_OUTPUT, 0, i, &y, &most);
+	for (uint64_t j = shown[i]; !status && j < n && j < most / 4; j++)
+		((float *)y)[j] = (float)atof(rest);
+	shown[i] = n;
+	say(status ? status : rb_batch_show(batch, i, n));
+}
+
 static void out(rb_request *r)
 {
 	rb_view v;
@@ -166,6 +206,7 @@ static int run(uint32_t i)
 static void next(char *rest)
 {
 	int status = rb_worker_next(worker, timeout(rest), &batch);
+	memset(shown, 0, sizeof shown);
 	if (status)
 		say(status);
 	else
@@ -270,6 +311,9 @@ int main(void)
 		else if (!strcmp(what, "poll")) say(rb_poll(client, r->id));
 		else if (!strcmp(what, "cancel")) say(rb_cancel(client, r->id));
 		else if (!strcmp(what, "release")) say(rb_release(client, r->id));
+		else if (!strcmp(what, "stream")) stream(r, rest ? rest : "");
+		else if (!strcmp(what, "part")) next_part(r, rest);
+		else if (!strcmp(what, "show")) show(rest);
 		else if (!strcmp(what, "out")) out(r);
 		else if (!strcmp(what, "reason")) printf("%s\n", (rb_wait(client, r->id, 0), rb_error()));
 		else if (!strcmp(what, "close")) say(rb_close(client));

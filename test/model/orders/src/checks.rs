@@ -15,6 +15,7 @@ pub const PROGRAMS: &[(&str, fn())] = &[
     ("mail", mail),
     ("bell", bell),
     ("end", end),
+    ("parts", parts),
     ("held", held),
     ("state", state),
     ("version", version),
@@ -157,6 +158,30 @@ fn end() {
     }
     worker.join().unwrap();
     assert!(!futex.sleeps(), "order: the client sleeps through the end of its request");
+}
+
+/// A client that sees a part's word sees its steps. It does not sleep through the ring.
+fn parts() {
+    let [shown, bell] = shared(0);
+    let [step] = plain();
+    let futex = Arc::new(Futex::new());
+    let worker = spawn({
+        let (shown, bell, step, futex) = (shown.clone(), bell.clone(), step.clone(), futex.clone());
+        move || {
+            step.write(1);
+            shown.store("shown store", 1);
+            bell.add("bell add", 1);
+            futex.wake();
+        }
+    });
+    let seen = bell.load("bell load");
+    if shown.load("shown load") == 1 {
+        assert_eq!(step.read(), 1, "order: step");
+    } else {
+        futex.wait(&bell, seen);
+    }
+    worker.join().unwrap();
+    assert!(!futex.sleeps(), "order: the client sleeps through a part");
 }
 
 /// The broker ends a request that a worker has. The client uses the slot again when the held bit is gone.

@@ -46,6 +46,7 @@ const FOLLOWER: &str = "cbindings/src/follower.c";
 const SESSION: &str = "shm/session.go";
 const BOARD: &str = "shm/board.go";
 const BELL: &str = "shm/bell.go";
+const PARTS: &str = "shm/parts.go";
 
 const PUSH_TAIL: &[Code] =
     &[(SHM, "rb_push", "atomic_exchange(&p->words->tail, p->tail + 1)"), (SESSION, "Push", "p.words.Tail.Swap(p.tail)")];
@@ -55,6 +56,12 @@ const END_CAS: &[Code] =
 const WORD_LOAD: &[Code] = &[
     (SHM_H, "rb_board_word", "atomic_load_explicit(&b->words[slot], memory_order_acquire)"),
     (BOARD, "Word", "b.words[slot].Load()"),
+];
+const RING_ADD: &[Code] =
+    &[(SHM, "rb_board_ring", "atomic_fetch_add(&b->bells[slot].count, 1)"), (BELL, "Ring", "b.Count.Add(1)")];
+const RUNG_LOAD: &[Code] = &[
+    ("cbindings/src/waiting.c", "lead", "atomic_load_explicit(&l->session.board.bells[l->first].count, memory_order_acquire)"),
+    ("client/waiting.go", "lead", "l.bell.Count.Load()"),
 ];
 const MAIL_TAIL: &[Code] = &[
     (WORKER, "has_mail", "atomic_load(&w->mail->tail)"),
@@ -105,15 +112,19 @@ pub const ROWS: &[Row] = &[
     row("bell", "bell load", Acquire, BELL_LOAD),
     row("bell", "tail load", Relaxed, MAIL_TAIL),
     row("end", "word cas", Release, END_CAS),
-    row("end", "bell add", Release, &[
-        (SHM, "rb_board_ring", "atomic_fetch_add(&b->bells[slot].count, 1)"),
-        (BELL, "Ring", "b.Count.Add(1)"),
-    ]),
-    row("end", "bell load", Acquire, &[
-        ("cbindings/src/waiting.c", "lead", "atomic_load_explicit(&l->session.board.bells[l->first].count, memory_order_acquire)"),
-        ("client/waiting.go", "lead", "l.bell.Count.Load()"),
-    ]),
+    row("end", "bell add", Release, RING_ADD),
+    row("end", "bell load", Acquire, RUNG_LOAD),
     row("end", "word load", Acquire, WORD_LOAD),
+    row("parts", "shown store", Release, &[
+        ("cbindings/src/show.c", "rb_taken_show", "| steps, memory_order_release)"),
+        (PARTS, "Show", "b.bells[slot].shown.Store("),
+    ]),
+    row("parts", "bell add", Release, RING_ADD),
+    row("parts", "bell load", Acquire, RUNG_LOAD),
+    row("parts", "shown load", Acquire, &[
+        ("cbindings/src/parts.c", "take_part", "atomic_load_explicit(&bell_of(l, r->at)->shown, memory_order_acquire)"),
+        (PARTS, "Shown", "b.bells[slot].shown.Load()"),
+    ]),
     row("held", "tail swap", Release, PUSH_TAIL),
     row("held", "tail load", Acquire, PENDING_TAIL),
     row("held", "word cas", Relaxed, END_CAS),
