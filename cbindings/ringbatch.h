@@ -565,6 +565,10 @@ RB_API int rb_worker_next(rb_worker worker, int64_t timeout, rb_batch **batch);
  * another thread uses the worker's batches, but not while that calls rb_worker_next. */
 RB_API int rb_worker_wait(rb_worker worker, int64_t timeout);
 
+/* Lists the batches in hand of which no client waits for a request any more, at most max: complete them. For a worker
+ * with lanes, between two rounds. */
+RB_API int rb_worker_unwanted(rb_worker worker, rb_batch **batches, uint32_t max, uint32_t *count);
+
 /* Run i of the k-th tensor: rows in place. RB_ERR_SHAPE for a variable input
  * of a ragged batch of several requests: its rows differ in shape. A worker must
  * not write inputs: a retry, or a later stage of a pipeline, reads them, too.

@@ -60,6 +60,8 @@ RB_API int rb_follow_device(rb_follower follower, struct rb_device *device);
  * After a restart of the broker the follower keeps its weights, and attaches again in this
  * call, which takes 2 ms longer then, less and less often. */
 RB_API int rb_follow_enter(rb_follower follower, uint32_t *version, const void **buffer, uint32_t *changed);
+/* The version in force, 0 if there is none: what rb_follow_enter would find once no thread has an older one. */
+RB_API int rb_follow_current(rb_follower follower, uint32_t *version);
 RB_API int rb_follow_loaded(rb_follower follower);
 /* The version cannot be loaded: withdraws it, and is the exit. The next rb_follow_enter has the
  * version before; RB_ERR_FAILED with the reason if there is none. */

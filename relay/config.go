@@ -32,7 +32,7 @@ type Config struct {
 	// for a far side that does not say them.
 	Inputs, Outputs []tensor.Spec
 
-	InFlight int // most batches on the network at once, 1 … 64
+	InFlight int // most batches on the network at once, 1 … 256
 	Attempts int // most hosts that a batch is sent to
 
 	TLS        bool   // with the system's authorities, or CAFile's

@@ -449,7 +449,7 @@ func TestARelayThatCannotBeIsRefusedInOneSentence(t *testing.T) {
 		{Config{Model: "m", Target: "ipv4:10.0.0.1:8001"}, "which are HOST:PORT"},
 		{Config{Model: "m", Target: "vsock:2:8001"}, "which are HOST:PORT"},
 		{Config{Model: "m", Target: "::1:8001"}, "is it [::1:8001]:8001?"},
-		{Config{Model: "m", Target: "x:1", InFlight: 65}, "1..64"},
+		{Config{Model: "m", Target: "x:1", InFlight: 257}, "1..256"},
 		{Config{Model: "m", Target: "x:1", TokenFile: "t"}, "plain sight"},
 		{Config{Model: "m", Target: "x:1", CertFile: "c"}, "its key"},
 		{Config{Model: "m", Target: "x:1", CAFile: "/no/such/file"}, "no such file"},

@@ -12,7 +12,7 @@ const (
 	reasonBytes  = 1024 // room for the text of a failure, per slot
 	MaxSlots     = 1 << 20
 	MaxBatchRows = 1 << 14
-	MaxMailDepth = 64 // batches one worker may hold
+	MaxMailDepth = 256 // batches one worker may hold
 
 	pageSize      = 4096
 	cacheLine     = 64

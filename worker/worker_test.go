@@ -321,7 +321,7 @@ func TestAttachNamesWhatIsWrong(t *testing.T) {
 		{"too much depth", func(c *worker.Config) { c.Depth = shm.MaxMailDepth + 1 }, status.ErrInvalid},
 		{"negative concurrency", func(c *worker.Config) { c.Depth, c.Concurrency = 0, -1 }, status.ErrInvalid},
 		{"concurrency beyond the depth", func(c *worker.Config) { c.Depth, c.Concurrency = 2, 3 }, status.ErrInvalid},
-		{"concurrency beyond any depth", func(c *worker.Config) { c.Depth, c.Concurrency = 0, 65 }, status.ErrInvalid},
+		{"concurrency beyond any depth", func(c *worker.Config) { c.Depth, c.Concurrency = 0, shm.MaxMailDepth+1 }, status.ErrInvalid},
 		{"unknown padding", func(c *worker.Config) { c.Pad = "some" }, status.ErrInvalid},
 		{"padding below a batch", func(c *worker.Config) { c.Pad, c.PadTo = "fixed", 1 }, status.ErrInvalid},
 		{"no name", func(c *worker.Config) { c.Model = "" }, status.ErrInvalid},

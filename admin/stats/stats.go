@@ -313,9 +313,21 @@ type Worker struct {
 	State    string  `json:"state"` // idle, busy, spare, suspended, dying, quarantined
 	SinceS   float64 `json:"since_s"`
 	InFlight int     `json:"in_flight"` // batches
+	Lanes    int     `json:"lanes"`     // batches that it runs at once
 	Batches  uint64  `json:"batches"`
 	BusyS    float64 `json:"busy_s"`
 	Restarts int     `json:"restarts"` // earlier workers of this name
+}
+
+// LanesInUse is how many of the worker's lanes run a batch.
+func (w *Worker) LanesInUse() int { return min(w.InFlight, w.Lanes) }
+
+// Doing is its state, and of a worker with several lanes how many run.
+func (w *Worker) Doing() string {
+	if w.Lanes > 1 {
+		return fmt.Sprintf("%s %d/%d", w.State, w.LanesInUse(), w.Lanes)
+	}
+	return w.State
 }
 
 // Process is a worker process that the broker started.

@@ -51,6 +51,7 @@ embeddings() { # a folder of transformers on texts of all lengths
 }
 weights() { timeout 200 python3 bench/gpu/weights.py --json "$OUT/weights.json"; } # live weights
 recurrent() { timeout 120 python3 bench/gpu/recurrent.py --json "$OUT/recurrent.json"; } # actors with state
+lanes() { timeout 90 python3 bench/python/lanes.py --device cuda --rounds 3 --seconds 3 --json "$OUT/lanes.json"; } # a decoder
 native() { # without MPS: one test makes a kernel fault on purpose
 	mps_off
 	(

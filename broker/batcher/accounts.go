@@ -149,7 +149,7 @@ func (b *Batcher) feedDebtor(now Time) bool {
 		if c.waiting.head == none || c.paid >= paid || b.turnOf(c) > now {
 			continue
 		}
-		if x := b.idleFor(b.requests[c.waiting.head].avoid); x != NoWorker {
+		if x, _ := b.idleFor(c.waiting.head); x != NoWorker {
 			best, w, paid = c.waiting.head, x, c.paid
 		}
 	}

@@ -113,12 +113,15 @@ func (b *Batcher) passReadyTimes(now Time) {
 
 // feedIdle is one step of stage 3. False: no batch is ready, or the advisor holds it back.
 func (b *Batcher) feedIdle(now Time) bool {
-	if id, w := b.nextRetry(); id != none {
+	s := b.firstReady(now)
+	id, w, lacksRoom := b.nextRetry()
+	switch {
+	case id != none:
 		b.dispatchFrom(b.inQueue, w, id, now)
 		return true
+	case lacksRoom:
+		return false // nothing overtakes it
 	}
-	w := WorkerID(b.idle.min().id)
-	s := b.firstReady(now)
 	if s < 0 {
 		b.heldFrom = Never
 		return b.feedDebtor(now)
@@ -130,6 +133,9 @@ func (b *Batcher) feedIdle(now Time) bool {
 			return false // and nothing overtakes it
 		}
 		b.heldFrom = Never
+	}
+	if w = b.workerFor(&b.idle, b.head(s, now)); w == NoWorker {
+		return false
 	}
 	limit, why := b.settings.MaxBatchSize, Nobody
 	switch {
@@ -164,8 +170,17 @@ func (b *Batcher) feedBusy(now Time) bool {
 	if !b.shapes.shapes[s].full {
 		return false
 	}
-	b.dispatch(WorkerID(b.roomy.min().id), s, b.settings.MaxBatchSize, Full, now)
+	w := b.workerFor(&b.roomy, b.head(s, now))
+	if w == NoWorker {
+		return false
+	}
+	b.dispatch(w, s, b.settings.MaxBatchSize, Full, now)
 	return true
+}
+
+// head is the first request of the queue of shape s.
+func (b *Batcher) head(s int32, now Time) *request {
+	return &b.requests[b.list(s, b.firstLevel(s, now)).head]
 }
 
 // firstReady is the shape that the next idle worker gets, or -1.

@@ -59,6 +59,8 @@ func (b *Batcher) handOver(w WorkerID, slot int32, d Dispatch, now Time) {
 	d.Batch = b.batches[slot].id
 	d.PadTo = padTo(&b.settings, &x.Worker, d.Rows)
 	x.batches = append(x.batches, slot)
+	x.cost, b.batches[slot].cost = x.cost+d.Cost, d.Cost
+	x.alone = x.Lanes > 1 && b.requests[d.Requests[0]].ranWithDead()
 	x.pass += int64(d.Rows) * passScale / int64(x.Share)
 	b.fileWorker(w)
 	b.out.Dispatches = append(b.out.Dispatches, d)

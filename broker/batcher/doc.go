@@ -15,6 +15,7 @@
 // order, and requests of a level in the order of their Arrive calls. Packing takes requests in
 // that order, never splits one, and stops at the first that does not fit. The rows of a batch are at
 // most MaxBatchSize and, if it is set, their costs at most MaxBatchCost. A single request may cost more.
+// With a MaxBatchSize of 1, MaxBatchCost limits all that a worker holds (its lanes).
 //
 // 2. A worker is idle while it runs fewer batches than it has lanes; most have one. An idle worker
 // gets a batch of a shape as soon as one of these holds. The first one names the batch and its size:
@@ -55,6 +56,8 @@
 // 8. A retry (Share is not 0) needs an idle worker. It does not go to the worker that it avoids if
 // another is not paused, nor to a doubted worker if a trusted one is left. Retries that avoid the
 // same worker share a batch: in order, of one shape, and at most as many as the smallest Share.
+// A retry with a Share of 1 that avoids no worker was in a worker that died: on a worker with several lanes
+// it runs by itself, and idle workers with less room than a retry needs get nothing else before.
 //
 // 9. Ageing lifts a waiting request by one level for each Ageing waited. In the level that it
 // reaches, it has the place of its arrival.

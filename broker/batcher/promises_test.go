@@ -38,6 +38,8 @@ type booked struct {
 type bookedWorker struct {
 	Worker
 	batches []BatchID
+	costs   map[BatchID]int
+	alone   bool // it runs a request that was in a worker that died, and has several lanes
 }
 
 func newBook(settings policy.Settings, ids int) *book {
@@ -134,7 +136,7 @@ func (b *book) workerReady(w Worker) {
 		old.Worker = w
 		return
 	}
-	b.workers[w.ID] = &bookedWorker{Worker: w}
+	b.workers[w.ID] = &bookedWorker{Worker: w, costs: map[BatchID]int{}}
 }
 
 // workerGone returns the requests that the worker was running.
@@ -161,7 +163,8 @@ func (b *book) requestsOf(batches ...BatchID) (all []*booked) {
 
 func (b *book) batchDone(id WorkerID, batch BatchID) {
 	w := b.workers[id]
-	w.batches = slices.DeleteFunc(w.batches, func(x BatchID) bool { return x == batch })
+	w.batches, w.alone = slices.DeleteFunc(w.batches, func(x BatchID) bool { return x == batch }), false
+	delete(w.costs, batch)
 	b.batches--
 	for id, r := range b.requests {
 		if r != nil && r.running == batch {
@@ -222,6 +225,8 @@ func (b *book) dispatched(now Time, d Dispatch) error {
 		return fmt.Errorf("worker %d is paused", d.Worker)
 	case len(d.Requests) == 0:
 		return fmt.Errorf("is empty")
+	case !b.hasRoom(w, b.requests[d.Requests[0]]):
+		return fmt.Errorf("worker %d has no room beside %v", d.Worker, w.batches)
 	case len(w.batches) >= max(1, w.Lanes, w.Depth):
 		return fmt.Errorf("worker %d holds %d batches already", d.Worker, len(w.batches))
 	case len(w.batches) >= max(1, w.Lanes) && d.Why != Full:
@@ -281,9 +286,22 @@ func (b *book) dispatched(now Time, d Dispatch) error {
 			}
 		}
 	}
-	w.batches = append(w.batches, d.Batch)
+	w.batches, w.costs[d.Batch] = append(w.batches, d.Batch), d.Cost
+	w.alone = w.Lanes > 1 && b.requests[d.Requests[0]].ranWithDead()
 	b.batches++
 	return nil
+}
+
+func (r *booked) ranWithDead() bool { return r.Share == 1 && r.Avoid == NoWorker }
+
+// hasRoom says whether a worker may have a request beside what it holds.
+func (b *book) hasRoom(w *bookedWorker, r *booked) bool {
+	cost := r.Rows * r.Cost
+	for _, c := range w.costs {
+		cost += c
+	}
+	most := b.settings.MaxBatchCost
+	return len(w.batches) == 0 || !w.alone && !(w.Lanes > 1 && r.ranWithDead()) && (b.settings.MaxBatchSize > 1 || most == 0 || cost <= most)
 }
 
 // mayRetry says whether a worker may get a retry: the retry does not avoid it, and it is not doubted,
@@ -302,7 +320,17 @@ func (b *book) mayRetry(w *bookedWorker, r *booked) bool {
 
 func (b *book) idle() bool {
 	for _, w := range b.workers {
-		if !w.Paused && len(w.batches) < max(1, w.Lanes) {
+		if !w.Paused && !w.alone && len(w.batches) < max(1, w.Lanes) {
+			return true
+		}
+	}
+	return false
+}
+
+// overtaken says whether a request that waits for room holds the others back.
+func (b *book) overtaken() bool {
+	for _, r := range b.requests {
+		if r != nil && r.running == 0 && (r.ranWithDead() || b.settings.MaxBatchSize == 1 && b.settings.MaxBatchCost > 0) {
 			return true
 		}
 	}
@@ -341,7 +369,7 @@ func (b *book) keepsOrder(r *booked, batch BatchID) error {
 
 // nothingWaitsInVain checks that an idle worker finds nothing more to do.
 func (b *book) nothingWaitsInVain(now Time) error {
-	idle, held := b.idle(), b.held(now)
+	idle, held, overtaken := b.idle(), b.held(now), b.overtaken()
 	runs := map[ClientID]bool{}
 	for _, r := range b.requests {
 		if r != nil && r.running != 0 && !r.clientLeft {
@@ -359,12 +387,14 @@ func (b *book) nothingWaitsInVain(now Time) error {
 		if !idle || b.owes(r.Client) || (b.settings.PreserveOrder && (runs[r.Client] || !b.firstOfClient(r))) {
 			continue
 		}
-		if r.Share > 0 {
+		if r.Share > 0 && !overtaken {
 			for _, w := range b.workers {
-				if !w.Paused && len(w.batches) < max(1, w.Lanes) && b.mayRetry(w, r) {
+				if !w.Paused && !w.alone && len(w.batches) < max(1, w.Lanes) && b.mayRetry(w, r) {
 					return fmt.Errorf("request %d is a retry and worker %d is idle", r.ID, w.ID)
 				}
 			}
+		}
+		if overtaken || r.Share > 0 {
 			continue
 		}
 		ready := r.Arrived + r.wait

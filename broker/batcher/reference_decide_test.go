@@ -168,11 +168,21 @@ func (b *reference) dispatchOne(now Time) bool {
 	})
 	retries := slices.DeleteFunc(slices.Clone(queue), func(r *refRequest) bool { return r.Share == 0 })
 	slices.SortFunc(retries, func(x, y *refRequest) int { return cmp.Compare(x.seq, y.seq) })
+	lacksRoom, avoided := false, map[WorkerID]bool{}
 	for i, r := range retries {
-		if w := b.chooseForRetry(r.Avoid); w != nil {
+		if avoided[r.Avoid] {
+			continue // nothing overtakes the first that avoids this worker
+		}
+		avoided[r.Avoid] = true
+		w, lacks := b.chooseForRetry(r)
+		if w != nil {
 			b.dispatch(w, b.packRetries(retries[i:]), Retry)
 			return true
 		}
+		lacksRoom = lacksRoom || lacks
+	}
+	if lacksRoom {
+		return false
 	}
 	if len(retries) > 0 {
 		busy = nil // nothing overtakes them
@@ -192,6 +202,7 @@ func (b *reference) dispatchOne(now Time) bool {
 			}
 		}
 		n, why, ok := b.ready(shape, now)
+		to := b.chooseFor(idle != nil, shape[0])
 		switch {
 		case !ok:
 			continue
@@ -202,10 +213,13 @@ func (b *reference) dispatchOne(now Time) bool {
 			if why != Full {
 				b.heldFrom = Never
 			}
-			b.dispatch(idle, shape[:n], why)
+			if to == nil {
+				return false
+			}
+			b.dispatch(to, shape[:n], why)
 			return true
-		case busy != nil && why == Full:
-			b.dispatch(busy, shape[:n], why)
+		case busy != nil && why == Full && to != nil:
+			b.dispatch(to, shape[:n], why)
 			return true
 		}
 		return false // nothing overtakes the first batch, which waits for an idle worker
@@ -261,7 +275,7 @@ func (b *reference) dispatchDebtor(now Time) bool {
 		if len(own) == 0 || b.turnOf(c) > now || batch != nil && c.paid >= batch[0].client.paid {
 			continue
 		}
-		if x := b.chooseForRetry(own[0].Avoid); x != nil {
+		if x, _ := b.chooseForRetry(own[0]); x != nil {
 			batch, w = own, x
 		}
 	}
@@ -323,10 +337,16 @@ func (b *reference) maxCost() int {
 
 // chooseWorker picks the idle, or else the busy but not full, worker that has
 // had the least rows for its share.
-func (b *reference) chooseWorker(idle bool) *refWorker {
+func (b *reference) chooseWorker(idle bool) *refWorker { return b.chooseFor(idle, nil) }
+
+// chooseFor is chooseWorker with room for a request.
+func (b *reference) chooseFor(idle bool, r *refRequest) *refWorker {
 	var best *refWorker
 	for _, w := range b.workers {
-		if !w.Paused && len(w.batches) < w.Depth && (len(w.batches) < w.Lanes) == idle {
+		if r != nil && !b.hasRoom(w, r) {
+			continue
+		}
+		if !w.Paused && !w.alone && len(w.batches) < w.Depth && (len(w.batches) < w.Lanes) == idle {
 			if best == nil || cmp.Or(cmp.Compare(w.pass, best.pass), cmp.Compare(w.ID, best.ID)) < 0 {
 				best = w
 			}
@@ -335,8 +355,21 @@ func (b *reference) chooseWorker(idle bool) *refWorker {
 	return best
 }
 
-// chooseForRetry is chooseWorker for a retry that avoids a worker.
-func (b *reference) chooseForRetry(avoid WorkerID) (best *refWorker) {
+// hasRoom says whether a worker may have a request beside what it holds.
+func (b *reference) hasRoom(w *refWorker, r *refRequest) bool {
+	cost := r.Rows * r.Cost
+	for _, d := range w.dispatches {
+		cost += d.Cost
+	}
+	return len(w.batches) == 0 || !(w.Lanes > 1 && r.Share == 1 && r.Avoid == NoWorker) && (b.settings.MaxBatchSize > 1 || cost <= b.maxCost())
+}
+
+// chooseForRetry is chooseWorker for a retry, which may avoid a worker. lacksRoom: one that is idle holds too much.
+func (b *reference) chooseForRetry(r *refRequest) (best *refWorker, lacksRoom bool) {
+	avoid := r.Avoid
+	if r.Share == 0 {
+		avoid = NoWorker
+	}
 	serving := slices.DeleteFunc(slices.Clone(b.workers), func(w *refWorker) bool { return w.Paused })
 	isAvoided := func(w *refWorker) bool { return w.ID == avoid }
 	if others := slices.DeleteFunc(slices.Clone(serving), isAvoided); len(others) > 0 {
@@ -346,11 +379,16 @@ func (b *reference) chooseForRetry(avoid WorkerID) (best *refWorker) {
 		serving = trusted
 	}
 	for _, w := range serving {
-		if len(w.batches) < w.Lanes && (best == nil || cmp.Or(cmp.Compare(w.pass, best.pass), cmp.Compare(w.ID, best.ID)) < 0) {
+		if w.alone || len(w.batches) >= w.Lanes {
+			continue
+		}
+		if !b.hasRoom(w, r) {
+			lacksRoom = true
+		} else if best == nil || cmp.Or(cmp.Compare(w.pass, best.pass), cmp.Compare(w.ID, best.ID)) < 0 {
 			best = w
 		}
 	}
-	return best
+	return best, lacksRoom
 }
 
 // packRetries is the batch that the first of some retries, or of a client's requests, goes out with.
@@ -388,6 +426,7 @@ func (b *reference) dispatch(w *refWorker, requests []*refRequest, why Reason) {
 	}
 	d.PadTo = padTo(&b.settings, &w.Worker, d.Rows)
 	w.batches, w.dispatches = append(w.batches, d.Batch), append(w.dispatches, d)
+	w.alone = w.Lanes > 1 && requests[0].Share == 1 && requests[0].Avoid == NoWorker
 	w.pass += int64(d.Rows) << 16 / int64(w.Share)
 	b.out.Dispatches = append(b.out.Dispatches, d)
 	b.advisor.BatchSent(b.now, d)

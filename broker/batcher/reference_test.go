@@ -56,6 +56,7 @@ type refWorker struct {
 	pass       int64
 	batches    []BatchID
 	dispatches []Dispatch // of these batches
+	alone      bool       // it runs a retry whose worker died
 }
 
 func newReference(settings policy.Settings) (*reference, error) {
@@ -290,6 +291,7 @@ func (b *reference) BatchDone(w WorkerID, batch BatchID, started, finished Time)
 			continue
 		}
 		d := x.dispatches[i]
+		x.alone = false
 		x.batches, x.dispatches = slices.Delete(x.batches, i, i+1), slices.Delete(x.dispatches, i, i+1)
 		for _, id := range d.Requests { // in order: which of them was late is learned one by one
 			b.running = slices.DeleteFunc(b.running, func(r *refRequest) bool {

@@ -56,6 +56,9 @@ type request struct {
 	owed  bool  // waiting: its client is in debt
 }
 
+// ranWithDead says whether the request was in a worker that died, so that it goes out by itself.
+func (x *request) ranWithDead() bool { return x.share == 1 && x.avoid == NoWorker }
+
 // describe fills in the caller's description of the request.
 func (x *request) describe(r *Request, clientGen uint32) {
 	x.arrived = r.Arrived

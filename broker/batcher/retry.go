@@ -17,29 +17,32 @@ func (b *Batcher) retryList(r *request) *list {
 	return &b.retries[i]
 }
 
-// nextRetry finds the oldest retry that an idle worker may get, and that worker.
-// It returns none if there is no such retry.
-func (b *Batcher) nextRetry() (first RequestID, w WorkerID) {
+// nextRetry finds the oldest retry that an idle worker may get, and that worker. It returns
+// none if there is no such retry. lacksRoom: an idle worker could get one if it held less.
+func (b *Batcher) nextRetry() (first RequestID, w WorkerID, lacksRoom bool) {
 	first = none
 	if b.retrying == 0 {
-		return first, NoWorker
+		return first, NoWorker, false
 	}
 	for i := range b.retries {
 		id := b.retries[i].head
 		if id == none || first != none && b.requests[first].seq < b.requests[id].seq {
 			continue
 		}
-		if x := b.idleFor(WorkerID(i) - 1); x != NoWorker {
+		x, lacks := b.idleFor(id)
+		lacksRoom = lacksRoom || lacks
+		if x != NoWorker {
 			first, w = id, x
 		}
 	}
-	return first, w
+	return first, w, lacksRoom
 }
 
-// idleFor chooses the idle worker that gets the next retry which avoids a worker.
-// NoWorker: that retry waits for a busy worker.
-func (b *Batcher) idleFor(avoid WorkerID) WorkerID {
-	others, trusted := 0, 0
+// idleFor chooses the idle worker that gets a retry. NoWorker: the retry waits for a busy worker, or
+// (lacksRoom) until an idle one holds less.
+func (b *Batcher) idleFor(id RequestID) (w WorkerID, lacksRoom bool) {
+	r := &b.requests[id]
+	avoid, others, trusted := r.avoid, 0, 0
 	for i := range b.workers {
 		if x := &b.workers[i]; x.attached && !x.Paused && WorkerID(i) != avoid {
 			others++
@@ -52,11 +55,16 @@ func (b *Batcher) idleFor(avoid WorkerID) WorkerID {
 	for _, x := range b.idle.items {
 		avoided := others > 0 && WorkerID(x.id) == avoid
 		doubted := trusted > 0 && b.workers[x.id].Doubted
-		if !avoided && !doubted && (best.id == uint32(NoWorker) || x.less(best)) {
+		if avoided || doubted {
+			continue
+		}
+		if !b.hasRoom(&b.workers[x.id], r) {
+			lacksRoom = true
+		} else if best.id == uint32(NoWorker) || x.less(best) {
 			best = x
 		}
 	}
-	return WorkerID(best.id)
+	return WorkerID(best.id), lacksRoom
 }
 
 // dispatchFrom gives w a batch of retries, or of a client in debt: the first of a list, and those

@@ -14,6 +14,8 @@ type worker struct {
 	attached bool
 	pass     int64
 	batches  []int32 // the batches that it holds, oldest first; indexes in Batcher.batches
+	cost     int     // of these
+	alone    bool    // it runs a request that was in a worker that died, and nothing else
 }
 
 // passScale is the pass of one row at share 1. 2^63 is reached after 10^14
@@ -24,6 +26,7 @@ const passScale = 1 << 16
 type batch struct {
 	id       BatchID
 	requests list
+	cost     int
 }
 
 // WorkerReady reports that w attached, or changed its description.
@@ -67,7 +70,7 @@ func (b *Batcher) WorkerGone(w WorkerID) {
 		}
 		b.freeBatches = append(b.freeBatches, slot)
 	}
-	x.batches = x.batches[:0]
+	x.batches, x.cost, x.alone = x.batches[:0], 0, false
 	x.attached = false
 	b.advisor.WorkerGone(w)
 	b.idle.remove(uint32(w))
@@ -93,6 +96,7 @@ func (b *Batcher) BatchDone(w WorkerID, id BatchID, started, finished Time) {
 		b.advisor.BatchDone(w, id, started, max(started, finished))
 		b.freeBatches = append(b.freeBatches, slot)
 		x.batches = slices.Delete(x.batches, i, i+1)
+		x.cost, x.alone = x.cost-b.batches[slot].cost, false
 		b.fileWorker(w)
 		return
 	}
@@ -114,12 +118,36 @@ func (b *Batcher) fileWorker(w WorkerID) {
 	b.idle.remove(id)
 	b.roomy.remove(id)
 	switch n := len(x.batches); {
-	case x.Paused:
+	case x.Paused || x.alone:
 	case n < x.Lanes:
 		b.idle.set(id, x.pass, int64(w))
 	case n < x.Depth:
 		b.roomy.set(id, x.pass, int64(w))
 	}
+}
+
+// hasRoom says whether an idle worker, or a busy one with room, may have a request now. Batches on the lanes of a
+// worker run together, so a request that was in a worker that died needs all lanes. With a max_batch_size of 1
+// max_batch_cost limits all that a worker holds.
+func (b *Batcher) hasRoom(x *worker, r *request) bool {
+	if len(x.batches) == 0 {
+		return true
+	}
+	return !(x.Lanes > 1 && r.ranWithDead()) && (b.settings.MaxBatchSize > 1 || !b.isTooCostly(x.cost+int(r.cost)))
+}
+
+// workerFor is the worker of a heap that gets the request: with room, the fewest rows for its share. NoWorker: none.
+func (b *Batcher) workerFor(h *minHeap, r *request) WorkerID {
+	if w := h.min(); b.hasRoom(&b.workers[w.id], r) {
+		return WorkerID(w.id)
+	}
+	best := heapItem{id: uint32(NoWorker)}
+	for _, x := range h.items {
+		if b.hasRoom(&b.workers[x.id], r) && (best.id == uint32(NoWorker) || x.less(best)) {
+			best = x
+		}
+	}
+	return WorkerID(best.id)
 }
 
 // newBatch opens an empty batch record.

@@ -37,6 +37,7 @@ type simWorker struct {
 type simHistory struct {
 	poison simPoison
 	deaths int  // workers that died with it
+	died   bool // the last of its batches
 	hangs  int  // those of them that had it for longer than their lease
 	left   bool // a worker was done with it and never answered
 	// Batches that failed as a whole with it, the most requests of its next one (0: no
@@ -130,7 +131,8 @@ func (w *simWorker) mayBeKilled() {
 //	                        → texts → done, as a whole
 type simBatch struct {
 	id    uint64
-	size  int // requests of its mail
+	size  int  // requests of its mail
+	died  bool // a worker died with its request
 	reqs  []shm.MailRequest
 	wrote int
 	ended int
@@ -186,7 +188,7 @@ func (w *simWorker) die(how string) {
 		for i := range b.reqs {
 			f := w.pastOf(&b.reqs[i])
 			f.deaths++
-			f.share = 1
+			f.share, f.died = 1, true
 		}
 	}
 	if w.s.chance(0.5) {
@@ -221,6 +223,9 @@ func (w *simWorker) take() {
 			b.reqs = append(b.reqs, q)
 			w.beginSteps(&q)
 		}
+	}
+	if b.died = len(b.reqs) > 0 && w.pastOf(&b.reqs[0]).died; w.sess.info.Lanes > 1 && len(w.batches) > 0 && (b.died || w.batches[0].died) {
+		w.s.fail("%s gets batch %d beside %d, and a worker died with one of them", w.name, b.id, w.batches[0].id)
 	}
 	w.batches = append(w.batches, b)
 	w.s.note("%s takes batch %d with %d requests", w.name, b.id, len(b.reqs))
@@ -330,6 +335,7 @@ func (w *simWorker) raise(b *simBatch) {
 		if f.failures++; f.failures > maxFailures {
 			w.s.fail("slot %d generation %d was run %d times", q.Slot, q.Gen, f.failures)
 		}
+		f.died = false
 		if f.share = max(1, b.size/2); b.size == 1 {
 			f.alone = append(f.alone, w)
 		}

@@ -406,7 +406,7 @@ func (s *world) attachWorker() {
 	}
 	name := fmt.Sprintf("worker%d of %s", len(s.workers), s.name)
 	depth := 1 + s.rng.IntN(3)
-	p, info := s.peer(name), WorkerInfo{Depth: depth, Share: 1}
+	p, info := s.peer(name), WorkerInfo{Depth: depth, Lanes: s.rng.IntN(depth + 1), Share: 1}
 	if err := s.st.openWorker(p, &info); err != nil {
 		s.fail("open worker: %v", err)
 	}
@@ -418,7 +418,7 @@ func (s *world) attachWorker() {
 		done:       shm.Producer[shm.Done]{Ring: shm.DoneRing(sess.seg, depth)},
 		unkillable: s.faulty() && s.chance(0.2), garbage: s.faulty() && s.chance(0.05)}
 	s.workers = append(s.workers, w)
-	s.note("%s attaches, depth %d", name, depth)
+	s.note("%s attaches, depth %d, lanes %d", name, depth, info.Lanes)
 	s.l.settleRound()
 }
 

@@ -195,6 +195,10 @@ int rb_follow_enter(rb_follower f, uint32_t *version, const void **buffer, uint3
 {
 	RB_WITH_WEIGHTS(&rb_followers, version && buffer && changed, f, enter(w, version, buffer, changed));
 }
+int rb_follow_current(rb_follower f, uint32_t *version)
+{
+	RB_WITH_WEIGHTS(&rb_followers, version, f, (*version = rb_version_of(rb_weights_in_force(w->live)), RB_OK));
+}
 int rb_follow_loaded(rb_follower f) { RB_WITH_WEIGHTS(&rb_followers, true, f, loaded(w)); }
 int rb_follow_refuse(rb_follower f, const char *reason) { RB_WITH_WEIGHTS(&rb_followers, reason, f, refuse_now(w, reason)); }
 int rb_follow_exit(rb_follower f) { RB_WITH_WEIGHTS(&rb_followers, true, f, leave(w)); }

@@ -12,7 +12,7 @@
 #define RB_GO_REASON_BYTES 0x400ull
 #define RB_GO_MAX_SLOTS 0x100000ull
 #define RB_GO_MAX_BATCH_ROWS 0x4000ull
-#define RB_GO_MAX_MAIL_DEPTH 0x40ull
+#define RB_GO_MAX_MAIL_DEPTH 0x100ull
 #define RB_GO_PAGE 0x1000ull
 #define RB_GO_CACHE_LINE 0x40ull
 #define RB_GO_SEGMENT_HEADER 0x1000ull

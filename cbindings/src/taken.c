@@ -168,6 +168,14 @@ int rb_taken_read(rb_taken *b, const uint8_t *mail)
 	return RB_OK;
 }
 
+bool rb_taken_wanted(const rb_taken *b)
+{
+	for (uint32_t i = 0; i < b->shown.requests; i++)
+		if (rb_board_open(&b->worker->session.board, b->answer[i].slot, b->answer[i].gen))
+			return true;
+	return false;
+}
+
 void rb_taken_fail(rb_taken *b, uint32_t i, int status, const char *text)
 {
 	free(b->answer[i].reason);

@@ -346,6 +346,15 @@ int rb_worker_wait(rb_worker id, int64_t timeout)
 	return status;
 }
 
+static int unwanted(rb_work *w, rb_batch **batches, uint32_t max, uint32_t *count)
+{
+	*count = 0;
+	for (uint32_t i = 0; i < w->batches && *count < max; i++)
+		if (w->batch[i]->in_use && !rb_taken_wanted(w->batch[i]))
+			batches[(*count)++] = &w->batch[i]->shown;
+	return RB_OK;
+}
+
 static int next(rb_work *w, int64_t timeout, rb_batch **batch)
 {
 	rb_ask_short_slice();
@@ -367,3 +376,8 @@ static int next(rb_work *w, int64_t timeout, rb_batch **batch)
 }
 
 int rb_worker_next(rb_worker id, int64_t timeout, rb_batch **batch) { WITH_WORKER(batch, id, next(w, timeout, batch)); }
+
+int rb_worker_unwanted(rb_worker id, rb_batch **batches, uint32_t max, uint32_t *count)
+{
+	WITH_WORKER(count && (batches || !max), id, unwanted(w, batches, max, count));
+}

@@ -93,6 +93,8 @@ void rb_work_leave(rb_entry *e, rb_work *w);
 rb_taken *rb_work_spare(rb_work *w);
 /* Copies a mail, without requests that have ended meanwhile. */
 int rb_taken_read(rb_taken *b, const uint8_t *mail);
+/* Whether a client waits for one of its requests. */
+bool rb_taken_wanted(const rb_taken *b);
 void rb_taken_complete(rb_taken *b);
 /* show.c: begins an attempt of the rows whose clients take parts. */
 void rb_taken_begin(rb_taken *b);

@@ -210,6 +210,7 @@ static int child(rb_client c, rb_request r, rb_map map, rb_worker w, rb_batch *b
 	const void *in[] = {x};
 	void *out[] = {y}, *p;
 	uint64_t u;
+	uint32_t n;
 	WANT_ALL(RB_ERR_FORKED,
 		rb_input(c, r.id, 0, &v), rb_output(c, r.id, 0, &v), rb_set_priority(c, r.id, 0), rb_set_cost(c, r.id, 0),
 		rb_commit(c, r.id, 0, 0),
@@ -219,7 +220,8 @@ static int child(rb_client c, rb_request r, rb_map map, rb_worker w, rb_batch *b
 		rb_worker_next(w, -1, &b), rb_batch_run(b, 0, 0, 0, &v), rb_batch_row(b, 0, 0, 0, &p, &u),
 		rb_batch_set_row_dims(b, 0, NULL, 0), rb_batch_fail(b, 0, ""), rb_batch_fail_as(b, 0, RB_ERR_EXPIRED, ""),
 		rb_next_part(c, r.id, &u, 8, 0, &u, NULL), rb_batch_show(b, 0, 1), rb_batch_fail_all(b, ""), rb_batch_waiting(b, 0), rb_batch_gather(b, 0, 0, x, 16),
-		rb_batch_scatter(b, 0, x, 16), rb_batch_pack(b, 0, x, 16, NULL), rb_batch_unpack(b, 0, x, 16), rb_batch_complete(b));
+		rb_batch_scatter(b, 0, x, 16), rb_batch_pack(b, 0, x, 16, NULL), rb_batch_unpack(b, 0, x, 16),
+		rb_worker_unwanted(w, &b, 1, &n), rb_batch_complete(b));
 	if (!strstr(rb_error(), "fork"))
 		return 2;
 	if (map.base[4096] != 0) /* the parent's slots are not here */
@@ -424,6 +426,11 @@ void packed(void)
 	CHECK(!memcmp(x, "aabbccdddddddd", 14));
 	WANT(RB_OK, rb_batch_unpack(b, 0, x, 14));
 	WANT(RB_OK, rb_batch_unpack(b, 1, (int32_t[]){7, 8, 9, 10}, 16));
+	rb_batch *idle[2];
+	uint32_t count = 9;
+	WANT_ALL(RB_ERR_INVALID, rb_worker_unwanted(w, NULL, 1, &count), rb_worker_unwanted(w, idle, 2, NULL));
+	WANT(RB_OK, rb_worker_unwanted(w, idle, 2, &count));
+	CHECK(count == 0);
 	for (uint32_t i = 0; i < b->runs; i++) /* a failed unpack writes nothing */
 		WANT(RB_OK, rb_batch_run(b, RB_OUTPUT, 2, i, &v));
 	WANT(RB_OK, rb_batch_complete(b));

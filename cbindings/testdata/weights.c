@@ -194,6 +194,10 @@ static void misuse(void)
 	WANT(RB_ERR_VERSION, rb_follow_device(f, &d));
 	WANT_ALL(RB_ERR_INVALID, rb_follow_exit(f), rb_follow_loaded(f), rb_follow_refuse(f, "no"), rb_follow_tensor(f, 2, &t));
 	WANT(RB_OK, rb_follow_enter(f, &v, &seen, &changed));
+	uint32_t current = 0;
+	WANT(RB_OK, rb_follow_current(f, &current));
+	CHECK(current == v);
+	WANT(RB_ERR_INVALID, rb_follow_current(f, NULL));
 	CHECK(v == 1 && changed);
 	WANT(RB_ERR_FAILED, rb_follow_refuse(f, "no")); /* there is no version before */
 	WANT(RB_ERR_FAILED, rb_follow_enter(f, &v, &seen, &changed));

@@ -119,7 +119,7 @@ func (t *top) lines() []string {
 	fmt.Fprintln(w, "\nworker\tpid\tgpu\tstate\tbatches\trestarts\tmodel")
 	for i := range models {
 		for _, k := range models[i].Workers {
-			fmt.Fprintf(w, "%s #%d\t%d\t%s\t%s\t%d\t%d\t%s\n", printable.Text(k.Name, 40), k.ID, k.Pid, printable.Text(k.GPU, 40), k.State,
+			fmt.Fprintf(w, "%s #%d\t%d\t%s\t%s\t%d\t%d\t%s\n", printable.Text(k.Name, 40), k.ID, k.Pid, printable.Text(k.GPU, 40), k.Doing(),
 				k.Batches, k.Restarts, printable.Text(models[i].Name, 40))
 		}
 	}

@@ -85,6 +85,7 @@ var (
 		"Slots of requests: queued, running, or held (ended early, a worker still has them).", "model", "state")
 	clients = newMetric(gauge, "model_clients", "Clients that are attached, each with a window of slots.", "model")
 	workers = newMetric(gauge, "model_workers", "Workers that are attached, by state.", "model", "state")
+	lanes   = newMetric(gauge, "model_lanes", "Batches that the workers can run at once, by whether they do.", "model", "state")
 	ready   = newMetric(gauge, "model_workers_ready",
 		"Workers that can be counted on: they wait for work, or their batch does not take unusually long.", "model")
 	attached    = newMetric(counter, "model_workers_attached_total", "Workers that ever attached.", "model")
@@ -205,6 +206,12 @@ func collectModel(ch chan<- prometheus.Metric, put func(m *metric, value float64
 	for state, n := range states {
 		put(workers, float64(n), m.Name, state)
 	}
+	inUse, all := 0, 0
+	for i := range m.Workers {
+		inUse, all = inUse+m.Workers[i].LanesInUse(), all+m.Workers[i].Lanes
+	}
+	put(lanes, float64(inUse), m.Name, "busy")
+	put(lanes, float64(all-inUse), m.Name, "free")
 	collectWorkers(put, m)
 	for _, h := range []struct {
 		is  *metric

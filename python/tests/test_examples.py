@@ -233,6 +233,11 @@ def test_streaming_audio_is_filtered_as_the_whole_signal(env):
     assert re.match(r"3 of 3 streams are as if filtered at once; 60 chunks in \d+ batches", out)
 
 
+def test_lines_are_read_in_lanes(env):
+    out = subprocess.check_output([sys.executable, str(EXAMPLES / "read_lines.py"), "3", "20"], env=env, text=True, timeout=200)
+    assert out.startswith("60 of 60 lines were read right")
+
+
 def test_text_is_read_by_a_worker_that_calls_two_models(env):
     with program(env, EXAMPLES / "read_text.py"):
         out = subprocess.check_output([sys.executable, str(EXAMPLES / "read_text.py"), "ask"], env=env, text=True, timeout=120)

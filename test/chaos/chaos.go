@@ -26,6 +26,7 @@ var campaigns = []campaign{
 	{"clients", "SIGKILL of clients at labelled steps and at random", 10000, 150, killClients, false},
 	{"workers", "SIGKILL of workers in the middle of batches", 5000, 120, killWorkers, false},
 	{"sequences", "deaths in sequences with state: SIGKILL of workers and clients, hang-ups of clients", 150_000, 360, killSequences, false},
+	{"lanes", "SIGKILL of workers between the rounds of 16 rows, and of clients", 4000, 60, killLanes, false},
 	{"streams", "SIGKILL of workers and clients in the middle of streams; events are answers", 1_000_000, 4000, killStreams, false},
 	{"weights", "SIGKILL of publishers and workers of live weights; events are answers", 10_000_000, 50_000, killWeights, false},
 	{"turns", "20 models with room for 5 under random load; events are seconds", 600, 30, turnModels, false},

@@ -133,22 +133,24 @@ func playWorker(c *testbed.Child, job victimJob) error {
 			continue
 		}
 		_ = c.Tell("attached", nil)
-		for {
+		for p.Model.Lanes == 0 || p.goRounds(ctx, w) {
 			b, err := w.Next(ctx)
 			if err != nil {
 				break
 			}
-			label := ""
-			if p.Label != "" {
-				if p.After--; p.After < 0 {
-					label = p.Label
-				}
-			}
-			p.compute(b, label)
+			p.compute(b, p.labelOfNext())
 		}
 		w.Close()
 	}
 	return nil
+}
+
+// labelOfNext is the step of the next batch at which this worker dies; none at first.
+func (p *player) labelOfNext() string {
+	if p.After--; p.After < 0 {
+		return p.Label
+	}
+	return ""
 }
 
 func (p *player) compute(b *worker.Batch, label string) {
@@ -185,6 +187,10 @@ func (p *player) compute(b *worker.Batch, label string) {
 			}
 		}
 	}
+	p.answer(b, label)
+}
+
+func (p *player) answer(b *worker.Batch, label string) {
 	switch label {
 	case "before word":
 		p.die()
@@ -212,7 +218,7 @@ func playClient(c *testbed.Child, job victimJob) error {
 		if p.After--; p.After < 0 && p.Label == "random" {
 			p.dieWithin(1500 * time.Microsecond)
 		}
-		rows := 1 + p.rng.IntN(min(conn.Model().Window, 3))
+		rows := 1 + p.rng.IntN(min(conn.Model().Window, conn.Model().MaxBatchSize, 3))
 		x := make([]int64, rows*testbed.Width)
 		for j := range x {
 			x[j] = id + int64(j)

@@ -31,6 +31,7 @@ type driver struct {
 	requests [32]client.Request
 	worker   *worker.Worker
 	batch    *worker.Batch
+	held     [8]*worker.Batch
 
 	shown [64]int // see show
 
@@ -150,6 +151,17 @@ func (d *driver) do(line string) string {
 		return d.part(what, n)
 	case "sizes":
 		return name(d.batch.SetOutputDims(0, n))
+	case "wanted":
+		if !d.batch.Waiting(0) {
+			return "Canceled"
+		}
+		return "OK"
+	case "hold":
+		d.held[n%len(d.held)] = d.batch
+		return "OK"
+	case "take":
+		d.batch = d.held[n%len(d.held)]
+		return "OK"
 	case "fail":
 		d.batch.FailAll(errors.New(rest))
 		d.batch.Complete()
@@ -340,7 +352,7 @@ func (d *driver) texts(r *client.Request) string {
 }
 
 func (d *driver) attach(rest string) error {
-	parts := append(strings.SplitN(rest, "|", 4), "", "") // model, signature, policy, version
+	parts := append(strings.SplitN(rest, "|", 5), "", "", "") // model, signature, policy, version, lanes
 	in, out, _ := strings.Cut(parts[1], "->")
 	out, state, _ := strings.Cut(out, " state ")
 	sig, err := tensor.ParseSignature(strings.Fields(in), strings.Fields(out), strings.Fields(state)...)
@@ -351,7 +363,10 @@ func (d *driver) attach(rest string) error {
 	if err != nil {
 		return err
 	}
-	d.worker, err = worker.Attach(context.Background(), worker.Config{Model: parts[0], Signature: sig, Policy: p, Version: parts[3]})
+	lanes, _ := strconv.Atoi(parts[4])
+	d.worker, err = worker.Attach(context.Background(), worker.Config{
+		Model: parts[0], Signature: sig, Policy: p, Version: parts[3], Depth: lanes, Concurrency: lanes,
+	})
 	return err
 }
 

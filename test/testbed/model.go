@@ -25,6 +25,7 @@ type Model struct {
 	Width       int // numbers of a row; default Width
 	Private     bool
 	Stages      int  // of a pipeline; see pipeline.go
+	Lanes       int  // rows that a worker holds at once, which go round
 	State       bool // the model runs sequences; see sequence.go
 	Streams     bool // the output grows
 }
@@ -61,7 +62,9 @@ func (m Model) Config() broker.ModelConfig {
 
 // WorkerConfig configures a worker that declares the model.
 func (m Model) WorkerConfig(socket string) worker.Config {
-	return worker.Config{Socket: socket, Model: m.Name, Signature: m.Signature(), Policy: m.policy()}
+	return worker.Config{
+		Socket: socket, Model: m.Name, Signature: m.Signature(), Policy: m.policy(), Concurrency: m.Lanes,
+	}
 }
 
 // ErrWrongBytes reports a wrong answer.

@@ -81,6 +81,12 @@ class Follower:
         check(self._lib, self._lib.rb_follow_loaded(self._handle.number))
         return True
 
+    def is_newer(self) -> bool:
+        """Whether another version is in force than that of the last enter."""
+        version = c_uint32()
+        check(self._lib, self._lib.rb_follow_current(self._handle.number, addressof(version)))
+        return version.value != self.version
+
     def look(self) -> None:
         """Attaches again after a restart of the broker, before a batch comes: publishers look for workers that follow."""
         self.settle(wait=True)

@@ -304,6 +304,8 @@ class Ring:
             for side in (self.signature.inputs, self.signature.outputs)
         )  # fmt: skip
         self.plain_outputs = outputs if len(outputs) == len(self.signature.outputs) else ()
+        self._unwanted, self._count = (c_uint64 * 256)(), c_uint32()
+        self._unwanted_at, self._count_at = addressof(self._unwanted), addressof(self._count)
         # The usual case: all rows of the model have one shape.
         self._shapes = None if self.signature.variable_inputs else [t.shape for t in self.signature.inputs]
 
@@ -327,6 +329,11 @@ class Ring:
         if status in (0, errors.Timeout.status):
             return status == 0
         raise last_error(self.lib, status)
+
+    def unwanted(self) -> Sequence[int]:
+        """The addresses of batches in hand of which no client waits for a request any more."""
+        check(self.lib, self.lib.rb_worker_unwanted(self._handle, self._unwanted_at, len(self._unwanted), self._count_at))
+        return self._unwanted[: self._count.value] if self._count.value else ()
 
     def close(self) -> None:
         """Detaches. Uncompleted batches fail."""

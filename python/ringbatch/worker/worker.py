@@ -28,12 +28,13 @@ from .batch import Batch
 from .buffers import Buffers
 from .refusal import for_python
 from .ring import Ring, RingBatch, Stop, keep_attached, run_one, worker_options
+from .rounds import Rounds, check_lanes, check_model, depth_of
 
 if TYPE_CHECKING:  # asyncio takes long to load
     import asyncio
 
 _DEFAULT_CONCURRENCY = 4
-_MOST_CONCURRENCY = 64  # the size of a worker's mailbox
+_MOST_CONCURRENCY = 64
 _LOOK_S = 0.05  # between looks whether to stop
 
 
@@ -47,6 +48,7 @@ def worker(
     state: Specs = (),
     depth: int = 0,
     concurrency: int = 0,
+    lanes: int = 0,
     share: int = 0,
     pad_to: int = 0,
     pad_preferred: bool = False,
@@ -93,6 +95,8 @@ def worker(
     debug: fail requests whose outputs were not written in full; default $RINGBATCH_DEBUG.
     depth: batches handed over at once. share: of the work, relative to other workers.
     concurrency: batches in flight of a coroutine function (default 4, at most 64).
+    lanes: rows that the worker holds at once, for a model that goes round: a class with ``start(self, lanes, rows)`` and
+        ``step(self, lanes)``, which returns outputs and which lanes are done; docs/lanes.md.
     pad_to, pad_preferred: pad batches with rows of zeros.
     gather_threads: threads that copy the rows of a batch above 1 MiB; 0 is one for each
         core, at most 16, or 1 below 4 cores.
@@ -110,15 +114,20 @@ def worker(
         if any(key.partition(".")[0] == "buckets" for key in policy):
             raise errors.Invalid("packed rows follow one another without padding, so there are no buckets: leave buckets out")
         _check_packed(packed, declared(inputs), declared(outputs), policy.setdefault("ragged", True))
+    if lanes:
+        check_lanes(lanes, declared(outputs), {"packed": packed, "pad_to": pad_to, "pad_preferred": pad_preferred, "depth": depth,
+            "concurrency": concurrency}, policy)  # fmt: skip
     _warn_of_small_batches(model, declared(inputs), policy)
     o = worker_options(
-        depth=depth, share=share, pad_to=pad_to, pad_preferred=pad_preferred, gather_threads=gather_threads, run_once=bool(run_once),
-        version=version, name=name, gpu=gpu, **policy,
+        depth=depth or (lanes and depth_of(lanes)), lanes=lanes, share=share, pad_to=pad_to, pad_preferred=pad_preferred,
+        gather_threads=gather_threads, run_once=bool(run_once), version=version, name=name, gpu=gpu, **policy,
     )
     text = signature(inputs, outputs, memory, state)
 
     def made(function: Callable[[Batch], Any]) -> Worker:
         following.check(live_weights, _is_async(function))
+        if lanes:
+            check_model(function)
         if not _is_async(function) and concurrency:
             raise errors.Invalid("concurrency is for coroutine functions (async def): others run one batch at a time; depth is the "
                 "number of batches handed over")
@@ -246,7 +255,9 @@ class Worker:
                 attached()
             if follower is not None:
                 follower.look()
-            if loop is not None:
+            if o.lanes:
+                Rounds(ring, function, o.lanes, follower, bool(o.run_once)).run(ended)
+            elif loop is not None:
                 from .coroutines import AsyncServing
 
                 AsyncServing(ring, function, o.depth, self._debug).run(loop, ended)
@@ -273,6 +284,8 @@ class Worker:
                 loop.run_until_complete(setup())
             else:
                 setup()
+        if self._options.lanes:
+            return check_model(made)  # type: ignore[no-any-return]
         call = made if callable(made) else getattr(made, "forward", None)
         if not callable(call):
             raise errors.Invalid(f"{self.function!r} has neither __call__(self, batch) nor forward(self, batch)")

@@ -16,7 +16,7 @@
 static rb_client client;
 static rb_worker worker;
 static rb_request request[32];
-static rb_batch *batch;
+static rb_batch *batch, *held[8];
 static uint64_t sequence[8];
 
 static void say(int status) { printf("%s\n", rb_status_name(status)); }
@@ -36,7 +36,9 @@ static char *part(char **s, char c)
 static void attach(char *rest)
 {
 	char *model = part(&rest, '|'), *signature = part(&rest, '|'), *policy = part(&rest, '|');
-	rb_worker_options o = {.size = sizeof o, .policy = policy, .version = rest};
+	char *version = part(&rest, '|');
+	uint32_t lanes = rest ? (uint32_t)atoi(rest) : 0;
+	rb_worker_options o = {.size = sizeof o, .policy = policy, .version = version, .lanes = lanes, .depth = lanes};
 	say(rb_worker_attach(model, signature, &o, &worker));
 }
 
@@ -347,6 +349,18 @@ static int sizes(uint32_t n)
 	return status;
 }
 
+/* Whether a client waits for the batch. */
+static int wanted(void)
+{
+	rb_batch *found[8];
+	uint32_t count;
+	int status = rb_worker_unwanted(worker, found, 8, &count);
+	for (uint32_t i = 0; !status && i < count; i++)
+		if (found[i] == batch)
+			status = RB_ERR_CANCELED;
+	return status;
+}
+
 int main(void)
 {
 	char line[4096];
@@ -388,6 +402,9 @@ int main(void)
 		else if (!strcmp(what, "run")) say(run(n));
 		else if (!strcmp(what, "complete")) say(rb_batch_complete(batch));
 		else if (!strcmp(what, "sizes")) say(sizes(n));
+		else if (!strcmp(what, "wanted")) say(wanted());
+		else if (!strcmp(what, "hold")) held[n % 8] = batch, say(RB_OK);
+		else if (!strcmp(what, "take")) batch = held[n % 8], say(RB_OK);
 		else if (!strcmp(what, "fail")) say((rb_batch_fail_all(batch, rest), rb_batch_complete(batch)));
 		else if (!strcmp(what, "detach")) say(rb_worker_close(worker));
 		else if (!rest || !do_sequence(what, rest)) printf("no command %s\n", what);

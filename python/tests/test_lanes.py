@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers with lanes: models that go round."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from conftest import broker_at, eventually, program, rb_wait, serving
+
+import ringbatch as rb
+
+COUNT = {"inputs": {"n": ("int32", (2,))}, "outputs": {"text": ("uint8", ("<=64",)), "sum": ("int64", ())}}
+LANES = 4
+
+
+def text_of(first: int, length: int) -> np.ndarray:
+    return ((first + np.arange(length)) % 251).astype(np.uint8)
+
+
+class Counter:
+    """A row [first, length] gives the numbers from first on, one a round, and their sum."""
+
+    def __init__(self) -> None:
+        self.first, self.left, self.at, self.sum = (np.zeros(LANES, np.int64) for _ in range(4))
+        self.rounds, self.most, self.begun = 0, 0, []
+
+    def start(self, lanes, rows):
+        assert len(lanes) == len(rows)
+        self.begun += [lanes.tolist()]
+        n = rows.inputs["n"]
+        self.first[lanes], self.left[lanes], self.at[lanes], self.sum[lanes] = n[:, 0], n[:, 1], 0, 0
+
+    def step(self, lanes):
+        self.rounds, self.most = self.rounds + 1, max(self.most, len(lanes))
+        letters = (self.first + self.at) % 251
+        self.at[lanes] += 1
+        self.left[lanes] -= 1
+        self.sum[lanes] += letters[lanes]
+        return {"text": letters.astype(np.uint8), "sum": self.sum}, self.left <= 0
+
+
+def check(answer, first: int, length: int) -> None:
+    want = text_of(first, length)
+    np.testing.assert_array_equal(answer["text"], want)
+    assert answer["sum"] == want.sum()
+
+
+@contextlib.contextmanager
+def counting(socket: str, model: str, made, **options):
+    worker = rb.worker(model, **COUNT, lanes=LANES, **options)(made)
+    with serving(worker, socket), rb.connect(model, socket=socket, wait=60, window=32) as m:
+        yield m
+
+
+def test_rows_leave_their_lanes_alone_and_new_ones_take_them(socket):
+    made = Counter()
+    with counting(socket, "count", made) as m:
+        asked = [(i, 1 + 13 * i % 37) for i in range(60)]
+        futures = [m.submit(np.array(n, np.int32)) for n in asked]
+        for f, (first, length) in zip(futures, asked):
+            check(f.result(60), first, length)
+        rounds = made.rounds
+        assert rounds < sum(length for _, length in asked) / 2, "rows did not share rounds"
+        assert made.most == LANES
+        check(m(np.array([7, 64], np.int32)), 7, 64)  # as long as the output holds
+
+
+class Words(Counter):
+    """The same in words of two, as a list with nothing for the first round; it never has a sum for odd lengths."""
+
+    def step(self, lanes):
+        words = [text_of(f + 2 * (a - 1), 2) if a else [] for f, a in zip(self.first[lanes], self.at[lanes])]
+        self.at[lanes] += 1
+        self.left[lanes] -= 2
+        done = self.left[lanes] < -1
+        return {"text": words, "sum": np.full(len(lanes), 5)}, done, {int(n): "odd" for n in lanes[done] if self.left[n] % 2}
+
+
+def test_a_round_appends_any_number_of_elements_and_may_fail_a_row(socket):
+    with counting(socket, "words", Words()) as m:
+        futures = [m.submit(np.array([i, i], np.int32)) for i in range(2, 12)]
+        for i, f in enumerate(futures, 2):
+            if i % 2:
+                with pytest.raises(rb.Failed, match="odd"):
+                    f.result(60)
+            else:
+                np.testing.assert_array_equal(f.result(60)["text"], text_of(i, i))
+        with pytest.raises(rb.Failed, match="at most 64"):
+            m(np.array([0, 66], np.int32))
+
+
+class Poison(Counter):
+    """Raises in the third round of a row that begins with 13, and at the start of a row that begins with 14."""
+
+    def start(self, lanes, rows):
+        super().start(lanes, rows)
+        if (rows.inputs["n"][:, 0] == 14).any():
+            raise ValueError("fourteen")
+
+    def step(self, lanes):
+        if ((self.first[lanes] == 13) & (self.at[lanes] == 2)).any():
+            raise ValueError("thirteen")
+        return super().step(lanes)
+
+
+@pytest.mark.parametrize("run_once", [False, True])
+def test_only_the_row_to_blame_fails_unless_rows_run_once(socket, run_once):
+    name = f"poison{run_once}"
+    with counting(socket, name, Poison(), run_once=run_once) as m:
+        asked = [(i, 20) for i in range(24)]
+        failed = set()
+        for f, (first, length) in zip([m.submit(np.array(n, np.int32)) for n in asked], asked):
+            try:
+                check(f.result(60), first, length)
+            except rb.Failed as e:
+                assert "thirteen" in str(e) or "fourteen" in str(e)
+                failed.add(first)
+        assert failed == {13, 14} if not run_once else {13, 14} <= failed
+
+
+def test_a_canceled_or_expired_row_frees_its_lane(socket):
+    made, go = Counter(), threading.Semaphore(0)
+    step = made.step
+    made.step = lambda lanes: (go.acquire(timeout=5), step(lanes))[1]
+    with counting(socket, "slow", made) as m, m.request() as lost:
+        kept = [m.submit(np.array([i, 60], np.int32)) for i in range(2)]
+        lost.inputs["n"][...] = 1, 64
+        lost.commit()
+        late = m.submit(np.array([1, 64], np.int32), timeout=0.5)
+        eventually(lambda: go.release() or sum(map(len, made.begun)) >= LANES - 1)  # it may expire in the queue
+        waiting = [m.submit(np.array([i, 3], np.int32)) for i in (5, 6)]
+        lost.cancel()
+        with pytest.raises(rb.Expired):
+            late.result(60)
+        for _ in range(200):
+            go.release()
+        for f, n in [*zip(kept, [(0, 60), (1, 60)]), *zip(waiting, [(5, 3), (6, 3)])]:
+            check(f.result(60), *n)
+
+
+class Transducer:
+    """Each chunk continues the sequence: as many letters as the chunk says."""
+
+    def __init__(self) -> None:
+        self.h, self.left = np.zeros(LANES, np.int64), np.zeros(LANES, np.int64)
+
+    def start(self, lanes, rows):
+        assert ((rows.state["h"] == 0) | ~rows.fresh).all()
+        self.h[lanes], self.left[lanes] = rows.state["h"], rows.inputs["n"][:, 1]
+        return {int(n): "bad chunk" for n, x in zip(lanes, rows.inputs["n"]) if x[0] < 0}
+
+    def step(self, lanes):
+        letters = (self.h % 251).astype(np.uint8)
+        self.h[lanes] += 1
+        self.left[lanes] -= 1
+        return {"text": letters, "sum": self.h, "h": self.h}, self.left <= 0
+
+
+def test_the_state_of_a_sequence_advances_if_and_only_if_the_step_was_answered(socket):
+    worker = rb.worker("chunks", **COUNT, state={"h": ("int64", ())}, lanes=LANES)(Transducer)
+    with serving(worker, socket), rb.connect("chunks", socket=socket, wait=60) as m, m.sequence() as a, m.sequence() as b:
+        for k in range(5):
+            np.testing.assert_array_equal(a.step(np.array([0, 3], np.int32))["text"], text_of(3 * k, 3))
+            with pytest.raises(rb.Failed, match="bad chunk"):
+                a.step(np.array([-1, 3], np.int32))
+            np.testing.assert_array_equal(b.step(np.array([0, 2], np.int32))["text"], text_of(2 * k, 2))
+        np.testing.assert_array_equal(m(np.array([0, 2], np.int32))["text"], text_of(0, 2))
+
+
+class Lengths:
+    """Sums the first k tokens in round k; as long as the row of tokens."""
+
+    def start(self, lanes, rows):
+        assert [t.dtype for t in rows.inputs["tokens"]] == [np.float32] * len(lanes)
+        self.rows = {**getattr(self, "rows", {}), **dict(zip(lanes.tolist(), map(list, rows.inputs["tokens"])))}
+        self.total = {**getattr(self, "total", {}), **dict.fromkeys(lanes.tolist(), 0.0)}
+
+    def step(self, lanes):
+        for n in lanes.tolist():
+            self.total[n] += self.rows[n].pop(0)
+        return {"sums": [[[self.total[n], 1.0]] for n in lanes.tolist()]}, np.array([not self.rows[n] for n in lanes.tolist()])
+
+
+def test_inputs_of_variable_size_are_lists(socket):
+    worker = rb.worker("sums", inputs={"tokens": "f32[<=16]"}, outputs={"sums": "f64[<=16,2]"}, lanes=3)(Lengths)
+    with serving(worker, socket), rb.connect("sums", socket=socket, wait=60, window=16) as m:
+        rows = [np.arange(1, n + 1, dtype=np.float32) for n in range(1, 12)]
+        for f, x in zip([m.submit(x) for x in rows], rows):
+            y = f.result(60)
+            assert y.shape == (len(x), 2)
+            np.testing.assert_array_equal(y[:, 0], np.cumsum(x))
+
+
+WORKER = """
+import sys
+sys.path.insert(0, {tests!r})
+import os, signal
+import ringbatch as rb
+from test_lanes import COUNT, LANES, Counter
+
+class Deadly(Counter):
+    def step(self, lanes):
+        if ((self.first[lanes] == 13) & (self.at[lanes] == 2)).any():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(lanes)
+
+@rb.worker("deadly", **COUNT, lanes=LANES)
+class Made(Deadly):
+    pass
+
+if __name__ == "__main__":
+    rb.serve(Made, processes=2)
+"""
+
+
+def test_a_row_that_kills_workers_between_rounds_fails_alone(env, tmp_path):
+    file = tmp_path / "deadly.py"
+    file.write_text(WORKER.format(tests=os.path.dirname(__file__)))
+    with program(env, file), rb.connect("deadly", socket=env["RINGBATCH_SOCKET"], wait=60, window=32) as m:
+        asked = [(i, 5 + i) for i in range(30)]
+        for f, (first, length) in zip([m.submit(np.array(n, np.int32)) for n in asked], asked):
+            if first == 13:
+                with pytest.raises(rb.WorkerDied):
+                    f.result(120)
+            else:
+                check(f.result(120), first, length)
+
+
+def test_rows_begin_again_on_the_next_broker(at):
+    made = Counter()
+    made.step, step = (lambda lanes: (time.sleep(0.001), step(lanes))[1]), made.step
+    worker = rb.worker("again", **COUNT, lanes=LANES)(made)
+    with broker_at(at) as first, serving(worker, at):
+        with rb.connect("again", socket=at, wait=60, retry=60, window=16) as m:
+            futures = [m.submit(np.array([i, 60], np.int32)) for i in range(8)]
+            eventually(lambda: made.rounds > 20)
+            first.send_signal(signal.SIGKILL)
+            first.wait()
+            with broker_at(at):
+                for i, f in enumerate(futures):
+                    check(f.result(120), i, 60)
+
+
+def test_new_weights_wait_until_no_row_is_in_a_lane(socket):
+    class Weighted(Counter):
+        def start(self, lanes, rows):
+            super().start(lanes, rows)
+            self.w = rows.weights["w"]
+
+        def step(self, lanes):
+            outputs, done = super().step(lanes)
+            return {"text": np.full(LANES, self.w[0], np.uint8), "sum": outputs["sum"]}, done
+
+    worker = rb.worker("weighted", **COUNT, lanes=LANES, live_weights=True)(Weighted)
+    with serving(worker, socket), rb.publisher("weighted", {"w": np.zeros(1, np.float32)}, socket=socket, wait=60) as p:
+        p.publish({"w": np.ones(1, np.float32)})
+        with rb.connect("weighted", socket=socket, wait=60, window=32) as m:
+            futures = []
+            for version in range(2, 12):
+                futures += [m.submit(np.array([i, 40], np.int32)) for i in range(6)]
+                p.publish({"w": np.full(1, version, np.float32)})
+            seen = [f.result(60)["text"] for f in futures]
+        assert all(len(t) == 40 and (t == t[0]).all() for t in seen), "versions mixed in a row"
+        assert seen[-1][0] >= 2
+
+
+def test_wrong_models_and_rounds_are_refused_by_name(socket):
+    for options, said in [
+        ({"lanes": 0.5}, "lanes=0.5"), ({"lanes": 1000}, "1 to"), ({"lanes": 2, "max_batch_size": 8}, "max_batch_size"),
+        ({"lanes": 2, "pad_to": 8}, "pad_to"), ({"lanes": 2, "depth": 8}, "depth"),
+    ]:  # fmt: skip
+        with pytest.raises(rb.Invalid, match=said):
+            rb.worker("wrong", **COUNT, **options)
+    with pytest.raises(rb.Invalid, match="first dimension"):
+        rb.worker("wrong", inputs="x:f32[]", outputs="y:f32[4,<=4]", lanes=2)
+    with pytest.raises(rb.Invalid, match="step"):
+        rb.worker("wrong", **COUNT, lanes=2)(type("NoStep", (), {"start": print}))
+    made = Counter()
+    with counting(socket, "wrong", made) as m:
+        for result, said in [
+            (None, "want outputs, done"), (({"text": np.zeros(LANES, np.uint8)}, np.ones(LANES, bool)), "no sum"),
+            (({"texts": 1}, np.ones(1, bool)), "texts"), (({"text": np.zeros(3, np.uint8), "sum": 0}, np.ones(1, bool)), "3"),
+            (({"text": np.zeros(1), "sum": [0]}, np.ones(1, bool)), "float64"), (({"text": [0], "sum": [0]}, [0.5]), "bool"), (({"text": [0], "sum": [0]}, [True]), "int64"),
+            (({"text": np.ones(1, np.uint8), "sum": [0]}, np.zeros(1, bool), {3: "not mine"}), "lane 3"),
+        ]:  # fmt: skip
+            made.step = lambda lanes, result=result: result
+            with pytest.raises(rb.Failed, match=said):
+                m(np.array([1, 2], np.int32))
+        del made.step
+        check(m(np.array([1, 2], np.int32)), 1, 2)
