@@ -71,6 +71,25 @@ def test_rows_leave_their_lanes_alone_and_new_ones_take_them(socket):
         check(m(np.array([7, 64], np.int32)), 7, 64)  # as long as the output holds
 
 
+def test_rows_in_lanes_stream(socket):
+    with counting(socket, "streamed", Counter()) as m:
+        plain = [m.submit(np.array([i, 64], np.int32)) for i in range(8)]
+        parts = list(m.stream(np.array([5, 40], np.int32)))
+        assert len(parts) > 1 and not any(p.restarted for p in parts)
+        np.testing.assert_array_equal(np.concatenate([p.values for p in parts]), text_of(5, 40))
+        for i, f in enumerate(plain):
+            check(f.result(60), i, 64)
+
+
+def test_a_part_that_a_client_has_seen_is_not_taken_back(socket):
+    with counting(socket, "seen", Poison()) as m:
+        seen = []
+        with pytest.raises(rb.Failed, match="thirteen"):
+            seen.extend(m.stream(np.array([13, 20], np.int32)))
+        text = np.concatenate([p.values for p in seen]) if seen else text_of(13, 0)
+        np.testing.assert_array_equal(text, text_of(13, len(text)))
+
+
 class Words(Counter):
     """The same in words of two, as a list with nothing for the first round; it never has a sum for odd lengths."""
 

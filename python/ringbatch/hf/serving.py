@@ -81,19 +81,19 @@ class TextModel:
         self, folder: str | os.PathLike[str], task: str | None = None, device: str | torch.device | None = None,
         dtype: torch.dtype | None = None, pickles: bool = False, truncate: bool = False, max_bytes: int | None = None,
     ) -> None:  # fmt: skip
-        path, device = Path(folder), device_of(device)
+        path, where = Path(folder), device_of(device)
         task = task_of(path, task)
-        self.task, self.device, self._truncate, self.said = task, device, truncate, ""
+        self.task, self.device, self._truncate, self.said = task, where, truncate, ""
         self.head = head_of(path, pickles) if task == "embed" else Head(path)
         module, self.tokenizer = load(self.head.path, task, dtype, pickles)
         config = module.config
         pad = next(x for x in (self.tokenizer.pad_token_id, config.pad_token_id, 0) if x is not None)
-        self.encoder = Encoder(module, device, pad, task == "classify")
-        self.dense = torch.nn.Sequential(*self.head.dense).to(device).eval()
+        self.encoder = Encoder(module, where, pad, task == "classify")
+        self.dense = torch.nn.Sequential(*self.head.dense).to(where).eval()
         limits = [self.head.max_tokens, self.encoder.most_tokens, getattr(config, "max_position_embeddings", None)]
         limits.append(self.tokenizer.model_max_length if self.tokenizer.model_max_length < 1 << 30 else None)
         self.most = min([n for n in limits if n and n > 0] or [_USUAL_TOKENS])
-        self.coarse = module.dtype in (torch.float16, torch.bfloat16) or device.type == "cuda"
+        self.coarse = module.dtype in (torch.float16, torch.bfloat16) or where.type == "cuda"
         self.labels = [str(config.id2label[i]) for i in range(config.num_labels)] if task == "classify" else []
         self._scores = _scores_of(config)
         size = max_bytes or min(8 * self.most, _MOST_BYTES)

@@ -217,6 +217,10 @@ class RingBatch(Rows):
         sizes = (c_uint32 * len(dims))(*dims)
         check(self._lib, self._lib.rb_batch_set_row_dims(self.at, row, addressof(sizes), len(dims)))
 
+    def is_streamed(self, row: int) -> bool:
+        """Whether the client takes the row's answer in parts."""
+        return bool(self.c.streamed and c_uint8.from_address(self.c.streamed + row).value)
+
     def show(self, row: int, steps: int) -> None:
         """The first steps of a row's growing output are written, and stay."""
         check(self._lib, self._lib.rb_batch_show(self.at, row, steps))

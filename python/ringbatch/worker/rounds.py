@@ -2,7 +2,7 @@
 """Lanes: rows that go round together in one worker, each from its own start to its own end.
 
 1. free lanes take new rows, without waiting while other lanes are busy: ``start``
-2. all busy lanes go one round: ``step``. Outputs of variable size grow in their slots
+2. all busy lanes go one round: ``step``. Outputs of variable size grow in their slots, where streams see them
 3. each row that is done is answered alone; a row that nobody awaits leaves its lane
 
 A row is a batch of its own for the broker (``max_batch_size=1``), so that retries, deadlines,
@@ -136,6 +136,7 @@ class Rounds:
         self._slot = np.zeros(lanes, np.intp)
         self._half = np.zeros(lanes, np.intp)  # that the row's step reads
         self._growing = {t.name: _Growing(ring, t, lanes) for t in sig.outputs if t.variable}
+        self._shown: dict[int, int] = {}  # of lanes whose client takes parts: how much of the growing output it may have seen
         self._fixed = {t.name: t for t in [*sig.outputs, *sig.state] if not t.variable}
         self._names = {t.name for t in [*sig.outputs, *sig.state]}
         self._busy = self._busy_slots = self._slot[:0]
@@ -195,6 +196,8 @@ class Rounds:
             self._half[lanes] = [int(b.halves()[0]) for b in new]
         for lane, batch in zip(taken, new):
             self._batch[lane], self._lane_of[batch.at] = batch, lane
+            if batch.is_streamed(0):
+                self._shown[lane] = 0
         for g in self._growing.values():
             g.size[lanes] = 0
         self._changed = True
@@ -229,6 +232,7 @@ class Rounds:
             failed = dict(result[2]) if len(result) == 3 else {}
             ended = lanes[done]
             self._write(result[0], lanes, done, ended, failed)
+            self._show()
             self._fail(failed)
         except Exception as e:
             self._divide(lanes, e)
@@ -287,6 +291,15 @@ class Rounds:
             for lane in g.grow(some, slots, values).tolist():
                 failed.setdefault(lane, errors.Size(f"output {name!r} has at most {g.most}, and the row grew beyond: say done before"))
 
+    def _show(self) -> None:
+        """Shows the streams' clients how far their rows have grown."""
+        for lane, shown in self._shown.items():
+            batch, t = self._batch[lane], self._ring.growing
+            assert batch is not None and t is not None
+            if (size := int(self._growing[t.name].size[lane])) > shown:
+                batch.show(0, size)
+                self._shown[lane] = size
+
     # -- the end of rows
 
     def _fail(self, failed: Mapping[int, Any]) -> None:
@@ -309,15 +322,19 @@ class Rounds:
         assert batch is not None
         del self._lane_of[batch.at]
         self._free.append(lane)
+        self._shown.pop(lane, None)
         self._changed = True
         return batch
 
     def _divide(self, lanes: np.ndarray, e: Exception) -> None:
         """After an exception: the rows begin again in halves, each by itself, down to the one that is to blame. With
-        run_once all of them fail."""
+        run_once all of them fail, and rows of which a client has seen a part do: it is not taken back."""
         log.error("a round of %d rows failed", lanes.size, exc_info=e)
         end_if_lost(e)
+        seen = [self._release(lane) for lane in lanes.tolist() if self._shown.get(lane)]
         rows = [self._release(lane) for lane in lanes.tolist() if self._batch[lane] is not None]
+        for batch in seen:
+            batch.answer_failed(e)
         if len(rows) > 1 and not self._run_once:
             self._suspects += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
             return
