@@ -33,6 +33,7 @@ type sample struct{ key, flag, toml, is, bad string }
 var samples = []sample{
 	{"max_batch_size", "16", "16", "16", "0"},
 	{"max_batch_cost", "8192", "8192", "8192", "-1"},
+	{"cost", "x.1", `"x.1"`, "x.1", "y"},
 	{"wait_time", "0.005", `"5ms"`, "5ms", "soon"},
 	{"latency_goal", "0.02", `"20ms"`, "20ms", "-1ms"},
 	{"preferred_batch_sizes", "8,16", "[8, 16]", "8,16", "x"},
@@ -64,7 +65,7 @@ type host struct {
 }
 
 func serve(t *testing.T, models ...broker.ModelConfig) (*host, error) {
-	sig, err := tensor.ParseSignature([]string{"x:i32[<=8]"}, []string{"y:i32[1]"})
+	sig, err := tensor.ParseSignature([]string{"x:i32[<=8,<=8]"}, []string{"y:i32[1]"})
 	must.Do(t, err)
 	dir, err := os.MkdirTemp("", "rb") // t.TempDir is too long for a socket
 	must.Do(t, err)
@@ -113,7 +114,7 @@ var ways = map[string]func(t *testing.T, s sample, value, toml string) (policy.P
 		if ok {
 			line = key + " = { \"" + part + "\" = " + toml + " }"
 		}
-		cfg, err := configfile.Parse("[[model]]\nname = \"m\"\ninputs = [\"x:i32[<=8]\"]\noutputs = [\"y:i32[1]\"]\n" + line + "\n")
+		cfg, err := configfile.Parse("[[model]]\nname = \"m\"\ninputs = [\"x:i32[<=8,<=8]\"]\noutputs = [\"y:i32[1]\"]\n" + line + "\n")
 		if err != nil {
 			return nil, err
 		}
@@ -137,7 +138,7 @@ var ways = map[string]func(t *testing.T, s sample, value, toml string) (policy.P
 		if err != nil {
 			return nil, err
 		}
-		sig, _ := tensor.ParseSignature([]string{"x:i32[<=8]"}, []string{"y:i32[1]"})
+		sig, _ := tensor.ParseSignature([]string{"x:i32[<=8,<=8]"}, []string{"y:i32[1]"})
 		h, err := serve(t, broker.ModelConfig{Name: "m", Signature: sig, Policy: p})
 		if err != nil {
 			return nil, err
@@ -228,7 +229,7 @@ func TestABadValueHasTheSameErrorWhateverWayItIsSet(t *testing.T) {
 	for _, s := range append(samples, sample{key: "wait_tme", bad: "1"}) {
 		t.Run(s.key, func(t *testing.T) {
 			p := policy.Policy{s.key: s.bad}
-			_, want := p.Resolve([]tensor.Spec{{Name: "x", DType: tensor.I32, Shape: []int{8}, Variable: []int{0}}})
+			_, want := p.Resolve([]tensor.Spec{{Name: "x", DType: tensor.I32, Shape: []int{8, 8}, Variable: []int{0, 1}}})
 			if want == nil {
 				t.Fatalf("%s is fine", p)
 			}
@@ -245,7 +246,7 @@ func TestABadValueHasTheSameErrorWhateverWayItIsSet(t *testing.T) {
 
 func TestAReloadChangesWhatIsLiveAndNamesTheRest(t *testing.T) {
 	declared := func(text string) broker.ModelConfig {
-		cfg, err := configfile.Parse("[[model]]\nname = \"m\"\ninputs = [\"x:i32[<=8]\"]\noutputs = [\"y:i32[1]\"]\nmax_batch_size = " +
+		cfg, err := configfile.Parse("[[model]]\nname = \"m\"\ninputs = [\"x:i32[<=8,<=8]\"]\noutputs = [\"y:i32[1]\"]\nmax_batch_size = " +
 			"16\n" + text)
 		must.Do(t, err)
 		return cfg.Models[0]
