@@ -51,6 +51,7 @@ CORE = ["shm", "broker", "client", "worker"]
 PYTHON = ["cbindings/src", "python/ringbatch"]
 MEASURED = {
     **dict.fromkeys([*RUNS, "busy-16-cores", "torchrl-16-cores", "peers"], PYTHON),
+    **dict.fromkeys(["lanes", "lanes-gpu"], PYTHON),
     **dict.fromkeys(["gpu", "packed", "recurrent", "weights-gpu"], [*PYTHON, "bench/gpu"]),
     "small": ["bench/transport"],
     "torture": ["test/chaos"],
@@ -195,6 +196,15 @@ def page() -> str:
         rates, shares = (", ".join(f"{scale * run[k]:,.0f}" for run in r["runs"]) for k, scale in (("per_s", 1), ("share", 100)))
         cpu = " + ".join(number(r["runs"][0][k]) for k in ("actors_us", "workers_us", "broker_us"))
         parts.append(f"| {r['workers']} | {r['max_batch_size']} | {rates} | {shares} % | {cpu} |")
+    parts += ["", "## Lanes"]
+    for name, model in (("lanes-gpu", "a transformer of 0.1 B with a CUDA graph"), ("lanes", "a GRU in NumPy")):
+        got = kept(name)["result"]
+        rates, cost = got["rows_per_s"], got["us_beyond_step"]
+        parts += ["", f"{where(name)}: {model}, log-normal lengths, 32 lanes, {got['clients']} clients", "",
+                  "| rows/s: loop that feeds itself, lanes, whole batches | lanes ÷ loop | lanes ÷ whole | a round beyond `step`, µs: no change; one row out, one in |",
+                  "|---|---|---|---|",
+                  f"| {rates['loop']:,.0f}, {rates['lanes']:,.0f}, {rates['whole']:,.0f} | {100 * got['lanes_over_loop']:.0f} % | "
+                  f"{got['lanes_over_whole']:.2f} × | {cost['0 out, 0 in']:.0f}; {cost['1 out, 1 in']:.0f} |"]  # fmt: skip
     return "\n".join(parts) + "\n"
 
 
