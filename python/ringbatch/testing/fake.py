@@ -44,6 +44,8 @@ class FakeModel(Model):
         policy = dict(line.split("=", 1) for line in (worker._options.policy or b"").decode().splitlines())
         has = ["state"] * bool(keeps) + ["tensors on a GPU"] * ("@" in worker.signature)
         has += ["ragged or packed rows"] * (policy.get("ragged", "").lower() in ("true", "t", "1"))
+        has += ["text"] * any(parse(d).kind == "str" for d in [*reads, *writes])
+        has += ["lanes"] * bool(worker._options.lanes)
         has += ["a coroutine function"] * _is_async(worker.function)
         if has:
             raise errors.Invalid(f"{worker.model} has {' and '.join(has)}, which no FakeModel has: use ringbatch.testing.running")
