@@ -238,6 +238,16 @@ def test_lines_are_read_in_lanes(env):
     assert out.startswith("60 of 60 lines were read right")
 
 
+def test_clusters_relax_in_lanes(env):
+    out = subprocess.check_output([sys.executable, str(EXAMPLES / "relax.py"), "3", "5"], env=env, text=True, timeout=200)
+    assert out.startswith("15 clusters relaxed")
+
+
+def test_speech_is_recognised_in_chunks(env):
+    out = subprocess.check_output([sys.executable, str(EXAMPLES / "recognise.py"), "3", "5"], env=env, text=True, timeout=200)
+    assert out.startswith("15 of 15 sentences were understood")
+
+
 def test_text_is_read_by_a_worker_that_calls_two_models(env):
     with program(env, EXAMPLES / "read_text.py"):
         out = subprocess.check_output([sys.executable, str(EXAMPLES / "read_text.py"), "ask"], env=env, text=True, timeout=120)

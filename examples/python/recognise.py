@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A streaming recogniser: state from chunk to chunk (a sequence), and a round for each frame of a chunk (lanes).
+
+    python examples/python/recognise.py [speakers] [sentences of each]
+
+Each chunk has another number of frames, and a speaker gets the letters of a chunk as soon as its last frame was heard.
+The "network" compares a frame with the sounds of letters; a letter that goes on is one letter, as in CTC and transducers,
+also over the end of a chunk: that is the state.
+"""
+
+import multiprocessing as mp
+import sys
+
+import numpy as np
+import ringbatch as rb
+
+LANES, SAMPLES, MOST = 16, 80, 40  # samples of a frame; frames of a chunk
+LETTERS = "abcdefghijklmnopqrstuvwxyz "
+SOUNDS = np.random.default_rng(1).normal(0, 1, (1 + len(LETTERS), SAMPLES)).astype("float32")  # the first one is silence
+
+
+@rb.worker("speech", inputs={"frames": ("float32", (f"<={MOST}", SAMPLES))}, outputs={"text": ("uint8", (f"<={MOST}",))},
+           state={"last": ("int32", ())}, lanes=LANES)  # fmt: skip
+class Recogniser:
+    def setup(self):
+        self.frames = [np.zeros((0, SAMPLES), "float32")] * LANES
+        self.at, self.last = np.zeros(LANES, int), np.zeros(LANES, "int32")
+
+    def start(self, lanes, rows):  # a new sequence has a state of zero: silence
+        for lane, frames in zip(lanes, rows.inputs["frames"]):
+            self.frames[lane] = frames
+        self.at[lanes], self.last[lanes] = 0, rows.state["last"]
+
+    def step(self, lanes):  # one frame of each busy lane
+        heard = np.stack([self.frames[n][self.at[n]] for n in lanes])
+        sounds = (heard @ SOUNDS.T).argmax(axis=1)
+        new = (sounds != self.last[lanes]) & (sounds > 0)
+        self.last[lanes] = sounds
+        self.at[lanes] += 1
+        text = [np.frombuffer(LETTERS[s - 1].encode() if letter else b"", "uint8") for s, letter in zip(sounds, new)]
+        return {"text": text, "last": self.last[lanes]}, np.array([self.at[n] == len(self.frames[n]) for n in lanes])
+
+
+def spoken(text: str, rng: np.random.Generator) -> np.ndarray:
+    """The frames of a text: each letter is 1 to 4 frames long, and silence stands between equal ones."""
+    sounds = []
+    for before, c in zip(" " + text, text):
+        sounds += [0] * (before == c) + [1 + LETTERS.index(c)] * int(rng.integers(1, 5))
+    return SOUNDS[sounds] + rng.normal(0, 0.3, (len(sounds), SAMPLES)).astype("float32")
+
+
+def speaker(number: int, sentences: int) -> int:
+    """Speaks sentences in chunks, and counts those that were understood."""
+    rng, right = np.random.default_rng(number), 0
+    with rb.connect("speech", wait=60) as model:
+        for _ in range(sentences):
+            text = "".join(rng.choice(list(LETTERS), 30))
+            frames, understood = spoken(text, rng), b""
+            with model.sequence() as seq:
+                while len(frames):
+                    chunk, frames = np.split(frames, [int(rng.integers(1, MOST + 1))])
+                    understood += bytes(seq.step(chunk, timeout=30))
+            right += understood.decode() == text
+    return right
+
+
+if __name__ == "__main__":
+    speakers, sentences = (int(a) for a in (sys.argv[1:] or (8, 10)))
+    server = mp.Process(target=rb.serve, args=(Recogniser,))
+    server.start()
+    with mp.Pool(speakers) as pool:
+        right = sum(pool.starmap(speaker, [(i, sentences) for i in range(speakers)]))
+    server.terminate()
+    server.join()
+    print(f"{right} of {speakers * sentences} sentences were understood")
