@@ -17,7 +17,10 @@ TEXT = (ROOT / "docs" / "gateway.md").read_text()
 def blocks(language: str, gateway: Gateway) -> list[str]:
     found = re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.M | re.S)
     assert found, language
-    return [b.replace("127.0.0.1:8000", gateway.http).replace("127.0.0.1:8001", gateway.grpc) for b in found]
+    here = {"127.0.0.1:8000": gateway.http, "127.0.0.1:8001": gateway.grpc, "all-MiniLM-L6-v2": "embedder"}
+    for there, at in here.items():
+        found = [b.replace(there, at) for b in found]
+    return found
 
 
 def test_the_curl_examples(gateway: Gateway, tmp_path: pathlib.Path) -> None:
