@@ -90,6 +90,29 @@ def test_a_part_that_a_client_has_seen_is_not_taken_back(socket):
         np.testing.assert_array_equal(text, text_of(13, len(text)))
 
 
+class Short:
+    """Ends each row after two elements."""
+
+    def start(self, lanes, rows):
+        self.at = getattr(self, "at", np.zeros(LANES, int))
+        self.at[lanes] = 0
+
+    def step(self, lanes):
+        self.at[lanes] += 1
+        return {"y": self.at.astype(np.float32)}, self.at == 2
+
+
+def test_a_row_of_a_size_that_its_input_has_not_fails_alone(socket):
+    short = rb.worker("tied", inputs={"x": ("float32", ("n<=10",))}, outputs={"y": ("float32", ("n<=10",))}, lanes=LANES)(Short())
+    with serving(short, socket), rb.connect("tied", socket=socket, wait=60) as m:
+        for n in (2, 5, 2):
+            if n == 2:
+                np.testing.assert_array_equal(m(np.zeros(n, np.float32)), [1, 2])
+            else:
+                with pytest.raises(rb.Failed, match="n"):
+                    m(np.zeros(n, np.float32))
+
+
 class Words(Counter):
     """The same in words of two, as a list with nothing for the first round; it never has a sum for odd lengths."""
 

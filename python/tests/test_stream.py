@@ -202,3 +202,15 @@ for part in rb.connect("writer", socket={socket!r}, wait=60).stream(np.array([64
     finally:
         os.kill(worker, signal.SIGKILL)
         os.waitpid(worker, 0)
+
+
+def test_an_output_grows_beside_one_that_has_the_size_of_an_input(socket):
+    @rb.worker("beside", inputs={"x": ("float32", ("n<=10",))}, outputs={"t": ("uint8", ("<=64",)), "y": ("float32", ("n<=10",))}, wait_time=0)
+    def beside(batch):
+        for row in range(batch.rows):
+            batch.append("t", row, b"ab")
+        return {"y": batch.inputs["x"] + 1}
+
+    with serving(beside, socket), rb.connect("beside", socket=socket, wait=60) as m:
+        got = m(np.zeros(3, np.float32))
+        assert bytes(got["t"]) == b"ab" and got["y"].tolist() == [1, 1, 1]

@@ -103,7 +103,7 @@ def test_a_fake_model_answers_and_refuses_as_a_real_one():
 
 @pytest.mark.parametrize("keywords", [
     {"state": "h:f32[1]"}, {"ragged": True, "inputs": "x:f32[<=4]"}, {"packed": ["x"], "inputs": "x:f32[<=4]"}, {"memory": "device:0"},
-    {"inputs": "x:str[<=4]"},
+    {"inputs": "x:str[<=4]"}, {"inputs": "x:f32[n<=4]", "outputs": "y:f32[n<=4]"},
 ], ids=lambda k: next(iter(k)))  # fmt: skip
 def test_a_fake_model_refuses_a_worker_that_it_would_answer_wrongly(keywords):
     worker = rb.worker("m", **{"inputs": "x:f32[4]", "outputs": "y:f32[4]", **keywords})(lambda batch: None)

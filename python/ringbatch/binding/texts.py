@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
+from .casting import is_masked
 
 #: The type of the arrays of texts. No array of a caller has it: texts come from encode.
 BYTE = np.dtype([("utf8", "u1")])
@@ -32,6 +33,8 @@ def encode(value: Any, t: Any, side: str) -> np.ndarray:
 def _flat(value: Any, t: Any, side: str) -> tuple[tuple[int, ...], list[Any]]:
     """The shape of nested lists, and what is in them."""
     if hasattr(value, "__array__") and not isinstance(value, str):
+        if is_masked(value):
+            raise errors.Invalid(f"{side} {t.name!r}: a masked array has no texts where it is masked: fill it first, with filled(...)")
         array = np.asarray(value)
         if array.dtype.kind not in "OUT":
             raise errors.DType(f"{side} {t.name!r}: expected {t.expected}; got an array of {array.dtype}")

@@ -51,7 +51,7 @@ class RetryingModel(Model):
             try:
                 return await super().ainfer(*inputs, timeout=attempts.left(), **more)
             except errors.Error as e:
-                await asyncio.sleep(attempts.pause(e))
+                await asyncio.sleep(await asyncio.to_thread(attempts.pause, e))  # it may start a broker
 
     def submit(self, *inputs: Any, timeout: Duration | None = None, **more: Any) -> concurrent.futures.Future:
         attempts = _Attempts(self, timeout)

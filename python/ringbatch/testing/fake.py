@@ -45,6 +45,7 @@ class FakeModel(Model):
         has = ["state"] * bool(keeps) + ["tensors on a GPU"] * ("@" in worker.signature)
         has += ["ragged or packed rows"] * (policy.get("ragged", "").lower() in ("true", "t", "1"))
         has += ["text"] * any(parse(d).kind == "str" for d in [*reads, *writes])
+        has += ["named dimensions"] * any(any(parse(d).names) for d in [*reads, *writes])
         has += ["lanes"] * bool(worker._options.lanes)
         has += ["a coroutine function"] * _is_async(worker.function)
         if has:

@@ -359,9 +359,10 @@ class Batch:
         return sizes
 
     def _grow(self, t: Tensor, row: int, size: int) -> None:
-        dims = list(self._row_dims.get(row, self._sig.output_maxima))
+        dims = list(self._dims_of(row))
         dims[t.dims_at] = size
-        self._set_dims([row], 0, dims)
+        self._row_dims[row] = tuple(dims)
+        self._sized.add(row)
 
     def _set_dims(self, rows: Iterable[int], i: int, dims: Sequence[int]) -> None:
         if len(dims) != self._sig.variable_outputs:

@@ -32,16 +32,18 @@ from .states import as_array
 
 log = logging.getLogger("ringbatch")
 
-MOST_LANES = 240  # a mailbox has room for 256 batches
+MOST_LANES, _MOST_BATCHES = 240, 256  # a mailbox has room for so many batches
 _AHEAD = 8  # for so many lanes one more row is handed over, which the next free lane takes at once
 
 
 def depth_of(lanes: int) -> int:
     """The batches that a worker with so many lanes may hold."""
-    return lanes + max(1, lanes // _AHEAD)
+    return min(_MOST_BATCHES, lanes + max(1, lanes // _AHEAD))
 
 
-def check_lanes(lanes: int, outputs: Sequence[Declared], others: Mapping[str, Any], policy: dict[str, Any]) -> None:
+def check_lanes(
+    lanes: int, inputs: Sequence[Declared], outputs: Sequence[Declared], others: Mapping[str, Any], policy: dict[str, Any]
+) -> None:  # fmt: skip
     """Refuses what does not go with lanes, and completes the policy."""
     if not isinstance(lanes, int) or not 1 <= lanes <= MOST_LANES:
         raise errors.Invalid(f"lanes={lanes!r}: want 1 to {MOST_LANES}")
@@ -50,6 +52,9 @@ def check_lanes(lanes: int, outputs: Sequence[Declared], others: Mapping[str, An
             raise errors.Invalid(f"a worker with lanes takes each row alone: leave {name} out")
     if str(policy.setdefault("max_batch_size", 1)) != "1":
         raise errors.Invalid(f"a worker with lanes={lanes} holds that many rows, and each is answered alone: leave max_batch_size out")
+    for t in [*inputs, *outputs]:
+        if t.kind == "str":
+            raise errors.Invalid(f"{t}: a worker with lanes takes numbers: declare uint8 for the bytes of a text")
     for t in outputs:
         if any(t.variable) and t.variable != (0,):
             raise errors.Invalid(f"output {t}: of a worker with lanes only the first dimension varies, since rows are appended")
@@ -309,12 +314,15 @@ class Rounds:
             if batch is None:
                 raise errors.Invalid(f"{{lane: error}} names lane {lane} ({error}), which has no row")
             batch.fail(0, error)
-            self._answer(int(lane))
+            self._answer(int(lane), failed=True)
 
-    def _answer(self, lane: int) -> None:
+    def _answer(self, lane: int, failed: bool = False) -> None:
         batch = self._release(lane)
-        if self._growing:
-            batch.set_row_dims(0, [int(g.size[lane]) for g in self._growing.values()])
+        if self._growing and not failed:
+            try:
+                batch.set_row_dims(0, [int(g.size[lane]) for g in self._growing.values()])
+            except errors.Shape as e:  # the dimension has the name of an input's, which has another size
+                batch.fail(0, e)
         batch.complete()
 
     def _release(self, lane: int) -> RingBatch:

@@ -115,8 +115,8 @@ def worker(
             raise errors.Invalid("packed rows follow one another without padding, so there are no buckets: leave buckets out")
         _check_packed(packed, declared(inputs), declared(outputs), policy.setdefault("ragged", True))
     if lanes:
-        check_lanes(lanes, declared(outputs), {"packed": packed, "pad_to": pad_to, "pad_preferred": pad_preferred, "depth": depth,
-            "concurrency": concurrency}, policy)  # fmt: skip
+        others = {"packed": packed, "pad_to": pad_to, "pad_preferred": pad_preferred, "depth": depth, "concurrency": concurrency}
+        check_lanes(lanes, declared(inputs), declared(outputs), others, policy)
     _warn_of_small_batches(model, declared(inputs), policy)
     o = worker_options(
         depth=depth or (lanes and depth_of(lanes)), lanes=lanes, share=share, pad_to=pad_to, pad_preferred=pad_preferred,
