@@ -179,7 +179,7 @@ class _Batch:
     def _rows_of(self, t: Tensor, found: Mapping[str, Any]) -> list[np.ndarray]:
         value = found.get(t.name)
         if value is None:
-            raise forgotten(t.name, found)
+            raise forgotten(t.name, found, self._sig.output_names)
         rows = [as_array(row) for row in (value if t.variable and isinstance(value, (list, tuple)) else as_array(value))]
         if len(rows) != self.rows:
             raise errors.Rows(f"output {t.name!r}: a batch of {self.rows} rows, got {len(rows)}")

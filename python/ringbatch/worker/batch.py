@@ -461,7 +461,7 @@ class Batch:
             if value is not None:
                 self._write(k, t, value)
             elif self._is_awaited(t):
-                raise forgotten(t.name, {**returned, **dict.fromkeys(said, True)})
+                raise forgotten(t.name, {**returned, **dict.fromkeys(said, True)}, self._sig.output_names)
         if said:
             warnings.warn(f"model {self._ring.model!r}: the function also returned {', '.join(said)}, which is no output", stacklevel=1)
 
@@ -600,10 +600,11 @@ class Batch:
         return [t for t in side if not t.on_device]
 
 
-def forgotten(name: str, returned: Mapping[str, Any]) -> errors.Invalid:
+def forgotten(name: str, returned: Mapping[str, Any], names: Sequence[str]) -> errors.Invalid:
     """The error of an output that the function neither returned nor touched."""
     said = ", ".join(other for other in returned if returned[other] is not None) or "None"
-    advice = f'return the output, or write batch.outputs["{name}"][...]'
+    what = "the output" if len(names) == 1 else f"a dict with {', '.join(names)}"
+    advice = f'return {what}, or write batch.outputs["{name}"][...]'
     return errors.Invalid(f"the function returned {said} and wrote no output {name!r}: {advice}")
 
 
