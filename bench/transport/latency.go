@@ -13,17 +13,22 @@ import (
 	"github.com/ringbatch/ringbatch/test/testbed"
 )
 
+// startFutexes starts the two processes of the futex round trip.
+func startFutexes(r *rig.Rig) (pair []*testbed.Process) {
+	page, err := sharedPage()
+	r.Must(err)
+	defer page.Close() // they have it
+	for _, role := range []string{"futex pong", "futex ping"} {
+		pair = append(pair, r.MustStart(testbed.Spec{Role: role, Files: []*os.File{page}}))
+	}
+	return pair
+}
+
 // measureLatency has one client, one worker, 64 bytes, one request at a time, against the futex round trip between two parked
 // processes, by raw calls.
 func measureLatency(r *rig.Rig) {
 	const requests = 4000 // per round
-	page, err := sharedPage()
-	r.Must(err)
-	defer page.Close()
-	var futexes []*testbed.Process
-	for _, role := range []string{"futex pong", "futex ping"} {
-		futexes = append(futexes, r.MustStart(testbed.Spec{Role: role, Files: []*os.File{page}}))
-	}
+	futexes := startFutexes(r)
 	job := small64("echo64", 32, 64)
 	job.WaitTime = time.Millisecond
 	e := startEcho(r, 1, job)

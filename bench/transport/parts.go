@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"os"
 	"slices"
 	"time"
 
@@ -30,13 +29,7 @@ var partsSignature = tensor.Signature{
 // the show to the client, against one way of the futex round trip.
 func measureParts(r *rig.Rig) {
 	const parts = 2000 // per round
-	page, err := sharedPage()
-	r.Must(err)
-	defer page.Close()
-	var futexes []*testbed.Process
-	for _, role := range []string{"futex pong", "futex ping"} {
-		futexes = append(futexes, r.MustStart(testbed.Spec{Role: role, Files: []*os.File{page}}))
-	}
+	futexes := startFutexes(r)
 	_, socket := r.StartBroker("parts.sock")
 	r.MustStart(testbed.Spec{Role: "parts worker", Job: socket, Procs: 2})
 	reader := []*testbed.Process{r.MustStart(testbed.Spec{Role: "parts reader", Job: socket, Procs: 2})}

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import broker_at, eventually, program, rb_wait, serving
+from conftest import broker_at, eventually, program, serving
 
 import ringbatch as rb
 
