@@ -104,15 +104,15 @@ func TestThePackageHasWhatMakeInstalls(t *testing.T) {
 }
 
 // echo serves a model whose outputs are its inputs.
-func echo(t *testing.T, socket string) {
+func echo(t *testing.T, socket, model, kind string) {
 	t.Helper()
-	sig, err := tensor.ParseSignature([]string{"x:f32[16]"}, []string{"y:f32[16]"})
+	sig, err := tensor.ParseSignature([]string{"x:" + kind}, []string{"y:" + kind})
 	must.Do(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = worker.Serve(ctx, worker.Config{Model: "echo", Signature: sig, Socket: socket}, func(_ context.Context, b *worker.Batch) error {
+		_ = worker.Serve(ctx, worker.Config{Model: model, Signature: sig, Socket: socket}, func(_ context.Context, b *worker.Batch) error {
 			for i := range b.Rows() {
 				copy(b.Output(0).Bytes(i), b.Input(0).Bytes(i))
 			}
@@ -120,7 +120,7 @@ func echo(t *testing.T, socket string) {
 		})
 	}()
 	t.Cleanup(func() { cancel(); <-done })
-	c, err := client.Dial(ctx, "echo", client.WithSocket(socket), client.WaitForModel())
+	c, err := client.Dial(ctx, model, client.WithSocket(socket), client.WaitForModel())
 	must.Do(t, err)
 	c.Close()
 }
@@ -132,7 +132,8 @@ func TestAFortranProgram(t *testing.T) {
 	run(t, "gfortran", "-std=f2018", "-Wall", "-Werror", "-fcheck=all", "-J", folder, "-o", folder+"/client", prefix+"/include/ringbatch.f90",
 		"testdata/client.f90", "-L"+prefix+"/lib", "-lringbatch", "-Wl,-rpath,"+prefix+"/lib")
 	socket := startBroker(t)
-	echo(t, socket)
+	echo(t, socket, "echo", "f32[16]")
+	echo(t, socket, "words", "str[<=8]")
 	execute(t, nil, folder+"/client", socket)
 }
 
@@ -153,7 +154,7 @@ func TestTheRustExamplesCommands(t *testing.T) {
 	must.Do(t, os.Symlink(prefix, home+"/.local"))
 	must.Do(t, os.CopyFS(home+"/examples", os.DirFS("../examples")))
 	socket := startBroker(t)
-	echo(t, socket)
+	echo(t, socket, "echo", "f32[16]")
 	rustup, err := os.UserHomeDir()
 	must.Do(t, err)
 	execute(t, []string{"RINGBATCH_SOCKET=" + socket, "RUSTUP_HOME=" + rustup + "/.rustup", "HOME=" + home},

@@ -636,6 +636,9 @@ RB_API int rb_batch_fail_all(rb_batch *batch, const char *text);
  * has expired. A worker that can give work up calls this now and then. */
 RB_API int rb_batch_waiting(const rb_batch *batch, uint32_t i);
 
+/* How many rounds the rows of the batch took in their lanes, summed up: the statistics have them. */
+RB_API int rb_batch_set_rounds(rb_batch *batch, uint32_t rounds);
+
 /* Answers the clients and gives the batch back: *batch is invalid, whatever is returned.
  *
  * If the worker never asked for a row of an output (rb_batch_run, rb_batch_row,

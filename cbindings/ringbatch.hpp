@@ -88,12 +88,14 @@ private:
 };
 
 // The element type of a C++ type; 0: none. 16-bit floats have no C++ type: use void views of ringbatch.h.
+// A char is a byte of a text, for rb_text_write; int8_t is a number.
 template <class T> constexpr uint32_t dtype_of()
 {
 	using U = std::remove_cv_t<T>;
 	if constexpr (std::is_same_v<U, bool>) return RB_BOOL;
 	else if constexpr (std::is_same_v<U, float>) return RB_F32;
 	else if constexpr (std::is_same_v<U, double>) return RB_F64;
+	else if constexpr (std::is_same_v<U, char>) return RB_STR;
 	else if constexpr (std::is_integral_v<U> && std::is_signed_v<U>)
 		return sizeof(U) == 1 ? RB_I8 : sizeof(U) == 2 ? RB_I16 : sizeof(U) == 4 ? RB_I32 : RB_I64;
 	else return std::is_same_v<U, unsigned char> ? RB_U8 : 0;

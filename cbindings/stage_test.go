@@ -4,39 +4,116 @@ package cbindings
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
+	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
+	"github.com/ringbatch/ringbatch/test/testbed"
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-func TestAStageOfAPipelineInC(t *testing.T) {
-	t.Parallel()
-	prefix, exe := library(t), filepath.Join(built, "stage")
-	run(t, "cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I"+prefix+"/include", "-o", exe, "../examples/c/stage.c",
+// startExample builds a program of examples/c, and runs it until the test ends.
+func startExample(ctx context.Context, t *testing.T, name, socket string) {
+	prefix, exe := library(t), filepath.Join(built, name)
+	run(t, "cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I"+prefix+"/include", "-o", exe, "../examples/c/"+name+".c",
 		"-L"+prefix+"/lib", "-lringbatch", "-Wl,-rpath,"+prefix+"/lib")
-	socket := startBroker(t)
-	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
-	defer cancel()
-
 	var said strings.Builder
-	scale := exec.CommandContext(ctx, exe)
-	scale.Env, scale.Stderr = append(os.Environ(), "RINGBATCH_SOCKET="+socket), &said
-	must.Do(t, scale.Start())
-	defer func() {
-		_ = scale.Process.Kill()
-		_ = scale.Wait()
+	p := exec.CommandContext(ctx, exe)
+	p.Env, p.Stderr = append(os.Environ(), "RINGBATCH_SOCKET="+socket), &said
+	must.Do(t, p.Start())
+	t.Cleanup(func() {
+		_ = p.Process.Kill()
+		_ = p.Wait()
 		if t.Failed() {
 			t.Log(said.String())
 		}
-	}()
+	})
+}
+
+// collatz is the path of n → n/2 or 3n+1 down to 1.
+func collatz(n int64) (path []int64) {
+	for ; n > 1; n = []int64{n / 2, 3*n + 1}[n%2] {
+		path = append(path, n)
+	}
+	return append(path, 1)
+}
+
+func TestAWorkerWithLanesInC(t *testing.T) {
+	t.Parallel()
+	socket := startBroker(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+	defer cancel()
+	startExample(ctx, t, "lanes", socket)
+	c, err := client.Dial(ctx, "collatz", client.WithSocket(socket), client.WaitForModel())
+	must.Do(t, err)
+	defer c.Close()
+	var all sync.WaitGroup
+	for n := range int64(60) {
+		all.Go(func() {
+			outs, err := c.Infer(ctx, []int64{n})
+			if n == 0 {
+				must.Fail(t, "0", err, status.ErrFailed)
+				return
+			}
+			if err != nil {
+				t.Errorf("%d: %v", n, err)
+				return
+			}
+			if path, err := tensor.As[int64](outs[0]); err != nil || !slices.Equal(path, collatz(n)) {
+				t.Errorf("the path of %d: %v, %v", n, path, err)
+			}
+		})
+	}
+	var path []int64
+	for part, err := range c.Stream(ctx, []int64{27}) {
+		must.Do(t, err)
+		numbers, err := tensor.As[int64](part.Tensor)
+		must.Do(t, err)
+		path = append(path, numbers...)
+	}
+	if !slices.Equal(path, collatz(27)) {
+		t.Errorf("a stream of the path of 27: %v", path)
+	}
+	all.Wait()
+	rounds := max(1, len(collatz(27))-1) + 1 // that of 0 ends in its first one
+	for n := int64(1); n < 60; n++ {
+		rounds += max(1, len(collatz(n))-1)
+	}
+	wantRounds(ctx, t, socket, rounds)
+}
+
+// wantRounds waits until the only worker has reported as many rounds.
+func wantRounds(ctx context.Context, t *testing.T, socket string, want int) {
+	t.Helper()
+	must.Do(t, testbed.Eventually(time.Minute, func() error {
+		s, err := admin.New(socket).Stats(ctx)
+		if err != nil {
+			return err
+		}
+		if w := s.Models[0].Workers[0]; w.Rounds != uint64(want) {
+			return fmt.Errorf("%s: %d rounds, want %d", w.Doing(), w.Rounds, want)
+		}
+		return nil
+	}))
+}
+
+func TestAStageOfAPipelineInC(t *testing.T) {
+	t.Parallel()
+	socket := startBroker(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+	defer cancel()
+	startExample(ctx, t, "stage", socket)
 
 	// The C stage declares the pipeline, so the Go stage below needs no declaration.
 	c, err := client.Dial(ctx, "brightness", client.WithSocket(socket), client.WaitForModel())

@@ -5,15 +5,7 @@
 //	c, err := client.Dial(ctx, "affine")
 //	outs, err := c.Infer(ctx, []float32{1, 2, 3, 4}) // copies in and out
 //
-// Without copies:
-//
-//	r, err := c.Claim(ctx, 1) // slots of the client's window
-//	defer r.Release()         // gives them back
-//	x, err := r.Input("x")    // a view into shared memory
-//	…write…
-//	err = r.Commit(ctx) // the worker owns the slots from here on
-//	err = r.Wait(ctx)
-//	y, err := r.Output("y") // a view again, valid until Release
+// Client.Claim gives a view into shared memory, to write and read without copies.
 //
 // However many goroutines wait, they occupy one OS thread. When the broker is restarted,
 // requests in flight end with ErrBrokerGone, and the client attaches again by itself.

@@ -92,59 +92,58 @@ func (r Request) NextPart(ctx context.Context) (Part, error) {
 			return part, bad
 		}
 		s.parts.awaited = true
-		err = r.await(ctx)
+		if err = r.await(ctx); err == nil && ctx.Err() != nil && !r.link.hasEnded(r.at) {
+			err = fromContext(ctx.Err()) // a broken worker's word may change all the time
+		}
 	}
 	return Part{}, err
 }
 
 // takePart copies what is new; false if nothing is.
-//
-// In the loop a worker may die and another attempt begin, which overwrites the steps.
 func (r Request) takePart(s *slot) (part Part, taken bool, err error) {
 	l, slot := r.link, r.link.first+r.at
 	k, dim := l.session.Layout.Growing()
 	plane, p := &l.session.Layout.Outputs[k], &s.parts
-	for {
-		ended := l.hasEnded(r.at) // first: nothing is shown after the end
-		p.seen = l.board.Shown(slot)
-		size, most := p.seen.Steps(), uint32(plane.Spec.Shape[0])
-		if p.seen.Attempt() == p.attempt && !p.begun || !l.board.Grows(slot, plane) {
-			size = 0 // an earlier request's
-		}
-		if ended {
-			if err = r.outcome(s); err != nil {
-				return Part{}, false, err
-			}
-			size = r.rowDims(0)[dim]
-		}
-		restarted := p.seen.Attempt() != p.attempt && p.begun
-		from := p.taken
-		switch {
-		case restarted && !p.fromStart:
-			return Part{}, false, status.ErrRestarted
-		case restarted:
-			from = 0
-		}
-		switch {
-		case size > most || size < from:
-			return Part{}, false, fmt.Errorf("%w: a worker shows %d steps of %s, after %d", status.ErrProtocol, size, plane.Spec, from)
-		case size == from && !restarted && ended:
-			return Part{}, false, io.EOF
-		case size == from && !restarted:
-			return Part{}, false, nil
-		}
-		step := plane.StepBytes()
-		row := plane.Row(l.session.Planes.Bytes(), slot)
-		part = Part{Restarted: restarted, Tensor: tensor.Tensor{
-			Name: plane.Spec.Name, DType: plane.Spec.DType, Data: append([]byte(nil), row[int(from)*step:int(size)*step]...),
-			Shape: append([]int{int(size - from)}, plane.Spec.Shape[1:]...),
-		}}
-		l.board.AfterCopy()
-		if ended || l.board.Shown(slot).Attempt() == p.seen.Attempt() {
-			p.attempt, p.taken, p.begun = p.seen.Attempt(), size, true
-			return part, true, nil
-		}
+	ended := l.hasEnded(r.at) // first: nothing is shown after the end
+	p.seen = l.board.Shown(slot)
+	size, most := p.seen.Steps(), uint32(plane.Spec.Shape[0])
+	if p.seen.Attempt() == p.attempt && !p.begun || !l.board.Grows(slot, plane) {
+		size = 0 // an earlier request's
 	}
+	if ended {
+		if err = r.outcome(s); err != nil {
+			return Part{}, false, err
+		}
+		size = r.rowDims(0)[dim]
+	}
+	restarted := p.seen.Attempt() != p.attempt && p.begun
+	from := p.taken
+	switch {
+	case restarted && !p.fromStart:
+		return Part{}, false, status.ErrRestarted
+	case restarted:
+		from = 0
+	}
+	switch {
+	case size > most || size < from:
+		return Part{}, false, fmt.Errorf("%w: a worker shows %d steps of %s, after %d", status.ErrProtocol, size, plane.Spec, from)
+	case size == from && !restarted && ended:
+		return Part{}, false, io.EOF
+	case size == from && !restarted:
+		return Part{}, false, nil
+	}
+	step := plane.StepBytes()
+	row := plane.Row(l.session.Planes.Bytes(), slot)
+	part = Part{Restarted: restarted, Tensor: tensor.Tensor{
+		Name: plane.Spec.Name, DType: plane.Spec.DType, Data: append([]byte(nil), row[int(from)*step:int(size)*step]...),
+		Shape: append([]int{int(size - from)}, plane.Spec.Shape[1:]...),
+	}}
+	l.board.AfterCopy()
+	if !ended && l.board.Shown(slot).Attempt() != p.seen.Attempt() {
+		return Part{}, false, nil // a worker died, and another attempt may have overwritten the steps
+	}
+	p.attempt, p.taken, p.begun = p.seen.Attempt(), size, true
+	return part, true, nil
 }
 
 // isReady reports whether await is over.

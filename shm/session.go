@@ -101,7 +101,8 @@ type mailWords struct {
 	Taken  atomic.Uint64 // mails ever taken: the suspects if the worker dies
 	Parked atomic.Uint32 // 1 while it waits on Bell
 	Lanes  atomic.Uint32 // batches to run at once from now on; 0: as when it attached
-	_      [48]byte
+	Rounds atomic.Uint64 // of all rows that it has answered; for statistics
+	_      [40]byte
 	_      [64]byte
 }
 

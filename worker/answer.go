@@ -225,6 +225,7 @@ func (w *Worker) finishBatch(b *Batch, done *shm.Done) {
 	w.answered.Store(done.Finished)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.mail.Rounds.Add(uint64(b.rounds))
 	ring, full := w.done.Push(done) // only the holder of mu pushes
 	if full {
 		panic("ringbatch: done ring is full") // cannot happen: it has room for twice the depth

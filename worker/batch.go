@@ -31,6 +31,7 @@ type Batch struct {
 	slots   []uint32          // slot of each row
 	steps   []shm.Step        // of each row, if the model has state
 	version uint32            // see SetVersion
+	rounds  uint32            // see SetRounds
 	runs    []Run
 	padTo   int
 	padding [2][]byte // a padding row to read, to write; nil without Config.Pad
@@ -135,7 +136,7 @@ func (b *Batch) read(mail *shm.Mail, reqs []shm.MailRequest) error {
 	}
 	b.beginAttempts()
 	b.readSteps()
-	b.version = 0
+	b.version, b.rounds = 0, 0
 	b.asked.Store(0)
 	clear(b.askedOf[:len(b.slots)])
 	if b.padTo = max(b.padTo, len(b.slots)); !b.w.pads || b.padTo > shm.MaxBatchRows { // requests that were left out leave no padding
@@ -195,6 +196,9 @@ func (b *Batch) Dims() []uint32 { return b.dims[:] }
 
 // SetVersion names the version of the weights of the answers; 0: none.
 func (b *Batch) SetVersion(v uint32) { b.version = v }
+
+// SetRounds says how many rounds the rows took in their lanes, summed up, for the statistics.
+func (b *Batch) SetRounds(n uint32) { b.rounds = n }
 
 // Level is the priority level of the most urgent request.
 func (b *Batch) Level() int { return b.level }

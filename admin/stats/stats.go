@@ -170,7 +170,7 @@ type Staffing struct {
 	FailedWakes   uint64      `json:"failed_wakes"`
 	WakeMS        float64     `json:"wake_ms"` // the last time from the start to the first worker
 	LongestWakeMS float64     `json:"longest_wake_ms"`
-	Memory        []GPUMemory `json:"memory,omitempty"` // as declared
+	Memory        []GPUMemory `json:"memory,omitempty"` // declared or measured
 }
 
 // GPUMemory is the memory of a GPU that a model's workers take.
@@ -315,6 +315,7 @@ type Worker struct {
 	InFlight int     `json:"in_flight"` // batches
 	Lanes    int     `json:"lanes"`     // batches that it runs at once
 	Batches  uint64  `json:"batches"`
+	Rounds   uint64  `json:"rounds"` // of all its rows in their lanes; 0: it does not say
 	BusyS    float64 `json:"busy_s"`
 	Restarts int     `json:"restarts"` // earlier workers of this name
 }
@@ -322,12 +323,16 @@ type Worker struct {
 // LanesInUse is how many of the worker's lanes run a batch.
 func (w *Worker) LanesInUse() int { return min(w.InFlight, w.Lanes) }
 
-// Doing is its state, and of a worker with several lanes how many run.
+// Doing is its state, of a worker with several lanes how many run, and how many rounds a row took.
 func (w *Worker) Doing() string {
+	doing := w.State
 	if w.Lanes > 1 {
-		return fmt.Sprintf("%s %d/%d", w.State, w.LanesInUse(), w.Lanes)
+		doing += fmt.Sprintf(" %d/%d", w.LanesInUse(), w.Lanes)
 	}
-	return w.State
+	if w.Rounds > 0 {
+		doing += fmt.Sprintf(", %.1f rounds/row", float64(w.Rounds)/float64(max(w.Batches, 1)))
+	}
+	return doing
 }
 
 // Process is a worker process that the broker started.

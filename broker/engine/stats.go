@@ -262,7 +262,7 @@ func (w *WorkerSession) statsLine(inFlight int) stats.Worker {
 	}
 	return stats.Worker{
 		ID: int(w.id), Name: w.Label(), Pid: w.Pid, GPU: w.info.GPU, State: state, SinceS: time.Since(w.since).Seconds(),
-		InFlight: inFlight, Lanes: w.desc.Lanes, Batches: w.batches, BusyS: w.computed.Seconds(), Restarts: w.restarts,
+		InFlight: inFlight, Lanes: w.desc.Lanes, Batches: w.batches, Rounds: w.box.Rounds.Load(), BusyS: w.computed.Seconds(), Restarts: w.restarts,
 	}
 }
 

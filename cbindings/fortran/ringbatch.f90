@@ -8,13 +8,16 @@
 !   if (status /= ringbatch_ok) print *, ringbatch_error()
 !
 ! The last dimension of an array is the rows; the others are the tensor's in reverse, as Fortran stores them. Arrays are
-! targets, and contiguous. Their element type and bytes are compared with the model's.
+! targets, and contiguous. Their element type and bytes are compared with the model's. A text:str[<=40] is a character(40):
+!
+!   texts = ringbatch_text(texts)                ! ends each text before its trailing blanks; ringbatch_blanks is the inverse
 module ringbatch
   use, intrinsic :: iso_c_binding
   use, intrinsic :: iso_fortran_env, only: int8, int32, int64, real32, real64
   implicit none
   private
   public :: ringbatch_client, ringbatch_array, ringbatch_connect, ringbatch_infer, ringbatch_close, ringbatch_error
+  public :: ringbatch_text, ringbatch_blanks
 
   integer, parameter, public :: ringbatch_ok = 0, ringbatch_failed = 1, ringbatch_unknown_model = 12, ringbatch_invalid = 21, &
     ringbatch_dtype = 22, ringbatch_size = 25, ringbatch_timeout = 34
@@ -32,7 +35,7 @@ module ringbatch
   end type
 
   interface ringbatch_array
-    procedure :: of_int8, of_int32, of_int64, of_real32, of_real64
+    procedure :: of_int8, of_int32, of_int64, of_real32, of_real64, of_text
   end interface
 
   type, bind(c) :: connect_options
@@ -86,13 +89,16 @@ module ringbatch
 
 contains
 
-  !> Connects. Without a socket, the library chooses it; wait: also for a broker or model that is not there yet.
-  subroutine ringbatch_connect(c, model, status, socket, wait)
+  !> Connects. Without a socket, the library chooses it; wait: also for a broker or model that is not there yet, for at most
+  !> patience nanoseconds (10 s). window: rows in use at once, of all threads; without it 8 or fewer.
+  subroutine ringbatch_connect(c, model, status, socket, wait, window, patience)
     type(ringbatch_client), intent(out) :: c
     character(*), intent(in) :: model
     integer, intent(out) :: status
     character(*), intent(in), optional :: socket
     logical, intent(in), optional :: wait
+    integer, intent(in), optional :: window
+    integer(int64), intent(in), optional :: patience
     type(connect_options) :: options
     character(kind=c_char, len=:), allocatable, target :: path
     options%size = int(c_sizeof(options), c_int32_t)
@@ -101,6 +107,8 @@ contains
       options%socket = c_loc(path)
     end if
     if (present(wait)) options%wait = merge(1, 0, wait)
+    if (present(window)) options%window = window
+    if (present(patience)) options%patience = patience
     reason = ''
     status = rb_connect(trim(model) // c_null_char, options, c%id)
   end subroutine
@@ -197,5 +205,28 @@ contains
     if (is_contiguous(x)) a%at = c_loc(x)
     a%bytes = size(x, kind=int64) * storage_size(x) / 8
     a%dtype = 10
+  end function
+  type(array) function of_text(x) result(a)
+    character(*, c_char), target, intent(in) :: x(..)
+    if (is_contiguous(x)) a%at = c_loc(x)
+    a%bytes = size(x, kind=int64) * len(x)
+    a%dtype = 11
+  end function
+
+  !> A text as a model takes it: UTF-8, and bytes 255 in place of the trailing blanks.
+  elemental function ringbatch_text(text) result(t)
+    character(*), intent(in) :: text
+    character(len(text)) :: t
+    t = trim(text) // repeat(char(255), len(text) - len_trim(text))
+  end function
+
+  !> A model's text with blanks at its end.
+  elemental function ringbatch_blanks(text) result(t)
+    character(*), intent(in) :: text
+    character(len(text)) :: t
+    integer :: n
+    n = scan(text, char(255))
+    t = text
+    if (n > 0) t(n:) = ''
   end function
 end module

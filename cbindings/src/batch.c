@@ -419,4 +419,5 @@ int rb_batch_fail_all(rb_batch *batch, const char *text)
 }
 int rb_batch_waiting(const rb_batch *batch, uint32_t i) { WITH(true, batch, waiting(b, i)); }
 int rb_batch_set_version(rb_batch *batch, uint32_t version) { WITH(true, batch, (b->version = version, RB_OK)); }
+int rb_batch_set_rounds(rb_batch *batch, uint32_t rounds) { WITH(true, batch, (b->rounds = rounds, RB_OK)); }
 int rb_batch_complete(rb_batch *batch) { WITH(true, batch, complete(b)); }

@@ -60,7 +60,7 @@
 	PLACE(rb_record, reason_len, 24) PLACE(rb_record, version, 28) PLACE(rb_record, dims, 32) \
 	SIZE(rb_ring_words, 128) PLACE(rb_ring_words, tail, 0) PLACE(rb_ring_words, head, 64) PLACE(rb_ring_words, armed_at, 72) \
 	SIZE(rb_mail_words, 192) PLACE(rb_mail_words, tail, 0) PLACE(rb_mail_words, bell, 56) PLACE(rb_mail_words, taken, 64) \
-	PLACE(rb_mail_words, parked, 72) PLACE(rb_mail_words, lanes, 76) \
+	PLACE(rb_mail_words, parked, 72) PLACE(rb_mail_words, lanes, 76) PLACE(rb_mail_words, rounds, 80) \
 	SIZE(rb_record_words, 64) PLACE(rb_record_words, recording, 0) \
 	SIZE(rb_times, 64) PLACE(rb_times, gen, 0) PLACE(rb_times, asked, 8) PLACE(rb_times, claimed, 16) \
 	PLACE(rb_times, woken, 24) \

@@ -80,9 +80,10 @@ typedef struct rb_mail_words {
 	uint8_t gap[48];
 	_Atomic uint32_t bell;
 	uint32_t zero;
-	_Atomic uint64_t taken; /* the worker's, with parked and lanes */
+	_Atomic uint64_t taken; /* the worker's, with parked, lanes and rounds */
 	_Atomic uint32_t parked, lanes;
-	uint8_t rest[112];
+	_Atomic uint64_t rounds;
+	uint8_t rest[104];
 } rb_mail_words;
 
 /* Whether the client's model is recorded; written by the broker. */

@@ -163,7 +163,7 @@ int rb_taken_read(rb_taken *b, const uint8_t *mail)
 	v->pad_to = b->worker->pads && m.pad_to > v->rows && m.pad_to <= RB_GO_MAX_BATCH_ROWS ? m.pad_to : v->rows;
 	b->asked = 0;
 	memset(b->asked_of, 0, v->rows * sizeof *b->asked_of);
-	b->version = 0;
+	b->version = b->rounds = 0;
 	b->started = rb_now();
 	return RB_OK;
 }
@@ -233,6 +233,8 @@ void rb_taken_complete(rb_taken *b)
 	rb_work *w = b->worker;
 	rb_crew_leave(w, b->slot); /* after this the slots belong to other requests */
 	int64_t now = rb_now();
+	if (b->rounds)
+		atomic_fetch_add_explicit(&w->mail->rounds, b->rounds, memory_order_relaxed);
 	rb_done_entry done = {.batch = b->shown.id, .started = b->started, .finished = now};
 	bool ended = false; /* a request of this client has */
 	for (uint32_t i = 0; i < b->shown.requests; i++) {

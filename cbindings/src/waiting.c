@@ -193,7 +193,8 @@ static void lead(rb_link *l, rb_waiter *w)
 		int64_t most = watches(w) ? PARK_SLICE : rb_min(PARK_SLICE, l->slots[w->at].ends - now);
 		if (watches(w) && l->session.again && rb_conn_follow(c, l, MILLISECOND, &interrupted))
 			break;
-		if (watches(w) && look_at_left(c, l, &over))
+		bool left = watches(w) && look_at_left(c, l, &over);
+		if (left)
 			most = MILLISECOND;
 		if (look(l, w) || (over && !w->reaper)) {
 			if (!watches(w))
@@ -206,7 +207,7 @@ static void lead(rb_link *l, rb_waiter *w)
 			spin(l, w->at, seen, now, rb_min(start + SPIN, w->until));
 			continue;
 		}
-		if (quiet && idle(c, l, w)) {
+		if (quiet && !left && idle(c, l, w)) { /* no bell of ours rings for a request that was left */
 			quiet = false;
 			continue;
 		}

@@ -27,6 +27,7 @@ typedef struct rb_taken {
 	rb_work *worker;
 	bool in_use;
 	uint32_t version; /* of the weights that its answers name */
+	uint32_t rounds;  /* rb_batch_set_rounds */
 	uint64_t asked; /* outputs, then next states, of which the worker has asked for all rows */
 	uint64_t *asked_of; /* the same, by row */
 	int64_t mailed, started;

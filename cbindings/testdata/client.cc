@@ -73,5 +73,19 @@ int main(int, char **argv)
 	}
 #endif
 	serving.join();
+
+	auto texts = worker::attach("texts", "t:str[<=4] -> u:str[<=4]", o);
+	CHECK(texts);
+	std::thread echoing([w = std::move(*texts)]() mutable {
+		auto b = w.next();
+		CHECK(b);
+		std::memcpy(b->output<char>(0, 0)->data(), b->input<char>(0, 0)->data(), 4);
+		CHECK(b->complete());
+	});
+	client reader = std::move(client::connect("texts", p).value());
+	std::vector<char> t(4), u(4);
+	CHECK(rb_text_write(t.data(), 4, "h\xc3\xa9", 3) == RB_OK && reader.infer(1, {t}, {u}) && u == t);
+	CHECK(reader.infer(1, {std::vector<signed char>(4)}, {u}).code() == RB_ERR_DTYPE);
+	echoing.join();
 	std::puts("ok");
 }

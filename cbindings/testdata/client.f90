@@ -9,6 +9,7 @@ program client
   real(real64) :: double(16, 2)
   integer(int32) :: whole(16, 2)
   character(200) :: socket
+  character(8) :: words(3), echoed(3)
   integer :: status, k
   call get_command_argument(1, socket)
   call ringbatch_connect(c, 'nothing', status, socket=socket)
@@ -31,6 +32,17 @@ program client
   call want(ringbatch_invalid)
   call ringbatch_infer(c, 2, [ringbatch_array(x)], [ringbatch_array(y), ringbatch_array(y)], status)
   call want(ringbatch_invalid)
+  call ringbatch_close(c)
+  call ringbatch_connect(c, 'words', status, socket=socket, wait=.true., window=3, patience=60000000000_int64)
+  call want(ringbatch_ok)
+  words = [character(8) :: 'one', '', 'a b sé']
+  call ringbatch_infer(c, 3, [ringbatch_array(ringbatch_text(words))], [ringbatch_array(echoed)], status)
+  call want(ringbatch_ok)
+  if (any(ringbatch_blanks(echoed) /= words) .or. any(echoed == words)) stop 'other words'
+  call ringbatch_infer(c, 4, [ringbatch_array(words)], [ringbatch_array(echoed)], status)
+  call want(ringbatch_size)
+  call ringbatch_infer(c, 2, [ringbatch_array(x)], [ringbatch_array(echoed)], status)
+  call want(ringbatch_dtype)
   call ringbatch_close(c)
   print '(a)', 'ok'
 contains

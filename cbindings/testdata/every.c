@@ -185,83 +185,6 @@ static void in_one_call(void)
 	WANT(RB_OK, rb_close(c));
 }
 
-struct blocker {
-	rb_client c;
-	rb_request r;
-};
-
-static void *release_later(void *arg)
-{
-	struct blocker *b = arg;
-	usleep(50000);
-	WANT(RB_OK, rb_release(b->c, b->r.id));
-	return NULL;
-}
-
-/* The slice limits all of rb_infer, the wait for slots included. */
-static void one_slice(void)
-{
-	struct blocker b = {.c = dial("double", 2)};
-	float x[8] = {1, 2, 3, 4}, y[8];
-	const void *in[] = {x};
-	void *out[] = {y};
-	int64_t shortest = second;
-	for (int i = 0; i < 300 && shortest >= second / 10; i++) { /* a busy machine may need many */
-		uint64_t id;
-		pthread_t t;
-		WANT(RB_OK, rb_claim(b.c, 2, NULL, 0, -1, &b.r)); /* the worker is done with the one before */
-		held_back = 1;
-		int64_t from = now();
-		pthread_create(&t, NULL, release_later, &b);
-		int status = rb_infer(b.c, 2, in, BYTES(32), out, BYTES(32), 0, 60 * second / 1000, &id); /* 50 until it is sent, and 10 are left */
-		int64_t took = now() - from;
-		shortest = took < shortest ? took : shortest;
-		CHECK(status == RB_ERR_FULL || status == RB_ERR_TIMEOUT);
-		pthread_join(t, NULL);
-		if (status == RB_ERR_TIMEOUT)
-			WANT(RB_OK, rb_release(b.c, id));
-		held_back = 0;
-	}
-	CHECK(shortest < second / 10 || getenv("RB_SLOW"));
-	WANT(RB_OK, rb_close(b.c));
-}
-
-static void variable_dims(void)
-{
-	rb_client c = dial("words", 4);
-	rb_request r;
-	rb_view v;
-	uint32_t dims[1] = {5}, wrong[1] = {65};
-	const void *in[1] = {0};
-	uint64_t id;
-	WANT(RB_ERR_SHAPE, rb_claim(c, 1, NULL, 0, 0, &r));
-	WANT(RB_ERR_SHAPE, rb_claim(c, 1, wrong, 1, 0, &r));
-	WANT(RB_ERR_SHAPE, rb_submit(c, 1, in, BYTES(16), 0, 0, &id));
-	WANT(RB_OK, rb_claim(c, 2, dims, 1, 0, &r));
-	WANT(RB_OK, rb_input(c, r.id, 0, &v));
-	CHECK(v.shape[0] == 2 && v.shape[1] == 8 && v.stride == 256); /* the bucket */
-	for (int i = 0; i < 5; i++)
-		((int32_t *)v.data)[i] = 10 + i;
-	WANT(RB_OK, rb_commit(c, r.id, 0, 0));
-	WANT(RB_OK, rb_wait(c, r.id, minute));
-	WANT(RB_ERR_SHAPE, rb_output(c, r.id, 0, &v)); /* the second row is shorter */
-	WANT(RB_OK, rb_output_row(c, r.id, 0, 0, &v));
-	CHECK(v.shape[0] == 1 && v.shape[1] == 5 && ((int32_t *)v.data)[4] == 14);
-	WANT(RB_OK, rb_output_row(c, r.id, 0, 1, &v));
-	CHECK(v.shape[1] == 4);
-	WANT(RB_ERR_ROWS, rb_output_row(c, r.id, 0, 2, &v));
-	WANT(RB_ERR_INVALID, rb_output_row(c, r.id, 1, 0, &v));
-	WANT(RB_ERR_INVALID, rb_output_row(c, r.id, 0, 0, NULL));
-	WANT(RB_OK, rb_release(c, r.id));
-	dims[0] = 0;
-	WANT(RB_OK, rb_claim(c, 1, dims, 1, minute, &r));
-	WANT(RB_OK, rb_commit(c, r.id, 0, 0));
-	WANT(RB_OK, rb_wait(c, r.id, minute));
-	WANT(RB_OK, rb_output(c, r.id, 0, &v));
-	CHECK(v.shape[0] == 1 && v.shape[1] == 0);
-	WANT(RB_OK, rb_close(c));
-}
-
 static void texts(void)
 {
 	char row[4];
@@ -312,17 +235,14 @@ static void closing(void)
 static void everything(void)
 {
 	stop = 0;
-	pthread_t a, b;
+	pthread_t a;
 	pthread_create(&a, NULL, run_worker, NULL);
-	pthread_create(&b, NULL, run_worker, "words");
 	step_by_step();
 	in_one_call();
 	wrong_arguments();
-	one_slice();
 	thread_ends();
-	variable_dims();
 	texts();
-	no_descriptors(); /* both workers have theirs: they have answered */
+	no_descriptors(); /* the worker has its own: it has answered */
 	packed();
 	closing();
 	reaping();
@@ -334,7 +254,6 @@ static void everything(void)
 		forked();
 	stop = 1;
 	pthread_join(a, NULL);
-	pthread_join(b, NULL);
 }
 
 int main(int argc, char **argv)

@@ -58,8 +58,8 @@ static inline int64_t now(void)
 rb_client dial(const char *model, uint32_t window);
 
 /* serving.c */
-extern atomic_int stop; /* both workers end */
-void *run_worker(void *words); /* NULL: of fixed rows */
+extern atomic_int stop; /* the worker ends */
+void *run_worker(void *none);
 
 /* misuse.c */
 void wrong_arguments(void);

@@ -219,7 +219,7 @@ static int child(rb_client c, rb_request r, rb_map map, rb_worker w, rb_batch *b
 		rb_collect(c, r.id, out, BYTES(16)), rb_release(c, r.id), rb_worker_model(w, &m), rb_worker_tensor(w, 0, 0, &t), rb_worker_map(w, &own),
 		rb_worker_next(w, -1, &b), rb_batch_run(b, 0, 0, 0, &v), rb_batch_row(b, 0, 0, 0, &p, &u),
 		rb_batch_set_row_dims(b, 0, NULL, 0), rb_batch_fail(b, 0, ""), rb_batch_fail_as(b, 0, RB_ERR_EXPIRED, ""),
-		rb_next_part(c, r.id, &u, 8, 0, &u, NULL), rb_batch_show(b, 0, 1), rb_batch_fail_all(b, ""), rb_batch_waiting(b, 0), rb_batch_gather(b, 0, 0, x, 16),
+		rb_next_part(c, r.id, &u, 8, 0, &u, NULL), rb_batch_show(b, 0, 1), rb_batch_set_rounds(b, 1), rb_batch_fail_all(b, ""), rb_batch_waiting(b, 0), rb_batch_gather(b, 0, 0, x, 16),
 		rb_batch_scatter(b, 0, x, 16), rb_batch_pack(b, 0, x, 16, NULL), rb_batch_unpack(b, 0, x, 16),
 		rb_worker_unwanted(w, &b, 1, &n), rb_batch_complete(b));
 	if (!strstr(rb_error(), "fork"))
@@ -366,8 +366,12 @@ void unwritten(void)
 		WANT(RB_OK, rb_batch_run(b, RB_OUTPUT, 0, 0, &v));
 		if (how == 1)
 			WANT(RB_OK, rb_batch_fail(b, 0, "on purpose"));
-		if (how == 2)
+		if (how == 2) {
+			WANT_ALL(RB_ERR_INVALID, rb_batch_set_row_dims(NULL, 0, &none, 1), rb_batch_set_row_dims(b, 0, NULL, 1));
+			WANT(RB_ERR_SHAPE, rb_batch_set_row_dims(b, 0, &none, 2));
+			WANT(RB_ERR_ROWS, rb_batch_set_row_dims(b, 1, &none, 1));
 			WANT(RB_OK, rb_batch_set_row_dims(b, 0, &none, 1)); /* no box: nothing to write */
+		}
 		if (how == 3)
 			WANT(RB_OK, rb_batch_scatter(b, 1, (float[2]){0}, 8));
 		if (how == 4)
@@ -437,6 +441,10 @@ void packed(void)
 	WANT(RB_OK, rb_wait(c, r[2].id, minute));
 	WANT(RB_OK, rb_output(c, r[2].id, 0, &v));
 	CHECK(v.shape[0] == 2 && v.shape[1] == 2 && !memcmp((char *)v.data + v.stride, "dddd", 4));
+	WANT(RB_OK, rb_output_row(c, r[2].id, 0, 1, &v));
+	CHECK(v.shape[0] == 1 && v.shape[1] == 2 && !memcmp(v.data, "dddd", 4));
+	WANT(RB_ERR_ROWS, rb_output_row(c, r[2].id, 0, 2, &v));
+	WANT_ALL(RB_ERR_INVALID, rb_output_row(c, r[2].id, 3, 0, &v), rb_output_row(c, r[2].id, 0, 0, NULL));
 	WANT(RB_OK, rb_output(c, r[2].id, 1, &v));
 	CHECK(((int32_t *)v.data)[1] == 10);
 	WANT(RB_OK, rb_close(c));

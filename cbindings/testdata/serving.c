@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The workers of the program: y = 2x over fixed rows; an echo over variable rows. See every.c. */
+/* The worker of the program: y = 2x. See every.c. */
 #define _GNU_SOURCE
 #include <string.h>
 #include <unistd.h>
@@ -51,31 +51,11 @@ static void serve_double(rb_batch *b)
 		rb_batch_fail_as(NULL, 0, RB_ERR_FAILED, ""), rb_batch_fail_all(NULL, ""), rb_batch_waiting(NULL, 0), rb_batch_complete(NULL));
 }
 
-static void serve_words(rb_batch *b)
+void *run_worker(void *none)
 {
-	for (uint32_t i = 0; i < b->requests; i++) {
-		void *in, *out;
-		uint64_t bytes, most;
-		uint32_t dims[1] = {b->request[i].dims[0]}, none[2] = {1, 1};
-		CHECK(dims[0] <= b->dims[0]);
-		WANT(RB_OK, rb_batch_row(b, RB_INPUT, 0, b->request[i].row, &in, &bytes));
-		WANT(RB_OK, rb_batch_row(b, RB_OUTPUT, 0, b->request[i].row, &out, &most));
-		memcpy(out, in, 4 * dims[0]);
-		WANT(RB_ERR_SHAPE, rb_batch_set_row_dims(b, b->request[i].row, none, 2));
-		for (uint32_t n = 0; n < b->request[i].rows; n++, dims[0]--) /* each row is one shorter than the one before */
-			WANT(RB_OK, rb_batch_set_row_dims(b, b->request[i].row + n, dims, 1));
-		WANT(RB_ERR_ROWS, rb_batch_set_row_dims(b, b->rows, dims, 1));
-		WANT(RB_ERR_INVALID, rb_batch_set_row_dims(NULL, 0, dims, 1));
-		WANT(RB_ERR_INVALID, rb_batch_set_row_dims(b, 0, NULL, 1));
-	}
-}
-
-void *run_worker(void *arg)
-{
-	int words = arg != NULL;
+	(void)none;
 	rb_worker_options o = {.size = sizeof o, .socket = socket_path, .name = "every",
-			       .policy = words ? "max_batch_size=4 wait_time=1ms\nslots=256  lease=60s buckets.t.0=8,64"
-					       : "max_batch_size=4 wait_time=0.001 slots=256 lease=60 preferred_batch_sizes=2,4"};
+		.policy = "max_batch_size=4 wait_time=1ms\nslots=256  lease=60 preferred_batch_sizes=2,4"};
 	rb_worker w;
 	const char *good = "x:f32[4] -> y:f32[4]";
 	WANT_ALL(RB_ERR_INVALID, rb_worker_attach("double", "x:f32[4]", &o, &w), rb_worker_attach("double", "x:f99[4] -> y:f32[4]", &o, &w),
@@ -94,10 +74,7 @@ void *run_worker(void *arg)
 		WANT(RB_ERR_INVALID, rb_worker_attach("wrong", "t:i32[<=64] -> u:i32[<=64]", &bad, &w));
 		CHECK(strstr(rb_error(), wrong[i][1]) != NULL);
 	}
-	if (words)
-		WANT(RB_OK, rb_worker_attach("words", "t:i32[<=64] -> u:i32[<=64]", &o, &w));
-	else
-		WANT(RB_OK, rb_worker_attach("double", good, &o, &w));
+	WANT(RB_OK, rb_worker_attach("double", good, &o, &w));
 	const char *notes;
 	WANT(RB_OK, rb_worker_notes(w, &notes));
 	CHECK(strcmp(notes, "") == 0);
@@ -106,7 +83,7 @@ void *run_worker(void *arg)
 	CHECK(m.inputs == 1 && m.outputs == 1 && m.max_batch_size == 4 && m.slots == 256 && m.wait_time == second / 1000);
 	rb_tensor t;
 	WANT(RB_OK, rb_worker_tensor(w, RB_OUTPUT, 0, &t));
-	CHECK(strcmp(t.name, words ? "u" : "y") == 0 && t.rank == 1 && t.variable == (words ? 1u : 0u));
+	CHECK(strcmp(t.name, "y") == 0 && t.rank == 1 && t.variable == 0);
 	WANT_ALL(RB_ERR_INVALID, rb_worker_tensor(w, RB_OUTPUT, 1, &t), rb_worker_tensor(w, RB_OUTPUT, 0, NULL), rb_worker_model(w, NULL),
 		rb_worker_map(w, NULL), rb_worker_next(w, 0, NULL), rb_worker_notes(w, NULL));
 	rb_map map;
@@ -134,14 +111,14 @@ void *run_worker(void *arg)
 		CHECK(b->base == map.base && b->worker == w && b->pad_to == b->rows);
 		while (held_back)
 			usleep(500);
-		words ? serve_words(b) : serve_double(b);
+		serve_double(b);
 		/* The next batch may be taken before this one is answered. */
 		status = rb_worker_next(w, 0, &ahead);
 		WANT(RB_OK, rb_batch_complete(b));
 		WANT(RB_ERR_RELEASED, rb_batch_complete(b));
 		served++;
 		if (status == RB_OK) {
-			words ? serve_words(ahead) : serve_double(ahead);
+			serve_double(ahead);
 			WANT(RB_OK, rb_batch_complete(ahead));
 		} else {
 			WANT(RB_ERR_TIMEOUT, status);

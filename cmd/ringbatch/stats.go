@@ -159,6 +159,9 @@ func printModel(out io.Writer, m *stats.Model) {
 	case len(m.Stages) > 0:
 		fmt.Fprintf(out, "\n  a pipeline: its workers are those of %s\n", strings.Join(m.Stages, ", "))
 		return
+	case len(m.Workers) == 0 && m.Staffing.IsAsleep():
+		fmt.Fprintf(out, "\n  no worker: the model is %s, and a request starts one\n", m.Staffing.State)
+		return
 	case len(m.Workers) == 0:
 		fmt.Fprintln(out, "\n  no worker: requests wait until one registers or their deadline passes")
 		return
@@ -169,7 +172,7 @@ func printModel(out io.Writer, m *stats.Model) {
 	for _, k := range m.Workers {
 		name, gpu := printable.Text(k.Name, tensor.MaxNameBytes), printable.Text(cmp.Or(k.GPU, "-"), tensor.MaxNameBytes)
 		fmt.Fprintf(w, "  %d\t%s\t%d\t%s\t%s\t%s\t%d\t%.0f %%\t%d\n",
-			k.ID, name, k.Pid, gpu, k.State, seconds(k.SinceS), k.Batches, 100*k.BusyS/max(k.SinceS, 1e-9), k.Restarts)
+			k.ID, name, k.Pid, gpu, k.Doing(), seconds(k.SinceS), k.Batches, 100*k.BusyS/float64(max(k.Lanes, 1))/max(k.SinceS, 1e-9), k.Restarts)
 	}
 	w.Flush()
 }

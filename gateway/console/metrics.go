@@ -86,6 +86,7 @@ var (
 	clients = newMetric(gauge, "model_clients", "Clients that are attached, each with a window of slots.", "model")
 	workers = newMetric(gauge, "model_workers", "Workers that are attached, by state.", "model", "state")
 	lanes   = newMetric(gauge, "model_lanes", "Batches that the workers can run at once, by whether they do.", "model", "state")
+	rounds  = newMetric(gauge, "model_rounds", "Rounds that a row took in its lane, on average, where the workers say it.", "model")
 	ready   = newMetric(gauge, "model_workers_ready",
 		"Workers that can be counted on: they wait for work, or their batch does not take unusually long.", "model")
 	attached    = newMetric(counter, "model_workers_attached_total", "Workers that ever attached.", "model")
@@ -93,7 +94,7 @@ var (
 	wakes       = newMetric(counter, "model_wakes_total", "Starts of the model's workers that succeeded.", "model")
 	wakesFailed = newMetric(counter, "model_wakes_failed_total", "Starts of the model's workers that failed.", "model")
 	wakeTime    = newMetric(gauge, "model_wake_seconds", "From the last start to the first worker.", "model")
-	gpuMemory   = newMetric(gauge, "model_gpu_memory_bytes", "Memory that the model's workers hold, as declared.", "model", "gpu")
+	gpuMemory   = newMetric(gauge, "model_gpu_memory_bytes", "Memory that the model's workers hold, declared or measured.", "model", "gpu")
 	suspended   = newMetric(counter, "model_workers_suspended_total", "Suspensions of workers that failed what others ran.", "model")
 	lost        = newMetric(counter, "model_workers_lost_total", "Workers that left or died.", "model")
 	hung        = newMetric(counter, "model_workers_hung_total", "Workers that outlived their lease.", "model")
@@ -206,12 +207,16 @@ func collectModel(ch chan<- prometheus.Metric, put func(m *metric, value float64
 	for state, n := range states {
 		put(workers, float64(n), m.Name, state)
 	}
-	inUse, all := 0, 0
+	inUse, all, went, rows := 0, 0, uint64(0), uint64(0)
 	for i := range m.Workers {
 		inUse, all = inUse+m.Workers[i].LanesInUse(), all+m.Workers[i].Lanes
+		if w := &m.Workers[i]; w.Rounds > 0 {
+			went, rows = went+w.Rounds, rows+w.Batches
+		}
 	}
 	put(lanes, float64(inUse), m.Name, "busy")
 	put(lanes, float64(all-inUse), m.Name, "free")
+	put(rounds, float64(went)/float64(max(rows, 1)), m.Name)
 	collectWorkers(put, m)
 	for _, h := range []struct {
 		is  *metric

@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -160,24 +161,27 @@ func (d *rpcDoor) runOfStream(ctx context.Context, m *message, id string, after 
 	return answer
 }
 
-// peek reads a request's id, and which sequence of a model with state it belongs to.
-func (d *rpcDoor) peek(m *message) (id, sequence string) {
+// peek reads a request's id, which sequence of a model with state it belongs to, and whether it takes parts.
+func (d *rpcDoor) peek(m *message) (id, sequence string, inParts bool) {
 	var err error
 	defer d.guard(&err)
 	defer m.Reset()
 	if m.Split() != nil { // run returns the error
-		return "", ""
+		return "", "", false
 	}
 	for _, b := range m.Parameters {
 		p, err := oip.ReadParameter(b)
-		if err != nil || string(p.Key) != sequenceID || !d.g.HasState(nameOf(m.Model), nameOf(m.Version)) {
-			continue
-		}
-		if of, err := readSequenceID(&p); err == nil && of != (core.SequenceID{}) {
-			sequence = nameOf(m.Model) + " " + of.String()
+		switch {
+		case err != nil:
+		case string(p.Key) == finalResponse:
+			inParts = p.Choice == oip.ChoiceBool && p.Bits != 0
+		case string(p.Key) == sequenceID && d.g.HasState(nameOf(m.Model), nameOf(m.Version)):
+			if of, err := readSequenceID(&p); err == nil && of != (core.SequenceID{}) {
+				sequence = nameOf(m.Model) + " " + of.String()
+			}
 		}
 	}
-	return string(m.ID[:min(len(m.ID), core.MaxIDBytes)]), sequence
+	return string(m.ID[:min(len(m.ID), core.MaxIDBytes)]), sequence, inParts
 }
 
 // lastSteps are the last steps of a stream's sequences: a step begins when the channel
@@ -205,71 +209,108 @@ func (l lastSteps) add(sequence string, step chan struct{}) (before <-chan struc
 // streamDepth bounds the requests in flight of a stream.
 const streamDepth = 64
 
+// answers are those of a stream, for the goroutine that sends them.
+type answers struct {
+	line  chan chan any // a place for each request with one answer, in order
+	parts chan any      // answers to requests that take parts, as they come; nil after the last of a request
+	open  chan struct{} // a token for each request that is accepted and not answered
+}
+
 // inferStream answers ModelStreamInfer: requests run together, but the steps of a
-// sequence one after the other. Answers come in the order of the requests.
+// sequence one after the other. Single answers come in the order of their requests, and
+// parts as soon as they are there.
 //
 //  1. a second goroutine receives requests and starts each
-//  2. a place in line waits for each answer, in order
-//  3. this goroutine sends the answers: several for a request that takes parts
+//  2. a place in line waits for each single answer, in order
+//  3. this goroutine sends the answers
 //
 // A drain ends the stream after the answers of accepted requests: a request gets
-// its place before it is accepted.
+// its token before it is accepted.
 func (d *rpcDoor) inferStream(s grpc.ServerStream) error {
 	ctx, cancel := context.WithCancel(s.Context())
 	defer cancel()
-	line := make(chan chan any, streamDepth)
+	a := answers{line: make(chan chan any, streamDepth), parts: make(chan any), open: make(chan struct{}, streamDepth)}
 	received := make(chan error, 1)
 	go func() {
-		err := d.receive(ctx, s, line)
+		err := d.receive(ctx, s, a)
 		if err != nil {
 			cancel()
 		}
 		received <- err
-		close(line)
 	}()
+	refuses := d.g.Refuses
+	line, parts, place := a.line, a.parts, (chan any)(nil)
 	var failed error
-	for {
-		var place chan any
-		more := false
+	for line != nil || parts != nil || place != nil {
+		next := line
+		if place != nil {
+			next = nil
+		}
+		var answer any
+		more := true
 		select {
-		case place, more = <-line:
-		case <-d.g.Refuses:
-			select {
-			case place, more = <-line:
-			default:
-				return rpcError(core.ErrDraining)
+		case place, more = <-next:
+			if !more {
+				line = nil
 			}
+			continue
+		case answer, more = <-place:
+			if !more {
+				place = nil
+				<-a.open
+			}
+		case answer, more = <-parts:
+			if !more {
+				parts = nil
+			} else if answer == nil {
+				<-a.open
+			}
+		case <-refuses:
+			refuses = nil
 		}
-		if !more {
-			if err := <-received; err != nil {
-				return err
-			}
-			if end, ok := s.Context().Deadline(); ok && time.Until(end) < time.Millisecond { // the ring's clock may be ahead
-				return rpcError(context.DeadlineExceeded)
-			}
-			return failed
-		}
-		for a := range place {
-			answer, _ := a.(*rpcAnswer)
-			switch {
-			case failed != nil && answer != nil:
-				answer.drop()
-			case failed == nil && answer != nil && answer.part > 0:
-				slow := time.AfterFunc(d.g.AnswerTime(answer.part), answer.hangUp)
-				failed = s.SendMsg(a)
-				slow.Stop()
-			case failed == nil:
-				failed = s.SendMsg(a)
-			}
-			if failed != nil {
+		if answer != nil {
+			if failed = d.sendAnswer(s, answer, failed); failed != nil {
 				cancel()
 			}
 		}
+		if refuses == nil && len(a.open) == 0 {
+			return rpcError(core.ErrDraining)
+		}
 	}
+	if err := <-received; err != nil {
+		return err
+	}
+	if end, ok := s.Context().Deadline(); ok && time.Until(end) < time.Millisecond { // the ring's clock may be ahead
+		return rpcError(context.DeadlineExceeded)
+	}
+	return failed
 }
 
-// receive starts the requests of a stream until it ends.
-func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- chan any) error {
+// sendAnswer sends an answer of a stream, or drops it if an earlier one failed.
+func (d *rpcDoor) sendAnswer(s grpc.ServerStream, a any, failed error) error {
+	answer, _ := a.(*rpcAnswer)
+	switch {
+	case failed != nil && answer != nil:
+		answer.drop()
+	case failed != nil:
+	case answer != nil && answer.part > 0:
+		slow := time.AfterFunc(d.g.AnswerTime(answer.part), answer.hangUp)
+		defer slow.Stop()
+		return s.SendMsg(a)
+	default:
+		return s.SendMsg(a)
+	}
+	return failed
+}
+
+// receive starts the requests of a stream until it ends, and waits for those that take parts.
+func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, a answers) error {
+	var inParts sync.WaitGroup
+	defer func() {
+		close(a.line)
+		inParts.Wait()
+		close(a.parts)
+	}()
 	steps := lastSteps{}
 	for {
 		m := messages.Get().(*message)
@@ -282,34 +323,45 @@ func (d *rpcDoor) receive(ctx context.Context, s grpc.ServerStream, line chan<- 
 			}
 			return err
 		}
-		place := make(chan any, 1)
-		select { // a full line stops the reading of the stream
-		case line <- place:
+		select { // too many open requests stop the reading of the stream
+		case a.open <- struct{}{}:
 		case <-ctx.Done():
 			m.free()
 			return ctx.Err()
 		}
+		place := make(chan any, 1)
 		if refused != nil {
 			m.free()
 			place <- streamError("", refused)
 			close(place)
+			a.line <- place
 			continue
 		}
-		id, sequence := d.peek(m)
+		id, sequence, takesParts := d.peek(m)
 		ended := make(chan struct{})
 		before := steps.add(sequence, ended)
-		go func() {
-			defer close(ended)
-			defer close(place)
-			place <- d.runOfStream(ctx, m, id, before, func(part any) error {
+		if !takesParts {
+			a.line <- place
+			go func() {
+				defer close(ended)
+				defer close(place)
+				place <- d.runOfStream(ctx, m, id, before, func(any) error { return nil })
+			}()
+			continue
+		}
+		inParts.Go(func() {
+			send := func(answer any) error {
 				select {
-				case place <- part:
+				case a.parts <- answer:
 					return nil
 				case <-ctx.Done():
 					return ctx.Err()
 				}
-			})
-		}()
+			}
+			defer close(ended)
+			_ = send(d.runOfStream(ctx, m, id, before, send))
+			_ = send(nil)
+		})
 	}
 }
 

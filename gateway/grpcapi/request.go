@@ -57,7 +57,7 @@ func (c rpcCall) readMessage(m *oip.Request) error {
 			} else {
 				c.Step.End = p.Bits != 0
 			}
-		case key == "triton_enable_empty_final_response":
+		case key == finalResponse:
 			c.Parts = p.Choice == oip.ChoiceBool && p.Bits != 0
 		case key != "priority" && key != "timeout":
 		case p.IsOther:
@@ -108,7 +108,10 @@ func (c rpcCall) readMessage(m *oip.Request) error {
 	return nil
 }
 
-const sequenceID = "sequence_id"
+const (
+	sequenceID    = "sequence_id"
+	finalResponse = "triton_enable_empty_final_response" // asks for the answer in parts, and an empty one after them
+)
 
 func readSequenceID(p *oip.Parameter) (core.SequenceID, error) {
 	switch p.Choice {

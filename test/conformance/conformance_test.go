@@ -17,6 +17,7 @@
 //	thief MODEL              steals wake-ups (hostile_unsafe_test.go)
 //	damage MODEL STATUS      ends requests as a broken worker could
 //	lie MODEL ATTEMPTS STEPS shows impossible progress, of an attempt so much later
+//	flicker MODEL            shows other progress all the time, of requests that have not begun
 //	mail ROWS SIZE SIZE …    posts mail as a broken broker could, to the worker that attached last:
 //	                         sizes of the batch's dimension, then of each request of so many rows
 //

@@ -151,6 +151,9 @@ func (d *driver) do(line string) string {
 		return d.part(what, n)
 	case "sizes":
 		return name(d.batch.SetOutputDims(0, n))
+	case "rounds":
+		d.batch.SetRounds(uint32(n))
+		return "OK"
 	case "wanted":
 		if !d.batch.Waiting(0) {
 			return "Canceled"

@@ -3,6 +3,7 @@
 package conformance
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"strings"
@@ -74,17 +75,41 @@ func damage(t *testing.T, socket, model string, with status.Code) {
 // worker could.
 func lie(t *testing.T, socket, model string, attempts, steps uint32) {
 	t.Helper()
-	s, err := attach.Open(t.Context(), socket, &control.Request{Op: control.OpWorker, Model: model,
-		Worker: &control.WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[<=6]"}, Depth: 1}})
-	must.Do(t, err)
+	s := growing(t, socket, model)
 	for slot := range uint32(slots) {
 		s.Board.Show(slot, s.Board.Shown(slot).Attempt()+attempts, steps)
 		s.Board.Ring(slot)
 	}
-	t.Cleanup(func() { s.Close() })
 }
 
-// hostile runs the commands thief, damage and lie.
+// flicker shows other progress all the time, of requests that have not begun, until the script ends.
+func flicker(t *testing.T, socket, model string) {
+	t.Helper()
+	s := growing(t, socket, model)
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	t.Cleanup(running.Wait)
+	t.Cleanup(stop)
+	running.Go(func() {
+		for steps := uint32(1); ctx.Err() == nil; steps++ {
+			for slot := range uint32(slots) {
+				s.Board.Show(slot, s.Board.Shown(slot).Attempt(), steps)
+			}
+		}
+	})
+}
+
+// growing attaches as a worker whose output grows.
+func growing(t *testing.T, socket, model string) *attach.Session {
+	t.Helper()
+	s, err := attach.Open(t.Context(), socket, &control.Request{Op: control.OpWorker, Model: model,
+		Worker: &control.WorkerInfo{Inputs: []string{"x:f32[4]"}, Outputs: []string{"y:f32[<=6]"}, Depth: 1}})
+	must.Do(t, err)
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// hostile runs the commands thief, damage, lie and flicker.
 func hostile(t *testing.T, socket, who, what string) bool {
 	t.Helper()
 	switch who {
@@ -104,6 +129,8 @@ func hostile(t *testing.T, socket, who, what string) bool {
 			t.Fatal(err)
 		}
 		lie(t, socket, model, attempts, steps)
+	case "flicker":
+		flicker(t, socket, what)
 	default:
 		return false
 	}

@@ -402,6 +402,7 @@ int main(void)
 		else if (!strcmp(what, "run")) say(run(n));
 		else if (!strcmp(what, "complete")) say(rb_batch_complete(batch));
 		else if (!strcmp(what, "sizes")) say(sizes(n));
+		else if (!strcmp(what, "rounds")) say(rb_batch_set_rounds(batch, (uint32_t)n));
 		else if (!strcmp(what, "wanted")) say(wanted());
 		else if (!strcmp(what, "hold")) held[n % 8] = batch, say(RB_OK);
 		else if (!strcmp(what, "take")) batch = held[n % 8], say(RB_OK);
