@@ -41,6 +41,11 @@ type staffed struct {
 	resizes  int  // changes of have that are under way
 	byHand   bool // a command wants it awake
 
+	taken     map[[2]int]int64 // measured, by group and declaration, of those that declare no memory; groups has it, too
+	measureAt staffing.Time    // next
+	measuring bool
+	warned    bool // of memory, in this life
+
 	asked atomic.Bool // a request, or a command, wants it awake; set on loops
 
 	state  staffing.State
@@ -107,15 +112,16 @@ func (s *staff) declare(m *model, mc *ModelConfig) {
 		return
 	case x == nil:
 		x = &staffed{m: m, state: staffing.Awake, have: make([]int, len(groups)), used: s.clock(), since: s.clock(), began: s.clock(),
-			groups: groups, why: "it was declared"}
+			why: "it was declared"}
+		s.setGroups(x, groups)
 		x.setLeast()
 		fromZero := slices.ContainsFunc(groups, func(g supervise.Group) bool {
 			return slices.ContainsFunc(g.Workers, func(w supervise.Worker) bool { return w.Most > 0 && w.Least == 0 })
 		})
 		switch {
-		case fromZero || !staffing.Fits(s.budgets, s.bound(x.needs()), s.tenants()):
+		case fromZero || !staffing.Fits(s.budgets, s.needs(x), s.tenants()):
 			x.state = staffing.Asleep
-		case mc.Idle > 0 || len(x.needs()) > 0:
+		case mc.Idle > 0 || len(s.needs(x)) > 0:
 			x.state = staffing.Waking
 		}
 		s.list = append(s.list, x)
@@ -126,7 +132,8 @@ func (s *staff) declare(m *model, mc *ModelConfig) {
 		}
 		defer s.informRing(x)
 	}
-	x.idle, x.keep, x.groups = mc.Idle, mc.Keep, groups
+	x.idle, x.keep = mc.Idle, mc.Keep
+	s.setGroups(x, groups)
 	s.wantLook()
 }
 
@@ -152,6 +159,9 @@ func (s *staff) find(m *model) *staffed {
 	return nil
 }
 
+// stays says that the model does not sleep for others.
+func (x *staffed) stays() bool { return x.keep || x.m.layout.DeviceSize > 0 }
+
 // setLeast sets the instances with which the model starts.
 func (x *staffed) setLeast() {
 	x.follow = make([]staffing.Follower, len(x.groups))
@@ -160,34 +170,6 @@ func (x *staffed) setLeast() {
 			x.have[i] = max(1, w[0].Least)
 		}
 	}
-}
-
-// needs is the memory that processes of a declaration take on each GPU.
-func needs(w *supervise.Worker, instances int) staffing.Bytes {
-	b := staffing.Bytes{}
-	for i := range instances + w.Spares {
-		if w.Memory > 0 {
-			b[w.GPUs[i%len(w.GPUs)]] += w.Memory
-		}
-	}
-	return b
-}
-
-func (x *staffed) needs() staffing.Bytes {
-	all := staffing.Bytes{}
-	for i := range x.groups {
-		for k := range x.groups[i].Workers {
-			w := &x.groups[i].Workers[k]
-			n := w.Instances
-			if w.Most > 0 {
-				n = x.have[i]
-			}
-			for gpu, bytes := range needs(w, n) {
-				all[gpu] += bytes
-			}
-		}
-	}
-	return all
 }
 
 // names are the supervisor's names of the model.
@@ -240,7 +222,10 @@ func (s *staff) look() (pause time.Duration) {
 			s.lookAtStart(x, now)
 			again(turningTime)
 		case staffing.Awake:
-			if due := x.used + x.idle; x.idle > 0 && !x.keep {
+			if len(x.taken) > 0 {
+				again(s.measureInTime(x, now))
+			}
+			if due := x.used + x.idle; x.idle > 0 {
 				if now >= due {
 					x.observe(now)
 				}
@@ -303,6 +288,7 @@ func (s *staff) fail(x *staffed, now staffing.Time, why string) {
 // sleep ends a model's workers. Requests that come meanwhile run, or wait for the next start.
 func (s *staff) sleep(x *staffed, now staffing.Time, why string) {
 	x.asked.Store(false)
+	x.byHand = false
 	x.sleeps++
 	s.move(x, staffing.Ending, now, why)
 	names := x.names()
@@ -323,6 +309,7 @@ func (s *staff) wake(x *staffed, now staffing.Time) {
 		why = "by hand"
 	}
 	x.waits, x.byHand, x.holder, x.began, x.used = false, false, "", now, now
+	x.measureAt, x.warned = 0, false
 	x.asked.Store(false)
 	x.setLeast()
 	s.move(x, staffing.Waking, now, why)
@@ -365,7 +352,7 @@ func (s *staff) informRing(x *staffed) {
 func (s *staff) tenants() (list []staffing.Tenant) {
 	for _, x := range s.list {
 		t := staffing.Tenant{
-			Name: x.m.name, State: x.state, Needs: s.bound(x.needs()), Stays: x.keep || x.m.layout.DeviceSize > 0, Waits: x.waits,
+			Name: x.m.name, State: x.state, Needs: s.needs(x), Stays: x.stays(), Waits: x.waits,
 			Since: x.since, Used: x.used, Busy: x.busy, Took: x.took,
 		}
 		if x.state == staffing.Awake {
@@ -395,7 +382,7 @@ func (s *staff) shareRoom(now staffing.Time) {
 			if x.observe(now); !x.busy && !x.byHand {
 				x.waits, x.holder = false, ""
 			}
-		case x.state == staffing.Awake && len(s.budgets) > 0 && len(x.needs()) > 0:
+		case x.state == staffing.Awake && len(s.needs(x)) > 0:
 			x.observe(now)
 		}
 	}
@@ -411,7 +398,7 @@ func (s *staff) shareRoom(now staffing.Time) {
 			s.sleep(x, now, "another model needs the room")
 		}
 		if holder := p.Holders[x.m.name]; holder != "" && x.waits {
-			s.endExtras(s.bound(x.needs()))
+			s.endExtras(s.needs(x))
 			if holder != x.holder {
 				x.holder = holder
 				s.informRing(x)
@@ -456,6 +443,9 @@ func (s *staff) followLoad(x *staffed, now staffing.Time) (follows bool) {
 		work, have := x.loads[i].Work, x.have[i]
 		work.Goal = x.m.stages[i].InForce().LatencyGoal
 		want := x.follow[i].Decide(now, &work, have, w[0].Least, w[0].Most)
+		if s.isUnknown(&w[0]) {
+			want = min(want, have)
+		}
 		for want > have {
 			more := needs(&w[0], want)
 			for gpu, bytes := range needs(&w[0], have) {

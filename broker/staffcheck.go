@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/ringbatch/ringbatch/broker/staffing"
 	"github.com/ringbatch/ringbatch/broker/supervise"
@@ -16,7 +17,11 @@ import (
 func checkStaffing(cfg *Config) error {
 	kept := staffing.Bytes{}
 	for i := range cfg.Workers {
-		if err := cfg.checkWorker(&cfg.Workers[i], kept, true); err != nil {
+		w := &cfg.Workers[i]
+		if w.Most > 0 {
+			return fmt.Errorf("%w: instances from %d to %d: only the workers of a [[model]] can follow its load", status.ErrInvalid, w.Least, w.Most)
+		}
+		if err := cfg.checkWorker(w, kept, true); err != nil {
 			return err
 		}
 	}
@@ -63,18 +68,19 @@ func (mc *ModelConfig) checkStaffing(cfg *Config) (all staffing.Bytes, err error
 				return nil, fmt.Errorf("%w: instances from %d to %d: a model with several kinds of workers cannot follow its load",
 					status.ErrInvalid, w.Least, w.Most)
 			}
-			if w.Most > 0 && w.Least == 0 && (mc.Idle == 0 || mc.Keep) {
-				return nil, fmt.Errorf("%w: instances from 0: say after what time without a request the last worker ends, as in idle = \"10m\"; "+
-					"and not keep", status.ErrInvalid)
+			if w.Most > 0 && w.Least == 0 && mc.Idle == 0 {
+				return nil, fmt.Errorf("%w: instances from 0: say after what time without a request the last worker ends, as in idle = \"10m\"", status.ErrInvalid)
 			}
-			if err := cfg.checkWorker(w, all, false); err != nil {
+			if err := cfg.checkWorker(w, all, mc.stays()); err != nil {
 				return nil, err
 			}
 		}
 	}
 	switch {
-	case mc.Idle < 0:
-		return nil, fmt.Errorf("%w: idle is %v, must be positive", status.ErrInvalid, mc.Idle)
+	case mc.Idle != 0 && mc.Idle < time.Second:
+		return nil, fmt.Errorf("%w: idle is %v, must be 1s or more", status.ErrInvalid, mc.Idle)
+	case mc.Idle > 0 && mc.Keep:
+		return nil, fmt.Errorf("%w: idle = \"%v\" and keep = true contradict each other: a model that is kept never sleeps", status.ErrInvalid, mc.Idle)
 	case mc.Idle > 0 && workers == 0:
 		return nil, fmt.Errorf("%w: idle: the broker starts no workers of this model; declare them, as [[model.worker]]", status.ErrInvalid)
 	case mc.Idle > 0 && mc.onDevice():
@@ -88,13 +94,10 @@ func (mc *ModelConfig) onDevice() bool {
 }
 
 // checkWorker adds what a worker needs, with which instances it starts.
-func (cfg *Config) checkWorker(w *supervise.Worker, all staffing.Bytes, alone bool) error {
-	if alone && w.Most > 0 {
-		return fmt.Errorf("%w: instances from %d to %d: only the workers of a [[model]] can follow its load", status.ErrInvalid, w.Least, w.Most)
-	}
+func (cfg *Config) checkWorker(w *supervise.Worker, all staffing.Bytes, stays bool) error {
 	for _, gpu := range w.GPUs {
-		if _, bound := cfg.GPUMemory[gpu]; bound && w.Memory == 0 && !w.Client {
-			return fmt.Errorf("%w: GPU %d has a budget: say how much memory a process of %q takes, as in memory = \"6GiB\"",
+		if _, bound := cfg.GPUMemory[gpu]; bound && w.Memory == 0 && !w.Client && stays {
+			return fmt.Errorf("%w: GPU %d has a budget: say how much memory a process of %q takes, which always runs, as in memory = \"6GiB\"",
 				status.ErrInvalid, gpu, strings.Join(w.Command, " "))
 		}
 	}

@@ -5,6 +5,7 @@ package broker
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -59,7 +60,10 @@ func (s *staff) begin(m *model, awake bool) error {
 		x.asked.Store(true)
 		s.wantLook()
 		return nil
-	case awake || x.state != staffing.Awake:
+	case awake || x.state == staffing.Ending:
+		return nil
+	case x.state == staffing.Asleep:
+		x.byHand = false // it waits for room no longer, unless requests do
 		return nil
 	case x.keep:
 		return fmt.Errorf("%w: %q has keep = true in the configuration, so it does not sleep", status.ErrInvalid, m.name)
@@ -84,6 +88,8 @@ func (s *staff) isDone(m *model, awake bool) (bool, error) {
 		return true, nil
 	case x.failed != "":
 		return false, fmt.Errorf("%w: %q does not wake: %s", status.ErrNoWorker, m.name, x.failed)
+	case x.state != staffing.Waking && !x.byHand:
+		return false, fmt.Errorf("%w: %q was put to sleep again", status.ErrCanceled, m.name)
 	}
 	return false, nil
 }
@@ -94,20 +100,22 @@ func (s *staff) snapshot() map[*model]*stats.Staffing {
 	defer s.mu.Unlock()
 	all := make(map[*model]*stats.Staffing, len(s.list))
 	for _, x := range s.list {
-		all[x.m] = x.snapshot(s.clock())
+		all[x.m] = s.snapshotOf(x)
 	}
 	return all
 }
 
-func (x *staffed) snapshot(now staffing.Time) *stats.Staffing {
+func (s *staff) snapshotOf(x *staffed) *stats.Staffing {
 	out := &stats.Staffing{
-		State: x.state.String(), SinceS: (now - x.since).Seconds(), Why: x.why, Failed: x.failed, IdleS: x.idle.Seconds(), Keep: x.keep,
+		State: x.state.String(), SinceS: (s.clock() - x.since).Seconds(), Why: x.why, Failed: x.failed, IdleS: x.idle.Seconds(), Keep: x.keep,
 		Wakes: x.wakes, Sleeps: x.sleeps, FailedWakes: x.failures, WakeMS: ms(x.took), LongestWakeMS: ms(x.longest),
 	}
 	if x.waits && x.holder != "" {
 		out.Why = "waits for room: " + x.holder
 	}
-	for gpu, bytes := range x.needs() {
+	memory := x.known()
+	maps.Copy(memory, s.needs(x))
+	for gpu, bytes := range memory {
 		out.Memory = append(out.Memory, stats.GPUMemory{GPU: gpu, Bytes: bytes, Held: x.state != staffing.Asleep})
 	}
 	for i := range x.groups {

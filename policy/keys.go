@@ -22,10 +22,10 @@ var (
 		Help: "maximum rows of a batch; while the model runs it cannot exceed its value at the start"},
 		number(1, MaxRows), func(at *place) *int { return &at.s.MaxBatchSize })
 	MaxBatchCost = row(Key{Name: "max_batch_cost", Default: "0", Live: true,
-		Help: "maximum cost of a batch, the sum of its rows; a row costs what its client says, or else the size of the model's first " +
-			"variable dimension (tokens; cost names another one); a request above the maximum runs alone; 0: none"},
+		Help: "maximum cost of a batch, the sum of its rows: what the client says, or else the size of the dimension that cost " +
+			"names; a request above the maximum runs alone; 0: none"},
 		number(0, MaxCost), func(at *place) *int { return &at.s.MaxBatchCost })
-	_ = add(&Key{Name: "cost", Kind: "dimension", Help: "the variable dimension of an input whose size a row costs: its name, like edges, " +
+	_ = add(&Key{Name: "cost", Kind: "dimension", Help: "the variable dimension whose size a row costs: its name, like edges, " +
 		"or INPUT.DIMENSION; if left out, the first", read: readCost, write: writeCost})
 	WaitTime = row(Key{Name: "wait_time", Default: "auto", Live: true,
 		Help: "how long the oldest request waits for others to batch with; 0: not at all; auto: as long as it pays (docs/batching.md)"},

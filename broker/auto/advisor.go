@@ -95,7 +95,7 @@ func (a *Advisor) SetPolicy(s *policy.Settings) {
 	if sameSizes && s.LatencyGoal == was.LatencyGoal && s.WaitTime == was.WaitTime {
 		return
 	}
-	a.learns = s.WaitTime == policy.Auto
+	a.learns = s.WaitTime == policy.Auto && s.MaxBatchSize > 1 // otherwise every batch is full
 	a.plan = plan{wait: max(0, Time(s.WaitTime))}
 	a.evaluation = newEvaluation(Time(s.LatencyGoal))
 }

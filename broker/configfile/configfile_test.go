@@ -137,8 +137,8 @@ func TestSleepAndRoomAreRead(t *testing.T) {
 		}
 	}
 	for _, bad := range []struct{ model, worker, says string }{
-		{"", "instances = [0, 4]", "idle"}, {"memory = \"device:0\"\nidle = \"1m\"", "", "cannot sleep"},
-		{"", "gpus = [0]\n[[gpu]]\nnumber = 0\nmemory = \"6GiB\"", "say how much memory"},
+		{"", "instances = [0, 4]", "idle"}, {"idle = \"1m\"\nkeep = true", "", "contradict"}, {"idle = \"5ms\"", "", "1s or more"}, {"memory = \"device:0\"\nidle = \"1m\"", "", "cannot sleep"},
+		{"keep = true", "gpus = [0]\n[[gpu]]\nnumber = 0\nmemory = \"6GiB\"", "say how much memory"},
 		{"", "gpus = [0]\nmemory = \"7GiB\"\n[[gpu]]\nnumber = 0\nmemory = \"6GiB\"", "budget"},
 		{"", "instances = [1, 2]\n[[model.worker]]\ncommand = [\"x\"]", "several kinds"},
 	} {

@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ringbatch/ringbatch/admin"
 	"github.com/ringbatch/ringbatch/admin/stats"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/internal/must"
@@ -244,13 +243,9 @@ func TestARestartOrADeathOfTheBrokerIsAPauseForClientsThatRetry(t *testing.T) {
 	again := func() {
 		c.broker = c.start("broker", "--config", c.config, "--log-level", "warn")
 	}
-	waits := []string{"4ms", "3ms"}
 	c.brokerComesAndGoes("SIGTERM", func() {
-		c.must("set", "affine", "wait_time="+waits[0], "--save")
 		c.ends(c.broker)
 		again()
-		c.until("what was saved is in force", func() bool { return c.savedWait() == waits[0] })
-		waits = waits[1:]
 	})
 	c.brokerComesAndGoes("a take-over", func() {
 		old := c.broker
@@ -264,13 +259,4 @@ func TestARestartOrADeathOfTheBrokerIsAPauseForClientsThatRetry(t *testing.T) {
 		_ = c.broker.Wait(patience)
 		again()
 	})
-}
-
-// savedWait is the wait of the one model, "" while there is no broker.
-func (c *cli) savedWait() string {
-	models, err := admin.New("").Models(c.t.Context())
-	if err != nil || len(models) == 0 {
-		return ""
-	}
-	return models[0].Policy["wait_time"]
 }

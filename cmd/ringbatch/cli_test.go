@@ -202,7 +202,7 @@ func TestEveryMistakeOnTheCommandLineHasItsStatusAndSaysWhatToDo(t *testing.T) {
 		{[]string{"worker", "ecko"}, 1, "did you mean echo?"},
 		{[]string{"gateway", "--http", "99999"}, 2, "--http 99999: want a port, HOST:PORT or off"},
 		{[]string{"worker", "echo", "--scale", "2"}, 2, "--scale is for affine"},
-		{[]string{"worker", "mlp", "--weights", "w.bin"}, 2, "--weights is for --ptx"},
+		{[]string{"worker", "affine", "--weights", "w.bin"}, 2, "--weights is for mlp and --ptx"},
 		{[]string{"infer", "affine", "1", "2", "3", "4", "--out", "z=z.npy"}, 1, "no output"},
 		{[]string{"infer", "affine", "1", "2", "3", "4", "--out", "y=/no/such/y.npy"}, 1, "cannot be written"},
 		{[]string{"trace", "affine", "--out", "/no/such/trace.json"}, 1, "cannot be written"},

@@ -25,7 +25,7 @@ type gpuArgs struct {
 func gpuFlags(f *flagSet) *gpuArgs {
 	g := &gpuArgs{given: f.Changed}
 	f.IntVar(&g.Device, "gpu", 0, "run the model on this visible GPU (models: affine, echo, mlp)")
-	f.StringVar(&g.Weights, "weights", "", "--ptx: a file that the kernel gets as it is")
+	f.StringVar(&g.Weights, "weights", "", "mlp: an .npz `FILE` of torch's 0.weight [out, in], 0.bias, …, with ReLU between layers; --ptx: a file that the kernel gets as it is")
 	f.StringVar(&g.PTX, "ptx", "", "serve your own kernel from this PTX file (see docs/gpu.md)")
 	f.StringVar(&g.Kernel, "kernel", "forward", "--ptx: the function in it")
 	f.StringArrayVar(&g.outputs, "output", nil, "--ptx: output tensor, a `SPEC` like y:f32[8] (repeatable)")
@@ -45,6 +45,7 @@ type served struct {
 // choose makes the model on the CPU, or on a GPU if the flags ask for one.
 func (g *gpuArgs) choose(kind string, o cpu.Options) (served, func(context.Context, worker.Config) error, error) {
 	if !g.ownKernel() && !g.given("gpu") {
+		o.Weights = g.Weights
 		m, err := cpu.New(kind, o)
 		if err != nil {
 			return served{}, nil, err
@@ -75,7 +76,7 @@ func (g *gpuArgs) version(kind string, o cpu.Options) (string, error) {
 	switch {
 	case kind == "affine":
 		return fmt.Sprintf("affine scale=%g offset=%g", o.Scale, o.Offset), nil
-	case !g.ownKernel():
+	case !g.ownKernel() && g.Weights == "":
 		return kind, nil
 	}
 	h := sha256.New()
@@ -90,6 +91,9 @@ func (g *gpuArgs) version(kind string, o cpu.Options) (string, error) {
 		}
 		fmt.Fprintln(h, len(text))
 		h.Write(text)
+	}
+	if !g.ownKernel() {
+		return fmt.Sprintf("%s %x", kind, h.Sum(nil)[:6]), nil
 	}
 	return fmt.Sprintf("%s %s %x", filepath.Base(g.PTX), g.Kernel, h.Sum(nil)[:6]), nil
 }

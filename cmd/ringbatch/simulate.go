@@ -32,6 +32,9 @@ func runSimulate(ctx context.Context, args []string) error {
 		return err
 	}
 	if f.NArg() == 1 {
+		if f.Changed("share") {
+			return fmt.Errorf("%w: --share and a MODEL exclude each other", errUsage)
+		}
 		if *length <= 0 || *length > time.Hour {
 			return fmt.Errorf("%w: --duration is %v, must be more than 0 and at most 1h", errUsage, *length)
 		}

@@ -135,6 +135,20 @@ func TestRequestsOfAModelWhoseStartFailsEndWithTheReason(t *testing.T) {
 	})
 }
 
+func TestAStartThatHangsIsEndedByCommand(t *testing.T) {
+	c := startCLIWith(t, strings.Replace(sleeper("m", 2, "idle = \"1s\"", "instances = [0, 1]"), "command = [", `command = ["sh", "-c", "exec sleep 1000", "sh", `, 1))
+	c.untilState("m", "asleep")
+	woken := c.start("wake", "m")
+	c.untilState("m", "waking")
+	c.until("its process runs", func() bool { return len(c.pids()) == 1 })
+	if out := c.must("sleep", "m"); out != "asleep\n" || c.staffing("m").State != "asleep" || len(c.pids()) != 0 {
+		t.Errorf("sleep: %q, %+v, processes %v", out, c.staffing("m"), c.pids())
+	}
+	if err := woken.Wait(patience); err == nil || !strings.Contains(woken.Log(), "put to sleep again") {
+		t.Errorf("wake: %v, %s", err, woken.Log())
+	}
+}
+
 func TestTwoModelsTakeTurnsInTheRoomOfOne(t *testing.T) {
 	room := "gpus = [0]\nmemory = \"6GiB\""
 	c := startCLIWith(t, "[[gpu]]\nnumber = 0\nmemory = \"10GiB\"\n"+sleeper("one", 1, "", room)+sleeper("two", 2, "", room)+

@@ -23,6 +23,7 @@ policy given here.`, `  ringbatch worker echo
   ringbatch worker affine --scale 2 --offset 1 --input 'x:f32[8]' --max-batch-size 64 --wait-time 1ms
   ringbatch worker echo --name thumbnails --input 'img:u8[<=512,<=512,3]'
   ringbatch worker mlp --gpu 0
+  ringbatch worker mlp --weights net.npz
   ringbatch worker --ptx my.ptx --kernel forward --input 'x:f32[8]' --output 'y:f32[8]'
 `)
 	cfg, o := worker.Config{}, cpu.Options{}
@@ -95,7 +96,8 @@ func rejectUnusedFlags(f *flagSet, kind string) error {
 		{ptx || kind == "echo" || kind == "affine" || kind == "simulated", "echo, affine, simulated and --ptx", []string{"input"}},
 		{kind == "simulated", "simulated", []string{"simulated-fixed", "simulated-item"}},
 		{kind == "affine", "affine", []string{"scale", "offset"}},
-		{ptx, "--ptx", []string{"output", "weights", "kernel", "block", "threads-per-row"}},
+		{ptx || kind == "mlp", "mlp and --ptx", []string{"weights"}},
+		{ptx, "--ptx", []string{"output", "kernel", "block", "threads-per-row"}},
 	} {
 		for _, flag := range c.flags {
 			if f.Changed(flag) && !c.uses {

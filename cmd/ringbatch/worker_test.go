@@ -13,9 +13,6 @@ import (
 	"github.com/ringbatch/ringbatch/worker/cuda"
 )
 
-// `make cuda-test` runs these once more, in a binary with GPU workers (their names
-// begin with TestAWorker): nothing else in the command depends on the tag cuda.
-
 func TestAWorkerAnswersWhatIsTyped(t *testing.T) {
 	c := startCLI(t)
 	w := c.start("worker", "affine", "--scale", "2", "--offset", "1", "--input", "x:f32[4]")

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package broker
+
+import (
+	"slices"
+	"time"
+
+	"github.com/ringbatch/ringbatch/broker/staffing"
+	"github.com/ringbatch/ringbatch/broker/supervise"
+)
+
+// The memory of workers on GPUs with a budget: declared, or measured while they serve. Until
+// it is measured for the first time a model has its GPUs alone, besides models that stay:
+// their memory is declared.
+
+// Times of measuring, since a model is awake: first after the least pause, then whenever that
+// time has doubled, then after each longest pause. Workers take more memory as they serve.
+const (
+	leastMeasurePause   = time.Second
+	longestMeasurePause = time.Minute
+)
+
+// needs is the memory that processes of a declaration take on each GPU.
+func needs(w *supervise.Worker, instances int) staffing.Bytes {
+	b := staffing.Bytes{}
+	for i := range instances + w.Spares {
+		if w.Memory > 0 {
+			b[w.GPUs[i%len(w.GPUs)]] += w.Memory
+		}
+	}
+	return b
+}
+
+// setGroups takes a model's declarations. What was measured under earlier ones stays.
+func (s *staff) setGroups(x *staffed, groups []supervise.Group) {
+	before := x.taken
+	x.groups, x.taken, x.measureAt = slices.Clone(groups), map[[2]int]int64{}, 0
+	for i := range x.groups {
+		g := &x.groups[i]
+		g.Workers = slices.Clone(g.Workers)
+		for k := range g.Workers {
+			if w, at := &g.Workers[k], [2]int{i, k}; s.isUnknown(w) {
+				w.Memory = before[at]
+				x.taken[at] = w.Memory
+			}
+		}
+	}
+}
+
+// isUnknown says that a worker's memory counts, and has been neither declared nor measured.
+func (s *staff) isUnknown(w *supervise.Worker) bool {
+	return w.Memory == 0 && slices.ContainsFunc(w.GPUs, func(gpu int) bool { _, bound := s.budgets[gpu]; return bound })
+}
+
+// needs is the memory that a model's workers take of GPUs with a budget.
+func (s *staff) needs(x *staffed) staffing.Bytes {
+	all := x.known()
+	for i := range x.groups {
+		for k := range x.groups[i].Workers {
+			if w := &x.groups[i].Workers[k]; s.isUnknown(w) {
+				for _, gpu := range w.GPUs {
+					all[gpu] = s.budgets[gpu]
+				}
+			}
+		}
+	}
+	s.bound(all)
+	for gpu := range all {
+		if len(x.taken) > 0 {
+			all[gpu] = min(all[gpu], s.roomOf(gpu))
+		}
+	}
+	return all
+}
+
+// known is the memory of a model's workers, as far as it is known.
+func (x *staffed) known() staffing.Bytes {
+	all := staffing.Bytes{}
+	for i := range x.groups {
+		for k := range x.groups[i].Workers {
+			w := &x.groups[i].Workers[k]
+			n := w.Instances
+			if w.Most > 0 {
+				n = x.have[i]
+			}
+			for gpu, bytes := range needs(w, n) {
+				all[gpu] += bytes
+			}
+		}
+	}
+	return all
+}
+
+// roomOf is what models that stay leave of a GPU. They declare their memory.
+func (s *staff) roomOf(gpu int) int64 {
+	room := s.budgets[gpu]
+	for _, y := range s.list {
+		if y.stays() {
+			room -= y.known()[gpu]
+		}
+	}
+	return room
+}
+
+// measureInTime measures a model that is awake, if that is due, and returns when it is due again.
+func (s *staff) measureInTime(x *staffed, now staffing.Time) (pause time.Duration) {
+	age := now - x.since
+	if now >= x.measureAt {
+		x.measureAt = now + min(max(age, leastMeasurePause), longestMeasurePause)
+		if age >= leastMeasurePause && !x.measuring { // a driver that hangs holds nvidia-smi for ever
+			x.measuring = true
+			go s.measure(x)
+		}
+	}
+	return x.measureAt - now
+}
+
+func (s *staff) measure(x *staffed) {
+	s.mu.Lock()
+	names := x.names()
+	s.mu.Unlock()
+	for i, name := range names {
+		by, err := s.super.MeasureMemory(s.closing, name)
+		s.mu.Lock()
+		switch {
+		case x.state != staffing.Awake: // its processes end
+		case err == nil:
+			s.noteMemory(x, i, by)
+		case !x.warned:
+			x.warned = true
+			s.log.Warn("GPU memory of workers cannot be measured; declare it, as in memory = \"6GiB\": until then the model has its GPUs alone",
+				"model", name, "why", err)
+		}
+		s.mu.Unlock()
+	}
+	s.mu.Lock()
+	x.measuring = false
+	s.mu.Unlock()
+	s.wantLook()
+}
+
+// noteMemory takes what the processes of a group's declarations take. The most ever counts.
+func (s *staff) noteMemory(x *staffed, group int, by map[int]int64) {
+	for k, bytes := range by {
+		at := [2]int{group, k}
+		if before, measured := x.taken[at]; measured && bytes > before {
+			x.taken[at], x.groups[group].Workers[k].Memory = bytes, bytes
+			s.log.Info("GPU memory of a worker measured", "model", x.groups[group].Model, "mib", bytes>>20)
+		}
+	}
+	for gpu, bytes := range s.bound(x.known()) {
+		if room := s.roomOf(gpu); bytes > room && !x.warned {
+			x.warned = true
+			s.log.Warn("workers take more memory of a GPU than its budget leaves", "model", x.m.name, "gpu", gpu, "mib", bytes>>20, "room_mib", room>>20)
+		}
+	}
+}
