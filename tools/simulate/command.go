@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/ringbatch/ringbatch/internal/policyflag"
@@ -41,6 +42,13 @@ Several numbers of --workers or --batch-sizes are compared in a table.`
   # an encoder of texts that packs up to 8,192 tokens; batches cost by tokens
   ringbatch simulate --arrivals closed --clients 64 --workers 2 --tokens 8-500 --max-batch-size 128 \
       --max-batch-cost 8192 --cost 256=1ms,8192=4.2ms
+
+  # a decoder: what do 32 lanes give, if a row takes about 24 rounds, and at most 256
+  ringbatch simulate --arrivals closed --clients 64 --lanes 32 --rounds 24,0.75,256 --cost 1=1ms,32=1.2ms
+
+  # two models that do not fit together, whose starts take seconds, and one that follows its load
+  ringbatch simulate --gpu-memory 10 --share a,memory=6,start=8s,rate=5,on=20s,off=40s,idle=10s \
+      --share b,memory=6,start=4s,rate=5,on=20s,off=40s,idle=10s --share c,memory=1,rate=60,goal=200ms,instances=1-4
 `
 )
 
@@ -56,12 +64,16 @@ type Command struct {
 	deadline          time.Duration
 	cost              string
 	workers, sizes    []int // several: compare
-	depth             int
+	depth, lanes      int
+	rounds            string
 	sharing           float64
 	pad               string
 	hop               time.Duration
 	policy            *policyflag.Flags
 	levels            []string
+	shares            []string // models that share a GPU; then only the next two, seed and json count
+	gpuMemory         float64
+	length            time.Duration
 	requests          int
 	seed              uint64
 	json              bool
@@ -90,6 +102,8 @@ func NewCommand(s *pflag.FlagSet) *Command {
 	s.IntSliceVar(&c.workers, "workers", []int{1}, "number of workers; several, `N,N…`, are compared (default for a MODEL: 1,2,3,4)")
 	s.IntSliceVar(&c.sizes, "batch-sizes", nil, "values of max_batch_size to compare, `N,N…` (default for a MODEL: 1, 2, 4 … its own)")
 	s.IntVar(&c.depth, "depth", 1, "batches that a worker may hold, running and prefetched")
+	s.StringVar(&c.rounds, "rounds", "", "rounds of a row, log-normal: `MEDIAN,SIGMA`[,MOST]; --cost is the time of a round then")
+	s.IntVar(&c.lanes, "lanes", 0, "with --rounds: `rows` that go round in a worker, each answered when it is done; beside whole batches")
 	s.Float64Var(&c.sharing, "sharing", 0, "`share` of its time that each other busy worker adds to a batch, as on one GPU")
 	s.StringVar(&c.pad, "pad", "", "pad batches to `rows`, or to the next preferred size (\"preferred\")")
 	s.DurationVar(&c.hop, "hop", 7*time.Microsecond, "transport from one process to the next; a request takes three")
@@ -97,6 +111,10 @@ func NewCommand(s *pflag.FlagSet) *Command {
 		"default_priority", "ageing", "preserve_order")
 	s.StringArrayVar(&c.levels, "priority", nil,
 		"a priority level, most urgent first: `policy` of share=, max_queue=, default_timeout=, max_timeout=, on_timeout= (repeatable)")
+	s.StringArrayVar(&c.shares, "share", nil, "a `MODEL` that shares a GPU with others, sleeps, and follows its load: "+
+		"NAME,memory=GIB,start=,takes=,rate=,on=,off=,idle=,goal=,instances=0-4 (repeatable)")
+	s.Float64Var(&c.gpuMemory, "gpu-memory", 80, "with --share: `GiB` of the GPU's budget")
+	s.DurationVar(&c.length, "length", 10*time.Minute, "with --share: the time to simulate")
 	s.IntVar(&c.requests, "requests", 100_000, "number of requests to simulate")
 	s.Uint64Var(&c.seed, "seed", 1, "another seed is another run of chance")
 	s.BoolVar(&c.json, "json", false, "print the result as JSON")
@@ -121,14 +139,35 @@ func (c *Command) Measured(costs io.Reader, maxBatchSize int) error {
 	return nil
 }
 
+// checkTogether refuses flags that count only with --share, or only without.
+func (c *Command) checkTogether() (err error) {
+	c.set.Visit(func(f *pflag.Flag) {
+		only, both := slices.Contains([]string{"gpu-memory", "length"}, f.Name), slices.Contains([]string{"share", "seed", "json"}, f.Name)
+		if err == nil && !both && only != (len(c.shares) > 0) {
+			err = bad("--%s goes %s --share", f.Name, map[bool]string{true: "with", false: "without"}[only])
+		}
+	})
+	return err
+}
+
 // Run simulates, and writes the result. Its error wraps status.ErrInvalid if the flags, or
 // the files that they name, make no sense.
 func (c *Command) Run(ctx context.Context, stdout io.Writer) error {
+	start := time.Now()
+	if err := c.checkTogether(); err != nil {
+		return err
+	}
+	if len(c.shares) > 0 {
+		r, err := c.runShared(ctx)
+		if err != nil {
+			return err
+		}
+		return c.write(stdout, r, start)
+	}
 	cfg, err := c.config()
 	if err != nil {
 		return err
 	}
-	start := time.Now()
 	if len(c.workers) > 1 || len(c.sizes) > 0 {
 		t, err := c.compare(ctx, cfg)
 		if err != nil {
@@ -141,6 +180,11 @@ func (c *Command) Run(ctx context.Context, stdout io.Writer) error {
 		return err
 	}
 	r.cfg = &cfg
+	if cfg.Workers.Lanes > 0 {
+		if r.Whole, err = runWhole(ctx, cfg); err != nil {
+			return err
+		}
+	}
 	return c.write(stdout, r, start)
 }
 

@@ -73,7 +73,11 @@ func TestEveryExampleOfTheHelpRuns(t *testing.T) {
 		if !found || strings.Contains(line, "simulate resnet50") { // it needs a model
 			continue
 		}
-		if _, err := command(t, append(strings.Fields(args), "--requests", "2000")...); err != nil {
+		less := []string{"--requests", "2000"}
+		if strings.Contains(args, "--share") {
+			less = []string{"--length", "1m"}
+		}
+		if _, err := command(t, append(strings.Fields(args), less...)...); err != nil {
 			t.Errorf("%s: %v", args, err)
 		}
 		ran++

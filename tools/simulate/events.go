@@ -12,9 +12,10 @@ import (
 type event struct {
 	at                batcher.Time
 	order             int              // of scheduling; breaks ties
-	number            uint32           // of a commit, from 1; 0: a batch ended
+	number            uint32           // of a commit, from 1; 0: a batch or a round ended
 	client            batcher.ClientID // of a commit
 	worker            batcher.WorkerID // of a batch
+	round             bool             // of that worker with lanes ends
 	batch             batcher.BatchID
 	started, finished batcher.Time // of a batch; started is also the time of a commit
 }

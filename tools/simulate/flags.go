@@ -26,7 +26,7 @@ func (c *Command) config() (cfg Config, err error) {
 	if len(c.workers) == 0 || slices.Min(c.workers) < 1 || c.depth < 1 || c.shapes < 1 || c.inFlight < 1 {
 		return cfg, bad("--workers, --depth, --in-flight and --shapes must be at least 1")
 	}
-	for _, step := range []func(*Config) error{c.setArrivals, c.setRows, c.setCost, c.setPolicy, c.setPadding} {
+	for _, step := range []func(*Config) error{c.setArrivals, c.setRows, c.setCost, c.setPolicy, c.setPadding, c.setRounds} {
 		if err := step(&cfg); err != nil {
 			return cfg, err
 		}

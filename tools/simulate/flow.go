@@ -19,7 +19,7 @@ func (w *world) arrive(e *event) {
 	f := flight{
 		committed: committed, deadline: batcher.Never, client: e.client,
 		rows: randomIn(w.rng, w.cfg.Load.MinRows, w.cfg.Load.MaxRows), level: w.randomLevel(),
-		cost: randomIn(w.rng, w.cfg.Load.MinTokens, w.cfg.Load.MaxTokens),
+		cost: randomIn(w.rng, w.cfg.Load.MinTokens, w.cfg.Load.MaxTokens), rounds: w.randomRounds(),
 	}
 	if f.level == batcher.DefaultLevel {
 		f.level = w.cfg.Policy.DefaultPriority
@@ -86,12 +86,20 @@ func (w *world) decide() batcher.Time {
 // serve lets a worker run a batch. The end of the batch is known at once.
 func (w *world) serve(d *batcher.Dispatch) {
 	x := &w.workers[d.Worker]
+	if x.lanes != nil {
+		w.serveInLane(d)
+		return
+	}
 	start := max(w.now+batcher.Time(w.cfg.Hop), x.freeAt)
 	size := d.PadTo
 	if w.cfg.Load.MaxTokens > 0 {
 		size = d.Cost
 	}
-	took := batcher.Time(min(w.cfg.took(size, w.othersBusy(start, x))*w.phase(start).Cost, float64(endOfTime)))
+	rounds := 1
+	for _, id := range d.Requests {
+		rounds = max(rounds, w.flights[id].rounds)
+	}
+	took := batcher.Time(min(w.cfg.took(size, w.othersBusy(start, x))*float64(rounds)*w.phase(start).Cost, float64(endOfTime)))
 	if w.cfg.disturb != nil {
 		took = w.cfg.disturb(d.Worker, d.PadTo, start, took)
 	}
@@ -104,17 +112,22 @@ func (w *world) serve(d *batcher.Dispatch) {
 	seen := x.freeAt + batcher.Time(w.cfg.Hop)
 	w.events.push(event{at: seen, worker: d.Worker, batch: d.Batch, started: start, finished: x.freeAt})
 
-	w.stats.last = max(w.stats.last, seen)
 	w.stats.batch(d)
 	for _, id := range d.Requests {
-		f := &w.flights[id]
-		w.stats.answer(f, seen)
-		if w.answered != nil {
-			w.answered(f.committed, seen)
-		}
-		// A caller does not wait for longer than its deadline.
-		w.cfg.Arrivals.answered(w, f.client, min(seen, f.deadline))
+		w.deliver(id, seen)
 	}
+}
+
+// deliver counts the answer of a request, which its client sees at a time.
+func (w *world) deliver(id batcher.RequestID, seen batcher.Time) {
+	f := &w.flights[id]
+	w.stats.last = max(w.stats.last, seen)
+	w.stats.answer(f, seen)
+	if w.answered != nil {
+		w.answered(f.committed, seen)
+	}
+	// A caller does not wait for longer than its deadline.
+	w.cfg.Arrivals.answered(w, f.client, min(seen, f.deadline))
 }
 
 // othersBusy is how many workers other than x are busy at a time.
@@ -166,7 +179,12 @@ func (w *world) result() *Result {
 		if r.Span > 0 {
 			u = float64(x.busy) / float64(r.Span)
 		}
+		if x.lanes != nil {
+			r.Rounds += x.lanes.rounds
+			r.MeanRoundRows += float64(x.lanes.rows)
+		}
 		r.Workers = append(r.Workers, WorkerResult{Utilisation: u, Batches: x.total, Rows: x.rows, Busy: time.Duration(x.busy)})
 	}
+	r.MeanRoundRows /= float64(max(1, r.Rounds))
 	return r
 }

@@ -36,6 +36,9 @@ func (r *Result) WriteText(w io.Writer) error {
 	fmt.Fprintf(&b, "batches     %s of %.1f rows%s on average%s%s%s%s\n", count(r.Batches), r.MeanBatchRows, tokens,
 		share(r.Reasons.Full, r.Batches, "full"), share(r.Reasons.Preferred, r.Batches, "preferred size"),
 		share(r.Reasons.Deadline, r.Batches, "wait time over"), share(r.Reasons.Nobody, r.Batches, "nobody left"))
+	if r.Rounds > 0 {
+		fmt.Fprintf(&b, "rounds      %s of %.1f rows on average\n", count(r.Rounds), r.MeanRoundRows)
+	}
 	b.WriteString("workers    ")
 	for i, x := range r.Workers {
 		if i == 8 {
@@ -45,6 +48,9 @@ func (r *Result) WriteText(w io.Writer) error {
 		fmt.Fprintf(&b, " %.1f %%", 100*x.Utilisation)
 	}
 	b.WriteString(" busy\n")
+	if r.Whole != nil {
+		b.WriteString("\n" + r.Whole.summary(cfg.Workers.Lanes))
+	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
@@ -67,7 +73,14 @@ func (c *Config) describe() string {
 	if c.Policy.PreserveOrder {
 		b.WriteString(", preserve_order")
 	}
-	fmt.Fprintf(&b, "; workers %d, batch cost %s, hop %v", c.Workers.Count, c.Cost.summary(), c.Hop)
+	of := "batch"
+	if c.Rounds != nil {
+		of = "round"
+	}
+	fmt.Fprintf(&b, "; workers %d, %s cost %s, hop %v", c.Workers.Count, of, c.Cost.summary(), c.Hop)
+	if c.Workers.Lanes > 0 {
+		fmt.Fprintf(&b, ", %d lanes", c.Workers.Lanes)
+	}
 	return b.String()
 }
 

@@ -22,7 +22,10 @@ type Result struct {
 	Batches           int            `json:"batches"`
 	MeanBatchRows     float64        `json:"mean_batch_rows"`
 	MeanBatchTokens   float64        `json:"mean_batch_tokens,omitempty"`
-	BatchSizes        []SizeCount    `json:"batch_sizes"` // ascending; only sizes that occurred
+	Rounds            int            `json:"rounds,omitempty"` // of workers with lanes
+	MeanRoundRows     float64        `json:"mean_round_rows,omitempty"`
+	Whole             *Result        `json:"whole_batches,omitempty"` // the same load without lanes
+	BatchSizes        []SizeCount    `json:"batch_sizes"`             // ascending; only sizes that occurred
 	Reasons           Reasons        `json:"dispatched_because"`
 	Workers           []WorkerResult `json:"workers"`
 	Levels            []LevelResult  `json:"levels,omitempty"` // with more than one priority level

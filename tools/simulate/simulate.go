@@ -29,6 +29,7 @@ type Config struct {
 	Load     Load
 	Workers  Workers
 	Cost     Cost
+	Rounds   *Rounds // of each row; nil: one
 	Busy     []Cost  // the cost with 1, 2 … other workers busy, if measured; else Workers.Sharing counts
 	Phases   []Phase // changes of the load or the cost; each holds until the next begins
 	// Hop is the time from one process to the next: client to broker, broker to worker, worker to
@@ -63,6 +64,7 @@ type Load struct {
 type Workers struct {
 	Count int
 	Depth int // batches a worker may hold; 0 means 1
+	Lanes int // rows that go round together; 0: whole batches
 	Pad   batcher.Padding
 	PadTo int
 	// Sharing is how much workers on one device slow each other down: a batch that starts while k
@@ -114,6 +116,7 @@ func (c *Config) validate() error {
 		need(len(c.Busy) == 0 || w.Sharing == 0,
 			"the cost was measured with other workers busy, so it includes how they slow each other down; leave --sharing out"),
 		c.Load.validate(&c.Policy),
+		c.validateRounds(),
 		c.Arrivals.validate(),
 	)
 }

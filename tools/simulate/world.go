@@ -42,6 +42,7 @@ type flight struct {
 	committed, deadline batcher.Time
 	client              batcher.ClientID
 	rows, level, cost   int
+	rounds              int
 }
 
 // simulatedWorker runs its batches one after the other.
@@ -51,6 +52,7 @@ type simulatedWorker struct {
 	rows   int
 	given  [][]batcher.RequestID // batches that it holds, oldest first
 	total  int                   // batches so far
+	lanes  *laneWorker           // nil: whole batches
 }
 
 func newWorld(cfg Config) (*world, error) {
@@ -72,7 +74,10 @@ func newWorld(cfg Config) (*world, error) {
 	}
 	w.workers = make([]simulatedWorker, cfg.Workers.Count)
 	for k := range w.workers {
-		w.b.WorkerReady(batcher.Worker{ID: batcher.WorkerID(k), Depth: cfg.Workers.Depth, Pad: cfg.Workers.Pad, PadTo: cfg.Workers.PadTo})
+		if cfg.Workers.Lanes > 0 {
+			w.workers[k].lanes = &laneWorker{}
+		}
+		w.b.WorkerReady(batcher.Worker{ID: batcher.WorkerID(k), Depth: cfg.Workers.Depth, Lanes: cfg.Workers.Lanes, Pad: cfg.Workers.Pad, PadTo: cfg.Workers.PadTo})
 	}
 	return w, nil
 }
@@ -122,6 +127,10 @@ func (w *world) rateNow() float64 { return w.phase(w.commitTime).Rate }
 func (w *world) handle(e *event) {
 	if e.number > 0 {
 		w.arrive(e)
+		return
+	}
+	if e.round {
+		w.goRound(e.worker)
 		return
 	}
 	w.b.BatchDone(e.worker, e.batch, e.started, e.finished)
