@@ -94,19 +94,6 @@ func TestEveryKernelAgreesWithFloat64WithinTheStatedBound(t *testing.T) {
 	}
 }
 
-func TestEveryRowCountFrom1To67AgreesWithFloat64(t *testing.T) {
-	rng := rand.New(rand.NewPCG(2, 1))
-	for name, k := range kernels() {
-		t.Run(name, func(t *testing.T) {
-			m := newTest(t, k, 131, 71)
-			ref := newReference(m)
-			for rows := 1; rows <= 67; rows++ {
-				checkRows(t, m, ref, rng, rows)
-			}
-		})
-	}
-}
-
 func checkRows(t *testing.T, m *MLP, ref reference, rng *rand.Rand, rows int) {
 	t.Helper()
 	src := randomRows(rng, rows, m.In())
@@ -213,33 +200,5 @@ func TestOutputsMayOverwriteTheirInputs(t *testing.T) {
 	m.Forward(src, src, 20)
 	if !slices.Equal(bits(src), bits(want)) {
 		t.Error("in place differs")
-	}
-}
-
-func TestANaNInOneRowStaysVisibleAndInThatRow(t *testing.T) {
-	for name, k := range kernels() {
-		m := newTest(t, k, 10, 40, 40, 5)
-		src, dst := make([]float32, 30), make([]float32, 15)
-		src[13] = float32(math.NaN())
-		m.Forward(dst, src, 3)
-		for i, v := range dst {
-			if isNaN := v != v; isNaN != (i/5 == 1) {
-				t.Errorf("%s: output %d is %g", name, i, v)
-			}
-		}
-	}
-}
-
-func TestACallAllocatesNothingOnceTheScratchIsThere(t *testing.T) {
-	m := newTest(t, bestKernel(), 60, 200, 30)
-	m.reserve(40)
-	src, dst := make([]float32, 40*60), make([]float32, 40*30)
-	ins, outs := [][]float32{src[:60], src[60:120]}, [][]float32{dst[:30], dst[30:60]}
-	n := testing.AllocsPerRun(50, func() {
-		m.Forward(dst, src, 40)
-		m.ForwardRows(outs, ins)
-	})
-	if n != 0 {
-		t.Errorf("%v allocations per call", n)
 	}
 }

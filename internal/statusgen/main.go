@@ -226,7 +226,8 @@ func markdown(out *bytes.Buffer) {
 	out.WriteString("\n| number | name | meaning | what to do | send again | attach again |\n|---|---|---|---|---|---|\n")
 	yes := map[bool]string{true: "yes"}
 	for _, s := range status.All() {
-		fmt.Fprintf(out, "| %d | %s | %s | %s | %s | %s |\n", uint8(s), s.Name(), s.Error(), remedies[s.Name()],
+		meaning, _, _ := strings.Cut(s.Error(), "; ") // the rest is advice, as in the next column
+		fmt.Fprintf(out, "| %d | %s | %s | %s | %s | %s |\n", uint8(s), s.Name(), meaning, remedies[s.Name()],
 			yes[status.Retryable(s)], yes[status.RetryAttach(s)])
 	}
 	out.WriteByte('\n')

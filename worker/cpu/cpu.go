@@ -33,7 +33,8 @@ type Options struct {
 	Scale  float64       // affine: a of y = a·x + b
 	Offset float64       // affine: b
 
-	Seed int64 // mlp: its weights follow from it
+	Seed    int64  // mlp: its weights follow from it
+	Weights string // mlp: an .npz file of them, see mlp.Load
 
 	FixedCost time.Duration // simulated: time per batch
 	ItemCost  time.Duration // simulated: time per row

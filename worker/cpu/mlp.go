@@ -13,17 +13,15 @@ import (
 	"github.com/ringbatch/ringbatch/worker"
 )
 
-// newMLP is a multi-layer perceptron with weights far larger than the caches, so that
-// batching pays. It computes on one thread.
+// newMLP is a multi-layer perceptron, by default with weights far larger than the caches,
+// so that batching pays. It computes on one thread.
 func newMLP(o Options) (*Model, error) {
 	if len(o.Inputs) > 0 {
 		return nil, fmt.Errorf("%w: an mlp has a shape of its own and takes no --input", status.ErrInvalid)
 	}
-	cfg := mlp.Default()
-	cfg.Seed = o.Seed
-	net, err := mlp.New(cfg)
+	net, note, err := openMLP(o)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", status.ErrInvalid, err)
 	}
 	sig := tensor.Signature{
 		Inputs:  []tensor.Spec{{Name: "x", DType: tensor.F32, Shape: []int{net.In()}}},
@@ -43,7 +41,20 @@ func newMLP(o Options) (*Model, error) {
 		x, y := randomRows(rows*net.In(), o.Seed), make([]float32, rows*net.Out())
 		return func() { net.Forward(y, x, rows) }
 	}
-	return &Model{Signature: sig, Run: run, Alone: alone}, nil
+	return &Model{Signature: sig, Run: run, Alone: alone, Note: note}, nil
+}
+
+func openMLP(o Options) (net *mlp.MLP, note string, err error) {
+	if o.Weights == "" {
+		cfg := mlp.Default()
+		cfg.Seed = o.Seed
+		net, err = mlp.New(cfg)
+		return net, "", err
+	}
+	if net, err = mlp.Load(o.Weights); err == nil {
+		note = fmt.Sprintf("layers of %v, with a ReLU between two of them", net.Sizes())
+	}
+	return net, note, err
 }
 
 func randomRows(n int, seed int64) []float32 {

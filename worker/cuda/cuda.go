@@ -23,7 +23,7 @@ type Options struct {
 	// mlp: as on the CPU, from a seed.
 	Sizes   []int
 	Seed    int64
-	Weights string // ptx: a file, put into device memory as it is
+	Weights string // mlp: see mlp.Load; ptx: a file, put into device memory as it is
 
 	// ptx: the user's own kernel, see docs/gpu.md for how it is launched.
 	PTX       string // file

@@ -25,7 +25,7 @@ const (
 )
 
 // copyRuns is the most contiguous runs of a batch that come in by copies; with
-// more, the gather kernel is faster (docs/gpu.md has figures).
+// more, the gather kernel is faster.
 const copyRuns = 2
 
 // deviceBlocks is how many blocks move rows within device memory, which is many

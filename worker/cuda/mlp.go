@@ -46,6 +46,9 @@ func newMLP(o Options) (*Model, error) {
 }
 
 func openMLP(o Options) (*mlp.MLP, error) {
+	if o.Weights != "" {
+		return mlp.Load(o.Weights)
+	}
 	cfg := mlp.Default()
 	if len(o.Sizes) > 0 {
 		cfg.Sizes = o.Sizes

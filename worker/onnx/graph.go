@@ -105,10 +105,34 @@ func inputNodes(infos []ort.InputOutputInfo, dims map[string]int) ([]node, error
 	return nodes, nil
 }
 
+// pick returns the outputs with these names, in their order; all without names.
+func pick(outputs []ort.InputOutputInfo, wanted []string) ([]ort.InputOutputInfo, error) {
+	if len(wanted) == 0 {
+		return outputs, nil
+	}
+	var picked []ort.InputOutputInfo
+	for i, name := range wanted {
+		k := slices.IndexFunc(outputs, func(o ort.InputOutputInfo) bool { return name == o.Name || name == publicName(o.Name) })
+		if k < 0 || slices.Contains(wanted[:i], name) {
+			var all []string
+			for _, o := range outputs {
+				all = append(all, o.Name)
+			}
+			return nil, fmt.Errorf("%w: --output %s: want different outputs of the graph; it has %s", ErrModel, name, strings.Join(all, ", "))
+		}
+		picked = append(picked, outputs[k])
+	}
+	return picked, nil
+}
+
 func newNode(side string, info ort.InputOutputInfo) (node, error) {
 	kind, ok := kinds[info.DataType]
 	if info.OrtValueType != ort.ONNXTypeTensor || !ok {
-		return node{}, fmt.Errorf("%w: %s %q is a kind of value that no ring holds: %s", ErrModel, side, info.Name, info.String())
+		advice := ""
+		if side == "output" {
+			advice = ". Name the outputs to serve without it, --output NAME"
+		}
+		return node{}, fmt.Errorf("%w: %s %q is a kind of value that no ring holds: %s%s", ErrModel, side, info.Name, info.String(), advice)
 	}
 	spec := tensor.Spec{Name: publicName(info.Name), DType: kind, Shape: []int{}}
 	return node{name: info.Name, kind: info.DataType, spec: spec}, nil

@@ -62,6 +62,9 @@ func open(cfg *Config) (*model, error) {
 	if m.inputs, err = inputNodes(ins, cfg.Dims); err != nil {
 		return nil, err
 	}
+	if outs, err = pick(outs, cfg.Outputs); err != nil {
+		return nil, err
+	}
 	for _, info := range outs {
 		n, err := newNode("output", info)
 		if err != nil {

@@ -108,25 +108,46 @@ func TestAModelWhoseRowsDependOnOneAnotherIsServedOneByOne(t *testing.T) {
 	}
 }
 
+func TestOutputsArePickedInOrder(t *testing.T) {
+	needLibrary(t)
+	for want, names := range map[string][]string{
+		"best:i64[] y:f32[3]": {"best", "y"},
+		"best:i64[]":          {"best"},
+		"y:f32[3] best:i64[]": nil,
+	} {
+		var got string
+		ctx, stop := context.WithCancel(t.Context())
+		cfg := onnx.Config{File: "testdata/linear.onnx", Outputs: names, Worker: worker.Config{Model: "m", Socket: "/nowhere"}}
+		cfg.Ready = func(w worker.Config) { got = w.Signature.String(); stop() }
+		_ = onnx.Serve(ctx, cfg)
+		if _, outputs, _ := strings.Cut(got, " -> "); outputs != want {
+			t.Errorf("outputs %v: %q, want %q", names, got, want)
+		}
+	}
+}
+
 func TestWhatCannotBeServedIsSaidInOneSentence(t *testing.T) {
 	for _, c := range []struct {
-		file string
-		dims map[string]int
-		want string
+		file    string
+		dims    map[string]int
+		want    string
+		outputs []string
 	}{
-		{"none.onnx", nil, "no such file"},
-		{"make.py", nil, "testdata/make.py"},
-		{"fixed.onnx", nil, "fixed batch of 1"},
-		{"open.onnx", nil, "--dim x.0=128"},
-		{"open.onnx", map[string]int{"x.0": 4, "y.0": 3}, "--dim y.0: the graph has no such open dimension"},
-		{"open.onnx", map[string]int{"x.0": 0}, "at least 1"},
-		{"whole.onnx", nil, "its first dimension is not the batch"},
-		{"mixes.onnx", nil, "depend on one another"},
-		{"nearly.onnx", nil, "a row gives other results beside other rows"},
+		{"none.onnx", nil, "no such file", nil},
+		{"make.py", nil, "testdata/make.py", nil},
+		{"fixed.onnx", nil, "fixed batch of 1", nil},
+		{"open.onnx", nil, "--dim x.0=128", nil},
+		{"open.onnx", map[string]int{"x.0": 4, "y.0": 3}, "--dim y.0: the graph has no such open dimension", nil},
+		{"open.onnx", map[string]int{"x.0": 0}, "at least 1", nil},
+		{"whole.onnx", nil, "its first dimension is not the batch", nil},
+		{"mixes.onnx", nil, "depend on one another", nil},
+		{"nearly.onnx", nil, "a row gives other results beside other rows", nil},
+		{"linear.onnx", nil, "--output z: want different outputs of the graph; it has y, best", []string{"y", "z"}},
+		{"linear.onnx", nil, "--output y: want different outputs", []string{"y", "y"}},
 	} {
 		t.Run(c.file+" "+c.want, func(t *testing.T) {
 			needLibrary(t)
-			cfg := onnx.Config{File: filepath.Join("testdata", c.file), Dims: c.dims}
+			cfg := onnx.Config{File: filepath.Join("testdata", c.file), Dims: c.dims, Outputs: c.outputs}
 			cfg.Worker = worker.Config{Model: "m", Socket: "/nowhere"}
 			err := onnx.Serve(t.Context(), cfg)
 			if !errors.Is(err, onnx.ErrModel) || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {

@@ -21,6 +21,9 @@ type Config struct {
 	// input and place: {"tokens.0": 128}.
 	Dims map[string]int
 
+	// Outputs are the names of the outputs to serve, in this order; default: all.
+	Outputs []string
+
 	Threads int  // of one operation; 0 is one per core
 	NoSpin  bool // threads sleep between operations: where other processes need the cores
 

@@ -45,6 +45,7 @@ func run(ctx context.Context, args []string) error {
 	f.StringVar(&cfg.Library, "library", "", "libonnxruntime's path (default: $ONNXRUNTIME_LIBRARY, or what the system's linker finds)")
 	f.StringVar(&cfg.Worker.Model, "name", "", "the model's name (default: $RINGBATCH_MODEL, or the file's)")
 	f.StringToIntVar(&cfg.Dims, "dim", nil, "size of a dimension that the graph leaves open, by input and place: tokens.0=128 (repeatable)")
+	f.StringArrayVar(&cfg.Outputs, "output", nil, "an output to serve (repeatable, in this order; default: all)")
 	f.IntVar(&cfg.Threads, "threads", 0, "threads of one operation (default: one per core)")
 	f.BoolVar(&cfg.NoSpin, "no-spin", false, "threads sleep between operations: where other processes need the cores")
 	f.BoolVar(&cfg.NoCheck, "no-check", false, "serve also a model whose rows give other results in a batch than alone")
