@@ -44,7 +44,7 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	if f.NArg() > 0 {
-		return fmt.Errorf("no suite %q; there are transport, gateway, relay and pipeline, or flags only: see --help", f.Arg(0))
+		return fmt.Errorf("no suite %q; there are transport and waits, or flags only: see --help", f.Arg(0))
 	}
 	if err := o.check(f); err != nil {
 		return err

@@ -4,12 +4,14 @@
     python3 -m venv build/peers/infinity
     build/peers/infinity/bin/pip install 'infinity-emb[server,torch]' './python[hf]'
     build/peers/infinity/bin/python bench/peers/embeddings.py [--clients 8 64] [--rounds 3] [--seconds 3] [--json FILE]
+    python3 bench/peers/embeddings.py --texts 64 --clients 8 --rounds 1 --seconds 1        # a minute: does it run here?
 
 The folder has a BERT (--layers 2 --width 128) with random weights, mean pooling and a WordPiece tokenizer, made here. A client
 sends one text of 8 to 500 tokens at a time and compares the answer with the text's embedding alone. All tokenize in the server.
-The bound is a process that tokenizes and encodes its own texts with ringbatch's code, as many in a batch as ringbatch's
-largest; the loop is sentence-transformers' encode. Without --device cuda each process computes with one thread. The programs
-take turns, after an uncounted round; the table shows medians. infinity is left out if it is not installed.
+The bound tokenizes and encodes its own texts with ringbatch's code, as many in a batch as ringbatch's largest: one process,
+or --processes of them at once; shares are of the better one. The loop is sentence-transformers' encode. Without --device cuda
+each process computes with one thread. The programs take turns, after an uncounted round; the table shows medians. What is not
+installed is left out. Progress goes to stderr, and the figures so far to --json.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import base64
 import concurrent.futures
 import contextlib
 import importlib.metadata
+import importlib.util
 import itertools
 import json
 import os
@@ -37,17 +40,20 @@ import processes
 import ringbatch as rb
 import run as peers
 
-HERE = Path(__file__).resolve().parent
-TEXTS, MOST, ROWS, START_S = 512, 512, 64, 600
+MOST, ROWS, START_S, BEGAN = 512, 64, 600, time.monotonic()
 DEVICE = os.environ.get("EMBEDDINGS_DEVICE", "cpu")
-OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
+
+
+def say(text: str) -> None:
+    print(f"[{time.monotonic() - BEGAN:5.1f} s] {text}", file=sys.stderr, flush=True)
 
 
 def texts() -> list[str]:
     """Of 8 to 500 tokens, two of which the tokenizer adds."""
     rng = np.random.default_rng(0)
     words = np.array(vocabulary()[5:])
-    return [" ".join(rng.choice(words, n - 2)) for n in rng.integers(8, 501, TEXTS)]
+    return [" ".join(rng.choice(words, n - 2)) for n in rng.integers(8, 501, int(os.environ["EMBEDDINGS_TEXTS"]))]
 
 
 def vocabulary() -> list[str]:
@@ -56,9 +62,8 @@ def vocabulary() -> list[str]:
 
 
 def make(folder: Path, layers: int, width: int) -> None:
-    """Writes the model, and the embedding of each text alone."""
+    """Writes the model, and the embedding of each text alone: transformers' own, in float32."""
     import torch
-    from sentence_transformers import SentenceTransformer
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     torch.manual_seed(0)
@@ -67,34 +72,41 @@ def make(folder: Path, layers: int, width: int) -> None:
     (bert / "vocab.txt").write_text("\n".join(vocabulary()))
     config = BertConfig(vocab_size=len(vocabulary()), hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64,
         intermediate_size=4 * width, max_position_embeddings=MOST)
-    BertModel(config).save_pretrained(bert)
-    BertTokenizerFast.from_pretrained(bert, model_max_length=MOST).save_pretrained(bert)
+    model, tokenizer = BertModel(config).eval(), BertTokenizerFast.from_pretrained(bert, model_max_length=MOST)
+    model.save_pretrained(bert)
+    tokenizer.save_pretrained(bert)
     # As sentence-transformers of every version reads it.
     parts = [("", "models.Transformer"), ("1_Pooling", "models.Pooling"), ("2_Normalize", "models.Normalize")]
     (bert / "modules.json").write_text(json.dumps([{"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.{kind}"}
         for i, (path, kind) in enumerate(parts)]))
     (bert / "1_Pooling").mkdir()
     (bert / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": width, "pooling_mode_mean_tokens": True}))
-    model = SentenceTransformer(str(bert), device=DEVICE)
-    np.save(folder / "want.npy", np.stack([model.encode(text) for text in texts()]))
+    model, vectors = model.to(DEVICE), []
+    with torch.inference_mode():
+        for text in texts():
+            vectors.append(model(**tokenizer(text, return_tensors="pt").to(DEVICE)).last_hidden_state[0].mean(0))
+        np.save(folder / "want.npy", torch.nn.functional.normalize(torch.stack(vectors), dim=1).cpu().numpy())
 
 
 def loop(folder: Path, encode) -> None:
     """For each line "count seconds" it encodes as many texts in each call, and answers with a line of JSON."""
     given, want = texts(), np.load(folder / "want.npy")
+    check(encode(given[:ROWS]), want[:ROWS])
     print("ready", flush=True)
     for line in sys.stdin:
         count, seconds = int(line.split()[0]), float(line.split()[1])
         took: list[float] = []
-        for at in itertools.cycle(range(0, TEXTS, count)):
+        encoded = 0
+        for at in itertools.cycle(range(0, len(given), count)):
             start = time.monotonic()
             answers = encode(given[at : at + count])
             took.append(time.monotonic() - start)
             check(answers, want[at : at + count])
+            encoded += len(answers)
             if sum(took) > seconds:
                 break
         p50, p99 = np.percentile(took, [50, 99]) * 1e3
-        print(json.dumps({"texts_per_s": count * len(took) / sum(took), "p50_ms": p50, "p99_ms": p99}), flush=True)
+        print(json.dumps({"texts_per_s": encoded / sum(took), "p50_ms": p50, "p99_ms": p99}), flush=True)
 
 
 def sentence_transformers(folder: Path) -> None:
@@ -112,6 +124,7 @@ def bound(folder: Path) -> None:
 
     model = TextModel(folder / "bert", device=DEVICE, dtype=torch.float16 if DEVICE == "cuda" else None)
     model.choose_way()
+    say(f"bound: {model.said}")
 
     def encode(some: list[str]) -> np.ndarray:
         """While a batch is encoded, a thread tokenizes the next one."""
@@ -135,7 +148,7 @@ def clients_of(embed_with, folder: Path):
         embed, number = embed_with(), itertools.count(37 * i)
 
         def call() -> float:
-            n = next(number) % TEXTS
+            n = next(number) % len(given)
             check(embed(given[n]), want[n])
             return float(x.sum(dtype=np.float64))  # as load.py expects
 
@@ -145,7 +158,7 @@ def clients_of(embed_with, folder: Path):
 
 
 def ring():
-    model = rb.connect("bert", window=1, wait=START_S)
+    model = rb.connect("bert", window=1, wait=5)
     return lambda text: model(text)["embedding"]
 
 
@@ -161,21 +174,55 @@ def openai(port: int, path: str):
     return embed
 
 
-def until_it_answers(embed_with) -> None:
+class Program:
+    """A process of this script that answers each line with a line."""
+
+    def __init__(self, role: str, folder: Path) -> None:
+        self.role, command = role, [sys.executable, __file__, "--role", role, str(folder)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def line(self) -> str:
+        assert self.process.stdout
+        if text := self.process.stdout.readline():
+            return text.strip()
+        raise load.Failed(f"{self.role} ended with status {self.process.wait()}")
+
+    def until_ready(self) -> None:
+        while self.line() != "ready":
+            pass
+
+    def ask(self, line: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+
+def together(programs: list[Program], count: int, seconds: float) -> dict[str, float]:
+    for p in programs:
+        p.ask(f"{count} {seconds}")
+    found = [json.loads(p.line()) for p in programs]
+    return {**busy.medians(found), "texts_per_s": sum(x["texts_per_s"] for x in found)}
+
+
+def until_it_answers(embed_with, servers: list[subprocess.Popen]) -> None:
     for _ in range(START_S):
-        with contextlib.suppress(OSError, RuntimeError):
+        if ended := [p for p in servers if p.poll() is not None]:
+            raise load.Failed(f"{' '.join(map(str, ended[0].args))} ended with status {ended[0].returncode}")
+        with contextlib.suppress(OSError, RuntimeError, rb.Error):
             return embed_with()(texts()[0])
         time.sleep(1)
-    raise SystemExit(f"a server did not answer for {START_S} s")
+    raise load.Failed(f"a server did not answer for {START_S} s")
 
 
-def run(a: argparse.Namespace, folder: Path) -> dict[str, list[dict]]:
+def run(a: argparse.Namespace, folder: Path, found: dict[str, list[dict]], keep) -> None:
+    """Fills found with the figures of each round. keep: called after each figure."""
     threads = processes.ONE_THREAD if a.device == "cpu" else {}
-    os.environ.update(OFFLINE, **threads, TOKENIZERS_PARALLELISM=str(a.device != "cpu").lower(), EMBEDDINGS_DEVICE=a.device)
-    os.environ["RINGBATCH_SOCKET"] = str(folder / "run" / "b.sock")
+    os.environ.update(OFFLINE, **threads, TOKENIZERS_PARALLELISM=str(a.device != "cpu").lower(), EMBEDDINGS_DEVICE=a.device,
+        EMBEDDINGS_TEXTS=str(a.texts), RINGBATCH_SOCKET=str(folder / "run" / "b.sock"))  # fmt: skip
     (folder / "run").mkdir(mode=0o700)
-    itself = [sys.executable, __file__, "--role"]
-    subprocess.run([*itself, "make", str(folder), str(a.layers), str(a.width)], check=True, stdout=subprocess.DEVNULL)
+    say("making the folder, and the embedding of each text alone")
+    subprocess.run([sys.executable, __file__, "--role", "make", str(folder), str(a.layers), str(a.width)], check=True,
+        stdout=subprocess.DEVNULL)  # fmt: skip
     http, port = peers.free_ports(2)
     served, infinity = str(folder / "bert"), Path(sys.executable).with_name("infinity_emb")
     half = ["--half"] if a.device == "cuda" else []
@@ -190,36 +237,55 @@ def run(a: argparse.Namespace, folder: Path) -> dict[str, list[dict]]:
         commands.append([str(infinity), "v2", "--model-id", served, "--served-model-name", "bert", "--engine", "torch",
             "--device", a.device, "--dtype", "float16" if half else "float32", "--batch-size", str(ROWS), "--port", str(port),
             "--host", "127.0.0.1", "--log-level", "error"])  # fmt: skip
-    for command in commands:
-        processes.start(command, dict(os.environ), sys.stderr, sys.stderr)
-    loops = {name: subprocess.Popen([*itself, role, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for name, role in (("bound", "bound"), ("sentence-transformers loop", "sentence_transformers"))}  # fmt: skip
+    say(f"starting {a.processes} workers and the loops")
+    servers = [processes.start(command, dict(os.environ), sys.stderr, sys.stderr) for command in commands]
+    sizes = dict.fromkeys((min(ROWS, a.texts), a.texts))
+    bounds = [Program("bound", folder) for _ in range(a.processes)]
+    loops = {f"bound, {n} process{'es' * (n > 1)}": bounds[:n] for n in dict.fromkeys((1, a.processes))}
+    if importlib.util.find_spec("sentence_transformers"):
+        loops["sentence-transformers loop"] = [Program("sentence_transformers", folder)]
     programs = {"ringbatch, Python client": ring, "ringbatch gateway, HTTP": lambda: openai(http, "/v1/embeddings")}
     if infinity.exists():
         programs["infinity, HTTP"] = lambda: openai(port, "/embeddings")
     else:
-        print("infinity is not installed here", file=sys.stderr)
-    for embed_with in programs.values():
-        until_it_answers(embed_with)
-    for p in loops.values():
-        while p.stdout.readline() != "ready\n":
-            pass
+        say("infinity is not installed here")
+    for name, embed_with in programs.items():
+        until_it_answers(embed_with, servers)
+        say(f"{name} answers")
+    for p in dict.fromkeys(p for some in loops.values() for p in some):
+        p.until_ready()
+        say(f"{p.role} is ready")
     processes.same_priority()
-    found: dict[str, list[dict]] = {}
+    cells = {f"{name}; {n} clients": lambda seconds, n=n, w=w: load.measure(clients_of(w, folder), 64, n, seconds)
+        for n, (name, w) in itertools.product(a.clients, programs.items())}  # fmt: skip
+    cells |= {f"{name}; {n} in a call": lambda seconds, n=n, some=some: together(some, n, seconds)
+        for name, some in loops.items() for n in dict.fromkeys((max(a.clients) // len(some), *sizes))}  # fmt: skip
     for turn in range(-1, a.rounds):
-        seconds = a.seconds if turn >= 0 else 1.0
-        turns = {}
-        for clients, (name, embed_with) in itertools.product(a.clients, programs.items()):
-            got = load.measure(clients_of(embed_with, folder), 64, clients, seconds)
-            turns[f"{name}; {clients} clients"] = {"texts_per_s": got.pop("requests_per_s"), **got}
-        for (name, p), count in itertools.product(loops.items(), (ROWS, TEXTS)):
-            p.stdin.write(f"{count} {seconds}\n")
-            p.stdin.flush()
-            turns[f"{name}; {count} in a call"] = json.loads(p.stdout.readline())
-        for name, figures in turns.items():
-            found.setdefault(name, []).extend([figures] * (turn >= 0))
-        print(f"round {turn + 1} of {a.rounds}", file=sys.stderr, flush=True)
-    return found
+        for name, measure in cells.items():
+            try:
+                figures = measure(a.seconds if turn >= 0 else min(1.0, a.seconds))
+            except (load.Failed, OSError) as e:
+                say(f"{name}: {e}")
+                continue
+            figures["texts_per_s"] = figures.pop("requests_per_s", None) or figures["texts_per_s"]
+            say(f"round {turn + 1} of {a.rounds}: {name}: {figures['texts_per_s']:,.0f} texts/s{batches() if name.startswith('ringbatch') else ''}")
+            if turn >= 0:
+                found.setdefault(name, []).append(figures)
+                keep()
+
+
+def batches() -> str:
+    """Of the last second."""
+    model = rb.stats()["models"][0]
+    alone = ", one batch at a time" * bool(model["learned"].get("one_at_a_time"))
+    return f"; {model['windows'][0]['rows_per_batch']:.0f} in a batch, wait {model['wait_time_ms']:.2f} ms{alone}"
+
+
+def with_shares(found: dict[str, list[dict]]) -> dict[str, dict]:
+    """Medians, and the part of the best bound."""
+    medians = {name: busy.medians(turns) for name, turns in found.items()}
+    best = max((m["texts_per_s"] for name, m in medians.items() if name.startswith("bound")), default=float("nan"))
+    return {name: {**m, "share_of_bound": m["texts_per_s"] / best} for name, m in medians.items()}
 
 
 def main() -> None:
@@ -231,7 +297,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--processes", type=int, default=1, help="workers of ringbatch")
+    parser.add_argument("--texts", type=int, default=512)
+    parser.add_argument("--processes", type=int, default=1, help="workers of ringbatch, and processes of the bound")
     parser.add_argument("--role", nargs="+", help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.role:
@@ -239,18 +306,25 @@ def main() -> None:
         return roles[a.role[0]](Path(a.role[1]), *map(int, a.role[2:]))
     processes.adopt()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    versions, found = {}, {}
+    for package in ("infinity-emb", "sentence-transformers", "torch", "transformers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+
+    def keep() -> None:
+        if a.json:
+            Path(a.json).write_text(json.dumps({"versions": versions, "medians": with_shares(found)}, indent=1))
+
     with tempfile.TemporaryDirectory(prefix="rb") as folder, contextlib.ExitStack() as stack:
         stack.callback(processes.end_all)
-        found = {name: busy.medians(turns) for name, turns in run(a, Path(folder)).items()}
-    print("| program; load | texts/s | p50 ms | p99 ms |\n|---|---|---|---|")
-    for name, m in found.items():
-        print(f"| {name} | {m['texts_per_s']:,.0f} | {m['p50_ms']:.1f} | {m['p99_ms']:.1f} |")
-    if a.json:
-        versions = {}
-        for package in ("infinity-emb", "sentence-transformers", "torch", "transformers"):
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                versions[package] = importlib.metadata.version(package)
-        Path(a.json).write_text(json.dumps({"versions": versions, "medians": found}, indent=1))
+        try:
+            run(a, Path(folder), found, keep)
+        except load.Failed as e:
+            sys.exit(f"embeddings: {e}")
+        finally:
+            print("| program; load | texts/s | of the bound | p50 ms | p99 ms |\n|---|---|---|---|---|")
+            for name, m in with_shares(found).items():
+                print(f"| {name} | {m['texts_per_s']:,.0f} | {100 * m['share_of_bound']:.0f} % | {m['p50_ms']:.1f} | {m['p99_ms']:.1f} |")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import (
 // A part of the grid that `bench waits` runs in full. A change that makes auto much
 // worse fails here; the figures are in docs/results/batching.md.
 func TestAShortGridIsNearTheBestFixedWaits(t *testing.T) {
-	cells, err := gridCells(1, 0.1)
+	cells, err := gridCells(1, 0.03)
 	must.Do(t, err)
 	results, err := runGridCells(t.Context(), cells, func(int) {})
 	must.Do(t, err)
@@ -33,10 +33,10 @@ func TestAShortGridIsNearTheBestFixedWaits(t *testing.T) {
 // Where a fixed wait keeps p99 within the goal, auto does too, and leaves the workers as much time
 // for others. At twice the capacity the accepted requests keep the goal.
 func TestALatencyGoalIsKeptWithAsLittleWorkAsTheBestFixedWait(t *testing.T) {
-	for share, goal := range map[float64]float64{0.05: 20, 0.2: 20, 0.5: 20, 2: 25} {
+	for share, goal := range map[float64]float64{0.05: 20, 0.5: 20, 2: 25} {
 		cfg := simulate.Config{
 			Policy:  policy.Settings{MaxBatchSize: 32, WaitTime: policy.Auto},
-			Workers: simulate.Workers{Count: 2}, Hop: hop, Requests: 40_000, Seed: 5,
+			Workers: simulate.Workers{Count: 2}, Hop: hop, Requests: 15_000, Seed: 5,
 		}
 		var err error
 		cfg.Cost, err = simulate.ParseCost("1=3.3ms,32=8.2ms")

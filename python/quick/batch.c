@@ -16,8 +16,8 @@ static int plain(PyObject *tensors, Py_ssize_t i, Plain *t)
 	return PyArg_ParseTuple(PyTuple_GetItem(tensors, i), "IOOO!n", &t->k, &t->name, &t->dtype, &PyTuple_Type, &t->shape, &t->bytes);
 }
 
-/* next_batch(worker, timeout_ns): (address, requests, rows, runs, pad_to), None if
- * none came; a number is the status of an error. */
+/* next_batch(worker, timeout_ns): (address, requests, rows, runs, pad_to, first slot), None
+ * if none came; a number is the status of an error. */
 PyObject *next_batch(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	unsigned long long worker;
@@ -35,7 +35,7 @@ PyObject *next_batch(PyObject *Py_UNUSED(module), PyObject *args)
 		Py_RETURN_NONE;
 	if (status)
 		return PyLong_FromLong(status);
-	return Py_BuildValue("KIIII", (unsigned long long)(uintptr_t)b, b->requests, b->rows, b->runs, b->pad_to);
+	return Py_BuildValue("KIIIII", (unsigned long long)(uintptr_t)b, b->requests, b->rows, b->runs, b->pad_to, b->slot[0]);
 }
 
 /* A read-only copy of all rows of an input, and of the padding. */

@@ -60,7 +60,8 @@ from .errors import (
 from .serve.pipeline import pipeline
 from .serve.supervisor import serve
 from .weights.publishing import Publisher, publisher
-from .worker.batch import Batch, Item, Run
+from .worker.batch import Batch
+from .worker.outputs import Item, Run
 from .worker.worker import Worker, worker
 
 # The exceptions that callers catch; ringbatch.errors has all of them.

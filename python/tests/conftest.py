@@ -17,6 +17,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ringbatch as rb
@@ -107,6 +108,31 @@ def until_stopped(serve, *args, **options):
 def at(tmp_path):
     """The socket of a test's own broker. The folder is private."""
     return str(tmp_path / "b.sock")
+
+
+@pytest.fixture
+def served(at):
+    """A function that serves a torch module in a thread and returns the socket."""
+    rt = pytest.importorskip("ringbatch.torch")
+    with broker_at(at), contextlib.ExitStack() as stack:
+
+        def start(module, model, **options) -> str:
+            stack.enter_context(until_stopped(rt.serve, module, model, socket=at, **options))
+            return at
+
+        yield start
+
+
+def answer(socket: str, model: str, x) -> np.ndarray:
+    """The numbers that a model answers."""
+    with rb.connect(model, socket=socket, wait=60) as c:
+        return np.array(c.infer(np.asarray(x, "float32"))).reshape(-1)
+
+
+def ask_at_once(socket: str, model: str, rows) -> list:
+    """From one client, all in flight: they share batches."""
+    with rb.connect(model, socket=socket, wait=60) as c:
+        return [r.result() for r in [c.submit(x) for x in rows]]
 
 
 @pytest.fixture

@@ -177,3 +177,12 @@ def test_a_model_with_another_cutoff_gets_the_edges_anew():
     water.positions += 1
     water.get_forces()
     assert pairs == [0, 6, 6, 4]
+
+
+def test_beads_of_i_pi_share_a_worker(served, monkeypatch):
+    pytest.importorskip("ipi")
+    import beads
+
+    monkeypatch.setenv("RINGBATCH_SOCKET", served)
+    whole, batches = beads.run(4, 5, "tiny64")
+    assert 0 < whole <= batches <= 5 * 4 + 4

@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import broker_at, descriptors, eventually, python, serving
+from conftest import broker_at, descriptors, eventually, serving
 
 import ringbatch as rb
 from ringbatch.binding import structs
@@ -56,13 +56,6 @@ def test_other_shapes_are_refused_and_named(model, shape):
     with pytest.raises(rb.Shape, match=r"expected float32 of shape \(16,\), or rows of it; got shape") as e:
         model(np.zeros(shape, "float32"))
     assert isinstance(e.value, ValueError)
-
-
-def test_wrong_numbers_of_rows(model):
-    with pytest.raises(rb.Rows):
-        model(np.zeros((0, 16), "float32"))
-    with pytest.raises(rb.TooLarge, match="33 rows, at most 32"):
-        model(np.zeros((33, 16), "float32"), split=False)
 
 
 class Own(np.ndarray):
@@ -191,42 +184,12 @@ def test_one_connection_too_many_is_refused_by_name(tmp_path, at):
         assert refused.value.retryable and isinstance(refused.value, ConnectionError)
 
 
-def test_a_process_without_descriptors_gets_an_error_about_itself(socket):
-    code = """
-        import resource
-        rb.stats()  # opens everything that is opened once
-        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-        taken = []
-        try:
-            while True:
-                taken.append(os.dup(0))
-        except OSError:
-            pass
-        for room in range(8):  # for the socket, then also for the descriptors of the answer
-            try:
-                rb.connect("no such model", wait=0)
-            except rb.Error as e:
-                print(type(e).__name__, "this process" in str(e), isinstance(e, OSError))
-            os.close(taken.pop())
-    """
-    said = python(code, socket=socket).splitlines()
-    assert said[0] == "NoDescriptors True True"
-    assert said[-1] == "UnknownModel False False"
-    assert set(said) == {said[0], said[-1]}
-
-
-def test_window_that_does_not_fit(echo):
-    with pytest.raises(rb.RingFull):
-        rb.connect("echo", socket=echo, window=100_000, wait=0)
-
-
-@pytest.mark.parametrize("window", [0, -1, 2**32, 2**33])
-def test_a_window_that_c_would_truncate_is_refused(echo, window):
-    with pytest.raises(rb.Invalid, match=f"got {window}"):
-        rb.connect("echo", socket=echo, window=window)
-
-
 def test_numbers_that_c_would_truncate_are_refused(model, echo):
+    for window in (0, -1, 2**32, 2**33):
+        with pytest.raises(rb.Invalid, match=f"got {window}"):
+            rb.connect("echo", socket=echo, window=window)
+    with pytest.raises(rb.Rows, match="at least one row"):
+        model(np.zeros((0, 16), "float32"))
     for rows in (-1, 2**32 + 1):
         with pytest.raises(rb.Rows, match=f"got {rows}"):
             model.request(rows)

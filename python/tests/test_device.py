@@ -252,36 +252,6 @@ def test_scattered_rows_on_a_device_are_refused_with_the_call_to_use(socket):
     assert refused and "input_run" in refused[0]
 
 
-def test_a_process_without_the_gpu_is_refused_by_name(model, socket):
-    code = """
-        from ringbatch.binding import device
-        device._torch = None
-        try:
-            rb.connect("double")
-        except rb.Error as e:
-            print(type(e).__name__, e)
-    """
-    assert python(code, socket=socket, STUB_CUDA_GPUS="").startswith("NoGPU")
-    assert python(code, socket=socket, STUB_CUDA_GPUS="b").startswith("WrongGPU")
-
-
-def test_a_producer_in_another_process_and_a_second_worker_share_the_memory(model, socket):
-    code = """
-        import ctypes
-        from ringbatch.binding import device
-        device._torch = None
-        with rb.connect("double") as m:
-            for n in range(20):
-                with m.request(rows=2) as r:
-                    i = r.inputs["x"].__cuda_array_interface__
-                    np.ndarray(i["shape"], "f4", (ctypes.c_uint8 * (4 * i["shape"][0] * i["shape"][1])).from_address(i["data"][0]))[:] = n
-                    assert set(r.run().outputs["first"]) == {n}
-        print("right")
-    """
-    with serving(double, socket):
-        assert python(code, socket=socket) == "right"
-
-
 def mapped() -> int:
     """The number of device mappings of this process."""
     with open("/proc/self/maps") as f:

@@ -66,6 +66,9 @@ def test_the_sites_reference_has_every_public_name_of_python_and_c():
     site = runpy.run_path(str(REPOSITORY / "hack" / "mksite.py"))
     python, c = site["python_reference"](), site["c_reference"]()
     assert not [name for name in rb.__all__ if f"## ringbatch.{name}\n" not in python and f"| `{name}` |" not in python]
+    of_batches = {name for kind in rb.Batch.__mro__[:-1] for name, member in vars(kind).items()
+        if name[0] != "_" and (callable(member) or isinstance(member, property))}  # fmt: skip
+    assert not [name for name in of_batches if f"- `{name}" not in python]
     declared = set(re.findall(r"^[^/*#\n]*\b(rb_\w+)\(", "".join(h.read_text() for h in (REPOSITORY / "cbindings").glob("ringbatch*.h")), re.M))
     assert declared and not [name for name in declared if name not in c]
 
@@ -240,12 +243,6 @@ def test_the_video_pipeline_sees_every_frame(env):
         timeout=120)
     right, late = map(int, re.match(r"(\d+) of 24 frames seen rightly, (\d+) too late", out).groups())
     assert right + late == 24 and right > 0  # on a busy machine some are late; none is wrong
-
-
-def test_the_video_pipeline_refuses_to_see_no_frames(env):
-    command = [sys.executable, str(EXAMPLES / "python" / "video_pipeline.py"), "1", "0"]
-    p = subprocess.run(command, env=env, stderr=subprocess.PIPE, text=True, timeout=120)
-    assert p.returncode == 2 and "argument frames: 0: want 1 or more" in p.stderr
 
 
 def test_the_torch_service_answers_its_callers(env):

@@ -15,13 +15,14 @@ import sys
 import urllib.error
 import urllib.request
 
+import numpy as np
 import pytest
 from conftest import REPOSITORY, Load, eventually, program, rb_wait
 
 import ringbatch as rb
 
-
 EXAMPLES = REPOSITORY / "examples" / "python"
+ROBOTS = REPOSITORY / "examples" / "robots"
 pytestmark = pytest.mark.skipif(not EXAMPLES.exists(), reason="no examples here")
 
 
@@ -65,32 +66,12 @@ def test_producers(served):
     assert re.match(r"300 requests in \d+ batches", out)
 
 
-@pytest.mark.parametrize("flags", [[], ["--preload"]], ids=["plain", "preload"])
-def test_gunicorn_app(served, flags):
+def test_gunicorn_app(served):
     pytest.importorskip("gunicorn")
-    with listening(gunicorn("--chdir", str(EXAMPLES), *flags, "gunicorn_app:app"), env=served) as port:
+    with listening(gunicorn("--chdir", str(EXAMPLES), "--preload", "gunicorn_app:app"), env=served) as port:
         with pytest.raises(urllib.error.HTTPError, match="400"):
             get(port)
         assert 0 <= json.loads(get(port, "/?x=" + ",".join(["1"] * 64)))["class"] < 10
-
-
-EAGER = """
-import numpy as np
-import ringbatch as rb
-
-model = rb.connect("classifier")  # in the parent: gunicorn preloads
-
-def app(environ, start_response):
-    start_response("200 OK", [("Content-Type", "text/plain")])
-    return [f"{model(np.full(64, 3, 'float32')).sum():.0f}".encode()]
-"""
-
-
-def test_a_connection_that_gunicorns_parent_made_works_in_its_workers(served, tmp_path):
-    pytest.importorskip("gunicorn")
-    (tmp_path / "app.py").write_text(EAGER)
-    with listening(gunicorn("--preload", "app:app"), cwd=tmp_path, env=served) as port:
-        assert {get(port) for _ in range(10)} == {"1"}
 
 
 def test_fastapi_under_uvicorn_with_two_workers(served):
@@ -213,9 +194,42 @@ def test_uploads_are_measured_with_one_model_process_and_with_copies(tmp_path):
     pytest.importorskip("PIL.Image")
     pytest.importorskip("uvicorn")
     pytest.importorskip("fastapi")
-    command = [sys.executable, str(EXAMPLES / "upload" / "measure.py"), "--workers", "2", "--clients", "3", "--seconds", "0.2", "--json"]
+    command = [sys.executable, str(EXAMPLES / "upload" / "measure.py"), "--workers", "1", "--clients", "2", "--seconds", "0.2", "--json"]
     out = subprocess.check_output(command, env={**os.environ, "UPLOAD_HIDDEN": "8"}, text=True, timeout=250)
     assert all(r["requests_per_s"] > 0 and r["memory_mb"] > 0 for r in json.loads(out).values()) and out.count("requests_per_s") == 2
+
+
+def test_robots_and_simulators_share_a_policy_through_openpis_protocol():
+    pytest.importorskip("openpi_client")
+    command = [sys.executable, ROBOTS / "robots.py", "--door", "--simulators", "3", "--hang", "1", "--seconds", "0.2", "--width", "32", "--json"]
+    result = json.loads(subprocess.check_output(command, text=True, timeout=250).splitlines()[-1])
+    assert result["max_difference"] < 1e-4
+    assert all(result[part]["robot_ms"]["p95"] > 0 and result[part]["mean_batch"] >= 1 for part in ("all", "1 hung"))
+
+
+def test_the_door_answers_a_wrong_observation_with_its_error_and_goes_on(served):
+    pytest.importorskip("openpi_client")
+    from openpi_client.websocket_client_policy import WebsocketClientPolicy
+
+    with program(served, ROBOTS / "door.py", "classifier", "0", stdout=subprocess.PIPE, text=True) as door:
+        port = int(re.search(r"port (\d+)", door.stdout.readline())[1])
+        assert get(port, "/healthz") == "OK\n"
+        one, other = (WebsocketClientPolicy("127.0.0.1", port) for _ in range(2))
+        assert one.get_server_metadata()["inputs"] == ["x:f32[64]"]
+        right = one.infer({"observation": {"x": np.ones(64)}, "prompt": "not asked for"})
+        assert right["p"].shape == (10,) and right["server_timing"]["infer_ms"] > 0
+        object_array = {b"__ndarray__": True, b"data": b"12345678", b"dtype": "O", b"shape": [1]}
+        too_large = {b"__npgeneric__": True, b"data": 300, b"dtype": "|i1"}
+        for wrong, why in (({"y": 1}, "not in the observation: x; it has y"), ({"x": np.ones(3)}, "Shape"), ({"x": "text"}, "DType"),
+            ([1], "a dict, not list"), ({"x": np.ones(64), "a/x": np.ones(64)}, "two values for 'x'"), ({"x": object_array}, "Error"), ({"x": too_large}, "Error")):  # fmt: skip
+            with pytest.raises(RuntimeError, match=why):
+                one.infer(wrong)
+        for noise in (b"\xc1", "text", b""):
+            one._ws.send(noise)
+            assert isinstance(one._ws.recv(), str)
+        other._ws.send(other._packer.pack({"x": np.ones(64)}))
+        other._ws.socket.close()  # as when its process is killed
+        assert np.allclose(one.infer({"x": np.ones(64, "float32")})["p"], right["p"])  # another batch, another last bit
 
 
 def test_simpledbi_example(env):
@@ -245,7 +259,7 @@ def test_clusters_relax_in_lanes(env):
 
 def test_speech_is_recognised_in_chunks(env):
     out = subprocess.check_output([sys.executable, str(EXAMPLES / "recognise.py"), "3", "5"], env=env, text=True, timeout=200)
-    assert out.startswith("15 of 15 sentences were understood")
+    assert out.startswith("15 of 15 sentences were understood in lanes") and "\n15 of 15 sentences were understood by a call" in out
 
 
 def test_text_is_read_by_a_worker_that_calls_two_models(env):

@@ -5,8 +5,6 @@ request may take long.
 
 from __future__ import annotations
 
-import concurrent.futures
-import functools
 import signal
 import threading
 import time
@@ -44,24 +42,6 @@ def test_a_claim_takes_the_only_slot_back(echo):
                 req.inputs["x"][...] = item(-n)
                 assert (req.run(timeout=60).outputs["y"] == -n).all()
             assert (m.submit(item(n + 0.5)).result(60) == n + 0.5).all()
-
-
-def test_threads_share_a_small_window(echo):
-    def use(m: rb.Model, k: int) -> None:
-        for n in range(300):
-            v = 1000 * k + n
-            if (n + k) % 7 == 0:
-                with m.request(timeout=60) as req:
-                    req.inputs["x"][...] = item(v)
-                    assert (req.run(timeout=60).outputs["y"] == v).all()
-            elif (n + k) % 5 == 0:
-                assert (m(np.stack([item(v), item(v)]), timeout=60) == v).all()
-            else:
-                assert (m(item(v)) == v).all()
-
-    for window in (2, 3, 8):
-        with rb.connect("echo", socket=echo, window=window) as m, concurrent.futures.ThreadPoolExecutor(4) as pool:
-            list(pool.map(functools.partial(use, m), range(4)))
 
 
 def test_a_quick_call_may_take_long(socket):

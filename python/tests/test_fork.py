@@ -12,7 +12,6 @@ from conftest import eventually, python
 
 import ringbatch as rb
 
-
 CHILD = """
     import asyncio, threading, traceback
     def child_works(m, req=None, view=None):
@@ -134,25 +133,10 @@ def test_closing_in_the_parent_ends_its_session_while_a_child_lives(echo):
     assert python(code, socket=echo) == "0"
 
 
-def test_a_daemon_uses_the_connection_of_its_parent(echo, tmp_path):
-    code = f"""
-        m = rb.connect("echo")
-        assert (m(x) == x).all()
-        if os.fork():
-            os._exit(0)
-        os.setsid()
-        if os.fork():
-            os._exit(0)
-        open({str(tmp_path / "answer")!r}, "w").write(str((m(x) == x).all()))
-    """
-    python(code, socket=echo)
-    eventually(lambda: (tmp_path / "answer").exists() and (tmp_path / "answer").read_text() == "True")
-
-
 def test_a_child_that_simply_ends_leaves_the_parent_alone(echo):
     code = """
         m = rb.connect("echo")
-        for _ in range(10):
+        for _ in range(3):
             pid = os.fork()
             if pid == 0:
                 sys.exit(0)          # destructors run
@@ -194,7 +178,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_multiprocessing(echo, tmp_path, method):
     script = tmp_path / "producers.py"
     script.write_text(MULTIPROCESSING)

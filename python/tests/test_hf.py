@@ -125,7 +125,7 @@ def test_texts_become_vectors_and_a_text_that_is_too_long_fails_alone(folder, at
 
 def test_long_texts_are_cut_if_the_caller_says_so(folder, at):
     with served(at, bert(folder), truncate=True) as m:
-        assert m("ba " * 100)["tokens"] == 70 and (m("ba " * 100)["embedding"] == m("ba " * 90)["embedding"]).all()
+        assert m("ba " * 700)["tokens"] == 70 and (m("ba " * 100)["embedding"] == m("ba " * 90)["embedding"]).all()
 
 
 def test_a_classifier_answers_with_labels_and_scores(folder, at):
@@ -194,6 +194,9 @@ def test_folders_that_cannot_be_served_say_why(folder, tmp_path):
     os.remove(f"{path}/model.safetensors")
     refused("no weights as safetensors.*allow_pickle", task="embed")
     assert TextModel(path, "embed", "cpu", pickles=True).width == 32
+    os.remove(f"{path}/tokenizer.json")
+    os.remove(f"{path}/tokenizer_config.json")
+    refused("has no tokenizer: none of .*tokenizer.json", task="embed", allow_pickle=True)
 
 
 def test_the_command_serves_a_folder_and_the_gateway_its_embeddings(folder, tmp_path):

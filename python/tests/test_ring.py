@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import itertools
 import os
 import threading
 
@@ -13,8 +12,7 @@ import pytest
 from conftest import FOUR, broker_at, eventually
 
 import ringbatch as rb
-from ringbatch.worker import worker
-from ringbatch.worker.ring import Ring, RingBatch, keep_attached, run, run_one, worker_options
+from ringbatch.worker.ring import Ring, RingBatch, keep_attached, run, worker_options
 
 TEXT = "x:f32[4] -> y:f32[4]"
 DECLARED = ("--model", "m", "--input", "x:f32[4]", "--max-batch-size", "1", "--wait-time", "0s")
@@ -84,27 +82,6 @@ def test_lanes_hold_several_batches_and_answer_them(at, pool):
             assert [(f.result(60) == i + 1).all() for i, f in enumerate(futures[:2])] == [True, True]
 
 
-def test_a_batch_that_is_done_at_once_is_answered_before_the_next_is_waited_for():
-    log, stop = [], threading.Event()
-
-    class Fake:
-        rows = 1
-
-        def next(self, timeout_ns):
-            log.append("next")
-            return self
-
-        def __getattr__(self, name):
-            return lambda *_: log.append(name) or name == "done"
-
-    def is_over():
-        return log.count("complete") == 2
-
-    stop.is_set = is_over  # type: ignore[method-assign]
-    run(Fake(), [Fake(), Fake()], stop)
-    assert log == ["next", "submit", "done", "release", "complete"] * 2
-
-
 def test_a_permanent_error_ends_the_worker(at, pool):
     @rb.worker("m", **FOUR)
     def idle(batch):
@@ -135,87 +112,3 @@ def test_a_worker_waits_for_its_broker_as_long_as_asked(at, pool):
 
 
 # The loop that gathers the rows of the next batch while the function runs.
-
-
-class FakeBatch:
-    """Records all calls of all batches in one list."""
-
-    _gathered = 0
-
-    def __init__(self, ring, buffers, raw, debug):
-        self._raw, self._buffers, self._log = raw, buffers, ring.log
-
-    def __getattr__(self, name):
-        return lambda *_: self._log.append((name, self._raw))
-
-
-class FakeRing:
-    """Has an endless number of batches: 1, 2, 3, …"""
-
-    def __init__(self):
-        self.log: list[tuple[str, int]] = []
-        self._numbers = itertools.count(1)
-
-    def next(self, wait):
-        return FakeRaw(next(self._numbers), self.log)
-
-
-class FakeRaw(int):
-    def __new__(cls, number, log):
-        self = super().__new__(cls, number)
-        self.log = log
-        return self
-
-    rows = 1
-
-    def complete(self):
-        self.log.append(("complete", self))
-
-
-@pytest.fixture
-def lane(monkeypatch):
-    monkeypatch.setattr(worker, "Batch", FakeBatch)
-    ring = FakeRing()
-    ran = []
-    stop = threading.Event()
-
-    def function(batch):
-        ran.append(batch)
-        ring.log.append(("run", batch._raw))
-        if len(ran) == 4:
-            stop.set()
-
-    made = worker.FunctionLane(ring, function, False)
-    return made, ring, ran, stop
-
-
-def test_the_next_batch_is_gathered_ahead_into_arrays_of_its_own(lane):
-    made, ring, ran, stop = lane
-    run_one(ring, made, stop)
-    assert [b._raw for b in ran] == [1, 2, 3, 4, 5]  # the last batch was taken before the stop
-    for b, following in zip(ran, ran[1:]):
-        assert b._buffers is not following._buffers, "two batches in a row share arrays"
-    for n in (2, 3, 4, 5):
-        begun = ring.log.index(("_prefetch", n))
-        assert begun < ring.log.index(("complete", n - 1)), "not gathered ahead"
-        if n > 2:
-            assert begun > ring.log.index(("complete", n - 2)), "the batch before the last still uses the arrays"
-
-
-def test_a_worker_that_is_to_stop_takes_no_further_batch(lane):
-    made, ring, ran, stop = lane
-    run_one(ring, made, stop)
-    assert ring.next(0) == len(ran) + 1
-    assert [n for what, n in ring.log if what == "complete"] == [b._raw for b in ran]
-
-
-def test_a_batch_that_ran_is_answered_though_the_next_cannot_be_gathered_ahead(lane, monkeypatch, caplog):
-    made, ring, ran, stop = lane
-
-    def no_memory(self, k):
-        raise MemoryError
-
-    monkeypatch.setattr(FakeBatch, "_prefetch", no_memory, raising=False)
-    run_one(ring, made, stop)
-    assert [n for what, n in ring.log if what == "complete"] == [1, 2, 3, 4, 5]
-    assert "could not be gathered ahead" in caplog.text

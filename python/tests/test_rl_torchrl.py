@@ -179,8 +179,3 @@ def test_errors_name_the_missing_key(served):
     versioned = RingbatchPolicy("double", [OBS], ["y"], version_key="version", socket=served[0])
     with pytest.raises(rb.Error, match="rows"):  # several requests could have several versions
         versioned(TensorDict({OBS: torch.ones(9, 2)}, [9]))
-
-
-def test_without_the_package_the_error_says_what_to_install():
-    code = "sys.modules['torch'] = None\ntry:\n    import ringbatch.rl.torchrl\nexcept ImportError as e:\n    print(e)"
-    assert "pip install torchrl" in python(code)

@@ -90,6 +90,26 @@ def test_a_killed_broker_is_started_again_with_the_next_call(at):
     eventually(lambda: nothing_is_left(at))
 
 
+def test_a_start_that_hangs_delays_no_other_request(at, tmp_path, monkeypatch):
+    go, wrapper = tmp_path / "go", tmp_path / "wrapper"
+    wrapper.write_text(f'#!/bin/sh\ncase "$*" in *--detach*) until [ -e {go} ]; do sleep 0.05; done;; esac\n'
+        f'exec {rb.binary_path()} "$@"\n')  # fmt: skip
+    wrapper.chmod(0o700)
+    monkeypatch.setenv("RINGBATCH_BINARY", str(wrapper))
+    go.touch()
+    with rb.connect("triple", start="1s", wait=60, retry=True) as model:
+        model(X)
+        go.unlink()
+        os.kill(rb.stats()["pid"], signal.SIGKILL)
+        pending = [model.submit(X) for _ in range(4)]
+        hurried = [model.submit(X, timeout=1) for _ in range(4)]
+        assert {type(f.exception(60)) for f in hurried} <= {rb.NoBroker, rb.BrokerGone, rb.Expired}
+        assert not any(f.done() for f in pending)
+        go.touch()
+        assert [f.result(60)[0, 0] for f in pending] == [3] * 4
+    eventually(lambda: nothing_is_left(at))
+
+
 def test_a_client_that_comes_as_the_broker_ends_starts_another(at):
     for k in range(10):
         with rb.connect("triple", start="1s", wait=60) as model:

@@ -118,6 +118,18 @@ def test_an_answer_comes_in_parts(socket):
         assert m.infer(np.zeros((8, 2), "int32"))["sum"].sum() == 0
 
 
+def test_a_stream_sends_its_input_as_it_was_when_it_was_made(socket):
+    @rb.worker("echo", inputs=TEXT["inputs"], outputs=TEXT["outputs"])
+    def echo(batch):
+        return {"text": [[] for _ in range(len(batch))], "sum": batch.inputs["x"].sum(1)}
+
+    with serving(echo, socket), rb.connect("echo", socket=socket, wait=60) as m:
+        stream = m.stream(x := np.array([1, 2], np.int32))
+        x[:] = 100
+        list(stream)
+        assert stream.answer["sum"] == 3
+
+
 def test_what_a_worker_may_not_append(socket):
     wrong = []
 

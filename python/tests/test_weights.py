@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import random
@@ -259,22 +258,6 @@ def test_a_learner_runs_a_batch_once(at):
         finally:
             worker.kill()
             worker.wait()
-
-
-def test_versions_end_by_name(at):
-    worker = start(WORKER, RINGBATCH_SOCKET=at)
-    try:
-        with broker_at(at), rb.publisher("m", TENSORS, socket=at, wait=60) as p:
-            first = ctypes.c_void_p()
-            assert p._lib.rb_publish_begin(p._handle, 0, ctypes.addressof(first)) == 0
-            last = ctypes.c_uint32.from_address(first.value - 20480 + 64 + 16)  # weightWords.Last; the buffer is the first one
-            last.value = 2**32 - 2
-            assert p.publish(fill(1)) == last.value == 2**32 - 1
-            with pytest.raises(errors.Invalid, match="version 4294967295 .* was the last"):
-                p.publish(fill(2))
-    finally:
-        worker.kill()
-        worker.wait()
 
 
 def test_a_file_is_published(at, tmp_path):

@@ -238,6 +238,7 @@ def test_several_inputs_and_outputs_of_all_types(socket):
         inputs = {t: np.ones(3, t) for t in types} | {"bits": np.array([0x3F80, 0], "uint16"), "scalar": np.float32(2.5)}
         out = m(**inputs)
         assert set(out) == {"out_" + k for k in specs}
+        out["out_bits"] = out["out_bits"].view("uint16")
         for k, v in inputs.items():
             assert out["out_" + k].dtype == v.dtype and (out["out_" + k] == v).all()
         rows = {k: np.stack([v, v]) for k, v in inputs.items()}
@@ -245,6 +246,33 @@ def test_several_inputs_and_outputs_of_all_types(socket):
         rows["int8"] = rows["int8"][:1]
         with pytest.raises(rb.Rows, match="'int8' has 1 rows"):
             m(**rows)
+
+
+@pytest.mark.parametrize("rows", [(2,), ("<=2",)])
+def test_bfloat16_is_an_array_of_ml_dtypes(socket, rows):
+    bfloat16 = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+
+    @rb.worker(f"twice{rows[0]}", inputs={"x": (bfloat16, rows)}, outputs={"y": ("bfloat16", rows)}, wait_time=0, max_batch_size=1)
+    def twice(batch):
+        assert batch.inputs["x"].dtype == bfloat16
+        return batch.inputs["x"] * 2 if len(seen) % 2 else batch.inputs["x"].astype("float32") * 2
+
+    x, seen = np.array([1.5, -3], bfloat16), []
+    with serving(twice, socket), rb.connect(twice.model, socket=socket, wait=60) as m:
+        for given in (x, x.view("uint16"), x[::-1][::-1], np.stack([x, x])):
+            seen.append(m(given))
+            assert seen[-1].dtype == bfloat16 and (seen[-1].astype("float32") == [3, -6]).all()
+        with pytest.raises(rb.DType, match=r"astype\('bfloat16'\)"):
+            m(np.ones(2, "float32"))
+        with rb.connect(twice.model, socket=socket, cast=True) as casts:
+            assert casts(np.array([1.5, -3])).tolist() == [3, -6]
+            with pytest.raises(rb.DType, match="does not hold 257"):
+                casts(np.array([257, 1]))
+        if rows == (2,):
+            with m.request() as r:
+                r.inputs["x"][...] = x
+                r.run()
+                assert r.outputs["y"].tolist() == [3, -6]
 
 
 def test_variable_dimensions_and_buckets(socket):

@@ -73,9 +73,13 @@ for vision in ("ViT", "DeiT", "Beit", "Dinov2"):
     transformer(f"{vision}Model", f"{vision}Config", PIXELS, **SEEN)
 transformer("ViTForImageClassification", "ViTConfig", PIXELS, **SEEN)
 transformer("YolosForObjectDetection", "YolosConfig", PIXELS, **{**SEEN, "image_size": [64, 64]}, num_detection_tokens=5)
+RESNET = dict(embedding_size=8, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1])
+transformer("DetrForObjectDetection", "DetrConfig", PIXELS, use_timm_backbone=False, use_pretrained_backbone=False, d_model=32,
+    backbone_config=dict(RESNET, model_type="resnet", out_features=["stage4"]), encoder_layers=1, decoder_layers=1, num_queries=5,
+    encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32)  # fmt: skip
 transformer("SwinModel", "SwinConfig", PIXELS, image_size=64, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=4)
 transformer("ConvNextModel", "ConvNextConfig", PIXELS, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1])
-transformer("ResNetModel", "ResNetConfig", PIXELS, embedding_size=8, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1])
+transformer("ResNetModel", "ResNetConfig", PIXELS, **RESNET)
 transformer("SegformerForSemanticSegmentation", "SegformerConfig", PIXELS, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1],
     num_attention_heads=[1, 1, 1, 1], decoder_hidden_size=16)  # fmt: skip
 SOUND = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, conv_dim=(16, 16), conv_stride=(5, 4),
@@ -84,6 +88,43 @@ for sound in ("Wav2Vec2", "Hubert"):
     transformer(f"{sound}Model", f"{sound}Config", ["input_values:f32[1600]"], **SOUND)
 transformer("WhisperForAudioClassification", "WhisperConfig", ["input_features:f32[80,64]"], d_model=32, encoder_layers=2,
     encoder_attention_heads=2, encoder_ffn_dim=64, max_source_positions=32)  # fmt: skip
+
+
+# -- Hugging Face folders: text in, vectors or labels out
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(a + b for a in "bdfgklmnprst" for b in "aeiou")]
+
+
+def folder(model: str, config: str, **settings: Any):
+    """make gives a temporary folder, which goes with it."""
+
+    def make() -> Any:
+        import tempfile
+
+        import transformers
+        from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+        made = tempfile.TemporaryDirectory(prefix="rb-zoo-")
+        getattr(transformers, model)(getattr(transformers, config)(**settings)).save_pretrained(made.name)
+        t = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+        t.pre_tokenizer = pre_tokenizers.Whitespace()
+        t.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+        transformers.PreTrainedTokenizerFast(tokenizer_object=t, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(made.name)
+        return made
+
+    entry("folder of transformers", model, make, ["text:str[<=256]"])
+
+
+PADDED = dict(TEXT, pad_token_id=0)
+folder("BertModel", "BertConfig", **PADDED)
+folder("RobertaModel", "RobertaConfig", **PADDED)
+folder("MPNetModel", "MPNetConfig", **PADDED)
+folder("ModernBertModel", "ModernBertConfig", **dict(PADDED, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3))
+folder("LlamaModel", "LlamaConfig", **dict(DECODER, pad_token_id=0))
+folder("T5EncoderModel", "T5Config", vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
+for model in ("Bert", "DistilBert", "Electra"):
+    sizes = PADDED if model != "DistilBert" else dict(vocab_size=64, dim=32, n_layers=2, n_heads=2, hidden_dim=64)
+    folder(f"{model}ForSequenceClassification", f"{model}Config", num_labels=3, **sizes)
 
 
 # -- torchvision

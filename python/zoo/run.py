@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import datetime
 import io
+import json
 import platform
 import re
 import sys
@@ -27,9 +28,10 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "python/tests"))
 from conftest import broker_at, serving, until_stopped  # noqa: E402
-from models import ENTRIES, Entry  # noqa: E402
+from models import ENTRIES, WORDS, Entry  # noqa: E402
 
 import ringbatch as rb  # noqa: E402
+import ringbatch.hf  # noqa: E402
 import ringbatch.torch  # noqa: E402
 from ringbatch.binding.tensors import parse  # noqa: E402
 from ringbatch.serve import object_cli  # noqa: E402
@@ -44,7 +46,9 @@ def row(entry: Entry, rng: np.random.Generator) -> dict[str, np.ndarray]:
     for text in entry.inputs:
         t = parse(text)
         shape = tuple(size if d in t.variable else n for d, n in enumerate(t.shape))
-        if "mask" in t.name:
+        if t.kind == "str":
+            made[t.name] = np.array(" ".join(rng.choice(WORDS[4:], size)))
+        elif "mask" in t.name:
             made[t.name] = np.ones(shape, t.dtype)
         elif t.dtype.kind == "i":
             made[t.name] = rng.integers(0, 2 if "type" in t.name else 60, shape).astype(t.dtype)
@@ -55,6 +59,8 @@ def row(entry: Entry, rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 def direct(model: Any, x: dict[str, np.ndarray], lists: bool = False) -> dict[str, np.ndarray]:
     """A call of the model itself with one row."""
+    if isinstance(model, tempfile.TemporaryDirectory):
+        return of_text(model.name, str(x["text"]))
     if not isinstance(model, torch.nn.Module):
         return {"y": np.asarray(object_cli.function_of(model, None)(x["x"][None]))[0]}
     tensors = {name: torch.from_numpy(np.asarray(value)[None]) for name, value in x.items()}
@@ -67,10 +73,27 @@ def direct(model: Any, x: dict[str, np.ndarray], lists: bool = False) -> dict[st
     return {name: y[0].numpy() for name, y in zip(names, found.tensors.values())}
 
 
+def of_text(folder: str, text: str) -> dict[str, np.ndarray]:
+    """What transformers' own model gives for a text: the mean of its hidden states, or its scores."""
+    import transformers
+
+    name = json.loads(Path(folder, "config.json").read_text())["architectures"][0]
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt", return_token_type_ids=False)
+    with torch.inference_mode():
+        result = getattr(transformers, name).from_pretrained(folder).eval()(**tokens)
+    count = np.array(tokens["input_ids"].shape[1])
+    if "logits" not in result:
+        return {"embedding": result.last_hidden_state[0].mean(0).numpy(), "tokens": count}
+    scores = result.logits[0].softmax(0).numpy()
+    return {"label": np.array(f"LABEL_{scores.argmax()}"), "score": scores.max(), "scores": scores, "tokens": count}
+
+
 def apart(got: np.ndarray, want: np.ndarray) -> float:
     """The largest difference as a part of the largest number."""
     if got.shape != want.shape:
         raise AssertionError(f"the answer has shape {got.shape}, a direct call {want.shape}")
+    if want.dtype.kind == "U":
+        return float(got != want)
     if not want.size:
         return 0.0
     got, want = got.astype("float64"), want.astype("float64")
@@ -91,6 +114,9 @@ def check(entry: Entry, socket: str, name: str) -> tuple[list[str], float, int]:
         if entry.refused:
             rb.torch.serve(model, name, **line)
         served = until_stopped(rb.torch.serve, model, name, **line)
+    elif isinstance(model, tempfile.TemporaryDirectory):
+        sizes = []
+        served = until_stopped(rb.hf.serve, model.name, name, device="cpu", max_batch_size=4, wait_time=0.05, socket=socket)
     else:
         sizes = []
         a = object_cli.parser().parse_args([f"{name}.joblib", "--name", name, "--input", *entry.inputs])
@@ -130,7 +156,7 @@ def main() -> int:
                     names, worst, most = check(e, f"{folder}/b.sock", f"m{k}")
                 ok, text = most != 1 and worst <= TOLERANCE and e.refused is None, f"{worst:.0e}" if worst else "0"
                 served += ok
-                libraries.add(e.library)
+                libraries.add(e.library.removeprefix("folder of "))
             except Exception as error:
                 names, most = [], 0
                 text = re.sub(r"\s+", " ", str(error))
@@ -158,14 +184,15 @@ def shown(names: list[str]) -> str:
 def page(lines: list[str], served: int, libraries: int) -> str:
     import importlib.metadata as packages
 
-    versions = ", ".join(f"{name} {packages.version(name)}" for name in ("torch", *dict.fromkeys(e.library for e in ENTRIES)))
+    versions = ", ".join(f"{name} {packages.version(name)}" for name in ("torch", *dict.fromkeys(e.library.removeprefix("folder of ") for e in ENTRIES)))
     return f"""# Models of other libraries, each served by one line
 
 {datetime.date.today()}, `make zoo`, {platform.machine()}, CPU; {versions}.
 
 {served} architectures of {libraries} libraries, in small configurations with random weights. Each is served as its library makes it,
-by `rb.torch.serve(model, name, inputs=[…])`, detectors with their outputs and `lists=True`; estimators by the worker that `ringbatch serve` makes of them. {ROWS} requests of one row are in flight at once.
-*batch* is the rows of the largest batch (estimators are not counted). *difference* is the largest from a direct call of the model
+by `rb.torch.serve(model, name, inputs=[…])`, detectors with their outputs and `lists=True`; folders by `rb.hf.serve(folder)`;
+estimators by the worker that `ringbatch serve` makes of them. {ROWS} requests of one row are in flight at once.
+*batch* is the rows of the largest batch (folders and estimators are not counted). *difference* is the largest from a direct call of the model
 with that row alone, as a part of the largest number; up to {TOLERANCE:g} passes.
 
 | library | architecture | inputs | outputs | batch | difference | note |

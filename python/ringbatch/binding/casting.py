@@ -20,7 +20,31 @@ _TYPES = {
     "bool": (0, 1, 0), "uint8": (0, 8, 0), "uint16": (0, 16, 0), "uint32": (0, 32, 0), "uint64": (0, 64, 0),
     "int8": (0, 7, 1), "int16": (0, 15, 1), "int32": (0, 31, 1), "int64": (0, 63, 1),
     "float16": (5, 11, 1), "bfloat16": (8, 8, 1), "float32": (8, 24, 1), "float64": (11, 53, 1),
+    "float8_e4m3fn": (4, 4, 1), "float8_e5m2": (5, 3, 1), "float8_e4m3fnuz": (4, 4, 1), "float8_e5m2fnuz": (5, 3, 1),
 }  # fmt: skip
+
+
+@cache
+def bfloat16() -> np.dtype | None:
+    """ml_dtypes' type, if it is installed: NumPy has none."""
+    try:
+        import ml_dtypes
+    except ImportError:
+        return None
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def as_array(value: Any) -> np.ndarray:
+    """np.asarray, also of torch's bfloat16."""
+    try:
+        return np.asarray(value)
+    except TypeError:
+        if str(getattr(value, "dtype", "")) != "torch.bfloat16":
+            raise
+    found = bfloat16()
+    if found is None:
+        raise errors.DType("NumPy has no bfloat16: pip install ml_dtypes, or pass the bits, x.view(torch.uint16)")
+    return value.view(sys.modules["torch"].uint16).numpy().view(found)
 
 
 def is_masked(value: Any) -> bool:
@@ -47,11 +71,13 @@ def _changes(given: Any, kept: Any, back: Any, source: str, target: str) -> Any:
 
 
 def converted(array: np.ndarray, dtype: np.dtype, what: str = "the array") -> np.ndarray:
-    """The array with another type; raises DType if that does not hold a value."""
+    """The array with another type; raises DType if that does not hold a value. An array of uint16 has the bits of bfloat16."""
     if array.dtype == dtype:
         return array
+    if dtype.name == "bfloat16" and array.dtype == np.uint16:
+        return array.view(dtype)
     source, target, exact = _names(array.dtype, dtype)
-    if exact or array.dtype.kind not in "iufc":  # NumPy has its own errors for texts and objects
+    if exact or (array.dtype.kind not in "iufc" and source != "bfloat16"):  # NumPy has its own errors for texts and objects
         return array.astype(dtype)
     if array.dtype.kind == "c":
         raise errors.DType(f"{what}: {dtype} does not hold complex numbers")

@@ -452,14 +452,14 @@ class Held:
 
 # -- a worker's batches
 
-def next_batch(worker: int, timeout_ns: int) -> tuple[int, int, int, int, int] | int | None:
-    """(address, requests, rows, runs, pad_to), or None if no batch came, or the status of an error."""
+def next_batch(worker: int, timeout_ns: int) -> tuple[int, int, int, int, int, int] | int | None:
+    """(address, requests, rows, runs, pad_to, first slot), or None if no batch came, or the status of an error."""
     out = ctypes.c_size_t()
     status = load().rb_worker_next(worker, timeout_ns, addressof(out))
     if status:
         return None if status == _TIMEOUT else status
     b = c.Batch.from_address(out.value)
-    return out.value, b.requests, b.rows, b.runs, b.pad_to
+    return out.value, b.requests, b.rows, b.runs, b.pad_to, b.slot[0]
 
 
 def copy_inputs(*_: Any) -> dict[str, Any]:

@@ -158,6 +158,7 @@ PROTOTYPES = {
     "rb_batch_waiting": (c_int, [_address, c_uint32]),
     "rb_batch_complete": (c_int, [_address]),
     "rb_batch_set_version": (c_int, [_address, c_uint32]),
+    "rb_batch_set_rounds": (c_int, [_address, c_uint32]),
     "rb_publish_open": (c_int, [c_char_p, c_char_p, _address, _address]),
     "rb_publish_tensor": (c_int, [c_uint64, c_uint32, _address]),
     "rb_publish_device": (c_int, [c_uint64, _address]),

@@ -13,10 +13,10 @@ import numpy as np
 from .. import errors
 from . import structs as c
 from . import texts
-from .casting import converted, is_masked
+from .casting import as_array, bfloat16, converted, is_masked
 from .library import check
 
-# By rb_dtype. NumPy has no bfloat16: its bits travel as uint16. A text is so many bytes of a type that no array of a caller has.
+# By rb_dtype. NumPy has no bfloat16: without ml_dtypes, uint16 has its bits. A text is bytes of a type that no array of a caller has.
 NAMES = ("bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64", "str")
 NUMPY: tuple[Any, ...] = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "uint16", "float32", "float64", texts.BYTE)
 _BY_NAME = {**dict(zip(NUMPY[:-1], NAMES)), **{d: d for d in NAMES}, "bfloat16": "bf16"}
@@ -41,7 +41,7 @@ class Tensor:
         self.memory = f"device:{t.on_device - 1}" if t.on_device else "host"  # as the worker that allocated it counts GPUs
         self.on_device = bool(t.on_device)
         self.kind = NAMES[t.dtype - 1]
-        self.dtype = np.dtype(NUMPY[t.dtype - 1])
+        self.dtype = numpy_type(self.kind)
         self.shape: tuple[int, ...] = tuple(t.shape[: t.rank])
         self.variable = tuple(i for i in range(t.rank) if t.variable >> i & 1)
         self.names = tuple(t.dim[i].value.decode() for i in self.variable)  # of the variable dimensions, "" if they have none
@@ -65,7 +65,7 @@ class Tensor:
         if self.is_text:
             of = f"lists of shape {_shape(self.shape[:-1])} of " if self.shape[1:] else ""
             return f"{of}str of at most {self.shape[-1]} bytes of UTF-8"
-        bits = " (the bits of bfloat16)" if self.kind == "bf16" else ""
+        bits = " (the bits of bfloat16)" if self.dtype.name == "uint16" else ""
         return f"{self.dtype}{bits} of shape {_shape([f'0..{d}' if i in self.variable else d for i, d in enumerate(self.shape)])}"
 
     def holds(self, shape: tuple[int, ...]) -> bool:
@@ -101,6 +101,8 @@ class Tensor:
         array = self._array(value)
         if array.dtype == self.dtype:
             return array
+        if self.kind == "bf16" and array.dtype == np.uint16:
+            return converted(array, self.dtype)
         if array.dtype.kind == "U":
             advice = ("pass its bytes, x.encode()" if self.kind == "u8" else
                 "a model takes numbers, or declares str[<=256] for a text")
@@ -111,8 +113,8 @@ class Tensor:
             return converted(array, self.dtype, f"input {self.name!r}")
         how = f"np.array(x, {self.dtype.name!r})" if array is not value else f"x.astype({self.dtype.name!r})"
         advice = f"Nothing is converted silently: pass {how}, or connect with cast=True, which refuses values that do not fit"
-        if self.kind == "bf16":
-            advice = "NumPy has no bfloat16: pass the bits, with torch x.bfloat16().view(torch.uint16).numpy()"
+        if self.kind == "bf16" and bfloat16() is None:
+            advice = "NumPy has no bfloat16: pip install ml_dtypes, or pass the bits, with torch x.bfloat16().view(torch.uint16).numpy()"
         elif cast:
             advice = f"cast=True does not convert {array.dtype} to {self.dtype}"
         raise errors.DType(f"input {self.name!r}: expected {self.expected}; got {array.dtype} of shape {_shape(array.shape)}. {advice}")
@@ -128,7 +130,7 @@ class Tensor:
             if isinstance(value, (list, tuple)) and value and all(isinstance(v, (bytes, bytearray, memoryview)) for v in value):
                 value = [np.frombuffer(v, np.uint8) for v in value]
         try:
-            array = np.asarray(value)
+            array = as_array(value)
         except ValueError as e:
             if isinstance(value, (list, tuple)):
                 raise self._ragged() from e
@@ -170,7 +172,11 @@ class Declared(NamedTuple):
 
     @property
     def dtype(self) -> np.dtype:
-        return np.dtype(NUMPY[NAMES.index(self.kind)])
+        return numpy_type(self.kind)
+
+
+def numpy_type(kind: str) -> np.dtype:
+    return (bfloat16() if kind == "bf16" else None) or np.dtype(NUMPY[NAMES.index(kind)])
 
 
 def _varies(t: Tensor | Declared) -> tuple[int, ...]:

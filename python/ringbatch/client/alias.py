@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
+import weakref
 from typing import Any, Callable
 
 from .. import errors
@@ -24,75 +25,18 @@ _MISFITS = (errors.SignatureMismatch, errors.Shape, errors.DType, errors.Rows, e
 _LOOK_TIME = 0.2  # for room in the window
 
 
-class _Further(Model):
-    """A connection to the alias's present model, whose signature differs from the first."""
-
-    users = 0  # calls in flight
-
-
 class FollowingModel(Model):
-    """The model of ``connect(alias)``."""
+    """The model of ``connect(alias)``. A further connection lives while it serves, or a call, a future, a sequence or a stream
+    refers to it."""
 
     def _start(self, again: Callable[[], Core]) -> None:
         self._again = again
         self._making = threading.Lock()  # held while a further connection is made
-        self._counting = threading.Lock()  # guards the next two
-        self._now: _Further | None = None  # None: the first connection serves
-        self._left: list[_Further] = []  # earlier connections with calls in flight
+        self._now: Model | None = None  # None: the first connection serves
+        self._further: weakref.WeakSet[Model] = weakref.WeakSet()
+        self._futures: dict[concurrent.futures.Future, Model] = {}  # in flight, by their connection
 
-    def _hold(self) -> _Further | None:
-        """The connection that serves now; the caller releases it."""
-        if self._now is None:
-            return None
-        with self._counting:
-            now = self._now
-            if now is not None:
-                now.users += 1
-            return now
-
-    def _release(self, now: _Further | None, answer: Any = None) -> None:
-        """Ends a call, or lets its future end it."""
-        if now is None:
-            return
-        if isinstance(answer, concurrent.futures.Future):
-            answer.add_done_callback(lambda _: self._release(now))
-            return
-        if isinstance(answer, Sequence):
-            self._keep(now, answer)
-            return
-        if isinstance(answer, Stream):
-            answer._at_close = lambda: self._release(now)
-            return
-        with self._counting:
-            now.users -= 1
-            over = not now.users and now in self._left
-            if over:
-                self._left.remove(now)
-        if over:
-            now.close()
-
-    def _keep(self, now: _Further, sequence: Sequence) -> None:
-        """Leaves the call to a sequence, which ends it, and to its copies."""
-        sequence._at_close = lambda: self._release(now)
-
-        def copied(other: Sequence) -> None:
-            with self._counting:
-                now.users += 1
-            self._keep(now, other)
-
-        sequence._at_copy = copied
-
-    def _use(self, next_: _Further | None) -> None:
-        """Changes the serving connection; the old one is closed with its last call."""
-        with self._counting:
-            before, self._now = self._now, next_
-            if before is not None and before.users:
-                self._left.append(before)
-                return
-        if before is not None:
-            before.close()
-
-    def _follow(self, now: _Further | None) -> None:
+    def _follow(self, now: Model | None) -> None:
         """Connects again, if now is still the serving connection."""
         with self._making:
             if self._now is not now:
@@ -102,9 +46,10 @@ class FollowingModel(Model):
             # Back to the first connection, unless now is the first one, which has only not heard of the change yet.
             if now is not None and str(core.signature) == str(self._core.signature):
                 core.close()
-                self._use(None)
+                self._now = None
             else:
-                self._use(_Further(core, self._socket, self._cast))
+                self._now = Model(core, self._socket, self._cast)
+                self._further.add(self._now)
 
     @staticmethod
     def _moved(model: Model) -> bool:
@@ -117,13 +62,16 @@ class FollowingModel(Model):
             pass
         return False
 
-    def _follow_unless_wrong(self, now: _Further | None, error: errors.Error) -> None:
+    def _follow_unless_wrong(self, now: Model | None, error: errors.Error) -> None:
         """Follows if a call's arrays may fit the alias's present model; raises if they do not."""
         if not isinstance(error, errors.SignatureMismatch) and not self._moved(now or self):
-            raise self._misfit(now, error) from None
+            try:
+                raise self._misfit(now, error) from None
+            finally:
+                del error  # or it would keep this frame, and its connection, until a garbage collection
         self._follow(now)
 
-    def _misfit(self, now: _Further | None, error: errors.Error) -> errors.Error:
+    def _misfit(self, now: Model | None, error: errors.Error) -> errors.Error:
         """The error of a call whose arrays do not fit: SignatureMismatch if the signature has changed."""
         was = self._core.signature
         if now is None or str(now._core.signature) == str(was):
@@ -132,15 +80,16 @@ class FollowingModel(Model):
 
     def _call_on(self, method: Callable[..., Any], inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         while True:
-            now, answer = self._hold(), None
+            now = self._now
             try:
-                try:
-                    answer = method(now or self, *inputs, **named)
-                finally:
-                    self._release(now, answer)
-                return answer
+                answer = method(now or self, *inputs, **named)
             except _MISFITS as e:
                 self._follow_unless_wrong(now, e)
+                continue
+            if now is not None and isinstance(answer, concurrent.futures.Future):
+                self._futures[answer] = now
+                answer.add_done_callback(lambda future: self._futures.pop(future, None))
+            return answer
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         return self._call_on(Model.__call__, inputs, named)
@@ -161,12 +110,9 @@ class FollowingModel(Model):
 
     async def ainfer(self, *inputs: Any, **named: Any) -> Any:
         while True:
-            now = self._hold()
+            now = self._now
             try:
-                try:
-                    return await Model.ainfer(now or self, *inputs, **named)
-                finally:
-                    self._release(now)
+                return await Model.ainfer(now or self, *inputs, **named)
             except _MISFITS as e:
                 self._follow_unless_wrong(now, e)
 
@@ -185,9 +131,8 @@ class FollowingModel(Model):
         return list((self._now or self)._core.signature.state)
 
     def close(self) -> None:
-        with self._making, self._counting:
-            others = [*self._left, *([self._now] if self._now else [])]
-            self._left.clear()
+        with self._making:
+            others = list(self._further)
         for other in others:
             other.close()
         super().close()

@@ -18,7 +18,7 @@ class RetryingModel(Model):
     """The model of ``connect(retry=…)``."""
 
     _retry: float | None = None  # seconds to retry a request without a timeout; None: without end
-    _start_broker: Callable[[], None] | None = None  # of connect(start=…)
+    _start_broker: Callable[..., None] | None = None  # of connect(start=…)
 
     def __call__(self, *inputs: Any, timeout: Duration | None = None, **more: Any) -> Any:
         limit = self._retry if timeout is None else seconds(timeout)
@@ -60,16 +60,22 @@ class RetryingModel(Model):
         send_first = super().submit
 
         def again(error: BaseException) -> None:
-            try:
-                timer = threading.Timer(attempts.pause(error), send)
-            except BaseException as final:
-                outer.set_exception(final)
+            if not is_retryable(error):
+                outer.set_exception(error)
                 return
-            timer.daemon = True
             try:
-                timer.start()
+                # Not on this thread, which completes other requests: pause may start a broker.
+                threading.Thread(target=send_again, args=(error,), daemon=True).start()
             except RuntimeError as no_thread:
                 outer.set_exception(no_thread)
+
+        def send_again(error: BaseException) -> None:
+            try:
+                time.sleep(attempts.pause(error))
+            except BaseException as final:
+                outer.set_exception(final)
+            else:
+                send()
 
         def send() -> None:
             try:
@@ -93,6 +99,10 @@ class RetryingModel(Model):
         return outer
 
 
+def is_retryable(error: BaseException) -> bool:
+    return isinstance(error, errors.Error) and error.retryable
+
+
 class _Attempts:
     """The time left for a request, and the pauses between its attempts."""
 
@@ -108,9 +118,10 @@ class _Attempts:
     def pause(self, error: BaseException) -> float:
         """Seconds before the next attempt; raises the error if there is none."""
         pause = self._pauses.next(self._end)
-        if pause is None or not (isinstance(error, errors.Error) and error.retryable):
+        if pause is None or not is_retryable(error):
             raise error
         if self._start_broker and isinstance(error, (errors.BrokerGone, errors.NoBroker)):
-            self._start_broker()
+            left = self.left()
+            self._start_broker() if left is None else self._start_broker(left)
         return pause
 

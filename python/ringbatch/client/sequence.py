@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from ctypes import addressof, c_uint64
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,8 +41,6 @@ class Sequence(Stepper):
     def __init__(self, model: Any, rows: int | None, timeout: Duration | None, source: int = 0) -> None:
         """source: the number of the sequence that it is a copy of."""
         self._out = c_uint64()  # its number, from the moment in which it is open
-        self._at_close: Callable[[], None] = lambda: None
-        self._at_copy: Callable[[Sequence], None] = lambda _: None
         self._model, self._core = model, model._core
         if rows is not None and not 0 < whole("rows", rows) < 1 << 32:  # C has 32 bits
             raise errors.Rows(f"a sequence has 1..{model.window} rows (this client's window), got {rows}")
@@ -177,9 +175,7 @@ class Sequence(Stepper):
     def copy(self, *, timeout: Duration | None = 10.0) -> Sequence:
         """Another sequence with the same state, at the same model. timeout: for room in the window."""
         self._check()
-        made = Sequence(self._model, None if self._single else self._rows, timeout, self._id)
-        self._at_copy(made)
-        return made
+        return Sequence(self._model, None if self._single else self._rows, timeout, self._id)
 
     def _find(self, name: str) -> int:
         k = self._core.signature.state_index.get(name)
@@ -211,7 +207,6 @@ class Sequence(Stepper):
         if status == errors.NotDone.status:  # another thread is in a step: the slots stay
             raise self._core.error(status)
         self._out.value = self._id = 0
-        self._at_close()
 
     def __enter__(self) -> Sequence:
         return self

@@ -5,16 +5,21 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from typing import Callable, TypeVar
 
 from .. import errors
-from ..binding.library import Duration, Pauses, binary_path, not_negative, seconds
+from ..binding.library import Duration, Pauses, Process, binary_path, not_negative, seconds
 
 _LOOK_S = 0.5  # how long an attempt to connect waits for a broker, which may have just ended
 _START_S = 60.0
 
 T = TypeVar("T")
+
+
+def _not_started(within: float) -> errors.NoBroker:
+    return errors.NoBroker(f"the broker has not started in {within:.1f} s")
 
 
 class Starter:
@@ -24,13 +29,27 @@ class Starter:
         self._command = [binary_path(), "broker", "--detach", "--idle", f"{seconds(idle):.9f}s", "--log-level", "warn"]
         if socket is not None:
             self._command += ["--socket", os.fspath(socket)]
+        self._generation, self._lock, self._started = Process.generation, threading.Lock(), 0.0
 
-    def start(self) -> None:
-        """Returns when a broker runs."""
+    def start(self, within: float = _START_S) -> None:
+        """Returns when a broker runs. Of threads that call it at once, one starts it for all."""
+        if self._generation != Process.generation:  # another thread may have held the lock at the fork
+            self._generation, self._lock = Process.generation, threading.Lock()
+        called = time.monotonic()
+        if not self._lock.acquire(timeout=within):
+            raise _not_started(within)
         try:
-            p = subprocess.run(self._command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_START_S)
+            if self._started < called:
+                self._run(called + within - time.monotonic())
+                self._started = time.monotonic()
+        finally:
+            self._lock.release()
+
+    def _run(self, within: float) -> None:
+        try:
+            p = subprocess.run(self._command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=within)
         except subprocess.TimeoutExpired:
-            raise errors.NoBroker(f"the broker has not started in {_START_S:g} s") from None
+            raise _not_started(within) from None
         if p.returncode:
             raise errors.NoBroker(p.stderr.strip().removeprefix("ringbatch: "))
 

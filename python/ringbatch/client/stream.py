@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from ctypes import addressof, c_uint32, c_uint64
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,8 +40,8 @@ class Stream:
     answer: Any = None
 
     def __init__(self, model: Any, arrays: Arrays, rows: int, timeout: Duration | None, choice: Chosen, from_start: bool) -> None:
-        self._model, self._core, self._arrays, self._rows, self._choice = model, model._core, arrays, rows, choice
-        self._at_close: Callable[[], None] = lambda: None
+        self._model, self._core, self._rows, self._choice = model, model._core, rows, choice
+        self._arrays = tuple(a.copy() if isinstance(a, np.ndarray) else a for a in arrays)  # the caller may reuse its own
         self._req: Request | None = None
         self._over = self._ended = self._notifies = False
         self._deadline = None if timeout is None else time.monotonic() + seconds(timeout)
@@ -168,7 +168,6 @@ class Stream:
         req, self._req = self._req, None
         if req is not None:
             req.release()
-        self._at_close()
         completions = self._model._completions
         if completions is not None:
             completions.room()

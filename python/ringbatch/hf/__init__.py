@@ -5,7 +5,7 @@
 
     ringbatch.hf.serve("./all-MiniLM-L6-v2")
 
-or from the command line: ``ringbatch serve ./all-MiniLM-L6-v2``. docs/text.md is the manual.
+or from the command line: ``ringbatch serve ./all-MiniLM-L6-v2``. docs/serve.md is the manual.
 """
 
 from .serving import serve

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional as F
 
 from ..worker.axes import powers_of_two
+from .graphs import Graphs
 
 WAYS = ("packed", "padded", "equal")
 MOST_TOKENS = 16_384  # of a forward pass, unless one text has more
@@ -91,6 +92,7 @@ class Encoder:
         #: None: there is no limit.
         self.most_tokens = place.num_embeddings - self.first_place if place is not None else None
         self.way, self._plain = "equal", model.config._attn_implementation
+        self.graphs: Graphs | None = None
 
     def take(self, way: str) -> None:
         """Raises an error if the model has no such way."""
@@ -135,17 +137,29 @@ class Encoder:
             yield some
 
     def _packed(self, texts: Sequence[Tokens], sizes: list[int]) -> torch.Tensor:
-        ends = np.cumsum(sizes)
-        _now.ends, _now.most = ends.tolist(), max(sizes)
-        if self.device.type == "cuda":
-            _now.offsets = self._to(np.concatenate([[0], ends]).astype("int32"))
-        columns = {name: self._to(np.concatenate([np.array(t[name]) for t in texts])[None]) for name in texts[0]}
-        places = np.concatenate([np.arange(self.first_place, self.first_place + n) for n in sizes])
-        states = self.body(**columns, position_ids=self._to(places[None]), **self._uncached()).last_hidden_state[0]
+        columns = {name: np.concatenate([np.array(t[name]) for t in texts]) for name in texts[0]}
+        columns["position_ids"] = np.concatenate([np.arange(self.first_place, self.first_place + n) for n in sizes])
+        if self.graphs and self.graphs.fit(sizes):
+            states = self.graphs.run(columns, sizes)
+        else:
+            offsets = np.cumsum([0, *sizes])
+            _now.ends = offsets[1:].tolist()
+            states = self._states({name: self._to(x[None]) for name, x in columns.items()}, self._to(offsets.astype("int32")), max(sizes))
         if not self.classify:
             return states
         self._head._modules[self.model.base_model_prefix].states = torch.nn.utils.rnn.pad_sequence(states.split(sizes), batch_first=True)
         return self._head(**self._columns(texts, sizes)).logits
+
+    def _states(self, columns: Mapping[str, torch.Tensor], offsets: torch.Tensor, longest: int) -> torch.Tensor:
+        _now.offsets, _now.most = offsets, longest
+        return self.body(**columns, **self._uncached()).last_hidden_state[0]
+
+    @torch.inference_mode()
+    def record(self, text: Tokens, longest: int) -> None:
+        """Records packed batches on a GPU. text: any. longest: the tokens of a text, at most."""
+        if self.way == "packed" and self.device.type == "cuda":
+            most = max(MOST_TOKENS, longest)
+            self.graphs = Graphs(self._states, [*text, "position_ids"], most, longest, self.device)
 
     def _padded(self, texts: Sequence[Tokens], sizes: list[int]) -> torch.Tensor:
         columns = self._columns(texts, sizes)

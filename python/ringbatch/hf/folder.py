@@ -146,8 +146,12 @@ def load(path: Path, task: str, dtype: torch.dtype | None, pickles: bool) -> tup
         model, found = cls.from_pretrained(path, **own, use_safetensors=None if pickles else True, dtype=dtype or "auto",
             output_loading_info=True)  # fmt: skip
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **own)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as e:
+    except Exception as e:  # safetensors has errors of its own
         raise errors.Invalid(f"{path} cannot be loaded by transformers {transformers.__version__}: {failure(e)}") from e
+    files = sorted(set(getattr(tokenizer, "vocab_files_names", {}).values()))
+    if files and not any((path / name).exists() for name in files):  # transformers would take every word for an unknown one
+        raise errors.Invalid(f"{path} has no tokenizer: none of {', '.join(files)}. Copy it from the model's origin, or "
+            "tokenizer.save_pretrained(...)")  # fmt: skip
     lacks = [key for key in found["missing_keys"] if task == "classify" or "pooler" not in key] + [*found["mismatched_keys"]]
     if lacks:
         raise errors.Invalid(f"{path} lacks weights of {type(model).__name__}: {', '.join(map(str, lacks))[:200]}"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -53,7 +54,7 @@ def serve(
     model: the model's name (default: the folder's). task: "embed" (text -> embedding, tokens) or
     "classify" (text -> label, score, scores, tokens); by default config.json tells it.
     truncate: cut texts that are too long; otherwise they are refused, each alone.
-    max_bytes: of a text in UTF-8 (default: 8 for each token, at most 64 KiB).
+    max_bytes: of a text in UTF-8 (default: 8 for each token, 32 with truncate, at most 64 KiB).
     allow_pickle: also load weights that are pickles, which may run any code.
     dtype: compute in torch.float16 or torch.bfloat16. policy: as in ringbatch.worker, max_batch_size=64.
     """
@@ -88,6 +89,8 @@ class TextModel:
         module, self.tokenizer = load(self.head.path, task, dtype, pickles)
         config = module.config
         pad = next(x for x in (self.tokenizer.pad_token_id, config.pad_token_id, 0) if x is not None)
+        if where.type == "cuda":
+            torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention takes 40 ms to plan each new size
         self.encoder = Encoder(module, where, pad, task == "classify")
         self.dense = torch.nn.Sequential(*self.head.dense).to(where).eval()
         limits = [self.head.max_tokens, self.encoder.most_tokens, getattr(config, "max_position_embeddings", None)]
@@ -96,7 +99,7 @@ class TextModel:
         self.coarse = module.dtype in (torch.float16, torch.bfloat16) or where.type == "cuda"
         self.labels = [str(config.id2label[i]) for i in range(config.num_labels)] if task == "classify" else []
         self._scores = _scores_of(config)
-        size = max_bytes or min(8 * self.most, _MOST_BYTES)
+        size = max_bytes or min((32 if truncate else 8) * self.most, _MOST_BYTES)
         try:
             self.width = self.lines(self.tokens(["a"])).shape[1]
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as e:
@@ -167,7 +170,12 @@ class TextModel:
                 why.append(f"{way}: {failure(e)}")
         else:
             raise errors.Invalid(f"texts give other results together than alone: {'; '.join(why)}")
+        with contextlib.suppress(RuntimeError):  # some models cannot be recorded
+            self.encoder.record(texts[0], self.most)
+        if self.encoder.graphs and not trials.agree([self.lines(texts)], [alone], within):
+            self.encoder.graphs = None
         how = {"packed": "texts are packed", "padded": "texts are padded in buckets", "equal": "texts of equal length share a batch"}[way]
+        how += ", in CUDA graphs" * bool(self.encoder.graphs)
         self.said = f"{how}, at most {self.most} tokens{', cut' * self._truncate}" + f" (not {'; '.join(why)})" * bool(why)
 
     def _examples(self) -> list[Tokens]:

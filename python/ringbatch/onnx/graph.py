@@ -52,7 +52,7 @@ class Graph:
         states: Mapping[str, tuple[str, str]] | None = None, outputs: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
         nodes = [_node("input", n) for n in session.get_inputs()]
-        results = [_node("output", n) for n in session.get_outputs()]
+        results = [_node("output", n) for n in session.get_outputs() if n.type in _KINDS or not outputs]
         self.states = [_state(name, *pair, nodes, results) for name, pair in (states or {}).items()]
         for side in zip(*self.states):
             if len(set(side)) < len(self.states):
@@ -131,7 +131,8 @@ def first_line(e: BaseException) -> str:
 
 def _node(side: str, n: Any) -> Node:
     if n.type not in _KINDS:
-        raise errors.Invalid(f"{side} {n.name!r} is a {n.type}, which no ring holds; there are {', '.join(_KINDS)}")
+        raise errors.Invalid(f"{side} {n.name!r} is a {n.type}, which no ring holds; there are {', '.join(_KINDS)}"
+            + ". Name the outputs to serve without it, --output NAME" * (side == "output"))  # fmt: skip
     return Node(n.name, _KINDS[n.type], tuple(d or None if isinstance(d, str) else d for d in n.shape))
 
 

@@ -18,7 +18,7 @@ def parser() -> flags.Parser:
     p.add_argument("target", help="the folder, with config.json, safetensors and a tokenizer")
     p.add_argument("--task", help="embed or classify (default: as config.json says)")
     p.add_argument("--truncate", action="store_true", help="cut texts that are too long for the model, which are refused otherwise")
-    p.add_argument("--max-bytes", type=int, help="the longest text in UTF-8 (default: 8 for each token, at most 65536)")
+    p.add_argument("--max-bytes", type=int, help="the longest text in UTF-8 (default: 8 for each token, 32 with --truncate, at most 65536)")
     p.add_argument("--allow-pickle", action="store_true", help="load weights that are pickles, which may run any code")
     p.add_argument("--device", help="cuda, cuda:1 or cpu (default: a GPU if there is one)")
     p.add_argument("--half", action="store_true", help="compute in float16")

@@ -100,7 +100,8 @@ def kind_of(target: str) -> str:
         return "object"
     kind = KINDS.get(Path(target).suffix.lower())
     if kind is None:
-        raise errors.Invalid(f"{target}: want a file that ends in {', '.join(KINDS)}, or an import path, package.module:name")
+        gone = "" if Path(target).exists() else "there is no such file or folder; "
+        raise errors.Invalid(f"{target}: {gone}want a file that ends in {', '.join(KINDS)}, or an import path, package.module:name")
     if not Path(target).exists():
         raise errors.Invalid(f"{target}: there is no such file")
     return kind

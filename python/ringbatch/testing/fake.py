@@ -11,13 +11,15 @@ import numpy as np
 
 from .. import errors
 from ..binding import structs as c
+from ..binding import texts
 from ..binding.library import Duration, nanoseconds
 from ..binding.tensors import NAMES, Signature, Tensor, parse, sides
 from ..client.future import Future
 from ..client.model import Model
 from ..client.request import chosen
 from ..serve.targets import Served, check, worker_of
-from ..worker.batch import Batch, Item, _read_only, _same_kind, forgotten
+from ..worker.outputs import Item, _read_only, _same_kind
+from ..worker.returned import by_name, forgotten
 from ..worker.ring import _reason
 from ..worker.states import as_array
 from ..worker.worker import _is_async
@@ -44,7 +46,6 @@ class FakeModel(Model):
         policy = dict(line.split("=", 1) for line in (worker._options.policy or b"").decode().splitlines())
         has = ["state"] * bool(keeps) + ["tensors on a GPU"] * ("@" in worker.signature)
         has += ["ragged or packed rows"] * (policy.get("ragged", "").lower() in ("true", "t", "1"))
-        has += ["text"] * any(parse(d).kind == "str" for d in [*reads, *writes])
         has += ["named dimensions"] * any(any(parse(d).names) for d in [*reads, *writes])
         has += ["lanes"] * bool(worker._options.lanes)
         has += ["a coroutine function"] * _is_async(worker.function)
@@ -79,7 +80,7 @@ class FakeModel(Model):
         every = [a[None] if single else a for a in arrays]
         parts = [self._answers([a[i : i + most] for a in every]) for i in range(0, abs(rows), most)]
         outs = [[row for part in parts for row in part[k]] for k in range(len(self.outputs))]
-        given = [rows[0] if single else np.stack(rows) if len({r.shape for r in rows}) == 1 else rows for rows in outs]
+        given = [rows[0] if single else _together(rows) for rows in outs]
         answer = given[0] if len(given) == 1 else dict(zip(self._core.signature.output_names, given))
         return (answer, 0) if version else answer
 
@@ -124,6 +125,11 @@ def _tensors(texts: list[str]) -> list[Tensor]:
     return found
 
 
+def _together(rows: list[Any]) -> Any:
+    """Rows as an array, unless they are text or differ in shape."""
+    return np.stack(rows) if isinstance(rows[0], np.ndarray) and len({r.shape for r in rows}) == 1 else rows
+
+
 class _Outputs(dict[str, np.ndarray]):
     """Arrays that are made when the function touches them."""
 
@@ -132,6 +138,8 @@ class _Outputs(dict[str, np.ndarray]):
 
     def __missing__(self, name: str) -> np.ndarray:
         t = self._tensors[name]
+        if t.is_text:
+            raise errors.Invalid(f"{name!r} is text, and has no array: return a list with a str for each row")
         self[name] = made = np.zeros((self._rows, *t.shape), t.dtype)
         return made
 
@@ -147,7 +155,7 @@ class _Batch:
     def __init__(self, signature: Signature, arrays: list[np.ndarray]) -> None:
         self._sig = signature
         self.rows = self.padded = len(arrays[0])
-        self.inputs = {t.name: _read_only(a.copy()) for t, a in zip(signature.inputs, arrays)}
+        self.inputs = {t.name: texts.decode(a, t) if t.is_text else _read_only(a.copy()) for t, a in zip(signature.inputs, arrays)}
         self.outputs = self._made_out = _Outputs(self.rows, signature.outputs)
         self.fresh = np.ones(self.rows, bool)
         dims = tuple(self.inputs[t.name].shape[1 + i] for t in signature.inputs for i in t.variable)
@@ -170,7 +178,7 @@ class _Batch:
 
     def answers(self, result: Any) -> list[Any]:
         """The rows of each output, checked as ringbatch.Batch does."""
-        returned = {} if result is None or result is self.outputs else Batch._by_name(self, result)[0]  # type: ignore[arg-type]
+        returned = {} if result is None or result is self.outputs else by_name(self._sig, result)[0]
         if self._failed_with:
             raise self._failed_with
         found = {**returned, **self.outputs}
@@ -180,6 +188,14 @@ class _Batch:
         value = found.get(t.name)
         if value is None:
             raise forgotten(t.name, found, self._sig.output_names)
+        if t.is_text:
+            if isinstance(value, str) or not hasattr(value, "__len__") or len(value) != self.rows:
+                raise errors.Shape(f"output {t.name!r}: expected a list of {self.rows} rows of {t.expected_row}")
+            encoded = [texts.encode(row, t, "output") for row in value]
+            for text in encoded:
+                if text.shape != t.shape:
+                    raise errors.Shape(f"output {t.name!r}: expected rows of {t.expected_row}; got shape {text.shape[:-1]}")
+            return [texts.decode(text, t) for text in encoded]
         rows = [as_array(row) for row in (value if t.variable and isinstance(value, (list, tuple)) else as_array(value))]
         if len(rows) != self.rows:
             raise errors.Rows(f"output {t.name!r}: a batch of {self.rows} rows, got {len(rows)}")

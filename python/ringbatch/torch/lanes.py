@@ -27,8 +27,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from .. import errors
 from ..binding.casting import not_held, of_tensor
-from ..binding.tensors import Declared
+from ..binding.tensors import Declared, dims_text
 from ..worker.axes import FIXED, UNKNOWN, Output, Point
 from ..worker.lost_gpu import lost
 from ..worker.ring import RingBatch, Rows
@@ -136,7 +137,7 @@ class Lane:
         return self.example(amount, point)
 
     def lines(self, form: Form, plane: Plane, output: Output, y: torch.Tensor) -> torch.Tensor:
-        """A result in the output's type and without padding: a line for each row, or for each item of packed rows."""
+        """A result in the output's type, adjacent and without padding; raises Shape if it has other rows than declared."""
         raise NotImplementedError
 
     def fetch(self, form: Form, k: int, plane: Plane) -> None:
@@ -147,26 +148,31 @@ class Lane:
             with torch.cuda.stream(self.engine.copies):
                 form.rows.clear_fresh(self.view(k, form.rows.rows, form.shapes[k]))
 
-    def fill(self, form: Form, k: int, plane: Plane, x: torch.Tensor) -> None:
-        """Copies an input into its buffer, on the CPU."""
-        flat = x.view(form.rows.rows, -1)
-        if len(form.rows.runs) == 1 and not plane.is_state and flat.shape[1] == plane.rows.shape[1]:  # torch needs longer than the copy
-            ctypes.memmove(x.data_ptr(), plane.base + form.rows.runs[0][0] * plane.stride, form.rows.rows * plane.stride)
-        else:
-            torch.index_select(plane.rows[:, : flat.shape[1]], 0, _places(form.rows, plane), out=flat)
+    def take(self, form: Form) -> list[torch.Tensor]:
+        """The module's arguments on the CPU, in memory of their own: it may change them and keep them."""
+        return [self.copy(form.rows, plane, shape) for plane, shape in zip(self.engine.inputs, form.shapes)]
+
+    def copy(self, rows: Rows, plane: Plane, shape: tuple[int, ...]) -> torch.Tensor:
+        if len(rows.runs) == 1 and not plane.is_state:
+            return plane.copy(rows.runs[0][0], rows.rows, shape)
+        return plane.rows[:, : math.prod(shape)].index_select(0, _places(rows, plane)).view(rows.rows, *shape)
 
     def write(self, form: Form, k: int, plane: Plane, lines: torch.Tensor) -> None:
         """Copies an output into its slots; on a GPU it queues that."""
-        rows, e, size = form.rows, self.engine, lines.shape[1] * lines.element_size()
-        whole = len(rows.runs) == 1 and size == plane.stride and not plane.is_state
-        if e.device.type == "cuda" and whole:
-            e.mover.copy(e.computing_at, plane.base + rows.runs[0][0] * size, lines.data_ptr(), size * rows.rows)
-        elif e.device.type == "cuda":
+        rows, e = form.rows, self.engine
+        size = lines.nbytes // rows.rows
+        at = plane.base + rows.runs[0][0] * size if size == plane.stride and len(rows.runs) == 1 and not plane.is_state else 0
+        if not size:
+            return
+        if e.on_gpu and at:
+            e.mover.copy(e.computing_at, at, lines.data_ptr(), lines.nbytes)
+        elif e.on_gpu:
             e.mover.scatter(e.computing_at, plane.base, plane.stride, lines.data_ptr(), self.numbers(plane, True), size, rows.rows,
                 plane.on_device)
-        elif whole:
-            ctypes.memmove(plane.base + rows.runs[0][0] * size, lines.data_ptr(), size * rows.rows)
+        elif at:
+            ctypes.memmove(at, lines.data_ptr(), lines.nbytes)  # torch needs longer than the copy
         else:
+            lines = lines.view(rows.rows, -1)
             plane.rows[:, : lines.shape[1]].index_copy_(0, _places(rows, plane, 1), lines)
 
     # -- a batch
@@ -182,21 +188,17 @@ class Lane:
         """Queues some rows; returns each row's sizes of the outputs' variable dimensions."""
         e = self.engine
         self.began, self.over, e.newest = time.monotonic_ns(), False, self
-        form, on_gpu = self.form(rows), e.device.type == "cuda"
-        ys = self._on_gpu(form) if on_gpu else self._on_cpu(form)
+        form = self.form(rows)
+        ys = self._on_gpu(form) if e.on_gpu else e.compute(self.take(form))
+        if len(ys) != len(e.outputs):
+            raise errors.Invalid(f"the module gives {len(ys)} tensors, and {len(e.outputs)} are declared")
         for k, (plane, output, y) in enumerate(zip(e.outputs, e.shapes, ys)):
             lines = self.lines(form, plane, output, y)
             self.keep.append(lines)
             self.write(form, k, plane, lines)
-        if on_gpu:
+        if e.on_gpu:
             self.finished.record(e.computing)
         return self._dims(ys, form)
-
-    def _on_cpu(self, form: Form) -> list[torch.Tensor]:
-        xs = self.arguments(form)
-        for k, (plane, x) in enumerate(zip(self.engine.inputs, xs)):
-            self.fill(form, k, plane, x)
-        return self.engine.compute(xs)
 
     def _on_gpu(self, form: Form) -> list[torch.Tensor]:
         e = self.engine
@@ -226,29 +228,34 @@ class Lane:
         if self.sizes is not None and self.module_sizes is not None:
             e.mover.copy(e.copies_at, self.module_sizes.data_ptr(), self.sizes.data_ptr(), self.sizes.nbytes)
 
-    def converted(self, plane: Plane, y: torch.Tensor) -> torch.Tensor:
+    def converted(self, plane: Plane, output: Output, y: torch.Tensor, lines: int, point: Point = ()) -> torch.Tensor:
         """An output in its type. release looks whether a value changed, when the device is done."""
-        kept, wrong = of_tensor(y, plane.rows.dtype)
+        if y.shape != (lines, *plane.shape) and (y.shape[:1] != (lines,) or not output.holds(y.shape[1:], point)):
+            raise errors.Shape(f"output {plane.name!r}: expected {lines} rows of [{dims_text(plane.shape, plane.variable)}], and the "
+                f"module gave {list(y.shape)}")
+        if y.dtype == plane.dtype:
+            return y.contiguous()
+        kept, wrong = of_tensor(y, plane.dtype)
         if wrong is not None:
             k = len(self.conversions)
             self.changed[k].copy_(wrong, non_blocking=True)
             self.conversions.append((k, plane, y.dtype))
-        return kept
+        return kept.contiguous()
 
     def _fail_changed(self) -> None:
         """Fails the batch if an output does not hold a value of the module."""
         for k, plane, source in self.conversions:
             if self.over and self.batch is not None and self.changed[k]:
-                self.batch.fail_all(not_held(f"output {plane.name!r}", source, plane.rows.dtype))
+                self.batch.fail_all(not_held(f"output {plane.name!r}", source, plane.dtype))
         self.conversions, self.batch = [], None
 
     def _dims(self, outputs: list[torch.Tensor], form: Form) -> np.ndarray | None:
         """Each row's sizes of the outputs' variable dimensions."""
-        columns, true = [], form.true
-        for shape, y in zip(self.engine.shapes, outputs):
-            for d in shape.variable:
-                follows = shape.follows[d]
-                columns.append(true[:, follows] if true is not None and follows != UNKNOWN else np.full(form.rows.rows, y.shape[1 + d]))
+        true = form.true
+        columns = [
+            true[:, follows] if true is not None and follows != UNKNOWN else np.full(form.rows.rows, outputs[k].shape[1 + d])
+            for k, d, follows in self.engine.varying
+        ]
         return np.stack(columns, axis=1) if columns else None
 
     def _gather(self, rows: Rows, plane: Plane, to: int, size: int) -> None:
@@ -275,7 +282,7 @@ class Lane:
 
     def done(self) -> bool:
         try:
-            self.over = self.engine.device.type != "cuda" or self.finished.query()
+            self.over = not self.engine.on_gpu or self.finished.query()
         except RuntimeError as e:
             raise lost(e) from e
         return self.over
@@ -335,7 +342,7 @@ class Engine:
     ) -> None:  # fmt: skip
         """specs: of the inputs. shapes: of the outputs; None: bind tells them."""
         self.compute, self.specs, self.max_rows, self.device = compute, specs, max_rows, device
-        self.shapes, self._graphs = shapes or [], graphs
+        self.shapes, self._graphs, self.on_gpu = shapes or [], graphs, device.type == "cuda"
         self.inputs: list[Plane] = []
         self.outputs: list[Plane] = []
         self.states: list[tuple[int, ...]] = []  # the shapes of the states, the last of the inputs and of the outputs
@@ -393,6 +400,7 @@ class Engine:
         self.near = any(p.on_device for p in inputs + outputs)
         if outputs and not self.shapes:
             self.shapes = [Output(p.shape, tuple(UNKNOWN if d in p.variable else FIXED for d in range(len(p.shape)))) for p in outputs]
+        self.varying = [(k, d, s.follows[d]) for k, s in enumerate(self.shapes) for d in s.variable]
         if not all(s.known for s in self.shapes):
             self.graph_sizes = []  # a recorded graph has outputs of one size
 
@@ -467,7 +475,7 @@ def _places(rows: Rows, plane: Plane, write: int = 0) -> torch.Tensor:
     """The row of a plane for each row of a batch. write: of a state, the half that is written."""
     if plane.is_state and isinstance(rows, RingBatch):
         return torch.from_numpy(rows.halves() ^ write)
-    return torch.tensor((ctypes.c_uint32 * rows.rows).from_address(rows.slots_at), dtype=torch.int64)
+    return torch.from_numpy(rows.slots())
 
 
 def failure(e: BaseException) -> str:

@@ -28,14 +28,14 @@ class Lists:
 
     def __init__(self, module: Callable[..., Any], tensors: Sequence[Declared], args: Sequence[str] | None, device: torch.device,
             taken: Outputs) -> None:
-        self._module, self._tensors, self._device, self._taken = module, tensors, device, taken
-        self._how = passing(taken_by(module), [t.name for t in tensors], args)
+        self._tensors, self._device, self._taken, names = tensors, device, taken, [t.name for t in tensors]
+        self._call = passing(taken_by(module), names, args).caller(module, names)
 
     @torch.inference_mode()
     def run(self, columns: Sequence[Any]) -> list[list[np.ndarray]]:
         """The outputs of each row."""
-        given = {t.name: [_tensor(np.array(x), t.kind).to(self._device) for x in column] for t, column in zip(self._tensors, columns)}
-        results, rows = self._how.call(self._module, given), len(columns[0])
+        given = [[_tensor(np.array(x), t.kind).to(self._device) for x in column] for t, column in zip(self._tensors, columns)]
+        results, rows = self._call(given), len(columns[0])
         if not isinstance(results, (list, tuple)) or len(results) != rows:
             many = f" of {len(results)}" if isinstance(results, (list, tuple)) else ""
             raise errors.Invalid(f"{rows} rows went in, and a {type(results).__name__}{many} came out: with --lists a module returns a "

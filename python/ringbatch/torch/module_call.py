@@ -17,19 +17,23 @@ from ..worker.results import Outputs
 from .planes import DTYPES
 
 Compute = Callable[[list[torch.Tensor]], list[torch.Tensor]]
-Call = Callable[[list[torch.Tensor], dict[str, torch.Tensor]], list[torch.Tensor]]
 
 
-def sized(call: Call, axes: Axes, extras: Sequence[Extra], pads: Sequence[float | None]) -> tuple[Compute, bool]:
-    """The module as a function of its inputs; True if it takes the true sizes of the rows behind them, a column for each axis.
+def sized(call: Compute, axes: Axes, extras: Sequence[Extra], pads: Sequence[float | None], fill: bool = False) -> tuple[Compute, bool]:
+    """The module, which takes its extras behind its inputs, as a function of the inputs; True if the true sizes of the rows are
+    behind them, a column for each axis.
+    fill: one more row, whose sizes fill the padded ones: some modules want the largest length to be the tensor's.
 
     It uses operations on the device only, so that a CUDA graph records them.
     """
     if not extras and not any(pads):
-        return lambda xs: call(xs, {}), False
+        return call, False
 
     def compute(xs: list[torch.Tensor]) -> list[torch.Tensor]:
         *given, sizes = xs
+        if fill:
+            whole = [sizes.new_full((1,), n) for n in axes.point([x.shape[1:] for x in given])]
+            given, sizes = [torch.cat([x, x[:1]]) for x in given], torch.cat([sizes, torch.stack(whole, 1)])
         column, ready = 0, []
         for i, x, value in zip(axes.inputs, given, pads):
             for d in i.variable:
@@ -38,11 +42,10 @@ def sized(call: Call, axes: Axes, extras: Sequence[Extra], pads: Sequence[float 
                 column += 1
             ready.append(x)
         point = axes.point([x.shape[1:] for x in given])
-        named = {}
         for e in extras:
             true = sizes[:, e.axis]
-            named[e.name] = true if e.what == "lengths" else torch.arange(point[e.axis], device=true.device) < true[:, None]
-        return call(ready, named)
+            ready.append(true if e.what == "lengths" else torch.arange(point[e.axis], device=true.device) < true[:, None])
+        return [y[:-1] for y in call(ready)] if fill else call(ready)
 
     return compute, True
 
@@ -60,7 +63,7 @@ class Module:
         self._compute, self._axes, self._sized, self._device, self._outputs = compute, axes, sized, device, outputs
 
     def run(self, rows: Sequence[np.ndarray], true: Sequence[Sequence[int]] | None) -> list[np.ndarray]:
-        xs = [_tensor(x, i.kind).to(self._device) for x, i in zip(rows, self._axes.inputs)]
+        xs = [_tensor(x.copy(), i.kind).to(self._device) for x, i in zip(rows, self._axes.inputs)]
         if self._sized:
             point = self._axes.point([x.shape[1:] for x in rows])
             xs.append(torch.tensor([point] * len(rows[0]) if true is None else true, dtype=torch.int64, device=self._device))
@@ -87,23 +90,27 @@ def torch_types(inputs: Sequence[Input]) -> list[torch.dtype]:
 
 
 def named_call(
-    module: Callable[..., Any], prepare: Callable[[torch.Tensor], torch.Tensor], given: Sequence[str], how: Passing, outputs: Outputs,
-    states: Sequence[Declared] = (),
-) -> Call:  # fmt: skip
+    module: Callable[..., Any], prepare: Callable[[torch.Tensor], torch.Tensor] | None, given: Sequence[str], how: Passing,
+    outputs: Outputs, states: Sequence[Declared] = (),
+) -> Compute:  # fmt: skip
     """Calls the module with prepared tensors; returns its outputs, the new states last. given: the names of the tensors."""
+    called = how.caller(module, given)
 
     @torch.inference_mode()
-    def call(xs: list[torch.Tensor], named: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-        ys: list[torch.Tensor] = outputs(how.call(module, {**dict(zip(given, map(prepare, xs))), **named}))
+    def call(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+        ys: list[torch.Tensor] = outputs(called(xs if prepare is None else list(map(prepare, xs))))
         for y in ys:
             if y.is_nested:
                 raise errors.Invalid("the module gives a nested tensor: wrap it in a module that makes it dense, with to_padded_tensor()")
             if y.layout != torch.strided:
                 raise errors.Invalid(f"the module gives a tensor that is not dense ({y.layout}): wrap it in a module that makes it so, "
                     "with to_dense()")
+            if y.device != xs[0].device:
+                raise errors.Invalid(f"the module's inputs are on {xs[0].device}, and it gives a tensor on {y.device}: serve it on that "
+                    "device (--device), or return the tensor to its inputs' device")
         for t, y in zip(states, ys[len(ys) - len(states) :]):
             if tuple(y.shape[1:]) != t.shape or y.is_floating_point() != DTYPES[NAMES.index(t.kind)].is_floating_point:
                 raise errors.Invalid(f"state {t}: the module returns rows of {y.dtype} {list(y.shape[1:])} in its place")
-        return ys
+        return [y.resolve_neg() for y in ys]
 
     return call

@@ -94,15 +94,22 @@ class PackedLane(Lane):
         e.mover.gather_packed(e.copies_at, self.inputs_at[k], plane.base, plane.stride, self.numbers(plane), self.module_sizes.data_ptr(),
             item, form.rows.rows, int(form.true.max()) * item, form.graph or form.amount, plane.on_device)
 
-    def fill(self, form: Form, k: int, plane: Plane, x: torch.Tensor) -> None:
-        if not self.engine.varies[k]:
-            return super().fill(form, k, plane, x)
-        assert isinstance(form.rows, RingBatch)
-        form.rows.pack(k, self.inputs_at[k], x.nbytes)  # x has no address if all rows are empty
+    def take(self, form: Form) -> list[torch.Tensor]:
+        assert isinstance(form.rows, RingBatch) and self.sizes is not None
+        xs = []
+        for k, (plane, shape) in enumerate(zip(self.engine.inputs, form.shapes)):
+            if not self.engine.varies[k]:
+                xs.append(self.copy(form.rows, plane, shape))
+                continue
+            xs.append(torch.empty((form.amount, *shape), dtype=plane.dtype))
+            if form.amount:
+                form.rows.pack(k, xs[k].data_ptr(), xs[k].nbytes)
+        return [*xs, self.sizes[: form.rows.rows + 1].clone()]
 
     def lines(self, form: Form, plane: Plane, output: Output, y: torch.Tensor) -> torch.Tensor:
         n = form.amount if output.variable else form.rows.rows
-        return self.converted(plane, y[:n]).reshape(n, math.prod(y.shape[1:])).contiguous()
+        row = Output(output.largest[1:], output.follows[1:]) if output.variable else output
+        return self.converted(plane, row, y[:n] if form.graph else y, n)
 
     def write(self, form: Form, k: int, plane: Plane, lines: torch.Tensor) -> None:
         e, rows = self.engine, form.rows
@@ -113,7 +120,7 @@ class PackedLane(Lane):
             if form.amount:
                 rows.unpack(k, lines.data_ptr(), lines.nbytes)
             return
-        at, item = lines.data_ptr(), lines.shape[1] * lines.element_size()
+        at, item = lines.data_ptr(), lines.nbytes // max(1, form.amount)
         for slot, n in zip(rows.slots().tolist(), form.true[:, 0].tolist()):
             if n:
                 e.mover.copy(e.computing_at, plane.base + slot * plane.stride, at, n * item)

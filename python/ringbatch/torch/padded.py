@@ -46,6 +46,10 @@ class PaddedLane(Lane):
     def arguments(self, form: Form) -> list[torch.Tensor]:
         return self._views(form.rows.rows, form.shapes)
 
+    def take(self, form: Form) -> list[torch.Tensor]:
+        xs = super().take(form)
+        return xs if self.sizes is None else [*xs, self.sizes[: form.rows.rows].clone()]
+
     def example(self, amount: int, point: Point) -> list[torch.Tensor]:
         e = self.engine
         shapes = [shape for _, shape in e.specs]
@@ -62,14 +66,14 @@ class PaddedLane(Lane):
 
     def lines(self, form: Form, plane: Plane, output: Output, y: torch.Tensor) -> torch.Tensor:
         count = form.rows.rows
-        y = self.converted(plane, y if len(y) == count else y[:count])
-        lines = y.reshape(count, -1).contiguous()
-        if form.true is not None and output.known and not output.prefix:
-            lines = torch.empty_like(lines)
-            for i, sizes in enumerate(form.true.tolist()):
-                own = output.shape(tuple(sizes))
-                lines[i, : math.prod(own)] = y[i][tuple(map(slice, own))].reshape(-1)
-        return lines
+        lines = self.converted(plane, output, y[:count] if form.graph else y, count, form.point)
+        if form.true is None or not output.known or output.prefix:
+            return lines
+        packed = lines.new_empty(count, math.prod(lines.shape[1:]))
+        for i, sizes in enumerate(form.true.tolist()):
+            own = output.shape(tuple(sizes))
+            packed[i, : math.prod(own)] = lines[i][tuple(map(slice, own))].reshape(-1)
+        return packed
 
 
 class PaddedEngine(Engine):

@@ -41,7 +41,14 @@ class Plane:
 
     def __post_init__(self) -> None:
         self.base, self.stride = self.rows.data_ptr(), self.rows.stride(0) * self.rows.element_size()  # in bytes
-        self.on_device = self.rows.is_cuda
+        self.on_device, self.dtype = self.rows.is_cuda, self.rows.dtype
+        if not self.on_device:
+            self._array = (self.rows.view(torch.int16) if self.dtype == torch.bfloat16 else self.rows).numpy()
+
+    def copy(self, first: int, rows: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """A copy of adjacent rows in host memory, which begin with this shape. NumPy needs a third of torch's time."""
+        x = torch.from_numpy(self._array[first : first + rows, : math.prod(shape)].copy().reshape(rows, *shape))
+        return x if x.dtype == self.dtype else x.view(self.dtype)
 
 
 class Planes:

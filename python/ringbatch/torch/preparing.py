@@ -55,10 +55,14 @@ def prepare(
             x = x.to(dtype)
         return x.contiguous(memory_format=torch.channels_last) if o.channels_last and x.dim() == 4 else x
 
-    def prepared(called: Callable[..., Any]) -> tuple[Compute, bool]:
-        return sized(named_call(called, ready, names, how, taken, states), axes, extras, pads)
+    def prepared(called: Callable[..., Any], fill: bool) -> tuple[Compute, bool]:
+        given, change = [*names, *(e.name for e in extras)], ready if dtype is not None or o.channels_last else None
+        return sized(named_call(called, change, given, how, taken, states), axes, extras, pads, fill)
 
-    plain, sized_too = prepared(module)
+    plain, sized_too = prepared(module, False)
+    fill = any(e.what == "lengths" for e in extras) and _wants_a_full_row(plain, prepared(module, True)[0], axes, device)
+    if fill:
+        plain, _ = prepared(module, True)
     if o.compile != "off" and not isinstance(module, torch.jit.ScriptModule):
         recorded, within = device.type == "cuda" and o.cuda_graphs is not False, checks.tolerance(module, dtype is not None)
         one_size = recorded and not axes  # code for one number of rows is faster, and compiles faster
@@ -70,7 +74,7 @@ def prepare(
         @torch.inference_mode()
         def compiled() -> Compute:
             with compiling.constant_weights() if one_size else contextlib.nullcontext():
-                found, _ = prepared(torch.compile(module, dynamic=not one_size))
+                found, _ = prepared(torch.compile(module, dynamic=not one_size), fill)
                 found(examples[0])
             return found
 
@@ -83,7 +87,7 @@ def prepare(
         return plain, sized_too, None
     try:
         folded = torch.jit.freeze(module)  # parameters are constants: batch norms go into the convolutions before them
-        frozen, _ = prepared(torch.jit.optimize_for_inference(folded) if device.type == "cuda" else folded)
+        frozen, _ = prepared(torch.jit.optimize_for_inference(folded) if device.type == "cuda" else folded, fill)
         xs = example_rows(axes, sized_too, device)
         for _ in range(3):  # TorchScript compiles on the second run
             if not agree(frozen(xs), plain(xs)):
@@ -92,6 +96,20 @@ def prepare(
         print(f"serving the module as it is, not frozen: {failure(e)}", file=sys.stderr)
         return plain, sized_too, None
     return frozen, sized_too, None
+
+
+def _wants_a_full_row(plain: Compute, filled: Compute, axes: Axes, device: torch.device) -> bool:
+    """Whether the module works, or keeps its outputs' sizes, only if a row's length is that of the tensor."""
+    *xs, sizes = example_rows(axes, True, device)
+    xs.append((sizes + 1) // 2)
+    try:
+        want = [y.shape for y in filled(xs)]
+    except Exception:  # the trials say why
+        return False
+    try:
+        return [y.shape for y in plain(xs)] != want
+    except (RuntimeError, AssertionError, ValueError, IndexError):
+        return True
 
 
 def example_rows(axes: Axes, sized: bool, device: torch.device, rows: int = 1) -> list[torch.Tensor]:

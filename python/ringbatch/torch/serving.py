@@ -90,6 +90,8 @@ def serve(
     Outputs are declared, {"boxes": ("float32", ("<=100", 4))}: each row has its own number of them, up to that. It runs as
     it is, without graphs; images of different sizes share a batch.
 
+    On the CPU the module may change and keep its inputs. On a GPU they are buffers of later batches: clone what it keeps.
+
     live_weights: follow the versions that a ringbatch.publisher of this model publishes: they
     are copied into the module in place. The worker waits for the first one.
     """

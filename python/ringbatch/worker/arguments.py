@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 from .. import errors
@@ -42,8 +42,10 @@ class Passing(NamedTuple):
     places: list[str]  # tensors by position
     keywords: dict[str, str]  # tensors by parameter
 
-    def call(self, function: Callable[..., Any], tensors: Mapping[str, Any]) -> Any:
-        return function(*[tensors[name] for name in self.places], **{p: tensors[name] for p, name in self.keywords.items()})
+    def caller(self, function: Callable[..., Any], given: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
+        """The function of a list of tensors. given: their names."""
+        places, keywords = [given.index(name) for name in self.places], [(p, given.index(name)) for p, name in self.keywords.items()]
+        return lambda xs: function(*[xs[i] for i in places], **{p: xs[i] for p, i in keywords})
 
 
 def passing(takes: Taken, inputs: Sequence[str], args: Sequence[str] | None = None, more: Sequence[str] = ()) -> Passing:
@@ -72,8 +74,8 @@ def passing(takes: Taken, inputs: Sequence[str], args: Sequence[str] | None = No
 
 def in_order(function: Callable[..., Any], inputs: Sequence[str], args: Sequence[str] | None) -> Callable[..., Any]:
     """The function for arrays in the order of the inputs."""
-    how = passing(taken_by(function), inputs, args)
-    return lambda *arrays: how.call(function, dict(zip(inputs, arrays)))
+    call = passing(taken_by(function), inputs, args).caller(function, inputs)
+    return lambda *arrays: call(arrays)
 
 
 def listed(args: Sequence[str] | str | None) -> list[str] | None:

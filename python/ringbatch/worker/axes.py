@@ -231,6 +231,15 @@ class Output(NamedTuple):
         """The shape of a row if the axes have these sizes."""
         return tuple(point[f] if f >= 0 else n for n, f in zip(self.largest, self.follows))
 
+    def holds(self, shape: Sequence[int], point: Point) -> bool:
+        """Whether a result's row may have this shape. Of fixed sizes only their number counts: [10,1] is [10]."""
+        if not self.variable:
+            return math.prod(shape) == math.prod(self.largest)
+        return len(shape) == len(self.largest) and all(
+            n <= most if f == UNKNOWN else n == most if f == FIXED or not point else n == point[f]
+            for n, most, f in zip(shape, self.largest, self.follows)
+        )
+
     def dims(self, kind: str, name: str) -> str:
         sizes = ",".join(f"<={n}" if f != FIXED else str(n) for n, f in zip(self.largest, self.follows))
         return f"{name}:{kind}[{sizes}]"

@@ -87,6 +87,10 @@ class Rows:
         self.shapes = shapes  # of a row in each input
         self.sizes = sizes  # each row's true sizes of the inputs' variable dimensions; None: rows are not padded
 
+    def slots(self) -> np.ndarray:
+        """The slot of each row."""
+        return np.array((c_uint32 * self.rows).from_address(self.slots_at), np.intp)
+
 
 _MEMBER = np.dtype(c.Member)
 
@@ -96,12 +100,12 @@ class RingBatch(Rows):
 
     __slots__ = ("_c", "_lib", "_ring", "_runs", "at", "pad_to", "pieces", "requests")
 
-    def __init__(self, ring: Ring, at: int, requests: int, rows: int, pieces: int, pad_to: int) -> None:
+    def __init__(self, ring: Ring, at: int, requests: int, rows: int, pieces: int, pad_to: int, first: int) -> None:
         self._ring, self._lib, self.at = ring, ring.lib, at
         self.requests, self.rows, self.pad_to = requests, rows, pad_to
         self.pieces = pieces  # the number of runs
         self._c: Any = None
-        self._runs: list[tuple[int, int, int]] | None = None
+        self._runs: list[tuple[int, int, int]] | None = [(first, 0, rows)] if pieces == 1 else None
 
     # Computed when needed: a function that only takes the arrays needs none of them.
 
@@ -125,7 +129,7 @@ class RingBatch(Rows):
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:  # type: ignore[override]
-        return self._ring.row_shapes(self.c.dims)
+        return self._ring.one_shape or [t.actual(self.c.dims) for t in self._ring.signature.inputs]
 
     @property
     def sizes(self) -> np.ndarray | None:  # type: ignore[override]
@@ -140,10 +144,6 @@ class RingBatch(Rows):
         """The sizes of the variable dimensions of the outputs, for each row."""
         for row, sizes in enumerate(dims.tolist()):
             self.set_row_dims(row, sizes)
-
-    def slots(self) -> np.ndarray:
-        """The slot of each row."""
-        return np.array((c_uint32 * self.rows).from_address(self.slots_at), np.intp)
 
     def steps(self) -> np.ndarray:
         """The step word of each row: bit 0 is the half of the state that it reads, bit 1 says that its sequence begins."""
@@ -242,10 +242,16 @@ class RingBatch(Rows):
         """Names the version of the weights in the answers."""
         check(self._lib, self._lib.rb_batch_set_version(self.at, version))
 
+    def set_rounds(self, rounds: int) -> None:
+        """How many rounds the row took in its lane."""
+        check(self._lib, self._lib.rb_batch_set_rounds(self.at, rounds))
+
     def complete(self) -> None:
-        """Answers the clients; the batch is over."""
+        """Answers the clients; the batch is over. A request whose answer is not whole fails, and the log says why."""
         status = complete_batch(self.at)
-        if status:
+        if status == errors.Failed.status:
+            log.error("a request of model %s failed: %s", self._ring.model, last_error(self._lib, status))
+        elif status:
             raise last_error(self._lib, status)
 
     def answer_failed(self, error: BaseException) -> None:
@@ -311,11 +317,7 @@ class Ring:
         self._unwanted, self._count = (c_uint64 * 256)(), c_uint32()
         self._unwanted_at, self._count_at = addressof(self._unwanted), addressof(self._count)
         # The usual case: all rows of the model have one shape.
-        self._shapes = None if self.signature.variable_inputs else [t.shape for t in self.signature.inputs]
-
-    def row_shapes(self, dims: Sequence[int]) -> list[tuple[int, ...]]:
-        """The shape of a row in each input, if the variable dimensions have these sizes."""
-        return self._shapes or [t.actual(dims) for t in self.signature.inputs]
+        self.one_shape = None if self.signature.variable_inputs else [t.shape for t in self.signature.inputs]
 
     def next(self, timeout_ns: int) -> RingBatch | None:
         """The next batch, None at the timeout; raises BrokerGone."""

@@ -25,8 +25,8 @@ from ..binding.library import SLICE_NS
 from ..binding.tensors import Declared, Tensor
 from ..binding.views import strided
 from ..weights.following import Follower
-from .batch import _same_kind
 from .lost_gpu import end_if_lost
+from .outputs import _same_kind, steps
 from .ring import Ring, RingBatch, Stop
 from .states import as_array
 
@@ -108,20 +108,49 @@ class _Growing:
         self.t, self.most, self.rest = t, t.shape[0], t.shape[1:]
         self.plane = strided(m.memory, t.dtype, m.offsets[t], t.stride, (ring.slots, *t.shape))
         self.size = np.zeros(lanes, np.intp)
+        self._room = 0  # elements that every row surely has room for
 
     def grow(self, lanes: np.ndarray, slots: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Appends ``values[i]``, some elements, to the row of ``lanes[i]`` in its slot. Returns the lanes whose row has no room."""
-        at, n = self.size[lanes], values.shape[1]
-        full = lanes[:0]
-        if int(at.max()) + n > self.most:
-            fits = at + n <= self.most
-            full, lanes, slots, values, at = lanes[~fits], lanes[fits], slots[fits], values[fits], at[fits]
-        if n == 1:
-            self.plane[slots, at] = values[:, 0]
+        """Appends ``values[i]``, one element or some, to the row of ``lanes[i]`` in its slot. Returns the lanes whose row has no room."""
+        one = values.ndim == 1 + len(self.rest)
+        n = 1 if one else values.shape[1]
+        if self._room < n:
+            self._room = self.most - int(self.size[lanes].max())
+            if self._room < n:
+                return self.grow_each(lanes, slots, [v[None] for v in values] if one else list(values))
+        self._room -= n
+        all_busy = lanes.size == self.size.size
+        at = self.size if all_busy else self.size[lanes]
+        if one:
+            self.plane[slots, at] = values
         else:
             self.plane[slots[:, None], at[:, None] + np.arange(n)] = values
+        if all_busy:
+            at += n
+        else:
+            self.size[lanes] = at + n
+        return lanes[:0]
+
+    def grow_each(self, lanes: np.ndarray, slots: np.ndarray, parts: list[np.ndarray]) -> np.ndarray:
+        """The same with any number of elements for each row."""
+        at, n = self.size[lanes], np.array([len(part) for part in parts])
+        fits = at + n <= self.most
+        n[~fits] = 0
+        row = np.repeat(np.arange(n.size), n)
+        if row.size:
+            element = np.arange(row.size) - (n.cumsum() - n)[row]
+            self.plane[slots[row], at[row] + element] = np.concatenate([part for part, size in zip(parts, n) if size])
         self.size[lanes] = at + n
-        return full
+        self._room = 0
+        return lanes[~fits]
+
+
+def _errors_of(method: str, failed: Any) -> dict[int, Any]:
+    if failed is None:
+        return {}
+    if not isinstance(failed, Mapping):
+        raise errors.Invalid(f"{method} returned {type(failed).__name__} for the rows that fail: want {{lane: error}}, or None")
+    return dict(failed)
 
 
 class Rounds:
@@ -138,6 +167,7 @@ class Rounds:
         self._batch: list[RingBatch | None] = [None] * lanes
         self._lane_of: dict[int, int] = {}  # by the batch's address
         self._free = list(range(lanes))[::-1]
+        self._round, self._begun = 0, [0] * lanes  # the number of the round, and of the first one of each lane's row
         self._slot = np.zeros(lanes, np.intp)
         self._half = np.zeros(lanes, np.intp)  # that the row's step reads
         self._growing = {t.name: _Growing(ring, t, lanes) for t in sig.outputs if t.variable}
@@ -200,7 +230,7 @@ class Rounds:
         if self._ring.signature.state:
             self._half[lanes] = [int(b.halves()[0]) for b in new]
         for lane, batch in zip(taken, new):
-            self._batch[lane], self._lane_of[batch.at] = batch, lane
+            self._batch[lane], self._lane_of[batch.at], self._begun[lane] = batch, lane, self._round
             if batch.is_streamed(0):
                 self._shown[lane] = 0
         for g in self._growing.values():
@@ -215,8 +245,7 @@ class Rounds:
                 rows.version, rows.weights = self._follower.version, self._follower.arrays()
                 for batch in new:
                     batch.set_version(rows.version)
-            failed = self._model.start(lanes, rows)
-            self._fail({} if failed is None else failed)
+            self._fail(_errors_of("start", self._model.start(lanes, rows)))
         except Exception as e:
             self._divide(lanes, e)
 
@@ -227,6 +256,7 @@ class Rounds:
         lanes = self._count_busy()
         if not lanes.size:
             return
+        self._round += 1
         try:
             result = self._model.step(lanes)
             if not isinstance(result, tuple) or len(result) not in (2, 3):
@@ -234,7 +264,7 @@ class Rounds:
             done = self._of_lanes("done", result[1], lanes)
             if done.dtype.kind != "b" or done.ndim != 1:
                 raise errors.Invalid(f"step: done is one bool for each lane; got {done.dtype} of shape {done.shape}")
-            failed = dict(result[2]) if len(result) == 3 else {}
+            failed = _errors_of("step", result[2] if len(result) == 3 else None)
             ended = lanes[done]
             self._write(result[0], lanes, done, ended, failed)
             self._show()
@@ -275,26 +305,25 @@ class Rounds:
 
     def _append(self, g: _Growing, value: Any, lanes: np.ndarray, failed: dict[int, Any]) -> None:
         """Value: an element for each lane, as many elements for each, or a list with a number of elements for each."""
-        name = g.t.name
         if isinstance(value, (list, tuple)):
             if len(value) not in (lanes.size, self._lanes):
-                raise errors.Shape(f"step: {name} is a list of {len(value)}; want {lanes.size} arrays, one for each busy lane, or "
+                raise errors.Shape(f"step: {g.t.name} is a list of {len(value)}; want {lanes.size} arrays, one for each busy lane, or "
                     f"{self._lanes}")
-            of = range(lanes.size) if len(value) == lanes.size else lanes.tolist()
-            parts = [(lanes[i : i + 1], self._busy_slots[i : i + 1], as_array(value[k])[None]) for i, k in enumerate(of)]
+            parts = [steps(g.t, value[k]) for k in (range(lanes.size) if len(value) == lanes.size else lanes.tolist())]
+            parts = [part.reshape(0, *g.rest) if not part.size else part[None] if part.ndim == len(g.rest) else part for part in parts]
+            if wrong := [part.shape for part in parts if part.shape[1:] != g.rest or part.ndim != 1 + len(g.rest)]:
+                raise errors.Shape(f"output {g.t.name!r}: {g.t.expected_row} grows by elements of shape {g.rest}; got shape {wrong[0]}")
+            full = g.grow_each(lanes, self._busy_slots, parts)
         else:
-            parts = [(lanes, self._busy_slots, self._of_lanes(name, value, lanes))]
-        for some, slots, values in parts:
+            values = self._of_lanes(g.t.name, value, lanes)
             if not values.size:
-                continue
-            if values.ndim == 1 + len(g.rest):
-                values = values[:, None]  # one element for each
-            if values.shape[2:] != g.rest or values.ndim != 2 + len(g.rest):
-                raise errors.Shape(f"output {name!r}: {g.t.expected_row} grows by elements of shape {g.rest}; got shape {values.shape[1:]}")
-            if values.dtype != g.t.dtype:
-                values = _same_kind(g.t, values)
-            for lane in g.grow(some, slots, values).tolist():
-                failed.setdefault(lane, errors.Size(f"output {name!r} has at most {g.most}, and the row grew beyond: say done before"))
+                return
+            if values.ndim - len(g.rest) not in (1, 2) or values.shape[values.ndim - len(g.rest) :] != g.rest:
+                raise errors.Shape(f"output {g.t.name!r}: {g.t.expected_row} grows by elements of shape {g.rest}; got shape "
+                    f"{values.shape[1:]}")
+            full = g.grow(lanes, self._busy_slots, values if values.dtype == g.t.dtype else _same_kind(g.t, values))
+        for lane in full.tolist():
+            failed.setdefault(lane, errors.Size(f"output {g.t.name!r} has at most {g.most}, and the row grew beyond: say done before"))
 
     def _show(self) -> None:
         """Shows the streams' clients how far their rows have grown."""
@@ -310,7 +339,7 @@ class Rounds:
     def _fail(self, failed: Mapping[int, Any]) -> None:
         """Ends the rows of some lanes with an error each."""
         for lane, error in failed.items():
-            batch = self._batch[lane] if 0 <= lane < self._lanes else None
+            batch = self._batch[lane] if isinstance(lane, (int, np.integer)) and 0 <= lane < self._lanes else None
             if batch is None:
                 raise errors.Invalid(f"{{lane: error}} names lane {lane} ({error}), which has no row")
             batch.fail(0, error)
@@ -318,6 +347,7 @@ class Rounds:
 
     def _answer(self, lane: int, failed: bool = False) -> None:
         batch = self._release(lane)
+        batch.set_rounds(self._round - self._begun[lane])
         if self._growing and not failed:
             try:
                 batch.set_row_dims(0, [int(g.size[lane]) for g in self._growing.values()])

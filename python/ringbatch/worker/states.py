@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
+from ..binding import casting
 from ..binding.casting import converted, is_masked
 from ..binding.ctypes_path import ByName
 from ..binding.device import is_device_array
@@ -91,4 +92,4 @@ def as_array(value: Any) -> np.ndarray:
         raise errors.Invalid("the function gave a masked array, and the mask would be lost: give y.filled(...) of it")
     if hasattr(value, "detach"):  # a torch tensor
         value = value.detach().cpu()
-    return np.asarray(value)
+    return casting.as_array(value)

@@ -75,7 +75,7 @@ def worker(
     inputs, outputs: the type of each tensor and the shape of one row:
         ``{"x": ("float32", (3, 224, 224))}``, ``{"x": "f32[3,224,224]"}`` or
         ``["x:f32[3,224,224]"]``. ``"<=512"`` is a dimension whose size each request
-        chooses; tensors that share a name, ``"atoms<=200"``, share its size. ``"bfloat16"`` travels as uint16.
+        chooses; tensors that share a name, ``"atoms<=200"``, share its size. ``"bfloat16"`` is ml_dtypes' type, or its bits in uint16.
     like, returns: the same from samples: a row of each tensor, ``like={"x": np.zeros(4, "float32")}``.
     state: tensors that a client's sequence keeps from one step to the next, declared as inputs are,
         with fixed shapes. The function reads ``batch.state["h"]`` and assigns it; docs/state.md.
@@ -288,7 +288,8 @@ class Worker:
             return check_model(made)  # type: ignore[no-any-return]
         call = made if callable(made) else getattr(made, "forward", None)
         if not callable(call):
-            raise errors.Invalid(f"{self.function!r} has neither __call__(self, batch) nor forward(self, batch)")
+            hint = "; a class with start and step needs lanes=" if hasattr(made, "step") else ""
+            raise errors.Invalid(f"{self.function!r} has neither __call__(self, batch) nor forward(self, batch){hint}")
         return call
 
 
