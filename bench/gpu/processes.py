@@ -67,10 +67,10 @@ def processes():
             p.end()
 
 
-def start_broker(start, folder: str) -> Process:
+def start_broker(start, folder: str, *flags: str) -> Process:
     socket = os.path.join(folder, "b.sock")
     os.environ["RINGBATCH_SOCKET"] = socket
-    broker = start(BINARY, "broker", "--socket", socket, "--log-level", "error", "--drain-time", "1s")
+    broker = start(BINARY, "broker", "--socket", socket, "--log-level", "error", "--drain-time", "1s", *flags)
     while not os.path.exists(socket):
         if broker.p.poll() is not None:
             raise RuntimeError("the broker did not start")

@@ -46,12 +46,14 @@ small() { resnet small 90 --worker_num=8 --model_num=2 --max_batch_size=4 --wait
 single() { resnet single 60 --worker_num=1 --model_num=1 --max_batch_size=1 --wait_time=0.010 --data_type=float32; }
 packed() { timeout 200 python3 bench/gpu/packed.py --json "$OUT/packed.json"; } # an encoder on texts of all lengths
 embeddings() { # a folder of transformers on texts of all lengths
-	timeout 135 python3 bench/peers/embeddings.py --device cuda --layers 12 --width 768 --clients 64 --rounds 1 --seconds 4 --processes 3 \
+	timeout 300 python3 bench/peers/embeddings.py --device cuda --layers 12 --width 768 --clients 64 --rounds 1 --seconds 4 --processes 3 \
 		--json "$OUT/embeddings.json"
 }
 weights() { timeout 200 python3 bench/gpu/weights.py --json "$OUT/weights.json"; } # live weights
 recurrent() { timeout 120 python3 bench/gpu/recurrent.py --json "$OUT/recurrent.json"; } # actors with state
+atoms() { timeout 240 python3 -W ignore bench/gpu/atoms.py --json "$OUT/atoms.json"; } # ASE and MACE
 lanes() { timeout 90 python3 bench/python/lanes.py --device cuda --rounds 3 --seconds 3 --json "$OUT/lanes.json"; } # a decoder
+turns() { timeout 400 python3 bench/gpu/turns.py --json "$OUT/turns.json"; } # two models that do not fit together
 native() { # without MPS: one test makes a kernel fault on purpose
 	mps_off
 	(

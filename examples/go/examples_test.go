@@ -23,7 +23,7 @@ func TestTheExamplesRunTogether(t *testing.T) {
 	bed, err := testbed.New(t.Context())
 	must.Do(t, err)
 	t.Cleanup(bed.Close)
-	build := exec.Command("go", "build", "-o", bed.Dir, "./worker", "./producer", "./service", "../../cmd/ringbatch")
+	build := exec.Command("go", "build", "-o", bed.Dir, "./worker", "./producer", "./service", "./lanes", "../../cmd/ringbatch")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
@@ -44,9 +44,23 @@ func TestTheExamplesRunTogether(t *testing.T) {
 			t.Errorf("the producer did not print %q:\n%s", want, producer.Log())
 		}
 	}
+	lanes := start("lanes")
+	for n, want := range map[string]string{"6": "6 3 10 5 16 8 4 2 1", "1": "1"} {
+		p := start("lanes", n)
+		if err := p.Wait(time.Minute); err != nil || strings.Join(strings.Fields(p.Log()), " ") != want {
+			t.Errorf("the path of %s: %v, %s", n, err, p.Log())
+		}
+	}
+	if p := start("lanes", "0"); p.Wait(time.Minute) == nil || !strings.Contains(p.Log(), "want a number from 1 on") {
+		t.Errorf("the path of 0: %s", p.Log())
+	}
+	stats, err := admin.New(socket).StatsJSON(t.Context())
+	if err != nil || !strings.Contains(string(stats), `"rounds":10,`) { // 8 of 6, one of 1 and of 0 each
+		t.Errorf("%v: %s", err, stats)
+	}
 	affine, service := start("ringbatch", "worker", "affine", "--scale", "2", "--offset", "1"), start("service", "--listen", "127.0.0.1:0")
 	askTheService(t, service)
-	for _, p := range []*testbed.Process{service, affine, worker, broker} {
+	for _, p := range []*testbed.Process{service, affine, worker, lanes, broker} {
 		p.Signal(syscall.SIGINT) // Ctrl-C ends them well
 		if err := p.Wait(time.Minute); err != nil {
 			t.Errorf("%s: %v\n%s", p, err, p.Log())

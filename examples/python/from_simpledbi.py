@@ -8,6 +8,7 @@ line by line. The model here is a stand-in that needs no GPU.
 
 import multiprocessing as mp
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -43,7 +44,7 @@ def main(producers: int, count: int) -> None:
     server = subprocess.Popen([sys.executable, os.path.abspath(__file__), "serve"])
     try:
         start = time.monotonic()
-        with mp.Pool(producers) as pool:
+        with mp.Pool(producers, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
             total = sum(pool.starmap(producer, [(i, count) for i in range(producers)]))
         print(f"{total} requests, {total / (time.monotonic() - start):.0f} per second with the start")
     finally:

@@ -122,7 +122,7 @@ def main() -> None:
     mp.set_start_method("fork")
     for s in (signal.SIGINT, signal.SIGTERM):
         signal.signal(s, lambda *_: sys.exit(130))  # of actors, too
-    server = mp.Process(target=rb.serve, args=([Policy, Learn],), kwargs={"processes": [2, 1]})
+    server = mp.Process(target=rb.serve, args=([Policy, Learn],), kwargs={"processes": [2, 1]}, daemon=True)
     server.start()
     actors, chance = {}, random.Random(args.seed)
     try:

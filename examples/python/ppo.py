@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Synchronous PPO: a batch of the learner is one unroll of every actor. Two runs with one seed give the same weights, bit for bit.
 
-    python examples/python/ppo.py                     # CartPole-v1, 100 updates
+    python examples/python/ppo.py                     # CartPole-v1, 120 updates
     python examples/python/ppo.py --updates 5 --actors 2
 """
 
@@ -19,7 +19,7 @@ from ringbatch.rl.gymnasium import Actor, unroll_specs
 from torch import nn
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--updates", type=int, default=100)
+parser.add_argument("--updates", type=int, default=120)
 parser.add_argument("--actors", type=int, default=4)
 parser.add_argument("--seed", type=int, default=1)
 args = parser.parse_args()  # worker processes get the same arguments
@@ -114,7 +114,7 @@ def act(number: int) -> None:
 
 
 def main() -> None:
-    server = mp.Process(target=rb.serve, args=([Policy, Learn],), kwargs={"processes": [2, 1]})
+    server = mp.Process(target=rb.serve, args=([Policy, Learn],), kwargs={"processes": [2, 1]}, daemon=True)
     actors = [mp.Process(target=act, args=(i,)) for i in range(args.actors)]
     for p in (server, *actors):
         p.start()

@@ -6,6 +6,7 @@
 """
 
 import multiprocessing as mp
+import signal
 import sys
 
 import numpy as np
@@ -25,7 +26,7 @@ def produce(seed: int, count: int) -> int:
 
 if __name__ == "__main__":
     processes, count = (int(a) for a in (sys.argv[1:] or (8, 200)))
-    with mp.Pool(processes) as pool:  # this process has not connected, so it may fork
+    with mp.Pool(processes, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:  # this process has not connected, so it may fork
         total = sum(pool.starmap(produce, [(i, count) for i in range(processes)]))
     with rb.connect("classifier") as model:
         stats = model.stats()

@@ -8,6 +8,7 @@ compares the columns under its eye with a font, so that answers can be checked; 
 """
 
 import multiprocessing as mp
+import signal
 import sys
 
 import numpy as np
@@ -60,9 +61,9 @@ def client(number: int, lines: int) -> int:
 
 if __name__ == "__main__":
     clients, lines = (int(a) for a in (sys.argv[1:] or (8, 50)))
-    server = mp.Process(target=rb.serve, args=(Reader,))
+    server = mp.Process(target=rb.serve, args=(Reader,), daemon=True)
     server.start()
-    with mp.Pool(clients) as pool:
+    with mp.Pool(clients, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         right = sum(pool.starmap(client, [(i, lines) for i in range(clients)]))
     server.terminate()
     server.join()

@@ -5,11 +5,13 @@
 
 Each chunk has another number of frames, and a speaker gets the letters of a chunk as soon as its last frame was heard.
 The "network" compares a frame with the sounds of letters; a letter that goes on is one letter, as in CTC and transducers,
-also over the end of a chunk: that is the state.
+also over the end of a chunk: that is the state. In the second half of the run, clients call for each frame instead.
 """
 
 import multiprocessing as mp
+import signal
 import sys
+import time
 
 import numpy as np
 import ringbatch as rb
@@ -41,6 +43,16 @@ class Recogniser:
         return {"text": text, "last": self.last[lanes]}, np.array([self.at[n] == len(self.frames[n]) for n in lanes])
 
 
+@rb.worker("speech_frame", inputs={"frame": ("float32", (SAMPLES,))}, outputs={"letter": ("uint8", ())}, state={"last": ("int32", ())},
+           max_batch_size=LANES)  # fmt: skip
+def one_frame(batch):
+    """The same for one frame: the caller loops."""
+    sounds = (batch.inputs["frame"] @ SOUNDS.T).argmax(axis=1)
+    new = (sounds != batch.state["last"]) & (sounds > 0)
+    batch.state["last"] = sounds
+    return {"letter": np.where(new, np.frombuffer(b"\0" + LETTERS.encode(), "uint8")[sounds], 0)}
+
+
 def spoken(text: str, rng: np.random.Generator) -> np.ndarray:
     """The frames of a text: each letter is 1 to 4 frames long, and silence stands between equal ones."""
     sounds = []
@@ -49,27 +61,38 @@ def spoken(text: str, rng: np.random.Generator) -> np.ndarray:
     return SOUNDS[sounds] + rng.normal(0, 0.3, (len(sounds), SAMPLES)).astype("float32")
 
 
-def speaker(number: int, sentences: int) -> int:
-    """Speaks sentences in chunks, and counts those that were understood."""
-    rng, right = np.random.default_rng(number), 0
-    with rb.connect("speech", wait=60) as model:
+def speaker(number: int, sentences: int, lanes: bool) -> tuple:
+    """Speaks sentences in chunks; counts those that were understood, and times the answers to chunks."""
+    rng, right, took = np.random.default_rng(number), 0, []
+    with rb.connect("speech" if lanes else "speech_frame", wait=60) as model:
         for _ in range(sentences):
             text = "".join(rng.choice(list(LETTERS), 30))
             frames, understood = spoken(text, rng), b""
             with model.sequence() as seq:
                 while len(frames):
                     chunk, frames = np.split(frames, [int(rng.integers(1, MOST + 1))])
-                    understood += bytes(seq.step(chunk, timeout=30))
+                    began = time.monotonic()
+                    if lanes:
+                        understood += bytes(seq.step(chunk, timeout=30))
+                    else:
+                        understood += bytes(int(seq.step(frame, timeout=30)) for frame in chunk).replace(b"\0", b"")
+                    took.append(time.monotonic() - began)
             right += understood.decode() == text
-    return right
+    return right, took
+
+
+def main() -> None:
+    speakers, sentences = (int(a) for a in (sys.argv[1:] or (16, 10)))
+    server = mp.Process(target=rb.serve, args=([Recogniser, one_frame],), daemon=True)
+    server.start()
+    with mp.Pool(speakers, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        for lanes, way in ((True, "in lanes"), (False, "by a call for each frame")):
+            rights, times = zip(*pool.starmap(speaker, [(i, sentences, lanes) for i in range(speakers)], chunksize=1))
+            p50, p95 = 1e3 * np.percentile(np.concatenate(times), (50, 95))
+            print(f"{sum(rights)} of {speakers * sentences} sentences were understood {way}: a chunk took {p50:.1f} ms (p50), {p95:.1f} ms (p95)")
+    server.terminate()
+    server.join()
 
 
 if __name__ == "__main__":
-    speakers, sentences = (int(a) for a in (sys.argv[1:] or (8, 10)))
-    server = mp.Process(target=rb.serve, args=(Recogniser,))
-    server.start()
-    with mp.Pool(speakers) as pool:
-        right = sum(pool.starmap(speaker, [(i, sentences) for i in range(speakers)]))
-    server.terminate()
-    server.join()
-    print(f"{right} of {speakers * sentences} sentences were understood")
+    main()

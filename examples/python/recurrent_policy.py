@@ -54,7 +54,7 @@ if __name__ == "__main__":
     parser.add_argument("actors", type=int, nargs="?", default=8)
     parser.add_argument("steps", type=int, nargs="?", default=200, help="of each actor")
     a = parser.parse_args()
-    server = mp.Process(target=rb.serve, args=(policy,), kwargs={"processes": 2})
+    server = mp.Process(target=rb.serve, args=(policy,), kwargs={"processes": 2}, daemon=True)
     server.start()
     quiet = (signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends an actor without a traceback
     pool = concurrent.futures.ProcessPoolExecutor(a.actors, initializer=signal.signal, initargs=quiet)

@@ -8,6 +8,7 @@ has the same form. Each client compares one answer with its own relaxation.
 """
 
 import multiprocessing as mp
+import signal
 import sys
 
 import numpy as np
@@ -74,9 +75,9 @@ def client(number: int, clusters: int) -> "list[int]":
 
 if __name__ == "__main__":
     clients, clusters = (int(a) for a in (sys.argv[1:] or (8, 10)))
-    server = mp.Process(target=rb.serve, args=(Relaxation,))
+    server = mp.Process(target=rb.serve, args=(Relaxation,), daemon=True)
     server.start()
-    with mp.Pool(clients) as pool:
+    with mp.Pool(clients, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         rounds = sum(pool.starmap(client, [(i, clusters) for i in range(clients)]), [])
     server.terminate()
     server.join()

@@ -159,7 +159,7 @@ def main() -> int:
     parser.add_argument("--json", help="write the results to this file")
     a = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends everything, as Ctrl-C does
-    server = mp.Process(target=rb.serve, args=([net, Learn],))
+    server = mp.Process(target=rb.serve, args=([net, Learn],), daemon=True)
     server.start()
     try:
         results = run(a, server)

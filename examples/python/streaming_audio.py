@@ -7,6 +7,7 @@ The state of a stream is the end of its last chunk, and its loudness. Chunks of 
 """
 
 import multiprocessing as mp
+import signal
 import sys
 
 import numpy as np
@@ -43,9 +44,9 @@ def microphone(number: int, chunks: int) -> bool:
 
 if __name__ == "__main__":
     microphones, chunks = (int(a) for a in (sys.argv[1:] or (8, 100)))
-    server = mp.Process(target=rb.serve, args=(lowpass,))
+    server = mp.Process(target=rb.serve, args=(lowpass,), daemon=True)
     server.start()
-    with mp.Pool(microphones) as pool:
+    with mp.Pool(microphones, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         same = sum(pool.starmap(microphone, [(i, chunks) for i in range(microphones)]))
     batches = rb.stats()["models"][0]["batches"]
     server.terminate()

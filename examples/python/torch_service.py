@@ -6,6 +6,7 @@
 """
 
 import multiprocessing
+import signal
 import sys
 
 import numpy as np
@@ -39,7 +40,7 @@ def ask(caller):
 if __name__ == "__main__":
     if sys.argv[1:2] == ["ask"]:
         callers = int(sys.argv[2])
-        with multiprocessing.Pool(callers) as pool:
+        with multiprocessing.Pool(callers, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
             print(len(pool.map(ask, range(callers))), "answers")
     else:
         serve()

@@ -10,6 +10,7 @@ detector looks at the last one. A frame that comes too late is dropped.
 import argparse
 import multiprocessing
 import os
+import signal
 import tempfile
 
 import numpy as np
@@ -72,9 +73,9 @@ def main():
     cameras, frames = args.cameras, args.frames
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("RINGBATCH_SOCKET", f"{folder}/broker.sock")
-        server = multiprocessing.Process(target=rb.serve, args=(detect,))
+        server = multiprocessing.Process(target=rb.serve, args=(detect,), daemon=True)
         server.start()
-        with multiprocessing.Pool(cameras) as pool:
+        with multiprocessing.Pool(cameras, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
             ends = pool.map(camera, [frames] * cameras)
         seen = rb.stats()["models"][0]
         server.terminate()
