@@ -136,7 +136,16 @@ def python_reference() -> str:
 
 
 def definitions(module: Path) -> dict[str, ast.FunctionDef | ast.ClassDef]:
-    return {n.name: n for n in ast.parse(module.read_text()).body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    """A class has the members, too, that it inherits from a class of another module."""
+    body = ast.parse(module.read_text()).body
+    found = {n.name: n for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    files = {a.name: module.parents[n.level - 1] / f"{(n.module or '').replace('.', '/')}.py"
+             for n in body if isinstance(n, ast.ImportFrom) and n.level for a in n.names}  # fmt: skip
+    for node in found.values():
+        for base in map(ast.unparse, getattr(node, "bases", [])):
+            if base in files and files[base].exists() and base in (theirs := definitions(files[base])):
+                node.body += theirs[base].body
+    return found
 
 
 def python_item(node: ast.FunctionDef | ast.ClassDef, name: str, level: str) -> list[str]:

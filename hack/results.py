@@ -169,8 +169,8 @@ def number(v: object) -> str:
 def page() -> str:
     parts = ["# Performance", "",
              "`hack/results.py write` writes this page from the JSON in `docs/results/data`; `hack/results.py measure` measures again.",
-             "[Benchmark](benchmark.md) explains the figures; [peers](peers.md) has other servers and busy hosts. On your machine: `make",
-             "demo`, `ringbatch bench MODEL`, `make peers`. [README](../README.md#results) has the main figures."]  # fmt: skip
+             "[README](../README.md#results) has the main figures, [peers](peers.md) other servers and busy hosts. On your machine: `make demo`,",
+             "`ringbatch bench MODEL`, `make peers`."]  # fmt: skip
     setup = "encoder of 12 layers, 768 wide, fp16; texts of 8 to 500 tokens; two workers"
     parts += ["", "## Packed batches", "", f"{where('packed')}: {setup}", "",
               "| | sequences/s | rows a batch | p50, ms | p99, ms |", "|---|---|---|---|---|"]  # fmt: skip
@@ -190,22 +190,27 @@ def page() -> str:
         )
     recurrent = kept("recurrent")["result"]
     actors = f"{recurrent['actors']} actors of {number(recurrent['step_us'])} µs a step"
-    parts += ["", "## Actors with a recurrent policy", "", f"{where('recurrent')}: {actors}, an LSTM-512 with its state in device memory", "",
+    parts += ["", "## Actors with a recurrent policy", "", f"{where('recurrent')}: {actors}, an LSTM-512 with its state in device memory; the best of the sizes tried", "",
               "| workers | max_batch_size | steps/s | of random actions | CPU, µs: actor + worker + broker |", "|---|---|---|---|---|"]  # fmt: skip
-    for r in recurrent["rows"]:
+    for r in best_of_workers(recurrent["rows"]):
         rates, shares = (", ".join(f"{scale * run[k]:,.0f}" for run in r["runs"]) for k, scale in (("per_s", 1), ("share", 100)))
         cpu = " + ".join(number(r["runs"][0][k]) for k in ("actors_us", "workers_us", "broker_us"))
         parts.append(f"| {r['workers']} | {r['max_batch_size']} | {rates} | {shares} % | {cpu} |")
-    parts += ["", "## Lanes"]
-    for name, model in (("lanes-gpu", "a transformer of 0.1 B with a CUDA graph"), ("lanes", "a GRU in NumPy")):
-        got = kept(name)["result"]
+    parts += ["", "## Lanes", "", "Log-normal lengths, 32 lanes, 64 clients: a transformer of 0.1 B with a CUDA graph "
+              f"({where('lanes-gpu')}), and a GRU in NumPy ({where('lanes')}).", "",
+              "| rows/s: loop that feeds itself, lanes, whole batches | lanes ÷ loop | lanes ÷ whole | a round beyond `step`, µs: no change; one row out, one in |",
+              "|---|---|---|---|"]  # fmt: skip
+    for got in (kept(name)["result"] for name in ("lanes-gpu", "lanes")):
         rates, cost = got["rows_per_s"], got["us_beyond_step"]
-        parts += ["", f"{where(name)}: {model}, log-normal lengths, 32 lanes, {got['clients']} clients", "",
-                  "| rows/s: loop that feeds itself, lanes, whole batches | lanes ÷ loop | lanes ÷ whole | a round beyond `step`, µs: no change; one row out, one in |",
-                  "|---|---|---|---|",
-                  f"| {rates['loop']:,.0f}, {rates['lanes']:,.0f}, {rates['whole']:,.0f} | {100 * got['lanes_over_loop']:.0f} % | "
-                  f"{got['lanes_over_whole']:.2f} × | {cost['0 out, 0 in']:.0f}; {cost['1 out, 1 in']:.0f} |"]  # fmt: skip
+        parts.append(f"| {rates['loop']:,.0f}, {rates['lanes']:,.0f}, {rates['whole']:,.0f} | {100 * got['lanes_over_loop']:.0f} % | "
+                     f"{got['lanes_over_whole']:.2f} × | {cost['0 out, 0 in']:.0f}; {cost['1 out, 1 in']:.0f} |")  # fmt: skip
     return "\n".join(parts) + "\n"
+
+
+def best_of_workers(rows: list[dict]) -> list[dict]:
+    """The row with the most steps for each number of workers."""
+    best = {r["workers"]: r for r in sorted(rows, key=lambda r: r["runs"][0]["per_s"])}
+    return [best[workers] for workers in sorted(best)]
 
 
 def kept(name: str) -> dict:

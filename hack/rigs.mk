@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Rigs that break things on purpose, tests with other servers, and generated files. Included by the Makefile.
 
-.PHONY: envoy-test triton-test hosts-test hosts-short chaos chaos-short soak weak-check orders compat arm64 proto onnx-go-test demo-picture
+.PHONY: envoy-test triton-test hosts-test hosts-short chaos chaos-short soak weak-check orders compat arm64 proto onnx-go-test
 
 # deploy/envoy with a real Envoy
 envoy-test:
@@ -57,7 +57,7 @@ chaos: chaos-build
 chaos-short: chaos-build
 	$(CHAOS_RUN) --short
 
-# 20 models with room for 5 under random load for ten minutes, then the same with faults; SECONDS for shorter
+# 20 models with room for 5 under random load, the same with faults, steps of a load: half an hour; SECONDS of each for shorter
 .PHONY: sleep-test
 sleep-test: chaos-build
 	$(CHAOS_RUN) --only turns,sleep,steps $(if $(SECONDS),--events $(SECONDS))
@@ -81,10 +81,6 @@ onnx-go-test: onnx-go
 	  found=$$(ls $(CURDIR)/build/python-venv/lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.so.* 2>/dev/null | \
 	    head -n 1 || true) && \
 	  ONNXRUNTIME_LIBRARY=$${ONNXRUNTIME_LIBRARY:-$$found} CGO_ENABLED=1 go test -count=1 ./...
-
-# docs/images/page.png: the live page under load, by a headless Chromium
-demo-picture: build
-	hack/demo-picture.sh
 
 # protoc comes with the Python package grpcio-tools; the plugins are pinned.
 # regenerate the gateway's messages from gateway/oip/inference.proto

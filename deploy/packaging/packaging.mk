@@ -17,7 +17,7 @@ wheels: $(RELEASE_VENV)/ready ## manylinux wheels for x86-64 and arm64, into dis
 wheels-test: wheels
 	./deploy/packaging/wheels_test.sh dist
 
-# the package, built from source by every CPython at hand
+# the package, built from source by the oldest and the newest CPython at hand, and used by all
 .PHONY: pythons
 pythons:
 	./deploy/packaging/wheels_test.sh

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # wheels_test.sh [FOLDER]: installs the wheels of this machine into fresh environments
 # of every CPython 3.9 to 3.14 at hand, and uses them there with nothing else on PATH.
-# Without a folder each builds the package from source. PYTHONS names other versions.
+# Without a folder the oldest and the newest build the package from source; the others take the wheel of the oldest.
+# PYTHONS names other versions.
 set -euo pipefail
 wheels=${1:+$(realpath "$1")}
 cd "$(dirname "$0")"
@@ -26,20 +27,25 @@ install() { "$1/bin/python" -m pip install --quiet --disable-pip-version-check "
 # try VENV ABI: the smoke test with nothing but the environment on PATH.
 try() { PATH=$1/bin "$1/bin/python" smoke.py "$version" "$2"; }
 
-tried=0
+pythons=()
 for python in ${PYTHONS:-3.9 3.10 3.11 3.12 3.13 3.14}; do
-	found=$(interpreter $python)
-	[ -n "$found" ] || { echo "CPython $python: not at hand"; continue; }
-	"$found" -m venv "$tmp/$python"
+	if [ "$(interpreter "$python")" ]; then pythons+=("$python"); else echo "CPython $python: not at hand"; fi
+done
+[ ${#pythons[@]} -gt 0 ] || { echo "no CPython 3.9 to 3.14 found" >&2; exit 1; }
+newest=${pythons[-1]}
+for python in "${pythons[@]}"; do
+	"$(interpreter "$python")" -m venv "$tmp/$python"
 	if [ "$wheels" ]; then
 		install "$tmp/$python" --only-binary :all: --find-links "$wheels" "ringbatch==$version"
-	else
+	elif [ "$python" = "$newest" ]; then
 		install "$tmp/$python" ../../python
+	else
+		[ -d "$tmp/wheel" ] ||
+			"$tmp/$python/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$tmp/wheel" ../../python
+		install "$tmp/$python" "$tmp"/wheel/*.whl
 	fi
 	try "$tmp/$python" abi3
-	tried=$((tried + 1))
 done
-[ $tried -gt 0 ] || { echo "no CPython 3.9 to 3.14 found" >&2; exit 1; }
 
 if [ ! "$wheels" ]; then
 	old=$(interpreter 3.8)
@@ -51,7 +57,7 @@ if [ ! "$wheels" ]; then
 	exit
 fi
 
-last=$(find "$tmp" -maxdepth 1 -name '3.*' | sort -V | tail -1)
+last=$tmp/$newest
 install "$last" --no-deps --force-reinstall "$wheels"/ringbatch-"$version"-py3-none-*_"$(uname -m)".whl
 try "$last" none
 
@@ -60,4 +66,4 @@ for extra in torch onnx; do
 	install "$last" --dry-run --find-links "$wheels" "ringbatch[$extra]==$version" ||
 		{ echo "ringbatch[$extra] does not resolve" >&2; exit 1; }
 done
-echo "$tried versions of CPython passed"
+echo "${#pythons[@]} versions of CPython passed"

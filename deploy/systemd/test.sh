@@ -15,6 +15,11 @@ if [ "${1:-}" != inside ]; then
   folder=$(mkdir -p "${1:-$here/../../build/systemd}" && cd "${1:-$here/../../build/systemd}" && pwd)
   rm -rf "$folder/up" "$folder/work" "$folder/root"; mkdir -p "$folder"/{up,work,root}
   (cd "$here/../.." && go build -o "$folder/ringbatch" ./cmd/ringbatch)
+  export RINGBATCH_VENV=${RINGBATCH_VENV:-$(cd "$here/../.." && pwd)/build/python-venv}
+  [ -x "$RINGBATCH_VENV/bin/uvicorn" ] && [ -x "$RINGBATCH_VENV/bin/ringbatch" ] || {
+    "$here/../../hack/venv.sh" "$RINGBATCH_VENV" "numpy>=1.22" fastapi uvicorn "setuptools>=77"
+    "$RINGBATCH_VENV/bin/python" -m pip install --quiet --no-build-isolation --no-deps "$here/../../python"
+  }
   code=0
   unshare --mount --pid --fork --kill-child --cgroup --uts --ipc --net "$0" inside "$folder" "$systemd" >"$folder/console" 2>&1 || code=$?
   cp "$folder/up/try/log" "$folder/log" 2>/dev/null || { tail -20 "$folder/console"; echo "systemd did not come up"; exit 1; }
@@ -61,10 +66,12 @@ chmod 755 "$root/etc/ringbatch"
 mkdir "$root/etc/systemd/system/ringbatch-broker.service.d"
 printf '[Service]\nWatchdogSec=2\n' >"$root/etc/systemd/system/ringbatch-broker.service.d/try.conf"
 install -m 755 "$here/try.sh" "$root/try/try.sh"
-# The web service of deploy/web, if `make python` has made an environment for the system's Python, which all users may run.
-venv=${RINGBATCH_VENV:-$here/../../build/python-venv}
+# The web service of deploy/web, in an environment of the system's Python, which all users may run.
+venv=$RINGBATCH_VENV
 lib=lib/$(/usr/bin/python3 -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
-if [ -x "$venv/bin/uvicorn" ] && [ -d "$venv/$lib" ]; then
+if [ ! -d "$venv/$lib" ]; then
+  echo "no web service: $venv is of another Python than the system's, which needs $lib" >&2
+else
   chroot "$root" useradd --system web
   chroot "$root" /usr/bin/python3 -m venv --without-pip /srv/app/venv
   cp -r "$venv/$lib/site-packages" "$root/srv/app/venv/$lib"

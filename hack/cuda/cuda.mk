@@ -20,14 +20,13 @@ cuda-build: cuda-toolchain ## the ringbatch command with GPU workers, bin/ringba
 	$(CUDA_GO) build -tags cuda -o bin/ringbatch-cuda ./cmd/ringbatch
 
 cuda-vet: cuda-toolchain $(STATICCHECK)
-	$(CUDA_GO) vet -tags cuda ./worker/cuda/... ./cmd/...
-	$(CUDA_ENV) $(STATICCHECK) -tags cuda ./worker/cuda/... ./cmd/...
+	$(CUDA_GO) vet -tags cuda ./worker/cuda/...
+	$(CUDA_ENV) $(STATICCHECK) -tags cuda ./worker/cuda/...
 
-# Tests that need a GPU skip themselves. Of the command's tests only those of
-# `ringbatch worker` depend on the tag; `make unit` runs the rest.
+# Tests that need a GPU skip themselves; `make unit` runs those that do not depend on the tag.
 cuda-test: cuda-toolchain
-	$(CUDA_GO) test -vet=off -tags cuda ./worker/cuda/...
-	$(CUDA_GO) test -vet=off -tags cuda -run '^TestAWorker' ./cmd/ringbatch
+	$(CUDA_GO) test -vet=off -tags cuda -skip KernelsOnHost ./worker/cuda/...
+	$(CUDA_GO) test -vet=off -tags cuda -run '^TestAWorkerOnAGPU' ./cmd/ringbatch
 
 # compile the kernels
 cuda-ptx: cuda-toolchain
