@@ -52,7 +52,7 @@ PYTHON = ["cbindings/src", "python/ringbatch"]
 MEASURED = {
     **dict.fromkeys([*RUNS, "busy-16-cores", "torchrl-16-cores", "peers"], PYTHON),
     **dict.fromkeys(["lanes", "lanes-gpu"], PYTHON),
-    **dict.fromkeys(["gpu", "packed", "recurrent", "weights-gpu"], [*PYTHON, "bench/gpu"]),
+    **dict.fromkeys(["gpu", "packed", "weights-gpu"], [*PYTHON, "bench/gpu"]),
     "small": ["bench/transport"],
     "torture": ["test/chaos"],
 }
@@ -188,14 +188,6 @@ def page() -> str:
             + " | ".join(cells)
             + " |"
         )
-    recurrent = kept("recurrent")["result"]
-    actors = f"{recurrent['actors']} actors of {number(recurrent['step_us'])} µs a step"
-    parts += ["", "## Actors with a recurrent policy", "", f"{where('recurrent')}: {actors}, an LSTM-512 with its state in device memory; the best of the sizes tried", "",
-              "| workers | max_batch_size | steps/s | of random actions | CPU, µs: actor + worker + broker |", "|---|---|---|---|---|"]  # fmt: skip
-    for r in best_of_workers(recurrent["rows"]):
-        rates, shares = (", ".join(f"{scale * run[k]:,.0f}" for run in r["runs"]) for k, scale in (("per_s", 1), ("share", 100)))
-        cpu = " + ".join(number(r["runs"][0][k]) for k in ("actors_us", "workers_us", "broker_us"))
-        parts.append(f"| {r['workers']} | {r['max_batch_size']} | {rates} | {shares} % | {cpu} |")
     parts += ["", "## Lanes", "", "Log-normal lengths, 32 lanes, 64 clients: a transformer of 0.1 B with a CUDA graph "
               f"({where('lanes-gpu')}), and a GRU in NumPy ({where('lanes')}).", "",
               "| rows/s: loop that feeds itself, lanes, whole batches | lanes ÷ loop | lanes ÷ whole | a round beyond `step`, µs: no change; one row out, one in |",
@@ -205,12 +197,6 @@ def page() -> str:
         parts.append(f"| {rates['loop']:,.0f}, {rates['lanes']:,.0f}, {rates['whole']:,.0f} | {100 * got['lanes_over_loop']:.0f} % | "
                      f"{got['lanes_over_whole']:.2f} × | {cost['0 out, 0 in']:.0f}; {cost['1 out, 1 in']:.0f} |")  # fmt: skip
     return "\n".join(parts) + "\n"
-
-
-def best_of_workers(rows: list[dict]) -> list[dict]:
-    """The row with the most steps for each number of workers."""
-    best = {r["workers"]: r for r in sorted(rows, key=lambda r: r["runs"][0]["per_s"])}
-    return [best[workers] for workers in sorted(best)]
 
 
 def kept(name: str) -> dict:

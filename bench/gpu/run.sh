@@ -50,7 +50,6 @@ embeddings() { # a folder of transformers on texts of all lengths
 		--json "$OUT/embeddings.json"
 }
 weights() { timeout 200 python3 bench/gpu/weights.py --json "$OUT/weights.json"; } # live weights
-recurrent() { timeout 120 python3 bench/gpu/recurrent.py --json "$OUT/recurrent.json"; } # actors with state
 atoms() { timeout 240 python3 -W ignore bench/gpu/atoms.py --json "$OUT/atoms.json"; } # ASE and MACE
 lanes() { timeout 90 python3 bench/python/lanes.py --device cuda --rounds 3 --seconds 3 --json "$OUT/lanes.json"; } # a decoder
 turns() { timeout 400 python3 bench/gpu/turns.py --json "$OUT/turns.json"; } # two models that do not fit together

@@ -18,7 +18,6 @@ import multiprocessing as mp
 import os
 import random
 import time
-from pathlib import Path
 
 import numpy as np
 
@@ -81,17 +80,7 @@ def client(i: int, make, size: int, seconds: float, computes: float, ready, star
         os._exit(0)  # some client libraries have threads that do not end well in a forked process
 
 
-def switches(pids: list[int]) -> int:
-    """How often the threads of these processes have parked so far."""
-    found = 0
-    for pid in pids:
-        for status in Path(f"/proc/{pid}/task").glob("*/status"):
-            found += int(status.read_text().split("\nvoluntary_ctxt_switches:")[1].split()[0])
-    return found
-
-
-def measure(make, size: int, clients: int, seconds: float, computes: float = 0.0, watch: list[int] | None = None) -> dict:
-    """watch: processes whose parks per request are counted, each one; 0 stands for all clients together."""
+def measure(make, size: int, clients: int, seconds: float, computes: float = 0.0) -> dict:
     context = mp.get_context("fork")
     ready, start, answers = context.Semaphore(0), context.Event(), context.Queue()
     end = context.Value("d", 0.0, lock=False)
@@ -104,13 +93,6 @@ def measure(make, size: int, clients: int, seconds: float, computes: float = 0.0
             raise Failed("a client was not answered within a minute")
     end.value = time.monotonic() + LEAD_IN_S + seconds
     start.set()
-    parks = {}
-    if watch:
-        groups = {pid: [pid] if pid else [p.pid for p in processes] for pid in watch}
-        time.sleep(LEAD_IN_S)
-        before = {pid: switches(group) for pid, group in groups.items()}
-        time.sleep(seconds * 0.9)
-        parks = {f"parks_{pid}": (switches(group) - before[pid]) / (seconds * 0.9) for pid, group in groups.items()}
     found = [answers.get(timeout=LEAD_IN_S + seconds + 60) for _ in processes]
     for p in processes:
         p.join(10)
@@ -121,7 +103,6 @@ def measure(make, size: int, clients: int, seconds: float, computes: float = 0.0
     # Every client keeps at most SAMPLES latencies, so that all clients count alike.
     rate = sum(n for n, _, _ in found) / seconds
     return {
-        **{name: n / rate for name, n in parks.items()},
         "requests_per_s": rate,
         "p50_ms": float(np.percentile(took, 50)) * 1e3,
         "p99_ms": float(np.percentile(took, 99)) * 1e3,
@@ -151,10 +132,9 @@ def main() -> None:
     parser = flags(__doc__)
     parser.add_argument("kind")
     parser.add_argument("address")
-    parser.add_argument("--watch", type=lambda s: [int(n) for n in s.split(",")], help="processes whose parks per request are printed")
     a = parser.parse_args()
     make = calls.KINDS[a.kind](a.address, a.bytes)
-    tell(lambda: measure(make, a.bytes, a.clients, a.seconds, a.compute_ms / 1e3, a.watch))
+    tell(lambda: measure(make, a.bytes, a.clients, a.seconds, a.compute_ms / 1e3))
 
 
 if __name__ == "__main__":

@@ -34,14 +34,5 @@ def test_the_python_example(gateway: Gateway) -> None:
         subprocess.run([sys.executable, "-c", block], check=True)
 
 
-def test_the_go_example(gateway: Gateway, tmp_path: pathlib.Path) -> None:
-    for block in blocks("go", gateway):
-        folder = ROOT / "build" / "interop" / "example"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "main.go").write_text(block)
-        out = subprocess.run(["go", "run", "./build/interop/example"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        assert out == "y [1 16] 64\n"
-
-
 def test_the_manifests() -> None:
     subprocess.run([sys.executable, ROOT / "deploy" / "kubernetes" / "check.py"], check=True)
