@@ -3,7 +3,6 @@
 
     python read_text.py                # serves detector, recogniser and read_text
     python read_text.py ask            # one image through it
-    python read_text.py table          # measures without batching, with batching, and with two instances
 
 The worker of the model "read_text" is a client of the two others: it sends 0 to 8
 crops of each image to the recogniser, and crops of different images share batches.
@@ -12,13 +11,8 @@ convolutional recogniser with a CTC head), small and with random weights: they r
 nonsense at a realistic cost. They run on PyTorch if it is installed, else on NumPy.
 """
 
-import argparse
 import asyncio
-import json
-import os
-import subprocess
 import sys
-import tempfile
 
 import numpy as np
 import ringbatch as rb
@@ -27,14 +21,6 @@ HEIGHT, WIDTH = 96, 192  # of an image
 CROP = (32, 100)  # of a word
 MOST_WORDS, LETTERS = 8, "-abcdefghijklmnopqrstuvwxyz0123456789"  # the first is CTC's blank
 STEPS = CROP[1] // 4
-
-p = argparse.ArgumentParser()
-p.add_argument("what", nargs="?", default="serve", choices=("serve", "ask", "table"))
-p.add_argument("--batch", type=int, default=16, help="largest batch of both models; 1 is no batching")
-p.add_argument("--instances", type=int, default=1, help="worker processes of each model")
-p.add_argument("--seconds", type=float, default=3.0, help="of each measurement of the table")
-p.add_argument("--concurrency", default="2,4,8,16", help="of the table's columns")
-args = p.parse_args()
 
 # -- networks: layers of 3 × 3 convolutions
 
@@ -106,7 +92,7 @@ class Recogniser:
     "detector",
     inputs={"image": ("uint8", (HEIGHT, WIDTH, 3))},
     outputs={"boxes": ("int32", (f"<={MOST_WORDS}", 4))},
-    max_batch_size=args.batch,
+    max_batch_size=16,
 )
 class Detect:
     def setup(self):
@@ -116,7 +102,7 @@ class Detect:
         return [boxes_of(maps) for maps in self.net(batch.inputs["image"])]
 
 
-@rb.worker("recogniser", inputs={"word": ("uint8", CROP)}, outputs={"letters": ("int32", (STEPS,))}, max_batch_size=args.batch)
+@rb.worker("recogniser", inputs={"word": ("uint8", CROP)}, outputs={"letters": ("int32", (STEPS,))}, max_batch_size=16)
 class Recognise:
     def setup(self):
         self.net = Recogniser()
@@ -163,7 +149,7 @@ def as_text(letters):
     return np.frombuffer(text.encode().ljust(STEPS, b"\0"), "uint8")
 
 
-# -- the table
+# -- a caller
 
 
 def image(seed=0):
@@ -176,41 +162,10 @@ def image(seed=0):
     return made
 
 
-def table():
-    rows = [("no batching", 1, 1), ("dynamic batching", args.batch, 1), ("dynamic batching, 2 instances", args.batch, 2)]
-    columns = args.concurrency.split(",")
-    print("images/s (p95 ms) | " + " | ".join(f"{c} in flight" for c in columns), "---|" * len(columns) + "---", sep="\n")
-    for name, batch, instances in rows:
-        with tempfile.TemporaryDirectory() as folder:
-            socket, images = os.path.join(folder, "b.sock"), os.path.join(folder, "images.npy")
-            np.save(images, np.stack([image(i) for i in range(16)]))
-            env = {**os.environ, "RINGBATCH_SOCKET": socket}
-            with open(os.path.join(folder, "log"), "w") as log:
-                served = subprocess.Popen([sys.executable, __file__, "serve", f"--batch={batch}", f"--instances={instances}"], env=env,
-                    stdout=log, stderr=log)
-            try:
-                ready = [rb.binary_path(), "ready", "read_text", "detector", "recogniser", "--wait", "1m", "--quiet"]
-                subprocess.run([*ready, "--socket", socket], check=True)
-                cells = [measure(socket, images, c) for c in columns]
-            finally:
-                served.terminate()
-                served.wait()
-        print(f"{name} | " + " | ".join(cells), flush=True)
-
-
-def measure(socket, images, clients):
-    command = [rb.binary_path(), "bench", "read_text", "--socket", socket, "--clients", clients, "--in", f"image={images}", "--seconds",
-        str(args.seconds), "--json"]
-    result = json.loads(subprocess.check_output(command))
-    return f"{result['throughput']:.0f} ({result['latency_ms']['p95']:.1f})"
-
-
 if __name__ == "__main__":
-    if args.what == "table":
-        table()
-    elif args.what == "ask":
+    if sys.argv[1:] == ["ask"]:
         with rb.connect("read_text", wait=60) as model:
             words = [bytes(w).rstrip(b"\0").decode() for w in model(image())]
         print(f"{len(words)} words: {' '.join(words)}")
     else:
-        rb.serve([Detect, Recognise, ReadText], processes=[args.instances, args.instances, 1])
+        rb.serve([Detect, Recognise, ReadText])

@@ -6,14 +6,13 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
-import re
 import subprocess
 import sys
 import threading
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, broker_at, serving, until_stopped
+from conftest import broker_at, serving, until_stopped
 
 import ringbatch as rb
 
@@ -177,19 +176,15 @@ def test_taken_batches_are_computed_when_the_broker_goes_and_the_session_is_serv
 LENGTHS = [1, 3, 15, 16, 17, 31, 40, 64, 5, 33]
 
 
-def texts(rng):
-    return [rng.integers(1, 50, n) for n in LENGTHS]
-
-
-@pytest.mark.parametrize("way", ["mask made by the worker", "mask sent by clients"])
-def test_lengths_that_vary_share_batches_and_come_back_as_if_alone(serve, socket, tmp_path, way):
-    path = graphs.encoder(tmp_path / "enc.onnx")
-    name, made = ("enc-made", {"mask": "mask"}) if "worker" in way else ("enc-sent", {})
-    serve(path, name, dims={"seq": "<=64"}, max_batch_size=8, **made)
-    tokens = texts(np.random.default_rng(2))
-    requests = [{"tokens": t} if made else {"tokens": t, "mask": np.ones(len(t), "int64")} for t in tokens]
-    for t, y in zip(tokens, ask_at_once(socket, name, requests)):
-        states, pooled = alone(path, tokens=t[None], mask=np.ones((1, len(t)), "int64"))
+@pytest.mark.parametrize("mask", ["made", "sent", "none"])  # by the worker, by clients; without one there are no buckets
+def test_lengths_that_vary_come_back_as_if_alone(serve, socket, tmp_path, mask):
+    path = graphs.encoder(tmp_path / "enc.onnx", mask=mask != "none")
+    serve(path, mask, dims={"seq": "<=64"}, max_batch_size=8, **({"mask": "mask"} if mask == "made" else {}))
+    tokens = [np.random.default_rng(2).integers(1, 50, n) for n in LENGTHS]
+    whole = [{"tokens": t, "mask": np.ones(len(t), "int64")} if mask != "none" else {"tokens": t} for t in tokens]
+    requests = whole if mask == "sent" else [{"tokens": t} for t in tokens]
+    for t, row, y in zip(tokens, whole, ask_at_once(socket, mask, requests)):
+        states, pooled = alone(path, **{name: x[None] for name, x in row.items()})
         assert y["states"].reshape(-1, 16).shape == (len(t), 16)  # its own size, not the bucket's
         np.testing.assert_allclose(y["states"].reshape(len(t), 16), states[0], rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(y["pooled"].reshape(-1), pooled[0], rtol=1e-3, atol=1e-4)
@@ -229,16 +224,6 @@ def test_a_model_that_padding_disturbs_is_served_by_exact_sizes_and_says_so(tmp_
     p = ro.prepare(path, {"seq": "<=64"}, settings={"buckets.tokens.0": "32,64"})  # explicit buckets win
     assert p.axes.settings() == {"buckets.tokens.0": "32,64"}
     assert "padded because buckets were asked for" in capfd.readouterr().err
-
-
-def test_without_buckets_sizes_come_as_they_are(serve, socket, tmp_path):
-    path = graphs.encoder(tmp_path / "bare.onnx", mask=False)
-    serve(path, "bare", dims={"seq": "<=64"}, max_batch_size=8)
-    tokens = texts(np.random.default_rng(3))
-    for t, y in zip(tokens, ask_at_once(socket, "bare", tokens)):
-        states, pooled = alone(path, tokens=t[None])
-        np.testing.assert_allclose(y["states"].reshape(len(t), 16), states[0], rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(y["pooled"].reshape(-1), pooled[0], rtol=1e-3, atol=1e-4)
 
 
 def sizes_graph(path):
@@ -391,12 +376,6 @@ IN_THREES = {"dims": {"n": "<=8"}, "buckets": {"x.0": [3, 8]}}
 def test_a_model_that_fails_on_declared_sizes_is_refused_with_the_remedy(tmp_path, what, options, message):
     with pytest.raises(rb.Invalid, match=message):
         ro.serve(broken(tmp_path, what), "m", **options)
-
-
-def test_the_answers_of_the_example_equal_each_text_alone():
-    example = REPOSITORY / "examples" / "python" / "onnx_encoder.py"
-    out = subprocess.check_output([sys.executable, str(example)], text=True, timeout=120)
-    assert re.search(r"200 texts in \d+ batches, at most (0e\+00|\de-(0[5-9]|[1-9]\d)) from each alone", out)
 
 
 def test_a_size_may_be_fixed(tmp_path):

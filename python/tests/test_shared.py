@@ -7,12 +7,9 @@ import asyncio
 import concurrent.futures
 import ctypes
 import threading
-import time
 
 import numpy as np
 import pytest
-from conftest import broker_at, go_worker, rb_wait
-
 import ringbatch as rb
 from ringbatch.binding import paths
 from ringbatch.client.request import claim
@@ -104,37 +101,3 @@ def test_a_loop_is_watched_after_an_exception_in_its_first_call(echo, monkeypatc
 
     with rb.connect("echo", socket=echo) as model:
         assert (asyncio.run(twice(model)) == x).all()
-
-
-def test_every_way_at_once_on_one_client_ends_also_when_workers_die(at):
-    def use(k: int, client: rb.Model, end: float) -> int:
-        async def coroutine() -> np.ndarray:
-            return await asyncio.wait_for(client.ainfer(x, timeout=5), 60)
-
-        def request() -> np.ndarray:
-            with client.request(timeout=60) as req:
-                req.inputs["x"][...] = x
-                return np.array(req.run(timeout=60).outputs["y"])
-
-        ways = [lambda: client(x, timeout=5), request, lambda: client.submit(x, timeout=5).result(60), lambda: asyncio.run(coroutine())]
-        right, patience = 0, end + 60
-        while time.monotonic() < (end if right else patience):
-            k += 1
-            try:
-                assert (ways[k % 4]() == x).all()
-                right += 1
-            except rb.Error:  # its worker died
-                pass
-        return right
-
-    flags = "echo", "--wait-time", "200us"
-    with broker_at(at), go_worker(at, *flags):
-        rb_wait(at, "echo")
-        with rb.connect("echo", socket=at, window=6) as client, concurrent.futures.ThreadPoolExecutor(8) as pool:
-            end = time.monotonic() + 2
-            users = [pool.submit(use, k, client, end) for k in range(8)]
-            while time.monotonic() < end:
-                with go_worker(at, *flags) as victim:
-                    time.sleep(0.1)
-                    victim.kill()
-            assert all(user.result(60) for user in users)

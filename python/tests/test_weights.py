@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live weights: publishers and workers as processes that die at any moment."""
+"""Live weights. Publishers and workers that die at any moment: chaos --only weights."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ import asyncio
 import contextlib
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
-from conftest import FOUR, Load, broker_at, eventually, serving
+from conftest import FOUR, broker_at, eventually, serving
 
 import ringbatch as rb
 from ringbatch import errors
@@ -35,70 +32,19 @@ def run(batch):
 run.run(wait=60)
 """
 
-PUBLISHER = """
-import itertools, os, sys, time, numpy as np, ringbatch as rb
-from ringbatch import errors
-while True:
-    try:
-        p = rb.publisher("m", {"w": np.zeros(200_000, "float32"), "deep.b": np.zeros((), "int64")}, wait=60)
-        break
-    except errors.Busy:  # the broker has not seen the end of the one before
-        time.sleep(0.002)
-for n in itertools.count(int(sys.argv[1])):
-    print(p.publish({"w": np.full(200_000, n, "float32"), "deep.b": np.array(n)}), flush=True)
-"""
-
 
 def fill(n: int) -> dict[str, np.ndarray]:
     return {"w": np.full(200_000, n, "float32"), "deep.b": np.array(n)}
 
 
-def start(code: str, *args: object, **env: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, args)], env={**os.environ, **env}, stdout=subprocess.PIPE, text=True)
-
-
-class Watched:
-    """Answers of the model: none may be torn, or older than published before its request."""
-
-    def __init__(self, socket: str) -> None:
-        self.published, self.fills = 0, {}
-        self.model = rb.connect("m", socket=socket, wait=60, retry=True)
-
-    def ask(self) -> None:
-        floor, x = self.published, np.zeros(1, "uint8")
-        y, version = self.model(x, version=True)
-        assert y["least"] == y["most"], f"torn: {y}"
-        assert version >= floor, f"version {version}, and {floor} was published before"
-        assert self.fills.setdefault(version, y["least"]) == y["least"]
-
-    def read(self, lines) -> None:
-        for line in lines:
-            self.published = max(self.published, int(line))
-
-
-def test_publishers_and_workers_die_and_no_answer_is_torn_or_old(at):
-    chance, fills = random.Random(7), iter(range(0, 1 << 24, 1 << 17))
-    with broker_at(at), contextlib.ExitStack() as stack:
-        workers = [start(WORKER, RINGBATCH_SOCKET=at) for _ in range(2)]
-        publisher = start(PUBLISHER, next(fills), RINGBATCH_SOCKET=at)
-        stack.callback(lambda: [p.kill() for p in [*workers, publisher]])
-        watched = Watched(at)
-        with Load(watched.ask, watched.ask) as load:
-            for round in range(8):
-                reader = threading.Thread(target=watched.read, args=(publisher.stdout,))
-                reader.start()
-                before = watched.published
-                load.wait_for(lambda before=before: watched.published > before + 20)
-                time.sleep(chance.random() / 20)
-                publisher.send_signal(signal.SIGKILL)
-                reader.join(60)
-                load.wait_for_answers(5)  # without a publisher
-                publisher = start(PUBLISHER, next(fills), RINGBATCH_SOCKET=at)
-                if round % 3 == 0:
-                    workers[0].kill()
-                    workers = [workers[1], start(WORKER, RINGBATCH_SOCKET=at)]
-        watched.model.close()
-        assert len(watched.fills) > 20
+@contextlib.contextmanager
+def working(at: str, code: str = WORKER):
+    p = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "RINGBATCH_SOCKET": at})
+    try:
+        yield
+    finally:
+        p.kill()
+        p.wait()
 
 
 def test_a_publisher_and_its_errors(at):
@@ -168,12 +114,11 @@ def test_wrong_workers_are_refused():
 
 
 def test_a_worker_does_not_go_on_with_old_weights_beside_a_publisher_of_others(at):
-    worker = start(WORKER, RINGBATCH_SOCKET=at)
-    with broker_at(at), rb.publisher("m", TENSORS, socket=at, wait=60) as p:
-        p.publish(fill(1))
-        with rb.connect("m", socket=at, wait=60) as model:
-            assert model(np.zeros(1, "uint8"))["least"] == 1
-    try:
+    with working(at):
+        with broker_at(at), rb.publisher("m", TENSORS, socket=at, wait=60) as p:
+            p.publish(fill(1))
+            with rb.connect("m", socket=at, wait=60) as model:
+                assert model(np.zeros(1, "uint8"))["least"] == 1
         with broker_at(at), rb.connect("m", socket=at, wait=60) as model, rb.publisher(
             "m", {"w": np.zeros(3)}, socket=at, wait=60
         ) as other:
@@ -181,9 +126,6 @@ def test_a_worker_does_not_go_on_with_old_weights_beside_a_publisher_of_others(a
             with pytest.raises(rb.Failed, match="other tensors now"):
                 while True:  # the worker attaches to the weights again, in the midst of its batches
                     model(np.zeros(1, "uint8"), timeout=60)
-    finally:
-        worker.kill()
-        worker.wait()
 
 
 def test_a_closed_publisher_leaves_its_place_at_once(at, tmp_path):
@@ -196,22 +138,18 @@ def test_a_closed_publisher_leaves_its_place_at_once(at, tmp_path):
 
 
 def test_rows_of_several_requests_have_the_oldest_version(at):
-    worker = start(WORKER.replace('live_weights=True', 'live_weights=True, max_batch_size=4'), RINGBATCH_SOCKET=at)
-    with broker_at(at), rb.publisher("m", TENSORS, socket=at, wait=60) as p:
+    several = WORKER.replace("live_weights=True", "live_weights=True, max_batch_size=4")
+    with working(at, several), broker_at(at), rb.publisher("m", TENSORS, socket=at, wait=60) as p:
         p.publish(fill(1))
-        try:
-            with rb.connect("m", socket=at, wait=60, window=64) as model:
-                for n in range(2, 30):
-                    p.publish(fill(n))
-                    future = model.submit(np.zeros((40, 1), "uint8"))
-                    p.publish(fill(n))
-                    y = future.result()["least"]
-                    assert future.version == 2 * n - 2 or (y[0] == y[-1] and future.version == 2 * n - 1)
-                rows = np.zeros((40, 1), "uint8")
-                assert model(rows, version=True)[1] == asyncio.run(model.ainfer(rows, version=True))[1] == p.version
-        finally:
-            worker.kill()
-            worker.wait()
+        with rb.connect("m", socket=at, wait=60, window=64) as model:
+            for n in range(2, 30):
+                p.publish(fill(n))
+                future = model.submit(np.zeros((40, 1), "uint8"))
+                p.publish(fill(n))
+                y = future.result()["least"]
+                assert future.version == 2 * n - 2 or (y[0] == y[-1] and future.version == 2 * n - 1)
+            rows = np.zeros((40, 1), "uint8")
+            assert model(rows, version=True)[1] == asyncio.run(model.ainfer(rows, version=True))[1] == p.version
 
 
 def test_a_publisher_without_a_worker_that_follows_says_so(at, caplog):
@@ -239,25 +177,20 @@ def test_a_learner_runs_a_batch_once(at):
             learned.extend(batch.inputs["x"][:, 0].tolist())
             raise ValueError("after the step")
 
-    with broker_at(at):
-        worker = start(WORKER, RINGBATCH_SOCKET=at)
-        try:
-            for options in ({}, {"run_once": False}):
-                learned: list[int] = []
-                publishers: list[rb.Publisher] = []
-                learn = rb.worker("learn", inputs={"x": "u8[1]"}, outputs={"y": "u8[1]"}, max_batch_size=4, wait_time="10s", **options)(Learn)
-                with serving(learn, at), rb.connect("learn", socket=at, wait=60) as model:
-                    for round in range(50):
-                        futures = [model.submit(np.array([4 * round + i], "uint8")) for i in range(4)]
-                        assert all(isinstance(f.exception(60), rb.Failed) for f in futures)
-                        if options and len(set(learned)) < len(learned):
-                            break  # requests of a batch that fails run again
-                    else:
-                        assert not options and sorted(learned) == list(range(200))
-                publishers[0].close()
-        finally:
-            worker.kill()
-            worker.wait()
+    with broker_at(at), working(at):
+        for options in ({}, {"run_once": False}):
+            learned: list[int] = []
+            publishers: list[rb.Publisher] = []
+            learn = rb.worker("learn", inputs={"x": "u8[1]"}, outputs={"y": "u8[1]"}, max_batch_size=4, wait_time="10s", **options)(Learn)
+            with serving(learn, at), rb.connect("learn", socket=at, wait=60) as model:
+                for round in range(50):
+                    futures = [model.submit(np.array([4 * round + i], "uint8")) for i in range(4)]
+                    assert all(isinstance(f.exception(60), rb.Failed) for f in futures)
+                    if options and len(set(learned)) < len(learned):
+                        break  # requests of a batch that fails run again
+                else:
+                    assert not options and sorted(learned) == list(range(200))
+            publishers[0].close()
 
 
 def test_a_file_is_published(at, tmp_path):
@@ -282,19 +215,14 @@ def test_a_file_is_published(at, tmp_path):
     (tmp_path / "overlap.safetensors").write_bytes(safetensors(header, b.tobytes() + w.tobytes()))
     (tmp_path / "text.safetensors").write_text("no tensors here")
     os.mkfifo(tmp_path / "pipe")
-    with broker_at(at):
-        worker = start(WORKER, RINGBATCH_SOCKET=at)
-        try:
-            for version, file in enumerate(("good.npz", "good.safetensors"), 1):
-                assert load(file).stdout == f"m has version {version}\n"
-                with rb.connect("m", socket=at, wait=60) as model:
-                    assert model(np.zeros(1, "uint8"))["least"] == 5 + version
-            for bad in ("long.safetensors", "short.safetensors", "overlap.safetensors", "text.safetensors", "pipe", "absent.npz"):
-                r = load(bad)
-                assert (r.returncode, r.stdout) == (1, "") and bad in r.stderr and "Traceback" not in r.stderr, r
-        finally:
-            worker.kill()
-            worker.wait()
+    with broker_at(at), working(at):
+        for version, file in enumerate(("good.npz", "good.safetensors"), 1):
+            assert load(file).stdout == f"m has version {version}\n"
+            with rb.connect("m", socket=at, wait=60) as model:
+                assert model(np.zeros(1, "uint8"))["least"] == 5 + version
+        for bad in ("long.safetensors", "short.safetensors", "overlap.safetensors", "text.safetensors", "pipe", "absent.npz"):
+            r = load(bad)
+            assert (r.returncode, r.stdout) == (1, "") and bad in r.stderr and "Traceback" not in r.stderr, r
 
 
 # -- PyTorch
