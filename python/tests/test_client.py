@@ -176,14 +176,6 @@ def test_connecting_outlasts_a_broker_that_drains(at):
                 waiting.result(60).close()
 
 
-def test_one_connection_too_many_is_refused_by_name(tmp_path, at):
-    (tmp_path / "b.toml").write_text('max_clients = 1\n[[model]]\nname = "m"\ninputs = ["x:f32[1]"]\noutputs = ["y:f32[1]"]\n')
-    with broker_at(at, "--config", str(tmp_path / "b.toml")), rb.connect("m", socket=at, window=1):
-        with pytest.raises(rb.TooManyConnections, match="max_clients is 1") as refused:
-            rb.connect("m", socket=at, window=1, wait=0)
-        assert refused.value.retryable and isinstance(refused.value, ConnectionError)
-
-
 def test_numbers_that_c_would_truncate_are_refused(model, echo):
     for window in (0, -1, 2**32, 2**33):
         with pytest.raises(rb.Invalid, match=f"got {window}"):

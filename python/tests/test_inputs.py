@@ -190,21 +190,3 @@ def test_priority_of_every_kind_of_call(at):
                 lambda: asyncio.run(m.ainfer(np.int32(1), priority=7))):
             with pytest.raises(rb.NoLevel):
                 call()
-
-
-def test_clients_without_a_window_of_their_own_share_a_ring_of_few_large_slots(socket):
-    frame = (3, 1080, 1920)
-
-    @rb.worker("frames", inputs={"frame": ("uint8", frame)}, outputs={"mean": ("float32", ())}, max_batch_size=8, slots=64, wait_time=0)
-    def frames(batch):
-        return batch.inputs["frame"].reshape(batch.rows, -1)[:, 0]
-
-    with serving(frames, socket):
-        clients = [rb.connect("frames", socket=socket, wait=60) for _ in range(12)]
-        assert clients[0].window == 8 and all(1 <= m.window <= 8 for m in clients)
-        for i, m in enumerate(clients):
-            assert m(np.full(frame, i, "uint8")) == i
-        with pytest.raises(rb.RingFull, match=r"smaller window \(0: what fits\), or raise the model's slots"):
-            rb.connect("frames", socket=socket, window=56, wait=0)
-        for m in clients:
-            m.close()

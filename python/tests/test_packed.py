@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, broker_at, in_threads
+from conftest import REPOSITORY
 
 import ringbatch as rb
 
@@ -35,22 +33,14 @@ class Sums(torch.nn.Module):
         return (before.diff() + k).float(), (running[1:] - before[row])[:, None].expand(-1, 2)
 
 
-@contextlib.contextmanager
-def served(tmp_path, module, inputs, packed, **options):
-    socket, stop = str(tmp_path / "s" / "b.sock"), threading.Event()
-    how = dict(inputs=inputs, packed=packed, socket=socket, stop=stop, **options)
-    with broker_at(socket), in_threads(functools.partial(rt.serve, module, "m", **how)), contextlib.ExitStack() as end:
-        end.callback(stop.set)
-        yield end.enter_context(rb.connect("m", socket=socket, wait=60))
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("budget", [0, 100])
-def test_rows_of_all_sizes_share_a_batch_and_come_back_in_their_own(tmp_path, device, budget):
+def test_rows_of_all_sizes_share_a_batch_and_come_back_in_their_own(served, device, budget):
     more = {"max_batch_cost": budget} if budget else {}
     rng = np.random.default_rng(0)
     texts = [rng.integers(0, 9, n) for n in (*rng.integers(0, 41, 60), 40, 40, 40, 1)]
-    with served(tmp_path, Sums(), [*TOKENS, "k:i64[]"], ["tokens"], args=["tokens", "k", "offsets"], device=device, max_batch_size=16, **more) as m:
+    more.update(inputs=[*TOKENS, "k:i64[]"], packed=["tokens"], args=["tokens", "k", "offsets"], device=device, max_batch_size=16)
+    with rb.connect("m", socket=served(Sums(), "m", **more), wait=60) as m:
         got = [f.result() for f in [m.submit(text, np.int64(i)) for i, text in enumerate(texts)]]
         pair = m(np.array([[1, 2], [3, 4]]), np.array([5, 6]))  # two rows in one request
         batches = m.stats()["batches"]
@@ -61,11 +51,12 @@ def test_rows_of_all_sizes_share_a_batch_and_come_back_in_their_own(tmp_path, de
     assert batches < len(texts) / 2  # without packing there is a batch for each size
 
 
-def test_a_request_whose_inputs_differ_in_size_fails_alone(tmp_path):
+def test_a_request_whose_inputs_differ_in_size_fails_alone(served):
     def both(tokens, types, offsets):
         return (tokens + types).float()
 
-    with served(tmp_path, both, [*TOKENS, "types:i64[<=40]"], ["tokens", "types"], device="cpu", max_batch_size=8) as m:
+    socket = served(both, "m", inputs=[*TOKENS, "types:i64[<=40]"], packed=["tokens", "types"], device="cpu", max_batch_size=8)
+    with rb.connect("m", socket=socket, wait=60) as m:
         futures = [m.submit(np.arange(n), np.arange(n + (n == 3))) for n in range(1, 7)]
         with pytest.raises(rb.Failed, match="Shape: .*all of tokens, types have the same size"):
             futures.pop(2).result()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import broker_at, until_stopped
 
 import ringbatch as rb
 
@@ -40,20 +39,18 @@ MODULES = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_an_odd_module_answers_as_it_does_when_called(at, name):
+def test_an_odd_module_answers_as_it_does_when_called(served, name):
     module, want = MODULES[name]
     x = np.arange(4, dtype="float32")
-    with broker_at(at), until_stopped(rt.serve, module, "m", inputs=["x:f32[4]"], device="cpu", max_batch_size=4, socket=at):
-        with rb.connect("m", socket=at, wait=60) as m:
-            given = x.copy()
-            for rows in (given, np.stack([given + 1, given + 2])):
-                np.testing.assert_array_equal(np.array(m(rows)), want(rows.reshape(-1, 4)).reshape(rows.shape))
+    with rb.connect("m", socket=served(module, "m", inputs=["x:f32[4]"], device="cpu", max_batch_size=4), wait=60) as m:
+        for rows in (x, np.stack([x + 1, x + 2])):
+            np.testing.assert_array_equal(np.array(m(rows)), want(rows.reshape(-1, 4)).reshape(rows.shape))
 
 
-def test_an_input_that_a_module_keeps_does_not_change(at):
+def test_an_input_that_a_module_keeps_does_not_change(served):
     unchecked = rt.Options(check=False)
-    served = until_stopped(rt.serve, Keeps(), "m", inputs=["x:f32[2]"], outputs=["y:f32[2]"], device="cpu", options=unchecked, socket=at)
-    with broker_at(at), served, rb.connect("m", socket=at, wait=60) as m:
+    socket = served(Keeps(), "m", inputs=["x:f32[2]"], outputs=["y:f32[2]"], device="cpu", options=unchecked)
+    with rb.connect("m", socket=socket, wait=60) as m:
         m(np.full(2, 1, "float32"))
         for n in range(2, 6):
             np.testing.assert_array_equal(np.array(m(np.full(2, n, "float32"))), [2 * n - 2] * 2)
@@ -69,13 +66,9 @@ def test_an_input_that_a_module_keeps_does_not_change(at):
         (lambda x: x, ["y:f32[4]", "z:f32[4]"], "gives 1 tensors, and 2 are declared"),
     ],
 )
-def test_rows_that_are_not_as_declared_fail_their_batch(at, module, outputs, says):
-    options = rt.Options(check=False)
-    with (
-        broker_at(at),
-        until_stopped(rt.serve, module, "m", inputs=["x:f32[4]"], outputs=outputs, device="cpu", options=options, socket=at),
-        rb.connect("m", socket=at, wait=60) as m,
-    ):
+def test_rows_that_are_not_as_declared_fail_their_batch(served, module, outputs, says):
+    socket = served(module, "m", inputs=["x:f32[4]"], outputs=outputs, device="cpu", options=rt.Options(check=False))
+    with rb.connect("m", socket=socket, wait=60) as m:
         if says:
             with pytest.raises(rb.Error, match=says):
                 m(np.full(4, 2, "float32"))
