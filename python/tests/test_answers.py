@@ -73,8 +73,8 @@ def test_an_error_about_one_request_fails_that_request_alone(socket):
     def sizes(batch):
         assert len(batch.requests) == 3
         batch.outputs["y"][...] = 7
-        for i, r in enumerate(batch.requests):
-            batch.set_output_dims(i, int(batch.inputs["x"][r.row]))
+        for row, size in enumerate(batch.inputs["x"]):
+            batch.set_row_dims(row, int(size))
 
     @rb.worker("rows", inputs={"x": ("int32", ())}, outputs={"y": ("int32", ("<=4",))}, max_batch_size=3, wait_time=60)
     def rows(batch):
@@ -275,8 +275,8 @@ def forgetful(batch):
         batch.outputs["y"][...] = 1
         return 5
     if way == 5:  # this output has no elements
-        for i in range(len(batch.requests)):
-            batch.set_output_dims(i, 0)
+        for row in range(batch.rows):
+            batch.set_row_dims(row, 0)
         return {"y": both["y"]}
     if way == 6:  # no request is left
         batch.fail_all("none of them")

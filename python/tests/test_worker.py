@@ -292,7 +292,8 @@ def test_variable_dimensions_and_buckets(socket):
             assert r.dims == (n,) and (t[r.slice, n:] == 0).all()
             u[r.slice, :n] = t[r.slice, :n] + 1
             batch.outputs["n"][r.slice] = n
-            batch.set_output_dims(i, n)
+            for row in range(batch.rows)[r.slice]:
+                batch.set_row_dims(row, n)
 
     with serving(words, socket), rb.connect("words", socket=socket, wait=60, window=16) as m:
         for n in (1, 5, 8, 9, 64):
@@ -348,7 +349,8 @@ def test_outputs_with_inner_variable_dimensions(socket, pad_to):
             _, h, w = batch.input_shape(i, "x")
             batch.outputs["y"][r.slice, :, :h, :w] = batch.inputs["x"][r.slice] + 1
             batch.outputs["n"][r.slice, :2] = [[h, w], [w, h]]
-            batch.set_output_dims(i, h, w, 2)
+            for row in range(batch.rows)[r.slice]:
+                batch.set_row_dims(row, h, w, 2)
 
     rng = np.random.default_rng(0)
     with serving(boxes, socket), rb.connect(name, socket=socket, wait=60, window=32) as m:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -193,35 +193,25 @@ class BatchOutputs:
         """The length of a packed tensor."""
         return int((self.offsets[t.names[0]] if t.names[0] else self.offsets)[-1])
 
-    def set_output_dims(self, i: int, *dims: int) -> None:
-        """Sets the actual sizes of the outputs' variable dimensions, for all rows of request i.
+    def set_row_dims(self, row: int, *dims: int) -> None:
+        """Sets the actual sizes of the outputs' variable dimensions for one row.
 
         Write each row from its beginning: ``outputs[name][row, :h, :w]``. A size may be 0.
-        Sizes above the maximum fail request i alone.
+        Sizes above the maximum fail the row's request alone.
         """
-        if not 0 <= i < self._b.requests:
-            raise errors.Invalid(f"request {i} of a batch of {self._b.requests}")
-        m = self._b.request[i]
-        self._set_dims(range(m.row, m.row + m.rows), i, dims)
-
-    def set_row_dims(self, row: int, *dims: int) -> None:
-        """Sets them for one row: three images of one request have three numbers of boxes."""
-        self._set_dims([row], self.request_of(row), dims)
-
-    def _set_dims(self, rows: Iterable[int], i: int, dims: Sequence[int]) -> None:
+        i = self.request_of(row)
         if len(dims) != self._sig.variable_outputs:
             raise errors.Shape(f"the outputs have {self._sig.variable_outputs} variable dimensions, {len(dims)} sizes were given")
         for n, (d, most) in enumerate(zip(dims, self._sig.output_maxima)):
             if not 0 <= d <= most:
                 self.fail(i, errors.Shape(f"variable output dimension {n} is 0..{most}, got {d}"))
                 return
-        for row in rows:
-            for name, sizes in self._appended.items():
-                if dims[_find(self._sig.outputs, name).dims_at] < sizes[row]:
-                    self.fail(i, errors.Shape(f"output {name!r}: row {row} took back steps: {sizes[row]} were appended, and stay"))
-                    return
-            self._raw.set_row_dims(row, dims)
-            self._row_dims[row] = tuple(dims)
+        for name, sizes in self._appended.items():
+            if dims[_find(self._sig.outputs, name).dims_at] < sizes[row]:
+                self.fail(i, errors.Shape(f"output {name!r}: row {row} took back steps: {sizes[row]} were appended, and stay"))
+                return
+        self._raw.set_row_dims(row, dims)
+        self._row_dims[row] = dims
 
     def append(self, name: str, row: int, values: Any) -> None:
         """Appends to a row of an output of which only the first dimension varies: one step, an array of some, or bytes.
