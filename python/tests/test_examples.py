@@ -61,11 +61,6 @@ def served(tmp_path_factory):
         yield env
 
 
-def test_producers(served):
-    out = subprocess.check_output([sys.executable, str(EXAMPLES / "producers.py"), "6", "50"], env=served, text=True, timeout=200)
-    assert re.match(r"300 requests in \d+ batches", out)
-
-
 def test_gunicorn_app(served):
     pytest.importorskip("gunicorn")
     with listening(gunicorn("--chdir", str(EXAMPLES), "--preload", "gunicorn_app:app"), env=served) as port:
@@ -200,7 +195,6 @@ def test_the_door_answers_a_wrong_observation_with_its_error_and_goes_on(served)
     [
         ("from_simpledbi.py 4 20", "80 requests"),
         ("recurrent_policy.py 3 60", "180 of 180 steps as in one process"),  # although its worker is killed
-        ("streaming_audio.py 3 20", r"3 of 3 streams are as if filtered at once; 60 chunks in \d+ batches"),
         ("read_lines.py 3 20", "60 of 60 lines were read right"),
         ("relax.py 3 5", "15 clusters relaxed"),
         ("recognise.py 3 5", r"(?s)15 of 15 sentences were understood in lanes.*\n15 of 15 sentences were understood by a call"),
