@@ -77,7 +77,6 @@ func groups() []group {
 			{"alias", "route a name to model versions (canary)", runAlias},
 		}},
 		{"Other", []command{
-			{"completion", "print a completion script for a shell", runCompletion},
 			{"version", "print the version", runVersion},
 			{"licenses", "print the licences of the software in this command", runLicenses},
 		}},
@@ -154,12 +153,7 @@ func dispatch(ctx context.Context, args []string) error {
 		}
 		names = append(names, c.name)
 	}
-	switch {
-	case args[0] == "manual": // for packages
-		return runManual(ctx, args[1:])
-	case args[0] == "complete": // for shells
-		return runComplete(ctx, args[1:])
-	case slices.Equal(args, []string{"policy", "--help"}):
+	if slices.Equal(args, []string{"policy", "--help"}) {
 		_, err := fmt.Print(policyHelp())
 		return err
 	}

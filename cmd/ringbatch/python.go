@@ -18,8 +18,7 @@ import (
 	"syscall"
 )
 
-// helps are the help texts of commands in Python, for --help without Python, man pages and
-// completions. A Python test compares them with the commands. To update one:
+// helps are the help texts of commands in Python, for --help without Python. A Python test compares them with the commands. To update one:
 // `python3 -m ringbatch.serve.torch_cli --help >cmd/ringbatch/help/torch.txt`.
 //
 //go:embed help/*.txt

@@ -23,15 +23,12 @@ go_command() {
 
 rm -rf build/packages
 go_command "$(go env GOHOSTARCH)" build/packages/host/ringbatch
-build/packages/host/ringbatch manual build/packages/man
-gzip -9n build/packages/man/*.1
 
 for arch in "$@"; do
 	machine=$([ "$arch" = amd64 ] && echo x86_64 || echo aarch64)
 	for format in deb rpm; do
 		stage=build/packages/$arch-$format
 		mkdir -p "$stage"
-		cp -r build/packages/man "$stage/"
 		if [ "$arch" = "$(go env GOHOSTARCH)" ]; then
 			cp build/packages/host/ringbatch "$stage/"
 		else
@@ -45,12 +42,12 @@ for arch in "$@"; do
 				https://github.com/ringbatch/ringbatch/blob/main/CHANGELOG.md "$maintainer" \
 				"$(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")" | gzip -9n >"$stage/changelog.gz"
 			doc='' somode=0644 changelog=changelog.Debian.gz
-			libdir=/usr/lib/$machine-linux-gnu zsh=/usr/share/zsh/vendor-completions libc='"libc6 (>= 2.17)"' dev=libringbatch-dev
+			libdir=/usr/lib/$machine-linux-gnu libc='"libc6 (>= 2.17)"' dev=libringbatch-dev
 		else
 			cp LICENSE "$stage/copyright"
 			gzip -9nc CHANGELOG.md >"$stage/changelog.gz"
 			doc=doc somode=0755 changelog=CHANGELOG.md.gz
-			libdir=/usr/lib64 zsh=/usr/share/zsh/site-functions libc='"glibc >= 2.17"' dev=ringbatch-devel
+			libdir=/usr/lib64 libc='"glibc >= 2.17"' dev=ringbatch-devel
 		fi
 		make -s -C cbindings BUILD="$PWD/$stage/c" CFLAGS="-O2 -g0 -ffile-prefix-map=$PWD=." LDFLAGS="-s -Wl,--build-id=none" \
 			CC="$venv/bin/python -m ziglang cc -target $machine-linux-gnu.2.17" AR="$venv/bin/python -m ziglang ar" \
@@ -59,7 +56,7 @@ for arch in "$@"; do
 			template=deploy/packaging/nfpm$([ $package = ringbatch ] || echo -dev).yaml
 			license=/usr/share/$([ $format = deb ] && echo "doc/$package/copyright" || echo "licenses/$package/LICENSE")
 			date=$(date -u -d "@$SOURCE_DATE_EPOCH" +%FT%TZ)
-			sed -e "s|@ARCH@|$arch|; s|@VERSION@|$package_version|; s|@DATE@|$date|; s|@STAGE@|$stage|g; s|@ZSH@|$zsh|" \
+			sed -e "s|@ARCH@|$arch|; s|@VERSION@|$package_version|; s|@DATE@|$date|; s|@STAGE@|$stage|g" \
 				-e "s|@LICENSE@|$license|; s|@LIBDIR@|$libdir|g; s|@ABI@|$abi|g; s|@LIBC@|$libc|; s|@DEV@|$dev|g" \
 				-e "s|@DOC@|$doc|; s|@SOMODE@|$somode|; s|@CHANGELOG@|$changelog|" "$template" >"$stage/$package.yaml"
 			"$venv/bin/nfpm" package --config "$stage/$package.yaml" --packager $format --target "$out" >"$stage/nfpm.log" 2>&1 || {

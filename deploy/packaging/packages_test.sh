@@ -54,8 +54,6 @@ install_debs "$(deb first ringbatch)" "$(deb first libringbatch-dev)"
 in_root ringbatch version
 [ "$(in_root stat -c '%U %a' /run/ringbatch)" = "ringbatch 700" ] || fail "/run/ringbatch"
 [ "$(in_root stat -c '%U %G %a' /etc/ringbatch)" = "root root 755" ] || fail "/etc/ringbatch is not root's alone to write"
-in_root test -s /usr/share/man/man1/ringbatch-broker.1.gz
-in_root bash -c 'source /usr/share/bash-completion/completions/ringbatch && complete -p ringbatch'
 printf '#include <%s>\n' ringbatch.h string.h >"$root/tmp/v.c"
 echo 'int main(int argc, char **argv) { return argc == 2 ? strcmp(rb_version(), argv[1]) : 2; }' >>"$root/tmp/v.c"
 in_root sh -c "cc -o /tmp/v /tmp/v.c \$(pkg-config --cflags --libs ringbatch) && /tmp/v $version" ||

@@ -34,7 +34,6 @@ type Options struct {
 	Socket string
 	Model  string
 	Feed   func(*tensor.Signature) (*feed.Feed, error)
-	Sizes  []int         // rows; nil: powers of two up to max_batch_size, and that
 	Busy   []int         // numbers of busy workers; nil: 1, 2, 4 … all
 	Time   time.Duration // of measuring, approximately
 	// Progress, if not nil, is called with the share that is done, from 0 to 1.
@@ -44,31 +43,31 @@ type Options struct {
 
 // Profile has the results.
 type Profile struct {
-	Model        string  `json:"model"`
-	Workers      int     `json:"workers"`
-	MaxBatchSize int     `json:"max_batch_size"`
-	Points       []Point `json:"points"` // by busy, then by rows
+	Model        string
+	Workers      int
+	MaxBatchSize int
+	Points       []Point // by busy, then by rows
 	// Unfinished is true after an interrupt.
-	Unfinished bool `json:"unfinished,omitempty"`
+	Unfinished bool
 	// Missing are kinds of batches that were seen too rarely.
-	Missing []Kind `json:"missing,omitempty"`
-	Lost    uint64 `json:"workers_lost,omitempty"` // meanwhile
+	Missing []Kind
+	Lost    uint64 // meanwhile
 }
 
 // Kind is a kind of batch: its rows, and the number of busy workers.
 type Kind struct {
-	Rows int `json:"rows"`
-	Busy int `json:"busy"`
+	Rows int
+	Busy int
 }
 
 // Point is the time of batches of one kind.
 type Point struct {
-	Rows    int     `json:"rows"`
-	Busy    int     `json:"busy"` // workers, this one included
-	MS      float64 `json:"ms"`   // median
-	Low     float64 `json:"ms_low"`
-	High    float64 `json:"ms_high"` // 95 % interval of the median
-	Batches int     `json:"batches"`
+	Rows    int
+	Busy    int     // workers, this one included
+	MS      float64 // median
+	Low     float64
+	High    float64 // 95 % interval of the median
+	Batches int
 }
 
 // BatchError is the error of a batch of Rows rows that failed while Busy workers were busy.
@@ -187,33 +186,25 @@ func (r *run) prepare(ctx context.Context) error {
 		return err
 	}
 	r.profile = &Profile{Model: r.o.Model, Workers: workers, MaxBatchSize: m.MaxBatchSize}
-	sizes, busy := r.o.Sizes, r.o.Busy
-	if sizes == nil {
-		sizes = Doubling(m.MaxBatchSize)
+	sizes, busy := doubling(m.MaxBatchSize), slices.Compact(slices.Sorted(slices.Values(r.o.Busy)))
+	if len(busy) == 0 {
+		busy = doubling(workers)
 	}
-	if busy == nil {
-		busy = Doubling(workers)
-	}
-	sizes, busy = Ascending(sizes), Ascending(busy)
 	for _, k := range busy {
 		if k < 1 || k > workers {
 			return fmt.Errorf("%w: %d busy workers were asked for, the model has %d", status.ErrInvalid, k, workers)
 		}
 		for _, n := range sizes {
-			if n < 1 || n > m.MaxBatchSize {
-				return fmt.Errorf("%w: batches of %d rows were asked for, the model's max_batch_size is %d", status.ErrInvalid,
-					n, m.MaxBatchSize)
-			}
 			r.cells = append(r.cells, Kind{n, k})
 		}
 	}
 	for range slices.Max(busy) {
-		c, err := client.Dial(ctx, r.o.Model, client.WithSocket(r.o.Socket), client.WithWindow(slices.Max(sizes)),
+		c, err := client.Dial(ctx, r.o.Model, client.WithSocket(r.o.Socket), client.WithWindow(m.MaxBatchSize),
 			client.WithName("ringbatch simulate"))
 		if err != nil {
 			r.close()
 			return fmt.Errorf("%w; keeping %d workers busy with %d rows each takes that many slots besides those of other clients", err,
-				slices.Max(busy), slices.Max(sizes))
+				slices.Max(busy), m.MaxBatchSize)
 		}
 		r.clients = append(r.clients, c)
 	}
@@ -253,11 +244,8 @@ func workersOf(s *stats.Broker, model string) (n int, pipeline bool, err error) 
 	return n, pipeline, nil
 }
 
-// Ascending sorts a list and removes duplicates.
-func Ascending(list []int) []int { return slices.Compact(slices.Sorted(slices.Values(list))) }
-
-// Doubling is 1, 2, 4 … and n.
-func Doubling(n int) (list []int) {
+// doubling is 1, 2, 4 … and n.
+func doubling(n int) (list []int) {
 	for i := 1; i < n; i *= 2 {
 		list = append(list, i)
 	}

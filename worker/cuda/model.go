@@ -6,7 +6,6 @@ package cuda
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -46,10 +45,10 @@ func New(name string, o Options) (*Model, error) {
 }
 
 func newModel(name string, o Options) (*Model, error) {
-	kinds := map[string]func(Options) (*Model, error){"echo": newEcho, "affine": newAffine, "mlp": newMLP, "ptx": newPTX}
+	kinds := map[string]func(Options) (*Model, error){"echo": newEcho, "affine": newAffine, "ptx": newPTX}
 	make, ok := kinds[name]
 	if !ok {
-		return nil, fmt.Errorf("%w: no GPU model %q; there are %s", status.ErrInvalid, name, strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("%w: no GPU model %q; there are affine, echo and ptx", status.ErrInvalid, name)
 	}
 	m, err := make(o)
 	if err != nil {
