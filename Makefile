@@ -34,11 +34,11 @@ demo-page: build ## the page of a broker under load, until Ctrl-C
 	./bin/ringbatch demo
 
 # Two steps run at a time and print their output when they end: tests mostly wait, and checks fill the cores meanwhile.
-# Chaos, which kills processes and judges times, runs alone.
+# The last steps kill processes by the clock. Chaos, which judges times, runs alone.
 test: downloads ## all checks and tests, as CI runs them
 	@$(MAKE) --no-print-directory -j2 --output-sync=target \
 	  unit python pythons model-check check cuda-check race rl-short interop site envoy-test
-	@$(MAKE) --no-print-directory onnx-go-test
+	@$(MAKE) --no-print-directory -j2 --output-sync=target onnx-go-test hosts-short
 	@$(MAKE) --no-print-directory chaos-short
 	@echo "all tests passed"
 

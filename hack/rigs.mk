@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Rigs that break things on purpose, tests with other servers, and generated files. Included by the Makefile.
 
-.PHONY: envoy-test triton-test chaos chaos-short soak orders compat arm64 proto onnx-go-test
+.PHONY: envoy-test triton-test hosts-test hosts-short chaos chaos-short soak orders compat arm64 proto onnx-go-test
 
 # deploy/envoy with a real Envoy
 envoy-test:
@@ -10,6 +10,16 @@ envoy-test:
 # a relay to a real Triton server (installs 2 GB)
 triton-test:
 	./deploy/triton/test.sh
+
+# relays on a real network: hosts as network namespaces, killed, cut off and upgraded
+hosts-test:
+	@mkdir -p bin && go build -o bin/ ./cmd/ringbatch ./test/cmd/hosts
+	./bin/hosts
+
+# the same in a minute, for CI
+hosts-short:
+	@mkdir -p bin && go build -o bin/ ./cmd/ringbatch ./test/cmd/hosts
+	./bin/hosts --short
 
 # chaos, and beside it the Python client with the C library.
 .PHONY: chaos-build
