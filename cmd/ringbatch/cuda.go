@@ -24,7 +24,7 @@ type gpuArgs struct {
 
 func gpuFlags(f *flagSet) *gpuArgs {
 	g := &gpuArgs{given: f.Changed}
-	f.IntVar(&g.Device, "gpu", 0, "run the model on this visible GPU (models: affine, echo)")
+	f.IntVar(&g.Device, "gpu", 0, "run the model on this visible GPU (models: affine, echo, mlp)")
 	f.StringVar(&g.Weights, "weights", "", "mlp: an .npz `FILE` of torch's 0.weight [out, in], 0.bias, …, with ReLU between layers; --ptx: a file that the kernel gets as it is")
 	f.StringVar(&g.PTX, "ptx", "", "serve your own kernel from this PTX file (see docs/gpu.md)")
 	f.StringVar(&g.Kernel, "kernel", "forward", "--ptx: the function in it")

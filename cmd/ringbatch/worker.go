@@ -22,7 +22,7 @@ func runWorker(ctx context.Context, args []string) error {
 policy given here.`, `  ringbatch worker echo
   ringbatch worker affine --scale 2 --offset 1 --input 'x:f32[8]' --max-batch-size 64 --wait-time 1ms
   ringbatch worker echo --name thumbnails --input 'img:u8[<=512,<=512,3]'
-  ringbatch worker echo --gpu 0
+  ringbatch worker mlp --gpu 0
   ringbatch worker mlp --weights net.npz
   ringbatch worker --ptx my.ptx --kernel forward --input 'x:f32[8]' --output 'y:f32[8]'
 `)

@@ -93,7 +93,7 @@ func TestAWorkerOnAGPUThatIsNotThereSaysSoInOneLine(t *testing.T) {
 		t.Skip("there is a GPU here")
 	}
 	c := startCLI(t)
-	for _, args := range []string{"worker affine --gpu 0", "worker echo --gpu 1",
+	for _, args := range []string{"worker affine --gpu 0", "worker mlp --gpu 1",
 		"worker --ptx k.ptx --input x:f32[4] --output y:f32[4]"} {
 		if out, code := c.run(strings.Fields(args)...); code != 1 || !strings.Contains(out, "GPU") || strings.Count(out, "\n") != 1 {
 			t.Errorf("ringbatch %s: status %d\n%s", args, code, out)

@@ -54,7 +54,7 @@ func TestAModelOfAFileHasItsWeights(t *testing.T) {
 		y := make([]float32, 2)
 		m.Forward(y, []float32{2, -3, 4, 4}, 2)
 		if y[0] != 2+100*6+0.5 || y[1] != 4+40+0.5 {
-			t.Errorf("%s: got %v", m.kernel.name, y)
+			t.Errorf("%s: got %v", m.Kernel(), y)
 		}
 	}
 }

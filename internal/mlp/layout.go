@@ -86,6 +86,16 @@ func (l *layer) tileAt(k0, panel int) []float32 {
 	return l.weights[at : at+kLen*l.nr]
 }
 
+// row undoes the packing for output o.
+func (l *layer) row(dst []float32, o int) {
+	for k0 := 0; k0 < l.kPad; k0 += blockK {
+		tile := l.tileAt(k0, o/l.nr)
+		for k := 0; k < min(blockK, l.in-k0); k++ {
+			dst[k0+k] = tile[k*l.nr+o%l.nr]
+		}
+	}
+}
+
 // fill packs the layer. The function writes row o of W into the buffer that it gets. Padding is never written: it stays zero.
 func (l *layer) fill(write func(row []float32, o int)) {
 	row := make([]float32, l.in)

@@ -107,6 +107,22 @@ func (m *MLP) Out() int { return m.sizes[len(m.sizes)-1] }
 // Sizes is the shape, as in Config.
 func (m *MLP) Sizes() []int { return append([]int(nil), m.sizes...) }
 
+// Kernel names the kernel in use: avx2 or portable.
+func (m *MLP) Kernel() string { return m.kernel.name }
+
+// Layers is the number of layers.
+func (m *MLP) Layers() int { return len(m.layers) }
+
+// Weights copies layer i as torch's nn.Linear has it: w[out][in], row after row, and the bias.
+func (m *MLP) Weights(i int) (w, bias []float32) {
+	l := m.layers[i]
+	w = make([]float32, l.out*l.in)
+	for o := range l.out {
+		l.row(w[o*l.in:(o+1)*l.in], o)
+	}
+	return w, append([]float32(nil), l.bias[:l.out]...)
+}
+
 // reserve makes room for a number of rows.
 func (m *MLP) reserve(rows int) {
 	if rows <= len(m.xTable) {

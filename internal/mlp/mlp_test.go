@@ -51,16 +51,6 @@ func newReference(m *MLP) reference {
 	return ref
 }
 
-// row undoes the packing for output o.
-func (l *layer) row(dst []float32, o int) {
-	for k0 := 0; k0 < l.kPad; k0 += blockK {
-		tile := l.tileAt(k0, o/l.nr)
-		for k := 0; k < min(blockK, l.in-k0); k++ {
-			dst[k0+k] = tile[k*l.nr+o%l.nr]
-		}
-	}
-}
-
 func (ref reference) forward(src []float32) (want, bound []float64) {
 	x := make([]float64, len(src))
 	for i, v := range src {

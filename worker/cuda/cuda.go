@@ -4,6 +4,7 @@ package cuda
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/ringbatch/ringbatch/tensor"
 )
@@ -19,11 +20,18 @@ type Options struct {
 	Inputs        []tensor.Spec // echo, affine; default x:f32[16]
 	Scale, Offset float64       // affine: y = Scale·x + Offset
 
+	// mlp: as on the CPU, from a seed.
+	Sizes   []int
+	Seed    int64
+	Weights string // mlp: see mlp.Load; ptx: a file, put into device memory as it is
+
 	// ptx: the user's own kernel, see docs/gpu.md for how it is launched.
 	PTX       string // file
-	Weights   string // file, put into device memory as it is
 	Kernel    string // function in it
 	Signature tensor.Signature
 	Block     int // threads per block; default 256
 	Work      int // threads per row; default: elements of a row of the first output
 }
+
+// Names lists the built-in models.
+func Names() []string { return slices.Clone([]string{"affine", "echo", "mlp", "ptx"}) }

@@ -23,6 +23,8 @@ var (
 	movePTX string
 	//go:embed kernels/affine.ptx
 	affinePTX string
+	//go:embed kernels/dense.ptx
+	densePTX string
 )
 
 // device is one GPU with a context that belongs to the calling thread.

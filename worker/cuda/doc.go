@@ -3,8 +3,8 @@
 // Package cuda is the GPU worker: models whose kernels run on an NVIDIA GPU
 // straight from and into the ring.
 //
-//	m, err := cuda.New("echo", cuda.Options{})
-//	err = cuda.Serve(ctx, worker.Config{Model: "echo", Signature: m.Signature}, m)
+//	m, err := cuda.New("mlp", cuda.Options{})
+//	err = cuda.Serve(ctx, worker.Config{Model: "mlp", Signature: m.Signature}, m)
 //
 // It needs the build tag cuda (make cuda-build). Without it, and on a machine
 // without a GPU, New and Serve return an error that matches status.ErrNoGPU.

@@ -22,6 +22,7 @@ import (
 	"github.com/ringbatch/ringbatch/broker"
 	"github.com/ringbatch/ringbatch/client"
 	"github.com/ringbatch/ringbatch/client/ringbatchtest"
+	"github.com/ringbatch/ringbatch/internal/mlp"
 	"github.com/ringbatch/ringbatch/internal/must"
 	"github.com/ringbatch/ringbatch/policy"
 	"github.com/ringbatch/ringbatch/status"
@@ -45,7 +46,7 @@ func gpu(t testing.TB) *device {
 func TestKernelsOnGPU(t *testing.T) {
 	d := gpu(t)
 	find := func(v *vector) (cu.Function, error) {
-		for _, text := range []string{movePTX, affinePTX} {
+		for _, text := range []string{movePTX, affinePTX, densePTX} {
 			if strings.Contains(text, ".entry "+v.kernel+"(") {
 				m, err := d.module("test", text)
 				if err != nil {
@@ -168,6 +169,27 @@ func TestAffineIsTheCPUs(t *testing.T) {
 	out, err := c.Infer(context.Background(), []float32{0, 1, 2, 3, 4, 5, 6})
 	must.Do(t, err)
 	must.Check(t, same(out[0].Data, toBytes([]float32{0.5, 3.5, 6.5, 9.5, 12.5, 15.5, 18.5})))
+}
+
+func TestPerceptronAgreesWithTheCPU(t *testing.T) {
+	for _, sizes := range [][]int{{1024, 4096, 4096, 1024}, {100, 70, 33}} {
+		t.Run(fmt.Sprint(sizes), func(t *testing.T) {
+			reference, err := mlp.New(mlp.Config{Sizes: sizes, Seed: 1})
+			must.Do(t, err)
+			conn, _ := host(t, "mlp", Options{Sizes: sizes, Seed: 1}, policy.New(policy.MaxBatchSize(40)))
+			for _, rows := range []int{1, 5, 32, 40} {
+				x, want := floats(uint64(rows), rows*reference.In()), make([]float32, rows*reference.Out())
+				reference.Forward(want, x, rows)
+				out, err := conn.Infer(context.Background(), x)
+				must.Do(t, err)
+				got, err := tensor.As[float32](out[0])
+				must.Do(t, err)
+				if err := near(got, want, 1e-7); err != nil {
+					t.Errorf("%d rows: %v", rows, err)
+				}
+			}
+		})
+	}
 }
 
 // Padding may be many times the largest batch.

@@ -6,6 +6,7 @@ package cuda
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/ringbatch/ringbatch/status"
 	"github.com/ringbatch/ringbatch/tensor"
@@ -45,10 +46,10 @@ func New(name string, o Options) (*Model, error) {
 }
 
 func newModel(name string, o Options) (*Model, error) {
-	kinds := map[string]func(Options) (*Model, error){"echo": newEcho, "affine": newAffine, "ptx": newPTX}
+	kinds := map[string]func(Options) (*Model, error){"echo": newEcho, "affine": newAffine, "mlp": newMLP, "ptx": newPTX}
 	make, ok := kinds[name]
 	if !ok {
-		return nil, fmt.Errorf("%w: no GPU model %q; there are affine, echo and ptx", status.ErrInvalid, name)
+		return nil, fmt.Errorf("%w: no GPU model %q; there are %s", status.ErrInvalid, name, strings.Join(Names(), ", "))
 	}
 	m, err := make(o)
 	if err != nil {

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+
+	"github.com/ringbatch/ringbatch/internal/mlp"
 )
 
 // A vector is one launch of a kernel and the check of its result. The same
@@ -30,6 +32,9 @@ func vectors() []vector {
 		list = append(list, packedVector(item, []int{3, 0, 500, 1, 64}, 568), packedVector(item, []int{7, 2}, 1000))
 	}
 	list = append(list, affineF32(), affineI64())
+	for _, s := range []struct{ rows, in, out int }{{1, 16, 16}, {5, 100, 70}, {33, 64, 130}} {
+		list = append(list, denseF32(s.rows, s.in, s.out))
+	}
 	return list
 }
 
@@ -161,6 +166,37 @@ func affineI64() vector {
 			want := make([]int64, len(x))
 			for i, v := range x {
 				want[i] = 3*v - 1
+			}
+			return same(after[0], toBytes(want))
+		},
+	}
+}
+
+// denseF32 must give the bits of the CPU's vector kernels.
+func denseF32(rows, in, out int) vector {
+	m, err := mlp.New(mlp.Config{Sizes: []int{in, out}, Seed: 5})
+	if err != nil {
+		panic(err)
+	}
+	w, bias := m.Weights(0)
+	turned := make([]float32, len(w))
+	for o := range out {
+		for k := range in {
+			turned[k*out+o] = w[o*in+k]
+		}
+	}
+	x := floats(uint64(in), rows*in)
+	return vector{
+		name: fmt.Sprintf("dense f32 %d×%d→%d is the CPU's model", rows, in, out), kernel: "rb_dense_f32", gridX: (out +
+			63) / 64, gridY: (rows + 3) / 4, block: 64,
+		args: []any{make([]byte, 4*rows*out), uint64(out), toBytes(x), uint64(in), toBytes(turned), toBytes(bias), uint64(rows),
+			uint64(in), uint64(out), uint64(0)},
+		check: func(after [][]byte) error {
+			want := make([]float32, rows*out)
+			m.Forward(want, x, rows)
+			got := fromBytes[float32](after[0], rows*out)
+			if m.Kernel() == "portable" { // rounds after the product: not the same bits
+				return near(got, want, 1e-6)
 			}
 			return same(after[0], toBytes(want))
 		},

@@ -9,6 +9,7 @@
 #include "../common.h"
 
 #include "../affine.cu"
+#include "../dense.cu"
 #include "../move.cu"
 
 #include <cstdio>
@@ -23,7 +24,7 @@ typedef void (*kernel)(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64);
 #define KERNEL(name) {#name, (void *)name}
 static const std::map<std::string, void *> kernels = {
     KERNEL(rb_gather),     KERNEL(rb_scatter),    KERNEL(rb_affine_f32), KERNEL(rb_affine_f64),
-    KERNEL(rb_affine_i32), KERNEL(rb_affine_i64), KERNEL(rb_gather_packed),
+    KERNEL(rb_affine_i32), KERNEL(rb_affine_i64), KERNEL(rb_dense_f32),  KERNEL(rb_gather_packed),
 };
 
 static void take(void *p, size_t n) {
