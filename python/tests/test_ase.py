@@ -83,15 +83,13 @@ def workers(socket):
     return {w["pid"] for m in rb.stats(socket)["models"] for w in m["workers"]}
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_processes_that_relax_molecules_take_the_steps_of_their_own_calculators(served, own, killed):
+def test_processes_that_relax_molecules_take_the_steps_of_their_own_calculators_while_a_worker_is_killed(served, own):
     eventually(lambda: len(workers(served)) == 2)
     names = ("CH3CH2OH", "C6H6")
     started = [subprocess.Popen([sys.executable, "-c", RELAX, name], stdout=subprocess.PIPE, text=True, env={**os.environ, "RINGBATCH_SOCKET": served})
                for name in names]  # fmt: skip
     got = [[p.stdout.readline()] for p in started]
-    if killed:
-        os.kill(workers(served).pop(), signal.SIGKILL)
+    os.kill(workers(served).pop(), signal.SIGKILL)
     for name, p, lines in zip(names, started, got):
         with p:
             lines += p.stdout
