@@ -98,13 +98,15 @@ rl-test: rl-build
 	cd python/tests && $(RL) $(RL_PYTHON) -m pytest -c ../pyproject.toml --rootdir=. --timeout 300 -n 2 --dist loadfile \
 	  test_rl.py test_rl_openspiel.py test_rl_torchrl.py
 
-# the actors of Gymnasium, and IMPALA, which learns while processes are killed, for CI
+# examples that need torch, for CI: the actors of Gymnasium, IMPALA, which learns while processes are killed, and atoms
 rl-short: rl-build
-	cd python/tests && $(RL) $(RL_PYTHON) -m pytest -c ../pyproject.toml --rootdir=. --timeout 300 -k 'not impala or learns' test_rl.py
+	cd python/tests && $(RL) $(RL_PYTHON) -m pytest -c ../pyproject.toml --rootdir=. --timeout 300 -k 'not impala or learns' \
+	  test_rl.py test_ase.py
 
 rl-build: build
 	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so
-	@test -e build/rl/bin/pytest || hack/venv.sh build/rl torch==2.15.0 gymnasium==1.4.0 pytest pytest-timeout pytest-xdist
+	@test -e build/rl/bin/i-pi || hack/venv.sh build/rl torch==2.15.0 gymnasium==1.4.0 ase==3.29.0 matscipy==1.3.1 ipi==3.3.1 \
+	  pytest pytest-timeout pytest-xdist
 
 # IMPALA in full, without and with kills; the learning curves go to docs/images
 rl: rl-test

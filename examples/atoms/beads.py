@@ -2,9 +2,11 @@
 """Path-integral molecular dynamics: the beads of i-PI share a potential (pip install ipi).
 
     python examples/atoms/tiny.py                     # meanwhile
+    ringbatch set tiny wait_time=1s                   # or potential(…, wait_time=1): a batch leaves when all beads are in it
     python examples/atoms/beads.py [BEADS] [STEPS]
 
-Each bead has a driver process, as ASE makes it. Prints how many batches had all beads.
+Each bead has a driver process, as ASE makes it. Prints how many batches had all beads. With wait_time=auto they are fewer:
+the first beads need not wait for the last.
 """
 
 from __future__ import annotations

@@ -3,12 +3,14 @@
 # A job on one node: a broker with two workers of the surrogate, and ranks. Broker, workers and socket end with the job.
 #
 #   sbatch job.sh ./cells 200            or, without Slurm: RANKS=8 ./job.sh ./cells 200
+#   MPIRUN="mpirun --oversubscribe" RANKS=8 ./job.sh ./cells 200      Open MPI, more ranks than cores
 #
 #SBATCH --nodes=1
 #SBATCH --ntasks=8
 #SBATCH --cpus-per-task=1
 #SBATCH --time=00:10:00
 set -euo pipefail
+weights=$(realpath -e "${WEIGHTS:-net.npz}")
 # A folder of this job on the node's own disk: jobs of one user do not meet, and the path is short enough for a socket.
 folder=$(mktemp -d "${TMPDIR:-/tmp}/rb.XXXXXX")
 export RINGBATCH_SOCKET=$folder/b.sock
@@ -20,7 +22,7 @@ outputs = ["y:f32[2]"]
 max_batch_size = 512                # the cells of 8 ranks
 
 [[model.worker]]
-command = ["ringbatch", "worker", "mlp", "--weights", "$(realpath "${WEIGHTS:-net.npz}")"]
+command = ["ringbatch", "worker", "mlp", "--weights", "$weights"]
 instances = ${WORKERS:-2}           # of one thread each: leave the ranks their cores
 END
 ringbatch broker --config "$folder/ringbatch.toml" --log-level warn &

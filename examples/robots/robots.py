@@ -5,8 +5,9 @@
     python examples/robots/robots.py --batch 1       # one observation at a time, as a policy server without batching
     python examples/robots/robots.py --door          # through door.py, by openpi-client (pip install openpi-client)
 
-The policy is a network with random weights, of PyTorch if it is installed, and on the GPU if there is one. Each simulator is a process that draws its world from two cameras and moves an arm.
-The robot is simulated, too: it sleeps while it moves. In the last part of the run some simulators hang (SIGSTOP).
+The policy is a network with random weights, of PyTorch if it is installed, and on the GPU if there is one. Each simulator is a
+process that draws its world from two cameras and moves an arm. The robot is simulated, too: it sleeps while it moves. In the
+last part of the run some simulators hang (SIGSTOP).
 """
 
 import argparse
@@ -129,6 +130,7 @@ def asker(level: int, ports: list):
 
 def client(number: int, ports: list, part, answers, pipe) -> None:
     """A simulator, or as number 0 the robot; sends its latencies by part, and the last observation with its actions."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends main(), and that its clients
     level = SIMULATOR if number else ROBOT
     world, ask, took = World(number), asker(level, ports), {WARMUP: [], ALL: [], HUNG: [], END: []}
     while part.value < END:

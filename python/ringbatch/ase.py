@@ -41,6 +41,8 @@ def neighbours(atoms: Any, cutoff: float) -> dict[str, np.ndarray]:
     """The edges and shifts of ASE's atoms: all pairs within the cutoff, in both directions, with images of the cell."""
     if not (np.isfinite(atoms.positions).all() and np.isfinite(atoms.cell[:]).all()):
         raise errors.Invalid("positions or cell are not finite: did the run before this step diverge?")
+    if (atoms.pbc & ~atoms.cell[:].any(1)).any():
+        raise errors.Invalid("the atoms are periodic in a direction without a cell vector: set atoms.cell, or atoms.pbc = False")
     cell = complete_cell(atoms.cell)
     i, j, shifts = neighbour_list("ijS", cutoff=cutoff, positions=atoms.positions, cell=cell, pbc=atoms.pbc)
     return {"edges": np.stack([i, j], 1).astype("int32"), "shifts": shifts.astype("int32")}

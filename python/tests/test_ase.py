@@ -83,15 +83,13 @@ def workers(socket):
     return {w["pid"] for m in rb.stats(socket)["models"] for w in m["workers"]}
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_processes_that_relax_molecules_take_the_steps_of_their_own_calculators(served, own, killed):
+def test_processes_that_relax_molecules_take_the_steps_of_their_own_calculators_while_a_worker_is_killed(served, own):
     eventually(lambda: len(workers(served)) == 2)
     names = ("CH3CH2OH", "C6H6")
     started = [subprocess.Popen([sys.executable, "-c", RELAX, name], stdout=subprocess.PIPE, text=True, env={**os.environ, "RINGBATCH_SOCKET": served})
                for name in names]  # fmt: skip
     got = [[p.stdout.readline()] for p in started]
-    if killed:
-        os.kill(workers(served).pop(), signal.SIGKILL)
+    os.kill(workers(served).pop(), signal.SIGKILL)
     for name, p, lines in zip(names, started, got):
         with p:
             lines += p.stdout
@@ -146,7 +144,7 @@ def test_wrong_structures_get_errors_that_tell_why(served):
     broken = molecule("H2O")
     broken.positions[0] = np.nan
     for atoms, error, says in ((far, rb.Shape, r"1001 atoms with 0 edges do not fit the model.*0\.\.1000"), (ase.Atoms("He"), rb.Failed, "does not know the atomic numbers"),
-                               (broken, rb.Invalid, "not finite")):  # fmt: skip
+                               (broken, rb.Invalid, "not finite"), (ase.Atoms("H", pbc=True), rb.Invalid, "without a cell vector")):  # fmt: skip
         atoms.calc = calculator
         with pytest.raises(error, match=says):
             atoms.get_potential_energy()
@@ -184,5 +182,6 @@ def test_beads_of_i_pi_share_a_worker(served, monkeypatch):
     import beads
 
     monkeypatch.setenv("RINGBATCH_SOCKET", served)
-    whole, batches = beads.run(4, 5, "tiny64")
-    assert 0 < whole <= batches <= 5 * 4 + 4
+    subprocess.run([rb.binary_path(), "set", "tiny64", "wait_time=60s"], check=True)
+    whole, batches = beads.run(4, 20, "tiny64")
+    assert whole >= 0.95 * batches

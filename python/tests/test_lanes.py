@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import os
@@ -244,6 +245,34 @@ def test_the_state_of_a_sequence_advances_if_and_only_if_the_step_was_answered(s
                 a.step(np.array([-1, 3], np.int32))
             np.testing.assert_array_equal(b.step(np.array([0, 2], np.int32))["text"], text_of(2 * k, 2))
         np.testing.assert_array_equal(m(np.array([0, 2], np.int32))["text"], text_of(0, 2))
+
+
+@pytest.mark.parametrize("in_a_loop", [False, True])
+def test_a_sequence_that_streams_advances_if_and_only_if_the_stream_ended_well(socket, in_a_loop):
+    async def parts_of(stream):
+        return [part.values async for part in stream]
+
+    def all_of(chunk):
+        stream = seq.stream(np.array(chunk, np.int32), timeout=60)
+        parts = asyncio.run(parts_of(stream)) if in_a_loop else [part.values for part in stream]
+        np.testing.assert_array_equal(np.concatenate(parts), stream.answer["text"])
+        return stream.answer["text"]
+
+    worker = rb.worker("chunks", **COUNT, state={"h": ("int64", ())}, lanes=LANES)(Transducer)
+    with serving(worker, socket), rb.connect("chunks", socket=socket, wait=60) as m, m.sequence() as seq:
+        for k in range(5):
+            np.testing.assert_array_equal(all_of([0, 3]), text_of(4 * k, 3))
+            with seq.stream(np.array([0, 64], np.int32)) as left:
+                assert len(next(left).values)  # the caller leaves in the middle, or after the worker's end
+                with pytest.raises(rb.NotDone, match="under way"):
+                    seq.step(np.array([0, 1], np.int32))
+            with pytest.raises(rb.Failed, match="bad chunk"):
+                all_of([-1, 3])
+            np.testing.assert_array_equal(seq.step(np.array([0, 1], np.int32))["text"], text_of(4 * k + 3, 1))
+        late = seq.stream(np.array([0, 1], np.int32))
+        seq.close()
+        with pytest.raises(rb.Closed):
+            next(late)
 
 
 class Lengths:

@@ -20,6 +20,7 @@ from ..binding.paths import Stepper
 from .completions import LEAVE
 from .request import Request, chosen, claim, copy_rows
 from .split import Arrays
+from .stream import Stream
 
 
 class Sequence(Stepper):
@@ -99,6 +100,14 @@ class Sequence(Stepper):
             raise
         finally:
             self._busy = False
+
+    def stream(
+        self, *inputs: Any, timeout: Duration | None = None, priority: int | None = None, cost: int | None = None,
+        from_start: bool = True, **named: Any,
+    ) -> Stream:
+        """A step whose answer comes in parts, as :meth:`Model.stream`. The state advances if, and only if, the stream ends well."""
+        arrays, rows = self._arrays(inputs, named)
+        return Stream(self._model, arrays, rows, timeout, chosen(self._core, priority, cost), from_start, self)
 
     def undo(self) -> None:
         """Keeps the state from before the last step: if its answer could not be used. To be called before the next step."""

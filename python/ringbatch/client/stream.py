@@ -39,8 +39,9 @@ class Stream:
     #: The whole answer, as a call returns it, once the stream has ended well.
     answer: Any = None
 
-    def __init__(self, model: Any, arrays: Arrays, rows: int, timeout: Duration | None, choice: Chosen, from_start: bool) -> None:
-        self._model, self._core, self._rows, self._choice = model, model._core, rows, choice
+    def __init__(self, model: Any, arrays: Arrays, rows: int, timeout: Duration | None, choice: Chosen, from_start: bool,
+                 sequence: Any = None) -> None:  # fmt: skip
+        self._model, self._core, self._rows, self._choice, self._sequence = model, model._core, rows, choice, sequence
         self._arrays = tuple(a.copy() if isinstance(a, np.ndarray) else a for a in arrays)  # the caller may reuse its own
         self._req: Request | None = None
         self._over = self._ended = self._notifies = False
@@ -54,6 +55,15 @@ class Stream:
         self._buffer = np.empty((max(1, min(t.shape[0], _ROOM // step)), *t.shape[1:]), t.dtype)
         self._bytes, self._again = c_uint64(), c_uint32()
         self._again_at = addressof(self._again) if from_start else None
+
+    def _begin(self, timeout_ns: int) -> Request:
+        step = self._sequence
+        if step:
+            step._check()
+        req = self._model._filled(self._arrays, self._rows, timeout_ns, step._id if step else 0)
+        if step:
+            step._busy = True
+        return req
 
     def _left_ns(self) -> int:
         return 0 if self._deadline is None else nanoseconds(max(0.0, self._deadline - time.monotonic()))
@@ -97,7 +107,7 @@ class Stream:
             raise StopIteration
         try:
             if self._req is None:
-                self._req = self._model._filled(self._arrays, self._rows, self._left_ns())
+                self._req = self._begin(self._left_ns())
                 self._req.choose(*self._choice)
                 self._req.commit_in(self._left_ns(), c.PARTS)
             while (status := self._look(SLICE_NS)) == _TIMEOUT:
@@ -128,7 +138,7 @@ class Stream:
             completions.watch_by_loop(loop)
             while self._req is None:
                 try:
-                    req = self._model._filled(self._arrays, self._rows, 1)
+                    req = self._begin(1)
                 except (errors.Full, errors.Timeout):
                     if self._deadline is not None and time.monotonic() >= self._deadline:
                         raise
@@ -167,6 +177,10 @@ class Stream:
         self._over = True
         req, self._req = self._req, None
         if req is not None:
+            if self._sequence:
+                if not self._ended:
+                    self._core.undo(self._sequence._id, req._id)
+                self._sequence._busy = False
             req.release()
         completions = self._model._completions
         if completions is not None:
