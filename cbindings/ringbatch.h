@@ -139,7 +139,7 @@ typedef enum rb_status {
 	RB_ERR_FORKED = 35,           /* this process was forked from the process that connected */
 	RB_ERR_NO_GPU = 36,           /* this needs a GPU and there is none */
 	RB_ERR_STATE_LOST = 44,       /* the sequence's state is gone with its broker; reset the sequence */
-	RB_ERR_RESTARTED = 46,        /* a stream that must not begin again did: its worker is gone */
+	RB_ERR_RESTARTED = 46,        /* a stream that must not begin again did */
 
 	RB_STATUS_COUNT = 47 /* not a status */
 	/* END statuses */
@@ -616,7 +616,8 @@ RB_API int rb_batch_set_row_dims(rb_batch *batch, uint32_t row, const uint32_t *
 
 /* The first `steps` steps of a row's growing output are written, and stay: the first output
  * of which only the first dimension varies. A client that takes parts gets them now. The
- * row's size is `steps`, unless it grows further. RB_ERR_INVALID for fewer steps than before. */
+ * row's size is `steps`, unless it grows further. RB_ERR_INVALID for fewer steps than before,
+ * except 0: that takes them back, the row begins again, and its stream says so. */
 RB_API int rb_batch_show(rb_batch *batch, uint32_t row, uint32_t steps);
 
 /* Ends request i alone, with RB_ERR_FAILED and the first 1024 bytes of this text. */

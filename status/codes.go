@@ -58,6 +58,6 @@ const (
 	ErrForked         Code = 35 // this process was forked from the process that connected
 	ErrNoGPU          Code = 36 // this needs a GPU and there is none
 	ErrStateLost      Code = 44 // the sequence's state is gone with its broker; reset the sequence
-	ErrRestarted      Code = 46 // a stream that must not begin again did: its worker is gone
+	ErrRestarted      Code = 46 // a stream that must not begin again did
 	// END statuses
 )

@@ -106,8 +106,8 @@ var table = [...]entry{
 	{Using, "StateLost", "the state of this sequence is gone with its broker; reset the sequence, and begin anew",
 		"the sequence's state is gone with its broker; reset the sequence", 0},
 	{Connecting, "Busy", "another process has this role already", "another process publishes the weights of this model", retryAttach},
-	{Using, "Restarted", "the stream began again: its worker is gone, and what it showed does not count; send the request again",
-		"a stream that must not begin again did: its worker is gone", retryable},
+	{Using, "Restarted", "the stream began again: what it showed does not count; send the request again",
+		"a stream that must not begin again did", retryable},
 }
 
 const count = Code(len(table))

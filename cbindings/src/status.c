@@ -57,8 +57,7 @@ static const struct {
 	[RB_ERR_WRONG_GPU] = {"WrongGPU", "this process does not see the GPU that the model's device memory is on", false, false},
 	[RB_ERR_STATE_LOST] = {"StateLost", "the state of this sequence is gone with its broker; reset the sequence, and begin anew", false, false},
 	[RB_ERR_BUSY] = {"Busy", "another process has this role already", false, true},
-	[RB_ERR_RESTARTED] = {"Restarted",
-		"the stream began again: its worker is gone, and what it showed does not count; send the request again", true, false},
+	[RB_ERR_RESTARTED] = {"Restarted", "the stream began again: what it showed does not count; send the request again", true, false},
 	/* END statuses */
 };
 

@@ -204,7 +204,7 @@ class Busy(Error, status=45, retry_attach=True):
 
 
 class Restarted(Error, status=46, retryable=True):
-    """A stream that must not begin again did: its worker is gone."""
+    """A stream that must not begin again did."""
 
 
 __all__ = [

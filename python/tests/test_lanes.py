@@ -101,15 +101,6 @@ def test_rows_in_lanes_stream(socket):
             check(f.result(60), i + 10, 64)
 
 
-def test_a_part_that_a_client_has_seen_is_not_taken_back(socket):
-    with counting(socket, "seen", Poison()) as m:
-        seen = []
-        with pytest.raises(rb.Failed, match="thirteen"):
-            seen.extend(m.stream(np.array([13, 20], np.int32)))
-        text = np.concatenate([p.values for p in seen]) if seen else text_of(13, 0)
-        np.testing.assert_array_equal(text, text_of(13, len(text)))
-
-
 class Short:
     """Ends each row after two elements."""
 
@@ -181,6 +172,34 @@ class Poison(Counter):
         if ((self.first[lanes] == 13) & (self.at[lanes] == 2)).any():
             raise ValueError("thirteen")
         return super().step(lanes)
+
+
+class Together(Poison):
+    """Rows that begin with 20 and more stop at five elements until a row that begins with 13 is beside them."""
+
+    met = False
+
+    def step(self, lanes):
+        self.met |= (self.first[lanes] == 13).any()
+        stops = (self.first[lanes] >= 20) & (self.at[lanes] == 5) & (not self.met)
+        outputs, done = super().step(lanes[~stops])
+        return {"text": [[] if stop else [outputs["text"][n]] for n, stop in zip(lanes, stops)], "sum": self.sum}, done
+
+
+def test_streams_beside_a_row_that_raises_begin_again_and_say_so(socket):
+    with counting(socket, "together", Together()) as m:
+        good, once = m.stream(np.array([20, 64], np.int32)), m.stream(np.array([30, 64], np.int32), from_start=False)
+        parts = [next(good)]
+        next(once)
+        with pytest.raises(rb.Failed, match="thirteen"):
+            list(m.stream(np.array([13, 20], np.int32)))
+        parts += good
+        restarted = [p.restarted for p in parts]
+        assert sum(restarted) >= 1
+        again = len(parts) - 1 - restarted[::-1].index(True)
+        np.testing.assert_array_equal(np.concatenate([p.values for p in parts[again:]]), text_of(20, 64))
+        with pytest.raises(rb.Restarted):
+            list(once)
 
 
 @pytest.mark.parametrize("run_once", [False, True])

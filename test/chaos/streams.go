@@ -73,7 +73,7 @@ func killStreams(r *run) {
 	h.settled()
 }
 
-// playWriter shows its answers in parts, and dies in the middle of one if it has a label.
+// playWriter shows its answers in parts. It begins some again, and dies in the middle of one if it has a label.
 func playWriter(c *testbed.Child, job victimJob) error {
 	p, batches := newPlayer(c, job), 0
 	cfg := job.Model.WorkerConfig(job.Socket)
@@ -84,6 +84,14 @@ func playWriter(c *testbed.Child, job victimJob) error {
 			dies = p.rng.IntN(job.Model.Width)
 		}
 		for from := 0; from < job.Model.Width; {
+			if p.rng.IntN(200) == 0 {
+				run, from = p.rng.Int64(), 0
+				for row := range b.Rows() {
+					if err := b.Show(row, 0); err != nil {
+						return err
+					}
+				}
+			}
 			to := from + 1 + p.rng.IntN(6)
 			for row := range b.Rows() {
 				x, y := worker.Row[int64](b.Input(0), row), worker.Row[int64](b.Output(0), row)

@@ -45,7 +45,7 @@ def check_lanes(
     lanes: int, inputs: Sequence[Declared], outputs: Sequence[Declared], others: Mapping[str, Any], policy: dict[str, Any]
 ) -> None:  # fmt: skip
     """Refuses what does not go with lanes, and completes the policy."""
-    if not isinstance(lanes, int) or not 1 <= lanes <= MOST_LANES:
+    if not isinstance(lanes, int) or lanes is True or not 1 <= lanes <= MOST_LANES:
         raise errors.Invalid(f"lanes={lanes!r}: want 1 to {MOST_LANES}")
     for name, value in others.items():
         if value:
@@ -232,6 +232,7 @@ class Rounds:
         for lane, batch in zip(taken, new):
             self._batch[lane], self._lane_of[batch.at], self._begun[lane] = batch, lane, self._round
             if batch.is_streamed(0):
+                batch.show(0, 0)  # a row that begins again takes back what was shown
                 self._shown[lane] = 0
         for g in self._growing.values():
             g.size[lanes] = 0
@@ -366,13 +367,10 @@ class Rounds:
 
     def _divide(self, lanes: np.ndarray, e: Exception) -> None:
         """After an exception: the rows begin again in halves, each by itself, down to the one that is to blame. With
-        run_once all of them fail, and rows of which a client has seen a part do: it is not taken back."""
+        run_once all of them fail."""
         log.error("a round of %d rows failed", lanes.size, exc_info=e)
         end_if_lost(e)
-        seen = [self._release(lane) for lane in lanes.tolist() if self._shown.get(lane)]
         rows = [self._release(lane) for lane in lanes.tolist() if self._batch[lane] is not None]
-        for batch in seen:
-            batch.answer_failed(e)
         if len(rows) > 1 and not self._run_once:
             self._suspects += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
             return
