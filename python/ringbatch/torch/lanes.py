@@ -38,7 +38,7 @@ from .mover import Mover
 from .planes import Plane
 
 # Few runs of rows, and large ones, are copied one by one: the copy engine needs no
-# multiprocessors. A kernel gathers the others, which is faster (docs/results/serve.md).
+# multiprocessors. A kernel gathers the others, which is faster.
 FEW_RUNS, LARGE_RUN = 8, 256 << 10
 
 
