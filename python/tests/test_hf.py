@@ -202,7 +202,8 @@ def test_folders_that_cannot_be_served_say_why(folder, tmp_path):
     os.remove(f"{path}/tokenizer.json")
     os.remove(f"{path}/tokenizer_config.json")
     refused("has no tokenizer: none of .*tokenizer.json", task="embed", allow_pickle=True)
-    refused(f"the tokenizer is another model's. It has {len(WORDS)} tokens, BertModel 9", folder("BertModel", "BertConfig", **{**SHAPE, "vocab_size": 9}))
+    small = folder("BertModel", "BertConfig", **{**SHAPE, "vocab_size": 9})
+    refused(f"the tokenizer is another model's. It has {len(WORDS)} tokens, BertModel 9", small)
     with pytest.raises(rb.Invalid, match="CLIPModel cannot embed"):
         TextModel(folder("CLIPModel", "CLIPConfig"), device="cpu")
 
