@@ -267,7 +267,7 @@ def run(a: argparse.Namespace, folder: Path, found: dict[str, list[dict]], keep)
             except (load.Failed, OSError) as e:
                 say(f"{name}: {e}")
                 continue
-            figures["texts_per_s"] = figures.pop("requests_per_s", None) or figures["texts_per_s"]
+            figures.setdefault("texts_per_s", figures.pop("requests_per_s", None))
             say(f"round {turn + 1} of {a.rounds}: {name}: {figures['texts_per_s']:,.0f} texts/s{batches() if name.startswith('ringbatch') else ''}")
             if turn >= 0:
                 found.setdefault(name, []).append(figures)

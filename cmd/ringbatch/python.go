@@ -100,7 +100,7 @@ func checkTarget(name string, args []string) error {
 		return fmt.Errorf("%w: %s needs a TARGET\nUsage: ringbatch %s [flags] TARGET", errUsage, name, name)
 	case target == "" || missing == nil && kind || missing != nil && strings.Contains(target, ":"): // Python looks closer
 	case !kind && !slices.Contains(ends, strings.ToLower(filepath.Ext(target))):
-		return fmt.Errorf("%s: want a file that ends in %s, or an import path, package.module:name", target, strings.Join(ends, ", "))
+		return fmt.Errorf("%s: want a file that ends in %s, a Hugging Face folder, or package.module:name", target, strings.Join(ends, ", "))
 	case missing != nil:
 		return fmt.Errorf("%s: there is no such file", target)
 	}

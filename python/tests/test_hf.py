@@ -187,6 +187,11 @@ def test_folders_that_cannot_be_served_say_why(folder, tmp_path):
         about = json.load(f)
     write(path, "config.json", {**about, "architectures": ["BertForMaskedLM"]})
     refused("BertForMaskedLM.*task embed")
+    write(path, "config.json", {**about, "architectures": ["GPT2LMHeadModel"]})
+    refused("GPT2LMHeadModel.*task embed")
+    write(path, "config.json", ["BertModel"])
+    refused("config.json has a list")
+    write(path, "config.json", about)
     os.chmod(f"{path}/tokenizer.json", 0o666)
     refused("tokenizer.json.*chmod", task="embed")
     os.chmod(f"{path}/tokenizer.json", 0o600)
@@ -197,6 +202,10 @@ def test_folders_that_cannot_be_served_say_why(folder, tmp_path):
     os.remove(f"{path}/tokenizer.json")
     os.remove(f"{path}/tokenizer_config.json")
     refused("has no tokenizer: none of .*tokenizer.json", task="embed", allow_pickle=True)
+    small = folder("BertModel", "BertConfig", **{**SHAPE, "vocab_size": 9})
+    refused(f"the tokenizer is another model's. It has {len(WORDS)} tokens, BertModel 9", small)
+    with pytest.raises(rb.Invalid, match="CLIPModel cannot embed"):
+        TextModel(folder("CLIPModel", "CLIPConfig"), device="cpu")
 
 
 def test_the_command_serves_a_folder_and_the_gateway_its_embeddings(folder, tmp_path):

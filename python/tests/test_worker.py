@@ -475,6 +475,8 @@ def test_a_decorator_warns_of_small_batches():
     with pytest.warns(UserWarning, match=r"the size of 't' varies, .* Write packed=\['t'\], ragged=True or buckets=\"auto\"") as seen:
         rb.worker("m", **tensors)
     assert seen[0].filename == __file__
+    with pytest.warns(UserWarning, match="Write ragged=True"):  # rows of two sizes cannot be packed
+        rb.worker("m", inputs="t:i64[<=512] x:f32[<=8]", outputs="y:f32[2]")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for settings in ({"buckets": "auto"}, {"ragged": False}, {"packed": ["t"]}, {"max_batch_size": 1}):

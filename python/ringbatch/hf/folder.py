@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,7 +50,7 @@ def task_of(folder: Path, given: str | None) -> str:
     names = read_json(folder / "config.json", needed=True).get("architectures") or []
     if any(name.endswith("ForSequenceClassification") for name in names):
         return "classify"
-    if any(name.endswith(("Model", "Encoder")) for name in names):
+    if any(name.endswith(("Model", "Encoder")) and "Head" not in name for name in names):
         return "embed"
     raise errors.Invalid(f"{folder} has {', '.join(names) or 'no architecture'} in config.json, which is for another task: --task embed "
         "serves the mean of its hidden states")
@@ -62,9 +63,12 @@ def read_json(path: Path, needed: bool = False) -> Any:
         return {}
     refuse_way_of_others(path)
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except ValueError as e:
         raise errors.Invalid(f"{path}: {e}") from None
+    if not isinstance(found, list if path.name == "modules.json" else dict):
+        raise errors.Invalid(f"{path} has a {type(found).__name__}, which is not what transformers writes there")
+    return found
 
 
 def head_of(folder: Path, pickles: bool) -> Head:
@@ -144,7 +148,7 @@ def load(path: Path, task: str, dtype: torch.dtype | None, pickles: bool) -> tup
     try:
         transformers.logging.disable_progress_bar()
         model, found = cls.from_pretrained(path, **own, use_safetensors=None if pickles else True, dtype=dtype or "auto",
-            output_loading_info=True)  # fmt: skip
+            output_loading_info=True, ignore_mismatched_sizes=True)  # fmt: skip
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **own)
     except Exception as e:  # safetensors has errors of its own
         raise errors.Invalid(f"{path} cannot be loaded by transformers {transformers.__version__}: {failure(e)}") from e
@@ -152,6 +156,10 @@ def load(path: Path, task: str, dtype: torch.dtype | None, pickles: bool) -> tup
     if files and not any((path / name).exists() for name in files):  # transformers would take every word for an unknown one
         raise errors.Invalid(f"{path} has no tokenizer: none of {', '.join(files)}. Copy it from the model's origin, or "
             "tokenizer.save_pretrained(...)")  # fmt: skip
+    with contextlib.suppress(NotImplementedError):  # not every model has one table
+        ids = getattr(model.get_input_embeddings(), "num_embeddings", len(tokenizer))
+        if ids < len(tokenizer):
+            raise errors.Invalid(f"{path}: the tokenizer is another model's. It has {len(tokenizer)} tokens, {type(model).__name__} {ids}")
     lacks = [key for key in found["missing_keys"] if task == "classify" or "pooler" not in key] + [*found["mismatched_keys"]]
     if lacks:
         raise errors.Invalid(f"{path} lacks weights of {type(model).__name__}: {', '.join(map(str, lacks))[:200]}"

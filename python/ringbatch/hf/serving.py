@@ -88,7 +88,7 @@ class TextModel:
         self.head = head_of(path, pickles) if task == "embed" else Head(path)
         module, self.tokenizer = load(self.head.path, task, dtype, pickles)
         config = module.config
-        pad = next(x for x in (self.tokenizer.pad_token_id, config.pad_token_id, 0) if x is not None)
+        pad = next(x for x in (self.tokenizer.pad_token_id, getattr(config, "pad_token_id", None), 0) if x is not None)
         if where.type == "cuda":
             torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention takes 40 ms to plan each new size
         self.encoder = Encoder(module, where, pad, task == "classify")
@@ -104,7 +104,7 @@ class TextModel:
             self.width = self.lines(self.tokens(["a"])).shape[1]
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as e:
             raise errors.Invalid(f"{path}: {type(module).__name__} cannot {task}: {failure(e)}") from e
-        longest = max((len(label.encode()) for label in self.labels), default=0)
+        longest = max([1, *(len(label.encode()) for label in self.labels)])
         outs = f"embedding:f32[{self.width}]" if task == "embed" else f"label:str[<={longest}] score:f32[] scores:f32[{self.width}]"
         self.signature = f"text:str[<={size}] -> {outs} tokens:i32[]"
 

@@ -101,7 +101,7 @@ def kind_of(target: str) -> str:
     kind = KINDS.get(Path(target).suffix.lower())
     if kind is None:
         gone = "" if Path(target).exists() else "there is no such file or folder; "
-        raise errors.Invalid(f"{target}: {gone}want a file that ends in {', '.join(KINDS)}, or an import path, package.module:name")
+        raise errors.Invalid(f"{target}: {gone}want a file that ends in {', '.join(KINDS)}, a Hugging Face folder, or package.module:name")
     if not Path(target).exists():
         raise errors.Invalid(f"{target}: there is no such file")
     return kind

@@ -19,10 +19,11 @@ DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.i
 
 def output_kind(y: torch.Tensor, first: torch.dtype, name: str) -> str:
     """The type of an output that is not declared: the module's, but floats below 64 bits are as wide as the first input's.
-    Without a float there, bfloat16 becomes float32, which holds its values: NumPy has no bfloat16.
+    Without a float there, bfloat16 and float8 become float32, which holds their values: NumPy has neither.
     """
     kept = y.dtype == torch.float64 or not (y.is_floating_point() and first.is_floating_point)
-    dtype = (torch.float32 if y.dtype == torch.bfloat16 else y.dtype) if kept else first
+    small = y.is_floating_point() and (y.dtype == torch.bfloat16 or y.element_size() == 1)
+    dtype = (torch.float32 if small else y.dtype) if kept else first
     if dtype not in DTYPES:
         raise errors.Invalid(f"the module gives {dtype} in output {name!r}: tensors have one of the types {', '.join(NAMES)}. Name the "
             "outputs to serve without it, --output NAME")

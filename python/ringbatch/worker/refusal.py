@@ -107,7 +107,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Flags of a command as arguments of serve.
 _ARGUMENTS = ((r"--args ([\w,]+)", r'args="\1"'),
     (r"--([a-z]+)-([a-z]+)(?:-([a-z]+))?", lambda m: "--" + "_".join(filter(None, m.groups()))),
-    (r"--no_buckets\b", "pad_sizes=False"), (r"--no_(\w+)", r"\1=False"), (r"--(input|output|dim|provider)\b", r"\1s"),
+    (r"--no_buckets\b", "pad_sizes=False"), (r"--no_(\w+)", r"\1=False"), (r"--(input|output) (NAME|'[^']*')", r"\1s=[\2]"),
+    (r"--(input|output|dim|provider)\b", r"\1s"),
     (r"--buckets\.([\w.]+)=([\d,]+)", r'buckets={"\1": [\2]}'), (r"--(\w+)[ =](?=[\d'A-Z])", r"\1="), (r"--(\w)", r"\1"))  # fmt: skip
 
 

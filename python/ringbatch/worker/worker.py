@@ -161,7 +161,7 @@ def _warn_of_small_batches(model: str, inputs: list[Declared], policy: Mapping[s
     if not varying or str(policy.get("max_batch_size")) == "1" or any(key.partition(".")[0] in ("buckets", "ragged") for key in policy):
         return
     first = varying[0]
-    packs = f"packed={[t.name for t in varying]}, " if {t.variable for t in varying} == {(0,)} else ""
+    packs = f"packed={[t.name for t in varying]}, " if {(t.variable, t.shape[0]) for t in varying} == {((0,), first.shape[0])} else ""
     warnings.warn(
         f"model {model!r}: the size of {first.name!r} varies, and only requests of equal size share a batch, so batches will be small. "
         f'Write {packs}ragged=True or buckets="auto" into the decorator (docs/sizes.md), or ragged=False to leave it so',
