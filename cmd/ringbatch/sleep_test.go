@@ -149,6 +149,21 @@ func TestAStartThatHangsIsEndedByCommand(t *testing.T) {
 	}
 }
 
+func TestAReplacementThatHangsDoesNotKeepAModelAwake(t *testing.T) {
+	config := sleeper("m", 2, "", "")
+	c := startCLIWith(t, config)
+	c.until("it has a worker", func() bool { s := c.stats(); return len(s.Model("m").Workers) == 1 })
+	c.reload(strings.Replace(config, "command = [", `command = ["sh", "-c", "exec sleep 1000", "sh", `, 1))
+	c.until("its replacement hangs", func() bool { return len(c.pids()) == 2 })
+	c.must("sleep", "m")
+	if len(c.pids()) != 0 {
+		t.Errorf("a sleeping model has processes: %v", c.pids())
+	}
+	if y, err := askFor(t.Context(), c.dial("m"), patience); y != 2 || err != nil { // with the command that worked
+		t.Errorf("after that: %d, %v", y, err)
+	}
+}
+
 func TestTwoModelsTakeTurnsInTheRoomOfOne(t *testing.T) {
 	room := "gpus = [0]\nmemory = \"6GiB\""
 	c := startCLIWith(t, "[[gpu]]\nnumber = 0\nmemory = \"10GiB\"\n"+sleeper("one", 1, "", room)+sleeper("two", 2, "", room)+
