@@ -48,8 +48,8 @@ func (b *Broker) idleLeft() time.Duration {
 	processes, _ := b.super.Snapshot()
 	for i := range processes {
 		p := &processes[i]
-		if !p.Attached && !p.Client && p.FailedStarts == 0 && p.SinceS < longestLoad.Seconds() { // it loads its model, and clients may wait for that
-			return b.cfg.Idle
+		if !p.Attached && !p.Client && p.FailedStarts == 0 && p.SinceS < longestLoad.Seconds() {
+			return b.cfg.Idle // it loads its model, and clients may wait for that
 		}
 	}
 	for _, m := range b.models.listModels() {
