@@ -43,7 +43,7 @@ func (b *Broker) changeWorkers(req *control.Request) error {
 	if req.Op == control.OpRestart {
 		return b.super.Restart(context.Background(), req.Model)
 	}
-	return b.super.Scale(context.Background(), req.Model, req.Instances)
+	return b.staff.scale(context.Background(), m, req.Model, req.Instances)
 }
 
 var errNotSaved = fmt.Errorf("%w: nothing can be saved: the broker runs without --config", status.ErrInvalid)

@@ -23,6 +23,9 @@ func (i *idleness) count(clients int) {
 	i.since = time.Now()
 }
 
+// longestLoad is how long a process that has not attached keeps the broker. Then it hangs.
+const longestLoad = 10 * time.Minute
+
 // awaitIdle returns after Config.Idle without a client and a request, or when ctx ends.
 func (b *Broker) awaitIdle(ctx context.Context) {
 	for left := b.cfg.Idle; left > 0; left = b.idleLeft() {
@@ -44,8 +47,9 @@ func (b *Broker) idleLeft() time.Duration {
 	}
 	processes, _ := b.super.Snapshot()
 	for i := range processes {
-		if p := &processes[i]; !p.Attached && !p.Client && p.FailedStarts == 0 { // it loads its model, and clients may wait for that
-			return b.cfg.Idle
+		p := &processes[i]
+		if !p.Attached && !p.Client && p.FailedStarts == 0 && p.SinceS < longestLoad.Seconds() {
+			return b.cfg.Idle // it loads its model, and clients may wait for that
 		}
 	}
 	for _, m := range b.models.listModels() {

@@ -95,6 +95,9 @@ func (b *Broker) Reload(cfg Config) (err error) {
 			b.models.leaveModel(m)
 		})
 	}
+	if err := b.staff.checkReload(cfg.Models); err != nil {
+		return err
+	}
 	for _, m := range b.models.listModels() {
 		if !named[m.name] && !b.models.isDynamic(m) {
 			stays = append(stays, m.name+" (no longer named)")

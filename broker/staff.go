@@ -133,7 +133,18 @@ func (s *staff) declare(m *model, mc *ModelConfig) {
 		defer s.informRing(x)
 	}
 	x.idle, x.keep = mc.Idle, mc.Keep
+	before := x.groups
 	s.setGroups(x, groups)
+	for i := range groups {
+		was, w := before[i].Workers, groups[i].Workers
+		switch {
+		case len(was) == 0 || len(w) == 0 || w[0].Most == 0:
+		case x.state == staffing.Asleep:
+			x.have[i] = max(1, w[0].Least)
+		case was[0].Most == 0: // it has a range now, and goes on with what it has
+			x.have[i] = min(max(was[0].Instances, w[0].Instances), w[0].Most)
+		}
+	}
 	s.wantLook()
 }
 
@@ -214,7 +225,7 @@ func (s *staff) look() (pause time.Duration) {
 			if x.failed != "" {
 				x.asked.Store(false)
 				again(x.failAt + failPause - now)
-			} else if x.asked.Load() && !x.waits {
+			} else if (x.asked.Load() || x.stays()) && !x.waits {
 				x.waits, x.since = true, now
 			}
 			waiting = waiting || x.waits
@@ -297,6 +308,7 @@ func (s *staff) sleep(x *staffed, now staffing.Time, why string) {
 		s.super.Sleep(names...)
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		x.setLeast()
 		s.move(x, staffing.Asleep, s.clock(), x.why)
 		s.wantLook()
 	}()
@@ -305,13 +317,15 @@ func (s *staff) sleep(x *staffed, now staffing.Time, why string) {
 // wake starts a model's workers.
 func (s *staff) wake(x *staffed, now staffing.Time) {
 	why := "a request came"
-	if x.byHand {
+	switch {
+	case x.byHand:
 		why = "by hand"
+	case x.stays():
+		why = "it always runs"
 	}
 	x.waits, x.byHand, x.holder, x.began, x.used = false, false, "", now, now
 	x.measureAt, x.warned = 0, false
 	x.asked.Store(false)
-	x.setLeast()
 	s.move(x, staffing.Waking, now, why)
 	for i, name := range x.names() {
 		s.super.Resize(name, x.have[i])
@@ -379,7 +393,7 @@ func (s *staff) shareRoom(now staffing.Time) {
 		switch {
 		case x.waits:
 			x.asked.Store(false) // a request that comes after the look below sets it again
-			if x.observe(now); !x.busy && !x.byHand {
+			if x.observe(now); !x.busy && !x.byHand && !x.stays() {
 				x.waits, x.holder = false, ""
 			}
 		case x.state == staffing.Awake && len(s.needs(x)) > 0:

@@ -3,11 +3,16 @@
 package broker
 
 import (
+	"context"
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/ringbatch/ringbatch/broker/staffing"
 	"github.com/ringbatch/ringbatch/broker/supervise"
+	"github.com/ringbatch/ringbatch/status"
 )
 
 // The memory of workers on GPUs with a budget: declared, or measured while they serve. Until
@@ -46,6 +51,88 @@ func (s *staff) setGroups(x *staffed, groups []supervise.Group) {
 			}
 		}
 	}
+}
+
+// growth is the memory that a model's workers would take under other declarations, as far as
+// it is known, and how much more they would hold.
+func (s *staff) growth(x *staffed, groups []supervise.Group) (all, more staffing.Bytes) {
+	before, was, taken := s.needs(x), x.groups, x.taken
+	s.setGroups(x, groups)
+	all, more = s.bound(x.known()), s.needs(x)
+	x.groups, x.taken = was, taken
+	for gpu := range more {
+		more[gpu] = max(0, more[gpu]-before[gpu])
+	}
+	return all, more
+}
+
+// checkReload refuses declarations of models that have workers if these would take room that
+// is not free. A model that sleeps gets its room when it wakes.
+func (s *staff) checkReload(models []ModelConfig) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := staffing.Bytes{}
+	for _, x := range s.list {
+		at := slices.IndexFunc(models, func(mc ModelConfig) bool { return mc.Name == x.m.name })
+		if at < 0 || x.state == staffing.Asleep {
+			continue
+		}
+		_, more := s.growth(x, models[at].workerGroups())
+		for gpu, bytes := range more {
+			all[gpu] += bytes
+		}
+	}
+	return s.checkFree(all)
+}
+
+func (s *staff) checkFree(more staffing.Bytes) error {
+	if staffing.Fits(s.budgets, more, s.tenants()) {
+		return nil
+	}
+	maps.DeleteFunc(more, func(gpu int, bytes int64) bool { return bytes == 0 })
+	return fmt.Errorf("%w: more workers would take more than is free of GPU %s; end others first, as with `ringbatch sleep`",
+		status.ErrInvalid, strings.Trim(fmt.Sprint(slices.Sorted(maps.Keys(more))), "[]"))
+}
+
+// scale changes the instances of a model's or stage's workers, if there is room.
+func (s *staff) scale(ctx context.Context, m *model, group string, instances int) error {
+	if err := s.noteScale(m, group, instances); err != nil {
+		return err
+	}
+	return s.super.Scale(ctx, group, instances) // refuses bad numbers
+}
+
+func (s *staff) noteScale(m *model, group string, instances int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x := s.find(m)
+	if x == nil || instances < 1 {
+		return nil
+	}
+	groups := slices.Clone(x.groups)
+	at := slices.Index(x.names(), group)
+	if at < 0 || len(groups[at].Workers) != 1 || groups[at].Workers[0].Most > 0 {
+		return nil
+	}
+	w := groups[at].Workers[0]
+	if w.Instances = instances; w.Fill() != nil {
+		return nil
+	}
+	groups[at].Workers = []supervise.Worker{w}
+	all, more := s.growth(x, groups)
+	for gpu, bytes := range all {
+		if room := s.roomOf(gpu); bytes > room && !x.stays() {
+			return fmt.Errorf("%w: %d instances take %d MiB of GPU %d, whose budget leaves %d MiB beside workers that always run",
+				status.ErrInvalid, instances, bytes>>20, gpu, room>>20)
+		}
+	}
+	if x.state != staffing.Asleep || x.stays() {
+		if err := s.checkFree(more); err != nil {
+			return err
+		}
+	}
+	x.groups = groups
+	return nil
 }
 
 // isUnknown says that a worker's memory counts, and has been neither declared nor measured.

@@ -80,7 +80,7 @@ type file struct {
 }
 
 type fileGPU struct {
-	Number int       `toml:"number"`
+	Number *int      `toml:"number"`
 	Memory fileBytes `toml:"memory"` // that workers may take together
 }
 
@@ -258,14 +258,13 @@ func Parse(text string) (broker.Config, error) {
 		},
 	}
 	for _, g := range f.GPUs {
-		if _, twice := cfg.GPUMemory[g.Number]; twice || g.Number < 0 || g.Memory == 0 {
-			return broker.Config{}, fmt.Errorf("%w: gpu: each [[gpu]] has its own number, 0 or more, and memory, as \"40GiB\"; got number %d",
-				status.ErrInvalid, g.Number)
+		if g.Number == nil || *g.Number < 0 || g.Memory == 0 || cfg.GPUMemory[*g.Number] != 0 {
+			return broker.Config{}, fmt.Errorf("%w: gpu: each [[gpu]] has its own number, 0 or more, and memory, as \"40GiB\"", status.ErrInvalid)
 		}
 		if cfg.GPUMemory == nil {
 			cfg.GPUMemory = map[int]int64{}
 		}
-		cfg.GPUMemory[g.Number] = int64(g.Memory)
+		cfg.GPUMemory[*g.Number] = int64(g.Memory)
 	}
 	for i := range f.Allow {
 		g, err := f.Allow[i].parseGrant()

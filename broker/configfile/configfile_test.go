@@ -131,6 +131,7 @@ func TestSleepAndRoomAreRead(t *testing.T) {
 		{"idle = 0", "", "positive"}, {"", "instances = [3, 1]", "the least and the most"}, {"", "instances = []", "the least and the most"},
 		{"", "memory = \"6GB\"", "6GiB"}, {"", "memory = \"6GiB\"", "name the GPU"}, {"", "[[gpu]]\nnumber = 0", "memory"},
 		{"", "[[gpu]]\nnumber = 0\nmemory = 1\n[[gpu]]\nnumber = 0\nmemory = 1", "its own number"},
+		{"", "[[gpu]]\nmemory = 1", "its own number"},
 	} {
 		if _, err := Parse(staffed(bad.model, bad.worker)); err == nil || !strings.Contains(err.Error(), bad.says) {
 			t.Errorf("%q, %q: %v", bad.model, bad.worker, err)

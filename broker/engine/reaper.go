@@ -182,6 +182,7 @@ func (s *Stage) workerDead(w *WorkerSession, why string) {
 	if s.present--; s.present == 0 {
 		s.vacant = s.loop.now
 		s.staffed.Store(false)
+		s.wantWorkers() // the worker may have been another program's
 	}
 	replace := s.loop.outside.WorkerLeft(w.Pid, withBatch, s.present == 0)
 	w.closeSession(s.loop)

@@ -29,18 +29,19 @@ type Staffing struct {
 func (r *Ring) SetStaffing(f Staffing) bool {
 	return r.Do(func() {
 		for _, s := range r.stages {
-			s.staffing = f
-			if s.present > 0 {
-				continue
-			}
-			switch {
-			case f.Failed:
+			if s.staffing = f; f.Failed && s.present == 0 {
 				s.refuseQueued(ending{code: status.ErrNoWorker, reason: s.whyNoWorker()})
-			case f.Want != nil && s.batcher.Queued() > 0:
-				f.Want()
 			}
+			s.wantWorkers()
 		}
 	})
+}
+
+// wantWorkers asks for workers if requests wait and none is attached.
+func (s *Stage) wantWorkers() {
+	if s.present == 0 && s.staffing.Want != nil && s.batcher.Queued() > 0 {
+		s.staffing.Want()
+	}
 }
 
 // whyNoWorker is the reason of requests that end while no worker is attached. Clients show

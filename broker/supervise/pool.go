@@ -38,7 +38,7 @@ func (w *pool) label() string {
 	return label
 }
 
-// startProcess runs the i-th process of a pool; nil if the supervisor was stopped.
+// startProcess runs the i-th process of a pool; nil if the supervisor was stopped, or the model sleeps.
 func (s *Supervisor) startProcess(w *pool, cfg *Worker, i int, spare bool) *process {
 	p := &process{
 		s: s, pool: w, name: fmt.Sprintf("%s-%d", w.label(), i), instance: i, model: w.model, cfg: cfg, gpu: -1, spare: spare,
@@ -50,7 +50,7 @@ func (s *Supervisor) startProcess(w *pool, cfg *Worker, i int, spare bool) *proc
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stopped || cfg.Client && s.clientsStopped {
+	if s.stopped || cfg.Client && s.clientsStopped || !cfg.Client && s.asleep[w.model] {
 		return nil
 	}
 	s.procs = append(s.procs, p)

@@ -4,6 +4,7 @@ package supervise
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 )
 
@@ -25,8 +26,18 @@ func (s *Supervisor) changeModel(model string) (end func()) {
 }
 
 // Sleep ends the processes of these models, as Stop does, and waits for them. A model that
-// has none yet gets none.
+// has none yet gets none. A change that waits for a new process fails.
 func (s *Supervisor) Sleep(models ...string) {
+	s.locked(func() {
+		for _, model := range models {
+			s.asleep[model] = true
+		}
+		for _, p := range s.procs {
+			if slices.Contains(models, p.model) && !p.cfg.Client {
+				p.endForGood()
+			}
+		}
+	})
 	var ending sync.WaitGroup
 	for _, model := range models {
 		ending.Go(func() { s.setAsleep(model, true) })

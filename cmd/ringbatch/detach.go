@@ -27,7 +27,13 @@ const detachPause = 10 * time.Millisecond // between looks at a broker that star
 // that outlives this one. Of brokers that start at once, the socket's lock leaves one.
 func detachBroker(ctx context.Context, socket string, userConfig bool, args []string) error {
 	socket, err := filepath.Abs(control.SocketPath(socket))
-	if err != nil || isListening(socket) {
+	if err == nil && isListening(socket) {
+		if !userConfig {
+			fmt.Fprintf(os.Stderr, "note: the broker that runs at %s keeps its own configuration\n", socket)
+		}
+		return nil
+	}
+	if err != nil {
 		return err
 	}
 	args = slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return arg == "--detach" || arg == "--detach=true" })

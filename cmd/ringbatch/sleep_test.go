@@ -149,6 +149,21 @@ func TestAStartThatHangsIsEndedByCommand(t *testing.T) {
 	}
 }
 
+func TestAReplacementThatHangsDoesNotKeepAModelAwake(t *testing.T) {
+	config := sleeper("m", 2, "", "")
+	c := startCLIWith(t, config)
+	c.until("it has a worker", func() bool { s := c.stats(); return len(s.Model("m").Workers) == 1 })
+	c.reload(strings.Replace(config, "command = [", `command = ["sh", "-c", "exec sleep 1000", "sh", `, 1))
+	c.until("its replacement hangs", func() bool { return len(c.pids()) == 2 })
+	c.must("sleep", "m")
+	if len(c.pids()) != 0 {
+		t.Errorf("a sleeping model has processes: %v", c.pids())
+	}
+	if y, err := askFor(t.Context(), c.dial("m"), patience); y != 2 || err != nil { // with the command that worked
+		t.Errorf("after that: %d, %v", y, err)
+	}
+}
+
 func TestTwoModelsTakeTurnsInTheRoomOfOne(t *testing.T) {
 	room := "gpus = [0]\nmemory = \"6GiB\""
 	c := startCLIWith(t, "[[gpu]]\nnumber = 0\nmemory = \"10GiB\"\n"+sleeper("one", 1, "", room)+sleeper("two", 2, "", room)+
@@ -263,5 +278,59 @@ func TestAPipelineSleepsAsAWhole(t *testing.T) {
 	}
 	if out, code := c.run("sleep", "pipe/first"); code != 1 || !strings.Contains(out, "name the pipeline") {
 		t.Errorf("sleep of a stage: %d, %s", code, out)
+	}
+}
+
+func TestMoreWorkersAreRefusedWithoutRoom(t *testing.T) {
+	room := "gpus = [0]\nmemory = \"4GiB\"\n"
+	head := "[[gpu]]\nnumber = 0\nmemory = \"10GiB\"\n"
+	c := startCLIWith(t, head+sleeper("a", 2, "", room)+sleeper("b", 2, "", room))
+	c.untilState("a", "awake")
+	c.untilState("b", "awake")
+	if out, code := c.run("scale", "a", "2"); code != 1 || !strings.Contains(out, "GPU 0") {
+		t.Errorf("scale beyond the free room: %d, %s", code, out)
+	}
+	c.reload(head + sleeper("a", 2, "", "instances = 2\n"+room) + sleeper("b", 2, "", room))
+	c.until("the reload is refused", func() bool { return strings.Contains(c.broker.Log(), "more than is free of GPU 0") })
+	if out, code := c.run("scale", "b", "3"); code != 1 || len(c.pids()) != 2 {
+		t.Errorf("scale beyond the budget: %d, %s, processes %v", code, out, c.pids())
+	}
+	c.must("sleep", "b")
+	c.must("scale", "a", "2")
+	if held := c.staffing("a").Memory; len(held) != 1 || held[0].Bytes != 8<<30 {
+		t.Errorf("two instances hold %+v", held)
+	}
+	c.reload(head + sleeper("a", 2, "", "instances = [1, 2]\n"+room) + sleeper("b", 2, "", room))
+	c.until("a range begins with what runs", func() bool {
+		s := c.staffing("a")
+		return s.Most == 2 && s.Instances == 2 && s.Memory[0].Bytes == 8<<30
+	})
+}
+
+func TestAKeptModelIsStartedAgainAfterAStartThatFails(t *testing.T) {
+	may := filepath.Join(t.TempDir(), "may")
+	config := sleeper("m", 2, "keep = true", "gpus = [0]\nmemory = \"4GiB\"")
+	c := startCLIWith(t, "[[gpu]]\nnumber = 0\nmemory = \"10GiB\"\n"+
+		strings.Replace(config, "command = [", fmt.Sprintf(`command = ["sh", "-c", "test -e %s && exec \"$@\" || exit 7", "sh", `, may), 1))
+	c.until("its start has failed", func() bool { return c.staffing("m").FailedWakes > 0 })
+	must.Do(t, os.WriteFile(may, nil, 0o600))
+	c.untilState("m", "awake")
+}
+
+func TestRequestsThatAnExternalWorkerLeavesWakeTheModel(t *testing.T) {
+	c := startCLIWith(t, sleeper("m", 2, "idle = \"1s\"", "instances = [0, 1]"))
+	c.untilState("m", "asleep")
+	w := c.start("worker", "simulated", "--name", "m", "--simulated-fixed", "20s", "--depth", "1", "--input", "x:f32[4]")
+	c.until("it has attached", func() bool { s := c.stats(); return len(s.Model("m").Workers) == 1 })
+	answered := make(chan error, 1)
+	cl := c.dial("m")
+	go func() {
+		_, err := askFor(t.Context(), cl, patience)
+		answered <- err
+	}()
+	c.until("it has the request", func() bool { s := c.stats(); return s.Model("m").SlotsRunning == 1 })
+	w.Kill()
+	if err := <-answered; err != nil {
+		t.Error(err)
 	}
 }

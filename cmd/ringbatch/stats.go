@@ -160,7 +160,7 @@ func printModel(out io.Writer, m *stats.Model) {
 		fmt.Fprintf(out, "\n  a pipeline: its workers are those of %s\n", strings.Join(m.Stages, ", "))
 		return
 	case len(m.Workers) == 0 && m.Staffing.IsAsleep():
-		fmt.Fprintf(out, "\n  no worker: the model is %s, and a request starts one\n", m.Staffing.State)
+		fmt.Fprintf(out, "\n  no worker: the model is %s; a request wakes it, and waits\n", m.Staffing.State)
 		return
 	case len(m.Workers) == 0:
 		fmt.Fprintln(out, "\n  no worker: requests wait until one registers or their deadline passes")

@@ -142,22 +142,43 @@ def test_a_supervised_server_waits_for_a_broker_and_starts_none(tmp_path):
     script.write_text(SERVER)
     env = {**os.environ, "RINGBATCH_SOCKET": socket, "RINGBATCH_SUPERVISED": socket}
     broker = [rb.binary_path(), "broker", "--socket", socket]
-    with subprocess.Popen(broker) as b, subprocess.Popen([sys.executable, str(script), "1"], env=env, stdout=subprocess.DEVNULL,
+    with subprocess.Popen(broker) as b, subprocess.Popen([sys.executable, str(script), "2"], env=env, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True) as p:
         try:
-            with rb.connect("pids", socket=socket, wait=60) as m:
-                before = int(m(np.zeros(1, "float32"), timeout=60))
+            def workers():
+                return {w["pid"] for m in rb.stats(socket)["models"] for w in m["workers"]}
+
+            rb.connect("pids", socket=socket, wait=60).close()
+            eventually(lambda: len(workers()) == 2)
+            before = workers()
             b.kill()
             b.wait()
             said = next(line for line in p.stderr if "is gone" in line)
             assert "waiting for one" in said
             with subprocess.Popen(broker) as b, rb.connect("pids", socket=socket, wait=60) as m:
-                assert int(m(np.zeros(1, "float32"), timeout=60)) == before  # the worker has waited, too
+                assert int(m(np.zeros(1, "float32"), timeout=60)) in before  # the workers have waited, too
                 b.terminate()
         finally:
             b.kill()
             p.terminate()
             p.communicate(timeout=120)
+    wait_for_nobody(socket)
+
+
+def test_a_script_that_a_broker_starts_serves_in_its_own_process(tmp_path):
+    script, config, socket = tmp_path / "server.py", tmp_path / "b.toml", str(tmp_path / "b.sock")
+    script.write_text(SERVER)
+    config.write_text(f'[[worker]]\ncommand = ["{sys.executable}", "{script}", "1"]\n')
+    with subprocess.Popen([rb.binary_path(), "broker", "--socket", socket, "--config", str(config)]) as b:
+        try:
+            with rb.connect("pids", socket=socket, wait=60) as m:
+                pid = int(m(np.zeros(1, "float32"), timeout=60))
+                assert [p["pid"] for p in rb.stats(socket)["processes"]] == [pid]
+                os.kill(pid, signal.SIGKILL)  # the broker starts another
+                assert int(m(np.zeros(1, "float32"), timeout=60)) != pid
+        finally:
+            b.terminate()
+    assert b.returncode == 0
     wait_for_nobody(socket)
 
 

@@ -38,8 +38,10 @@ const (
 	sleeperStart = 300 * time.Millisecond
 	napPatience  = 2 * time.Minute
 
-	// The starts of the last two models: most fail, or some hang.
+	// The starts of the last two models: most fail, or some hang. A hung start lasts for
+	// minutes, so requests of that model wait less.
 	brokenSleeper, hangingSleeper = sleepers - 1, sleepers - 2
+	hungPatience                  = 15 * time.Second
 )
 
 // sleeperJob is how the workers of a sleeper start. Rooms is a folder of files; a process
@@ -207,11 +209,17 @@ func sleepModels(r *run, faults bool) {
 	ctx, stop := context.WithCancel(r.ctx)
 	defer stop()
 	var loads sync.WaitGroup
-	tallies := make([]tally, sleepers)
+	loaded := make([]burstLoad, sleepers)
 	for i := range sleepers {
-		tallies[i].Named = map[string]int{}
-		seed := r.seed()
-		loads.Go(func() { r.guard(func() { r.askInBursts(ctx, sleeper(i).Name, seed, &tallies[i]) }) })
+		l := &loaded[i]
+		l.model, l.seed, l.patience, l.Named = sleeper(i).Name, r.seed(), napPatience, map[string]int{}
+		switch {
+		case faults && i == brokenSleeper:
+			l.mayEnd = status.ErrNoWorker
+		case faults && i == hangingSleeper:
+			l.mayEnd, l.patience = status.ErrExpired, hungPatience
+		}
+		loads.Go(func() { r.guard(func() { r.askInBursts(ctx, l) }) })
 	}
 	if faults {
 		loads.Go(func() { stealRoom(ctx, rooms) })
@@ -240,13 +248,12 @@ func sleepModels(r *run, faults bool) {
 	stop()
 	loads.Wait()
 	all := tally{Named: map[string]int{}}
-	for i := range tallies {
-		t := &tallies[i]
-		all.add(t)
-		broken := faults && i == brokenSleeper && t.Named[status.ErrNoWorker.Name()] > 0
-		r.check(t.OK > 0 || broken, "%s got no answer: %v", sleeper(i).Name, t.Named)
-		r.check(len(t.Wrong) == 0, "%s: %v", sleeper(i).Name, t.Wrong)
-		r.check(len(t.Late) == 0, "%s: %v", sleeper(i).Name, t.Late)
+	for i := range loaded {
+		l := &loaded[i]
+		all.add(&l.tally)
+		r.check(l.served(), "%s got no answer: %v", l.model, l.Named)
+		r.check(len(l.Wrong) == 0, "%s: %v", l.model, l.Wrong)
+		r.check(len(l.Late) == 0, "%s: %v", l.model, l.Late)
 	}
 	r.check(faults || len(all.Named) == 0, "requests failed: %v", all.Named)
 	exceeded, err := os.ReadFile(filepath.Join(rooms, "exceeded"))
@@ -298,26 +305,46 @@ func (r *run) checkRoom(s *stats.Broker) {
 	r.check(held <= sleeperRooms*sleeperBytes && running <= sleeperRooms, "%d processes, %d MiB held of %d", running, held>>20, sleeperRooms*sleeperBytes>>20)
 }
 
-// askInBursts sends requests for some seconds, and none for some, until ctx ends.
-func (r *run) askInBursts(ctx context.Context, model string, seed uint64, t *tally) {
-	rng := rand.New(rand.NewPCG(seed, 3))
-	c, err := client.Dial(ctx, model, client.WithSocket(r.socket()), client.WithWindow(8))
+// burstLoad is the requests to a model, and their ends.
+type burstLoad struct {
+	model    string
+	seed     uint64
+	patience time.Duration
+	mayEnd   status.Code // its requests may all end so; OK: one must be answered
+	tally
+}
+
+func (l *burstLoad) served() bool {
+	return l.OK > 0 || l.mayEnd != status.OK && l.Named[l.mayEnd.Name()] > 0
+}
+
+// askInBursts sends requests for some seconds, and none for some, until ctx ends. After that
+// there are no more faults, so a model that could not start so far must answer in time.
+func (r *run) askInBursts(ctx context.Context, l *burstLoad) {
+	rng := rand.New(rand.NewPCG(l.seed, 3))
+	c, err := client.Dial(ctx, l.model, client.WithSocket(r.socket()), client.WithWindow(8))
 	r.must(err)
 	defer c.Close()
 	for ctx.Err() == nil {
 		for end := time.Now().Add(time.Duration(rng.IntN(4000)) * time.Millisecond); time.Now().Before(end) && ctx.Err() == nil; {
-			x := make([]int64, testbed.Width)
-			for j := range x {
-				x[j] = rng.Int64N(1 << 20)
-			}
-			x[0] = cmdAnswer
-			within, cancel := context.WithTimeout(context.Background(), napPatience)
-			start := time.Now()
-			err := testbed.Ask(within, c, x, testbed.Width)
-			cancel()
-			t.count(err, time.Since(start), napPatience+r.stalls.Longest(start, time.Now()), status.OK)
-			time.Sleep(time.Duration(rng.IntN(20)) * time.Millisecond)
+			r.askOnce(c, l, rng)
 		}
 		wait(ctx, time.Duration(rng.IntN(4000))*time.Millisecond)
 	}
+	for end := time.Now().Add(napPatience); !l.served() && r.ctx.Err() == nil && time.Now().Before(end); {
+		r.askOnce(c, l, rng)
+	}
+}
+
+func (r *run) askOnce(c *client.Client, l *burstLoad, rng *rand.Rand) {
+	x := make([]int64, testbed.Width)
+	for j := range x {
+		x[j] = rng.Int64N(1 << 20)
+	}
+	x[0] = cmdAnswer
+	start := time.Now()
+	err := askWithin(c, x, l.patience)
+	took := time.Since(start)
+	time.Sleep(time.Duration(rng.IntN(20)) * time.Millisecond)
+	l.count(err, took, l.patience+r.stalls.Longest(start, time.Now()), status.OK)
 }

@@ -28,7 +28,7 @@ from typing import Callable, NamedTuple
 from .. import errors
 from ..binding.library import cores
 from ..worker.refusal import TOLD_AT, Refusal, Refusals
-from ..worker.signals import StopEvent, ends, stopping
+from ..worker.signals import StopEvent, ends, stop_on_signals, stopping
 from . import targets
 from .broker import DRAIN_S, START_S, ask_broker, broker_runs, hurry, socket_path, start_broker, wait_for_broker
 from .gateway import gateway_table
@@ -67,7 +67,7 @@ def serve(
         without arguments that makes one; an import path, ``"package.module:name"``;
         or a list of these.
     processes: worker processes of each, or a list with a number for each; 0
-        serves in this process. Without $OMP_NUM_THREADS, each computes with its
+        serves in this process, as does 1 if a broker has started it. Without $OMP_NUM_THREADS, each computes with its
         share of the cores.
     spares: more processes of each model, which have loaded it and wait: one takes the place of a worker that dies, at once.
     socket: the broker's; default $RINGBATCH_SOCKET or the user's runtime folder.
@@ -106,6 +106,8 @@ def serve_all(
     for item in served:
         targets.check(item)
     at = socket_path(socket)
+    if _supervised(at) and counts == [1] and not (spares or http or grpc or pipeline or until):
+        return _serve_here(targets.worker_of(served[0]), at)
     child = [sys.executable, "-m", "ringbatch.serve.child", *(["stage", *pipeline] if pipeline else [])]
     commands = [[*child, *targets.describe(item, i), "--", *targets.ARGUMENTS] for i, item in enumerate(served) if counts[i]]
     counts_of = [n for n in counts if n]
@@ -202,6 +204,16 @@ def _supervised(at: str) -> bool:
 
 
 # -- in this process
+
+
+def _serve_here(worker: targets.Worker, socket: str) -> None:
+    """Serves until a signal. The broker that started this process starts it again: a second process would load the model once more."""
+    stop = StopEvent()
+    restore = stop_on_signals(stop)
+    try:
+        worker._serve(socket, stop, START_S)
+    finally:
+        restore()
 
 
 @contextlib.contextmanager
