@@ -312,7 +312,8 @@ class Lane:
         if self.conversions:
             self._fail_changed()
         self.keep, self.batch = [], None
-        self.engine.ended(self)
+        if self.engine.on_gpu:
+            self.engine.ended(self)
 
     def capture(self, sizes: list[int], pool: Any) -> None:
         """Records the model once per batch size and bucket, over this lane's buffers."""
