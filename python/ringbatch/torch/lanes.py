@@ -153,24 +153,25 @@ class Lane:
         return [self.copy(form.rows, plane, shape) for plane, shape in zip(self.engine.inputs, form.shapes)]
 
     def copy(self, rows: Rows, plane: Plane, shape: tuple[int, ...]) -> torch.Tensor:
-        if len(rows.runs) == 1 and not plane.is_state:
-            return plane.copy(rows.runs[0][0], rows.rows, shape)
+        runs = rows.runs
+        if len(runs) == 1 and not plane.is_state:
+            return plane.copy(runs[0][0], rows.rows, shape)
         return plane.rows[:, : math.prod(shape)].index_select(0, _places(rows, plane)).view(rows.rows, *shape)
 
     def write(self, form: Form, k: int, plane: Plane, lines: torch.Tensor) -> None:
         """Copies an output into its slots; on a GPU it queues that."""
-        rows, e = form.rows, self.engine
-        size = lines.nbytes // rows.rows
-        at = plane.base + rows.runs[0][0] * size if size == plane.stride and len(rows.runs) == 1 and not plane.is_state else 0
+        rows, e, total = form.rows, self.engine, lines.nbytes
+        size, runs = total // rows.rows, rows.runs
+        at = plane.base + runs[0][0] * size if size == plane.stride and len(runs) == 1 and not plane.is_state else 0
         if not size:
             return
         if e.on_gpu and at:
-            e.mover.copy(e.computing_at, at, lines.data_ptr(), lines.nbytes)
+            e.mover.copy(e.computing_at, at, lines.data_ptr(), total)
         elif e.on_gpu:
             e.mover.scatter(e.computing_at, plane.base, plane.stride, lines.data_ptr(), self.numbers(plane, True), size, rows.rows,
                 plane.on_device)
         elif at:
-            ctypes.memmove(at, lines.data_ptr(), lines.nbytes)  # torch needs longer than the copy
+            ctypes.memmove(at, lines.data_ptr(), total)  # torch needs longer than the copy
         else:
             lines = lines.view(rows.rows, -1)
             plane.rows[:, : lines.shape[1]].index_copy_(0, _places(rows, plane, 1), lines)
@@ -198,7 +199,7 @@ class Lane:
             self.write(form, k, plane, lines)
         if e.on_gpu:
             self.finished.record(e.computing)
-        return self._dims(ys, form)
+        return self._dims(ys, form) if e.varying else None
 
     def _on_gpu(self, form: Form) -> list[torch.Tensor]:
         e = self.engine
@@ -247,16 +248,16 @@ class Lane:
         for k, plane, source in self.conversions:
             if self.over and self.batch is not None and self.changed[k]:
                 self.batch.fail_all(not_held(f"output {plane.name!r}", source, plane.dtype))
-        self.conversions, self.batch = [], None
+        self.conversions = []
 
-    def _dims(self, outputs: list[torch.Tensor], form: Form) -> np.ndarray | None:
+    def _dims(self, outputs: list[torch.Tensor], form: Form) -> np.ndarray:
         """Each row's sizes of the outputs' variable dimensions."""
         true = form.true
         columns = [
             true[:, follows] if true is not None and follows != UNKNOWN else np.full(form.rows.rows, outputs[k].shape[1 + d])
             for k, d, follows in self.engine.varying
         ]
-        return np.stack(columns, axis=1) if columns else None
+        return np.stack(columns, axis=1)
 
     def _gather(self, rows: Rows, plane: Plane, to: int, size: int) -> None:
         """Queues the copying of the first bytes of each row."""
@@ -308,9 +309,11 @@ class Lane:
         """Drops the results. After an error or Ctrl-C it waits for the device, which may still write into the batch's slots."""
         if not self.over:
             self.engine.check()
-        self._fail_changed()
-        self.keep = []
-        self.engine.ended(self)
+        if self.conversions:
+            self._fail_changed()
+        self.keep, self.batch = [], None
+        if self.engine.on_gpu:
+            self.engine.ended(self)
 
     def capture(self, sizes: list[int], pool: Any) -> None:
         """Records the model once per batch size and bucket, over this lane's buffers."""
@@ -406,7 +409,7 @@ class Engine:
 
     def graph_for(self, amount: int) -> int:
         """The amount that the next larger graph was recorded for; 0: there is none."""
-        return next((s for s in self.graph_sizes if s >= amount), 0)
+        return next((s for s in self.graph_sizes if s >= amount), 0) if self.graph_sizes else 0
 
     def check(self) -> None:
         """Waits for the device; raises Lost if that fails."""

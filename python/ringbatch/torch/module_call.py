@@ -93,12 +93,15 @@ def named_call(
     module: Callable[..., Any], prepare: Callable[[torch.Tensor], torch.Tensor] | None, given: Sequence[str], how: Passing,
     outputs: Outputs, states: Sequence[Declared] = (),
 ) -> Compute:  # fmt: skip
-    """Calls the module with prepared tensors; returns its outputs, the new states last. given: the names of the tensors."""
-    called = how.caller(module, given)
+    """Calls the module with prepared tensors; returns its outputs, the new states last. given: the names of the tensors.
+    One thread at a time calls the result."""
+    called, mode = how.caller(module, given), torch.inference_mode()  # made once: as a decorator it takes twice as long
 
-    @torch.inference_mode()
     def call(xs: list[torch.Tensor]) -> list[torch.Tensor]:
-        ys: list[torch.Tensor] = outputs(called(xs if prepare is None else list(map(prepare, xs))))
+        with mode:
+            return checked(xs, outputs(called(xs if prepare is None else list(map(prepare, xs)))))
+
+    def checked(xs: list[torch.Tensor], ys: list[torch.Tensor]) -> list[torch.Tensor]:
         for y in ys:
             if y.is_nested:
                 raise errors.Invalid("the module gives a nested tensor: wrap it in a module that makes it dense, with to_padded_tensor()")
@@ -111,6 +114,6 @@ def named_call(
         for t, y in zip(states, ys[len(ys) - len(states) :]):
             if tuple(y.shape[1:]) != t.shape or y.is_floating_point() != DTYPES[NAMES.index(t.kind)].is_floating_point:
                 raise errors.Invalid(f"state {t}: the module returns rows of {y.dtype} {list(y.shape[1:])} in its place")
-        return [y.resolve_neg() for y in ys]
+        return [y.resolve_neg() if y.is_neg() else y for y in ys]
 
     return call

@@ -35,7 +35,7 @@ class PaddedLane(Lane):
     def form(self, rows: Rows) -> Form:
         e = self.engine
         count, shapes = rows.rows, rows.shapes + e.states
-        if not e.axes:
+        if not e.axes.axes:
             return Form(rows, count, e.graph_for(count), shapes)
         point = e.axes.point(shapes)
         true = np.broadcast_to(point, (count, len(point))) if rows.sizes is None else e.axes.of_rows(rows.sizes)

@@ -45,6 +45,8 @@ class Passing(NamedTuple):
     def caller(self, function: Callable[..., Any], given: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
         """The function of a list of tensors. given: their names."""
         places, keywords = [given.index(name) for name in self.places], [(p, given.index(name)) for p, name in self.keywords.items()]
+        if places == [*range(len(given))]:
+            return lambda xs: function(*xs)
         return lambda xs: function(*[xs[i] for i in places], **{p: xs[i] for p, i in keywords})
 
 

@@ -406,8 +406,8 @@ def run(ring: Ring, lanes: Sequence[Lane], stop: Stop) -> None:
     """
     free, busy = list(lanes), deque[tuple[Lane, RingBatch]]()
     gone: errors.BrokerGone | None = None
-    while busy or not (stop.is_set() or gone):
-        if free and not (stop.is_set() or gone):
+    while not (ended := gone is not None or stop.is_set()) or busy:
+        if free and not ended:
             patience = busy[0][0].patience() if busy else SLICE_NS
             try:
                 batch = ring.next(patience)
