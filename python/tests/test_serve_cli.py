@@ -152,6 +152,7 @@ def decorated(batch):
         (lambda x: x.sum(), ["--input", "x:f32[2]"], "rows went in"),
         (lambda x: np.array(["yes"] * len(x)), ["--input", "x:f32[2]"], "no tensor's type"),
         (lambda x, y: x, ["--input", "a:f32[2]", "--input", "y:f32[2]"], "takes x, y; the inputs are a, y: .* order, --args a,y"),
+        (lambda x, y=0, **dropped: x, ["--input", "x:f32[2]", "--input", "z:f32[2]"], "takes x, y; the inputs are x, z"),
         (lambda x: x, [], "does not tell its inputs"),
         (lambda x: x, ["--input", "x:f32[<=3]"], "do not vary"),
         (lambda x: x, ["--input", "x:f32[2]", "--method", "guess"], "no method 'guess'"),

@@ -254,6 +254,7 @@ def test_inputs_are_passed_by_their_names(served, make, how):
     [
         (lambda *xs: xs[0], {}, 'it takes arguments without names; the inputs are ids, types, mask: .* order, args="ids,types,mask"'),
         (lambda ids, kinds, mask: ids, {}, "it takes ids, kinds, mask; the inputs are ids, types, mask"),
+        (lambda ids, mask=None, **dropped: ids, {}, "it takes ids, mask; the inputs are ids, types, mask"),
         (lambda *xs: xs[0], {"args": ["ids", "mask"]}, "want each input once"),
         (torch.add, {}, "it takes arguments without names"),
     ],

@@ -16,7 +16,7 @@ class Taken(NamedTuple):
     """The parameters of a function."""
 
     names: list[str]
-    others: bool  # it takes other names, too
+    others: bool  # it takes any name; named parameters beside **kwargs mean that it may drop other names
     known: bool = True
     places: int = 0  # the first ones are passed by position only
 
@@ -33,7 +33,8 @@ def taken_by(function: Callable[..., Any]) -> Taken:
         return Taken([], True, known=False)
     names = [p.name for p in found if p.kind in _NAMED]
     exported = getattr(function, "_in_spec", None)  # a program keeps the places of torch.export
-    return Taken(names, any(p.kind == p.VAR_KEYWORD for p in found), places=exported.children_specs[0].num_children if exported else 0)
+    others = not names and any(p.kind == p.VAR_KEYWORD for p in found)
+    return Taken(names, others, places=exported.children_specs[0].num_children if exported else 0)
 
 
 class Passing(NamedTuple):
