@@ -52,10 +52,13 @@ func loadOn(k *kernel, file string) (m *MLP, err error) {
 		a, err := open(f, left)
 		left -= int64(len(a.Data))
 		switch {
-		case !strings.HasSuffix(name, kind):
+		case !strings.HasSuffix(name, kind) || rank == 1 && name != kind:
 			return nil, fmt.Errorf("%w: array %d is %q, want %q (weights and biases of the layers, in turns)", ErrConfig, i, name, kind)
 		case err != nil:
 			return nil, fmt.Errorf("%s: %w", name, err)
+		case rank == 2 && i > 0 && !inOrder(z.File[i-2].Name, f.Name):
+			return nil, fmt.Errorf("%w: the names do not say whether %s follows %s: number the layers, as in 0.weight, 1.weight", ErrConfig,
+				name, strings.TrimSuffix(z.File[i-2].Name, ".npy"))
 		case a.DType != "f32":
 			return nil, fmt.Errorf("%w: %s is %s, want float32: save w.astype('float32')", ErrConfig, name, a.DType)
 		case len(a.Shape) != rank:
@@ -105,6 +108,18 @@ func open(f *zip.File, limit int64) (npy.Array, error) {
 		return a, err
 	}
 	return a, nil
+}
+
+// inOrder says that layer b follows a: their names differ in numbers alone, or have none.
+func inOrder(a, b string) bool {
+	letters := func(r rune) rune {
+		if r >= '0' && r <= '9' {
+			return -1
+		}
+		return r
+	}
+	x, y := numbers(a), numbers(b)
+	return len(x)+len(y) == 0 || slices.Compare(x, y) < 0 && strings.Map(letters, a) == strings.Map(letters, b)
 }
 
 // numbers are those in a name.

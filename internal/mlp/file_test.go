@@ -69,6 +69,8 @@ func TestAFileThatIsNoNetIsRefusedWithAReason(t *testing.T) {
 		{"1 arrays", []entry{weight}},
 		{`array 1 is "w.weight", want "w.bias"`, []entry{weight, weight}},
 		{`array 0 is "w.bias", want ".weight"`, []entry{bias, bias}},
+		{`array 1 is "10.bias", want "0.bias"`, []entry{{"0.weight", "f32", []int{2, 2}, make([]float32, 4)}, {"10.bias", "f32", []int{2}, make([]float32, 2)}}},
+		{"whether 0.weight follows w.weight", []entry{{"0.weight", "f32", []int{2, 2}, make([]float32, 4)}, {"0.bias", "f32", []int{2}, make([]float32, 2)}, weight, bias}},
 		{"not finite", []entry{weight, {"w.bias", "f32", []int{2}, []float32{0, float32(math.Inf(-1))}}}},
 		{"i32, want float32", []entry{{"w.weight", "i32", []int{2, 2}, make([]float32, 4)}}},
 		{"shape [4], want [out, in]", []entry{{"w.weight", "f32", []int{4}, make([]float32, 4)}}},
