@@ -123,7 +123,8 @@ func (a *Advisor) HoldUntil(since Time) Time {
 // IsLate says whether a request would miss its deadline or the latency goal: if the running batches,
 // full batches of all rows before it, and its own batch are expected to end too late, with the
 // margin of its level. If the queue is empty and a worker idle, it is late only if it has far less
-// time than its batch takes. If no batch ran lately, or too few ever, it is tried.
+// time than its batch takes. If no batch ran lately, or too few ever, it is tried. In the lanes of a worker rows differ in their
+// rounds: such a request is late only if it would begin too late.
 func (a *Advisor) IsLate(now Time, r batcher.Request, q batcher.Queue) bool {
 	a.clients = q.Clients
 	r.Rows = min(sizeOfBatch(&a.settings, r.Rows, r.Rows*r.Cost), a.settings.MaxBatchSize)
@@ -139,9 +140,9 @@ func (a *Advisor) IsLate(now Time, r batcher.Request, q batcher.Queue) bool {
 	if len(lanes) == 0 {
 		return false // when a worker comes is unknown
 	}
-	others := min(a.busy, len(lanes)-1)
+	others, differ := min(a.busy, len(lanes)-1), slices.ContainsFunc(a.workers, func(x worker) bool { return x.Lanes > 1 })
 	if lanes[0] == now && q.Rows == 0 {
-		return s.batches >= young && float64(r.Deadline-now) < s.expected(r.Rows, others)/farOff
+		return !differ && s.batches >= young && float64(r.Deadline-now) < s.expected(r.Rows, others)/farOff
 	}
 	// A full batch has no room for the next request, which has some rows.
 	each := float64(q.Rows+r.Rows) / float64(q.Requests+1)
@@ -151,7 +152,10 @@ func (a *Advisor) IsLate(now Time, r batcher.Request, q batcher.Queue) bool {
 	joining := float64(start-now) / max(1, a.gap)
 	joining += math.Sqrt(joining) // by chance more come than on average
 	rows := float64(max(0, q.Rows-before*full)+r.Rows) + joining*each
-	end := start + Time(s.expected(int(min(rows, float64(a.settings.MaxBatchSize))), others))
+	end := start
+	if !differ {
+		end += Time(s.expected(int(min(rows, float64(a.settings.MaxBatchSize))), others))
+	}
 	return now+Time(a.margins[r.Level]*float64(end-now)) > latest
 }
 
