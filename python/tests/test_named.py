@@ -52,7 +52,7 @@ def test_labels_of_tokens_lose_the_padding_of_their_bucket(socket, form, how):
         outputs="labels:i64[tokens<=16,2] pairs:i64[tokens<=16,tokens<=16]", **how)  # fmt: skip
     def run(batch):
         x = batch.inputs["tokens"]
-        rows = x if batch.ragged else [row[: batch.input_shape(batch.request_of(i), "tokens")[0]] for i, row in enumerate(x)]
+        rows = x if batch.ragged else [row[: batch.input_shape(i, "tokens")[0]] for i, row in enumerate(x)]
         if form == "array" and not batch.ragged:
             return {"labels": np.stack([x, -x], -1), "pairs": x[:, :, None] + x[:, None]}
         y = {"labels": [np.stack([row, -row], -1) for row in rows], "pairs": [row[:, None] + row for row in rows]}

@@ -143,8 +143,11 @@ def _value(kind: str) -> Any:
 
 
 def python_line(name: str, inputs: list[tuple[str, str, list[int]]], at: str) -> str:
-    arrays = ", ".join(
-        f"np.full({tuple(shape)}, 'text')" if kind == "str" else f"np.zeros({tuple(shape)}, {_NUMPY[kind]!r})" for _, kind, shape in inputs)
+    def value(kind: str, shape: list[int]) -> str:
+        text = f"np.full({tuple(shape)}, 'text')" if shape else "'text'"
+        return text if kind == "str" else f"np.zeros({tuple(shape)}, {_NUMPY[kind]!r})"
+
+    arrays = ", ".join(value(kind, shape) for _, kind, shape in inputs)
     where = "" if at == socket_path(None) else f", socket={at!r}"
     return f'python: python3 -c "import numpy as np, ringbatch as rb; print(rb.connect({name!r}{where})({arrays}))"'
 

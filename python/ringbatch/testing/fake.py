@@ -167,7 +167,7 @@ class _Batch:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the batch of a FakeModel has no {name!r}: test this function with ringbatch.testing.running")
 
-    def input_shape(self, i: int, name: str) -> tuple[int, ...]:
+    def input_shape(self, row: int, name: str) -> tuple[int, ...]:
         return self.inputs[name].shape[1:]
 
     def request_of(self, row: int) -> int:

@@ -92,9 +92,9 @@ class Batch(BatchOutputs):
             raise errors.Shape(f"the batch is ragged: the rows of {name!r} have no array in common; inputs[{name!r}] is a list of them")
         return self._life.view(_read_only(self._run(t, i, self._shape(t))))
 
-    def input_shape(self, i: int, name: str) -> tuple[int, ...]:
-        """The true shape of request i's rows; in a bucketed model the array may be larger."""
-        return _find(self._sig.inputs, name).actual(self._b.request[i].dims)
+    def input_shape(self, row: int, name: str) -> tuple[int, ...]:
+        """The true shape of a row; in a bucketed model the array may be larger."""
+        return _find(self._sig.inputs, name).actual(self._b.request[self.request_of(row)].dims)
 
     def _shape(self, t: Tensor) -> tuple[int, ...]:
         """The shape of an input's rows in this batch."""
