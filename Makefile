@@ -37,7 +37,7 @@ demo-page: build ## the page of a broker under load, until Ctrl-C
 # The last steps kill processes by the clock. Chaos, which judges times, runs alone.
 test: downloads ## all checks and tests, as CI runs them
 	@$(MAKE) --no-print-directory -j2 --output-sync=target \
-	  unit python pythons model-check check cuda-check race rl-short interop site envoy-test
+	  unit python pythons model-check check cuda-check race torch-short interop site envoy-test
 	@$(MAKE) --no-print-directory -j2 --output-sync=target onnx-go-test hosts-short
 	@$(MAKE) --no-print-directory chaos-short
 	@echo "all tests passed"

@@ -92,16 +92,17 @@ RL_PYTHON ?= $(CURDIR)/build/rl/bin/python
 RL = PYTHONPATH=$(CURDIR)/python RINGBATCH_LIBRARY=$(CURDIR)/build/c/libringbatch.so RINGBATCH_BINARY=$(CURDIR)/bin/ringbatch
 
 # the adapters with TorchRL, Gymnasium and OpenSpiel, and short runs of their examples
-.PHONY: rl-build rl-short rl-test rl self-play
+.PHONY: rl-build torch-short rl-test rl self-play
 rl-test: rl-build
 	hack/venv.sh build/rl torchrl==0.14.1 open_spiel==2.0.2
 	cd python/tests && $(RL) $(RL_PYTHON) -m pytest -c ../pyproject.toml --rootdir=. --timeout 300 -n 2 --dist loadfile \
 	  test_rl.py test_rl_openspiel.py test_rl_torchrl.py
 
-# examples that need torch, for CI: the actors of Gymnasium, IMPALA, which learns while processes are killed, and atoms
-rl-short: rl-build
-	cd python/tests && $(RL) $(RL_PYTHON) -m pytest -c ../pyproject.toml --rootdir=. --timeout 300 -k 'not impala or learns' \
-	  test_rl.py test_ase.py
+# what needs torch, for CI: modules, packed batches and state, the actors of Gymnasium, IMPALA while processes are killed, and atoms
+torch-short: rl-build
+	cd python/tests && $(RL) $(RL_PYTHON) -m pytest -c ../pyproject.toml --rootdir=. --timeout 300 -n 2 --dist loadfile \
+	  -k '(not impala or learns) and not compiled' \
+	  test_ase.py test_rl.py test_torch.py test_torch_files.py test_torch_odd.py test_torch_trials.py test_packed.py test_lists.py test_state_models.py
 
 rl-build: build
 	$(MAKE) -s -C cbindings BUILD=$(CURDIR)/build/c $(CURDIR)/build/c/libringbatch.so
