@@ -150,6 +150,9 @@ func TestThePolicyChangesWhileTheModelRuns(t *testing.T) {
 			t.Fatalf("a refused set changed something: %v, %v", models, err)
 		}
 	}
+	if out, code := c.run("set", "affine", "idle=3s"); code != 2 || !strings.Contains(out, "idle is a key of the configuration file") {
+		t.Errorf("set idle: status %d\n%s", code, out)
+	}
 	if _, code := c.run("set", "nobody", "wait_time=1ms"); code != 1 {
 		t.Error("set of an unknown model was taken")
 	}
