@@ -28,8 +28,8 @@ func DidYouMean(typed string, names []string) string {
 
 // UnknownKey is the error for a key that is not among the known ones.
 func UnknownKey(name string, known []string) error {
-	near := DidYouMean(name, known)
-	return fmt.Errorf("%w: unknown key %q%s; known are %s", status.ErrInvalid, name, near, strings.Join(slices.Sorted(slices.Values(known)), ", "))
+	near, all := DidYouMean(name, known), strings.Join(slices.Sorted(slices.Values(known)), ", ")
+	return fmt.Errorf("%w: unknown key %q%s; known are %s", status.ErrInvalid, name, near, all)
 }
 
 // distance is the number of letters to change, add or drop to turn a into b.
